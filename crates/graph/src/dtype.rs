@@ -1,0 +1,73 @@
+//! Element types.
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// Element type of a tensor. `Display` is the text syntax (`f32`, `bf16`, …).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    F64,
+    F32,
+    F16,
+    Bf16,
+    I64,
+    I32,
+    U8,
+    Bool,
+}
+
+impl DType {
+    pub const ALL: [DType; 8] =
+        [DType::F64, DType::F32, DType::F16, DType::Bf16, DType::I64, DType::I32, DType::U8, DType::Bool];
+
+    /// Size of one element in bytes.
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::F16 | DType::Bf16 => 2,
+            DType::U8 | DType::Bool => 1,
+        }
+    }
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::Bf16)
+    }
+    pub fn is_int(self) -> bool {
+        matches!(self, DType::I64 | DType::I32 | DType::U8)
+    }
+    /// Type in which arithmetic on this type is done and reductions accumulate: f32 for the half types, else itself.
+    pub fn compute(self) -> DType {
+        match self {
+            DType::F16 | DType::Bf16 => DType::F32,
+            other => other,
+        }
+    }
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
+            DType::I64 => "i64",
+            DType::I32 => "i32",
+            DType::U8 => "u8",
+            DType::Bool => "bool",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for DType {
+    type Err = String;
+    fn from_str(s: &str) -> Result<DType, String> {
+        DType::ALL
+            .into_iter()
+            .find(|d| d.name() == s)
+            .ok_or_else(|| format!("unknown element type `{s}`; known: f64 f32 f16 bf16 i64 i32 u8 bool"))
+    }
+}

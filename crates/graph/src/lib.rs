@@ -1,0 +1,17 @@
+//! The tensor dataflow graph: what a model computes, and nothing about how.
+//!
+//! Takes: nodes built by hand ([`Graph::add`]), by the importer, or by [`text::parse`].
+//! Gives: typed values in topological order, a text form that parses back to the same graph, serde forms.
+//! Never: kernels, devices, costs, I/O.
+pub mod dtype;
+pub mod error;
+pub mod graph;
+pub mod infer;
+pub mod op;
+pub mod tensor;
+
+pub use dtype::DType;
+pub use error::GraphError;
+pub use graph::{Graph, Init, Node, ParamId, ParamInfo, Source, ValueId};
+pub use op::{BinaryOp, CompareOp, FallbackOp, Op, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, UnaryOp};
+pub use tensor::{Tensor, Type};

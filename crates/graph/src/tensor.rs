@@ -1,0 +1,176 @@
+//! Types of values, and tensors as plain host data.
+use crate::DType;
+use serde::{Deserialize, Serialize};
+use std::{fmt, sync::Arc};
+
+/// Element type and shape. `Display` is the text syntax: `f32[8,128]`; rank 0 prints as `f32[]`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Type {
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+}
+
+impl Type {
+    pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Type {
+        Type { dtype, shape: shape.into() }
+    }
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+    /// Number of elements.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+    /// Size in bytes, dense.
+    pub fn bytes(&self) -> usize {
+        self.count() * self.dtype.bytes()
+    }
+    /// Row-major strides in elements.
+    pub fn strides(&self) -> Vec<usize> {
+        let mut strides = vec![1; self.rank()];
+        for i in (1..self.rank()).rev() {
+            strides[i - 1] = strides[i] * self.shape[i].max(1);
+        }
+        strides
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.dtype)?;
+        for (i, d) in self.shape.iter().enumerate() {
+            write!(f, "{}{d}", if i > 0 { "," } else { "" })?;
+        }
+        f.write_str("]")
+    }
+}
+
+impl std::str::FromStr for Type {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Type, String> {
+        let usage = || format!("`{s}` is not a type; write it as f32[8,128]");
+        let (dtype, rest) = s.trim().split_once('[').ok_or_else(usage)?;
+        let dims = rest.strip_suffix(']').ok_or_else(usage)?;
+        let shape = match dims.trim() {
+            "" => vec![],
+            dims => dims.split(',').map(|d| d.trim().parse().map_err(|_| usage())).collect::<Result<_, _>>()?,
+        };
+        let ty = Type { dtype: dtype.trim().parse()?, shape };
+        let limit = ty.shape.iter().try_fold(ty.dtype.bytes(), |n, &d| n.checked_mul(d.max(1)));
+        if limit.is_none_or(|n| n > 1 << 46) { Err(format!("`{s}` is too large")) } else { Ok(ty) }
+    }
+}
+
+/// A dense row-major tensor in host memory, 64-byte aligned. Cheap to clone (shared, copied on write).
+#[derive(Clone)]
+pub struct Tensor {
+    pub ty: Type,
+    data: Arc<Vec<Chunk>>,
+}
+
+/// Unit of allocation: keeps the data aligned for vector loads.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Chunk([u8; 64]);
+
+impl Tensor {
+    /// All bytes zero.
+    pub fn zeros(ty: Type) -> Tensor {
+        let chunks = ty.bytes().div_ceil(64);
+        Tensor { ty, data: Arc::new(vec![Chunk([0; 64]); chunks]) }
+    }
+    /// From row-major bytes. `None` if the length is not the type's.
+    pub fn from_bytes(ty: Type, bytes: &[u8]) -> Option<Tensor> {
+        if bytes.len() != ty.bytes() {
+            return None;
+        }
+        let mut t = Tensor::zeros(ty);
+        t.bytes_mut().copy_from_slice(bytes);
+        Some(t)
+    }
+    /// From f64 values, converted to `dtype` (saturating for integers; nonzero is true).
+    pub fn from_f64(ty: Type, values: impl IntoIterator<Item = f64>) -> Tensor {
+        let mut t = Tensor::zeros(ty);
+        for (i, v) in values.into_iter().take(t.ty.count()).enumerate() {
+            t.set_f64(i, v);
+        }
+        t
+    }
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: a chunk is 64 plain bytes, and the vector holds at least `ty.bytes()` of them.
+        unsafe { std::slice::from_raw_parts(self.data.as_ptr().cast(), self.ty.bytes()) }
+    }
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let n = self.ty.bytes();
+        let data = Arc::make_mut(&mut self.data);
+        // SAFETY: as in `bytes`; `make_mut` gives unique access.
+        unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), n) }
+    }
+    /// Elements as a typed slice; `None` if `T`'s size is not the dtype's.
+    pub fn as_slice<T: bytemuck::Pod>(&self) -> Option<&[T]> {
+        (size_of::<T>() == self.ty.dtype.bytes()).then(|| bytemuck::cast_slice(self.bytes()))
+    }
+    pub fn as_mut_slice<T: bytemuck::Pod>(&mut self) -> Option<&mut [T]> {
+        (size_of::<T>() == self.ty.dtype.bytes()).then(|| bytemuck::cast_slice_mut(self.bytes_mut()))
+    }
+    /// Element `i` (row-major) as f64. Integers over 2^53 lose precision.
+    pub fn get_f64(&self, i: usize) -> f64 {
+        let b = &self.bytes()[i * self.ty.dtype.bytes()..];
+        match self.ty.dtype {
+            DType::F64 => bytemuck::pod_read_unaligned(&b[..8]),
+            DType::F32 => f64::from(bytemuck::pod_read_unaligned::<f32>(&b[..4])),
+            DType::F16 => bytemuck::pod_read_unaligned::<half::f16>(&b[..2]).to_f64(),
+            DType::Bf16 => bytemuck::pod_read_unaligned::<half::bf16>(&b[..2]).to_f64(),
+            DType::I64 => bytemuck::pod_read_unaligned::<i64>(&b[..8]) as f64,
+            DType::I32 => f64::from(bytemuck::pod_read_unaligned::<i32>(&b[..4])),
+            DType::U8 | DType::Bool => f64::from(b[0]),
+        }
+    }
+    /// Element `i` as i64 (floats truncate toward zero).
+    pub fn get_i64(&self, i: usize) -> i64 {
+        match self.ty.dtype {
+            DType::I64 => bytemuck::pod_read_unaligned(&self.bytes()[i * 8..i * 8 + 8]),
+            _ => self.get_f64(i) as i64,
+        }
+    }
+    pub fn set_f64(&mut self, i: usize, v: f64) {
+        let (dtype, size) = (self.ty.dtype, self.ty.dtype.bytes());
+        let b = &mut self.bytes_mut()[i * size..(i + 1) * size];
+        match dtype {
+            DType::F64 => b.copy_from_slice(&v.to_le_bytes()),
+            DType::F32 => b.copy_from_slice(&(v as f32).to_le_bytes()),
+            DType::F16 => b.copy_from_slice(&half::f16::from_f64(v).to_le_bytes()),
+            DType::Bf16 => b.copy_from_slice(&half::bf16::from_f64(v).to_le_bytes()),
+            DType::I64 => b.copy_from_slice(&(v as i64).to_le_bytes()),
+            DType::I32 => b.copy_from_slice(&(v as i32).to_le_bytes()),
+            DType::U8 => b[0] = v as i64 as u8,
+            DType::Bool => b[0] = u8::from(v != 0.0),
+        }
+    }
+    pub fn set_i64(&mut self, i: usize, v: i64) {
+        match self.ty.dtype {
+            DType::I64 => self.bytes_mut()[i * 8..i * 8 + 8].copy_from_slice(&v.to_le_bytes()),
+            DType::I32 => self.bytes_mut()[i * 4..i * 4 + 4].copy_from_slice(&(v as i32).to_le_bytes()),
+            DType::U8 => self.bytes_mut()[i] = v as u8,
+            _ => self.set_f64(i, v as f64),
+        }
+    }
+    pub fn to_f64_vec(&self) -> Vec<f64> {
+        (0..self.ty.count()).map(|i| self.get_f64(i)).collect()
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({}, ", self.ty)?;
+        f.debug_list().entries((0..self.ty.count().min(8)).map(|i| self.get_f64(i))).finish()?;
+        f.write_str(if self.ty.count() > 8 { "…)" } else { ")" })
+    }
+}
+
+impl PartialEq for Tensor {
+    /// Bitwise.
+    fn eq(&self, o: &Tensor) -> bool {
+        self.ty == o.ty && self.bytes() == o.bytes()
+    }
+}

@@ -1,0 +1,1 @@
+//! Finds libtorch and the plugin at run time.
