@@ -1,1 +1,219 @@
-//! plan
+//! The plan: which kernels compute a graph, over which buffers, and the reason for each. Plain data.
+//!
+//! A kernel's body is itself a [`Graph`]: its inputs are the buffers read, its outputs the buffers written. So a plan can be
+//! interpreted, printed and compared with nothing but the graph crate's means.
+//! Never: how a kernel is lowered, launched or timed.
+pub mod text;
+pub mod verify;
+
+use kiln_graph::{DType, Graph, ParamId, Type};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Index into [`Plan::buffers`]. `Display` is the text syntax (`b3`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct BufferId(pub u32);
+impl fmt::Display for BufferId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "b{}", self.0)
+    }
+}
+
+/// What a buffer holds. All buffers are dense and row-major.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BufferKind {
+    /// The n-th input of the graph.
+    Input(u32),
+    Param(ParamId),
+    /// Computed from parameters only, once at load time.
+    Frozen,
+    /// Computed in a run. Outputs are temporaries that [`Plan::outputs`] names.
+    Temp,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Buffer {
+    pub ty: Type,
+    pub kind: BufferKind,
+}
+
+/// The family a kernel is lowered by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelKind {
+    /// Any DAG of pointwise ops, views, gathers, concatenations and pads over one iteration space.
+    Pointwise,
+    /// Reductions that share their rows, with pointwise work before, between and after.
+    Reduction,
+    Scan,
+    /// One matrix product with prologue views and an epilogue.
+    Gemm,
+    Attention,
+    Conv,
+    Pool,
+    Scatter,
+    /// Run by libtorch.
+    Fallback,
+}
+impl KernelKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            KernelKind::Pointwise => "pointwise",
+            KernelKind::Reduction => "reduction",
+            KernelKind::Scan => "scan",
+            KernelKind::Gemm => "gemm",
+            KernelKind::Attention => "attention",
+            KernelKind::Conv => "conv",
+            KernelKind::Pool => "pool",
+            KernelKind::Scatter => "scatter",
+            KernelKind::Fallback => "fallback",
+        }
+    }
+}
+
+/// Predicted work and time of one launch of a kernel.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Cost {
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    /// Floating-point operations on matrix units (2·M·N·K).
+    pub matrix_flops: u64,
+    /// Other arithmetic, weighted (a transcendental counts as 8).
+    pub other_flops: u64,
+    pub us: f64,
+}
+impl Cost {
+    pub fn bytes(&self) -> u64 {
+        self.bytes_read + self.bytes_written
+    }
+    pub fn flops(&self) -> u64 {
+        self.matrix_flops + self.other_flops
+    }
+}
+
+/// Why a kernel is as it is.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Reason {
+    /// Rewrite rules whose result is part of the body, by name, sorted.
+    pub rules: Vec<String>,
+    /// The next best way to compute the same outputs, and its predicted microseconds.
+    pub alternative: Option<Alternative>,
+    /// What stopped the kernel from growing: neighbour and named legality fact or cost.
+    pub stops: Vec<Stop>,
+}
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Alternative {
+    /// As `split before softmax (2 kernels)`.
+    pub what: String,
+    pub us: f64,
+}
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Stop {
+    /// Name of the neighbouring kernel.
+    pub kernel: String,
+    /// As `two anchors`, `rows differ`, `row wider than a tile`, `no gain: 12.1 us together, 11.8 us apart`.
+    pub why: String,
+}
+
+/// How results may differ from the graph as written.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Numerics {
+    /// Same operations in the same precision.
+    Exact,
+    /// Sums and products may be regrouped.
+    #[default]
+    Reassociates,
+    Approximates,
+}
+
+/// When a kernel runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Once, when parameters are loaded.
+    Load,
+    Run,
+}
+
+/// One kernel: one launch, as far as the plan is concerned.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Kernel {
+    /// Unique in the plan, made of what it does: `softmax_3`, `gemm_gelu_7`.
+    pub name: String,
+    pub kind: KernelKind,
+    pub stage: Stage,
+    /// Inputs and outputs correspond to `inputs` and `outputs`; has no parameters of its own. Contains no dead values.
+    pub body: Graph,
+    pub inputs: Vec<BufferId>,
+    pub outputs: Vec<BufferId>,
+    pub cost: Cost,
+    pub reason: Reason,
+}
+
+/// What the e-graph and the planner did.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Search {
+    pub iterations: usize,
+    pub enodes_before: usize,
+    pub enodes_after: usize,
+    /// `saturated`, `node limit`, `iteration limit`.
+    pub stopped: String,
+    pub candidates: usize,
+    pub greedy_us: f64,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Plan {
+    pub name: String,
+    /// Name of the machine description it was made for.
+    pub machine: String,
+    pub numerics: Numerics,
+    pub buffers: Vec<Buffer>,
+    /// In launch order.
+    pub kernels: Vec<Kernel>,
+    /// Buffers of the graph's outputs, in order. May repeat, and may be inputs, parameters or frozen buffers.
+    pub outputs: Vec<BufferId>,
+    pub search: Search,
+    /// No plan of this graph can take less on this machine.
+    pub lower_bound_us: f64,
+}
+
+impl Plan {
+    pub fn buffer(&self, b: BufferId) -> &Buffer {
+        &self.buffers[b.0 as usize]
+    }
+    /// Sum over the kernels of a run.
+    pub fn predicted_us(&self) -> f64 {
+        self.kernels.iter().filter(|k| k.stage == Stage::Run).map(|k| k.cost.us).sum()
+    }
+}
+
+/// What a machine can do; rates as measured, not from data sheets. Plain data (`machines/*.json`).
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Machine {
+    pub name: String,
+    /// Bytes per second of a large copy, read plus written.
+    pub bandwidth: f64,
+    /// Matrix-product flops per second by dtype (`f32` entry is the default for others).
+    pub matrix: Vec<(DType, f64)>,
+    /// Other flops per second (f32).
+    pub alu: f64,
+    /// Seconds per launch.
+    pub launch: f64,
+    /// Bytes on chip that can hold a row for one block.
+    pub on_chip: u64,
+    /// Columns of a matrix product's tile: a row no wider can be reduced in its epilogue.
+    pub tile: usize,
+    /// Factor on a product's time when arithmetic on an operand takes it off the fast copy path.
+    pub prologue: f64,
+    /// Whether GPU-only templates (flash attention in one kernel, …) exist.
+    pub gpu: bool,
+}
+impl Machine {
+    pub fn matrix_rate(&self, dtype: DType) -> f64 {
+        let find = |d| self.matrix.iter().find(|m| m.0 == d).map(|m| m.1);
+        find(dtype).or_else(|| find(DType::F32)).unwrap_or(self.alu)
+    }
+}
