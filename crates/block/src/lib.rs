@@ -1,1 +1,24 @@
-//! block
+//! Block IR: kernels as programs over blocks. A grid of instances, each working on small dense blocks; no threads in sight.
+//!
+//! Upper level: what is computed (`program_id`, `iota`, `load`, pointwise ops, `reduce`, `scan`, `dot`, `for`, `if`). Lower
+//! level: how, on a GPU (layouts, shared tiles, asynchronous copies, barriers, `wgmma` tokens, roles). Passes take the first
+//! to the second; host code is generated from the first.
+//! Takes: programs made by [`builder::Builder`] or [`text::parse`]. Gives: verified programs, text, analyses.
+//! Never: tensors, graphs, devices, LLVM.
+pub mod analysis;
+pub mod builder;
+pub mod error;
+pub mod ir;
+pub mod layout;
+pub mod ops;
+pub mod passes;
+pub mod text;
+pub mod types;
+pub mod verify;
+
+pub use builder::Builder;
+pub use error::BlockError;
+pub use ir::{Inst, InstData, Kernel, Param, Region, Value, ValueData};
+pub use layout::Layout;
+pub use ops::{BinaryOp, CmpOp, Const, DotPrecision, Op, ReduceOp, Role, ScanOp, UnaryOp};
+pub use types::{Elem, Swizzle, Type};

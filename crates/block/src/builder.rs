@@ -1,0 +1,203 @@
+//! Builds a kernel instruction by instruction; result types follow from the operands.
+use crate::{BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, Op, Param, ReduceOp, Region, ScanOp, Type, UnaryOp, Value};
+
+/// Open regions, innermost last; instructions go to the innermost. Shapes are checked by the verifier, not here: a wrong
+/// program is built and then refused.
+pub struct Builder {
+    kernel: Kernel,
+    open: Vec<Region>,
+}
+
+impl Builder {
+    pub fn new(name: impl Into<String>, grid: [usize; 3], warps: usize) -> Builder {
+        Builder {
+            kernel: Kernel { name: name.into(), grid, warps, cluster: 1, ..Kernel::default() },
+            open: vec![Region::default()],
+        }
+    }
+    /// A pointer parameter.
+    pub fn param(&mut self, name: impl Into<String>, elem: Elem, readonly: bool) -> Value {
+        let value = self.kernel.new_value(Type::ptr(elem, []));
+        self.kernel.params.push(Param { name: name.into(), value, align: 16, readonly });
+        value
+    }
+    pub fn ty(&self, v: Value) -> &Type {
+        self.kernel.ty(v)
+    }
+    pub fn shape(&self, v: Value) -> Vec<usize> {
+        self.kernel.ty(v).shape().to_vec()
+    }
+    pub fn elem(&self, v: Value) -> Option<Elem> {
+        self.kernel.ty(v).elem()
+    }
+    /// Appends an instruction with the results' types given.
+    pub fn inst(&mut self, op: Op, args: &[Value], results: &[Type], regions: Vec<Region>) -> Vec<Value> {
+        let results: Vec<Value> = results.iter().map(|t| self.kernel.new_value(t.clone())).collect();
+        let i = self.kernel.new_inst(InstData { op, args: args.to_vec(), results: results.clone(), regions });
+        if let Some(r) = self.open.last_mut() {
+            r.insts.push(i);
+        }
+        results
+    }
+    fn one(&mut self, op: Op, args: &[Value], ty: Type) -> Value {
+        self.inst(op, args, &[ty], vec![])[0]
+    }
+
+    pub fn constant(&mut self, ty: Type, value: Const) -> Value {
+        self.one(Op::Const(value), &[], ty)
+    }
+    pub fn i32(&mut self, v: i64) -> Value {
+        self.constant(Type::scalar(Elem::I32), Const::Int(v))
+    }
+    pub fn program_id(&mut self, axis: u8) -> Value {
+        self.one(Op::ProgramId(axis), &[], Type::scalar(Elem::I32))
+    }
+    pub fn num_programs(&mut self, axis: u8) -> Value {
+        self.one(Op::NumPrograms(axis), &[], Type::scalar(Elem::I32))
+    }
+    pub fn iota(&mut self, n: usize) -> Value {
+        self.one(Op::Iota, &[], Type::block(Elem::I32, [n]))
+    }
+    /// Scalar to block; the same value if the shape is empty.
+    pub fn splat(&mut self, v: Value, shape: &[usize]) -> Value {
+        if shape.is_empty() {
+            return v;
+        }
+        let ty = self.ty(v).with_shape(shape);
+        self.one(Op::Splat, &[v], ty)
+    }
+    pub fn expand_dims(&mut self, v: Value, axis: usize) -> Value {
+        let mut shape = self.shape(v);
+        shape.insert(axis.min(shape.len()), 1);
+        let ty = self.ty(v).with_shape(shape);
+        self.one(Op::ExpandDims(axis as u8), &[v], ty)
+    }
+    /// To `shape` by any of splat, expand_dims in front and broadcast; the same value if it has the shape already.
+    pub fn broadcast_to(&mut self, mut v: Value, shape: &[usize]) -> Value {
+        if self.ty(v).is_scalar() {
+            return self.splat(v, shape);
+        }
+        while self.shape(v).len() < shape.len() {
+            v = self.expand_dims(v, 0);
+        }
+        if self.shape(v) == shape {
+            return v;
+        }
+        let ty = self.ty(v).with_shape(shape);
+        self.one(Op::Broadcast, &[v], ty)
+    }
+    pub fn reshape(&mut self, v: Value, shape: &[usize]) -> Value {
+        let ty = self.ty(v).with_shape(shape);
+        self.one(Op::Reshape, &[v], ty)
+    }
+    pub fn permute(&mut self, v: Value, perm: &[u8]) -> Value {
+        let old = self.shape(v);
+        let ty = self.ty(v).with_shape(perm.iter().map(|&p| old[p as usize]).collect::<Vec<_>>());
+        self.one(Op::Permute(perm.to_vec()), &[v], ty)
+    }
+    pub fn unary(&mut self, op: UnaryOp, v: Value) -> Value {
+        let ty = match op {
+            UnaryOp::IsNan | UnaryOp::IsInf => Type::block(Elem::Bool, self.shape(v)),
+            _ => self.ty(v).clone(),
+        };
+        self.one(Op::Unary(op), &[v], ty)
+    }
+    /// Operands are broadcast to each other's shape.
+    pub fn binary(&mut self, op: BinaryOp, a: Value, b: Value) -> Value {
+        let (a, b) = self.together(a, b);
+        let ty = self.ty(a).clone();
+        self.one(Op::Binary(op), &[a, b], ty)
+    }
+    pub fn cmp(&mut self, op: CmpOp, a: Value, b: Value) -> Value {
+        let (a, b) = self.together(a, b);
+        let ty = Type::block(Elem::Bool, self.shape(a));
+        self.one(Op::Cmp(op), &[a, b], ty)
+    }
+    pub fn select(&mut self, c: Value, a: Value, b: Value) -> Value {
+        let (a, b) = self.together(a, b);
+        let (c, a) = self.together(c, a);
+        let (a, b) = self.together(a, b);
+        let ty = self.ty(a).clone();
+        self.one(Op::Select, &[c, a, b], ty)
+    }
+    fn together(&mut self, a: Value, b: Value) -> (Value, Value) {
+        let (x, y) = (self.shape(a), self.shape(b));
+        if x == y {
+            return (a, b);
+        }
+        let n = x.len().max(y.len());
+        let at = |s: &[usize], i: usize| if i + s.len() >= n { s[i + s.len() - n] } else { 1 };
+        let shape: Vec<usize> = (0..n).map(|i| if at(&x, i) == 1 { at(&y, i) } else { at(&x, i) }).collect();
+        (self.broadcast_to(a, &shape), self.broadcast_to(b, &shape))
+    }
+    /// The same value if it has the type already.
+    pub fn cast(&mut self, v: Value, to: Elem) -> Value {
+        if self.elem(v) == Some(to) {
+            return v;
+        }
+        let ty = Type::block(to, self.shape(v));
+        self.one(Op::Cast(to), &[v], ty)
+    }
+    /// Pointer and offset are broadcast to each other.
+    pub fn ptr_add(&mut self, p: Value, offset: Value) -> Value {
+        let (p, offset) = self.together(p, offset);
+        let ty = self.ty(p).clone();
+        self.one(Op::PtrAdd, &[p, offset], ty)
+    }
+    pub fn load(&mut self, p: Value, mask: Option<Value>, other: Option<Value>) -> Value {
+        let shape = self.shape(p);
+        let mut args = vec![p];
+        for v in [mask, other].into_iter().flatten() {
+            args.push(self.broadcast_to(v, &shape));
+        }
+        let ty = Type::block(self.elem(p).unwrap_or(Elem::F32), shape);
+        self.one(Op::Load, &args, ty)
+    }
+    pub fn store(&mut self, p: Value, v: Value, mask: Option<Value>) {
+        let shape = self.shape(p);
+        let mut args = vec![p, self.broadcast_to(v, &shape)];
+        if let Some(m) = mask {
+            args.push(self.broadcast_to(m, &shape));
+        }
+        self.inst(Op::Store, &args, &[], vec![]);
+    }
+    pub fn reduce(&mut self, op: ReduceOp, v: Value, axis: usize) -> Value {
+        let mut shape = self.shape(v);
+        shape.remove(axis);
+        let elem = match op {
+            ReduceOp::ArgMax | ReduceOp::ArgMin => Elem::I32,
+            _ => self.elem(v).unwrap_or(Elem::F32),
+        };
+        self.one(Op::Reduce { op, axis: axis as u8 }, &[v], Type::block(elem, shape))
+    }
+    pub fn scan(&mut self, op: ScanOp, v: Value, axis: usize) -> Value {
+        let ty = self.ty(v).clone();
+        self.one(Op::Scan { op, axis: axis as u8 }, &[v], ty)
+    }
+    pub fn dot(&mut self, a: Value, b: Value, acc: Value, precision: DotPrecision) -> Value {
+        let ty = self.ty(acc).clone();
+        self.one(Op::Dot { precision }, &[a, b, acc], ty)
+    }
+    /// `for index in lo..hi step { carried = body(index, carried) }`; gives the last carried values.
+    pub fn for_loop(
+        &mut self,
+        [lo, hi, step]: [Value; 3],
+        carried: &[Value],
+        body: impl FnOnce(&mut Builder, Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let types: Vec<Type> = carried.iter().map(|v| self.ty(*v).clone()).collect();
+        let index = self.kernel.new_value(Type::scalar(Elem::I32));
+        let inner: Vec<Value> = types.iter().map(|t| self.kernel.new_value(t.clone())).collect();
+        let params = std::iter::once(index).chain(inner.iter().copied()).collect();
+        self.open.push(Region { params, insts: vec![] });
+        let next = body(self, index, &inner);
+        self.inst(Op::Yield, &next, &[], vec![]);
+        let region = self.open.pop().unwrap_or_default();
+        let args: Vec<Value> = [lo, hi, step].into_iter().chain(carried.iter().copied()).collect();
+        self.inst(Op::For, &args, &types, vec![region])
+    }
+    pub fn finish(mut self) -> Kernel {
+        self.kernel.body = self.open.pop().unwrap_or_default();
+        self.kernel
+    }
+}

@@ -1,0 +1,240 @@
+//! The ops. Operand order is in each op's doc; result types follow [`crate::verify`]'s rules.
+use crate::types::Elem;
+use serde::{Deserialize, Serialize};
+
+/// A constant's value; equality by bits.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Const {
+    Float(f64),
+    Int(i64),
+    Bool(bool),
+}
+impl PartialEq for Const {
+    fn eq(&self, o: &Const) -> bool {
+        match (self, o) {
+            (Const::Float(a), Const::Float(b)) => a.to_bits() == b.to_bits(),
+            (Const::Int(a), Const::Int(b)) => a == b,
+            (Const::Bool(a), Const::Bool(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+impl Eq for Const {}
+
+/// Pointwise, one operand; result type is the operand's but for `IsNan` and `IsInf` (bool). Floats unless said.
+/// f16 and bf16 operands are computed in f32 and rounded once.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnaryOp {
+    /// Floats and integers.
+    Neg,
+    Abs,
+    /// Bitwise for integers, logical for bool.
+    Not,
+    Exp,
+    Exp2,
+    Expm1,
+    Log,
+    Log2,
+    Log10,
+    Log1p,
+    Sqrt,
+    Rsqrt,
+    Sin,
+    Cos,
+    Tan,
+    Asin,
+    Acos,
+    Atan,
+    Sinh,
+    Cosh,
+    Tanh,
+    Erf,
+    Floor,
+    Ceil,
+    /// Ties to even.
+    Round,
+    Trunc,
+    IsNan,
+    IsInf,
+}
+
+/// Pointwise, two operands of one type.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BinaryOp {
+    Add,
+    Sub,
+    Mul,
+    /// Floats: IEEE. Integers: truncating; division by zero gives 0.
+    Div,
+    /// Truncated remainder (sign of the dividend); integers by zero give 0.
+    Rem,
+    /// NaN if either is NaN.
+    Max,
+    Min,
+    Pow,
+    Atan2,
+    /// Bitwise (integers), logical (bool).
+    And,
+    Or,
+    Xor,
+    Shl,
+    /// Arithmetic for signed, logical for U8.
+    Shr,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CmpOp {
+    Eq,
+    /// True if either is NaN; the others are false then.
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceOp {
+    Sum,
+    Prod,
+    /// NaN if any is NaN.
+    Max,
+    Min,
+    /// Bool and integers.
+    And,
+    Or,
+    /// Index (i32) of the first of the largest; NaN counts as largest.
+    ArgMax,
+    ArgMin,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScanOp {
+    Sum,
+    Prod,
+    Max,
+}
+
+/// Precision of f32 products (others are exact to their type, accumulating in f32, or f64 for f64).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DotPrecision {
+    #[default]
+    Exact,
+    Tf32,
+    Tf32x3,
+}
+
+/// A group of warps with a job of its own, in `roles`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Role {
+    /// As `producer`, `consumer`.
+    pub name: String,
+    pub warps: usize,
+    /// Registers per thread (`setmaxnreg`); 0 leaves them.
+    pub registers: usize,
+}
+
+/// An operation. `r` regions are named where an op has them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    // ---- Upper level: what is computed ----
+    /// A constant of the result's type, the same in every element.
+    Const(Const),
+    /// i32: this instance's position in the grid along `axis` (0..3).
+    ProgramId(u8),
+    /// i32: size of the grid.
+    NumPrograms(u8),
+    /// `i32[n]`: 0, 1, …, n-1.
+    Iota,
+    /// Scalar to block.
+    Splat,
+    /// Axes of size 1 are repeated to the result's shape (same rank).
+    Broadcast,
+    /// Inserts an axis of size 1.
+    ExpandDims(u8),
+    /// Same elements in row-major order.
+    Reshape,
+    /// Result axis i is operand axis perm[i].
+    Permute(Vec<u8>),
+    Unary(UnaryOp),
+    Binary(BinaryOp),
+    /// Result bool.
+    Cmp(CmpOp),
+    /// Condition (bool, same shape), if true, if false.
+    Select,
+    /// Value conversion; to nearest even; float to integer truncates, saturating; to bool: nonzero.
+    Cast(Elem),
+    /// Pointer (block), offset in elements (i32 or i64, same shape).
+    PtrAdd,
+    /// Pointer, then mask (bool), then value where the mask is false (without it: 0).
+    Load,
+    /// Pointer, value, then mask. Where instances or elements overlap, all must write the same value.
+    Store,
+    /// Drops `axis`.
+    Reduce { op: ReduceOp, axis: u8 },
+    /// Inclusive, keeps the shape.
+    Scan { op: ScanOp, axis: u8 },
+    /// a `[M,K]`, b `[K,N]`, accumulator `[M,N]` (f32; f64 for f64; i32 for u8).
+    Dot { precision: DotPrecision },
+    /// Lower bound, upper bound, step (i32 scalars, step > 0), then initial values of the carried values. One region: its
+    /// parameters are the index and the carried values; it ends in `yield` of their next values. Results: the last ones.
+    For,
+    /// Condition (bool scalar). Two regions (then, else), without parameters; results are what they yield.
+    If,
+    /// Ends a region.
+    Yield,
+    /// Descriptor, then one i32 start per axis: the tile, zeros outside.
+    TileLoad,
+    /// Descriptor, value, starts. Elements outside are dropped.
+    TileStore,
+
+    // ---- Lower level: how ----
+    /// The same block in the result's layout.
+    ConvertLayout,
+    /// A shared tile (type in the result).
+    AllocShared,
+    /// Shared tile, stage (i32), value: synchronous store.
+    SharedStore,
+    /// Shared tile, stage: synchronous load.
+    SharedLoad,
+    /// Shared tile, stage, pointer block, then mask: `cp.async`, zero-filled outside the mask.
+    AsyncCopy,
+    /// Closes a group of asynchronous copies.
+    AsyncCommit,
+    /// Waits until at most `pending` groups are in flight.
+    AsyncWait { pending: u8 },
+    /// All warps of the instance (or of the role).
+    Sync,
+    /// Barriers in shared memory (type in the result), initialised.
+    AllocBarriers,
+    /// Barrier, stage, bytes: arrive and expect bytes of asynchronous copies.
+    BarrierExpect { bytes: u32 },
+    /// Barrier, stage; `multicast`: in every block of the cluster.
+    BarrierArrive { multicast: bool },
+    /// Barrier, stage, phase (i32).
+    BarrierWait,
+    /// Shared tile, stage, descriptor, barrier, starts…: tensor-map load, completing on the barrier's stage.
+    TmaLoad { multicast: bool },
+    /// Descriptor, shared tile, stage, starts….
+    TmaStore,
+    /// Waits until at most `pending` stores still read shared memory.
+    TmaStoreWait { pending: u8 },
+    /// Makes generic writes to shared memory visible to tensor-map copies and `wgmma`.
+    FenceAsync,
+    /// Shared tile of a, its stage, shared tile of b, its stage, token or block to add to: token.
+    Wgmma { transpose_b: bool },
+    WgmmaCommit,
+    /// Token: block, once at most `pending` groups are in flight.
+    WgmmaWait { pending: u8 },
+    /// One region a role; all run at once, each on its own warps.
+    Roles(Vec<Role>),
+    /// Barrier of all blocks in the cluster.
+    ClusterSync,
+}
