@@ -1,5 +1,5 @@
 //! The graph itself: a petgraph DAG whose node weights are ops with their types; edges carry the operand position.
-use crate::{DType, GraphError, Op, Scalar, Tensor, Type, infer};
+use crate::{DType, GraphError, Op, Scalar, Tensor, Type, infer, verify};
 use petgraph::{
     Direction,
     graph::{DiGraph, NodeIndex},
@@ -33,7 +33,10 @@ pub enum Init {
     /// Supplied beside the graph, in the order of the parameters.
     External,
     /// Normal(0, scale²) from a fixed generator seeded by the parameter's index and `seed` (integers: uniform in 0..scale).
-    Random { seed: u64, scale: Scalar },
+    Random {
+        seed: u64,
+        scale: Scalar,
+    },
     Fill(Scalar),
     /// Written out, row-major.
     Data(Vec<Scalar>),
@@ -83,13 +86,22 @@ impl Graph {
 
     /// Adds an op whose result type follows from its operands.
     pub fn add(&mut self, op: Op, args: &[ValueId]) -> Result<ValueId, GraphError> {
+        match self.result_type(&op, args) {
+            Ok(ty) => Ok(self.push(op, ty, args)),
+            Err(what) => {
+                Err(GraphError::Operand { value: ValueId(self.len() as u32), op: op.name().to_string(), what })
+            }
+        }
+    }
+    fn result_type(&self, op: &Op, args: &[ValueId]) -> Result<Type, String> {
+        if let Some(v) = args.iter().find(|v| v.0 as usize >= self.len()) {
+            return Err(format!("operand {v} does not exist"));
+        }
+        if let (Op::Result(i), [of]) = (op, args) {
+            return verify::fallback_result(self, *of, *i);
+        }
         let types: Vec<&Type> = args.iter().map(|a| self.ty(*a)).collect();
-        let ty = infer::infer(&op, &types).map_err(|what| GraphError::Operand {
-            value: ValueId(self.len() as u32),
-            op: format!("{op:?}"),
-            what,
-        })?;
-        Ok(self.push(op, ty, args))
+        infer::infer(op, &types)
     }
     /// Adds a node with a stated type (leaves; the parser, which verifies afterwards).
     pub fn push(&mut self, op: Op, ty: Type, args: &[ValueId]) -> ValueId {
@@ -109,9 +121,10 @@ impl Graph {
         self.params.push(ParamInfo { name: name.into(), ty: ty.clone(), init });
         self.push(Op::Param(id), ty, &[])
     }
-    /// A scalar constant of rank 0.
+    /// A scalar constant of rank 0. A value of another kind is converted where nothing is lost (`2` to a float, `2.0` to
+    /// an integer, a bool to either); else it stays as it is, and the verifier refuses it.
     pub fn constant(&mut self, dtype: DType, value: Scalar) -> ValueId {
-        self.push(Op::Const(value), Type::new(dtype, []), &[])
+        self.push(Op::Const(value.for_dtype(dtype)), Type::new(dtype, []), &[])
     }
     pub fn set_source(&mut self, v: ValueId, source: Source) {
         self.dag[NodeIndex::new(v.0 as usize)].source = source;
@@ -160,16 +173,43 @@ impl Graph {
         users.dedup();
         users
     }
+    /// Checks every invariant listed in [`crate::verify`].
+    pub fn verify(&self) -> Result<(), GraphError> {
+        verify::verify(self)
+    }
+    /// JSON form. Fails only if a graph holds what JSON cannot (it cannot).
+    pub fn to_json(&self) -> Result<String, GraphError> {
+        serde_json::to_string(self).map_err(json_error)
+    }
+    /// From the JSON form; the graph is verified, so hostile text ends here.
+    pub fn from_json(text: &str) -> Result<Graph, GraphError> {
+        let g: Graph = serde_json::from_str(text).map_err(json_error)?;
+        g.verify()?;
+        Ok(g)
+    }
     /// The petgraph underneath, for its algorithms.
     pub fn dag(&self) -> &DiGraph<Node, u32> {
         &self.dag
     }
 }
 
+/// Node for node: names, types, operands, sources, inputs, outputs, parameters.
+impl PartialEq for Graph {
+    fn eq(&self, o: &Graph) -> bool {
+        (&self.name, &self.inputs, &self.outputs, &self.params) == (&o.name, &o.inputs, &o.outputs, &o.params)
+            && self.len() == o.len()
+            && self.values().all(|v| self.node(v) == o.node(v) && self.args(v) == o.args(v))
+    }
+}
+
+fn json_error(e: serde_json::Error) -> GraphError {
+    GraphError::Parse { line: e.line(), column: e.column(), what: e.to_string() }
+}
+
 /// Parameter data beside a graph, in the order of [`Graph::params`].
 pub type ParamData = Vec<Tensor>;
 
-/// Floats in JSON: a number, or the strings "nan", "inf", "-inf".
+/// Floats in JSON: a number, or a string: "inf", "-inf", "nan", or a NaN of other bits as "nan:7ff8000000000001".
 pub(crate) mod float_text {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -180,12 +220,34 @@ pub(crate) mod float_text {
         Text(String),
     }
     pub fn serialize<S: Serializer>(v: &f64, s: S) -> Result<S::Ok, S::Error> {
-        if v.is_finite() { s.serialize_f64(*v) } else { s.serialize_str(&v.to_string().to_lowercase()) }
+        if v.is_finite() { s.serialize_f64(*v) } else { s.serialize_str(&special(*v)) }
     }
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
         match Form::deserialize(d)? {
             Form::Number(v) => Ok(v),
-            Form::Text(t) => t.parse().map_err(D::Error::custom),
+            Form::Text(t) => {
+                parse_special(&t).ok_or_else(|| D::Error::custom(format!("`{t}` is not a number, inf, -inf or nan")))
+            }
+        }
+    }
+    /// Text of an infinity or a NaN.
+    pub fn special(v: f64) -> String {
+        match v.to_bits() {
+            _ if v == f64::INFINITY => "inf".into(),
+            _ if v == f64::NEG_INFINITY => "-inf".into(),
+            bits if bits == f64::NAN.to_bits() => "nan".into(),
+            bits => format!("nan:{bits:016x}"),
+        }
+    }
+    pub fn parse_special(t: &str) -> Option<f64> {
+        match t.to_ascii_lowercase().as_str() {
+            "inf" | "infinity" => Some(f64::INFINITY),
+            "-inf" | "-infinity" => Some(f64::NEG_INFINITY),
+            "nan" => Some(f64::NAN),
+            t => {
+                let bits = u64::from_str_radix(t.strip_prefix("nan:")?, 16).ok()?;
+                Some(f64::from_bits(bits)).filter(|v| v.is_nan())
+            }
         }
     }
 }

@@ -7,8 +7,11 @@ pub mod dtype;
 pub mod error;
 pub mod graph;
 pub mod infer;
+mod names;
 pub mod op;
 pub mod tensor;
+pub mod text;
+pub mod verify;
 
 pub use dtype::DType;
 pub use error::GraphError;

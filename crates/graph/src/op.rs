@@ -23,6 +23,18 @@ impl Scalar {
             Scalar::Bool(v) => f64::from(u8::from(v)),
         }
     }
+    /// The same number in the kind of `dtype`, where nothing is lost; else unchanged.
+    pub fn for_dtype(self, dtype: DType) -> Scalar {
+        let value = self.as_f64();
+        match self {
+            Scalar::Int(_) | Scalar::Bool(_) if dtype.is_float() => Scalar::Float(value),
+            Scalar::Bool(v) if dtype.is_int() => Scalar::Int(i64::from(v)),
+            Scalar::Float(v) if dtype.is_int() && v.trunc() == v && v.abs() < 9e15 => Scalar::Int(v as i64),
+            Scalar::Int(v @ 0..=1) if dtype == DType::Bool => Scalar::Bool(v == 1),
+            Scalar::Float(_) if dtype == DType::Bool && (value == 0.0 || value == 1.0) => Scalar::Bool(value == 1.0),
+            _ => self,
+        }
+    }
     fn key(self) -> (u8, u64) {
         match self {
             Scalar::Float(v) => (0, v.to_bits()),

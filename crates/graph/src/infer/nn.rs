@@ -1,0 +1,255 @@
+//! Inference of windowed ops and of composites.
+use super::{axis_len, broadcast, broadcasts_to, same_dtype};
+use crate::{DType, Op, PoolKind, Scalar, Type};
+
+pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
+    let x = *args.first().ok_or("no operand")?;
+    match op {
+        Op::Conv { stride, padding, dilation, groups, transposed, output_padding } => {
+            let g = Window { stride, padding, dilation };
+            conv(args, &g, *groups, transposed.then_some(output_padding.as_slice()), output_padding)
+        }
+        Op::Pool { kind, window, stride, padding, dilation, ceil } => {
+            pool(x, *kind, window, &Window { stride, padding, dilation }, *ceil)
+        }
+        Op::Softmax { axis } | Op::LogSoftmax { axis } => {
+            float(x)?;
+            axis_len(x, *axis)?;
+            Ok(x.clone())
+        }
+        Op::LayerNorm { axes, affine: _, eps } => {
+            float(x)?;
+            number(*eps)?;
+            if *axes == 0 || *axes > x.rank() {
+                return Err(format!("normalises over the last {axes} axes of {x}; give 1 to {}", x.rank()));
+            }
+            all_shaped(x, &args[1..], &x.shape[x.rank() - axes..], "gain and bias")
+        }
+        Op::RmsNorm { eps } => {
+            float(x)?;
+            number(*eps)?;
+            let last = x.shape.last().ok_or_else(|| format!("{x} has no axis to normalise over"))?;
+            all_shaped(x, &args[1..], &[*last], "gain")
+        }
+        Op::GroupNorm { groups, affine: _, eps } => {
+            float(x)?;
+            number(*eps)?;
+            let channels = axis_len(x, 1)?;
+            if *groups == 0 || channels % groups != 0 {
+                return Err(format!("{channels} channels do not make {groups} groups"));
+            }
+            all_shaped(x, &args[1..], &[channels], "gain and bias")
+        }
+        Op::BatchNorm { eps } => {
+            float(x)?;
+            number(*eps)?;
+            all_shaped(x, &args[1..], &[axis_len(x, 1)?], "gain, bias, mean and variance")
+        }
+        Op::Linear => linear(args),
+        Op::Attention { scale, .. } => {
+            number(*scale)?;
+            attention(args)
+        }
+        _ => Err("not a windowed op or composite".into()),
+    }
+}
+
+/// Length of a convolution's result along one spatial axis, or `None` if the window does not fit.
+pub fn conv_len(len: usize, window: usize, stride: usize, padding: usize, dilation: usize) -> Option<usize> {
+    let reach = dilation.checked_mul(window.checked_sub(1)?)?.checked_add(1)?;
+    let padded = len.checked_add(padding.checked_mul(2)?)?;
+    Some(padded.checked_sub(reach)?.checked_div(stride)? + 1)
+}
+
+/// Length of a pooled axis. With `ceil` a last partial window counts if it starts inside the input or the left padding.
+pub fn pool_len(
+    len: usize,
+    window: usize,
+    stride: usize,
+    padding: usize,
+    dilation: usize,
+    ceil: bool,
+) -> Option<usize> {
+    let floor = conv_len(len, window, stride, padding, dilation);
+    if !ceil {
+        return floor;
+    }
+    let reach = dilation.checked_mul(window.checked_sub(1)?)?.checked_add(1)?;
+    let padded = len.checked_add(padding.checked_mul(2)?)?;
+    let steps = padded.checked_add(stride.checked_sub(1)?)?.checked_sub(reach)? / stride;
+    let starts_outside = steps.checked_mul(stride)? >= len.checked_add(padding)?;
+    let out = if starts_outside { steps } else { steps + 1 };
+    (out > 0).then_some(out)
+}
+
+struct Window<'a> {
+    stride: &'a [usize],
+    padding: &'a [usize],
+    dilation: &'a [usize],
+}
+
+impl Window<'_> {
+    fn check(&self, spatial: usize) -> Result<(), String> {
+        for (name, list) in [("stride", self.stride), ("padding", self.padding), ("dilation", self.dilation)] {
+            if list.len() != spatial {
+                return Err(format!("{name}={list:?}: wants {spatial} number(s), one per spatial axis"));
+            }
+        }
+        if self.stride.contains(&0) || self.dilation.contains(&0) {
+            return Err("stride and dilation must be at least 1".into());
+        }
+        Ok(())
+    }
+}
+
+fn conv(
+    args: &[&Type],
+    g: &Window,
+    groups: usize,
+    transposed: Option<&[usize]>,
+    output_padding: &[usize],
+) -> Result<Type, String> {
+    let (x, w) = (args[0], args[1]);
+    float(x)?;
+    let dtype = same_dtype(args)?;
+    let spatial = x.rank().saturating_sub(2);
+    if spatial == 0 || w.rank() != x.rank() {
+        return Err(format!(
+            "input {x} and weight {w}: both need [batch, channels, spatial…] with the same rank of 3 or more"
+        ));
+    }
+    g.check(spatial)?;
+    let channels = x.shape[1];
+    let weight_in = if transposed.is_some() { w.shape[0] } else { w.shape[1].saturating_mul(groups) };
+    let out = if transposed.is_some() { w.shape[1].saturating_mul(groups) } else { w.shape[0] };
+    if groups == 0 || channels % groups != 0 || out % groups != 0 || weight_in != channels {
+        return Err(format!("input {x}, weight {w}, groups {groups}: channels do not fit"));
+    }
+    if let Some(b) = args.get(2)
+        && b.shape != [out]
+    {
+        return Err(format!("the bias is {b}, it must be {dtype}[{out}]"));
+    }
+    let mut shape = vec![x.shape[0], out];
+    for i in 0..spatial {
+        let (len, k, s, p, d) = (x.shape[i + 2], w.shape[i + 2], g.stride[i], g.padding[i], g.dilation[i]);
+        let fit = match transposed {
+            None => conv_len(len, k, s, p, d),
+            Some(extra) => {
+                let extra = *extra.get(i).ok_or("output_padding: wants one number per spatial axis")?;
+                if extra >= s.max(d) {
+                    return Err(format!("output_padding {extra} must be smaller than stride or dilation"));
+                }
+                transposed_len(len, k, s, p, d, extra)
+            }
+        };
+        shape.push(fit.ok_or_else(|| {
+            format!("a window of {k} (dilation {d}, padding {p}) does not fit axis {} of {x}", i + 2)
+        })?);
+    }
+    if transposed.is_none() && output_padding.iter().any(|&p| p != 0) {
+        return Err("output_padding is for transposed convolutions; leave it out".into());
+    }
+    if output_padding.len() > spatial {
+        return Err("output_padding: wants one number per spatial axis".into());
+    }
+    Ok(Type { dtype, shape })
+}
+
+fn transposed_len(len: usize, k: usize, s: usize, p: usize, d: usize, extra: usize) -> Option<usize> {
+    let reach = k.checked_sub(1)?.checked_mul(d)?;
+    let full = len.checked_sub(1)?.checked_mul(s)?.checked_add(reach)?.checked_add(extra)?.checked_add(1)?;
+    full.checked_sub(p.checked_mul(2)?).filter(|&n| n > 0)
+}
+
+fn pool(x: &Type, kind: PoolKind, window: &[usize], g: &Window, ceil: bool) -> Result<Type, String> {
+    if x.dtype == DType::Bool || (matches!(kind, PoolKind::Avg { .. }) && !x.dtype.is_float()) {
+        return Err(format!("not defined on {}; cast first", x.dtype));
+    }
+    g.check(window.len())?;
+    if window.is_empty() || window.len() > x.rank() || window.contains(&0) {
+        return Err(format!("window {window:?} does not fit the trailing axes of {x}"));
+    }
+    if matches!(kind, PoolKind::Avg { .. }) && g.dilation.iter().any(|&d| d != 1) {
+        return Err("average pooling has no dilation".into());
+    }
+    let mut shape = x.shape.clone();
+    let lead = x.rank() - window.len();
+    for i in 0..window.len() {
+        let (len, k, s, p, d) = (x.shape[lead + i], window[i], g.stride[i], g.padding[i], g.dilation[i]);
+        let reach = d.checked_mul(k - 1).and_then(|n| n.checked_add(1)).ok_or("the window is too large")?;
+        if p > reach / 2 {
+            return Err(format!("padding {p} is more than half the window ({k}, dilation {d})"));
+        }
+        let fit = pool_len(len, k, s, p, d, ceil).filter(|_| len > 0);
+        shape[lead + i] = fit.ok_or_else(|| {
+            format!("a window of {k} (dilation {d}, padding {p}) does not fit axis {} of {x}", lead + i)
+        })?;
+    }
+    Ok(Type { dtype: x.dtype, shape })
+}
+
+fn linear(args: &[&Type]) -> Result<Type, String> {
+    let (x, w) = (args[0], args[1]);
+    let dtype = same_dtype(args)?;
+    float(x)?;
+    let ([lead @ .., k], [n, k2]) = (&x.shape[..], &w.shape[..]) else {
+        return Err(format!("input {x}, weight {w}: they must be [.., K] and [N, K]"));
+    };
+    if k != k2 {
+        return Err(format!("input {x}, weight {w}: K is {k} in one and {k2} in the other"));
+    }
+    if let Some(b) = args.get(2)
+        && b.shape != [*n]
+    {
+        return Err(format!("the bias is {b}, it must be {dtype}[{n}]"));
+    }
+    Ok(Type { dtype, shape: [lead, &[*n]].concat() })
+}
+
+fn attention(args: &[&Type]) -> Result<Type, String> {
+    let (q, k, v) = (args[0], args[1], args[2]);
+    let dtype = same_dtype(&args[..3])?;
+    float(q)?;
+    let ([qb @ .., hq, s, d], [kb @ .., hk, t, dk], [vb @ .., hv, tv, e]) = (&q.shape[..], &k.shape[..], &v.shape[..])
+    else {
+        return Err(format!("q {q}, k {k}, v {v}: each needs [batch.., heads, length, width]"));
+    };
+    if qb != kb || kb != vb || hk != hv || t != tv || d != dk {
+        return Err(format!("q {q}, k {k}, v {v}: batch, key heads, key length and width must agree"));
+    }
+    if *hk == 0 && *hq != 0 || *hk != 0 && hq % hk != 0 {
+        return Err(format!("{hq} query heads are not a multiple of {hk} key heads"));
+    }
+    let scores = [qb, &[*hq, *s, *t]].concat();
+    if let Some(mask) = args.get(3) {
+        if mask.dtype != DType::Bool && mask.dtype != dtype {
+            return Err(format!("the mask is {}, it must be bool or {dtype}", mask.dtype));
+        }
+        if !broadcasts_to(&mask.shape, &scores) || broadcast(&mask.shape, &scores).is_err() {
+            return Err(format!("the mask {mask} does not broadcast to the scores {scores:?}"));
+        }
+    }
+    super::check_type(&Type { dtype, shape: scores }).map_err(|e| format!("scores: {e}"))?;
+    Ok(Type { dtype, shape: [qb, &[*hq, *s, *e]].concat() })
+}
+
+fn all_shaped(x: &Type, rest: &[&Type], shape: &[usize], what: &str) -> Result<Type, String> {
+    let wanted = Type { dtype: x.dtype, shape: shape.to_vec() };
+    match rest.iter().find(|t| ***t != wanted) {
+        Some(t) => Err(format!("{what} must be {wanted}, got {t}")),
+        None => Ok(x.clone()),
+    }
+}
+
+fn float(x: &Type) -> Result<(), String> {
+    if x.dtype.is_float() { Ok(()) } else { Err(format!("takes floats, got {}; cast first", x.dtype)) }
+}
+
+/// `eps` and `scale`: any number.
+fn number(s: Scalar) -> Result<(), String> {
+    match s {
+        Scalar::Bool(_) => Err("a bool where a number is wanted".into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,40 @@
+//! The text form of a graph: printed, parsed back to the same graph, and pleasant to write by hand.
+//!
+//! ```text
+//! # Comments run from `#` or `;` to the end of the line.
+//! graph bias_gelu(%x: f32[64,256]) {
+//!   @b "bias": f32[256] = random(seed=1, scale=0.1)
+//!   %sum = add %x, @b
+//!   %y = gelu_tanh %sum : f32[64,256] loc("mlp.act", "model.py:12")
+//!   return %y
+//! }
+//! ```
+//! - Values (`%x`) and parameters (`@b`) may have any names of letters, digits, `_` and `.`; the printer numbers them.
+//! - A line is `%name = op operands attributes : type loc("module", "file:line")`; type and loc may be left out, but for
+//!   `iota` and `input`. Operands are separated by commas; attributes are `key=value`, in any order.
+//! - An operand is a value, a parameter, or (by hand) a number: a constant of the other operands' dtype.
+//! - A parameter's data is `external` (or nothing), `random(seed=, scale=)`, `fill(value)` or a list `[1.0, 2.0]`.
+//!
+//! Never panics: what does not parse, infer and verify is an error with line and column.
+mod lex;
+mod ops;
+mod parse;
+mod print;
+
+pub use parse::parse;
+pub use print::{attributes, print};
+
+use crate::{Graph, GraphError};
+
+impl std::fmt::Display for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&print(self))
+    }
+}
+
+impl std::str::FromStr for Graph {
+    type Err = GraphError;
+    fn from_str(text: &str) -> Result<Graph, GraphError> {
+        parse(text)
+    }
+}

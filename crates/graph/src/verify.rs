@@ -1,0 +1,148 @@
+//! The verifier: what every graph obeys, whoever made it. After it, no stage has to check again.
+//!
+//! Invariants:
+//! - operands stand before their users, and operand positions are 0, 1, 2, … without gaps or repeats;
+//! - every node's type is the one [`crate::infer::infer`] gives, within [`crate::infer::check_type`]'s limits;
+//! - `Input(i)` is the value `inputs[i]`, and every entry of `inputs` is such a node (so inputs are dense and unique);
+//! - `Param(p)` names an entry of `params` and has its type (several nodes may read one parameter, and none need to);
+//! - a constant has rank 0 and a scalar of its dtype's kind (float, integer in range, bool);
+//! - `Iota` counts along an axis that exists, in a number type;
+//! - `Result(i)` reads a fallback that has more than `i` results, `i` ≥ 1, and has that result's type;
+//! - a parameter's initial data has as many elements as its type, and its random scale is finite
+//!   (floats: at least 0, integers: at least 1);
+//! - outputs exist (any value, repeats allowed, at least none).
+use crate::{
+    DType, Graph, GraphError, Init, Op, ParamInfo, Scalar, Type, ValueId,
+    infer::{arity, check_type, infer},
+};
+
+/// Checks every invariant of the module's doc; the first violation is the error.
+pub fn verify(g: &Graph) -> Result<(), GraphError> {
+    for (i, p) in g.params.iter().enumerate() {
+        let value = g.values().find(|v| *g.op(*v) == Op::Param(crate::ParamId(i as u32)));
+        check_param(p).map_err(|what| GraphError::Invalid {
+            value: value.unwrap_or(ValueId(g.len() as u32)),
+            what: format!("parameter @{i} {:?}: {what}", p.name),
+        })?;
+    }
+    for v in g.values() {
+        check_node(g, v)?;
+    }
+    for (i, v) in g.inputs.iter().enumerate() {
+        let found = (v.0 as usize) < g.len() && *g.op(*v) == Op::Input(i as u32);
+        if !found {
+            let what = format!("listed as input {i}, but it is not `input {i}`");
+            return Err(GraphError::Invalid { value: *v, what });
+        }
+    }
+    for (index, v) in g.outputs.iter().enumerate() {
+        if v.0 as usize >= g.len() {
+            return Err(GraphError::Output { index, what: format!("{v} does not exist") });
+        }
+    }
+    Ok(())
+}
+
+fn check_node(g: &Graph, v: ValueId) -> Result<(), GraphError> {
+    let invalid = |what: String| GraphError::Invalid { value: v, what };
+    let mut positions: Vec<u32> = Vec::new();
+    for edge in g.dag().edges_directed((v.0).into(), petgraph::Direction::Incoming) {
+        use petgraph::visit::EdgeRef;
+        positions.push(*edge.weight());
+        if edge.source().index() >= v.0 as usize {
+            return Err(invalid(format!("operand %{} does not stand before it", edge.source().index())));
+        }
+    }
+    positions.sort_unstable();
+    if !positions.iter().copied().eq(0..positions.len() as u32) {
+        return Err(invalid(format!("operand positions are {positions:?}, they must count from 0")));
+    }
+    let (op, ty) = (g.op(v), g.ty(v));
+    check_type(ty).map_err(invalid)?;
+    let args = g.args(v);
+    let (least, most) = arity(op);
+    if args.len() < least || args.len() > most {
+        return Err(invalid(format!("{} operand(s) do not fit {}", args.len(), op.name())));
+    }
+    let expected = match op {
+        Op::Input(i) => match g.inputs.get(*i as usize) {
+            Some(listed) if *listed == v => ty.clone(),
+            _ => return Err(invalid(format!("`input {i}` is not listed as the graph's input {i}"))),
+        },
+        Op::Param(p) => match g.params.get(p.0 as usize) {
+            Some(info) => info.ty.clone(),
+            None => return Err(invalid(format!("parameter {p} does not exist"))),
+        },
+        Op::Const(s) => {
+            check_const(*s, ty).map_err(invalid)?;
+            ty.clone()
+        }
+        Op::Iota { axis } => {
+            if *axis >= ty.rank() || ty.dtype == DType::Bool {
+                return Err(invalid(format!("iota along axis {axis} of {ty} is not defined")));
+            }
+            ty.clone()
+        }
+        Op::Result(i) => fallback_result(g, args[0], *i).map_err(invalid)?,
+        Op::Fallback(f) if f.results.iter().any(|t| check_type(t).is_err()) => {
+            return Err(invalid(format!("a result of {} is too large", f.name)));
+        }
+        _ => {
+            let types: Vec<&Type> = args.iter().map(|a| g.ty(*a)).collect();
+            infer(op, &types).map_err(|what| GraphError::Operand { value: v, op: op.name().to_string(), what })?
+        }
+    };
+    if *ty == expected { Ok(()) } else { Err(invalid(format!("has type {ty}, but {} gives {expected}", op.name()))) }
+}
+
+/// Type of result `i` of the fallback `of`, or why there is none.
+pub(crate) fn fallback_result(g: &Graph, of: ValueId, i: u32) -> Result<Type, String> {
+    let Op::Fallback(f) = g.op(of) else {
+        return Err(format!("{of} is not a fallback, so it has one result; use it directly"));
+    };
+    match f.results.get(i as usize) {
+        Some(ty) if i > 0 => Ok(ty.clone()),
+        Some(_) => Err(format!("result 0 of {of} is {of} itself; use it directly")),
+        None => Err(format!("{of} ({}) has {} result(s), there is no result {i}", f.name, f.results.len())),
+    }
+}
+
+fn check_const(s: Scalar, ty: &Type) -> Result<(), String> {
+    if ty.rank() != 0 {
+        return Err(format!("a constant has rank 0, not {ty}; broadcast it"));
+    }
+    check_scalar(s, ty.dtype)
+}
+
+/// A scalar fits a dtype if it is of the same kind and, for integers, in range.
+fn check_scalar(s: Scalar, dtype: DType) -> Result<(), String> {
+    let ok = match s {
+        Scalar::Float(_) => dtype.is_float(),
+        Scalar::Bool(_) => dtype == DType::Bool,
+        Scalar::Int(v) => match dtype {
+            DType::I64 => true,
+            DType::I32 => i32::try_from(v).is_ok(),
+            DType::U8 => u8::try_from(v).is_ok(),
+            _ => false,
+        },
+    };
+    if ok { Ok(()) } else { Err(format!("{s:?} is not a value of {dtype}")) }
+}
+
+fn check_param(p: &ParamInfo) -> Result<(), String> {
+    check_type(&p.ty)?;
+    match &p.init {
+        Init::External => Ok(()),
+        Init::Fill(s) => check_scalar(*s, p.ty.dtype),
+        Init::Random { scale, .. } => {
+            let scale = scale.as_f64();
+            let least = if p.ty.dtype.is_float() { 0.0 } else { 1.0 };
+            let ok = scale.is_finite() && (scale >= least || p.ty.dtype == DType::Bool);
+            if ok { Ok(()) } else { Err(format!("a random scale of {scale} does not suit {}", p.ty.dtype)) }
+        }
+        Init::Data(data) if data.len() != p.ty.count() => {
+            Err(format!("{} element(s) given, {} has {}", data.len(), p.ty, p.ty.count()))
+        }
+        Init::Data(data) => data.iter().try_for_each(|s| check_scalar(*s, p.ty.dtype)),
+    }
+}
