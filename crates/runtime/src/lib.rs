@@ -1,1 +1,18 @@
-//! runtime
+//! Devices and what runs on them: memory plan, launches, CUDA graphs, timing, artifact cache.
+//!
+//! Takes: an [`Executable`], which is a plan's facts with machine code for its kernels, and parameters.
+//! Gives: a [`Session`] that runs it on a [`Device`].
+//! Never: plans, lowers or generates code. libtorch and the graph interpreter are reached through [`Callbacks`] alone.
+pub mod callbacks;
+pub mod error;
+pub mod executable;
+pub mod host;
+mod layout;
+pub mod memory;
+pub mod session;
+
+pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks};
+pub use error::RuntimeError;
+pub use executable::{Code, Executable, HostFn, InputSpec, KernelCode, Ptx};
+pub use host::HostDevice;
+pub use session::{Device, Session};

@@ -1,0 +1,210 @@
+//! What a session runs: the plan's facts and each kernel's code. Plain data made by the compiler, checked before use.
+use crate::RuntimeError;
+use kiln_graph::{DType, Type};
+use kiln_plan::{
+    Buffer, BufferId, BufferKind, Plan, Stage,
+    exec::{GemmCall, Matrix, Slot, Steps, Work},
+};
+use std::{any::Any, collections::HashSet, fmt, sync::Arc};
+
+/// Runs instances `lo..hi` of the linearised grid. `args`: one address per kernel parameter.
+pub type HostFn = unsafe extern "C" fn(args: *const *mut u8, lo: u64, hi: u64);
+
+/// Machine code of one block step.
+#[derive(Clone)]
+pub enum Code {
+    Host {
+        f: HostFn,
+        /// Size of the linearised grid.
+        instances: u64,
+        /// What keeps the code in memory.
+        keep: Arc<dyn Any + Send + Sync>,
+    },
+    Ptx(Ptx),
+}
+
+/// A kernel for an NVIDIA GPU and how it is launched. Its parameters are one 64-bit address per argument.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Ptx {
+    /// Name of the entry point in `text`.
+    pub entry: String,
+    pub text: Arc<str>,
+    pub grid: [usize; 3],
+    /// Threads of a block.
+    pub threads: usize,
+    /// Dynamic shared memory in bytes.
+    pub shared: usize,
+    /// Blocks of a cluster along x; 0 and 1 mean no cluster.
+    pub cluster: usize,
+}
+
+impl fmt::Debug for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Code::Host { instances, .. } => write!(f, "Host({instances} instances)"),
+            Code::Ptx(p) => write!(f, "Ptx({}, grid {:?} × {})", p.entry, p.grid, p.threads),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct KernelCode {
+    pub name: String,
+    pub stage: Stage,
+    pub inputs: Vec<BufferId>,
+    pub outputs: Vec<BufferId>,
+    pub steps: Steps<Code>,
+}
+
+/// An input of the model: its name in messages, and its type.
+#[derive(Clone, PartialEq, Debug)]
+pub struct InputSpec {
+    /// May be empty; then messages say `input 0`.
+    pub name: String,
+    pub ty: Type,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Executable {
+    pub name: String,
+    /// All inputs of the graph, used or not.
+    pub inputs: Vec<InputSpec>,
+    pub buffers: Vec<Buffer>,
+    /// In launch order.
+    pub kernels: Vec<KernelCode>,
+    /// May repeat, and may be inputs, parameters or frozen buffers.
+    pub outputs: Vec<BufferId>,
+}
+
+impl Executable {
+    /// A plan with the code of its kernels, one `Steps` per kernel in the plan's order.
+    pub fn new(plan: &Plan, inputs: Vec<InputSpec>, steps: Vec<Steps<Code>>) -> Executable {
+        let kernels = plan.kernels.iter().zip(steps).map(|(k, steps)| KernelCode {
+            name: k.name.clone(),
+            stage: k.stage,
+            inputs: k.inputs.clone(),
+            outputs: k.outputs.clone(),
+            steps,
+        });
+        Executable {
+            name: plan.name.clone(),
+            inputs,
+            buffers: plan.buffers.clone(),
+            kernels: kernels.collect(),
+            outputs: plan.outputs.clone(),
+        }
+    }
+    pub fn ty(&self, b: BufferId) -> &Type {
+        &self.buffers[b.0 as usize].ty
+    }
+    /// As messages name the n-th input.
+    pub fn input_name(&self, n: usize) -> String {
+        match self.inputs.get(n) {
+            Some(s) if !s.name.is_empty() => format!("input {n} (`{}`)", s.name),
+            _ => format!("input {n}"),
+        }
+    }
+    /// The type behind a slot of a kernel.
+    pub fn slot_type<'a>(&'a self, k: &'a KernelCode, s: Slot) -> Option<&'a Type> {
+        match s {
+            Slot::Input(i) => k.inputs.get(i as usize).map(|b| self.ty(*b)),
+            Slot::Output(i) => k.outputs.get(i as usize).map(|b| self.ty(*b)),
+            Slot::Scratch(i) => k.steps.scratch.get(i as usize),
+        }
+    }
+
+    /// Whether everything named exists, everything read was written before, and matrix products stay within their buffers.
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        let fail = |at: String, what: String| Err(RuntimeError::Invalid { model: self.name.clone(), at, what });
+        for (i, b) in self.buffers.iter().enumerate() {
+            if let BufferKind::Input(n) = b.kind {
+                match self.inputs.get(n as usize) {
+                    Some(s) if s.ty == b.ty => {}
+                    Some(s) => return fail(format!("b{i}"), format!("is {}, but input {n} is {}", b.ty, s.ty)),
+                    None => return fail(format!("b{i}"), format!("holds input {n} of {}", self.inputs.len())),
+                }
+            }
+        }
+        let given = |b: &Buffer| matches!(b.kind, BufferKind::Input(_) | BufferKind::Param(_)) || b.ty.count() == 0;
+        let mut ready: HashSet<BufferId> =
+            (0..self.buffers.len() as u32).map(BufferId).filter(|b| given(&self.buffers[b.0 as usize])).collect();
+        for stage in [Stage::Load, Stage::Run] {
+            for k in self.kernels.iter().filter(|k| k.stage == stage) {
+                let at = || format!("kernel `{}`", k.name);
+                if let Some(b) = k.inputs.iter().chain(&k.outputs).find(|b| b.0 as usize >= self.buffers.len()) {
+                    return fail(at(), format!("uses {b}, which does not exist"));
+                }
+                if let Some(b) = k.inputs.iter().find(|b| !ready.contains(b)) {
+                    return fail(at(), format!("reads {b} before anything wrote it"));
+                }
+                let from_input = |b: &&BufferId| matches!(self.buffers[b.0 as usize].kind, BufferKind::Input(_));
+                if let Some(b) = k.inputs.iter().find(|b| stage == Stage::Load && from_input(b)) {
+                    return fail(at(), format!("runs at load time but reads input {b}"));
+                }
+                let fixed = |b: &&BufferId| {
+                    matches!(self.buffers[b.0 as usize].kind, BufferKind::Input(_) | BufferKind::Param(_))
+                        || k.inputs.contains(b)
+                };
+                if let Some(b) = k.outputs.iter().find(fixed) {
+                    return fail(at(), format!("writes {b}, which it may only read"));
+                }
+                for w in &k.steps.steps {
+                    if let Err(what) = self.check_step(k, w) {
+                        return fail(at(), what);
+                    }
+                }
+                ready.extend(&k.outputs);
+            }
+        }
+        match self.outputs.iter().enumerate().find(|(_, b)| !ready.contains(b)) {
+            Some((i, b)) => fail(format!("output {i}"), format!("{b} is never written")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_step(&self, k: &KernelCode, w: &Work<Code>) -> Result<(), String> {
+        match w {
+            Work::Block { args, .. } => match args.iter().find(|s| self.slot_type(k, **s).is_none()) {
+                Some(s) => Err(format!("has no {s:?}")),
+                None => Ok(()),
+            },
+            Work::Gemm(g) => self.check_gemm(k, g),
+            Work::Fallback(_) | Work::Interpret { .. } => Ok(()),
+        }
+    }
+
+    fn check_gemm(&self, k: &KernelCode, g: &GemmCall) -> Result<(), String> {
+        let half = matches!(g.dtype, DType::F16 | DType::Bf16);
+        if !g.dtype.is_float() || !(g.c_dtype == g.dtype || half && g.c_dtype == DType::F32) {
+            return Err(format!("no matrix product of {} into {}", g.dtype, g.c_dtype));
+        }
+        if matches!(g.c.slot, Slot::Input(_)) {
+            return Err("a matrix product writes an input".into());
+        }
+        for (name, x, rows, cols, dtype) in
+            [("a", &g.a, g.m, g.k, g.dtype), ("b", &g.b, g.k, g.n, g.dtype), ("c", &g.c, g.m, g.n, g.c_dtype)]
+        {
+            let ty = self.slot_type(k, x.slot).ok_or_else(|| format!("has no {:?}", x.slot))?;
+            if ty.dtype != dtype {
+                return Err(format!("operand {name} of a matrix product is {ty}, not {dtype}"));
+            }
+            if x.batch_strides.len() != g.batch.len() {
+                return Err(format!("operand {name} of a matrix product has the wrong number of batch strides"));
+            }
+            if extent(x, rows, cols, &g.batch).is_none_or(|e| e > ty.count()) {
+                return Err(format!("operand {name} of a matrix product reaches beyond its buffer of {ty}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One past the last element that a strided operand touches; `None` on overflow.
+fn extent(x: &Matrix, rows: usize, cols: usize, batch: &[usize]) -> Option<usize> {
+    if rows == 0 || cols == 0 || batch.contains(&0) {
+        return Some(0);
+    }
+    let axes = [(rows, x.row_stride), (cols, x.col_stride)];
+    let all = axes.into_iter().chain(batch.iter().copied().zip(x.batch_strides.iter().copied()));
+    all.map(|(n, s)| (n - 1).checked_mul(s)).try_fold(x.offset.checked_add(1)?, |e, d| e.checked_add(d?))
+}

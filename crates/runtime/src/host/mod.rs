@@ -1,0 +1,118 @@
+//! The host as a device: a thread pool of its own, grids split over its threads, matrix products by a library.
+//!
+//! Takes: an executable whose code is [`crate::Code::Host`]. Never: generates code, or uses rayon's global pool.
+pub(crate) mod gemm;
+pub(crate) mod session;
+
+use crate::{HostFn, RuntimeError};
+use rayon::prelude::*;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+/// Work of less than this many nanoseconds is not worth waking threads for.
+const INLINE_NS: u64 = 20_000;
+
+/// The processor. Cheap to clone; clones share their threads.
+#[derive(Clone)]
+pub struct HostDevice {
+    pool: Option<Arc<rayon::ThreadPool>>,
+    threads: usize,
+}
+
+impl HostDevice {
+    /// With this many threads; 0 means one per available core.
+    pub fn new(threads: usize) -> Result<HostDevice, RuntimeError> {
+        let threads = match threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            n => n,
+        };
+        if threads == 1 {
+            return Ok(HostDevice { pool: None, threads });
+        }
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("kiln-{i}")).build();
+        let pool = pool.map_err(|e| RuntimeError::Device {
+            device: "cpu".into(),
+            what: format!("{threads} threads could not be started: {e}"),
+            remedy: "ask for fewer threads or raise the process limit (ulimit -u)".into(),
+        })?;
+        Ok(HostDevice { pool: Some(Arc::new(pool)), threads })
+    }
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+    /// Runs `f` on the pool, where [`Parallel::each`] finds its threads.
+    pub(crate) fn install<R: Send>(&self, f: impl FnOnce(Parallel) -> R + Send) -> R {
+        let p = Parallel { threads: self.threads };
+        match &self.pool {
+            Some(pool) => pool.install(|| f(p)),
+            None => f(p),
+        }
+    }
+}
+
+/// Proof of running on the device's pool, with its number of threads.
+#[derive(Clone, Copy)]
+pub(crate) struct Parallel {
+    pub threads: usize,
+}
+impl Parallel {
+    /// Calls `f(0..n)`, spread over the threads as they get free.
+    pub fn each(self, n: usize, f: impl Fn(usize) + Send + Sync) {
+        match self.threads {
+            1 => (0..n).for_each(f),
+            _ => (0..n).into_par_iter().with_max_len(1).for_each(f),
+        }
+    }
+}
+
+/// Lets a value cross threads; who makes one says why that is right.
+pub(crate) struct Shared<T>(pub T);
+// SAFETY: only made around addresses whose users keep to disjoint or read-only parts of the memory behind them.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Shared<T> {}
+impl<T: Copy> Shared<T> {
+    /// A method, so that closures capture the whole wrapper.
+    pub fn get(&self) -> T {
+        self.0
+    }
+}
+
+/// How long a step took the last time, summed over threads, in nanoseconds; 0 if never run.
+#[derive(Default)]
+pub(crate) struct Tally(AtomicU64);
+
+/// Runs all instances of a kernel: inline if it was short the last time, else in chunks over the threads.
+///
+/// # Safety
+/// `args` are what `f` expects: one address per parameter, each with its buffer behind it.
+pub(crate) unsafe fn run_grid(p: Parallel, f: HostFn, instances: u64, args: &[*mut u8], tally: &Tally) {
+    let last = tally.0.load(Ordering::Relaxed);
+    if instances == 0 {
+        return;
+    }
+    if p.threads == 1 || instances == 1 || (1..INLINE_NS).contains(&last) {
+        let start = Instant::now();
+        // SAFETY: this function's contract.
+        unsafe { f(args.as_ptr(), 0, instances) };
+        tally.0.store((start.elapsed().as_nanos() as u64).max(1), Ordering::Relaxed);
+        return;
+    }
+    let chunks = instances.min(8 * p.threads as u64);
+    let args = Shared(args.as_ptr());
+    let spent = AtomicU64::new(1);
+    p.each(chunks as usize, |c| {
+        // In 128 bits: the product may not fit 64.
+        let bound = |c: u64| (u128::from(instances) * u128::from(c) / u128::from(chunks)) as u64;
+        let start = Instant::now();
+        // SAFETY: this function's contract; instances are independent of each other.
+        unsafe { f(args.get(), bound(c as u64), bound(c as u64 + 1)) };
+        spent.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    });
+    tally.0.store(spent.into_inner(), Ordering::Relaxed);
+}

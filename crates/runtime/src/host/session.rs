@@ -1,0 +1,250 @@
+//! A session on the host: addresses of all buffers, and kernels run one after the other.
+use super::{HostDevice, Parallel, Tally, gemm, run_grid};
+use crate::{
+    Callbacks, Code, Executable, KernelCode, RuntimeError,
+    callbacks::call,
+    layout::Layout,
+    memory::{MemoryPlan, Place},
+};
+use kiln_graph::Tensor;
+use kiln_plan::{BufferId, Stage, exec::Work};
+use std::{
+    alloc::{Layout as Alloc, alloc_zeroed, dealloc},
+    ptr::{NonNull, null_mut},
+    sync::Arc,
+    time::Instant,
+};
+
+pub(crate) struct HostSession {
+    device: HostDevice,
+    inner: Inner,
+}
+
+/// What a run works on.
+struct Inner {
+    exe: Arc<Executable>,
+    layout: Layout,
+    memory: Arc<MemoryPlan>,
+    callbacks: Arc<dyn Callbacks>,
+    /// `None` once only load-time kernels needed it.
+    params: Vec<Option<Tensor>>,
+    /// Frozen buffers, by buffer.
+    frozen: Vec<Option<Tensor>>,
+    arena: Memory,
+    /// Per address of the layout; those of inputs and outputs are set by each run.
+    addresses: Vec<*mut u8>,
+    /// Arguments of the step at hand.
+    args: Vec<*mut u8>,
+    tallies: Vec<Tally>,
+    /// Times of the kernels of a profiled run.
+    clock: Option<Vec<f64>>,
+}
+// SAFETY: the addresses point into memory that `Inner` owns or that a run borrows for its whole length.
+unsafe impl Send for Inner {}
+
+impl HostSession {
+    pub fn new(
+        device: &HostDevice,
+        exe: Arc<Executable>,
+        memory: Arc<MemoryPlan>,
+        params: Vec<Tensor>,
+        callbacks: Arc<dyn Callbacks>,
+    ) -> Result<HostSession, RuntimeError> {
+        check_code(&exe)?;
+        let layout = Layout::new(&exe);
+        let frozen =
+            |(b, place): (usize, &Place)| (*place == Place::Frozen).then(|| Tensor::zeros(exe.buffers[b].ty.clone()));
+        let mut inner = Inner {
+            frozen: memory.buffers.iter().enumerate().map(frozen).collect(),
+            arena: Memory::new(memory.run.bytes)?,
+            addresses: vec![null_mut(); layout.len()],
+            args: Vec::with_capacity(layout.max_args),
+            tallies: (0..layout.steps).map(|_| Tally::default()).collect(),
+            params: params.into_iter().map(Some).collect(),
+            clock: None,
+            layout,
+            exe,
+            callbacks,
+            memory,
+        };
+        let load_arena = Memory::new(inner.memory.load.bytes)?;
+        inner.fill_addresses(&load_arena);
+        device.install(|p| inner.kernels(p, Stage::Load, &[]))?;
+        for p in inner.memory.load_only_params.clone() {
+            inner.params[p] = None;
+        }
+        drop(load_arena);
+        Ok(HostSession { device: device.clone(), inner })
+    }
+
+    /// One run. `inputs` have been checked against the executable.
+    pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
+        let inner = &mut self.inner;
+        self.device.install(|p| inner.run(p, inputs))
+    }
+
+    #[expect(dead_code, reason = "the profile asks for it")]
+    /// One run with the microseconds of each run-time kernel.
+    pub fn run_profiled(&mut self, inputs: &[Tensor]) -> Result<Vec<f64>, RuntimeError> {
+        self.inner.clock = Some(Vec::with_capacity(self.inner.exe.kernels.len()));
+        let result = self.run(inputs);
+        let times = self.inner.clock.take().unwrap_or_default();
+        result.map(|_| times)
+    }
+}
+
+fn check_code(exe: &Executable) -> Result<(), RuntimeError> {
+    for k in &exe.kernels {
+        if k.steps.steps.iter().any(|w| matches!(w, Work::Block { code: Code::Ptx(_), .. })) {
+            return Err(RuntimeError::Unsupported {
+                kernel: k.name.clone(),
+                device: "cpu".into(),
+                what: "its code is for an NVIDIA GPU".into(),
+                remedy: "compile with --target cpu, or run with --device cuda:0".into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl Inner {
+    /// Addresses that stay the same over all runs.
+    fn fill_addresses(&mut self, load: &Memory) {
+        for (b, place) in self.memory.buffers.iter().enumerate() {
+            self.addresses[b] = match place {
+                _ if self.exe.buffers[b].ty.bytes() == 0 => EMPTY,
+                Place::Param(p) => self.params[*p].as_ref().map_or(EMPTY, |t| t.bytes().as_ptr().cast_mut()),
+                Place::Frozen => self.frozen[b].as_mut().map_or(EMPTY, |t| t.bytes_mut().as_mut_ptr()),
+                Place::LoadArena(at) => load.at(*at),
+                Place::Arena(at) => self.arena.at(*at),
+                Place::Input(_) | Place::Output(_) | Place::Nowhere => EMPTY,
+            };
+        }
+        for (k, offsets) in self.memory.scratch.iter().enumerate() {
+            let arena = if self.exe.kernels[k].stage == Stage::Load { load } else { &self.arena };
+            for (s, at) in offsets.iter().enumerate() {
+                let empty = self.exe.kernels[k].steps.scratch[s].bytes() == 0;
+                self.addresses[self.layout.scratch(k, s)] = if empty { EMPTY } else { arena.at(*at) };
+            }
+        }
+    }
+
+    fn run(&mut self, p: Parallel, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
+        let exe = self.exe.clone();
+        // One tensor per output that is computed; repeated outputs share it.
+        let mut outputs: Vec<Option<Tensor>> = vec![None; exe.outputs.len()];
+        for (b, place) in self.memory.buffers.iter().enumerate() {
+            let empty = exe.buffers[b].ty.bytes() == 0;
+            match *place {
+                Place::Input(i) if !empty => self.addresses[b] = inputs[i].bytes().as_ptr().cast_mut(),
+                Place::Output(o) => {
+                    let t = outputs[o].insert(Tensor::zeros(exe.buffers[b].ty.clone()));
+                    if !empty {
+                        self.addresses[b] = t.bytes_mut().as_mut_ptr();
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.kernels(p, Stage::Run, inputs)?;
+        let value = |b: &BufferId| match self.memory.buffers[b.0 as usize] {
+            Place::Output(o) => outputs[o].clone(),
+            _ => self.tensor(b.0 as usize, inputs),
+        };
+        // Invariant: every output is written, given or empty (`Executable::check`).
+        Ok(exe.outputs.iter().map(|b| value(b).unwrap_or_else(|| Tensor::zeros(exe.ty(*b).clone()))).collect())
+    }
+
+    /// The tensor behind a buffer, if it is one.
+    fn tensor(&self, b: usize, inputs: &[Tensor]) -> Option<Tensor> {
+        match self.memory.buffers[b] {
+            Place::Input(i) => inputs.get(i).cloned(),
+            Place::Param(p) => self.params[p].clone(),
+            Place::Frozen => self.frozen[b].clone(),
+            _ => None,
+        }
+    }
+
+    fn kernels(&mut self, p: Parallel, stage: Stage, inputs: &[Tensor]) -> Result<(), RuntimeError> {
+        let exe = self.exe.clone();
+        for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == stage) {
+            let start = self.clock.is_some().then(Instant::now);
+            self.kernel(p, k, kernel, inputs)?;
+            if let (Some(start), Some(clock)) = (start, &mut self.clock) {
+                clock.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        Ok(())
+    }
+
+    fn kernel(&mut self, p: Parallel, k: usize, kernel: &KernelCode, inputs: &[Tensor]) -> Result<(), RuntimeError> {
+        for (s, work) in kernel.steps.steps.iter().enumerate() {
+            match work {
+                Work::Block { code: Code::Host { f, instances, .. }, args } => {
+                    self.args.clear();
+                    self.args.extend(args.iter().map(|a| self.addresses[self.layout.slot(k, kernel, *a)]));
+                    let tally = &self.tallies[self.layout.first_step(k) + s];
+                    // SAFETY: the compiler made the code for buffers of these types, in this order.
+                    unsafe { run_grid(p, *f, *instances, &self.args, tally) };
+                }
+                // Refused by `check_code` when the session was made.
+                Work::Block { code: Code::Ptx(_), .. } => {}
+                Work::Gemm(g) => {
+                    let at = |slot| self.addresses[self.layout.slot(k, kernel, slot)];
+                    let x = gemm::Operands { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot) };
+                    // SAFETY: `Executable::check` has checked the extents; the memory plan keeps `c` apart from the rest.
+                    unsafe { gemm::gemm(p, g, x) };
+                }
+                Work::Fallback(_) | Work::Interpret { .. } => {
+                    let args: Vec<Tensor> = kernel.inputs.iter().map(|b| self.copy(b.0 as usize, inputs)).collect();
+                    let outputs: Vec<_> = kernel.outputs.iter().map(|b| self.exe.ty(*b)).collect();
+                    let results = call(&*self.callbacks, &kernel.name, work, &args, &outputs)?;
+                    for (b, t) in kernel.outputs.iter().zip(&results) {
+                        // SAFETY: `call` has checked that the result has the buffer's type; nothing else uses the buffer now.
+                        unsafe { t.bytes().as_ptr().copy_to(self.addresses[b.0 as usize], t.bytes().len()) };
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A buffer as a tensor, copied if it is not one.
+    fn copy(&self, b: usize, inputs: &[Tensor]) -> Tensor {
+        self.tensor(b, inputs).unwrap_or_else(|| {
+            let mut t = Tensor::zeros(self.exe.buffers[b].ty.clone());
+            let bytes = t.bytes_mut();
+            // SAFETY: the address is that of a buffer of this type, written by an earlier kernel.
+            unsafe { bytes.as_mut_ptr().copy_from(self.addresses[b], bytes.len()) };
+            t
+        })
+    }
+}
+
+/// Address of buffers without elements: aligned for every type, never read.
+const EMPTY: *mut u8 = std::ptr::without_provenance_mut(crate::memory::ALIGN);
+
+/// A block of memory of fixed size.
+struct Memory {
+    at: NonNull<u8>,
+    layout: Alloc,
+}
+impl Memory {
+    fn new(bytes: usize) -> Result<Memory, RuntimeError> {
+        let fail = |why: &str| RuntimeError::Memory { bytes, what: "intermediate results".into(), why: why.into() };
+        let layout = Alloc::from_size_align(bytes.max(1), 4096).map_err(|_| fail("too large for this machine"))?;
+        // SAFETY: the size is not zero.
+        let at = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| fail("out of memory"))?;
+        Ok(Memory { at, layout })
+    }
+    fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < self.layout.size());
+        self.at.as_ptr().wrapping_add(offset)
+    }
+}
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout by `new`.
+        unsafe { dealloc(self.at.as_ptr(), self.layout) };
+    }
+}

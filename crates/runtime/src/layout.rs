@@ -1,0 +1,44 @@
+//! Numbers for everything that has an address: the buffers first, then every kernel's scratch.
+use crate::{Executable, KernelCode};
+use kiln_plan::exec::{Slot, Work};
+
+pub(crate) struct Layout {
+    /// Number of each kernel's first scratch; one more for the end.
+    scratch: Vec<usize>,
+    /// Number of each kernel's first step.
+    first_step: Vec<usize>,
+    pub steps: usize,
+    /// Most arguments of any step.
+    pub max_args: usize,
+}
+impl Layout {
+    pub fn new(exe: &Executable) -> Layout {
+        let mut l = Layout { scratch: vec![exe.buffers.len()], first_step: vec![], steps: 0, max_args: 0 };
+        for k in &exe.kernels {
+            l.scratch.push(l.len() + k.steps.scratch.len());
+            l.first_step.push(l.steps);
+            l.steps += k.steps.steps.len();
+            let args = k.steps.steps.iter().map(|w| if let Work::Block { args, .. } = w { args.len() } else { 0 });
+            l.max_args = args.fold(l.max_args, usize::max);
+        }
+        l
+    }
+    /// How many addresses there are.
+    pub fn len(&self) -> usize {
+        self.scratch.last().copied().unwrap_or(0)
+    }
+    pub fn scratch(&self, kernel: usize, s: usize) -> usize {
+        self.scratch[kernel] + s
+    }
+    pub fn first_step(&self, kernel: usize) -> usize {
+        self.first_step[kernel]
+    }
+    /// Number of a slot of a kernel. Invariant: the slot exists (`Executable::check`).
+    pub fn slot(&self, index: usize, kernel: &KernelCode, slot: Slot) -> usize {
+        match slot {
+            Slot::Input(i) => kernel.inputs[i as usize].0 as usize,
+            Slot::Output(i) => kernel.outputs[i as usize].0 as usize,
+            Slot::Scratch(i) => self.scratch(index, i as usize),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! A loaded model: code, parameters and memory on one device, ready to run again and again.
+use crate::{
+    Callbacks, Executable, HostDevice, RuntimeError,
+    error::Mismatch,
+    host::session::HostSession,
+    memory::{self, MemoryPlan},
+};
+use kiln_graph::Tensor;
+use kiln_plan::BufferKind;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Where code runs.
+#[derive(Clone)]
+pub enum Device {
+    Host(HostDevice),
+}
+
+pub struct Session {
+    exe: Arc<Executable>,
+    memory: Arc<MemoryPlan>,
+    backend: Mutex<Backend>,
+}
+
+pub(crate) enum Backend {
+    Host(HostSession),
+}
+
+impl Session {
+    /// Checks the executable, places its buffers and runs its load-time kernels. `params` are in the order of the graph's.
+    pub fn new(
+        device: &Device,
+        exe: impl Into<Arc<Executable>>,
+        params: Vec<Tensor>,
+        callbacks: Arc<dyn Callbacks>,
+    ) -> Result<Session, RuntimeError> {
+        let exe = exe.into();
+        exe.check()?;
+        check_params(&exe, &params)?;
+        let memory = Arc::new(memory::plan(&exe));
+        let backend = match device {
+            Device::Host(d) => Backend::Host(HostSession::new(d, exe.clone(), memory.clone(), params, callbacks)?),
+        };
+        Ok(Session { exe, memory, backend: Mutex::new(backend) })
+    }
+
+    /// Runs the model. Concurrent calls wait for each other.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
+        check_inputs(&self.exe, inputs)?;
+        match &mut *self.backend() {
+            Backend::Host(s) => s.run(inputs),
+        }
+    }
+
+    pub fn executable(&self) -> &Executable {
+        &self.exe
+    }
+    /// Where everything lives, and the sizes of the arenas.
+    pub fn memory(&self) -> &MemoryPlan {
+        &self.memory
+    }
+    /// A run that panicked left only buffers behind that the next run overwrites.
+    pub(crate) fn backend(&self) -> MutexGuard<'_, Backend> {
+        self.backend.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(crate) fn check_inputs(exe: &Executable, inputs: &[Tensor]) -> Result<(), RuntimeError> {
+    if inputs.len() != exe.inputs.len() {
+        let all: Vec<String> =
+            (0..exe.inputs.len()).map(|i| format!("{}: {}", exe.input_name(i), exe.inputs[i].ty)).collect();
+        let (model, inputs_text) = (exe.name.clone(), if all.is_empty() { "none".into() } else { all.join(", ") });
+        return Err(RuntimeError::InputCount { model, got: inputs.len(), want: exe.inputs.len(), inputs: inputs_text });
+    }
+    for (i, (t, spec)) in inputs.iter().zip(&exe.inputs).enumerate() {
+        if t.ty != spec.ty {
+            let remedy = match t.ty.dtype == spec.ty.dtype {
+                true => "pass that shape, or compile again with an example input of this one",
+                false => "convert the input, or compile again with an example input of this dtype",
+            };
+            let types = Box::new(Mismatch { got: t.ty.clone(), want: spec.ty.clone() });
+            let (model, input) = (exe.name.clone(), exe.input_name(i));
+            return Err(RuntimeError::InputType { model, input, types, remedy });
+        }
+    }
+    Ok(())
+}
+
+fn check_params(exe: &Executable, params: &[Tensor]) -> Result<(), RuntimeError> {
+    for b in &exe.buffers {
+        let BufferKind::Param(p) = b.kind else { continue };
+        let model = exe.name.clone();
+        match params.get(p.0 as usize) {
+            None => return Err(RuntimeError::ParamCount { model, got: params.len(), want: p.0 as usize + 1 }),
+            Some(t) if t.ty != b.ty => {
+                let types = Box::new(Mismatch { got: t.ty.clone(), want: b.ty.clone() });
+                return Err(RuntimeError::ParamType { model, param: p.0, types });
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}

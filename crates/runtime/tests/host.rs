@@ -1,0 +1,256 @@
+//! Sessions on the host over plain Rust functions in the place of generated code.
+use kiln_graph::{DType, FallbackOp, Graph, ParamId, Tensor, Type};
+use kiln_plan::{
+    Buffer, BufferId, BufferKind, Stage,
+    exec::{BodyGraph, GemmCall, Matrix, Slot, Steps, Work},
+};
+use kiln_runtime::{
+    Callbacks, Code, Device, Executable, HostDevice, HostFn, InputSpec, KernelCode, NoCallbacks, RuntimeError, Session,
+    memory::Place,
+};
+use std::sync::Arc;
+
+const N: usize = 1000;
+
+/// `c = a + b`, ten elements per instance.
+unsafe extern "C" fn add(args: *const *mut u8, lo: u64, hi: u64) {
+    // SAFETY: the tests pass three buffers of `N` f32.
+    unsafe {
+        let [a, b, c] = [0, 1, 2].map(|i| (*args.add(i)).cast::<f32>());
+        for i in lo as usize * 10..hi as usize * 10 {
+            *c.add(i) = *a.add(i) + *b.add(i);
+        }
+    }
+}
+/// `b = 2 a`, ten elements per instance.
+unsafe extern "C" fn double(args: *const *mut u8, lo: u64, hi: u64) {
+    // SAFETY: the tests pass two buffers of `N` f32.
+    unsafe {
+        let [a, b] = [0, 1].map(|i| (*args.add(i)).cast::<f32>());
+        for i in lo as usize * 10..hi as usize * 10 {
+            *b.add(i) = *a.add(i) * 2.0;
+        }
+    }
+}
+/// Must not be called.
+unsafe extern "C" fn never(_: *const *mut u8, _: u64, _: u64) {
+    std::process::abort();
+}
+
+fn ty() -> Type {
+    Type::new(DType::F32, [N])
+}
+fn buffer(kind: BufferKind) -> Buffer {
+    Buffer { ty: ty(), kind }
+}
+fn b(i: u32) -> BufferId {
+    BufferId(i)
+}
+fn code(f: HostFn) -> Code {
+    Code::Host { f, instances: N as u64 / 10, keep: Arc::new(()) }
+}
+fn kernel(name: &str, stage: Stage, inputs: &[u32], outputs: &[u32], f: HostFn) -> KernelCode {
+    let args = (0..inputs.len() as u32).map(Slot::Input).chain((0..outputs.len() as u32).map(Slot::Output)).collect();
+    let steps = Steps { scratch: vec![], steps: vec![Work::Block { code: code(f), args }] };
+    let ids = |x: &[u32]| x.iter().map(|i| b(*i)).collect();
+    KernelCode { name: name.into(), stage, inputs: ids(inputs), outputs: ids(outputs), steps }
+}
+fn executable(inputs: usize, buffers: Vec<Buffer>, kernels: Vec<KernelCode>, outputs: &[u32]) -> Executable {
+    let inputs = (0..inputs).map(|_| InputSpec { name: "x".into(), ty: ty() }).collect();
+    Executable { name: "test".into(), inputs, buffers, kernels, outputs: outputs.iter().map(|i| b(*i)).collect() }
+}
+fn tensor(f: impl Fn(usize) -> f64) -> Tensor {
+    Tensor::from_f64(ty(), (0..N).map(f))
+}
+fn host(threads: usize) -> Device {
+    Device::Host(HostDevice::new(threads).unwrap())
+}
+
+/// input 0, param 0, frozen = 2 param, t = input + frozen, u = 2 t, out = t + u.
+fn chain() -> Executable {
+    let kinds = [
+        BufferKind::Input(0),
+        BufferKind::Param(ParamId(0)),
+        BufferKind::Frozen,
+        BufferKind::Temp,
+        BufferKind::Temp,
+        BufferKind::Temp,
+    ];
+    let kernels = vec![
+        kernel("fold", Stage::Load, &[1], &[2], double),
+        kernel("add_0", Stage::Run, &[0, 2], &[3], add),
+        kernel("double_1", Stage::Run, &[3], &[4], double),
+        kernel("add_2", Stage::Run, &[3, 4], &[5], add),
+    ];
+    executable(1, kinds.map(buffer).into(), kernels, &[5, 0, 2, 5])
+}
+
+#[test]
+fn runs_a_chain_on_any_number_of_threads() {
+    for threads in [1, 2, 5] {
+        let param = tensor(|i| i as f64);
+        let session = Session::new(&host(threads), chain(), vec![param.clone()], Arc::new(NoCallbacks)).unwrap();
+        assert_eq!(session.memory().load_only_params, [0]);
+        assert_eq!(session.memory().run.bytes, 2 * 4096);
+        for round in 0..3 {
+            let x = tensor(|i| (i * round) as f64);
+            let out = session.run(std::slice::from_ref(&x)).unwrap();
+            let want = tensor(|i| 3.0 * (i * round + 2 * i) as f64);
+            assert_eq!(out.len(), 4);
+            assert_eq!(out[0], want);
+            assert_eq!(out[1], x);
+            assert_eq!(out[2], tensor(|i| 2.0 * i as f64));
+            assert_eq!(out[3], want);
+        }
+    }
+}
+
+#[test]
+fn outputs_belong_to_the_caller() {
+    let session = Session::new(&host(2), chain(), vec![tensor(|_| 0.0)], Arc::new(NoCallbacks)).unwrap();
+    let mut first = session.run(&[tensor(|_| 1.0)]).unwrap();
+    first[2].set_f64(0, 9.0);
+    let second = session.run(&[tensor(|_| 2.0)]).unwrap();
+    assert_eq!((first[0].get_f64(5), second[0].get_f64(5), second[2].get_f64(0)), (3.0, 6.0, 0.0));
+}
+
+#[test]
+fn wrong_inputs_are_named() {
+    let session = Session::new(&host(1), chain(), vec![tensor(|_| 0.0)], Arc::new(NoCallbacks)).unwrap();
+    let say = |inputs: &[Tensor]| session.run(inputs).unwrap_err().to_string();
+    assert_eq!(
+        say(&[]),
+        "running `test` with 0 inputs, but it takes 1 (input 0 (`x`): f32[1000]); pass one tensor per input, in order"
+    );
+    assert_eq!(
+        say(&[Tensor::zeros(Type::new(DType::F32, [3, 4]))]),
+        "running `test`: input 0 (`x`) is f32[3,4], but the model was compiled for f32[1000]; \
+         pass that shape, or compile again with an example input of this one"
+    );
+    assert!(say(&[Tensor::zeros(Type::new(DType::I64, [N]))]).contains("convert the input"));
+    let missing = Session::new(&host(1), chain(), vec![], Arc::new(NoCallbacks)).err().unwrap();
+    assert!(matches!(missing, RuntimeError::ParamCount { want: 1, got: 0, .. }));
+    let wrong = vec![Tensor::zeros(Type::new(DType::F32, [1]))];
+    let wrong = Session::new(&host(1), chain(), wrong, Arc::new(NoCallbacks)).err().unwrap();
+    assert!(wrong.to_string().contains("parameter @0 is f32[1]"), "{wrong}");
+}
+
+#[test]
+fn damaged_executables_are_refused() {
+    let refuse = |change: &dyn Fn(&mut Executable), want: &str| {
+        let mut exe = chain();
+        change(&mut exe);
+        let e = Session::new(&host(1), exe, vec![tensor(|_| 0.0)], Arc::new(NoCallbacks)).err().unwrap().to_string();
+        assert!(e.contains(want), "{e}");
+    };
+    refuse(&|e| e.kernels.swap(1, 3), "kernel `add_2`: reads b3 before anything wrote it");
+    refuse(&|e| e.kernels[1].inputs[0] = b(77), "uses b77, which does not exist");
+    refuse(&|e| e.kernels[1].outputs[0] = b(0), "writes b0, which it may only read");
+    refuse(&|e| e.outputs[0] = b(99), "b99 is never written");
+    refuse(&|e| e.kernels[0].inputs[0] = b(0), "runs at load time but reads input b0");
+    let slot = |e: &mut Executable| {
+        e.kernels[1].steps.steps[0] = Work::Block { code: code(add), args: vec![Slot::Scratch(0)] };
+    };
+    refuse(&slot, "has no Scratch(0)");
+}
+
+#[test]
+fn scratch_and_matrix_products() {
+    let m = |slot, row_stride, col_stride| Matrix { slot, offset: 0, row_stride, col_stride, batch_strides: vec![] };
+    let g = GemmCall {
+        dtype: DType::F32,
+        c_dtype: DType::F32,
+        m: 10,
+        n: 10,
+        k: 100,
+        batch: vec![],
+        a: m(Slot::Input(0), 100, 1),
+        b: m(Slot::Scratch(0), 10, 1),
+        c: m(Slot::Output(0), 100, 1),
+    };
+    let kinds = [BufferKind::Input(0), BufferKind::Temp];
+    let mut k = kernel("gemm_0", Stage::Run, &[0], &[1], double);
+    k.steps.scratch = vec![ty()];
+    k.steps.steps =
+        vec![Work::Block { code: code(double), args: vec![Slot::Input(0), Slot::Scratch(0)] }, Work::Gemm(g.clone())];
+    let exe = executable(1, kinds.map(buffer).into(), vec![k.clone()], &[1]);
+    let session = Session::new(&host(2), exe.clone(), vec![], Arc::new(NoCallbacks)).unwrap();
+    let x = tensor(|i| (i % 7) as f64);
+    let out = session.run(std::slice::from_ref(&x)).unwrap();
+    for (i, j) in [(0, 0), (3, 9), (9, 4)] {
+        let want: f64 = (0..100).map(|k| x.get_f64(i * 100 + k) * 2.0 * x.get_f64(k * 10 + j)).sum();
+        assert_eq!(out[0].get_f64(i * 100 + j), want);
+    }
+    let mut far = exe;
+    far.kernels[0].steps.steps[1] = Work::Gemm(GemmCall { k: 101, ..g });
+    let e = Session::new(&host(1), far, vec![], Arc::new(NoCallbacks)).err().unwrap().to_string();
+    assert!(e.contains("operand a of a matrix product reaches beyond its buffer of f32[1000]"), "{e}");
+}
+
+/// Fallback: adds 1. Interpreter: negates.
+struct Plus;
+impl Callbacks for Plus {
+    fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
+        match op.name.as_str() {
+            "aten::plus" => {
+                Ok(vec![Tensor::from_f64(args[0].ty.clone(), args[0].to_f64_vec().iter().map(|v| v + 1.0))])
+            }
+            "aten::wrong" => Ok(vec![Tensor::zeros(Type::new(DType::F32, [1]))]),
+            other => Err(format!("no {other}")),
+        }
+    }
+    fn interpret(&self, _: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
+        Ok(vec![Tensor::from_f64(args[0].ty.clone(), args[0].to_f64_vec().iter().map(|v| -v))])
+    }
+}
+
+fn with_fallback(name: &str) -> Executable {
+    let op = FallbackOp {
+        name: name.into(),
+        overload: String::new(),
+        args: "[]".into(),
+        results: vec![ty()],
+        why: "test".into(),
+    };
+    let kinds = [BufferKind::Input(0), BufferKind::Temp, BufferKind::Temp, BufferKind::Temp];
+    let mut kernels = vec![
+        kernel("double_0", Stage::Run, &[0], &[1], double),
+        kernel("fallback_1", Stage::Run, &[1], &[2], double),
+        kernel("interpreted_2", Stage::Run, &[2], &[3], double),
+    ];
+    kernels[1].steps.steps = vec![Work::Fallback(op)];
+    kernels[2].steps.steps =
+        vec![Work::Interpret { body: Box::new(BodyGraph(Graph::new("body"))), why: "test".into() }];
+    executable(1, kinds.map(buffer).into(), kernels, &[3])
+}
+
+#[test]
+fn callbacks_run_what_is_not_compiled() {
+    let session = Session::new(&host(2), with_fallback("aten::plus"), vec![], Arc::new(Plus)).unwrap();
+    let out = session.run(&[tensor(|i| i as f64)]).unwrap();
+    assert_eq!(out[0], tensor(|i| -(2.0 * i as f64 + 1.0)));
+    let say = |name| {
+        let session = Session::new(&host(1), with_fallback(name), vec![], Arc::new(Plus)).unwrap();
+        session.run(&[tensor(|_| 0.0)]).unwrap_err().to_string()
+    };
+    assert!(
+        say("aten::wrong").contains("kernel `fallback_1` through libtorch: result 0 is f32[1] instead of f32[1000]")
+    );
+    assert!(say("aten::topk").contains("no aten::topk"));
+}
+
+#[test]
+fn empty_buffers_cost_nothing() {
+    let empty = |kind| Buffer { ty: Type::new(DType::F32, [0, 4]), kind };
+    let mut k = kernel("add_0", Stage::Run, &[0, 0], &[1], never);
+    if let Work::Block { code: Code::Host { instances, .. }, .. } = &mut k.steps.steps[0] {
+        *instances = 0;
+    }
+    let buffers = vec![empty(BufferKind::Input(0)), empty(BufferKind::Temp), empty(BufferKind::Frozen)];
+    let mut exe = executable(1, buffers, vec![k], &[1, 2, 0]);
+    exe.inputs[0].ty = Type::new(DType::F32, [0, 4]);
+    let session = Session::new(&host(2), exe, vec![], Arc::new(NoCallbacks)).unwrap();
+    assert_eq!(session.memory().buffers[1], Place::Output(0));
+    let out = session.run(&[Tensor::zeros(Type::new(DType::F32, [0, 4]))]).unwrap();
+    assert!(out.len() == 3 && out.iter().all(|t| t.ty.shape == [0, 4]));
+}
