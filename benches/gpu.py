@@ -1,0 +1,196 @@
+"""Kiln on a CUDA machine: every sample graph and the exported models, checked and timed beside PyTorch in the same run.
+
+    python3 benches/gpu.py --kiln dist/kiln --out benches/results [--only NAME]... [--skip-models]
+
+Writes OUT/gpu-check.md (tables) and OUT/gpu-check.json (figures). A result counts as right when its error against a float64
+reference is at most twice PyTorch eager's own (models), or within the dtype's tolerance of the float64 interpreter (graphs).
+"""
+
+import argparse
+import datetime
+import glob
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+
+TOLERANCE = {"f64": 1e-12, "f32": 2e-5, "f16": 2e-3, "bf16": 1.6e-2}
+MODELS = ["mlp", "loopif", "resnet18", "vit_b_16", "bert", "gpt2", "llama"]
+SMALL = ["softmax_primitives", "gelu_tanh_primitives", "matmul_leaky_relu", "glu_mlp", "cdist", "attention_primitives"]
+
+
+def call(*command, timeout=300):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    return done.returncode, done.stdout, done.stderr
+
+
+def bench(kiln, model, *more):
+    code, out, err = call(kiln, "bench", model, "--device", "cuda:0", "--json", "-", *more)
+    if code:
+        return None, (err.strip() or f"exit {code}").splitlines()[0]
+    return json.loads(out), ""
+
+
+def graphs(kiln, only):
+    rows = []
+    for path in sorted(glob.glob("graphs/*.kiln")):
+        name = os.path.basename(path)[:-5]
+        if only and name not in only:
+            continue
+        result, problem = bench(kiln, path, "--against", "unfused", "--seconds", "0.3")
+        rows.append((name, result, problem))
+    return rows
+
+
+def error(a, b):
+    """Relative error in the 2-norm; NaN only where both have it."""
+    import torch
+
+    a, b = a.double().flatten().cpu(), b.double().flatten().cpu()
+    if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
+        return float("inf")
+    a, b = a.nan_to_num(), b.nan_to_num()
+    norm = b.norm().item()
+    return (a - b).norm().item() / norm if norm else (a - b).norm().item()
+
+
+def flat(x):
+    import torch
+
+    if torch.is_tensor(x):
+        return [x]
+    if isinstance(x, dict):
+        x = list(x.values())
+    return [t for e in x for t in flat(e)] if isinstance(x, (list, tuple)) else []
+
+
+def time_torch(module, inputs):
+    import torch
+
+    for _ in range(5):
+        module(*inputs)
+    torch.cuda.synchronize()
+    samples = []
+    for _ in range(30):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        module(*inputs)
+        b.record()
+        torch.cuda.synchronize()
+        samples.append(a.elapsed_time(b))
+    return statistics.median(samples)
+
+
+def models(kiln, only, folder):
+    import torch
+    from safetensors.torch import load_file
+
+    torch.set_grad_enabled(False)
+    names = [n for n in MODELS + SMALL if not only or n in only]
+    code, _, err = call(sys.executable, "scripts/export_models.py", "--out", folder, *names, timeout=500)
+    if code:
+        print("export:", err.strip().splitlines()[-1:], flush=True)
+    rows = []
+    for name in names:
+        path, given = f"{folder}/{name}.pt", f"{folder}/{name}.safetensors"
+        if not os.path.exists(path):
+            rows.append((name, None, "not exported"))
+            continue
+        stored = load_file(given)
+        tensors = [stored[str(i)] for i in range(len(stored))]
+        module = torch.jit.load(path)
+        arguments = list(module.forward.schema.arguments)[1:]
+        plain = [t if "Tensor" in str(a.type) else t.item() for t, a in zip(tensors, arguments)]
+        on = lambda device: [t.to(device) if torch.is_tensor(t) else t for t in plain]
+        row = {}
+        try:
+            double = lambda t: t.double() if torch.is_tensor(t) and t.is_floating_point() else t
+            try:
+                reference = flat(torch.jit.load(path).double()(*[double(t) for t in plain]))
+            except Exception:
+                reference = flat(module(*plain))
+            cuda = torch.jit.load(path, map_location="cuda")
+            cuda.eval()
+            torch.backends.cuda.matmul.allow_tf32 = False
+            torch.backends.cudnn.allow_tf32 = False
+            with torch.jit.optimized_execution(False):
+                eager = flat(cuda(*on("cuda")))
+                row["torch_err"] = max((error(a, b) for a, b in zip(eager, reference)), default=0.0)
+                row["torch_ms"] = time_torch(cuda, on("cuda"))
+        except Exception as e:
+            rows.append((name, None, f"torch: {str(e).splitlines()[0]}"))
+            continue
+        for form, flags in (("fused", []), ("unfused", ["--unfused"])):
+            out = f"{folder}/{name}.{form}.safetensors"
+            code, _, err = call(kiln, "run", path, "--inputs", given, "--outputs", out, "--device", "cuda:0", *flags)
+            if code:
+                row[form] = (err.strip() or f"exit {code}").splitlines()[0]
+                continue
+            got = load_file(out)
+            got = [got[str(i)] for i in range(len(got))]
+            row[form] = max((error(a, b) for a, b in zip(got, reference)), default=0.0) if len(got) == len(reference) else float("inf")
+        row["bench"], row["problem"] = bench(kiln, path, "--inputs", given, "--against", "unfused", "--seconds", "0.5")
+        rows.append((name, row, ""))
+        print(name, {k: v for k, v in row.items() if k != "bench"}, flush=True)
+    return rows
+
+
+def machine():
+    code, out, _ = call("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    gpu = out.strip() if code == 0 else "no nvidia-smi"
+    try:
+        import torch
+
+        version = torch.__version__
+    except ImportError:
+        version = "none"
+    return f"{gpu}; torch {version}; {platform.machine()} {os.cpu_count()} cores; {datetime.date.today()}"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kiln", default="dist/kiln")
+    parser.add_argument("--out", default="benches/results")
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--skip-models", action="store_true")
+    args = parser.parse_args()
+
+    lines = ["# Kiln on a CUDA machine", "", machine(), "", f"`{' '.join(sys.argv)}`", ""]
+    lines += ["| sample graph | ops | kernels | fused ms | unfused ms | unfused / fused | max abs err | norm or rel err |", "|---|---|---|---|---|---|---|---|"]
+    figures = {"machine": machine(), "graphs": {}, "models": {}}
+    for name, r, problem in graphs(args.kiln, args.only):
+        figures["graphs"][name] = r or problem
+        if r is None:
+            lines.append(f"| {name} | {problem} | | | | | | |")
+            continue
+        f, u = r["fused"]["median_ms"], (r["unfused"] or {}).get("median_ms", float("nan"))
+        lines.append(
+            f"| {name} | {r['ops']} | {len(r['kernels'])} | {f:.4f} | {u:.4f} | {u / f:.2f} | {r['max_abs_err']:.1e} | {r['max_rel_err']:.1e} |"
+        )
+        print(lines[-1], flush=True)
+    if not args.skip_models:
+        lines += ["", "| model | kernels | fused ms | unfused ms | torch eager ms | torch / fused | err fused | err unfused | err torch | compile s |", "|---|---|---|---|---|---|---|---|---|---|"]
+        with tempfile.TemporaryDirectory() as folder:
+            for name, r, problem in models(args.kiln, args.only, folder):
+                figures["models"][name] = r or problem
+                if r is None or r.get("bench") is None:
+                    lines.append(f"| {name} | {problem or r.get('problem')} | | | | | {r and r.get('fused')} | | | |")
+                    continue
+                b, show = r["bench"], lambda e: e if isinstance(e, str) else f"{e:.1e}"
+                f, u, t = b["fused"]["median_ms"], b["unfused"]["median_ms"], r["torch_ms"]
+                lines.append(
+                    f"| {name} | {len(b['kernels'])} | {f:.3f} | {u:.3f} | {t:.3f} | {t / f:.2f} | {show(r['fused'])} | {show(r['unfused'])} | {show(r['torch_err'])} | {b['compile_s']:.2f} |"
+                )
+    os.makedirs(args.out, exist_ok=True)
+    with open(os.path.join(args.out, "gpu-check.md"), "w") as f:
+        f.write("\n".join(lines) + "\n")
+    with open(os.path.join(args.out, "gpu-check.json"), "w") as f:
+        json.dump(figures, f, indent=1, default=str)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+//! Every sample graph at every stage. Review changes with `cargo insta review`.
+use kiln::{CompileOptions, Compiled, Model, Target, compile, compile::CompiledCode, stages};
+use kiln_snapshot_tests::{assemble, instruction_counts};
+use std::path::Path;
+
+fn each_graph(f: impl Fn(&str, &Model)) {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../graphs");
+    let mut paths: Vec<_> = std::fs::read_dir(folder)
+        .expect("graphs/ exists")
+        .map(|e| e.expect("an entry").path())
+        .filter(|p| p.extension().is_some_and(|e| e == "kiln"))
+        .collect();
+    paths.sort();
+    assert!(paths.len() >= 20, "only {} sample graphs found", paths.len());
+    for path in paths {
+        let name = path.file_stem().and_then(|s| s.to_str()).expect("a file name");
+        f(name, &Model::open(&path, &[]).unwrap_or_else(|e| panic!("{name}: {e}")));
+    }
+}
+
+fn compiled(model: &Model, target: Target) -> Compiled {
+    compile(model, &CompileOptions { target, ..CompileOptions::default() }).expect("compiles")
+}
+
+fn check(name: &str, stage: &str, text: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(format!("../snapshots/{stage}"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| insta::assert_snapshot!(name, text));
+}
+
+#[test]
+fn graphs() {
+    each_graph(|name, model| check(name, "graph", &kiln::stages::graph_text(&model.graph)));
+}
+
+#[test]
+fn plans() {
+    each_graph(|name, model| {
+        let c = compiled(model, Target::Sm90a);
+        check(name, "plan", &stages::text(&c, stages::Stage::Plan).expect("prints"));
+    });
+}
+
+#[test]
+fn host_blocks() {
+    each_graph(|name, model| {
+        let c = compiled(model, Target::Cpu);
+        check(name, "block-cpu", &stages::text(&c, stages::Stage::Block).expect("prints"));
+    });
+}
+
+#[test]
+fn gpu_blocks_and_ptx_facts() {
+    let ptxas = kiln::doctor::find_ptxas();
+    assert!(ptxas.is_some(), "ptxas is not here; run scripts/setup");
+    each_graph(|name, model| {
+        let c = compiled(model, Target::Sm90a);
+        check(name, "block-gpu", &stages::text(&c, stages::Stage::Block).expect("prints"));
+        let CompiledCode::Ptx(list) = &c.code else { panic!("a GPU target gives PTX") };
+        let mut facts = String::new();
+        for p in list.iter().filter(|p| !p.text.is_empty()) {
+            let assembled = assemble(ptxas.as_deref().unwrap_or(Path::new("ptxas")), &p.text, "sm_90a")
+                .unwrap_or_else(|log| panic!("{name}: ptxas refuses {}:\n{log}", p.name));
+            facts += &format!("{} ({} threads, {} bytes shared)\n", p.name, p.threads, p.shared);
+            for line in instruction_counts(&p.text).lines().chain(assembled.lines()) {
+                facts += &format!("  {line}\n");
+            }
+        }
+        check(name, "ptx-facts", &facts);
+    });
+}
