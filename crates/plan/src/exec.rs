@@ -42,12 +42,18 @@ pub struct GemmCall {
 #[serde(rename_all = "snake_case")]
 pub enum Work<K> {
     /// Code with its arguments, in the order of its parameters.
-    Block { code: K, args: Vec<Slot> },
+    Block {
+        code: K,
+        args: Vec<Slot>,
+    },
     Gemm(GemmCall),
     /// The kernel's whole body by libtorch.
     Fallback(FallbackOp),
     /// The kernel's whole body by the graph interpreter on the host: right but slow; what cannot be lowered yet.
-    Interpret { body: Box<BodyGraph>, why: String },
+    Interpret {
+        body: Box<BodyGraph>,
+        why: String,
+    },
 }
 
 /// A kernel's body; equality by its JSON is never needed, so two are equal if they print the same.

@@ -3,9 +3,13 @@
 //! A kernel's body is itself a [`Graph`]: its inputs are the buffers read, its outputs the buffers written. So a plan can be
 //! interpreted, printed and compared with nothing but the graph crate's means.
 //! Never: how a kernel is lowered, launched or timed.
+pub mod error;
 pub mod exec;
+pub mod machines;
 pub mod text;
 pub mod verify;
+
+pub use error::PlanError;
 
 use kiln_graph::{DType, Graph, ParamId, Type};
 use serde::{Deserialize, Serialize};

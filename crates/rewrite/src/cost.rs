@@ -1,0 +1,92 @@
+//! Roofline: bytes over bandwidth, flops over rate, launches.
+use crate::dag::Dag;
+use kiln_graph::Op;
+use kiln_plan::{Cost, Machine};
+
+/// Predicted work and time of one kernel, before rounding to a [`Cost`].
+#[derive(Clone, Copy, Default, Debug, PartialEq)]
+pub struct Price {
+    pub read: f64,
+    pub written: f64,
+    /// Flops on matrix units.
+    pub matrix: f64,
+    /// Seconds those take.
+    pub matrix_seconds: f64,
+    pub other: f64,
+    pub seconds: f64,
+}
+
+impl Price {
+    /// The slower of memory and arithmetic, plus one launch, plus a tenth of the faster one: overlap is not perfect, and a pure
+    /// maximum would make work under the roof free, so that ties would break by chance.
+    pub fn timed(mut self, m: &Machine) -> Price {
+        let memory = (self.read + self.written) / m.bandwidth;
+        let math = self.matrix_seconds + self.other / m.alu;
+        self.seconds = m.launch + memory.max(math) + 0.1 * memory.min(math);
+        self
+    }
+    pub fn cost(&self) -> Cost {
+        Cost {
+            bytes_read: self.read.round() as u64,
+            bytes_written: self.written.round() as u64,
+            matrix_flops: self.matrix.round() as u64,
+            other_flops: self.other.round() as u64,
+            us: microseconds(self.seconds),
+        }
+    }
+}
+
+/// Microseconds to a tenth of a nanosecond, so that plans print alike.
+pub fn microseconds(seconds: f64) -> f64 {
+    (seconds * 1e10).round() / 1e4
+}
+
+/// Flops on matrix units of one op: products, convolutions, attention.
+pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
+    let shape = |i: usize| dag.nodes[v].args.get(i).map_or(&[][..], |&a| dag.shape(a));
+    let last = |s: &[usize]| s.last().map_or(1., |&d| d as f64);
+    match dag.op(v) {
+        Op::Dot | Op::Linear => 2. * dag.count(v) * last(shape(0)),
+        Op::Attention { .. } => {
+            let (q, k, v) = (shape(0), shape(1), shape(2));
+            let keys = k.len().checked_sub(2).map_or(1., |i| k[i] as f64);
+            let queries: f64 = q[..q.len().saturating_sub(1)].iter().map(|&d| d as f64).product();
+            2. * queries * keys * (last(q) + last(v))
+        }
+        Op::Conv { transposed, groups, .. } => {
+            let (x, w) = (shape(0), shape(1));
+            let window: f64 = w.iter().skip(2).map(|&d| d as f64).product();
+            let channels = x.get(1).map_or(1., |&c| c as f64) / (*groups).max(1) as f64;
+            if *transposed {
+                let outputs = w.get(1).map_or(1., |&c| c as f64);
+                2. * dag.count(dag.nodes[v].args[0]) * outputs * window
+            } else {
+                2. * dag.count(v) * channels * window
+            }
+        }
+        _ => 0.,
+    }
+}
+
+/// Two bounds no plan of this program can beat, the larger of them: inputs, parameters and results moved once (tables that are
+/// only looked up aside); and a launch per matrix product, each at its roof with its weights read. In seconds.
+pub fn lower_bound(dag: &Dag, m: &Machine) -> f64 {
+    let products = dag.live.iter().filter(|&&v| matrix_flops(dag, v) > 0. && !dag.args(v).is_empty());
+    let kernels: f64 = products
+        .map(|&v| {
+            let weights: f64 = dag.args(v).iter().filter(|&&a| dag.frozen(a)).map(|&a| dag.bytes(a)).sum();
+            m.launch + (weights / m.bandwidth).max(matrix_flops(dag, v) / m.matrix_rate(dag.ty(v).dtype))
+        })
+        .sum();
+    let tables: Vec<usize> = dag
+        .live
+        .iter()
+        .filter(|&&v| matches!(dag.op(v), Op::Take { .. } | Op::Gather { .. }))
+        .filter_map(|&v| dag.args(v).first().copied())
+        .collect();
+    let leaves = dag.live.iter().filter(|&&v| dag.class[v] == crate::class::Class::Leaf && !tables.contains(&v));
+    let written = dag.roots.iter().filter(|&&r| dag.class[r] != crate::class::Class::Leaf);
+    let moved: f64 = leaves.chain(written.clone()).map(|&v| dag.bytes(v)).sum();
+    let launch = if written.count() > 0 { m.launch } else { 0. };
+    kernels.max(if launch > 0. { launch + moved / m.bandwidth } else { 0. })
+}

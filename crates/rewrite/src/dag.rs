@@ -1,0 +1,125 @@
+//! The program the planner works on: one form per value, operands before users, with what is frozen told apart.
+//!
+//! Takes: a [`Graph`] as it is, or the forms chosen from the e-graph. Gives: nodes by index, alike for both.
+//! A frozen value (computed from parameters only) is a leaf of the run and a result of the load, so one [`Program`] has two
+//! [`Dag`]s, one per stage, over the same indices.
+use crate::class::Class;
+use kiln_graph::{Graph, Op, Source, Type};
+use kiln_plan::Stage;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// A value, apart from its operands. Shared between the many programs that are tried.
+#[derive(Clone, Debug)]
+pub struct Value {
+    pub op: Op,
+    pub ty: Type,
+    pub source: Source,
+    /// Computed from parameters and constants only.
+    pub frozen: bool,
+    /// Rules that gave the value this form.
+    pub rules: Vec<&'static str>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub value: Rc<Value>,
+    pub args: Vec<usize>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    pub nodes: Vec<Node>,
+    pub roots: Vec<usize>,
+}
+
+impl Program {
+    /// The graph as written.
+    pub fn of_graph(g: &Graph) -> Program {
+        let mut nodes: Vec<Node> = Vec::with_capacity(g.len());
+        for v in g.values() {
+            let n = g.node(v);
+            let args: Vec<usize> = g.args(v).iter().map(|a| a.0 as usize).collect();
+            let frozen = is_frozen(&n.op, args.iter().map(|&a| nodes[a].value.frozen));
+            let value = Value { op: n.op.clone(), ty: n.ty.clone(), source: n.source.clone(), frozen, rules: vec![] };
+            nodes.push(Node { value: Rc::new(value), args });
+        }
+        Program { nodes, roots: g.outputs.iter().map(|o| o.0 as usize).collect() }
+    }
+}
+
+/// Is the result of `op` known at load time, given which operands are?
+pub fn is_frozen(op: &Op, mut args: impl Iterator<Item = bool>) -> bool {
+    !matches!(op, Op::Input(_) | Op::Fallback(_)) && args.all(|a| a)
+}
+
+/// What one stage has to compute.
+#[derive(Clone, Debug)]
+pub struct Dag {
+    pub nodes: Vec<Node>,
+    pub class: Vec<Class>,
+    /// Values to be stored, each once, ascending.
+    pub roots: Vec<usize>,
+    /// What the roots need in this stage, ascending.
+    pub live: Vec<usize>,
+    pub stage: Stage,
+}
+
+impl Dag {
+    /// The run: frozen values are leaves, but views of them and constants are still read through.
+    pub fn run(p: &Program) -> Dag {
+        let mut class: Vec<Class> = p.nodes.iter().map(|n| Class::of(&n.value.op)).collect();
+        for (c, n) in class.iter_mut().zip(&p.nodes) {
+            if n.value.frozen && !c.is_free() {
+                *c = Class::Leaf;
+            }
+        }
+        let roots: BTreeSet<usize> = p.roots.iter().copied().collect();
+        for &r in roots.iter().filter(|&&r| p.nodes[r].value.frozen) {
+            class[r] = Class::Leaf;
+        }
+        Dag::new(p, class, roots, Stage::Run)
+    }
+    /// The load: computes the frozen values `wanted`.
+    pub fn load(p: &Program, wanted: impl IntoIterator<Item = usize>) -> Dag {
+        let class = p.nodes.iter().map(|n| Class::of(&n.value.op)).collect();
+        Dag::new(p, class, wanted.into_iter().collect(), Stage::Load)
+    }
+    fn new(p: &Program, class: Vec<Class>, roots: BTreeSet<usize>, stage: Stage) -> Dag {
+        let roots: Vec<usize> = roots.into_iter().collect();
+        let mut dag = Dag { nodes: p.nodes.clone(), class, roots, live: vec![], stage };
+        let (mut seen, mut todo) = (vec![false; dag.nodes.len()], dag.roots.clone());
+        while let Some(v) = todo.pop() {
+            if !std::mem::replace(&mut seen[v], true) {
+                todo.extend(dag.args(v));
+            }
+        }
+        dag.live = (0..dag.nodes.len()).filter(|&v| seen[v]).collect();
+        dag
+    }
+    /// Operands of `v` in this stage: none for a leaf.
+    pub fn args(&self, v: usize) -> &[usize] {
+        if self.class[v] == Class::Leaf { &[] } else { &self.nodes[v].args }
+    }
+    pub fn op(&self, v: usize) -> &Op {
+        &self.nodes[v].value.op
+    }
+    pub fn ty(&self, v: usize) -> &Type {
+        &self.nodes[v].value.ty
+    }
+    pub fn shape(&self, v: usize) -> &[usize] {
+        &self.nodes[v].value.ty.shape
+    }
+    pub fn count(&self, v: usize) -> f64 {
+        self.ty(v).shape.iter().map(|&d| d as f64).product()
+    }
+    pub fn bytes(&self, v: usize) -> f64 {
+        self.count(v) * self.ty(v).dtype.bytes() as f64
+    }
+    pub fn is_root(&self, v: usize) -> bool {
+        self.roots.binary_search(&v).is_ok()
+    }
+    pub fn frozen(&self, v: usize) -> bool {
+        self.nodes[v].value.frozen
+    }
+}

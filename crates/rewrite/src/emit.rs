@@ -1,0 +1,195 @@
+//! From chosen kernels to a [`Plan`]: buffers, bodies, names, and the reason for each kernel.
+use crate::RewriteError;
+use crate::body::body;
+use crate::checker::Checker;
+use crate::class::Class;
+use crate::cost::{lower_bound, microseconds};
+use crate::dag::{Dag, Program};
+use crate::planner::{Apart, Kernel, Kernels, boundaries, inputs};
+use crate::region::{alone, kind};
+use kiln_graph::{BinaryOp, Graph, Op};
+use kiln_plan::{
+    Alternative, Buffer, BufferId, BufferKind, Kernel as Planned, Numerics, Plan, Reason, Search, Stage, Stop,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How to choose kernels: `planner::fused` or `planner::unfused`.
+pub type Choose = fn(&Dag, &mut Checker) -> Kernels;
+
+struct Emitter<'a> {
+    program: &'a Program,
+    plan: Plan,
+    /// Buffer of every value that is in memory.
+    at: BTreeMap<usize, BufferId>,
+    serial: usize,
+}
+
+/// The plan of `run`'s kernels, and of the kernels that compute what they read frozen.
+pub fn emit(
+    g: &Graph,
+    program: &Program,
+    run: (&Dag, &Kernels),
+    choose: Choose,
+    check: &mut Checker,
+    numerics: Numerics,
+) -> Result<Plan, RewriteError> {
+    let plan = Plan {
+        name: g.name.clone(),
+        machine: check.machine.name.clone(),
+        numerics,
+        lower_bound_us: microseconds(lower_bound(run.0, check.machine)),
+        ..Plan::default()
+    };
+    let mut e = Emitter { program, plan, at: BTreeMap::new(), serial: 0 };
+    for &i in &g.inputs {
+        let Op::Input(n) = *g.op(i) else { continue };
+        e.plan.buffers.push(Buffer { ty: g.ty(i).clone(), kind: BufferKind::Input(n) });
+    }
+    let wanted = e.frozen_wanted(run.0, run.1);
+    let load = Dag::load(program, wanted.iter().copied());
+    let kernels = choose(&load, check);
+    e.stage(&load, &kernels, check)?;
+    e.stage(run.0, run.1, check)?;
+    e.plan.outputs = program.roots.iter().map(|&r| e.buffer(r, Stage::Run)).collect();
+    Ok(e.plan)
+}
+
+impl Emitter<'_> {
+    /// Frozen values to compute at load time: those that kernels of the run read, and those that are results.
+    fn frozen_wanted(&self, run: &Dag, kernels: &Kernels) -> BTreeSet<usize> {
+        let read = kernels.by_id.values().flat_map(|k| inputs(run, &k.members));
+        let wanted = read.chain(run.roots.iter().copied()).filter(|&v| run.class[v] == Class::Leaf);
+        wanted.filter(|&v| !matches!(run.op(v), Op::Input(_) | Op::Param(_))).collect()
+    }
+    /// The buffer of a value, made when first asked for.
+    fn buffer(&mut self, v: usize, stage: Stage) -> BufferId {
+        let value = &self.program.nodes[v].value;
+        if let Op::Input(n) = value.op {
+            return BufferId(n);
+        }
+        let kind = match (&value.op, stage) {
+            (Op::Param(p), _) => BufferKind::Param(*p),
+            (_, Stage::Load) => BufferKind::Frozen,
+            _ => BufferKind::Temp,
+        };
+        let buffers = &mut self.plan.buffers;
+        *self.at.entry(v).or_insert_with(|| {
+            buffers.push(Buffer { ty: value.ty.clone(), kind });
+            BufferId(buffers.len() as u32 - 1)
+        })
+    }
+    fn stage(&mut self, dag: &Dag, kernels: &Kernels, check: &mut Checker) -> Result<(), RewriteError> {
+        let order = kernels.launches(dag).ok_or(RewriteError::Cycle)?;
+        let apart = boundaries(dag, kernels, check);
+        let mut names: BTreeMap<usize, String> = BTreeMap::new();
+        for &id in &order {
+            names.insert(id, format!("{}_{}", describe(dag, &kernels.by_id[&id].members), self.serial));
+            self.serial += 1;
+        }
+        // Views of parameters that a kernel needs in memory are stored at load time.
+        let frozen = |id: &usize| kernels.by_id[id].members.iter().all(|&m| dag.frozen(m));
+        let (early, late): (Vec<usize>, Vec<usize>) = order.into_iter().partition(frozen);
+        for id in early.into_iter().chain(late) {
+            let stage = if frozen(&id) { Stage::Load } else { dag.stage };
+            let k = &kernels.by_id[&id];
+            let stops = stops(id, &names, &apart);
+            let reason = Reason { rules: rules(dag, k), alternative: alternative(dag, k, check), stops };
+            self.kernel(dag, k, &names[&id], stage, reason);
+        }
+        Ok(())
+    }
+    fn kernel(&mut self, dag: &Dag, k: &Kernel, name: &str, stage: Stage, reason: Reason) {
+        let b = body(dag, k, name);
+        let planned = Planned {
+            name: name.to_string(),
+            kind: kind(dag, &k.members),
+            stage,
+            body: b.graph,
+            inputs: b.reads.iter().map(|&v| self.buffer(v, stage)).collect(),
+            outputs: b.stores.iter().map(|&v| self.buffer(v, stage)).collect(),
+            cost: k.price.cost(),
+            reason,
+        };
+        self.plan.kernels.push(planned);
+    }
+}
+
+fn rules(dag: &Dag, k: &Kernel) -> Vec<String> {
+    let names: BTreeSet<&str> = k.members.iter().flat_map(|&m| dag.nodes[m].value.rules.iter().copied()).collect();
+    names.into_iter().map(String::from).collect()
+}
+
+/// What the kernel saves: its ops as kernels of their own.
+fn alternative(dag: &Dag, k: &Kernel, check: &Checker) -> Option<Alternative> {
+    let ops: Vec<usize> = k.members.iter().copied().filter(|&m| !dag.class[m].is_free()).collect();
+    let seconds: f64 = ops.iter().map(|&v| alone(dag, v, check.machine).seconds).sum();
+    let what = format!("one kernel per op ({} kernels)", ops.len());
+    (ops.len() > 1).then(|| Alternative { what, us: microseconds(seconds) })
+}
+
+/// Why `id` and its neighbours stay apart: those it reads from first, each in the order of the program.
+fn stops(id: usize, names: &BTreeMap<usize, String>, apart: &BTreeMap<(usize, usize), Apart>) -> Vec<Stop> {
+    let before = apart.iter().filter(|((_, b), _)| *b == id).map(|((a, _), why)| (a, why));
+    let after = apart.iter().filter(|((a, _), _)| *a == id).map(|((_, b), why)| (b, why));
+    let stop = |(other, why): (&usize, &Apart)| Stop { kernel: names[other].clone(), why: text(why) };
+    before.chain(after).map(stop).collect()
+}
+fn text(why: &Apart) -> String {
+    match why {
+        Apart::Illegal(r) => r.name().to_string(),
+        Apart::NoGain(one, two) => format!("no gain: {:.2} us together, {:.2} us apart", one * 1e6, two * 1e6),
+        Apart::WouldWaitForItself => "would wait for itself".to_string(),
+    }
+}
+
+/// Names of the ops that say most about a kernel, first to last: at most three.
+fn describe(dag: &Dag, members: &[usize]) -> String {
+    let telling: Vec<(u8, usize)> = members.iter().map(|&m| (rank(dag.op(m)), m)).collect();
+    let best = telling.iter().map(|t| t.0).max().unwrap_or(0);
+    let keep = |t: &&(u8, usize)| t.0 == best || (best >= 4 && t.0 >= 2);
+    let mut words: Vec<String> = vec![];
+    for &(_, m) in telling.iter().filter(keep) {
+        let word = word(dag.op(m));
+        if !words.contains(&word) && words.len() < 3 {
+            words.push(word);
+        }
+    }
+    words.join("_")
+}
+/// How much an op says about what a kernel does.
+fn rank(op: &Op) -> u8 {
+    match Class::of(op) {
+        Class::Leaf | Class::Generator => 0,
+        Class::View => 0,
+        Class::Pointwise => match op {
+            Op::Unary(u) if u.is_composite() => 3,
+            Op::Unary(_) => 2,
+            Op::Binary(BinaryOp::Add | BinaryOp::Mul) => 2,
+            _ => 1,
+        },
+        Class::Movement => 2,
+        Class::Reduce | Class::ArgReduce => 3,
+        Class::Row => 4,
+        _ => 5,
+    }
+}
+fn word(op: &Op) -> String {
+    match op {
+        Op::Dot | Op::Linear => "gemm".to_string(),
+        Op::Fallback(f) => {
+            let name = f.name.rsplit("::").next().unwrap_or("op");
+            name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
+        }
+        op => op.name().rsplit('.').next().unwrap_or("op").to_string(),
+    }
+}
+
+/// What the search did, for the plan.
+pub fn search(check: &Checker, greedy: f64, stopped: &str) -> Search {
+    Search {
+        candidates: check.distinct(),
+        greedy_us: microseconds(greedy),
+        stopped: stopped.to_string(),
+        ..Search::default()
+    }
+}

@@ -1,0 +1,385 @@
+//! Which values are stored and which kernels compute them: local search on the program with three moves.
+//!
+//! Every value is `x = load(store x)`; this module decides where that identity is used. A kernel may store several values, and
+//! a value may be computed in several kernels instead of stored. Ties break by number: the same program gives the same kernels.
+use crate::checker::Checker;
+use crate::class::Class;
+use crate::cost::Price;
+use crate::dag::Dag;
+use crate::region::{Reject, alone};
+use kiln_plan::Stage;
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Ascending; each is needed for some output.
+    pub members: Vec<usize>,
+    /// Ascending.
+    pub outs: Vec<usize>,
+    pub price: Price,
+}
+
+#[derive(Clone, Default, Debug)]
+pub struct Kernels {
+    pub by_id: BTreeMap<usize, Kernel>,
+}
+impl Kernels {
+    pub fn seconds(&self) -> f64 {
+        self.by_id.values().map(|k| k.price.seconds).sum()
+    }
+    /// Kernels so that each comes after those whose results it reads, as near the order of the program as that allows; `None` if
+    /// some wait for each other (never: merges check for detours).
+    pub fn launches(&self, dag: &Dag) -> Option<Vec<usize>> {
+        let mut home: BTreeMap<usize, usize> = BTreeMap::new();
+        for (&id, k) in &self.by_id {
+            home.extend(k.outs.iter().map(|&o| (o, id)));
+        }
+        let mut waits: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut feeds: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (&id, k) in &self.by_id {
+            let before: Set = inputs(dag, &k.members).into_iter().filter_map(|i| home.get(&i).copied()).collect();
+            waits.insert(id, before.len());
+            for b in before {
+                feeds.entry(b).or_default().push(id);
+            }
+        }
+        let key = |id: usize| (self.by_id[&id].outs.first().copied().unwrap_or(0), id);
+        let mut ready: BTreeSet<(usize, usize)> = waits.iter().filter(|w| *w.1 == 0).map(|w| key(*w.0)).collect();
+        let mut order = vec![];
+        while let Some((_, id)) = ready.pop_first() {
+            order.push(id);
+            for &n in feeds.get(&id).map_or(&[][..], Vec::as_slice) {
+                if let Some(w) = waits.get_mut(&n) {
+                    *w -= 1;
+                    if *w == 0 {
+                        ready.insert(key(n));
+                    }
+                }
+            }
+        }
+        (order.len() == self.by_id.len()).then_some(order)
+    }
+}
+
+type Set = BTreeSet<usize>;
+fn sorted(i: impl IntoIterator<Item = usize>) -> Vec<usize> {
+    let mut v: Vec<usize> = i.into_iter().collect();
+    v.sort_unstable();
+    v.dedup();
+    v
+}
+
+/// What a region reads, ascending.
+pub fn inputs(dag: &Dag, members: &[usize]) -> Vec<usize> {
+    let args = members.iter().flat_map(|&m| dag.args(m)).copied();
+    sorted(args.filter(|a| members.binary_search(a).is_err()))
+}
+
+struct Planner<'a, 'm> {
+    dag: &'a Dag,
+    check: &'a mut Checker<'m>,
+    kinds: Vec<u32>,
+    plan: Kernels,
+    /// Kernels that read a stored value.
+    readers: Vec<Set>,
+    /// The kernel that stores a value.
+    home: Vec<Option<usize>>,
+    next: usize,
+}
+
+/// One kernel per op, as a framework runs the program; views are read through where they can be.
+pub fn unfused(dag: &Dag, check: &mut Checker) -> Kernels {
+    let mut p = Planner::new(dag, check);
+    p.one_kernel_per_op();
+    p.plan
+}
+
+/// Merging the best pair until none gains; then recomputing and shifting what that leaves; until nothing moves.
+pub fn fused(dag: &Dag, check: &mut Checker) -> Kernels {
+    let mut p = Planner::new(dag, check);
+    p.one_kernel_per_op();
+    // Every round gains, so rounds are few; the bound keeps a pathological program from taking long.
+    for _ in 0..16 {
+        p.merge_all();
+        let mut moved = false;
+        for v in dag.live.iter().copied() {
+            moved |= p.recompute(v);
+        }
+        for b in p.plan.by_id.keys().copied().collect::<Vec<_>>() {
+            let members = p.plan.by_id.get(&b).map(|k| k.members.clone()).unwrap_or_default();
+            moved |= members.into_iter().any(|m| !dag.class[m].is_free() && p.shift(b, m));
+        }
+        if !moved {
+            break;
+        }
+    }
+    p.plan
+}
+
+impl<'a, 'm> Planner<'a, 'm> {
+    fn new(dag: &'a Dag, check: &'a mut Checker<'m>) -> Planner<'a, 'm> {
+        let (n, kinds) = (dag.nodes.len(), check.kinds(dag));
+        let plan = Kernels::default();
+        Planner { dag, check, kinds, plan, readers: vec![Set::new(); n], home: vec![None; n], next: 0 }
+    }
+    fn price(&mut self, members: Vec<usize>, outs: Vec<usize>) -> Result<Kernel, Reject> {
+        let mut price = self.check.price(self.dag, &self.kinds, &members, &outs)?;
+        if self.dag.stage == Stage::Run && members.iter().all(|&m| self.dag.frozen(m)) {
+            price.seconds = 0.;
+        }
+        Ok(Kernel { members, outs, price })
+    }
+    fn seconds(&self, id: usize) -> f64 {
+        self.plan.by_id.get(&id).map_or(0., |k| k.price.seconds)
+    }
+    fn install(&mut self, k: Kernel) -> usize {
+        let id = self.next;
+        self.next += 1;
+        for i in inputs(self.dag, &k.members) {
+            self.readers[i].insert(id);
+        }
+        for &o in &k.outs {
+            self.home[o] = Some(id);
+        }
+        self.plan.by_id.insert(id, k);
+        id
+    }
+    fn remove(&mut self, id: usize) {
+        let Some(k) = self.plan.by_id.remove(&id) else { return };
+        for i in inputs(self.dag, &k.members) {
+            self.readers[i].remove(&id);
+        }
+        for &o in &k.outs {
+            if self.home[o] == Some(id) {
+                self.home[o] = None;
+            }
+        }
+    }
+
+    /// Views belong to whoever reads through them, unless they cannot be followed from there: then they are stored too.
+    fn one_kernel_per_op(&mut self) {
+        let dag = self.dag;
+        let computes = |v: &usize| !matches!(dag.class[*v], Class::Leaf | Class::Result);
+        let mut todo: Vec<usize> =
+            dag.live.iter().copied().filter(|v| computes(v) && (!dag.class[*v].is_free() || dag.is_root(*v))).collect();
+        let mut stored: Set = todo.iter().copied().collect();
+        while let Some(v) = todo.pop() {
+            if dag.class[v] == Class::Fallback {
+                let k = self.fallback(v);
+                self.install(k);
+                continue;
+            }
+            let (mut members, mut open) = (Set::from([v]), vec![v]);
+            while let Some(x) = open.pop() {
+                let through = |a: &usize| dag.class[*a].is_free() && !stored.contains(a);
+                open.extend(dag.args(x).iter().copied().filter(through).filter(|&a| members.insert(a)));
+            }
+            match self.price(sorted(members), vec![v]) {
+                Ok(k) => {
+                    self.install(k);
+                }
+                Err(_) => {
+                    let free = |a: &usize| dag.class[*a].is_free();
+                    let views: Vec<usize> =
+                        dag.args(v).iter().copied().filter(free).filter(|&a| stored.insert(a)).collect();
+                    if views.is_empty() {
+                        // An op on stored operands is always a kernel.
+                        let price = alone(dag, v, self.check.machine);
+                        self.install(Kernel { members: vec![v], outs: vec![v], price });
+                        continue;
+                    }
+                    todo.push(v);
+                    todo.extend(views);
+                }
+            }
+        }
+    }
+    /// A fallback with those of its results that are used.
+    fn fallback(&mut self, v: usize) -> Kernel {
+        let dag = self.dag;
+        let results = dag.live.iter().copied().filter(|&r| dag.class[r] == Class::Result && dag.args(r) == [v]);
+        let members = sorted(results.chain([v]));
+        let user = |u: &usize| dag.class[*u] != Class::Result && dag.args(*u).contains(&v);
+        let own = dag.is_root(v) || dag.live.iter().any(user);
+        let outs = members.iter().copied().filter(|&m| m != v || own).collect();
+        Kernel { members, outs, price: alone(dag, v, self.check.machine) }
+    }
+
+    fn followers(&self, id: usize) -> Set {
+        let Some(k) = self.plan.by_id.get(&id) else { return Set::new() };
+        k.outs.iter().flat_map(|&o| self.readers[o].iter().copied()).filter(|&k| k != id).collect()
+    }
+    /// Is there a way from `a` to `b` other than the direct edge? Then one kernel would wait for itself.
+    fn detour(&self, a: usize, b: usize) -> bool {
+        let mut todo: Vec<usize> = self.followers(a).into_iter().filter(|&k| k != b).collect();
+        let mut seen: Set = todo.iter().copied().collect();
+        while let Some(k) = todo.pop() {
+            for n in self.followers(k) {
+                if n == b {
+                    return true;
+                }
+                if seen.insert(n) {
+                    todo.push(n);
+                }
+            }
+        }
+        false
+    }
+    /// `a` and `b` as one kernel and the gain, if legal and a gain; stores that only the two read are gone.
+    fn merged(&mut self, a: usize, b: usize) -> Option<(f64, Kernel)> {
+        let k = self.union(a, b)?.ok()?;
+        let gain = self.seconds(a) + self.seconds(b) - k.price.seconds;
+        (gain > 1e-12 && !self.detour(a, b) && !self.detour(b, a)).then_some((gain, k))
+    }
+    fn union(&mut self, a: usize, b: usize) -> Option<Result<Kernel, Reject>> {
+        let (ka, kb) = (self.plan.by_id.get(&a)?, self.plan.by_id.get(&b)?);
+        let read_elsewhere = |o: &usize| self.dag.is_root(*o) || self.readers[*o].iter().any(|&r| r != a && r != b);
+        let outs = sorted(ka.outs.iter().chain(&kb.outs).copied().filter(read_elsewhere));
+        let members = self.cone(&sorted(ka.members.iter().chain(&kb.members).copied()), &outs);
+        Some(self.price(members, outs))
+    }
+    /// Producer and consumer, and siblings that read the same computed value.
+    fn pairs_of(&self, id: usize) -> BTreeSet<(usize, usize)> {
+        let mut out: BTreeSet<(usize, usize)> = self.followers(id).into_iter().map(|k| (id, k)).collect();
+        let Some(k) = self.plan.by_id.get(&id) else { return out };
+        for i in inputs(self.dag, &k.members) {
+            let siblings = self.readers[i].iter().filter(|&&r| r != id).map(|&r| (r.min(id), r.max(id)));
+            match self.home[i].filter(|&h| h != id) {
+                Some(h) => {
+                    out.insert((h, id));
+                    out.extend(siblings);
+                }
+                // Parameters have many readers that have nothing else in common.
+                None if !self.dag.frozen(i) && self.readers[i].len() <= 16 => out.extend(siblings),
+                None => {}
+            }
+        }
+        out
+    }
+    fn merge_all(&mut self) {
+        let mut gains: BTreeMap<(usize, usize), Option<(f64, Kernel)>> = BTreeMap::new();
+        let mut fresh: Vec<usize> = self.plan.by_id.keys().copied().collect();
+        loop {
+            for p in fresh.drain(..).flat_map(|id| self.pairs_of(id)).collect::<BTreeSet<_>>() {
+                if let Entry::Vacant(e) = gains.entry(p) {
+                    e.insert(self.merged(p.0, p.1));
+                }
+            }
+            let found = gains.iter().filter_map(|(p, g)| g.as_ref().map(|g| (g.0, *p)));
+            let Some((_, (a, b))) = found.max_by(|x, y| x.0.total_cmp(&y.0).then(y.1.cmp(&x.1))) else { return };
+            // A merge elsewhere may have closed a way round since this pair was priced.
+            let Some(Some((_, k))) = gains.remove(&(a, b)) else { return };
+            if self.detour(a, b) || self.detour(b, a) {
+                gains.insert((a, b), None);
+                continue;
+            }
+            gains.retain(|p, _| ![a, b].contains(&p.0) && ![a, b].contains(&p.1));
+            self.remove(a);
+            self.remove(b);
+            fresh.push(self.install(k));
+        }
+    }
+    /// What `outs` need among `members`.
+    fn cone(&self, members: &[usize], outs: &[usize]) -> Vec<usize> {
+        let (mut seen, mut todo) = (Set::new(), outs.to_vec());
+        while let Some(x) = todo.pop() {
+            if members.binary_search(&x).is_ok() && seen.insert(x) {
+                todo.extend(self.dag.args(x));
+            }
+        }
+        sorted(seen)
+    }
+    fn replace(&mut self, gone: Vec<usize>, new: Vec<Kernel>) -> bool {
+        let before: f64 = gone.iter().map(|&k| self.seconds(k)).sum();
+        if new.iter().map(|k| k.price.seconds).sum::<f64>() >= before - 1e-12 {
+            return false;
+        }
+        for id in gone {
+            self.remove(id);
+        }
+        for k in new {
+            self.install(k);
+        }
+        true
+    }
+    /// Stops storing `v`: every reader computes it again. True when that is legal everywhere and gains.
+    fn recompute(&mut self, v: usize) -> bool {
+        if self.dag.is_root(v) || self.dag.class[v].is_anchor() {
+            return false;
+        }
+        let Some(k) = self.home[v].and_then(|h| self.plan.by_id.get(&h)).cloned() else { return false };
+        let again = self.cone(&k.members, &[v]);
+        let outs: Vec<usize> = k.outs.iter().copied().filter(|&o| o != v).collect();
+        let readers: Vec<usize> = self.readers[v].iter().copied().collect();
+        let mut regions: Vec<(Vec<usize>, Vec<usize>)> = vec![];
+        for r in &readers {
+            let Some(r) = self.plan.by_id.get(r) else { return false };
+            regions.push((sorted(r.members.iter().chain(&again).copied()), r.outs.clone()));
+        }
+        if !outs.is_empty() {
+            regions.push((self.cone(&k.members, &outs), outs));
+        }
+        let new: Result<Vec<Kernel>, Reject> = regions.into_iter().map(|(m, o)| self.price(m, o)).collect();
+        let gone: Vec<usize> = readers.into_iter().chain(self.home[v]).collect();
+        new.is_ok_and(|new| self.replace(gone, new))
+    }
+    /// Moves the part of kernel `b` that computes `m` over to a kernel that feeds it. True when that gains.
+    fn shift(&mut self, b: usize, m: usize) -> bool {
+        let Some(kb) = self.plan.by_id.get(&b).cloned() else { return false };
+        if kb.outs.contains(&m) {
+            return false;
+        }
+        let part = self.cone(&kb.members, &[m]);
+        let homes: Set = inputs(self.dag, &part).iter().filter_map(|&i| self.home[i]).filter(|&h| h != b).collect();
+        if homes.is_empty() {
+            return false;
+        }
+        let kept: Vec<usize> = kb.members.iter().copied().filter(|&x| x != m).collect();
+        let Ok(tail) = self.price(self.cone(&kept, &kb.outs), kb.outs) else { return false };
+        let still = inputs(self.dag, &tail.members);
+        homes.into_iter().any(|a| {
+            let Some(ka) = self.plan.by_id.get(&a) else { return false };
+            let needed = |o: &usize| {
+                self.dag.is_root(*o) || still.contains(o) || self.readers[*o].iter().any(|&r| r != a && r != b)
+            };
+            let outs = sorted(ka.outs.iter().copied().filter(needed).chain([m]));
+            let members = sorted(ka.members.iter().chain(&part).copied());
+            let Ok(head) = self.price(members, outs) else { return false };
+            !self.detour(a, b) && self.replace(vec![a, b], vec![head, tail.clone()])
+        })
+    }
+}
+
+/// Why `a` and `b` stay apart: the refusal, or the two prices in seconds (together, apart).
+pub enum Apart {
+    Illegal(Reject),
+    NoGain(f64, f64),
+    WouldWaitForItself,
+}
+/// For every kernel, its neighbours that it was not merged with.
+pub fn boundaries(dag: &Dag, kernels: &Kernels, check: &mut Checker) -> BTreeMap<(usize, usize), Apart> {
+    let mut p = Planner::new(dag, check);
+    p.next = kernels.by_id.keys().max().map_or(0, |m| m + 1);
+    for (&id, k) in &kernels.by_id {
+        for i in inputs(dag, &k.members) {
+            p.readers[i].insert(id);
+        }
+        for &o in &k.outs {
+            p.home[o] = Some(id);
+        }
+    }
+    p.plan = kernels.clone();
+    let mut out = BTreeMap::new();
+    for &id in kernels.by_id.keys() {
+        for f in p.followers(id) {
+            let why = match p.union(id, f) {
+                Some(Err(r)) => Apart::Illegal(r),
+                Some(Ok(_)) if p.detour(id, f) => Apart::WouldWaitForItself,
+                Some(Ok(k)) => Apart::NoGain(k.price.seconds, p.seconds(id) + p.seconds(f)),
+                None => continue,
+            };
+            out.insert((id, f), why);
+        }
+    }
+    out
+}

@@ -1,0 +1,196 @@
+//! Iteration spaces: which loop ranges walk which axes of a value.
+//!
+//! An *atom* is a loop range. Going backward from a kernel's result, every value gets a map: for each of its axes, the atoms that
+//! walk it. Views only rewrite maps; a reshape splits an atom where it must. What cannot be followed is `computed`: legal to read
+//! element by element, but neither a row nor a tile.
+
+pub type Atom = u32;
+
+/// How one axis is walked: index = `from` + `step` · (the atoms, outermost first, as one number).
+#[derive(Clone, PartialEq, Debug)]
+pub struct Walk {
+    pub atoms: Vec<Atom>,
+    pub from: i64,
+    pub step: i64,
+    /// The index is some function of the atoms, or of data.
+    pub computed: bool,
+}
+impl Default for Walk {
+    fn default() -> Walk {
+        Walk { atoms: vec![], from: 0, step: 1, computed: false }
+    }
+}
+impl Walk {
+    pub fn over(atoms: Vec<Atom>) -> Walk {
+        Walk { atoms, ..Walk::default() }
+    }
+    pub fn computed(atoms: Vec<Atom>) -> Walk {
+        Walk { atoms, computed: true, ..Walk::default() }
+    }
+}
+
+/// One walk per axis.
+pub type Map = Vec<Walk>;
+
+#[derive(Default)]
+pub struct Space {
+    size: Vec<i64>,
+    parts: Vec<Option<[Atom; 2]>>,
+}
+
+impl Space {
+    pub fn atom(&mut self, n: i64) -> Atom {
+        self.size.push(n);
+        self.parts.push(None);
+        self.size.len() as Atom - 1
+    }
+    /// A fresh walk over an axis of `n` elements.
+    pub fn axis(&mut self, n: usize) -> Walk {
+        if n == 1 { Walk::default() } else { Walk::over(vec![self.atom(n as i64)]) }
+    }
+    /// Atoms as they are now, after splits.
+    pub fn now(&self, atoms: &[Atom]) -> Vec<Atom> {
+        let mut out = Vec::with_capacity(atoms.len());
+        for &a in atoms {
+            match self.parts[a as usize] {
+                Some(p) => out.extend(self.now(&p)),
+                None => out.push(a),
+            }
+        }
+        out
+    }
+    pub fn refresh(&self, m: &mut Map) {
+        for w in m {
+            if w.atoms.iter().any(|&a| self.parts[a as usize].is_some()) {
+                w.atoms = self.now(&w.atoms);
+            }
+        }
+    }
+    pub fn extent(&self, atoms: &[Atom]) -> i64 {
+        atoms.iter().map(|&a| self.size[a as usize]).product()
+    }
+    /// Every element of the axis once, in order.
+    pub fn full(&self, w: &Walk, size: usize) -> bool {
+        !w.computed && w.from == 0 && w.step == 1 && self.extent(&w.atoms) == size as i64
+    }
+    /// Is every element of a value of this shape visited?
+    pub fn whole(&self, m: &[Walk], shape: &[usize]) -> bool {
+        m.iter().zip(shape).all(|(w, &s)| self.full(w, s))
+    }
+    /// All atoms of a map, in the order of its axes, outermost first.
+    pub fn flat(&self, m: &[Walk]) -> Vec<Atom> {
+        m.iter().flat_map(|w| self.now(&w.atoms)).collect()
+    }
+    /// Deals atoms out to axes of the given sizes, splitting where a size ends inside an atom.
+    pub fn deal(&mut self, atoms: &[Atom], sizes: &[usize]) -> Option<Vec<Walk>> {
+        let mut rest: Vec<Atom> = self.now(atoms);
+        rest.reverse();
+        let mut out = vec![];
+        for &n in sizes {
+            let (n, mut have, mut taken) = (n as i64, 1, vec![]);
+            while have < n {
+                if n % have != 0 {
+                    return None;
+                }
+                let a = rest.pop()?;
+                let (s, need) = (self.size[a as usize], n / have);
+                if s <= need {
+                    have *= s;
+                    taken.push(a);
+                    continue;
+                }
+                if s % need != 0 {
+                    return None;
+                }
+                let p = [self.atom(need), self.atom(s / need)];
+                self.parts[a as usize] = Some(p);
+                rest.extend([p[1], p[0]]);
+            }
+            if have != n {
+                return None;
+            }
+            out.push(Walk::over(taken));
+        }
+        rest.is_empty().then_some(out)
+    }
+    /// The map of a reshape's operand (of shape `to`) from the map of its result (of shape `from`): axes are matched in groups of
+    /// equal product. `None` when the operand's axes are not walked by whole atoms.
+    pub fn reshape(&mut self, m: &[Walk], from: &[usize], to: &[usize]) -> Option<Map> {
+        let wide = |s: &[usize]| -> Vec<usize> { (0..s.len()).filter(|&i| s[i] != 1).collect() };
+        let (f, t) = (wide(from), wide(to));
+        let (mut out, mut i, mut j) = (vec![Walk::default(); to.len()], 0, 0);
+        while i < f.len() {
+            let (i0, j0, mut p, mut q) = (i, j, from[f[i]], to[*t.get(j)?]);
+            (i, j) = (i + 1, j + 1);
+            while p != q {
+                if p < q {
+                    p *= from[*f.get(i)?];
+                    i += 1;
+                } else {
+                    q *= to[*t.get(j)?];
+                    j += 1;
+                }
+            }
+            let group = &f[i0..i];
+            if let ([a], 1) = (group, j - j0) {
+                out[t[j0]] = m[*a].clone();
+                continue;
+            }
+            if group[1..].iter().any(|&a| !self.full(&m[a], from[a])) {
+                return None;
+            }
+            let (first, inner) = (&m[group[0]], p / from[group[0]]);
+            let flat: Vec<Atom> = group.iter().flat_map(|&a| m[a].atoms.iter().copied()).collect();
+            if j - j0 == 1 {
+                if first.step != 1 {
+                    return None;
+                }
+                let from = first.from.checked_mul(inner as i64)?;
+                out[t[j0]] = Walk { atoms: flat, from, ..first.clone() };
+                continue;
+            }
+            if !self.full(first, from[group[0]]) {
+                return None;
+            }
+            let sizes: Vec<usize> = t[j0..j].iter().map(|&k| to[k]).collect();
+            for (w, &k) in self.deal(&flat, &sizes)?.into_iter().zip(&t[j0..j]) {
+                out[k] = w;
+            }
+        }
+        Some(out)
+    }
+    /// A map that only says which atoms matter.
+    pub fn unknown(&self, m: &[Walk], rank: usize) -> Map {
+        let mut out = vec![Walk::computed(vec![]); rank];
+        if let Some(first) = out.first_mut() {
+            first.atoms = self.flat(m);
+        }
+        out
+    }
+    /// Do these atoms, outermost first, with their strides, walk memory as one evenly strided range?
+    pub fn strided(&self, group: &[(Atom, i64)]) -> bool {
+        group.windows(2).all(|p| p[0].1 == p[1].1 * self.size[p[1].0 as usize])
+    }
+    /// Stride in memory of every atom that walks a dense row-major buffer of `shape`; `None` if an index is computed.
+    pub fn strides(&self, m: &[Walk], shape: &[usize]) -> Option<Vec<(Atom, i64)>> {
+        let (mut stride, mut out) = (1i64, vec![]);
+        for (w, &s) in m.iter().zip(shape).rev() {
+            if w.computed {
+                return None;
+            }
+            let mut at = stride * w.step;
+            for a in self.now(&w.atoms).into_iter().rev() {
+                out.push((a, at));
+                at *= self.size[a as usize];
+            }
+            stride *= s as i64;
+        }
+        Some(out)
+    }
+}
+
+/// Map of an operand of shape `s` that broadcasts (as numpy does) to a result of rank `rank` walked by `m`.
+pub fn align(s: &[usize], rank: usize, m: &[Walk]) -> Map {
+    let missing = rank - s.len().min(rank);
+    s.iter().enumerate().map(|(i, &n)| if n == 1 { Walk::default() } else { m[missing + i].clone() }).collect()
+}
