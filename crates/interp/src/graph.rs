@@ -1,1 +1,243 @@
-//! Graph interpreter.
+//! The graph interpreter: every op in the plainest way that has PyTorch's semantics.
+//!
+//! Takes a verified graph with its inputs and parameters as host tensors; gives the outputs. It is the oracle of the
+//! differential tests, the f64 reference of error measurements, and what runs a kernel that cannot be compiled.
+//! Never panics on a verified graph: bad data (an index out of range, division by zero) is an error that names the op
+//! and its place in the model. Never reorders or fuses: one op at a time, in the graph's order.
+mod composite;
+mod movement;
+mod pointwise;
+mod product;
+mod real;
+mod reduce;
+mod value;
+mod walk;
+mod window;
+
+use kiln_graph::{DType, FallbackOp, Graph, Op, Scalar, Tensor, Type, ValueId};
+use std::collections::HashMap;
+use value::{Data, Value};
+
+/// In which precision floats are computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Precision {
+    /// Each op in its dtype's `compute()` type, rounded once to its dtype, as PyTorch does. (Long sums are carried in
+    /// f64, so they are no worse than PyTorch's blocked sums.)
+    Native,
+    /// Every float op in f64 without rounding: the reference. Float outputs have dtype f64.
+    F64,
+}
+
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum InterpError {
+    #[error("{given} input(s) given, the graph takes {wanted}")]
+    InputCount { given: usize, wanted: usize },
+    #[error("{given} parameter(s) given, the graph has {wanted}")]
+    ParamCount { given: usize, wanted: usize },
+    #[error("input {index} is {given}, the graph takes {wanted}")]
+    Input { index: usize, given: Type, wanted: Type },
+    #[error("parameter @{index} is {given}, the graph takes {wanted}")]
+    Param { index: usize, given: Type, wanted: Type },
+    #[error("{value} = {op}{place}: {what}")]
+    Op { value: ValueId, op: &'static str, place: String, what: String },
+}
+
+/// Runs a fallback op: the op and its operands, to all its results.
+pub type Fallback<'a> = dyn FnMut(&FallbackOp, &[Tensor]) -> Result<Vec<Tensor>, String> + 'a;
+
+/// For graphs without fallbacks: refuses.
+pub fn no_fallback(op: &FallbackOp, _: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    Err(format!("{} needs libtorch, which is not at hand here", op.name))
+}
+
+/// Outputs of the graph in its own dtypes.
+pub fn run(
+    g: &Graph,
+    inputs: &[Tensor],
+    params: &[Tensor],
+    fallback: &mut Fallback,
+) -> Result<Vec<Tensor>, InterpError> {
+    run_with(g, inputs, params, Precision::Native, fallback)
+}
+
+/// Outputs of the graph computed in `precision`. With [`Precision::F64`] float outputs are f64 tensors, and float inputs
+/// and parameters may be given as f64 in place of their dtype.
+pub fn run_with(
+    g: &Graph,
+    inputs: &[Tensor],
+    params: &[Tensor],
+    precision: Precision,
+    fallback: &mut Fallback,
+) -> Result<Vec<Tensor>, InterpError> {
+    check_arguments(g, inputs, params, precision)?;
+    let mut values: Vec<Option<Value>> = vec![None; g.len()];
+    let mut results: HashMap<ValueId, Vec<Value>> = HashMap::new();
+    let mut uses = use_counts(g);
+    for v in g.values() {
+        if uses[v.0 as usize] == 0 {
+            continue;
+        }
+        let (args, ty) = (g.args(v), g.ty(v));
+        let operands: Vec<&Value> = args.iter().filter_map(|a| values[a.0 as usize].as_ref()).collect();
+        let value = match g.op(v) {
+            Op::Input(i) => Ok(Value::from_tensor(&inputs[*i as usize], ty.dtype, precision)),
+            Op::Param(p) => Ok(Value::from_tensor(&params[p.0 as usize], ty.dtype, precision)),
+            Op::Fallback(f) => call(f, &operands, precision, fallback).map(|all| {
+                let first = all[0].clone();
+                results.insert(v, all);
+                first
+            }),
+            Op::Result(i) => {
+                let of = results.get(&args[0]).and_then(|all| all.get(*i as usize));
+                of.cloned().ok_or_else(|| format!("{} has no result {i}", args[0]))
+            }
+            op => eval(op, ty, &operands, precision),
+        };
+        values[v.0 as usize] = Some(value.map_err(|what| at(g, v, what))?);
+        for a in args {
+            uses[a.0 as usize] -= 1;
+            if uses[a.0 as usize] == 0 {
+                values[a.0 as usize] = None;
+                results.remove(&a);
+            }
+        }
+    }
+    let output = |v: &ValueId| {
+        let value = values[v.0 as usize].as_ref();
+        value.map(Value::to_tensor).ok_or_else(|| at(g, *v, "was not computed".into()))
+    };
+    g.outputs.iter().map(output).collect()
+}
+
+/// One op on host tensors, in its own dtypes. `ty` is the op's result type. Leaves but constants and iotas, and
+/// fallbacks, are errors. For folding constants and for single steps of a plan.
+pub fn eval_op(op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor, String> {
+    let values: Vec<Value> = args.iter().map(|t| Value::from_tensor(t, t.ty.dtype, Precision::Native)).collect();
+    let refs: Vec<&Value> = values.iter().collect();
+    if !op.is_leaf() {
+        let types: Vec<&Type> = args.iter().map(|t| &t.ty).collect();
+        let inferred = kiln_graph::infer::infer(op, &types)?;
+        if inferred != *ty {
+            return Err(format!("{} gives {inferred}, not {ty}", op.name()));
+        }
+    }
+    Ok(eval(op, ty, &refs, Precision::Native)?.to_tensor())
+}
+
+fn check_arguments(g: &Graph, inputs: &[Tensor], params: &[Tensor], precision: Precision) -> Result<(), InterpError> {
+    let fits = |given: &Type, wanted: &Type| {
+        let widened = precision == Precision::F64 && wanted.dtype.is_float() && given.dtype == DType::F64;
+        given == wanted || widened && given.shape == wanted.shape
+    };
+    if inputs.len() != g.inputs.len() {
+        return Err(InterpError::InputCount { given: inputs.len(), wanted: g.inputs.len() });
+    }
+    if params.len() != g.params.len() {
+        return Err(InterpError::ParamCount { given: params.len(), wanted: g.params.len() });
+    }
+    for (index, (t, v)) in inputs.iter().zip(&g.inputs).enumerate() {
+        if !fits(&t.ty, g.ty(*v)) {
+            return Err(InterpError::Input { index, given: t.ty.clone(), wanted: g.ty(*v).clone() });
+        }
+    }
+    for (index, (t, p)) in params.iter().zip(&g.params).enumerate() {
+        if !fits(&t.ty, &p.ty) {
+            return Err(InterpError::Param { index, given: t.ty.clone(), wanted: p.ty.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// How often each value is read on the way to an output; 0 for values that lead to none, which are skipped.
+fn use_counts(g: &Graph) -> Vec<u32> {
+    let mut uses = vec![0; g.len()];
+    for v in &g.outputs {
+        uses[v.0 as usize] += 1;
+    }
+    for v in g.values().rev().collect::<Vec<_>>() {
+        if uses[v.0 as usize] > 0 {
+            for a in g.args(v) {
+                uses[a.0 as usize] += 1;
+            }
+        }
+    }
+    uses
+}
+
+fn at(g: &Graph, value: ValueId, what: String) -> InterpError {
+    let source = g.source(value);
+    let place = match (source.module.is_empty(), source.line.is_empty()) {
+        (true, true) => String::new(),
+        (false, true) => format!(" ({})", source.module),
+        (true, false) => format!(" ({})", source.line),
+        (false, false) => format!(" ({}, {})", source.module, source.line),
+    };
+    InterpError::Op { value, op: g.op(value).name(), place, what }
+}
+
+fn call(f: &FallbackOp, args: &[&Value], precision: Precision, run: &mut Fallback) -> Result<Vec<Value>, String> {
+    let tensors: Vec<Tensor> = args.iter().map(|a| a.to_own_tensor()).collect();
+    let results = run(f, &tensors)?;
+    if results.is_empty() || !results.iter().map(|t| &t.ty).eq(&f.results) {
+        let given: Vec<String> = results.iter().map(|t| t.ty.to_string()).collect();
+        let wanted: Vec<String> = f.results.iter().map(Type::to_string).collect();
+        return Err(format!("{} gave [{}], the graph says [{}]", f.name, given.join(", "), wanted.join(", ")));
+    }
+    Ok(results.iter().map(|t| Value::from_tensor(t, t.ty.dtype, precision)).collect())
+}
+
+fn eval(op: &Op, ty: &Type, args: &[&Value], precision: Precision) -> Result<Value, String> {
+    let value = |data: Data| Value { ty: ty.clone(), data };
+    let rounded = |data: Data| value(data.rounded(ty.dtype, precision));
+    Ok(match op {
+        Op::Const(s) => value(Data::full(ty.dtype, *s, 1, precision)),
+        Op::Iota { axis } => rounded(movement::iota(ty, *axis, precision)),
+        Op::Cast(_) => value(args[0].data.cast(args[0].ty.dtype, ty.dtype, precision)),
+        Op::Unary(op) => rounded(pointwise::unary(*op, args[0])?),
+        Op::Binary(op) => rounded(pointwise::binary(*op, args[0], args[1], &ty.shape)?),
+        Op::Compare(op) => value(pointwise::compare(*op, args[0], args[1], &ty.shape)?),
+        Op::Select => value(pointwise::select(args[0], args[1], args[2], &ty.shape)?),
+        Op::Reshape(_) => value(args[0].data.clone()),
+        Op::Permute(perm) => value(movement::permute(args[0], perm)),
+        Op::Broadcast(shape) => value(movement::broadcast(args[0], shape)),
+        Op::Slice { axis, start, len: _, step } => value(movement::slice(args[0], &ty.shape, *axis, *start, *step)),
+        Op::Flip(axes) => value(movement::flip(args[0], axes)),
+        Op::Pad { lo, .. } => value(movement::pad(args[0], args[1], lo, &ty.shape)?),
+        Op::Concat { axis } => value(movement::concat(args, *axis, &ty.shape)?),
+        Op::Gather { axis } => value(movement::gather(args[0], args[1], *axis)?),
+        Op::Take { axis } => value(movement::take(args[0], args[1], *axis)?),
+        Op::Scatter { axis, mode } => rounded(movement::scatter(args[0], args[1], args[2], *axis, *mode)?),
+        Op::Reduce { op, axes } => rounded(reduce::reduce(*op, args[0], axes)?),
+        Op::Scan { op, axis } => rounded(reduce::scan(*op, args[0], *axis)?),
+        Op::Dot => rounded(product::dot(args[0], args[1], &ty.shape)?),
+        Op::Linear => rounded(product::linear(args[0], args[1], args.get(2).copied())?),
+        Op::Conv { stride, padding, dilation, groups, transposed, .. } => {
+            let steps = window::Steps { stride, padding, dilation };
+            let bias = args.get(2).copied();
+            rounded(product::conv(args[0], args[1], bias, &steps, *groups, *transposed, &ty.shape)?)
+        }
+        Op::Pool { kind, window, stride, padding, dilation, .. } => {
+            let steps = window::Steps { stride, padding, dilation };
+            rounded(window::pool(args[0], *kind, window, &steps, &ty.shape)?)
+        }
+        Op::Softmax { axis } => rounded(composite::softmax(args[0], *axis, false)?),
+        Op::LogSoftmax { axis } => rounded(composite::softmax(args[0], *axis, true)?),
+        Op::LayerNorm { axes, eps, .. } => rounded(composite::layer_norm(args, *axes, eps.as_f64())?),
+        Op::RmsNorm { eps } => rounded(composite::rms_norm(args[0], args[1], eps.as_f64())?),
+        Op::GroupNorm { groups, eps, .. } => rounded(composite::group_norm(args, *groups, eps.as_f64())?),
+        Op::BatchNorm { eps } => rounded(composite::batch_norm(args, eps.as_f64())?),
+        Op::Attention { scale, causal } => rounded(composite::attention(args, scale.as_f64(), *causal)?),
+        Op::Input(_) | Op::Param(_) | Op::Fallback(_) | Op::Result(_) => {
+            return Err(format!("{} has no value of its own", op.name()));
+        }
+    })
+}
+
+/// The value of a scalar in a dtype, as tensors hold it.
+fn scalar_int(s: Scalar) -> i64 {
+    match s {
+        Scalar::Int(v) => v,
+        Scalar::Bool(v) => i64::from(v),
+        Scalar::Float(v) => v as i64,
+    }
+}

@@ -1,0 +1,239 @@
+//! Composites, each in one go: computed in the carrier's precision, rounded once by the caller.
+use super::{
+    real::Real,
+    reduce::sum,
+    value::{Data, Value, on_floats},
+    walk::{broadcast_strides, walk},
+};
+use std::sync::Arc;
+
+/// Softmax or its logarithm along an axis.
+pub(super) fn softmax(x: &Value, axis: usize, log: bool) -> Result<Data, String> {
+    let shape = &x.ty.shape;
+    let (len, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
+    let outer: usize = shape[..axis].iter().product();
+    fn run<R: Real>(v: &[R], [outer, len, inner]: [usize; 3], log: bool) -> Vec<R> {
+        let mut out = v.to_vec();
+        let mut row = vec![R::ZERO; len];
+        for o in 0..outer {
+            for i in 0..inner {
+                let at = |k: usize| (o * len + k) * inner + i;
+                for (k, r) in row.iter_mut().enumerate() {
+                    *r = v[at(k)];
+                }
+                softmax_row(&mut row, log);
+                for (k, r) in row.iter().enumerate() {
+                    out[at(k)] = *r;
+                }
+            }
+        }
+        out
+    }
+    Ok(on_floats!(&x.data, v => run(v, [outer, len, inner], log)))
+}
+
+/// In place. A row of minus infinities gives NaN, as in PyTorch.
+fn softmax_row<R: Real>(row: &mut [R], log: bool) {
+    let Some(&first) = row.first() else { return };
+    let max = row.iter().fold(first, |m, x| m.max_nan(*x));
+    if log {
+        let total: f64 = row.iter().map(|x| (*x - max).exp().wide()).sum();
+        let shift = R::of(total).ln();
+        row.iter_mut().for_each(|x| *x = *x - max - shift);
+    } else {
+        row.iter_mut().for_each(|x| *x = (*x - max).exp());
+        let total = R::of(sum(row));
+        row.iter_mut().for_each(|x| *x = *x / total);
+    }
+}
+
+/// Mean and 1/sqrt(variance + eps), carried in f64.
+fn moments<R: Real>(row: &[R], eps: f64) -> (R, R) {
+    let n = row.len() as f64;
+    let mean = sum(row) / n;
+    let variance = row.iter().fold(0.0, |s, x| s + (x.wide() - mean) * (x.wide() - mean)) / n;
+    (R::of(mean), R::of(1.0 / (variance + eps).sqrt()))
+}
+
+/// The operands after the first, in the carrier of the first.
+fn rest<'a, R: 'a>(args: &[&'a Value], get: impl Fn(&'a Data) -> Option<&'a [R]>) -> Result<Vec<&'a [R]>, String> {
+    let all: Option<Vec<&[R]>> = args[1..].iter().map(|v| get(&v.data)).collect();
+    all.ok_or_else(|| "operands are of different types".into())
+}
+fn f32s(d: &Data) -> Option<&[f32]> {
+    if let Data::F32(v) = d { Some(v) } else { None }
+}
+fn f64s(d: &Data) -> Option<&[f64]> {
+    if let Data::F64(v) = d { Some(v) } else { None }
+}
+
+/// Runs a generic function on the first operand's elements and those of the rest.
+macro_rules! on_all {
+    ($args:expr, $run:expr) => {
+        match &$args[0].data {
+            Data::F32(v) => Ok(Data::F32(Arc::new($run(v, &rest($args, f32s)?)))),
+            Data::F64(v) => Ok(Data::F64(Arc::new($run(v, &rest($args, f64s)?)))),
+            _ => Err("floats are wanted".to_string()),
+        }
+    };
+}
+
+pub(super) fn layer_norm(args: &[&Value], axes: usize, eps: f64) -> Result<Data, String> {
+    let shape = &args[0].ty.shape;
+    let len: usize = shape[shape.len() - axes..].iter().product();
+    fn run<R: Real>(v: &[R], rest: &[&[R]], len: usize, eps: f64) -> Vec<R> {
+        let mut out = Vec::with_capacity(v.len());
+        for row in v.chunks(len.max(1)) {
+            let (mean, scale) = moments(row, eps);
+            out.extend(row.iter().enumerate().map(|(i, x)| {
+                let y = (*x - mean) * scale;
+                if let [gain, bias] = rest { y * gain[i] + bias[i] } else { y }
+            }));
+        }
+        out
+    }
+    on_all!(args, |v, r: &Vec<_>| run(v, r, len, eps))
+}
+
+pub(super) fn rms_norm(x: &Value, gain: &Value, eps: f64) -> Result<Data, String> {
+    let len = x.ty.shape.last().copied().unwrap_or(1);
+    fn run<R: Real>(v: &[R], rest: &[&[R]], len: usize, eps: f64) -> Vec<R> {
+        let mut out = Vec::with_capacity(v.len());
+        for row in v.chunks(len.max(1)) {
+            let square = row.iter().fold(0.0, |s, x| s + x.wide() * x.wide()) / row.len() as f64;
+            let scale = R::of(1.0 / (square + eps).sqrt());
+            out.extend(row.iter().zip(rest[0]).map(|(x, g)| *x * scale * *g));
+        }
+        out
+    }
+    on_all!(&[x, gain], |v, r: &Vec<_>| run(v, r, len, eps))
+}
+
+pub(super) fn group_norm(args: &[&Value], groups: usize, eps: f64) -> Result<Data, String> {
+    let shape = &args[0].ty.shape;
+    let (channels, plane) = (shape[1], shape[2..].iter().product::<usize>());
+    let len = channels / groups * plane;
+    fn run<R: Real>(v: &[R], rest: &[&[R]], [channels, plane, len]: [usize; 3], eps: f64) -> Vec<R> {
+        let mut out = Vec::with_capacity(v.len());
+        for (r, row) in v.chunks(len.max(1)).enumerate() {
+            let (mean, scale) = moments(row, eps);
+            out.extend(row.iter().enumerate().map(|(i, x)| {
+                let y = (*x - mean) * scale;
+                let c = (r * len + i) / plane.max(1) % channels;
+                if let [gain, bias] = rest { y * gain[c] + bias[c] } else { y }
+            }));
+        }
+        out
+    }
+    on_all!(args, |v, r: &Vec<_>| run(v, r, [channels, plane, len], eps))
+}
+
+pub(super) fn batch_norm(args: &[&Value], eps: f64) -> Result<Data, String> {
+    let shape = &args[0].ty.shape;
+    let (channels, plane) = (shape[1], shape[2..].iter().product::<usize>());
+    fn run<R: Real>(v: &[R], rest: &[&[R]], [channels, plane]: [usize; 2], eps: f64) -> Vec<R> {
+        let [gain, bias, mean, variance] = rest else { return v.to_vec() };
+        let scale: Vec<R> = variance.iter().map(|x| R::ONE / (*x + R::of(eps)).sqrt()).collect();
+        let channel = |i: usize| i / plane.max(1) % channels.max(1);
+        let one = |(i, x): (usize, &R)| {
+            let c = channel(i);
+            (*x - mean[c]) * scale[c] * gain[c] + bias[c]
+        };
+        v.iter().enumerate().map(one).collect()
+    }
+    on_all!(args, |v, r: &Vec<_>| run(v, r, [channels, plane], eps))
+}
+
+/// Softmax(q·kᵀ·scale + mask)·v, one query at a time. A row in which nothing takes part gives zeros (PyTorch's
+/// `_safe_softmax`).
+pub(super) fn attention(args: &[&Value], scale: f64, causal: bool) -> Result<Data, String> {
+    let (q, k, v) = (args[0], args[1], args[2]);
+    let r = q.ty.rank();
+    let (heads, s, d) = (q.ty.shape[r - 3], q.ty.shape[r - 2], q.ty.shape[r - 1]);
+    let (key_heads, t, e) = (k.ty.shape[r - 3], k.ty.shape[r - 2], v.ty.shape[r - 1]);
+    let batch: usize = q.ty.shape[..r - 3].iter().product();
+    // Offset of each row of scores in the mask, and the mask's step along a row.
+    let scores = [&q.ty.shape[..r - 1], &[t]].concat();
+    let mut mask_rows = Vec::new();
+    let mut mask_step = 0;
+    if let Some(mask) = args.get(3) {
+        let strides = broadcast_strides(&mask.ty.shape, &scores);
+        mask_step = strides[r - 1] as usize;
+        walk(&scores[..r - 1], [&strides[..r - 1]], [0], |[i]| mask_rows.push(i));
+    }
+    let size = Sizes { batch, heads, key_heads, s, t, d, e };
+    let mask = args.get(3).map(|m| &m.data);
+    macro_rules! on {
+        ($variant:ident, $q:expr) => {{
+            let (Data::$variant(k), Data::$variant(v)) = (&k.data, &v.data) else {
+                return Err("operands are of different types".into());
+            };
+            let add = |row: usize, scores: &mut [_]| match mask {
+                Some(Data::Bool(m)) => {
+                    for (j, x) in scores.iter_mut().enumerate() {
+                        if !m[mask_rows[row] + j * mask_step] {
+                            *x = Real::of(f64::NEG_INFINITY);
+                        }
+                    }
+                }
+                Some(Data::$variant(m)) => {
+                    for (j, x) in scores.iter_mut().enumerate() {
+                        *x += m[mask_rows[row] + j * mask_step];
+                    }
+                }
+                _ => {}
+            };
+            Data::$variant(Arc::new(attend($q, k, v, &size, scale, causal, add)))
+        }};
+    }
+    Ok(match &q.data {
+        Data::F32(q) => on!(F32, q),
+        Data::F64(q) => on!(F64, q),
+        _ => return Err("floats are wanted".into()),
+    })
+}
+
+struct Sizes {
+    batch: usize,
+    heads: usize,
+    key_heads: usize,
+    s: usize,
+    t: usize,
+    d: usize,
+    e: usize,
+}
+
+fn attend<R: Real>(
+    q: &[R],
+    k: &[R],
+    v: &[R],
+    z: &Sizes,
+    scale: f64,
+    causal: bool,
+    mask: impl Fn(usize, &mut [R]),
+) -> Vec<R> {
+    let mut out = vec![R::ZERO; z.batch * z.heads * z.s * z.e];
+    let mut scores = vec![R::ZERO; z.t];
+    let nothing = R::of(f64::NEG_INFINITY);
+    for row in 0..z.batch * z.heads * z.s {
+        let (query, head, b) = (row % z.s, row / z.s % z.heads, row / z.s / z.heads);
+        let key_head = b * z.key_heads + head / (z.heads / z.key_heads);
+        let query_row = &q[row * z.d..(row + 1) * z.d];
+        for (j, score) in scores.iter_mut().enumerate() {
+            let key = &k[(key_head * z.t + j) * z.d..][..z.d];
+            let dot = query_row.iter().zip(key).fold(R::ZERO, |s, (x, y)| s + *x * *y);
+            *score = if causal && j > query { nothing } else { dot * R::of(scale) };
+        }
+        mask(row, &mut scores);
+        if scores.iter().all(|x| *x == nothing) {
+            continue;
+        }
+        softmax_row(&mut scores, false);
+        let result = &mut out[row * z.e..(row + 1) * z.e];
+        for (j, p) in scores.iter().enumerate() {
+            let value = &v[(key_head * z.t + j) * z.e..][..z.e];
+            result.iter_mut().zip(value).for_each(|(s, x)| *s += *p * *x);
+        }
+    }
+    out
+}

@@ -1,0 +1,120 @@
+//! f32 and f64 under one name, with the functions of the op set (through libm, so the same on every machine).
+use kiln_graph::UnaryOp;
+
+/// A float that arithmetic is done in.
+pub(super) trait Real:
+    Copy
+    + PartialOrd
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::Rem<Output = Self>
+    + std::ops::Neg<Output = Self>
+    + std::ops::AddAssign
+{
+    const ZERO: Self;
+    const ONE: Self;
+    fn of(v: f64) -> Self;
+    fn wide(self) -> f64;
+    fn nan(self) -> bool;
+    fn infinite(self) -> bool;
+    fn exp(self) -> Self;
+    fn ln(self) -> Self;
+    fn log1p(self) -> Self;
+    fn tanh(self) -> Self;
+    fn sqrt(self) -> Self;
+    fn abs(self) -> Self;
+    fn floor(self) -> Self;
+    fn copysign(self, sign: Self) -> Self;
+    fn pow(self, e: Self) -> Self;
+    fn atan2(self, x: Self) -> Self;
+    fn erf(self) -> Self;
+    /// The functions with no other use here; `None` for the rest.
+    fn plain(self, op: UnaryOp) -> Option<Self>;
+
+    /// NaN if either is.
+    fn max_nan(self, o: Self) -> Self {
+        if self.nan() || self > o { self } else { o }
+    }
+    fn min_nan(self, o: Self) -> Self {
+        if self.nan() || self < o { self } else { o }
+    }
+}
+
+macro_rules! real {
+    ($t:ident: $exp:ident $exp2:ident $expm1:ident $ln:ident $log2:ident $log10:ident $log1p:ident $sin:ident $cos:ident $tan:ident
+     $asin:ident $acos:ident $atan:ident $sinh:ident $cosh:ident $tanh:ident $erf:ident $pow:ident $atan2:ident) => {
+        impl Real for $t {
+            const ZERO: $t = 0.0;
+            const ONE: $t = 1.0;
+            fn of(v: f64) -> $t {
+                v as $t
+            }
+            fn wide(self) -> f64 {
+                self as f64
+            }
+            fn nan(self) -> bool {
+                self.is_nan()
+            }
+            fn infinite(self) -> bool {
+                self.is_infinite()
+            }
+            fn exp(self) -> $t {
+                libm::$exp(self)
+            }
+            fn ln(self) -> $t {
+                libm::$ln(self)
+            }
+            fn log1p(self) -> $t {
+                libm::$log1p(self)
+            }
+            fn tanh(self) -> $t {
+                libm::$tanh(self)
+            }
+            fn sqrt(self) -> $t {
+                <$t>::sqrt(self)
+            }
+            fn abs(self) -> $t {
+                <$t>::abs(self)
+            }
+            fn floor(self) -> $t {
+                <$t>::floor(self)
+            }
+            fn copysign(self, sign: $t) -> $t {
+                <$t>::copysign(self, sign)
+            }
+            fn pow(self, e: $t) -> $t {
+                libm::$pow(self, e)
+            }
+            fn atan2(self, x: $t) -> $t {
+                libm::$atan2(self, x)
+            }
+            fn erf(self) -> $t {
+                libm::$erf(self)
+            }
+            fn plain(self, op: UnaryOp) -> Option<$t> {
+                Some(match op {
+                    UnaryOp::Exp2 => libm::$exp2(self),
+                    UnaryOp::Expm1 => libm::$expm1(self),
+                    UnaryOp::Log2 => libm::$log2(self),
+                    UnaryOp::Log10 => libm::$log10(self),
+                    UnaryOp::Sin => libm::$sin(self),
+                    UnaryOp::Cos => libm::$cos(self),
+                    UnaryOp::Tan => libm::$tan(self),
+                    UnaryOp::Asin => libm::$asin(self),
+                    UnaryOp::Acos => libm::$acos(self),
+                    UnaryOp::Atan => libm::$atan(self),
+                    UnaryOp::Sinh => libm::$sinh(self),
+                    UnaryOp::Cosh => libm::$cosh(self),
+                    UnaryOp::Ceil => self.ceil(),
+                    UnaryOp::Round => self.round_ties_even(),
+                    UnaryOp::Trunc => self.trunc(),
+                    _ => return None,
+                })
+            }
+        }
+    };
+}
+real!(f32: expf exp2f expm1f logf log2f log10f log1pf sinf cosf tanf asinf acosf atanf sinhf coshf tanhf erff powf atan2f);
+real!(f64: exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf pow atan2);

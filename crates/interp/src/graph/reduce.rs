@@ -1,0 +1,109 @@
+//! Reductions and scans.
+use super::{
+    movement::permute,
+    real::Real,
+    value::{Data, Value, on_floats},
+};
+use kiln_graph::{ReduceOp, ScanOp};
+use std::sync::Arc;
+
+pub(super) fn reduce(op: ReduceOp, x: &Value, axes: &[usize]) -> Result<Data, String> {
+    let shape = &x.ty.shape;
+    let kept = (0..shape.len()).filter(|a| !axes.contains(a));
+    let perm: Vec<usize> = kept.clone().chain((0..shape.len()).filter(|a| axes.contains(a))).collect();
+    let rows: usize = kept.map(|a| shape[a]).product();
+    let len: usize = axes.iter().map(|&a| shape[a]).product();
+    let in_order = perm.iter().copied().eq(0..shape.len());
+    let moved = if in_order { x.data.clone() } else { permute(x, &perm) };
+    let row = |r: usize| r * len..(r + 1) * len;
+    let by_index = |better: &dyn Fn(usize, usize) -> bool| {
+        let best = |r: usize| row(r).reduce(|best, i| if better(i, best) { i } else { best });
+        let place = |r| best(r).map_or(0, |i| (i - r * len) as i64);
+        Data::Int(Arc::new((0..rows).map(place).collect()))
+    };
+    Ok(match (&moved, op) {
+        (Data::F32(v), ReduceOp::ArgMax) => by_index(&|i, j| v[i].nan() && !v[j].nan() || v[i] > v[j]),
+        (Data::F64(v), ReduceOp::ArgMax) => by_index(&|i, j| v[i].nan() && !v[j].nan() || v[i] > v[j]),
+        (Data::Int(v), ReduceOp::ArgMax) => by_index(&|i, j| v[i] > v[j]),
+        (Data::Bool(v), ReduceOp::ArgMax) => by_index(&|i, j| v[i] & !v[j]),
+        (Data::F32(v), ReduceOp::ArgMin) => by_index(&|i, j| v[i].nan() && !v[j].nan() || v[i] < v[j]),
+        (Data::F64(v), ReduceOp::ArgMin) => by_index(&|i, j| v[i].nan() && !v[j].nan() || v[i] < v[j]),
+        (Data::Int(v), ReduceOp::ArgMin) => by_index(&|i, j| v[i] < v[j]),
+        (Data::Bool(v), ReduceOp::ArgMin) => by_index(&|i, j| !v[i] & v[j]),
+        (Data::Bool(v), _) => {
+            let f: fn(&[bool]) -> bool = match op {
+                ReduceOp::Any | ReduceOp::Max => |r| r.contains(&true),
+                ReduceOp::All | ReduceOp::Min => |r| !r.contains(&false),
+                _ => return Err(format!("{} is not defined on bool", op.name())),
+            };
+            Data::Bool(Arc::new((0..rows).map(|r| f(&v[row(r)])).collect()))
+        }
+        (Data::Int(v), _) => {
+            let f: fn(&[i64]) -> i64 = match op {
+                ReduceOp::Sum => |r| r.iter().fold(0, |s, x| s.wrapping_add(*x)),
+                ReduceOp::Prod => |r| r.iter().fold(1, |s, x| s.wrapping_mul(*x)),
+                ReduceOp::Max => |r| r.iter().copied().max().unwrap_or(0),
+                ReduceOp::Min => |r| r.iter().copied().min().unwrap_or(0),
+                _ => return Err(format!("{} is not defined on integers", op.name())),
+            };
+            Data::Int(Arc::new((0..rows).map(|r| f(&v[row(r)])).collect()))
+        }
+        (data, _) => on_floats!(data, v => {
+            let one = |r: usize| reals(op, &v[row(r)]);
+            (0..rows).map(one).collect::<Result<Vec<_>, String>>()?
+        }),
+    })
+}
+
+fn reals<R: Real>(op: ReduceOp, row: &[R]) -> Result<R, String> {
+    let first = || row.first().copied().unwrap_or(R::ZERO);
+    Ok(match op {
+        ReduceOp::Sum => R::of(sum(row)),
+        ReduceOp::Mean => R::of(sum(row) / row.len() as f64),
+        ReduceOp::Prod => row.iter().fold(R::ONE, |p, x| p * *x),
+        ReduceOp::Max => row.iter().fold(first(), |m, x| m.max_nan(*x)),
+        ReduceOp::Min => row.iter().fold(first(), |m, x| m.min_nan(*x)),
+        _ => return Err(format!("{} is not defined on floats", op.name())),
+    })
+}
+
+/// Sum carried in f64.
+pub(super) fn sum<R: Real>(row: &[R]) -> f64 {
+    row.iter().fold(0.0, |s, x| s + x.wide())
+}
+
+pub(super) fn scan(op: ScanOp, x: &Value, axis: usize) -> Result<Data, String> {
+    let shape = &x.ty.shape;
+    let (len, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
+    let outer: usize = shape[..axis].iter().product();
+    let each = |f: &mut dyn FnMut(&mut dyn Iterator<Item = usize>)| {
+        for o in 0..outer {
+            for i in 0..inner {
+                f(&mut (0..len).map(|k| (o * len + k) * inner + i));
+            }
+        }
+    };
+    if let Data::Int(v) = &x.data {
+        let mut out = v.to_vec();
+        each(&mut |line| {
+            let mut acc = i64::from(op == ScanOp::Prod);
+            for i in line {
+                acc = if op == ScanOp::Sum { acc.wrapping_add(v[i]) } else { acc.wrapping_mul(v[i]) };
+                out[i] = acc;
+            }
+        });
+        return Ok(Data::Int(Arc::new(out)));
+    }
+    fn reals<R: Real>(op: ScanOp, v: &[R], each: impl Fn(&mut dyn FnMut(&mut dyn Iterator<Item = usize>))) -> Vec<R> {
+        let mut out = v.to_vec();
+        each(&mut |line| {
+            let mut acc = if op == ScanOp::Sum { 0.0 } else { 1.0 };
+            for i in line {
+                acc = if op == ScanOp::Sum { acc + v[i].wide() } else { acc * v[i].wide() };
+                out[i] = R::of(acc);
+            }
+        });
+        out
+    }
+    Ok(on_floats!(&x.data, v => reals(op, v, each)))
+}

@@ -1,0 +1,143 @@
+//! Windows sliding over the trailing axes: which positions meet, and pooling.
+use super::{
+    real::Real,
+    value::{Data, Value},
+};
+use kiln_graph::PoolKind;
+use std::sync::Arc;
+
+pub(super) struct Steps<'a> {
+    pub stride: &'a [usize],
+    pub padding: &'a [usize],
+    pub dilation: &'a [usize],
+}
+
+/// A run of pairs: positions `small + t` and `big + t * (last stride)` for `t < len` meet under window element `tap`.
+pub(super) struct Segment {
+    pub tap: usize,
+    pub small: usize,
+    pub big: usize,
+    pub len: usize,
+}
+
+/// All pairs with `big = small * stride + tap * dilation - padding` inside both shapes.
+pub(super) fn segments(small: &[usize], big: &[usize], window: &[usize], steps: &Steps) -> Vec<Segment> {
+    let rank = small.len();
+    let mut all = vec![Segment { tap: 0, small: 0, big: 0, len: 1 }];
+    for axis in 0..rank {
+        let (s, p, d) = (steps.stride[axis] as i128, steps.padding[axis] as i128, steps.dilation[axis] as i128);
+        let last = axis + 1 == rank;
+        let mut next = Vec::new();
+        for tap in 0..window[axis] {
+            let offset = tap as i128 * d - p;
+            // First and one past last `i` with 0 <= i * s + offset < big.
+            let first = (-offset).max(0).unsigned_abs().div_ceil(s.unsigned_abs());
+            let end = (big[axis] as i128 - offset).max(0).unsigned_abs().div_ceil(s.unsigned_abs());
+            let (first, end) = (first.min(small[axis] as u128) as usize, end.min(small[axis] as u128) as usize);
+            let at = |i: usize| (i as i128 * s + offset) as usize;
+            for g in &all {
+                let tap = g.tap * window[axis] + tap;
+                let base = |i: usize| (g.small * small[axis] + i, g.big * big[axis] + at(i));
+                if last && first < end {
+                    let (small, big) = base(first);
+                    next.push(Segment { tap, small, big, len: end - first });
+                } else if !last {
+                    next.extend((first..end).map(|i| {
+                        let (small, big) = base(i);
+                        Segment { tap, small, big, len: 1 }
+                    }));
+                }
+            }
+        }
+        all = next;
+    }
+    all
+}
+
+pub(super) fn pool(
+    x: &Value,
+    kind: PoolKind,
+    window: &[usize],
+    steps: &Steps,
+    shape: &[usize],
+) -> Result<Data, String> {
+    let lead = shape.len() - window.len();
+    let (inside, outside) = (&x.ty.shape[lead..], &shape[lead..]);
+    let pairs = segments(outside, inside, window, steps);
+    let stride = steps.stride.last().copied().unwrap_or(1);
+    let planes: usize = shape[..lead].iter().product();
+    let sizes = [planes, inside.iter().product(), outside.iter().product()];
+    fn max<T: Copy>(
+        v: &[T],
+        least: T,
+        max: fn(T, T) -> T,
+        pairs: &[Segment],
+        stride: usize,
+        sizes: [usize; 3],
+    ) -> Vec<T> {
+        let [planes, from, to] = sizes;
+        let mut out = vec![least; planes * to];
+        for p in 0..planes {
+            let (x, y) = (&v[p * from..(p + 1) * from], &mut out[p * to..(p + 1) * to]);
+            for s in pairs {
+                for t in 0..s.len {
+                    y[s.small + t] = max(y[s.small + t], x[s.big + t * stride]);
+                }
+            }
+        }
+        out
+    }
+    fn avg<R: Real>(v: &[R], divisor: &[f64], pairs: &[Segment], stride: usize, sizes: [usize; 3]) -> Vec<R> {
+        let [planes, from, to] = sizes;
+        let mut out = Vec::with_capacity(planes * to);
+        let mut sums = vec![0.0; to];
+        for p in 0..planes {
+            let x = &v[p * from..(p + 1) * from];
+            sums.fill(0.0);
+            for s in pairs {
+                for t in 0..s.len {
+                    sums[s.small + t] += x[s.big + t * stride].wide();
+                }
+            }
+            out.extend(sums.iter().zip(divisor).map(|(s, d)| R::of(s / d)));
+        }
+        out
+    }
+    Ok(match (&x.data, kind) {
+        (Data::F32(v), PoolKind::Max) => {
+            Data::F32(Arc::new(max(v, f32::NEG_INFINITY, Real::max_nan, &pairs, stride, sizes)))
+        }
+        (Data::F64(v), PoolKind::Max) => {
+            Data::F64(Arc::new(max(v, f64::NEG_INFINITY, Real::max_nan, &pairs, stride, sizes)))
+        }
+        (Data::Int(v), PoolKind::Max) => Data::Int(Arc::new(max(v, i64::MIN, i64::max, &pairs, stride, sizes))),
+        (data, PoolKind::Avg { count_pad }) => {
+            let divisor = divisors(inside, outside, window, steps, count_pad);
+            match data {
+                Data::F32(v) => Data::F32(Arc::new(avg(v, &divisor, &pairs, stride, sizes))),
+                Data::F64(v) => Data::F64(Arc::new(avg(v, &divisor, &pairs, stride, sizes))),
+                _ => return Err("floats are wanted".into()),
+            }
+        }
+        _ => return Err("numbers are wanted".into()),
+    })
+}
+
+/// How many elements an average counts at each position. A window that hangs over the padding (`ceil`) counts only what
+/// lies inside the padded input.
+fn divisors(inside: &[usize], outside: &[usize], window: &[usize], steps: &Steps, count_pad: bool) -> Vec<f64> {
+    let mut all = vec![1.0];
+    for axis in 0..window.len() {
+        let (len, p) = (inside[axis] as i128, steps.padding[axis] as i128);
+        let along: Vec<f64> = (0..outside[axis])
+            .map(|i| {
+                let start = i as i128 * steps.stride[axis] as i128 - p;
+                let end = (start + window[axis] as i128).min(len + p);
+                let n = if count_pad { end - start } else { end.min(len) - start.max(0) };
+                n.max(1) as f64
+            })
+            .collect();
+        all = all.iter().flat_map(|a| along.iter().map(move |b| a * b)).collect();
+    }
+    all
+}
