@@ -1,0 +1,142 @@
+//! Operands and accumulators of warp-level tensor-core products (`mma.sync`) as linear layouts.
+//!
+//! Source of the orders: the PTX manual's fragment tables of `mma.m16n8k16` and `mma.m16n8k8`.
+use super::{Flat, bits_of};
+
+/// How the warps of a block share a product of `[m, k]` by `[k, n]`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Tiling {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    /// log2 of the warps along m and along n; further warps are copies.
+    pub warps_m: usize,
+    pub warps_n: usize,
+    /// log2 of all warps.
+    pub warps: usize,
+}
+
+/// Lowest bit and count of an operand's axis within its element number.
+struct Axis {
+    low: u8,
+    bits: u8,
+}
+impl Axis {
+    fn bit(&self, i: u8) -> Option<u8> {
+        (i < self.bits).then_some(self.low + i)
+    }
+}
+
+impl Tiling {
+    /// Shares `warps` (log2) over the product, along m first if `rows`, else so that the warps' parts are about square.
+    /// `None` if the product is smaller than one instruction (16 × 8 × `k_min`).
+    pub fn new([m, n, k]: [usize; 3], k_min: usize, warps: usize, rows: bool) -> Option<Tiling> {
+        if m < 16 || n < 8 || k < k_min {
+            return None;
+        }
+        let (max_m, max_n) = (bits_of(&[m / 16]), bits_of(&[n / 8]));
+        let (mut wm, mut wn) = (0, 0);
+        while wm + wn < warps && (wm < max_m || wn < max_n) {
+            let along_m = wn >= max_n || wm < max_m && (rows || m >> wm >= n >> wn);
+            if along_m { wm += 1 } else { wn += 1 }
+        }
+        Some(Tiling { m, n, k, warps_m: wm, warps_n: wn, warps })
+    }
+    fn warp_bits(&self, along_m: Option<&Axis>, along_n: Option<&Axis>) -> Vec<Option<u8>> {
+        let top = |axis: Option<&Axis>, count: usize| -> Vec<Option<u8>> {
+            (0..count).map(|i| axis.and_then(|a| a.bit(a.bits - (count - i) as u8))).collect()
+        };
+        let mut bits = top(along_m, self.warps_m);
+        bits.extend(top(along_n, self.warps_n));
+        bits.resize(self.warps, None);
+        bits
+    }
+    fn axes(&self, outer: usize, inner: usize) -> (Axis, Axis) {
+        let low = bits_of(&[inner]) as u8;
+        (Axis { low, bits: bits_of(&[outer]) as u8 }, Axis { low: 0, bits: low })
+    }
+    /// Accumulator `[m, n]`: register bits n0, m3, then the further tiles along n, then along m.
+    pub fn accumulator(&self) -> Flat {
+        let (m, n) = self.axes(self.m, self.n);
+        let mut registers: Vec<u8> = [n.bit(0), m.bit(3)].into_iter().flatten().collect();
+        registers.extend((3..n.bits - self.warps_n as u8).filter_map(|i| n.bit(i)));
+        registers.extend((4..m.bits - self.warps_m as u8).filter_map(|i| m.bit(i)));
+        let lanes = vec![n.bit(1), n.bit(2), m.bit(0), m.bit(1), m.bit(2)];
+        Flat { registers, lanes, warps: self.warp_bits(Some(&m), Some(&n)) }
+    }
+    /// Left operand `[m, k]` in 16-bit elements (`wide` false) or 32-bit ones.
+    pub fn left(&self, wide: bool) -> Flat {
+        let (m, k) = self.axes(self.m, self.k);
+        let (first, lanes, rest) = match wide {
+            false => (vec![k.bit(0), m.bit(3), k.bit(3)], [k.bit(1), k.bit(2)], 4),
+            true => (vec![m.bit(3), k.bit(2)], [k.bit(0), k.bit(1)], 3),
+        };
+        let mut registers: Vec<u8> = first.into_iter().flatten().collect();
+        registers.extend((rest..k.bits).filter_map(|i| k.bit(i)));
+        registers.extend((4..m.bits - self.warps_m as u8).filter_map(|i| m.bit(i)));
+        let lanes = vec![lanes[0], lanes[1], m.bit(0), m.bit(1), m.bit(2)];
+        Flat { registers, lanes, warps: self.warp_bits(Some(&m), None) }
+    }
+    /// Right operand `[k, n]`.
+    pub fn right(&self, wide: bool) -> Flat {
+        let (k, n) = self.axes(self.k, self.n);
+        let (first, lanes, rest) = match wide {
+            false => (vec![k.bit(0), k.bit(3)], [k.bit(1), k.bit(2)], 4),
+            true => (vec![k.bit(2)], [k.bit(0), k.bit(1)], 3),
+        };
+        let mut registers: Vec<u8> = first.into_iter().flatten().collect();
+        registers.extend((rest..k.bits).filter_map(|i| k.bit(i)));
+        registers.extend((3..n.bits - self.warps_n as u8).filter_map(|i| n.bit(i)));
+        let lanes = vec![lanes[0], lanes[1], n.bit(0), n.bit(1), n.bit(2)];
+        Flat { registers, lanes, warps: self.warp_bits(None, Some(&n)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fragments_cover_their_blocks() {
+        for (shape, warps, rows) in
+            [([64, 64, 32], 2, false), ([16, 8, 16], 2, false), ([128, 32, 64], 3, true), ([64, 128, 16], 2, false)]
+        {
+            let t = Tiling::new(shape, 16, warps, rows).unwrap();
+            let [m, n, k] = shape;
+            assert!(t.accumulator().covers(bits_of(&[m, n])), "{t:?}");
+            for wide in [false, true] {
+                assert!(t.left(wide).covers(bits_of(&[m, k])), "{t:?}");
+                assert!(t.right(wide).covers(bits_of(&[k, n])), "{t:?}");
+            }
+        }
+    }
+
+    /// The manual's tables for one instruction: group g = lane / 4, t = lane % 4.
+    #[test]
+    fn one_instruction_is_the_manual_s_fragment() {
+        let t = Tiling::new([16, 8, 16], 16, 0, false).unwrap();
+        let (a, b, c) = (t.left(false), t.right(false), t.accumulator());
+        for lane in 0..32 {
+            let (g, q) = (lane / 4, lane % 4);
+            for i in 0..8 {
+                let row = g + if i % 4 >= 2 { 8 } else { 0 };
+                let col = q * 2 + (i & 1) + if i >= 4 { 8 } else { 0 };
+                assert_eq!(a.at(i, lane, 0), row * 16 + col);
+            }
+            for i in 0..4 {
+                let k = q * 2 + (i & 1) + if i >= 2 { 8 } else { 0 };
+                assert_eq!(b.at(i, lane, 0), k * 8 + g);
+                let row = g + if i >= 2 { 8 } else { 0 };
+                assert_eq!(c.at(i, lane, 0), row * 8 + q * 2 + (i & 1));
+            }
+        }
+    }
+
+    /// Softmax weights go from the accumulator to the left operand of the next product without moving between threads.
+    #[test]
+    fn accumulator_and_left_operand_share_threads() {
+        let scores = Tiling::new([64, 32, 16], 16, 2, true).unwrap().accumulator();
+        let weights = Tiling::new([64, 16, 32], 16, 2, true).unwrap().left(false);
+        assert_eq!((scores.lanes, scores.warps), (weights.lanes, weights.warps));
+    }
+}

@@ -1,0 +1,28 @@
+//! Gives every block value a layout, and inserts `convert_layout` where two uses disagree.
+//!
+//! Takes an upper-level kernel, gives the same program with [`crate::ValueData::layout`] set on everything that threads hold.
+//! 1. Values that must share a layout (pointwise operands, carried values, accumulators) form groups ([`groups`]).
+//! 2. Each group takes the layout of its weightiest anchor: a product, else its largest memory access ([`anchors`]);
+//!    it spreads through reshapes, permutations, reductions and broadcasts to groups without a stronger wish ([`spread`]).
+//! 3. The program is rebuilt ([`rebuild`]): what follows from thread numbers alone (indices, masks, pointers, constants)
+//!    is recomputed in whatever layout a use wants; the rest is converted.
+//!
+//! Never fails on a verified kernel; ops of the lower level pass through untouched.
+pub mod anchors;
+mod groups;
+mod rebuild;
+mod spread;
+
+use crate::Kernel;
+use crate::analysis::analyse;
+
+/// The kernel with layouts.
+pub fn assign(kernel: &Kernel) -> Kernel {
+    let facts = analyse(kernel);
+    let groups = groups::Groups::of(kernel);
+    let natural = spread::natural(kernel, &facts, &groups);
+    rebuild::rebuild(kernel, &facts, &groups, natural)
+}
+
+#[cfg(test)]
+mod tests;

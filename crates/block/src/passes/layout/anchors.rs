@@ -1,0 +1,94 @@
+//! The layouts that ops wish for: memory accesses and matrix products.
+use crate::analysis::Analysis;
+use crate::layout::{Flat, axis_bits, fragment::Tiling};
+use crate::{DotPrecision, Elem, InstData, Kernel, Op, Value};
+
+/// log2 of the kernel's warps.
+pub fn warp_bits(k: &Kernel) -> usize {
+    k.warps.max(1).ilog2() as usize
+}
+
+/// A tensor-core product's sharing of warps, and whether its operands are 32 bits wide (tf32). `None`: computed by
+/// multiply-adds in the accumulator's layout.
+pub fn tensor_product(k: &Kernel, dot: &InstData) -> Option<(Tiling, bool)> {
+    let Op::Dot { precision } = dot.op else { return None };
+    let [a, b, _] = dot.args[..] else { return None };
+    let wide = match (k.ty(a).elem()?, precision) {
+        (Elem::F16 | Elem::Bf16, _) => false,
+        (Elem::F32, DotPrecision::Tf32 | DotPrecision::Tf32x3) => true,
+        _ => return None,
+    };
+    let ([m, kk], [_, n]) = (k.ty(a).shape(), k.ty(b).shape()) else { return None };
+    let mut dots = 0;
+    k.walk(&mut |_, d| dots += usize::from(matches!(d.op, Op::Dot { .. })));
+    // With several products rows stay with their warp, so that one's result is another's operand as it lies.
+    let tiling = Tiling::new([*m, *n, *kk], if wide { 8 } else { 16 }, warp_bits(k), dots > 1)?;
+    Some((tiling, wide))
+}
+
+/// Layout of a block nobody has a wish for.
+pub(super) fn default_layout(k: &Kernel, shape: &[usize]) -> Flat {
+    let order: Vec<usize> = (0..shape.len()).rev().collect();
+    Flat::blocked(shape, &order, width(k, shape, 4), warp_bits(k), &[])
+}
+
+/// The layout of a product's accumulator.
+pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
+    match tensor_product(k, dot) {
+        Some((t, _)) => t.accumulator(),
+        None => default_layout(k, k.ty(dot.results[0]).shape()),
+    }
+}
+
+/// `wish`, but no more than leaves every thread an element.
+fn width(k: &Kernel, shape: &[usize], wish: usize) -> usize {
+    let elements: usize = shape.iter().product();
+    wish.min(elements / (32 * k.warps.max(1))).max(1)
+}
+
+/// How a memory access would best be spread: the contiguous axis and the elements one thread takes along it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Access {
+    pub axis: usize,
+    pub vector: usize,
+    /// Elements contiguous along the axis.
+    pub run: usize,
+    pub bytes: usize,
+}
+
+impl Access {
+    pub fn of(k: &Kernel, facts: &Analysis, ptr: Value) -> Access {
+        let (shape, bytes) = (k.ty(ptr).shape(), k.ty(ptr).elem().map_or(1, Elem::bytes));
+        let last = shape.len().saturating_sub(1);
+        let (mut axis, mut run, mut align) = (last, 1, bytes);
+        for a in (0..shape.len()).rev() {
+            let (r, al) = facts.alignment(ptr, a);
+            if r > run {
+                (axis, run, align) = (a, r, al);
+            }
+        }
+        let wide = (align.min(16) / bytes).max(1).min(run);
+        Access { axis, vector: width(k, shape, wide), run, bytes }
+    }
+    /// Fastest axis first.
+    pub fn order(&self, rank: usize) -> Vec<usize> {
+        std::iter::once(self.axis).chain((0..rank).rev().filter(|a| *a != self.axis)).collect()
+    }
+    pub fn layout(&self, k: &Kernel, shape: &[usize], vector: usize, reduced: &[usize]) -> Flat {
+        Flat::blocked(shape, &self.order(shape.len()), vector, warp_bits(k), reduced)
+    }
+    /// Whether an access in this layout uses most of the bytes it moves: lanes fill 32-byte sectors in one instruction,
+    /// or the block is so small that it does not matter.
+    pub fn suits(&self, flat: &Flat, shape: &[usize]) -> bool {
+        let elements: usize = shape.iter().product();
+        if self.run == 1 || elements * self.bytes <= 1024 {
+            return true;
+        }
+        let axis = axis_bits(shape, self.axis);
+        let vector = flat.registers.iter().zip(axis.clone()).take(4).take_while(|(r, b)| **r == *b).count();
+        let vector = vector.min((16 / self.bytes).max(1).ilog2() as usize) as u8;
+        let lanes = (axis.start + vector..axis.end).take_while(|b| flat.lanes.contains(&Some(*b))).count() as u8;
+        let run = 1usize << (vector + lanes);
+        run * self.bytes >= 32 || run >= self.run
+    }
+}

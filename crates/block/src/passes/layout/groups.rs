@@ -1,0 +1,112 @@
+//! Which values are computed where they are needed, and which others must share a layout.
+use crate::{InstData, Kernel, Op, Region, Type, Value};
+
+/// How a block value comes about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// From thread numbers and scalars alone: recomputed in any layout.
+    Pure,
+    /// Moves or repeats elements of another value: the layout wish goes to its operand.
+    View,
+    /// Computed once, in its home layout.
+    Heavy,
+}
+
+pub(super) struct Groups {
+    kinds: Vec<Kind>,
+    parent: Vec<u32>,
+}
+
+impl Groups {
+    pub fn of(k: &Kernel) -> Groups {
+        let mut g = Groups { kinds: vec![Kind::Heavy; k.values.len()], parent: (0..k.values.len() as u32).collect() };
+        k.walk(&mut |_, data| {
+            let kind = g.kind_of(k, data);
+            data.results.iter().for_each(|r| g.kinds[r.0 as usize] = kind);
+        });
+        k.walk(&mut |_, data| g.join(k, data));
+        g
+    }
+    pub fn kind(&self, v: Value) -> Kind {
+        self.kinds[v.0 as usize]
+    }
+    pub fn is_heavy(&self, v: Value) -> bool {
+        self.kind(v) == Kind::Heavy
+    }
+    /// The group's representative.
+    pub fn root(&self, v: Value) -> Value {
+        let mut at = v.0;
+        while self.parent[at as usize] != at {
+            at = self.parent[at as usize];
+        }
+        Value(at)
+    }
+    fn union(&mut self, a: Value, b: Value) {
+        let (a, b) = (self.root(a).0, self.root(b).0);
+        self.parent[a.max(b) as usize] = a.min(b);
+    }
+    fn kind_of(&self, k: &Kernel, data: &InstData) -> Kind {
+        let pure = |v: &Value| k.ty(*v).is_scalar() || self.kind(*v) == Kind::Pure;
+        let all = data.args.iter().all(pure);
+        let light = |v: &Value| match k.ty(*v) {
+            Type::Ptr { .. } => true,
+            ty => ty.elem().is_some_and(|e| !e.is_float()),
+        };
+        match &data.op {
+            Op::Const(_) | Op::Iota | Op::Splat => Kind::Pure,
+            Op::ExpandDims(_) | Op::Broadcast | Op::Reshape | Op::Permute(_) if all => Kind::Pure,
+            Op::ExpandDims(_) | Op::Broadcast | Op::Reshape | Op::Permute(_) => Kind::View,
+            Op::Select | Op::PtrAdd | Op::Cast(_) if all => Kind::Pure,
+            Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) if all && data.args.iter().all(light) => Kind::Pure,
+            _ => Kind::Heavy,
+        }
+    }
+    fn join(&mut self, k: &Kernel, data: &InstData) {
+        match &data.op {
+            op if shares(op) => self.join_all(k, data.args.iter().chain(&data.results).copied()),
+            Op::Dot { .. } => self.join_all(k, data.args.get(2).into_iter().chain(&data.results).copied()),
+            Op::For => {
+                let Some(region) = data.regions.first() else { return };
+                for (i, r) in data.results.iter().enumerate() {
+                    let carried = [data.args.get(i + 3), region.params.get(i + 1), yielded(k, region).get(i), Some(r)];
+                    self.join_all(k, carried.into_iter().flatten().copied());
+                }
+            }
+            Op::If => {
+                for (i, r) in data.results.iter().enumerate() {
+                    let branches = data.regions.iter().filter_map(|b| yielded(k, b).get(i));
+                    self.join_all(k, branches.chain([r]).copied());
+                }
+            }
+            _ => {}
+        }
+    }
+    fn join_all(&mut self, k: &Kernel, values: impl Iterator<Item = Value>) {
+        let heavy: Vec<Value> = values.filter(|v| !k.ty(*v).is_scalar() && self.is_heavy(*v)).collect();
+        heavy.windows(2).for_each(|w| self.union(w[0], w[1]));
+    }
+}
+
+/// Ops whose block operands and results all have one layout.
+pub(super) fn shares(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Cmp(_)
+            | Op::Select
+            | Op::Cast(_)
+            | Op::PtrAdd
+            | Op::Load
+            | Op::Store
+            | Op::Scan { .. }
+    )
+}
+
+/// Operands of the region's `yield`.
+pub(super) fn yielded<'k>(k: &'k Kernel, region: &Region) -> &'k [Value] {
+    match region.insts.last().map(|i| k.inst(*i)) {
+        Some(InstData { op: Op::Yield, args, .. }) => args,
+        _ => &[],
+    }
+}

@@ -1,0 +1,256 @@
+//! The program again, every use in the layout it wants.
+use super::anchors::{Access, default_layout, tensor_product, warp_bits};
+use super::groups::{Groups, Kind, shares};
+use crate::analysis::Analysis;
+use crate::layout::{Flat, axis_bits};
+use crate::{Inst, InstData, Kernel, Op, Region, Value};
+use std::collections::HashMap;
+
+pub(super) fn rebuild(k: &Kernel, facts: &Analysis, groups: &Groups, natural: Vec<Option<Flat>>) -> Kernel {
+    let mut defs = vec![None; k.values.len()];
+    k.walk(&mut |i, data| data.results.iter().for_each(|r| defs[r.0 as usize] = Some(i)));
+    let mut r = Rebuild {
+        old: k,
+        new: k.clone(),
+        facts,
+        groups,
+        natural,
+        defs,
+        depth: vec![0; k.values.len()],
+        out: vec![],
+        made: vec![],
+    };
+    let warps = warp_bits(k);
+    for v in 0..k.values.len() as u32 {
+        if k.ty(Value(v)).is_scalar() {
+            r.natural[v as usize] = Some(Flat::scalar(warps));
+        }
+        if groups.is_heavy(Value(v)) || k.ty(Value(v)).is_scalar() {
+            let flat = r.home(Value(v));
+            r.place(Value(v), &flat);
+        }
+    }
+    r.new.body = r.region(&k.body);
+    r.new
+}
+
+struct Rebuild<'k> {
+    old: &'k Kernel,
+    new: Kernel,
+    facts: &'k Analysis,
+    groups: &'k Groups,
+    natural: Vec<Option<Flat>>,
+    defs: Vec<Option<Inst>>,
+    /// How many regions deep a value is defined.
+    depth: Vec<usize>,
+    /// Instructions of the open regions, outermost first.
+    out: Vec<Vec<Inst>>,
+    /// What has been made for uses, by region: (value, layout) to the value in that layout.
+    made: Vec<HashMap<(Value, Flat), Value>>,
+}
+
+impl Rebuild<'_> {
+    fn home(&self, v: Value) -> Flat {
+        let shape = self.old.ty(v).shape();
+        self.natural[v.0 as usize].clone().unwrap_or_else(|| default_layout(self.old, shape))
+    }
+    fn place(&mut self, v: Value, flat: &Flat) {
+        let layout = flat.layout(self.new.ty(v).shape());
+        self.new.values[v.0 as usize].layout = Some(layout);
+    }
+    fn region(&mut self, region: &Region) -> Region {
+        self.out.push(vec![]);
+        self.made.push(HashMap::new());
+        let depth = self.out.len() - 1;
+        region.params.iter().for_each(|p| self.depth[p.0 as usize] = depth);
+        for &i in &region.insts {
+            self.inst(i);
+        }
+        self.made.pop();
+        Region { params: region.params.clone(), insts: self.out.pop().unwrap_or_default() }
+    }
+    fn inst(&mut self, i: Inst) {
+        let old = self.old;
+        let data = old.inst(i);
+        // Recomputed at its uses.
+        let lazy = |v: &Value| !old.ty(*v).is_scalar() && !self.groups.is_heavy(*v);
+        if !data.results.is_empty() && data.results.iter().all(lazy) {
+            return;
+        }
+        let depth = self.out.len() - 1;
+        data.results.iter().for_each(|r| self.depth[r.0 as usize] = depth);
+        match &data.op {
+            Op::Load => self.load(i, data),
+            Op::Store => self.store(i, data),
+            Op::Reduce { axis, .. } => self.reduce(i, data, *axis as usize),
+            Op::Dot { .. } => self.dot(i, data),
+            Op::For => self.for_loop(i, data),
+            Op::If => {
+                let regions = data.regions.iter().map(|r| self.branch(data, r)).collect();
+                self.keep(i, data.args.clone(), regions);
+            }
+            Op::Yield => self.keep(i, data.args.clone(), vec![]),
+            op if shares(op) => {
+                let flat = self.home(data.results[0]);
+                let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
+                self.keep(i, args, vec![]);
+            }
+            // Scalars from blocks of one element, and ops of the lower level.
+            Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) => {
+                let flat = Flat::scalar(warp_bits(old));
+                let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
+                self.keep(i, args, vec![]);
+            }
+            _ => {
+                let args = data.args.iter().map(|a| self.as_it_lies(*a).0).collect();
+                let regions = data.regions.iter().map(|r| self.region(r)).collect();
+                self.keep(i, args, regions);
+            }
+        }
+    }
+    /// The instruction with these operands, in the open region.
+    fn keep(&mut self, i: Inst, args: Vec<Value>, regions: Vec<Region>) {
+        let data = self.new.inst_mut(i);
+        data.args = args;
+        data.regions = regions;
+        self.push(i);
+    }
+    fn push(&mut self, i: Inst) {
+        if let Some(out) = self.out.last_mut() {
+            out.push(i);
+        }
+    }
+    /// The instruction with a result in `flat`, converted to the result's home if that is another.
+    fn keep_in(&mut self, i: Inst, result: Value, flat: &Flat, args: Vec<Value>) {
+        if self.home(result) == *flat {
+            return self.keep(i, args, vec![]);
+        }
+        let ty = self.old.ty(result).clone();
+        let at = self.value_like(ty, flat, self.out.len() - 1);
+        self.new.inst_mut(i).results = vec![at];
+        self.keep(i, args, vec![]);
+        let convert = InstData { op: Op::ConvertLayout, args: vec![at], results: vec![result], regions: vec![] };
+        let convert = self.new.new_inst(convert);
+        self.push(convert);
+    }
+    fn value_like(&mut self, ty: crate::Type, flat: &Flat, depth: usize) -> Value {
+        let v = self.new.new_value(ty);
+        self.depth.push(depth);
+        self.place(v, flat);
+        v
+    }
+    /// The value wherever it is cheapest to have.
+    fn as_it_lies(&mut self, v: Value) -> (Value, Flat) {
+        let flat = self.home(v);
+        (self.demand(v, &flat), flat)
+    }
+    /// The value in this layout. What has to be made for it goes to the outermost region where its operands are known.
+    fn demand(&mut self, v: Value, flat: &Flat) -> Value {
+        let old = self.old;
+        if old.ty(v).is_scalar() || self.groups.is_heavy(v) && self.home(v) == *flat {
+            return v;
+        }
+        let key = (v, flat.clone());
+        if let Some(made) = self.made.iter().rev().find_map(|m| m.get(&key)) {
+            return *made;
+        }
+        let (op, args) = match (self.groups.kind(v), self.defs[v.0 as usize]) {
+            (Kind::Pure | Kind::View, Some(i)) => {
+                let data = old.inst(i);
+                let args = data.args.iter().map(|a| {
+                    let wish = operand_layout(old, data, *a, flat);
+                    self.demand(*a, &wish)
+                });
+                (data.op.clone(), args.collect())
+            }
+            _ => (Op::ConvertLayout, vec![v]),
+        };
+        let depth = args.iter().map(|a| self.depth[a.0 as usize]).max().unwrap_or(0).min(self.out.len() - 1);
+        let made = self.value_like(old.ty(v).clone(), flat, depth);
+        let inst = self.new.new_inst(InstData { op, args, results: vec![made], regions: vec![] });
+        self.out[depth].push(inst);
+        self.made[depth].insert(key, made);
+        made
+    }
+    fn load(&mut self, i: Inst, data: &InstData) {
+        let (ptr, result) = (data.args[0], data.results[0]);
+        let flat = self.access_layout(ptr, self.home(result));
+        let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
+        self.keep_in(i, result, &flat, args);
+    }
+    fn store(&mut self, i: Inst, data: &InstData) {
+        let flat = match self.natural[data.args[1].0 as usize].clone() {
+            Some(natural) => self.access_layout(data.args[0], natural),
+            None => self.preferred(data.args[0]),
+        };
+        // The value first: a conversion comes before the addresses, which then live shorter.
+        let value = self.demand(data.args[1], &flat);
+        let mut args: Vec<Value> = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
+        args[1] = value;
+        self.keep(i, args, vec![]);
+    }
+    /// `flat` if it suits the access, else the access's own.
+    fn access_layout(&self, ptr: Value, flat: Flat) -> Flat {
+        let access = Access::of(self.old, self.facts, ptr);
+        if access.suits(&flat, self.old.ty(ptr).shape()) { flat } else { self.preferred(ptr) }
+    }
+    fn preferred(&self, ptr: Value) -> Flat {
+        let access = Access::of(self.old, self.facts, ptr);
+        access.layout(self.old, self.old.ty(ptr).shape(), access.vector, &[])
+    }
+    fn reduce(&mut self, i: Inst, data: &InstData, axis: usize) {
+        let (arg, flat) = self.as_it_lies(data.args[0]);
+        let slice = flat.without(&axis_bits(self.old.ty(data.args[0]).shape(), axis));
+        // Scalars lie alike in every layout.
+        self.keep_in(i, data.results[0], &slice, vec![arg]);
+    }
+    fn dot(&mut self, i: Inst, data: &InstData) {
+        let [a, b, acc] = data.args[..] else { return };
+        let home = self.home(data.results[0]);
+        let product = tensor_product(self.old, data);
+        let flat = product.map_or_else(|| home.clone(), |(t, _)| t.accumulator());
+        let acc = self.demand(acc, &flat);
+        let (a, b) = match product {
+            Some((t, wide)) => (self.demand(a, &t.left(wide)), self.demand(b, &t.right(wide))),
+            None => (self.as_it_lies(a).0, self.as_it_lies(b).0),
+        };
+        self.keep_in(i, data.results[0], &flat, vec![a, b, acc]);
+    }
+    fn for_loop(&mut self, i: Inst, data: &InstData) {
+        let mut args: Vec<Value> = data.args.iter().take(3).copied().collect();
+        for (init, result) in data.args.iter().skip(3).zip(&data.results) {
+            let flat = self.home(*result);
+            args.push(self.demand(*init, &flat));
+        }
+        let regions = data.regions.iter().map(|r| self.branch(data, r)).collect();
+        self.keep(i, args, regions);
+    }
+    /// A region that yields the results of `data`, each in its home.
+    fn branch(&mut self, data: &InstData, region: &Region) -> Region {
+        let (last, rest) = match region.insts.split_last() {
+            Some((last, rest)) if self.old.inst(*last).op == Op::Yield => (*last, rest),
+            _ => return self.region(region),
+        };
+        self.out.push(vec![]);
+        self.made.push(HashMap::new());
+        let depth = self.out.len() - 1;
+        region.params.iter().for_each(|p| self.depth[p.0 as usize] = depth);
+        rest.iter().for_each(|i| self.inst(*i));
+        let homes: Vec<Flat> = data.results.iter().map(|r| self.home(*r)).collect();
+        let values = self.old.inst(last).args.clone();
+        let args = values.iter().zip(&homes).map(|(v, flat)| self.demand(*v, flat)).collect();
+        self.keep(last, args, vec![]);
+        self.made.pop();
+        Region { params: region.params.clone(), insts: self.out.pop().unwrap_or_default() }
+    }
+}
+
+/// The layout an operand needs for the result (of a pure op or view) to have `flat`.
+fn operand_layout(k: &Kernel, data: &InstData, arg: Value, flat: &Flat) -> Flat {
+    let from = k.ty(arg).shape();
+    match &data.op {
+        Op::Broadcast => flat.unbroadcast(from, k.ty(data.results[0]).shape()),
+        Op::Permute(perm) => flat.unpermuted(from, perm),
+        _ => flat.clone(),
+    }
+}

@@ -1,0 +1,160 @@
+//! From anchors to the layout of every value.
+use super::anchors::{Access, accumulator, default_layout};
+use super::groups::{Groups, Kind, shares};
+use crate::analysis::Analysis;
+use crate::layout::{Flat, axis_bits};
+use crate::{InstData, Kernel, Op, Value};
+use std::collections::BTreeMap;
+
+/// What a group's ops wish for.
+#[derive(Default)]
+struct Wishes {
+    product: Option<Flat>,
+    /// The largest access and its bytes.
+    access: Option<(usize, Access)>,
+    accesses: Vec<Access>,
+    /// Axes reduced or scanned over.
+    reduced: Vec<usize>,
+}
+
+/// The home of heavy values, and the layout in which views are had without moving anything; `None` for the rest.
+pub(super) fn natural(k: &Kernel, facts: &Analysis, groups: &Groups) -> Vec<Option<Flat>> {
+    let mut s = Spread { k, groups, natural: vec![None; k.values.len()] };
+    let wishes = wishes(k, facts, groups);
+    let mut order: Vec<(&Value, &Wishes)> = wishes.iter().collect();
+    let weight = |w: &Wishes| (w.product.is_some(), w.access.map_or(0, |a| a.0));
+    order.sort_by_key(|(v, w)| (std::cmp::Reverse(weight(w)), **v));
+    for (&root, wish) in order {
+        if s.natural[root.0 as usize].is_some() {
+            continue;
+        }
+        let shape = k.ty(root).shape();
+        let home = match (&wish.product, wish.access) {
+            (Some(product), _) => product.clone(),
+            (None, Some((_, access))) => {
+                let along = wish.accesses.iter().filter(|a| a.axis == access.axis && a.run > 1);
+                let vector = along.map(|a| a.vector).max().unwrap_or(access.vector);
+                access.layout(k, shape, vector, &wish.reduced)
+            }
+            (None, None) => default_layout(k, shape),
+        };
+        s.natural[root.0 as usize] = Some(home);
+        while s.sweep() {}
+    }
+    for v in 0..k.values.len() as u32 {
+        let root = groups.root(Value(v));
+        if groups.is_heavy(Value(v)) {
+            s.natural[v as usize] = s.natural[root.0 as usize].clone();
+        }
+    }
+    s.natural
+}
+
+/// The wishes of all groups of heavy blocks, by representative.
+fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wishes> {
+    let mut all: BTreeMap<Value, Wishes> = BTreeMap::new();
+    for v in (0..k.values.len() as u32).map(Value) {
+        if groups.is_heavy(v) && !k.ty(v).is_scalar() {
+            all.entry(groups.root(v)).or_default();
+        }
+    }
+    k.walk(&mut |_, data| {
+        let (value, access) = match (&data.op, &data.args[..]) {
+            (Op::Load, [ptr, ..]) => (data.results[0], Some(*ptr)),
+            (Op::Store, [ptr, value, ..]) => (*value, Some(*ptr)),
+            (Op::Reduce { .. } | Op::Scan { .. }, [value]) => (*value, None),
+            (Op::Dot { .. }, _) => (data.results[0], None),
+            _ => return,
+        };
+        if let Some(wish) = all.get_mut(&groups.root(value)) {
+            wish.add(k, facts, data, access);
+        }
+    });
+    all
+}
+
+impl Wishes {
+    fn add(&mut self, k: &Kernel, facts: &Analysis, data: &InstData, access: Option<Value>) {
+        match data.op {
+            Op::Dot { .. } => self.product = self.product.take().or_else(|| Some(accumulator(k, data))),
+            Op::Reduce { axis, .. } | Op::Scan { axis, .. } => self.reduced.push(axis as usize),
+            _ => {}
+        }
+        if let Some(ptr) = access {
+            let a = Access::of(k, facts, ptr);
+            let bytes = k.ty(ptr).count() * a.bytes;
+            self.accesses.push(a);
+            // A contiguous access has a wish; a gather takes any layout.
+            let weight = if a.run > 1 { bytes } else { 0 };
+            if self.access.is_none_or(|(w, _)| weight > w) {
+                self.access = Some((weight, a));
+            }
+        }
+    }
+}
+
+struct Spread<'k> {
+    k: &'k Kernel,
+    groups: &'k Groups,
+    /// Heavy values by representative.
+    natural: Vec<Option<Flat>>,
+}
+
+impl Spread<'_> {
+    fn slot(&self, v: Value) -> usize {
+        if self.groups.is_heavy(v) { self.groups.root(v).0 as usize } else { v.0 as usize }
+    }
+    fn get(&self, v: Value) -> Option<Flat> {
+        self.natural[self.slot(v)].clone()
+    }
+    /// Whether the value had none and now has one.
+    fn set(&mut self, v: Value, flat: Option<Flat>) -> bool {
+        let slot = self.slot(v);
+        let fresh = self.groups.kind(v) != Kind::Pure && !self.k.ty(v).is_scalar();
+        let fresh = fresh && self.natural[slot].is_none() && flat.is_some();
+        if fresh {
+            self.natural[slot] = flat;
+        }
+        fresh
+    }
+    /// One pass over the program; true if something new was learnt.
+    fn sweep(&mut self) -> bool {
+        let k = self.k;
+        let mut learnt = false;
+        k.walk(&mut |_, data| learnt |= self.step(data));
+        learnt
+    }
+    fn step(&mut self, data: &InstData) -> bool {
+        let k = self.k;
+        if shares(&data.op) {
+            let all: Vec<Value> =
+                data.args.iter().chain(&data.results).copied().filter(|v| !k.ty(*v).is_scalar()).collect();
+            let known = all.iter().filter(|v| self.groups.is_heavy(**v)).find_map(|v| self.get(*v));
+            let known =
+                known.or_else(|| all.iter().filter(|v| self.groups.kind(**v) == Kind::View).find_map(|v| self.get(*v)));
+            return all.iter().fold(false, |learnt, v| self.set(*v, known.clone()) || learnt);
+        }
+        let ([arg], [result]) = (&data.args[..], &data.results[..]) else { return false };
+        let (from, to) = (k.ty(*arg).shape(), k.ty(*result).shape());
+        match &data.op {
+            Op::Reduce { axis, .. } => {
+                let slice = self.get(*arg).map(|l| l.without(&axis_bits(from, *axis as usize)));
+                self.set(*result, slice)
+            }
+            Op::ExpandDims(_) | Op::Reshape => {
+                let (down, up) = (self.get(*result), self.get(*arg));
+                self.set(*arg, down) || self.set(*result, up)
+            }
+            Op::Permute(perm) => {
+                let down = self.get(*result).map(|l| l.unpermuted(from, perm));
+                let up = self.get(*arg).map(|l| l.permuted(from, perm));
+                self.set(*arg, down) || self.set(*result, up)
+            }
+            Op::Broadcast => {
+                let down = self.get(*result).map(|l| l.unbroadcast(from, to));
+                self.set(*arg, down)
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,68 @@
+use super::*;
+use crate::layout::Flat;
+use crate::{BinaryOp, Builder, Elem, Op, ReduceOp};
+
+fn layout_of(k: &Kernel, op: impl Fn(&Op) -> bool) -> Vec<Flat> {
+    let mut found = vec![];
+    k.walk(&mut |_, d| {
+        if op(&d.op) {
+            let v = d.results.first().or(d.args.first()).copied();
+            found.extend(v.and_then(|v| k.value(v).layout.as_ref()?.flat(k.ty(v).shape())));
+        }
+    });
+    found
+}
+fn count(k: &Kernel, op: impl Fn(&Op) -> bool) -> usize {
+    let mut n = 0;
+    k.walk(&mut |_, d| n += usize::from(op(&d.op)));
+    n
+}
+
+#[test]
+fn vector_add_takes_sixteen_bytes_a_thread() {
+    let mut b = Builder::new("add", [8, 1, 1], 4);
+    let ptrs = [b.param("x", Elem::F32, true), b.param("y", Elem::F32, true), b.param("z", Elem::F32, false)];
+    let (pid, size) = (b.program_id(0), b.i32(1024));
+    let start = b.binary(BinaryOp::Mul, pid, size);
+    let i = b.iota(1024);
+    let at = b.binary(BinaryOp::Add, start, i);
+    let [x, y, z] = ptrs.map(|p| b.ptr_add(p, at));
+    let (x, y) = (b.load(x, None, None), b.load(y, None, None));
+    let sum = b.binary(BinaryOp::Add, x, y);
+    b.store(z, sum, None);
+    let k = assign(&b.finish());
+    let expected = Flat::blocked(&[1024], &[0], 4, 2, &[]);
+    assert_eq!(layout_of(&k, |op| *op == Op::Load), vec![expected.clone(), expected]);
+    assert_eq!(count(&k, |op| *op == Op::ConvertLayout), 0);
+    // Every used value has a layout that covers it.
+    k.walk(&mut |_, d| {
+        for v in d.args.iter().chain(&d.results) {
+            let data = k.value(*v);
+            assert!(data.layout.as_ref().is_some_and(|l| l.flat(data.ty.shape()).is_some()), "{v} in {d:?}");
+        }
+    });
+}
+
+#[test]
+fn a_row_statistic_comes_back_without_conversion() {
+    let mut b = Builder::new("center", [1, 1, 1], 4);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
+    let (i, j, width) = (b.iota(4), b.iota(256), b.i32(256));
+    let rows = b.binary(BinaryOp::Mul, i, width);
+    let rows = b.expand_dims(rows, 1);
+    let at = {
+        let rows = b.inst(Op::Broadcast, &[rows], &[crate::Type::block(Elem::I32, [4, 256])], vec![])[0];
+        b.binary(BinaryOp::Add, rows, j)
+    };
+    let (xs, ys) = (b.ptr_add(x, at), b.ptr_add(y, at));
+    let x = b.load(xs, None, None);
+    let sum = b.reduce(ReduceOp::Sum, x, 1);
+    let sum = b.expand_dims(sum, 1);
+    let sum = b.inst(Op::Broadcast, &[sum], &[crate::Type::block(Elem::F32, [4, 256])], vec![])[0];
+    let centred = b.binary(BinaryOp::Sub, x, sum);
+    b.store(ys, centred, None);
+    let k = assign(&b.finish());
+    assert_eq!(count(&k, |op| *op == Op::ConvertLayout), 0);
+    let load = layout_of(&k, |op| *op == Op::Load);
+    assert_eq!(load[0].warps, vec![Some(8), Some(9)], "one row a warp");
+}
