@@ -104,4 +104,71 @@ impl Kernel {
             }
         }
     }
+    /// The same kernel without unreachable values and instructions: parameters are numbered first, then values in the order
+    /// of their old numbers; instructions stand after those of their regions. What parsing the text form gives.
+    pub fn compacted(&self) -> Kernel {
+        let mut used = vec![false; self.values.len()];
+        let mut mark = |v: &Value| {
+            if let Some(u) = used.get_mut(v.0 as usize) {
+                *u = true;
+            }
+        };
+        self.walk(&mut |_, data| {
+            data.args.iter().chain(&data.results).for_each(&mut mark);
+            data.regions.iter().flat_map(|r| &r.params).for_each(&mut mark);
+        });
+        let mut to: Vec<Option<Value>> = vec![None; self.values.len()];
+        let params = self.params.iter().map(|p| p.value.0 as usize);
+        let others = (0..used.len()).filter(|i| used[*i]);
+        let mut n = 0;
+        for i in params.chain(others) {
+            if let Some(to @ None) = to.get_mut(i) {
+                *to = Some(Value(n));
+                n += 1;
+            }
+        }
+        // Unreachable values get numbers past the end, and are cut off.
+        let mut past = n;
+        let to: Vec<Value> = to
+            .into_iter()
+            .map(|t| {
+                t.unwrap_or_else(|| {
+                    past += 1;
+                    Value(past - 1)
+                })
+            })
+            .collect();
+        let mut k = self.renumbered(&to);
+        k.values.truncate(n as usize);
+        let insts = std::mem::take(&mut k.insts);
+        let mut body = std::mem::take(&mut k.body);
+        k.sort_insts(&insts, &mut body);
+        k.body = body;
+        k
+    }
+    fn sort_insts(&mut self, old: &[InstData], r: &mut Region) {
+        for i in &mut r.insts {
+            let mut data = old[i.0 as usize].clone();
+            data.regions.iter_mut().for_each(|r| self.sort_insts(old, r));
+            *i = self.new_inst(data);
+        }
+    }
+    /// Every value `v` becomes `to[v]`, a permutation.
+    pub fn renumbered(&self, to: &[Value]) -> Kernel {
+        fn region(r: &mut Region, new: &impl Fn(&mut Value)) {
+            r.params.iter_mut().for_each(new);
+        }
+        let new = |v: &mut Value| *v = to.get(v.0 as usize).copied().unwrap_or(*v);
+        let mut k = self.clone();
+        for (old, data) in self.values.iter().enumerate() {
+            k.values[to[old].0 as usize] = data.clone();
+        }
+        k.params.iter_mut().for_each(|p| new(&mut p.value));
+        for data in &mut k.insts {
+            data.args.iter_mut().chain(&mut data.results).for_each(new);
+            data.regions.iter_mut().for_each(|r| region(r, &new));
+        }
+        region(&mut k.body, &new);
+        k
+    }
 }

@@ -1,0 +1,102 @@
+//! Names of ops in the text form, for both directions.
+use crate::{BinaryOp, CmpOp, Op, ReduceOp, ScanOp, UnaryOp};
+
+pub const UNARY: &[(&str, UnaryOp)] = &[
+    ("neg", UnaryOp::Neg),
+    ("abs", UnaryOp::Abs),
+    ("not", UnaryOp::Not),
+    ("exp", UnaryOp::Exp),
+    ("exp2", UnaryOp::Exp2),
+    ("expm1", UnaryOp::Expm1),
+    ("log", UnaryOp::Log),
+    ("log2", UnaryOp::Log2),
+    ("log10", UnaryOp::Log10),
+    ("log1p", UnaryOp::Log1p),
+    ("sqrt", UnaryOp::Sqrt),
+    ("rsqrt", UnaryOp::Rsqrt),
+    ("sin", UnaryOp::Sin),
+    ("cos", UnaryOp::Cos),
+    ("tan", UnaryOp::Tan),
+    ("asin", UnaryOp::Asin),
+    ("acos", UnaryOp::Acos),
+    ("atan", UnaryOp::Atan),
+    ("sinh", UnaryOp::Sinh),
+    ("cosh", UnaryOp::Cosh),
+    ("tanh", UnaryOp::Tanh),
+    ("erf", UnaryOp::Erf),
+    ("floor", UnaryOp::Floor),
+    ("ceil", UnaryOp::Ceil),
+    ("round", UnaryOp::Round),
+    ("trunc", UnaryOp::Trunc),
+    ("is_nan", UnaryOp::IsNan),
+    ("is_inf", UnaryOp::IsInf),
+];
+pub const BINARY: &[(&str, BinaryOp)] = &[
+    ("add", BinaryOp::Add),
+    ("sub", BinaryOp::Sub),
+    ("mul", BinaryOp::Mul),
+    ("div", BinaryOp::Div),
+    ("rem", BinaryOp::Rem),
+    ("max", BinaryOp::Max),
+    ("min", BinaryOp::Min),
+    ("pow", BinaryOp::Pow),
+    ("atan2", BinaryOp::Atan2),
+    ("and", BinaryOp::And),
+    ("or", BinaryOp::Or),
+    ("xor", BinaryOp::Xor),
+    ("shl", BinaryOp::Shl),
+    ("shr", BinaryOp::Shr),
+];
+pub const CMP: &[(&str, CmpOp)] =
+    &[("eq", CmpOp::Eq), ("ne", CmpOp::Ne), ("lt", CmpOp::Lt), ("le", CmpOp::Le), ("gt", CmpOp::Gt), ("ge", CmpOp::Ge)];
+pub const REDUCE: &[(&str, ReduceOp)] = &[
+    ("sum", ReduceOp::Sum),
+    ("prod", ReduceOp::Prod),
+    ("max", ReduceOp::Max),
+    ("min", ReduceOp::Min),
+    ("and", ReduceOp::And),
+    ("or", ReduceOp::Or),
+    ("argmax", ReduceOp::ArgMax),
+    ("argmin", ReduceOp::ArgMin),
+];
+pub const SCAN: &[(&str, ScanOp)] = &[("sum", ScanOp::Sum), ("prod", ScanOp::Prod), ("max", ScanOp::Max)];
+
+/// Ops written by their name and operands alone.
+pub const PLAIN: &[(&str, Op)] = &[
+    ("iota", Op::Iota),
+    ("splat", Op::Splat),
+    ("broadcast", Op::Broadcast),
+    ("reshape", Op::Reshape),
+    ("select", Op::Select),
+    ("ptr_add", Op::PtrAdd),
+    ("load", Op::Load),
+    ("store", Op::Store),
+    ("yield", Op::Yield),
+    ("tile_load", Op::TileLoad),
+    ("tile_store", Op::TileStore),
+    ("convert_layout", Op::ConvertLayout),
+    ("alloc_shared", Op::AllocShared),
+    ("shared_store", Op::SharedStore),
+    ("shared_load", Op::SharedLoad),
+    ("async_copy", Op::AsyncCopy),
+    ("async_commit", Op::AsyncCommit),
+    ("sync", Op::Sync),
+    ("alloc_barriers", Op::AllocBarriers),
+    ("barrier_wait", Op::BarrierWait),
+    ("tma_store", Op::TmaStore),
+    ("fence_async", Op::FenceAsync),
+    ("wgmma_commit", Op::WgmmaCommit),
+    ("cluster_sync", Op::ClusterSync),
+];
+
+pub fn find<T: Clone>(table: &[(&str, T)], name: &str) -> Option<T> {
+    table.iter().find(|e| e.0 == name).map(|e| e.1.clone())
+}
+/// Name of an op that its table holds.
+pub fn name_of<T: PartialEq>(table: &[(&'static str, T)], op: &T) -> Option<&'static str> {
+    table.iter().find(|e| e.1 == *op).map(|e| e.0)
+}
+/// `a, b, c`, for messages.
+pub fn list<T>(table: &[(&str, T)]) -> String {
+    table.iter().map(|e| e.0).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,583 @@
+//! Text to kernels. Any text gives kernels or an error with its place and what to do.
+use super::{
+    lexer::{Kind, Token, tokens},
+    names,
+};
+use crate::{
+    BlockError, Const, DotPrecision, Elem, Inst, InstData, Kernel, Layout, Op, Param, Region, Role, Swizzle, Type,
+    Value,
+};
+use std::collections::HashMap;
+
+/// Regions inside regions, at most.
+pub const MAX_DEPTH: usize = 64;
+type Result<T> = std::result::Result<T, BlockError>;
+
+/// The one kernel of a text.
+pub fn parse(text: &str) -> Result<Kernel> {
+    let mut p = Parser::new(text)?;
+    let k = p.kernel()?;
+    match p.peek().kind {
+        Kind::End => Ok(k),
+        _ => p.fail("one kernel is expected; remove what follows it"),
+    }
+}
+
+/// All kernels of a text.
+pub fn parse_all(text: &str) -> Result<Vec<Kernel>> {
+    let mut p = Parser::new(text)?;
+    let mut all = vec![];
+    while p.peek().kind != Kind::End {
+        all.push(p.kernel()?);
+    }
+    Ok(all)
+}
+
+struct Parser {
+    tokens: Vec<Token>,
+    at: usize,
+    k: Kernel,
+    /// Values in scope, by written name (`v3`, `%x`).
+    visible: HashMap<String, Value>,
+    /// Line of every definition so far.
+    defined: HashMap<String, usize>,
+    /// Names of the open regions' values.
+    scopes: Vec<Vec<String>>,
+    /// Written name of every value; `None` for named parameters.
+    written: Vec<Option<String>>,
+}
+
+/// A value's name as written.
+fn value_name(t: &Token) -> Option<String> {
+    match t.kind {
+        Kind::Local => Some(format!("%{}", t.text)),
+        Kind::Word if number_of(&t.text).is_some() => Some(t.text.clone()),
+        _ => None,
+    }
+}
+/// 3 of `v3`.
+fn number_of(name: &str) -> Option<u32> {
+    let digits = name.strip_prefix('v')?;
+    let n: u32 = digits.parse().ok()?;
+    (n.to_string() == digits).then_some(n)
+}
+
+impl Parser {
+    fn new(text: &str) -> Result<Parser> {
+        Ok(Parser {
+            tokens: tokens(text)?,
+            at: 0,
+            k: Kernel::default(),
+            visible: HashMap::new(),
+            defined: HashMap::new(),
+            scopes: vec![],
+            written: vec![],
+        })
+    }
+    // ---- Tokens ----
+    fn peek(&self) -> &Token {
+        self.ahead(0)
+    }
+    fn ahead(&self, n: usize) -> &Token {
+        // The list ends in an End token, which is never passed.
+        &self.tokens[(self.at + n).min(self.tokens.len() - 1)]
+    }
+    fn next(&mut self) -> Token {
+        let t = self.peek().clone();
+        if t.kind != Kind::End {
+            self.at += 1;
+        }
+        t
+    }
+    fn fail<T>(&self, what: impl Into<String>) -> Result<T> {
+        fail_at(self.peek(), what)
+    }
+    /// On the line of the token before.
+    fn same_line(&self) -> bool {
+        self.at > 0 && self.tokens[self.at - 1].line == self.peek().line
+    }
+    fn is(&self, punct: &str) -> bool {
+        self.peek().kind == Kind::Punct && self.peek().text == punct
+    }
+    fn is_word(&self, word: &str) -> bool {
+        self.peek().kind == Kind::Word && self.peek().text == word
+    }
+    fn eat(&mut self, punct: &str) -> bool {
+        let yes = self.is(punct);
+        self.at += usize::from(yes);
+        yes
+    }
+    fn eat_word(&mut self, word: &str) -> bool {
+        let yes = self.is_word(word);
+        self.at += usize::from(yes);
+        yes
+    }
+    fn expect(&mut self, punct: &str) -> Result<()> {
+        if self.eat(punct) {
+            return Ok(());
+        }
+        self.fail(format!("`{punct}` is expected here, not `{}`", self.peek().text))
+    }
+    fn expect_word(&mut self, word: &str) -> Result<()> {
+        if self.eat_word(word) {
+            return Ok(());
+        }
+        self.fail(format!("`{word}` is expected here, not `{}`", self.peek().text))
+    }
+    fn word(&mut self, what: &str) -> Result<String> {
+        match self.peek().kind {
+            Kind::Word => Ok(self.next().text),
+            _ => self.fail(format!("{what} is expected here, not `{}`", self.peek().text)),
+        }
+    }
+    fn integer<T: std::str::FromStr>(&mut self, what: &str) -> Result<T> {
+        let t = self.peek();
+        match t.text.parse() {
+            Ok(n) if t.kind == Kind::Number => {
+                self.at += 1;
+                Ok(n)
+            }
+            _ => self.fail(format!("{what} is expected here, not `{}`", t.text)),
+        }
+    }
+    fn list<T>(&mut self, close: &str, mut one: impl FnMut(&mut Parser) -> Result<T>) -> Result<Vec<T>> {
+        let mut all = vec![];
+        while !self.eat(close) {
+            if !all.is_empty() {
+                self.expect(",")?;
+            }
+            all.push(one(self)?);
+        }
+        Ok(all)
+    }
+    fn numbers<T: std::str::FromStr>(&mut self, what: &str) -> Result<Vec<T>> {
+        self.expect("[")?;
+        self.list("]", |p| p.integer(what))
+    }
+
+    // ---- Types ----
+    fn elem(&mut self) -> Result<Elem> {
+        let t = self.peek().clone();
+        match Elem::ALL.into_iter().find(|e| t.kind == Kind::Word && e.name() == t.text) {
+            Some(e) => {
+                self.at += 1;
+                Ok(e)
+            }
+            None => {
+                let known = Elem::ALL.map(Elem::name).join(" ");
+                self.fail(format!("`{}` is no element type; known: {known}", t.text))
+            }
+        }
+    }
+    fn shape(&mut self) -> Result<Vec<usize>> {
+        if self.is("[") && self.same_line() { self.numbers("the size of an axis") } else { Ok(vec![]) }
+    }
+    fn swizzle(&mut self) -> Result<Swizzle> {
+        let all = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
+        let t = self.peek().text.clone();
+        match all.into_iter().find(|s| s.to_string() == t) {
+            Some(s) => {
+                self.at += 1;
+                Ok(s)
+            }
+            None => self.fail(format!("`{t}` is no swizzle; write plain, b32, b64 or b128")),
+        }
+    }
+    fn ty(&mut self) -> Result<Type> {
+        let kind = match (self.peek().text.as_str(), self.ahead(1).text.as_str()) {
+            (k @ ("ptr" | "shared" | "desc" | "barrier" | "token"), "<") => k.to_string(),
+            _ => {
+                let elem = self.elem()?;
+                return Ok(Type::Block { elem, shape: self.shape()? });
+            }
+        };
+        self.at += 2;
+        let ty = match kind.as_str() {
+            "ptr" => {
+                let elem = self.elem()?;
+                self.expect(">")?;
+                return Ok(Type::Ptr { elem, shape: self.shape()? });
+            }
+            "barrier" => {
+                let count = self.integer("the number of barriers")?;
+                self.expect(",")?;
+                Type::Barrier { count, arrivals: self.integer("the number of arrivals")? }
+            }
+            "token" => Type::Token { elem: self.elem()?, shape: self.shape()? },
+            "desc" => {
+                let (elem, shape) = (self.elem()?, self.shape()?);
+                self.expect(",")?;
+                Type::Desc { elem, shape, swizzle: self.swizzle()? }
+            }
+            _ => {
+                let (elem, shape) = (self.elem()?, self.shape()?);
+                self.expect(",")?;
+                let stages = self.integer("the number of stages")?;
+                self.expect(",")?;
+                Type::Shared { elem, shape, stages, swizzle: self.swizzle()? }
+            }
+        };
+        self.expect(">")?;
+        Ok(ty)
+    }
+    fn typed(&mut self) -> Result<(Type, Option<Layout>)> {
+        let ty = self.ty()?;
+        if !(self.is_word("layout") && self.same_line()) {
+            return Ok((ty, None));
+        }
+        self.at += 1;
+        self.expect("(")?;
+        let mut bases = |word: &str, close: &str| {
+            self.expect_word(word)?;
+            self.expect("[")?;
+            let list = self.list("]", |p| p.numbers::<u32>("a coordinate"))?;
+            self.expect(close)?;
+            Ok(list)
+        };
+        let (registers, lanes) = (bases("registers", ",")?, bases("lanes", ",")?);
+        Ok((ty, Some(Layout { registers, lanes, warps: bases("warps", ")")? })))
+    }
+    /// `: type, …`, one a result.
+    fn result_types(&mut self, n: usize) -> Result<Vec<(Type, Option<Layout>)>> {
+        let mut all = vec![];
+        for i in 0..n {
+            match i {
+                0 if !self.is(":") => return self.fail(format!("`: type` is expected here, {n} for the results")),
+                0 => self.at += 1,
+                _ => self.expect(",")?,
+            }
+            all.push(self.typed()?);
+        }
+        Ok(all)
+    }
+
+    // ---- Values ----
+    /// The name of a value that is defined here.
+    fn new_name(&mut self) -> Result<Token> {
+        match value_name(self.peek()) {
+            Some(_) => Ok(self.next()),
+            None => self.fail(format!("a new value (`v3` or `%name`) is expected here, not `{}`", self.peek().text)),
+        }
+    }
+    fn define(&mut self, t: &Token, ty: Type, layout: Option<Layout>, named_param: bool) -> Result<Value> {
+        let name = value_name(t).unwrap_or_default();
+        if let Some(line) = self.defined.insert(name.clone(), t.line) {
+            return fail_at(t, format!("`{name}` is defined already, on line {line}; take another name"));
+        }
+        let v = self.k.new_value(ty);
+        self.k.values[v.0 as usize].layout = layout;
+        self.written.push((!named_param).then(|| name.clone()));
+        self.visible.insert(name.clone(), v);
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.push(name);
+        }
+        Ok(v)
+    }
+    fn operand(&mut self) -> Result<Value> {
+        let Some(name) = value_name(self.peek()) else {
+            return self.fail(format!("a value (`v3` or `%name`) is expected here, not `{}`", self.peek().text));
+        };
+        match (self.visible.get(&name), self.defined.get(&name)) {
+            (Some(v), _) => {
+                let v = *v;
+                self.at += 1;
+                Ok(v)
+            }
+            (None, Some(line)) => {
+                self.fail(format!("`{name}` (line {line}) ends with its region; yield it to use it outside"))
+            }
+            (None, None) => self.fail(format!("`{name}` is not defined; define it above its use")),
+        }
+    }
+    /// Operands on the rest of the line, and on after a comma.
+    fn operands(&mut self) -> Result<Vec<Value>> {
+        let mut all = vec![];
+        if self.same_line() && value_name(self.peek()).is_some() {
+            all.push(self.operand()?);
+            while self.eat(",") {
+                all.push(self.operand()?);
+            }
+        }
+        Ok(all)
+    }
+
+    // ---- Kernels ----
+    fn kernel(&mut self) -> Result<Kernel> {
+        self.k = Kernel { cluster: 1, ..Kernel::default() };
+        (self.visible, self.defined, self.written) = (HashMap::new(), HashMap::new(), vec![]);
+        self.scopes = vec![vec![]];
+        self.expect_word("kernel")?;
+        match self.peek().kind {
+            Kind::Global => self.k.name = self.next().text,
+            _ => return self.fail("the kernel's name (`@name`) is expected here"),
+        }
+        self.expect("(")?;
+        let params = self.list(")", Parser::param)?;
+        self.k.params = params;
+        self.expect_word("grid")?;
+        let grid: Vec<usize> = self.numbers("the size of the grid")?;
+        let Ok(grid) = <[usize; 3]>::try_from(grid) else {
+            return self.fail("the grid before has not three sizes; write `grid [x, y, z]`");
+        };
+        self.k.grid = grid;
+        self.expect_word("warps")?;
+        self.k.warps = self.integer("the number of warps")?;
+        if self.eat_word("cluster") {
+            self.k.cluster = self.integer("the size of the cluster")?;
+        }
+        self.expect("{")?;
+        self.k.body.insts = self.insts(0)?;
+        Ok(self.numbered())
+    }
+    fn param(&mut self) -> Result<Param> {
+        let t = self.peek().clone();
+        if t.kind != Kind::Local {
+            return self.fail(format!("a parameter (`%name: type`) is expected here, not `{}`", t.text));
+        }
+        self.at += 1;
+        let alias = if self.eat_word("as") { Some(self.new_name()?) } else { None };
+        self.expect(":")?;
+        let (ty, layout) = self.typed()?;
+        let readonly = self.eat_word("readonly");
+        let align = if self.eat_word("align") { self.integer("an alignment in bytes")? } else { 16 };
+        let value = self.define(alias.as_ref().unwrap_or(&t), ty, layout, true)?;
+        Ok(Param { name: t.text, value, align, readonly })
+    }
+    /// The kernel with values numbered as they were written, if all were written as numbers: parameters first.
+    fn numbered(&mut self) -> Kernel {
+        let k = std::mem::take(&mut self.k);
+        let mut order: Vec<(Option<u32>, usize)> = vec![];
+        for (i, name) in self.written.iter().enumerate() {
+            match name {
+                None => order.push((None, i)),
+                Some(name) => match number_of(name) {
+                    Some(n) => order.push((Some(n), i)),
+                    None => return k,
+                },
+            }
+        }
+        order.sort();
+        let mut to = vec![Value(0); k.values.len()];
+        for (new, (_, old)) in order.iter().enumerate() {
+            to[*old] = Value(new as u32);
+        }
+        k.renumbered(&to)
+    }
+    /// Instructions up to and with `}`.
+    fn insts(&mut self, depth: usize) -> Result<Vec<Inst>> {
+        if depth > MAX_DEPTH {
+            return self.fail(format!("regions are nested deeper than {MAX_DEPTH}; flatten the program"));
+        }
+        let mut all = vec![];
+        while !self.eat("}") {
+            if self.peek().kind == Kind::End {
+                return self.fail("the text ends inside `{`; add `}`");
+            }
+            all.push(self.inst(depth)?);
+        }
+        Ok(all)
+    }
+    fn region(&mut self, depth: usize) -> Result<Region> {
+        self.expect("{")?;
+        self.scopes.push(vec![]);
+        let insts = self.insts(depth + 1)?;
+        self.close_scope();
+        Ok(Region { params: vec![], insts })
+    }
+    fn close_scope(&mut self) {
+        for name in self.scopes.pop().unwrap_or_default() {
+            self.visible.remove(&name);
+        }
+    }
+    fn inst(&mut self, depth: usize) -> Result<Inst> {
+        let mut results = vec![];
+        if value_name(self.peek()).is_some() {
+            results.push(self.new_name()?);
+            while self.eat(",") {
+                results.push(self.new_name()?);
+            }
+            self.expect("=")?;
+        }
+        let start = self.peek().clone();
+        let name = self.word("an op")?;
+        let mut types = None;
+        let mut regions = vec![];
+        let (op, args) = match name.as_str() {
+            "for" => {
+                let (args, region, given) = self.for_loop(depth, results.len())?;
+                regions.push(region);
+                types = Some(given);
+                (Op::For, args)
+            }
+            "if" => {
+                let args = vec![self.operand()?];
+                types = Some(self.result_types(results.len())?);
+                regions.push(self.region(depth)?);
+                self.expect_word("else")?;
+                regions.push(self.region(depth)?);
+                (Op::If, args)
+            }
+            "roles" => {
+                let mut roles = vec![];
+                while matches!(self.peek().kind, Kind::Word | Kind::Str) && (self.same_line() || roles.is_empty()) {
+                    roles.push(self.role()?);
+                    regions.push(self.region(depth)?);
+                }
+                (Op::Roles(roles), vec![])
+            }
+            _ => self.simple(&start, &name)?,
+        };
+        let types = match types {
+            Some(t) => t,
+            None => self.result_types(results.len())?,
+        };
+        let mut values = vec![];
+        for (t, (ty, layout)) in results.iter().zip(types) {
+            values.push(self.define(t, ty, layout, false)?);
+        }
+        if !matches!(self.peek().kind, Kind::End) && self.same_line() && !self.is("}") {
+            return self.fail(format!("`{name}` ends before `{}`; one op a line", self.peek().text));
+        }
+        Ok(self.k.new_inst(InstData { op, args, results: values, regions }))
+    }
+    fn role(&mut self) -> Result<Role> {
+        let name = self.next().text;
+        self.expect_word("warps")?;
+        let warps = self.integer("the number of warps")?;
+        self.expect_word("registers")?;
+        Ok(Role { name, warps, registers: self.integer("the number of registers")? })
+    }
+    /// After `for`: operands, region and the results' types.
+    #[allow(clippy::type_complexity)]
+    fn for_loop(&mut self, depth: usize, results: usize) -> Result<(Vec<Value>, Region, Vec<(Type, Option<Layout>)>)> {
+        let index = self.new_name()?;
+        self.expect_word("in")?;
+        let mut args = vec![self.operand()?];
+        self.expect("..")?;
+        args.push(self.operand()?);
+        self.expect_word("step")?;
+        args.push(self.operand()?);
+        let mut carried = vec![];
+        if self.eat_word("with") {
+            self.expect("(")?;
+            carried = self.list(")", |p| {
+                let name = p.new_name()?;
+                p.expect("=")?;
+                args.push(p.operand()?);
+                p.expect(":")?;
+                Ok((name, p.typed()?))
+            })?;
+        }
+        let given = match self.is(":") {
+            true => self.result_types(results)?,
+            false if results == carried.len() => carried.iter().map(|c| c.1.clone()).collect(),
+            false => return self.fail(format!("the loop carries {} values and has {results} results", carried.len())),
+        };
+        self.scopes.push(vec![]);
+        let mut params = vec![self.define(&index, Type::scalar(Elem::I32), None, false)?];
+        for (name, (ty, layout)) in carried {
+            params.push(self.define(&name, ty, layout, false)?);
+        }
+        self.expect("{")?;
+        let insts = self.insts(depth + 1)?;
+        self.close_scope();
+        Ok((args, Region { params, insts }, given))
+    }
+    fn choice<T: Clone>(&mut self, what: &str, table: &[(&str, T)]) -> Result<T> {
+        match names::find(table, &self.peek().text) {
+            Some(x) if self.peek().kind == Kind::Word => {
+                self.at += 1;
+                Ok(x)
+            }
+            _ => self.fail(format!("`{}` is no {what}; known: {}", self.peek().text, names::list(table))),
+        }
+    }
+    /// An op without regions, and its operands.
+    fn simple(&mut self, start: &Token, name: &str) -> Result<(Op, Vec<Value>)> {
+        let op = match name {
+            "const" => Op::Const(self.constant()?),
+            "program_id" => Op::ProgramId(self.integer("an axis of the grid (0, 1 or 2)")?),
+            "num_programs" => Op::NumPrograms(self.integer("an axis of the grid (0, 1 or 2)")?),
+            "cmp" => Op::Cmp(self.choice("comparison", names::CMP)?),
+            "cast" => Op::Cast(self.elem()?),
+            "expand_dims" => {
+                let args = self.operands()?;
+                return Ok((Op::ExpandDims(self.axis()?), args));
+            }
+            "permute" => {
+                let args = self.operands()?;
+                return Ok((Op::Permute(self.numbers("an axis")?), args));
+            }
+            "reduce" => {
+                let op = self.choice("reduction", names::REDUCE)?;
+                let args = self.operands()?;
+                return Ok((Op::Reduce { op, axis: self.axis()? }, args));
+            }
+            "scan" => {
+                let op = self.choice("scan", names::SCAN)?;
+                let args = self.operands()?;
+                return Ok((Op::Scan { op, axis: self.axis()? }, args));
+            }
+            "dot" => Op::Dot {
+                precision: match () {
+                    () if self.eat_word("tf32") => DotPrecision::Tf32,
+                    () if self.eat_word("tf32x3") => DotPrecision::Tf32x3,
+                    () => DotPrecision::Exact,
+                },
+            },
+            "async_wait" => Op::AsyncWait { pending: self.integer("the number of groups left in flight")? },
+            "barrier_expect" => {
+                let args = self.operands()?;
+                self.expect_word("bytes")?;
+                return Ok((Op::BarrierExpect { bytes: self.integer("a number of bytes")? }, args));
+            }
+            "barrier_arrive" => Op::BarrierArrive { multicast: self.eat_word("multicast") },
+            "tma_load" => Op::TmaLoad { multicast: self.eat_word("multicast") },
+            "tma_store_wait" => Op::TmaStoreWait { pending: self.integer("the number of stores left in flight")? },
+            "wgmma" => Op::Wgmma { transpose_b: self.eat_word("transpose_b") },
+            "wgmma_wait" => Op::WgmmaWait { pending: self.integer("the number of groups left in flight")? },
+            _ => {
+                let op = names::find(names::PLAIN, name)
+                    .or_else(|| names::find(names::UNARY, name).map(Op::Unary))
+                    .or_else(|| names::find(names::BINARY, name).map(Op::Binary));
+                match op {
+                    Some(op) => op,
+                    None => return fail_at(start, format!("`{name}` is no op; see the ops' names in crates/block")),
+                }
+            }
+        };
+        Ok((op, self.operands()?))
+    }
+    fn axis(&mut self) -> Result<u8> {
+        self.expect_word("axis")?;
+        self.integer("an axis")
+    }
+    fn constant(&mut self) -> Result<Const> {
+        let t = self.next();
+        let text = t.text.as_str();
+        let value = match (t.kind, text) {
+            (Kind::Word, "true") => Some(Const::Bool(true)),
+            (Kind::Word, "false") => Some(Const::Bool(false)),
+            (Kind::Word, "inf") => Some(Const::Float(f64::INFINITY)),
+            (Kind::Number, "-inf") => Some(Const::Float(f64::NEG_INFINITY)),
+            (Kind::Word, "nan") => Some(Const::Float(f64::NAN)),
+            (Kind::Number, _) => match text.strip_prefix("0x") {
+                Some(hex) => u64::from_str_radix(hex, 16).ok().map(|b| Const::Float(f64::from_bits(b))),
+                None if text.contains(['.', 'e', 'E']) => text.parse().ok().map(Const::Float),
+                None => text.parse().ok().map(Const::Int),
+            },
+            _ => None,
+        };
+        match value {
+            Some(v) => Ok(v),
+            None => fail_at(
+                &t,
+                format!("`{text}` is no constant; write 3, 1.5, 0x<bits of an f64>, inf, nan, true or false"),
+            ),
+        }
+    }
+}
+
+fn fail_at<T>(t: &Token, what: impl Into<String>) -> Result<T> {
+    Err(BlockError::Parse { line: t.line, column: t.column, what: what.into() })
+}

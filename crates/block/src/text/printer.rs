@@ -1,0 +1,217 @@
+//! Kernel to text. Prints any kernel, verified or not.
+use super::{lexer::is_plain, names};
+use crate::{Const, DotPrecision, Inst, InstData, Kernel, Layout, Op, Region, Type, Value, layout::Basis};
+use std::{collections::HashMap, fmt::Write};
+
+struct Printer<'a> {
+    k: &'a Kernel,
+    params: HashMap<Value, String>,
+    out: String,
+}
+
+/// The whole kernel.
+pub fn print(k: &Kernel) -> String {
+    let mut p = Printer::new(k);
+    let params: Vec<String> = k.params.iter().map(|x| p.param(x)).collect();
+    let name = sign('@', &k.name);
+    let [x, y, z] = k.grid;
+    p.out = format!("kernel {name}({}) grid [{x}, {y}, {z}] warps {}", params.join(", "), k.warps);
+    if k.cluster != 1 {
+        p.put(&format!(" cluster {}", k.cluster));
+    }
+    p.put(" {\n");
+    p.region(&k.body, 1);
+    p.put("}\n");
+    p.out
+}
+
+/// One instruction on one line, its regions left out.
+pub fn print_inst(k: &Kernel, i: Inst) -> String {
+    match k.insts.get(i.0 as usize) {
+        Some(data) => Printer::new(k).head(data),
+        None => format!("instruction {} (absent)", i.0),
+    }
+}
+
+fn sign(c: char, name: &str) -> String {
+    if is_plain(name) { format!("{c}{name}") } else { format!("{c}{name:?}") }
+}
+
+impl<'a> Printer<'a> {
+    fn new(k: &'a Kernel) -> Printer<'a> {
+        let mut params = HashMap::new();
+        for p in &k.params {
+            let unique = k.params.iter().filter(|o| o.name == p.name).count() == 1;
+            if unique && !p.name.is_empty() {
+                params.insert(p.value, sign('%', &p.name));
+            }
+        }
+        Printer { k, params, out: String::new() }
+    }
+    fn put(&mut self, s: &str) {
+        self.out.push_str(s);
+    }
+    fn name(&self, v: Value) -> String {
+        self.params.get(&v).cloned().unwrap_or_else(|| v.to_string())
+    }
+    fn names(&self, vs: &[Value]) -> String {
+        vs.iter().map(|v| self.name(*v)).collect::<Vec<_>>().join(", ")
+    }
+    /// Type and layout.
+    fn ty(&self, v: Value) -> String {
+        let Some(data) = self.k.values.get(v.0 as usize) else { return "?".into() };
+        match &data.layout {
+            None => data.ty.to_string(),
+            Some(l) => format!("{} {}", data.ty, layout(l)),
+        }
+    }
+    fn types(&self, vs: &[Value]) -> String {
+        vs.iter().map(|v| self.ty(*v)).collect::<Vec<_>>().join(", ")
+    }
+    fn param(&self, p: &crate::Param) -> String {
+        let mut s = match self.params.get(&p.value) {
+            Some(name) => name.clone(),
+            None => format!("%{:?} as {}", p.name, p.value),
+        };
+        _ = write!(s, ": {}", self.ty(p.value));
+        if p.readonly {
+            s.push_str(" readonly");
+        }
+        let pointer = matches!(self.k.values.get(p.value.0 as usize).map(|v| &v.ty), Some(Type::Ptr { .. }));
+        if pointer || p.align != 16 {
+            _ = write!(s, " align {}", p.align);
+        }
+        s
+    }
+    fn region(&mut self, r: &Region, depth: usize) {
+        for &i in &r.insts {
+            let pad = "  ".repeat(depth);
+            let Some(data) = self.k.insts.get(i.0 as usize) else {
+                _ = writeln!(self.out, "{pad}instruction {} (absent)", i.0);
+                continue;
+            };
+            let head = self.head(data);
+            _ = write!(self.out, "{pad}{head}");
+            for (n, inner) in data.regions.iter().enumerate() {
+                let open = match &data.op {
+                    Op::Roles(roles) => {
+                        let text = roles.get(n).map(|r| {
+                            let name = if is_plain(&r.name) { r.name.clone() } else { format!("{:?}", r.name) };
+                            format!(" {name} warps {} registers {}", r.warps, r.registers)
+                        });
+                        text.unwrap_or_default()
+                    }
+                    Op::If if n == 1 => " else".into(),
+                    _ => String::new(),
+                };
+                _ = writeln!(self.out, "{open} {{");
+                self.region(inner, depth + 1);
+                _ = write!(self.out, "{pad}}}");
+            }
+            self.put("\n");
+        }
+    }
+    /// Results, op, operands and types, without regions.
+    fn head(&self, data: &InstData) -> String {
+        let mut s = String::new();
+        if !data.results.is_empty() {
+            _ = write!(s, "{} = ", self.names(&data.results));
+        }
+        if data.op == Op::For
+            && let Some(text) = self.for_head(data)
+        {
+            return s + &text;
+        }
+        let (op, after) = op_text(&data.op);
+        s += &op;
+        if !data.args.is_empty() {
+            _ = write!(s, " {}", self.names(&data.args));
+        }
+        s += &after;
+        if !data.results.is_empty() {
+            _ = write!(s, " : {}", self.types(&data.results));
+        }
+        s
+    }
+    fn for_head(&self, data: &InstData) -> Option<String> {
+        let [region] = &data.regions[..] else { return None };
+        let ([lo, hi, step, init @ ..], [index, carried @ ..]) = (&data.args[..], &region.params[..]) else {
+            return None;
+        };
+        if init.len() != carried.len() {
+            return None;
+        }
+        let n = |v: &Value| self.name(*v);
+        let mut s = format!("for {} in {}..{} step {}", n(index), n(lo), n(hi), n(step));
+        let list: Vec<String> =
+            carried.iter().zip(init).map(|(c, i)| format!("{} = {} : {}", n(c), n(i), self.ty(*c))).collect();
+        if !list.is_empty() {
+            _ = write!(s, " with ({})", list.join(", "));
+        }
+        if self.types(&data.results) != self.types(carried) {
+            _ = write!(s, " : {}", self.types(&data.results));
+        }
+        Some(s)
+    }
+}
+
+fn layout(l: &Layout) -> String {
+    let bases = |list: &[Basis]| {
+        let one = |b: &Basis| format!("[{}]", b.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
+        format!("[{}]", list.iter().map(one).collect::<Vec<_>>().join(","))
+    };
+    format!("layout(registers {}, lanes {}, warps {})", bases(&l.registers), bases(&l.lanes), bases(&l.warps))
+}
+
+fn constant(c: &Const) -> String {
+    match c {
+        Const::Float(f) if f.is_finite() => format!("{f:?}"),
+        Const::Float(f) => format!("0x{:016x}", f.to_bits()),
+        Const::Int(i) => i.to_string(),
+        Const::Bool(b) => b.to_string(),
+    }
+}
+
+/// What stands before and after the operands.
+fn op_text(op: &Op) -> (String, String) {
+    let before = match op {
+        Op::Const(c) => format!("const {}", constant(c)),
+        Op::ProgramId(axis) => format!("program_id {axis}"),
+        Op::NumPrograms(axis) => format!("num_programs {axis}"),
+        Op::Unary(u) => names::name_of(names::UNARY, u).unwrap_or("unary").into(),
+        Op::Binary(b) => names::name_of(names::BINARY, b).unwrap_or("binary").into(),
+        Op::Cmp(c) => format!("cmp {}", names::name_of(names::CMP, c).unwrap_or("?")),
+        Op::Cast(to) => format!("cast {to}"),
+        Op::ExpandDims(axis) => return ("expand_dims".into(), format!(" axis {axis}")),
+        Op::Permute(perm) => {
+            let list: Vec<String> = perm.iter().map(u8::to_string).collect();
+            return ("permute".into(), format!(" [{}]", list.join(",")));
+        }
+        Op::Reduce { op, axis } => {
+            let name = names::name_of(names::REDUCE, op).unwrap_or("?");
+            return (format!("reduce {name}"), format!(" axis {axis}"));
+        }
+        Op::Scan { op, axis } => {
+            return (format!("scan {}", names::name_of(names::SCAN, op).unwrap_or("?")), format!(" axis {axis}"));
+        }
+        Op::Dot { precision: DotPrecision::Exact } => "dot".into(),
+        Op::Dot { precision: DotPrecision::Tf32 } => "dot tf32".into(),
+        Op::Dot { precision: DotPrecision::Tf32x3 } => "dot tf32x3".into(),
+        Op::AsyncWait { pending } => format!("async_wait {pending}"),
+        Op::BarrierExpect { bytes } => return ("barrier_expect".into(), format!(" bytes {bytes}")),
+        Op::BarrierArrive { multicast } => flag("barrier_arrive", "multicast", *multicast),
+        Op::TmaLoad { multicast } => flag("tma_load", "multicast", *multicast),
+        Op::TmaStoreWait { pending } => format!("tma_store_wait {pending}"),
+        Op::Wgmma { transpose_b } => flag("wgmma", "transpose_b", *transpose_b),
+        Op::WgmmaWait { pending } => format!("wgmma_wait {pending}"),
+        Op::For => "for".into(),
+        Op::If => "if".into(),
+        Op::Roles(_) => "roles".into(),
+        plain => names::name_of(names::PLAIN, plain).unwrap_or("?").into(),
+    };
+    (before, String::new())
+}
+
+fn flag(name: &str, word: &str, on: bool) -> String {
+    if on { format!("{name} {word}") } else { name.into() }
+}

@@ -1,0 +1,97 @@
+//! Round trips of the text form, and its errors.
+use kiln_block::{BlockError, Const, Elem, Op, text::*, verify::verify};
+
+fn kernels() -> Vec<(&'static str, &'static str)> {
+    vec![
+        ("vector_add", include_str!("kernels/vector_add.block")),
+        ("softmax", include_str!("kernels/softmax.block")),
+        ("matmul", include_str!("kernels/matmul.block")),
+        ("attention", include_str!("kernels/attention.block")),
+        ("pipeline", include_str!("kernels/pipeline.block")),
+    ]
+}
+
+#[test]
+fn round_trips() {
+    for (name, source) in kernels() {
+        let k = parse(source).unwrap_or_else(|e| panic!("{name}: {e}"));
+        verify(&k).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let text = print(&k);
+        let again = parse(&text).unwrap_or_else(|e| panic!("{name}: {e}\n{text}"));
+        assert_eq!(k, again, "{text}");
+        assert_eq!(k, k.compacted());
+        assert_eq!(text, print(&again));
+    }
+}
+
+#[test]
+fn layouts_odd_names_and_bits() {
+    let text = r#"kernel @"a b"(%"x y" as v0: ptr<f32> align 4, %n: i32, %"x y" as v2: ptr<i64> readonly align 8) grid [1, 2, 3] warps 1 cluster 2 {
+  v3 = const 0x7ff8000000000001 : f32[2] layout(registers [[1]], lanes [[0],[0],[0],[0],[0]], warps [])
+  v4 = const -0.0 : f64
+  v5 = const 0xfff0000000000000 : f16
+  v6 = const -9223372036854775808 : i64
+}
+"#;
+    let k = parse(text).unwrap();
+    assert_eq!(print(&k), text);
+    let consts: Vec<_> = k.insts.iter().filter_map(|i| if let Op::Const(c) = i.op { Some(c) } else { None }).collect();
+    assert_eq!(consts[0], Const::Float(f64::from_bits(0x7ff8000000000001)));
+    assert_eq!(consts[1], Const::Float(-0.0));
+    assert_eq!(k.ty(k.insts[2].results[0]).elem(), Some(Elem::F16));
+}
+
+/// Numbers with gaps close up; their order stays.
+#[test]
+fn gaps_close() {
+    let k = parse("kernel @k() grid [1,1,1] warps 4 { v9 = const 1 : i32\n v7 = neg v9 : i32 }").unwrap();
+    assert!(print(&k).contains("v1 = const 1 : i32\n  v0 = neg v1 : i32\n"), "{}", print(&k));
+}
+
+#[test]
+fn errors_have_a_place() {
+    let body = |s: &str| format!("kernel @k(%x: ptr<f32>) grid [1, 1, 1] warps 4 {{\n{s}\n}}");
+    for (source, at, says) in [
+        ("", (1, 1), "kernel"),
+        (&body("  %a = frob %x : f32"), (2, 8), "no op"),
+        (&body("  %a = neg %b : f32"), (2, 12), "`%b` is not defined"),
+        (&body("%a = const 1 : i32\n%a = const 1 : i32"), (3, 1), "line 2"),
+        (&body("%a = const 1 : i33"), (2, 16), "known: f64"),
+        (&body("%a = const 1x : i32"), (2, 12), "no constant"),
+        (&body("%a = const 1 : i32 %b = const 1 : i32"), (2, 20), "one op a line"),
+        (&body("%a = const 1"), (3, 1), "type"),
+        ("kernel @k() grid [1, 1] warps 4 {}", (1, 25), "three"),
+        ("kernel @k() grid [1, 1, 1] warps 4 {", (1, 37), "add `}`"),
+        ("kernel @\"k", (1, 11), "closed"),
+        ("§", (1, 1), "no meaning"),
+    ] {
+        match parse(source) {
+            Err(BlockError::Parse { line, column, what }) => {
+                assert!((line, column) == at && what.contains(says), "{source}\n{line}:{column}: {what}");
+            }
+            other => panic!("{source}\n{other:?}"),
+        }
+    }
+    let out_of_scope =
+        body("%t = const true : bool\n%r = if %t : f32 { %a = const 1.0 : f32\n yield %a } else { yield %a }");
+    assert!(parse(&out_of_scope).unwrap_err().to_string().contains("yield it"));
+    let deep = body(&format!("%t = const true : bool\n{}", "if %t {\n".repeat(100_000)));
+    assert!(parse(&deep).unwrap_err().to_string().contains("nested deeper"));
+}
+
+/// Cut and stirred texts give errors, never panics.
+#[test]
+fn broken_texts() {
+    for (_, source) in kernels() {
+        let chars: Vec<char> = source.chars().collect();
+        for cut in (0..chars.len()).step_by(17) {
+            let text: String = chars[..cut].iter().collect();
+            assert!(parse(&text).is_err());
+            let text: String = chars.iter().enumerate().filter(|(i, _)| i % 977 != cut % 977).map(|(_, c)| c).collect();
+            if let Ok(k) = parse(&text) {
+                _ = verify(&k);
+                _ = print(&k);
+            }
+        }
+    }
+}
