@@ -51,11 +51,22 @@ pub(crate) fn call<K>(
     args: &[Tensor],
     outputs: &[&Type],
 ) -> Result<Vec<Tensor>, RuntimeError> {
-    let (by, result) = match work {
-        Work::Fallback(op) => ("libtorch", callbacks.fallback(op, args)),
-        Work::Interpret { body, .. } => ("the interpreter", callbacks.interpret(&body.0, args)),
-        Work::Block { .. } | Work::Gemm(_) => return Ok(vec![]),
-    };
+    match work {
+        Work::Fallback(op) => check_results(kernel, "libtorch", callbacks.fallback(op, args), outputs),
+        Work::Interpret { body, .. } => {
+            check_results(kernel, "the interpreter", callbacks.interpret(&body.0, args), outputs)
+        }
+        Work::Block { .. } | Work::Gemm(_) => Ok(vec![]),
+    }
+}
+
+/// The results of a callback, if there is one of the right type for each output.
+pub(crate) fn check_results(
+    kernel: &str,
+    by: &'static str,
+    result: Result<Vec<Tensor>, String>,
+    outputs: &[&Type],
+) -> Result<Vec<Tensor>, RuntimeError> {
     let fail = |what| RuntimeError::Callback { kernel: kernel.into(), by, what };
     let results = result.map_err(fail)?;
     if results.len() < outputs.len() {

@@ -3,16 +3,22 @@
 //! Takes: an [`Executable`], which is a plan's facts with machine code for its kernels, and parameters.
 //! Gives: a [`Session`] that runs it on a [`Device`].
 //! Never: plans, lowers or generates code. libtorch and the graph interpreter are reached through [`Callbacks`] alone.
+pub mod cache;
 pub mod callbacks;
+pub mod cuda;
 pub mod error;
 pub mod executable;
 pub mod host;
 mod layout;
 pub mod memory;
+pub mod profile;
 pub mod session;
 
+pub use cache::Cache;
 pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks};
-pub use error::RuntimeError;
+pub use cuda::CudaDevice;
+pub use error::{Mismatch, RuntimeError};
 pub use executable::{Code, Executable, HostFn, InputSpec, KernelCode, Ptx};
 pub use host::HostDevice;
+pub use profile::{KernelTime, Spread, TimeOptions, Timing};
 pub use session::{Device, Session};

@@ -1,6 +1,7 @@
 //! A loaded model: code, parameters and memory on one device, ready to run again and again.
 use crate::{
-    Callbacks, Executable, HostDevice, RuntimeError,
+    Callbacks, CudaDevice, Executable, HostDevice, RuntimeError,
+    cuda::session::CudaSession,
     error::Mismatch,
     host::session::HostSession,
     memory::{self, MemoryPlan},
@@ -13,6 +14,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone)]
 pub enum Device {
     Host(HostDevice),
+    Cuda(CudaDevice),
+}
+impl Device {
+    /// By name: `cpu` (one thread per core), `cpu:4` (four threads), `cuda`, `cuda:1`.
+    pub fn open(name: &str) -> Result<Device, RuntimeError> {
+        let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
+        match (kind, number.parse()) {
+            ("cpu", Ok(threads)) => HostDevice::new(threads).map(Device::Host),
+            ("cuda", Ok(index)) => CudaDevice::open(index).map(Device::Cuda),
+            _ => Err(RuntimeError::Device {
+                device: format!("`{name}`"),
+                what: "there is no such device".into(),
+                remedy: "write cpu or cuda:0".into(),
+            }),
+        }
+    }
 }
 
 pub struct Session {
@@ -22,7 +39,8 @@ pub struct Session {
 }
 
 pub(crate) enum Backend {
-    Host(HostSession),
+    Host(Box<HostSession>),
+    Cuda(Box<CudaSession>),
 }
 
 impl Session {
@@ -38,7 +56,12 @@ impl Session {
         check_params(&exe, &params)?;
         let memory = Arc::new(memory::plan(&exe));
         let backend = match device {
-            Device::Host(d) => Backend::Host(HostSession::new(d, exe.clone(), memory.clone(), params, callbacks)?),
+            Device::Cuda(d) => {
+                Backend::Cuda(Box::new(CudaSession::new(d, exe.clone(), memory.clone(), params, callbacks)?))
+            }
+            Device::Host(d) => {
+                Backend::Host(Box::new(HostSession::new(d, exe.clone(), memory.clone(), params, callbacks)?))
+            }
         };
         Ok(Session { exe, memory, backend: Mutex::new(backend) })
     }
@@ -48,6 +71,7 @@ impl Session {
         check_inputs(&self.exe, inputs)?;
         match &mut *self.backend() {
             Backend::Host(s) => s.run(inputs),
+            Backend::Cuda(s) => s.run(inputs),
         }
     }
 

@@ -5,8 +5,8 @@ use kiln_plan::{
     exec::{BodyGraph, GemmCall, Matrix, Slot, Steps, Work},
 };
 use kiln_runtime::{
-    Callbacks, Code, Device, Executable, HostDevice, HostFn, InputSpec, KernelCode, NoCallbacks, RuntimeError, Session,
-    memory::Place,
+    Callbacks, Code, Device, Executable, HostDevice, HostFn, InputSpec, KernelCode, NoCallbacks, Ptx, RuntimeError,
+    Session, TimeOptions, memory::Place,
 };
 use std::sync::Arc;
 
@@ -253,4 +253,52 @@ fn empty_buffers_cost_nothing() {
     assert_eq!(session.memory().buffers[1], Place::Output(0));
     let out = session.run(&[Tensor::zeros(Type::new(DType::F32, [0, 4]))]).unwrap();
     assert!(out.len() == 3 && out.iter().all(|t| t.ty.shape == [0, 4]));
+}
+
+#[test]
+fn times_come_with_names() {
+    let session = Session::new(&host(2), chain(), vec![tensor(|_| 0.0)], Arc::new(NoCallbacks)).unwrap();
+    let options = TimeOptions { warmup: 1, runs: 5, min_seconds: 0.0, kernel_runs: 3 };
+    let timing = session.time(&[tensor(|_| 1.0)], options).unwrap();
+    assert_eq!(timing.run.samples, 5);
+    assert!(timing.run.p10_us <= timing.run.median_us && timing.run.median_us <= timing.run.p90_us);
+    let names: Vec<&str> = timing.kernels.iter().map(|k| k.name.as_str()).collect();
+    assert_eq!(names, ["add_0", "double_1", "add_2"]);
+    assert!(timing.kernels.iter().all(|k| k.spread.samples == 3 && k.spread.median_us > 0.0));
+    assert!(session.time(&[], options).is_err());
+}
+
+#[test]
+fn code_for_a_gpu_is_refused() {
+    let mut exe = chain();
+    let ptx = Ptx { entry: "k".into(), text: "".into(), grid: [1; 3], threads: 32, shared: 0, cluster: 1 };
+    exe.kernels[1].steps.steps = vec![Work::Block { code: Code::Ptx(ptx), args: vec![] }];
+    let e = Session::new(&host(1), exe, vec![tensor(|_| 0.0)], Arc::new(NoCallbacks)).err().unwrap().to_string();
+    assert_eq!(
+        e,
+        "running kernel `add_0` on cpu: its code is for an NVIDIA GPU; compile with --target cpu, or run with --device cuda:0"
+    );
+}
+
+/// Touches every instance once, however the grid is split.
+#[test]
+fn grids_are_covered_exactly_once() {
+    unsafe extern "C" fn count(args: *const *mut u8, lo: u64, hi: u64) {
+        for i in lo as usize..hi as usize {
+            // SAFETY: one buffer with one i32 per instance.
+            unsafe { *(*args).cast::<i32>().add(i) += 1 };
+        }
+    }
+    for n in [1usize, 2, 7, 63, 64, 65, 1000, 100_003] {
+        let buffers = vec![Buffer { ty: Type::new(DType::I32, [n]), kind: BufferKind::Temp }];
+        let mut k = kernel("count_0", Stage::Run, &[], &[0], count);
+        let code = Code::Host { f: count, instances: n as u64, keep: Arc::new(()) };
+        k.steps.steps = vec![Work::Block { code, args: vec![Slot::Output(0)] }];
+        let session =
+            Session::new(&host(3), executable(0, buffers, vec![k], &[0]), vec![], Arc::new(NoCallbacks)).unwrap();
+        for _ in 0..3 {
+            let out = session.run(&[]).unwrap();
+            assert!(out[0].as_slice::<i32>().unwrap().iter().all(|c| *c == 1), "{n} instances");
+        }
+    }
 }

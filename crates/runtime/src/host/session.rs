@@ -83,7 +83,6 @@ impl HostSession {
         self.device.install(|p| inner.run(p, inputs))
     }
 
-    #[expect(dead_code, reason = "the profile asks for it")]
     /// One run with the microseconds of each run-time kernel.
     pub fn run_profiled(&mut self, inputs: &[Tensor]) -> Result<Vec<f64>, RuntimeError> {
         self.inner.clock = Some(Vec::with_capacity(self.inner.exe.kernels.len()));

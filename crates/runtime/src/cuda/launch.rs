@@ -1,0 +1,117 @@
+//! One launch of a kernel: function, shape, and arguments that stay the same over all runs.
+use super::{
+    CudaDevice,
+    raw::{Module, Stream},
+};
+use crate::{Ptx, RuntimeError};
+use cudarc::driver::{
+    result::{self, DriverError},
+    sys,
+};
+use std::{ffi::c_void, sync::Arc};
+
+pub(super) struct Launch {
+    function: sys::CUfunction,
+    grid: [u32; 3],
+    threads: u32,
+    shared: u32,
+    cluster: u32,
+    /// Addresses on the device, in the order of the parameters.
+    args: Vec<u64>,
+    /// Keeps the function.
+    _module: Arc<Module>,
+}
+// SAFETY: functions may be launched from any thread; their module lives as long.
+unsafe impl Send for Launch {}
+
+/// Shared memory that a block gets without asking.
+const SHARED_DEFAULT: usize = 48 << 10;
+
+impl Launch {
+    /// Loads the code and sets what its launches need. The context must be current.
+    pub fn new(device: &CudaDevice, kernel: &str, ptx: &Ptx, args: Vec<u64>) -> Result<Launch, RuntimeError> {
+        use sys::CUfunction_attribute as A;
+        let limit = device.info().shared;
+        if ptx.shared > limit {
+            return Err(RuntimeError::Unsupported {
+                kernel: kernel.into(),
+                device: device.name(),
+                what: format!("it needs {} bytes of shared memory, {} has {limit}", ptx.shared, device.info().name),
+                remedy: format!("compile again for this GPU ({})", device.info().arch()),
+            });
+        }
+        let narrow = |n: usize| {
+            u32::try_from(n).map_err(|_| RuntimeError::Unsupported {
+                kernel: kernel.into(),
+                device: device.name(),
+                what: format!("its grid {:?} is too large for one launch", ptx.grid),
+                remedy: "use smaller inputs, or report the model".into(),
+            })
+        };
+        let module = device.module(kernel, &ptx.text)?;
+        let doing = || format!("preparing kernel `{kernel}`");
+        let function = device.check(doing, module.function(&ptx.entry))?;
+        let set = |a, v| {
+            // SAFETY: the function comes from a live module.
+            device.check(doing, unsafe { result::function::set_function_attribute(function, a, v) })
+        };
+        if ptx.shared > SHARED_DEFAULT {
+            set(A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, ptx.shared as i32)?;
+        }
+        if ptx.cluster > 8 {
+            set(A::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)?;
+        }
+        Ok(Launch {
+            function,
+            grid: [narrow(ptx.grid[0])?, narrow(ptx.grid[1])?, narrow(ptx.grid[2])?],
+            threads: narrow(ptx.threads)?,
+            shared: narrow(ptx.shared)?,
+            cluster: narrow(ptx.cluster)?,
+            args,
+            _module: module,
+        })
+    }
+
+    /// Enqueues the launch; an empty grid is no launch.
+    ///
+    /// # Safety
+    /// The arguments are what the kernel expects, with live memory behind each.
+    pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), DriverError> {
+        if self.grid.contains(&0) {
+            return Ok(());
+        }
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+        };
+        attribute.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
+        let config = sys::CUlaunchConfig {
+            gridDimX: self.grid[0],
+            gridDimY: self.grid[1],
+            gridDimZ: self.grid[2],
+            blockDimX: self.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared,
+            hStream: stream.raw,
+            attrs: &mut attribute,
+            numAttrs: u32::from(self.cluster > 1),
+        };
+        // The driver copies what these point to before it returns.
+        let mut small = [std::ptr::null_mut::<c_void>(); 32];
+        let mut large = Vec::new();
+        let params = match small.get_mut(..self.args.len()) {
+            Some(params) => params,
+            None => {
+                large.resize(self.args.len(), std::ptr::null_mut());
+                &mut large[..]
+            }
+        };
+        for (p, a) in params.iter_mut().zip(&self.args) {
+            *p = std::ptr::from_ref(a).cast_mut().cast();
+        }
+        // SAFETY: function and stream live; one pointer per parameter by this function's contract.
+        unsafe { sys::cuLaunchKernelEx(&config, self.function, params.as_mut_ptr(), std::ptr::null_mut()) }.result()
+    }
+}

@@ -1,0 +1,194 @@
+//! NVIDIA GPUs through the CUDA driver, which is found at run time: everything here compiles and fails politely without it.
+//!
+//! Takes: an executable whose code is [`crate::Code::Ptx`]. Never: generates code; no other module talks to the driver.
+mod launch;
+mod raw;
+pub(crate) mod session;
+mod time;
+
+use crate::RuntimeError;
+use cudarc::driver::{
+    result::{self, DriverError},
+    sys,
+};
+use raw::{Context, Module, text};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// Oldest driver that takes the PTX version that Kiln writes, as the driver states it (1000·major + 10·minor).
+pub const MIN_DRIVER: i32 = 12080;
+
+/// What the driver says about the machine.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Driver {
+    /// As `13.0`.
+    pub version: String,
+    pub devices: Vec<DeviceInfo>,
+}
+#[derive(Clone, PartialEq, Debug)]
+pub struct DeviceInfo {
+    pub index: usize,
+    pub name: String,
+    /// Major and minor compute capability.
+    pub capability: (u32, u32),
+    /// Bytes.
+    pub memory: usize,
+    pub multiprocessors: usize,
+    /// Largest dynamic shared memory of a block, in bytes.
+    pub shared: usize,
+}
+impl DeviceInfo {
+    /// Name of the architecture that code is made for, as `sm_90`.
+    pub fn arch(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+}
+
+fn unusable(device: &str, what: impl Into<String>, remedy: &str) -> RuntimeError {
+    RuntimeError::Device { device: device.into(), what: what.into(), remedy: remedy.into() }
+}
+fn version_text(v: i32) -> String {
+    format!("{}.{}", v / 1000, v % 1000 / 10)
+}
+
+/// Loads and initialises the driver; gives its version.
+fn init(device: &str) -> Result<i32, RuntimeError> {
+    const INSTALL: &str = "install the NVIDIA driver, or run with --device cpu";
+    // SAFETY: loading the driver's library runs only its own initialisation.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(unusable(device, "no NVIDIA driver found (libcuda.so.1 is not on the library path)", INSTALL));
+    }
+    let mut version = 0;
+    // SAFETY: writes one integer; may be called before initialisation.
+    let asked = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
+    if asked.is_ok() && version < MIN_DRIVER {
+        let what = format!("CUDA driver {} found, Kiln needs {}", version_text(version), version_text(MIN_DRIVER));
+        return Err(unusable(device, what, "update the NVIDIA driver to 570 or newer, or run with --device cpu"));
+    }
+    asked.and_then(|()| result::init()).map_err(|e| match e.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => unusable(
+            device,
+            "the NVIDIA driver finds no GPU",
+            "check nvidia-smi and CUDA_VISIBLE_DEVICES, or run with --device cpu",
+        ),
+        _ => unusable(device, format!("the NVIDIA driver does not start: {}", text(e)), INSTALL),
+    })?;
+    Ok(version)
+}
+
+/// The driver and its devices.
+pub fn driver() -> Result<Driver, RuntimeError> {
+    let version = init("cuda")?;
+    let fail = |e: DriverError| unusable("cuda", text(e), "check that nvidia-smi works");
+    let count = result::device::get_count().map_err(fail)?;
+    let devices = (0..count).map(|i| info(i).map_err(fail)).collect::<Result<_, _>>()?;
+    Ok(Driver { version: version_text(version), devices })
+}
+
+fn info(index: i32) -> Result<DeviceInfo, DriverError> {
+    use sys::CUdevice_attribute as A;
+    let device = result::device::get(index)?;
+    // SAFETY: the device comes from the driver.
+    let attribute = |a| unsafe { result::device::get_attribute(device, a) }.map(|v| v.max(0) as usize);
+    Ok(DeviceInfo {
+        index: index as usize,
+        name: result::device::get_name(device)?,
+        capability: (
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
+        ),
+        // SAFETY: as above.
+        memory: unsafe { result::device::total_mem(device) }?,
+        multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+    })
+}
+
+/// One GPU. Cheap to clone; clones share the context and the loaded modules.
+#[derive(Clone)]
+pub struct CudaDevice {
+    inner: Arc<Inner>,
+}
+struct Inner {
+    info: DeviceInfo,
+    context: Arc<Context>,
+    /// By the text itself, so that a collision of hashes cannot swap kernels.
+    modules: Mutex<HashMap<Arc<str>, Arc<Module>>>,
+}
+
+impl CudaDevice {
+    pub fn open(index: usize) -> Result<CudaDevice, RuntimeError> {
+        let name = format!("cuda:{index}");
+        init(&name)?;
+        let refused = |e: DriverError| {
+            unusable(&name, text(e), "check nvidia-smi: the GPU may be in use exclusively, or need a reset")
+        };
+        let count = result::device::get_count().map_err(refused)?;
+        if index >= count.max(0) as usize {
+            let what = format!("the machine has {count} GPUs, counted from 0");
+            return Err(unusable(&name, what, "choose one that `kiln doctor` lists, or check CUDA_VISIBLE_DEVICES"));
+        }
+        let info = info(index as i32).map_err(refused)?;
+        let context = Arc::new(Context::new(index).map_err(refused)?);
+        Ok(CudaDevice { inner: Arc::new(Inner { info, context, modules: Mutex::default() }) })
+    }
+    pub fn info(&self) -> &DeviceInfo {
+        &self.inner.info
+    }
+    /// As `--device` takes it.
+    pub fn name(&self) -> String {
+        format!("cuda:{}", self.inner.info.index)
+    }
+
+    /// The module with this PTX, compiled by the driver unless it is loaded already. The context must be current.
+    fn module(&self, kernel: &str, ptx: &Arc<str>) -> Result<Arc<Module>, RuntimeError> {
+        let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(m) = modules.get(ptx) {
+            return Ok(m.clone());
+        }
+        let module = Module::load(&self.inner.context, ptx).map_err(|(e, log)| {
+            let log = log.trim();
+            let what = if log.is_empty() { text(e) } else { format!("{}: {log}", text(e)) };
+            self.refused(format!("loading kernel `{kernel}`"), what, e)
+        })?;
+        let module = Arc::new(module);
+        modules.insert(ptx.clone(), module.clone());
+        Ok(module)
+    }
+
+    fn refused(&self, doing: String, what: String, e: DriverError) -> RuntimeError {
+        RuntimeError::Driver {
+            device: format!("{} ({})", self.name(), self.info().name),
+            doing,
+            what,
+            remedy: remedy(e).into(),
+        }
+    }
+    /// Turns the driver's refusal into an error that says what was being done.
+    fn check<T>(&self, doing: impl FnOnce() -> String, r: Result<T, DriverError>) -> Result<T, RuntimeError> {
+        r.map_err(|e| self.refused(doing(), text(e), e))
+    }
+}
+
+fn remedy(e: DriverError) -> &'static str {
+    use sys::CUresult as R;
+    match e.0 {
+        R::CUDA_ERROR_OUT_OF_MEMORY => "use a smaller batch, or free memory on the GPU (nvidia-smi shows who holds it)",
+        R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => "update the NVIDIA driver",
+        R::CUDA_ERROR_INVALID_PTX | R::CUDA_ERROR_NO_BINARY_FOR_GPU | R::CUDA_ERROR_JIT_COMPILER_NOT_FOUND => {
+            "compile for this GPU's architecture (kiln doctor names it), or report the model"
+        }
+        R::CUDA_ERROR_ILLEGAL_ADDRESS
+        | R::CUDA_ERROR_LAUNCH_FAILED
+        | R::CUDA_ERROR_MISALIGNED_ADDRESS
+        | R::CUDA_ERROR_ILLEGAL_INSTRUCTION => {
+            "the kernel is wrong: report the model, and run with --unfused or --device cpu meanwhile"
+        }
+        R::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => {
+            "compile for this GPU's architecture: the kernel wants more than it has"
+        }
+        _ => "check nvidia-smi, and start the process again",
+    }
+}

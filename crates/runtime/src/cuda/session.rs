@@ -1,0 +1,388 @@
+//! A session on a GPU: one allocation for inputs, outputs and temporaries at fixed addresses, launches prepared once, and runs
+//! of launches replayed as CUDA graphs from the second call on. Steps that only the host can do copy there and back.
+use super::{
+    CudaDevice,
+    launch::Launch,
+    raw::{Graph, Memory, Stream, download, text, upload},
+};
+use crate::{
+    Callbacks, Code, DeviceTensor, Executable, HostDevice, KernelCode, RuntimeError,
+    callbacks::{call, check_results},
+    host::{Shared, Tally, gemm, run_grid},
+    layout::Layout,
+    memory::{ALIGN, MemoryPlan, Place},
+};
+use cudarc::driver::result::DriverError;
+use kiln_graph::Tensor;
+use kiln_plan::{
+    BufferId, Stage,
+    exec::{Slot, Work},
+};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+pub(crate) struct CudaSession {
+    pub(super) device: CudaDevice,
+    pub(super) stream: Stream,
+    pub(super) exe: Arc<Executable>,
+    layout: Layout,
+    memory: Arc<MemoryPlan>,
+    callbacks: Arc<dyn Callbacks>,
+    /// For steps that only the host can do.
+    host: Option<HostDevice>,
+    /// Parameters that are outputs, by index.
+    params: BTreeMap<usize, Tensor>,
+    /// Everything on the device that lives as long as the session.
+    _owned: Vec<Memory>,
+    /// Per number of the layout.
+    addresses: Vec<u64>,
+    /// Per kernel and step; `None` where the host does the step.
+    launches: Vec<Vec<Option<Launch>>>,
+    pub(super) segments: Vec<Segment>,
+    /// Whether a run has gone through: only then are launches captured, so that errors name their kernel.
+    warm: bool,
+}
+
+/// Kernels of a run that can be enqueued together, or one that needs the host.
+pub(super) struct Segment {
+    pub kernels: Range<usize>,
+    pub host: bool,
+    pub graph: Option<Graph>,
+}
+
+/// An error on the way of a capture.
+enum Fault {
+    Driver(DriverError),
+    Runtime(RuntimeError),
+}
+impl From<DriverError> for Fault {
+    fn from(e: DriverError) -> Fault {
+        Fault::Driver(e)
+    }
+}
+impl From<RuntimeError> for Fault {
+    fn from(e: RuntimeError) -> Fault {
+        Fault::Runtime(e)
+    }
+}
+
+impl Drop for CudaSession {
+    fn drop(&mut self) {
+        // Memory must not go while kernels use it. A failure leaves nothing to do.
+        let _ = self.device.inner.context.bind();
+        let _ = self.stream.synchronize();
+    }
+}
+
+impl CudaSession {
+    pub fn new(
+        device: &CudaDevice,
+        exe: Arc<Executable>,
+        memory: Arc<MemoryPlan>,
+        params: Vec<Tensor>,
+        callbacks: Arc<dyn Callbacks>,
+    ) -> Result<CudaSession, RuntimeError> {
+        let context = &device.inner.context;
+        let doing = || format!("loading `{}`", exe.name);
+        device.check(doing, context.bind())?;
+        let layout = Layout::new(&exe);
+        let on_host = |w: &Work<Code>| !matches!(w, Work::Block { code: Code::Ptx(_), .. } | Work::Fallback(_));
+        let host =
+            exe.kernels.iter().any(|k| k.steps.steps.iter().any(on_host)).then(|| HostDevice::new(0)).transpose()?;
+        let outputs = exe.outputs.iter().filter_map(|b| match memory.buffers[b.0 as usize] {
+            Place::Param(p) => Some((p, params[p].clone())),
+            _ => None,
+        });
+        let mut session = CudaSession {
+            stream: device.check(doing, Stream::new(context))?,
+            device: device.clone(),
+            addresses: vec![0; layout.len()],
+            params: outputs.collect(),
+            _owned: vec![],
+            launches: vec![],
+            segments: vec![],
+            warm: false,
+            host,
+            layout,
+            callbacks,
+            memory,
+            exe,
+        };
+        session.load(&params)?;
+        session.segments = session.split();
+        Ok(session)
+    }
+
+    /// Allocates and fills memory, prepares all launches, and runs the load-time kernels.
+    fn load(&mut self, params: &[Tensor]) -> Result<(), RuntimeError> {
+        let (exe, memory) = (self.exe.clone(), self.memory.clone());
+        let load_arena = self.allocate(memory.load.bytes, "intermediate results of loading")?;
+        let mut load_only = vec![];
+        let mut uploaded: BTreeMap<usize, u64> = BTreeMap::new();
+        // Inputs and outputs lie behind the temporaries in one allocation.
+        let mut end = memory.run.bytes;
+        let mut offsets = vec![0; exe.buffers.len()];
+        for (b, place) in memory.buffers.iter().enumerate() {
+            if matches!(place, Place::Input(_) | Place::Output(_)) {
+                offsets[b] = end;
+                end += exe.buffers[b].ty.bytes().next_multiple_of(ALIGN);
+            }
+        }
+        let arena = self.allocate(end, "inputs, outputs and intermediate results")?;
+        for (b, place) in memory.buffers.iter().enumerate() {
+            let bytes = exe.buffers[b].ty.bytes();
+            self.addresses[b] = match *place {
+                _ if bytes == 0 => 0,
+                Place::Input(_) | Place::Output(_) => arena.address + offsets[b] as u64,
+                Place::Arena(at) => arena.address + at as u64,
+                Place::LoadArena(at) => load_arena.address + at as u64,
+                Place::Nowhere => 0,
+                Place::Frozen => {
+                    let m = self.allocate(bytes, "folded parameters")?;
+                    let at = m.address;
+                    self._owned.push(m);
+                    at
+                }
+                Place::Param(p) => match uploaded.get(&p) {
+                    Some(at) => *at,
+                    None => {
+                        let m = self.allocate(bytes, "parameters")?;
+                        let at = m.address;
+                        // SAFETY: the memory was allocated for this parameter.
+                        let copied = unsafe { upload(at, params[p].bytes(), &self.stream) };
+                        self.device.check(|| format!("copying parameter @{p}"), copied)?;
+                        let keep = if memory.load_only_params.contains(&p) { &mut load_only } else { &mut self._owned };
+                        keep.push(m);
+                        uploaded.insert(p, at);
+                        at
+                    }
+                },
+            };
+        }
+        for (k, kernel) in exe.kernels.iter().enumerate() {
+            let base = if kernel.stage == Stage::Load { load_arena.address } else { arena.address };
+            for (s, at) in memory.scratch[k].iter().enumerate() {
+                self.addresses[self.layout.scratch(k, s)] = base + *at as u64;
+            }
+            let launches = kernel.steps.steps.iter().map(|w| self.prepare(k, kernel, w)).collect::<Result<_, _>>()?;
+            self.launches.push(launches);
+        }
+        self._owned.push(arena);
+        for k in self.kernels(Stage::Load) {
+            self.kernel(k)?;
+        }
+        self.wait("loading")?;
+        drop(load_only);
+        drop(load_arena);
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, RuntimeError> {
+        Memory::new(&self.device.inner.context, bytes).map_err(|e| RuntimeError::Memory {
+            bytes,
+            what: format!("{what} on {} ({})", self.device.name(), self.device.info().name),
+            why: text(e),
+        })
+    }
+
+    fn prepare(&self, k: usize, kernel: &KernelCode, work: &Work<Code>) -> Result<Option<Launch>, RuntimeError> {
+        let Work::Block { code: Code::Ptx(ptx), args } = work else { return Ok(None) };
+        let args = args.iter().map(|a| self.address(k, kernel, *a)).collect();
+        Launch::new(&self.device, &kernel.name, ptx, args).map(Some)
+    }
+
+    fn address(&self, k: usize, kernel: &KernelCode, slot: Slot) -> u64 {
+        self.addresses[self.layout.slot(k, kernel, slot)]
+    }
+
+    /// Indices of a stage's kernels, in order.
+    pub(super) fn kernels(&self, stage: Stage) -> Vec<usize> {
+        (0..self.exe.kernels.len()).filter(|k| self.exe.kernels[*k].stage == stage).collect()
+    }
+    /// Whether a kernel needs the host, so that it cannot be captured.
+    pub(super) fn needs_host(&self, k: usize) -> bool {
+        self.launches[k].iter().any(|l| l.is_none())
+    }
+
+    fn split(&self) -> Vec<Segment> {
+        let mut segments: Vec<Segment> = vec![];
+        for k in self.kernels(Stage::Run) {
+            let host = self.needs_host(k);
+            match segments.last_mut() {
+                Some(s) if !s.host && !host && s.kernels.end == k => s.kernels.end = k + 1,
+                _ => segments.push(Segment { kernels: k..k + 1, host, graph: None }),
+            }
+        }
+        segments
+    }
+
+    /// One run. `inputs` have been checked against the executable.
+    pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
+        self.upload_inputs(inputs)?;
+        self.enqueue()?;
+        // Buffers that are computed are copied once, however often they are outputs.
+        let mut fetched: BTreeMap<BufferId, Tensor> = BTreeMap::new();
+        for b in &self.exe.outputs {
+            if matches!(self.memory.buffers[b.0 as usize], Place::Output(_) | Place::Frozen) && !fetched.contains_key(b)
+            {
+                let mut t = Tensor::zeros(self.exe.ty(*b).clone());
+                // SAFETY: the address is that of a buffer of this type; `wait` follows before the tensor is used or dropped.
+                let copied = unsafe { download(t.bytes_mut(), self.addresses[b.0 as usize], &self.stream) };
+                fetched.insert(*b, t);
+                if let Err(e) = self.device.check(|| format!("copying output {b}"), copied) {
+                    let _ = self.stream.synchronize();
+                    return Err(e);
+                }
+            }
+        }
+        self.wait("running")?;
+        let value = |b: &BufferId| match self.memory.buffers[b.0 as usize] {
+            Place::Input(i) => inputs[i].clone(),
+            Place::Param(p) => self.params.get(&p).cloned().unwrap_or_else(|| Tensor::zeros(self.exe.ty(*b).clone())),
+            _ => fetched.get(b).cloned().unwrap_or_else(|| Tensor::zeros(self.exe.ty(*b).clone())),
+        };
+        Ok(self.exe.outputs.iter().map(value).collect())
+    }
+
+    /// Copies the inputs to where runs expect them.
+    pub(super) fn upload_inputs(&mut self, inputs: &[Tensor]) -> Result<(), RuntimeError> {
+        let doing = || format!("running `{}`", self.exe.name);
+        self.device.check(doing, self.device.inner.context.bind())?;
+        for (b, place) in self.memory.buffers.iter().enumerate() {
+            if let Place::Input(i) = *place {
+                // SAFETY: the session has memory for this input at this address; types were checked.
+                let copied = unsafe { upload(self.addresses[b], inputs[i].bytes(), &self.stream) };
+                self.device.check(|| format!("copying {}", self.exe.input_name(i)), copied)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for everything enqueued.
+    pub(super) fn wait(&self, doing: &str) -> Result<(), RuntimeError> {
+        self.device.check(|| format!("{doing} `{}`", self.exe.name), self.stream.synchronize())
+    }
+
+    /// Enqueues a run over the inputs on the device; host steps are waited for.
+    pub(super) fn enqueue(&mut self) -> Result<(), RuntimeError> {
+        for s in 0..self.segments.len() {
+            let segment = &self.segments[s];
+            if self.warm && !segment.host && segment.graph.is_none() && segment.kernels.len() > 1 {
+                let range = segment.kernels.clone();
+                let graph = self.record(range, 1)?;
+                self.segments[s].graph = Some(graph);
+            }
+            match &self.segments[s].graph {
+                Some(g) => self.device.check(|| format!("running `{}`", self.exe.name), g.launch(&self.stream))?,
+                None => self.segments[s].kernels.clone().try_for_each(|k| self.kernel(k))?,
+            }
+        }
+        self.warm = true;
+        Ok(())
+    }
+
+    /// The launches of these kernels as a graph, each kernel `times` over. None of them may need the host.
+    pub(super) fn record(&self, mut kernels: Range<usize>, times: usize) -> Result<Graph, RuntimeError> {
+        let captured = self
+            .stream
+            .capture(|| kernels.try_for_each(|k| (0..times).try_for_each(|_| self.kernel(k))).map_err(Fault::Runtime));
+        captured.map_err(|f| match f {
+            Fault::Driver(e) => self.device.refused(format!("recording `{}`", self.exe.name), text(e), e),
+            Fault::Runtime(e) => e,
+        })
+    }
+
+    /// Runs one kernel: enqueues its launches, and waits for what the host does.
+    pub(super) fn kernel(&self, k: usize) -> Result<(), RuntimeError> {
+        let kernel = &self.exe.kernels[k];
+        for (work, launch) in kernel.steps.steps.iter().zip(&self.launches[k]) {
+            match launch {
+                // SAFETY: the compiler made the code for buffers of these types, in this order; the session owns them.
+                Some(l) => self
+                    .device
+                    .check(|| format!("running kernel `{}`", kernel.name), unsafe { l.enqueue(&self.stream) })?,
+                None => self.host_step(k, kernel, work)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn host_step(&self, k: usize, kernel: &KernelCode, work: &Work<Code>) -> Result<(), RuntimeError> {
+        if let Work::Fallback(op) = work {
+            let on_device =
+                |b: &BufferId| DeviceTensor { ty: self.exe.ty(*b).clone(), address: self.addresses[b.0 as usize] };
+            let args: Vec<DeviceTensor> = kernel.inputs.iter().map(on_device).collect();
+            let outputs: Vec<DeviceTensor> = kernel.outputs.iter().map(on_device).collect();
+            let (index, stream) = (self.device.info().index, self.stream.raw.cast());
+            if let Some(done) = self.callbacks.fallback_device(op, &args, &outputs, index, stream) {
+                // The library may have made another context current.
+                self.device.check(|| format!("running kernel `{}`", kernel.name), self.device.inner.context.bind())?;
+                return check_results(&kernel.name, "libtorch", done.map(|()| vec![]), &[]).map(|_| ());
+            }
+        }
+        let slots: Vec<Slot> = match work {
+            Work::Block { args, .. } => args.clone(),
+            Work::Gemm(g) => vec![g.a.slot, g.b.slot, g.c.slot],
+            Work::Fallback(_) | Work::Interpret { .. } => (0..kernel.inputs.len() as u32).map(Slot::Input).collect(),
+        };
+        let mut tensors = self.fetch(k, kernel, &slots)?;
+        match work {
+            Work::Fallback(_) | Work::Interpret { .. } => {
+                let types: Vec<_> = kernel.outputs.iter().map(|b| self.exe.ty(*b)).collect();
+                let results = call(&*self.callbacks, &kernel.name, work, &tensors, &types)?;
+                let results: Vec<_> = (0..types.len() as u32).map(Slot::Output).zip(results).collect();
+                self.store(k, kernel, &results)
+            }
+            _ => {
+                self.compute(work, &mut tensors);
+                let written =
+                    slots.into_iter().zip(tensors).filter(|(s, _)| !matches!(s, Slot::Input(_))).collect::<Vec<_>>();
+                self.store(k, kernel, &written)
+            }
+        }
+    }
+
+    /// Copies of slots on the host, in order.
+    fn fetch(&self, k: usize, kernel: &KernelCode, slots: &[Slot]) -> Result<Vec<Tensor>, RuntimeError> {
+        let mut tensors = Vec::with_capacity(slots.len());
+        let mut all = Ok(());
+        for slot in slots {
+            // Invariant: the slot exists (`Executable::check`).
+            let Some(ty) = self.exe.slot_type(kernel, *slot) else { continue };
+            let mut t = Tensor::zeros(ty.clone());
+            // SAFETY: the address is that of a buffer of this type; `wait` follows before the tensors are used or dropped.
+            let copied = unsafe { download(t.bytes_mut(), self.address(k, kernel, *slot), &self.stream) };
+            tensors.push(t);
+            all = all.and(self.device.check(|| format!("copying for kernel `{}`", kernel.name), copied));
+        }
+        self.wait("running")?;
+        all.map(|()| tensors)
+    }
+
+    fn store(&self, k: usize, kernel: &KernelCode, values: &[(Slot, Tensor)]) -> Result<(), RuntimeError> {
+        for (slot, t) in values {
+            // SAFETY: the tensor has the type of the buffer at this address.
+            let copied = unsafe { upload(self.address(k, kernel, *slot), t.bytes(), &self.stream) };
+            self.device.check(|| format!("copying for kernel `{}`", kernel.name), copied)?;
+        }
+        // The tensors go when this returns.
+        self.wait("running")
+    }
+
+    /// Runs host code over host copies of its arguments.
+    fn compute(&self, work: &Work<Code>, tensors: &mut [Tensor]) {
+        let Some(host) = &self.host else { return };
+        let args: Vec<*mut u8> = tensors.iter_mut().map(|t| t.bytes_mut().as_mut_ptr()).collect();
+        let args = Shared(&args[..]);
+        host.install(|p| match work {
+            // SAFETY: the compiler made the code for buffers of these types, in this order.
+            Work::Block { code: Code::Host { f, instances, .. }, .. } => unsafe {
+                run_grid(p, *f, *instances, args.get(), &Tally::default());
+            },
+            // SAFETY: `Executable::check` has checked the extents.
+            Work::Gemm(g) => unsafe {
+                gemm::gemm(p, g, gemm::Operands { a: args.get()[0], b: args.get()[1], c: args.get()[2] });
+            },
+            _ => {}
+        });
+    }
+}

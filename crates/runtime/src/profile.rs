@@ -1,0 +1,146 @@
+//! Times: whole runs and kernel by kernel, as medians with their spread.
+//!
+//! On the host by the clock; on a GPU by events, with the inputs already there. Never: one number without its spread.
+use crate::{
+    RuntimeError, Session,
+    session::{Backend, check_inputs},
+};
+use kiln_graph::Tensor;
+use kiln_plan::Stage;
+use std::time::Instant;
+
+/// How long to measure.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TimeOptions {
+    /// Runs before the first sample.
+    pub warmup: usize,
+    /// Least number of samples.
+    pub runs: usize,
+    /// Sampling goes on until it has taken this long, up to 100 times `runs`.
+    pub min_seconds: f64,
+    /// Samples of each kernel; 0 leaves kernels out.
+    pub kernel_runs: usize,
+}
+impl Default for TimeOptions {
+    fn default() -> TimeOptions {
+        TimeOptions { warmup: 5, runs: 20, min_seconds: 0.5, kernel_runs: 20 }
+    }
+}
+
+/// Spread of samples, in microseconds.
+#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Spread {
+    pub median_us: f64,
+    /// 10th and 90th percentile.
+    pub p10_us: f64,
+    pub p90_us: f64,
+    pub samples: usize,
+}
+impl Spread {
+    /// `None` without samples.
+    pub fn of(mut samples: Vec<f64>) -> Option<Spread> {
+        samples.sort_by(f64::total_cmp);
+        let last = samples.len().checked_sub(1)? as f64;
+        // Linear between the two samples around a quantile.
+        let quantile = |q: f64| {
+            let at = q * last;
+            let (low, high) = (samples[at.floor() as usize], samples[at.ceil() as usize]);
+            low + (high - low) * at.fract()
+        };
+        Some(Spread { median_us: quantile(0.5), p10_us: quantile(0.1), p90_us: quantile(0.9), samples: samples.len() })
+    }
+}
+
+#[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+pub struct KernelTime {
+    pub name: String,
+    #[serde(flatten)]
+    pub spread: Spread,
+}
+
+#[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Timing {
+    pub run: Spread,
+    /// Every sample of a run, in order, so that several measurements can be joined.
+    #[serde(skip)]
+    pub samples_us: Vec<f64>,
+    /// Kernels of a run, in order; empty if not asked for.
+    pub kernels: Vec<KernelTime>,
+}
+
+/// Most runs enqueued on a device before it is waited for.
+const BATCH: usize = 50;
+
+impl Session {
+    /// Measures runs over these inputs, and then every kernel by itself.
+    pub fn time(&self, inputs: &[Tensor], o: TimeOptions) -> Result<Timing, RuntimeError> {
+        check_inputs(self.executable(), inputs)?;
+        let backend = &mut *self.backend();
+        if o.warmup > 0 {
+            sample(backend, inputs, o.warmup)?;
+        }
+        let mut samples = vec![];
+        let (start, least) = (Instant::now(), o.runs.max(1));
+        while samples.len() < least
+            || start.elapsed().as_secs_f64() < o.min_seconds && samples.len() < least.saturating_mul(100)
+        {
+            samples.extend(sample(backend, inputs, least.min(BATCH))?);
+        }
+        let names = self.executable().kernels.iter().filter(|k| k.stage == Stage::Run).map(|k| k.name.clone());
+        let kernels = match o.kernel_runs {
+            0 => vec![],
+            n => names.zip(sample_kernels(backend, inputs, n)?).filter_map(kernel_time).collect(),
+        };
+        // Invariant: the loop above took a sample.
+        let run =
+            Spread::of(samples.clone()).unwrap_or(Spread { median_us: 0.0, p10_us: 0.0, p90_us: 0.0, samples: 0 });
+        Ok(Timing { run, samples_us: samples, kernels })
+    }
+}
+
+fn kernel_time((name, samples): (String, Vec<f64>)) -> Option<KernelTime> {
+    Some(KernelTime { name, spread: Spread::of(samples)? })
+}
+
+fn sample(backend: &mut Backend, inputs: &[Tensor], n: usize) -> Result<Vec<f64>, RuntimeError> {
+    match backend {
+        Backend::Host(s) => (0..n)
+            .map(|_| {
+                let start = Instant::now();
+                s.run(inputs)?;
+                Ok(start.elapsed().as_secs_f64() * 1e6)
+            })
+            .collect(),
+        Backend::Cuda(s) => s.time_runs(inputs, n),
+    }
+}
+
+/// Samples per kernel.
+fn sample_kernels(backend: &mut Backend, inputs: &[Tensor], n: usize) -> Result<Vec<Vec<f64>>, RuntimeError> {
+    match backend {
+        Backend::Host(s) => {
+            let mut all: Vec<Vec<f64>> = vec![];
+            for _ in 0..n {
+                let times = s.run_profiled(inputs)?;
+                all.resize(times.len(), vec![]);
+                all.iter_mut().zip(times).for_each(|(a, t)| a.push(t));
+            }
+            Ok(all)
+        }
+        Backend::Cuda(s) => s.time_kernels(inputs, n),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spread_of_samples() {
+        assert_eq!(Spread::of(vec![]), None);
+        let one = Spread::of(vec![3.0]).unwrap();
+        assert_eq!((one.median_us, one.p10_us, one.p90_us), (3.0, 3.0, 3.0));
+        let many = Spread::of((0..=100).rev().map(f64::from).collect()).unwrap();
+        assert_eq!((many.median_us, many.p10_us, many.p90_us, many.samples), (50.0, 10.0, 90.0, 101));
+    }
+}
