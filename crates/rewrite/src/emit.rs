@@ -8,9 +8,7 @@ use crate::dag::{Dag, Program};
 use crate::planner::{Apart, Kernel, Kernels, boundaries, inputs};
 use crate::region::{alone, kind};
 use kiln_graph::{BinaryOp, Graph, Op};
-use kiln_plan::{
-    Alternative, Buffer, BufferId, BufferKind, Kernel as Planned, Numerics, Plan, Reason, Search, Stage, Stop,
-};
+use kiln_plan::{Alternative, Buffer, BufferId, BufferKind, Kernel as Planned, Numerics, Plan, Reason, Stage, Stop};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How to choose kernels: `planner::fused` or `planner::unfused`.
@@ -181,15 +179,5 @@ fn word(op: &Op) -> String {
             name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
         }
         op => op.name().rsplit('.').next().unwrap_or("op").to_string(),
-    }
-}
-
-/// What the search did, for the plan.
-pub fn search(check: &Checker, greedy: f64, stopped: &str) -> Search {
-    Search {
-        candidates: check.distinct(),
-        greedy_us: microseconds(greedy),
-        stopped: stopped.to_string(),
-        ..Search::default()
     }
 }

@@ -1,0 +1,175 @@
+//! Builds values in the e-graph, in normal form: what is always better needs no rule.
+//!
+//! Normalised: chains of views of one kind, views that change nothing, broadcasts that a pointwise op makes by itself, casts there
+//! and back through a wider type. All of it is exact.
+use crate::class::Class;
+use crate::language::{Fact, Head, Term, Values, op};
+use egg::Id;
+use kiln_graph::{BinaryOp, DType, Graph, Op, Scalar, Source, Type, UnaryOp, infer::infer};
+use std::collections::BTreeMap;
+
+#[derive(Default)]
+pub struct Builder {
+    pub g: Values,
+    /// Where in the model a class comes from: that of the value it was first made for.
+    pub source: BTreeMap<Id, Source>,
+    /// What new classes inherit.
+    pub origin: Source,
+}
+
+/// Does every number of type `from` have an exact image in `to`?
+pub fn widens(from: DType, to: DType) -> bool {
+    use DType::*;
+    from == to || matches!((from, to), (F16 | Bf16, F32 | F64) | (F32, F64) | (Bool | U8, I32 | I64) | (I32, I64))
+}
+
+impl Builder {
+    /// The graph as e-classes: one id per value.
+    pub fn import(graph: &Graph) -> (Builder, Vec<Id>) {
+        let mut b = Builder::default();
+        let mut ids: Vec<Id> = Vec::with_capacity(graph.len());
+        for v in graph.values() {
+            let node = graph.node(v);
+            b.origin = node.source.clone();
+            let args: Vec<Id> = graph.args(v).iter().map(|a| ids[a.0 as usize]).collect();
+            let serial = matches!(node.op, Op::Fallback(_)).then_some(v.0);
+            ids.push(b.typed(node.op.clone(), node.ty.clone(), serial, args));
+        }
+        b.g.rebuild();
+        (b, ids)
+    }
+
+    pub fn fact(&self, x: Id) -> &Fact {
+        &self.g[x].data
+    }
+    pub fn ty(&self, x: Id) -> &Type {
+        &self.g[x].data.ty
+    }
+    pub fn shape(&self, x: Id) -> &[usize] {
+        &self.g[x].data.ty.shape
+    }
+    /// A form of `x` whose op passes `test`.
+    pub fn form<T>(&self, x: Id, test: impl Fn(&Op, &[Id]) -> Option<T>) -> Option<T> {
+        self.g[x].nodes.iter().find_map(|t| test(op(&self.g, t), &t.args))
+    }
+
+    /// `op` on `args`; `None` if they do not fit it.
+    pub fn add(&mut self, op: Op, args: &[Id]) -> Option<Id> {
+        let types: Vec<&Type> = args.iter().map(|a| self.ty(*a)).collect();
+        let ty = infer(&op, &types).ok()?;
+        Some(self.typed(op, ty, None, args.to_vec()))
+    }
+    pub fn unary(&mut self, u: UnaryOp, x: Id) -> Option<Id> {
+        self.add(Op::Unary(u), &[x])
+    }
+    pub fn binary(&mut self, b: BinaryOp, x: Id, y: Id) -> Option<Id> {
+        self.add(Op::Binary(b), &[x, y])
+    }
+    pub fn constant(&mut self, dtype: DType, v: f64) -> Id {
+        self.typed(Op::Const(Scalar::Float(v)), Type::new(dtype, []), None, vec![])
+    }
+    pub fn reshape(&mut self, x: Id, to: &[usize]) -> Option<Id> {
+        self.add(Op::Reshape(to.to_vec()), &[x])
+    }
+    pub fn permute(&mut self, x: Id, perm: &[usize]) -> Option<Id> {
+        self.add(Op::Permute(perm.to_vec()), &[x])
+    }
+    /// The last two axes exchanged.
+    pub fn transpose(&mut self, x: Id) -> Option<Id> {
+        let n = self.shape(x).len();
+        let mut p: Vec<usize> = (0..n).collect();
+        p.swap(n.checked_sub(2)?, n - 1);
+        self.permute(x, &p)
+    }
+    /// Says that two values are equal. False if they were known to be, or cannot be, for their types differ.
+    pub fn equate(&mut self, a: Id, b: Id) -> bool {
+        self.ty(a) == self.ty(b) && self.g.union(a, b)
+    }
+
+    fn typed(&mut self, mut op: Op, ty: Type, serial: Option<u32>, mut args: Vec<Id>) -> Id {
+        // Classes may be views of each other, so that the steps would go round for ever.
+        for _ in 0..MAX_STEPS {
+            match self.normal(&op, &ty, &mut args) {
+                Some(Normal::Is(x)) => return x,
+                Some(Normal::Becomes(o, a)) => (op, args) = (o, a),
+                None => break,
+            }
+        }
+        let head = self.g.analysis.head(Head { op, ty, serial });
+        let known = self.g.number_of_classes();
+        let id = self.g.add(Term { head, args });
+        if self.g.number_of_classes() > known {
+            self.source.insert(id, self.origin.clone());
+        }
+        id
+    }
+
+    /// A better way to write `op` on `args`, if there is one. May exchange operands for equal ones.
+    fn normal(&self, o: &Op, ty: &Type, args: &mut [Id]) -> Option<Normal> {
+        let x = args.first().copied()?;
+        if Class::of(o) == Class::View && self.ty(x) == ty {
+            let moves = match o {
+                Op::Permute(p) => !in_order(p, &ty.shape),
+                Op::Flip(axes) => axes.iter().any(|&a| ty.shape[a] != 1),
+                _ => false,
+            };
+            if !moves {
+                return Some(Normal::Is(x));
+            }
+        }
+        match o {
+            Op::Reshape(to) => {
+                let inner = self.form(x, |o, a| matches!(o, Op::Reshape(_)).then(|| a[0]))?;
+                let back = self.ty(inner) == ty;
+                Some(if back { Normal::Is(inner) } else { Normal::Becomes(Op::Reshape(to.clone()), vec![inner]) })
+            }
+            Op::Permute(p) if in_order(p, self.shape(x)) => {
+                Some(Normal::Becomes(Op::Reshape(ty.shape.clone()), vec![x]))
+            }
+            Op::Permute(p) => {
+                let inner = self.form(x, |o, a| if let Op::Permute(q) = o { Some((q.clone(), a[0])) } else { None });
+                let (q, y) = inner?;
+                Some(Normal::Becomes(Op::Permute(p.iter().map(|&i| q[i]).collect()), vec![y]))
+            }
+            Op::Cast(to) => {
+                if self.ty(x).dtype == *to {
+                    return Some(Normal::Is(x));
+                }
+                let inner = self.form(x, |o, a| matches!(o, Op::Cast(_)).then(|| a[0]))?;
+                let exact = widens(self.ty(inner).dtype, self.ty(x).dtype);
+                exact.then(|| Normal::Becomes(Op::Cast(*to), vec![inner]))
+            }
+            Op::Unary(_) => None,
+            o if Class::of(o) == Class::Pointwise => {
+                self.drop_broadcasts(o, ty, args);
+                None
+            }
+            _ => None,
+        }
+    }
+    /// Operands that were broadcast beforehand are broadcast by the op itself, as long as the result keeps its shape.
+    fn drop_broadcasts(&self, o: &Op, ty: &Type, args: &mut [Id]) {
+        for i in 0..args.len() {
+            let Some(inner) = self.form(args[i], |o, a| matches!(o, Op::Broadcast(_)).then(|| a[0])) else { continue };
+            let kept = std::mem::replace(&mut args[i], inner);
+            let types: Vec<&Type> = args.iter().map(|a| self.ty(*a)).collect();
+            if infer(o, &types).as_ref() != Ok(ty) {
+                args[i] = kept;
+            }
+        }
+    }
+}
+
+/// Steps from a value as given to its normal form.
+const MAX_STEPS: usize = 8;
+
+enum Normal {
+    Is(Id),
+    Becomes(Op, Vec<Id>),
+}
+
+/// Does the permutation move axes of size 1 only?
+fn in_order(p: &[usize], shape: &[usize]) -> bool {
+    let moved: Vec<usize> = p.iter().copied().filter(|&i| shape[i] != 1).collect();
+    moved.windows(2).all(|w| w[0] < w[1])
+}

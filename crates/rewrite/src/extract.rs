@@ -1,0 +1,220 @@
+//! One form per value, chosen together with the kernels that compute it.
+//!
+//! A bottom-up choice by an additive stand-in for time is the starting point; it prices shared values once per use. From there,
+//! families of alternative forms (all values of a kind at once, so that repeated layers change together) are tried, and
+//! every choice is priced by planning it.
+use crate::checker::Checker;
+use crate::class::{Class, weight};
+use crate::dag::{Dag, Node, Program, Value};
+use crate::language::{Fact, Term, op};
+use crate::planner::{self, Kernels};
+use crate::rules::Saturated;
+use egg::Id;
+use kiln_graph::{Op, Type};
+use kiln_plan::Machine;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+pub type Choice = BTreeMap<Id, Term>;
+
+/// Plans tried at most; every family is tried before any is tried again.
+const MAX_TRIES: usize = 96;
+
+/// A saturated graph with what extraction asks of it again and again.
+pub struct Extractor<'a> {
+    s: &'a Saturated,
+    roots: Vec<Id>,
+    rules: BTreeMap<Id, BTreeSet<&'static str>>,
+    /// Heads of the forms that the graph was written with.
+    written: BTreeSet<(Id, u32)>,
+    values: HashMap<(Id, u32), Rc<Value>>,
+}
+
+/// The best program found, with its kernels.
+pub struct Best {
+    pub program: Program,
+    pub dag: Dag,
+    pub kernels: Kernels,
+    /// Price of the first choice, before any family was tried.
+    pub first_seconds: f64,
+    pub tried: usize,
+}
+
+impl<'a> Extractor<'a> {
+    /// `written`: classes with the heads of the terms that the graph was imported as.
+    pub fn new(s: &'a Saturated, roots: &[Id], written: &[(Id, u32)]) -> Extractor<'a> {
+        let g = &s.builder.g;
+        let written = written.iter().map(|(id, h)| (g.find(*id), *h)).collect();
+        let roots = roots.iter().map(|r| g.find(*r)).collect();
+        Extractor { s, roots, rules: s.rules_by_class(), written, values: HashMap::new() }
+    }
+
+    /// Time of a form by itself, while kernels are unknown: arithmetic, launches of anchors, and what anchors must store.
+    fn own_seconds(&self, fact: &Fact, t: &Term, m: &Machine) -> f64 {
+        let g = &self.s.builder.g;
+        let arg = |i: usize| t.args.get(i).map(|a| &g[*a].data.ty);
+        let count = |ty: &Type| ty.shape.iter().map(|&d| d as f64).product::<f64>();
+        let last = |i: usize| arg(i).and_then(|ty| ty.shape.last()).map_or(1., |&d| d as f64);
+        let (o, bytes) = (op(g, t), count(&fact.ty) * fact.ty.dtype.bytes() as f64);
+        // Work done once at load time costs next to nothing, but less of it is better.
+        let scale = if fact.frozen { 1e-6 } else { 1. };
+        let seconds = match Class::of(o) {
+            Class::Leaf | Class::View | Class::Generator => 0.,
+            Class::Pointwise | Class::Row | Class::Movement => weight(o) * count(&fact.ty) / m.alu,
+            Class::Reduce | Class::ArgReduce | Class::Scan => arg(0).map_or(0., count) / m.alu,
+            Class::Product => {
+                m.launch + 2. * count(&fact.ty) * last(0) / m.matrix_rate(fact.ty.dtype) + bytes / m.bandwidth
+            }
+            Class::Attention => {
+                let keys = arg(1).map_or(1., |k| k.shape.iter().rev().nth(1).map_or(1., |&d| d as f64));
+                let flops = 2. * arg(0).map_or(0., count) * keys * (1. + last(2) / last(0).max(1.));
+                m.launch + flops / m.matrix_rate(fact.ty.dtype) + bytes / m.bandwidth
+            }
+            Class::Conv | Class::Pool | Class::Scatter | Class::Fallback | Class::Result => {
+                m.launch + bytes / m.bandwidth
+            }
+        };
+        1e-9 + scale * seconds
+    }
+
+    /// Bottom-up by tree cost, as egg's extractor does.
+    fn choose(&self, m: &Machine) -> Choice {
+        let g = &self.s.builder.g;
+        let mut best: HashMap<Id, (f64, &Term)> = HashMap::new();
+        let mut ids: Vec<Id> = g.classes().map(|c| c.id).collect();
+        ids.sort();
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for &id in &ids {
+                let class = &g[id];
+                for t in &class.nodes {
+                    let args = t.args.iter().map(|a| best.get(&g.find(*a)).map(|b| b.0)).sum::<Option<f64>>();
+                    let Some(cost) = args.map(|a| a + self.own_seconds(&class.data, t, m)) else { continue };
+                    if best.get(&id).is_none_or(|b| cost < b.0 * (1. - 1e-12)) {
+                        best.insert(id, (cost, t));
+                        changed = true;
+                    }
+                }
+            }
+        }
+        best.into_iter().map(|(id, b)| (id, b.1.clone())).collect()
+    }
+
+    fn value(&mut self, id: Id, t: &Term) -> Rc<Value> {
+        let s = self.s;
+        let b = &s.builder;
+        let (rules, written) = (&self.rules, &self.written);
+        let make = || {
+            let new = !written.contains(&(id, t.head));
+            Rc::new(Value {
+                op: op(&b.g, t).clone(),
+                ty: b.ty(id).clone(),
+                source: b.source.get(&id).cloned().unwrap_or_default(),
+                frozen: b.fact(id).frozen,
+                rules: rules.get(&id).filter(|_| new).map(|r| r.iter().copied().collect()).unwrap_or_default(),
+            })
+        };
+        self.values.entry((id, t.head)).or_insert_with(make).clone()
+    }
+
+    /// The program a choice stands for, and the class of each of its nodes; `None` when the choice goes in a circle.
+    fn program(&mut self, choice: &Choice) -> Option<(Program, Vec<Id>)> {
+        let s = self.s;
+        let g = &s.builder.g;
+        let mut at: HashMap<Id, Option<usize>> = HashMap::new();
+        let (mut p, mut ids) = (Program::default(), vec![]);
+        let mut stack: Vec<(Id, bool)> = self.roots.iter().rev().map(|r| (*r, false)).collect();
+        while let Some((id, ready)) = stack.pop() {
+            let t = choice.get(&id)?;
+            if ready {
+                let args =
+                    t.args.iter().map(|a| at.get(&g.find(*a)).copied().flatten()).collect::<Option<Vec<usize>>>()?;
+                p.nodes.push(Node { value: self.value(id, t), args });
+                ids.push(id);
+                at.insert(id, Some(p.nodes.len() - 1));
+            } else if let Some(known) = at.get(&id) {
+                (*known)?;
+            } else {
+                at.insert(id, None);
+                stack.push((id, true));
+                // An operand that is under way is a circle, unless it is met again before its turn.
+                for a in t.args.iter().rev() {
+                    stack.push((g.find(*a), false));
+                }
+            }
+        }
+        p.roots = self.roots.iter().map(|r| at.get(r).copied().flatten()).collect::<Option<_>>()?;
+        Some((p, ids))
+    }
+
+    /// Sets of classes that could take another form together: all that now have op A and could have op B, and those of one
+    /// shape.
+    fn families(&self, choice: &Choice, program: &Program, ids: &[Id]) -> BTreeMap<String, Vec<(Id, Term)>> {
+        let g = &self.s.builder.g;
+        let mut out: BTreeMap<String, Vec<(Id, Term)>> = BTreeMap::new();
+        for (&id, node) in ids.iter().zip(&program.nodes) {
+            if node.value.frozen || g[id].nodes.len() < 2 {
+                continue;
+            }
+            let Some(now) = choice.get(&id) else { continue };
+            let mut others: BTreeMap<&str, &Term> = BTreeMap::new();
+            for t in g[id].nodes.iter().filter(|t| t.head != now.head) {
+                others.entry(op(g, t).name()).or_insert(t);
+            }
+            let from = op(g, now).name();
+            for (to, t) in others {
+                out.entry(format!("{from} -> {to}")).or_default().push((id, t.clone()));
+                out.entry(format!("{from} -> {to} {}", node.value.ty)).or_default().push((id, t.clone()));
+            }
+        }
+        out
+    }
+
+    /// Forms and kernels by one cost: hill climbing over families, every step priced with its kernels. `None` only if the graph
+    /// itself goes in a circle.
+    pub fn best(&mut self, check: &mut Checker) -> Option<Best> {
+        let mut choice = self.choose(check.machine);
+        let (program, mut ids) = self.program(&choice)?;
+        let dag = Dag::run(&program);
+        let kernels = planner::fused(&dag, check);
+        let mut best = Best { program, dag, first_seconds: kernels.seconds(), kernels, tried: 1 };
+        loop {
+            let before = best.kernels.seconds();
+            let mut seen: BTreeSet<Vec<(Id, Term)>> = BTreeSet::new();
+            for family in self.families(&choice, &best.program, &ids).into_values() {
+                if best.tried >= MAX_TRIES {
+                    return Some(best);
+                }
+                if !seen.insert(family.clone()) {
+                    continue;
+                }
+                let mut other = choice.clone();
+                other.extend(family);
+                let Some((program, other_ids)) = self.program(&other) else { continue };
+                let dag = Dag::run(&program);
+                let kernels = planner::fused(&dag, check);
+                best.tried += 1;
+                if kernels.seconds() < best.kernels.seconds() * (1. - 1e-6) {
+                    best = Best { program, dag, kernels, ..best };
+                    (choice, ids) = (other, other_ids);
+                }
+            }
+            if best.kernels.seconds() >= before * (1. - 1e-6) {
+                return Some(best);
+            }
+        }
+    }
+}
+
+/// Classes with the heads of their terms, as imported.
+pub fn written(s: &crate::build::Builder) -> Vec<(Id, u32)> {
+    let mut out: Vec<(Id, u32)> = s.g.classes().flat_map(|c| c.nodes.iter().map(|t| (c.id, t.head))).collect();
+    out.sort();
+    out
+}
+
+/// Ops of a program in words, for tests and messages.
+pub fn names(p: &Program) -> Vec<&'static str> {
+    p.nodes.iter().map(|n| Op::name(&n.value.op)).collect()
+}

@@ -1,0 +1,135 @@
+//! The e-graph's language: tensor values, one sort. Absent on purpose: load, store, kernels.
+//!
+//! A node is an op of the graph's own op set over e-classes. Ops with their result types are numbered once ([`Facts::heads`]), so
+//! that e-nodes are small, ordered, and congruent nodes have equal types.
+use crate::dag::is_frozen;
+use egg::{Analysis, DidMerge, EGraph, Id, Language};
+use kiln_graph::{BinaryOp, DType, Op, Scalar, Type, UnaryOp};
+use std::collections::HashMap;
+
+/// An op with its result type; `serial` keeps calls with effects of their own (fallbacks) apart.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Head {
+    pub op: Op,
+    pub ty: Type,
+    pub serial: Option<u32>,
+}
+
+/// An e-node.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Term {
+    pub head: u32,
+    pub args: Vec<Id>,
+}
+impl Language for Term {
+    type Discriminant = u32;
+    fn discriminant(&self) -> u32 {
+        self.head
+    }
+    fn matches(&self, other: &Term) -> bool {
+        self.head == other.head && self.args.len() == other.args.len()
+    }
+    fn children(&self) -> &[Id] {
+        &self.args
+    }
+    fn children_mut(&mut self) -> &mut [Id] {
+        &mut self.args
+    }
+}
+
+/// What every e-class knows. Rules may test it; nothing in it is about kernels, since a class holds forms of many kernels.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Fact {
+    pub ty: Type,
+    /// Every element is this number (bits of an f64).
+    pub uniform: Option<u64>,
+    /// Computed from parameters and constants only.
+    pub frozen: bool,
+}
+impl Fact {
+    pub fn number(&self) -> Option<f64> {
+        self.uniform.map(f64::from_bits)
+    }
+}
+
+#[derive(Default, Clone)]
+pub struct Facts {
+    pub heads: Vec<Head>,
+    by_head: HashMap<Head, u32>,
+}
+impl Facts {
+    pub fn head(&mut self, h: Head) -> u32 {
+        let next = self.heads.len() as u32;
+        let heads = &mut self.heads;
+        *self.by_head.entry(h).or_insert_with_key(|h| {
+            heads.push(h.clone());
+            next
+        })
+    }
+}
+
+pub type Values = EGraph<Term, Facts>;
+
+/// The op of an e-node.
+pub fn op<'a>(g: &'a Values, t: &Term) -> &'a Op {
+    &g.analysis.heads[t.head as usize].op
+}
+
+impl Analysis<Term> for Facts {
+    type Data = Fact;
+    fn make(g: &mut Values, t: &Term, _: Id) -> Fact {
+        let head = &g.analysis.heads[t.head as usize];
+        let frozen = is_frozen(&head.op, t.args.iter().map(|a| g[*a].data.frozen));
+        let args: Vec<&Fact> = t.args.iter().map(|a| &g[*a].data).collect();
+        let uniform = fold(&head.op, &head.ty, &args).map(f64::to_bits);
+        Fact { ty: head.ty.clone(), uniform, frozen }
+    }
+    /// Equal terms have equal types (`Builder::equate` sees to it); knowledge is joined.
+    fn merge(&mut self, a: &mut Fact, b: Fact) -> DidMerge {
+        let before = (a.uniform, a.frozen);
+        (a.uniform, a.frozen) = (a.uniform.or(b.uniform), a.frozen | b.frozen);
+        DidMerge((a.uniform, a.frozen) != before, (a.uniform, a.frozen) != (b.uniform, b.frozen))
+    }
+    fn modify(g: &mut Values, id: Id) {
+        let fact = &g[id].data;
+        let (Some(v), true) = (fact.number(), fact.ty.shape.is_empty() && fact.ty.dtype.is_float()) else { return };
+        let head = Head { op: Op::Const(Scalar::Float(v)), ty: fact.ty.clone(), serial: None };
+        let head = g.analysis.head(head);
+        let constant = g.add(Term { head, args: vec![] });
+        g.union(id, constant);
+    }
+}
+
+/// `v` as a number of that type.
+pub fn round_to(v: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(v as f32),
+        DType::F16 => half::f16::from_f64(v).to_f64(),
+        DType::Bf16 => half::bf16::from_f64(v).to_f64(),
+        _ => v,
+    }
+}
+
+/// The number that every element of the result is, if operands say so. Rounds as the op itself would.
+fn fold(op: &Op, ty: &Type, args: &[&Fact]) -> Option<f64> {
+    let arg = |i: usize| args.get(i).and_then(|a| a.number());
+    let float = ty.dtype.is_float();
+    let v = match op {
+        Op::Const(s @ Scalar::Float(_)) => round_to(s.as_f64(), ty.dtype),
+        // Integers that an f64 holds exactly.
+        Op::Const(Scalar::Int(i)) if i.unsigned_abs() < 1 << 53 => *i as f64,
+        Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => arg(0)?,
+        Op::Cast(_) if float => arg(0)?,
+        Op::Unary(UnaryOp::Neg) if float => -arg(0)?,
+        Op::Unary(UnaryOp::Sqrt) if float => arg(0)?.sqrt(),
+        Op::Binary(b) if float => match b {
+            BinaryOp::Add => arg(0)? + arg(1)?,
+            BinaryOp::Sub => arg(0)? - arg(1)?,
+            BinaryOp::Mul => arg(0)? * arg(1)?,
+            BinaryOp::Div => arg(0)? / arg(1)?,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(round_to(v, ty.dtype))
+}

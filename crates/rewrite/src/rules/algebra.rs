@@ -1,0 +1,129 @@
+//! Arithmetic with constants: powers, factors, and their way through views.
+use super::{Premise::*, Rule};
+use crate::build::Builder;
+use crate::language::round_to;
+use crate::pattern::Bindings;
+use egg::Id;
+use kiln_graph::{BinaryOp, Op, UnaryOp};
+use kiln_plan::Numerics::*;
+
+/// `x · (1 / c)`, for a number `c`; only for powers of two if the quotient must not change.
+fn by_reciprocal(b: &mut Builder, m: &Bindings, exact: bool) -> Option<Id> {
+    let (x, c) = (m.var("x")?, m.var("c")?);
+    let (v, dtype) = (b.fact(c).number()?, b.ty(c).dtype);
+    let power = v.is_normal() && v.to_bits() << 12 == 0 && v.abs() >= 2f64.powi(-100) && v.abs() <= 2f64.powi(100);
+    let inverse = round_to(1. / v, dtype);
+    if !dtype.is_float() || !inverse.is_normal() || (exact && !(power && inverse * v == 1.)) || (!exact && power) {
+        return None;
+    }
+    let c = b.constant(dtype, inverse);
+    b.binary(BinaryOp::Mul, x, c)
+}
+/// `op (x · c)` as `(op x) · c` for a view.
+fn factor_out(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let (view, x, c) = (m.op("v")?.clone(), m.var("x")?, m.var("c")?);
+    let y = b.add(view, &[x])?;
+    b.binary(BinaryOp::Mul, y, c)
+}
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "square",
+        numerics: Exact,
+        half: Exact,
+        left: &["(pow ?x 2)"],
+        when: &[],
+        right: |b, m| b.binary(BinaryOp::Mul, m.var("x")?, m.var("x")?),
+        example: "(%x: f32[4]) {\n %y = pow %x, 2.0\n return %y\n}",
+        near_miss: "(%x: f32[4]) {\n %y = pow %x, 2.5\n return %y\n}",
+    },
+    Rule {
+        name: "divide-by-power-of-two",
+        numerics: Exact,
+        half: Exact,
+        left: &["(div ?x ?c)"],
+        when: &[Scalar("c")],
+        right: |b, m| by_reciprocal(b, m, true),
+        example: "(%x: f32[4]) {\n %y = div %x, 8.0\n return %y\n}",
+        near_miss: "(%x: f32[4]) {\n %y = div %x, 3.0\n return %y\n}",
+    },
+    Rule {
+        name: "divide-by-constant",
+        numerics: Reassociates,
+        half: Reassociates,
+        left: &["(div ?x ?c)"],
+        when: &[Scalar("c")],
+        right: |b, m| by_reciprocal(b, m, false),
+        example: "(%x: f32[4]) {\n %y = div %x, 3.0\n return %y\n}",
+        near_miss: "(%x: f32[4]) {\n %y = div %x, 8.0\n return %y\n}",
+    },
+    Rule {
+        name: "merge-factors",
+        numerics: Reassociates,
+        half: Reassociates,
+        left: &["(mul (mul ?x ?c) ?d)"],
+        when: &[Scalar("c"), Scalar("d")],
+        right: |b, m| {
+            let (x, c, d) = (m.var("x")?, m.var("c")?, m.var("d")?);
+            if b.shape(x).is_empty() && b.fact(x).uniform.is_some() {
+                return None;
+            }
+            let factor = b.binary(BinaryOp::Mul, c, d)?;
+            b.binary(BinaryOp::Mul, x, factor)
+        },
+        example: "(%x: f32[4]) {\n %a = mul %x, 3.0\n %y = mul %a, 5.0\n return %y\n}",
+        near_miss: "(%x: f32[4], %z: f32[]) {\n %a = mul %x, 3.0\n %y = mul %a, %z\n return %y\n}",
+    },
+    Rule {
+        name: "factor-through-view",
+        numerics: Exact,
+        half: Exact,
+        left: &[
+            "(reshape:v (mul ?x ?c))",
+            "(permute:v (mul ?x ?c))",
+            "(slice:v (mul ?x ?c))",
+            "(broadcast:v (mul ?x ?c))",
+        ],
+        when: &[Scalar("c")],
+        right: factor_out,
+        example: "(%x: f32[4,2]) {\n %a = mul %x, 3.0\n %y = permute %a perm=[1,0]\n return %y\n}",
+        near_miss: "(%x: f32[4,2], %c: f32[2]) {\n %a = mul %x, %c\n %y = permute %a perm=[1,0]\n return %y\n}",
+    },
+    Rule {
+        name: "reciprocal-root",
+        numerics: Reassociates,
+        half: Reassociates,
+        left: &["(div 1 (sqrt ?x))", "(reciprocal (sqrt ?x))", "(pow ?x -0.5)"],
+        when: &[],
+        right: |b, m| b.unary(UnaryOp::Rsqrt, m.var("x")?),
+        example: "(%x: f32[4]) {\n %a = sqrt %x\n %y = div 1.0, %a\n return %y\n}",
+        near_miss: "(%x: f32[4]) {\n %a = sqrt %x\n %y = div 2.0, %a\n return %y\n}",
+    },
+    Rule {
+        name: "divide-by-root",
+        numerics: Reassociates,
+        half: Reassociates,
+        left: &["(div ?x (sqrt ?y))"],
+        when: &[],
+        right: |b, m| {
+            let (x, y) = (m.var("x")?, m.var("y")?);
+            if b.fact(x).uniform.is_some() {
+                return None;
+            }
+            let r = b.unary(UnaryOp::Rsqrt, y)?;
+            b.binary(BinaryOp::Mul, x, r)
+        },
+        example: "(%x: f32[4], %v: f32[4]) {\n %a = sqrt %v\n %y = div %x, %a\n return %y\n}",
+        near_miss: "(%x: f32[4], %v: f32[4]) {\n %a = exp %v\n %y = div %x, %a\n return %y\n}",
+    },
+    Rule {
+        name: "relu",
+        numerics: Exact,
+        half: Exact,
+        left: &["(max ?x 0)"],
+        when: &[],
+        right: |b, m| b.add(Op::Unary(UnaryOp::Relu), &[m.var("x")?]),
+        example: "(%x: f32[4]) {\n %y = max %x, 0.0\n return %y\n}",
+        near_miss: "(%x: f32[4]) {\n %y = max %x, 1.0\n return %y\n}",
+    },
+];

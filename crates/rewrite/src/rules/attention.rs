@@ -1,0 +1,151 @@
+//! Attention from its primitives: scores, scale, mask, softmax, values; heads shared by groups of queries.
+use super::Rule;
+use crate::build::Builder;
+use crate::pattern::Bindings;
+use egg::Id;
+use kiln_graph::{BinaryOp, Op, Scalar};
+use kiln_plan::Numerics::*;
+
+/// What stands under the softmax.
+struct Scores {
+    q: Id,
+    /// Keys, transposed.
+    k: Id,
+    scale: f64,
+    mask: Option<Id>,
+}
+
+/// Reads `scale · q·kᵀ (+ mask)`; a mask may also be a choice between scores and a very low number.
+fn scores(b: &mut Builder, x: Id) -> Option<Scores> {
+    if let Some(s) = scaled(b, x, 1., 0) {
+        return Some(s);
+    }
+    let sums: Vec<(Id, Id)> = forms(b, x, |o, a| match o {
+        Op::Binary(BinaryOp::Add) => vec![(a[0], a[1]), (a[1], a[0])],
+        _ => vec![],
+    });
+    for (s, mask) in sums {
+        if let Some(s) = scaled(b, s, 1., 0) {
+            return Some(Scores { mask: Some(mask), ..s });
+        }
+    }
+    let choices: Vec<(Id, Id, Id)> =
+        forms(b, x, |o, a| if *o == Op::Select { vec![(a[0], a[1], a[2])] } else { vec![] });
+    for (keep, s, low) in choices {
+        let (Some(v), Some(s)) = (b.fact(low).number(), scaled(b, s, 1., 0)) else { continue };
+        if v == f64::NEG_INFINITY {
+            return Some(Scores { mask: Some(keep), ..s });
+        }
+        // So low that adding it to a score gives it back.
+        if v < -1e30 || (b.ty(low).dtype == kiln_graph::DType::F16 && v < -6e4) {
+            let zero = b.constant(b.ty(low).dtype, 0.);
+            let low = b.constant(b.ty(low).dtype, v);
+            let mask = b.add(Op::Select, &[keep, zero, low])?;
+            return Some(Scores { mask: Some(mask), ..s });
+        }
+    }
+    None
+}
+/// Reads `q·kᵀ` with constant factors, at most a few.
+fn scaled(b: &Builder, x: Id, scale: f64, depth: usize) -> Option<Scores> {
+    let found = b.form(x, |o, a| (*o == Op::Dot).then(|| Scores { q: a[0], k: a[1], scale, mask: None }));
+    if found.is_some() || depth > 3 {
+        // A factor on an operand may also stand outside the product; the bare product has none left inside.
+        let bare = factors(b, x)
+            .into_iter()
+            .find_map(|(y, c)| if depth < 3 { scaled(b, y, scale * c, depth + 1) } else { None });
+        return bare.or(found);
+    }
+    factors(b, x).into_iter().find_map(|(y, c)| scaled(b, y, scale * c, depth + 1))
+}
+/// `x` as a value times a number.
+fn factors(b: &Builder, x: Id) -> Vec<(Id, f64)> {
+    forms(b, x, |o, a| {
+        let number = |i: usize| b.fact(a[i]).number();
+        match o {
+            Op::Binary(BinaryOp::Mul) => {
+                [(0, 1), (1, 0)].iter().filter_map(|&(y, c)| Some((a[y], number(c)?))).collect()
+            }
+            Op::Binary(BinaryOp::Div) => number(1).filter(|&c| c != 0.).map(|c| (a[0], 1. / c)).into_iter().collect(),
+            _ => vec![],
+        }
+    })
+}
+fn forms<T>(b: &Builder, x: Id, read: impl Fn(&Op, &[Id]) -> Vec<T>) -> Vec<T> {
+    b.g[x].nodes.iter().flat_map(|t| read(crate::language::op(&b.g, t), &t.args)).collect()
+}
+
+fn attention(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let (x, v) = (m.var("s")?, m.var("v")?);
+    let rank = b.shape(x).len();
+    if rank < 3 || !matches!(m.op("f")?, Op::Softmax { axis } if *axis == rank - 1) {
+        return None;
+    }
+    let s = scores(b, x)?;
+    let k = b.transpose(s.k)?;
+    let heads = |x: Id| b.shape(x).get(..rank - 2).map(<[usize]>::to_vec);
+    if b.shape(s.q).len() != rank || heads(s.q) != heads(k) || heads(s.q) != heads(v) {
+        return None;
+    }
+    let mut args = vec![s.q, k, v];
+    args.extend(s.mask);
+    b.add(Op::Attention { scale: Scalar::Float(s.scale), causal: false }, &args)
+}
+
+/// The keys or values of which `x` repeats each head for a group of query heads next to one another.
+fn repeated(b: &Builder, x: Id) -> Option<Id> {
+    let full = b.shape(x).to_vec();
+    let heads = full.len().checked_sub(3)?;
+    let wide = b.form(x, |o, a| matches!(o, Op::Reshape(_)).then(|| a[0]))?;
+    let narrow = b.form(wide, |o, a| matches!(o, Op::Broadcast(_)).then(|| a[0]))?;
+    let (w, n) = (b.shape(wide), b.shape(narrow));
+    let group = *w.get(heads + 1)?;
+    let mut with_group = full.clone();
+    with_group[heads] = full[heads] / group.max(1);
+    let few = with_group.clone();
+    with_group.insert(heads + 1, group);
+    if w != with_group || n.len() != w.len() || n[heads + 1] != 1 {
+        return None;
+    }
+    let one = b.form(narrow, |o, a| matches!(o, Op::Reshape(_)).then(|| a[0]))?;
+    (b.shape(one) == few).then_some(one)
+}
+fn shared_heads(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let (q, k, v) = (m.var("q")?, m.var("k")?, m.var("v")?);
+    let (k, v) = (repeated(b, k)?, repeated(b, v)?);
+    let mut args = vec![q, k, v];
+    args.extend(m.var("m"));
+    b.add(m.op("f")?.clone(), &args)
+}
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "attention",
+        numerics: Reassociates,
+        half: Reassociates,
+        left: &["(dot (softmax:f ?s) ?v)"],
+        when: &[],
+        right: attention,
+        example: "(%q: f32[2,4,8,16], %k: f32[2,4,8,16], %v: f32[2,4,8,16], %m: f32[2,1,1,8]) {
+            %t = permute %k perm=[0,1,3,2]\n %d = dot %q, %t\n %s = div %d, 4.0\n %a = add %m, %s
+            %p = softmax %a axis=3\n %y = dot %p, %v\n return %y\n}",
+        near_miss: "(%q: f32[2,4,8,16], %k: f32[2,4,8,16], %v: f32[2,4,8,16], %m: f32[2,1,1,8]) {
+            %t = permute %k perm=[0,1,3,2]\n %d = dot %q, %t\n %s = mul %d, %m
+            %p = softmax %s axis=3\n %y = dot %p, %v\n return %y\n}",
+    },
+    Rule {
+        name: "attention-shared-heads",
+        numerics: Exact,
+        half: Exact,
+        left: &["(attention:f ?q ?k ?v)", "(attention:f ?q ?k ?v ?m)"],
+        when: &[],
+        right: shared_heads,
+        example: "(%q: f32[2,4,8,16], %k: f32[2,2,8,16], %v: f32[2,2,8,16]) {
+            %k1 = reshape %k shape=[2,2,1,8,16]\n %k2 = broadcast %k1 shape=[2,2,2,8,16]\n %k3 = reshape %k2 shape=[2,4,8,16]
+            %v1 = reshape %v shape=[2,2,1,8,16]\n %v2 = broadcast %v1 shape=[2,2,2,8,16]\n %v3 = reshape %v2 shape=[2,4,8,16]
+            %y = attention %q, %k3, %v3 scale=0.25 causal=false\n return %y\n}",
+        near_miss: "(%q: f32[2,4,8,16], %k: f32[2,2,8,16], %v: f32[2,4,8,16]) {
+            %k1 = reshape %k shape=[2,2,1,8,16]\n %k2 = broadcast %k1 shape=[2,2,2,8,16]\n %k3 = reshape %k2 shape=[2,4,8,16]
+            %y = attention %q, %k3, %v scale=0.25 causal=false\n return %y\n}",
+    },
+];

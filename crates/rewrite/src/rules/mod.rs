@@ -1,0 +1,202 @@
+//! Rules as data, and saturation by them.
+//!
+//! A rule says that two forms are one value: the written forms (patterns, matched in every operand order), premises on e-class
+//! facts, and how the equal form is built. Each has its numerics class, an example that it fires on and a near miss that it must
+//! leave alone; the tests run both. Limits count nodes and iterations, never time.
+mod activation;
+mod algebra;
+mod attention;
+mod norm;
+mod product;
+mod siblings;
+
+use crate::build::Builder;
+use crate::language::op;
+use crate::pattern::{Bindings, Pattern, axes, matches};
+use egg::Id;
+use kiln_plan::Numerics;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A test on facts of what a pattern bound.
+#[derive(Clone, Copy, Debug)]
+pub enum Premise {
+    /// One number, of rank 0.
+    Scalar(&'static str),
+    /// Computed from parameters only.
+    Frozen(&'static str),
+    Rank(&'static str, usize),
+    /// The bound op works along the last axis of the value.
+    LastAxis(&'static str, &'static str),
+    /// … along its last axes, one or more.
+    TrailingAxes(&'static str, &'static str),
+}
+
+pub struct Rule {
+    pub name: &'static str,
+    pub numerics: Numerics,
+    /// The class on f16 and bf16, where the equal form rounds less often.
+    pub half: Numerics,
+    pub left: &'static [&'static str],
+    pub when: &'static [Premise],
+    pub right: fn(&mut Builder, &Bindings) -> Option<Id>,
+    /// Graphs from the parenthesis of their inputs on.
+    pub example: &'static str,
+    pub near_miss: &'static str,
+}
+
+/// Every rule, family by family.
+pub fn all() -> Vec<&'static Rule> {
+    [algebra::RULES, activation::RULES, norm::RULES, product::RULES, attention::RULES].into_iter().flatten().collect()
+}
+
+fn holds(b: &Builder, m: &Bindings, p: Premise) -> bool {
+    let rank = |v: &str| m.var(v).map(|x| b.shape(x).len());
+    match p {
+        Premise::Scalar(v) => m.var(v).is_some_and(|x| b.fact(x).uniform.is_some() && b.shape(x).is_empty()),
+        Premise::Frozen(v) => m.var(v).is_some_and(|x| b.fact(x).frozen),
+        Premise::Rank(v, n) => rank(v) == Some(n),
+        Premise::LastAxis(o, v) => {
+            m.op(o).and_then(axes).zip(rank(v)).is_some_and(|(axes, r)| r > 0 && axes == [r - 1])
+        }
+        Premise::TrailingAxes(o, v) => {
+            let both = m.op(o).and_then(axes).zip(rank(v));
+            both.is_some_and(|(axes, r)| !axes.is_empty() && axes.iter().rev().zip((0..r).rev()).all(|(a, b)| *a == b))
+        }
+    }
+}
+
+const NODE_LIMIT: usize = 100_000;
+const ITERATION_LIMIT: usize = 16;
+
+/// The e-graph after saturation.
+pub struct Saturated {
+    pub builder: Builder,
+    pub iterations: usize,
+    /// `saturated`, `node limit`, `iteration limit`.
+    pub stopped: &'static str,
+    /// Rules that gave a class another form.
+    pub rules: BTreeMap<Id, BTreeSet<&'static str>>,
+}
+
+struct Compiled {
+    rule: &'static Rule,
+    left: Vec<Pattern>,
+}
+
+/// Applies every rule of at most this class until nothing is new.
+pub fn saturate(builder: Builder, upto: Numerics) -> Saturated {
+    let rules: Vec<Compiled> = all()
+        .into_iter()
+        .filter(|r| r.numerics <= upto)
+        .map(|rule| Compiled { rule, left: rule.left.iter().filter_map(|l| Pattern::parse(l)).collect() })
+        .collect();
+    let mut s = Saturated { builder, iterations: 0, stopped: "iteration limit", rules: BTreeMap::new() };
+    while s.iterations < ITERATION_LIMIT {
+        s.iterations += 1;
+        if !s.round(&rules, upto) {
+            s.stopped = "saturated";
+            break;
+        }
+        if s.builder.g.total_number_of_nodes() > NODE_LIMIT {
+            s.stopped = "node limit";
+            break;
+        }
+    }
+    siblings::join(&mut s);
+    s
+}
+
+impl Saturated {
+    /// Notes that a rule made an equal form of a class.
+    pub fn equate(&mut self, class: Id, form: Id, rule: &'static str) -> bool {
+        let new = self.builder.equate(class, form);
+        if new {
+            self.rules.entry(class).or_default().insert(rule);
+        }
+        new
+    }
+    /// The rules by today's class names.
+    pub fn rules_by_class(&self) -> BTreeMap<Id, BTreeSet<&'static str>> {
+        let mut out: BTreeMap<Id, BTreeSet<&'static str>> = BTreeMap::new();
+        for (id, names) in &self.rules {
+            out.entry(self.builder.g.find(*id)).or_default().extend(names);
+        }
+        out
+    }
+    /// One iteration: all matches are found, then applied. True if anything is new.
+    fn round(&mut self, rules: &[Compiled], upto: Numerics) -> bool {
+        let b = &mut self.builder;
+        let mut found: Vec<(&Compiled, Id, Bindings)> = vec![];
+        let mut classes: BTreeMap<&'static str, Vec<Id>> = BTreeMap::new();
+        for c in b.g.classes() {
+            let names: BTreeSet<&'static str> = c.nodes.iter().map(|t| op(&b.g, t).name()).collect();
+            for n in names {
+                classes.entry(n).or_default().push(c.id);
+            }
+        }
+        classes.values_mut().for_each(|ids| ids.sort());
+        for r in rules {
+            for p in &r.left {
+                for &id in classes.get(p.root()).map_or(&[][..], Vec::as_slice) {
+                    if b.ty(id).dtype.bytes() == 2 && b.ty(id).dtype.is_float() && r.rule.half > upto {
+                        continue;
+                    }
+                    found.extend(matches(&b.g, p, id).into_iter().map(|m| (r, id, m)));
+                }
+            }
+        }
+        let mut new = false;
+        for (r, id, m) in found {
+            let b = &mut self.builder;
+            if !r.rule.when.iter().all(|&p| holds(b, &m, p)) {
+                continue;
+            }
+            b.origin = b.source.get(&id).cloned().unwrap_or_default();
+            if let Some(form) = (r.rule.right)(b, &m) {
+                new |= self.equate(id, form, r.rule.name);
+            }
+        }
+        self.builder.g.rebuild();
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dag::Program;
+    use kiln_graph::Graph;
+
+    fn fired(text: &str, upto: Numerics) -> BTreeSet<&'static str> {
+        let g: Graph = format!("graph g{text}").parse().unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let _ = Program::of_graph(&g);
+        let s = saturate(Builder::import(&g).0, upto);
+        assert_eq!(s.stopped, "saturated", "{text}");
+        s.rules.into_values().flatten().collect()
+    }
+
+    #[test]
+    fn every_rule_fires_on_its_example_and_not_on_its_near_miss() {
+        for r in all() {
+            let (yes, no) = (fired(r.example, r.numerics), fired(r.near_miss, Numerics::Approximates));
+            assert!(yes.contains(r.name), "{} leaves its example alone; fired: {yes:?}", r.name);
+            assert!(!no.contains(r.name), "{} fires on its near miss", r.name);
+        }
+    }
+    #[test]
+    fn exact_numerics_leave_out_what_rounds_otherwise() {
+        for r in all().into_iter().filter(|r| r.numerics > Numerics::Exact) {
+            assert!(!fired(r.example, Numerics::Exact).contains(r.name), "{}", r.name);
+        }
+    }
+    #[test]
+    fn every_pattern_parses_and_names_are_unique() {
+        let mut names = BTreeSet::new();
+        for r in all() {
+            assert!(names.insert(r.name), "{} stands twice", r.name);
+            for l in r.left {
+                assert!(Pattern::parse(l).is_some(), "{}: {l}", r.name);
+            }
+        }
+    }
+}

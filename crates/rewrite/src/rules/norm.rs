@@ -1,0 +1,169 @@
+//! Whole-row functions from their primitives: softmax, log-softmax, layer norm, RMS norm; and casts around them.
+use super::{Premise::*, Rule};
+use crate::build::{Builder, widens};
+use crate::pattern::{Bindings, axes};
+use egg::Id;
+use kiln_graph::{Op, Scalar};
+use kiln_plan::Numerics::*;
+
+fn row(b: &mut Builder, m: &Bindings, make: fn(usize) -> Op) -> Option<Id> {
+    let [axis] = axes(m.op("a")?)?[..] else { return None };
+    b.add(make(axis), &[m.var("x")?])
+}
+/// Normalisation of `x` over the axes of `a`, without gain and bias.
+fn layer_norm(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let eps = Scalar::Float(b.fact(m.var("e")?).number()?);
+    let axes = axes(m.op("a")?)?.len();
+    b.add(Op::LayerNorm { axes, affine: false, eps }, &[m.var("x")?])
+}
+/// A bare norm with its gain and bias.
+fn affine(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let (bare, x) = (m.op("n")?.clone(), m.var("x")?);
+    let (g, c) = (flat(b, m.var("g")?, x, &bare)?, flat(b, m.var("c")?, x, &bare)?);
+    let Op::LayerNorm { axes, affine: false, eps } = bare else { return None };
+    b.add(Op::LayerNorm { axes, affine: true, eps }, &[x, g, c])
+}
+/// A gain or bias in the shape that the norm wants: that of the normalised axes, without leading axes of size 1.
+fn flat(b: &mut Builder, gain: Id, x: Id, norm: &Op) -> Option<Id> {
+    let n = if let Op::LayerNorm { axes, .. } = norm { *axes } else { 1 };
+    let want = b.shape(x)[b.shape(x).len().checked_sub(n)?..].to_vec();
+    let lead = b.shape(gain).len().checked_sub(n)?;
+    let fits = b.shape(gain)[lead..] == want[..] && b.shape(gain)[..lead].iter().all(|&d| d == 1);
+    if fits { b.reshape(gain, &want) } else { None }
+}
+/// `x · rsqrt(mean(x²) + e) · g` over the last axis.
+fn rms_norm(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let (x, eps) = (m.var("x")?, Scalar::Float(b.fact(m.var("e")?).number()?));
+    let op = Op::RmsNorm { eps };
+    let g = flat(b, m.var("g")?, x, &op)?;
+    b.add(op, &[x, g])
+}
+/// A row function done in f32 between casts is what the op does on the half type by itself.
+fn in_half(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let Op::Cast(to) = *m.op("to")? else { return None };
+    let x = m.var("x")?;
+    let (narrow, op) = (b.ty(x).dtype, m.op("f")?.clone());
+    let wide = narrow == to && to.compute() != to && matches!(m.op("from")?, Op::Cast(d) if *d == to.compute());
+    if !wide || !widens(narrow, to.compute()) {
+        return None;
+    }
+    let mut args = vec![x];
+    for name in ["g", "c"] {
+        let Some(gain) = m.var(name) else { continue };
+        if b.ty(gain).dtype != to {
+            return None;
+        }
+        args.push(gain);
+    }
+    b.add(op, &args)
+}
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "softmax",
+        numerics: Exact,
+        half: Reassociates,
+        left: &[
+            "(div (exp (sub ?x (reduce.max:a ?x))) (reduce.sum:a (exp (sub ?x (reduce.max:a ?x)))))",
+            "(mul (exp (sub ?x (reduce.max:a ?x))) (reciprocal (reduce.sum:a (exp (sub ?x (reduce.max:a ?x))))))",
+        ],
+        when: &[],
+        right: |b, m| row(b, m, |axis| Op::Softmax { axis }),
+        example: "(%x: f32[4,8]) {
+            %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %e = exp %s\n %t = reduce.sum %e axes=[1]\n %y = div %e, %t
+            return %y\n}",
+        near_miss: "(%x: f32[8,8]) {
+            %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %e = exp %s\n %t = reduce.sum %e axes=[0]\n %y = div %e, %t
+            return %y\n}",
+    },
+    Rule {
+        name: "log-softmax",
+        numerics: Exact,
+        half: Reassociates,
+        left: &["(sub (sub ?x (reduce.max:a ?x)) (log (reduce.sum:a (exp (sub ?x (reduce.max:a ?x))))))"],
+        when: &[],
+        right: |b, m| row(b, m, |axis| Op::LogSoftmax { axis }),
+        example: "(%x: f32[4,8]) {
+            %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %e = exp %s\n %t = reduce.sum %e axes=[1]\n %l = log %t
+            %y = sub %s, %l\n return %y\n}",
+        near_miss: "(%x: f32[4,8]) {
+            %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %e = exp %s\n %t = reduce.sum %e axes=[1]\n %l = log2 %t
+            %y = sub %s, %l\n return %y\n}",
+    },
+    Rule {
+        name: "log-softmax-of-sum",
+        numerics: Reassociates,
+        half: Reassociates,
+        left: &["(sub ?x (add (reduce.max:a ?x) (log (reduce.sum:a (exp (sub ?x (reduce.max:a ?x)))))))"],
+        when: &[],
+        right: |b, m| row(b, m, |axis| Op::LogSoftmax { axis }),
+        example: "(%x: f32[4,8]) {
+            %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %e = exp %s\n %t = reduce.sum %e axes=[1]\n %l = log %t
+            %n = add %m, %l\n %y = sub %x, %n\n return %y\n}",
+        near_miss: "(%x: f32[4,8], %z: f32[4,8]) {
+            %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %e = exp %s\n %t = reduce.sum %e axes=[1]\n %l = log %t
+            %n = add %m, %l\n %y = sub %z, %n\n return %y\n}",
+    },
+    Rule {
+        name: "layer-norm",
+        numerics: Exact,
+        half: Reassociates,
+        left: &[
+            "(div (sub ?x (reduce.mean:a ?x)) (sqrt (add ?e (reduce.mean:a (mul (sub ?x (reduce.mean:a ?x)) (sub ?x (reduce.mean:a ?x)))))))",
+            "(mul (sub ?x (reduce.mean:a ?x)) (rsqrt (add ?e (reduce.mean:a (mul (sub ?x (reduce.mean:a ?x)) (sub ?x (reduce.mean:a ?x)))))))",
+        ],
+        when: &[Scalar("e"), TrailingAxes("a", "x")],
+        right: layer_norm,
+        example: "(%x: f32[4,8]) {
+            %m = reduce.mean %x axes=[1]\n %c = sub %x, %m\n %q = mul %c, %c\n %v = reduce.mean %q axes=[1]
+            %w = add %v, 1e-5\n %r = rsqrt %w\n %y = mul %r, %c\n return %y\n}",
+        near_miss: "(%x: f32[4,8]) {
+            %m = reduce.mean %x axes=[1]\n %c = sub %x, %m\n %q = mul %x, %x\n %v = reduce.mean %q axes=[1]
+            %w = add %v, 1e-5\n %r = rsqrt %w\n %y = mul %r, %c\n return %y\n}",
+    },
+    Rule {
+        name: "affine-layer-norm",
+        numerics: Exact,
+        half: Reassociates,
+        left: &["(add (mul (layer_norm:n ?x) ?g) ?c)"],
+        when: &[],
+        right: affine,
+        example: "(%x: f32[4,8], %g: f32[8], %c: f32[8]) {
+            %n = layer_norm %x axes=1 affine=false eps=1e-5\n %s = mul %g, %n\n %y = add %s, %c\n return %y\n}",
+        near_miss: "(%x: f32[8,8], %g: f32[8,8], %c: f32[8]) {
+            %n = layer_norm %x axes=1 affine=false eps=1e-5\n %s = mul %g, %n\n %y = add %s, %c\n return %y\n}",
+    },
+    Rule {
+        name: "rms-norm",
+        numerics: Exact,
+        half: Reassociates,
+        left: &[
+            "(mul ?g (mul ?x (rsqrt (add ?e (reduce.mean:a (mul ?x ?x))))))",
+            "(mul ?g (div ?x (sqrt (add ?e (reduce.mean:a (mul ?x ?x))))))",
+        ],
+        when: &[Scalar("e"), LastAxis("a", "x")],
+        right: rms_norm,
+        example: "(%x: f32[4,8], %g: f32[8]) {
+            %q = pow %x, 2.0\n %v = reduce.mean %q axes=[1]\n %w = add %v, 1e-5\n %r = rsqrt %w\n %s = mul %x, %r
+            %y = mul %g, %s\n return %y\n}",
+        near_miss: "(%x: f32[4,8], %g: f32[8]) {
+            %q = pow %x, 2.0\n %v = reduce.sum %q axes=[1]\n %w = add %v, 1e-5\n %r = rsqrt %w\n %s = mul %x, %r
+            %y = mul %g, %s\n return %y\n}",
+    },
+    Rule {
+        name: "row-function-in-half",
+        numerics: Exact,
+        half: Exact,
+        left: &[
+            "(cast:to (softmax:f (cast:from ?x)))",
+            "(cast:to (log_softmax:f (cast:from ?x)))",
+            "(cast:to (layer_norm:f (cast:from ?x)))",
+            "(cast:to (layer_norm:f (cast:from ?x) (cast:from ?g) (cast:from ?c)))",
+            "(cast:to (rms_norm:f (cast:from ?x) (cast:from ?g)))",
+        ],
+        when: &[],
+        right: in_half,
+        example: "(%x: bf16[4,8]) {\n %w = cast %x to=f32\n %s = softmax %w axis=1\n %y = cast %s to=bf16\n return %y\n}",
+        near_miss: "(%x: bf16[4,8]) {\n %w = cast %x to=f32\n %s = softmax %w axis=1\n %y = cast %s to=f16\n return %y\n}",
+    },
+];

@@ -1,0 +1,74 @@
+//! Products of one value with several weights become one product with the weights side by side, and slices of it.
+//!
+//! One pass after saturation, not a rule: joining pairs would also join what is joined already. Exact: every element is computed
+//! as before. Weights must be frozen, so that laying them side by side is done once, at load time.
+use super::Saturated;
+use crate::language::op;
+use egg::Id;
+use kiln_graph::Op;
+use std::collections::BTreeMap;
+
+pub const NAME: &str = "join-siblings";
+
+/// One product: weight, bias, and the class of its result.
+#[derive(Clone, Copy)]
+struct Product {
+    weight: Id,
+    bias: Option<Id>,
+    class: Id,
+}
+
+pub fn join(s: &mut Saturated) {
+    for (x, products) in products(s) {
+        // Of a product that is also another's inner part, the outer one (with its bias) is joined.
+        let biased = |w: Id| products.iter().any(|p| p.weight == w && p.bias.is_some());
+        let outer: Vec<Product> = products.iter().copied().filter(|p| p.bias.is_some() || !biased(p.weight)).collect();
+        let (with, without): (Vec<Product>, Vec<Product>) = outer.into_iter().partition(|p| p.bias.is_some());
+        for group in [with, without].into_iter().filter(|g| g.len() > 1) {
+            join_group(s, x, &group);
+        }
+    }
+    s.builder.g.rebuild();
+}
+
+/// Products with frozen weights by their left operand, in the order they were written.
+fn products(s: &Saturated) -> BTreeMap<Id, Vec<Product>> {
+    let b = &s.builder;
+    let mut out: BTreeMap<Id, Vec<Product>> = BTreeMap::new();
+    let mut classes: Vec<Id> = b.g.classes().map(|c| c.id).collect();
+    classes.sort();
+    for class in classes {
+        for t in b.g[class].nodes.iter().filter(|t| *op(&b.g, t) == Op::Linear) {
+            let frozen = t.args[1..].iter().all(|a| b.fact(*a).frozen);
+            if frozen && !b.fact(t.args[0]).frozen {
+                let (weight, bias) = (b.g.find(t.args[1]), t.args.get(2).map(|c| b.g.find(*c)));
+                let group = out.entry(b.g.find(t.args[0])).or_default();
+                if !group.iter().any(|p| p.weight == weight && p.bias == bias) {
+                    group.push(Product { weight, bias, class });
+                }
+            }
+        }
+    }
+    out
+}
+
+fn join_group(s: &mut Saturated, x: Id, group: &[Product]) -> Option<()> {
+    let b = &mut s.builder;
+    b.origin = b.source.get(&group[0].class).cloned().unwrap_or_default();
+    let weights: Vec<Id> = group.iter().map(|p| p.weight).collect();
+    let mut args = vec![x, b.add(Op::Concat { axis: 0 }, &weights)?];
+    let biases: Vec<Id> = group.iter().filter_map(|p| p.bias).collect();
+    if !biases.is_empty() {
+        args.push(b.add(Op::Concat { axis: 0 }, &biases)?);
+    }
+    let all = b.add(Op::Linear, &args)?;
+    let axis = b.shape(all).len().checked_sub(1)?;
+    let mut start = 0;
+    for p in group {
+        let len = s.builder.shape(p.weight)[0];
+        let part = s.builder.add(Op::Slice { axis, start, len, step: 1 }, &[all])?;
+        s.equate(p.class, part, NAME);
+        start += len;
+    }
+    Some(())
+}
