@@ -1,5 +1,8 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
-use crate::{BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, Op, Param, ReduceOp, Region, ScanOp, Type, UnaryOp, Value};
+use crate::{
+    BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, Op, Param, ReduceOp, Region, ScanOp, Type, UnaryOp,
+    Value,
+};
 
 /// Open regions, innermost last; instructions go to the innermost. Shapes are checked by the verifier, not here: a wrong
 /// program is built and then refused.

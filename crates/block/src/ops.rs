@@ -178,11 +178,19 @@ pub enum Op {
     /// Pointer, value, then mask. Where instances or elements overlap, all must write the same value.
     Store,
     /// Drops `axis`.
-    Reduce { op: ReduceOp, axis: u8 },
+    Reduce {
+        op: ReduceOp,
+        axis: u8,
+    },
     /// Inclusive, keeps the shape.
-    Scan { op: ScanOp, axis: u8 },
+    Scan {
+        op: ScanOp,
+        axis: u8,
+    },
     /// a `[M,K]`, b `[K,N]`, accumulator `[M,N]` (f32; f64 for f64; i32 for u8).
-    Dot { precision: DotPrecision },
+    Dot {
+        precision: DotPrecision,
+    },
     /// Lower bound, upper bound, step (i32 scalars, step > 0), then initial values of the carried values. One region: its
     /// parameters are the index and the carried values; it ends in `yield` of their next values. Results: the last ones.
     For,
@@ -209,30 +217,44 @@ pub enum Op {
     /// Closes a group of asynchronous copies.
     AsyncCommit,
     /// Waits until at most `pending` groups are in flight.
-    AsyncWait { pending: u8 },
+    AsyncWait {
+        pending: u8,
+    },
     /// All warps of the instance (or of the role).
     Sync,
     /// Barriers in shared memory (type in the result), initialised.
     AllocBarriers,
     /// Barrier, stage, bytes: arrive and expect bytes of asynchronous copies.
-    BarrierExpect { bytes: u32 },
+    BarrierExpect {
+        bytes: u32,
+    },
     /// Barrier, stage; `multicast`: in every block of the cluster.
-    BarrierArrive { multicast: bool },
+    BarrierArrive {
+        multicast: bool,
+    },
     /// Barrier, stage, phase (i32).
     BarrierWait,
     /// Shared tile, stage, descriptor, barrier, starts…: tensor-map load, completing on the barrier's stage.
-    TmaLoad { multicast: bool },
+    TmaLoad {
+        multicast: bool,
+    },
     /// Descriptor, shared tile, stage, starts….
     TmaStore,
     /// Waits until at most `pending` stores still read shared memory.
-    TmaStoreWait { pending: u8 },
+    TmaStoreWait {
+        pending: u8,
+    },
     /// Makes generic writes to shared memory visible to tensor-map copies and `wgmma`.
     FenceAsync,
     /// Shared tile of a, its stage, shared tile of b, its stage, token or block to add to: token.
-    Wgmma { transpose_b: bool },
+    Wgmma {
+        transpose_b: bool,
+    },
     WgmmaCommit,
     /// Token: block, once at most `pending` groups are in flight.
-    WgmmaWait { pending: u8 },
+    WgmmaWait {
+        pending: u8,
+    },
     /// One region a role; all run at once, each on its own warps.
     Roles(Vec<Role>),
     /// Barrier of all blocks in the cluster.
