@@ -2,7 +2,23 @@
 //!
 //! Takes: a kernel of a plan. Gives: steps of block programs (and library products on the host).
 //! Never: which kernels exist (the plan's), registers or threads (code generation's).
-use kiln_plan::{Kernel, exec::Steps};
+//!
+//! A body becomes a *scalar program* first ([`resolve`]): what one element of each output is, with every view folded into
+//! index expressions ([`expr`]). Its iteration space is split and merged until accesses are plain ([`space`]), a schedule
+//! cuts it into tiles ([`tile`], [`pointwise`], …), and [`emit`] writes the block instructions.
+mod composite;
+mod dag;
+mod emit;
+mod expr;
+mod math;
+mod pointwise;
+mod resolve;
+mod space;
+mod tile;
+mod window;
+
+use kiln_graph::{Op, ValueId};
+use kiln_plan::{Kernel, KernelKind, exec::Steps, exec::Work};
 
 /// What the block programs are for; sizes of blocks depend on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,6 +38,21 @@ pub enum LowerError {
 
 /// The steps of one kernel.
 pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel>, LowerError> {
-    let _ = target;
-    Err(LowerError::Unsupported { kernel: kernel.name.clone(), why: "no template yet".into() })
+    let (name, body) = (kernel.name.as_str(), &kernel.body);
+    let unsupported = |why: &str| LowerError::Unsupported { kernel: name.to_string(), why: why.to_string() };
+    if kernel.kind == KernelKind::Fallback {
+        let fallback = body.values().find_map(|v: ValueId| match body.op(v) {
+            Op::Fallback(f) => Some(Work::Fallback((**f).clone())),
+            _ => None,
+        });
+        let work = fallback.ok_or_else(|| unsupported("a fallback kernel without the op"))?;
+        return Ok(Steps { scratch: vec![], steps: vec![work] });
+    }
+    if body.outputs.iter().all(|&v| body.ty(v).count() == 0) {
+        return Ok(Steps { scratch: vec![], steps: vec![] });
+    }
+    match kernel.kind {
+        KernelKind::Pointwise => Ok(Steps { scratch: vec![], steps: pointwise::lower(name, body, target)? }),
+        _ => Err(unsupported("no template yet")),
+    }
 }

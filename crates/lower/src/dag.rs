@@ -1,0 +1,194 @@
+//! The scalar program of a kernel: what one element of each output is, with every view already turned into index expressions.
+//!
+//! Nodes are hash-consed, operands before users. Half-precision values are held in f32: they are rounded where the graph
+//! says `cast` and where they are stored, not after every op.
+use crate::expr::{CoordId, Expr};
+use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, ScanOp, UnaryOp};
+use kiln_plan::exec::Slot;
+use std::collections::HashMap;
+
+pub type NodeId = u32;
+
+/// `lo ≤ expr < hi`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Guard {
+    pub expr: Expr,
+    pub lo: i64,
+    pub hi: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum NodeOp {
+    Const(Scalar),
+    /// An index as a number.
+    Index(Expr),
+    /// Element `at` of a dense buffer; nothing is read where a guard fails (the value is then 0).
+    Load { slot: Slot, at: Expr, guards: Vec<Guard> },
+    Unary(UnaryOp, NodeId),
+    Binary(BinaryOp, NodeId, NodeId),
+    Compare(CompareOp, NodeId, NodeId),
+    Select(NodeId, NodeId, NodeId),
+    /// Rounds to the node's dtype.
+    Cast(NodeId),
+    /// Whether all guards hold.
+    Inside(Vec<Guard>),
+    /// Over the row: the reduction space of the kernel.
+    Reduce { op: ReduceOp, body: NodeId },
+    /// Inclusive, along the row.
+    Scan { op: ScanOp, body: NodeId },
+    /// The matrix product (or attention) a kernel is built around, at an element.
+    Anchor { at: Vec<Expr> },
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Node {
+    pub op: NodeOp,
+    pub dtype: DType,
+}
+
+impl Node {
+    pub fn operands(&self) -> Vec<NodeId> {
+        let mut ids = match &self.op {
+            NodeOp::Unary(_, a) | NodeOp::Cast(a) => vec![*a],
+            NodeOp::Reduce { body, .. } | NodeOp::Scan { body, .. } => vec![*body],
+            NodeOp::Binary(_, a, b) | NodeOp::Compare(_, a, b) => vec![*a, *b],
+            NodeOp::Select(c, a, b) => vec![*c, *a, *b],
+            _ => vec![],
+        };
+        self.exprs(&mut |e| e.nodes(&mut |n| ids.push(n)));
+        ids
+    }
+    /// Calls `f` with the index expressions of this node itself.
+    pub fn exprs<'a>(&'a self, f: &mut impl FnMut(&'a Expr)) {
+        match &self.op {
+            NodeOp::Index(e) => f(e),
+            NodeOp::Load { at, guards, .. } => {
+                f(at);
+                guards.iter().for_each(|g| f(&g.expr));
+            }
+            NodeOp::Inside(guards) => guards.iter().for_each(|g| f(&g.expr)),
+            NodeOp::Anchor { at } => at.iter().for_each(f),
+            _ => {}
+        }
+    }
+}
+
+#[derive(Clone, Default, Debug)]
+pub struct Dag {
+    pub nodes: Vec<Node>,
+    ids: HashMap<Node, NodeId>,
+}
+
+impl Dag {
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id as usize]
+    }
+    pub fn add(&mut self, op: NodeOp, dtype: DType) -> NodeId {
+        let node = Node { op, dtype };
+        if let Some(&id) = self.ids.get(&node) {
+            return id;
+        }
+        let id = self.nodes.len() as NodeId;
+        self.ids.insert(node.clone(), id);
+        self.nodes.push(node);
+        id
+    }
+    /// A constant of a type arithmetic is done in.
+    pub fn number(&mut self, dtype: DType, v: f64) -> NodeId {
+        let value = if dtype.is_float() { Scalar::Float(v) } else { Scalar::Int(v as i64) };
+        self.add(NodeOp::Const(value), dtype.compute())
+    }
+    pub fn unary(&mut self, op: UnaryOp, a: NodeId) -> NodeId {
+        let dtype = self.node(a).dtype;
+        self.add(NodeOp::Unary(op, a), dtype)
+    }
+    /// Result dtype is the first operand's.
+    pub fn binary(&mut self, op: BinaryOp, a: NodeId, b: NodeId) -> NodeId {
+        let dtype = self.node(a).dtype;
+        self.add(NodeOp::Binary(op, a, b), dtype)
+    }
+    pub fn reduce(&mut self, op: ReduceOp, body: NodeId) -> NodeId {
+        let dtype = match op {
+            ReduceOp::ArgMax | ReduceOp::ArgMin => DType::I64,
+            _ => self.node(body).dtype,
+        };
+        self.add(NodeOp::Reduce { op, body }, dtype)
+    }
+    /// Nodes reachable from `roots`, ascending (operands first).
+    pub fn reach(&self, roots: &[NodeId]) -> Vec<NodeId> {
+        self.reach_until(roots, |_| false)
+    }
+    /// As [`Dag::reach`], not looking below nodes where `stop` holds (they are included).
+    pub fn reach_until(&self, roots: &[NodeId], stop: impl Fn(NodeId) -> bool) -> Vec<NodeId> {
+        let mut seen = vec![false; self.nodes.len()];
+        let mut open: Vec<NodeId> = roots.to_vec();
+        while let Some(n) = open.pop() {
+            if std::mem::replace(&mut seen[n as usize], true) || stop(n) {
+                continue;
+            }
+            open.extend(self.node(n).operands());
+        }
+        (0..self.nodes.len() as NodeId).filter(|n| seen[*n as usize]).collect()
+    }
+    /// For every node, the coordinates its value depends on (a reduction not on the row's), as sorted lists.
+    pub fn depends(&self, row: &[CoordId]) -> Vec<Vec<CoordId>> {
+        let mut deps: Vec<Vec<CoordId>> = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            let mut d = vec![];
+            node.exprs(&mut |e| e.coords(&mut |c| d.push(c)));
+            for o in node.operands() {
+                d.extend_from_slice(&deps[o as usize]);
+            }
+            match node.op {
+                NodeOp::Reduce { .. } => d.retain(|c| !row.contains(c)),
+                NodeOp::Scan { .. } => d.extend(row),
+                _ => {}
+            }
+            d.sort_unstable();
+            d.dedup();
+            deps.push(d);
+        }
+        deps
+    }
+}
+
+/// A value to be written: element `at` of a dense buffer of `dtype`.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pub slot: Slot,
+    pub dtype: DType,
+    pub at: Expr,
+    pub guards: Vec<Guard>,
+    pub value: NodeId,
+}
+
+/// A scalar program with its results.
+#[derive(Clone, Default, Debug)]
+pub struct Scene {
+    pub dag: Dag,
+    pub stores: Vec<Store>,
+}
+
+impl Scene {
+    pub fn roots(&self) -> Vec<NodeId> {
+        let mut roots: Vec<NodeId> = self.stores.iter().map(|s| s.value).collect();
+        for s in &self.stores {
+            s.at.nodes(&mut |n| roots.push(n));
+            s.guards.iter().for_each(|g| g.expr.nodes(&mut |n| roots.push(n)));
+        }
+        roots
+    }
+    /// Every index expression of the live part.
+    pub fn exprs<'a>(&'a self, f: &mut impl FnMut(&'a Expr)) {
+        for n in self.dag.reach(&self.roots()) {
+            self.dag.node(n).exprs(f);
+        }
+        for s in &self.stores {
+            f(&s.at);
+            s.guards.iter().for_each(|g| f(&g.expr));
+        }
+    }
+    pub fn live(&self) -> Vec<NodeId> {
+        self.dag.reach(&self.roots())
+    }
+}

@@ -1,0 +1,310 @@
+//! Scalar programs to block instructions: every node once, at the smallest shape its coordinates need.
+//!
+//! A coordinate is a uniform scalar, lanes along one axis of the tile, or both (`base + lane`). Addresses keep the two apart,
+//! so a contiguous access is a scalar pointer plus an iota.
+use crate::dag::{Dag, Guard, NodeId, NodeOp};
+use crate::expr::{Atom, CoordId, Expr};
+use crate::math;
+use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, Value};
+use kiln_graph::{DType, ReduceOp, Scalar};
+use kiln_plan::exec::Slot;
+use std::collections::HashMap;
+
+/// A coordinate in the instance at hand.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lanes {
+    pub base: Option<Value>,
+    pub lane: Option<Value>,
+    /// Where the coordinate is inside its extent; absent if it always is.
+    pub mask: Option<Value>,
+}
+
+/// How a reduction inside the tile is done: the whole row lies along one axis of it.
+#[derive(Clone, Copy, Debug)]
+pub struct TileRow {
+    pub coord: CoordId,
+    pub axis: usize,
+    pub rank: usize,
+}
+
+/// An index expression as a uniform and a varying part.
+#[derive(Clone, Copy, Debug, Default)]
+struct Split {
+    uniform: Option<Value>,
+    constant: i64,
+    varying: Option<Value>,
+}
+
+#[derive(Default)]
+struct Scope {
+    values: HashMap<NodeId, Value>,
+    exprs: HashMap<Expr, Split>,
+}
+
+pub struct Emitter<'a> {
+    pub dag: &'a Dag,
+    pub params: HashMap<Slot, Value>,
+    pub coords: HashMap<CoordId, Lanes>,
+    /// i32, or i64 where offsets need it.
+    pub index: Elem,
+    pub row: Option<TileRow>,
+    scopes: Vec<Scope>,
+}
+
+impl<'a> Emitter<'a> {
+    pub fn new(dag: &'a Dag, index: Elem) -> Emitter<'a> {
+        Emitter {
+            dag,
+            params: HashMap::new(),
+            coords: HashMap::new(),
+            index,
+            row: None,
+            scopes: vec![Scope::default()],
+        }
+    }
+    /// What is emitted until `leave` is forgotten then: it is inside a region.
+    pub fn enter(&mut self) {
+        self.scopes.push(Scope::default());
+    }
+    pub fn leave(&mut self) {
+        self.scopes.pop();
+    }
+    /// States the value of a node.
+    pub fn set(&mut self, node: NodeId, v: Value) {
+        if let Some(s) = self.scopes.last_mut() {
+            s.values.insert(node, v);
+        }
+    }
+    pub fn get(&self, node: NodeId) -> Option<Value> {
+        self.scopes.iter().rev().find_map(|s| s.values.get(&node).copied())
+    }
+    fn known(&self, e: &Expr) -> Option<Split> {
+        self.scopes.iter().rev().find_map(|s| s.exprs.get(e).copied())
+    }
+
+    /// The node's value, emitting what is missing.
+    pub fn value(&mut self, b: &mut Builder, node: NodeId) -> Value {
+        if let Some(v) = self.get(node) {
+            return v;
+        }
+        let missing: Vec<NodeId> =
+            self.dag.reach_until(&[node], |n| self.get(n).is_some()).into_iter().filter(|n| self.get(*n).is_none()).collect();
+        for n in missing {
+            let v = self.emit(b, n);
+            self.set(n, v);
+        }
+        self.get(node).unwrap_or(Value(0))
+    }
+    /// A node whose operands are there.
+    fn operand(&self, n: NodeId) -> Value {
+        // `value` emits in ascending order, so operands are always present.
+        self.get(n).unwrap_or(Value(0))
+    }
+
+    fn emit(&mut self, b: &mut Builder, id: NodeId) -> Value {
+        let dag = self.dag;
+        let node = dag.node(id);
+        match &node.op {
+            NodeOp::Const(s) => math::constant(b, node.dtype, *s),
+            NodeOp::Index(e) => {
+                let v = self.expr(b, e);
+                math::cast(b, v, node.dtype)
+            }
+            NodeOp::Load { slot, at, guards } => self.load(b, *slot, at, guards, node.dtype),
+            NodeOp::Unary(op, a) => math::unary(b, *op, self.operand(*a)),
+            NodeOp::Binary(op, x, y) => {
+                let power = match (&dag.node(*y).op, op) {
+                    (NodeOp::Const(s), kiln_graph::BinaryOp::Pow) => Some(match s {
+                        Scalar::Bool(v) => f64::from(u8::from(*v)),
+                        s => s.as_f64(),
+                    }),
+                    _ => None,
+                };
+                math::binary(b, *op, self.operand(*x), self.operand(*y), power)
+            }
+            NodeOp::Compare(op, x, y) => math::compare(b, *op, self.operand(*x), self.operand(*y)),
+            NodeOp::Select(c, x, y) => b.select(self.operand(*c), self.operand(*x), self.operand(*y)),
+            NodeOp::Cast(a) => math::cast(b, self.operand(*a), node.dtype),
+            NodeOp::Inside(guards) => {
+                let mask = self.guard(b, guards, None);
+                mask.unwrap_or_else(|| b.constant(Type::scalar(Elem::Bool), Const::Bool(true)))
+            }
+            NodeOp::Reduce { op, body } => self.reduce_in_tile(b, *op, self.operand(*body)),
+            // Set by the schedule before anything asks.
+            NodeOp::Scan { body, .. } => self.operand(*body),
+            NodeOp::Anchor { .. } => math::float(b, math::held(node.dtype), 0.0),
+        }
+    }
+
+    /// The value over the whole tile axis of the row, reduced; keeps the axis with size 1 in tiles of rank 2.
+    fn reduce_in_tile(&mut self, b: &mut Builder, op: ReduceOp, v: Value) -> Value {
+        let Some(row) = self.row else { return v };
+        let lanes = self.coords.get(&row.coord).copied().unwrap_or_default();
+        let v = self.fill_outside(b, op, v, lanes);
+        let r = self.reduce_axis(b, op, v, row);
+        if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { b.cast(r, Elem::I64) } else { r }
+    }
+    /// The value with the reduction's identity outside the row, spread over the row's lanes.
+    pub fn fill_outside(&mut self, b: &mut Builder, op: ReduceOp, v: Value, lanes: Lanes) -> Value {
+        let elem = b.elem(v).unwrap_or(Elem::F32);
+        let v = match lanes.lane {
+            Some(lane) => {
+                let shape = joint(&b.shape(v), &b.shape(lane));
+                b.broadcast_to(v, &shape)
+            }
+            None => v,
+        };
+        match lanes.mask {
+            Some(mask) => {
+                let id = math::identity(b, op, elem);
+                b.select(mask, v, id)
+            }
+            None => v,
+        }
+    }
+    pub fn reduce_axis(&mut self, b: &mut Builder, op: ReduceOp, v: Value, row: TileRow) -> Value {
+        let elem = b.elem(v).unwrap_or(Elem::F32);
+        let r = b.reduce(math::reduce_op(op, elem), v, row.axis);
+        if row.rank > 1 { b.expand_dims(r, row.axis) } else { r }
+    }
+
+    fn load(&mut self, b: &mut Builder, slot: Slot, at: &Expr, guards: &[Guard], dtype: DType) -> Value {
+        let mut mask = self.guard(b, guards, None);
+        let mut used = vec![];
+        at.coords(&mut |c| used.push(c));
+        used.sort_unstable();
+        used.dedup();
+        for m in used.iter().filter_map(|c| self.coords.get(c)?.mask).collect::<Vec<_>>() {
+            mask = Some(match mask {
+                Some(old) => b.binary(B::And, old, m),
+                None => m,
+            });
+        }
+        let p = self.address(b, slot, at);
+        let p = match mask {
+            Some(m) => {
+                let shape = joint(&b.shape(p), &b.shape(m));
+                b.broadcast_to(p, &shape)
+            }
+            None => p,
+        };
+        let v = b.load(p, mask, None);
+        b.cast(v, math::held(dtype))
+    }
+    pub fn address(&mut self, b: &mut Builder, slot: Slot, at: &Expr) -> Value {
+        // Parameters are made for every slot of the program before emission.
+        let p = self.params.get(&slot).copied().unwrap_or(Value(0));
+        let split = self.split(b, at);
+        let p = match self.uniform(b, split) {
+            Some(u) => b.ptr_add(p, u),
+            None => p,
+        };
+        match split.varying {
+            Some(v) => b.ptr_add(p, v),
+            None => p,
+        }
+    }
+    fn uniform(&mut self, b: &mut Builder, s: Split) -> Option<Value> {
+        match (s.uniform, s.constant) {
+            (u, 0) => u,
+            (None, c) => Some(self.int(b, c)),
+            (Some(u), c) => {
+                let c = self.int(b, c);
+                Some(b.binary(B::Add, u, c))
+            }
+        }
+    }
+    pub fn int(&self, b: &mut Builder, v: i64) -> Value {
+        b.constant(Type::scalar(self.index), Const::Int(v))
+    }
+
+    /// Whether all guards hold, and `mask`.
+    pub fn guard(&mut self, b: &mut Builder, guards: &[Guard], mut mask: Option<Value>) -> Option<Value> {
+        for g in guards {
+            let (least, most) = g.expr.range();
+            // What a value read from memory is in is what the guard is for.
+            let mut read = false;
+            g.expr.nodes(&mut |_| read = true);
+            let v = self.expr(b, &g.expr);
+            for (op, bound, needed) in [(CmpOp::Ge, g.lo, least < g.lo || read), (CmpOp::Lt, g.hi, most >= g.hi || read)] {
+                if !needed || bound == i64::MIN || bound == i64::MAX {
+                    continue;
+                }
+                let bound = self.int(b, bound);
+                let c = b.cmp(op, v, bound);
+                mask = Some(match mask {
+                    Some(m) => b.binary(B::And, m, c),
+                    None => c,
+                });
+            }
+        }
+        mask
+    }
+
+    /// An index expression as one value of the index type.
+    pub fn expr(&mut self, b: &mut Builder, e: &Expr) -> Value {
+        let s = self.split(b, e);
+        match (self.uniform(b, s), s.varying) {
+            (Some(u), Some(v)) => b.binary(B::Add, u, v),
+            (Some(u), None) => u,
+            (None, Some(v)) => v,
+            (None, None) => self.int(b, 0),
+        }
+    }
+    fn split(&mut self, b: &mut Builder, e: &Expr) -> Split {
+        if let Some(s) = self.known(e) {
+            return s;
+        }
+        let (mut uniform, mut varying): (Vec<(Value, i64)>, Vec<(Value, i64)>) = (vec![], vec![]);
+        for (a, c) in &e.terms {
+            match a {
+                Atom::Coord { id, .. } => {
+                    let lanes = self.coords.get(id).copied().unwrap_or_default();
+                    uniform.extend(lanes.base.map(|v| (v, *c)));
+                    varying.extend(lanes.lane.map(|v| (v, *c)));
+                }
+                Atom::Div(x, k) | Atom::Mod(x, k) => {
+                    let x = self.expr(b, x);
+                    let k = self.int(b, *k);
+                    let op = if matches!(a, Atom::Div(..)) { B::Div } else { B::Rem };
+                    let v = b.binary(op, x, k);
+                    if b.ty(v).is_scalar() { uniform.push((v, *c)) } else { varying.push((v, *c)) }
+                }
+                Atom::Value { node, .. } => {
+                    let v = self.value(b, *node);
+                    let v = b.cast(v, self.index);
+                    if b.ty(v).is_scalar() { uniform.push((v, *c)) } else { varying.push((v, *c)) }
+                }
+            }
+        }
+        varying.sort_by_key(|t| b.ty(t.0).count());
+        let s = Split { uniform: self.sum(b, uniform), constant: e.constant, varying: self.sum(b, varying) };
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.exprs.insert(e.clone(), s);
+        }
+        s
+    }
+    fn sum(&mut self, b: &mut Builder, terms: Vec<(Value, i64)>) -> Option<Value> {
+        let mut total: Option<Value> = None;
+        for (v, c) in terms {
+            let v = if c == 1 {
+                v
+            } else {
+                let c = self.int(b, c);
+                b.binary(B::Mul, v, c)
+            };
+            total = Some(match total {
+                Some(t) => b.binary(B::Add, t, v),
+                None => v,
+            });
+        }
+        total
+    }
+}
+
+/// Shape two values broadcast to.
+pub fn joint(a: &[usize], b: &[usize]) -> Vec<usize> {
+    let n = a.len().max(b.len());
+    let at = |s: &[usize], i: usize| if i + s.len() >= n { s[i + s.len() - n] } else { 1 };
+    (0..n).map(|i| at(a, i).max(at(b, i))).collect()
+}

@@ -1,0 +1,402 @@
+//! Graph arithmetic as block instructions. Operands are in the type arithmetic is done in (halves in f32).
+use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, UnaryOp as U, Value};
+use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, UnaryOp};
+
+/// Element of a buffer of this dtype.
+pub fn stored(d: DType) -> Elem {
+    match d {
+        DType::F64 => Elem::F64,
+        DType::F32 => Elem::F32,
+        DType::F16 => Elem::F16,
+        DType::Bf16 => Elem::Bf16,
+        DType::I64 => Elem::I64,
+        DType::I32 => Elem::I32,
+        DType::U8 => Elem::U8,
+        DType::Bool => Elem::Bool,
+    }
+}
+/// Element that values of this dtype are computed in.
+pub fn held(d: DType) -> Elem {
+    stored(d.compute())
+}
+
+/// A scalar constant of a dtype, rounded to it and held for arithmetic.
+pub fn constant(b: &mut Builder, d: DType, v: Scalar) -> Value {
+    let c = match d {
+        _ if d.is_float() => Const::Float(v.as_f64()),
+        DType::Bool => Const::Bool(v.as_f64() != 0.0),
+        _ => Const::Int(match v {
+            Scalar::Int(i) => i,
+            other => other.as_f64() as i64,
+        }),
+    };
+    let value = b.constant(Type::scalar(stored(d)), c);
+    b.cast(value, held(d))
+}
+
+pub fn float(b: &mut Builder, elem: Elem, v: f64) -> Value {
+    let c = if elem.is_float() { Const::Float(v) } else { Const::Int(v as i64) };
+    b.constant(Type::scalar(elem), c)
+}
+
+/// Short forms for a chain of float arithmetic.
+struct Chain<'a> {
+    b: &'a mut Builder,
+    elem: Elem,
+}
+impl Chain<'_> {
+    fn n(&mut self, v: f64) -> Value {
+        float(self.b, self.elem, v)
+    }
+    fn un(&mut self, op: U, x: Value) -> Value {
+        self.b.unary(op, x)
+    }
+    fn bin(&mut self, op: B, x: Value, y: Value) -> Value {
+        self.b.binary(op, x, y)
+    }
+    fn with(&mut self, op: B, x: Value, v: f64) -> Value {
+        let n = self.n(v);
+        self.bin(op, x, n)
+    }
+    /// `1 + exp(-x)`.
+    fn one_plus_exp_neg(&mut self, x: Value) -> Value {
+        let neg = self.un(U::Neg, x);
+        let e = self.un(U::Exp, neg);
+        self.with(B::Add, e, 1.0)
+    }
+    /// `min(max(x + 3, 0), 6)`.
+    fn hard(&mut self, x: Value) -> Value {
+        let x = self.with(B::Add, x, 3.0);
+        let x = self.with(B::Max, x, 0.0);
+        self.with(B::Min, x, 6.0)
+    }
+    fn log1p_exp(&mut self, x: Value) -> Value {
+        let e = self.un(U::Exp, x);
+        self.un(U::Log1p, e)
+    }
+}
+
+pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
+    let elem = b.elem(x).unwrap_or(Elem::F32);
+    if let Some(u) = direct(op) {
+        let rounding = matches!(op, UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round | UnaryOp::Trunc);
+        let nothing = (rounding && !elem.is_float()) || (op == UnaryOp::Abs && matches!(elem, Elem::U8 | Elem::Bool));
+        if nothing {
+            return x;
+        }
+        if matches!(op, UnaryOp::IsNan | UnaryOp::IsInf) && !elem.is_float() {
+            let no = b.constant(Type::scalar(Elem::Bool), Const::Bool(false));
+            let shape = b.shape(x);
+            return b.broadcast_to(no, &shape);
+        }
+        return b.unary(u, x);
+    }
+    let mut c = Chain { b, elem };
+    match op {
+        UnaryOp::Sign => {
+            let (zero, one) = (c.n(0.0), c.n(1.0));
+            let up = c.b.cmp(CmpOp::Gt, x, zero);
+            if elem == Elem::U8 {
+                return c.b.select(up, one, zero);
+            }
+            let minus = c.n(-1.0);
+            let down = c.b.cmp(CmpOp::Lt, x, zero);
+            let low = c.b.select(down, minus, zero);
+            c.b.select(up, one, low)
+        }
+        UnaryOp::Reciprocal => {
+            let one = c.n(1.0);
+            c.bin(B::Div, one, x)
+        }
+        UnaryOp::Relu => c.with(B::Max, x, 0.0),
+        UnaryOp::Sigmoid => {
+            let (d, one) = (c.one_plus_exp_neg(x), c.n(1.0));
+            c.bin(B::Div, one, d)
+        }
+        UnaryOp::Silu => {
+            let d = c.one_plus_exp_neg(x);
+            c.bin(B::Div, x, d)
+        }
+        UnaryOp::GeluErf => {
+            let e = c.with(B::Mul, x, std::f64::consts::FRAC_1_SQRT_2);
+            let e = c.un(U::Erf, e);
+            let e = c.with(B::Add, e, 1.0);
+            let half = c.with(B::Mul, x, 0.5);
+            c.bin(B::Mul, half, e)
+        }
+        UnaryOp::GeluTanh => {
+            let square = c.bin(B::Mul, x, x);
+            let cube = c.bin(B::Mul, square, x);
+            let t = c.with(B::Mul, cube, 0.044715);
+            let t = c.bin(B::Add, x, t);
+            let t = c.with(B::Mul, t, (2.0 / std::f64::consts::PI).sqrt());
+            let t = c.un(U::Tanh, t);
+            let t = c.with(B::Add, t, 1.0);
+            let half = c.with(B::Mul, x, 0.5);
+            c.bin(B::Mul, half, t)
+        }
+        UnaryOp::Softplus => {
+            let (soft, limit) = (c.log1p_exp(x), c.n(20.0));
+            let large = c.b.cmp(CmpOp::Gt, x, limit);
+            c.b.select(large, x, soft)
+        }
+        UnaryOp::Mish => {
+            let t = c.log1p_exp(x);
+            let t = c.un(U::Tanh, t);
+            c.bin(B::Mul, x, t)
+        }
+        UnaryOp::Hardswish => {
+            let h = c.hard(x);
+            let y = c.bin(B::Mul, x, h);
+            c.with(B::Div, y, 6.0)
+        }
+        UnaryOp::Hardsigmoid => {
+            let h = c.hard(x);
+            c.with(B::Div, h, 6.0)
+        }
+        UnaryOp::LogSigmoid => {
+            let low = c.with(B::Min, x, 0.0);
+            let a = c.un(U::Abs, x);
+            let a = c.un(U::Neg, a);
+            let l = c.log1p_exp(a);
+            c.bin(B::Sub, low, l)
+        }
+        _ => x,
+    }
+}
+
+fn direct(op: UnaryOp) -> Option<U> {
+    Some(match op {
+        UnaryOp::Neg => U::Neg,
+        UnaryOp::Abs => U::Abs,
+        UnaryOp::Exp => U::Exp,
+        UnaryOp::Exp2 => U::Exp2,
+        UnaryOp::Expm1 => U::Expm1,
+        UnaryOp::Log => U::Log,
+        UnaryOp::Log2 => U::Log2,
+        UnaryOp::Log10 => U::Log10,
+        UnaryOp::Log1p => U::Log1p,
+        UnaryOp::Sqrt => U::Sqrt,
+        UnaryOp::Rsqrt => U::Rsqrt,
+        UnaryOp::Sin => U::Sin,
+        UnaryOp::Cos => U::Cos,
+        UnaryOp::Tan => U::Tan,
+        UnaryOp::Asin => U::Asin,
+        UnaryOp::Acos => U::Acos,
+        UnaryOp::Atan => U::Atan,
+        UnaryOp::Sinh => U::Sinh,
+        UnaryOp::Cosh => U::Cosh,
+        UnaryOp::Tanh => U::Tanh,
+        UnaryOp::Erf => U::Erf,
+        UnaryOp::Floor => U::Floor,
+        UnaryOp::Ceil => U::Ceil,
+        UnaryOp::Round => U::Round,
+        UnaryOp::Trunc => U::Trunc,
+        UnaryOp::Not => U::Not,
+        UnaryOp::IsNan => U::IsNan,
+        UnaryOp::IsInf => U::IsInf,
+        _ => return None,
+    })
+}
+
+/// `power`: the exponent, where it is a constant.
+pub fn binary(b: &mut Builder, op: BinaryOp, x: Value, y: Value, power: Option<f64>) -> Value {
+    let elem = b.elem(x).unwrap_or(Elem::F32);
+    let bool = elem == Elem::Bool;
+    match op {
+        BinaryOp::Add => b.binary(B::Add, x, y),
+        BinaryOp::Sub => b.binary(B::Sub, x, y),
+        BinaryOp::Mul => b.binary(B::Mul, x, y),
+        BinaryOp::Div => b.binary(B::Div, x, y),
+        BinaryOp::Fmod => b.binary(B::Rem, x, y),
+        BinaryOp::Max => b.binary(if bool { B::Or } else { B::Max }, x, y),
+        BinaryOp::Min => b.binary(if bool { B::And } else { B::Min }, x, y),
+        BinaryOp::Atan2 => b.binary(B::Atan2, x, y),
+        BinaryOp::And => b.binary(B::And, x, y),
+        BinaryOp::Or => b.binary(B::Or, x, y),
+        BinaryOp::Xor => b.binary(B::Xor, x, y),
+        BinaryOp::Remainder => remainder(b, x, y).1,
+        BinaryOp::FloorDiv => floor_div(b, elem, x, y),
+        BinaryOp::Pow => power.and_then(|p| small_power(b, elem, x, p)).unwrap_or_else(|| {
+            if elem.is_float() { b.binary(B::Pow, x, y) } else { int_power(b, x, y) }
+        }),
+    }
+}
+
+/// Whether the remainder's sign is not the divisor's (and it is not 0), and the remainder with it corrected.
+fn remainder(b: &mut Builder, x: Value, y: Value) -> (Value, Value) {
+    let elem = b.elem(x).unwrap_or(Elem::F32);
+    let zero = float(b, elem, 0.0);
+    let r = b.binary(B::Rem, x, y);
+    let nonzero = b.cmp(CmpOp::Ne, r, zero);
+    if elem == Elem::U8 {
+        let no = b.cmp(CmpOp::Ne, r, r);
+        return (no, r);
+    }
+    let (rn, yn) = (b.cmp(CmpOp::Lt, r, zero), b.cmp(CmpOp::Lt, y, zero));
+    let differ = b.binary(B::Xor, rn, yn);
+    let wrong = b.binary(B::And, nonzero, differ);
+    let fixed = b.binary(B::Add, r, y);
+    let out = b.select(wrong, fixed, r);
+    (wrong, out)
+}
+
+/// As `torch.floor_divide`: exact for integers; for floats from the remainder, so that it agrees with it.
+fn floor_div(b: &mut Builder, elem: Elem, x: Value, y: Value) -> Value {
+    let (wrong, _) = remainder(b, x, y);
+    let (zero, one) = (float(b, elem, 0.0), float(b, elem, 1.0));
+    if !elem.is_float() {
+        let q = b.binary(B::Div, x, y);
+        let less = b.binary(B::Sub, q, one);
+        // Division by zero gives 0, also its remainder, so nothing is corrected.
+        return b.select(wrong, less, q);
+    }
+    let m = b.binary(B::Rem, x, y);
+    let even = b.binary(B::Sub, x, m);
+    let q = b.binary(B::Div, even, y);
+    let less = b.binary(B::Sub, q, one);
+    let q = b.select(wrong, less, q);
+    let floor = b.unary(U::Floor, q);
+    let rest = b.binary(B::Sub, q, floor);
+    let half = float(b, elem, 0.5);
+    let above = b.cmp(CmpOp::Gt, rest, half);
+    let up = b.binary(B::Add, floor, one);
+    let whole = b.select(above, up, floor);
+    let plain = b.binary(B::Div, x, y);
+    // A zero quotient takes the sign of the true one.
+    let signed_zero = b.binary(B::Mul, plain, zero);
+    let is_zero = b.cmp(CmpOp::Eq, q, zero);
+    let whole = b.select(is_zero, signed_zero, whole);
+    let by_zero = b.cmp(CmpOp::Eq, y, zero);
+    b.select(by_zero, plain, whole)
+}
+
+fn small_power(b: &mut Builder, elem: Elem, x: Value, p: f64) -> Option<Value> {
+    let square = |b: &mut Builder| b.binary(B::Mul, x, x);
+    Some(match p {
+        1.0 => x,
+        2.0 => square(b),
+        3.0 => {
+            let s = square(b);
+            b.binary(B::Mul, s, x)
+        }
+        4.0 if !elem.is_float() || elem == Elem::F32 || elem == Elem::F64 => {
+            let s = square(b);
+            b.binary(B::Mul, s, s)
+        }
+        0.5 if elem.is_float() => b.unary(U::Sqrt, x),
+        -1.0 if elem.is_float() => {
+            let one = float(b, elem, 1.0);
+            b.binary(B::Div, one, x)
+        }
+        _ => return None,
+    })
+}
+
+/// Squaring, bit by bit. Negative exponents give 0 but for bases 1 and -1, as PyTorch.
+fn int_power(b: &mut Builder, x: Value, y: Value) -> Value {
+    let elem = b.elem(x).unwrap_or(Elem::I64);
+    let (zero, one) = (float(b, elem, 0.0), float(b, elem, 1.0));
+    let bits = if elem == Elem::U8 { 8 } else { elem.bytes() * 8 - 1 };
+    // Higher bits matter for 0, 1 and -1 alone, whose powers repeat; 2^k for k past the width is 0 after `bits` squarings.
+    let (mut result, mut base) = (one, x);
+    for i in 0..bits {
+        let shift = float(b, elem, i as f64);
+        let bit = b.binary(B::Shr, y, shift);
+        let bit = b.binary(B::And, bit, one);
+        let set = b.cmp(CmpOp::Ne, bit, zero);
+        let next = b.binary(B::Mul, result, base);
+        result = b.select(set, next, result);
+        if i + 1 < bits {
+            base = b.binary(B::Mul, base, base);
+        }
+    }
+    if elem == Elem::U8 {
+        return result;
+    }
+    let negative = b.cmp(CmpOp::Lt, y, zero);
+    let minus = float(b, elem, -1.0);
+    let odd = b.binary(B::And, y, one);
+    let odd = b.cmp(CmpOp::Ne, odd, zero);
+    let sign = b.select(odd, minus, one);
+    let (is_one, is_minus) = (b.cmp(CmpOp::Eq, x, one), b.cmp(CmpOp::Eq, x, minus));
+    let inverse = b.select(is_minus, sign, zero);
+    let inverse = b.select(is_one, one, inverse);
+    b.select(negative, inverse, result)
+}
+
+pub fn compare(b: &mut Builder, op: CompareOp, x: Value, y: Value) -> Value {
+    let op = match op {
+        CompareOp::Eq => CmpOp::Eq,
+        CompareOp::Ne => CmpOp::Ne,
+        CompareOp::Lt => CmpOp::Lt,
+        CompareOp::Le => CmpOp::Le,
+        CompareOp::Gt => CmpOp::Gt,
+        CompareOp::Ge => CmpOp::Ge,
+    };
+    if b.elem(x) == Some(Elem::Bool) {
+        let (x, y) = (b.cast(x, Elem::I32), b.cast(y, Elem::I32));
+        return b.cmp(op, x, y);
+    }
+    b.cmp(op, x, y)
+}
+
+/// To `d`, rounded to it, held for arithmetic.
+pub fn cast(b: &mut Builder, x: Value, d: DType) -> Value {
+    let rounded = b.cast(x, stored(d));
+    b.cast(rounded, held(d))
+}
+
+/// What a reduction starts from, as a scalar of the element.
+pub fn identity(b: &mut Builder, op: ReduceOp, elem: Elem) -> Value {
+    let lowest = matches!(op, ReduceOp::Max | ReduceOp::ArgMax);
+    let extreme = matches!(op, ReduceOp::Min | ReduceOp::ArgMin) || lowest;
+    let c = match elem {
+        Elem::Bool => Const::Bool(matches!(op, ReduceOp::All | ReduceOp::Min)),
+        _ if extreme && elem.is_float() => Const::Float(if lowest { f64::NEG_INFINITY } else { f64::INFINITY }),
+        _ if extreme => Const::Int(match (elem, lowest) {
+            (Elem::I64, true) => i64::MIN,
+            (Elem::I64, false) => i64::MAX,
+            (Elem::I32, true) => i64::from(i32::MIN),
+            (Elem::I32, false) => i64::from(i32::MAX),
+            (_, true) => 0,
+            (_, false) => 255,
+        }),
+        _ => {
+            let one = matches!(op, ReduceOp::Prod | ReduceOp::All);
+            if elem.is_float() { Const::Float(f64::from(u8::from(one))) } else { Const::Int(i64::from(one)) }
+        }
+    };
+    b.constant(Type::scalar(elem), c)
+}
+
+/// The block op of a reduction, by element (maximum of bool is `or`).
+pub fn reduce_op(op: ReduceOp, elem: Elem) -> kiln_block::ReduceOp {
+    use kiln_block::ReduceOp as R;
+    match op {
+        ReduceOp::Sum | ReduceOp::Mean => R::Sum,
+        ReduceOp::Prod => R::Prod,
+        ReduceOp::Max if elem == Elem::Bool => R::Or,
+        ReduceOp::Min if elem == Elem::Bool => R::And,
+        ReduceOp::Max => R::Max,
+        ReduceOp::Min => R::Min,
+        ReduceOp::Any => R::Or,
+        ReduceOp::All => R::And,
+        ReduceOp::ArgMax => R::ArgMax,
+        ReduceOp::ArgMin => R::ArgMin,
+    }
+}
+
+/// Two partial results into one.
+pub fn combine(b: &mut Builder, op: ReduceOp, x: Value, y: Value) -> Value {
+    let bool = b.elem(x) == Some(Elem::Bool);
+    let op = match op {
+        ReduceOp::Sum | ReduceOp::Mean => B::Add,
+        ReduceOp::Prod => B::Mul,
+        ReduceOp::Max | ReduceOp::ArgMax => if bool { B::Or } else { B::Max },
+        ReduceOp::Min | ReduceOp::ArgMin => if bool { B::And } else { B::Min },
+        ReduceOp::Any => B::Or,
+        ReduceOp::All => B::And,
+    };
+    b.binary(op, x, y)
+}

@@ -1,0 +1,165 @@
+//! Pointwise programs: one value per point of a space, no point needing another.
+use crate::dag::{NodeOp, Scene, Store};
+use crate::expr::{CoordId, Expr, delinear, linear};
+use crate::resolve::Resolver;
+use crate::space::{Coord, Space};
+use crate::tile::{Cut, Shape, open, pointwise_block, warps_for};
+use crate::{LowerError, Target};
+use kiln_block::Kernel;
+use kiln_graph::Graph;
+use kiln_plan::exec::{Slot, Work};
+
+/// Side of the square tiles that transposing programs walk.
+const TRANSPOSE: usize = 32;
+
+/// All outputs of a body in one step; they have the first one's element count.
+pub fn lower(name: &str, body: &Graph, target: Target) -> Result<Vec<Work<Kernel>>, LowerError> {
+    let mut steps = vec![];
+    // Outputs of other sizes are steps of their own.
+    let mut left: Vec<usize> = (0..body.outputs.len()).collect();
+    while let Some(&first) = left.first() {
+        let count = body.ty(body.outputs[first]).count();
+        let (group, rest): (Vec<usize>, Vec<usize>) =
+            left.into_iter().partition(|&i| body.ty(body.outputs[i]).count() == count);
+        left = rest;
+        if count == 0 {
+            continue;
+        }
+        let name = if steps.is_empty() { name.to_string() } else { format!("{name}_{}", steps.len()) };
+        let shape = body.shape(body.outputs[first]).to_vec();
+        let scene = |axes: &[Expr]| outputs(&name, body, &group, axes, &shape);
+        steps.push(points(&name, &shape, &scene, target)?);
+    }
+    Ok(steps)
+}
+
+/// The outputs `group` of a body at a point of `shape`, stored there.
+fn outputs(name: &str, body: &Graph, group: &[usize], axes: &[Expr], shape: &[usize]) -> Result<Scene, LowerError> {
+    let mut r = Resolver::new(body, name);
+    let mut stores = vec![];
+    let position = linear(axes, shape);
+    for &i in group {
+        let v = body.outputs[i];
+        let ix = delinear(&position, body.shape(v));
+        let value = r.at(v, &ix, &[])?;
+        let at = linear(&ix, body.shape(v));
+        stores.push(Store { slot: Slot::Output(i as u32), dtype: body.dtype(v), at, guards: vec![], value });
+    }
+    Ok(Scene { dag: r.dag, stores })
+}
+
+/// One step over the points of `shape`. `scene` gives the program at a point's coordinates.
+pub fn points<F>(name: &str, shape: &[usize], scene: &F, target: Target) -> Result<Work<Kernel>, LowerError>
+where
+    F: Fn(&[Expr]) -> Result<Scene, LowerError>,
+{
+    let mut space = Space::new(shape, &vec![false; shape.len()]);
+    let at = |s: &Space| scene(&s.axes);
+    let settled = space.settle(at)?;
+    let total = space.count();
+    let (block, warps) = pointwise_block(target, widest(&settled), total);
+    let plan = tiling(&mut space, &settled, block, warps, target);
+    let scene = scene(&space.axes)?;
+    let mut frame = open(name, &scene, &plan, &[]);
+    for s in &scene.stores {
+        frame.store(s);
+    }
+    Ok(frame.finish())
+}
+
+/// Bytes of the widest element read or written.
+pub fn widest(scene: &Scene) -> usize {
+    let loads = scene.live().into_iter().filter_map(|n| {
+        let node = scene.dag.node(n);
+        matches!(node.op, NodeOp::Load { .. }).then(|| node.dtype.bytes())
+    });
+    loads.chain(scene.stores.iter().map(|s| s.dtype.bytes())).max().unwrap_or(4)
+}
+
+fn tiling(space: &mut Space, scene: &Scene, block: usize, warps: usize, target: Target) -> Shape {
+    let coords = space.coords.clone();
+    let Some((last, outer)) = coords.split_last() else {
+        return Shape { cuts: vec![], rank: 0, parts: 1, warps: 1 };
+    };
+    if outer.is_empty() {
+        return flat(*last, block, warps);
+    }
+    if let Some(across) = transposed(scene, outer, last.id)
+        && let Some(&other) = space.find(across)
+        && other.extent >= 8
+        && last.extent >= 8
+    {
+        let side = |n: usize| n.next_power_of_two().min(TRANSPOSE);
+        let mut cuts: Vec<Cut> = outer.iter().filter(|c| c.id != across).map(|c| Cut::uniform(c.id, c.extent)).collect();
+        cuts.push(Cut { id: across, extent: other.extent, block: side(other.extent), axis: 0 });
+        cuts.push(Cut { id: last.id, extent: last.extent, block: side(last.extent), axis: 1 });
+        return Shape { cuts, rank: 2, parts: 1, warps: warps_for(TRANSPOSE * TRANSPOSE, 8) };
+    }
+    let Some(inner) = inner_block(last.extent, block) else {
+        let ids: Vec<CoordId> = coords.iter().map(|c| c.id).collect();
+        return match space.merge(&ids).and_then(|id| space.find(id).copied()) {
+            Some(c) => flat(c, block, warps),
+            None => Shape { cuts: vec![], rank: 0, parts: 1, warps: 1 },
+        };
+    };
+    let inner_cut = |rank: usize| Cut { id: last.id, extent: last.extent, block: inner, axis: rank - 1 };
+    let rows: usize = outer.iter().map(|c| c.extent).product();
+    let high = (block / inner).min(rows.next_power_of_two());
+    if high <= 1 {
+        let mut cuts: Vec<Cut> = outer.iter().map(|c| Cut::uniform(c.id, c.extent)).collect();
+        cuts.push(inner_cut(1));
+        return Shape { cuts, rank: 1, parts: 1, warps: warps.min(warps_for(inner, 4)) };
+    }
+    // Only as many outer coordinates as a tile is high are divided out per row; the others are scalars.
+    let mut taken = 0;
+    let mut extent = 1;
+    while extent < high && taken < outer.len() {
+        taken += 1;
+        extent *= outer[outer.len() - taken].extent;
+    }
+    let (grid, tall) = outer.split_at(outer.len() - taken);
+    let ids: Vec<CoordId> = tall.iter().map(|c| c.id).collect();
+    let mut cuts: Vec<Cut> = grid.iter().map(|c| Cut::uniform(c.id, c.extent)).collect();
+    if let Some(id) = space.merge(&ids) {
+        cuts.push(Cut { id, extent, block: high.min(extent.next_power_of_two()), axis: 0 });
+    }
+    cuts.push(inner_cut(2));
+    let _ = target;
+    Shape { cuts, rank: 2, parts: 1, warps }
+}
+
+fn flat(c: Coord, block: usize, warps: usize) -> Shape {
+    let block = block.min(c.extent.next_power_of_two());
+    Shape { cuts: vec![Cut { id: c.id, extent: c.extent, block, axis: 0 }], rank: 1, parts: 1, warps }
+}
+
+/// Block along the innermost axis that wastes few lanes; nothing if the axis is too short to be one.
+fn inner_block(extent: usize, block: usize) -> Option<usize> {
+    let waste = |c: usize| (extent.div_ceil(c) * c) as f64 / extent as f64;
+    let mut best = extent.next_power_of_two().min(block);
+    let mut c = best;
+    while c >= 16 {
+        if waste(c) < waste(best) - 0.1 {
+            best = c;
+        }
+        c /= 2;
+    }
+    (best >= 8 && waste(best) <= 1.4).then_some(best)
+}
+
+/// An outer coordinate along which some access is contiguous that jumps along the innermost.
+fn transposed(scene: &Scene, outer: &[Coord], last: CoordId) -> Option<CoordId> {
+    let mut votes: Vec<(usize, CoordId)> = outer.iter().map(|c| (0, c.id)).collect();
+    let mut look = |at: &Expr| {
+        if at.stride(last).is_some_and(|s| s.abs() > 1) {
+            votes.iter_mut().filter(|v| at.stride(v.1) == Some(1)).for_each(|v| v.0 += 1);
+        }
+    };
+    for n in scene.live() {
+        if let NodeOp::Load { at, .. } = &scene.dag.node(n).op {
+            look(at);
+        }
+    }
+    scene.stores.iter().for_each(|s| look(&s.at));
+    votes.into_iter().filter(|v| v.0 > 0).max().map(|v| v.1)
+}

@@ -1,0 +1,374 @@
+//! Graph values to scalar programs: a value is asked for at a vector of index expressions, and asks its operands.
+//!
+//! Takes: a body, where its inputs (and values computed by earlier steps) lie, the reduction space. Gives: nodes of a [`Dag`].
+//! Never: blocks, schedules.
+use crate::LowerError;
+use crate::dag::{Dag, Guard, NodeId, NodeOp};
+use crate::expr::{Expr, delinear, linear};
+use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, ValueId};
+use kiln_plan::exec::Slot;
+use std::collections::HashMap;
+
+/// Programs larger than this are refused (concatenations of concatenations can double at each level).
+const MAX_NODES: usize = 40_000;
+
+/// How a reduction's elements are counted: position in the row as an expression of the row's coordinates.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub position: Expr,
+    pub len: usize,
+}
+
+pub struct Resolver<'a> {
+    pub graph: &'a Graph,
+    pub kernel: &'a str,
+    pub dag: Dag,
+    /// Values in memory, dense: inputs, and what earlier steps left in scratch, with the dtype they have there.
+    pub places: HashMap<ValueId, (Slot, DType)>,
+    /// The value the kernel is built around, left as a node of its own.
+    pub anchor: Option<ValueId>,
+    pub row: Option<Row>,
+    /// Where, along its axis, a scan was asked for.
+    pub scan_at: Vec<Expr>,
+    memo: HashMap<Key, NodeId>,
+}
+
+/// A value at an index, within guards.
+type Key = (ValueId, Vec<Expr>, Vec<Guard>);
+
+pub type Resolved = Result<NodeId, LowerError>;
+
+impl<'a> Resolver<'a> {
+    pub fn new(graph: &'a Graph, kernel: &'a str) -> Resolver<'a> {
+        let places = (graph.inputs.iter().enumerate())
+            .map(|(i, &v)| (v, (Slot::Input(i as u32), graph.dtype(v))))
+            .collect();
+        Resolver {
+            graph,
+            kernel,
+            dag: Dag::default(),
+            places,
+            anchor: None,
+            row: None,
+            scan_at: vec![],
+            memo: HashMap::new(),
+        }
+    }
+    pub fn unsupported(&self, why: impl Into<String>) -> LowerError {
+        LowerError::Unsupported { kernel: self.kernel.to_string(), why: why.into() }
+    }
+
+    /// The value's element at `ix` (one expression per axis), read only where `guards` hold.
+    pub fn at(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {
+        let key = (v, ix.to_vec(), guards.to_vec());
+        if let Some(&n) = self.memo.get(&key) {
+            return Ok(n);
+        }
+        if self.dag.nodes.len() > MAX_NODES {
+            return Err(self.unsupported("the scalar program is too large"));
+        }
+        let n = self.compute(v, ix, guards)?;
+        self.memo.insert(key, n);
+        Ok(n)
+    }
+
+    fn compute(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {
+        if let Some(&(slot, stored)) = self.places.get(&v) {
+            return Ok(self.load(v, slot, stored, ix, guards));
+        }
+        let g = self.graph;
+        let dtype = g.dtype(v);
+        if self.anchor == Some(v) {
+            return Ok(self.dag.add(NodeOp::Anchor { at: ix.to_vec() }, dtype));
+        }
+        let args = g.args(v);
+        let op = g.op(v).clone();
+        let here = Here { v, ix, guards };
+        match &op {
+            Op::Const(s) => Ok(self.dag.add(NodeOp::Const(*s), dtype)),
+            Op::Iota { axis } => Ok(self.dag.add(NodeOp::Index(ix[*axis].clone()), dtype)),
+            Op::Unary(u) => {
+                let a = self.arg(args[0], &here)?;
+                Ok(self.dag.add(NodeOp::Unary(*u, a), dtype))
+            }
+            Op::Binary(b) => {
+                let (x, y) = (self.arg(args[0], &here)?, self.arg(args[1], &here)?);
+                Ok(self.dag.add(NodeOp::Binary(*b, x, y), dtype))
+            }
+            Op::Compare(c) => {
+                let (x, y) = (self.arg(args[0], &here)?, self.arg(args[1], &here)?);
+                Ok(self.dag.add(NodeOp::Compare(*c, x, y), dtype))
+            }
+            Op::Select => {
+                let (c, x, y) = (self.arg(args[0], &here)?, self.arg(args[1], &here)?, self.arg(args[2], &here)?);
+                Ok(self.dag.add(NodeOp::Select(c, x, y), dtype))
+            }
+            Op::Cast(_) => {
+                let a = self.arg(args[0], &here)?;
+                Ok(if self.dag.node(a).dtype == dtype { a } else { self.dag.add(NodeOp::Cast(a), dtype) })
+            }
+            Op::Reshape(_) => {
+                let ix = delinear(&linear(ix, g.shape(v)), g.shape(args[0]));
+                self.at(args[0], &ix, guards)
+            }
+            Op::Permute(perm) => {
+                let mut inner = vec![Expr::default(); perm.len()];
+                perm.iter().zip(ix).for_each(|(&p, e)| inner[p] = e.clone());
+                self.at(args[0], &inner, guards)
+            }
+            Op::Broadcast(_) => self.arg(args[0], &here),
+            Op::Slice { axis, start, step, .. } => {
+                let mut inner = ix.to_vec();
+                inner[*axis] = inner[*axis].clone().scale(*step as i64).shift(*start as i64);
+                self.at(args[0], &inner, guards)
+            }
+            Op::Flip(axes) => {
+                let mut inner = ix.to_vec();
+                for &a in axes {
+                    inner[a] = inner[a].clone().scale(-1).shift(g.shape(v)[a] as i64 - 1);
+                }
+                self.at(args[0], &inner, guards)
+            }
+            Op::Pad { lo, .. } => self.pad(&args, &here, lo),
+            Op::Concat { axis } => self.concat(&args, &here, *axis),
+            Op::Gather { axis } => {
+                let index = self.at(args[1], ix, guards)?;
+                let mut inner = ix.to_vec();
+                let guards = self.indexed(index, g.shape(args[0])[*axis], &mut inner[*axis], guards);
+                self.at(args[0], &inner, &guards)
+            }
+            Op::Take { axis } => {
+                let rank = g.shape(args[1]).len();
+                let index = self.at(args[1], &ix[*axis..axis + rank], guards)?;
+                let mut at = Expr::default();
+                let guards = self.indexed(index, g.shape(args[0])[*axis], &mut at, guards);
+                let inner = [&ix[..*axis], &[at], &ix[axis + rank..]].concat();
+                self.at(args[0], &inner, &guards)
+            }
+            Op::Reduce { op, axes } => self.reduce(*op, args[0], axes, &here),
+            Op::Scan { op, axis } => {
+                self.scan_at.push(ix[*axis].clone());
+                let body = self.at(args[0], ix, guards)?;
+                Ok(self.dag.add(NodeOp::Scan { op: *op, body }, dtype))
+            }
+            Op::Dot => self.dot(&args, &here),
+            Op::Linear => self.linear(&args, &here),
+            Op::Softmax { .. } | Op::LogSoftmax { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } => {
+                self.composite(&op, &args, &here)
+            }
+            Op::GroupNorm { .. } | Op::BatchNorm { .. } => self.composite(&op, &args, &here),
+            Op::Conv { .. } => self.conv(&op, &args, &here),
+            Op::Pool { .. } => self.pool(&op, &args, &here),
+            Op::Input(_) | Op::Param(_) => Err(self.unsupported("a parameter inside a kernel")),
+            Op::Scatter { .. } => Err(self.unsupported("scatter inside a kernel")),
+            Op::Attention { .. } => Err(self.unsupported("attention beside another product")),
+            Op::Fallback(_) | Op::Result(_) => Err(self.unsupported("a fallback inside a kernel")),
+        }
+    }
+
+    /// An operand that broadcasts to the value asked for.
+    pub fn arg(&mut self, a: ValueId, here: &Here) -> Resolved {
+        let ix = broadcast_index(here.ix, self.graph.shape(a));
+        self.at(a, &ix, here.guards)
+    }
+
+    fn load(&mut self, v: ValueId, slot: Slot, stored: DType, ix: &[Expr], guards: &[Guard]) -> NodeId {
+        let at = linear(ix, self.graph.shape(v));
+        // What is guarded against is only what the address or a read index depends on; the rest is a select outside.
+        let op = NodeOp::Load { slot, at, guards: guards.to_vec() };
+        self.dag.add(op, stored)
+    }
+
+    fn pad(&mut self, args: &[ValueId], here: &Here, lo: &[i64]) -> Resolved {
+        let shape = self.graph.shape(args[0]).to_vec();
+        let inner: Vec<Expr> = here.ix.iter().zip(lo).map(|(e, l)| e.clone().shift(-l)).collect();
+        let bounds = inner.iter().zip(&shape).map(|(e, &d)| (e.clone(), 0, d as i64));
+        match inside(bounds) {
+            Inside::Always => self.at(args[0], &inner, here.guards),
+            Inside::Never => self.at(args[1], &[], here.guards),
+            Inside::When(own) => {
+                let x = self.at(args[0], &inner, &joined(here.guards, &own))?;
+                let value = self.at(args[1], &[], here.guards)?;
+                let dtype = self.graph.dtype(here.v);
+                let c = self.dag.add(NodeOp::Inside(own), DType::Bool);
+                Ok(self.dag.add(NodeOp::Select(c, x, value), dtype))
+            }
+        }
+    }
+
+    fn concat(&mut self, args: &[ValueId], here: &Here, axis: usize) -> Resolved {
+        let dtype = self.graph.dtype(here.v);
+        let mut parts = vec![];
+        let mut start = 0i64;
+        for &a in args {
+            let len = self.graph.shape(a)[axis] as i64;
+            let bound = (here.ix[axis].clone(), start, start + len);
+            let offset = start;
+            start += len;
+            let own = match inside([bound].into_iter()) {
+                Inside::Never => continue,
+                Inside::Always => vec![],
+                Inside::When(own) => own,
+            };
+            let mut inner = here.ix.to_vec();
+            inner[axis] = inner[axis].clone().shift(-offset);
+            let x = self.at(a, &inner, &joined(here.guards, &own))?;
+            parts.push((own, x));
+        }
+        let Some((_, mut value)) = parts.pop() else {
+            return Ok(self.dag.number(dtype, 0.0));
+        };
+        for (own, x) in parts.into_iter().rev() {
+            // Parts are asked in order, so the upper bound decides.
+            let own = own.into_iter().map(|g| Guard { lo: i64::MIN, ..g }).collect();
+            let c = self.dag.add(NodeOp::Inside(own), DType::Bool);
+            value = self.dag.add(NodeOp::Select(c, x, value), dtype);
+        }
+        Ok(value)
+    }
+
+    /// Puts the index a node computes into `at`, wrapped if negative; gives the guards that keep it inside the axis.
+    fn indexed(&mut self, index: NodeId, len: usize, at: &mut Expr, guards: &[Guard]) -> Vec<Guard> {
+        let dtype = self.dag.node(index).dtype;
+        let wrapped = if dtype == DType::U8 {
+            index
+        } else {
+            let zero = self.dag.number(dtype, 0.0);
+            let n = self.dag.number(dtype, len as f64);
+            let up = self.dag.binary(BinaryOp::Add, index, n);
+            let negative = self.dag.add(NodeOp::Compare(CompareOp::Lt, index, zero), DType::Bool);
+            self.dag.add(NodeOp::Select(negative, up, index), dtype)
+        };
+        *at = Expr::value(wrapped, len);
+        joined(guards, &[Guard { expr: at.clone(), lo: 0, hi: len as i64 }])
+    }
+
+    /// The row as the index along axes of these lengths. The first reduction fixes the row's length.
+    pub fn row_index(&self, shape: &[usize]) -> Result<Vec<Expr>, LowerError> {
+        let len: usize = shape.iter().product();
+        match &self.row {
+            Some(row) if row.len == len => Ok(delinear(&row.position, shape)),
+            Some(row) => Err(self.unsupported(format!("rows of {len} and of {} elements", row.len))),
+            None => Err(self.unsupported("a reduction in a kernel without rows")),
+        }
+    }
+
+    pub fn reduce(&mut self, op: ReduceOp, x: ValueId, axes: &[usize], here: &Here) -> Resolved {
+        let shape: Vec<usize> = axes.iter().map(|&a| self.graph.shape(x)[a]).collect();
+        let len: usize = shape.iter().product();
+        let mut ix = here.ix.to_vec();
+        if len == 1 {
+            axes.iter().for_each(|&a| ix[a] = Expr::default());
+            if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) {
+                return Ok(self.dag.number(DType::I64, 0.0));
+            }
+            return self.at(x, &ix, here.guards);
+        }
+        if len == 0 {
+            let dtype = self.graph.dtype(here.v);
+            return Ok(match op {
+                ReduceOp::Any | ReduceOp::All => {
+                    self.dag.add(NodeOp::Const(Scalar::Bool(op == ReduceOp::All)), DType::Bool)
+                }
+                ReduceOp::Mean => self.dag.number(dtype, f64::NAN),
+                ReduceOp::Prod => self.dag.number(dtype, 1.0),
+                _ => self.dag.number(dtype, 0.0),
+            });
+        }
+        let mut order: Vec<usize> = (0..axes.len()).collect();
+        order.sort_by_key(|&i| axes[i]);
+        let sorted: Vec<usize> = order.iter().map(|&i| shape[i]).collect();
+        for (&i, e) in order.iter().zip(self.row_index(&sorted)?) {
+            ix[axes[i]] = e;
+        }
+        let body = self.at(x, &ix, here.guards)?;
+        Ok(self.reduced(op, body, len))
+    }
+    /// Reduction of a node over the row; the mean is a sum and a division.
+    pub fn reduced(&mut self, op: ReduceOp, body: NodeId, len: usize) -> NodeId {
+        if op != ReduceOp::Mean {
+            return self.dag.reduce(op, body);
+        }
+        let sum = self.dag.reduce(ReduceOp::Sum, body);
+        let n = self.dag.number(self.dag.node(sum).dtype, len as f64);
+        self.dag.binary(BinaryOp::Div, sum, n)
+    }
+
+    /// A product as a sum over the row: for vectors, small and integer products.
+    fn dot(&mut self, args: &[ValueId], here: &Here) -> Resolved {
+        let (x, y) = (self.graph.shape(args[0]).to_vec(), self.graph.shape(args[1]).to_vec());
+        let (batch, mn) = here.ix.split_at(here.ix.len() - 2);
+        let k = x[x.len() - 1];
+        if k == 0 {
+            return Ok(self.dag.number(self.graph.dtype(here.v), 0.0));
+        }
+        let along = if k == 1 { Expr::default() } else { self.row_index(&[k])?[0].clone() };
+        let mut xi = broadcast_index(batch, &x[..x.len() - 2]);
+        xi.extend([mn[0].clone(), along.clone()]);
+        let mut yi = broadcast_index(batch, &y[..y.len() - 2]);
+        yi.extend([along, mn[1].clone()]);
+        let (a, b) = (self.at(args[0], &xi, here.guards)?, self.at(args[1], &yi, here.guards)?);
+        let product = self.dag.binary(BinaryOp::Mul, a, b);
+        Ok(if k == 1 { product } else { self.dag.reduce(ReduceOp::Sum, product) })
+    }
+
+    fn linear(&mut self, args: &[ValueId], here: &Here) -> Resolved {
+        let k = self.graph.shape(args[1])[1];
+        let (n, lead) = here.ix.split_last().ok_or_else(|| self.unsupported("a linear layer of rank 0"))?;
+        let mut sum = if k == 0 {
+            self.dag.number(self.graph.dtype(here.v), 0.0)
+        } else {
+            let along = if k == 1 { Expr::default() } else { self.row_index(&[k])?[0].clone() };
+            let a = self.at(args[0], &[lead, std::slice::from_ref(&along)].concat(), here.guards)?;
+            let b = self.at(args[1], &[n.clone(), along], here.guards)?;
+            let product = self.dag.binary(BinaryOp::Mul, a, b);
+            if k == 1 { product } else { self.dag.reduce(ReduceOp::Sum, product) }
+        };
+        if let Some(&bias) = args.get(2) {
+            let b = self.at(bias, std::slice::from_ref(n), here.guards)?;
+            sum = self.dag.binary(BinaryOp::Add, sum, b);
+        }
+        Ok(sum)
+    }
+}
+
+/// The value, index and guards being resolved.
+pub struct Here<'b> {
+    pub v: ValueId,
+    pub ix: &'b [Expr],
+    pub guards: &'b [Guard],
+}
+
+/// Index of an operand that broadcasts: its last axes, 0 where its size is 1.
+pub fn broadcast_index(ix: &[Expr], shape: &[usize]) -> Vec<Expr> {
+    let skip = ix.len().saturating_sub(shape.len());
+    ix[skip..].iter().zip(shape).map(|(e, &d)| if d == 1 { Expr::default() } else { e.clone() }).collect()
+}
+
+pub enum Inside {
+    Always,
+    Never,
+    When(Vec<Guard>),
+}
+
+/// Which of the bounds have to be checked, from the ranges of their expressions.
+pub fn inside(bounds: impl Iterator<Item = (Expr, i64, i64)>) -> Inside {
+    let mut guards = vec![];
+    for (expr, lo, hi) in bounds {
+        let (least, most) = expr.range();
+        if most < lo || least >= hi {
+            return Inside::Never;
+        }
+        if least < lo || most >= hi {
+            guards.push(Guard { expr, lo, hi });
+        }
+    }
+    if guards.is_empty() { Inside::Always } else { Inside::When(guards) }
+}
+
+pub fn joined(a: &[Guard], b: &[Guard]) -> Vec<Guard> {
+    let mut all = [a, b].concat();
+    all.sort();
+    all.dedup();
+    all
+}

@@ -1,0 +1,165 @@
+//! Iteration spaces: coordinates, split until views cancel, then merged where every access runs on.
+//!
+//! A space starts with one coordinate per axis. `refine` splits coordinates at the sizes that reshapes ask for, so that
+//! index expressions become affine; `coarsen` merges neighbours that are contiguous in every expression.
+use crate::LowerError;
+use crate::dag::Scene;
+use crate::expr::{Atom, CoordId, Expr};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Coord {
+    pub id: CoordId,
+    pub extent: usize,
+    /// Part of the row.
+    pub row: bool,
+}
+
+/// Coordinates, outermost first, and what the original axes are in terms of them.
+#[derive(Clone, Debug, Default)]
+pub struct Space {
+    pub coords: Vec<Coord>,
+    /// One expression per original axis.
+    pub axes: Vec<Expr>,
+    next: CoordId,
+}
+
+impl Space {
+    /// One coordinate per axis; axes of size 1 are the constant 0.
+    pub fn new(extents: &[usize], row_axes: &[bool]) -> Space {
+        let mut s = Space::default();
+        for (&extent, &row) in extents.iter().zip(row_axes) {
+            let e = s.add(extent, row);
+            s.axes.push(e);
+        }
+        s
+    }
+    fn fresh(&mut self) -> CoordId {
+        self.next += 1;
+        self.next - 1
+    }
+    fn add(&mut self, extent: usize, row: bool) -> Expr {
+        let id = self.fresh();
+        if extent > 1 {
+            self.coords.push(Coord { id, extent, row });
+        }
+        Expr::coord(id, extent)
+    }
+    pub fn find(&self, id: CoordId) -> Option<&Coord> {
+        self.coords.iter().find(|c| c.id == id)
+    }
+    pub fn row_ids(&self) -> Vec<CoordId> {
+        self.coords.iter().filter(|c| c.row).map(|c| c.id).collect()
+    }
+    /// Number of points.
+    pub fn count(&self) -> usize {
+        self.coords.iter().map(|c| c.extent).product()
+    }
+    fn replace(&mut self, f: impl Fn(CoordId) -> Option<Expr>) {
+        self.axes.iter_mut().for_each(|e| *e = e.substitute(&f));
+    }
+    /// Splits a coordinate in two, the second of extent `inner`.
+    fn split(&mut self, id: CoordId, inner: usize) {
+        let Some(i) = self.coords.iter().position(|c| c.id == id) else { return };
+        let old = self.coords[i];
+        let (a, b) = (self.fresh(), self.fresh());
+        let outer = old.extent / inner;
+        self.coords[i] = Coord { id: b, extent: inner, row: old.row };
+        self.coords.insert(i, Coord { id: a, extent: outer, row: old.row });
+        let whole = Expr::coord(a, outer).scale(inner as i64).plus(&Expr::coord(b, inner));
+        self.replace(|c| (c == id).then(|| whole.clone()));
+    }
+    /// Makes one coordinate of several, in the order given, in place of the first; gives its id.
+    pub fn merge(&mut self, ids: &[CoordId]) -> Option<CoordId> {
+        let first = *ids.first()?;
+        if ids.len() == 1 {
+            return Some(first);
+        }
+        let parts: Vec<Coord> = ids.iter().filter_map(|id| self.find(*id).copied()).collect();
+        let extent: usize = parts.iter().map(|c| c.extent).product();
+        let id = self.fresh();
+        let at = self.coords.iter().position(|c| c.id == first)?;
+        self.coords[at] = Coord { id, extent, row: parts[0].row };
+        self.coords.retain(|c| !ids[1..].contains(&c.id));
+        let shape: Vec<usize> = parts.iter().map(|c| c.extent).collect();
+        let split = crate::expr::delinear(&Expr::coord(id, extent), &shape);
+        self.replace(|c| ids.iter().position(|x| *x == c).map(|i| split[i].clone()));
+        Some(id)
+    }
+    /// Splits and merges until nothing changes. `scene` resolves the kernel in a space.
+    pub fn settle<F>(&mut self, scene: F) -> Result<Scene, LowerError>
+    where
+        F: Fn(&Space) -> Result<Scene, LowerError>,
+    {
+        self.refine(&scene)?;
+        self.coarsen(&scene(self)?);
+        scene(self)
+    }
+    pub fn refine<F>(&mut self, scene: &F) -> Result<(), LowerError>
+    where
+        F: Fn(&Space) -> Result<Scene, LowerError>,
+    {
+        // Each round splits at least one coordinate; extents have at most 40 prime factors.
+        for _ in 0..24 {
+            let cuts = cuts(&scene(self)?, self);
+            if cuts.is_empty() {
+                break;
+            }
+            cuts.into_iter().for_each(|(id, inner)| self.split(id, inner));
+        }
+        Ok(())
+    }
+    pub fn coarsen(&mut self, scene: &Scene) {
+        let mut exprs = vec![];
+        scene.exprs(&mut |e| exprs.push(e.clone()));
+        exprs.sort();
+        exprs.dedup();
+        let mut i = 0;
+        while i + 1 < self.coords.len() {
+            let (a, b) = (self.coords[i], self.coords[i + 1]);
+            if a.row != b.row || !exprs.iter().all(|e| runs_on(e, a.id, b)) {
+                i += 1;
+                continue;
+            }
+            let Some(id) = self.merge(&[a.id, b.id]) else { return };
+            let whole = Expr::coord(id, a.extent * b.extent);
+            let (x, y) = (whole.clone().div(b.extent as i64), whole.rem(b.extent as i64));
+            let f = |c: CoordId| if c == a.id { Some(x.clone()) } else { (c == b.id).then(|| y.clone()) };
+            exprs.iter_mut().for_each(|e| *e = e.substitute(&f));
+        }
+    }
+}
+
+/// Whether an expression depends on two coordinates only through their row-major position.
+fn runs_on(e: &Expr, a: CoordId, b: Coord) -> bool {
+    let mut ok = true;
+    e.walk(&mut |e| {
+        let of = |id| {
+            let at = |t: &&(Atom, i64)| matches!(&t.0, Atom::Coord { id: i, .. } if *i == id);
+            e.terms.iter().find(at).map_or(0, |t| t.1)
+        };
+        ok &= of(a) == of(b.id) * b.extent as i64;
+    });
+    ok
+}
+
+/// Where a quotient or remainder asks a coordinate to be split: the coordinate and the extent of its inner part.
+fn cuts(scene: &Scene, space: &Space) -> Vec<(CoordId, usize)> {
+    let mut found: Vec<(CoordId, usize)> = vec![];
+    let mut look = |e: &Expr| {
+        for (a, _) in &e.terms {
+            let (Atom::Div(x, k) | Atom::Mod(x, k)) = a else { continue };
+            for (t, c) in &x.terms {
+                let Atom::Coord { id, extent } = t else { continue };
+                if *c > 0 && k % c == 0 {
+                    let inner = (k / c) as usize;
+                    let fits = inner > 1 && inner < *extent && extent % inner == 0;
+                    if fits && space.find(*id).is_some() && !found.iter().any(|f| f.0 == *id) {
+                        found.push((*id, inner));
+                    }
+                }
+            }
+        }
+    };
+    scene.exprs(&mut |e| e.walk(&mut look));
+    found
+}

@@ -1,0 +1,222 @@
+//! The frame of a block program: parameters, the place of an instance in the grid, and lanes of its tile.
+use crate::Target;
+use crate::dag::{NodeOp, Scene, Store};
+use crate::emit::{Emitter, Lanes, joint};
+use crate::expr::{Atom, CoordId, Expr};
+use crate::math;
+use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, Kernel, Value};
+use kiln_graph::DType;
+use kiln_plan::exec::{Slot, Work};
+use std::collections::BTreeMap;
+
+/// A coordinate cut into blocks of `block` (a power of two; 1: a uniform scalar), along `axis` of the tile.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    pub id: CoordId,
+    pub extent: usize,
+    pub block: usize,
+    pub axis: usize,
+}
+
+impl Cut {
+    /// One value per instance.
+    pub fn uniform(id: CoordId, extent: usize) -> Cut {
+        Cut { id, extent, block: 1, axis: 0 }
+    }
+    pub fn count(&self) -> usize {
+        self.extent.div_ceil(self.block)
+    }
+}
+
+/// What a step is made with.
+pub struct Frame<'a> {
+    pub b: Builder,
+    pub em: Emitter<'a>,
+    pub rank: usize,
+    /// Which of `parts` the instance is (a scalar of the index type); absent if there is one.
+    pub part: Option<Value>,
+    args: Vec<Slot>,
+}
+
+/// Shape of a step: its cuts (outermost first), the tile's rank, equal parts of something else, warps on a GPU.
+#[derive(Clone, Debug, Default)]
+pub struct Shape {
+    pub cuts: Vec<Cut>,
+    pub rank: usize,
+    pub parts: usize,
+    pub warps: usize,
+}
+
+/// Starts a program for the scene's stores (and other slots, by dtype; written ones last).
+pub fn open<'a>(name: &str, scene: &'a Scene, shape: &Shape, extra: &[(Slot, DType, bool)]) -> Frame<'a> {
+    let mut slots: BTreeMap<Slot, (DType, bool)> = BTreeMap::new();
+    for n in scene.live() {
+        let node = scene.dag.node(n);
+        if let NodeOp::Load { slot, .. } = node.op {
+            slots.insert(slot, (node.dtype, true));
+        }
+    }
+    for s in &scene.stores {
+        slots.insert(s.slot, (s.dtype, false));
+    }
+    for (slot, dtype, readonly) in extra {
+        slots.insert(*slot, (*dtype, *readonly));
+    }
+    let counts: Vec<usize> = std::iter::once(shape.parts.max(1)).chain(shape.cuts.iter().map(Cut::count)).collect();
+    let instances: usize = counts.iter().product();
+    let mut b = Builder::new(name, [instances, 1, 1], shape.warps.max(1));
+    let mut em = Emitter::new(&scene.dag, index_elem(scene, shape));
+    let mut args = vec![];
+    for (slot, (dtype, readonly)) in &slots {
+        let p = b.param(slot_name(*slot), math::stored(*dtype), *readonly);
+        em.params.insert(*slot, p);
+        args.push(*slot);
+    }
+    let mut frame = Frame { b, em, rank: shape.rank, part: None, args };
+    frame.place(shape, &counts);
+    frame
+}
+
+fn slot_name(slot: Slot) -> String {
+    match slot {
+        Slot::Input(i) => format!("in{i}"),
+        Slot::Output(i) => format!("out{i}"),
+        Slot::Scratch(i) => format!("scratch{i}"),
+    }
+}
+
+/// i64 where an offset, or a position rounded up to a tile, can pass i32.
+fn index_elem(scene: &Scene, shape: &Shape) -> Elem {
+    const LIMIT: i128 = 1 << 30;
+    let points: i128 = shape.cuts.iter().map(|c| (c.count() * c.block) as i128).product();
+    let mut large = points > LIMIT;
+    scene.exprs(&mut |e| e.walk(&mut |e| large |= magnitude(e) > LIMIT));
+    if large { Elem::I64 } else { Elem::I32 }
+}
+fn magnitude(e: &Expr) -> i128 {
+    let atom = |a: &Atom| match a {
+        Atom::Coord { extent, .. } | Atom::Value { extent, .. } => *extent as i128,
+        Atom::Div(..) => 0,
+        Atom::Mod(_, k) => i128::from(*k),
+    };
+    let terms: i128 = e.terms.iter().map(|(a, c)| atom(a) * i128::from(c.abs())).sum();
+    terms + i128::from(e.constant.abs())
+}
+
+impl Frame<'_> {
+    /// Splits the instance's number into positions, the last cut fastest.
+    fn place(&mut self, shape: &Shape, counts: &[usize]) {
+        let instances: usize = counts.iter().product();
+        let mut rest = (instances > 1).then(|| {
+            let pid = self.b.program_id(0);
+            self.b.cast(pid, self.em.index)
+        });
+        let mut outer = instances;
+        for (i, &n) in counts.iter().enumerate().rev() {
+            outer /= n.max(1);
+            let position = match rest {
+                Some(r) if n > 1 && outer > 1 => {
+                    let n = self.em.int(&mut self.b, n as i64);
+                    rest = Some(self.b.binary(B::Div, r, n));
+                    Some(self.b.binary(B::Rem, r, n))
+                }
+                Some(r) if n > 1 => Some(r),
+                _ => None,
+            };
+            match i.checked_sub(1).and_then(|i| shape.cuts.get(i)) {
+                None => self.part = position,
+                Some(cut) => {
+                    let lanes = self.lanes(*cut, position);
+                    self.em.coords.insert(cut.id, lanes);
+                }
+            }
+        }
+    }
+    /// Lanes of the block number `position` of a cut.
+    pub fn lanes(&mut self, cut: Cut, position: Option<Value>) -> Lanes {
+        let base = position.map(|p| {
+            let block = self.em.int(&mut self.b, cut.block as i64);
+            if cut.block == 1 { p } else { self.b.binary(B::Mul, p, block) }
+        });
+        let lane = self.iota(cut);
+        let ragged = cut.extent % cut.block != 0;
+        let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
+        Lanes { base, lane, mask }
+    }
+    /// `0..block` along the cut's axis; nothing for uniform coordinates.
+    pub fn iota(&mut self, cut: Cut) -> Option<Value> {
+        if cut.block == 1 {
+            return None;
+        }
+        let mut v = self.b.iota(cut.block);
+        for axis in (0..self.rank).filter(|a| *a != cut.axis) {
+            v = self.b.expand_dims(v, axis);
+        }
+        Some(self.b.cast(v, self.em.index))
+    }
+    pub fn below(&mut self, base: Option<Value>, lane: Value, extent: usize) -> Value {
+        let at = match base {
+            Some(base) => self.b.binary(B::Add, base, lane),
+            None => lane,
+        };
+        let n = self.em.int(&mut self.b, extent as i64);
+        self.b.cmp(CmpOp::Lt, at, n)
+    }
+    /// Writes a value wherever its coordinates and guards hold. Coordinates it does not depend on must be uniform.
+    pub fn store(&mut self, s: &Store) {
+        let v = self.em.value(&mut self.b, s.value);
+        self.store_value(s, v);
+    }
+    pub fn store_value(&mut self, s: &Store, v: Value) {
+        let mut used = vec![];
+        s.at.coords(&mut |c| used.push(c));
+        used.sort_unstable();
+        used.dedup();
+        let mut mask = None;
+        for m in used.iter().filter_map(|c| self.em.coords.get(c)?.mask).collect::<Vec<_>>() {
+            mask = Some(match mask {
+                Some(old) => self.b.binary(B::And, old, m),
+                None => m,
+            });
+        }
+        let mask = self.em.guard(&mut self.b, &s.guards, mask);
+        let p = self.em.address(&mut self.b, s.slot, &s.at);
+        let v = self.b.cast(v, math::stored(s.dtype));
+        let mut shape = joint(&self.b.shape(p), &self.b.shape(v));
+        if let Some(m) = mask {
+            shape = joint(&shape, &self.b.shape(m));
+        }
+        let p = self.b.broadcast_to(p, &shape);
+        self.b.store(p, v, mask);
+    }
+    pub fn finish(self) -> Work<Kernel> {
+        Work::Block { code: self.b.finish(), args: self.args }
+    }
+}
+
+/// Elements of a block of plain pointwise work, by the widest element, and the warps for it.
+pub fn pointwise_block(target: Target, bytes: usize, total: usize) -> (usize, usize) {
+    match target {
+        Target::Host => {
+            let mut block = 4096;
+            while block > 512 && total / block < 16 {
+                block /= 2;
+            }
+            (block.min(total.next_power_of_two()), 4)
+        }
+        Target::Gpu { .. } => {
+            let per_thread = if bytes >= 4 { 8 } else { 16 };
+            let mut block = 128 * per_thread;
+            while block > 128 && total / block < 264 {
+                block /= 2;
+            }
+            let block = block.min(total.next_power_of_two()).max(1);
+            (block, warps_for(block, per_thread))
+        }
+    }
+}
+
+/// Warps so that a thread has about `per_thread` elements; 1 to 32, a power of two.
+pub fn warps_for(elements: usize, per_thread: usize) -> usize {
+    (elements / (32 * per_thread)).next_power_of_two().clamp(1, 32)
+}

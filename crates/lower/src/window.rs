@@ -1,0 +1,188 @@
+//! Convolutions and pools as scalar programs: the window unrolled into masked loads, or taken as the row when it is large.
+use crate::dag::{Guard, NodeId, NodeOp};
+use crate::expr::{Expr, delinear};
+use crate::resolve::{Here, Inside, Resolved, Resolver, inside, joined};
+use kiln_graph::{BinaryOp, DType, Op, PoolKind, ReduceOp, Scalar, ValueId};
+
+/// Windows up to this many elements are unrolled.
+pub const UNROLL: usize = 64;
+
+/// Elements that one element of a windowed op reads, if the node is one.
+pub fn window_len(op: &Op, arg_shapes: &[&[usize]]) -> Option<usize> {
+    match op {
+        Op::Pool { window, .. } => Some(window.iter().product()),
+        Op::Conv { transposed, groups, .. } => {
+            let (x, w) = (arg_shapes.first()?, arg_shapes.get(1)?);
+            let per = if *transposed { x.get(1)? / (*groups).max(1) } else { *w.get(1)? };
+            Some(per * w.get(2..)?.iter().product::<usize>())
+        }
+        _ => None,
+    }
+}
+
+impl Resolver<'_> {
+    /// Positions of the window: constants if it is unrolled, else the row's coordinates.
+    fn positions(&self, shape: &[usize]) -> Result<Vec<Vec<Expr>>, crate::LowerError> {
+        let len: usize = shape.iter().product();
+        if len > UNROLL {
+            return Ok(vec![self.row_index(shape)?]);
+        }
+        Ok((0..len as i64).map(|i| delinear(&Expr::constant(i), shape)).collect())
+    }
+
+    pub(crate) fn conv(&mut self, op: &Op, args: &[ValueId], here: &Here) -> Resolved {
+        let Op::Conv { stride, padding, dilation, groups, transposed, .. } = op else {
+            return Err(self.unsupported("not a convolution"));
+        };
+        let (x, w) = (self.graph.shape(args[0]).to_vec(), self.graph.shape(args[1]).to_vec());
+        let out_channels = self.graph.shape(here.v)[1];
+        let (cin, cout) = (x[1] / groups, out_channels / groups);
+        let window = [&[cin], &w[2..]].concat();
+        let dtype = self.graph.dtype(here.v);
+        let (group, o) = (here.ix[1].clone().div(cout as i64), here.ix[1].clone().rem(cout as i64));
+        let mut terms = vec![];
+        for at in self.positions(&window)? {
+            let channel = group.clone().scale(cin as i64).plus(&at[0]);
+            let mut xi = vec![here.ix[0].clone(), channel.clone()];
+            let mut bounds = vec![];
+            for d in 0..stride.len() {
+                let (s, p, dil) = (stride[d] as i64, padding[d] as i64, dilation[d] as i64);
+                let (y, k) = (&here.ix[d + 2], at[d + 1].clone().scale(dil));
+                let e = if *transposed {
+                    let e = y.clone().shift(p).plus(&k.scale(-1));
+                    bounds.push((e.clone().rem(s), 0, 1));
+                    bounds.push((e.clone(), 0, i64::MAX));
+                    e.div(s)
+                } else {
+                    y.clone().scale(s).plus(&k).shift(-p)
+                };
+                bounds.push((e.clone(), 0, x[d + 2] as i64));
+                xi.push(e);
+            }
+            let own = match inside(bounds.into_iter()) {
+                Inside::Never => continue,
+                Inside::Always => vec![],
+                Inside::When(own) => own,
+            };
+            let mut wi = if *transposed { vec![channel, o.clone()] } else { vec![here.ix[1].clone(), at[0].clone()] };
+            wi.extend_from_slice(&at[1..]);
+            let a = self.at(args[0], &xi, &joined(here.guards, &own))?;
+            let a = self.where_inside(own, a, 0.0, dtype);
+            let b = self.at(args[1], &wi, here.guards)?;
+            terms.push(self.dag.binary(BinaryOp::Mul, a, b));
+        }
+        let mut sum = self.gathered_terms(terms, &window, ReduceOp::Sum, dtype);
+        if let Some(&bias) = args.get(2) {
+            let b = self.at(bias, &here.ix[1..2], here.guards)?;
+            sum = self.dag.binary(BinaryOp::Add, sum, b);
+        }
+        Ok(sum)
+    }
+
+    /// One term over the row is reduced; several are folded.
+    fn gathered_terms(&mut self, terms: Vec<NodeId>, window: &[usize], op: ReduceOp, dtype: DType) -> NodeId {
+        let len: usize = window.iter().product();
+        if len > UNROLL {
+            return match terms.first() {
+                Some(&t) => self.dag.reduce(op, t),
+                None => self.dag.number(dtype, 0.0),
+            };
+        }
+        let fold = if op == ReduceOp::Max { BinaryOp::Max } else { BinaryOp::Add };
+        let mut terms = terms.into_iter();
+        match terms.next() {
+            None => self.dag.number(dtype, 0.0),
+            Some(first) => terms.fold(first, |sum, t| self.dag.binary(fold, sum, t)),
+        }
+    }
+
+    fn where_inside(&mut self, own: Vec<Guard>, x: NodeId, outside: f64, dtype: DType) -> NodeId {
+        if own.is_empty() {
+            return x;
+        }
+        // What a masked load gives is 0 already.
+        if outside == 0.0 && matches!(self.dag.node(x).op, NodeOp::Load { .. }) {
+            return x;
+        }
+        let c = self.dag.add(NodeOp::Inside(own), DType::Bool);
+        let other = self.lowest(outside, dtype);
+        self.dag.add(NodeOp::Select(c, x, other), dtype)
+    }
+    /// A number, or minus infinity as the type has it.
+    fn lowest(&mut self, v: f64, dtype: DType) -> NodeId {
+        let int = match dtype {
+            DType::I64 => i64::MIN,
+            DType::I32 => i64::from(i32::MIN),
+            _ => 0,
+        };
+        if dtype.is_int() && v == f64::NEG_INFINITY {
+            return self.dag.add(NodeOp::Const(Scalar::Int(int)), dtype);
+        }
+        self.dag.number(dtype, v)
+    }
+
+    pub(crate) fn pool(&mut self, op: &Op, args: &[ValueId], here: &Here) -> Resolved {
+        let Op::Pool { kind, window, stride, padding, dilation, .. } = op else {
+            return Err(self.unsupported("not a pool"));
+        };
+        let shape = self.graph.shape(args[0]).to_vec();
+        let dtype = self.graph.dtype(here.v);
+        let lead = shape.len() - window.len();
+        let max = *kind == PoolKind::Max;
+        let outside = if max { f64::NEG_INFINITY } else { 0.0 };
+        let start = |d: usize| here.ix[lead + d].clone().scale(stride[d] as i64).shift(-(padding[d] as i64));
+        let mut terms = vec![];
+        for at in self.positions(window)? {
+            let mut xi = here.ix[..lead].to_vec();
+            for d in 0..window.len() {
+                xi.push(start(d).plus(&at[d].clone().scale(dilation[d] as i64)));
+            }
+            let bounds = (lead..shape.len()).map(|a| (xi[a].clone(), 0, shape[a] as i64));
+            let own = match inside(bounds) {
+                Inside::Never => continue,
+                Inside::Always => vec![],
+                Inside::When(own) => own,
+            };
+            let x = self.at(args[0], &xi, &joined(here.guards, &own))?;
+            terms.push(self.where_inside(own, x, outside, dtype));
+        }
+        let reduce = if max { ReduceOp::Max } else { ReduceOp::Sum };
+        let folded = self.gathered_terms(terms, window, reduce, dtype);
+        let PoolKind::Avg { count_pad } = kind else { return Ok(folded) };
+        // Windows that reach past the padding (`ceil`) count what is inside it.
+        let mut divisor: Option<NodeId> = None;
+        let mut constant = 1usize;
+        for d in 0..window.len() {
+            let margin = if *count_pad { padding[d] as i64 } else { 0 };
+            let bound = |k: i64| (start(d).shift(k), -margin, shape[lead + d] as i64 + margin);
+            match inside((0..window[d] as i64).map(bound)) {
+                Inside::Always => constant *= window[d],
+                _ => {
+                    let count = self.counted((0..window[d] as i64).map(bound), dtype);
+                    divisor = Some(divisor.map_or(count, |n| self.dag.binary(BinaryOp::Mul, n, count)));
+                }
+            }
+        }
+        let fixed = self.dag.number(dtype, constant as f64);
+        let divisor = divisor.map_or(fixed, |n| self.dag.binary(BinaryOp::Mul, n, fixed));
+        Ok(self.dag.binary(BinaryOp::Div, folded, divisor))
+    }
+
+    /// How many of the bounds hold.
+    fn counted(&mut self, bounds: impl Iterator<Item = (Expr, i64, i64)>, dtype: DType) -> NodeId {
+        let (zero, one) = (self.dag.number(dtype, 0.0), self.dag.number(dtype, 1.0));
+        let mut count = zero;
+        for b in bounds {
+            let term = match inside(std::iter::once(b)) {
+                Inside::Never => continue,
+                Inside::Always => one,
+                Inside::When(own) => {
+                    let c = self.dag.add(NodeOp::Inside(own), DType::Bool);
+                    self.dag.add(NodeOp::Select(c, one, zero), dtype)
+                }
+            };
+            count = self.dag.binary(BinaryOp::Add, count, term);
+        }
+        count
+    }
+}
