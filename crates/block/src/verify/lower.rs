@@ -1,0 +1,197 @@
+//! Types of the lower level's ops, and the local rules of tokens, barriers and roles.
+use super::{Facts, Place, Rule, rules::*, upper};
+use crate::{Elem, InstData, Kernel, Op, Type, Value};
+
+pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> Rule {
+    tokens(k, data, facts)?;
+    let ty = |n: usize| k.ty(data.args[n]);
+    let (args, results) = (data.args.len(), data.results.len());
+    let arity = |least: usize, most: usize, out: usize| {
+        count("operands", args, least, most)?;
+        count("results", results, out, out)?;
+        count("regions", data.regions.len(), 0, 0)
+    };
+    let out = || k.ty(data.results[0]);
+    let staged = |n: usize| tile_at(k, data, facts, n);
+    let barrier_at = |n: usize| -> Rule {
+        let Type::Barrier { count, .. } = ty(n) else {
+            return Err(format!("operand {n} is {}; a barrier is needed", ty(n)));
+        };
+        stage(k, facts, data.args[n + 1], *count)
+    };
+    let outside = || ensure(!place.nested, || "allocate outside of loops and branches".into());
+    let cluster =
+        |on: bool| ensure(!on || k.cluster > 1, || "multicast needs a cluster; set it or drop `multicast`".into());
+    match &data.op {
+        Op::ConvertLayout => {
+            arity(1, 1, 1)?;
+            held("the operand", ty(0))?;
+            same("the result", out(), ty(0))
+        }
+        Op::AllocShared => {
+            arity(0, 0, 1)?;
+            outside()?;
+            ensure(matches!(out(), Type::Shared { .. }), || format!("the result is {}; a shared tile is needed", out()))
+        }
+        Op::SharedStore => {
+            arity(3, 3, 0)?;
+            same("the value", ty(2), &staged(0)?)
+        }
+        Op::SharedLoad => {
+            arity(2, 2, 1)?;
+            same("the result", out(), &staged(0)?)
+        }
+        Op::AsyncCopy => {
+            arity(3, 4, 0)?;
+            let tile = staged(0)?;
+            let (elem, shape) = pointer("the source", ty(2))?;
+            same("what is copied", &Type::block(elem, shape), &tile)?;
+            if args > 3 {
+                same("the mask", ty(3), &Type::block(Elem::Bool, shape))?;
+            }
+            Ok(())
+        }
+        Op::AsyncCommit
+        | Op::AsyncWait { .. }
+        | Op::Sync
+        | Op::FenceAsync
+        | Op::TmaStoreWait { .. }
+        | Op::WgmmaCommit => arity(0, 0, 0),
+        Op::ClusterSync => {
+            arity(0, 0, 0)?;
+            ensure(!place.in_role, || "the cluster's barrier waits for all warps; move it out of the role".into())
+        }
+        Op::AllocBarriers => {
+            arity(0, 0, 1)?;
+            outside()?;
+            ensure(matches!(out(), Type::Barrier { .. }), || format!("the result is {}; barriers are needed", out()))
+        }
+        Op::BarrierExpect { .. } => {
+            arity(2, 2, 0)?;
+            barrier_at(0)
+        }
+        Op::BarrierArrive { multicast } => {
+            arity(2, 2, 0)?;
+            cluster(*multicast)?;
+            barrier_at(0)
+        }
+        Op::BarrierWait => {
+            arity(3, 3, 0)?;
+            scalar_i32("the phase", ty(2))?;
+            barrier_at(0)
+        }
+        Op::TmaLoad { multicast } => {
+            arity(4, 9, 0)?;
+            cluster(*multicast)?;
+            copied(ty(0), ty(2), &staged(0)?)?;
+            let Type::Barrier { count, .. } = ty(3) else {
+                return Err(format!("operand 3 is {}; a barrier is needed", ty(3)));
+            };
+            stage(k, facts, data.args[1], *count)?;
+            upper::starts(k, &data.args[4..], ty(2).shape().len())
+        }
+        Op::TmaStore => {
+            arity(3, 8, 0)?;
+            ensure(!facts.roots.contains_key(&data.args[0]), || "the descriptor's parameter is readonly".into())?;
+            copied(ty(1), ty(0), &staged(1)?)?;
+            upper::starts(k, &data.args[3..], ty(0).shape().len())
+        }
+        Op::Wgmma { transpose_b } => {
+            arity(5, 5, 1)?;
+            product(*transpose_b, &staged(0)?, &staged(2)?, ty(4), out())
+        }
+        Op::WgmmaWait { .. } => {
+            arity(1, 1, 1)?;
+            match ty(0) {
+                Type::Token { elem, shape } => same("the result", out(), &Type::block(*elem, shape.clone())),
+                other => Err(format!("the operand is {other}; a token is needed")),
+            }
+        }
+        Op::Roles(roles) => {
+            count("operands", args, 0, 0)?;
+            count("results", results, 0, 0)?;
+            count("regions", data.regions.len(), roles.len().max(1), roles.len().max(1))?;
+            ensure(!place.nested && !place.in_role && !facts.roles, || {
+                "roles stand once, in the kernel's own list".into()
+            })?;
+            facts.roles = true;
+            ensure(data.regions.iter().all(|r| r.params.is_empty()), || "roles have no parameters".into())?;
+            let warps = roles.iter().fold(0usize, |a, r| a.saturating_add(r.warps));
+            ensure(roles.iter().all(|r| r.warps > 0) && warps == k.warps, || {
+                format!("the roles have {warps} warps and the kernel {}; they must be the same", k.warps)
+            })?;
+            ensure(roles.iter().all(|r| r.registers.is_multiple_of(8) && r.registers <= 256), || {
+                "registers of a role are a multiple of 8 up to 256, or 0".into()
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Operand `n` is a shared tile, `n + 1` its stage: the type of a block that holds a stage.
+fn tile_at(k: &Kernel, data: &InstData, facts: &Facts, n: usize) -> Result<Type, String> {
+    match k.ty(data.args[n]) {
+        Type::Shared { elem, shape, stages, .. } => {
+            stage(k, facts, data.args[n + 1], *stages)?;
+            Ok(Type::block(*elem, shape.clone()))
+        }
+        other => Err(format!("operand {n} is {other}; a shared tile is needed")),
+    }
+}
+fn stage(k: &Kernel, facts: &Facts, v: Value, stages: usize) -> Rule {
+    scalar_i32("the stage", k.ty(v))?;
+    match facts.constants.get(&v) {
+        Some(s) => ensure(*s >= 0 && (*s as usize) < stages, || format!("stage {s} of {stages}")),
+        None => Ok(()),
+    }
+}
+/// A tile and a descriptor that are copied to each other.
+fn copied(tile: &Type, desc: &Type, block: &Type) -> Rule {
+    same("the descriptor's tile", &upper::descriptor(desc)?, block)?;
+    match (tile, desc) {
+        (Type::Shared { swizzle: a, .. }, Type::Desc { swizzle: b, .. }) if a != b => {
+            Err(format!("the tile is swizzled {a}, the descriptor {b}; they must be the same"))
+        }
+        _ => Ok(()),
+    }
+}
+fn product(transpose_b: bool, a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
+    let Type::Token { elem, shape } = out else { return Err(format!("the result is {out}; a token is needed")) };
+    let Some(e) = a.elem().filter(|e| matches!(e, Elem::F16 | Elem::Bf16 | Elem::F8e4m3 | Elem::F32)) else {
+        return Err(format!("wgmma is not defined on {a}"));
+    };
+    ensure(b.elem() == Some(e) && *elem == Elem::F32, || {
+        format!("{a} by {b} into {out}; one type into f32 is needed")
+    })?;
+    let ([m, ka], [b0, b1], [p, q]) = (a.shape(), b.shape(), &shape[..]) else {
+        return Err(format!("{a} by {b} into {out}; 2-D tiles are needed"));
+    };
+    let (kb, n) = if transpose_b { (b1, b0) } else { (b0, b1) };
+    ensure(ka == kb && m == p && n == q, || format!("{a} by {b} into {out}; the sizes do not fit"))?;
+    ensure(m.is_multiple_of(64) && *n >= 8 && ka * e.bytes() >= 32, || {
+        format!("{a} by {b}: rows must be a multiple of 64, columns at least 8, a row of K at least 32 bytes")
+    })?;
+    match acc {
+        Type::Token { .. } => same("the accumulator", acc, out),
+        _ => same("the accumulator", acc, &Type::block(*elem, shape.clone())),
+    }
+}
+
+/// A token goes on once, and is waited for after its commit.
+fn tokens(k: &Kernel, data: &InstData, facts: &mut Facts) -> Rule {
+    for v in data.args.iter().filter(|v| matches!(k.ty(**v), Type::Token { .. })) {
+        ensure(matches!(data.op, Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::For), || {
+            format!("{v} is a product in flight; read it after `wgmma_wait`")
+        })?;
+        ensure(facts.consumed.insert(*v), || format!("{v} went into an op already; use that op's result"))?;
+        ensure(!matches!(data.op, Op::WgmmaWait { .. }) || !facts.uncommitted.contains(v), || {
+            format!("{v} is waited for before `wgmma_commit`")
+        })?;
+    }
+    match data.op {
+        Op::Wgmma { .. } => _ = data.results.first().map(|v| facts.uncommitted.insert(*v)),
+        Op::WgmmaCommit => facts.uncommitted.clear(),
+        _ => {}
+    }
+    Ok(())
+}

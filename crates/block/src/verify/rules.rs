@@ -1,0 +1,96 @@
+//! Checks that many ops share. Each gives what is wrong and what is needed.
+use super::Rule;
+use crate::{Elem, Layout, Swizzle, Type};
+
+pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Rule {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+/// The invariants of a type by itself.
+pub fn well_formed(ty: &Type) -> Rule {
+    let shape = ty.shape();
+    ensure(shape.iter().all(|n| n.is_power_of_two()), || format!("{ty}: sizes of axes must be powers of two"))?;
+    let count = shape.iter().try_fold(1usize, |a, b| a.checked_mul(*b)).unwrap_or(usize::MAX);
+    ensure(shape.len() <= 6 && count <= 1 << 24, || format!("{ty}: at most 6 axes and 2^24 elements"))?;
+    match ty {
+        Type::Barrier { count, arrivals } => {
+            ensure((1..=1024).contains(count) && (1..1 << 20).contains(arrivals), || {
+                format!("{ty}: from 1 to 1024 barriers, each with at least one arrival")
+            })
+        }
+        Type::Shared { elem, stages, swizzle, .. } => {
+            ensure((1..=1024).contains(stages), || format!("{ty}: from 1 to 1024 stages"))?;
+            swizzled(ty, *elem, *swizzle)
+        }
+        Type::Desc { elem, shape, swizzle } => {
+            ensure((1..=5).contains(&shape.len()), || format!("{ty}: a descriptor's tile has 1 to 5 axes"))?;
+            swizzled(ty, *elem, *swizzle)
+        }
+        Type::Token { shape, .. } => ensure(shape.len() == 2, || format!("{ty}: a token stands for a 2-D product")),
+        _ => Ok(()),
+    }
+}
+
+fn swizzled(ty: &Type, elem: Elem, swizzle: Swizzle) -> Rule {
+    let span = match swizzle {
+        Swizzle::None => return Ok(()),
+        Swizzle::B32 => 32,
+        Swizzle::B64 => 64,
+        Swizzle::B128 => 128,
+    };
+    let row = ty.shape().last().map_or(0, |n| n * elem.bytes());
+    ensure(ty.shape().len() >= 2 && row >= span, || format!("{ty}: a row of {row} bytes is shorter than the swizzle"))
+}
+
+pub fn layout(l: &Layout, shape: &[usize]) -> Rule {
+    ensure(l.lanes.len() == 5, || format!("the layout has {} lane bits; 5 are needed", l.lanes.len()))?;
+    ensure(l.registers.len() <= 24 && l.warps.len() <= 5, || "the layout has too many bits".into())?;
+    let inside = |b: &crate::layout::Basis| {
+        b.len() == shape.len()
+            && b.iter().zip(shape).all(|(b, n)| (*b as usize) < *n && (*b == 0 || b.is_power_of_two()))
+    };
+    ensure(l.registers.iter().chain(&l.lanes).chain(&l.warps).all(inside), || {
+        "every basis of the layout needs one coordinate an axis, inside the block, zero or a power of two".into()
+    })
+}
+
+pub fn count(name: &str, found: usize, least: usize, most: usize) -> Rule {
+    ensure((least..=most).contains(&found), || {
+        let wanted = if least == most { least.to_string() } else { format!("{least} to {most}") };
+        format!("{found} {name}; {wanted} expected")
+    })
+}
+pub fn same(name: &str, found: &Type, wanted: &Type) -> Rule {
+    ensure(found == wanted, || format!("{name} is {found}; {wanted} is needed"))
+}
+/// A block (or scalar): its element and shape.
+pub fn block<'a>(name: &str, ty: &'a Type) -> Result<(Elem, &'a [usize]), String> {
+    match ty {
+        Type::Block { elem, shape } => Ok((*elem, shape)),
+        Type::Token { .. } => Err(format!("{name} is {ty}, a product in flight; read it after `wgmma_wait`")),
+        _ => Err(format!("{name} is {ty}; a block is needed")),
+    }
+}
+pub fn pointer<'a>(name: &str, ty: &'a Type) -> Result<(Elem, &'a [usize]), String> {
+    match ty {
+        Type::Ptr { elem, shape } => Ok((*elem, shape)),
+        _ => Err(format!("{name} is {ty}; a pointer is needed")),
+    }
+}
+/// A block or a block of pointers: what moves elements takes.
+pub fn held(name: &str, ty: &Type) -> Rule {
+    match ty {
+        Type::Ptr { .. } => Ok(()),
+        _ => block(name, ty).map(|_| ()),
+    }
+}
+pub fn scalar_i32(name: &str, ty: &Type) -> Rule {
+    same(name, ty, &Type::scalar(Elem::I32))
+}
+/// Floats on which arithmetic is done.
+pub fn is_arithmetic_float(e: Elem) -> bool {
+    e.is_float() && e != Elem::F8e4m3
+}
+pub fn is_number(e: Elem) -> bool {
+    e.is_int() || is_arithmetic_float(e)
+}

@@ -1,0 +1,295 @@
+//! Types of the upper level's ops.
+use super::{Facts, Rule, rules::*};
+use crate::{BinaryOp, Const, DotPrecision, Elem, InstData, Kernel, Op, ReduceOp, ScanOp, Type, UnaryOp, Value};
+
+/// Operand and result counts, then types.
+pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
+    let ty = |n: usize| k.ty(data.args[n]);
+    let (args, results) = (data.args.len(), data.results.len());
+    let arity = |least: usize, most: usize, out: usize| {
+        count("operands", args, least, most)?;
+        count("results", results, out, out)?;
+        count("regions", data.regions.len(), 0, 0)
+    };
+    let out = || k.ty(data.results[0]);
+    match &data.op {
+        Op::Const(c) => {
+            arity(0, 0, 1)?;
+            constant(*c, block("the result", out())?.0)
+        }
+        Op::ProgramId(axis) | Op::NumPrograms(axis) => {
+            arity(0, 0, 1)?;
+            ensure(*axis < 3, || format!("axis {axis} of the grid; 0, 1 or 2"))?;
+            scalar_i32("the result", out())
+        }
+        Op::Iota => {
+            arity(0, 0, 1)?;
+            ensure(matches!(out(), Type::Block { elem: Elem::I32, shape } if shape.len() == 1), || {
+                format!("the result is {}; i32[n] is needed", out())
+            })
+        }
+        Op::Splat => {
+            arity(1, 1, 1)?;
+            held("the operand", ty(0))?;
+            ensure(ty(0).is_scalar(), || format!("the operand is {}; a scalar is needed (or use broadcast)", ty(0)))?;
+            ensure(!out().is_scalar(), || "the result is a scalar; a block is needed".into())?;
+            same("the result", out(), &ty(0).with_shape(out().shape()))
+        }
+        Op::Broadcast => {
+            arity(1, 1, 1)?;
+            held("the operand", ty(0))?;
+            let (from, to) = (ty(0).shape(), out().shape());
+            ensure(from.len() == to.len() && from.iter().zip(to).all(|(f, t)| f == t || *f == 1), || {
+                format!("{} does not become {}: axes of size 1 are repeated, the rank stays", ty(0), out())
+            })?;
+            same("the result", out(), &ty(0).with_shape(to))
+        }
+        Op::ExpandDims(axis) => {
+            arity(1, 1, 1)?;
+            held("the operand", ty(0))?;
+            let mut shape = ty(0).shape().to_vec();
+            ensure(*axis as usize <= shape.len(), || format!("axis {axis} of {}", ty(0)))?;
+            shape.insert(*axis as usize, 1);
+            same("the result", out(), &ty(0).with_shape(shape))
+        }
+        Op::Reshape => {
+            arity(1, 1, 1)?;
+            held("the operand", ty(0))?;
+            ensure(ty(0).count() == out().shape().iter().fold(1usize, |a, b| a.saturating_mul(*b)), || {
+                format!("{} and {} have different numbers of elements", ty(0), out())
+            })?;
+            same("the result", out(), &ty(0).with_shape(out().shape()))
+        }
+        Op::Permute(perm) => {
+            arity(1, 1, 1)?;
+            held("the operand", ty(0))?;
+            let shape = ty(0).shape();
+            let mut sorted: Vec<usize> = perm.iter().map(|p| *p as usize).collect();
+            sorted.sort();
+            ensure(sorted.iter().copied().eq(0..shape.len()), || {
+                format!("{perm:?} is no permutation of the {} axes of {}", shape.len(), ty(0))
+            })?;
+            let to: Vec<usize> = perm.iter().map(|p| shape[*p as usize]).collect();
+            same("the result", out(), &ty(0).with_shape(to))
+        }
+        Op::Unary(op) => {
+            arity(1, 1, 1)?;
+            unary(*op, ty(0), out())
+        }
+        Op::Binary(op) => {
+            arity(2, 2, 1)?;
+            let (elem, _) = block("the first operand", ty(0))?;
+            same("the second operand", ty(1), ty(0))?;
+            ensure(binary_takes(*op, elem), || format!("the op is not defined on {elem}; cast first"))?;
+            same("the result", out(), ty(0))
+        }
+        Op::Cmp(_) => {
+            arity(2, 2, 1)?;
+            let (elem, shape) = block("the first operand", ty(0))?;
+            same("the second operand", ty(1), ty(0))?;
+            ensure(elem != Elem::F8e4m3, || "f8e4m3 is not compared; cast first".into())?;
+            same("the result", out(), &Type::block(Elem::Bool, shape))
+        }
+        Op::Select => {
+            arity(3, 3, 1)?;
+            held("the second operand", ty(1))?;
+            same("the condition", ty(0), &Type::block(Elem::Bool, ty(1).shape()))?;
+            same("the third operand", ty(2), ty(1))?;
+            same("the result", out(), ty(1))
+        }
+        Op::Cast(to) => {
+            arity(1, 1, 1)?;
+            let (_, shape) = block("the operand", ty(0))?;
+            same("the result", out(), &Type::block(*to, shape))
+        }
+        Op::PtrAdd => {
+            arity(2, 2, 1)?;
+            let (_, shape) = pointer("the first operand", ty(0))?;
+            let (elem, offsets) = block("the offset", ty(1))?;
+            ensure(matches!(elem, Elem::I32 | Elem::I64) && offsets == shape, || {
+                format!("the offset is {}; i32 or i64 of the pointer's shape is needed", ty(1))
+            })?;
+            same("the result", out(), ty(0))
+        }
+        Op::Load => {
+            arity(1, 3, 1)?;
+            let (elem, shape) = pointer("the first operand", ty(0))?;
+            let loaded = Type::block(elem, shape);
+            if args > 1 {
+                same("the mask", ty(1), &Type::block(Elem::Bool, shape))?;
+            }
+            if args > 2 {
+                same("the value outside the mask", ty(2), &loaded)?;
+            }
+            same("the result", out(), &loaded)
+        }
+        Op::Store => {
+            arity(2, 3, 0)?;
+            let (elem, shape) = pointer("the first operand", ty(0))?;
+            same("the value", ty(1), &Type::block(elem, shape))?;
+            if args > 2 {
+                same("the mask", ty(2), &Type::block(Elem::Bool, shape))?;
+            }
+            ensure(!facts.roots.contains_key(&data.args[0]), || {
+                format!("parameter {} is readonly; drop that or store elsewhere", facts.roots[&data.args[0]])
+            })
+        }
+        Op::Reduce { op, axis } => {
+            arity(1, 1, 1)?;
+            let (elem, shape) = block("the operand", ty(0))?;
+            ensure((*axis as usize) < shape.len(), || format!("axis {axis} of {}", ty(0)))?;
+            let fits = match op {
+                ReduceOp::And | ReduceOp::Or => elem == Elem::Bool || elem.is_int(),
+                _ => is_number(elem),
+            };
+            ensure(fits, || format!("the reduction is not defined on {elem}; cast first"))?;
+            let mut shape = shape.to_vec();
+            shape.remove(*axis as usize);
+            let elem = if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { Elem::I32 } else { elem };
+            same("the result", out(), &Type::block(elem, shape))
+        }
+        Op::Scan { op: ScanOp::Sum | ScanOp::Prod | ScanOp::Max, axis } => {
+            arity(1, 1, 1)?;
+            let (elem, shape) = block("the operand", ty(0))?;
+            ensure((*axis as usize) < shape.len(), || format!("axis {axis} of {}", ty(0)))?;
+            ensure(is_number(elem), || format!("the scan is not defined on {elem}; cast first"))?;
+            same("the result", out(), ty(0))
+        }
+        Op::Dot { precision } => {
+            arity(3, 3, 1)?;
+            dot(*precision, ty(0), ty(1), ty(2))?;
+            same("the result", out(), ty(2))
+        }
+        Op::For => for_loop(k, data, facts),
+        Op::If => {
+            count("operands", args, 1, 1)?;
+            same("the condition", ty(0), &Type::scalar(Elem::Bool))?;
+            count("regions", data.regions.len(), 2, 2)?;
+            ensure(data.regions.iter().all(|r| r.params.is_empty()), || "branches have no parameters".into())?;
+            data.results.iter().try_for_each(|v| carried("a result", k.ty(*v)))
+        }
+        Op::TileLoad => {
+            arity(1, 6, 1)?;
+            let tile = descriptor(ty(0))?;
+            starts(k, &data.args[1..], tile.shape().len())?;
+            same("the result", out(), &tile)
+        }
+        Op::TileStore => {
+            arity(2, 7, 0)?;
+            let tile = descriptor(ty(0))?;
+            same("the value", ty(1), &tile)?;
+            ensure(!facts.roots.contains_key(&data.args[0]), || "the descriptor's parameter is readonly".into())?;
+            starts(k, &data.args[2..], tile.shape().len())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Block type of a descriptor's tile.
+pub fn descriptor(ty: &Type) -> Result<Type, String> {
+    match ty {
+        Type::Desc { elem, shape, .. } => Ok(Type::block(*elem, shape.clone())),
+        _ => Err(format!("the operand is {ty}; a descriptor is needed")),
+    }
+}
+pub fn starts(k: &Kernel, args: &[Value], rank: usize) -> Rule {
+    count("starts of the tile", args.len(), rank, rank)?;
+    args.iter().try_for_each(|v| scalar_i32("a start", k.ty(*v)))
+}
+
+fn constant(c: Const, elem: Elem) -> Rule {
+    let fits = match c {
+        Const::Float(_) => elem.is_float(),
+        Const::Bool(_) => elem == Elem::Bool,
+        Const::Int(n) => match elem {
+            Elem::I64 => true,
+            Elem::I32 => i32::try_from(n).is_ok(),
+            Elem::U8 => u8::try_from(n).is_ok(),
+            _ => false,
+        },
+    };
+    ensure(fits, || match c {
+        Const::Int(n) if elem.is_float() => format!("{n} is an integer and the result {elem}; write {n}.0"),
+        _ => format!("the constant does not fit {elem}"),
+    })
+}
+
+fn unary(op: UnaryOp, ty: &Type, out: &Type) -> Rule {
+    let (elem, shape) = block("the operand", ty)?;
+    let fits = match op {
+        UnaryOp::Neg | UnaryOp::Abs => is_number(elem),
+        UnaryOp::Not => elem.is_int() || elem == Elem::Bool,
+        _ => is_arithmetic_float(elem),
+    };
+    ensure(fits, || format!("the op is not defined on {elem}; cast first"))?;
+    match op {
+        UnaryOp::IsNan | UnaryOp::IsInf => same("the result", out, &Type::block(Elem::Bool, shape)),
+        _ => same("the result", out, ty),
+    }
+}
+
+fn binary_takes(op: BinaryOp, elem: Elem) -> bool {
+    match op {
+        BinaryOp::Pow | BinaryOp::Atan2 => is_arithmetic_float(elem),
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => elem.is_int() || elem == Elem::Bool,
+        BinaryOp::Shl | BinaryOp::Shr => elem.is_int(),
+        _ => is_number(elem),
+    }
+}
+
+fn dot(precision: DotPrecision, a: &Type, b: &Type, acc: &Type) -> Rule {
+    let (ea, sa) = block("the first operand", a)?;
+    let (eb, sb) = block("the second operand", b)?;
+    let (ec, sc) = block("the accumulator", acc)?;
+    let wanted = match ea {
+        Elem::F64 => Elem::F64,
+        Elem::U8 => Elem::I32,
+        e if e.is_float() => Elem::F32,
+        _ => return Err(format!("dot is not defined on {ea}; cast to a float or u8")),
+    };
+    ensure(ea == eb && ec == wanted, || {
+        format!("{a} by {b} into {acc}; operands of one type into {wanted} are needed")
+    })?;
+    ensure(precision == DotPrecision::Exact || ea == Elem::F32, || "tf32 is for f32 operands".into())?;
+    let fits = matches!((sa, sb, sc), ([m, k], [l, n], [p, q]) if k == l && m == p && n == q);
+    ensure(fits, || format!("{a} by {b} into {acc}; [M,K] by [K,N] into [M,N] is needed"))
+}
+
+/// What loops carry and branches give.
+fn carried(name: &str, ty: &Type) -> Rule {
+    match ty {
+        Type::Token { .. } => Ok(()),
+        _ => held(name, ty),
+    }
+}
+
+fn for_loop(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
+    let n = data.results.len();
+    count("operands", data.args.len(), 3 + n, 3 + n)?;
+    for (v, name) in data.args[..3].iter().zip(["the lower bound", "the upper bound", "the step"]) {
+        scalar_i32(name, k.ty(*v))?;
+    }
+    ensure(facts.constants.get(&data.args[2]).is_none_or(|s| *s > 0), || "the step must be positive".into())?;
+    count("regions", data.regions.len(), 1, 1)?;
+    let params = &data.regions[0].params;
+    count("parameters of the region", params.len(), n + 1, n + 1)?;
+    if let Some(v) = params.iter().find(|v| v.0 as usize >= k.values.len()) {
+        return Err(format!("{v} does not exist"));
+    }
+    scalar_i32("the index", k.ty(params[0]))?;
+    for i in 0..n {
+        let ty = k.ty(data.results[i]);
+        carried("a carried value", ty)?;
+        same("an initial value", k.ty(data.args[3 + i]), ty)?;
+        same("a parameter of the region", k.ty(params[1 + i]), ty)?;
+    }
+    Ok(())
+}
+
+pub fn yields(k: &Kernel, data: &InstData, owner: &InstData) -> Rule {
+    count("results", data.results.len(), 0, 0)?;
+    count("regions", data.regions.len(), 0, 0)?;
+    let wanted = owner.results.len();
+    count("yielded values", data.args.len(), wanted, wanted)?;
+    data.args.iter().zip(&owner.results).try_for_each(|(v, r)| same("a yielded value", k.ty(*v), k.ty(*r)))
+}

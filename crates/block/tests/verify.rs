@@ -1,0 +1,110 @@
+//! Broken programs, and what the verifier says.
+use kiln_block::{Inst, Value, text::parse, verify::verify};
+
+/// `%x` is read-only, `%y` is not; the lines stand in a kernel of four warps.
+fn message(lines: &str) -> String {
+    let source = format!(
+        "kernel @k(%x: ptr<f32> readonly, %y: ptr<f32>, %d: desc<bf16[64,64], b128>) grid [4, 1, 1] warps 4 {{\n{lines}\n}}"
+    );
+    let k = parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"));
+    verify(&k).map_or_else(|e| e.to_string(), |()| "fine".into())
+}
+
+#[test]
+fn every_rule_speaks() {
+    let start = "%i = const 0 : i32\n%t = const true : bool\n%f = const 0.0 : f32\n%b = iota : i32[8]\n%m = const 1.0 : f32[8,4]\n";
+    for (lines, says) in [
+        ("", "fine"),
+        ("%v = iota : i32[12]", "powers of two"),
+        ("%v = iota : f32[8]", "i32[n] is needed"),
+        ("%v = const 1 : f32", "write 1.0"),
+        ("%v = const 300 : u8", "does not fit"),
+        ("%v = program_id 3 : i32", "0, 1 or 2"),
+        ("%v = splat %b : i32[8]", "a scalar is needed"),
+        ("%v = broadcast %b : i32[4]", "axes of size 1"),
+        ("%v = expand_dims %b axis 2 : i32[8,1]", "axis 2"),
+        ("%v = reshape %b : i32[4]", "different numbers"),
+        ("%v = permute %m [0,0] : f32[8,8]", "no permutation"),
+        ("%v = permute %m [1,0] : f32[8,4]", "f32[4,8] is needed"),
+        ("%v = exp %i : i32", "not defined on i32"),
+        ("%v = add %i, %f : i32", "the second operand"),
+        ("%v = add %t, %t : bool", "not defined on bool"),
+        ("%v = cmp lt %i, %i : i32", "bool is needed"),
+        ("%v = select %t, %b, %b : i32[8]", "the condition"),
+        ("%v = ptr_add %x, %b : ptr<f32>", "the offset"),
+        ("%v = load %x, %i : f32", "the mask"),
+        ("%v = load %i : f32", "a pointer is needed"),
+        ("store %x, %f", "readonly"),
+        (
+            "%p = ptr_add %x, %i : ptr<f32>\n%q = splat %p : ptr<f32>[8]\n%v = const 0.0 : f32[8]\nstore %q, %v",
+            "parameter x",
+        ),
+        ("%v = reduce sum %m axis 2 : f32[8]", "axis 2"),
+        ("%v = reduce argmax %m axis 1 : f32[8]", "i32[8] is needed"),
+        ("%v = dot %m, %m, %m : f32[8,4]", "[M,K] by [K,N]"),
+        ("for %n in %i..%i step %i {\nyield\n}", "must be positive"),
+        ("%o = const 1 : i32\nfor %n in %i..%i step %o {\n}", "must end in `yield`"),
+        ("%o = const 1 : i32\n%r = for %n in %i..%i step %o with (%c = %f : f32) {\nyield %n\n}", "a yielded value"),
+        (
+            "%o = const 1 : i32\nfor %n in %i..%i step %o {\n%s = alloc_shared : shared<f32[8], 1, plain>\nyield\n}",
+            "outside",
+        ),
+        ("yield", "ends regions"),
+        ("%v = tile_load %d, %i : bf16[64,64]", "1 starts"),
+        ("%s = alloc_shared : shared<bf16[64,16], 2, b64>", "shorter than the swizzle"),
+        (
+            "%s = alloc_shared : shared<i32[8], 2, plain>\n%two = const 2 : i32\nshared_store %s, %two, %b",
+            "stage 2 of 2",
+        ),
+        ("barrier_arrive %i, %i", "a barrier is needed"),
+        ("%w = alloc_barriers : barrier<2, 1>\nbarrier_arrive multicast %w, %i", "needs a cluster"),
+        ("roles one warps 2 registers 0 {\nyield\n}", "2 warps and the kernel 4"),
+        ("roles one warps 4 registers 0 {\ncluster_sync\nyield\n}", "move it out"),
+    ] {
+        let got = message(&format!("{start}{lines}"));
+        assert!(got.contains(says), "{lines}\nsays: {got}\nexpected: {says}");
+    }
+}
+
+#[test]
+fn products_in_flight() {
+    let start = "%z = const 0 : i32\n%s = alloc_shared : shared<bf16[64,64], 1, b128>\n%n = const 0.0 : f32[64,64]
+        %t = wgmma %s, %z, %s, %z, %n : token<f32[64,64]>\n";
+    for (lines, says) in [
+        ("wgmma_commit\n%v = wgmma_wait 0 %t : f32[64,64]", "fine"),
+        ("%v = wgmma_wait 0 %t : f32[64,64]", "before `wgmma_commit`"),
+        ("wgmma_commit\n%v = exp %t : f32[64,64]", "after `wgmma_wait`"),
+        (
+            "%u = wgmma %s, %z, %s, %z, %t : token<f32[64,64]>\nwgmma_commit\n%v = wgmma_wait 0 %t : f32[64,64]",
+            "already",
+        ),
+    ] {
+        let got = message(&format!("{start}{lines}"));
+        assert!(got.contains(says), "{lines}\nsays: {got}\nexpected: {says}");
+    }
+}
+
+/// Programs that no text gives.
+#[test]
+fn broken_arenas() {
+    let good = parse("kernel @k() grid [1, 1, 1] warps 4 {\nv0 = const 1 : i32\nv1 = neg v0 : i32\n}").unwrap();
+    assert_eq!(verify(&good), Ok(()));
+    let mut k = good.clone();
+    k.body.insts.swap(0, 1);
+    assert!(verify(&k).unwrap_err().to_string().contains("v1 = neg v0 : i32: v0 is used before"));
+    let mut k = good.clone();
+    k.body.insts.push(Inst(0));
+    assert!(verify(&k).unwrap_err().to_string().contains("two places"));
+    let mut k = good.clone();
+    k.insts[1].results[0] = Value(0);
+    assert!(verify(&k).unwrap_err().to_string().contains("twice"));
+    let mut k = good.clone();
+    k.insts[1].results[0] = Value(9);
+    assert!(verify(&k).unwrap_err().to_string().contains("does not exist"));
+    let mut k = good.clone();
+    k.insts[1].args[0] = Value(9);
+    assert!(verify(&k).is_err());
+    let mut k = good;
+    k.body.insts.push(Inst(7));
+    assert!(verify(&k).unwrap_err().to_string().contains("does not exist"));
+}
