@@ -3,12 +3,16 @@
 //! Takes: nodes built by hand ([`Graph::add`]), by the importer, or by [`text::parse`].
 //! Gives: typed values in topological order, a text form that parses back to the same graph, serde forms.
 //! Never: kernels, devices, costs, I/O.
+mod build;
+pub mod decompose;
 pub mod dtype;
 pub mod error;
 pub mod graph;
 pub mod infer;
 mod names;
 pub mod op;
+pub mod params;
+mod rebuild;
 pub mod tensor;
 pub mod text;
 pub mod verify;
@@ -17,4 +21,5 @@ pub use dtype::DType;
 pub use error::GraphError;
 pub use graph::{Graph, Init, Node, ParamId, ParamInfo, Source, ValueId};
 pub use op::{BinaryOp, CompareOp, FallbackOp, Op, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, UnaryOp};
+pub use params::{random_params, random_tensor};
 pub use tensor::{Tensor, Type};

@@ -82,6 +82,9 @@ pub fn pool_len(
     (out > 0).then_some(out)
 }
 
+/// Bounds windows and their steps, so that positions can be computed without checks.
+const LARGEST_STEP: usize = 1 << 31;
+
 struct Window<'a> {
     stride: &'a [usize],
     padding: &'a [usize],
@@ -94,6 +97,9 @@ impl Window<'_> {
             if list.len() != spatial {
                 return Err(format!("{name}={list:?}: wants {spatial} number(s), one per spatial axis"));
             }
+        }
+        if [self.stride, self.padding, self.dilation].iter().any(|l| l.iter().any(|&n| n > LARGEST_STEP)) {
+            return Err(format!("stride, padding and dilation must be at most {LARGEST_STEP}"));
         }
         if self.stride.contains(&0) || self.dilation.contains(&0) {
             return Err("stride and dilation must be at least 1".into());
@@ -167,7 +173,7 @@ fn pool(x: &Type, kind: PoolKind, window: &[usize], g: &Window, ceil: bool) -> R
         return Err(format!("not defined on {}; cast first", x.dtype));
     }
     g.check(window.len())?;
-    if window.is_empty() || window.len() > x.rank() || window.contains(&0) {
+    if window.is_empty() || window.len() > x.rank() || window.iter().any(|&k| k == 0 || k > LARGEST_STEP) {
         return Err(format!("window {window:?} does not fit the trailing axes of {x}"));
     }
     if matches!(kind, PoolKind::Avg { .. }) && g.dilation.iter().any(|&d| d != 1) {

@@ -1,0 +1,99 @@
+//! Building graphs by hand: one method per op, for tests, decompositions and importers.
+//!
+//! Each method infers and checks, as [`Graph::add`] does. Methods that take numbers make constants of the right dtype.
+use crate::{BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
+
+type Built = Result<ValueId, GraphError>;
+
+impl Graph {
+    pub fn unary(&mut self, op: UnaryOp, x: ValueId) -> Built {
+        self.add(Op::Unary(op), &[x])
+    }
+    pub fn binary(&mut self, op: BinaryOp, a: ValueId, b: ValueId) -> Built {
+        self.add(Op::Binary(op), &[a, b])
+    }
+    /// `x op number`, the number a constant of `x`'s dtype.
+    pub fn binary_scalar(&mut self, op: BinaryOp, x: ValueId, number: f64) -> Built {
+        let c = self.constant_like(x, number)?;
+        self.binary(op, x, c)
+    }
+    pub fn compare(&mut self, op: CompareOp, a: ValueId, b: ValueId) -> Built {
+        self.add(Op::Compare(op), &[a, b])
+    }
+    pub fn select(&mut self, cond: ValueId, yes: ValueId, no: ValueId) -> Built {
+        self.add(Op::Select, &[cond, yes, no])
+    }
+    /// `x` itself if it has the dtype already.
+    pub fn cast(&mut self, x: ValueId, to: DType) -> Built {
+        if self.contains(x) && self.dtype(x) == to { Ok(x) } else { self.add(Op::Cast(to), &[x]) }
+    }
+    /// `x` itself if it has the shape already.
+    pub fn reshape(&mut self, x: ValueId, shape: impl Into<Vec<usize>>) -> Built {
+        let shape = shape.into();
+        if self.contains(x) && self.shape(x) == shape { Ok(x) } else { self.add(Op::Reshape(shape), &[x]) }
+    }
+    /// `x` itself if the order is the present one.
+    pub fn permute(&mut self, x: ValueId, perm: impl Into<Vec<usize>>) -> Built {
+        let perm = perm.into();
+        let same = self.contains(x) && perm.iter().copied().eq(0..self.shape(x).len());
+        if same { Ok(x) } else { self.add(Op::Permute(perm), &[x]) }
+    }
+    /// Swaps the last two axes.
+    pub fn transpose(&mut self, x: ValueId) -> Built {
+        let rank = if self.contains(x) { self.shape(x).len() } else { 0 };
+        let mut perm: Vec<usize> = (0..rank).collect();
+        if rank >= 2 {
+            perm.swap(rank - 2, rank - 1);
+        }
+        self.permute(x, perm)
+    }
+    /// `x` itself if it has the shape already.
+    pub fn broadcast_to(&mut self, x: ValueId, shape: impl Into<Vec<usize>>) -> Built {
+        let shape = shape.into();
+        if self.contains(x) && self.shape(x) == shape { Ok(x) } else { self.add(Op::Broadcast(shape), &[x]) }
+    }
+    /// `len` elements from `start`, every `step`-th. `x` itself if that is the whole axis.
+    pub fn slice(&mut self, x: ValueId, axis: usize, start: usize, len: usize, step: usize) -> Built {
+        let whole = self.contains(x) && self.shape(x).get(axis) == Some(&len) && start == 0 && (step == 1 || len <= 1);
+        if whole { Ok(x) } else { self.add(Op::Slice { axis, start, len, step }, &[x]) }
+    }
+    /// Pads with a number; `x` itself if there is nothing to pad.
+    pub fn pad(&mut self, x: ValueId, value: f64, lo: Vec<i64>, hi: Vec<i64>) -> Built {
+        if lo.iter().chain(&hi).all(|p| *p == 0) {
+            return Ok(x);
+        }
+        let c = self.constant_like(x, value)?;
+        self.add(Op::Pad { lo, hi }, &[x, c])
+    }
+    /// The operand itself if it is the only one.
+    pub fn concat(&mut self, parts: &[ValueId], axis: usize) -> Built {
+        if let [one] = parts { Ok(*one) } else { self.add(Op::Concat { axis }, parts) }
+    }
+    pub fn reduce(&mut self, op: ReduceOp, x: ValueId, axes: impl Into<Vec<usize>>) -> Built {
+        self.add(Op::Reduce { op, axes: axes.into() }, &[x])
+    }
+    pub fn scan(&mut self, op: ScanOp, x: ValueId, axis: usize) -> Built {
+        self.add(Op::Scan { op, axis }, &[x])
+    }
+    pub fn dot(&mut self, a: ValueId, b: ValueId) -> Built {
+        self.add(Op::Dot, &[a, b])
+    }
+    pub fn iota(&mut self, dtype: DType, shape: impl Into<Vec<usize>>, axis: usize) -> ValueId {
+        self.push(Op::Iota { axis }, Type::new(dtype, shape), &[])
+    }
+    /// A constant of `x`'s dtype.
+    pub fn constant_like(&mut self, x: ValueId, number: f64) -> Built {
+        if !self.contains(x) {
+            let what = format!("operand {x} does not exist");
+            return Err(GraphError::Operand { value: ValueId(self.len() as u32), op: "const".into(), what });
+        }
+        let dtype = self.dtype(x);
+        Ok(self.constant(dtype, Scalar::Float(number)))
+    }
+    pub fn output(&mut self, v: ValueId) {
+        self.outputs.push(v);
+    }
+    fn contains(&self, v: ValueId) -> bool {
+        (v.0 as usize) < self.len()
+    }
+}

@@ -1,0 +1,185 @@
+//! Convolutions as windows and a matrix product, pooling as slices and a running maximum or sum.
+use super::{Built, least};
+use crate::{BinaryOp, DType, Graph, GraphError, Op, PoolKind, ValueId};
+
+pub(super) struct Steps<'a> {
+    pub window: &'a [usize],
+    pub stride: &'a [usize],
+    pub padding: &'a [usize],
+    pub dilation: &'a [usize],
+}
+
+/// Pads axes `lead..` to exactly the length that `out` windows reach (a negative number crops what no window reads).
+fn pad_to_windows(g: &mut Graph, x: ValueId, steps: &Steps, out: &[usize], value: crate::Scalar) -> Built {
+    let shape = g.shape(x).to_vec();
+    let lead = shape.len() - out.len();
+    let (mut lo, mut hi) = (vec![0i64; shape.len()], vec![0i64; shape.len()]);
+    for (i, &n) in out.iter().enumerate() {
+        let reach = (n - 1) * steps.stride[i] + (steps.window[i] - 1) * steps.dilation[i] + 1;
+        lo[lead + i] = steps.padding[i] as i64;
+        hi[lead + i] = reach as i64 - (shape[lead + i] + steps.padding[i]) as i64;
+    }
+    if lo.iter().chain(&hi).all(|p| *p == 0) {
+        return Ok(x);
+    }
+    let dtype = g.dtype(x);
+    let value = g.constant(dtype, value);
+    g.add(Op::Pad { lo, hi }, &[x, value])
+}
+
+pub(super) fn pool(g: &mut Graph, x: ValueId, kind: PoolKind, steps: &Steps, shape: &[usize]) -> Built {
+    let lead = shape.len() - steps.window.len();
+    let out = &shape[lead..];
+    let inside = g.shape(x)[lead..].to_vec();
+    let (fill, combine) = match kind {
+        PoolKind::Max => (least(g.dtype(x)), BinaryOp::Max),
+        PoolKind::Avg { .. } => (crate::Scalar::Float(0.0), BinaryOp::Add),
+    };
+    let mut y = pad_to_windows(g, x, steps, out, fill)?;
+    for (i, &n) in out.iter().enumerate() {
+        let mut total = g.slice(y, lead + i, 0, n, steps.stride[i])?;
+        for tap in 1..steps.window[i] {
+            let next = g.slice(y, lead + i, tap * steps.dilation[i], n, steps.stride[i])?;
+            total = g.binary(combine, total, next)?;
+        }
+        y = total;
+    }
+    let PoolKind::Avg { count_pad } = kind else { return Ok(y) };
+    for (i, &len) in inside.iter().enumerate() {
+        y = divide_by_count(g, y, lead + i, len, steps, i, count_pad)?;
+    }
+    Ok(y)
+}
+
+/// Divides by the number of elements that each window along one axis holds.
+fn divide_by_count(
+    g: &mut Graph,
+    y: ValueId,
+    axis: usize,
+    len: usize,
+    steps: &Steps,
+    i: usize,
+    count_pad: bool,
+) -> Built {
+    let (k, s, p) = (steps.window[i] as i64, steps.stride[i] as i64, steps.padding[i] as i64);
+    let out = g.shape(y)[axis] as i64;
+    let (first, last) = if count_pad { (-p, len as i64 + p) } else { (0, len as i64) };
+    let count = |n: i64| (n * s - p + k).min(last) - (n * s - p).max(first);
+    if (0..out).all(|n| count(n) == k) {
+        return g.binary_scalar(BinaryOp::Div, y, k as f64);
+    }
+    let mut shape = vec![1; g.shape(y).len()];
+    shape[axis] = out as usize;
+    let n = g.iota(DType::I64, shape, axis);
+    let start = g.binary_scalar(BinaryOp::Mul, n, s as f64)?;
+    let start = g.binary_scalar(BinaryOp::Sub, start, p as f64)?;
+    let end = g.binary_scalar(BinaryOp::Add, start, k as f64)?;
+    let end = g.binary_scalar(BinaryOp::Min, end, last as f64)?;
+    let start = g.binary_scalar(BinaryOp::Max, start, first as f64)?;
+    let count = g.binary(BinaryOp::Sub, end, start)?;
+    let count = g.binary_scalar(BinaryOp::Max, count, 1.0)?;
+    let dtype = g.dtype(y);
+    let count = g.cast(count, dtype)?;
+    g.binary(BinaryOp::Div, y, count)
+}
+
+/// `args`: input, weight, optional bias. Windows are laid out so that one product per group does all the work.
+pub(super) fn conv(
+    g: &mut Graph,
+    args: &[ValueId],
+    steps: &Steps,
+    groups: usize,
+    transposed: bool,
+    shape: &[usize],
+) -> Built {
+    let (batch, outs, out) = (shape[0], shape[1], &shape[2..]);
+    let (mut x, mut w) = (args[0], args[1]);
+    let channels = g.shape(x)[1];
+    let ones = vec![1; out.len()];
+    let zeros = vec![0; out.len()];
+    let (in_group, out_group) = (channels / groups, outs / groups);
+    let taps: usize = steps.window.iter().product();
+    if transposed {
+        // The same as a plain convolution of the input, spread out by the stride, with the mirrored window.
+        x = spread(g, x, steps, out)?;
+        w = g.add(Op::Flip((2..g.shape(w).len()).collect()), &[w])?;
+        w = g.reshape(w, [groups, in_group, out_group, taps])?;
+        w = g.permute(w, [0, 2, 1, 3])?;
+    }
+    let w = g.reshape(w, [groups, out_group, in_group * taps])?;
+    let steps = if transposed { &Steps { stride: &ones, padding: &zeros, ..*steps } } else { steps };
+    let x = pad_to_windows(g, x, steps, out, crate::Scalar::Float(0.0))?;
+    let columns = unfold(g, x, steps, out)?;
+    let positions: usize = out.iter().product();
+    let columns = g.reshape(columns, [batch, groups, in_group * taps, positions])?;
+    let y = g.dot(w, columns)?;
+    let y = g.reshape(y, shape.to_vec())?;
+    match args.get(2) {
+        Some(bias) => {
+            let mut per_channel = vec![1; shape.len() - 1];
+            per_channel[0] = outs;
+            let bias = g.reshape(*bias, per_channel)?;
+            g.binary(BinaryOp::Add, y, bias)
+        }
+        None => Ok(y),
+    }
+}
+
+/// `stride - 1` zeros after each element, and borders such that windows at stride 1 give `out` positions.
+fn spread(g: &mut Graph, x: ValueId, steps: &Steps, out: &[usize]) -> Built {
+    let mut x = x;
+    let rank = g.shape(x).len();
+    for (i, &n) in out.iter().enumerate() {
+        let (axis, s) = (i + 2, steps.stride[i]);
+        let mut shape = g.shape(x).to_vec();
+        let len = shape[axis];
+        if s > 1 {
+            let mut apart = shape.clone();
+            apart.insert(axis + 1, 1);
+            let mut hi = vec![0; rank + 1];
+            hi[axis + 1] = s as i64 - 1;
+            x = g.reshape(x, apart)?;
+            x = g.pad(x, 0.0, vec![0; rank + 1], hi)?;
+            shape[axis] = len * s;
+            x = g.reshape(x, shape)?;
+        }
+        let reach = (steps.window[i] - 1) * steps.dilation[i];
+        let lo_pad = reach as i64 - steps.padding[i] as i64;
+        let wanted = (n + reach) as i64;
+        let (mut lo, mut hi) = (vec![0; rank], vec![0; rank]);
+        lo[axis] = lo_pad;
+        hi[axis] = wanted - lo_pad - (len * s) as i64;
+        x = g.pad(x, 0.0, lo, hi)?;
+    }
+    Ok(x)
+}
+
+/// `[N, C, L1, L2, …]` to `[N, C, k1, k2, …, o1, o2, …]`: element `tap` of the window at each position.
+fn unfold(g: &mut Graph, x: ValueId, steps: &Steps, out: &[usize]) -> Result<ValueId, GraphError> {
+    let mut x = x;
+    for (i, &n) in out.iter().enumerate() {
+        // Axes so far: N, C, (k, o) per axis done, the rest.
+        let axis = 2 + 2 * i;
+        let (k, s, d) = (steps.window[i], steps.stride[i], steps.dilation[i]);
+        let shape = g.shape(x).to_vec();
+        let with = |a: usize, b: usize| [&shape[..axis], &[a, b], &shape[axis + 1..]].concat();
+        if k > 1 && s == k && d == 1 {
+            // Windows side by side: only a view.
+            x = g.reshape(x, with(n, k))?;
+            let mut perm: Vec<usize> = (0..shape.len() + 1).collect();
+            perm.swap(axis, axis + 1);
+            x = g.permute(x, perm)?;
+            continue;
+        }
+        let mut parts = Vec::with_capacity(k);
+        for tap in 0..k {
+            let part = g.slice(x, axis, tap * d, n, s)?;
+            parts.push(g.reshape(part, with(1, n))?);
+        }
+        x = g.concat(&parts, axis)?;
+    }
+    let spatial = out.len();
+    let taps = (0..spatial).map(|i| 2 + 2 * i);
+    let positions = (0..spatial).map(|i| 3 + 2 * i);
+    g.permute(x, [0, 1].into_iter().chain(taps).chain(positions).collect::<Vec<_>>())
+}
