@@ -74,7 +74,11 @@ impl Resolver<'_> {
     }
     /// As `row_index`; rows of one element need no reduction space.
     fn row_index_or_one(&self, shape: &[usize]) -> Result<Vec<Expr>, LowerError> {
-        if shape.iter().product::<usize>() == 1 { Ok(vec![Expr::default(); shape.len()]) } else { self.row_index(shape) }
+        if shape.iter().product::<usize>() == 1 {
+            Ok(vec![Expr::default(); shape.len()])
+        } else {
+            self.row_index(shape)
+        }
     }
     fn over_row(&mut self, op: ReduceOp, body: NodeId, len: usize) -> NodeId {
         if len == 1 { body } else { self.reduced(op, body, len) }

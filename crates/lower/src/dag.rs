@@ -23,7 +23,11 @@ pub enum NodeOp {
     /// An index as a number.
     Index(Expr),
     /// Element `at` of a dense buffer; nothing is read where a guard fails (the value is then 0).
-    Load { slot: Slot, at: Expr, guards: Vec<Guard> },
+    Load {
+        slot: Slot,
+        at: Expr,
+        guards: Vec<Guard>,
+    },
     Unary(UnaryOp, NodeId),
     Binary(BinaryOp, NodeId, NodeId),
     Compare(CompareOp, NodeId, NodeId),
@@ -33,11 +37,19 @@ pub enum NodeOp {
     /// Whether all guards hold.
     Inside(Vec<Guard>),
     /// Over the row: the reduction space of the kernel.
-    Reduce { op: ReduceOp, body: NodeId },
+    Reduce {
+        op: ReduceOp,
+        body: NodeId,
+    },
     /// Inclusive, along the row.
-    Scan { op: ScanOp, body: NodeId },
+    Scan {
+        op: ScanOp,
+        body: NodeId,
+    },
     /// The matrix product (or attention) a kernel is built around, at an element.
-    Anchor { at: Vec<Expr> },
+    Anchor {
+        at: Vec<Expr>,
+    },
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -87,8 +87,12 @@ impl<'a> Emitter<'a> {
         if let Some(v) = self.get(node) {
             return v;
         }
-        let missing: Vec<NodeId> =
-            self.dag.reach_until(&[node], |n| self.get(n).is_some()).into_iter().filter(|n| self.get(*n).is_none()).collect();
+        let missing: Vec<NodeId> = self
+            .dag
+            .reach_until(&[node], |n| self.get(n).is_some())
+            .into_iter()
+            .filter(|n| self.get(*n).is_none())
+            .collect();
         for n in missing {
             let v = self.emit(b, n);
             self.set(n, v);
@@ -226,7 +230,9 @@ impl<'a> Emitter<'a> {
             let mut read = false;
             g.expr.nodes(&mut |_| read = true);
             let v = self.expr(b, &g.expr);
-            for (op, bound, needed) in [(CmpOp::Ge, g.lo, least < g.lo || read), (CmpOp::Lt, g.hi, most >= g.hi || read)] {
+            for (op, bound, needed) in
+                [(CmpOp::Ge, g.lo, least < g.lo || read), (CmpOp::Lt, g.hi, most >= g.hi || read)]
+            {
                 if !needed || bound == i64::MIN || bound == i64::MAX {
                     continue;
                 }

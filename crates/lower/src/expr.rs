@@ -10,11 +10,17 @@ pub type CoordId = u32;
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Atom {
     /// Runs over `0..extent`.
-    Coord { id: CoordId, extent: usize },
+    Coord {
+        id: CoordId,
+        extent: usize,
+    },
     Div(Box<Expr>, i64),
     Mod(Box<Expr>, i64),
     /// An index computed by a node of the scalar program, in `0..extent`.
-    Value { node: u32, extent: usize },
+    Value {
+        node: u32,
+        extent: usize,
+    },
 }
 
 /// `constant + Σ coefficient · atom`; atoms ascending, each once, coefficients not 0.
@@ -276,7 +282,11 @@ pub fn delinear(position: &Expr, shape: &[usize]) -> Vec<Expr> {
     (shape.iter().zip(&strides))
         .map(|(&d, &s)| {
             let q = position.clone().div(s);
-            if s * d as i64 == total && position.range().0 >= 0 && position.range().1 < total { q } else { q.rem(d as i64) }
+            if s * d as i64 == total && position.range().0 >= 0 && position.range().1 < total {
+                q
+            } else {
+                q.rem(d as i64)
+            }
         })
         .collect()
 }

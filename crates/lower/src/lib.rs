@@ -12,9 +12,12 @@ mod emit;
 mod expr;
 mod math;
 mod pointwise;
+mod reduction;
 mod resolve;
+mod rows;
 mod space;
 mod tile;
+mod walk;
 mod window;
 
 use kiln_graph::{Op, ValueId};
@@ -53,6 +56,10 @@ pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel
     }
     match kernel.kind {
         KernelKind::Pointwise => Ok(Steps { scratch: vec![], steps: pointwise::lower(name, body, target)? }),
+        KernelKind::Reduction => {
+            let rows::Emitted { scratch, steps } = reduction::lower(name, body, target)?;
+            Ok(Steps { scratch, steps })
+        }
         _ => Err(unsupported("no template yet")),
     }
 }

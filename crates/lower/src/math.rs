@@ -217,9 +217,9 @@ pub fn binary(b: &mut Builder, op: BinaryOp, x: Value, y: Value, power: Option<f
         BinaryOp::Xor => b.binary(B::Xor, x, y),
         BinaryOp::Remainder => remainder(b, x, y).1,
         BinaryOp::FloorDiv => floor_div(b, elem, x, y),
-        BinaryOp::Pow => power.and_then(|p| small_power(b, elem, x, p)).unwrap_or_else(|| {
-            if elem.is_float() { b.binary(B::Pow, x, y) } else { int_power(b, x, y) }
-        }),
+        BinaryOp::Pow => power
+            .and_then(|p| small_power(b, elem, x, p))
+            .unwrap_or_else(|| if elem.is_float() { b.binary(B::Pow, x, y) } else { int_power(b, x, y) }),
     }
 }
 
@@ -393,8 +393,20 @@ pub fn combine(b: &mut Builder, op: ReduceOp, x: Value, y: Value) -> Value {
     let op = match op {
         ReduceOp::Sum | ReduceOp::Mean => B::Add,
         ReduceOp::Prod => B::Mul,
-        ReduceOp::Max | ReduceOp::ArgMax => if bool { B::Or } else { B::Max },
-        ReduceOp::Min | ReduceOp::ArgMin => if bool { B::And } else { B::Min },
+        ReduceOp::Max | ReduceOp::ArgMax => {
+            if bool {
+                B::Or
+            } else {
+                B::Max
+            }
+        }
+        ReduceOp::Min | ReduceOp::ArgMin => {
+            if bool {
+                B::And
+            } else {
+                B::Min
+            }
+        }
         ReduceOp::Any => B::Or,
         ReduceOp::All => B::And,
     };

@@ -60,7 +60,7 @@ where
     let (block, warps) = pointwise_block(target, widest(&settled), total);
     let plan = tiling(&mut space, &settled, block, warps, target);
     let scene = scene(&space.axes)?;
-    let mut frame = open(name, &scene, &plan, &[]);
+    let mut frame = open(name, &scene, &plan);
     for s in &scene.stores {
         frame.store(s);
     }
@@ -90,7 +90,8 @@ fn tiling(space: &mut Space, scene: &Scene, block: usize, warps: usize, target: 
         && last.extent >= 8
     {
         let side = |n: usize| n.next_power_of_two().min(TRANSPOSE);
-        let mut cuts: Vec<Cut> = outer.iter().filter(|c| c.id != across).map(|c| Cut::uniform(c.id, c.extent)).collect();
+        let mut cuts: Vec<Cut> =
+            outer.iter().filter(|c| c.id != across).map(|c| Cut::uniform(c.id, c.extent)).collect();
         cuts.push(Cut { id: across, extent: other.extent, block: side(other.extent), axis: 0 });
         cuts.push(Cut { id: last.id, extent: last.extent, block: side(last.extent), axis: 1 });
         return Shape { cuts, rank: 2, parts: 1, warps: warps_for(TRANSPOSE * TRANSPOSE, 8) };

@@ -40,9 +40,8 @@ pub type Resolved = Result<NodeId, LowerError>;
 
 impl<'a> Resolver<'a> {
     pub fn new(graph: &'a Graph, kernel: &'a str) -> Resolver<'a> {
-        let places = (graph.inputs.iter().enumerate())
-            .map(|(i, &v)| (v, (Slot::Input(i as u32), graph.dtype(v))))
-            .collect();
+        let places =
+            (graph.inputs.iter().enumerate()).map(|(i, &v)| (v, (Slot::Input(i as u32), graph.dtype(v)))).collect();
         Resolver {
             graph,
             kernel,

@@ -1,6 +1,6 @@
 //! The frame of a block program: parameters, the place of an instance in the grid, and lanes of its tile.
 use crate::Target;
-use crate::dag::{NodeOp, Scene, Store};
+use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::{Emitter, Lanes, joint};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
@@ -47,21 +47,28 @@ pub struct Shape {
     pub warps: usize,
 }
 
-/// Starts a program for the scene's stores (and other slots, by dtype; written ones last).
-pub fn open<'a>(name: &str, scene: &'a Scene, shape: &Shape, extra: &[(Slot, DType, bool)]) -> Frame<'a> {
-    let mut slots: BTreeMap<Slot, (DType, bool)> = BTreeMap::new();
-    for n in scene.live() {
-        let node = scene.dag.node(n);
-        if let NodeOp::Load { slot, .. } = node.op {
-            slots.insert(slot, (node.dtype, true));
-        }
-    }
-    for s in &scene.stores {
-        slots.insert(s.slot, (s.dtype, false));
-    }
-    for (slot, dtype, readonly) in extra {
-        slots.insert(*slot, (*dtype, *readonly));
-    }
+/// A buffer a step uses: where, of what, only read.
+pub type Used = (Slot, DType, bool);
+
+/// Buffers that nodes read, not looking below those where `stop` holds.
+pub fn loads(dag: &Dag, roots: &[NodeId], stop: impl Fn(NodeId) -> bool) -> Vec<Used> {
+    let load = |n: NodeId| match dag.node(n).op {
+        NodeOp::Load { slot, .. } => Some((slot, dag.node(n).dtype, true)),
+        _ => None,
+    };
+    dag.reach_until(roots, stop).into_iter().filter_map(load).collect()
+}
+
+/// Starts a program for the scene's stores.
+pub fn open<'a>(name: &str, scene: &'a Scene, shape: &Shape) -> Frame<'a> {
+    let written = scene.stores.iter().map(|s| (s.slot, s.dtype, false));
+    let used: Vec<Used> = loads(&scene.dag, &scene.roots(), |_| false).into_iter().chain(written).collect();
+    open_with(name, scene, shape, &used)
+}
+
+/// Starts a program that uses these buffers; parameters are in the order of the slots.
+pub fn open_with<'a>(name: &str, scene: &'a Scene, shape: &Shape, used: &[Used]) -> Frame<'a> {
+    let slots: BTreeMap<Slot, (DType, bool)> = used.iter().map(|&(slot, d, readonly)| (slot, (d, readonly))).collect();
     let counts: Vec<usize> = std::iter::once(shape.parts.max(1)).chain(shape.cuts.iter().map(Cut::count)).collect();
     let instances: usize = counts.iter().product();
     let mut b = Builder::new(name, [instances, 1, 1], shape.warps.max(1));

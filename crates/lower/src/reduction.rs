@@ -1,0 +1,140 @@
+//! Reductions: kernels whose outputs are rows, or one value per row.
+//!
+//! Coordinates are either *kept* or of the *row*. All reductions of a kernel are over the same row; the output with the most
+//! elements gives the coordinates, and those that no reduction keeps are its row.
+use crate::dag::{Dag, NodeOp, Scene, Store};
+use crate::expr::{CoordId, Expr, delinear, linear};
+use crate::resolve::{Resolver, Row};
+use crate::rows::{self, Emitted};
+use crate::space::Space;
+use crate::window::{UNROLL, window_len};
+use crate::{LowerError, Target, pointwise};
+use kiln_graph::{Graph, Op, ValueId};
+use kiln_plan::exec::Slot;
+
+pub fn lower(name: &str, body: &Graph, target: Target) -> Result<Emitted, LowerError> {
+    let unsupported = |why: String| LowerError::Unsupported { kernel: name.to_string(), why };
+    let Some(len) = row_len(name, body)? else {
+        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(name, body, target)? });
+    };
+    let live: Vec<usize> = (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect();
+    let count = |i: usize| body.ty(body.outputs[i]).count();
+    // The first of the largest.
+    let Some(&driver) = live.iter().rev().max_by_key(|&&i| count(i)) else {
+        return Ok(Emitted::default());
+    };
+    let shape = body.shape(body.outputs[driver]).to_vec();
+
+    // Which of the driver's coordinates are the row's: those no reduction depends on. The row of the reductions themselves
+    // is a coordinate of its own for now.
+    let extents = [&shape[..], &[len]].concat();
+    let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == shape.len()).collect();
+    let mut space = Space::new(&extents, &row_axes);
+    let alone = |s: &Space| driver_scene(name, body, driver, &s.axes, len);
+    space.refine(&alone)?;
+    let scene = alone(&space)?;
+    let row = space.row_ids();
+    let deps = scene.dag.depends(&row);
+    let mut kept: Vec<CoordId> = vec![];
+    for n in scene.live() {
+        if matches!(scene.dag.node(n).op, NodeOp::Reduce { .. }) {
+            kept.extend(&deps[n as usize]);
+        }
+    }
+    let own: Vec<_> = space.coords.iter().filter(|c| !c.row).copied().collect();
+    let mut across: Vec<_> = own.iter().filter(|c| !kept.contains(&c.id)).copied().collect();
+    let wide: usize = across.iter().map(|c| c.extent).product();
+    if wide != len {
+        // Every coordinate names a row; those no reduction reads repeat it.
+        across.clear();
+    }
+    let full = !across.is_empty();
+
+    // The final space: kept coordinates, then the row. The driver's axes in it.
+    let kept: Vec<_> = own.iter().filter(|c| !across.iter().any(|a| a.id == c.id)).copied().collect();
+    let mut extents: Vec<usize> = kept.iter().map(|c| c.extent).collect();
+    let rows: usize = extents.iter().product();
+    extents.push(len);
+    let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == kept.len()).collect();
+    let old_axes = space.axes[..shape.len()].to_vec();
+    let across_shape: Vec<usize> = across.iter().map(|c| c.extent).collect();
+    let driver_axes = |axes: &[Expr]| -> Vec<Expr> {
+        let parts = delinear(&axes[kept.len()], &across_shape);
+        let of = |id: CoordId| {
+            let in_kept = kept.iter().position(|c| c.id == id).map(|i| axes[i].clone());
+            in_kept.or_else(|| across.iter().position(|c| c.id == id).map(|i| parts[i].clone()))
+        };
+        old_axes.iter().map(|e| e.substitute(&of)).collect()
+    };
+    let kept_shape = extents[..kept.len()].to_vec();
+    let all = |s: &Space| -> Result<Scene, LowerError> {
+        let mut r = Resolver::new(body, name);
+        r.row = Some(Row { position: s.axes[kept.len()].clone(), len });
+        let whole = linear(&driver_axes(&s.axes), &shape);
+        let row_sized = linear(&s.axes[..kept.len()], &kept_shape);
+        let mut stores = vec![];
+        for &i in &live {
+            let v = body.outputs[i];
+            let position = if count(i) == count(driver) {
+                &whole
+            } else if full && count(i) == rows {
+                &row_sized
+            } else {
+                return Err(unsupported(format!(
+                    "outputs of {} and {} elements over rows of {len}",
+                    count(driver),
+                    count(i)
+                )));
+            };
+            let ix = delinear(position, body.shape(v));
+            let value = r.at(v, &ix, &[])?;
+            let at = linear(&ix, body.shape(v));
+            stores.push(Store { slot: Slot::Output(i as u32), dtype: body.dtype(v), at, guards: vec![], value });
+        }
+        Ok(Scene { dag: r.dag, stores })
+    };
+    let space = Space::new(&extents, &row_axes);
+    rows::emit(name, space, &all, target, 0)
+}
+
+fn driver_scene(name: &str, body: &Graph, driver: usize, axes: &[Expr], len: usize) -> Result<Scene, LowerError> {
+    let v = body.outputs[driver];
+    let Some((row, ix)) = axes.split_last() else { return Ok(Scene { dag: Dag::default(), stores: vec![] }) };
+    let mut r = Resolver::new(body, name);
+    r.row = Some(Row { position: row.clone(), len });
+    let value = r.at(v, ix, &[])?;
+    let at = linear(ix, body.shape(v));
+    let store = Store { slot: Slot::Output(driver as u32), dtype: body.dtype(v), at, guards: vec![], value };
+    Ok(Scene { dag: r.dag, stores: vec![store] })
+}
+
+/// Elements of a row: what the body's reductions agree on. `None` if nothing is reduced (rows of one element are not).
+pub fn row_len(name: &str, body: &Graph) -> Result<Option<usize>, LowerError> {
+    let mut found: Option<usize> = None;
+    for v in body.values() {
+        let Some(len) = reduced_len(body, v).filter(|&n| n > 1) else { continue };
+        if *found.get_or_insert(len) != len {
+            let why = format!("rows of {len} and of {} elements", found.unwrap_or(0));
+            return Err(LowerError::Unsupported { kernel: name.to_string(), why });
+        }
+    }
+    Ok(found)
+}
+
+/// Elements that one element of a value is reduced from, if it is a reduction.
+pub fn reduced_len(body: &Graph, v: ValueId) -> Option<usize> {
+    let args = body.args(v);
+    let x = || args.first().map(|&a| body.shape(a));
+    match body.op(v) {
+        Op::Reduce { axes, .. } => x().map(|s| axes.iter().map(|&a| s[a]).product()),
+        Op::Softmax { axis } | Op::LogSoftmax { axis } => x().map(|s| s[*axis]),
+        Op::LayerNorm { axes, .. } => x().map(|s| s[s.len() - axes..].iter().product()),
+        Op::RmsNorm { .. } | Op::Dot | Op::Linear => x().and_then(|s| s.last().copied()),
+        Op::GroupNorm { groups, .. } => x().map(|s| s[1] / groups * s[2..].iter().product::<usize>()),
+        op @ (Op::Conv { .. } | Op::Pool { .. }) => {
+            let shapes: Vec<&[usize]> = args.iter().map(|&a| body.shape(a)).collect();
+            window_len(op, &shapes).filter(|&n| n > UNROLL)
+        }
+        _ => None,
+    }
+}

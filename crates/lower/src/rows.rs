@@ -1,0 +1,167 @@
+//! Schedules of row programs: how kept coordinates and rows lie in tiles, in loops and in the grid.
+//!
+//! - a row that fits a tile is held whole, several short ones together;
+//! - a long row is walked in chunks, once per level of reductions and once more to write it;
+//! - rows across memory (a leading or middle axis) are walked with a kept coordinate along the tile's last axis;
+//! - few long rows are cut into parts: each level leaves partial results in scratch, which the next one combines in a fixed
+//!   order.
+use crate::dag::{NodeOp, Scene};
+use crate::expr::{CoordId, Expr};
+use crate::space::{Coord, Space};
+use crate::tile::{Cut, Shape, warps_for};
+use crate::walk::Walk;
+use crate::{LowerError, Target};
+use kiln_block::Kernel;
+use kiln_graph::Type;
+use kiln_plan::exec::Work;
+
+/// Steps with the scratch they use.
+#[derive(Clone, Debug, Default)]
+pub struct Emitted {
+    pub scratch: Vec<Type>,
+    pub steps: Vec<Work<Kernel>>,
+}
+
+/// The shape of a row program.
+#[derive(Clone, Debug)]
+pub struct RowPlan {
+    pub kept: Vec<Cut>,
+    pub row: Cut,
+    pub rank: usize,
+    /// Instances that share a row.
+    pub parts: usize,
+    pub warps: usize,
+}
+impl RowPlan {
+    /// The row lies in one tile.
+    pub fn whole(&self) -> bool {
+        self.row.block >= self.row.extent && self.parts == 1
+    }
+    /// Elements of a part, a multiple of the chunk.
+    pub fn part_len(&self) -> usize {
+        self.row.extent.div_ceil(self.parts).next_multiple_of(self.row.block)
+    }
+    pub fn shape(&self, parts: usize) -> Shape {
+        Shape { cuts: self.kept.clone(), rank: self.rank, parts, warps: self.warps }
+    }
+}
+
+/// Emits the program of a space with a row. `scratch` is the number of the first free scratch buffer.
+pub fn emit<F>(name: &str, mut space: Space, scene: &F, target: Target, scratch: u32) -> Result<Emitted, LowerError>
+where
+    F: Fn(&Space) -> Result<Scene, LowerError>,
+{
+    let settled = space.settle(scene)?;
+    let Some(plan) = plan(&mut space, &settled, target) else {
+        return Err(LowerError::Unsupported { kernel: name.to_string(), why: "a reduction without a row".into() });
+    };
+    let scene = scene(&space)?;
+    Walk::new(name, &scene, plan, scratch).emit()
+}
+
+fn plan(space: &mut Space, scene: &Scene, target: Target) -> Option<RowPlan> {
+    let kept: Vec<Coord> = space.coords.iter().filter(|c| !c.row).copied().collect();
+    let row: Vec<Coord> = space.coords.iter().filter(|c| c.row).copied().collect();
+    let along = contiguous(scene, &kept, row.last()?.id);
+    let row = space.merge(&space.row_ids())?;
+    let n = space.find(row)?.extent;
+    Some(match along {
+        Some(k) if space.find(k)?.extent > 1 => across(space, kept, k, row, n, target),
+        _ => inner(space, kept, row, n, target),
+    })
+}
+
+/// The kept coordinate that accesses of the row's elements are contiguous along, if more are so than along the row.
+fn contiguous(scene: &Scene, kept: &[Coord], row: CoordId) -> Option<CoordId> {
+    let mut along_row = 0;
+    let mut votes: Vec<(usize, CoordId)> = kept.iter().map(|c| (0, c.id)).collect();
+    let mut look = |at: &Expr| match at.stride(row) {
+        Some(0) => {}
+        Some(1) | None => along_row += 1,
+        Some(_) => votes.iter_mut().filter(|v| at.stride(v.1) == Some(1)).for_each(|v| v.0 += 1),
+    };
+    for n in scene.live() {
+        if let NodeOp::Load { at, .. } = &scene.dag.node(n).op {
+            look(at);
+        }
+    }
+    scene.stores.iter().for_each(|s| look(&s.at));
+    let best = votes.into_iter().max()?;
+    (best.0 > along_row).then_some(best.1)
+}
+
+/// Instances that keep a machine busy.
+fn wanted(target: Target) -> usize {
+    match target {
+        Target::Host => 16,
+        Target::Gpu { .. } => 264,
+    }
+}
+
+/// How many instances share a row, for all to have something to do.
+fn parts(instances: usize, n: usize, chunk: usize, target: Target) -> usize {
+    let (least, few) = match target {
+        Target::Host => (65536, 4),
+        Target::Gpu { .. } => (16384, 66),
+    };
+    if instances >= few || n * instances < least || n < 4 * chunk {
+        return 1;
+    }
+    (wanted(target) / instances.max(1)).clamp(1, n / (2 * chunk))
+}
+
+/// Rows along memory: the row is the tile's last axis.
+fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Target) -> RowPlan {
+    let gpu = matches!(target, Target::Gpu { .. });
+    let rows: usize = kept.iter().map(|c| c.extent).product();
+    let ids: Vec<CoordId> = kept.iter().map(|c| c.id).collect();
+    let wide = n.next_power_of_two();
+    let (limit, chunk, together) = if gpu { (32768, 4096, 1024) } else { (16384, 4096, 4096) };
+    let split = parts(rows, n, chunk, target);
+    let uniform = || kept.iter().map(|c| Cut::uniform(c.id, c.extent)).collect::<Vec<_>>();
+    if wide > limit || split > 1 {
+        let row = Cut { id: row, extent: n, block: chunk.min(wide), axis: 0 };
+        return RowPlan { kept: uniform(), row, rank: 1, parts: split, warps: if gpu { 8 } else { 4 } };
+    }
+    let mut high = (together / wide).max(1).min(rows.next_power_of_two());
+    while high > 1 && rows / high < wanted(target) {
+        high /= 2;
+    }
+    let warps = warps_for(high * wide, if wide > 8192 { 32 } else { 8 });
+    let row = |rank: usize| Cut { id: row, extent: n, block: wide, axis: rank - 1 };
+    if high == 1 {
+        return RowPlan { kept: uniform(), row: row(1), rank: 1, parts: 1, warps };
+    }
+    let kept = match space.merge(&ids) {
+        Some(id) => vec![Cut { id, extent: rows, block: high, axis: 0 }],
+        None => vec![],
+    };
+    RowPlan { kept, row: row(2), rank: 2, parts: 1, warps }
+}
+
+/// Rows across memory: the tile's last axis is the kept coordinate `along`, the row is its first.
+fn across(space: &mut Space, kept: Vec<Coord>, along: CoordId, row: CoordId, n: usize, target: Target) -> RowPlan {
+    let gpu = matches!(target, Target::Gpu { .. });
+    let extent = space.find(along).map_or(1, |c| c.extent);
+    let others: usize = kept.iter().filter(|c| c.id != along).map(|c| c.extent).product();
+    let mut wide = extent.next_power_of_two().min(if gpu { 128 } else { 512 });
+    while wide > 32 && others * extent.div_ceil(wide) < wanted(target) {
+        wide /= 2;
+    }
+    let tile = if gpu { 2048 } else { 4096 };
+    // A row that fits is held; else it is walked, on the host one element at a time.
+    let held = n.next_power_of_two() * wide <= tile;
+    let high = if held {
+        n.next_power_of_two()
+    } else if gpu || wide < 64 {
+        (tile / wide).min(n.next_power_of_two())
+    } else {
+        1
+    };
+    let instances = others * extent.div_ceil(wide);
+    let split = if held { 1 } else { parts(instances, n, high.max(16), target) };
+    let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
+    cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
+    let row = Cut { id: row, extent: n, block: high, axis: 0 };
+    RowPlan { kept: cuts, row, rank: 2, parts: split, warps: if gpu { warps_for(high * wide, 8) } else { 4 } }
+}
