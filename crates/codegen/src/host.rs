@@ -1,19 +1,120 @@
 //! Host code: a block program as vectorised loops, compiled in memory.
+//!
+//! Takes: verified upper-level block programs. Gives: functions that run a range of the program's instances. Block values are
+//! lazy: loops are written where a value is forced ([`nest`]), everything else is computed inside them ([`eval`]). The code is
+//! LLVM text ([`text`]) that is vectorised as it is written; LLVM cleans it and assigns registers ([`jit`]).
+//! Never: threads (the caller splits the grid), lower-level ops of the block IR.
+mod demand;
+mod dot;
+mod eval;
+mod half;
+mod jit;
+mod math;
+mod memory;
+mod nest;
+mod ops;
+mod program;
+mod reduce;
+mod text;
+mod value;
+
 use crate::CodegenError;
-use kiln_block::Kernel;
+use kiln_block::{Kernel, Value};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
 
 /// Runs instances `lo..hi` of the linearised grid (axis 0 fastest). `args`: one address per kernel parameter.
 pub type HostFn = unsafe extern "C" fn(args: *const *mut u8, lo: u64, hi: u64);
 
+/// What cannot be compiled, in words.
+type Res<T> = Result<T, String>;
+
 /// Compiled kernels; the code lives as long as this does.
 pub struct HostModule {
+    /// Keeps the code alive.
+    _code: Option<jit::Code>,
     functions: Vec<HostFn>,
+}
+
+/// Everything known while a kernel's text is written.
+struct Emit<'k> {
+    kernel: &'k Kernel,
+    machine: &'static jit::Machine,
+    text: text::Text,
+    demand: demand::Demand,
+    place: HashMap<Value, eval::Place>,
+    /// Values computed, per open scope.
+    memo: Vec<HashMap<(Value, Vec<value::Val>), value::Val>>,
+    /// Masks that hold throughout the loop being written, at the coordinates `here`.
+    assumed: HashSet<Value>,
+    here: Vec<value::Val>,
+    pending: nest::Group,
+    /// Lanes of the nest being written.
+    lanes: usize,
+    pid: Vec<value::Num>,
+    /// Bytes of scratch memory so far.
+    scratch: usize,
+    dummy: Option<text::Name>,
 }
 
 /// Compiles kernels for this machine's processor.
 pub fn compile(kernels: &[Kernel]) -> Result<HostModule, CodegenError> {
-    let _ = kernels;
-    Ok(HostModule { functions: vec![] })
+    let Some(first) = kernels.first() else { return Ok(HostModule { _code: None, functions: vec![] }) };
+    let (text, externs) = emit(kernels)?;
+    let names: Vec<String> = (0..kernels.len()).map(|n| format!("kiln.{n}")).collect();
+    let mut symbols: Vec<(&str, usize)> = externs.iter().filter_map(|s| math::address(s).map(|a| (*s, a))).collect();
+    symbols.push(("kiln_scratch", scratch as *const () as usize));
+    let code = jit::compile(&text, &names, &symbols)
+        .map_err(|what| CodegenError::Llvm { kernel: first.name.clone(), what })?;
+    // SAFETY: the addresses are those of functions that were generated with this signature.
+    let functions = code.addresses.iter().map(|&a| unsafe { std::mem::transmute::<usize, HostFn>(a) }).collect();
+    Ok(HostModule { _code: Some(code), functions })
+}
+
+/// The LLVM text of kernels, before LLVM's own passes: for people and snapshot tests.
+pub fn llvm_text(kernels: &[Kernel]) -> Result<String, CodegenError> {
+    emit(kernels).map(|(text, _)| text)
+}
+
+fn emit(kernels: &[Kernel]) -> Result<(String, Vec<&'static str>), CodegenError> {
+    let machine = jit::machine();
+    let mut shared = text::Text::default();
+    let mut functions = String::new();
+    for (n, kernel) in kernels.iter().enumerate() {
+        let mut e = Emit {
+            kernel,
+            machine,
+            text: std::mem::take(&mut shared),
+            demand: Default::default(),
+            place: HashMap::new(),
+            memo: vec![HashMap::new()],
+            assumed: HashSet::new(),
+            here: vec![],
+            pending: Default::default(),
+            lanes: 1,
+            pid: vec![],
+            scratch: 0,
+            dummy: None,
+        };
+        let text = program::function(&mut e, &format!("kiln.{n}")).map_err(|what| CodegenError::Unsupported {
+            kernel: kernel.name.clone(),
+            target: "the host".into(),
+            what,
+        })?;
+        functions.push_str(&text);
+        shared = e.text;
+    }
+    let mut text = shared.preamble();
+    text.push_str(&functions);
+    let bits = machine.lanes * 32;
+    let _ = writeln!(
+        text,
+        "attributes #0 = {{ \"target-cpu\"=\"{}\" \"target-features\"=\"{}\" \"prefer-vector-width\"=\"{bits}\" \
+         \"min-legal-vector-width\"=\"{bits}\" \"no-trapping-math\"=\"true\" }}",
+        machine.cpu, machine.features
+    );
+    Ok((text, shared.externs.clone()))
 }
 
 impl HostModule {
@@ -21,4 +122,17 @@ impl HostModule {
     pub fn function(&self, n: usize) -> Option<HostFn> {
         self.functions.get(n).copied()
     }
+}
+
+/// At least `bytes` of this thread's scratch memory, aligned to 64; generated code calls it once per range of instances.
+extern "C" fn scratch(bytes: u64) -> *mut u8 {
+    thread_local!(static MEMORY: RefCell<Vec<[u64; 8]>> = const { RefCell::new(vec![]) });
+    MEMORY.with_borrow_mut(|m| {
+        let lines = bytes as usize / 64 + 2;
+        if m.len() < lines {
+            m.resize(lines, [0; 8]);
+        }
+        let p = m.as_mut_ptr().cast::<u8>();
+        p.wrapping_add(p.align_offset(64))
+    })
 }

@@ -1,0 +1,182 @@
+//! Which block values are kept in scratch memory, and which are computed where they are used.
+//!
+//! A value is demanded by the loops that it reaches through lazily computed values. Demanded by two loops, or from a loop of the
+//! program while defined outside of it, it is kept if computing it again costs more than reading it. Operands of products are
+//! kept always (they are packed), and so are loads whose memory is overwritten before their last use.
+use kiln_block::{Inst, Kernel, Op, Region, Type, UnaryOp, Value};
+use std::collections::{BTreeSet, HashMap};
+
+#[derive(Default)]
+pub(super) struct Demand {
+    /// Results to keep, with the loops that demand them; `None`: always kept.
+    pub keep: HashMap<Value, Option<BTreeSet<Inst>>>,
+    /// Defining instructions.
+    pub def: HashMap<Value, Inst>,
+    /// Position in program order and the enclosing `for` instructions, outermost first.
+    place: HashMap<Inst, (usize, Vec<Inst>)>,
+    cost: HashMap<Value, u32>,
+    sinks: HashMap<Value, BTreeSet<Inst>>,
+    roots: HashMap<Value, Value>,
+}
+
+/// Recomputation above this, in vector instructions, is worth a buffer.
+const KEEP_COST: u32 = 8;
+
+/// Rough vector instructions of an op.
+fn own_cost(op: &Op) -> u32 {
+    use kiln_block::BinaryOp as B;
+    match op {
+        Op::Load => 2,
+        Op::Unary(u) => match u {
+            UnaryOp::Exp | UnaryOp::Exp2 => 16,
+            UnaryOp::Expm1 | UnaryOp::Tanh => 20,
+            UnaryOp::Log | UnaryOp::Log2 | UnaryOp::Log10 | UnaryOp::Log1p | UnaryOp::Erf => 30,
+            UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not | UnaryOp::IsNan | UnaryOp::IsInf => 1,
+            UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round | UnaryOp::Trunc => 1,
+            UnaryOp::Sqrt | UnaryOp::Rsqrt => 8,
+            _ => 200,
+        },
+        Op::Binary(B::Div) => 6,
+        Op::Binary(B::Rem | B::Pow | B::Atan2) => 200,
+        Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) => 1,
+        _ => 0,
+    }
+}
+
+/// Ops whose block operands are read by loops.
+pub(super) fn forces(op: &Op) -> bool {
+    matches!(op, Op::Store | Op::Reduce { .. } | Op::Scan { .. } | Op::Dot { .. } | Op::For | Op::If | Op::Yield)
+}
+
+impl Demand {
+    pub fn of(k: &Kernel) -> Demand {
+        let mut d = Demand::default();
+        let mut order = vec![];
+        d.number(k, &k.body, &[], &mut order);
+        for &i in &order {
+            let inst = k.inst(i);
+            let sum: u32 = inst
+                .args
+                .iter()
+                .map(|a| d.cost.get(a).copied().unwrap_or(0))
+                .fold(own_cost(&inst.op), u32::saturating_add);
+            for &r in &inst.results {
+                d.def.insert(r, i);
+                let is_block = matches!(k.ty(r), Type::Block { shape, .. } if !shape.is_empty());
+                d.cost.insert(r, if is_block && !forces(&inst.op) { sum } else { 0 });
+            }
+            d.trace_root(k, i);
+        }
+        let overwritten = d.overwritten(k, &order);
+        let packed: BTreeSet<Value> = order
+            .iter()
+            .filter(|&&i| matches!(k.inst(i).op, Op::Dot { .. }))
+            .flat_map(|&i| k.inst(i).args.iter().take(2).copied())
+            .collect();
+        for &i in order.iter().rev() {
+            d.decide(k, i, &overwritten, &packed);
+        }
+        d
+    }
+    fn number(&mut self, k: &Kernel, r: &Region, loops: &[Inst], order: &mut Vec<Inst>) {
+        for &i in &r.insts {
+            self.place.insert(i, (order.len(), loops.to_vec()));
+            order.push(i);
+            let mut inner = loops.to_vec();
+            inner.push(i);
+            for region in &k.inst(i).regions {
+                self.number(k, region, &inner, order);
+            }
+        }
+    }
+    /// The parameter (or other first pointer) that a pointer comes from.
+    fn trace_root(&mut self, k: &Kernel, i: Inst) {
+        let inst = k.inst(i);
+        if let Op::For = inst.op {
+            let inner = inst.regions.first().map(|r| r.params.iter().skip(1)).into_iter().flatten();
+            for ((p, r), init) in inner.zip(&inst.results).zip(inst.args.iter().skip(3)) {
+                let root = self.root(*init);
+                self.roots.insert(*p, root);
+                self.roots.insert(*r, root);
+            }
+            return;
+        }
+        if let (Some(&r), Some(&a)) = (inst.results.first(), inst.args.first())
+            && matches!(k.ty(r), Type::Ptr { .. })
+        {
+            self.roots.insert(r, self.root(a));
+        }
+    }
+    pub fn root(&self, p: Value) -> Value {
+        self.roots.get(&p).copied().unwrap_or(p)
+    }
+    fn loops(&self, i: Inst) -> &[Inst] {
+        self.place.get(&i).map_or(&[], |p| &p.1)
+    }
+    /// Loads from memory that a later store (or an earlier one of the same loop) writes elsewhere than where the load reads.
+    fn overwritten(&self, k: &Kernel, order: &[Inst]) -> BTreeSet<Value> {
+        let at = |i: Inst| self.place.get(&i).map_or(0, |p| p.0);
+        let mut found = BTreeSet::new();
+        for &l in order.iter().filter(|&&i| matches!(k.inst(i).op, Op::Load)) {
+            let Some(&p) = k.inst(l).args.first() else { continue };
+            let root = self.root(p);
+            if k.params.iter().any(|q| q.value == root && q.readonly) {
+                continue;
+            }
+            let clash = order.iter().any(|&s| {
+                let store = k.inst(s);
+                let Some(&q) = store.args.first() else { return false };
+                matches!(store.op, Op::Store)
+                    && self.root(q) == root
+                    && (at(s) > at(l) || self.loops(s).iter().any(|f| self.loops(l).contains(f)))
+            });
+            if clash {
+                found.extend(k.inst(l).results.iter());
+            }
+        }
+        found
+    }
+    fn decide(&mut self, k: &Kernel, i: Inst, overwritten: &BTreeSet<Value>, packed: &BTreeSet<Value>) {
+        let inst = k.inst(i);
+        let mut reach: BTreeSet<Inst> = BTreeSet::new();
+        if forces(&inst.op) {
+            reach.insert(i);
+        } else if let Some(&r) = inst.results.first() {
+            let sinks = self.sinks.get(&r).cloned().unwrap_or_default();
+            let block = matches!(k.ty(r), Type::Block { shape, .. } if !shape.is_empty());
+            let deeper = sinks.iter().any(|&s| self.loops(s).len() > self.loops(i).len());
+            let dear = self.cost.get(&r).copied().unwrap_or(0) >= KEEP_COST;
+            let must = overwritten.contains(&r) || packed.contains(&r);
+            let repeated = sinks.len() > 1 || deeper || self.spread(k, r);
+            if block && (must || (repeated && dear)) {
+                self.keep.insert(r, if must || deeper { None } else { Some(sinks) });
+                reach.insert(i);
+            } else {
+                reach = sinks;
+            }
+        }
+        for a in &inst.args {
+            self.sinks.entry(*a).or_default().extend(reach.iter().copied());
+        }
+    }
+    /// Whether the value is repeated along a leading axis by a broadcast.
+    fn spread(&self, k: &Kernel, v: Value) -> bool {
+        k.insts.iter().any(|u| {
+            matches!(u.op, Op::Broadcast)
+                && u.args.first() == Some(&v)
+                && u.results.first().is_some_and(|&r| {
+                    let (from, to) = (k.ty(v).shape(), k.ty(r).shape());
+                    let inner = to.iter().rposition(|&n| n > 1).unwrap_or(0);
+                    from.iter().zip(to).take(inner).any(|(a, b)| a < b) && from.get(inner).is_some_and(|&n| n > 1)
+                })
+        })
+    }
+    /// Whether `v` is computed inside the loop.
+    pub fn inside(&self, v: Value, loop_inst: Inst) -> bool {
+        // Region parameters have no definition here: only the loop's own parents' are outside, and those are rare as steps.
+        self.def.get(&v).is_none_or(|i| self.loops(*i).contains(&loop_inst))
+    }
+    pub fn cost(&self, v: Value) -> u32 {
+        self.cost.get(&v).copied().unwrap_or(0)
+    }
+}

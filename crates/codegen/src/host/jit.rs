@@ -1,0 +1,104 @@
+//! From LLVM text to code in memory, for this machine's processor.
+//!
+//! A module has a context of its own, so modules may be compiled in parallel. The pipeline is short: the text is vectorised
+//! already, so that promotion to registers, common subexpressions, loop-invariant motion and cleaning are all that is left.
+use inkwell::OptimizationLevel;
+use inkwell::context::Context;
+use inkwell::execution_engine::ExecutionEngine;
+use inkwell::memory_buffer::MemoryBuffer;
+use inkwell::passes::PassBuilderOptions;
+use inkwell::targets::{CodeModel, InitializationConfig, RelocMode, Target, TargetMachine};
+use std::mem::ManuallyDrop;
+use std::sync::OnceLock;
+
+/// What the processor offers.
+pub(super) struct Machine {
+    pub cpu: String,
+    pub features: String,
+    /// f32 lanes of a vector register.
+    pub lanes: usize,
+    /// Conversions between f16 and f32 in hardware.
+    pub f16c: bool,
+}
+
+pub(super) fn machine() -> &'static Machine {
+    static M: OnceLock<Machine> = OnceLock::new();
+    M.get_or_init(|| {
+        let cpu = TargetMachine::get_host_cpu_name().to_string();
+        let features = TargetMachine::get_host_cpu_features().to_string();
+        let has = |f: &str| features.split(',').any(|x| x.strip_prefix('+') == Some(f));
+        let lanes = if has("avx512f") && has("avx512bw") && has("avx512vl") {
+            16
+        } else if has("avx2") {
+            8
+        } else {
+            4
+        };
+        Machine { lanes, f16c: has("f16c"), cpu, features }
+    })
+}
+
+/// Compiled code with what keeps it alive.
+pub(super) struct Code {
+    engine: ManuallyDrop<ExecutionEngine<'static>>,
+    context: ManuallyDrop<Box<Context>>,
+    pub addresses: Vec<usize>,
+}
+
+// SAFETY: the engine and the context are not touched after compilation but for being dropped once, by the only owner; the code
+// itself is immutable memory.
+unsafe impl Send for Code {}
+unsafe impl Sync for Code {}
+
+impl Drop for Code {
+    fn drop(&mut self) {
+        // SAFETY: dropped once, the engine (which holds the module) before its context.
+        unsafe {
+            ManuallyDrop::drop(&mut self.engine);
+            ManuallyDrop::drop(&mut self.context);
+        }
+    }
+}
+
+const PIPELINE: &str = "function(sroa,early-cse,simplifycfg,instcombine<no-verify-fixpoint>,loop-mssa(loop-rotate,licm),\
+    simplifycfg,early-cse<memssa>,instcombine<no-verify-fixpoint>,loop(indvars,loop-deletion),loop-mssa(licm),simplifycfg)";
+
+/// Compiles `text` and finds the functions `names`; `externs` are addresses of functions it calls.
+pub(super) fn compile(text: &str, names: &[String], externs: &[(&str, usize)]) -> Result<Code, String> {
+    static INIT: OnceLock<Result<(), String>> = OnceLock::new();
+    INIT.get_or_init(|| Target::initialize_native(&InitializationConfig::default())).clone()?;
+    let context = Box::new(Context::create());
+    // SAFETY: the box outlives every use: `Code` drops the engine before the context.
+    let ctx: &'static Context = unsafe { &*(&*context as *const Context) };
+    let buffer = MemoryBuffer::create_from_memory_range_copy(text.as_bytes(), "kernels");
+    let module = ctx.create_module_from_ir(buffer).map_err(|e| e.to_string())?;
+    let m = machine();
+    let triple = TargetMachine::get_default_triple();
+    let target = Target::from_triple(&triple).map_err(|e| e.to_string())?;
+    let tm = target
+        .create_target_machine(
+            &triple,
+            &m.cpu,
+            &m.features,
+            OptimizationLevel::Default,
+            RelocMode::Static,
+            CodeModel::JITDefault,
+        )
+        .ok_or("no target machine for this processor")?;
+    module.set_triple(&triple);
+    module.set_data_layout(&tm.get_target_data().get_data_layout());
+    module.run_passes(PIPELINE, &tm, PassBuilderOptions::create()).map_err(|e| e.to_string())?;
+    let engine = module.create_jit_execution_engine(OptimizationLevel::Default).map_err(|e| e.to_string())?;
+    for (name, address) in externs {
+        if let Some(f) = module.get_function(name) {
+            engine.add_global_mapping(&f, *address);
+        }
+    }
+    let addresses =
+        names.iter().map(|n| engine.get_function_address(n).map_err(|e| e.to_string())).collect::<Result<_, _>>();
+    let (engine, context) = (ManuallyDrop::new(engine), ManuallyDrop::new(context));
+    drop(module);
+    let mut code = Code { engine, context, addresses: vec![] };
+    code.addresses = addresses?;
+    Ok(code)
+}

@@ -1,0 +1,229 @@
+//! Loads and stores of lanes: contiguous, uniform, or one address a lane; masked or not.
+use super::text::{Name, literal, mem, reg, suffix, vector};
+use super::value::{Form, Val};
+use super::{Emit, Res};
+use kiln_block::Elem;
+
+/// How elements lie in memory: as tensors have them, or in scratch memory as registers have them (half types as f32).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Store {
+    Tensor,
+    Scratch,
+}
+impl Store {
+    pub fn ty(self, e: Elem) -> &'static str {
+        match self {
+            Store::Tensor => mem(e),
+            Store::Scratch if e == Elem::Bool => "i8",
+            Store::Scratch => reg(e),
+        }
+    }
+    pub fn bytes(self, e: Elem) -> usize {
+        match (self, e) {
+            (Store::Scratch, Elem::F16 | Elem::Bf16 | Elem::F8e4m3) => 4,
+            _ => e.bytes(),
+        }
+    }
+}
+
+impl Emit<'_> {
+    /// Memory to register.
+    fn unpack(&mut self, d: usize, e: Elem, kind: Store, x: Name, n: usize) -> Res<Name> {
+        let (i16s, i32s, f) = (vector("i16", n), vector("i32", n), vector("float", n));
+        Ok(match (e, kind) {
+            (Elem::Bool, _) => self.text.emit(d, format!("icmp ne {} {x}, {}", vector("i8", n), literal("i8", n, "0"))),
+            (_, Store::Scratch) => x,
+            (Elem::Bf16, _) => {
+                let w = self.text.emit(d, format!("zext {i16s} {x} to {i32s}"));
+                let s = self.text.emit(d, format!("shl {i32s} {w}, {}", literal("i32", n, "16")));
+                self.text.emit(d, format!("bitcast {i32s} {s} to {f}"))
+            }
+            (Elem::F16, _) => {
+                if !self.machine.f16c {
+                    return Err("f16 without conversion instructions".into());
+                }
+                let h = vector("half", n);
+                let b = self.text.emit(d, format!("bitcast {i16s} {x} to {h}"));
+                self.text.emit(d, format!("fpext {h} {b} to {f}"))
+            }
+            (Elem::F8e4m3, _) => return Err("f8e4m3 memory".into()),
+            _ => x,
+        })
+    }
+    /// Register to memory; half types hold rounded values already.
+    fn pack(&mut self, d: usize, e: Elem, kind: Store, x: Name, n: usize) -> Res<Name> {
+        let (i16s, i32s, f) = (vector("i16", n), vector("i32", n), vector("float", n));
+        Ok(match (e, kind) {
+            (Elem::Bool, _) => self.text.emit(d, format!("zext {} {x} to {}", vector("i1", n), vector("i8", n))),
+            (_, Store::Scratch) => x,
+            (Elem::Bf16, _) => {
+                let b = self.text.emit(d, format!("bitcast {f} {x} to {i32s}"));
+                let s = self.text.emit(d, format!("lshr {i32s} {b}, {}", literal("i32", n, "16")));
+                self.text.emit(d, format!("trunc {i32s} {s} to {i16s}"))
+            }
+            (Elem::F16, _) => {
+                let h = vector("half", n);
+                let b = self.text.emit(d, format!("fptrunc {f} {x} to {h}"));
+                self.text.emit(d, format!("bitcast {h} {b} to {i16s}"))
+            }
+            (Elem::F8e4m3, _) => return Err("f8e4m3 memory".into()),
+            _ => x,
+        })
+    }
+    pub fn gep(&mut self, d: usize, ty: &str, root: &Name, off: &str) -> Name {
+        self.text.emit(d, format!("getelementptr {ty}, ptr {root}, i64 {off}"))
+    }
+    fn gep_lanes(&mut self, d: usize, ty: &str, root: &Name, off: &Val) -> Name {
+        let n = self.lanes;
+        let o = self.reg(off, n);
+        self.text.emit(d, format!("getelementptr {ty}, ptr {root}, <{n} x i64> {o}"))
+    }
+    /// Somewhere to read and write when a uniform mask is false.
+    fn nowhere(&mut self) -> Name {
+        if self.dummy.is_none() {
+            self.dummy = Some(self.text.alloca("i64", 8));
+        }
+        self.dummy.clone().unwrap_or_else(|| "null".into())
+    }
+
+    /// `other` where the mask is false (0 without it).
+    pub fn read(
+        &mut self,
+        e: Elem,
+        kind: Store,
+        root: &Name,
+        off: &Val,
+        mask: Option<&Val>,
+        other: Option<&Val>,
+        pin: bool,
+    ) -> Res<Val> {
+        let mask = mask.filter(|m| !m.is_true());
+        let mut d = off.depth.max(mask.map_or(0, |m| m.depth)).max(other.map_or(0, |o| o.depth));
+        if pin {
+            d = self.text.depth();
+        }
+        let ty = kind.ty(e);
+        let zero = Val {
+            elem: e,
+            form: Form::Scalar(
+                if e.is_float() {
+                    "0.0"
+                } else if e == Elem::Bool {
+                    "false"
+                } else {
+                    "0"
+                }
+                .into(),
+            ),
+            depth: 0,
+        };
+        let other = other.unwrap_or(&zero);
+        if let Form::Num(n) = &off.form {
+            let p = self.gep(d, ty, root, &n.text);
+            let Some(mask) = mask else {
+                let x = self.text.emit(d, format!("load {ty}, ptr {p}"));
+                let x = self.unpack(d, e, kind, x, 1)?;
+                return Ok(self.wrap(e, x, 1, d));
+            };
+            let any = if mask.uniform() {
+                self.reg(mask, 1)
+            } else {
+                let m = self.reg(mask, self.lanes);
+                let t = vector("i1", self.lanes);
+                self.text.call(d, "i1", &format!("llvm.vector.reduce.or.v{}i1", self.lanes), &[(&t, &m)])
+            };
+            let safe = self.nowhere();
+            let p = self.text.emit(d, format!("select i1 {any}, ptr {p}, ptr {safe}"));
+            let x = self.text.emit(d, format!("load {ty}, ptr {p}"));
+            let x = self.unpack(d, e, kind, x, 1)?;
+            let x = self.wrap(e, x, 1, d);
+            return self.select(mask, &x, other);
+        }
+        let n = self.lanes;
+        let t = vector(ty, n);
+        let contiguous = match &off.form {
+            Form::Lanes(b, 1) => Some(b.text.clone()),
+            _ => None,
+        };
+        let x = match (contiguous, mask) {
+            (Some(base), None) => {
+                let p = self.gep(d, ty, root, &base);
+                self.text.emit(d, format!("load {t}, ptr {p}, align {}", kind.bytes(e)))
+            }
+            (Some(base), Some(m)) => {
+                let m = self.reg(m, n);
+                let p = self.gep(d, ty, root, &base);
+                let ptr = format!("ptr align {}", kind.bytes(e));
+                let (mt, name) = (vector("i1", n), format!("llvm.masked.load.{}.p0", suffix(ty, n)));
+                self.text.call(d, &t, &name, &[(&ptr, &p), (&mt, &m), (&t, "zeroinitializer")])
+            }
+            (None, m) => {
+                let m = match m {
+                    Some(m) => self.reg(m, n),
+                    None => literal("i1", n, "true"),
+                };
+                let p = self.gep_lanes(d, ty, root, off);
+                let ptr = vector("ptr", n);
+                let ptr = format!("{ptr} align {}", kind.bytes(e));
+                let (mt, name) = (vector("i1", n), format!("llvm.masked.gather.{}.v{n}p0", suffix(ty, n)));
+                self.text.call(d, &t, &name, &[(&ptr, &p), (&mt, &m), (&t, "zeroinitializer")])
+            }
+        };
+        let x = self.unpack(d, e, kind, x, n)?;
+        let v = Val { elem: e, form: Form::Vec(x), depth: d };
+        match mask {
+            Some(m) if !matches!(&other.form, Form::Scalar(s) if matches!(&**s, "0.0" | "0" | "false")) => {
+                self.select(m, &v, other)
+            }
+            _ => Ok(v),
+        }
+    }
+
+    /// Writes in the innermost open scope.
+    pub fn write(&mut self, kind: Store, root: &Name, off: &Val, v: &Val, mask: Option<&Val>) -> Res<()> {
+        let d = self.text.depth();
+        let (e, ty) = (v.elem, kind.ty(v.elem));
+        let mask = mask.filter(|m| !m.is_true());
+        let all_uniform = v.uniform() && mask.is_none_or(|m| m.uniform());
+        if let (Form::Num(o), true) = (&off.form, all_uniform) {
+            let x = self.reg(v, 1);
+            let x = self.pack(d, e, kind, x, 1)?;
+            let mut p = self.gep(d, ty, root, &o.text);
+            if let Some(m) = mask {
+                let m = self.reg(m, 1);
+                let safe = self.nowhere();
+                p = self.text.emit(d, format!("select i1 {m}, ptr {p}, ptr {safe}"));
+            }
+            self.text.line(d, format!("store {ty} {x}, ptr {p}"));
+            return Ok(());
+        }
+        let n = self.lanes;
+        let (t, mt) = (vector(ty, n), vector("i1", n));
+        let x = self.reg(v, n);
+        let x = self.pack(d, e, kind, x, n)?;
+        match (&off.form, mask) {
+            (Form::Lanes(b, 1), None) => {
+                let p = self.gep(d, ty, root, &b.text);
+                self.text.line(d, format!("store {t} {x}, ptr {p}, align {}", kind.bytes(e)));
+            }
+            (Form::Lanes(b, 1), Some(m)) => {
+                let m = self.reg(m, n);
+                let p = self.gep(d, ty, root, &b.text);
+                let ptr = format!("ptr align {}", kind.bytes(e));
+                let name = format!("llvm.masked.store.{}.p0", suffix(ty, n));
+                self.text.call_void(d, &name, &[(&t, &x), (&ptr, &p), (&mt, &m)]);
+            }
+            (_, m) => {
+                let m = match m {
+                    Some(m) => self.reg(m, n),
+                    None => literal("i1", n, "true"),
+                };
+                let p = self.gep_lanes(d, ty, root, off);
+                let ptr = format!("{} align {}", vector("ptr", n), kind.bytes(e));
+                let name = format!("llvm.masked.scatter.{}.v{n}p0", suffix(ty, n));
+                self.text.call_void(d, &name, &[(&t, &x), (&ptr, &p), (&mt, &m)]);
+            }
+        }
+        Ok(())
+    }
+}

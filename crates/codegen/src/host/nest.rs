@@ -1,0 +1,445 @@
+//! Loop nests: forced values over one shape, computed by one nest.
+//!
+//! Sinks gather in a pending group while they have the same shape and do not need each other's results; then the nest is
+//! written: leading axes as loops, the last axis in vectors. Where masks are bounds on the last axis, its loop is split into a
+//! part where they hold and a masked rest.
+use super::eval::{Buffer, Place};
+use super::memory::Store;
+use super::text::Name;
+use super::value::{Form, Num, Val};
+use super::{Emit, Res, reduce};
+use kiln_block::{BinaryOp, Elem, Inst, Op, ReduceOp, ScanOp, Type, Value};
+use std::collections::HashSet;
+
+#[derive(Clone, Debug)]
+pub(super) enum Sink {
+    Store {
+        ptr: Value,
+        value: Value,
+        mask: Option<Value>,
+    },
+    /// Into scratch memory; `place`: the value is read from there afterwards.
+    Keep {
+        value: Value,
+        buffer: Buffer,
+        place: bool,
+    },
+    Reduce {
+        op: ReduceOp,
+        axis: usize,
+        operand: Value,
+        result: Value,
+    },
+    Scan {
+        op: ScanOp,
+        axis: usize,
+        operand: Value,
+        result: Value,
+    },
+}
+
+#[derive(Default)]
+pub(super) struct Group {
+    shape: Vec<usize>,
+    sinks: Vec<(Inst, Sink)>,
+    /// Results that exist only after the nest.
+    late: HashSet<Value>,
+    /// Kept values: computed at the same place inside the nest.
+    same: HashSet<Value>,
+    /// Roots of pending stores.
+    pub stored: HashSet<Value>,
+    /// Roots read inside, with the pointers.
+    read: Vec<(Value, Value)>,
+}
+
+impl Group {
+    pub fn sinks(&self) -> &[(Inst, Sink)] {
+        &self.sinks
+    }
+}
+
+/// An inner loop's state: the accumulators of a reduction.
+pub(super) enum Running {
+    Lanes(reduce::Accumulators),
+    /// Reduced along a leading axis: accumulated in the result's buffer.
+    Memory(Buffer, Option<Buffer>),
+    None,
+}
+
+impl Emit<'_> {
+    /// Adds a sink to the pending group, writing the group first where they cannot share a nest.
+    pub fn push(&mut self, inst: Inst, shape: &[usize], sink: Sink) -> Res<()> {
+        let inputs: Vec<Value> = match &sink {
+            Sink::Store { ptr, value, mask } => [Some(*ptr), Some(*value), *mask].into_iter().flatten().collect(),
+            Sink::Keep { value, .. } => self.kernel_args(*value),
+            Sink::Reduce { operand, .. } | Sink::Scan { operand, .. } => vec![*operand],
+        };
+        let alone = matches!(sink, Sink::Scan { .. }) || shape.is_empty();
+        let mut reads = vec![];
+        if let Sink::Keep { value, .. } = &sink
+            && let Some(Place::Virtual(i)) = self.place.get(value)
+            && let (Op::Load, Some(p)) = (&self.kernel.inst(*i).op, self.kernel.inst(*i).args.first())
+        {
+            reads.push((self.demand.root(*p), *p));
+        }
+        let mut seen = HashSet::new();
+        let free = inputs.iter().all(|v| self.available(*v, true, &mut seen, &mut reads));
+        let store = if let Sink::Store { ptr, .. } = &sink { Some(*ptr) } else { None };
+        let clash = |g: &Group, d: &super::demand::Demand| {
+            store.is_some_and(|p| g.read.iter().any(|(root, q)| *root == d.root(p) && *q != p))
+                || reads.iter().any(|(root, _)| g.stored.contains(root))
+                || store.is_some_and(|p| g.stored.contains(&d.root(p)))
+        };
+        if !self.pending.sinks.is_empty()
+            && (alone || !free || self.pending.shape != shape || clash(&self.pending, &self.demand))
+        {
+            self.flush()?;
+        }
+        if let Some(p) = store {
+            let root = self.demand.root(p);
+            self.pending.stored.insert(root);
+        }
+        self.pending.read.append(&mut reads);
+        self.pending.shape = shape.to_vec();
+        match &sink {
+            Sink::Reduce { result, .. } | Sink::Scan { result, .. } => {
+                self.pending.late.insert(*result);
+            }
+            Sink::Keep { value, place: true, .. } => {
+                self.pending.same.insert(*value);
+            }
+            _ => {}
+        }
+        self.pending.sinks.push((inst, sink));
+        if alone { self.flush() } else { Ok(()) }
+    }
+    fn kernel_args(&self, v: Value) -> Vec<Value> {
+        match self.place.get(&v) {
+            Some(Place::Virtual(i)) => self.kernel.inst(*i).args.clone(),
+            _ => vec![v],
+        }
+    }
+    /// Whether `v` can be computed inside the pending nest. `identity`: at the nest's own coordinates.
+    fn available(
+        &self,
+        v: Value,
+        identity: bool,
+        seen: &mut HashSet<(Value, bool)>,
+        reads: &mut Vec<(Value, Value)>,
+    ) -> bool {
+        if !seen.insert((v, identity)) {
+            return true;
+        }
+        if self.pending.late.contains(&v) || (self.pending.same.contains(&v) && !identity) {
+            return false;
+        }
+        let args = match self.place.get(&v) {
+            Some(Place::Virtual(i)) => {
+                let inst = self.kernel.inst(*i);
+                if let (Op::Load, Some(p)) = (&inst.op, inst.args.first()) {
+                    reads.push((self.demand.root(*p), *p));
+                }
+                let keeps = matches!(
+                    inst.op,
+                    Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Load
+                );
+                return inst.args.iter().all(|a| self.available(*a, identity && keeps, seen, reads));
+            }
+            Some(Place::Induction { init, step, .. }) => [*init, *step],
+            _ => return true,
+        };
+        args.iter().all(|a| self.available(*a, false, seen, reads))
+    }
+    /// Whether a scalar instruction must wait for the pending nest.
+    pub fn waits(&self, inst: Inst) -> bool {
+        let i = self.kernel.inst(inst);
+        i.args.iter().any(|a| self.pending.late.contains(a))
+            || (matches!(i.op, Op::Load)
+                && i.args.first().is_some_and(|p| self.pending.stored.contains(&self.demand.root(*p))))
+    }
+
+    pub fn new_buffer(&mut self, elem: Elem, shape: &[usize]) -> Buffer {
+        let bytes = Store::Scratch.bytes(elem) * shape.iter().product::<usize>().max(1);
+        let at = self.scratch;
+        self.scratch += bytes.next_multiple_of(64);
+        let ptr = self.text.emit(0, format!("getelementptr i8, ptr %scratch, i64 {at}"));
+        Buffer { ptr, elem, shape: shape.to_vec() }
+    }
+
+    /// Writes the pending nest.
+    pub fn flush(&mut self) -> Res<()> {
+        let mut group = std::mem::take(&mut self.pending);
+        if group.sinks.is_empty() {
+            return Ok(());
+        }
+        let members: HashSet<Inst> = group.sinks.iter().map(|(i, _)| *i).collect();
+        // Kept values that no other nest reads need no memory.
+        group.sinks.retain(|(_, s)| match s {
+            Sink::Keep { value, place: true, .. } => match self.demand.keep.get(value) {
+                Some(Some(sinks)) => !sinks.iter().all(|i| members.contains(i)),
+                _ => true,
+            },
+            _ => true,
+        });
+        self.memo = vec![Default::default()];
+        let result = self.nest(&group);
+        self.memo = vec![Default::default()];
+        self.lanes = 1;
+        result?;
+        for (_, sink) in group.sinks {
+            if let Sink::Keep { value, buffer, place: true } = sink {
+                self.place.insert(value, Place::Buffer(buffer));
+            }
+        }
+        Ok(())
+    }
+
+    fn nest(&mut self, group: &Group) -> Res<()> {
+        if group.sinks.is_empty() {
+            return Ok(());
+        }
+        let shape = &group.shape;
+        let axis = shape.iter().rposition(|&n| n > 1);
+        let extent = axis.map_or(1, |a| shape[a]);
+        let sequential = group
+            .sinks
+            .iter()
+            .any(|(_, s)| matches!(s, Sink::Scan { axis: a, .. } if Some(*a) == axis || axis.is_none()));
+        self.lanes = if sequential { 1 } else { self.machine.lanes.min(extent) };
+        // Buffers of results, and identities where a leading axis is reduced.
+        let mut running = vec![];
+        for (_, s) in &group.sinks {
+            running.push(self.prepare(s, shape, axis)?);
+        }
+        let mut at: Vec<Val> = vec![Val::int(Elem::I64, 0); shape.len()];
+        let mut open: Vec<(String, Name, usize)> = vec![];
+        for (a, &n) in shape.iter().enumerate().take(axis.unwrap_or(0)) {
+            if n > 1 {
+                let (label, i) = self.text.open_loop();
+                self.memo.push(Default::default());
+                at[a] = self.counter(&i, 0, 0);
+                open.push((label, i, n));
+            }
+        }
+        self.inner(group, axis, extent, &mut at, &mut running)?;
+        while let Some((label, i, n)) = open.pop() {
+            self.memo.pop();
+            self.text.close_loop(&label, &i, "0", &n.to_string(), 1);
+        }
+        self.settle(group, shape, axis, running)
+    }
+    /// A loop counter that is a multiple of 2^tz, plus a constant.
+    fn counter(&mut self, i: &Name, plus: i64, tz: u32) -> Val {
+        let d = self.text.depth();
+        let n = Num { text: i.clone(), konst: None, tz, nonneg: true, exact: true };
+        if plus == 0 {
+            return Val::num(Elem::I64, n, d);
+        }
+        let text = self.text.emit(d, format!("add nuw nsw i64 {i}, {plus}"));
+        let n = Num { text, tz: tz.min(plus.trailing_zeros()), ..n };
+        Val::num(Elem::I64, n, d)
+    }
+
+    /// The innermost axis: its accumulators, main part and rest.
+    fn inner(
+        &mut self,
+        group: &Group,
+        axis: Option<usize>,
+        extent: usize,
+        at: &mut [Val],
+        running: &mut [Running],
+    ) -> Res<()> {
+        let lanes = self.lanes;
+        let Some(axis) = axis else {
+            self.begin(group, running, 1)?;
+            self.body(group, at, running, 0)?;
+            return self.end(group, at, running);
+        };
+        let unroll = self.unroll(group, extent / lanes);
+        self.begin(group, running, unroll)?;
+        let bounds = self.bounds(group, axis, at)?;
+        let limit: Name = extent.to_string().into();
+        let mut start: Name = "0".into();
+        if !bounds.is_empty() || unroll * lanes <= extent {
+            let step = (lanes * unroll) as i64;
+            let d = self.text.depth();
+            let mut stop: Name = limit.clone();
+            if !bounds.is_empty() {
+                for (_, n) in &bounds {
+                    stop = self.text.call(d, "i64", "llvm.smin.i64", &[("i64", &stop), ("i64", n)]);
+                }
+                stop = self.text.call(d, "i64", "llvm.smax.i64", &[("i64", &stop), ("i64", "0")]);
+                stop = self.text.emit(d, format!("and i64 {stop}, {}", -step));
+            }
+            self.assumed = bounds.iter().map(|b| b.0).collect();
+            self.vectors(group, axis, at, running, (&start, &stop), unroll)?;
+            self.assumed.clear();
+            start = stop;
+        }
+        if !bounds.is_empty() {
+            self.vectors(group, axis, at, running, (&start, &limit), 1)?;
+        }
+        at[axis] = Val::int(Elem::I64, 0);
+        self.end(group, at, running)
+    }
+    fn vectors(
+        &mut self,
+        group: &Group,
+        axis: usize,
+        at: &mut [Val],
+        running: &mut [Running],
+        (start, stop): (&Name, &Name),
+        unroll: usize,
+    ) -> Res<()> {
+        let lanes = self.lanes;
+        let step = (lanes * unroll) as i64;
+        let (label, i) = self.text.open_loop();
+        self.memo.push(Default::default());
+        for u in 0..unroll {
+            let c = self.counter(&i, (u * lanes) as i64, step.trailing_zeros());
+            at[axis] = match c.form {
+                Form::Num(n) if lanes > 1 => Val { form: Form::Lanes(n, 1), ..c },
+                _ => c,
+            };
+            self.body(group, at, running, u)?;
+        }
+        self.memo.pop();
+        self.text.close_loop(&label, &i, start, stop, step);
+        Ok(())
+    }
+    fn unroll(&self, group: &Group, vectors: usize) -> usize {
+        let cost: u32 = group
+            .sinks
+            .iter()
+            .map(|(_, s)| match s {
+                Sink::Store { value, .. } | Sink::Keep { value, .. } => self.demand.cost(*value) + 1,
+                Sink::Reduce { operand, .. } | Sink::Scan { operand, .. } => self.demand.cost(*operand) + 1,
+            })
+            .fold(0, u32::saturating_add);
+        let want = match cost {
+            0..=12 => 4,
+            13..=40 => 2,
+            _ => 1,
+        };
+        if self.lanes == 1 { 1 } else { want.min(vectors.max(1)) }
+    }
+    /// Comparisons among the masks that bound the innermost axis (or do not depend on it), with the number of leading
+    /// elements for which they hold.
+    fn bounds(&mut self, group: &Group, axis: usize, at: &mut [Val]) -> Res<Vec<(Value, Name)>> {
+        if self.lanes == 1 {
+            return Ok(vec![]);
+        }
+        let mut masks = vec![];
+        let mut seen = HashSet::new();
+        for (_, s) in &group.sinks {
+            match s {
+                Sink::Store { ptr, value, mask } => {
+                    self.masks_of(*ptr, at, &mut masks, &mut seen);
+                    self.masks_of(*value, at, &mut masks, &mut seen);
+                    masks.extend(mask);
+                }
+                Sink::Keep { value, .. } => self.masks_of(*value, at, &mut masks, &mut seen),
+                Sink::Reduce { operand, .. } | Sink::Scan { operand, .. } => {
+                    self.masks_of(*operand, at, &mut masks, &mut seen)
+                }
+            }
+        }
+        let mut found: Vec<(Value, Name)> = vec![];
+        at[axis] = Val { elem: Elem::I64, form: Form::Lanes(Num::konst(0), 1), depth: 0 };
+        let shape = &group.shape;
+        while let Some(m) = masks.pop() {
+            let Some(&i) = self.demand.def.get(&m) else { continue };
+            let inst = self.kernel.inst(i);
+            match &inst.op {
+                Op::Binary(BinaryOp::And) => masks.extend(inst.args.iter().copied()),
+                Op::Broadcast | Op::ExpandDims(_) | Op::Splat => {
+                    // Followed only where the nest's own coordinates apply; found through the broadcast's value itself.
+                    let ty = self.kernel.ty(m);
+                    if ty.shape() == shape.as_slice() && !found.iter().any(|f| f.0 == m) {
+                        let v = self.eval(m, at)?;
+                        self.add_bound(m, v, &mut found);
+                    }
+                }
+                Op::Cmp(_) if self.kernel.ty(m).shape() == shape.as_slice() && !found.iter().any(|f| f.0 == m) => {
+                    let v = self.eval(m, at)?;
+                    self.add_bound(m, v, &mut found);
+                }
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+    fn add_bound(&mut self, m: Value, v: Val, found: &mut Vec<(Value, Name)>) {
+        match &v.form {
+            Form::Prefix(n) => found.push((m, n.text.clone())),
+            Form::Scalar(c) if &**c != "true" => {
+                let n = self.text.emit(v.depth, format!("select i1 {c}, i64 {}, i64 0", i64::MAX));
+                found.push((m, n));
+            }
+            _ => {}
+        }
+    }
+    /// Masks of the loads that `v` is computed from at the nest's own coordinates.
+    fn masks_of(&self, v: Value, at: &[Val], masks: &mut Vec<Value>, seen: &mut HashSet<Value>) {
+        if !seen.insert(v) {
+            return;
+        }
+        let Some(Place::Virtual(i)) = self.place.get(&v) else { return };
+        let inst = self.kernel.inst(*i);
+        match &inst.op {
+            Op::Load => masks.extend(inst.args.get(1)),
+            Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) => {
+                for a in &inst.args {
+                    self.masks_of(*a, at, masks, seen);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// One vector of every sink.
+    fn body(&mut self, group: &Group, at: &[Val], running: &mut [Running], turn: usize) -> Res<()> {
+        self.here = at.to_vec();
+        for ((_, sink), run) in group.sinks.iter().zip(running.iter_mut()) {
+            match sink {
+                Sink::Store { ptr, value, mask } => {
+                    let mask = mask.map(|m| self.eval(m, at)).transpose()?;
+                    let v = self.eval(*value, at)?;
+                    let p = self.eval(*ptr, at)?;
+                    let Form::Ptr(root, off) = &p.form else {
+                        return Err("a store to something other than a pointer".into());
+                    };
+                    self.write(Store::Tensor, root, off, &v, mask.as_ref())?;
+                }
+                Sink::Keep { value, buffer, .. } => {
+                    let v = self.eval(*value, at)?;
+                    let off = self.linear(&buffer.shape, at);
+                    self.write(Store::Scratch, &buffer.ptr, &off, &v, None)?;
+                }
+                Sink::Reduce { op, axis, operand, .. } => {
+                    let v = self.eval(*operand, at)?;
+                    self.accumulate(*op, *axis, &v, at, run, turn)?;
+                }
+                Sink::Scan { op, axis, operand, result } => {
+                    let v = self.eval(*operand, at)?;
+                    let shape = self.kernel.ty(*result).shape().to_vec();
+                    self.scan_step(*op, *axis, &v, at, run, &shape)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The element that a reduction or scan accumulates in.
+pub(super) fn accumulator(e: Elem) -> Elem {
+    match e {
+        Elem::F16 | Elem::Bf16 | Elem::F8e4m3 => Elem::F32,
+        e => e,
+    }
+}
+
+/// Elements of a block type.
+pub(super) fn block_elem(t: &Type) -> Res<Elem> {
+    t.elem().ok_or_else(|| format!("{t} where a block is needed"))
+}

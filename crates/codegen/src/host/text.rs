@@ -1,0 +1,177 @@
+//! LLVM IR as text, written into a stack of scopes.
+//!
+//! Scope 0 is the function's straight code; each open loop adds one. Loop-invariant code is appended to the scope of its own
+//! depth, which lies before the inner loop: hoisting is where a thing is written, not a pass. Names are unique per module.
+use kiln_block::Elem;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::rc::Rc;
+
+/// An SSA name or a literal.
+pub(super) type Name = Rc<str>;
+
+#[derive(Default)]
+pub(super) struct Text {
+    scopes: Vec<String>,
+    /// Allocas of the entry block.
+    entry: String,
+    next: u32,
+    /// Intrinsic and library declarations by name.
+    declared: BTreeMap<String, String>,
+    /// Internal helper functions by name.
+    helpers: BTreeMap<String, String>,
+    /// Names of library functions called.
+    pub externs: Vec<&'static str>,
+}
+
+/// The LLVM type that holds a value of `elem` in a register; half types are held as f32.
+pub(super) fn reg(elem: Elem) -> &'static str {
+    match elem {
+        Elem::F64 => "double",
+        Elem::F32 | Elem::F16 | Elem::Bf16 | Elem::F8e4m3 => "float",
+        Elem::I64 => "i64",
+        Elem::I32 => "i32",
+        Elem::U8 => "i8",
+        Elem::Bool => "i1",
+    }
+}
+/// The LLVM type of one element in memory.
+pub(super) fn mem(elem: Elem) -> &'static str {
+    match elem {
+        Elem::F16 | Elem::Bf16 => "i16",
+        Elem::Bool | Elem::F8e4m3 => "i8",
+        e => reg(e),
+    }
+}
+/// `T` or `<n x T>`.
+pub(super) fn vector(ty: &str, lanes: usize) -> String {
+    if lanes == 1 { ty.to_string() } else { format!("<{lanes} x {ty}>") }
+}
+/// Suffix of intrinsic names: `f32`, `v16f32`.
+pub(super) fn suffix(ty: &str, lanes: usize) -> String {
+    let s = match ty {
+        "float" => "f32",
+        "double" => "f64",
+        "half" => "f16",
+        other => other,
+    };
+    if lanes == 1 { s.to_string() } else { format!("v{lanes}{s}") }
+}
+/// A scalar literal repeated over the lanes.
+pub(super) fn literal(ty: &str, lanes: usize, scalar: &str) -> Name {
+    if lanes == 1 { scalar.into() } else { format!("splat ({ty} {scalar})").into() }
+}
+/// LLVM's exact spelling of a float (a f32 is written as the double of the same value).
+pub(super) fn float(ty: &str, v: f64) -> String {
+    let v = if ty == "double" { v } else { v as f32 as f64 };
+    format!("0x{:016X}", v.to_bits())
+}
+
+impl Text {
+    pub fn start(&mut self) {
+        self.scopes = vec![String::new()];
+        self.entry.clear();
+    }
+    /// Ends a function and gives its entry's allocas and its body.
+    pub fn finish(&mut self) -> (String, String) {
+        (std::mem::take(&mut self.entry), self.scopes.pop().unwrap_or_default())
+    }
+    pub fn depth(&self) -> usize {
+        self.scopes.len() - 1
+    }
+    pub fn fresh(&mut self) -> Name {
+        self.next += 1;
+        format!("%t{}", self.next).into()
+    }
+    pub fn label(&mut self) -> String {
+        self.next += 1;
+        format!("b{}", self.next)
+    }
+    pub fn line(&mut self, depth: usize, line: impl AsRef<str>) {
+        let s = &mut self.scopes[depth];
+        s.push_str("  ");
+        s.push_str(line.as_ref());
+        s.push('\n');
+    }
+    pub fn mark(&mut self, label: &str) {
+        let d = self.depth();
+        let _ = writeln!(self.scopes[d], "{label}:");
+    }
+    pub fn emit(&mut self, depth: usize, rhs: impl AsRef<str>) -> Name {
+        let n = self.fresh();
+        self.line(depth, format!("{n} = {}", rhs.as_ref()));
+        n
+    }
+    pub fn alloca(&mut self, ty: &str, align: usize) -> Name {
+        let n = self.fresh();
+        let _ = writeln!(self.entry, "  {n} = alloca {ty}, align {align}");
+        n
+    }
+    pub fn call(&mut self, depth: usize, ret: &str, name: &str, args: &[(&str, &str)]) -> Name {
+        self.declare(ret.strip_prefix("nsz ").unwrap_or(ret), name, args);
+        let list: Vec<String> = args.iter().map(|(t, a)| format!("{t} {a}")).collect();
+        self.emit(depth, format!("call {ret} @{name}({})", list.join(", ")))
+    }
+    pub fn call_void(&mut self, depth: usize, name: &str, args: &[(&str, &str)]) {
+        self.declare("void", name, args);
+        let list: Vec<String> = args.iter().map(|(t, a)| format!("{t} {a}")).collect();
+        self.line(depth, format!("call void @{name}({})", list.join(", ")));
+    }
+    fn declare(&mut self, ret: &str, name: &str, args: &[(&str, &str)]) {
+        if !self.declared.contains_key(name) && !self.helpers.contains_key(name) {
+            let types: Vec<&str> = args.iter().map(|(t, _)| *t).collect();
+            self.declared.insert(name.into(), format!("declare {ret} @{name}({})\n", types.join(", ")));
+        }
+    }
+    pub fn has_helper(&self, name: &str) -> bool {
+        self.helpers.contains_key(name)
+    }
+    pub fn add_helper(&mut self, name: &str, text: String) {
+        self.helpers.insert(name.into(), text);
+    }
+    pub fn declare_extern(&mut self, symbol: &'static str, ty: &str, args: usize) {
+        if !self.externs.contains(&symbol) {
+            self.externs.push(symbol);
+            let list = vec![ty; args].join(", ");
+            let decl = format!("declare {ty} @{symbol}({list}) nounwind willreturn memory(none)\n");
+            self.declared.insert(symbol.into(), decl);
+        }
+    }
+    /// Declarations and helpers, to go before the functions.
+    pub fn preamble(&self) -> String {
+        self.declared.values().chain(self.helpers.values()).cloned().collect()
+    }
+
+    pub fn declare_scratch(&mut self) {
+        self.declared.insert("kiln_scratch".into(), "declare ptr @kiln_scratch(i64)\n".into());
+    }
+    /// Makes the innermost scope the program's scope 0; `restore` undoes it.
+    pub fn rebase(&mut self) -> Vec<String> {
+        let inner = self.scopes.pop().unwrap_or_default();
+        std::mem::replace(&mut self.scopes, vec![inner])
+    }
+    pub fn restore(&mut self, outer: Vec<String>) {
+        let inner = std::mem::replace(&mut self.scopes, outer);
+        self.scopes.extend(inner);
+    }
+
+    /// Opens `for (i = lo; i < hi; i += step)`; gives the counter. The text is placed by `close_loop`.
+    pub fn open_loop(&mut self) -> (String, Name) {
+        let label = self.label();
+        self.scopes.push(String::new());
+        let i = self.fresh();
+        (label, i)
+    }
+    pub fn close_loop(&mut self, label: &str, i: &str, lo: &str, hi: &str, step: i64) {
+        let body = self.scopes.pop().unwrap_or_default();
+        let d = self.depth();
+        let s = &mut self.scopes[d];
+        let _ = write!(
+            s,
+            "  br label %{label}.pre\n{label}.pre:\n  br label %{label}.head\n{label}.head:\n  {i} = phi i64 [ {lo}, %{label}.pre ], \
+             [ {i}.next, %{label}.latch ]\n  {i}.go = icmp slt i64 {i}, {hi}\n  br i1 {i}.go, label %{label}.body, label %{label}.exit\n\
+             {label}.body:\n{body}  br label %{label}.latch\n{label}.latch:\n  {i}.next = add nuw nsw i64 {i}, {step}\n  br label \
+             %{label}.head\n{label}.exit:\n"
+        );
+    }
+}
