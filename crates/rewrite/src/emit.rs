@@ -5,14 +5,27 @@ use crate::checker::Checker;
 use crate::class::Class;
 use crate::cost::{lower_bound, microseconds};
 use crate::dag::{Dag, Program};
-use crate::planner::{Apart, Kernel, Kernels, boundaries, inputs};
+use crate::planner::{self, Apart, Kernel, Kernels, boundaries, inputs};
 use crate::region::{alone, kind};
 use kiln_graph::{BinaryOp, Graph, Op};
 use kiln_plan::{Alternative, Buffer, BufferId, BufferKind, Kernel as Planned, Numerics, Plan, Reason, Stage, Stop};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How to choose kernels: `planner::fused` or `planner::unfused`.
-pub type Choose = fn(&Dag, &mut Checker) -> Kernels;
+/// How kernels are chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fusion {
+    Fused,
+    /// One per op; there is nothing to give reasons for.
+    Unfused,
+}
+impl Fusion {
+    pub fn kernels(self, dag: &Dag, check: &mut Checker) -> Kernels {
+        match self {
+            Fusion::Fused => planner::fused(dag, check),
+            Fusion::Unfused => planner::unfused(dag, check),
+        }
+    }
+}
 
 struct Emitter<'a> {
     program: &'a Program,
@@ -20,6 +33,7 @@ struct Emitter<'a> {
     /// Buffer of every value that is in memory.
     at: BTreeMap<usize, BufferId>,
     serial: usize,
+    fusion: Fusion,
 }
 
 /// The plan of `run`'s kernels, and of the kernels that compute what they read frozen.
@@ -27,7 +41,7 @@ pub fn emit(
     g: &Graph,
     program: &Program,
     run: (&Dag, &Kernels),
-    choose: Choose,
+    fusion: Fusion,
     check: &mut Checker,
     numerics: Numerics,
 ) -> Result<Plan, RewriteError> {
@@ -38,14 +52,14 @@ pub fn emit(
         lower_bound_us: microseconds(lower_bound(run.0, check.machine)),
         ..Plan::default()
     };
-    let mut e = Emitter { program, plan, at: BTreeMap::new(), serial: 0 };
+    let mut e = Emitter { program, plan, at: BTreeMap::new(), serial: 0, fusion };
     for &i in &g.inputs {
         let Op::Input(n) = *g.op(i) else { continue };
         e.plan.buffers.push(Buffer { ty: g.ty(i).clone(), kind: BufferKind::Input(n) });
     }
     let wanted = e.frozen_wanted(run.0, run.1);
     let load = Dag::load(program, wanted.iter().copied());
-    let kernels = choose(&load, check);
+    let kernels = fusion.kernels(&load, check);
     e.stage(&load, &kernels, check)?;
     e.stage(run.0, run.1, check)?;
     e.plan.outputs = program.roots.iter().map(|&r| e.buffer(r, Stage::Run)).collect();
@@ -78,7 +92,8 @@ impl Emitter<'_> {
     }
     fn stage(&mut self, dag: &Dag, kernels: &Kernels, check: &mut Checker) -> Result<(), RewriteError> {
         let order = kernels.launches(dag).ok_or(RewriteError::Cycle)?;
-        let apart = boundaries(dag, kernels, check);
+        let fused = self.fusion == Fusion::Fused;
+        let apart = if fused { boundaries(dag, kernels, check) } else { BTreeMap::new() };
         let mut names: BTreeMap<usize, String> = BTreeMap::new();
         for &id in &order {
             names.insert(id, format!("{}_{}", describe(dag, &kernels.by_id[&id].members), self.serial));
@@ -91,7 +106,8 @@ impl Emitter<'_> {
             let stage = if frozen(&id) { Stage::Load } else { dag.stage };
             let k = &kernels.by_id[&id];
             let stops = stops(id, &names, &apart);
-            let reason = Reason { rules: rules(dag, k), alternative: alternative(dag, k, check), stops };
+            let alternative = if fused { alternative(dag, k, check) } else { None };
+            let reason = Reason { rules: rules(dag, k), alternative, stops };
             self.kernel(dag, k, &names[&id], stage, reason);
         }
         Ok(())

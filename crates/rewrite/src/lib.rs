@@ -22,6 +22,7 @@ pub mod space;
 use build::Builder;
 use checker::Checker;
 use dag::{Dag, Program};
+use emit::Fusion;
 use kiln_graph::Graph;
 use kiln_plan::{Machine, Numerics, Plan, Search};
 
@@ -53,8 +54,8 @@ pub fn plan(g: &Graph, machine: &Machine, options: &Options) -> Result<Plan, Rew
     if !options.fuse {
         let program = Program::of_graph(g);
         let dag = Dag::run(&program);
-        let kernels = planner::unfused(&dag, &mut check);
-        let mut plan = emit::emit(g, &program, (&dag, &kernels), planner::unfused, &mut check, options.numerics)?;
+        let kernels = Fusion::Unfused.kernels(&dag, &mut check);
+        let mut plan = emit::emit(g, &program, (&dag, &kernels), Fusion::Unfused, &mut check, options.numerics)?;
         plan.search = Search { stopped: "not fused".to_string(), ..Search::default() };
         return Ok(plan);
     }
@@ -64,7 +65,7 @@ pub fn plan(g: &Graph, machine: &Machine, options: &Options) -> Result<Plan, Rew
     let saturated = rules::saturate(builder, options.numerics);
     let best = extract::Extractor::new(&saturated, &roots, &written).best(&mut check).ok_or(RewriteError::Cycle)?;
     let mut plan =
-        emit::emit(g, &best.program, (&best.dag, &best.kernels), planner::fused, &mut check, options.numerics)?;
+        emit::emit(g, &best.program, (&best.dag, &best.kernels), Fusion::Fused, &mut check, options.numerics)?;
     plan.search = Search {
         iterations: saturated.iterations,
         enodes_before: before,

@@ -38,3 +38,97 @@ pub fn planned(text: &str) {
 pub fn kinds(p: &Plan) -> Vec<KernelKind> {
     p.kernels.iter().filter(|k| k.stage == Stage::Run).map(|k| k.kind).collect()
 }
+
+use kiln_graph::{DType, Init, Tensor, Type};
+use kiln_interp::graph::{Precision, no_fallback, run_with};
+use kiln_plan::BufferKind;
+
+/// A small generator of its own, so that cases stay as they are.
+pub struct Random(pub u64);
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let x = self.0 ^ (self.0 >> 33);
+        x.wrapping_mul(0xff51afd7ed558ccd) >> 17
+    }
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+    pub fn unit(&mut self) -> f64 {
+        (self.next() % (1 << 20)) as f64 / f64::from(1 << 20)
+    }
+}
+
+/// Data of a type: floats in ±1, integers and booleans 0 or 1.
+pub fn data(ty: &Type, seed: u64) -> Tensor {
+    let mut r = Random(seed * 77 + 1);
+    let float = ty.dtype.is_float();
+    let values: Vec<f64> =
+        (0..ty.count()).map(|_| if float { r.unit() * 2. - 1. } else { r.below(2) as f64 }).collect();
+    Tensor::from_f64(ty.clone(), values)
+}
+pub fn params(g: &Graph) -> Vec<Tensor> {
+    let one = |(i, p): (usize, &kiln_graph::ParamInfo)| match &p.init {
+        Init::Fill(v) => Tensor::from_f64(p.ty.clone(), vec![v.as_f64(); p.ty.count()]),
+        Init::Data(v) => Tensor::from_f64(p.ty.clone(), v.iter().map(|s| s.as_f64())),
+        _ => data(&p.ty, 1000 + i as u64),
+    };
+    g.params.iter().enumerate().map(one).collect()
+}
+fn interpret(g: &Graph, inputs: &[Tensor], params: &[Tensor], precision: Precision) -> Vec<Tensor> {
+    run_with(g, inputs, params, precision, &mut no_fallback).unwrap_or_else(|e| panic!("{e}\n{g}"))
+}
+/// Runs the plan kernel by kernel, each body by the interpreter.
+pub fn execute(p: &Plan, inputs: &[Tensor], params: &[Tensor]) -> Vec<Tensor> {
+    let given = |b: &kiln_plan::Buffer| match b.kind {
+        BufferKind::Input(n) => Some(inputs[n as usize].clone()),
+        BufferKind::Param(id) => Some(params[id.0 as usize].clone()),
+        _ => None,
+    };
+    let mut buffers: Vec<Option<Tensor>> = p.buffers.iter().map(given).collect();
+    for k in &p.kernels {
+        let args: Vec<Tensor> =
+            k.inputs.iter().map(|b| buffers[b.0 as usize].clone().expect("written before")).collect();
+        for (b, t) in k.outputs.iter().zip(interpret(&k.body, &args, &[], Precision::Native)) {
+            buffers[b.0 as usize] = Some(t);
+        }
+    }
+    p.outputs.iter().map(|b| buffers[b.0 as usize].clone().expect("every output is written")).collect()
+}
+
+/// The plan computes what the graph computes: its error against f64 is no worse than twice the graph's own, plus a few units in
+/// the last place of the largest value.
+pub fn agrees(g: &Graph, p: &Plan) {
+    let inputs: Vec<Tensor> = g.inputs.iter().enumerate().map(|(i, v)| data(g.ty(*v), i as u64)).collect();
+    let params = params(g);
+    let native = interpret(g, &inputs, &params, Precision::Native);
+    let exact = interpret(g, &inputs, &params, Precision::F64);
+    for (i, got) in execute(p, &inputs, &params).iter().enumerate() {
+        assert_eq!(got.ty, native[i].ty, "output {i}\n{g}\n{p}");
+        let unit = match got.ty.dtype {
+            DType::Bf16 => 1. / 128.,
+            DType::F16 => 1. / 1024.,
+            DType::F32 => 2e-6,
+            DType::F64 => 1e-13,
+            _ => 0.,
+        };
+        let (e, n) = (exact[i].to_f64_vec(), native[i].to_f64_vec());
+        let largest = e.iter().filter(|v| v.is_finite()).fold(1f64, |m, v| m.max(v.abs()));
+        let own = e.iter().zip(&n).map(|(e, n)| (e - n).abs()).filter(|d| d.is_finite()).fold(0f64, f64::max);
+        for (j, ((e, n), v)) in e.iter().zip(&n).zip(got.to_f64_vec()).enumerate() {
+            let same = v == *n || (v.is_nan() && n.is_nan());
+            let near = (v - e).abs() <= 2. * own + unit * largest;
+            assert!(same || near, "output {i}[{j}]: plan {v}, graph {n}, in f64 {e}\n{g}\n{p}");
+        }
+    }
+}
+/// Plans in every way and checks each against the interpreter.
+pub fn differential(g: &Graph) {
+    for options in [
+        Options { fuse: false, ..Options::default() },
+        Options { numerics: Numerics::Exact, fuse: true },
+        Options::default(),
+    ] {
+        agrees(g, &plan_with(g, options));
+    }
+}
