@@ -1,0 +1,210 @@
+// Calls, values and problems as JSON. src/raw.rs reads it.
+#include "shim.h"
+
+#include <torch/csrc/jit/frontend/source_range.h>
+
+#include <cmath>
+#include <sstream>
+
+namespace kiln {
+using namespace torch::jit;
+
+namespace {
+
+template <class V, class F>
+void write_list(std::ostream& o, const V& items, F each) {
+  o << '[';
+  bool first = true;
+  for (const auto& e : items) {
+    if (!first) o << ',';
+    first = false;
+    each(e);
+  }
+  o << ']';
+}
+
+void write_double(std::ostream& o, double d) {
+  if (std::isnan(d)) o << "\"nan\"";
+  else if (std::isinf(d)) o << (d > 0 ? "\"inf\"" : "\"-inf\"");
+  else {
+    char b[40];
+    snprintf(b, sizeof b, "%.17g", d);
+    o << b;
+  }
+}
+
+void write_ints(std::ostream& o, at::IntArrayRef v) {
+  write_list(o, v, [&](int64_t e) { o << e; });
+}
+
+void write_arg(std::ostream& o, const Arg& a) {
+  if (a.id >= 0) o << "{\"value\":" << a.id << '}';
+  else if (a.list) {
+    o << "{\"list\":";
+    write_list(o, a.items, [&](const Arg& e) { write_arg(o, e); });
+    o << '}';
+  } else write_plain(o, a.plain);
+}
+
+void write_field(std::ostream& o, const char* name, const std::string& s) {
+  if (s.empty()) return;
+  o << ",\"" << name << "\":";
+  write_string(o, s);
+}
+
+void write_value(std::ostream& o, const Archive& a, const ValueInfo& v) {
+  o << "{\"dtype\":\"" << dtype_name(v.dtype) << "\",\"shape\":";
+  write_ints(o, v.sizes);
+  const at::Tensor& t = v.constant.defined() ? v.constant : v.folded;
+  if (t.defined()) {
+    o << (v.constant.defined() ? ",\"constant\":true" : ",\"folded\":true");
+    if (t.numel() == 1 && !t.is_complex()) {
+      o << ",\"scalar\":";
+      write_plain(o, c10::IValue(t.item()));
+    }
+    if (v.constant.defined() && t.numel()) {
+      auto it = a.names.find(t.data_ptr());
+      if (it != a.names.end()) write_field(o, "name", it->second);
+    }
+  }
+  o << '}';
+}
+
+}  // namespace
+
+void write_string(std::ostream& o, const std::string& s) {
+  o << '"';
+  for (unsigned char c : s) {
+    if (c == '"' || c == '\\') o << '\\' << c;
+    else if (c < 0x20) {
+      char b[8];
+      snprintf(b, sizeof b, "\\u%04x", c);
+      o << b;
+    } else o << c;
+  }
+  o << '"';
+}
+
+// Externally tagged, as serde reads enums.
+void write_plain(std::ostream& o, const c10::IValue& v) {
+  if (v.isNone() || (v.isTensor() && !v.toTensor().defined())) o << "\"none\"";
+  else if (v.isInt()) o << "{\"int\":" << v.toInt() << '}';
+  else if (v.isDouble()) {
+    o << "{\"float\":";
+    write_double(o, v.toDouble());
+    o << '}';
+  } else if (v.isBool()) o << "{\"bool\":" << (v.toBool() ? "true" : "false") << '}';
+  else if (v.isString()) {
+    o << "{\"str\":";
+    write_string(o, v.toStringRef());
+    o << '}';
+  } else if (v.isDevice()) o << "{\"device\":\"" << v.toDevice().str() << "\"}";
+  else if (v.isIntList()) {
+    o << "{\"ints\":";
+    write_list(o, v.toIntVector(), [&](int64_t e) { o << e; });
+    o << '}';
+  } else if (v.isList() || v.isTuple()) {
+    std::vector<c10::IValue> items;
+    if (v.isTuple()) items = v.toTupleRef().elements().vec();
+    else for (const c10::IValue& e : v.toListRef()) items.push_back(e);
+    o << "{\"list\":";
+    write_list(o, items, [&](const c10::IValue& e) { write_plain(o, e); });
+    o << '}';
+  } else {
+    o << "{\"opaque\":";
+    write_string(o, v.tagKind());
+    o << '}';
+  }
+}
+
+const char* dtype_name(at::ScalarType t) {
+  switch (t) {
+    case at::kDouble: return "f64";
+    case at::kFloat: return "f32";
+    case at::kHalf: return "f16";
+    case at::kBFloat16: return "bf16";
+    case at::kLong: return "i64";
+    case at::kInt: return "i32";
+    case at::kByte: return "u8";
+    case at::kBool: return "bool";
+    default: return c10::toString(t);
+  }
+}
+
+std::string source_of(const Node* n) {
+  auto range = n->sourceRange();
+  if (auto original = range.findSourceRangeThatGenerated()) range = *original;  // the Python file behind the archive's own code
+  if (auto at = range.file_line_col()) return std::get<0>(*at) + ":" + std::to_string(std::get<1>(*at));
+  return "";
+}
+
+std::string module_of(const Node* n) {
+  auto path = utils::getNodesModuleHierarchy(*n);
+  return path.empty() ? n->scopeName() : path;
+}
+
+std::string dump_problems(const std::vector<Problem>& problems) {
+  std::ostringstream o;
+  o << "{\"errors\":";
+  write_list(o, problems, [&](const Problem& p) {
+    o << "{\"message\":";
+    write_string(o, p.message);
+    write_field(o, "source", p.source);
+    write_field(o, "module", p.module);
+    write_field(o, "help", p.help);
+    o << '}';
+  });
+  o << '}';
+  return o.str();
+}
+
+std::string dump_arguments(const c10::FunctionSchema& schema) {
+  std::ostringstream o;
+  std::vector<c10::Argument> args(schema.arguments().begin() + 1, schema.arguments().end());
+  write_list(o, args, [&](const c10::Argument& a) {
+    o << "{\"name\":";
+    write_string(o, a.name());
+    o << ",\"type\":";
+    write_string(o, a.type()->annotation_str());
+    o << ",\"optional\":" << (a.default_value() || a.type()->kind() == TypeKind::OptionalType ? "true" : "false") << '}';
+  });
+  return o.str();
+}
+
+std::string dump_result(const Archive& a) {
+  const Specialised& r = a.result;
+  std::ostringstream o;
+  o << "{\"inputs\":";
+  write_list(o, r.inputs, [&](const Input& i) {
+    o << "{\"name\":";
+    write_string(o, i.name);
+    if (i.id >= 0) o << ",\"value\":" << i.id;
+    else {
+      o << ",\"scalar\":";
+      write_plain(o, i.scalar);
+    }
+    o << '}';
+  });
+  o << ",\"values\":";
+  write_list(o, r.values, [&](const ValueInfo& v) { o << '\n'; write_value(o, a, v); });
+  o << ",\"calls\":";
+  write_list(o, r.calls, [&](const Call& c) {
+    o << "\n{\"name\":";
+    write_string(o, c.name);
+    o << ",\"overload\":";
+    write_string(o, c.overload);
+    o << ",\"args\":";
+    write_list(o, c.args, [&](const Arg& x) { write_arg(o, x); });
+    o << ",\"outs\":";
+    write_list(o, c.outs, [&](int id) { o << id; });
+    write_field(o, "source", c.source);
+    write_field(o, "module", c.module);
+    o << '}';
+  });
+  o << ",\"outputs\":";
+  write_list(o, r.outputs, [&](int id) { o << id; });
+  o << ",\"structure\":" << r.structure << '}';
+  return o.str();
+}
+
+}  // namespace kiln

@@ -1,0 +1,180 @@
+// Execution by libtorch: the whole module as a reference, and one operator by its schema name.
+#include "shim.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/jit/runtime/operator.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include <functional>
+
+namespace kiln {
+using namespace torch::jit;
+
+// A loaded module with its arguments, ready to run again and again.
+struct Session {
+  Module module;
+  std::vector<c10::IValue> arguments;
+  at::Device device = at::kCPU;
+  std::vector<at::Tensor> outputs;
+};
+
+namespace {
+
+at::Device device_of(int index) { return index < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, (c10::DeviceIndex)index); }
+
+void synchronise(at::Device d) {
+  if (d.is_cuda()) c10::impl::VirtualGuardImpl(d.type()).synchronizeDevice(d.index());
+}
+
+void require_device(at::Device d) {
+  if (d.is_cuda() && !c10::impl::hasDeviceGuardImpl(d.type()))
+    throw Failure("libtorch has no CUDA backend here, but " + d.str() + " was asked for", "point LIBTORCH at a CUDA build of torch, or use --device cpu");
+}
+
+void flatten(const c10::IValue& v, std::vector<at::Tensor>& out) {
+  if (v.isTensor()) { if (v.toTensor().defined()) out.push_back(v.toTensor()); }
+  else if (v.isTuple()) for (auto& e : v.toTupleRef().elements()) flatten(e, out);
+  else if (v.isList()) for (const c10::IValue& e : v.toListRef()) flatten(e, out);
+  else if (v.isGenericDict()) for (auto& e : v.toGenericDict()) flatten(e.value(), out);
+}
+
+// `v` as an argument of type `t`: numbers widen, generic lists get their element type.
+c10::IValue coerce(const c10::IValue& v, const TypePtr& t) {
+  switch (t->kind()) {
+    case TypeKind::OptionalType: return v.isNone() ? v : coerce(v, t->expectRef<OptionalType>().getElementType());
+    case TypeKind::FloatType: return v.isInt() ? c10::IValue((double)v.toInt()) : v;
+    case TypeKind::ListType: {
+      auto elem = t->expectRef<ListType>().getElementType();
+      // int[1] parameters take a single number
+      if (!v.isList()) { c10::impl::GenericList one(elem); one.push_back(coerce(v, elem)); return one; }
+      c10::impl::GenericList list(elem);
+      for (const c10::IValue& e : v.toListRef()) list.push_back(coerce(e, elem));
+      return list;
+    }
+    default: return v;
+  }
+}
+
+void call_schema(const c10::FunctionSchema& schema, Stack& stack, const std::function<void(Stack&)>& run) {
+  const auto& args = schema.arguments();
+  for (size_t i = 0; i < stack.size() && i < args.size(); i++) stack[i] = coerce(stack[i], args[i].type());
+  for (size_t i = stack.size(); i < args.size(); i++) stack.push_back(args[i].default_value().value_or(c10::IValue()));
+  run(stack);
+}
+
+}  // namespace
+}  // namespace kiln
+
+extern "C" {
+
+using kiln::Session;
+using c10::IValue;
+
+Session* kt_session(const char* path, int device, at::Tensor** tensors, int n, char** error) {
+  return kiln::guarded(error, (Session*)nullptr, [&] {
+    at::NoGradGuard no_grad;
+    auto s = std::make_unique<Session>();
+    s->device = kiln::device_of(device);
+    kiln::require_device(s->device);
+    s->module = torch::jit::load(path, s->device);
+    s->module.eval();
+    std::vector<at::Tensor> list;
+    for (int i = 0; i < n; i++) list.push_back(tensors[i]->dim() == 0 ? *tensors[i] : tensors[i]->to(s->device));
+    s->arguments = kiln::bind_arguments(s->module.get_method("forward").function().getSchema(), list);
+    return s.release();
+  });
+}
+void kt_session_close(Session* s) { delete s; }
+
+// Runs forward once and waits for the device; the number of flattened output tensors, or -1.
+int kt_session_run(Session* s, char** error) {
+  return kiln::guarded(error, -1, [&] {
+    at::NoGradGuard no_grad;
+    auto result = s->module.forward(s->arguments);
+    kiln::synchronise(s->device);
+    s->outputs.clear();
+    kiln::flatten(result, s->outputs);
+    return (int)s->outputs.size();
+  });
+}
+// A dense host copy of output i; owned by the caller.
+at::Tensor* kt_session_output(Session* s, int i, char** error) {
+  return kiln::guarded(error, (at::Tensor*)nullptr, [&] { return new at::Tensor(s->outputs.at(i).cpu().contiguous()); });
+}
+
+void kt_set_threads(int n) { at::set_num_threads(n); }
+
+// Calls an operator; results that are lists or tuples are flattened. The number of results, or -1.
+int kt_call(const char* name, const char* overload, IValue** ins, int n, int device, at::Tensor** outs, int most, char** error) {
+  return kiln::guarded(error, -1, [&] {
+    at::NoGradGuard no_grad;
+    const at::Device d = kiln::device_of(device);
+    kiln::require_device(d);
+    torch::jit::Stack stack;
+    for (int i = 0; i < n; i++) stack.push_back(ins[i]->isDevice() ? IValue(d) : *ins[i]);
+    if (auto op = c10::Dispatcher::singleton().findSchema({name, overload})) {
+      kiln::call_schema(op->schema(), stack, [&](torch::jit::Stack& s) { op->callBoxed(s); });
+    } else {
+      std::shared_ptr<torch::jit::Operator> found;
+      for (auto& o : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name)))
+        if (o->schema().overload_name() == overload) found = o;
+      if (!found) throw kiln::Failure(std::string("libtorch has no operator ") + name + "." + overload, "use torch 2.11");
+      kiln::call_schema(found->schema(), stack, [&](torch::jit::Stack& s) { found->getOperation()(s); });
+    }
+    std::vector<at::Tensor> results;
+    for (auto& v : stack) kiln::flatten(v, results);
+    kiln::synchronise(d);
+    if ((int)results.size() > most) throw kiln::Failure(std::string(name) + " gave more results than expected");
+    for (size_t i = 0; i < results.size(); i++) outs[i] = new at::Tensor(results[i]);
+    return (int)results.size();
+  });
+}
+
+// A tensor over memory that stays the caller's. dtype is torch's number; device -1 is the host.
+at::Tensor* kt_tensor(void* data, int dtype, const int64_t* sizes, int rank, int device, char** error) {
+  return kiln::guarded(error, (at::Tensor*)nullptr, [&] {
+    const at::Device d = kiln::device_of(device);
+    kiln::require_device(d);
+    at::IntArrayRef shape(sizes, rank);
+    auto options = at::TensorOptions().dtype((at::ScalarType)dtype).device(d);
+    // An empty tensor has no address of its own.
+    if (c10::multiply_integers(shape) == 0) return new at::Tensor(at::empty(shape, options));
+    return new at::Tensor(at::from_blob(data, shape, options));
+  });
+}
+// Dtype number, rank and sizes (at most 16) of a tensor.
+int kt_tensor_type(const at::Tensor* t, int64_t* sizes) {
+  for (int64_t i = 0; i < t->dim() && i < 16; i++) sizes[i] = t->size(i);
+  return (int)t->scalar_type() * 100 + (int)t->dim();
+}
+// Copies src into dst (same shape and dtype, any devices).
+int kt_tensor_copy(at::Tensor* dst, const at::Tensor* src, char** error) {
+  return kiln::guarded(error, -1, [&] {
+    if (dst->sizes() != src->sizes() || dst->scalar_type() != src->scalar_type())
+      throw kiln::Failure("a result is " + kiln::type_text(*src) + ", but a buffer for " + kiln::type_text(*dst) + " was given");
+    dst->copy_(*src);
+    kiln::synchronise(dst->device());
+    return 0;
+  });
+}
+const void* kt_tensor_data(const at::Tensor* t) { return t->const_data_ptr(); }
+void kt_tensor_free(at::Tensor* t) { delete t; }
+
+IValue* kt_iv_tensor(const at::Tensor* t) { return new IValue(*t); }
+IValue* kt_iv_none() { return new IValue(); }
+IValue* kt_iv_int(int64_t v) { return new IValue(v); }
+IValue* kt_iv_float(double v) { return new IValue(v); }
+IValue* kt_iv_bool(int v) { return new IValue(v != 0); }
+IValue* kt_iv_str(const char* v) { return new IValue(std::string(v)); }
+IValue* kt_iv_device() { return new IValue(at::Device(at::kCPU)); }
+// A list whose element type is settled by the operator it is given to.
+IValue* kt_iv_list(IValue** items, int n) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (int i = 0; i < n; i++) list.push_back(*items[i]);
+  return new IValue(list);
+}
+void kt_iv_free(IValue* v) { delete v; }
+
+}  // extern "C"

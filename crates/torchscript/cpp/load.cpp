@@ -1,0 +1,167 @@
+// Archive -> frozen, inlined, cleaned TorchScript graph; forward's arguments from a flat list of tensors.
+//
+// Exceptions and asserts are left in: specialising evaluates their conditions. Mutation that torch's own pass cannot
+// prove harmless is left in as well: specialising resolves it.
+#include "shim.h"
+
+#include <torch/csrc/jit/passes/common_subexpression_elimination.h>
+#include <torch/csrc/jit/passes/constant_propagation.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
+#include <torch/csrc/jit/passes/freeze_module.h>
+#include <torch/csrc/jit/passes/inliner.h>
+#include <torch/csrc/jit/passes/lower_tuples.h>
+#include <torch/csrc/jit/passes/normalize_ops.h>
+#include <torch/csrc/jit/passes/peephole.h>
+#include <torch/csrc/jit/passes/remove_dropout.h>
+#include <torch/csrc/jit/passes/remove_mutation.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include <sstream>
+
+namespace kiln {
+using namespace torch::jit;
+
+namespace {
+
+void clean(std::shared_ptr<Graph>& g) {
+  Inline(*g);
+  LowerSimpleTuples(g);
+  PeepholeOptimize(g);
+  removeDropout(g);
+  RemoveListMutation(g);
+  RemoveTensorMutation(g);
+  NormalizeOps(g);  // aliases to canonical names: multiply -> mul
+  EliminateDeadCode(g);
+}
+
+std::string missing_operator_help(const std::string& what) {
+  if (what.find("Unknown builtin op") != std::string::npos)
+    return "the model uses an operator of an extension library; export it without that operator";
+  return "check that the file is a TorchScript archive written by torch.jit.save (torch 2.11 or older)";
+}
+
+Module open_module(const std::string& path) {
+  try {
+    return torch::jit::load(path, at::kCPU);
+  } catch (const c10::Error& e) {
+    throw Failure(std::string("cannot read the archive: ") + e.what_without_backtrace(), missing_operator_help(e.what_without_backtrace()));
+  }
+}
+
+// The next argument of type `t`, taken from `tensors` starting at `next`.
+c10::IValue bind_one(const c10::Argument& arg, const TypePtr& t, const std::vector<at::Tensor>& tensors, size_t& next, bool last);
+
+c10::IValue bind_scalar(const c10::Argument& arg, const at::Tensor& t) {
+  if (t.numel() != 1)
+    throw Failure("argument `" + arg.name() + "` is " + arg.type()->annotation_str() + ", but a tensor " + type_text(t) + " was given for it", "give a tensor of rank 0");
+  switch (arg.type()->kind() == TypeKind::OptionalType ? arg.type()->expectRef<OptionalType>().getElementType()->kind() : arg.type()->kind()) {
+    case TypeKind::IntType:
+      if (at::isFloatingType(t.scalar_type()))
+        throw Failure("argument `" + arg.name() + "` is int, but " + type_text(t) + " was given for it", "give an int64 tensor of rank 0");
+      return t.item().toLong();
+    case TypeKind::BoolType: return t.item().toBool();
+    case TypeKind::NumberType: return at::isFloatingType(t.scalar_type()) ? c10::IValue(t.item().toDouble()) : c10::IValue(t.item().toLong());
+    default: return t.item().toDouble();
+  }
+}
+
+c10::IValue bind_one(const c10::Argument& arg, const TypePtr& t, const std::vector<at::Tensor>& tensors, size_t& next, bool last) {
+  switch (t->kind()) {
+    case TypeKind::OptionalType: return bind_one(arg, t->expectRef<OptionalType>().getElementType(), tensors, next, last);
+    case TypeKind::TensorType: return tensors.at(next++);
+    case TypeKind::IntType:
+    case TypeKind::FloatType:
+    case TypeKind::BoolType:
+    case TypeKind::NumberType: return bind_scalar(arg, tensors.at(next++));
+    case TypeKind::TupleType: {
+      std::vector<c10::IValue> items;
+      for (auto& e : t->expectRef<TupleType>().elements()) items.push_back(bind_one(arg, e, tensors, next, false));
+      return c10::ivalue::Tuple::create(std::move(items));
+    }
+    case TypeKind::ListType:
+      if (last && t->expectRef<ListType>().getElementType()->kind() == TypeKind::TensorType) {
+        c10::List<at::Tensor> items;
+        while (next < tensors.size()) items.push_back(tensors[next++]);
+        return items;
+      }
+      [[fallthrough]];
+    default:
+      throw Failure("argument `" + arg.name() + "` of forward is " + t->annotation_str() + ", which has no form as input tensors",
+                    "wrap the model in a module whose forward takes tensors, numbers and tuples of these");
+  }
+}
+
+}  // namespace
+
+std::string type_text(const at::Tensor& t) {
+  std::ostringstream o;
+  o << dtype_name(t.scalar_type()) << '[';
+  for (int64_t i = 0; i < t.dim(); i++) o << (i ? "," : "") << t.size(i);
+  o << ']';
+  return o.str();
+}
+
+std::unique_ptr<Archive> load(const std::string& path) {
+  at::NoGradGuard no_grad;
+  auto a = std::make_unique<Archive>();
+  a->path = path;
+  Module m = open_module(path);
+  if (!m.find_method("forward")) throw Failure("the archive has no method `forward`", "save a module, not a function or a state dict");
+  m.eval();
+  for (auto p : m.named_parameters()) if (p.value.defined() && p.value.numel()) a->names[p.value.data_ptr()] = p.name;
+  for (auto p : m.named_buffers()) if (p.value.defined() && p.value.numel()) a->names[p.value.data_ptr()] = p.name;
+  freeze_module_inplace(&m);
+  a->module = m;
+  a->graph = m.get_method("forward").graph()->copy();
+  clean(a->graph);
+  return a;
+}
+
+std::vector<c10::IValue> bind_arguments(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::IValue> values;
+  const auto& args = schema.arguments();
+  size_t next = 0;
+  auto wrong_count = [&]() {
+    std::ostringstream o;
+    o << "forward takes (";
+    for (size_t i = 1; i < args.size(); i++) o << (i > 1 ? ", " : "") << args[i].name() << ": " << args[i].type()->annotation_str() << (args[i].default_value() ? " = default" : "");
+    o << "), but " << tensors.size() << " inputs were given";
+    return Failure(o.str(), "give one tensor per argument, named \"0\", \"1\", ... in order");
+  };
+  for (size_t i = 1; i < args.size(); i++) {
+    if (next >= tensors.size()) {
+      if (args[i].default_value()) values.push_back(*args[i].default_value());
+      else if (args[i].type()->kind() == TypeKind::OptionalType) values.push_back(c10::IValue());
+      else throw wrong_count();
+      continue;
+    }
+    try {
+      values.push_back(bind_one(args[i], args[i].type(), tensors, next, i + 1 == args.size()));
+    } catch (const std::out_of_range&) {
+      throw wrong_count();
+    }
+  }
+  if (next != tensors.size()) throw wrong_count();
+  return values;
+}
+
+}  // namespace kiln
+
+extern "C" {
+
+kiln::Archive* kt_open(const char* path, char** error) {
+  return kiln::guarded(error, (kiln::Archive*)nullptr, [&] { return kiln::load(path).release(); });
+}
+void kt_close(kiln::Archive* a) { delete a; }
+
+// JSON of forward's arguments; owned by the archive until the next call.
+const char* kt_arguments(kiln::Archive* a, char** error) {
+  return kiln::guarded(error, (const char*)nullptr, [&] {
+    a->text = kiln::dump_arguments(a->module.get_method("forward").function().getSchema());
+    return a->text.c_str();
+  });
+}
+
+void kt_free_text(char* s) { free(s); }
+
+}  // extern "C"

@@ -1,0 +1,155 @@
+// In-place operators while specialising: each becomes a call without side effects, and every name for the changed
+// memory gets a new value. A change through a view is written back into what it is a view of, up to the base; the other
+// views of the base are made again. What cannot be written back is refused, never dropped.
+#include "specialise.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <set>
+
+namespace kiln {
+using namespace torch::jit;
+
+namespace {
+
+// In-place operators that change a tensor's shape rather than its contents.
+const std::set<std::string> changes_shape = {"aten::resize_", "aten::squeeze_", "aten::unsqueeze_", "aten::transpose_", "aten::t_",
+                                             "aten::as_strided_", "aten::set_", "aten::resize_as_", "aten::swapaxes_", "aten::swapdims_"};
+const std::set<std::string> changes_nothing = {"aten::requires_grad_", "aten::detach_"};
+
+// Views whose elements are the base's, in the same order.
+const std::set<std::string> reshapes = {"aten::view", "aten::reshape", "aten::unsqueeze", "aten::squeeze", "aten::flatten", "aten::unflatten", "aten::view_as",
+                                        "aten::_unsafe_view", "aten::alias", "aten::detach", "aten::contiguous", "aten::to", "aten::reshape_as", "aten::ravel", "aten::expand", "aten::expand_as"};
+
+c10::IValue ints(std::vector<int64_t> v) { return c10::IValue(std::move(v)); }
+
+}  // namespace
+
+void Specialiser::remember(const SymP& s) {
+  if (auto* storage = storage_of(s->value.toTensor())) families[storage].push_back(s);
+}
+
+bool Specialiser::mutates_tensor(Node* n) {
+  if (!n->maybeSchema()) return false;
+  for (auto& a : n->schema().arguments())
+    if (a.alias_info() && a.alias_info()->isWrite() && a.type()->kind() == TypeKind::TensorType) return true;
+  return false;
+}
+
+void Specialiser::mutate(Node* n) {
+  auto ins = operands(n);
+  const auto& schema = n->schema();
+  const std::string name = schema.name();
+  if (changes_nothing.count(name)) return bind(n->output(), ins[0]);
+  const bool writes_first = schema.arguments()[0].alias_info() && schema.arguments()[0].alias_info()->isWrite();
+  if (!writes_first || changes_shape.count(name) || name.back() != '_') {
+    refuse(n, "`" + name + "` changes a tensor in a way import cannot resolve", "use the operator that gives a new tensor");
+    throw Failure(problems);
+  }
+  const SymP target = ins[0];
+  SymP root = target;
+  bool path_known = true;
+  for (; root->base; root = root->base) path_known &= root->view >= 0;
+  if (root->weight) {
+    auto it = archive.names.find(root->value.toTensor().data_ptr());
+    refuse(n, "`" + name + "` changes " + (it == archive.names.end() ? std::string("a constant of the model") : "the model's own tensor `" + it->second + "`") + " in place", "work on a copy (clone), or return the new value");
+  }
+  if (!path_known) refuse(n, "`" + name + "` changes part of a tensor through one of several views (split, chunk, unbind)", "index the tensor itself, as in x[:, 2:4] = value");
+
+  // The same operator without the underscore, first: its result type tells whether a cast back is needed.
+  const std::string functional = name.substr(0, name.size() - 1);
+  auto op = c10::Dispatcher::singleton().findSchema({functional, schema.overload_name()});
+  if (!op) {
+    refuse(n, "`" + name + "` has no form that gives a new tensor", "use an operator that gives a new tensor");
+    throw Failure(problems);
+  }
+  Stack stack;
+  for (auto& s : ins) stack.push_back(s->value);
+  Stack before = stack;
+  try {
+    op->callBoxed(before);
+  } catch (const std::exception&) {
+    before.clear();  // the in-place form below gives the error
+  }
+  std::vector<Arg> args;
+  bool data = false;
+  for (auto& s : ins) {
+    args.push_back(arg(s));
+    data |= depends_on_data(s);
+  }
+  data |= n->isNondeterministic();
+  for (auto& s : families[storage_of(target->value.toTensor())])
+    if (s->id >= 0) out.values[s->id].folded = at::Tensor();  // its memory is about to change
+  for (auto& v : out.values)
+    if (v.folded.defined() && storage_of(v.folded) == storage_of(target->value.toTensor())) v.folded = at::Tensor();
+  execute(n, stack);
+  if (before.empty()) {
+    refuse(n, "`" + functional + "` does not accept what `" + name + "` does", "use an operator that gives a new tensor");
+    throw Failure(problems);
+  }
+
+  const at::Tensor now = target->value.toTensor();
+  int value = record(functional, schema.overload_name(), std::move(args), before[0].toTensor(), n);
+  if (before[0].toTensor().scalar_type() != now.scalar_type())
+    value = record("aten::to", "dtype", {Arg::value(value), Arg::constant((int64_t)now.scalar_type()), Arg::constant(false), Arg::constant(false), Arg::constant(c10::IValue())}, now, n);
+  if (data) for (auto& s : families[storage_of(now)]) s->data = true;
+  write_back(target, value, n);
+  if (!n->outputs().empty()) bind(n->output(), target);
+}
+
+void Specialiser::write_back(const SymP& target, int value, const Node* at) {
+  std::set<const Sym*> path;
+  SymP s = target;
+  int v = value;
+  while (true) {
+    s->id = v;
+    path.insert(s.get());
+    if (!s->base) break;
+    v = scatter_into(s, v, at);
+    s = s->base;
+  }
+  // Views of the base, in the order of their making, so that a view of a view comes after what it views.
+  for (auto& other : families[storage_of(target->value.toTensor())])
+    if (!path.count(other.get()) && other->base && other->view >= 0) replay(other, at);
+}
+
+// The base of `view` with `value` put where the view looks.
+int Specialiser::scatter_into(const SymP& view, int value, const Node* at) {
+  const at::Tensor base = view->base->value.toTensor();
+  if (view->view < 0) return id_of(view->base);  // refused already
+  const Call made = out.calls[view->view];
+  const Arg from = Arg::value(id_of(view->base)), v = Arg::value(value);
+  if (made.name == "aten::slice" && made.args.size() == 5)
+    return record("aten::slice_scatter", "", {from, v, made.args[1], made.args[2], made.args[3], made.args[4]}, base, at);
+  if (made.name == "aten::narrow" && made.args[2].plain.isInt()) {
+    int64_t start = made.args[2].plain.toInt();
+    return record("aten::slice_scatter", "", {from, v, made.args[1], Arg::constant(start), Arg::constant(start + made.args[3].plain.toInt()), Arg::constant((int64_t)1)}, base, at);
+  }
+  if (made.name == "aten::select") return record("aten::select_scatter", "", {from, v, made.args[1], made.args[2]}, base, at);
+  if (made.name == "aten::diagonal") return record("aten::diagonal_scatter", "", {from, v, made.args[1], made.args[2], made.args[3]}, base, at);
+  if (made.name == "aten::transpose") return record("aten::transpose", "int", {v, made.args[1], made.args[2]}, base, at);
+  if (made.name == "aten::t" || made.name == "aten::numpy_T" || made.name == "aten::mT") {
+    std::vector<Arg> args{v};
+    if (made.name == "aten::numpy_T" && base.dim() > 2) args.clear();
+    if (!args.empty()) return record(made.name, "", std::move(args), base, at);
+  }
+  if (made.name == "aten::permute") {
+    auto perm = made.args[1].plain.toIntVector();
+    std::vector<int64_t> inverse(perm.size());
+    for (size_t i = 0; i < perm.size(); i++) inverse[(perm[i] + perm.size()) % perm.size()] = (int64_t)i;
+    return record("aten::permute", "", {v, Arg::constant(ints(inverse))}, base, at);
+  }
+  if (reshapes.count(made.name) && base.numel() == view->value.toTensor().numel())
+    return record("aten::reshape", "", {v, Arg::constant(ints(base.sizes().vec()))}, base, at);
+  refuse(at, "changes part of a tensor through a view made by `" + made.name + "`", "index the tensor itself, as in x[:, 2:4] = value, or build the result with torch.cat or torch.where");
+  return id_of(view->base);
+}
+
+void Specialiser::replay(const SymP& view, const Node* at) {
+  Call made = out.calls[view->view];
+  made.args[0] = Arg::value(id_of(view->base));
+  view->id = record(made.name, made.overload, made.args, view->value.toTensor(), at);
+}
+
+}  // namespace kiln

@@ -1,0 +1,347 @@
+//! What the conversion functions work with: the graph under construction, and typed access to a call's arguments.
+//!
+//! Nodes are hash-consed, so asking for the same node twice gives the same value. A conversion that gives up half way
+//! leaves unused nodes behind; `prune` drops them at the end.
+use crate::raw::{Arg, Call, Raw, RawInfo};
+use kiln_graph::{
+    BinaryOp, CompareOp, DType, Graph, Init, Op, ReduceOp, Scalar, Source, Tensor, Type, UnaryOp, ValueId,
+};
+use std::collections::HashMap;
+
+/// `Err` says why the call is not compiled; it becomes a fallback with that reason.
+pub type Res<T> = Result<T, String>;
+
+/// Where a parameter's data comes from.
+#[derive(Debug, Clone)]
+pub enum ParamData {
+    /// The contents of this raw value.
+    Raw(usize),
+    /// Made while converting.
+    Made(Tensor),
+}
+
+pub struct Ctx<'a> {
+    pub raw: &'a Raw,
+    pub graph: Graph,
+    pub params: Vec<ParamData>,
+    /// Raw value id → graph value.
+    values: Vec<Option<ValueId>>,
+    /// Raw values that something reachable from the outputs uses.
+    live: Vec<bool>,
+    seen: HashMap<(Op, Type, Vec<ValueId>), ValueId>,
+    source: Source,
+}
+
+impl<'a> Ctx<'a> {
+    pub fn new(raw: &'a Raw, name: &str, live: Vec<bool>) -> Ctx<'a> {
+        Ctx {
+            raw,
+            graph: Graph::new(name),
+            params: vec![],
+            values: vec![None; raw.values.len()],
+            live,
+            seen: HashMap::new(),
+            source: Source::default(),
+        }
+    }
+    pub fn set_source(&mut self, source: Source) {
+        self.source = source;
+    }
+    pub fn bind(&mut self, id: usize, v: ValueId) {
+        self.values[id] = Some(v);
+    }
+
+    // The call's results, as running gave them.
+
+    pub fn info(&self, id: usize) -> &'a RawInfo {
+        &self.raw.values[id]
+    }
+    pub fn raw_type(&self, id: usize) -> Res<Type> {
+        let info = self.info(id);
+        Ok(Type::new(info.dtype.parse::<DType>()?, info.shape.clone()))
+    }
+    /// Type of result `i`.
+    pub fn out(&self, call: &Call, i: usize) -> Res<Type> {
+        self.raw_type(*call.outs.get(i).ok_or("fewer results than expected")?)
+    }
+    /// Fails if any result after the first `n` is used.
+    pub fn only_results(&self, call: &Call, n: usize) -> Res<()> {
+        match call.outs.iter().skip(n).any(|id| self.live[*id]) {
+            true => Err(format!("result {n} or a later one is used")),
+            false => Ok(()),
+        }
+    }
+
+    // Arguments.
+
+    pub fn arg<'c>(&self, call: &'c Call, i: usize) -> &'c Arg {
+        call.args.get(i).unwrap_or(&Arg::None)
+    }
+    /// The graph value of a raw value; constants appear when first asked for.
+    pub fn value(&mut self, id: usize) -> Res<ValueId> {
+        if let Some(v) = self.values[id] {
+            return Ok(v);
+        }
+        if !self.info(id).constant {
+            return Err("an operand has no compiled form".into());
+        }
+        let v = self.leaf(id)?;
+        self.values[id] = Some(v);
+        Ok(v)
+    }
+    /// A parameter (or rank-0 constant) with a raw value's contents.
+    pub fn leaf(&mut self, id: usize) -> Res<ValueId> {
+        let (info, ty) = (self.info(id), self.raw_type(id)?);
+        if let (0, Some(s)) = (ty.rank(), info.scalar.as_ref().and_then(scalar_of)) {
+            return Ok(self.constant(ty.dtype, s));
+        }
+        let kind = if info.constant { "constant" } else { "folded" };
+        let name = info.name.clone().unwrap_or_else(|| format!("{kind}.{id}"));
+        Ok(self.param(name, ty, Init::External, ParamData::Raw(id)))
+    }
+    fn param(&mut self, name: String, ty: Type, init: Init, data: ParamData) -> ValueId {
+        self.params.push(data);
+        self.graph.param(name, ty, init)
+    }
+    /// A parameter whose contents are computed here (index tables).
+    pub fn table(&mut self, name: &str, data: Tensor) -> ValueId {
+        let name = format!("{name}.{}", self.params.len());
+        self.param(name, data.ty.clone(), Init::External, ParamData::Made(data))
+    }
+    pub fn tensor(&mut self, call: &Call, i: usize) -> Res<ValueId> {
+        match self.arg(call, i) {
+            Arg::Value(id) => self.value(*id),
+            other => Err(format!("argument {i} is {other:?}, not a tensor")),
+        }
+    }
+    pub fn opt_tensor(&mut self, call: &Call, i: usize) -> Res<Option<ValueId>> {
+        match self.arg(call, i) {
+            Arg::None => Ok(None),
+            _ => self.tensor(call, i).map(Some),
+        }
+    }
+    pub fn tensors(&mut self, call: &Call, i: usize) -> Res<Vec<ValueId>> {
+        let Arg::List(items) = self.arg(call, i) else { return Err(format!("argument {i} is not a list of tensors")) };
+        let each = |a: &Arg| match a {
+            Arg::Value(id) => self.value(*id),
+            _ => Err(format!("argument {i} holds something that is no tensor")),
+        };
+        items.iter().map(each).collect()
+    }
+    pub fn int(&self, call: &Call, i: usize) -> Res<i64> {
+        match self.arg(call, i) {
+            Arg::Int(v) => Ok(*v),
+            Arg::Bool(v) => Ok(i64::from(*v)),
+            other => Err(format!("argument {i} is {other:?}, not an integer")),
+        }
+    }
+    pub fn opt_int(&self, call: &Call, i: usize) -> Res<Option<i64>> {
+        if *self.arg(call, i) == Arg::None { Ok(None) } else { self.int(call, i).map(Some) }
+    }
+    pub fn ints(&self, call: &Call, i: usize) -> Res<Vec<i64>> {
+        match self.arg(call, i) {
+            Arg::Ints(v) => Ok(v.clone()),
+            Arg::Int(v) => Ok(vec![*v]),
+            Arg::List(v) if v.is_empty() => Ok(vec![]),
+            other => Err(format!("argument {i} is {other:?}, not a list of integers")),
+        }
+    }
+    pub fn sizes(&self, call: &Call, i: usize) -> Res<Vec<usize>> {
+        let ints = self.ints(call, i)?;
+        ints.into_iter().map(|v| usize::try_from(v).map_err(|_| format!("argument {i} holds {v}"))).collect()
+    }
+    pub fn bool(&self, call: &Call, i: usize) -> Res<bool> {
+        match self.arg(call, i) {
+            Arg::Bool(v) => Ok(*v),
+            Arg::Int(v) => Ok(*v != 0),
+            other => Err(format!("argument {i} is {other:?}, not a bool")),
+        }
+    }
+    pub fn float(&self, call: &Call, i: usize) -> Res<f64> {
+        self.scalar(call, i).map(Scalar::as_f64)
+    }
+    pub fn str<'c>(&self, call: &'c Call, i: usize) -> Res<&'c str> {
+        match self.arg(call, i) {
+            Arg::Str(s) => Ok(s),
+            other => Err(format!("argument {i} is {other:?}, not a string")),
+        }
+    }
+    pub fn scalar(&self, call: &Call, i: usize) -> Res<Scalar> {
+        scalar_of(self.arg(call, i)).ok_or_else(|| format!("argument {i} is {:?}, not a number", self.arg(call, i)))
+    }
+    pub fn opt_scalar(&self, call: &Call, i: usize) -> Res<Option<Scalar>> {
+        if *self.arg(call, i) == Arg::None { Ok(None) } else { self.scalar(call, i).map(Some) }
+    }
+    /// An axis argument, counted from 0, of something with `rank` axes (rank 0 counts as 1, as in torch).
+    pub fn axis(&self, call: &Call, i: usize, rank: usize) -> Res<usize> {
+        normal_axis(self.int(call, i)?, rank)
+    }
+    /// A list of axes; none or empty means all.
+    pub fn axes(&self, call: &Call, i: usize, rank: usize) -> Res<Vec<usize>> {
+        let given = if *self.arg(call, i) == Arg::None { vec![] } else { self.ints(call, i)? };
+        if given.is_empty() {
+            return Ok((0..rank).collect());
+        }
+        given.into_iter().filter(|_| rank > 0).map(|a| normal_axis(a, rank)).collect()
+    }
+
+    // Building.
+
+    /// The value of `op` on `args`.
+    pub fn node(&mut self, op: Op, args: &[ValueId]) -> Res<ValueId> {
+        let types: Vec<&Type> = args.iter().map(|a| self.graph.ty(*a)).collect();
+        let ty = kiln_graph::infer::infer(&op, &types)?;
+        Ok(self.typed(op, ty, args))
+    }
+    /// A node with a stated type: leaves.
+    pub fn typed(&mut self, op: Op, ty: Type, args: &[ValueId]) -> ValueId {
+        let key = (op, ty, args.to_vec());
+        if let Some(v) = self.seen.get(&key) {
+            return *v;
+        }
+        let v = self.graph.push(key.0.clone(), key.1.clone(), args);
+        self.graph.set_source(v, self.source.clone());
+        self.seen.insert(key, v);
+        v
+    }
+    pub fn ty(&self, v: ValueId) -> &Type {
+        self.graph.ty(v)
+    }
+    pub fn dtype(&self, v: ValueId) -> DType {
+        self.graph.dtype(v)
+    }
+    pub fn shape(&self, v: ValueId) -> Vec<usize> {
+        self.graph.shape(v).to_vec()
+    }
+    pub fn rank(&self, v: ValueId) -> usize {
+        self.graph.shape(v).len()
+    }
+    pub fn constant(&mut self, dtype: DType, s: Scalar) -> ValueId {
+        self.typed(Op::Const(scalar_for(dtype, s)), Type::new(dtype, []), &[])
+    }
+    pub fn float_const(&mut self, dtype: DType, v: f64) -> ValueId {
+        self.constant(dtype, Scalar::Float(v))
+    }
+    /// A constant of a full shape.
+    pub fn full(&mut self, ty: &Type, s: Scalar) -> Res<ValueId> {
+        let c = self.constant(ty.dtype, s);
+        self.broadcast(c, &ty.shape)
+    }
+    pub fn iota(&mut self, ty: Type, axis: usize) -> ValueId {
+        self.typed(Op::Iota { axis }, ty, &[])
+    }
+    pub fn cast(&mut self, v: ValueId, dtype: DType) -> Res<ValueId> {
+        if self.dtype(v) == dtype {
+            return Ok(v);
+        }
+        if let Op::Const(s) = *self.graph.op(v) {
+            // Narrowing would have to round here; leave that to the cast itself.
+            if dtype.bytes() >= self.dtype(v).bytes() && (dtype.is_float() || !self.dtype(v).is_float()) && dtype != DType::F16 {
+                return Ok(self.constant(dtype, s));
+            }
+        }
+        self.node(Op::Cast(dtype), &[v])
+    }
+    pub fn reshape(&mut self, v: ValueId, shape: &[usize]) -> Res<ValueId> {
+        if self.graph.shape(v) == shape { Ok(v) } else { self.node(Op::Reshape(shape.to_vec()), &[v]) }
+    }
+    pub fn broadcast(&mut self, v: ValueId, shape: &[usize]) -> Res<ValueId> {
+        if self.graph.shape(v) == shape { Ok(v) } else { self.node(Op::Broadcast(shape.to_vec()), &[v]) }
+    }
+    pub fn permute(&mut self, v: ValueId, perm: &[usize]) -> Res<ValueId> {
+        if perm.iter().copied().eq(0..perm.len()) { Ok(v) } else { self.node(Op::Permute(perm.to_vec()), &[v]) }
+    }
+    /// The last two axes exchanged.
+    pub fn transpose(&mut self, v: ValueId) -> Res<ValueId> {
+        let mut perm: Vec<usize> = (0..self.rank(v)).collect();
+        let n = perm.len();
+        if n >= 2 {
+            perm.swap(n - 1, n - 2);
+        }
+        self.permute(v, &perm)
+    }
+    pub fn slice(&mut self, v: ValueId, axis: usize, start: usize, len: usize, step: usize) -> Res<ValueId> {
+        let whole = start == 0 && step == 1 && self.graph.shape(v).get(axis) == Some(&len);
+        if whole { Ok(v) } else { self.node(Op::Slice { axis, start, len, step }, &[v]) }
+    }
+    pub fn concat(&mut self, parts: &[ValueId], axis: usize) -> Res<ValueId> {
+        if let [one] = parts { Ok(*one) } else { self.node(Op::Concat { axis }, parts) }
+    }
+    pub fn unary(&mut self, op: UnaryOp, v: ValueId) -> Res<ValueId> {
+        self.node(Op::Unary(op), &[v])
+    }
+    pub fn binary(&mut self, op: BinaryOp, a: ValueId, b: ValueId) -> Res<ValueId> {
+        // On bool, torch's sum is or and its product is and.
+        let op = match (op, self.dtype(a)) {
+            (BinaryOp::Add, DType::Bool) => BinaryOp::Or,
+            (BinaryOp::Mul, DType::Bool) => BinaryOp::And,
+            (op, _) => op,
+        };
+        self.node(Op::Binary(op), &[a, b])
+    }
+    pub fn compare(&mut self, op: CompareOp, a: ValueId, b: ValueId) -> Res<ValueId> {
+        self.node(Op::Compare(op), &[a, b])
+    }
+    pub fn select(&mut self, cond: ValueId, yes: ValueId, no: ValueId) -> Res<ValueId> {
+        self.node(Op::Select, &[cond, yes, no])
+    }
+    /// With a float constant of the operand's dtype.
+    pub fn with(&mut self, op: BinaryOp, a: ValueId, s: f64) -> Res<ValueId> {
+        let s = self.float_const(self.dtype(a), s);
+        self.binary(op, a, s)
+    }
+    pub fn compare_with(&mut self, op: CompareOp, a: ValueId, s: f64) -> Res<ValueId> {
+        let s = self.float_const(self.dtype(a), s);
+        self.compare(op, a, s)
+    }
+    /// Reduces; the axes stay with size 1.
+    pub fn reduce(&mut self, op: ReduceOp, v: ValueId, axes: &[usize]) -> Res<ValueId> {
+        if axes.is_empty() && !matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) {
+            return Ok(v);
+        }
+        self.node(Op::Reduce { op, axes: axes.to_vec() }, &[v])
+    }
+    /// Runs `body` on `v` in the type arithmetic is done in (f32 for the half types) and rounds once, to `dtype`.
+    pub fn in_compute(
+        &mut self,
+        v: ValueId,
+        dtype: DType,
+        body: impl FnOnce(&mut Self, ValueId) -> Res<ValueId>,
+    ) -> Res<ValueId> {
+        let wide = self.cast(v, dtype.compute())?;
+        let result = body(self, wide)?;
+        self.cast(result, dtype)
+    }
+}
+
+/// `axis` counted from 0.
+pub fn normal_axis(axis: i64, rank: usize) -> Res<usize> {
+    let rank = rank.max(1) as i64;
+    let a = if axis < 0 { axis + rank } else { axis };
+    if (0..rank).contains(&a) { Ok(a as usize) } else { Err(format!("there is no axis {axis} among {rank}")) }
+}
+
+pub fn scalar_of(arg: &Arg) -> Option<Scalar> {
+    match arg {
+        Arg::Int(v) => Some(Scalar::Int(*v)),
+        Arg::Float(v) => Some(Scalar::Float(*v)),
+        Arg::Bool(v) => Some(Scalar::Bool(*v)),
+        _ => None,
+    }
+}
+
+/// `s` in the form a constant of `dtype` has.
+pub fn scalar_for(dtype: DType, s: Scalar) -> Scalar {
+    match (dtype, s) {
+        (DType::Bool, s) => Scalar::Bool(s.as_f64() != 0.0),
+        (d, Scalar::Int(v)) if d.is_int() => Scalar::Int(v),
+        (d, s) if d.is_int() => Scalar::Int(s.as_f64() as i64),
+        (_, s) => Scalar::Float(s.as_f64()),
+    }
+}
+
+/// Whether `dtype` holds `v` without rounding (NaN counts as held).
+pub fn holds(dtype: DType, v: f64) -> bool {
+    let back = Tensor::from_f64(Type::new(dtype, []), [v]).get_f64(0);
+    back == v || (back.is_nan() && v.is_nan())
+}

@@ -1,0 +1,78 @@
+//! Calls that stay calls: libtorch runs them. Where all operands are constants, their contents are taken instead.
+use super::context::Ctx;
+use crate::{
+    error::Problem,
+    raw::{Arg, Call},
+};
+use kiln_graph::{FallbackOp, Op, ValueId};
+use serde_json::{Value, json};
+
+pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem> {
+    let problem = |message: String, help: &str| Problem {
+        message,
+        source: call.source.clone(),
+        module: super::module_path(&call.module),
+        help: help.into(),
+    };
+    if call.outs.iter().all(|id| ctx.info(*id).folded && ctx.raw_type(*id).is_ok()) {
+        for id in &call.outs {
+            let v = ctx.leaf(*id).map_err(|e| problem(e, ""))?;
+            ctx.bind(*id, v);
+        }
+        return Ok(());
+    }
+    let mut results = vec![];
+    for id in &call.outs {
+        results.push(ctx.raw_type(*id).map_err(|_| {
+            problem(
+                format!("`{}` gives {} values, which Kiln has no type for", call.name, ctx.info(*id).dtype),
+                "Kiln's types are f64 f32 f16 bf16 i64 i32 u8 bool; compute this part outside the model",
+            )
+        })?);
+    }
+    let mut operands = vec![];
+    let args: Vec<Value> = call
+        .args
+        .iter()
+        .map(|a| template(ctx, a, &mut operands))
+        .collect::<Result<_, _>>()
+        .map_err(|e| problem(format!("`{}` cannot be run by libtorch: {e}", call.name), ""))?;
+    let op = FallbackOp {
+        name: call.name.clone(),
+        overload: call.overload.clone(),
+        args: Value::Array(args).to_string(),
+        results: results.clone(),
+        why,
+    };
+    let Some(first) = results.first() else { return Ok(()) };
+    let node = ctx.typed(Op::Fallback(Box::new(op)), first.clone(), &operands);
+    for (i, (id, ty)) in call.outs.iter().zip(results).enumerate() {
+        let v = if i == 0 { node } else { ctx.typed(Op::Result(i as u32), ty, &[node]) };
+        ctx.bind(*id, v);
+    }
+    Ok(())
+}
+
+/// The argument as JSON; a tensor is `{"tensor": i}`, operand i of the node.
+fn template(ctx: &mut Ctx, arg: &Arg, operands: &mut Vec<ValueId>) -> Result<Value, String> {
+    Ok(match arg {
+        Arg::None => Value::Null,
+        Arg::Value(id) => {
+            let v = ctx.value(*id)?;
+            let i = operands.iter().position(|o| *o == v).unwrap_or_else(|| {
+                operands.push(v);
+                operands.len() - 1
+            });
+            json!({ "tensor": i })
+        }
+        Arg::Int(v) => json!(v),
+        Arg::Float(v) if v.is_finite() => json!(v),
+        Arg::Float(v) => json!({ "float": v.to_string().to_lowercase() }),
+        Arg::Bool(v) => json!(v),
+        Arg::Str(v) => json!(v),
+        Arg::Device(v) => json!({ "device": v }),
+        Arg::Ints(v) => json!(v),
+        Arg::List(v) => Value::Array(v.iter().map(|a| template(ctx, a, operands)).collect::<Result<_, _>>()?),
+        Arg::Opaque(kind) => return Err(format!("an argument is a {kind}")),
+    })
+}

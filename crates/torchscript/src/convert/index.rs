@@ -1,0 +1,245 @@
+//! Reading and writing by index tensors.
+use super::{
+    Table,
+    context::{Ctx, Res},
+    pointwise::operand,
+    scalars::{as_value, scale},
+};
+use crate::raw::{Arg, Call};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, Scalar, ScatterMode, Type, ValueId};
+
+pub const TABLE: Table = &[
+    ("aten::embedding", embedding),
+    ("aten::index_select", index_select),
+    ("aten::gather", gather),
+    ("aten::take_along_dim", take_along_dim),
+    ("aten::index", index),
+    ("aten::scatter", scatter),
+    ("aten::scatter_add", |c, call| scatter_by(c, call, ScatterMode::Add)),
+    ("aten::scatter_reduce", scatter_reduce),
+    ("aten::index_add", index_add),
+    ("aten::index_copy", index_copy),
+    ("aten::index_fill", index_fill),
+    ("aten::index_put", index_put),
+    ("aten::one_hot", one_hot),
+];
+
+fn one(v: ValueId) -> Res<Vec<ValueId>> {
+    Ok(vec![v])
+}
+
+/// `(weight, indices, …)`.
+fn embedding(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (w, i) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
+    one(c.node(Op::Take { axis: 0 }, &[w, i])?)
+}
+
+fn index_select(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.out(call, 0)?);
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let r = c.node(Op::Take { axis }, &[x, i])?;
+    one(c.reshape(r, &ty.shape)?)
+}
+
+fn gather(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, i) = (c.tensor(call, 0)?, c.tensor(call, 2)?);
+    let axis = c.axis(call, 1, c.rank(x))?;
+    one(c.node(Op::Gather { axis }, &[x, i])?)
+}
+
+/// `(x, indices, axis?)`: a gather after both broadcast, but for the axis.
+fn take_along_dim(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
+    if *c.arg(call, 2) == Arg::None {
+        return Err("take_along_dim of the flattened tensor".into());
+    }
+    let axis = c.axis(call, 2, c.rank(x))?;
+    let mut full = ty.shape.clone();
+    full[axis] = c.shape(x)[axis];
+    let (x, i) = (c.broadcast(x, &full)?, c.broadcast(i, &ty.shape)?);
+    one(c.node(Op::Gather { axis }, &[x, i])?)
+}
+
+/// `x[i, :, j]`: the indexed axes are brought together, their indices combined into one, and one take does the rest.
+fn index(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let (axes, indices) = index_list(c, call)?;
+    let rank = c.rank(x);
+    // Neighbouring axes stay in place, others come to the front.
+    let together = axes.windows(2).all(|w| w[1] == w[0] + 1);
+    let first = if together { axes[0] } else { 0 };
+    let mut perm: Vec<usize> = (0..rank).filter(|a| !axes.contains(a)).collect();
+    let rest_before = perm.iter().take_while(|a| together && **a < axes[0]).count();
+    perm.splice(rest_before..rest_before, axes.iter().copied());
+    let sizes: Vec<usize> = axes.iter().map(|a| c.shape(x)[*a]).collect();
+    let moved = c.permute(x, &perm)?;
+    let mut flat = c.shape(moved);
+    flat.splice(first..first + axes.len(), [sizes.iter().product()]);
+    let table = c.reshape(moved, &flat)?;
+    let at = combined(c, &indices, &sizes)?;
+    let r = c.node(Op::Take { axis: first }, &[table, at])?;
+    one(c.reshape(r, &ty.shape)?)
+}
+
+/// Which axes argument 1 indexes, and by what (integers, broadcast together).
+fn index_list(c: &mut Ctx, call: &Call) -> Res<(Vec<usize>, Vec<ValueId>)> {
+    let Arg::List(items) = c.arg(call, 1) else { return Err("argument 1 is not a list of indices".into()) };
+    let (mut axes, mut indices) = (vec![], vec![]);
+    for (axis, item) in items.iter().enumerate() {
+        if let Arg::Value(id) = item {
+            let v = c.value(*id)?;
+            if !matches!(c.dtype(v), DType::I64 | DType::I32) {
+                return Err(format!("indexing by a tensor of {}", c.dtype(v)));
+            }
+            axes.push(axis);
+            indices.push(c.cast(v, DType::I64)?);
+        }
+    }
+    if axes.is_empty() { Err("no index".into()) } else { Ok((axes, indices)) }
+}
+
+/// Row-major position from one index per axis; negative indices are wrapped first where there are several.
+fn combined(c: &mut Ctx, indices: &[ValueId], sizes: &[usize]) -> Res<ValueId> {
+    let [first, rest @ ..] = indices else { return Err("no index".into()) };
+    if rest.is_empty() {
+        return Ok(*first);
+    }
+    let mut at = wrapped(c, *first, sizes[0])?;
+    for (i, size) in rest.iter().zip(&sizes[1..]) {
+        let i = wrapped(c, *i, *size)?;
+        let n = c.constant(DType::I64, Scalar::Int(*size as i64));
+        at = c.binary(BinaryOp::Mul, at, n)?;
+        at = c.binary(BinaryOp::Add, at, i)?;
+    }
+    Ok(at)
+}
+
+fn wrapped(c: &mut Ctx, i: ValueId, size: usize) -> Res<ValueId> {
+    let (zero, n) = (c.constant(DType::I64, Scalar::Int(0)), c.constant(DType::I64, Scalar::Int(size as i64)));
+    let negative = c.compare(CompareOp::Lt, i, zero)?;
+    let up = c.binary(BinaryOp::Add, i, n)?;
+    c.select(negative, up, i)
+}
+
+/// `(x, axis, index, source)`, the source cut to the index's shape.
+fn scatter_by(c: &mut Ctx, call: &Call, mode: ScatterMode) -> Res<Vec<ValueId>> {
+    let (x, i) = (c.tensor(call, 0)?, c.tensor(call, 2)?);
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let shape = c.shape(i);
+    let src = match operand(c, call, 3)? {
+        super::scalars::Operand::Value(v) if c.rank(v) == shape.len() => {
+            let mut v = c.cast(v, c.dtype(x))?;
+            for (a, len) in shape.iter().enumerate() {
+                v = c.slice(v, a, 0, *len, 1)?;
+            }
+            v
+        }
+        number => {
+            let v = as_value(c, number, c.dtype(x))?;
+            c.broadcast(v, &shape)?
+        }
+    };
+    one(c.node(Op::Scatter { axis, mode }, &[x, i, src])?)
+}
+
+/// Plain, or with `reduce="add"`.
+fn scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    match c.arg(call, 4) {
+        Arg::Str(s) if s == "add" => scatter_by(c, call, ScatterMode::Add),
+        Arg::Str(s) => Err(format!("scatter with reduce={s}")),
+        _ => scatter_by(c, call, ScatterMode::Replace),
+    }
+}
+
+fn scatter_reduce(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    match (c.str(call, 4)?, c.bool(call, 5)?) {
+        ("sum", true) => scatter_by(c, call, ScatterMode::Add),
+        (how, _) => Err(format!("scatter_reduce with {how}")),
+    }
+}
+
+/// A vector of indices along `axis`, repeated over the other axes of `like`.
+fn spread_index(c: &mut Ctx, i: ValueId, axis: usize, like: &[usize]) -> Res<ValueId> {
+    let n = c.ty(i).count();
+    let mut shape = vec![1; like.len()];
+    shape[axis] = n;
+    let i = c.reshape(i, &shape)?;
+    let mut full = like.to_vec();
+    full[axis] = n;
+    c.broadcast(i, &full)
+}
+
+/// `(x, axis, index, source, alpha)`.
+fn index_add(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, i, src) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.tensor(call, 3)?);
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let i = spread_index(c, i, axis, &c.shape(x))?;
+    let src = scale(c, src, c.scalar(call, 4)?)?;
+    one(c.node(Op::Scatter { axis, mode: ScatterMode::Add }, &[x, i, src])?)
+}
+
+fn index_copy(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, i, src) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.tensor(call, 3)?);
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let i = spread_index(c, i, axis, &c.shape(x))?;
+    one(c.node(Op::Scatter { axis, mode: ScatterMode::Replace }, &[x, i, src])?)
+}
+
+/// `(x, axis, index, value)`.
+fn index_fill(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, i, value) = (c.tensor(call, 0)?, c.tensor(call, 2)?, operand(c, call, 3)?);
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let i = spread_index(c, i, axis, &c.shape(x))?;
+    let value = as_value(c, value, c.dtype(x))?;
+    let src = c.broadcast(value, &c.shape(i))?;
+    one(c.node(Op::Scatter { axis, mode: ScatterMode::Replace }, &[x, i, src])?)
+}
+
+/// `(x, indices, values, accumulate)`: a mask of x's shape selects; leading axes indexed together scatter rows.
+fn index_put(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, values, add) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.bool(call, 3)?);
+    if let Arg::List(items) = c.arg(call, 1)
+        && let [Arg::Value(id)] = items[..]
+    {
+        let mask = c.value(id)?;
+        if c.dtype(mask) == DType::Bool && c.ty(values).count() == 1 && !add {
+            let mut shape = c.shape(mask);
+            shape.resize(c.rank(x), 1);
+            let (mask, value) = (c.reshape(mask, &shape)?, c.reshape(values, &[])?);
+            return one(c.select(mask, value, x)?);
+        }
+    }
+    let (axes, indices) = index_list(c, call)?;
+    if !axes.iter().copied().eq(0..axes.len()) {
+        return Err("index_put into other than the leading axes".into());
+    }
+    let shape = c.shape(x);
+    let (sizes, rest) = shape.split_at(axes.len());
+    let at = combined(c, &indices, sizes)?;
+    let at = wrapped(c, at, sizes.iter().product())?;
+    let n = c.ty(at).count();
+    let full = [&c.shape(at)[..], rest].concat();
+    let table = c.reshape(x, &[&[sizes.iter().product()], rest].concat())?;
+    let rows = [&[n], rest].concat();
+    let values = c.broadcast(values, &full)?;
+    let values = c.reshape(values, &rows)?;
+    let at = spread_index(c, at, 0, &rows)?;
+    let mode = if add { ScatterMode::Add } else { ScatterMode::Replace };
+    let r = c.node(Op::Scatter { axis: 0, mode }, &[table, at, values])?;
+    one(c.reshape(r, &shape)?)
+}
+
+/// Compared with the class numbers along a new last axis.
+fn one_hot(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (i, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let classes = *ty.shape.last().ok_or("one_hot of rank 0")?;
+    if c.int(call, 1)? < 0 {
+        return Err("one_hot with a number of classes that depends on the data".into());
+    }
+    let mut shape = c.shape(i);
+    shape.push(1);
+    let i = c.reshape(i, &shape)?;
+    let numbers = c.iota(Type::new(c.dtype(i), [classes]), 0);
+    let hit = c.compare(CompareOp::Eq, i, numbers)?;
+    one(c.cast(hit, DType::I64)?)
+}

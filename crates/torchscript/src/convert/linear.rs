@@ -1,0 +1,162 @@
+//! Matrix products, and what is made of them.
+mod einsum;
+
+use super::{
+    Table,
+    context::{Ctx, Res},
+    scalars::scale,
+};
+use crate::raw::Call;
+use kiln_graph::{BinaryOp, DType, Op, ReduceOp, Scalar, UnaryOp, ValueId};
+
+pub const TABLE: Table = &[
+    ("aten::linear", linear),
+    ("aten::matmul", matmul),
+    ("aten::mm", matmul),
+    ("aten::bmm", matmul),
+    ("aten::mv", matmul),
+    ("aten::dot", matmul),
+    ("aten::vdot", matmul),
+    ("aten::inner", inner),
+    ("aten::outer", outer),
+    ("aten::ger", outer),
+    ("aten::addmm", |c, call| add_product(c, call, 3, 4)),
+    ("aten::baddbmm", |c, call| add_product(c, call, 3, 4)),
+    ("aten::addmv", |c, call| add_product(c, call, 3, 4)),
+    ("aten::addbmm", addbmm),
+    ("aten::einsum", einsum::einsum),
+    ("aten::cdist", cdist),
+];
+
+fn one(v: ValueId) -> Res<Vec<ValueId>> {
+    Ok(vec![v])
+}
+
+/// `(x, weight, bias?)`.
+fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, w, bias) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.opt_tensor(call, 2)?);
+    let mut args = vec![x, w];
+    args.extend(bias);
+    one(c.node(Op::Linear, &args)?)
+}
+
+/// `a × b` with vectors as a row on the left and a column on the right; the axes they add are dropped.
+pub fn product(c: &mut Ctx, a: ValueId, b: ValueId, shape: &[usize]) -> Res<ValueId> {
+    let a = match c.shape(a)[..] {
+        [k] => c.reshape(a, &[1, k])?,
+        _ => a,
+    };
+    let b = match c.shape(b)[..] {
+        [k] => c.reshape(b, &[k, 1])?,
+        _ => b,
+    };
+    let r = c.node(Op::Dot, &[a, b])?;
+    c.reshape(r, shape)
+}
+
+fn matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
+    one(product(c, a, b, &ty.shape)?)
+}
+
+/// Over the last axis of both.
+fn inner(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
+    if c.rank(b) > 2 || c.rank(a) == 0 || c.rank(b) == 0 {
+        return Err("inner of higher ranks".into());
+    }
+    let b = c.transpose(b)?;
+    one(product(c, a, b, &ty.shape)?)
+}
+
+fn outer(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
+    let n = c.ty(a).count();
+    let a = c.reshape(a, &[n, 1])?;
+    one(c.binary(BinaryOp::Mul, a, b)?)
+}
+
+/// `beta c + alpha a × b`; with beta 0, c is not read (its NaN would not count).
+fn add_product(c: &mut Ctx, call: &Call, beta_at: usize, alpha_at: usize) -> Res<Vec<ValueId>> {
+    let (add, a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?, c.out(call, 0)?);
+    let r = product(c, a, b, &ty.shape)?;
+    one(plus(c, add, r, c.scalar(call, beta_at)?, c.scalar(call, alpha_at)?)?)
+}
+
+/// Scaled in f32 for the half types; only the sum is rounded.
+fn plus(c: &mut Ctx, add: ValueId, r: ValueId, beta: Scalar, alpha: Scalar) -> Res<ValueId> {
+    let dtype = c.dtype(r);
+    let scaled = alpha.as_f64() != 1.0 || !matches!(beta.as_f64(), 0.0 | 1.0);
+    let work = if scaled { dtype.compute() } else { dtype };
+    let r = c.cast(r, work)?;
+    let r = scale(c, r, alpha)?;
+    if beta.as_f64() == 0.0 {
+        return c.cast(r, dtype);
+    }
+    let add = c.cast(add, work)?;
+    let add = scale(c, add, beta)?;
+    let sum = c.binary(BinaryOp::Add, add, r)?;
+    c.cast(sum, dtype)
+}
+
+/// `beta c + alpha sum over the batch of a × b`.
+fn addbmm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (add, a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?, c.out(call, 0)?);
+    let r = c.node(Op::Dot, &[a, b])?;
+    let r = c.reduce(ReduceOp::Sum, r, &[0])?;
+    let r = c.reshape(r, &ty.shape)?;
+    one(plus(c, add, r, c.scalar(call, 3)?, c.scalar(call, 4)?)?)
+}
+
+/// Above this many rows torch computes Euclidean distances through a matrix product
+/// (`use_mm_for_euclid_dist_if_necessary` in ATen/native/Distance.cpp).
+const DISTANCE_BY_PRODUCT: usize = 25;
+
+/// `(a, b, p, mode?)`: distances between the rows of a and of b.
+fn cdist(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
+    let (p, mode) = (c.float(call, 2)?, c.opt_int(call, 3)?.unwrap_or(0));
+    let rows = |s: Vec<usize>| s[s.len() - 2];
+    let many = rows(c.shape(a)) > DISTANCE_BY_PRODUCT || rows(c.shape(b)) > DISTANCE_BY_PRODUCT;
+    let by_product = p == 2.0 && (mode == 1 || mode == 0 && many);
+    if c.dtype(a) == DType::Bool || !(p == 1.0 || p == 2.0) {
+        return Err(format!("cdist with p={p}"));
+    }
+    let r = if by_product { distance_by_product(c, a, b)? } else { distance(c, a, b, p)? };
+    one(c.reshape(r, &ty.shape)?)
+}
+
+/// `sqrt(max(|a|² + |b|² - 2 a·b, 0))`.
+fn distance_by_product(c: &mut Ctx, a: ValueId, b: ValueId) -> Res<ValueId> {
+    let mut squares = |c: &mut Ctx, x| {
+        let xx = c.binary(BinaryOp::Mul, x, x)?;
+        let last = c.rank(x) - 1;
+        c.reduce(ReduceOp::Sum, xx, &[last])
+    };
+    let (aa, bb) = (squares(c, a)?, squares(c, b)?);
+    let bb = c.transpose(bb)?;
+    let bt = c.transpose(b)?;
+    let ab = c.node(Op::Dot, &[a, bt])?;
+    let ab = c.with(BinaryOp::Mul, ab, 2.0)?;
+    let sum = c.binary(BinaryOp::Add, aa, bb)?;
+    let d = c.binary(BinaryOp::Sub, sum, ab)?;
+    let d = c.with(BinaryOp::Max, d, 0.0)?;
+    c.unary(UnaryOp::Sqrt, d)
+}
+
+/// Differences of all pairs, then the norm over the last axis.
+fn distance(c: &mut Ctx, a: ValueId, b: ValueId, p: f64) -> Res<ValueId> {
+    let (mut sa, mut sb) = (c.shape(a), c.shape(b));
+    sa.insert(sa.len() - 1, 1);
+    sb.insert(sb.len() - 2, 1);
+    let (a, b) = (c.reshape(a, &sa)?, c.reshape(b, &sb)?);
+    let d = c.binary(BinaryOp::Sub, a, b)?;
+    let last = c.rank(d) - 1;
+    if p == 1.0 {
+        let size = c.unary(UnaryOp::Abs, d)?;
+        return c.reduce(ReduceOp::Sum, size, &[last]);
+    }
+    let dd = c.binary(BinaryOp::Mul, d, d)?;
+    let s = c.reduce(ReduceOp::Sum, dd, &[last])?;
+    c.unary(UnaryOp::Sqrt, s)
+}

@@ -1,0 +1,192 @@
+//! TorchScript operators to Kiln's: one small function per operator, in tables by family.
+//!
+//! Takes the specialised graph ([`Raw`]); gives a verified [`Graph`]. A conversion's result must have the type torch's
+//! run had, else it is not used. What has no conversion becomes a fallback, which libtorch runs; what libtorch could not
+//! run again either (a type Kiln has no name for) is a [`Problem`].
+mod attention;
+mod context;
+mod conv;
+mod creation;
+mod fallback;
+mod index;
+mod linear;
+mod norm;
+mod pointwise;
+mod prune;
+mod reduce;
+mod resample;
+mod scalars;
+mod views;
+
+pub use context::ParamData;
+
+use crate::{
+    error::{ImportErrors, Problem},
+    raw::{Arg, Call, Raw},
+};
+use context::{Ctx, Res};
+use kiln_graph::{DType, Graph, Source, Type, ValueId};
+use std::collections::HashMap;
+
+/// Converts one call; gives the values of its results, in order (later ones may be left out if nothing uses them).
+type Handler = fn(&mut Ctx, &Call) -> Res<Vec<ValueId>>;
+type Table = &'static [(&'static str, Handler)];
+
+const TABLES: [Table; 9] = [
+    pointwise::TABLE,
+    views::TABLE,
+    reduce::TABLE,
+    linear::TABLE,
+    norm::TABLE,
+    conv::TABLE,
+    index::TABLE,
+    attention::TABLE,
+    creation::TABLE,
+];
+
+/// A converted graph and where its parameters' data comes from, in the order of `graph.params`.
+#[derive(Debug)]
+pub struct Converted {
+    pub graph: Graph,
+    pub params: Vec<ParamData>,
+}
+
+/// Converts a specialised graph. `name` becomes the graph's.
+pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
+    let handlers: HashMap<&str, Handler> =
+        TABLES.iter().copied().flatten().chain(resample::TABLE).map(|(n, h)| (*n, *h)).collect();
+    let live = liveness(raw);
+    let mut ctx = Ctx::new(raw, name, live.clone());
+    let mut problems = vec![];
+    for input in &raw.inputs {
+        match input_type(raw, input) {
+            Ok(ty) => {
+                let v = ctx.graph.input(ty);
+                if let Some(id) = input.value {
+                    ctx.bind(id, v);
+                }
+            }
+            Err(p) => problems.push(p),
+        }
+    }
+    for call in raw.calls.iter().filter(|c| c.outs.iter().any(|id| live[*id])) {
+        ctx.set_source(Source { module: module_path(&call.module), line: call.source.clone() });
+        if let Err(p) = convert_call(&mut ctx, &handlers, call) {
+            problems.push(p);
+        }
+    }
+    if problems.is_empty() {
+        for id in &raw.outputs {
+            match ctx.value(*id) {
+                Ok(v) => ctx.graph.outputs.push(v),
+                Err(why) => problems.push(Problem::new(format!("an output cannot be compiled: {why}"))),
+            }
+        }
+    }
+    if !problems.is_empty() {
+        return Err(ImportErrors { errors: problems });
+    }
+    Ok(prune::prune(ctx.graph, ctx.params))
+}
+
+/// Which raw values the outputs depend on.
+fn liveness(raw: &Raw) -> Vec<bool> {
+    let mut live = vec![false; raw.values.len()];
+    raw.outputs.iter().for_each(|id| live[*id] = true);
+    for call in raw.calls.iter().rev() {
+        if call.outs.iter().any(|id| live[*id]) {
+            let mut used = vec![];
+            call.args.iter().for_each(|a| a.values(&mut used));
+            used.into_iter().for_each(|id| live[id] = true);
+        }
+    }
+    live
+}
+
+fn input_type(raw: &Raw, input: &crate::raw::RawInput) -> Result<Type, Problem> {
+    match (input.value, &input.scalar) {
+        (Some(id), _) => {
+            let info = &raw.values[id];
+            let dtype: DType = info.dtype.parse().map_err(|_| {
+                Problem::new(format!("input `{}` is {}, which Kiln has no type for", input.name, info.dtype))
+                    .help("Kiln's types are f64 f32 f16 bf16 i64 i32 u8 bool; convert the input")
+            })?;
+            Ok(Type::new(dtype, info.shape.clone()))
+        }
+        (None, Some(Arg::Int(_))) => Ok(Type::new(DType::I64, [])),
+        (None, Some(Arg::Bool(_))) => Ok(Type::new(DType::Bool, [])),
+        // torch.tensor(0.5) is f32, and so are stored scalars.
+        _ => Ok(Type::new(DType::F32, [])),
+    }
+}
+
+fn convert_call(ctx: &mut Ctx, handlers: &HashMap<&str, Handler>, call: &Call) -> Result<(), Problem> {
+    // A constant of one element needs no computing.
+    if let [out] = call.outs[..]
+        && ctx.info(out).folded
+        && let Some(s) = ctx.info(out).scalar.as_ref().and_then(context::scalar_of)
+        && let Ok(ty) = ctx.raw_type(out)
+        && let Ok(v) = ctx.full(&ty, s)
+    {
+        ctx.bind(out, v);
+        return Ok(());
+    }
+    let converted = match handlers.get(call.name.as_str()) {
+        Some(handler) => handler(ctx, call).and_then(|vs| check(ctx, call, &vs).map(|()| vs)),
+        None => Err("Kiln has no conversion for this operator yet".into()),
+    };
+    match converted {
+        Ok(values) => {
+            for (id, v) in call.outs.iter().zip(values) {
+                ctx.bind(*id, v);
+            }
+            Ok(())
+        }
+        Err(why) => fallback::fall_back(ctx, call, why),
+    }
+}
+
+/// The types must be those that running gave.
+fn check(ctx: &Ctx, call: &Call, values: &[ValueId]) -> Res<()> {
+    ctx.only_results(call, values.len())?;
+    for (i, v) in values.iter().enumerate() {
+        let (want, got) = (ctx.out(call, i)?, ctx.ty(*v));
+        if want != *got {
+            return Err(format!("the conversion gives {got} where torch gives {want}"));
+        }
+    }
+    Ok(())
+}
+
+/// `encoder.layer.3` from the module path TorchScript keeps: `Model::` and class names dropped.
+fn module_path(recorded: &str) -> String {
+    // Scripted: `top(Model).encoder(Encoder)...`; traced: `Model::/Encoder::encoder/Layer::layer.3` or `__module.encoder`.
+    let last = |part: &str| part.rsplit("::").next().unwrap_or(part).to_string();
+    if recorded.contains('/') || recorded.contains("__module") {
+        let deepest = recorded.rsplit('/').next().unwrap_or(recorded);
+        let deepest = deepest.strip_prefix("__module.").unwrap_or(deepest);
+        return if deepest.contains("::") {
+            recorded.split('/').map(last).filter(|p| !p.is_empty()).collect::<Vec<_>>().join(".")
+        } else {
+            deepest.to_string()
+        };
+    }
+    let mut path = vec![];
+    let mut depth = 0;
+    let mut part = String::new();
+    for ch in recorded.chars() {
+        match ch {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            '.' if depth == 0 => path.push(std::mem::take(&mut part)),
+            ch if depth == 0 => part.push(ch),
+            _ => {}
+        }
+    }
+    path.push(part);
+    path.into_iter()
+        .map(|p| last(&p))
+        .filter(|p| !p.is_empty() && p != "top" && p != "forward" && !p.starts_with('<'))
+        .collect::<Vec<_>>()
+        .join(".")
+}

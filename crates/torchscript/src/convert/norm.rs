@@ -1,0 +1,129 @@
+//! Normalisations. They stay whole; missing gains and biases become ones and zeros where the op wants both.
+use super::{
+    Table,
+    context::{Ctx, Res},
+};
+use crate::raw::{Arg, Call};
+use kiln_graph::{BinaryOp, DType, Op, ReduceOp, Scalar, Type, UnaryOp, ValueId};
+
+pub const TABLE: Table = &[
+    ("aten::layer_norm", layer_norm),
+    ("aten::native_layer_norm", layer_norm),
+    ("aten::group_norm", group_norm),
+    ("aten::batch_norm", batch_norm),
+    ("aten::instance_norm", instance_norm),
+    ("aten::rms_norm", rms_norm),
+    ("aten::_fused_rms_norm", rms_norm),
+];
+
+/// Gain and bias of the given shape in `dtype`; `None` if both are missing.
+fn affine(c: &mut Ctx, call: &Call, gain_at: usize, dtype: DType, shape: &[usize]) -> Res<Option<[ValueId; 2]>> {
+    let (gain, bias) = (c.opt_tensor(call, gain_at)?, c.opt_tensor(call, gain_at + 1)?);
+    if gain.is_none() && bias.is_none() {
+        return Ok(None);
+    }
+    let ty = Type::new(dtype, shape);
+    let mut or = |c: &mut Ctx, v: Option<ValueId>, otherwise| match v {
+        Some(v) => c.cast(v, dtype),
+        None => c.full(&ty, Scalar::Int(otherwise)),
+    };
+    Ok(Some([or(c, gain, 1)?, or(c, bias, 0)?]))
+}
+
+fn with_affine(x: ValueId, affine: Option<[ValueId; 2]>) -> Vec<ValueId> {
+    let mut args = vec![x];
+    args.extend(affine.into_iter().flatten());
+    args
+}
+
+/// `(x, shape, gain?, bias?, eps, …)`.
+fn layer_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, shape, eps) = (c.tensor(call, 0)?, c.sizes(call, 1)?, c.float(call, 4)?);
+    let affine = affine(c, call, 2, c.dtype(x), &shape)?;
+    let op = Op::LayerNorm { axes: shape.len(), affine: affine.is_some(), eps: Scalar::Float(eps) };
+    Ok(vec![c.node(op, &with_affine(x, affine))?])
+}
+
+/// `(x, groups, gain?, bias?, eps, …)`.
+fn group_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, groups, eps) = (c.tensor(call, 0)?, c.int(call, 1)? as usize, c.float(call, 4)?);
+    grouped(c, call, x, groups, 2, eps)
+}
+
+fn grouped(c: &mut Ctx, call: &Call, x: ValueId, groups: usize, gain_at: usize, eps: f64) -> Res<Vec<ValueId>> {
+    let channels = *c.shape(x).get(1).ok_or("no channel axis")?;
+    let affine = affine(c, call, gain_at, c.dtype(x), &[channels])?;
+    let op = Op::GroupNorm { groups, affine: affine.is_some(), eps: Scalar::Float(eps) };
+    Ok(vec![c.node(op, &with_affine(x, affine))?])
+}
+
+/// `(x, gain?, bias?, mean?, var?, training, momentum, eps, …)`.
+fn batch_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    if c.bool(call, 5)? {
+        return Err("batch norm in training mode".into());
+    }
+    let (x, eps) = (c.tensor(call, 0)?, c.float(call, 7)?);
+    let channels = *c.shape(x).get(1).ok_or("no channel axis")?;
+    let dtype = c.dtype(x);
+    let [gain, bias] = match affine(c, call, 1, dtype, &[channels])? {
+        Some(both) => both,
+        None => {
+            let ty = Type::new(dtype, [channels]);
+            [c.full(&ty, Scalar::Int(1))?, c.full(&ty, Scalar::Int(0))?]
+        }
+    };
+    let (mean, var) = (c.tensor(call, 3)?, c.tensor(call, 4)?);
+    let (mean, var) = (c.cast(mean, dtype)?, c.cast(var, dtype)?);
+    Ok(vec![c.node(Op::BatchNorm { eps: Scalar::Float(eps) }, &[x, gain, bias, mean, var])?])
+}
+
+/// `(x, gain?, bias?, mean?, var?, use_input_stats, momentum, eps, …)`: a group norm with one channel per group, or a
+/// batch norm where the running statistics are used.
+fn instance_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    if !c.bool(call, 5)? {
+        let mut same = Call { args: call.args.clone(), ..empty(call) };
+        same.args[5] = Arg::Bool(false);
+        return batch_norm(c, &same);
+    }
+    let (x, eps) = (c.tensor(call, 0)?, c.float(call, 7)?);
+    let channels = *c.shape(x).get(1).ok_or("no channel axis")?;
+    grouped(c, call, x, channels, 1, eps)
+}
+
+fn empty(call: &Call) -> Call {
+    Call {
+        name: call.name.clone(),
+        overload: call.overload.clone(),
+        args: vec![],
+        outs: call.outs.clone(),
+        source: call.source.clone(),
+        module: call.module.clone(),
+    }
+}
+
+/// `(x, shape, gain?, eps?)`; eps defaults to the type's machine epsilon.
+fn rms_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, shape) = (c.tensor(call, 0)?, c.sizes(call, 1)?);
+    let dtype = c.dtype(x);
+    // torch takes the epsilon of the type it computes in: f32 for the half types.
+    let machine = if dtype == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
+    let eps = c.opt_scalar(call, 3)?.map_or(machine, Scalar::as_f64);
+    let gain = match c.opt_tensor(call, 2)? {
+        Some(g) => c.cast(g, dtype)?,
+        None => c.full(&Type::new(dtype, shape.clone()), Scalar::Int(1))?,
+    };
+    if shape.len() == 1 {
+        return Ok(vec![c.node(Op::RmsNorm { eps: Scalar::Float(eps) }, &[x, gain])?]);
+    }
+    let rank = c.rank(x);
+    let axes: Vec<usize> = (rank - shape.len()..rank).collect();
+    Ok(vec![c.in_compute(x, dtype, |c, x| {
+        let xx = c.binary(BinaryOp::Mul, x, x)?;
+        let mean = c.reduce(ReduceOp::Mean, xx, &axes)?;
+        let mean = c.with(BinaryOp::Add, mean, eps)?;
+        let r = c.unary(UnaryOp::Rsqrt, mean)?;
+        let r = c.binary(BinaryOp::Mul, x, r)?;
+        let gain = c.cast(gain, c.dtype(x))?;
+        c.binary(BinaryOp::Mul, r, gain)
+    })?])
+}

@@ -1,0 +1,483 @@
+//! Pointwise operators: arithmetic, comparison, selection, casts.
+mod activations;
+
+use super::{
+    Table,
+    context::{Ctx, Res},
+    scalars::{Operand, as_value, binary, result_type, scale},
+};
+use crate::raw::{Arg, Call};
+use kiln_graph::{BinaryOp, CompareOp, DType, Scalar, UnaryOp, ValueId};
+
+macro_rules! unary {
+    ($op:ident) => {
+        |c, call| unary(c, call, UnaryOp::$op)
+    };
+}
+macro_rules! arithmetic {
+    ($op:ident) => {
+        |c, call| arithmetic(c, call, BinaryOp::$op)
+    };
+}
+macro_rules! compare {
+    ($op:ident) => {
+        |c, call| compare(c, call, CompareOp::$op)
+    };
+}
+macro_rules! logical {
+    ($op:ident) => {
+        |c, call| logical(c, call, BinaryOp::$op)
+    };
+}
+
+pub const TABLE: Table = &[
+    ("aten::neg", unary!(Neg)),
+    ("aten::abs", unary!(Abs)),
+    ("aten::sign", unary!(Sign)),
+    ("aten::sgn", unary!(Sign)),
+    ("aten::exp", unary!(Exp)),
+    ("aten::exp2", unary!(Exp2)),
+    ("aten::expm1", unary!(Expm1)),
+    ("aten::log", unary!(Log)),
+    ("aten::log2", unary!(Log2)),
+    ("aten::log10", unary!(Log10)),
+    ("aten::log1p", unary!(Log1p)),
+    ("aten::sqrt", unary!(Sqrt)),
+    ("aten::rsqrt", unary!(Rsqrt)),
+    ("aten::reciprocal", unary!(Reciprocal)),
+    ("aten::sin", unary!(Sin)),
+    ("aten::cos", unary!(Cos)),
+    ("aten::tan", unary!(Tan)),
+    ("aten::asin", unary!(Asin)),
+    ("aten::acos", unary!(Acos)),
+    ("aten::atan", unary!(Atan)),
+    ("aten::sinh", unary!(Sinh)),
+    ("aten::cosh", unary!(Cosh)),
+    ("aten::tanh", unary!(Tanh)),
+    ("aten::erf", unary!(Erf)),
+    ("aten::floor", unary!(Floor)),
+    ("aten::ceil", unary!(Ceil)),
+    ("aten::trunc", unary!(Trunc)),
+    ("aten::round", round),
+    ("aten::frac", frac),
+    ("aten::square", square),
+    ("aten::bitwise_not", unary!(Not)),
+    ("aten::logical_not", logical_not),
+    ("aten::isnan", unary_on_operand_isnan),
+    ("aten::isinf", unary_on_operand_isinf),
+    ("aten::isfinite", isfinite),
+    ("aten::add", add),
+    ("aten::sub", sub),
+    ("aten::rsub", rsub),
+    ("aten::mul", arithmetic!(Mul)),
+    ("aten::div", div),
+    ("aten::true_divide", div),
+    ("aten::floor_divide", arithmetic!(FloorDiv)),
+    ("aten::remainder", arithmetic!(Remainder)),
+    ("aten::fmod", arithmetic!(Fmod)),
+    ("aten::atan2", arithmetic!(Atan2)),
+    ("aten::maximum", arithmetic!(Max)),
+    ("aten::minimum", arithmetic!(Min)),
+    ("aten::fmax", |c, call| ignoring_nan(c, call, BinaryOp::Max)),
+    ("aten::fmin", |c, call| ignoring_nan(c, call, BinaryOp::Min)),
+    ("aten::pow", pow),
+    ("aten::bitwise_and", arithmetic!(And)),
+    ("aten::bitwise_or", arithmetic!(Or)),
+    ("aten::bitwise_xor", arithmetic!(Xor)),
+    ("aten::__and__", arithmetic!(And)),
+    ("aten::__or__", arithmetic!(Or)),
+    ("aten::__xor__", arithmetic!(Xor)),
+    ("aten::__lshift__", |c, call| shift(c, call, BinaryOp::Mul)),
+    ("aten::__rshift__", |c, call| shift(c, call, BinaryOp::FloorDiv)),
+    ("aten::bitwise_left_shift", |c, call| shift(c, call, BinaryOp::Mul)),
+    ("aten::bitwise_right_shift", |c, call| shift(c, call, BinaryOp::FloorDiv)),
+    ("aten::logical_and", logical!(And)),
+    ("aten::logical_or", logical!(Or)),
+    ("aten::logical_xor", logical!(Xor)),
+    ("aten::eq", compare!(Eq)),
+    ("aten::ne", compare!(Ne)),
+    ("aten::lt", compare!(Lt)),
+    ("aten::le", compare!(Le)),
+    ("aten::gt", compare!(Gt)),
+    ("aten::ge", compare!(Ge)),
+    ("aten::isclose", isclose),
+    ("aten::where", select),
+    ("aten::masked_fill", masked_fill),
+    ("aten::lerp", lerp),
+    ("aten::addcmul", |c, call| addc(c, call, BinaryOp::Mul)),
+    ("aten::addcdiv", |c, call| addc(c, call, BinaryOp::Div)),
+    ("aten::logaddexp", logaddexp),
+    ("aten::xlogy", xlogy),
+    ("aten::nan_to_num", nan_to_num),
+    ("aten::to", cast),
+    ("aten::_to_copy", cast),
+    ("aten::type_as", cast),
+    ("aten::float", cast),
+    ("aten::half", cast),
+    // Activations.
+    ("aten::relu", unary!(Relu)),
+    ("aten::sigmoid", unary!(Sigmoid)),
+    ("aten::special_expit", unary!(Sigmoid)),
+    ("aten::silu", unary!(Silu)),
+    ("aten::mish", unary!(Mish)),
+    ("aten::hardswish", unary!(Hardswish)),
+    ("aten::hardsigmoid", unary!(Hardsigmoid)),
+    ("aten::log_sigmoid", unary!(LogSigmoid)),
+    ("aten::gelu", activations::gelu),
+    ("aten::softplus", activations::softplus),
+    ("aten::clamp", activations::clamp),
+    ("aten::clip", activations::clamp),
+    ("aten::hardtanh", activations::clamp),
+    ("aten::relu6", activations::relu6),
+    ("aten::clamp_min", activations::clamp_min),
+    ("aten::clamp_max", activations::clamp_max),
+    ("aten::elu", activations::elu),
+    ("aten::celu", activations::celu),
+    ("aten::selu", activations::selu),
+    ("aten::leaky_relu", activations::leaky_relu),
+    ("aten::prelu", activations::prelu),
+    ("aten::_prelu_kernel", activations::prelu),
+    ("aten::hardshrink", activations::hardshrink),
+    ("aten::softshrink", activations::softshrink),
+    ("aten::threshold", activations::threshold),
+    ("aten::glu", activations::glu),
+];
+
+/// A tensor or number argument.
+pub fn operand(c: &mut Ctx, call: &Call, i: usize) -> Res<Operand> {
+    match c.arg(call, i) {
+        Arg::Value(_) => Ok(Operand::Value(c.tensor(call, i)?)),
+        _ => Ok(Operand::Number(c.scalar(call, i)?)),
+    }
+}
+
+fn one(v: ValueId) -> Res<Vec<ValueId>> {
+    Ok(vec![v])
+}
+
+/// Computed in the result's type: integers become floats first where the function asks for it.
+fn unary(c: &mut Ctx, call: &Call, op: UnaryOp) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let x = c.cast(x, c.out(call, 0)?.dtype)?;
+    one(c.unary(op, x)?)
+}
+
+fn unary_on_operand_isnan(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    one(c.unary(UnaryOp::IsNan, x)?)
+}
+
+fn unary_on_operand_isinf(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    one(c.unary(UnaryOp::IsInf, x)?)
+}
+
+fn isfinite(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let (nan, inf) = (c.unary(UnaryOp::IsNan, x)?, c.unary(UnaryOp::IsInf, x)?);
+    let bad = c.binary(BinaryOp::Or, nan, inf)?;
+    one(c.unary(UnaryOp::Not, bad)?)
+}
+
+fn round(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let decimals = c.opt_int(call, 1)?.unwrap_or(0);
+    if decimals == 0 {
+        return unary(c, call, UnaryOp::Round);
+    }
+    let (x, dtype) = (c.tensor(call, 0)?, c.out(call, 0)?.dtype);
+    let ten = 10f64.powi(decimals.unsigned_abs().min(300) as i32);
+    let (up, down) = if decimals > 0 { (BinaryOp::Mul, BinaryOp::Div) } else { (BinaryOp::Div, BinaryOp::Mul) };
+    one(c.in_compute(x, dtype, |c, x| {
+        let y = c.with(up, x, ten)?;
+        let y = c.unary(UnaryOp::Round, y)?;
+        c.with(down, y, ten)
+    })?)
+}
+
+fn frac(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let t = c.unary(UnaryOp::Trunc, x)?;
+    one(c.binary(BinaryOp::Sub, x, t)?)
+}
+
+fn square(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let x = c.cast(x, c.out(call, 0)?.dtype)?;
+    one(c.binary(BinaryOp::Mul, x, x)?)
+}
+
+fn logical_not(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let x = c.cast(x, DType::Bool)?;
+    one(c.unary(UnaryOp::Not, x)?)
+}
+
+fn arithmetic(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
+    let (a, b) = (operand(c, call, 0)?, operand(c, call, 1)?);
+    one(binary(c, op, a, b, c.out(call, 0)?.dtype)?)
+}
+
+/// `a ± alpha * b`.
+fn scaled(c: &mut Ctx, op: BinaryOp, a: Operand, b: Operand, alpha: Scalar, dtype: DType) -> Res<Vec<ValueId>> {
+    if alpha.as_f64() == 1.0 {
+        return one(binary(c, op, a, b, dtype)?);
+    }
+    if dtype == DType::Bool {
+        return Err("alpha with bool operands".into());
+    }
+    let work = dtype.compute();
+    let (a, b) = (as_value(c, a, work)?, as_value(c, b, work)?);
+    let b = scale(c, b, alpha)?;
+    let r = c.binary(op, a, b)?;
+    one(c.cast(r, dtype)?)
+}
+
+fn alpha(c: &Ctx, call: &Call) -> Res<Scalar> {
+    Ok(c.opt_scalar(call, 2)?.unwrap_or(Scalar::Int(1)))
+}
+
+fn add(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b) = (operand(c, call, 0)?, operand(c, call, 1)?);
+    scaled(c, BinaryOp::Add, a, b, alpha(c, call)?, c.out(call, 0)?.dtype)
+}
+
+fn sub(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b) = (operand(c, call, 0)?, operand(c, call, 1)?);
+    scaled(c, BinaryOp::Sub, a, b, alpha(c, call)?, c.out(call, 0)?.dtype)
+}
+
+/// `b - alpha * a`.
+fn rsub(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b) = (operand(c, call, 0)?, operand(c, call, 1)?);
+    scaled(c, BinaryOp::Sub, b, a, alpha(c, call)?, c.out(call, 0)?.dtype)
+}
+
+fn div(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let dtype = c.out(call, 0)?.dtype;
+    let (a, b) = (operand(c, call, 0)?, operand(c, call, 1)?);
+    let mode = if let Arg::Str(s) = c.arg(call, 2) { s.as_str() } else { "" };
+    match mode {
+        "floor" => one(binary(c, BinaryOp::FloorDiv, a, b, dtype)?),
+        "trunc" if dtype.is_float() => {
+            let work = dtype.compute();
+            let q = binary(c, BinaryOp::Div, a, b, work)?;
+            let q = c.unary(UnaryOp::Trunc, q)?;
+            one(c.cast(q, dtype)?)
+        }
+        _ => one(binary(c, BinaryOp::Div, a, b, dtype)?),
+    }
+}
+
+/// The larger (or smaller), the other one where one is NaN.
+fn ignoring_nan(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
+    let dtype = c.out(call, 0)?.dtype;
+    let (a, b) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
+    let (a, b) = (c.cast(a, dtype)?, c.cast(b, dtype)?);
+    let best = c.binary(op, a, b)?;
+    if !dtype.is_float() {
+        return one(best);
+    }
+    let (na, nb) = (c.unary(UnaryOp::IsNan, a)?, c.unary(UnaryOp::IsNan, b)?);
+    let without_b = c.select(nb, a, best)?;
+    one(c.select(na, b, without_b)?)
+}
+
+/// Numbers as exponents are special-cased as torch does.
+fn pow(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let dtype = c.out(call, 0)?.dtype;
+    let (base, exponent) = (operand(c, call, 0)?, operand(c, call, 1)?);
+    let Operand::Number(e) = exponent else { return one(binary(c, BinaryOp::Pow, base, exponent, dtype)?) };
+    let x = as_value(c, base, dtype)?;
+    let float = dtype.is_float();
+    let e = e.as_f64();
+    if e == 1.0 {
+        one(x)
+    } else if e == 0.0 {
+        let ty = c.ty(x).clone();
+        one(c.full(&ty, Scalar::Int(1))?)
+    } else if e == 2.0 {
+        one(c.binary(BinaryOp::Mul, x, x)?)
+    } else if e == 3.0 {
+        one(c.in_compute(x, dtype, |c, x| {
+            let xx = c.binary(BinaryOp::Mul, x, x)?;
+            c.binary(BinaryOp::Mul, xx, x)
+        })?)
+    } else if float && e == 0.5 {
+        one(c.unary(UnaryOp::Sqrt, x)?)
+    } else if float && e == -0.5 {
+        one(c.unary(UnaryOp::Rsqrt, x)?)
+    } else if float && e == -1.0 {
+        one(c.unary(UnaryOp::Reciprocal, x)?)
+    } else if float && e == -2.0 {
+        one(c.in_compute(x, dtype, |c, x| {
+            let xx = c.binary(BinaryOp::Mul, x, x)?;
+            c.unary(UnaryOp::Reciprocal, xx)
+        })?)
+    } else {
+        one(binary(c, BinaryOp::Pow, base, exponent, dtype)?)
+    }
+}
+
+/// Shifts by a number: products with, or floor divisions by, a power of two.
+fn shift(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
+    let dtype = c.out(call, 0)?.dtype;
+    let by = c.int(call, 1).map_err(|_| "shift by a tensor".to_string())?;
+    if !dtype.is_int() || !(0..dtype.bytes() as i64 * 8 - 1).contains(&by) {
+        return Err(format!("a shift of {dtype} by {by}"));
+    }
+    let x = operand(c, call, 0)?;
+    one(binary(c, op, x, Operand::Number(Scalar::Int(1 << by)), dtype)?)
+}
+
+fn logical(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
+    let (a, b) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
+    let (a, b) = (c.cast(a, DType::Bool)?, c.cast(b, DType::Bool)?);
+    one(c.binary(op, a, b)?)
+}
+
+/// Compared in the operands' common type.
+fn compare(c: &mut Ctx, call: &Call, op: CompareOp) -> Res<Vec<ValueId>> {
+    let (a, b) = (operand(c, call, 0)?, operand(c, call, 1)?);
+    let dtype = result_type(c, &[a, b]).compute();
+    let (a, b) = (as_value(c, a, dtype)?, as_value(c, b, dtype)?);
+    one(c.compare(op, a, b)?)
+}
+
+/// `a == b` or both finite with `|a - b| <= atol + |rtol * b|`.
+fn isclose(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
+    let (rtol, atol) = (c.float(call, 2)?, c.float(call, 3)?);
+    if c.bool(call, 4)? || !c.dtype(a).is_float() {
+        return Err("isclose with equal_nan or integers".into());
+    }
+    let equal = c.compare(CompareOp::Eq, a, b)?;
+    let allowed = c.with(BinaryOp::Mul, b, rtol)?;
+    let allowed = c.unary(UnaryOp::Abs, allowed)?;
+    let allowed = c.with(BinaryOp::Add, allowed, atol)?;
+    let diff = c.binary(BinaryOp::Sub, a, b)?;
+    let diff = c.unary(UnaryOp::Abs, diff)?;
+    let finite = c.compare_with(CompareOp::Lt, diff, f64::INFINITY)?;
+    let near = c.compare(CompareOp::Le, diff, allowed)?;
+    let near = c.binary(BinaryOp::And, finite, near)?;
+    one(c.binary(BinaryOp::Or, equal, near)?)
+}
+
+fn select(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let cond = c.tensor(call, 0)?;
+    let cond = c.cast(cond, DType::Bool)?;
+    let dtype = c.out(call, 0)?.dtype;
+    let (a, b) = (operand(c, call, 1)?, operand(c, call, 2)?);
+    let (a, b) = (as_value(c, a, dtype)?, as_value(c, b, dtype)?);
+    one(c.select(cond, a, b)?)
+}
+
+fn masked_fill(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, mask, value) = (c.tensor(call, 0)?, c.tensor(call, 1)?, operand(c, call, 2)?);
+    let value = as_value(c, value, c.dtype(x))?;
+    one(c.select(mask, value, x)?)
+}
+
+/// From the nearer end, as torch: `a + w (b - a)` for `|w| < 0.5`, else `b - (b - a)(1 - w)`.
+fn lerp(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let dtype = c.out(call, 0)?.dtype;
+    let work = dtype.compute();
+    let (a, b, w) = (c.tensor(call, 0)?, c.tensor(call, 1)?, operand(c, call, 2)?);
+    let (a, b) = (c.cast(a, work)?, c.cast(b, work)?);
+    let diff = c.binary(BinaryOp::Sub, b, a)?;
+    let w_value = as_value(c, w, work)?;
+    let near_a = {
+        let step = c.binary(BinaryOp::Mul, w_value, diff)?;
+        c.binary(BinaryOp::Add, a, step)?
+    };
+    let near_b = {
+        let unit = c.float_const(work, 1.0);
+        let rest = c.binary(BinaryOp::Sub, unit, w_value)?;
+        let step = c.binary(BinaryOp::Mul, diff, rest)?;
+        c.binary(BinaryOp::Sub, b, step)?
+    };
+    let r = match w {
+        Operand::Number(s) if s.as_f64().abs() < 0.5 => near_a,
+        Operand::Number(_) => near_b,
+        Operand::Value(_) => {
+            let size = c.unary(UnaryOp::Abs, w_value)?;
+            let small = c.compare_with(CompareOp::Lt, size, 0.5)?;
+            c.select(small, near_a, near_b)?
+        }
+    };
+    one(c.cast(r, dtype)?)
+}
+
+/// `x + value * (a op b)`, multiplied from the left.
+fn addc(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
+    let dtype = c.out(call, 0)?.dtype;
+    let work = dtype.compute();
+    let mut get = |c: &mut Ctx, i| c.tensor(call, i).and_then(|v| c.cast(v, work));
+    let (x, a, b) = (get(c, 0)?, get(c, 1)?, get(c, 2)?);
+    let a = scale(c, a, c.scalar(call, 3)?)?;
+    let step = c.binary(op, a, b)?;
+    let r = c.binary(BinaryOp::Add, x, step)?;
+    one(c.cast(r, dtype)?)
+}
+
+/// `max + log1p(exp(-|a - b|))`; equal infinities stay.
+fn logaddexp(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let dtype = c.out(call, 0)?.dtype;
+    let work = dtype.compute();
+    let (a, b) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
+    let (a, b) = (c.cast(a, work)?, c.cast(b, work)?);
+    let most = c.binary(BinaryOp::Max, a, b)?;
+    let diff = c.binary(BinaryOp::Sub, a, b)?;
+    let diff = c.unary(UnaryOp::Abs, diff)?;
+    let diff = c.unary(UnaryOp::Neg, diff)?;
+    let e = c.unary(UnaryOp::Exp, diff)?;
+    let l = c.unary(UnaryOp::Log1p, e)?;
+    let sum = c.binary(BinaryOp::Add, most, l)?;
+    let (inf, same) = (c.unary(UnaryOp::IsInf, a)?, c.compare(CompareOp::Eq, a, b)?);
+    let keep = c.binary(BinaryOp::And, inf, same)?;
+    let r = c.select(keep, a, sum)?;
+    one(c.cast(r, dtype)?)
+}
+
+/// `x log y`; 0 where x is 0, unless y is NaN.
+fn xlogy(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let dtype = c.out(call, 0)?.dtype;
+    let work = dtype.compute();
+    let (x, y) = (operand(c, call, 0)?, operand(c, call, 1)?);
+    let (x, y) = (as_value(c, x, work)?, as_value(c, y, work)?);
+    let log = c.unary(UnaryOp::Log, y)?;
+    let product = c.binary(BinaryOp::Mul, x, log)?;
+    let zero = c.float_const(work, 0.0);
+    let none = c.compare(CompareOp::Eq, x, zero)?;
+    let r = c.select(none, zero, product)?;
+    let nan = c.unary(UnaryOp::IsNan, y)?;
+    let r = c.select(nan, y, r)?;
+    one(c.cast(r, dtype)?)
+}
+
+fn nan_to_num(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let dtype = c.dtype(x);
+    let largest = match dtype {
+        DType::F64 => f64::MAX,
+        DType::F32 => f64::from(f32::MAX),
+        DType::F16 => 65504.0,
+        DType::Bf16 => 3.389_531_389_251_535_5e38,
+        _ => return one(x),
+    };
+    let mut pick = |c: &Ctx, i, otherwise| Ok::<f64, String>(c.opt_scalar(call, i)?.map_or(otherwise, Scalar::as_f64));
+    let (nan, high, low) = (pick(c, 1, 0.0)?, pick(c, 2, largest)?, pick(c, 3, -largest)?);
+    let nan = c.float_const(dtype, nan);
+    let is_nan = c.unary(UnaryOp::IsNan, x)?;
+    let mut r = c.select(is_nan, nan, x)?;
+    for (limit, value) in [(f64::INFINITY, high), (f64::NEG_INFINITY, low)] {
+        let hit = c.compare_with(CompareOp::Eq, x, limit)?;
+        let value = c.float_const(dtype, value);
+        r = c.select(hit, value, r)?;
+    }
+    one(r)
+}
+
+fn cast(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    one(c.cast(x, c.out(call, 0)?.dtype)?)
+}

@@ -1,0 +1,115 @@
+//! Interpolation: rows and columns picked by index tables made here, blended by constant weights.
+use super::{
+    Handler,
+    context::{Ctx, Res},
+};
+use crate::raw::{Arg, Call};
+use kiln_graph::{BinaryOp, DType, Op, Tensor, Type, ValueId};
+
+pub const TABLE: &[(&str, Handler)] = &[
+    ("aten::upsample_nearest1d", nearest),
+    ("aten::upsample_nearest2d", nearest),
+    ("aten::upsample_nearest3d", nearest),
+    ("aten::upsample_linear1d", linear),
+    ("aten::upsample_bilinear2d", linear),
+    ("aten::upsample_trilinear3d", linear),
+];
+
+/// Input positions per output position, along one axis: the inverse of the given scale, or the sizes' ratio.
+fn ratio(scale: Option<f64>, have: usize, want: usize) -> f64 {
+    match scale {
+        Some(s) if s > 0.0 => 1.0 / s,
+        _ => have as f64 / want as f64,
+    }
+}
+
+/// The scale of spatial axis `i`: from the list of the `vec` overload or from the trailing arguments of the others.
+fn scale(c: &Ctx, call: &Call, i: usize, from: usize) -> Option<f64> {
+    match c.arg(call, from) {
+        Arg::List(items) => items.get(i).and_then(super::context::scalar_of).map(|s| s.as_f64()),
+        _ => c.opt_scalar(call, from + i).ok().flatten().map(|s| s.as_f64()),
+    }
+}
+
+fn index(c: &mut Ctx, values: &[usize]) -> ValueId {
+    let ty = Type::new(DType::I64, [values.len()]);
+    c.table("positions", Tensor::from_f64(ty, values.iter().map(|v| *v as f64)))
+}
+
+/// `(x, size?, scales)`: the input element at `floor(output position * ratio)`.
+fn nearest(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (mut x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    for axis in 2..ty.rank() {
+        let (have, want) = (c.shape(x)[axis], ty.shape[axis]);
+        if have == want {
+            continue;
+        }
+        // torch computes the positions in f32.
+        let step = ratio(scale(c, call, axis - 2, 2), have, want) as f32;
+        let at: Vec<usize> = (0..want).map(|i| ((i as f32 * step) as usize).min(have - 1)).collect();
+        let whole = want % have == 0 && at.iter().enumerate().all(|(i, a)| *a == i / (want / have));
+        x = if whole {
+            widen(c, x, axis, want / have)?
+        } else {
+            let at = index(c, &at);
+            c.node(Op::Take { axis }, &[x, at])?
+        };
+    }
+    Ok(vec![x])
+}
+
+/// Every element of `axis` repeated `times`.
+fn widen(c: &mut Ctx, x: ValueId, axis: usize, times: usize) -> Res<ValueId> {
+    let mut shape = c.shape(x);
+    let total = shape[axis] * times;
+    shape.insert(axis + 1, 1);
+    let apart = c.reshape(x, &shape)?;
+    shape[axis + 1] = times;
+    let r = c.broadcast(apart, &shape)?;
+    shape.remove(axis + 1);
+    shape[axis] = total;
+    c.reshape(r, &shape)
+}
+
+/// `(x, size?, align_corners, scales)`: blends the two neighbours along each axis.
+fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let corners = c.bool(call, 2)?;
+    let r = c.in_compute(x, ty.dtype, |c, mut x| {
+        for axis in (2..ty.rank()).rev() {
+            let (have, want) = (c.shape(x)[axis], ty.shape[axis]);
+            if have == want {
+                continue;
+            }
+            let step = match (corners, want) {
+                (true, 1) => 0.0,
+                (true, _) => (have - 1) as f64 / (want - 1) as f64,
+                _ => ratio(scale(c, call, axis - 2, 3), have, want),
+            };
+            let at = |i: usize| match corners {
+                true => i as f64 * step,
+                false => ((i as f64 + 0.5) * step - 0.5).max(0.0),
+            };
+            x = blend(c, x, axis, &(0..want).map(at).collect::<Vec<_>>())?;
+        }
+        Ok(x)
+    })?;
+    Ok(vec![r])
+}
+
+/// `x[floor p] (1 - w) + x[floor p + 1] w` with w the fraction of p, for each position p along `axis`.
+fn blend(c: &mut Ctx, x: ValueId, axis: usize, positions: &[f64]) -> Res<ValueId> {
+    let (have, dtype) = (c.shape(x)[axis], c.dtype(x));
+    let low: Vec<usize> = positions.iter().map(|p| (*p as usize).min(have - 1)).collect();
+    let high: Vec<usize> = low.iter().map(|l| (l + 1).min(have - 1)).collect();
+    let weights = positions.iter().zip(&low).map(|(p, l)| (p - *l as f64).clamp(0.0, 1.0));
+    let mut shape = vec![1; c.rank(x)];
+    shape[axis] = positions.len();
+    let w = c.table("weights", Tensor::from_f64(Type::new(dtype, shape), weights));
+    let unit = c.float_const(dtype, 1.0);
+    let rest = c.binary(BinaryOp::Sub, unit, w)?;
+    let (low, high) = (index(c, &low), index(c, &high));
+    let (a, b) = (c.node(Op::Take { axis }, &[x, low])?, c.node(Op::Take { axis }, &[x, high])?);
+    let (a, b) = (c.binary(BinaryOp::Mul, a, rest)?, c.binary(BinaryOp::Mul, b, w)?);
+    c.binary(BinaryOp::Add, a, b)
+}

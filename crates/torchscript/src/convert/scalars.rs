@@ -1,0 +1,112 @@
+//! Element types as torch promotes them, and arithmetic with Python scalars.
+use super::context::{Ctx, Res, holds, scalar_for};
+use kiln_graph::{BinaryOp, DType, Op, Scalar, ValueId};
+
+/// An operand of a pointwise operator.
+#[derive(Clone, Copy)]
+pub enum Operand {
+    Value(ValueId),
+    /// A Python number: takes part in promotion by its kind only.
+    Number(Scalar),
+}
+
+/// Kind of a type or number, in the order of promotion.
+fn kind(dtype: DType) -> u8 {
+    match dtype {
+        DType::Bool => 0,
+        d if d.is_int() => 1,
+        _ => 2,
+    }
+}
+
+/// torch's default type for a Python number.
+fn number_type(s: Scalar) -> DType {
+    match s {
+        Scalar::Bool(_) => DType::Bool,
+        Scalar::Int(_) => DType::I64,
+        Scalar::Float(_) => DType::F32,
+    }
+}
+
+/// The common type of two tensor types (`torch.promote_types`).
+pub fn promote(a: DType, b: DType) -> DType {
+    use DType::*;
+    if a == b {
+        return a;
+    }
+    match (kind(a), kind(b)) {
+        (2, 2) => match (a, b) {
+            (F64, _) | (_, F64) => F64,
+            _ => F32, // f16 with bf16, or either with f32
+        },
+        (2, _) => a,
+        (_, 2) => b,
+        (0, _) => b,
+        (_, 0) => a,
+        // u8 with i32, i64: the wider.
+        _ => {
+            if a.bytes() >= b.bytes() {
+                a
+            } else {
+                b
+            }
+        }
+    }
+}
+
+/// `torch.result_type`: tensors with axes first; rank-0 tensors and numbers count only if their kind is higher.
+pub fn result_type(ctx: &Ctx, operands: &[Operand]) -> DType {
+    let mut best: [Option<DType>; 3] = [None; 3]; // with axes, rank 0, numbers
+    for o in operands {
+        let (class, dtype) = match o {
+            Operand::Value(v) => (usize::from(ctx.rank(*v) == 0), ctx.dtype(*v)),
+            Operand::Number(s) => (2, number_type(*s)),
+        };
+        best[class] = Some(best[class].map_or(dtype, |b| promote(b, dtype)));
+    }
+    let weak = |strong: Option<DType>, weak: Option<DType>| match (strong, weak) {
+        (Some(s), Some(w)) if kind(w) > kind(s) => Some(promote(s, w)),
+        (Some(s), _) => Some(s),
+        (None, w) => w,
+    };
+    weak(weak(best[0], best[1]), best[2]).unwrap_or(DType::F32)
+}
+
+/// `operand` as a value of type `dtype`.
+pub fn as_value(ctx: &mut Ctx, o: Operand, dtype: DType) -> Res<ValueId> {
+    match o {
+        Operand::Value(v) => ctx.cast(v, dtype),
+        Operand::Number(s) => Ok(ctx.constant(dtype, s)),
+    }
+}
+
+/// The type in which torch computes a pointwise operator with a result of `dtype`: a half type becomes f32 if an operand
+/// of rank 0 or a number would lose digits in it (torch reads these unrounded).
+fn working_type(ctx: &Ctx, operands: &[Operand], dtype: DType) -> DType {
+    let loses = |o: &Operand| match o {
+        Operand::Number(s) => !holds(dtype, s.as_f64()),
+        Operand::Value(v) => match ctx.graph.op(*v) {
+            Op::Const(s) => !holds(dtype, s.as_f64()),
+            _ => ctx.rank(*v) == 0 && ctx.dtype(*v).is_float() && ctx.dtype(*v).bytes() > dtype.bytes(),
+        },
+    };
+    if dtype.compute() != dtype && operands.iter().any(loses) { dtype.compute() } else { dtype }
+}
+
+/// A binary operator with operands and result in `dtype`.
+pub fn binary(ctx: &mut Ctx, op: BinaryOp, a: Operand, b: Operand, dtype: DType) -> Res<ValueId> {
+    let work = working_type(ctx, &[a, b], dtype);
+    let (a, b) = (as_value(ctx, a, work)?, as_value(ctx, b, work)?);
+    let r = ctx.binary(op, a, b)?;
+    ctx.cast(r, dtype)
+}
+
+/// `v * s`, nothing for 1.
+pub fn scale(ctx: &mut Ctx, v: ValueId, s: Scalar) -> Res<ValueId> {
+    if s.as_f64() == 1.0 {
+        return Ok(v);
+    }
+    let dtype = ctx.dtype(v);
+    let c = ctx.constant(dtype, scalar_for(dtype, s));
+    ctx.binary(BinaryOp::Mul, v, c)
+}

@@ -1,0 +1,247 @@
+//! Shapes and data movement. Whether torch makes a view or a copy does not matter here.
+mod joins;
+mod moves;
+
+use super::{
+    Table,
+    context::{Ctx, Res, normal_axis},
+};
+use crate::raw::{Arg, Call};
+use kiln_graph::ValueId;
+
+pub const TABLE: Table = &[
+    ("aten::view", reshape),
+    ("aten::reshape", reshape),
+    ("aten::flatten", reshape),
+    ("aten::unflatten", reshape),
+    ("aten::unsqueeze", reshape),
+    ("aten::squeeze", reshape),
+    ("aten::view_as", reshape),
+    ("aten::reshape_as", reshape),
+    ("aten::ravel", reshape),
+    ("aten::_unsafe_view", reshape),
+    ("aten::_reshape_alias", reshape),
+    ("aten::atleast_1d", reshape),
+    ("aten::atleast_2d", reshape),
+    ("aten::alias", reshape),
+    ("aten::detach", reshape),
+    ("aten::contiguous", reshape),
+    ("aten::clone", reshape),
+    ("aten::lift_fresh", reshape),
+    ("aten::lift_fresh_copy", reshape),
+    ("aten::positive", reshape),
+    ("aten::dropout", in_inference),
+    ("aten::feature_dropout", in_inference),
+    ("aten::alpha_dropout", in_inference),
+    ("aten::t", transposed),
+    ("aten::numpy_T", reversed),
+    ("aten::mT", transposed),
+    ("aten::adjoint", transposed),
+    ("aten::transpose", swap),
+    ("aten::swapaxes", swap),
+    ("aten::swapdims", swap),
+    ("aten::permute", permute),
+    ("aten::movedim", movedim),
+    ("aten::moveaxis", movedim),
+    ("aten::expand", broadcast),
+    ("aten::expand_as", broadcast),
+    ("aten::broadcast_to", broadcast),
+    ("aten::broadcast_tensors", broadcast_all),
+    ("aten::slice", slice),
+    ("aten::narrow", narrow),
+    ("aten::select", select),
+    ("aten::split", |c, call| pieces(c, call, 2)),
+    ("aten::unsafe_split", |c, call| pieces(c, call, 2)),
+    ("aten::split_with_sizes", |c, call| pieces(c, call, 2)),
+    ("aten::unsafe_split_with_sizes", |c, call| pieces(c, call, 2)),
+    ("aten::chunk", |c, call| pieces(c, call, 2)),
+    ("aten::unsafe_chunk", |c, call| pieces(c, call, 2)),
+    ("aten::tensor_split", tensor_split),
+    ("aten::unbind", unbind),
+    ("aten::diagonal", diagonal),
+    ("aten::cat", joins::cat),
+    ("aten::concat", joins::cat),
+    ("aten::concatenate", joins::cat),
+    ("aten::stack", joins::stack),
+    ("aten::hstack", joins::hstack),
+    ("aten::vstack", joins::vstack),
+    ("aten::meshgrid", joins::meshgrid),
+    ("aten::constant_pad_nd", joins::constant_pad),
+    ("aten::pad", joins::pad),
+    ("aten::reflection_pad1d", |c, call| joins::pad_by(c, call, "reflect")),
+    ("aten::reflection_pad2d", |c, call| joins::pad_by(c, call, "reflect")),
+    ("aten::replication_pad1d", |c, call| joins::pad_by(c, call, "replicate")),
+    ("aten::replication_pad2d", |c, call| joins::pad_by(c, call, "replicate")),
+    ("aten::slice_scatter", joins::slice_scatter),
+    ("aten::select_scatter", joins::select_scatter),
+    ("aten::flip", moves::flip),
+    ("aten::roll", moves::roll),
+    ("aten::rot90", moves::rot90),
+    ("aten::repeat", moves::repeat),
+    ("aten::tile", moves::repeat),
+    ("aten::repeat_interleave", moves::repeat_interleave),
+    ("aten::tril", |c, call| moves::triangle(c, call, true)),
+    ("aten::triu", |c, call| moves::triangle(c, call, false)),
+    ("aten::diag_embed", moves::diag_embed),
+    ("aten::diag", moves::diag),
+    ("aten::pixel_shuffle", moves::pixel_shuffle),
+    ("aten::pixel_unshuffle", moves::pixel_unshuffle),
+    ("aten::channel_shuffle", moves::channel_shuffle),
+];
+
+/// The shape torch's run gave, whatever the arguments spelled.
+fn reshape(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    Ok(vec![c.reshape(x, &ty.shape)?])
+}
+
+fn in_inference(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    if c.bool(call, 2)? && c.float(call, 1)? != 0.0 {
+        return Err("dropout in training mode draws random numbers".into());
+    }
+    Ok(vec![c.tensor(call, 0)?])
+}
+
+fn transposed(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    Ok(vec![c.transpose(x)?])
+}
+
+fn reversed(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let perm: Vec<usize> = (0..c.rank(x)).rev().collect();
+    Ok(vec![c.permute(x, &perm)?])
+}
+
+fn swap(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let rank = c.rank(x);
+    let (a, b) = (c.axis(call, 1, rank)?, c.axis(call, 2, rank)?);
+    let mut perm: Vec<usize> = (0..rank).collect();
+    if rank > 0 {
+        perm.swap(a, b);
+    }
+    Ok(vec![c.permute(x, &perm)?])
+}
+
+fn permute(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let rank = c.rank(x);
+    let perm: Vec<usize> = c.ints(call, 1)?.into_iter().map(|a| normal_axis(a, rank)).collect::<Res<_>>()?;
+    Ok(vec![c.permute(x, &perm)?])
+}
+
+fn movedim(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let rank = c.rank(x);
+    let normal = |v: Vec<i64>| v.into_iter().map(|a| normal_axis(a, rank)).collect::<Res<Vec<_>>>();
+    let (from, to) = (normal(c.ints(call, 1)?)?, normal(c.ints(call, 2)?)?);
+    let mut perm = vec![usize::MAX; rank];
+    for (f, t) in from.iter().zip(&to) {
+        perm[*t] = *f;
+    }
+    let mut rest = (0..rank).filter(|a| !from.contains(a));
+    for slot in perm.iter_mut().filter(|p| **p == usize::MAX) {
+        *slot = rest.next().ok_or("axes named twice")?;
+    }
+    Ok(vec![c.permute(x, &perm)?])
+}
+
+fn broadcast(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    Ok(vec![c.broadcast(x, &ty.shape)?])
+}
+
+fn broadcast_all(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let xs = c.tensors(call, 0)?;
+    xs.into_iter().enumerate().map(|(i, x)| c.out(call, i).and_then(|ty| c.broadcast(x, &ty.shape))).collect()
+}
+
+/// `start:end:step` with torch's wrapping and clamping; missing or huge ends mean the axis's end.
+fn slice(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let (start, len, step) = bounds(c, call, 2, c.shape(x)[axis])?;
+    Ok(vec![c.slice(x, axis, start, len, step)?])
+}
+
+/// Start, length and step from the three arguments at `i`.
+fn bounds(c: &Ctx, call: &Call, i: usize, size: usize) -> Res<(usize, usize, usize)> {
+    let n = size as i64;
+    let place = |v: i64| if v < 0 { (v + n).max(0) } else { v.min(n) };
+    let start = place(c.opt_int(call, i)?.unwrap_or(0));
+    let end = place(c.opt_int(call, i + 1)?.unwrap_or(n)).max(start);
+    let step = c.opt_int(call, i + 2)?.unwrap_or(1).max(1);
+    let len = (end - start + step - 1) / step;
+    Ok((start as usize, len as usize, step as usize))
+}
+
+fn narrow(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let (start, len) = (normal_start(c.int(call, 2)?, c.shape(x)[axis]), c.int(call, 3)?);
+    Ok(vec![c.slice(x, axis, start, len as usize, 1)?])
+}
+
+fn normal_start(start: i64, size: usize) -> usize {
+    if start < 0 { (start + size as i64).max(0) as usize } else { start as usize }
+}
+
+fn select(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let at = normal_start(c.int(call, 2)?, c.shape(x)[axis]);
+    let row = c.slice(x, axis, at, 1, 1)?;
+    Ok(vec![c.reshape(row, &ty.shape)?])
+}
+
+/// The results follow each other along the axis at argument `axis_at`; their sizes are known from running.
+fn pieces(c: &mut Ctx, call: &Call, axis_at: usize) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let axis = c.axis(call, axis_at, c.rank(x))?;
+    let mut start = 0;
+    let mut parts = vec![];
+    for i in 0..call.outs.len() {
+        let len = c.out(call, i)?.shape[axis];
+        parts.push(c.slice(x, axis, start, len, 1)?);
+        start += len;
+    }
+    Ok(parts)
+}
+
+fn tensor_split(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    match c.arg(call, 1) {
+        Arg::Int(_) => pieces(c, call, 2),
+        _ => Err("tensor_split at given indices".into()),
+    }
+}
+
+fn unbind(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let row = |i| {
+        let ty = c.out(call, i)?;
+        let row = c.slice(x, axis, i, 1, 1)?;
+        c.reshape(row, &ty.shape)
+    };
+    (0..call.outs.len()).map(row).collect()
+}
+
+/// The two axes moved last and flattened; the diagonal is every (columns + 1)-th element.
+fn diagonal(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let rank = c.rank(x);
+    let (offset, a, b) = (c.int(call, 1)?, c.axis(call, 2, rank)?, c.axis(call, 3, rank)?);
+    let mut perm: Vec<usize> = (0..rank).filter(|d| *d != a && *d != b).collect();
+    perm.extend([a, b]);
+    let x = c.permute(x, &perm)?;
+    let shape = c.shape(x);
+    let (rows, columns) = (shape[rank - 2], shape[rank - 1]);
+    let len = *ty.shape.last().ok_or("a diagonal of rank 0")?;
+    let start = if offset >= 0 { offset as usize } else { offset.unsigned_abs() as usize * columns };
+    let mut flat = shape[..rank - 2].to_vec();
+    flat.push(rows * columns);
+    let x = c.reshape(x, &flat)?;
+    let start = if len == 0 { 0 } else { start };
+    Ok(vec![c.slice(x, rank - 2, start, len, columns + 1)?])
+}

@@ -1,0 +1,200 @@
+//! Concatenation, padding, and writing a part into a whole.
+use super::{bounds, normal_start};
+use crate::{
+    convert::{
+        context::{Ctx, Res},
+        scalars::promote,
+    },
+    raw::Call,
+};
+use kiln_graph::{DType, Op, Scalar, ValueId};
+
+fn one(v: ValueId) -> Res<Vec<ValueId>> {
+    Ok(vec![v])
+}
+
+/// Casts to the common type.
+fn together(c: &mut Ctx, parts: Vec<ValueId>) -> Res<Vec<ValueId>> {
+    let dtype = parts.iter().map(|p| c.dtype(*p)).reduce(promote).unwrap_or(DType::F32);
+    parts.into_iter().map(|p| c.cast(p, dtype)).collect()
+}
+
+pub fn cat(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let parts = c.tensors(call, 0)?;
+    let rank = c.out(call, 0)?.rank();
+    let axis = c.axis(call, 1, rank)?;
+    let parts = together(c, parts)?;
+    // torch skips empty tensors of rank 1, whatever the others' rank.
+    let parts: Vec<ValueId> = parts.into_iter().filter(|p| c.rank(*p) == rank).collect();
+    one(c.concat(&parts, axis)?)
+}
+
+pub fn stack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let parts = c.tensors(call, 0)?;
+    let axis = c.axis(call, 1, c.out(call, 0)?.rank())?;
+    let parts = together(c, parts)?;
+    let mut rows = vec![];
+    for p in parts {
+        let mut shape = c.shape(p);
+        shape.insert(axis, 1);
+        rows.push(c.reshape(p, &shape)?);
+    }
+    one(c.concat(&rows, axis)?)
+}
+
+pub fn hstack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let parts = c.tensors(call, 0)?;
+    let parts = together(c, parts)?;
+    let mut rows = vec![];
+    for p in parts {
+        let shape = if c.rank(p) == 0 { vec![1] } else { c.shape(p) };
+        rows.push(c.reshape(p, &shape)?);
+    }
+    let axis = usize::from(rows.first().is_some_and(|r| c.rank(*r) > 1));
+    one(c.concat(&rows, axis)?)
+}
+
+pub fn vstack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let parts = c.tensors(call, 0)?;
+    let parts = together(c, parts)?;
+    let mut rows = vec![];
+    for p in parts {
+        let shape = match c.shape(p)[..] {
+            [] => vec![1, 1],
+            [n] => vec![1, n],
+            ref s => s.to_vec(),
+        };
+        rows.push(c.reshape(p, &shape)?);
+    }
+    one(c.concat(&rows, 0)?)
+}
+
+/// Vector i varies along axis i; with "xy" the first two axes are exchanged.
+pub fn meshgrid(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let parts = c.tensors(call, 0)?;
+    let xy = c.str(call, 1).is_ok_and(|s| s == "xy");
+    let mut grids = vec![];
+    for (i, p) in parts.iter().enumerate() {
+        let ty = c.out(call, i)?;
+        let along = if xy && i < 2 && ty.rank() >= 2 { 1 - i } else { i };
+        let mut shape = vec![1; ty.rank()];
+        shape[along] = ty.shape[along];
+        let line = c.reshape(*p, &shape)?;
+        grids.push(c.broadcast(line, &ty.shape)?);
+    }
+    Ok(grids)
+}
+
+/// torch's padding list: pairs from the last axis backwards.
+fn pads(c: &Ctx, call: &Call, rank: usize) -> Res<(Vec<i64>, Vec<i64>)> {
+    let list = c.ints(call, 1)?;
+    if list.len() % 2 != 0 || list.len() / 2 > rank {
+        return Err(format!("padding {list:?} for {rank} axes"));
+    }
+    let (mut lo, mut hi) = (vec![0; rank], vec![0; rank]);
+    for (i, pair) in list.chunks(2).enumerate() {
+        (lo[rank - 1 - i], hi[rank - 1 - i]) = (pair[0], pair[1]);
+    }
+    Ok((lo, hi))
+}
+
+fn pad_with(c: &mut Ctx, call: &Call, value: Scalar) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let (lo, hi) = pads(c, call, c.rank(x))?;
+    if lo.iter().chain(&hi).all(|p| *p == 0) {
+        return one(x);
+    }
+    let value = c.constant(c.dtype(x), value);
+    one(c.node(Op::Pad { lo, hi }, &[x, value])?)
+}
+
+pub fn constant_pad(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    pad_with(c, call, c.opt_scalar(call, 2)?.unwrap_or(Scalar::Int(0)))
+}
+
+pub fn pad(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    match c.str(call, 2)? {
+        "constant" => pad_with(c, call, c.opt_scalar(call, 3)?.unwrap_or(Scalar::Int(0))),
+        mode => pad_by(c, call, mode),
+    }
+}
+
+/// Padding from the operand's own elements: `reflect`, `replicate` or `circular`.
+pub fn pad_by(c: &mut Ctx, call: &Call, mode: &str) -> Res<Vec<ValueId>> {
+    let mut x = c.tensor(call, 0)?;
+    let (lo, hi) = pads(c, call, c.rank(x))?;
+    if lo.iter().chain(&hi).any(|p| *p < 0) {
+        return Err(format!("negative padding with mode {mode}"));
+    }
+    for axis in 0..c.rank(x) {
+        let (before, after, size) = (lo[axis] as usize, hi[axis] as usize, c.shape(x)[axis]);
+        let mut parts = vec![];
+        if before > 0 {
+            parts.push(border(c, x, axis, mode, before, true, size)?);
+        }
+        parts.push(x);
+        if after > 0 {
+            parts.push(border(c, x, axis, mode, after, false, size)?);
+        }
+        x = c.concat(&parts, axis)?;
+    }
+    one(x)
+}
+
+fn border(c: &mut Ctx, x: ValueId, axis: usize, mode: &str, n: usize, before: bool, size: usize) -> Res<ValueId> {
+    match mode {
+        "reflect" => {
+            let start = if before { 1 } else { size.checked_sub(1 + n).ok_or("padding longer than the axis")? };
+            let part = c.slice(x, axis, start, n, 1)?;
+            c.node(Op::Flip(vec![axis]), &[part])
+        }
+        "replicate" => {
+            let part = c.slice(x, axis, if before { 0 } else { size - 1 }, 1, 1)?;
+            let mut shape = c.shape(x);
+            shape[axis] = n;
+            c.broadcast(part, &shape)
+        }
+        "circular" => {
+            let start = if before { size.checked_sub(n).ok_or("padding longer than the axis")? } else { 0 };
+            c.slice(x, axis, start, n, 1)
+        }
+        _ => Err(format!("padding mode {mode}")),
+    }
+}
+
+/// `x` with `start..start + len` of `axis` replaced.
+fn replace(c: &mut Ctx, x: ValueId, part: ValueId, axis: usize, start: usize, len: usize) -> Res<ValueId> {
+    let size = c.shape(x)[axis];
+    let part = c.cast(part, c.dtype(x))?;
+    let mut parts = vec![];
+    if start > 0 {
+        parts.push(c.slice(x, axis, 0, start, 1)?);
+    }
+    if len > 0 {
+        parts.push(part);
+    }
+    if start + len < size {
+        parts.push(c.slice(x, axis, start + len, size - start - len, 1)?);
+    }
+    c.concat(&parts, axis)
+}
+
+pub fn slice_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, part) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
+    let axis = c.axis(call, 2, c.rank(x))?;
+    let (start, len, step) = bounds(c, call, 3, c.shape(x)[axis])?;
+    if step != 1 {
+        return Err("slice_scatter with a step".into());
+    }
+    one(replace(c, x, part, axis, start, len)?)
+}
+
+pub fn select_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, part) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
+    let axis = c.axis(call, 2, c.rank(x))?;
+    let at = normal_start(c.int(call, 3)?, c.shape(x)[axis]);
+    let mut shape = c.shape(x);
+    shape[axis] = 1;
+    let part = c.reshape(part, &shape)?;
+    one(replace(c, x, part, axis, at, 1)?)
+}

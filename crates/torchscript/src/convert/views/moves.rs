@@ -1,0 +1,209 @@
+//! Reordering and repeating elements.
+use crate::{
+    convert::context::{Ctx, Res, normal_axis},
+    raw::{Arg, Call},
+};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, Scalar, Type, ValueId};
+
+fn one(v: ValueId) -> Res<Vec<ValueId>> {
+    Ok(vec![v])
+}
+
+pub fn flip(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let rank = c.rank(x);
+    let axes: Vec<usize> = c.ints(call, 1)?.into_iter().map(|a| normal_axis(a, rank)).collect::<Res<_>>()?;
+    one(c.node(Op::Flip(axes), &[x])?)
+}
+
+fn roll_axis(c: &mut Ctx, x: ValueId, axis: usize, shift: i64) -> Res<ValueId> {
+    let size = c.shape(x)[axis];
+    if size == 0 {
+        return Ok(x);
+    }
+    let cut = (-shift).rem_euclid(size as i64) as usize;
+    if cut == 0 {
+        return Ok(x);
+    }
+    let (head, tail) = (c.slice(x, axis, 0, cut, 1)?, c.slice(x, axis, cut, size - cut, 1)?);
+    c.concat(&[tail, head], axis)
+}
+
+/// Without axes, of the flattened tensor.
+pub fn roll(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let mut x = c.tensor(call, 0)?;
+    let (shifts, axes, shape) = (c.ints(call, 1)?, c.ints(call, 2)?, c.shape(x));
+    if axes.is_empty() {
+        let flat = c.reshape(x, &[shape.iter().product()])?;
+        let r = roll_axis(c, flat, 0, shifts.first().copied().unwrap_or(0))?;
+        return one(c.reshape(r, &shape)?);
+    }
+    for (shift, axis) in shifts.into_iter().zip(axes) {
+        x = roll_axis(c, x, normal_axis(axis, shape.len())?, shift)?;
+    }
+    one(x)
+}
+
+pub fn rot90(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let rank = c.rank(x);
+    let (turns, axes) = (c.int(call, 1)?.rem_euclid(4), c.ints(call, 2)?);
+    let [a, b] = axes[..] else { return Err("rot90 wants two axes".into()) };
+    let (a, b) = (normal_axis(a, rank)?, normal_axis(b, rank)?);
+    let mut swap: Vec<usize> = (0..rank).collect();
+    swap.swap(a, b);
+    one(match turns {
+        1 => {
+            let f = c.node(Op::Flip(vec![b]), &[x])?;
+            c.permute(f, &swap)?
+        }
+        2 => c.node(Op::Flip(vec![a, b]), &[x])?,
+        3 => {
+            let f = c.node(Op::Flip(vec![a]), &[x])?;
+            c.permute(f, &swap)?
+        }
+        _ => x,
+    })
+}
+
+/// Each axis gets an axis of repeats in front, which is then merged into it.
+pub fn repeat(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let mut shape = vec![1; ty.rank() - c.rank(x)];
+    shape.extend(c.shape(x));
+    let (mut apart, mut full) = (vec![], vec![]);
+    for (size, total) in shape.iter().zip(&ty.shape) {
+        apart.extend([1, *size]);
+        full.extend([if *size == 0 { 1 } else { total / size }, *size]);
+    }
+    if ty.count() == 0 {
+        return one(c.full(&ty, Scalar::Int(0))?);
+    }
+    let r = c.reshape(x, &apart)?;
+    let r = c.broadcast(r, &full)?;
+    one(c.reshape(r, &ty.shape)?)
+}
+
+/// By a number: each element gets an axis of repeats behind it.
+pub fn repeat_interleave(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let Arg::Int(times) = c.arg(call, 1) else { return Err("repeat_interleave by a tensor".into()) };
+    let times = usize::try_from(*times).map_err(|_| "a negative number of repeats".to_string())?;
+    let (mut x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let axis = match c.opt_int(call, 2)? {
+        Some(a) => normal_axis(a, c.rank(x))?,
+        None => {
+            let n = c.ty(x).count();
+            x = c.reshape(x, &[n])?;
+            0
+        }
+    };
+    let mut shape = c.shape(x);
+    shape.insert(axis + 1, 1);
+    let apart = c.reshape(x, &shape)?;
+    shape[axis + 1] = times;
+    let r = c.broadcast(apart, &shape)?;
+    one(c.reshape(r, &ty.shape)?)
+}
+
+/// Row and column numbers of the last two axes, as `[rows, 1]` and `[1, columns]`.
+fn grid(c: &mut Ctx, rows: usize, columns: usize) -> (ValueId, ValueId) {
+    let row = c.iota(Type::new(DType::I64, [rows, 1]), 0);
+    let column = c.iota(Type::new(DType::I64, [1, columns]), 1);
+    (row, column)
+}
+
+/// The elements with `column - row <= k` (lower) or `>= k` (upper); zero elsewhere.
+pub fn triangle(c: &mut Ctx, call: &Call, lower: bool) -> Res<Vec<ValueId>> {
+    let (x, k) = (c.tensor(call, 0)?, c.int(call, 1)?);
+    let [.., rows, columns] = c.shape(x)[..] else { return Err("a triangle of a vector".into()) };
+    let (row, column) = grid(c, rows, columns);
+    let k = c.constant(DType::I64, Scalar::Int(k));
+    let limit = c.binary(BinaryOp::Add, row, k)?;
+    let inside = c.compare(if lower { CompareOp::Le } else { CompareOp::Ge }, column, limit)?;
+    let zero = c.constant(c.dtype(x), Scalar::Int(0));
+    one(c.select(inside, x, zero)?)
+}
+
+/// A vector (or the last axis) on the diagonal of the last two axes.
+fn embed(c: &mut Ctx, x: ValueId, offset: i64, n: usize) -> Res<ValueId> {
+    let rank = c.rank(x);
+    let (row, column) = grid(c, n, n);
+    let k = c.constant(DType::I64, Scalar::Int(offset));
+    let at = c.binary(BinaryOp::Add, row, k)?;
+    let on = c.compare(CompareOp::Eq, column, at)?;
+    // The element of row r is x[r] for offsets >= 0, x[column] below the diagonal: pad x to n along the right axis.
+    let len = c.shape(x)[rank - 1];
+    let pad = n - len;
+    let mut shape = c.shape(x);
+    let mut hi = vec![0; rank];
+    hi[rank - 1] = pad as i64;
+    let zero = c.constant(c.dtype(x), Scalar::Int(0));
+    let padded = if pad == 0 { x } else { c.node(Op::Pad { lo: vec![0; rank], hi }, &[x, zero])? };
+    shape[rank - 1] = n;
+    shape.insert(if offset >= 0 { rank } else { rank - 1 }, 1);
+    let spread = c.reshape(padded, &shape)?;
+    let r = c.select(on, spread, zero)?;
+    let mut full = shape;
+    full[rank - 1] = n;
+    full[rank] = n;
+    c.broadcast(r, &full)
+}
+
+pub fn diag_embed(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let (a, b) = (c.axis(call, 2, ty.rank())?, c.axis(call, 3, ty.rank())?);
+    if (a, b) != (ty.rank() - 2, ty.rank() - 1) {
+        return Err("diag_embed into other than the last two axes".into());
+    }
+    one(embed(c, x, c.int(call, 1)?, ty.shape[ty.rank() - 1])?)
+}
+
+pub fn diag(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let offset = c.int(call, 1)?;
+    if c.rank(x) == 1 {
+        return one(embed(c, x, offset, ty.shape[0])?);
+    }
+    let columns = c.shape(x)[1];
+    let n = c.ty(x).count();
+    let start = if offset >= 0 { offset as usize } else { offset.unsigned_abs() as usize * columns };
+    let flat = c.reshape(x, &[n])?;
+    one(c.slice(flat, 0, if ty.count() == 0 { 0 } else { start }, ty.count(), columns + 1)?)
+}
+
+/// `[.., C r r, H, W]` to `[.., C, H r, W r]`.
+pub fn pixel_shuffle(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty, r) = (c.tensor(call, 0)?, c.out(call, 0)?, c.int(call, 1)? as usize);
+    let shape = c.shape(x);
+    let [lead @ .., channels, h, w] = &shape[..] else { return Err("pixel_shuffle of rank below 3".into()) };
+    let n = lead.len();
+    let apart = c.reshape(x, &[lead, &[channels / (r * r), r, r, *h, *w]].concat())?;
+    let mut perm: Vec<usize> = (0..n).collect();
+    perm.extend([n, n + 3, n + 1, n + 4, n + 2]);
+    let p = c.permute(apart, &perm)?;
+    one(c.reshape(p, &ty.shape)?)
+}
+
+/// `[.., C, H r, W r]` to `[.., C r r, H, W]`.
+pub fn pixel_unshuffle(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty, r) = (c.tensor(call, 0)?, c.out(call, 0)?, c.int(call, 1)? as usize);
+    let shape = c.shape(x);
+    let [lead @ .., channels, h, w] = &shape[..] else { return Err("pixel_unshuffle of rank below 3".into()) };
+    let n = lead.len();
+    let apart = c.reshape(x, &[lead, &[*channels, h / r, r, w / r, r]].concat())?;
+    let mut perm: Vec<usize> = (0..n).collect();
+    perm.extend([n, n + 2, n + 4, n + 1, n + 3]);
+    let p = c.permute(apart, &perm)?;
+    one(c.reshape(p, &ty.shape)?)
+}
+
+pub fn channel_shuffle(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, groups) = (c.tensor(call, 0)?, c.int(call, 1)? as usize);
+    let shape = c.shape(x);
+    let [batch, channels, rest @ ..] = &shape[..] else { return Err("channel_shuffle of rank below 2".into()) };
+    let apart = c.reshape(x, &[&[*batch, groups, channels / groups], rest].concat())?;
+    let mut perm: Vec<usize> = (0..shape.len() + 1).collect();
+    perm.swap(1, 2);
+    let p = c.permute(apart, &perm)?;
+    one(c.reshape(p, &shape)?)
+}

@@ -1,0 +1,100 @@
+//! The specialised graph as the shim writes it (`cpp/dump.cpp`): a flat list of operator calls, everything typed.
+use serde::Deserialize;
+
+#[derive(Debug, Deserialize)]
+pub struct Raw {
+    pub inputs: Vec<RawInput>,
+    pub values: Vec<RawInfo>,
+    /// In the order of running.
+    pub calls: Vec<Call>,
+    /// Ids of the flattened output tensors.
+    pub outputs: Vec<usize>,
+    pub structure: serde_json::Value,
+}
+
+/// One tensor or scalar argument of forward.
+#[derive(Debug, Deserialize)]
+pub struct RawInput {
+    pub name: String,
+    /// A tensor's value id.
+    #[serde(default)]
+    pub value: Option<usize>,
+    /// A scalar, fixed by specialising.
+    #[serde(default)]
+    pub scalar: Option<Arg>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct RawInfo {
+    /// Kiln's name, or torch's where Kiln has no such type.
+    pub dtype: String,
+    pub shape: Vec<usize>,
+    /// A weight or literal of the model.
+    #[serde(default)]
+    pub constant: bool,
+    /// Computed from constants alone; its contents can be had.
+    #[serde(default)]
+    pub folded: bool,
+    /// The one element of a constant or folded value that has one.
+    #[serde(default)]
+    pub scalar: Option<Arg>,
+    /// Name of a parameter or buffer.
+    #[serde(default)]
+    pub name: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Call {
+    /// Schema name, as `aten::add`.
+    pub name: String,
+    pub overload: String,
+    pub args: Vec<Arg>,
+    /// Value ids; results that are lists are flattened.
+    pub outs: Vec<usize>,
+    #[serde(default)]
+    pub source: String,
+    #[serde(default)]
+    pub module: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arg {
+    None,
+    Value(usize),
+    Int(i64),
+    #[serde(deserialize_with = "float")]
+    Float(f64),
+    Bool(bool),
+    Str(String),
+    Device(String),
+    Ints(Vec<i64>),
+    List(Vec<Arg>),
+    /// Something with no plain form (a generator, an object).
+    Opaque(String),
+}
+
+impl Arg {
+    /// Value ids in this argument, in order.
+    pub fn values(&self, found: &mut Vec<usize>) {
+        match self {
+            Arg::Value(id) => found.push(*id),
+            Arg::List(items) => items.iter().for_each(|i| i.values(found)),
+            _ => {}
+        }
+    }
+}
+
+/// A number, or "nan", "inf", "-inf".
+fn float<'de, D: serde::Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        Number(f64),
+        Text(String),
+    }
+    match Form::deserialize(d)? {
+        Form::Number(v) => Ok(v),
+        Form::Text(t) => t.parse().map_err(serde::de::Error::custom),
+    }
+}
