@@ -270,7 +270,7 @@ fn pad(x: &Type, value: &Type, lo: &[i64], hi: &[i64]) -> Result<Type, String> {
         let len = usize::try_from(dim + lo + hi);
         match len {
             Ok(len) if kept >= 0 => Ok(len),
-            _ => Err(format!("axis {i} of {x} cannot be cropped by lo={lo} hi={hi}")),
+            _ => Err(format!("axis {i} of {x} cannot be padded or cropped by lo={lo} hi={hi}")),
         }
     };
     let shape = (0..x.rank()).map(padded).collect::<Result<_, _>>()?;

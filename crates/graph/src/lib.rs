@@ -12,6 +12,7 @@ pub mod infer;
 mod names;
 pub mod op;
 pub mod params;
+pub mod random;
 mod rebuild;
 pub mod tensor;
 pub mod text;

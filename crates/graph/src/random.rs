@@ -1,0 +1,363 @@
+//! Random graphs for differential tests, and shrinking of those that fail.
+//!
+//! A graph follows from its seed and options alone, on every machine. Values stay moderate (functions with poles are fed
+//! safe arguments), so results can be compared with tolerances. Print the seed when a test fails.
+use crate::params::Random;
+use crate::{
+    BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, ScanOp, Tensor, Type, UnaryOp, ValueId, random_tensor,
+};
+
+/// What a random graph is made of.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Ops beside inputs (helper ops, as casts, come on top).
+    pub ops: usize,
+    /// Float dtypes of inputs.
+    pub dtypes: Vec<DType>,
+    pub views: bool,
+    pub reductions: bool,
+    pub dots: bool,
+    /// Softmax, norms, named functions.
+    pub composites: bool,
+    /// Concat, pad, take, scan.
+    pub movement: bool,
+    /// Also sizes 0 and 1, and rank 0.
+    pub odd_shapes: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            ops: 12,
+            dtypes: vec![DType::F32, DType::F64, DType::Bf16, DType::F16],
+            views: true,
+            reductions: true,
+            dots: true,
+            composites: true,
+            movement: true,
+            odd_shapes: true,
+        }
+    }
+}
+
+/// A random graph of one float dtype (with integers and bools on the way), verified by construction.
+pub fn graph(seed: u64, options: &Options) -> Graph {
+    let mut r = Random::new(seed);
+    let mut g = Graph::new(format!("random_{seed}"));
+    let dtype = if options.dtypes.is_empty() { DType::F32 } else { r.pick(&options.dtypes) };
+    let sizes: &[usize] = if options.odd_shapes && r.below(3) == 0 { &[0, 1, 1, 3, 17] } else { &[1, 2, 5, 16, 33] };
+    let least_rank = if options.odd_shapes { 0 } else { 1 };
+    let rank = (least_rank + r.below(4)).min(3);
+    let base: Vec<usize> = (0..rank).map(|_| r.pick(sizes)).collect();
+    for _ in 0..1 + r.below(3) {
+        // Operands that broadcast against each other: some axes 1, some leading axes missing.
+        let mut shape: Vec<usize> = base.iter().map(|&d| if r.below(4) == 0 { 1 } else { d }).collect();
+        if r.below(5) == 0 && !shape.is_empty() {
+            shape.remove(0);
+        }
+        g.input(Type::new(dtype, shape));
+    }
+    let mut floats: Vec<ValueId> = g.inputs.clone();
+    let (mut made, mut tries) = (0, 0);
+    while made < options.ops && tries < options.ops * 20 {
+        tries += 1;
+        // What does not fit (shapes that do not broadcast, too large results) is not added; helper ops it left are dead.
+        if let Ok(v) = step(&mut g, &mut r, &floats, options)
+            && g.ty(v).count() <= 1 << 16
+        {
+            floats.push(v);
+            made += 1;
+        }
+    }
+    g.outputs.extend(floats.last().copied());
+    for _ in 0..r.below(3) {
+        let v = r.pick(&floats);
+        if !g.outputs.contains(&v) {
+            g.outputs.push(v);
+        }
+    }
+    g.without_dead()
+}
+
+/// Inputs for a graph: Normal(0, 1), small integers.
+pub fn inputs(g: &Graph, seed: u64) -> Vec<Tensor> {
+    let input = |(i, v): (usize, &ValueId)| {
+        let ty = g.ty(*v).clone();
+        let scale = if ty.dtype.is_int() { 5.0 } else { 1.0 };
+        random_tensor(ty, seed.wrapping_mul(31).wrapping_add(i as u64), scale)
+    };
+    g.inputs.iter().enumerate().map(input).collect()
+}
+
+/// One more float value.
+fn step(g: &mut Graph, r: &mut Random, values: &[ValueId], o: &Options) -> Result<ValueId, GraphError> {
+    // Recent values are likelier, so that graphs are deep.
+    let near = |r: &mut Random| values[values.len() - 1 - r.below(values.len()).min(r.below(values.len()))];
+    let x = near(r);
+    match r.below(12) {
+        0..=2 => unary(g, r, x, o),
+        3..=5 => {
+            let y = near(r);
+            let op = r.pick(&[BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min]);
+            g.binary(op, x, y)
+        }
+        6 => {
+            let y = near(r);
+            let op = r.pick(&[CompareOp::Lt, CompareOp::Ge, CompareOp::Eq]);
+            let cond = g.compare(op, x, y)?;
+            let no = near(r);
+            g.select(cond, x, no)
+        }
+        7 if o.views => view(g, r, x),
+        8 if o.reductions => reduce(g, r, x),
+        9 if o.dots => {
+            let y = near(r);
+            let (a, b) = (g.shape(x).to_vec(), g.shape(y).to_vec());
+            match (a.as_slice(), b.as_slice()) {
+                ([.., k], [.., j, _]) if k == j && a.len() >= 2 => dot(g, x, y),
+                ([.., k], [.., j]) if k == j && a.len() >= 2 && b.len() >= 2 => {
+                    let t = g.transpose(y)?;
+                    dot(g, x, t)
+                }
+                _ => {
+                    let number = r.normal();
+                    g.binary_scalar(BinaryOp::Mul, x, number)
+                }
+            }
+        }
+        10 if o.composites => composite(g, r, x),
+        11 if o.movement => movement(g, r, x),
+        _ => {
+            let number = (r.normal() * 8.0).round() / 8.0;
+            g.binary_scalar(BinaryOp::Add, x, number)
+        }
+    }
+}
+
+fn unary(g: &mut Graph, r: &mut Random, x: ValueId, o: &Options) -> Result<ValueId, GraphError> {
+    use UnaryOp::*;
+    let safe = [Neg, Abs, Sin, Cos, Tanh, Erf, Atan, Sigmoid, Relu];
+    match r.below(4) {
+        // Positive arguments.
+        0 => {
+            let y = g.unary(Abs, x)?;
+            let y = g.binary_scalar(BinaryOp::Add, y, 1.0)?;
+            let op = r.pick(&[Log, Log2, Sqrt, Rsqrt, Reciprocal, Log1p]);
+            g.unary(op, y)
+        }
+        // Bounded arguments.
+        1 => {
+            let y = g.binary_scalar(BinaryOp::Min, x, 2.0)?;
+            let op = r.pick(&[Exp, Exp2, Expm1]);
+            g.unary(op, y)
+        }
+        2 if o.composites => {
+            let named: Vec<UnaryOp> = UnaryOp::ALL.into_iter().filter(|op| op.is_composite()).collect();
+            let op = r.pick(&named);
+            g.unary(op, x)
+        }
+        _ => {
+            let op = r.pick(&safe);
+            g.unary(op, x)
+        }
+    }
+}
+
+fn view(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError> {
+    let shape = g.shape(x).to_vec();
+    let rank = shape.len();
+    match r.below(5) {
+        0 => {
+            let mut perm: Vec<usize> = (0..rank).collect();
+            for i in (1..rank).rev() {
+                perm.swap(i, r.below(i + 1));
+            }
+            g.permute(x, perm)
+        }
+        1 => {
+            // Joins two axes, or splits off an axis of 1.
+            let mut to = shape.clone();
+            if rank >= 2 && r.below(2) == 0 {
+                let i = r.below(rank - 1);
+                let joined = to.remove(i);
+                to[i] *= joined;
+            } else {
+                to.insert(r.below(rank + 1), 1);
+            }
+            g.reshape(x, to)
+        }
+        2 if rank > 0 => {
+            let axis = r.below(rank);
+            let step = 1 + r.below(2);
+            let start = r.below(shape[axis]);
+            let len = (shape[axis] - start).div_ceil(step);
+            g.slice(x, axis, start, len, step)
+        }
+        3 if rank > 0 => {
+            let axis = r.below(rank);
+            g.add(Op::Flip(vec![axis]), &[x])
+        }
+        _ => {
+            let mut to = shape;
+            to.insert(0, 1 + r.below(3));
+            g.broadcast_to(x, to)
+        }
+    }
+}
+
+fn reduce(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError> {
+    let axes: Vec<usize> = (0..g.shape(x).len()).filter(|_| r.below(2) == 0).collect();
+    match r.below(6) {
+        0 => {
+            let zero = g.constant_like(x, 0.0)?;
+            let positive = g.compare(CompareOp::Gt, x, zero)?;
+            let op = r.pick(&[ReduceOp::Any, ReduceOp::All]);
+            let all = g.reduce(op, positive, axes)?;
+            let dtype = g.dtype(x);
+            g.cast(all, dtype)
+        }
+        1 if !axes.is_empty() => {
+            let op = r.pick(&[ReduceOp::ArgMax, ReduceOp::ArgMin]);
+            let place = g.reduce(op, x, [axes[0]])?;
+            let dtype = g.dtype(x);
+            g.cast(place, dtype)
+        }
+        _ => {
+            let op = r.pick(&[ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min]);
+            // The mean of nothing is NaN; that has its own tests.
+            let empty = axes.iter().any(|&a| g.shape(x)[a] == 0);
+            g.reduce(if empty { ReduceOp::Sum } else { op }, x, axes)
+        }
+    }
+}
+
+/// A product scaled so that sums over k stay moderate.
+fn dot(g: &mut Graph, a: ValueId, b: ValueId) -> Result<ValueId, GraphError> {
+    let k = g.shape(a).last().copied().unwrap_or(1);
+    let y = g.dot(a, b)?;
+    g.binary_scalar(BinaryOp::Mul, y, 1.0 / (k.max(1) as f64).sqrt())
+}
+
+fn composite(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError> {
+    let rank = g.shape(x).len();
+    if rank == 0 {
+        return g.unary(UnaryOp::Silu, x);
+    }
+    let axis = r.below(rank);
+    match r.below(3) {
+        0 => g.add(Op::Softmax { axis }, &[x]),
+        1 => g.add(Op::LogSoftmax { axis }, &[x]),
+        _ => g.add(Op::LayerNorm { axes: 1, affine: false, eps: crate::Scalar::Float(0.01) }, &[x]),
+    }
+}
+
+fn movement(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError> {
+    let shape = g.shape(x).to_vec();
+    if shape.is_empty() {
+        return g.reshape(x, [1]);
+    }
+    let axis = r.below(shape.len());
+    match r.below(4) {
+        0 => {
+            let mut lo = vec![0; shape.len()];
+            let mut hi = vec![0; shape.len()];
+            lo[axis] = r.below(3) as i64;
+            hi[axis] = r.below(3) as i64;
+            g.pad(x, 0.5, lo, hi)
+        }
+        1 => g.concat(&[x, x], axis),
+        2 if shape[axis] > 0 => {
+            let reversed = g.iota(DType::I64, [shape[axis]], 0);
+            let index = g.unary(UnaryOp::Not, reversed)?;
+            g.add(Op::Take { axis }, &[x, index])
+        }
+        _ => g.scan(ScanOp::Sum, x, axis),
+    }
+}
+
+/// A smaller graph that still fails, found greedily: fewer outputs, nodes replaced by an operand or an input.
+/// `fails` is called a few hundred times at most; it gets verified graphs only.
+pub fn shrink(g: &Graph, mut fails: impl FnMut(&Graph) -> bool) -> Graph {
+    let mut best = g.clone();
+    let mut budget = 400;
+    loop {
+        let smaller = candidates(&best).into_iter().find(|c| {
+            budget -= 1;
+            budget > 0 && c.verify().is_ok() && fails(c)
+        });
+        match smaller {
+            Some(c) => best = c,
+            None => return best,
+        }
+    }
+}
+
+fn candidates(g: &Graph) -> Vec<Graph> {
+    let mut all = Vec::new();
+    if g.outputs.len() > 1 {
+        for o in &g.outputs {
+            let mut one = g.clone();
+            one.outputs = vec![*o];
+            all.push(trimmed(&one));
+        }
+    }
+    // An operand of an output as the output.
+    for (i, o) in g.outputs.iter().enumerate() {
+        for a in g.args(*o) {
+            let mut earlier = g.clone();
+            earlier.outputs[i] = a;
+            all.push(trimmed(&earlier));
+        }
+    }
+    for v in g.values().rev().filter(|v| !g.op(*v).is_leaf()) {
+        let alike = g.args(v).iter().position(|a| g.ty(*a) == g.ty(v));
+        if let Some(i) = alike
+            && let Ok(without) = g.rebuild(|_, u, args| Ok((u == v).then(|| args[i])))
+        {
+            all.push(trimmed(&without));
+        }
+    }
+    for v in g.values().rev().filter(|v| !g.op(*v).is_leaf()) {
+        let mut cut = Graph::new(g.name.clone());
+        cut.params = g.params.clone();
+        for u in g.values() {
+            match g.op(u) {
+                Op::Input(_) => {
+                    cut.input(g.ty(u).clone());
+                }
+                _ if u == v => {
+                    cut.input(g.ty(u).clone());
+                }
+                op => {
+                    cut.push(op.clone(), g.ty(u).clone(), &g.args(u));
+                }
+            }
+        }
+        cut.outputs = g.outputs.clone();
+        all.push(trimmed(&cut));
+    }
+    all.retain(|c| weight(c) < weight(g));
+    all
+}
+
+/// Ops first, then nodes, then outputs.
+fn weight(g: &Graph) -> (usize, usize, usize) {
+    (g.values().filter(|v| !g.op(*v).is_leaf()).count(), g.len(), g.outputs.len())
+}
+
+/// Without dead nodes and without inputs that nothing reads.
+fn trimmed(g: &Graph) -> Graph {
+    let live = g.live();
+    let mut new = Graph::new(g.name.clone());
+    new.params = g.params.clone();
+    let mut map = vec![ValueId(0); g.len()];
+    for v in g.values().filter(|v| live[v.0 as usize]) {
+        let args: Vec<ValueId> = g.args(v).iter().map(|a| map[a.0 as usize]).collect();
+        map[v.0 as usize] = match g.op(v) {
+            Op::Input(_) => new.input(g.ty(v).clone()),
+            op => new.push(op.clone(), g.ty(v).clone(), &args),
+        };
+    }
+    new.outputs = g.outputs.iter().map(|o| map[o.0 as usize]).collect();
+    new
+}
