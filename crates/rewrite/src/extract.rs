@@ -24,7 +24,6 @@ const MAX_TRIES: usize = 96;
 pub struct Extractor<'a> {
     s: &'a Saturated,
     roots: Vec<Id>,
-    rules: BTreeMap<Id, BTreeSet<&'static str>>,
     /// Heads of the forms that the graph was written with.
     written: BTreeSet<(Id, u32)>,
     values: HashMap<(Id, u32), Rc<Value>>,
@@ -46,7 +45,7 @@ impl<'a> Extractor<'a> {
         let g = &s.builder.g;
         let written = written.iter().map(|(id, h)| (g.find(*id), *h)).collect();
         let roots = roots.iter().map(|r| g.find(*r)).collect();
-        Extractor { s, roots, rules: s.rules_by_class(), written, values: HashMap::new() }
+        Extractor { s, roots, written, values: HashMap::new() }
     }
 
     /// Time of a form by itself, while kernels are unknown: arithmetic, launches of anchors, and what anchors must store.
@@ -104,7 +103,7 @@ impl<'a> Extractor<'a> {
     fn value(&mut self, id: Id, t: &Term) -> Rc<Value> {
         let s = self.s;
         let b = &s.builder;
-        let (rules, written) = (&self.rules, &self.written);
+        let written = &self.written;
         let make = || {
             let new = !written.contains(&(id, t.head));
             Rc::new(Value {
@@ -112,7 +111,12 @@ impl<'a> Extractor<'a> {
                 ty: b.ty(id).clone(),
                 source: b.source.get(&id).cloned().unwrap_or_default(),
                 frozen: b.fact(id).frozen,
-                rules: rules.get(&id).filter(|_| new).map(|r| r.iter().copied().collect()).unwrap_or_default(),
+                rules: s
+                    .made
+                    .get(&(id, t.head))
+                    .filter(|_| new)
+                    .map(|r| r.iter().copied().collect())
+                    .unwrap_or_default(),
             })
         };
         self.values.entry((id, t.head)).or_insert_with(make).clone()
@@ -138,7 +142,6 @@ impl<'a> Extractor<'a> {
             } else {
                 at.insert(id, None);
                 stack.push((id, true));
-                // An operand that is under way is a circle, unless it is met again before its turn.
                 for a in t.args.iter().rev() {
                     stack.push((g.find(*a), false));
                 }

@@ -20,6 +20,8 @@ pub enum Pattern {
 pub struct Bindings {
     pub vars: Vec<(String, Id)>,
     pub ops: Vec<(String, Op)>,
+    /// Classes and heads of the e-nodes that the pattern's ops stand for.
+    pub through: Vec<(Id, u32)>,
 }
 impl Bindings {
     pub fn var(&self, name: &str) -> Option<Id> {
@@ -99,7 +101,8 @@ fn class(g: &Values, p: &Pattern, id: Id, b: Bindings, found: &mut dyn FnMut(Bin
                 if o.name() != name || t.args.len() != args.len() {
                     continue;
                 }
-                let Some(b) = bound(&b, bind.as_deref(), o) else { continue };
+                let Some(mut b) = bound(&b, bind.as_deref(), o) else { continue };
+                b.through.push((id, t.head));
                 operands(g, args, &t.args, b.clone(), found);
                 if commutes(o) && t.args[0] != t.args[1] {
                     operands(g, args, &[t.args[1], t.args[0]], b, found);

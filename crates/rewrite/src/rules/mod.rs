@@ -74,9 +74,10 @@ pub struct Saturated {
     pub iterations: usize,
     /// `saturated`, `node limit`, `iteration limit`.
     pub stopped: &'static str,
-    /// Rules that gave a class another form.
-    pub rules: BTreeMap<Id, BTreeSet<&'static str>>,
+    /// Rules that made a form: by class and head, those of the forms it was made from included.
+    pub made: Made,
 }
+pub type Made = BTreeMap<(Id, u32), BTreeSet<&'static str>>;
 
 struct Compiled {
     rule: &'static Rule,
@@ -90,7 +91,7 @@ pub fn saturate(builder: Builder, upto: Numerics) -> Saturated {
         .filter(|r| r.numerics <= upto)
         .map(|rule| Compiled { rule, left: rule.left.iter().filter_map(|l| Pattern::parse(l)).collect() })
         .collect();
-    let mut s = Saturated { builder, iterations: 0, stopped: "iteration limit", rules: BTreeMap::new() };
+    let mut s = Saturated { builder, iterations: 0, stopped: "iteration limit", made: Made::new() };
     while s.iterations < ITERATION_LIMIT {
         s.iterations += 1;
         if !s.round(&rules, upto) {
@@ -103,25 +104,33 @@ pub fn saturate(builder: Builder, upto: Numerics) -> Saturated {
         }
     }
     siblings::join(&mut s);
+    s.rename();
     s
 }
 
 impl Saturated {
-    /// Notes that a rule made an equal form of a class.
-    pub fn equate(&mut self, class: Id, form: Id, rule: &'static str) -> bool {
+    /// Makes two classes one and notes the rule whose result `form` is, and the forms it was made from.
+    fn equate(&mut self, class: Id, form: Id, rule: &'static str, from: &[(Id, u32)]) -> bool {
+        let heads: Vec<u32> = self.builder.g[form].nodes.iter().map(|t| t.head).collect();
         let new = self.builder.equate(class, form);
         if new {
-            self.rules.entry(class).or_default().insert(rule);
+            let mut rules = BTreeSet::from([rule]);
+            for f in from {
+                rules.extend(self.made.get(f).into_iter().flatten());
+            }
+            for h in heads {
+                self.made.entry((class, h)).or_insert_with(|| rules.clone());
+            }
         }
         new
     }
-    /// The rules by today's class names.
-    pub fn rules_by_class(&self) -> BTreeMap<Id, BTreeSet<&'static str>> {
-        let mut out: BTreeMap<Id, BTreeSet<&'static str>> = BTreeMap::new();
-        for (id, names) in &self.rules {
-            out.entry(self.builder.g.find(*id)).or_default().extend(names);
+    /// Keys by today's class names.
+    fn rename(&mut self) {
+        let mut out = Made::new();
+        for ((id, h), names) in std::mem::take(&mut self.made) {
+            out.entry((self.builder.g.find(id), h)).or_default().extend(names);
         }
-        out
+        self.made = out;
     }
     /// One iteration: all matches are found, then applied. True if anything is new.
     fn round(&mut self, rules: &[Compiled], upto: Numerics) -> bool {
@@ -153,10 +162,11 @@ impl Saturated {
             }
             b.origin = b.source.get(&id).cloned().unwrap_or_default();
             if let Some(form) = (r.rule.right)(b, &m) {
-                new |= self.equate(id, form, r.rule.name);
+                new |= self.equate(id, form, r.rule.name, &m.through);
             }
         }
         self.builder.g.rebuild();
+        self.rename();
         new
     }
 }
@@ -172,7 +182,7 @@ mod tests {
         let _ = Program::of_graph(&g);
         let s = saturate(Builder::import(&g).0, upto);
         assert_eq!(s.stopped, "saturated", "{text}");
-        s.rules.into_values().flatten().collect()
+        s.made.into_values().flatten().collect()
     }
 
     #[test]

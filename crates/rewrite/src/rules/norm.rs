@@ -10,9 +10,13 @@ fn row(b: &mut Builder, m: &Bindings, make: fn(usize) -> Op) -> Option<Id> {
     let [axis] = axes(m.op("a")?)?[..] else { return None };
     b.add(make(axis), &[m.var("x")?])
 }
+/// A number as it was written, before rounding to its type.
+fn number(b: &Builder, x: Id) -> Option<Scalar> {
+    b.form(x, |o, _| if let Op::Const(s @ Scalar::Float(_)) = o { Some(*s) } else { None })
+}
 /// Normalisation of `x` over the axes of `a`, without gain and bias.
 fn layer_norm(b: &mut Builder, m: &Bindings) -> Option<Id> {
-    let eps = Scalar::Float(b.fact(m.var("e")?).number()?);
+    let eps = number(b, m.var("e")?)?;
     let axes = axes(m.op("a")?)?.len();
     b.add(Op::LayerNorm { axes, affine: false, eps }, &[m.var("x")?])
 }
@@ -33,7 +37,7 @@ fn flat(b: &mut Builder, gain: Id, x: Id, norm: &Op) -> Option<Id> {
 }
 /// `x · rsqrt(mean(x²) + e) · g` over the last axis.
 fn rms_norm(b: &mut Builder, m: &Bindings) -> Option<Id> {
-    let (x, eps) = (m.var("x")?, Scalar::Float(b.fact(m.var("e")?).number()?));
+    let (x, eps) = (m.var("x")?, number(b, m.var("e")?)?);
     let op = Op::RmsNorm { eps };
     let g = flat(b, m.var("g")?, x, &op)?;
     b.add(op, &[x, g])

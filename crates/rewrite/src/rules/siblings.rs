@@ -67,7 +67,7 @@ fn join_group(s: &mut Saturated, x: Id, group: &[Product]) -> Option<()> {
     for p in group {
         let len = s.builder.shape(p.weight)[0];
         let part = s.builder.add(Op::Slice { axis, start, len, step: 1 }, &[all])?;
-        s.equate(p.class, part, NAME);
+        s.equate(p.class, part, NAME, &[]);
         start += len;
     }
     Some(())

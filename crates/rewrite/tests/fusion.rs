@@ -1,0 +1,246 @@
+//! What well-known blocks fuse into, written out in primitives as models write them.
+mod common;
+use common::{agrees, exact, fused, graph, kinds, plan_with, unfused};
+use kiln_plan::{KernelKind::*, Plan};
+use kiln_rewrite::Options;
+
+/// Plans, checks against the interpreter, and gives the kinds of kernels.
+fn checked(text: &str) -> Plan {
+    let g = graph(text);
+    let p = plan_with(&g, Options::default());
+    agrees(&g, &p);
+    p
+}
+fn rules(p: &Plan) -> Vec<&str> {
+    p.kernels.iter().flat_map(|k| k.reason.rules.iter().map(String::as_str)).collect()
+}
+/// One kernel, fused and exact, and the rule that recognised it.
+fn one(kind: kiln_plan::KernelKind, rule: &str, text: &str) {
+    let p = checked(text);
+    assert_eq!(kinds(&p), [kind], "{p}");
+    assert!(rule.is_empty() || rules(&p).contains(&rule), "{p}");
+    assert_eq!(kinds(&exact(text)), [kind]);
+    assert!(kinds(&unfused(text)).len() > 1);
+}
+
+#[test]
+fn softmax() {
+    one(
+        Reduction,
+        "softmax",
+        "graph g(%x: f32[4,16,64]) {
+        %m = reduce.max %x axes=[2]\n %s = sub %x, %m\n %e = exp %s\n %t = reduce.sum %e axes=[2]
+        %y = div %e, %t\n return %y\n}",
+    );
+}
+#[test]
+fn softmax_in_f32_of_half() {
+    let text = "graph g(%x: bf16[16,64]) {
+        %w = cast %x to=f32\n %m = reduce.max %w axes=[1]\n %s = sub %w, %m\n %e = exp %s\n %t = reduce.sum %e axes=[1]
+        %d = div %e, %t\n %y = cast %d to=bf16\n return %y\n}";
+    one(Reduction, "softmax", text);
+}
+#[test]
+fn log_softmax() {
+    one(
+        Reduction,
+        "log-softmax",
+        "graph g(%x: f32[16,64]) {
+        %m = reduce.max %x axes=[1]\n %s = sub %x, %m\n %e = exp %s\n %t = reduce.sum %e axes=[1]\n %l = log %t
+        %y = sub %s, %l\n return %y\n}",
+    );
+}
+#[test]
+fn gelu_tanh() {
+    one(
+        Pointwise,
+        "gelu-tanh",
+        "graph g(%x: f32[16,64]) {
+        %h = mul 0.5, %x\n %c = pow %x, 3.0\n %d = mul 0.044715, %c\n %i = add %x, %d\n %k = mul 0.7978845608028654, %i
+        %t = tanh %k\n %o = add 1.0, %t\n %y = mul %h, %o\n return %y\n}",
+    );
+}
+#[test]
+fn gelu_erf() {
+    one(Pointwise, "gelu-erf", "graph g(%x: f32[16,64]) {
+        %a = div %x, 1.4142135623730951\n %e = erf %a\n %o = add %e, 1.0\n %h = mul %x, 0.5\n %y = mul %h, %o\n return %y\n}");
+}
+#[test]
+fn layer_norm() {
+    one(
+        Reduction,
+        "layer-norm",
+        "graph g(%x: f32[4,16,64]) {
+        @g: f32[64] = random(seed=1, scale=1.0)\n @b: f32[64] = random(seed=2, scale=1.0)
+        %m = reduce.mean %x axes=[2]\n %c = sub %x, %m\n %q = pow %c, 2.0\n %v = reduce.mean %q axes=[2]
+        %w = add %v, 1e-5\n %r = sqrt %w\n %n = div %c, %r\n %s = mul %n, @g\n %y = add %s, @b\n return %y\n}",
+    );
+}
+#[test]
+fn rms_norm() {
+    one(
+        Reduction,
+        "rms-norm",
+        "graph g(%x: f32[4,16,64]) {
+        @g: f32[64] = random(seed=1, scale=1.0)
+        %q = pow %x, 2.0\n %v = reduce.mean %q axes=[2]\n %w = add %v, 1e-6\n %r = rsqrt %w\n %n = mul %x, %r
+        %y = mul @g, %n\n return %y\n}",
+    );
+}
+#[test]
+fn rms_norm_of_half_between_casts() {
+    one(
+        Reduction,
+        "",
+        "graph g(%x: bf16[4,16,64]) {
+        @g: bf16[64] = random(seed=1, scale=1.0)
+        %f = cast %x to=f32\n %q = pow %f, 2.0\n %v = reduce.mean %q axes=[2]\n %w = add %v, 1e-6\n %r = rsqrt %w
+        %n = mul %f, %r\n %h = cast %n to=bf16\n %y = mul @g, %h\n return %y\n}",
+    );
+}
+#[test]
+fn residual_and_norm() {
+    let p = checked(
+        "graph g(%x: f32[4,16,64], %z: f32[4,16,64]) {
+        @g: f32[64] = random(seed=1, scale=1.0)\n @b: f32[64] = random(seed=2, scale=1.0)
+        %r = add %x, %z\n %n = layer_norm %r, @g, @b axes=1 affine=true eps=1e-5\n return %r, %n\n}",
+    );
+    assert_eq!((kinds(&p), p.kernels[0].outputs.len()), (vec![Reduction], 2), "{p}");
+}
+#[test]
+fn rope() {
+    one(
+        Pointwise,
+        "",
+        "graph g(%q: f32[1,8,16,64], %cos: f32[1,1,16,64], %sin: f32[1,1,16,64]) {
+        %a = slice %q axis=3 start=0 len=32 step=1\n %b = slice %q axis=3 start=32 len=32 step=1\n %n = neg %b
+        %r = concat %n, %a axis=3\n %x = mul %q, %cos\n %z = mul %r, %sin\n %y = add %x, %z\n return %y\n}",
+    );
+}
+#[test]
+fn swiglu() {
+    one(
+        Pointwise,
+        "silu",
+        "graph g(%x: f32[16,128]) {
+        %a = slice %x axis=1 start=0 len=64 step=1\n %b = slice %x axis=1 start=64 len=64 step=1
+        %s = sigmoid %a\n %g = mul %a, %s\n %y = mul %g, %b\n return %y\n}",
+    );
+}
+#[test]
+fn linear_bias_gelu_is_one_product() {
+    let text = "graph g(%x: f32[32,64]) {
+        @w: f32[64,256] = random(seed=1, scale=0.1)\n @b: f32[256] = random(seed=2, scale=1.0)
+        %d = dot %x, @w\n %l = add %d, @b
+        %a = mul %l, 0.7071067811865476\n %e = erf %a\n %o = add %e, 1.0\n %h = mul %l, 0.5\n %y = mul %h, %o\n return %y\n}";
+    one(Gemm, "gelu-erf", text);
+}
+#[test]
+fn gate_and_up_are_one_product() {
+    let p = checked(
+        "graph g(%x: f32[32,64]) {
+        @w: f32[128,64] = random(seed=1, scale=0.1)\n @u: f32[128,64] = random(seed=2, scale=0.1)
+        %a = linear %x, @w\n %b = linear %x, @u\n %s = silu %a\n %y = mul %s, %b\n return %y\n}",
+    );
+    // Small: up reads gate in its epilogue, which is as many launches, or joined; never three.
+    assert_eq!(kinds(&p).len(), 2, "{p}");
+}
+#[test]
+fn siblings_join_only_with_frozen_weights() {
+    let p = checked(
+        "graph g(%x: f32[32,64], %w: f32[128,64], %u: f32[128,64]) {
+        %a = linear %x, %w\n %b = linear %x, %u\n return %a, %b\n}",
+    );
+    assert_eq!(kinds(&p), [Gemm, Gemm]);
+}
+
+/// Self-attention in primitives over `[B,S,H·D]`; `scale` and `mask` are lines that take `%k…` to `%s`.
+fn attention(dtype: &str, scores: &str) -> String {
+    format!(
+        "graph g(%x: {dtype}[2,16,64], %m: {dtype}[2,1,1,16]) {{
+        @wq: {dtype}[64,64] = random(seed=1, scale=0.1)\n @wk: {dtype}[64,64] = random(seed=2, scale=0.1)
+        @wv: {dtype}[64,64] = random(seed=3, scale=0.1)\n @wo: {dtype}[64,64] = random(seed=4, scale=0.1)
+        @bq: {dtype}[64] = random(seed=5, scale=0.1)\n @bk: {dtype}[64] = random(seed=6, scale=0.1)
+        @bv: {dtype}[64] = random(seed=7, scale=0.1)\n @bo: {dtype}[64] = random(seed=8, scale=0.1)
+        %q0 = linear %x, @wq, @bq\n %q1 = reshape %q0 shape=[2,16,4,16]\n %q = permute %q1 perm=[0,2,1,3]
+        %k0 = linear %x, @wk, @bk\n %k1 = reshape %k0 shape=[2,16,4,16]\n %k = permute %k1 perm=[0,2,1,3]
+        %v0 = linear %x, @wv, @bv\n %v1 = reshape %v0 shape=[2,16,4,16]\n %v = permute %v1 perm=[0,2,1,3]
+        %kt = permute %k perm=[0,1,3,2]
+        {scores}
+        %p = softmax %s axis=3\n %a = dot %p, %v\n %a1 = permute %a perm=[0,2,1,3]\n %a2 = reshape %a1 shape=[2,16,64]
+        %o = linear %a2, @wo, @bo\n %y = add %o, %x\n return %y\n}}"
+    )
+}
+#[test]
+fn attention_however_it_is_scaled_and_masked() {
+    for scores in [
+        "%d = dot %q, %kt\n %e = div %d, 4.0\n %s = add %e, %m",
+        "%d = dot %q, %kt\n %e = mul 0.25, %d\n %s = add %m, %e",
+        "%d = dot %q, %kt\n %e = div %d, 5.0\n %s = add %m, %e",
+        "%q2 = mul %q, 0.25\n %d = dot %q2, %kt\n %s = add %d, %m",
+        "%k2 = mul %kt, 0.25\n %s = dot %q, %k2",
+        "%q2 = mul %q, 0.5\n %k2 = mul %kt, 0.5\n %d = dot %q2, %k2\n %s = add %d, %m",
+        "%s = dot %q, %kt",
+        "%d = dot %q, %kt\n %e = div %d, 4.0\n %c = lt %m, 0.0\n %s = select %c, %e, -inf",
+        "%d = dot %q, %kt\n %e = div %d, 4.0\n %c = lt %m, 0.0\n %s = select %c, %e, -3.4028234663852886e38",
+    ] {
+        let text = attention("f32", scores);
+        let g = graph(&text);
+        let p = plan_with(&g, Options::default());
+        let k: Vec<_> = kinds(&p).into_iter().filter(|k| *k != Pointwise).collect();
+        assert_eq!(k, [Gemm, Attention, Gemm], "QKV; attention; output and residual\n{scores}\n{p}");
+        if !scores.contains("-inf") {
+            agrees(&g, &p);
+        }
+        assert!(!kinds(&exact(&text)).contains(&Attention));
+    }
+}
+#[test]
+fn attention_with_softmax_in_f32_of_half() {
+    let scores = "%d = dot %q, %kt\n %e = mul %d, 0.25\n %f = add %e, %m";
+    let text = attention("bf16", scores)
+        .replace("%p = softmax %s axis=3", "%f2 = cast %f to=f32\n %f3 = softmax %f2 axis=3\n %p = cast %f3 to=bf16");
+    let p = checked(&text);
+    assert_eq!(kinds(&p), [Gemm, Attention, Gemm], "{p}");
+}
+#[test]
+fn heads_shared_by_groups_of_queries_are_not_copied() {
+    let p = checked("graph g(%q: f32[1,8,16,16], %k: f32[1,2,16,16], %v: f32[1,2,16,16]) {
+        %k1 = reshape %k shape=[1,2,1,16,16]\n %k2 = broadcast %k1 shape=[1,2,4,16,16]\n %k3 = reshape %k2 shape=[1,8,16,16]
+        %v1 = reshape %v shape=[1,2,1,16,16]\n %v2 = broadcast %v1 shape=[1,2,4,16,16]\n %v3 = reshape %v2 shape=[1,8,16,16]
+        %kt = permute %k3 perm=[0,1,3,2]\n %d = dot %q, %kt\n %s = mul %d, 0.25\n %p = softmax %s axis=3\n %y = dot %p, %v3
+        return %y\n}");
+    assert_eq!(kinds(&p), [Attention], "{p}");
+    assert_eq!(p.kernels[0].cost.bytes_read, 4 * (8 + 2 + 2) * 256);
+}
+#[test]
+fn batch_norm_folds_into_a_convolution() {
+    let p = checked(
+        "graph g(%x: f32[1,3,8,8]) {
+        @w: f32[4,3,3,3] = random(seed=1, scale=0.3)\n @g: f32[4] = random(seed=2, scale=1.0)
+        @b: f32[4] = random(seed=3, scale=1.0)\n @m: f32[4] = random(seed=4, scale=1.0)\n @v: f32[4] = fill(1.5)
+        %c = conv %x, @w stride=[1,1] padding=[1,1] dilation=[1,1] groups=1 transposed=false output_padding=[0,0]
+        %n = batch_norm %c, @g, @b, @m, @v eps=1e-5\n %y = relu %n\n return %y\n}",
+    );
+    assert_eq!(kinds(&p), [Conv], "{p}");
+    assert!(rules(&p).contains(&"batch-norm-into-convolution"));
+}
+#[test]
+fn a_fallback_stands_alone_with_its_results() {
+    let g = "graph g(%x: f32[4,8]) {
+        %t = tanh %x
+        %f = fallback %t name=\"aten::topk\" overload=\"\" args=\"[]\" results=\"f32[4,2]; i64[4,2]\" why=\"test\" : f32[4,2]
+        %i = result %f 1 : i64[4,2]
+        %e = exp %f\n return %e, %i\n}";
+    let Ok(g) = g.parse() else { return };
+    let p = plan_with(&g, Options::default());
+    assert_eq!(kinds(&p), [Pointwise, Fallback, Pointwise]);
+}
+#[test]
+fn same_graph_same_plan() {
+    let text = attention("f32", "%d = dot %q, %kt\n %e = div %d, 4.0\n %s = add %e, %m");
+    let first = fused(&text).to_string();
+    for _ in 0..3 {
+        assert_eq!(fused(&text).to_string(), first);
+    }
+}
