@@ -1,7 +1,30 @@
 //! NVIDIA GPUs: a block program with layouts as PTX.
+//!
+//! The layout passes say which element of a block every register of every thread holds; here a block value becomes that
+//! many scalars of LLVM, and each op is written out for one thread.
+//! - [`emit`]: LLVM's builder, intrinsics and inline assembly with checked names;
+//! - [`index`]: integers and pointers as `base + constant`, so that addresses, masks and vector widths are seen here;
+//! - [`threads`]: coordinates from thread numbers;
+//! - [`gen`]: the walk over the program, control flow;
+//! - [`pointwise`], [`math`], [`memory`], [`exchange`], [`reduce`], [`dot`]: the ops by family;
+//! - [`target`]: LLVM's optimiser and back end.
+//!
+//! Never panics on a verified kernel: what has no code yet is [`CodegenError::Unsupported`], and the caller falls back.
 use crate::CodegenError;
 use kiln_block::Kernel;
 use serde::{Deserialize, Serialize};
+
+mod dot;
+mod emit;
+mod exchange;
+mod r#gen;
+mod index;
+mod math;
+mod memory;
+mod pointwise;
+mod reduce;
+mod target;
+mod threads;
 
 /// Architectures by name: `sm_80`, `sm_90a`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -10,6 +33,14 @@ pub enum Arch {
     Sm80,
     #[serde(rename = "sm_90a")]
     Sm90a,
+}
+impl Arch {
+    pub fn name(self) -> &'static str {
+        match self {
+            Arch::Sm80 => "sm_80",
+            Arch::Sm90a => "sm_90a",
+        }
+    }
 }
 
 /// A kernel's PTX and how it is launched.
@@ -26,8 +57,38 @@ pub struct Ptx {
     pub cluster: usize,
 }
 
+/// Shared memory a block can have.
+fn shared_limit(arch: Arch) -> usize {
+    match arch {
+        Arch::Sm80 => 163 << 10,
+        Arch::Sm90a => 227 << 10,
+    }
+}
+
 /// Runs the layout passes on a copy of the kernel and generates PTX.
 pub fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
-    let _ = arch;
-    Err(CodegenError::Unsupported { kernel: kernel.name.clone(), target: "PTX".into(), what: "everything".into() })
+    let fail = |f: emit::Fail| match f {
+        emit::Fail::Unsupported(what) => {
+            CodegenError::Unsupported { kernel: kernel.name.clone(), target: arch.name().into(), what }
+        }
+        emit::Fail::Llvm(what) => CodegenError::Llvm { kernel: kernel.name.clone(), what },
+    };
+    if !kernel.warps.is_power_of_two() || kernel.warps > 32 {
+        return Err(fail(emit::Fail::Unsupported(format!("a block of {} warps", kernel.warps))));
+    }
+    let placed = kiln_block::passes::layout::assign(kernel);
+    let context = inkwell::context::Context::create();
+    let (module, shared) = r#gen::generate(&context, &placed, arch).map_err(fail)?;
+    if shared > shared_limit(arch) {
+        return Err(fail(emit::Fail::Unsupported(format!("{shared} bytes of shared memory"))));
+    }
+    let text = target::to_ptx(&module, arch).map_err(fail)?;
+    Ok(Ptx {
+        name: r#gen::entry_name(kernel),
+        text,
+        grid: kernel.grid,
+        threads: kernel.warps * 32,
+        shared,
+        cluster: kernel.cluster.max(1),
+    })
 }

@@ -1,0 +1,414 @@
+//! The walk over a program with layouts: every op for one thread, loops and branches as LLVM's.
+use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
+use super::exchange::Scratch;
+use super::index::{Index, Memo, Pointer, Reg};
+use super::threads::Threads;
+use super::{Arch, exchange};
+use inkwell::AddressSpace;
+use inkwell::attributes::{Attribute, AttributeLoc};
+use inkwell::basic_block::BasicBlock;
+use inkwell::context::Context;
+use inkwell::module::{Linkage, Module};
+use inkwell::types::BasicTypeEnum;
+use inkwell::values::{FunctionValue, IntValue, PhiValue, PointerValue};
+use kiln_block::layout::{Flat, axis_bits};
+use kiln_block::passes::layout::anchors::warp_bits;
+use kiln_block::{Const, Elem, Inst, InstData, Kernel, Op, Region, Type, Value};
+
+/// LLVM's number of the calling convention of PTX entry points.
+const PTX_KERNEL: u32 = 71;
+
+pub(super) struct Gen<'c, 'k> {
+    pub e: Emit<'c>,
+    pub k: &'k Kernel,
+    pub arch: Arch,
+    pub threads: Threads<'c>,
+    /// For the instruction at hand.
+    pub memo: Memo<'c>,
+    pub shared: PointerValue<'c>,
+    pub scratch: Scratch,
+    /// Global memory may have been written since the last barrier.
+    pub wrote: bool,
+    function: FunctionValue<'c>,
+    regs: Vec<Option<Vec<Reg<'c>>>>,
+}
+
+/// A name PTX takes.
+pub(super) fn entry_name(k: &Kernel) -> String {
+    let plain: String = k.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+    if plain.starts_with(|c: char| c.is_ascii_alphabetic()) { plain } else { format!("k{plain}") }
+}
+
+/// The module of a kernel whose values have layouts, and the bytes of shared memory it uses.
+pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch) -> Res<(Module<'c>, usize)> {
+    let e = Emit { cx, module: cx.create_module(&k.name), b: cx.create_builder() };
+    let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "shared");
+    shared.set_linkage(Linkage::External);
+    shared.set_alignment(128);
+    let function = declare(&e, k)?;
+    let (entry, body) = (cx.append_basic_block(function, "entry"), cx.append_basic_block(function, "body"));
+    e.b.position_at_end(entry);
+    let at_entry = cx.create_builder();
+    at_entry.position_at_end(entry);
+    let threads = Threads::new(&e, at_entry, warp_bits(k))?;
+    e.b.position_at_end(body);
+    let mut g = Gen {
+        e,
+        k,
+        arch,
+        threads,
+        memo: Memo::default(),
+        shared: shared.as_pointer_value(),
+        scratch: Scratch::default(),
+        wrote: false,
+        function,
+        regs: vec![None; k.values.len()],
+    };
+    g.params()?;
+    g.region(&k.body)?;
+    g.e.b.build_return(None)?;
+    g.threads.entry().build_unconditional_branch(body)?;
+    let bytes = g.scratch.bytes();
+    Ok((g.e.module, bytes))
+}
+
+fn declare<'c>(e: &Emit<'c>, k: &Kernel) -> Res<FunctionValue<'c>> {
+    let mut types = vec![];
+    for p in &k.params {
+        types.push(match k.ty(p.value) {
+            Type::Ptr { shape, .. } if shape.is_empty() => e.ptr(GLOBAL).into(),
+            Type::Block { elem, shape } if shape.is_empty() => super::index::memory_type(e, *elem).into(),
+            other => return Err(Fail::Unsupported(format!("a parameter of type {other}"))),
+        });
+    }
+    let f = e.module.add_function(&entry_name(k), e.cx.void_type().fn_type(&types, false), None);
+    f.set_call_conventions(PTX_KERNEL);
+    let enumerated = |name: &str, v: u64| e.cx.create_enum_attribute(Attribute::get_named_enum_kind_id(name), v);
+    let text = |key: &str, v: String| e.cx.create_string_attribute(key, &v);
+    f.add_attribute(AttributeLoc::Function, enumerated("nounwind", 0));
+    f.add_attribute(AttributeLoc::Function, enumerated("convergent", 0));
+    f.add_attribute(AttributeLoc::Function, text("nvvm.reqntid", (k.warps * 32).to_string()));
+    if k.cluster > 1 {
+        f.add_attribute(AttributeLoc::Function, text("nvvm.cluster_dim", k.cluster.to_string()));
+    }
+    for (i, p) in k.params.iter().enumerate().filter(|(_, p)| matches!(k.ty(p.value), Type::Ptr { .. })) {
+        let at = AttributeLoc::Param(i as u32);
+        f.add_attribute(at, enumerated("align", p.align.max(1) as u64));
+        f.add_attribute(at, enumerated("nonnull", 0));
+        if p.readonly {
+            f.add_attribute(at, enumerated("readonly", 0));
+            f.add_attribute(at, enumerated("noalias", 0));
+        }
+    }
+    Ok(f)
+}
+
+impl<'c> Gen<'c, '_> {
+    pub fn warp_bits(&self) -> usize {
+        warp_bits(self.k)
+    }
+    pub fn flat(&self, v: Value) -> Res<Flat> {
+        let shape = self.k.ty(v).shape();
+        match &self.k.value(v).layout {
+            _ if shape.is_empty() => Ok(Flat::scalar(self.warp_bits())),
+            Some(l) => l.flat(shape).ok_or_else(|| Fail::Unsupported(format!("the layout of {v}"))),
+            None => Err(Fail::Unsupported(format!("{v} without a layout"))),
+        }
+    }
+    pub fn regs(&self, v: Value) -> Res<Vec<Reg<'c>>> {
+        self.regs[v.0 as usize].clone().ok_or_else(|| Fail::Unsupported(format!("{v} before its definition")))
+    }
+    pub fn set(&mut self, v: Value, regs: Vec<Reg<'c>>) {
+        self.regs[v.0 as usize] = Some(regs);
+    }
+    /// Element of a block; pointers have none.
+    pub fn elem(&self, v: Value) -> Res<Elem> {
+        match self.k.ty(v) {
+            Type::Block { elem, .. } => Ok(*elem),
+            other => Err(Fail::Unsupported(format!("a value of type {other} here"))),
+        }
+    }
+    pub fn plain(&mut self, v: Value) -> Res<Vec<Val<'c>>> {
+        let regs = self.regs(v)?;
+        regs.iter().map(|r| r.plain(&self.e, &mut self.memo)).collect()
+    }
+    fn scalar(&self, v: Value) -> Res<Reg<'c>> {
+        self.regs(v)?.first().copied().ok_or_else(|| mistyped("a scalar"))
+    }
+    /// LLVM's type of a register of the value.
+    fn register_type(&self, v: Value) -> Res<BasicTypeEnum<'c>> {
+        match self.k.ty(v) {
+            Type::Ptr { .. } => Ok(self.e.ptr(GLOBAL).into()),
+            Type::Block { elem, .. } => Ok(self.e.elem(*elem)),
+            other => Err(Fail::Unsupported(format!("a value of type {other}"))),
+        }
+    }
+    fn register(&self, v: Value, val: Val<'c>) -> Reg<'c> {
+        match (self.k.ty(v), val) {
+            (Type::Ptr { elem, .. }, Val::PointerValue(base)) => {
+                Reg::Ptr(Pointer { base, elem: *elem, align: elem.bytes() as u64, off: 0, readonly: false })
+            }
+            (Type::Block { elem, .. }, val) => Reg::of(val, *elem),
+            _ => Reg::Plain(val),
+        }
+    }
+    fn params(&mut self) -> Res<()> {
+        for (i, p) in self.k.params.iter().enumerate() {
+            let arg = self.function.get_nth_param(i as u32).ok_or_else(|| mistyped("a parameter"))?;
+            let reg = match (self.k.ty(p.value), arg) {
+                (Type::Ptr { elem, .. }, Val::PointerValue(base)) => {
+                    let align = p.align.max(1) as u64;
+                    Reg::Ptr(Pointer { base, elem: *elem, align, off: 0, readonly: p.readonly })
+                }
+                (Type::Block { elem: Elem::Bool, .. }, arg) => Reg::Plain(self.e.trunc(int(arg)?, self.e.i1())?.into()),
+                (_, arg) => self.register(p.value, arg),
+            };
+            self.set(p.value, vec![reg]);
+        }
+        Ok(())
+    }
+    /// Conversions that stand together go through shared memory together.
+    fn region(&mut self, region: &Region) -> Res<()> {
+        let k = self.k;
+        let is_convert = |i: &Inst| k.inst(*i).op == Op::ConvertLayout;
+        let mut rest = &region.insts[..];
+        while let [first, ..] = rest {
+            let run = rest.iter().take_while(|i| is_convert(i)).count();
+            self.memo = Memo::default();
+            if run > 0 {
+                let pairs: Vec<(Value, Value)> =
+                    rest[..run].iter().map(|i| k.inst(*i)).map(|d| (d.args[0], d.results[0])).collect();
+                self.convert_all(&pairs)?;
+                rest = &rest[run..];
+                continue;
+            }
+            self.inst(k.inst(*first))?;
+            rest = &rest[1..];
+        }
+        Ok(())
+    }
+    fn inst(&mut self, data: &InstData) -> Res<()> {
+        let regs = match &data.op {
+            Op::Store => return self.store(data),
+            Op::For => return self.for_loop(data),
+            Op::If => return self.branch(data),
+            Op::Yield => return Ok(()),
+            Op::Sync => return self.e.barrier(),
+            Op::Const(c) => self.constant(data.results[0], *c)?,
+            Op::ProgramId(axis) => vec![self.program_id(*axis)?],
+            Op::NumPrograms(axis) => vec![Reg::Int(Index::constant(self.grid(*axis), 32))],
+            Op::Iota => self.iota(data.results[0])?,
+            Op::Splat => {
+                let one = self.scalar(data.args[0])?;
+                vec![one; self.flat(data.results[0])?.per_thread()]
+            }
+            Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) => self.view(data)?,
+            Op::Load => self.load(data)?,
+            Op::Reduce { op, axis } => self.reduce(data, *op, *axis as usize)?,
+            Op::Scan { op, axis } => self.scan(data, *op, *axis as usize)?,
+            Op::Dot { precision } => self.dot(data, *precision)?,
+            Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => {
+                self.pointwise(data)?
+            }
+            other => return Err(Fail::Unsupported(exchange::op_name(other))),
+        };
+        self.set(data.results[0], regs);
+        Ok(())
+    }
+    fn grid(&self, axis: u8) -> i64 {
+        self.k.grid.get(axis as usize).copied().unwrap_or(1) as i64
+    }
+    fn program_id(&mut self, axis: u8) -> Res<Reg<'c>> {
+        let n = self.grid(axis);
+        if n <= 1 {
+            return Ok(Reg::Int(Index::constant(0, 32)));
+        }
+        let name = ["x", "y", "z"].get(axis as usize).ok_or_else(|| mistyped("a grid axis"))?;
+        let v = int(self.e.call(&format!("llvm.nvvm.read.ptx.sreg.ctaid.{name}"), &[], &[])?)?;
+        Ok(Reg::Int(Index { hi: n - 1, lo: 0, ..Index::opaque(v) }))
+    }
+    fn constant(&mut self, v: Value, c: Const) -> Res<Vec<Reg<'c>>> {
+        let elem = self.elem(v)?;
+        let reg = match (c, self.e.elem(elem)) {
+            (Const::Int(n), _) if matches!(elem, Elem::I32 | Elem::I64) => {
+                Reg::Int(Index::constant(n, if elem == Elem::I32 { 32 } else { 64 }))
+            }
+            (Const::Int(n), BasicTypeEnum::IntType(t)) => Reg::Plain(t.const_int(n as u64, true).into()),
+            (Const::Bool(b), BasicTypeEnum::IntType(t)) => Reg::Plain(t.const_int(u64::from(b), false).into()),
+            (Const::Float(x), BasicTypeEnum::FloatType(t)) => Reg::Plain(t.const_float(x).into()),
+            (Const::Int(n), BasicTypeEnum::FloatType(t)) => Reg::Plain(t.const_float(n as f64).into()),
+            _ => return Err(mistyped("a constant")),
+        };
+        Ok(vec![reg; self.flat(v)?.per_thread()])
+    }
+    /// What the thread adds to the coordinate along `axis`, and what each register adds.
+    pub fn coordinates(&mut self, flat: &Flat, shape: &[usize], axis: usize) -> Res<Vec<Index<'c>>> {
+        let bits = axis_bits(shape, axis);
+        let weight = |b: Option<u8>| b.filter(|b| bits.contains(b)).map_or(0, |b| 1i64 << (b - bits.start));
+        let weights: Vec<i64> = flat.threads().map(weight).collect();
+        let base = self.threads.sum(&self.e, &weights)?;
+        let part = |r: usize| (flat.register(r) >> bits.start) & ((1 << bits.len()) - 1);
+        Ok((0..flat.per_thread()).map(|r| base.plus(part(r) as i64)).collect())
+    }
+    fn iota(&mut self, v: Value) -> Res<Vec<Reg<'c>>> {
+        let flat = self.flat(v)?;
+        let k = self.k;
+        Ok(self.coordinates(&flat, k.ty(v).shape(), 0)?.into_iter().map(Reg::Int).collect())
+    }
+    /// Ops that move no element between threads: registers of the result are registers of the operand.
+    fn view(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
+        let (arg, result) = (data.args[0], data.results[0]);
+        let (from, to) = (self.flat(arg)?, self.flat(result)?);
+        let (old, new) = (self.k.ty(arg).shape(), self.k.ty(result).shape());
+        let regs = self.regs(arg)?;
+        let source = |r: usize| {
+            let element = to.register(r);
+            let element = match &data.op {
+                Op::Broadcast => drop_axes(element, old, new),
+                Op::Permute(perm) => unpermute(element, old, perm),
+                _ => element,
+            };
+            from.register_of(element).and_then(|r| regs.get(r)).copied()
+        };
+        (0..to.per_thread())
+            .map(|r| source(r).ok_or_else(|| Fail::Unsupported(format!("the layouts of {arg} and {result}"))))
+            .collect()
+    }
+    fn for_loop(&mut self, data: &InstData) -> Res<()> {
+        let region = data.regions.first().ok_or_else(|| mistyped("a loop"))?;
+        let [lo, hi, step] = [self.scalar(data.args[0])?, self.scalar(data.args[1])?, self.scalar(data.args[2])?];
+        let [lo, hi, step] = [lo.index()?, hi.index()?, step.index()?];
+        let (first, last) = (lo.value(&self.e, &mut self.memo)?, hi.value(&self.e, &mut self.memo)?);
+        let stride = step.value(&self.e, &mut self.memo)?;
+        let starts: Vec<Vec<Val<'c>>> = data.args[3..].iter().map(|v| self.plain(*v)).collect::<Res<_>>()?;
+        let enter = lo.compare(kiln_block::CmpOp::Lt, hi, &self.e, &mut self.memo)?;
+        let before = self.block()?;
+        let (body, after) = (self.new_block("loop"), self.new_block("done"));
+        self.e.b.build_conditional_branch(enter, body, after)?;
+        self.e.b.position_at_end(body);
+        self.scratch.unknown();
+        self.wrote |= self.writes(region);
+        let index = self.e.b.build_phi(self.e.i32(), "i")?;
+        let div = |i: &Index<'c>| i.div.min(if i.off == 0 { 1 << 40 } else { 1 << i.off.trailing_zeros() });
+        let least = lo.lo.saturating_add(lo.off);
+        let most = hi.hi.saturating_add(hi.off).saturating_sub(1).max(least);
+        let i = Index {
+            base: Some(int(index.as_basic_value())?),
+            div: div(&lo).min(div(&step)),
+            lo: least,
+            hi: most,
+            off: 0,
+            bits: 32,
+        };
+        self.set(region.params[0], vec![Reg::Int(i)]);
+        let mut phis = vec![];
+        for (v, start) in region.params[1..].iter().zip(&starts) {
+            phis.push(self.phis(*v, start.len())?);
+        }
+        self.region(region)?;
+        let next = self.yielded(region)?;
+        let latch = self.block()?;
+        let now = int(index.as_basic_value())?;
+        let stepped = self.e.b.build_int_nsw_add(now, stride, "")?;
+        let more = self.e.icmp(inkwell::IntPredicate::SLT, stepped, last)?;
+        self.e.b.build_conditional_branch(more, body, after)?;
+        index.add_incoming(&[(&first, before), (&stepped, latch)]);
+        for ((phis, start), next) in phis.iter().zip(&starts).zip(&next) {
+            join(phis, &[(start, before), (next, latch)]);
+        }
+        self.e.b.position_at_end(after);
+        self.scratch.unknown();
+        for ((v, start), next) in data.results.iter().zip(&starts).zip(&next) {
+            let phis = self.phis(*v, start.len())?;
+            join(&phis, &[(start, before), (next, latch)]);
+        }
+        Ok(())
+    }
+    fn branch(&mut self, data: &InstData) -> Res<()> {
+        let condition = self.scalar(data.args[0])?.condition()?;
+        let [then, otherwise] = &data.regions[..] else { return Err(mistyped("a branch")) };
+        let blocks = [self.new_block("then"), self.new_block("else")];
+        let after = self.new_block("join");
+        self.e.b.build_conditional_branch(condition, blocks[0], blocks[1])?;
+        let mut ends = vec![];
+        for (block, region) in blocks.into_iter().zip([then, otherwise]) {
+            self.e.b.position_at_end(block);
+            self.scratch.unknown();
+            self.region(region)?;
+            let values = self.yielded(region)?;
+            ends.push((values, self.block()?));
+            self.e.b.build_unconditional_branch(after)?;
+        }
+        self.e.b.position_at_end(after);
+        self.scratch.unknown();
+        for (n, v) in data.results.iter().enumerate() {
+            let phis = self.phis(*v, ends[0].0[n].len())?;
+            let incoming: Vec<_> = ends.iter().map(|(values, block)| (&values[n], *block)).collect();
+            join(&phis, &incoming);
+        }
+        Ok(())
+    }
+    /// A block value's registers as phis, set as its value.
+    fn phis(&mut self, v: Value, count: usize) -> Res<Vec<PhiValue<'c>>> {
+        let ty = self.register_type(v)?;
+        let phis: Vec<PhiValue<'c>> = (0..count).map(|_| Ok(self.e.b.build_phi(ty, "")?)).collect::<Res<_>>()?;
+        let regs = phis.iter().map(|p| self.register(v, p.as_basic_value())).collect();
+        self.set(v, regs);
+        Ok(phis)
+    }
+    fn yielded(&mut self, region: &Region) -> Res<Vec<Vec<Val<'c>>>> {
+        let k = self.k;
+        let Some(last) = region.insts.last().map(|i| k.inst(*i)).filter(|d| d.op == Op::Yield) else {
+            return Ok(vec![]);
+        };
+        self.memo = Memo::default();
+        last.args.iter().map(|v| self.plain(*v)).collect()
+    }
+    fn writes(&self, region: &Region) -> bool {
+        let mut found = false;
+        self.k.walk_region(region, &mut |_, d| found |= d.op == Op::Store);
+        found
+    }
+    pub fn block(&self) -> Res<BasicBlock<'c>> {
+        self.e.b.get_insert_block().ok_or_else(|| Fail::Llvm("no block to write to".into()))
+    }
+    pub fn new_block(&self, name: &str) -> BasicBlock<'c> {
+        self.e.cx.append_basic_block(self.function, name)
+    }
+    /// Whether the thread is the first of those that hold copies in this layout; `None` if there are no copies.
+    pub fn first_copy(&mut self, flat: &Flat) -> Res<Option<IntValue<'c>>> {
+        let copies: i64 = flat.threads().enumerate().filter(|(_, b)| b.is_none()).map(|(i, _)| 1i64 << i).sum();
+        if copies == 0 { Ok(None) } else { Ok(Some(self.threads.first(&self.e, copies)?)) }
+    }
+}
+
+/// Adds to the n-th phi the n-th value of every way in.
+fn join<'c>(phis: &[PhiValue<'c>], ways: &[(&Vec<Val<'c>>, BasicBlock<'c>)]) {
+    for (n, phi) in phis.iter().enumerate() {
+        for (values, block) in ways {
+            phi.add_incoming(&[(&values[n], *block)]);
+        }
+    }
+}
+
+/// The operand's element number of a broadcast, from the result's.
+fn drop_axes(element: usize, from: &[usize], to: &[usize]) -> usize {
+    let mut at = 0;
+    for axis in 0..to.len() {
+        let bits = axis_bits(to, axis);
+        let x = (element >> bits.start) & ((1 << bits.len()) - 1);
+        at = at * from[axis] + if from[axis] == 1 { 0 } else { x };
+    }
+    at
+}
+
+/// The operand's element number of a permutation, from the result's.
+fn unpermute(element: usize, from: &[usize], perm: &[u8]) -> usize {
+    let to: Vec<usize> = perm.iter().map(|p| from[*p as usize]).collect();
+    let mut x = vec![0; from.len()];
+    for (i, p) in perm.iter().enumerate() {
+        let bits = axis_bits(&to, i);
+        x[*p as usize] = (element >> bits.start) & ((1 << bits.len()) - 1);
+    }
+    x.iter().zip(from).fold(0, |at, (x, n)| at * n + x)
+}

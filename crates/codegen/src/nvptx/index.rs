@@ -1,0 +1,351 @@
+//! Integers and pointers of a thread as `base + constant`.
+//!
+//! The registers of an index block mostly differ by constants: they share one base, of which the divisor and the range are
+//! known. Kept so through sums, products by constants, division and comparison, addresses come out as one base with
+//! immediate offsets, and the mask of neighbouring elements as one condition. As in `kiln_block::analysis`, index
+//! arithmetic that reaches a pointer or a bound is taken not to wrap.
+use super::emit::{Emit, Res, Val, int, mistyped};
+use inkwell::IntPredicate;
+use inkwell::values::{IntValue, PointerValue};
+use kiln_block::{CmpOp, Elem};
+use std::collections::HashMap;
+
+/// `base + off` in `bits` (32 or 64); without base a constant.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Index<'c> {
+    pub base: Option<IntValue<'c>>,
+    /// A power of two that divides the base.
+    pub div: u64,
+    /// Least and largest value of the base.
+    pub lo: i64,
+    pub hi: i64,
+    pub off: i64,
+    pub bits: u32,
+}
+
+/// `base + off` elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Pointer<'c> {
+    pub base: PointerValue<'c>,
+    pub elem: Elem,
+    /// A power of two in bytes that divides the base.
+    pub align: u64,
+    pub off: i64,
+    /// Memory that the kernel never writes.
+    pub readonly: bool,
+}
+
+/// What one register of a block value holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Reg<'c> {
+    Plain(Val<'c>),
+    Int(Index<'c>),
+    Ptr(Pointer<'c>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Key {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Rem,
+    Less,
+    Equal,
+    Whole,
+    Gep,
+    Extend,
+}
+
+/// Values made for one instruction, so that registers that need the same one share it.
+#[derive(Default)]
+pub(super) struct Memo<'c> {
+    ints: HashMap<(Key, Option<IntValue<'c>>, Option<IntValue<'c>>, i64), IntValue<'c>>,
+    ptrs: HashMap<(PointerValue<'c>, IntValue<'c>), PointerValue<'c>>,
+}
+
+impl<'c> Memo<'c> {
+    fn int(
+        &mut self,
+        key: (Key, Option<IntValue<'c>>, Option<IntValue<'c>>, i64),
+        make: impl FnOnce() -> Res<IntValue<'c>>,
+    ) -> Res<IntValue<'c>> {
+        if let Some(v) = self.ints.get(&key) {
+            return Ok(*v);
+        }
+        let v = make()?;
+        self.ints.insert(key, v);
+        Ok(v)
+    }
+}
+
+fn limits(bits: u32) -> (i64, i64) {
+    if bits == 32 { (i32::MIN.into(), i32::MAX.into()) } else { (i64::MIN, i64::MAX) }
+}
+/// The range if it did not overflow, else all.
+fn range(bits: u32, lo: Option<i64>, hi: Option<i64>) -> (i64, i64) {
+    let (least, most) = limits(bits);
+    match (lo, hi) {
+        (Some(lo), Some(hi)) if lo >= least && hi <= most => (lo, hi),
+        _ => (least, most),
+    }
+}
+fn two(n: i64) -> u64 {
+    if n == 0 { 1 << 40 } else { 1 << n.trailing_zeros().min(40) }
+}
+
+impl<'c> Index<'c> {
+    pub fn constant(off: i64, bits: u32) -> Index<'c> {
+        Index { base: None, div: 1 << 40, lo: 0, hi: 0, off, bits }
+    }
+    /// Any integer of 32 or 64 bits.
+    pub fn opaque(v: IntValue<'c>) -> Index<'c> {
+        let bits = v.get_type().get_bit_width();
+        if let Some(c) = v.get_sign_extended_constant() {
+            return Index::constant(c, bits);
+        }
+        let (lo, hi) = limits(bits);
+        Index { base: Some(v), div: 1, lo, hi, off: 0, bits }
+    }
+    pub fn plus(self, c: i64) -> Index<'c> {
+        Index { off: wrap(self.off.wrapping_add(c), self.bits), ..self }
+    }
+    pub fn as_constant(&self) -> Option<i64> {
+        self.base.is_none().then_some(self.off)
+    }
+    fn least(&self) -> Option<i64> {
+        self.lo.checked_add(self.off)
+    }
+    fn most(&self) -> Option<i64> {
+        self.hi.checked_add(self.off)
+    }
+    fn ty(&self, e: &Emit<'c>) -> inkwell::types::IntType<'c> {
+        if self.bits == 32 { e.i32() } else { e.i64() }
+    }
+    /// The number itself.
+    pub fn value(&self, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
+        let ty = self.ty(e);
+        match self.base {
+            None => Ok(e.int_of(ty, self.off)),
+            Some(base) if self.off == 0 => Ok(base),
+            Some(base) => memo.int((Key::Whole, Some(base), None, self.off), || e.add(base, e.int_of(ty, self.off))),
+        }
+    }
+    pub fn add(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {
+        let off = wrap(self.off.wrapping_add(o.off), self.bits);
+        let (a, b) = match (self.base, o.base) {
+            (_, None) => return Ok(Index { off, ..self }),
+            (None, _) => return Ok(Index { off, ..o }),
+            (Some(a), Some(b)) => (a, b),
+        };
+        let base = memo.int((Key::Add, Some(a), Some(b), 0), || e.add(a, b))?;
+        let (lo, hi) = range(self.bits, self.lo.checked_add(o.lo), self.hi.checked_add(o.hi));
+        Ok(Index { base: Some(base), div: self.div.min(o.div), lo, hi, off, bits: self.bits })
+    }
+    pub fn sub(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {
+        let off = wrap(self.off.wrapping_sub(o.off), self.bits);
+        let Some(b) = o.base else { return Ok(Index { off, ..self }) };
+        let zero = e.int_of(self.ty(e), 0);
+        let a = self.base.unwrap_or(zero);
+        let base = memo.int((Key::Sub, Some(a), Some(b), 0), || e.sub(a, b))?;
+        let (lo, hi) = range(self.bits, self.lo.checked_sub(o.hi), self.hi.checked_sub(o.lo));
+        Ok(Index { base: Some(base), div: self.div.min(o.div), lo, hi, off, bits: self.bits })
+    }
+    pub fn mul(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {
+        match (self.as_constant(), o.as_constant()) {
+            (Some(a), Some(b)) => Ok(Index::constant(wrap(a.wrapping_mul(b), self.bits), self.bits)),
+            (None, Some(c)) => self.times(c, e, memo),
+            (Some(c), None) => o.times(c, e, memo),
+            (None, None) => {
+                let (a, b) = (self.value(e, memo)?, o.value(e, memo)?);
+                let base = memo.int((Key::Mul, Some(a), Some(b), 0), || e.mul(a, b))?;
+                let div = |i: &Index<'c>| i.div.min(two(i.off));
+                let div = div(&self).saturating_mul(div(&o)).min(1 << 40);
+                let (lo, hi) = limits(self.bits);
+                Ok(Index { base: Some(base), div, lo, hi, off: 0, bits: self.bits })
+            }
+        }
+    }
+    fn times(self, c: i64, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {
+        let Some(base) = self.base else { return Ok(self) };
+        match c {
+            0 => return Ok(Index::constant(0, self.bits)),
+            1 => return Ok(self),
+            _ => {}
+        }
+        let ty = self.ty(e);
+        let base = memo.int((Key::Mul, Some(base), None, c), || e.mul(base, e.int_of(ty, c)))?;
+        let (a, b) = (self.lo.checked_mul(c), self.hi.checked_mul(c));
+        let (lo, hi) = if c > 0 { range(self.bits, a, b) } else { range(self.bits, b, a) };
+        let div = self.div.saturating_mul(two(c)).min(1 << 40);
+        Ok(Index { base: Some(base), div, lo, hi, off: wrap(self.off.wrapping_mul(c), self.bits), bits: self.bits })
+    }
+    /// Quotient and remainder by a positive constant; `None` if the number may be negative.
+    pub fn divide(self, c: i64, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Option<(Index<'c>, Index<'c>)>> {
+        let bits = self.bits;
+        let (Some(least), Some(most)) = (self.least(), self.most()) else { return Ok(None) };
+        if c <= 0 || least < 0 {
+            return Ok(None);
+        }
+        let Some(base) = self.base else {
+            return Ok(Some((Index::constant(self.off / c, bits), Index::constant(self.off % c, bits))));
+        };
+        if most < c {
+            return Ok(Some((Index::constant(0, bits), self)));
+        }
+        // Within multiples of g of the base, constants below g do not carry over.
+        let g = self.div.min(two(c)) as i64;
+        let (whole, rest) = (self.off.div_euclid(g) * g, self.off.rem_euclid(g));
+        let ty = self.ty(e);
+        let number = Index { off: whole, ..self };
+        let (least, most) = ((least - rest).max(0), most - rest);
+        if g == c && self.lo >= 0 {
+            let q = memo.int((Key::Div, Some(base), None, c), || e.udiv(base, e.int_of(ty, c)))?;
+            let div = self.div / c as u64;
+            let q = Index { base: Some(q), div, lo: self.lo / c, hi: self.hi / c, off: whole / c, bits };
+            return Ok(Some((q, Index::constant(rest, bits))));
+        }
+        let n = number.value(e, memo)?;
+        let q = memo.int((Key::Div, Some(n), None, c), || e.udiv(n, e.int_of(ty, c)))?;
+        let r = memo.int((Key::Rem, Some(n), None, c), || e.urem(n, e.int_of(ty, c)))?;
+        let q = Index { base: Some(q), div: 1, lo: least / c, hi: most / c, off: 0, bits };
+        let r = Index { base: Some(r), div: g as u64, lo: 0, hi: c - g, off: rest, bits };
+        Ok(Some((q, r)))
+    }
+    /// To 64 or 32 bits.
+    pub fn resize(self, bits: u32, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {
+        let Some(base) = self.base.filter(|_| bits != self.bits) else {
+            return Ok(Index { bits, off: wrap(self.off, bits), ..self });
+        };
+        let base = memo.int((Key::Extend, Some(base), None, bits.into()), || match bits {
+            64 => e.sext(base, e.i64()),
+            _ => e.trunc(base, e.i32()),
+        })?;
+        let (lo, hi) = range(bits, Some(self.lo), Some(self.hi));
+        Ok(Index { base: Some(base), lo, hi, bits, off: wrap(self.off, bits), div: self.div })
+    }
+    /// The comparison as a condition.
+    pub fn compare(self, op: CmpOp, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
+        // base_a op base_b + t
+        let t = o.off.wrapping_sub(self.off);
+        match op {
+            CmpOp::Lt => self.less(o, t, e, memo),
+            CmpOp::Ge => e.not(self.less(o, t, e, memo)?),
+            CmpOp::Le => self.less(o, t.saturating_add(1), e, memo),
+            CmpOp::Gt => e.not(self.less(o, t.saturating_add(1), e, memo)?),
+            CmpOp::Eq => self.equal(o, t, e, memo),
+            CmpOp::Ne => e.not(self.equal(o, t, e, memo)?),
+        }
+    }
+    /// base_a < base_b + t, with t rounded up to what divides both bases: neighbours then ask the same.
+    fn less(self, o: Index<'c>, t: i64, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
+        let (_, most) = limits(self.bits);
+        let bound = |b: i64| b.checked_add(t);
+        if let Some(least) = bound(o.lo)
+            && self.hi < least
+        {
+            return Ok(e.bool(true));
+        }
+        if let Some(greatest) = bound(o.hi)
+            && self.lo >= greatest
+        {
+            return Ok(e.bool(false));
+        }
+        let div = self.div.min(o.div) as i64;
+        let t = match t.checked_add(div - 1).map(|t| t.div_euclid(div) * div) {
+            Some(t) if t <= most => t,
+            _ => t,
+        };
+        let ty = self.ty(e);
+        let (a, b) = (self.base.unwrap_or(e.int_of(ty, 0)), o.base);
+        let right = match b {
+            None => e.int_of(ty, t),
+            Some(_) => Index { off: t, ..o }.value(e, memo)?,
+        };
+        memo.int((Key::Less, Some(a), Some(right), 0), || e.icmp(IntPredicate::SLT, a, right))
+    }
+    fn equal(self, o: Index<'c>, t: i64, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
+        let div = self.div.min(o.div) as i64;
+        if t.rem_euclid(div) != 0 {
+            return Ok(e.bool(false));
+        }
+        let ty = self.ty(e);
+        let a = self.base.unwrap_or(e.int_of(ty, 0));
+        let right = match o.base {
+            None => e.int_of(ty, t),
+            Some(_) => Index { off: t, ..o }.value(e, memo)?,
+        };
+        memo.int((Key::Equal, Some(a), Some(right), 0), || e.icmp(IntPredicate::EQ, a, right))
+    }
+}
+
+/// The constant as a number of so many bits.
+fn wrap(c: i64, bits: u32) -> i64 {
+    if bits == 32 { i64::from(c as i32) } else { c }
+}
+
+impl<'c> Pointer<'c> {
+    pub fn add(self, i: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Pointer<'c>> {
+        let off = self.off.wrapping_add(i.off);
+        let Some(base) = i.base else { return Ok(Pointer { off, ..self }) };
+        let offset = Index { off: 0, base: Some(base), ..i }.resize(64, e, memo)?.value(e, memo)?;
+        let next = match memo.ptrs.get(&(self.base, offset)) {
+            Some(p) => *p,
+            None => {
+                let p = e.gep(memory_type(e, self.elem), self.base, offset)?;
+                memo.ptrs.insert((self.base, offset), p);
+                p
+            }
+        };
+        let align = self.align.min(i.div.saturating_mul(self.elem.bytes() as u64));
+        Ok(Pointer { base: next, align, off, ..self })
+    }
+    /// The address itself.
+    pub fn value(&self, e: &Emit<'c>) -> Res<PointerValue<'c>> {
+        e.gep(memory_type(e, self.elem), self.base, e.int_of(e.i64(), self.off))
+    }
+}
+
+/// Type of an element in memory.
+pub(super) fn memory_type<'c>(e: &Emit<'c>, elem: Elem) -> inkwell::types::BasicTypeEnum<'c> {
+    match elem {
+        Elem::Bool => e.i8().into(),
+        other => e.elem(other),
+    }
+}
+
+impl<'c> Reg<'c> {
+    /// From a plain LLVM value of this element type.
+    pub fn of(v: Val<'c>, elem: Elem) -> Reg<'c> {
+        match (v, elem) {
+            (Val::IntValue(i), Elem::I32 | Elem::I64) => Reg::Int(Index::opaque(i)),
+            _ => Reg::Plain(v),
+        }
+    }
+    pub fn plain(&self, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Val<'c>> {
+        match self {
+            Reg::Plain(v) => Ok(*v),
+            Reg::Int(i) => Ok(i.value(e, memo)?.into()),
+            Reg::Ptr(p) => Ok(p.value(e)?.into()),
+        }
+    }
+    pub fn index(&self) -> Res<Index<'c>> {
+        match self {
+            Reg::Int(i) => Ok(*i),
+            Reg::Plain(v) => Ok(Index::opaque(int(*v)?)),
+            Reg::Ptr(_) => Err(mistyped("arithmetic")),
+        }
+    }
+    pub fn condition(&self) -> Res<IntValue<'c>> {
+        match self {
+            Reg::Plain(v) => int(*v),
+            _ => Err(mistyped("a condition")),
+        }
+    }
+    pub fn pointer(&self) -> Res<Pointer<'c>> {
+        match self {
+            Reg::Ptr(p) => Ok(*p),
+            _ => Err(mistyped("an access through a pointer")),
+        }
+    }
+}

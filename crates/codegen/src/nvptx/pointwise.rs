@@ -1,0 +1,288 @@
+//! Pointwise ops, register by register. Half types are computed in f32 and rounded once.
+use super::emit::{Fail, Res, Val, float, int, mistyped};
+use super::r#gen::Gen;
+use super::index::{Index, Reg};
+use super::math;
+use inkwell::types::BasicTypeEnum;
+use inkwell::values::{FloatValue, IntValue};
+use inkwell::{FloatPredicate, IntPredicate};
+use kiln_block::{BinaryOp, CmpOp, Elem, InstData, Op, Type, UnaryOp};
+use std::collections::HashMap;
+
+impl<'c> Gen<'c, '_> {
+    pub fn pointwise(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
+        let args: Vec<Vec<Reg<'c>>> = data.args.iter().map(|v| self.regs(*v)).collect::<Res<_>>()?;
+        let count = self.flat(data.results[0])?.per_thread();
+        let from = match self.k.ty(data.args[0]) {
+            Type::Block { elem, .. } => Some(*elem),
+            _ => None,
+        };
+        // Registers that hold the same operands (copies along a broadcast axis) share the result.
+        let mut known: HashMap<Vec<Val<'c>>, Reg<'c>> = HashMap::new();
+        let mut out = vec![];
+        for r in 0..count {
+            let row: Vec<Reg<'c>> =
+                args.iter().map(|a| a.get(r).copied().ok_or_else(|| mistyped("a pointwise op"))).collect::<Res<_>>()?;
+            if let Some(reg) = self.by_index(&data.op, &row, from)? {
+                out.push(reg);
+                continue;
+            }
+            let plain: Vec<Val<'c>> = row.iter().map(|x| x.plain(&self.e, &mut self.memo)).collect::<Res<_>>()?;
+            let reg = match known.get(&plain) {
+                Some(reg) => *reg,
+                None => {
+                    let v = self.one(&data.op, &plain, from)?;
+                    let reg = match self.k.ty(data.results[0]) {
+                        Type::Block { elem, .. } => Reg::of(v, *elem),
+                        _ => match row.get(1) {
+                            // A choice between pointers: aligned to its elements at least.
+                            Some(Reg::Ptr(p)) => self.pointer_like(p, v)?,
+                            _ => return Err(mistyped("pointers")),
+                        },
+                    };
+                    known.insert(plain, reg);
+                    reg
+                }
+            };
+            out.push(reg);
+        }
+        Ok(out)
+    }
+    fn pointer_like(&self, p: &super::index::Pointer<'c>, v: Val<'c>) -> Res<Reg<'c>> {
+        match v {
+            Val::PointerValue(base) => Ok(Reg::Ptr(super::index::Pointer {
+                base,
+                off: 0,
+                align: p.elem.bytes() as u64,
+                readonly: false,
+                ..*p
+            })),
+            _ => Err(mistyped("pointers")),
+        }
+    }
+    /// Arithmetic on `base + constant`, where it stays of that form.
+    fn by_index(&mut self, op: &Op, args: &[Reg<'c>], elem: Option<Elem>) -> Res<Option<Reg<'c>>> {
+        let (e, memo) = (&self.e, &mut self.memo);
+        if let (Op::PtrAdd, [p, i]) = (op, args) {
+            return Ok(Some(Reg::Ptr(p.pointer()?.add(i.index()?, e, memo)?)));
+        }
+        if !matches!(elem, Some(Elem::I32 | Elem::I64)) {
+            return Ok(None);
+        }
+        let some = |i: Index<'c>| Ok(Some(Reg::Int(i)));
+        match (op, args) {
+            (Op::Cmp(op), [a, b]) => {
+                let c = a.index()?.compare(*op, b.index()?, e, memo)?;
+                // Negations of one condition must stay one condition.
+                Ok(Some(Reg::Plain(c.into())))
+            }
+            (Op::Cast(Elem::I64), [a]) => some(a.index()?.resize(64, e, memo)?),
+            (Op::Cast(Elem::I32), [a]) => some(a.index()?.resize(32, e, memo)?),
+            (Op::Unary(UnaryOp::Neg), [a]) => {
+                let a = a.index()?;
+                some(Index::constant(0, a.bits).sub(a, e, memo)?)
+            }
+            (Op::Binary(op), [a, b]) => {
+                let (a, b) = (a.index()?, b.index()?);
+                let divided = |c: i64, memo: &mut _| a.divide(c, e, memo);
+                Ok(match (op, b.as_constant()) {
+                    (BinaryOp::Add, _) => Some(a.add(b, e, memo)?),
+                    (BinaryOp::Sub, _) => Some(a.sub(b, e, memo)?),
+                    (BinaryOp::Mul, _) => Some(a.mul(b, e, memo)?),
+                    (BinaryOp::Shl, Some(c @ 0..=30)) => Some(a.mul(Index::constant(1 << c, a.bits), e, memo)?),
+                    (BinaryOp::Shr, Some(c @ 0..=30)) => divided(1 << c, memo)?.map(|d| d.0),
+                    (BinaryOp::Div, Some(c)) => divided(c, memo)?.map(|d| d.0),
+                    (BinaryOp::Rem, Some(c)) => divided(c, memo)?.map(|d| d.1),
+                    (BinaryOp::And, Some(c)) if c > 0 && (c + 1) & c == 0 => divided(c + 1, memo)?.map(|d| d.1),
+                    _ => None,
+                }
+                .map(Reg::Int))
+            }
+            _ => Ok(None),
+        }
+    }
+    fn one(&mut self, op: &Op, args: &[Val<'c>], from: Option<Elem>) -> Res<Val<'c>> {
+        match (op, args, from) {
+            (Op::Select, [c, a, b], _) => self.e.select(int(*c)?, *a, *b),
+            (Op::Unary(op), [a], Some(elem)) => self.unary(*op, *a, elem),
+            (Op::Binary(op), [a, b], Some(elem)) => self.binary(*op, *a, *b, elem),
+            (Op::Cmp(op), [a, b], Some(elem)) => self.compare(*op, *a, *b, elem).map(Into::into),
+            (Op::Cast(to), [a], Some(elem)) => self.cast(*a, elem, *to),
+            _ => Err(mistyped("a pointwise op")),
+        }
+    }
+    /// The number to compute with: half types as f32.
+    pub fn wide(&self, v: Val<'c>, elem: Elem) -> Res<FloatValue<'c>> {
+        match elem {
+            Elem::F16 | Elem::Bf16 => Ok(self.e.b.build_float_ext(float(v)?, self.e.f32(), "")?),
+            Elem::F32 | Elem::F64 => float(v),
+            other => Err(mistyped(&format!("arithmetic on {other}"))),
+        }
+    }
+    pub fn narrow(&self, v: FloatValue<'c>, elem: Elem) -> Res<Val<'c>> {
+        match (elem, self.e.elem(elem)) {
+            (Elem::F16 | Elem::Bf16, BasicTypeEnum::FloatType(t)) => Ok(self.e.b.build_float_trunc(v, t, "")?.into()),
+            _ => Ok(v.into()),
+        }
+    }
+    fn unary(&mut self, op: UnaryOp, a: Val<'c>, elem: Elem) -> Res<Val<'c>> {
+        if !elem.is_float() {
+            return self.unary_int(op, int(a)?, elem);
+        }
+        let x = self.wide(a, elem)?;
+        match op {
+            UnaryOp::IsNan => return Ok(self.e.fcmp(FloatPredicate::UNO, x, x)?.into()),
+            UnaryOp::IsInf => {
+                let size = self.e.call_float("llvm.fabs", &[x])?;
+                let inf = x.get_type().const_float(f64::INFINITY);
+                return Ok(self.e.fcmp(FloatPredicate::OEQ, size, inf)?.into());
+            }
+            _ => {}
+        }
+        self.narrow(math::unary(&self.e, op, x)?, elem)
+    }
+    fn unary_int(&mut self, op: UnaryOp, a: IntValue<'c>, elem: Elem) -> Res<Val<'c>> {
+        let e = &self.e;
+        let zero = a.get_type().const_zero();
+        Ok(match op {
+            UnaryOp::Neg => e.sub(zero, a)?.into(),
+            UnaryOp::Not => e.not(a)?.into(),
+            UnaryOp::Abs if matches!(elem, Elem::U8 | Elem::Bool) => a.into(),
+            UnaryOp::Abs => e.call("llvm.abs", &[a.get_type().into()], &[a.into(), e.bool(false).into()])?,
+            UnaryOp::IsNan | UnaryOp::IsInf => e.bool(false).into(),
+            UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round | UnaryOp::Trunc => a.into(),
+            other => return Err(Fail::Unsupported(format!("{other:?} of {elem}"))),
+        })
+    }
+    pub fn binary(&mut self, op: BinaryOp, a: Val<'c>, b: Val<'c>, elem: Elem) -> Res<Val<'c>> {
+        if !elem.is_float() {
+            return self.binary_int(op, int(a)?, int(b)?, elem);
+        }
+        let (x, y) = (self.wide(a, elem)?, self.wide(b, elem)?);
+        self.narrow(math::binary(&self.e, op, x, y)?, elem)
+    }
+    fn binary_int(&mut self, op: BinaryOp, a: IntValue<'c>, b: IntValue<'c>, elem: Elem) -> Res<Val<'c>> {
+        let e = &self.e;
+        let ty = a.get_type();
+        let signed = !matches!(elem, Elem::U8 | Elem::Bool);
+        let pick = |name: &str| e.call(name, &[ty.into()], &[a.into(), b.into()]);
+        Ok(match op {
+            BinaryOp::Add => e.add(a, b)?.into(),
+            BinaryOp::Sub => e.sub(a, b)?.into(),
+            BinaryOp::Mul => e.mul(a, b)?.into(),
+            BinaryOp::And => e.and(a, b)?.into(),
+            BinaryOp::Or => e.or(a, b)?.into(),
+            BinaryOp::Xor => e.xor(a, b)?.into(),
+            BinaryOp::Max => pick(if signed { "llvm.smax" } else { "llvm.umax" })?,
+            BinaryOp::Min => pick(if signed { "llvm.smin" } else { "llvm.umin" })?,
+            BinaryOp::Shl | BinaryOp::Shr => {
+                // Shifting by the width or more gives what is left of the number: 0, or its sign.
+                let width = ty.const_int(ty.get_bit_width().into(), false);
+                let over = e.icmp(IntPredicate::UGE, b, width)?;
+                let last = ty.const_int(u64::from(ty.get_bit_width()) - 1, false);
+                let by = e.iselect(over, last, b)?;
+                match (op, signed) {
+                    (BinaryOp::Shr, true) => e.ashr(a, by)?.into(),
+                    (BinaryOp::Shr, false) => e.iselect(over, ty.const_zero(), e.lshr(a, by)?)?.into(),
+                    _ => e.iselect(over, ty.const_zero(), e.shl(a, by)?)?.into(),
+                }
+            }
+            BinaryOp::Div | BinaryOp::Rem => {
+                let zero = ty.const_zero();
+                let none = e.icmp(IntPredicate::EQ, b, zero)?;
+                let by = e.iselect(none, ty.const_int(1, false), b)?;
+                if !signed {
+                    let v = if op == BinaryOp::Div { e.udiv(a, by)? } else { e.urem(a, by)? };
+                    return Ok(e.iselect(none, zero, v)?.into());
+                }
+                // The least number by -1 would trap; it is its own negative.
+                let minus = e.icmp(IntPredicate::EQ, by, ty.const_all_ones())?;
+                let safe = e.iselect(minus, ty.const_int(1, false), by)?;
+                let v = match op {
+                    BinaryOp::Div => e.iselect(minus, e.sub(zero, a)?, e.sdiv(a, safe)?)?,
+                    _ => e.srem(a, safe)?,
+                };
+                e.iselect(none, zero, v)?.into()
+            }
+            BinaryOp::Pow | BinaryOp::Atan2 => return Err(Fail::Unsupported(format!("{op:?} of {elem}"))),
+        })
+    }
+    pub fn compare(&mut self, op: CmpOp, a: Val<'c>, b: Val<'c>, elem: Elem) -> Res<IntValue<'c>> {
+        if elem.is_float() {
+            let (x, y) = (self.wide(a, elem)?, self.wide(b, elem)?);
+            let p = match op {
+                CmpOp::Eq => FloatPredicate::OEQ,
+                CmpOp::Ne => FloatPredicate::UNE,
+                CmpOp::Lt => FloatPredicate::OLT,
+                CmpOp::Le => FloatPredicate::OLE,
+                CmpOp::Gt => FloatPredicate::OGT,
+                CmpOp::Ge => FloatPredicate::OGE,
+            };
+            return self.e.fcmp(p, x, y);
+        }
+        let signed = !matches!(elem, Elem::U8 | Elem::Bool);
+        let p = match (op, signed) {
+            (CmpOp::Eq, _) => IntPredicate::EQ,
+            (CmpOp::Ne, _) => IntPredicate::NE,
+            (CmpOp::Lt, true) => IntPredicate::SLT,
+            (CmpOp::Le, true) => IntPredicate::SLE,
+            (CmpOp::Gt, true) => IntPredicate::SGT,
+            (CmpOp::Ge, true) => IntPredicate::SGE,
+            (CmpOp::Lt, false) => IntPredicate::ULT,
+            (CmpOp::Le, false) => IntPredicate::ULE,
+            (CmpOp::Gt, false) => IntPredicate::UGT,
+            (CmpOp::Ge, false) => IntPredicate::UGE,
+        };
+        self.e.icmp(p, int(a)?, int(b)?)
+    }
+    pub fn cast(&mut self, a: Val<'c>, from: Elem, to: Elem) -> Res<Val<'c>> {
+        if from == Elem::F8e4m3 || to == Elem::F8e4m3 {
+            return Err(Fail::Unsupported(format!("a cast from {from} to {to}")));
+        }
+        let e = &self.e;
+        match (a, e.elem(to)) {
+            _ if from == to => Ok(a),
+            (Val::FloatValue(_), BasicTypeEnum::FloatType(t)) => {
+                let x = self.wide(a, from)?;
+                Ok(match (x.get_type() == e.f32(), to) {
+                    (_, Elem::F64) => e.b.build_float_ext(x, t, "")?.into(),
+                    (true, Elem::F32) => x.into(),
+                    // The processor has no conversion from f64 to bf16.
+                    (false, Elem::Bf16) => {
+                        let x = e.b.build_float_trunc(x, e.f32(), "")?;
+                        e.b.build_float_trunc(x, t, "")?.into()
+                    }
+                    _ => e.b.build_float_trunc(x, t, "")?.into(),
+                })
+            }
+            (Val::FloatValue(_), BasicTypeEnum::IntType(t)) => {
+                let x = self.wide(a, from)?;
+                if to == Elem::Bool {
+                    return Ok(e.fcmp(FloatPredicate::UNE, x, x.get_type().const_zero())?.into());
+                }
+                let name = if to == Elem::U8 { "llvm.fptoui.sat" } else { "llvm.fptosi.sat" };
+                e.call(name, &[t.into(), x.get_type().into()], &[x.into()])
+            }
+            (Val::IntValue(x), BasicTypeEnum::FloatType(t)) => {
+                let via = if to == Elem::Bf16 { e.f32() } else { t };
+                let v = match from {
+                    Elem::U8 | Elem::Bool => e.b.build_unsigned_int_to_float(x, via, "")?,
+                    _ => e.b.build_signed_int_to_float(x, via, "")?,
+                };
+                if to == Elem::Bf16 { self.narrow(v, to) } else { Ok(v.into()) }
+            }
+            (Val::IntValue(x), BasicTypeEnum::IntType(t)) => {
+                if to == Elem::Bool {
+                    return Ok(e.icmp(IntPredicate::NE, x, x.get_type().const_zero())?.into());
+                }
+                let (old, new) = (x.get_type().get_bit_width(), t.get_bit_width());
+                Ok(match (old > new, from) {
+                    (true, _) => e.trunc(x, t)?.into(),
+                    (false, Elem::U8 | Elem::Bool) => e.zext(x, t)?.into(),
+                    _ => e.sext(x, t)?.into(),
+                })
+            }
+            _ => Err(mistyped("a cast")),
+        }
+    }
+}

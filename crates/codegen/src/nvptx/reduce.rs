@@ -1,0 +1,253 @@
+//! Reductions and scans: over a thread's registers, then lanes by shuffles, then warps through shared memory.
+//!
+//! Every step combines two neighbouring ranges of the axis, whatever bits of the layout they lie on, so one loop over the
+//! axis's bits serves all layouts. Half types accumulate in f32 and are rounded once.
+use super::emit::{Fail, Res, Val, int};
+use super::exchange::Placement;
+use super::r#gen::Gen;
+use super::index::Reg;
+use inkwell::{FloatPredicate, IntPredicate};
+use kiln_block::layout::{Flat, axis_bits, bits_of};
+use kiln_block::{BinaryOp, CmpOp, Elem, InstData, ReduceOp, ScanOp};
+
+/// A partial result: the value and, for arg-reductions, its index.
+type Part<'c> = Vec<Val<'c>>;
+
+/// Elements of the parts, in the order of [`Part`].
+fn part_elems(op: ReduceOp, elem: Elem) -> Vec<Elem> {
+    match op {
+        ReduceOp::ArgMax | ReduceOp::ArgMin => vec![wide(elem), Elem::I32],
+        _ => vec![wide(elem)],
+    }
+}
+fn wide(elem: Elem) -> Elem {
+    match elem {
+        Elem::F16 | Elem::Bf16 => Elem::F32,
+        other => other,
+    }
+}
+
+impl<'c> Gen<'c, '_> {
+    pub fn reduce(&mut self, data: &InstData, op: ReduceOp, axis: usize) -> Res<Vec<Reg<'c>>> {
+        let arg = data.args[0];
+        let (k, flat, elem) = (self.k, self.flat(arg)?, self.elem(arg)?);
+        let shape = k.ty(arg).shape();
+        let bits = axis_bits(shape, axis);
+        let elems = part_elems(op, elem);
+        let mut parts: Vec<Part<'c>> = vec![];
+        for v in self.plain(arg)? {
+            let v = if elem.is_float() { self.wide(v, elem)?.into() } else { v };
+            parts.push(vec![v]);
+        }
+        if elems.len() == 2 {
+            let at = self.coordinates(&flat, shape, axis)?;
+            for (p, i) in parts.iter_mut().zip(at) {
+                p.push(i.value(&self.e, &mut self.memo)?.into());
+            }
+        }
+        let mut parts = self.over_registers(op, &elems, &flat, parts, |b| bits.contains(&b))?;
+        for (i, _) in flat.lanes.iter().enumerate().filter(|(_, b)| b.is_some_and(|b| bits.contains(&b))) {
+            for p in &mut parts {
+                let other = self.from_lanes(p, 1 << i)?;
+                *p = self.combine(op, &elems, p, &other)?;
+            }
+        }
+        let crossing: Vec<usize> =
+            (0..flat.warps.len()).filter(|i| flat.warps[*i].is_some_and(|b| bits.contains(&b))).collect();
+        if !crossing.is_empty() {
+            let mut result = k.ty(arg).shape().to_vec();
+            result.remove(axis);
+            parts = self.over_warps(op, &elems, &flat.without(&bits), bits_of(&result), &crossing, parts)?;
+        }
+        let out = *elems.last().unwrap_or(&elem);
+        parts
+            .iter()
+            .map(|p| {
+                let v = *p.last().ok_or_else(|| Fail::Llvm("an empty reduction".into()))?;
+                let half = elems.len() == 1 && matches!(elem, Elem::F16 | Elem::Bf16);
+                if half { Ok(Reg::Plain(self.narrow(super::emit::float(v)?, elem)?)) } else { Ok(Reg::of(v, out)) }
+            })
+            .collect()
+    }
+    /// Combines registers that differ in axis bits, as a tree; the rest keep their order.
+    fn over_registers(
+        &mut self,
+        op: ReduceOp,
+        elems: &[Elem],
+        flat: &Flat,
+        parts: Vec<Part<'c>>,
+        on_axis: impl Fn(u8) -> bool,
+    ) -> Res<Vec<Part<'c>>> {
+        let mut parts = parts;
+        // From the highest register bit down, so that lower ones keep their places.
+        for i in (0..flat.registers.len()).rev().filter(|i| on_axis(flat.registers[*i])) {
+            let mut next = vec![];
+            for r in (0..parts.len()).filter(|r| r >> i & 1 == 0) {
+                next.push(self.combine(op, elems, &parts[r], &parts[r | 1 << i])?);
+            }
+            parts = next;
+        }
+        Ok(parts)
+    }
+    fn from_lanes(&mut self, part: &Part<'c>, mask: i64) -> Res<Part<'c>> {
+        let mask = self.e.int(mask);
+        part.iter().map(|v| self.from_lane("bfly", *v, mask)).collect()
+    }
+    /// Partial results of the warps that share an axis, side by side in scratch for each element of the result.
+    fn over_warps(
+        &mut self,
+        op: ReduceOp,
+        elems: &[Elem],
+        slice: &Flat,
+        bits: usize,
+        crossing: &[usize],
+        parts: Vec<Part<'c>>,
+    ) -> Res<Vec<Part<'c>>> {
+        let sharers = 1usize << crossing.len();
+        let sizes: Vec<usize> = elems.iter().map(|e| (sharers << bits) * e.bytes()).collect();
+        let starts = self.room(&sizes)?;
+        // The warp's number among the sharers is the fastest coordinate.
+        let place = Placement { weights: (0..bits).map(|b| sharers << b).collect(), elements: sharers << bits };
+        let slot = |i: usize| crossing.iter().position(|c| *c + 5 == i).map_or(0, |n| 1i64 << n);
+        let base = |b: Option<u8>| b.map_or(0, |b| place.weights[b as usize] as i64);
+        let element: Vec<i64> = slice.threads().map(base).collect();
+        let own: Vec<i64> = element.iter().enumerate().map(|(i, w)| w + slot(i)).collect();
+        for (n, (elem, start)) in elems.iter().zip(&starts).enumerate() {
+            let scaled: Vec<i64> = own.iter().map(|w| w * elem.bytes() as i64).collect();
+            let at = self.threads.sum(&self.e, &scaled)?.value(&self.e, &mut self.memo)?;
+            for (r, p) in parts.iter().enumerate() {
+                let ptr = self.shared_at(at, start + slice.register(r) * sharers * elem.bytes())?;
+                self.shared_store(ptr, &[p[n]], *elem)?;
+            }
+        }
+        self.filled()?;
+        let by_lane = sharers >= 8 && parts.len() == 1;
+        let mut all: Vec<Vec<Part<'c>>> = vec![vec![vec![]; if by_lane { 1 } else { sharers }]; parts.len()];
+        for (elem, start) in elems.iter().zip(&starts) {
+            let lane = |i: usize| if by_lane && i < crossing.len() { 1 << i } else { 0 };
+            let weights: Vec<i64> =
+                element.iter().enumerate().map(|(i, w)| (w + lane(i)) * elem.bytes() as i64).collect();
+            let at = self.threads.sum(&self.e, &weights)?.value(&self.e, &mut self.memo)?;
+            let vector = if by_lane { 1 } else { sharers.min(16 / elem.bytes()) };
+            for (r, slots) in all.iter_mut().enumerate() {
+                for first in (0..slots.len()).step_by(vector) {
+                    let offset = (slice.register(r) * sharers + first) * elem.bytes();
+                    let ptr = self.shared_at(at, start + offset)?;
+                    for (i, v) in self.shared_load(ptr, vector, *elem)?.into_iter().enumerate() {
+                        slots[first + i].push(v);
+                    }
+                }
+            }
+        }
+        let mut out = vec![];
+        for mut slots in all {
+            while slots.len() > 1 {
+                slots = slots.chunks(2).map(|c| self.combine(op, elems, &c[0], &c[1])).collect::<Res<_>>()?;
+            }
+            let mut part = slots.remove(0);
+            for i in 0..if by_lane { crossing.len() } else { 0 } {
+                let other = self.from_lanes(&part, 1 << i)?;
+                part = self.combine(op, elems, &part, &other)?;
+            }
+            out.push(part);
+        }
+        Ok(out)
+    }
+    fn combine(&mut self, op: ReduceOp, elems: &[Elem], a: &Part<'c>, b: &Part<'c>) -> Res<Part<'c>> {
+        let elem = elems[0];
+        let op = match op {
+            ReduceOp::ArgMax => return self.better(CmpOp::Gt, elem, a, b),
+            ReduceOp::ArgMin => return self.better(CmpOp::Lt, elem, a, b),
+            ReduceOp::Sum if elem == Elem::Bool => BinaryOp::Or,
+            ReduceOp::Prod if elem == Elem::Bool => BinaryOp::And,
+            ReduceOp::Sum => BinaryOp::Add,
+            ReduceOp::Prod => BinaryOp::Mul,
+            ReduceOp::Max => BinaryOp::Max,
+            ReduceOp::Min => BinaryOp::Min,
+            ReduceOp::And => BinaryOp::And,
+            ReduceOp::Or => BinaryOp::Or,
+        };
+        Ok(vec![self.binary(op, a[0], b[0], elem)?])
+    }
+    /// The better of two, the earlier if they are equal; NaN is better than any number.
+    fn better(&mut self, op: CmpOp, elem: Elem, a: &Part<'c>, b: &Part<'c>) -> Res<Part<'c>> {
+        let mut wins = self.compare(op, b[0], a[0], elem)?;
+        let mut ties = self.compare(CmpOp::Eq, b[0], a[0], elem)?;
+        if let (Val::FloatValue(x), Val::FloatValue(y)) = (a[0], b[0]) {
+            let nan = [self.e.fcmp(FloatPredicate::UNO, x, x)?, self.e.fcmp(FloatPredicate::UNO, y, y)?];
+            let only = self.e.and(nan[1], self.e.not(nan[0])?)?;
+            wins = self.e.or(wins, only)?;
+            ties = self.e.or(ties, self.e.and(nan[0], nan[1])?)?;
+        }
+        let earlier = self.e.icmp(IntPredicate::SLT, int(b[1])?, int(a[1])?)?;
+        let take = self.e.or(wins, self.e.and(ties, earlier)?)?;
+        Ok(vec![self.e.select(take, b[0], a[0])?, self.e.select(take, b[1], a[1])?])
+    }
+
+    /// Inclusive scan: for each bit of the axis from the lowest, the upper half of every range of that size takes on the
+    /// total of its lower half.
+    pub fn scan(&mut self, data: &InstData, op: ScanOp, axis: usize) -> Res<Vec<Reg<'c>>> {
+        let arg = data.args[0];
+        let (k, flat, elem) = (self.k, self.flat(arg)?, self.elem(arg)?);
+        let shape = k.ty(arg).shape();
+        let op = match op {
+            ScanOp::Sum => ReduceOp::Sum,
+            ScanOp::Prod => ReduceOp::Prod,
+            ScanOp::Max => ReduceOp::Max,
+        };
+        let elems = vec![wide(elem)];
+        let mut prefix: Vec<Part<'c>> = vec![];
+        for v in self.plain(arg)? {
+            prefix.push(vec![if elem.is_float() { self.wide(v, elem)?.into() } else { v }]);
+        }
+        let mut total = prefix.clone();
+        for bit in axis_bits(shape, axis) {
+            if let Some(i) = flat.registers.iter().position(|b| *b == bit) {
+                for low in (0..prefix.len()).filter(|r| r >> i & 1 == 0) {
+                    let high = low | 1 << i;
+                    prefix[high] = self.combine(op, &elems, &total[low], &prefix[high])?;
+                    let sum = self.combine(op, &elems, &total[low], &total[high])?;
+                    (total[low], total[high]) = (sum.clone(), sum);
+                }
+                continue;
+            }
+            let thread = flat.threads().position(|b| b == Some(bit)).ok_or_else(|| super::emit::mistyped("a scan"))?;
+            let upper = self.threads.bit(&self.e, thread)?;
+            let others = match thread {
+                0..5 => total.iter().map(|t| self.from_lanes(t, 1 << thread)).collect::<Res<Vec<_>>>()?,
+                _ => self.from_warps(&flat, bits_of(shape), bit, &elems[0], &total)?,
+            };
+            for (r, other) in others.iter().enumerate() {
+                let with = self.combine(op, &elems, other, &prefix[r])?;
+                prefix[r] = vec![self.e.select(upper, with[0], prefix[r][0])?];
+                total[r] = self.combine(op, &elems, &total[r], other)?;
+            }
+        }
+        prefix
+            .iter()
+            .map(|p| match elem {
+                Elem::F16 | Elem::Bf16 => Ok(Reg::Plain(self.narrow(super::emit::float(p[0])?, elem)?)),
+                _ => Ok(Reg::of(p[0], elem)),
+            })
+            .collect()
+    }
+    /// The same registers of the warp that differs in element bit `bit`, through scratch.
+    fn from_warps(&mut self, flat: &Flat, bits: usize, bit: u8, elem: &Elem, parts: &[Part<'c>]) -> Res<Vec<Part<'c>>> {
+        let start = self.room(&[(1usize << bits) * elem.bytes()])?[0];
+        let place = Placement { weights: (0..bits).map(|b| 1 << b).collect(), elements: 1 << bits };
+        let values: Vec<Val<'c>> = parts.iter().map(|p| p[0]).collect();
+        self.scatter(flat, &place, start, &values, *elem)?;
+        self.filled()?;
+        // The partner's place: the own one with the bit flipped.
+        let weight = |b: Option<u8>| b.map_or(0, |b| (place.weights[b as usize] * elem.bytes()) as i64);
+        let weights: Vec<i64> = flat.threads().map(weight).collect();
+        let at = self.threads.sum(&self.e, &weights)?.value(&self.e, &mut self.memo)?;
+        let at = self.e.xor(at, self.e.int((elem.bytes() << bit) as i64))?;
+        (0..flat.per_thread())
+            .map(|r| {
+                let ptr = self.shared_at(at, start + flat.register(r) * elem.bytes())?;
+                self.shared_load(ptr, 1, *elem)
+            })
+            .collect()
+    }
+}

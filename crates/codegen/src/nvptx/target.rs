@@ -1,0 +1,43 @@
+//! LLVM's optimiser and back end.
+use super::Arch;
+use super::emit::{Fail, Res};
+use inkwell::OptimizationLevel;
+use inkwell::module::Module;
+use inkwell::passes::PassBuilderOptions;
+use inkwell::targets::{
+    CodeModel, FileType, InitializationConfig, RelocMode, Target, TargetMachine, TargetMachineOptions, TargetTriple,
+};
+use std::sync::Once;
+
+/// The machine for an architecture. PTX 8.0 is the oldest that has all of `sm_90a`.
+pub(super) fn machine(arch: Arch) -> Res<TargetMachine> {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| Target::initialize_nvptx(&InitializationConfig::default()));
+    let triple = TargetTriple::create("nvptx64-nvidia-cuda");
+    let target = Target::from_triple(&triple).map_err(|e| Fail::Llvm(e.to_string()))?;
+    let options = TargetMachineOptions::new()
+        .set_cpu(arch.name())
+        .set_features("+ptx80")
+        .set_level(OptimizationLevel::Aggressive)
+        .set_reloc_mode(RelocMode::Default)
+        .set_code_model(CodeModel::Default);
+    target
+        .create_target_machine_from_options(&triple, options)
+        .ok_or_else(|| Fail::Llvm(format!("this LLVM has no back end for {}", arch.name())))
+}
+
+/// What a kernel needs of the optimiser: its loops are written out already, so no vectoriser and no unrolling.
+const PASSES: &str = "function(sroa,early-cse<memssa>,instcombine,simplifycfg,reassociate,gvn,loop-mssa(licm),\
+                      separate-const-offset-from-gep,slsr,early-cse,instcombine,simplifycfg,sink,adce)";
+
+/// Optimises the module and prints PTX.
+pub(super) fn to_ptx(module: &Module, arch: Arch) -> Res<String> {
+    let machine = machine(arch)?;
+    module.set_triple(&machine.get_triple());
+    module.set_data_layout(&machine.get_target_data().get_data_layout());
+    module.verify().map_err(|e| Fail::Llvm(e.to_string()))?;
+    let options = PassBuilderOptions::create();
+    module.run_passes(PASSES, &machine, options).map_err(|e| Fail::Llvm(e.to_string()))?;
+    let text = machine.write_to_memory_buffer(module, FileType::Assembly).map_err(|e| Fail::Llvm(e.to_string()))?;
+    Ok(String::from_utf8_lossy(text.as_slice()).trim_end_matches('\0').to_string())
+}

@@ -1,0 +1,300 @@
+//! Block programs that PTX is made of in tests and in the `dump_ptx` example, as a model's lowering would build them.
+#![allow(dead_code)]
+use kiln_block::{BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, ReduceOp, ScanOp, Type, UnaryOp, Value};
+
+pub fn float(b: &mut Builder, x: f64) -> Value {
+    b.constant(Type::scalar(Elem::F32), Const::Float(x))
+}
+fn add(b: &mut Builder, x: Value, y: Value) -> Value {
+    b.binary(BinaryOp::Add, x, y)
+}
+fn mul(b: &mut Builder, x: Value, y: Value) -> Value {
+    b.binary(BinaryOp::Mul, x, y)
+}
+/// `program_id(axis) * size + 0..size`.
+fn range(b: &mut Builder, axis: u8, size: usize) -> Value {
+    let (pid, n) = (b.program_id(axis), b.i32(size as i64));
+    let (start, i) = (mul(b, pid, n), b.iota(size));
+    add(b, start, i)
+}
+/// `rows[:, None] * stride + cols[None, :]`.
+fn matrix(b: &mut Builder, rows: Value, cols: Value, stride: usize) -> Value {
+    let s = b.i32(stride as i64);
+    let rows = mul(b, rows, s);
+    let rows = b.expand_dims(rows, 1);
+    let (m, n) = (b.shape(rows)[0], b.shape(cols)[0]);
+    let rows = broadcast(b, rows, &[m, n]);
+    add(b, rows, cols)
+}
+/// Axes of size 1 repeated.
+pub fn broadcast(b: &mut Builder, v: Value, shape: &[usize]) -> Value {
+    let ty = b.ty(v).with_shape(shape);
+    b.inst(kiln_block::Op::Broadcast, &[v], &[ty], vec![])[0]
+}
+/// `v[:, None]` repeated along a second axis of size n.
+fn column(b: &mut Builder, v: Value, n: usize) -> Value {
+    let v = b.expand_dims(v, 1);
+    let m = b.shape(v)[0];
+    broadcast(b, v, &[m, n])
+}
+
+/// z = x + y on n elements, 1024 a block.
+pub fn vector_add(n: usize, elem: Elem) -> Kernel {
+    let mut b = Builder::new(format!("add_{elem}_{n}"), [n.div_ceil(1024), 1, 1], 4);
+    let ptrs = [b.param("x", elem, true), b.param("y", elem, true), b.param("z", elem, false)];
+    let at = range(&mut b, 0, 1024);
+    let end = b.i32(n as i64);
+    let mask = b.cmp(CmpOp::Lt, at, end);
+    let [x, y, z] = ptrs.map(|p| b.ptr_add(p, at));
+    let (x, y) = (b.load(x, Some(mask), None), b.load(y, Some(mask), None));
+    let sum = add(&mut b, x, y);
+    b.store(z, sum, Some(mask));
+    b.finish()
+}
+
+/// tanh-GELU on n elements.
+pub fn gelu(n: usize) -> Kernel {
+    let mut b = Builder::new(format!("gelu_{n}"), [n.div_ceil(1024), 1, 1], 4);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
+    let at = range(&mut b, 0, 1024);
+    let end = b.i32(n as i64);
+    let mask = b.cmp(CmpOp::Lt, at, end);
+    let (xs, ys) = (b.ptr_add(x, at), b.ptr_add(y, at));
+    let x = b.load(xs, Some(mask), None);
+    let cube = mul(&mut b, x, x);
+    let cube = mul(&mut b, cube, x);
+    let c = float(&mut b, 0.044715);
+    let cube = mul(&mut b, cube, c);
+    let inner = add(&mut b, x, cube);
+    let c = float(&mut b, (2.0 / std::f64::consts::PI).sqrt());
+    let inner = mul(&mut b, inner, c);
+    let t = b.unary(UnaryOp::Tanh, inner);
+    let (one, half) = (float(&mut b, 1.0), float(&mut b, 0.5));
+    let t = add(&mut b, t, one);
+    let h = mul(&mut b, x, half);
+    let y = mul(&mut b, h, t);
+    b.store(ys, y, Some(mask));
+    b.finish()
+}
+
+/// One function on n elements.
+pub fn unary(op: UnaryOp, n: usize, elem: Elem) -> Kernel {
+    let mut b = Builder::new(format!("{op:?}_{elem}").to_lowercase(), [n.div_ceil(1024), 1, 1], 4);
+    let (x, y) = (b.param("x", elem, true), b.param("y", elem, false));
+    let at = range(&mut b, 0, 1024);
+    let (xs, ys) = (b.ptr_add(x, at), b.ptr_add(y, at));
+    let x = b.load(xs, None, None);
+    let y = b.unary(op, x);
+    b.store(ys, y, None);
+    b.finish()
+}
+
+/// One binary function on n elements.
+pub fn binary(op: BinaryOp, n: usize, elem: Elem) -> Kernel {
+    let mut b = Builder::new(format!("{op:?}_{elem}").to_lowercase(), [n.div_ceil(1024), 1, 1], 4);
+    let ptrs = [b.param("x", elem, true), b.param("y", elem, true), b.param("z", elem, false)];
+    let at = range(&mut b, 0, 1024);
+    let [x, y, z] = ptrs.map(|p| b.ptr_add(p, at));
+    let (x, y) = (b.load(x, None, None), b.load(y, None, None));
+    let v = b.binary(op, x, y);
+    b.store(z, v, None);
+    b.finish()
+}
+
+/// Softmax of rows of `width` (`block`: next power of two), one row a block.
+pub fn softmax(rows: usize, width: usize, warps: usize) -> Kernel {
+    let block = width.next_power_of_two();
+    let mut b = Builder::new(format!("softmax_{width}"), [rows, 1, 1], warps);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
+    let (pid, w, i) = (b.program_id(0), b.i32(width as i64), b.iota(block));
+    let start = mul(&mut b, pid, w);
+    let at = add(&mut b, start, i);
+    let mask = b.cmp(CmpOp::Lt, i, w);
+    let (xs, ys) = (b.ptr_add(x, at), b.ptr_add(y, at));
+    let low = float(&mut b, f64::NEG_INFINITY);
+    let x = b.load(xs, Some(mask), Some(low));
+    let max = b.reduce(ReduceOp::Max, x, 0);
+    let x = b.binary(BinaryOp::Sub, x, max);
+    let e = b.unary(UnaryOp::Exp, x);
+    let sum = b.reduce(ReduceOp::Sum, e, 0);
+    let y = b.binary(BinaryOp::Div, e, sum);
+    b.store(ys, y, Some(mask));
+    b.finish()
+}
+
+/// Sums of rows of a `[rows, 256]` matrix, four rows a block.
+pub fn row_sum(rows: usize) -> Kernel {
+    let mut b = Builder::new("row_sum", [rows / 4, 1, 1], 4);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
+    let (r, c) = (range(&mut b, 0, 4), b.iota(256));
+    let at = matrix(&mut b, r, c, 256);
+    let (xs, ys) = (b.ptr_add(x, at), b.ptr_add(y, r));
+    let x = b.load(xs, None, None);
+    let sum = b.reduce(ReduceOp::Sum, x, 1);
+    b.store(ys, sum, None);
+    b.finish()
+}
+
+/// Sums of columns of a `[rows, cols]` matrix, 128 columns a block, 32 rows a trip.
+pub fn column_sum(rows: usize, cols: usize) -> Kernel {
+    let mut b = Builder::new("column_sum", [cols / 128, 1, 1], 4);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
+    let c = range(&mut b, 0, 128);
+    let zero = b.constant(Type::block(Elem::F32, [32, 128]), Const::Float(0.0));
+    let bounds = [b.i32(0), b.i32(rows as i64), b.i32(32)];
+    let sums = b.for_loop(bounds, &[zero], |b, row, acc| {
+        let i = b.iota(32);
+        let r = add(b, row, i);
+        let at = matrix(b, r, c, cols);
+        let xs = b.ptr_add(x, at);
+        let x = b.load(xs, None, None);
+        vec![add(b, acc[0], x)]
+    });
+    let sum = b.reduce(ReduceOp::Sum, sums[0], 0);
+    let ys = b.ptr_add(y, c);
+    b.store(ys, sum, None);
+    b.finish()
+}
+
+/// Transposes a matrix of 64x64 tiles.
+pub fn transpose(rows: usize, cols: usize, elem: Elem) -> Kernel {
+    let mut b = Builder::new(format!("transpose_{elem}"), [rows / 64, cols / 64, 1], 4);
+    let (x, y) = (b.param("x", elem, true), b.param("y", elem, false));
+    let (r, c) = (range(&mut b, 0, 64), range(&mut b, 1, 64));
+    let from = matrix(&mut b, r, c, cols);
+    let to = matrix(&mut b, c, r, rows);
+    let (xs, ys) = (b.ptr_add(x, from), b.ptr_add(y, to));
+    let x = b.load(xs, None, None);
+    let t = b.permute(x, &[1, 0]);
+    b.store(ys, t, None);
+    b.finish()
+}
+
+/// c = a b by 64x64 tiles, `step` along k a trip.
+pub fn matmul([m, n, k]: [usize; 3], step: usize, elem: Elem, precision: DotPrecision) -> Kernel {
+    let mut b = Builder::new(format!("matmul_{elem}_{precision:?}").to_lowercase(), [m / 64, n / 64, 1], 4);
+    let ptrs = [b.param("a", elem, true), b.param("b", elem, true), b.param("c", elem, false)];
+    let (rows, cols) = (range(&mut b, 0, 64), range(&mut b, 1, 64));
+    let sum = if elem == Elem::F64 { Elem::F64 } else { Elem::F32 };
+    let zero = b.constant(Type::block(sum, [64, 64]), Const::Float(0.0));
+    let bounds = [b.i32(0), b.i32(k as i64), b.i32(step as i64)];
+    let acc = b.for_loop(bounds, &[zero], |b, i, acc| {
+        let ks = b.iota(step);
+        let ks = add(b, i, ks);
+        let (at_a, at_b) = (matrix(b, rows, ks, k), matrix(b, ks, cols, n));
+        let (pa, pb) = (b.ptr_add(ptrs[0], at_a), b.ptr_add(ptrs[1], at_b));
+        let (x, y) = (b.load(pa, None, None), b.load(pb, None, None));
+        vec![b.dot(x, y, acc[0], precision)]
+    });
+    let c = b.cast(acc[0], elem);
+    let at = matrix(&mut b, rows, cols, n);
+    let pc = b.ptr_add(ptrs[2], at);
+    b.store(pc, c, None);
+    b.finish()
+}
+
+/// Attention of one head with width 64: 64 rows of q a block, 32 keys a trip, running maximum and sum.
+pub fn attention(rows: usize, keys: usize, causal: bool) -> Kernel {
+    const D: usize = 64;
+    let mut b = Builder::new(if causal { "attention_causal" } else { "attention" }, [rows / 64, 1, 1], 4);
+    let [q, k, v] = ["q", "k", "v"].map(|p| b.param(p, Elem::Bf16, true));
+    let o = b.param("o", Elem::Bf16, false);
+    let (r, d) = (range(&mut b, 0, 64), b.iota(D));
+    let at = matrix(&mut b, r, d, D);
+    let qs = b.ptr_add(q, at);
+    let q = b.load(qs, None, None);
+    let max = b.constant(Type::block(Elem::F32, [64]), Const::Float(f64::NEG_INFINITY));
+    let sum = b.constant(Type::block(Elem::F32, [64]), Const::Float(0.0));
+    let acc = b.constant(Type::block(Elem::F32, [64, D]), Const::Float(0.0));
+    let bounds = [b.i32(0), b.i32(keys as i64), b.i32(32)];
+    let last = b.for_loop(bounds, &[max, sum, acc], |b, i, carried| {
+        let j = b.iota(32);
+        let j = add(b, i, j);
+        let at = matrix(b, j, d, D);
+        let (ks, vs) = (b.ptr_add(k, at), b.ptr_add(v, at));
+        let (k, v) = (b.load(ks, None, None), b.load(vs, None, None));
+        let k = b.permute(k, &[1, 0]);
+        let zero = b.constant(Type::block(Elem::F32, [64, 32]), Const::Float(0.0));
+        let s = b.dot(q, k, zero, DotPrecision::Exact);
+        let scale = float(b, 0.125);
+        let mut s = mul(b, s, scale);
+        if causal {
+            let rows = column(b, r, 32);
+            let seen = b.cmp(CmpOp::Le, j, rows);
+            let never = float(b, f64::NEG_INFINITY);
+            s = b.select(seen, s, never);
+        }
+        let top = b.reduce(ReduceOp::Max, s, 1);
+        let top = b.binary(BinaryOp::Max, carried[0], top);
+        let top_of_rows = column(b, top, 32);
+        let p = b.binary(BinaryOp::Sub, s, top_of_rows);
+        let p = b.unary(UnaryOp::Exp, p);
+        let shrink = b.binary(BinaryOp::Sub, carried[0], top);
+        let shrink = b.unary(UnaryOp::Exp, shrink);
+        let sum = mul(b, carried[1], shrink);
+        let more = b.reduce(ReduceOp::Sum, p, 1);
+        let sum = add(b, sum, more);
+        let shrink = column(b, shrink, D);
+        let acc = mul(b, carried[2], shrink);
+        let p = b.cast(p, Elem::Bf16);
+        let acc = b.dot(p, v, acc, DotPrecision::Exact);
+        vec![top, sum, acc]
+    });
+    let sums = column(&mut b, last[1], D);
+    let out = b.binary(BinaryOp::Div, last[2], sums);
+    let out = b.cast(out, Elem::Bf16);
+    let os = b.ptr_add(o, at);
+    b.store(os, out, None);
+    b.finish()
+}
+
+/// Index of the largest of each row of `width`.
+pub fn argmax(rows: usize, width: usize) -> Kernel {
+    let mut b = Builder::new("argmax", [rows, 1, 1], 4);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::I32, false));
+    let at = range(&mut b, 0, width);
+    let xs = b.ptr_add(x, at);
+    let x = b.load(xs, None, None);
+    let i = b.reduce(ReduceOp::ArgMax, x, 0);
+    let pid = b.program_id(0);
+    let ys = b.ptr_add(y, pid);
+    b.store(ys, i, None);
+    b.finish()
+}
+
+/// Running sums of each row of `width`.
+pub fn scan(rows: usize, width: usize, op: ScanOp) -> Kernel {
+    let mut b = Builder::new(format!("scan_{op:?}").to_lowercase(), [rows, 1, 1], 4);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
+    let at = range(&mut b, 0, width);
+    let (xs, ys) = (b.ptr_add(x, at), b.ptr_add(y, at));
+    let x = b.load(xs, None, None);
+    let s = b.scan(op, x, 0);
+    b.store(ys, s, None);
+    b.finish()
+}
+
+/// All of them.
+pub fn programs() -> Vec<Kernel> {
+    vec![
+        vector_add(1 << 20, Elem::F32),
+        vector_add(1_000_003, Elem::F32),
+        vector_add(1 << 20, Elem::Bf16),
+        gelu(1 << 20),
+        gelu(1000),
+        softmax(256, 1024, 4),
+        softmax(256, 1000, 4),
+        softmax(64, 32768, 32),
+        row_sum(1024),
+        column_sum(1024, 512),
+        transpose(512, 256, Elem::F32),
+        transpose(512, 256, Elem::Bf16),
+        matmul([256, 256, 256], 32, Elem::Bf16, DotPrecision::Exact),
+        matmul([256, 256, 256], 32, Elem::F32, DotPrecision::Tf32),
+        matmul([256, 256, 256], 32, Elem::F32, DotPrecision::Exact),
+        attention(256, 256, false),
+        attention(256, 256, true),
+        argmax(64, 1024),
+        scan(64, 1024, ScanOp::Sum),
+    ]
+}
