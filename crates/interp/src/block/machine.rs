@@ -1,0 +1,423 @@
+//! Runs one instance: control flow as a stack of frames, so that roles can stop at a barrier and go on later.
+use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
+use kiln_block::{Const, Elem, Inst, InstData, Kernel, Op, Region, Type, Value, text};
+use std::{collections::VecDeque, rc::Rc};
+
+/// Where a region goes on, and what to do at its end.
+struct Frame<'a> {
+    region: &'a Region,
+    next: usize,
+    owner: Option<&'a InstData>,
+    /// Index, upper bound and step of a loop.
+    counter: Option<[i64; 3]>,
+}
+
+type Copies = Vec<(usize, usize, Rc<Block>)>;
+
+/// A flow of control: the instance's, or a role's.
+#[derive(Default)]
+struct Flow<'a> {
+    values: Vec<Option<Val>>,
+    frames: Vec<Frame<'a>>,
+    /// Asynchronous copies of the open group, and of the groups in flight.
+    open: Copies,
+    groups: VecDeque<Copies>,
+}
+
+#[derive(PartialEq)]
+enum Stop {
+    Done,
+    Waiting,
+}
+
+struct Machine<'a, 'b> {
+    k: &'a Kernel,
+    instance: [usize; 3],
+    buffers: &'b mut [Buffer],
+    tiles: Vec<Tile>,
+    barriers: Vec<Vec<Barrier>>,
+}
+
+/// What an instruction means for its flow.
+enum Next {
+    On,
+    Wait,
+}
+
+type Said<T> = Result<T, String>;
+
+/// Runs a verified kernel's instance on buffers that were checked.
+pub fn run_instance(k: &Kernel, instance: [usize; 3], buffers: &mut [Buffer]) -> Result<(), InterpError> {
+    let mut m = Machine { k, instance, buffers, tiles: vec![], barriers: vec![] };
+    let mut flow = Flow { values: vec![None; k.values.len()], ..Flow::default() };
+    for (n, p) in k.params.iter().enumerate() {
+        let ty = k.ty(p.value);
+        let (elem, shape) = block_type(ty);
+        flow.values[p.value.0 as usize] = Some(match ty {
+            Type::Ptr { .. } => {
+                Val::Block(Rc::new(Block { elem, shape, data: Data::Ptr(vec![Address { param: n, at: 0 }]) }))
+            }
+            Type::Desc { .. } => Val::Desc(n),
+            _ => Val::Block(Rc::new(collected(elem, &shape, std::iter::once(m.buffers[n].read(0))))),
+        });
+    }
+    flow.frames.push(Frame { region: &k.body, next: 0, owner: None, counter: None });
+    match m.run(&mut flow)? {
+        Stop::Done => Ok(()),
+        Stop::Waiting => Err(m.deadlock(&[("the instance", &flow)])),
+    }
+}
+
+impl<'a> Flow<'a> {
+    fn block(&self, v: Value) -> Said<Rc<Block>> {
+        match self.values.get(v.0 as usize) {
+            Some(Some(Val::Block(b))) => Ok(b.clone()),
+            _ => Err(format!("{v} has no value")),
+        }
+    }
+    fn int(&self, v: Value) -> Said<i64> {
+        self.block(v)?.ints().first().copied().ok_or_else(|| format!("{v} is no integer"))
+    }
+    fn set(&mut self, v: Value, val: Val) {
+        self.values[v.0 as usize] = Some(val);
+    }
+    fn copy(&mut self, from: &[Value], to: &[Value]) {
+        let vals: Vec<_> = from.iter().map(|v| self.values[v.0 as usize].clone()).collect();
+        to.iter().zip(vals).for_each(|(v, val)| self.values[v.0 as usize] = val);
+    }
+}
+
+impl<'a> Machine<'a, '_> {
+    fn wrong(&self, i: Inst, what: String) -> InterpError {
+        InterpError::Op { kernel: self.k.name.clone(), instance: self.instance, op: text::print_inst(self.k, i), what }
+    }
+    fn deadlock(&self, waiting: &[(&str, &Flow)]) -> InterpError {
+        let at = |f: &Flow| {
+            let i = f.frames.last().and_then(|f| f.region.insts.get(f.next));
+            i.map_or(String::new(), |i| text::print_inst(self.k, *i))
+        };
+        let waits: Vec<String> = waiting.iter().map(|(name, f)| format!("{name} at `{}`", at(f))).collect();
+        InterpError::Deadlock { kernel: self.k.name.clone(), instance: self.instance, waits: waits.join(", ") }
+    }
+    /// Until the flow ends or waits.
+    fn run(&mut self, flow: &mut Flow<'a>) -> Result<Stop, InterpError> {
+        let k = self.k;
+        while let Some(frame) = flow.frames.last_mut() {
+            let Some(&i) = frame.region.insts.get(frame.next) else {
+                flow.frames.pop();
+                continue;
+            };
+            let data = k.inst(i);
+            match &data.op {
+                Op::Yield => self.end_region(flow, data).map_err(|e| self.wrong(i, e))?,
+                Op::For => {
+                    frame.next += 1;
+                    self.enter_loop(flow, data).map_err(|e| self.wrong(i, e))?;
+                }
+                Op::If => {
+                    frame.next += 1;
+                    let taken = flow.int(data.args[0]).map_err(|e| self.wrong(i, e))? == 0;
+                    let region = &data.regions[usize::from(taken)];
+                    flow.frames.push(Frame { region, next: 0, owner: Some(data), counter: None });
+                }
+                Op::Roles(_) => {
+                    frame.next += 1;
+                    self.roles(flow, data)?;
+                }
+                _ => match self.inst(flow, data).map_err(|e| self.wrong(i, e))? {
+                    Next::Wait => return Ok(Stop::Waiting),
+                    Next::On => {
+                        if let Some(frame) = flow.frames.last_mut() {
+                            frame.next += 1;
+                        }
+                    }
+                },
+            }
+        }
+        Ok(Stop::Done)
+    }
+    fn enter_loop(&mut self, flow: &mut Flow<'a>, data: &'a InstData) -> Said<()> {
+        let [lo, hi, step] = [flow.int(data.args[0])?, flow.int(data.args[1])?, flow.int(data.args[2])?];
+        if step <= 0 {
+            return Err(format!("the step is {step}; it must be positive"));
+        }
+        if lo >= hi {
+            flow.copy(&data.args[3..], &data.results);
+            return Ok(());
+        }
+        let region = &data.regions[0];
+        flow.copy(&data.args[3..], &region.params[1..]);
+        flow.set(region.params[0], Val::Block(Rc::new(Block::int(Elem::I32, lo))));
+        flow.frames.push(Frame { region, next: 0, owner: Some(data), counter: Some([lo, hi, step]) });
+        Ok(())
+    }
+    /// `yield`: the next trip, or on after the op.
+    fn end_region(&mut self, flow: &mut Flow<'a>, data: &InstData) -> Said<()> {
+        let Some(mut frame) = flow.frames.pop() else { return Ok(()) };
+        let Some(owner) = frame.owner else { return Ok(()) };
+        match frame.counter {
+            Some([index, hi, step]) if index + step < hi => {
+                flow.copy(&data.args, &frame.region.params[1..]);
+                flow.set(frame.region.params[0], Val::Block(Rc::new(Block::int(Elem::I32, index + step))));
+                (frame.next, frame.counter) = (0, Some([index + step, hi, step]));
+                flow.frames.push(frame);
+            }
+            _ => flow.copy(&data.args, &owner.results),
+        }
+        Ok(())
+    }
+    /// All roles in turn, each until it waits.
+    fn roles(&mut self, flow: &mut Flow<'a>, data: &'a InstData) -> Result<(), InterpError> {
+        let Op::Roles(roles) = &data.op else { return Ok(()) };
+        let mut all: Vec<(&str, Flow)> = roles
+            .iter()
+            .zip(&data.regions)
+            .map(|(role, region)| {
+                let frames = vec![Frame { region, next: 0, owner: None, counter: None }];
+                (role.name.as_str(), Flow { values: flow.values.clone(), frames, ..Flow::default() })
+            })
+            .collect();
+        while !all.is_empty() {
+            let mut moved = false;
+            let mut waiting = vec![];
+            for (name, mut flow) in all {
+                let at = |f: &Flow| f.frames.iter().map(|f| (f.next, f.counter)).collect::<Vec<_>>();
+                let before = at(&flow);
+                match self.run(&mut flow)? {
+                    Stop::Done => moved = true,
+                    Stop::Waiting => {
+                        moved |= at(&flow) != before;
+                        waiting.push((name, flow));
+                    }
+                }
+            }
+            if !moved {
+                let names: Vec<(&str, &Flow)> = waiting.iter().map(|(n, f)| (*n, f)).collect();
+                return Err(self.deadlock(&names));
+            }
+            all = waiting;
+        }
+        Ok(())
+    }
+    /// An op without regions.
+    fn inst(&mut self, flow: &mut Flow<'a>, data: &InstData) -> Said<Next> {
+        let arg = |n: usize| flow.block(data.args[n]);
+        let (elem, to) = match data.results.first() {
+            Some(v) => block_type(self.k.ty(*v)),
+            None => (Elem::I32, vec![]),
+        };
+        let result = match &data.op {
+            Op::Const(c) => {
+                let n = to.iter().product();
+                let data = match c {
+                    Const::Float(x) => Data::Float(vec![nearest(elem, *x); n]),
+                    Const::Int(x) => Data::Int(vec![*x; n]),
+                    Const::Bool(x) => Data::Int(vec![i64::from(*x); n]),
+                };
+                Block { elem, shape: to, data }
+            }
+            Op::ProgramId(axis) => Block::int(elem, self.instance[*axis as usize] as i64),
+            Op::NumPrograms(axis) => Block::int(elem, self.k.grid[*axis as usize] as i64),
+            Op::Iota => Block { elem, data: Data::Int((0..to[0] as i64).collect()), shape: to },
+            Op::Splat => shape::splat(&*arg(0)?, &to),
+            Op::Broadcast => shape::broadcast(&*arg(0)?, &to),
+            Op::ExpandDims(_) | Op::Reshape | Op::ConvertLayout | Op::WgmmaWait { .. } => {
+                Block { shape: to, ..(*arg(0)?).clone() }
+            }
+            Op::Permute(perm) => shape::permute(&*arg(0)?, perm),
+            Op::Unary(op) => scalar::unary(*op, &*arg(0)?),
+            Op::Binary(op) => scalar::binary(*op, &*arg(0)?, &*arg(1)?),
+            Op::Cmp(op) => scalar::compare(*op, &*arg(0)?, &*arg(1)?),
+            Op::Select => scalar::select(&*arg(0)?, &*arg(1)?, &*arg(2)?),
+            Op::Cast(to) => scalar::cast(*to, &*arg(0)?),
+            Op::PtrAdd => {
+                let (p, by) = (arg(0)?, arg(1)?);
+                let moved = |(p, by): (&Address, &i64)| Address { at: p.at.wrapping_add(*by), ..*p };
+                let all = p.pointers().iter().zip(by.ints()).map(moved).collect();
+                Block { data: Data::Ptr(all), ..(*p).clone() }
+            }
+            Op::Load => self.load(flow, &data.args, elem, &to)?,
+            Op::Reduce { op, axis } => shape::reduce(*op, *axis as usize, &*arg(0)?),
+            Op::Scan { op, axis } => shape::scan(*op, *axis as usize, &*arg(0)?),
+            Op::Dot { .. } => shape::dot(&*arg(0)?, &*arg(1)?, &*arg(2)?, false),
+            Op::TileLoad => self.tile_load(flow, data.args[0], &data.args[1..])?,
+            Op::SharedLoad => {
+                let (tile, stage) = self.stage(flow, data.args[0], data.args[1])?;
+                (*self.tiles[tile].stages[stage]).clone()
+            }
+            Op::Wgmma { transpose_b } => {
+                let (a, sa) = self.stage(flow, data.args[0], data.args[1])?;
+                let (b, sb) = self.stage(flow, data.args[2], data.args[3])?;
+                shape::dot(&self.tiles[a].stages[sa], &self.tiles[b].stages[sb], &*arg(4)?, *transpose_b)
+            }
+            _ => return self.effect(flow, data),
+        };
+        flow.set(data.results[0], Val::Block(Rc::new(result)));
+        Ok(Next::On)
+    }
+    /// An op that changes memory or waits.
+    fn effect(&mut self, flow: &mut Flow<'a>, data: &InstData) -> Said<Next> {
+        let args = &data.args;
+        match &data.op {
+            Op::Store => self.store(flow, args)?,
+            Op::TileStore => {
+                let value = flow.block(args[1])?;
+                self.tile_store(flow, args[0], &value, &args[2..])?;
+            }
+            Op::AllocShared => {
+                if let Type::Shared { elem, shape, stages, .. } = self.k.ty(data.results[0]) {
+                    self.tiles.push(Tile { stages: vec![Rc::new(Block::unwritten(*elem, shape)); *stages] });
+                    flow.set(data.results[0], Val::Shared(self.tiles.len() - 1));
+                }
+            }
+            Op::AllocBarriers => {
+                if let Type::Barrier { count, arrivals } = self.k.ty(data.results[0]) {
+                    self.barriers.push(vec![Barrier::new(*arrivals); *count]);
+                    flow.set(data.results[0], Val::Barrier(self.barriers.len() - 1));
+                }
+            }
+            Op::SharedStore => {
+                let (tile, stage) = self.stage(flow, args[0], args[1])?;
+                self.tiles[tile].stages[stage] = flow.block(args[2])?;
+            }
+            Op::AsyncCopy => {
+                let (tile, stage) = self.stage(flow, args[0], args[1])?;
+                let (elem, shape) = block_type(self.k.ty(args[0]));
+                let block = self.load(flow, &args[2..], elem, &shape)?;
+                flow.open.push((tile, stage, Rc::new(block)));
+            }
+            Op::AsyncCommit => {
+                let group = std::mem::take(&mut flow.open);
+                flow.groups.push_back(group);
+            }
+            Op::AsyncWait { pending } => {
+                while flow.groups.len() > usize::from(*pending) {
+                    for (tile, stage, block) in flow.groups.pop_front().unwrap_or_default() {
+                        self.tiles[tile].stages[stage] = block;
+                    }
+                }
+            }
+            Op::BarrierExpect { bytes } => {
+                let b = self.barrier(flow, args[0], args[1])?;
+                b.arrived += 1;
+                b.bytes += i64::from(*bytes);
+                b.settle();
+            }
+            Op::BarrierArrive { multicast: false } => {
+                let b = self.barrier(flow, args[0], args[1])?;
+                b.arrived += 1;
+                b.settle();
+            }
+            Op::BarrierWait => {
+                let parity = flow.int(args[2])?;
+                if !self.barrier(flow, args[0], args[1])?.passed(parity) {
+                    return Ok(Next::Wait);
+                }
+            }
+            Op::TmaLoad { multicast: false } => {
+                let (tile, stage) = self.stage(flow, args[0], args[1])?;
+                let block = self.tile_load(flow, args[2], &args[4..])?;
+                let bytes = (block.count() * block.elem.bytes()) as i64;
+                self.tiles[tile].stages[stage] = Rc::new(block);
+                let b = self.barrier(flow, args[3], args[1])?;
+                b.bytes -= bytes;
+                b.settle();
+            }
+            Op::TmaStore => {
+                let (tile, stage) = self.stage(flow, args[1], args[2])?;
+                let value = self.tiles[tile].stages[stage].clone();
+                self.tile_store(flow, args[0], &value, &args[3..])?;
+            }
+            Op::Sync | Op::FenceAsync | Op::TmaStoreWait { .. } | Op::WgmmaCommit => {}
+            Op::ClusterSync if self.k.cluster == 1 => {}
+            Op::ClusterSync | Op::BarrierArrive { .. } | Op::TmaLoad { .. } => {
+                return Err("the interpreter runs one block of a cluster at a time; run this kernel on a GPU".into());
+            }
+            other => return Err(format!("{other:?} has no meaning here")),
+        }
+        Ok(Next::On)
+    }
+
+    // ---- Memory ----
+    /// Number of a shared tile, and a stage that exists.
+    fn stage(&self, flow: &Flow, tile: Value, stage: Value) -> Said<(usize, usize)> {
+        let Some(Val::Shared(t)) = flow.values[tile.0 as usize] else {
+            return Err(format!("{tile} is no shared tile"));
+        };
+        let (n, s) = (self.tiles[t].stages.len(), flow.int(stage)?);
+        usize::try_from(s).ok().filter(|s| *s < n).map(|s| (t, s)).ok_or(format!("stage {s} of {n}"))
+    }
+    fn barrier(&mut self, flow: &Flow, barrier: Value, stage: Value) -> Said<&mut Barrier> {
+        let Some(Val::Barrier(b)) = flow.values[barrier.0 as usize] else {
+            return Err(format!("{barrier} is no barrier"));
+        };
+        let (n, s) = (self.barriers[b].len(), flow.int(stage)?);
+        usize::try_from(s).ok().and_then(|s| self.barriers[b].get_mut(s)).ok_or(format!("barrier {s} of {n}"))
+    }
+    fn index(&self, a: Address) -> Said<usize> {
+        let n = self.buffers[a.param].count();
+        usize::try_from(a.at).ok().filter(|i| *i < n).ok_or_else(|| {
+            let name = &self.k.params[a.param].name;
+            format!("element {} of `{name}`, which has {n}; mask the access or give a larger buffer", a.at)
+        })
+    }
+    /// Pointer, then mask, then value outside of it.
+    fn load(&self, flow: &Flow, args: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
+        let optional = |n: usize| args.get(n).map(|v| flow.block(*v)).transpose();
+        let (p, mask, other) = (flow.block(args[0])?, optional(1)?, optional(2)?);
+        let zero = if elem.is_float() { Scalar::Float(0.0) } else { Scalar::Int(0) };
+        let mut all = Vec::with_capacity(p.count());
+        for (i, a) in p.pointers().iter().enumerate() {
+            let read = mask.as_ref().is_none_or(|m| m.ints()[i] != 0);
+            all.push(match (read, &other) {
+                (true, _) => self.buffers[a.param].read(self.index(*a)?),
+                (false, Some(o)) => element(o, i),
+                (false, None) => zero,
+            });
+        }
+        Ok(collected(elem, shape, all.into_iter()))
+    }
+    fn store(&mut self, flow: &Flow, args: &[Value]) -> Said<()> {
+        let (p, v) = (flow.block(args[0])?, flow.block(args[1])?);
+        let mask = args.get(2).map(|v| flow.block(*v)).transpose()?;
+        for (i, a) in p.pointers().iter().enumerate() {
+            if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
+                let at = self.index(*a)?;
+                self.buffers[a.param].write(at, element(&v, i));
+            }
+        }
+        Ok(())
+    }
+    /// Parameter of a descriptor, and for each element of its tile the place in the array, if inside.
+    fn tile(&self, flow: &Flow, desc: Value, starts: &[Value]) -> Said<(usize, Vec<Option<usize>>)> {
+        let Some(Val::Desc(param)) = flow.values[desc.0 as usize] else {
+            return Err(format!("{desc} is no descriptor"));
+        };
+        let starts = starts.iter().map(|v| flow.int(*v)).collect::<Said<Vec<_>>>()?;
+        let (tile, array) = (self.k.ty(desc).shape(), &self.buffers[param].shape);
+        let place = |i: usize| {
+            let at = shape::coordinates(i, tile);
+            at.iter().zip(&starts).zip(array).try_fold(0, |p, ((c, s), n)| {
+                let c = usize::try_from(*c as i64 + s).ok().filter(|c| c < n)?;
+                Some(p * n + c)
+            })
+        };
+        Ok((param, (0..tile.iter().product()).map(place).collect()))
+    }
+    fn tile_load(&self, flow: &Flow, desc: Value, starts: &[Value]) -> Said<Block> {
+        let (param, places) = self.tile(flow, desc, starts)?;
+        let (elem, shape) = block_type(self.k.ty(desc));
+        let zero = if elem.is_float() { Scalar::Float(0.0) } else { Scalar::Int(0) };
+        let read = |p: Option<usize>| p.map_or(zero, |p| self.buffers[param].read(p));
+        Ok(collected(elem, &shape, places.into_iter().map(read)))
+    }
+    fn tile_store(&mut self, flow: &Flow, desc: Value, value: &Block, starts: &[Value]) -> Said<()> {
+        let (param, places) = self.tile(flow, desc, starts)?;
+        for (i, p) in places.into_iter().enumerate() {
+            if let Some(p) = p {
+                self.buffers[param].write(p, element(value, i));
+            }
+        }
+        Ok(())
+    }
+}

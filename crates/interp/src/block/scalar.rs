@@ -1,0 +1,172 @@
+//! Pointwise ops, element by element.
+use super::value::*;
+use kiln_block::{BinaryOp, CmpOp, Elem, UnaryOp};
+
+pub fn unary(op: UnaryOp, a: &Block) -> Block {
+    let data = match (op, &a.data) {
+        (UnaryOp::IsNan, Data::Float(v)) => Data::Int(v.iter().map(|x| i64::from(x.is_nan())).collect()),
+        (UnaryOp::IsInf, Data::Float(v)) => Data::Int(v.iter().map(|x| i64::from(x.is_infinite())).collect()),
+        (_, Data::Float(v)) => Data::Float(v.iter().map(|x| rounded(a.elem, float_unary(op, *x))).collect()),
+        (_, Data::Int(v)) => Data::Int(v.iter().map(|x| int_unary(op, a.elem, *x)).collect()),
+        (_, Data::Ptr(_)) => a.data.clone(),
+    };
+    let elem = if matches!(op, UnaryOp::IsNan | UnaryOp::IsInf) { Elem::Bool } else { a.elem };
+    Block { elem, shape: a.shape.clone(), data }
+}
+
+fn float_unary(op: UnaryOp, x: f64) -> f64 {
+    match op {
+        UnaryOp::Neg => -x,
+        UnaryOp::Abs => x.abs(),
+        UnaryOp::Exp => libm::exp(x),
+        UnaryOp::Exp2 => libm::exp2(x),
+        UnaryOp::Expm1 => libm::expm1(x),
+        UnaryOp::Log => libm::log(x),
+        UnaryOp::Log2 => libm::log2(x),
+        UnaryOp::Log10 => libm::log10(x),
+        UnaryOp::Log1p => libm::log1p(x),
+        UnaryOp::Sqrt => x.sqrt(),
+        UnaryOp::Rsqrt => 1.0 / x.sqrt(),
+        UnaryOp::Sin => libm::sin(x),
+        UnaryOp::Cos => libm::cos(x),
+        UnaryOp::Tan => libm::tan(x),
+        UnaryOp::Asin => libm::asin(x),
+        UnaryOp::Acos => libm::acos(x),
+        UnaryOp::Atan => libm::atan(x),
+        UnaryOp::Sinh => libm::sinh(x),
+        UnaryOp::Cosh => libm::cosh(x),
+        UnaryOp::Tanh => libm::tanh(x),
+        UnaryOp::Erf => libm::erf(x),
+        UnaryOp::Floor => x.floor(),
+        UnaryOp::Ceil => x.ceil(),
+        UnaryOp::Round => x.round_ties_even(),
+        UnaryOp::Trunc => x.trunc(),
+        // The verifier keeps these from floats, or they give bool.
+        UnaryOp::Not | UnaryOp::IsNan | UnaryOp::IsInf => x,
+    }
+}
+
+fn int_unary(op: UnaryOp, elem: Elem, x: i64) -> i64 {
+    match op {
+        UnaryOp::Neg => wrapped(elem, x.wrapping_neg()),
+        UnaryOp::Abs => wrapped(elem, x.wrapping_abs()),
+        UnaryOp::Not if elem == Elem::Bool => 1 - x,
+        UnaryOp::Not => wrapped(elem, !x),
+        _ => x,
+    }
+}
+
+pub fn binary(op: BinaryOp, a: &Block, b: &Block) -> Block {
+    let data = match (&a.data, &b.data) {
+        (Data::Float(x), Data::Float(y)) => {
+            Data::Float(x.iter().zip(y).map(|(x, y)| rounded(a.elem, float_binary(op, *x, *y))).collect())
+        }
+        (Data::Int(x), Data::Int(y)) => {
+            Data::Int(x.iter().zip(y).map(|(x, y)| int_binary(op, a.elem, *x, *y)).collect())
+        }
+        _ => a.data.clone(),
+    };
+    Block { elem: a.elem, shape: a.shape.clone(), data }
+}
+
+/// NaN if either is; of zeros, the positive one is larger.
+pub fn float_max(x: f64, y: f64) -> f64 {
+    if x.is_nan() || y.is_nan() {
+        f64::NAN
+    } else if x > y || (x == y && x.is_sign_positive()) {
+        x
+    } else {
+        y
+    }
+}
+
+fn float_binary(op: BinaryOp, x: f64, y: f64) -> f64 {
+    match op {
+        BinaryOp::Add => x + y,
+        BinaryOp::Sub => x - y,
+        BinaryOp::Mul => x * y,
+        BinaryOp::Div => x / y,
+        BinaryOp::Rem => x % y,
+        BinaryOp::Max => float_max(x, y),
+        BinaryOp::Min => -float_max(-x, -y),
+        BinaryOp::Pow => libm::pow(x, y),
+        BinaryOp::Atan2 => libm::atan2(x, y),
+        // The verifier keeps these from floats.
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr => x,
+    }
+}
+
+fn int_binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> i64 {
+    let bits = 8 * elem.bytes() as i64;
+    let v = match op {
+        BinaryOp::Add => x.wrapping_add(y),
+        BinaryOp::Sub => x.wrapping_sub(y),
+        BinaryOp::Mul => x.wrapping_mul(y),
+        BinaryOp::Div if y == 0 => 0,
+        BinaryOp::Div => x.wrapping_div(y),
+        BinaryOp::Rem if y == 0 => 0,
+        BinaryOp::Rem => x.wrapping_rem(y),
+        BinaryOp::Max => x.max(y),
+        BinaryOp::Min => x.min(y),
+        BinaryOp::And => x & y,
+        BinaryOp::Or => x | y,
+        BinaryOp::Xor => x ^ y,
+        // Shifts by more than the width leave zeros, or copies of the sign.
+        BinaryOp::Shl if (0..bits).contains(&y) => x.wrapping_shl(y as u32),
+        BinaryOp::Shl => 0,
+        BinaryOp::Shr => x >> if (0..bits).contains(&y) { y } else { 63 },
+        BinaryOp::Pow | BinaryOp::Atan2 => x,
+    };
+    wrapped(elem, v)
+}
+
+pub fn compare(op: CmpOp, a: &Block, b: &Block) -> Block {
+    fn holds<T: PartialOrd>(op: CmpOp, x: T, y: T) -> i64 {
+        i64::from(match op {
+            CmpOp::Eq => x == y,
+            CmpOp::Ne => x != y,
+            CmpOp::Lt => x < y,
+            CmpOp::Le => x <= y,
+            CmpOp::Gt => x > y,
+            CmpOp::Ge => x >= y,
+        })
+    }
+    let data = match (&a.data, &b.data) {
+        (Data::Float(x), Data::Float(y)) => x.iter().zip(y).map(|(x, y)| holds(op, *x, *y)).collect(),
+        _ => a.ints().iter().zip(b.ints()).map(|(x, y)| holds(op, *x, *y)).collect(),
+    };
+    Block { elem: Elem::Bool, shape: a.shape.clone(), data: Data::Int(data) }
+}
+
+pub fn select(c: &Block, a: &Block, b: &Block) -> Block {
+    fn pick<T: Copy>(c: &[i64], a: &[T], b: &[T]) -> Vec<T> {
+        c.iter().zip(a.iter().zip(b)).map(|(c, (a, b))| if *c != 0 { *a } else { *b }).collect()
+    }
+    let data = match (&a.data, &b.data) {
+        (Data::Float(x), Data::Float(y)) => Data::Float(pick(c.ints(), x, y)),
+        (Data::Int(x), Data::Int(y)) => Data::Int(pick(c.ints(), x, y)),
+        _ => Data::Ptr(pick(c.ints(), a.pointers(), b.pointers())),
+    };
+    Block { elem: a.elem, shape: a.shape.clone(), data }
+}
+
+pub fn cast(to: Elem, a: &Block) -> Block {
+    let float_to_int = |x: f64| match to {
+        Elem::I64 => x as i64,
+        Elem::I32 => i64::from(x as i32),
+        Elem::U8 => i64::from(x as u8),
+        _ => i64::from(x != 0.0),
+    };
+    let int_to_float = |x: i64| match to {
+        Elem::F64 => x as f64,
+        _ => nearest(to, f64::from(x as f32)),
+    };
+    let data = match &a.data {
+        Data::Float(v) if to.is_float() => Data::Float(v.iter().map(|x| nearest(to, *x)).collect()),
+        Data::Float(v) => Data::Int(v.iter().map(|x| float_to_int(*x)).collect()),
+        Data::Int(v) if to.is_float() => Data::Float(v.iter().map(|x| int_to_float(*x)).collect()),
+        Data::Int(v) => Data::Int(v.iter().map(|x| wrapped(to, *x)).collect()),
+        Data::Ptr(_) => a.data.clone(),
+    };
+    Block { elem: to, shape: a.shape.clone(), data }
+}

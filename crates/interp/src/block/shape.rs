@@ -1,0 +1,168 @@
+//! Ops that move elements or combine them along an axis.
+use super::{scalar::float_max, value::*};
+use kiln_block::{Elem, ReduceOp, ScanOp};
+
+/// Row-major coordinates of place `i`.
+pub fn coordinates(mut i: usize, shape: &[usize]) -> Vec<usize> {
+    let mut at = vec![0; shape.len()];
+    for (a, n) in at.iter_mut().zip(shape).rev() {
+        (*a, i) = (i % n, i / n);
+    }
+    at
+}
+fn place(at: impl Iterator<Item = usize>, shape: &[usize]) -> usize {
+    at.zip(shape).fold(0, |i, (a, n)| i * n + a)
+}
+
+pub fn splat(a: &Block, shape: &[usize]) -> Block {
+    a.gathered(shape, (0..shape.iter().product()).map(|_| 0))
+}
+pub fn broadcast(a: &Block, shape: &[usize]) -> Block {
+    let from = |i| {
+        let at = coordinates(i, shape);
+        place(at.iter().zip(&a.shape).map(|(c, n)| if *n == 1 { 0 } else { *c }), &a.shape)
+    };
+    a.gathered(shape, (0..shape.iter().product()).map(from))
+}
+pub fn permute(a: &Block, perm: &[u8]) -> Block {
+    let shape: Vec<usize> = perm.iter().map(|p| a.shape[*p as usize]).collect();
+    let from = |i| {
+        let at = coordinates(i, &shape);
+        let mut old = vec![0; at.len()];
+        perm.iter().zip(at).for_each(|(p, c)| old[*p as usize] = c);
+        place(old.into_iter(), &a.shape)
+    };
+    a.gathered(&shape, (0..a.count()).map(from))
+}
+
+/// Places of each line along `axis`: outer coordinates slowest.
+fn lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
+    let (n, inner): (usize, usize) = (shape[axis], shape[axis + 1..].iter().product());
+    let outer: usize = shape[..axis].iter().product();
+    let line = |o: usize, i: usize| (0..n).map(move |j| (o * n + j) * inner + i).collect();
+    (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))).map(|(o, i)| line(o, i)).collect()
+}
+
+pub fn reduce(op: ReduceOp, axis: usize, a: &Block) -> Block {
+    let lines = lines(&a.shape, axis);
+    let mut shape = a.shape.clone();
+    shape.remove(axis);
+    if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) {
+        let data = lines.iter().map(|l| position(op == ReduceOp::ArgMin, a, l)).collect();
+        return Block { elem: Elem::I32, shape, data: Data::Int(data) };
+    }
+    let data = match &a.data {
+        Data::Float(v) => Data::Float(
+            lines
+                .iter()
+                .map(|l| {
+                    let x = l.iter().map(|i| v[*i]);
+                    rounded(
+                        a.elem,
+                        match op {
+                            ReduceOp::Prod => x.product(),
+                            ReduceOp::Max => x.fold(f64::NEG_INFINITY, float_max),
+                            ReduceOp::Min => -x.map(|x| -x).fold(f64::NEG_INFINITY, float_max),
+                            // -0.0 is the sum of nothing; the verifier keeps the others from floats.
+                            _ => x.fold(-0.0, |a, b| a + b),
+                        },
+                    )
+                })
+                .collect(),
+        ),
+        _ => Data::Int(
+            lines
+                .iter()
+                .map(|l| {
+                    let x = l.iter().map(|i| a.ints()[*i]);
+                    let v = match op {
+                        ReduceOp::Prod => x.fold(1, i64::wrapping_mul),
+                        ReduceOp::Max => x.fold(i64::MIN, i64::max),
+                        ReduceOp::Min => x.fold(i64::MAX, i64::min),
+                        ReduceOp::And => x.fold(-1, |a, b| a & b),
+                        ReduceOp::Or => x.fold(0, |a, b| a | b),
+                        _ => x.fold(0, i64::wrapping_add),
+                    };
+                    wrapped(a.elem, v)
+                })
+                .collect(),
+        ),
+    };
+    Block { elem: a.elem, shape, data }
+}
+
+/// Index of the first largest (smallest) on a line; the first NaN comes before all.
+fn position(smallest: bool, a: &Block, line: &[usize]) -> i64 {
+    let better = |i: usize, j: usize| match &a.data {
+        Data::Float(v) => {
+            let (x, y) = (v[line[i]], v[line[j]]);
+            !y.is_nan() && (x.is_nan() || if smallest { x < y } else { x > y })
+        }
+        _ => {
+            let (x, y) = (a.ints()[line[i]], a.ints()[line[j]]);
+            if smallest { x < y } else { x > y }
+        }
+    };
+    (1..line.len()).fold(0, |best, i| if better(i, best) { i } else { best }) as i64
+}
+
+pub fn scan(op: ScanOp, axis: usize, a: &Block) -> Block {
+    let mut out = a.clone();
+    for line in lines(&a.shape, axis) {
+        match &mut out.data {
+            Data::Float(v) => {
+                let mut acc = None;
+                for i in line {
+                    let x = v[i];
+                    let next = match (op, acc) {
+                        (_, None) => x,
+                        (ScanOp::Sum, Some(acc)) => acc + x,
+                        (ScanOp::Prod, Some(acc)) => acc * x,
+                        (ScanOp::Max, Some(acc)) => float_max(acc, x),
+                    };
+                    acc = Some(next);
+                    v[i] = rounded(a.elem, next);
+                }
+            }
+            Data::Int(v) => {
+                let mut acc = None;
+                for i in line {
+                    let x = v[i];
+                    let next = match (op, acc) {
+                        (_, None) => x,
+                        (ScanOp::Sum, Some(acc)) => x.wrapping_add(acc),
+                        (ScanOp::Prod, Some(acc)) => x.wrapping_mul(acc),
+                        (ScanOp::Max, Some(acc)) => x.max(acc),
+                    };
+                    acc = Some(next);
+                    v[i] = wrapped(a.elem, next);
+                }
+            }
+            Data::Ptr(_) => {}
+        }
+    }
+    out
+}
+
+/// `[M,K]` by `[K,N]` (`[N,K]` if transposed), added to `[M,N]`.
+pub fn dot(a: &Block, b: &Block, acc: &Block, transpose_b: bool) -> Block {
+    let (m, k, n) = (a.shape[0], a.shape[1], acc.shape[1]);
+    let at_b = |l: usize, j: usize| if transpose_b { j * k + l } else { l * n + j };
+    let mut out = acc.clone();
+    for i in 0..m {
+        for j in 0..n {
+            match &mut out.data {
+                Data::Float(v) => {
+                    let sum: f64 = (0..k).map(|l| a.floats()[i * k + l] * b.floats()[at_b(l, j)]).sum();
+                    v[i * n + j] = rounded(acc.elem, v[i * n + j] + sum);
+                }
+                Data::Int(v) => {
+                    let sum: i64 = (0..k).map(|l| a.ints()[i * k + l] * b.ints()[at_b(l, j)]).sum();
+                    v[i * n + j] = wrapped(acc.elem, v[i * n + j] + sum);
+                }
+                Data::Ptr(_) => {}
+            }
+        }
+    }
+    out
+}

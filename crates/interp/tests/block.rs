@@ -1,0 +1,153 @@
+//! The seed kernels against plain loops, and what the interpreter refuses.
+use kiln_block::{Elem, Kernel, text::parse};
+use kiln_interp::block::{Buffer, InterpError, run};
+
+fn seed(name: &str) -> Kernel {
+    let path = format!("{}/../block/tests/kernels/{name}.block", env!("CARGO_MANIFEST_DIR"));
+    parse(&std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}")))
+        .unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// Numbers between -1 and 1, the same every time.
+fn numbers(n: usize, mut seed: u64) -> Vec<f64> {
+    let next = || {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) as f64 / (1u64 << 30) as f64 - 1.0
+    };
+    std::iter::repeat_with(next).take(n).collect()
+}
+fn close(got: &[f64], wanted: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), wanted.len());
+    for (i, (g, w)) in got.iter().zip(wanted).enumerate() {
+        assert!((g - w).abs() <= tolerance * (1.0 + w.abs()), "element {i}: {g}, expected {w}");
+    }
+}
+
+#[test]
+fn vector_add() {
+    let mut k = seed("vector_add");
+    k.grid = [977, 1, 1];
+    let n = 1_000_000;
+    let x = Buffer::from_f64(Elem::F32, &[n], numbers(n, 1));
+    let y = Buffer::from_f64(Elem::F32, &[n], numbers(n, 2));
+    let wanted: Vec<f64> = x.to_f64().iter().zip(y.to_f64()).map(|(a, b)| f64::from((a + b) as f32)).collect();
+    let mut buffers = [x, y, Buffer::zeros(Elem::F32, &[n])];
+    run(&k, &mut buffers).unwrap();
+    assert!(buffers[2].to_f64() == wanted);
+}
+
+#[test]
+fn softmax() {
+    let mut k = seed("softmax");
+    k.grid = [5, 1, 1];
+    let (rows, n) = (5, 781);
+    let x = Buffer::from_f64(Elem::F32, &[rows, n], numbers(rows * n, 3));
+    let mut wanted = vec![];
+    for row in x.to_f64().chunks(n) {
+        let sum: f64 = row.iter().map(|v| v.exp()).sum();
+        wanted.extend(row.iter().map(|v| v.exp() / sum));
+    }
+    let mut buffers = [x, Buffer::zeros(Elem::F32, &[rows, n])];
+    run(&k, &mut buffers).unwrap();
+    close(&buffers[1].to_f64(), &wanted, 1e-6);
+}
+
+fn product(a: &[f64], b: &[f64], m: usize, k: usize, n: usize) -> Vec<f64> {
+    let at = |i: usize, j: usize| (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum();
+    (0..m * n).map(|p| at(p / n, p % n)).collect()
+}
+
+#[test]
+fn matmul() {
+    let (m, k, n) = (256, 128, 192);
+    let a = Buffer::from_f64(Elem::Bf16, &[m, k], numbers(m * k, 4));
+    let b = Buffer::from_f64(Elem::Bf16, &[k, n], numbers(k * n, 5));
+    let wanted = product(&a.to_f64(), &b.to_f64(), m, k, n);
+    let mut buffers = [a, b, Buffer::zeros(Elem::Bf16, &[m, n])];
+    run(&seed("matmul"), &mut buffers).unwrap();
+    close(&buffers[2].to_f64(), &wanted, 1.0 / 256.0);
+}
+
+#[test]
+fn attention() {
+    let mut kernel = seed("attention");
+    kernel.grid = [4, 2, 1];
+    let (heads, rows, d) = (2, 256, 64);
+    let make = |s| Buffer::from_f64(Elem::F16, &[heads, rows, d], numbers(heads * rows * d, s));
+    let (q, k, v) = (make(6), make(7), make(8));
+    let mut wanted = vec![];
+    for h in 0..heads {
+        let head = |b: &Buffer| b.to_f64()[h * rows * d..][..rows * d].to_vec();
+        let (q, k, v) = (head(&q), head(&k), head(&v));
+        for i in 0..rows {
+            let score = |j: usize| (0..d).map(|c| q[i * d + c] * k[j * d + c]).sum::<f64>() / 8.0;
+            let e: Vec<f64> = (0..rows).map(|j| score(j).exp()).collect();
+            let sum: f64 = e.iter().sum();
+            wanted.extend((0..d).map(|c| (0..rows).map(|j| e[j] * v[j * d + c]).sum::<f64>() / sum));
+        }
+    }
+    let mut buffers = [q, k, v, Buffer::zeros(Elem::F16, &[heads, rows, d])];
+    run(&kernel, &mut buffers).unwrap();
+    close(&buffers[3].to_f64(), &wanted, 2e-3);
+}
+
+#[test]
+fn roles_and_tensor_maps() {
+    let (m, k, n) = (128, 256, 128);
+    let a = Buffer::from_f64(Elem::Bf16, &[m, k], numbers(m * k, 9));
+    let b = Buffer::from_f64(Elem::Bf16, &[k, n], numbers(k * n, 10));
+    let wanted = product(&a.to_f64(), &b.to_f64(), m, k, n);
+    let mut buffers = [a, b, Buffer::zeros(Elem::F32, &[m, n])];
+    run(&seed("pipeline"), &mut buffers).unwrap();
+    close(&buffers[2].to_f64(), &wanted, 1e-5);
+}
+
+/// Runs lines with `%x`, `%y`: f32 pointers to 8 elements, x = 1, 2, …; gives y.
+fn lines(body: &str) -> Result<Vec<f64>, InterpError> {
+    let source = format!("kernel @k(%x: ptr<f32> readonly, %y: ptr<f32>) grid [1, 1, 1] warps 4 {{\n{body}\n}}");
+    let k = parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"));
+    let mut buffers = [Buffer::from_f64(Elem::F32, &[8], (1..=8).map(f64::from)), Buffer::zeros(Elem::F32, &[8])];
+    run(&k, &mut buffers)?;
+    Ok(buffers[1].to_f64())
+}
+const POINTERS: &str = "%i = iota : i32[8]\n%xs = splat %x : ptr<f32>[8]\n%xp = ptr_add %xs, %i : ptr<f32>[8]
+    %ys = splat %y : ptr<f32>[8]\n%yp = ptr_add %ys, %i : ptr<f32>[8]\n%z = const 0 : i32\n";
+
+#[test]
+fn an_asynchronous_copy_arrives_at_its_wait() {
+    let copy = "%s = alloc_shared : shared<f32[8], 1, plain>\nasync_copy %s, %z, %xp\nasync_commit\n";
+    let after = "%v = shared_load %s, %z : f32[8]\nstore %yp, %v";
+    let waited = lines(&format!("{POINTERS}{copy}async_wait 0\nsync\n{after}")).unwrap();
+    assert_eq!(waited, [1., 2., 3., 4., 5., 6., 7., 8.]);
+    assert!(lines(&format!("{POINTERS}{copy}{after}")).unwrap().iter().all(|v| v.is_nan()));
+}
+
+#[test]
+fn scans_positions_and_branches() {
+    let scanned =
+        lines(&format!("{POINTERS}%v = load %xp : f32[8]\n%s = scan sum %v axis 0 : f32[8]\nstore %yp, %s")).unwrap();
+    assert_eq!(scanned, [1., 3., 6., 10., 15., 21., 28., 36.]);
+    let body = "%v = load %xp : f32[8]\n%at = reduce argmax %v axis 0 : i32\n%seven = const 7 : i32
+        %last = cmp eq %at, %seven : bool\n%r = if %last : f32 {\n%a = const 2.0 : f32\nyield %a\n} else {\n%b = const nan : f32\nyield %b\n}
+        %rs = splat %r : f32[8]\nstore %yp, %rs";
+    assert_eq!(lines(&format!("{POINTERS}{body}")).unwrap(), [2.0; 8]);
+}
+
+#[test]
+fn refusals() {
+    let outside =
+        lines(&format!("{POINTERS}%j = const 1 : i32[8]\n%p = ptr_add %xp, %j : ptr<f32>[8]\n%v = load %p : f32[8]"));
+    let e = outside.unwrap_err().to_string();
+    assert!(e.contains("kernel k") && e.contains("load") && e.contains("element 8 of `x`, which has 8"), "{e}");
+    let e = lines("%b = alloc_barriers : barrier<1, 1>\n%z = const 0 : i32\nbarrier_wait %b, %z, %z")
+        .unwrap_err()
+        .to_string();
+    assert!(e.contains("waits for a barrier"), "{e}");
+    let e = lines("%z = const 0 : i32\n%t = sub %z, %z : i32\nfor %n in %z..%z step %t {\nyield\n}")
+        .unwrap_err()
+        .to_string();
+    assert!(e.contains("the step is 0"), "{e}");
+    assert!(matches!(run(&seed("softmax"), &mut []), Err(InterpError::Buffers { .. })));
+    let mut wrong = [Buffer::zeros(Elem::F16, &[8]), Buffer::zeros(Elem::F32, &[8])];
+    assert!(run(&seed("softmax"), &mut wrong).unwrap_err().to_string().contains("holds f16"));
+}
