@@ -14,7 +14,10 @@ use cudarc::driver::{
 use raw::{Context, Module, text};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 /// Oldest driver that takes the PTX version that Kiln writes, as the driver states it (1000·major + 10·minor).
@@ -156,6 +159,31 @@ impl CudaDevice {
         let module = Arc::new(module);
         modules.insert(ptx.clone(), module.clone());
         Ok(module)
+    }
+
+    /// Loads modules on several threads, as the driver's compiler takes its time. What fails here fails again in
+    /// [`CudaDevice::module`], which knows the kernel's name.
+    fn preload(&self, texts: impl Iterator<Item = Arc<str>>) {
+        let mut missing: Vec<Arc<str>> = {
+            let modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
+            texts.filter(|t| !modules.contains_key(t)).collect()
+        };
+        missing.sort_unstable();
+        missing.dedup();
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(missing.len()).min(8);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            if self.inner.context.bind().is_err() {
+                return;
+            }
+            while let Some(ptx) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Ok(m) = Module::load(&self.inner.context, ptx) {
+                    let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
+                    modules.insert(ptx.clone(), Arc::new(m));
+                }
+            }
+        };
+        std::thread::scope(|s| (0..threads).for_each(|_| drop(s.spawn(work))));
     }
 
     fn refused(&self, doing: String, what: String, e: DriverError) -> RuntimeError {

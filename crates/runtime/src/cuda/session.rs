@@ -45,8 +45,14 @@ pub(crate) struct CudaSession {
 /// Kernels of a run that can be enqueued together, or one that needs the host.
 pub(super) struct Segment {
     pub kernels: Range<usize>,
-    pub host: bool,
-    pub graph: Option<Graph>,
+    pub mode: Mode,
+}
+pub(super) enum Mode {
+    /// Needs the host, or the driver would not record it: enqueued kernel by kernel.
+    Plain,
+    /// To be recorded.
+    Fresh,
+    Recorded(Graph),
 }
 
 /// An error on the way of a capture.
@@ -158,6 +164,11 @@ impl CudaSession {
                 },
             };
         }
+        let texts = exe.kernels.iter().flat_map(|k| &k.steps.steps).filter_map(|w| match w {
+            Work::Block { code: Code::Ptx(p), .. } => Some(p.text.clone()),
+            _ => None,
+        });
+        self.device.preload(texts);
         for (k, kernel) in exe.kernels.iter().enumerate() {
             let base = if kernel.stage == Stage::Load { load_arena.address } else { arena.address };
             for (s, at) in memory.scratch[k].iter().enumerate() {
@@ -208,8 +219,11 @@ impl CudaSession {
         for k in self.kernels(Stage::Run) {
             let host = self.needs_host(k);
             match segments.last_mut() {
-                Some(s) if !s.host && !host && s.kernels.end == k => s.kernels.end = k + 1,
-                _ => segments.push(Segment { kernels: k..k + 1, host, graph: None }),
+                Some(s) if matches!(s.mode, Mode::Fresh) && !host && s.kernels.end == k => s.kernels.end = k + 1,
+                _ => {
+                    let mode = if host { Mode::Plain } else { Mode::Fresh };
+                    segments.push(Segment { kernels: k..k + 1, mode });
+                }
             }
         }
         segments
@@ -266,14 +280,16 @@ impl CudaSession {
     pub(super) fn enqueue(&mut self) -> Result<(), RuntimeError> {
         for s in 0..self.segments.len() {
             let segment = &self.segments[s];
-            if self.warm && !segment.host && segment.graph.is_none() && segment.kernels.len() > 1 {
-                let range = segment.kernels.clone();
-                let graph = self.record(range, 1)?;
-                self.segments[s].graph = Some(graph);
+            if self.warm && matches!(segment.mode, Mode::Fresh) {
+                // A single launch is no cheaper in a graph.
+                let graph = (segment.kernels.len() > 1).then(|| self.record(segment.kernels.clone(), 1).ok()).flatten();
+                self.segments[s].mode = graph.map_or(Mode::Plain, Mode::Recorded);
             }
-            match &self.segments[s].graph {
-                Some(g) => self.device.check(|| format!("running `{}`", self.exe.name), g.launch(&self.stream))?,
-                None => self.segments[s].kernels.clone().try_for_each(|k| self.kernel(k))?,
+            match &self.segments[s].mode {
+                Mode::Recorded(g) => {
+                    self.device.check(|| format!("running `{}`", self.exe.name), g.launch(&self.stream))?
+                }
+                Mode::Plain | Mode::Fresh => self.segments[s].kernels.clone().try_for_each(|k| self.kernel(k))?,
             }
         }
         self.warm = true;

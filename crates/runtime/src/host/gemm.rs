@@ -10,8 +10,16 @@ use std::cell::Cell;
 
 /// Below this many multiply-adds a product stays on one thread.
 const SMALL: usize = 48 * 48 * 64;
-/// Rows and columns of a tile of half type.
-const TILE: [usize; 2] = [256, 128];
+
+/// Rows, columns and depth of the tiles that half types go through. Runs along b's contiguous axis are long, and b's tile
+/// stays in the cache of a core.
+fn tile(g: &GemmCall) -> [usize; 3] {
+    match g.b.row_stride == 1 {
+        true => [128, 128, 1024],
+        false if g.m <= 32 => [32, 2048, 64],
+        false => [128, 512, 256],
+    }
+}
 
 /// Addresses of the operands' slots (before `Matrix::offset`).
 #[derive(Clone, Copy)]
@@ -89,17 +97,26 @@ impl Scalar for f64 {
     const ONE: f64 = 1.0;
 }
 
+/// `c = a × b`, or `c += a × b`.
+///
 /// # Safety
 /// The views hold `m × k`, `k × n` and `m × n` elements; nothing else touches `c`'s.
-unsafe fn product<T: Scalar>([m, n, k]: [usize; 3], c: View<T>, a: View<T>, b: View<T>, threads: gemm::Parallelism) {
-    if k == 0 {
+unsafe fn product<T: Scalar>(
+    [m, n, k]: [usize; 3],
+    c: View<T>,
+    a: View<T>,
+    b: View<T>,
+    add: bool,
+    threads: gemm::Parallelism,
+) {
+    if k == 0 && !add {
         for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
             // SAFETY: within `c`.
             unsafe { *c.from(i, j).at = T::ZERO };
         }
         return;
     }
-    // SAFETY: as this function's; `c` is not read.
+    // SAFETY: as this function's; `c` has been written if it is read.
     unsafe {
         gemm::gemm(
             m,
@@ -108,14 +125,14 @@ unsafe fn product<T: Scalar>([m, n, k]: [usize; 3], c: View<T>, a: View<T>, b: V
             c.at,
             c.cs,
             c.rs,
-            false,
+            add,
             a.at,
             a.cs,
             a.rs,
             b.at,
             b.cs,
             b.rs,
-            T::ZERO,
+            if add { T::ONE } else { T::ZERO },
             T::ONE,
             false,
             false,
@@ -144,13 +161,13 @@ unsafe fn plain<T: Scalar>(p: Parallel, g: &GemmCall, x: Operands) {
         for i in 0..batches {
             let (a, b, c) = views(i);
             // SAFETY: as `gemm`'s contract.
-            unsafe { product([g.m, g.n, g.k], c, a, b, gemm::Parallelism::None) };
+            unsafe { product([g.m, g.n, g.k], c, a, b, false, gemm::Parallelism::None) };
         }
     } else if batches >= p.threads || work < SMALL {
         p.each(batches, |i| {
             let (a, b, c) = views(i);
             // SAFETY: as `gemm`'s contract; batches of `c` are disjoint.
-            unsafe { product([g.m, g.n, g.k], c, a, b, gemm::Parallelism::None) };
+            unsafe { product([g.m, g.n, g.k], c, a, b, false, gemm::Parallelism::None) };
         });
     } else if g.m == 1 || g.n == 1 {
         // A matrix times a vector: the library keeps to one thread, so the long side is split here.
@@ -164,8 +181,10 @@ unsafe fn plain<T: Scalar>(p: Parallel, g: &GemmCall, x: Operands) {
             // SAFETY: a part of the matrices of `gemm`'s contract; parts of `c` are disjoint.
             unsafe {
                 match by_row {
-                    true => product([len, 1, g.k], c.from(from, 0), a.from(from, 0), b, gemm::Parallelism::None),
-                    false => product([1, len, g.k], c.from(0, from), a, b.from(0, from), gemm::Parallelism::None),
+                    true => product([len, 1, g.k], c.from(from, 0), a.from(from, 0), b, false, gemm::Parallelism::None),
+                    false => {
+                        product([1, len, g.k], c.from(0, from), a, b.from(0, from), false, gemm::Parallelism::None)
+                    }
                 }
             }
         });
@@ -173,7 +192,7 @@ unsafe fn plain<T: Scalar>(p: Parallel, g: &GemmCall, x: Operands) {
         for i in 0..batches {
             let (a, b, c) = views(i);
             // SAFETY: as `gemm`'s contract.
-            unsafe { product([g.m, g.n, g.k], c, a, b, gemm::Parallelism::Rayon(p.threads)) };
+            unsafe { product([g.m, g.n, g.k], c, a, b, false, gemm::Parallelism::Rayon(p.threads)) };
         }
     }
 }
@@ -220,12 +239,8 @@ thread_local! {
 unsafe fn tiled<T: Narrow, C: Narrow>(p: Parallel, g: &GemmCall, x: Operands) {
     let batches: usize = g.batch.iter().product();
     let parallel = p.threads > 1 && g.m * g.n * g.k * batches >= SMALL;
-    let mut tile = TILE;
-    // Columns of b's tile stay in the cache of a core.
-    while tile[1] > 32 && g.k * tile[1] > 1 << 18 {
-        tile[1] /= 2;
-    }
-    let count = |t: [usize; 2]| batches * g.m.div_ceil(t[0]) * g.n.div_ceil(t[1]);
+    let mut tile = tile(g);
+    let count = |t: [usize; 3]| batches * g.m.div_ceil(t[0]) * g.n.div_ceil(t[1]);
     while parallel && count(tile) < 2 * p.threads && (tile[0].min(g.m) > 32 || tile[1].min(g.n) > 32) {
         let wide = usize::from(tile[1].min(g.n) >= tile[0].min(g.m));
         tile[wide] = (tile[wide].min(if wide == 1 { g.n } else { g.m }) / 2).next_multiple_of(16);
@@ -241,7 +256,7 @@ unsafe fn tiled<T: Narrow, C: Narrow>(p: Parallel, g: &GemmCall, x: Operands) {
             let a = View::<T>::of(x.a, &g.a, &g.batch, batch).from(i, 0);
             let b = View::<T>::of(x.b, &g.b, &g.batch, batch).from(0, j);
             let c = View::<C>::of(x.c, &g.c, &g.batch, batch).from(i, j);
-            tile_product([m, n, g.k], c, a, b);
+            tile_product([m, n, g.k], tile[2], c, a, b);
         }
     };
     match parallel {
@@ -250,21 +265,30 @@ unsafe fn tiled<T: Narrow, C: Narrow>(p: Parallel, g: &GemmCall, x: Operands) {
     }
 }
 
+/// The sum over slices of `depth` is kept in f32 and rounded once.
+///
 /// # Safety
 /// The views hold `m × k`, `k × n` and `m × n` elements; nothing else touches `c`'s.
-unsafe fn tile_product<T: Narrow, C: Narrow>([m, n, k]: [usize; 3], c: View<C>, a: View<T>, b: View<T>) {
+unsafe fn tile_product<T: Narrow, C: Narrow>([m, n, k]: [usize; 3], depth: usize, c: View<C>, a: View<T>, b: View<T>) {
     TILES.with(|tiles| {
         let mut bufs = tiles.take();
         let [fa, fb, fc] = &mut bufs;
-        // SAFETY: as this function's.
+        fc.resize(fc.len().max(m * n), 0.0);
+        let by_column = c.rs == 1 && c.cs != 1;
+        let (rs, cs) = if by_column { (1, m as isize) } else { (n as isize, 1) };
+        let sum = View { at: fc.as_mut_ptr(), rs, cs };
+        // Without depth, one empty slice writes the zeros.
+        for from in (0..k.max(1)).step_by(depth) {
+            let k = depth.min(k - from);
+            // SAFETY: slices of the views of this function's contract.
+            unsafe {
+                let fa = fetch(a.from(0, from), m, k, fa);
+                let fb = fetch(b.from(from, 0), k, n, fb);
+                product([m, n, k], sum, fa, fb, from > 0, gemm::Parallelism::None);
+            }
+        }
+        // SAFETY: `c` holds `m × n` elements.
         unsafe {
-            let fa = fetch(a, m, k, fa);
-            let fb = fetch(b, k, n, fb);
-            fc.resize(fc.len().max(m * n), 0.0);
-            let by_column = c.rs == 1 && c.cs != 1;
-            let (rs, cs) = if by_column { (1, m as isize) } else { (n as isize, 1) };
-            let view = View { at: fc.as_mut_ptr(), rs, cs };
-            product([m, n, k], view, fa, fb, gemm::Parallelism::None);
             match by_column {
                 true => put(fc, m, n, c.cs, c.rs, c.at),
                 false => put(fc, n, m, c.rs, c.cs, c.at),

@@ -112,6 +112,8 @@ fn sizes_that_take_every_path() {
             ([270, 140, 11], vec![]),
             ([40, 40, 40], vec![9]),
             ([64, 64, 8], vec![2]),
+            // Deeper than one slice of the half types.
+            ([40, 20, 1100], vec![]),
         ] {
             for form in [0, 3, 4] {
                 run(&device, size, &batch, dtypes, form);
