@@ -7,6 +7,7 @@
 mod demand;
 mod dot;
 mod eval;
+mod f8;
 mod half;
 mod jit;
 mod math;

@@ -173,8 +173,28 @@ impl Demand {
     }
     /// Whether `v` is computed inside the loop.
     pub fn inside(&self, v: Value, loop_inst: Inst) -> bool {
-        // Region parameters have no definition here: only the loop's own parents' are outside, and those are rare as steps.
-        self.def.get(&v).is_none_or(|i| self.loops(*i).contains(&loop_inst))
+        self.def.get(&v).is_some_and(|i| self.loops(*i).contains(&loop_inst))
+    }
+    /// Whether `v` has one value in all turns of the loop, and can be computed before it.
+    pub fn invariant(&self, k: &Kernel, v: Value, loop_inst: Inst) -> bool {
+        let Some(&i) = self.def.get(&v) else {
+            return !k.inst(loop_inst).regions.iter().any(|r| r.params.contains(&v));
+        };
+        let inst = k.inst(i);
+        !self.inside(v, loop_inst)
+            || matches!(
+                inst.op,
+                Op::Const(_)
+                    | Op::ProgramId(_)
+                    | Op::NumPrograms(_)
+                    | Op::Iota
+                    | Op::Splat
+                    | Op::Broadcast
+                    | Op::ExpandDims(_)
+            ) && inst.args.iter().all(|a| self.invariant(k, *a, loop_inst))
+            || matches!(inst.op, Op::Reshape | Op::Permute(_) | Op::Unary(_) | Op::Binary(_) | Op::Cast(_))
+                && !self.keep.contains_key(&v)
+                && inst.args.iter().all(|a| self.invariant(k, *a, loop_inst))
     }
     pub fn cost(&self, v: Value) -> u32 {
         self.cost.get(&v).copied().unwrap_or(0)

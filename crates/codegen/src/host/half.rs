@@ -1,13 +1,14 @@
 //! Rounding of constants to half types.
 use kiln_block::Elem;
 
-/// The nearest value of `e`, ties to even; `None` for f8e4m3.
+/// The nearest value of `e`, ties to even; `None` if f8e4m3 has none.
 pub(super) fn round(e: Elem, v: f64) -> Option<f64> {
     match e {
         Elem::F32 => Some(v as f32 as f64),
         Elem::Bf16 => Some(nearest(v, 8, -126, f64::from_bits(0x47EF_E000_0000_0000))),
         Elem::F16 => Some(nearest(v, 11, -14, 65504.0)),
-        Elem::F8e4m3 => None,
+        // Out of range is NaN.
+        Elem::F8e4m3 => Some(nearest(v, 4, -6, 448.0)).filter(|v| v.is_finite()),
         _ => Some(v),
     }
 }

@@ -112,10 +112,6 @@ fn library(e: &mut Emit, d: usize, symbol: &'static str, ty: &str, args: &[&Name
     e.text.call(d, &t, &name, &list)
 }
 
-pub(super) fn round_f8(_: &mut Emit, _: usize, _: Name, _: usize) -> Res<Name> {
-    Err("f8e4m3 arithmetic".into())
-}
-
 enum Base {
     E,
     Two,
@@ -281,7 +277,7 @@ impl F32<'_, '_> {
         let is_zero = self.fcmp("oeq", x0, &zero);
         self.select(&is_zero, x0, &y)
     }
-    /// -m / (m + 2) with m = e^(-2|x|) - 1: no overflow, and exact to a few roundings everywhere.
+    /// x + x^3 P(x^2) below 0.625 (Cephes), from there on 1 - 2e / (1 + e) with e = e^(-2|x|), which cannot overflow.
     fn tanh(&mut self, x0: &Name) -> Name {
         let a = self.abs(x0);
         let minus2 = self.c(-2.0);
@@ -290,13 +286,19 @@ impl F32<'_, '_> {
         let (r, k) = self.reduce_ln2(&x);
         let m = self.expm1_core(&r);
         let s = self.pow2(&k);
-        let minus1 = self.c(-1.0);
-        let t = self.add(&s, &minus1);
-        let m = self.fma(&s, &m, &t);
-        let two = self.c(2.0);
-        let den = self.add(&m, &two);
-        let q = self.op("fdiv", &m, &den);
-        self.copysign(&q, x0)
+        let e = self.fma(&s, &m, &s);
+        let (one, limit) = (self.c(1.0), self.c(0.625));
+        let twice = self.add(&e, &e);
+        let den = self.add(&e, &one);
+        let q = self.op("fdiv", &twice, &den);
+        let far = self.sub(&one, &q);
+        let z = self.mul(&a, &a);
+        let p = self.horner(&z, &[-5.704_988_7e-3, 2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1]);
+        let pz = self.mul(&p, &z);
+        let near = self.fma(&pz, &a, &a);
+        let is_near = self.fcmp("olt", &a, &limit);
+        let r = self.select(&is_near, &near, &far);
+        self.copysign(&r, x0)
     }
     fn erf(&mut self, a: &Name) -> Name {
         let t = self.abs(a);

@@ -46,7 +46,7 @@ impl Emit<'_> {
                 let b = self.text.emit(d, format!("bitcast {i16s} {x} to {h}"));
                 self.text.emit(d, format!("fpext {h} {b} to {f}"))
             }
-            (Elem::F8e4m3, _) => return Err("f8e4m3 memory".into()),
+            (Elem::F8e4m3, _) => self.f8_unpack(d, &x, n),
             _ => x,
         })
     }
@@ -66,7 +66,7 @@ impl Emit<'_> {
                 let b = self.text.emit(d, format!("fptrunc {f} {x} to {h}"));
                 self.text.emit(d, format!("bitcast {h} {b} to {i16s}"))
             }
-            (Elem::F8e4m3, _) => return Err("f8e4m3 memory".into()),
+            (Elem::F8e4m3, _) => self.f8_pack(d, &x, n),
             _ => x,
         })
     }

@@ -38,7 +38,7 @@ impl Emit<'_> {
                 let q = self.text.emit(d, format!("select {c} {nan}, {i} {}, {i} {r}", lit(0x7fc0_0000)));
                 self.text.emit(d, format!("bitcast {i} {q} to {f}"))
             }
-            Elem::F8e4m3 => math::round_f8(self, d, x, n)?,
+            Elem::F8e4m3 => self.f8_round(d, &x, n),
             _ => x,
         })
     }
@@ -205,7 +205,6 @@ impl Emit<'_> {
                     self.text.emit(d, format!("select {c} {inside}, {t} {r}, {t} {}", literal(ty, n, "0")))
                 }
             }
-            BinaryOp::Pow => self.int_pow(e, x, y, n, d),
             _ => return Err(format!("{op:?} of {e}")),
         })
     }
@@ -229,33 +228,6 @@ impl Emit<'_> {
         let r = self.text.emit(d, format!("select {c} {minus}, {t} {neg}, {t} {q}"));
         self.text.emit(d, format!("select {c} {is_zero}, {t} {zero}, {t} {r}"))
     }
-    /// By squaring, as many steps as the exponent has bits; negative exponents give 0 but for bases 1 and -1.
-    fn int_pow(&mut self, e: Elem, x: &Name, y: &Name, n: usize, d: usize) -> Name {
-        let ty = reg(e);
-        let (t, c) = (vector(ty, n), vector("i1", n));
-        let (zero, one) = (literal(ty, n, "0"), literal(ty, n, "1"));
-        let (mut base, mut acc, mut rest): (Name, Name, Name) = (x.clone(), one.clone(), y.clone());
-        for _ in 0..e.bytes() * 8 {
-            let bit = self.text.emit(d, format!("and {t} {rest}, {one}"));
-            let set = self.text.emit(d, format!("icmp ne {t} {bit}, {zero}"));
-            let m = self.text.emit(d, format!("mul {t} {acc}, {base}"));
-            acc = self.text.emit(d, format!("select {c} {set}, {t} {m}, {t} {acc}"));
-            base = self.text.emit(d, format!("mul {t} {base}, {base}"));
-            rest = self.text.emit(d, format!("lshr {t} {rest}, {one}"));
-        }
-        if e == Elem::U8 {
-            return acc;
-        }
-        // 1 / base^-y: base 1 gives 1, base -1 its sign by parity (squaring did that already), others 0.
-        let negative = self.text.emit(d, format!("icmp slt {t} {y}, {zero}"));
-        let up = self.text.emit(d, format!("add {t} {x}, {one}"));
-        let is_one = self.text.emit(d, format!("icmp eq {t} {x}, {one}"));
-        let is_minus = self.text.emit(d, format!("icmp eq {t} {up}, {zero}"));
-        let unit = self.text.emit(d, format!("or {c} {is_one}, {is_minus}"));
-        let small = self.text.emit(d, format!("select {c} {unit}, {t} {acc}, {t} {zero}"));
-        self.text.emit(d, format!("select {c} {negative}, {t} {small}, {t} {acc}"))
-    }
-
     pub fn cmp(&mut self, op: CmpOp, a: &Val, b: &Val) -> Res<Val> {
         let d = a.depth.max(b.depth);
         if let Some(count) = self.prefix(op, a, b, d) {

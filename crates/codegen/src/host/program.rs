@@ -238,6 +238,10 @@ impl Emit<'_> {
         self.text.line(0, format!("br label %{label}.head"));
         self.text.mark(&format!("{label}.exit"));
         for (c, &r) in carried.iter().zip(&inst.results) {
+            if let Carried::Induction { step, .. } = c {
+                // The body's own names do not reach here.
+                self.hoist(*step, i)?;
+            }
             let place = self.current(c, &turn_num)?;
             self.place.insert(r, place);
         }
@@ -246,6 +250,7 @@ impl Emit<'_> {
     /// How a carried value is held.
     fn carry(&mut self, loop_inst: Inst, p: Value, init: Value, next: Value) -> Res<Carried> {
         if let Some(step) = self.induction(loop_inst, p, next) {
+            self.hoist(step, loop_inst)?;
             return Ok(Carried::Induction { init, step });
         }
         match self.kernel.ty(p) {
@@ -279,7 +284,23 @@ impl Emit<'_> {
             (_, true) if b == p => a,
             _ => return None,
         };
-        (!self.demand.inside(step, loop_inst)).then_some(step)
+        self.demand.invariant(k, step, loop_inst).then_some(step)
+    }
+    /// Computes an invariant value of a loop's body outside of it.
+    fn hoist(&mut self, v: Value, loop_inst: Inst) -> Res<()> {
+        let Some(&i) = self.demand.def.get(&v).filter(|_| self.demand.inside(v, loop_inst)) else { return Ok(()) };
+        for &a in &self.kernel.inst(i).args {
+            self.hoist(a, loop_inst)?;
+        }
+        let place = if self.is_block(v) {
+            Place::Virtual(i)
+        } else {
+            self.memo = vec![Default::default()];
+            self.lanes = 1;
+            Place::Reg(self.compute_inst(i, &[])?)
+        };
+        self.place.insert(v, place);
+        Ok(())
     }
     fn current(&mut self, c: &Carried, turn: &Num) -> Res<Place> {
         Ok(match c {

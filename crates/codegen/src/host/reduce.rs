@@ -329,7 +329,9 @@ impl Emit<'_> {
             let from = block_elem(self.kernel.ty(operand))?;
             let place = match run {
                 Running::Lanes(Accumulators { done: Some(v), .. }) => Place::Reg(v),
-                Running::Lanes(Accumulators { buffer: Some(b), .. }) => Place::Buffer(b),
+                Running::Lanes(Accumulators { buffer: Some(b), .. }) => {
+                    Place::Buffer(Buffer { elem: block_elem(self.kernel.ty(result))?, ..b })
+                }
                 Running::Memory(_, Some(index)) => self.as_result(index),
                 Running::Memory(b, None) => {
                     if accumulator(from) != from {
