@@ -13,7 +13,8 @@ pub struct DeviceTensor {
 
 /// Called while a session runs, one call at a time per session, from any thread. Must not call back into the session.
 pub trait Callbacks: Send + Sync {
-    /// Runs one op on the host. `args` are the kernel's inputs in order; the results are the kernel's outputs in order.
+    /// Runs one op on the host. `args` are the kernel's inputs in order, which must be the op's operands; if there are more results than
+    /// the kernel has outputs, the outputs are found by type.
     fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, String>;
     /// Runs a kernel's body on the host.
     fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, String>;
@@ -72,8 +73,49 @@ pub(crate) fn check_results(
     if results.len() < outputs.len() {
         return Err(fail(format!("{} results instead of {}", results.len(), outputs.len())));
     }
+    let results = pick(results, outputs).ok_or_else(|| {
+        fail(format!("it is not known which of the results of one type are the kernel's {} outputs", outputs.len()))
+    })?;
     match results.iter().zip(outputs).enumerate().find(|(_, (t, want))| t.ty != ***want) {
         Some((i, (t, want))) => Err(fail(format!("result {i} is {} instead of {want}", t.ty))),
         None => Ok(results),
+    }
+}
+
+/// The results that are the outputs, where a kernel has fewer outputs than the op has results: told by their types.
+/// `None` if the types leave a choice.
+fn pick(mut results: Vec<Tensor>, outputs: &[&Type]) -> Option<Vec<Tensor>> {
+    if results.len() == outputs.len() {
+        return Some(results);
+    }
+    let alike = |ty: &Type, list: &[&Type]| list.iter().filter(|t| **t == ty).count();
+    let types: Vec<Type> = results.iter().map(|t| t.ty.clone()).collect();
+    let types: Vec<&Type> = types.iter().collect();
+    if outputs.iter().any(|o| alike(o, &types) != alike(o, outputs)) {
+        return None;
+    }
+    outputs.iter().map(|o| Some(results.remove(results.iter().position(|t| t.ty == **o)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_graph::DType;
+
+    #[test]
+    fn outputs_are_told_by_type() {
+        let types = [DType::F32, DType::I64, DType::F32].map(|d| Type::new(d, [2]));
+        let results = || types.iter().enumerate().map(|(i, t)| Tensor::from_f64(t.clone(), [i as f64; 2])).collect();
+        let picked = |outputs: &[usize]| {
+            let outputs: Vec<&Type> = outputs.iter().map(|o| &types[*o]).collect();
+            let result = check_results("k", "libtorch", Ok(results()), &outputs);
+            result.map(|r| r.iter().map(|t| t.get_i64(0)).collect::<Vec<_>>()).map_err(|e| e.to_string())
+        };
+        assert_eq!(picked(&[0, 1, 2]), Ok(vec![0, 1, 2]));
+        assert_eq!(picked(&[1]), Ok(vec![1]));
+        assert_eq!(picked(&[0, 2]), Ok(vec![0, 2]));
+        assert!(picked(&[0]).unwrap_err().contains("not known which"));
+        assert!(picked(&[1, 1]).unwrap_err().contains("not known which"));
+        assert!(picked(&[1, 0, 2]).unwrap_err().contains("result 0 is f32[2] instead of i64[2]"));
     }
 }

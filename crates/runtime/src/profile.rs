@@ -12,7 +12,7 @@ use std::time::Instant;
 /// How long to measure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TimeOptions {
-    /// Runs before the first sample.
+    /// Runs before the first sample; at least one.
     pub warmup: usize,
     /// Least number of samples.
     pub runs: usize,
@@ -76,9 +76,8 @@ impl Session {
     pub fn time(&self, inputs: &[Tensor], o: TimeOptions) -> Result<Timing, RuntimeError> {
         check_inputs(self.executable(), inputs)?;
         let backend = &mut *self.backend();
-        if o.warmup > 0 {
-            sample(backend, inputs, o.warmup)?;
-        }
+        // At least one: launches are recorded in the second run.
+        sample(backend, inputs, o.warmup.max(1))?;
         let mut samples = vec![];
         let (start, least) = (Instant::now(), o.runs.max(1));
         while samples.len() < least

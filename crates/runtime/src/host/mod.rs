@@ -55,7 +55,7 @@ impl HostDevice {
     }
 }
 
-/// Proof of running on the device's pool, with its number of threads.
+/// How work is spread: on the device's pool with its number of threads, or, with one, on the calling thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Parallel {
     pub threads: usize,
