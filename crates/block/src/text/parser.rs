@@ -451,6 +451,7 @@ impl Parser {
     #[allow(clippy::type_complexity)]
     fn for_loop(&mut self, depth: usize, results: usize) -> Result<(Vec<Value>, Region, Vec<(Type, Option<Layout>)>)> {
         let index = self.new_name()?;
+        let (index_type, index_layout) = if self.eat(":") { self.typed()? } else { (Type::scalar(Elem::I32), None) };
         self.expect_word("in")?;
         let mut args = vec![self.operand()?];
         self.expect("..")?;
@@ -474,7 +475,7 @@ impl Parser {
             false => return self.fail(format!("the loop carries {} values and has {results} results", carried.len())),
         };
         self.scopes.push(vec![]);
-        let mut params = vec![self.define(&index, Type::scalar(Elem::I32), None, false)?];
+        let mut params = vec![self.define(&index, index_type, index_layout, false)?];
         for (name, (ty, layout)) in carried {
             params.push(self.define(&name, ty, layout, false)?);
         }

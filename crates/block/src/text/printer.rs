@@ -142,7 +142,12 @@ impl<'a> Printer<'a> {
             return None;
         }
         let n = |v: &Value| self.name(*v);
-        let mut s = format!("for {} in {}..{} step {}", n(index), n(lo), n(hi), n(step));
+        // The index is an i32; its type is written where it says more.
+        let index = match self.ty(*index) {
+            ty if ty == "i32" => n(index),
+            ty => format!("{} : {ty}", n(index)),
+        };
+        let mut s = format!("for {index} in {}..{} step {}", n(lo), n(hi), n(step));
         let list: Vec<String> =
             carried.iter().zip(init).map(|(c, i)| format!("{} = {} : {}", n(c), n(i), self.ty(*c))).collect();
         if !list.is_empty() {

@@ -1,0 +1,151 @@
+//! Dead code: what no store and no other effect depends on is removed; loops and branches lose results that nobody uses.
+use super::is_pure;
+use crate::{Inst, InstData, Kernel, Op, Region, Value};
+use std::collections::{HashMap, HashSet};
+
+pub fn run(k: &mut Kernel) {
+    let mut d = Dce::default();
+    d.collect(k, &k.body);
+    let mut work: Vec<Inst> = d.effects.iter().copied().collect();
+    let mut values = vec![];
+    loop {
+        if let Some(i) = work.pop() {
+            if d.needed.insert(i) {
+                values.extend(needs(k.inst(i)));
+            }
+        } else if let Some(v) = values.pop() {
+            if d.live.insert(v) {
+                d.follow(k, v, &mut work, &mut values);
+            }
+        } else {
+            break;
+        }
+    }
+    let mut body = std::mem::take(&mut k.body);
+    d.sweep(k, &mut body);
+    k.body = body;
+}
+
+/// Where a value comes from: result or carried value `n` of an instruction.
+#[derive(Clone, Copy)]
+struct Def {
+    inst: Inst,
+    n: usize,
+    carried: bool,
+}
+
+#[derive(Default)]
+struct Dce {
+    defs: HashMap<Value, Def>,
+    effects: HashSet<Inst>,
+    needed: HashSet<Inst>,
+    live: HashSet<Value>,
+}
+
+/// Has no effect beyond its results; regions are looked at apart.
+fn is_silent(op: &Op) -> bool {
+    is_pure(op)
+        || matches!(
+            op,
+            Op::Load
+                | Op::TileLoad
+                | Op::SharedLoad
+                | Op::AllocShared
+                | Op::AllocBarriers
+                | Op::For
+                | Op::If
+                | Op::Yield
+        )
+}
+
+/// Operands that an instruction needs whatever is used of its results.
+fn needs(data: &InstData) -> Vec<Value> {
+    match data.op {
+        Op::For => data.args[..3].to_vec(),
+        Op::Yield => vec![],
+        _ => data.args.clone(),
+    }
+}
+
+fn yielded(k: &Kernel, r: &Region, n: usize) -> Option<Value> {
+    r.insts.last().and_then(|y| k.inst(*y).args.get(n)).copied()
+}
+
+impl Dce {
+    /// Definitions, and the instructions with effects; true if there are any in the region.
+    fn collect(&mut self, k: &Kernel, r: &Region) -> bool {
+        let mut any = false;
+        for &inst in &r.insts {
+            let data = k.inst(inst);
+            for (n, v) in data.results.iter().enumerate() {
+                self.defs.insert(*v, Def { inst, n, carried: false });
+            }
+            let mut effect = !is_silent(&data.op);
+            for inner in &data.regions {
+                for (n, v) in inner.params.iter().enumerate().skip(1) {
+                    self.defs.insert(*v, Def { inst, n: n - 1, carried: true });
+                }
+                effect |= self.collect(k, inner);
+            }
+            if effect {
+                self.effects.insert(inst);
+            }
+            any |= effect;
+        }
+        any
+    }
+    /// What a live value needs.
+    fn follow(&self, k: &Kernel, v: Value, work: &mut Vec<Inst>, values: &mut Vec<Value>) {
+        let Some(def) = self.defs.get(&v) else { return };
+        let data = k.inst(def.inst);
+        work.push(def.inst);
+        match data.op {
+            Op::For => {
+                values.push(data.args[3 + def.n]);
+                values.extend(yielded(k, &data.regions[0], def.n));
+            }
+            Op::If if !def.carried => values.extend(data.regions.iter().filter_map(|r| yielded(k, r, def.n))),
+            _ => {}
+        }
+    }
+    fn sweep(&self, k: &mut Kernel, r: &mut Region) {
+        r.insts.retain(|i| self.needed.contains(i) || k.inst(*i).op == Op::Yield);
+        for &i in &r.insts {
+            let mut data = k.inst(i).clone();
+            if matches!(data.op, Op::For | Op::If) {
+                self.narrow(k, &mut data);
+            }
+            for inner in &mut data.regions {
+                self.sweep(k, inner);
+            }
+            *k.inst_mut(i) = data;
+        }
+    }
+    /// Drops carried values and results without a use.
+    fn narrow(&self, k: &mut Kernel, data: &mut InstData) {
+        let is_for = data.op == Op::For;
+        let keep: Vec<bool> = (0..data.results.len())
+            .map(|n| {
+                let carried = data.regions[0].params.get(n + 1).filter(|_| is_for);
+                self.live.contains(&data.results[n]) || carried.is_some_and(|v| self.live.contains(v))
+            })
+            .collect();
+        let filter = |list: &mut Vec<Value>, from: usize| {
+            let mut n = 0;
+            list.retain(|_| {
+                n += 1;
+                n <= from || keep.get(n - 1 - from).copied().unwrap_or(true)
+            });
+        };
+        filter(&mut data.results, 0);
+        if is_for {
+            filter(&mut data.args, 3);
+            filter(&mut data.regions[0].params, 1);
+        }
+        for r in &data.regions {
+            if let Some(y) = r.insts.last() {
+                filter(&mut k.inst_mut(*y).args, 0);
+            }
+        }
+    }
+}

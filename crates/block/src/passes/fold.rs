@@ -1,0 +1,283 @@
+//! Constant folding and identities on integers and masks; branches and loops whose course is known are taken apart.
+//!
+//! Bounds that hold for every element of every instance become `true`, so whole blocks lose their masks. Replaced
+//! instructions stay behind without uses; `dce` removes them. Floats are converted and moved, never computed.
+use super::numbers;
+use crate::{BinaryOp, CmpOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value, analysis};
+use std::collections::HashMap;
+
+pub fn run(k: &mut Kernel) {
+    let facts = analysis::analyse(k);
+    let mut body = std::mem::take(&mut k.body);
+    let mut f = Folder { k, facts, consts: HashMap::new(), same: HashMap::new() };
+    f.region(&mut body);
+    k.body = body;
+}
+
+struct Folder<'a> {
+    k: &'a mut Kernel,
+    facts: analysis::Analysis,
+    consts: HashMap<Value, Const>,
+    /// Values that another one stands for.
+    same: HashMap<Value, Value>,
+}
+
+/// What an instruction becomes.
+enum To {
+    Const(Const),
+    Value(Value),
+    /// The same results from another op.
+    Op(Op, Vec<Value>),
+    Nothing,
+}
+
+impl Folder<'_> {
+    fn now(&self, v: Value) -> Value {
+        self.same.get(&v).copied().unwrap_or(v)
+    }
+    fn replace(&mut self, old: Value, new: Value) {
+        let new = self.now(new);
+        self.same.insert(old, new);
+        if let Some(c) = self.consts.get(&new).copied() {
+            self.consts.insert(old, c);
+        }
+    }
+    fn region(&mut self, r: &mut Region) {
+        let old = std::mem::take(&mut r.insts);
+        for i in old {
+            self.inst(i, &mut r.insts);
+        }
+    }
+    fn inst(&mut self, i: Inst, out: &mut Vec<Inst>) {
+        let mut data = self.k.inst(i).clone();
+        data.args.iter_mut().for_each(|v| *v = self.now(*v));
+        *self.k.inst_mut(i) = data.clone();
+        if !data.regions.is_empty() {
+            return self.structured(i, data, out);
+        }
+        match self.simplify(&data) {
+            Some(To::Nothing) => return,
+            Some(To::Value(v)) if self.k.value(v).layout == self.k.value(data.results[0]).layout => {
+                self.replace(data.results[0], v);
+            }
+            Some(To::Const(c)) => *self.k.inst_mut(i) = InstData { op: Op::Const(c), args: vec![], ..data },
+            Some(To::Op(op, args)) => *self.k.inst_mut(i) = InstData { op, args, ..data },
+            Some(To::Value(_)) | None => {}
+        }
+        if let (Op::Const(c), [v]) = (&self.k.inst(i).op, &self.k.inst(i).results[..]) {
+            self.consts.insert(*v, *c);
+        }
+        out.push(i);
+    }
+    /// A loop of no or one trip, or a branch with a known condition, gives way to what it does.
+    fn structured(&mut self, i: Inst, mut data: InstData, out: &mut Vec<Inst>) {
+        let same_layouts = |k: &Kernel, from: &[Value], to: &[Value]| {
+            from.iter().zip(to).all(|(a, b)| k.value(*a).layout == k.value(*b).layout)
+        };
+        match data.op {
+            Op::For => {
+                let init = &data.args[3..];
+                if same_layouts(self.k, init, &data.results) {
+                    match self.trips(&data) {
+                        Some(0) => {
+                            data.results.iter().zip(init).for_each(|(r, v)| self.replace(*r, *v));
+                            return;
+                        }
+                        Some(1) => {
+                            let mut region = data.regions.remove(0);
+                            self.replace(region.params[0], data.args[0]);
+                            region.params[1..].iter().zip(init).for_each(|(p, v)| self.replace(*p, *v));
+                            return self.splice(&mut region, &data.results, out);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            Op::If => {
+                if let Some(Const::Bool(c)) = self.consts.get(&data.args[0]) {
+                    let mut region = data.regions.remove(usize::from(!*c));
+                    let fits = region.insts.last().is_some_and(|y| {
+                        let yielded: Vec<Value> = self.k.inst(*y).args.iter().map(|v| self.now(*v)).collect();
+                        same_layouts(self.k, &yielded, &data.results)
+                    });
+                    if fits {
+                        return self.splice(&mut region, &data.results, out);
+                    }
+                    data = self.k.inst(i).clone();
+                }
+            }
+            _ => {}
+        }
+        for r in &mut data.regions {
+            self.region(r);
+        }
+        *self.k.inst_mut(i) = data;
+        out.push(i);
+    }
+    /// The region's instructions in place of its op, what it yields in place of the results.
+    fn splice(&mut self, region: &mut Region, results: &[Value], out: &mut Vec<Inst>) {
+        let last = region.insts.pop();
+        self.region(region);
+        out.append(&mut region.insts);
+        if let Some(y) = last {
+            let yielded = self.k.inst(y).args.clone();
+            results.iter().zip(yielded).for_each(|(r, v)| self.replace(*r, v));
+        }
+    }
+    fn trips(&self, data: &InstData) -> Option<u64> {
+        let number = |v: Value| match self.consts.get(&v) {
+            Some(Const::Int(c)) => Some(*c),
+            _ => None,
+        };
+        let (lo, hi, step) = (number(data.args[0])?, number(data.args[1])?, number(data.args[2])?);
+        (step > 0).then(|| ((hi - lo).max(0) as u64).div_ceil(step as u64))
+    }
+    fn simplify(&self, data: &InstData) -> Option<To> {
+        let constant = |n: usize| data.args.get(n).and_then(|v| self.consts.get(v)).copied();
+        let arg = |n: usize| data.args[n];
+        let ty = |v: Value| self.k.ty(v);
+        match &data.op {
+            Op::Splat | Op::Broadcast | Op::Reshape | Op::Permute(_) | Op::ExpandDims(_) => {
+                if let Some(c) = constant(0) {
+                    return Some(To::Const(c));
+                }
+                let identity = match &data.op {
+                    Op::Permute(perm) => perm.iter().enumerate().all(|(i, p)| i == *p as usize),
+                    _ => true,
+                };
+                (identity && ty(arg(0)) == ty(data.results[0])).then(|| To::Value(arg(0)))
+            }
+            Op::NumPrograms(axis) => Some(To::Const(Const::Int(self.k.grid[*axis as usize] as i64))),
+            Op::ProgramId(axis) if self.k.grid[*axis as usize] == 1 => Some(To::Const(Const::Int(0))),
+            Op::Cast(to) => match constant(0) {
+                _ if ty(arg(0)).elem() == Some(*to) => Some(To::Value(arg(0))),
+                Some(c) => cast(c, *to).map(To::Const),
+                None => None,
+            },
+            Op::Unary(op) => match (constant(0)?, op) {
+                (Const::Int(x), _) => Some(To::Const(Const::Int(numbers::unary(*op, ty(arg(0)).elem()?, x)?))),
+                (Const::Bool(x), UnaryOp::Not) => Some(To::Const(Const::Bool(!x))),
+                _ => None,
+            },
+            Op::Binary(op) => self.binary(*op, data),
+            Op::Cmp(op) => self.cmp(*op, data),
+            Op::Select => match constant(0) {
+                Some(Const::Bool(c)) => Some(To::Value(arg(if c { 1 } else { 2 }))),
+                _ => (arg(1) == arg(2)).then(|| To::Value(arg(1))),
+            },
+            Op::PtrAdd => matches!(constant(1), Some(Const::Int(0))).then(|| To::Value(arg(0))),
+            Op::Load => match constant(1) {
+                Some(Const::Bool(true)) => Some(To::Op(Op::Load, vec![arg(0)])),
+                Some(Const::Bool(false)) => Some(match data.args.get(2) {
+                    Some(other) => To::Value(*other),
+                    None => To::Const(zero(ty(arg(0)).elem()?)),
+                }),
+                _ => None,
+            },
+            Op::Store => match constant(2) {
+                Some(Const::Bool(true)) => Some(To::Op(Op::Store, vec![arg(0), arg(1)])),
+                Some(Const::Bool(false)) => Some(To::Nothing),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+    fn binary(&self, op: BinaryOp, data: &InstData) -> Option<To> {
+        let [a, b] = data.args[..] else { return None };
+        let elem = self.k.ty(a).elem()?;
+        let (ca, cb) = (self.consts.get(&a).copied(), self.consts.get(&b).copied());
+        match (ca, cb) {
+            (Some(Const::Int(x)), Some(Const::Int(y))) => {
+                return Some(To::Const(Const::Int(numbers::binary(op, elem, x, y)?)));
+            }
+            (Some(Const::Bool(x)), Some(Const::Bool(y))) => {
+                let v = match op {
+                    BinaryOp::And => x && y,
+                    BinaryOp::Or => x || y,
+                    BinaryOp::Xor => x != y,
+                    _ => return None,
+                };
+                return Some(To::Const(Const::Bool(v)));
+            }
+            _ => {}
+        }
+        if elem.is_float() {
+            return None;
+        }
+        use BinaryOp::*;
+        if a == b {
+            match op {
+                And | Or | Max | Min => return Some(To::Value(a)),
+                Sub | Xor => return Some(To::Const(zero(elem))),
+                _ => {}
+            }
+        }
+        let bit = |c: Option<Const>| match c {
+            Some(Const::Int(x)) => Some(x),
+            Some(Const::Bool(x)) => Some(if x { -1 } else { 0 }),
+            _ => None,
+        };
+        match (op, bit(ca), bit(cb)) {
+            (Add | Sub | Or | Xor | Shl | Shr, _, Some(0)) => Some(To::Value(a)),
+            (Add | Or | Xor, Some(0), _) => Some(To::Value(b)),
+            (Mul | Div, _, Some(1)) => Some(To::Value(a)),
+            (Mul, Some(1), _) => Some(To::Value(b)),
+            (Mul | And, _, Some(0)) | (Mul | And, Some(0), _) | (Rem, _, Some(1)) => Some(To::Const(zero(elem))),
+            (And, _, Some(-1)) => Some(To::Value(a)),
+            (And, Some(-1), _) => Some(To::Value(b)),
+            (Or, _, Some(-1)) if elem == Elem::Bool => Some(To::Const(Const::Bool(true))),
+            (Or, Some(-1), _) if elem == Elem::Bool => Some(To::Const(Const::Bool(true))),
+            _ => None,
+        }
+    }
+    fn cmp(&self, op: CmpOp, data: &InstData) -> Option<To> {
+        let [a, b] = data.args[..] else { return None };
+        let Type::Block { elem, shape } = self.k.ty(a) else { return None };
+        if !elem.is_int() {
+            return None;
+        }
+        if let (Some(Const::Int(x)), Some(Const::Int(y))) = (self.consts.get(&a), self.consts.get(&b)) {
+            return Some(To::Const(Const::Bool(numbers::compare(op, *x, *y))));
+        }
+        if a == b {
+            return numbers::decided(op, (0, 0)).map(|c| To::Const(Const::Bool(c)));
+        }
+        let (fa, fb) = (self.facts.affine(a)?, self.facts.affine(b)?);
+        // Forms count without wrapping: both sides must fit their type.
+        let fits = |r: (i64, i64)| *elem == Elem::I64 || (wrapped_ok(*elem, r.0) && wrapped_ok(*elem, r.1));
+        if !fits(self.facts.range(fa, shape)?) || !fits(self.facts.range(fb, shape)?) {
+            return None;
+        }
+        let range = self.facts.range(&fa.add_scaled(fb, -1)?, shape)?;
+        numbers::decided(op, range).map(|c| To::Const(Const::Bool(c)))
+    }
+}
+
+fn wrapped_ok(elem: Elem, x: i64) -> bool {
+    numbers::wrapped(elem, x) == x
+}
+
+fn zero(elem: Elem) -> Const {
+    match elem {
+        Elem::Bool => Const::Bool(false),
+        e if e.is_float() => Const::Float(0.0),
+        _ => Const::Int(0),
+    }
+}
+
+/// A converted constant, where the conversion is exact.
+fn cast(c: Const, to: Elem) -> Option<Const> {
+    let x = match c {
+        Const::Int(x) => x,
+        Const::Bool(x) => i64::from(x),
+        // Rounding is the target's.
+        Const::Float(_) => return None,
+    };
+    match to {
+        Elem::Bool => Some(Const::Bool(x != 0)),
+        Elem::F64 => (x.unsigned_abs() <= 1 << 53).then_some(Const::Float(x as f64)),
+        Elem::F32 => (x.unsigned_abs() <= 1 << 24).then_some(Const::Float(x as f64)),
+        e if e.is_float() => (x.unsigned_abs() <= 8).then_some(Const::Float(x as f64)),
+        e => Some(Const::Int(numbers::wrapped(e, x))),
+    }
+}

@@ -1,0 +1,146 @@
+//! Passes change no result: random programs and the seed kernels, interpreted before and after.
+use kiln_block::{BinaryOp, Builder, CmpOp, Const, Elem, Kernel, ReduceOp, ScanOp, Type, UnaryOp, Value, passes, text};
+use kiln_interp::block::{Buffer, run};
+
+struct Random(u64);
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % n
+    }
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}
+
+/// Values at hand: integers, floats and masks, all of one shape.
+#[derive(Clone)]
+struct Pool {
+    ints: Vec<Value>,
+    floats: Vec<Value>,
+    masks: Vec<Value>,
+}
+
+const N: usize = 8;
+const SIZE: usize = 64;
+
+fn grow(b: &mut Builder, r: &mut Random, pool: &mut Pool, x: Value, depth: usize) {
+    for _ in 0..2 + r.below(6) {
+        match r.below(11) {
+            0 | 1 => {
+                let c = r.pick(&[0, 1, 2, 3, 8, -1]);
+                pool.ints.push(b.constant(Type::block(Elem::I32, [N]), Const::Int(c)));
+            }
+            2 | 3 => {
+                use BinaryOp::*;
+                let op = r.pick(&[Add, Sub, Mul, Div, Rem, Max, Min, And, Or, Xor]);
+                let (p, q) = (r.pick(&pool.ints), r.pick(&pool.ints));
+                pool.ints.push(b.binary(op, p, q));
+            }
+            4 => {
+                use BinaryOp::*;
+                let (p, q) = (r.pick(&pool.floats), r.pick(&pool.floats));
+                pool.floats.push(b.binary(r.pick(&[Add, Sub, Mul, Max, Min]), p, q));
+            }
+            5 => {
+                let (p, q) = (r.pick(&pool.ints), r.pick(&pool.ints));
+                let op = r.pick(&[CmpOp::Eq, CmpOp::Ne, CmpOp::Lt, CmpOp::Le, CmpOp::Gt, CmpOp::Ge]);
+                pool.masks.push(b.cmp(op, p, q));
+            }
+            6 => {
+                let (c, p, q) = (r.pick(&pool.masks), r.pick(&pool.floats), r.pick(&pool.floats));
+                pool.floats.push(b.select(c, p, q));
+                let (p, q) = (r.pick(&pool.masks), r.pick(&pool.masks));
+                pool.masks.push(b.binary(r.pick(&[BinaryOp::And, BinaryOp::Or, BinaryOp::Xor]), p, q));
+            }
+            7 => {
+                let v = r.pick(&pool.floats);
+                let whole = b.reduce(r.pick(&[ReduceOp::Sum, ReduceOp::Max]), v, 0);
+                pool.floats.push(b.splat(whole, &[N]));
+                pool.ints.push(b.scan(ScanOp::Max, pool.ints[0], 0));
+                pool.floats.push(b.cast(pool.ints[pool.ints.len() - 1], Elem::F32));
+            }
+            8 => {
+                // An index inside the buffer: the remainder, made positive.
+                let (i, mask) = (r.pick(&pool.ints), r.pick(&pool.masks));
+                let size = b.constant(Type::block(Elem::I32, [N]), Const::Int(SIZE as i64 - 1));
+                let at = b.binary(BinaryOp::And, i, size);
+                let p = b.ptr_add(x, at);
+                let other = r.pick(&pool.floats);
+                pool.floats.push(b.load(p, (r.below(2) == 0).then_some(mask), None));
+                pool.floats.push(b.load(p, Some(mask), Some(other)));
+            }
+            9 => {
+                let v = r.pick(&pool.floats);
+                pool.floats.push(b.unary(r.pick(&[UnaryOp::Neg, UnaryOp::Abs, UnaryOp::Floor]), v));
+            }
+            _ if depth < 2 => {
+                let (lo, hi, step) = (b.i32(r.below(3) as i64), b.i32(r.below(5) as i64), b.i32(1 + r.below(2) as i64));
+                let carried = [r.pick(&pool.ints), r.pick(&pool.floats), r.pick(&pool.floats)];
+                let mut inner = pool.clone();
+                let out = b.for_loop([lo, hi, step], &carried, |b, index, c| {
+                    inner.ints.extend([b.splat(index, &[N]), c[0]]);
+                    inner.floats.extend([c[1], c[2]]);
+                    grow(b, r, &mut inner, x, depth + 1);
+                    vec![r.pick(&inner.ints), r.pick(&inner.floats), r.pick(&[c[2], inner.floats[0]])]
+                });
+                pool.ints.push(out[0]);
+                pool.floats.extend(&out[1..]);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn program(seed: u64) -> Kernel {
+    let mut r = Random(seed);
+    let mut b = Builder::new("random", [3, 1, 1], 4);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
+    let pid = b.program_id(0);
+    let n = b.i32(N as i64);
+    let start = b.binary(BinaryOp::Mul, pid, n);
+    let i = b.iota(N);
+    let at = b.binary(BinaryOp::Add, start, i);
+    let end = b.i32(r.pick(&[20, 24]));
+    let mask = b.cmp(CmpOp::Lt, at, end);
+    let p = b.ptr_add(x, at);
+    let v = b.load(p, Some(mask), None);
+    let mut pool = Pool { ints: vec![i, at], floats: vec![v], masks: vec![mask] };
+    grow(&mut b, &mut r, &mut pool, x, 0);
+    let q = b.ptr_add(y, at);
+    let out = pool.floats.iter().rev().take(3).fold(v, |a, f| b.binary(BinaryOp::Max, a, *f));
+    let last = *pool.ints.last().unwrap_or(&i);
+    let last = b.cast(last, Elem::F32);
+    let out = b.binary(BinaryOp::Add, out, last);
+    b.store(q, out, Some(mask));
+    b.finish()
+}
+
+fn result(k: &Kernel) -> Vec<u8> {
+    let x = (0..SIZE).map(|i| (i as f64 * 0.37).sin() * 4.0);
+    let mut buffers = [Buffer::from_f64(Elem::F32, &[SIZE], x), Buffer::zeros(Elem::F32, &[24])];
+    run(k, &mut buffers).unwrap_or_else(|e| panic!("{e}\n{}", text::print(k)));
+    let [_, y] = buffers;
+    // One NaN is as good as another.
+    y.to_f64().iter().flat_map(|v| if v.is_nan() { f64::NAN } else { *v }.to_le_bytes()).collect()
+}
+
+#[test]
+fn random_programs() {
+    for seed in 0..400 {
+        let k = program(seed);
+        let wanted = result(&k);
+        assert_eq!(text::parse(&text::print(&k)), Ok(k.compacted()));
+        let single = passes::CANONICAL.iter().map(std::slice::from_ref);
+        for names in
+            single.chain([passes::CANONICAL, &["dce", "licm", "fold", "cse", "fold", "dce"], &["fold", "layout"]])
+        {
+            let mut after = k.clone();
+            passes::run(names, &mut after).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", text::print(&k)));
+            assert!(result(&after) == wanted, "seed {seed}, {names:?}\n{}\n{}", text::print(&k), text::print(&after));
+        }
+        let mut once = k.clone();
+        passes::canonicalise(&mut once).unwrap();
+        assert!(once.insts.len() <= k.insts.len());
+    }
+}
