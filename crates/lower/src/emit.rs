@@ -6,7 +6,7 @@ use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, Value};
-use kiln_graph::{DType, ReduceOp, Scalar};
+use kiln_graph::{DType, ReduceOp, Scalar, ScanOp};
 use kiln_plan::exec::Slot;
 use std::collections::HashMap;
 
@@ -134,8 +134,11 @@ impl<'a> Emitter<'a> {
                 mask.unwrap_or_else(|| b.constant(Type::scalar(Elem::Bool), Const::Bool(true)))
             }
             NodeOp::Reduce { op, body } => self.reduce_in_tile(b, *op, self.operand(*body)),
+            NodeOp::Scan { op, body } => {
+                let v = self.operand(*body);
+                self.scan_lanes(b, *op, v)
+            }
             // Set by the schedule before anything asks.
-            NodeOp::Scan { body, .. } => self.operand(*body),
             NodeOp::Anchor { .. } => math::float(b, math::held(node.dtype), 0.0),
         }
     }
@@ -172,7 +175,38 @@ impl<'a> Emitter<'a> {
         if row.rank > 1 { b.expand_dims(r, row.axis) } else { r }
     }
 
+    /// Inclusive scan along the row's lanes; lanes outside the row come after all others.
+    pub fn scan_lanes(&mut self, b: &mut Builder, op: ScanOp, v: Value) -> Value {
+        let Some(row) = self.row else { return v };
+        let Some(lane) = self.coords.get(&row.coord).and_then(|l| l.lane) else { return v };
+        let shape = joint(&b.shape(v), &b.shape(lane));
+        let v = b.broadcast_to(v, &shape);
+        let op = match op {
+            ScanOp::Sum => kiln_block::ScanOp::Sum,
+            ScanOp::Prod => kiln_block::ScanOp::Prod,
+        };
+        b.scan(op, v, row.axis)
+    }
+
+    /// The node's value in its own dtype, zero outside the lanes of `coords`: an operand of a product.
+    pub fn operand_tile(&mut self, b: &mut Builder, node: NodeId, dtype: DType, shape: &[usize]) -> Value {
+        let dag = self.dag;
+        if let NodeOp::Load { slot, at, guards } = &dag.node(node).op
+            && dag.node(node).dtype == dtype
+        {
+            let v = self.load_stored(b, *slot, at, guards);
+            return b.broadcast_to(v, shape);
+        }
+        let v = self.value(b, node);
+        let v = b.cast(v, math::stored(dtype));
+        b.broadcast_to(v, shape)
+    }
+
     fn load(&mut self, b: &mut Builder, slot: Slot, at: &Expr, guards: &[Guard], dtype: DType) -> Value {
+        let v = self.load_stored(b, slot, at, guards);
+        b.cast(v, math::held(dtype))
+    }
+    fn load_stored(&mut self, b: &mut Builder, slot: Slot, at: &Expr, guards: &[Guard]) -> Value {
         let mut mask = self.guard(b, guards, None);
         let mut used = vec![];
         at.coords(&mut |c| used.push(c));
@@ -192,8 +226,7 @@ impl<'a> Emitter<'a> {
             }
             None => p,
         };
-        let v = b.load(p, mask, None);
-        b.cast(v, math::held(dtype))
+        b.load(p, mask, None)
     }
     pub fn address(&mut self, b: &mut Builder, slot: Slot, at: &Expr) -> Value {
         // Parameters are made for every slot of the program before emission.

@@ -44,9 +44,6 @@ impl Expr {
     fn atom(a: Atom) -> Expr {
         Expr { terms: vec![(a, 1)], constant: 0 }
     }
-    pub fn as_constant(&self) -> Option<i64> {
-        self.terms.is_empty().then_some(self.constant)
-    }
     /// The coordinate, if the expression is one and nothing else.
     pub fn as_coord(&self) -> Option<CoordId> {
         match &self.terms[..] {

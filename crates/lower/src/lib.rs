@@ -6,15 +6,24 @@
 //! A body becomes a *scalar program* first ([`resolve`]): what one element of each output is, with every view folded into
 //! index expressions ([`expr`]). Its iteration space is split and merged until accesses are plain ([`space`]), a schedule
 //! cuts it into tiles ([`tile`], [`pointwise`], …), and [`emit`] writes the block instructions.
+mod attention;
 mod composite;
+mod conv;
 mod dag;
 mod emit;
 mod expr;
+mod flash;
+mod gemm;
+mod host;
+mod invert;
 mod math;
+mod placed;
 mod pointwise;
+mod product;
 mod reduction;
 mod resolve;
 mod rows;
+mod scan;
 mod space;
 mod tile;
 mod walk;
@@ -22,6 +31,7 @@ mod window;
 
 use kiln_graph::{Op, ValueId};
 use kiln_plan::{Kernel, KernelKind, exec::Steps, exec::Work};
+use resolve::Body;
 
 /// What the block programs are for; sizes of blocks depend on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,12 +64,32 @@ pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel
     if body.outputs.iter().all(|&v| body.ty(v).count() == 0) {
         return Ok(Steps { scratch: vec![], steps: vec![] });
     }
-    match kernel.kind {
-        KernelKind::Pointwise => Ok(Steps { scratch: vec![], steps: pointwise::lower(name, body, target)? }),
-        KernelKind::Reduction => {
-            let rows::Emitted { scratch, steps } = reduction::lower(name, body, target)?;
-            Ok(Steps { scratch, steps })
-        }
-        _ => Err(unsupported("no template yet")),
+    let of = Body { name, graph: body, product: None };
+    let rows::Emitted { scratch, steps } = match kernel.kind {
+        KernelKind::Pointwise | KernelKind::Reduction | KernelKind::Pool => reduction::lower(&of, target, 0)?,
+        KernelKind::Scan => scan::lower(&of, target)?,
+        KernelKind::Gemm => gemm::lower(&of, target)?,
+        KernelKind::Attention => attention::lower(&of, target)?,
+        KernelKind::Conv => conv::lower(&of, target)?,
+        KernelKind::Scatter => return Err(unsupported("scatter writes to computed places")),
+        KernelKind::Fallback => return Err(unsupported("a fallback kernel without the op")),
+    };
+    check(name, &steps)?;
+    Ok(Steps { scratch, steps })
+}
+
+/// In debug builds every emitted program is verified.
+fn check(kernel: &str, steps: &[Work<kiln_block::Kernel>]) -> Result<(), LowerError> {
+    if !cfg!(debug_assertions) {
+        return Ok(());
     }
+    for step in steps {
+        if let Work::Block { code, .. } = step
+            && let Err(e) = kiln_block::verify::verify(code)
+        {
+            let why = format!("the emitted program is wrong: {e}");
+            return Err(LowerError::Unsupported { kernel: kernel.to_string(), why });
+        }
+    }
+    Ok(())
 }

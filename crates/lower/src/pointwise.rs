@@ -1,19 +1,19 @@
 //! Pointwise programs: one value per point of a space, no point needing another.
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{CoordId, Expr, delinear, linear};
-use crate::resolve::Resolver;
+use crate::resolve::Body;
 use crate::space::{Coord, Space};
 use crate::tile::{Cut, Shape, open, pointwise_block, warps_for};
 use crate::{LowerError, Target};
 use kiln_block::Kernel;
-use kiln_graph::Graph;
 use kiln_plan::exec::{Slot, Work};
 
 /// Side of the square tiles that transposing programs walk.
 const TRANSPOSE: usize = 32;
 
 /// All outputs of a body in one step; they have the first one's element count.
-pub fn lower(name: &str, body: &Graph, target: Target) -> Result<Vec<Work<Kernel>>, LowerError> {
+pub fn lower(of: &Body, target: Target) -> Result<Vec<Work<Kernel>>, LowerError> {
+    let (name, body) = (of.name, of.graph);
     let mut steps = vec![];
     // Outputs of other sizes are steps of their own.
     let mut left: Vec<usize> = (0..body.outputs.len()).collect();
@@ -27,15 +27,15 @@ pub fn lower(name: &str, body: &Graph, target: Target) -> Result<Vec<Work<Kernel
         }
         let name = if steps.is_empty() { name.to_string() } else { format!("{name}_{}", steps.len()) };
         let shape = body.shape(body.outputs[first]).to_vec();
-        let scene = |axes: &[Expr]| outputs(&name, body, &group, axes, &shape);
+        let scene = |axes: &[Expr]| outputs(of, &group, axes, &shape);
         steps.push(points(&name, &shape, &scene, target)?);
     }
     Ok(steps)
 }
 
 /// The outputs `group` of a body at a point of `shape`, stored there.
-fn outputs(name: &str, body: &Graph, group: &[usize], axes: &[Expr], shape: &[usize]) -> Result<Scene, LowerError> {
-    let mut r = Resolver::new(body, name);
+fn outputs(of: &Body, group: &[usize], axes: &[Expr], shape: &[usize]) -> Result<Scene, LowerError> {
+    let (mut r, body) = (of.resolver(), of.graph);
     let mut stores = vec![];
     let position = linear(axes, shape);
     for &i in group {

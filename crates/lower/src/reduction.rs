@@ -4,7 +4,7 @@
 //! elements gives the coordinates, and those that no reduction keeps are its row.
 use crate::dag::{Dag, NodeOp, Scene, Store};
 use crate::expr::{CoordId, Expr, delinear, linear};
-use crate::resolve::{Resolver, Row};
+use crate::resolve::{Body, Row};
 use crate::rows::{self, Emitted};
 use crate::space::Space;
 use crate::window::{UNROLL, window_len};
@@ -12,10 +12,10 @@ use crate::{LowerError, Target, pointwise};
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::exec::Slot;
 
-pub fn lower(name: &str, body: &Graph, target: Target) -> Result<Emitted, LowerError> {
-    let unsupported = |why: String| LowerError::Unsupported { kernel: name.to_string(), why };
-    let Some(len) = row_len(name, body)? else {
-        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(name, body, target)? });
+pub fn lower(of: &Body, target: Target, scratch: u32) -> Result<Emitted, LowerError> {
+    let (name, body) = (of.name, of.graph);
+    let Some(len) = row_len(of)? else {
+        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, target)? });
     };
     let live: Vec<usize> = (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect();
     let count = |i: usize| body.ty(body.outputs[i]).count();
@@ -30,7 +30,7 @@ pub fn lower(name: &str, body: &Graph, target: Target) -> Result<Emitted, LowerE
     let extents = [&shape[..], &[len]].concat();
     let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == shape.len()).collect();
     let mut space = Space::new(&extents, &row_axes);
-    let alone = |s: &Space| driver_scene(name, body, driver, &s.axes, len);
+    let alone = |s: &Space| driver_scene(of, driver, &s.axes, len);
     space.refine(&alone)?;
     let scene = alone(&space)?;
     let row = space.row_ids();
@@ -68,7 +68,7 @@ pub fn lower(name: &str, body: &Graph, target: Target) -> Result<Emitted, LowerE
     };
     let kept_shape = extents[..kept.len()].to_vec();
     let all = |s: &Space| -> Result<Scene, LowerError> {
-        let mut r = Resolver::new(body, name);
+        let mut r = of.resolver();
         r.row = Some(Row { position: s.axes[kept.len()].clone(), len });
         let whole = linear(&driver_axes(&s.axes), &shape);
         let row_sized = linear(&s.axes[..kept.len()], &kept_shape);
@@ -80,7 +80,7 @@ pub fn lower(name: &str, body: &Graph, target: Target) -> Result<Emitted, LowerE
             } else if full && count(i) == rows {
                 &row_sized
             } else {
-                return Err(unsupported(format!(
+                return Err(of.unsupported(format!(
                     "outputs of {} and {} elements over rows of {len}",
                     count(driver),
                     count(i)
@@ -94,13 +94,14 @@ pub fn lower(name: &str, body: &Graph, target: Target) -> Result<Emitted, LowerE
         Ok(Scene { dag: r.dag, stores })
     };
     let space = Space::new(&extents, &row_axes);
-    rows::emit(name, space, &all, target, 0)
+    rows::emit(name, space, &all, target, scratch)
 }
 
-fn driver_scene(name: &str, body: &Graph, driver: usize, axes: &[Expr], len: usize) -> Result<Scene, LowerError> {
+fn driver_scene(of: &Body, driver: usize, axes: &[Expr], len: usize) -> Result<Scene, LowerError> {
+    let body = of.graph;
     let v = body.outputs[driver];
     let Some((row, ix)) = axes.split_last() else { return Ok(Scene { dag: Dag::default(), stores: vec![] }) };
-    let mut r = Resolver::new(body, name);
+    let mut r = of.resolver();
     r.row = Some(Row { position: row.clone(), len });
     let value = r.at(v, ix, &[])?;
     let at = linear(ix, body.shape(v));
@@ -109,16 +110,29 @@ fn driver_scene(name: &str, body: &Graph, driver: usize, axes: &[Expr], len: usi
 }
 
 /// Elements of a row: what the body's reductions agree on. `None` if nothing is reduced (rows of one element are not).
-pub fn row_len(name: &str, body: &Graph) -> Result<Option<usize>, LowerError> {
+pub fn row_len(of: &Body) -> Result<Option<usize>, LowerError> {
     let mut found: Option<usize> = None;
-    for v in body.values() {
-        let Some(len) = reduced_len(body, v).filter(|&n| n > 1) else { continue };
+    for v in needed(of) {
+        let Some(len) = reduced_len(of.graph, v).filter(|&n| n > 1) else { continue };
         if *found.get_or_insert(len) != len {
             let why = format!("rows of {len} and of {} elements", found.unwrap_or(0));
-            return Err(LowerError::Unsupported { kernel: name.to_string(), why });
+            return Err(of.unsupported(why));
         }
     }
     Ok(found)
+}
+
+/// Values that the outputs need, not looking below the product.
+pub fn needed(of: &Body) -> Vec<ValueId> {
+    let mut seen = vec![false; of.graph.len()];
+    let mut open = of.graph.outputs.clone();
+    while let Some(v) = open.pop() {
+        if of.product.is_some_and(|p| p.0 == v) || std::mem::replace(&mut seen[v.0 as usize], true) {
+            continue;
+        }
+        open.extend(of.graph.args(v));
+    }
+    of.graph.values().filter(|v| seen[v.0 as usize]).collect()
 }
 
 /// Elements that one element of a value is reduced from, if it is a reduction.

@@ -19,14 +19,40 @@ pub struct Row {
     pub len: usize,
 }
 
+/// Where the product of a kernel is.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Product {
+    Node,
+    /// In memory, dense, in this dtype.
+    At(Slot, DType),
+}
+
+/// What is lowered: a graph with its inputs, and its product if that is computed apart.
+#[derive(Clone, Copy)]
+pub struct Body<'a> {
+    pub name: &'a str,
+    pub graph: &'a Graph,
+    pub product: Option<(ValueId, Product)>,
+}
+impl<'a> Body<'a> {
+    pub fn resolver(&self) -> Resolver<'a> {
+        let mut r = Resolver::new(self.graph, self.name);
+        r.product = self.product;
+        r
+    }
+    pub fn unsupported(&self, why: impl Into<String>) -> LowerError {
+        LowerError::Unsupported { kernel: self.name.to_string(), why: why.into() }
+    }
+}
+
 pub struct Resolver<'a> {
     pub graph: &'a Graph,
-    pub kernel: &'a str,
+    kernel: &'a str,
     pub dag: Dag,
     /// Values in memory, dense: inputs, and what earlier steps left in scratch, with the dtype they have there.
     pub places: HashMap<ValueId, (Slot, DType)>,
-    /// The value the kernel is built around, left as a node of its own.
-    pub anchor: Option<ValueId>,
+    /// The product the kernel is built around: left as a node of its own, or in memory. A bias is added to it here.
+    pub product: Option<(ValueId, Product)>,
     pub row: Option<Row>,
     /// Where, along its axis, a scan was asked for.
     pub scan_at: Vec<Expr>,
@@ -39,7 +65,7 @@ type Key = (ValueId, Vec<Expr>, Vec<Guard>);
 pub type Resolved = Result<NodeId, LowerError>;
 
 impl<'a> Resolver<'a> {
-    pub fn new(graph: &'a Graph, kernel: &'a str) -> Resolver<'a> {
+    fn new(graph: &'a Graph, kernel: &'a str) -> Resolver<'a> {
         let places =
             (graph.inputs.iter().enumerate()).map(|(i, &v)| (v, (Slot::Input(i as u32), graph.dtype(v)))).collect();
         Resolver {
@@ -47,7 +73,7 @@ impl<'a> Resolver<'a> {
             kernel,
             dag: Dag::default(),
             places,
-            anchor: None,
+            product: None,
             row: None,
             scan_at: vec![],
             memo: HashMap::new(),
@@ -77,8 +103,10 @@ impl<'a> Resolver<'a> {
         }
         let g = self.graph;
         let dtype = g.dtype(v);
-        if self.anchor == Some(v) {
-            return Ok(self.dag.add(NodeOp::Anchor { at: ix.to_vec() }, dtype));
+        if let Some((p, product)) = self.product
+            && p == v
+        {
+            return self.finished_product(product, &Here { v, ix, guards });
         }
         let args = g.args(v);
         let op = g.op(v).clone();
@@ -162,6 +190,28 @@ impl<'a> Resolver<'a> {
             Op::Scatter { .. } => Err(self.unsupported("scatter inside a kernel")),
             Op::Attention { .. } => Err(self.unsupported("attention beside another product")),
             Op::Fallback(_) | Op::Result(_) => Err(self.unsupported("a fallback inside a kernel")),
+        }
+    }
+
+    /// The product without its bias, and the bias on it.
+    fn finished_product(&mut self, product: Product, here: &Here) -> Resolved {
+        let dtype = self.graph.dtype(here.v);
+        let value = match product {
+            Product::Node => self.dag.add(NodeOp::Anchor { at: here.ix.to_vec() }, dtype),
+            Product::At(slot, stored) => self.load(here.v, slot, stored, here.ix, here.guards),
+        };
+        let args = self.graph.args(here.v);
+        let axis = match self.graph.op(here.v) {
+            Op::Linear => here.ix.len() - 1,
+            Op::Conv { .. } => 1,
+            _ => return Ok(value),
+        };
+        match args.get(2) {
+            Some(&bias) => {
+                let b = self.at(bias, &here.ix[axis..axis + 1], here.guards)?;
+                Ok(self.dag.binary(BinaryOp::Add, value, b))
+            }
+            None => Ok(value),
         }
     }
 

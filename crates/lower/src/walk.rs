@@ -7,7 +7,7 @@ use crate::math;
 use crate::rows::{Emitted, RowPlan};
 use crate::tile::{Frame, Used, loads, open, open_with};
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type as BlockType, UnaryOp as U, Value};
-use kiln_graph::{DType, ReduceOp, Type};
+use kiln_graph::{DType, ReduceOp, ScanOp, Type};
 use kiln_plan::exec::{Slot, Work};
 
 pub struct Walk<'a> {
@@ -35,6 +35,13 @@ type Partial = (NodeId, Vec<(Slot, DType)>);
 /// Greater than any position.
 const NOWHERE: i64 = i32::MAX as i64;
 
+fn as_reduction(op: ScanOp) -> ReduceOp {
+    match op {
+        ScanOp::Sum => ReduceOp::Sum,
+        ScanOp::Prod => ReduceOp::Prod,
+    }
+}
+
 fn is_arg(op: ReduceOp) -> bool {
     matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)
 }
@@ -61,6 +68,15 @@ impl<'a> Walk<'a> {
         if self.plan.row.extent >= NOWHERE as usize {
             let why = "a row of 2^31 elements or more".to_string();
             return Err(LowerError::Unsupported { kernel: self.name.to_string(), why });
+        }
+        let has_scan = !self.scans().is_empty();
+        if has_scan {
+            self.plan.parts = 1;
+            let above = |n: &NodeId| self.scene.dag.reach(&[*n]).iter().any(|m| self.is_scan(*m));
+            if self.levels.iter().flatten().any(above) {
+                let why = "a reduction of a scan".to_string();
+                return Err(LowerError::Unsupported { kernel: self.name.to_string(), why });
+            }
         }
         let steps = if self.plan.whole() {
             vec![self.in_tile()]
@@ -245,10 +261,67 @@ impl<'a> Walk<'a> {
         }
         let roots: Vec<NodeId> = along.iter().map(|s| s.value).collect();
         self.hoist(f, &roots);
-        self.over_chunks(f, lane, &[], |f, _, _| {
+        let start = self.scan_starts(f);
+        self.over_chunks(f, lane, &start, |f, lanes, now| {
+            let next = self.scan_chunk(f, lanes, now);
             along.iter().for_each(|s| f.store(s));
-            vec![]
+            next
         });
+    }
+
+    fn is_scan(&self, n: NodeId) -> bool {
+        matches!(self.scene.dag.node(n).op, NodeOp::Scan { .. })
+    }
+    fn scans(&self) -> Vec<(NodeId, ScanOp, NodeId)> {
+        let live = self.scene.live().into_iter();
+        live.filter_map(|n| match self.scene.dag.node(n).op {
+            NodeOp::Scan { op, body } => Some((n, op, body)),
+            _ => None,
+        })
+        .collect()
+    }
+    /// What scans start from: one value per row.
+    fn scan_starts(&self, f: &mut Frame) -> Vec<Value> {
+        let mut shape = self.tile_shape();
+        if let (Some(n), true) = (shape.get_mut(self.plan.row.axis), self.plan.row.block > 1) {
+            *n = 1;
+        }
+        if self.plan.rank == 1 && self.plan.row.block > 1 {
+            shape = vec![];
+        }
+        let mut starts = vec![];
+        for (_, op, body) in self.scans() {
+            let elem = math::held(self.scene.dag.node(body).dtype);
+            let id = math::identity(&mut f.b, as_reduction(op), elem);
+            starts.push(f.b.broadcast_to(id, &shape));
+        }
+        starts
+    }
+    /// Scans of a chunk, continued from the carried values; gives the next ones.
+    fn scan_chunk(&self, f: &mut Frame, lanes: Lanes, carried: &[Value]) -> Vec<Value> {
+        let row = TileRow { coord: self.plan.row.id, axis: self.plan.row.axis, rank: self.plan.rank };
+        let mut next = vec![];
+        for ((n, op, body), &carry) in self.scans().into_iter().zip(carried) {
+            let v = f.em.value(&mut f.b, body);
+            let reduction = as_reduction(op);
+            let shape = f.b.shape(carry);
+            let v = f.b.broadcast_to(v, &joint(&shape, &f.b.shape(v)));
+            let v = f.em.fill_outside(&mut f.b, reduction, v, lanes);
+            if lanes.lane.is_none() {
+                let sum = math::combine(&mut f.b, reduction, carry, v);
+                f.em.set(n, sum);
+                next.push(sum);
+                continue;
+            }
+            f.em.row = Some(row);
+            let inner = f.em.scan_lanes(&mut f.b, op, v);
+            let total = f.em.reduce_axis(&mut f.b, reduction, v, row);
+            f.em.row = None;
+            let sum = math::combine(&mut f.b, reduction, carry, inner);
+            f.em.set(n, sum);
+            next.push(math::combine(&mut f.b, reduction, carry, total));
+        }
+        next
     }
 
     /// One step per level, leaving partial results, and one that writes.

@@ -1,0 +1,192 @@
+//! Attention on the host: scores by a library product, softmax in a block step, a product with the values; a bounded number
+//! of batches at a time.
+use crate::dag::{Guard, NodeId, NodeOp, Scene, Store};
+use crate::expr::{Expr, linear};
+use crate::flash;
+use crate::host::{Host, Operand, the_product};
+use crate::resolve::{Body, Resolved, Resolver, Row, broadcast_index};
+use crate::rows::{self, Emitted};
+use crate::space::Space;
+use crate::{LowerError, Target};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, Type, ValueId};
+use kiln_plan::exec::{Matrix, Slot};
+
+/// Scores held at a time.
+const SCORES: usize = 1 << 25;
+
+/// Sizes of an attention: batch axes, key heads, queries per key head, query and key lengths, widths of keys and values.
+pub struct Sizes {
+    pub batch: Vec<usize>,
+    pub heads: usize,
+    pub group: usize,
+    pub s: usize,
+    pub t: usize,
+    pub d: usize,
+    pub e: usize,
+}
+
+pub fn sizes(of: &Body, v: ValueId) -> Sizes {
+    let args = of.graph.args(v);
+    let (q, k, w) = (of.graph.shape(args[0]), of.graph.shape(args[1]), of.graph.shape(args[2]));
+    let n = q.len();
+    Sizes {
+        batch: q[..n - 3].to_vec(),
+        heads: k[n - 3],
+        group: q[n - 3] / k[n - 3].max(1),
+        s: q[n - 2],
+        t: k[n - 2],
+        d: q[n - 1],
+        e: w[n - 1],
+    }
+}
+
+/// Index of a score in a mask, from (batch…, head, s, t).
+pub fn mask_index(shape: &[usize], at: &[Expr]) -> Vec<Expr> {
+    broadcast_index(at, shape)
+}
+
+/// A score from its raw product: scaled, masked.
+pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr]) -> Resolved {
+    let Op::Attention { scale, causal } = *r.graph.op(v) else { return Err(r.unsupported("not attention")) };
+    let dtype = r.dag.node(raw).dtype;
+    let scale = r.dag.number(dtype, scale.as_f64());
+    let mut x = r.dag.binary(BinaryOp::Mul, raw, scale);
+    let lowest = r.dag.number(dtype, f64::NEG_INFINITY);
+    if let Some(&mask) = r.graph.args(v).get(3) {
+        let ix = mask_index(r.graph.shape(mask), at);
+        let m = r.at(mask, &ix, &[])?;
+        x = if r.graph.dtype(mask) == DType::Bool {
+            r.dag.add(NodeOp::Select(m, x, lowest), dtype)
+        } else {
+            r.dag.binary(BinaryOp::Add, x, m)
+        };
+    }
+    if causal {
+        let ahead = at[at.len() - 2].plus(&at[at.len() - 1].clone().scale(-1));
+        let seen = r.dag.add(NodeOp::Inside(vec![Guard { expr: ahead, lo: 0, hi: i64::MAX }]), DType::Bool);
+        x = r.dag.add(NodeOp::Select(seen, x, lowest), dtype);
+    }
+    Ok(x)
+}
+
+pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
+    let g = of.graph;
+    let v = the_product(of, |v| matches!(g.op(v), Op::Attention { .. }))?;
+    let z = sizes(of, v);
+    if z.t == 0 || z.d == 0 {
+        return Err(of.unsupported("attention over nothing"));
+    }
+    if target != Target::Host {
+        return flash::lower(of, v, &z, target);
+    }
+    let args = g.args(v);
+    let (dtype, acc) = (g.dtype(v), g.dtype(v).compute());
+    let mut h = Host::new(*of);
+    let shape = |r: usize, c: usize| [&z.batch[..], &[z.heads, z.group, r, c]].concat();
+    let n = z.batch.len();
+    let query = |at: &[Expr]| {
+        let mut ix = at[..n].to_vec();
+        ix.extend([at[n].clone().scale(z.group as i64).plus(&at[n + 1]), at[n + 2].clone(), at[n + 3].clone()]);
+        ix
+    };
+    let q = h.operand(args[0], &shape(z.s, z.d), "q", query)?;
+    let keys = |rows: usize, cols: usize| [&z.batch[..], &[z.heads, rows, cols]].concat();
+    let k = h.operand(args[1], &keys(z.t, z.d), "k", |at| at.to_vec())?;
+    let w = h.operand(args[2], &keys(z.t, z.e), "v", |at| at.to_vec())?;
+    let place = h.destination(v)?;
+    let out = Operand { slot: place.0, offset: 0, strides: Type::new(dtype, shape(z.s, z.e)).strides() };
+
+    // The first axis of the batch is taken in pieces.
+    let first_len = z.batch.first().copied().unwrap_or(1);
+    let scores: usize = shape(z.s, z.t).iter().product();
+    let each = scores / first_len.max(1);
+    let at_once = (SCORES / each.max(1)).clamp(1, first_len.max(1));
+    let piece = |count: usize, r: usize, c: usize| {
+        let mut p = shape(r, c);
+        if n > 0 {
+            p[0] = count;
+        }
+        p
+    };
+    let raw = h.scratch(acc, &piece(at_once, z.s, z.t));
+    let soft = h.scratch(dtype, &piece(at_once, z.s, z.t));
+    for (i, first) in (0..first_len).step_by(at_once).enumerate() {
+        let count = at_once.min(first_len - first);
+        let lead = |o: &Operand| if n > 0 { o.offset + first * o.strides[0] } else { o.offset };
+        let grouped = |o: &Operand, flip: bool| {
+            let m = o.matrix();
+            let mut batch_strides = m.batch_strides;
+            batch_strides.push(0);
+            let (row_stride, col_stride) =
+                if flip { (m.col_stride, m.row_stride) } else { (m.row_stride, m.col_stride) };
+            Matrix { offset: lead(o), row_stride, col_stride, batch_strides, ..m }
+        };
+        let dense = |slot: Slot| {
+            let strides = Type::new(dtype, piece(count, z.s, z.t)).strides();
+            Operand { slot, offset: 0, strides }.matrix()
+        };
+        let a = Matrix { offset: lead(&q), ..q.matrix() };
+        h.gemm(dtype, acc, &piece(count, z.s, z.t), z.d, [a, grouped(&k, true), dense(raw)]);
+        let name = format!("{}_softmax{i}", of.name);
+        let space_shape = piece(count, z.s, z.t);
+        let places = Places { raw: (raw, acc), soft: (soft, dtype), first, has_batch: n > 0 };
+        let step = softmax(of, &name, v, &z, &space_shape, &places, h.out.scratch.len() as u32)?;
+        h.out.scratch.extend(step.scratch);
+        h.out.steps.extend(step.steps);
+        let c = Matrix { offset: lead(&out), ..out.matrix() };
+        h.gemm(dtype, place.1, &piece(count, z.s, z.e), z.t, [dense(soft), grouped(&w, false), c]);
+    }
+    h.finish(v, place)
+}
+
+/// Raw scores, probabilities, and the first batch of the piece.
+struct Places {
+    raw: (Slot, DType),
+    soft: (Slot, DType),
+    first: usize,
+    has_batch: bool,
+}
+
+fn softmax(
+    of: &Body,
+    name: &str,
+    v: ValueId,
+    z: &Sizes,
+    shape: &[usize],
+    p: &Places,
+    scratch: u32,
+) -> Result<Emitted, LowerError> {
+    let last = shape.len() - 1;
+    let row_axes: Vec<bool> = (0..shape.len()).map(|i| i == last).collect();
+    let scene = |s: &Space| {
+        let mut r = of.resolver();
+        r.row = Some(Row { position: s.axes[last].clone(), len: z.t });
+        let at = linear(&s.axes, shape);
+        let raw = r.dag.add(NodeOp::Load { slot: p.raw.0, at: at.clone(), guards: vec![] }, p.raw.1);
+        let n = shape.len() - 4;
+        let mut ix = s.axes[..n].to_vec();
+        if p.has_batch {
+            ix[0] = ix[0].clone().shift(p.first as i64);
+        }
+        ix.extend([
+            s.axes[n].clone().scale(z.group as i64).plus(&s.axes[n + 1]),
+            s.axes[n + 2].clone(),
+            s.axes[n + 3].clone(),
+        ]);
+        let x = masked_score(&mut r, raw, v, &ix)?;
+        let value = safe_softmax(&mut r, x, z.t);
+        let store = Store { slot: p.soft.0, dtype: p.soft.1, at, guards: vec![], value };
+        Ok(Scene { dag: r.dag, stores: vec![store] })
+    };
+    rows::emit(name, Space::new(shape, &row_axes), &scene, Target::Host, scratch)
+}
+
+/// Softmax of a row of scores; zeros where nothing takes part, as PyTorch's `_safe_softmax`.
+fn safe_softmax(r: &mut Resolver, x: NodeId, len: usize) -> NodeId {
+    let p = r.softmax(x, x, len, false);
+    let dtype = r.dag.node(x).dtype;
+    let most = if len == 1 { x } else { r.dag.reduce(ReduceOp::Max, x) };
+    let (lowest, zero) = (r.dag.number(dtype, f64::NEG_INFINITY), r.dag.number(dtype, 0.0));
+    let nothing = r.dag.add(NodeOp::Compare(CompareOp::Eq, most, lowest), DType::Bool);
+    r.dag.add(NodeOp::Select(nothing, zero, p), dtype)
+}

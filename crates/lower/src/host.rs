@@ -1,0 +1,145 @@
+//! Products on the host: library calls on strided operands, with block steps that prepare operands and finish results.
+use crate::dag::{NodeOp, Scene, Store};
+use crate::expr::{Expr, linear};
+use crate::resolve::{Body, Product};
+use crate::rows::Emitted;
+use crate::space::Space;
+use crate::{LowerError, Target, pointwise, reduction};
+use kiln_graph::{DType, Type, ValueId};
+use kiln_plan::exec::{GemmCall, Matrix, Slot, Work};
+
+/// Steps being put together.
+pub struct Host<'a> {
+    pub of: Body<'a>,
+    pub out: Emitted,
+}
+
+/// An operand in memory: slot, offset, and a stride per axis of the shape it was asked in.
+#[derive(Clone, Debug)]
+pub struct Operand {
+    pub slot: Slot,
+    pub offset: usize,
+    pub strides: Vec<usize>,
+}
+
+impl Operand {
+    /// As a matrix: the last two axes are rows and columns, those before are the batch.
+    pub fn matrix(&self) -> Matrix {
+        let n = self.strides.len();
+        Matrix {
+            slot: self.slot,
+            offset: self.offset,
+            row_stride: self.strides[n - 2],
+            col_stride: self.strides[n - 1],
+            batch_strides: self.strides[..n - 2].to_vec(),
+        }
+    }
+}
+
+impl<'a> Host<'a> {
+    pub fn new(of: Body<'a>) -> Host<'a> {
+        Host { of, out: Emitted::default() }
+    }
+    pub fn scratch(&mut self, dtype: DType, shape: &[usize]) -> Slot {
+        self.out.scratch.push(Type::new(dtype, shape));
+        Slot::Scratch(self.out.scratch.len() as u32 - 1)
+    }
+
+    /// A value at `index(coordinates of shape)`: where it lies, or after a step that copies it into scratch.
+    pub fn operand<F>(&mut self, v: ValueId, shape: &[usize], what: &str, index: F) -> Result<Operand, LowerError>
+    where
+        F: Fn(&[Expr]) -> Vec<Expr>,
+    {
+        let dtype = self.of.graph.dtype(v);
+        if let Some(found) = self.in_place(v, shape, &index)? {
+            return Ok(found);
+        }
+        let slot = self.scratch(dtype, shape);
+        let of = self.of;
+        let scene = |axes: &[Expr]| {
+            let mut r = of.resolver();
+            let value = r.at(v, &index(axes), &[])?;
+            let store = Store { slot, dtype, at: linear(axes, shape), guards: vec![], value };
+            Ok(Scene { dag: r.dag, stores: vec![store] })
+        };
+        let name = format!("{}_{what}", of.name);
+        self.out.steps.push(pointwise::points(&name, shape, &scene, Target::Host)?);
+        Ok(Operand { slot, offset: 0, strides: Type::new(dtype, shape).strides() })
+    }
+    fn in_place<F>(&self, v: ValueId, shape: &[usize], index: &F) -> Result<Option<Operand>, LowerError>
+    where
+        F: Fn(&[Expr]) -> Vec<Expr>,
+    {
+        let space = Space::new(shape, &vec![false; shape.len()]);
+        let mut r = self.of.resolver();
+        let n = r.at(v, &index(&space.axes), &[])?;
+        let node = r.dag.node(n);
+        let NodeOp::Load { slot, at, guards } = &node.op else { return Ok(None) };
+        if !guards.is_empty() || node.dtype != self.of.graph.dtype(v) || at.constant < 0 {
+            return Ok(None);
+        }
+        let mut rest = Expr::constant(at.constant);
+        let mut strides = vec![];
+        for axis in &space.axes {
+            let stride = match axis.as_coord() {
+                Some(c) => at.stride(c),
+                None => Some(0),
+            };
+            let Some(stride) = stride.filter(|&s| s >= 0) else { return Ok(None) };
+            rest = rest.plus(&axis.clone().scale(stride));
+            strides.push(stride as usize);
+        }
+        let found = Operand { slot: *slot, offset: at.constant as usize, strides };
+        Ok((rest == *at).then_some(found))
+    }
+
+    pub fn gemm(&mut self, dtype: DType, c_dtype: DType, shape: &[usize], k: usize, [a, b, c]: [Matrix; 3]) {
+        let (batch, mn) = shape.split_at(shape.len() - 2);
+        let call = GemmCall { dtype, c_dtype, m: mn[0], n: mn[1], k, batch: batch.to_vec(), a, b, c };
+        self.out.steps.push(Work::Gemm(call));
+    }
+
+    /// Where the product goes: the output if it is that and nothing more, else scratch in the type it accumulates in.
+    pub fn destination(&mut self, v: ValueId) -> Result<(Slot, DType), LowerError> {
+        let g = self.of.graph;
+        let (shape, dtype) = (g.shape(v).to_vec(), g.dtype(v));
+        if let [only] = g.outputs[..]
+            && g.ty(only).count() == g.ty(v).count()
+        {
+            let of = Body { product: Some((v, Product::Node)), ..self.of };
+            let space = Space::new(g.shape(only), &vec![false; g.shape(only).len()]);
+            let mut r = of.resolver();
+            let n = r.at(only, &space.axes, &[])?;
+            if let NodeOp::Anchor { at } = &r.dag.node(n).op
+                && linear(at, &shape) == linear(&space.axes, g.shape(only))
+                && g.dtype(only) == dtype
+            {
+                return Ok((Slot::Output(0), dtype));
+            }
+        }
+        let acc = dtype.compute();
+        Ok((self.scratch(acc, &[g.ty(v).count()]), acc))
+    }
+    /// The rest of the body after its product is in memory.
+    pub fn finish(mut self, v: ValueId, place: (Slot, DType)) -> Result<Emitted, LowerError> {
+        if place.0 == Slot::Output(0) {
+            return Ok(self.out);
+        }
+        let name = format!("{}_epilogue", self.of.name);
+        let of = Body { product: Some((v, Product::At(place.0, place.1))), name: &name, ..self.of };
+        let rest = reduction::lower(&of, Target::Host, self.out.scratch.len() as u32)?;
+        self.out.scratch.extend(rest.scratch);
+        self.out.steps.extend(rest.steps);
+        Ok(self.out)
+    }
+}
+
+/// The one value of a body that `is` a product.
+pub fn the_product(of: &Body, is: impl Fn(ValueId) -> bool) -> Result<ValueId, LowerError> {
+    let mut found = of.graph.values().filter(|&v| is(v));
+    match (found.next(), found.next()) {
+        (Some(v), None) => Ok(v),
+        (None, _) => Err(of.unsupported("no product in the body")),
+        _ => Err(of.unsupported("two products in the body")),
+    }
+}

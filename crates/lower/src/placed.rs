@@ -1,0 +1,100 @@
+//! Outputs of a body seen from its product: where an element of the product goes, and what becomes of it on the way.
+use crate::LowerError;
+use crate::dag::{Dag, Guard, NodeId, NodeOp, Scene, Store};
+use crate::expr::{CoordId, Expr, linear};
+use crate::invert::invert;
+use crate::resolve::{Body, Product, Resolver};
+use crate::space::Space;
+use kiln_graph::ValueId;
+use kiln_plan::exec::Slot;
+
+/// One output's coordinates, solved for positions along the product's dimensions.
+pub struct Placed {
+    output: usize,
+    /// Per axis of the output, in terms of the stand-ins of the dimensions.
+    axes: Vec<Expr>,
+    guards: Vec<Guard>,
+}
+
+/// Coordinate that stands for dimension `i` in a [`Placed`].
+fn stand_in(i: usize, extent: usize) -> Expr {
+    Expr::coord(u32::MAX - i as u32, extent)
+}
+
+/// Solves every output for the dimensions of the product `v`; `place` gives them from an index of `v`. `None` if an output
+/// is not reached element by element (a reduction, a repetition, an order no mixed radix describes).
+pub fn outputs(of: &Body, v: ValueId, dims: &[usize], place: &dyn Fn(&[Expr]) -> Vec<Expr>) -> Option<Vec<Placed>> {
+    (0..of.graph.outputs.len()).map(|i| output(of, v, i, dims, place)).collect()
+}
+
+fn output(of: &Body, v: ValueId, i: usize, dims: &[usize], place: &dyn Fn(&[Expr]) -> Vec<Expr>) -> Option<Placed> {
+    let g = of.graph;
+    let out = g.outputs[i];
+    let of = Body { product: Some((v, Product::Node)), ..*of };
+    let resolve = |s: &Space| -> Result<Scene, LowerError> {
+        let mut r = of.resolver();
+        let value = r.at(out, &s.axes, &[])?;
+        // The dimensions are part of the scene, so that the space is split for them too.
+        let mut stores = vec![];
+        for at in anchors(&r.dag, &[value]) {
+            for e in place(&at) {
+                stores.push(Store { slot: Slot::Output(0), dtype: g.dtype(out), at: e, guards: vec![], value });
+            }
+        }
+        Ok(Scene { dag: r.dag, stores })
+    };
+    let mut space = Space::new(g.shape(out), &vec![false; g.shape(out).len()]);
+    space.refine(&resolve).ok()?;
+    let scene = resolve(&space).ok()?;
+    let value = scene.stores.first()?.value;
+    let [at] = &anchors(&scene.dag, &[value])[..] else { return None };
+    let mut solved: Vec<(CoordId, Expr)> = vec![];
+    let mut guards = vec![];
+    for (d, e) in place(at).iter().enumerate() {
+        let inverse = invert(e, &stand_in(d, dims[d]))?;
+        solved.extend(inverse.coords);
+        if inverse.guard.lo > 0 || inverse.guard.hi < dims[d] as i64 {
+            guards.push(inverse.guard);
+        }
+    }
+    let all = space.coords.iter().all(|c| solved.iter().filter(|s| s.0 == c.id).count() == 1);
+    if !all || solved.len() != space.coords.len() {
+        return None;
+    }
+    let find = |id| solved.iter().find(|s| s.0 == id).map(|s| s.1.clone());
+    Some(Placed { output: i, axes: space.axes.iter().map(|e| e.substitute(&find)).collect(), guards })
+}
+
+fn anchors(dag: &Dag, roots: &[NodeId]) -> Vec<Vec<Expr>> {
+    let reach = dag.reach(roots).into_iter();
+    reach
+        .filter_map(|n| match &dag.node(n).op {
+            NodeOp::Anchor { at } => Some(at.clone()),
+            _ => None,
+        })
+        .collect()
+}
+
+impl Placed {
+    /// The store of this output at the product's element `dims`. Its value reads the product as a node.
+    pub fn store(&self, r: &mut Resolver, dims: &[Expr]) -> Result<Store, LowerError> {
+        let real = |id: CoordId| dims.get((u32::MAX - id) as usize).cloned();
+        let ix: Vec<Expr> = self.axes.iter().map(|e| e.substitute(&real)).collect();
+        let guards: Vec<Guard> =
+            self.guards.iter().map(|g| Guard { expr: g.expr.substitute(&real), ..g.clone() }).collect();
+        let out = r.graph.outputs[self.output];
+        let value = r.at(out, &ix, &guards)?;
+        let at = linear(&ix, r.graph.shape(out));
+        let slot = Slot::Output(self.output as u32);
+        Ok(Store { slot, dtype: r.graph.dtype(out), at, guards, value })
+    }
+}
+
+/// The product's node in a program that reads it at one element, and nothing else.
+pub fn the_anchor(scene: &Scene) -> Option<NodeId> {
+    let mut found = scene.live().into_iter().filter(|&n| matches!(scene.dag.node(n).op, NodeOp::Anchor { .. }));
+    match (found.next(), found.next()) {
+        (Some(n), None) => Some(n),
+        _ => None,
+    }
+}

@@ -1,0 +1,81 @@
+//! Scans: running sums and products along an axis, with pointwise work before and after.
+use crate::dag::{Scene, Store};
+use crate::expr::{Expr, delinear, linear};
+use crate::invert::invert;
+use crate::resolve::{Body, Row};
+use crate::rows::{self, Emitted};
+use crate::space::Space;
+use crate::{LowerError, Target, pointwise};
+use kiln_graph::Op;
+use kiln_plan::exec::Slot;
+
+pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
+    let body = of.graph;
+    let mut lengths = body.values().filter_map(|v| match body.op(v) {
+        Op::Scan { axis, .. } => Some(body.shape(v)[*axis]),
+        _ => None,
+    });
+    let Some(len) = lengths.next() else {
+        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, target)? });
+    };
+    if lengths.any(|l| l != len) {
+        return Err(of.unsupported("scans of different lengths"));
+    }
+    let shape = body.outputs.first().map(|&v| body.shape(v).to_vec()).unwrap_or_default();
+    let count: usize = shape.iter().product();
+    if body.outputs.iter().any(|&v| body.ty(v).count() != count) {
+        return Err(of.unsupported("a scan with outputs of different sizes"));
+    }
+
+    // Where the first output meets the scan fixes the row.
+    let mut space = Space::new(&shape, &vec![false; shape.len()]);
+    let first = |s: &Space| Ok(outputs(of, &s.axes, &shape, None)?.0);
+    space.refine(&first)?;
+    let (_, positions) = outputs(of, &space.axes, &shape, None)?;
+    if len == 1 {
+        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, target)? });
+    }
+    let at = positions.first().cloned().unwrap_or_default();
+    if positions.iter().any(|p| *p != at) {
+        return Err(of.unsupported("scans in different directions or along different axes"));
+    }
+    let row_id = u32::MAX;
+    let Some(inverse) = invert(&at, &Expr::coord(row_id, len)).filter(|i| i.guard.lo == 0 && i.guard.hi == len as i64)
+    else {
+        return Err(of.unsupported("a part of a scan"));
+    };
+    let kept: Vec<_> = space.coords.iter().filter(|c| !inverse.coords.iter().any(|i| i.0 == c.id)).copied().collect();
+    let old = space.axes.clone();
+    let mut extents: Vec<usize> = kept.iter().map(|c| c.extent).collect();
+    extents.push(len);
+    let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == kept.len()).collect();
+    let scene = |s: &Space| {
+        let row = &s.axes[kept.len()];
+        let of_row = |id| (id == row_id).then(|| row.clone());
+        let coord = |id| {
+            let in_kept = kept.iter().position(|c| c.id == id).map(|i| s.axes[i].clone());
+            in_kept.or_else(|| inverse.coords.iter().find(|c| c.0 == id).map(|c| c.1.substitute(&of_row)))
+        };
+        let axes: Vec<Expr> = old.iter().map(|e| e.substitute(&coord)).collect();
+        let (scene, positions) = outputs(of, &axes, &shape, Some(Row { position: row.clone(), len }))?;
+        match positions.iter().all(|p| p == row) {
+            true => Ok(scene),
+            false => Err(of.unsupported("a scan along an axis that views cut")),
+        }
+    };
+    rows::emit(of.name, Space::new(&extents, &row_axes), &scene, target, 0)
+}
+
+fn outputs(of: &Body, axes: &[Expr], shape: &[usize], row: Option<Row>) -> Result<(Scene, Vec<Expr>), LowerError> {
+    let mut r = of.resolver();
+    r.row = row;
+    let position = linear(axes, shape);
+    let mut stores = vec![];
+    for (i, &v) in of.graph.outputs.iter().enumerate() {
+        let ix = delinear(&position, of.graph.shape(v));
+        let value = r.at(v, &ix, &[])?;
+        let at = linear(&ix, of.graph.shape(v));
+        stores.push(Store { slot: Slot::Output(i as u32), dtype: of.graph.dtype(v), at, guards: vec![], value });
+    }
+    Ok((Scene { dag: r.dag, stores }, r.scan_at))
+}

@@ -1,0 +1,191 @@
+//! Runs the steps of a kernel with the block interpreter and compares with the graph interpreter.
+#![allow(dead_code)]
+use kiln_block::Elem;
+use kiln_graph::{DType, Graph, Tensor, Type, random};
+use kiln_interp::block::{self, Buffer};
+use kiln_interp::graph::{Precision, no_fallback, run_with};
+use kiln_lower::{LowerError, Target, lower};
+use kiln_plan::exec::{GemmCall, Matrix, Slot, Steps, Work};
+use kiln_plan::{BufferId, Cost, Kernel, KernelKind, Reason, Stage};
+use std::collections::HashMap;
+
+pub const TARGETS: [Target; 2] = [Target::Host, Target::Gpu { arch: 90 }];
+
+pub fn kernel(kind: KernelKind, body: Graph) -> Kernel {
+    let ids = |n: usize, from: usize| (from..from + n).map(|i| BufferId(i as u32)).collect();
+    Kernel {
+        name: "k".into(),
+        kind,
+        stage: Stage::Run,
+        inputs: ids(body.inputs.len(), 0),
+        outputs: ids(body.outputs.len(), body.inputs.len()),
+        body,
+        cost: Cost::default(),
+        reason: Reason::default(),
+    }
+}
+
+fn elem(d: DType) -> Elem {
+    Elem::ALL.into_iter().find(|e| e.name() == d.name()).expect("every dtype is an element")
+}
+fn dtype(e: Elem) -> DType {
+    DType::ALL.into_iter().find(|d| d.name() == e.name()).expect("not f8")
+}
+
+/// Memory that nothing has written: NaN in floats, nonsense elsewhere.
+fn poison(ty: &Type) -> Buffer {
+    Buffer::new(elem(ty.dtype), &ty.shape, vec![0xff; ty.bytes()])
+}
+
+/// Outputs of the steps on these inputs.
+pub fn run_steps(body: &Graph, steps: &Steps<kiln_block::Kernel>, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    let mut memory: HashMap<Slot, Buffer> = HashMap::new();
+    for (i, t) in inputs.iter().enumerate() {
+        memory.insert(Slot::Input(i as u32), Buffer::new(elem(t.ty.dtype), &t.ty.shape, t.bytes().to_vec()));
+    }
+    for (i, &v) in body.outputs.iter().enumerate() {
+        memory.insert(Slot::Output(i as u32), poison(body.ty(v)));
+    }
+    for (i, ty) in steps.scratch.iter().enumerate() {
+        memory.insert(Slot::Scratch(i as u32), poison(ty));
+    }
+    for step in &steps.steps {
+        match step {
+            Work::Block { code, args } => {
+                let mut buffers: Vec<Buffer> =
+                    args.iter().map(|s| memory.get(s).cloned().ok_or(format!("no {s:?}"))).collect::<Result<_, _>>()?;
+                block::run(code, &mut buffers).map_err(|e| format!("{e}"))?;
+                for ((slot, p), b) in args.iter().zip(&code.params).zip(buffers) {
+                    if !p.readonly {
+                        memory.insert(*slot, b);
+                    }
+                }
+            }
+            Work::Gemm(call) => gemm(call, &mut memory),
+            other => return Err(format!("unexpected step {other:?}")),
+        }
+    }
+    let output = |i: usize| {
+        let b = &memory[&Slot::Output(i as u32)];
+        let ty = Type::new(dtype(b.elem), b.shape.clone());
+        Tensor::from_bytes(ty, &b.bytes).ok_or_else(|| "output of the wrong size".to_string())
+    };
+    (0..body.outputs.len()).map(output).collect()
+}
+
+fn gemm(call: &GemmCall, memory: &mut HashMap<Slot, Buffer>) {
+    let (a, b) = (memory[&call.a.slot].to_f64(), memory[&call.b.slot].to_f64());
+    assert_eq!(memory[&call.a.slot].elem, elem(call.dtype), "a's type");
+    assert_eq!(memory[&call.b.slot].elem, elem(call.dtype), "b's type");
+    let c = memory.get_mut(&call.c.slot).expect("c");
+    assert_eq!(c.elem, elem(call.c_dtype), "c's type");
+    let mut out = c.to_f64();
+    let batches: usize = call.batch.iter().product();
+    for i in 0..batches {
+        let at = |m: &Matrix| {
+            let mut rest = i;
+            let mut at = m.offset;
+            for (n, s) in call.batch.iter().zip(&m.batch_strides).rev() {
+                at += rest % n * s;
+                rest /= n;
+            }
+            at
+        };
+        let (oa, ob, oc) = (at(&call.a), at(&call.b), at(&call.c));
+        for r in 0..call.m {
+            for q in 0..call.n {
+                let one = |k: usize| {
+                    a[oa + r * call.a.row_stride + k * call.a.col_stride]
+                        * b[ob + k * call.b.row_stride + q * call.b.col_stride]
+                };
+                out[oc + r * call.c.row_stride + q * call.c.col_stride] = (0..call.k).map(one).sum();
+            }
+        }
+    }
+    *c = Buffer::from_f64(c.elem, &c.shape.clone(), out);
+}
+
+/// Largest error allowed: relative to the greater of 1 and the value.
+fn tolerance(d: DType, body: &Graph) -> f64 {
+    let half = body.values().any(|v| matches!(body.dtype(v), DType::F16 | DType::Bf16));
+    let bf = body.values().any(|v| body.dtype(v) == DType::Bf16);
+    match d {
+        _ if bf => 4e-2,
+        _ if half => 6e-3,
+        DType::F32 => 2e-4,
+        DType::F64 if body.values().any(|v| body.dtype(v) == DType::F32) => 2e-4,
+        DType::F64 => 1e-9,
+        _ => 0.0,
+    }
+}
+
+pub fn difference(body: &Graph, want: &[Tensor], got: &[Tensor]) -> Result<(), String> {
+    for (i, (w, g)) in want.iter().zip(got).enumerate() {
+        let d = body.dtype(body.outputs[i]);
+        let tolerance = tolerance(d, body);
+        for j in 0..w.ty.count() {
+            let (x, y) = (w.get_f64(j), g.get_f64(j));
+            let same = x == y || (x.is_nan() && y.is_nan());
+            let overflow = d == DType::F16 && x.abs() > 65000.0;
+            if !same && !overflow && ((x - y).abs() > tolerance * x.abs().max(1.0) || x.is_nan() != y.is_nan()) {
+                return Err(format!("output {i} ({}) element {j}: {y}, should be {x}", w.ty));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Lowers, runs and compares; the error says what differs.
+pub fn compare(
+    kind: KernelKind,
+    body: &Graph,
+    inputs: &[Tensor],
+    target: Target,
+) -> Result<Result<(), LowerError>, String> {
+    let precise = run_with(body, inputs, &[], Precision::F64, &mut no_fallback);
+    let native = run_with(body, inputs, &[], Precision::Native, &mut no_fallback);
+    // Where half types decide a comparison or an integer, either is right.
+    let want = precise.map_err(|e| format!("the graph interpreter: {e}"))?;
+    let native = native.map_err(|e| format!("the graph interpreter: {e}"))?;
+    let steps = match lower(&kernel(kind, body.clone()), target) {
+        Ok(steps) => steps,
+        Err(e) if e.to_string().contains("is wrong") => return Err(e.to_string()),
+        Err(e) => return Ok(Err(e)),
+    };
+    let got = run_steps(body, &steps, inputs).map_err(|e| format!("{e}\n{}", text(&steps)))?;
+    match difference(body, &want, &got) {
+        Ok(()) => Ok(Ok(())),
+        Err(_) if difference(body, &native, &got).is_ok() => Ok(Ok(())),
+        Err(e) => Err(format!("{e}\n{}", text(&steps))),
+    }
+}
+
+pub fn text(steps: &Steps<kiln_block::Kernel>) -> String {
+    let mut all = String::new();
+    for s in &steps.steps {
+        match s {
+            Work::Block { code, args } => all += &format!("{args:?}\n{}\n", kiln_block::text::print(code)),
+            other => all += &format!("{other:?}\n"),
+        }
+    }
+    all.truncate(6000);
+    all
+}
+
+/// A body in text form on random inputs, on every target; must be lowered.
+#[track_caller]
+pub fn check(kind: KernelKind, body: &str) {
+    for target in TARGETS {
+        check_on(kind, body, target);
+    }
+}
+#[track_caller]
+pub fn check_on(kind: KernelKind, body: &str, target: Target) {
+    let g: Graph = body.parse().unwrap_or_else(|e| panic!("{e}\n{body}"));
+    let inputs = random::inputs(&g, 7);
+    match compare(kind, &g, &inputs, target) {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => panic!("{target:?}: {e}\n{body}"),
+        Err(e) => panic!("{target:?}: {e}\n{body}"),
+    }
+}

@@ -1,0 +1,160 @@
+//! Pointwise kernels: arithmetic, views, data movement.
+mod common;
+use common::{check, compare};
+use kiln_graph::{DType, Tensor, Type};
+use kiln_plan::KernelKind::Pointwise;
+
+fn body(lines: &str) {
+    check(Pointwise, &format!("graph k{lines}"));
+}
+
+#[test]
+fn plain() {
+    for n in [1, 7, 64, 1000, 5000] {
+        body(&format!("(%x: f32[{n}], %y: f32[{n}]) {{ %z = add %x, %y\n return %z }}"));
+        body(&format!("(%x: bf16[{n}], %y: bf16[{n}]) {{ %z = mul %x, %y\n %w = gelu_tanh %z\n return %z, %w }}"));
+    }
+    body("(%x: f64[], %y: f64[3,5]) { %z = mul %x, %y\n return %z }");
+    body("(%x: f32[0,5]) { %z = exp %x\n return %z }");
+}
+
+#[test]
+fn views() {
+    body("(%x: f32[6,10]) { %y = permute %x perm=[1,0]\n return %y }");
+    body("(%x: f32[70,45], %z: f32[45,70]) { %y = permute %x perm=[1,0]\n %w = add %y, %z\n return %w }");
+    body("(%x: f32[4,6,33]) { %y = reshape %x shape=[8,99]\n %z = neg %y\n return %z }");
+    body("(%x: f32[2,12,20]) { %y = reshape %x shape=[2,12,4,5]\n %z = permute %y perm=[0,2,1,3]\n return %z }");
+    body("(%x: f32[2,3,20,16]) { %y = permute %x perm=[0,2,1,3]\n %z = reshape %y shape=[2,20,48]\n return %z }");
+    body("(%x: f32[5,30]) { %y = slice %x axis=1 start=3 len=9 step=2\n %z = exp %y\n return %z }");
+    body("(%x: f32[5,30]) { %y = flip %x axes=[1]\n %z = sub %y, %x\n return %z }");
+    body("(%x: f32[30]) { %y = broadcast %x shape=[4,30]\n return %y }");
+    body("(%x: f32[7,1,80], %b: f32[9,1]) { %y = add %x, %b\n return %y }");
+    body("(%x: f32[3,100,7]) { %y = permute %x perm=[2,0,1]\n %z = reshape %y shape=[210,10]\n return %z }");
+}
+
+#[test]
+fn movement() {
+    body("(%x: f32[5,6], %y: f32[5,9]) { %c = concat %x, %y axis=1\n %z = neg %c\n return %z }");
+    body("(%x: f32[5,6], %y: f32[2,6], %w: f32[1,6]) { %c = concat %x, %y, %w axis=0\n return %c }");
+    body("(%x: f32[5,6]) { %c = pad %x, 2.5 lo=[1,2] hi=[0,-3]\n return %c }");
+    body("(%x: f32[5,6]) { %c = pad %x, 1.0 lo=[0,4] hi=[3,3]\n %d = reshape %c shape=[4,26]\n return %d }");
+    body(
+        "(%x: f32[2,64,64]) { %a = slice %x axis=2 start=0 len=32 step=1\n %b = slice %x axis=2 start=32 len=32 step=1\n %n = neg %b\n %c = concat %n, %a axis=2\n return %c }",
+    );
+}
+
+#[test]
+fn gathers() {
+    let int = |shape: &[usize], v: &[f64]| Tensor::from_f64(Type::new(DType::I64, shape), v.iter().copied());
+    let x = |shape: &[usize]| kiln_graph::random_tensor(Type::new(DType::F32, shape), 3, 1.0);
+    let run = |text: &str, inputs: &[Tensor]| {
+        let g = text.parse().unwrap_or_else(|e| panic!("{e}"));
+        for t in common::TARGETS {
+            compare(Pointwise, &g, inputs, t).unwrap_or_else(|e| panic!("{e}")).unwrap_or_else(|e| panic!("{e}"));
+        }
+    };
+    run(
+        "graph k(%x: f32[10,40], %i: i64[2,3]) { %y = take %x, %i axis=0\n return %y }",
+        &[x(&[10, 40]), int(&[2, 3], &[0.0, 9.0, -1.0, 3.0, -10.0, 5.0])],
+    );
+    run(
+        "graph k(%x: f32[4,9], %i: i64[2,9]) { %y = gather %x, %i axis=0\n return %y }",
+        &[x(&[4, 9]), int(&[2, 9], &[0., 1., 2., 3., -1., -2., -3., -4., 0., 3., 2., 1., 0., 3., 2., 1., 0., 3.])],
+    );
+    run(
+        "graph k(%x: f32[4,9], %i: i64[3]) { %p = pad %x, 1.0 lo=[0,2] hi=[0,2]\n %y = take %p, %i axis=1\n return %y }",
+        &[x(&[4, 9]), int(&[3], &[0., 5., -1.])],
+    );
+}
+
+#[test]
+fn unary_functions() {
+    for d in ["f32", "f64", "f16", "bf16"] {
+        for op in [
+            "neg",
+            "abs",
+            "sign",
+            "exp",
+            "exp2",
+            "expm1",
+            "reciprocal",
+            "sin",
+            "cos",
+            "tan",
+            "atan",
+            "sinh",
+            "cosh",
+            "tanh",
+            "erf",
+            "floor",
+            "ceil",
+            "trunc",
+            "relu",
+            "sigmoid",
+            "silu",
+            "gelu_erf",
+            "gelu_tanh",
+            "softplus",
+            "mish",
+            "hardswish",
+            "hardsigmoid",
+            "log_sigmoid",
+        ] {
+            body(&format!("(%x: {d}[40]) {{ %y = {op} %x\n return %y }}"));
+        }
+        for op in ["log", "log2", "log10", "log1p", "sqrt", "rsqrt"] {
+            body(&format!("(%x: {d}[40]) {{ %a = abs %x\n %b = add %a, 0.5\n %y = {op} %b\n return %y }}"));
+        }
+        body(&format!("(%x: {d}[9]) {{ %y = is_nan %x\n %z = is_inf %x\n %n = not %y\n return %y, %z, %n }}"));
+    }
+    for d in ["i64", "i32", "u8"] {
+        for op in ["abs", "sign", "floor", "relu", "not"] {
+            body(&format!("(%x: {d}[20]) {{ %y = {op} %x\n return %y }}"));
+        }
+    }
+}
+
+#[test]
+fn binary_functions() {
+    for d in ["f32", "f64"] {
+        for op in ["add", "sub", "mul", "div", "floor_div", "remainder", "fmod", "max", "min", "atan2"] {
+            body(&format!("(%x: {d}[50], %y: {d}[50]) {{ %z = {op} %x, %y\n return %z }}"));
+        }
+        for p in ["2.0", "3.0", "4.0", "0.5", "-1.0", "1.7", "1.0", "0.0"] {
+            body(&format!("(%x: {d}[50]) {{ %a = abs %x\n %b = add %a, 0.1\n %z = pow %b, {p}\n return %z }}"));
+        }
+    }
+    for d in ["i64", "i32", "u8"] {
+        for op in ["add", "sub", "mul", "max", "min", "and", "or", "xor"] {
+            body(&format!("(%x: {d}[50], %y: {d}[50]) {{ %z = {op} %x, %y\n return %z }}"));
+        }
+        for op in ["div", "floor_div", "remainder", "fmod"] {
+            body(&format!("(%x: {d}[50]) {{ %z = {op} %x, 3\n return %z }}"));
+        }
+        body(&format!("(%x: {d}[50]) {{ %z = pow %x, 2\n %e = and %x, 3\n %w = pow %x, %e\n return %z, %w }}"));
+    }
+    for op in ["eq", "ne", "lt", "le", "gt", "ge"] {
+        body(&format!("(%x: f32[50], %y: f32[50]) {{ %z = {op} %x, %y\n %w = select %z, %x, %y\n return %w, %z }}"));
+    }
+    body(
+        "(%x: bool[9], %y: bool[9]) { %a = and %x, %y\n %b = or %x, %y\n %c = xor %a, %b\n %m = max %x, %c\n %e = lt %x, %y\n return %c, %m, %e }",
+    );
+}
+
+#[test]
+fn casts() {
+    for from in ["f32", "f64", "f16", "bf16", "i64", "i32", "u8", "bool"] {
+        for to in ["f32", "f64", "f16", "bf16", "i64", "i32", "u8", "bool"] {
+            if from == to || (to == "u8" && from.contains('f')) {
+                continue;
+            }
+            body(&format!("(%x: {from}[30]) {{ %y = cast %x to={to}\n return %y }}"));
+        }
+    }
+    body(
+        "(%x: f32[30]) { %y = cast %x to=bf16\n %z = cast %y to=f32\n %d = sub %x, %z\n %e = mul %d, 1000.0\n return %e }",
+    );
+    body(
+        "() { %i = iota axis=1 : i64[4,30]\n %f = iota axis=0 : f32[4,30]\n %c = cast %i to=f32\n %s = add %c, %f\n return %s }",
+    );
+}

@@ -1,0 +1,107 @@
+//! Row kernels under every schedule: rows in a tile, in loops, across memory, in parts.
+mod common;
+use common::check;
+use kiln_plan::KernelKind::Reduction;
+
+fn body(lines: &str) {
+    check(Reduction, &format!("graph k{lines}"));
+}
+
+#[test]
+fn sums_by_shape() {
+    for shape in ["[1,1]", "[1,5]", "[5,1]", "[7,33]", "[300,20]", "[3,1000]", "[2,40000]", "[1,300000]", "[20,4097]"] {
+        for axis in ["[0]", "[1]", "[0,1]"] {
+            body(&format!("(%x: f32{shape}) {{ %s = sum %x axes={axis}\n return %s }}"));
+        }
+    }
+    body("(%x: f32[]) { %s = sum %x axes=[]\n return %s }");
+    body("(%x: f32[4,0]) { %s = sum %x axes=[1]\n %p = prod %x axes=[1]\n return %s, %p }");
+    for axes in ["[0]", "[1]", "[2]", "[0,1]", "[0,2]", "[1,2]", "[0,1,2]"] {
+        body(&format!("(%x: f32[5,18,40]) {{ %s = sum %x axes={axes}\n return %s }}"));
+        body(&format!("(%x: f32[3,200,17]) {{ %e = exp %x\n %s = mean %e axes={axes}\n %n = neg %s\n return %n }}"));
+    }
+}
+
+#[test]
+fn kinds_of_reduction() {
+    for d in ["f32", "f64", "f16", "bf16"] {
+        for op in ["sum", "mean", "prod", "max", "min", "argmax", "argmin"] {
+            for (shape, axis) in [("[9,30]", 1), ("[30,9]", 0), ("[2,20000]", 1), ("[5000,6]", 0), ("[1,70000]", 1)] {
+                if op == "prod" && shape.len() > 7 {
+                    continue;
+                }
+                body(&format!("(%x: {d}{shape}) {{ %s = {op} %x axes=[{axis}]\n return %s }}"));
+            }
+        }
+    }
+    for d in ["i64", "i32", "u8"] {
+        for op in ["sum", "max", "min", "argmax", "argmin"] {
+            body(&format!("(%x: {d}[9,30]) {{ %s = {op} %x axes=[1]\n return %s }}"));
+            body(&format!("(%x: {d}[1,70000]) {{ %s = {op} %x axes=[1]\n return %s }}"));
+        }
+    }
+    for op in ["any", "all", "max", "min", "argmax"] {
+        body(&format!("(%x: bool[9,30]) {{ %s = {op} %x axes=[1]\n return %s }}"));
+        body(&format!("(%x: bool[9000,2]) {{ %s = {op} %x axes=[0]\n return %s }}"));
+    }
+}
+
+#[test]
+fn rows_with_arithmetic() {
+    for shape in ["[6,37]", "[2,20000]", "[1,70000]", "[300,8]"] {
+        body(&format!(
+            "(%x: f32{shape}) {{ %m = max %x axes=[1]\n %d = sub %x, %m\n %e = exp %d\n %s = sum %e axes=[1]\n %y = div %e, %s\n return %y, %m }}"
+        ));
+        body(&format!(
+            "(%x: bf16{shape}) {{ %m = mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = mean %q axes=[1]\n %r = rsqrt %v\n %y = mul %d, %r\n return %y }}"
+        ));
+        body(&format!("(%x: f32{shape}) {{ %y = softmax %x axis=1\n return %y }}"));
+        body(&format!("(%x: f32{shape}) {{ %y = log_softmax %x axis=1\n return %y }}"));
+        body(&format!("(%x: f32{shape}) {{ %y = softmax %x axis=0\n return %y }}"));
+    }
+    body("(%x: f32[4,6,50]) { %y = softmax %x axis=1\n return %y }");
+    body(
+        "(%x: f32[2,3,20,50], %m: f32[20,50]) { %a = mul %x, 0.125\n %b = add %a, %m\n %y = softmax %b axis=3\n return %y }",
+    );
+}
+
+#[test]
+fn norms() {
+    for d in ["f32", "bf16", "f16", "f64"] {
+        for w in [5, 64, 768, 17000] {
+            body(&format!(
+                "(%x: {d}[6,{w}], %g: {d}[{w}], %b: {d}[{w}]) {{ %y = layer_norm %x, %g, %b axes=1 affine=true eps=1e-5\n return %y }}"
+            ));
+            body(&format!(
+                "(%x: {d}[2,3,{w}], %r: {d}[2,3,{w}], %g: {d}[{w}]) {{ %s = add %x, %r\n %y = rms_norm %s, %g eps=1e-6\n return %y, %s }}"
+            ));
+        }
+    }
+    body(
+        "(%x: f32[3,4,5,6], %g: f32[5,6], %b: f32[5,6]) { %y = layer_norm %x, %g, %b axes=2 affine=true eps=1e-5\n return %y }",
+    );
+    body(
+        "(%x: f32[2,8,5,6], %g: f32[8], %b: f32[8]) { %y = group_norm %x, %g, %b groups=4 affine=true eps=1e-5\n %z = silu %y\n return %z }",
+    );
+    body(
+        "(%x: f32[2,8,50,60], %g: f32[8], %b: f32[8]) { %y = group_norm %x, %g, %b groups=2 affine=true eps=1e-5\n return %y }",
+    );
+    body(
+        "(%x: f32[2,8,5,6], %g: f32[8], %b: f32[8], %m: f32[8], %v: f32[8]) { %w = abs %v\n %y = batch_norm %x, %g, %b, %m, %w eps=1e-5\n return %y }",
+    );
+}
+
+#[test]
+fn views_around_rows() {
+    body(
+        "(%x: f32[12,8,16]) { %y = softmax %x axis=2\n %z = reshape %y shape=[3,4,8,16]\n %w = permute %z perm=[0,2,1,3]\n return %w }",
+    );
+    body(
+        "(%x: f32[4,6,10]) { %y = reshape %x shape=[24,10]\n %s = sum %y axes=[1]\n %r = reshape %s shape=[4,6]\n return %r }",
+    );
+    body(
+        "(%x: f32[4,60]) { %y = reshape %x shape=[4,6,10]\n %m = max %y axes=[2]\n %d = sub %y, %m\n %z = reshape %d shape=[4,60]\n return %z }",
+    );
+    body("(%x: f32[7,9]) { %t = permute %x perm=[1,0]\n %y = softmax %t axis=1\n return %y }");
+    body("(%x: f32[4,5], %y: f32[4,6]) { %c = concat %x, %y axis=1\n %s = softmax %c axis=1\n return %s }");
+}
