@@ -25,6 +25,8 @@ fn main() {
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=torch_cpu");
     println!("cargo:rustc-link-lib=c10");
-    // For this package's tests only: the plugin finds libtorch already loaded by its host.
-    println!("cargo:rustc-link-arg-tests=-Wl,-rpath,{}", lib.display());
+    // For this package's tests and examples only: the plugin finds libtorch already loaded by its host.
+    for target in ["tests", "examples"] {
+        println!("cargo:rustc-link-arg-{target}=-Wl,-rpath,{}", lib.display());
+    }
 }

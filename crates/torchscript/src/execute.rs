@@ -133,8 +133,7 @@ pub unsafe fn call(
         .map_err(|e| Problem::new(format!("the arguments of fallback `{name}` do not parse: {e}")))?;
     let over = |m: &Memory| unsafe { TorchTensor::over(m.ptr, &m.ty, device) };
     let tensors: Vec<TorchTensor> = ins.iter().map(over).collect::<Result<_, _>>()?;
-    let arguments: Vec<Argument> =
-        parsed.iter().map(|a| Argument::from_json(a, &tensors)).collect::<Result<_, _>>()?;
+    let arguments: Vec<Argument> = parsed.iter().map(|a| Argument::from_json(a, &tensors)).collect::<Result<_, _>>()?;
     let raw: Vec<_> = arguments.iter().map(|a| a.0.as_ptr()).collect();
     let (c_name, c_overload) = (c_string(name)?, c_string(overload)?);
     let mut results = vec![null_mut(); MOST_RESULTS];

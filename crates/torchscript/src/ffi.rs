@@ -152,7 +152,8 @@ impl TorchTensor {
     pub unsafe fn over(data: *mut c_void, ty: &Type, device: c_int) -> Result<TorchTensor, ImportErrors> {
         let sizes: Vec<i64> = ty.shape.iter().map(|d| *d as i64).collect();
         let rank = sizes.len() as c_int;
-        checked(|e| unsafe { kt_tensor(data, torch_number(ty.dtype), sizes.as_ptr(), rank, device, e) }).map(TorchTensor)
+        checked(|e| unsafe { kt_tensor(data, torch_number(ty.dtype), sizes.as_ptr(), rank, device, e) })
+            .map(TorchTensor)
     }
 
     pub fn as_ptr(&self) -> *mut RawTensor {

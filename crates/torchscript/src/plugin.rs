@@ -114,7 +114,8 @@ fn give_text(s: String) -> Text {
 }
 
 fn panic_text(payload: Box<dyn Any + Send>) -> String {
-    let text = payload.downcast_ref::<String>().cloned().or_else(|| payload.downcast_ref::<&str>().map(|s| s.to_string()));
+    let text =
+        payload.downcast_ref::<String>().cloned().or_else(|| payload.downcast_ref::<&str>().map(|s| s.to_string()));
     text.unwrap_or_else(|| "unknown".into())
 }
 
@@ -180,7 +181,8 @@ pub unsafe extern "C" fn kiln_torch_import(
         guarded(error, null_mut(), || {
             let inputs = list(inputs, n).iter().map(|d| d.host()).collect::<Outcome<Vec<_>>>()?;
             let Imported { graph, params, guards, structure } = import::import(Path::new(path.get()?), &inputs)?;
-            let graph = graph.to_json().map_err(|e| Problem::new(format!("the graph cannot be written as JSON: {e}")))?;
+            let graph =
+                graph.to_json().map_err(|e| Problem::new(format!("the graph cannot be written as JSON: {e}")))?;
             let rest = json!({ "guards": guards, "structure": structure }).to_string();
             let json = format!(r#"{{"graph":{graph},{}"#, &rest[1..]);
             Ok(Box::into_raw(Box::new(ImportedModel { json, params })))

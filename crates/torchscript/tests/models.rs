@@ -1,1 +1,166 @@
-#[test] fn placeholder() {}
+//! Imported graphs compute what libtorch computes from the same archive, on the example and on fresh data.
+mod common;
+use common::*;
+
+/// Imports, compares, and checks which operators fall back.
+fn check(name: &str, expected_fallbacks: &[&str]) -> Result<(), String> {
+    let (path, example) = (archive(name), inputs(name));
+    let model = kiln_torchscript::import(&path, &example).map_err(|e| format!("{name}: import: {e}"))?;
+    for (what, data) in [("example", example.clone()), ("fresh data", fresh(&example))] {
+        if let Some(d) = difference(&evaluate(&model, &data), &reference(&path, &data), 1.0) {
+            return Err(format!("{name} on {what}: {d}\n{}", summary(&model.graph)));
+        }
+    }
+    let found = fallbacks(&model.graph);
+    let names: Vec<&str> = found.iter().filter_map(|f| f.split_once(": ")).map(|f| f.0).collect();
+    if names != expected_fallbacks {
+        return Err(format!("{name}: fallbacks are {found:#?}, expected {expected_fallbacks:?}"));
+    }
+    Ok(())
+}
+
+/// Every failure of a group in one message.
+fn check_all(cases: &[(&str, &[&str])]) {
+    let failures: Vec<String> = cases
+        .iter()
+        .filter_map(|(name, fallbacks)| {
+            let run = std::panic::catch_unwind(|| check(name, fallbacks));
+            run.unwrap_or_else(|_| Err(format!("{name}: panicked"))).err()
+        })
+        .collect();
+    assert!(failures.is_empty(), "{} of {} failed:\n{}", failures.len(), cases.len(), failures.join("\n\n"));
+}
+
+#[test]
+fn networks() {
+    check_all(&[("mlp", &[]), ("loopif", &[]), ("llama", &[]), ("llama_eager", &[])]);
+}
+
+#[test]
+fn kernels() {
+    check_all(&[
+        ("tiny_mlp", &[]),
+        ("softmax_primitives", &[]),
+        ("gelu_tanh_primitives", &[]),
+        ("matmul_leaky_relu", &[]),
+        ("glu_mlp", &[]),
+        ("cdist", &[]),
+        ("cdist_small", &[]),
+        ("attention_primitives", &[]),
+        ("attention_sdpa", &[]),
+        ("attention_gqa_mask", &[]),
+        ("rms_norm_primitives", &[]),
+        ("norms", &[]),
+        ("convolutions", &[]),
+        ("convolutions_script", &[]),
+        ("pools", &[]),
+    ]);
+}
+
+#[test]
+fn inputs_and_outputs() {
+    check_all(&[
+        ("out_tuple", &[]),
+        ("out_list", &[]),
+        ("out_dict", &[]),
+        ("out_nested", &[]),
+        ("several_inputs", &[]),
+        ("output_is_input", &[]),
+        ("scalar_arguments", &[]),
+        ("optional_argument", &[]),
+    ]);
+}
+
+#[test]
+fn element_types() {
+    check_all(&[
+        ("dtype_f64", &[]),
+        ("dtype_f16", &[]),
+        ("dtype_bf16", &[]),
+        ("dtype_i64", &[]),
+        ("dtype_i32", &[]),
+        ("dtype_u8", &[]),
+        ("dtype_bool", &[]),
+        ("dtype_mixed", &[]),
+    ]);
+}
+
+#[test]
+fn mutation() {
+    check_all(&[("mutates_view", &[]), ("mutates_view_trace", &[]), ("mutates_plain", &[])]);
+}
+
+#[test]
+fn pointwise_operators() {
+    check_all(&[
+        ("op_arithmetic", &[]),
+        ("op_rounding", &[]),
+        ("op_division", &[]),
+        ("op_int_division", &[]),
+        ("op_exponentials", &[]),
+        ("op_trigonometry", &["aten::erfc"]),
+        ("op_powers", &[]),
+        ("op_int_powers", &[]),
+        ("op_activations", &[]),
+        ("op_prelu", &[]),
+        ("op_clamp", &[]),
+        ("op_compare", &[]),
+        ("op_logic", &[]),
+        ("op_where", &[]),
+        ("op_lerp", &["aten::copysign", "aten::hypot"]),
+        ("op_nan_to_num", &[]),
+        ("op_bitwise", &[]),
+        ("op_glu", &[]),
+        ("op_casts", &[]),
+    ]);
+}
+
+#[test]
+fn reductions() {
+    check_all(&[
+        ("op_reductions", &[]),
+        ("op_moments", &[]),
+        ("op_vector_norms", &[]),
+        ("op_log_sums", &[]),
+        ("op_scans", &[]),
+        ("op_losses", &[]),
+    ]);
+}
+
+#[test]
+fn data_movement() {
+    check_all(&[
+        ("op_shapes", &[]),
+        ("op_slices", &[]),
+        ("op_joins", &[]),
+        ("op_copies", &[]),
+        ("op_pads", &[]),
+        ("op_triangles", &[]),
+        ("op_creation", &[]),
+        ("op_meshgrid", &[]),
+        ("op_upsample", &["aten::im2col"]),
+    ]);
+}
+
+#[test]
+fn index_operators() {
+    check_all(&[
+        ("op_index_get", &[]),
+        ("op_gather", &[]),
+        ("op_scatter", &[]),
+        ("op_scatter_reduce", &["aten::index_reduce", "aten::scatter_reduce"]),
+        ("op_embedding", &[]),
+        ("op_sort", &["aten::argsort", "aten::sort", "aten::topk"]),
+    ]);
+}
+
+#[test]
+fn products() {
+    check_all(&[
+        ("op_matmul", &[]),
+        ("op_addmm", &[]),
+        ("op_einsum", &["aten::einsum"]),
+        ("op_linear", &["aten::bilinear"]),
+        ("op_pool3d", &[]),
+    ]);
+}

@@ -199,9 +199,14 @@ impl<'a> Ctx<'a> {
         if let Some(v) = self.seen.get(&key) {
             return *v;
         }
-        let v = self.graph.push(key.0.clone(), key.1.clone(), args);
-        self.graph.set_source(v, self.source.clone());
+        let v = self.unshared(key.0.clone(), key.1.clone(), args);
         self.seen.insert(key, v);
+        v
+    }
+    /// A node of its own, even if there is an equal one: calls that may draw random numbers.
+    pub fn unshared(&mut self, op: Op, ty: Type, args: &[ValueId]) -> ValueId {
+        let v = self.graph.push(op, ty, args);
+        self.graph.set_source(v, self.source.clone());
         v
     }
     pub fn ty(&self, v: ValueId) -> &Type {
@@ -236,7 +241,10 @@ impl<'a> Ctx<'a> {
         }
         if let Op::Const(s) = *self.graph.op(v) {
             // Narrowing would have to round here; leave that to the cast itself.
-            if dtype.bytes() >= self.dtype(v).bytes() && (dtype.is_float() || !self.dtype(v).is_float()) && dtype != DType::F16 {
+            if dtype.bytes() >= self.dtype(v).bytes()
+                && (dtype.is_float() || !self.dtype(v).is_float())
+                && dtype != DType::F16
+            {
                 return Ok(self.constant(dtype, s));
             }
         }

@@ -198,13 +198,6 @@ fn adaptive(c: &mut Ctx, call: &Call, n: usize, max: bool) -> Res<Vec<ValueId>> 
     }
     let window: Vec<usize> = have.iter().zip(&want).map(|(h, w)| h / w).collect();
     let kind = if max { PoolKind::Max } else { PoolKind::Avg { count_pad: true } };
-    let op = Op::Pool {
-        kind,
-        stride: window.clone(),
-        window,
-        padding: vec![0; n],
-        dilation: vec![1; n],
-        ceil: false,
-    };
+    let op = Op::Pool { kind, stride: window.clone(), window, padding: vec![0; n], dilation: vec![1; n], ceil: false };
     Ok(vec![c.node(op, &[x])?])
 }

@@ -45,7 +45,7 @@ pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem>
         why,
     };
     let Some(first) = results.first() else { return Ok(()) };
-    let node = ctx.typed(Op::Fallback(Box::new(op)), first.clone(), &operands);
+    let node = ctx.unshared(Op::Fallback(Box::new(op)), first.clone(), &operands);
     for (i, (id, ty)) in call.outs.iter().zip(results).enumerate() {
         let v = if i == 0 { node } else { ctx.typed(Op::Result(i as u32), ty, &[node]) };
         ctx.bind(*id, v);

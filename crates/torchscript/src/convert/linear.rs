@@ -128,7 +128,7 @@ fn cdist(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 /// `sqrt(max(|a|² + |b|² - 2 a·b, 0))`.
 fn distance_by_product(c: &mut Ctx, a: ValueId, b: ValueId) -> Res<ValueId> {
-    let mut squares = |c: &mut Ctx, x| {
+    let squares = |c: &mut Ctx, x| {
         let xx = c.binary(BinaryOp::Mul, x, x)?;
         let last = c.rank(x) - 1;
         c.reduce(ReduceOp::Sum, xx, &[last])

@@ -23,7 +23,7 @@ fn affine(c: &mut Ctx, call: &Call, gain_at: usize, dtype: DType, shape: &[usize
         return Ok(None);
     }
     let ty = Type::new(dtype, shape);
-    let mut or = |c: &mut Ctx, v: Option<ValueId>, otherwise| match v {
+    let or = |c: &mut Ctx, v: Option<ValueId>, otherwise| match v {
         Some(v) => c.cast(v, dtype),
         None => c.full(&ty, Scalar::Int(otherwise)),
     };

@@ -411,7 +411,7 @@ fn lerp(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 fn addc(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
     let dtype = c.out(call, 0)?.dtype;
     let work = dtype.compute();
-    let mut get = |c: &mut Ctx, i| c.tensor(call, i).and_then(|v| c.cast(v, work));
+    let get = |c: &mut Ctx, i| c.tensor(call, i).and_then(|v| c.cast(v, work));
     let (x, a, b) = (get(c, 0)?, get(c, 1)?, get(c, 2)?);
     let a = scale(c, a, c.scalar(call, 3)?)?;
     let step = c.binary(op, a, b)?;
@@ -464,7 +464,7 @@ fn nan_to_num(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         DType::Bf16 => 3.389_531_389_251_535_5e38,
         _ => return one(x),
     };
-    let mut pick = |c: &Ctx, i, otherwise| Ok::<f64, String>(c.opt_scalar(call, i)?.map_or(otherwise, Scalar::as_f64));
+    let pick = |c: &Ctx, i, otherwise| Ok::<f64, String>(c.opt_scalar(call, i)?.map_or(otherwise, Scalar::as_f64));
     let (nan, high, low) = (pick(c, 1, 0.0)?, pick(c, 2, largest)?, pick(c, 3, -largest)?);
     let nan = c.float_const(dtype, nan);
     let is_nan = c.unary(UnaryOp::IsNan, x)?;

@@ -53,7 +53,8 @@ fn parse(equation: &str) -> Res<(Vec<Term>, Term)> {
         Some(r) => r.chars().collect(),
         None => {
             let all: Vec<char> = left.chars().filter(|ch| *ch != ',').collect();
-            let mut once: Term = all.iter().copied().filter(|ch| all.iter().filter(|o| *o == ch).count() == 1).collect();
+            let mut once: Term =
+                all.iter().copied().filter(|ch| all.iter().filter(|o| *o == ch).count() == 1).collect();
             once.sort_unstable();
             once
         }

@@ -1,5 +1,5 @@
 //! Variances and norms, computed in f32 for the half types.
-use super::{one, axes_or_all};
+use super::{axes_or_all, one};
 use crate::{
     convert::context::{Ctx, Res},
     raw::{Arg, Call},
@@ -142,7 +142,7 @@ pub fn cosine_similarity(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     if c.rank(a) != c.rank(b) {
         return Err("operands of different rank".into());
     }
-    let mut unit = |c: &mut Ctx, x| {
+    let unit = |c: &mut Ctx, x| {
         let n = p_norm(c, x, 2.0, &[axis])?;
         let n = c.with(BinaryOp::Max, n, eps)?;
         c.binary(BinaryOp::Div, x, n)

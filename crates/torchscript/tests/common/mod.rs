@@ -1,0 +1,165 @@
+//! Example archives, made once by `scripts/export-models`, and the comparison of an imported graph with libtorch.
+use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, Type};
+use kiln_torchscript::{Imported, Memory, Session};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+/// The folder with all archives of the group `small` and the small networks.
+pub fn archives() -> &'static Path {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let dir = Path::new(option_env!("CARGO_TARGET_TMPDIR").unwrap_or("target/tmp")).join("archives");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let newest = |p: &Path| {
+            let files = std::fs::read_dir(p).into_iter().flatten().flatten();
+            files.filter_map(|f| f.metadata().ok()?.modified().ok()).max()
+        };
+        let stamp = dir.join("complete");
+        let made = std::fs::metadata(&stamp).and_then(|m| m.modified()).ok();
+        let scripts = newest(&root.join("scripts/example_models"));
+        if made.is_none() || made < scripts {
+            // Several test processes may come here at once: each writes its own folder, the last rename wins.
+            let own = dir.with_extension(std::process::id().to_string());
+            let status = Command::new(root.join("scripts/export-models"))
+                .args(["--group", "small", "mlp", "loopif", "datadep", "llama", "llama_eager", "--out"])
+                .arg(&own)
+                .status()
+                .expect("scripts/export-models runs");
+            assert!(status.success(), "scripts/export-models failed; run scripts/setup first");
+            std::fs::write(own.join("complete"), "").unwrap();
+            let _ = std::fs::remove_dir_all(&dir);
+            if std::fs::rename(&own, &dir).is_err() {
+                let _ = std::fs::remove_dir_all(&own);
+            }
+        }
+        dir
+    })
+}
+
+pub fn archive(name: &str) -> PathBuf {
+    archives().join(format!("{name}.pt"))
+}
+
+/// The tensors "0", "1", … of a safetensors file.
+pub fn load_inputs(path: &Path) -> Vec<Tensor> {
+    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let dtype = |d| match d {
+        safetensors::Dtype::F64 => DType::F64,
+        safetensors::Dtype::F32 => DType::F32,
+        safetensors::Dtype::F16 => DType::F16,
+        safetensors::Dtype::BF16 => DType::Bf16,
+        safetensors::Dtype::I64 => DType::I64,
+        safetensors::Dtype::I32 => DType::I32,
+        safetensors::Dtype::U8 => DType::U8,
+        safetensors::Dtype::BOOL => DType::Bool,
+        other => panic!("{other:?}"),
+    };
+    (0..)
+        .map_while(|i| file.tensor(&i.to_string()).ok())
+        .map(|t| Tensor::from_bytes(Type::new(dtype(t.dtype()), t.shape()), t.data()).unwrap())
+        .collect()
+}
+
+pub fn inputs(name: &str) -> Vec<Tensor> {
+    load_inputs(&archives().join(format!("{name}.safetensors")))
+}
+
+/// Other data of the same types: floats with axes moved a little and turned around, so that nothing of the example that
+/// was baked in goes unseen. Integers and scalars stay (they are indices, masks and fixed arguments).
+pub fn fresh(inputs: &[Tensor]) -> Vec<Tensor> {
+    let other = |t: &Tensor| {
+        if !t.ty.dtype.is_float() || t.ty.rank() == 0 {
+            return t.clone();
+        }
+        let n = t.ty.count();
+        Tensor::from_f64(t.ty.clone(), (0..n).map(|i| t.get_f64(n - 1 - i) * 0.9375 + 0.015625))
+    };
+    inputs.iter().map(other).collect()
+}
+
+/// Runs a fallback by libtorch on the host.
+pub fn fallback(op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    let mut results: Vec<Tensor> = op.results.iter().map(|ty| Tensor::zeros(ty.clone())).collect();
+    let ins: Vec<Memory> =
+        args.iter().map(|t| Memory { ptr: t.bytes().as_ptr().cast_mut().cast(), ty: t.ty.clone() }).collect();
+    let outs: Vec<Memory> = results
+        .iter_mut()
+        .map(|t| {
+            let ty = t.ty.clone();
+            Memory { ptr: t.bytes_mut().as_mut_ptr().cast(), ty }
+        })
+        .collect();
+    // SAFETY: host tensors of these types, alive during the call, results apart from operands.
+    unsafe { kiln_torchscript::call(&op.name, &op.overload, &op.args, &ins, &outs, -1) }.map_err(|e| e.to_string())?;
+    Ok(results)
+}
+
+/// Outputs of the imported graph by the interpreter, fallbacks by libtorch.
+pub fn evaluate(model: &Imported, inputs: &[Tensor]) -> Vec<Tensor> {
+    let run = kiln_interp::graph::run(&model.graph, inputs, &model.params, &mut fallback);
+    run.unwrap_or_else(|e| panic!("{e}\n{}", summary(&model.graph)))
+}
+
+pub fn reference(path: &Path, inputs: &[Tensor]) -> Vec<Tensor> {
+    let mut session = Session::open(path, inputs, -1, 0).unwrap_or_else(|e| panic!("{e}"));
+    session.run().unwrap_or_else(|e| panic!("{e}"));
+    session.outputs().unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Relative and absolute tolerance: some rounding steps of the dtype.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-11,
+        DType::F32 => 2e-5,
+        DType::F16 => 4e-3,
+        DType::Bf16 => 3e-2,
+        _ => 0.0,
+    }
+}
+
+/// What differs, if anything: NaN equals NaN, infinities must be the same.
+pub fn difference(got: &[Tensor], want: &[Tensor], scale: f64) -> Option<String> {
+    if got.len() != want.len() {
+        return Some(format!("{} outputs, torch has {}", got.len(), want.len()));
+    }
+    for (o, (g, w)) in got.iter().zip(want).enumerate() {
+        if g.ty != w.ty {
+            return Some(format!("output {o} is {}, torch's is {}", g.ty, w.ty));
+        }
+        let tol = tolerance(g.ty.dtype) * scale;
+        for i in 0..g.ty.count() {
+            let (a, b) = (g.get_f64(i), w.get_f64(i));
+            let same = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tol + tol * b.abs();
+            if !same {
+                return Some(format!("output {o} ({}), element {i}: {a} instead of {b}", g.ty));
+            }
+        }
+    }
+    None
+}
+
+/// Fallbacks as `name: why`, each once, in order.
+pub fn fallbacks(graph: &Graph) -> Vec<String> {
+    let mut list: Vec<String> = graph
+        .values()
+        .filter_map(|v| match graph.op(v) {
+            Op::Fallback(f) => Some(format!("{}: {}", f.name, f.why)),
+            _ => None,
+        })
+        .collect();
+    list.sort();
+    list.dedup();
+    list
+}
+
+pub fn summary(graph: &Graph) -> String {
+    let lines = graph.values().map(|v| {
+        let args: Vec<String> = graph.args(v).iter().map(|a| a.to_string()).collect();
+        format!("{v}: {} = {:?}({})", graph.ty(v), graph.op(v), args.join(", "))
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
