@@ -85,6 +85,12 @@ impl Emitter<'_> {
             _ => BufferKind::Temp,
         };
         let buffers = &mut self.plan.buffers;
+        if let BufferKind::Param(_) = kind {
+            // Several values may read one parameter.
+            if let Some(i) = buffers.iter().position(|b| b.kind == kind) {
+                return BufferId(i as u32);
+            }
+        }
         *self.at.entry(v).or_insert_with(|| {
             buffers.push(Buffer { ty: value.ty.clone(), kind });
             BufferId(buffers.len() as u32 - 1)

@@ -161,6 +161,9 @@ impl<'a> Extractor<'a> {
                 continue;
             }
             let Some(now) = choice.get(&id) else { continue };
+            if is_recognised(op(g, now)) {
+                continue;
+            }
             let mut others: BTreeMap<&str, &Term> = BTreeMap::new();
             for t in g[id].nodes.iter().filter(|t| t.head != now.head) {
                 others.entry(op(g, t).name()).or_insert(t);
@@ -208,6 +211,11 @@ impl<'a> Extractor<'a> {
             }
         }
     }
+}
+
+/// A named form of a composite, which is never worse than its primitives: one op to price, to read and to lower.
+fn is_recognised(o: &Op) -> bool {
+    matches!(Class::of(o), Class::Row | Class::Attention) || matches!(o, Op::Unary(u) if u.is_composite())
 }
 
 /// Classes with the heads of their terms, as imported.

@@ -45,11 +45,11 @@ impl Pattern {
         if let Pattern::Node { name, .. } = self { name } else { "" }
     }
 }
-fn node<'a>(words: &mut dyn Iterator<Item = &'a str>) -> Option<Pattern> {
+fn node(words: &mut dyn Iterator<Item = &str>) -> Option<Pattern> {
     let word = words.next()?;
     item(word, words)
 }
-fn item<'a>(word: &str, words: &mut dyn Iterator<Item = &'a str>) -> Option<Pattern> {
+fn item(word: &str, words: &mut dyn Iterator<Item = &str>) -> Option<Pattern> {
     if word != "(" {
         return Some(match word.strip_prefix('?') {
             Some(name) => Pattern::Var(name.to_string()),

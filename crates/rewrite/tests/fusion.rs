@@ -227,12 +227,12 @@ fn batch_norm_folds_into_a_convolution() {
 }
 #[test]
 fn a_fallback_stands_alone_with_its_results() {
-    let g = "graph g(%x: f32[4,8]) {
+    let g = graph(
+        "graph g(%x: f32[4,8]) {
         %t = tanh %x
-        %f = fallback %t name=\"aten::topk\" overload=\"\" args=\"[]\" results=\"f32[4,2]; i64[4,2]\" why=\"test\" : f32[4,2]
-        %i = result %f 1 : i64[4,2]
-        %e = exp %f\n return %e, %i\n}";
-    let Ok(g) = g.parse() else { return };
+        %f = fallback %t name=\"aten::topk\" overload=\"\" args=\"[]\" results=[f32[4,2], i64[4,2]] why=\"a test\"
+        %i = result %f index=1\n %e = exp %f\n return %e, %i\n}",
+    );
     let p = plan_with(&g, Options::default());
     assert_eq!(kinds(&p), [Pointwise, Fallback, Pointwise]);
 }
