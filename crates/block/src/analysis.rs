@@ -1,8 +1,11 @@
 //! What is known about a kernel's integers, pointers and masks without running it.
 //!
 //! [`analyse`] walks a verified kernel once. [`affine`] has forms over block coordinates (`base + 64*i + j`), from which code
-//! generation sees strides, uniform base addresses and masked tails.
+//! generation sees strides, uniform base addresses and masked tails; [`axis`] has contiguity and divisibility along each
+//! axis, which survive gathers and remainders, and decide the width of accesses.
 //! Never: changes a kernel, knows about threads.
 pub mod affine;
+pub mod axis;
 
-pub use affine::{Affine, Analysis, Bounds, analyse};
+pub use affine::{Affine, Analysis, Bounds, Def, analyse};
+pub use axis::Axis;

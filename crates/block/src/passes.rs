@@ -11,8 +11,11 @@ mod numbers;
 
 use crate::{BlockError, Kernel, Op, verify::verify};
 
-/// Every pass by name, in the order in which they are best run.
-pub const PASSES: &[(&str, fn(&mut Kernel))] =
+/// A pass with its name.
+pub type Pass = (&'static str, fn(&mut Kernel));
+
+/// Every pass, in the order in which they are best run.
+pub const PASSES: &[Pass] =
     &[("fold", fold::run), ("cse", cse::run), ("licm", licm::run), ("dce", dce::run), ("layout", assign_layouts)];
 
 /// The passes that every program goes through.

@@ -134,15 +134,18 @@ pub struct Analysis {
     divisors: HashMap<Value, i64>,
     /// Least and largest value of scalars that stand in forms.
     ranges: HashMap<Value, (i64, i64)>,
-    types: HashMap<Value, Type>,
-    aligns: HashMap<Value, usize>,
+    pub(super) types: HashMap<Value, Type>,
+    /// Alignment in bytes of the scalar pointers that forms start from.
+    pub(super) aligns: HashMap<Value, usize>,
+    /// Blocks without a form.
+    pub(super) axes: HashMap<Value, Vec<super::Axis>>,
     defs: HashMap<Value, Def>,
 }
 
 /// Divisor of zero: larger than any alignment asked for.
 const ANY: i64 = 1 << 40;
 
-fn power_of_two_in(n: i64) -> i64 {
+pub(super) fn power_of_two_in(n: i64) -> i64 {
     if n == 0 { ANY } else { (1 << n.trailing_zeros().min(40)) as i64 }
 }
 
@@ -203,21 +206,7 @@ impl Analysis {
         }
         Some((lo, hi))
     }
-    /// How far elements are contiguous along `axis` of a pointer block (runs start at multiples of their length), and the
-    /// alignment in bytes of the address at every start of a run.
-    pub fn alignment(&self, ptr: Value, axis: usize) -> (usize, usize) {
-        let Some(ty) = self.types.get(&ptr) else { return (1, 1) };
-        let bytes = ty.elem().map_or(1, Elem::bytes);
-        let Some(f) = self.forms.get(&ptr) else { return (1, bytes) };
-        let run = if f.coeffs.get(axis) == Some(&1) { ty.shape()[axis] } else { 1 };
-        let mut divisor = self.form_divisor(f);
-        for (a, c) in f.coeffs.iter().enumerate().filter(|(a, _)| *a != axis || run == 1) {
-            let _ = a;
-            divisor = divisor.min(power_of_two_in(*c));
-        }
-        let root = f.root.and_then(|r| self.aligns.get(&r)).copied().unwrap_or(bytes);
-        (run, root.min(bytes.saturating_mul(divisor as usize)))
-    }
+    /// Where the value comes from.
     pub fn def(&self, v: Value) -> Option<Def> {
         self.defs.get(&v).copied()
     }
@@ -283,6 +272,8 @@ impl Analysis {
         if ty.is_scalar() && ty.elem().is_some_and(Elem::is_int) && matches!(ty, Type::Block { .. }) {
             let d = self.opaque_divisor(data);
             self.divisors.insert(v, d);
+        } else if let Some(axes) = self.derive_axes(k, data, v) {
+            self.axes.insert(v, axes);
         }
     }
     fn form(&mut self, k: &Kernel, data: &InstData, v: Value) -> Option<Affine> {
@@ -430,6 +421,11 @@ impl Analysis {
         for (n, v) in carried.iter().enumerate() {
             let form = init.get(n).and_then(|v| self.forms.get(v)).cloned();
             let per_trip = next.get(n).and_then(|x| self.increment(k, &defs, *x, *v));
+            if let (Some(init), Some(d)) = (init.get(n), per_trip) {
+                let axes = self.carried_axes(*init, d);
+                self.axes.insert(*v, axes.clone());
+                data.results.get(n).map(|r| self.axes.insert(*r, axes));
+            }
             let (Some(form), Some(d)) = (form, per_trip) else {
                 self.opaque(*v, k.ty(*v));
                 continue;

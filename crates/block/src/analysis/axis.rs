@@ -1,0 +1,184 @@
+//! Contiguity, constancy and divisibility along each axis of integer and pointer blocks, which survive where affine forms do
+//! not: gathers, remainders, quotients.
+//!
+//! All runs start at coordinates that are multiples of their length, and all lengths and divisors are powers of two. The
+//! lattice is that of Triton's axis analysis; the bottom ("nothing known") is 1 everywhere.
+use super::affine::{Affine, Analysis, power_of_two_in};
+use crate::{BinaryOp, Elem, InstData, Kernel, Op, Type, Value};
+
+/// What holds along one axis, for every position on the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Axis {
+    /// Elements of a run follow each other: x, x + 1, ….
+    pub contiguous: i64,
+    /// Elements of a run are equal.
+    pub constant: i64,
+    /// Divides the first element of every contiguous run (pointers: the address in bytes).
+    pub divisor: i64,
+}
+
+const UNKNOWN: Axis = Axis { contiguous: 1, constant: 1, divisor: 1 };
+
+impl Axis {
+    /// Divides every `run`-th element.
+    fn at(self, run: i64) -> i64 {
+        if run >= self.contiguous { self.divisor } else { self.divisor.min(run) }
+    }
+}
+
+impl Analysis {
+    /// One entry an axis, for integers and pointers; what is unknown is 1.
+    pub fn axes(&self, v: Value) -> Vec<Axis> {
+        let Some(ty) = self.types.get(&v) else { return vec![] };
+        match (self.affine(v), self.axes.get(&v)) {
+            (Some(f), _) => self.axes_of_form(f, ty),
+            (None, Some(a)) => a.clone(),
+            (None, None) => vec![Axis { divisor: unit(ty), ..UNKNOWN }; ty.shape().len()],
+        }
+    }
+    /// How far elements are contiguous along `axis` of a pointer block (runs start at multiples of their length), and the
+    /// alignment in bytes of the address at every start of a run.
+    pub fn alignment(&self, ptr: Value, axis: usize) -> (usize, usize) {
+        self.axes(ptr).get(axis).map_or((1, 1), |a| (a.contiguous as usize, a.divisor as usize))
+    }
+    fn axes_of_form(&self, f: &Affine, ty: &Type) -> Vec<Axis> {
+        let uniform = self.form_divisor(f);
+        let bytes = f.root.map(|r| (self.aligns.get(&r).copied().unwrap_or(1) as i64, unit(ty)));
+        let one = |(a, n): (usize, &usize)| {
+            let c = f.coeffs[a];
+            let others = f.coeffs.iter().enumerate().filter(|(o, _)| *o != a || c != 1);
+            let divisor = others.fold(uniform, |d, (_, c)| d.min(power_of_two_in(*c)));
+            Axis {
+                contiguous: if c == 1 { *n as i64 } else { 1 },
+                constant: if c == 0 { *n as i64 } else { 1 },
+                divisor: bytes.map_or(divisor, |(align, size)| align.min(divisor.saturating_mul(size))),
+            }
+        };
+        ty.shape().iter().enumerate().take(f.coeffs.len()).map(one).collect()
+    }
+    /// For a block without a form: what its op keeps of its operands' axes.
+    pub(super) fn derive_axes(&self, k: &Kernel, data: &InstData, v: Value) -> Option<Vec<Axis>> {
+        let ty = k.ty(v);
+        let arg = |n: usize| data.args.get(n).map(|v| self.axes(*v));
+        match &data.op {
+            Op::ConvertLayout => arg(0),
+            Op::Cast(to) if to.is_int() && *to != Elem::U8 && k.ty(data.args[0]).elem() != Some(Elem::U8) => {
+                k.ty(data.args[0]).elem().is_some_and(Elem::is_int).then(|| arg(0))?
+            }
+            Op::Broadcast => {
+                let from = k.ty(data.args[0]).shape();
+                let wide =
+                    |((a, f), t): ((Axis, &usize), &usize)| if f == t { a } else { Axis { constant: *t as i64, ..a } };
+                Some(arg(0)?.into_iter().zip(from).zip(ty.shape()).map(wide).collect())
+            }
+            Op::ExpandDims(axis) => {
+                let mut axes = arg(0)?;
+                let every = axes.iter().map(|a| a.at(1)).max().unwrap_or(1);
+                axes.insert((*axis as usize).min(axes.len()), Axis { divisor: every, ..UNKNOWN });
+                Some(axes)
+            }
+            Op::Permute(perm) => {
+                let axes = arg(0)?;
+                perm.iter().map(|p| axes.get(*p as usize).copied()).collect()
+            }
+            Op::PtrAdd => Some(sums(&arg(0)?, &arg(1)?, unit(ty))),
+            Op::Binary(BinaryOp::Add) => Some(sums(&arg(0)?, &arg(1)?, 1)),
+            Op::Binary(BinaryOp::Sub) => {
+                let keep = |(a, b): (Axis, Axis)| sum(a, Axis { contiguous: 1, divisor: b.at(1), ..b }, 1);
+                Some(arg(0)?.into_iter().zip(arg(1)?).map(keep).collect())
+            }
+            Op::Binary(BinaryOp::Mul) => {
+                let product = |(a, b): (Axis, Axis)| Axis {
+                    contiguous: 1,
+                    constant: a.constant.min(b.constant),
+                    divisor: a.at(1).saturating_mul(b.at(1)).min(1 << 40),
+                };
+                Some(arg(0)?.into_iter().zip(arg(1)?).map(product).collect())
+            }
+            Op::Binary(op @ (BinaryOp::Div | BinaryOp::Rem)) => {
+                let by = self.affine(data.args[1])?.as_constant().filter(|c| *c > 0)?;
+                // Truncation makes negative numbers break their runs.
+                let positive = self.range(self.affine(data.args[0])?, ty.shape())?.0 >= 0;
+                let by = power_of_two_in(by);
+                let one = |a: Axis| {
+                    let run = a.contiguous.min(a.divisor).min(by);
+                    match op {
+                        BinaryOp::Rem => Axis { contiguous: run, constant: a.constant, divisor: a.at(run).min(by) },
+                        _ => Axis { constant: a.constant.max(run), ..UNKNOWN },
+                    }
+                };
+                positive.then(|| arg(0).map(|axes| axes.into_iter().map(one).collect()))?
+            }
+            // The same address holds the same number.
+            Op::Load if data.args.len() == 1 => {
+                Some(arg(0)?.into_iter().map(|a| Axis { constant: a.constant, ..UNKNOWN }).collect())
+            }
+            _ => None,
+        }
+    }
+    /// A carried block whose increment a trip is a uniform constant.
+    pub(super) fn carried_axes(&self, init: Value, by: i64) -> Vec<Axis> {
+        let by = self.types.get(&init).map_or(1, unit).saturating_mul(power_of_two_in(by)).min(1 << 40);
+        self.axes(init).into_iter().map(|a| Axis { divisor: a.divisor.min(by), ..a }).collect()
+    }
+}
+
+/// Bytes of what a pointer points to; 1 for integers.
+fn unit(ty: &Type) -> i64 {
+    match ty {
+        Type::Ptr { elem, .. } => elem.bytes() as i64,
+        _ => 1,
+    }
+}
+
+fn sums(a: &[Axis], b: &[Axis], unit: i64) -> Vec<Axis> {
+    a.iter().zip(b).map(|(a, b)| sum(*a, *b, unit)).collect()
+}
+/// `a + unit·b`; runs of both are counted in units.
+fn sum(a: Axis, b: Axis, unit: i64) -> Axis {
+    let contiguous = a.contiguous.min(b.constant).max(a.constant.min(b.contiguous));
+    let first = if contiguous >= a.contiguous { a.divisor } else { a.divisor.min(contiguous.saturating_mul(unit)) };
+    Axis { contiguous, constant: a.constant.min(b.constant), divisor: first.min(b.at(contiguous).saturating_mul(unit)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{BinaryOp, Builder, Elem, analysis::analyse};
+
+    /// Rows by an index from memory: contiguous along the columns all the same.
+    #[test]
+    fn gathered_rows() {
+        let mut b = Builder::new("k", [4, 1, 1], 4);
+        let (ids, table) = (b.param("ids", Elem::I64, true), b.param("table", Elem::F32, true));
+        let rows = b.iota(8);
+        let at = b.ptr_add(ids, rows);
+        let row = b.load(at, None, None);
+        let row = b.expand_dims(row, 1);
+        let pitch = b.constant(crate::Type::scalar(Elem::I64), crate::Const::Int(768));
+        let start = b.binary(BinaryOp::Mul, row, pitch);
+        let columns = b.iota(256);
+        let columns = b.cast(columns, Elem::I64);
+        let at = b.binary(BinaryOp::Add, start, columns);
+        let p = b.ptr_add(table, at);
+        let a = analyse(&b.finish());
+        assert_eq!(a.affine(p), None);
+        assert_eq!(a.alignment(p, 1), (256, 16));
+        assert_eq!(a.alignment(p, 0), (1, 4));
+    }
+
+    /// `i % 768` on 1024 elements is contiguous in runs of 256, `i / 768` constant.
+    #[test]
+    fn remainders() {
+        let mut b = Builder::new("k", [4, 1, 1], 4);
+        let x = b.param("x", Elem::F32, true);
+        let (pid, n, c) = (b.program_id(0), b.i32(1024), b.i32(768));
+        let start = b.binary(BinaryOp::Mul, pid, n);
+        let i = b.iota(1024);
+        let i = b.binary(BinaryOp::Add, start, i);
+        let (q, r) = (b.binary(BinaryOp::Div, i, c), b.binary(BinaryOp::Rem, i, c));
+        let p = b.ptr_add(x, r);
+        let a = analyse(&b.finish());
+        assert_eq!(a.alignment(p, 0), (256, 16));
+        assert_eq!(a.axes(q)[0].constant, 256);
+    }
+}
