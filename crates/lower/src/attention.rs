@@ -7,7 +7,7 @@ use crate::host::{Host, Operand, the_product};
 use crate::resolve::{Body, Resolved, Resolver, Row, broadcast_index};
 use crate::rows::{self, Emitted};
 use crate::space::Space;
-use crate::{LowerError, Target};
+use crate::{LowerError, Target, pointwise};
 use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, Type, ValueId};
 use kiln_plan::exec::{Matrix, Slot};
 
@@ -178,6 +178,10 @@ fn softmax(
         let store = Store { slot: p.soft.0, dtype: p.soft.1, at, guards: vec![], value };
         Ok(Scene { dag: r.dag, stores: vec![store] })
     };
+    if z.t == 1 {
+        let point = |axes: &[Expr]| scene(&Space::of(axes));
+        return Ok(Emitted { scratch: vec![], steps: vec![pointwise::points(name, shape, &point, Target::Host)?] });
+    }
     rows::emit(name, Space::new(shape, &row_axes), &scene, Target::Host, scratch)
 }
 

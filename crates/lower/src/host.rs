@@ -109,8 +109,9 @@ impl<'a> Host<'a> {
             let of = Body { product: Some((v, Product::Node)), ..self.of };
             let space = Space::new(g.shape(only), &vec![false; g.shape(only).len()]);
             let mut r = of.resolver();
-            let n = r.at(only, &space.axes, &[])?;
-            if let NodeOp::Anchor { at } = &r.dag.node(n).op
+            // An epilogue with reductions does not resolve without a row: it is more than the product.
+            if let Ok(n) = r.at(only, &space.axes, &[])
+                && let NodeOp::Anchor { at } = &r.dag.node(n).op
                 && linear(at, &shape) == linear(&space.axes, g.shape(only))
                 && g.dtype(only) == dtype
             {

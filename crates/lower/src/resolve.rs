@@ -330,7 +330,10 @@ impl<'a> Resolver<'a> {
         for (&i, e) in order.iter().zip(self.row_index(&sorted)?) {
             ix[axes[i]] = e;
         }
-        let body = self.at(x, &ix, here.guards)?;
+        let mut body = self.at(x, &ix, here.guards)?;
+        if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) && self.dag.node(body).dtype == DType::Bool {
+            body = self.dag.add(NodeOp::Cast(body), DType::I32);
+        }
         Ok(self.reduced(op, body, len))
     }
     /// Reduction of a node over the row; the mean is a sum and a division.

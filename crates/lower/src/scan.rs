@@ -29,9 +29,10 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
 
     // Where the first output meets the scan fixes the row.
     let mut space = Space::new(&shape, &vec![false; shape.len()]);
-    let first = |s: &Space| Ok(outputs(of, &s.axes, &shape, None)?.0);
+    let apart = || Some(Row { position: Expr::coord(u32::MAX - 1, len), len });
+    let first = |s: &Space| Ok(outputs(of, &s.axes, &shape, apart())?.0);
     space.refine(&first)?;
-    let (_, positions) = outputs(of, &space.axes, &shape, None)?;
+    let (_, positions) = outputs(of, &space.axes, &shape, apart())?;
     if len == 1 {
         return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, target)? });
     }

@@ -33,6 +33,10 @@ impl Space {
         }
         s
     }
+    /// Axes that are already expressions of something else.
+    pub fn of(axes: &[Expr]) -> Space {
+        Space { axes: axes.to_vec(), ..Space::default() }
+    }
     fn fresh(&mut self) -> CoordId {
         self.next += 1;
         self.next - 1

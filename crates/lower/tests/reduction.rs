@@ -11,14 +11,16 @@ fn body(lines: &str) {
 fn sums_by_shape() {
     for shape in ["[1,1]", "[1,5]", "[5,1]", "[7,33]", "[300,20]", "[3,1000]", "[2,40000]", "[1,300000]", "[20,4097]"] {
         for axis in ["[0]", "[1]", "[0,1]"] {
-            body(&format!("(%x: f32{shape}) {{ %s = sum %x axes={axis}\n return %s }}"));
+            body(&format!("(%x: f32{shape}) {{ %s = reduce.sum %x axes={axis}\n return %s }}"));
         }
     }
-    body("(%x: f32[]) { %s = sum %x axes=[]\n return %s }");
-    body("(%x: f32[4,0]) { %s = sum %x axes=[1]\n %p = prod %x axes=[1]\n return %s, %p }");
+    body("(%x: f32[]) { %s = reduce.sum %x axes=[]\n return %s }");
+    body("(%x: f32[4,0]) { %s = reduce.sum %x axes=[1]\n %p = reduce.prod %x axes=[1]\n return %s, %p }");
     for axes in ["[0]", "[1]", "[2]", "[0,1]", "[0,2]", "[1,2]", "[0,1,2]"] {
-        body(&format!("(%x: f32[5,18,40]) {{ %s = sum %x axes={axes}\n return %s }}"));
-        body(&format!("(%x: f32[3,200,17]) {{ %e = exp %x\n %s = mean %e axes={axes}\n %n = neg %s\n return %n }}"));
+        body(&format!("(%x: f32[5,18,40]) {{ %s = reduce.sum %x axes={axes}\n return %s }}"));
+        body(&format!(
+            "(%x: f32[3,200,17]) {{ %e = exp %x\n %s = reduce.mean %e axes={axes}\n %n = neg %s\n return %n }}"
+        ));
     }
 }
 
@@ -30,19 +32,19 @@ fn kinds_of_reduction() {
                 if op == "prod" && shape.len() > 7 {
                     continue;
                 }
-                body(&format!("(%x: {d}{shape}) {{ %s = {op} %x axes=[{axis}]\n return %s }}"));
+                body(&format!("(%x: {d}{shape}) {{ %s = reduce.{op} %x axes=[{axis}]\n return %s }}"));
             }
         }
     }
     for d in ["i64", "i32", "u8"] {
         for op in ["sum", "max", "min", "argmax", "argmin"] {
-            body(&format!("(%x: {d}[9,30]) {{ %s = {op} %x axes=[1]\n return %s }}"));
-            body(&format!("(%x: {d}[1,70000]) {{ %s = {op} %x axes=[1]\n return %s }}"));
+            body(&format!("(%x: {d}[9,30]) {{ %s = reduce.{op} %x axes=[1]\n return %s }}"));
+            body(&format!("(%x: {d}[1,70000]) {{ %s = reduce.{op} %x axes=[1]\n return %s }}"));
         }
     }
     for op in ["any", "all", "max", "min", "argmax"] {
-        body(&format!("(%x: bool[9,30]) {{ %s = {op} %x axes=[1]\n return %s }}"));
-        body(&format!("(%x: bool[9000,2]) {{ %s = {op} %x axes=[0]\n return %s }}"));
+        body(&format!("(%x: bool[9,30]) {{ %s = reduce.{op} %x axes=[1]\n return %s }}"));
+        body(&format!("(%x: bool[9000,2]) {{ %s = reduce.{op} %x axes=[0]\n return %s }}"));
     }
 }
 
@@ -50,10 +52,10 @@ fn kinds_of_reduction() {
 fn rows_with_arithmetic() {
     for shape in ["[6,37]", "[2,20000]", "[1,70000]", "[300,8]"] {
         body(&format!(
-            "(%x: f32{shape}) {{ %m = max %x axes=[1]\n %d = sub %x, %m\n %e = exp %d\n %s = sum %e axes=[1]\n %y = div %e, %s\n return %y, %m }}"
+            "(%x: f32{shape}) {{ %m = reduce.max %x axes=[1]\n %d = sub %x, %m\n %e = exp %d\n %s = reduce.sum %e axes=[1]\n %y = div %e, %s\n return %y, %m }}"
         ));
         body(&format!(
-            "(%x: bf16{shape}) {{ %m = mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = mean %q axes=[1]\n %r = rsqrt %v\n %y = mul %d, %r\n return %y }}"
+            "(%x: bf16{shape}) {{ %m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[1]\n %r = rsqrt %v\n %y = mul %d, %r\n return %y }}"
         ));
         body(&format!("(%x: f32{shape}) {{ %y = softmax %x axis=1\n return %y }}"));
         body(&format!("(%x: f32{shape}) {{ %y = log_softmax %x axis=1\n return %y }}"));
@@ -97,10 +99,10 @@ fn views_around_rows() {
         "(%x: f32[12,8,16]) { %y = softmax %x axis=2\n %z = reshape %y shape=[3,4,8,16]\n %w = permute %z perm=[0,2,1,3]\n return %w }",
     );
     body(
-        "(%x: f32[4,6,10]) { %y = reshape %x shape=[24,10]\n %s = sum %y axes=[1]\n %r = reshape %s shape=[4,6]\n return %r }",
+        "(%x: f32[4,6,10]) { %y = reshape %x shape=[24,10]\n %s = reduce.sum %y axes=[1]\n %r = reshape %s shape=[4,6]\n return %r }",
     );
     body(
-        "(%x: f32[4,60]) { %y = reshape %x shape=[4,6,10]\n %m = max %y axes=[2]\n %d = sub %y, %m\n %z = reshape %d shape=[4,60]\n return %z }",
+        "(%x: f32[4,60]) { %y = reshape %x shape=[4,6,10]\n %m = reduce.max %y axes=[2]\n %d = sub %y, %m\n %z = reshape %d shape=[4,60]\n return %z }",
     );
     body("(%x: f32[7,9]) { %t = permute %x perm=[1,0]\n %y = softmax %t axis=1\n return %y }");
     body("(%x: f32[4,5], %y: f32[4,6]) { %c = concat %x, %y axis=1\n %s = softmax %c axis=1\n return %s }");

@@ -1,0 +1,168 @@
+//! Scans, matrix products, attention, convolutions and pools.
+mod common;
+use common::{check, check_on};
+use kiln_lower::Target;
+use kiln_plan::KernelKind::{self, *};
+
+fn body(kind: KernelKind, lines: &str) {
+    check(kind, &format!("graph k{lines}"));
+}
+fn host(kind: KernelKind, lines: &str) {
+    check_on(kind, &format!("graph k{lines}"), Target::Host);
+}
+
+#[test]
+fn scans() {
+    for shape in ["[1,1]", "[3,7]", "[40,33]", "[2,20000]", "[300,3]"] {
+        for axis in [0, 1] {
+            body(Scan, &format!("(%x: f32{shape}) {{ %y = scan.sum %x axis={axis}\n return %y }}"));
+            body(Scan, &format!("(%x: i64{shape}) {{ %y = scan.sum %x axis={axis}\n %z = add %y, %x\n return %z }}"));
+        }
+    }
+    body(Scan, "(%x: f64[3,40]) { %y = scan.prod %x axis=1\n return %y }");
+    body(Scan, "(%x: bf16[3,4,40]) { %e = exp %x\n %y = scan.sum %e axis=1\n %z = neg %y\n return %z }");
+    body(
+        Scan,
+        "(%x: f32[3,40]) { %f = flip %x axes=[1]\n %y = scan.sum %f axis=1\n %z = flip %y axes=[1]\n return %z }",
+    );
+    body(Scan, "(%x: f32[3,40]) { %p = softmax %x axis=1\n %y = scan.sum %p axis=1\n return %y }");
+    body(
+        Scan,
+        "(%x: f32[3,40]) { %p = scan.sum %x axis=1\n %y = scan.sum %p axis=1\n %z = permute %y perm=[1,0]\n return %z }",
+    );
+}
+
+#[test]
+fn products() {
+    for d in ["f32", "f64", "f16", "bf16"] {
+        for (m, n, k) in [(1, 1, 1), (1, 40, 33), (5, 7, 9), (64, 64, 64), (70, 130, 50), (33, 1, 20), (8, 8, 0)] {
+            body(Gemm, &format!("(%a: {d}[{m},{k}], %b: {d}[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
+            body(
+                Gemm,
+                &format!(
+                    "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}]) {{ %c = linear %a, %b, %v\n %g = gelu_erf %c\n return %g }}"
+                ),
+            );
+        }
+    }
+    body(Gemm, "(%a: f32[3,2,9,10], %b: f32[2,10,12]) { %c = dot %a, %b\n return %c }");
+    body(
+        Gemm,
+        "(%a: f32[3,9,10], %b: f32[3,12,10]) { %t = permute %b perm=[0,2,1]\n %c = dot %a, %t\n %d = mul %c, 0.5\n return %d }",
+    );
+    body(
+        Gemm,
+        "(%x: f32[2,9,16], %w: f32[48,16], %b: f32[48]) { %c = linear %x, %w, %b\n %r = reshape %c shape=[2,9,3,4,4]\n %p = permute %r perm=[2,0,3,1,4]\n return %p }",
+    );
+    body(
+        Gemm,
+        "(%x: f32[2,9,16], %w: f32[48,16]) { %c = linear %x, %w\n %q = slice %c axis=2 start=0 len=16 step=1\n %k = slice %c axis=2 start=16 len=16 step=1\n %v = slice %c axis=2 start=32 len=16 step=1\n return %q, %k, %v }",
+    );
+    body(
+        Gemm,
+        "(%x: f32[2,4,9,16], %w: f32[24,64], %r: f32[2,9,24]) { %p = permute %x perm=[0,2,1,3]\n %y = reshape %p shape=[2,9,64]\n %c = linear %y, %w\n %s = add %c, %r\n return %s }",
+    );
+    body(Gemm, "(%x: f32[6,16], %w: f32[16,16]) { %e = silu %x\n %c = dot %e, %w\n return %c }");
+    body(Gemm, "(%x: f32[6,16], %w: f32[16,16]) { %c = dot %x, %w\n %s = softmax %c axis=1\n return %s }");
+    body(
+        Gemm,
+        "(%x: f32[20,16], %w: f32[32,16]) { %c = linear %x, %w\n %a = slice %c axis=1 start=0 len=16 step=1\n %b = slice %c axis=1 start=16 len=16 step=1\n %s = silu %a\n %y = mul %s, %b\n return %y }",
+    );
+    body(Gemm, "(%a: i64[5,7], %b: i64[7,9]) { %c = dot %a, %b\n return %c }");
+    body(
+        Gemm,
+        "(%x: f32[70,16], %w: f32[16,80]) { %c = dot %x, %w\n %t = permute %c perm=[1,0]\n %y = relu %t\n return %y, %c }",
+    );
+    body(Gemm, "(%x: f32[600,16], %w: f32[16,200]) { %c = dot %x, %w\n return %c }");
+}
+
+#[test]
+fn attentions() {
+    for d in ["f32", "f16", "bf16", "f64"] {
+        let on = if d == "f64" { host } else { body };
+        on(
+            Attention,
+            &format!(
+                "(%q: {d}[2,3,20,16], %k: {d}[2,3,20,16], %v: {d}[2,3,20,16]) {{ %y = attention %q, %k, %v scale=0.25\n return %y }}"
+            ),
+        );
+        on(
+            Attention,
+            &format!(
+                "(%q: {d}[2,4,20,16], %k: {d}[2,2,20,16], %v: {d}[2,2,20,24]) {{ %y = attention %q, %k, %v scale=0.25 causal=true\n return %y }}"
+            ),
+        );
+        on(
+            Attention,
+            &format!(
+                "(%q: {d}[3,7,10], %k: {d}[3,70,10], %v: {d}[3,70,10], %m: {d}[7,70]) {{ %y = attention %q, %k, %v, %m scale=0.3\n return %y }}"
+            ),
+        );
+        on(
+            Attention,
+            &format!(
+                "(%q: {d}[2,3,7,10], %k: {d}[2,3,9,10], %v: {d}[2,3,9,10], %m: bool[2,1,1,9]) {{ %y = attention %q, %k, %v, %m scale=0.3\n return %y }}"
+            ),
+        );
+        on(
+            Attention,
+            &format!(
+                "(%q: {d}[2,3,1,10], %k: {d}[2,3,1,10], %v: {d}[2,3,1,10], %m: bool[2,1,1,1]) {{ %y = attention %q, %k, %v, %m scale=0.3\n return %y }}"
+            ),
+        );
+    }
+    body(
+        Attention,
+        "(%q: f32[2,130,3,16], %k: f32[2,130,3,16], %v: f32[2,130,3,16]) { %a = permute %q perm=[0,2,1,3]\n %b = permute %k perm=[0,2,1,3]\n %c = permute %v perm=[0,2,1,3]\n %y = attention %a, %b, %c scale=0.25 causal=true\n %p = permute %y perm=[0,2,1,3]\n %r = reshape %p shape=[2,130,48]\n return %r }",
+    );
+}
+
+#[test]
+fn convolutions() {
+    let conv = |x: &str, w: &str, attrs: &str| {
+        host(Conv, &format!("(%x: f32{x}, %w: f32{w}) {{ %y = conv %x, %w {attrs}\n %z = relu %y\n return %z }}"));
+        host(Conv, &format!("(%x: bf16{x}, %w: bf16{w}) {{ %y = conv %x, %w {attrs}\n return %y }}"));
+    };
+    let plain = "stride=[1,1] padding=[0,0] dilation=[1,1] groups=1";
+    conv("[2,4,6,5]", "[8,4,1,1]", plain);
+    conv("[2,4,9,8]", "[5,4,3,3]", plain);
+    conv("[2,4,9,8]", "[6,4,3,2]", "stride=[2,1] padding=[1,2] dilation=[1,2] groups=1");
+    conv("[2,4,9,8]", "[6,2,3,3]", "stride=[1,1] padding=[1,1] dilation=[1,1] groups=2");
+    conv("[2,4,9,8]", "[4,1,3,3]", "stride=[1,1] padding=[1,1] dilation=[1,1] groups=4");
+    conv(
+        "[2,4,5,6]",
+        "[4,3,3,3]",
+        "stride=[2,2] padding=[1,1] dilation=[1,1] groups=1 transposed=true output_padding=[1,0]",
+    );
+    conv(
+        "[1,4,5,6]",
+        "[4,3,2,2]",
+        "stride=[2,3] padding=[0,0] dilation=[1,2] groups=2 transposed=true output_padding=[0,0]",
+    );
+    host(
+        Conv,
+        "(%x: f32[2,4,20], %w: f32[6,4,5], %b: f32[6]) { %y = conv %x, %w, %b stride=[2] padding=[2] dilation=[1] groups=1\n %z = gelu_erf %y\n return %z }",
+    );
+    body(
+        Conv,
+        "(%x: f32[2,4,9,8], %w: f32[4,1,3,3]) { %y = conv %x, %w stride=[1,1] padding=[1,1] dilation=[1,1] groups=4\n return %y }",
+    );
+}
+
+#[test]
+fn pools() {
+    for attrs in [
+        "window=[2,2] stride=[2,2] padding=[0,0] dilation=[1,1] ceil=false",
+        "window=[3,3] stride=[2,2] padding=[1,1] dilation=[1,1] ceil=false",
+        "window=[3,2] stride=[2,2] padding=[1,0] dilation=[1,1] ceil=true",
+        "window=[9,9] stride=[1,2] padding=[4,4] dilation=[1,1] ceil=false",
+    ] {
+        body(Pool, &format!("(%x: f32[2,3,11,12]) {{ %y = pool.max %x {attrs}\n return %y }}"));
+        body(Pool, &format!("(%x: f32[2,3,11,12]) {{ %y = pool.avg %x {attrs} count_pad=true\n return %y }}"));
+        body(Pool, &format!("(%x: bf16[2,3,11,12]) {{ %y = pool.avg %x {attrs} count_pad=false\n return %y }}"));
+    }
+    body(
+        Pool,
+        "(%x: f32[2,3,11,12]) { %y = pool.max %x window=[3,3] stride=[1,1] padding=[0,0] dilation=[2,1] ceil=false\n return %y }",
+    );
+}
