@@ -266,7 +266,8 @@ impl<'a> Machine<'a, '_> {
             }
             Op::AllocShared => {
                 if let Type::Shared { elem, shape, stages, .. } = self.k.ty(data.results[0]) {
-                    self.tiles.push(Tile { stages: vec![Rc::new(Block::unwritten(*elem, shape)); *stages] });
+                    let empty = Rc::new(Block::unwritten(*elem, shape));
+                    self.tiles.push(Tile { stages: (0..*stages).map(|_| empty.clone()).collect() });
                     flow.set(data.results[0], Val::Shared(self.tiles.len() - 1));
                 }
             }
