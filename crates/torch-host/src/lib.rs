@@ -1,1 +1,182 @@
-//! Finds libtorch and the plugin at run time.
+//! libtorch at run time: finds it, opens the TorchScript plugin, and wraps the plugin's C ABI in a safe API.
+//!
+//! Takes: paths of archives, host tensors, raw device memory. Gives: [`kiln_graph::Graph`]s with their parameters,
+//! reference runs, fallback runs. Never links libtorch: without it, [`Torch::load`] says what is missing and how to get it.
+//!
+//! libtorch stays loaded for the life of the process: its libraries cannot be closed safely.
+mod abi;
+mod error;
+mod find;
+mod model;
+mod session;
+
+pub use error::{ImportErrors, Problem, TorchError};
+pub use find::{find_libtorch, find_plugin};
+pub use model::{Argument, Guard, Imported};
+pub use session::Session;
+
+use abi::{Dense, Str, Symbols, Text};
+use kiln_graph::{FallbackOp, Tensor, Type};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::{
+    ffi::c_void,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
+
+/// Where a run happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Device {
+    Cpu,
+    Cuda(u32),
+}
+
+impl Device {
+    /// The plugin's number: -1 for the host.
+    fn number(self) -> i32 {
+        match self {
+            Device::Cpu => -1,
+            Device::Cuda(i) => i32::try_from(i).unwrap_or(i32::MAX),
+        }
+    }
+}
+
+/// A dense tensor in memory of the caller, on the device of the call.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    pub ptr: *mut c_void,
+    pub ty: Type,
+}
+
+/// libtorch and the plugin, loaded. Cheap to clone.
+#[derive(Clone)]
+pub struct Torch {
+    symbols: Arc<Symbols>,
+    libtorch: PathBuf,
+    plugin: PathBuf,
+}
+
+impl Torch {
+    /// Loads libtorch and the plugin, once per process; later calls give the same (or the same error).
+    pub fn load() -> Result<Torch, TorchError> {
+        static TORCH: OnceLock<Result<Torch, TorchError>> = OnceLock::new();
+        TORCH.get_or_init(|| Torch::load_from(&find_libtorch()?, &find_plugin()?)).clone()
+    }
+
+    fn load_from(libtorch: &Path, plugin: &Path) -> Result<Torch, TorchError> {
+        let lib = libtorch.join("lib");
+        // In the order of their needs; all but the first two may be missing in a CPU build.
+        for (name, required) in [
+            ("libc10.so", true),
+            ("libtorch_cpu.so", true),
+            ("libc10_cuda.so", false),
+            ("libtorch_cuda.so", false),
+            ("libtorch.so", false),
+        ] {
+            let path = lib.join(name);
+            if !required && !path.is_file() {
+                continue;
+            }
+            // SAFETY: libtorch's initialisers are what every user of it runs.
+            match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
+                Ok(library) => std::mem::forget(library),
+                Err(e) if required => return Err(TorchError::Open { path, what: e.to_string() }),
+                Err(_) => {}
+            }
+        }
+        // SAFETY: the plugin has no initialisers of its own.
+        let library = unsafe { Library::open(Some(plugin), RTLD_NOW) }
+            .map_err(|e| TorchError::Open { path: plugin.into(), what: e.to_string() })?;
+        let symbols = Symbols::resolve(library, plugin)?;
+        Ok(Torch { symbols: Arc::new(symbols), libtorch: libtorch.into(), plugin: plugin.into() })
+    }
+
+    /// The folder libtorch was loaded from.
+    pub fn libtorch(&self) -> &Path {
+        &self.libtorch
+    }
+    /// The plugin's file.
+    pub fn plugin(&self) -> &Path {
+        &self.plugin
+    }
+
+    /// Arguments of an archive's forward.
+    pub fn arguments(&self, path: &Path) -> Result<Vec<Argument>, TorchError> {
+        let (mut text, mut error) = (Text::EMPTY, Text::EMPTY);
+        let path = path.to_string_lossy();
+        // SAFETY: the pointers live through the call.
+        let status = unsafe { (self.symbols.arguments)(Str::new(&path), &mut text, &mut error) };
+        self.symbols.checked(status == 0, error)?;
+        self.symbols.json(text)
+    }
+
+    /// Imports a TorchScript archive, specialised on example inputs.
+    pub fn import(&self, path: &Path, inputs: &[Tensor]) -> Result<Imported, TorchError> {
+        model::import(&self.symbols, path, inputs)
+    }
+
+    /// Loads a module to be run again and again on these inputs. `threads` 0 is libtorch's choice; the number holds for
+    /// the whole process.
+    pub fn session(
+        &self,
+        path: &Path,
+        inputs: &[Tensor],
+        device: Device,
+        threads: usize,
+    ) -> Result<Session, TorchError> {
+        Session::open(&self.symbols, path, inputs, device, threads)
+    }
+
+    /// Runs a module once on the host. Its outputs, flattened.
+    pub fn run_module(&self, path: &Path, inputs: &[Tensor], threads: usize) -> Result<Vec<Tensor>, TorchError> {
+        let mut session = self.session(path, inputs, Device::Cpu, threads)?;
+        session.run()?;
+        session.outputs()
+    }
+
+    /// Runs a fallback op on host tensors. All its results.
+    pub fn run_fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, TorchError> {
+        let mut results: Vec<Tensor> = op.results.iter().map(|ty| Tensor::zeros(ty.clone())).collect();
+        let ins: Vec<Memory> =
+            args.iter().map(|t| Memory { ptr: t.bytes().as_ptr().cast_mut().cast(), ty: t.ty.clone() }).collect();
+        let outs: Vec<Memory> =
+            results.iter_mut().map(|t| Memory { ty: t.ty.clone(), ptr: t.bytes_mut().as_mut_ptr().cast() }).collect();
+        // SAFETY: dense host tensors of these types; results are new, so apart from the operands.
+        unsafe { self.run_fallback_on(op, &ins, &outs, Device::Cpu) }?;
+        Ok(results)
+    }
+
+    /// Runs a fallback op on memory of `device`, results into `outs`; waits for the device.
+    ///
+    /// # Safety
+    /// Every `Memory` holds a dense tensor of its type on `device` that no one else writes during the call, work that
+    /// produces operands is done, and no result overlaps an operand.
+    pub unsafe fn run_fallback_on(
+        &self,
+        op: &FallbackOp,
+        ins: &[Memory],
+        outs: &[Memory],
+        device: Device,
+    ) -> Result<(), TorchError> {
+        fn dense(m: &Memory) -> Dense<'_> {
+            Dense::new(m.ptr, &m.ty)
+        }
+        let (ins, outs): (Vec<Dense>, Vec<Dense>) = (ins.iter().map(dense).collect(), outs.iter().map(dense).collect());
+        let mut error = Text::EMPTY;
+        // SAFETY: the caller's promise, and the lists live through the call.
+        let status = unsafe {
+            (self.symbols.call)(
+                Str::new(&op.name),
+                Str::new(&op.overload),
+                Str::new(&op.args),
+                ins.as_ptr(),
+                ins.len(),
+                outs.as_ptr(),
+                outs.len(),
+                device.number(),
+                &mut error,
+            )
+        };
+        self.symbols.checked(status == 0, error)
+    }
+}

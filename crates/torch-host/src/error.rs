@@ -1,0 +1,78 @@
+//! What can go wrong: with the installation, or with the model.
+use serde::{Deserialize, Serialize};
+use std::{fmt, path::PathBuf};
+
+/// One thing in the model (or the inputs) that cannot be compiled.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    pub message: String,
+    /// `file:line` in the model's source; empty if unknown.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub source: String,
+    /// Module path; empty if unknown.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub module: String,
+    /// What to do about it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub help: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        if !self.source.is_empty() {
+            write!(f, "\n  at {}", self.source)?;
+        }
+        if !self.module.is_empty() {
+            write!(f, " in {}", self.module)?;
+        }
+        if !self.help.is_empty() {
+            write!(f, "\n  help: {}", self.help)?;
+        }
+        Ok(())
+    }
+}
+
+/// Everything found wrong with a model, at once.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ImportErrors {
+    pub errors: Vec<Problem>,
+}
+
+impl fmt::Display for ImportErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, e) in self.errors.iter().enumerate() {
+            write!(f, "{}{e}", if i > 0 { "\n" } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ImportErrors {}
+
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TorchError {
+    #[error(
+        "a TorchScript archive needs libtorch, which was not found (looked at: {}); run scripts/setup, or set LIBTORCH to \
+         the `torch` folder of a Python environment with torch 2.11",
+        looked_at.join(", ")
+    )]
+    NoLibtorch { looked_at: Vec<String> },
+    #[error(
+        "a TorchScript archive needs the plugin libkiln_torchscript.so, which was not found (looked at: {}); build it with \
+         `cargo build -p kiln-torchscript`, or set KILN_TORCHSCRIPT_PLUGIN to its path",
+        looked_at.join(", ")
+    )]
+    NoPlugin { looked_at: Vec<String> },
+    #[error("cannot open {}: {what}; check that libtorch and the plugin are both built for torch 2.11", path.display())]
+    Open { path: PathBuf, what: String },
+    #[error("the plugin {} speaks version {found} of the interface, {wanted} is wanted; build it again with `cargo build -p kiln-torchscript`", path.display())]
+    Version { path: PathBuf, found: u32, wanted: u32 },
+    #[error(
+        "the TorchScript plugin answered something unreadable ({0}); build it again with `cargo build -p kiln-torchscript`"
+    )]
+    Plugin(String),
+    /// The model or its inputs.
+    #[error("{0}")]
+    Model(ImportErrors),
+}
