@@ -56,6 +56,28 @@ impl Group {
     pub fn sinks(&self) -> &[(Inst, Sink)] {
         &self.sinks
     }
+    /// Masks of the stores and of the loads that the sinks read at their own coordinates.
+    fn masks(&self, e: &Emit) -> Vec<Value> {
+        let (mut masks, mut seen) = (vec![], HashSet::new());
+        for (_, s) in &self.sinks {
+            match s {
+                Sink::Store { value, mask, .. } => {
+                    e.masks_of(*value, &mut masks, &mut seen);
+                    masks.extend(mask);
+                }
+                Sink::Keep { value: v, .. } | Sink::Reduce { operand: v, .. } | Sink::Scan { operand: v, .. } => {
+                    e.masks_of(*v, &mut masks, &mut seen)
+                }
+            }
+        }
+        masks
+    }
+    /// The mask of all sinks, if all are stores with the same one.
+    fn only_mask(&self) -> Option<Value> {
+        let mask = |s: &Sink| if let Sink::Store { mask, .. } = s { *mask } else { None };
+        let first = self.sinks.first().and_then(|(_, s)| mask(s))?;
+        self.sinks.iter().all(|(_, s)| mask(s) == Some(first)).then_some(first)
+    }
 }
 
 /// An inner loop's state: the accumulators of a reduction.
@@ -257,19 +279,15 @@ impl Emit<'_> {
         };
         let unroll = self.unroll(group, extent / lanes);
         self.begin(group, running, unroll)?;
-        let bounds = self.bounds(group, axis, at)?;
-        let limit: Name = extent.to_string().into();
+        let bounds = self.bounds(group, group.masks(self), axis, at)?;
+        let extent_text: Name = extent.to_string().into();
         let mut start: Name = "0".into();
         if !bounds.is_empty() || unroll * lanes <= extent {
             let step = (lanes * unroll) as i64;
-            let d = self.text.depth();
-            let mut stop: Name = limit.clone();
+            let mut stop = extent_text.clone();
             if !bounds.is_empty() {
-                for (_, n) in &bounds {
-                    stop = self.text.call(d, "i64", "llvm.smin.i64", &[("i64", &stop), ("i64", n)]);
-                }
-                stop = self.text.call(d, "i64", "llvm.smax.i64", &[("i64", &stop), ("i64", "0")]);
-                stop = self.text.emit(d, format!("and i64 {stop}, {}", -step));
+                stop = self.least(&stop, &bounds);
+                stop = self.text.emit(self.text.depth(), format!("and i64 {stop}, {}", -step));
             }
             self.assumed = bounds.iter().map(|b| b.0).collect();
             self.vectors(group, axis, at, running, (&start, &stop), unroll)?;
@@ -277,10 +295,25 @@ impl Emit<'_> {
             start = stop;
         }
         if !bounds.is_empty() {
-            self.vectors(group, axis, at, running, (&start, &limit), 1)?;
+            // Where nothing but stores under one mask is left, the rest ends with the mask.
+            let mut stop = extent_text;
+            if let Some(mask) = group.only_mask() {
+                let of_mask = self.bounds(group, vec![mask], axis, at)?;
+                stop = self.least(&stop, &of_mask);
+            }
+            self.vectors(group, axis, at, running, (&start, &stop), 1)?;
         }
         at[axis] = Val::int(Elem::I64, 0);
         self.end(group, at, running)
+    }
+    /// The least of a limit and of bounds, at least 0.
+    fn least(&mut self, limit: &Name, bounds: &[(Value, Name)]) -> Name {
+        let d = self.text.depth();
+        let mut stop = limit.clone();
+        for (_, n) in bounds {
+            stop = self.text.call(d, "i64", "llvm.smin.i64", &[("i64", &stop), ("i64", n)]);
+        }
+        self.text.call(d, "i64", "llvm.smax.i64", &[("i64", &stop), ("i64", "0")])
     }
     fn vectors(
         &mut self,
@@ -323,26 +356,11 @@ impl Emit<'_> {
         };
         if self.lanes == 1 { 1 } else { want.min(vectors.max(1)) }
     }
-    /// Comparisons among the masks that bound the innermost axis (or do not depend on it), with the number of leading
+    /// Comparisons among `masks` that bound the innermost axis (or do not depend on it), with the number of leading
     /// elements for which they hold.
-    fn bounds(&mut self, group: &Group, axis: usize, at: &mut [Val]) -> Res<Vec<(Value, Name)>> {
+    fn bounds(&mut self, group: &Group, mut masks: Vec<Value>, axis: usize, at: &mut [Val]) -> Res<Vec<(Value, Name)>> {
         if self.lanes == 1 {
             return Ok(vec![]);
-        }
-        let mut masks = vec![];
-        let mut seen = HashSet::new();
-        for (_, s) in &group.sinks {
-            match s {
-                Sink::Store { ptr, value, mask } => {
-                    self.masks_of(*ptr, at, &mut masks, &mut seen);
-                    self.masks_of(*value, at, &mut masks, &mut seen);
-                    masks.extend(mask);
-                }
-                Sink::Keep { value, .. } => self.masks_of(*value, at, &mut masks, &mut seen),
-                Sink::Reduce { operand, .. } | Sink::Scan { operand, .. } => {
-                    self.masks_of(*operand, at, &mut masks, &mut seen)
-                }
-            }
         }
         let mut found: Vec<(Value, Name)> = vec![];
         at[axis] = Val { elem: Elem::I64, form: Form::Lanes(Num::konst(0), 1), depth: 0 };
@@ -380,7 +398,7 @@ impl Emit<'_> {
         }
     }
     /// Masks of the loads that `v` is computed from at the nest's own coordinates.
-    fn masks_of(&self, v: Value, at: &[Val], masks: &mut Vec<Value>, seen: &mut HashSet<Value>) {
+    fn masks_of(&self, v: Value, masks: &mut Vec<Value>, seen: &mut HashSet<Value>) {
         if !seen.insert(v) {
             return;
         }
@@ -390,7 +408,7 @@ impl Emit<'_> {
             Op::Load => masks.extend(inst.args.get(1)),
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) => {
                 for a in &inst.args {
-                    self.masks_of(*a, at, masks, seen);
+                    self.masks_of(*a, masks, seen);
                 }
             }
             _ => {}

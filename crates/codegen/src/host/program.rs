@@ -31,12 +31,15 @@ pub(super) fn function(e: &mut Emit, name: &str) -> Res<String> {
         e.place.insert(p.value, Place::Reg(v));
     }
     let (label, i) = e.text.open_loop();
-    let (g0, g1) = (k.grid[0].max(1), k.grid[1].max(1));
+    let grid = k.grid.map(|g| g.max(1));
     // The scope of the instance loop is the program's scope 0: its text is taken out and put back.
     let mut rest = i.clone();
-    for g in [g0, g1] {
+    for (axis, &g) in grid.iter().enumerate().take(2) {
         let (p, q): (Name, Name) = if g == 1 {
             ("0".into(), rest.clone())
+        } else if grid[axis + 1..].iter().all(|&n| n == 1) {
+            // The last axis with instances: nothing is left to divide.
+            (rest.clone(), "0".into())
         } else {
             let d = e.text.depth();
             (e.text.emit(d, format!("urem i64 {rest}, {g}")), e.text.emit(d, format!("udiv i64 {rest}, {g}")))
@@ -44,7 +47,7 @@ pub(super) fn function(e: &mut Emit, name: &str) -> Res<String> {
         e.pid.push(pid(p));
         rest = q;
     }
-    e.pid.push(pid(rest));
+    e.pid.push(pid(if grid[2] == 1 { "0".into() } else { rest }));
     let outer = e.text.rebase();
     e.region(&k.body)?;
     e.flush()?;
