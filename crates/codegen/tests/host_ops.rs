@@ -1,4 +1,6 @@
 //! Every pointwise op on every element against scalar Rust.
+// Tables of ops with their meaning.
+#![allow(clippy::type_complexity)]
 mod support;
 use kiln_block::*;
 use support::*;

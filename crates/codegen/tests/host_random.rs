@@ -159,11 +159,11 @@ fn program(seed: u64, e: Elem, shape: [usize; 2], size: [usize; 2]) -> Kernel {
     let mut p = Pool { b, r: Random(seed | 1), e, shape, tiles: vec![], rows: vec![], cols: vec![], scalars: vec![] };
     let params = [("x", true), ("y", true), ("u", false), ("v", false)].map(|(n, r)| p.b.param(n, e, r));
     let mut coords = vec![];
-    for axis in 0..2 {
+    for (axis, &block) in shape.iter().enumerate() {
         let pid = p.b.program_id(1 - axis as u8);
-        let n = p.b.i32(shape[axis] as i64);
+        let n = p.b.i32(block as i64);
         let base = p.b.binary(BinaryOp::Mul, pid, n);
-        let i = p.b.iota(shape[axis]);
+        let i = p.b.iota(block);
         let i = p.b.binary(BinaryOp::Add, base, i);
         coords.push(p.b.expand_dims(i, 1 - axis));
     }

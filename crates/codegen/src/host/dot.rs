@@ -2,7 +2,7 @@
 use super::eval::{Buffer, Place};
 use super::memory::Store;
 use super::nest::block_elem;
-use super::text::{Name, literal, reg, vector};
+use super::text::{Name, reg, vector};
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};
 use kiln_block::{Elem, Value};
@@ -23,7 +23,7 @@ impl Emit<'_> {
         self.memo = vec![Default::default()];
         self.lanes = self.machine.lanes.min(n);
         let lanes = self.lanes;
-        // Sums held in registers: rows x columns vectors, 12 of them.
+        // Sums held in registers: rows x columns vectors, 8 of them.
         let columns = (n / lanes).min(2);
         let rows = m.min(if columns == 2 { 4 } else { 8 });
         let (li, i) = self.text.open_loop();
@@ -117,7 +117,6 @@ impl Emit<'_> {
                 self.write(Store::Scratch, &to.ptr, &off, &v, None)?;
             }
         }
-        let _ = literal;
         Ok(())
     }
 }

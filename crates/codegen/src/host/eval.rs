@@ -2,7 +2,7 @@
 //!
 //! Coordinates are I64 values, one per axis; at most the vectorised axis varies over lanes. Results are remembered per scope, so
 //! that a value used twice at the same place is computed once, and are written into the outermost scope that they can be.
-use super::memory::Store;
+use super::memory::{Guard, Store};
 use super::text::Name;
 use super::value::{Arith, Form, Num, Val};
 use super::{Emit, Res};
@@ -54,7 +54,7 @@ impl Emit<'_> {
             Some(Place::Reg(x)) => Ok(x),
             Some(Place::Buffer(b)) => {
                 let off = self.linear(&b.shape, at);
-                self.read(b.elem, Store::Scratch, &b.ptr, &off, None, None, false)
+                self.read(b.elem, Store::Scratch, &b.ptr, &off, Guard::default())
             }
             Some(Place::Virtual(i)) => self.compute_inst(i, at),
             Some(Place::Induction { init, step, turn }) => {
@@ -257,7 +257,7 @@ impl Emit<'_> {
                 let other = if needed { inst.args.get(2).map(|o| self.eval(*o, at)).transpose()? } else { None };
                 // Under an assumption a masked load must stay inside the loop that assumes it.
                 let pin = !self.assumed.is_empty() && mask.is_some();
-                self.read(p.elem, Store::Tensor, root, off, mask.as_ref(), other.as_ref(), pin)
+                self.read(p.elem, Store::Tensor, root, off, Guard { mask: mask.as_ref(), other: other.as_ref(), pin })
             }
             Op::TileLoad | Op::TileStore => Err("tensor-map tiles".into()),
             other => Err(format!("{other:?} inside an expression")),

@@ -2,6 +2,8 @@
 //!
 //! Methods: exp, expm1, exp2 by Cody-Waite reduction to |r| <= ln2/2 and a polynomial of degree 6 (Cephes `expf`); log as in
 //! FreeBSD's `e_logf.c`; erf by N. Juffa's two-range polynomials; tanh from expm1(-2|x|). Within 2 ulp (tests/host_math.rs).
+// Coefficients are written as published; each is read as the nearest f32.
+#![allow(clippy::excessive_precision)]
 use super::text::{Name, float, literal, reg, vector};
 use super::{Emit, Res};
 use kiln_block::{BinaryOp, Elem, UnaryOp};
@@ -180,7 +182,7 @@ impl F32<'_, '_> {
         let (t, it) = (self.t(), self.it());
         self.e.text.emit(self.d, format!("bitcast {t} {a} to {it}"))
     }
-    fn from_bits(&mut self, a: &Name) -> Name {
+    fn of_bits(&mut self, a: &Name) -> Name {
         let (t, it) = (self.t(), self.it());
         self.e.text.emit(self.d, format!("bitcast {it} {a} to {t}"))
     }
@@ -215,7 +217,7 @@ impl F32<'_, '_> {
         let (bias, shift) = (self.i(127), self.i(23));
         let b = self.iop("add", k, &bias);
         let s = self.iop("shl", &b, &shift);
-        self.from_bits(&s)
+        self.of_bits(&s)
     }
     /// p * 2^k, through two factors so that the whole range of results is reached with one rounding but for denormals.
     fn scale(&mut self, p: &Name, k: &Name) -> Name {
@@ -349,7 +351,7 @@ impl F32<'_, '_> {
         let k = self.iop("ashr", &u, &s23);
         let low = self.iop("and", &u, &mask);
         let mb = self.iop("add", &low, &half);
-        let m = self.from_bits(&mb);
+        let m = self.of_bits(&mb);
         let (t, it) = (self.t(), self.it());
         let kf = self.e.text.emit(self.d, format!("sitofp {it} {k} to {t}"));
         let kf = self.add(&kf, &extra);

@@ -10,6 +10,20 @@ pub(super) enum Store {
     Tensor,
     Scratch,
 }
+/// When a load happens, and what it gives otherwise.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Guard<'a> {
+    pub mask: Option<&'a Val>,
+    pub other: Option<&'a Val>,
+    /// In the innermost scope: the memory changes there, or an assumption of that scope makes the load safe.
+    pub pin: bool,
+}
+impl Guard<'_> {
+    pub fn pinned() -> Self {
+        Guard { pin: true, ..Guard::default() }
+    }
+}
+
 impl Store {
     pub fn ty(self, e: Elem) -> &'static str {
         match self {
@@ -87,16 +101,8 @@ impl Emit<'_> {
     }
 
     /// `other` where the mask is false (0 without it).
-    pub fn read(
-        &mut self,
-        e: Elem,
-        kind: Store,
-        root: &Name,
-        off: &Val,
-        mask: Option<&Val>,
-        other: Option<&Val>,
-        pin: bool,
-    ) -> Res<Val> {
+    pub fn read(&mut self, e: Elem, kind: Store, root: &Name, off: &Val, guard: Guard) -> Res<Val> {
+        let Guard { mask, other, pin } = guard;
         let mask = mask.filter(|m| !m.is_true());
         let mut d = off.depth.max(mask.map_or(0, |m| m.depth)).max(other.map_or(0, |o| o.depth));
         if pin {

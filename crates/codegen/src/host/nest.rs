@@ -231,7 +231,7 @@ impl Emit<'_> {
         // Buffers of results, and identities where a leading axis is reduced.
         let mut running = vec![];
         for (_, s) in &group.sinks {
-            running.push(self.prepare(s, shape, axis)?);
+            running.push(self.prepare(s, axis)?);
         }
         let mut at: Vec<Val> = vec![Val::int(Elem::I64, 0); shape.len()];
         let mut open: Vec<(String, Name, usize)> = vec![];
@@ -248,7 +248,7 @@ impl Emit<'_> {
             self.memo.pop();
             self.text.close_loop(&label, &i, "0", &n.to_string(), 1);
         }
-        self.settle(group, shape, axis, running)
+        self.settle(group, running)
     }
     /// A loop counter that is a multiple of 2^tz, plus a constant.
     fn counter(&mut self, i: &Name, plus: i64, tz: u32) -> Val {

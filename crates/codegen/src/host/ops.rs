@@ -119,10 +119,11 @@ impl Emit<'_> {
                 return Ok(v);
             }
         }
-        if e == Elem::Bool && op == BinaryOp::And {
-            if let Some(v) = self.and_masks(a, b) {
-                return Ok(v);
-            }
+        if e == Elem::Bool
+            && op == BinaryOp::And
+            && let Some(v) = self.and_masks(a, b)
+        {
+            return Ok(v);
         }
         let d = a.depth.max(b.depth);
         let n = self.width(&[a, b]);

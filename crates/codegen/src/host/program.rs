@@ -1,7 +1,7 @@
 //! One kernel: its function, its instructions in order, loops and conditions of the program.
 use super::demand::{Demand, forces};
 use super::eval::{Buffer, Place};
-use super::memory::Store;
+use super::memory::{Guard, Store};
 use super::nest::{Sink, block_elem};
 use super::text::{Name, reg};
 use super::value::{Form, Num, Val};
@@ -24,7 +24,7 @@ pub(super) fn function(e: &mut Emit, name: &str) -> Res<String> {
                 Val { elem: *elem, form: Form::Ptr(ptr, Box::new(Val::int(Elem::I64, 0))), depth: 0 }
             }
             Type::Block { elem, shape } if shape.is_empty() => {
-                e.read(*elem, Store::Tensor, &ptr, &Val::int(Elem::I64, 0), None, None, false)?
+                e.read(*elem, Store::Tensor, &ptr, &Val::int(Elem::I64, 0), Guard::default())?
             }
             other => return Err(format!("a parameter of type {other}")),
         };

@@ -3,7 +3,7 @@
 //! Along the innermost axis a reduction runs in several vector accumulators that are combined in a fixed order; along a leading
 //! axis it accumulates in the result's scratch memory. Half types accumulate in f32 and are rounded once at the end.
 use super::eval::{Buffer, Place};
-use super::memory::Store;
+use super::memory::{Guard, Store};
 use super::nest::{Group, Running, Sink, accumulator, block_elem};
 use super::text::{Name, float, literal, reg, vector};
 use super::value::{Form, Num, Val};
@@ -64,7 +64,7 @@ fn without(at: &[Val], axis: usize) -> Vec<Val> {
 
 impl Emit<'_> {
     /// Buffers and initial contents before the nest.
-    pub fn prepare(&mut self, sink: &Sink, _shape: &[usize], inner: Option<usize>) -> Res<Running> {
+    pub fn prepare(&mut self, sink: &Sink, inner: Option<usize>) -> Res<Running> {
         match sink {
             Sink::Reduce { op, axis, operand, result } => {
                 let (from, to) = (block_elem(self.kernel.ty(*operand))?, block_elem(self.kernel.ty(*result))?);
@@ -84,13 +84,12 @@ impl Emit<'_> {
                 }
                 Ok(Running::Memory(values, index))
             }
-            Sink::Scan { op, axis, operand, result } => {
+            Sink::Scan { axis, operand, result, .. } => {
                 let elem = accumulator(block_elem(self.kernel.ty(*operand))?);
                 let shape = self.kernel.ty(*result).shape().to_vec();
                 let buffer = self.new_buffer(elem, &shape);
                 if inner.is_none() || Some(*axis) == inner {
                     let slot = self.text.alloca(reg(elem), 8);
-                    let _ = op;
                     return Ok(Running::Lanes(Accumulators {
                         elem,
                         slots: vec![(slot, None)],
@@ -191,12 +190,12 @@ impl Emit<'_> {
             Running::Memory(values, indices) => {
                 let off = self.linear(&values.shape, &without(at, axis));
                 let e = values.elem;
-                let old = self.read(e, Store::Scratch, &values.ptr, &off, None, None, true)?;
+                let old = self.read(e, Store::Scratch, &values.ptr, &off, Guard::pinned())?;
                 let v = Val { elem: e, ..v.clone() };
                 let w = self.width(&[&old, &v]);
                 let (a, x) = (self.reg(&old, w), self.reg(&v, w));
                 if let Some(indices) = indices {
-                    let oi = self.read(Elem::I32, Store::Scratch, &indices.ptr, &off, None, None, true)?;
+                    let oi = self.read(Elem::I32, Store::Scratch, &indices.ptr, &off, Guard::pinned())?;
                     let (ai, xi) = (self.reg(&oi, w), self.reg(&index, w));
                     let (r, ri) = self.better(op, e, d, (&a, &ai), (&x, &xi), w);
                     let (r, ri) = (self.wrap(e, r, w, d), self.wrap(Elem::I32, ri, w, d));
@@ -320,7 +319,7 @@ impl Emit<'_> {
         Ok((self.binary_reg(combiner(op, e), e, d, &a.0, &b.0, n)?, "".into()))
     }
     /// After the nest: where the results are.
-    pub fn settle(&mut self, group: &Group, _shape: &[usize], _axis: Option<usize>, running: Vec<Running>) -> Res<()> {
+    pub fn settle(&mut self, group: &Group, running: Vec<Running>) -> Res<()> {
         for ((_, sink), run) in group.sinks().iter().zip(running) {
             let (operand, result) = match sink {
                 Sink::Reduce { operand, result, .. } | Sink::Scan { operand, result, .. } => (*operand, *result),
@@ -337,7 +336,7 @@ impl Emit<'_> {
                     if accumulator(from) != from {
                         let source = b.clone();
                         self.flat(&b, |s, off| {
-                            let x = s.read(source.elem, Store::Scratch, &source.ptr, off, None, None, true)?;
+                            let x = s.read(source.elem, Store::Scratch, &source.ptr, off, Guard::pinned())?;
                             s.cast(&x, from)
                         })?;
                     }
@@ -355,7 +354,7 @@ impl Emit<'_> {
             return Place::Buffer(b);
         }
         let off = Val::int(Elem::I64, 0);
-        match self.read(b.elem, Store::Scratch, &b.ptr, &off, None, None, true) {
+        match self.read(b.elem, Store::Scratch, &b.ptr, &off, Guard::pinned()) {
             Ok(v) => Place::Reg(v),
             Err(_) => Place::Buffer(b),
         }
@@ -408,7 +407,13 @@ impl Emit<'_> {
                     Form::Scalar(first.as_str().into())
                 };
                 let first = Val { elem: e, form, depth: 0 };
-                let old = self.read(e, Store::Scratch, &b.ptr, &off, Some(&inside), Some(&first), true)?;
+                let old = self.read(
+                    e,
+                    Store::Scratch,
+                    &b.ptr,
+                    &off,
+                    Guard { mask: Some(&inside), other: Some(&first), pin: true },
+                )?;
                 let v = Val { elem: e, ..v.clone() };
                 let w = self.width(&[&old, &v]);
                 let (a, x) = (self.reg(&old, w), self.reg(&v, w));
