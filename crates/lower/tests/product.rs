@@ -120,8 +120,8 @@ fn attentions() {
 #[test]
 fn convolutions() {
     let conv = |x: &str, w: &str, attrs: &str| {
-        host(Conv, &format!("(%x: f32{x}, %w: f32{w}) {{ %y = conv %x, %w {attrs}\n %z = relu %y\n return %z }}"));
-        host(Conv, &format!("(%x: bf16{x}, %w: bf16{w}) {{ %y = conv %x, %w {attrs}\n return %y }}"));
+        body(Conv, &format!("(%x: f32{x}, %w: f32{w}) {{ %y = conv %x, %w {attrs}\n %z = relu %y\n return %z }}"));
+        body(Conv, &format!("(%x: bf16{x}, %w: bf16{w}) {{ %y = conv %x, %w {attrs}\n return %y }}"));
     };
     let plain = "stride=[1,1] padding=[0,0] dilation=[1,1] groups=1";
     conv("[2,4,6,5]", "[8,4,1,1]", plain);
