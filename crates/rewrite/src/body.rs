@@ -35,7 +35,7 @@ pub fn body(dag: &Dag, k: &Kernel, name: &str) -> Body {
         at.insert(m, v);
     }
     // The iteration space is the first output's.
-    let main = main_output(dag, &k.outs);
+    let main = main_output(dag, &k.members, &k.outs);
     let rest = k.outs.iter().copied().filter(|&o| Some(o) != main);
     let stores: Vec<usize> = main.into_iter().chain(rest).collect();
     g.outputs = stores.iter().filter_map(|o| at.get(o).copied()).collect();

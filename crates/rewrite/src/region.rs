@@ -11,6 +11,9 @@ use kiln_graph::Op;
 use kiln_plan::{KernelKind, Machine};
 use std::collections::{BTreeMap, BTreeSet};
 
+mod anchor;
+mod rows;
+
 /// Why a region is not one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Reject {
@@ -27,6 +30,7 @@ pub enum Reject {
     DataMovementAfterProduct,
     OutputNotCovered,
     OutputPermutedAfterReduction,
+    RowsOfOtherOutput,
     SecondOutputOfAnchor,
     PlaceReductionNotAlone,
     ScanSpaceDiffers,
@@ -53,6 +57,7 @@ impl Reject {
             DataMovementAfterProduct => "data movement after a product",
             OutputNotCovered => "output not covered by the iteration space",
             OutputPermutedAfterReduction => "output permuted after a reduction",
+            RowsOfOtherOutput => "no reduction reaches the full-size output",
             SecondOutputOfAnchor => "second output of an anchor",
             PlaceReductionNotAlone => "argmax stands alone",
             ScanSpaceDiffers => "scan over another space",
@@ -103,9 +108,31 @@ struct Region<'a> {
     levels: usize,
 }
 
-/// The output whose shape is the kernel's iteration space: the largest, and of those the last.
-pub fn main_output(dag: &Dag, outs: &[usize]) -> Option<usize> {
-    outs.iter().copied().max_by(|&a, &b| dag.count(a).total_cmp(&dag.count(b)).then(a.cmp(&b)))
+/// The output whose shape is the kernel's iteration space: of the largest, the last that a reduction reaches, or else the last.
+pub fn main_output(dag: &Dag, members: &[usize], outs: &[usize]) -> Option<usize> {
+    let largest = outs.iter().map(|&o| dag.count(o)).fold(0., f64::max);
+    let large = || outs.iter().copied().filter(|&o| dag.count(o) == largest);
+    if large().count() == 1 || !members.iter().any(|&m| reduces(dag.class[m])) {
+        return large().max();
+    }
+    large().filter(|&o| reads_rows(dag, members, o)).max().or(large().max())
+}
+fn reduces(c: Class) -> bool {
+    matches!(c, Class::Reduce | Class::ArgReduce | Class::Row)
+}
+/// Is a reduction among the members that `v` needs?
+fn reads_rows(dag: &Dag, members: &[usize], v: usize) -> bool {
+    let (mut seen, mut todo) = (BTreeSet::new(), vec![v]);
+    while let Some(x) = todo.pop() {
+        if members.binary_search(&x).is_err() || !seen.insert(x) {
+            continue;
+        }
+        if reduces(dag.class[x]) {
+            return true;
+        }
+        todo.extend(dag.args(x));
+    }
+    false
 }
 
 /// The family `members` are lowered by.
@@ -136,7 +163,7 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Machine) ->
     if members.len() > MAX_MEMBERS {
         return Err(Reject::TooLarge);
     }
-    let main = main_output(dag, outs).ok_or(Reject::OutputNotCovered)?;
+    let main = main_output(dag, members, outs).ok_or(Reject::OutputNotCovered)?;
     let mut space = Space::default();
     let root: Map = dag.shape(main).iter().map(|&n| space.axis(n)).collect();
     let uses = BTreeMap::from([(main, vec![Use { map: root.clone(), prologue: false, times: 1. }])]);
@@ -347,187 +374,15 @@ impl Region<'_> {
         }
     }
 
-    /// A reduction, or an op that reads and writes whole rows.
-    fn row(&mut self, v: usize, u: &Use) -> Result<Vec<(usize, Map)>, Reject> {
-        let (dag, rank, class) = (self.dag, u.map.len(), self.dag.class[v]);
-        if u.map.iter().any(|w| w.computed) {
-            return Err(Reject::RowsDiffer);
-        }
-        if class == Class::ArgReduce && self.place.replace(v).is_some() {
-            return Err(Reject::PlaceReductionNotAlone);
-        }
-        let args = dag.args(v);
-        let x = args[0];
-        let mut m = u.map.clone();
-        let axes: Vec<usize> = match dag.op(v) {
-            Op::Reduce { axes, .. } => axes.clone(),
-            Op::Softmax { axis } | Op::LogSoftmax { axis } => vec![*axis],
-            Op::LayerNorm { axes, .. } => (rank - axes..rank).collect(),
-            Op::GroupNorm { .. } => (2..rank).collect(),
-            _ => vec![rank - 1],
-        };
-        let mut outer: Vec<Walk> = (0..rank).filter(|i| !axes.contains(i)).map(|i| m[i].clone()).collect();
-        let mut sizes: Vec<usize> = axes.iter().map(|&a| dag.shape(x)[a]).collect();
-        let mut inner: Vec<Atom> = self.space.flat(&axes.iter().map(|&a| m[a].clone()).collect::<Vec<_>>());
-        if let Op::GroupNorm { groups, .. } = dag.op(v) {
-            let channels = dag.shape(x)[1];
-            let dealt =
-                self.space.deal(&m[1].atoms, &[*groups, channels / (*groups).max(1)]).ok_or(Reject::RowsDiffer)?;
-            outer[1] = dealt[0].clone();
-            inner.splice(0..0, dealt[1].atoms.clone());
-            sizes.insert(0, channels / (*groups).max(1));
-            self.space.refresh(&mut m);
-        }
-        if outer.iter().any(|w| w.from != 0 || w.step != 1) {
-            return Err(Reject::RowsDiffer);
-        }
-        let along = self.join_rows(&outer, &sizes)?;
-        if class == Class::Row {
-            let whole = axes.iter().all(|&a| m[a].from == 0 && m[a].step == 1);
-            if !whole || self.space.now(&inner) != self.space.now(&along) {
-                return Err(Reject::RowsDiffer);
-            }
-        } else {
-            let dealt = self.space.deal(&along, &sizes).ok_or(Reject::RowsDiffer)?;
-            for (&a, w) in axes.iter().zip(dealt) {
-                m[a] = w;
-            }
-        }
-        self.space.refresh(&mut m);
-        self.in_order(&m, &outer)?;
-        self.levels += if class == Class::Row { 2 } else { 1 };
-        self.price.other += weight(dag.op(v)) * dag.count(x);
-        let per_channel = matches!(dag.op(v), Op::GroupNorm { .. });
-        let gains = args[1..]
-            .iter()
-            .map(|&a| (a, if per_channel { vec![m[1].clone()] } else { align(dag.shape(a), rank, &m) }));
-        let mut reach: Vec<(usize, Map)> = gains.collect();
-        reach.push((x, m));
-        Ok(reach)
-    }
-
-    /// Makes the kernel's rows, or checks that these are the same; gives the atoms along a row.
-    fn join_rows(&mut self, outer: &[Walk], sizes: &[usize]) -> Result<Vec<Atom>, Reject> {
-        let across: BTreeSet<Atom> = self.space.flat(outer).into_iter().collect();
-        let all = self.space.flat(&self.root);
-        let along = match self.rows.take() {
-            Some(rows) => {
-                let known: Vec<Atom> = rows.across.into_iter().collect();
-                if self.space.now(&known).into_iter().collect::<BTreeSet<_>>() != across {
-                    return Err(Reject::RowsDiffer);
-                }
-                self.space.now(&rows.along)
-            }
-            None => {
-                let rest: Vec<Atom> = all.iter().copied().filter(|a| !across.contains(a)).collect();
-                if rest.is_empty() { sizes.iter().flat_map(|&s| self.space.axis(s).atoms).collect() } else { rest }
-            }
-        };
-        let extent: i64 = sizes.iter().map(|&s| s as i64).product();
-        if self.space.extent(&along) != extent || all.iter().any(|a| !across.contains(a) && !along.contains(a)) {
-            return Err(Reject::RowsDiffer);
-        }
-        self.rows = Some(Rows { across, along: along.clone() });
-        Ok(along)
-    }
-
-    /// Between a reduction and the output nothing is permuted: rows are stored in the order they are computed in.
-    fn in_order(&self, operand: &Map, outer: &[Walk]) -> Result<(), Reject> {
-        let root = self.space.flat(&self.root);
-        let (full, rows) = (self.space.flat(operand), self.space.flat(outer));
-        if root == full || root == rows { Ok(()) } else { Err(Reject::OutputPermutedAfterReduction) }
-    }
-
-    /// An op that is computed whole and once, in tiles of its own.
-    fn anchor(&mut self, v: usize, u: &Use) -> Result<Vec<(usize, Map)>, Reject> {
-        if self.anchor.replace(v).is_some() {
-            return Err(Reject::TwoAnchors);
-        }
-        let (dag, m) = (self.dag, &u.map);
-        let walked: BTreeSet<Atom> = self.space.flat(m).into_iter().collect();
-        if !self.space.whole(m, dag.shape(v)) || !self.space.flat(&self.root).iter().all(|a| walked.contains(a)) {
-            return Err(Reject::AnchorRecomputed);
-        }
-        let flops = matrix_flops(dag, v);
-        self.price.matrix += flops;
-        self.price.matrix_seconds += flops / self.machine.matrix_rate(dag.ty(v).dtype);
-        let same_space = dag.shape(v) == dag.shape(self.main) && self.space.flat(m) == self.space.flat(&self.root);
-        let args = dag.args(v).to_vec();
-        match dag.op(v) {
-            Op::Dot => Ok(self.dot(&args, m)),
-            Op::Linear => Ok(self.linear(&args, m)),
-            Op::Attention { .. } => Ok(self.attention(v, &args, m)),
-            Op::Scan { .. } => {
-                self.price.other += dag.count(v);
-                if same_space { Ok(vec![(args[0], m.clone())]) } else { Err(Reject::ScanSpaceDiffers) }
-            }
-            op => {
-                self.price.other += match op {
-                    Op::Pool { window, .. } => dag.count(v) * window.iter().map(|&w| w as f64).product::<f64>(),
-                    _ => 0.,
-                };
-                if !same_space {
-                    return Err(Reject::ViewAfterAnchor);
-                }
-                // Operands are walked by windows of their own.
-                Ok(args.iter().map(|&a| (a, dag.shape(a).iter().map(|&n| self.space.axis(n)).collect())).collect())
-            }
-        }
-    }
-    fn dot(&mut self, args: &[usize], m: &Map) -> Vec<(usize, Map)> {
-        let (dag, lead) = (self.dag, m.len() - 2);
-        let k = self.space.axis(dag.shape(args[0]).last().copied().unwrap_or(1));
-        let mut put = |a: usize, row: &Walk, column: &Walk| {
-            let s = dag.shape(a);
-            let mut map = align(&s[..s.len() - 2], lead, &m[..lead]);
-            map.extend([row.clone(), column.clone()]);
-            self.operands.push((a, vec![vec![row.clone()], vec![column.clone()]]));
-            (a, map)
-        };
-        vec![put(args[0], &m[lead], &k), put(args[1], &k, &m[lead + 1])]
-    }
-    fn linear(&mut self, args: &[usize], m: &Map) -> Vec<(usize, Map)> {
-        let lead = m.len() - 1;
-        let k = self.space.axis(self.dag.shape(args[1])[1]);
-        let x: Map = [&m[..lead], std::slice::from_ref(&k)].concat();
-        let w = vec![m[lead].clone(), k.clone()];
-        self.operands.push((args[0], vec![m[..lead].to_vec(), vec![k.clone()]]));
-        self.operands.push((args[1], vec![vec![m[lead].clone()], vec![k]]));
-        let mut reach = vec![(args[0], x), (args[1], w)];
-        reach.extend(args.get(2).map(|&b| (b, vec![m[lead].clone()])));
-        reach
-    }
-    fn attention(&mut self, v: usize, args: &[usize], m: &Map) -> Vec<(usize, Map)> {
-        let (dag, lead) = (self.dag, m.len() - 2);
-        let (q, k) = (dag.shape(args[0]), dag.shape(args[1]));
-        let (keys, depth) = (self.space.axis(k[lead]), self.space.axis(q[lead + 1]));
-        self.price.other += 12. * dag.count(v) / dag.shape(v)[lead + 1].max(1) as f64 * k[lead] as f64;
-        // A key head serves a group of query heads, which are next to one another.
-        let mut shared = m[..lead].to_vec();
-        if lead > 0 && q[lead - 1] != k[lead - 1] {
-            let heads = k[lead - 1].max(1);
-            let dealt = self.space.deal(&m[lead - 1].atoms, &[heads, q[lead - 1] / heads]);
-            shared[lead - 1] = dealt.map_or(Walk::computed(vec![]), |d| d[0].clone());
-        }
-        let with = |outer: &[Walk], a: &Walk, b: &Walk| -> Map { [outer, &[a.clone(), b.clone()]].concat() };
-        let maps =
-            [with(&m[..lead], &m[lead], &depth), with(&shared, &keys, &depth), with(&shared, &keys, &m[lead + 1])];
-        let mut reach = vec![];
-        for (&a, map) in args.iter().zip(maps) {
-            self.operands.push((a, map.iter().map(|w| vec![w.clone()]).collect()));
-            reach.push((a, map));
-        }
-        if let Some(&mask) = args.get(3) {
-            let map = align(dag.shape(mask), lead + 2, &with(&m[..lead], &m[lead], &keys));
-            reach.push((mask, map));
-        }
-        reach
-    }
-
     /// What only the whole region can tell, once all maps are known.
     fn agree(&mut self, members: &[usize], outs: &[usize]) -> Result<(), Reject> {
-        for &v in outs.iter().filter(|&&v| self.dag.count(v) != self.dag.count(self.main)) {
+        let small: Vec<usize> =
+            outs.iter().copied().filter(|&v| self.dag.count(v) != self.dag.count(self.main)).collect();
+        for &v in &small {
             self.row_sized(v)?;
+        }
+        if !small.is_empty() && !reads_rows(self.dag, members, self.main) {
+            return Err(Reject::RowsOfOtherOutput);
         }
         if let Some(place) = self.place {
             let mut end = self.main;
@@ -572,42 +427,6 @@ impl Region<'_> {
             return Err(Reject::OperandNotStrided);
         }
         self.strided_operands(anchor, members)
-    }
-
-    /// Operands of products and attention are matrices of even strides in memory, and so is attention's result.
-    fn strided_operands(&self, anchor: usize, members: &[usize]) -> Result<(), Reject> {
-        for (a, groups) in &self.operands {
-            let mut leaf = *a;
-            while members.binary_search(&leaf).is_ok() {
-                leaf = *self.dag.args(leaf).first().ok_or(Reject::OperandNotStrided)?;
-            }
-            let uses = self.uses.get(&leaf).map_or(&[][..], Vec::as_slice);
-            for u in uses.iter().filter(|u| u.prologue) {
-                let strides = self.space.strides(&u.map, self.dag.shape(leaf)).ok_or(Reject::OperandNotStrided)?;
-                // A leaf that is several operands is checked for each with the use that has its atoms.
-                let flat: Vec<Atom> = groups.iter().flat_map(|g| self.space.flat(g)).collect();
-                if uses.len() > 1 && !flat.iter().all(|a| strides.iter().any(|s| s.0 == *a)) {
-                    continue;
-                }
-                self.even(groups, &strides)?;
-            }
-        }
-        if self.dag.class[anchor] == Class::Attention {
-            let strides = self.space.strides(&self.root, self.dag.shape(self.main)).ok_or(Reject::OperandNotStrided)?;
-            let result = self.uses.get(&anchor).and_then(|u| u.first()).ok_or(Reject::OutputNotCovered)?;
-            self.even(&result.map.iter().map(|w| vec![w.clone()]).collect::<Vec<_>>(), &strides)?;
-        }
-        Ok(())
-    }
-    fn even(&self, groups: &[Map], strides: &[(Atom, i64)]) -> Result<(), Reject> {
-        for g in groups {
-            let stride = |a: Atom| (a, strides.iter().find(|s| s.0 == a).map_or(0, |s| s.1));
-            let group: Vec<(Atom, i64)> = self.space.flat(g).into_iter().map(stride).collect();
-            if group.iter().any(|s| s.1 <= 0) || !self.space.strided(&group) {
-                return Err(Reject::OperandNotStrided);
-            }
-        }
-        Ok(())
     }
 
     /// Adds what is read, once all maps are known.

@@ -1,7 +1,7 @@
 //! Plans compute what the graph computes: kernel by kernel through the interpreter, on generated graphs and on `graphs/`.
 mod common;
 use common::{Random, differential, graph};
-use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, Type, UnaryOp, ValueId};
+use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
 
 /// A random graph of views, pointwise ops, reductions, rows and products.
 fn random_graph(seed: u64) -> Graph {
@@ -32,7 +32,7 @@ fn grow(g: &mut Graph, r: &mut Random) {
     let unary = [UnaryOp::Tanh, UnaryOp::Neg, UnaryOp::Sigmoid, UnaryOp::Abs, UnaryOp::Relu, UnaryOp::Silu];
     let binary = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max];
     let reduce = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min];
-    let (op, args) = match r.below(20) {
+    let (op, args) = match r.below(27) {
         0..3 => (Op::Unary(unary[r.below(unary.len())]), vec![x]),
         3..7 => (Op::Binary(binary[r.below(binary.len())]), vec![x, pick(r)]),
         7 if dtype.is_float() => {
@@ -74,6 +74,32 @@ fn grow(g: &mut Graph, r: &mut Random) {
             }
         }
         19 if rank > 0 => (Op::Flip(vec![axis]), vec![x]),
+        20 if rank > 0 => (Op::Scan { op: ScanOp::Sum, axis }, vec![x]),
+        21 if rank > 0 => (Op::Reduce { op: ReduceOp::ArgMax, axes: vec![axis] }, vec![x]),
+        22 if rank > 0 && dtype.is_float() => {
+            let zero = g.constant(dtype, Scalar::Float(0.));
+            let (mut lo, mut hi) = (vec![0; rank], vec![0; rank]);
+            (lo[axis], hi[axis]) = (r.below(3) as i64 - 1, r.below(2) as i64);
+            (Op::Pad { lo, hi }, vec![x, zero])
+        }
+        23 if rank > 0 => {
+            let count = 1 + r.below(shape[axis]);
+            let index = g.push(Op::Iota { axis: 0 }, Type::new(DType::I64, [count]), &[]);
+            (Op::Take { axis }, vec![x, index])
+        }
+        24 if rank > 0 && shape[rank - 1] > 0 => {
+            let w = g.param("w", Type::new(dtype, [4, shape[rank - 1]]), kiln_graph::Init::External);
+            let b = g.param("b", Type::new(dtype, [4]), kiln_graph::Init::External);
+            (Op::Linear, vec![x, w, b])
+        }
+        25 if rank > 1 && shape[1] % 2 == 0 => {
+            (Op::GroupNorm { groups: 2, affine: false, eps: Scalar::Float(1e-5) }, vec![x])
+        }
+        26 if rank > 0 => {
+            let mut to = shape.clone();
+            to.insert(0, 2);
+            (Op::Broadcast(to), vec![x])
+        }
         _ => (Op::Cast([DType::F32, DType::Bf16, DType::F16][r.below(3)]), vec![x]),
     };
     // What does not fit is left out.

@@ -1,0 +1,131 @@
+//! Anchors: ops that are computed whole and once, in tiles of their own, from operands that lie evenly in memory.
+use super::{Region, Reject, Use};
+use crate::class::Class;
+use crate::cost::matrix_flops;
+use crate::space::{Atom, Map, Walk, align};
+use kiln_graph::Op;
+use std::collections::BTreeSet;
+
+impl Region<'_> {
+    /// An op that is computed whole and once, in tiles of its own.
+    pub(super) fn anchor(&mut self, v: usize, u: &Use) -> Result<Vec<(usize, Map)>, Reject> {
+        if self.anchor.replace(v).is_some() {
+            return Err(Reject::TwoAnchors);
+        }
+        let (dag, m) = (self.dag, &u.map);
+        let walked: BTreeSet<Atom> = self.space.flat(m).into_iter().collect();
+        if !self.space.whole(m, dag.shape(v)) || !self.space.flat(&self.root).iter().all(|a| walked.contains(a)) {
+            return Err(Reject::AnchorRecomputed);
+        }
+        let flops = matrix_flops(dag, v);
+        self.price.matrix += flops;
+        self.price.matrix_seconds += flops / self.machine.matrix_rate(dag.ty(v).dtype);
+        let same_space = dag.shape(v) == dag.shape(self.main) && self.space.flat(m) == self.space.flat(&self.root);
+        let args = dag.args(v).to_vec();
+        match dag.op(v) {
+            Op::Dot => Ok(self.dot(&args, m)),
+            Op::Linear => Ok(self.linear(&args, m)),
+            Op::Attention { .. } => Ok(self.attention(v, &args, m)),
+            Op::Scan { .. } => {
+                self.price.other += dag.count(v);
+                if same_space { Ok(vec![(args[0], m.clone())]) } else { Err(Reject::ScanSpaceDiffers) }
+            }
+            op => {
+                self.price.other += match op {
+                    Op::Pool { window, .. } => dag.count(v) * window.iter().map(|&w| w as f64).product::<f64>(),
+                    _ => 0.,
+                };
+                if !same_space {
+                    return Err(Reject::ViewAfterAnchor);
+                }
+                // Operands are walked by windows of their own.
+                Ok(args.iter().map(|&a| (a, dag.shape(a).iter().map(|&n| self.space.axis(n)).collect())).collect())
+            }
+        }
+    }
+    fn dot(&mut self, args: &[usize], m: &Map) -> Vec<(usize, Map)> {
+        let (dag, lead) = (self.dag, m.len() - 2);
+        let k = self.space.axis(dag.shape(args[0]).last().copied().unwrap_or(1));
+        let mut put = |a: usize, row: &Walk, column: &Walk| {
+            let s = dag.shape(a);
+            let mut map = align(&s[..s.len() - 2], lead, &m[..lead]);
+            map.extend([row.clone(), column.clone()]);
+            self.operands.push((a, vec![vec![row.clone()], vec![column.clone()]]));
+            (a, map)
+        };
+        vec![put(args[0], &m[lead], &k), put(args[1], &k, &m[lead + 1])]
+    }
+    fn linear(&mut self, args: &[usize], m: &Map) -> Vec<(usize, Map)> {
+        let lead = m.len() - 1;
+        let k = self.space.axis(self.dag.shape(args[1])[1]);
+        let x: Map = [&m[..lead], std::slice::from_ref(&k)].concat();
+        let w = vec![m[lead].clone(), k.clone()];
+        self.operands.push((args[0], vec![m[..lead].to_vec(), vec![k.clone()]]));
+        self.operands.push((args[1], vec![vec![m[lead].clone()], vec![k]]));
+        let mut reach = vec![(args[0], x), (args[1], w)];
+        reach.extend(args.get(2).map(|&b| (b, vec![m[lead].clone()])));
+        reach
+    }
+    fn attention(&mut self, v: usize, args: &[usize], m: &Map) -> Vec<(usize, Map)> {
+        let (dag, lead) = (self.dag, m.len() - 2);
+        let (q, k) = (dag.shape(args[0]), dag.shape(args[1]));
+        let (keys, depth) = (self.space.axis(k[lead]), self.space.axis(q[lead + 1]));
+        self.price.other += 12. * dag.count(v) / dag.shape(v)[lead + 1].max(1) as f64 * k[lead] as f64;
+        // A key head serves a group of query heads, which are next to one another.
+        let mut shared = m[..lead].to_vec();
+        if lead > 0 && q[lead - 1] != k[lead - 1] {
+            let heads = k[lead - 1].max(1);
+            let dealt = self.space.deal(&m[lead - 1].atoms, &[heads, q[lead - 1] / heads]);
+            shared[lead - 1] = dealt.map_or(Walk::computed(vec![]), |d| d[0].clone());
+        }
+        let with = |outer: &[Walk], a: &Walk, b: &Walk| -> Map { [outer, &[a.clone(), b.clone()]].concat() };
+        let maps =
+            [with(&m[..lead], &m[lead], &depth), with(&shared, &keys, &depth), with(&shared, &keys, &m[lead + 1])];
+        let mut reach = vec![];
+        for (&a, map) in args.iter().zip(maps) {
+            self.operands.push((a, map.iter().map(|w| vec![w.clone()]).collect()));
+            reach.push((a, map));
+        }
+        if let Some(&mask) = args.get(3) {
+            let map = align(dag.shape(mask), lead + 2, &with(&m[..lead], &m[lead], &keys));
+            reach.push((mask, map));
+        }
+        reach
+    }
+
+    /// Operands of products and attention are matrices of even strides in memory, and so is attention's result.
+    pub(super) fn strided_operands(&self, anchor: usize, members: &[usize]) -> Result<(), Reject> {
+        for (a, groups) in &self.operands {
+            let mut leaf = *a;
+            while members.binary_search(&leaf).is_ok() {
+                leaf = *self.dag.args(leaf).first().ok_or(Reject::OperandNotStrided)?;
+            }
+            let uses = self.uses.get(&leaf).map_or(&[][..], Vec::as_slice);
+            for u in uses.iter().filter(|u| u.prologue) {
+                let strides = self.space.strides(&u.map, self.dag.shape(leaf)).ok_or(Reject::OperandNotStrided)?;
+                // A leaf that is several operands is checked for each with the use that has its atoms.
+                let flat: Vec<Atom> = groups.iter().flat_map(|g| self.space.flat(g)).collect();
+                if uses.len() > 1 && !flat.iter().all(|a| strides.iter().any(|s| s.0 == *a)) {
+                    continue;
+                }
+                self.even(groups, &strides)?;
+            }
+        }
+        if self.dag.class[anchor] == Class::Attention {
+            let strides = self.space.strides(&self.root, self.dag.shape(self.main)).ok_or(Reject::OperandNotStrided)?;
+            let result = self.uses.get(&anchor).and_then(|u| u.first()).ok_or(Reject::OutputNotCovered)?;
+            self.even(&result.map.iter().map(|w| vec![w.clone()]).collect::<Vec<_>>(), &strides)?;
+        }
+        Ok(())
+    }
+    fn even(&self, groups: &[Map], strides: &[(Atom, i64)]) -> Result<(), Reject> {
+        for g in groups {
+            let stride = |a: Atom| (a, strides.iter().find(|s| s.0 == a).map_or(0, |s| s.1));
+            let group: Vec<(Atom, i64)> = self.space.flat(g).into_iter().map(stride).collect();
+            if group.iter().any(|s| s.1 <= 0) || !self.space.strided(&group) {
+                return Err(Reject::OperandNotStrided);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! Reductions and whole-row ops: they fix the kernel's rows, and all of them must agree on these.
+use super::{Region, Reject, Rows, Use};
+use crate::class::{Class, weight};
+use crate::space::{Atom, Map, Walk, align};
+use kiln_graph::Op;
+use std::collections::BTreeSet;
+
+impl Region<'_> {
+    /// A reduction, or an op that reads and writes whole rows.
+    pub(super) fn row(&mut self, v: usize, u: &Use) -> Result<Vec<(usize, Map)>, Reject> {
+        let (dag, rank, class) = (self.dag, u.map.len(), self.dag.class[v]);
+        if u.map.iter().any(|w| w.computed) {
+            return Err(Reject::RowsDiffer);
+        }
+        if class == Class::ArgReduce && self.place.replace(v).is_some() {
+            return Err(Reject::PlaceReductionNotAlone);
+        }
+        let args = dag.args(v);
+        let x = args[0];
+        let mut m = u.map.clone();
+        let axes: Vec<usize> = match dag.op(v) {
+            Op::Reduce { axes, .. } => axes.clone(),
+            Op::Softmax { axis } | Op::LogSoftmax { axis } => vec![*axis],
+            Op::LayerNorm { axes, .. } => (rank - axes..rank).collect(),
+            Op::GroupNorm { .. } => (2..rank).collect(),
+            _ => vec![rank - 1],
+        };
+        let mut outer: Vec<Walk> = (0..rank).filter(|i| !axes.contains(i)).map(|i| m[i].clone()).collect();
+        let mut sizes: Vec<usize> = axes.iter().map(|&a| dag.shape(x)[a]).collect();
+        let mut inner: Vec<Atom> = self.space.flat(&axes.iter().map(|&a| m[a].clone()).collect::<Vec<_>>());
+        if let Op::GroupNorm { groups, .. } = dag.op(v) {
+            let channels = dag.shape(x)[1];
+            let dealt =
+                self.space.deal(&m[1].atoms, &[*groups, channels / (*groups).max(1)]).ok_or(Reject::RowsDiffer)?;
+            outer[1] = dealt[0].clone();
+            inner.splice(0..0, dealt[1].atoms.clone());
+            sizes.insert(0, channels / (*groups).max(1));
+            self.space.refresh(&mut m);
+        }
+        if outer.iter().any(|w| w.from != 0 || w.step != 1) {
+            return Err(Reject::RowsDiffer);
+        }
+        let along = self.join_rows(&outer, &sizes)?;
+        if class == Class::Row {
+            let whole = axes.iter().all(|&a| m[a].from == 0 && m[a].step == 1);
+            if !whole || self.space.now(&inner) != self.space.now(&along) {
+                return Err(Reject::RowsDiffer);
+            }
+        } else {
+            let dealt = self.space.deal(&along, &sizes).ok_or(Reject::RowsDiffer)?;
+            for (&a, w) in axes.iter().zip(dealt) {
+                m[a] = w;
+            }
+        }
+        self.space.refresh(&mut m);
+        self.in_order(&m, &outer)?;
+        self.levels += if class == Class::Row { 2 } else { 1 };
+        self.price.other += weight(dag.op(v)) * dag.count(x);
+        let per_channel = matches!(dag.op(v), Op::GroupNorm { .. });
+        let gains = args[1..]
+            .iter()
+            .map(|&a| (a, if per_channel { vec![m[1].clone()] } else { align(dag.shape(a), rank, &m) }));
+        let mut reach: Vec<(usize, Map)> = gains.collect();
+        reach.push((x, m));
+        Ok(reach)
+    }
+
+    /// Makes the kernel's rows, or checks that these are the same; gives the atoms along a row.
+    fn join_rows(&mut self, outer: &[Walk], sizes: &[usize]) -> Result<Vec<Atom>, Reject> {
+        let across: BTreeSet<Atom> = self.space.flat(outer).into_iter().collect();
+        let all = self.space.flat(&self.root);
+        let along = match self.rows.take() {
+            Some(rows) => {
+                let known: Vec<Atom> = rows.across.into_iter().collect();
+                if self.space.now(&known).into_iter().collect::<BTreeSet<_>>() != across {
+                    return Err(Reject::RowsDiffer);
+                }
+                self.space.now(&rows.along)
+            }
+            None => {
+                let rest: Vec<Atom> = all.iter().copied().filter(|a| !across.contains(a)).collect();
+                if rest.is_empty() { sizes.iter().flat_map(|&s| self.space.axis(s).atoms).collect() } else { rest }
+            }
+        };
+        let extent: i64 = sizes.iter().map(|&s| s as i64).product();
+        if self.space.extent(&along) != extent || all.iter().any(|a| !across.contains(a) && !along.contains(a)) {
+            return Err(Reject::RowsDiffer);
+        }
+        self.rows = Some(Rows { across, along: along.clone() });
+        Ok(along)
+    }
+
+    /// Between a reduction and the output nothing is permuted: rows are stored in the order they are computed in.
+    fn in_order(&self, operand: &Map, outer: &[Walk]) -> Result<(), Reject> {
+        let root = self.space.flat(&self.root);
+        let (full, rows) = (self.space.flat(operand), self.space.flat(outer));
+        if root == full || root == rows { Ok(()) } else { Err(Reject::OutputPermutedAfterReduction) }
+    }
+}
