@@ -1,1 +1,33 @@
-//! kiln
+//! Kiln as a library: load a model, compile it, run it, explain it, time it.
+//!
+//! ```no_run
+//! use kiln::{CompileOptions, Model, compile};
+//! # fn main() -> Result<(), kiln::Error> {
+//! let model = Model::open("graphs/softmax.kiln".as_ref(), &[])?;
+//! let compiled = compile(&model, &CompileOptions::default())?;
+//! let session = compiled.session()?;
+//! let outputs = session.run(&model.example_inputs(1))?;
+//! # Ok(()) }
+//! ```
+//!
+//! Each stage is a crate of its own; this one only calls them in order and turns what they say into reports.
+pub mod accuracy;
+pub mod artifact;
+pub mod bench;
+pub mod compile;
+pub mod doctor;
+pub mod error;
+pub mod explain;
+pub mod html;
+pub mod io;
+pub mod model;
+pub mod stages;
+mod torch;
+
+pub use compile::{CompileOptions, Compiled, DeviceKind, Target, compile};
+pub use error::Error;
+pub use explain::Report;
+pub use kiln_graph::{DType, Graph, Tensor, Type};
+pub use kiln_plan::{Numerics, Plan};
+pub use kiln_torch_host::Torch;
+pub use model::Model;

@@ -1,0 +1,124 @@
+"""Kiln on the processor: every exported model and fusion case, fused, unfused and PyTorch eager in one process with equal threads.
+
+    .deps/venv/bin/python benches/cpu.py [--kiln target/release/kiln] [--models models] [--out benches/results] [NAME]...
+
+Archives come from `scripts/export-models --group all`. Writes OUT/cpu.md and OUT/cpu.json. The error is measured against a
+float64 reference and stands beside PyTorch eager's own.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+
+import torch
+from safetensors.torch import load_file
+
+MODELS = ["mlp", "loopif", "resnet18", "vit_b_16", "bert", "gpt2", "llama"]
+CASES = ["softmax_primitives", "gelu_tanh_primitives", "matmul_leaky_relu", "glu_mlp", "cdist", "attention_primitives"]
+
+torch.set_grad_enabled(False)
+
+
+def flat(x):
+    if torch.is_tensor(x):
+        return [x]
+    if isinstance(x, dict):
+        x = list(x.values())
+    return [t for e in x for t in flat(e)] if isinstance(x, (list, tuple)) else []
+
+
+def error(a, b):
+    """Relative error in the 2-norm; infinite where NaN or infinity disagree."""
+    a, b = a.double().flatten(), b.double().flatten()
+    if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    a, b = a[a.isfinite()], b[b.isfinite()]
+    norm = b.norm().item()
+    return (a - b).norm().item() / norm if norm else (a - b).norm().item()
+
+
+def worst(a, b):
+    return max((error(x, y) for x, y in zip(a, b)), default=0.0) if len(a) == len(b) else float("inf")
+
+
+def references(path, given):
+    """Outputs in float64 and in PyTorch eager's own precision."""
+    stored = load_file(given)
+    module = torch.jit.load(path)
+    arguments = list(module.forward.schema.arguments)[1:]
+    tensors = [stored[str(i)] for i in range(len(stored))]
+    plain = [t if "Tensor" in str(a.type) else t.item() for t, a in zip(tensors, arguments)]
+    with torch.jit.optimized_execution(False):
+        eager = flat(module(*plain))
+        double = [t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in plain]
+        try:
+            exact = flat(torch.jit.load(path).double()(*double))
+        except RuntimeError:
+            exact = eager
+    return exact, eager
+
+
+def measure(kiln, name, folder, seconds):
+    path, given = f"{folder}/{name}.pt", f"{folder}/{name}.safetensors"
+    command = [kiln, "bench", path, "--inputs", given, "--device", "cpu", "--against", "unfused,torch", "--seconds", str(seconds), "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return {"problem": done.stderr.strip().splitlines()[:1]}
+    row = json.loads(done.stdout)
+    exact, eager = references(path, given)
+    row["torch_err"] = worst(eager, exact)
+    for form, flags in (("fused", []), ("unfused", ["--unfused"])):
+        with tempfile.TemporaryDirectory() as t:
+            out = f"{t}/out.safetensors"
+            done = subprocess.run([kiln, "run", path, "--inputs", given, "--outputs", out, "--device", "cpu", *flags], capture_output=True, text=True)
+            if done.returncode:
+                row[form + "_err"] = float("inf")
+                row["problem"] = done.stderr.strip().splitlines()[:1]
+                continue
+            got = load_file(out)
+            row[form + "_err"] = worst([got[str(i)] for i in range(len(got))], exact)
+    explain = subprocess.run([kiln, "explain", path, "--inputs", given, "--json", "-"], capture_output=True, text=True)
+    row["fallback"] = json.loads(explain.stdout)["fallback"] if explain.returncode == 0 else []
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--kiln", default="target/release/kiln")
+    parser.add_argument("--models", default="models")
+    parser.add_argument("--out", default="benches/results")
+    parser.add_argument("--seconds", type=float, default=2.0)
+    args = parser.parse_args()
+    names = args.names or MODELS + CASES
+    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.machine())
+    head = f"{cpu}, {os.cpu_count()} threads; torch {torch.__version__}; {datetime.date.today()}; `python benches/cpu.py {' '.join(sys.argv[1:])}`"
+    lines = ["# Kiln on the processor", "", head, ""]
+    lines += ["| model | ops | kernels | falls back | fused ms (p10-p90) | unfused ms | eager ms | eager / fused | err fused | err unfused | err eager | compile s |", "|---|---|---|---|---|---|---|---|---|---|---|---|"]
+    figures = {"machine": head}
+    for name in names:
+        r = figures[name] = measure(args.kiln, name, args.models, args.seconds)
+        if "fused" not in r:
+            lines.append(f"| {name} | {r['problem']} | | | | | | | | | | |")
+        else:
+            f, u, t = r["fused"], r["unfused"]["median_ms"], (r["torch"] or {}).get("median_ms", float("nan"))
+            kinds = ", ".join(sorted(set(r["fallback"]))) or "-"
+            lines.append(
+                f"| {name} | {r['ops']} | {len(r['kernels'])} | {kinds} | {f['median_ms']:.3f} ({f['p10']:.3f}-{f['p90']:.3f}) | {u:.3f} | {t:.3f} | {t / f['median_ms']:.2f} "
+                f"| {r['fused_err']:.1e} | {r['unfused_err']:.1e} | {r['torch_err']:.1e} | {r['compile_s']:.2f} |"
+            )
+        print(lines[-1], flush=True)
+    os.makedirs(args.out, exist_ok=True)
+    with open(f"{args.out}/cpu.md", "w") as f:
+        f.write("\n".join(lines) + "\n")
+    with open(f"{args.out}/cpu.json", "w") as f:
+        json.dump(figures, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()

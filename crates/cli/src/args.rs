@@ -1,0 +1,171 @@
+//! The command line, as scripts rely on it.
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Compiles exported PyTorch graphs to fused kernels, runs, explains and times them.
+#[derive(Parser, Debug)]
+#[command(name = "kiln", version, about, propagate_version = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run a model on inputs from a file.
+    Run(Run),
+    /// Compile a model to an artifact.
+    Compile(Compile),
+    /// Say what was fused, why, at what predicted cost, and what fell back.
+    Explain(Explain),
+    /// Measure fused against unfused against PyTorch, kernel by kernel.
+    Bench(Bench),
+    /// Print any stage as text.
+    Print(Print),
+    /// Run passes on a block program.
+    Opt(Opt),
+    /// Say what was found on this machine, what is missing, and how to get it.
+    Doctor(Doctor),
+}
+
+/// A model and what it is fed with.
+#[derive(Args, Debug)]
+pub struct ModelArgs {
+    /// A TorchScript archive (.pt), a text graph or an artifact (.kiln).
+    pub model: PathBuf,
+    /// Inputs: a safetensors file with tensors named "0", "1", … in the order of forward's arguments.
+    #[arg(long, value_name = "FILE")]
+    pub inputs: Option<PathBuf>,
+    /// Type of a random input, as 'f32[8,128]', integers as 'i64[2,32]<30522'; once for each, in order.
+    #[arg(long = "input", value_name = "TYPE", conflicts_with = "inputs")]
+    pub input: Vec<String>,
+    /// What may differ from the graph as written.
+    #[arg(long, value_enum, default_value_t)]
+    pub numerics: Numerics,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, Default)]
+pub enum Numerics {
+    /// The same operations in the same precision.
+    Exact,
+    /// Sums and products may be regrouped.
+    #[default]
+    Reassociates,
+    /// Approximations as well.
+    Approximates,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TargetName {
+    #[default]
+    Cpu,
+    #[value(name = "sm_80")]
+    Sm80,
+    #[value(name = "sm_90a")]
+    Sm90a,
+}
+
+#[derive(Args, Debug)]
+pub struct DeviceArgs {
+    /// cpu, cuda or cuda:0. Default: cuda:0 where there is a GPU, else cpu.
+    #[arg(long)]
+    pub device: Option<String>,
+    /// Threads on the cpu (default: all).
+    #[arg(long)]
+    pub threads: Option<usize>,
+}
+
+#[derive(Args, Debug)]
+pub struct Run {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Outputs, named "0", "1", … in the order of the flattened outputs.
+    #[arg(long, value_name = "FILE")]
+    pub outputs: PathBuf,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// One kernel per op, as a framework runs them.
+    #[arg(long)]
+    pub unfused: bool,
+    /// Write what was done, with times.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct Compile {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[arg(long, value_enum, default_value_t)]
+    pub target: TargetName,
+    /// The artifact to write.
+    #[arg(short, long, value_name = "OUT.kiln")]
+    pub output: PathBuf,
+    /// Stages to write beside it as OUT.STAGE: graph, plan, block, ptx.
+    #[arg(long, value_delimiter = ',', value_name = "STAGE")]
+    pub emit: Vec<String>,
+    /// Write where the time went.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct Explain {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[arg(long, value_enum, default_value_t)]
+    pub target: TargetName,
+    #[arg(long)]
+    pub unfused: bool,
+    /// Write the report ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the report as a page.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct Bench {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// What to compare with: unfused, torch.
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub against: Vec<String>,
+    /// Seconds of measured runs for each side.
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// Write the figures ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct Print {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// graph, plan, block or ptx.
+    #[arg(long, default_value = "graph")]
+    pub stage: String,
+    #[arg(long, value_enum, default_value_t)]
+    pub target: TargetName,
+    #[arg(long)]
+    pub unfused: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Opt {
+    /// A block program.
+    pub file: PathBuf,
+    /// Passes, in order (default: all).
+    #[arg(long, value_delimiter = ',')]
+    pub passes: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct Doctor {
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}

@@ -1,0 +1,113 @@
+//! Wrong calls and broken files: exit status 1 or 2, one clear message with a remedy, no panic, nothing half-written.
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+fn kiln(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kiln")).args(args).output().expect("kiln starts")
+}
+fn graph(name: &str) -> String {
+    format!("{}/../../graphs/{name}.kiln", env!("CARGO_MANIFEST_DIR"))
+}
+fn file(folder: &Path, name: &str, bytes: &[u8]) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).expect("a temporary file");
+    path.display().to_string()
+}
+
+/// Runs, and checks status, the message's words, that there was no panic, and that `out` was not left behind.
+fn refuses(status: i32, args: &[&str], words: &[&str], out: Option<&Path>) {
+    let o = kiln(args);
+    let text = String::from_utf8_lossy(&o.stderr);
+    assert_eq!(o.status.code(), Some(status), "kiln {args:?}\n{text}");
+    assert!(!text.contains("panicked"), "kiln {args:?}\n{text}");
+    for w in words {
+        assert!(text.contains(w), "kiln {args:?}: no `{w}` in\n{text}");
+    }
+    if let Some(out) = out {
+        assert!(!out.exists(), "kiln {args:?} left {} behind", out.display());
+    }
+}
+
+#[test]
+fn files_that_are_not_models() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let out: PathBuf = dir.path().join("out.safetensors");
+    let o = out.to_str().expect("UTF-8");
+    let missing = dir.path().join("none.pt").display().to_string();
+    refuses(1, &["run", &missing, "--outputs", o], &["cannot read", "check the path"], Some(&out));
+    let empty = file(dir.path(), "empty.pt", b"");
+    refuses(1, &["run", &empty, "--outputs", o], &["not a TorchScript archive"], Some(&out));
+    let foreign = file(dir.path(), "foreign.kiln", b"\x7fELF\x02\x01");
+    refuses(1, &["explain", &foreign], &["neither"], None);
+    let zip = file(dir.path(), "cut.pt", b"PK\x03\x04aaaaaaaaaaaaaaaaaaaaaaaaaaaa");
+    refuses(1, &["explain", &zip, "--input", "f32[1]"], &["cut.pt"], None);
+    let folder = dir.path().display().to_string();
+    refuses(1, &["explain", &folder], &["cannot read"], None);
+}
+
+#[test]
+fn text_graphs_that_are_wrong() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    for (i, text) in [
+        "graph",
+        "graph x(",
+        "graph x(%0: f32[2]) {\n  %1 = nonsense %0\n  return %1\n}",
+        "graph x(%0: f32[2]) {\n  %1 = add %0, %7\n  return %1\n}",
+        "graph x(%0: f32[2,3], %1: f32[4]) {\n  %2 = add %0, %1\n  return %2\n}",
+        "graph x(%0: f32[99999999999999999999]) {\n  return %0\n}",
+        "graph x(%0: f33[2]) {\n  return %0\n}",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let path = file(dir.path(), &format!("g{i}.kiln"), text.as_bytes());
+        refuses(1, &["explain", &path], &[], None);
+        refuses(1, &["print", &path], &[], None);
+    }
+}
+
+#[test]
+fn inputs_that_do_not_fit() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let out = dir.path().join("out.safetensors");
+    let o = out.to_str().expect("UTF-8");
+    let g = graph("softmax");
+    refuses(1, &["run", &g, "--input", "f32[2,2]", "--outputs", o], &["do not fit", "f32[583,931]", "f32[2,2]"], Some(&out));
+    refuses(1, &["run", &g, "--input", "f16[583,931]", "--outputs", o], &["do not fit"], Some(&out));
+    refuses(1, &["run", &g, "--input", "f32[583,931]", "--input", "f32[1]", "--outputs", o], &["do not fit"], Some(&out));
+    refuses(2, &["run", &g, "--input", "float[1]", "--outputs", o], &["float"], Some(&out));
+    refuses(2, &["run", &g, "--input", "f32[2", "--outputs", o], &["f32[2"], Some(&out));
+    let junk = file(dir.path(), "in.safetensors", b"0123456789abcdef0123456789");
+    refuses(1, &["run", &g, "--inputs", &junk, "--outputs", o], &["not a usable inputs file"], Some(&out));
+}
+
+#[test]
+fn wrong_calls() {
+    let g = graph("softmax");
+    refuses(2, &[], &["Usage"], None);
+    refuses(2, &["run", &g], &["--outputs"], None);
+    refuses(2, &["bench", &g, "--against", "tensorflow"], &["tensorflow", "unfused"], None);
+    refuses(2, &["print", &g, "--stage", "asm"], &["asm", "graph, plan, block, ptx"], None);
+    refuses(2, &["run", &g, "--device", "tpu", "--outputs", "/dev/null"], &["tpu"], None);
+    refuses(2, &["run", &g, "--threads", "0", "--outputs", "/dev/null"], &["threads"], None);
+    refuses(2, &["opt", &g, "--passes", "nonsense"], &[], None);
+}
+
+#[test]
+fn outputs_that_cannot_be_written() {
+    let g = graph("softmax");
+    refuses(1, &["run", &g, "--device", "cpu", "--outputs", "/nonexistent/folder/out.safetensors"], &["cannot write"], None);
+    refuses(1, &["run", &g, "--device", "cpu", "--outputs", "/"], &["cannot write"], None);
+    refuses(1, &["compile", &g, "-o", "/nonexistent/folder/out.kiln"], &["cannot write"], None);
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_named() {
+    let g = graph("softmax");
+    let o = kiln(&["run", &g, "--device", "cuda:7", "--outputs", "/dev/null"]);
+    assert_eq!(o.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&o.stderr).to_lowercase();
+    assert!(text.contains("cuda") && !text.contains("panicked"), "{text}");
+}

@@ -1,0 +1,268 @@
+//! Fused against unfused against PyTorch, in one run, interleaved; kernel by kernel, prediction beside measurement.
+use crate::{
+    CompileOptions, Compiled, Error, Model,
+    accuracy::{Difference, differences},
+    compile,
+    compile::{DeviceKind, runtime},
+    torch,
+};
+use kiln_graph::Tensor;
+use kiln_runtime::{Session, TimeOptions};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// What to measure beside the fused plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Against {
+    pub unfused: bool,
+    pub torch: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct BenchOptions {
+    pub compile: CompileOptions,
+    pub device: DeviceKind,
+    pub threads: Option<usize>,
+    pub against: Against,
+    /// Measured runs of each side are made until this much time is spent, at least 5.
+    pub min_time: Duration,
+}
+
+/// `bench --json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Bench {
+    pub model: String,
+    pub device: String,
+    pub threads: usize,
+    pub fused: Spread,
+    pub unfused: Option<Spread>,
+    pub torch: Option<Spread>,
+    /// Why a side was asked for and is missing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
+    pub compile_s: f64,
+    pub timings: crate::compile::Timings,
+    /// From libtorch's results, or the interpreter's where libtorch is not asked for.
+    pub max_abs_err: f64,
+    pub max_rel_err: f64,
+    pub reference: String,
+    pub ops: usize,
+    pub kernels: Vec<KernelTime>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Spread {
+    pub median_ms: f64,
+    pub p10: f64,
+    pub p90: f64,
+    pub runs: usize,
+}
+impl Spread {
+    fn of(mut ms: Vec<f64>) -> Spread {
+        ms.sort_by(f64::total_cmp);
+        let at = |q: f64| ms.get(((ms.len().max(1) - 1) as f64 * q).round() as usize).copied().unwrap_or(f64::NAN);
+        Spread { median_ms: at(0.5), p10: at(0.1), p90: at(0.9), runs: ms.len() }
+    }
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelTime {
+    pub name: String,
+    pub kind: String,
+    pub predicted_us: f64,
+    pub median_us: f64,
+    pub p10: f64,
+    pub p90: f64,
+    pub bytes: u64,
+    pub gbps: f64,
+    pub tflops: f64,
+}
+
+/// Compiles and measures a model.
+pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result<Bench, Error> {
+    let fused = compile(model, &options.compile)?;
+    let session = fused.session_on(options.device, options.threads)?;
+    let outputs = session.run(inputs).map_err(runtime)?;
+    let mut missing = vec![];
+
+    let mut unfused = None;
+    if options.against.unfused {
+        let c = compile(model, &CompileOptions { fuse: false, ..options.compile.clone() })?;
+        unfused = Some(c.session_on(options.device, options.threads)?);
+    }
+    let mut reference = None;
+    if options.against.torch {
+        match &model.archive {
+            None => missing.push("torch: a text graph has no TorchScript archive to run".to_string()),
+            Some(path) => {
+                let device = match options.device {
+                    DeviceKind::Cpu => kiln_torch_host::Device::Cpu,
+                    DeviceKind::Cuda(i) => kiln_torch_host::Device::Cuda(i as u32),
+                };
+                let threads = options.threads.unwrap_or_else(cores);
+                match torch::torch()?.session(path, inputs, device, threads) {
+                    Ok(s) => reference = Some(s),
+                    Err(e) => missing.push(format!("torch: {}", torch::failed(e))),
+                }
+            }
+        }
+    }
+    let (error, name) = match &mut reference {
+        Some(r) => {
+            r.run().map_err(torch::failed)?;
+            (differences(&outputs, &r.outputs().map_err(torch::failed)?), "torch")
+        }
+        // In f64 an op at a time: minutes for the largest graphs.
+        None if work(model) > 1 << 32 => (Difference { max_abs: f64::NAN, max_rel: f64::NAN, norm_rel: f64::NAN }, "nothing (too large)"),
+        None => (against_interpreter(model, inputs, &outputs)?, "interpreter"),
+    };
+
+    // Rounds of all sides, so that a noisy neighbour meets each of them.
+    let (mut f, mut u, mut t) = (vec![], vec![], vec![]);
+    let rounds = 5;
+    let slice = options.min_time / rounds;
+    for _ in 0..rounds {
+        f.extend(whole(&session, inputs, slice)?);
+        if let Some(s) = &unfused {
+            u.extend(whole(s, inputs, slice)?);
+        }
+        if let Some(r) = &mut reference {
+            t.extend(time_torch(r, slice)?);
+        }
+    }
+    let kernels = kernel_times(&fused, &session, inputs)?;
+    Ok(Bench {
+        model: fused.graph.name.clone(),
+        device: crate::compile::device_name(options.device)?,
+        threads: options.threads.unwrap_or_else(cores),
+        fused: Spread::of(f),
+        unfused: unfused.map(|_| Spread::of(u)),
+        torch: reference.map(|_| Spread::of(t)),
+        missing,
+        compile_s: fused.timings.compile_s,
+        timings: fused.timings,
+        max_abs_err: error.max_abs,
+        max_rel_err: error.max_rel,
+        reference: name.into(),
+        ops: crate::Report::new(&fused).nodes,
+        kernels,
+    })
+}
+
+/// Elements computed and products summed: what the interpreter has to do.
+fn work(model: &Model) -> u64 {
+    let g = &model.graph;
+    let one = |v| {
+        let per_element = match g.op(v) {
+            kiln_graph::Op::Dot | kiln_graph::Op::Linear => g.args(v).first().and_then(|a| g.shape(*a).last().copied()).unwrap_or(1),
+            kiln_graph::Op::Conv { .. } => g.args(v).get(1).map_or(1, |w| g.shape(*w).iter().skip(1).product()),
+            _ => 8,
+        };
+        (g.ty(v).count() * per_element) as u64
+    };
+    g.values().map(one).sum()
+}
+
+/// Milliseconds of each run.
+fn time_torch(r: &mut kiln_torch_host::Session, min_time: Duration) -> Result<Vec<f64>, Error> {
+    r.run().map_err(torch::failed)?;
+    let (begin, mut samples) = (Instant::now(), vec![]);
+    while samples.is_empty() || begin.elapsed() < min_time {
+        let start = Instant::now();
+        r.run().map_err(torch::failed)?;
+        samples.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(samples)
+}
+
+/// Cores of this machine.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+fn whole(s: &Session, inputs: &[Tensor], min_time: Duration) -> Result<Vec<f64>, Error> {
+    let options = TimeOptions { warmup: 1, runs: 1, min_seconds: min_time.as_secs_f64(), kernel_runs: 0 };
+    Ok(s.time(inputs, options).map_err(runtime)?.samples_us.iter().map(|us| us / 1e3).collect())
+}
+
+fn kernel_times(c: &Compiled, s: &Session, inputs: &[Tensor]) -> Result<Vec<KernelTime>, Error> {
+    let options = TimeOptions { warmup: 1, runs: 1, min_seconds: 0.0, kernel_runs: 20 };
+    let profile = s.time(inputs, options).map_err(runtime)?;
+    let by_name = |name: &str| profile.kernels.iter().find(|k| k.name == name);
+    let run = c.plan.kernels.iter().filter(|k| k.stage == kiln_plan::Stage::Run);
+    Ok(run
+        .map(|k| {
+            let (median_us, p10, p90) =
+                by_name(&k.name).map_or((f64::NAN, f64::NAN, f64::NAN), |k| (k.spread.median_us, k.spread.p10_us, k.spread.p90_us));
+            KernelTime {
+                name: k.name.clone(),
+                kind: k.kind.name().into(),
+                predicted_us: k.cost.us,
+                median_us,
+                p10,
+                p90,
+                bytes: k.cost.bytes(),
+                gbps: k.cost.bytes() as f64 / median_us / 1e3,
+                tflops: k.cost.flops() as f64 / median_us / 1e6,
+            }
+        })
+        .collect())
+}
+
+/// Difference from the graph interpreter in f64.
+pub fn against_interpreter(model: &Model, inputs: &[Tensor], outputs: &[Tensor]) -> Result<Difference, Error> {
+    let reference = interpret(model, inputs)?;
+    Ok(differences(outputs, &reference))
+}
+
+/// The model by the interpreter, floats in f64.
+pub fn interpret(model: &Model, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+    let mut fallback = |op: &kiln_graph::FallbackOp, args: &[Tensor]| {
+        let torch = torch::torch().map_err(|e| e.to_string())?;
+        torch.run_fallback(op, args).map_err(|e| e.to_string())
+    };
+    let precision = kiln_interp::graph::Precision::F64;
+    kiln_interp::graph::run_with(&model.graph, inputs, &model.params, precision, &mut fallback)
+        .map_err(|e| Error::failed(format!("the interpreter stopped: {e}"), "check the inputs' values (indices in range?)"))
+}
+
+impl Bench {
+    /// The table, for a terminal.
+    pub fn text(&self) -> String {
+        use std::fmt::Write as _;
+        let mut t = String::new();
+        let _ = writeln!(t, "{} on {} ({} threads)", self.model, self.device, self.threads);
+        let side = |t: &mut String, name: &str, s: &Spread| {
+            let ratio = s.median_ms / self.fused.median_ms;
+            let _ = writeln!(
+                t,
+                "  {name:8} {:>10.4} ms  (p10 {:.4}, p90 {:.4}, {} runs)  {ratio:.2}x",
+                s.median_ms, s.p10, s.p90, s.runs
+            );
+        };
+        side(&mut t, "fused", &self.fused);
+        self.unfused.iter().for_each(|s| side(&mut t, "unfused", s));
+        self.torch.iter().for_each(|s| side(&mut t, "torch", s));
+        self.missing.iter().for_each(|m| drop(writeln!(t, "  no {m}")));
+        let _ = writeln!(
+            t,
+            "  {} ops in {} kernels; compiled in {:.3} s; error against {}: abs {:.2e}, rel {:.2e}\n",
+            self.ops,
+            self.kernels.len(),
+            self.compile_s,
+            self.reference,
+            self.max_abs_err,
+            self.max_rel_err
+        );
+        let width = self.kernels.iter().map(|k| k.name.len()).max().unwrap_or(0).clamp(6, 32);
+        let _ = writeln!(t, "  {:width$}  {:>12}  {:>10}  {:>8}  {:>8}", "kernel", "predicted us", "median us", "GB/s", "TFLOP/s");
+        for k in &self.kernels {
+            let _ = writeln!(
+                t,
+                "  {:width$}  {:>12.2}  {:>10.2}  {:>8.1}  {:>8.3}",
+                k.name, k.predicted_us, k.median_us, k.gbps, k.tflops
+            );
+        }
+        t
+    }
+}

@@ -1,0 +1,356 @@
+//! The way of the data, in order: graph → plan → block programs → code → something that runs.
+use crate::{Error, Model, torch};
+use kiln_block::Kernel as Program;
+use kiln_codegen::{CodegenError, host, nvptx};
+use kiln_graph::{FallbackOp, Graph, Op, Tensor, ValueId};
+use kiln_lower::LowerError;
+use kiln_plan::{
+    Machine, Numerics, Plan,
+    exec::{BodyGraph, Steps, Work},
+};
+use kiln_runtime::{Callbacks, Code, CudaDevice, Device, Executable, HostDevice, InputSpec, Ptx, Session};
+use serde::Serialize;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// What code is generated for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Target {
+    #[default]
+    Cpu,
+    Sm80,
+    Sm90a,
+}
+impl Target {
+    pub fn name(self) -> &'static str {
+        match self {
+            Target::Cpu => "cpu",
+            Target::Sm80 => "sm_80",
+            Target::Sm90a => "sm_90a",
+        }
+    }
+    /// The machine whose description prices the plan.
+    pub fn machine(self) -> Result<Machine, Error> {
+        let name = match self {
+            Target::Cpu => "cpu",
+            Target::Sm80 => "a100",
+            Target::Sm90a => "h200",
+        };
+        kiln_plan::machines::machine(name)
+            .ok_or_else(|| Error::failed(format!("the description of the machine {name} does not read"), "build Kiln again"))
+    }
+    fn lowering(self) -> kiln_lower::Target {
+        match self {
+            Target::Cpu => kiln_lower::Target::Host,
+            Target::Sm80 => kiln_lower::Target::Gpu { arch: 80 },
+            Target::Sm90a => kiln_lower::Target::Gpu { arch: 90 },
+        }
+    }
+    pub(crate) fn arch(self) -> Option<nvptx::Arch> {
+        match self {
+            Target::Cpu => None,
+            Target::Sm80 => Some(nvptx::Arch::Sm80),
+            Target::Sm90a => Some(nvptx::Arch::Sm90a),
+        }
+    }
+}
+
+/// Where a compiled model runs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum DeviceKind {
+    #[default]
+    Cpu,
+    Cuda(usize),
+}
+
+#[derive(Clone, Debug)]
+pub struct CompileOptions {
+    pub target: Target,
+    /// `false`: one kernel per op, as a framework runs them.
+    pub fuse: bool,
+    pub numerics: Numerics,
+}
+impl Default for CompileOptions {
+    fn default() -> CompileOptions {
+        CompileOptions { target: Target::Cpu, fuse: true, numerics: Numerics::default() }
+    }
+}
+
+/// Seconds spent in each stage.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct Timings {
+    pub import_s: f64,
+    pub rewrite_s: f64,
+    pub lower_s: f64,
+    pub codegen_s: f64,
+    /// Of plan, lowering and code generation.
+    pub compile_s: f64,
+}
+
+/// Index of a distinct block program.
+pub type ProgramId = usize;
+
+/// A compiled model: data, until a session makes it run.
+pub struct Compiled {
+    pub graph: Graph,
+    pub params: Vec<Tensor>,
+    pub options: CompileOptions,
+    pub plan: Plan,
+    /// For each kernel of the plan.
+    pub steps: Vec<Steps<ProgramId>>,
+    /// Distinct block programs; kernels that are alike but for their names share one.
+    pub programs: Vec<Program>,
+    pub code: CompiledCode,
+    pub timings: Timings,
+}
+
+pub enum CompiledCode {
+    /// For each program, its module and its place in it.
+    Host(Vec<(Arc<host::HostModule>, usize)>),
+    Ptx(Vec<nvptx::Ptx>),
+}
+
+/// Compiles a model.
+pub fn compile(model: &Model, options: &CompileOptions) -> Result<Compiled, Error> {
+    let start = Instant::now();
+    let machine = options.target.machine()?;
+    let plan = kiln_rewrite::plan(
+        &model.graph,
+        &machine,
+        &kiln_rewrite::Options { numerics: options.numerics, fuse: options.fuse },
+    )
+    .map_err(|e| Error::failed(format!("cannot plan {}: {e}", model.graph.name), "report this with the graph"))?;
+    let planned = start.elapsed();
+    let mut compiled = from_plan(model, plan, options)?;
+    compiled.timings.import_s = model.import_s;
+    compiled.timings.rewrite_s = planned.as_secs_f64();
+    compiled.timings.compile_s = start.elapsed().as_secs_f64();
+    Ok(compiled)
+}
+
+/// Lowers a plan and generates its code.
+pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> Result<Compiled, Error> {
+    let start = Instant::now();
+    let mut programs = Programs::default();
+    let mut steps: Vec<Steps<ProgramId>> = plan.kernels.iter().map(|k| programs.lower(k, options.target)).collect();
+    let lowered = start.elapsed();
+    let (code, failed) = generate(&programs.list, options.target)?;
+    // What code generation refuses is run by the interpreter, and `explain` says so.
+    for (kernel, steps) in plan.kernels.iter().zip(&mut steps) {
+        let why = steps.steps.iter().find_map(|w| match w {
+            Work::Block { code, .. } => failed.get(code).cloned(),
+            _ => None,
+        });
+        if let Some(why) = why {
+            *steps = interpreted(kernel, why);
+        }
+    }
+    let seconds = |d: Duration| d.as_secs_f64();
+    let timings =
+        Timings { lower_s: seconds(lowered), codegen_s: seconds(start.elapsed() - lowered), ..Timings::default() };
+    Ok(Compiled {
+        graph: model.graph.clone(),
+        params: model.params.clone(),
+        options: options.clone(),
+        plan,
+        steps,
+        programs: programs.list,
+        code,
+        timings,
+    })
+}
+
+fn interpreted<K>(kernel: &kiln_plan::Kernel, why: String) -> Steps<K> {
+    let body = Box::new(BodyGraph(kernel.body.clone()));
+    Steps { scratch: vec![], steps: vec![Work::Interpret { body, why }] }
+}
+
+/// A fallback step takes the kernel's inputs as they are and gives its outputs as they are. Where a body repeats, reorders or
+/// leaves out some, the interpreter walks it and calls libtorch in the middle.
+fn calls_in_order<K>(steps: &Steps<K>, kernel: &kiln_plan::Kernel) -> bool {
+    if !steps.steps.iter().any(|w| matches!(w, Work::Fallback(_))) {
+        return true;
+    }
+    let b = &kernel.body;
+    let Some(call) = b.values().find(|v| matches!(b.op(*v), Op::Fallback(_))) else { return false };
+    let result = |(i, v): (usize, &ValueId)| if i == 0 { *v == call } else { *b.op(*v) == Op::Result(i as u32) };
+    b.args(call) == b.inputs && b.outputs.iter().enumerate().all(result)
+}
+
+/// Block programs without repetition: repeated layers are compiled once.
+#[derive(Default)]
+struct Programs {
+    list: Vec<Program>,
+    known: HashMap<String, ProgramId>,
+}
+impl Programs {
+    fn lower(&mut self, kernel: &kiln_plan::Kernel, target: Target) -> Steps<ProgramId> {
+        match kiln_lower::lower(kernel, target.lowering()) {
+            Ok(steps) if calls_in_order(&steps, kernel) => {
+                let Ok(steps) = steps.map(|p| Ok::<_, std::convert::Infallible>(self.add(p)));
+                steps
+            }
+            Ok(_) => interpreted(kernel, "libtorch runs it".into()),
+            Err(LowerError::Unsupported { why, .. }) => interpreted(kernel, why),
+        }
+    }
+    fn add(&mut self, program: Program) -> ProgramId {
+        let mut nameless = program.clone();
+        nameless.name.clear();
+        let key = kiln_block::text::print(&nameless);
+        *self.known.entry(key).or_insert_with(|| {
+            let mut better = program.clone();
+            // A pass that fails leaves the program as it was lowered, which is as right.
+            let done = kiln_block::passes::canonicalise(&mut better);
+            self.list.push(if done.is_ok() { better } else { program });
+            self.list.len() - 1
+        })
+    }
+}
+
+type Failed = HashMap<ProgramId, String>;
+
+/// Code for every program, on all cores; programs that code generation refuses, with its reason.
+fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Failed), Error> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let chunk = programs.len().div_ceil(cores).max(1);
+    let failure = |e: CodegenError| e.to_string();
+    let mut failed = Failed::new();
+    match target.arch() {
+        None => {
+            let compiled = parallel(programs, chunk, |chunk| match host::compile(chunk) {
+                Ok(module) => {
+                    let module = Arc::new(module);
+                    (0..chunk.len()).map(|i| Ok((module.clone(), i))).collect()
+                }
+                // One at a time, to find which it was.
+                Err(_) => chunk
+                    .iter()
+                    .map(|p| host::compile(std::slice::from_ref(p)).map(|m| (Arc::new(m), 0)).map_err(failure))
+                    .collect::<Vec<_>>(),
+            });
+            let empty = Arc::new(host::compile(&[]).map_err(|e| Error::failed(failure(e), "report this"))?);
+            let list = compiled.into_iter().enumerate().map(|(i, r)| {
+                r.unwrap_or_else(|e| {
+                    failed.insert(i, e);
+                    (empty.clone(), 0)
+                })
+            });
+            Ok((CompiledCode::Host(list.collect()), failed))
+        }
+        Some(arch) => {
+            let compiled = parallel(programs, chunk, |chunk| {
+                chunk.iter().map(|p| nvptx::compile(p, arch).map_err(failure)).collect()
+            });
+            let list = compiled.into_iter().enumerate().map(|(i, r)| {
+                r.unwrap_or_else(|e| {
+                    failed.insert(i, e);
+                    nvptx::Ptx { name: String::new(), text: String::new(), grid: [0; 3], threads: 1, shared: 0, cluster: 1 }
+                })
+            });
+            Ok((CompiledCode::Ptx(list.collect()), failed))
+        }
+    }
+}
+
+/// `f` over chunks, each on a thread of its own; results in order.
+fn parallel<T: Send>(programs: &[Program], chunk: usize, f: impl Fn(&[Program]) -> Vec<T> + Sync) -> Vec<T> {
+    let mut out = vec![];
+    std::thread::scope(|s| {
+        let handles: Vec<_> = programs.chunks(chunk).map(|c| s.spawn(|| f(c))).collect();
+        for h in handles {
+            match h.join() {
+                Ok(list) => out.extend(list),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+    });
+    out
+}
+
+impl Compiled {
+    /// What the runtime needs.
+    fn executable(&self) -> Executable {
+        let code = |id: ProgramId| match &self.code {
+            CompiledCode::Host(list) => {
+                let (module, n) = &list[id];
+                // A program whose code is missing was replaced by the interpreter, so its function is never asked for.
+                let f = module.function(*n).unwrap_or(nothing);
+                Code::Host { f, instances: self.programs[id].instances() as u64, keep: module.clone() }
+            }
+            CompiledCode::Ptx(list) => {
+                let p = &list[id];
+                Code::Ptx(Ptx {
+                    entry: p.name.clone(),
+                    text: p.text.as_str().into(),
+                    grid: p.grid,
+                    threads: p.threads,
+                    shared: p.shared,
+                    cluster: p.cluster,
+                })
+            }
+        };
+        let steps = self.steps.iter().cloned().map(|steps| {
+            let Ok(steps) = steps.map(|id| Ok::<_, std::convert::Infallible>(code(id)));
+            steps
+        });
+        let input = |v: &kiln_graph::ValueId| InputSpec { name: String::new(), ty: self.graph.ty(*v).clone() };
+        Executable::new(&self.plan, self.graph.inputs.iter().map(input).collect(), steps.collect())
+    }
+    /// A session on the device that the target stands for, with all cores.
+    pub fn session(&self) -> Result<Session, Error> {
+        match self.options.target {
+            Target::Cpu => self.session_on(DeviceKind::Cpu, None),
+            _ => self.session_on(DeviceKind::Cuda(0), None),
+        }
+    }
+    /// A session on `device`; `threads` for the host (default: all cores).
+    pub fn session_on(&self, device: DeviceKind, threads: Option<usize>) -> Result<Session, Error> {
+        let device = open_device(device, threads)?;
+        Session::new(&device, self.executable(), self.params.clone(), Arc::new(Reference)).map_err(runtime)
+    }
+}
+
+unsafe extern "C" fn nothing(_: *const *mut u8, _: u64, _: u64) {}
+
+/// Opens a device.
+pub fn open_device(device: DeviceKind, threads: Option<usize>) -> Result<Device, Error> {
+    match device {
+        DeviceKind::Cpu => {
+            HostDevice::new(threads.unwrap_or_else(crate::bench::cores)).map(Device::Host).map_err(runtime)
+        }
+        DeviceKind::Cuda(i) => CudaDevice::open(i).map(Device::Cuda).map_err(runtime),
+    }
+}
+
+/// A device's name as the driver gives it; `cpu` for the host.
+pub fn device_name(device: DeviceKind) -> Result<String, Error> {
+    match device {
+        DeviceKind::Cpu => Ok("cpu".into()),
+        DeviceKind::Cuda(i) => CudaDevice::open(i).map(|d| format!("cuda:{i} {}", d.info().name)).map_err(runtime),
+    }
+}
+
+/// Compute capability of the n-th GPU.
+pub fn cuda_capability(index: usize) -> Result<(u32, u32), Error> {
+    CudaDevice::open(index).map(|d| d.info().capability).map_err(runtime)
+}
+
+pub(crate) fn runtime(e: kiln_runtime::RuntimeError) -> Error {
+    Error::failed(e.to_string(), "")
+}
+
+/// Ops outside Kiln's: libtorch for fallbacks, the graph interpreter for kernels without code.
+struct Reference;
+impl Callbacks for Reference {
+    fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
+        let torch = torch::torch().map_err(|e| format!("{} needs libtorch: {e}; {}", op.name, e.help()))?;
+        torch.run_fallback(op, args).map_err(|e| e.to_string())
+    }
+    fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
+        kiln_interp::graph::run(body, args, &[], &mut |op, args| self.fallback(op, args)).map_err(|e| e.to_string())
+    }
+}

@@ -1,0 +1,80 @@
+//! What this machine has, what is missing, and how to get it.
+use kiln_runtime::cuda;
+use serde::Serialize;
+use std::process::Command;
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    pub what: String,
+    pub found: bool,
+    pub detail: String,
+    /// Empty if found.
+    pub remedy: String,
+}
+
+fn finding(what: &str, r: Result<String, String>, remedy: &str) -> Finding {
+    let found = r.is_ok();
+    let remedy = if found { String::new() } else { remedy.into() };
+    Finding { what: what.into(), found, detail: r.unwrap_or_else(|e| e), remedy }
+}
+
+/// Looks for everything Kiln can use.
+pub fn findings() -> Vec<Finding> {
+    let cores = crate::bench::cores();
+    vec![
+        finding("processor", Ok(format!("{cores} threads, {}", processor())), ""),
+        finding("LLVM", Ok("22, built in (X86, NVPTX)".into()), ""),
+        finding(
+            "CUDA device",
+            cuda::driver().map_err(|e| e.to_string()).and_then(|d| {
+                let list: Vec<String> = d
+                    .devices
+                    .iter()
+                    .map(|g| format!("{} ({}, {} SMs, {} GiB)", g.name, g.arch(), g.multiprocessors, g.memory >> 30))
+                    .collect();
+                if list.is_empty() { Err("the driver finds no GPU".into()) } else { Ok(format!("driver {}: {}", d.version, list.join("; "))) }
+            }),
+            "on a machine with an NVIDIA GPU, install driver 580 or later; without one Kiln runs on the processor",
+        ),
+        finding(
+            "libtorch",
+            crate::torch::torch().map(|t| format!("{} (plugin {})", t.libtorch().display(), t.plugin().display())).map_err(|e| e.to_string()),
+            "scripts/setup puts one in .deps; or set LIBTORCH to a libtorch 2.11 folder (only .pt archives and fallbacks need it)",
+        ),
+        finding("ptxas", ptxas(), "scripts/setup puts one in .deps (only register and spill facts need it)"),
+    ]
+}
+
+fn processor() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|l| l.strip_prefix("model name")).and_then(|l| l.split_once(':'));
+    let mut has: Vec<&str> = vec![];
+    #[cfg(target_arch = "x86_64")]
+    {
+        if std::is_x86_feature_detected!("avx2") {
+            has.push("AVX2");
+        }
+        if std::is_x86_feature_detected!("avx512f") {
+            has.push("AVX-512");
+        }
+    }
+    format!("{} {}", name.map_or("unknown", |n| n.1.trim()), has.join(" "))
+}
+
+/// The ptxas in `.deps` of a folder above, or on the PATH.
+pub fn find_ptxas() -> Option<std::path::PathBuf> {
+    let here = std::env::current_dir().ok()?;
+    let exe = std::env::current_exe().ok();
+    let folders = here.ancestors().chain(exe.iter().flat_map(|e| e.ancestors()));
+    let local = folders.map(|f| f.join(".deps/ptxas/bin/ptxas")).find(|p| p.is_file());
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    local.or_else(|| std::env::split_paths(&path).map(|f| f.join("ptxas")).find(|p| p.is_file()))
+}
+
+fn ptxas() -> Result<String, String> {
+    let path = find_ptxas().ok_or("not found")?;
+    let out = Command::new(&path).arg("--version").output().map_err(|e| e.to_string())?;
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let version = text.lines().find(|l| l.contains("release")).unwrap_or("unknown version").trim();
+    Ok(format!("{} ({version})", path.display()))
+}

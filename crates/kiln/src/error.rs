@@ -1,0 +1,69 @@
+//! What can go wrong, as a user reads it: one sentence, where in the model, what to do.
+use std::path::Path;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The call itself is wrong: exit status 2.
+    #[error("{what}")]
+    Usage { what: String, help: String },
+    /// The work failed: exit status 1.
+    #[error("{what}")]
+    Failed { what: String, help: String },
+    /// Several problems of one model, each with its own line.
+    #[error("{what}")]
+    Model { what: String, problems: Vec<Problem> },
+}
+
+/// One problem in a model's source.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Problem {
+    pub what: String,
+    /// `file:line` in the model's own source, or empty.
+    pub line: String,
+    /// Module path, or empty.
+    pub module: String,
+    pub help: String,
+}
+
+impl Error {
+    pub fn usage(what: impl Into<String>, help: impl Into<String>) -> Error {
+        Error::Usage { what: what.into(), help: help.into() }
+    }
+    pub fn failed(what: impl Into<String>, help: impl Into<String>) -> Error {
+        Error::Failed { what: what.into(), help: help.into() }
+    }
+    /// Reading `path` failed.
+    pub fn reading(path: &Path, e: &std::io::Error) -> Error {
+        let help = match e.kind() {
+            std::io::ErrorKind::NotFound => "check the path",
+            std::io::ErrorKind::PermissionDenied => "check the file's permissions",
+            _ => "check the file and its disk",
+        };
+        Error::failed(format!("cannot read {}: {}", path.display(), plain(e)), help)
+    }
+    pub fn writing(path: &Path, e: &std::io::Error) -> Error {
+        Error::failed(
+            format!("cannot write {}: {}", path.display(), plain(e)),
+            "choose a folder that exists and is writable, on a disk with space left",
+        )
+    }
+    /// What to do about it.
+    pub fn help(&self) -> &str {
+        match self {
+            Error::Usage { help, .. } | Error::Failed { help, .. } => help,
+            Error::Model { .. } => "",
+        }
+    }
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Error::Usage { .. } => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// An I/O error without the operating system's number.
+fn plain(e: &std::io::Error) -> String {
+    let text = e.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_lowercase()
+}

@@ -1,0 +1,130 @@
+//! Tensors in safetensors files, named "0", "1", … in order; and random inputs.
+use crate::Error;
+use kiln_graph::{DType, Tensor, Type};
+use safetensors::{Dtype as StDtype, SafeTensors, tensor::TensorView};
+use std::{io::Write, path::Path};
+
+fn dtype(d: StDtype) -> Option<DType> {
+    Some(match d {
+        StDtype::F64 => DType::F64,
+        StDtype::F32 => DType::F32,
+        StDtype::F16 => DType::F16,
+        StDtype::BF16 => DType::Bf16,
+        StDtype::I64 => DType::I64,
+        StDtype::I32 => DType::I32,
+        StDtype::U8 => DType::U8,
+        StDtype::BOOL => DType::Bool,
+        _ => return None,
+    })
+}
+fn st_dtype(d: DType) -> StDtype {
+    match d {
+        DType::F64 => StDtype::F64,
+        DType::F32 => StDtype::F32,
+        DType::F16 => StDtype::F16,
+        DType::Bf16 => StDtype::BF16,
+        DType::I64 => StDtype::I64,
+        DType::I32 => StDtype::I32,
+        DType::U8 => StDtype::U8,
+        DType::Bool => StDtype::BOOL,
+    }
+}
+
+/// Reads tensors "0", "1", … ; other names are an error, so that a misnamed input is not dropped in silence.
+pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
+    let bytes = std::fs::read(path).map_err(|e| Error::reading(path, &e))?;
+    let help = "write it with safetensors.torch.save_file({\"0\": first, \"1\": second, …}, path)";
+    let bad = |what: String| Error::failed(format!("{} is not a usable inputs file: {what}", path.display()), help);
+    let file = SafeTensors::deserialize(&bytes).map_err(|e| bad(format!("not safetensors ({e})")))?;
+    let mut out = vec![];
+    for i in 0..file.len() {
+        let name = i.to_string();
+        let Ok(view) = file.tensor(&name) else {
+            let mut names: Vec<&str> = file.names();
+            names.sort_unstable();
+            return Err(bad(format!("it has {} tensors ({}) but none is named \"{i}\"", file.len(), names.join(", "))));
+        };
+        let d = dtype(view.dtype()).ok_or_else(|| {
+            bad(format!("tensor \"{i}\" is {:?}; known are f64 f32 f16 bf16 i64 i32 u8 bool", view.dtype()))
+        })?;
+        let ty = Type::new(d, view.shape().to_vec());
+        out.push(Tensor::from_bytes(ty, view.data()).ok_or_else(|| bad(format!("tensor \"{i}\" is cut short")))?);
+    }
+    Ok(out)
+}
+
+/// Writes tensors "0", "1", … : to a temporary file beside `path`, then renamed, so that no half-written file is left.
+pub fn write(path: &Path, tensors: &[Tensor]) -> Result<(), Error> {
+    let views: Result<Vec<(String, TensorView<'_>)>, _> = tensors
+        .iter()
+        .enumerate()
+        .map(|(i, t)| TensorView::new(st_dtype(t.ty.dtype), t.ty.shape.clone(), t.bytes()).map(|v| (i.to_string(), v)))
+        .collect();
+    let bytes = views
+        .and_then(|v| safetensors::serialize(v, None))
+        .map_err(|e| Error::failed(format!("cannot encode the outputs: {e}"), "report this with the model"))?;
+    write_whole(path, &bytes)
+}
+
+/// Writes a file completely or not at all.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let folder = match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    };
+    let wrap = |e: &std::io::Error| Error::writing(path, e);
+    if path.is_dir() {
+        return Err(Error::failed(format!("cannot write {}: it is a folder", path.display()), "name a file in it"));
+    }
+    // A device such as /dev/null is written in place.
+    if path.exists() && !path.is_file() {
+        return std::fs::write(path, bytes).map_err(|e| wrap(&e));
+    }
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|e| wrap(&e))?;
+    file.write_all(bytes).map_err(|e| wrap(&e))?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let _ = file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644));
+    }
+    file.persist(path).map_err(|e| wrap(&e.error))?;
+    Ok(())
+}
+
+/// A random input: normal for floats, uniform in `0..limit` for integers, fair for bool. The same on every machine.
+pub fn random(ty: &Type, limit: i64, seed: u64) -> Tensor {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5678_9ABC_DEF1);
+    let mut next = move || {
+        // splitmix64 (Steele, Lea, Flood 2014).
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = state;
+        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    };
+    let mut unit = move || (next() >> 11) as f64 / (1u64 << 53) as f64;
+    let mut t = Tensor::zeros(ty.clone());
+    for i in 0..ty.count() {
+        if ty.dtype.is_float() {
+            // Box-Muller.
+            let (u, v) = (1.0 - unit(), unit());
+            t.set_f64(i, (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos());
+        } else {
+            let limit = if ty.dtype == DType::Bool { 2 } else { limit.max(1) };
+            t.set_i64(i, (unit() * limit as f64) as i64);
+        }
+    }
+    t
+}
+
+/// `f32[8,128]` or `i64[2,32]<30522` (integers below a limit; 2 if none is given).
+pub fn parse_input(text: &str) -> Result<(Type, i64), Error> {
+    let wrong = |why: String| Error::usage(why, "write inputs as 'f32[8,128]', integers as 'i64[2,32]<30522'");
+    let (ty, limit) = match text.split_once('<') {
+        None => (text, 2),
+        Some((ty, n)) => {
+            (ty, n.trim().parse().ok().filter(|n| *n > 0).ok_or_else(|| wrong(format!("`{n}` is not a limit")))?)
+        }
+    };
+    Ok((ty.parse().map_err(wrong)?, limit))
+}

@@ -1,0 +1,136 @@
+//! Models: a TorchScript archive, a text graph, or a compiled artifact.
+use crate::{Error, artifact, io, torch};
+use kiln_graph::{Graph, Scalar, Tensor, Type};
+use std::path::{Path, PathBuf};
+
+/// A graph with its weights, ready to compile.
+pub struct Model {
+    pub graph: Graph,
+    pub params: Vec<Tensor>,
+    /// The file it came from.
+    pub path: PathBuf,
+    /// The TorchScript archive, when libtorch can run the original.
+    pub archive: Option<PathBuf>,
+    /// Scalar arguments that the graph was specialised on: index of the input, and the one value it holds for.
+    pub guards: Vec<(usize, Scalar)>,
+    /// Seconds spent importing.
+    pub import_s: f64,
+}
+
+/// What a file holds, by its first bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileKind {
+    TorchScript,
+    Artifact,
+    GraphText,
+    PlanText,
+    BlockText,
+}
+
+impl FileKind {
+    /// Reads the file's start (and a zip's directory).
+    pub fn of(path: &Path) -> Result<FileKind, Error> {
+        let bytes = std::fs::read(path).map_err(|e| Error::reading(path, &e))?;
+        if bytes.starts_with(b"PK") {
+            return Ok(if artifact::is_artifact(&bytes) { FileKind::Artifact } else { FileKind::TorchScript });
+        }
+        if path.extension().is_some_and(|e| e == "pt") {
+            return Err(Error::failed(
+                format!("{} is not a TorchScript archive: it is not a zip file", path.display()),
+                "write it with torch.jit.trace(model, inputs).save(path); older torch.save files have to be exported again",
+            ));
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        let first = text.lines().map(str::trim).find(|l| !l.is_empty() && !l.starts_with('#') && !l.starts_with(';'));
+        match first.and_then(|l| l.split_whitespace().next()) {
+            Some("graph") => Ok(FileKind::GraphText),
+            Some("plan") => Ok(FileKind::PlanText),
+            Some("kernel") => Ok(FileKind::BlockText),
+            _ => Err(Error::failed(
+                format!("{} is neither a TorchScript archive nor a Kiln file", path.display()),
+                "give a .pt file written by torch.jit.save, or a .kiln text graph, which begins with `graph NAME(…)`",
+            )),
+        }
+    }
+}
+
+impl Model {
+    /// Opens `path`. An archive needs example inputs: its graph is specialised to their types.
+    pub fn open(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
+        let start = std::time::Instant::now();
+        let mut model = match FileKind::of(path)? {
+            FileKind::TorchScript => Model::import(path, inputs)?,
+            FileKind::GraphText => Model::from_text(path)?,
+            FileKind::Artifact => artifact::read(path)?.model,
+            kind => {
+                return Err(Error::usage(
+                    format!("{} holds a {kind:?}, not a model", path.display()),
+                    "give a .pt archive or a text graph; `kiln print` and `kiln opt` take plans and block programs",
+                ));
+            }
+        };
+        model.import_s = start.elapsed().as_secs_f64();
+        model.check_inputs(inputs)?;
+        Ok(model)
+    }
+    /// A graph made by hand, with its seeded parameters.
+    pub fn from_graph(graph: Graph) -> Result<Model, Error> {
+        kiln_graph::verify::verify(&graph)
+            .map_err(|e| Error::failed(format!("the graph {} is wrong: {e}", graph.name), "mend the line it names"))?;
+        let params = kiln_graph::params::random_params(&graph);
+        Ok(Model { graph, params, path: PathBuf::new(), archive: None, guards: vec![], import_s: 0.0 })
+    }
+    fn from_text(path: &Path) -> Result<Model, Error> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|_| Error::failed(format!("{} is not UTF-8 text", path.display()), "give a text graph"))?;
+        let graph = kiln_graph::text::parse(&text)
+            .map_err(|e| Error::failed(format!("{}: {e}", path.display()), "mend the line it names"))?;
+        Ok(Model { path: path.into(), ..Model::from_graph(graph)? })
+    }
+    fn import(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
+        let imported = torch::torch()?.import(path, inputs).map_err(torch::failed)?;
+        let guards = imported.guards.iter().map(|g| (g.input, g.value)).collect();
+        Ok(Model {
+            graph: imported.graph,
+            params: imported.params,
+            path: path.into(),
+            archive: Some(path.into()),
+            guards,
+            import_s: 0.0,
+        })
+    }
+    pub fn input_types(&self) -> Vec<Type> {
+        self.graph.inputs.iter().map(|v| self.graph.ty(*v).clone()).collect()
+    }
+    /// Seeded random inputs of the graph's types; integers are below 2, which any table has.
+    pub fn example_inputs(&self, seed: u64) -> Vec<Tensor> {
+        let guard = |i: usize| self.guards.iter().find(|g| g.0 == i).map(|g| g.1.as_f64());
+        let one = |(i, ty): (usize, &Type)| match guard(i) {
+            Some(v) => Tensor::from_f64(ty.clone(), [v]),
+            None => io::random(ty, 2, seed * 1000 + i as u64),
+        };
+        self.input_types().iter().enumerate().map(one).collect()
+    }
+    /// Inputs given must be those of the graph; none given is fine.
+    pub fn check_inputs(&self, inputs: &[Tensor]) -> Result<(), Error> {
+        let want = self.input_types();
+        if inputs.is_empty() {
+            return Ok(());
+        }
+        if inputs.iter().map(|t| &t.ty).eq(want.iter()) {
+            return match self.guards.iter().find(|(i, v)| inputs.get(*i).is_some_and(|t| t.get_f64(0) != v.as_f64())) {
+                None => Ok(()),
+                Some((i, v)) => Err(Error::failed(
+                    format!("input {i} is a number that {} was compiled for: {}", self.path.display(), v.as_f64()),
+                    "compile the model again with the value you want",
+                )),
+            };
+        }
+        let list = |t: &[Type]| t.iter().map(Type::to_string).collect::<Vec<_>>().join(", ");
+        let have: Vec<Type> = inputs.iter().map(|t| t.ty.clone()).collect();
+        Err(Error::failed(
+            format!("the inputs do not fit {}: it takes ({}), given are ({})", self.path.display(), list(&want), list(&have)),
+            "give inputs of these types, in this order",
+        ))
+    }
+}
