@@ -117,7 +117,7 @@ std::unique_ptr<Archive> load(const std::string& path) {
   return a;
 }
 
-std::vector<c10::IValue> bind_arguments(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors) {
+std::vector<c10::IValue> bind_arguments(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors, size_t* given) {
   std::vector<c10::IValue> values;
   const auto& args = schema.arguments();
   size_t next = 0;
@@ -135,6 +135,7 @@ std::vector<c10::IValue> bind_arguments(const c10::FunctionSchema& schema, const
       else throw wrong_count();
       continue;
     }
+    if (given) *given = i;
     try {
       values.push_back(bind_one(args[i], args[i].type(), tensors, next, i + 1 == args.size()));
     } catch (const std::out_of_range&) {

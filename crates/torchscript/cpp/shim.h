@@ -84,8 +84,9 @@ struct Archive {
 
 // load.cpp
 std::unique_ptr<Archive> load(const std::string& path);
-// Forward's arguments after self, from the flat list of tensors; unused trailing optionals take their defaults.
-std::vector<c10::IValue> bind_arguments(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors);
+// Forward's arguments after self, from the flat list of tensors; unused trailing optionals take their defaults. `given`
+// gets the number of those that tensors were given for.
+std::vector<c10::IValue> bind_arguments(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors, size_t* given = nullptr);
 std::string type_text(const at::Tensor& t);
 
 // specialise.cpp

@@ -51,6 +51,15 @@ bool holds_tensors(const c10::IValue& v) {
   return v.isGenericDict();
 }
 
+// Tracing records the Python number in `x * 0.5` as a tensor of rank 0, and saving loses the mark that it takes part in
+// type promotion by its kind only. torch's optimising executor treats such literals as numbers; so does this.
+at::Tensor as_number(const at::Tensor& t) {
+  if (t.dim() != 0 || (t.scalar_type() != at::kDouble && t.scalar_type() != at::kLong && t.scalar_type() != at::kBool)) return t;
+  at::Tensor number = t.clone();
+  number.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return number;
+}
+
 bool has_bool_index(const SymP& indices) {
   for (auto& i : indices->items)
     if (i->value.isTensor() && i->value.toTensor().defined() && i->data && (i->value.toTensor().scalar_type() == at::kBool || i->value.toTensor().scalar_type() == at::kByte)) return true;
@@ -286,6 +295,7 @@ bool Specialiser::structural(Node* n) {
       if (s->value.isDevice()) s->value = at::Device(at::kCPU);  // one device for the whole graph
       s->weight = true;
       if (s->value.isTensor() && s->value.toTensor().defined()) {
+        s->value = as_number(s->value.toTensor());
         id_of(s);
         remember(s);
       } else if (holds_tensors(s->value)) {
@@ -497,7 +507,8 @@ std::string Specialiser::structure(const SymP& s, const Node* at) {
 
 void Specialiser::run(const std::vector<at::Tensor>& tensors) {
   const auto schema = archive.module.get_method("forward").function().getSchema();
-  auto values = bind_arguments(schema, tensors);
+  size_t given = 0;
+  auto values = bind_arguments(schema, tensors, &given);
   auto params = archive.graph->inputs();
   size_t first = 0;
   if (!params.empty() && params[0]->type()->cast<ClassType>()) {
@@ -507,6 +518,12 @@ void Specialiser::run(const std::vector<at::Tensor>& tensors) {
     first = 1;
   }
   for (size_t i = 0; i < values.size() && first + i < params.size(); i++) {
+    if (i >= given) {  // left out: a constant of the graph
+      auto s = std::make_shared<Sym>();
+      s->value = values[i];
+      bind(params[first + i], s);
+      continue;
+    }
     // Own copies: in-place operators must not reach the caller's data.
     std::function<c10::IValue(const c10::IValue&)> own = [&](const c10::IValue& v) -> c10::IValue {
       if (v.isTensor() && v.toTensor().defined()) return v.toTensor().clone();

@@ -1,0 +1,66 @@
+//! The whole way: libtorch and the plugin found and opened, a model imported, run, and a fallback run.
+//! Where the plugin is not built, loading says so; that is then all there is to test.
+use kiln_graph::{DType, FallbackOp, Tensor, Type};
+use kiln_torch_host::{Device, Torch, TorchError};
+use std::path::{Path, PathBuf};
+
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../graphs/mlp.pt")
+}
+
+fn torch() -> Option<Torch> {
+    match Torch::load() {
+        Ok(t) => Some(t),
+        Err(e @ (TorchError::NoLibtorch { .. } | TorchError::NoPlugin { .. })) => {
+            let text = e.to_string();
+            assert!(text.contains("scripts/setup") || text.contains("cargo build -p kiln-torchscript"), "{text}");
+            eprintln!("left out: {text}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+fn input() -> Tensor {
+    Tensor::from_f64(Type::new(DType::F32, [8, 32]), (0..256).map(|i| f64::from(i % 17) / 8.0 - 1.0))
+}
+
+#[test]
+fn imports_and_runs() {
+    let Some(torch) = torch() else { return };
+    let imported = torch.import(&model(), &[input()]).unwrap();
+    assert_eq!(imported.graph.inputs.len(), 1);
+    assert_eq!(imported.params.len(), imported.graph.params.len());
+    let mut session = torch.session(&model(), &[input()], Device::Cpu, 1).unwrap();
+    session.run().unwrap();
+    let outputs = session.outputs().unwrap();
+    assert_eq!(outputs[0].ty, Type::new(DType::F32, [8, 16]));
+    assert_eq!(outputs, torch.run_module(&model(), &[input()], 0).unwrap());
+    assert_eq!(torch.arguments(&model()).unwrap().len(), 1);
+}
+
+#[test]
+fn errors_cross_the_boundary() {
+    let Some(torch) = torch() else { return };
+    let e = torch.import(&model(), &[]).unwrap_err();
+    assert!(e.to_string().contains("0 inputs were given"), "{e}");
+    let e = torch.import(Path::new("/nowhere.pt"), &[]).unwrap_err();
+    assert!(e.to_string().contains("no such file"), "{e}");
+}
+
+#[test]
+fn fallbacks_run() {
+    let Some(torch) = torch() else { return };
+    let ty = Type::new(DType::F32, [2, 3]);
+    let x = Tensor::from_f64(ty.clone(), [3.0, 1.0, 2.0, -1.0, 5.0, 0.0]);
+    let sort = FallbackOp {
+        name: "aten::sort".into(),
+        overload: String::new(),
+        args: r#"[{"tensor": 0}, 1, false]"#.into(),
+        results: vec![ty.clone(), Type::new(DType::I64, [2, 3])],
+        why: String::new(),
+    };
+    let results = torch.run_fallback(&sort, &[x]).unwrap();
+    assert_eq!(results[0].to_f64_vec(), [1.0, 2.0, 3.0, -1.0, 0.0, 5.0]);
+    assert_eq!(results[1].to_f64_vec(), [1.0, 2.0, 0.0, 0.0, 2.0, 1.0]);
+}

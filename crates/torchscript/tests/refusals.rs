@@ -1,0 +1,89 @@
+//! What import refuses, and how it says so: everything at once, each with its line in the model's source.
+mod common;
+use common::*;
+use kiln_graph::{DType, Tensor, Type};
+
+fn errors(name: &str, inputs: &[Tensor]) -> Vec<kiln_torchscript::Problem> {
+    match kiln_torchscript::import(&archive(name), inputs) {
+        Ok(m) => panic!("{name} was imported:\n{}", summary(&m.graph)),
+        Err(e) => e.errors,
+    }
+}
+
+#[test]
+fn a_branch_on_data_is_refused_with_its_line() {
+    let found = errors("datadep", &inputs("datadep"));
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(found[0].message.contains("reads a number out of the input's data"), "{found:#?}");
+    let (file, line) = found[0].source.rsplit_once(':').unwrap();
+    let text = std::fs::read_to_string(file).unwrap();
+    let line = text.lines().nth(line.parse::<usize>().unwrap() - 1).unwrap();
+    assert!(line.contains("x.sum() > 0"), "{line}");
+}
+
+#[test]
+fn all_problems_come_at_once() {
+    let messages: Vec<String> =
+        errors("many_problems", &inputs("many_problems")).into_iter().map(|p| p.message).collect();
+    assert!(messages.len() >= 3, "{messages:#?}");
+    assert!(messages.iter().any(|m| m.contains("boolean mask")), "{messages:#?}");
+    assert!(messages.iter().any(|m| m.contains("aten::Bool")), "{messages:#?}");
+}
+
+#[test]
+fn a_change_of_the_models_own_state_is_refused() {
+    let found = errors("mutates_weight", &inputs("mutates_weight"));
+    assert!(found.iter().any(|p| p.message.contains("the model's own tensor `count`")), "{found:#?}");
+}
+
+#[test]
+fn element_types_without_a_name_are_refused() {
+    let found = errors("op_complex_view", &inputs("op_complex_view"));
+    assert!(found.iter().any(|p| p.message.contains("Complex")), "{found:#?}");
+}
+
+#[test]
+fn wrong_inputs_are_named() {
+    let few = errors("several_inputs", &inputs("several_inputs")[..1]);
+    assert!(few[0].message.contains("but 1 inputs were given"), "{few:#?}");
+    let many = errors("tiny_mlp", &[inputs("tiny_mlp"), inputs("tiny_mlp")].concat());
+    assert!(many[0].message.contains("but 2 inputs were given"), "{many:#?}");
+    let shape = errors("tiny_mlp", &[Tensor::zeros(Type::new(DType::F32, [8, 33]))]);
+    assert!(shape[0].message.contains("running the model on the example inputs fails"), "{shape:#?}");
+    assert!(shape[0].help.contains("[8, 33]"), "{shape:#?}");
+    let scalar =
+        errors("scalar_arguments", &[inputs("scalar_arguments")[0].clone(), Tensor::zeros(Type::new(DType::F32, []))]);
+    assert!(scalar[0].message.contains("argument `n` is int"), "{scalar:#?}");
+}
+
+#[test]
+fn what_is_no_archive_is_said() {
+    let missing = kiln_torchscript::import(&archive("nothing_here"), &[]).unwrap_err();
+    assert!(missing.errors[0].message.contains("no such file"), "{missing}");
+    let text = archives().join("complete.txt");
+    std::fs::write(&text, "not a zip").unwrap();
+    let wrong = kiln_torchscript::import(&text, &[]).unwrap_err();
+    assert!(wrong.errors[0].message.contains("cannot read the archive"), "{wrong}");
+}
+
+#[test]
+fn arguments_and_guards() {
+    let path = archive("scalar_arguments");
+    let arguments = kiln_torchscript::arguments(&path).unwrap();
+    let list: Vec<String> = arguments.iter().map(|a| format!("{}: {}", a.name, a.ty)).collect();
+    assert_eq!(list, ["x: Tensor", "n: int", "scale: float", "flip: bool"]);
+    let model = kiln_torchscript::import(&path, &inputs("scalar_arguments")).unwrap();
+    let guards: Vec<&str> = model.guards.iter().map(|g| g.name.as_str()).collect();
+    assert_eq!(guards, ["n", "scale", "flip"]);
+    assert_eq!(model.graph.inputs.len(), 4);
+}
+
+#[test]
+fn outputs_keep_their_structure() {
+    let structure = |name| kiln_torchscript::import(&archive(name), &inputs(name)).unwrap().structure.to_string();
+    assert_eq!(
+        structure("out_tuple"),
+        r#"{"tuple":[{"tensor":0},{"tuple":[{"tensor":1},{"list":[{"tensor":2},{"tensor":3}]}]}]}"#
+    );
+    assert_eq!(structure("out_dict"), r#"{"dict":[["sum",{"tensor":0}],["last",{"tensor":1}]]}"#);
+}
