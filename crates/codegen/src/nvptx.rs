@@ -78,7 +78,7 @@ pub fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
     }
     let placed = kiln_block::passes::layout::assign(kernel);
     let context = inkwell::context::Context::create();
-    let (module, shared) = r#gen::generate(&context, &placed, arch).map_err(fail)?;
+    let (module, shared) = r#gen::generate(&context, &placed).map_err(fail)?;
     if shared > shared_limit(arch) {
         return Err(fail(emit::Fail::Unsupported(format!("{shared} bytes of shared memory"))));
     }

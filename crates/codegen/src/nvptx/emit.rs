@@ -36,6 +36,8 @@ pub(super) struct Emit<'c> {
     pub cx: &'c Context,
     pub module: Module<'c>,
     pub b: Builder<'c>,
+    /// For this machine's processor, to test formulas on: instructions of the GPU have stand-ins.
+    pub host: bool,
 }
 
 macro_rules! binary {
@@ -85,9 +87,6 @@ impl<'c> Emit<'c> {
     pub fn bool(&self, v: bool) -> IntValue<'c> {
         self.i1().const_int(u64::from(v), false)
     }
-    pub fn num(&self, v: f64) -> FloatValue<'c> {
-        self.f32().const_float(v)
-    }
     binary! {
         add: IntValue = build_int_add;
         sub: IntValue = build_int_sub;
@@ -110,6 +109,23 @@ impl<'c> Emit<'c> {
     }
     pub fn ashr(&self, a: IntValue<'c>, b: IntValue<'c>) -> Res<IntValue<'c>> {
         Ok(self.b.build_right_shift(a, b, true, "")?)
+    }
+    /// 2^x by the GPU's own instruction, within 2 ulp.
+    pub fn ex2(&self, x: FloatValue<'c>) -> Res<FloatValue<'c>> {
+        if self.host {
+            return self.call_float("llvm.exp2", &[x]);
+        }
+        float(self.call("llvm.nvvm.ex2.approx.ftz", &[self.f32().into()], &[x.into()])?)
+    }
+    /// Lets a product and a sum become one rounding.
+    pub fn contracted(&self, v: FloatValue<'c>) -> Res<FloatValue<'c>> {
+        /// LLVM's flag for contraction.
+        const CONTRACT: u32 = 1 << 5;
+        if let Some(i) = v.as_instruction() {
+            let flags = inkwell::values::FastMathFlags::from_bits_truncate(CONTRACT);
+            i.set_fast_math_flags(flags).map_err(|e| Fail::Llvm(e.to_string()))?;
+        }
+        Ok(v)
     }
     pub fn not(&self, a: IntValue<'c>) -> Res<IntValue<'c>> {
         Ok(self.b.build_not(a, "")?)

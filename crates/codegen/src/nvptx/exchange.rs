@@ -39,7 +39,8 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    fn of(order: &[u8], every: usize, pad: usize) -> Placement {
+    /// Address bits take element bits in this order; from bit `every` on, `pad` more elements lie between neighbours.
+    pub fn of(order: &[u8], every: usize, pad: usize) -> Placement {
         let mut weights = vec![0; order.len()];
         for (p, b) in order.iter().enumerate() {
             weights[*b as usize] = (1 << p) + if p >= every { (1 << (p - every)) * pad } else { 0 };
@@ -270,7 +271,7 @@ impl<'c> Gen<'c, '_> {
         for &(r, add) in &s.sources {
             let at = lane.value(&self.e, &mut self.memo)?;
             let at = self.e.xor(at, self.e.int(add as i64))?;
-            out.push(self.from_lane("idx", values[r], at)?);
+            out.push(self.lane_value("idx", values[r], at)?);
         }
         match self.k.ty(v) {
             Type::Ptr { elem, .. } => self.addresses(&out, *elem),
@@ -281,7 +282,7 @@ impl<'c> Gen<'c, '_> {
         }
     }
     /// A warp shuffle (`idx`: from lane `at`; `bfly`: from lane xor `at`) of a value of any type.
-    pub fn from_lane(&mut self, mode: &str, v: Val<'c>, at: IntValue<'c>) -> Res<Val<'c>> {
+    pub fn lane_value(&mut self, mode: &str, v: Val<'c>, at: IntValue<'c>) -> Res<Val<'c>> {
         let ty = v.get_type();
         let e = &self.e;
         let name = format!("llvm.nvvm.shfl.sync.{mode}.i32");

@@ -1,9 +1,9 @@
 //! The walk over a program with layouts: every op for one thread, loops and branches as LLVM's.
 use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
+use super::exchange;
 use super::exchange::Scratch;
 use super::index::{Index, Memo, Pointer, Reg};
 use super::threads::Threads;
-use super::{Arch, exchange};
 use inkwell::AddressSpace;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::basic_block::BasicBlock;
@@ -21,7 +21,6 @@ const PTX_KERNEL: u32 = 71;
 pub(super) struct Gen<'c, 'k> {
     pub e: Emit<'c>,
     pub k: &'k Kernel,
-    pub arch: Arch,
     pub threads: Threads<'c>,
     /// For the instruction at hand.
     pub memo: Memo<'c>,
@@ -40,8 +39,8 @@ pub(super) fn entry_name(k: &Kernel) -> String {
 }
 
 /// The module of a kernel whose values have layouts, and the bytes of shared memory it uses.
-pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch) -> Res<(Module<'c>, usize)> {
-    let e = Emit { cx, module: cx.create_module(&k.name), b: cx.create_builder() };
+pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel) -> Res<(Module<'c>, usize)> {
+    let e = Emit { cx, module: cx.create_module(&k.name), b: cx.create_builder(), host: false };
     let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "shared");
     shared.set_linkage(Linkage::External);
     shared.set_alignment(128);
@@ -55,7 +54,6 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch) -> Res<(Modu
     let mut g = Gen {
         e,
         k,
-        arch,
         threads,
         memo: Memo::default(),
         shared: shared.as_pointer_value(),
@@ -394,10 +392,10 @@ fn join<'c>(phis: &[PhiValue<'c>], ways: &[(&Vec<Val<'c>>, BasicBlock<'c>)]) {
 /// The operand's element number of a broadcast, from the result's.
 fn drop_axes(element: usize, from: &[usize], to: &[usize]) -> usize {
     let mut at = 0;
-    for axis in 0..to.len() {
+    for (axis, n) in from.iter().enumerate() {
         let bits = axis_bits(to, axis);
         let x = (element >> bits.start) & ((1 << bits.len()) - 1);
-        at = at * from[axis] + if from[axis] == 1 { 0 } else { x };
+        at = at * n + if *n == 1 { 0 } else { x };
     }
     at
 }

@@ -53,7 +53,6 @@ enum Key {
     Less,
     Equal,
     Whole,
-    Gep,
     Extend,
 }
 

@@ -1,31 +1,221 @@
-//! Elementary functions.
+//! Elementary functions, without a device library.
+//!
+//! The functions that models spend their time in ([`exp`], `tanh`, `erf`, `log`, …) are f32 polynomials within 2 ulp; the
+//! others are computed in f64 ([`wide`], [`trig`]) and rounded once. Sources: exp by `ex2` with a two-part log2 e, as CUDA's
+//! `expf`; log and erf after N. Juffa's published minimax polynomials; tanh's polynomial from Cephes.
+//! NaN and infinities go as IEEE and C say. No fast-math flag but contraction of a product and a sum.
+mod trig;
+mod wide;
+
 use super::emit::{Emit, Fail, Res};
+use inkwell::FloatPredicate;
 use inkwell::values::FloatValue;
 use kiln_block::{BinaryOp, UnaryOp};
 
-type F<'c> = FloatValue<'c>;
+pub(super) type F<'c> = FloatValue<'c>;
+
+fn is_double(x: F) -> bool {
+    x.get_type().get_bit_width() == 64
+}
 
 pub(super) fn unary<'c>(e: &Emit<'c>, op: UnaryOp, x: F<'c>) -> Res<F<'c>> {
     match op {
-        UnaryOp::Neg => e.fneg(x),
-        UnaryOp::Abs => e.call_float("llvm.fabs", &[x]),
-        UnaryOp::Sqrt => e.call_float("llvm.sqrt", &[x]),
-        UnaryOp::Floor => e.call_float("llvm.floor", &[x]),
-        UnaryOp::Ceil => e.call_float("llvm.ceil", &[x]),
-        UnaryOp::Round => e.call_float("llvm.roundeven", &[x]),
-        UnaryOp::Trunc => e.call_float("llvm.trunc", &[x]),
-        other => Err(Fail::Unsupported(format!("{other:?}"))),
+        UnaryOp::Neg => return e.fneg(x),
+        UnaryOp::Abs => return e.call_float("llvm.fabs", &[x]),
+        UnaryOp::Sqrt => return e.call_float("llvm.sqrt", &[x]),
+        UnaryOp::Floor => return e.call_float("llvm.floor", &[x]),
+        UnaryOp::Ceil => return e.call_float("llvm.ceil", &[x]),
+        UnaryOp::Round => return e.call_float("llvm.roundeven", &[x]),
+        UnaryOp::Trunc => return e.call_float("llvm.trunc", &[x]),
+        UnaryOp::Not | UnaryOp::IsNan | UnaryOp::IsInf => return Err(Fail::Unsupported(format!("{op:?} of floats"))),
+        _ => {}
+    }
+    if is_double(x) {
+        return wide::unary(e, op, x);
+    }
+    match op {
+        UnaryOp::Exp => exp(e, x),
+        UnaryOp::Exp2 => exp2(e, x),
+        UnaryOp::Log => log(e, x),
+        UnaryOp::Tanh => tanh(e, x),
+        UnaryOp::Erf => erf(e, x),
+        UnaryOp::Rsqrt => rsqrt(e, x),
+        UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Tan => trig::of_single(e, op, x),
+        _ => {
+            let y = wide::unary(e, op, widened(e, x)?)?;
+            Ok(e.b.build_float_trunc(y, e.f32(), "")?)
+        }
     }
 }
 
 pub(super) fn binary<'c>(e: &Emit<'c>, op: BinaryOp, x: F<'c>, y: F<'c>) -> Res<F<'c>> {
     match op {
-        BinaryOp::Add => e.fadd(x, y),
-        BinaryOp::Sub => e.fsub(x, y),
-        BinaryOp::Mul => e.fmul(x, y),
+        BinaryOp::Add => e.contracted(e.fadd(x, y)?),
+        BinaryOp::Sub => e.contracted(e.fsub(x, y)?),
+        BinaryOp::Mul => e.contracted(e.fmul(x, y)?),
         BinaryOp::Div => e.fdiv(x, y),
         BinaryOp::Max => e.call_float("llvm.maximum", &[x, y]),
         BinaryOp::Min => e.call_float("llvm.minimum", &[x, y]),
-        other => Err(Fail::Unsupported(format!("{other:?} of floats"))),
+        BinaryOp::Atan2 if is_double(x) => trig::atan2(e, x, y),
+        BinaryOp::Pow | BinaryOp::Rem | BinaryOp::Atan2 if !is_double(x) => {
+            let (a, b) = (widened(e, x)?, widened(e, y)?);
+            let v = match op {
+                BinaryOp::Pow => wide::pow(e, a, b)?,
+                BinaryOp::Rem => wide::rem(e, a, b)?,
+                _ => trig::atan2(e, a, b)?,
+            };
+            Ok(e.b.build_float_trunc(v, e.f32(), "")?)
+        }
+        other => Err(Fail::Unsupported(format!("{other:?} of {}", if is_double(x) { "f64" } else { "f32" }))),
     }
 }
+
+fn widened<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    Ok(e.b.build_float_ext(x, e.cx.f64_type(), "")?)
+}
+/// A constant of x's type.
+fn c<'c>(x: F<'c>, v: f64) -> F<'c> {
+    x.get_type().const_float(v)
+}
+pub(super) fn fma<'c>(e: &Emit<'c>, a: F<'c>, b: F<'c>, s: F<'c>) -> Res<F<'c>> {
+    e.call_float("llvm.fma", &[a, b, s])
+}
+/// Polynomial, highest coefficient first.
+fn horner<'c>(e: &Emit<'c>, x: F<'c>, coefficients: &[f64]) -> Res<F<'c>> {
+    let mut r = c(x, coefficients[0]);
+    for k in &coefficients[1..] {
+        r = fma(e, r, x, c(x, *k))?;
+    }
+    Ok(r)
+}
+/// NaN stays NaN.
+fn clamp<'c>(e: &Emit<'c>, x: F<'c>, lo: f64, hi: f64) -> Res<F<'c>> {
+    let x = e.call_float("llvm.minimum", &[x, c(x, hi)])?;
+    e.call_float("llvm.maximum", &[x, c(x, lo)])
+}
+fn abs<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    e.call_float("llvm.fabs", &[x])
+}
+fn copysign<'c>(e: &Emit<'c>, size: F<'c>, sign: F<'c>) -> Res<F<'c>> {
+    e.call_float("llvm.copysign", &[size, sign])
+}
+
+/// 1.5 · 2^23: a sum with it rounds to an integer, which stands in the low bits.
+const ROUND: f64 = 12582912.0;
+const ROUND_BITS: i64 = 0x4b40_0000;
+
+/// 2^f · 2^i for f in [-0.5, 0.5], `shifted` = i + [`ROUND`], |i| ≤ 160: in two steps, so that the smallest numbers are
+/// rounded once.
+fn scaled<'c>(e: &Emit<'c>, f: F<'c>, shifted: F<'c>) -> Res<F<'c>> {
+    let p = e.ex2(f)?;
+    let i = e.sub(e.bits_of_float(shifted, e.i32())?, e.int(ROUND_BITS))?;
+    let first = e.ashr(i, e.int(1))?;
+    let power = |i| e.float_of_bits(e.shl(e.add(i, e.int(127))?, e.int(23))?, e.f32());
+    e.fmul(e.fmul(p, power(first)?)?, power(e.sub(i, first)?)?)
+}
+
+pub(super) fn exp<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    let x = clamp(e, x, -105.0, 89.0)?;
+    let shifted = fma(e, x, c(x, 1.442_695_02), c(x, ROUND))?;
+    let i = e.fsub(shifted, c(x, ROUND))?;
+    let f = fma(e, x, c(x, 1.442_695_02), e.fneg(i)?)?;
+    let f = fma(e, x, c(x, 1.925_963_033e-8), f)?;
+    scaled(e, f, shifted)
+}
+
+fn exp2<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    let x = clamp(e, x, -151.0, 129.0)?;
+    let shifted = e.fadd(x, c(x, ROUND))?;
+    let f = e.fsub(x, e.fsub(shifted, c(x, ROUND))?)?;
+    scaled(e, f, shifted)
+}
+
+fn log<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    // Subnormal numbers are raised to normal ones first.
+    let small = e.fcmp(FloatPredicate::OLT, x, c(x, 1.175_494_350_822_287_5e-38))?;
+    let a = e.fselect(small, e.fmul(x, c(x, 8_388_608.0))?, x)?;
+    let start = e.fselect(small, c(x, -23.0), c(x, 0.0))?;
+    // a = m · 2^k with m in [2/3, 4/3).
+    let bits = e.bits_of_float(a, e.i32())?;
+    let k = e.and(e.sub(bits, e.int(0x3f2a_aaab))?, e.int(0xff80_0000_u32 as i32 as i64))?;
+    let m = e.float_of_bits(e.sub(bits, k)?, e.f32())?;
+    let k = e.b.build_signed_int_to_float(k, e.f32(), "")?;
+    let k = fma(e, k, c(x, 1.192_092_9e-7), start)?;
+    let f = e.fsub(m, c(x, 1.0))?;
+    let s = e.fmul(f, f)?;
+    let r = horner(e, s, &[-0.130_310_059, -0.121_483_512, -0.166_846_126, -0.249_996_200])?;
+    let t = horner(e, s, &[0.140_869_141, 0.139_814_854, 0.200_120_345])?;
+    let r = fma(e, t, f, r)?;
+    let r = fma(e, r, f, c(x, 0.333_331_972))?;
+    let r = fma(e, r, f, c(x, -0.5))?;
+    let r = fma(e, r, s, f)?;
+    let r = fma(e, k, c(x, std::f64::consts::LN_2), r)?;
+    log_ends(e, x, r)
+}
+
+/// `r`, but the logarithm's values outside the positive numbers.
+fn log_ends<'c>(e: &Emit<'c>, x: F<'c>, r: F<'c>) -> Res<F<'c>> {
+    let zero = c(x, 0.0);
+    let inside = e.fcmp(FloatPredicate::OGT, x, zero)?;
+    let finite = e.fcmp(FloatPredicate::OLT, x, c(x, f64::INFINITY))?;
+    let is_zero = e.fcmp(FloatPredicate::OEQ, x, zero)?;
+    let negative = e.fcmp(FloatPredicate::OLT, x, zero)?;
+    // Infinity and NaN are their own sums.
+    let other = e.fselect(negative, c(x, f64::NAN), e.fadd(x, x)?)?;
+    let other = e.fselect(is_zero, c(x, f64::NEG_INFINITY), other)?;
+    e.fselect(e.and(inside, finite)?, r, other)
+}
+
+fn tanh<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    let one = c(x, 1.0);
+    let a = abs(e, x)?;
+    let twice = e.fadd(a, a)?;
+    let big = e.fdiv(c(x, -2.0), e.fadd(exp(e, twice)?, one)?)?;
+    let big = copysign(e, e.fadd(big, one)?, x)?;
+    let s = e.fmul(x, x)?;
+    let p = horner(
+        e,
+        s,
+        &[-5.704_988_727_45e-3, 2.063_908_885_36e-2, -5.373_971_403_61e-2, 1.333_144_218_18e-1, -3.333_328_194_22e-1],
+    )?;
+    // Plus zero, so that minus zero keeps its sign.
+    let little = fma(e, fma(e, p, s, c(x, 0.0))?, x, x)?;
+    let below = e.fcmp(FloatPredicate::OLT, a, c(x, 0.625))?;
+    e.fselect(below, little, big)
+}
+
+fn erf<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    let t = abs(e, x)?;
+    let s = e.fmul(x, x)?;
+    // Beyond 4 it is 1.
+    let (tc, sc) = (clamp(e, t, 0.0, 4.0)?, clamp(e, s, 0.0, 16.0)?);
+    let r = horner(e, tc, &[1.729_489_30e-5, -3.832_086_80e-4])?;
+    let u = horner(e, tc, &[3.883_934_35e-3, -2.425_456_05e-2])?;
+    let r = fma(e, r, sc, u)?;
+    let r = horner_from(e, r, tc, &[1.067_778_47e-1, 6.348_466_87e-1, 1.287_175_12e-1])?;
+    let r = fma(e, r, tc, tc)?;
+    let big = e.fsub(c(x, 1.0), exp(e, e.fneg(r)?)?)?;
+    let big = copysign(e, big, x)?;
+    let little = horner(
+        e,
+        s,
+        &[-5.991_049_69e-4, 4.993_395_88e-3, -2.676_673_42e-2, 1.128_180_25e-1, -3.761_248_59e-1, 1.283_791_51e-1],
+    )?;
+    let little = fma(e, little, x, x)?;
+    let above = e.fcmp(FloatPredicate::OGT, t, c(x, 0.921_875))?;
+    e.fselect(above, big, little)
+}
+fn horner_from<'c>(e: &Emit<'c>, start: F<'c>, x: F<'c>, coefficients: &[f64]) -> Res<F<'c>> {
+    coefficients.iter().try_fold(start, |r, k| fma(e, r, x, c(x, *k)))
+}
+
+/// The processor's approximation, within 2 ulp.
+fn rsqrt<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    match e.host {
+        true => e.fdiv(c(x, 1.0), e.call_float("llvm.sqrt", &[x])?),
+        false => super::emit::float(e.call("llvm.nvvm.rsqrt.approx.f", &[], &[x.into()])?),
+    }
+}
+
+#[cfg(test)]
+mod tests;

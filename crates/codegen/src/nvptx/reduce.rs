@@ -48,7 +48,7 @@ impl<'c> Gen<'c, '_> {
         let mut parts = self.over_registers(op, &elems, &flat, parts, |b| bits.contains(&b))?;
         for (i, _) in flat.lanes.iter().enumerate().filter(|(_, b)| b.is_some_and(|b| bits.contains(&b))) {
             for p in &mut parts {
-                let other = self.from_lanes(p, 1 << i)?;
+                let other = self.lanes_value(p, 1 << i)?;
                 *p = self.combine(op, &elems, p, &other)?;
             }
         }
@@ -89,9 +89,9 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(parts)
     }
-    fn from_lanes(&mut self, part: &Part<'c>, mask: i64) -> Res<Part<'c>> {
+    fn lanes_value(&mut self, part: &Part<'c>, mask: i64) -> Res<Part<'c>> {
         let mask = self.e.int(mask);
-        part.iter().map(|v| self.from_lane("bfly", *v, mask)).collect()
+        part.iter().map(|v| self.lane_value("bfly", *v, mask)).collect()
     }
     /// Partial results of the warps that share an axis, side by side in scratch for each element of the result.
     fn over_warps(
@@ -146,7 +146,7 @@ impl<'c> Gen<'c, '_> {
             }
             let mut part = slots.remove(0);
             for i in 0..if by_lane { crossing.len() } else { 0 } {
-                let other = self.from_lanes(&part, 1 << i)?;
+                let other = self.lanes_value(&part, 1 << i)?;
                 part = self.combine(op, elems, &part, &other)?;
             }
             out.push(part);
@@ -214,8 +214,8 @@ impl<'c> Gen<'c, '_> {
             let thread = flat.threads().position(|b| b == Some(bit)).ok_or_else(|| super::emit::mistyped("a scan"))?;
             let upper = self.threads.bit(&self.e, thread)?;
             let others = match thread {
-                0..5 => total.iter().map(|t| self.from_lanes(t, 1 << thread)).collect::<Res<Vec<_>>>()?,
-                _ => self.from_warps(&flat, bits_of(shape), bit, &elems[0], &total)?,
+                0..5 => total.iter().map(|t| self.lanes_value(t, 1 << thread)).collect::<Res<Vec<_>>>()?,
+                _ => self.warps_value(&flat, bits_of(shape), bit, &elems[0], &total)?,
             };
             for (r, other) in others.iter().enumerate() {
                 let with = self.combine(op, &elems, other, &prefix[r])?;
@@ -232,7 +232,14 @@ impl<'c> Gen<'c, '_> {
             .collect()
     }
     /// The same registers of the warp that differs in element bit `bit`, through scratch.
-    fn from_warps(&mut self, flat: &Flat, bits: usize, bit: u8, elem: &Elem, parts: &[Part<'c>]) -> Res<Vec<Part<'c>>> {
+    fn warps_value(
+        &mut self,
+        flat: &Flat,
+        bits: usize,
+        bit: u8,
+        elem: &Elem,
+        parts: &[Part<'c>],
+    ) -> Res<Vec<Part<'c>>> {
         let start = self.room(&[(1usize << bits) * elem.bytes()])?[0];
         let place = Placement { weights: (0..bits).map(|b| 1 << b).collect(), elements: 1 << bits };
         let values: Vec<Val<'c>> = parts.iter().map(|p| p[0]).collect();

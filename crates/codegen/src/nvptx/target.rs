@@ -28,7 +28,7 @@ pub(super) fn machine(arch: Arch) -> Res<TargetMachine> {
 
 /// What a kernel needs of the optimiser: its loops are written out already, so no vectoriser and no unrolling.
 const PASSES: &str = "function(sroa,early-cse<memssa>,instcombine,simplifycfg,reassociate,gvn,loop-mssa(licm),\
-                      separate-const-offset-from-gep,slsr,early-cse,instcombine,simplifycfg,sink,adce)";
+                      separate-const-offset-from-gep,early-cse,instcombine,simplifycfg,sink,adce)";
 
 /// Optimises the module and prints PTX.
 pub(super) fn to_ptx(module: &Module, arch: Arch) -> Res<String> {

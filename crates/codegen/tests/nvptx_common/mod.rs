@@ -274,27 +274,78 @@ pub fn scan(rows: usize, width: usize, op: ScanOp) -> Kernel {
     b.finish()
 }
 
-/// All of them.
-pub fn programs() -> Vec<Kernel> {
-    vec![
-        vector_add(1 << 20, Elem::F32),
-        vector_add(1_000_003, Elem::F32),
-        vector_add(1 << 20, Elem::Bf16),
-        gelu(1 << 20),
-        gelu(1000),
-        softmax(256, 1024, 4),
-        softmax(256, 1000, 4),
-        softmax(64, 32768, 32),
-        row_sum(1024),
-        column_sum(1024, 512),
-        transpose(512, 256, Elem::F32),
-        transpose(512, 256, Elem::Bf16),
-        matmul([256, 256, 256], 32, Elem::Bf16, DotPrecision::Exact),
-        matmul([256, 256, 256], 32, Elem::F32, DotPrecision::Tf32),
-        matmul([256, 256, 256], 32, Elem::F32, DotPrecision::Exact),
-        attention(256, 256, false),
-        attention(256, 256, true),
-        argmax(64, 1024),
-        scan(64, 1024, ScanOp::Sum),
-    ]
+/// A program and what to run it on.
+pub struct Program {
+    pub kernel: Kernel,
+    /// Elements of each parameter.
+    pub sizes: Vec<usize>,
+}
+
+/// Small instances of all of them.
+pub fn programs() -> Vec<Program> {
+    let mut all = vec![];
+    let mut put = |kernel: Kernel, sizes: &[usize]| all.push(Program { kernel, sizes: sizes.to_vec() });
+    put(vector_add(4096, Elem::F32), &[4096; 3]);
+    put(vector_add(5003, Elem::F32), &[5003; 3]);
+    put(vector_add(4096, Elem::Bf16), &[4096; 3]);
+    put(vector_add(3001, Elem::F16), &[3001; 3]);
+    put(vector_add(3001, Elem::F64), &[3001; 3]);
+    put(vector_add(3001, Elem::I64), &[3001; 3]);
+    put(vector_add(3001, Elem::U8), &[3001; 3]);
+    put(gelu(4096), &[4096; 2]);
+    put(gelu(1000), &[1000; 2]);
+    put(softmax(8, 1024, 4), &[8 * 1024; 2]);
+    put(softmax(8, 1000, 4), &[8 * 1000; 2]);
+    put(softmax(8, 1003, 4), &[8 * 1003; 2]);
+    put(softmax(2, 32768, 32), &[2 * 32768; 2]);
+    put(row_sum(64), &[64 * 256, 64]);
+    put(column_sum(128, 256), &[128 * 256, 256]);
+    put(transpose(128, 64, Elem::F32), &[128 * 64; 2]);
+    put(transpose(128, 64, Elem::Bf16), &[128 * 64; 2]);
+    for (elem, precision) in [
+        (Elem::Bf16, DotPrecision::Exact),
+        (Elem::F16, DotPrecision::Exact),
+        (Elem::F32, DotPrecision::Tf32),
+        (Elem::F32, DotPrecision::Tf32x3),
+        (Elem::F32, DotPrecision::Exact),
+        (Elem::F64, DotPrecision::Exact),
+    ] {
+        put(matmul([128, 64, 96], 32, elem, precision), &[128 * 96, 96 * 64, 128 * 64]);
+    }
+    put(attention(128, 128, false), &[128 * 64; 4]);
+    put(attention(128, 128, true), &[128 * 64; 4]);
+    put(argmax(16, 1024), &[16 * 1024, 16]);
+    for op in [ScanOp::Sum, ScanOp::Max] {
+        put(scan(4, 1024, op), &[4 * 1024; 2]);
+    }
+    use UnaryOp::*;
+    for op in [
+        Exp, Exp2, Expm1, Log, Log2, Log10, Log1p, Sqrt, Rsqrt, Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Tanh, Erf,
+        Floor, Ceil, Round, Trunc,
+    ] {
+        put(unary(op, 1024, Elem::F32), &[1024; 2]);
+    }
+    for op in [BinaryOp::Div, BinaryOp::Rem, BinaryOp::Max, BinaryOp::Min, BinaryOp::Pow, BinaryOp::Atan2] {
+        put(binary(op, 1024, Elem::F32), &[1024; 3]);
+    }
+    for op in [BinaryOp::Div, BinaryOp::Rem, BinaryOp::Shl, BinaryOp::Shr, BinaryOp::Max] {
+        put(binary(op, 1024, Elem::I32), &[1024; 3]);
+    }
+    all
+}
+
+/// Numbers between -3 and 3 (0 and 1 for bool, 0 to 9 for other integers), the same every time.
+pub fn inputs(p: &Program) -> Vec<Vec<f64>> {
+    let mut state = 12345u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f64 / (1u64 << 24) as f64
+    };
+    let elem = |i: usize| p.kernel.ty(p.kernel.params[i].value).elem().unwrap();
+    let number = |e: Elem, x: f64| match e {
+        Elem::Bool => (x * 2.0).floor(),
+        e if e.is_int() => (x * 10.0).floor(),
+        _ => x * 6.0 - 3.0,
+    };
+    p.sizes.iter().enumerate().map(|(i, n)| (0..*n).map(|_| number(elem(i), next())).collect()).collect()
 }

@@ -132,7 +132,8 @@ impl Spread<'_> {
             let known = all.iter().filter(|v| self.groups.is_heavy(**v)).find_map(|v| self.get(*v));
             let known =
                 known.or_else(|| all.iter().filter(|v| self.groups.kind(**v) == Kind::View).find_map(|v| self.get(*v)));
-            return all.iter().fold(false, |learnt, v| self.set(*v, known.clone()) || learnt);
+            // Every value is set, also after the first that learnt something.
+            return all.iter().filter(|v| self.set(**v, known.clone())).count() > 0;
         }
         let ([arg], [result]) = (&data.args[..], &data.results[..]) else { return false };
         let (from, to) = (k.ty(*arg).shape(), k.ty(*result).shape());

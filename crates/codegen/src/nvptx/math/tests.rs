@@ -1,0 +1,176 @@
+//! The formulas on this machine's processor, against f64 arithmetic of the standard library. Only `ex2` and `rsqrt`, which
+//! are the GPU's own, are replaced.
+use super::*;
+use inkwell::OptimizationLevel;
+use inkwell::context::Context;
+use inkwell::targets::{InitializationConfig, Target};
+
+fn with<'c>(cx: &'c Context, double: bool, n: usize, f: impl Fn(&Emit<'c>, &[F<'c>]) -> Res<F<'c>>) -> usize {
+    Target::initialize_native(&InitializationConfig::default()).unwrap();
+    let e = Emit { cx, module: cx.create_module("math"), b: cx.create_builder(), host: true };
+    let ty = if double { cx.f64_type() } else { cx.f32_type() };
+    let function = e.module.add_function("f", ty.fn_type(&vec![ty.into(); n], false), None);
+    e.b.position_at_end(cx.append_basic_block(function, ""));
+    let args: Vec<F<'c>> = function.get_params().iter().map(|p| p.into_float_value()).collect();
+    let v = f(&e, &args).unwrap();
+    e.b.build_return(Some(&v)).unwrap();
+    e.module.verify().unwrap();
+    let engine = e.module.create_jit_execution_engine(OptimizationLevel::Default).unwrap();
+    let address = engine.get_function_address("f").unwrap();
+    std::mem::forget(engine);
+    address
+}
+
+/// Distance in units of the last place of the right result; 0 if both are NaN or equal.
+fn ulps(got: f32, right: f64) -> f64 {
+    let rounded = right as f32;
+    if got.is_nan() || rounded.is_nan() || rounded.is_infinite() || got.is_infinite() {
+        return if got.to_bits() == rounded.to_bits() || got.is_nan() && rounded.is_nan() { 0.0 } else { 1e9 };
+    }
+    let unit =
+        f32::from_bits(rounded.abs().to_bits().max(1 << 23) + 1) - f32::from_bits(rounded.abs().to_bits().max(1 << 23));
+    (f64::from(got) - right).abs() / f64::from(unit)
+}
+
+/// All signs and exponents, several mantissas.
+fn numbers() -> Vec<f32> {
+    let mut all: Vec<f32> = vec![0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN];
+    let mut state = 1u32;
+    for exponent in 0..255u32 {
+        for _ in 0..400 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            all.push(f32::from_bits(state >> 9 | exponent << 23 | (state & 1) << 31));
+        }
+    }
+    all
+}
+
+fn check(op: UnaryOp, right: impl Fn(f64) -> f64, limit: f64) {
+    let cx = Context::create();
+    let address = with(&cx, false, 1, |e, x| unary(e, op, x[0]));
+    let f: extern "C" fn(f32) -> f32 = unsafe { std::mem::transmute(address) };
+    let (mut worst, mut at) = (0.0, 0.0);
+    for x in numbers() {
+        let error = ulps(f(x), right(f64::from(x)));
+        if error > worst {
+            (worst, at) = (error, x);
+        }
+    }
+    println!("{op:?}: {worst:.3} ulp at {at:e}");
+    let (got, expected) = (f(at), right(f64::from(at)));
+    assert!(worst <= limit, "{op:?}({at:e}): {got:e} for {expected:e}, {worst} ulp");
+    if right(-0.0) == 0.0 {
+        assert_eq!(f(-0.0).is_sign_negative(), right(-0.0).is_sign_negative(), "{op:?}(-0)");
+    }
+}
+
+#[test]
+fn single_functions() {
+    check(UnaryOp::Exp, f64::exp, 2.0);
+    check(UnaryOp::Exp2, f64::exp2, 2.0);
+    check(UnaryOp::Log, f64::ln, 1.0);
+    check(UnaryOp::Tanh, f64::tanh, 2.0);
+    check(UnaryOp::Rsqrt, |x| 1.0 / x.sqrt(), 2.0);
+}
+
+#[test]
+fn functions_by_doubles() {
+    check(UnaryOp::Expm1, f64::exp_m1, 0.51);
+    check(UnaryOp::Log2, f64::log2, 0.51);
+    check(UnaryOp::Log10, f64::log10, 0.51);
+    check(UnaryOp::Log1p, f64::ln_1p, 0.51);
+    check(UnaryOp::Sinh, f64::sinh, 0.51);
+    check(UnaryOp::Cosh, f64::cosh, 0.51);
+    check(UnaryOp::Asin, f64::asin, 0.51);
+    check(UnaryOp::Acos, f64::acos, 0.51);
+    check(UnaryOp::Atan, f64::atan, 0.51);
+}
+
+#[test]
+fn turns() {
+    check(UnaryOp::Sin, f64::sin, 0.51);
+    check(UnaryOp::Cos, f64::cos, 0.51);
+    check(UnaryOp::Tan, f64::tan, 0.51);
+}
+
+/// erf by its series, and by the continued fraction where that is slow.
+fn erf_exact(x: f64) -> f64 {
+    let a = x.abs();
+    if x.is_nan() || a > 6.0 {
+        return if x.is_nan() { x } else { 1f64.copysign(x) };
+    }
+    if a < 2.5 {
+        let (mut term, mut sum, mut n) = (x, x, 0.0);
+        while term.abs() > 1e-20 * sum.abs() {
+            n += 1.0;
+            term *= -x * x / n;
+            sum += term / (2.0 * n + 1.0);
+        }
+        return sum * 2.0 / std::f64::consts::PI.sqrt();
+    }
+    let mut k = 0.0;
+    for n in (1..200).rev() {
+        k = f64::from(n) / 2.0 / (a + k);
+    }
+    (1.0 - (-a * a).exp() / std::f64::consts::PI.sqrt() / (a + k)).copysign(x)
+}
+
+#[test]
+fn error_function() {
+    check(UnaryOp::Erf, erf_exact, 2.0);
+}
+
+fn check_binary(op: BinaryOp, right: impl Fn(f64, f64) -> f64, limit: f64) {
+    let cx = Context::create();
+    let address = with(&cx, false, 2, |e, x| binary(e, op, x[0], x[1]));
+    let f: extern "C" fn(f32, f32) -> f32 = unsafe { std::mem::transmute(address) };
+    let all = numbers();
+    let special =
+        [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 0.5, -0.5, 33.25, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+    let pairs = special.iter().flat_map(|x| special.iter().map(|y| (*x, *y)));
+    let far = all.iter().zip(all.iter().rev()).map(|(x, y)| (*x, *y));
+    let near = all.iter().zip(all.iter().skip(77)).map(|(x, y)| (*x, *y));
+    let modest = all.iter().step_by(7).flat_map(|x| [(*x, 2.5), (*x, 3.0), (*x, -0.3)]);
+    for (x, y) in pairs.chain(far).chain(near).chain(modest) {
+        let (got, expected) = (f(x, y), right(f64::from(x), f64::from(y)));
+        assert!(ulps(got, expected) <= limit, "{op:?}({x:e}, {y:e}): {got:e} for {expected:e}");
+    }
+}
+
+#[test]
+fn two_operands() {
+    check_binary(BinaryOp::Pow, f64::powf, 0.51);
+    check_binary(BinaryOp::Rem, |x, y| x % y, 0.5);
+    check_binary(BinaryOp::Atan2, f64::atan2, 0.51);
+}
+
+#[test]
+fn double_functions() {
+    let cx = Context::create();
+    type Function = fn(f64) -> f64;
+    let all: [(UnaryOp, Function); 12] = [
+        (UnaryOp::Exp, f64::exp),
+        (UnaryOp::Exp2, f64::exp2),
+        (UnaryOp::Expm1, f64::exp_m1),
+        (UnaryOp::Log, f64::ln),
+        (UnaryOp::Log2, f64::log2),
+        (UnaryOp::Log10, f64::log10),
+        (UnaryOp::Log1p, f64::ln_1p),
+        (UnaryOp::Tanh, f64::tanh),
+        (UnaryOp::Sinh, f64::sinh),
+        (UnaryOp::Cosh, f64::cosh),
+        (UnaryOp::Atan, f64::atan),
+        (UnaryOp::Asin, f64::asin),
+    ];
+    for (op, right) in all {
+        let address = with(&cx, true, 1, |e, x| unary(e, op, x[0]));
+        let f: extern "C" fn(f64) -> f64 = unsafe { std::mem::transmute(address) };
+        for i in -4000i32..4000 {
+            let x = f64::from(i) * 0.1730769 + if i % 3 == 0 { 1e-9 } else { 0.37 / f64::from(i.abs() + 1) };
+            let (got, expected) = (f(x), right(x));
+            let fine =
+                got == expected || got.is_nan() && expected.is_nan() || ((got - expected) / expected).abs() < 4e-15;
+            assert!(fine, "{op:?}({x:e}): {got:e} for {expected:e}");
+        }
+    }
+}
