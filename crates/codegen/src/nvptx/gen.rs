@@ -339,6 +339,7 @@ impl<'c> Gen<'c, '_> {
         }
         self.e.b.position_at_end(after);
         self.scratch.unknown();
+        self.wrote |= data.regions.iter().any(|r| self.writes(r));
         for (n, v) in data.results.iter().enumerate() {
             let phis = self.phis(*v, ends[0].0[n].len())?;
             let incoming: Vec<_> = ends.iter().map(|(values, block)| (&values[n], *block)).collect();
