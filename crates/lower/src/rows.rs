@@ -62,7 +62,7 @@ where
 fn plan(space: &mut Space, scene: &Scene, target: Target) -> Option<RowPlan> {
     let kept: Vec<Coord> = space.coords.iter().filter(|c| !c.row).copied().collect();
     let row: Vec<Coord> = space.coords.iter().filter(|c| c.row).copied().collect();
-    let along = contiguous(scene, &kept, row.last()?.id);
+    let along = contiguous(scene, &space.coords, &kept, row.last()?.id);
     let row = space.merge(&space.row_ids())?;
     let n = space.find(row)?.extent;
     Some(match along {
@@ -71,14 +71,18 @@ fn plan(space: &mut Space, scene: &Scene, target: Target) -> Option<RowPlan> {
     })
 }
 
-/// The kept coordinate that accesses of the row's elements are contiguous along, if more are so than along the row.
-fn contiguous(scene: &Scene, kept: &[Coord], row: CoordId) -> Option<CoordId> {
-    let mut along_row = 0;
-    let mut votes: Vec<(usize, CoordId)> = kept.iter().map(|c| (0, c.id)).collect();
-    let mut look = |at: &Expr| match at.stride(row) {
-        Some(0) => {}
-        Some(1) | None => along_row += 1,
-        Some(_) => votes.iter_mut().filter(|v| at.stride(v.1) == Some(1)).for_each(|v| v.0 += 1),
+/// The kept coordinate that accesses of the row's elements are contiguous along, if more elements are so than along the row.
+fn contiguous(scene: &Scene, coords: &[Coord], kept: &[Coord], row: CoordId) -> Option<CoordId> {
+    let mut along_row = 0.0;
+    let mut votes: Vec<(f64, CoordId)> = kept.iter().map(|c| (0.0, c.id)).collect();
+    let mut look = |at: &Expr| {
+        // Elements the access touches.
+        let weight: f64 = coords.iter().filter(|c| at.uses(c.id)).map(|c| c.extent as f64).product();
+        match at.stride(row) {
+            Some(0) => {}
+            Some(1) | None => along_row += weight,
+            Some(_) => votes.iter_mut().filter(|v| at.stride(v.1) == Some(1)).for_each(|v| v.0 += weight),
+        }
     };
     for n in scene.live() {
         if let NodeOp::Load { at, .. } = &scene.dag.node(n).op {
@@ -86,7 +90,7 @@ fn contiguous(scene: &Scene, kept: &[Coord], row: CoordId) -> Option<CoordId> {
         }
     }
     scene.stores.iter().for_each(|s| look(&s.at));
-    let best = votes.into_iter().max()?;
+    let best = votes.into_iter().max_by(|a, b| a.0.total_cmp(&b.0))?;
     (best.0 > along_row).then_some(best.1)
 }
 
