@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import warnings
+import zipfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -28,7 +29,16 @@ def as_tensor(argument):
     return argument.contiguous() if torch.is_tensor(argument) else torch.tensor(argument)
 
 
-def export(name, out):
+def strip_sources(path):
+    """Rewrites an archive without its Python file names and lines, which differ between machines."""
+    with zipfile.ZipFile(path) as archive:
+        entries = [(i, archive.read(i)) for i in archive.infolist() if not i.filename.endswith(".debug_pkl")]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for info, data in entries:
+            archive.writestr(zipfile.ZipInfo(info.filename), data)
+
+
+def export(name, out, strip):
     torch.manual_seed(SEED)
     example = example_models.EXAMPLES[name]
     module, inputs = example.build()
@@ -42,9 +52,12 @@ def export(name, out):
             archive = torch.jit.trace(module, tuple(inputs), strict=False)
         else:
             archive = torch.jit.script(module)
-    archive.save(os.path.join(out, name + ".pt"))
+    path = os.path.join(out, name + ".pt")
+    archive.save(path)
+    if strip:
+        strip_sources(path)
     save_file(stored, os.path.join(out, name + ".safetensors"))
-    return os.path.getsize(os.path.join(out, name + ".pt"))
+    return os.path.getsize(path)
 
 
 def main():
@@ -53,6 +66,7 @@ def main():
     parser.add_argument("--out", default="models")
     parser.add_argument("--group", action="append", choices=["models", "small", "all"], default=[])
     parser.add_argument("--list", action="store_true", help="print every name and its group")
+    parser.add_argument("--strip-sources", action="store_true", help="leave out Python file names and lines")
     args = parser.parse_args()
 
     examples = example_models.EXAMPLES
@@ -71,7 +85,7 @@ def main():
     failed = []
     for name in dict.fromkeys(names):
         try:
-            size = export(name, args.out)
+            size = export(name, args.out, args.strip_sources)
             print(f"{name}: {size / 1e6:.2f} MB", flush=True)
         except Exception as e:  # one model must not keep the others from being written
             failed.append(name)

@@ -1,4 +1,5 @@
 //! Imported graphs compute what libtorch computes from the same archive, on the example and on fresh data.
+#[allow(dead_code)] // each test binary uses its part
 mod common;
 use common::*;
 
