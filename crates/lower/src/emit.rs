@@ -294,7 +294,8 @@ impl<'a> Emitter<'a> {
         if let Some(s) = self.known(e) {
             return s;
         }
-        let (mut uniform, mut varying): (Vec<(Value, i64)>, Vec<(Value, i64)>) = (vec![], vec![]);
+        let mut uniform: Vec<(Value, i64)> = vec![];
+        let mut varying: Vec<(Value, i64)> = vec![];
         for (a, c) in &e.terms {
             match a {
                 Atom::Coord { id, .. } => {

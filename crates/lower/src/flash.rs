@@ -75,7 +75,7 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, _target: Target) -> Result<Emitte
     }
     let (ta, tb) = (cut(t1, z.t, block_t, 1), cut(t2, z.t, block_t, 0));
     let lanes = [f.iota(ta), f.iota(tb)];
-    let ragged = z.t % block_t != 0;
+    let ragged = !z.t.is_multiple_of(block_t);
 
     let query = f.em.operand_tile(&mut f.b, q, dtype, &[block_s, wide_d]);
     let zero = math::float(&mut f.b, Elem::F32, 0.0);

@@ -58,7 +58,7 @@ where
     let settled = space.settle(at)?;
     let total = space.count();
     let (block, warps) = pointwise_block(target, widest(&settled), total);
-    let plan = tiling(&mut space, &settled, block, warps, target);
+    let plan = tiling(&mut space, &settled, block, warps);
     let scene = scene(&space.axes)?;
     let mut frame = open(name, &scene, &plan);
     for s in &scene.stores {
@@ -76,7 +76,7 @@ pub fn widest(scene: &Scene) -> usize {
     loads.chain(scene.stores.iter().map(|s| s.dtype.bytes())).max().unwrap_or(4)
 }
 
-fn tiling(space: &mut Space, scene: &Scene, block: usize, warps: usize, target: Target) -> Shape {
+fn tiling(space: &mut Space, scene: &Scene, block: usize, warps: usize) -> Shape {
     let coords = space.coords.clone();
     let Some((last, outer)) = coords.split_last() else {
         return Shape { cuts: vec![], rank: 0, parts: 1, warps: 1 };
@@ -125,7 +125,6 @@ fn tiling(space: &mut Space, scene: &Scene, block: usize, warps: usize, target: 
         cuts.push(Cut { id, extent, block: high.min(extent.next_power_of_two()), axis: 0 });
     }
     cuts.push(inner_cut(2));
-    let _ = target;
     Shape { cuts, rank: 2, parts: 1, warps }
 }
 

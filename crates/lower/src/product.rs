@@ -56,7 +56,7 @@ pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerErr
         let mut r = product.resolver();
         let value = r.dag.add(NodeOp::Anchor { at: at.to_vec() }, dtype);
         // In the value's own order, which the epilogue reads.
-        let order = own_order(of, p, &dims, at)?;
+        let order = own_order(of, p, at)?;
         Ok((r.dag, vec![Store { slot, dtype: acc, at: order, guards: vec![], value }]))
     };
     let step = tiled(of, p, &dims, of.name, &scene)?;
@@ -69,14 +69,13 @@ pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerErr
 }
 
 /// Row-major position in the value of an element of the product.
-fn own_order(of: &Body, p: &Product, dims: &[usize], at: &[Expr]) -> Result<Expr, LowerError> {
+fn own_order(of: &Body, p: &Product, at: &[Expr]) -> Result<Expr, LowerError> {
     let shape = of.graph.shape(p.v).to_vec();
     let space = Space::new(&shape, &vec![false; shape.len()]);
     let mut position = Expr::default();
     let strides = Type::new(DType::F32, shape).strides();
     let exprs = (p.place)(&space.axes);
-    for (e, (d, extent)) in exprs.iter().zip(at.iter().zip(dims)) {
-        let _ = extent;
+    for (e, d) in exprs.iter().zip(at) {
         let inverse = crate::invert::invert(e, d).ok_or_else(|| of.unsupported("a product in an unknown order"))?;
         for (id, expr) in inverse.coords {
             if let Some(axis) = space.axes.iter().position(|a| a.as_coord() == Some(id)) {
@@ -207,7 +206,7 @@ fn accumulate(f: &mut Frame, p: &Product, ids: &Coords, t: Tile, [a, b]: [NodeId
     let kb = Cut { id: ids.kb, extent: p.k, block: t.k, axis: 0 };
     let lanes = [f.iota(ka), f.iota(kb)];
     let (lo, hi, step) = (f.b.i32(0), f.b.i32(p.k as i64), f.b.i32(t.k as i64));
-    let ragged = p.k % t.k != 0;
+    let ragged = !p.k.is_multiple_of(t.k);
     let out = looped(f, [lo, hi, step], &[start], |f, index, now| {
         let base = f.b.cast(index, f.em.index);
         let mut masks = vec![];

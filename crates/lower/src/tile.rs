@@ -146,7 +146,7 @@ impl Frame<'_> {
             if cut.block == 1 { p } else { self.b.binary(B::Mul, p, block) }
         });
         let lane = self.iota(cut);
-        let ragged = cut.extent % cut.block != 0;
+        let ragged = !cut.extent.is_multiple_of(cut.block);
         let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
         Lanes { base, lane, mask }
     }

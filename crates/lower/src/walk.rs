@@ -147,7 +147,7 @@ impl<'a> Walk<'a> {
             None => (f.b.i32(0), f.b.i32(row.extent as i64)),
         };
         // Even chunks need no mask: parts are whole chunks, and the last ends with the row.
-        let ragged = row.extent % row.block != 0;
+        let ragged = !row.extent.is_multiple_of(row.block);
         // The builder is moved through the closure, so that the frame can be used inside.
         let mut b = std::mem::replace(&mut f.b, Builder::new("", [0; 3], 1));
         let out = b.for_loop([lo, hi, step], carried, |inner, index, now| {
@@ -197,7 +197,7 @@ impl<'a> Walk<'a> {
                 if is_arg(*op) {
                     let Some(at) = now.next() else { break };
                     let v = f.b.broadcast_to(v, &shape);
-                    let position = self.position(f, lanes, &shape);
+                    let position = self.position(f, &shape);
                     let best = take(&mut f.b, *op, Acc { value: acc, at: Some(at) }, v, position, lanes.mask);
                     next.extend([Some(best.value), best.at].into_iter().flatten());
                 } else {
@@ -227,9 +227,8 @@ impl<'a> Walk<'a> {
         }
         if lanes { shape } else { vec![] }
     }
-    fn position(&self, f: &mut Frame, lanes: Lanes, shape: &[usize]) -> Value {
+    fn position(&self, f: &mut Frame, shape: &[usize]) -> Value {
         let at = f.em.expr(&mut f.b, &Expr::coord(self.plan.row.id, self.plan.row.extent));
-        let _ = lanes;
         let at = f.b.cast(at, Elem::I32);
         f.b.broadcast_to(at, shape)
     }
