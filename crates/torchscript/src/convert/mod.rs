@@ -186,7 +186,7 @@ fn module_path(recorded: &str) -> String {
     path.push(part);
     path.into_iter()
         .map(|p| last(&p))
-        .filter(|p| !p.is_empty() && p != "top" && p != "forward" && !p.starts_with('<'))
+        .filter(|p| !p.is_empty() && p != "top" && p != "SELF" && p != "forward" && !p.starts_with('<'))
         .collect::<Vec<_>>()
         .join(".")
 }
