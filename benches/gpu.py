@@ -7,6 +7,7 @@ reference is at most twice PyTorch eager's own (models), or within the dtype's t
 """
 
 import argparse
+import copy
 import datetime
 import glob
 import json
@@ -89,6 +90,9 @@ def models(kiln, only, folder):
     from safetensors.torch import load_file
 
     torch.set_grad_enabled(False)
+    sys.path.insert(0, "scripts")
+    import export_models
+
     names = [n for n in MODELS + SMALL if not only or n in only]
     code, _, err = call(sys.executable, "scripts/export_models.py", "--out", folder, *names, timeout=500)
     if code:
@@ -101,25 +105,25 @@ def models(kiln, only, folder):
             continue
         stored = load_file(given)
         tensors = [stored[str(i)] for i in range(len(stored))]
-        module = torch.jit.load(path)
-        arguments = list(module.forward.schema.arguments)[1:]
-        plain = [t if "Tensor" in str(a.type) else t.item() for t, a in zip(tensors, arguments)]
-        on = lambda device: [t.to(device) if torch.is_tensor(t) else t for t in plain]
+        # The module itself, not its archive: traces made on the host keep the host's device in them.
+        torch.manual_seed(export_models.SEED)
+        module, inputs = export_models.example_models.EXAMPLES[name].build()
+        module = module.eval()
+        on = lambda xs, device, double=False: [
+            (t.double() if double and t.is_floating_point() else t).to(device) if torch.is_tensor(t) else t for t in xs
+        ]
         row = {}
         try:
-            double = lambda t: t.double() if torch.is_tensor(t) and t.is_floating_point() else t
             try:
-                reference = flat(torch.jit.load(path).double()(*[double(t) for t in plain]))
-            except Exception:
-                reference = flat(module(*plain))
-            cuda = torch.jit.load(path, map_location="cuda")
-            cuda.eval()
+                reference = flat(copy.deepcopy(module).double()(*on(inputs, "cpu", True)))
+            except RuntimeError:
+                reference = flat(module(*inputs))
+            cuda = module.to("cuda")
             torch.backends.cuda.matmul.allow_tf32 = False
             torch.backends.cudnn.allow_tf32 = False
-            with torch.jit.optimized_execution(False):
-                eager = flat(cuda(*on("cuda")))
-                row["torch_err"] = max((error(a, b) for a, b in zip(eager, reference)), default=0.0)
-                row["torch_ms"] = time_torch(cuda, on("cuda"))
+            eager = flat(cuda(*on(inputs, "cuda")))
+            row["torch_err"] = max((error(a, b) for a, b in zip(eager, reference)), default=0.0)
+            row["torch_ms"] = time_torch(cuda, on(inputs, "cuda"))
         except Exception as e:
             rows.append((name, None, f"torch: {str(e).splitlines()[0]}"))
             continue
@@ -136,6 +140,71 @@ def models(kiln, only, folder):
         rows.append((name, row, ""))
         print(name, {k: v for k, v in row.items() if k != "bench"}, flush=True)
     return rows
+
+
+def peers():
+    """PyTorch's ways to compute the graphs of benches/graphs, as (function, inputs)."""
+    import torch
+    import torch.nn.functional as F
+
+    def gelu(x):
+        return 0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+
+    def softmax(x):
+        e = torch.exp(x - x.amax(1, keepdim=True))
+        return e / e.sum(1, keepdim=True)
+
+    new = lambda dtype, *shape: torch.randn(*shape, device="cuda", dtype=dtype)
+    half, full = torch.bfloat16, torch.float32
+    yield "gelu_tanh_16384_f32", {"primitives": gelu, "F.gelu": lambda x: F.gelu(x, approximate="tanh")}, lambda: [new(full, 16384, 16384)]
+    yield "gelu_tanh_16384_bf16", {"primitives": gelu, "F.gelu": lambda x: F.gelu(x, approximate="tanh")}, lambda: [new(half, 16384, 16384)]
+    for rows, columns in ((4096, 4096), (4096, 12672), (8192, 32768), (2048, 131072)):
+        yield f"softmax_{rows}x{columns}_f32", {"primitives": softmax, "F.softmax": lambda x: F.softmax(x, 1)}, lambda: [new(full, rows, columns)]
+    yield "layer_norm_16384x8192_bf16", {"F.layer_norm": lambda x, g, b: F.layer_norm(x, (8192,), g, b)}, lambda: [new(half, 16384, 8192), new(half, 8192), new(half, 8192)]
+    yield "column_sum_16384x8192_bf16", {"sum": lambda x: x.sum(0)}, lambda: [new(half, 16384, 8192)]
+    yield "gemm_4096_bf16", {"mm": torch.mm}, lambda: [new(half, 4096, 4096), new(half, 4096, 4096)]
+
+
+def large(kiln, only, compile_peers):
+    """Graphs over a gigabyte: time over the floor, which is the bytes moved once at the speed of a copy."""
+    import re
+    import torch
+    from triton.testing import do_bench
+
+    x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    y = torch.empty_like(x)
+    copy = 2 * x.numel() / (do_bench(lambda: y.copy_(x), return_mode="median") * 1e-3)
+    del x, y
+    lines = [f"Copy: {copy / 1e9:.0f} GB/s read plus written.", "", "| graph | floor ms | kiln ms | kiln / floor | peers ms | best peer / kiln | max abs err (fewer rows) |", "|---|---|---|---|---|---|---|"]
+    figures = {"copy_gbps": copy / 1e9}
+    for name, functions, make in peers():
+        if only and name not in only:
+            continue
+        path = f"benches/graphs/{name}.kiln"
+        result, problem = bench(kiln, path, "--seconds", "0.3")
+        small = re.sub(r"\[(\d+),", lambda m: f"[{min(int(m.group(1)), 96)}," if "gemm" not in name else m.group(0), open(path).read())
+        with tempfile.NamedTemporaryFile("w", suffix=".kiln", delete=False) as f:
+            f.write(small)
+        checked, wrong = bench(kiln, f.name, "--seconds", "0.01")
+        inputs, times = make(), {}
+        for label, function in functions.items():
+            times[label] = do_bench(lambda: function(*inputs), return_mode="median")
+            if compile_peers:
+                fast = torch.compile(function)
+                times[label + " compile"] = do_bench(lambda: fast(*inputs), return_mode="median")
+        del inputs
+        torch.cuda.empty_cache()
+        figures[name] = {"kiln": result or problem, "peers_ms": times, "check": checked and checked["max_abs_err"] or wrong}
+        if result is None:
+            lines.append(f"| {name} | {problem} | | | | | |")
+            continue
+        floor = sum(k["bytes"] for k in result["kernels"]) / copy * 1e3
+        kiln_ms = sum(k["median_us"] for k in result["kernels"]) / 1e3
+        shown = ", ".join(f"{k} {v:.3f}" for k, v in times.items())
+        error_text = wrong or ("not checked" if checked["max_abs_err"] is None else f"{checked['max_abs_err']:.1e}")
+        lines.append(f"| {name} | {floor:.4f} | {kiln_ms:.4f} | {kiln_ms / floor:.2f} | {shown} | {min(times.values()) / kiln_ms:.2f} | {error_text} |")
+        print(lines[-1], flush=True)
+    return lines, figures
 
 
 def machine():
@@ -156,21 +225,26 @@ def main():
     parser.add_argument("--out", default="benches/results")
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--skip-models", action="store_true")
+    parser.add_argument("--skip-graphs", action="store_true")
+    parser.add_argument("--compile-peers", action="store_true", help="torch.compile the peers of the large graphs as well")
     args = parser.parse_args()
 
     lines = ["# Kiln on a CUDA machine", "", machine(), "", f"`{' '.join(sys.argv)}`", ""]
     lines += ["| sample graph | ops | kernels | fused ms | unfused ms | unfused / fused | max abs err | norm or rel err |", "|---|---|---|---|---|---|---|---|"]
     figures = {"machine": machine(), "graphs": {}, "models": {}}
-    for name, r, problem in graphs(args.kiln, args.only):
+    for name, r, problem in [] if args.skip_graphs else graphs(args.kiln, args.only):
         figures["graphs"][name] = r or problem
         if r is None:
             lines.append(f"| {name} | {problem} | | | | | | |")
+            print(lines[-1], flush=True)
             continue
         f, u = r["fused"]["median_ms"], (r["unfused"] or {}).get("median_ms", float("nan"))
         lines.append(
             f"| {name} | {r['ops']} | {len(r['kernels'])} | {f:.4f} | {u:.4f} | {u / f:.2f} | {r['max_abs_err']:.1e} | {r['max_rel_err']:.1e} |"
         )
         print(lines[-1], flush=True)
+    table, figures["large"] = large(args.kiln, args.only, args.compile_peers)
+    lines += ["", *table]
     if not args.skip_models:
         lines += ["", "| model | kernels | fused ms | unfused ms | torch eager ms | torch / fused | err fused | err unfused | err torch | compile s |", "|---|---|---|---|---|---|---|---|---|---|"]
         with tempfile.TemporaryDirectory() as folder:

@@ -3,8 +3,20 @@ use std::{collections::BTreeMap, fmt::Write as _, io::Write as _, path::Path, pr
 
 /// Instructions worth counting, by prefix.
 const COUNTED: &[&str] = &[
-    "ld.global", "st.global", "ld.shared", "st.shared", "mma.sync", "wgmma", "cp.async", "bar.sync", "barrier.sync", "shfl.sync",
-    "ldmatrix", "call", "ld.local", "st.local",
+    "ld.global",
+    "st.global",
+    "ld.shared",
+    "st.shared",
+    "mma.sync",
+    "wgmma",
+    "cp.async",
+    "bar.sync",
+    "barrier.sync",
+    "shfl.sync",
+    "ldmatrix",
+    "call",
+    "ld.local",
+    "st.local",
 ];
 
 /// One line an instruction kind with its count, sorted. Global accesses keep their width (`ld.global.v4`).

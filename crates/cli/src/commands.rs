@@ -74,7 +74,12 @@ fn device(a: &DeviceArgs) -> Result<(DeviceKind, Target), Error> {
 fn inputs(a: &ModelArgs) -> Result<Vec<Tensor>, Error> {
     match &a.inputs {
         Some(path) => io::read(path),
-        None => a.input.iter().enumerate().map(|(i, t)| io::parse_input(t).map(|(ty, n)| io::random(&ty, n, i as u64))).collect(),
+        None => a
+            .input
+            .iter()
+            .enumerate()
+            .map(|(i, t)| io::parse_input(t).map(|(ty, n)| io::random(&ty, n, i as u64)))
+            .collect(),
     }
 }
 
@@ -204,7 +209,8 @@ fn bench(a: &args::Bench) -> Result<(), Error> {
 fn print(a: &args::Print) -> Result<(), Error> {
     let stage = Stage::parse(&a.stage)?;
     let t = if stage == Stage::Ptx && a.target == TargetName::Cpu { TargetName::Sm90a } else { a.target };
-    let text = stages::print_file(&a.model.model, &inputs(&a.model)?, &options(&a.model, target(t), !a.unfused), stage)?;
+    let text =
+        stages::print_file(&a.model.model, &inputs(&a.model)?, &options(&a.model, target(t), !a.unfused), stage)?;
     render::out(&text)
 }
 

@@ -74,9 +74,19 @@ fn inputs_that_do_not_fit() {
     let out = dir.path().join("out.safetensors");
     let o = out.to_str().expect("UTF-8");
     let g = graph("softmax");
-    refuses(1, &["run", &g, "--input", "f32[2,2]", "--outputs", o], &["do not fit", "f32[583,931]", "f32[2,2]"], Some(&out));
+    refuses(
+        1,
+        &["run", &g, "--input", "f32[2,2]", "--outputs", o],
+        &["do not fit", "f32[583,931]", "f32[2,2]"],
+        Some(&out),
+    );
     refuses(1, &["run", &g, "--input", "f16[583,931]", "--outputs", o], &["do not fit"], Some(&out));
-    refuses(1, &["run", &g, "--input", "f32[583,931]", "--input", "f32[1]", "--outputs", o], &["do not fit"], Some(&out));
+    refuses(
+        1,
+        &["run", &g, "--input", "f32[583,931]", "--input", "f32[1]", "--outputs", o],
+        &["do not fit"],
+        Some(&out),
+    );
     refuses(2, &["run", &g, "--input", "float[1]", "--outputs", o], &["float"], Some(&out));
     refuses(2, &["run", &g, "--input", "f32[2", "--outputs", o], &["f32[2"], Some(&out));
     let junk = file(dir.path(), "in.safetensors", b"0123456789abcdef0123456789");
@@ -98,7 +108,12 @@ fn wrong_calls() {
 #[test]
 fn outputs_that_cannot_be_written() {
     let g = graph("softmax");
-    refuses(1, &["run", &g, "--device", "cpu", "--outputs", "/nonexistent/folder/out.safetensors"], &["cannot write"], None);
+    refuses(
+        1,
+        &["run", &g, "--device", "cpu", "--outputs", "/nonexistent/folder/out.safetensors"],
+        &["cannot write"],
+        None,
+    );
     refuses(1, &["run", &g, "--device", "cpu", "--outputs", "/"], &["cannot write"], None);
     refuses(1, &["compile", &g, "-o", "/nonexistent/folder/out.kiln"], &["cannot write"], None);
 }

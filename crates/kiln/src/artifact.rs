@@ -40,7 +40,8 @@ pub fn is_artifact(bytes: &[u8]) -> bool {
 
 /// Writes an artifact.
 pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
-    let archive = model.archive.as_ref().map(|p| std::path::absolute(p).unwrap_or_else(|_| p.clone()).display().to_string());
+    let archive =
+        model.archive.as_ref().map(|p| std::path::absolute(p).unwrap_or_else(|_| p.clone()).display().to_string());
     let meta = Meta {
         version: VERSION,
         target: c.options.target.name().into(),
@@ -49,7 +50,8 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
         guards: model.guards.clone(),
         archive,
     };
-    let encode = |e: &dyn std::fmt::Display| Error::failed(format!("cannot encode {}: {e}", path.display()), "report this");
+    let encode =
+        |e: &dyn std::fmt::Display| Error::failed(format!("cannot encode {}: {e}", path.display()), "report this");
     let mut zip = ZipWriter::new(Cursor::new(vec![]));
     let mut put = |name: &str, bytes: &[u8]| -> Result<(), Error> {
         // Stored: weights do not compress, and the file can be mapped.
@@ -79,7 +81,10 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
 pub fn read(path: &Path) -> Result<Opened, Error> {
     let bytes = std::fs::read(path).map_err(|e| Error::reading(path, &e))?;
     let bad = |what: String| {
-        Error::failed(format!("{} is not a usable artifact: {what}", path.display()), "compile the model again with `kiln compile`")
+        Error::failed(
+            format!("{} is not a usable artifact: {what}", path.display()),
+            "compile the model again with `kiln compile`",
+        )
     };
     let mut zip = ZipArchive::new(Cursor::new(bytes)).map_err(|e| bad(e.to_string()))?;
     let mut get = |name: String| -> Result<Vec<u8>, Error> {
@@ -102,9 +107,17 @@ pub fn read(path: &Path) -> Result<Opened, Error> {
     let stored = graph.params.iter().zip(&mut params).filter(|(p, _)| p.init == Init::External);
     for (i, (info, t)) in stored.enumerate() {
         let bytes = get(format!("params/{i}"))?;
-        *t = Tensor::from_bytes(info.ty.clone(), &bytes).ok_or_else(|| bad(format!("parameter {} is cut short", info.name)))?;
+        *t = Tensor::from_bytes(info.ty.clone(), &bytes)
+            .ok_or_else(|| bad(format!("parameter {} is cut short", info.name)))?;
     }
-    let model = Model { graph, params, path: path.into(), archive: meta.archive.map(Into::into), guards: meta.guards, import_s: 0.0 };
+    let model = Model {
+        graph,
+        params,
+        path: path.into(),
+        archive: meta.archive.map(Into::into),
+        guards: meta.guards,
+        import_s: 0.0,
+    };
     Ok(Opened { model, plan, options: CompileOptions { target, fuse: meta.fuse, numerics: meta.numerics } })
 }
 

@@ -113,7 +113,9 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
             (differences(&outputs, &r.outputs().map_err(torch::failed)?), "torch")
         }
         // In f64 an op at a time: minutes for the largest graphs.
-        None if work(model) > 1 << 32 => (Difference { max_abs: f64::NAN, max_rel: f64::NAN, norm_rel: f64::NAN }, "nothing (too large)"),
+        None if work(model) > 1 << 32 => {
+            (Difference { max_abs: f64::NAN, max_rel: f64::NAN, norm_rel: f64::NAN }, "nothing (too large)")
+        }
         None => (against_interpreter(model, inputs, &outputs)?, "interpreter"),
     };
 
@@ -154,7 +156,9 @@ fn work(model: &Model) -> u64 {
     let g = &model.graph;
     let one = |v| {
         let per_element = match g.op(v) {
-            kiln_graph::Op::Dot | kiln_graph::Op::Linear => g.args(v).first().and_then(|a| g.shape(*a).last().copied()).unwrap_or(1),
+            kiln_graph::Op::Dot | kiln_graph::Op::Linear => {
+                g.args(v).first().and_then(|a| g.shape(*a).last().copied()).unwrap_or(1)
+            }
             kiln_graph::Op::Conv { .. } => g.args(v).get(1).map_or(1, |w| g.shape(*w).iter().skip(1).product()),
             _ => 8,
         };
@@ -192,8 +196,8 @@ fn kernel_times(c: &Compiled, s: &Session, inputs: &[Tensor]) -> Result<Vec<Kern
     let run = c.plan.kernels.iter().filter(|k| k.stage == kiln_plan::Stage::Run);
     Ok(run
         .map(|k| {
-            let (median_us, p10, p90) =
-                by_name(&k.name).map_or((f64::NAN, f64::NAN, f64::NAN), |k| (k.spread.median_us, k.spread.p10_us, k.spread.p90_us));
+            let (median_us, p10, p90) = by_name(&k.name)
+                .map_or((f64::NAN, f64::NAN, f64::NAN), |k| (k.spread.median_us, k.spread.p10_us, k.spread.p90_us));
             KernelTime {
                 name: k.name.clone(),
                 kind: k.kind.name().into(),
@@ -222,8 +226,9 @@ pub fn interpret(model: &Model, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error>
         torch.run_fallback(op, args).map_err(|e| e.to_string())
     };
     let precision = kiln_interp::graph::Precision::F64;
-    kiln_interp::graph::run_with(&model.graph, inputs, &model.params, precision, &mut fallback)
-        .map_err(|e| Error::failed(format!("the interpreter stopped: {e}"), "check the inputs' values (indices in range?)"))
+    kiln_interp::graph::run_with(&model.graph, inputs, &model.params, precision, &mut fallback).map_err(|e| {
+        Error::failed(format!("the interpreter stopped: {e}"), "check the inputs' values (indices in range?)")
+    })
 }
 
 impl Bench {
@@ -255,7 +260,11 @@ impl Bench {
             self.max_rel_err
         );
         let width = self.kernels.iter().map(|k| k.name.len()).max().unwrap_or(0).clamp(6, 32);
-        let _ = writeln!(t, "  {:width$}  {:>12}  {:>10}  {:>8}  {:>8}", "kernel", "predicted us", "median us", "GB/s", "TFLOP/s");
+        let _ = writeln!(
+            t,
+            "  {:width$}  {:>12}  {:>10}  {:>8}  {:>8}",
+            "kernel", "predicted us", "median us", "GB/s", "TFLOP/s"
+        );
         for k in &self.kernels {
             let _ = writeln!(
                 t,

@@ -39,8 +39,9 @@ impl Target {
             Target::Sm80 => "a100",
             Target::Sm90a => "h200",
         };
-        kiln_plan::machines::machine(name)
-            .ok_or_else(|| Error::failed(format!("the description of the machine {name} does not read"), "build Kiln again"))
+        kiln_plan::machines::machine(name).ok_or_else(|| {
+            Error::failed(format!("the description of the machine {name} does not read"), "build Kiln again")
+        })
     }
     fn lowering(self) -> kiln_lower::Target {
         match self {
@@ -248,7 +249,14 @@ fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Faile
             let list = compiled.into_iter().enumerate().map(|(i, r)| {
                 r.unwrap_or_else(|e| {
                     failed.insert(i, e);
-                    nvptx::Ptx { name: String::new(), text: String::new(), grid: [0; 3], threads: 1, shared: 0, cluster: 1 }
+                    nvptx::Ptx {
+                        name: String::new(),
+                        text: String::new(),
+                        grid: [0; 3],
+                        threads: 1,
+                        shared: 0,
+                        cluster: 1,
+                    }
                 })
             });
             Ok((CompiledCode::Ptx(list.collect()), failed))

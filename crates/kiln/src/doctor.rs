@@ -32,13 +32,19 @@ pub fn findings() -> Vec<Finding> {
                     .iter()
                     .map(|g| format!("{} ({}, {} SMs, {} GiB)", g.name, g.arch(), g.multiprocessors, g.memory >> 30))
                     .collect();
-                if list.is_empty() { Err("the driver finds no GPU".into()) } else { Ok(format!("driver {}: {}", d.version, list.join("; "))) }
+                if list.is_empty() {
+                    Err("the driver finds no GPU".into())
+                } else {
+                    Ok(format!("driver {}: {}", d.version, list.join("; ")))
+                }
             }),
             "on a machine with an NVIDIA GPU, install driver 580 or later; without one Kiln runs on the processor",
         ),
         finding(
             "libtorch",
-            crate::torch::torch().map(|t| format!("{} (plugin {})", t.libtorch().display(), t.plugin().display())).map_err(|e| e.to_string()),
+            crate::torch::torch()
+                .map(|t| format!("{} (plugin {})", t.libtorch().display(), t.plugin().display()))
+                .map_err(|e| e.to_string()),
             "scripts/setup puts one in .deps; or set LIBTORCH to a libtorch 2.11 folder (only .pt archives and fallbacks need it)",
         ),
         finding("ptxas", ptxas(), "scripts/setup puts one in .deps (only register and spill facts need it)"),

@@ -82,7 +82,9 @@ impl Report {
             for work in &steps.steps {
                 let (names, why) = match work {
                     Work::Fallback(op) => (vec![op.name.clone()], op.why.clone()),
-                    Work::Interpret { body, why } => (ops(&body.0).map(|v| op_name(body.0.op(v))).collect(), why.clone()),
+                    Work::Interpret { body, why } => {
+                        (ops(&body.0).map(|v| op_name(body.0.op(v))).collect(), why.clone())
+                    }
                     _ => continue,
                 };
                 let line = ops(&kernel.body).map(|v| kernel.body.source(v).line.clone()).find(|l| !l.is_empty());
@@ -203,7 +205,8 @@ fn reason(k: &Kernel) -> String {
         parts.push(format!("next best: {} at {:.2} us", a.what, a.us));
     }
     if let Some(s) = k.reason.stops.first() {
-        let more = if k.reason.stops.len() > 1 { format!(" (and {} more)", k.reason.stops.len() - 1) } else { String::new() };
+        let more =
+            if k.reason.stops.len() > 1 { format!(" (and {} more)", k.reason.stops.len() - 1) } else { String::new() };
         parts.push(format!("not with {}: {}{more}", s.kernel, s.why));
     }
     if parts.is_empty() { "an op alone".into() } else { parts.join("; ") }

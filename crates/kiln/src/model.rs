@@ -129,7 +129,12 @@ impl Model {
         let list = |t: &[Type]| t.iter().map(Type::to_string).collect::<Vec<_>>().join(", ");
         let have: Vec<Type> = inputs.iter().map(|t| t.ty.clone()).collect();
         Err(Error::failed(
-            format!("the inputs do not fit {}: it takes ({}), given are ({})", self.path.display(), list(&want), list(&have)),
+            format!(
+                "the inputs do not fit {}: it takes ({}), given are ({})",
+                self.path.display(),
+                list(&want),
+                list(&have)
+            ),
             "give inputs of these types, in this order",
         ))
     }

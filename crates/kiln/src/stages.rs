@@ -40,7 +40,12 @@ pub fn text(c: &Compiled, stage: Stage) -> Result<String, Error> {
 }
 
 /// Reads a file of any stage and prints it at `stage` or the first later one it can reach.
-pub fn print_file(path: &Path, inputs: &[kiln_graph::Tensor], options: &CompileOptions, stage: Stage) -> Result<String, Error> {
+pub fn print_file(
+    path: &Path,
+    inputs: &[kiln_graph::Tensor],
+    options: &CompileOptions,
+    stage: Stage,
+) -> Result<String, Error> {
     let read = || std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e));
     let wrong = |e: String| Error::failed(format!("{}: {e}", path.display()), "mend the line it names");
     match FileKind::of(path)? {
@@ -61,7 +66,8 @@ pub fn print_file(path: &Path, inputs: &[kiln_graph::Tensor], options: &CompileO
                 return Ok(kiln_plan::text::print(&plan));
             }
             let graph = kiln_graph::Graph::new(plan.name.clone());
-            let model = Model { graph, params: vec![], path: path.into(), archive: None, guards: vec![], import_s: 0.0 };
+            let model =
+                Model { graph, params: vec![], path: path.into(), archive: None, guards: vec![], import_s: 0.0 };
             text(&compile::from_plan(&model, plan, options)?, stage)
         }
         _ => {
@@ -83,8 +89,12 @@ pub fn optimise(path: &Path, passes: &[String]) -> Result<String, Error> {
     let names: Vec<&str> = passes.iter().map(String::as_str).collect();
     let known: Vec<&str> = kiln_block::passes::PASSES.iter().map(|p| p.0).collect();
     if let Some(unknown) = names.iter().find(|n| !known.contains(n)) {
-        return Err(Error::usage(format!("there is no pass `{unknown}`"), format!("the passes are {}", known.join(", "))));
+        return Err(Error::usage(
+            format!("there is no pass `{unknown}`"),
+            format!("the passes are {}", known.join(", ")),
+        ));
     }
-    kiln_block::passes::run(if names.is_empty() { &known } else { &names }, &mut kernel).map_err(|e| wrong(e.to_string()))?;
+    kiln_block::passes::run(if names.is_empty() { &known } else { &names }, &mut kernel)
+        .map_err(|e| wrong(e.to_string()))?;
     Ok(kiln_block::text::print(&kernel))
 }

@@ -74,7 +74,9 @@ fn check() -> Result<usize, Vec<String>> {
         };
         for dep in deps {
             if packages.contains_key(dep) && !may.contains(&dep.as_str()) {
-                problems.push(format!("{name} may not depend on {dep}; move the code, or argue for the edge in ARCHITECTURE.md"));
+                problems.push(format!(
+                    "{name} may not depend on {dep}; move the code, or argue for the edge in ARCHITECTURE.md"
+                ));
             }
             if let Some((_, sole)) = SOLE_USER.iter().find(|(d, sole)| d == dep && sole != name) {
                 problems.push(format!("{name} may not use {dep}: only {sole} does"));

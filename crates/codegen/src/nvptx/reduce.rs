@@ -121,7 +121,9 @@ impl<'c> Gen<'c, '_> {
             }
         }
         self.filled()?;
-        let by_lane = sharers >= 8 && parts.len() == 1;
+        // Lanes may take one partial result each where they do not already tell elements of the result apart.
+        let free = element[..crossing.len().min(5)].iter().all(|w| *w == 0);
+        let by_lane = sharers >= 8 && parts.len() == 1 && free;
         let mut all: Vec<Vec<Part<'c>>> = vec![vec![vec![]; if by_lane { 1 } else { sharers }]; parts.len()];
         for (elem, start) in elems.iter().zip(&starts) {
             let lane = |i: usize| if by_lane && i < crossing.len() { 1 << i } else { 0 };
