@@ -48,7 +48,7 @@ fn device(a: &DeviceArgs) -> Result<(DeviceKind, Target), Error> {
     }
     let cuda = |i: usize| -> Result<(DeviceKind, Target), Error> {
         let target = match kiln::compile::cuda_capability(i)? {
-            c if c >= (9, 0) && c < (10, 0) => Target::Sm90a,
+            c if ((9, 0)..(10, 0)).contains(&c) => Target::Sm90a,
             c if c >= (8, 0) => Target::Sm80,
             (major, minor) => {
                 return Err(Error::failed(

@@ -248,7 +248,9 @@ impl Bench {
         side(&mut t, "fused", &self.fused);
         self.unfused.iter().for_each(|s| side(&mut t, "unfused", s));
         self.torch.iter().for_each(|s| side(&mut t, "torch", s));
-        self.missing.iter().for_each(|m| drop(writeln!(t, "  no {m}")));
+        for m in &self.missing {
+            let _ = writeln!(t, "  no {m}");
+        }
         let _ = writeln!(
             t,
             "  {} ops in {} kernels; compiled in {:.3} s; error against {}: abs {:.2e}, rel {:.2e}\n",

@@ -219,7 +219,12 @@ fn accumulate(f: &mut Frame, p: &Product, ids: &Coords, t: Tile, [a, b]: [NodeId
         let b = f.em.operand_tile(&mut f.b, b, dtype, &[t.k, t.n]);
         // A mask on one side is enough against products of garbage, but 0 · NaN is NaN: both sides are zero there.
         let (a, b) = (zero_outside(f, a, masks[0]), zero_outside(f, b, masks[1]));
-        vec![f.b.dot(a, b, now[0], DotPrecision::Exact)]
+        if dtype != DType::F32 {
+            return vec![f.b.dot(a, b, now[0], DotPrecision::Exact)];
+        }
+        // Sums of tiles, then the sum of those: the rounding error of a long f32 sum grows with the number of terms.
+        let part = f.b.dot(a, b, start, DotPrecision::Exact);
+        vec![f.b.binary(B::Add, now[0], part)]
     });
     out[0]
 }

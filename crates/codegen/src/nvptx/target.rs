@@ -27,8 +27,8 @@ pub(super) fn machine(arch: Arch) -> Res<TargetMachine> {
 }
 
 /// What a kernel needs of the optimiser: its loops are written out already, so no vectoriser and no unrolling.
-const PASSES: &str = "function(sroa,early-cse<memssa>,instcombine,simplifycfg,reassociate,gvn,loop-mssa(licm),\
-                      separate-const-offset-from-gep,early-cse,instcombine,simplifycfg,sink,adce)";
+const PASSES: &str = "function(sroa,early-cse<memssa>,instcombine<no-verify-fixpoint>,simplifycfg,reassociate,gvn,loop-mssa(licm),\
+                      separate-const-offset-from-gep,early-cse,instcombine<no-verify-fixpoint>,simplifycfg,sink,adce)";
 
 /// Optimises the module and prints PTX.
 pub(super) fn to_ptx(module: &Module, arch: Arch) -> Res<String> {
