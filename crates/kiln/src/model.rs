@@ -88,7 +88,12 @@ impl Model {
         Ok(Model { path: path.into(), ..Model::from_graph(graph)? })
     }
     fn import(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
-        let imported = torch::torch()?.import(path, inputs).map_err(torch::failed)?;
+        let named = |e: Error| match e {
+            Error::Failed { what, help } => Error::failed(format!("{}: {what}", path.display()), help),
+            Error::Model { what, problems } => Error::Model { what: format!("{}: {what}", path.display()), problems },
+            other => other,
+        };
+        let imported = torch::torch().and_then(|t| t.import(path, inputs).map_err(torch::failed)).map_err(named)?;
         let guards = imported.guards.iter().map(|g| (g.input, g.value)).collect();
         Ok(Model {
             graph: imported.graph,

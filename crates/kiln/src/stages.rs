@@ -80,12 +80,8 @@ pub fn print_file(
     }
 }
 
-/// Runs passes, by name and in order, on a block program; without names, lists them.
+/// Runs passes, by name and in order, on a block program; without names, all of them.
 pub fn optimise(path: &Path, passes: &[String]) -> Result<String, Error> {
-    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
-    let wrong = |e: String| Error::failed(format!("{}: {e}", path.display()), "mend the line it names");
-    let mut kernel = kiln_block::text::parse(&text).map_err(|e| wrong(e.to_string()))?;
-    kiln_block::verify::verify(&kernel).map_err(|e| wrong(e.to_string()))?;
     let names: Vec<&str> = passes.iter().map(String::as_str).collect();
     let known: Vec<&str> = kiln_block::passes::PASSES.iter().map(|p| p.0).collect();
     if let Some(unknown) = names.iter().find(|n| !known.contains(n)) {
@@ -94,6 +90,16 @@ pub fn optimise(path: &Path, passes: &[String]) -> Result<String, Error> {
             format!("the passes are {}", known.join(", ")),
         ));
     }
+    if FileKind::of(path)? != FileKind::BlockText {
+        return Err(Error::usage(
+            format!("{} is not a block program", path.display()),
+            "passes run on block programs; `kiln print --stage block` writes them, one kernel each",
+        ));
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+    let wrong = |e: String| Error::failed(format!("{}: {e}", path.display()), "mend the line it names");
+    let mut kernel = kiln_block::text::parse(&text).map_err(|e| wrong(e.to_string()))?;
+    kiln_block::verify::verify(&kernel).map_err(|e| wrong(e.to_string()))?;
     kiln_block::passes::run(if names.is_empty() { &known } else { &names }, &mut kernel)
         .map_err(|e| wrong(e.to_string()))?;
     Ok(kiln_block::text::print(&kernel))
