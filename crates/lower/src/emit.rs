@@ -304,10 +304,20 @@ impl<'a> Emitter<'a> {
                     varying.extend(lanes.lane.map(|v| (v, *c)));
                 }
                 Atom::Div(x, k) | Atom::Mod(x, k) => {
-                    let x = self.expr(b, x);
+                    // Quotients here round down, those of block programs toward zero: whole multiples of the divisor
+                    // make a dividend that may be negative positive first.
+                    let lift = match x.range().0 {
+                        lo if lo < 0 && lo > -(1 << 40) => -lo.div_euclid(*k),
+                        _ => 0,
+                    };
+                    let x = self.expr(b, &x.as_ref().clone().shift(lift * k));
                     let k = self.int(b, *k);
-                    let op = if matches!(a, Atom::Div(..)) { B::Div } else { B::Rem };
-                    let v = b.binary(op, x, k);
+                    let quotient = matches!(a, Atom::Div(..));
+                    let mut v = b.binary(if quotient { B::Div } else { B::Rem }, x, k);
+                    if quotient && lift > 0 {
+                        let lift = self.int(b, lift);
+                        v = b.binary(B::Sub, v, lift);
+                    }
                     if b.ty(v).is_scalar() { uniform.push((v, *c)) } else { varying.push((v, *c)) }
                 }
                 Atom::Value { node, .. } => {
