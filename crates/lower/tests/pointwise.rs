@@ -36,6 +36,10 @@ fn views() {
 fn movement() {
     body("(%x: f32[5,6], %y: f32[5,9]) { %c = concat %x, %y axis=1\n %z = neg %c\n return %z }");
     body("(%x: f32[5,6], %y: f32[2,6], %w: f32[1,6]) { %c = concat %x, %y, %w axis=0\n return %c }");
+    // Reflected edges: index expressions that are negative before a quotient is taken.
+    body(
+        "(%x: f32[2,3,5]) { %r = reshape %x shape=[2,1,3,5]\n %a = slice %r axis=2 start=1 len=2 step=1\n %b = flip %a axes=[2]\n %c = slice %r axis=2 start=0 len=2 step=1\n %d = flip %c axes=[2]\n %e = concat %b, %r, %d axis=2\n return %e }",
+    );
     body("(%x: f32[5,6]) { %c = pad %x, 2.5 lo=[1,2] hi=[0,-3]\n return %c }");
     body("(%x: f32[5,6]) { %c = pad %x, 1.0 lo=[0,4] hi=[3,3]\n %d = reshape %c shape=[4,26]\n return %d }");
     body(
