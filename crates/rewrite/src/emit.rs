@@ -97,7 +97,9 @@ impl Emitter<'_> {
         })
     }
     fn stage(&mut self, dag: &Dag, kernels: &Kernels, check: &mut Checker) -> Result<(), RewriteError> {
-        let order = kernels.launches(dag).ok_or(RewriteError::Cycle)?;
+        let mut order = kernels.launches(dag).ok_or(RewriteError::Cycle)?;
+        // The load may have stored a view of a frozen value that the run needs in memory too.
+        order.retain(|id| !kernels.by_id[id].outs.iter().all(|o| self.at.contains_key(o)));
         let fused = self.fusion == Fusion::Fused;
         let apart = if fused { boundaries(dag, kernels, check) } else { BTreeMap::new() };
         let mut names: BTreeMap<usize, String> = BTreeMap::new();
@@ -151,8 +153,8 @@ fn alternative(dag: &Dag, k: &Kernel, check: &Checker) -> Option<Alternative> {
 fn stops(id: usize, names: &BTreeMap<usize, String>, apart: &BTreeMap<(usize, usize), Apart>) -> Vec<Stop> {
     let before = apart.iter().filter(|((_, b), _)| *b == id).map(|((a, _), why)| (a, why));
     let after = apart.iter().filter(|((a, _), _)| *a == id).map(|((_, b), why)| (b, why));
-    let stop = |(other, why): (&usize, &Apart)| Stop { kernel: names[other].clone(), why: text(why) };
-    before.chain(after).map(stop).collect()
+    let stop = |(other, why): (&usize, &Apart)| Some(Stop { kernel: names.get(other)?.clone(), why: text(why) });
+    before.chain(after).filter_map(stop).collect()
 }
 fn text(why: &Apart) -> String {
     match why {

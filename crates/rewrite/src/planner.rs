@@ -156,15 +156,18 @@ impl<'a, 'm> Planner<'a, 'm> {
         }
     }
 
-    /// Views belong to whoever reads through them, unless they cannot be followed from there: then they are stored too.
+    /// Views belong to whoever reads through them, unless they cannot be followed from there: then they are stored too. libtorch
+    /// follows none.
     fn one_kernel_per_op(&mut self) {
         let dag = self.dag;
         let computes = |v: &usize| !matches!(dag.class[*v], Class::Leaf | Class::Result);
         let mut todo: Vec<usize> =
             dag.live.iter().copied().filter(|v| computes(v) && (!dag.class[*v].is_free() || dag.is_root(*v))).collect();
         let mut stored: Set = todo.iter().copied().collect();
+        let free = |a: &usize| dag.class[*a].is_free();
         while let Some(v) = todo.pop() {
             if dag.class[v] == Class::Fallback {
+                todo.extend(dag.args(v).iter().copied().filter(free).filter(|&a| stored.insert(a)));
                 let k = self.fallback(v);
                 self.install(k);
                 continue;
@@ -179,7 +182,6 @@ impl<'a, 'm> Planner<'a, 'm> {
                     self.install(k);
                 }
                 Err(_) => {
-                    let free = |a: &usize| dag.class[*a].is_free();
                     let views: Vec<usize> =
                         dag.args(v).iter().copied().filter(free).filter(|&a| stored.insert(a)).collect();
                     if views.is_empty() {

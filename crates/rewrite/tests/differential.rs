@@ -1,7 +1,7 @@
 //! Plans compute what the graph computes: kernel by kernel through the interpreter, on generated graphs and on `graphs/`.
 mod common;
 use common::{Random, differential, graph};
-use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
+use kiln_graph::{BinaryOp, CompareOp, DType, FallbackOp, Graph, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
 
 /// A random graph of views, pointwise ops, reductions, rows and products.
 fn random_graph(seed: u64) -> Graph {
@@ -32,7 +32,7 @@ fn grow(g: &mut Graph, r: &mut Random) {
     let unary = [UnaryOp::Tanh, UnaryOp::Neg, UnaryOp::Sigmoid, UnaryOp::Abs, UnaryOp::Relu, UnaryOp::Silu];
     let binary = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max];
     let reduce = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min];
-    let (op, args) = match r.below(27) {
+    let (op, args) = match r.below(28) {
         0..3 => (Op::Unary(unary[r.below(unary.len())]), vec![x]),
         3..7 => (Op::Binary(binary[r.below(binary.len())]), vec![x, pick(r)]),
         7 if dtype.is_float() => {
@@ -82,7 +82,7 @@ fn grow(g: &mut Graph, r: &mut Random) {
             (lo[axis], hi[axis]) = (r.below(3) as i64 - 1, r.below(2) as i64);
             (Op::Pad { lo, hi }, vec![x, zero])
         }
-        23 if rank > 0 => {
+        23 if rank > 0 && shape[axis] > 0 => {
             let count = 1 + r.below(shape[axis]);
             let index = g.push(Op::Iota { axis: 0 }, Type::new(DType::I64, [count]), &[]);
             (Op::Take { axis }, vec![x, index])
@@ -100,11 +100,26 @@ fn grow(g: &mut Graph, r: &mut Random) {
             to.insert(0, 2);
             (Op::Broadcast(to), vec![x])
         }
+        27 => {
+            let y = pick(r);
+            return fall_back(g, r, &[x, y]);
+        }
         _ => (Op::Cast([DType::F32, DType::Bf16, DType::F16][r.below(3)]), vec![x]),
     };
     // What does not fit is left out.
     if args.iter().map(|a| g.ty(*a).count()).sum::<usize>() < 4096 {
         let _ = g.add(op, &args);
+    }
+}
+/// Adds a fallback with one result per operand, some of which are used. Its operands may be views, constants and frozen.
+fn fall_back(g: &mut Graph, r: &mut Random, args: &[ValueId]) {
+    let results: Vec<Type> = args.iter().map(|a| g.ty(*a).clone()).collect();
+    let (name, why) = ("test::same".to_string(), "a test".to_string());
+    let first = results[0].clone();
+    let op = FallbackOp { name, overload: String::new(), args: "[]".to_string(), results: results.clone(), why };
+    let call = g.push(Op::Fallback(Box::new(op)), first, args);
+    if r.below(2) == 0 {
+        g.push(Op::Result(1), results[1].clone(), &[call]);
     }
 }
 
