@@ -3,7 +3,7 @@
     .deps/venv/bin/python benches/cpu.py [--kiln target/release/kiln] [--models models] [--out benches/results] [NAME]...
 
 Archives come from `scripts/export-models --group all`. Writes OUT/cpu.md and OUT/cpu.json. The error is measured against a
-float64 reference and stands beside PyTorch eager's own.
+float64 reference and stands beside PyTorch eager's own. A NAME is a model, or part of the name of a case of memory.py.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 
+import memory
 import torch
 from safetensors.torch import load_file
 
@@ -95,7 +96,7 @@ def main():
     parser.add_argument("--out", default="benches/results")
     parser.add_argument("--seconds", type=float, default=2.0)
     args = parser.parse_args()
-    names = args.names or MODELS + CASES
+    names = [n for n in args.names if os.path.exists(f"{args.models}/{n}.pt")] if args.names else MODELS + CASES
     cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.machine())
     head = f"{cpu}, {os.cpu_count()} threads; torch {torch.__version__}; {datetime.date.today()}; `python benches/cpu.py {' '.join(sys.argv[1:])}`"
     lines = ["# Kiln on the processor", "", head, ""]
@@ -113,6 +114,12 @@ def main():
                 f"| {r['fused_err']:.1e} | {r['unfused_err']:.1e} | {r['torch_err']:.1e} | {r['compile_s']:.2f} |"
             )
         print(lines[-1], flush=True)
+    lines.append("")
+    with tempfile.TemporaryDirectory() as folder:
+        once = lambda name, folder: measure(args.kiln, name, folder, args.seconds / 4)
+        for line in memory.tables(once, folder, [n for n in args.names if n not in names]):
+            lines.append(line)
+            print(line, flush=True)
     os.makedirs(args.out, exist_ok=True)
     with open(f"{args.out}/cpu.md", "w") as f:
         f.write("\n".join(lines) + "\n")

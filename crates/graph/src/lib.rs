@@ -9,6 +9,7 @@ pub mod dtype;
 pub mod error;
 pub mod graph;
 pub mod infer;
+pub mod memory;
 mod names;
 pub mod op;
 pub mod params;

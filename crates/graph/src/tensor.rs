@@ -1,7 +1,7 @@
 //! Types of values, and tensors as plain host data.
-use crate::DType;
+use crate::{DType, memory::Memory};
 use serde::{Deserialize, Serialize};
-use std::{fmt, sync::Arc};
+use std::{alloc::Layout, fmt, sync::Arc};
 
 /// Element type and shape. `Display` is the text syntax: `f32[8,128]`; rank 0 prints as `f32[]`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -65,19 +65,21 @@ impl std::str::FromStr for Type {
 #[derive(Clone)]
 pub struct Tensor {
     pub ty: Type,
-    data: Arc<Vec<Chunk>>,
+    data: Arc<Memory>,
 }
-
-/// Unit of allocation: keeps the data aligned for vector loads.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Chunk([u8; 64]);
 
 impl Tensor {
     /// All bytes zero.
     pub fn zeros(ty: Type) -> Tensor {
-        let chunks = ty.bytes().div_ceil(64);
-        Tensor { ty, data: Arc::new(vec![Chunk([0; 64]); chunks]) }
+        let bytes = ty.bytes();
+        let memory = Memory::zeroed(bytes).unwrap_or_else(|| {
+            std::alloc::handle_alloc_error(Layout::from_size_align(bytes, 1).unwrap_or(Layout::new::<u8>()))
+        });
+        Tensor { ty, data: Arc::new(memory) }
+    }
+    /// Whether no clone of it is left, so that its memory can be written without a copy.
+    pub fn is_unique(&mut self) -> bool {
+        Arc::get_mut(&mut self.data).is_some()
     }
     /// From row-major bytes. `None` if the length is not the type's.
     pub fn from_bytes(ty: Type, bytes: &[u8]) -> Option<Tensor> {
@@ -97,14 +99,10 @@ impl Tensor {
         t
     }
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: a chunk is 64 plain bytes, and the vector holds at least `ty.bytes()` of them.
-        unsafe { std::slice::from_raw_parts(self.data.as_ptr().cast(), self.ty.bytes()) }
+        self.data.as_slice()
     }
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let n = self.ty.bytes();
-        let data = Arc::make_mut(&mut self.data);
-        // SAFETY: as in `bytes`; `make_mut` gives unique access.
-        unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), n) }
+        Arc::make_mut(&mut self.data).as_mut_slice()
     }
     /// Elements as a typed slice; `None` if `T`'s size is not the dtype's.
     pub fn as_slice<T: bytemuck::Pod>(&self) -> Option<&[T]> {

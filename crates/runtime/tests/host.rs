@@ -280,6 +280,19 @@ fn code_for_a_gpu_is_refused() {
     );
 }
 
+#[test]
+fn results_are_written_into_the_memory_of_dropped_ones() {
+    let session = Session::new(&host(1), chain(), vec![tensor(|_| 0.0)], Arc::new(NoCallbacks)).unwrap();
+    let run = |x: f64| session.run(&[tensor(|_| x)]).unwrap();
+    let (first, second) = (run(1.0), run(2.0));
+    let (place, values) = (first[0].bytes().as_ptr(), first[0].to_f64_vec());
+    assert_ne!(place, second[0].bytes().as_ptr());
+    drop(first);
+    let third = run(1.0);
+    assert_eq!((place, values), (third[0].bytes().as_ptr(), third[0].to_f64_vec()));
+    assert_ne!(second[0].to_f64_vec(), third[0].to_f64_vec());
+}
+
 /// Touches every instance once, however the grid is split.
 #[test]
 fn grids_are_covered_exactly_once() {
@@ -296,8 +309,9 @@ fn grids_are_covered_exactly_once() {
         k.steps.steps = vec![Work::Block { code, args: vec![Slot::Output(0)] }];
         let session =
             Session::new(&host(3), executable(0, buffers, vec![k], &[0]), vec![], Arc::new(NoCallbacks)).unwrap();
-        for _ in 0..3 {
-            let out = session.run(&[]).unwrap();
+        // Results that are held are not written again: each run counts in fresh memory.
+        let runs: Vec<_> = (0..3).map(|_| session.run(&[]).unwrap()).collect();
+        for out in &runs {
             assert!(out[0].as_slice::<i32>().unwrap().iter().all(|c| *c == 1), "{n} instances");
         }
     }

@@ -6,11 +6,11 @@ use crate::{
     layout::Layout,
     memory::{MemoryPlan, Place},
 };
-use kiln_graph::Tensor;
+use kiln_graph::{Tensor, Type, memory::Memory};
 use kiln_plan::{BufferId, Stage, exec::Work};
 use std::{
-    alloc::{Layout as Alloc, alloc_zeroed, dealloc},
-    ptr::{NonNull, null_mut},
+    collections::VecDeque,
+    ptr::null_mut,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -38,6 +38,7 @@ struct Inner {
     /// Frozen buffers, by buffer.
     frozen: Vec<Option<Tensor>>,
     arena: Memory,
+    spare: Spare,
     /// Per address of the layout; those of inputs and outputs are set by each run.
     addresses: Vec<*mut u8>,
     /// Arguments of the step at hand.
@@ -63,7 +64,8 @@ impl HostSession {
             |(b, place): (usize, &Place)| (*place == Place::Frozen).then(|| Tensor::zeros(exe.buffers[b].ty.clone()));
         let mut inner = Inner {
             frozen: memory.buffers.iter().enumerate().map(frozen).collect(),
-            arena: Memory::new(memory.run.bytes)?,
+            arena: arena(memory.run.bytes)?,
+            spare: Spare::new(exe.outputs.len()),
             addresses: vec![null_mut(); layout.len()],
             args: Vec::with_capacity(layout.max_args),
             tallies: (0..layout.steps).map(|_| Tally::default()).collect(),
@@ -74,7 +76,7 @@ impl HostSession {
             callbacks,
             memory,
         };
-        let load_arena = Memory::new(inner.memory.load.bytes)?;
+        let load_arena = arena(inner.memory.load.bytes)?;
         inner.fill_addresses(&load_arena);
         device.install(|p| inner.kernels(p, Stage::Load, &[]))?;
         for p in inner.memory.load_only_params.clone() {
@@ -126,8 +128,8 @@ impl Inner {
                 _ if self.exe.buffers[b].ty.bytes() == 0 => EMPTY,
                 Place::Param(p) => self.params[*p].as_ref().map_or(EMPTY, |t| t.bytes().as_ptr().cast_mut()),
                 Place::Frozen => self.frozen[b].as_mut().map_or(EMPTY, |t| t.bytes_mut().as_mut_ptr()),
-                Place::LoadArena(at) => load.at(*at),
-                Place::Arena(at) => self.arena.at(*at),
+                Place::LoadArena(at) => load.as_ptr().wrapping_add(*at),
+                Place::Arena(at) => self.arena.as_ptr().wrapping_add(*at),
                 Place::Input(_) | Place::Output(_) | Place::Nowhere => EMPTY,
             };
         }
@@ -135,7 +137,8 @@ impl Inner {
             let arena = if self.exe.kernels[k].stage == Stage::Load { load } else { &self.arena };
             for (s, at) in offsets.iter().enumerate() {
                 let empty = self.exe.kernels[k].steps.scratch[s].bytes() == 0;
-                self.addresses[self.layout.scratch(k, s)] = if empty { EMPTY } else { arena.at(*at) };
+                self.addresses[self.layout.scratch(k, s)] =
+                    if empty { EMPTY } else { arena.as_ptr().wrapping_add(*at) };
             }
         }
     }
@@ -149,7 +152,7 @@ impl Inner {
             match *place {
                 Place::Input(i) if !empty => self.addresses[b] = inputs[i].bytes().as_ptr().cast_mut(),
                 Place::Output(o) => {
-                    let t = outputs[o].insert(Tensor::zeros(exe.buffers[b].ty.clone()));
+                    let t = outputs[o].insert(self.spare.take(o, &exe.buffers[b].ty));
                     if !empty {
                         self.addresses[b] = t.bytes_mut().as_mut_ptr();
                     }
@@ -158,6 +161,7 @@ impl Inner {
             }
         }
         self.kernels(p, Stage::Run, inputs)?;
+        self.spare.keep(&outputs);
         let value = |b: &BufferId| match self.memory.buffers[b.0 as usize] {
             Place::Output(o) => outputs[o].clone(),
             _ => self.tensor(b.0 as usize, inputs),
@@ -235,27 +239,32 @@ impl Inner {
 /// Address of buffers without elements: aligned for every type, never read.
 const EMPTY: *mut u8 = std::ptr::without_provenance_mut(crate::memory::ALIGN);
 
-/// A block of memory of fixed size.
-struct Memory {
-    at: NonNull<u8>,
-    layout: Alloc,
+fn arena(bytes: usize) -> Result<Memory, RuntimeError> {
+    let what = "intermediate results".to_string();
+    Memory::zeroed(bytes).ok_or_else(|| RuntimeError::Memory { bytes, what, why: "out of memory".into() })
 }
-impl Memory {
-    fn new(bytes: usize) -> Result<Memory, RuntimeError> {
-        let fail = |why: &str| RuntimeError::Memory { bytes, what: "intermediate results".into(), why: why.into() };
-        let layout = Alloc::from_size_align(bytes.max(1), 4096).map_err(|_| fail("too large for this machine"))?;
-        // SAFETY: the size is not zero.
-        let at = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| fail("out of memory"))?;
-        Ok(Memory { at, layout })
+
+/// Results of earlier runs, for their memory: fresh pages cost more than many a kernel.
+struct Spare(Vec<VecDeque<Tensor>>);
+
+impl Spare {
+    /// The caller often still holds the last result while the next is made.
+    const EACH: usize = 2;
+
+    fn new(outputs: usize) -> Spare {
+        Spare(vec![VecDeque::new(); outputs])
     }
-    fn at(&self, offset: usize) -> *mut u8 {
-        debug_assert!(offset < self.layout.size());
-        self.at.as_ptr().wrapping_add(offset)
+    /// Memory for output `o`, which is written in full: that of a result that the caller has dropped, or new.
+    fn take(&mut self, o: usize, ty: &Type) -> Tensor {
+        let free = self.0[o].iter_mut().position(Tensor::is_unique);
+        free.and_then(|i| self.0[o].remove(i)).unwrap_or_else(|| Tensor::zeros(ty.clone()))
     }
-}
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout by `new`.
-        unsafe { dealloc(self.at.as_ptr(), self.layout) };
+    fn keep(&mut self, outputs: &[Option<Tensor>]) {
+        for (kept, new) in self.0.iter_mut().zip(outputs) {
+            kept.extend(new.clone());
+            while kept.len() > Self::EACH {
+                kept.pop_front();
+            }
+        }
     }
 }
