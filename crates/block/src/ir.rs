@@ -57,7 +57,7 @@ pub struct Kernel {
     pub params: Vec<Param>,
     /// Instances along each axis; 0 anywhere means nothing to do.
     pub grid: [usize; 3],
-    /// Warps of an instance on a GPU (power of two without roles).
+    /// Warps of an instance on a GPU (power of two without roles). More than a block should hold are spread over a cluster.
     pub warps: usize,
     /// Blocks in a cluster along axis 0.
     pub cluster: usize,

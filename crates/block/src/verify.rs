@@ -2,7 +2,7 @@
 //!
 //! Kernel:
 //! - it has a name; parameters are pointers, descriptors or scalars, named differently, alignments powers of two;
-//! - the grid has fewer than 2^31 instances along each axis and 2^53 in all; warps are 1 to 32, a power of two without roles,
+//! - the grid has fewer than 2^31 instances along each axis and 2^53 in all; warps are 1 to 512, a power of two without roles,
 //!   with roles the sum of theirs; a cluster is a power of two up to 16 that divides the grid's first axis.
 //!
 //! Values and regions:
@@ -95,8 +95,8 @@ fn header(k: &Kernel) -> Rule {
         format!("the grid {:?} is too large; less than 2^31 along each axis", k.grid)
     })?;
     let roles = k.body.insts.iter().filter_map(|i| k.insts.get(i.0 as usize)).any(|d| matches!(d.op, Op::Roles(_)));
-    rules::ensure((1..=32).contains(&k.warps) && (roles || k.warps.is_power_of_two()), || {
-        format!("{} warps; from 1 to 32, a power of two without roles", k.warps)
+    rules::ensure((1..=512).contains(&k.warps) && (roles || k.warps.is_power_of_two()), || {
+        format!("{} warps; from 1 to 512, a power of two without roles", k.warps)
     })?;
     rules::ensure(k.cluster.is_power_of_two() && k.cluster <= 16 && k.grid[0].is_multiple_of(k.cluster), || {
         format!("a cluster of {}; a power of two up to 16 that divides the grid's {}", k.cluster, k.grid[0])

@@ -6,7 +6,8 @@
 //! - [`index`]: integers and pointers as `base + constant`, so that addresses, masks and vector widths are seen here;
 //! - [`threads`]: coordinates from thread numbers;
 //! - [`gen`]: the walk over the program, control flow;
-//! - [`pointwise`], [`math`], [`memory`], [`exchange`], [`reduce`], [`dot`]: the ops by family;
+//! - [`blocks`]: instances of more warps than a block should hold, spread over a cluster;
+//! - [`pointwise`], [`math`], [`memory`], [`exchange`], [`reduce`], [`collect`], [`dot`]: the ops by family;
 //! - [`target`]: LLVM's optimiser and back end.
 //!
 //! Never panics on a verified kernel: what has no code yet is [`CodegenError::Unsupported`], and the caller falls back.
@@ -14,6 +15,8 @@ use crate::CodegenError;
 use kiln_block::Kernel;
 use serde::{Deserialize, Serialize};
 
+mod blocks;
+mod collect;
 mod dot;
 mod emit;
 mod exchange;
@@ -73,12 +76,10 @@ pub fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
         }
         emit::Fail::Llvm(what) => CodegenError::Llvm { kernel: kernel.name.clone(), what },
     };
-    if !kernel.warps.is_power_of_two() || kernel.warps > 32 {
-        return Err(fail(emit::Fail::Unsupported(format!("a block of {} warps", kernel.warps))));
-    }
+    let blocks = blocks::of(kernel.warps, arch).map_err(fail)?;
     let placed = kiln_block::passes::layout::assign(kernel);
     let context = inkwell::context::Context::create();
-    let (module, shared) = r#gen::generate(&context, &placed).map_err(fail)?;
+    let (module, shared) = r#gen::generate(&context, &placed, blocks).map_err(fail)?;
     if shared > shared_limit(arch) {
         return Err(fail(emit::Fail::Unsupported(format!("{shared} bytes of shared memory"))));
     }
@@ -86,9 +87,9 @@ pub fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
     Ok(Ptx {
         name: r#gen::entry_name(kernel),
         text,
-        grid: kernel.grid,
-        threads: kernel.warps * 32,
+        grid: [kernel.grid[0] * blocks, kernel.grid[1], kernel.grid[2]],
+        threads: kernel.warps / blocks * 32,
         shared,
-        cluster: kernel.cluster.max(1),
+        cluster: kernel.cluster.max(blocks),
     })
 }

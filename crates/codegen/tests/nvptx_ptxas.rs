@@ -83,7 +83,7 @@ fn softmax() {
     assert_eq!(count(&ptx, "bar.sync") + count(&ptx, "barrier.sync"), 2, "one exchange per reduction:\n{}", ptx.text);
     let wide = check(&programs::softmax(64, 32768, 32));
     assert_eq!((count(&wide, "ld.global.nc.v4"), count(&wide, "st.global.v4")), (8, 8));
-    assert_eq!(wide.threads, 1024);
+    assert_eq!((wide.threads, wide.cluster), (256, 4), "blocks of a cluster share a row");
 }
 
 #[test]

@@ -124,16 +124,15 @@ pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
             let half = c.with(B::Mul, x, 0.5);
             c.bin(B::Mul, half, e)
         }
+        // 1 + tanh u = 2 / (1 + exp(-2u)): nothing cancels.
         UnaryOp::GeluTanh => {
             let square = c.bin(B::Mul, x, x);
             let cube = c.bin(B::Mul, square, x);
             let t = c.with(B::Mul, cube, 0.044715);
             let t = c.bin(B::Add, x, t);
-            let t = c.with(B::Mul, t, (2.0 / std::f64::consts::PI).sqrt());
-            let t = c.un(U::Tanh, t);
-            let t = c.with(B::Add, t, 1.0);
-            let half = c.with(B::Mul, x, 0.5);
-            c.bin(B::Mul, half, t)
+            let t = c.with(B::Mul, t, 2.0 * (2.0 / std::f64::consts::PI).sqrt());
+            let d = c.one_plus_exp_neg(t);
+            c.bin(B::Div, x, d)
         }
         UnaryOp::Softplus => {
             let (soft, limit) = (c.log1p_exp(x), c.n(20.0));

@@ -8,8 +8,10 @@ use crate::{LowerError, Target};
 use kiln_block::Kernel;
 use kiln_plan::exec::{Slot, Work};
 
-/// Side of the square tiles that transposing programs walk.
-const TRANSPOSE: usize = 32;
+/// Side of the square tiles that transposing programs walk: 128 bytes of a row.
+fn side_of(bytes: usize) -> usize {
+    (128 / bytes.max(1)).clamp(16, 64)
+}
 
 /// All outputs of a body in one step; they have the first one's element count.
 pub fn lower(of: &Body, target: Target) -> Result<Vec<Work<Kernel>>, LowerError> {
@@ -89,12 +91,13 @@ fn tiling(space: &mut Space, scene: &Scene, block: usize, warps: usize) -> Shape
         && other.extent >= 8
         && last.extent >= 8
     {
-        let side = |n: usize| n.next_power_of_two().min(TRANSPOSE);
+        let square = side_of(widest(scene));
+        let side = |n: usize| n.next_power_of_two().min(square);
         let mut cuts: Vec<Cut> =
             outer.iter().filter(|c| c.id != across).map(|c| Cut::uniform(c.id, c.extent)).collect();
         cuts.push(Cut { id: across, extent: other.extent, block: side(other.extent), axis: 0 });
         cuts.push(Cut { id: last.id, extent: last.extent, block: side(last.extent), axis: 1 });
-        return Shape { cuts, rank: 2, parts: 1, warps: warps_for(TRANSPOSE * TRANSPOSE, 8) };
+        return Shape { cuts, rank: 2, parts: 1, warps: warps_for(square * square, if square > 32 { 16 } else { 8 }) };
     }
     let Some(inner) = inner_block(last.extent, block) else {
         let ids: Vec<CoordId> = coords.iter().map(|c| c.id).collect();

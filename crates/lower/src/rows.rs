@@ -5,8 +5,9 @@
 //! - rows across memory (a leading or middle axis) are walked with a kept coordinate along the tile's last axis;
 //! - few long rows are cut into parts: each level leaves partial results in scratch, which the next one combines in a fixed
 //!   order.
-use crate::dag::{NodeOp, Scene};
+use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
+use crate::pointwise::widest;
 use crate::space::{Coord, Space};
 use crate::tile::{Cut, Shape, warps_for};
 use crate::walk::Walk;
@@ -63,11 +64,14 @@ fn plan(space: &mut Space, scene: &Scene, target: Target) -> Option<RowPlan> {
     let kept: Vec<Coord> = space.coords.iter().filter(|c| !c.row).copied().collect();
     let row: Vec<Coord> = space.coords.iter().filter(|c| c.row).copied().collect();
     let along = contiguous(scene, &space.coords, &kept, row.last()?.id);
-    let row = space.merge(&space.row_ids())?;
+    let row_ids = space.row_ids();
+    let again = reads_again(scene, &row_ids);
+    let row = space.merge(&row_ids)?;
     let n = space.find(row)?.extent;
+    let limits = Limits::of(scene, again, target);
     Some(match along {
-        Some(k) if space.find(k)?.extent > 1 => across(space, kept, k, row, n, target),
-        _ => inner(space, kept, row, n, target),
+        Some(k) if space.find(k)?.extent > 1 => across(space, kept, k, row, n, target, &limits),
+        _ => inner(space, kept, row, n, target, &limits),
     })
 }
 
@@ -94,36 +98,78 @@ fn contiguous(scene: &Scene, coords: &[Coord], kept: &[Coord], row: CoordId) -> 
     (best.0 > along_row).then_some(best.1)
 }
 
+/// Whether the row's elements are needed more than once: for a second reduction, or to be written.
+fn reads_again(scene: &Scene, row: &[CoordId]) -> bool {
+    let reduces = |n: NodeId| matches!(scene.dag.node(n).op, NodeOp::Reduce { .. });
+    let nested = |n: NodeId| scene.dag.reach(&scene.dag.node(n).operands()).into_iter().any(reduces);
+    scene.live().into_iter().any(|n| reduces(n) && nested(n))
+        || scene.stores.iter().any(|s| row.iter().any(|r| s.at.uses(*r)))
+}
+
+/// What a block can hold and has to move.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Elements a thread holds: 64 bytes of the widest, as four loads in flight.
+    thread: usize,
+    /// Elements of a tile, which may be spread over the blocks of a cluster.
+    tile: usize,
+    /// Bytes of the widest element.
+    bytes: usize,
+    /// Elements are needed more than once.
+    again: bool,
+}
+
+impl Limits {
+    fn of(scene: &Scene, again: bool, target: Target) -> Limits {
+        let bytes = widest(scene);
+        let scans = scene.live().into_iter().any(|n| matches!(scene.dag.node(n).op, NodeOp::Scan { .. }));
+        let tile = match target {
+            Target::Host => 16384,
+            Target::Gpu { arch } if arch >= 90 && !scans && bytes <= 4 => 262144,
+            Target::Gpu { .. } => 16384,
+        };
+        Limits { thread: (64 / bytes.max(1)).clamp(4, 32), tile, bytes, again }
+    }
+    /// Warps for a tile: few with many elements each, so that barriers join few and other instances run beside.
+    fn warps(&self, elements: usize) -> usize {
+        let each = if elements > 4096 { 32 } else { self.thread.min(elements.div_ceil(32)) };
+        (elements / (32 * each)).next_power_of_two().clamp(1, 512)
+    }
+}
+
 /// Instances that keep a machine busy.
 fn wanted(target: Target) -> usize {
     match target {
         Target::Host => 16,
-        Target::Gpu { .. } => 264,
+        Target::Gpu { .. } => 528,
     }
 }
 
-/// How many instances share a row, for all to have something to do.
-fn parts(instances: usize, n: usize, chunk: usize, target: Target) -> usize {
+/// How many instances share a row, for all to have something to do; each has `wide` rows side by side.
+fn parts(instances: usize, n: usize, chunk: usize, wide: usize, target: Target) -> usize {
     let (least, few) = match target {
         Target::Host => (65536, 4),
-        Target::Gpu { .. } => (16384, 66),
+        Target::Gpu { .. } => (16384, 264),
     };
-    if instances >= few || n * instances < least || n < 4 * chunk {
+    if instances >= few || n * instances * wide < least || n < 4 * chunk {
         return 1;
     }
     (wanted(target) / instances.max(1)).clamp(1, n / (2 * chunk))
 }
 
 /// Rows along memory: the row is the tile's last axis.
-fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Target) -> RowPlan {
+fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Target, limits: &Limits) -> RowPlan {
     let gpu = matches!(target, Target::Gpu { .. });
     let rows: usize = kept.iter().map(|c| c.extent).product();
     let ids: Vec<CoordId> = kept.iter().map(|c| c.id).collect();
     let wide = n.next_power_of_two();
-    let (limit, chunk, together) = if gpu { (32768, 4096, 1024) } else { (16384, 4096, 4096) };
-    let split = parts(rows, n, chunk, target);
+    let (chunk, together) = if gpu { (256 * limits.thread, 128 * limits.thread) } else { (4096, 4096) };
+    // A cluster is as good as parts where elements are needed again.
+    let fits = wide <= limits.tile;
+    let shared = if gpu && fits && limits.again { wide.div_ceil(8192).min(16) } else { 1 };
+    let split = parts(rows * shared, n, chunk, 1, target);
     let uniform = || kept.iter().map(|c| Cut::uniform(c.id, c.extent)).collect::<Vec<_>>();
-    if wide > limit || split > 1 {
+    if !fits || split > 1 {
         let row = Cut { id: row, extent: n, block: chunk.min(wide), axis: 0 };
         return RowPlan { kept: uniform(), row, rank: 1, parts: split, warps: if gpu { 8 } else { 4 } };
     }
@@ -131,7 +177,7 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     while high > 1 && rows / high < wanted(target) {
         high /= 2;
     }
-    let warps = warps_for(high * wide, if wide > 8192 { 32 } else { 8 });
+    let warps = if gpu { limits.warps(high * wide) } else { warps_for(high * wide, if wide > 8192 { 32 } else { 8 }) };
     let row = |rank: usize| Cut { id: row, extent: n, block: wide, axis: rank - 1 };
     if high == 1 {
         return RowPlan { kept: uniform(), row: row(1), rank: 1, parts: 1, warps };
@@ -144,28 +190,43 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
 }
 
 /// Rows across memory: the tile's last axis is the kept coordinate `along`, the row is its first.
-fn across(space: &mut Space, kept: Vec<Coord>, along: CoordId, row: CoordId, n: usize, target: Target) -> RowPlan {
+fn across(
+    space: &mut Space,
+    kept: Vec<Coord>,
+    along: CoordId,
+    row: CoordId,
+    n: usize,
+    target: Target,
+    limits: &Limits,
+) -> RowPlan {
     let gpu = matches!(target, Target::Gpu { .. });
     let extent = space.find(along).map_or(1, |c| c.extent);
     let others: usize = kept.iter().filter(|c| c.id != along).map(|c| c.extent).product();
-    let mut wide = extent.next_power_of_two().min(if gpu { 128 } else { 512 });
-    while wide > 32 && others * extent.div_ceil(wide) < wanted(target) {
+    let (least, most) = if gpu { ((64 / limits.bytes).max(8), 128) } else { (32, 512) };
+    let mut wide = extent.next_power_of_two().min(most);
+    let high = n.next_power_of_two();
+    let mut tile = if gpu { 256 * limits.thread } else { 4096 };
+    let whole = gpu && limits.again && high * least.min(wide) <= limits.tile;
+    if whole {
+        tile = tile.max(high * least);
+    }
+    let few = |wide: usize| others * extent.div_ceil(wide) < wanted(target);
+    while wide > least && (whole && high * wide > tile || (limits.again || !gpu) && few(wide)) {
         wide /= 2;
     }
-    let tile = if gpu { 2048 } else { 4096 };
     // A row that fits is held; else it is walked, on the host one element at a time.
-    let held = n.next_power_of_two() * wide <= tile;
+    let held = high * wide <= tile;
     let high = if held {
-        n.next_power_of_two()
+        high
     } else if gpu || wide < 64 {
-        (tile / wide).min(n.next_power_of_two())
+        (tile / wide).min(high)
     } else {
         1
     };
     let instances = others * extent.div_ceil(wide);
-    let split = if held { 1 } else { parts(instances, n, high.max(16), target) };
+    let split = if held { 1 } else { parts(instances, n, high.max(16), if gpu { wide } else { 1 }, target) };
     let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
     cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
     let row = Cut { id: row, extent: n, block: high, axis: 0 };
-    RowPlan { kept: cuts, row, rank: 2, parts: split, warps: if gpu { warps_for(high * wide, 8) } else { 4 } }
+    RowPlan { kept: cuts, row, rank: 2, parts: split, warps: if gpu { limits.warps(high * wide) } else { 4 } }
 }

@@ -44,7 +44,7 @@ fn swizzled(ty: &Type, elem: Elem, swizzle: Swizzle) -> Rule {
 
 pub fn layout(l: &Layout, shape: &[usize]) -> Rule {
     ensure(l.lanes.len() == 5, || format!("the layout has {} lane bits; 5 are needed", l.lanes.len()))?;
-    ensure(l.registers.len() <= 24 && l.warps.len() <= 5, || "the layout has too many bits".into())?;
+    ensure(l.registers.len() <= 24 && l.warps.len() <= 9, || "the layout has too many bits".into())?;
     let inside = |b: &crate::layout::Basis| {
         b.len() == shape.len()
             && b.iter().zip(shape).all(|(b, n)| (*b as usize) < *n && (*b == 0 || b.is_power_of_two()))

@@ -38,6 +38,8 @@ pub(super) struct Emit<'c> {
     pub b: Builder<'c>,
     /// For this machine's processor, to test formulas on: instructions of the GPU have stand-ins.
     pub host: bool,
+    /// All results are rounded to half types: functions need 2^-20, not their last bit.
+    pub rounded: bool,
 }
 
 macro_rules! binary {
@@ -116,6 +118,24 @@ impl<'c> Emit<'c> {
             return self.call_float("llvm.exp2", &[x]);
         }
         float(self.call("llvm.nvvm.ex2.approx.ftz", &[self.f32().into()], &[x.into()])?)
+    }
+    /// 1/x by the GPU's own instruction, within 1 ulp; 0 where the result is below the normal numbers.
+    pub fn rcp(&self, x: FloatValue<'c>) -> Res<FloatValue<'c>> {
+        if self.host {
+            return self.fdiv(x.get_type().const_float(1.0), x);
+        }
+        float(self.call("llvm.nvvm.rcp.approx.ftz.f", &[], &[x.into()])?)
+    }
+    /// a·b + s, clamped to [0, 1]; 0 for NaN.
+    pub fn fma_unit(&self, a: FloatValue<'c>, b: FloatValue<'c>, s: FloatValue<'c>) -> Res<FloatValue<'c>> {
+        if self.host {
+            let x = self.call_float("llvm.fma", &[a, b, s])?;
+            let x = self.call_float("llvm.maxnum", &[x, a.get_type().const_float(0.0)])?;
+            return self.call_float("llvm.minnum", &[x, a.get_type().const_float(1.0)]);
+        }
+        let args = [a.into(), b.into(), s.into()];
+        let v = self.asm("fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", Some(self.f32().into()), &args, false, false)?;
+        float(v.ok_or_else(|| mistyped("a sum"))?)
     }
     /// Lets a product and a sum become one rounding.
     pub fn contracted(&self, v: FloatValue<'c>) -> Res<FloatValue<'c>> {

@@ -9,6 +9,8 @@ use kiln_block::{Elem, Op, Type, Value};
 /// Shared memory for exchanges: which bytes other threads may still be reading.
 #[derive(Default)]
 pub(super) struct Scratch {
+    /// Bytes at the start that are not scratch.
+    kept: usize,
     high: usize,
     busy: usize,
     /// Another way through the program may have left reads behind.
@@ -19,6 +21,9 @@ pub(super) struct Scratch {
 const SOFT_LIMIT: usize = 32 << 10;
 
 impl Scratch {
+    pub fn behind(kept: usize) -> Scratch {
+        Scratch { kept, high: kept, busy: kept, unknown: false }
+    }
     pub fn bytes(&self) -> usize {
         self.high
     }
@@ -27,7 +32,7 @@ impl Scratch {
     }
     /// All threads have passed a barrier.
     pub fn synced(&mut self) {
-        (self.busy, self.unknown) = (0, false);
+        (self.busy, self.unknown) = (self.kept, false);
     }
 }
 
@@ -171,8 +176,8 @@ impl<'c> Gen<'c, '_> {
     pub fn room(&mut self, sizes: &[usize]) -> Res<Vec<usize>> {
         let total: usize = sizes.iter().map(|s| s.next_multiple_of(16)).sum();
         let full = self.scratch.busy + total > SOFT_LIMIT.max(self.scratch.high);
-        if self.scratch.unknown || full && self.scratch.busy > 0 {
-            self.e.barrier()?;
+        if self.scratch.unknown || full && self.scratch.busy > self.scratch.kept {
+            self.sync()?;
             self.scratch.synced();
             self.wrote = false;
         }
@@ -201,6 +206,9 @@ impl<'c> Gen<'c, '_> {
         let mut through_memory = vec![];
         for &(from, to) in pairs {
             let (a, b) = (self.flat(from)?, self.flat(to)?);
+            if self.blocks.count > 1 && a.warps != b.warps {
+                return Err(Fail::Unsupported("a change of layout in an instance of several blocks".into()));
+            }
             match shuffle(&a, &b) {
                 Some(s) if s.stays || s.sources.len() <= 16 => {
                     let regs = self.shuffled(from, &s)?;

@@ -1,4 +1,5 @@
 //! The walk over a program with layouts: every op for one thread, loops and branches as LLVM's.
+use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
 use super::exchange;
 use super::exchange::Scratch;
@@ -13,7 +14,8 @@ use inkwell::types::BasicTypeEnum;
 use inkwell::values::{FunctionValue, IntValue, PhiValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::passes::layout::anchors::warp_bits;
-use kiln_block::{Const, Elem, Inst, InstData, Kernel, Op, Region, Type, Value};
+use kiln_block::{BinaryOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
+use std::collections::HashSet;
 
 /// LLVM's number of the calling convention of PTX entry points.
 const PTX_KERNEL: u32 = 71;
@@ -28,6 +30,9 @@ pub(super) struct Gen<'c, 'k> {
     pub scratch: Scratch,
     /// Global memory may have been written since the last barrier.
     pub wrote: bool,
+    pub blocks: Blocks,
+    /// Values that are 1 + exp(…): at least 1, or NaN.
+    pub above_one: HashSet<Value>,
     function: FunctionValue<'c>,
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
@@ -39,38 +44,43 @@ pub(super) fn entry_name(k: &Kernel) -> String {
 }
 
 /// The module of a kernel whose values have layouts, and the bytes of shared memory it uses.
-pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel) -> Res<(Module<'c>, usize)> {
-    let e = Emit { cx, module: cx.create_module(&k.name), b: cx.create_builder(), host: false };
+pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(Module<'c>, usize)> {
+    let rounded = rounds_all(k);
+    let e = Emit { cx, module: cx.create_module(&k.name), b: cx.create_builder(), host: false, rounded };
     let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "shared");
     shared.set_linkage(Linkage::External);
     shared.set_alignment(128);
-    let function = declare(&e, k)?;
+    let function = declare(&e, k, blocks)?;
     let (entry, body) = (cx.append_basic_block(function, "entry"), cx.append_basic_block(function, "body"));
     e.b.position_at_end(entry);
     let at_entry = cx.create_builder();
     at_entry.position_at_end(entry);
-    let threads = Threads::new(&e, at_entry, warp_bits(k))?;
+    let threads = Threads::new(&e, at_entry, warp_bits(k), blocks)?;
     e.b.position_at_end(body);
+    let blocks = Blocks::enter(&e, blocks)?;
     let mut g = Gen {
         e,
         k,
         threads,
         memo: Memo::default(),
         shared: shared.as_pointer_value(),
-        scratch: Scratch::default(),
+        scratch: Scratch::behind(Blocks::kept(blocks.count)),
         wrote: false,
+        blocks,
+        above_one: above_one(k),
         function,
         regs: vec![None; k.values.len()],
     };
     g.params()?;
     g.region(&k.body)?;
+    g.blocks.meet(&g.e)?;
     g.e.b.build_return(None)?;
     g.threads.entry().build_unconditional_branch(body)?;
     let bytes = g.scratch.bytes();
     Ok((g.e.module, bytes))
 }
 
-fn declare<'c>(e: &Emit<'c>, k: &Kernel) -> Res<FunctionValue<'c>> {
+fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<FunctionValue<'c>> {
     let mut types = vec![];
     for p in &k.params {
         types.push(match k.ty(p.value) {
@@ -85,9 +95,10 @@ fn declare<'c>(e: &Emit<'c>, k: &Kernel) -> Res<FunctionValue<'c>> {
     let text = |key: &str, v: String| e.cx.create_string_attribute(key, &v);
     f.add_attribute(AttributeLoc::Function, enumerated("nounwind", 0));
     f.add_attribute(AttributeLoc::Function, enumerated("convergent", 0));
-    f.add_attribute(AttributeLoc::Function, text("nvvm.reqntid", (k.warps * 32).to_string()));
-    if k.cluster > 1 {
-        f.add_attribute(AttributeLoc::Function, text("nvvm.cluster_dim", k.cluster.to_string()));
+    f.add_attribute(AttributeLoc::Function, text("nvvm.reqntid", (k.warps / blocks * 32).to_string()));
+    let cluster = k.cluster.max(blocks);
+    if cluster > 1 {
+        f.add_attribute(AttributeLoc::Function, text("nvvm.cluster_dim", cluster.to_string()));
     }
     for (i, p) in k.params.iter().enumerate().filter(|(_, p)| matches!(k.ty(p.value), Type::Ptr { .. })) {
         let at = AttributeLoc::Param(i as u32);
@@ -99,6 +110,33 @@ fn declare<'c>(e: &Emit<'c>, k: &Kernel) -> Res<FunctionValue<'c>> {
         }
     }
     Ok(f)
+}
+
+/// Whether all that is stored is rounded to half types.
+fn rounds_all(k: &Kernel) -> bool {
+    let mut stored = vec![];
+    k.walk(&mut |_, d| {
+        if d.op == Op::Store {
+            stored.push(k.ty(d.args[1]).elem());
+        }
+    });
+    !stored.is_empty() && stored.iter().all(|e| matches!(e, Some(Elem::F16 | Elem::Bf16)))
+}
+
+fn above_one(k: &Kernel) -> HashSet<Value> {
+    let (mut ones, mut powers, mut sums) = (HashSet::new(), HashSet::new(), HashSet::new());
+    k.walk(&mut |_, d| {
+        let Some(&v) = d.results.first() else { return };
+        let known = |set: &HashSet<Value>, n: usize| d.args.get(n).is_some_and(|a| set.contains(a));
+        let found = match d.op {
+            Op::Const(Const::Float(1.0)) => &mut ones,
+            Op::Unary(UnaryOp::Exp) => &mut powers,
+            Op::Binary(BinaryOp::Add) if known(&powers, 0) && known(&ones, 1) => &mut sums,
+            _ => return,
+        };
+        found.insert(v);
+    });
+    sums
 }
 
 impl<'c> Gen<'c, '_> {
@@ -191,7 +229,7 @@ impl<'c> Gen<'c, '_> {
             Op::For => return self.for_loop(data),
             Op::If => return self.branch(data),
             Op::Yield => return Ok(()),
-            Op::Sync => return self.e.barrier(),
+            Op::Sync => return self.sync(),
             Op::Const(c) => self.constant(data.results[0], *c)?,
             Op::ProgramId(axis) => vec![self.program_id(*axis)?],
             Op::NumPrograms(axis) => vec![Reg::Int(Index::constant(self.grid(*axis), 32))],
@@ -222,7 +260,10 @@ impl<'c> Gen<'c, '_> {
             return Ok(Reg::Int(Index::constant(0, 32)));
         }
         let name = ["x", "y", "z"].get(axis as usize).ok_or_else(|| mistyped("a grid axis"))?;
-        let v = int(self.e.call(&format!("llvm.nvvm.read.ptx.sreg.ctaid.{name}"), &[], &[])?)?;
+        let mut v = int(self.e.call(&format!("llvm.nvvm.read.ptx.sreg.ctaid.{name}"), &[], &[])?)?;
+        if axis == 0 && self.blocks.count > 1 {
+            v = self.e.lshr(v, self.e.int(self.blocks.count.ilog2().into()))?;
+        }
         Ok(Reg::Int(Index { hi: n - 1, lo: 0, ..Index::opaque(v) }))
     }
     fn constant(&mut self, v: Value, c: Const) -> Res<Vec<Reg<'c>>> {
@@ -280,6 +321,7 @@ impl<'c> Gen<'c, '_> {
         let stride = step.value(&self.e, &mut self.memo)?;
         let starts: Vec<Vec<Val<'c>>> = data.args[3..].iter().map(|v| self.plain(*v)).collect::<Res<_>>()?;
         let enter = lo.compare(kiln_block::CmpOp::Lt, hi, &self.e, &mut self.memo)?;
+        self.blocks.meet(&self.e)?;
         let before = self.block()?;
         let (body, after) = (self.new_block("loop"), self.new_block("done"));
         self.e.b.build_conditional_branch(enter, body, after)?;
@@ -303,7 +345,9 @@ impl<'c> Gen<'c, '_> {
         for (v, start) in region.params[1..].iter().zip(&starts) {
             phis.push(self.phis(*v, start.len())?);
         }
+        self.blocks.repeats += 1;
         self.region(region)?;
+        self.blocks.repeats -= 1;
         let next = self.yielded(region)?;
         let latch = self.block()?;
         let now = int(index.as_basic_value())?;
@@ -324,6 +368,7 @@ impl<'c> Gen<'c, '_> {
     }
     fn branch(&mut self, data: &InstData) -> Res<()> {
         let condition = self.scalar(data.args[0])?.condition()?;
+        self.blocks.meet(&self.e)?;
         let [then, otherwise] = &data.regions[..] else { return Err(mistyped("a branch")) };
         let blocks = [self.new_block("then"), self.new_block("else")];
         let after = self.new_block("join");

@@ -51,6 +51,7 @@ enum Key {
     Div,
     Rem,
     Less,
+    Not,
     Equal,
     Whole,
     Extend,
@@ -229,11 +230,20 @@ impl<'c> Index<'c> {
         let t = o.off.wrapping_sub(self.off);
         match op {
             CmpOp::Lt => self.less(o, t, e, memo),
-            CmpOp::Ge => e.not(self.less(o, t, e, memo)?),
+            CmpOp::Ge => {
+                let less = self.less(o, t, e, memo)?;
+                memo.int((Key::Not, Some(less), None, 0), || e.not(less))
+            }
             CmpOp::Le => self.less(o, t.saturating_add(1), e, memo),
-            CmpOp::Gt => e.not(self.less(o, t.saturating_add(1), e, memo)?),
+            CmpOp::Gt => {
+                let most = self.less(o, t.saturating_add(1), e, memo)?;
+                memo.int((Key::Not, Some(most), None, 0), || e.not(most))
+            }
             CmpOp::Eq => self.equal(o, t, e, memo),
-            CmpOp::Ne => e.not(self.equal(o, t, e, memo)?),
+            CmpOp::Ne => {
+                let same = self.equal(o, t, e, memo)?;
+                memo.int((Key::Not, Some(same), None, 0), || e.not(same))
+            }
         }
     }
     /// base_a < base_b + t, with t rounded up to what divides both bases: neighbours then ask the same.

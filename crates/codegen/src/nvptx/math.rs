@@ -53,6 +53,9 @@ pub(super) fn binary<'c>(e: &Emit<'c>, op: BinaryOp, x: F<'c>, y: F<'c>) -> Res<
         BinaryOp::Add => e.contracted(e.fadd(x, y)?),
         BinaryOp::Sub => e.contracted(e.fsub(x, y)?),
         BinaryOp::Mul => e.contracted(e.fmul(x, y)?),
+        BinaryOp::Div if e.rounded && !e.host && !is_double(x) => {
+            super::emit::float(e.call("llvm.nvvm.div.full", &[], &[x.into(), y.into()])?)
+        }
         BinaryOp::Div => e.fdiv(x, y),
         BinaryOp::Max => e.call_float("llvm.maximum", &[x, y]),
         BinaryOp::Min => e.call_float("llvm.minimum", &[x, y]),
@@ -114,13 +117,22 @@ fn scaled<'c>(e: &Emit<'c>, f: F<'c>, shifted: F<'c>) -> Res<F<'c>> {
     e.fmul(e.fmul(p, power(first)?)?, power(e.sub(i, first)?)?)
 }
 
+/// With k = round(x log2 e) and f what is left: 2^f by the processor, times 2^k made of bits. k is clamped to ±126 by the
+/// saturation of a sum; beyond, f grows instead, so the ends come out right: the smallest numbers rounded once, overflow as
+/// infinity, NaN as it is.
 pub(super) fn exp<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
-    let x = clamp(e, x, -105.0, 89.0)?;
-    let shifted = fma(e, x, c(x, 1.442_695_02), c(x, ROUND))?;
-    let i = e.fsub(shifted, c(x, ROUND))?;
-    let f = fma(e, x, c(x, 1.442_695_02), e.fneg(i)?)?;
+    const LOG2_E: f64 = std::f64::consts::LOG2_E;
+    if e.rounded {
+        return e.ex2(e.fmul(x, c(x, LOG2_E))?);
+    }
+    let unit = e.fma_unit(x, c(x, LOG2_E / 252.0), c(x, 0.5))?;
+    // k + 126 + 1 in the low bits.
+    let shifted = fma(e, unit, c(x, 252.0), c(x, ROUND + 1.0))?;
+    let k = e.fsub(shifted, c(x, ROUND + 127.0))?;
+    let f = fma(e, x, c(x, 1.442_695_02), e.fneg(k)?)?;
     let f = fma(e, x, c(x, 1.925_963_033e-8), f)?;
-    scaled(e, f, shifted)
+    let power = e.shl(e.bits_of_float(shifted, e.i32())?, e.int(23))?;
+    e.fmul(e.ex2(f)?, e.float_of_bits(power, e.f32())?)
 }
 
 fn exp2<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
@@ -170,7 +182,8 @@ fn tanh<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     let one = c(x, 1.0);
     let a = abs(e, x)?;
     let twice = e.fadd(a, a)?;
-    let big = e.fdiv(c(x, -2.0), e.fadd(exp(e, twice)?, one)?)?;
+    let below_one = e.fadd(exp(e, twice)?, one)?;
+    let big = if e.rounded { e.fmul(c(x, -2.0), e.rcp(below_one)?)? } else { e.fdiv(c(x, -2.0), below_one)? };
     let big = copysign(e, e.fadd(big, one)?, x)?;
     let s = e.fmul(x, x)?;
     let p = horner(
@@ -184,7 +197,23 @@ fn tanh<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     e.fselect(below, little, big)
 }
 
+/// Within 2^-22 of 1 (Abramowitz and Stegun, 7.1.26), and relatively so near 0 by the first terms of the series.
+fn erf_rounded<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    let (t, s) = (abs(e, x)?, e.fmul(x, x)?);
+    let k = e.rcp(fma(e, t, c(x, 0.327_591_1), c(x, 1.0))?)?;
+    let p = horner(e, k, &[1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592])?;
+    let tail = e.fmul(e.fmul(p, k)?, exp(e, e.fneg(s)?)?)?;
+    let big = copysign(e, e.fsub(c(x, 1.0), tail)?, x)?;
+    let little =
+        e.fmul(x, horner(e, s, &[-0.026_866_17, 0.112_837_92, -0.376_126_39, std::f64::consts::FRAC_2_SQRT_PI])?)?;
+    let below = e.fcmp(FloatPredicate::OLT, t, c(x, 0.25))?;
+    e.fselect(below, little, big)
+}
+
 fn erf<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    if e.rounded {
+        return erf_rounded(e, x);
+    }
     let t = abs(e, x)?;
     let s = e.fmul(x, x)?;
     // Beyond 4 it is 1.

@@ -51,7 +51,7 @@ impl<'c> Gen<'c, '_> {
         let pointers = self.pointers(data)?;
         let masks = self.masks(data.args.get(1).copied())?;
         if self.wrote && !pointers.iter().all(|p| p.readonly) {
-            self.e.barrier()?;
+            self.sync()?;
             self.scratch.synced();
             self.wrote = false;
         }

@@ -17,6 +17,20 @@ impl<'c> Gen<'c, '_> {
             Type::Block { elem, .. } => Some(*elem),
             _ => None,
         };
+        if data.op == Op::Binary(BinaryOp::Div) && from == Some(Elem::F32) {
+            if self.e.rounded && self.above_one.contains(&data.args[1]) {
+                return self.by_reciprocals(&args, |g, y| Ok((g.e.rcp(y)?, None)));
+            }
+            let mut divisors: Vec<Reg<'c>> = vec![];
+            for y in &args[1] {
+                if !divisors.contains(y) {
+                    divisors.push(*y);
+                }
+            }
+            if divisors.len() * 4 <= count {
+                return self.by_reciprocals(&args, Self::reciprocal);
+            }
+        }
         // Registers that hold the same operands (copies along a broadcast axis) share the result.
         let mut known: HashMap<Vec<Val<'c>>, Reg<'c>> = HashMap::new();
         let mut out = vec![];
@@ -47,6 +61,35 @@ impl<'c> Gen<'c, '_> {
             out.push(reg);
         }
         Ok(out)
+    }
+    /// Quotients by products with reciprocals, each made once: what the divisor's is, and what the product is to be
+    /// multiplied with.
+    fn by_reciprocals(
+        &mut self,
+        args: &[Vec<Reg<'c>>],
+        make: impl Fn(&Self, FloatValue<'c>) -> Res<(FloatValue<'c>, Option<FloatValue<'c>>)>,
+    ) -> Res<Vec<Reg<'c>>> {
+        let mut known = HashMap::new();
+        let mut out = vec![];
+        for (x, y) in args[0].iter().zip(&args[1]) {
+            let (x, y) = (float(x.plain(&self.e, &mut self.memo)?)?, float(y.plain(&self.e, &mut self.memo)?)?);
+            let (by, then) = match known.get(&y) {
+                Some(r) => *r,
+                None => *known.entry(y).or_insert(make(self, y)?),
+            };
+            let product = self.e.fmul(x, by)?;
+            out.push(Reg::Plain(then.map_or(Ok(product), |s| self.e.fmul(product, s))?.into()));
+        }
+        Ok(out)
+    }
+    /// 1/y in two factors, as that of a number below the normal ones is none.
+    fn reciprocal(&self, y: FloatValue<'c>) -> Res<(FloatValue<'c>, Option<FloatValue<'c>>)> {
+        let e = &self.e;
+        let number = |v: f64| e.f32().const_float(v);
+        let size = e.call_float("llvm.fabs", &[y])?;
+        let small = e.fcmp(FloatPredicate::OLT, size, number(2f64.powi(-100)))?;
+        let scale = e.fselect(small, number(2f64.powi(60)), number(1.0))?;
+        Ok((e.fdiv(number(1.0), e.fmul(y, scale)?)?, Some(scale)))
     }
     fn pointer_like(&self, p: &super::index::Pointer<'c>, v: Val<'c>) -> Res<Reg<'c>> {
         match v {

@@ -11,7 +11,7 @@ use kiln_block::layout::{Flat, axis_bits, bits_of};
 use kiln_block::{BinaryOp, CmpOp, Elem, InstData, ReduceOp, ScanOp};
 
 /// A partial result: the value and, for arg-reductions, its index.
-type Part<'c> = Vec<Val<'c>>;
+pub(super) type Part<'c> = Vec<Val<'c>>;
 
 /// Elements of the parts, in the order of [`Part`].
 fn part_elems(op: ReduceOp, elem: Elem) -> Vec<Elem> {
@@ -54,10 +54,15 @@ impl<'c> Gen<'c, '_> {
         }
         let crossing: Vec<usize> =
             (0..flat.warps.len()).filter(|i| flat.warps[*i].is_some_and(|b| bits.contains(&b))).collect();
-        if !crossing.is_empty() {
-            let mut result = k.ty(arg).shape().to_vec();
-            result.remove(axis);
-            parts = self.over_warps(op, &elems, &flat.without(&bits), bits_of(&result), &crossing, parts)?;
+        let (warps, blocks): (Vec<usize>, Vec<usize>) = crossing.into_iter().partition(|i| *i < self.own_warp_bits());
+        let mut result = k.ty(arg).shape().to_vec();
+        result.remove(axis);
+        let (slice, result) = (flat.without(&bits), bits_of(&result));
+        if !warps.is_empty() {
+            parts = self.over_warps(op, &elems, &slice, result, &warps, parts)?;
+        }
+        if !blocks.is_empty() {
+            parts = self.over_blocks(op, &elems, &slice, result, &parts)?;
         }
         let out = *elems.last().unwrap_or(&elem);
         parts
@@ -89,7 +94,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(parts)
     }
-    fn lanes_value(&mut self, part: &Part<'c>, mask: i64) -> Res<Part<'c>> {
+    pub fn lanes_value(&mut self, part: &Part<'c>, mask: i64) -> Res<Part<'c>> {
         let mask = self.e.int(mask);
         part.iter().map(|v| self.lane_value("bfly", *v, mask)).collect()
     }
@@ -104,58 +109,28 @@ impl<'c> Gen<'c, '_> {
         parts: Vec<Part<'c>>,
     ) -> Res<Vec<Part<'c>>> {
         let sharers = 1usize << crossing.len();
-        let sizes: Vec<usize> = elems.iter().map(|e| (sharers << bits) * e.bytes()).collect();
-        let starts = self.room(&sizes)?;
-        // The warp's number among the sharers is the fastest coordinate.
-        let place = Placement { weights: (0..bits).map(|b| sharers << b).collect(), elements: sharers << bits };
+        let starts = self.partials(elems, bits, sharers, slice.per_thread())?;
         let slot = |i: usize| crossing.iter().position(|c| *c + 5 == i).map_or(0, |n| 1i64 << n);
-        let base = |b: Option<u8>| b.map_or(0, |b| place.weights[b as usize] as i64);
-        let element: Vec<i64> = slice.threads().map(base).collect();
-        let own: Vec<i64> = element.iter().enumerate().map(|(i, w)| w + slot(i)).collect();
+        let element = |b: Option<u8>| b.map_or(0, |b| (sharers as i64) << b);
+        let own: Vec<i64> = slice.threads().map(element).enumerate().map(|(i, w)| w + slot(i)).collect();
         for (n, (elem, start)) in elems.iter().zip(&starts).enumerate() {
-            let scaled: Vec<i64> = own.iter().map(|w| w * elem.bytes() as i64).collect();
-            let at = self.threads.sum(&self.e, &scaled)?.value(&self.e, &mut self.memo)?;
+            let at = self.byte_offset(&own, *elem)?;
             for (r, p) in parts.iter().enumerate() {
                 let ptr = self.shared_at(at, start + slice.register(r) * sharers * elem.bytes())?;
                 self.shared_store(ptr, &[p[n]], *elem)?;
             }
         }
         self.filled()?;
-        // Lanes may take one partial result each where they do not already tell elements of the result apart.
-        let free = element[..crossing.len().min(5)].iter().all(|w| *w == 0);
-        let by_lane = sharers >= 8 && parts.len() == 1 && free;
-        let mut all: Vec<Vec<Part<'c>>> = vec![vec![vec![]; if by_lane { 1 } else { sharers }]; parts.len()];
-        for (elem, start) in elems.iter().zip(&starts) {
-            let lane = |i: usize| if by_lane && i < crossing.len() { 1 << i } else { 0 };
-            let weights: Vec<i64> =
-                element.iter().enumerate().map(|(i, w)| (w + lane(i)) * elem.bytes() as i64).collect();
-            let at = self.threads.sum(&self.e, &weights)?.value(&self.e, &mut self.memo)?;
-            let vector = if by_lane { 1 } else { sharers.min(16 / elem.bytes()) };
-            for (r, slots) in all.iter_mut().enumerate() {
-                for first in (0..slots.len()).step_by(vector) {
-                    let offset = (slice.register(r) * sharers + first) * elem.bytes();
-                    let ptr = self.shared_at(at, start + offset)?;
-                    for (i, v) in self.shared_load(ptr, vector, *elem)?.into_iter().enumerate() {
-                        slots[first + i].push(v);
-                    }
-                }
-            }
-        }
-        let mut out = vec![];
-        for mut slots in all {
-            while slots.len() > 1 {
-                slots = slots.chunks(2).map(|c| self.combine(op, elems, &c[0], &c[1])).collect::<Res<_>>()?;
-            }
-            let mut part = slots.remove(0);
-            for i in 0..if by_lane { crossing.len() } else { 0 } {
-                let other = self.lanes_value(&part, 1 << i)?;
-                part = self.combine(op, elems, &part, &other)?;
-            }
-            out.push(part);
-        }
-        Ok(out)
+        self.collect(op, elems, slice, bits, sharers, &starts)
     }
-    fn combine(&mut self, op: ReduceOp, elems: &[Elem], a: &Part<'c>, b: &Part<'c>) -> Res<Part<'c>> {
+    /// Neighbours first.
+    pub fn combine_all(&mut self, op: ReduceOp, elems: &[Elem], mut slots: Vec<Part<'c>>) -> Res<Part<'c>> {
+        while slots.len() > 1 {
+            slots = slots.chunks(2).map(|c| self.combine(op, elems, &c[0], &c[1])).collect::<Res<_>>()?;
+        }
+        slots.pop().ok_or_else(|| Fail::Llvm("an empty reduction".into()))
+    }
+    pub fn combine(&mut self, op: ReduceOp, elems: &[Elem], a: &Part<'c>, b: &Part<'c>) -> Res<Part<'c>> {
         let elem = elems[0];
         let op = match op {
             ReduceOp::ArgMax => return self.better(CmpOp::Gt, elem, a, b),
@@ -191,6 +166,9 @@ impl<'c> Gen<'c, '_> {
     pub fn scan(&mut self, data: &InstData, op: ScanOp, axis: usize) -> Res<Vec<Reg<'c>>> {
         let arg = data.args[0];
         let (k, flat, elem) = (self.k, self.flat(arg)?, self.elem(arg)?);
+        if self.blocks.count > 1 {
+            return Err(Fail::Unsupported("a scan over several blocks".into()));
+        }
         let shape = k.ty(arg).shape();
         let op = match op {
             ScanOp::Sum => ReduceOp::Sum,

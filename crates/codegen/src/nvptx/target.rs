@@ -9,7 +9,7 @@ use inkwell::targets::{
 };
 use std::sync::Once;
 
-/// The machine for an architecture. PTX 8.0 is the oldest that has all of `sm_90a`.
+/// The machine for an architecture. PTX 8.1 is the oldest that has all of `sm_90a` that is used.
 pub(super) fn machine(arch: Arch) -> Res<TargetMachine> {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| Target::initialize_nvptx(&InitializationConfig::default()));
@@ -17,7 +17,7 @@ pub(super) fn machine(arch: Arch) -> Res<TargetMachine> {
     let target = Target::from_triple(&triple).map_err(|e| Fail::Llvm(e.to_string()))?;
     let options = TargetMachineOptions::new()
         .set_cpu(arch.name())
-        .set_features("+ptx80")
+        .set_features("+ptx81")
         .set_level(OptimizationLevel::Aggressive)
         .set_reloc_mode(RelocMode::Default)
         .set_code_model(CodeModel::Default);

@@ -21,9 +21,19 @@ pub(super) struct Threads<'c> {
 
 impl<'c> Threads<'c> {
     /// `e` stands in the entry block, which ends only after the whole program is written.
-    pub fn new(e: &Emit<'c>, entry: Builder<'c>, warp_bits: usize) -> Res<Threads<'c>> {
-        let thread = int(e.call("llvm.nvvm.read.ptx.sreg.tid.x", &[], &[])?)?;
+    /// The threads of all `blocks` that share an instance are numbered through.
+    pub fn new(e: &Emit<'c>, entry: Builder<'c>, warp_bits: usize, blocks: usize) -> Res<Threads<'c>> {
+        let mut thread = int(e.call("llvm.nvvm.read.ptx.sreg.tid.x", &[], &[])?)?;
+        if blocks > 1 {
+            let rank = int(e.call("llvm.nvvm.read.ptx.sreg.cluster.ctarank", &[], &[])?)?;
+            let own = 5 + warp_bits as i64 - i64::from(blocks.ilog2());
+            thread = entry.build_or(entry.build_left_shift(rank, e.int(own), "")?, thread, "")?;
+        }
         Ok(Threads { entry, thread, bits: 5 + warp_bits, sums: HashMap::new(), firsts: HashMap::new() })
+    }
+    /// Weights of the bits from `own` up, the block's rank in its cluster.
+    pub fn rank(&self, own: usize) -> Vec<i64> {
+        (0..self.bits - own).map(|i| 1 << i).collect()
     }
     /// The end of the entry block, for what must be there on all ways.
     pub fn entry(&self) -> &Builder<'c> {

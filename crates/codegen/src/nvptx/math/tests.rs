@@ -5,9 +5,15 @@ use inkwell::OptimizationLevel;
 use inkwell::context::Context;
 use inkwell::targets::{InitializationConfig, Target};
 
-fn with<'c>(cx: &'c Context, double: bool, n: usize, f: impl Fn(&Emit<'c>, &[F<'c>]) -> Res<F<'c>>) -> usize {
+fn with<'c>(
+    cx: &'c Context,
+    double: bool,
+    n: usize,
+    rounded: bool,
+    f: impl Fn(&Emit<'c>, &[F<'c>]) -> Res<F<'c>>,
+) -> usize {
     Target::initialize_native(&InitializationConfig::default()).unwrap();
-    let e = Emit { cx, module: cx.create_module("math"), b: cx.create_builder(), host: true };
+    let e = Emit { cx, module: cx.create_module("math"), b: cx.create_builder(), host: true, rounded };
     let ty = if double { cx.f64_type() } else { cx.f32_type() };
     let function = e.module.add_function("f", ty.fn_type(&vec![ty.into(); n], false), None);
     e.b.position_at_end(cx.append_basic_block(function, ""));
@@ -46,8 +52,11 @@ fn numbers() -> Vec<f32> {
 }
 
 fn check(op: UnaryOp, right: impl Fn(f64) -> f64, limit: f64) {
+    check_as(op, right, limit, false);
+}
+fn check_as(op: UnaryOp, right: impl Fn(f64) -> f64, limit: f64, rounded: bool) {
     let cx = Context::create();
-    let address = with(&cx, false, 1, |e, x| unary(e, op, x[0]));
+    let address = with(&cx, false, 1, rounded, |e, x| unary(e, op, x[0]));
     let f: extern "C" fn(f32) -> f32 = unsafe { std::mem::transmute(address) };
     let (mut worst, mut at) = (0.0, 0.0);
     for x in numbers() {
@@ -71,6 +80,14 @@ fn single_functions() {
     check(UnaryOp::Log, f64::ln, 1.0);
     check(UnaryOp::Tanh, f64::tanh, 2.0);
     check(UnaryOp::Rsqrt, |x| 1.0 / x.sqrt(), 2.0);
+}
+
+/// What half types are rounded from: 2^-16 of the result at least.
+#[test]
+fn functions_for_half_types() {
+    check_as(UnaryOp::Exp, f64::exp, 128.0, true);
+    check_as(UnaryOp::Tanh, f64::tanh, 128.0, true);
+    check_as(UnaryOp::Erf, erf_exact, 128.0, true);
 }
 
 #[test]
@@ -122,7 +139,7 @@ fn error_function() {
 
 fn check_binary(op: BinaryOp, right: impl Fn(f64, f64) -> f64, limit: f64) {
     let cx = Context::create();
-    let address = with(&cx, false, 2, |e, x| binary(e, op, x[0], x[1]));
+    let address = with(&cx, false, 2, false, |e, x| binary(e, op, x[0], x[1]));
     let f: extern "C" fn(f32, f32) -> f32 = unsafe { std::mem::transmute(address) };
     let all = numbers();
     let special =
@@ -163,7 +180,7 @@ fn double_functions() {
         (UnaryOp::Asin, f64::asin),
     ];
     for (op, right) in all {
-        let address = with(&cx, true, 1, |e, x| unary(e, op, x[0]));
+        let address = with(&cx, true, 1, false, |e, x| unary(e, op, x[0]));
         let f: extern "C" fn(f64) -> f64 = unsafe { std::mem::transmute(address) };
         for i in -4000i32..4000 {
             let x = f64::from(i) * 0.1730769 + if i % 3 == 0 { 1e-9 } else { 0.37 / f64::from(i.abs() + 1) };

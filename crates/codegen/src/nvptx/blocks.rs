@@ -1,0 +1,192 @@
+//! Instances of more warps than one block should hold: the blocks of a cluster share one, each with its part of the warps.
+//!
+//! Layouts see one large block: the upper bits of the warp number are the block's rank in its cluster. Blocks differ from
+//! warps in what lies between them: partial results go into the other blocks' shared memory, and barriers are the cluster's.
+use super::Arch;
+use super::emit::{Emit, Fail, Res, Val, int};
+use super::r#gen::Gen;
+use super::reduce::Part;
+use inkwell::values::{IntValue, PointerValue};
+use kiln_block::layout::Flat;
+use kiln_block::{Elem, ReduceOp};
+
+/// Warps of a block when several share an instance: few, so that other instances' blocks fill the processor while these wait.
+const WARPS: usize = 8;
+/// Blocks of a cluster, at most.
+const MOST: usize = 16;
+
+/// Blocks an instance of so many warps is spread over.
+pub(super) fn of(warps: usize, arch: Arch) -> Res<usize> {
+    let blocks = match arch {
+        Arch::Sm90a if warps > 16 => (warps / WARPS).min(MOST),
+        _ => 1,
+    };
+    if !warps.is_power_of_two() || warps / blocks > 32 {
+        return Err(Fail::Unsupported(format!("an instance of {warps} warps")));
+    }
+    Ok(blocks)
+}
+
+/// The blocks that share an instance.
+pub(super) struct Blocks {
+    pub count: usize,
+    /// The others may not have started yet: their shared memory must not be written.
+    apart: bool,
+    /// Inside a loop, where memory is used again.
+    pub repeats: usize,
+    /// Barriers that count bytes arriving, used once each.
+    signals: usize,
+}
+
+/// Barriers that count arriving bytes, at most; they lie at the start of shared memory.
+const SIGNALS: usize = 8;
+
+impl Blocks {
+    /// Says that this block has started.
+    pub fn enter(e: &Emit, count: usize) -> Res<Blocks> {
+        if count > 1 {
+            e.invoke("llvm.nvvm.barrier.cluster.arrive.relaxed.aligned", &[], &[])?;
+        }
+        Ok(Blocks { count, apart: count > 1, repeats: 0, signals: 0 })
+    }
+    /// Shared memory that is no scratch.
+    pub fn kept(count: usize) -> usize {
+        if count > 1 { SIGNALS * 8 } else { 0 }
+    }
+    /// Waits until all have started; once, where every thread comes by.
+    pub fn meet(&mut self, e: &Emit) -> Res<()> {
+        if std::mem::take(&mut self.apart) {
+            e.invoke("llvm.nvvm.barrier.cluster.wait.aligned", &[], &[])?;
+        }
+        Ok(())
+    }
+}
+
+impl<'c> Gen<'c, '_> {
+    /// A barrier of all threads of the instance.
+    pub fn sync(&mut self) -> Res<()> {
+        if self.blocks.count == 1 {
+            return self.e.barrier();
+        }
+        self.blocks.meet(&self.e)?;
+        self.e.invoke("llvm.nvvm.barrier.cluster.arrive.aligned", &[], &[])?;
+        self.e.invoke("llvm.nvvm.barrier.cluster.wait.aligned", &[], &[])?;
+        Ok(())
+    }
+    /// Warp bits within a block.
+    pub fn own_warp_bits(&self) -> usize {
+        self.warp_bits() - self.blocks.count.ilog2() as usize
+    }
+    /// Every block's partial results, one a block side by side for each element of the result, in every block's shared
+    /// memory; read there and combined in the order of the blocks. `slice`: the result's layout, a copy in every block.
+    pub fn over_blocks(
+        &mut self,
+        op: ReduceOp,
+        elems: &[Elem],
+        slice: &Flat,
+        bits: usize,
+        parts: &[Part<'c>],
+    ) -> Res<Vec<Part<'c>>> {
+        let (count, own) = (self.blocks.count, 5 + self.own_warp_bits());
+        if slice.warps[self.own_warp_bits()..].iter().any(Option::is_some) || elems.iter().any(|e| e.bytes() < 4) {
+            return Err(Fail::Unsupported("this reduction over several blocks".into()));
+        }
+        let starts = self.partials(elems, bits, count, slice.per_thread())?;
+        self.blocks.meet(&self.e)?;
+        let bytes: usize = elems.iter().map(|e| (count << bits) * e.bytes()).sum();
+        let signal = self.signal(bytes)?;
+        // Threads that hold copies of an element write to a block each.
+        let copies: Vec<usize> =
+            slice.threads().take(own).enumerate().filter(|(_, b)| b.is_none()).map(|t| t.0).collect();
+        let (numbered, rest) = copies.split_at(copies.len().min(count.ilog2() as usize));
+        let mut to = vec![0i64; own];
+        numbered.iter().enumerate().for_each(|(n, bit)| to[*bit] = 1 << n);
+        let to = self.threads.sum(&self.e, &to)?.value(&self.e, &mut self.memo)?;
+        let when = self.threads.first(&self.e, rest.iter().map(|bit| 1i64 << bit).sum())?;
+        let weight = |b: Option<u8>| b.map_or(0, |b| (count as i64) << b);
+        let rank = self.threads.rank(own);
+        let mine: Vec<i64> = slice.threads().take(own).map(weight).chain(rank).collect();
+        for (n, (elem, start)) in elems.iter().zip(&starts).enumerate() {
+            let at = self.byte_offset(&mine, *elem)?;
+            for (r, p) in parts.iter().enumerate() {
+                let ptr = self.shared_at(at, start + slice.register(r) * count * elem.bytes())?;
+                for first in (0..count).step_by(1 << numbered.len()) {
+                    let to = self.e.add(to, self.e.int(first as i64))?;
+                    self.store_into(ptr, to, p[n], when, signal)?;
+                }
+            }
+        }
+        self.wrote = false;
+        match signal {
+            Some(signal) => self.await_signal(signal)?,
+            None => self.sync()?,
+        }
+        self.collect(op, elems, slice, bits, count, &starts)
+    }
+    /// A barrier that opens once so many bytes have arrived. None in loops, where a block may be ahead of another.
+    fn signal(&mut self, bytes: usize) -> Res<Option<PointerValue<'c>>> {
+        if self.blocks.repeats > 0 || self.blocks.signals == SIGNALS {
+            return Ok(None);
+        }
+        let at = self.e.int(8 * self.blocks.signals as i64);
+        self.blocks.signals += 1;
+        let first = self.threads.first(&self.e, (1 << (5 + self.own_warp_bits())) - 1)?;
+        let e = &self.e;
+        // At the entry, before this block says that it has started.
+        let here = e.b.get_insert_block();
+        if let Some(entry) = self.threads.entry().get_insert_block() {
+            e.b.position_at_end(entry);
+        }
+        let ptr = e.gep(e.i8().into(), self.shared, at)?;
+        let address = e.b.build_ptr_to_int(ptr, e.i32(), "")?;
+        let text = format!(
+            "@$0 mbarrier.init.shared::cta.b64 [$1], 1; @$0 fence.mbarrier_init.release.cluster; \
+             @$0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], {bytes};"
+        );
+        e.asm(&text, "b,r,~{memory}", None, &[first.into(), address.into()], true, false)?;
+        if let Some(here) = here {
+            e.b.position_at_end(here);
+        }
+        Ok(Some(ptr))
+    }
+    fn await_signal(&mut self, signal: PointerValue<'c>) -> Res<()> {
+        let e = &self.e;
+        let at = e.b.build_ptr_to_int(signal, e.i32(), "")?;
+        let text = "{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [$0], 0; \
+                    @!p bra AGAIN; }";
+        e.asm(text, "r,~{memory}", None, &[at.into()], true, true)?;
+        Ok(())
+    }
+    /// Writes to where `ptr` is in the shared memory of the cluster's block `to`, if `when`.
+    fn store_into(
+        &mut self,
+        ptr: PointerValue<'c>,
+        to: IntValue<'c>,
+        v: Val<'c>,
+        when: IntValue<'c>,
+        signal: Option<PointerValue<'c>>,
+    ) -> Res<()> {
+        let e = &self.e;
+        let address = |p: PointerValue<'c>| Ok::<_, Fail>(e.b.build_ptr_to_int(p, e.i32(), "")?);
+        let wide = match v {
+            Val::IntValue(i) => i.get_type().get_bit_width() == 64,
+            Val::FloatValue(f) => f.get_type().get_bit_width() == 64,
+            _ => false,
+        };
+        let (ty, letter, word) = if wide { ("b64", 'l', e.i64()) } else { ("b32", 'r', e.i32()) };
+        let mut args: Vec<Val<'c>> =
+            vec![when.into(), address(ptr)?.into(), to.into(), int(e.bitcast(v, word)?)?.into()];
+        let place = "mapa.shared::cluster.u32 a, $1, $2;";
+        let (text, more) = match signal {
+            None => (format!("{{ .reg .b32 a; {place} @$0 st.shared::cluster.{ty} [a], $3; }}"), ""),
+            Some(signal) => {
+                args.push(address(signal)?.into());
+                let store = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes";
+                let there = "mapa.shared::cluster.u32 s, $4, $2;";
+                (format!("{{ .reg .b32 a, s; {place} {there} @$0 {store}.{ty} [a], $3, [s]; }}"), ",r")
+            }
+        };
+        e.asm(&text, &format!("b,r,r,{letter}{more},~{{memory}}"), None, &args, true, false)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! Partial results in shared memory, side by side for each element of a reduction's result: read and combined.
+use super::emit::Res;
+use super::exchange::Placement;
+use super::r#gen::Gen;
+use super::reduce::Part;
+use inkwell::values::IntValue;
+use kiln_block::layout::Flat;
+use kiln_block::{Elem, ReduceOp};
+
+/// Reads a thread does rather than share them out, which costs one more barrier.
+const READS: usize = 16;
+
+impl<'c> Gen<'c, '_> {
+    /// Room for `sharers` partial results of each of 2^`bits` elements, and behind them for the results if these are made
+    /// there first.
+    pub fn partials(&mut self, elems: &[Elem], bits: usize, sharers: usize, registers: usize) -> Res<Vec<usize>> {
+        let places = sharers + usize::from(registers * sharers > READS);
+        let sizes: Vec<usize> = elems.iter().map(|e| (places << bits) * e.bytes()).collect();
+        self.room(&sizes)
+    }
+    /// The results for the registers of `slice`, the same in every thread that holds them.
+    pub fn collect(
+        &mut self,
+        op: ReduceOp,
+        elems: &[Elem],
+        slice: &Flat,
+        bits: usize,
+        sharers: usize,
+        starts: &[usize],
+    ) -> Res<Vec<Part<'c>>> {
+        let element: Vec<i64> = slice.threads().map(|b| b.map_or(0, |b| (sharers as i64) << b)).collect();
+        let registers = slice.per_thread();
+        // Lanes may take one partial result each where they do not already tell elements of the result apart.
+        let lanes = sharers.ilog2() as usize;
+        let by_lane = (8..=32).contains(&sharers) && registers == 1 && element[..lanes].iter().all(|w| *w == 0);
+        if !by_lane && registers * sharers > READS {
+            return self.collect_shared_out(op, elems, slice, bits, sharers, starts);
+        }
+        let count = if by_lane { 1 } else { sharers };
+        let mut all: Vec<Vec<Part<'c>>> = vec![vec![vec![]; count]; registers];
+        for (elem, start) in elems.iter().zip(starts) {
+            let lane = |i: usize| if by_lane && i < lanes { 1 << i } else { 0 };
+            let weights: Vec<i64> = element.iter().enumerate().map(|(i, w)| w + lane(i)).collect();
+            let at = self.byte_offset(&weights, *elem)?;
+            for (r, slots) in all.iter_mut().enumerate() {
+                self.read_partials(at, start + slice.register(r) * sharers * elem.bytes(), *elem, slots)?;
+            }
+        }
+        let mut out = vec![];
+        for slots in all {
+            let part = self.combine_all(op, elems, slots)?;
+            out.push(self.over_lanes(op, elems, part, if by_lane { lanes } else { 0 })?);
+        }
+        Ok(out)
+    }
+    /// Every thread combines its share of the results, then all read what they need.
+    fn collect_shared_out(
+        &mut self,
+        op: ReduceOp,
+        elems: &[Elem],
+        slice: &Flat,
+        bits: usize,
+        sharers: usize,
+        starts: &[usize],
+    ) -> Res<Vec<Part<'c>>> {
+        let own = 5 + self.own_warp_bits();
+        let lanes = sharers.min(32);
+        let (low, each) = (lanes.ilog2() as usize, sharers / lanes);
+        let together = (1usize << bits).min(1 << (own - low));
+        // Threads: lanes of one element, then elements, then copies.
+        let weights = |lane: i64, element: i64| -> Vec<i64> {
+            let elements = low + together.ilog2() as usize;
+            let weight = |i: usize| match i {
+                i if i < low => lane << i,
+                i if i < elements => element << (i - low),
+                _ => 0,
+            };
+            (0..own).map(weight).collect()
+        };
+        let idle = ((1i64 << own) - 1) & !(((together << low) - 1) as i64) | (lanes as i64 - 1);
+        for first in (0..1usize << bits).step_by(together) {
+            let mut slots: Vec<Part<'c>> = vec![vec![]; each];
+            for (elem, start) in elems.iter().zip(starts) {
+                let at = self.byte_offset(&weights(each as i64, sharers as i64), *elem)?;
+                self.read_partials(at, start + first * sharers * elem.bytes(), *elem, &mut slots)?;
+            }
+            let part = self.combine_all(op, elems, slots)?;
+            let part = self.over_lanes(op, elems, part, low)?;
+            let when = self.threads.first(&self.e, idle)?;
+            let (then, after) = (self.new_block("result"), self.new_block("results"));
+            self.e.b.build_conditional_branch(when, then, after)?;
+            self.e.b.position_at_end(then);
+            for (v, (elem, start)) in part.iter().zip(elems.iter().zip(starts)) {
+                let at = self.byte_offset(&weights(0, 1), *elem)?;
+                let ptr = self.shared_at(at, start + ((sharers << bits) + first) * elem.bytes())?;
+                self.shared_store(ptr, &[*v], *elem)?;
+            }
+            self.e.b.build_unconditional_branch(after)?;
+            self.e.b.position_at_end(after);
+            self.memo = super::index::Memo::default();
+        }
+        self.filled()?;
+        let place = Placement { weights: (0..bits).map(|b| 1 << b).collect(), elements: 1 << bits };
+        let mut out: Vec<Part<'c>> = vec![vec![]; slice.per_thread()];
+        for (elem, start) in elems.iter().zip(starts) {
+            let values = self.gather(slice, &place, start + (sharers << bits) * elem.bytes(), *elem)?;
+            out.iter_mut().zip(values).for_each(|(part, v)| part.push(v));
+        }
+        Ok(out)
+    }
+    /// Appends to each slot the next number from `at + start`.
+    fn read_partials(&mut self, at: IntValue<'c>, start: usize, elem: Elem, slots: &mut [Part<'c>]) -> Res<()> {
+        let vector = slots.len().min(16 / elem.bytes());
+        for first in (0..slots.len()).step_by(vector) {
+            let ptr = self.shared_at(at, start + first * elem.bytes())?;
+            for (i, v) in self.shared_load(ptr, vector, elem)?.into_iter().enumerate() {
+                slots[first + i].push(v);
+            }
+        }
+        Ok(())
+    }
+    fn over_lanes(&mut self, op: ReduceOp, elems: &[Elem], mut part: Part<'c>, bits: usize) -> Res<Part<'c>> {
+        for i in 0..bits {
+            let other = self.lanes_value(&part, 1 << i)?;
+            part = self.combine(op, elems, &part, &other)?;
+        }
+        Ok(part)
+    }
+    pub fn byte_offset(&mut self, weights: &[i64], elem: Elem) -> Res<IntValue<'c>> {
+        let bytes: Vec<i64> = weights.iter().map(|w| w * elem.bytes() as i64).collect();
+        self.threads.sum(&self.e, &bytes)?.value(&self.e, &mut self.memo)
+    }
+}
