@@ -8,7 +8,10 @@ use kiln_plan::{
     Machine, Numerics, Plan,
     exec::{BodyGraph, Steps, Work},
 };
-use kiln_runtime::{Callbacks, Code, CudaDevice, Device, Executable, HostDevice, InputSpec, Ptx, Session};
+use kiln_runtime::{
+    Callbacks, Code, CudaDevice, Device, DeviceTensor, Executable, HostDevice, InputSpec, Ptx, Session,
+};
+use kiln_torch_host::Memory;
 use serde::Serialize;
 use std::{
     collections::HashMap,
@@ -360,5 +363,21 @@ impl Callbacks for Reference {
     }
     fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
         kiln_interp::graph::run(body, args, &[], &mut |op, args| self.fallback(op, args)).map_err(|e| e.to_string())
+    }
+    fn fallback_device(
+        &self,
+        op: &FallbackOp,
+        args: &[DeviceTensor],
+        outs: &[DeviceTensor],
+        index: usize,
+    ) -> Option<()> {
+        let torch = torch::torch().ok().filter(|t| t.has_cuda())?;
+        let device = kiln_torch_host::Device::Cuda(u32::try_from(index).ok()?);
+        let memory = |t: &DeviceTensor| Memory { ptr: t.address as *mut _, ty: t.ty.clone() };
+        let (args, outs): (Vec<Memory>, Vec<Memory>) =
+            (args.iter().map(memory).collect(), outs.iter().map(memory).collect());
+        // SAFETY: the runtime's buffers, dense and of these types; results have buffers of their own, and operands are ready.
+        // What libtorch cannot do there it is asked for on the host, which says why it fails if it does.
+        unsafe { torch.run_fallback_on(op, &args, &outs, device) }.ok()
     }
 }

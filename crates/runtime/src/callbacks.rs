@@ -13,22 +13,20 @@ pub struct DeviceTensor {
 
 /// Called while a session runs, one call at a time per session, from any thread. Must not call back into the session.
 pub trait Callbacks: Send + Sync {
-    /// Runs one op on the host. `args` are the kernel's inputs in order, which must be the op's operands; if there are more results than
-    /// the kernel has outputs, the outputs are found by type.
+    /// Runs one op on the host. `args` are the op's operands; the kernel's outputs are the first of its results, in order.
     fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, String>;
     /// Runs a kernel's body on the host.
     fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, String>;
-    /// Runs one op on device `index` in the order of `stream` (a `CUstream`), writing `outputs` in place.
-    /// `None`: cannot; then the arguments are copied to the host and [`Callbacks::fallback`] is called.
+    /// Runs one op on CUDA device `index`, where the operands are ready, writing `outputs` in place; waits for the device.
+    /// `None`: cannot; then the operands are copied to the host and [`Callbacks::fallback`] is called.
     fn fallback_device(
         &self,
         op: &FallbackOp,
         args: &[DeviceTensor],
         outputs: &[DeviceTensor],
         index: usize,
-        stream: *mut std::ffi::c_void,
-    ) -> Option<Result<(), String>> {
-        let _ = (op, args, outputs, index, stream);
+    ) -> Option<()> {
+        let _ = (op, args, outputs, index);
         None
     }
 }
@@ -61,7 +59,7 @@ pub(crate) fn call<K>(
     }
 }
 
-/// The results of a callback, if there is one of the right type for each output.
+/// The first results of a callback, if there is one of the right type for each output.
 pub(crate) fn check_results(
     kernel: &str,
     by: &'static str,
@@ -73,28 +71,10 @@ pub(crate) fn check_results(
     if results.len() < outputs.len() {
         return Err(fail(format!("{} results instead of {}", results.len(), outputs.len())));
     }
-    let results = pick(results, outputs).ok_or_else(|| {
-        fail(format!("it is not known which of the results of one type are the kernel's {} outputs", outputs.len()))
-    })?;
     match results.iter().zip(outputs).enumerate().find(|(_, (t, want))| t.ty != ***want) {
         Some((i, (t, want))) => Err(fail(format!("result {i} is {} instead of {want}", t.ty))),
-        None => Ok(results),
+        None => Ok(results.into_iter().take(outputs.len()).collect()),
     }
-}
-
-/// The results that are the outputs, where a kernel has fewer outputs than the op has results: told by their types.
-/// `None` if the types leave a choice.
-fn pick(mut results: Vec<Tensor>, outputs: &[&Type]) -> Option<Vec<Tensor>> {
-    if results.len() == outputs.len() {
-        return Some(results);
-    }
-    let alike = |ty: &Type, list: &[&Type]| list.iter().filter(|t| **t == ty).count();
-    let types: Vec<Type> = results.iter().map(|t| t.ty.clone()).collect();
-    let types: Vec<&Type> = types.iter().collect();
-    if outputs.iter().any(|o| alike(o, &types) != alike(o, outputs)) {
-        return None;
-    }
-    outputs.iter().map(|o| Some(results.remove(results.iter().position(|t| t.ty == **o)?))).collect()
 }
 
 #[cfg(test)]
@@ -103,19 +83,17 @@ mod tests {
     use kiln_graph::DType;
 
     #[test]
-    fn outputs_are_told_by_type() {
+    fn outputs_are_the_first_results() {
         let types = [DType::F32, DType::I64, DType::F32].map(|d| Type::new(d, [2]));
         let results = || types.iter().enumerate().map(|(i, t)| Tensor::from_f64(t.clone(), [i as f64; 2])).collect();
-        let picked = |outputs: &[usize]| {
+        let taken = |outputs: &[usize]| {
             let outputs: Vec<&Type> = outputs.iter().map(|o| &types[*o]).collect();
             let result = check_results("k", "libtorch", Ok(results()), &outputs);
             result.map(|r| r.iter().map(|t| t.get_i64(0)).collect::<Vec<_>>()).map_err(|e| e.to_string())
         };
-        assert_eq!(picked(&[0, 1, 2]), Ok(vec![0, 1, 2]));
-        assert_eq!(picked(&[1]), Ok(vec![1]));
-        assert_eq!(picked(&[0, 2]), Ok(vec![0, 2]));
-        assert!(picked(&[0]).unwrap_err().contains("not known which"));
-        assert!(picked(&[1, 1]).unwrap_err().contains("not known which"));
-        assert!(picked(&[1, 0, 2]).unwrap_err().contains("result 0 is f32[2] instead of i64[2]"));
+        assert_eq!(taken(&[0, 1, 2]), Ok(vec![0, 1, 2]));
+        assert_eq!(taken(&[0, 1]), Ok(vec![0, 1]));
+        assert!(taken(&[1]).unwrap_err().contains("result 0 is f32[2] instead of i64[2]"));
+        assert!(taken(&[0, 1, 2, 0]).unwrap_err().contains("3 results instead of 4"));
     }
 }

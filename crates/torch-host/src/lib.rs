@@ -146,7 +146,12 @@ impl Torch {
         Ok(results)
     }
 
-    /// Runs a fallback op on memory of `device`, results into `outs`; waits for the device.
+    /// Can this libtorch compute on a GPU? (Whether there is one is another question.)
+    pub fn has_cuda(&self) -> bool {
+        self.libtorch.join("lib/libtorch_cuda.so").is_file()
+    }
+
+    /// Runs a fallback op on memory of `device`, its first results into `outs`; waits for the device.
     ///
     /// # Safety
     /// Every `Memory` holds a dense tensor of its type on `device` that no one else writes during the call, work that

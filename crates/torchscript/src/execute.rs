@@ -117,7 +117,7 @@ impl Argument {
     }
 }
 
-/// Calls an operator and copies its results into `outs`, which must have the results' types.
+/// Calls an operator and copies its first results into `outs`, which must have their types.
 ///
 /// # Safety
 /// Every `Memory` holds a dense tensor of its type on `device` (-1: host), and no result overlaps an operand.
@@ -160,7 +160,7 @@ pub unsafe fn call(
         // SAFETY: the shim gives ownership.
         .map(|r| unsafe { TorchTensor::from_raw(r) })
         .collect();
-    if results.len() != outs.len() {
+    if results.len() < outs.len() {
         let message = format!("fallback `{name}` gave {} results, {} were expected", results.len(), outs.len());
         return Err(Problem::new(message).into());
     }

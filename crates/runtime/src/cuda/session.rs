@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Callbacks, Code, DeviceTensor, Executable, HostDevice, KernelCode, RuntimeError,
-    callbacks::{call, check_results},
+    callbacks::call,
     host::{Shared, Tally, gemm, run_grid},
     layout::Layout,
     memory::{ALIGN, MemoryPlan, Place},
@@ -328,11 +328,12 @@ impl CudaSession {
                 |b: &BufferId| DeviceTensor { ty: self.exe.ty(*b).clone(), address: self.addresses[b.0 as usize] };
             let args: Vec<DeviceTensor> = kernel.inputs.iter().map(on_device).collect();
             let outputs: Vec<DeviceTensor> = kernel.outputs.iter().map(on_device).collect();
-            let (index, stream) = (self.device.info().index, self.stream.raw.cast());
-            if let Some(done) = self.callbacks.fallback_device(op, &args, &outputs, index, stream) {
-                // The library may have made another context current.
-                self.device.check(|| format!("running kernel `{}`", kernel.name), self.device.inner.context.bind())?;
-                return check_results(&kernel.name, "libtorch", done.map(|()| vec![]), &[]).map(|_| ());
+            self.wait("running")?;
+            let done = self.callbacks.fallback_device(op, &args, &outputs, self.device.info().index);
+            // The library may have made another context current.
+            self.device.check(|| format!("running kernel `{}`", kernel.name), self.device.inner.context.bind())?;
+            if done.is_some() {
+                return Ok(());
             }
         }
         let slots: Vec<Slot> = match work {
