@@ -137,6 +137,9 @@ pub struct Bench {
     /// Seconds of measured runs for each side.
     #[arg(long, default_value_t = 1.0)]
     pub seconds: f64,
+    /// Write the report of the fused plan as a page, prediction beside measurement.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
     /// Write the figures ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -154,7 +154,7 @@ fn explain(a: &args::Explain) -> Result<(), Error> {
     drop(progress);
     let report = Report::new(&compiled);
     if let Some(path) = &a.html {
-        render::to(path, &kiln::html::page(&report))?;
+        render::to(path, &kiln::html::page(&report, &compiled, None))?;
     }
     match &a.json {
         Some(path) => {
@@ -193,8 +193,12 @@ fn bench(a: &args::Bench) -> Result<(), Error> {
         against,
         min_time: Duration::from_secs_f64(a.seconds),
     };
-    let result = kiln::bench::bench(&model, &inputs, &options)?;
+    let (result, compiled) = kiln::bench::bench(&model, &inputs, &options)?;
     drop(progress);
+    if let Some(path) = &a.html {
+        let measured: Vec<f64> = result.kernels.iter().map(|k| k.median_us).collect();
+        render::to(path, &kiln::html::page(&Report::new(&compiled), &compiled, Some(&measured)))?;
+    }
     match &a.json {
         Some(path) => {
             if path.as_os_str() != "-" {

@@ -78,8 +78,8 @@ pub struct KernelTime {
     pub tflops: f64,
 }
 
-/// Compiles and measures a model.
-pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result<Bench, Error> {
+/// Compiles and measures a model. What was measured comes with it.
+pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result<(Bench, Compiled), Error> {
     let fused = compile(model, &options.compile)?;
     let session = fused.session_on(options.device, options.threads)?;
     let outputs = session.run(inputs).map_err(runtime)?;
@@ -90,28 +90,12 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
         let c = compile(model, &CompileOptions { fuse: false, ..options.compile.clone() })?;
         unfused = Some(c.session_on(options.device, options.threads)?);
     }
-    let mut reference = None;
+    let mut peer = Peer::default();
     if options.against.torch {
-        match &model.archive {
-            None => missing.push("torch: a text graph has no TorchScript archive to run".to_string()),
-            Some(path) => {
-                let device = match options.device {
-                    DeviceKind::Cpu => kiln_torch_host::Device::Cpu,
-                    DeviceKind::Cuda(i) => kiln_torch_host::Device::Cuda(i as u32),
-                };
-                let threads = options.threads.unwrap_or_else(cores);
-                match torch::torch()?.session(path, inputs, device, threads) {
-                    Ok(s) => reference = Some(s),
-                    Err(e) => missing.push(format!("torch: {}", torch::failed(e))),
-                }
-            }
-        }
+        peer = Peer::torch(model, inputs, options, &mut missing)?;
     }
-    let (error, name) = match &mut reference {
-        Some(r) => {
-            r.run().map_err(torch::failed)?;
-            (differences(&outputs, &r.outputs().map_err(torch::failed)?), "torch")
-        }
+    let (error, name) = match &peer.outputs {
+        Some(outs) => (differences(&outputs, outs), peer.name),
         // In f64 an op at a time: minutes for the largest graphs.
         None if work(model) > 1 << 32 => {
             (Difference { max_abs: f64::NAN, max_rel: f64::NAN, norm_rel: f64::NAN }, "nothing (too large)")
@@ -128,18 +112,18 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
         if let Some(s) = &unfused {
             u.extend(whole(s, inputs, slice)?);
         }
-        if let Some(r) = &mut reference {
+        if let Some(r) = &mut peer.session {
             t.extend(time_torch(r, slice)?);
         }
     }
     let kernels = kernel_times(&fused, &session, inputs)?;
-    Ok(Bench {
+    let bench = Bench {
         model: fused.graph.name.clone(),
         device: crate::compile::device_name(options.device)?,
         threads: options.threads.unwrap_or_else(cores),
         fused: Spread::of(f),
         unfused: unfused.map(|_| Spread::of(u)),
-        torch: reference.map(|_| Spread::of(t)),
+        torch: peer.session.map(|_| Spread::of(t)),
         missing,
         compile_s: fused.timings.compile_s,
         timings: fused.timings,
@@ -148,7 +132,58 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
         reference: name.into(),
         ops: crate::Report::new(&fused).nodes,
         kernels,
-    })
+    };
+    Ok((bench, fused))
+}
+
+/// PyTorch's side.
+#[derive(Default)]
+struct Peer {
+    /// To be timed on the same device.
+    session: Option<kiln_torch_host::Session>,
+    outputs: Option<Vec<Tensor>>,
+    name: &'static str,
+}
+impl Peer {
+    /// An archive may have been traced for the processor alone; then its results there are the reference, and nothing is timed.
+    fn torch(
+        model: &Model,
+        inputs: &[Tensor],
+        options: &BenchOptions,
+        missing: &mut Vec<String>,
+    ) -> Result<Peer, Error> {
+        let Some(path) = &model.archive else {
+            missing.push("torch: a text graph has no TorchScript archive to run".to_string());
+            return Ok(Peer::default());
+        };
+        let torch = torch::torch()?;
+        let threads = options.threads.unwrap_or_else(cores);
+        let on = |device| {
+            let mut session = torch.session(path, inputs, device, threads)?;
+            session.run()?;
+            let outputs = session.outputs()?;
+            Ok((session, outputs))
+        };
+        if let DeviceKind::Cuda(i) = options.device {
+            match on(kiln_torch_host::Device::Cuda(i as u32)).map_err(torch::failed) {
+                Ok((session, outputs)) => {
+                    return Ok(Peer { session: Some(session), outputs: Some(outputs), name: "torch" });
+                }
+                Err(e) => missing.push(format!("torch on the GPU: {}", last_line(&e.to_string()))),
+            }
+        }
+        let (session, outputs) = on(kiln_torch_host::Device::Cpu).map_err(torch::failed)?;
+        let (session, name) = match options.device {
+            DeviceKind::Cpu => (Some(session), "torch"),
+            DeviceKind::Cuda(_) => (None, "torch on the cpu"),
+        };
+        Ok(Peer { session, outputs: Some(outputs), name })
+    }
+}
+
+/// The line of libtorch's message that says what was wrong; those before it say where.
+fn last_line(message: &str) -> &str {
+    message.lines().rfind(|l| !l.trim().is_empty()).unwrap_or(message).trim()
 }
 
 /// Elements computed and products summed: what the interpreter has to do.

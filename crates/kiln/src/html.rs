@@ -1,100 +1,223 @@
-//! The report as one self-contained page: no network, light and dark, a table that sorts, each kernel's details behind it.
-use crate::explain::{KernelReport, Report};
-use std::fmt::Write as _;
-
-const STYLE: &str = "
-:root { color-scheme: light dark; --line: #8884; --accent: #2a6fdb; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } .numbers { font-variant-numeric: tabular-nums; }
-table { border-collapse: collapse; width: 100%; } th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th button { all: unset; cursor: pointer; font-weight: 600; } th button:focus-visible, summary:focus-visible { outline: 2px solid var(--accent); }
-summary { cursor: pointer; font-weight: 600; } dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: .5rem 0; }
-dt { opacity: .7; } dd { margin: 0; } code { font-size: .9em; } .bar { height: .4rem; background: var(--accent); border-radius: 2px; }
-";
-
-const SCRIPT: &str = "
-for (const b of document.querySelectorAll('th button')) b.onclick = () => {
-  const head = b.closest('th'), i = [...head.parentNode.children].indexOf(head), body = document.querySelector('tbody');
-  const down = head.getAttribute('aria-sort') !== 'descending';
-  for (const h of head.parentNode.children) h.removeAttribute('aria-sort');
-  head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
-  const key = r => { const c = r.children[i]; return c.dataset.v === undefined ? c.textContent : Number(c.dataset.v); };
-  const rows = [...body.rows].sort((a, b) => { const x = key(a), y = key(b); return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1); });
-  body.append(...rows);
+//! The report as one self-contained page, without a network: the kernels drawn in launch order with what they read from each other
+//! (repeated layers folded), a timeline, a table that sorts, and for each kernel its reason, source lines, block program and PTX.
+use crate::{
+    Compiled,
+    compile::CompiledCode,
+    explain::{KernelReport, Report},
 };
-";
+use kiln_plan::{BufferId, BufferKind, Kernel, Stage, exec::Work};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the page's script draws.
+#[derive(Serialize)]
+struct Data<'a> {
+    report: &'a Report,
+    /// For each kernel of the report.
+    kernels: Vec<Detail>,
+    programs: Vec<ProgramText>,
+    /// Kernels that read what another has written: writer, reader.
+    edges: BTreeSet<(usize, usize)>,
+    repeats: Vec<Repeat>,
+    /// Microseconds for each kernel.
+    measured: Option<&'a [f64]>,
+}
+
+#[derive(Serialize)]
+struct Detail {
+    /// Distinct block programs, in order.
+    programs: Vec<usize>,
+    inputs: Vec<String>,
+    outputs: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct ProgramText {
+    block: String,
+    ptx: Option<String>,
+}
+
+/// `count` times the same `period` kernels, from kernel `start` on.
+#[derive(Serialize, PartialEq, Eq, Debug)]
+struct Repeat {
+    start: usize,
+    period: usize,
+    count: usize,
+}
+
+/// The page. `measured`: microseconds for each kernel of the run, if they are known.
+pub fn page(report: &Report, c: &Compiled, measured: Option<&[f64]>) -> String {
+    let run: Vec<(usize, &Kernel)> = c.plan.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Run).collect();
+    let kernels: Vec<Detail> = run.iter().map(|(i, k)| detail(c, *i, k)).collect();
+    let alike: Vec<(&str, &[String], &[usize])> =
+        report.kernels.iter().zip(&kernels).map(|(r, d)| (r.kind.as_str(), &r.nodes[..], &d.programs[..])).collect();
+    let data = Data {
+        report,
+        repeats: repeats(&alike),
+        edges: edges(run.iter().map(|r| r.1)),
+        programs: programs(c),
+        kernels,
+        measured,
+    };
+    fill(&data)
+}
+
+fn detail(c: &Compiled, i: usize, k: &Kernel) -> Detail {
+    let programs = c.steps[i].steps.iter().filter_map(|w| match w {
+        Work::Block { code, .. } => Some(*code),
+        _ => None,
+    });
+    let name = |b: &BufferId| {
+        let buffer = c.plan.buffer(*b);
+        let kind = match buffer.kind {
+            BufferKind::Input(n) => format!("input {n}"),
+            BufferKind::Param(p) => c.graph.params.get(p.0 as usize).map_or(String::new(), |p| p.name.clone()),
+            BufferKind::Frozen => "frozen".into(),
+            BufferKind::Temp => String::new(),
+        };
+        format!("{b} {} {kind}", buffer.ty).trim_end().to_string()
+    };
+    Detail {
+        programs: programs.collect(),
+        inputs: k.inputs.iter().map(name).collect(),
+        outputs: k.outputs.iter().map(name).collect(),
+    }
+}
+
+fn programs(c: &Compiled) -> Vec<ProgramText> {
+    let ptx = |i: usize| match &c.code {
+        CompiledCode::Ptx(list) => list.get(i).map(|p| p.text.clone()),
+        CompiledCode::Host(_) => None,
+    };
+    c.programs.iter().enumerate().map(|(i, p)| ProgramText { block: kiln_block::text::print(p), ptx: ptx(i) }).collect()
+}
+
+fn edges<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> BTreeSet<(usize, usize)> {
+    let (mut writer, mut edges) = (BTreeMap::new(), BTreeSet::new());
+    for (i, k) in kernels.enumerate() {
+        edges.extend(k.inputs.iter().filter_map(|b| writer.get(b)).map(|w| (*w, i)));
+        writer.extend(k.outputs.iter().map(|b| (*b, i)));
+    }
+    edges
+}
+
+/// Longest period that is looked for: kernels of one layer.
+const PERIOD: usize = 64;
+
+/// Runs of kernels that repeat, first to last: at each place the period that covers most, and of those the shortest.
+fn repeats<T: PartialEq>(kernels: &[T]) -> Vec<Repeat> {
+    let (mut found, mut start) = (vec![], 0);
+    while start < kernels.len() {
+        let rest = &kernels[start..];
+        let times = |period: usize| 1 + rest.windows(period + 1).take_while(|w| w[0] == w[period]).count() / period;
+        let longest = PERIOD.min(rest.len() / 2);
+        let best = (1..=longest).rev().map(|p| (p * times(p), p)).filter(|(all, p)| all / p > 1).max_by_key(|b| b.0);
+        match best {
+            // Two kernels in a row that happen to be alike are no layer.
+            Some((all, period)) if all > 2 => {
+                found.push(Repeat { start, period, count: all / period });
+                start += all;
+            }
+            _ => start += 1,
+        }
+    }
+    found
+}
 
 /// Text made safe between tags and in quoted attributes.
 fn escape(s: &str) -> String {
     s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The page.
-pub fn page(r: &Report) -> String {
-    let mut t = String::new();
-    let title = format!("{} on {}", escape(&r.model), escape(&r.target));
-    let _ = write!(
-        t,
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-         <title>{title}</title><style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n\
-         <p class=\"numbers\">{} ops became {} kernels. Predicted {:.1} us; lower bound {:.1} us. E-graph: {} nodes to {} in {} \
-         iterations ({}); {} candidates. Numerics: {}.</p>\n",
-        r.nodes,
-        r.kernels.len(),
-        r.predicted_us,
-        r.lower_bound_us,
-        r.search.enodes_before,
-        r.search.enodes_after,
-        r.search.iterations,
-        escape(&r.search.stopped),
-        r.search.candidates,
-        escape(&r.numerics)
-    );
-    if r.fallback_why.is_empty() {
-        t += "<p>Nothing falls back.</p>\n";
-    } else {
-        t += "<h2>Falls back</h2><ul>\n";
-        for f in &r.fallback_why {
-            let _ = writeln!(t, "<li><code>{}</code> {} {}</li>", escape(&f.op), escape(&f.why), escape(&f.line));
-        }
-        t += "</ul>\n";
+fn summary(r: &Report) -> String {
+    let mut lines = vec![
+        format!(
+            "<b>{}</b> ops became <b>{}</b> kernels. Predicted <b>{:.1} µs</b>, lower bound {:.1} µs. Numerics: {}.",
+            r.nodes,
+            r.kernels.len(),
+            r.predicted_us,
+            r.lower_bound_us,
+            escape(&r.numerics)
+        ),
+        format!(
+            "E-graph: {} nodes to {} in {} iterations ({}); {} candidate kernels.",
+            r.search.enodes_before,
+            r.search.enodes_after,
+            r.search.iterations,
+            escape(&r.search.stopped),
+            r.search.candidates
+        ),
+    ];
+    match r.fallback_why.is_empty() {
+        true => lines.push("Nothing falls back.".into()),
+        false => lines.extend(
+            r.fallback_why
+                .iter()
+                .map(|f| format!("Falls back: <b>{}</b>, {} {}", escape(&f.op), escape(&f.why), escape(&f.line))),
+        ),
     }
-    t += "<h2>Kernels</h2>\n<table><thead><tr>";
-    for (name, class) in [("kernel", ""), ("ops", "n"), ("MB", "n"), ("Mflop", "n"), ("us", "n"), ("share", "n")] {
-        let _ = write!(t, "<th class=\"{class}\"><button type=\"button\">{name}</button></th>");
-    }
-    t += "</tr></thead><tbody>\n";
-    r.kernels.iter().for_each(|k| row(&mut t, k, r.predicted_us));
-    let _ = write!(t, "</tbody></table>\n<script>{SCRIPT}</script>\n</body></html>\n");
-    t
+    lines.iter().map(|l| format!("<p class=\"numbers\">{l}</p>\n")).collect()
 }
 
-fn row(t: &mut String, k: &KernelReport, total: f64) {
-    let share = 100.0 * k.predicted_us / total.max(1e-12);
-    let (mb, mflop) = ((k.bytes_read + k.bytes_written) as f64 / 1e6, k.flops as f64 / 1e6);
-    let _ = write!(
-        t,
-        "<tr><td><details><summary>{}</summary><dl><dt>why</dt><dd>{}</dd><dt>ops</dt><dd><code>{}</code></dd>",
-        escape(&k.name),
-        escape(&k.reason),
-        escape(&k.nodes.join(" "))
-    );
-    for s in &k.stops {
-        let _ = write!(t, "<dt>not with {}</dt><dd>{}</dd>", escape(&s.kernel), escape(&s.why));
-    }
-    for (name, list) in [("modules", &k.modules), ("source", &k.lines)] {
-        if !list.is_empty() {
-            let _ = write!(t, "<dt>{name}</dt><dd>{}</dd>", escape(&list.join(", ")));
+fn key(kernels: &[KernelReport]) -> String {
+    let kinds: BTreeSet<&str> = kernels.iter().map(|k| k.kind.as_str()).collect();
+    let one = |k: &&str| {
+        format!(
+            "<span><svg viewBox=\"0 0 10 10\"><rect class=\"{0}\" width=\"10\" height=\"10\" rx=\"2\"/></svg>{0}</span>",
+            escape(k)
+        )
+    };
+    kinds.iter().map(one).collect()
+}
+
+fn fill(data: &Data) -> String {
+    let r = data.report;
+    let columns =
+        [("kernel", ""), ("kind", ""), ("ops", "n"), ("bytes", "n"), ("Mflop", "n"), ("µs", "n"), ("share", "n")];
+    let measured = data.measured.map(|_| ("measured µs", "n"));
+    let head = |(name, class): (&str, &str)| {
+        format!("<th class=\"{class}\" scope=\"col\"><button type=\"button\">{name}</button></th>")
+    };
+    // In a script element only `<` could end the data early.
+    let json = serde_json::to_string(data).unwrap_or_default().replace('<', "\\u003c");
+    let bars = match data.measured {
+        Some(_) => {
+            "<p class=\"label\">time measured</p>\n<svg class=\"timeline\" id=\"measured\" role=\"img\" aria-label=\"measured time of each kernel\"></svg>"
         }
+        None => "",
+    };
+    // The data comes last: it may hold anything.
+    [
+        ("{title}", format!("{} on {}", escape(&r.model), escape(&r.target))),
+        ("{style}", include_str!("html/page.css").into()),
+        ("{summary}", summary(r)),
+        ("{measured}", bars.into()),
+        ("{key}", key(&r.kernels)),
+        ("{head}", columns.into_iter().chain(measured).map(head).collect()),
+        ("{script}", include_str!("html/page.js").into()),
+        ("{data}", json),
+    ]
+    .iter()
+    .fold(include_str!("html/page.html").to_string(), |page, (hole, text)| page.replace(hole, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_that_repeat_are_found() {
+        let found = |text: &str| repeats(text.as_bytes());
+        let one = |start, period, count| Repeat { start, period, count };
+        assert_eq!(found("xabcabcabcy"), [one(1, 3, 3)]);
+        assert_eq!(found("aaaab"), [one(0, 1, 4)]);
+        assert_eq!(found("ababcdcd"), [one(0, 2, 2), one(4, 2, 2)]);
+        assert_eq!(found("abcdaa"), []);
+        assert_eq!(found(""), []);
     }
-    let n = |v: f64, digits: usize| format!("<td class=\"n\" data-v=\"{v}\">{v:.digits$}</td>");
-    let _ = writeln!(
-        t,
-        "</dl></details></td><td class=\"n\" data-v=\"{0}\">{0}</td>{1}{2}{3}<td class=\"n\" data-v=\"{share}\">{share:.1} %<div class=\"bar\" style=\"width:{share:.1}%\"></div></td></tr>",
-        k.nodes.len(),
-        n(mb, 3),
-        n(mflop, 3),
-        n(k.predicted_us, 2)
-    );
+
+    #[test]
+    fn text_from_a_model_cannot_end_an_element() {
+        assert_eq!(escape("<a href=\"x\">&"), "&lt;a href=&quot;x&quot;&gt;&amp;");
+    }
 }
