@@ -53,6 +53,8 @@ struct Emit<'k> {
     pending: nest::Group,
     /// Lanes of the nest being written.
     lanes: usize,
+    /// Elements that `Form::Lanes` stands for where that is not `lanes`.
+    span: Option<usize>,
     pid: Vec<value::Num>,
     /// Bytes of scratch memory so far.
     scratch: usize,
@@ -94,6 +96,7 @@ fn emit(kernels: &[Kernel]) -> Result<(String, Vec<&'static str>), CodegenError>
             here: vec![],
             pending: Default::default(),
             lanes: 1,
+            span: None,
             pid: vec![],
             scratch: 0,
             dummy: None,

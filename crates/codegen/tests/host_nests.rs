@@ -246,6 +246,45 @@ fn masked_tiles() {
     }
 }
 
+/// A mask over quotients and remainders of the coordinate changes within the axis though it may not within a vector.
+#[test]
+fn masks_of_quotients_and_remainders() {
+    let n = 256;
+    for by in [2, 8, 16, 32, 64, 96, 256] {
+        for (op, cmp, limit) in [
+            (BinaryOp::Div, CmpOp::Lt, 2),
+            (BinaryOp::Div, CmpOp::Ge, 1),
+            (BinaryOp::Rem, CmpOp::Lt, by / 2),
+            (BinaryOp::Rem, CmpOp::Ge, 1),
+        ] {
+            let mut b = Builder::new("parts", [1, 1, 1], 4);
+            let (x, y) = (b.param("x", Elem::I32, true), b.param("y", Elem::I32, false));
+            let i = b.iota(n);
+            let (divisor, bound) = (b.i32(by), b.i32(limit));
+            let part = b.binary(op, i, divisor);
+            let mask = b.cmp(cmp, part, bound);
+            let (from, to) = (b.ptr_add(x, i), b.ptr_add(y, i));
+            let v = b.load(from, Some(mask), None);
+            b.store(to, v, None);
+            let data: Vec<Num> = (1..=n as i64).map(Num::I).collect();
+            let mut buffers = [encode_all(Elem::I32, &data), vec![0; n * 4]];
+            run(&b.finish(), &mut buffers);
+            let want = |i: i64| {
+                let part = if op == BinaryOp::Div { i / by } else { i % by };
+                let inside = if cmp == CmpOp::Lt { part < limit } else { part >= limit };
+                Num::I(if inside { i + 1 } else { 0 })
+            };
+            let want: Vec<Num> = (0..n as i64).map(want).collect();
+            same(
+                &format!("{op:?} by {by}, {cmp:?} {limit}"),
+                Elem::I32,
+                &decode_all(Elem::I32, &buffers[1]),
+                &want,
+                0.,
+            );
+        }
+    }
+}
 #[test]
 fn products() {
     for (m, n, k) in [(1, 1, 1), (4, 8, 16), (16, 16, 16), (32, 64, 8), (64, 4, 32), (2, 128, 64)] {

@@ -365,6 +365,8 @@ impl Emit<'_> {
         let mut found: Vec<(Value, Name)> = vec![];
         at[axis] = Val { elem: Elem::I64, form: Form::Lanes(Num::konst(0), 1), depth: 0 };
         let shape = &group.shape;
+        // What holds for a vector of lanes need not hold for the whole axis.
+        self.span = Some(shape[axis]);
         while let Some(m) = masks.pop() {
             let Some(&i) = self.demand.def.get(&m) else { continue };
             let inst = self.kernel.inst(i);
@@ -385,6 +387,7 @@ impl Emit<'_> {
                 _ => {}
             }
         }
+        self.span = None;
         Ok(found)
     }
     fn add_bound(&mut self, m: Value, v: Val, found: &mut Vec<(Value, Name)>) {

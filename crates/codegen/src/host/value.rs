@@ -171,7 +171,7 @@ impl Emit<'_> {
             return None;
         }
         let depth = a.depth;
-        let width = self.lanes as i64;
+        let width = self.span.unwrap_or(self.lanes) as i64;
         match &a.form {
             Form::Num(n) => {
                 let n = self.exact(a.elem, n, depth);
