@@ -7,7 +7,6 @@
 //!   order.
 use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
-use crate::pointwise::widest;
 use crate::space::{Coord, Space};
 use crate::tile::{Cut, Shape, warps_for};
 use crate::walk::Walk;
@@ -65,10 +64,9 @@ fn plan(space: &mut Space, scene: &Scene, target: Target) -> Option<RowPlan> {
     let row: Vec<Coord> = space.coords.iter().filter(|c| c.row).copied().collect();
     let along = contiguous(scene, &space.coords, &kept, row.last()?.id);
     let row_ids = space.row_ids();
-    let again = reads_again(scene, &row_ids);
     let row = space.merge(&row_ids)?;
     let n = space.find(row)?.extent;
-    let limits = Limits::of(scene, again, target);
+    let limits = Limits::of(scene, &row_ids, target);
     Some(match along {
         Some(k) if space.find(k)?.extent > 1 => across(space, kept, k, row, n, target, &limits),
         _ => inner(space, kept, row, n, target, &limits),
@@ -117,18 +115,36 @@ struct Limits {
     bytes: usize,
     /// Elements are needed more than once.
     again: bool,
+    /// Something is read along the row that all rows share, as a gain.
+    shares: bool,
 }
 
 impl Limits {
-    fn of(scene: &Scene, again: bool, target: Target) -> Limits {
-        let bytes = widest(scene);
+    fn of(scene: &Scene, row: &[CoordId], target: Target) -> Limits {
+        let along = |e: &Expr| row.iter().any(|r| e.uses(*r));
+        let loads: Vec<(&Expr, usize)> = scene
+            .live()
+            .into_iter()
+            .filter_map(|n| match &scene.dag.node(n).op {
+                NodeOp::Load { at, .. } if along(at) => Some((at, scene.dag.node(n).dtype.bytes())),
+                _ => None,
+            })
+            .collect();
+        let stored = scene.stores.iter().filter(|s| along(&s.at)).map(|s| s.dtype.bytes());
+        let bytes = loads.iter().map(|l| l.1).chain(stored).max().unwrap_or(4);
+        let alone = |e: &Expr| {
+            let mut only = true;
+            e.coords(&mut |c| only &= row.contains(&c));
+            only
+        };
+        let shares = loads.iter().any(|l| alone(l.0)) && loads.iter().any(|l| !alone(l.0));
         let scans = scene.live().into_iter().any(|n| matches!(scene.dag.node(n).op, NodeOp::Scan { .. }));
         let tile = match target {
             Target::Host => 16384,
             Target::Gpu { arch } if arch >= 90 && !scans && bytes <= 4 => 262144,
             Target::Gpu { .. } => 16384,
         };
-        Limits { thread: (64 / bytes.max(1)).clamp(4, 32), tile, bytes, again }
+        Limits { thread: (64 / bytes.max(1)).clamp(4, 32), tile, bytes, again: reads_again(scene, row), shares }
     }
     /// Warps for a tile: few with many elements each, so that barriers join few and other instances run beside.
     fn warps(&self, elements: usize) -> usize {
@@ -173,6 +189,9 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
         let row = Cut { id: row, extent: n, block: chunk.min(wide), axis: 0 };
         return RowPlan { kept: uniform(), row, rank: 1, parts: split, warps: if gpu { 8 } else { 4 } };
     }
+    // Two long rows together: what they share comes from the second-level cache once for both.
+    let pair = gpu && limits.shares && wide > 8192 && 2 * wide <= limits.tile;
+    let together = if pair { 2 * wide } else { together };
     let mut high = (together / wide).max(1).min(rows.next_power_of_two());
     while high > 1 && rows / high < wanted(target) {
         high /= 2;

@@ -207,7 +207,7 @@ pub struct Machine {
     pub alu: f64,
     /// Seconds per launch.
     pub launch: f64,
-    /// Bytes on chip that can hold a row for one block.
+    /// Bytes of a row, and of what is made of it, that a kernel can hold: in a block, or on a GPU with clusters in several.
     pub on_chip: u64,
     /// Columns of a matrix product's tile: a row no wider can be reduced in its epilogue.
     pub tile: usize,

@@ -8,7 +8,7 @@ use super::r#gen::Gen;
 use super::reduce::Part;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::Flat;
-use kiln_block::{Elem, ReduceOp};
+use kiln_block::{Elem, Kernel, ReduceOp};
 
 /// Warps of a block when several share an instance: few, so that other instances' blocks fill the processor while these wait.
 const WARPS: usize = 8;
@@ -48,6 +48,12 @@ impl Blocks {
             e.invoke("llvm.nvvm.barrier.cluster.arrive.relaxed.aligned", &[], &[])?;
         }
         Ok(Blocks { count, apart: count > 1, repeats: 0, signals: 0 })
+    }
+    /// Registers a thread may have, so that several instances' blocks run beside each other; None where the code generator
+    /// needs no fewer by itself.
+    pub fn registers(k: &Kernel, count: usize) -> Option<usize> {
+        let warps = k.warps / count;
+        (count > 1 && warps <= 16 && (warps > WARPS || k.params.len() > 3)).then_some(64)
     }
     /// Shared memory that is no scratch.
     pub fn kept(count: usize) -> usize {

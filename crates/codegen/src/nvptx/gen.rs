@@ -33,6 +33,8 @@ pub(super) struct Gen<'c, 'k> {
     pub blocks: Blocks,
     /// Values that are 1 + exp(…): at least 1, or NaN.
     pub above_one: HashSet<Value>,
+    /// Values that are used in sums with 1 alone.
+    pub beside_one: HashSet<Value>,
     function: FunctionValue<'c>,
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
@@ -68,6 +70,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
         wrote: false,
         blocks,
         above_one: above_one(k),
+        beside_one: beside_one(k),
         function,
         regs: vec![None; k.values.len()],
     };
@@ -96,6 +99,9 @@ fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<FunctionValue<'c>
     f.add_attribute(AttributeLoc::Function, enumerated("nounwind", 0));
     f.add_attribute(AttributeLoc::Function, enumerated("convergent", 0));
     f.add_attribute(AttributeLoc::Function, text("nvvm.reqntid", (k.warps / blocks * 32).to_string()));
+    if let Some(n) = Blocks::registers(k, blocks) {
+        f.add_attribute(AttributeLoc::Function, text("nvvm.maxnreg", n.to_string()));
+    }
     let cluster = k.cluster.max(blocks);
     if cluster > 1 {
         f.add_attribute(AttributeLoc::Function, text("nvvm.cluster_dim", cluster.to_string()));
@@ -137,6 +143,18 @@ fn above_one(k: &Kernel) -> HashSet<Value> {
         found.insert(v);
     });
     sums
+}
+
+fn beside_one(k: &Kernel) -> HashSet<Value> {
+    let (mut ones, mut summed, mut elsewhere) = (HashSet::new(), HashSet::new(), HashSet::new());
+    k.walk(&mut |_, d| match (&d.op, &d.args[..]) {
+        (Op::Const(Const::Float(1.0)), _) => ones.extend(d.results.first().copied()),
+        (Op::Binary(BinaryOp::Add), [a, b]) if ones.contains(b) => {
+            summed.insert(*a);
+        }
+        _ => elsewhere.extend(d.args.iter().copied()),
+    });
+    summed.difference(&elsewhere).copied().collect()
 }
 
 impl<'c> Gen<'c, '_> {

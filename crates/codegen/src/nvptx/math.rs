@@ -197,15 +197,19 @@ fn tanh<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     e.fselect(below, little, big)
 }
 
-/// Within 2^-22 of 1 (Abramowitz and Stegun, 7.1.26), and relatively so near 0 by the first terms of the series.
+/// Within 2^-22 of 1, but not relatively so near 0 (Abramowitz and Stegun, 7.1.26): for a sum with 1.
+pub(super) fn erf_beside_one<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    let k = e.rcp(fma(e, abs(e, x)?, c(x, 0.327_591_1), c(x, 1.0))?)?;
+    let p = horner(e, k, &[1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592])?;
+    let tail = e.fmul(e.fmul(p, k)?, exp(e, e.fneg(e.fmul(x, x)?)?)?)?;
+    copysign(e, e.fsub(c(x, 1.0), tail)?, x)
+}
+/// The same, and near 0 the first terms of the series.
 fn erf_rounded<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     let (t, s) = (abs(e, x)?, e.fmul(x, x)?);
-    let k = e.rcp(fma(e, t, c(x, 0.327_591_1), c(x, 1.0))?)?;
-    let p = horner(e, k, &[1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592])?;
-    let tail = e.fmul(e.fmul(p, k)?, exp(e, e.fneg(s)?)?)?;
-    let big = copysign(e, e.fsub(c(x, 1.0), tail)?, x)?;
-    let little =
-        e.fmul(x, horner(e, s, &[-0.026_866_17, 0.112_837_92, -0.376_126_39, std::f64::consts::FRAC_2_SQRT_PI])?)?;
+    let big = erf_beside_one(e, x)?;
+    let series = [-0.026_866_17, 0.112_837_92, -0.376_126_39, std::f64::consts::FRAC_2_SQRT_PI];
+    let little = e.fmul(x, horner(e, s, &series)?)?;
     let below = e.fcmp(FloatPredicate::OLT, t, c(x, 0.25))?;
     e.fselect(below, little, big)
 }

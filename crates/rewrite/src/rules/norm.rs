@@ -3,7 +3,7 @@ use super::{Premise::*, Rule};
 use crate::build::{Builder, widens};
 use crate::pattern::{Bindings, axes};
 use egg::Id;
-use kiln_graph::{Op, Scalar};
+use kiln_graph::{BinaryOp, Op, ReduceOp, Scalar, UnaryOp};
 use kiln_plan::Numerics::*;
 
 fn row(b: &mut Builder, m: &Bindings, make: fn(usize) -> Op) -> Option<Id> {
@@ -13,6 +13,25 @@ fn row(b: &mut Builder, m: &Bindings, make: fn(usize) -> Op) -> Option<Id> {
 /// A number as it was written, before rounding to its type.
 fn number(b: &Builder, x: Id) -> Option<Scalar> {
     b.form(x, |o, _| if let Op::Const(s @ Scalar::Float(_)) = o { Some(*s) } else { None })
+}
+/// Chosen elements of a log-softmax: only these are computed, beside the row's maximum and sum.
+fn chosen_logs(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let (Op::Gather { axis }, Op::LogSoftmax { axis: along }) = (m.op("g")?, m.op("s")?) else { return None };
+    let (axis, x, i) = (*axis, m.var("x")?, m.var("i")?);
+    let whole = b.shape(x).iter().zip(b.shape(i)).enumerate().all(|(a, (n, k))| a == axis || n == k);
+    // As many as there are: the row is as well written whole.
+    if axis != *along || !whole || b.shape(i)[axis] >= b.shape(x)[axis] {
+        return None;
+    }
+    let axes = vec![axis];
+    let most = b.add(Op::Reduce { op: ReduceOp::Max, axes: axes.clone() }, &[x])?;
+    let below = b.binary(BinaryOp::Sub, x, most)?;
+    let powers = b.unary(UnaryOp::Exp, below)?;
+    let sum = b.add(Op::Reduce { op: ReduceOp::Sum, axes }, &[powers])?;
+    let log = b.unary(UnaryOp::Log, sum)?;
+    let one = b.add(Op::Gather { axis }, &[x, i])?;
+    let below = b.binary(BinaryOp::Sub, one, most)?;
+    b.binary(BinaryOp::Sub, below, log)
 }
 /// Normalisation of `x` over the axes of `a`, without gain and bias.
 fn layer_norm(b: &mut Builder, m: &Bindings) -> Option<Id> {
@@ -63,6 +82,16 @@ fn in_half(b: &mut Builder, m: &Bindings) -> Option<Id> {
 }
 
 pub const RULES: &[Rule] = &[
+    Rule {
+        name: "chosen-log-softmax",
+        numerics: Exact,
+        half: Reassociates,
+        left: &["(gather:g (log_softmax:s ?x) ?i)"],
+        when: &[],
+        right: chosen_logs,
+        example: "(%x: f32[4,8], %i: i64[4,1]) {\n %p = log_softmax %x axis=1\n %y = gather %p, %i axis=1\n return %y\n}",
+        near_miss: "(%x: f32[4,8], %i: i64[1,8]) {\n %p = log_softmax %x axis=1\n %y = gather %p, %i axis=0\n return %y\n}",
+    },
     Rule {
         name: "softmax",
         numerics: Exact,
