@@ -100,6 +100,23 @@ def attention_gqa_mask():
     return module(f, torch.randn(2, 8, 20, 16), torch.randn(2, 2, 24, 16), torch.randn(2, 2, 24, 16), mask)
 
 
+@example("encoder_layers")
+def encoder_layers():
+    class Encoders(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = lambda **options: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, **options)
+            self.first = nn.TransformerEncoder(layer(norm_first=True), 2, enable_nested_tensor=False)
+            self.last = layer(activation="gelu")
+            self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
+
+        def forward(self, x):
+            y = self.last(self.first(x))
+            return y, self.attention(y, y, y, need_weights=False)[0]
+
+    return Encoders(), (torch.randn(2, 9, 32),)
+
+
 @example("rms_norm_primitives")
 def rms_norm_primitives():
     def f(x, w):

@@ -50,6 +50,7 @@ fn kernels() {
         ("attention_primitives", &[]),
         ("attention_sdpa", &[]),
         ("attention_gqa_mask", &[]),
+        ("encoder_layers", &[]),
         ("rms_norm_primitives", &[]),
         ("norms", &[]),
         ("convolutions", &[]),
