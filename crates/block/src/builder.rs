@@ -1,8 +1,11 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
 use crate::{
-    BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, Op, Param, ReduceOp, Region, ScanOp, Type, UnaryOp,
-    Value,
+    Array, BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, Op, Param, ReduceOp, Region, Role, ScanOp,
+    Type, UnaryOp, Value,
 };
+
+/// What a role does; takes the number of its copy if there are several.
+pub type Program<'a> = Box<dyn FnOnce(&mut Builder, Option<Value>) + 'a>;
 
 /// Open regions, innermost last; instructions go to the innermost. Shapes are checked by the verifier, not here: a wrong
 /// program is built and then refused.
@@ -21,7 +24,13 @@ impl Builder {
     /// A pointer parameter.
     pub fn param(&mut self, name: impl Into<String>, elem: Elem, readonly: bool) -> Value {
         let value = self.kernel.new_value(Type::ptr(elem, []));
-        self.kernel.params.push(Param { name: name.into(), value, align: 16, readonly });
+        self.kernel.params.push(Param { name: name.into(), value, align: 16, readonly, array: None });
+        value
+    }
+    /// A descriptor parameter: tiles of `ty` in `array`.
+    pub fn descriptor(&mut self, name: impl Into<String>, ty: Type, array: Array, readonly: bool) -> Value {
+        let value = self.kernel.new_value(ty);
+        self.kernel.params.push(Param { name: name.into(), value, align: 16, readonly, array: Some(array) });
         value
     }
     pub fn ty(&self, v: Value) -> &Type {
@@ -97,6 +106,16 @@ impl Builder {
         let old = self.shape(v);
         let ty = self.ty(v).with_shape(perm.iter().map(|&p| old[p as usize]).collect::<Vec<_>>());
         self.one(Op::Permute(perm.to_vec()), &[v], ty)
+    }
+    /// `extent` elements along `axis` from `at` on.
+    pub fn part(&mut self, v: Value, axis: usize, at: usize, extent: usize) -> Value {
+        let mut shape = self.shape(v);
+        if shape[axis] == extent {
+            return v;
+        }
+        shape[axis] = extent;
+        let ty = self.ty(v).with_shape(shape);
+        self.one(Op::Part { axis: axis as u8, at: at as u32 }, &[v], ty)
     }
     pub fn unary(&mut self, op: UnaryOp, v: Value) -> Value {
         let ty = match op {
@@ -189,15 +208,38 @@ impl Builder {
         body: impl FnOnce(&mut Builder, Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let types: Vec<Type> = carried.iter().map(|v| self.ty(*v).clone()).collect();
-        let index = self.kernel.new_value(Type::scalar(Elem::I32));
-        let inner: Vec<Value> = types.iter().map(|t| self.kernel.new_value(t.clone())).collect();
-        let params = std::iter::once(index).chain(inner.iter().copied()).collect();
-        self.open.push(Region { params, insts: vec![] });
-        let next = body(self, index, &inner);
-        self.inst(Op::Yield, &next, &[], vec![]);
-        let region = self.open.pop().unwrap_or_default();
+        let params: Vec<Type> = std::iter::once(Type::scalar(Elem::I32)).chain(types.iter().cloned()).collect();
+        let region = self.region(&params, |b, params| body(b, params[0], &params[1..]));
         let args: Vec<Value> = [lo, hi, step].into_iter().chain(carried.iter().copied()).collect();
         self.inst(Op::For, &args, &types, vec![region])
+    }
+    /// What `body` emits, as a region with these parameters; it ends in a `yield` of what `body` gives.
+    fn region(&mut self, params: &[Type], body: impl FnOnce(&mut Builder, &[Value]) -> Vec<Value>) -> Region {
+        let params: Vec<Value> = params.iter().map(|t| self.kernel.new_value(t.clone())).collect();
+        self.open.push(Region { params: params.clone(), insts: vec![] });
+        let last = body(self, &params);
+        self.inst(Op::Yield, &last, &[], vec![]);
+        self.open.pop().unwrap_or_default()
+    }
+    /// All roles at once, each with its program; the program gets the number of the copy if there are several.
+    pub fn roles(&mut self, roles: Vec<(Role, Program)>) {
+        let (mut heads, mut regions) = (vec![], vec![]);
+        for (role, program) in roles {
+            let params = if role.copies > 1 { vec![Type::scalar(Elem::I32)] } else { vec![] };
+            regions.push(self.region(&params, |b, params| {
+                program(b, params.first().copied());
+                vec![]
+            }));
+            heads.push(role);
+        }
+        self.kernel.warps = heads.iter().map(|r| r.warps * r.copies).sum();
+        self.inst(Op::Roles(heads), &[], &[], regions);
+    }
+    pub fn set_warps(&mut self, warps: usize) {
+        self.kernel.warps = warps;
+    }
+    pub fn set_cluster(&mut self, blocks: usize) {
+        self.kernel.cluster = blocks;
     }
     pub fn finish(mut self) -> Kernel {
         self.kernel.body = self.open.pop().unwrap_or_default();

@@ -48,6 +48,17 @@ pub struct Param {
     pub align: usize,
     /// Only read.
     pub readonly: bool,
+    /// The array of a descriptor; without it, whoever launches says what the descriptor is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array: Option<Array>,
+}
+
+/// A strided array in a buffer, in elements, outermost axis first.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Array {
+    pub offset: usize,
+    pub sizes: Vec<usize>,
+    pub strides: Vec<usize>,
 }
 
 /// A block program. Its launch is static: shapes are constants of the program.

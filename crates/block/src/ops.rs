@@ -130,12 +130,15 @@ pub enum DotPrecision {
     Tf32x3,
 }
 
-/// A group of warps with a job of its own, in `roles`.
+/// A group of warps with a job of its own, in `roles`. With `copies` above 1 there are so many groups of the same job, each
+/// with its own warps; the region then has a parameter, the number of the copy (i32).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Role {
     /// As `producer`, `consumer`.
     pub name: String,
+    /// Of one copy.
     pub warps: usize,
+    pub copies: usize,
     /// Registers per thread (`setmaxnreg`); 0 leaves them.
     pub registers: usize,
 }
@@ -163,6 +166,11 @@ pub enum Op {
     Reshape,
     /// Result axis i is operand axis perm[i].
     Permute(Vec<u8>),
+    /// Elements `at..` along `axis`, as many as the result has; `at` is a multiple of that.
+    Part {
+        axis: u8,
+        at: u32,
+    },
     Unary(UnaryOp),
     Binary(BinaryOp),
     /// Result bool.
@@ -228,17 +236,19 @@ pub enum Op {
     BarrierExpect {
         bytes: u32,
     },
-    /// Barrier, stage; `multicast`: in every block of the cluster.
+    /// Barrier, stage; `multicast`: in every block of the cluster, each of which does the same.
     BarrierArrive {
         multicast: bool,
     },
     /// Barrier, stage, phase (i32).
     BarrierWait,
-    /// Shared tile, stage, descriptor, barrier, starts…: tensor-map load, completing on the barrier's stage.
+    /// Shared tile, stage, descriptor, barrier, its stage, starts…: tensor-map load, completing on the barrier. `multicast`:
+    /// every block of the cluster does the same; each reads its part of the tile (of the descriptor's size, along the first
+    /// axis) and gives it to all, so that all have the whole tile. Leading axes of size 1 of the descriptor are dropped.
     TmaLoad {
         multicast: bool,
     },
-    /// Descriptor, shared tile, stage, starts….
+    /// Descriptor, shared tile, stage, starts…. Leading axes of size 1 of the descriptor are dropped.
     TmaStore,
     /// Waits until at most `pending` stores still read shared memory.
     TmaStoreWait {
@@ -246,12 +256,14 @@ pub enum Op {
     },
     /// Makes generic writes to shared memory visible to tensor-map copies and `wgmma`.
     FenceAsync,
-    /// Shared tile of a, its stage, shared tile of b, its stage, token or block to add to: token.
+    /// Shared tile of a, its stage, shared tile of b, its stage, token or block to add to: token. a is `[M,K]`, or `[K,M]`
+    /// with `transpose_a`; b is `[K,N]`, or `[N,K]` with `transpose_b`.
     Wgmma {
+        transpose_a: bool,
         transpose_b: bool,
     },
     WgmmaCommit,
-    /// Token: block, once at most `pending` groups are in flight.
+    /// Token: block, once at most `pending` groups are in flight. Without a token it only waits.
     WgmmaWait {
         pending: u8,
     },

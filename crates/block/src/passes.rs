@@ -63,6 +63,7 @@ fn is_pure(op: &Op) -> bool {
             | Op::ExpandDims(_)
             | Op::Reshape
             | Op::Permute(_)
+            | Op::Part { .. }
             | Op::Unary(_)
             | Op::Binary(_)
             | Op::Cmp(_)

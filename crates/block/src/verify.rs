@@ -2,6 +2,7 @@
 //!
 //! Kernel:
 //! - it has a name; parameters are pointers, descriptors or scalars, named differently, alignments powers of two;
+//! - the array of a descriptor has its rank, contiguous rows, and an offset and strides that are multiples of 16 bytes;
 //! - the grid has fewer than 2^31 instances along each axis and 2^53 in all; warps are 1 to 512, a power of two without roles,
 //!   with roles the sum of theirs; a cluster is a power of two up to 16 that divides the grid's first axis.
 //!
@@ -116,6 +117,9 @@ fn header(k: &Kernel) -> Rule {
             _ => false,
         };
         rules::ensure(fits, || format!("parameter {} must be a pointer, a descriptor or a scalar", p.name))?;
+        if let Some(array) = &p.array {
+            rules::array(array, ty).map_err(|e| format!("parameter {}: {e}", p.name))?;
+        }
     }
     Ok(())
 }

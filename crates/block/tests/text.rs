@@ -8,6 +8,7 @@ fn kernels() -> Vec<(&'static str, &'static str)> {
         ("matmul", include_str!("kernels/matmul.block")),
         ("attention", include_str!("kernels/attention.block")),
         ("pipeline", include_str!("kernels/pipeline.block")),
+        ("warpgroups", include_str!("kernels/warpgroups.block")),
     ]
 }
 

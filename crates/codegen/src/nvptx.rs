@@ -7,12 +7,13 @@
 //! - [`threads`]: coordinates from thread numbers;
 //! - [`gen`]: the walk over the program, control flow;
 //! - [`blocks`]: instances of more warps than a block should hold, spread over a cluster;
+//! - [`tiles`], [`roles`], [`tma`], [`wgmma`]: the lower level's ops, which programs with roles use;
 //! - [`pointwise`], [`math`], [`memory`], [`exchange`], [`reduce`], [`collect`], [`dot`]: the ops by family;
 //! - [`target`]: LLVM's optimiser and back end.
 //!
 //! Never panics on a verified kernel: what has no code yet is [`CodegenError::Unsupported`], and the caller falls back.
 use crate::CodegenError;
-use kiln_block::Kernel;
+use kiln_block::{Array, Elem, Kernel, Param, Type};
 use serde::{Deserialize, Serialize};
 
 mod blocks;
@@ -26,8 +27,12 @@ mod math;
 mod memory;
 mod pointwise;
 mod reduce;
+mod roles;
 mod target;
 mod threads;
+mod tiles;
+mod tma;
+mod wgmma;
 
 /// Architectures by name: `sm_80`, `sm_90a`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -46,6 +51,27 @@ impl Arch {
     }
 }
 
+/// What a parameter of a kernel is launched with.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Argument {
+    /// The address of a buffer.
+    Address,
+    /// A tensor map of an array in a buffer.
+    Map(TensorMap),
+}
+
+/// A strided array that is copied in tiles; axes outermost first, offset and strides in elements.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TensorMap {
+    pub elem: Elem,
+    pub array: Array,
+    /// What one copy takes.
+    pub tile: Vec<usize>,
+    /// Bytes within which 16-byte chunks are permuted; 0: none.
+    pub swizzle: usize,
+}
+
 /// A kernel's PTX and how it is launched.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Ptx {
@@ -58,6 +84,8 @@ pub struct Ptx {
     /// Dynamic shared memory in bytes.
     pub shared: usize,
     pub cluster: usize,
+    /// One per parameter.
+    pub args: Vec<Argument>,
 }
 
 /// Shared memory a block can have.
@@ -76,7 +104,12 @@ pub fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
         }
         emit::Fail::Llvm(what) => CodegenError::Llvm { kernel: kernel.name.clone(), what },
     };
-    let blocks = blocks::of(kernel.warps, arch).map_err(fail)?;
+    let roles = kiln_block::passes::layout::anchors::roles(kernel).is_some();
+    if roles && arch == Arch::Sm80 {
+        return Err(fail(emit::Fail::Unsupported("roles and tensor-map copies".into())));
+    }
+    // Roles are of one block.
+    let blocks = if roles { 1 } else { blocks::of(kernel.warps, arch).map_err(fail)? };
     let placed = kiln_block::passes::layout::assign(kernel);
     let context = inkwell::context::Context::create();
     let (module, shared) = r#gen::generate(&context, &placed, blocks).map_err(fail)?;
@@ -91,5 +124,18 @@ pub fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
         threads: kernel.warps / blocks * 32,
         shared,
         cluster: kernel.cluster.max(blocks),
+        args: kernel.params.iter().map(|p| argument(kernel, p)).collect(),
     })
+}
+
+fn argument(kernel: &Kernel, p: &Param) -> Argument {
+    let (Type::Desc { elem, shape, swizzle }, Some(array)) = (kernel.ty(p.value), &p.array) else {
+        return Argument::Address;
+    };
+    let swizzle = tiles::span(*swizzle);
+    let mut tile = shape.clone();
+    if let (Some(span), Some(row)) = (swizzle, tile.last_mut()) {
+        *row = (*row).min(span / elem.bytes());
+    }
+    Argument::Map(TensorMap { elem: *elem, array: array.clone(), tile, swizzle: swizzle.unwrap_or(0) })
 }

@@ -164,3 +164,23 @@ fn layouts_change_no_value() {
         }
     }
 }
+
+/// The asynchronous level: no spills, no warning (as C7510: products made to wait for each other), every op as one instruction.
+#[test]
+fn warpgroups() {
+    let kernels = kiln_block::text::parse(include_str!("../../block/tests/kernels/warpgroups.block")).unwrap();
+    assert!(compile(&kernels, Arch::Sm80).is_err());
+    let ptx = compile(&kernels, Arch::Sm90a).unwrap();
+    assert_eq!((ptx.threads, ptx.cluster), (384, 2));
+    assert!(ptx.shared <= 227 << 10);
+    assemble(&ptx, Arch::Sm90a);
+    // Four steps of K in a stage, the first stage apart.
+    assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16"), 8);
+    // Two parts of the left operand, and four panels of the right one for both blocks.
+    assert_eq!(count(&ptx, "cp.async.bulk.tensor.2d.shared::cluster.global"), 6);
+    assert_eq!(count(&ptx, ".multicast::cluster"), 4);
+    // Sixteen a part of the tile, four parts.
+    assert_eq!(count(&ptx, "stmatrix.sync.aligned.m8n8.x4"), 16);
+    assert_eq!(count(&ptx, "cp.async.bulk.tensor.2d.global.shared::cta"), 4);
+    assert_eq!(count(&ptx, "setmaxnreg"), 2);
+}

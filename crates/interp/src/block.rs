@@ -4,7 +4,8 @@
 //! Floats: each op is computed in f64 and rounded to f32 (f64 stays), then to its own type; sums and products of a reduction
 //! are rounded once. So the result is as good as the types allow, and other ways of running come close to it.
 //! Lower-level ops have their meaning in one instance: an asynchronous copy arrives at its wait, shared memory starts as
-//! NaN, roles run in turn, each until it waits for a barrier. Clusters with traffic between their blocks are refused.
+//! NaN, roles run in turn, each until it waits for a barrier. Of a cluster every block is run by itself: what the others send
+//! is what it sends, as all do the same.
 //! Never: optimises, guesses what an access outside a buffer could mean.
 mod machine;
 mod memory;

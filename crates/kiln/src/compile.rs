@@ -2,14 +2,15 @@
 use crate::{Error, Model, torch};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
-use kiln_graph::{FallbackOp, Graph, Op, Tensor, ValueId};
+use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, ValueId};
 use kiln_lower::LowerError;
 use kiln_plan::{
     Machine, Numerics, Plan,
     exec::{BodyGraph, Steps, Work},
 };
 use kiln_runtime::{
-    Callbacks, Code, CudaDevice, Device, DeviceTensor, Executable, HostDevice, InputSpec, Ptx, Session,
+    Callbacks, Code, CudaDevice, Device, DeviceTensor, Executable, HostDevice, InputSpec, Passed, Ptx, Session,
+    TensorMap,
 };
 use kiln_torch_host::Memory;
 use serde::Serialize;
@@ -259,6 +260,7 @@ fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Faile
                         threads: 1,
                         shared: 0,
                         cluster: 1,
+                        args: vec![],
                     }
                 })
             });
@@ -301,6 +303,7 @@ impl Compiled {
                     threads: p.threads,
                     shared: p.shared,
                     cluster: p.cluster,
+                    passed: p.args.iter().map(passed).collect(),
                 })
             }
         };
@@ -323,6 +326,21 @@ impl Compiled {
         let device = open_device(device, threads)?;
         Session::new(&device, self.executable(), self.params.clone(), Arc::new(Reference)).map_err(runtime)
     }
+}
+
+/// A parameter as the runtime passes it.
+fn passed(a: &nvptx::Argument) -> Passed {
+    let nvptx::Argument::Map(m) = a else { return Passed::Address };
+    // Maps are made of tensors' buffers, so their elements are a tensor's.
+    let dtype = DType::ALL.into_iter().find(|d| d.name() == m.elem.name()).unwrap_or(DType::U8);
+    Passed::Map(TensorMap {
+        dtype,
+        offset: m.array.offset,
+        sizes: m.array.sizes.clone(),
+        strides: m.array.strides.clone(),
+        tile: m.tile.clone(),
+        swizzle: m.swizzle,
+    })
 }
 
 unsafe extern "C" fn nothing(_: *const *mut u8, _: u64, _: u64) {}

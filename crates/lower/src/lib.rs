@@ -27,6 +27,7 @@ mod scan;
 mod space;
 mod tile;
 mod walk;
+mod warpgroup;
 mod window;
 
 use kiln_graph::{Op, ValueId};

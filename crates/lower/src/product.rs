@@ -8,7 +8,7 @@ use crate::resolve::{Body, Product as Place, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::space::Space;
 use crate::tile::{Cut, Frame, Shape, loads, open_with};
-use crate::{LowerError, Target, math, reduction};
+use crate::{LowerError, Target, math, reduction, warpgroup};
 use kiln_block::{BinaryOp as B, Builder, DotPrecision, Elem, Kernel, Value};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::exec::{Slot, Work};
@@ -43,7 +43,7 @@ const GROUP: usize = 8;
 pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerError> {
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     if let Some(placed) = placed::outputs(of, p.v, &dims, p.place)
-        && let Some(step) = fused(of, p, &dims, &placed)?
+        && let Some(step) = fused(of, p, &dims, &placed, target)?
     {
         return Ok(Emitted { scratch: vec![], steps: vec![step] });
     }
@@ -59,7 +59,7 @@ pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerErr
         let order = own_order(of, p, at)?;
         Ok((r.dag, vec![Store { slot, dtype: acc, at: order, guards: vec![], value }]))
     };
-    let step = tiled(of, p, &dims, of.name, &scene)?;
+    let step = tiled(of, p, &dims, of.name, target, &scene)?;
     let name = format!("{}_epilogue", of.name);
     let rest = Body { product: Some((p.v, Place::At(slot, acc))), name: &name, graph: of.graph };
     let rest = reduction::lower(&rest, target, 1)?;
@@ -91,6 +91,7 @@ fn fused(
     p: &Product,
     dims: &[usize],
     placed: &[placed::Placed],
+    target: Target,
 ) -> Result<Option<Work<Kernel>>, LowerError> {
     let product = Body { product: Some((p.v, Place::Node)), ..*of };
     let scene = |at: &[Expr]| {
@@ -103,7 +104,7 @@ fn fused(
     if the_anchor(&Scene { dag, stores }).is_none() {
         return Ok(None);
     }
-    tiled(of, p, dims, of.name, &scene).map(Some)
+    tiled(of, p, dims, of.name, target, &scene).map(Some)
 }
 
 fn tile(p: &Product, dtype: DType) -> Tile {
@@ -128,11 +129,11 @@ fn tile(p: &Product, dtype: DType) -> Tile {
 }
 
 /// Coordinates of the program: batch…, m, n, then k as A sees it and as B does.
-struct Coords {
-    m: CoordId,
-    n: CoordId,
-    ka: CoordId,
-    kb: CoordId,
+pub struct Coords {
+    pub m: CoordId,
+    pub n: CoordId,
+    pub ka: CoordId,
+    pub kb: CoordId,
 }
 
 type Stored = Result<(Dag, Vec<Store>), LowerError>;
@@ -142,6 +143,7 @@ fn tiled(
     p: &Product,
     dims: &[usize],
     name: &str,
+    target: Target,
     scene: &dyn Fn(&[Expr]) -> Stored,
 ) -> Result<Work<Kernel>, LowerError> {
     let dtype = of.graph.dtype(p.v);
@@ -162,6 +164,10 @@ fn tiled(
     let scene = Scene { dag: r.dag, stores };
     let anchor = the_anchor(&scene).ok_or_else(|| of.unsupported("a product read at several elements"))?;
 
+    let task = warpgroup::Task { name, product: p, scene: &scene, coords: &ids, operands: [a, b], anchor, dtype };
+    if let Some(work) = warpgroup::lower(&task, target) {
+        return Ok(work);
+    }
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };
     let mut cuts: Vec<Cut> = (p.batch.iter().enumerate()).map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();
     cuts.extend([cut(ids.m, p.m, t.m, 0), cut(ids.n, p.n, t.n, 1)]);

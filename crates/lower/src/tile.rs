@@ -4,7 +4,7 @@ use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::{Emitter, Lanes, joint};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
-use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, Kernel, Value};
+use kiln_block::{Array, BinaryOp as B, Builder, CmpOp, Elem, Kernel, Type, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::{Slot, Work};
 use std::collections::BTreeMap;
@@ -68,20 +68,27 @@ pub fn open<'a>(name: &str, scene: &'a Scene, shape: &Shape) -> Frame<'a> {
 
 /// Starts a program that uses these buffers; parameters are in the order of the slots.
 pub fn open_with<'a>(name: &str, scene: &'a Scene, shape: &Shape, used: &[Used]) -> Frame<'a> {
-    let slots: BTreeMap<Slot, (DType, bool)> = used.iter().map(|&(slot, d, readonly)| (slot, (d, readonly))).collect();
     let counts: Vec<usize> = std::iter::once(shape.parts.max(1)).chain(shape.cuts.iter().map(Cut::count)).collect();
     let instances: usize = counts.iter().product();
-    let mut b = Builder::new(name, [instances, 1, 1], shape.warps.max(1));
-    let mut em = Emitter::new(&scene.dag, index_elem(scene, shape));
+    let mut frame = open_bare(name, scene, used, &shape.cuts, instances);
+    frame.b.set_warps(shape.warps.max(1));
+    frame.rank = shape.rank;
+    frame.place(shape, &counts);
+    frame
+}
+
+/// Starts a program of that many instances that finds its place in the grid itself; tiles have two axes.
+pub fn open_bare<'a>(name: &str, scene: &'a Scene, used: &[Used], cuts: &[Cut], instances: usize) -> Frame<'a> {
+    let slots: BTreeMap<Slot, (DType, bool)> = used.iter().map(|&(slot, d, readonly)| (slot, (d, readonly))).collect();
+    let mut b = Builder::new(name, [instances, 1, 1], 1);
+    let mut em = Emitter::new(&scene.dag, index_elem(scene, cuts));
     let mut args = vec![];
     for (slot, (dtype, readonly)) in &slots {
         let p = b.param(slot_name(*slot), math::stored(*dtype), *readonly);
         em.params.insert(*slot, p);
         args.push(*slot);
     }
-    let mut frame = Frame { b, em, rank: shape.rank, part: None, args };
-    frame.place(shape, &counts);
-    frame
+    Frame { b, em, rank: 2, part: None, args }
 }
 
 fn slot_name(slot: Slot) -> String {
@@ -93,9 +100,9 @@ fn slot_name(slot: Slot) -> String {
 }
 
 /// i64 where an offset, or a position rounded up to a tile, can pass i32.
-fn index_elem(scene: &Scene, shape: &Shape) -> Elem {
+fn index_elem(scene: &Scene, cuts: &[Cut]) -> Elem {
     const LIMIT: i128 = 1 << 30;
-    let points: i128 = shape.cuts.iter().map(|c| (c.count() * c.block) as i128).product();
+    let points: i128 = cuts.iter().map(|c| (c.count() * c.block) as i128).product();
     let mut large = points > LIMIT;
     scene.exprs(&mut |e| e.walk(&mut |e| large |= magnitude(e) > LIMIT));
     if large { Elem::I64 } else { Elem::I32 }
@@ -111,6 +118,11 @@ fn magnitude(e: &Expr) -> i128 {
 }
 
 impl Frame<'_> {
+    /// A descriptor of an array in a buffer.
+    pub fn descriptor(&mut self, name: &str, slot: Slot, (ty, array): (Type, Array), readonly: bool) -> Value {
+        self.args.push(slot);
+        self.b.descriptor(name, ty, array, readonly)
+    }
     /// Splits the instance's number into positions, the last cut fastest.
     fn place(&mut self, shape: &Shape, counts: &[usize]) {
         let instances: usize = counts.iter().product();

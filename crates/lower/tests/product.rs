@@ -166,3 +166,25 @@ fn pools() {
         "(%x: f32[2,3,11,12]) { %y = pool.max %x window=[3,3] stride=[1,1] padding=[0,0] dilation=[2,1] ceil=false\n return %y }",
     );
 }
+
+/// Products whose rows are multiples of 16 bytes go by warpgroups on GPUs: every order of operands, ragged edges, batches,
+/// epilogues that go out in rows, in columns and twice.
+#[test]
+fn products_by_warpgroups() {
+    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Target::Gpu { arch: 90 });
+    for (d, m, n, k) in [("bf16", 64, 64, 64), ("f16", 65, 40, 72), ("bf16", 130, 264, 136), ("f16", 17, 32, 8)] {
+        gpu(&format!("(%a: {d}[{m},{k}], %b: {d}[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
+        gpu(&format!(
+            "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %r: {d}[{m},{n}]) {{ %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }}"
+        ));
+        gpu(&format!(
+            "(%a: {d}[{k},{m}], %b: {d}[{n},{k}]) {{ %t = permute %a perm=[1,0]\n %c = linear %t, %b\n %w = cast %c to=f32\n return %c, %w }}"
+        ));
+    }
+    gpu("(%a: bf16[3,40,24], %b: bf16[3,24,72]) { %c = dot %a, %b\n return %c }");
+    gpu("(%a: bf16[2,1,40,24], %b: bf16[3,24,72]) { %c = dot %a, %b\n return %c }");
+    gpu("(%a: f16[40,24], %b: f16[72,24]) { %c = linear %a, %b\n %t = permute %c perm=[1,0]\n return %t }");
+    gpu("(%a: f16[40,24], %b: f16[72,24]) { %c = linear %a, %b\n %s = softmax %c axis=1\n return %s }");
+    // Enough tiles for clusters.
+    gpu("(%a: bf16[1536,8], %b: bf16[8,2816]) { %c = dot %a, %b\n return %c }");
+}

@@ -23,7 +23,30 @@ pub enum Code {
     Ptx(Ptx),
 }
 
-/// A kernel for an NVIDIA GPU and how it is launched. Its parameters are one 64-bit address per argument.
+/// What an argument of a kernel for an NVIDIA GPU is passed as.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Passed {
+    /// A 64-bit address.
+    Address,
+    /// A tensor map of an array behind it.
+    Map(TensorMap),
+}
+
+/// A strided array that the tensor-map unit copies in tiles; axes outermost first.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TensorMap {
+    pub dtype: DType,
+    /// In elements from the start of the buffer.
+    pub offset: usize,
+    pub sizes: Vec<usize>,
+    /// In elements; the last is 1.
+    pub strides: Vec<usize>,
+    pub tile: Vec<usize>,
+    /// Bytes within which 16-byte chunks are permuted: 0 (none), 32, 64 or 128.
+    pub swizzle: usize,
+}
+
+/// A kernel for an NVIDIA GPU and how it is launched.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Ptx {
     /// Name of the entry point in `text`.
@@ -36,6 +59,8 @@ pub struct Ptx {
     pub shared: usize,
     /// Blocks of a cluster along x; 0 and 1 mean no cluster.
     pub cluster: usize,
+    /// How each argument is passed; arguments beyond the list by address.
+    pub passed: Vec<Passed>,
 }
 
 impl fmt::Debug for Code {

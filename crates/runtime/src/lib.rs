@@ -18,7 +18,7 @@ pub use cache::Cache;
 pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks};
 pub use cuda::CudaDevice;
 pub use error::{Mismatch, RuntimeError};
-pub use executable::{Code, Executable, HostFn, InputSpec, KernelCode, Ptx};
+pub use executable::{Code, Executable, HostFn, InputSpec, KernelCode, Passed, Ptx, TensorMap};
 pub use host::HostDevice;
 pub use profile::{KernelTime, Spread, TimeOptions, Timing};
 pub use session::{Device, Session};

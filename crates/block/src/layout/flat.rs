@@ -77,6 +77,11 @@ impl Flat {
             b => Some(b),
         })
     }
+    /// The layout of a part along `axis` of a block of shape `from`, of shape `to`.
+    pub fn part(&self, from: &[usize], to: &[usize], axis: usize) -> Flat {
+        let (old, new) = (axis_bits(from, axis), axis_bits(to, axis));
+        self.without(&(old.start + new.len() as u8..old.end))
+    }
     /// The operand's layout of a broadcast from `from` to `to` whose result has this one.
     pub fn unbroadcast(&self, from: &[usize], to: &[usize]) -> Flat {
         let mut at = self.clone();

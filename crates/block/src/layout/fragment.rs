@@ -92,9 +92,38 @@ impl Tiling {
     }
 }
 
+/// Accumulator `[m, n]` of products by warpgroups (`wgmma`): four warps hold 64 rows as `mma.sync` would hold them, further
+/// warps the upper rows, and what is left of the rows lies in further registers.
+pub fn warpgroup_accumulator(m: usize, n: usize, warps: usize) -> Flat {
+    let (low, columns) = (bits_of(&[n]) as u8, bits_of(&[n]) as u8);
+    let row = |i: u8| low + i;
+    let rows = bits_of(&[m]) as u8;
+    let groups = warps.saturating_sub(2) as u8;
+    let upper = rows.saturating_sub(groups).max(6);
+    let mut registers = vec![0, row(3)];
+    registers.extend(3..columns);
+    registers.extend((6..upper).map(row));
+    let warps = [Some(row(4)), Some(row(5))].into_iter().chain((upper..upper + groups).map(|i| Some(row(i))));
+    Flat { registers, lanes: vec![Some(1), Some(2), Some(row(0)), Some(row(1)), Some(row(2))], warps: warps.collect() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn warpgroups_hold_their_rows() {
+        for (m, n, warps) in [(64, 256, 2), (128, 128, 2), (128, 256, 3), (256, 64, 3)] {
+            assert!(warpgroup_accumulator(m, n, warps).covers(bits_of(&[m, n])), "{m} {n} {warps}");
+        }
+        let flat = warpgroup_accumulator(128, 64, 2);
+        // Register i of lane l of warp w: row 16w + l/4 + 8·(i/2 % 2), column 8·(i/4) + 2·(l % 4) + i % 2; then 64 rows on.
+        for (i, l, w) in [(0, 0, 0), (1, 5, 0), (2, 31, 3), (7, 17, 2), (32, 3, 1), (61, 30, 3)] {
+            let row = 16 * w + l / 4 + 8 * (i / 2 % 2) + 64 * (i / 32);
+            let column = 8 * (i % 32 / 4) + 2 * (l % 4) + i % 2;
+            assert_eq!(flat.at(i, l, w), row * 64 + column);
+        }
+    }
 
     #[test]
     fn fragments_cover_their_blocks() {

@@ -4,8 +4,8 @@ use super::{
     names,
 };
 use crate::{
-    BlockError, Const, DotPrecision, Elem, Inst, InstData, Kernel, Layout, Op, Param, Region, Role, Swizzle, Type,
-    Value,
+    Array, BlockError, Const, DotPrecision, Elem, Inst, InstData, Kernel, Layout, Op, Param, Region, Role, Swizzle,
+    Type, Value,
 };
 use std::collections::HashMap;
 
@@ -340,8 +340,16 @@ impl Parser {
         let (ty, layout) = self.typed()?;
         let readonly = self.eat_word("readonly");
         let align = if self.eat_word("align") { self.integer("an alignment in bytes")? } else { 16 };
+        let array = if self.eat_word("of") { Some(self.array()?) } else { None };
         let value = self.define(alias.as_ref().unwrap_or(&t), ty, layout, true)?;
-        Ok(Param { name: t.text, value, align, readonly })
+        Ok(Param { name: t.text, value, align, readonly, array })
+    }
+    fn array(&mut self) -> Result<Array> {
+        let sizes = self.numbers("the size of an axis")?;
+        self.expect_word("strides")?;
+        let strides = self.numbers("a stride in elements")?;
+        let offset = if self.eat_word("offset") { self.integer("an offset in elements")? } else { 0 };
+        Ok(Array { offset, sizes, strides })
     }
     /// The kernel with values numbered as they were written, if all were written as numbers: parameters first.
     fn numbered(&mut self) -> Kernel {
@@ -377,12 +385,15 @@ impl Parser {
         }
         Ok(all)
     }
-    fn region(&mut self, depth: usize) -> Result<Region> {
+    /// `param`: the name of the region's parameter, an i32.
+    fn region(&mut self, depth: usize, param: Option<Token>) -> Result<Region> {
         self.expect("{")?;
         self.scopes.push(vec![]);
+        let define = |t: &Token| self.define(t, Type::scalar(Elem::I32), None, false);
+        let params = param.iter().map(define).collect::<Result<_>>()?;
         let insts = self.insts(depth + 1)?;
         self.close_scope();
-        Ok(Region { params: vec![], insts })
+        Ok(Region { params, insts })
     }
     fn close_scope(&mut self) {
         for name in self.scopes.pop().unwrap_or_default() {
@@ -412,16 +423,17 @@ impl Parser {
             "if" => {
                 let args = vec![self.operand()?];
                 types = Some(self.result_types(results.len())?);
-                regions.push(self.region(depth)?);
+                regions.push(self.region(depth, None)?);
                 self.expect_word("else")?;
-                regions.push(self.region(depth)?);
+                regions.push(self.region(depth, None)?);
                 (Op::If, args)
             }
             "roles" => {
                 let mut roles = vec![];
                 while matches!(self.peek().kind, Kind::Word | Kind::Str) && (self.same_line() || roles.is_empty()) {
-                    roles.push(self.role()?);
-                    regions.push(self.region(depth)?);
+                    let (role, copy) = self.role()?;
+                    roles.push(role);
+                    regions.push(self.region(depth, copy)?);
                 }
                 (Op::Roles(roles), vec![])
             }
@@ -440,12 +452,20 @@ impl Parser {
         }
         Ok(self.k.new_inst(InstData { op, args, results: values, regions }))
     }
-    fn role(&mut self) -> Result<Role> {
+    /// A role's head, and the name of the number of its copy.
+    fn role(&mut self) -> Result<(Role, Option<Token>)> {
         let name = self.next().text;
         self.expect_word("warps")?;
         let warps = self.integer("the number of warps")?;
         self.expect_word("registers")?;
-        Ok(Role { name, warps, registers: self.integer("the number of registers")? })
+        let registers = self.integer("the number of registers")?;
+        let mut role = Role { name, warps, copies: 1, registers };
+        if !self.eat_word("copies") {
+            return Ok((role, None));
+        }
+        role.copies = self.integer("the number of copies")?;
+        self.expect_word("as")?;
+        Ok((role, Some(self.new_name()?)))
     }
     /// After `for`: operands, region and the results' types.
     #[allow(clippy::type_complexity)]
@@ -509,6 +529,12 @@ impl Parser {
                 let args = self.operands()?;
                 return Ok((Op::Permute(self.numbers("an axis")?), args));
             }
+            "part" => {
+                let args = self.operands()?;
+                let axis = self.axis()?;
+                self.expect_word("at")?;
+                return Ok((Op::Part { axis, at: self.integer("the first element")? }, args));
+            }
             "reduce" => {
                 let op = self.choice("reduction", names::REDUCE)?;
                 let args = self.operands()?;
@@ -535,7 +561,10 @@ impl Parser {
             "barrier_arrive" => Op::BarrierArrive { multicast: self.eat_word("multicast") },
             "tma_load" => Op::TmaLoad { multicast: self.eat_word("multicast") },
             "tma_store_wait" => Op::TmaStoreWait { pending: self.integer("the number of stores left in flight")? },
-            "wgmma" => Op::Wgmma { transpose_b: self.eat_word("transpose_b") },
+            "wgmma" => {
+                let transpose_a = self.eat_word("transpose_a");
+                Op::Wgmma { transpose_a, transpose_b: self.eat_word("transpose_b") }
+            }
             "wgmma_wait" => Op::WgmmaWait { pending: self.integer("the number of groups left in flight")? },
             _ => {
                 let op = names::find(names::PLAIN, name)

@@ -81,6 +81,12 @@ impl<'a> Printer<'a> {
         if pointer || p.align != 16 {
             _ = write!(s, " align {}", p.align);
         }
+        if let Some(a) = &p.array {
+            _ = write!(s, " of {:?} strides {:?}", a.sizes, a.strides);
+            if a.offset > 0 {
+                _ = write!(s, " offset {}", a.offset);
+            }
+        }
         s
     }
     fn region(&mut self, r: &Region, depth: usize) {
@@ -97,7 +103,10 @@ impl<'a> Printer<'a> {
                     Op::Roles(roles) => {
                         let text = roles.get(n).map(|r| {
                             let name = if is_plain(&r.name) { r.name.clone() } else { format!("{:?}", r.name) };
-                            format!(" {name} warps {} registers {}", r.warps, r.registers)
+                            let copy =
+                                inner.params.first().map(|v| format!(" copies {} as {}", r.copies, self.name(*v)));
+                            let copy = copy.unwrap_or_default();
+                            format!(" {name} warps {} registers {}{copy}", r.warps, r.registers)
                         });
                         text.unwrap_or_default()
                     }
@@ -192,6 +201,7 @@ fn op_text(op: &Op) -> (String, String) {
             let list: Vec<String> = perm.iter().map(u8::to_string).collect();
             return ("permute".into(), format!(" [{}]", list.join(",")));
         }
+        Op::Part { axis, at } => return ("part".into(), format!(" axis {axis} at {at}")),
         Op::Reduce { op, axis } => {
             let name = names::name_of(names::REDUCE, op).unwrap_or("?");
             return (format!("reduce {name}"), format!(" axis {axis}"));
@@ -207,7 +217,9 @@ fn op_text(op: &Op) -> (String, String) {
         Op::BarrierArrive { multicast } => flag("barrier_arrive", "multicast", *multicast),
         Op::TmaLoad { multicast } => flag("tma_load", "multicast", *multicast),
         Op::TmaStoreWait { pending } => format!("tma_store_wait {pending}"),
-        Op::Wgmma { transpose_b } => flag("wgmma", "transpose_b", *transpose_b),
+        Op::Wgmma { transpose_a, transpose_b } => {
+            flag(&flag("wgmma", "transpose_a", *transpose_a), "transpose_b", *transpose_b)
+        }
         Op::WgmmaWait { pending } => format!("wgmma_wait {pending}"),
         Op::For => "for".into(),
         Op::If => "if".into(),

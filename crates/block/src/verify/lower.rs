@@ -81,25 +81,23 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
             barrier_at(0)
         }
         Op::TmaLoad { multicast } => {
-            arity(4, 9, 0)?;
+            arity(5, 10, 0)?;
             cluster(*multicast)?;
-            copied(ty(0), ty(2), &staged(0)?)?;
-            let Type::Barrier { count, .. } = ty(3) else {
-                return Err(format!("operand 3 is {}; a barrier is needed", ty(3)));
-            };
-            stage(k, facts, data.args[1], *count)?;
-            upper::starts(k, &data.args[4..], ty(2).shape().len())
+            copied(ty(0), ty(2), &staged(0)?, if *multicast { k.cluster } else { 1 })?;
+            barrier_at(3)?;
+            upper::starts(k, &data.args[5..], ty(2).shape().len())
         }
         Op::TmaStore => {
             arity(3, 8, 0)?;
             ensure(!facts.roots.contains_key(&data.args[0]), || "the descriptor's parameter is readonly".into())?;
-            copied(ty(1), ty(0), &staged(1)?)?;
+            copied(ty(1), ty(0), &staged(1)?, 1)?;
             upper::starts(k, &data.args[3..], ty(0).shape().len())
         }
-        Op::Wgmma { transpose_b } => {
+        Op::Wgmma { transpose_a, transpose_b } => {
             arity(5, 5, 1)?;
-            product(*transpose_b, &staged(0)?, &staged(2)?, ty(4), out())
+            product([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
         }
+        Op::WgmmaWait { .. } if args == 0 => arity(0, 0, 0),
         Op::WgmmaWait { .. } => {
             arity(1, 1, 1)?;
             match ty(0) {
@@ -115,9 +113,13 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
                 "roles stand once, in the kernel's own list".into()
             })?;
             facts.roles = true;
-            ensure(data.regions.iter().all(|r| r.params.is_empty()), || "roles have no parameters".into())?;
-            let warps = roles.iter().fold(0usize, |a, r| a.saturating_add(r.warps));
-            ensure(roles.iter().all(|r| r.warps > 0) && warps == k.warps, || {
+            for (role, region) in roles.iter().zip(&data.regions) {
+                let wanted = usize::from(role.copies > 1);
+                count("parameters of the role", region.params.len(), wanted, wanted)?;
+                region.params.iter().try_for_each(|v| scalar_i32("the number of the copy", k.ty(*v)))?;
+            }
+            let warps = roles.iter().fold(0usize, |a, r| a.saturating_add(r.warps.saturating_mul(r.copies)));
+            ensure(roles.iter().all(|r| r.warps > 0 && r.copies > 0) && warps == k.warps, || {
                 format!("the roles have {warps} warps and the kernel {}; they must be the same", k.warps)
             })?;
             ensure(roles.iter().all(|r| r.registers.is_multiple_of(8) && r.registers <= 256), || {
@@ -145,9 +147,15 @@ fn stage(k: &Kernel, facts: &Facts, v: Value, stages: usize) -> Rule {
         None => Ok(()),
     }
 }
-/// A tile and a descriptor that are copied to each other.
-fn copied(tile: &Type, desc: &Type, block: &Type) -> Rule {
-    same("the descriptor's tile", &upper::descriptor(desc)?, block)?;
+/// A tile and a descriptor that are copied to each other; the descriptor is of one of `parts` along the first axis.
+fn copied(tile: &Type, desc: &Type, block: &Type, parts: usize) -> Rule {
+    let whole = upper::descriptor(desc)?;
+    let extra = whole.shape().len().saturating_sub(block.shape().len());
+    let (lead, rest) = whole.shape().split_at(extra);
+    let mut shape = rest.to_vec();
+    shape.first_mut().into_iter().for_each(|n| *n = n.saturating_mul(parts));
+    ensure(lead.iter().all(|n| *n == 1), || format!("{desc} has more axes than {tile}; further ones must be 1"))?;
+    same("the descriptor's tile", &whole.with_shape(shape), block)?;
     match (tile, desc) {
         (Type::Shared { swizzle: a, .. }, Type::Desc { swizzle: b, .. }) if a != b => {
             Err(format!("the tile is swizzled {a}, the descriptor {b}; they must be the same"))
@@ -155,7 +163,7 @@ fn copied(tile: &Type, desc: &Type, block: &Type) -> Rule {
         _ => Ok(()),
     }
 }
-fn product(transpose_b: bool, a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
+fn product([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
     let Type::Token { elem, shape } = out else { return Err(format!("the result is {out}; a token is needed")) };
     let Some(e) = a.elem().filter(|e| matches!(e, Elem::F16 | Elem::Bf16 | Elem::F8e4m3 | Elem::F32)) else {
         return Err(format!("wgmma is not defined on {a}"));
@@ -163,9 +171,10 @@ fn product(transpose_b: bool, a: &Type, b: &Type, acc: &Type, out: &Type) -> Rul
     ensure(b.elem() == Some(e) && *elem == Elem::F32, || {
         format!("{a} by {b} into {out}; one type into f32 is needed")
     })?;
-    let ([m, ka], [b0, b1], [p, q]) = (a.shape(), b.shape(), &shape[..]) else {
+    let ([a0, a1], [b0, b1], [p, q]) = (a.shape(), b.shape(), &shape[..]) else {
         return Err(format!("{a} by {b} into {out}; 2-D tiles are needed"));
     };
+    let (ka, m) = if transpose_a { (a0, a1) } else { (a1, a0) };
     let (kb, n) = if transpose_b { (b1, b0) } else { (b0, b1) };
     ensure(ka == kb && m == p && n == q, || format!("{a} by {b} into {out}; the sizes do not fit"))?;
     ensure(m.is_multiple_of(64) && *n >= 8 && ka * e.bytes() >= 32, || {

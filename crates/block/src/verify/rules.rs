@@ -1,6 +1,6 @@
 //! Checks that many ops share. Each gives what is wrong and what is needed.
 use super::Rule;
-use crate::{Elem, Layout, Swizzle, Type};
+use crate::{Array, Elem, Layout, Swizzle, Type};
 
 pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Rule {
     if holds { Ok(()) } else { Err(what()) }
@@ -40,6 +40,21 @@ fn swizzled(ty: &Type, elem: Elem, swizzle: Swizzle) -> Rule {
     };
     let row = ty.shape().last().map_or(0, |n| n * elem.bytes());
     ensure(ty.shape().len() >= 2 && row >= span, || format!("{ty}: a row of {row} bytes is shorter than the swizzle"))
+}
+
+/// The array of a descriptor of this type.
+pub fn array(a: &Array, ty: Option<&Type>) -> Rule {
+    let Some(Type::Desc { elem, shape, .. }) = ty else { return Err("only a descriptor is of an array".into()) };
+    let rank = shape.len();
+    ensure(a.sizes.len() == rank && a.strides.len() == rank, || {
+        format!("the array has {} sizes and {} strides; {rank} of each are needed", a.sizes.len(), a.strides.len())
+    })?;
+    let (row, rest) = a.strides.split_last().ok_or("an array has an axis")?;
+    ensure(*row == 1, || format!("the last stride is {row}; rows must be contiguous"))?;
+    ensure(a.sizes.iter().all(|n| (1..1 << 32).contains(n)), || format!("sizes {:?}; from 1 to 2^32", a.sizes))?;
+    ensure(rest.iter().chain([&a.offset]).all(|n| (n * elem.bytes()).is_multiple_of(16) && *n < 1 << 36), || {
+        format!("strides {:?} and offset {} of {elem}; multiples of 16 bytes are needed", a.strides, a.offset)
+    })
 }
 
 pub fn layout(l: &Layout, shape: &[usize]) -> Rule {

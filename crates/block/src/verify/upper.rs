@@ -72,6 +72,19 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
             let to: Vec<usize> = perm.iter().map(|p| shape[*p as usize]).collect();
             same("the result", out(), &ty(0).with_shape(to))
         }
+        Op::Part { axis, at } => {
+            arity(1, 1, 1)?;
+            held("the operand", ty(0))?;
+            let (axis, at) = (*axis as usize, *at as usize);
+            let Some(have) = ty(0).shape().get(axis) else { return Err(format!("axis {axis} of {}", ty(0))) };
+            let n = out().shape().get(axis).copied().unwrap_or(1).max(1);
+            ensure(at.is_multiple_of(n) && at + n <= *have, || {
+                format!("{n} elements at {at} of {}; a multiple of {n} inside the block is needed", ty(0))
+            })?;
+            let mut shape = ty(0).shape().to_vec();
+            shape[axis] = n;
+            same("the result", out(), &ty(0).with_shape(shape))
+        }
         Op::Unary(op) => {
             arity(1, 1, 1)?;
             unary(*op, ty(0), out())

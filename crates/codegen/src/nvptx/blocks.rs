@@ -69,8 +69,11 @@ impl Blocks {
 }
 
 impl<'c> Gen<'c, '_> {
-    /// A barrier of all threads of the instance.
+    /// A barrier of all threads of the instance, or of the role.
     pub fn sync(&mut self) -> Res<()> {
+        if let Some(group) = self.group {
+            return self.group_sync(group);
+        }
         if self.blocks.count == 1 {
             return self.e.barrier();
         }

@@ -4,7 +4,9 @@ use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
 use super::exchange;
 use super::exchange::Scratch;
 use super::index::{Index, Memo, Pointer, Reg};
+use super::roles::Group;
 use super::threads::Threads;
+use super::tiles::{self, Places};
 use inkwell::AddressSpace;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::basic_block::BasicBlock;
@@ -13,12 +15,14 @@ use inkwell::module::{Linkage, Module};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{FunctionValue, IntValue, PhiValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
-use kiln_block::passes::layout::anchors::warp_bits;
+use kiln_block::passes::layout::anchors::{roles, warp_bits};
 use kiln_block::{BinaryOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// LLVM's number of the calling convention of PTX entry points.
 const PTX_KERNEL: u32 = 71;
+/// A tensor map as the driver encodes it.
+const TENSOR_MAP_BYTES: u32 = 128;
 
 pub(super) struct Gen<'c, 'k> {
     pub e: Emit<'c>,
@@ -35,6 +39,13 @@ pub(super) struct Gen<'c, 'k> {
     pub above_one: HashSet<Value>,
     /// Values that are used in sums with 1 alone.
     pub beside_one: HashSet<Value>,
+    /// Where shared tiles and barriers lie, and what an arrival at a barrier is in hardware.
+    pub places: Places,
+    pub arrivals: HashMap<Value, usize>,
+    /// Tensor maps by descriptor.
+    pub maps: HashMap<Value, PointerValue<'c>>,
+    /// Inside a role: its warps.
+    pub group: Option<Group<'c>>,
     function: FunctionValue<'c>,
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
@@ -51,13 +62,15 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
     let e = Emit { cx, module: cx.create_module(&k.name), b: cx.create_builder(), host: false, rounded };
     let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "shared");
     shared.set_linkage(Linkage::External);
-    shared.set_alignment(128);
+    let places = Places::of(k);
+    shared.set_alignment(if places.bytes > 0 { 1024 } else { 128 });
     let function = declare(&e, k, blocks)?;
     let (entry, body) = (cx.append_basic_block(function, "entry"), cx.append_basic_block(function, "body"));
     e.b.position_at_end(entry);
     let at_entry = cx.create_builder();
     at_entry.position_at_end(entry);
-    let threads = Threads::new(&e, at_entry, warp_bits(k), blocks)?;
+    let groups = roles(k).map_or(1, |r| r.iter().map(|r| r.copies).sum());
+    let threads = Threads::new(&e, at_entry, warp_bits(k), blocks, groups)?;
     e.b.position_at_end(body);
     let blocks = Blocks::enter(&e, blocks)?;
     let mut g = Gen {
@@ -71,6 +84,10 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
         blocks,
         above_one: above_one(k),
         beside_one: beside_one(k),
+        places,
+        arrivals: tiles::arrivals(k)?,
+        maps: HashMap::new(),
+        group: None,
         function,
         regs: vec![None; k.values.len()],
     };
@@ -79,8 +96,11 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
     g.blocks.meet(&g.e)?;
     g.e.b.build_return(None)?;
     g.threads.entry().build_unconditional_branch(body)?;
-    let bytes = g.scratch.bytes();
-    Ok((g.e.module, bytes))
+    let (tiles, scratch) = (g.places.bytes, g.scratch.bytes());
+    if tiles > 0 && scratch > 0 {
+        return Err(Fail::Unsupported("values that move between threads beside shared tiles".into()));
+    }
+    Ok((g.e.module, tiles.max(scratch)))
 }
 
 fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<FunctionValue<'c>> {
@@ -89,6 +109,7 @@ fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<FunctionValue<'c>
         types.push(match k.ty(p.value) {
             Type::Ptr { shape, .. } if shape.is_empty() => e.ptr(GLOBAL).into(),
             Type::Block { elem, shape } if shape.is_empty() => super::index::memory_type(e, *elem).into(),
+            Type::Desc { .. } if p.array.is_some() => e.ptr(0).into(),
             other => return Err(Fail::Unsupported(format!("a parameter of type {other}"))),
         });
     }
@@ -101,6 +122,9 @@ fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<FunctionValue<'c>
     f.add_attribute(AttributeLoc::Function, text("nvvm.reqntid", (k.warps / blocks * 32).to_string()));
     if let Some(n) = Blocks::registers(k, blocks) {
         f.add_attribute(AttributeLoc::Function, text("nvvm.maxnreg", n.to_string()));
+    }
+    if roles(k).is_some() {
+        f.add_attribute(AttributeLoc::Function, text("nvvm.minctasm", "1".into()));
     }
     let cluster = k.cluster.max(blocks);
     if cluster > 1 {
@@ -115,16 +139,23 @@ fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<FunctionValue<'c>
             f.add_attribute(at, enumerated("noalias", 0));
         }
     }
+    for (i, _) in k.params.iter().enumerate().filter(|(_, p)| matches!(k.ty(p.value), Type::Desc { .. })) {
+        let at = AttributeLoc::Param(i as u32);
+        let map = e.i8().array_type(TENSOR_MAP_BYTES).into();
+        f.add_attribute(at, e.cx.create_type_attribute(Attribute::get_named_enum_kind_id("byval"), map));
+        f.add_attribute(at, enumerated("align", 64));
+        f.add_attribute(at, text("nvvm.grid_constant", String::new()));
+    }
     Ok(f)
 }
 
 /// Whether all that is stored is rounded to half types.
 fn rounds_all(k: &Kernel) -> bool {
     let mut stored = vec![];
-    k.walk(&mut |_, d| {
-        if d.op == Op::Store {
-            stored.push(k.ty(d.args[1]).elem());
-        }
+    k.walk(&mut |_, d| match d.op {
+        Op::Store => stored.push(k.ty(d.args[1]).elem()),
+        Op::SharedStore => stored.push(k.ty(d.args[2]).elem()),
+        _ => {}
     });
     !stored.is_empty() && stored.iter().all(|e| matches!(e, Some(Elem::F16 | Elem::Bf16)))
 }
@@ -193,7 +224,7 @@ impl<'c> Gen<'c, '_> {
     fn register_type(&self, v: Value) -> Res<BasicTypeEnum<'c>> {
         match self.k.ty(v) {
             Type::Ptr { .. } => Ok(self.e.ptr(GLOBAL).into()),
-            Type::Block { elem, .. } => Ok(self.e.elem(*elem)),
+            Type::Block { elem, .. } | Type::Token { elem, .. } => Ok(self.e.elem(*elem)),
             other => Err(Fail::Unsupported(format!("a value of type {other}"))),
         }
     }
@@ -210,6 +241,10 @@ impl<'c> Gen<'c, '_> {
         for (i, p) in self.k.params.iter().enumerate() {
             let arg = self.function.get_nth_param(i as u32).ok_or_else(|| mistyped("a parameter"))?;
             let reg = match (self.k.ty(p.value), arg) {
+                (Type::Desc { .. }, Val::PointerValue(map)) => {
+                    self.maps.insert(p.value, map);
+                    continue;
+                }
                 (Type::Ptr { elem, .. }, Val::PointerValue(base)) => {
                     let align = p.align.max(1) as u64;
                     Reg::Ptr(Pointer { base, elem: *elem, align, off: 0, readonly: p.readonly })
@@ -222,7 +257,7 @@ impl<'c> Gen<'c, '_> {
         Ok(())
     }
     /// Conversions that stand together go through shared memory together.
-    fn region(&mut self, region: &Region) -> Res<()> {
+    pub fn region(&mut self, region: &Region) -> Res<()> {
         let k = self.k;
         let is_convert = |i: &Inst| k.inst(*i).op == Op::ConvertLayout;
         let mut rest = &region.insts[..];
@@ -248,6 +283,21 @@ impl<'c> Gen<'c, '_> {
             Op::If => return self.branch(data),
             Op::Yield => return Ok(()),
             Op::Sync => return self.sync(),
+            Op::ClusterSync => return self.cluster_sync(),
+            Op::Roles(roles) => return self.roles(data, roles),
+            Op::AllocShared => return Ok(()),
+            Op::AllocBarriers => return self.alloc_barriers(data),
+            Op::BarrierExpect { bytes } => return self.barrier_expect(data, *bytes),
+            Op::BarrierArrive { multicast } => return self.barrier_arrive(data, *multicast),
+            Op::BarrierWait => return self.barrier_wait(data),
+            Op::TmaLoad { multicast } => return self.tma_load(data, *multicast),
+            Op::TmaStore => return self.tma_store(data),
+            Op::TmaStoreWait { pending } => return self.store_wait(*pending),
+            Op::FenceAsync => return self.fence_async(),
+            Op::SharedStore => return self.tile_store(data),
+            Op::WgmmaCommit => return self.wgmma_commit(),
+            Op::WgmmaWait { pending } => return self.wgmma_wait(data, *pending),
+            Op::Wgmma { transpose_a, transpose_b } => self.wgmma(data, [*transpose_a, *transpose_b])?,
             Op::Const(c) => self.constant(data.results[0], *c)?,
             Op::ProgramId(axis) => vec![self.program_id(*axis)?],
             Op::NumPrograms(axis) => vec![Reg::Int(Index::constant(self.grid(*axis), 32))],
@@ -256,7 +306,7 @@ impl<'c> Gen<'c, '_> {
                 let one = self.scalar(data.args[0])?;
                 vec![one; self.flat(data.results[0])?.per_thread()]
             }
-            Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) => self.view(data)?,
+            Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) | Op::Part { .. } => self.view(data)?,
             Op::Load => self.load(data)?,
             Op::Reduce { op, axis } => self.reduce(data, *op, *axis as usize)?,
             Op::Scan { op, axis } => self.scan(data, *op, *axis as usize)?,
@@ -323,6 +373,7 @@ impl<'c> Gen<'c, '_> {
             let element = match &data.op {
                 Op::Broadcast => drop_axes(element, old, new),
                 Op::Permute(perm) => unpermute(element, old, perm),
+                Op::Part { axis, at } => tiles::whole_of(element, old, new, *axis as usize, *at as usize),
                 _ => element,
             };
             from.register_of(element).and_then(|r| regs.get(r)).copied()

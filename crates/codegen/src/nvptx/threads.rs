@@ -21,13 +21,18 @@ pub(super) struct Threads<'c> {
 
 impl<'c> Threads<'c> {
     /// `e` stands in the entry block, which ends only after the whole program is written.
-    /// The threads of all `blocks` that share an instance are numbered through.
-    pub fn new(e: &Emit<'c>, entry: Builder<'c>, warp_bits: usize, blocks: usize) -> Res<Threads<'c>> {
+    /// The threads of all `blocks` that share an instance are numbered through. With several `groups` of warps the thread
+    /// index is that in its group.
+    pub fn new(e: &Emit<'c>, entry: Builder<'c>, warp_bits: usize, blocks: usize, groups: usize) -> Res<Threads<'c>> {
         let mut thread = int(e.call("llvm.nvvm.read.ptx.sreg.tid.x", &[], &[])?)?;
         if blocks > 1 {
             let rank = int(e.call("llvm.nvvm.read.ptx.sreg.cluster.ctarank", &[], &[])?)?;
             let own = 5 + warp_bits as i64 - i64::from(blocks.ilog2());
             thread = entry.build_or(entry.build_left_shift(rank, e.int(own), "")?, thread, "")?;
+        }
+        if groups > 1 {
+            // Groups start at multiples of their size.
+            thread = entry.build_and(thread, e.int((32 << warp_bits) - 1), "")?;
         }
         Ok(Threads { entry, thread, bits: 5 + warp_bits, sums: HashMap::new(), firsts: HashMap::new() })
     }

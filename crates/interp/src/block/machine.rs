@@ -169,14 +169,17 @@ impl<'a> Machine<'a, '_> {
     /// All roles in turn, each until it waits.
     fn roles(&mut self, flow: &mut Flow<'a>, data: &'a InstData) -> Result<(), InterpError> {
         let Op::Roles(roles) = &data.op else { return Ok(()) };
-        let mut all: Vec<(&str, Flow)> = roles
-            .iter()
-            .zip(&data.regions)
-            .map(|(role, region)| {
+        let mut all: Vec<(&str, Flow)> = vec![];
+        for (role, region) in roles.iter().zip(&data.regions) {
+            for copy in 0..role.copies {
                 let frames = vec![Frame { region, next: 0, owner: None, counter: None }];
-                (role.name.as_str(), Flow { values: flow.values.clone(), frames, ..Flow::default() })
-            })
-            .collect();
+                let mut own = Flow { values: flow.values.clone(), frames, ..Flow::default() };
+                for v in &region.params {
+                    own.set(*v, Val::Block(Rc::new(Block::int(Elem::I32, copy as i64))));
+                }
+                all.push((role.name.as_str(), own));
+            }
+        }
         while !all.is_empty() {
             let mut moved = false;
             let mut waiting = vec![];
@@ -221,9 +224,11 @@ impl<'a> Machine<'a, '_> {
             Op::Iota => Block { elem, data: Data::Int((0..to[0] as i64).collect()), shape: to },
             Op::Splat => shape::splat(&*arg(0)?, &to),
             Op::Broadcast => shape::broadcast(&*arg(0)?, &to),
+            Op::WgmmaWait { .. } if data.results.is_empty() => return Ok(Next::On),
             Op::ExpandDims(_) | Op::Reshape | Op::ConvertLayout | Op::WgmmaWait { .. } => {
                 Block { shape: to, ..(*arg(0)?).clone() }
             }
+            Op::Part { axis, at } => shape::part(&*arg(0)?, *axis as usize, *at as usize, &to),
             Op::Permute(perm) => shape::permute(&*arg(0)?, perm),
             Op::Unary(op) => scalar::unary(*op, &*arg(0)?),
             Op::Binary(op) => scalar::binary(*op, &*arg(0)?, &*arg(1)?),
@@ -239,16 +244,19 @@ impl<'a> Machine<'a, '_> {
             Op::Load => self.load(flow, &data.args, elem, &to)?,
             Op::Reduce { op, axis } => shape::reduce(*op, *axis as usize, &*arg(0)?),
             Op::Scan { op, axis } => shape::scan(*op, *axis as usize, &*arg(0)?),
-            Op::Dot { .. } => shape::dot(&*arg(0)?, &*arg(1)?, &*arg(2)?, false),
-            Op::TileLoad => self.tile_load(flow, data.args[0], &data.args[1..])?,
+            Op::Dot { .. } => shape::dot(&*arg(0)?, &*arg(1)?, &*arg(2)?),
+            Op::TileLoad => self.tile_load(flow, data.args[0], &data.args[1..], elem, &to)?,
             Op::SharedLoad => {
                 let (tile, stage) = self.stage(flow, data.args[0], data.args[1])?;
                 (*self.tiles[tile].stages[stage]).clone()
             }
-            Op::Wgmma { transpose_b } => {
-                let (a, sa) = self.stage(flow, data.args[0], data.args[1])?;
-                let (b, sb) = self.stage(flow, data.args[2], data.args[3])?;
-                shape::dot(&self.tiles[a].stages[sa], &self.tiles[b].stages[sb], &*arg(4)?, *transpose_b)
+            Op::Wgmma { transpose_a, transpose_b } => {
+                let operand = |n: usize, transposed: bool| {
+                    let (tile, stage) = self.stage(flow, data.args[n], data.args[n + 1])?;
+                    let tile = &*self.tiles[tile].stages[stage];
+                    Ok::<_, String>(if transposed { shape::permute(tile, &[1, 0]) } else { tile.clone() })
+                };
+                shape::dot(&operand(0, *transpose_a)?, &operand(2, *transpose_b)?, &*arg(4)?)
             }
             _ => return self.effect(flow, data),
         };
@@ -304,9 +312,11 @@ impl<'a> Machine<'a, '_> {
                 b.bytes += i64::from(*bytes);
                 b.settle();
             }
-            Op::BarrierArrive { multicast: false } => {
+            Op::BarrierArrive { multicast } => {
+                // The other blocks of the cluster do the same as this one.
+                let arrivals = if *multicast { self.k.cluster } else { 1 };
                 let b = self.barrier(flow, args[0], args[1])?;
-                b.arrived += 1;
+                b.arrived += arrivals;
                 b.settle();
             }
             Op::BarrierWait => {
@@ -315,12 +325,13 @@ impl<'a> Machine<'a, '_> {
                     return Ok(Next::Wait);
                 }
             }
-            Op::TmaLoad { multicast: false } => {
+            Op::TmaLoad { .. } => {
                 let (tile, stage) = self.stage(flow, args[0], args[1])?;
-                let block = self.tile_load(flow, args[2], &args[4..])?;
+                let (elem, shape) = block_type(self.k.ty(args[0]));
+                let block = self.tile_load(flow, args[2], &args[5..], elem, &shape)?;
                 let bytes = (block.count() * block.elem.bytes()) as i64;
                 self.tiles[tile].stages[stage] = Rc::new(block);
-                let b = self.barrier(flow, args[3], args[1])?;
+                let b = self.barrier(flow, args[3], args[4])?;
                 b.bytes -= bytes;
                 b.settle();
             }
@@ -329,11 +340,7 @@ impl<'a> Machine<'a, '_> {
                 let value = self.tiles[tile].stages[stage].clone();
                 self.tile_store(flow, args[0], &value, &args[3..])?;
             }
-            Op::Sync | Op::FenceAsync | Op::TmaStoreWait { .. } | Op::WgmmaCommit => {}
-            Op::ClusterSync if self.k.cluster == 1 => {}
-            Op::ClusterSync | Op::BarrierArrive { .. } | Op::TmaLoad { .. } => {
-                return Err("the interpreter runs one block of a cluster at a time; run this kernel on a GPU".into());
-            }
+            Op::Sync | Op::FenceAsync | Op::TmaStoreWait { .. } | Op::WgmmaCommit | Op::ClusterSync => {}
             other => return Err(format!("{other:?} has no meaning here")),
         }
         Ok(Next::On)
@@ -389,31 +396,33 @@ impl<'a> Machine<'a, '_> {
         }
         Ok(())
     }
-    /// Parameter of a descriptor, and for each element of its tile the place in the array, if inside.
-    fn tile(&self, flow: &Flow, desc: Value, starts: &[Value]) -> Said<(usize, Vec<Option<usize>>)> {
+    /// Parameter of a descriptor, and for each element of a tile of `shape` the place in the array, if inside.
+    fn tile(&self, flow: &Flow, desc: Value, starts: &[Value], shape: &[usize]) -> Said<(usize, Vec<Option<usize>>)> {
         let Some(Val::Desc(param)) = flow.values[desc.0 as usize] else {
             return Err(format!("{desc} is no descriptor"));
         };
         let starts = starts.iter().map(|v| flow.int(*v)).collect::<Said<Vec<_>>>()?;
-        let (tile, array) = (self.k.ty(desc).shape(), &self.buffers[param].shape);
+        let array = self.buffers[param].array(&self.k.params[param]);
+        // Axes that the tile lacks have size 1 there.
+        let lead = starts.len() - shape.len();
         let place = |i: usize| {
-            let at = shape::coordinates(i, tile);
-            at.iter().zip(&starts).zip(array).try_fold(0, |p, ((c, s), n)| {
+            let at = [vec![0; lead], shape::coordinates(i, shape)].concat();
+            let axes = array.sizes.iter().zip(&array.strides);
+            at.iter().zip(&starts).zip(axes).try_fold(array.offset, |p, ((c, s), (n, stride))| {
                 let c = usize::try_from(*c as i64 + s).ok().filter(|c| c < n)?;
-                Some(p * n + c)
+                Some(p + c * stride)
             })
         };
-        Ok((param, (0..tile.iter().product()).map(place).collect()))
+        Ok((param, (0..shape.iter().product()).map(place).collect()))
     }
-    fn tile_load(&self, flow: &Flow, desc: Value, starts: &[Value]) -> Said<Block> {
-        let (param, places) = self.tile(flow, desc, starts)?;
-        let (elem, shape) = block_type(self.k.ty(desc));
+    fn tile_load(&self, flow: &Flow, desc: Value, starts: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
+        let (param, places) = self.tile(flow, desc, starts, shape)?;
         let zero = if elem.is_float() { Scalar::Float(0.0) } else { Scalar::Int(0) };
         let read = |p: Option<usize>| p.map_or(zero, |p| self.buffers[param].read(p));
-        Ok(collected(elem, &shape, places.into_iter().map(read)))
+        Ok(collected(elem, shape, places.into_iter().map(read)))
     }
     fn tile_store(&mut self, flow: &Flow, desc: Value, value: &Block, starts: &[Value]) -> Said<()> {
-        let (param, places) = self.tile(flow, desc, starts)?;
+        let (param, places) = self.tile(flow, desc, starts, &value.shape)?;
         for (i, p) in places.into_iter().enumerate() {
             if let Some(p) = p {
                 self.buffers[param].write(p, element(value, i));

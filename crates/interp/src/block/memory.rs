@@ -1,7 +1,7 @@
 //! Buffers behind the parameters; shared tiles and barriers of an instance.
 use super::value::*;
 use half::{bf16, f16};
-use kiln_block::{Elem, Kernel, Type};
+use kiln_block::{Array, Elem, Kernel, Type};
 use std::rc::Rc;
 
 /// Memory of a parameter: an array behind a pointer, the array of a descriptor, or one scalar.
@@ -41,6 +41,16 @@ impl Buffer {
     /// Elements.
     pub fn count(&self) -> usize {
         self.bytes.len() / self.elem.bytes()
+    }
+    /// What a descriptor of this buffer is of: the parameter's array, else the whole buffer.
+    pub(super) fn array(&self, p: &kiln_block::Param) -> Array {
+        p.array.clone().unwrap_or_else(|| {
+            let mut strides = vec![1; self.shape.len()];
+            for i in (1..strides.len()).rev() {
+                strides[i - 1] = strides[i] * self.shape[i];
+            }
+            Array { offset: 0, sizes: self.shape.clone(), strides }
+        })
     }
     /// Element `i`, which exists.
     pub(super) fn read(&self, i: usize) -> Scalar {
@@ -109,8 +119,15 @@ pub fn check(k: &Kernel, buffers: &[Buffer]) -> Result<(), String> {
             return Err(format!("the buffer of {} holds {}; {ty} is needed", p.name, b.elem));
         }
         let count = b.shape.iter().try_fold(1usize, |a, n| a.checked_mul(*n));
-        match ty {
-            Type::Desc { shape, .. } if b.shape.len() != shape.len() || count != Some(b.count()) => {
+        match (ty, &p.array) {
+            (Type::Desc { .. }, Some(array)) => {
+                let last = array.sizes.iter().zip(&array.strides).map(|(n, s)| n.saturating_sub(1).saturating_mul(*s));
+                let last = last.fold(array.offset, usize::saturating_add);
+                if last >= b.count() {
+                    return Err(format!("the array of {} reaches element {last} of {}", p.name, b.count()));
+                }
+            }
+            (Type::Desc { shape, .. }, None) if b.shape.len() != shape.len() || count != Some(b.count()) => {
                 return Err(format!(
                     "the array of {} has shape {:?} and {} elements; {ty}",
                     p.name,
@@ -118,7 +135,7 @@ pub fn check(k: &Kernel, buffers: &[Buffer]) -> Result<(), String> {
                     b.count()
                 ));
             }
-            Type::Block { .. } if b.count() < 1 => return Err(format!("the scalar {} has no value", p.name)),
+            (Type::Block { .. }, _) if b.count() < 1 => return Err(format!("the scalar {} has no value", p.name)),
             _ => {}
         }
     }

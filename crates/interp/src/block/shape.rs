@@ -144,20 +144,29 @@ pub fn scan(op: ScanOp, axis: usize, a: &Block) -> Block {
     out
 }
 
-/// `[M,K]` by `[K,N]` (`[N,K]` if transposed), added to `[M,N]`.
-pub fn dot(a: &Block, b: &Block, acc: &Block, transpose_b: bool) -> Block {
+/// Elements from `at` on along `axis`, a block of shape `to`.
+pub fn part(v: &Block, axis: usize, at: usize, to: &[usize]) -> Block {
+    let from = |i: usize| {
+        let mut c = coordinates(i, to);
+        c[axis] += at;
+        c.iter().zip(&v.shape).fold(0, |place, (c, n)| place * n + c)
+    };
+    v.gathered(to, (0..to.iter().product()).map(from))
+}
+
+/// `[M,K]` by `[K,N]`, added to `[M,N]`.
+pub fn dot(a: &Block, b: &Block, acc: &Block) -> Block {
     let (m, k, n) = (a.shape[0], a.shape[1], acc.shape[1]);
-    let at_b = |l: usize, j: usize| if transpose_b { j * k + l } else { l * n + j };
     let mut out = acc.clone();
     for i in 0..m {
         for j in 0..n {
             match &mut out.data {
                 Data::Float(v) => {
-                    let sum: f64 = (0..k).map(|l| a.floats()[i * k + l] * b.floats()[at_b(l, j)]).sum();
+                    let sum: f64 = (0..k).map(|l| a.floats()[i * k + l] * b.floats()[l * n + j]).sum();
                     v[i * n + j] = rounded(acc.elem, v[i * n + j] + sum);
                 }
                 Data::Int(v) => {
-                    let sum: i64 = (0..k).map(|l| a.ints()[i * k + l] * b.ints()[at_b(l, j)]).sum();
+                    let sum: i64 = (0..k).map(|l| a.ints()[i * k + l] * b.ints()[l * n + j]).sum();
                     v[i * n + j] = wrapped(acc.elem, v[i * n + j] + sum);
                 }
                 Data::Ptr(_) => {}

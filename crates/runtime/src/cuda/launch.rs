@@ -1,9 +1,10 @@
 //! One launch of a kernel: function, shape, and arguments that stay the same over all runs.
 use super::{
     CudaDevice,
+    map::TensorMap,
     raw::{Module, Stream},
 };
-use crate::{Ptx, RuntimeError};
+use crate::{Passed, Ptx, RuntimeError};
 use cudarc::driver::{
     result::{self, DriverError},
     sys,
@@ -16,13 +17,27 @@ pub(super) struct Launch {
     threads: u32,
     shared: u32,
     cluster: u32,
-    /// Addresses on the device, in the order of the parameters.
-    args: Vec<u64>,
+    /// In the order of the parameters.
+    args: Vec<Argument>,
     /// Keeps the function.
     _module: Arc<Module>,
 }
 // SAFETY: functions may be launched from any thread; their module lives as long.
 unsafe impl Send for Launch {}
+
+/// What a parameter is given: an address on the device, or a tensor map, which the driver wants aligned to 64 bytes.
+enum Argument {
+    Address(u64),
+    Map(Box<TensorMap>),
+}
+impl Argument {
+    fn pointer(&self) -> *mut c_void {
+        match self {
+            Argument::Address(a) => std::ptr::from_ref(a).cast_mut().cast(),
+            Argument::Map(m) => std::ptr::from_ref(&**m).cast_mut().cast(),
+        }
+    }
+}
 
 /// Shared memory that a block gets without asking.
 const SHARED_DEFAULT: usize = 48 << 10;
@@ -61,13 +76,20 @@ impl Launch {
         if ptx.cluster > 8 {
             set(A::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)?;
         }
+        let mut passed = Vec::with_capacity(args.len());
+        for (i, address) in args.into_iter().enumerate() {
+            passed.push(match ptx.passed.get(i) {
+                Some(Passed::Map(m)) => Argument::Map(Box::new(device.check(doing, TensorMap::new(m, address))?)),
+                _ => Argument::Address(address),
+            });
+        }
         Ok(Launch {
             function,
             grid: [narrow(ptx.grid[0])?, narrow(ptx.grid[1])?, narrow(ptx.grid[2])?],
             threads: narrow(ptx.threads)?,
             shared: narrow(ptx.shared)?,
             cluster: narrow(ptx.cluster)?,
-            args,
+            args: passed,
             _module: module,
         })
     }
@@ -109,7 +131,7 @@ impl Launch {
             }
         };
         for (p, a) in params.iter_mut().zip(&self.args) {
-            *p = std::ptr::from_ref(a).cast_mut().cast();
+            *p = a.pointer();
         }
         // SAFETY: function and stream live; one pointer per parameter by this function's contract.
         unsafe { sys::cuLaunchKernelEx(&config, self.function, params.as_mut_ptr(), std::ptr::null_mut()) }.result()

@@ -2,6 +2,7 @@
 //!
 //! Takes: an executable whose code is [`crate::Code::Ptx`]. Never: generates code; no other module talks to the driver.
 mod launch;
+mod map;
 mod raw;
 pub(crate) mod session;
 mod time;

@@ -1,11 +1,20 @@
 //! The layouts that ops wish for: memory accesses and matrix products.
 use crate::analysis::Analysis;
-use crate::layout::{Flat, axis_bits, fragment::Tiling};
-use crate::{DotPrecision, Elem, InstData, Kernel, Op, Value};
+use crate::layout::{Flat, axis_bits, fragment, fragment::Tiling};
+use crate::{DotPrecision, Elem, InstData, Kernel, Op, Role, Value};
 
-/// log2 of the kernel's warps.
+/// The kernel's roles, if it has any.
+pub fn roles(k: &Kernel) -> Option<&[Role]> {
+    k.body.insts.iter().find_map(|i| match &k.inst(*i).op {
+        Op::Roles(roles) => Some(&roles[..]),
+        _ => None,
+    })
+}
+
+/// log2 of the warps that hold a block: the kernel's, or with roles those of one copy of the largest.
 pub fn warp_bits(k: &Kernel) -> usize {
-    k.warps.max(1).ilog2() as usize
+    let warps = roles(k).map_or(k.warps, |r| r.iter().map(|r| r.warps).max().unwrap_or(1));
+    warps.max(1).ilog2() as usize
 }
 
 /// A tensor-core product's sharing of warps, and whether its operands are 32 bits wide (tf32). `None`: computed by
@@ -34,6 +43,9 @@ pub(super) fn default_layout(k: &Kernel, shape: &[usize]) -> Flat {
 
 /// The layout of a product's accumulator.
 pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
+    if let (Op::Wgmma { .. }, [m, n]) = (&dot.op, k.ty(dot.results[0]).shape()) {
+        return fragment::warpgroup_accumulator(*m, *n, warp_bits(k));
+    }
     match tensor_product(k, dot) {
         Some((t, _)) => t.accumulator(),
         None => default_layout(k, k.ty(dot.results[0]).shape()),
@@ -43,7 +55,7 @@ pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
 /// `wish`, but no more than leaves every thread an element.
 fn width(k: &Kernel, shape: &[usize], wish: usize) -> usize {
     let elements: usize = shape.iter().product();
-    wish.min(elements / (32 * k.warps.max(1))).max(1)
+    wish.min(elements / (32 << warp_bits(k))).max(1)
 }
 
 /// How a memory access would best be spread: the contiguous axis and the elements one thread takes along it.

@@ -1,9 +1,9 @@
 //! The program again, every use in the layout it wants.
-use super::anchors::{Access, default_layout, tensor_product, warp_bits};
+use super::anchors::{Access, default_layout, roles, tensor_product, warp_bits};
 use super::groups::{Groups, Kind, shares};
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits};
-use crate::{Inst, InstData, Kernel, Op, Region, Value};
+use crate::{Inst, InstData, Kernel, Op, Region, Type, Value};
 use std::collections::HashMap;
 
 pub(super) fn rebuild(k: &Kernel, facts: &Analysis, groups: &Groups, natural: Vec<Option<Flat>>) -> Kernel {
@@ -22,6 +22,9 @@ pub(super) fn rebuild(k: &Kernel, facts: &Analysis, groups: &Groups, natural: Ve
     };
     let warps = warp_bits(k);
     for v in 0..k.values.len() as u32 {
+        if matches!(k.ty(Value(v)), Type::Shared { .. } | Type::Desc { .. } | Type::Barrier { .. }) {
+            continue;
+        }
         if k.ty(Value(v)).is_scalar() {
             r.natural[v as usize] = Some(Flat::scalar(warps));
         }
@@ -83,6 +86,17 @@ impl Rebuild<'_> {
             Op::Load => self.load(i, data),
             Op::Store => self.store(i, data),
             Op::Reduce { axis, .. } => self.reduce(i, data, *axis as usize),
+            Op::Part { axis, .. } => {
+                let (from, to) = (old.ty(data.args[0]).shape(), old.ty(data.results[0]).shape());
+                let (arg, flat) = self.as_it_lies(data.args[0]);
+                self.keep_in(i, data.results[0], &flat.part(from, to, *axis as usize), vec![arg]);
+            }
+            Op::Wgmma { .. } => {
+                let flat = self.home(data.results[0]);
+                let mut args = data.args.clone();
+                args[4] = self.demand(args[4], &flat);
+                self.keep(i, args, vec![]);
+            }
             Op::Dot { .. } => self.dot(i, data),
             Op::For => self.for_loop(i, data),
             Op::If => {
@@ -189,8 +203,11 @@ impl Rebuild<'_> {
         args[1] = value;
         self.keep(i, args, vec![]);
     }
-    /// `flat` if it suits the access, else the access's own.
+    /// `flat` if it suits the access, else the access's own. Between roles there is no room for conversions.
     fn access_layout(&self, ptr: Value, flat: Flat) -> Flat {
+        if roles(self.old).is_some() {
+            return flat;
+        }
         let access = Access::of(self.old, self.facts, ptr);
         if access.suits(&flat, self.old.ty(ptr).shape()) { flat } else { self.preferred(ptr) }
     }

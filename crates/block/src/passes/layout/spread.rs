@@ -63,7 +63,7 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
             (Op::Load, [ptr, ..]) => (data.results[0], Some(*ptr)),
             (Op::Store, [ptr, value, ..]) => (*value, Some(*ptr)),
             (Op::Reduce { .. } | Op::Scan { .. }, [value]) => (*value, None),
-            (Op::Dot { .. }, _) => (data.results[0], None),
+            (Op::Dot { .. } | Op::Wgmma { .. }, _) => (data.results[0], None),
             _ => return,
         };
         if let Some(wish) = all.get_mut(&groups.root(value)) {
@@ -76,7 +76,9 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
 impl Wishes {
     fn add(&mut self, k: &Kernel, facts: &Analysis, data: &InstData, access: Option<Value>) {
         match data.op {
-            Op::Dot { .. } => self.product = self.product.take().or_else(|| Some(accumulator(k, data))),
+            Op::Dot { .. } | Op::Wgmma { .. } => {
+                self.product = self.product.take().or_else(|| Some(accumulator(k, data)));
+            }
             Op::Reduce { axis, .. } | Op::Scan { axis, .. } => self.reduced.push(axis as usize),
             _ => {}
         }
@@ -150,6 +152,10 @@ impl Spread<'_> {
                 let down = self.get(*result).map(|l| l.unpermuted(from, perm));
                 let up = self.get(*arg).map(|l| l.permuted(from, perm));
                 self.set(*arg, down) || self.set(*result, up)
+            }
+            Op::Part { axis, .. } => {
+                let part = self.get(*arg).map(|l| l.part(from, to, *axis as usize));
+                self.set(*result, part)
             }
             Op::Broadcast => {
                 let down = self.get(*result).map(|l| l.unbroadcast(from, to));

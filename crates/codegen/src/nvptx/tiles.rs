@@ -1,0 +1,199 @@
+//! Shared tiles and barriers: where they lie, and stores of blocks into tiles.
+//!
+//! A stage of a swizzled tile whose rows are longer than the swizzle's span lies as panels of that width one after the other;
+//! within a panel the 16-byte chunks of a row are permuted by the row's number, as tensor-map copies and `wgmma` have it.
+use super::emit::{Fail, Res, Val, int, mistyped};
+use super::r#gen::Gen;
+use inkwell::values::{IntValue, PointerValue};
+use kiln_block::layout::fragment::warpgroup_accumulator;
+use kiln_block::layout::{Flat, axis_bits};
+use kiln_block::{Elem, InstData, Kernel, Op, Swizzle, Type, Value};
+use std::collections::HashMap;
+
+/// Bytes of a row of a panel; `None` without swizzle.
+pub(super) fn span(s: Swizzle) -> Option<usize> {
+    match s {
+        Swizzle::None => None,
+        Swizzle::B32 => Some(32),
+        Swizzle::B64 => Some(64),
+        Swizzle::B128 => Some(128),
+    }
+}
+
+/// Where the tiles and barriers of a kernel lie, in bytes from the start of shared memory.
+#[derive(Default)]
+pub(super) struct Places {
+    offsets: HashMap<Value, usize>,
+    pub bytes: usize,
+}
+impl Places {
+    pub fn of(k: &Kernel) -> Places {
+        let mut p = Places::default();
+        for data in k.body.insts.iter().map(|i| k.inst(*i)) {
+            let (align, bytes) = match (&data.op, data.results.first().map(|v| k.ty(*v))) {
+                (Op::AllocShared, Some(Type::Shared { elem, shape, stages, swizzle })) => {
+                    let align = if span(*swizzle).is_some() { 1024 } else { 128 };
+                    (align, shape.iter().product::<usize>() * elem.bytes() * stages)
+                }
+                (Op::AllocBarriers, Some(Type::Barrier { count, .. })) => (8, count * 8),
+                _ => continue,
+            };
+            let at = p.bytes.next_multiple_of(align);
+            p.offsets.insert(data.results[0], at);
+            p.bytes = at + bytes;
+        }
+        p
+    }
+    pub fn at(&self, v: Value) -> Res<usize> {
+        self.offsets.get(&v).copied().ok_or_else(|| Fail::Unsupported(format!("{v} in shared memory here")))
+    }
+}
+
+/// A shared tile's type, taken apart.
+pub(super) struct Tile {
+    pub elem: Elem,
+    pub rows: usize,
+    pub columns: usize,
+    pub swizzle: Swizzle,
+}
+impl Tile {
+    pub fn of(k: &Kernel, v: Value) -> Res<Tile> {
+        match k.ty(v) {
+            Type::Shared { elem, shape, swizzle, .. } if shape.len() == 2 => {
+                Ok(Tile { elem: *elem, rows: shape[0], columns: shape[1], swizzle: *swizzle })
+            }
+            other => Err(Fail::Unsupported(format!("a tile of type {other}"))),
+        }
+    }
+    pub fn stage_bytes(&self) -> usize {
+        self.rows * self.columns * self.elem.bytes()
+    }
+    /// Bytes of a row of one panel.
+    pub fn row_bytes(&self) -> usize {
+        let row = self.columns * self.elem.bytes();
+        span(self.swizzle).map_or(row, |s| s.min(row))
+    }
+    pub fn panels(&self) -> usize {
+        self.columns * self.elem.bytes() / self.row_bytes()
+    }
+    pub fn panel_bytes(&self) -> usize {
+        self.rows * self.row_bytes()
+    }
+}
+
+/// How many arrivals in hardware each arrival of the program is, by barrier: warps arrive one by one.
+pub(super) fn arrivals(k: &Kernel) -> Res<HashMap<Value, usize>> {
+    let mut all: HashMap<Value, usize> = HashMap::new();
+    let mut uneven = false;
+    let mut arrive = |barrier: Value, n: usize| uneven |= all.insert(barrier, n).is_some_and(|before| before != n);
+    for data in k.body.insts.iter().map(|i| k.inst(*i)) {
+        let Op::Roles(roles) = &data.op else { continue };
+        for (role, r) in roles.iter().zip(&data.regions) {
+            let warps = if super::roles::is_single(k, r) { 1 } else { role.warps };
+            k.walk_region(r, &mut |_, d| match &d.op {
+                Op::BarrierExpect { .. } => arrive(d.args[0], 1),
+                Op::BarrierArrive { .. } => arrive(d.args[0], warps),
+                _ => {}
+            });
+        }
+    }
+    if uneven {
+        return Err(Fail::Unsupported("a barrier where groups of different size arrive".into()));
+    }
+    Ok(all)
+}
+
+impl<'c> Gen<'c, '_> {
+    /// Address of a byte of shared memory: a constant, and a number that is added.
+    pub fn tile_byte(&self, constant: usize, more: Option<IntValue<'c>>) -> Res<PointerValue<'c>> {
+        let base = self.e.gep(self.e.i8().into(), self.shared, self.e.int(constant as i64))?;
+        more.map_or(Ok(base), |m| self.e.gep(self.e.i8().into(), base, m))
+    }
+    /// A stage's number times `bytes`.
+    pub fn staged(&mut self, stage: Value, bytes: usize) -> Res<IntValue<'c>> {
+        let n = int(self.plain(stage)?.first().copied().ok_or_else(|| mistyped("a stage"))?)?;
+        self.e.mul(n, self.e.int(bytes as i64))
+    }
+    /// Writes a block into a stage of a tile.
+    pub fn tile_store(&mut self, data: &InstData) -> Res<()> {
+        let [tile, stage, value] = data.args[..] else { return Err(mistyped("a store to shared memory")) };
+        let t = Tile::of(self.k, tile)?;
+        let at = self.staged(stage, t.stage_bytes())?;
+        let base = self.tile_byte(self.places.at(tile)?, Some(at))?;
+        let (flat, values) = (self.flat(value)?, self.plain(value)?);
+        let matrix = t.elem.bytes() == 2 && t.row_bytes() == 128 && t.rows.is_multiple_of(64);
+        if matrix && flat == warpgroup_accumulator(t.rows, t.columns, 2) {
+            return self.store_matrices(&t, base, &values);
+        }
+        self.store_pairs(&t, base, &flat, &values)
+    }
+    /// An accumulator's layout by `stmatrix`: four 8x8 matrices an instruction, 16 rows of a warp by 16 columns.
+    fn store_matrices(&mut self, t: &Tile, base: PointerValue<'c>, values: &[Val<'c>]) -> Res<()> {
+        let thread = self.threads.sum(&self.e, &[1, 2, 4, 8, 16, 32, 64])?.value(&self.e, &mut self.memo)?;
+        let e = &self.e;
+        let lane = e.and(thread, e.int(31))?;
+        let row = e.add(e.mul(e.lshr(thread, e.int(5))?, e.int(16))?, e.and(lane, e.int(15))?)?;
+        let row = e.mul(row, e.int(128))?;
+        let (high, turn) = (e.lshr(lane, e.int(4))?, e.and(lane, e.int(7))?);
+        for (n, quad) in values.chunks(8).enumerate() {
+            let (block, column) = (n * 16 / t.columns, n * 16 % t.columns);
+            let chunk = e.xor(e.or(high, e.int((column / 8 % 8) as i64))?, turn)?;
+            let at = e.add(row, e.mul(chunk, e.int(16))?)?;
+            let fixed = column / 64 * t.panel_bytes() + block * 64 * 128;
+            let at = e.gep(e.i8().into(), base, e.add(at, e.int(fixed as i64))?)?;
+            let mut args: Vec<Val<'c>> = vec![at.into()];
+            for pair in quad.chunks(2) {
+                args.push(e.bitcast(e.vector(pair)?, e.i32())?);
+            }
+            e.invoke("llvm.nvvm.stmatrix.sync.aligned.m8n8.x4.b16", &[e.ptr(super::emit::SHARED).into()], &args)?;
+        }
+        Ok(())
+    }
+    /// Any layout, neighbouring registers of a row in pairs.
+    fn store_pairs(&mut self, t: &Tile, base: PointerValue<'c>, flat: &Flat, values: &[Val<'c>]) -> Res<()> {
+        let shape = [t.rows, t.columns];
+        let bytes = t.elem.bytes();
+        let n = if flat.registers.first() == Some(&0) && bytes < 8 { 2 } else { 1 };
+        let (rows, columns) = (self.coordinates(flat, &shape, 0)?, self.coordinates(flat, &shape, 1)?);
+        let first = self.first_copy(flat)?;
+        let per_row = (t.row_bytes() / 16) as i64;
+        for r in (0..values.len()).step_by(n) {
+            let (row, column) = (rows[r].value(&self.e, &mut self.memo)?, columns[r].value(&self.e, &mut self.memo)?);
+            let e = &self.e;
+            let byte = e.mul(column, e.int(bytes as i64))?;
+            let (panel, within) =
+                (e.lshr(byte, e.int(t.row_bytes().ilog2().into()))?, e.and(byte, e.int(t.row_bytes() as i64 - 1))?);
+            let mut chunk = e.lshr(within, e.int(4))?;
+            if span(t.swizzle).is_some() {
+                // The pattern repeats after 128 bytes times eight: shorter rows share a line.
+                let turn = e.lshr(row, e.int((8 / per_row).ilog2().into()))?;
+                chunk = e.xor(chunk, e.and(turn, e.int(per_row - 1))?)?;
+            }
+            let at = e.add(e.mul(row, e.int(t.row_bytes() as i64))?, e.mul(panel, e.int(t.panel_bytes() as i64))?)?;
+            let at = e.add(at, e.add(e.mul(chunk, e.int(16))?, e.and(within, e.int(15))?)?)?;
+            let at = e.gep(e.i8().into(), base, at)?;
+            let v = self.in_memory(&values[r..r + n], t.elem)?;
+            self.when(first, |g| g.e.store(v, at, bytes * n))?;
+        }
+        Ok(())
+    }
+    /// Registers as memory holds them.
+    fn in_memory(&self, values: &[Val<'c>], elem: Elem) -> Res<Val<'c>> {
+        if elem != Elem::Bool {
+            return self.e.vector(values);
+        }
+        let wide = values.iter().map(|v| Ok(self.e.zext(int(*v)?, self.e.i8())?.into())).collect::<Res<Vec<_>>>()?;
+        self.e.vector(&wide)
+    }
+}
+
+/// Registers of a part along `axis`: the element number in the operand of an element of the result.
+pub(super) fn whole_of(element: usize, from: &[usize], to: &[usize], axis: usize, at: usize) -> usize {
+    let mut whole = 0;
+    for a in 0..to.len() {
+        let (bits, wide) = (axis_bits(to, a), axis_bits(from, a));
+        let x = (element >> bits.start) & ((1 << bits.len()) - 1);
+        whole += (x + if a == axis { at } else { 0 }) << wide.start;
+    }
+    whole
+}

@@ -1,0 +1,139 @@
+//! Products by warpgroups: operands in shared memory named by matrix descriptors, accumulators in registers that stay tied to
+//! the instructions until they are waited for.
+use super::emit::{Fail, Res, Val, mistyped};
+use super::r#gen::Gen;
+use super::index::Reg;
+use super::tiles::Tile;
+use inkwell::types::BasicTypeEnum;
+use inkwell::values::{BasicValueEnum, IntValue};
+use kiln_block::{Elem, InstData, Swizzle, Value};
+
+/// Bytes of K that one instruction takes.
+const STEP: usize = 32;
+
+/// An operand: a matrix descriptor of its first 64 rows (or all columns) at K = 0, and how to step from there, in 16 bytes.
+struct Operand<'c> {
+    base: IntValue<'c>,
+    tile: Tile,
+    /// Rows of the tile run along K.
+    transposed: bool,
+}
+impl Operand<'_> {
+    /// To step `n` of K.
+    fn step(&self, n: usize) -> usize {
+        if self.transposed {
+            // Sixteen rows of K further.
+            return n * STEP / self.tile.elem.bytes() * self.tile.row_bytes() / 16;
+        }
+        let byte = n * STEP;
+        (byte / self.tile.row_bytes() * self.tile.panel_bytes() + byte % self.tile.row_bytes()) / 16
+    }
+    /// To block `n` of 64 rows of the product.
+    fn block(&self, n: usize) -> usize {
+        if self.transposed { n * self.tile.panel_bytes() / 16 } else { n * 64 * self.tile.row_bytes() / 16 }
+    }
+}
+
+impl<'c> Gen<'c, '_> {
+    pub fn wgmma(&mut self, data: &InstData, transposed: [bool; 2]) -> Res<Vec<Reg<'c>>> {
+        let [a, sa, b, sb, acc] = data.args[..] else { return Err(mistyped("a product")) };
+        let [m, n] = self.k.ty(data.results[0]).shape() else { return Err(mistyped("a product")) };
+        let (m, n) = (*m, *n);
+        if self.threads.bits != 7 || n > 256 {
+            return Err(Fail::Unsupported(format!("a product of {m}x{n} by {} warps", 1 << (self.threads.bits - 5))));
+        }
+        let a = self.operand_of(a, sa, transposed[0])?;
+        let b = self.operand_of(b, sb, !transposed[1])?;
+        let depth = if transposed[0] { a.tile.rows } else { a.tile.columns } * a.tile.elem.bytes();
+        let mut values = self.plain(acc)?;
+        let fresh = values.iter().all(is_zero);
+        self.e.invoke("llvm.nvvm.wgmma.fence.sync.aligned", &[], &[])?;
+        for (block, sums) in values.chunks_mut(n / 2).enumerate() {
+            for step in 0..depth / STEP {
+                let at = |o: &Operand<'c>, more: usize| {
+                    self.e.add(o.base, self.e.int_of(self.e.i64(), (o.step(step) + more) as i64))
+                };
+                let (da, db) = (at(&a, a.block(block))?, at(&b, 0)?);
+                let keep = !fresh || step > 0;
+                let next = self.multiply(sums, [da, db], keep, &a, &b, n)?;
+                sums.copy_from_slice(&next);
+            }
+        }
+        Ok(values.into_iter().map(Reg::Plain).collect())
+    }
+    /// Matrix descriptor of a stage. `transposed`: the tile's rows run along K, so the other axis is contiguous.
+    fn operand_of(&mut self, tile: Value, stage: Value, transposed: bool) -> Res<Operand<'c>> {
+        let t = Tile::of(self.k, tile)?;
+        if t.swizzle != Swizzle::B128 || !matches!(t.elem, Elem::Bf16 | Elem::F16) {
+            return Err(Fail::Unsupported(format!("a product of {} tiles swizzled {}", t.elem, t.swizzle)));
+        }
+        let start = self.tile_byte(self.places.at(tile)?, None)?;
+        let bytes = t.stage_bytes();
+        let e = &self.e;
+        let address = e.b.build_ptr_to_int(start, e.i64(), "")?;
+        // Bits 62-63: swizzle of 128 bytes; 32-45: from eight rows to the next; 16-29: from panel to panel.
+        let leading = if transposed { t.panel_bytes() >> 4 } else { 1 };
+        let fixed = 1u64 << 62 | (1024 >> 4) << 32 | (leading as u64) << 16;
+        let base = e.or(e.lshr(address, e.int_of(e.i64(), 4))?, e.i64().const_int(fixed, false))?;
+        let at = self.staged(stage, bytes >> 4)?;
+        let base = self.e.add(base, self.e.zext(at, self.e.i64())?)?;
+        Ok(Operand { base, tile: t, transposed })
+    }
+    /// One instruction: 64 rows, all columns, 32 bytes of K.
+    fn multiply(
+        &mut self,
+        sums: &[Val<'c>],
+        [da, db]: [IntValue<'c>; 2],
+        keep: bool,
+        a: &Operand,
+        b: &Operand,
+        n: usize,
+    ) -> Res<Vec<Val<'c>>> {
+        let count = sums.len();
+        let regs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
+        let ty = if a.tile.elem == Elem::F16 { "f16" } else { "bf16" };
+        let (x, y, p) = (2 * count, 2 * count + 1, 2 * count + 2);
+        let text = format!(
+            "{{ .reg .pred p; setp.ne.b32 p, ${p}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {{{}}}, ${x}, ${y}, p, 1, 1, {}, {}; }}",
+            regs.join(", "),
+            u8::from(a.transposed),
+            u8::from(b.transposed)
+        );
+        let mut args: Vec<Val<'c>> = match keep {
+            true => sums.to_vec(),
+            // What was there is not read.
+            false => vec![self.e.f32().get_poison().into(); count],
+        };
+        args.extend::<[Val<'c>; 3]>([da.into(), db.into(), self.e.int(i64::from(keep)).into()]);
+        self.tied(&text, count, "l,l,r", &args)
+    }
+    /// Assembly over accumulators that stay in their registers.
+    fn tied(&self, text: &str, count: usize, more: &str, args: &[Val<'c>]) -> Res<Vec<Val<'c>>> {
+        let mut constraints: Vec<String> = vec!["=f".into(); count];
+        constraints.extend((0..count).map(|i| i.to_string()));
+        constraints.extend((!more.is_empty()).then(|| more.to_string()));
+        let f32: BasicTypeEnum = self.e.f32().into();
+        let ty = self.e.cx.struct_type(&vec![f32; count], false);
+        let v = self.e.asm(text, &constraints.join(","), Some(ty.into()), args, true, true)?;
+        self.e.fields(v.ok_or_else(|| mistyped("a product"))?, count)
+    }
+    pub fn wgmma_commit(&mut self) -> Res<()> {
+        self.e.invoke("llvm.nvvm.wgmma.commit_group.sync.aligned", &[], &[]).map(|_| ())
+    }
+    /// With a token, its accumulators go through the wait, so that no use of them comes before it.
+    pub fn wgmma_wait(&mut self, data: &InstData, pending: u8) -> Res<()> {
+        let ([token], [result]) = (&data.args[..], &data.results[..]) else {
+            let n = self.e.int_of(self.e.i64(), pending.into());
+            return self.e.invoke("llvm.nvvm.wgmma.wait_group.sync.aligned", &[], &[n.into()]).map(|_| ());
+        };
+        let values = self.plain(*token)?;
+        let text = format!("wgmma.wait_group.sync.aligned {pending};");
+        let values = self.tied(&text, values.len(), "", &values)?;
+        self.set(*result, values.into_iter().map(Reg::Plain).collect());
+        Ok(())
+    }
+}
+
+fn is_zero(v: &Val) -> bool {
+    matches!(v, BasicValueEnum::FloatValue(f) if f.is_const() && f.is_null())
+}

@@ -1,0 +1,67 @@
+//! Tensor maps: what the copy engine knows of an array, encoded by the driver.
+use cudarc::driver::{result::DriverError, sys};
+use kiln_graph::DType;
+
+/// An encoded map. The driver reads it at the launch, so it lives as long as launches may come.
+#[repr(C, align(64))]
+pub struct TensorMap(sys::CUtensorMap);
+// SAFETY: plain data once encoded.
+unsafe impl Send for TensorMap {}
+
+impl TensorMap {
+    /// The map of an array in the buffer at `address`.
+    pub fn new(m: &crate::TensorMap, address: u64) -> Result<TensorMap, DriverError> {
+        use sys::CUtensorMapSwizzle as S;
+        let invalid = DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+        let rank = m.sizes.len();
+        if !(1..=5).contains(&rank) || m.strides.len() != rank || m.tile.len() != rank {
+            return Err(invalid);
+        }
+        let bytes = m.dtype.bytes() as u64;
+        // The driver counts axes from the innermost, whose stride it takes for granted.
+        let sizes: Vec<u64> = m.sizes.iter().rev().map(|n| *n as u64).collect();
+        let strides: Vec<u64> = m.strides.iter().rev().skip(1).map(|n| *n as u64 * bytes).collect();
+        let tile: Vec<u32> = m.tile.iter().rev().map(|n| *n as u32).collect();
+        let steps = vec![1u32; rank];
+        let swizzle = match m.swizzle {
+            0 => S::CU_TENSOR_MAP_SWIZZLE_NONE,
+            32 => S::CU_TENSOR_MAP_SWIZZLE_32B,
+            64 => S::CU_TENSOR_MAP_SWIZZLE_64B,
+            128 => S::CU_TENSOR_MAP_SWIZZLE_128B,
+            _ => return Err(invalid),
+        };
+        let mut map = std::mem::MaybeUninit::<TensorMap>::zeroed();
+        // SAFETY: the lists have `rank` entries (strides one less) and outlive the call; the map is aligned by its type.
+        unsafe {
+            sys::cuTensorMapEncodeTiled(
+                map.as_mut_ptr().cast(),
+                format(m.dtype),
+                rank as u32,
+                std::ptr::without_provenance_mut((address + m.offset as u64 * bytes) as usize),
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                tile.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+            .result()?;
+            Ok(map.assume_init())
+        }
+    }
+}
+
+fn format(d: DType) -> sys::CUtensorMapDataType {
+    use sys::CUtensorMapDataType as T;
+    match d {
+        DType::F64 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
+        DType::F32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        DType::F16 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        DType::Bf16 => T::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        DType::I64 => T::CU_TENSOR_MAP_DATA_TYPE_INT64,
+        DType::I32 => T::CU_TENSOR_MAP_DATA_TYPE_INT32,
+        DType::U8 | DType::Bool => T::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+    }
+}
