@@ -95,3 +95,27 @@ fn vector_functions_are_within_two_ulp() {
         assert!(error <= 2.0, "{op:?}: {error} ulp at {at:e}");
     }
 }
+
+/// All of f32 in even steps of bit patterns: every exponent, both signs, denormals, infinities, NaN.
+#[test]
+fn vector_functions_over_all_floats() {
+    use UnaryOp::*;
+    let mut x: Vec<f32> = (0..=u32::MAX).step_by(1021).map(f32::from_bits).collect();
+    x.truncate(x.len() / 1024 * 1024);
+    let cases: [(UnaryOp, fn(f64) -> f64); 9] = [
+        (Exp, f64::exp),
+        (Exp2, f64::exp2),
+        (Expm1, f64::exp_m1),
+        (Tanh, f64::tanh),
+        (Erf, |x| erf(x)),
+        (Log, f64::ln),
+        (Log2, f64::log2),
+        (Log10, f64::log10),
+        (Log1p, f64::ln_1p),
+    ];
+    for (op, f) in cases {
+        let (error, at) = worst(op, &x, f);
+        println!("{op:?}: {error:.3} ulp at {at:e}");
+        assert!(error <= 2.0, "{op:?}: {error} ulp at {at:e}");
+    }
+}

@@ -21,6 +21,8 @@ pub struct Options {
     pub composites: bool,
     /// Concat, pad, take, scan.
     pub movement: bool,
+    /// With `movement`: reflected and flipped edges, cropping pads: indices that run backwards and below 0.
+    pub edges: bool,
     /// Also sizes 0 and 1, and rank 0.
     pub odd_shapes: bool,
 }
@@ -35,6 +37,7 @@ impl Default for Options {
             dots: true,
             composites: true,
             movement: true,
+            edges: false,
             odd_shapes: true,
         }
     }
@@ -126,6 +129,7 @@ fn step(g: &mut Graph, r: &mut Random, values: &[ValueId], o: &Options) -> Resul
             }
         }
         10 if o.composites => composite(g, r, x),
+        11 if o.movement && o.edges && r.below(2) == 0 => edge(g, r, x),
         11 if o.movement => movement(g, r, x),
         _ => {
             let number = (r.normal() * 8.0).round() / 8.0;
@@ -272,6 +276,42 @@ fn movement(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphE
             g.add(Op::Take { axis }, &[x, index])
         }
         _ => g.scan(ScanOp::Sum, x, axis),
+    }
+}
+
+/// An axis whose ends are mirrored, turned round or cut, so that positions in the operand are negative somewhere.
+fn edge(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError> {
+    let shape = g.shape(x).to_vec();
+    if shape.is_empty() {
+        return g.reshape(x, [1]);
+    }
+    let axis = r.below(shape.len());
+    let n = shape[axis];
+    let flipped = g.add(Op::Flip(vec![axis]), &[x])?;
+    match r.below(4) {
+        // Reflection, the outermost element not repeated, on one side or both.
+        0 if n > 1 => {
+            let width = 1 + r.below(n - 1);
+            let before = g.slice(flipped, axis, n - 1 - width, width, 1)?;
+            if r.below(2) == 0 {
+                return g.concat(&[before, x], axis);
+            }
+            let after = g.slice(flipped, axis, 1, width, 1)?;
+            g.concat(&[before, x, after], axis)
+        }
+        1 => g.concat(&[flipped, x], axis),
+        2 => {
+            let joined = g.concat(&[x, flipped], axis)?;
+            g.add(Op::Flip(vec![axis]), &[joined])
+        }
+        // Cut at one end, widened at the other, then seen as a longer row.
+        _ => {
+            let (mut lo, mut hi) = (vec![0; shape.len()], vec![0; shape.len()]);
+            let cut = r.below(n.max(1)) as i64;
+            (lo[axis], hi[axis]) = if r.below(2) == 0 { (-cut, cut + 1) } else { (cut + 1, -cut) };
+            let moved = g.pad(flipped, 0.5, lo, hi)?;
+            g.reshape(moved, [g.ty(moved).count()])
+        }
     }
 }
 

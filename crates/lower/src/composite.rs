@@ -1,8 +1,8 @@
 //! Normalisations and softmax as scalar programs over the row, in the type arithmetic is done in.
-use crate::LowerError;
 use crate::dag::{Guard, NodeId};
 use crate::expr::{Expr, delinear, linear};
 use crate::resolve::{Here, Resolved, Resolver};
+use crate::{LowerError, Target};
 use kiln_graph::{BinaryOp, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 
 impl Resolver<'_> {
@@ -104,7 +104,13 @@ impl Resolver<'_> {
             return self.dag.binary(BinaryOp::Sub, mine, log);
         }
         let mine = self.dag.unary(UnaryOp::Exp, mine);
-        self.dag.binary(BinaryOp::Div, mine, sum)
+        if self.target != Target::Host {
+            return self.dag.binary(BinaryOp::Div, mine, sum);
+        }
+        // One division a row: a vector of them takes as long as an exponential. The sum is at least 1.
+        let one = self.dag.number(self.dag.node(sum).dtype, 1.0);
+        let scale = self.dag.binary(BinaryOp::Div, one, sum);
+        self.dag.binary(BinaryOp::Mul, mine, scale)
     }
 
     /// `(own - mean) · rsqrt(variance + eps)`, the variance from differences (not from squares, which cancel).

@@ -70,6 +70,11 @@ impl Node {
         self.exprs(&mut |e| e.nodes(&mut |n| ids.push(n)));
         ids
     }
+    /// Not a scan or an arg-reduction, which follow the order of the row.
+    pub fn sums_in_any_order(&self) -> bool {
+        let arg = matches!(self.op, NodeOp::Reduce { op: ReduceOp::ArgMax | ReduceOp::ArgMin, .. });
+        !arg && !matches!(self.op, NodeOp::Scan { .. })
+    }
     /// Calls `f` with the index expressions of this node itself.
     pub fn exprs<'a>(&'a self, f: &mut impl FnMut(&'a Expr)) {
         match &self.op {

@@ -48,6 +48,8 @@ pub struct Emitter<'a> {
     /// i32, or i64 where offsets need it.
     pub index: Elem,
     pub row: Option<TileRow>,
+    /// What scans of f32 add up in.
+    pub scan_in: Elem,
     scopes: Vec<Scope>,
 }
 
@@ -59,6 +61,7 @@ impl<'a> Emitter<'a> {
             coords: HashMap::new(),
             index,
             row: None,
+            scan_in: Elem::F32,
             scopes: vec![Scope::default()],
         }
     }
@@ -136,7 +139,10 @@ impl<'a> Emitter<'a> {
             NodeOp::Reduce { op, body } => self.reduce_in_tile(b, *op, self.operand(*body)),
             NodeOp::Scan { op, body } => {
                 let v = self.operand(*body);
-                self.scan_lanes(b, *op, v)
+                let held = math::held(node.dtype);
+                let v = b.cast(v, if held == Elem::F32 { self.scan_in } else { held });
+                let sums = self.scan_lanes(b, *op, v);
+                b.cast(sums, held)
             }
             // Set by the schedule before anything asks.
             NodeOp::Anchor { .. } => math::float(b, math::held(node.dtype), 0.0),

@@ -61,7 +61,7 @@ pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerErr
     };
     let step = tiled(of, p, &dims, of.name, target, &scene)?;
     let name = format!("{}_epilogue", of.name);
-    let rest = Body { product: Some((p.v, Place::At(slot, acc))), name: &name, graph: of.graph };
+    let rest = Body { product: Some((p.v, Place::At(slot, acc))), name: &name, ..*of };
     let rest = reduction::lower(&rest, target, 1)?;
     let mut scratch = vec![Type::new(acc, [of.graph.ty(p.v).count()])];
     scratch.extend(rest.scratch);

@@ -2,9 +2,9 @@
 //!
 //! Takes: a body, where its inputs (and values computed by earlier steps) lie, the reduction space. Gives: nodes of a [`Dag`].
 //! Never: blocks, schedules.
-use crate::LowerError;
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear, linear};
+use crate::{LowerError, Target};
 use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, ValueId};
 use kiln_plan::exec::Slot;
 use std::collections::HashMap;
@@ -33,10 +33,11 @@ pub struct Body<'a> {
     pub name: &'a str,
     pub graph: &'a Graph,
     pub product: Option<(ValueId, Product)>,
+    pub target: Target,
 }
 impl<'a> Body<'a> {
     pub fn resolver(&self) -> Resolver<'a> {
-        let mut r = Resolver::new(self.graph, self.name);
+        let mut r = Resolver::new(self.graph, self.name, self.target);
         r.product = self.product;
         r
     }
@@ -48,6 +49,7 @@ impl<'a> Body<'a> {
 pub struct Resolver<'a> {
     pub graph: &'a Graph,
     kernel: &'a str,
+    pub target: Target,
     pub dag: Dag,
     /// Values in memory, dense: inputs, and what earlier steps left in scratch, with the dtype they have there.
     pub places: HashMap<ValueId, (Slot, DType)>,
@@ -65,12 +67,13 @@ type Key = (ValueId, Vec<Expr>, Vec<Guard>);
 pub type Resolved = Result<NodeId, LowerError>;
 
 impl<'a> Resolver<'a> {
-    fn new(graph: &'a Graph, kernel: &'a str) -> Resolver<'a> {
+    fn new(graph: &'a Graph, kernel: &'a str, target: Target) -> Resolver<'a> {
         let places =
             (graph.inputs.iter().enumerate()).map(|(i, &v)| (v, (Slot::Input(i as u32), graph.dtype(v)))).collect();
         Resolver {
             graph,
             kernel,
+            target,
             dag: Dag::default(),
             places,
             product: None,

@@ -11,7 +11,7 @@ use crate::space::{Coord, Space};
 use crate::tile::{Cut, Shape, warps_for};
 use crate::walk::Walk;
 use crate::{LowerError, Target};
-use kiln_block::Kernel;
+use kiln_block::{Elem, Kernel};
 use kiln_graph::Type;
 use kiln_plan::exec::Work;
 
@@ -31,6 +31,7 @@ pub struct RowPlan {
     /// Instances that share a row.
     pub parts: usize,
     pub warps: usize,
+    pub target: Target,
 }
 impl RowPlan {
     /// The row lies in one tile.
@@ -40,6 +41,10 @@ impl RowPlan {
     /// Elements of a part, a multiple of the chunk.
     pub fn part_len(&self) -> usize {
         self.row.extent.div_ceil(self.parts).next_multiple_of(self.row.block)
+    }
+    /// What a scan of `elem` adds up in. A running sum is as long as its row: the host has f64 for it, as PyTorch.
+    pub fn scanned(&self, elem: Elem) -> Elem {
+        if self.target == Target::Host && elem == Elem::F32 { Elem::F64 } else { elem }
     }
     pub fn shape(&self, parts: usize) -> Shape {
         Shape { cuts: self.kept.clone(), rank: self.rank, parts, warps: self.warps }
@@ -117,6 +122,8 @@ struct Limits {
     again: bool,
     /// Something is read along the row that all rows share, as a gain.
     shares: bool,
+    /// No scans or arg-reductions.
+    any_order: bool,
 }
 
 impl Limits {
@@ -138,13 +145,16 @@ impl Limits {
             only
         };
         let shares = loads.iter().any(|l| alone(l.0)) && loads.iter().any(|l| !alone(l.0));
+        let any_order = scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order());
         let scans = scene.live().into_iter().any(|n| matches!(scene.dag.node(n).op, NodeOp::Scan { .. }));
         let tile = match target {
-            Target::Host => 16384,
+            // What is kept of a row fits the second-level cache.
+            Target::Host => 65536,
             Target::Gpu { arch } if arch >= 90 && !scans && bytes <= 4 => 262144,
             Target::Gpu { .. } => 16384,
         };
-        Limits { thread: (64 / bytes.max(1)).clamp(4, 32), tile, bytes, again: reads_again(scene, row), shares }
+        let thread = (64 / bytes.max(1)).clamp(4, 32);
+        Limits { thread, tile, bytes, again: reads_again(scene, row), shares, any_order }
     }
     /// Warps for a tile: few with many elements each, so that barriers join few and other instances run beside.
     fn warps(&self, elements: usize) -> usize {
@@ -187,7 +197,7 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     let uniform = || kept.iter().map(|c| Cut::uniform(c.id, c.extent)).collect::<Vec<_>>();
     if !fits || split > 1 {
         let row = Cut { id: row, extent: n, block: chunk.min(wide), axis: 0 };
-        return RowPlan { kept: uniform(), row, rank: 1, parts: split, warps: if gpu { 8 } else { 4 } };
+        return RowPlan { kept: uniform(), row, rank: 1, parts: split, warps: if gpu { 8 } else { 4 }, target };
     }
     // Two long rows together: what they share comes from the second-level cache once for both.
     let pair = gpu && limits.shares && wide > 8192 && 2 * wide <= limits.tile;
@@ -199,14 +209,17 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     let warps = if gpu { limits.warps(high * wide) } else { warps_for(high * wide, if wide > 8192 { 32 } else { 8 }) };
     let row = |rank: usize| Cut { id: row, extent: n, block: wide, axis: rank - 1 };
     if high == 1 {
-        return RowPlan { kept: uniform(), row: row(1), rank: 1, parts: 1, warps };
+        return RowPlan { kept: uniform(), row: row(1), rank: 1, parts: 1, warps, target };
     }
     let kept = match space.merge(&ids) {
         Some(id) => vec![Cut { id, extent: rows, block: high, axis: 0 }],
         None => vec![],
     };
-    RowPlan { kept, row: row(2), rank: 2, parts: 1, warps }
+    RowPlan { kept, row: row(2), rank: 2, parts: 1, warps, target }
 }
+
+/// Elements of a column that are summed before they are added to the rest: the root of common lengths.
+const SUMMED: usize = 64;
 
 /// Rows across memory: the tile's last axis is the kept coordinate `along`, the row is its first.
 fn across(
@@ -233,12 +246,14 @@ fn across(
     while wide > least && (whole && high * wide > tile || (limits.again || !gpu) && few(wide)) {
         wide /= 2;
     }
-    // A row that fits is held; else it is walked, on the host one element at a time.
+    // A row that fits is held; else it is walked, on the host by chunks that are summed, or one element at a time.
     let held = high * wide <= tile;
     let high = if held {
         high
     } else if gpu || wide < 64 {
         (tile / wide).min(high)
+    } else if limits.any_order {
+        SUMMED.min(high)
     } else {
         1
     };
@@ -247,5 +262,5 @@ fn across(
     let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
     cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
     let row = Cut { id: row, extent: n, block: high, axis: 0 };
-    RowPlan { kept: cuts, row, rank: 2, parts: split, warps: if gpu { limits.warps(high * wide) } else { 4 } }
+    RowPlan { kept: cuts, row, rank: 2, parts: split, warps: if gpu { limits.warps(high * wide) } else { 4 }, target }
 }

@@ -1,11 +1,11 @@
 //! Emission of row programs: in one tile, or level by level in loops, with partial results in scratch where a row is shared.
-use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::{Lanes, TileRow, joint};
 use crate::expr::{CoordId, Expr, linear};
 use crate::math;
 use crate::rows::{Emitted, RowPlan};
 use crate::tile::{Frame, Used, loads, open, open_with};
+use crate::{LowerError, Target};
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type as BlockType, UnaryOp as U, Value};
 use kiln_graph::{DType, ReduceOp, ScanOp, Type};
 use kiln_plan::exec::{Slot, Work};
@@ -93,7 +93,8 @@ impl<'a> Walk<'a> {
         let mut f = open(self.name, self.scene, &p.shape(1));
         let lanes = f.lanes(p.row, None);
         f.em.coords.insert(p.row.id, lanes);
-        f.em.row = Some(TileRow { coord: p.row.id, axis: p.row.axis, rank: p.rank });
+        f.em.scan_in = p.scanned(Elem::F32);
+        f.em.row = Some(self.tile_row());
         for s in &self.scene.stores {
             f.store(s);
         }
@@ -177,7 +178,7 @@ impl<'a> Walk<'a> {
             .collect();
         let roots: Vec<NodeId> = bodies.iter().map(|b| b.1).collect();
         self.hoist(f, &roots);
-        let shape = self.tile_shape();
+        let shape = self.sum_shape();
         let mut start = vec![];
         for (op, body) in &bodies {
             let elem = math::held(self.scene.dag.node(*body).dtype);
@@ -201,7 +202,10 @@ impl<'a> Walk<'a> {
                     let best = take(&mut f.b, *op, Acc { value: acc, at: Some(at) }, v, position, lanes.mask);
                     next.extend([Some(best.value), best.at].into_iter().flatten());
                 } else {
-                    let v = f.em.fill_outside(&mut f.b, *op, v, lanes);
+                    let mut v = f.em.fill_outside(&mut f.b, *op, v, lanes);
+                    if self.sums_chunks() {
+                        v = f.em.reduce_axis(&mut f.b, *op, v, self.tile_row());
+                    }
                     let v = f.b.broadcast_to(v, &shape);
                     next.push(math::combine(&mut f.b, *op, acc, v));
                 }
@@ -217,7 +221,28 @@ impl<'a> Walk<'a> {
             .collect()
     }
 
-    /// Shape of the accumulators: every lane of the tile.
+    /// Chunks of rows across memory are summed before they are added to what a column has so far: a long sum of single
+    /// elements loses digits, and lanes of a whole chunk would not stay in the cache.
+    fn sums_chunks(&self) -> bool {
+        let p = &self.plan;
+        let chunks = p.rank == 2 && p.row.axis == 0 && p.row.block > 1 && !p.whole();
+        let all = || self.levels.iter().flatten().all(|&n| self.scene.dag.node(n).sums_in_any_order());
+        p.target == Target::Host && chunks && all()
+    }
+    fn tile_row(&self) -> TileRow {
+        TileRow { coord: self.plan.row.id, axis: self.plan.row.axis, rank: self.plan.rank }
+    }
+    /// Shape of the accumulators: every lane of the tile, or one for all lanes of the row.
+    fn sum_shape(&self) -> Vec<usize> {
+        let mut shape = self.tile_shape();
+        if self.sums_chunks()
+            && let Some(n) = shape.get_mut(self.plan.row.axis)
+        {
+            *n = 1;
+        }
+        shape
+    }
+    /// Every lane of the tile.
     fn tile_shape(&self) -> Vec<usize> {
         let mut shape = vec![1; self.plan.rank];
         let mut lanes = false;
@@ -235,8 +260,8 @@ impl<'a> Walk<'a> {
 
     /// The lanes of an accumulator into one, keeping the axis.
     fn fold_lanes(&self, f: &mut Frame, op: ReduceOp, acc: Acc, lane: Option<Value>) -> Acc {
-        let row = TileRow { coord: self.plan.row.id, axis: self.plan.row.axis, rank: self.plan.rank };
-        fold(f, op, acc, lane.map(|_| row))
+        let row = lane.filter(|_| !self.sums_chunks()).map(|_| self.tile_row());
+        fold(f, op, acc, row)
     }
     /// The value of a reduction from its accumulator.
     fn result(&self, f: &mut Frame, n: NodeId, acc: Acc, lane: Option<Value>) -> Value {
@@ -290,7 +315,7 @@ impl<'a> Walk<'a> {
         }
         let mut starts = vec![];
         for (_, op, body) in self.scans() {
-            let elem = math::held(self.scene.dag.node(body).dtype);
+            let elem = self.plan.scanned(math::held(self.scene.dag.node(body).dtype));
             let id = math::identity(&mut f.b, as_reduction(op), elem);
             starts.push(f.b.broadcast_to(id, &shape));
         }
@@ -298,17 +323,20 @@ impl<'a> Walk<'a> {
     }
     /// Scans of a chunk, continued from the carried values; gives the next ones.
     fn scan_chunk(&self, f: &mut Frame, lanes: Lanes, carried: &[Value]) -> Vec<Value> {
-        let row = TileRow { coord: self.plan.row.id, axis: self.plan.row.axis, rank: self.plan.rank };
+        let row = self.tile_row();
         let mut next = vec![];
         for ((n, op, body), &carry) in self.scans().into_iter().zip(carried) {
             let v = f.em.value(&mut f.b, body);
+            let held = math::held(self.scene.dag.node(body).dtype);
+            let v = f.b.cast(v, self.plan.scanned(held));
             let reduction = as_reduction(op);
             let shape = f.b.shape(carry);
             let v = f.b.broadcast_to(v, &joint(&shape, &f.b.shape(v)));
             let v = f.em.fill_outside(&mut f.b, reduction, v, lanes);
             if lanes.lane.is_none() {
                 let sum = math::combine(&mut f.b, reduction, carry, v);
-                f.em.set(n, sum);
+                let value = f.b.cast(sum, held);
+                f.em.set(n, value);
                 next.push(sum);
                 continue;
             }
@@ -317,7 +345,8 @@ impl<'a> Walk<'a> {
             let total = f.em.reduce_axis(&mut f.b, reduction, v, row);
             f.em.row = None;
             let sum = math::combine(&mut f.b, reduction, carry, inner);
-            f.em.set(n, sum);
+            let value = f.b.cast(sum, held);
+            f.em.set(n, value);
             next.push(math::combine(&mut f.b, reduction, carry, total));
         }
         next

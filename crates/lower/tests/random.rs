@@ -50,6 +50,16 @@ fn movement() {
     run(&random::Options { ops: 6, movement: true, ..options() }, 1000..1150, 200);
 }
 #[test]
+fn edges() {
+    run(&random::Options { ops: 8, movement: true, edges: true, ..options() }, 6000..6200, 250);
+}
+#[test]
+fn reduced_edges() {
+    let edges =
+        random::Options { ops: 5, movement: true, edges: true, reductions: true, composites: true, ..options() };
+    run(&edges, 7000..7150, 100);
+}
+#[test]
 fn one_reduction() {
     run(&random::Options { ops: 4, reductions: true, ..options() }, 2000..2200, 150);
 }

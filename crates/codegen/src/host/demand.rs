@@ -3,7 +3,10 @@
 //! A value is demanded by the loops that it reaches through lazily computed values. Demanded by two loops, or from a loop of the
 //! program while defined outside of it, it is kept if computing it again costs more than reading it. Operands of products are
 //! kept always (they are packed), and so are loads whose memory is overwritten before their last use.
-use kiln_block::{Inst, Kernel, Op, Region, Type, UnaryOp, Value};
+//!
+//! Blocks are wider than what they hold where an extent is no power of two. Which elements of a value nothing looks at is
+//! found from the masks of stores and from what reductions are fed there; loops end before those.
+use kiln_block::{BinaryOp, Const, Inst, Kernel, Op, ReduceOp, Region, Type, UnaryOp, Value};
 use std::collections::{BTreeSet, HashMap};
 
 #[derive(Default)]
@@ -16,6 +19,8 @@ pub(super) struct Demand {
     place: HashMap<Inst, (usize, Vec<Inst>)>,
     cost: HashMap<Value, u32>,
     sinks: HashMap<Value, BTreeSet<Inst>>,
+    /// Masks outside of which no use looks at the element of a value; absent: no uses so far.
+    within: HashMap<Value, BTreeSet<Value>>,
     roots: HashMap<Value, Value>,
 }
 
@@ -75,8 +80,59 @@ impl Demand {
             .collect();
         for &i in order.iter().rev() {
             d.decide(k, i, &overwritten, &packed);
+            d.confine(k, i);
         }
         d
+    }
+    /// Notes for the operands of an instruction where it looks at them.
+    fn confine(&mut self, k: &Kernel, i: Inst) {
+        let inst = k.inst(i);
+        let own = inst.results.first().map_or_else(BTreeSet::new, |&r| self.within(r));
+        for (n, &a) in inst.args.iter().enumerate() {
+            let here = match &inst.op {
+                Op::Store => inst.args.get(2).map_or_else(BTreeSet::new, |&m| self.conjuncts(k, m)),
+                Op::Reduce { op, .. } => self.reduced(k, *op, a),
+                Op::Select if n == 1 => own.union(&self.conjuncts(k, inst.args[0])).copied().collect(),
+                Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) => own.clone(),
+                _ => BTreeSet::new(),
+            };
+            match self.within.get_mut(&a) {
+                Some(old) => old.retain(|m| here.contains(m)),
+                None => drop(self.within.insert(a, here)),
+            }
+        }
+    }
+    /// Masks outside of which nothing looks at an element of `v`.
+    pub fn within(&self, v: Value) -> BTreeSet<Value> {
+        self.within.get(&v).cloned().unwrap_or_default()
+    }
+    /// Masks outside of which the operand of a reduction is what the reduction starts from.
+    pub fn reduced(&self, k: &Kernel, op: ReduceOp, operand: Value) -> BTreeSet<Value> {
+        let inst = |v: Value| self.def.get(&v).map(|&i| k.inst(i));
+        let Some((Op::Select, [mask, _, other])) = inst(operand).map(|i| (&i.op, &i.args[..])) else {
+            return BTreeSet::new();
+        };
+        let neutral = match (op, inst(*other).map(|i| &i.op)) {
+            (ReduceOp::Sum, Some(Op::Const(Const::Float(c)))) => *c == 0.0,
+            (ReduceOp::Max | ReduceOp::ArgMax, Some(Op::Const(Const::Float(c)))) => *c == f64::NEG_INFINITY,
+            (ReduceOp::Min | ReduceOp::ArgMin, Some(Op::Const(Const::Float(c)))) => *c == f64::INFINITY,
+            (ReduceOp::Sum, Some(Op::Const(Const::Int(c)))) => *c == 0,
+            _ => false,
+        };
+        if neutral { self.conjuncts(k, *mask) } else { BTreeSet::new() }
+    }
+    /// The masks that a mask is the conjunction of.
+    pub fn conjuncts(&self, k: &Kernel, mask: Value) -> BTreeSet<Value> {
+        let (mut open, mut all) = (vec![mask], BTreeSet::new());
+        while let Some(m) = open.pop() {
+            all.insert(m);
+            if let Some(i) = self.def.get(&m).map(|&i| k.inst(i))
+                && matches!(i.op, Op::Binary(BinaryOp::And))
+            {
+                open.extend(i.args.iter().copied());
+            }
+        }
+        all
     }
     fn number(&mut self, k: &Kernel, r: &Region, loops: &[Inst], order: &mut Vec<Inst>) {
         for &i in &r.insts {

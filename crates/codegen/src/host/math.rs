@@ -219,8 +219,14 @@ impl F32<'_, '_> {
         let s = self.iop("shl", &b, &shift);
         self.of_bits(&s)
     }
-    /// p * 2^k, through two factors so that the whole range of results is reached with one rounding but for denormals.
-    fn scale(&mut self, p: &Name, k: &Name) -> Name {
+    /// p * 2^k, k as float and as i32. By one instruction, or by two factors, so that the whole range of results is reached
+    /// with one rounding.
+    fn scale(&mut self, p: &Name, kf: &Name, k: &Name) -> Name {
+        if self.n == 16 && self.e.machine.lanes == 16 {
+            let t = self.t();
+            let args = [(&*t, &**p), (&*t, &**kf), (&*t, "zeroinitializer"), ("i16", "-1"), ("i32", "4")];
+            return self.e.text.call(self.d, &t, "llvm.x86.avx512.mask.scalef.ps.512", &args);
+        }
         let one = self.i(1);
         let k1 = self.iop("ashr", k, &one);
         let k2 = self.iop("sub", k, &k1);
@@ -237,20 +243,25 @@ impl F32<'_, '_> {
     }
     /// (x - k ln2, k) with k nearest to x / ln2.
     fn reduce_ln2(&mut self, x: &Name) -> (Name, Name) {
+        let (r, _, k) = self.reduce_ln2_both(x);
+        (r, k)
+    }
+    /// As `reduce_ln2`, with k as a float between the two.
+    fn reduce_ln2_both(&mut self, x: &Name) -> (Name, Name, Name) {
         let log2e = self.c(std::f32::consts::LOG2_E);
         let y = self.mul(x, &log2e);
         let (kf, k) = self.nearest(&y);
         let (hi, lo) = (self.c(-0.693_359_4), self.c(2.121_944_4e-4));
         let r = self.fma(&kf, &hi, x);
-        (self.fma(&kf, &lo, &r), k)
+        (self.fma(&kf, &lo, &r), kf, k)
     }
     fn exp(&mut self, x: &Name) -> Name {
         let x = self.clamp(x, -104.0, 89.0);
-        let (r, k) = self.reduce_ln2(&x);
+        let (r, kf, k) = self.reduce_ln2_both(&x);
         let m = self.expm1_core(&r);
         let one = self.c(1.0);
         let p = self.add(&m, &one);
-        self.scale(&p, &k)
+        self.scale(&p, &kf, &k)
     }
     fn exp2(&mut self, x: &Name) -> Name {
         let x = self.clamp(x, -151.0, 129.0);
@@ -261,7 +272,7 @@ impl F32<'_, '_> {
         let m = self.expm1_core(&r);
         let one = self.c(1.0);
         let p = self.add(&m, &one);
-        self.scale(&p, &k)
+        self.scale(&p, &kf, &k)
     }
     /// e^x - 1 = 2 (2^(k-1) m + 2^(k-1) - 1/2), m = e^r - 1.
     fn expm1(&mut self, x0: &Name) -> Name {

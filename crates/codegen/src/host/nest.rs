@@ -9,7 +9,7 @@ use super::text::Name;
 use super::value::{Form, Num, Val};
 use super::{Emit, Res, reduce};
 use kiln_block::{BinaryOp, Elem, Inst, Op, ReduceOp, ScanOp, Type, Value};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 #[derive(Clone, Debug)]
 pub(super) enum Sink {
@@ -56,7 +56,7 @@ impl Group {
     pub fn sinks(&self) -> &[(Inst, Sink)] {
         &self.sinks
     }
-    /// Masks of the stores and of the loads that the sinks read at their own coordinates.
+    /// Masks of the sinks and of the loads that they read at their own coordinates.
     fn masks(&self, e: &Emit) -> Vec<Value> {
         let (mut masks, mut seen) = (vec![], HashSet::new());
         for (_, s) in &self.sinks {
@@ -70,13 +70,23 @@ impl Group {
                 }
             }
         }
+        masks.extend(self.common_masks(e));
         masks
     }
-    /// The mask of all sinks, if all are stores with the same one.
-    fn only_mask(&self) -> Option<Value> {
-        let mask = |s: &Sink| if let Sink::Store { mask, .. } = s { *mask } else { None };
-        let first = self.sinks.first().and_then(|(_, s)| mask(s))?;
-        self.sinks.iter().all(|(_, s)| mask(s) == Some(first)).then_some(first)
+    /// Masks outside of which no sink has anything to do.
+    fn common_masks(&self, e: &Emit) -> Vec<Value> {
+        let of = |s: &Sink| match s {
+            Sink::Store { mask, .. } => mask.map_or_else(BTreeSet::new, |m| e.demand.conjuncts(e.kernel, m)),
+            Sink::Keep { value, place: true, .. } => e.demand.within(*value),
+            Sink::Reduce { op, operand, .. } => e.demand.reduced(e.kernel, *op, *operand),
+            Sink::Keep { .. } | Sink::Scan { .. } => BTreeSet::new(),
+        };
+        let all = self.sinks.iter().map(|(_, s)| of(s)).reduce(|mut a, b| {
+            a.retain(|m| b.contains(m));
+            a
+        });
+        // A mask of a later loop says nothing yet.
+        all.into_iter().flatten().filter(|m| e.place.contains_key(m)).collect()
     }
 }
 
@@ -295,12 +305,9 @@ impl Emit<'_> {
             start = stop;
         }
         if !bounds.is_empty() {
-            // Where nothing but stores under one mask is left, the rest ends with the mask.
-            let mut stop = extent_text;
-            if let Some(mask) = group.only_mask() {
-                let of_mask = self.bounds(group, vec![mask], axis, at)?;
-                stop = self.least(&stop, &of_mask);
-            }
+            let common = group.common_masks(self);
+            let last = self.bounds(group, common, axis, at)?;
+            let stop = if last.is_empty() { extent_text } else { self.least(&extent_text, &last) };
             self.vectors(group, axis, at, running, (&start, &stop), 1)?;
         }
         at[axis] = Val::int(Elem::I64, 0);

@@ -1,0 +1,103 @@
+//! Rows of every length through the whole host path, against the interpreter: tails, several schedules, NaN and infinity.
+use kiln::{CompileOptions, DType, Model, Tensor, bench::interpret, compile};
+use kiln_graph::{params::Random, random};
+
+/// Row functions of `%x: dtype[rows,n]`, and column functions of the same.
+fn model(dtype: DType, rows: usize, n: usize) -> Model {
+    let d = dtype.name();
+    let text = format!(
+        "graph rows(%x: {d}[{rows},{n}], %g: {d}[{n}], %b: {d}[{n}]) {{
+            %softmax = softmax %x axis=1
+            %log = log_softmax %x axis=1
+            %norm = layer_norm %x, %g, %b axes=1 affine=true eps=1e-5
+            %rms = rms_norm %x, %g eps=1e-6
+            %sum = reduce.sum %x axes=[1]
+            %max = reduce.max %x axes=[1]
+            %arg = reduce.argmax %x axes=[1]
+            %scan = scan.sum %x axis=1
+            %columns = reduce.sum %x axes=[0]
+            %across = softmax %x axis=0
+            %down = scan.sum %x axis=0
+            return %softmax, %log, %norm, %rms, %sum, %max, %arg, %scan, %columns, %across, %down\n}}"
+    );
+    Model::from_graph(text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"))).unwrap()
+}
+
+/// Random rows, and among them constant ones, one with NaN, one with each infinity, and one of minus infinity alone.
+fn inputs(model: &Model, seed: u64, special: bool) -> Vec<Tensor> {
+    let mut all = random::inputs(&model.graph, seed);
+    let [rows, n] = all[0].ty.shape[..] else { panic!("rows") };
+    if !special {
+        return all;
+    }
+    let mut r = Random::new(seed);
+    let put = |t: &mut Tensor, row: usize, i: usize, v: f64| t.set_f64(row % rows * n + i, v);
+    for i in 0..n {
+        put(&mut all[0], 1, i, 0.5);
+        put(&mut all[0], 5, i, f64::NEG_INFINITY);
+    }
+    for (row, v) in [(2, f64::NAN), (3, f64::INFINITY), (4, f64::NEG_INFINITY)] {
+        let i = r.below(n);
+        put(&mut all[0], row, i, v);
+    }
+    all
+}
+
+fn check(dtype: DType, rows: usize, n: usize, seed: u64, special: bool) {
+    let model = model(dtype, rows, n);
+    let inputs = inputs(&model, seed, special);
+    let compiled = compile(&model, &CompileOptions::default()).unwrap();
+    let got = compiled.session().unwrap().run(&inputs).unwrap();
+    let want = interpret(&model, &inputs).unwrap();
+    let tolerance = match dtype {
+        DType::F64 => 1e-12,
+        DType::F32 => 4e-6,
+        DType::F16 => 2e-3,
+        _ => 1.6e-2,
+    };
+    for (o, (g, w)) in got.iter().zip(&want).enumerate() {
+        // Sums of a long row are as large as its length is.
+        let scale = w.to_f64_vec().iter().filter(|v| v.is_finite()).fold(1.0f64, |a, v| a.max(v.abs()));
+        for i in 0..w.ty.count() {
+            let (g, w) = (g.get_f64(i), w.get_f64(i));
+            let same = g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= tolerance * scale;
+            let (m, at) = (n.max(1), if special { "special" } else { "plain" });
+            assert!(
+                same,
+                "{dtype} [{rows},{n}], {at}, seed {seed}: output {o} at {i} (row {}): {g}, should be {w}",
+                i / m
+            );
+        }
+    }
+}
+
+const TYPES: [DType; 4] = [DType::F32, DType::F64, DType::Bf16, DType::F16];
+
+#[test]
+fn common_lengths() {
+    for dtype in TYPES {
+        for n in [7, 16, 96, 255, 931, 1000] {
+            check(dtype, 6, n, 1, false);
+            check(dtype, 6, n, 2, true);
+        }
+    }
+}
+#[test]
+fn long_rows() {
+    for dtype in [DType::F32, DType::Bf16] {
+        for n in [4097, 20_000] {
+            check(dtype, 7, n, 3, true);
+        }
+    }
+    check(DType::F32, 2, 70_001, 4, false);
+    check(DType::F32, 5000, 9, 5, true);
+}
+#[test]
+fn lengths_at_random() {
+    for seed in 100..116 {
+        let mut r = Random::new(seed);
+        let (dtype, bits) = (r.pick(&TYPES), 1 + r.below(12));
+        let n = 1 + r.below(1 << bits);
+        check(dtype, 6 + r.below(90), n, seed, r.below(2) == 0);
+    }
+}
