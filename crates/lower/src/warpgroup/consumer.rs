@@ -99,7 +99,7 @@ fn multiply(w: &Writer, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: 
                 b.binary(B::Add, at, copy)
             }
         };
-        let token = b.inst(op.clone(), &[s.a, tile, s.b, ring.stage, sums], &[token.clone()], vec![])[0];
+        let token = b.inst(op.clone(), &[s.a, tile, s.b, ring.stage, sums], std::slice::from_ref(&token), vec![])[0];
         b.inst(Op::WgmmaCommit, &[], &[], vec![]);
         token
     };
