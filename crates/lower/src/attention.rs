@@ -113,28 +113,27 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
     for (i, first) in (0..first_len).step_by(at_once).enumerate() {
         let count = at_once.min(first_len - first);
         let lead = |o: &Operand| if n > 0 { o.offset + first * o.strides[0] } else { o.offset };
-        let grouped = |o: &Operand, flip: bool| {
-            let m = o.matrix();
+        let grouped = |o: &Operand, width: usize, flip: bool| {
+            let m = o.matrix([z.t, width]);
             let mut batch_strides = m.batch_strides;
             batch_strides.push(0);
-            let (row_stride, col_stride) =
-                if flip { (m.col_stride, m.row_stride) } else { (m.row_stride, m.col_stride) };
-            Matrix { offset: lead(o), row_stride, col_stride, batch_strides, ..m }
+            let (rows, cols) = if flip { (m.cols, m.rows) } else { (m.rows, m.cols) };
+            Matrix { slot: m.slot, offset: lead(o), rows, cols, batch_strides }
         };
         let dense = |slot: Slot| {
             let strides = Type::new(dtype, piece(count, z.s, z.t)).strides();
-            Operand { slot, offset: 0, strides }.matrix()
+            Operand { slot, offset: 0, strides }.matrix([z.s, z.t])
         };
-        let a = Matrix { offset: lead(&q), ..q.matrix() };
-        h.gemm(dtype, acc, &piece(count, z.s, z.t), z.d, [a, grouped(&k, true), dense(raw)]);
+        let a = Matrix { offset: lead(&q), ..q.matrix([z.s, z.d]) };
+        h.gemm(dtype, acc, &piece(count, z.s, z.t), z.d, [a, grouped(&k, z.d, true), dense(raw)]);
         let name = format!("{}_softmax{i}", of.name);
         let space_shape = piece(count, z.s, z.t);
         let places = Places { raw: (raw, acc), soft: (soft, dtype), first, has_batch: n > 0 };
         let step = softmax(of, &name, v, &z, &space_shape, &places, h.out.scratch.len() as u32)?;
         h.out.scratch.extend(step.scratch);
         h.out.steps.extend(step.steps);
-        let c = Matrix { offset: lead(&out), ..out.matrix() };
-        h.gemm(dtype, place.1, &piece(count, z.s, z.e), z.t, [dense(soft), grouped(&w, false), c]);
+        let c = Matrix { offset: lead(&out), ..out.matrix([z.s, z.e]) };
+        h.gemm(dtype, place.1, &piece(count, z.s, z.e), z.t, [dense(soft), grouped(&w, z.e, false), c]);
     }
     h.finish(v, place)
 }

@@ -9,7 +9,7 @@ use crate::rows::Emitted;
 use crate::window::UNROLL;
 use crate::{LowerError, Target, pointwise, product, reduction};
 use kiln_graph::{DType, Graph, Op, Scalar, Type, ValueId};
-use kiln_plan::exec::Matrix;
+use kiln_plan::exec::{Matrix, axes};
 
 /// Elements of the patch matrix that are made at a time.
 const PATCHES: usize = 1 << 25;
@@ -150,11 +150,11 @@ fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
     let result = |first: usize| Matrix {
         slot: place.0,
         offset: first * image,
-        row_stride: points,
-        col_stride: 1,
+        rows: axes([(c.cout, points)]),
+        cols: axes([(points, 1)]),
         batch_strides: vec![image, c.cout * points],
     };
-    let weight = Matrix { batch_strides: vec![0, a.strides[0]], ..a.matrix() };
+    let weight = Matrix { batch_strides: vec![0, a.strides[0]], ..a.matrix([c.cout, c.k]) };
     if direct {
         let shape = [n, c.groups, c.k, points];
         let b = h.operand(c.x, &shape, "input", |at| {
@@ -162,7 +162,7 @@ fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
             ix.extend(delinear(&at[3], &c.out[2..]));
             ix
         })?;
-        h.gemm(dtype, place.1, &[n, c.groups, c.cout, points], c.k, [weight, b.matrix(), result(0)]);
+        h.gemm(dtype, place.1, &[n, c.groups, c.cout, points], c.k, [weight, b.matrix([c.k, points]), result(0)]);
         return h.finish(v, place);
     }
     let each = c.groups * c.k * points;
@@ -183,7 +183,7 @@ fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
         h.out.steps.push(pointwise::points(&name, &shape, &scene, Target::Host)?);
         let b = Operand { slot, offset: 0, strides: Type::new(dtype, shape).strides() };
         let shape = [count, c.groups, c.cout, points];
-        h.gemm(dtype, place.1, &shape, c.k, [weight.clone(), b.matrix(), result(first)]);
+        h.gemm(dtype, place.1, &shape, c.k, [weight.clone(), b.matrix([c.k, points]), result(first)]);
     }
     h.finish(v, place)
 }

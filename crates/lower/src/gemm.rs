@@ -98,6 +98,6 @@ fn host(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
         offset: 0,
         strides: kiln_graph::Type::new(dtype, shape(d.m, d.n)).strides(),
     };
-    h.gemm(dtype, place.1, &shape(d.m, d.n), d.k, [a.matrix(), b.matrix(), c.matrix()]);
+    h.gemm(dtype, place.1, &shape(d.m, d.n), d.k, [a.matrix([d.m, d.k]), b.matrix([d.k, d.n]), c.matrix([d.m, d.n])]);
     h.finish(v, place)
 }

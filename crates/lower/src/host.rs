@@ -1,4 +1,4 @@
-//! Products on the host: library calls on strided operands, with block steps that prepare operands and finish results.
+//! Products on the host: calls on strided operands, with block steps that prepare operands and finish results.
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Expr, linear};
 use crate::resolve::{Body, Product};
@@ -6,7 +6,7 @@ use crate::rows::Emitted;
 use crate::space::Space;
 use crate::{LowerError, Target, pointwise, reduction};
 use kiln_graph::{DType, Type, ValueId};
-use kiln_plan::exec::{GemmCall, Matrix, Slot, Work};
+use kiln_plan::exec::{GemmCall, Matrix, Slot, Work, axes};
 
 /// Steps being put together.
 pub struct Host<'a> {
@@ -23,14 +23,14 @@ pub struct Operand {
 }
 
 impl Operand {
-    /// As a matrix: the last two axes are rows and columns, those before are the batch.
-    pub fn matrix(&self) -> Matrix {
+    /// As a matrix: the last two axes are rows and columns, of these sizes, those before are the batch.
+    pub fn matrix(&self, [rows, cols]: [usize; 2]) -> Matrix {
         let n = self.strides.len();
         Matrix {
             slot: self.slot,
             offset: self.offset,
-            row_stride: self.strides[n - 2],
-            col_stride: self.strides[n - 1],
+            rows: axes([(rows, self.strides[n - 2])]),
+            cols: axes([(cols, self.strides[n - 1])]),
             batch_strides: self.strides[..n - 2].to_vec(),
         }
     }

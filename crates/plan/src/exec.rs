@@ -12,18 +12,38 @@ pub enum Slot {
     Scratch(u32),
 }
 
-/// A strided operand of a host matrix product; offsets and strides in elements.
+/// An axis of the rows or columns of a matrix: positions, and how far apart they lie in elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Axis {
+    pub size: usize,
+    pub stride: usize,
+}
+
+/// Axes, outermost first, with those of one position left out and those that continue each other joined.
+pub fn axes(all: impl IntoIterator<Item = (usize, usize)>) -> Vec<Axis> {
+    let mut out: Vec<Axis> = vec![];
+    for (size, stride) in all.into_iter().filter(|a| a.0 != 1) {
+        match out.last_mut() {
+            Some(outer) if outer.stride == size * stride => *outer = Axis { size: outer.size * size, stride },
+            _ => out.push(Axis { size, stride }),
+        }
+    }
+    out
+}
+
+/// A strided operand of a host matrix product; the offset in elements. Rows and columns are numbers whose digits are their
+/// axes: one axis in a plain matrix, several in what is read through windows.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Matrix {
     pub slot: Slot,
     pub offset: usize,
-    pub row_stride: usize,
-    pub col_stride: usize,
+    pub rows: Vec<Axis>,
+    pub cols: Vec<Axis>,
     /// One per batch axis; 0 where the operand is broadcast.
     pub batch_strides: Vec<usize>,
 }
 
-/// `c = a × b` per batch on the host, by a library.
+/// `c = a × b` per batch on the host.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct GemmCall {
     /// Of a and b. Half types are accumulated in f32 and rounded once, unless `c_dtype` is f32.

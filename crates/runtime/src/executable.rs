@@ -3,7 +3,7 @@ use crate::RuntimeError;
 use kiln_graph::{DType, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Plan, Stage,
-    exec::{GemmCall, Matrix, Slot, Steps, Work},
+    exec::{Axis, GemmCall, Matrix, Slot, Steps, Work},
 };
 use std::{any::Any, collections::HashSet, fmt, sync::Arc};
 
@@ -216,7 +216,12 @@ impl Executable {
             if x.batch_strides.len() != g.batch.len() {
                 return Err(format!("operand {name} of a matrix product has the wrong number of batch strides"));
             }
-            if extent(x, rows, cols, &g.batch).is_none_or(|e| e > ty.count()) {
+            if positions(&x.rows) != Some(rows) || positions(&x.cols) != Some(cols) {
+                return Err(format!(
+                    "the axes of operand {name} of a matrix product do not make {rows}×{cols} elements"
+                ));
+            }
+            if extent(x, &g.batch).is_none_or(|e| e > ty.count()) {
                 return Err(format!("operand {name} of a matrix product reaches beyond its buffer of {ty}"));
             }
         }
@@ -224,12 +229,17 @@ impl Executable {
     }
 }
 
+/// How many numbers have these axes as digits; `None` on overflow.
+fn positions(axes: &[Axis]) -> Option<usize> {
+    axes.iter().try_fold(1usize, |n, a| n.checked_mul(a.size))
+}
+
 /// One past the last element that a strided operand touches; `None` on overflow.
-fn extent(x: &Matrix, rows: usize, cols: usize, batch: &[usize]) -> Option<usize> {
-    if rows == 0 || cols == 0 || batch.contains(&0) {
+fn extent(x: &Matrix, batch: &[usize]) -> Option<usize> {
+    let batch = batch.iter().copied().zip(x.batch_strides.iter().copied());
+    let mut all = x.rows.iter().chain(&x.cols).map(|a| (a.size, a.stride)).chain(batch);
+    if all.clone().any(|(n, _)| n == 0) {
         return Some(0);
     }
-    let axes = [(rows, x.row_stride), (cols, x.col_stride)];
-    let all = axes.into_iter().chain(batch.iter().copied().zip(x.batch_strides.iter().copied()));
-    all.map(|(n, s)| (n - 1).checked_mul(s)).try_fold(x.offset.checked_add(1)?, |e, d| e.checked_add(d?))
+    all.try_fold(x.offset.checked_add(1)?, |e, (n, s)| e.checked_add((n - 1).checked_mul(s)?))
 }

@@ -2,7 +2,7 @@
 use kiln_graph::{DType, FallbackOp, Graph, ParamId, Tensor, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Stage,
-    exec::{BodyGraph, GemmCall, Matrix, Slot, Steps, Work},
+    exec::{BodyGraph, GemmCall, Matrix, Slot, Steps, Work, axes},
 };
 use kiln_runtime::{
     Callbacks, Code, Device, Executable, HostDevice, HostFn, InputSpec, KernelCode, NoCallbacks, Ptx, RuntimeError,
@@ -156,7 +156,8 @@ fn damaged_executables_are_refused() {
 
 #[test]
 fn scratch_and_matrix_products() {
-    let m = |slot, row_stride, col_stride| Matrix { slot, offset: 0, row_stride, col_stride, batch_strides: vec![] };
+    let m =
+        |slot, rows, cols| Matrix { slot, offset: 0, rows: axes([rows]), cols: axes([cols]), batch_strides: vec![] };
     let g = GemmCall {
         dtype: DType::F32,
         c_dtype: DType::F32,
@@ -164,9 +165,9 @@ fn scratch_and_matrix_products() {
         n: 10,
         k: 100,
         batch: vec![],
-        a: m(Slot::Input(0), 100, 1),
-        b: m(Slot::Scratch(0), 10, 1),
-        c: m(Slot::Output(0), 100, 1),
+        a: m(Slot::Input(0), (10, 100), (100, 1)),
+        b: m(Slot::Scratch(0), (100, 10), (10, 1)),
+        c: m(Slot::Output(0), (10, 100), (10, 1)),
     };
     let kinds = [BufferKind::Input(0), BufferKind::Temp];
     let mut k = kernel("gemm_0", Stage::Run, &[0], &[1], double);
@@ -182,9 +183,15 @@ fn scratch_and_matrix_products() {
         assert_eq!(out[0].get_f64(i * 100 + j), want);
     }
     let mut far = exe;
-    far.kernels[0].steps.steps[1] = Work::Gemm(GemmCall { k: 101, ..g });
-    let e = Session::new(&host(1), far, vec![], Arc::new(NoCallbacks)).err().unwrap().to_string();
-    assert!(e.contains("operand a of a matrix product reaches beyond its buffer of f32[1000]"), "{e}");
+    let mut refuse = |g: GemmCall, want: &str| {
+        far.kernels[0].steps.steps[1] = Work::Gemm(g);
+        let e = Session::new(&host(1), far.clone(), vec![], Arc::new(NoCallbacks)).err().unwrap().to_string();
+        assert!(e.contains(want), "{e}");
+    };
+    let what = "the axes of operand a of a matrix product do not make 10×101 elements";
+    refuse(GemmCall { k: 101, ..g.clone() }, what);
+    let a = m(Slot::Input(0), (10, 101), (100, 1));
+    refuse(GemmCall { a, ..g }, "operand a of a matrix product reaches beyond its buffer of f32[1000]");
 }
 
 /// Fallback: adds 1. Interpreter: negates.

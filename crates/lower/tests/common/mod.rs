@@ -5,7 +5,7 @@ use kiln_graph::{DType, Graph, Tensor, Type, random};
 use kiln_interp::block::{self, Buffer};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{LowerError, Target, lower};
-use kiln_plan::exec::{GemmCall, Matrix, Slot, Steps, Work};
+use kiln_plan::exec::{Axis, GemmCall, Matrix, Slot, Steps, Work};
 use kiln_plan::{BufferId, Cost, Kernel, KernelKind, Reason, Stage};
 use std::collections::HashMap;
 
@@ -73,6 +73,11 @@ pub fn run_steps(body: &Graph, steps: &Steps<kiln_block::Kernel>, inputs: &[Tens
     (0..body.outputs.len()).map(output).collect()
 }
 
+/// Offset of a position whose digits are these axes.
+fn place(axes: &[Axis], i: usize) -> usize {
+    axes.iter().rev().fold((i, 0), |(rest, at), a| (rest / a.size, at + rest % a.size * a.stride)).1
+}
+
 fn gemm(call: &GemmCall, memory: &mut HashMap<Slot, Buffer>) {
     let (a, b) = (memory[&call.a.slot].to_f64(), memory[&call.b.slot].to_f64());
     assert_eq!(memory[&call.a.slot].elem, elem(call.dtype), "a's type");
@@ -95,10 +100,10 @@ fn gemm(call: &GemmCall, memory: &mut HashMap<Slot, Buffer>) {
         for r in 0..call.m {
             for q in 0..call.n {
                 let one = |k: usize| {
-                    a[oa + r * call.a.row_stride + k * call.a.col_stride]
-                        * b[ob + k * call.b.row_stride + q * call.b.col_stride]
+                    a[oa + place(&call.a.rows, r) + place(&call.a.cols, k)]
+                        * b[ob + place(&call.b.rows, k) + place(&call.b.cols, q)]
                 };
-                out[oc + r * call.c.row_stride + q * call.c.col_stride] = (0..call.k).map(one).sum();
+                out[oc + place(&call.c.rows, r) + place(&call.c.cols, q)] = (0..call.k).map(one).sum();
             }
         }
     }

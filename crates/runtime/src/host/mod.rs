@@ -1,4 +1,4 @@
-//! The host as a device: a thread pool of its own, grids split over its threads, matrix products by a library.
+//! The host as a device: a thread pool of its own, grids and matrix products split over its threads.
 //!
 //! Takes: an executable whose code is [`crate::Code::Host`]. Never: generates code, or uses rayon's global pool.
 pub(crate) mod gemm;

@@ -1,82 +1,132 @@
-//! Products against three loops, over dtypes, strides, batches and empty sizes.
+//! Products against three loops in f64: generated sizes, strides, batches and dtypes, by every instruction set that is here.
 use super::*;
 use crate::HostDevice;
 use kiln_graph::{Tensor, Type};
-use kiln_plan::exec::Slot;
+use kiln_plan::exec::{Axis, Slot, axes};
 
-fn random(ty: Type, seed: &mut u64) -> Tensor {
-    let n = ty.count();
-    let mut next = || {
-        *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (*seed >> 40) as f64 / (1u64 << 24) as f64 - 0.5
-    };
-    Tensor::from_f64(ty, (0..n).map(|_| next()).collect::<Vec<_>>())
+/// A linear congruential generator.
+struct Random(u64);
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+    /// From `0..n`.
+    fn below(&mut self, n: usize) -> usize {
+        self.bits() as usize % n
+    }
+    fn tensor(&mut self, dtype: DType, count: usize) -> Tensor {
+        let values: Vec<f64> = (0..count).map(|_| self.bits() as f64 / (1u64 << 31) as f64 - 0.5).collect();
+        Tensor::from_f64(Type::new(dtype, [count]), values)
+    }
 }
 
-/// A dense operand; `transposed` swaps the storage order, `broadcast` leaves out the batch axes.
-fn matrix(slot: Slot, [rows, cols]: [usize; 2], batch: &[usize], transposed: bool, broadcast: bool) -> (Matrix, usize) {
-    let (row_stride, col_stride) = if transposed { (1, rows) } else { (cols, 1) };
+/// How an operand lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Form {
+    ByRow,
+    ByColumn,
+    /// Gaps between the elements of a row.
+    Spread,
+    /// Rows and columns of two axes each; none of them overlap.
+    Split,
+}
+const FORMS: [Form; 4] = [Form::ByRow, Form::ByColumn, Form::Spread, Form::Split];
+
+/// An operand, and how many elements its memory needs.
+fn matrix(slot: Slot, [rows, cols]: [usize; 2], batch: &[usize], form: Form, broadcast: bool) -> (Matrix, usize) {
+    let halves = |n: usize| if n.is_multiple_of(2) && n > 0 { (2, n / 2) } else { (1, n) };
     let offset = 3;
-    let mut stride = rows * cols + 5;
+    let (r, c, mut stride) = match form {
+        Form::ByRow => (axes([(rows, cols)]), axes([(cols, 1)]), rows * cols + 5),
+        Form::ByColumn => (axes([(rows, 1)]), axes([(cols, rows)]), rows * cols + 5),
+        Form::Spread => (axes([(rows, 3 * cols + 1)]), axes([(cols, 3)]), rows * (3 * cols + 1)),
+        Form::Split => {
+            let ((r, rr), (c, cc)) = (halves(rows), halves(cols));
+            let size = rows * (cc + 1) * c + 7;
+            (axes([(r, rr * (cc + 1)), (rr, cc + 1)]), axes([(c, rows * (cc + 1)), (cc, 1)]), size)
+        }
+    };
     let mut batch_strides = vec![0; batch.len()];
+    let mut one = stride;
     if !broadcast {
         for (s, n) in batch_strides.iter_mut().zip(batch).rev() {
             *s = stride;
             stride *= n;
         }
+        one = stride.max(one);
     }
-    (Matrix { slot, offset, row_stride, col_stride, batch_strides }, offset + stride)
+    (Matrix { slot, offset, rows: r, cols: c, batch_strides }, offset + one)
 }
 
 fn element(m: &Matrix, batch: &[usize], i: usize, row: usize, col: usize) -> usize {
-    let (mut rest, mut at) = (i, m.offset + row * m.row_stride + col * m.col_stride);
-    for (n, s) in batch.iter().zip(&m.batch_strides).rev() {
-        at += rest % n * s;
-        rest /= n;
-    }
-    at
+    offset(m, batch, i) + Side(&m.rows).at(row) + Side(&m.cols).at(col)
 }
 
-fn check(device: &HostDevice, g: &GemmCall, sizes: [usize; 3]) {
-    let mut seed = 11;
-    let a = random(Type::new(g.dtype, [sizes[0]]), &mut seed);
-    let b = random(Type::new(g.dtype, [sizes[1]]), &mut seed);
-    let mut c = random(Type::new(g.c_dtype, [sizes[2]]), &mut seed);
-    let before = c.clone();
+/// What a case is; its `Debug` form says how to repeat it.
+#[derive(Clone, Debug)]
+struct Case {
+    seed: u64,
+    size: [usize; 3],
+    batch: Vec<usize>,
+    dtypes: (DType, DType),
+    forms: [Form; 3],
+    broadcast: [bool; 2],
+}
+
+impl Case {
+    fn call(&self) -> (GemmCall, [usize; 3]) {
+        let [m, n, k] = self.size;
+        let (a, na) = matrix(Slot::Input(0), [m, k], &self.batch, self.forms[0], self.broadcast[0]);
+        let (b, nb) = matrix(Slot::Input(1), [k, n], &self.batch, self.forms[1], self.broadcast[1]);
+        let (c, nc) = matrix(Slot::Output(0), [m, n], &self.batch, self.forms[2], false);
+        let (dtype, c_dtype) = self.dtypes;
+        (GemmCall { dtype, c_dtype, m, n, k, batch: self.batch.clone(), a, b, c }, [na, nb, nc])
+    }
+}
+
+fn run(device: &HostDevice, isa: Isa, g: &GemmCall, a: &Tensor, b: &Tensor, c: &mut Tensor) {
     let x = Shared(Operands { a: a.bytes().as_ptr(), b: b.bytes().as_ptr(), c: c.bytes_mut().as_mut_ptr() });
     // SAFETY: the tensors were made large enough for the call.
-    device.install(|p| unsafe { gemm(p, g, x.get()) });
-    let (fa, fb) = (a.to_f64_vec(), b.to_f64_vec());
-    let mut written = vec![false; sizes[2]];
-    for i in 0..g.batch.iter().product() {
-        for (row, col) in (0..g.m).flat_map(|r| (0..g.n).map(move |c| (r, c))) {
-            let term = |k| fa[element(&g.a, &g.batch, i, row, k)] * fb[element(&g.b, &g.batch, i, k, col)];
-            let want: f64 = (0..g.k).map(term).sum();
-            let at = element(&g.c, &g.batch, i, row, col);
-            let got = c.get_f64(at);
-            written[at] = true;
-            let eps = match g.c_dtype {
-                DType::F64 => 1e-14,
-                DType::F32 => 1e-6,
-                DType::F16 => 1e-3,
-                _ => 8e-3,
-            };
-            let scale = want.abs() * eps / 2.0 + (g.k as f64).sqrt() * if g.dtype == DType::F64 { 1e-15 } else { 1e-6 };
-            assert!((got - want).abs() <= scale + eps * 1e-3, "[{i}][{row},{col}] is {got}, should be {want}: {g:?}");
-        }
-    }
-    for (at, _) in written.iter().enumerate().filter(|w| !w.1) {
-        assert_eq!(c.get_f64(at).to_bits(), before.get_f64(at).to_bits(), "element {at} beyond c was written: {g:?}");
-    }
+    device.install(|p| unsafe { gemm_by(isa, p, g, x.get()) });
 }
 
-fn run(device: &HostDevice, [m, n, k]: [usize; 3], batch: &[usize], dtypes: (DType, DType), form: usize) {
-    let bit = |b: usize| form >> b & 1 == 1;
-    let (a, na) = matrix(Slot::Input(0), [m, k], batch, bit(0), bit(3));
-    let (b, nb) = matrix(Slot::Input(1), [k, n], batch, bit(1), bit(4));
-    let (c, nc) = matrix(Slot::Output(0), [m, n], batch, bit(2), false);
-    let g = GemmCall { dtype: dtypes.0, c_dtype: dtypes.1, m, n, k, batch: batch.to_vec(), a, b, c };
-    check(device, &g, [na, nb, nc]);
+fn check(device: &HostDevice, case: &Case) {
+    let (g, sizes) = case.call();
+    let mut random = Random(case.seed);
+    let [a, b, before] = [(g.dtype, 0), (g.dtype, 1), (g.c_dtype, 2)].map(|(d, i)| random.tensor(d, sizes[i]));
+    let (fa, fb) = (a.to_f64_vec(), b.to_f64_vec());
+    for &isa in Isa::all() {
+        let mut c = before.clone();
+        run(device, isa, &g, &a, &b, &mut c);
+        let mut written = vec![false; sizes[2]];
+        for i in 0..g.batch.iter().product() {
+            for (row, col) in (0..g.m).flat_map(|r| (0..g.n).map(move |c| (r, c))) {
+                let term = |k| fa[element(&g.a, &g.batch, i, row, k)] * fb[element(&g.b, &g.batch, i, k, col)];
+                let want: f64 = (0..g.k).map(term).sum();
+                let at = element(&g.c, &g.batch, i, row, col);
+                let got = c.get_f64(at);
+                written[at] = true;
+                let eps = match g.c_dtype {
+                    DType::F64 => 1e-14,
+                    DType::F32 => 1e-6,
+                    DType::F16 => 1e-3,
+                    _ => 8e-3,
+                };
+                let sum = (g.k as f64).sqrt() * if g.dtype == DType::F64 { 1e-15 } else { 1e-6 };
+                let most = want.abs() * eps / 2.0 + sum + eps * 1e-3;
+                let threads = device.threads();
+                assert!(
+                    (got - want).abs() <= most,
+                    "{isa:?}, {threads} threads: [{i}][{row},{col}] is {got}, should be {want}: {case:?}"
+                );
+            }
+        }
+        for (at, _) in written.iter().enumerate().filter(|w| !w.1) {
+            let (now, then) = (c.get_f64(at).to_bits(), before.get_f64(at).to_bits());
+            assert_eq!(now, then, "{isa:?}: element {at} beyond c was written: {case:?}");
+        }
+    }
 }
 
 const DTYPES: [(DType, DType); 6] = [
@@ -89,34 +139,53 @@ const DTYPES: [(DType, DType); 6] = [
 ];
 
 #[test]
-fn all_orders_of_all_operands() {
-    for threads in [1, 3] {
-        let device = HostDevice::new(threads).unwrap();
-        for dtypes in DTYPES {
-            for form in 0..32 {
-                run(&device, [13, 37, 29], &[2, 3], dtypes, form);
+fn generated_products() {
+    for seed in 0..1000 {
+        let mut r = Random(seed);
+        r.bits();
+        let mut size = [0; 3].map(|_| r.below(41));
+        if seed % 50 == 0 {
+            // Deeper than a slice, or wider than a block.
+            size[r.below(3)] = 300 + r.below(500);
+        }
+        let batch = (0..r.below(3)).map(|_| 1 + r.below(3)).collect();
+        let forms = [0; 3].map(|_| FORMS[r.below(4)]);
+        let broadcast = [r.below(4) == 0, r.below(4) == 0];
+        let case = Case { seed, size, batch, dtypes: DTYPES[r.below(6)], forms, broadcast };
+        check(&HostDevice::new(1).unwrap(), &case);
+    }
+}
+
+#[test]
+fn all_forms_of_all_operands() {
+    let device = HostDevice::new(2).unwrap();
+    for dtypes in DTYPES {
+        for (a, b, c) in FORMS.iter().flat_map(|a| FORMS.iter().flat_map(move |b| FORMS.map(|c| (*a, *b, c)))) {
+            for size in [[13, 38, 26], [2, 70, 30]] {
+                let broadcast = [a == b, b == c];
+                check(&device, &Case { seed: 5, size, batch: vec![2, 2], dtypes, forms: [a, b, c], broadcast });
             }
         }
     }
 }
 
 #[test]
-fn sizes_that_take_every_path() {
-    let device = HostDevice::new(4).unwrap();
+fn large_products_on_several_threads() {
+    let device = HostDevice::new(3).unwrap();
     for dtypes in DTYPES {
         for (size, batch) in [
-            ([1, 1, 1], vec![]),
             ([1, 700, 300], vec![]),
-            ([500, 1, 200], vec![2]),
-            ([70, 90, 40], vec![]),
-            ([270, 140, 11], vec![]),
+            ([300, 1, 200], vec![2]),
+            ([3, 900, 50], vec![]),
+            ([90, 150, 40], vec![]),
+            ([270, 70, 15], vec![]),
+            ([120, 20, 450], vec![]),
             ([40, 40, 40], vec![9]),
-            ([64, 64, 8], vec![2]),
-            // Deeper than one slice of the half types.
-            ([40, 20, 1100], vec![]),
+            ([64, 64, 80], vec![2]),
         ] {
-            for form in [0, 3, 4] {
-                run(&device, size, &batch, dtypes, form);
+            for forms in [[Form::ByRow; 3], [Form::ByRow, Form::ByColumn, Form::ByRow], [Form::ByColumn; 3]] {
+                let broadcast = [false; 2];
+                check(&device, &Case { seed: 7, size, batch: batch.clone(), dtypes, forms, broadcast });
             }
         }
     }
@@ -127,21 +196,61 @@ fn empty_sizes() {
     let device = HostDevice::new(2).unwrap();
     for dtypes in DTYPES {
         for (size, batch) in [([0, 5, 5], vec![]), ([5, 0, 5], vec![]), ([5, 6, 0], vec![2]), ([5, 5, 5], vec![0, 3])] {
-            run(&device, size, &batch, dtypes, 0);
+            for form in FORMS {
+                let (forms, broadcast) = ([form; 3], [false; 2]);
+                check(&device, &Case { seed: 1, size, batch: batch.clone(), dtypes, forms, broadcast });
+            }
+        }
+    }
+}
+
+/// A NaN or an infinity in an operand shows in the row or column that reads it, and nowhere else.
+#[test]
+fn nan_and_infinity_propagate() {
+    let device = HostDevice::new(1).unwrap();
+    for (&isa, dtypes) in Isa::all().iter().flat_map(|i| DTYPES.map(|d| (i, d))) {
+        for size in [[1, 50, 21], [20, 37, 21], [40, 5, 400]] {
+            for (form, odd) in [(Form::ByRow, f64::NAN), (Form::ByColumn, f64::INFINITY)] {
+                let case = Case { seed: 3, size, batch: vec![], dtypes, forms: [form; 3], broadcast: [false; 2] };
+                let (g, sizes) = case.call();
+                let mut random = Random(case.seed);
+                let [mut a, b, mut c] = [0, 1, 2].map(|i| random.tensor([g.dtype, g.dtype, g.c_dtype][i], sizes[i]));
+                let mut values = a.to_f64_vec();
+                values[element(&g.a, &[], 0, size[0] / 2, size[2] - 1)] = odd;
+                a = Tensor::from_f64(a.ty.clone(), values);
+                run(&device, isa, &g, &a, &b, &mut c);
+                for (row, col) in (0..g.m).flat_map(|r| (0..g.n).map(move |c| (r, c))) {
+                    let got = c.get_f64(element(&g.c, &[], 0, row, col));
+                    let right = if row == size[0] / 2 { !got.is_finite() } else { got.is_finite() };
+                    assert!(right, "{isa:?}: [{row},{col}] is {got} with {odd} in row {}: {case:?}", size[0] / 2);
+                }
+            }
         }
     }
 }
 
 #[test]
-fn strided_in_both_axes() {
-    let device = HostDevice::new(2).unwrap();
-    for dtypes in DTYPES {
-        let m = |slot, cols: usize| {
-            let (offset, row_stride, col_stride) = (1, 2 * cols + 1, 2);
-            Matrix { slot, offset, row_stride, col_stride, batch_strides: vec![] }
-        };
-        let (a, b, c) = (m(Slot::Input(0), 7), m(Slot::Input(1), 9), m(Slot::Output(0), 9));
-        let g = GemmCall { dtype: dtypes.0, c_dtype: dtypes.1, m: 5, n: 9, k: 7, batch: vec![], a, b, c };
-        check(&device, &g, [100, 200, 200]);
-    }
+fn equal_calls_give_equal_bits() {
+    let device = HostDevice::new(4).unwrap();
+    let forms = [Form::ByRow, Form::ByColumn, Form::ByRow];
+    let size = [150, 170, 500];
+    let case = Case { seed: 9, size, batch: vec![], dtypes: DTYPES[1], forms, broadcast: [false; 2] };
+    let (g, sizes) = case.call();
+    let mut random = Random(case.seed);
+    let [a, b, c] = sizes.map(|n| random.tensor(DType::F32, n));
+    let once = || {
+        let mut c = c.clone();
+        run(&device, Isa::best(), &g, &a, &b, &mut c);
+        c.bytes().to_vec()
+    };
+    let first = once();
+    assert!((0..10).all(|_| once() == first), "{case:?}");
+}
+
+#[test]
+fn axes_join() {
+    let axis = |size, stride| Axis { size, stride };
+    assert_eq!(axes([(2, 12), (3, 4), (1, 7), (4, 1)]), [axis(24, 1)]);
+    assert_eq!(axes([(2, 13), (3, 4), (4, 1)]), [axis(2, 13), axis(12, 1)]);
+    assert_eq!(axes([(1, 3)]), []);
 }

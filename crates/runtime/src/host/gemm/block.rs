@@ -1,0 +1,339 @@
+//! Blocks of a product: loops around the micro-kernels, and how a product is split over threads.
+//!
+//! b's columns go in blocks whose panels, over one slice of the depth, stay in the second cache of a core; a's rows pass
+//! over them in panels that fit the first. Sums over slices are kept in the accumulating type.
+use super::{
+    Parallel, Shared,
+    buffer::{Buffer, Scratch, with_scratch},
+    kernel::{Isa, Kernels, Real},
+    pack::{Element, Side, Source, pack},
+};
+use std::{any::TypeId, ops::Range};
+
+/// Below this many multiply-adds a product stays on one thread …
+const SMALL: usize = 1 << 18;
+/// … and this many are worth a task.
+const TASK: usize = 1 << 18;
+/// Deepest slice.
+const DEPTH: usize = 384;
+/// Bytes of a block of b over one slice.
+const BLOCK: usize = 448 << 10;
+/// Most elements of a that are packed at a time.
+const CHUNK: usize = 8 << 20;
+
+/// An operand: in memory with its strides, or in panels over the whole depth.
+pub enum Lanes<'a, S: Element> {
+    Strided(Source<'a, S>),
+    Packed(*const S::Acc),
+}
+impl<S: Element> Clone for Lanes<'_, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<S: Element> Copy for Lanes<'_, S> {}
+
+/// Where results go.
+pub struct Result<'a, C> {
+    pub at: *mut C,
+    pub rows: Side<'a>,
+    pub cols: Side<'a>,
+}
+impl<C> Clone for Result<'_, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<C> Copy for Result<'_, C> {}
+
+/// One product.
+pub struct Job<'a, S: Element, C> {
+    pub isa: Isa,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: Lanes<'a, S>,
+    pub b: Lanes<'a, S>,
+    pub c: Result<'a, C>,
+}
+impl<S: Element, C> Clone for Job<'_, S, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<S: Element, C> Copy for Job<'_, S, C> {}
+
+/// Rows of a's panels: as even as the registers allow.
+pub fn pitch_a<T: Real>(isa: Isa, m: usize) -> usize {
+    m.div_ceil(m.div_ceil(T::kernels(isa).mr).max(1)).max(1)
+}
+
+/// How one product is split.
+#[derive(Clone, Copy, Debug)]
+struct Split {
+    /// Rows and columns of a task: multiples of the panels'.
+    rows: usize,
+    cols: usize,
+}
+
+fn split<T: Real>(isa: Isa, [m, n, k]: [usize; 3], tasks: usize) -> Split {
+    let (pitch, nr) = (pitch_a::<T>(isa, m), T::kernels(isa).nr);
+    let (high, wide) = (m.div_ceil(pitch), n.div_ceil(nr));
+    let tasks = tasks.min((m * n * k).div_ceil(TASK));
+    let (mut rows, mut cols) = (high, wide);
+    while high.div_ceil(rows) * wide.div_ceil(cols) < tasks && rows * cols > 1 {
+        // Splitting the rows packs b's columns once more for each part.
+        match cols == 1 || rows > 1 && rows * pitch > 4 * cols * nr {
+            true => rows = high.div_ceil(high.div_ceil(rows) + 1).min(rows - 1),
+            false => cols = wide.div_ceil(wide.div_ceil(cols) + 1).min(cols - 1),
+        }
+    }
+    Split { rows: rows * pitch, cols: cols * nr }
+}
+
+/// Computes `batches` products of one size.
+///
+/// # Safety
+/// `job(i)` gives operands that hold `m × k`, `k × n` and `m × n` elements; nothing else touches its result's, and different
+/// results are apart.
+pub unsafe fn run<'a, S, C>(p: Parallel, batches: usize, job: impl Fn(usize) -> Job<'a, S, C> + Send + Sync)
+where
+    S: Element,
+    C: Element<Acc = S::Acc>,
+{
+    let Job { isa, m, n, k, a, .. } = job(0);
+    let threads = if m * n * k * batches < SMALL { 1 } else { p.threads };
+    let s = split::<S::Acc>(isa, [m, n, k], if threads == 1 { 1 } else { (4 * threads).div_ceil(batches) });
+    let (high, wide) = (m.div_ceil(s.rows), n.div_ceil(s.cols));
+    let part = |t: usize| {
+        let (i, j) = (t / wide % high * s.rows, t % wide * s.cols);
+        (i..m.min(i + s.rows), j..n.min(j + s.cols))
+    };
+    let p = Parallel { threads };
+    if wide == 1 || matches!(a, Lanes::Packed(_)) {
+        p.each(batches * high * wide, |t| {
+            let (rows, cols) = part(t);
+            // SAFETY: this function's contract; parts of a result are apart.
+            with_scratch(|s| unsafe { task(&job(t / (high * wide)), s, rows, cols) });
+        });
+        return;
+    }
+    // Several tasks read the same rows of a: they are packed once, for all.
+    let pitch = pitch_a::<S::Acc>(isa, m);
+    let chunk = (CHUNK / k.max(1)).next_multiple_of(pitch).max(s.rows);
+    let mut panels = with_scratch(|s| std::mem::replace(&mut s.a, Buffer::new()));
+    for batch in 0..batches {
+        let job = job(batch);
+        for first in (0..m).step_by(chunk) {
+            let last = m.min(first + chunk);
+            let to = Shared(panels.room::<S::Acc>((last - first).next_multiple_of(pitch) * k));
+            let job = Shared(job);
+            let each = (4096 / k.max(1)).clamp(1, 16) * pitch;
+            p.each((last - first).div_ceil(each), |t| {
+                let (job, from) = (job.get(), first + t * each);
+                let rows = from..last.min(from + each);
+                // SAFETY: the rows are a's, the panels disjoint parts of the buffer.
+                unsafe { pack_rows(&job, rows, pitch, to.get().add(t * each * k)) };
+            });
+            let high = (last - first).div_ceil(s.rows);
+            p.each(high * wide, |t| {
+                let (i, j) = (first + t / wide * s.rows, t % wide * s.cols);
+                let (rows, cols) = (i..last.min(i + s.rows), j..n.min(j + s.cols));
+                // The panels as if they began with the first row of all.
+                let at = to.get().wrapping_sub(first * k);
+                let job = Job { a: Lanes::Packed(at), ..job.get() };
+                // SAFETY: this function's contract; parts of a result are apart.
+                with_scratch(|s| unsafe { task(&job, s, rows, cols) });
+            });
+        }
+    }
+    with_scratch(|s| s.a = panels);
+}
+
+/// Packs rows of a over the whole depth.
+///
+/// # Safety
+/// The rows are a's; `to` has room for them, rounded up to whole panels.
+unsafe fn pack_rows<S: Element, C>(job: &Job<S, C>, rows: Range<usize>, pitch: usize, to: *mut S::Acc) {
+    let Lanes::Strided(from) = job.a else { return };
+    // SAFETY: this function's contract.
+    unsafe { pack(job.isa, from, [rows.start, rows.len()], [0, job.k], to, pitch) };
+}
+
+/// A part of a product, on this thread.
+///
+/// # Safety
+/// As [`run`], with parts that begin at whole panels.
+unsafe fn task<S, C>(job: &Job<S, C>, s: &mut Scratch, rows: Range<usize>, cols: Range<usize>)
+where
+    S: Element,
+    C: Element<Acc = S::Acc>,
+{
+    let kernels = S::Acc::kernels(job.isa);
+    let (pitch, nr) = (pitch_a::<S::Acc>(job.isa, job.m), kernels.nr);
+    // SAFETY: the panels hold what the loops read: a's and b's over slices of the depth, as they are packed here.
+    unsafe {
+        let a = match job.a {
+            Lanes::Packed(at) => at.wrapping_add(rows.start * job.k),
+            Lanes::Strided(_) => {
+                let at = s.a.room::<S::Acc>(rows.len().next_multiple_of(pitch) * job.k);
+                pack_rows(job, rows.clone(), pitch, at);
+                at
+            }
+        };
+        let depth = job.k.div_ceil(job.k.div_ceil(DEPTH).max(1)).max(1);
+        let block = (BLOCK / (size_of::<S::Acc>() * depth * nr)).max(1) * nr;
+        for from in cols.clone().step_by(block) {
+            let cols = from..cols.end.min(from + block);
+            let mut out = Sums::new(job, &mut s.sums, rows.clone(), cols.clone());
+            // Without depth, one empty slice writes the zeros.
+            for k in (0..job.k.max(1)).step_by(depth) {
+                let slice = [k, depth.min(job.k - k)];
+                let panels = Panels::new(job, &mut s.b, cols.clone(), slice);
+                for i in rows.clone().step_by(pitch) {
+                    let row = i - rows.start;
+                    let count = pitch.min(rows.end - i);
+                    let a = a.wrapping_add(row * job.k + k * pitch);
+                    out.row(kernels, &mut s.tile, [row, count], (a, pitch), &panels, slice[1], k > 0);
+                }
+            }
+            out.finish(job, rows.clone(), cols);
+        }
+    }
+}
+
+/// Panels of a block of b over one slice of the depth.
+struct Panels<T> {
+    at: *const T,
+    /// From panel to panel.
+    step: usize,
+}
+impl<T: Real> Panels<T> {
+    /// # Safety
+    /// The columns and the slice are b's.
+    unsafe fn new<S: Element<Acc = T>, C>(
+        job: &Job<S, C>,
+        room: &mut Buffer,
+        cols: Range<usize>,
+        [k, depth]: [usize; 2],
+    ) -> Panels<T> {
+        let nr = T::kernels(job.isa).nr;
+        let from = match job.b {
+            Lanes::Packed(at) => {
+                let at = at.wrapping_add(cols.start * job.k + k * nr);
+                return Panels { at, step: nr * job.k };
+            }
+            Lanes::Strided(from) => from,
+        };
+        // SAFETY: this function's contract; the room is made for all panels.
+        unsafe {
+            let at = room.room::<T>(cols.len().next_multiple_of(nr) * depth);
+            pack(job.isa, from, [cols.start, cols.len()], [k, depth], at, nr);
+            Panels { at, step: nr * depth }
+        }
+    }
+}
+
+fn same<S: 'static, T: 'static>() -> bool {
+    TypeId::of::<S>() == TypeId::of::<T>()
+}
+
+/// Where a block's sums are kept: in the result if it is of their type with contiguous rows, else beside it.
+struct Sums<T> {
+    at: *mut T,
+    pitch: usize,
+    cols: usize,
+    direct: bool,
+}
+impl<T: Real> Sums<T> {
+    fn new<S: Element<Acc = T>, C: Element<Acc = T>>(
+        job: &Job<S, C>,
+        room: &mut Buffer,
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) -> Sums<T> {
+        let c = &job.c;
+        if let (true, Some(1), Some(pitch)) = (same::<C, T>(), c.cols.stride(), c.rows.stride()) {
+            let at = c.at.cast::<T>().wrapping_add(rows.start * pitch + cols.start);
+            return Sums { at, pitch, cols: cols.len(), direct: true };
+        }
+        let pitch = cols.len().next_multiple_of(T::kernels(job.isa).nr);
+        Sums { at: room.room(rows.len() * pitch), pitch, cols: cols.len(), direct: false }
+    }
+
+    /// A panel of rows times the block's panels.
+    ///
+    /// # Safety
+    /// The panels are as deep as said; the rows are the block's.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn row(
+        &mut self,
+        kernels: &Kernels<T>,
+        tile: &mut Buffer,
+        [row, count]: [usize; 2],
+        (a, lda): (*const T, usize),
+        b: &Panels<T>,
+        depth: usize,
+        add: bool,
+    ) {
+        let (nr, micro) = (kernels.nr, kernels.micro[count - 1]);
+        for j in (0..self.cols).step_by(nr) {
+            let whole = self.cols - j >= nr;
+            let b = b.at.wrapping_add(j / nr * b.step);
+            let c = self.at.wrapping_add(row * self.pitch + j);
+            // SAFETY: whole tiles lie within the sums, others go by way of `tile`.
+            unsafe {
+                if whole || !self.direct {
+                    micro(depth, a, lda, b, c, self.pitch, add);
+                } else {
+                    let tile = tile.room::<T>(kernels.mr * nr);
+                    micro(depth, a, lda, b, tile, nr, false);
+                    for (i, l) in (0..count).flat_map(|i| (0..self.cols - j).map(move |l| (i, l))) {
+                        let (c, x) = (c.add(i * self.pitch + l), *tile.add(i * nr + l));
+                        *c = if add { *c + x } else { x };
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes the sums to the result, if they are not there.
+    ///
+    /// # Safety
+    /// The block is a part of the result.
+    unsafe fn finish<S: Element<Acc = T>, C: Element<Acc = T>>(
+        &self,
+        job: &Job<S, C>,
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) {
+        if self.direct {
+            return;
+        }
+        for (i, row) in rows.enumerate() {
+            let to = job.c.at.wrapping_add(job.c.rows.at(row));
+            // SAFETY: row `i` of the sums has been written by all slices.
+            let sums = unsafe { std::slice::from_raw_parts(self.at.add(i * self.pitch), self.cols) };
+            job.c.cols.stretches(cols.start, cols.end, |first, count, offset, stride| {
+                // SAFETY: elements of the result.
+                unsafe { put(&sums[first..first + count], to.add(offset), stride) };
+            });
+        }
+    }
+}
+
+/// Writes sums to a result, `stride` apart.
+///
+/// # Safety
+/// All these elements exist, and nothing else touches them.
+pub unsafe fn put<C: Element>(from: &[C::Acc], to: *mut C, stride: usize) {
+    // SAFETY: this function's contract.
+    unsafe {
+        match stride {
+            1 => C::narrow(from, std::slice::from_raw_parts_mut(to, from.len())),
+            _ => from.iter().enumerate().for_each(|(i, x)| {
+                C::narrow(std::slice::from_ref(x), std::slice::from_mut(&mut *to.add(i * stride)));
+            }),
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Inner loops of matrix products, one table per instruction set and scalar type.
+//!
+//! Never: knows strides or caches; operands come packed, in panels of as many rows or columns as the registers hold.
+use super::pack::prefetch;
+use std::sync::OnceLock;
+
+/// Instruction sets that products are written for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Isa {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Isa {
+    /// Those of this processor, the best last.
+    pub fn all() -> &'static [Isa] {
+        static ALL: OnceLock<Vec<Isa>> = OnceLock::new();
+        ALL.get_or_init(|| {
+            #[allow(unused_mut)]
+            let mut all = vec![Isa::Portable];
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                all.push(Isa::Avx2);
+                if is_x86_feature_detected!("avx512f") {
+                    all.push(Isa::Avx512);
+                }
+            }
+            all
+        })
+    }
+    pub fn best() -> Isa {
+        // Invariant: the portable one is always there.
+        Isa::all().last().copied().unwrap_or(Isa::Portable)
+    }
+}
+
+/// Columns that one call of `Kernels::dots` takes.
+pub const DOTS: usize = 4;
+/// Rows that one call of `Kernels::rows` adds.
+pub const ROWS: usize = 8;
+
+/// How far ahead of its loads a micro-kernel fetches, in depth.
+const AHEAD: usize = 8;
+
+/// `c = a × b`, or `c += a × b`, for as many rows as the function's place in its table says, and `Kernels::nr` columns.
+/// Element `(i, k)` of a lies at `k·lda + i`, `(k, j)` of b at `k·nr + j`, `(i, j)` of c at `i·ldc + j`.
+pub type Micro<T> = unsafe fn(k: usize, a: *const T, lda: usize, b: *const T, c: *mut T, ldc: usize, add: bool);
+
+/// The inner loops of one instruction set.
+pub struct Kernels<T: 'static> {
+    /// Most rows of a micro-kernel.
+    pub mr: usize,
+    /// Columns of every micro-kernel.
+    pub nr: usize,
+    /// By rows, from one to `mr`.
+    pub micro: &'static [Micro<T>],
+    /// Products of one vector with `DOTS` others, which lie `ldb` apart.
+    pub dots: unsafe fn(k: usize, a: *const T, b: *const T, ldb: usize) -> [T; DOTS],
+    /// `c[j] += Σ a[i]·b[i·ldb + j]` over `ROWS` rows and `n` columns.
+    pub rows: unsafe fn(n: usize, a: &[T; ROWS], b: *const T, ldb: usize, c: *mut T),
+}
+
+/// A type that products are accumulated in.
+pub trait Real:
+    Copy + Default + Send + Sync + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self> + 'static
+{
+    fn kernels(isa: Isa) -> &'static Kernels<Self>;
+}
+impl Real for f32 {
+    fn kernels(isa: Isa) -> &'static Kernels<f32> {
+        match isa {
+            Isa::Portable => &portable_f32::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &avx2_f32::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &avx512_f32::KERNELS,
+        }
+    }
+}
+impl Real for f64 {
+    fn kernels(isa: Isa) -> &'static Kernels<f64> {
+        match isa {
+            Isa::Portable => &portable_f64::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &avx2_f64::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &avx512_f64::KERNELS,
+        }
+    }
+}
+
+/// The loops over vectors of `LANES` scalars; the operations on these are in scope by name.
+macro_rules! kernels {
+    ($t:ty, $rows:literal: [$($r:literal)*], $(#[$attr:meta])*) => {
+        pub static KERNELS: Kernels<$t> =
+            Kernels { mr: $rows, nr: 2 * LANES, micro: &[$(micro::<$r>),*], dots, rows };
+
+        // The loops count rows of registers; an iterator would not unroll.
+        #[allow(clippy::needless_range_loop)]
+        $(#[$attr])*
+        unsafe fn micro<const R: usize>(
+            k: usize,
+            mut a: *const $t,
+            lda: usize,
+            mut b: *const $t,
+            c: *mut $t,
+            ldc: usize,
+            add: bool,
+        ) {
+            // SAFETY: the caller's operands hold what `Micro` says.
+            unsafe {
+                let mut sum = [[zero(); 2]; R];
+                for i in 0..R {
+                    prefetch(c.wrapping_add(i * ldc));
+                    prefetch(c.wrapping_add(i * ldc + LANES));
+                }
+                for _ in 0..k {
+                                        prefetch(a.wrapping_add(AHEAD * lda));
+                                        prefetch(b.wrapping_add(AHEAD * 2 * LANES));
+                                        prefetch(b.wrapping_add(AHEAD * 2 * LANES + LANES));
+                    let x = [load(b), load(b.add(LANES))];
+                    for i in 0..R {
+                        let y = splat(*a.add(i));
+                        sum[i][0] = fma(y, x[0], sum[i][0]);
+                        sum[i][1] = fma(y, x[1], sum[i][1]);
+                    }
+                    a = a.wrapping_add(lda);
+                    b = b.wrapping_add(2 * LANES);
+                }
+                for i in 0..R {
+                    for j in 0..2 {
+                        let at = c.add(i * ldc + j * LANES);
+                        let old = if add { load(at) } else { zero() };
+                        store(at, if add { plus(sum[i][j], old) } else { sum[i][j] });
+                    }
+                }
+            }
+        }
+
+        #[allow(clippy::needless_range_loop)]
+        $(#[$attr])*
+        unsafe fn dots(k: usize, a: *const $t, b: *const $t, ldb: usize) -> [$t; DOTS] {
+            // SAFETY: the vectors hold `k` elements.
+            unsafe {
+                let mut sum = [[zero(); 2]; DOTS];
+                let whole = k - k % (2 * LANES);
+                for at in (0..whole).step_by(2 * LANES) {
+                    let x = [load(a.add(at)), load(a.add(at + LANES))];
+                    for j in 0..DOTS {
+                        let from = b.add(j * ldb + at);
+                        sum[j][0] = fma(x[0], load(from), sum[j][0]);
+                        sum[j][1] = fma(x[1], load(from.add(LANES)), sum[j][1]);
+                    }
+                }
+                let mut out = [0.0; DOTS];
+                for j in 0..DOTS {
+                    let mut lanes = [0.0; LANES];
+                    store(lanes.as_mut_ptr(), plus(sum[j][0], sum[j][1]));
+                    let rest = (whole..k).map(|p| *a.add(p) * *b.add(j * ldb + p));
+                    out[j] = lanes.into_iter().chain(rest).sum();
+                }
+                out
+            }
+        }
+
+        $(#[$attr])*
+        unsafe fn rows(n: usize, a: &[$t; ROWS], b: *const $t, ldb: usize, c: *mut $t) {
+            // SAFETY: the rows and `c` hold `n` elements.
+            unsafe {
+                let x: [_; ROWS] = std::array::from_fn(|i| a[i]);
+                let whole = n - n % LANES;
+                for at in (0..whole).step_by(LANES) {
+                    let mut sum = load(c.add(at));
+                    for (i, x) in x.iter().enumerate() {
+                        sum = fma(splat(*x), load(b.add(i * ldb + at)), sum);
+                    }
+                    store(c.add(at), sum);
+                }
+                for at in whole..n {
+                    for (i, x) in x.iter().enumerate() {
+                        *c.add(at) += x * *b.add(i * ldb + at);
+                    }
+                }
+            }
+        }
+    };
+}
+
+/// Vectors of the portable loops: arrays, which the compiler keeps in the registers of the target.
+macro_rules! portable {
+    ($name:ident, $t:ty, $lanes:literal) => {
+        mod $name {
+            use super::{AHEAD, DOTS, Kernels, ROWS, prefetch};
+            const LANES: usize = $lanes;
+            type V = [$t; LANES];
+            #[inline(always)]
+            fn zero() -> V {
+                [0.0; LANES]
+            }
+            #[inline(always)]
+            unsafe fn load(p: *const $t) -> V {
+                // SAFETY: the caller has this many elements there.
+                unsafe { p.cast::<V>().read_unaligned() }
+            }
+            #[inline(always)]
+            unsafe fn store(p: *mut $t, v: V) {
+                // SAFETY: as for `load`.
+                unsafe { p.cast::<V>().write_unaligned(v) }
+            }
+            #[inline(always)]
+            fn splat(x: $t) -> V {
+                [x; LANES]
+            }
+            #[inline(always)]
+            fn plus(a: V, b: V) -> V {
+                std::array::from_fn(|i| a[i] + b[i])
+            }
+            #[inline(always)]
+            fn fma(a: V, b: V, c: V) -> V {
+                std::array::from_fn(|i| a[i] * b[i] + c[i])
+            }
+            kernels!($t, 4: [1 2 3 4],);
+        }
+    };
+}
+portable!(portable_f32, f32, 4);
+portable!(portable_f64, f64, 2);
+
+/// Vectors of x86: the type, its scalar and their intrinsics.
+macro_rules! x86 {
+    (
+        $name:ident, $t:ty, $v:ident, $lanes:literal, $rows:literal: [$($r:literal)*], $features:literal,
+        $zero:ident, $load:ident, $store:ident, $splat:ident, $plus:ident, $fma:ident
+    ) => {
+        #[cfg(target_arch = "x86_64")]
+        mod $name {
+            use super::{AHEAD, DOTS, Kernels, ROWS, prefetch};
+            use std::arch::x86_64::*;
+            const LANES: usize = $lanes;
+            type V = $v;
+            #[target_feature(enable = $features)]
+            fn zero() -> V {
+                $zero()
+            }
+            #[target_feature(enable = $features)]
+            unsafe fn load(p: *const $t) -> V {
+                // SAFETY: the caller has a vector there.
+                unsafe { $load(p) }
+            }
+            #[target_feature(enable = $features)]
+            unsafe fn store(p: *mut $t, v: V) {
+                // SAFETY: as for `load`.
+                unsafe { $store(p, v) }
+            }
+            #[target_feature(enable = $features)]
+            fn splat(x: $t) -> V {
+                $splat(x)
+            }
+            #[target_feature(enable = $features)]
+            fn plus(a: V, b: V) -> V {
+                $plus(a, b)
+            }
+            #[target_feature(enable = $features)]
+            fn fma(a: V, b: V, c: V) -> V {
+                $fma(a, b, c)
+            }
+            kernels!($t, $rows: [$($r)*], #[target_feature(enable = $features)]);
+        }
+    };
+}
+x86!(
+    avx2_f32, f32, __m256, 8, 6: [1 2 3 4 5 6], "avx2,fma",
+    _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_add_ps, _mm256_fmadd_ps
+);
+x86!(
+    avx2_f64, f64, __m256d, 4, 6: [1 2 3 4 5 6], "avx2,fma",
+    _mm256_setzero_pd, _mm256_loadu_pd, _mm256_storeu_pd, _mm256_set1_pd, _mm256_add_pd, _mm256_fmadd_pd
+);
+x86!(
+    avx512_f32, f32, __m512, 16, 14: [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f,avx2,fma",
+    _mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_add_ps, _mm512_fmadd_ps
+);
+x86!(
+    avx512_f64, f64, __m512d, 8, 14: [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f,avx2,fma",
+    _mm512_setzero_pd, _mm512_loadu_pd, _mm512_storeu_pd, _mm512_set1_pd, _mm512_add_pd, _mm512_fmadd_pd
+);

@@ -1,0 +1,366 @@
+//! Packing: parts of strided operands copied to panels, half types widened on the way, results narrowed on theirs.
+//!
+//! A panel holds a few lanes (rows of a, or columns of b) over some depth: lane `l` at depth `k` lies at `k·pitch + l`, and
+//! lanes beyond the operand are zero.
+use super::kernel::{Isa, Real};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+use kiln_plan::exec::Axis;
+
+/// Most lanes of a panel.
+pub const LANES: usize = 32;
+
+/// A type of operands and results.
+pub trait Element: Copy + Send + Sync + 'static {
+    type Acc: Real;
+    fn widen(self) -> Self::Acc;
+    fn narrow(from: &[Self::Acc], to: &mut [Self]);
+    fn packing(isa: Isa) -> Packing<Self>;
+}
+
+/// The inner loops of packing.
+#[derive(Clone, Copy)]
+pub struct Packing<S: Element> {
+    /// Widens `n` elements in a row.
+    line: unsafe fn(from: *const S, n: usize, to: *mut S::Acc),
+    /// Turns `n ≤ pitch` lanes, `stride` apart and contiguous along the depth, into a panel of this depth.
+    turn: unsafe fn(from: *const S, stride: usize, n: usize, depth: usize, to: *mut S::Acc, pitch: usize),
+}
+
+/// Rows or columns of an operand: positions are numbers with these axes as digits, the last fastest.
+#[derive(Clone, Copy)]
+pub struct Side<'a>(pub &'a [Axis]);
+
+impl Side<'_> {
+    /// The one stride, if there is one.
+    pub fn stride(self) -> Option<usize> {
+        match self.0 {
+            [] => Some(0),
+            [only] => Some(only.stride),
+            _ => None,
+        }
+    }
+    /// Offset of position `i` in elements.
+    pub fn at(self, i: usize) -> usize {
+        let mut rest = i;
+        let mut offset = 0;
+        for a in self.0.iter().rev() {
+            offset += rest % a.size * a.stride;
+            rest /= a.size;
+        }
+        offset
+    }
+    /// Calls `f(first, count, offset, stride)` for stretches of `from..to` with one stride each.
+    pub fn stretches(self, from: usize, to: usize, mut f: impl FnMut(usize, usize, usize, usize)) {
+        let (size, stride) = self.0.last().map_or((to.max(1), 0), |a| (a.size, a.stride));
+        let mut i = from;
+        while i < to {
+            let count = (size - i % size).min(to - i);
+            f(i - from, count, self.at(i), stride);
+            i += count;
+        }
+    }
+}
+
+/// What is packed: an operand with its lanes and its depth.
+pub struct Source<'a, S> {
+    pub at: *const S,
+    pub lanes: Side<'a>,
+    pub depth: Side<'a>,
+}
+impl<S> Clone for Source<'_, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<S> Copy for Source<'_, S> {}
+
+/// How many lines ahead of itself packing fetches, and how many elements ahead in a line.
+const AHEAD: [usize; 2] = [4, 48];
+
+/// Packs lanes `lane..lane + n` over depths `from..from + depth` into panels that follow each other. Lanes that are contiguous
+/// are read along all panels.
+///
+/// # Safety
+/// The source holds all these elements, and `to` has room for the panels; `pitch ≤ LANES`.
+pub unsafe fn pack<S: Element>(
+    isa: Isa,
+    s: Source<S>,
+    [lane, n]: [usize; 2],
+    [from, depth]: [usize; 2],
+    to: *mut S::Acc,
+    pitch: usize,
+) {
+    debug_assert!(pitch <= LANES);
+    let p = S::packing(isa);
+    let panels = (0..n).step_by(pitch).map(|l| (l, pitch.min(n - l)));
+    // SAFETY: this function's contract; all offsets are those of elements of the source and the panels.
+    unsafe {
+        match (s.lanes.stride(), s.depth.stride()) {
+            (Some(lanes), Some(1)) if lanes != 1 => {
+                let at = s.at.add(lane * lanes + from);
+                panels.for_each(|(l, n)| (p.turn)(at.add(l * lanes), lanes, n, depth, to.add(l * depth), pitch));
+            }
+            (Some(1), Some(stride)) => {
+                for k in 0..depth {
+                    let at = s.at.add(lane + (from + k) * stride);
+                    for (l, n) in panels.clone() {
+                        prefetch(at.wrapping_add(l + AHEAD[0] * stride));
+                        prefetch(at.wrapping_add(l + AHEAD[0] * stride + pitch / 2));
+                        line(p, at.add(l), n, to.add(l * depth + k * pitch), pitch);
+                    }
+                }
+            }
+            _ => panels.for_each(|(l, n)| gather(p, s, [lane + l, n], [from, depth], to.add(l * depth), pitch)),
+        }
+    }
+}
+
+/// Asks for the cache line at an address, which need not exist.
+#[inline(always)]
+pub fn prefetch<T>(_p: *const T) {
+    // SAFETY: a hint; any address will do.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(_p.cast())
+    }
+}
+
+/// One line of a panel from contiguous lanes, zeros behind it.
+///
+/// # Safety
+/// `from` holds `n` elements, `to` has room for `pitch`.
+#[inline(always)]
+unsafe fn line<S: Element>(p: Packing<S>, from: *const S, n: usize, to: *mut S::Acc, pitch: usize) {
+    // SAFETY: this function's contract.
+    unsafe {
+        (p.line)(from, n, to);
+        for l in n..pitch {
+            *to.add(l) = S::Acc::default();
+        }
+    }
+}
+
+/// The general case of one panel: the lanes' stretches are found once, the depth is walked.
+///
+/// # Safety
+/// As [`pack`], for `n ≤ pitch`.
+unsafe fn gather<S: Element>(
+    p: Packing<S>,
+    s: Source<S>,
+    [lane, n]: [usize; 2],
+    [from, depth]: [usize; 2],
+    to: *mut S::Acc,
+    pitch: usize,
+) {
+    let mut runs = [(0, 0, 0, 0); LANES];
+    let mut count = 0;
+    s.lanes.stretches(lane, lane + n, |first, len, offset, stride| {
+        runs[count] = (first, len, offset, stride);
+        count += 1;
+    });
+    s.depth.stretches(from, from + depth, |first, len, offset, step| {
+        for k in 0..len {
+            // SAFETY: as `pack`.
+            unsafe {
+                let (from, to) = (s.at.add(offset + k * step), to.add((first + k) * pitch));
+                for &(first, len, offset, stride) in &runs[..count] {
+                    match stride {
+                        1 => (p.line)(from.add(offset), len, to.add(first)),
+                        _ => (0..len).for_each(|l| *to.add(first + l) = (*from.add(offset + l * stride)).widen()),
+                    }
+                }
+                for l in n..pitch {
+                    *to.add(l) = S::Acc::default();
+                }
+            }
+        }
+    });
+}
+
+/// # Safety
+/// `from` holds `n` elements, `to` has room for them.
+unsafe fn plain_line<S: Element>(from: *const S, n: usize, to: *mut S::Acc) {
+    for l in 0..n {
+        // SAFETY: this function's contract.
+        unsafe { *to.add(l) = (*from.add(l)).widen() };
+    }
+}
+
+/// # Safety
+/// As `Packing::turn` says.
+unsafe fn plain_turn<S: Element>(from: *const S, stride: usize, n: usize, depth: usize, to: *mut S::Acc, pitch: usize) {
+    for k in 0..depth {
+        for l in 0..pitch {
+            // SAFETY: lane `l` lies `l·stride` behind the first.
+            unsafe {
+                *to.add(k * pitch + l) = if l < n { (*from.add(l * stride + k)).widen() } else { S::Acc::default() };
+            }
+        }
+    }
+}
+
+fn portable<S: Element>() -> Packing<S> {
+    Packing { line: plain_line, turn: plain_turn }
+}
+
+impl Element for f64 {
+    type Acc = f64;
+    fn widen(self) -> f64 {
+        self
+    }
+    fn narrow(from: &[f64], to: &mut [f64]) {
+        to.copy_from_slice(from);
+    }
+    fn packing(_: Isa) -> Packing<f64> {
+        portable()
+    }
+}
+
+/// The types that accumulate in f32.
+macro_rules! element {
+    ($t:ty, $avx2:ident, $widen:expr, $narrow:expr) => {
+        impl Element for $t {
+            type Acc = f32;
+            fn widen(self) -> f32 {
+                $widen(self)
+            }
+            fn narrow(from: &[f32], to: &mut [$t]) {
+                $narrow(to, from);
+            }
+            fn packing(isa: Isa) -> Packing<$t> {
+                match isa {
+                    Isa::Portable => portable(),
+                    #[cfg(target_arch = "x86_64")]
+                    _ => Packing { line: avx2::$avx2::line, turn: avx2::$avx2::turn },
+                }
+            }
+        }
+    };
+}
+element!(f32, plain, |x| x, <[f32]>::copy_from_slice);
+element!(f16, f16s, f16::to_f32, <[f16]>::convert_from_f32_slice);
+element!(bf16, bf16s, bf16::to_f32, <[bf16]>::convert_from_f32_slice);
+
+/// Eight by eight at a time, in registers.
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use std::arch::x86_64::*;
+
+    /// Transposes an 8×8 matrix.
+    #[target_feature(enable = "avx2")]
+    fn transpose(r: [__m256; 8]) -> [__m256; 8] {
+        let pair = |i: usize| {
+            [
+                [_mm256_unpacklo_ps(r[i], r[i + 1]), _mm256_unpacklo_ps(r[i + 2], r[i + 3])],
+                [_mm256_unpackhi_ps(r[i], r[i + 1]), _mm256_unpackhi_ps(r[i + 2], r[i + 3])],
+            ]
+        };
+        let quad = |[lo, hi]: [[__m256; 2]; 2]| {
+            [
+                _mm256_shuffle_ps::<0b01_00_01_00>(lo[0], lo[1]),
+                _mm256_shuffle_ps::<0b11_10_11_10>(lo[0], lo[1]),
+                _mm256_shuffle_ps::<0b01_00_01_00>(hi[0], hi[1]),
+                _mm256_shuffle_ps::<0b11_10_11_10>(hi[0], hi[1]),
+            ]
+        };
+        let (upper, lower) = (quad(pair(0)), quad(pair(4)));
+        let mut out = r;
+        for i in 0..4 {
+            out[i] = _mm256_permute2f128_ps::<0x20>(upper[i], lower[i]);
+            out[i + 4] = _mm256_permute2f128_ps::<0x31>(upper[i], lower[i]);
+        }
+        out
+    }
+
+    /// Stores the first `n` of eight lanes.
+    #[target_feature(enable = "avx2")]
+    unsafe fn store(to: *mut f32, v: __m256, n: usize) {
+        // SAFETY: the caller has room for `n` elements.
+        unsafe {
+            if n >= 8 {
+                _mm256_storeu_ps(to, v);
+            } else {
+                let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                _mm256_maskstore_ps(to, _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lanes), v);
+            }
+        }
+    }
+
+    macro_rules! packing {
+        ($name:ident, $t:ty, |$p:ident| $load8:expr, $load4:expr) => {
+            pub mod $name {
+                use super::super::{AHEAD, Element, prefetch};
+                use super::{store, transpose};
+                use std::arch::x86_64::*;
+
+                #[target_feature(enable = "avx2,f16c")]
+                unsafe fn load8($p: *const $t) -> __m256 {
+                    // SAFETY: the caller has eight elements there.
+                    unsafe { $load8 }
+                }
+                #[target_feature(enable = "avx2,f16c")]
+                unsafe fn load4($p: *const $t) -> __m128 {
+                    // SAFETY: the caller has four elements there.
+                    unsafe { $load4 }
+                }
+
+                /// The last vector overlaps the one before.
+                #[target_feature(enable = "avx2,f16c")]
+                pub unsafe fn line(from: *const $t, n: usize, to: *mut f32) {
+                    // SAFETY: all vectors lie within `n` elements.
+                    unsafe {
+                        if n >= 8 {
+                            for l in (0..n - 7).step_by(8) {
+                                _mm256_storeu_ps(to.add(l), load8(from.add(l)));
+                            }
+                            _mm256_storeu_ps(to.add(n - 8), load8(from.add(n - 8)));
+                        } else if n >= 4 {
+                            let (head, tail) = (load4(from), load4(from.add(n - 4)));
+                            _mm_storeu_ps(to, head);
+                            _mm_storeu_ps(to.add(n - 4), tail);
+                        } else {
+                            (0..n).for_each(|l| *to.add(l) = (*from.add(l)).widen());
+                        }
+                    }
+                }
+
+                #[target_feature(enable = "avx2,f16c")]
+                pub unsafe fn turn(from: *const $t, stride: usize, n: usize, depth: usize, to: *mut f32, pitch: usize) {
+                    // SAFETY: lanes beyond `n` are not read, those beyond `pitch` not written.
+                    unsafe {
+                        let whole = depth - depth % 8;
+                        for l in (0..pitch).step_by(8) {
+                            for k in (0..whole).step_by(8) {
+                                let mut r = [_mm256_setzero_ps(); 8];
+                                let from = from.wrapping_add(l * stride + k);
+                                match n.saturating_sub(l) {
+                                    8.. => (0..8).for_each(|i| {
+                                        prefetch(from.wrapping_add(i * stride + AHEAD[1]));
+                                        r[i] = load8(from.add(i * stride));
+                                    }),
+                                    few => (0..few).for_each(|i| r[i] = load8(from.add(i * stride))),
+                                }
+                                for (i, v) in transpose(r).into_iter().enumerate() {
+                                    store(to.add((k + i) * pitch + l), v, pitch - l);
+                                }
+                            }
+                        }
+                        for k in whole..depth {
+                            for l in 0..pitch {
+                                *to.add(k * pitch + l) = if l < n { (*from.add(l * stride + k)).widen() } else { 0.0 };
+                            }
+                        }
+                    }
+                }
+            }
+        };
+    }
+    packing!(plain, f32, |p| _mm256_loadu_ps(p), _mm_loadu_ps(p));
+    packing!(f16s, half::f16, |p| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm_cvtph_ps(_mm_loadl_epi64(p.cast())));
+    packing!(
+        bf16s,
+        half::bf16,
+        |p| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))),
+        _mm_castsi128_ps(_mm_slli_epi32::<16>(_mm_cvtepu16_epi32(_mm_loadl_epi64(p.cast()))))
+    );
+}

@@ -1,0 +1,140 @@
+//! Products with a few rows: b is read once, where it lies, so they run at the speed of memory.
+use super::{
+    Parallel,
+    block::{Job, Lanes, put},
+    buffer::{Scratch, with_scratch},
+    kernel::{DOTS, ROWS, Real},
+    pack::{Element, pack},
+};
+use std::ops::Range;
+
+/// Most rows that go this way.
+const MOST: usize = 3;
+/// Below this many multiply-adds a product stays on one thread.
+const SMALL: usize = 1 << 17;
+/// Most columns that a task sums at a time.
+const COLUMNS: usize = 2048;
+
+/// Whether a product goes this way: its columns or its depth are contiguous in b, which is of the type that sums are kept in.
+pub fn fits<S: Element, C>(job: &Job<S, C>) -> bool {
+    let Lanes::Strided(b) = job.b else { return false };
+    let plain = b.lanes.stride().zip(b.depth.stride()).is_some_and(|(l, d)| l == 1 || d == 1);
+    size_of::<S>() == size_of::<S::Acc>() && job.m <= MOST && plain && matches!(job.a, Lanes::Strided(_))
+}
+
+/// # Safety
+/// As `block::run`, for products that fit.
+pub unsafe fn run<'a, S, C>(p: Parallel, batches: usize, job: impl Fn(usize) -> Job<'a, S, C> + Send + Sync)
+where
+    S: Element,
+    C: Element<Acc = S::Acc>,
+{
+    let Job { m, n, k, .. } = job(0);
+    let threads = if m * n * k * batches < SMALL { 1 } else { p.threads };
+    let parts = (4 * threads).div_ceil(batches);
+    let cols = n.div_ceil(parts).next_multiple_of(64).min(COLUMNS);
+    let parts = n.div_ceil(cols);
+    Parallel { threads }.each(batches * parts, |t| {
+        let from = t % parts * cols;
+        // SAFETY: this function's contract; parts of a result are apart.
+        with_scratch(|s| unsafe { task(&job(t / parts), s, from..n.min(from + cols)) });
+    });
+}
+
+/// # Safety
+/// As [`run`], with columns of the result.
+unsafe fn task<S, C>(job: &Job<S, C>, s: &mut Scratch, cols: Range<usize>)
+where
+    S: Element,
+    C: Element<Acc = S::Acc>,
+{
+    let (Lanes::Strided(a), Lanes::Strided(b)) = (job.a, job.b) else { return };
+    let (Some(lanes), Some(depth)) = (b.lanes.stride(), b.depth.stride()) else { return };
+    let (k, n) = (job.k, cols.len());
+    let rows = s.a.room::<S::Acc>(job.m * k);
+    let sums = s.sums.room::<S::Acc>(job.m * n);
+    // SAFETY: `fits` makes `S` the type of sums; the rest is this function's contract.
+    unsafe {
+        let at = b.at.cast::<S::Acc>().add(cols.start * lanes);
+        for i in 0..job.m {
+            pack(job.isa, a, [i, 1], [0, k], rows.add(i * k), 1);
+        }
+        match depth {
+            1 => dots(job, rows, (at, lanes), n, sums),
+            _ => add_rows(job, rows, (at, depth), n, sums),
+        }
+        for i in 0..job.m {
+            let to = job.c.at.add(job.c.rows.at(i));
+            let from = std::slice::from_raw_parts(sums.add(i * n), n);
+            job.c.cols.stretches(cols.start, cols.end, |first, count, offset, stride| {
+                put(&from[first..first + count], to.add(offset), stride);
+            });
+        }
+    }
+}
+
+/// Columns of b are contiguous over the depth.
+///
+/// # Safety
+/// As [`task`].
+unsafe fn dots<S: Element, C>(
+    job: &Job<S, C>,
+    rows: *const S::Acc,
+    (b, lanes): (*const S::Acc, usize),
+    n: usize,
+    sums: *mut S::Acc,
+) {
+    let kernels = S::Acc::kernels(job.isa);
+    for j in (0..n).step_by(DOTS) {
+        // The last few columns are taken once more rather than beyond the end.
+        let whole = n >= DOTS;
+        let (j, count) = if whole { (j.min(n - DOTS), DOTS) } else { (j, n - j) };
+        for i in 0..job.m {
+            // SAFETY: this function's contract; without a stride all of the `DOTS` columns are the first.
+            unsafe {
+                let b = b.add(j * lanes);
+                let out = match whole {
+                    true => (kernels.dots)(job.k, rows.add(i * job.k), b, lanes),
+                    false => std::array::from_fn(|l| {
+                        let b = b.add(l.min(count - 1) * lanes);
+                        (kernels.dots)(job.k, rows.add(i * job.k), b, 0)[0]
+                    }),
+                };
+                for (l, x) in out.into_iter().enumerate().take(count) {
+                    *sums.add(i * n + j + l) = x;
+                }
+            }
+        }
+    }
+}
+
+/// Rows of b are contiguous over the columns.
+///
+/// # Safety
+/// As [`task`].
+unsafe fn add_rows<S: Element, C>(
+    job: &Job<S, C>,
+    rows: *const S::Acc,
+    (b, depth): (*const S::Acc, usize),
+    n: usize,
+    sums: *mut S::Acc,
+) {
+    let kernels = S::Acc::kernels(job.isa);
+    let whole = job.k - job.k % ROWS;
+    // SAFETY: this function's contract.
+    unsafe {
+        (0..job.m * n).for_each(|l| *sums.add(l) = S::Acc::default());
+        for k in (0..whole).step_by(ROWS) {
+            for i in 0..job.m {
+                let a = &*rows.add(i * job.k + k).cast::<[S::Acc; ROWS]>();
+                (kernels.rows)(n, a, b.add(k * depth), depth, sums.add(i * n));
+            }
+        }
+        for k in whole..job.k {
+            for (i, l) in (0..job.m).flat_map(|i| (0..n).map(move |l| (i, l))) {
+                let sum = sums.add(i * n + l);
+                *sum = *sum + *rows.add(i * job.k + k) * *b.add(k * depth + l);
+            }
+        }
+    }
+}
