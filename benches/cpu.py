@@ -1,9 +1,11 @@
-"""Kiln on the processor: every exported model and fusion case, fused, unfused and PyTorch eager in one process with equal threads.
+"""Kiln on the processor: every exported model and fusion case, fused, unfused and PyTorch eager in one process with equal threads,
+and a table of single matrix products and convolutions.
 
     .deps/venv/bin/python benches/cpu.py [--kiln target/release/kiln] [--models models] [--out benches/results] [NAME]...
 
 Archives come from `scripts/export-models --group all`. Writes OUT/cpu.md and OUT/cpu.json. The error is measured against a
-float64 reference and stands beside PyTorch eager's own. A NAME is a model, or part of the name of a case of memory.py.
+float64 reference and stands beside PyTorch eager's own. A NAME is a model, part of the name of a case of memory.py, or
+`products`.
 """
 
 import argparse
@@ -17,10 +19,24 @@ import tempfile
 
 import memory
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 MODELS = ["mlp", "loopif", "resnet18", "vit_b_16", "bert", "gpt2", "llama"]
 CASES = ["softmax_primitives", "gelu_tanh_primitives", "matmul_leaky_relu", "glu_mlp", "cdist", "attention_primitives"]
+
+# Rows, columns and depth of matrix products.
+PRODUCTS = [(512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (64, 3072, 768), (1, 4096, 4096), (8, 4096, 4096), (197, 2304, 768)]
+# Channels read and written, size of the image, window, stride and padding, images.
+CONVOLUTIONS = [
+    (3, 64, 224, 7, 2, 3, 1),
+    (64, 64, 56, 3, 1, 1, 1),
+    (64, 128, 56, 3, 2, 1, 1),
+    (64, 128, 56, 1, 2, 0, 1),
+    (128, 128, 28, 3, 1, 1, 1),
+    (256, 256, 14, 3, 1, 1, 1),
+    (512, 512, 7, 3, 1, 1, 1),
+    (512, 512, 7, 3, 1, 1, 8),
+]
 
 torch.set_grad_enabled(False)
 
@@ -88,6 +104,53 @@ def measure(kiln, name, folder, seconds):
     return row
 
 
+class Product(torch.nn.Module):
+    """A product of two inputs; `turned` says that the second one is stored [N, K]."""
+
+    def __init__(self, turned):
+        super().__init__()
+        self.turned = turned
+
+    def forward(self, a, b):
+        return a @ b.t() if self.turned else a @ b
+
+
+def products():
+    """Name, operations, module and inputs of each row of the table."""
+    for m, n, k in PRODUCTS:
+        a, flops = torch.randn(m, k), 2 * m * n * k
+        yield f"{m}×{n}×{k}, [K, N]", flops, Product(False), (a, torch.randn(k, n))
+        yield f"{m}×{n}×{k}, [N, K]", flops, Product(True), (a, torch.randn(n, k))
+        yield f"{m}×{n}×{k}, weight", flops, torch.nn.Linear(k, n, bias=False), (a,)
+    for cin, cout, size, window, stride, padding, images in CONVOLUTIONS:
+        module = torch.nn.Conv2d(cin, cout, window, stride, padding, bias=False)
+        x = torch.randn(images, cin, size, size)
+        flops = 2 * module(x).numel() * cin * window**2
+        yield f"convolution {cin}→{cout}, {images}×{size}², {window}×{window}, stride {stride}", flops, module, (x,)
+
+
+def product_table(kiln, seconds):
+    """GFLOP/s of Kiln and of PyTorch eager, from one process each."""
+    lines = ["", "Matrix products and convolutions in f32. Second operands are inputs, stored [K, N] or [N, K], or a weight.", ""]
+    lines += ["| product | Kiln GFLOP/s | eager GFLOP/s | Kiln / eager |", "|---|---|---|---|"]
+    figures = {}
+    for name, flops, module, inputs in products():
+        with tempfile.TemporaryDirectory() as t:
+            torch.jit.trace(module.eval(), inputs).save(f"{t}/m.pt")
+            save_file({str(i): x for i, x in enumerate(inputs)}, f"{t}/in.safetensors")
+            command = [kiln, "bench", f"{t}/m.pt", "--inputs", f"{t}/in.safetensors", "--device", "cpu", "--against", "torch", "--seconds", str(seconds), "--json", "-"]
+            done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            lines.append(f"| {name} | {done.stderr.strip().splitlines()[:1]} | | |")
+        else:
+            row = json.loads(done.stdout)
+            ours, theirs = (flops / row[side]["median_ms"] * 1e-6 for side in ("fused", "torch"))
+            figures[name] = {"gflops": ours, "torch_gflops": theirs}
+            lines.append(f"| {name} | {ours:.1f} | {theirs:.1f} | {ours / theirs:.2f} |")
+        print(lines[-1], flush=True)
+    return lines, figures
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
@@ -97,6 +160,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=2.0)
     args = parser.parse_args()
     names = [n for n in args.names if os.path.exists(f"{args.models}/{n}.pt")] if args.names else MODELS + CASES
+    with_products = not args.names or "products" in args.names
     cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.machine())
     head = f"{cpu}, {os.cpu_count()} threads; torch {torch.__version__}; {datetime.date.today()}; `python benches/cpu.py {' '.join(sys.argv[1:])}`"
     lines = ["# Kiln on the processor", "", head, ""]
@@ -114,12 +178,17 @@ def main():
                 f"| {r['fused_err']:.1e} | {r['unfused_err']:.1e} | {r['torch_err']:.1e} | {r['compile_s']:.2f} |"
             )
         print(lines[-1], flush=True)
-    lines.append("")
-    with tempfile.TemporaryDirectory() as folder:
-        once = lambda name, folder: measure(args.kiln, name, folder, args.seconds / 4)
-        for line in memory.tables(once, folder, [n for n in args.names if n not in names]):
-            lines.append(line)
-            print(line, flush=True)
+    more = [n for n in args.names if n not in names and n != "products"]
+    if more or not args.names:
+        lines.append("")
+        with tempfile.TemporaryDirectory() as folder:
+            once = lambda name, folder: measure(args.kiln, name, folder, args.seconds / 4)
+            for line in memory.tables(once, folder, more):
+                lines.append(line)
+                print(line, flush=True)
+    if with_products:
+        table, figures["products"] = product_table(args.kiln, args.seconds / 4)
+        lines += table
     os.makedirs(args.out, exist_ok=True)
     with open(f"{args.out}/cpu.md", "w") as f:
         f.write("\n".join(lines) + "\n")

@@ -1,6 +1,6 @@
-//! Convolutions as products of the weight with patches of the input. On the host 1×1 ones are products as they lie, others go
-//! through a patch matrix in scratch, a bounded number of images at a time; on GPUs patches are read where they are wanted.
-//! Depthwise ones are direct.
+//! Convolutions as products of the weight with patches of the input. Patches are read where they are wanted: on the host
+//! through windows of the input, padded in scratch if need be, on GPUs with guards. On the host transposed convolutions go
+//! through a patch matrix in scratch. Depthwise ones are direct.
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::host::{Host, Operand, the_product};
@@ -9,7 +9,7 @@ use crate::rows::Emitted;
 use crate::window::UNROLL;
 use crate::{LowerError, Target, pointwise, product, reduction};
 use kiln_graph::{DType, Graph, Op, Scalar, Type, ValueId};
-use kiln_plan::exec::{Matrix, axes};
+use kiln_plan::exec::{Matrix, Slot, axes};
 
 /// Elements of the patch matrix that are made at a time.
 const PATCHES: usize = 1 << 25;
@@ -60,6 +60,22 @@ impl<'a> Conv<'a> {
         ix.extend_from_slice(&inner[1..]);
         ix
     }
+    /// The weight as an operand on the host.
+    fn weight(&self, h: &mut Host) -> Result<Matrix, LowerError> {
+        let a = h.operand(self.w, &[self.groups, self.cout, self.k], "weight", |at| self.weight_index(at))?;
+        Ok(Matrix { batch_strides: vec![0, a.strides[0]], ..a.matrix([self.cout, self.k]) })
+    }
+    /// Results on the host from an image on.
+    fn result(&self, slot: Slot, first: usize) -> Matrix {
+        let image = self.out[1] * self.points;
+        Matrix {
+            slot,
+            offset: first * image,
+            rows: axes([(self.cout, self.points)]),
+            cols: axes([(self.points, 1)]),
+            batch_strides: vec![image, self.cout * self.points],
+        }
+    }
     /// The input at (image, group, position in the patch, point of the result); zero in the padding.
     fn patch(&self, r: &mut Resolver, at: &[Expr]) -> Resolved {
         let inner = self.in_patch(&at[2]);
@@ -80,24 +96,29 @@ impl<'a> Conv<'a> {
             bounds.push((e.clone(), 0, self.x_shape[d + 2] as i64));
             ix.push(e);
         }
-        let zero = |r: &mut Resolver| {
-            let dtype = r.graph.dtype(self.x);
-            r.dag.add(NodeOp::Const(Scalar::Float(0.0)), dtype)
-        };
-        match inside(bounds.into_iter()) {
-            Inside::Always => r.at(self.x, &ix, &[]),
-            Inside::Never => Ok(zero(r)),
-            Inside::When(own) => {
-                let value = r.at(self.x, &ix, &own)?;
-                // A masked load is zero outside already.
-                if matches!(r.dag.node(value).op, NodeOp::Load { .. }) {
-                    return Ok(value);
-                }
-                let dtype = r.dag.node(value).dtype;
-                let c = r.dag.add(NodeOp::Inside(own), DType::Bool);
-                let zero = zero(r);
-                Ok(r.dag.add(NodeOp::Select(c, value, zero), dtype))
+        or_zero(r, self.x, &ix, bounds)
+    }
+}
+
+/// A value where an index lies within bounds, zero elsewhere.
+pub fn or_zero(r: &mut Resolver, v: ValueId, ix: &[Expr], bounds: Vec<(Expr, i64, i64)>) -> Resolved {
+    let zero = |r: &mut Resolver| {
+        let dtype = r.graph.dtype(v);
+        r.dag.add(NodeOp::Const(Scalar::Float(0.0)), dtype)
+    };
+    match inside(bounds.into_iter()) {
+        Inside::Always => r.at(v, ix, &[]),
+        Inside::Never => Ok(zero(r)),
+        Inside::When(own) => {
+            let value = r.at(v, ix, &own)?;
+            // A masked load is zero outside already.
+            if matches!(r.dag.node(value).op, NodeOp::Load { .. }) {
+                return Ok(value);
             }
+            let dtype = r.dag.node(value).dtype;
+            let c = r.dag.add(NodeOp::Inside(own), DType::Bool);
+            let zero = zero(r);
+            Ok(r.dag.add(NodeOp::Select(c, value, zero), dtype))
         }
     }
 }
@@ -139,38 +160,63 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
     product::lower(of, &product, target)
 }
 
+/// Images of fewer points than this are taken together, so that the product is wide.
+const FEW: usize = 256;
+
+/// The product reads patches through windows of the input, which is copied only to get its padding.
 fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
-    let (n, dtype, points) = (c.x_shape[0], of.graph.dtype(v), c.points);
-    let mut h = Host::new(*of);
-    let a = h.operand(c.w, &[c.groups, c.cout, c.k], "weight", |at| c.weight_index(at))?;
-    let plain = |l: &[usize], v: usize| l.iter().all(|&s| s == v);
-    let direct = !c.transposed && plain(&c.w_shape[2..], 1) && plain(c.stride, 1) && plain(c.padding, 0);
-    let place = h.destination(v)?;
-    let image = c.out[1] * points;
-    let result = |first: usize| Matrix {
-        slot: place.0,
-        offset: first * image,
-        rows: axes([(c.cout, points)]),
-        cols: axes([(points, 1)]),
-        batch_strides: vec![image, c.cout * points],
-    };
-    let weight = Matrix { batch_strides: vec![0, a.strides[0]], ..a.matrix([c.cout, c.k]) };
-    if direct {
-        let shape = [n, c.groups, c.k, points];
-        let b = h.operand(c.x, &shape, "input", |at| {
-            let mut ix = vec![at[0].clone(), at[1].clone().scale(c.cin as i64).plus(&at[2])];
-            ix.extend(delinear(&at[3], &c.out[2..]));
-            ix
-        })?;
-        h.gemm(dtype, place.1, &[n, c.groups, c.cout, points], c.k, [weight, b.matrix([c.k, points]), result(0)]);
-        return h.finish(v, place);
+    if c.transposed {
+        return through_patches(of, v, c);
     }
-    let each = c.groups * c.k * points;
+    let (n, dims) = (c.x_shape[0], c.stride.len());
+    let mut h = Host::new(*of);
+    let weight = c.weight(&mut h)?;
+    let reach = |d: usize| (c.out[d + 2].max(1) - 1) * c.stride[d] + (c.w_shape[d + 2] - 1) * c.dilation[d] + 1;
+    let mut shape = c.x_shape.clone();
+    if c.padding.iter().any(|&p| p > 0) {
+        (0..dims).for_each(|d| shape[d + 2] = reach(d));
+    }
+    let x = h.padded(c.x, &shape, "padded", |at| {
+        let shifted = |(d, e): (usize, &Expr)| match d {
+            0 | 1 => e.clone(),
+            _ => e.clone().shift(-(c.padding[d - 2] as i64)),
+        };
+        let ix: Vec<Expr> = at.iter().enumerate().map(shifted).collect();
+        let bounds = ix.iter().zip(&c.x_shape).skip(2).map(|(e, s)| (e.clone(), 0, *s as i64)).collect();
+        (ix, bounds)
+    })?;
+    let place = h.destination(v)?;
+    let together = n > 1 && c.points < FEW;
+    let images = |stride: usize| if together { (n, stride) } else { (1, 0) };
+    let window = (0..dims).map(|d| (c.w_shape[d + 2], c.dilation[d] * x.strides[d + 2]));
+    let points = (0..dims).map(|d| (c.out[d + 2], c.stride[d] * x.strides[d + 2]));
+    let b = Matrix {
+        slot: x.slot,
+        offset: x.offset,
+        rows: axes([(c.cin, x.strides[1])].into_iter().chain(window)),
+        cols: axes([images(x.strides[0])].into_iter().chain(points)),
+        batch_strides: vec![x.strides[0], c.cin * x.strides[1]],
+    };
+    let image = c.out[1] * c.points;
+    let mut result = c.result(place.0, 0);
+    result.cols = axes([images(image), (c.points, 1)]);
+    let (batch, wide) = if together { (1, n * c.points) } else { (n, c.points) };
+    h.gemm(of.graph.dtype(v), place.1, &[batch, c.groups, c.cout, wide], c.k, [weight, b, result]);
+    h.finish(v, place)
+}
+
+/// The patch matrix of a transposed convolution is made, a bounded number of images at a time.
+fn through_patches(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
+    let (n, dtype) = (c.x_shape[0], of.graph.dtype(v));
+    let mut h = Host::new(*of);
+    let weight = c.weight(&mut h)?;
+    let place = h.destination(v)?;
+    let each = c.groups * c.k * c.points;
     let at_once = (PATCHES / each.max(1)).clamp(1, n);
-    let slot = h.scratch(dtype, &[at_once, c.groups, c.k, points]);
+    let slot = h.scratch(dtype, &[at_once, c.groups, c.k, c.points]);
     for (i, first) in (0..n).step_by(at_once).enumerate() {
         let count = at_once.min(n - first);
-        let shape = [count, c.groups, c.k, points];
+        let shape = [count, c.groups, c.k, c.points];
         let scene = |axes: &[Expr]| {
             let mut r = of.resolver();
             let mut at = axes.to_vec();
@@ -182,8 +228,8 @@ fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
         let name = format!("{}_patches{i}", of.name);
         h.out.steps.push(pointwise::points(&name, &shape, &scene, Target::Host)?);
         let b = Operand { slot, offset: 0, strides: Type::new(dtype, shape).strides() };
-        let shape = [count, c.groups, c.cout, points];
-        h.gemm(dtype, place.1, &shape, c.k, [weight.clone(), b.matrix([c.k, points]), result(first)]);
+        let shape = [count, c.groups, c.cout, c.points];
+        h.gemm(dtype, place.1, &shape, c.k, [weight.clone(), b.matrix([c.k, c.points]), c.result(place.0, first)]);
     }
     h.finish(v, place)
 }

@@ -1,7 +1,8 @@
 //! Products on the host: calls on strided operands, with block steps that prepare operands and finish results.
+use crate::conv::or_zero;
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Expr, linear};
-use crate::resolve::{Body, Product};
+use crate::resolve::{Body, Product, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::space::Space;
 use crate::{LowerError, Target, pointwise, reduction};
@@ -50,15 +51,27 @@ impl<'a> Host<'a> {
     where
         F: Fn(&[Expr]) -> Vec<Expr>,
     {
+        self.padded(v, shape, what, |at| (index(at), vec![]))
+    }
+
+    /// As `operand`, with zeros where the index leaves its bounds.
+    pub fn padded<F>(&mut self, v: ValueId, shape: &[usize], what: &str, index: F) -> Result<Operand, LowerError>
+    where
+        F: Fn(&[Expr]) -> (Vec<Expr>, Vec<(Expr, i64, i64)>),
+    {
         let dtype = self.of.graph.dtype(v);
-        if let Some(found) = self.in_place(v, shape, &index)? {
+        let read = |r: &mut Resolver, axes: &[Expr]| {
+            let (ix, bounds) = index(axes);
+            or_zero(r, v, &ix, bounds)
+        };
+        if let Some(found) = self.in_place(v, shape, &read)? {
             return Ok(found);
         }
         let slot = self.scratch(dtype, shape);
         let of = self.of;
         let scene = |axes: &[Expr]| {
             let mut r = of.resolver();
-            let value = r.at(v, &index(axes), &[])?;
+            let value = read(&mut r, axes)?;
             let store = Store { slot, dtype, at: linear(axes, shape), guards: vec![], value };
             Ok(Scene { dag: r.dag, stores: vec![store] })
         };
@@ -66,13 +79,13 @@ impl<'a> Host<'a> {
         self.out.steps.push(pointwise::points(&name, shape, &scene, Target::Host)?);
         Ok(Operand { slot, offset: 0, strides: Type::new(dtype, shape).strides() })
     }
-    fn in_place<F>(&self, v: ValueId, shape: &[usize], index: &F) -> Result<Option<Operand>, LowerError>
+    fn in_place<F>(&self, v: ValueId, shape: &[usize], read: &F) -> Result<Option<Operand>, LowerError>
     where
-        F: Fn(&[Expr]) -> Vec<Expr>,
+        F: Fn(&mut Resolver, &[Expr]) -> Resolved,
     {
         let space = Space::new(shape, &vec![false; shape.len()]);
         let mut r = self.of.resolver();
-        let n = r.at(v, &index(&space.axes), &[])?;
+        let n = read(&mut r, &space.axes)?;
         let node = r.dag.node(n);
         let NodeOp::Load { slot, at, guards } = &node.op else { return Ok(None) };
         if !guards.is_empty() || node.dtype != self.of.graph.dtype(v) || at.constant < 0 {

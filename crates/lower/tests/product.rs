@@ -149,6 +149,41 @@ fn convolutions() {
     );
 }
 
+/// Windows of one to three dimensions with every combination of stride, padding, dilation and groups, on the host.
+#[test]
+fn generated_convolutions() {
+    for seed in 0..60u64 {
+        let mut state = seed;
+        let mut upto = |n: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            1 + (state >> 33) % n
+        };
+        let dims = upto(3) as usize;
+        let (images, groups, cin, cout) = (upto(3), upto(3), upto(4), upto(6));
+        let mut x = vec![images, groups * cin];
+        let mut w = vec![groups * cout, cin];
+        let (mut stride, mut padding, mut dilation) = (vec![], vec![], vec![]);
+        for _ in 0..dims {
+            let (window, d) = (upto(3), upto(2));
+            let p = upto(3) - 1;
+            let reach = (window - 1) * d + 1;
+            x.push(reach.saturating_sub(2 * p).max(1) + upto(6));
+            w.push(window);
+            stride.push(upto(3));
+            padding.push(p);
+            dilation.push(d);
+        }
+        let dtype = ["f32", "f32", "f64", "bf16"][upto(4) as usize - 1];
+        let attrs = format!("stride={stride:?} padding={padding:?} dilation={dilation:?}").replace(", ", ",");
+        let attrs = format!("{attrs} groups={groups}");
+        let args =
+            format!("(%x: {dtype}{x:?}, %w: {dtype}{w:?})").replace(' ', "").replace(",%w", ", %w").replace(':', ": ");
+        println!("seed {seed}: {args} {attrs}");
+        host(Conv, &format!("{args} {{ %y = conv %x, %w {attrs}\n return %y }}"));
+        host(Conv, &format!("{args} {{ %u = exp %x\n %y = conv %u, %w {attrs}\n %z = relu %y\n return %z }}"));
+    }
+}
+
 #[test]
 fn pools() {
     for attrs in [

@@ -194,6 +194,52 @@ fn scratch_and_matrix_products() {
     refuse(GemmCall { a, ..g }, "operand a of a matrix product reaches beyond its buffer of f32[1000]");
 }
 
+/// `10×100` by `100×10`, at the starts of their buffers.
+fn product(a: Slot, b: Slot, c: Slot) -> Work<Code> {
+    let m =
+        |slot, rows, cols| Matrix { slot, offset: 0, rows: axes([rows]), cols: axes([cols]), batch_strides: vec![] };
+    let dtype = DType::F32;
+    let (a, b, c) = (m(a, (10, 100), (100, 1)), m(b, (100, 10), (10, 1)), m(c, (10, 100), (10, 1)));
+    Work::Gemm(GemmCall { dtype, c_dtype: dtype, m: 10, n: 10, k: 100, batch: vec![], a, b, c })
+}
+
+/// A parameter and a frozen buffer that products alone read are kept in panels only; others stay.
+#[test]
+fn weights_in_panels() {
+    let (x, w) = (tensor(|i| (i % 7) as f64), tensor(|i| (i % 5) as f64));
+    for (outputs, shared) in [(vec![3, 4], false), (vec![3, 4, 1, 2], false), (vec![3, 4, 5], true)] {
+        let kinds = [
+            BufferKind::Input(0),
+            BufferKind::Param(ParamId(0)),
+            BufferKind::Frozen,
+            BufferKind::Temp,
+            BufferKind::Temp,
+            BufferKind::Temp,
+        ];
+        let mut kernels = vec![kernel("fold", Stage::Load, &[1], &[2], double)];
+        for (name, weight, to) in [("gemm_0", 1, 3), ("gemm_1", 2, 4)] {
+            let mut k = kernel(name, Stage::Run, &[0, weight], &[to], add);
+            k.steps.steps = vec![product(Slot::Input(0), Slot::Input(1), Slot::Output(0))];
+            kernels.push(k);
+        }
+        kernels.extend(shared.then(|| kernel("add_2", Stage::Run, &[1, 2], &[5], add)));
+        let exe = executable(1, kinds.map(buffer).into(), kernels, &outputs);
+        let session = Session::new(&host(2), exe, vec![w.clone()], Arc::new(NoCallbacks)).unwrap();
+        for _ in 0..2 {
+            let out = session.run(std::slice::from_ref(&x)).unwrap();
+            for (i, j) in [(0, 0), (3, 9), (9, 4)] {
+                let want: f64 = (0..100).map(|k| x.get_f64(i * 100 + k) * w.get_f64(k * 10 + j)).sum();
+                assert_eq!([out[0].get_f64(i * 100 + j), out[1].get_f64(i * 100 + j)], [want, 2.0 * want]);
+            }
+            if shared {
+                assert_eq!(out[2].get_f64(77), 3.0 * w.get_f64(77));
+            } else if outputs.len() == 4 {
+                assert_eq!([out[2].get_f64(77), out[3].get_f64(77)], [w.get_f64(77), 2.0 * w.get_f64(77)]);
+            }
+        }
+    }
+}
+
 /// Fallback: adds 1. Interpreter: negates.
 struct Plus;
 impl Callbacks for Plus {

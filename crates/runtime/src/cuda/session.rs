@@ -397,7 +397,8 @@ impl CudaSession {
             },
             // SAFETY: `Executable::check` has checked the extents.
             Work::Gemm(g) => unsafe {
-                gemm::gemm(p, g, gemm::Operands { a: args.get()[0], b: args.get()[1], c: args.get()[2] });
+                let x = gemm::Operands { a: args.get()[0], b: args.get()[1], c: args.get()[2] };
+                gemm::gemm(p, g, x, &gemm::Weights::default());
             },
             _ => {}
         });

@@ -3,6 +3,7 @@
 //! Takes: an executable whose code is [`crate::Code::Host`]. Never: generates code, or uses rayon's global pool.
 pub(crate) mod gemm;
 pub(crate) mod session;
+mod weights;
 
 use crate::{HostFn, RuntimeError};
 use rayon::prelude::*;

@@ -1,5 +1,5 @@
 //! A session on the host: addresses of all buffers, and kernels run one after the other.
-use super::{HostDevice, Parallel, Tally, gemm, run_grid};
+use super::{HostDevice, Parallel, Tally, gemm, run_grid, weights};
 use crate::{
     Callbacks, Code, Executable, KernelCode, RuntimeError,
     callbacks::call,
@@ -44,6 +44,8 @@ struct Inner {
     /// Arguments of the step at hand.
     args: Vec<*mut u8>,
     tallies: Vec<Tally>,
+    /// Per step of the executable, what is packed of its operands.
+    weights: Vec<gemm::Weights>,
     /// Times of the kernels of a profiled run.
     clock: Option<Vec<f64>>,
 }
@@ -70,6 +72,7 @@ impl HostSession {
             args: Vec::with_capacity(layout.max_args),
             tallies: (0..layout.steps).map(|_| Tally::default()).collect(),
             params: params.into_iter().map(Some).collect(),
+            weights: vec![],
             clock: None,
             layout,
             exe,
@@ -83,6 +86,7 @@ impl HostSession {
             inner.params[p] = None;
         }
         drop(load_arena);
+        device.install(|p| inner.pack_weights(p));
         Ok(HostSession { device: device.clone(), inner, short: false })
     }
 
@@ -140,6 +144,26 @@ impl Inner {
                 self.addresses[self.layout.scratch(k, s)] =
                     if empty { EMPTY } else { arena.as_ptr().wrapping_add(*at) };
             }
+        }
+    }
+
+    /// Packs the weights of matrix products, and lets go of those that nothing else reads.
+    fn pack_weights(&mut self, p: Parallel) {
+        let (exe, layout, places) = (&self.exe, &self.layout, &self.memory.buffers);
+        // SAFETY: parameters and frozen buffers have their addresses and values.
+        self.weights = unsafe { weights::pack(p, exe, layout, places, &self.addresses) };
+        let read = weights::read(exe, layout, &self.weights);
+        let unread = |b: &usize| !read.contains(&BufferId(*b as u32));
+        for b in (0..places.len()).filter(unread) {
+            match places[b] {
+                Place::Frozen => self.frozen[b] = None,
+                // A parameter may have several buffers.
+                Place::Param(p) if (0..places.len()).all(|o| places[o] != places[b] || unread(&o)) => {
+                    self.params[p] = None;
+                }
+                _ => continue,
+            }
+            self.addresses[b] = EMPTY;
         }
     }
 
@@ -207,8 +231,9 @@ impl Inner {
                 Work::Gemm(g) => {
                     let at = |slot| self.addresses[self.layout.slot(k, kernel, slot)];
                     let x = gemm::Operands { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot) };
+                    let weights = &self.weights.get(self.layout.first_step(k) + s).unwrap_or(&NOTHING);
                     // SAFETY: `Executable::check` has checked the extents; the memory plan keeps `c` apart from the rest.
-                    unsafe { gemm::gemm(p, g, x) };
+                    unsafe { gemm::gemm(p, g, x, weights) };
                 }
                 Work::Fallback(_) | Work::Interpret { .. } => {
                     let args: Vec<Tensor> = kernel.inputs.iter().map(|b| self.copy(b.0 as usize, inputs)).collect();
@@ -235,6 +260,9 @@ impl Inner {
         })
     }
 }
+
+/// Of the steps that run before weights are packed.
+const NOTHING: gemm::Weights = gemm::Weights { a: None, b: None };
 
 /// Address of buffers without elements: aligned for every type, never read.
 const EMPTY: *mut u8 = std::ptr::without_provenance_mut(crate::memory::ALIGN);

@@ -35,6 +35,10 @@ impl Buffer {
         }
         self.at.cast()
     }
+    /// Address of what `room` gave last.
+    pub fn at<T>(&self) -> *const T {
+        self.at.cast()
+    }
 }
 impl Drop for Buffer {
     fn drop(&mut self) {

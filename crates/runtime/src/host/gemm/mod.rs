@@ -6,7 +6,10 @@ mod block;
 mod buffer;
 mod kernel;
 mod pack;
+mod prepack;
 mod vector;
+
+pub(crate) use prepack::{Panels, Role, Weights, prepack};
 
 use super::{Parallel, Shared};
 use block::{Job, Lanes, Result};
@@ -15,6 +18,7 @@ use kernel::Isa;
 use kiln_graph::DType;
 use kiln_plan::exec::{GemmCall, Matrix};
 use pack::{Element, Side, Source};
+use std::sync::Arc;
 
 /// Addresses of the operands' slots (before `Matrix::offset`).
 #[derive(Clone, Copy)]
@@ -24,31 +28,31 @@ pub(crate) struct Operands {
     pub c: *mut u8,
 }
 
-/// Computes the product.
+/// Computes the product. Operands that are in `weights` are not read at their addresses.
 ///
 /// # Safety
 /// The operands' slots hold everything that the call's offsets, sizes and strides reach (as `Executable::check` makes sure),
-/// are aligned for their dtype, and nothing else touches `c`'s meanwhile.
-pub(crate) unsafe fn gemm(p: Parallel, g: &GemmCall, x: Operands) {
+/// are aligned for their dtype, and nothing else touches `c`'s meanwhile. `weights` are this call's, from `prepack`.
+pub(crate) unsafe fn gemm(p: Parallel, g: &GemmCall, x: Operands, weights: &Weights) {
     // SAFETY: as this function's.
-    unsafe { gemm_by(Isa::best(), p, g, x) }
+    unsafe { gemm_by(Isa::best(), p, g, x, weights) }
 }
 
 /// Computes the product by an instruction set of this processor.
 ///
 /// # Safety
 /// As [`gemm`].
-unsafe fn gemm_by(isa: Isa, p: Parallel, g: &GemmCall, x: Operands) {
+unsafe fn gemm_by(isa: Isa, p: Parallel, g: &GemmCall, x: Operands, w: &Weights) {
     // SAFETY: as this function's.
     unsafe {
         match (g.dtype, g.c_dtype) {
-            (DType::F64, _) => typed::<f64, f64>(isa, p, g, x),
-            (DType::F16, DType::F32) => typed::<f16, f32>(isa, p, g, x),
-            (DType::Bf16, DType::F32) => typed::<bf16, f32>(isa, p, g, x),
-            (DType::F16, _) => typed::<f16, f16>(isa, p, g, x),
-            (DType::Bf16, _) => typed::<bf16, bf16>(isa, p, g, x),
+            (DType::F64, _) => typed::<f64, f64>(isa, p, g, x, w),
+            (DType::F16, DType::F32) => typed::<f16, f32>(isa, p, g, x, w),
+            (DType::Bf16, DType::F32) => typed::<bf16, f32>(isa, p, g, x, w),
+            (DType::F16, _) => typed::<f16, f16>(isa, p, g, x, w),
+            (DType::Bf16, _) => typed::<bf16, bf16>(isa, p, g, x, w),
             // `Executable::check` lets only float products through.
-            _ => typed::<f32, f32>(isa, p, g, x),
+            _ => typed::<f32, f32>(isa, p, g, x, w),
         }
     }
 }
@@ -63,10 +67,10 @@ fn flipped(g: &GemmCall) -> bool {
     g.m > 1 && (g.n == 1 || by_column && g.m >= NARROW || g.n < NARROW && g.m > g.n)
 }
 
-/// Offset of batch `i` (linear, last axis fastest) of an operand.
-fn offset(m: &Matrix, batch: &[usize], i: usize) -> usize {
-    let (mut rest, mut offset) = (i, m.offset);
-    for (n, stride) in batch.iter().zip(&m.batch_strides).rev() {
+/// Offset of batch `i` (linear, last axis fastest).
+fn offset(strides: &[usize], batch: &[usize], i: usize) -> usize {
+    let (mut rest, mut offset) = (i, 0);
+    for (n, stride) in batch.iter().zip(strides).rev() {
         offset += rest % n * stride;
         rest /= n;
     }
@@ -75,7 +79,7 @@ fn offset(m: &Matrix, batch: &[usize], i: usize) -> usize {
 
 /// # Safety
 /// As [`gemm`].
-unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(isa: Isa, p: Parallel, g: &GemmCall, x: Operands) {
+unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(isa: Isa, p: Parallel, g: &GemmCall, x: Operands, w: &Weights) {
     let batches: usize = g.batch.iter().product();
     if g.m == 0 || g.n == 0 || batches == 0 {
         return;
@@ -83,19 +87,19 @@ unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(isa: Isa, p: Parallel, g: 
     let (x, flip) = (Shared(x), flipped(g));
     let job = |i: usize| {
         let x = x.get();
-        // SAFETY: the offsets lie within the slots, as `gemm`'s contract says.
-        let (a, b, c) = unsafe {
-            let of = |at: *const u8, m| at.cast::<S>().add(offset(m, &g.batch, i));
-            (of(x.a, &g.a), of(x.b, &g.b), x.c.cast::<C>().add(offset(&g.c, &g.batch, i)))
+        let first = |m: &Matrix| m.offset + offset(&m.batch_strides, &g.batch, i);
+        let lanes = |at: *const u8, m, packed: &Option<Arc<Panels>>, lanes, depth| match packed {
+            Some(panels) => Lanes::Packed(panels.at(&g.batch, i)),
+            None => Lanes::Strided(Source { at: at.cast::<S>().wrapping_add(first(m)), lanes, depth }),
         };
-        let a = Source { at: a, lanes: Side(&g.a.rows), depth: Side(&g.a.cols) };
-        let b = Source { at: b, lanes: Side(&g.b.cols), depth: Side(&g.b.rows) };
+        let a = lanes(x.a, &g.a, &w.a, Side(&g.a.rows), Side(&g.a.cols));
+        let b = lanes(x.b, &g.b, &w.b, Side(&g.b.cols), Side(&g.b.rows));
+        let c = x.c.cast::<C>().wrapping_add(first(&g.c));
         let (rows, cols) = (Side(&g.c.rows), Side(&g.c.cols));
         let ((m, a, b, n), (rows, cols)) = match flip {
             false => ((g.m, a, b, g.n), (rows, cols)),
             true => ((g.n, b, a, g.m), (cols, rows)),
         };
-        let (a, b) = (Lanes::Strided(a), Lanes::Strided(b));
         Job { isa, m, n, k: g.k, a, b, c: Result { at: c, rows, cols } }
     };
     // SAFETY: as `gemm`'s contract; results of different batches are apart.

@@ -24,6 +24,8 @@ pub struct Packing<S: Element> {
     line: unsafe fn(from: *const S, n: usize, to: *mut S::Acc),
     /// Turns `n ≤ pitch` lanes, `stride` apart and contiguous along the depth, into a panel of this depth.
     turn: unsafe fn(from: *const S, stride: usize, n: usize, depth: usize, to: *mut S::Acc, pitch: usize),
+    /// Makes a panel of runs of lanes, at these offsets along the depth. The runs follow each other.
+    gather: unsafe fn(from: *const S, runs: &[Run], depth: &[usize], to: *mut S::Acc, pitch: usize),
 }
 
 /// Rows or columns of an operand: positions are numbers with these axes as digits, the last fastest.
@@ -110,7 +112,7 @@ pub unsafe fn pack<S: Element>(
                     }
                 }
             }
-            _ => panels.for_each(|(l, n)| gather(p, s, [lane + l, n], [from, depth], to.add(l * depth), pitch)),
+            _ => gather(p, s, [lane, n], [from, depth], to, pitch),
         }
     }
 }
@@ -140,10 +142,21 @@ unsafe fn line<S: Element>(p: Packing<S>, from: *const S, n: usize, to: *mut S::
     }
 }
 
-/// The general case of one panel: the lanes' stretches are found once, the depth is walked.
+/// Lanes of a panel that lie evenly.
+#[derive(Clone, Copy, Default)]
+pub struct Run {
+    /// First lane, and how many.
+    lane: usize,
+    len: usize,
+    /// Offset of the first, and from each to the next.
+    offset: usize,
+    stride: usize,
+}
+
+/// The general case: offsets along the depth are found once for all panels, runs of lanes once for each.
 ///
 /// # Safety
-/// As [`pack`], for `n ≤ pitch`.
+/// As [`pack`].
 unsafe fn gather<S: Element>(
     p: Packing<S>,
     s: Source<S>,
@@ -152,29 +165,22 @@ unsafe fn gather<S: Element>(
     to: *mut S::Acc,
     pitch: usize,
 ) {
-    let mut runs = [(0, 0, 0, 0); LANES];
-    let mut count = 0;
-    s.lanes.stretches(lane, lane + n, |first, len, offset, stride| {
-        runs[count] = (first, len, offset, stride);
-        count += 1;
-    });
-    s.depth.stretches(from, from + depth, |first, len, offset, step| {
-        for k in 0..len {
-            // SAFETY: as `pack`.
-            unsafe {
-                let (from, to) = (s.at.add(offset + k * step), to.add((first + k) * pitch));
-                for &(first, len, offset, stride) in &runs[..count] {
-                    match stride {
-                        1 => (p.line)(from.add(offset), len, to.add(first)),
-                        _ => (0..len).for_each(|l| *to.add(first + l) = (*from.add(offset + l * stride)).widen()),
-                    }
-                }
-                for l in n..pitch {
-                    *to.add(l) = S::Acc::default();
-                }
-            }
+    let mut places = [0; 256];
+    for start in (0..depth).step_by(places.len()) {
+        let places = &mut places[..(depth - start).min(256)];
+        s.depth.stretches(from + start, from + start + places.len(), |first, len, offset, stride| {
+            (0..len).for_each(|k| places[first + k] = offset + k * stride);
+        });
+        for l in (0..n).step_by(pitch) {
+            let (mut runs, mut count) = ([Run::default(); LANES], 0);
+            s.lanes.stretches(lane + l, lane + n.min(l + pitch), |lane, len, offset, stride| {
+                runs[count] = Run { lane, len, offset, stride };
+                count += 1;
+            });
+            // SAFETY: this function's contract.
+            unsafe { (p.gather)(s.at, &runs[..count], places, to.add(l * depth + start * pitch), pitch) };
         }
-    });
+    }
 }
 
 /// # Safety
@@ -199,8 +205,27 @@ unsafe fn plain_turn<S: Element>(from: *const S, stride: usize, n: usize, depth:
     }
 }
 
+/// # Safety
+/// As `Packing::gather` says.
+unsafe fn plain_gather<S: Element>(from: *const S, runs: &[Run], depth: &[usize], to: *mut S::Acc, pitch: usize) {
+    for (k, place) in depth.iter().enumerate() {
+        // SAFETY: the runs' elements are the source's, their lanes the panel's.
+        unsafe {
+            let (from, to) = (from.add(*place), to.add(k * pitch));
+            let mut n = 0;
+            for run in runs {
+                n = run.lane + run.len;
+                for l in 0..run.len {
+                    *to.add(run.lane + l) = (*from.add(run.offset + l * run.stride)).widen();
+                }
+            }
+            (n..pitch).for_each(|l| *to.add(l) = S::Acc::default());
+        }
+    }
+}
+
 fn portable<S: Element>() -> Packing<S> {
-    Packing { line: plain_line, turn: plain_turn }
+    Packing { line: plain_line, turn: plain_turn, gather: plain_gather }
 }
 
 impl Element for f64 {
@@ -231,7 +256,7 @@ macro_rules! element {
                 match isa {
                     Isa::Portable => portable(),
                     #[cfg(target_arch = "x86_64")]
-                    _ => Packing { line: avx2::$avx2::line, turn: avx2::$avx2::turn },
+                    _ => Packing { line: avx2::$avx2::line, turn: avx2::$avx2::turn, gather: avx2::$avx2::gather },
                 }
             }
         }
@@ -286,10 +311,23 @@ mod avx2 {
         }
     }
 
+    /// Eight elements, `stride` apart.
+    #[target_feature(enable = "avx2")]
+    unsafe fn spread(from: *const f32, stride: usize) -> __m256 {
+        let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        let places = _mm256_mullo_epi32(lanes, _mm256_set1_epi32(stride as i32));
+        // SAFETY: the caller has these elements, at strides below 2²⁸.
+        unsafe { _mm256_i32gather_ps::<4>(from, places) }
+    }
+
+    type Spread = Option<unsafe fn(*const f32, usize) -> __m256>;
+    const SPREAD: Spread = Some(spread);
+    const NONE: Spread = None;
+
     macro_rules! packing {
-        ($name:ident, $t:ty, |$p:ident| $load8:expr, $load4:expr) => {
+        ($name:ident, $t:ty, |$p:ident| $load8:expr, $load4:expr, $spread:ident) => {
             pub mod $name {
-                use super::super::{AHEAD, Element, prefetch};
+                use super::super::{AHEAD, Element, Run, prefetch};
                 use super::{store, transpose};
                 use std::arch::x86_64::*;
 
@@ -320,6 +358,39 @@ mod avx2 {
                             _mm_storeu_ps(to.add(n - 4), tail);
                         } else {
                             (0..n).for_each(|l| *to.add(l) = (*from.add(l)).widen());
+                        }
+                    }
+                }
+
+                /// Elements `stride` apart.
+                #[target_feature(enable = "avx2,f16c")]
+                unsafe fn strided(from: *const $t, stride: usize, n: usize, to: *mut f32) {
+                    // SAFETY: the elements exist, and `to` has room for `n`.
+                    unsafe {
+                        let whole = if super::$spread.is_some() && stride < 1 << 28 { n - n % 8 } else { 0 };
+                        if let Some(load) = super::$spread {
+                            for l in (0..whole).step_by(8) {
+                                _mm256_storeu_ps(to.add(l), load(from.add(l * stride).cast(), stride));
+                            }
+                        }
+                        (whole..n).for_each(|l| *to.add(l) = (*from.add(l * stride)).widen());
+                    }
+                }
+
+                #[target_feature(enable = "avx2,f16c")]
+                pub unsafe fn gather(from: *const $t, runs: &[Run], depth: &[usize], to: *mut f32, pitch: usize) {
+                    let n = runs.last().map_or(0, |r| r.lane + r.len);
+                    for (k, place) in depth.iter().enumerate() {
+                        // SAFETY: the runs' elements are the source's, their lanes the panel's.
+                        unsafe {
+                            let (from, to) = (from.add(*place), to.add(k * pitch));
+                            for r in runs {
+                                match r.stride {
+                                    1 => line(from.add(r.offset), r.len, to.add(r.lane)),
+                                    s => strided(from.add(r.offset), s, r.len, to.add(r.lane)),
+                                }
+                            }
+                            (n..pitch).for_each(|l| *to.add(l) = 0.0);
                         }
                     }
                 }
@@ -355,12 +426,19 @@ mod avx2 {
             }
         };
     }
-    packing!(plain, f32, |p| _mm256_loadu_ps(p), _mm_loadu_ps(p));
-    packing!(f16s, half::f16, |p| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm_cvtph_ps(_mm_loadl_epi64(p.cast())));
+    packing!(plain, f32, |p| _mm256_loadu_ps(p), _mm_loadu_ps(p), SPREAD);
+    packing!(
+        f16s,
+        half::f16,
+        |p| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+        _mm_cvtph_ps(_mm_loadl_epi64(p.cast())),
+        NONE
+    );
     packing!(
         bf16s,
         half::bf16,
         |p| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))),
-        _mm_castsi128_ps(_mm_slli_epi32::<16>(_mm_cvtepu16_epi32(_mm_loadl_epi64(p.cast()))))
+        _mm_castsi128_ps(_mm_slli_epi32::<16>(_mm_cvtepu16_epi32(_mm_loadl_epi64(p.cast())))),
+        NONE
     );
 }

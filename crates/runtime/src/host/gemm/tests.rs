@@ -60,7 +60,7 @@ fn matrix(slot: Slot, [rows, cols]: [usize; 2], batch: &[usize], form: Form, bro
 }
 
 fn element(m: &Matrix, batch: &[usize], i: usize, row: usize, col: usize) -> usize {
-    offset(m, batch, i) + Side(&m.rows).at(row) + Side(&m.cols).at(col)
+    m.offset + offset(&m.batch_strides, batch, i) + Side(&m.rows).at(row) + Side(&m.cols).at(col)
 }
 
 /// What a case is; its `Debug` form says how to repeat it.
@@ -85,10 +85,28 @@ impl Case {
     }
 }
 
-fn run(device: &HostDevice, isa: Isa, g: &GemmCall, a: &Tensor, b: &Tensor, c: &mut Tensor) {
+/// How a product is computed: by an instruction set, and with which operands packed before.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    isa: Isa,
+    packed: [bool; 2],
+}
+
+/// Every instruction set, and the best one with operands in panels.
+fn ways() -> impl Iterator<Item = Way> {
+    let packed = [[true, false], [false, true], [true, true]].map(|packed| Way { isa: Isa::best(), packed });
+    Isa::all().iter().map(|&isa| Way { isa, packed: [false; 2] }).chain(packed)
+}
+
+fn run(device: &HostDevice, way: Way, g: &GemmCall, a: &Tensor, b: &Tensor, c: &mut Tensor) {
     let x = Shared(Operands { a: a.bytes().as_ptr(), b: b.bytes().as_ptr(), c: c.bytes_mut().as_mut_ptr() });
     // SAFETY: the tensors were made large enough for the call.
-    device.install(|p| unsafe { gemm_by(isa, p, g, x.get()) });
+    device.install(|p| unsafe {
+        let panels = |i: usize, role, at| way.packed[i].then(|| prepack(p, g, role, at)).flatten().map(Arc::new);
+        let w = Weights { a: panels(0, Role::A, x.get().a), b: panels(1, Role::B, x.get().b) };
+        assert!(w.a.as_ref().is_none_or(|w| w.fit(g, Role::A)) && w.b.as_ref().is_none_or(|w| w.fit(g, Role::B)));
+        gemm_by(way.isa, p, g, x.get(), &w);
+    });
 }
 
 fn check(device: &HostDevice, case: &Case) {
@@ -96,9 +114,9 @@ fn check(device: &HostDevice, case: &Case) {
     let mut random = Random(case.seed);
     let [a, b, before] = [(g.dtype, 0), (g.dtype, 1), (g.c_dtype, 2)].map(|(d, i)| random.tensor(d, sizes[i]));
     let (fa, fb) = (a.to_f64_vec(), b.to_f64_vec());
-    for &isa in Isa::all() {
+    for way in ways() {
         let mut c = before.clone();
-        run(device, isa, &g, &a, &b, &mut c);
+        run(device, way, &g, &a, &b, &mut c);
         let mut written = vec![false; sizes[2]];
         for i in 0..g.batch.iter().product() {
             for (row, col) in (0..g.m).flat_map(|r| (0..g.n).map(move |c| (r, c))) {
@@ -118,13 +136,13 @@ fn check(device: &HostDevice, case: &Case) {
                 let threads = device.threads();
                 assert!(
                     (got - want).abs() <= most,
-                    "{isa:?}, {threads} threads: [{i}][{row},{col}] is {got}, should be {want}: {case:?}"
+                    "{way:?}, {threads} threads: [{i}][{row},{col}] is {got}, should be {want}: {case:?}"
                 );
             }
         }
         for (at, _) in written.iter().enumerate().filter(|w| !w.1) {
             let (now, then) = (c.get_f64(at).to_bits(), before.get_f64(at).to_bits());
-            assert_eq!(now, then, "{isa:?}: element {at} beyond c was written: {case:?}");
+            assert_eq!(now, then, "{way:?}: element {at} beyond c was written: {case:?}");
         }
     }
 }
@@ -208,7 +226,7 @@ fn empty_sizes() {
 #[test]
 fn nan_and_infinity_propagate() {
     let device = HostDevice::new(1).unwrap();
-    for (&isa, dtypes) in Isa::all().iter().flat_map(|i| DTYPES.map(|d| (i, d))) {
+    for (way, dtypes) in ways().flat_map(|w| DTYPES.map(|d| (w, d))) {
         for size in [[1, 50, 21], [20, 37, 21], [40, 5, 400]] {
             for (form, odd) in [(Form::ByRow, f64::NAN), (Form::ByColumn, f64::INFINITY)] {
                 let case = Case { seed: 3, size, batch: vec![], dtypes, forms: [form; 3], broadcast: [false; 2] };
@@ -218,11 +236,11 @@ fn nan_and_infinity_propagate() {
                 let mut values = a.to_f64_vec();
                 values[element(&g.a, &[], 0, size[0] / 2, size[2] - 1)] = odd;
                 a = Tensor::from_f64(a.ty.clone(), values);
-                run(&device, isa, &g, &a, &b, &mut c);
+                run(&device, way, &g, &a, &b, &mut c);
                 for (row, col) in (0..g.m).flat_map(|r| (0..g.n).map(move |c| (r, c))) {
                     let got = c.get_f64(element(&g.c, &[], 0, row, col));
                     let right = if row == size[0] / 2 { !got.is_finite() } else { got.is_finite() };
-                    assert!(right, "{isa:?}: [{row},{col}] is {got} with {odd} in row {}: {case:?}", size[0] / 2);
+                    assert!(right, "{way:?}: [{row},{col}] is {got} with {odd} in row {}: {case:?}", size[0] / 2);
                 }
             }
         }
@@ -240,7 +258,7 @@ fn equal_calls_give_equal_bits() {
     let [a, b, c] = sizes.map(|n| random.tensor(DType::F32, n));
     let once = || {
         let mut c = c.clone();
-        run(&device, Isa::best(), &g, &a, &b, &mut c);
+        run(&device, Way { isa: Isa::best(), packed: [false; 2] }, &g, &a, &b, &mut c);
         c.bytes().to_vec()
     };
     let first = once();

@@ -15,11 +15,16 @@ const SMALL: usize = 1 << 17;
 /// Most columns that a task sums at a time.
 const COLUMNS: usize = 2048;
 
+/// Whether these are a few rows.
+pub fn few(rows: usize) -> bool {
+    rows <= MOST
+}
+
 /// Whether a product goes this way: its columns or its depth are contiguous in b, which is of the type that sums are kept in.
 pub fn fits<S: Element, C>(job: &Job<S, C>) -> bool {
     let Lanes::Strided(b) = job.b else { return false };
     let plain = b.lanes.stride().zip(b.depth.stride()).is_some_and(|(l, d)| l == 1 || d == 1);
-    size_of::<S>() == size_of::<S::Acc>() && job.m <= MOST && plain && matches!(job.a, Lanes::Strided(_))
+    size_of::<S>() == size_of::<S::Acc>() && few(job.m) && plain && matches!(job.a, Lanes::Strided(_))
 }
 
 /// # Safety

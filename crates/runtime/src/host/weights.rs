@@ -1,0 +1,78 @@
+//! Weights in panels: operands of matrix products that no run changes are packed once, when the session is made.
+//!
+//! A packed weight takes as many bytes as the original, up to the rounding to whole panels; originals that nothing else
+//! reads are given up by the session.
+use super::{
+    Parallel,
+    gemm::{Panels, Role, Weights, prepack},
+};
+use crate::{Executable, KernelCode, layout::Layout, memory::Place};
+use kiln_plan::{
+    BufferId, Stage,
+    exec::{Matrix, Slot, Work},
+};
+use std::{collections::HashSet, sync::Arc};
+
+/// Packs what can be packed: per step of the executable, its operands in panels.
+///
+/// # Safety
+/// `addresses` are those of the layout, with parameters and frozen buffers filled.
+pub(super) unsafe fn pack(
+    p: Parallel,
+    exe: &Executable,
+    layout: &Layout,
+    places: &[Place],
+    addresses: &[*mut u8],
+) -> Vec<Weights> {
+    let mut all: Vec<Weights> = (0..layout.steps).map(|_| Weights::default()).collect();
+    let mut known: Vec<(BufferId, Matrix, Arc<Panels>)> = vec![];
+    for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Run) {
+        for (s, work) in kernel.steps.steps.iter().enumerate() {
+            let Work::Gemm(g) = work else { continue };
+            let of = &mut all[layout.first_step(k) + s];
+            for (role, m, to) in [(Role::A, &g.a, &mut of.a), (Role::B, &g.b, &mut of.b)] {
+                let Some(b) = constant(kernel, m.slot, places) else { continue };
+                let same = |(x, y, panels): &&(BufferId, Matrix, Arc<Panels>)| {
+                    *x == b && Matrix { slot: y.slot, ..m.clone() } == *y && panels.fit(g, role)
+                };
+                *to = known.iter().find(same).map(|found| found.2.clone());
+                if to.is_none() {
+                    // SAFETY: the address is that of the operand's slot, and nothing writes it.
+                    *to = unsafe { prepack(p, g, role, addresses[b.0 as usize]) }.map(Arc::new);
+                    known.extend(to.iter().map(|panels| (b, m.clone(), panels.clone())));
+                }
+            }
+        }
+    }
+    all
+}
+
+/// The buffer behind a slot, if no run changes it.
+fn constant(kernel: &KernelCode, slot: Slot, places: &[Place]) -> Option<BufferId> {
+    let Slot::Input(i) = slot else { return None };
+    let b = *kernel.inputs.get(i as usize)?;
+    matches!(places[b.0 as usize], Place::Param(_) | Place::Frozen).then_some(b)
+}
+
+/// Buffers that runs read where they are.
+pub(super) fn read(exe: &Executable, layout: &Layout, weights: &[Weights]) -> HashSet<BufferId> {
+    let mut read: HashSet<BufferId> = exe.outputs.iter().copied().collect();
+    for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Run) {
+        for (s, work) in kernel.steps.steps.iter().enumerate() {
+            let w = &weights[layout.first_step(k) + s];
+            let slots: Vec<Slot> = match work {
+                Work::Block { args, .. } => args.clone(),
+                Work::Gemm(g) => {
+                    let operands = [(&g.a, w.a.is_none()), (&g.b, w.b.is_none())];
+                    operands.into_iter().filter(|o| o.1).map(|o| o.0.slot).collect()
+                }
+                Work::Fallback(_) | Work::Interpret { .. } => {
+                    (0..kernel.inputs.len() as u32).map(Slot::Input).collect()
+                }
+            };
+            let inputs = slots.iter().filter_map(|s| if let Slot::Input(i) = s { Some(*i as usize) } else { None });
+            read.extend(inputs.filter_map(|i| kernel.inputs.get(i)));
+        }
+    }
+    read
+}
