@@ -1,5 +1,5 @@
 //! Every sample graph at every stage. Review changes with `cargo insta review`.
-use kiln::{CompileOptions, Compiled, Model, Target, compile, compile::CompiledCode, stages};
+use kiln::{CompileOptions, Compiled, Model, Target, compile, compile::CompiledCode, snapshot, stages};
 use kiln_snapshot_tests::{assemble, instruction_counts};
 use std::path::Path;
 
@@ -38,8 +38,7 @@ fn graphs() {
 #[test]
 fn plans() {
     each_graph(|name, model| {
-        let c = compiled(model, Target::Sm90a);
-        check(name, "plan", &stages::text(&c, stages::Stage::Plan).expect("prints"));
+        check(name, "plan", &snapshot::plan_text_of(model, "h200").expect("plans"));
     });
 }
 

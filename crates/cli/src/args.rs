@@ -20,12 +20,24 @@ pub enum Command {
     Explain(Explain),
     /// Measure fused against unfused against PyTorch, kernel by kernel.
     Bench(Bench),
+    /// Write the plan's kernels as constraints.
+    #[command(subcommand)]
+    Plan(PlanCommand),
+    /// Say how two plans differ. Exit status: 0 the same, 1 different, 2 trouble.
+    Diff(Diff),
+    /// Check or bless the plans of a folder's models. Exit status: 0 the same, 1 different, 2 trouble.
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
     /// Print any stage as text.
     Print(Print),
     /// Run passes on a block program.
     Opt(Opt),
     /// Say what was found on this machine, what is missing, and how to get it.
     Doctor(Doctor),
+    /// Print completions for a shell.
+    Completions { shell: clap_complete::Shell },
+    /// Write man pages to a folder.
+    Man { folder: PathBuf },
 }
 
 /// A model and what it is fed with.
@@ -75,10 +87,20 @@ pub struct DeviceArgs {
     pub threads: Option<usize>,
 }
 
+/// What shall be fused, or shall not.
+#[derive(Args, Debug)]
+pub struct ConstraintArgs {
+    /// Constraints on fusion, a TOML file: must_fuse, never_fuse, keep_in_memory, [[kernel]].
+    #[arg(long, value_name = "FILE")]
+    pub constraints: Option<PathBuf>,
+}
+
 #[derive(Args, Debug)]
 pub struct Run {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub constraints: ConstraintArgs,
     /// Outputs, named "0", "1", … in the order of the flattened outputs.
     #[arg(long, value_name = "FILE")]
     pub outputs: PathBuf,
@@ -96,6 +118,8 @@ pub struct Run {
 pub struct Compile {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub constraints: ConstraintArgs,
     #[arg(long, value_enum, default_value_t)]
     pub target: TargetName,
     /// The artifact to write.
@@ -111,12 +135,28 @@ pub struct Compile {
 
 #[derive(Args, Debug)]
 pub struct Explain {
+    /// The model may also be a report that `--json` wrote.
     #[command(flatten)]
     pub model: ModelArgs,
-    #[arg(long, value_enum, default_value_t)]
-    pub target: TargetName,
+    #[command(flatten)]
+    pub constraints: ConstraintArgs,
+    /// Default: what an artifact was compiled for, else cpu.
+    #[arg(long, value_enum)]
+    pub target: Option<TargetName>,
     #[arg(long)]
     pub unfused: bool,
+    /// One kernel in depth.
+    #[arg(long, value_name = "NAME", group = "question")]
+    pub kernel: Option<String>,
+    /// Why A and B share a kernel: values (%12), module paths, source lines (file.py:12), op:NAME or kernels.
+    #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
+    pub why: Vec<String>,
+    /// Why A and B do not share a kernel, and what it would cost if they did.
+    #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
+    pub why_not: Vec<String>,
+    /// Every kernel, a line each.
+    #[arg(long, group = "question")]
+    pub all: bool,
     /// Write the report ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -129,6 +169,8 @@ pub struct Explain {
 pub struct Bench {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub constraints: ConstraintArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
     /// What to compare with: unfused, torch.
@@ -143,6 +185,69 @@ pub struct Bench {
     /// Write the figures ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum PlanCommand {
+    /// Write the kernels of the plan as constraints that give this plan again.
+    Pin(Pin),
+}
+
+#[derive(Args, Debug)]
+pub struct Pin {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[arg(long, value_enum)]
+    pub target: Option<TargetName>,
+    #[command(flatten)]
+    pub constraints: ConstraintArgs,
+    /// The constraints file to write ("-" for standard output).
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub struct Diff {
+    /// A model, an artifact, or a plan's text.
+    pub before: PathBuf,
+    pub after: PathBuf,
+    /// Inputs of archives, as for the other commands.
+    #[arg(long, value_name = "FILE")]
+    pub inputs: Option<PathBuf>,
+    #[arg(long = "input", value_name = "TYPE", conflicts_with = "inputs")]
+    pub input: Vec<String>,
+    #[arg(long, value_enum, default_value_t)]
+    pub numerics: Numerics,
+    /// What models are planned for; default: what an artifact was compiled for, else cpu.
+    #[arg(long, value_enum)]
+    pub target: Option<TargetName>,
+    /// Constraints on the second plan.
+    #[command(flatten)]
+    pub constraints: ConstraintArgs,
+    /// Plan the second one kernel per op.
+    #[arg(long)]
+    pub unfused: bool,
+    /// Write the difference ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum SnapshotCommand {
+    /// Compare the plans with those in DIR/plans.
+    Check(Snapshot),
+    /// Write the plans to DIR/plans.
+    Bless(Snapshot),
+}
+
+#[derive(Args, Debug)]
+pub struct Snapshot {
+    /// A folder of models: text graphs, and archives with their inputs beside them (NAME.pt, NAME.safetensors).
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// The machine description that prices the plans: h200, a100 or cpu.
+    #[arg(long, default_value = "h200")]
+    pub machine: String,
 }
 
 #[derive(Args, Debug)]

@@ -1,18 +1,34 @@
 //! What each command does.
+mod plans;
+
 use crate::{
-    args::{self, Command, DeviceArgs, ModelArgs, Numerics, TargetName},
+    args::{self, Command, ConstraintArgs, DeviceArgs, ModelArgs, Numerics, TargetName},
     render::{self, Progress},
 };
 use kiln::{
     CompileOptions, Compiled, DeviceKind, Error, Model, Report, Target, Tensor,
     bench::{Against, BenchOptions},
+    constraints::Constraints,
     io,
     model::FileKind,
     stages::{self, Stage},
 };
-use std::time::{Duration, Instant};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
-pub fn run(command: Command) -> Result<(), Error> {
+/// Whatever was asked for was done; commands that compare have a status of their own.
+pub fn run(command: Command) -> Result<ExitCode, Error> {
+    match command {
+        Command::Diff(a) => return Ok(plans::diff(&a)),
+        Command::Snapshot(a) => return Ok(plans::snapshot(&a)),
+        other => work(other)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn work(command: Command) -> Result<(), Error> {
     match command {
         Command::Run(a) => run_model(&a),
         Command::Compile(a) => compile(&a),
@@ -21,6 +37,10 @@ pub fn run(command: Command) -> Result<(), Error> {
         Command::Print(a) => print(&a),
         Command::Opt(a) => render::out(&stages::optimise(&a.file, &a.passes)?),
         Command::Doctor(a) => doctor(&a),
+        Command::Plan(args::PlanCommand::Pin(a)) => plans::pin(&a),
+        Command::Completions { shell } => plans::completions(shell),
+        Command::Man { folder } => plans::man(&folder),
+        Command::Diff(_) | Command::Snapshot(_) => Ok(()),
     }
 }
 
@@ -32,13 +52,22 @@ fn target(t: TargetName) -> Target {
     }
 }
 
-fn options(m: &ModelArgs, target: Target, fuse: bool) -> CompileOptions {
-    let numerics = match m.numerics {
+fn numerics(n: Numerics) -> kiln::Numerics {
+    match n {
         Numerics::Exact => kiln::Numerics::Exact,
         Numerics::Reassociates => kiln::Numerics::Reassociates,
         Numerics::Approximates => kiln::Numerics::Approximates,
-    };
-    CompileOptions { target, fuse, numerics }
+    }
+}
+
+fn options(m: &ModelArgs, target: Target, fuse: bool) -> CompileOptions {
+    CompileOptions { target, fuse, numerics: numerics(m.numerics), ..CompileOptions::default() }
+}
+fn constrained(o: CompileOptions, c: &ConstraintArgs) -> Result<CompileOptions, Error> {
+    match &c.constraints {
+        Some(path) => Ok(CompileOptions { constraints: Constraints::read(path)?, ..o }),
+        None => Ok(o),
+    }
 }
 
 /// The device asked for, or the best there is, with the target it takes.
@@ -110,7 +139,8 @@ fn compiled(a: &ModelArgs, o: &CompileOptions, progress: &Progress) -> Result<(M
 fn run_model(a: &args::Run) -> Result<(), Error> {
     let progress = Progress::new("loading");
     let (device, target) = device(&a.device)?;
-    let (_, compiled, inputs) = compiled(&a.model, &options(&a.model, target, !a.unfused), &progress)?;
+    let options = constrained(options(&a.model, target, !a.unfused), &a.constraints)?;
+    let (_, compiled, inputs) = compiled(&a.model, &options, &progress)?;
     progress.say("running");
     let session = compiled.session_on(device, a.device.threads)?;
     let start = Instant::now();
@@ -133,7 +163,7 @@ fn compile(a: &args::Compile) -> Result<(), Error> {
     let progress = Progress::new("loading");
     let emit: Vec<(String, Stage)> =
         a.emit.iter().map(|s| Ok((s.clone(), Stage::parse(s)?))).collect::<Result<_, Error>>()?;
-    let options = options(&a.model, target(a.target), true);
+    let options = constrained(options(&a.model, target(a.target), true), &a.constraints)?;
     let (model, compiled, _) = compiled(&a.model, &options, &progress)?;
     progress.say("writing");
     for (name, stage) in emit {
@@ -142,29 +172,85 @@ fn compile(a: &args::Compile) -> Result<(), Error> {
     }
     kiln::artifact::write(&a.output, &compiled, &model)?;
     if let Some(path) = &a.json {
-        let json = serde_json::json!({ "timings": compiled.timings, "kernels": compiled.plan.kernels.len(), "programs": compiled.programs.len() });
+        let start = Instant::now();
+        let _ = Report::new(&compiled);
+        let explain_s = start.elapsed().as_secs_f64();
+        let json = serde_json::json!({ "timings": compiled.timings, "explain_s": explain_s, "kernels": compiled.plan.kernels.len(), "programs": compiled.programs.len() });
         render::to(path, &format!("{json:#}\n"))?;
     }
     Ok(())
 }
 
+/// Given, or what an artifact was compiled for, or the host.
+fn target_of(path: &std::path::Path, given: Option<TargetName>) -> Result<Target, Error> {
+    match given {
+        Some(t) => Ok(target(t)),
+        None if FileKind::of(path)? == FileKind::Artifact => Ok(kiln::artifact::read(path)?.options.target),
+        None => Ok(Target::Cpu),
+    }
+}
+
 fn explain(a: &args::Explain) -> Result<(), Error> {
     let progress = Progress::new("loading");
-    let (_, compiled, _) = compiled(&a.model, &options(&a.model, target(a.target), !a.unfused), &progress)?;
+    let width = render::width();
+    let kind = FileKind::of(&a.model.model)?;
+    if kind == FileKind::Report && (a.why.len() + a.why_not.len() > 0 || a.constraints.constraints.is_some()) {
+        return Err(Error::usage("a report cannot be planned anew", "ask with the model or the artifact"));
+    }
+    if !a.why.is_empty() || !a.why_not.is_empty() {
+        return ask(a, &progress, width);
+    }
+    let (report, compiled) = report(a, kind, &progress)?;
     drop(progress);
-    let report = Report::new(&compiled);
-    if let Some(path) = &a.html {
-        render::to(path, &kiln::html::page(&report, &compiled, None))?;
+    if let (Some(path), Some(compiled)) = (&a.html, &compiled) {
+        render::to(path, &kiln::html::page(&report, compiled, None))?;
+    }
+    if a.json.as_ref().is_none_or(|path| path.as_os_str() != "-") {
+        let text = match &a.kernel {
+            Some(name) => report.in_depth(name, width)?,
+            None if a.all => report.table(width),
+            None => report.summary(width),
+        };
+        render::out(&text)?;
     }
     match &a.json {
-        Some(path) => {
-            let text = json(&report)?;
-            if path.as_os_str() != "-" {
-                render::out(&report.text())?;
-            }
-            render::to(path, &text)
+        Some(path) => render::to(path, &report.to_json()?),
+        None => Ok(()),
+    }
+}
+
+fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error> {
+    let names = if a.why.is_empty() { &a.why_not } else { &a.why };
+    let target = target_of(&a.model.model, a.target)?;
+    let options = constrained(options(&a.model, target, !a.unfused), &a.constraints)?;
+    let (model, _) = open(&a.model, progress)?;
+    progress.say("planning");
+    let answer = kiln::why::ask(&model, &options, &names[0], &names[1])?;
+    match &a.json {
+        Some(path) => render::to(path, &json(&answer)?),
+        None => render::out(&answer.text(width)),
+    }
+}
+
+/// A report is read where there is one, and made where not; the page needs the compiled model besides.
+fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Report, Option<Compiled>), Error> {
+    let path = &a.model.model;
+    let as_compiled = a.target.is_none() && !a.unfused && a.constraints.constraints.is_none();
+    match kind {
+        FileKind::Report if a.html.is_some() => {
+            Err(Error::usage("the page shows code, which a report does not hold", "give the model or the artifact"))
         }
-        None => render::out(&report.text()),
+        FileKind::Report => {
+            let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+            Ok((Report::from_json(&text, &path.display().to_string())?, None))
+        }
+        FileKind::Artifact if as_compiled && a.html.is_none() => Ok((kiln::artifact::report(path)?, None)),
+        _ => {
+            let target = target_of(path, a.target)?;
+            let options = constrained(options(&a.model, target, !a.unfused), &a.constraints)?;
+            let (_, compiled, _) = compiled(&a.model, &options, progress)?;
+            Ok((Report::new(&compiled), Some(compiled)))
+        }
     }
 }
 
@@ -187,7 +273,7 @@ fn bench(a: &args::Bench) -> Result<(), Error> {
     let (model, inputs) = open(&a.model, &progress)?;
     progress.say("measuring");
     let options = BenchOptions {
-        compile: options(&a.model, target, true),
+        compile: constrained(options(&a.model, target, true), &a.constraints)?,
         device,
         threads: a.device.threads,
         against,

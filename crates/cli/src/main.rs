@@ -9,7 +9,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let call = args::Cli::parse();
     match commands::run(call.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(e) => {
             render::error(&e);
             ExitCode::from(e.exit_status())

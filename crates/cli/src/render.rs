@@ -14,6 +14,13 @@ pub fn out(text: &str) -> Result<(), Error> {
     }
 }
 
+/// Columns of the terminal; 100 where standard output is none.
+pub fn width() -> usize {
+    let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+    let terminal = || terminal_size::terminal_size_of(std::io::stdout()).map(|s| usize::from(s.0.0));
+    columns.or_else(terminal).unwrap_or(100).clamp(40, 160)
+}
+
 /// Writes a report to a file, or to standard output for "-".
 pub fn to(path: &std::path::Path, text: &str) -> Result<(), Error> {
     if path.as_os_str() == "-" { out(text) } else { kiln::io::write_whole(path, text.as_bytes()) }

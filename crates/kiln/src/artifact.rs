@@ -1,5 +1,5 @@
-//! The compiled artifact, a zip: `graph.json`, `plan.txt` (the plan's text form), `meta.json`, `params.safetensors`, and for
-//! GPU targets `ptx/NAME.ptx`. Host code is generated again when it is opened, as it depends on the processor.
+//! The compiled artifact, a zip: `graph.json`, `plan.txt` (the plan's text form), `explain.json` (the report), `meta.json`,
+//! parameters, and for GPU targets `ptx/NAME.ptx`. Host code is generated again when it is opened, as it depends on the processor.
 use crate::{
     CompileOptions, Compiled, Error, Model, Target, compile,
     compile::{CompiledCode, from_plan},
@@ -13,7 +13,7 @@ use std::{
 };
 use zip::{ZipArchive, ZipWriter, write::SimpleFileOptions};
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct Meta {
@@ -62,7 +62,7 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
     put("meta.json", &serde_json::to_vec_pretty(&meta).map_err(|e| encode(&e))?)?;
     put("graph.json", &serde_json::to_vec(&c.graph).map_err(|e| encode(&e))?)?;
     put("plan.txt", kiln_plan::text::print(&c.plan).as_bytes())?;
-    put("explain.json", &serde_json::to_vec_pretty(&crate::Report::new(c)).map_err(|e| encode(&e))?)?;
+    put("explain.json", crate::Report::new(c).to_json()?.as_bytes())?;
     // Seeded parameters are made again from the graph.
     let stored = c.graph.params.iter().zip(&c.params).filter(|(p, _)| p.init == Init::External);
     for (i, (_, t)) in stored.enumerate() {
@@ -75,6 +75,22 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
     }
     let bytes = zip.finish().map_err(|e| encode(&e))?.into_inner();
     io::write_whole(path, &bytes)
+}
+
+/// The report that an artifact carries.
+pub fn report(path: &Path) -> Result<crate::Report, Error> {
+    let bytes = std::fs::read(path).map_err(|e| Error::reading(path, &e))?;
+    let missing = |e: &dyn std::fmt::Display| {
+        Error::failed(
+            format!("{} carries no report: {e}", path.display()),
+            "compile the model again with `kiln compile`",
+        )
+    };
+    let mut zip = ZipArchive::new(Cursor::new(bytes)).map_err(|e| missing(&e))?;
+    let mut text = String::new();
+    let mut file = zip.by_name("kiln/explain.json").map_err(|e| missing(&e))?;
+    file.read_to_string(&mut text).map_err(|e| missing(&e))?;
+    crate::Report::from_json(&text, &path.display().to_string())
 }
 
 /// Reads an artifact back.
@@ -118,13 +134,16 @@ pub fn read(path: &Path) -> Result<Opened, Error> {
         guards: meta.guards,
         import_s: 0.0,
     };
-    Ok(Opened { model, plan, options: CompileOptions { target, fuse: meta.fuse, numerics: meta.numerics } })
+    let options = CompileOptions { target, fuse: meta.fuse, numerics: meta.numerics, ..CompileOptions::default() };
+    Ok(Opened { model, plan, options })
 }
 
 /// Compiled as it was when written, for the target it was written for; another target or setting plans anew.
 pub fn open(path: &Path, options: &CompileOptions) -> Result<(Model, Compiled), Error> {
     let opened = read(path)?;
-    let same = opened.options.target == options.target && opened.options.fuse == options.fuse;
+    let same = opened.options.target == options.target
+        && opened.options.fuse == options.fuse
+        && options.constraints.is_empty();
     let compiled =
         if same { from_plan(&opened.model, opened.plan, options)? } else { compile(&opened.model, options)? };
     Ok((opened.model, compiled))

@@ -1,5 +1,5 @@
 //! The way of the data, in order: graph → plan → block programs → code → something that runs.
-use crate::{Error, Model, torch};
+use crate::{Error, Model, constraints::Constraints, torch};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, ValueId};
@@ -8,6 +8,7 @@ use kiln_plan::{
     Machine, Numerics, Plan,
     exec::{BodyGraph, Steps, Work},
 };
+use kiln_rewrite::RewriteError;
 use kiln_runtime::{
     Callbacks, Code, CudaDevice, Device, DeviceTensor, Executable, HostDevice, InputSpec, Passed, Ptx, Session,
     TensorMap,
@@ -77,10 +78,13 @@ pub struct CompileOptions {
     /// `false`: one kernel per op, as a framework runs them.
     pub fuse: bool,
     pub numerics: Numerics,
+    /// What shall be fused, or shall not.
+    pub constraints: Constraints,
 }
 impl Default for CompileOptions {
     fn default() -> CompileOptions {
-        CompileOptions { target: Target::Cpu, fuse: true, numerics: Numerics::default() }
+        let (numerics, constraints) = (Numerics::default(), Constraints::default());
+        CompileOptions { target: Target::Cpu, fuse: true, numerics, constraints }
     }
 }
 
@@ -121,19 +125,44 @@ pub enum CompiledCode {
 /// Compiles a model.
 pub fn compile(model: &Model, options: &CompileOptions) -> Result<Compiled, Error> {
     let start = Instant::now();
-    let machine = options.target.machine()?;
-    let plan = kiln_rewrite::plan(
-        &model.graph,
-        &machine,
-        &kiln_rewrite::Options { numerics: options.numerics, fuse: options.fuse },
-    )
-    .map_err(|e| Error::failed(format!("cannot plan {}: {e}", model.graph.name), "report this with the graph"))?;
+    let plan = plan(model, options)?;
     let planned = start.elapsed();
     let mut compiled = from_plan(model, plan, options)?;
     compiled.timings.import_s = model.import_s;
     compiled.timings.rewrite_s = planned.as_secs_f64();
     compiled.timings.compile_s = start.elapsed().as_secs_f64();
     Ok(compiled)
+}
+
+/// The plan of a model, without code.
+pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
+    if !options.fuse && !options.constraints.is_empty() {
+        return Err(Error::usage("an unfused plan knows no constraints", "leave out --unfused or --constraints"));
+    }
+    let constraints = options.constraints.resolve(&model.graph)?;
+    plan_under(model, options, &constraints).map_err(|e| not_planned(model, e))
+}
+/// The same within constraints in values of the graph.
+pub(crate) fn plan_under(
+    model: &Model,
+    options: &CompileOptions,
+    constraints: &kiln_rewrite::Constraints,
+) -> Result<Plan, RewriteError> {
+    let machine = options.target.machine().map_err(|e| RewriteError::Impossible {
+        constraint: format!("the target {}", options.target.name()),
+        why: e.to_string(),
+    })?;
+    let search = kiln_rewrite::Options { numerics: options.numerics, fuse: options.fuse };
+    kiln_rewrite::plan_under(&model.graph, &machine, &search, constraints)
+}
+pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
+    let help = match e {
+        RewriteError::Cycle => "report this with the graph",
+        RewriteError::Impossible { .. } => {
+            "loosen the constraint or leave it out; `kiln explain MODEL --why-not A B` asks about one pair"
+        }
+    };
+    Error::failed(format!("cannot plan {}: {e}", model.graph.name), help)
 }
 
 /// Lowers a plan and generates its code.

@@ -1,12 +1,24 @@
-//! What was fused, why, at what predicted cost. One struct feeds the text and the JSON.
-use crate::compile::{Compiled, Timings};
-use kiln_graph::{Graph, Op, ValueId};
-use kiln_plan::{Kernel, Search, Stage, exec::Work};
-use serde::Serialize;
-use std::{collections::BTreeMap, fmt::Write as _};
+//! What was fused, why, at what predicted cost. One struct feeds the text, the JSON, the page and the artifact.
+//!
+//! The JSON form is versioned: `schema` is [`SCHEMA`], and a report of another schema is refused. It holds no clock times and
+//! depends on the graph, the machine description and the options alone. The fields are described in `docs/explain-json.md`.
+mod build;
+mod kernel;
+mod summary;
+mod wrap;
+
+use crate::Error;
+use kiln_plan::{Alternative, Search, Terms};
+use serde::{Deserialize, Serialize};
+
+pub use build::{op_name, ops};
+pub use wrap::wrapped;
+
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 2;
 
 /// `explain --json`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub schema: u32,
     pub model: String,
@@ -25,10 +37,9 @@ pub struct Report {
     pub lower_bound_us: f64,
     pub predicted_us: f64,
     pub search: Search,
-    pub timings: Timings,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fallback {
     pub op: String,
     pub kernel: String,
@@ -36,20 +47,30 @@ pub struct Fallback {
     pub line: String,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelReport {
     pub name: String,
     pub kind: String,
-    /// Ops in order, without leaves.
+    /// Names of the ops in order, without leaves.
     pub nodes: Vec<String>,
     pub bytes_read: u64,
     pub bytes_written: u64,
     pub flops: u64,
     pub predicted_us: f64,
+    /// In one line.
     pub reason: String,
+    /// What the predicted time is made of.
+    pub terms: Terms,
+    /// The ops in order, with where they come from.
+    pub ops: Vec<OpReport>,
+    pub inputs: Vec<BufferReport>,
+    pub outputs: Vec<BufferReport>,
+    /// How far its results may differ from the graph as written.
+    pub numerics: String,
     pub rules: Vec<String>,
-    pub alternative: Option<kiln_plan::Alternative>,
-    pub stops: Vec<kiln_plan::Stop>,
+    pub rewrites: Vec<Rewrite>,
+    pub alternative: Option<Alternative>,
+    pub stops: Vec<StopReport>,
     /// Module paths and source lines that the ops come from.
     pub modules: Vec<String>,
     pub lines: Vec<String>,
@@ -57,157 +78,91 @@ pub struct KernelReport {
     pub launches: usize,
 }
 
-/// A short name of an op, as the text form spells it.
-pub fn op_name(op: &Op) -> String {
-    match op {
-        Op::Fallback(f) => f.name.clone(),
-        _ => op.name().into(),
-    }
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpReport {
+    /// In the kernel's body.
+    pub value: String,
+    pub op: String,
+    pub attributes: String,
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// Values of the imported graph that it equals, or, where a rule made it, what it is computed from.
+    pub names: Vec<String>,
+    pub module: String,
+    pub line: String,
+    /// Renames elements and costs nothing.
+    pub view: bool,
+    /// Other kernels that compute it too, instead of reading it from memory.
+    pub recomputed_in: Vec<String>,
 }
 
-fn is_leaf(op: &Op) -> bool {
-    matches!(op, Op::Input(_) | Op::Param(_) | Op::Const(_))
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BufferReport {
+    pub buffer: String,
+    /// `input 0`, the parameter's name, or the name of the value.
+    pub name: String,
+    #[serde(rename = "type")]
+    pub ty: String,
+    pub bytes: u64,
+    /// The kernel that writes it; empty for inputs and parameters.
+    pub written_by: String,
+    pub read_by: Vec<String>,
+    pub is_result: bool,
 }
 
-fn ops(g: &Graph) -> impl Iterator<Item = ValueId> + '_ {
-    g.values().filter(|v| !is_leaf(g.op(*v)))
+/// A rule whose result is part of the kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rewrite {
+    pub rule: String,
+    pub numerics: String,
+    /// As `softmax %15`.
+    pub made: String,
+    /// Ops of the imported graph that it stands for, as `exp %12`.
+    pub replaced: Vec<String>,
+}
+
+/// Why the kernel was not merged with a neighbour.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StopReport {
+    pub kernel: String,
+    /// The name of the legality fact, or the two costs.
+    pub why: String,
+    /// The fact behind the name.
+    pub means: String,
 }
 
 impl Report {
-    pub fn new(c: &Compiled) -> Report {
-        let (mut run, mut load, mut fallback_why) = (vec![], vec![], vec![]);
-        for (kernel, steps) in c.plan.kernels.iter().zip(&c.steps) {
-            let list = if kernel.stage == Stage::Run { &mut run } else { &mut load };
-            list.push(kernel_report(kernel, steps.steps.len()));
-            for work in &steps.steps {
-                let (names, why) = match work {
-                    Work::Fallback(op) => (vec![op.name.clone()], op.why.clone()),
-                    Work::Interpret { body, why } => {
-                        (ops(&body.0).map(|v| op_name(body.0.op(v))).collect(), why.clone())
-                    }
-                    _ => continue,
-                };
-                let line = ops(&kernel.body).map(|v| kernel.body.source(v).line.clone()).find(|l| !l.is_empty());
-                let (kernel, line) = (kernel.name.clone(), line.unwrap_or_default());
-                let one = |op| Fallback { op, kernel: kernel.clone(), why: why.clone(), line: line.clone() };
-                fallback_why.extend(names.into_iter().map(one));
-            }
+    /// Reads the JSON form.
+    pub fn from_json(text: &str, file: &str) -> Result<Report, Error> {
+        #[derive(Deserialize)]
+        struct Head {
+            schema: Option<u32>,
         }
-        Report {
-            schema: 1,
-            model: c.graph.name.clone(),
-            target: c.options.target.name().into(),
-            machine: c.plan.machine.clone(),
-            numerics: format!("{:?}", c.plan.numerics).to_lowercase(),
-            nodes: ops(&c.graph).count(),
-            kernels: run,
-            load_kernels: load,
-            fallback: fallback_why.iter().map(|f| f.op.clone()).collect(),
-            fallback_why,
-            lower_bound_us: c.plan.lower_bound_us,
-            predicted_us: c.plan.predicted_us(),
-            search: c.plan.search.clone(),
-            timings: c.timings,
+        let remedy = "make it again with `kiln explain MODEL --json FILE`, or compile the model again";
+        let wrong = |e: serde_json::Error| Error::failed(format!("{file} is not a report of Kiln's: {e}"), remedy);
+        match serde_json::from_str::<Head>(text).map_err(wrong)?.schema {
+            Some(SCHEMA) => serde_json::from_str(text).map_err(wrong),
+            Some(other) => Err(Error::failed(
+                format!("{file} holds a report of schema {other}, and this Kiln reads schema {SCHEMA}"),
+                remedy,
+            )),
+            None => Err(Error::failed(format!("{file} is JSON, but not a report of Kiln's"), remedy)),
         }
     }
-
-    /// The summary and the table, for a terminal.
-    pub fn text(&self) -> String {
-        let mut t = String::new();
-        let fallback = match self.fallback.len() {
-            0 => "nothing falls back".to_string(),
-            n => format!("{n} ops fall back"),
-        };
-        let _ = writeln!(
-            t,
-            "{}: {} ops became {} kernels on {}; predicted {:.1} us, lower bound {:.1} us; {fallback}",
-            self.model,
-            self.nodes,
-            self.kernels.len(),
-            self.target,
-            self.predicted_us,
-            self.lower_bound_us
-        );
-        let _ = writeln!(
-            t,
-            "e-graph: {} nodes to {} in {} iterations ({}); {} candidates\n",
-            self.search.enodes_before,
-            self.search.enodes_after,
-            self.search.iterations,
-            self.search.stopped,
-            self.search.candidates
-        );
-        let width = self.kernels.iter().map(|k| k.name.len()).max().unwrap_or(0).clamp(6, 32);
-        let _ = writeln!(t, "{:width$}  {:>4}  {:>9}  {:>9}  {:>9}  why", "kernel", "ops", "MB", "Mflop", "us");
-        for k in &self.kernels {
-            let _ = writeln!(
-                t,
-                "{:width$}  {:>4}  {:>9.3}  {:>9.3}  {:>9.2}  {}",
-                k.name,
-                k.nodes.len(),
-                (k.bytes_read + k.bytes_written) as f64 / 1e6,
-                k.flops as f64 / 1e6,
-                k.predicted_us,
-                k.reason
-            );
-        }
-        let mut why: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-        self.fallback_why.iter().for_each(|f| *why.entry((&f.op, &f.why)).or_default() += 1);
-        if !why.is_empty() {
-            let _ = writeln!(t, "\nfalls back:");
-            for ((op, why), n) in why {
-                let _ = writeln!(t, "  {n} x {op}: {why}");
-            }
-        }
-        t
+    pub fn to_json(&self) -> Result<String, Error> {
+        serde_json::to_string_pretty(self)
+            .map(|s| s + "\n")
+            .map_err(|e| Error::failed(format!("cannot write the report as JSON: {e}"), "report this"))
     }
-}
-
-fn kernel_report(k: &Kernel, launches: usize) -> KernelReport {
-    let set = |f: &dyn Fn(ValueId) -> String| {
-        let all: std::collections::BTreeSet<String> = ops(&k.body).map(f).filter(|s| !s.is_empty()).collect();
-        all.into_iter().collect::<Vec<_>>()
-    };
-    KernelReport {
-        name: k.name.clone(),
-        kind: k.kind.name().into(),
-        nodes: ops(&k.body).map(|v| op_name(k.body.op(v))).collect(),
-        bytes_read: k.cost.bytes_read,
-        bytes_written: k.cost.bytes_written,
-        flops: k.cost.flops(),
-        predicted_us: k.cost.us,
-        reason: reason(k),
-        rules: k.reason.rules.clone(),
-        alternative: k.reason.alternative.clone(),
-        stops: k.reason.stops.clone(),
-        modules: set(&|v| k.body.source(v).module.clone()),
-        lines: set(&|v| k.body.source(v).line.clone()),
-        launches,
+    /// The kernel of that name, of the run or of the load.
+    pub fn kernel(&self, name: &str) -> Result<&KernelReport, Error> {
+        let mut all = self.kernels.iter().chain(&self.load_kernels);
+        all.find(|k| k.name == name).ok_or_else(|| {
+            let names = self.kernels.iter().chain(&self.load_kernels).map(|k| k.name.as_str());
+            Error::usage(
+                format!("{} has no kernel `{name}`", self.model),
+                crate::select::suggest(name, names).unwrap_or_else(|| "`kiln explain MODEL --all` lists them".into()),
+            )
+        })
     }
-}
-
-/// One clause a fact.
-fn reason(k: &Kernel) -> String {
-    let mut parts = vec![];
-    let n = ops(&k.body).count();
-    if n > 1 {
-        let saved: u64 = {
-            let stored: Vec<ValueId> = k.body.outputs.clone();
-            let inner = ops(&k.body).filter(|v| !stored.contains(v));
-            inner.map(|v| 2 * k.body.ty(v).bytes() as u64).sum()
-        };
-        parts.push(format!("{n} ops in one pass keep {:.2} MB out of memory", saved as f64 / 1e6));
-    }
-    if !k.reason.rules.is_empty() {
-        parts.push(format!("rules: {}", k.reason.rules.join(", ")));
-    }
-    if let Some(a) = &k.reason.alternative {
-        parts.push(format!("next best: {} at {:.2} us", a.what, a.us));
-    }
-    if let Some(s) = k.reason.stops.first() {
-        let more =
-            if k.reason.stops.len() > 1 { format!(" (and {} more)", k.reason.stops.len() - 1) } else { String::new() };
-        parts.push(format!("not with {}: {}{more}", s.kernel, s.why));
-    }
-    if parts.is_empty() { "an op alone".into() } else { parts.join("; ") }
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What the page's script draws.
 #[derive(Serialize)]
 struct Data<'a> {
-    report: &'a Report,
+    report: Report,
     /// For each kernel of the report.
     kernels: Vec<Detail>,
     programs: Vec<ProgramText>,
@@ -52,7 +52,7 @@ pub fn page(report: &Report, c: &Compiled, measured: Option<&[f64]>) -> String {
     let alike: Vec<(&str, &[String], &[usize])> =
         report.kernels.iter().zip(&kernels).map(|(r, d)| (r.kind.as_str(), &r.nodes[..], &d.programs[..])).collect();
     let data = Data {
-        report,
+        report: shown(report),
         repeats: repeats(&alike),
         edges: edges(run.iter().map(|r| r.1)),
         programs: programs(c),
@@ -60,6 +60,15 @@ pub fn page(report: &Report, c: &Compiled, measured: Option<&[f64]>) -> String {
         measured,
     };
     fill(&data)
+}
+
+/// What the page shows of a report.
+fn shown(report: &Report) -> Report {
+    let mut report = report.clone();
+    for k in report.kernels.iter_mut().chain(&mut report.load_kernels) {
+        (k.ops, k.inputs, k.outputs, k.rewrites) = (vec![], vec![], vec![], vec![]);
+    }
+    report
 }
 
 fn detail(c: &Compiled, i: usize, k: &Kernel) -> Detail {
@@ -171,7 +180,7 @@ fn key(kernels: &[KernelReport]) -> String {
 }
 
 fn fill(data: &Data) -> String {
-    let r = data.report;
+    let r = &data.report;
     let columns =
         [("kernel", ""), ("kind", ""), ("ops", "n"), ("bytes", "n"), ("Mflop", "n"), ("µs", "n"), ("share", "n")];
     let measured = data.measured.map(|_| ("measured µs", "n"));

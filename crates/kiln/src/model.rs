@@ -25,6 +25,8 @@ pub enum FileKind {
     GraphText,
     PlanText,
     BlockText,
+    /// What `explain --json` wrote.
+    Report,
 }
 
 impl FileKind {
@@ -46,6 +48,7 @@ impl FileKind {
             Some("graph") => Ok(FileKind::GraphText),
             Some("plan") => Ok(FileKind::PlanText),
             Some("kernel") => Ok(FileKind::BlockText),
+            Some(word) if word.starts_with('{') => Ok(FileKind::Report),
             _ => Err(Error::failed(
                 format!("{} is neither a TorchScript archive nor a Kiln file", path.display()),
                 "give a .pt file written by torch.jit.save, or a .kiln text graph, which begins with `graph NAME(…)`",

@@ -39,6 +39,15 @@ pub fn text(c: &Compiled, stage: Stage) -> Result<String, Error> {
     }
 }
 
+/// The plan in a text file.
+pub fn read_plan(path: &Path) -> Result<kiln_plan::Plan, Error> {
+    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+    let wrong = |e: kiln_plan::PlanError| Error::failed(format!("{}: {e}", path.display()), "mend the line it names");
+    let plan = kiln_plan::text::parse(&text).map_err(wrong)?;
+    kiln_plan::verify::verify(&plan).map_err(wrong)?;
+    Ok(plan)
+}
+
 /// Reads a file of any stage and prints it at `stage` or the first later one it can reach.
 pub fn print_file(
     path: &Path,
@@ -61,7 +70,7 @@ pub fn print_file(
             }
         }
         FileKind::PlanText => {
-            let plan = kiln_plan::text::parse(&read()?).map_err(|e| wrong(e.to_string()))?;
+            let plan = read_plan(path)?;
             if matches!(stage, Stage::Graph | Stage::Plan) {
                 return Ok(kiln_plan::text::print(&plan));
             }
@@ -74,6 +83,9 @@ pub fn print_file(
             let model = Model::open(path, inputs)?;
             if stage == Stage::Graph {
                 return Ok(graph_text(&model.graph));
+            }
+            if stage == Stage::Plan {
+                return Ok(kiln_plan::text::print(&compile::plan(&model, options)?));
             }
             text(&compile(&model, options)?, stage)
         }

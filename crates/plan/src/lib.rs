@@ -11,7 +11,7 @@ pub mod verify;
 
 pub use error::PlanError;
 
-use kiln_graph::{DType, Graph, ParamId, Type};
+use kiln_graph::{DType, Graph, ParamId, Type, ValueId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -97,6 +97,20 @@ impl Cost {
     }
 }
 
+/// Where a kernel's predicted time comes from; the terms add up to it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Terms {
+    /// Bytes moved over the machine's bandwidth.
+    pub memory_us: f64,
+    /// Matrix units and other arithmetic, over their rates.
+    pub arithmetic_us: f64,
+    pub launch_us: f64,
+    /// What memory and arithmetic save by running side by side: zero or negative.
+    pub overlap_us: f64,
+    /// `memory`, `arithmetic` or `launch`: the largest.
+    pub bound: String,
+}
+
 /// Why a kernel is as it is.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Reason {
@@ -106,6 +120,19 @@ pub struct Reason {
     pub alternative: Option<Alternative>,
     /// What stopped the kernel from growing: neighbour and named legality fact or cost.
     pub stops: Vec<Stop>,
+    /// Where the body's values come from, in the order of the body; operands and constants are left out.
+    pub origins: Vec<Origin>,
+}
+/// Where a value of a kernel's body comes from.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Origin {
+    /// In the body.
+    pub value: ValueId,
+    /// What it is called outside: the values of the imported graph that it equals (`%17`), or, where a rule made it, what it is
+    /// computed from (`linear(%17,concat(%46,%50))`). The first is unique in the plan's program.
+    pub names: Vec<String>,
+    /// Rules that gave it this form.
+    pub rules: Vec<String>,
 }
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Alternative {
@@ -166,6 +193,9 @@ pub struct Search {
     /// `saturated`, `node limit`, `iteration limit`.
     pub stopped: String,
     pub candidates: usize,
+    /// Programs (choices of form) that were planned and priced.
+    pub tried: usize,
+    /// Of the first choice of forms, before any other was tried.
     pub greedy_us: f64,
 }
 

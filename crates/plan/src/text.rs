@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! plan "mlp" machine="h200" numerics=reassociates lower_bound_us=2.3 {
-//!   search iterations=2 before=9 after=11 stopped="saturated" candidates=7 greedy_us=4.1
+//!   search iterations=2 before=9 after=11 stopped="saturated" candidates=7 tried=1 greedy_us=4.1
 //!   b0: f32[8,16] = input 0
 //!   b1: f32[16] = param @0
 //!   b2: f32[8,16] = temp
@@ -11,6 +11,8 @@
 //!     rules "relu"
 //!     alternative "one kernel per op (2 kernels)" us=4.1
 //!     stop "gemm_1" "arithmetic before a product"
+//!     values %2 "%4" %3 "%5 %6"
+//!     made %3 "relu"
 //!     graph add_relu_0(%0: f32[8,16], %1: f32[16]) {
 //!       …
 //!     }
@@ -20,10 +22,10 @@
 //! ```
 //! One item per line; a body is the text of a graph.
 use crate::{
-    Alternative, Buffer, BufferId, BufferKind, Cost, Kernel, KernelKind, Numerics, Plan, PlanError, Reason, Search,
-    Stage, Stop,
+    Alternative, Buffer, BufferId, BufferKind, Cost, Kernel, KernelKind, Numerics, Origin, Plan, PlanError, Reason,
+    Search, Stage, Stop,
 };
-use kiln_graph::{Graph, ParamId};
+use kiln_graph::{Graph, ParamId, ValueId};
 use std::fmt::{Display, Write};
 use std::str::FromStr;
 
@@ -75,12 +77,13 @@ pub fn print(p: &Plan) -> String {
     let s = &p.search;
     let _ = writeln!(
         out,
-        "  search iterations={} before={} after={} stopped={} candidates={} greedy_us={}",
+        "  search iterations={} before={} after={} stopped={} candidates={} tried={} greedy_us={}",
         s.iterations,
         s.enodes_before,
         s.enodes_after,
         quoted(&s.stopped),
         s.candidates,
+        s.tried,
         s.greedy_us
     );
     for (i, b) in p.buffers.iter().enumerate() {
@@ -117,6 +120,15 @@ fn kernel(out: &mut String, k: &Kernel) {
     }
     for s in &k.reason.stops {
         let _ = writeln!(out, "    stop {} {}", quoted(&s.kernel), quoted(&s.why));
+    }
+    let named: Vec<String> =
+        k.reason.origins.iter().map(|o| format!("{} {}", o.value, quoted(&o.names.join(" ")))).collect();
+    if !named.is_empty() {
+        let _ = writeln!(out, "    values {}", named.join(" "));
+    }
+    for o in k.reason.origins.iter().filter(|o| !o.rules.is_empty()) {
+        let rules: Vec<String> = o.rules.iter().map(|r| quoted(r)).collect();
+        let _ = writeln!(out, "    made {} {}", o.value, rules.join(" "));
     }
     for line in k.body.to_string().lines() {
         let _ = writeln!(out, "    {line}");
@@ -179,6 +191,18 @@ impl<'a> Words<'a> {
     fn keyed<T: FromStr>(&mut self, key: &str) -> Parsed<T> {
         self.key(key)?;
         self.value()
+    }
+    fn strings(&mut self) -> Parsed<Vec<String>> {
+        let mut out = vec![];
+        while self.peek().is_some() {
+            out.push(self.string()?);
+        }
+        Ok(out)
+    }
+    fn body_value(&mut self) -> Parsed<ValueId> {
+        let word = self.word()?;
+        let id = word.strip_prefix('%').and_then(|n| n.parse().ok());
+        id.map(ValueId).ok_or_else(|| format!("`{word}` is not a value; write it as %3"))
     }
     fn buffer(&mut self) -> Parsed<BufferId> {
         let word = self.word()?;
@@ -269,6 +293,7 @@ fn search(w: &mut Words) -> Parsed<Search> {
             w.string()?
         },
         candidates: w.keyed("candidates")?,
+        tried: w.keyed("tried")?,
         greedy_us: w.keyed("greedy_us")?,
     })
 }
@@ -321,10 +346,13 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                     us: w.keyed("us")?,
                 }
             }
-            "rules" => {
-                while w.peek().is_some() {
-                    reason.rules.push(w.string()?);
-                }
+            "rules" => reason.rules = w.strings()?,
+            "values" => reason.origins = origins(&mut w)?,
+            "made" => {
+                let value = w.body_value()?;
+                let found = reason.origins.iter_mut().find(|o| o.value == value);
+                found.ok_or_else(|| format!("{value} is made by a rule but not among the values"))?.rules =
+                    w.strings()?;
             }
             "alternative" => reason.alternative = Some(Alternative { what: w.string()?, us: w.keyed("us")? }),
             "stop" => reason.stops.push(Stop { kernel: w.string()?, why: w.string()? }),
@@ -333,10 +361,18 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                 lines.next()?.expect("}")?;
                 return Ok(Kernel { name, kind, stage, body, inputs, outputs, cost, reason });
             }
-            other => return Err(format!("`{other}` is not cost, rules, alternative, stop or graph")),
+            other => return Err(format!("`{other}` is not cost, rules, alternative, stop, values, made or graph")),
         }
         w.end()?;
     }
+}
+fn origins(w: &mut Words) -> Parsed<Vec<Origin>> {
+    let mut out = vec![];
+    while w.peek().is_some() {
+        let (value, names) = (w.body_value()?, w.string()?);
+        out.push(Origin { value, names: names.split_whitespace().map(String::from).collect(), rules: vec![] });
+    }
+    Ok(out)
 }
 /// The graph that begins on the line just read, up to the line of its closing brace.
 fn body(lines: &mut Lines) -> Parsed<Graph> {
@@ -378,6 +414,11 @@ mod tests {
                     rules: vec!["a".into(), "b c".into()],
                     alternative: Some(Alternative { what: "apart".into(), us: 4.5 }),
                     stops: vec![Stop { kernel: "gemm_1".into(), why: "two anchors".into() }],
+                    origins: vec![Origin {
+                        value: ValueId(2),
+                        names: vec!["%7".into(), "%9".into()],
+                        rules: vec!["a".into()],
+                    }],
                 },
             }],
             outputs: vec![BufferId(2), BufferId(0)],

@@ -10,11 +10,13 @@ pub struct Body {
     pub graph: Graph,
     pub reads: Vec<usize>,
     pub stores: Vec<usize>,
+    /// The body's value of every member.
+    pub values: Vec<(usize, ValueId)>,
 }
 
 pub fn body(dag: &Dag, k: &Kernel, name: &str) -> Body {
     let mut g = Graph::new(name);
-    let mut at: BTreeMap<usize, ValueId> = BTreeMap::new();
+    let (mut at, mut values) = (BTreeMap::<usize, ValueId>::new(), vec![]);
     let reads = inputs(dag, &k.members);
     for &i in &reads {
         at.insert(i, g.input(dag.ty(i).clone()));
@@ -33,13 +35,14 @@ pub fn body(dag: &Dag, k: &Kernel, name: &str) -> Body {
             }
         }
         at.insert(m, v);
+        values.push((m, v));
     }
     // The iteration space is the first output's.
     let main = main_output(dag, &k.members, &k.outs);
     let rest = k.outs.iter().copied().filter(|&o| Some(o) != main);
     let stores: Vec<usize> = main.into_iter().chain(rest).collect();
     g.outputs = stores.iter().filter_map(|o| at.get(o).copied()).collect();
-    Body { graph: g, reads, stores }
+    Body { graph: g, reads, stores, values }
 }
 
 /// Batch normalisation in primitives, computed in the accumulation type: `(x - mean) · rsqrt(variance + eps) · gain + bias`.

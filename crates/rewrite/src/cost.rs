@@ -1,7 +1,7 @@
 //! Roofline: bytes over bandwidth, flops over rate, launches.
 use crate::dag::Dag;
-use kiln_graph::Op;
-use kiln_plan::{Cost, Machine};
+use kiln_graph::{DType, Op};
+use kiln_plan::{Cost, Machine, Terms};
 
 /// Predicted work and time of one kernel, before rounding to a [`Cost`].
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
@@ -34,6 +34,18 @@ impl Price {
             us: microseconds(self.seconds),
         }
     }
+}
+
+/// The terms of [`Price::timed`] for a kernel whose product is of `dtype`.
+pub fn terms(c: &Cost, dtype: DType, m: &Machine) -> Terms {
+    let memory = c.bytes() as f64 / m.bandwidth;
+    let arithmetic = c.matrix_flops as f64 / m.matrix_rate(dtype) + c.other_flops as f64 / m.alu;
+    let (memory_us, arithmetic_us, launch_us) =
+        (microseconds(memory), microseconds(arithmetic), microseconds(m.launch));
+    let bound = [("memory", memory_us), ("arithmetic", arithmetic_us), ("launch", launch_us)];
+    let bound = bound.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or("", |b| b.0).to_string();
+    let overlap_us = microseconds((c.us - memory_us - arithmetic_us - launch_us) / 1e6);
+    Terms { memory_us, arithmetic_us, launch_us, overlap_us, bound }
 }
 
 /// Microseconds to a tenth of a nanosecond, so that plans print alike.

@@ -4,7 +4,7 @@
 //! A frozen value (computed from parameters only) is a leaf of the run and a result of the load, so one [`Program`] has two
 //! [`Dag`]s, one per stage, over the same indices.
 use crate::class::Class;
-use kiln_graph::{Graph, Op, Source, Type};
+use kiln_graph::{Graph, Op, Source, Type, ValueId};
 use kiln_plan::Stage;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -19,6 +19,8 @@ pub struct Value {
     pub frozen: bool,
     /// Rules that gave the value this form.
     pub rules: Vec<&'static str>,
+    /// Values of the graph that it equals, ascending; none where a rule made it.
+    pub of: Vec<ValueId>,
 }
 
 #[derive(Clone, Debug)]
@@ -41,7 +43,8 @@ impl Program {
             let n = g.node(v);
             let args: Vec<usize> = g.args(v).iter().map(|a| a.0 as usize).collect();
             let frozen = is_frozen(&n.op, args.iter().map(|&a| nodes[a].value.frozen));
-            let value = Value { op: n.op.clone(), ty: n.ty.clone(), source: n.source.clone(), frozen, rules: vec![] };
+            let (op, ty, source) = (n.op.clone(), n.ty.clone(), n.source.clone());
+            let value = Value { op, ty, source, frozen, rules: vec![], of: vec![v] };
             nodes.push(Node { value: Rc::new(value), args });
         }
         Program { nodes, roots: g.outputs.iter().map(|o| o.0 as usize).collect() }
@@ -60,6 +63,8 @@ pub struct Dag {
     pub class: Vec<Class>,
     /// Values to be stored, each once, ascending.
     pub roots: Vec<usize>,
+    /// Values that a constraint wants in memory, whoever reads them; ascending.
+    pub kept: Vec<usize>,
     /// What the roots need in this stage, ascending.
     pub live: Vec<usize>,
     pub stage: Stage,
@@ -87,7 +92,7 @@ impl Dag {
     }
     fn new(p: &Program, class: Vec<Class>, roots: BTreeSet<usize>, stage: Stage) -> Dag {
         let roots: Vec<usize> = roots.into_iter().collect();
-        let mut dag = Dag { nodes: p.nodes.clone(), class, roots, live: vec![], stage };
+        let mut dag = Dag { nodes: p.nodes.clone(), class, roots, kept: vec![], live: vec![], stage };
         let (mut seen, mut todo) = (vec![false; dag.nodes.len()], dag.roots.clone());
         while let Some(v) = todo.pop() {
             if !std::mem::replace(&mut seen[v], true) {
@@ -116,8 +121,9 @@ impl Dag {
     pub fn bytes(&self, v: usize) -> f64 {
         self.count(v) * self.ty(v).dtype.bytes() as f64
     }
+    /// Is the value to be stored, whoever reads it?
     pub fn is_root(&self, v: usize) -> bool {
-        self.roots.binary_search(&v).is_ok()
+        self.roots.binary_search(&v).is_ok() || self.kept.binary_search(&v).is_ok()
     }
     pub fn frozen(&self, v: usize) -> bool {
         self.nodes[v].value.frozen

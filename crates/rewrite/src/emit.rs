@@ -5,10 +5,14 @@ use crate::checker::Checker;
 use crate::class::Class;
 use crate::cost::{lower_bound, microseconds};
 use crate::dag::{Dag, Program};
-use crate::planner::{self, Apart, Kernel, Kernels, boundaries, inputs};
+use crate::names::Names;
+use crate::planner::{self, Apart, Kernel, Kernels, Limits, best_cut, boundaries, inputs};
 use crate::region::{alone, kind};
+use crate::why::label;
 use kiln_graph::{BinaryOp, Graph, Op};
-use kiln_plan::{Alternative, Buffer, BufferId, BufferKind, Kernel as Planned, Numerics, Plan, Reason, Stage, Stop};
+use kiln_plan::{
+    Alternative, Buffer, BufferId, BufferKind, Kernel as Planned, Numerics, Origin, Plan, Reason, Stage, Stop,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How kernels are chosen.
@@ -29,6 +33,8 @@ impl Fusion {
 
 struct Emitter<'a> {
     program: &'a Program,
+    names: Names,
+    limits: Option<&'a Limits>,
     plan: Plan,
     /// Buffer of every value that is in memory.
     at: BTreeMap<usize, BufferId>,
@@ -41,7 +47,7 @@ pub fn emit(
     g: &Graph,
     program: &Program,
     run: (&Dag, &Kernels),
-    fusion: Fusion,
+    (fusion, limits): (Fusion, Option<&Limits>),
     check: &mut Checker,
     numerics: Numerics,
 ) -> Result<Plan, RewriteError> {
@@ -52,7 +58,8 @@ pub fn emit(
         lower_bound_us: microseconds(lower_bound(run.0, check.machine)),
         ..Plan::default()
     };
-    let mut e = Emitter { program, plan, at: BTreeMap::new(), serial: 0, fusion };
+    let names = Names::new(program);
+    let mut e = Emitter { program, names, limits, plan, at: BTreeMap::new(), serial: 0, fusion };
     for &i in &g.inputs {
         let Op::Input(n) = *g.op(i) else { continue };
         e.plan.buffers.push(Buffer { ty: g.ty(i).clone(), kind: BufferKind::Input(n) });
@@ -101,12 +108,15 @@ impl Emitter<'_> {
         // The load may have stored a view of a frozen value that the run needs in memory too.
         order.retain(|id| !kernels.by_id[id].outs.iter().all(|o| self.at.contains_key(o)));
         let fused = self.fusion == Fusion::Fused;
-        let apart = if fused { boundaries(dag, kernels, check) } else { BTreeMap::new() };
-        let mut names: BTreeMap<usize, String> = BTreeMap::new();
+        let apart = if fused { boundaries(dag, kernels, check, self.limits) } else { BTreeMap::new() };
+        // By id: the place in the program, and the name.
+        let mut names: BTreeMap<usize, (usize, String)> = BTreeMap::new();
         for &id in &order {
-            names.insert(id, format!("{}_{}", describe(dag, &kernels.by_id[&id].members), self.serial));
+            let name = format!("{}_{}", describe(dag, &kernels.by_id[&id].members), self.serial);
+            names.insert(id, (self.serial, name));
             self.serial += 1;
         }
+        let kinds = if fused { check.kinds(dag) } else { vec![] };
         // Views of parameters that a kernel needs in memory are stored at load time.
         let frozen = |id: &usize| kernels.by_id[id].members.iter().all(|&m| dag.frozen(m));
         let (early, late): (Vec<usize>, Vec<usize>) = order.into_iter().partition(frozen);
@@ -114,14 +124,20 @@ impl Emitter<'_> {
             let stage = if frozen(&id) { Stage::Load } else { dag.stage };
             let k = &kernels.by_id[&id];
             let stops = stops(id, &names, &apart);
-            let alternative = if fused { alternative(dag, k, check) } else { None };
-            let reason = Reason { rules: rules(dag, k), alternative, stops };
-            self.kernel(dag, k, &names[&id], stage, reason);
+            let alternative = if fused { alternative(dag, &kinds, k, check) } else { None };
+            let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![] };
+            self.kernel(dag, k, &names[&id].1, stage, reason);
         }
         Ok(())
     }
-    fn kernel(&mut self, dag: &Dag, k: &Kernel, name: &str, stage: Stage, reason: Reason) {
+    fn kernel(&mut self, dag: &Dag, k: &Kernel, name: &str, stage: Stage, mut reason: Reason) {
         let b = body(dag, k, name);
+        let origin = |&(m, value): &(usize, _)| Origin {
+            value,
+            names: self.names.all(self.program, m),
+            rules: dag.nodes[m].value.rules.iter().map(|r| r.to_string()).collect(),
+        };
+        reason.origins = b.values.iter().filter(|(m, _)| dag.class[*m] != Class::Generator).map(origin).collect();
         let planned = Planned {
             name: name.to_string(),
             kind: kind(dag, &k.members),
@@ -141,20 +157,26 @@ fn rules(dag: &Dag, k: &Kernel) -> Vec<String> {
     names.into_iter().map(String::from).collect()
 }
 
-/// What the kernel saves: its ops as kernels of their own.
-fn alternative(dag: &Dag, k: &Kernel, check: &Checker) -> Option<Alternative> {
+/// The next best way to the same outputs: the kernel cut in two at its cheapest place, or its ops as kernels of their own.
+fn alternative(dag: &Dag, kinds: &[u32], k: &Kernel, check: &mut Checker) -> Option<Alternative> {
     let ops: Vec<usize> = k.members.iter().copied().filter(|&m| !dag.class[m].is_free()).collect();
     let seconds: f64 = ops.iter().map(|&v| alone(dag, v, check.machine).seconds).sum();
-    let what = format!("one kernel per op ({} kernels)", ops.len());
+    let cut = best_cut(dag, kinds, k, check).filter(|c| ops.len() == 2 || c.0 <= seconds);
+    let (what, seconds) = match cut {
+        Some((cut, v)) => (format!("cut after {} (2 kernels)", label(dag, v)), cut),
+        None => (format!("one kernel per op ({} kernels)", ops.len()), seconds),
+    };
     (ops.len() > 1).then(|| Alternative { what, us: microseconds(seconds) })
 }
 
 /// Why `id` and its neighbours stay apart: those it reads from first, each in the order of the program.
-fn stops(id: usize, names: &BTreeMap<usize, String>, apart: &BTreeMap<(usize, usize), Apart>) -> Vec<Stop> {
-    let before = apart.iter().filter(|((_, b), _)| *b == id).map(|((a, _), why)| (a, why));
-    let after = apart.iter().filter(|((a, _), _)| *a == id).map(|((_, b), why)| (b, why));
-    let stop = |(other, why): (&usize, &Apart)| Some(Stop { kernel: names.get(other)?.clone(), why: text(why) });
-    before.chain(after).filter_map(stop).collect()
+fn stops(id: usize, names: &BTreeMap<usize, (usize, String)>, apart: &BTreeMap<(usize, usize), Apart>) -> Vec<Stop> {
+    let before = apart.iter().filter(|((_, b), _)| *b == id).map(|((a, _), why)| (false, a, why));
+    let after = apart.iter().filter(|((a, _), _)| *a == id).map(|((_, b), why)| (true, b, why));
+    let known = before.chain(after).filter_map(|(reader, other, why)| Some(((reader, names.get(other)?), why)));
+    let mut list: Vec<((bool, &(usize, String)), &Apart)> = known.collect();
+    list.sort_by_key(|s| s.0);
+    list.into_iter().map(|((_, (_, name)), why)| Stop { kernel: name.clone(), why: text(why) }).collect()
 }
 fn text(why: &Apart) -> String {
     match why {

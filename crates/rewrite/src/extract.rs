@@ -10,7 +10,7 @@ use crate::language::{Fact, Term, op};
 use crate::planner::{self, Kernels};
 use crate::rules::Saturated;
 use egg::Id;
-use kiln_graph::{Op, Type};
+use kiln_graph::{Op, Type, ValueId};
 use kiln_plan::Machine;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -26,7 +26,11 @@ pub struct Extractor<'a> {
     roots: Vec<Id>,
     /// Heads of the forms that the graph was written with.
     written: BTreeSet<(Id, u32)>,
+    /// Values of the graph by class.
+    of: BTreeMap<Id, Vec<ValueId>>,
     values: HashMap<(Id, u32), Rc<Value>>,
+    /// Every program planned, with its price.
+    pub tried: Vec<(f64, Program)>,
 }
 
 /// The best program found, with its kernels.
@@ -40,12 +44,17 @@ pub struct Best {
 }
 
 impl<'a> Extractor<'a> {
-    /// `written`: classes with the heads of the terms that the graph was imported as.
-    pub fn new(s: &'a Saturated, roots: &[Id], written: &[(Id, u32)]) -> Extractor<'a> {
+    /// `values`: the class of each value of the graph; `written`: classes with the heads of the terms that the graph was
+    /// imported as.
+    pub fn new(s: &'a Saturated, roots: &[Id], values: &[Id], written: &[(Id, u32)]) -> Extractor<'a> {
         let g = &s.builder.g;
         let written = written.iter().map(|(id, h)| (g.find(*id), *h)).collect();
         let roots = roots.iter().map(|r| g.find(*r)).collect();
-        Extractor { s, roots, written, values: HashMap::new() }
+        let mut of: BTreeMap<Id, Vec<ValueId>> = BTreeMap::new();
+        for (i, id) in values.iter().enumerate() {
+            of.entry(g.find(*id)).or_default().push(ValueId(i as u32));
+        }
+        Extractor { s, roots, written, of, values: HashMap::new(), tried: vec![] }
     }
 
     /// Time of a form by itself, while kernels are unknown: arithmetic, launches of anchors, and what anchors must store.
@@ -103,7 +112,7 @@ impl<'a> Extractor<'a> {
     fn value(&mut self, id: Id, t: &Term) -> Rc<Value> {
         let s = self.s;
         let b = &s.builder;
-        let written = &self.written;
+        let (written, of) = (&self.written, &self.of);
         let make = || {
             let new = !written.contains(&(id, t.head));
             Rc::new(Value {
@@ -117,6 +126,7 @@ impl<'a> Extractor<'a> {
                     .filter(|_| new)
                     .map(|r| r.iter().copied().collect())
                     .unwrap_or_default(),
+                of: of.get(&id).cloned().unwrap_or_default(),
             })
         };
         self.values.entry((id, t.head)).or_insert_with(make).clone()
@@ -184,6 +194,7 @@ impl<'a> Extractor<'a> {
         let (program, mut ids) = self.program(&choice)?;
         let dag = Dag::run(&program);
         let kernels = planner::fused(&dag, check);
+        self.tried.push((kernels.seconds(), program.clone()));
         let mut best = Best { program, dag, first_seconds: kernels.seconds(), kernels, tried: 1 };
         loop {
             let before = best.kernels.seconds();
@@ -201,6 +212,7 @@ impl<'a> Extractor<'a> {
                 let dag = Dag::run(&program);
                 let kernels = planner::fused(&dag, check);
                 best.tried += 1;
+                self.tried.push((kernels.seconds(), program.clone()));
                 if kernels.seconds() < best.kernels.seconds() * (1. - 1e-6) {
                     best = Best { program, dag, kernels, ..best };
                     (choice, ids) = (other, other_ids);

@@ -8,21 +8,27 @@ pub mod body;
 pub mod build;
 pub mod checker;
 pub mod class;
+pub mod constraints;
 pub mod cost;
 pub mod dag;
 pub mod emit;
 pub mod extract;
 pub mod language;
+pub mod names;
 pub mod pattern;
 pub mod planner;
 pub mod region;
 pub mod rules;
 pub mod space;
+pub mod why;
 
 use build::Builder;
 use checker::Checker;
+use constraints::Impossible;
+pub use constraints::{Constraints, Group, Pinned};
 use dag::{Dag, Program};
 use emit::Fusion;
+use extract::{Best, Extractor};
 use kiln_graph::Graph;
 use kiln_plan::{Machine, Numerics, Plan, Search};
 
@@ -46,16 +52,35 @@ pub enum RewriteError {
         "planning the graph failed: kernels wait for each other; please report this graph, and run it unfused meanwhile"
     )]
     Cycle,
+    #[error("{constraint} cannot be met: {why}")]
+    Impossible { constraint: String, why: String },
+}
+impl From<Impossible> for RewriteError {
+    fn from(i: Impossible) -> RewriteError {
+        RewriteError::Impossible { constraint: i.constraint, why: i.why }
+    }
 }
 
 /// The kernels that compute `g` on `machine`.
 pub fn plan(g: &Graph, machine: &Machine, options: &Options) -> Result<Plan, RewriteError> {
+    plan_under(g, machine, options, &Constraints::default())
+}
+
+/// The kernels that compute `g` on `machine` within `constraints`: the cheapest that meet them all, over the forms that the
+/// search without them tries. An unfused plan knows no constraints.
+pub fn plan_under(
+    g: &Graph,
+    machine: &Machine,
+    options: &Options,
+    constraints: &Constraints,
+) -> Result<Plan, RewriteError> {
     let mut check = Checker::new(machine);
     if !options.fuse {
         let program = Program::of_graph(g);
         let dag = Dag::run(&program);
         let kernels = Fusion::Unfused.kernels(&dag, &mut check);
-        let mut plan = emit::emit(g, &program, (&dag, &kernels), Fusion::Unfused, &mut check, options.numerics)?;
+        let how = (Fusion::Unfused, None);
+        let mut plan = emit::emit(g, &program, (&dag, &kernels), how, &mut check, options.numerics)?;
         plan.search = Search { stopped: "not fused".to_string(), ..Search::default() };
         return Ok(plan);
     }
@@ -63,16 +88,62 @@ pub fn plan(g: &Graph, machine: &Machine, options: &Options) -> Result<Plan, Rew
     let roots: Vec<egg::Id> = g.outputs.iter().map(|o| ids[o.0 as usize]).collect();
     let (before, written) = (builder.g.total_number_of_nodes(), extract::written(&builder));
     let saturated = rules::saturate(builder, options.numerics);
-    let best = extract::Extractor::new(&saturated, &roots, &written).best(&mut check).ok_or(RewriteError::Cycle)?;
-    let mut plan =
-        emit::emit(g, &best.program, (&best.dag, &best.kernels), Fusion::Fused, &mut check, options.numerics)?;
+    let mut extractor = Extractor::new(&saturated, &roots, &ids, &written);
+    let mut best = extractor.best(&mut check).ok_or(RewriteError::Cycle)?;
+    let mut limits = None;
+    if !constraints.is_empty() {
+        let found = within(g, best, extractor.tried, constraints, &mut check)?;
+        (best, limits) = (found.0, Some(found.1));
+    }
+    let candidates = check.distinct();
+    let how = (Fusion::Fused, limits.as_ref());
+    let mut plan = emit::emit(g, &best.program, (&best.dag, &best.kernels), how, &mut check, options.numerics)?;
     plan.search = Search {
         iterations: saturated.iterations,
         enodes_before: before,
         enodes_after: saturated.builder.g.total_number_of_nodes(),
         stopped: saturated.stopped.to_string(),
-        candidates: check.distinct(),
+        candidates,
+        tried: best.tried,
         greedy_us: cost::microseconds(best.first_seconds),
     };
     Ok(plan)
+}
+
+/// The cheapest plan within `constraints`, over the programs tried. `best` comes first, then the others by their price without
+/// constraints, which is the least they can cost within them.
+fn within(
+    g: &Graph,
+    best: Best,
+    mut tried: Vec<(f64, Program)>,
+    constraints: &Constraints,
+    check: &mut Checker,
+) -> Result<(Best, planner::Limits), RewriteError> {
+    tried.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (first_seconds, count) = (best.first_seconds, best.tried);
+    tried.insert(0, (best.kernels.seconds(), best.program));
+    let (mut found, mut refused): (Option<(Best, planner::Limits)>, Option<Impossible>) = (None, None);
+    for (least, program) in tried {
+        let have = found.as_ref().map(|f| f.0.kernels.seconds() * (1. - 1e-6));
+        if have.is_some_and(|have| have <= least) {
+            break;
+        }
+        let mut dag = Dag::run(&program);
+        let planned = constraints::resolve(g, &program, &mut dag, constraints)
+            .and_then(|limits| Ok((planner::fused_under(&dag, check, &limits)?, limits)));
+        match planned {
+            Ok((kernels, limits)) if have.is_none_or(|have| kernels.seconds() < have) => {
+                found = Some((Best { program, dag, kernels, first_seconds, tried: count }, limits));
+            }
+            Ok(_) => {}
+            Err(e) => {
+                refused.get_or_insert(e);
+            }
+        }
+    }
+    match (found, refused) {
+        (Some(found), _) => Ok(found),
+        (None, Some(e)) => Err(e.into()),
+        (None, None) => Err(RewriteError::Cycle),
+    }
 }

@@ -8,7 +8,10 @@ use crate::cost::Price;
 use crate::dag::Dag;
 use crate::region::{Reject, alone};
 use kiln_plan::Stage;
+pub use limits::{Limits, Pin, fused_under};
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+
+mod limits;
 
 #[derive(Clone, Debug)]
 pub struct Kernel {
@@ -85,34 +88,23 @@ struct Planner<'a, 'm> {
     /// The kernel that stores a value.
     home: Vec<Option<usize>>,
     next: usize,
+    limits: Option<&'a Limits>,
+    /// Kernels that stay as they are.
+    locked: Set,
 }
 
 /// One kernel per op, as a framework runs the program; views are read through where they can be.
 pub fn unfused(dag: &Dag, check: &mut Checker) -> Kernels {
     let mut p = Planner::new(dag, check);
-    p.one_kernel_per_op();
+    p.one_kernel_per_op(p.ops());
     p.plan
 }
 
 /// Merging the best pair until none gains; then recomputing and shifting what that leaves; until nothing moves.
 pub fn fused(dag: &Dag, check: &mut Checker) -> Kernels {
     let mut p = Planner::new(dag, check);
-    p.one_kernel_per_op();
-    // Every round gains, so rounds are few; the bound keeps a pathological program from taking long.
-    for _ in 0..16 {
-        p.merge_all();
-        let mut moved = false;
-        for v in dag.live.iter().copied() {
-            moved |= p.recompute(v);
-        }
-        for b in p.plan.by_id.keys().copied().collect::<Vec<_>>() {
-            let members = p.plan.by_id.get(&b).map(|k| k.members.clone()).unwrap_or_default();
-            moved |= members.into_iter().any(|m| !dag.class[m].is_free() && p.shift(b, m));
-        }
-        if !moved {
-            break;
-        }
-    }
+    p.one_kernel_per_op(p.ops());
+    p.improve();
     p.plan
 }
 
@@ -120,9 +112,13 @@ impl<'a, 'm> Planner<'a, 'm> {
     fn new(dag: &'a Dag, check: &'a mut Checker<'m>) -> Planner<'a, 'm> {
         let (n, kinds) = (dag.nodes.len(), check.kinds(dag));
         let plan = Kernels::default();
-        Planner { dag, check, kinds, plan, readers: vec![Set::new(); n], home: vec![None; n], next: 0 }
+        let (readers, home) = (vec![Set::new(); n], vec![None; n]);
+        Planner { dag, check, kinds, plan, readers, home, next: 0, limits: None, locked: Set::new() }
     }
     fn price(&mut self, members: Vec<usize>, outs: Vec<usize>) -> Result<Kernel, Reject> {
+        if self.limits.is_some_and(|l| !l.allows(&members)) {
+            return Err(Reject::KeptApart);
+        }
         let mut price = self.check.price(self.dag, &self.kinds, &members, &outs)?;
         if self.dag.stage == Stage::Run && members.iter().all(|&m| self.dag.frozen(m)) {
             price.seconds = 0.;
@@ -156,13 +152,34 @@ impl<'a, 'm> Planner<'a, 'm> {
         }
     }
 
-    /// Views belong to whoever reads through them, unless they cannot be followed from there: then they are stored too. libtorch
-    /// follows none.
-    fn one_kernel_per_op(&mut self) {
+    fn improve(&mut self) {
+        let dag = self.dag;
+        // Every round gains, so rounds are few; the bound keeps a pathological program from taking long.
+        for _ in 0..16 {
+            self.merge_all();
+            let mut moved = false;
+            for v in dag.live.iter().copied() {
+                moved |= self.recompute(v);
+            }
+            for b in self.plan.by_id.keys().copied().collect::<Vec<_>>() {
+                let members = self.plan.by_id.get(&b).map(|k| k.members.clone()).unwrap_or_default();
+                moved |= members.into_iter().any(|m| !dag.class[m].is_free() && self.shift(b, m));
+            }
+            if !moved {
+                break;
+            }
+        }
+    }
+    /// What needs a kernel: all ops but views, and views that are to be stored.
+    fn ops(&self) -> Vec<usize> {
         let dag = self.dag;
         let computes = |v: &usize| !matches!(dag.class[*v], Class::Leaf | Class::Result);
-        let mut todo: Vec<usize> =
-            dag.live.iter().copied().filter(|v| computes(v) && (!dag.class[*v].is_free() || dag.is_root(*v))).collect();
+        dag.live.iter().copied().filter(|v| computes(v) && (!dag.class[*v].is_free() || dag.is_root(*v))).collect()
+    }
+    /// Views belong to whoever reads through them, unless they cannot be followed from there: then they are stored too. libtorch
+    /// follows none.
+    fn one_kernel_per_op(&mut self, mut todo: Vec<usize>) {
+        let dag = self.dag;
         let mut stored: Set = todo.iter().copied().collect();
         let free = |a: &usize| dag.class[*a].is_free();
         while let Some(v) = todo.pop() {
@@ -229,6 +246,9 @@ impl<'a, 'm> Planner<'a, 'm> {
     }
     /// `a` and `b` as one kernel and the gain, if legal and a gain; stores that only the two read are gone.
     fn merged(&mut self, a: usize, b: usize) -> Option<(f64, Kernel)> {
+        if self.locked.contains(&a) || self.locked.contains(&b) {
+            return None;
+        }
         let k = self.union(a, b)?.ok()?;
         let gain = self.seconds(a) + self.seconds(b) - k.price.seconds;
         (gain > 1e-12 && !self.detour(a, b) && !self.detour(b, a)).then_some((gain, k))
@@ -281,19 +301,12 @@ impl<'a, 'm> Planner<'a, 'm> {
             fresh.push(self.install(k));
         }
     }
-    /// What `outs` need among `members`.
     fn cone(&self, members: &[usize], outs: &[usize]) -> Vec<usize> {
-        let (mut seen, mut todo) = (Set::new(), outs.to_vec());
-        while let Some(x) = todo.pop() {
-            if members.binary_search(&x).is_ok() && seen.insert(x) {
-                todo.extend(self.dag.args(x));
-            }
-        }
-        sorted(seen)
+        cone(self.dag, members, outs, &[])
     }
     fn replace(&mut self, gone: Vec<usize>, new: Vec<Kernel>) -> bool {
         let before: f64 = gone.iter().map(|&k| self.seconds(k)).sum();
-        if new.iter().map(|k| k.price.seconds).sum::<f64>() >= before - 1e-12 {
+        if new.iter().map(|k| k.price.seconds).sum::<f64>() >= before - 1e-12 || !self.keeps_together(&gone, &new) {
             return false;
         }
         for id in gone {
@@ -359,8 +372,14 @@ pub enum Apart {
     WouldWaitForItself,
 }
 /// For every kernel, its neighbours that it was not merged with.
-pub fn boundaries(dag: &Dag, kernels: &Kernels, check: &mut Checker) -> BTreeMap<(usize, usize), Apart> {
+pub fn boundaries(
+    dag: &Dag,
+    kernels: &Kernels,
+    check: &mut Checker,
+    limits: Option<&Limits>,
+) -> BTreeMap<(usize, usize), Apart> {
     let mut p = Planner::new(dag, check);
+    p.limits = limits;
     p.next = kernels.by_id.keys().max().map_or(0, |m| m + 1);
     for (&id, k) in &kernels.by_id {
         for i in inputs(dag, &k.members) {
@@ -384,4 +403,37 @@ pub fn boundaries(dag: &Dag, kernels: &Kernels, check: &mut Checker) -> BTreeMap
         }
     }
     out
+}
+
+/// The cheapest way to cut `k` in two: seconds, and the value after which it is cut.
+pub fn best_cut(dag: &Dag, kinds: &[u32], k: &Kernel, check: &mut Checker) -> Option<(f64, usize)> {
+    let inner = k.members.iter().copied().filter(|m| !dag.class[*m].is_free() && !k.outs.contains(m));
+    let mut best: Option<(f64, usize)> = None;
+    for v in inner.take(MAX_CUTS) {
+        let head = cone(dag, &k.members, &[v], &[]);
+        let (mut early, late): (Vec<usize>, Vec<usize>) = k.outs.iter().partition(|o| head.binary_search(o).is_ok());
+        early = sorted(early.into_iter().chain([v]));
+        let tail = cone(dag, &k.members, &late, &early);
+        let one = check.price(dag, kinds, &head, &early);
+        let two = check.price(dag, kinds, &tail, &late);
+        let (Ok(one), Ok(two)) = (one, two) else { continue };
+        let seconds = one.seconds + two.seconds;
+        if best.is_none_or(|b| seconds < b.0) {
+            best = Some((seconds, v));
+        }
+    }
+    best
+}
+/// Cuts tried in one kernel.
+const MAX_CUTS: usize = 32;
+
+/// What `outs` need among `members`, short of `stored`.
+fn cone(dag: &Dag, members: &[usize], outs: &[usize], stored: &[usize]) -> Vec<usize> {
+    let (mut seen, mut todo) = (Set::new(), outs.to_vec());
+    while let Some(x) = todo.pop() {
+        if members.binary_search(&x).is_ok() && !stored.contains(&x) && seen.insert(x) {
+            todo.extend(dag.args(x));
+        }
+    }
+    sorted(seen)
 }

@@ -38,9 +38,34 @@ pub enum Reject {
     TooLarge,
     Empty,
     Fallback,
+    KeptApart,
 }
 
 impl Reject {
+    pub const ALL: [Reject; 22] = [
+        Reject::TwoAnchors,
+        Reject::RowsDiffer,
+        Reject::RowReductionAfterProduct,
+        Reject::RowReductionBeforeProduct,
+        Reject::ArithmeticBeforeProduct,
+        Reject::ArithmeticAroundAttention,
+        Reject::OperandNotStrided,
+        Reject::AnchorRecomputed,
+        Reject::AnchorNeedsStoredOperands,
+        Reject::ViewAfterAnchor,
+        Reject::DataMovementAfterProduct,
+        Reject::OutputNotCovered,
+        Reject::OutputPermutedAfterReduction,
+        Reject::RowsOfOtherOutput,
+        Reject::SecondOutputOfAnchor,
+        Reject::PlaceReductionNotAlone,
+        Reject::ScanSpaceDiffers,
+        Reject::RecomputedTooOften,
+        Reject::TooLarge,
+        Reject::Empty,
+        Reject::Fallback,
+        Reject::KeptApart,
+    ];
     pub fn name(self) -> &'static str {
         use Reject::*;
         match self {
@@ -65,14 +90,15 @@ impl Reject {
             TooLarge => "kernel too large",
             Empty => "empty tensor",
             Fallback => "fallback stands alone",
+            KeptApart => "a constraint keeps them apart",
         }
     }
 }
 
 /// Values in one kernel; past this, compile time outweighs any saving.
-const MAX_MEMBERS: usize = 160;
+pub const MAX_MEMBERS: usize = 160;
 /// Different ways to reach one value; each is computed apart.
-const MAX_USES: usize = 8;
+pub const MAX_USES: usize = 8;
 
 /// One way a value is reached.
 #[derive(Clone, PartialEq)]

@@ -2,6 +2,7 @@
 mod common;
 use common::{Random, differential, graph};
 use kiln_graph::{BinaryOp, CompareOp, DType, FallbackOp, Graph, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
+use kiln_rewrite::{Constraints, Group, Options, RewriteError, plan_under};
 
 /// A random graph of views, pointwise ops, reductions, rows and products.
 fn random_graph(seed: u64) -> Graph {
@@ -129,6 +130,50 @@ fn generated_graphs() {
     for seed in 0..cases {
         differential(&random_graph(seed));
     }
+}
+
+/// Constraints drawn at random are met, or refused in words; what is planned within them computes the same.
+#[test]
+fn generated_graphs_under_constraints() {
+    let (mut met, mut refused) = (0, 0);
+    for seed in 0..200 {
+        let g = random_graph(seed);
+        let mut r = Random(seed + 99);
+        let mut live: Vec<ValueId> = g.outputs.clone();
+        for i in 0..64 {
+            let Some(&v) = live.get(i) else { break };
+            let leaf = |a: &ValueId| matches!(g.op(*a), Op::Input(_) | Op::Param(_) | Op::Const(_));
+            live.extend(g.args(v).into_iter().filter(|a| !leaf(a)));
+        }
+        let mut group = || {
+            let values = (0..1 + r.below(2)).map(|_| live[r.below(live.len())]).collect();
+            Group { label: format!("{values:?}"), values }
+        };
+        let mut c = Constraints::default();
+        match seed % 4 {
+            0 => c.must_fuse.push(group()),
+            1 => c.never_fuse.push(vec![group(), group()]),
+            2 => c.keep_in_memory.push(group()),
+            _ => {
+                c.must_fuse.push(group());
+                c.never_fuse.push(vec![group()]);
+                c.keep_in_memory.push(group());
+            }
+        }
+        match plan_under(&g, &common::h200(), &Options::default(), &c) {
+            Ok(p) => {
+                kiln_plan::verify::verify(&p).unwrap_or_else(|e| panic!("{e}\n{g}\n{p}"));
+                common::agrees(&g, &p);
+                met += 1;
+            }
+            Err(RewriteError::Impossible { constraint, why }) => {
+                assert!(!constraint.is_empty() && !why.is_empty(), "seed {seed}");
+                refused += 1;
+            }
+            Err(e) => panic!("seed {seed}: {e}\n{g}"),
+        }
+    }
+    assert!(met > 60 && refused > 10, "{met} met, {refused} refused");
 }
 
 #[test]

@@ -49,6 +49,12 @@ pub fn all() -> Vec<&'static Rule> {
     [algebra::RULES, activation::RULES, norm::RULES, product::RULES, attention::RULES].into_iter().flatten().collect()
 }
 
+/// How far the results of a rule may differ, by its name; on half types if `half`. Joining siblings computes every element as before.
+pub fn numerics(name: &str, half: bool) -> Numerics {
+    let rule = all().into_iter().find(|r| r.name == name);
+    rule.map_or(Numerics::Exact, |r| if half { r.numerics.max(r.half) } else { r.numerics })
+}
+
 fn holds(b: &Builder, m: &Bindings, p: Premise) -> bool {
     let rank = |v: &str| m.var(v).map(|x| b.shape(x).len());
     match p {

@@ -1,0 +1,117 @@
+//! Commands about plans without running them: pin, diff, snapshots; and the command line's own papers.
+use super::{constrained, json, numerics, open, options, target, target_of};
+use crate::{
+    args::{self, Cli, SnapshotCommand},
+    render::{self, Progress},
+};
+use clap::CommandFactory;
+use kiln::{CompileOptions, Error, Model, Plan, Tensor, compile, model::FileKind, snapshot::State, stages};
+use std::{path::Path, process::ExitCode};
+
+pub fn pin(a: &args::Pin) -> Result<(), Error> {
+    let progress = Progress::new("loading");
+    let options = constrained(options(&a.model, target_of(&a.model.model, a.target)?, true), &a.constraints)?;
+    let plan = if FileKind::of(&a.model.model)? == FileKind::PlanText {
+        stages::read_plan(&a.model.model)?
+    } else {
+        let (model, _) = open(&a.model, &progress)?;
+        compile::plan(&model, &options)?
+    };
+    drop(progress);
+    render::to(&a.output, &kiln::why::pinned_text(&plan))
+}
+
+/// Status of a comparison: 0 the same, 1 different, 2 trouble.
+fn status(same: Result<bool, Error>) -> ExitCode {
+    match same {
+        Ok(same) => ExitCode::from(u8::from(!same)),
+        Err(e) => {
+            render::error(&e);
+            ExitCode::from(2)
+        }
+    }
+}
+
+pub fn diff(a: &args::Diff) -> ExitCode {
+    status(diff_is_same(a))
+}
+fn diff_is_same(a: &args::Diff) -> Result<bool, Error> {
+    let progress = Progress::new("planning");
+    let found = compare(a)?;
+    drop(progress);
+    match &a.json {
+        Some(path) => render::to(path, &json(&found)?)?,
+        None => render::out(&found.text(render::width()))?,
+    }
+    Ok(found.is_same())
+}
+
+fn compare(a: &args::Diff) -> Result<kiln::diff::Diff, Error> {
+    let model = |path: &Path| args::ModelArgs {
+        model: path.into(),
+        inputs: a.inputs.clone(),
+        input: a.input.clone(),
+        numerics: a.numerics,
+    };
+    let before =
+        plan(&model(&a.before), a.target, &CompileOptions { numerics: numerics(a.numerics), ..Default::default() })?;
+    let options = CompileOptions { numerics: numerics(a.numerics), fuse: !a.unfused, ..Default::default() };
+    let after = plan(&model(&a.after), a.target, &constrained(options, &a.constraints)?)?;
+    Ok(kiln::diff::diff(&before, &after))
+}
+
+/// The plan a file holds, or the one made for the model it holds.
+fn plan(a: &args::ModelArgs, name: Option<args::TargetName>, options: &CompileOptions) -> Result<Plan, Error> {
+    let as_compiled = name.is_none() && options.fuse && options.constraints.is_empty();
+    match FileKind::of(&a.model)? {
+        FileKind::PlanText => stages::read_plan(&a.model),
+        FileKind::Artifact if as_compiled => Ok(kiln::artifact::read(&a.model)?.plan),
+        _ => {
+            let target = name.map_or_else(|| target_of(&a.model, None), |t| Ok(target(t)))?;
+            let given: Vec<Tensor> = super::inputs(a)?;
+            compile::plan(&Model::open(&a.model, &given)?, &CompileOptions { target, ..options.clone() })
+        }
+    }
+}
+
+pub fn snapshot(command: &SnapshotCommand) -> ExitCode {
+    status(snapshots_are_same(command))
+}
+fn snapshots_are_same(command: &SnapshotCommand) -> Result<bool, Error> {
+    let (a, bless) = match command {
+        SnapshotCommand::Check(a) => (a, false),
+        SnapshotCommand::Bless(a) => (a, true),
+    };
+    let progress = Progress::new("planning");
+    let list = kiln::snapshot::folder(&a.folder, &a.machine, bless)?;
+    drop(progress);
+    let (mut text, mut same) = (String::new(), 0);
+    for s in &list {
+        text += &match (&s.state, bless) {
+            (State::Same, _) => {
+                same += 1;
+                continue;
+            }
+            (State::Missing, true) => format!("new      {}\n", s.name),
+            (State::Missing, false) => format!("missing  {}: `kiln snapshot bless` writes it\n", s.name),
+            (State::Stale, true) => format!("removed  {}\n", s.name),
+            (State::Stale, false) => format!("stale    {}: there is no model of that name\n", s.name),
+            (State::Changed(_), true) => format!("changed  {}\n", s.name),
+            (State::Changed(how), false) => format!("changed  {}\n{how}\n", s.name),
+        };
+    }
+    text += &format!("{same} of {} plans are the same ({})\n", list.len(), a.machine);
+    render::out(&text)?;
+    Ok(bless || same == list.len())
+}
+
+pub fn completions(shell: clap_complete::Shell) -> Result<(), Error> {
+    let mut text = vec![];
+    clap_complete::generate(shell, &mut Cli::command(), "kiln", &mut text);
+    render::out(&String::from_utf8_lossy(&text))
+}
+
+pub fn man(folder: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(folder).map_err(|e| Error::writing(folder, &e))?;
+    clap_mangen::generate_to(Cli::command(), folder).map_err(|e| Error::writing(folder, &e))
+}

@@ -1,0 +1,192 @@
+//! What the commands about fusion decisions print, word for word, and their exit statuses.
+use std::{
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+fn graph(name: &str) -> String {
+    format!("{}/../../graphs/{name}.kiln", env!("CARGO_MANIFEST_DIR"))
+}
+fn command(args: &[&str]) -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_kiln"));
+    c.args(args).env("COLUMNS", "100").env_remove("NO_COLOR");
+    c
+}
+fn kiln(args: &[&str]) -> Output {
+    command(args).output().expect("kiln starts")
+}
+/// Standard output; the status must be `status`.
+fn says(status: i32, args: &[&str]) -> String {
+    let o = kiln(args);
+    let errors = String::from_utf8_lossy(&o.stderr);
+    assert_eq!(o.status.code(), Some(status), "kiln {args:?}\n{errors}");
+    assert!(!errors.contains("panicked"), "kiln {args:?}\n{errors}");
+    String::from_utf8_lossy(&o.stdout).into_owned()
+}
+fn complains(status: i32, args: &[&str]) -> String {
+    let o = kiln(args);
+    let errors = String::from_utf8_lossy(&o.stderr).into_owned();
+    assert_eq!(o.status.code(), Some(status), "kiln {args:?}\n{errors}");
+    assert!(!errors.contains("panicked"), "kiln {args:?}\n{errors}");
+    errors
+}
+fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, text).expect("a temporary file");
+    path.display().to_string()
+}
+const GPU: [&str; 2] = ["--target", "sm_90a"];
+
+#[test]
+fn the_summary_the_table_and_one_kernel() {
+    let g = graph("bert_layer");
+    insta::assert_snapshot!("summary", says(0, &[&["explain", &g], &GPU[..]].concat()));
+    insta::assert_snapshot!("all", says(0, &[&["explain", &g, "--all"], &GPU[..]].concat()));
+    for (name, kernel) in [("attention", "attention_3"), ("gemm", "gemm_gelu_erf_6")] {
+        insta::assert_snapshot!(name, says(0, &[&["explain", &g, "--kernel", kernel], &GPU[..]].concat()));
+    }
+    let e = complains(2, &[&["explain", &g, "--kernel", "gemm_gelu_erf"], &GPU[..]].concat());
+    assert!(e.contains("no kernel") && e.contains("gemm_gelu_erf_6"), "{e}");
+}
+
+#[test]
+fn why_and_why_not() {
+    let g = graph("bert_layer");
+    let ask = |a: &str, b: &str, question: &str| says(0, &[&["explain", &g, question, a, b], &GPU[..]].concat());
+    insta::assert_snapshot!("why", ask("intermediate.dense", "op:gelu_erf", "--why"));
+    insta::assert_snapshot!("why_not_rows", ask("output.dense", "output.LayerNorm", "--why-not"));
+    insta::assert_snapshot!("why_not_far", ask("attention.self.query", "modeling_bert.py:315", "--why-not"));
+    let e = complains(2, &[&["explain", &g, "--why", "intermediat.dense", "%3"], &GPU[..]].concat());
+    assert!(e.contains("intermediat.dense") && e.contains("did you mean `intermediate.dense`"), "{e}");
+}
+
+#[test]
+fn the_report_travels_with_the_artifact() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (g, out) = (graph("gpt2_block"), dir.path().join("g.kiln").display().to_string());
+    says(0, &["compile", &g, "--target", "sm_90a", "-o", &out]);
+    let json = |model: &str, target: &[&str]| says(0, &[&["explain", model, "--json", "-"], target].concat());
+    let report = json(&g, &GPU);
+    assert_eq!(report, json(&out, &[]));
+    let file = write(dir.path(), "report.json", &report);
+    assert_eq!(report, json(&file, &[]));
+    let value: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!(value["schema"], 2);
+    for key in ["kernels", "fallback", "nodes", "lower_bound_us", "predicted_us"] {
+        assert!(!value[key].is_null(), "{key}");
+    }
+    for key in ["name", "kind", "nodes", "bytes_read", "bytes_written", "flops", "predicted_us", "reason"] {
+        assert!(!value["kernels"][0][key].is_null(), "{key}");
+    }
+    let old = write(dir.path(), "old.json", &report.replace("\"schema\": 2", "\"schema\": 1"));
+    let e = complains(1, &["explain", &old]);
+    assert!(e.contains("schema 1") && e.contains("make it again"), "{e}");
+    assert!(complains(1, &["explain", &write(dir.path(), "x.json", "{}")]).contains("not a report"));
+}
+
+#[test]
+fn a_pinned_plan_comes_back_and_constraints_that_cannot_be_met_say_why() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let g = graph("bert_layer");
+    let pin = dir.path().join("pin.toml").display().to_string();
+    says(0, &["plan", "pin", &g, "--target", "sm_90a", "-o", &pin]);
+    insta::assert_snapshot!("pin", std::fs::read_to_string(&pin).expect("written"));
+    says(0, &["diff", &g, &g, "--target", "sm_90a", "--constraints", &pin]);
+    let bad = write(dir.path(), "bad.toml", "must_fuse = [[\"intermediate.dense\", \"output.dense\"]]\n");
+    insta::assert_snapshot!("impossible", complains(1, &["explain", &g, "--target", "sm_90a", "--constraints", &bad]));
+    for (text, words) in [
+        ("must_fuse = [[\"nowhere\"]]", "nothing in bert_layer is called"),
+        ("must = 3", "unknown field"),
+        ("must_fuse = 3", "not a constraints file"),
+    ] {
+        let file = write(dir.path(), "x.toml", text);
+        let o = kiln(&["explain", &g, "--constraints", &file]);
+        let e = String::from_utf8_lossy(&o.stderr);
+        assert!(!o.status.success() && e.contains(words), "{text}: {e}");
+    }
+}
+
+#[test]
+fn plans_that_differ() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let g = graph("bert_layer");
+    let never = write(dir.path(), "never.toml", "never_fuse = [[\"op:gelu_erf\", \"op:linear\"]]\n");
+    insta::assert_snapshot!("diff", says(1, &["diff", &g, &g, "--target", "sm_90a", "--constraints", &never]));
+    insta::assert_snapshot!("diff_unfused", says(1, &["diff", &g, &g, "--target", "sm_90a", "--unfused"]));
+    let plan = write(dir.path(), "a.plan", &says(0, &["print", &g, "--stage", "plan", "--target", "sm_90a"]));
+    says(0, &["diff", &plan, &g, "--target", "sm_90a"]);
+    says(1, &["diff", &plan, &graph("gpt2_block"), "--target", "sm_90a"]);
+    complains(2, &["diff", &plan, "/nonexistent.kiln"]);
+}
+
+#[test]
+fn snapshots_of_a_folder() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let folder = dir.path().display().to_string();
+    complains(2, &["snapshot", "check", &folder]);
+    for name in ["softmax", "bias_gelu"] {
+        std::fs::copy(graph(name), dir.path().join(format!("{name}.kiln"))).expect("copies");
+    }
+    let missing = says(1, &["snapshot", "check", &folder]);
+    assert!(missing.contains("missing  bias_gelu") && missing.contains("0 of 2 plans are the same"), "{missing}");
+    assert!(says(0, &["snapshot", "bless", &folder]).contains("new      softmax"));
+    assert_eq!(says(0, &["snapshot", "check", &folder]), "2 of 2 plans are the same (h200)\n");
+    let file = dir.path().join("bias_gelu.kiln");
+    let text = std::fs::read_to_string(&file).expect("reads");
+    std::fs::write(&file, text.replace("gelu_erf", "tanh").replace("gelu_tanh", "tanh")).expect("writes");
+    std::fs::remove_file(dir.path().join("softmax.kiln")).expect("removes");
+    let changed = says(1, &["snapshot", "check", &folder]);
+    assert!(changed.contains("changed  bias_gelu") && changed.contains("stale    softmax"), "{changed}");
+    assert!(complains(2, &["snapshot", "check", &folder, "--machine", "abacus"]).contains("h200"));
+}
+
+#[test]
+fn sixty_columns_and_a_closed_pipe() {
+    let g = graph("bert_layer");
+    for extra in [&[][..], &["--all"], &["--kernel", "attention_3"], &["--why-not", "output.dense", "output.LayerNorm"]]
+    {
+        let args = [&["explain", g.as_str()], &GPU[..], extra].concat();
+        let o = command(&args).env("COLUMNS", "60").output().expect("kiln starts");
+        let text = String::from_utf8_lossy(&o.stdout);
+        let wide: Vec<&str> = text.lines().filter(|l| l.chars().count() > 60).collect();
+        assert!(o.status.success() && wide.is_empty(), "{extra:?}: {wide:#?}");
+        assert!(!text.contains('\u{1b}'), "{text}");
+    }
+    let mut child =
+        command(&["explain", &g, "--json", "-"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    drop(child.stdout.take());
+    let o = child.wait_with_output().expect("ends");
+    assert!(o.status.success() && o.stderr.is_empty(), "{}", String::from_utf8_lossy(&o.stderr));
+}
+
+#[test]
+fn completions_and_man_pages() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        assert!(says(0, &["completions", shell]).contains("kiln"), "{shell}");
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    says(0, &["man", dir.path().to_str().expect("UTF-8")]);
+    let page = std::fs::read_to_string(dir.path().join("kiln-explain.1")).expect("a page for every command");
+    assert!(page.contains("why\\-not"), "{page}");
+}
+
+/// Hash seeds differ from process to process; threads and the terminal must not matter either.
+#[test]
+fn twenty_runs_give_the_same_bytes() {
+    let run = |i: usize| {
+        let (g, threads) = (graph("llama_block"), (1 + i % 4).to_string());
+        let at = |args: &[&str]| {
+            let o = command(args).env("RAYON_NUM_THREADS", &threads).output().expect("kiln starts");
+            assert!(o.status.success());
+            o.stdout
+        };
+        let report = if i % 4 == 0 { at(&["explain", &g, "--target", "sm_90a", "--json", "-"]) } else { vec![] };
+        (at(&["print", &g, "--stage", "plan", "--target", "sm_90a"]), report)
+    };
+    let first = run(0);
+    for i in 1..20 {
+        let (plan, report) = run(i);
+        assert!(plan == first.0, "run {i}");
+        assert!(report.is_empty() || report == first.1, "run {i}");
+    }
+}

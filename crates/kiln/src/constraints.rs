@@ -1,0 +1,124 @@
+//! Constraints on fusion as a file, and a plan written as one.
+//!
+//! ```toml
+//! must_fuse = [["%67", "%68"]]                       # one kernel computes all of these
+//! never_fuse = [["op:gelu_erf", "op:linear"]]        # no kernel computes both; one name alone: it shares no kernel
+//! keep_in_memory = ["encoder.layer.0.output"]        # stored, whoever reads it
+//!
+//! [[kernel]]                                         # exactly this kernel; `kiln plan pin` writes these
+//! name = "gemm_gelu_erf_23"
+//! stores = ["%68"]
+//! reads = ["%64"]
+//! ```
+//! Names are those of [`crate::select`]; kernels are not known here, as constraints are what kernels follow from.
+use crate::{Error, select::select};
+use kiln_graph::{Graph, ValueId};
+use kiln_plan::{BufferId, BufferKind, Plan, Stage};
+use kiln_rewrite::{Group, Pinned};
+use serde::Deserialize;
+use std::{fmt::Write as _, path::Path};
+
+/// The file as it is written.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Constraints {
+    pub must_fuse: Vec<Vec<String>>,
+    pub never_fuse: Vec<Vec<String>>,
+    pub keep_in_memory: Vec<String>,
+    pub kernel: Vec<KernelText>,
+}
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelText {
+    #[serde(default)]
+    pub name: String,
+    pub stores: Vec<String>,
+    #[serde(default)]
+    pub reads: Vec<String>,
+}
+
+impl Constraints {
+    pub fn read(path: &Path) -> Result<Constraints, Error> {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+        toml::from_str(&text).map_err(|e| {
+            let line = e.span().map_or(1, |s| text[..s.start].matches('\n').count() + 1);
+            Error::failed(
+                format!("{} is not a constraints file; line {line}: {}", path.display(), e.message()),
+                "it may have must_fuse, never_fuse (lists of lists of names), keep_in_memory (a list) and [[kernel]] tables",
+            )
+        })
+    }
+    pub fn is_empty(&self) -> bool {
+        *self == Constraints::default()
+    }
+    /// In the values of `graph`.
+    pub fn resolve(&self, graph: &Graph) -> Result<kiln_rewrite::Constraints, Error> {
+        let group = |names: &[String]| -> Result<Group, Error> {
+            let found = names.iter().map(|n| select(n, graph, None)).collect::<Result<Vec<_>, _>>()?;
+            let quoted: Vec<String> = names.iter().map(|n| format!("`{n}`")).collect();
+            Ok(Group { label: quoted.join(", "), values: found.into_iter().flatten().collect() })
+        };
+        let each =
+            |names: &[String]| names.iter().map(|n| group(std::slice::from_ref(n))).collect::<Result<Vec<_>, _>>();
+        Ok(kiln_rewrite::Constraints {
+            must_fuse: self.must_fuse.iter().map(|names| group(names)).collect::<Result<_, _>>()?,
+            never_fuse: self.never_fuse.iter().map(|names| each(names)).collect::<Result<_, _>>()?,
+            keep_in_memory: each(&self.keep_in_memory)?,
+            kernels: self.kernel.iter().map(|k| k.pinned(graph)).collect::<Result<_, _>>()?,
+        })
+    }
+    /// The kernels of a plan's run, each exactly as it is.
+    pub fn pin(plan: &Plan) -> Constraints {
+        let name = |b: &BufferId| stored_name(plan, *b);
+        let kernel = |k: &kiln_plan::Kernel| KernelText {
+            name: k.name.clone(),
+            stores: k.outputs.iter().filter_map(name).collect(),
+            reads: k.inputs.iter().filter_map(name).collect(),
+        };
+        let run = plan.kernels.iter().filter(|k| k.stage == Stage::Run);
+        Constraints { kernel: run.map(kernel).collect(), ..Constraints::default() }
+    }
+    /// As [`Constraints::read`] reads it.
+    pub fn text(&self) -> String {
+        let quoted = |s: &String| toml::Value::from(s.as_str()).to_string();
+        let list = |l: &[String]| format!("[{}]", l.iter().map(quoted).collect::<Vec<_>>().join(", "));
+        let lists = |l: &[Vec<String>]| format!("[{}]", l.iter().map(|l| list(l)).collect::<Vec<_>>().join(", "));
+        let mut t = String::new();
+        for (key, value) in [("must_fuse", &self.must_fuse), ("never_fuse", &self.never_fuse)] {
+            if !value.is_empty() {
+                let _ = writeln!(t, "{key} = {}", lists(value));
+            }
+        }
+        if !self.keep_in_memory.is_empty() {
+            let _ = writeln!(t, "keep_in_memory = {}", list(&self.keep_in_memory));
+        }
+        for k in &self.kernel {
+            let (name, stores, reads) = (quoted(&k.name), list(&k.stores), list(&k.reads));
+            let _ = writeln!(t, "\n[[kernel]]\nname = {name}\nstores = {stores}\nreads = {reads}");
+        }
+        t
+    }
+}
+
+impl KernelText {
+    fn pinned(&self, graph: &Graph) -> Result<Pinned, Error> {
+        // Values are checked here, where near names are known; what rules made, in the program.
+        for v in self.stores.iter().chain(&self.reads).filter(|n| n.starts_with('%')) {
+            select(v, graph, None)?;
+        }
+        let first = self.stores.first().cloned().unwrap_or_default();
+        let name = if self.name.is_empty() { first } else { self.name.clone() };
+        Ok(Pinned { name, stores: self.stores.clone(), reads: self.reads.clone() })
+    }
+}
+
+/// The unique name of what a kernel writes to a buffer; `None` for inputs and parameters.
+pub fn stored_name(plan: &Plan, b: BufferId) -> Option<String> {
+    if matches!(plan.buffer(b).kind, BufferKind::Input(_) | BufferKind::Param(_)) {
+        return None;
+    }
+    plan.kernels.iter().find_map(|k| {
+        let v: ValueId = k.body.outputs[k.outputs.iter().position(|o| *o == b)?];
+        k.reason.origins.iter().find(|o| o.value == v)?.names.first().cloned()
+    })
+}

@@ -1,0 +1,251 @@
+//! How two plans differ: kernels split, joined, changed, gone and new, with what they cost before and after.
+//!
+//! Ops are matched first (by what they are, in the order of the model), so plans of a changed model, or of one whose values are
+//! numbered anew, can be compared; kernels are compared by the ops they hold.
+use crate::explain::{op_name, wrapped};
+use kiln_plan::{Kernel, Plan, Stage};
+use kiln_rewrite::class::Class;
+use serde::Serialize;
+use similar::{Algorithm, DiffOp, capture_diff_slices};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    Split,
+    Joined,
+    /// Several kernels became several others.
+    Regrouped,
+    /// Ops came, went or took another form.
+    Changed,
+    /// The same ops at another cost.
+    Cost,
+    New,
+    Gone,
+}
+
+/// Kernels that hold the same ops before and after; repeated layers that changed alike are one entry.
+#[derive(Clone, Debug, Serialize)]
+pub struct Entry {
+    pub change: Change,
+    /// How often.
+    pub count: usize,
+    /// Of the first.
+    pub before: Vec<(String, f64)>,
+    pub after: Vec<(String, f64)>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Diff {
+    pub before: Side,
+    pub after: Side,
+    pub entries: Vec<Entry>,
+    pub same: usize,
+}
+#[derive(Clone, Debug, Serialize)]
+pub struct Side {
+    pub name: String,
+    pub machine: String,
+    pub kernels: usize,
+    pub predicted_us: f64,
+}
+
+/// An op of a plan: what it is, and the kernels that compute it.
+struct OpAt {
+    key: String,
+    order: (u32, String),
+    kernels: BTreeSet<usize>,
+}
+
+fn run(p: &Plan) -> Vec<&Kernel> {
+    p.kernels.iter().filter(|k| k.stage == Stage::Run).collect()
+}
+
+/// Ops of a plan's run in the order of the model; what rules made comes where its first named operand's users do.
+fn ops_of(kernels: &[&Kernel]) -> Vec<OpAt> {
+    let mut ops: BTreeMap<(u32, String), OpAt> = BTreeMap::new();
+    for (i, k) in kernels.iter().enumerate() {
+        for o in &k.reason.origins {
+            let op = k.body.op(o.value);
+            if Class::of(op).is_free() {
+                continue;
+            }
+            let name = o.names.first().cloned().unwrap_or_default();
+            let number =
+                |text: &str| text.chars().take_while(char::is_ascii_digit).collect::<String>().parse::<u32>().ok();
+            let first = name.split('%').skip(1).filter_map(number).max().unwrap_or(0);
+            let source = k.body.source(o.value);
+            let key = format!(
+                "{} {} {} {}",
+                op_name(op),
+                kiln_graph::text::attributes(op),
+                k.body.ty(o.value),
+                source.module
+            );
+            let order = (first, name);
+            let at = ops.entry(order.clone()).or_insert_with(|| OpAt { key, order, kernels: BTreeSet::new() });
+            at.kernels.insert(i);
+        }
+    }
+    let mut list: Vec<OpAt> = ops.into_values().collect();
+    list.sort_by(|a, b| a.order.cmp(&b.order));
+    list
+}
+
+/// Compares two plans.
+pub fn diff(a: &Plan, b: &Plan) -> Diff {
+    let (ka, kb) = (run(a), run(b));
+    let (oa, ob) = (ops_of(&ka), ops_of(&kb));
+    let keys = |ops: &[OpAt]| ops.iter().map(|o| o.key.clone()).collect::<Vec<_>>();
+    let mut matched: Vec<(usize, usize)> = vec![];
+    for d in capture_diff_slices(Algorithm::Myers, &keys(&oa), &keys(&ob)) {
+        if let DiffOp::Equal { old_index, new_index, len } = d {
+            matched.extend((0..len).map(|i| (old_index + i, new_index + i)));
+        }
+    }
+    let parts = pair_equal(components(&oa, &ob, &matched, ka.len(), kb.len()), &ka, &kb);
+    let (mut same, mut groups) = (0, BTreeMap::<(Change, String), Entry>::new());
+    let mut order: Vec<(Change, String)> = vec![];
+    for (left, right) in parts {
+        let (before, after): (Vec<&Kernel>, Vec<&Kernel>) =
+            (left.iter().map(|i| ka[*i]).collect(), right.iter().map(|i| kb[*i]).collect());
+        let Some(change) = change(&before, &after) else {
+            same += 1;
+            continue;
+        };
+        let key = (change, format!("{:?} {:?}", alike(&before), alike(&after)));
+        let costs = |list: &[&Kernel]| list.iter().map(|k| (k.name.clone(), k.cost.us)).collect();
+        let entry = groups.entry(key.clone()).or_insert_with(|| {
+            order.push(key);
+            Entry { change, count: 0, before: costs(&before), after: costs(&after) }
+        });
+        entry.count += 1;
+    }
+    let entries = order.iter().filter_map(|k| groups.remove(k)).collect();
+    let side = |p: &Plan, n: usize| Side {
+        name: p.name.clone(),
+        machine: p.machine.clone(),
+        kernels: n,
+        predicted_us: p.predicted_us(),
+    };
+    Diff { before: side(a, ka.len()), after: side(b, kb.len()), entries, same }
+}
+
+/// Indices of kernels before and after.
+type Part = (Vec<usize>, Vec<usize>);
+
+/// Kernels that share ops, by way of others too: indices before and after, in the order of the plans.
+fn components(a: &[OpAt], b: &[OpAt], matched: &[(usize, usize)], na: usize, nb: usize) -> Vec<Part> {
+    let mut root: Vec<usize> = (0..na + nb).collect();
+    fn find(root: &mut [usize], mut i: usize) -> usize {
+        while root[i] != i {
+            root[i] = root[root[i]];
+            i = root[i];
+        }
+        i
+    }
+    for (i, j) in matched {
+        // A value computed again in many kernels says little about what became of each.
+        if a[*i].kernels.len() > 1 || b[*j].kernels.len() > 1 {
+            continue;
+        }
+        for (x, y) in a[*i].kernels.iter().flat_map(|x| b[*j].kernels.iter().map(move |y| (*x, na + *y))) {
+            let (x, y) = (find(&mut root, x), find(&mut root, y));
+            root[x.max(y)] = x.min(y);
+        }
+    }
+    let mut parts: BTreeMap<usize, Part> = BTreeMap::new();
+    for i in 0..na + nb {
+        let part = parts.entry(find(&mut root, i)).or_default();
+        if i < na { part.0.push(i) } else { part.1.push(i - na) }
+    }
+    parts.into_values().collect()
+}
+
+/// Kernels that share no op with others (constants, views, ops that many compute) are paired where they are equal.
+fn pair_equal(parts: Vec<Part>, before: &[&Kernel], after: &[&Kernel]) -> Vec<Part> {
+    let mut spare: BTreeMap<Vec<String>, Vec<usize>> = BTreeMap::new();
+    for (_, right) in parts.iter().rev().filter(|p| p.0.is_empty()) {
+        right.iter().for_each(|i| spare.entry(content(after[*i])).or_default().push(*i));
+    }
+    let (mut out, mut taken) = (vec![], BTreeSet::new());
+    for (left, mut right) in parts {
+        if let ([i], []) = (&left[..], &right[..]) {
+            right.extend(spare.get_mut(&content(before[*i])).and_then(Vec::pop));
+            taken.extend(right.iter().copied());
+        }
+        out.push((left, right));
+    }
+    out.retain(|(left, right)| !left.is_empty() || !right.iter().all(|i| taken.contains(i)));
+    out
+}
+
+/// A kernel without its number in the plan.
+fn alike(kernels: &[&Kernel]) -> Vec<(String, u64)> {
+    let base = |k: &Kernel| k.name.rsplit_once('_').map_or(k.name.clone(), |n| n.0.to_string());
+    kernels.iter().map(|k| (base(k), k.cost.us.to_bits())).collect()
+}
+/// What a kernel computes, names and places in the source aside.
+fn content(k: &Kernel) -> Vec<String> {
+    let g = &k.body;
+    let one = |v| format!("{v} {:?} {} {:?}", g.op(v), g.ty(v), g.args(v));
+    g.values().map(one).chain([format!("{:?}", g.outputs)]).collect()
+}
+
+fn change(before: &[&Kernel], after: &[&Kernel]) -> Option<Change> {
+    match (before, after) {
+        ([], _) => Some(Change::New),
+        (_, []) => Some(Change::Gone),
+        ([x], [y]) if content(x) != content(y) => Some(Change::Changed),
+        ([x], [y]) => (x.cost != y.cost).then_some(Change::Cost),
+        ([_], _) => Some(Change::Split),
+        (_, [_]) => Some(Change::Joined),
+        _ => Some(Change::Regrouped),
+    }
+}
+
+impl Diff {
+    pub fn is_same(&self) -> bool {
+        self.entries.is_empty() && self.before.machine == self.after.machine
+    }
+    /// For a terminal of that width.
+    pub fn text(&self, width: usize) -> String {
+        let (a, b) = (&self.before, &self.after);
+        let percent = 100. * (b.predicted_us - a.predicted_us) / a.predicted_us.max(1e-12);
+        let machines =
+            if a.machine == b.machine { a.machine.clone() } else { format!("{} and {}", a.machine, b.machine) };
+        let names = if a.name == b.name { a.name.clone() } else { format!("{} and {}", a.name, b.name) };
+        let mut t = wrapped(
+            "",
+            &format!(
+                "{names} on {machines}: {} kernels before, {} after; {:.2} us before, {:.2} us after ({percent:+.1} %)",
+                a.kernels, b.kernels, a.predicted_us, b.predicted_us
+            ),
+            width,
+        );
+        for e in &self.entries {
+            let sum = |l: &[(String, f64)]| l.iter().map(|k| k.1).sum::<f64>();
+            let times = if e.count > 1 { format!(" {} times", e.count) } else { String::new() };
+            let words = match e.change {
+                Change::Split => "split",
+                Change::Joined => "joined",
+                Change::Regrouped => "regrouped",
+                Change::Changed => "changed",
+                Change::Cost => "cost changed",
+                Change::New => "new",
+                Change::Gone => "gone",
+            };
+            let more = sum(&e.after) - sum(&e.before);
+            t += &format!("\n{words}{times}: {more:+.2} us{}\n", if e.count > 1 { " each" } else { "" });
+            for (sign, list) in [("-", &e.before), ("+", &e.after)] {
+                for (name, us) in list {
+                    t += &format!("  {sign} {us:>9.2} us  {name}\n");
+                }
+            }
+        }
+        if !self.entries.is_empty() {
+            t += "\n";
+        }
+        t + &format!("{} kernels are the same\n", self.same)
+    }
+}

@@ -1,0 +1,259 @@
+//! From a compiled model to its report.
+use super::*;
+use crate::compile::Compiled;
+use kiln_graph::{DType, Graph, Op, ValueId};
+use kiln_plan::{BufferId, BufferKind, Kernel, Numerics, Plan, Stage, exec::Work};
+use kiln_rewrite::{class::Class, cost::terms, region::Reject, rules};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A short name of an op, as the text form spells it.
+pub fn op_name(op: &Op) -> String {
+    match op {
+        Op::Fallback(f) => f.name.clone(),
+        _ => op.name().into(),
+    }
+}
+
+fn is_leaf(op: &Op) -> bool {
+    matches!(op, Op::Input(_) | Op::Param(_) | Op::Const(_))
+}
+
+/// Values that are neither inputs, parameters nor constants.
+pub fn ops(g: &Graph) -> impl Iterator<Item = ValueId> + '_ {
+    g.values().filter(|v| !is_leaf(g.op(*v)))
+}
+
+/// What several kernels' reports ask of the plan.
+struct Facts<'a> {
+    plan: &'a Plan,
+    graph: &'a Graph,
+    /// Names of the kernels that write and read a buffer.
+    writers: BTreeMap<BufferId, &'a str>,
+    readers: BTreeMap<BufferId, Vec<&'a str>>,
+    /// What is computed, by its unique name: the kernels that do.
+    homes: BTreeMap<&'a str, Vec<&'a str>>,
+    /// Values of the graph that some kernel computes.
+    present: BTreeSet<ValueId>,
+    /// By the buffer it is computed from: what rules made of a value that has no name in the graph.
+    made_of: BTreeMap<BufferId, Vec<(&'a str, ValueId)>>,
+}
+
+impl Report {
+    pub fn new(c: &Compiled) -> Report {
+        let facts = Facts::new(&c.plan, &c.graph);
+        let (mut run, mut load, mut fallback_why) = (vec![], vec![], vec![]);
+        for (kernel, steps) in c.plan.kernels.iter().zip(&c.steps) {
+            let list = if kernel.stage == Stage::Run { &mut run } else { &mut load };
+            list.push(facts.kernel(kernel, steps.steps.len()));
+            for work in &steps.steps {
+                let (names, why) = match work {
+                    Work::Fallback(op) => (vec![op.name.clone()], op.why.clone()),
+                    Work::Interpret { body, why } => {
+                        (ops(&body.0).map(|v| op_name(body.0.op(v))).collect(), why.clone())
+                    }
+                    _ => continue,
+                };
+                let line = ops(&kernel.body).map(|v| kernel.body.source(v).line.clone()).find(|l| !l.is_empty());
+                let (kernel, line) = (kernel.name.clone(), line.unwrap_or_default());
+                let one = |op| Fallback { op, kernel: kernel.clone(), why: why.clone(), line: line.clone() };
+                fallback_why.extend(names.into_iter().map(one));
+            }
+        }
+        Report {
+            schema: SCHEMA,
+            model: c.graph.name.clone(),
+            target: c.options.target.name().into(),
+            machine: c.plan.machine.clone(),
+            numerics: c.plan.numerics.name().into(),
+            nodes: ops(&c.graph).count(),
+            kernels: run,
+            load_kernels: load,
+            fallback: fallback_why.iter().map(|f| f.op.clone()).collect(),
+            fallback_why,
+            lower_bound_us: c.plan.lower_bound_us,
+            predicted_us: c.plan.predicted_us(),
+            search: c.plan.search.clone(),
+        }
+    }
+}
+
+/// Values of the graph among the names of an origin.
+fn graph_values(names: &[String]) -> impl Iterator<Item = ValueId> + '_ {
+    names.iter().filter_map(|n| n.strip_prefix('%')?.parse().ok().map(ValueId))
+}
+
+impl<'a> Facts<'a> {
+    fn new(plan: &'a Plan, graph: &'a Graph) -> Facts<'a> {
+        let (writers, readers, homes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (present, made_of) = (BTreeSet::new(), BTreeMap::new());
+        let mut f = Facts { plan, graph, writers, readers, homes, present, made_of };
+        for k in &plan.kernels {
+            f.writers.extend(k.outputs.iter().map(|b| (*b, k.name.as_str())));
+            for b in k.inputs.iter().collect::<BTreeSet<_>>() {
+                f.readers.entry(*b).or_default().push(&k.name);
+            }
+            for o in &k.reason.origins {
+                if let Some(name) = o.names.first() {
+                    f.homes.entry(name).or_default().push(&k.name);
+                }
+                f.present.extend(graph_values(&o.names));
+                let (Some(v), [rule, ..]) = (graph_values(&o.names).next(), &o.rules[..]) else { continue };
+                for a in k.body.args(o.value) {
+                    if let Op::Input(i) = k.body.op(a) {
+                        f.made_of.entry(k.inputs[*i as usize]).or_default().push((rule.as_str(), v));
+                    }
+                }
+            }
+        }
+        f
+    }
+
+    fn kernel(&self, k: &Kernel, launches: usize) -> KernelReport {
+        let set = |f: &dyn Fn(ValueId) -> String| {
+            let all: BTreeSet<String> = ops(&k.body).map(f).filter(|s| !s.is_empty()).collect();
+            all.into_iter().collect::<Vec<_>>()
+        };
+        let anchor = k.body.values().find(|v| Class::of(k.body.op(*v)).is_anchor());
+        let dtype = anchor.map_or(DType::F32, |v| k.body.dtype(v));
+        let terms = kiln_plan::machines::machine(&self.plan.machine).map(|m| terms(&k.cost, dtype, &m));
+        let rewrites = self.rewrites(k);
+        KernelReport {
+            name: k.name.clone(),
+            kind: k.kind.name().into(),
+            nodes: ops(&k.body).map(|v| op_name(k.body.op(v))).collect(),
+            bytes_read: k.cost.bytes_read,
+            bytes_written: k.cost.bytes_written,
+            flops: k.cost.flops(),
+            predicted_us: k.cost.us,
+            reason: reason(k),
+            terms: terms.unwrap_or_default(),
+            ops: ops(&k.body).map(|v| self.op(k, v)).collect(),
+            inputs: k.inputs.iter().map(|b| self.buffer(*b)).collect(),
+            outputs: k.outputs.iter().map(|b| self.buffer(*b)).collect(),
+            numerics: class(k).name().into(),
+            rules: k.reason.rules.clone(),
+            rewrites,
+            alternative: k.reason.alternative.clone(),
+            stops: k.reason.stops.iter().map(stop).collect(),
+            modules: set(&|v| k.body.source(v).module.clone()),
+            lines: set(&|v| k.body.source(v).line.clone()),
+            launches,
+        }
+    }
+
+    fn op(&self, k: &Kernel, v: ValueId) -> OpReport {
+        let g = &k.body;
+        let names = k.reason.origins.iter().find(|o| o.value == v).map(|o| o.names.clone()).unwrap_or_default();
+        let view = Class::of(g.op(v)).is_free();
+        let homes = names.first().filter(|_| !view).and_then(|n| self.homes.get(n.as_str()));
+        let others = homes.into_iter().flatten().filter(|h| **h != k.name).map(|h| h.to_string());
+        let source = g.source(v);
+        let attributes = match g.op(v) {
+            Op::Fallback(_) => String::new(),
+            op => kiln_graph::text::attributes(op),
+        };
+        OpReport {
+            value: v.to_string(),
+            op: op_name(g.op(v)),
+            attributes,
+            ty: g.ty(v).to_string(),
+            names,
+            module: source.module.clone(),
+            line: source.line.clone(),
+            view,
+            recomputed_in: others.collect(),
+        }
+    }
+
+    fn buffer(&self, b: BufferId) -> BufferReport {
+        let buffer = self.plan.buffer(b);
+        let name = match buffer.kind {
+            BufferKind::Input(i) => format!("input {i}"),
+            BufferKind::Param(p) => match self.graph.params.get(p.0 as usize) {
+                Some(p) if !p.name.is_empty() => p.name.clone(),
+                _ => p.to_string(),
+            },
+            BufferKind::Frozen | BufferKind::Temp => crate::constraints::stored_name(self.plan, b).unwrap_or_default(),
+        };
+        BufferReport {
+            buffer: b.to_string(),
+            name,
+            ty: buffer.ty.to_string(),
+            bytes: buffer.ty.bytes() as u64,
+            written_by: self.writers.get(&b).unwrap_or(&"").to_string(),
+            read_by: self.readers.get(&b).into_iter().flatten().map(|r| r.to_string()).collect(),
+            is_result: self.plan.outputs.contains(&b),
+        }
+    }
+
+    /// What rules made that this kernel computes, and what stood in its place.
+    fn rewrites(&self, k: &Kernel) -> Vec<Rewrite> {
+        let half = k.body.values().any(|v| k.body.dtype(v).is_float() && k.body.dtype(v).bytes() == 2);
+        let mut out = vec![];
+        let mut put = |rules: &[String], made: String, replaced: Vec<String>| {
+            let numerics = rules.iter().map(|r| rules::numerics(r, half)).max().unwrap_or_default();
+            out.push(Rewrite { rule: rules.join(", "), numerics: numerics.name().into(), made, replaced });
+        };
+        for o in &k.reason.origins {
+            let op = op_name(k.body.op(o.value));
+            if let (Some(v), false) = (graph_values(&o.names).next(), o.rules.is_empty()) {
+                put(&o.rules, format!("{op} {v}"), self.replaced(v));
+            }
+        }
+        for (b, v) in k.outputs.iter().zip(&k.body.outputs) {
+            let nameless = |o: &&kiln_plan::Origin| o.value == *v && graph_values(&o.names).next().is_none();
+            let (Some(o), Some(made)) = (k.reason.origins.iter().find(nameless), self.made_of.get(b)) else { continue };
+            let rules: BTreeSet<&str> = made.iter().map(|m| m.0).collect();
+            for rule in rules {
+                let parts: BTreeSet<ValueId> = made.iter().filter(|m| m.0 == rule).map(|m| m.1).collect();
+                let replaced = parts.iter().flat_map(|v| self.replaced(*v)).collect();
+                put(&[rule.to_string()], format!("one {}", op_name(k.body.op(o.value))), replaced);
+            }
+        }
+        out
+    }
+    /// The op that the graph has at `v`, and those before it that nothing computes any more.
+    fn replaced(&self, v: ValueId) -> Vec<String> {
+        let (mut seen, mut todo) = (BTreeSet::from([v]), self.graph.args(v));
+        while let Some(a) = todo.pop() {
+            if !self.present.contains(&a) && !is_leaf(self.graph.op(a)) && seen.insert(a) {
+                todo.extend(self.graph.args(a));
+            }
+        }
+        seen.into_iter().map(|v| format!("{} {v}", op_name(self.graph.op(v)))).collect()
+    }
+}
+
+/// The widest class of the rules that made it.
+fn class(k: &Kernel) -> Numerics {
+    let half = k.body.values().any(|v| k.body.dtype(v).is_float() && k.body.dtype(v).bytes() == 2);
+    k.reason.rules.iter().map(|r| rules::numerics(r, half)).max().unwrap_or(Numerics::Exact)
+}
+
+fn stop(s: &kiln_plan::Stop) -> StopReport {
+    let means = Reject::by_name(&s.why).map_or("", Reject::means);
+    StopReport { kernel: s.kernel.clone(), why: s.why.clone(), means: means.into() }
+}
+
+/// One clause a fact.
+fn reason(k: &Kernel) -> String {
+    let mut parts = vec![];
+    let n = ops(&k.body).filter(|v| !Class::of(k.body.op(*v)).is_free()).count();
+    if n > 1 {
+        let inner = ops(&k.body).filter(|v| !k.body.outputs.contains(v) && !Class::of(k.body.op(*v)).is_free());
+        let saved: u64 = inner.map(|v| 2 * k.body.ty(v).bytes() as u64).sum();
+        parts.push(format!("{n} ops in one pass keep {:.2} MB out of memory", saved as f64 / 1e6));
+    }
+    if !k.reason.rules.is_empty() {
+        parts.push(format!("rules: {}", k.reason.rules.join(", ")));
+    }
+    if let Some(a) = &k.reason.alternative {
+        parts.push(format!("next best: {} at {:.2} us", a.what, a.us));
+    }
+    if let Some(s) = k.reason.stops.first() {
+        let more =
+            if k.reason.stops.len() > 1 { format!(" (and {} more)", k.reason.stops.len() - 1) } else { String::new() };
+        parts.push(format!("not with {}: {}{more}", s.kernel, s.why));
+    }
+    if parts.is_empty() { "an op alone".into() } else { parts.join("; ") }
+}

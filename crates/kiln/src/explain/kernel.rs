@@ -1,0 +1,117 @@
+//! One kernel in depth.
+use super::wrap::{tail, wrapped};
+use super::*;
+use std::fmt::Write as _;
+
+fn megabytes(bytes: u64) -> String {
+    if bytes < 10_000 { format!("{bytes} B") } else { format!("{:.3} MB", bytes as f64 / 1e6) }
+}
+/// `file.py:12` of a path.
+fn short(line: &str) -> &str {
+    line.rsplit('/').next().unwrap_or(line)
+}
+fn join(list: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let more = if list.len() > SHOWN { format!(" and {} more", list.len() - SHOWN) } else { String::new() };
+    list[..list.len().min(SHOWN)].join(", ") + &more
+}
+
+impl Report {
+    /// One kernel: ops, buffers, time, rules, alternative, and what stopped it from growing.
+    pub fn in_depth(&self, name: &str, width: usize) -> Result<String, Error> {
+        let k = self.kernel(name)?;
+        let load = self.load_kernels.iter().any(|l| l.name == k.name);
+        let share = if load {
+            "once, at load time".to_string()
+        } else {
+            format!("{:.1} % of the plan", 100. * k.predicted_us / self.predicted_us.max(1e-12))
+        };
+        let mut t = wrapped(
+            &format!("{}: ", k.name),
+            &format!(
+                "{}, {:.2} us ({share}), bound by {}, numerics {}",
+                k.kind, k.predicted_us, k.terms.bound, k.numerics
+            ),
+            width,
+        );
+        k.ops_text(&mut t, width);
+        k.buffers_text(&mut t, "reads", k.bytes_read, &k.inputs, width);
+        k.buffers_text(&mut t, "writes", k.bytes_written, &k.outputs, width);
+        k.time_text(&mut t, width);
+        k.reasons_text(&mut t, width);
+        for f in self.fallback_why.iter().filter(|f| f.kernel == k.name) {
+            t += &wrapped("falls back  ", &format!("{}: {}", f.op, f.why), width);
+        }
+        Ok(t)
+    }
+}
+
+impl KernelReport {
+    fn ops_text(&self, t: &mut String, width: usize) {
+        *t += "\nops\n";
+        let place = |o: &OpReport| match (o.module.is_empty(), o.line.is_empty()) {
+            (_, true) => o.module.clone(),
+            (true, false) => short(&o.line).to_string(),
+            _ => format!("{} {}", o.module, short(&o.line)),
+        };
+        for o in &self.ops {
+            let what = if o.attributes.is_empty() { o.op.clone() } else { format!("{} {}", o.op, o.attributes) };
+            let mut text = format!("{what} : {}", o.ty);
+            if o.names.first().is_some_and(|n| !n.starts_with('%')) {
+                text += ", made by a rule";
+            }
+            if !place(o).is_empty() {
+                let _ = write!(text, ", {}", place(o));
+            }
+            if !o.recomputed_in.is_empty() {
+                let _ = write!(text, "; computed in {} too", join(&o.recomputed_in));
+            }
+            let name = o.names.first().filter(|n| n.starts_with('%')).map_or("", String::as_str);
+            *t += &wrapped(&format!("  {name:6}"), &text, width);
+        }
+    }
+    fn buffers_text(&self, t: &mut String, title: &str, bytes: u64, list: &[BufferReport], width: usize) {
+        let _ = writeln!(t, "\n{title} {}", megabytes(bytes));
+        for b in list {
+            let mut text = format!("{}, {}", tail(&b.name, width.saturating_sub(30).max(24)), b.ty);
+            if title == "reads" && !b.written_by.is_empty() {
+                let _ = write!(text, ", from {}", b.written_by);
+            }
+            if title == "writes" {
+                let read = if b.read_by.is_empty() { String::new() } else { format!(", for {}", join(&b.read_by)) };
+                text += &read;
+                text += if b.is_result { ", a result" } else { "" };
+            }
+            *t += &wrapped(&format!("  {:5} {:>10}  ", b.buffer, megabytes(b.bytes)), &text, width);
+        }
+    }
+    fn time_text(&self, t: &mut String, width: usize) {
+        let m = &self.terms;
+        let sum = format!(
+            "{:.2} us = {:.2} memory + {:.2} arithmetic + {:.2} launch - {:.2} overlap; {:.1} Mflop, {}",
+            self.predicted_us,
+            m.memory_us,
+            m.arithmetic_us,
+            m.launch_us,
+            -m.overlap_us,
+            self.flops as f64 / 1e6,
+            megabytes(self.bytes_read + self.bytes_written)
+        );
+        *t += "\n";
+        *t += &wrapped("time        ", &sum, width);
+    }
+    fn reasons_text(&self, t: &mut String, width: usize) {
+        for r in &self.rewrites {
+            let text = format!("{} in place of {} ({})", r.made, join(&r.replaced), r.numerics);
+            *t += &wrapped("rule        ", &format!("{}: {text}", r.rule), width);
+        }
+        if let Some(a) = &self.alternative {
+            let more = 100. * (a.us - self.predicted_us) / self.predicted_us.max(1e-12);
+            *t += &wrapped("instead     ", &format!("{}: {:.2} us, {more:+.1} %", a.what, a.us), width);
+        }
+        for s in &self.stops {
+            let means = if s.means.is_empty() { String::new() } else { format!(" ({})", s.means) };
+            *t += &wrapped("not with    ", &format!("{}: {}{means}", s.kernel, s.why), width);
+        }
+    }
+}

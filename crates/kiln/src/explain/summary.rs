@@ -1,0 +1,128 @@
+//! The summary that fits a screen, and the table of all kernels.
+use super::wrap::{tail, wrapped};
+use super::*;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// Kinds of kernels that the summary lists.
+const SHOWN: usize = 12;
+
+/// Kernels that are alike: repeated layers.
+struct Kind<'a> {
+    first: &'a KernelReport,
+    count: usize,
+    us: f64,
+}
+
+fn percent(part: f64, of: f64) -> f64 {
+    100. * part / of.max(1e-12)
+}
+
+impl Report {
+    /// The summary: ops to kernels, predicted against lower bound, what the search did, what fell back, where the time goes.
+    pub fn summary(&self, width: usize) -> String {
+        let mut t = String::new();
+        let s = &self.search;
+        let mut row = |name: &str, text: String| t += &wrapped(&format!("{name:12}"), &text, width);
+        row(
+            "model",
+            format!("{}: {} ops in {} kernels on {}", self.model, self.nodes, self.kernels.len(), self.target),
+        );
+        let gap = percent(self.predicted_us - self.lower_bound_us, self.lower_bound_us);
+        row(
+            "predicted",
+            format!("{:.1} us; lower bound {:.1} us ({gap:.0} % above it)", self.predicted_us, self.lower_bound_us),
+        );
+        if s.tried > 0 {
+            let grown = format!(
+                "{} to {} e-nodes in {} iterations, {}",
+                s.enodes_before, s.enodes_after, s.iterations, s.stopped
+            );
+            row("e-graph", grown);
+            let found = format!(
+                "greedy {:.1} us, extracted {:.1} us; {} programs planned, {} regions priced",
+                s.greedy_us, self.predicted_us, s.tried, s.candidates
+            );
+            row("search", found);
+        }
+        row("numerics", self.numerics.clone());
+        if !self.load_kernels.is_empty() {
+            row("load", format!("{} kernels run once, when weights are loaded", self.load_kernels.len()));
+        }
+        let mut why: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        self.fallback_why.iter().for_each(|f| *why.entry((&f.op, &f.why)).or_default() += 1);
+        if why.is_empty() {
+            row("falls back", "nothing".into());
+        }
+        for (i, ((op, why), n)) in why.iter().take(4).enumerate() {
+            row(if i == 0 { "falls back" } else { "" }, format!("{n} x {op}: {why}"));
+        }
+        if why.len() > 4 {
+            row("", format!("and {} other ops; --json lists them", why.len() - 4));
+        }
+        t + &self.kinds_table(width)
+    }
+
+    fn kinds(&self) -> Vec<Kind<'_>> {
+        let mut kinds: BTreeMap<(&str, u64, u64, u64), Kind> = BTreeMap::new();
+        for k in &self.kernels {
+            let key = (base(&k.name), k.bytes_read, k.bytes_written, k.flops);
+            let kind = kinds.entry(key).or_insert(Kind { first: k, count: 0, us: 0. });
+            kind.count += 1;
+            kind.us += k.predicted_us;
+        }
+        let mut list: Vec<Kind> = kinds.into_values().collect();
+        list.sort_by(|a, b| b.us.total_cmp(&a.us).then(a.first.name.cmp(&b.first.name)));
+        list
+    }
+    fn kinds_table(&self, width: usize) -> String {
+        let kinds = self.kinds();
+        if kinds.is_empty() {
+            return String::new();
+        }
+        let name = width.saturating_sub(42).clamp(16, 34);
+        let mut t = format!("\n{:>4} {:name$} {:>8} {:>7} {:>8} {}\n", "n", "kernel", "us", "share", "MB", "bound");
+        for k in kinds.iter().take(SHOWN) {
+            let mb = (k.first.bytes_read + k.first.bytes_written) as f64 / 1e6;
+            let _ = writeln!(
+                t,
+                "{:>4} {:name$} {:>8.2} {:>5.1} % {:>8.3} {}",
+                k.count,
+                tail(&k.first.name, name),
+                k.first.predicted_us,
+                percent(k.us, self.predicted_us),
+                mb,
+                k.first.terms.bound
+            );
+        }
+        if kinds.len() > SHOWN {
+            let us: f64 = kinds.iter().skip(SHOWN).map(|k| k.us).sum();
+            let n: usize = kinds.iter().skip(SHOWN).map(|k| k.count).sum();
+            let _ = writeln!(t, "{n:>4} {:name$} {:>8} {:>5.1} %", "others", "", percent(us, self.predicted_us));
+        }
+        t += "\n";
+        t + &wrapped("", "--kernel NAME: one in depth; --all: every kernel; --why A B, --why-not A B", width)
+    }
+
+    /// Every kernel of a run in launch order, a line each.
+    pub fn table(&self, width: usize) -> String {
+        let name =
+            self.kernels.iter().map(|k| k.name.len()).max().unwrap_or(0).clamp(6, if width < 90 { 24 } else { 36 });
+        let mut t = format!("{:name$} {:>4} {:>9} {:>9} {:>8}", "kernel", "ops", "MB", "Mflop", "us");
+        let room = width.saturating_sub(name + 36);
+        t += if room >= 20 { "  why\n" } else { "\n" };
+        for k in &self.kernels {
+            let mb = (k.bytes_read + k.bytes_written) as f64 / 1e6;
+            let (name_text, mflop) = (tail(&k.name, name), k.flops as f64 / 1e6);
+            let line =
+                format!("{name_text:name$} {:>4} {mb:>9.3} {mflop:>9.2} {:>8.2}  ", k.nodes.len(), k.predicted_us);
+            t += &if room >= 20 { wrapped(&line, &k.reason, width) } else { format!("{}\n", line.trim_end()) };
+        }
+        t
+    }
+}
+
+/// A kernel's name without its number.
+fn base(name: &str) -> &str {
+    name.rsplit_once('_').map_or(name, |n| n.0)
+}

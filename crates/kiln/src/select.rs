@@ -1,0 +1,131 @@
+//! How users name parts of a model: a value (`%12`), a module path, a source line, an op, a kernel of the plan.
+//!
+//! A selector is words that must all fit: `encoder.layer.*.attention op:linear` is every linear in every attention. A module
+//! takes all beneath it; `*` stands for any part of a path's segment or op's name.
+use crate::{Error, explain::op_name};
+use kiln_graph::{Graph, Op, ValueId};
+use kiln_plan::Plan;
+use std::collections::BTreeSet;
+
+/// Values that `text` names. Kernels are known if there is a plan of the graph.
+pub fn select(text: &str, graph: &Graph, plan: Option<&Plan>) -> Result<BTreeSet<ValueId>, Error> {
+    let mut found: Option<BTreeSet<ValueId>> = None;
+    for word in text.split_whitespace() {
+        let one = values(word, graph, plan).ok_or_else(|| unknown(word, graph, plan))?;
+        found = Some(found.map_or(one.clone(), |f| f.intersection(&one).copied().collect()));
+    }
+    match found {
+        Some(f) if !f.is_empty() => Ok(f),
+        Some(_) => Err(Error::usage(format!("nothing in {} fits all of `{text}`", graph.name), "leave out a word")),
+        None => Err(Error::usage("an empty name", GIVE)),
+    }
+}
+
+const GIVE: &str = "give a value (%12), a module path, a source line (file.py:12), op:NAME, or a kernel of the plan";
+
+/// `None` if nothing has that name.
+fn values(word: &str, graph: &Graph, plan: Option<&Plan>) -> Option<BTreeSet<ValueId>> {
+    let some = |set: BTreeSet<ValueId>| (!set.is_empty()).then_some(set);
+    let all =
+        |test: &dyn Fn(ValueId) -> bool| some(graph.values().filter(|v| !is_leaf(graph, *v) && test(*v)).collect());
+    if let Some(n) = word.strip_prefix('%') {
+        let v = n.parse().ok().map(ValueId).filter(|v| (v.0 as usize) < graph.len());
+        return v.map(|v| BTreeSet::from([v]));
+    }
+    if let Some(pattern) = word.strip_prefix("op:") {
+        return all(&|v| glob(pattern, &op_name(graph.op(v))));
+    }
+    let kernel = plan.and_then(|p| p.kernels.iter().find(|k| k.name == word));
+    if let Some(k) = kernel {
+        let names = k.reason.origins.iter().flat_map(|o| &o.names);
+        return some(names.filter_map(|n| n.strip_prefix('%')?.parse().ok().map(ValueId)).collect());
+    }
+    let line = |v| {
+        let line = &graph.source(v).line;
+        line == word || line.strip_suffix(word).is_some_and(|head| head.ends_with('/'))
+    };
+    all(&line).or_else(|| all(&|v| within(word, &graph.source(v).module)))
+}
+
+fn is_leaf(graph: &Graph, v: ValueId) -> bool {
+    matches!(graph.op(v), Op::Input(_) | Op::Param(_) | Op::Const(_))
+}
+
+/// Is `module` the one that `pattern` names, or beneath it?
+fn within(pattern: &str, module: &str) -> bool {
+    let (p, m): (Vec<&str>, Vec<&str>) = (pattern.split('.').collect(), module.split('.').collect());
+    p.len() <= m.len() && p.iter().zip(&m).all(|(p, m)| glob(p, m))
+}
+/// `*` is any run of letters.
+fn glob(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((head, rest)) => text.strip_prefix(head).is_some_and(|text| {
+            let ends = text.char_indices().map(|c| c.0).chain([text.len()]);
+            ends.into_iter().any(|i| glob(rest, &text[i..]))
+        }),
+    }
+}
+
+fn unknown(word: &str, graph: &Graph, plan: Option<&Plan>) -> Error {
+    let mut names: BTreeSet<String> = BTreeSet::new();
+    for v in graph.values().filter(|v| !is_leaf(graph, *v)) {
+        let source = graph.source(v);
+        let parts: Vec<&str> = source.module.split('.').collect();
+        names.extend((1..=parts.len()).map(|n| parts[..n].join(".")));
+        names.insert(source.line.rsplit('/').next().unwrap_or_default().to_string());
+        names.insert(format!("op:{}", op_name(graph.op(v))));
+    }
+    names.extend(plan.iter().flat_map(|p| &p.kernels).map(|k| k.name.clone()));
+    names.remove("");
+    let help = suggest(word, names.iter().map(String::as_str)).unwrap_or_else(|| GIVE.to_string());
+    let count = match word.strip_prefix('%') {
+        Some(_) => format!("; it has {} values", graph.len()),
+        None => String::new(),
+    };
+    Error::usage(format!("nothing in {} is called `{word}`{count}", graph.name), help)
+}
+
+/// The nearest names, as a question; `None` if none is near.
+pub fn suggest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
+    let near = |name: &'a str| {
+        (strsim::normalized_damerau_levenshtein(word, name).max(strsim::jaro_winkler(word, name) - 0.2), name)
+    };
+    let mut list: Vec<(f64, &str)> = names.map(near).filter(|n| n.0 > 0.5).collect();
+    list.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    let best: Vec<String> = list.iter().take(3).map(|n| format!("`{}`", n.1)).collect();
+    (!best.is_empty()).then(|| format!("did you mean {}?", best.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_modules_lines_ops_and_their_combinations() {
+        let g: Graph = "graph g(%x: f32[4,8]) {
+            %1 = exp %x loc(\"net.layer.0.act\", \"/home/me/net.py:7\")
+            %2 = tanh %1 loc(\"net.layer.0\", \"/home/me/net.py:9\")
+            %3 = exp %2 loc(\"net.layer.1.act\", \"/home/me/other_net.py:7\")
+            return %3
+        }"
+        .parse()
+        .expect("valid");
+        let found = |t: &str| select(t, &g, None).map(|s| s.iter().map(|v| v.0).collect::<Vec<_>>());
+        for (text, want) in [
+            ("%2", vec![2]),
+            ("net.layer.0", vec![1, 2]),
+            ("net.layer.*.act", vec![1, 3]),
+            ("op:e*p", vec![1, 3]),
+            ("op:exp net.layer.1", vec![3]),
+            ("net.py:7", vec![1]),
+            ("/home/me/net.py:9", vec![2]),
+        ] {
+            assert_eq!(found(text).ok(), Some(want), "{text}");
+        }
+        let e = found("net.layr.0").expect_err("a typing mistake");
+        assert_eq!((e.to_string().as_str(), e.exit_status()), ("nothing in g is called `net.layr.0`", 2));
+        assert!(e.help().starts_with("did you mean `net.layer.0`"), "{}", e.help());
+        assert!(found("%9").is_err() && found("op:exp op:tanh").is_err() && found(" ").is_err());
+    }
+}

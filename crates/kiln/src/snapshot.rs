@@ -1,0 +1,131 @@
+//! Plans as snapshots: the text to compare, and the comparison of a folder.
+//!
+//! The text is the plan's own form: the same on every machine, for the machine description named. In a test of your own:
+//!
+//! ```no_run
+//! # fn main() -> Result<(), kiln::Error> {
+//! let plan = kiln::snapshot::plan_text("graphs/softmax.kiln".as_ref(), &[], "h200")?;
+//! // insta::assert_snapshot!(plan);
+//! # Ok(()) }
+//! ```
+use crate::{CompileOptions, Error, Model, Target, compile, diff, io};
+use kiln_graph::Tensor;
+use kiln_plan::Plan;
+use similar::TextDiff;
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+/// The target whose plans are made for a machine description.
+pub fn target(machine: &str) -> Result<Target, Error> {
+    let all = [Target::Cpu, Target::Sm80, Target::Sm90a];
+    let found = all.into_iter().find(|t| t.machine().is_ok_and(|m| m.name == machine));
+    found.ok_or_else(|| {
+        let names: Vec<&str> = kiln_plan::machines::names().collect();
+        Error::usage(format!("there is no machine `{machine}`"), format!("the machines are {}", names.join(", ")))
+    })
+}
+
+/// The plan of a model for a machine, as text.
+pub fn plan_text(path: &Path, inputs: &[Tensor], machine: &str) -> Result<String, Error> {
+    plan_text_of(&Model::open(path, inputs)?, machine)
+}
+/// The same of a model that is open.
+pub fn plan_text_of(model: &Model, machine: &str) -> Result<String, Error> {
+    let options = CompileOptions { target: target(machine)?, ..CompileOptions::default() };
+    Ok(kiln_plan::text::print(&compile::plan(model, &options)?))
+}
+
+/// What became of one graph's snapshot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum State {
+    Same,
+    /// There is none yet.
+    Missing,
+    /// There is one, but no graph of that name any more.
+    Stale,
+    /// How it differs, for a reader.
+    Changed(String),
+}
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    pub name: String,
+    pub file: PathBuf,
+    pub state: State,
+}
+
+/// Models in a folder: text graphs, and archives with their inputs beside them (`NAME.pt`, `NAME.safetensors`).
+fn models(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let entries = std::fs::read_dir(folder).map_err(|e| Error::reading(folder, &e))?;
+    let mut paths: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+    let extension = |p: &PathBuf, wanted: &str| p.extension().is_some_and(|e| e == wanted);
+    paths.retain(|p| extension(p, "kiln") || (extension(p, "pt") && p.with_extension("safetensors").exists()));
+    paths.sort();
+    if paths.is_empty() {
+        return Err(Error::failed(
+            format!("{} holds no models", folder.display()),
+            "put text graphs (NAME.kiln) there, or archives with their inputs (NAME.pt and NAME.safetensors)",
+        ));
+    }
+    Ok(paths)
+}
+
+/// Compares the plans of a folder's models with the snapshots in `folder/plans`; writes them anew if `bless`.
+pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>, Error> {
+    target(machine)?;
+    let plans = folder.join("plans");
+    let (mut out, mut known) = (vec![], BTreeSet::new());
+    for path in models(folder)? {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let inputs = if path.extension().is_some_and(|e| e == "pt") {
+            io::read(&path.with_extension("safetensors"))?
+        } else {
+            vec![]
+        };
+        let text = plan_text(&path, &inputs, machine)?;
+        let file = plans.join(format!("{name}.plan"));
+        known.insert(file.clone());
+        let state = match std::fs::read_to_string(&file) {
+            Ok(old) if old == text => State::Same,
+            Ok(old) => State::Changed(readable(&old, &text)),
+            Err(_) => State::Missing,
+        };
+        if bless && state != State::Same {
+            std::fs::create_dir_all(&plans).map_err(|e| Error::writing(&plans, &e))?;
+            io::write_whole(&file, text.as_bytes())?;
+        }
+        out.push(Snapshot { name, file, state });
+    }
+    let old = std::fs::read_dir(&plans).into_iter().flatten().filter_map(|e| Some(e.ok()?.path()));
+    let mut stale: Vec<PathBuf> =
+        old.filter(|p| p.extension().is_some_and(|e| e == "plan") && !known.contains(p)).collect();
+    stale.sort();
+    for file in stale {
+        if bless {
+            std::fs::remove_file(&file).map_err(|e| Error::writing(&file, &e))?;
+        }
+        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        out.push(Snapshot { name, file, state: State::Stale });
+    }
+    Ok(out)
+}
+
+/// Lines of the text shown of one difference.
+const MAX_LINES: usize = 60;
+
+/// What changed between two plan texts: in kernels first, then in lines.
+pub fn readable(old: &str, new: &str) -> String {
+    let mut t = match (old.parse::<Plan>(), new.parse::<Plan>()) {
+        (Ok(a), Ok(b)) => diff::diff(&a, &b).text(100) + "\n",
+        (Err(e), _) => format!("the snapshot is not a plan: {e}\n"),
+        (_, Err(e)) => format!("the plan does not read back: {e}\n"),
+    };
+    let lines = TextDiff::from_lines(old, new).unified_diff().context_radius(1).to_string();
+    let count = lines.lines().count();
+    lines.lines().take(MAX_LINES).for_each(|l| t += &format!("{l}\n"));
+    if count > MAX_LINES {
+        t += &format!("… and {} lines more\n", count - MAX_LINES);
+    }
+    t
+}

@@ -1,0 +1,222 @@
+//! Why two parts of a model share a kernel, or do not: the fact that forbids it, or what the plan costs with it the other way.
+use crate::{
+    CompileOptions, Error, Model, compile,
+    constraints::Constraints,
+    explain::{op_name, wrapped},
+    select::select,
+};
+use kiln_graph::ValueId;
+use kiln_plan::{Kernel, Plan, Stage};
+use kiln_rewrite::{Group, RewriteError};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// Pairs of kernels that are planned anew for one question.
+const MAX_PAIRS: usize = 3;
+
+/// The answer about `a` and `b`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Answer {
+    pub a: Side,
+    pub b: Side,
+    pub predicted_us: f64,
+    pub kernels: usize,
+    /// Kernels that compute values of both.
+    pub shared: Vec<String>,
+    /// What changes if it is turned round.
+    pub turned: Vec<Turned>,
+}
+/// What one of the names stands for.
+#[derive(Clone, Debug, Serialize)]
+pub struct Side {
+    pub name: String,
+    /// The ops it names: as `gelu_erf %68`.
+    pub ops: Vec<String>,
+    /// Kernels that compute them.
+    pub kernels: Vec<String>,
+}
+/// The plan with two kernels' values forced together, or two parts of one kernel forced apart.
+#[derive(Clone, Debug, Serialize)]
+pub struct Turned {
+    pub kernels: Vec<String>,
+    /// Why it cannot be.
+    pub forbidden: Option<String>,
+    pub predicted_us: Option<f64>,
+    /// Kernels in the place of those named, with their cost, and those they replace.
+    pub gone: Vec<(String, f64)>,
+    pub new: Vec<(String, f64)>,
+}
+
+/// Asks about `a` and `b`, named as [`crate::select`] says.
+pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<Answer, Error> {
+    let plan = compile::plan(model, options)?;
+    let (left, right) = (select(a, &model.graph, Some(&plan))?, select(b, &model.graph, Some(&plan))?);
+    let (ka, kb) = (holders(&plan, &left, &right), holders(&plan, &right, &left));
+    let side = |name: &str, values: &BTreeSet<ValueId>, kernels: &[&Kernel]| Side {
+        name: name.into(),
+        ops: values.iter().map(|v| format!("{} {v}", op_name(model.graph.op(*v)))).collect(),
+        kernels: kernels.iter().map(|k| k.name.clone()).collect(),
+    };
+    let shared: Vec<&Kernel> = ka.iter().copied().filter(|k| kb.iter().any(|o| o.name == k.name)).collect();
+    let group = |values: BTreeSet<ValueId>, label: &str| Group { label: format!("`{label}`"), values };
+    let mut turned = vec![];
+    if shared.is_empty() {
+        for (x, y) in pairs(&plan, &ka, &kb) {
+            let mut values = among(x, &left);
+            values.extend(among(y, &right));
+            let mut forced = options.constraints.resolve(&model.graph)?;
+            forced.must_fuse.push(group(values, &format!("{a}, {b}")));
+            turned.push(turn(model, options, &plan, &[x, y], &forced)?);
+        }
+    } else if left != right {
+        let (both, label) = (left.intersection(&right).copied().collect::<BTreeSet<_>>(), [a, b]);
+        let mut forced = options.constraints.resolve(&model.graph)?;
+        let [l, r] = [&left, &right].map(|s| s.difference(&both).copied().collect::<BTreeSet<_>>());
+        forced.never_fuse.push(vec![group(l, label[0]), group(r, label[1])]);
+        turned.push(turn(model, options, &plan, &shared, &forced)?);
+    }
+    Ok(Answer {
+        a: side(a, &left, &ka),
+        b: side(b, &right, &kb),
+        predicted_us: plan.predicted_us(),
+        kernels: run(&plan).count(),
+        shared: shared.iter().map(|k| k.name.clone()).collect(),
+        turned,
+    })
+}
+
+fn run(plan: &Plan) -> impl Iterator<Item = &Kernel> {
+    plan.kernels.iter().filter(|k| k.stage == Stage::Run)
+}
+/// Values of the graph that a kernel computes, views of them included.
+fn computed(k: &Kernel) -> BTreeSet<ValueId> {
+    let names = k.reason.origins.iter().flat_map(|o| &o.names);
+    names.filter_map(|n| n.strip_prefix('%')?.parse().ok().map(ValueId)).collect()
+}
+fn among(k: &Kernel, values: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
+    computed(k).intersection(values).copied().collect()
+}
+/// Kernels of the run that compute some of `values`; where a value is computed in several, those that hold `others` too.
+fn holders<'p>(plan: &'p Plan, values: &BTreeSet<ValueId>, others: &BTreeSet<ValueId>) -> Vec<&'p Kernel> {
+    let all: Vec<&Kernel> = run(plan).filter(|k| !among(k, values).is_empty()).collect();
+    let both: Vec<&Kernel> = all.iter().copied().filter(|k| !among(k, others).is_empty()).collect();
+    if both.is_empty() { all } else { both }
+}
+/// Kernels that feed one another first; else the first of each.
+fn pairs<'p>(plan: &Plan, a: &[&'p Kernel], b: &[&'p Kernel]) -> Vec<(&'p Kernel, &'p Kernel)> {
+    let feeds = |x: &Kernel, y: &Kernel| x.outputs.iter().any(|o| y.inputs.contains(o) && !plan.outputs.is_empty());
+    let all = a.iter().flat_map(|x| b.iter().map(move |y| (*x, *y)));
+    let mut near: Vec<(&Kernel, &Kernel)> = all.clone().filter(|(x, y)| feeds(x, y) || feeds(y, x)).collect();
+    near.extend(if near.is_empty() { all.take(1).collect() } else { vec![] });
+    near.truncate(MAX_PAIRS);
+    near
+}
+
+fn turn(
+    model: &Model,
+    options: &CompileOptions,
+    plan: &Plan,
+    kernels: &[&Kernel],
+    forced: &kiln_rewrite::Constraints,
+) -> Result<Turned, Error> {
+    let names = kernels.iter().map(|k| k.name.clone()).collect();
+    let mut out = Turned { kernels: names, forbidden: None, predicted_us: None, gone: vec![], new: vec![] };
+    match compile::plan_under(model, options, forced) {
+        Ok(other) => {
+            out.predicted_us = Some(other.predicted_us());
+            out.gone = only_in(plan, &other);
+            out.new = only_in(&other, plan);
+        }
+        Err(RewriteError::Impossible { why, .. }) => out.forbidden = Some(why),
+        Err(e) => return Err(compile::not_planned(model, e)),
+    }
+    Ok(out)
+}
+/// Kernels of `p` that `q` does not have, with their cost.
+fn only_in(p: &Plan, q: &Plan) -> Vec<(String, f64)> {
+    let known: BTreeSet<String> = run(q).map(|k| kiln_graph::text::print(&nameless(k))).collect();
+    let new = run(p).filter(|k| !known.contains(&kiln_graph::text::print(&nameless(k))));
+    new.map(|k| (k.name.clone(), k.cost.us)).collect()
+}
+fn nameless(k: &Kernel) -> kiln_graph::Graph {
+    let mut body = k.body.clone();
+    body.name.clear();
+    body
+}
+
+impl Answer {
+    /// For a terminal of that width.
+    pub fn text(&self, width: usize) -> String {
+        let mut t = String::new();
+        for side in [&self.a, &self.b] {
+            let ops = listed(&side.ops);
+            let place = if side.kernels.is_empty() {
+                "no kernel of a run computes it: it is an input, a view of one, or ready when weights are loaded"
+                    .to_string()
+            } else {
+                format!("in {}", listed(&side.kernels))
+            };
+            let ops = if side.ops.len() == 1 && side.name == side.ops[0] { String::new() } else { format!("{ops}; ") };
+            t += &wrapped(&format!("{}: ", side.name), &format!("{ops}{place}"), width);
+        }
+        t += "\n";
+        if self.a.kernels.is_empty() || self.b.kernels.is_empty() {
+            return t;
+        }
+        let verdict = match &self.shared[..] {
+            [] => "They are in different kernels.".to_string(),
+            shared => format!("They are together in {}.", listed(shared)),
+        };
+        t += &wrapped("", &verdict, width);
+        for turned in &self.turned {
+            t += &self.turned(turned, width);
+        }
+        t
+    }
+    fn turned(&self, u: &Turned, width: usize) -> String {
+        let forced = if self.shared.is_empty() { "together" } else { "apart" };
+        let pair = u.kernels.join(" and ");
+        let mut t = String::new();
+        match (&u.forbidden, u.predicted_us) {
+            (Some(why), _) => t += &wrapped("  ", &format!("{pair} cannot be forced {forced}: {why}."), width),
+            (None, Some(us)) => {
+                let more = us - self.predicted_us;
+                let percent = 100. * more / self.predicted_us.max(1e-12);
+                let than = format!(
+                    "Forced {forced}, the plan takes {us:.2} us instead of {:.2} us ({more:+.2} us, {percent:+.1} %):",
+                    self.predicted_us
+                );
+                t += &wrapped("  ", &than, width);
+                for (sign, list) in [("-", &u.gone), ("+", &u.new)] {
+                    for (name, us) in list.iter().take(6) {
+                        t += &format!("    {sign} {us:>9.2} us  {name}\n");
+                    }
+                    if list.len() > 6 {
+                        let rest: f64 = list[6..].iter().map(|k| k.1).sum();
+                        t += &format!("    {sign} {rest:>9.2} us  in {} more\n", list.len() - 6);
+                    }
+                }
+            }
+            (None, None) => {}
+        }
+        t
+    }
+}
+
+fn listed(words: &[String]) -> String {
+    const SHOWN: usize = 6;
+    let more = if words.len() > SHOWN { format!(" and {} more", words.len() - SHOWN) } else { String::new() };
+    words[..words.len().min(SHOWN)].join(", ") + &more
+}
+
+/// A plan's kernels as constraints, with where they come from.
+pub fn pinned_text(plan: &Plan) -> String {
+    let n = run(plan).count();
+    format!(
+        "# The {n} kernels of {}, planned for {}: {:.2} us predicted.\n{}",
+        plan.name,
+        plan.machine,
+        plan.predicted_us(),
+        Constraints::pin(plan).text()
+    )
+}

@@ -1,0 +1,62 @@
+//! Pins, reports and their stability, over the sample graphs.
+use kiln::{CompileOptions, Model, Plan, Report, Target, compile::plan, constraints::Constraints};
+use std::path::PathBuf;
+
+fn graphs() -> Vec<PathBuf> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../graphs");
+    let mut paths: Vec<_> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    paths.retain(|p| p.extension().is_some_and(|e| e == "kiln"));
+    paths.sort();
+    assert!(paths.len() >= 20);
+    paths
+}
+fn options() -> CompileOptions {
+    CompileOptions { target: Target::Sm90a, ..CompileOptions::default() }
+}
+
+#[test]
+fn planning_with_a_plans_own_kernels_gives_the_plan() {
+    for path in graphs() {
+        let model = Model::open(&path, &[]).expect("opens");
+        let free = plan(&model, &options()).expect("plans");
+        let text = kiln::why::pinned_text(&free);
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        std::fs::write(file.path(), &text).expect("writes");
+        let constraints = Constraints::read(file.path()).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let pinned = plan(&model, &CompileOptions { constraints, ..options() })
+            .unwrap_or_else(|e| panic!("{}: {e}\n{text}", path.display()));
+        assert_eq!(pinned.to_string(), free.to_string(), "{}", path.display());
+        assert!(kiln::diff::diff(&free, &pinned).is_same());
+    }
+}
+
+#[test]
+fn plan_texts_are_the_same_over_twenty_runs_and_parse_back() {
+    for path in graphs() {
+        let model = Model::open(&path, &[]).expect("opens");
+        let first = plan(&model, &options()).expect("plans").to_string();
+        for i in 1..20 {
+            assert!(plan(&model, &options()).expect("plans").to_string() == first, "{}, run {i}", path.display());
+        }
+        let again: Plan = first.parse().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        assert_eq!(again.to_string(), first);
+    }
+}
+
+#[test]
+fn a_report_reads_back_and_its_terms_add_up() {
+    for name in ["bert_layer", "softmax", "resnet_basic_block", "attention_bf16"] {
+        let path = format!("{}/../../graphs/{name}.kiln", env!("CARGO_MANIFEST_DIR"));
+        let model = Model::open(path.as_ref(), &[]).expect("opens");
+        let report = Report::new(&kiln::compile(&model, &options()).expect("compiles"));
+        let json = report.to_json().expect("serialises");
+        assert_eq!(Report::from_json(&json, name).expect("reads back"), report);
+        for k in report.kernels.iter().chain(&report.load_kernels) {
+            let t = &k.terms;
+            let sum = t.memory_us + t.arithmetic_us + t.launch_us + t.overlap_us;
+            assert!((sum - k.predicted_us).abs() < 1e-3, "{name} {}: {sum} is not {}", k.name, k.predicted_us);
+            assert!(t.overlap_us <= 1e-3, "{name} {}: {t:?}", k.name);
+            assert_eq!(k.nodes.len(), k.ops.len());
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What the caller wants fused, kept apart, or kept in memory; and what that means for one program.
+use crate::class::Class;
+use crate::dag::{Dag, Program};
+use crate::names::Names;
+use crate::planner::{Limits, Pin, inputs};
+use kiln_graph::{Graph, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Values of the graph that a constraint speaks of.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Group {
+    /// The words it was written in, for messages.
+    pub label: String,
+    pub values: BTreeSet<ValueId>,
+}
+
+/// A kernel exactly as it shall be, by names as [`kiln_plan::Origin`] has them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Pinned {
+    pub name: String,
+    pub stores: Vec<String>,
+    /// What it finds in memory; all else that the stored values need is computed in the kernel.
+    pub reads: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Constraints {
+    /// One kernel computes all values of a group.
+    pub must_fuse: Vec<Group>,
+    /// No kernel computes values of two groups of a set; a set of one group: none of its values shares a kernel.
+    pub never_fuse: Vec<Vec<Group>>,
+    pub keep_in_memory: Vec<Group>,
+    pub kernels: Vec<Pinned>,
+}
+impl Constraints {
+    pub fn is_empty(&self) -> bool {
+        *self == Constraints::default()
+    }
+}
+
+/// A constraint that cannot be met: its words, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Impossible {
+    pub constraint: String,
+    pub why: String,
+}
+
+/// The constraints on `program`, whose values to keep are noted in `dag`.
+pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> Result<Limits, Impossible> {
+    let at = locate(g, program);
+    let nodes = |group: &Group, constraint: &str| -> Result<BTreeSet<usize>, Impossible> {
+        let all = group.values.iter().flat_map(|v| &at[v.0 as usize]);
+        let found: BTreeSet<usize> = all.filter_map(|&v| computed(dag, v)).collect();
+        let why = "a run computes none of its values: they are inputs, views of inputs, constants, or computed when weights are loaded";
+        let constraint = || format!("{constraint} [{}]", group.label);
+        if found.is_empty() { Err(Impossible { constraint: constraint(), why: why.into() }) } else { Ok(found) }
+    };
+    let mut limits = Limits::default();
+    for group in &c.must_fuse {
+        limits.together.push((format!("must_fuse [{}]", group.label), nodes(group, "must_fuse")?));
+    }
+    for set in &c.never_fuse {
+        let sets = set.iter().map(|g| nodes(g, "never_fuse")).collect::<Result<Vec<_>, _>>()?;
+        limits.apart.push(disjoint(set, sets)?);
+    }
+    let mut kept = BTreeSet::new();
+    for group in &c.keep_in_memory {
+        kept.extend(nodes(group, "keep_in_memory")?);
+    }
+    dag.kept = kept.into_iter().collect();
+    let names = Names::new(program);
+    let by_name: BTreeMap<&str, usize> = (0..program.nodes.len()).map(|v| (names.of(v), v)).collect();
+    limits.pinned = c.kernels.iter().map(|k| pin(dag, &by_name, k)).collect::<Result<_, _>>()?;
+    contradictions(c, &limits)?;
+    Ok(limits)
+}
+
+/// A set of one group keeps every value of it apart from all others of it.
+fn disjoint(set: &[Group], sets: Vec<BTreeSet<usize>>) -> Result<Vec<BTreeSet<usize>>, Impossible> {
+    if let [one] = &sets[..] {
+        return Ok(one.iter().map(|&v| BTreeSet::from([v])).collect());
+    }
+    for (i, a) in sets.iter().enumerate() {
+        if let Some((j, _)) = sets.iter().enumerate().skip(i + 1).find(|(_, b)| !a.is_disjoint(b)) {
+            let labels: Vec<&str> = set.iter().map(|g| g.label.as_str()).collect();
+            let why = format!("`{}` and `{}` name the same value", set[i].label, set[j].label);
+            return Err(Impossible { constraint: format!("never_fuse [{}]", labels.join(", ")), why });
+        }
+    }
+    Ok(sets)
+}
+
+fn contradictions(c: &Constraints, limits: &Limits) -> Result<(), Impossible> {
+    for (label, group) in &limits.together {
+        for (set, sets) in c.never_fuse.iter().zip(&limits.apart) {
+            if sets.iter().filter(|s| !s.is_disjoint(group)).count() > 1 {
+                let labels: Vec<&str> = set.iter().map(|g| g.label.as_str()).collect();
+                let why = format!("never_fuse [{}] forbids it", labels.join(", "));
+                return Err(Impossible { constraint: label.clone(), why });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// For every value of the graph, the values of the program that compute it: itself, or what it became part of.
+fn locate(g: &Graph, program: &Program) -> Vec<Vec<usize>> {
+    let mut at: Vec<Vec<usize>> = vec![vec![]; g.len()];
+    for (i, node) in program.nodes.iter().enumerate() {
+        node.value.of.iter().for_each(|v| at[v.0 as usize] = vec![i]);
+    }
+    for v in g.values().rev().filter(|v| !matches!(Class::of(g.op(*v)), Class::Leaf | Class::Generator)) {
+        if at[v.0 as usize].is_empty() {
+            let users: BTreeSet<usize> = g.users(v).iter().flat_map(|u| at[u.0 as usize].clone()).collect();
+            at[v.0 as usize] = users.into_iter().collect();
+        }
+    }
+    at
+}
+
+/// The value that a run computes for `v`: itself, or what it is a view of; `None` for what is in memory before.
+fn computed(dag: &Dag, mut v: usize) -> Option<usize> {
+    while dag.class[v] == Class::View {
+        v = *dag.args(v).first()?;
+    }
+    let run = !matches!(dag.class[v], Class::Leaf | Class::Generator);
+    (run && dag.live.binary_search(&v).is_ok()).then_some(v)
+}
+
+fn pin(dag: &Dag, by_name: &BTreeMap<&str, usize>, k: &Pinned) -> Result<Pin, Impossible> {
+    let refuse = |why: String| Impossible { constraint: format!("kernel `{}`", k.name), why };
+    let find = |n: &String| {
+        let v = by_name.get(n.as_str()).copied().filter(|v| dag.live.binary_search(v).is_ok());
+        v.ok_or_else(|| refuse(format!("the chosen program has no value {n}")))
+    };
+    let mut outs = k.stores.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    let reads = k.reads.iter().map(find).collect::<Result<BTreeSet<_>, _>>()?;
+    outs.sort_unstable();
+    if outs.is_empty() {
+        return Err(refuse("it stores nothing".into()));
+    }
+    let (mut members, mut todo) = (BTreeSet::new(), outs.clone());
+    while let Some(v) = todo.pop() {
+        if dag.class[v] != Class::Leaf && !reads.contains(&v) && members.insert(v) {
+            todo.extend(dag.args(v));
+        }
+    }
+    let members: Vec<usize> = members.into_iter().collect();
+    if outs.iter().any(|o| members.binary_search(o).is_err()) {
+        return Err(refuse("it reads what it stores, or stores what is in memory before a run".into()));
+    }
+    debug_assert!(inputs(dag, &members).iter().all(|i| members.binary_search(i).is_err()));
+    Ok(Pin { name: k.name.clone(), members, outs })
+}
