@@ -173,10 +173,12 @@ fn alternative(dag: &Dag, kinds: &[u32], k: &Kernel, check: &mut Checker) -> Opt
 fn stops(id: usize, names: &BTreeMap<usize, (usize, String)>, apart: &BTreeMap<(usize, usize), Apart>) -> Vec<Stop> {
     let before = apart.iter().filter(|((_, b), _)| *b == id).map(|((a, _), why)| (false, a, why));
     let after = apart.iter().filter(|((a, _), _)| *a == id).map(|((_, b), why)| (true, b, why));
-    let known = before.chain(after).filter_map(|(reader, other, why)| Some(((reader, names.get(other)?), why)));
-    let mut list: Vec<((bool, &(usize, String)), &Apart)> = known.collect();
-    list.sort_by_key(|s| s.0);
-    list.into_iter().map(|((_, (_, name)), why)| Stop { kernel: name.clone(), why: text(why) }).collect()
+    let known = before.chain(after).filter_map(|(reader, other, why)| {
+        let (place, name) = names.get(other)?;
+        Some(((reader, *place), Stop { kernel: name.clone(), why: text(why) }))
+    });
+    // By place: no two kernels have the same.
+    known.collect::<BTreeMap<(bool, usize), Stop>>().into_values().collect()
 }
 fn text(why: &Apart) -> String {
     match why {
