@@ -65,8 +65,8 @@ pub fn columns(outputs: &[usize]) -> usize {
 }
 
 /// Tiles on offer: rows, columns, consumers.
-const TILES: [(usize, usize, usize); 7] =
-    [(128, 256, 2), (256, 128, 2), (128, 128, 2), (128, 64, 2), (64, 128, 1), (64, 64, 1), (64, 32, 1)];
+const TILES: [(usize, usize, usize); 6] =
+    [(128, 256, 2), (256, 128, 2), (128, 128, 2), (128, 64, 2), (64, 128, 1), (64, 64, 1)];
 
 /// The tile with the least time, if there is room for it. `outputs`: bytes of the types that go out through shared memory.
 pub fn choose(p: &Product, dtype: DType, right: &Strided, outputs: &[usize]) -> Option<Shape> {
