@@ -180,7 +180,8 @@ fn twenty_runs_give_the_same_bytes() {
             assert!(o.status.success());
             o.stdout
         };
-        let report = if i % 4 == 0 { at(&["explain", &g, "--target", "sm_90a", "--json", "-"]) } else { vec![] };
+        let report =
+            if i.is_multiple_of(4) { at(&["explain", &g, "--target", "sm_90a", "--json", "-"]) } else { vec![] };
         (at(&["print", &g, "--stage", "plan", "--target", "sm_90a"]), report)
     };
     let first = run(0);
