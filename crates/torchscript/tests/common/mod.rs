@@ -21,7 +21,8 @@ pub fn archives() -> &'static Path {
         let made = std::fs::metadata(&stamp).and_then(|m| m.modified()).ok();
         let scripts = newest(&root.join("scripts/example_models"));
         if made.is_none() || made < scripts {
-            // Several test processes may come here at once: each writes its own folder, the last rename wins.
+            // Several test processes may come here at once: each writes its own folder, and the first rename wins, for its
+            // owner reads from it.
             let own = dir.with_extension(std::process::id().to_string());
             let status = Command::new(root.join("scripts/export-models"))
                 .args(["--group", "small", "mlp", "loopif", "datadep", "llama", "llama_eager", "--out"])
@@ -30,7 +31,10 @@ pub fn archives() -> &'static Path {
                 .expect("scripts/export-models runs");
             assert!(status.success(), "scripts/export-models failed; run scripts/setup first");
             std::fs::write(own.join("complete"), "").unwrap();
-            let _ = std::fs::remove_dir_all(&dir);
+            let now = std::fs::metadata(&stamp).and_then(|m| m.modified()).ok();
+            if now.is_some() && now < scripts {
+                let _ = std::fs::remove_dir_all(&dir);
+            }
             if std::fs::rename(&own, &dir).is_err() {
                 let _ = std::fs::remove_dir_all(&own);
             }
