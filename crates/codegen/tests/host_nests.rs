@@ -486,3 +486,16 @@ fn lower_level_ops_are_refused() {
         panic!("{e}");
     }
 }
+
+/// Sums of many terms of one sign: each row is rounded about once, where plain f32 would lose a rounding a term.
+#[test]
+fn long_sums_are_rounded_once() {
+    let shape = [4, 1 << 16];
+    let n = shape[0] * shape[1];
+    let x: Vec<Num> = Random(11).values(Elem::F32, n).into_iter().map(|v| Num::F(v.f().abs())).collect();
+    let want: Vec<Num> = slices(&x, &shape, 1).iter().map(|r| Num::F(r.iter().map(|v| v.f()).sum::<f64>())).collect();
+    let got = one(Elem::F32, &shape, &x, Elem::F32, shape[0], |b, v| b.reduce(ReduceOp::Sum, v, 1));
+    for (g, w) in got.iter().zip(&want) {
+        assert!((g.f() - w.f()).abs() <= 1.2e-7 * w.f(), "{g:?}, exactly {w:?}");
+    }
+}

@@ -252,6 +252,10 @@ impl Demand {
                 && !self.keep.contains_key(&v)
                 && inst.args.iter().all(|a| self.invariant(k, *a, loop_inst))
     }
+    /// Whether several loops read the value, each computing it anew.
+    pub fn repeated(&self, v: Value) -> bool {
+        !self.keep.contains_key(&v) && self.sinks.get(&v).is_some_and(|s| s.len() > 1)
+    }
     pub fn cost(&self, v: Value) -> u32 {
         self.cost.get(&v).copied().unwrap_or(0)
     }

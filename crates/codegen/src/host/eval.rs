@@ -257,6 +257,9 @@ impl Emit<'_> {
                 let other = if needed { inst.args.get(2).map(|o| self.eval(*o, at)).transpose()? } else { None };
                 // Under an assumption a masked load must stay inside the loop that assumes it.
                 let pin = !self.assumed.is_empty() && mask.is_some();
+                if let Form::Lanes(base, 1) = &off.form {
+                    self.ask_ahead(result, self.text.depth(), p.elem, root, &base.text);
+                }
                 self.read(p.elem, Store::Tensor, root, off, Guard { mask: mask.as_ref(), other: other.as_ref(), pin })
             }
             Op::TileLoad | Op::TileStore => Err("tensor-map tiles".into()),

@@ -5,6 +5,7 @@
 //! part where they hold and a masked rest.
 use super::eval::{Buffer, Place};
 use super::memory::Store;
+use super::sums::CHUNK;
 use super::text::Name;
 use super::value::{Form, Num, Val};
 use super::{Emit, Res, reduce};
@@ -215,6 +216,7 @@ impl Emit<'_> {
         });
         self.memo = vec![Default::default()];
         let result = self.nest(&group);
+        self.ahead.turn();
         self.memo = vec![Default::default()];
         self.lanes = 1;
         result?;
@@ -283,12 +285,12 @@ impl Emit<'_> {
     ) -> Res<()> {
         let lanes = self.lanes;
         let Some(axis) = axis else {
-            self.begin(group, running, 1)?;
+            self.begin(group, running, 1, 1)?;
             self.body(group, at, running, 0)?;
             return self.end(group, at, running);
         };
         let unroll = self.unroll(group, extent / lanes);
-        self.begin(group, running, unroll)?;
+        self.begin(group, running, unroll, extent / (lanes * unroll))?;
         let bounds = self.bounds(group, group.masks(self), axis, at)?;
         let extent_text: Name = extent.to_string().into();
         let mut start: Name = "0".into();
@@ -322,7 +324,32 @@ impl Emit<'_> {
         }
         self.text.call(d, "i64", "llvm.smax.i64", &[("i64", &stop), ("i64", "0")])
     }
+    /// A part of the innermost axis; in pieces, where sums are emptied between them.
     fn vectors(
+        &mut self,
+        group: &Group,
+        axis: usize,
+        at: &mut [Val],
+        running: &mut [Running],
+        (start, stop): (&Name, &Name),
+        unroll: usize,
+    ) -> Res<()> {
+        if !running.iter().any(|r| matches!(r, Running::Lanes(acc) if acc.wide.is_some())) {
+            return self.turns(group, axis, at, running, (start, stop), unroll);
+        }
+        let step = (self.lanes * unroll * CHUNK) as i64;
+        let (label, i) = self.text.open_loop();
+        self.memo.push(Default::default());
+        let d = self.text.depth();
+        let end = self.text.emit(d, format!("add nuw nsw i64 {i}, {step}"));
+        let end = self.text.call(d, "i64", "llvm.smin.i64", &[("i64", &end), ("i64", stop)]);
+        self.turns(group, axis, at, running, (&i, &end), unroll)?;
+        self.empty_into_wide(group, running)?;
+        self.memo.pop();
+        self.text.close_loop(&label, &i, start, stop, step);
+        Ok(())
+    }
+    fn turns(
         &mut self,
         group: &Group,
         axis: usize,

@@ -1,4 +1,5 @@
 //! One kernel: its function, its instructions in order, loops and conditions of the program.
+use super::ahead::Ahead;
 use super::demand::{Demand, forces};
 use super::eval::{Buffer, Place};
 use super::memory::{Guard, Store};
@@ -16,6 +17,7 @@ pub(super) fn function(e: &mut Emit, name: &str) -> Res<String> {
     let k = e.kernel;
     e.text.start();
     e.demand = Demand::of(k);
+    e.ahead = Ahead::of(k, &e.demand);
     for (n, p) in k.params.iter().enumerate() {
         let slot = e.text.emit(0, format!("getelementptr ptr, ptr %args, i64 {n}"));
         let ptr = e.text.emit(0, format!("load ptr, ptr {slot}"));

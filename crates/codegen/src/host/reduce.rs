@@ -5,6 +5,7 @@
 use super::eval::{Buffer, Place};
 use super::memory::{Guard, Store};
 use super::nest::{Group, Running, Sink, accumulator, block_elem};
+use super::sums::CHUNK;
 use super::text::{Name, float, literal, reg, vector};
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};
@@ -13,7 +14,9 @@ use kiln_block::{BinaryOp, CmpOp, Elem, ReduceOp, ScanOp};
 pub(super) struct Accumulators {
     elem: Elem,
     /// Values and, for arg reductions, indices; one of each per unrolled turn.
-    slots: Vec<(Name, Option<Name>)>,
+    pub slots: Vec<(Name, Option<Name>)>,
+    /// Lanes of f64 that the slots are emptied into now and then.
+    pub wide: Option<Name>,
     /// Of a result that is a block.
     buffer: Option<Buffer>,
     /// Of a result that is a scalar, after the nest.
@@ -72,7 +75,7 @@ impl Emit<'_> {
                 let elem = accumulator(from);
                 if inner.is_none() || Some(*axis) == inner {
                     let buffer = (!shape.is_empty()).then(|| self.new_buffer(to, &shape));
-                    return Ok(Running::Lanes(Accumulators { elem, slots: vec![], buffer, done: None }));
+                    return Ok(Running::Lanes(Accumulators { elem, slots: vec![], wide: None, buffer, done: None }));
                 }
                 let values = self.new_buffer(elem, &shape);
                 self.fill(&values, &identity(*op, elem))?;
@@ -93,6 +96,7 @@ impl Emit<'_> {
                     return Ok(Running::Lanes(Accumulators {
                         elem,
                         slots: vec![(slot, None)],
+                        wide: None,
                         buffer: Some(buffer),
                         done: None,
                     }));
@@ -128,8 +132,8 @@ impl Emit<'_> {
         Ok(())
     }
 
-    /// Accumulators at their identities, before the innermost loop.
-    pub fn begin(&mut self, group: &Group, running: &mut [Running], unroll: usize) -> Res<()> {
+    /// Accumulators at their identities, before the innermost loop of so many turns.
+    pub fn begin(&mut self, group: &Group, running: &mut [Running], unroll: usize, turns: usize) -> Res<()> {
         let d = self.text.depth();
         for ((_, sink), run) in group.sinks().iter().zip(running) {
             let Running::Lanes(acc) = run else { continue };
@@ -144,6 +148,9 @@ impl Emit<'_> {
                 let slot = self.text.alloca(&t, 64);
                 let index = is_arg(op).then(|| self.text.alloca(&it, 64));
                 acc.slots.push((slot, index));
+            }
+            if turns > CHUNK && self.widens(sink) {
+                acc.wide = Some(self.open_wide());
             }
             let first = literal(ty, n, &identity(op, acc.elem));
             for (slot, index) in &acc.slots {
@@ -246,24 +253,12 @@ impl Emit<'_> {
         let d = self.text.depth();
         for ((_, sink), run) in group.sinks().iter().zip(running) {
             let (Running::Lanes(acc), Sink::Reduce { op, axis, operand, result }) = (run, sink) else { continue };
-            let e = acc.elem;
-            let (t, it) = (vector(reg(e), self.lanes), vector("i32", self.lanes));
-            let mut parts: Vec<(Name, Name)> = vec![];
-            for (slot, index) in acc.slots.clone() {
-                let v = self.text.emit(d, format!("load {t}, ptr {slot}"));
-                let i = match index {
-                    Some(i) => self.text.emit(d, format!("load {it}, ptr {i}")),
-                    None => "".into(),
-                };
-                parts.push((v, i));
+            let mut best = self.merged(*op, acc)?;
+            let wide = self.widens(sink);
+            let e = if wide { Elem::F64 } else { acc.elem };
+            if wide {
+                best.0 = self.plus_wide(&best.0, acc.wide.as_ref());
             }
-            while parts.len() > 1 {
-                let upper = parts.split_off(parts.len().div_ceil(2));
-                for (p, q) in parts.iter_mut().zip(upper) {
-                    *p = self.merge(*op, e, d, p, &q, self.lanes)?;
-                }
-            }
-            let Some(mut best) = parts.pop() else { continue };
             let mut n = self.lanes;
             while n > 1 {
                 n /= 2;
@@ -285,6 +280,9 @@ impl Emit<'_> {
                 let (li, hi_i) = if is_arg(*op) { halves(self, &best.1, "i32") } else { ("".into(), "".into()) };
                 best = self.merge(*op, e, d, &(lo, li), &(hi, hi_i), n)?;
             }
+            if wide {
+                best.0 = self.text.emit(d, format!("fptrunc double {} to float", best.0));
+            }
             let to = block_elem(self.kernel.ty(*result))?;
             let v = if is_arg(*op) {
                 self.wrap(Elem::I32, best.1, 1, d)
@@ -303,6 +301,24 @@ impl Emit<'_> {
             }
         }
         Ok(())
+    }
+    /// The accumulators of all unrolled turns as one vector.
+    pub fn merged(&mut self, op: ReduceOp, acc: &Accumulators) -> Res<(Name, Name)> {
+        let (d, e, n) = (self.text.depth(), acc.elem, self.lanes);
+        let (t, it) = (vector(reg(e), n), vector("i32", n));
+        let mut parts: Vec<(Name, Name)> = vec![];
+        for (slot, index) in &acc.slots {
+            let v = self.text.emit(d, format!("load {t}, ptr {slot}"));
+            let i = index.as_ref().map_or("".into(), |i| self.text.emit(d, format!("load {it}, ptr {i}")));
+            parts.push((v, i));
+        }
+        while parts.len() > 1 {
+            let upper = parts.split_off(parts.len().div_ceil(2));
+            for (p, q) in parts.iter_mut().zip(upper) {
+                *p = self.merge(op, e, d, p, &q, n)?;
+            }
+        }
+        parts.pop().ok_or_else(|| "a reduction without accumulators".into())
     }
     fn merge(
         &mut self,

@@ -7,13 +7,18 @@ use egg::Id;
 use kiln_graph::{BinaryOp, Op, UnaryOp};
 use kiln_plan::Numerics::*;
 
-/// `x · (1 / c)`, for a number `c`; only for powers of two if the quotient must not change.
+/// `x · (1 / c)`, for a number `c`; only for powers of two if the quotient must not change. The quotient of a reduction is one
+/// value a row, where a division costs nothing and an inexact reciprocal would round once more.
 fn by_reciprocal(b: &mut Builder, m: &Bindings, exact: bool) -> Option<Id> {
     let (x, c) = (m.var("x")?, m.var("c")?);
     let (v, dtype) = (b.fact(c).number()?, b.ty(c).dtype);
     let power = v.is_normal() && v.to_bits() << 12 == 0 && v.abs() >= 2f64.powi(-100) && v.abs() <= 2f64.powi(100);
     let inverse = round_to(1. / v, dtype);
     if !dtype.is_float() || !inverse.is_normal() || (exact && !(power && inverse * v == 1.)) || (!exact && power) {
+        return None;
+    }
+    let reduced = b.form(x, |op, _| matches!(op, Op::Reduce { .. }).then_some(())).is_some();
+    if !exact && reduced {
         return None;
     }
     let c = b.constant(dtype, inverse);

@@ -1,0 +1,68 @@
+//! Lines of the next instance, asked for while this one computes.
+//!
+//! A kernel that reads its rows more than once waits for memory in the first loop and computes from the cache in the later
+//! ones. The second loop over a load therefore asks for the same elements of the next instance, so that memory and arithmetic
+//! work at the same time. Asking beyond the end of a tensor is harmless.
+use super::Emit;
+use super::demand::Demand;
+use super::text::Name;
+use kiln_block::analysis::{Def, analyse};
+use kiln_block::{Elem, Kernel, Op, Type, Value};
+use std::collections::{HashMap, HashSet};
+
+/// An instance further away than this is not worth asking for: its lines would push out those in use.
+const REACH: i64 = 256 << 10;
+
+#[derive(Default)]
+pub(super) struct Ahead {
+    /// Bytes from a load's elements to those of the next instance, for loads that several loops read.
+    distance: HashMap<Value, i64>,
+    /// Loads that a finished loop has read.
+    warm: HashSet<Value>,
+    /// Loads that the loop being written reads.
+    read: HashSet<Value>,
+}
+
+impl Ahead {
+    pub fn of(k: &Kernel, demand: &Demand) -> Ahead {
+        let loads = || k.insts.iter().filter(|i| matches!(i.op, Op::Load));
+        let mut ahead = Ahead::default();
+        if !loads().any(|i| i.results.iter().any(|&r| demand.repeated(r))) {
+            return ahead;
+        }
+        let facts = analyse(k);
+        for i in loads() {
+            let (&[p, ..], &[r]) = (&i.args[..], &i.results[..]) else { continue };
+            let (Type::Ptr { elem, .. }, Some(form)) = (k.ty(p), facts.affine(p)) else { continue };
+            // Along the first axis of the grid, which runs fastest.
+            let [(v, step)] = form.scalars[..] else { continue };
+            let first = matches!(facts.def(v), Some(Def::Result(i, _)) if matches!(k.inst(i).op, Op::ProgramId(0)));
+            let bytes = step.saturating_mul(elem.bytes() as i64);
+            if first && demand.repeated(r) && (1..=REACH).contains(&bytes) {
+                ahead.distance.insert(r, bytes);
+            }
+        }
+        ahead
+    }
+    /// The loop that was being written is complete.
+    pub fn turn(&mut self) {
+        for v in self.read.drain() {
+            if !self.warm.insert(v) {
+                self.distance.remove(&v);
+            }
+        }
+    }
+}
+
+impl Emit<'_> {
+    /// Beside a load from `root` at element `base`: asks for the next instance's line, if it is time to.
+    pub fn ask_ahead(&mut self, load: Value, d: usize, elem: Elem, root: &Name, base: &str) {
+        let Some(&bytes) = self.ahead.distance.get(&load) else { return };
+        self.ahead.read.insert(load);
+        if self.ahead.warm.contains(&load) {
+            let p = self.gep(d, super::text::mem(elem), root, base);
+            let p = self.gep(d, "i8", &p, &bytes.to_string());
+            self.text.call_void(d, "llvm.prefetch.p0", &[("ptr", &p), ("i32", "0"), ("i32", "2"), ("i32", "1")]);
+        }
+    }
+}
