@@ -2,7 +2,7 @@
 use crate::{Error, Model, constraints::Constraints, torch};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
-use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, ValueId};
+use kiln_graph::{DType, FallbackOp, Graph, Tensor};
 use kiln_lower::LowerError;
 use kiln_plan::{
     Machine, Numerics, Plan,
@@ -202,18 +202,6 @@ fn interpreted<K>(kernel: &kiln_plan::Kernel, why: String) -> Steps<K> {
     Steps { scratch: vec![], steps: vec![Work::Interpret { body, why }] }
 }
 
-/// A fallback step takes the kernel's inputs as they are and gives its outputs as they are. Where a body repeats, reorders or
-/// leaves out some, the interpreter walks it and calls libtorch in the middle.
-fn calls_in_order<K>(steps: &Steps<K>, kernel: &kiln_plan::Kernel) -> bool {
-    if !steps.steps.iter().any(|w| matches!(w, Work::Fallback(_))) {
-        return true;
-    }
-    let b = &kernel.body;
-    let Some(call) = b.values().find(|v| matches!(b.op(*v), Op::Fallback(_))) else { return false };
-    let result = |(i, v): (usize, &ValueId)| if i == 0 { *v == call } else { *b.op(*v) == Op::Result(i as u32) };
-    b.args(call) == b.inputs && b.outputs.iter().enumerate().all(result)
-}
-
 /// Block programs without repetition: repeated layers are compiled once.
 #[derive(Default)]
 struct Programs {
@@ -223,11 +211,10 @@ struct Programs {
 impl Programs {
     fn lower(&mut self, kernel: &kiln_plan::Kernel, target: Target) -> Steps<ProgramId> {
         match kiln_lower::lower(kernel, target.lowering()) {
-            Ok(steps) if calls_in_order(&steps, kernel) => {
+            Ok(steps) => {
                 let Ok(steps) = steps.map(|p| Ok::<_, std::convert::Infallible>(self.add(p)));
                 steps
             }
-            Ok(_) => interpreted(kernel, "libtorch runs it".into()),
             Err(LowerError::Unsupported { why, .. }) => interpreted(kernel, why),
         }
     }
@@ -411,20 +398,23 @@ impl Callbacks for Reference {
     fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
         kiln_interp::graph::run(body, args, &[], &mut |op, args| self.fallback(op, args)).map_err(|e| e.to_string())
     }
-    fn fallback_device(
+    fn fallback_in_place(
         &self,
         op: &FallbackOp,
         args: &[DeviceTensor],
-        outs: &[DeviceTensor],
-        index: usize,
+        results: &[DeviceTensor],
+        cuda: Option<usize>,
     ) -> Option<()> {
-        let torch = torch::torch().ok().filter(|t| t.has_cuda())?;
-        let device = kiln_torch_host::Device::Cuda(u32::try_from(index).ok()?);
+        let torch = torch::torch().ok().filter(|t| cuda.is_none() || t.has_cuda())?;
+        let device = match cuda {
+            Some(index) => kiln_torch_host::Device::Cuda(u32::try_from(index).ok()?),
+            None => kiln_torch_host::Device::Cpu,
+        };
         let memory = |t: &DeviceTensor| Memory { ptr: t.address as *mut _, ty: t.ty.clone() };
         let (args, outs): (Vec<Memory>, Vec<Memory>) =
-            (args.iter().map(memory).collect(), outs.iter().map(memory).collect());
+            (args.iter().map(memory).collect(), results.iter().map(memory).collect());
         // SAFETY: the runtime's buffers, dense and of these types; results have buffers of their own, and operands are ready.
-        // What libtorch cannot do there it is asked for on the host, which says why it fails if it does.
+        // What fails here is tried again on copies, which says why it fails if it does.
         unsafe { torch.run_fallback_on(op, &args, &outs, device) }.ok()
     }
 }

@@ -30,8 +30,11 @@ mod walk;
 mod warpgroup;
 mod window;
 
-use kiln_graph::{Op, ValueId};
-use kiln_plan::{Kernel, KernelKind, exec::Steps, exec::Work};
+use kiln_graph::{Graph, Op, ValueId};
+use kiln_plan::{
+    Kernel, KernelKind,
+    exec::{LibraryCall, Steps, Work},
+};
 use resolve::Body;
 
 /// What the block programs are for; sizes of blocks depend on it.
@@ -55,12 +58,8 @@ pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel
     let (name, body) = (kernel.name.as_str(), &kernel.body);
     let unsupported = |why: &str| LowerError::Unsupported { kernel: name.to_string(), why: why.to_string() };
     if kernel.kind == KernelKind::Fallback {
-        let fallback = body.values().find_map(|v: ValueId| match body.op(v) {
-            Op::Fallback(f) => Some(Work::Fallback((**f).clone())),
-            _ => None,
-        });
-        let work = fallback.ok_or_else(|| unsupported("a fallback kernel without the op"))?;
-        return Ok(Steps { scratch: vec![], steps: vec![work] });
+        let call = library_call(body).ok_or_else(|| unsupported("libtorch runs it"))?;
+        return Ok(Steps { scratch: vec![], steps: vec![Work::Fallback(call)] });
     }
     if body.outputs.iter().all(|&v| body.ty(v).count() == 0) {
         return Ok(Steps { scratch: vec![], steps: vec![] });
@@ -77,6 +76,23 @@ pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel
     };
     check(name, &steps)?;
     Ok(Steps { scratch, steps })
+}
+
+/// The call that a fallback kernel is, if its inputs are the operands in their order and its outputs are different results.
+/// The interpreter walks other bodies and calls libtorch in the middle.
+fn library_call(body: &Graph) -> Option<LibraryCall> {
+    let (call, op) = body.values().find_map(|v| match body.op(v) {
+        Op::Fallback(f) => Some((v, (**f).clone())),
+        _ => None,
+    })?;
+    let result = |v: &ValueId| match *body.op(*v) {
+        _ if *v == call => Some(0),
+        Op::Result(i) => Some(i as usize),
+        _ => None,
+    };
+    let results: Vec<usize> = body.outputs.iter().map(result).collect::<Option<_>>()?;
+    let once = results.iter().enumerate().all(|(i, r)| !results[..i].contains(r));
+    (once && body.args(call) == body.inputs).then_some(LibraryCall { op, results })
 }
 
 /// In debug builds every emitted program is verified.

@@ -58,6 +58,21 @@ pub struct GemmCall {
     pub c: Matrix,
 }
 
+/// One of libtorch's operators on the kernel's inputs, in their order.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LibraryCall {
+    pub op: FallbackOp,
+    /// For each output of the kernel, which of the operator's results it is; none twice.
+    pub results: Vec<usize>,
+}
+impl LibraryCall {
+    /// One entry for each of the operator's results: what `of` gives for the kernel's output that it is.
+    pub fn in_order<T>(&self, of: impl Fn(usize) -> T) -> Vec<Option<T>> {
+        let output = |r: usize| self.results.iter().position(|&x| x == r);
+        (0..self.op.results.len()).map(|r| output(r).map(&of)).collect()
+    }
+}
+
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work<K> {
@@ -68,7 +83,7 @@ pub enum Work<K> {
     },
     Gemm(GemmCall),
     /// The kernel's whole body by libtorch.
-    Fallback(FallbackOp),
+    Fallback(LibraryCall),
     /// The kernel's whole body by the graph interpreter on the host: right but slow; what cannot be lowered yet.
     Interpret {
         body: Box<BodyGraph>,

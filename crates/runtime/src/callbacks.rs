@@ -1,32 +1,47 @@
 //! What the runtime cannot do itself and asks of others: libtorch for ops that are not compiled, and the graph interpreter.
 use crate::RuntimeError;
 use kiln_graph::{FallbackOp, Graph, Tensor, Type};
-use kiln_plan::exec::Work;
+use kiln_plan::exec::{LibraryCall, Work};
 
-/// Dense row-major memory on a device.
+/// Dense row-major memory on a device or on the host.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceTensor {
     pub ty: Type,
-    /// Address on the device; 0 if there are no elements.
+    /// Address; without a meaning if there are no elements.
     pub address: u64,
+}
+
+/// Runs a library call in place, if that can be done; `inputs` and `outputs` are the kernel's.
+pub(crate) fn call_in_place(
+    callbacks: &dyn Callbacks,
+    call: &LibraryCall,
+    inputs: &[DeviceTensor],
+    outputs: &[DeviceTensor],
+    cuda: Option<usize>,
+) -> bool {
+    let unwanted = |ty: &Type| DeviceTensor { ty: ty.clone(), address: 0 };
+    let results = call.in_order(|o| outputs[o].clone()).into_iter().zip(&call.op.results);
+    let results: Vec<DeviceTensor> = results.map(|(t, ty)| t.unwrap_or_else(|| unwanted(ty))).collect();
+    callbacks.fallback_in_place(&call.op, inputs, &results, cuda).is_some()
 }
 
 /// Called while a session runs, one call at a time per session, from any thread. Must not call back into the session.
 pub trait Callbacks: Send + Sync {
-    /// Runs one op on the host. `args` are the op's operands; the kernel's outputs are the first of its results, in order.
+    /// Runs one op on the host. `args` are the op's operands; gives all its results.
     fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, String>;
     /// Runs a kernel's body on the host.
     fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, String>;
-    /// Runs one op on CUDA device `index`, where the operands are ready, writing `outputs` in place; waits for the device.
-    /// `None`: cannot; then the operands are copied to the host and [`Callbacks::fallback`] is called.
-    fn fallback_device(
+    /// Runs one op where the operands are (`cuda`: the device's number; `None`: the host) and ready. There is an entry for each
+    /// of its results, written in place, or left out if its address is 0. Waits for the device.
+    /// `None`: cannot; then [`Callbacks::fallback`] is called with copies on the host.
+    fn fallback_in_place(
         &self,
         op: &FallbackOp,
         args: &[DeviceTensor],
-        outputs: &[DeviceTensor],
-        index: usize,
+        results: &[DeviceTensor],
+        cuda: Option<usize>,
     ) -> Option<()> {
-        let _ = (op, args, outputs, index);
+        let _ = (op, args, results, cuda);
         None
     }
 }
@@ -51,30 +66,34 @@ pub(crate) fn call<K>(
     outputs: &[&Type],
 ) -> Result<Vec<Tensor>, RuntimeError> {
     match work {
-        Work::Fallback(op) => check_results(kernel, "libtorch", callbacks.fallback(op, args), outputs),
+        Work::Fallback(call) => {
+            let results = callbacks.fallback(&call.op, args);
+            check_results(kernel, "libtorch", results, &call.results, outputs)
+        }
         Work::Interpret { body, .. } => {
-            check_results(kernel, "the interpreter", callbacks.interpret(&body.0, args), outputs)
+            let all: Vec<usize> = (0..outputs.len()).collect();
+            check_results(kernel, "the interpreter", callbacks.interpret(&body.0, args), &all, outputs)
         }
         Work::Block { .. } | Work::Gemm(_) => Ok(vec![]),
     }
 }
 
-/// The first results of a callback, if there is one of the right type for each output.
+/// For each output, the result of that number, if there is one and it has the output's type.
 pub(crate) fn check_results(
     kernel: &str,
     by: &'static str,
     result: Result<Vec<Tensor>, String>,
+    numbers: &[usize],
     outputs: &[&Type],
 ) -> Result<Vec<Tensor>, RuntimeError> {
     let fail = |what| RuntimeError::Callback { kernel: kernel.into(), by, what };
     let results = result.map_err(fail)?;
-    if results.len() < outputs.len() {
-        return Err(fail(format!("{} results instead of {}", results.len(), outputs.len())));
-    }
-    match results.iter().zip(outputs).enumerate().find(|(_, (t, want))| t.ty != ***want) {
-        Some((i, (t, want))) => Err(fail(format!("result {i} is {} instead of {want}", t.ty))),
-        None => Ok(results.into_iter().take(outputs.len()).collect()),
-    }
+    let pick = |(&n, want): (&usize, &&Type)| match results.get(n) {
+        None => Err(fail(format!("{} results, no number {n}", results.len()))),
+        Some(t) if t.ty != **want => Err(fail(format!("result {n} is {} instead of {want}", t.ty))),
+        Some(t) => Ok(t.clone()),
+    };
+    numbers.iter().zip(outputs).map(pick).collect()
 }
 
 #[cfg(test)]
@@ -83,17 +102,17 @@ mod tests {
     use kiln_graph::DType;
 
     #[test]
-    fn outputs_are_the_first_results() {
+    fn outputs_are_results_by_number() {
         let types = [DType::F32, DType::I64, DType::F32].map(|d| Type::new(d, [2]));
         let results = || types.iter().enumerate().map(|(i, t)| Tensor::from_f64(t.clone(), [i as f64; 2])).collect();
-        let taken = |outputs: &[usize]| {
+        let taken = |numbers: &[usize], outputs: &[usize]| {
             let outputs: Vec<&Type> = outputs.iter().map(|o| &types[*o]).collect();
-            let result = check_results("k", "libtorch", Ok(results()), &outputs);
+            let result = check_results("k", "libtorch", Ok(results()), numbers, &outputs);
             result.map(|r| r.iter().map(|t| t.get_i64(0)).collect::<Vec<_>>()).map_err(|e| e.to_string())
         };
-        assert_eq!(taken(&[0, 1, 2]), Ok(vec![0, 1, 2]));
-        assert_eq!(taken(&[0, 1]), Ok(vec![0, 1]));
-        assert!(taken(&[1]).unwrap_err().contains("result 0 is f32[2] instead of i64[2]"));
-        assert!(taken(&[0, 1, 2, 0]).unwrap_err().contains("3 results instead of 4"));
+        assert_eq!(taken(&[0, 1, 2], &[0, 1, 2]), Ok(vec![0, 1, 2]));
+        assert_eq!(taken(&[2, 1], &[0, 1]), Ok(vec![2, 1]));
+        assert!(taken(&[1], &[0]).unwrap_err().contains("result 1 is i64[2] instead of f32[2]"));
+        assert!(taken(&[3], &[0]).unwrap_err().contains("3 results, no number 3"));
     }
 }

@@ -2,7 +2,7 @@
 use kiln_graph::{DType, FallbackOp, Graph, ParamId, Tensor, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Stage,
-    exec::{BodyGraph, GemmCall, Matrix, Slot, Steps, Work, axes},
+    exec::{BodyGraph, GemmCall, LibraryCall, Matrix, Slot, Steps, Work, axes},
 };
 use kiln_runtime::{
     Callbacks, Code, Device, Executable, HostDevice, HostFn, InputSpec, KernelCode, NoCallbacks, Ptx, RuntimeError,
@@ -271,7 +271,7 @@ fn with_fallback(name: &str) -> Executable {
         kernel("fallback_1", Stage::Run, &[1], &[2], double),
         kernel("interpreted_2", Stage::Run, &[2], &[3], double),
     ];
-    kernels[1].steps.steps = vec![Work::Fallback(op)];
+    kernels[1].steps.steps = vec![Work::Fallback(LibraryCall { op, results: vec![0] })];
     kernels[2].steps.steps =
         vec![Work::Interpret { body: Box::new(BodyGraph(Graph::new("body"))), why: "test".into() }];
     executable(1, kinds.map(buffer).into(), kernels, &[3])

@@ -7,7 +7,11 @@
 #include <torch/csrc/jit/runtime/operator.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include <algorithm>
 #include <functional>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
 
 namespace kiln {
 using namespace torch::jit;
@@ -64,6 +68,54 @@ void call_schema(const c10::FunctionSchema& schema, Stack& stack, const std::fun
   run(stack);
 }
 
+using Handle = std::optional<c10::OperatorHandle>;
+
+// Whether `other` takes the arguments of `schema` and then one tensor for each of its results to be written.
+bool writes_results_of(const c10::FunctionSchema& schema, const c10::FunctionSchema& other) {
+  const auto &args = schema.arguments(), &more = other.arguments();
+  const auto& results = schema.returns();
+  if (more.size() != args.size() + results.size()) return false;
+  for (size_t i = 0; i < args.size(); i++)
+    if (args[i].name() != more[i].name() || *args[i].type() != *more[i].type()) return false;
+  for (size_t i = args.size(); i < more.size(); i++)
+    if (!more[i].is_out() || more[i].type()->kind() != TypeKind::TensorType) return false;
+  return std::all_of(results.begin(), results.end(), [](auto& r) { return r.type()->kind() == TypeKind::TensorType; });
+}
+
+// The overload of an operator that writes its results into tensors it is given, if there is one.
+Handle writing_form(const c10::OperatorHandle& op) {
+  static std::mutex mutex;
+  static std::unordered_map<c10::OperatorName, Handle> known;
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto& name = op.operator_name();
+  auto [at, fresh] = known.try_emplace(name);
+  if (!fresh) return at->second;
+  for (auto& other : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (other.name != name.name) continue;
+    auto handle = c10::Dispatcher::singleton().findSchema(other);
+    if (handle && writes_results_of(op.schema(), handle->schema())) at->second = handle;
+  }
+  return at->second;
+}
+
+// Calls `op`, its results written into `into` where it has a form for that. What that form refuses, the plain one may do.
+void call_operator(const c10::OperatorHandle& op, Stack& stack, const std::vector<at::Tensor>& into) {
+  if (!into.empty() && into.size() == op.schema().returns().size()) {
+    if (Handle form = writing_form(op)) {
+      Stack attempt = stack;
+      try {
+        const auto& args = op.schema().arguments();
+        for (size_t i = attempt.size(); i < args.size(); i++) attempt.push_back(args[i].default_value().value_or(c10::IValue()));
+        for (auto& t : into) attempt.push_back(t);
+        call_schema(form->schema(), attempt, [&](Stack& s) { form->callBoxed(s); });
+        stack = std::move(attempt);
+        return;
+      } catch (const std::exception&) {}
+    }
+  }
+  call_schema(op.schema(), stack, [&](Stack& s) { op.callBoxed(s); });
+}
+
 }  // namespace
 }  // namespace kiln
 
@@ -107,7 +159,8 @@ at::Tensor* kt_session_output(Session* s, int i, char** error) {
 void kt_set_threads(int n) { at::set_num_threads(n); }
 
 // Calls an operator; results that are lists or tuples are flattened. The number of results, or -1.
-int kt_call(const char* name, const char* overload, IValue** ins, int n, int device, at::Tensor** outs, int most, char** error) {
+// `into`: memory for all its results, which are written there where that can be done; or nothing.
+int kt_call(const char* name, const char* overload, IValue** ins, int n, at::Tensor** into, int n_into, int device, at::Tensor** outs, int most, char** error) {
   return kiln::guarded(error, -1, [&] {
     at::NoGradGuard no_grad;
     const at::Device d = kiln::device_of(device);
@@ -115,7 +168,9 @@ int kt_call(const char* name, const char* overload, IValue** ins, int n, int dev
     torch::jit::Stack stack;
     for (int i = 0; i < n; i++) stack.push_back(ins[i]->isDevice() ? IValue(d) : *ins[i]);
     if (auto op = c10::Dispatcher::singleton().findSchema({name, overload})) {
-      kiln::call_schema(op->schema(), stack, [&](torch::jit::Stack& s) { op->callBoxed(s); });
+      std::vector<at::Tensor> results;
+      for (int i = 0; i < n_into; i++) results.push_back(*into[i]);
+      kiln::call_operator(*op, stack, results);
     } else {
       std::shared_ptr<torch::jit::Operator> found;
       for (auto& o : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name)))
@@ -154,6 +209,7 @@ int kt_tensor_copy(at::Tensor* dst, const at::Tensor* src, char** error) {
   return kiln::guarded(error, -1, [&] {
     if (dst->sizes() != src->sizes() || dst->scalar_type() != src->scalar_type())
       throw kiln::Failure("a result is " + kiln::type_text(*src) + ", but a buffer for " + kiln::type_text(*dst) + " was given");
+    if (dst->is_same(*src) || (src->is_contiguous() && dst->const_data_ptr() == src->const_data_ptr())) return 0;
     dst->copy_(*src);
     kiln::synchronise(dst->device());
     return 0;

@@ -117,7 +117,7 @@ impl Argument {
     }
 }
 
-/// Calls an operator and copies its first results into `outs`, which must have their types.
+/// Calls an operator and copies its first results into `outs`, which must have their types; those without memory are left out.
 ///
 /// # Safety
 /// Every `Memory` holds a dense tensor of its type on `device` (-1: host), and no result overlaps an operand.
@@ -135,6 +135,10 @@ pub unsafe fn call(
     let tensors: Vec<TorchTensor> = ins.iter().map(over).collect::<Result<_, _>>()?;
     let arguments: Vec<Argument> = parsed.iter().map(|a| Argument::from_json(a, &tensors)).collect::<Result<_, _>>()?;
     let raw: Vec<_> = arguments.iter().map(|a| a.0.as_ptr()).collect();
+    // Memory for every result, so that libtorch may write there itself.
+    let whole = outs.iter().all(|m| !m.ptr.is_null());
+    let into: Vec<TorchTensor> = outs.iter().filter(|_| whole).map(over).collect::<Result<_, _>>()?;
+    let raw_into: Vec<_> = into.iter().map(TorchTensor::as_ptr).collect();
     let (c_name, c_overload) = (c_string(name)?, c_string(overload)?);
     let mut results = vec![null_mut(); MOST_RESULTS];
     let n = checked_count(|e| unsafe {
@@ -143,6 +147,8 @@ pub unsafe fn call(
             c_overload.as_ptr(),
             raw.as_ptr(),
             raw.len() as i32,
+            raw_into.as_ptr(),
+            raw_into.len() as i32,
             device,
             results.as_mut_ptr(),
             MOST_RESULTS as i32,
@@ -164,7 +170,7 @@ pub unsafe fn call(
         let message = format!("fallback `{name}` gave {} results, {} were expected", results.len(), outs.len());
         return Err(Problem::new(message).into());
     }
-    for (result, out) in results.iter().zip(outs) {
+    for (result, out) in results.iter().zip(outs).filter(|(_, out)| !out.ptr.is_null()) {
         over(out)?.copy_from(result)?;
     }
     Ok(())

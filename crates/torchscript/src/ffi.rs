@@ -43,6 +43,8 @@ unsafe extern "C" {
         overload: *const c_char,
         ins: *const *mut RawValue,
         n: c_int,
+        into: *const *mut RawTensor,
+        n_into: c_int,
         device: c_int,
         outs: *mut *mut RawTensor,
         most: c_int,

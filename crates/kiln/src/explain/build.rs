@@ -47,7 +47,7 @@ impl Report {
             list.push(facts.kernel(kernel, steps.steps.len()));
             for work in &steps.steps {
                 let (names, why) = match work {
-                    Work::Fallback(op) => (vec![op.name.clone()], op.why.clone()),
+                    Work::Fallback(call) => (vec![call.op.name.clone()], call.op.why.clone()),
                     Work::Interpret { body, why } => {
                         (ops(&body.0).map(|v| op_name(body.0.op(v))).collect(), why.clone())
                     }

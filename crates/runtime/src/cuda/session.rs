@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Callbacks, Code, DeviceTensor, Executable, HostDevice, KernelCode, RuntimeError,
-    callbacks::call,
+    callbacks::{call, call_in_place},
     host::{Shared, Tally, gemm, run_grid},
     layout::Layout,
     memory::{ALIGN, MemoryPlan, Place},
@@ -323,16 +323,16 @@ impl CudaSession {
     }
 
     fn host_step(&self, k: usize, kernel: &KernelCode, work: &Work<Code>) -> Result<(), RuntimeError> {
-        if let Work::Fallback(op) = work {
+        if let Work::Fallback(call) = work {
             let on_device =
                 |b: &BufferId| DeviceTensor { ty: self.exe.ty(*b).clone(), address: self.addresses[b.0 as usize] };
             let args: Vec<DeviceTensor> = kernel.inputs.iter().map(on_device).collect();
             let outputs: Vec<DeviceTensor> = kernel.outputs.iter().map(on_device).collect();
             self.wait("running")?;
-            let done = self.callbacks.fallback_device(op, &args, &outputs, self.device.info().index);
+            let done = call_in_place(&*self.callbacks, call, &args, &outputs, Some(self.device.info().index));
             // The library may have made another context current.
             self.device.check(|| format!("running kernel `{}`", kernel.name), self.device.inner.context.bind())?;
-            if done.is_some() {
+            if done {
                 return Ok(());
             }
         }

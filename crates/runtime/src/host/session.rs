@@ -1,13 +1,16 @@
 //! A session on the host: addresses of all buffers, and kernels run one after the other.
 use super::{HostDevice, Parallel, Tally, gemm, run_grid, weights};
 use crate::{
-    Callbacks, Code, Executable, KernelCode, RuntimeError,
-    callbacks::call,
+    Callbacks, Code, DeviceTensor, Executable, KernelCode, RuntimeError,
+    callbacks::{call, call_in_place},
     layout::Layout,
     memory::{MemoryPlan, Place},
 };
 use kiln_graph::{Tensor, Type, memory::Memory};
-use kiln_plan::{BufferId, Stage, exec::Work};
+use kiln_plan::{
+    BufferId, Stage,
+    exec::{LibraryCall, Work},
+};
 use std::{
     collections::VecDeque,
     ptr::null_mut,
@@ -235,6 +238,7 @@ impl Inner {
                     // SAFETY: `Executable::check` has checked the extents; the memory plan keeps `c` apart from the rest.
                     unsafe { gemm::gemm(p, g, x, weights) };
                 }
+                Work::Fallback(call) if self.library(kernel, call) => {}
                 Work::Fallback(_) | Work::Interpret { .. } => {
                     let args: Vec<Tensor> = kernel.inputs.iter().map(|b| self.copy(b.0 as usize, inputs)).collect();
                     let outputs: Vec<_> = kernel.outputs.iter().map(|b| self.exe.ty(*b)).collect();
@@ -247,6 +251,15 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// Runs libtorch on the kernel's buffers, if it can.
+    fn library(&self, kernel: &KernelCode, call: &LibraryCall) -> bool {
+        let tensor =
+            |b: &BufferId| DeviceTensor { ty: self.exe.ty(*b).clone(), address: self.addresses[b.0 as usize] as u64 };
+        let inputs: Vec<DeviceTensor> = kernel.inputs.iter().map(tensor).collect();
+        let outputs: Vec<DeviceTensor> = kernel.outputs.iter().map(tensor).collect();
+        call_in_place(&*self.callbacks, call, &inputs, &outputs, None)
     }
 
     /// A buffer as a tensor, copied if it is not one.
