@@ -24,6 +24,7 @@ mod reduction;
 mod resolve;
 mod rows;
 mod scan;
+mod scatter;
 mod space;
 mod tile;
 mod walk;
@@ -71,7 +72,7 @@ pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel
         KernelKind::Gemm => gemm::lower(&of, target)?,
         KernelKind::Attention => attention::lower(&of, target)?,
         KernelKind::Conv => conv::lower(&of, target)?,
-        KernelKind::Scatter => return Err(unsupported("scatter writes to computed places")),
+        KernelKind::Scatter => scatter::lower(&of, target)?,
         KernelKind::Fallback => return Err(unsupported("a fallback kernel without the op")),
     };
     check(name, &steps)?;
