@@ -1,5 +1,6 @@
 //! Attention on the host: scores by a library product, softmax in a block step, a product with the values; a bounded number
-//! of batches at a time.
+//! of batches at a time. Queries are taken in bands whose scores stay in the caches, under a causal mask with the keys only that
+//! the last of them sees.
 use crate::dag::{Guard, NodeId, NodeOp, Scene, Store};
 use crate::expr::{Expr, linear};
 use crate::flash;
@@ -13,6 +14,12 @@ use kiln_plan::exec::{Matrix, Slot};
 
 /// Scores held at a time.
 const SCORES: usize = 1 << 25;
+
+/// Most bands of queries, and fewest queries of a band.
+const BANDS: usize = 8;
+const BAND: usize = 32;
+/// Scores that stay in the caches between steps.
+const NEAR: usize = 1 << 18;
 
 /// Sizes of an attention: batch axes, key heads, queries per key head, query and key lengths, widths of keys and values.
 pub struct Sizes {
@@ -97,9 +104,10 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
     let out = Operand { slot: place.0, offset: 0, strides: Type::new(dtype, shape(z.s, z.e)).strides() };
 
     // The first axis of the batch is taken in pieces.
+    let bands = bands(&z, matches!(g.op(v), Op::Attention { causal: true, .. }));
+    let tallest = bands.iter().map(|b| b.rows).max().unwrap_or(0);
     let first_len = z.batch.first().copied().unwrap_or(1);
-    let scores: usize = shape(z.s, z.t).iter().product();
-    let each = scores / first_len.max(1);
+    let each = shape(tallest, z.t).iter().product::<usize>() / first_len.max(1);
     let at_once = (SCORES / each.max(1)).clamp(1, first_len.max(1));
     let piece = |count: usize, r: usize, c: usize| {
         let mut p = shape(r, c);
@@ -108,42 +116,64 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
         }
         p
     };
-    let raw = h.scratch(acc, &piece(at_once, z.s, z.t));
-    let soft = h.scratch(dtype, &piece(at_once, z.s, z.t));
-    for (i, first) in (0..first_len).step_by(at_once).enumerate() {
+    let raw = h.scratch(acc, &piece(at_once, tallest, z.t));
+    let soft = h.scratch(dtype, &piece(at_once, tallest, z.t));
+    let starts = (0..first_len).step_by(at_once).flat_map(|first| bands.iter().map(move |band| (first, *band)));
+    for (i, (first, band)) in starts.enumerate() {
         let count = at_once.min(first_len - first);
         let lead = |o: &Operand| if n > 0 { o.offset + first * o.strides[0] } else { o.offset };
+        let row = |o: &Operand| lead(o) + band.first * o.strides[n + 2];
         let grouped = |o: &Operand, width: usize, flip: bool| {
-            let m = o.matrix([z.t, width]);
+            let m = o.matrix([band.keys, width]);
             let mut batch_strides = m.batch_strides;
             batch_strides.push(0);
             let (rows, cols) = if flip { (m.cols, m.rows) } else { (m.rows, m.cols) };
             Matrix { slot: m.slot, offset: lead(o), rows, cols, batch_strides }
         };
+        let scores = piece(count, band.rows, band.keys);
         let dense = |slot: Slot| {
-            let strides = Type::new(dtype, piece(count, z.s, z.t)).strides();
-            Operand { slot, offset: 0, strides }.matrix([z.s, z.t])
+            let strides = Type::new(dtype, &*scores).strides();
+            Operand { slot, offset: 0, strides }.matrix([band.rows, band.keys])
         };
-        let a = Matrix { offset: lead(&q), ..q.matrix([z.s, z.d]) };
-        h.gemm(dtype, acc, &piece(count, z.s, z.t), z.d, [a, grouped(&k, z.d, true), dense(raw)]);
+        let a = Matrix { offset: row(&q), ..q.matrix([band.rows, z.d]) };
+        h.gemm(dtype, acc, &scores, z.d, [a, grouped(&k, z.d, true), dense(raw)]);
         let name = format!("{}_softmax{i}", of.name);
-        let space_shape = piece(count, z.s, z.t);
-        let places = Places { raw: (raw, acc), soft: (soft, dtype), first, has_batch: n > 0 };
-        let step = softmax(of, &name, v, &z, &space_shape, &places, h.out.scratch.len() as u32)?;
+        let places = Places { raw: (raw, acc), soft: (soft, dtype), first, has_batch: n > 0, row: band.first };
+        let step = softmax(of, &name, v, &z, &scores, &places, h.out.scratch.len() as u32)?;
         h.out.scratch.extend(step.scratch);
         h.out.steps.extend(step.steps);
-        let c = Matrix { offset: lead(&out), ..out.matrix([z.s, z.e]) };
-        h.gemm(dtype, place.1, &piece(count, z.s, z.e), z.t, [dense(soft), grouped(&w, z.e, false), c]);
+        let c = Matrix { offset: row(&out), ..out.matrix([band.rows, z.e]) };
+        h.gemm(dtype, place.1, &piece(count, band.rows, z.e), band.keys, [dense(soft), grouped(&w, z.e, false), c]);
     }
     h.finish(v, place)
 }
 
-/// Raw scores, probabilities, and the first batch of the piece.
+/// Queries that are taken together, and the keys that they may see.
+#[derive(Clone, Copy)]
+struct Band {
+    first: usize,
+    rows: usize,
+    keys: usize,
+}
+
+fn bands(z: &Sizes, causal: bool) -> Vec<Band> {
+    let scores = z.batch.iter().product::<usize>() * z.heads * z.group * z.s * z.t;
+    let most = if causal { BANDS } else { (scores / NEAR).clamp(1, BANDS) };
+    let step = z.s.div_ceil(most).next_multiple_of(BAND);
+    let band = |first: usize| {
+        let end = z.s.min(first + step);
+        Band { first, rows: end - first, keys: if causal { z.t.min(end) } else { z.t } }
+    };
+    (0..z.s).step_by(step.max(1)).map(band).collect()
+}
+
+/// Raw scores, probabilities, and the first batch and query of the piece.
 struct Places {
     raw: (Slot, DType),
     soft: (Slot, DType),
     first: usize,
     has_batch: bool,
+    row: usize,
 }
 
 fn softmax(
@@ -156,10 +186,11 @@ fn softmax(
     scratch: u32,
 ) -> Result<Emitted, LowerError> {
     let last = shape.len() - 1;
+    let keys = shape[last];
     let row_axes: Vec<bool> = (0..shape.len()).map(|i| i == last).collect();
     let scene = |s: &Space| {
         let mut r = of.resolver();
-        r.row = Some(Row { position: s.axes[last].clone(), len: z.t });
+        r.row = Some(Row { position: s.axes[last].clone(), len: keys });
         let at = linear(&s.axes, shape);
         let raw = r.dag.add(NodeOp::Load { slot: p.raw.0, at: at.clone(), guards: vec![] }, p.raw.1);
         let n = shape.len() - 4;
@@ -169,15 +200,15 @@ fn softmax(
         }
         ix.extend([
             s.axes[n].clone().scale(z.group as i64).plus(&s.axes[n + 1]),
-            s.axes[n + 2].clone(),
+            s.axes[n + 2].clone().shift(p.row as i64),
             s.axes[n + 3].clone(),
         ]);
         let x = masked_score(&mut r, raw, v, &ix)?;
-        let value = safe_softmax(&mut r, x, z.t);
+        let value = safe_softmax(&mut r, x, keys);
         let store = Store { slot: p.soft.0, dtype: p.soft.1, at, guards: vec![], value };
         Ok(Scene { dag: r.dag, stores: vec![store] })
     };
-    if z.t == 1 {
+    if keys == 1 {
         let point = |axes: &[Expr]| scene(&Space::of(axes));
         return Ok(Emitted { scratch: vec![], steps: vec![pointwise::points(name, shape, &point, Target::Host)?] });
     }
