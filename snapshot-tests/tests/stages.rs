@@ -1,20 +1,15 @@
 //! Every sample graph at every stage. Review changes with `cargo insta review`.
 use kiln::{CompileOptions, Compiled, Model, Target, compile, compile::CompiledCode, snapshot, stages};
-use kiln_snapshot_tests::{assemble, instruction_counts};
+use kiln_snapshot_tests::ptx_facts;
 use std::path::Path;
 
 fn each_graph(f: impl Fn(&str, &Model)) {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../graphs");
-    let mut paths: Vec<_> = std::fs::read_dir(folder)
-        .expect("graphs/ exists")
-        .map(|e| e.expect("an entry").path())
-        .filter(|p| p.extension().is_some_and(|e| e == "kiln"))
-        .collect();
-    paths.sort();
-    assert!(paths.len() >= 20, "only {} sample graphs found", paths.len());
-    for path in paths {
-        let name = path.file_stem().and_then(|s| s.to_str()).expect("a file name");
-        f(name, &Model::open(&path, &[]).unwrap_or_else(|e| panic!("{name}: {e}")));
+    let mut graphs = snapshot::models(folder.as_ref()).expect("graphs/ exists");
+    graphs.retain(|g| g.path.extension().is_some_and(|e| e == "kiln"));
+    assert!(graphs.len() >= 20, "only {} sample graphs found", graphs.len());
+    for g in graphs {
+        f(&g.name, &g.open().unwrap_or_else(|e| panic!("{}: {e}", g.name)));
     }
 }
 
@@ -60,12 +55,9 @@ fn gpu_blocks_and_ptx_facts() {
         let CompiledCode::Ptx(list) = &c.code else { panic!("a GPU target gives PTX") };
         let mut facts = String::new();
         for p in list.iter().filter(|p| !p.text.is_empty()) {
-            let assembled = assemble(ptxas.as_deref().unwrap_or(Path::new("ptxas")), &p.text, "sm_90a")
-                .unwrap_or_else(|log| panic!("{name}: ptxas refuses {}:\n{log}", p.name));
-            facts += &format!("{} ({} threads, {} bytes shared)\n", p.name, p.threads, p.shared);
-            for line in instruction_counts(&p.text).lines().chain(assembled.lines()) {
-                facts += &format!("  {line}\n");
-            }
+            let found = ptx_facts(ptxas.as_deref().unwrap_or(Path::new("ptxas")), &p.text)
+                .unwrap_or_else(|e| panic!("{name}: ptxas refuses {}:\n{e}", p.name));
+            facts += &format!("{} ({} threads, {} bytes shared)\n{found}", p.name, p.threads, p.shared);
         }
         check(name, "ptx-facts", &facts);
     });

@@ -30,6 +30,8 @@ pub enum Command {
     Snapshot(SnapshotCommand),
     /// Print any stage as text.
     Print(Print),
+    /// Print a kernel's PTX, or facts about it.
+    Ptx(PtxArgs),
     /// Run passes on a block program.
     Opt(Opt),
     /// Say what was found on this machine, what is missing, and how to get it.
@@ -90,7 +92,7 @@ pub struct DeviceArgs {
 /// What shall be fused, or shall not.
 #[derive(Args, Debug)]
 pub struct ConstraintArgs {
-    /// Constraints on fusion, a TOML file: must_fuse, never_fuse, keep_in_memory, [[kernel]].
+    /// Constraints on fusion, a TOML file: must_fuse, never_fuse, keep_in_memory, [[use_template]], [[kernel]].
     #[arg(long, value_name = "FILE")]
     pub constraints: Option<PathBuf>,
 }
@@ -125,9 +127,12 @@ pub struct Compile {
     /// The artifact to write.
     #[arg(short, long, value_name = "OUT.kiln")]
     pub output: PathBuf,
-    /// Stages to write beside it as OUT.STAGE: graph, plan, block, ptx.
+    /// Stages to write beside it as OUT.STAGE: graph, plan, block, llvm, ptx, asm.
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub emit: Vec<String>,
+    /// Write those stages (default: all) to a folder instead, one file a kernel, named as in the report.
+    #[arg(long, value_name = "DIR")]
+    pub emit_dir: Option<PathBuf>,
     /// Write where the time went.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -182,6 +187,18 @@ pub struct Bench {
     /// Write the report of the fused plan as a page, prediction beside measurement.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+    /// Write the kernels under the machine's roofs as an SVG.
+    #[arg(long, value_name = "FILE.svg")]
+    pub roofline: Option<PathBuf>,
+    /// Measure an archive at several sizes of its inputs' first dimension, as 'batch=1,8,64'.
+    #[arg(long, value_name = "SIZES", conflicts_with_all = ["html", "trace", "roofline"])]
+    pub sweep: Option<String>,
+    /// Write times over the sweep as an SVG.
+    #[arg(long, value_name = "FILE.svg", requires = "sweep")]
+    pub plot: Option<PathBuf>,
+    /// Write a trace of a few runs, host and device, for Perfetto or chrome://tracing.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Write the figures ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -254,13 +271,36 @@ pub struct Snapshot {
 pub struct Print {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// graph, plan, block or ptx.
+    /// graph, plan, block, llvm, ptx or asm.
     #[arg(long, default_value = "graph")]
     pub stage: String,
+    /// Of this kernel alone.
+    #[arg(long, value_name = "NAME")]
+    pub kernel: Option<String>,
     #[arg(long, value_enum, default_value_t)]
     pub target: TargetName,
     #[arg(long)]
     pub unfused: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct PtxArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub constraints: ConstraintArgs,
+    /// sm_80 or sm_90a.
+    #[arg(long, value_enum, default_value = "sm_90a")]
+    pub target: TargetName,
+    /// Default: all kernels.
+    #[arg(long, value_name = "NAME")]
+    pub kernel: Option<String>,
+    /// Registers, spills, vector widths and instruction counts instead of the text.
+    #[arg(long)]
+    pub facts: bool,
+    /// Write the facts ("-" for standard output).
+    #[arg(long, value_name = "FILE", requires = "facts")]
+    pub json: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

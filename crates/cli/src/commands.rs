@@ -1,22 +1,17 @@
 //! What each command does.
+mod measure;
 mod plans;
+mod stage;
 
 use crate::{
     args::{self, Command, ConstraintArgs, DeviceArgs, ModelArgs, Numerics, TargetName},
     render::{self, Progress},
 };
 use kiln::{
-    CompileOptions, Compiled, DeviceKind, Error, Model, Report, Target, Tensor,
-    bench::{Against, BenchOptions},
-    constraints::Constraints,
-    io,
-    model::FileKind,
-    stages::{self, Stage},
+    CompileOptions, Compiled, DeviceKind, Error, Model, Report, Target, Tensor, constraints::Constraints, io,
+    model::FileKind, stages,
 };
-use std::{
-    process::ExitCode,
-    time::{Duration, Instant},
-};
+use std::{process::ExitCode, time::Instant};
 
 /// Whatever was asked for was done; commands that compare have a status of their own.
 pub fn run(command: Command) -> Result<ExitCode, Error> {
@@ -31,10 +26,11 @@ pub fn run(command: Command) -> Result<ExitCode, Error> {
 fn work(command: Command) -> Result<(), Error> {
     match command {
         Command::Run(a) => run_model(&a),
-        Command::Compile(a) => compile(&a),
+        Command::Compile(a) => stage::compile(&a),
         Command::Explain(a) => explain(&a),
-        Command::Bench(a) => bench(&a),
-        Command::Print(a) => print(&a),
+        Command::Bench(a) => measure::bench(&a),
+        Command::Print(a) => stage::print(&a),
+        Command::Ptx(a) => stage::ptx(&a),
         Command::Opt(a) => render::out(&stages::optimise(&a.file, &a.passes)?),
         Command::Doctor(a) => doctor(&a),
         Command::Plan(args::PlanCommand::Pin(a)) => plans::pin(&a),
@@ -159,28 +155,6 @@ fn run_model(a: &args::Run) -> Result<(), Error> {
     Ok(())
 }
 
-fn compile(a: &args::Compile) -> Result<(), Error> {
-    let progress = Progress::new("loading");
-    let emit: Vec<(String, Stage)> =
-        a.emit.iter().map(|s| Ok((s.clone(), Stage::parse(s)?))).collect::<Result<_, Error>>()?;
-    let options = constrained(options(&a.model, target(a.target), true), &a.constraints)?;
-    let (model, compiled, _) = compiled(&a.model, &options, &progress)?;
-    progress.say("writing");
-    for (name, stage) in emit {
-        let path = a.output.with_extension(name);
-        io::write_whole(&path, stages::text(&compiled, stage)?.as_bytes())?;
-    }
-    kiln::artifact::write(&a.output, &compiled, &model)?;
-    if let Some(path) = &a.json {
-        let start = Instant::now();
-        let _ = Report::new(&compiled);
-        let explain_s = start.elapsed().as_secs_f64();
-        let json = serde_json::json!({ "timings": compiled.timings, "explain_s": explain_s, "kernels": compiled.plan.kernels.len(), "programs": compiled.programs.len() });
-        render::to(path, &format!("{json:#}\n"))?;
-    }
-    Ok(())
-}
-
 /// Given, or what an artifact was compiled for, or the host.
 fn target_of(path: &std::path::Path, given: Option<TargetName>) -> Result<Target, Error> {
     match given {
@@ -252,56 +226,6 @@ fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Rep
             Ok((Report::new(&compiled), Some(compiled)))
         }
     }
-}
-
-fn bench(a: &args::Bench) -> Result<(), Error> {
-    let mut against = Against { unfused: false, torch: false };
-    for name in &a.against {
-        match name.as_str() {
-            "unfused" => against.unfused = true,
-            "torch" => against.torch = true,
-            other => {
-                return Err(Error::usage(format!("cannot compare with `{other}`"), "give unfused, torch, or both"));
-            }
-        }
-    }
-    if !(0.0..=3600.0).contains(&a.seconds) {
-        return Err(Error::usage(format!("--seconds {} is out of range", a.seconds), "give 0 to 3600"));
-    }
-    let progress = Progress::new("loading");
-    let (device, target) = device(&a.device)?;
-    let (model, inputs) = open(&a.model, &progress)?;
-    progress.say("measuring");
-    let options = BenchOptions {
-        compile: constrained(options(&a.model, target, true), &a.constraints)?,
-        device,
-        threads: a.device.threads,
-        against,
-        min_time: Duration::from_secs_f64(a.seconds),
-    };
-    let (result, compiled) = kiln::bench::bench(&model, &inputs, &options)?;
-    drop(progress);
-    if let Some(path) = &a.html {
-        let measured: Vec<f64> = result.kernels.iter().map(|k| k.median_us).collect();
-        render::to(path, &kiln::html::page(&Report::new(&compiled), &compiled, Some(&measured)))?;
-    }
-    match &a.json {
-        Some(path) => {
-            if path.as_os_str() != "-" {
-                render::out(&result.text())?;
-            }
-            render::to(path, &json(&result)?)
-        }
-        None => render::out(&result.text()),
-    }
-}
-
-fn print(a: &args::Print) -> Result<(), Error> {
-    let stage = Stage::parse(&a.stage)?;
-    let t = if stage == Stage::Ptx && a.target == TargetName::Cpu { TargetName::Sm90a } else { a.target };
-    let text =
-        stages::print_file(&a.model.model, &inputs(&a.model)?, &options(&a.model, target(t), !a.unfused), stage)?;
-    render::out(&text)
 }
 
 fn doctor(a: &args::Doctor) -> Result<(), Error> {

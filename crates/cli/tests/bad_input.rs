@@ -99,7 +99,7 @@ fn wrong_calls() {
     refuses(2, &[], &["Usage"], None);
     refuses(2, &["run", &g], &["--outputs"], None);
     refuses(2, &["bench", &g, "--against", "tensorflow"], &["tensorflow", "unfused"], None);
-    refuses(2, &["print", &g, "--stage", "asm"], &["asm", "graph, plan, block, ptx"], None);
+    refuses(2, &["print", &g, "--stage", "machine"], &["asm", "graph, plan, block, llvm, ptx, asm"], None);
     refuses(2, &["run", &g, "--device", "tpu", "--outputs", "/dev/null"], &["tpu"], None);
     refuses(2, &["run", &g, "--threads", "0", "--outputs", "/dev/null"], &["threads"], None);
     refuses(2, &["opt", &g, "--passes", "nonsense"], &[], None);

@@ -83,6 +83,12 @@ pub fn llvm_text(kernels: &[Kernel]) -> Result<String, CodegenError> {
     emit(kernels).map(|(text, _)| text)
 }
 
+/// The assembly of kernels for this machine's processor.
+pub fn assembly(kernels: &[Kernel]) -> Result<String, CodegenError> {
+    let name = || kernels.first().map_or(String::new(), |k| k.name.clone());
+    jit::assembly(&emit(kernels)?.0).map_err(|what| CodegenError::Llvm { kernel: name(), what })
+}
+
 fn emit(kernels: &[Kernel]) -> Result<(String, Vec<&'static str>), CodegenError> {
     let machine = jit::machine();
     let mut shared = text::Text::default();

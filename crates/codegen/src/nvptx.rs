@@ -98,6 +98,30 @@ fn shared_limit(arch: Arch) -> usize {
 
 /// Runs the layout passes on a copy of the kernel and generates PTX.
 pub fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
+    generated(kernel, arch, |module, blocks, shared| {
+        Ok(Ptx {
+            name: r#gen::entry_name(kernel),
+            text: target::to_ptx(module, arch)?,
+            grid: [kernel.grid[0] * blocks, kernel.grid[1], kernel.grid[2]],
+            threads: kernel.warps / blocks * 32,
+            shared,
+            cluster: kernel.cluster.max(blocks),
+            args: kernel.params.iter().map(|p| argument(kernel, p)).collect(),
+        })
+    })
+}
+
+/// The LLVM text of a kernel, before LLVM's own passes: for people.
+pub fn llvm_text(kernel: &Kernel, arch: Arch) -> Result<String, CodegenError> {
+    generated(kernel, arch, |module, _, _| Ok(module.print_to_string().to_string()))
+}
+
+/// What `take` makes of a kernel's module, the blocks of its cluster, and its bytes of shared memory.
+fn generated<T>(
+    kernel: &Kernel,
+    arch: Arch,
+    take: impl FnOnce(&inkwell::module::Module, usize, usize) -> emit::Res<T>,
+) -> Result<T, CodegenError> {
     let fail = |f: emit::Fail| match f {
         emit::Fail::Unsupported(what) => {
             CodegenError::Unsupported { kernel: kernel.name.clone(), target: arch.name().into(), what }
@@ -116,16 +140,7 @@ pub fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
     if shared > shared_limit(arch) {
         return Err(fail(emit::Fail::Unsupported(format!("{shared} bytes of shared memory"))));
     }
-    let text = target::to_ptx(&module, arch).map_err(fail)?;
-    Ok(Ptx {
-        name: r#gen::entry_name(kernel),
-        text,
-        grid: [kernel.grid[0] * blocks, kernel.grid[1], kernel.grid[2]],
-        threads: kernel.warps / blocks * 32,
-        shared,
-        cluster: kernel.cluster.max(blocks),
-        args: kernel.params.iter().map(|p| argument(kernel, p)).collect(),
-    })
+    take(&module, blocks, shared).map_err(fail)
 }
 
 fn argument(kernel: &Kernel, p: &Param) -> Argument {

@@ -1,4 +1,9 @@
 //! Fused against unfused against PyTorch, in one run, interleaved; kernel by kernel, prediction beside measurement.
+mod table;
+mod text;
+
+pub use table::{KernelTime, ModuleTime};
+
 use crate::{
     CompileOptions, Compiled, Error, Model,
     accuracy::{Difference, differences},
@@ -7,7 +12,7 @@ use crate::{
     torch,
 };
 use kiln_graph::Tensor;
-use kiln_runtime::{Session, TimeOptions};
+use kiln_runtime::{RunTrace, Session, TimeOptions};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -48,6 +53,13 @@ pub struct Bench {
     pub reference: String,
     pub ops: usize,
     pub kernels: Vec<KernelTime>,
+    /// The same by module path.
+    pub modules: Vec<ModuleTime>,
+    /// Microseconds of a traced run in which the device waited for its next kernel.
+    pub gaps_us: f64,
+    /// A few runs in full (`--trace`).
+    #[serde(skip)]
+    pub trace: Vec<RunTrace>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -63,19 +75,6 @@ impl Spread {
         let at = |q: f64| ms.get(((ms.len().max(1) - 1) as f64 * q).round() as usize).copied().unwrap_or(f64::NAN);
         Spread { median_ms: at(0.5), p10: at(0.1), p90: at(0.9), runs: ms.len() }
     }
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub struct KernelTime {
-    pub name: String,
-    pub kind: String,
-    pub predicted_us: f64,
-    pub median_us: f64,
-    pub p10: f64,
-    pub p90: f64,
-    pub bytes: u64,
-    pub gbps: f64,
-    pub tflops: f64,
 }
 
 /// Compiles and measures a model. What was measured comes with it.
@@ -116,7 +115,8 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
             t.extend(time_torch(r, slice)?);
         }
     }
-    let kernels = kernel_times(&fused, &session, inputs)?;
+    let trace = session.trace(inputs, TRACED).map_err(runtime)?;
+    let kernels = table::kernels(&fused, &session, inputs, &trace)?;
     let bench = Bench {
         model: fused.graph.name.clone(),
         device: crate::compile::device_name(options.device)?,
@@ -131,10 +131,16 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
         max_rel_err: error.max_rel,
         reference: name.into(),
         ops: crate::Report::new(&fused).nodes,
+        modules: table::modules(&kernels),
+        gaps_us: kernels.iter().map(|k| k.gap_us).sum(),
         kernels,
+        trace,
     };
     Ok((bench, fused))
 }
+
+/// Runs that are traced.
+const TRACED: usize = 5;
 
 /// PyTorch's side.
 #[derive(Default)]
@@ -224,30 +230,6 @@ fn whole(s: &Session, inputs: &[Tensor], min_time: Duration) -> Result<Vec<f64>,
     Ok(s.time(inputs, options).map_err(runtime)?.samples_us.iter().map(|us| us / 1e3).collect())
 }
 
-fn kernel_times(c: &Compiled, s: &Session, inputs: &[Tensor]) -> Result<Vec<KernelTime>, Error> {
-    let options = TimeOptions { warmup: 1, runs: 1, min_seconds: 0.0, kernel_runs: 20 };
-    let profile = s.time(inputs, options).map_err(runtime)?;
-    let by_name = |name: &str| profile.kernels.iter().find(|k| k.name == name);
-    let run = c.plan.kernels.iter().filter(|k| k.stage == kiln_plan::Stage::Run);
-    Ok(run
-        .map(|k| {
-            let (median_us, p10, p90) = by_name(&k.name)
-                .map_or((f64::NAN, f64::NAN, f64::NAN), |k| (k.spread.median_us, k.spread.p10_us, k.spread.p90_us));
-            KernelTime {
-                name: k.name.clone(),
-                kind: k.kind.name().into(),
-                predicted_us: k.cost.us,
-                median_us,
-                p10,
-                p90,
-                bytes: k.cost.bytes(),
-                gbps: k.cost.bytes() as f64 / median_us / 1e3,
-                tflops: k.cost.flops() as f64 / median_us / 1e6,
-            }
-        })
-        .collect())
-}
-
 /// Difference from the graph interpreter in f64.
 pub fn against_interpreter(model: &Model, inputs: &[Tensor], outputs: &[Tensor]) -> Result<Difference, Error> {
     let reference = interpret(model, inputs)?;
@@ -264,51 +246,4 @@ pub fn interpret(model: &Model, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error>
     kiln_interp::graph::run_with(&model.graph, inputs, &model.params, precision, &mut fallback).map_err(|e| {
         Error::failed(format!("the interpreter stopped: {e}"), "check the inputs' values (indices in range?)")
     })
-}
-
-impl Bench {
-    /// The table, for a terminal.
-    pub fn text(&self) -> String {
-        use std::fmt::Write as _;
-        let mut t = String::new();
-        let _ = writeln!(t, "{} on {} ({} threads)", self.model, self.device, self.threads);
-        let side = |t: &mut String, name: &str, s: &Spread| {
-            let ratio = s.median_ms / self.fused.median_ms;
-            let _ = writeln!(
-                t,
-                "  {name:8} {:>10.4} ms  (p10 {:.4}, p90 {:.4}, {} runs)  {ratio:.2}x",
-                s.median_ms, s.p10, s.p90, s.runs
-            );
-        };
-        side(&mut t, "fused", &self.fused);
-        self.unfused.iter().for_each(|s| side(&mut t, "unfused", s));
-        self.torch.iter().for_each(|s| side(&mut t, "torch", s));
-        for m in &self.missing {
-            let _ = writeln!(t, "  no {m}");
-        }
-        let _ = writeln!(
-            t,
-            "  {} ops in {} kernels; compiled in {:.3} s; error against {}: abs {:.2e}, rel {:.2e}\n",
-            self.ops,
-            self.kernels.len(),
-            self.compile_s,
-            self.reference,
-            self.max_abs_err,
-            self.max_rel_err
-        );
-        let width = self.kernels.iter().map(|k| k.name.len()).max().unwrap_or(0).clamp(6, 32);
-        let _ = writeln!(
-            t,
-            "  {:width$}  {:>12}  {:>10}  {:>8}  {:>8}",
-            "kernel", "predicted us", "median us", "GB/s", "TFLOP/s"
-        );
-        for k in &self.kernels {
-            let _ = writeln!(
-                t,
-                "  {:width$}  {:>12.2}  {:>10.2}  {:>8.1}  {:>8.3}",
-                k.name, k.predicted_us, k.median_us, k.gbps, k.tflops
-            );
-        }
-        t
-    }
 }

@@ -140,7 +140,22 @@ pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
         return Err(Error::usage("an unfused plan knows no constraints", "leave out --unfused or --constraints"));
     }
     let constraints = options.constraints.resolve(&model.graph)?;
-    plan_under(model, options, &constraints).map_err(|e| not_planned(model, e))
+    let plan = plan_under(model, options, &constraints).map_err(|e| not_planned(model, e))?;
+    // A template that does not take its kernel is found here, so that no command goes on without it.
+    for k in plan.kernels.iter().filter(|k| k.reason.template.is_some()) {
+        if let Err(LowerError::Unsupported { why, .. }) = kiln_lower::lower(k, options.target.lowering()) {
+            return Err(no_template(&plan.name, k, &why));
+        }
+    }
+    Ok(plan)
+}
+/// A constraint on how a kernel is lowered that cannot be met.
+fn no_template(model: &str, k: &kiln_plan::Kernel, why: &str) -> Error {
+    let template = k.reason.template.map(|t| t.to_string()).unwrap_or_default();
+    Error::failed(
+        format!("cannot plan {model}: the template `{template}` does not take kernel {}: {why}", k.name),
+        "leave the constraint out, or name a template that does; `kiln explain MODEL --kernel NAME` says which it takes now",
+    )
 }
 /// The same within constraints in values of the graph.
 pub(crate) fn plan_under(
@@ -178,6 +193,9 @@ pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> 
             Work::Block { code, .. } => failed.get(code).cloned(),
             _ => None,
         });
+        if let (Some(why), Some(_)) = (&why, kernel.reason.template) {
+            return Err(no_template(&plan.name, kernel, why));
+        }
         if let Some(why) = why {
             *steps = interpreted(kernel, why);
         }

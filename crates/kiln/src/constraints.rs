@@ -9,11 +9,15 @@
 //! name = "gemm_gelu_erf_23"
 //! stores = ["%68"]
 //! reads = ["%64"]
+//!
+//! [[use_template]]                                   # how products, attentions and convolutions are lowered
+//! at = "op:linear"
+//! template = "tile 64x128"                           # as `explain --kernel` names them
 //! ```
 //! Names are those of [`crate::select`]; kernels are not known here, as constraints are what kernels follow from.
 use crate::{Error, select::select};
 use kiln_graph::{Graph, ValueId};
-use kiln_plan::{BufferId, BufferKind, Plan, Stage};
+use kiln_plan::{BufferId, BufferKind, Plan, Stage, Template};
 use kiln_rewrite::{Group, Pinned};
 use serde::Deserialize;
 use std::{fmt::Write as _, path::Path};
@@ -26,6 +30,13 @@ pub struct Constraints {
     pub never_fuse: Vec<Vec<String>>,
     pub keep_in_memory: Vec<String>,
     pub kernel: Vec<KernelText>,
+    pub use_template: Vec<TemplateText>,
+}
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateText {
+    pub at: String,
+    pub template: String,
 }
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -35,6 +46,8 @@ pub struct KernelText {
     pub stores: Vec<String>,
     #[serde(default)]
     pub reads: Vec<String>,
+    #[serde(default)]
+    pub template: Option<String>,
 }
 
 impl Constraints {
@@ -44,7 +57,7 @@ impl Constraints {
             let line = e.span().map_or(1, |s| text[..s.start].matches('\n').count() + 1);
             Error::failed(
                 format!("{} is not a constraints file; line {line}: {}", path.display(), e.message()),
-                "it may have must_fuse, never_fuse (lists of lists of names), keep_in_memory (a list) and [[kernel]] tables",
+                "it may have must_fuse, never_fuse (lists of lists of names), keep_in_memory (a list), [[use_template]] and [[kernel]] tables",
             )
         })
     }
@@ -65,6 +78,11 @@ impl Constraints {
             never_fuse: self.never_fuse.iter().map(|names| each(names)).collect::<Result<_, _>>()?,
             keep_in_memory: each(&self.keep_in_memory)?,
             kernels: self.kernel.iter().map(|k| k.pinned(graph)).collect::<Result<_, _>>()?,
+            templates: self
+                .use_template
+                .iter()
+                .map(|t| Ok((group(std::slice::from_ref(&t.at))?, template(&t.template)?)))
+                .collect::<Result<_, Error>>()?,
         })
     }
     /// The kernels of a plan's run, each exactly as it is.
@@ -74,6 +92,7 @@ impl Constraints {
             name: k.name.clone(),
             stores: k.outputs.iter().filter_map(name).collect(),
             reads: k.inputs.iter().filter_map(name).collect(),
+            template: k.reason.template.map(|t| t.to_string()),
         };
         let run = plan.kernels.iter().filter(|k| k.stage == Stage::Run);
         Constraints { kernel: run.map(kernel).collect(), ..Constraints::default() }
@@ -95,9 +114,20 @@ impl Constraints {
         for k in &self.kernel {
             let (name, stores, reads) = (quoted(&k.name), list(&k.stores), list(&k.reads));
             let _ = writeln!(t, "\n[[kernel]]\nname = {name}\nstores = {stores}\nreads = {reads}");
+            if let Some(template) = &k.template {
+                let _ = writeln!(t, "template = {}", quoted(template));
+            }
+        }
+        for u in &self.use_template {
+            let _ = writeln!(t, "\n[[use_template]]\nat = {}\ntemplate = {}", quoted(&u.at), quoted(&u.template));
         }
         t
     }
+}
+
+fn template(text: &str) -> Result<Template, Error> {
+    let help = "`kiln explain MODEL --kernel NAME` says which template a kernel takes";
+    text.parse().map_err(|why: String| Error::usage(why, help))
 }
 
 impl KernelText {
@@ -108,7 +138,8 @@ impl KernelText {
         }
         let first = self.stores.first().cloned().unwrap_or_default();
         let name = if self.name.is_empty() { first } else { self.name.clone() };
-        Ok(Pinned { name, stores: self.stores.clone(), reads: self.reads.clone() })
+        let template = self.template.as_deref().map(template).transpose()?;
+        Ok(Pinned { name, stores: self.stores.clone(), reads: self.reads.clone(), template })
     }
 }
 

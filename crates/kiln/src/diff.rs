@@ -1,8 +1,12 @@
 //! How two plans differ: kernels split, joined, changed, gone and new, with what they cost before and after.
 //!
-//! Ops are matched first (by what they are, in the order of the model), so plans of a changed model, or of one whose values are
-//! numbered anew, can be compared; kernels are compared by the ops they hold.
-use crate::explain::{op_name, wrapped};
+//! Ops are matched first: by their names where both plans are of one graph, else by what they are, in the order of the models, so
+//! that plans of a changed model can be compared. Kernels are then compared by the ops they hold.
+use crate::{
+    explain::{count, op_name, wrapped},
+    parts,
+};
+use kiln_graph::{Op, Type};
 use kiln_plan::{Kernel, Plan, Stage};
 use kiln_rewrite::class::Class;
 use serde::Serialize;
@@ -53,6 +57,7 @@ pub struct Side {
 /// An op of a plan: what it is, and the kernels that compute it.
 struct OpAt {
     key: String,
+    ty: Type,
     order: (u32, String),
     kernels: BTreeSet<usize>,
 }
@@ -71,39 +76,57 @@ fn ops_of(kernels: &[&Kernel]) -> Vec<OpAt> {
                 continue;
             }
             let name = o.names.first().cloned().unwrap_or_default();
-            let number =
-                |text: &str| text.chars().take_while(char::is_ascii_digit).collect::<String>().parse::<u32>().ok();
-            let first = name.split('%').skip(1).filter_map(number).max().unwrap_or(0);
             let source = k.body.source(o.value);
-            let key = format!(
-                "{} {} {} {}",
-                op_name(op),
-                kiln_graph::text::attributes(op),
-                k.body.ty(o.value),
-                source.module
-            );
-            let order = (first, name);
-            let at = ops.entry(order.clone()).or_insert_with(|| OpAt { key, order, kernels: BTreeSet::new() });
+            let ty = k.body.ty(o.value).clone();
+            let (key, order) = (key(op, &ty, &source.module), (number(&name), name));
+            let at = ops.entry(order.clone()).or_insert_with(|| OpAt { key, ty, order, kernels: BTreeSet::new() });
             at.kernels.insert(i);
         }
+    }
+    for at in joined(kernels) {
+        ops.entry(at.order.clone()).or_insert(at);
     }
     let mut list: Vec<OpAt> = ops.into_values().collect();
     list.sort_by(|a, b| a.order.cmp(&b.order));
     list
 }
 
+/// Ops of the graph that a rule joined into one: each with the kernel that computes the whole.
+fn joined(kernels: &[&Kernel]) -> Vec<OpAt> {
+    let one = |p: parts::Part| {
+        let (reader, (i, whole)) = (&kernels[p.reader].body, p.whole);
+        let op = kernels[i].body.op(whole);
+        let v = p.origin.value;
+        let name = p.value.to_string();
+        OpAt {
+            key: key(op, reader.ty(v), &reader.source(v).module),
+            ty: reader.ty(v).clone(),
+            order: (p.value.0, name),
+            kernels: BTreeSet::from([i]),
+        }
+    };
+    parts::parts(kernels).into_iter().map(one).collect()
+}
+/// What is the same of an op before and after.
+fn key(op: &Op, ty: &Type, module: &str) -> String {
+    format!("{} {} {ty} {module}", op_name(op), kiln_graph::text::attributes(op))
+}
+/// The last value of the imported graph that a name speaks of.
+fn number(name: &str) -> u32 {
+    let digits = |text: &str| text.chars().take_while(char::is_ascii_digit).collect::<String>().parse::<u32>().ok();
+    name.split('%').skip(1).filter_map(digits).max().unwrap_or(0)
+}
+
 /// Compares two plans.
 pub fn diff(a: &Plan, b: &Plan) -> Diff {
     let (ka, kb) = (run(a), run(b));
     let (oa, ob) = (ops_of(&ka), ops_of(&kb));
-    let keys = |ops: &[OpAt]| ops.iter().map(|o| o.key.clone()).collect::<Vec<_>>();
-    let mut matched: Vec<(usize, usize)> = vec![];
-    for d in capture_diff_slices(Algorithm::Myers, &keys(&oa), &keys(&ob)) {
-        if let DiffOp::Equal { old_index, new_index, len } = d {
-            matched.extend((0..len).map(|i| (old_index + i, new_index + i)));
-        }
+    let named = if a.name == b.name { by_name(&oa, &ob) } else { None };
+    let (one_graph, matched) = (named.is_some(), named.unwrap_or_else(|| by_sequence(&oa, &ob)));
+    let mut parts = pair_equal(components(&oa, &ob, &matched, ka.len(), kb.len()), &ka, &kb);
+    if one_graph {
+        parts = absorbed(parts, &ka, &kb);
     }
-    let parts = pair_equal(components(&oa, &ob, &matched, ka.len(), kb.len()), &ka, &kb);
     let (mut same, mut groups) = (0, BTreeMap::<(Change, String), Entry>::new());
     let mut order: Vec<(Change, String)> = vec![];
     for (left, right) in parts {
@@ -129,6 +152,57 @@ pub fn diff(a: &Plan, b: &Plan) -> Diff {
         predicted_us: p.predicted_us(),
     };
     Diff { before: side(a, ka.len()), after: side(b, kb.len()), entries, same }
+}
+
+/// Ops that are the same by what they are, in the order of the models.
+fn by_sequence(a: &[OpAt], b: &[OpAt]) -> Vec<(usize, usize)> {
+    let keys = |ops: &[OpAt]| ops.iter().map(|o| o.key.clone()).collect::<Vec<_>>();
+    let mut matched = vec![];
+    for d in capture_diff_slices(Algorithm::Myers, &keys(a), &keys(b)) {
+        if let DiffOp::Equal { old_index, new_index, len } = d {
+            matched.extend((0..len).map(|i| (old_index + i, new_index + i)));
+        }
+    }
+    matched
+}
+
+/// Ops that are the same value of one graph, whatever form rules gave them; `None` if the plans are of different graphs.
+fn by_name(a: &[OpAt], b: &[OpAt]) -> Option<Vec<(usize, usize)>> {
+    let places: BTreeMap<&str, usize> = b.iter().enumerate().map(|(j, o)| (o.order.1.as_str(), j)).collect();
+    let pairs = a.iter().enumerate().filter_map(|(i, o)| Some((i, *places.get(o.order.1.as_str())?)));
+    let pairs: Vec<(usize, usize)> = pairs.collect();
+    let agree = pairs.iter().all(|(i, j)| a[*i].ty == b[*j].ty);
+    // Values that rules made away with are in one plan alone.
+    (agree && 3 * pairs.len() >= a.len().min(b.len())).then_some(pairs)
+}
+
+/// In one graph no kernel comes from nowhere: what only one plan computes belongs to the part that all its readers are in.
+fn absorbed(mut parts: Vec<Part>, a: &[&Kernel], b: &[&Kernel]) -> Vec<Part> {
+    for (after, kernels) in [(false, a), (true, b)] {
+        let mut home = vec![0; kernels.len()];
+        let side = |p: &Part| if after { p.1.clone() } else { p.0.clone() };
+        parts.iter().enumerate().for_each(|(p, part)| side(part).into_iter().for_each(|k| home[k] = p));
+        // Readers come after what they read.
+        for k in (0..kernels.len()).rev() {
+            let other = if after { &parts[home[k]].0 } else { &parts[home[k]].1 };
+            let reads = |r: &&usize| kernels[**r].inputs.iter().any(|i| kernels[k].outputs.contains(i));
+            let all: Vec<usize> = (k + 1..kernels.len()).collect();
+            let homes: BTreeSet<usize> = all.iter().filter(reads).map(|r| home[*r]).collect();
+            let Some(&to) = homes.first().filter(|_| other.is_empty() && homes.len() == 1) else { continue };
+            if to != home[k] {
+                let from = std::mem::take(&mut parts[home[k]]);
+                side(&from).into_iter().for_each(|moved| home[moved] = to);
+                parts[to].0.extend(from.0);
+                parts[to].1.extend(from.1);
+            }
+        }
+    }
+    parts.retain(|p| !p.0.is_empty() || !p.1.is_empty());
+    for p in &mut parts {
+        p.0.sort_unstable();
+        p.1.sort_unstable();
+    }
+    parts
 }
 
 /// Indices of kernels before and after.
@@ -218,8 +292,11 @@ impl Diff {
         let mut t = wrapped(
             "",
             &format!(
-                "{names} on {machines}: {} kernels before, {} after; {:.2} us before, {:.2} us after ({percent:+.1} %)",
-                a.kernels, b.kernels, a.predicted_us, b.predicted_us
+                "{names} on {machines}: {} before, {} after; {:.2} us before, {:.2} us after ({percent:+.1} %)",
+                count(a.kernels, "kernel"),
+                b.kernels,
+                a.predicted_us,
+                b.predicted_us
             ),
             width,
         );
@@ -246,6 +323,6 @@ impl Diff {
         if !self.entries.is_empty() {
             t += "\n";
         }
-        t + &format!("{} kernels are the same\n", self.same)
+        t + &format!("the same: {}\n", count(self.same, "kernel"))
     }
 }

@@ -1,7 +1,7 @@
 //! What was fused, why, at what predicted cost. One struct feeds the text, the JSON, the page and the artifact.
 //!
 //! The JSON form is versioned: `schema` is [`SCHEMA`], and a report of another schema is refused. It holds no clock times and
-//! depends on the graph, the machine description and the options alone. The fields are described in `docs/explain-json.md`.
+//! depends on the graph, the machine description and the options alone. The fields are described in `docs/src/explain-json.md`.
 mod build;
 mod kernel;
 mod summary;
@@ -12,7 +12,7 @@ use kiln_plan::{Alternative, Search, Terms};
 use serde::{Deserialize, Serialize};
 
 pub use build::{op_name, ops};
-pub use wrap::wrapped;
+pub use wrap::{count, tail, wrapped};
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 2;
@@ -76,6 +76,9 @@ pub struct KernelReport {
     pub lines: Vec<String>,
     /// Block programs and library calls that carry it out.
     pub launches: usize,
+    /// How its product, convolution or attention is lowered, as constraints name it; else empty.
+    #[serde(default)]
+    pub template: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use crate::{
     Compiled,
     compile::CompiledCode,
-    explain::{KernelReport, Report},
+    explain::{KernelReport, Report, count},
 };
 use kiln_plan::{BufferId, BufferKind, Kernel, Stage, exec::Work};
 use serde::Serialize;
@@ -149,12 +149,15 @@ fn summary(r: &Report) -> String {
             escape(&r.numerics)
         ),
         format!(
-            "E-graph: {} nodes to {} in {} iterations ({}); {} candidate kernels.",
+            "E-graph: {} nodes to {} in {} ({}). Greedy {:.1} µs, extracted {:.1} µs; {} planned, {} priced.",
             r.search.enodes_before,
             r.search.enodes_after,
-            r.search.iterations,
+            count(r.search.iterations, "iteration"),
             escape(&r.search.stopped),
-            r.search.candidates
+            r.search.greedy_us,
+            r.predicted_us,
+            count(r.search.tried, "program"),
+            count(r.search.candidates, "region")
         ),
     ];
     match r.fallback_why.is_empty() {

@@ -20,13 +20,18 @@ pub mod diff;
 pub mod doctor;
 pub mod error;
 pub mod explain;
+pub mod facts;
 pub mod html;
 pub mod io;
 pub mod model;
+pub mod parts;
+pub mod plot;
 pub mod select;
 pub mod snapshot;
 pub mod stages;
+pub mod sweep;
 mod torch;
+pub mod trace;
 pub mod why;
 
 pub use compile::{CompileOptions, Compiled, DeviceKind, Target, compile};

@@ -1,10 +1,10 @@
 //! How users name parts of a model: a value (`%12`), a module path, a source line, an op, a kernel of the plan.
 //!
 //! A selector is words that must all fit: `encoder.layer.*.attention op:linear` is every linear in every attention. A module
-//! takes all beneath it; `*` stands for any part of a path's segment or op's name.
-use crate::{Error, explain::op_name};
+//! takes all beneath it; `*` stands for any part of a path's segment or op's name. An op's bare name will do where no module has it.
+use crate::{Error, explain::op_name, parts};
 use kiln_graph::{Graph, Op, ValueId};
-use kiln_plan::Plan;
+use kiln_plan::{Kernel, Plan};
 use std::collections::BTreeSet;
 
 /// Values that `text` names. Kernels are known if there is a plan of the graph.
@@ -33,18 +33,26 @@ fn values(word: &str, graph: &Graph, plan: Option<&Plan>) -> Option<BTreeSet<Val
         return v.map(|v| BTreeSet::from([v]));
     }
     if let Some(pattern) = word.strip_prefix("op:") {
-        return all(&|v| glob(pattern, &op_name(graph.op(v))));
+        return all(&|v| spelled(graph, v).iter().any(|name| glob(pattern, name)));
     }
-    let kernel = plan.and_then(|p| p.kernels.iter().find(|k| k.name == word));
-    if let Some(k) = kernel {
-        let names = k.reason.origins.iter().flat_map(|o| &o.names);
-        return some(names.filter_map(|n| n.strip_prefix('%')?.parse().ok().map(ValueId)).collect());
+    let kernels: Vec<&Kernel> = plan.iter().flat_map(|p| &p.kernels).collect();
+    if let Some(i) = kernels.iter().position(|k| k.name == word) {
+        return some(parts::computed(&kernels).swap_remove(i));
     }
     let line = |v| {
         let line = &graph.source(v).line;
         line == word || line.strip_suffix(word).is_some_and(|head| head.ends_with('/'))
     };
-    all(&line).or_else(|| all(&|v| within(word, &graph.source(v).module)))
+    all(&line)
+        .or_else(|| all(&|v| within(word, &graph.source(v).module)))
+        .or_else(|| all(&|v| spelled(graph, v).iter().any(|name| name == word)))
+}
+
+/// An op's name, and its last part: `reduce.mean` and `mean`.
+fn spelled(graph: &Graph, v: ValueId) -> Vec<String> {
+    let name = op_name(graph.op(v));
+    let last = name.rsplit(['.', ':']).next().map(String::from);
+    last.into_iter().filter(|l| *l != name).chain([name.clone()]).collect()
 }
 
 fn is_leaf(graph: &Graph, v: ValueId) -> bool {
@@ -120,6 +128,7 @@ mod tests {
             ("op:exp net.layer.1", vec![3]),
             ("net.py:7", vec![1]),
             ("/home/me/net.py:9", vec![2]),
+            ("tanh", vec![2]),
         ] {
             assert_eq!(found(text).ok(), Some(want), "{text}");
         }

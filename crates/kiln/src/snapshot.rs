@@ -55,8 +55,23 @@ pub struct Snapshot {
     pub state: State,
 }
 
-/// Models in a folder: text graphs, and archives with their inputs beside them (`NAME.pt`, `NAME.safetensors`).
-fn models(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+/// A model of a folder, not yet opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Entry {
+    pub name: String,
+    pub path: PathBuf,
+}
+impl Entry {
+    /// The model, specialised to the inputs beside it if it is an archive.
+    pub fn open(&self) -> Result<Model, Error> {
+        let archive = self.path.extension().is_some_and(|e| e == "pt");
+        let inputs = if archive { io::read(&self.path.with_extension("safetensors"))? } else { vec![] };
+        Model::open(&self.path, &inputs)
+    }
+}
+
+/// Models in a folder, by name: text graphs, and archives with their inputs beside them (`NAME.pt`, `NAME.safetensors`).
+pub fn models(folder: &Path) -> Result<Vec<Entry>, Error> {
     let entries = std::fs::read_dir(folder).map_err(|e| Error::reading(folder, &e))?;
     let mut paths: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
     let extension = |p: &PathBuf, wanted: &str| p.extension().is_some_and(|e| e == wanted);
@@ -68,7 +83,8 @@ fn models(folder: &Path) -> Result<Vec<PathBuf>, Error> {
             "put text graphs (NAME.kiln) there, or archives with their inputs (NAME.pt and NAME.safetensors)",
         ));
     }
-    Ok(paths)
+    let name = |p: &PathBuf| p.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(paths.into_iter().map(|path| Entry { name: name(&path), path }).collect())
 }
 
 /// Compares the plans of a folder's models with the snapshots in `folder/plans`; writes them anew if `bless`.
@@ -76,14 +92,9 @@ pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>
     target(machine)?;
     let plans = folder.join("plans");
     let (mut out, mut known) = (vec![], BTreeSet::new());
-    for path in models(folder)? {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let inputs = if path.extension().is_some_and(|e| e == "pt") {
-            io::read(&path.with_extension("safetensors"))?
-        } else {
-            vec![]
-        };
-        let text = plan_text(&path, &inputs, machine)?;
+    for entry in models(folder)? {
+        let text = plan_text_of(&entry.open()?, machine)?;
+        let name = entry.name;
         let file = plans.join(format!("{name}.plan"));
         known.insert(file.clone());
         let state = match std::fs::read_to_string(&file) {

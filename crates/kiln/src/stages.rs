@@ -1,4 +1,6 @@
 //! Any stage as text, and passes on text.
+pub mod kernel;
+
 use crate::{CompileOptions, Compiled, Error, Model, compile, model::FileKind};
 use std::path::Path;
 
@@ -7,15 +9,33 @@ pub enum Stage {
     Graph,
     Plan,
     Block,
+    /// Before LLVM's own passes.
+    Llvm,
     Ptx,
+    /// Of this processor.
+    Asm,
 }
 impl Stage {
-    pub const NAMES: [(&'static str, Stage); 4] =
-        [("graph", Stage::Graph), ("plan", Stage::Plan), ("block", Stage::Block), ("ptx", Stage::Ptx)];
+    pub const NAMES: [(&'static str, Stage); 6] = [
+        ("graph", Stage::Graph),
+        ("plan", Stage::Plan),
+        ("block", Stage::Block),
+        ("llvm", Stage::Llvm),
+        ("ptx", Stage::Ptx),
+        ("asm", Stage::Asm),
+    ];
     pub fn parse(name: &str) -> Result<Stage, Error> {
         let known = Stage::NAMES.map(|n| n.0).join(", ");
         let found = Stage::NAMES.iter().find(|n| n.0 == name).map(|n| n.1);
         found.ok_or_else(|| Error::usage(format!("there is no stage `{name}`"), format!("the stages are {known}")))
+    }
+    pub fn name(self) -> &'static str {
+        Stage::NAMES.iter().find(|n| n.1 == self).map_or("", |n| n.0)
+    }
+    /// All stages that a target has, in order.
+    pub fn of(target: crate::Target) -> Vec<Stage> {
+        let last = if target.arch().is_some() { Stage::Ptx } else { Stage::Asm };
+        vec![Stage::Graph, Stage::Plan, Stage::Block, Stage::Llvm, last]
     }
 }
 
@@ -29,13 +49,10 @@ pub fn text(c: &Compiled, stage: Stage) -> Result<String, Error> {
     match stage {
         Stage::Graph => Ok(graph_text(&c.graph)),
         Stage::Plan => Ok(kiln_plan::text::print(&c.plan)),
-        Stage::Block => Ok(c.programs.iter().map(kiln_block::text::print).collect::<Vec<_>>().join("\n")),
-        Stage::Ptx => match &c.code {
-            compile::CompiledCode::Ptx(list) => Ok(list.iter().map(|p| p.text.as_str()).collect::<Vec<_>>().join("\n")),
-            compile::CompiledCode::Host(_) => {
-                Err(Error::usage("the target cpu has no PTX", "add --target sm_90a (or sm_80)"))
-            }
-        },
+        _ => {
+            let programs = (0..c.programs.len()).map(|i| kernel::program(c, i, stage));
+            Ok(programs.collect::<Result<Vec<_>, _>>()?.join("\n"))
+        }
     }
 }
 
@@ -48,46 +65,54 @@ pub fn read_plan(path: &Path) -> Result<kiln_plan::Plan, Error> {
     Ok(plan)
 }
 
-/// Reads a file of any stage and prints it at `stage` or the first later one it can reach.
+/// Reads a file of any stage and prints it at `stage` or the first later one it can reach; of a model or plan, `kernel` picks one.
 pub fn print_file(
     path: &Path,
     inputs: &[kiln_graph::Tensor],
     options: &CompileOptions,
     stage: Stage,
+    kernel: Option<&str>,
 ) -> Result<String, Error> {
+    let whole_or_one = |c: &Compiled| match kernel {
+        Some(name) => kernel::text(c, kernel::find(c, name)?, stage),
+        None => text(c, stage),
+    };
     let read = || std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e));
     let wrong = |e: String| Error::failed(format!("{}: {e}", path.display()), "mend the line it names");
     match FileKind::of(path)? {
         FileKind::BlockText => {
-            let kernel = kiln_block::text::parse(&read()?).map_err(|e| wrong(e.to_string()))?;
-            kiln_block::verify::verify(&kernel).map_err(|e| wrong(e.to_string()))?;
+            let block = kiln_block::text::parse(&read()?).map_err(|e| wrong(e.to_string()))?;
+            kiln_block::verify::verify(&block).map_err(|e| wrong(e.to_string()))?;
+            let done = |r: Result<String, kiln_codegen::CodegenError>| r.map_err(|e| wrong(e.to_string()));
+            let alone = std::slice::from_ref(&block);
             match (stage, options.target.arch()) {
-                (Stage::Ptx, Some(arch)) => {
-                    kiln_codegen::nvptx::compile(&kernel, arch).map(|p| p.text).map_err(|e| wrong(e.to_string()))
-                }
+                (Stage::Ptx, Some(arch)) => done(kiln_codegen::nvptx::compile(&block, arch).map(|p| p.text)),
                 (Stage::Ptx, None) => Err(Error::usage("the target cpu has no PTX", "add --target sm_90a")),
-                _ => Ok(kiln_block::text::print(&kernel)),
+                (Stage::Llvm, Some(arch)) => done(kiln_codegen::nvptx::llvm_text(&block, arch)),
+                (Stage::Llvm, None) => done(kiln_codegen::host::llvm_text(alone)),
+                (Stage::Asm, _) => done(kiln_codegen::host::assembly(alone)),
+                _ => Ok(kiln_block::text::print(&block)),
             }
         }
         FileKind::PlanText => {
             let plan = read_plan(path)?;
-            if matches!(stage, Stage::Graph | Stage::Plan) {
+            if matches!(stage, Stage::Graph | Stage::Plan) && kernel.is_none() {
                 return Ok(kiln_plan::text::print(&plan));
             }
             let graph = kiln_graph::Graph::new(plan.name.clone());
             let model =
                 Model { graph, params: vec![], path: path.into(), archive: None, guards: vec![], import_s: 0.0 };
-            text(&compile::from_plan(&model, plan, options)?, stage)
+            whole_or_one(&compile::from_plan(&model, plan, options)?)
         }
         _ => {
             let model = Model::open(path, inputs)?;
-            if stage == Stage::Graph {
+            if stage == Stage::Graph && kernel.is_none() {
                 return Ok(graph_text(&model.graph));
             }
-            if stage == Stage::Plan {
+            if stage == Stage::Plan && kernel.is_none() {
                 return Ok(kiln_plan::text::print(&compile::plan(&model, options)?));
             }
-            text(&compile(&model, options)?, stage)
+            whole_or_one(&compile(&model, options)?)
         }
     }
 }

@@ -3,11 +3,12 @@ use crate::{
     CompileOptions, Error, Model, compile,
     constraints::Constraints,
     explain::{op_name, wrapped},
+    parts,
     select::select,
 };
 use kiln_graph::ValueId;
 use kiln_plan::{Kernel, Plan, Stage};
-use kiln_rewrite::{Group, RewriteError};
+use kiln_rewrite::{Group, RewriteError, class::Class};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -51,19 +52,26 @@ pub struct Turned {
 pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<Answer, Error> {
     let plan = compile::plan(model, options)?;
     let (left, right) = (select(a, &model.graph, Some(&plan))?, select(b, &model.graph, Some(&plan))?);
-    let (ka, kb) = (holders(&plan, &left, &right), holders(&plan, &right, &left));
-    let side = |name: &str, values: &BTreeSet<ValueId>, kernels: &[&Kernel]| Side {
-        name: name.into(),
-        ops: values.iter().map(|v| format!("{} {v}", op_name(model.graph.op(*v)))).collect(),
-        kernels: kernels.iter().map(|k| k.name.clone()).collect(),
+    let homes = Homes::new(&plan);
+    let (ka, kb) = (homes.of(&left, &right), homes.of(&right, &left));
+    let side = |name: &str, values: &BTreeSet<ValueId>, kernels: &[&Kernel]| {
+        // Views are named where there is nothing else.
+        let (views, work): (Vec<ValueId>, Vec<ValueId>) =
+            values.iter().partition(|v| Class::of(model.graph.op(**v)).is_free());
+        let shown = if work.is_empty() { views } else { work };
+        Side {
+            name: name.into(),
+            ops: shown.iter().map(|v| format!("{} {v}", op_name(model.graph.op(*v)))).collect(),
+            kernels: kernels.iter().map(|k| k.name.clone()).collect(),
+        }
     };
     let shared: Vec<&Kernel> = ka.iter().copied().filter(|k| kb.iter().any(|o| o.name == k.name)).collect();
     let group = |values: BTreeSet<ValueId>, label: &str| Group { label: format!("`{label}`"), values };
     let mut turned = vec![];
     if shared.is_empty() {
         for (x, y) in pairs(&plan, &ka, &kb) {
-            let mut values = among(x, &left);
-            values.extend(among(y, &right));
+            let mut values = homes.among(x, &left);
+            values.extend(homes.among(y, &right));
             let mut forced = options.constraints.resolve(&model.graph)?;
             forced.must_fuse.push(group(values, &format!("{a}, {b}")));
             turned.push(turn(model, options, &plan, &[x, y], &forced)?);
@@ -88,19 +96,25 @@ pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<
 fn run(plan: &Plan) -> impl Iterator<Item = &Kernel> {
     plan.kernels.iter().filter(|k| k.stage == Stage::Run)
 }
-/// Values of the graph that a kernel computes, views of them included.
-fn computed(k: &Kernel) -> BTreeSet<ValueId> {
-    let names = k.reason.origins.iter().flat_map(|o| &o.names);
-    names.filter_map(|n| n.strip_prefix('%')?.parse().ok().map(ValueId)).collect()
-}
-fn among(k: &Kernel, values: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
-    computed(k).intersection(values).copied().collect()
-}
-/// Kernels of the run that compute some of `values`; where a value is computed in several, those that hold `others` too.
-fn holders<'p>(plan: &'p Plan, values: &BTreeSet<ValueId>, others: &BTreeSet<ValueId>) -> Vec<&'p Kernel> {
-    let all: Vec<&Kernel> = run(plan).filter(|k| !among(k, values).is_empty()).collect();
-    let both: Vec<&Kernel> = all.iter().copied().filter(|k| !among(k, others).is_empty()).collect();
-    if both.is_empty() { all } else { both }
+/// Kernels of the run with the values of the graph that each computes.
+struct Homes<'p>(Vec<(&'p Kernel, BTreeSet<ValueId>)>);
+impl<'p> Homes<'p> {
+    fn new(plan: &'p Plan) -> Homes<'p> {
+        let kernels: Vec<&Kernel> = run(plan).collect();
+        let values = parts::computed(&kernels);
+        Homes(kernels.into_iter().zip(values).collect())
+    }
+    /// Those of `values` that a kernel computes.
+    fn among(&self, kernel: &Kernel, values: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
+        let found = self.0.iter().find(|(k, _)| k.name == kernel.name);
+        found.map(|(_, computed)| computed.intersection(values).copied().collect()).unwrap_or_default()
+    }
+    /// Kernels that compute some of `values`; where a value is computed in several, those that hold `others` too.
+    fn of(&self, values: &BTreeSet<ValueId>, others: &BTreeSet<ValueId>) -> Vec<&'p Kernel> {
+        let all: Vec<_> = self.0.iter().filter(|(_, computed)| !computed.is_disjoint(values)).collect();
+        let both: Vec<_> = all.iter().filter(|(_, computed)| !computed.is_disjoint(others)).collect();
+        if both.is_empty() { all.iter().map(|h| h.0).collect() } else { both.iter().map(|h| h.0).collect() }
+    }
 }
 /// Kernels that feed one another first; else the first of each.
 fn pairs<'p>(plan: &Plan, a: &[&'p Kernel], b: &[&'p Kernel]) -> Vec<(&'p Kernel, &'p Kernel)> {

@@ -5,6 +5,7 @@ use crate::resolve::{Body, broadcast_index};
 use crate::rows::Emitted;
 use crate::{LowerError, Target, product, reduction};
 use kiln_graph::{Graph, Op, ValueId};
+use kiln_plan::Family;
 
 /// A product as batches of `m × k` by `k × n`.
 pub struct Dims {
@@ -58,10 +59,12 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
     if !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
         return reduction::lower(of, target, 0);
     }
-    match target {
-        Target::Host => host(of, v, &d),
-        Target::Gpu { .. } if d.m <= 4 || d.n <= 4 => reduction::lower(of, target, 0),
-        Target::Gpu { .. } => gpu(of, v, &d, target),
+    let few = d.m <= 4 || d.n <= 4;
+    match (target, of.template.map(|t| t.family)) {
+        (_, Some(Family::Rows)) => reduction::lower(of, target, 0),
+        (Target::Host, _) => host(of, v, &d),
+        (Target::Gpu { .. }, None) if few => reduction::lower(of, target, 0),
+        (Target::Gpu { .. }, _) => gpu(of, v, &d, target),
     }
 }
 

@@ -26,6 +26,7 @@ mod rows;
 mod scan;
 mod scatter;
 mod space;
+pub mod template;
 mod tile;
 mod walk;
 mod warpgroup;
@@ -65,7 +66,7 @@ pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel
     if body.outputs.iter().all(|&v| body.ty(v).count() == 0) {
         return Ok(Steps { scratch: vec![], steps: vec![] });
     }
-    let of = Body { name, graph: body, product: None, target };
+    let of = Body { name, graph: body, product: None, target, template: kernel.reason.template };
     let rows::Emitted { scratch, steps } = match kernel.kind {
         KernelKind::Pointwise | KernelKind::Reduction | KernelKind::Pool => reduction::lower(&of, target, 0)?,
         KernelKind::Scan => scan::lower(&of, target)?,
@@ -76,6 +77,12 @@ pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel
         KernelKind::Fallback => return Err(unsupported("a fallback kernel without the op")),
     };
     check(name, &steps)?;
+    if let Some(wanted) = kernel.reason.template {
+        let found = template::of(kernel.kind, steps.iter().map(template::Part::from));
+        if !wanted.fits(found) {
+            return Err(unsupported(&format!("it is lowered as `{found}`, for which there is no other way here")));
+        }
+    }
     Ok(Steps { scratch, steps })
 }
 

@@ -11,7 +11,10 @@ use crate::tile::{Cut, Frame, Shape, loads, open_with};
 use crate::{LowerError, Target, math, reduction, warpgroup};
 use kiln_block::{BinaryOp as B, Builder, DotPrecision, Elem, Kernel, Value};
 use kiln_graph::{DType, Type, ValueId};
-use kiln_plan::exec::{Slot, Work};
+use kiln_plan::{
+    Family,
+    exec::{Slot, Work},
+};
 
 type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 
@@ -107,7 +110,7 @@ fn fused(
     tiled(of, p, dims, of.name, target, &scene).map(Some)
 }
 
-fn tile(p: &Product, dtype: DType) -> Tile {
+fn tile(p: &Product, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
     let batch: usize = p.batch.iter().product();
     let tiles = |m: usize, n: usize| batch * p.m.div_ceil(m) * p.n.div_ceil(n);
     let k = match dtype.bytes() {
@@ -118,6 +121,7 @@ fn tile(p: &Product, dtype: DType) -> Tile {
     let fit = |n: usize, most: usize| n.next_power_of_two().clamp(16, most);
     let large = dtype.bytes() < 8 && p.m > 64 && p.n > 64 && tiles(128, 128) >= 100;
     let (m, n) = if large { (fit(p.m, 128), fit(p.n, 128)) } else { (fit(p.m, 64), fit(p.n, 64)) };
+    let [m, n] = wanted.unwrap_or([m, n]);
     let warps = if m * n >= 128 * 128 {
         8
     } else if m * n >= 64 * 32 {
@@ -147,7 +151,7 @@ fn tiled(
     scene: &dyn Fn(&[Expr]) -> Stored,
 ) -> Result<Work<Kernel>, LowerError> {
     let dtype = of.graph.dtype(p.v);
-    let t = tile(p, dtype);
+    let t = tile(p, dtype, of.template.and_then(|t| t.tile));
     let base = dims.len() as CoordId;
     let ids = Coords { m: base - 2, n: base - 1, ka: base, kb: base + 1 };
     let axes: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
@@ -164,9 +168,24 @@ fn tiled(
     let scene = Scene { dag: r.dag, stores };
     let anchor = the_anchor(&scene).ok_or_else(|| of.unsupported("a product read at several elements"))?;
 
-    let task = warpgroup::Task { name, product: p, scene: &scene, coords: &ids, operands: [a, b], anchor, dtype };
-    if let Some(work) = warpgroup::lower(&task, target) {
+    let task = warpgroup::Task {
+        name,
+        product: p,
+        scene: &scene,
+        coords: &ids,
+        operands: [a, b],
+        anchor,
+        dtype,
+        tile: of.template.and_then(|t| t.tile),
+    };
+    let wanted = of.template.map(|t| t.family);
+    if wanted != Some(Family::Tile)
+        && let Some(work) = warpgroup::lower(&task, target)
+    {
         return Ok(work);
+    }
+    if wanted == Some(Family::Warpgroup) {
+        return Err(of.unsupported(warpgroup::NEEDS));
     }
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };
     let mut cuts: Vec<Cut> = (p.batch.iter().enumerate()).map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();

@@ -6,7 +6,7 @@ use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear, linear};
 use crate::{LowerError, Target};
 use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, ValueId};
-use kiln_plan::exec::Slot;
+use kiln_plan::{Template, exec::Slot};
 use std::collections::HashMap;
 
 /// Programs larger than this are refused (concatenations of concatenations can double at each level).
@@ -34,6 +34,8 @@ pub struct Body<'a> {
     pub graph: &'a Graph,
     pub product: Option<(ValueId, Product)>,
     pub target: Target,
+    /// What a constraint asks for.
+    pub template: Option<Template>,
 }
 impl<'a> Body<'a> {
     pub fn resolver(&self) -> Resolver<'a> {

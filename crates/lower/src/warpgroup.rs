@@ -34,7 +34,13 @@ pub struct Task<'a> {
     pub operands: [NodeId; 2],
     pub anchor: NodeId,
     pub dtype: DType,
+    /// What a constraint asks for.
+    pub tile: Option<[usize; 2]>,
 }
+
+/// What a product must be for this template.
+pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16 or f16 whose rows are strided arrays of multiples of 16 bytes, \
+                         and one of the tiles 128x256, 256x128, 128x128, 128x64, 64x128, 64x64";
 
 pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
     let p = task.product;
@@ -50,7 +56,7 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
         .iter()
         .map(|s| Strided::store(s, batch, (task.coords.m, p.m), (task.coords.n, p.n), &p.batch))
         .collect();
-    let shape = shape::choose(p, task.dtype, &b, &consumer::widths(&outputs, &task.scene.stores))?;
+    let shape = shape::choose(p, (task.dtype, task.tile), &b, &consumer::widths(&outputs, &task.scene.stores))?;
     Some(Writer::new(task, shape, a, b, outputs).write())
 }
 

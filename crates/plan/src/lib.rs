@@ -6,10 +6,12 @@
 pub mod error;
 pub mod exec;
 pub mod machines;
+pub mod template;
 pub mod text;
 pub mod verify;
 
 pub use error::PlanError;
+pub use template::{Family, Template};
 
 use kiln_graph::{DType, Graph, ParamId, Type, ValueId};
 use serde::{Deserialize, Serialize};
@@ -122,6 +124,8 @@ pub struct Reason {
     pub stops: Vec<Stop>,
     /// Where the body's values come from, in the order of the body; operands and constants are left out.
     pub origins: Vec<Origin>,
+    /// How it must be lowered, where a constraint says so.
+    pub template: Option<Template>,
 }
 /// Where a value of a kernel's body comes from.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

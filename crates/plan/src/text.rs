@@ -115,6 +115,9 @@ fn kernel(out: &mut String, k: &Kernel) {
         let rules: Vec<String> = k.reason.rules.iter().map(|r| quoted(r)).collect();
         let _ = writeln!(out, "    rules {}", rules.join(" "));
     }
+    if let Some(template) = k.reason.template {
+        let _ = writeln!(out, "    template {}", quoted(&template.to_string()));
+    }
     if let Some(a) = &k.reason.alternative {
         let _ = writeln!(out, "    alternative {} us={}", quoted(&a.what), a.us);
     }
@@ -347,6 +350,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                 }
             }
             "rules" => reason.rules = w.strings()?,
+            "template" => reason.template = Some(w.string()?.parse()?),
             "values" => reason.origins = origins(&mut w)?,
             "made" => {
                 let value = w.body_value()?;
@@ -419,6 +423,7 @@ mod tests {
                         names: vec!["%7".into(), "%9".into()],
                         rules: vec!["a".into()],
                     }],
+                    template: Some(crate::Template { family: crate::Family::Tile, tile: Some([64, 32]) }),
                 },
             }],
             outputs: vec![BufferId(2), BufferId(0)],

@@ -4,6 +4,7 @@ use crate::dag::{Dag, Program};
 use crate::names::Names;
 use crate::planner::{Limits, Pin, inputs};
 use kiln_graph::{Graph, ValueId};
+use kiln_plan::Template;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Values of the graph that a constraint speaks of.
@@ -21,6 +22,7 @@ pub struct Pinned {
     pub stores: Vec<String>,
     /// What it finds in memory; all else that the stored values need is computed in the kernel.
     pub reads: Vec<String>,
+    pub template: Option<Template>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -31,6 +33,8 @@ pub struct Constraints {
     pub never_fuse: Vec<Vec<Group>>,
     pub keep_in_memory: Vec<Group>,
     pub kernels: Vec<Pinned>,
+    /// How the products, attentions and convolutions of a group are lowered.
+    pub templates: Vec<(Group, Template)>,
 }
 impl Constraints {
     pub fn is_empty(&self) -> bool {
@@ -63,6 +67,15 @@ pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> 
         let sets = set.iter().map(|g| nodes(g, "never_fuse")).collect::<Result<Vec<_>, _>>()?;
         limits.apart.push(disjoint(set, sets)?);
     }
+    for (group, template) in &c.templates {
+        let label = format!("use_template [{}]", group.label);
+        let anchors = anchors(dag, nodes(group, "use_template")?);
+        if anchors.is_empty() {
+            let why = "none of its values is a product, an attention or a convolution";
+            return Err(Impossible { constraint: label, why: why.into() });
+        }
+        limits.templates.push((label, anchors, *template));
+    }
     let mut kept = BTreeSet::new();
     for group in &c.keep_in_memory {
         kept.extend(nodes(group, "keep_in_memory")?);
@@ -71,8 +84,20 @@ pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> 
     let names = Names::new(program);
     let by_name: BTreeMap<&str, usize> = (0..program.nodes.len()).map(|v| (names.of(v), v)).collect();
     limits.pinned = c.kernels.iter().map(|k| pin(dag, &by_name, k)).collect::<Result<_, _>>()?;
+    for (pin, k) in limits.pinned.iter().zip(&c.kernels) {
+        if let Some(template) = k.template {
+            let anchors = anchors(dag, pin.members.iter().copied().collect());
+            limits.templates.push((format!("kernel `{}`", k.name), anchors, template));
+        }
+    }
     contradictions(c, &limits)?;
     Ok(limits)
+}
+
+/// Those that lowering has templates for.
+fn anchors(dag: &Dag, mut values: BTreeSet<usize>) -> BTreeSet<usize> {
+    values.retain(|&v| matches!(dag.class[v], Class::Product | Class::Attention | Class::Conv));
+    values
 }
 
 /// A set of one group keeps every value of it apart from all others of it.

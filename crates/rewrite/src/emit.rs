@@ -125,7 +125,8 @@ impl Emitter<'_> {
             let k = &kernels.by_id[&id];
             let stops = stops(id, &names, &apart);
             let alternative = if fused { alternative(dag, &kinds, k, check) } else { None };
-            let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![] };
+            let template = self.limits.map_or(Ok(None), |l| l.template(&k.members))?;
+            let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![], template };
             self.kernel(dag, k, &names[&id].1, stage, reason);
         }
         Ok(())

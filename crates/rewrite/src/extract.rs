@@ -16,6 +16,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 pub type Choice = BTreeMap<Id, Term>;
+/// Classes that take another form together, by what they have in common.
+type Families = BTreeMap<String, Vec<(Id, Term)>>;
 
 /// Plans tried at most; every family is tried before any is tried again.
 const MAX_TRIES: usize = 96;
@@ -161,11 +163,12 @@ impl<'a> Extractor<'a> {
         Some((p, ids))
     }
 
-    /// Sets of classes that could take another form together: all that now have op A and could have op B, and those of one
-    /// shape.
-    fn families(&self, choice: &Choice, program: &Program, ids: &[Id]) -> BTreeMap<String, Vec<(Id, Term)>> {
+    /// Sets of classes that could take another form together: all that now have op A and could have op B, those of one shape,
+    /// and, where parts of several shapes would be read from one value (slices of a joined product), all parts of such values.
+    fn families(&self, choice: &Choice, program: &Program, ids: &[Id]) -> Families {
         let g = &self.s.builder.g;
-        let mut out: BTreeMap<String, Vec<(Id, Term)>> = BTreeMap::new();
+        let mut out = Families::new();
+        let mut wholes: BTreeMap<(String, Id), Families> = BTreeMap::new();
         for (&id, node) in ids.iter().zip(&program.nodes) {
             if node.value.frozen || g[id].nodes.len() < 2 {
                 continue;
@@ -182,7 +185,15 @@ impl<'a> Extractor<'a> {
             for (to, t) in others {
                 out.entry(format!("{from} -> {to}")).or_default().push((id, t.clone()));
                 out.entry(format!("{from} -> {to} {}", node.value.ty)).or_default().push((id, t.clone()));
+                if let [whole] = t.args[..] {
+                    let parts = wholes.entry((format!("{from} -> {to}"), g.find(whole))).or_default();
+                    parts.entry(node.value.ty.to_string()).or_default().push((id, t.clone()));
+                }
             }
+        }
+        for ((how, _), parts) in wholes.into_iter().filter(|(_, parts)| parts.len() > 1) {
+            let types: Vec<&str> = parts.keys().map(String::as_str).collect();
+            out.entry(format!("{how} of {}", types.join(" and "))).or_default().extend(parts.into_values().flatten());
         }
         out
     }

@@ -470,17 +470,46 @@ impl Region<'_> {
         let passes = if wide { 1. + self.levels as f64 } else { 1. };
         let mut read = 0.;
         for (v, us) in inputs {
-            let touched = |u: &Use| -> f64 {
-                let axes = u.map.iter().zip(self.dag.shape(v));
-                axes.map(|(w, &s)| self.space.extent(&self.space.now(&w.atoms)).min(s as i64) as f64).product()
-            };
             let crosses =
                 |u: &Use| innermost(&u.map) != lane && lane.is_some_and(|l| self.space.flat(&u.map).contains(&l));
             let transposed = self.anchor.is_none() && us.iter().any(crosses);
-            let bytes = us.iter().map(touched).fold(0., f64::max) * self.dag.ty(v).dtype.bytes() as f64;
+            let bytes = self.touched(v, us) * self.dag.ty(v).dtype.bytes() as f64;
             read += bytes * if on_row(us) { passes } else { 1. } * if transposed { 1.1 } else { 1. };
         }
         self.price.read = read;
         self.price.timed(self.machine)
+    }
+
+    /// Elements of `v` that are read: each part that is not within another (slices, shifted windows), up to all there are.
+    fn touched(&self, v: usize, uses: &[Use]) -> f64 {
+        let part = |u: &Use| -> Vec<Reach> {
+            let axes = u.map.iter().zip(self.dag.shape(v));
+            let one =
+                |(w, &s): (&Walk, &usize)| Reach::of(w, self.space.extent(&self.space.now(&w.atoms)).min(s as i64));
+            axes.map(one).collect()
+        };
+        let count = |part: &[Reach]| part.iter().map(|axis| axis.count as f64).product::<f64>();
+        let mut parts: Vec<Vec<Reach>> = uses.iter().map(part).collect();
+        parts.sort_by(|a, b| count(b).total_cmp(&count(a)));
+        let mut kept: Vec<Vec<Reach>> = vec![];
+        for part in parts {
+            if !kept.iter().any(|k| k.iter().zip(&part).all(|(k, p)| k.low <= p.low && p.high <= k.high)) {
+                kept.push(part);
+            }
+        }
+        kept.iter().map(|part| count(part)).sum::<f64>().min(self.dag.count(v))
+    }
+}
+
+/// Places along an axis that are walked, and how many.
+struct Reach {
+    low: i64,
+    high: i64,
+    count: i64,
+}
+impl Reach {
+    fn of(w: &Walk, count: i64) -> Reach {
+        let last = w.from + w.step * (count - 1);
+        Reach { low: w.from.min(last), high: w.from.max(last), count }
     }
 }

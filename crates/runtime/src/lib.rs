@@ -13,6 +13,7 @@ mod layout;
 pub mod memory;
 pub mod profile;
 pub mod session;
+pub mod trace;
 
 pub use cache::Cache;
 pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks};
@@ -22,3 +23,4 @@ pub use executable::{Code, Executable, HostFn, InputSpec, KernelCode, Passed, Pt
 pub use host::HostDevice;
 pub use profile::{KernelTime, Spread, TimeOptions, Timing};
 pub use session::{Device, Session};
+pub use trace::{HostSpan, RunTrace, Span};

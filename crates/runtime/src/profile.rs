@@ -122,7 +122,8 @@ fn sample_kernels(backend: &mut Backend, inputs: &[Tensor], n: usize) -> Result<
             for _ in 0..n {
                 let times = s.run_profiled(inputs)?;
                 all.resize(times.len(), vec![]);
-                all.iter_mut().zip(times).for_each(|(a, t)| a.push(t));
+                let us = times.iter().map(|[start, end]| (*end - *start).as_secs_f64() * 1e6);
+                all.iter_mut().zip(us).for_each(|(a, t)| a.push(t));
             }
             Ok(all)
         }

@@ -100,7 +100,8 @@ fn snapshots_are_same(command: &SnapshotCommand) -> Result<bool, Error> {
             (State::Changed(how), false) => format!("changed  {}\n{how}\n", s.name),
         };
     }
-    text += &format!("{same} of {} plans are the same ({})\n", list.len(), a.machine);
+    let were = if bless { "were" } else { "are" };
+    text += &format!("{same} of {} plans {were} the same ({})\n", list.len(), a.machine);
     render::out(&text)?;
     Ok(bless || same == list.len())
 }

@@ -6,8 +6,9 @@ use inkwell::OptimizationLevel;
 use inkwell::context::Context;
 use inkwell::execution_engine::ExecutionEngine;
 use inkwell::memory_buffer::MemoryBuffer;
+use inkwell::module::Module;
 use inkwell::passes::PassBuilderOptions;
-use inkwell::targets::{CodeModel, InitializationConfig, RelocMode, Target, TargetMachine};
+use inkwell::targets::{CodeModel, FileType, InitializationConfig, RelocMode, Target, TargetMachine};
 use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
@@ -63,13 +64,10 @@ impl Drop for Code {
 const PIPELINE: &str = "function(sroa,early-cse,simplifycfg,instcombine<no-verify-fixpoint>,loop-mssa(loop-rotate,licm),\
     simplifycfg,early-cse<memssa>,instcombine<no-verify-fixpoint>,loop(indvars,loop-deletion),loop-mssa(licm),simplifycfg)";
 
-/// Compiles `text` and finds the functions `names`; `externs` are addresses of functions it calls.
-pub(super) fn compile(text: &str, names: &[String], externs: &[(&str, usize)]) -> Result<Code, String> {
+/// The module of `text` after the pipeline, and the machine that it is for.
+fn optimised<'c>(ctx: &'c Context, text: &str) -> Result<(Module<'c>, TargetMachine), String> {
     static INIT: OnceLock<Result<(), String>> = OnceLock::new();
     INIT.get_or_init(|| Target::initialize_native(&InitializationConfig::default())).clone()?;
-    let context = Box::new(Context::create());
-    // SAFETY: the box outlives every use: `Code` drops the engine before the context.
-    let ctx: &'static Context = unsafe { &*(&*context as *const Context) };
     let buffer = MemoryBuffer::create_from_memory_range_copy(text.as_bytes(), "kernels");
     let module = ctx.create_module_from_ir(buffer).map_err(|e| e.to_string())?;
     let m = machine();
@@ -88,6 +86,23 @@ pub(super) fn compile(text: &str, names: &[String], externs: &[(&str, usize)]) -
     module.set_triple(&triple);
     module.set_data_layout(&tm.get_target_data().get_data_layout());
     module.run_passes(PIPELINE, &tm, PassBuilderOptions::create()).map_err(|e| e.to_string())?;
+    Ok((module, tm))
+}
+
+/// The assembly of `text` for this processor.
+pub(super) fn assembly(text: &str) -> Result<String, String> {
+    let context = Context::create();
+    let (module, machine) = optimised(&context, text)?;
+    let out = machine.write_to_memory_buffer(&module, FileType::Assembly).map_err(|e| e.to_string())?;
+    Ok(String::from_utf8_lossy(out.as_slice()).trim_end_matches('\0').to_string())
+}
+
+/// Compiles `text` and finds the functions `names`; `externs` are addresses of functions it calls.
+pub(super) fn compile(text: &str, names: &[String], externs: &[(&str, usize)]) -> Result<Code, String> {
+    let context = Box::new(Context::create());
+    // SAFETY: the box outlives every use: `Code` drops the engine before the context.
+    let ctx: &'static Context = unsafe { &*(&*context as *const Context) };
+    let module = optimised(ctx, text)?.0;
     let engine = module.create_jit_execution_engine(OptimizationLevel::Default).map_err(|e| e.to_string())?;
     for (name, address) in externs {
         if let Some(f) = module.get_function(name) {

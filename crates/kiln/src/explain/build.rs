@@ -1,8 +1,11 @@
 //! From a compiled model to its report.
 use super::*;
-use crate::compile::Compiled;
+use crate::compile::{Compiled, ProgramId};
 use kiln_graph::{DType, Graph, Op, ValueId};
-use kiln_plan::{BufferId, BufferKind, Kernel, Numerics, Plan, Stage, exec::Work};
+use kiln_plan::{
+    BufferId, BufferKind, Kernel, Numerics, Plan, Stage,
+    exec::{Steps, Work},
+};
 use kiln_rewrite::{class::Class, cost::terms, region::Reject, rules};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,7 +47,9 @@ impl Report {
         let (mut run, mut load, mut fallback_why) = (vec![], vec![], vec![]);
         for (kernel, steps) in c.plan.kernels.iter().zip(&c.steps) {
             let list = if kernel.stage == Stage::Run { &mut run } else { &mut load };
-            list.push(facts.kernel(kernel, steps.steps.len()));
+            let mut report = facts.kernel(kernel, steps.steps.len());
+            report.template = template(c, kernel, steps);
+            list.push(report);
             for work in &steps.steps {
                 let (names, why) = match work {
                     Work::Fallback(call) => (vec![call.op.name.clone()], call.op.why.clone()),
@@ -138,6 +143,7 @@ impl<'a> Facts<'a> {
             modules: set(&|v| k.body.source(v).module.clone()),
             lines: set(&|v| k.body.source(v).line.clone()),
             launches,
+            template: String::new(),
         }
     }
 
@@ -222,6 +228,19 @@ impl<'a> Facts<'a> {
         }
         seen.into_iter().map(|v| format!("{} {v}", op_name(self.graph.op(v)))).collect()
     }
+}
+
+/// The template that lowering took, where there was a choice of templates at all.
+fn template(c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> String {
+    let anchored = |v: ValueId| matches!(Class::of(k.body.op(v)), Class::Product | Class::Attention | Class::Conv);
+    if !k.body.values().any(anchored) || steps.steps.iter().any(|w| matches!(w, Work::Interpret { .. })) {
+        return String::new();
+    }
+    let programs = steps.steps.iter().map(|w| match w {
+        Work::Block { code, .. } => kiln_lower::template::Part::Program(&c.programs[*code]),
+        _ => kiln_lower::template::Part::Library,
+    });
+    kiln_lower::template::of(k.kind, programs).to_string()
 }
 
 /// The widest class of the rules that made it.

@@ -29,8 +29,12 @@ impl Report {
         let mut t = wrapped(
             &format!("{}: ", k.name),
             &format!(
-                "{}, {:.2} us ({share}), bound by {}, numerics {}",
-                k.kind, k.predicted_us, k.terms.bound, k.numerics
+                "{}, {:.2} us ({share}), bound by {}, numerics {}{}",
+                k.kind,
+                k.predicted_us,
+                k.terms.bound,
+                k.numerics,
+                if k.template.is_empty() { String::new() } else { format!(", template {}", k.template) }
             ),
             width,
         );

@@ -1,5 +1,5 @@
 //! The summary that fits a screen, and the table of all kernels.
-use super::wrap::{tail, wrapped};
+use super::wrap::{count, tail, wrapped};
 use super::*;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,7 +26,13 @@ impl Report {
         let mut row = |name: &str, text: String| t += &wrapped(&format!("{name:12}"), &text, width);
         row(
             "model",
-            format!("{}: {} ops in {} kernels on {}", self.model, self.nodes, self.kernels.len(), self.target),
+            format!(
+                "{}: {} in {} on {}",
+                self.model,
+                count(self.nodes, "op"),
+                count(self.kernels.len(), "kernel"),
+                self.target
+            ),
         );
         let gap = percent(self.predicted_us - self.lower_bound_us, self.lower_bound_us);
         row(
@@ -35,19 +41,25 @@ impl Report {
         );
         if s.tried > 0 {
             let grown = format!(
-                "{} to {} e-nodes in {} iterations, {}",
-                s.enodes_before, s.enodes_after, s.iterations, s.stopped
+                "{} to {} in {}, {}",
+                s.enodes_before,
+                count(s.enodes_after, "e-node"),
+                count(s.iterations, "iteration"),
+                s.stopped
             );
             row("e-graph", grown);
             let found = format!(
-                "greedy {:.1} us, extracted {:.1} us; {} programs planned, {} regions priced",
-                s.greedy_us, self.predicted_us, s.tried, s.candidates
+                "greedy {:.1} us, extracted {:.1} us; {} planned, {} priced",
+                s.greedy_us,
+                self.predicted_us,
+                count(s.tried, "program"),
+                count(s.candidates, "region")
             );
             row("search", found);
         }
         row("numerics", self.numerics.clone());
         if !self.load_kernels.is_empty() {
-            row("load", format!("{} kernels run once, when weights are loaded", self.load_kernels.len()));
+            row("load", format!("{} more, once, when weights are loaded", count(self.load_kernels.len(), "kernel")));
         }
         let mut why: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         self.fallback_why.iter().for_each(|f| *why.entry((&f.op, &f.why)).or_default() += 1);

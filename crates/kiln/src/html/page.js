@@ -114,6 +114,7 @@ function detail(i) {
   const k = kernels[i], x = data.kernels[i], list = el('dl');
   const near = (at, end) => data.edges.filter(e => e[at] === i).flatMap((e, n) => (n ? [', '] : []).concat(link(kernels[e[end]].name)));
   row(list, 'kind', k.kind);
+  row(list, 'template', k.template);
   row(list, 'predicted', `${us(k.predicted_us)}: ${size(k.bytes_read)} read, ${size(k.bytes_written)} written, ${(k.flops / 1e6).toFixed(2)} Mflop`);
   if (data.measured) row(list, 'measured', us(data.measured[i]));
   row(list, 'why', k.reason);

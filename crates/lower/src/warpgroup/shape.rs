@@ -69,12 +69,17 @@ const TILES: [(usize, usize, usize); 6] =
     [(128, 256, 2), (256, 128, 2), (128, 128, 2), (128, 64, 2), (64, 128, 1), (64, 64, 1)];
 
 /// The tile with the least time, if there is room for it. `outputs`: bytes of the types that go out through shared memory.
-pub fn choose(p: &Product, dtype: DType, right: &Strided, outputs: &[usize]) -> Option<Shape> {
+pub fn choose(
+    p: &Product,
+    (dtype, tile): (DType, Option<[usize; 2]>),
+    right: &Strided,
+    outputs: &[usize],
+) -> Option<Shape> {
     let batch: usize = p.batch.iter().product();
     // A buffer's row holds a part of the tile in each of the types that go out.
     let line = outputs.iter().sum::<usize>() * columns(outputs);
     let mut best: Option<(f64, Shape)> = None;
-    for (m, n, copies) in TILES {
+    for (m, n, copies) in TILES.into_iter().filter(|t| tile.is_none_or(|wanted| wanted == [t.0, t.1])) {
         // Rows of a tile that runs along the columns must fill the swizzle.
         if right.major == Major::Outer && n < DEPTH {
             continue;

@@ -6,6 +6,7 @@ use crate::constraints::Impossible;
 use crate::dag::Dag;
 use crate::planner::Kernel;
 use crate::why::{label, refusal};
+use kiln_plan::Template;
 use std::collections::BTreeSet;
 
 /// A kernel as it shall be.
@@ -25,8 +26,23 @@ pub struct Limits {
     /// Sets of groups; no kernel has values of two groups of a set.
     pub apart: Vec<Vec<BTreeSet<usize>>>,
     pub pinned: Vec<Pin>,
+    /// Products, attentions and convolutions, with the template they shall take and the words of the constraint.
+    pub templates: Vec<(String, BTreeSet<usize>, Template)>,
 }
 impl Limits {
+    /// The template of the kernel that holds these; an error if it is told two.
+    pub fn template(&self, members: &[usize]) -> Result<Option<Template>, Impossible> {
+        let holds = |group: &BTreeSet<usize>| members.iter().any(|m| group.contains(m));
+        let mut told = self.templates.iter().filter(|(_, group, _)| holds(group));
+        let Some((_, _, template)) = told.next() else { return Ok(None) };
+        match told.find(|(.., other)| other != template) {
+            None => Ok(Some(*template)),
+            Some((label, _, other)) => Err(Impossible {
+                constraint: label.clone(),
+                why: format!("the same kernel is told `{template}` and `{other}`"),
+            }),
+        }
+    }
     pub fn allows(&self, members: &[usize]) -> bool {
         let holds = |group: &&BTreeSet<usize>| members.iter().any(|m| group.contains(m));
         self.apart.iter().all(|set| set.iter().filter(holds).count() < 2)

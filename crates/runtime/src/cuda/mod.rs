@@ -3,9 +3,11 @@
 //! Takes: an executable whose code is [`crate::Code::Ptx`]. Never: generates code; no other module talks to the driver.
 mod launch;
 mod map;
+mod nvtx;
 mod raw;
 pub(crate) mod session;
 mod time;
+mod trace;
 
 use crate::RuntimeError;
 use cudarc::driver::{

@@ -120,6 +120,12 @@ impl Event {
         // SAFETY: both live.
         unsafe { result::event::record(self.raw, stream.raw) }
     }
+    /// Within a capture: becomes part of the graph, and happens each time the graph runs.
+    pub fn record_in_graph(&self, stream: &Stream) -> Result<(), DriverError> {
+        let external = sys::CUevent_record_flags_enum::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: both live.
+        unsafe { sys::cuEventRecordWithFlags(self.raw, stream.raw, external) }.result()
+    }
     /// Microseconds from `start` to this event; both must have happened.
     pub fn us_since(&self, start: &Event) -> Result<f64, DriverError> {
         // SAFETY: both live, recorded on the same stream.

@@ -3,6 +3,7 @@
 use super::{
     CudaDevice,
     launch::Launch,
+    nvtx,
     raw::{Graph, Memory, Stream, download, text, upload},
 };
 use crate::{
@@ -56,7 +57,7 @@ pub(super) enum Mode {
 }
 
 /// An error on the way of a capture.
-enum Fault {
+pub(super) enum Fault {
     Driver(DriverError),
     Runtime(RuntimeError),
 }
@@ -216,8 +217,9 @@ impl CudaSession {
 
     fn split(&self) -> Vec<Segment> {
         let mut segments: Vec<Segment> = vec![];
+        let watched = nvtx::watched();
         for k in self.kernels(Stage::Run) {
-            let host = self.needs_host(k);
+            let host = watched || self.needs_host(k);
             match segments.last_mut() {
                 Some(s) if matches!(s.mode, Mode::Fresh) && !host && s.kernels.end == k => s.kernels.end = k + 1,
                 _ => {
@@ -310,6 +312,7 @@ impl CudaSession {
     /// Runs one kernel: enqueues its launches, and waits for what the host does.
     pub(super) fn kernel(&self, k: usize) -> Result<(), RuntimeError> {
         let kernel = &self.exe.kernels[k];
+        let _range = nvtx::range(&kernel.name);
         for (work, launch) in kernel.steps.steps.iter().zip(&self.launches[k]) {
             match launch {
                 // SAFETY: the compiler made the code for buffers of these types, in this order; the session owns them.

@@ -68,16 +68,16 @@ impl CudaSession {
         Ok(samples)
     }
 
-    fn event(&self) -> Result<Event, RuntimeError> {
+    pub(super) fn event(&self) -> Result<Event, RuntimeError> {
         self.device.check(|| "timing".into(), Event::new(&self.device.inner.context))
     }
     fn events(&self, n: usize) -> Result<Vec<Event>, RuntimeError> {
         (0..n).map(|_| self.event()).collect()
     }
-    fn record_event(&self, e: &Event) -> Result<(), RuntimeError> {
+    pub(super) fn record_event(&self, e: &Event) -> Result<(), RuntimeError> {
         self.device.check(|| "timing".into(), e.record(&self.stream))
     }
-    fn elapsed(&self, start: &Event, end: &Event) -> Result<f64, RuntimeError> {
+    pub(super) fn elapsed(&self, start: &Event, end: &Event) -> Result<f64, RuntimeError> {
         self.device.check(|| "timing".into(), end.us_since(start))
     }
 }

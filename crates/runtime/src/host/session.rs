@@ -49,8 +49,8 @@ struct Inner {
     tallies: Vec<Tally>,
     /// Per step of the executable, what is packed of its operands.
     weights: Vec<gemm::Weights>,
-    /// Times of the kernels of a profiled run.
-    clock: Option<Vec<f64>>,
+    /// When the kernels of a profiled run began and ended.
+    clock: Option<Vec<[Instant; 2]>>,
 }
 // SAFETY: the addresses point into memory that `Inner` owns or that a run borrows for its whole length.
 unsafe impl Send for Inner {}
@@ -104,8 +104,8 @@ impl HostSession {
         result
     }
 
-    /// One run with the microseconds of each run-time kernel.
-    pub fn run_profiled(&mut self, inputs: &[Tensor]) -> Result<Vec<f64>, RuntimeError> {
+    /// One run with begin and end of each run-time kernel.
+    pub fn run_profiled(&mut self, inputs: &[Tensor]) -> Result<Vec<[Instant; 2]>, RuntimeError> {
         self.inner.clock = Some(Vec::with_capacity(self.inner.exe.kernels.len()));
         let result = self.run(inputs);
         let times = self.inner.clock.take().unwrap_or_default();
@@ -213,7 +213,7 @@ impl Inner {
             let start = self.clock.is_some().then(Instant::now);
             self.kernel(p, k, kernel, inputs)?;
             if let (Some(start), Some(clock)) = (start, &mut self.clock) {
-                clock.push(start.elapsed().as_secs_f64() * 1e6);
+                clock.push([start, Instant::now()]);
             }
         }
         Ok(())

@@ -1,0 +1,76 @@
+//! Commands that compile and write stages: the artifact, any stage as text, PTX and facts about it.
+use super::{compiled, constrained, inputs, json, options, target};
+use crate::{
+    args::{self, TargetName},
+    render::{self, Progress},
+};
+use kiln::{
+    Error, Report, doctor, io,
+    stages::{self, Stage, kernel},
+};
+use std::time::Instant;
+
+pub fn compile(a: &args::Compile) -> Result<(), Error> {
+    let progress = Progress::new("loading");
+    let emit: Vec<(String, Stage)> =
+        a.emit.iter().map(|s| Ok((s.clone(), Stage::parse(s)?))).collect::<Result<_, Error>>()?;
+    let options = constrained(options(&a.model, target(a.target), true), &a.constraints)?;
+    let (model, compiled, _) = compiled(&a.model, &options, &progress)?;
+    progress.say("writing");
+    match &a.emit_dir {
+        Some(folder) => {
+            let named: Vec<Stage> = emit.iter().map(|e| e.1).collect();
+            let stages = if named.is_empty() { Stage::of(compiled.options.target) } else { named };
+            stages::kernel::write_folder(&compiled, &stages, folder)?;
+        }
+        None => {
+            for (name, stage) in emit {
+                let path = a.output.with_extension(name);
+                io::write_whole(&path, stages::text(&compiled, stage)?.as_bytes())?;
+            }
+        }
+    }
+    kiln::artifact::write(&a.output, &compiled, &model)?;
+    if let Some(path) = &a.json {
+        let start = Instant::now();
+        let _ = Report::new(&compiled);
+        let explain_s = start.elapsed().as_secs_f64();
+        let json = serde_json::json!({ "timings": compiled.timings, "explain_s": explain_s, "kernels": compiled.plan.kernels.len(), "programs": compiled.programs.len() });
+        render::to(path, &format!("{json:#}\n"))?;
+    }
+    Ok(())
+}
+
+pub fn print(a: &args::Print) -> Result<(), Error> {
+    let stage = Stage::parse(&a.stage)?;
+    let t = if stage == Stage::Ptx && a.target == TargetName::Cpu { TargetName::Sm90a } else { a.target };
+    let options = options(&a.model, target(t), !a.unfused);
+    let text = stages::print_file(&a.model.model, &inputs(&a.model)?, &options, stage, a.kernel.as_deref())?;
+    render::out(&text)
+}
+
+pub fn ptx(a: &args::PtxArgs) -> Result<(), Error> {
+    if a.target == TargetName::Cpu {
+        return Err(Error::usage("the target cpu has no PTX", "give --target sm_90a or sm_80"));
+    }
+    let progress = Progress::new("loading");
+    let options = constrained(options(&a.model, target(a.target), true), &a.constraints)?;
+    let (_, compiled, _) = compiled(&a.model, &options, &progress)?;
+    drop(progress);
+    let kernels = match &a.kernel {
+        Some(name) => vec![kernel::find(&compiled, name)?],
+        None => (0..compiled.plan.kernels.len()).collect(),
+    };
+    if !a.facts {
+        let texts = kernels.iter().map(|k| kernel::text(&compiled, *k, Stage::Ptx));
+        return render::out(&texts.collect::<Result<Vec<_>, _>>()?.join("\n"));
+    }
+    let ptxas = doctor::find_ptxas();
+    let facts = kernels.iter().map(|k| kernel::facts(&compiled, *k, ptxas.as_deref()));
+    let facts: Vec<kernel::Facts> = facts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    match &a.json {
+        Some(path) => render::to(path, &json(&facts)?),
+        None if facts.is_empty() => render::out("no block program: a library or the interpreter does the work\n"),
+        None => render::out(&facts.iter().map(kernel::Facts::text).collect::<Vec<_>>().join("\n")),
+    }
+}

@@ -1,0 +1,182 @@
+//! One kernel at a stage, and all of them as files of a folder, named as the report names them.
+use super::Stage;
+use crate::{
+    Compiled, Error,
+    compile::{CompiledCode, ProgramId},
+    facts::{self, Assembled},
+    io,
+};
+use kiln_codegen::{host, nvptx};
+use kiln_plan::exec::Work;
+use serde::Serialize;
+use std::{collections::BTreeMap, fmt::Write as _, path::Path};
+
+impl Stage {
+    /// What a line of remarks begins with.
+    fn remark(self) -> &'static str {
+        match self {
+            Stage::Ptx => "//",
+            Stage::Asm => "#",
+            _ => ";",
+        }
+    }
+    /// Whether the stage is of every kernel or of the model.
+    pub fn is_of_kernels(self) -> bool {
+        !matches!(self, Stage::Graph | Stage::Plan)
+    }
+}
+
+/// Index of the kernel of that name in the plan.
+pub fn find(c: &Compiled, name: &str) -> Result<usize, Error> {
+    c.plan.kernels.iter().position(|k| k.name == name).ok_or_else(|| {
+        let names = c.plan.kernels.iter().map(|k| k.name.as_str());
+        let help = crate::select::suggest(name, names);
+        Error::usage(
+            format!("{} has no kernel `{name}`", c.plan.name),
+            help.unwrap_or_else(|| "`kiln explain MODEL --all` lists them".into()),
+        )
+    })
+}
+
+/// A kernel at a stage: its body as a graph, or its steps in order, those without code as remarks.
+pub fn text(c: &Compiled, kernel: usize, stage: Stage) -> Result<String, Error> {
+    let k = &c.plan.kernels[kernel];
+    if !stage.is_of_kernels() {
+        return Ok(super::graph_text(&k.body));
+    }
+    let mut t = String::new();
+    for work in &c.steps[kernel].steps {
+        let note = match work {
+            Work::Block { code, .. } => {
+                let named = &c.programs[*code].name;
+                if *named != k.name && !named.starts_with(&format!("{}_", k.name)) {
+                    let _ = writeln!(t, "{} {} shares this code with {named}", stage.remark(), k.name);
+                }
+                t += program(c, *code, stage)?.trim_end();
+                t.push('\n');
+                continue;
+            }
+            Work::Gemm(g) => format!("a product by the library: {} x {} x {} in {}", g.m, g.n, g.k, g.dtype.name()),
+            Work::Fallback(op) => format!("libtorch runs {}", op.op.name),
+            Work::Interpret { why, .. } => format!("interpreted: {why}"),
+        };
+        let _ = writeln!(t, "{} {}: {note}", stage.remark(), k.name);
+    }
+    Ok(t)
+}
+
+/// A block program at a stage.
+pub(super) fn program(c: &Compiled, id: ProgramId, stage: Stage) -> Result<String, Error> {
+    let (block, arch) = (&c.programs[id], c.options.target.arch());
+    let failed = |e: kiln_codegen::CodegenError| Error::failed(e.to_string(), "look at an earlier stage");
+    let alone = std::slice::from_ref(block);
+    match (stage, arch, &c.code) {
+        (Stage::Block, ..) => Ok(kiln_block::text::print(block)),
+        (Stage::Llvm, Some(arch), _) => nvptx::llvm_text(block, arch).map_err(failed),
+        (Stage::Llvm, None, _) => host::llvm_text(alone).map_err(failed),
+        (Stage::Ptx, _, CompiledCode::Ptx(list)) => Ok(list[id].text.clone()),
+        (Stage::Ptx, ..) => Err(Error::usage("the target cpu has no PTX", "add --target sm_90a (or sm_80)")),
+        (Stage::Asm, None, _) => host::assembly(alone).map_err(failed),
+        (Stage::Asm, Some(_), _) => Err(Error::usage(
+            "assembly of a GPU is made by its driver",
+            "take --stage ptx, or --target cpu for this processor's assembly",
+        )),
+        (Stage::Graph | Stage::Plan, ..) => {
+            Err(Error::usage("a program has no such stage", "take block or a later one"))
+        }
+    }
+}
+
+/// Writes stages to a folder: `model.graph`, `model.plan`, and `KERNEL.STAGE` for every kernel.
+pub fn write_folder(c: &Compiled, stages: &[Stage], folder: &Path) -> Result<usize, Error> {
+    std::fs::create_dir_all(folder).map_err(|e| Error::writing(folder, &e))?;
+    let mut written = 0;
+    let mut put = |name: String, text: &str| {
+        written += 1;
+        io::write_whole(&folder.join(name), text.as_bytes())
+    };
+    for &stage in stages {
+        if !stage.is_of_kernels() {
+            put(format!("model.{}", stage.name()), &super::text(c, stage)?)?;
+            continue;
+        }
+        for (i, k) in c.plan.kernels.iter().enumerate() {
+            put(format!("{}.{}", k.name, stage.name()), &text(c, i, stage)?)?;
+        }
+    }
+    Ok(written)
+}
+
+/// Facts about the code of one launch.
+#[derive(Clone, Debug, Serialize)]
+pub struct Facts {
+    pub kernel: String,
+    pub entry: String,
+    pub grid: [usize; 3],
+    pub threads: usize,
+    pub cluster: usize,
+    pub shared: usize,
+    pub instructions: usize,
+    /// Bytes of the widest access to global memory.
+    pub widest_load: usize,
+    pub widest_store: usize,
+    pub counts: BTreeMap<String, usize>,
+    /// `None` without ptxas.
+    pub assembled: Option<Assembled>,
+}
+
+/// Facts about every launch of a kernel; those of ptxas if there is one.
+pub fn facts(c: &Compiled, kernel: usize, ptxas: Option<&Path>) -> Result<Vec<Facts>, Error> {
+    let (CompiledCode::Ptx(list), Some(arch)) = (&c.code, c.options.target.arch()) else {
+        return Err(Error::usage("the target cpu has no PTX", "add --target sm_90a (or sm_80)"));
+    };
+    let launches = c.steps[kernel].steps.iter().filter_map(|w| match w {
+        Work::Block { code, .. } => Some(&list[*code]),
+        _ => None,
+    });
+    launches
+        .map(|p| {
+            Ok(Facts {
+                kernel: c.plan.kernels[kernel].name.clone(),
+                entry: p.name.clone(),
+                grid: p.grid,
+                threads: p.threads,
+                cluster: p.cluster,
+                shared: p.shared,
+                instructions: facts::instructions(&p.text),
+                widest_load: facts::widest(&p.text, "ld.global"),
+                widest_store: facts::widest(&p.text, "st.global"),
+                counts: facts::instruction_counts(&p.text),
+                assembled: ptxas.map(|path| facts::assemble(path, &p.text, arch.name())).transpose()?,
+            })
+        })
+        .collect()
+}
+
+impl Facts {
+    pub fn text(&self) -> String {
+        let mut t = format!("{}\n", self.entry);
+        let mut row = |name: &str, text: String| {
+            let _ = writeln!(t, "  {name:18} {text}");
+        };
+        let [x, y, z] = self.grid;
+        row("launch", format!("{x} x {y} x {z} blocks of {} threads", self.threads));
+        if self.cluster > 1 {
+            row("cluster", format!("{} blocks", self.cluster));
+        }
+        row("shared memory", format!("{} bytes", self.shared));
+        match &self.assembled {
+            Some(a) => {
+                row("registers", a.registers.to_string());
+                row("spills", format!("{} bytes stored, {} loaded", a.spill_stores, a.spill_loads));
+                a.warnings.iter().for_each(|w| row("warning", w.clone()));
+            }
+            None => row("registers", "unknown without ptxas; `kiln doctor` says how to get it".into()),
+        }
+        row("widest load", format!("{} bytes", self.widest_load));
+        row("widest store", format!("{} bytes", self.widest_store));
+        row("instructions", self.instructions.to_string());
+        self.counts.iter().for_each(|(name, n)| row(&format!("  {name}"), n.to_string()));
+        t
+    }
+}

@@ -1,0 +1,81 @@
+//! Traced runs on the device: events before and after every kernel.
+use super::{
+    raw::{Event, Graph},
+    session::{CudaSession, Fault, Mode},
+};
+use crate::{HostSpan, RunTrace, RuntimeError, Span, trace::Clock};
+use kiln_graph::Tensor;
+use kiln_plan::Stage;
+use std::ops::Range;
+
+/// Events around every kernel of the executable; those of other stages have none.
+type Marks = Vec<Option<[Event; 2]>>;
+
+impl CudaSession {
+    /// `n` runs. What a run would replay as a graph is replayed here too, with events in it.
+    pub(crate) fn trace_runs(
+        &mut self,
+        inputs: &[Tensor],
+        n: usize,
+        clock: Clock,
+    ) -> Result<Vec<RunTrace>, RuntimeError> {
+        self.upload_inputs(inputs)?;
+        let mut marks: Marks = self.exe.kernels.iter().map(|_| None).collect();
+        for k in self.kernels(Stage::Run) {
+            marks[k] = Some([self.event()?, self.event()?]);
+        }
+        let segments: Vec<(Range<usize>, Option<Graph>)> = self
+            .segments
+            .iter()
+            .map(|s| {
+                let recorded = matches!(s.mode, Mode::Recorded(_));
+                (s.kernels.clone(), recorded.then(|| self.record_marked(s.kernels.clone(), &marks)).flatten())
+            })
+            .collect();
+        (0..n).map(|_| self.trace_run(&segments, &marks, clock)).collect()
+    }
+
+    /// `None` if the driver would not record it; then its kernels are enqueued one by one.
+    fn record_marked(&self, mut kernels: Range<usize>, marks: &Marks) -> Option<Graph> {
+        let one = |k: usize| -> Result<(), Fault> {
+            let Some([start, end]) = &marks[k] else { return Ok(()) };
+            start.record_in_graph(&self.stream)?;
+            self.kernel(k)?;
+            Ok(end.record_in_graph(&self.stream)?)
+        };
+        self.stream.capture(|| kernels.try_for_each(one)).ok()
+    }
+
+    fn trace_run(
+        &self,
+        segments: &[(Range<usize>, Option<Graph>)],
+        marks: &Marks,
+        clock: Clock,
+    ) -> Result<RunTrace, RuntimeError> {
+        let base = self.event()?;
+        self.record_event(&base)?;
+        self.wait("tracing")?;
+        let (start_us, mut host) = (clock.now(), vec![]);
+        for (kernels, graph) in segments {
+            if let Some(graph) = graph {
+                let launch = || self.device.check(|| "tracing".into(), graph.launch(&self.stream));
+                let name = format!("launch of {} kernels", kernels.len());
+                host.push(HostSpan { name, span: clock.span(launch)?.1 });
+                continue;
+            }
+            for k in kernels.clone() {
+                let Some([start, end]) = &marks[k] else { continue };
+                self.record_event(start)?;
+                let span = clock.span(|| self.kernel(k))?.1;
+                self.record_event(end)?;
+                host.push(HostSpan { name: self.exe.kernels[k].name.clone(), span });
+            }
+        }
+        let waited = clock.span(|| self.wait("tracing"))?.1;
+        host.push(HostSpan { name: "wait".into(), span: waited });
+        let run = Span { start_us, end_us: waited.end_us };
+        let at = |e: &Event| Ok::<_, RuntimeError>(start_us + self.elapsed(&base, e)?);
+        let kernels = marks.iter().flatten().map(|[start, end]| Ok(Span { start_us: at(start)?, end_us: at(end)? }));
+        Ok(RunTrace { run, host, kernels: kernels.collect::<Result<_, RuntimeError>>()? })
+    }
+}
