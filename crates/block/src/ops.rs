@@ -220,6 +220,12 @@ pub enum Op {
     SharedStore,
     /// Shared tile, stage: synchronous load.
     SharedLoad,
+    /// Shared tile of a, its stage, shared tile of b, its stage, block to add to: the sum, by multiply-adds in exact f32. Sides
+    /// and flags as in `Wgmma`.
+    SharedDot {
+        transpose_a: bool,
+        transpose_b: bool,
+    },
     /// Shared tile, stage, pointer block, then mask: `cp.async`, zero-filled outside the mask.
     AsyncCopy,
     /// Closes a group of asynchronous copies.

@@ -9,6 +9,7 @@ fn kernels() -> Vec<(&'static str, &'static str)> {
         ("attention", include_str!("kernels/attention.block")),
         ("pipeline", include_str!("kernels/pipeline.block")),
         ("warpgroups", include_str!("kernels/warpgroups.block")),
+        ("multiply_adds", include_str!("kernels/multiply_adds.block")),
     ]
 }
 

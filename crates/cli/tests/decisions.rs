@@ -135,7 +135,7 @@ fn templates_are_chosen_by_constraint() {
     let refused = |status: i32, at: &str, template: &str| {
         complains(status, &[&["explain", &g], &GPU[..], &["--constraints", &wish(at, template)]].concat())
     };
-    insta::assert_snapshot!("template_refused", refused(1, "op:linear", "warpgroup"));
+    insta::assert_snapshot!("template_refused", refused(1, "op:linear", "warpgroup 256x256"));
     insta::assert_snapshot!("template_of_no_product", refused(1, "op:gelu_erf", "tile"));
     assert!(refused(2, "op:linear", "tyle").contains("warpgroup, tile, flash"));
 }

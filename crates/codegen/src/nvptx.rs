@@ -28,6 +28,7 @@ mod memory;
 mod pointwise;
 mod reduce;
 mod roles;
+mod shared_dot;
 mod target;
 mod threads;
 mod tiles;

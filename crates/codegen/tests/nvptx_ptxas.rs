@@ -184,3 +184,15 @@ fn warpgroups() {
     assert_eq!(count(&ptx, "cp.async.bulk.tensor.2d.global.shared::cta"), 4);
     assert_eq!(count(&ptx, "setmaxnreg"), 2);
 }
+
+/// Products in f32 from shared tiles: no spills, no warnings, 16-byte reads, a loop over eight of K for 8 by 16 sums a thread.
+#[test]
+fn multiply_adds() {
+    let kernel = kiln_block::text::parse(include_str!("../../block/tests/kernels/multiply_adds.block")).unwrap();
+    let ptx = compile(&kernel, Arch::Sm90a).unwrap();
+    assemble(&ptx, Arch::Sm90a);
+    assert_eq!(count(&ptx, "fma.rn.f32"), 8 * 8 * 16);
+    assert_eq!(count(&ptx, "ld.shared.v4"), 8 * (8 + 16) / 4);
+    // Sums are not tied to pairs of registers.
+    assert_eq!(count(&ptx, "st.shared.v2"), 0);
+}

@@ -45,6 +45,11 @@ impl<'a> Conv<'a> {
         let (x, w, groups, transposed) = (args[0], args[1], *groups, *transposed);
         Some(Conv { x, w, x_shape, w_shape, out, stride, padding, dilation, groups, transposed, cin, cout, k, points })
     }
+    /// Windows of one point at every point.
+    fn is_pointwise(&self) -> bool {
+        let window = self.w_shape[2..].iter().chain(self.stride).all(|&n| n == 1);
+        window && self.padding.iter().all(|&p| p == 0)
+    }
     /// A position in a patch as channel and window.
     fn in_patch(&self, k: &Expr) -> Vec<Expr> {
         delinear(k, &[&[self.cin], &self.w_shape[2..]].concat())
@@ -140,6 +145,9 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
 /// The patch matrix is never made: its elements are read where the product wants them.
 fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, LowerError> {
     let images = c.x_shape[0];
+    if c.is_pointwise() && c.points >= POINTS {
+        return by_image(of, v, c, target);
+    }
     let product = product::Product {
         v,
         batch: vec![c.groups],
@@ -155,6 +163,27 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
             let (group, channel) = (ix[1].clone().div(c.cout as i64), ix[1].clone().rem(c.cout as i64));
             let point = linear(&ix[2..], &c.out[2..]);
             vec![group, channel, ix[0].clone().scale(c.points as i64).plus(&point)]
+        },
+    };
+    product::lower(of, &product, target)
+}
+
+/// Points of an image that fill a tile by themselves.
+const POINTS: usize = 192;
+
+/// A window of one point: images are a batch of products of matrices as they lie in memory.
+fn by_image(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, LowerError> {
+    let product = product::Product {
+        v,
+        batch: vec![c.x_shape[0], c.groups],
+        m: c.cout,
+        n: c.points,
+        k: c.k,
+        a: &|r, at| r.at(c.w, &c.weight_index(&at[1..]), &[]),
+        b: &|r, at| c.patch(r, at),
+        place: &|ix| {
+            let (group, channel) = (ix[1].clone().div(c.cout as i64), ix[1].clone().rem(c.cout as i64));
+            vec![ix[0].clone(), group, channel, linear(&ix[2..], &c.out[2..])]
         },
     };
     product::lower(of, &product, target)

@@ -1,5 +1,8 @@
 //! Matrix products on GPUs: a tile of the result per instance, a loop over K with masked pointer loads, the epilogue on the
-//! accumulator.
+//! accumulator. Operands may go through memory first, and K may be cut into parts.
+mod memory;
+mod split;
+
 use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr};
@@ -44,16 +47,26 @@ struct Tile {
 const GROUP: usize = 8;
 
 pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerError> {
+    let mut out = Emitted::default();
+    let plain = of.template.is_some_and(|t| t.family == Family::Tile);
+    let copies = if plain { [None, None] } else { memory::copied(of, p, target, &mut out)? };
+    let (a, b) = (memory::from(&copies[0], p.a, 0), memory::from(&copies[1], p.b, 1));
+    let p = &Product { batch: p.batch.clone(), a: &a, b: &b, ..*p };
+    let parts = if plain { 1 } else { parts(of, p, target)? };
+    if parts > 1 {
+        return split::lower(of, p, parts, target, out);
+    }
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     if let Some(placed) = placed::outputs(of, p.v, &dims, p.place)
         && let Some(step) = fused(of, p, &dims, &placed, target)?
     {
-        return Ok(Emitted { scratch: vec![], steps: vec![step] });
+        out.steps.push(step);
+        return Ok(out);
     }
     // The epilogue is not element by element: the product goes through memory.
     let dtype = of.graph.dtype(p.v);
     let acc = dtype.compute();
-    let slot = Slot::Scratch(0);
+    let slot = Slot::Scratch(out.scratch.len() as u32);
     let product = Body { product: Some((p.v, Place::Node)), ..*of };
     let scene = |at: &[Expr]| {
         let mut r = product.resolver();
@@ -65,10 +78,24 @@ pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerErr
     let step = tiled(of, p, &dims, of.name, target, &scene)?;
     let name = format!("{}_epilogue", of.name);
     let rest = Body { product: Some((p.v, Place::At(slot, acc))), name: &name, ..*of };
-    let rest = reduction::lower(&rest, target, 1)?;
-    let mut scratch = vec![Type::new(acc, [of.graph.ty(p.v).count()])];
-    scratch.extend(rest.scratch);
-    Ok(Emitted { scratch, steps: [vec![step], rest.steps].concat() })
+    out.scratch.push(Type::new(acc, [of.graph.ty(p.v).count()]));
+    let rest = reduction::lower(&rest, target, out.scratch.len() as u32)?;
+    out.scratch.extend(rest.scratch);
+    out.steps.push(step);
+    out.steps.extend(rest.steps);
+    Ok(out)
+}
+
+/// Parts of K that are summed apart, so that all multiprocessors have work.
+fn parts(of: &Body, p: &Product, target: Target) -> Result<usize, LowerError> {
+    let dtype = of.graph.dtype(p.v);
+    if !warpgroup::takes(dtype, target) {
+        return Ok(1);
+    }
+    let (left, right) = (memory::read(of, p, 0)?.strided(p), memory::read(of, p, 1)?.strided(p));
+    Ok(left.zip(right).map_or(1, |(left, right)| {
+        warpgroup::parts(p, dtype, [left.major, right.major], of.template.and_then(|t| t.tile))
+    }))
 }
 
 /// Row-major position in the value of an element of the product.

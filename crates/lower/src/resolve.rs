@@ -25,6 +25,12 @@ pub enum Product {
     Node,
     /// In memory, dense, in this dtype.
     At(Slot, DType),
+    /// In memory as so many parts, one after the other, that are summed.
+    Parts {
+        slot: Slot,
+        dtype: DType,
+        count: usize,
+    },
 }
 
 /// What is lowered: a graph with its inputs, and its product if that is computed apart.
@@ -204,7 +210,12 @@ impl<'a> Resolver<'a> {
         let value = match product {
             Product::Node => self.dag.add(NodeOp::Anchor { at: here.ix.to_vec() }, dtype),
             Product::At(slot, stored) => self.load(here.v, slot, stored, here.ix, here.guards),
+            Product::Parts { slot, dtype, count } => self.sum_of_parts(slot, dtype, count, here),
         };
+        self.biased(value, here)
+    }
+    /// A bias is part of the product.
+    fn biased(&mut self, value: NodeId, here: &Here) -> Resolved {
         let args = self.graph.args(here.v);
         let axis = match self.graph.op(here.v) {
             Op::Linear => here.ix.len() - 1,
@@ -218,6 +229,19 @@ impl<'a> Resolver<'a> {
             }
             None => Ok(value),
         }
+    }
+
+    /// The parts in their order, so that results are the same from run to run.
+    fn sum_of_parts(&mut self, slot: Slot, dtype: DType, count: usize, here: &Here) -> NodeId {
+        let at = linear(here.ix, self.graph.shape(here.v));
+        let size = self.graph.ty(here.v).count();
+        let mut sum = None;
+        for part in 0..count {
+            let at = at.clone().shift((part * size) as i64);
+            let one = self.dag.add(NodeOp::Load { slot, at, guards: here.guards.to_vec() }, dtype);
+            sum = Some(sum.map_or(one, |s| self.dag.binary(BinaryOp::Add, s, one)));
+        }
+        sum.unwrap_or_else(|| self.dag.number(dtype, 0.0))
     }
 
     /// An operand that broadcasts to the value asked for.

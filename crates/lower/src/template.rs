@@ -31,7 +31,8 @@ pub fn of<'a>(kind: KernelKind, steps: impl Iterator<Item = Part<'a>>) -> Templa
 fn program(k: &Kernel) -> Option<Template> {
     let mut tile = None;
     k.walk(&mut |_, d| {
-        let result = d.results.first().filter(|_| matches!(d.op, Op::Dot { .. } | Op::Wgmma { .. }));
+        let result =
+            d.results.first().filter(|_| matches!(d.op, Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. }));
         if let Some(&[m, n]) = result.map(|r| k.ty(*r).shape()) {
             tile.get_or_insert([m, n]);
         }

@@ -1,4 +1,5 @@
-//! Matrix products by warpgroups: the program that reaches the speed of the tensor cores from `sm_90` on.
+//! Matrix products by warpgroups: the program that reaches the speed of the tensor cores, and in f32 that of multiply-adds, from
+//! `sm_90` on.
 //!
 //! Blocks stay for the whole launch and walk over tiles of the result. A producer copies tiles of the operands by tensor maps
 //! into a ring of stages; consumers, each with its rows of the tile, multiply, finish the elements and send them out through
@@ -17,11 +18,9 @@ use crate::tile::open_bare;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, Kernel, Op, Role, Swizzle, Type, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::{Slot, Work};
-use operand::{Major, Strided};
-use shape::{DEPTH, Shape};
+pub use operand::{Major, Strided};
+use shape::{Engine, Shape};
 
-/// Registers of a producer's thread and of a consumer's, of the 65536 of a multiprocessor.
-const REGISTERS: [usize; 2] = [40, 232];
 /// Rows of tiles that are walked before the next column of tiles, so that operands stay in the second-level cache.
 const GROUP: usize = 16;
 
@@ -39,14 +38,26 @@ pub struct Task<'a> {
 }
 
 /// What a product must be for this template.
-pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16 or f16 whose rows are strided arrays of multiples of 16 bytes, \
-                         and one of the tiles 128x256, 256x128, 128x128, 128x64, 64x128, 64x64";
+pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16, f16 or f32 that are strided arrays with rows of multiples of 16 bytes, \
+                         and one of the tiles 128x256, 256x128, 128x128, 128x64, 64x256, 64x128, 64x64 (in f32 not 256x128 and \
+                         64x256 but 32x64)";
+
+/// Whether products of this type go this way, their operands permitting.
+pub fn takes(dtype: DType, target: Target) -> bool {
+    matches!(target, Target::Gpu { arch } if arch >= 90) && Engine::of(dtype).is_some()
+}
+
+/// Parts of K that leave the least time, with what it takes to sum them.
+pub fn parts(p: &Product, dtype: DType, sides: [Major; 2], tile: Option<[usize; 2]>) -> usize {
+    Engine::of(dtype).map_or(1, |engine| shape::parts(p, (engine, tile), sides))
+}
 
 pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
     let p = task.product;
-    if !matches!(target, Target::Gpu { arch } if arch >= 90) || !matches!(task.dtype, DType::Bf16 | DType::F16) {
+    if !matches!(target, Target::Gpu { arch } if arch >= 90) {
         return None;
     }
+    let engine = Engine::of(task.dtype)?;
     let batch = p.batch.len() as u32;
     let a = Strided::load(task.scene, task.operands[0], batch, (task.coords.m, p.m), (task.coords.ka, p.k), &p.batch)?;
     let b = Strided::load(task.scene, task.operands[1], batch, (task.coords.n, p.n), (task.coords.kb, p.k), &p.batch)?;
@@ -56,7 +67,8 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
         .iter()
         .map(|s| Strided::store(s, batch, (task.coords.m, p.m), (task.coords.n, p.n), &p.batch))
         .collect();
-    let shape = shape::choose(p, (task.dtype, task.tile), &b, &consumer::widths(&outputs, &task.scene.stores))?;
+    let widths = consumer::widths(&outputs, &task.scene.stores);
+    let shape = shape::choose(p, (engine, task.tile), [a.major, b.major], &widths)?;
     Some(Writer::new(task, shape, a, b, outputs).write())
 }
 
@@ -96,8 +108,8 @@ impl<'a> Writer<'a> {
         let used = consumer::used(self.task.scene, &self.outputs);
         let mut f = open_bare(self.task.name, self.task.scene, &used, &self.cuts(), s.blocks());
         f.b.set_cluster(s.cluster);
-        let a_tile = tile_shape(self.a.major, s.rows());
-        let b_tile = tile_shape(self.b.major, s.n);
+        let a_tile = tile_shape(self.a.major, s.rows(), s.depth());
+        let b_tile = tile_shape(self.b.major, s.n, s.depth());
         let b_part = [b_tile[0] / s.cluster, b_tile[1]];
         let a_map = f.descriptor("a", self.a.slot, self.a.map(elem, a_tile), true);
         let b_map = f.descriptor("b", self.b.slot, self.b.map(elem, b_part), true);
@@ -125,7 +137,7 @@ impl<'a> Writer<'a> {
         let shared = Shared { a: at, b: bt, a_map, b_map, full, empty, rank, first };
         let role =
             |name: &str, copies: usize, registers: usize| Role { name: name.into(), warps: 4, copies, registers };
-        let [few, many] = if s.copies > 1 { REGISTERS } else { [0, 0] };
+        let [few, many] = if s.copies > 1 { s.engine.registers() } else { [0, 0] };
         let mut outer = std::mem::replace(&mut f.b, Builder::new("", [0; 3], 1));
         outer.roles(vec![
             (role("producer", 1, few), Box::new(|b: &mut Builder, _| self.produce(b, &shared))),
@@ -197,7 +209,7 @@ impl<'a> Writer<'a> {
     }
     fn produce(&self, b: &mut Builder, s: &Shared) {
         let z = self.shape;
-        let bytes = DEPTH * (z.m + z.n) * 2;
+        let bytes = z.stage_bytes();
         self.over_tiles(b, s, |b, spot, ring| {
             let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(z.depths as i64));
             let ring = b.for_loop([zero, last, one], &ring.values(), |b, k, ring| {
@@ -205,7 +217,7 @@ impl<'a> Writer<'a> {
                 let free = b.binary(B::Xor, ring.phase, one);
                 b.inst(Op::BarrierWait, &[s.empty, ring.stage, free], &[], vec![]);
                 b.inst(Op::BarrierExpect { bytes: bytes as u32 }, &[s.full, ring.stage], &[], vec![]);
-                let depth = b.i32(DEPTH as i64);
+                let depth = b.i32(z.depth() as i64);
                 let k = b.binary(B::Mul, k, depth);
                 for copy in 0..z.copies {
                     let (m, stage) = (z.row_of(b, spot.m, copy), z.tile_of(b, ring.stage, copy));
@@ -227,10 +239,10 @@ fn load(b: &mut Builder, what: [Value; 3], barrier: [Value; 2], starts: &[Value]
 }
 
 /// A tile of an operand: `[outer, K]`, or `[K, outer]` where the outer axis is contiguous.
-fn tile_shape(major: Major, outer: usize) -> [usize; 2] {
+fn tile_shape(major: Major, outer: usize, depth: usize) -> [usize; 2] {
     match major {
-        Major::Depth => [outer, DEPTH],
-        Major::Outer => [DEPTH, outer],
+        Major::Depth => [outer, depth],
+        Major::Outer => [depth, outer],
     }
 }
 

@@ -223,3 +223,39 @@ fn products_by_warpgroups() {
     // Enough tiles for clusters.
     gpu("(%a: bf16[1536,8], %b: bf16[8,2816]) { %c = dot %a, %b\n return %c }");
 }
+
+/// Products in f32 by multiply-adds from shared tiles: both orders of both operands, ragged edges, batches, epilogues, every
+/// tile on offer.
+#[test]
+fn products_by_multiply_adds() {
+    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Target::Gpu { arch: 90 });
+    for (m, n, k) in [(64, 64, 32), (65, 68, 36), (132, 264, 68), (17, 32, 4), (5, 1000, 64)] {
+        gpu(&format!("(%a: f32[{m},{k}], %b: f32[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
+        gpu(&format!(
+            "(%a: f32[{m},{k}], %b: f32[{n},{k}], %v: f32[{n}], %r: f32[{m},{n}]) {{ %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }}"
+        ));
+    }
+    for (m, n, k) in [(64, 64, 32), (132, 68, 36)] {
+        gpu(&format!(
+            "(%a: f32[{k},{m}], %b: f32[{n},{k}]) {{ %t = permute %a perm=[1,0]\n %c = linear %t, %b\n return %c }}"
+        ));
+        gpu(&format!(
+            "(%a: f32[{k},{m}], %b: f32[{k},{n}]) {{ %t = permute %a perm=[1,0]\n %c = dot %t, %b\n %y = permute %c perm=[1,0]\n return %y }}"
+        ));
+    }
+    gpu("(%a: f32[3,40,24], %b: f32[3,24,72]) { %c = dot %a, %b\n return %c }");
+    gpu("(%a: f32[40,24], %b: f32[72,24]) { %c = linear %a, %b\n %s = softmax %c axis=1\n return %s }");
+}
+
+/// Long K and few tiles: parts of K, summed in a second step. Rows that are no multiple of 16 bytes go through memory.
+#[test]
+fn products_in_parts_and_through_memory() {
+    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Target::Gpu { arch: 90 });
+    gpu("(%a: bf16[16,4096], %b: bf16[72,4096], %v: bf16[72]) { %c = linear %a, %b, %v\n %s = silu %c\n return %s }");
+    gpu("(%a: f32[40,4096], %b: f32[4096,72]) { %c = dot %a, %b\n %t = permute %c perm=[1,0]\n return %t }");
+    gpu("(%a: f32[2,40,4096], %b: f32[2,4096,72]) { %c = dot %a, %b\n return %c, %c }");
+    gpu("(%a: bf16[257,511], %b: bf16[511,255]) { %c = dot %a, %b\n return %c }");
+    gpu("(%a: f32[257,511], %b: f32[255,511]) { %c = linear %a, %b\n return %c }");
+    gpu("(%a: f32[1,3,129,129], %b: f32[2,1,129,1001]) { %c = dot %a, %b\n return %c }");
+    gpu("(%a: f16[2,129,129], %b: f16[129,1001]) { %t = permute %a perm=[0,2,1]\n %c = dot %t, %b\n return %c }");
+}

@@ -35,6 +35,8 @@ fn products_take_the_template_they_are_told() {
         ("bf16", "tile 64x64", GPU),
         ("bf16", "warpgroup", GPU),
         ("bf16", "warpgroup 64x64", GPU),
+        ("f32", "warpgroup", GPU),
+        ("f32", "warpgroup 64x128", GPU),
         ("f32", "library", Target::Host),
         ("f32", "rows", Target::Host),
     ] {
@@ -45,11 +47,11 @@ fn products_take_the_template_they_are_told() {
         }
     }
     for (d, wanted, target, why) in [
-        ("f32", "warpgroup", GPU, "bf16 or f16"),
+        ("f64", "warpgroup", GPU, "bf16, f16 or f32"),
         ("bf16", "warpgroup 256x256", GPU, "one of the tiles"),
         ("bf16", "warpgroup", Target::Gpu { arch: 80 }, "sm_90"),
-        ("f32", "library", GPU, "lowered as `tile"),
-        ("f32", "flash", GPU, "lowered as `tile"),
+        ("f32", "library", GPU, "lowered as `warpgroup"),
+        ("f32", "flash", GPU, "lowered as `warpgroup"),
         ("f32", "tile", Target::Host, "lowered as `library`"),
     ] {
         let e = lowered(KernelKind::Gemm, &product(d, 70), wanted, target).expect_err(wanted);

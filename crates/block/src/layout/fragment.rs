@@ -107,6 +107,29 @@ pub fn warpgroup_accumulator(m: usize, n: usize, warps: usize) -> Flat {
     Flat { registers, lanes: vec![Some(1), Some(2), Some(row(0)), Some(row(1)), Some(row(2))], warps: warps.collect() }
 }
 
+/// Accumulator `[m, n]` of products by multiply-adds from shared tiles. A warp's lanes are 4 rows by 8 columns, in turn, so that
+/// neighbours read the same addresses; an axis along which an operand is contiguous (`runs`) has four neighbours in a thread,
+/// one access; along the other axes neighbours lie in different lanes, whose rows a swizzled tile has in different banks.
+pub fn multiply_add_accumulator([m, n]: [usize; 2], warps: usize, runs: [bool; 2]) -> Flat {
+    let (rows, columns) = (bits_of(&[m]) as u8, bits_of(&[n]) as u8);
+    let along_m = warps.div_ceil(2) as u8;
+    let threads = [2 + along_m, 3 + (warps as u8 - along_m)];
+    // Of an axis: the bits that threads number, and those that registers do.
+    let split = |axis: usize, bits: u8| -> (Vec<Option<u8>>, Vec<u8>) {
+        let first = if runs[axis] { 2 } else { 0 };
+        let low = if axis == 0 { columns } else { 0 };
+        let place = |i: u8| (i < bits).then_some(low + i);
+        let of_threads = first..first + threads[axis];
+        let others = (0..bits).filter(|i| !of_threads.contains(i)).map(|i| low + i);
+        (of_threads.clone().map(place).collect(), others.collect())
+    };
+    let (r, mut registers) = split(0, rows);
+    let (c, along_n) = split(1, columns);
+    registers.splice(0..0, along_n);
+    let lanes = vec![c[0], r[0], c[1], r[1], c[2]];
+    Flat { registers, lanes, warps: r[2..].iter().chain(&c[3..]).copied().collect() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +145,18 @@ mod tests {
             let row = 16 * w + l / 4 + 8 * (i / 2 % 2) + 64 * (i / 32);
             let column = 8 * (i % 32 / 4) + 2 * (l % 4) + i % 2;
             assert_eq!(flat.at(i, l, w), row * 64 + column);
+        }
+    }
+
+    #[test]
+    fn multiply_adds_cover_their_blocks() {
+        for (shape, warps) in
+            [([64, 256], 2), ([64, 128], 2), ([32, 64], 2), ([16, 32], 2), ([64, 64], 3), ([8, 16], 2)]
+        {
+            for runs in [[false, false], [false, true], [true, false], [true, true]] {
+                let flat = multiply_add_accumulator(shape, warps, runs);
+                assert!(flat.covers(bits_of(&shape)), "{shape:?} {warps} {runs:?}: {flat:?}");
+            }
         }
     }
 

@@ -565,6 +565,10 @@ impl Parser {
                 let transpose_a = self.eat_word("transpose_a");
                 Op::Wgmma { transpose_a, transpose_b: self.eat_word("transpose_b") }
             }
+            "shared_dot" => {
+                let transpose_a = self.eat_word("transpose_a");
+                Op::SharedDot { transpose_a, transpose_b: self.eat_word("transpose_b") }
+            }
             "wgmma_wait" => Op::WgmmaWait { pending: self.integer("the number of groups left in flight")? },
             _ => {
                 let op = names::find(names::PLAIN, name)

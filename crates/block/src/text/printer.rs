@@ -220,6 +220,9 @@ fn op_text(op: &Op) -> (String, String) {
         Op::Wgmma { transpose_a, transpose_b } => {
             flag(&flag("wgmma", "transpose_a", *transpose_a), "transpose_b", *transpose_b)
         }
+        Op::SharedDot { transpose_a, transpose_b } => {
+            flag(&flag("shared_dot", "transpose_a", *transpose_a), "transpose_b", *transpose_b)
+        }
         Op::WgmmaWait { pending } => format!("wgmma_wait {pending}"),
         Op::For => "for".into(),
         Op::If => "if".into(),

@@ -97,6 +97,10 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
             arity(5, 5, 1)?;
             product([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
         }
+        Op::SharedDot { transpose_a, transpose_b } => {
+            arity(5, 5, 1)?;
+            shared_product([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
+        }
         Op::WgmmaWait { .. } if args == 0 => arity(0, 0, 0),
         Op::WgmmaWait { .. } => {
             arity(1, 1, 1)?;
@@ -163,6 +167,23 @@ fn copied(tile: &Type, desc: &Type, block: &Type, parts: usize) -> Rule {
         _ => Ok(()),
     }
 }
+/// Rows, columns and depth of a product of tiles into `out`.
+fn sizes([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, out: &Type) -> Result<[usize; 3], String> {
+    let ([a0, a1], [b0, b1], [p, q]) = (a.shape(), b.shape(), out.shape()) else {
+        return Err(format!("{a} by {b} into {out}; 2-D tiles are needed"));
+    };
+    let (ka, m) = if transpose_a { (a0, a1) } else { (a1, a0) };
+    let (kb, n) = if transpose_b { (b1, b0) } else { (b0, b1) };
+    ensure(ka == kb && m == p && n == q, || format!("{a} by {b} into {out}; the sizes do not fit"))?;
+    Ok([*m, *n, *ka])
+}
+fn shared_product(transposed: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
+    let f32s = [a, b, acc, out].iter().all(|t| t.elem() == Some(Elem::F32));
+    ensure(f32s, || format!("{a} by {b} into {out}; shared_dot is of f32"))?;
+    sizes(transposed, a, b, out)?;
+    held("the result", out)?;
+    same("the accumulator", acc, out)
+}
 fn product([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
     let Type::Token { elem, shape } = out else { return Err(format!("the result is {out}; a token is needed")) };
     let Some(e) = a.elem().filter(|e| matches!(e, Elem::F16 | Elem::Bf16 | Elem::F8e4m3 | Elem::F32)) else {
@@ -171,13 +192,8 @@ fn product([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type
     ensure(b.elem() == Some(e) && *elem == Elem::F32, || {
         format!("{a} by {b} into {out}; one type into f32 is needed")
     })?;
-    let ([a0, a1], [b0, b1], [p, q]) = (a.shape(), b.shape(), &shape[..]) else {
-        return Err(format!("{a} by {b} into {out}; 2-D tiles are needed"));
-    };
-    let (ka, m) = if transpose_a { (a0, a1) } else { (a1, a0) };
-    let (kb, n) = if transpose_b { (b1, b0) } else { (b0, b1) };
-    ensure(ka == kb && m == p && n == q, || format!("{a} by {b} into {out}; the sizes do not fit"))?;
-    ensure(m.is_multiple_of(64) && *n >= 8 && ka * e.bytes() >= 32, || {
+    let [m, n, ka] = sizes([transpose_a, transpose_b], a, b, out)?;
+    ensure(m.is_multiple_of(64) && n >= 8 && ka * e.bytes() >= 32, || {
         format!("{a} by {b}: rows must be a multiple of 64, columns at least 8, a row of K at least 32 bytes")
     })?;
     match acc {

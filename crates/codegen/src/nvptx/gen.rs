@@ -297,6 +297,7 @@ impl<'c> Gen<'c, '_> {
             Op::SharedStore => return self.tile_store(data),
             Op::WgmmaCommit => return self.wgmma_commit(),
             Op::WgmmaWait { pending } => return self.wgmma_wait(data, *pending),
+            Op::SharedDot { transpose_a, transpose_b } => self.shared_dot(data, [*transpose_a, *transpose_b])?,
             Op::Wgmma { transpose_a, transpose_b } => self.wgmma(data, [*transpose_a, *transpose_b])?,
             Op::Const(c) => self.constant(data.results[0], *c)?,
             Op::ProgramId(axis) => vec![self.program_id(*axis)?],

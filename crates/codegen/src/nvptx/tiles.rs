@@ -149,15 +149,18 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    /// Any layout, neighbouring registers of a row in pairs.
+    /// Any layout, neighbouring registers of a row in pairs. Sums of multiply-adds in 32 bits go one by one, those of even
+    /// registers first: pairs would tie each sum to the register bank of what is multiplied for it.
     fn store_pairs(&mut self, t: &Tile, base: PointerValue<'c>, flat: &Flat, values: &[Val<'c>]) -> Res<()> {
         let shape = [t.rows, t.columns];
         let bytes = t.elem.bytes();
-        let n = if flat.registers.first() == Some(&0) && bytes < 8 { 2 } else { 1 };
+        let by_tensor_cores = *flat == warpgroup_accumulator(t.rows, t.columns, 2);
+        let n = if flat.registers.first() == Some(&0) && (bytes < 4 || by_tensor_cores) { 2 } else { 1 };
         let (rows, columns) = (self.coordinates(flat, &shape, 0)?, self.coordinates(flat, &shape, 1)?);
         let first = self.first_copy(flat)?;
         let per_row = (t.row_bytes() / 16) as i64;
-        for r in (0..values.len()).step_by(n) {
+        let order = (0..values.len()).step_by(2).chain((1..values.len()).step_by(2).filter(|_| n == 1));
+        for r in order {
             let (row, column) = (rows[r].value(&self.e, &mut self.memo)?, columns[r].value(&self.e, &mut self.memo)?);
             let e = &self.e;
             let byte = e.mul(column, e.int(bytes as i64))?;

@@ -250,7 +250,7 @@ impl<'a> Machine<'a, '_> {
                 let (tile, stage) = self.stage(flow, data.args[0], data.args[1])?;
                 (*self.tiles[tile].stages[stage]).clone()
             }
-            Op::Wgmma { transpose_a, transpose_b } => {
+            Op::Wgmma { transpose_a, transpose_b } | Op::SharedDot { transpose_a, transpose_b } => {
                 let operand = |n: usize, transposed: bool| {
                     let (tile, stage) = self.stage(flow, data.args[n], data.args[n + 1])?;
                     let tile = &*self.tiles[tile].stages[stage];

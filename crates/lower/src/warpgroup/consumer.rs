@@ -1,6 +1,6 @@
 //! The consumers: products over the ring, then the epilogue on parts of the tile, each sent out while the next is computed.
 use super::operand::{Major, Strided, swizzle};
-use super::shape::{self, BUFFERS, Shape};
+use super::shape::{BUFFERS, Engine, Shape};
 use super::{Ring, Shared, Spot, Used, Writer};
 use crate::dag::{Scene, Store};
 use crate::emit::Lanes;
@@ -36,12 +36,12 @@ pub fn widths(outputs: &[Option<Strided>], stores: &[Store]) -> Vec<usize> {
 /// Columns that are finished together.
 fn columns(outputs: &[Option<Out>], s: Shape) -> usize {
     let bytes: Vec<usize> = outputs.iter().flatten().map(|o| o.elem.bytes()).collect();
-    shape::columns(&bytes).min(s.n)
+    s.columns(&bytes)
 }
 
 /// Descriptors of the outputs.
 pub fn maps(f: &mut Frame, outputs: &[Option<Strided>], stores: &[Store], s: Shape) -> Vec<Option<Out>> {
-    let columns = shape::columns(&widths(outputs, stores)).min(s.n);
+    let columns = s.columns(&widths(outputs, stores));
     let one = |(i, (store, out)): (usize, (&Store, &Option<Strided>))| {
         let elem = math::stored(store.dtype);
         let out = out.as_ref()?;
@@ -71,7 +71,10 @@ pub fn tiles(b: &mut Builder, mut outputs: Vec<Option<Out>>, s: Shape) -> Vec<Op
 
 pub fn consume(w: &Writer, f: &mut Frame, b: &mut Builder, s: &Shared, copy: Option<Value>, outputs: &[Option<Out>]) {
     w.over_tiles(b, s, |b, spot, ring| {
-        let (sums, ring) = multiply(w, b, s, copy, ring);
+        let (sums, ring) = match w.shape.engine {
+            Engine::TensorCores => multiply(w, b, s, copy, ring),
+            Engine::MultiplyAdds => multiply_add(w, b, s, copy, ring),
+        };
         std::mem::swap(b, &mut f.b);
         f.em.enter();
         finish(w, f, &spot, copy, sums, outputs);
@@ -91,14 +94,7 @@ fn multiply(w: &Writer, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: 
     let op = Op::Wgmma { transpose_a: w.a.major == Major::Outer, transpose_b: w.b.major == Major::Depth };
     let product = |b: &mut Builder, ring: Ring, sums: Value| {
         b.inst(Op::BarrierWait, &[s.full, ring.stage, ring.phase], &[], vec![]);
-        let tile = match copy {
-            None => ring.stage,
-            Some(copy) => {
-                let n = b.i32(z.copies as i64);
-                let at = b.binary(B::Mul, ring.stage, n);
-                b.binary(B::Add, at, copy)
-            }
-        };
+        let tile = left_tile(z, b, ring, copy);
         let token = b.inst(op.clone(), &[s.a, tile, s.b, ring.stage, sums], std::slice::from_ref(&token), vec![])[0];
         b.inst(Op::WgmmaCommit, &[], &[], vec![]);
         token
@@ -123,6 +119,34 @@ fn multiply(w: &Writer, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: 
     let sums = b.inst(Op::WgmmaWait { pending: 0 }, &[out[3]], &[sums], vec![])[0];
     release(b, out[2]);
     (sums, Ring::of(&out))
+}
+
+/// Number of a consumer's tile of the left operand in the ring.
+fn left_tile(z: Shape, b: &mut Builder, ring: Ring, copy: Option<Value>) -> Value {
+    let Some(copy) = copy else { return ring.stage };
+    let n = b.i32(z.copies as i64);
+    let at = b.binary(B::Mul, ring.stage, n);
+    b.binary(B::Add, at, copy)
+}
+
+/// The sums over all of K in f32, stage by stage.
+fn multiply_add(w: &Writer, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Value, Ring) {
+    let z = w.shape;
+    let sums = Type::block(Elem::F32, [z.rows(), z.n]);
+    let op = Op::SharedDot { transpose_a: w.a.major == Major::Outer, transpose_b: w.b.major == Major::Depth };
+    let none = b.constant(sums.clone(), Const::Float(0.0));
+    let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(z.depths as i64));
+    let out = b.for_loop([zero, last, one], &[ring.stage, ring.phase, none], |b, _, now| {
+        let ring = Ring::of(now);
+        b.inst(Op::BarrierWait, &[s.full, ring.stage, ring.phase], &[], vec![]);
+        let tile = left_tile(z, b, ring, copy);
+        let args = [s.a, tile, s.b, ring.stage, now[2]];
+        let sums = b.inst(op.clone(), &args, std::slice::from_ref(&sums), vec![])[0];
+        b.inst(Op::BarrierArrive { multicast: z.cluster > 1 }, &[s.empty, ring.stage], &[], vec![]);
+        let next = ring.next(b, z.stages);
+        vec![next.stage, next.phase, sums]
+    });
+    (out[2], Ring::of(&out))
 }
 
 /// The epilogue, some columns at a time.

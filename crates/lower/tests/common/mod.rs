@@ -52,6 +52,7 @@ pub fn run_steps(body: &Graph, steps: &Steps<kiln_block::Kernel>, inputs: &[Tens
     for step in &steps.steps {
         match step {
             Work::Block { code, args } => {
+                kiln_block::verify::verify(code).map_err(|e| format!("{e}"))?;
                 let mut buffers: Vec<Buffer> =
                     args.iter().map(|s| memory.get(s).cloned().ok_or(format!("no {s:?}"))).collect::<Result<_, _>>()?;
                 block::run(code, &mut buffers).map_err(|e| format!("{e}"))?;

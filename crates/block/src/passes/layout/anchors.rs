@@ -46,6 +46,9 @@ pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
     if let (Op::Wgmma { .. }, [m, n]) = (&dot.op, k.ty(dot.results[0]).shape()) {
         return fragment::warpgroup_accumulator(*m, *n, warp_bits(k));
     }
+    if let (Op::SharedDot { transpose_a, transpose_b }, [m, n]) = (&dot.op, k.ty(dot.results[0]).shape()) {
+        return fragment::multiply_add_accumulator([*m, *n], warp_bits(k), [*transpose_a, !transpose_b]);
+    }
     match tensor_product(k, dot) {
         Some((t, _)) => t.accumulator(),
         None => default_layout(k, k.ty(dot.results[0]).shape()),

@@ -65,7 +65,9 @@ impl Groups {
         match &data.op {
             op if shares(op) => self.join_all(k, data.args.iter().chain(&data.results).copied()),
             Op::Dot { .. } => self.join_all(k, data.args.get(2).into_iter().chain(&data.results).copied()),
-            Op::Wgmma { .. } => self.join_all(k, data.args.get(4).into_iter().chain(&data.results).copied()),
+            Op::Wgmma { .. } | Op::SharedDot { .. } => {
+                self.join_all(k, data.args.get(4).into_iter().chain(&data.results).copied());
+            }
             Op::WgmmaWait { .. } => self.join_all(k, data.args.iter().chain(&data.results).copied()),
             Op::For => {
                 let Some(region) = data.regions.first() else { return };

@@ -91,7 +91,7 @@ impl Rebuild<'_> {
                 let (arg, flat) = self.as_it_lies(data.args[0]);
                 self.keep_in(i, data.results[0], &flat.part(from, to, *axis as usize), vec![arg]);
             }
-            Op::Wgmma { .. } => {
+            Op::Wgmma { .. } | Op::SharedDot { .. } => {
                 let flat = self.home(data.results[0]);
                 let mut args = data.args.clone();
                 args[4] = self.demand(args[4], &flat);

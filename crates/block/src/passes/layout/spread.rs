@@ -63,7 +63,7 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
             (Op::Load, [ptr, ..]) => (data.results[0], Some(*ptr)),
             (Op::Store, [ptr, value, ..]) => (*value, Some(*ptr)),
             (Op::Reduce { .. } | Op::Scan { .. }, [value]) => (*value, None),
-            (Op::Dot { .. } | Op::Wgmma { .. }, _) => (data.results[0], None),
+            (Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. }, _) => (data.results[0], None),
             _ => return,
         };
         if let Some(wish) = all.get_mut(&groups.root(value)) {
@@ -76,7 +76,7 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
 impl Wishes {
     fn add(&mut self, k: &Kernel, facts: &Analysis, data: &InstData, access: Option<Value>) {
         match data.op {
-            Op::Dot { .. } | Op::Wgmma { .. } => {
+            Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } => {
                 self.product = self.product.take().or_else(|| Some(accumulator(k, data)));
             }
             Op::Reduce { axis, .. } | Op::Scan { axis, .. } => self.reduced.push(axis as usize),

@@ -1,0 +1,103 @@
+"""Matrix products on a CUDA machine beside PyTorch, in one run and in turns: eager (cuBLAS), torch.compile, max-autotune.
+
+    python3 benches/gemm.py --kiln dist/kiln [--out benches/results/gemm.json] [--only NAME]... [--compile] [--autotune] [--rounds N]
+
+Launches in a CUDA graph on both sides, medians of the rounds; random normal data; exact f32 unless the row says tf32.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+import gpu
+
+
+def rows():
+    """(name, function of PyTorch, shapes, dtype, multiply-adds)."""
+    import torch
+    import torch.nn.functional as F
+
+    half, full = torch.bfloat16, torch.float32
+    for n in (1024, 2048, 4096, 8192):
+        yield f"gemm_{n}_bf16", torch.mm, [(n, n), (n, n)], half, n**3
+    for m, n, k in ((1, 4096, 4096), (16, 11008, 4096), (128, 4096, 11008), (2048, 4096, 4096), (8192, 28672, 8192), (4096, 4096, 65536)):
+        yield f"linear_{m}x{n}x{k}_bf16", F.linear, [(m, k), (n, k)], half, m * n * k
+    m, n, k = 8192, 16384, 4096
+    gelu = lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh")
+    yield f"linear_gelu_{m}x{n}x{k}_bf16", gelu, [(m, k), (n, k), (n,)], half, m * n * k
+    yield f"linear_leaky_{m}x{n}x{k}_bf16", lambda x, w: F.leaky_relu(F.linear(x, w)), [(m, k), (n, k)], half, m * n * k
+    swiglu = lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u)
+    yield f"swiglu_{m}x{n}x{k}_bf16", swiglu, [(m, k), (n, k), (n, k)], half, 2 * m * n * k
+    yield "bmm_64x1024_bf16", torch.bmm, [(64, 1024, 1024), (64, 1024, 1024)], half, 64 * 1024**3
+    for n in (1024, 4096):
+        yield f"gemm_{n}_f32", torch.mm, [(n, n), (n, n)], full, n**3
+    yield "linear_197x3072x768_f32", F.linear, [(197, 768), (3072, 768)], full, 197 * 3072 * 768
+    yield "linear_8192x768x768_f32", F.linear, [(8192, 768), (768, 768)], full, 8192 * 768 * 768
+    yield "gemm_4097_f32", torch.mm, [(4097, 4097), (4097, 4097)], full, 4097**3
+    yield "gemm_4097_bf16", torch.mm, [(4097, 4097), (4097, 4097)], half, 4097**3
+    for n, c, h, o, k, p, s in ((1, 64, 56, 64, 3, 1, 1), (32, 64, 56, 64, 3, 1, 1), (1, 256, 14, 256, 3, 1, 1), (32, 128, 28, 128, 3, 1, 1), (32, 256, 14, 256, 3, 1, 1), (32, 512, 7, 512, 3, 1, 1), (32, 256, 56, 64, 1, 0, 1), (32, 3, 224, 64, 7, 3, 2)):
+        size = (h + 2 * p - k) // s + 1
+        for dtype, letters in ((full, "f32"), (half, "bf16")):
+            conv = lambda x, w, s=s, p=p: F.conv2d(x, w, stride=s, padding=p)
+            yield f"conv_{n}x{c}x{h}_{o}x{k}_{letters}", conv, [(n, c, h, h), (o, c, k, k)], dtype, n * o * size * size * c * k * k
+    yield "cdist_8192x8192x512_f32", lambda a, b: torch.cdist(a, b), [(8192, 512), (8192, 512)], full, 8192 * 8192 * 512
+
+
+def kiln_us(kiln, name):
+    result, problem = gpu.bench(kiln, f"benches/graphs/{name}.kiln", "--seconds", "0.15")
+    return (sum(k["median_us"] for k in result["kernels"]) if result else math.nan), problem
+
+
+def main():
+    import torch
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kiln", action="append", default=[], help="several: each is measured")
+    parser.add_argument("--out")
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--autotune", action="store_true")
+    parser.add_argument("--rounds", type=int, default=2)
+    args = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.set_grad_enabled(False)
+    figures = {"machine": gpu.machine(), "rows": {}}
+    builds = args.kiln or ["dist/kiln"]
+    ways = [""] + (["compile"] if args.compile else []) + (["autotune"] if args.autotune else [])
+    heads = [f"kiln us{'' if len(builds) == 1 else ' ' + str(i)}" for i in range(len(builds))]
+    print(f"| graph | {' | '.join(heads)} | TFLOP/s | " + " | ".join(w or "eager us" for w in ways) + " | best torch / kiln |")
+    for name, function, shapes, dtype, work in rows():
+        if args.only and not any(o in name for o in args.only):
+            continue
+        inputs = [torch.randn(*s, device="cuda", dtype=dtype) for s in shapes]
+        functions = {"": function}
+        for way in ways[1:]:
+            torch._dynamo.reset()
+            functions[way] = torch.compile(function, mode="max-autotune-no-cudagraphs" if way == "autotune" else None)
+        ours, theirs = {b: [] for b in builds}, {w: [] for w in ways}
+        problem = ""
+        for _ in range(args.rounds):
+            for way, f in functions.items():
+                theirs[way].append(gpu.time_product(f, inputs) * 1e3)
+            for b in builds:
+                us, why = kiln_us(b, name)
+                ours[b].append(us)
+                problem = problem or why
+        us, them = {b: statistics.median(v) for b, v in ours.items()}, {w: statistics.median(v) for w, v in theirs.items()}
+        last = us[builds[-1]]
+        figures["rows"][name] = {"kiln_us": us, "torch_us": them, "problem": problem}
+        cells = [f"{v:.1f}" for v in us.values()] + [f"{2 * work / last / 1e6:.0f}"] + [f"{v:.1f}" for v in them.values()]
+        print(f"| {name} | {' | '.join(cells)} | {min(them.values()) / last:.2f} | {problem}", flush=True)
+        del inputs, functions
+        torch.cuda.empty_cache()
+    if args.out:
+        with open(args.out, "w") as f:
+            json.dump(figures, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Matrix products of many shapes against float64: every size in every position, every epilogue, NaN and infinity.
+
+    python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N]
+
+Each element must lie within the rounding that its sum of absolute products allows, and two runs must give equal bytes.
+Cases are drawn from the seed; many go into one graph, so that a process is started once for all of them.
+"""
+
+import argparse
+import concurrent.futures
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+SIZES = [1, 7, 8, 17, 63, 64, 65, 127, 129, 1000, 4097]
+MORE = [2, 3, 5, 16, 31, 33, 100, 128, 192, 256, 257, 384, 511, 512, 768, 1024, 2048, 3072]
+EPILOGUES = ["none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu"]
+UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+
+
+def draw(rng, n):
+    """A case: dtype, batch, sizes, orders of the operands, epilogue."""
+    cases = [("swap", d, p, s) for d in ("bf16", "f32") for p in range(3) for s in SIZES]
+    for i in range(n):
+        if i < len(cases):
+            _, dtype, position, size = cases[i]
+            sizes = [rng.choice(SIZES[:-1] + MORE[:-3]) for _ in range(3)]
+            sizes[position] = size
+        else:
+            dtype = rng.choice(["bf16", "bf16", "f16", "f32", "f32"])
+            sizes = [rng.choice(SIZES + MORE) for _ in range(3)]
+        while sizes[0] * sizes[1] * sizes[2] > 2e9:
+            sizes[sizes.index(max(sizes))] //= 4
+        batch = rng.choice([0, 0, 0, 0, 2, 3, 7, 32, 512])
+        if batch * max(sizes[0] * sizes[1], sizes[0] * sizes[2], sizes[1] * sizes[2]) > 2e7 or batch * sizes[0] * sizes[1] * sizes[2] > 2e9:
+            batch = 0
+        form = rng.choice(["dot", "dot", "linear", "linear", "at", "bt"])
+        if batch and form == "linear":
+            form = "dot"
+        yield {"dtype": dtype, "batch": batch, "sizes": sizes, "form": form, "epilogue": rng.choice(EPILOGUES), "odd": rng.random() < 0.08}
+
+
+def text(case, i):
+    """Inputs (name, type), lines and results of a case in text form."""
+    d, (m, n, k), b = case["dtype"], case["sizes"], case["batch"]
+    lead = [b] if b else []
+    ty = lambda *s: f"{d}{[*s]}".replace(" ", "")
+    form = case["form"]
+    if form == "linear":
+        args, lines = [(f"a{i}", ty(m, k)), (f"b{i}", ty(n, k))], [f"%c{i} = linear %a{i}, %b{i}"]
+    else:
+        left = (*lead, k, m) if form == "at" else (*lead, m, k)
+        right = (*lead, n, k) if form == "bt" else (*lead, k, n)
+        args, lines = [(f"a{i}", ty(*left)), (f"b{i}", ty(*right))], []
+        perm = "[0,2,1]" if b else "[1,0]"
+        x, y = f"%a{i}", f"%b{i}"
+        if form == "at":
+            lines, x = [f"%ta{i} = permute %a{i} perm={perm}"], f"%ta{i}"
+        if form == "bt":
+            lines, y = [f"%tb{i} = permute %b{i} perm={perm}"], f"%tb{i}"
+        lines.append(f"%c{i} = dot {x}, {y}")
+    c, e, results = f"%c{i}", case["epilogue"], [f"%y{i}"]
+    if e == "none":
+        results = [c]
+    elif e in ("bias", "column"):
+        args.append((f"v{i}", ty(n)))
+        lines.append(f"%y{i} = {'add' if e == 'bias' else 'mul'} {c}, %v{i}")
+    elif e == "row":
+        args.append((f"v{i}", ty(m, 1)))
+        lines.append(f"%y{i} = mul {c}, %v{i}")
+    elif e == "residual":
+        args.append((f"v{i}", ty(*lead, m, n)))
+        lines.append(f"%y{i} = add {c}, %v{i}")
+    elif e == "gelu":
+        args.append((f"v{i}", ty(n)))
+        lines += [f"%h{i} = add {c}, %v{i}", f"%y{i} = gelu_tanh %h{i}"]
+    elif e == "silu":
+        lines.append(f"%y{i} = silu {c}")
+    elif e == "leaky":
+        lines += [f"%p{i} = gt {c}, 0.0", f"%l{i} = mul {c}, 0.01", f"%y{i} = select %p{i}, {c}, %l{i}"]
+    elif e == "scaled":
+        args.append((f"v{i}", ty(*lead, m, n)))
+        lines += [f"%s{i} = mul {c}, 0.5", f"%r{i} = mul %v{i}, 2.0", f"%y{i} = add %s{i}, %r{i}"]
+    elif e == "transpose":
+        lines.append(f"%y{i} = permute {c} perm={'[0,2,1]' if b else '[1,0]'}")
+    elif e == "cast":
+        lines.append(f"%y{i} = cast {c} to=f32" if d != "f32" else f"%y{i} = cast {c} to=bf16")
+    elif e == "two":
+        lines.append(f"%y{i} = relu {c}")
+        results = [c, f"%y{i}"]
+    elif e == "swiglu":
+        args.append((f"w{i}", args[1][1]))
+        twin = lines[-1].replace(f"%c{i} =", f"%u{i} =").replace(f"%b{i}", f"%w{i}")
+        if form == "bt":
+            lines.append(f"%tw{i} = permute %w{i} perm={perm}")
+            twin = f"%u{i} = dot {x}, %tw{i}"
+        lines += [twin, f"%s{i} = silu {c}", f"%y{i} = mul %s{i}, %u{i}"]
+    return args, lines, results
+
+
+def reference(case, given, device):
+    """In float64: results, and for each the largest error that rounding explains."""
+    import torch
+    import torch.nn.functional as F
+
+    d, k = case["dtype"], case["sizes"][2]
+    a, b, *more = [t.to(device).double() for t in given]
+    form = case["form"]
+    a = a.mT if form == "at" else a
+    turn = lambda t: t.mT if form in ("linear", "bt") else t
+    b = turn(b)
+    v = more[0] if more else None
+    # The sum, and the casts on the way: the product itself is rounded to its type.
+    c, bound = a @ b, (a.abs() @ b.abs()) * 2.0**-24 * (math.sqrt(k) * 2 + 8)
+    unit = UNIT[d]
+    slack = bound + unit * c.abs()
+    e = case["epilogue"]
+    if e == "swiglu":
+        w = turn(v)
+        u = a @ w
+        other = (a.abs() @ w.abs()) * 2.0**-24 * (math.sqrt(k) * 2 + 8) + unit * u.abs()
+        s = F.silu(c)
+        y = s * u
+        more_slack = (slack * 1.1 + 4 * unit * s.abs() + 1e-6) * (u.abs() + other) + (s.abs() + slack * 1.1) * other
+        return [y], [more_slack + 2 * unit * y.abs()], [d]
+    if e == "none":
+        return [c], [slack], [d]
+    if e == "two":
+        return [c, c.relu()], [slack, slack], [d, d]
+    if e == "transpose":
+        return [c.mT], [slack.mT], [d]
+    if e == "cast":
+        to = "f32" if d != "f32" else "bf16"
+        return [c], [slack + UNIT[to] * c.abs()], [to]
+    gain = 1.2
+    if e in ("bias", "residual"):
+        y = c + v
+    elif e in ("column", "row"):
+        y, gain = c * v, v.abs()
+    elif e == "gelu":
+        y = F.gelu(c + v, approximate="tanh")
+        slack = slack + unit * (c + v).abs()
+    elif e == "silu":
+        y = F.silu(c)
+    elif e == "leaky":
+        y = torch.where(c > 0, c, 0.01 * c)
+    elif e == "scaled":
+        y = c * 0.5 + v * 2
+        slack = slack + unit * (v.abs() * 2)
+    return [y], [gain * slack + 3 * unit * y.abs() + 4 * unit * unit], [d]
+
+
+def run_group(kiln, device, cases, folder, seed):
+    """Problems of a group of cases."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    types = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+    inputs, body, results, tensors, spans = [], [], [], [], []
+    g = torch.Generator().manual_seed(seed)
+    for i, case in enumerate(cases):
+        args, lines, out = text(case, i)
+        inputs += [f"%{n}: {t}" for n, t in args]
+        body += lines
+        start = len(tensors)
+        for _, t in args:
+            shape = [int(x) for x in t[t.index("[") + 1 : -1].split(",")]
+            # Sums of a thousand and more stay within f16.
+            x = torch.randn(*shape, generator=g) * (case["sizes"][2] ** -0.25)
+            if case["odd"]:
+                flat = x.view(-1)
+                for value in (math.nan, math.inf, -math.inf):
+                    flat[torch.randint(flat.numel(), (1,), generator=g)] = value
+            tensors.append(x.to(types[case["dtype"]]))
+        spans.append((start, len(tensors), len(results), len(out)))
+        results += out
+    path = f"{folder}/g{seed}"
+    with open(path + ".kiln", "w") as f:
+        f.write(f"graph products({', '.join(inputs)}) {{\n  " + "\n  ".join(body) + f"\n  return {', '.join(results)}\n}}\n")
+    save_file({str(i): t for i, t in enumerate(tensors)}, path + ".safetensors")
+    runs = []
+    for r in range(2):
+        out = f"{path}.out{r}.safetensors"
+        done = subprocess.run([kiln, "run", path + ".kiln", "--inputs", path + ".safetensors", "--outputs", out, "--device", device], capture_output=True, text=True)
+        if done.returncode:
+            return [f"group {seed}: {(done.stderr.strip() or 'failed')[:400]}"]
+        runs.append(load_file(out))
+        os.remove(out)
+    problems = []
+    for case, (start, end, first, count) in zip(cases, spans):
+        want, slack, out_types = reference(case, tensors[start:end], device)
+        for j in range(count):
+            got, again = runs[0][str(first + j)], runs[1][str(first + j)]
+            bits = torch.int16 if got.element_size() == 2 else torch.int32
+            same = torch.equal(got.view(bits), again.view(bits))
+            x, y, s = got.to(device).double(), want[j], slack[j]
+            huge = {"f16": 65504.0, "bf16": 3.38e38, "f32": 3.4e38}[out_types[j]]
+            if x.shape != y.shape:
+                problems.append(f"{case}: {tuple(x.shape)} for {tuple(y.shape)}")
+                continue
+            finite = y.isfinite() & (y.abs() < huge * 0.99) & s.isfinite()
+            bad = (finite & ~((x - y).abs() <= s + 1e-7)) | (y.isnan() & ~x.isnan())
+            bad |= y.isinf() & ~(x == y) & ~x.isnan()
+            if case["epilogue"] in ("none", "transpose", "cast", "bias"):
+                bad |= y.isinf() & (x != y)
+            if bad.any() or not same:
+                where = bad.nonzero()[0].tolist() if bad.any() else []
+                at = tuple(where)
+                what = f"{int(bad.sum())} wrong, first at {where}: {x[at].item()} for {y[at].item()} +- {s[at].item():.3g}" if where else "differs between runs"
+                problems.append(f"{case}: {what}")
+    return problems
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kiln", default="dist/kiln")
+    parser.add_argument("--device", default="cuda:0", help="cpu checks the host's products")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", type=int, default=300)
+    parser.add_argument("--group", type=int, default=25)
+    parser.add_argument("--jobs", type=int, default=4)
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    cases = list(draw(rng, args.cases))
+    rng.shuffle(cases)
+    groups = [cases[i : i + args.group] for i in range(0, len(cases), args.group)]
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        work = [pool.submit(run_group, args.kiln, args.device, g, folder, args.seed * 1000 + i) for i, g in enumerate(groups)]
+        problems = [p for w in work for p in w.result()]
+    for p in problems[:40]:
+        print(p)
+    print(f"seed {args.seed}: {len(cases)} products, {len(problems)} problems")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
