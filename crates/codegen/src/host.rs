@@ -17,6 +17,7 @@ mod nest;
 mod ops;
 mod program;
 mod reduce;
+mod scan;
 mod sums;
 mod text;
 mod value;

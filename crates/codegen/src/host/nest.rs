@@ -235,11 +235,7 @@ impl Emit<'_> {
         let shape = &group.shape;
         let axis = shape.iter().rposition(|&n| n > 1);
         let extent = axis.map_or(1, |a| shape[a]);
-        let sequential = group
-            .sinks
-            .iter()
-            .any(|(_, s)| matches!(s, Sink::Scan { axis: a, .. } if Some(*a) == axis || axis.is_none()));
-        self.lanes = if sequential { 1 } else { self.machine.lanes.min(extent) };
+        self.lanes = self.machine.lanes.min(extent);
         // Buffers of results, and identities where a leading axis is reduced.
         let mut running = vec![];
         for (_, s) in &group.sinks {

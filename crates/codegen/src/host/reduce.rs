@@ -1,4 +1,4 @@
-//! Reductions and scans inside a nest.
+//! Reductions inside a nest.
 //!
 //! Along the innermost axis a reduction runs in several vector accumulators that are combined in a fixed order; along a leading
 //! axis it accumulates in the result's scratch memory. Half types accumulate in f32 and are rounded once at the end.
@@ -12,13 +12,13 @@ use super::{Emit, Res};
 use kiln_block::{BinaryOp, CmpOp, Elem, ReduceOp, ScanOp};
 
 pub(super) struct Accumulators {
-    elem: Elem,
+    pub elem: Elem,
     /// Values and, for arg reductions, indices; one of each per unrolled turn.
     pub slots: Vec<(Name, Option<Name>)>,
     /// Lanes of f64 that the slots are emptied into now and then.
     pub wide: Option<Name>,
     /// Of a result that is a block.
-    buffer: Option<Buffer>,
+    pub buffer: Option<Buffer>,
     /// Of a result that is a scalar, after the nest.
     done: Option<Val>,
 }
@@ -26,7 +26,7 @@ pub(super) struct Accumulators {
 fn is_arg(op: ReduceOp) -> bool {
     matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)
 }
-fn combiner(op: ReduceOp, e: Elem) -> BinaryOp {
+pub(super) fn combiner(op: ReduceOp, e: Elem) -> BinaryOp {
     match (op, e) {
         (ReduceOp::Max, Elem::Bool) | (ReduceOp::Or, _) => BinaryOp::Or,
         (ReduceOp::Min, Elem::Bool) | (ReduceOp::And, _) => BinaryOp::And,
@@ -36,14 +36,14 @@ fn combiner(op: ReduceOp, e: Elem) -> BinaryOp {
         (ReduceOp::Max | ReduceOp::ArgMax, _) => BinaryOp::Max,
     }
 }
-fn scan_reduce(op: ScanOp) -> ReduceOp {
+pub(super) fn scan_reduce(op: ScanOp) -> ReduceOp {
     match op {
         ScanOp::Sum => ReduceOp::Sum,
         ScanOp::Prod => ReduceOp::Prod,
         ScanOp::Max => ReduceOp::Max,
     }
 }
-fn identity(op: ReduceOp, e: Elem) -> String {
+pub(super) fn identity(op: ReduceOp, e: Elem) -> String {
     let largest = |positive: bool| match e {
         Elem::I64 => if positive { i64::MAX } else { i64::MIN }.to_string(),
         Elem::I32 => if positive { i32::MAX } else { i32::MIN }.to_string(),
@@ -92,14 +92,8 @@ impl Emit<'_> {
                 let shape = self.kernel.ty(*result).shape().to_vec();
                 let buffer = self.new_buffer(elem, &shape);
                 if inner.is_none() || Some(*axis) == inner {
-                    let slot = self.text.alloca(reg(elem), 8);
-                    return Ok(Running::Lanes(Accumulators {
-                        elem,
-                        slots: vec![(slot, None)],
-                        wide: None,
-                        buffer: Some(buffer),
-                        done: None,
-                    }));
+                    let buffer = Some(buffer);
+                    return Ok(Running::Lanes(Accumulators { elem, slots: vec![], wide: None, buffer, done: None }));
                 }
                 Ok(Running::Memory(buffer, None))
             }
@@ -139,7 +133,10 @@ impl Emit<'_> {
             let Running::Lanes(acc) = run else { continue };
             let op = match sink {
                 Sink::Reduce { op, .. } => *op,
-                Sink::Scan { op, .. } => scan_reduce(*op),
+                Sink::Scan { op, .. } => {
+                    self.begin_scan(*op, acc);
+                    continue;
+                }
                 _ => continue,
             };
             let (ty, n) = (reg(acc.elem), self.lanes);
@@ -373,72 +370,6 @@ impl Emit<'_> {
         match self.read(b.elem, Store::Scratch, &b.ptr, &off, Guard::pinned()) {
             Ok(v) => Place::Reg(v),
             Err(_) => Place::Buffer(b),
-        }
-    }
-
-    pub fn scan_step(
-        &mut self,
-        op: ScanOp,
-        axis: usize,
-        v: &Val,
-        at: &[Val],
-        run: &mut Running,
-        shape: &[usize],
-    ) -> Res<()> {
-        let d = self.text.depth();
-        let reduce = scan_reduce(op);
-        match run {
-            Running::Lanes(acc) => {
-                let (Some((slot, _)), Some(b)) = (acc.slots.first().cloned(), acc.buffer.clone()) else {
-                    return Err("a scan without memory".into());
-                };
-                let e = acc.elem;
-                let x = self.reg(v, 1);
-                let a = self.text.emit(d, format!("load {}, ptr {slot}", reg(e)));
-                let r = self.binary_reg(combiner(reduce, e), e, d, &a, &x, 1)?;
-                self.text.line(d, format!("store {} {r}, ptr {slot}", reg(e)));
-                let r = self.round(d, v.elem, r, 1)?;
-                let r = self.wrap(e, r, 1, d);
-                let off = self.linear(shape, at);
-                self.write(Store::Scratch, &b.ptr, &off, &r, None)
-            }
-            Running::Memory(b, _) => {
-                let b = b.clone();
-                let e = b.elem;
-                let mut before = at.to_vec();
-                let one = Val::int(Elem::I64, 1);
-                before[axis] = self.int_op(super::value::Arith::Sub, &at[axis], &one);
-                let c = self.reg(&at[axis], 1);
-                let inside = if c.starts_with('%') {
-                    let m = self.text.emit(d, format!("icmp sgt i64 {c}, 0"));
-                    Val { elem: Elem::Bool, form: Form::Scalar(m), depth: d }
-                } else {
-                    Val { elem: Elem::Bool, form: Form::Scalar("false".into()), depth: 0 }
-                };
-                let off = self.linear(shape, &before);
-                let first = identity(reduce, e);
-                let form = if matches!(e, Elem::I32 | Elem::I64) {
-                    Form::Num(Num::konst(first.parse().unwrap_or(0)))
-                } else {
-                    Form::Scalar(first.as_str().into())
-                };
-                let first = Val { elem: e, form, depth: 0 };
-                let old = self.read(
-                    e,
-                    Store::Scratch,
-                    &b.ptr,
-                    &off,
-                    Guard { mask: Some(&inside), other: Some(&first), pin: true },
-                )?;
-                let v = Val { elem: e, ..v.clone() };
-                let w = self.width(&[&old, &v]);
-                let (a, x) = (self.reg(&old, w), self.reg(&v, w));
-                let r = self.binary_reg(combiner(reduce, e), e, d, &a, &x, w)?;
-                let r = self.wrap(e, r, w, d);
-                let off = self.linear(shape, at);
-                self.write(Store::Scratch, &b.ptr, &off, &r, None)
-            }
-            Running::None => Ok(()),
         }
     }
 }

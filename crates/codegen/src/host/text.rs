@@ -155,6 +155,14 @@ impl Text {
         self.scopes.extend(inner);
     }
 
+    /// Puts the open scopes aside and starts a helper's body; `close_helper` gives that body and takes them back.
+    pub fn open_helper(&mut self) -> Vec<String> {
+        std::mem::replace(&mut self.scopes, vec![String::new()])
+    }
+    pub fn close_helper(&mut self, outer: Vec<String>) -> String {
+        std::mem::replace(&mut self.scopes, outer).concat()
+    }
+
     /// Opens `for (i = lo; i < hi; i += step)`; gives the counter. The text is placed by `close_loop`.
     pub fn open_loop(&mut self) -> (String, Name) {
         let label = self.label();
