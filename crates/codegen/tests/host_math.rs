@@ -10,7 +10,7 @@ const N: usize = 1 << 20;
 fn apply(inputs: &[&[f32]], f: impl FnOnce(&mut Builder, &[Value]) -> Value) -> Vec<f32> {
     let (block, len) = (1024, inputs[0].len());
     let mut b = Builder::new("math", [len / block, 1, 1], 4);
-    let p: Vec<Value> = (0..inputs.len()).map(|n| b.param(&format!("x{n}"), Elem::F32, true)).collect();
+    let p: Vec<Value> = (0..inputs.len()).map(|n| b.param(format!("x{n}"), Elem::F32, true)).collect();
     let q = b.param("y", Elem::F32, false);
     let pid = b.program_id(0);
     let n = b.i32(block as i64);
