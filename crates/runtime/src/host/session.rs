@@ -238,7 +238,7 @@ impl Inner {
                     // SAFETY: `Executable::check` has checked the extents; the memory plan keeps `c` apart from the rest.
                     unsafe { gemm::gemm(p, g, x, weights) };
                 }
-                Work::Fallback(call) if self.library(kernel, call) => {}
+                Work::Fallback(call) if self.call_in_place(kernel, call) => {}
                 Work::Fallback(_) | Work::Interpret { .. } => {
                     let args: Vec<Tensor> = kernel.inputs.iter().map(|b| self.copy(b.0 as usize, inputs)).collect();
                     let outputs: Vec<_> = kernel.outputs.iter().map(|b| self.exe.ty(*b)).collect();
@@ -254,7 +254,7 @@ impl Inner {
     }
 
     /// Runs libtorch on the kernel's buffers, if it can.
-    fn library(&self, kernel: &KernelCode, call: &LibraryCall) -> bool {
+    fn call_in_place(&self, kernel: &KernelCode, call: &LibraryCall) -> bool {
         let tensor =
             |b: &BufferId| DeviceTensor { ty: self.exe.ty(*b).clone(), address: self.addresses[b.0 as usize] as u64 };
         let inputs: Vec<DeviceTensor> = kernel.inputs.iter().map(tensor).collect();
