@@ -117,6 +117,16 @@ impl Builder {
         let ty = self.ty(v).with_shape(shape);
         self.one(Op::Part { axis: axis as u8, at: at as u32 }, &[v], ty)
     }
+    /// Rows of `row` elements out of a block of one axis.
+    pub fn unpack(&mut self, v: Value, row: usize, shape: [usize; 2]) -> Value {
+        let ty = self.ty(v).with_shape(shape);
+        self.one(Op::Unpack { row: row as u32 }, &[v], ty)
+    }
+    /// The first `row` elements of each row one behind the other, a block of `extent`.
+    pub fn pack(&mut self, v: Value, row: usize, extent: usize) -> Value {
+        let ty = self.ty(v).with_shape([extent]);
+        self.one(Op::Pack { row: row as u32 }, &[v], ty)
+    }
     pub fn unary(&mut self, op: UnaryOp, v: Value) -> Value {
         let ty = match op {
             UnaryOp::IsNan | UnaryOp::IsInf => Type::block(Elem::Bool, self.shape(v)),

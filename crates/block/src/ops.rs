@@ -171,6 +171,15 @@ pub enum Op {
         axis: u8,
         at: u32,
     },
+    /// Rows of `row` elements that lie one behind the other in a block of one axis, as the rows of a block of two: element
+    /// (i, j) is that of number `i·row + j`. Elements behind the end of a row may be anything.
+    Unpack {
+        row: u32,
+    },
+    /// The first `row` elements of each row of a block of two axes, one behind the other; behind the last anything.
+    Pack {
+        row: u32,
+    },
     Unary(UnaryOp),
     Binary(BinaryOp),
     /// Result bool.
@@ -214,6 +223,8 @@ pub enum Op {
     // ---- Lower level: how ----
     /// The same block in the result's layout.
     ConvertLayout,
+    /// The same block. What is computed from the result is computed from it, not known from what the operand had given.
+    Keep,
     /// A shared tile (type in the result).
     AllocShared,
     /// Shared tile, stage (i32), value: synchronous store.

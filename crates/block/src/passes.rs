@@ -64,6 +64,8 @@ fn is_pure(op: &Op) -> bool {
             | Op::Reshape
             | Op::Permute(_)
             | Op::Part { .. }
+            | Op::Unpack { .. }
+            | Op::Pack { .. }
             | Op::Unary(_)
             | Op::Binary(_)
             | Op::Cmp(_)

@@ -43,6 +43,17 @@ fn layouts_odd_names_and_bits() {
     assert_eq!(k.ty(k.insts[2].results[0]).elem(), Some(Elem::F16));
 }
 
+#[test]
+fn rows_in_a_run() {
+    let k = parse("kernel @k(%x: f32) grid [1,1,1] warps 1 { %a = splat %x : f32[32]\n %b = unpack %a row 7 : f32[4,8]\n %c = pack %b row 7 : f32[32] }").unwrap();
+    verify(&k).unwrap();
+    assert!(print(&k).contains("v2 = unpack v1 row 7 : f32[4,8]\n  v3 = pack v2 row 7 : f32[32]"), "{}", print(&k));
+    let wide =
+        parse("kernel @k(%x: f32) grid [1,1,1] warps 1 { %a = splat %x : f32[32]\n %b = unpack %a row 9 : f32[4,8] }")
+            .unwrap();
+    assert!(verify(&wide).unwrap_err().to_string().contains("4 rows of 9 elements"));
+}
+
 /// Numbers with gaps close up; their order stays.
 #[test]
 fn gaps_close() {

@@ -8,7 +8,7 @@
 //! - [`gen`]: the walk over the program, control flow;
 //! - [`blocks`]: instances of more warps than a block should hold, spread over a cluster;
 //! - [`tiles`], [`roles`], [`tma`], [`wgmma`]: the lower level's ops, which programs with roles use;
-//! - [`pointwise`], [`math`], [`memory`], [`exchange`], [`reduce`], [`collect`], [`dot`]: the ops by family;
+//! - [`pointwise`], [`math`], [`memory`], [`anywhere`], [`exchange`], [`rows`], [`reduce`], [`collect`], [`dot`]: the ops by family;
 //! - [`target`]: LLVM's optimiser and back end.
 //!
 //! Never panics on a verified kernel: what has no code yet is [`CodegenError::Unsupported`], and the caller falls back.
@@ -16,6 +16,7 @@ use crate::CodegenError;
 use kiln_block::{Array, Elem, Kernel, Param, Type};
 use serde::{Deserialize, Serialize};
 
+mod anywhere;
 mod blocks;
 mod collect;
 mod dot;
@@ -28,6 +29,7 @@ mod memory;
 mod pointwise;
 mod reduce;
 mod roles;
+mod rows;
 mod shared_dot;
 mod target;
 mod threads;

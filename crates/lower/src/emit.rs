@@ -5,6 +5,7 @@
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
+use crate::packed::Run;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, Value};
 use kiln_graph::{DType, ReduceOp, Scalar, ScanOp};
 use kiln_plan::exec::Slot;
@@ -48,6 +49,10 @@ pub struct Emitter<'a> {
     /// i32, or i64 where offsets need it.
     pub index: Elem,
     pub row: Option<TileRow>,
+    /// The tile's rows as one run in memory.
+    pub run: Option<Run>,
+    /// A coordinate that is computed from others.
+    pub skew: Option<(CoordId, Expr)>,
     /// What scans of f32 add up in.
     pub scan_in: Elem,
     scopes: Vec<Scope>,
@@ -61,6 +66,8 @@ impl<'a> Emitter<'a> {
             coords: HashMap::new(),
             index,
             row: None,
+            run: None,
+            skew: None,
             scan_in: Elem::F32,
             scopes: vec![Scope::default()],
         }
@@ -209,8 +216,19 @@ impl<'a> Emitter<'a> {
     }
 
     fn load(&mut self, b: &mut Builder, slot: Slot, at: &Expr, guards: &[Guard], dtype: DType) -> Value {
-        let v = self.load_stored(b, slot, at, guards);
+        let v = match self.load_run(b, slot, at, guards, dtype) {
+            Some(v) => v,
+            None => self.load_stored(b, slot, at, guards),
+        };
         b.cast(v, math::held(dtype))
+    }
+    fn load_run(&mut self, b: &mut Builder, slot: Slot, at: &Expr, guards: &[Guard], dtype: DType) -> Option<Value> {
+        let run = self.run.clone().filter(|_| guards.is_empty())?;
+        let more = run.at(at, dtype)?;
+        let p = self.params.get(&slot).copied()?;
+        let p = self.run_address(b, p, &run, more);
+        let v = b.load(p, run.mask, None);
+        Some(b.unpack(v, run.len, run.shape))
     }
     fn load_stored(&mut self, b: &mut Builder, slot: Slot, at: &Expr, guards: &[Guard]) -> Value {
         let mut mask = self.guard(b, guards, None);
@@ -299,6 +317,10 @@ impl<'a> Emitter<'a> {
     fn split(&mut self, b: &mut Builder, e: &Expr) -> Split {
         if let Some(s) = self.known(e) {
             return s;
+        }
+        if let Some((id, by)) = self.skew.as_ref().filter(|s| e.uses(s.0)) {
+            let straight = e.substitute(&|c| (c == *id).then(|| by.clone()));
+            return self.split(b, &straight);
         }
         let mut uniform: Vec<(Value, i64)> = vec![];
         let mut varying: Vec<(Value, i64)> = vec![];

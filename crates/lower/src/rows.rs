@@ -3,10 +3,13 @@
 //! - a row that fits a tile is held whole, several short ones together;
 //! - a long row is walked in chunks, once per level of reductions and once more to write it;
 //! - rows across memory (a leading or middle axis) are walked with a kept coordinate along the tile's last axis;
+//! - rows that start between multiples of a vector are counted from the multiple before ([`shift`]), and short ones are
+//!   read several at once ([`crate::packed`]);
 //! - few long rows are cut into parts: each level leaves partial results in scratch, which the next one combines in a fixed
 //!   order.
 use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
+use crate::shift::{self, Shift, VECTOR};
 use crate::space::{Coord, Space};
 use crate::tile::{Cut, Shape, warps_for};
 use crate::walk::Walk;
@@ -32,6 +35,9 @@ pub struct RowPlan {
     pub parts: usize,
     pub warps: usize,
     pub target: Target,
+    pub shift: Option<Shift>,
+    /// Rows of the tile are one run in memory, and read as such.
+    pub packed: bool,
 }
 impl RowPlan {
     /// The row lies in one tile.
@@ -61,6 +67,7 @@ where
         return Err(LowerError::Unsupported { kernel: name.to_string(), why: "a reduction without a row".into() });
     };
     let scene = scene(&space)?;
+    let plan = shift::shifted(plan, &scene, &mut space);
     Walk::new(name, &scene, plan, scratch).emit()
 }
 
@@ -116,8 +123,9 @@ struct Limits {
     thread: usize,
     /// Elements of a tile, which may be spread over the blocks of a cluster.
     tile: usize,
-    /// Bytes of the widest element.
+    /// Bytes of the widest and of the narrowest element.
     bytes: usize,
+    narrow: usize,
     /// Elements are needed more than once.
     again: bool,
     /// Something is read along the row that all rows share, as a gain.
@@ -138,7 +146,9 @@ impl Limits {
             })
             .collect();
         let stored = scene.stores.iter().filter(|s| along(&s.at)).map(|s| s.dtype.bytes());
-        let bytes = loads.iter().map(|l| l.1).chain(stored).max().unwrap_or(4);
+        let moved: Vec<usize> = loads.iter().map(|l| l.1).chain(stored).collect();
+        let bytes = moved.iter().copied().max().unwrap_or(4);
+        let narrow = moved.into_iter().min().unwrap_or(4);
         let alone = |e: &Expr| {
             let mut only = true;
             e.coords(&mut |c| only &= row.contains(&c));
@@ -154,11 +164,16 @@ impl Limits {
             Target::Gpu { .. } => 16384,
         };
         let thread = (64 / bytes.max(1)).clamp(4, 32);
-        Limits { thread, tile, bytes, again: reads_again(scene, row), shares, any_order }
+        Limits { thread, tile, bytes, narrow, again: reads_again(scene, row), shares, any_order }
     }
     /// Warps for a tile: few with many elements each, so that barriers join few and other instances run beside.
-    fn warps(&self, elements: usize) -> usize {
-        let each = if elements > 4096 { 32 } else { self.thread.min(elements.div_ceil(32)) };
+    fn warps(&self, elements: usize, n: usize) -> usize {
+        let each = match elements {
+            // Half types are kept two a register, where they are read so.
+            65536.. if self.bytes == 2 && (!self.shares || n.is_multiple_of(VECTOR / 2)) => 64,
+            4097.. => 32,
+            _ => self.thread.min(elements.div_ceil(32)),
+        };
         (elements / (32 * each)).next_power_of_two().clamp(1, 512)
     }
 }
@@ -197,25 +212,41 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     let uniform = || kept.iter().map(|c| Cut::uniform(c.id, c.extent)).collect::<Vec<_>>();
     if !fits || split > 1 {
         let row = Cut { id: row, extent: n, block: chunk.min(wide), axis: 0 };
-        return RowPlan { kept: uniform(), row, rank: 1, parts: split, warps: if gpu { 8 } else { 4 }, target };
+        return RowPlan {
+            kept: uniform(),
+            row,
+            rank: 1,
+            parts: split,
+            warps: if gpu { 8 } else { 4 },
+            target,
+            shift: None,
+            packed: false,
+        };
     }
     // Two long rows together: what they share comes from the second-level cache once for both.
     let pair = gpu && limits.shares && wide > 8192 && 2 * wide <= limits.tile;
-    let together = if pair { 2 * wide } else { together };
+    let mut together = if pair { 2 * wide } else { together };
+    // So many that they start at a multiple of a vector.
+    let vector = VECTOR / limits.narrow.clamp(1, VECTOR);
+    let short = limits.narrow == 2 || n < 32;
+    if gpu && short && !n.is_multiple_of(vector) && wide * vector <= 16384 {
+        together = together.max(wide * vector);
+    }
     let mut high = (together / wide).max(1).min(rows.next_power_of_two());
     while high > 1 && rows / high < wanted(target) {
         high /= 2;
     }
-    let warps = if gpu { limits.warps(high * wide) } else { warps_for(high * wide, if wide > 8192 { 32 } else { 8 }) };
+    let warps =
+        if gpu { limits.warps(high * wide, n) } else { warps_for(high * wide, if wide > 8192 { 32 } else { 8 }) };
     let row = |rank: usize| Cut { id: row, extent: n, block: wide, axis: rank - 1 };
     if high == 1 {
-        return RowPlan { kept: uniform(), row: row(1), rank: 1, parts: 1, warps, target };
+        return RowPlan { kept: uniform(), row: row(1), rank: 1, parts: 1, warps, target, shift: None, packed: false };
     }
     let kept = match space.merge(&ids) {
         Some(id) => vec![Cut { id, extent: rows, block: high, axis: 0 }],
         None => vec![],
     };
-    RowPlan { kept, row: row(2), rank: 2, parts: 1, warps, target }
+    RowPlan { kept, row: row(2), rank: 2, parts: 1, warps, target, shift: None, packed: false }
 }
 
 /// Elements of a column that are summed before they are added to the rest: the root of common lengths.
@@ -262,5 +293,14 @@ fn across(
     let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
     cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
     let row = Cut { id: row, extent: n, block: high, axis: 0 };
-    RowPlan { kept: cuts, row, rank: 2, parts: split, warps: if gpu { limits.warps(high * wide) } else { 4 }, target }
+    RowPlan {
+        kept: cuts,
+        row,
+        rank: 2,
+        parts: split,
+        warps: if gpu { limits.warps(high * wide, VECTOR) } else { 4 },
+        target,
+        shift: None,
+        packed: false,
+    }
 }

@@ -37,7 +37,8 @@ impl Space {
     pub fn of(axes: &[Expr]) -> Space {
         Space { axes: axes.to_vec(), ..Space::default() }
     }
-    fn fresh(&mut self) -> CoordId {
+    /// An id that no coordinate has.
+    pub fn fresh(&mut self) -> CoordId {
         self.next += 1;
         self.next - 1
     }

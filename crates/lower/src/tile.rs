@@ -4,6 +4,7 @@ use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::{Emitter, Lanes, joint};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
+use crate::shift::Shift;
 use kiln_block::{Array, BinaryOp as B, Builder, CmpOp, Elem, Kernel, Type, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::{Slot, Work};
@@ -162,6 +163,18 @@ impl Frame<'_> {
         let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
         Lanes { base, lane, mask }
     }
+    /// Lanes of a row of the whole tile that starts at some lane of it.
+    pub fn shifted(&mut self, cut: Cut, shift: &Shift) -> Lanes {
+        let Some(lane) = self.iota(cut) else { return Lanes::default() };
+        self.em.coords.insert(shift.lane, Lanes { lane: Some(lane), ..Lanes::default() });
+        self.em.skew = Some((cut.id, shift.position.clone()));
+        let start = self.em.expr(&mut self.b, &shift.start);
+        let length = self.em.int(&mut self.b, cut.extent as i64);
+        let end = self.b.binary(B::Add, start, length);
+        let (after, before) = (self.b.cmp(CmpOp::Ge, lane, start), self.b.cmp(CmpOp::Lt, lane, end));
+        let mask = Some(self.b.binary(B::And, after, before));
+        Lanes { base: None, lane: Some(lane), mask }
+    }
     /// `0..block` along the cut's axis; nothing for uniform coordinates.
     pub fn iota(&mut self, cut: Cut) -> Option<Value> {
         if cut.block == 1 {
@@ -187,6 +200,9 @@ impl Frame<'_> {
         self.store_value(s, v);
     }
     pub fn store_value(&mut self, s: &Store, v: Value) {
+        if self.store_run(s, v) {
+            return;
+        }
         let mut used = vec![];
         s.at.coords(&mut |c| used.push(c));
         used.sort_unstable();
@@ -207,6 +223,17 @@ impl Frame<'_> {
         }
         let p = self.b.broadcast_to(p, &shape);
         self.b.store(p, v, mask);
+    }
+    /// Writes whole rows of the tile as a run.
+    fn store_run(&mut self, s: &Store, v: Value) -> bool {
+        let Some(run) = self.em.run.clone().filter(|_| s.guards.is_empty()) else { return false };
+        let (Some(more), Some(&p)) = (run.at(&s.at, s.dtype), self.em.params.get(&s.slot)) else { return false };
+        let v = self.b.cast(v, math::stored(s.dtype));
+        let v = self.b.broadcast_to(v, &run.shape);
+        let v = self.b.pack(v, run.len, run.extent);
+        let p = self.em.run_address(&mut self.b, p, &run, more);
+        self.b.store(p, v, run.mask);
+        true
     }
     pub fn finish(self) -> Work<Kernel> {
         Work::Block { code: self.b.finish(), args: self.args }

@@ -91,8 +91,12 @@ impl<'a> Walk<'a> {
     fn in_tile(&self) -> Work<kiln_block::Kernel> {
         let p = &self.plan;
         let mut f = open(self.name, self.scene, &p.shape(1));
-        let lanes = f.lanes(p.row, None);
+        let lanes = match &p.shift {
+            Some(shift) => f.shifted(p.row, shift),
+            None => f.lanes(p.row, None),
+        };
         f.em.coords.insert(p.row.id, lanes);
+        f.em.run = if p.packed { f.run(p) } else { None };
         f.em.scan_in = p.scanned(Elem::F32);
         f.em.row = Some(self.tile_row());
         for s in &self.scene.stores {

@@ -7,9 +7,12 @@
 //! 3. The program is rebuilt ([`rebuild`]): what follows from thread numbers alone (indices, masks, pointers, constants)
 //!    is recomputed in whatever layout a use wants; the rest is converted.
 //!
+//! 4. Long rows of half types are kept as they were loaded ([`narrow`]).
+//!
 //! Never fails on a verified kernel; ops of the lower level pass through untouched.
 pub mod anchors;
 mod groups;
+mod narrow;
 mod rebuild;
 mod spread;
 
@@ -21,7 +24,9 @@ pub fn assign(kernel: &Kernel) -> Kernel {
     let facts = analyse(kernel);
     let groups = groups::Groups::of(kernel);
     let natural = spread::natural(kernel, &facts, &groups);
-    rebuild::rebuild(kernel, &facts, &groups, natural)
+    let mut placed = rebuild::rebuild(kernel, &facts, &groups, natural);
+    narrow::run(&mut placed);
+    placed
 }
 
 #[cfg(test)]

@@ -75,6 +75,7 @@ pub const PLAIN: &[(&str, Op)] = &[
     ("tile_load", Op::TileLoad),
     ("tile_store", Op::TileStore),
     ("convert_layout", Op::ConvertLayout),
+    ("keep", Op::Keep),
     ("alloc_shared", Op::AllocShared),
     ("shared_store", Op::SharedStore),
     ("shared_load", Op::SharedLoad),

@@ -535,6 +535,12 @@ impl Parser {
                 self.expect_word("at")?;
                 return Ok((Op::Part { axis, at: self.integer("the first element")? }, args));
             }
+            "unpack" | "pack" => {
+                let args = self.operands()?;
+                self.expect_word("row")?;
+                let row = self.integer("the elements of a row")?;
+                return Ok((if name == "pack" { Op::Pack { row } } else { Op::Unpack { row } }, args));
+            }
             "reduce" => {
                 let op = self.choice("reduction", names::REDUCE)?;
                 let args = self.operands()?;

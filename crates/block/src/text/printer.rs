@@ -202,6 +202,8 @@ fn op_text(op: &Op) -> (String, String) {
             return ("permute".into(), format!(" [{}]", list.join(",")));
         }
         Op::Part { axis, at } => return ("part".into(), format!(" axis {axis} at {at}")),
+        Op::Unpack { row } => return ("unpack".into(), format!(" row {row}")),
+        Op::Pack { row } => return ("pack".into(), format!(" row {row}")),
         Op::Reduce { op, axis } => {
             let name = names::name_of(names::REDUCE, op).unwrap_or("?");
             return (format!("reduce {name}"), format!(" axis {axis}"));

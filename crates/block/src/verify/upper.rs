@@ -85,6 +85,19 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
             shape[axis] = n;
             same("the result", out(), &ty(0).with_shape(shape))
         }
+        Op::Unpack { row } | Op::Pack { row } => {
+            arity(1, 1, 1)?;
+            block("the operand", ty(0))?;
+            let (flat, rows) = if matches!(data.op, Op::Unpack { .. }) { (ty(0), out()) } else { (out(), ty(0)) };
+            let ([all], [high, wide]) = (flat.shape(), rows.shape()) else {
+                return Err(format!("{flat} and {rows} are not a block of one axis and one of two"));
+            };
+            let row = *row as usize;
+            ensure(row <= *wide && high.saturating_mul(row) <= *all, || {
+                format!("{high} rows of {row} elements do not fit {rows} and {flat}")
+            })?;
+            same("the result", out(), &ty(0).with_shape(out().shape()))
+        }
         Op::Unary(op) => {
             arity(1, 1, 1)?;
             unary(*op, ty(0), out())

@@ -8,7 +8,7 @@ use super::r#gen::Gen;
 use super::reduce::Part;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::Flat;
-use kiln_block::{Elem, Kernel, ReduceOp};
+use kiln_block::{Elem, Kernel, Param, ReduceOp};
 
 /// Warps of a block when several share an instance: few, so that other instances' blocks fill the processor while these wait.
 const WARPS: usize = 8;
@@ -50,10 +50,12 @@ impl Blocks {
         Ok(Blocks { count, apart: count > 1, repeats: 0, signals: 0 })
     }
     /// Registers a thread may have, so that several instances' blocks run beside each other; None where the code generator
-    /// needs no fewer by itself.
+    /// needs no fewer by itself. Half types are kept two a register.
     pub fn registers(k: &Kernel, count: usize) -> Option<usize> {
         let warps = k.warps / count;
-        (count > 1 && warps <= 16 && (warps > WARPS || k.params.len() > 3)).then_some(64)
+        let half = |p: &Param| matches!(k.ty(p.value).elem(), Some(Elem::F16 | Elem::Bf16));
+        let many = warps > WARPS || k.params.len() > 3 || k.params.iter().any(half);
+        (count > 1 && warps <= 16 && many).then_some(64)
     }
     /// Shared memory that is no scratch.
     pub fn kept(count: usize) -> usize {

@@ -97,14 +97,26 @@ impl<'c> Emit<'c> {
         srem: IntValue = build_int_signed_rem;
         udiv: IntValue = build_int_unsigned_div;
         urem: IntValue = build_int_unsigned_rem;
-        and: IntValue = build_and;
-        or: IntValue = build_or;
         xor: IntValue = build_xor;
         shl: IntValue = build_left_shift;
         fadd: FloatValue = build_float_add;
         fsub: FloatValue = build_float_sub;
         fmul: FloatValue = build_float_mul;
         fdiv: FloatValue = build_float_div;
+    }
+    pub fn and(&self, a: IntValue<'c>, b: IntValue<'c>) -> Res<IntValue<'c>> {
+        match (known_bit(a), known_bit(b)) {
+            (Some(true), _) | (_, Some(false)) => Ok(b),
+            (_, Some(true)) | (Some(false), _) => Ok(a),
+            _ => Ok(self.b.build_and(a, b, "")?),
+        }
+    }
+    pub fn or(&self, a: IntValue<'c>, b: IntValue<'c>) -> Res<IntValue<'c>> {
+        match (known_bit(a), known_bit(b)) {
+            (Some(false), _) | (_, Some(true)) => Ok(b),
+            (_, Some(false)) | (Some(true), _) => Ok(a),
+            _ => Ok(self.b.build_or(a, b, "")?),
+        }
     }
     pub fn lshr(&self, a: IntValue<'c>, b: IntValue<'c>) -> Res<IntValue<'c>> {
         Ok(self.b.build_right_shift(a, b, false, "")?)
@@ -294,6 +306,11 @@ impl<'c> Emit<'c> {
     pub fn dump(&self) -> String {
         self.module.print_to_string().to_string()
     }
+}
+
+/// A condition that is constant.
+fn known_bit(v: IntValue) -> Option<bool> {
+    (v.get_type().get_bit_width() == 1).then(|| v.get_zero_extended_constant())?.map(|v| v != 0)
 }
 
 pub(super) fn int(v: Val) -> Res<IntValue> {

@@ -52,7 +52,7 @@ impl Placement {
         }
         Placement { elements: weights.iter().sum::<usize>() + 1, weights }
     }
-    fn at(&self, element: usize) -> usize {
+    pub fn at(&self, element: usize) -> usize {
         self.weights.iter().enumerate().filter(|(b, _)| element >> b & 1 == 1).map(|(_, w)| w).sum()
     }
     /// Registers of `flat` that lie together, at most 16 bytes.
@@ -338,7 +338,8 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(out)
     }
-    fn scratch_base(&mut self, flat: &Flat, p: &Placement, elem: Elem) -> Res<IntValue<'c>> {
+    /// What a thread adds to the address of each of its elements, in bytes.
+    pub fn scratch_base(&mut self, flat: &Flat, p: &Placement, elem: Elem) -> Res<IntValue<'c>> {
         let weight = |b: Option<u8>| b.map_or(0, |b| (p.weights[b as usize] * elem.bytes()) as i64);
         let weights: Vec<i64> = flat.threads().map(weight).collect();
         self.threads.sum(&self.e, &weights)?.value(&self.e, &mut self.memo)

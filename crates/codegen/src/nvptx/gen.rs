@@ -308,6 +308,9 @@ impl<'c> Gen<'c, '_> {
                 vec![one; self.flat(data.results[0])?.per_thread()]
             }
             Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_) | Op::Part { .. } => self.view(data)?,
+            Op::Unpack { row } => self.unpack_rows(data, *row as usize)?,
+            Op::Pack { row } => self.pack_rows(data, *row as usize)?,
+            Op::Keep => self.keep(data)?,
             Op::Load => self.load(data)?,
             Op::Reduce { op, axis } => self.reduce(data, *op, *axis as usize)?,
             Op::Scan { op, axis } => self.scan(data, *op, *axis as usize)?,

@@ -1,8 +1,8 @@
 //! Loads and stores: registers that lie together in memory go in one access of up to 16 bytes.
 //!
-//! Masks are predicates of the accesses themselves, so a thread's loads stay independent. Where the mask may differ between
-//! neighbours (a tail that no vector divides), one branch decides for the whole block: wide where all its elements are in,
-//! element by element otherwise.
+//! Masks are predicates of the accesses themselves, so a thread's loads stay independent. Where the mask differs between the
+//! elements of one access, that is an end of a row or of the buffer: all of it is read, and written by element, behind a branch
+//! that few threads take. Buffers can be read up to the next multiple of 16 bytes.
 use super::emit::{Res, Val, int, mistyped};
 use super::r#gen::Gen;
 use super::index::{Pointer, Reg};
@@ -10,22 +10,46 @@ use inkwell::types::{BasicType, BasicTypeEnum, IntType};
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::{Elem, InstData};
 
-/// Registers `first .. first + n` in one access, all under the same condition.
-struct Access<'c> {
-    first: usize,
-    n: usize,
-    ptr: Pointer<'c>,
-    mask: Option<IntValue<'c>>,
+/// Whether the elements of one access are there.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum When<'c> {
+    Always,
+    Never,
+    If(IntValue<'c>),
+    /// Each under a condition of its own.
+    Each(Vec<IntValue<'c>>),
+}
+impl<'c> When<'c> {
+    fn of(masks: Option<&[IntValue<'c>]>) -> When<'c> {
+        let Some(masks) = masks else { return When::Always };
+        if masks.iter().any(|m| *m != masks[0]) {
+            return When::Each(masks.to_vec());
+        }
+        match masks[0].get_zero_extended_constant() {
+            Some(0) => When::Never,
+            Some(_) => When::Always,
+            None => When::If(masks[0]),
+        }
+    }
+}
+
+/// How the registers of a block are divided into accesses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Split {
+    /// In groups of so many that start at multiples of their bytes.
+    Groups(usize),
+    /// In groups of 16 bytes that start anywhere.
+    Anywhere(usize),
 }
 
 /// How bytes of one access travel: `words` registers of `bits`.
 #[derive(Clone, Copy)]
-struct Words {
-    words: usize,
-    bits: usize,
+pub(super) struct Words {
+    pub words: usize,
+    pub bits: usize,
 }
 impl Words {
-    fn of(bytes: usize, elem: Elem) -> Words {
+    pub fn of(bytes: usize, elem: Elem) -> Words {
         let bits = match bytes {
             1 | 2 => bytes * 8,
             _ if elem.bytes() == 8 => 64,
@@ -60,14 +84,7 @@ impl<'c> Gen<'c, '_> {
             Some(o) => Some(self.plain(*o)?),
             None => None,
         };
-        let (width, split) = width(&pointers, masks.as_deref());
-        let values = match (split, &masks) {
-            (true, Some(masks)) => self.either(masks, |g, masks| {
-                let n = if masks.is_none() { width } else { 1 };
-                g.load_all(&pointers, masks, others.as_deref(), elem, n)
-            })?,
-            _ => self.load_all(&pointers, masks.as_deref(), others.as_deref(), elem, width)?,
-        };
+        let values = self.load_all(&pointers, masks.as_deref(), others.as_deref(), elem)?;
         Ok(values.into_iter().map(|v| Reg::of(v, elem)).collect())
     }
     pub fn store(&mut self, data: &InstData) -> Res<()> {
@@ -90,18 +107,7 @@ impl<'c> Gen<'c, '_> {
             masks = Some(both);
         }
         self.wrote = true;
-        let (width, split) = width(&pointers, masks.as_deref());
-        match (split, &masks) {
-            (true, Some(masks)) => {
-                self.either(masks, |g, masks| {
-                    let n = if masks.is_none() { width } else { 1 };
-                    g.store_all(&pointers, &values, masks, elem, n)?;
-                    Ok(vec![])
-                })?;
-                Ok(())
-            }
-            _ => self.store_all(&pointers, &values, masks.as_deref(), elem, width),
-        }
+        self.store_all(&pointers, &values, masks.as_deref(), elem)
     }
     fn pointers(&mut self, data: &InstData) -> Res<Vec<Pointer<'c>>> {
         self.regs(data.args[0])?.iter().map(|r| r.pointer()).collect()
@@ -113,103 +119,123 @@ impl<'c> Gen<'c, '_> {
         let always = masks.iter().all(|m| m.get_zero_extended_constant() == Some(1));
         Ok((!always).then_some(masks))
     }
-    /// Two ways, joined by phis: without masks where all hold, else with them.
-    fn either(
-        &mut self,
-        masks: &[IntValue<'c>],
-        mut way: impl FnMut(&mut Self, Option<&[IntValue<'c>]>) -> Res<Vec<Val<'c>>>,
-    ) -> Res<Vec<Val<'c>>> {
-        let mut all: Option<IntValue<'c>> = None;
-        let mut seen: Vec<IntValue<'c>> = vec![];
-        for m in masks {
-            if !seen.contains(m) {
-                seen.push(*m);
-                all = Some(all.map_or(Ok(*m), |a| self.e.and(a, *m))?);
-            }
-        }
-        let all = all.ok_or_else(|| mistyped("a mask"))?;
-        let (wide, narrow, join) = (self.new_block("wide"), self.new_block("narrow"), self.new_block("join"));
-        self.e.b.build_conditional_branch(all, wide, narrow)?;
-        let mut ends = vec![];
-        for (block, masks) in [(wide, None), (narrow, Some(masks))] {
-            self.e.b.position_at_end(block);
-            let values = way(self, masks)?;
-            ends.push((values, self.block()?));
-            self.e.b.build_unconditional_branch(join)?;
-        }
-        self.e.b.position_at_end(join);
-        let (a, b) = (&ends[0], &ends[1]);
-        a.0.iter()
-            .zip(&b.0)
-            .map(|(x, y)| {
-                let phi = self.e.b.build_phi(x.get_type(), "")?;
-                phi.add_incoming(&[(x, a.1), (y, b.1)]);
-                Ok(phi.as_basic_value())
-            })
-            .collect()
-    }
     fn load_all(
         &mut self,
         pointers: &[Pointer<'c>],
         masks: Option<&[IntValue<'c>]>,
         others: Option<&[Val<'c>]>,
         elem: Elem,
-        width: usize,
     ) -> Res<Vec<Val<'c>>> {
-        let mut values = vec![];
-        let mut done: Vec<(Pointer<'c>, Option<IntValue<'c>>, Vec<Val<'c>>)> = vec![];
-        for a in accesses(pointers, masks, width) {
+        let split = split(pointers, masks, true);
+        let (Split::Groups(n) | Split::Anywhere(n)) = split;
+        let mut values: Vec<Vec<Val<'c>>> = vec![];
+        let mut done: Vec<(Pointer<'c>, When<'c>)> = vec![];
+        for (i, group) in pointers.chunks(n).enumerate() {
+            let (ptr, when) = (group[0], When::of(masks.map(|m| &m[i * n..(i + 1) * n])));
             // Registers along a broadcast axis read the same address.
-            let known = done.iter().rev().take(8).find(|d| others.is_none() && d.0 == a.ptr && d.1 == a.mask);
-            if let Some((_, _, same)) = known {
-                values.extend_from_slice(&same.clone());
-                continue;
-            }
-            let other = others.map(|o| &o[a.first..a.first + a.n]);
-            let loaded = self.load_one(&a, other, elem)?;
-            values.extend_from_slice(&loaded);
-            done.push((a.ptr, a.mask, loaded));
+            let known = done.iter().enumerate().rev().take(8).find(|d| others.is_none() && *d.1 == (ptr, when.clone()));
+            let loaded = match (known, split) {
+                (Some((same, _)), _) => values[same].clone(),
+                (None, Split::Anywhere(_)) => self.load_anywhere(ptr, &when, elem, n)?,
+                (None, Split::Groups(_)) => self.load_group(ptr, &when, elem, n)?,
+            };
+            values.push(loaded);
+            done.push((ptr, when));
         }
-        Ok(values)
+        // All are on their way before the first is looked at.
+        let mut out = vec![];
+        for (i, (loaded, (_, when))) in values.into_iter().zip(done).enumerate() {
+            let other = others.map(|o| &o[i * n..(i + 1) * n]);
+            out.extend(self.chosen(&when, loaded, other)?);
+        }
+        Ok(out)
     }
-    fn load_one(&mut self, a: &Access<'c>, other: Option<&[Val<'c>]>, elem: Elem) -> Res<Vec<Val<'c>>> {
-        let bytes = a.n * elem.bytes();
-        let w = Words::of(bytes, elem);
+    /// A group in one access: all of it where any of it is there, as of 16 aligned bytes all can be read where one can;
+    /// zeros elsewhere.
+    fn load_group(&mut self, ptr: Pointer<'c>, when: &When<'c>, elem: Elem, n: usize) -> Res<Vec<Val<'c>>> {
+        let w = Words::of(n * elem.bytes(), elem);
+        let mask = match when {
+            When::Always => None,
+            When::Never => Some(self.e.bool(false)),
+            When::If(m) => Some(*m),
+            When::Each(masks) => Some(self.any(masks)?),
+        };
+        let words = self.load_words(ptr, mask, w)?;
+        self.unpack(&words, elem)
+    }
+    /// Whether one of the conditions holds.
+    pub fn any(&self, masks: &[IntValue<'c>]) -> Res<IntValue<'c>> {
+        masks.iter().try_fold(self.e.bool(false), |any, m| self.e.or(any, *m))
+    }
+    fn all(&self, masks: &[IntValue<'c>]) -> Res<IntValue<'c>> {
+        masks.iter().try_fold(self.e.bool(true), |all, m| self.e.and(all, *m))
+    }
+    /// The values where they are there, else the others, or zeros.
+    fn chosen(&mut self, when: &When<'c>, values: Vec<Val<'c>>, other: Option<&[Val<'c>]>) -> Res<Vec<Val<'c>>> {
+        let e = &self.e;
+        let pick = |m: IntValue<'c>, (i, v): (usize, &Val<'c>)| {
+            e.select(m, *v, other.map_or_else(|| v.get_type().const_zero(), |o| o[i]))
+        };
+        match (when, other) {
+            (When::Always, _) | (When::If(_) | When::Never, None) => Ok(values),
+            (When::Never, Some(other)) => Ok(other.to_vec()),
+            (When::If(m), Some(_)) => values.iter().enumerate().map(|v| pick(*m, v)).collect(),
+            (When::Each(masks), _) if values.len() == 1 => values.iter().map(|v| pick(masks[0], (0, v))).collect(),
+            (When::Each(masks), _) => {
+                // Few threads stand at an end of a row.
+                let end = self.e.not(self.all(masks)?)?;
+                let before = self.block()?;
+                let (part, join) = (self.new_block("part"), self.new_block("join"));
+                self.e.b.build_conditional_branch(end, part, join)?;
+                self.e.b.position_at_end(part);
+                let chosen = values.iter().enumerate().map(|v| pick(masks[v.0], v)).collect::<Res<Vec<_>>>()?;
+                self.e.b.build_unconditional_branch(join)?;
+                self.e.b.position_at_end(join);
+                let joined = values.iter().zip(&chosen).map(|(whole, chosen)| {
+                    let phi = self.e.b.build_phi(whole.get_type(), "")?;
+                    phi.add_incoming(&[(whole, before), (chosen, part)]);
+                    Ok(phi.as_basic_value())
+                });
+                joined.collect()
+            }
+        }
+    }
+    /// The words at `ptr` in one access, zeros where `mask` does not hold.
+    pub fn load_words(&mut self, ptr: Pointer<'c>, mask: Option<IntValue<'c>>, w: Words) -> Res<Vec<Val<'c>>> {
         let word = self.word(w);
-        let Some(mask) = a.mask else {
+        let init: Vec<Val<'c>> = vec![word.const_zero().into(); w.words];
+        let bytes = w.words * w.bits / 8;
+        let Some(mask) = mask else {
             let ty: BasicTypeEnum = if w.words > 1 { word.vec_type(w.words as u32).into() } else { word.into() };
-            let v = self.e.load(ty, a.ptr.value(&self.e)?, bytes, a.ptr.readonly)?;
+            let v = self.e.load(ty, ptr.value(&self.e)?, bytes, ptr.readonly)?;
             let words = (0..w.words).map(|i| if w.words > 1 { self.e.element(v, i) } else { Ok(v) });
-            let words = words.collect::<Res<Vec<_>>>()?;
-            return self.unpack(&words, elem);
+            return words.collect();
         };
-        let init = match other {
-            Some(o) => self.pack(o, elem, w)?,
-            None => vec![word.const_zero().into(); w.words],
-        };
+        if mask.get_zero_extended_constant() == Some(0) {
+            return Ok(init);
+        }
         // Eight bits travel in a register of 32.
         let wide = |v: Val<'c>| if w.bits == 8 { Ok(self.e.zext(int(v)?, self.e.i32())?.into()) } else { Ok(v) };
         let init: Vec<Val<'c>> = init.into_iter().map(wide).collect::<Res<_>>()?;
         let (letter, ty) = w.asm();
         let names: Vec<String> = (0..w.words).map(|i| format!("${i}")).collect();
         let target = if w.words > 1 { format!("{{{}}}", names.join(", ")) } else { names[0].clone() };
-        let cache = if a.ptr.readonly { ".nc" } else { "" };
-        let offset = a.ptr.off * elem.bytes() as i64;
+        let cache = if ptr.readonly { ".nc" } else { "" };
+        let offset = ptr.off * ptr.elem.bytes() as i64;
         let text = format!("@${} ld.global{cache}{ty} {target}, [${} + {offset}];", w.words, w.words + 1);
         let outs = vec![format!("={letter}"); w.words].join(",");
         let ties: Vec<String> = (0..w.words).map(|i| i.to_string()).collect();
-        let memory = if a.ptr.readonly { "" } else { ",~{memory}" };
+        let memory = if ptr.readonly { "" } else { ",~{memory}" };
         let constraints = format!("{outs},b,l,{}{memory}", ties.join(","));
         let one = init[0].get_type();
         let result: BasicTypeEnum =
             if w.words > 1 { self.e.cx.struct_type(&vec![one; w.words], false).into() } else { one };
-        let mut args: Vec<Val<'c>> = vec![mask.into(), a.ptr.base.into()];
+        let mut args: Vec<Val<'c>> = vec![mask.into(), ptr.base.into()];
         args.extend(init);
-        let v = self.e.asm(&text, &constraints, Some(result.as_basic_type_enum()), &args, !a.ptr.readonly, false)?;
+        let v = self.e.asm(&text, &constraints, Some(result.as_basic_type_enum()), &args, !ptr.readonly, false)?;
         let words = self.e.fields(v.ok_or_else(|| mistyped("a load"))?, w.words)?;
         let narrow = |v: Val<'c>| if w.bits == 8 { Ok(self.e.trunc(int(v)?, self.e.i8())?.into()) } else { Ok(v) };
-        let words: Vec<Val<'c>> = words.into_iter().map(narrow).collect::<Res<_>>()?;
-        self.unpack(&words, elem)
+        words.into_iter().map(narrow).collect()
     }
     fn store_all(
         &mut self,
@@ -217,32 +243,56 @@ impl<'c> Gen<'c, '_> {
         values: &[Val<'c>],
         masks: Option<&[IntValue<'c>]>,
         elem: Elem,
-        width: usize,
     ) -> Res<()> {
-        for a in accesses(pointers, masks, width) {
-            let bytes = a.n * elem.bytes();
-            let w = Words::of(bytes, elem);
-            let words = self.pack(&values[a.first..a.first + a.n], elem, w)?;
-            let Some(mask) = a.mask else {
-                let v = self.e.vector(&words)?;
-                self.e.store(v, a.ptr.value(&self.e)?, bytes)?;
-                continue;
-            };
-            let (letter, ty) = w.asm();
-            let names: Vec<String> = (0..w.words).map(|i| format!("${}", i + 2)).collect();
-            let source = if w.words > 1 { format!("{{{}}}", names.join(", ")) } else { names[0].clone() };
-            let offset = a.ptr.off * elem.bytes() as i64;
-            let text = format!("@$0 st.global{ty} [$1 + {offset}], {source};");
-            let constraints = format!("b,l,{},~{{memory}}", vec![letter.to_string(); w.words].join(","));
-            let mut args: Vec<Val<'c>> = vec![mask.into(), a.ptr.base.into()];
-            for v in words {
-                args.push(if w.bits == 8 { self.e.zext(int(v)?, self.e.i32())?.into() } else { v });
+        let (Split::Groups(n) | Split::Anywhere(n)) = split(pointers, masks, false);
+        for (i, group) in pointers.chunks(n).enumerate() {
+            let (ptr, values) = (group[0], &values[i * n..(i + 1) * n]);
+            match When::of(masks.map(|m| &m[i * n..(i + 1) * n])) {
+                When::Never => {}
+                When::Always => self.store_group(ptr, values, None, elem)?,
+                When::If(m) => self.store_group(ptr, values, Some(m), elem)?,
+                When::Each(masks) => self.store_part(group, values, &masks, elem)?,
             }
-            self.e.asm(&text, &constraints, None, &args, true, false)?;
         }
         Ok(())
     }
-    fn word(&self, w: Words) -> IntType<'c> {
+    /// A group at an end of its row: together where all elements are there, else those that are.
+    fn store_part(&mut self, group: &[Pointer<'c>], values: &[Val<'c>], masks: &[IntValue<'c>], elem: Elem) -> Res<()> {
+        let all = self.all(masks)?;
+        self.store_group(group[0], values, Some(all), elem)?;
+        let some = self.e.and(self.any(masks)?, self.e.not(all)?)?;
+        let (part, join) = (self.new_block("part"), self.new_block("join"));
+        self.e.b.build_conditional_branch(some, part, join)?;
+        self.e.b.position_at_end(part);
+        for ((ptr, value), mask) in group.iter().zip(values).zip(masks) {
+            self.store_group(*ptr, &[*value], Some(*mask), elem)?;
+        }
+        self.e.b.build_unconditional_branch(join)?;
+        self.e.b.position_at_end(join);
+        Ok(())
+    }
+    fn store_group(&mut self, ptr: Pointer<'c>, values: &[Val<'c>], mask: Option<IntValue<'c>>, elem: Elem) -> Res<()> {
+        let bytes = values.len() * elem.bytes();
+        let w = Words::of(bytes, elem);
+        let words = self.pack(values, elem, w)?;
+        let Some(mask) = mask else {
+            let v = self.e.vector(&words)?;
+            return self.e.store(v, ptr.value(&self.e)?, bytes);
+        };
+        let (letter, ty) = w.asm();
+        let names: Vec<String> = (0..w.words).map(|i| format!("${}", i + 2)).collect();
+        let source = if w.words > 1 { format!("{{{}}}", names.join(", ")) } else { names[0].clone() };
+        let offset = ptr.off * elem.bytes() as i64;
+        let text = format!("@$0 st.global{ty} [$1 + {offset}], {source};");
+        let constraints = format!("b,l,{},~{{memory}}", vec![letter.to_string(); w.words].join(","));
+        let mut args: Vec<Val<'c>> = vec![mask.into(), ptr.base.into()];
+        for v in words {
+            args.push(if w.bits == 8 { self.e.zext(int(v)?, self.e.i32())?.into() } else { v });
+        }
+        self.e.asm(&text, &constraints, None, &args, true, false)?;
+        Ok(())
+    }
+    pub fn word(&self, w: Words) -> IntType<'c> {
         match w.bits {
             8 => self.e.i8(),
             16 => self.e.cx.i16_type(),
@@ -268,7 +318,7 @@ impl<'c> Gen<'c, '_> {
         self.unpack(&words, elem)
     }
     /// Elements from words.
-    fn unpack(&self, words: &[Val<'c>], elem: Elem) -> Res<Vec<Val<'c>>> {
+    pub fn unpack(&self, words: &[Val<'c>], elem: Elem) -> Res<Vec<Val<'c>>> {
         let memory = super::index::memory_type(&self.e, elem);
         let mut out = vec![];
         for w in words {
@@ -293,7 +343,7 @@ impl<'c> Gen<'c, '_> {
         Ok(out)
     }
     /// Words from elements.
-    fn pack(&self, values: &[Val<'c>], elem: Elem, w: Words) -> Res<Vec<Val<'c>>> {
+    pub fn pack(&self, values: &[Val<'c>], elem: Elem, w: Words) -> Res<Vec<Val<'c>>> {
         let mut bytes = values.to_vec();
         if elem == Elem::Bool {
             for v in &mut bytes {
@@ -313,40 +363,33 @@ fn vector_of(ty: BasicTypeEnum, n: usize) -> Res<BasicTypeEnum> {
     }
 }
 
-/// The most registers that one access can take throughout, and whether masks differ within such groups.
-fn width<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>) -> (usize, bool) {
-    let Some(elem) = pointers.first().map(|p| p.elem) else { return (1, false) };
+/// The largest groups for which every access is one, and in which masks are worth a branch where they differ.
+fn split<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, load: bool) -> Split {
+    let Some(elem) = pointers.first().map(|p| p.elem) else { return Split::Groups(1) };
+    let run =
+        |c: &[Pointer<'c>]| c.iter().enumerate().all(|(i, p)| p.base == c[0].base && p.off == c[0].off + i as i64);
     let together = |n: usize| {
-        pointers.chunks(n).all(|c| {
-            let bytes = (n * elem.bytes()) as i64;
-            let run = c.iter().enumerate().all(|(i, p)| p.base == c[0].base && p.off == c[0].off + i as i64);
-            run && c[0].align as i64 % bytes == 0 && (c[0].off * elem.bytes() as i64) % bytes == 0
-        })
+        let bytes = (n * elem.bytes()) as i64;
+        let starts = |p: &Pointer<'c>| p.align as i64 % bytes == 0 && (p.off * elem.bytes() as i64) % bytes == 0;
+        pointers.chunks(n).all(|c| run(c) && starts(&c[0]))
     };
+    let most = 16 / elem.bytes();
     let mut n = 1;
-    while n * 2 * elem.bytes() <= 16 && pointers.len().is_multiple_of(n * 2) && together(n * 2) {
+    while n < most && pointers.len().is_multiple_of(n * 2) && together(n * 2) {
         n *= 2;
     }
-    let alike = |masks: &[IntValue<'c>], n: usize| masks.chunks(n).all(|c| c.iter().all(|m| *m == c[0]));
-    match masks {
-        None => (n, false),
-        Some(masks) if alike(masks, n) => (n, false),
-        // Half a vector, or pairs, are worth no branch.
-        Some(masks) if n > 1 && alike(masks, n / 2) && n / 2 * elem.bytes() >= 4 => (n / 2, false),
-        Some(_) if n * elem.bytes() <= 4 => (1, false),
-        Some(_) => (n, true),
+    // Two aligned accesses and a shift are less than an access for every element.
+    if load && 2 * n < most && pointers.len().is_multiple_of(most) && pointers.chunks(most).all(run) {
+        return Split::Anywhere(most);
     }
-}
-
-fn accesses<'c, 'a>(
-    pointers: &'a [Pointer<'c>],
-    masks: Option<&'a [IntValue<'c>]>,
-    n: usize,
-) -> impl Iterator<Item = Access<'c>> + 'a {
-    pointers.chunks(n).enumerate().map(move |(i, c)| Access {
-        first: i * n,
-        n,
-        ptr: c[0],
-        mask: masks.map(|m| m[i * n]).filter(|m| m.get_zero_extended_constant() != Some(1)),
-    })
+    let Some(masks) = masks else { return Split::Groups(n) };
+    let alike = |n: usize| masks.chunks(n).all(|c| c.iter().all(|m| *m == c[0]));
+    if alike(n) {
+        return Split::Groups(n);
+    }
+    // Half a vector, or pairs, are worth no branch.
+    if n > 1 && alike(n / 2) && n / 2 * elem.bytes() >= 4 {
+        return Split::Groups(n / 2);
+    }
+    Split::Groups(if n * elem.bytes() <= 4 { 1 } else { n })
 }

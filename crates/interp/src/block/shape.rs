@@ -154,6 +154,19 @@ pub fn part(v: &Block, axis: usize, at: usize, to: &[usize]) -> Block {
     v.gathered(to, (0..to.iter().product()).map(from))
 }
 
+/// Rows of `row` elements one behind the other, as a block of shape `to`; ends of rows repeat the first element.
+pub fn unpack(v: &Block, row: usize, to: &[usize]) -> Block {
+    let from = |i: usize| if i % to[1] < row { i / to[1] * row + i % to[1] } else { 0 };
+    v.gathered(to, (0..to[0] * to[1]).map(from))
+}
+
+/// The first `row` elements of each row one behind the other; the rest repeats the first.
+pub fn pack(v: &Block, row: usize, to: &[usize]) -> Block {
+    let wide = v.shape[1];
+    let from = |i: usize| if i < v.shape[0] * row { i / row * wide + i % row } else { 0 };
+    v.gathered(to, (0..to[0]).map(from))
+}
+
 /// `[M,K]` by `[K,N]`, added to `[M,N]`.
 pub fn dot(a: &Block, b: &Block, acc: &Block) -> Block {
     let (m, k, n) = (a.shape[0], a.shape[1], acc.shape[1]);

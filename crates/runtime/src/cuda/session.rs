@@ -188,7 +188,9 @@ impl CudaSession {
         Ok(())
     }
 
+    /// Whole multiples of the alignment: kernels may read on to the next 16 bytes.
     fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, RuntimeError> {
+        let bytes = bytes.next_multiple_of(ALIGN);
         Memory::new(&self.device.inner.context, bytes).map_err(|e| RuntimeError::Memory {
             bytes,
             what: format!("{what} on {} ({})", self.device.name(), self.device.info().name),

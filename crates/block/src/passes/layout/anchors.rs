@@ -85,6 +85,14 @@ impl Access {
         let wide = (align.min(16) / bytes).max(1).min(run);
         Access { axis, vector: width(k, shape, wide), run, bytes }
     }
+    /// Rows that are read from or written to shared memory by elements: short ones by one thread each, so that nothing is
+    /// exchanged between lanes; of longer ones neighbouring lanes take neighbouring elements.
+    pub fn of_rows(k: &Kernel, rows: Value) -> Access {
+        let (shape, bytes) = (k.ty(rows).shape(), k.ty(rows).elem().map_or(1, Elem::bytes));
+        let run = shape.last().copied().unwrap_or(1);
+        let vector = if run <= 32 { width(k, shape, run.min(16)) } else { 1 };
+        Access { axis: shape.len().saturating_sub(1), vector, run, bytes }
+    }
     /// Fastest axis first.
     pub fn order(&self, rank: usize) -> Vec<usize> {
         std::iter::once(self.axis).chain((0..rank).rev().filter(|a| *a != self.axis)).collect()

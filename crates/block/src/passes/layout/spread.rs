@@ -62,8 +62,8 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
         let (value, access) = match (&data.op, &data.args[..]) {
             (Op::Load, [ptr, ..]) => (data.results[0], Some(*ptr)),
             (Op::Store, [ptr, value, ..]) => (*value, Some(*ptr)),
-            (Op::Reduce { .. } | Op::Scan { .. }, [value]) => (*value, None),
-            (Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. }, _) => (data.results[0], None),
+            (Op::Reduce { .. } | Op::Scan { .. } | Op::Pack { .. }, [value]) => (*value, None),
+            (Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } | Op::Unpack { .. }, _) => (data.results[0], None),
             _ => return,
         };
         if let Some(wish) = all.get_mut(&groups.root(value)) {
@@ -80,6 +80,12 @@ impl Wishes {
                 self.product = self.product.take().or_else(|| Some(accumulator(k, data)));
             }
             Op::Reduce { axis, .. } | Op::Scan { axis, .. } => self.reduced.push(axis as usize),
+            Op::Pack { .. } | Op::Unpack { .. } => {
+                let value = if matches!(data.op, Op::Pack { .. }) { data.args[0] } else { data.results[0] };
+                let access = Access::of_rows(k, value);
+                self.accesses.push(access);
+                self.access = Some((k.ty(value).count() * access.bytes, access));
+            }
             _ => {}
         }
         if let Some(ptr) = access {

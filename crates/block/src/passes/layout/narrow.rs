@@ -1,0 +1,159 @@
+//! Long rows of half types: between reductions a thread holds what it loaded, two elements a register, and not what it
+//! computed from it, which is computed again after the barrier.
+//!
+//! Takes and gives a program with layouts. Whatever is computed twice is computed from the same operands by the same ops, so
+//! no bit changes. Only rows that several blocks share are looked at: there registers decide how many rows are under way.
+use crate::{BinaryOp, Elem, Inst, InstData, Kernel, Op, UnaryOp, Value};
+use std::collections::{BTreeSet, HashMap};
+
+/// Warps of an instance from which on several blocks share it.
+const SHARED: usize = 32;
+/// Registers of a value from which on it counts.
+const WIDE: usize = 16;
+/// Ops that are done again for an element, and of them those that take long, at most.
+const OPS: usize = 16;
+const SLOW: usize = 1;
+
+pub(super) fn run(k: &mut Kernel) {
+    if k.warps < SHARED {
+        return;
+    }
+    let insts = std::mem::take(&mut k.body.insts);
+    let mut n = Narrow {
+        k,
+        known: HashMap::new(),
+        born: HashMap::new(),
+        kept: HashMap::new(),
+        made: HashMap::new(),
+        phase: 0,
+        out: vec![],
+    };
+    for i in insts {
+        n.inst(i);
+    }
+    let out = std::mem::take(&mut n.out);
+    k.body.insts = out;
+}
+
+/// How a value follows from loaded ones.
+#[derive(Clone, Default)]
+struct Origin {
+    loaded: BTreeSet<Value>,
+    ops: usize,
+    slow: usize,
+}
+
+struct Narrow<'k> {
+    k: &'k mut Kernel,
+    /// Wide values that can be computed again: how, and by which instruction as it was.
+    known: HashMap<Value, (Origin, InstData)>,
+    /// Reductions that came before a wide value.
+    born: HashMap<Value, usize>,
+    /// Loaded values as they are now.
+    kept: HashMap<Value, (usize, Value)>,
+    /// What has been computed again since the last reduction.
+    made: HashMap<Value, Value>,
+    phase: usize,
+    out: Vec<Inst>,
+}
+
+impl Narrow<'_> {
+    fn inst(&mut self, i: Inst) {
+        let data = self.k.inst(i).clone();
+        let args = data.args.iter().map(|a| self.again(*a)).collect();
+        self.k.inst_mut(i).args = args;
+        self.out.push(i);
+        if let [v] = data.results[..] {
+            if self.is_wide(v) {
+                self.born.insert(v, self.phase);
+            }
+            if let Some(origin) = self.origin(&data) {
+                self.known.insert(v, (origin, data.clone()));
+            }
+        }
+        let reduces = matches!(data.op, Op::Reduce { .. }) && data.args.first().is_some_and(|a| self.is_wide(*a));
+        if reduces {
+            self.phase += 1;
+            self.made.clear();
+        }
+    }
+    /// A block of f32 of many registers a thread.
+    fn is_wide(&self, v: Value) -> bool {
+        let ty = self.k.ty(v);
+        ty.elem() == Some(Elem::F32) && ty.count() / (32 * self.k.warps) >= WIDE
+    }
+    fn origin(&self, data: &InstData) -> Option<Origin> {
+        let v = *data.results.first()?;
+        if !self.is_wide(v) {
+            return None;
+        }
+        let arg = *data.args.first()?;
+        if let Op::Cast(Elem::F32) = data.op
+            && matches!(self.k.ty(arg).elem(), Some(Elem::F16 | Elem::Bf16))
+        {
+            return Some(Origin { loaded: BTreeSet::from([arg]), ops: 1, slow: 0 });
+        }
+        // What is the same along the row takes no registers; the rest must be known.
+        let mut origin = match data.op {
+            Op::Unary(op) => Origin { ops: 1, slow: usize::from(is_slow(op)), ..Origin::default() },
+            Op::Binary(BinaryOp::Pow | BinaryOp::Atan2 | BinaryOp::Rem) => return None,
+            Op::Binary(_) | Op::Select => Origin { ops: 1, ..Origin::default() },
+            _ => return None,
+        };
+        for a in data.args.iter().filter(|a| self.born.contains_key(a)) {
+            match self.known.get(a) {
+                Some((o, _)) => {
+                    origin.loaded.extend(&o.loaded);
+                    (origin.ops, origin.slow) = (origin.ops + o.ops, origin.slow + o.slow);
+                }
+                None if self.is_uniform(*a) => {}
+                None => return None,
+            }
+        }
+        (origin.loaded.len() == 1 && origin.ops <= OPS && origin.slow <= SLOW).then_some(origin)
+    }
+    /// The same value in all registers of a thread.
+    fn is_uniform(&self, v: Value) -> bool {
+        let made = self.out.iter().rev().map(|i| self.k.inst(*i)).find(|d| d.results.first() == Some(&v));
+        made.is_some_and(|d| matches!(d.op, Op::Splat | Op::Broadcast | Op::Const(_)))
+    }
+    /// The value, computed again where it is from before a reduction.
+    fn again(&mut self, v: Value) -> Value {
+        if self.born.get(&v).is_none_or(|b| *b == self.phase) {
+            return v;
+        }
+        let Some((_, data)) = self.known.get(&v).cloned() else { return v };
+        if let Some(made) = self.made.get(&v) {
+            return *made;
+        }
+        let args = match data.op {
+            Op::Cast(_) => vec![self.keep(data.args[0])],
+            _ => data.args.iter().map(|a| self.again(*a)).collect(),
+        };
+        let made = self.push(data.op, args, v);
+        self.made.insert(v, made);
+        made
+    }
+    /// A loaded value, such that nothing computed from it before is taken for what is computed from it now.
+    fn keep(&mut self, v: Value) -> Value {
+        let (phase, now) = self.kept.get(&v).copied().unwrap_or((0, v));
+        if phase == self.phase {
+            return now;
+        }
+        let next = self.push(Op::Keep, vec![now], v);
+        self.kept.insert(v, (self.phase, next));
+        next
+    }
+    /// An op with a result like `like`.
+    fn push(&mut self, op: Op, args: Vec<Value>, like: Value) -> Value {
+        let made = self.k.new_value(self.k.ty(like).clone());
+        self.k.values[made.0 as usize].layout = self.k.value(like).layout.clone();
+        let inst = self.k.new_inst(InstData { op, args, results: vec![made], regions: vec![] });
+        self.out.push(inst);
+        made
+    }
+}
+
+fn is_slow(op: UnaryOp) -> bool {
+    !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not)
+}

@@ -1,0 +1,110 @@
+//! Rows one behind the other, as they lie in memory, to rows of a tile and back, through shared memory; and rows kept as they
+//! were loaded.
+use super::emit::{Fail, Res, Val};
+use super::exchange::Placement;
+use super::r#gen::Gen;
+use super::index::{Index, Reg};
+use super::memory::Words;
+use inkwell::values::{IntValue, PointerValue};
+use kiln_block::layout::Flat;
+use kiln_block::{CmpOp, Elem, InstData, Value};
+
+impl<'c> Gen<'c, '_> {
+    pub fn unpack_rows(&mut self, data: &InstData, row: usize) -> Res<Vec<Reg<'c>>> {
+        let (from, to) = (data.args[0], data.results[0]);
+        let (elem, values) = (self.elem(from)?, self.plain(from)?);
+        let (flat, tile) = (self.places_in_a_row(from)?, self.places_of_rows(to, row)?);
+        let start = self.rows_room(&flat, &tile, elem.bytes())?;
+        let (a, b) = (self.flat(from)?, self.flat(to)?);
+        self.scatter(&a, &flat, start, &values, elem)?;
+        self.filled()?;
+        let values = self.gather(&b, &tile, start, elem)?;
+        Ok(values.into_iter().map(|v| Reg::of(v, elem)).collect())
+    }
+    pub fn pack_rows(&mut self, data: &InstData, row: usize) -> Res<Vec<Reg<'c>>> {
+        let (from, to) = (data.args[0], data.results[0]);
+        let (elem, values) = (self.elem(from)?, self.plain(from)?);
+        let (tile, flat) = (self.places_of_rows(from, row)?, self.places_in_a_row(to)?);
+        let start = self.rows_room(&flat, &tile, elem.bytes())?;
+        let (a, b) = (self.flat(from)?, self.flat(to)?);
+        self.scatter_rows(from, &a, &tile, start, &values, row)?;
+        self.filled()?;
+        let values = self.gather(&b, &flat, start, elem)?;
+        Ok(values.into_iter().map(|v| Reg::of(v, elem)).collect())
+    }
+    /// The same registers, two elements of a half type in one, of which LLVM knows nothing.
+    pub fn keep(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
+        let elem = self.elem(data.args[0])?;
+        let values = self.plain(data.args[0])?;
+        let per = (4 / elem.bytes()).max(1);
+        if elem.bytes() > 4 || !values.len().is_multiple_of(per) {
+            return self.regs(data.args[0]);
+        }
+        let w = Words { words: values.len() / per, bits: 32 };
+        let mut words = vec![];
+        for word in self.pack(&values, elem, w)? {
+            let kept = self.e.asm("", "=r,0", Some(self.e.i32().into()), &[word], true, false)?;
+            words.push(kept.ok_or_else(shape)?);
+        }
+        Ok(self.unpack(&words, elem)?.into_iter().map(|v| Reg::of(v, elem)).collect())
+    }
+    fn places_in_a_row(&self, v: Value) -> Res<Placement> {
+        let [all] = self.k.ty(v).shape() else { return Err(shape()) };
+        Ok(Placement { weights: (0..all.ilog2()).map(|b| 1 << b).collect(), elements: *all })
+    }
+    fn places_of_rows(&self, v: Value, row: usize) -> Res<Placement> {
+        let [high, wide] = self.k.ty(v).shape() else { return Err(shape()) };
+        let weights = (0..wide.ilog2()).map(|b| 1 << b).chain((0..high.ilog2()).map(|b| row << b)).collect();
+        // Ends of rows reach into the next row, that of the last behind all.
+        Ok(Placement { weights, elements: (high - 1) * row + wide })
+    }
+    /// Where the rows start.
+    fn rows_room(&mut self, flat: &Placement, tile: &Placement, bytes: usize) -> Res<usize> {
+        if self.blocks.count > 1 {
+            return Err(Fail::Unsupported("rows one behind the other in an instance of several blocks".into()));
+        }
+        Ok(self.room(&[flat.elements.max(tile.elements) * bytes])?[0])
+    }
+    /// Writes rows to their places, but not what is behind their ends.
+    fn scatter_rows(
+        &mut self,
+        v: Value,
+        flat: &Flat,
+        place: &Placement,
+        start: usize,
+        values: &[Val<'c>],
+        row: usize,
+    ) -> Res<()> {
+        let (k, elem) = (self.k, self.elem(v)?);
+        let columns = self.coordinates(flat, k.ty(v).shape(), 1)?;
+        let base = self.scratch_base(flat, place, elem)?;
+        let end = Index::constant(row as i64, 32);
+        for (r, (value, column)) in values.iter().zip(columns).enumerate() {
+            let inside = column.compare(CmpOp::Lt, end, &self.e, &mut self.memo)?;
+            let ptr = self.shared_at(base, start + place.at(flat.register(r)) * elem.bytes())?;
+            match inside.get_zero_extended_constant() {
+                Some(0) => {}
+                Some(_) => self.shared_store(ptr, &[*value], elem)?,
+                None => self.shared_store_if(inside, ptr, *value, elem)?,
+            }
+        }
+        Ok(())
+    }
+    fn shared_store_if(&mut self, when: IntValue<'c>, ptr: PointerValue<'c>, v: Val<'c>, elem: Elem) -> Res<()> {
+        let e = &self.e;
+        let (ty, letter, word) = match elem.bytes() {
+            4 => ("b32", 'r', e.i32()),
+            2 => ("b16", 'h', e.cx.i16_type()),
+            _ => return Err(Fail::Unsupported(format!("rows of {elem} one behind the other"))),
+        };
+        let at = e.b.build_ptr_to_int(ptr, e.i32(), "")?;
+        let text = format!("@$0 st.shared.{ty} [$1], $2;");
+        let args = [when.into(), at.into(), e.bitcast(v, word)?];
+        e.asm(&text, &format!("b,r,{letter},~{{memory}}"), None, &args, true, false)?;
+        Ok(())
+    }
+}
+
+fn shape() -> Fail {
+    Fail::Unsupported("rows of this shape".into())
+}

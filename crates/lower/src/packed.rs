@@ -1,0 +1,113 @@
+//! Short rows whose length no vector divides: a tile of several such rows is one run in memory, which starts at a multiple of
+//! a vector where enough rows are together. It is read and written as a run, and its rows are told apart on the way.
+use crate::Target;
+use crate::dag::{NodeOp, Scene};
+use crate::emit::Emitter;
+use crate::expr::{CoordId, Expr};
+use crate::rows::RowPlan;
+use crate::shift::VECTOR;
+use crate::tile::Frame;
+use kiln_block::{BinaryOp as B, Value};
+use kiln_graph::DType;
+
+/// The run of an instance's tile.
+#[derive(Clone, Debug)]
+pub struct Run {
+    kept: CoordId,
+    row: CoordId,
+    /// Elements of a row.
+    pub len: usize,
+    /// Rows of the tile, and elements of a row of it.
+    pub shape: [usize; 2],
+    /// Elements of the block that holds the run.
+    pub extent: usize,
+    /// Where the instance's run starts.
+    base: Option<Value>,
+    /// The run's elements.
+    lane: Value,
+    /// Those that are there.
+    pub mask: Option<Value>,
+}
+
+/// Whether rows of the plan's tile are read and written as runs.
+pub fn packs(plan: &RowPlan, scene: &Scene) -> bool {
+    let [kept] = plan.kept[..] else { return false };
+    let tile = plan.rank == 2 && plan.row.axis == 1 && kept.axis == 0 && plan.whole();
+    if plan.target == Target::Host || !tile {
+        return false;
+    }
+    let fits = |at: &Expr, dtype: DType| {
+        let vector = VECTOR / dtype.bytes().max(1);
+        let odd = !plan.row.extent.is_multiple_of(vector) && kept.block.is_multiple_of(vector);
+        odd && packable(dtype, plan.row.extent) && behind(at, kept.id, plan.row.id, plan.row.extent, vector).is_some()
+    };
+    let loads = scene.live().into_iter().any(|n| match &scene.dag.node(n).op {
+        NodeOp::Load { at, guards, .. } => guards.is_empty() && fits(at, scene.dag.node(n).dtype),
+        _ => false,
+    });
+    loads || scene.stores.iter().any(|s| s.guards.is_empty() && fits(&s.at, s.dtype))
+}
+
+/// Whether rows of so many of these elements are worth it. Words that neighbouring lanes read one by one are as good, but in
+/// rows that are shorter than the lanes. Ends of rows hold anything, which must not become an address.
+fn packable(dtype: DType, len: usize) -> bool {
+    dtype.is_float() && (dtype.bytes() == 2 || dtype.bytes() == 4 && len < 32)
+}
+
+/// What an access adds to the positions of the rows, if that is a constant of whole vectors.
+fn behind(at: &Expr, kept: CoordId, row: CoordId, len: usize, vector: usize) -> Option<i64> {
+    if at.stride(kept) != Some(len as i64) || at.stride(row) != Some(1) || at.terms.len() != 2 {
+        return None;
+    }
+    (at.constant % vector as i64 == 0).then_some(at.constant)
+}
+
+impl Run {
+    /// What an access to elements of this dtype adds to the run's place, if it is to the run.
+    pub fn at(&self, at: &Expr, dtype: DType) -> Option<i64> {
+        let vector = VECTOR / dtype.bytes().max(1);
+        let odd = !self.len.is_multiple_of(vector) && self.shape[0].is_multiple_of(vector);
+        (odd && packable(dtype, self.len)).then(|| behind(at, self.kept, self.row, self.len, vector))?
+    }
+}
+
+impl Frame<'_> {
+    /// The run of a tile that [`packs`] holds for.
+    pub fn run(&mut self, plan: &RowPlan) -> Option<Run> {
+        let kept = plan.kept.first()?;
+        let (len, high) = (plan.row.extent, kept.block);
+        let extent = (len * high).next_power_of_two();
+        let lane = self.b.iota(extent);
+        let lane = self.b.cast(lane, self.em.index);
+        let first = self.em.coords.get(&kept.id).copied().unwrap_or_default().base;
+        let base = first.map(|first| {
+            let len = self.em.int(&mut self.b, len as i64);
+            self.b.binary(B::Mul, first, len)
+        });
+        let own = (extent > len * high).then(|| self.below(None, lane, len * high));
+        let all = kept.extent * len;
+        let ragged = !kept.extent.is_multiple_of(high);
+        let all = ragged.then(|| self.below(base, lane, all));
+        let mask = match (own, all) {
+            (Some(own), Some(all)) => Some(self.b.binary(B::And, own, all)),
+            (own, all) => own.or(all),
+        };
+        let shape = [high, plan.row.block];
+        Some(Run { kept: kept.id, row: plan.row.id, len, shape, extent, base, lane, mask })
+    }
+}
+
+impl Emitter<'_> {
+    /// Addresses of a run, `more` elements on.
+    pub fn run_address(&mut self, b: &mut kiln_block::Builder, p: Value, run: &Run, more: i64) -> Value {
+        let mut p = p;
+        if let Some(base) = run.base {
+            p = b.ptr_add(p, base);
+        }
+        if more != 0 {
+            let more = self.int(b, more);
+            p = b.ptr_add(p, more);
+        }
+        b.ptr_add(p, run.lane)
+    }
+}

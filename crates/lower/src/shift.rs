@@ -1,0 +1,104 @@
+//! Rows whose length no vector divides: each starts somewhere between two multiples of a vector's length. Lanes are then
+//! counted from the multiple before the row's start, so that accesses to the row are aligned, and the first few lanes are
+//! outside.
+use crate::Target;
+use crate::dag::{NodeOp, Scene};
+use crate::expr::{Atom, CoordId, Expr};
+use crate::packed::packs;
+use crate::rows::RowPlan;
+use crate::space::Space;
+
+/// Bytes of a vector access.
+pub const VECTOR: usize = 16;
+
+/// How the row's coordinate follows from lanes.
+#[derive(Clone, Debug)]
+pub struct Shift {
+    /// The coordinate of lanes.
+    pub lane: CoordId,
+    /// The row's coordinate: the lane less `start`.
+    pub position: Expr,
+    /// Lanes before the row.
+    pub start: Expr,
+}
+
+/// The plan with rows in runs, or with a shift, where that aligns accesses that were not.
+pub fn shifted(plan: RowPlan, scene: &Scene, space: &mut Space) -> RowPlan {
+    let inner = plan.row.axis + 1 == plan.rank && plan.whole();
+    if packs(&plan, scene) {
+        return RowPlan { packed: true, ..plan };
+    }
+    let any_order = || scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order());
+    let Some((start, vector)) = start(scene, plan.row.id) else { return plan };
+    let wide = (plan.row.extent + vector - 1).next_power_of_two();
+    // Short rows would leave most lanes of a longer tile idle.
+    let fits = wide == plan.row.block || plan.row.extent >= 32 * 8 * vector;
+    if plan.target == Target::Host || !inner || !fits || !any_order() {
+        return plan;
+    }
+    // What all rows share would then be read from anywhere, for which a thread of a long row has no registers left.
+    if plan.warps > 16 && shares(scene, plan.row.id) {
+        return plan;
+    }
+    let lane = space.fresh();
+    let v = vector as i64;
+    let before = start.clone().div(v).scale(v).plus(&start.clone().scale(-1));
+    let shift = Shift { lane, position: Expr::coord(lane, wide).plus(&before), start: start.rem(v) };
+    RowPlan { row: crate::tile::Cut { block: wide, ..plan.row }, shift: Some(shift), ..plan }
+}
+
+/// Where rows start, modulo the elements of a vector, and how many those are. None if all start at multiples, or if the row's
+/// coordinate is not only added in index expressions.
+fn start(scene: &Scene, row: CoordId) -> Option<(Expr, usize)> {
+    let mut plain = true;
+    scene.exprs(&mut |e| plain &= e.stride(row).is_some());
+    if !plain {
+        return None;
+    }
+    let loads = scene.live().into_iter().filter_map(|n| match &scene.dag.node(n).op {
+        NodeOp::Load { at, .. } => Some((at, scene.dag.node(n).dtype.bytes())),
+        _ => None,
+    });
+    let stores = scene.stores.iter().map(|s| (&s.at, s.dtype.bytes()));
+    // What belongs to one row alone.
+    let rows: Vec<(&Expr, usize)> = loads
+        .chain(stores)
+        .filter(|(at, _)| {
+            let mut others = false;
+            at.coords(&mut |c| others |= c != row);
+            at.stride(row) == Some(1) && others
+        })
+        .collect();
+    let bytes = rows.iter().map(|r| r.1).min()?;
+    let vector = VECTOR / bytes.clamp(1, VECTOR);
+    let most = |at: &Expr| rows.iter().filter(|r| rest(r.0, row, vector) == rest(at, row, vector)).count();
+    let start = rest(rows.iter().max_by_key(|r| most(r.0))?.0, row, vector);
+    let mut reads = false;
+    start.nodes(&mut |_| reads = true);
+    (start != Expr::default() && start.range().0 >= 0 && !reads).then_some((start, vector))
+}
+
+/// Whether something is read along the row alone.
+fn shares(scene: &Scene, row: CoordId) -> bool {
+    scene.live().into_iter().any(|n| match &scene.dag.node(n).op {
+        NodeOp::Load { at, .. } => {
+            let mut others = false;
+            at.coords(&mut |c| others |= c != row);
+            at.uses(row) && !others
+        }
+        _ => false,
+    })
+}
+
+/// The expression without the row's coordinate, its factors modulo `vector`.
+fn rest(at: &Expr, row: CoordId, vector: usize) -> Expr {
+    let v = vector as i64;
+    let mut rest = Expr::constant(at.constant.rem_euclid(v));
+    for (atom, factor) in &at.terms {
+        let own = matches!(atom, Atom::Coord { id, .. } if *id == row);
+        if !own && factor.rem_euclid(v) != 0 {
+            rest.terms.push((atom.clone(), factor.rem_euclid(v)));
+        }
+    }
+    rest
+}
