@@ -167,10 +167,10 @@ impl Limits {
         Limits { thread, tile, bytes, narrow, again: reads_again(scene, row), shares, any_order }
     }
     /// Warps for a tile: few with many elements each, so that barriers join few and other instances run beside.
-    fn warps(&self, elements: usize, n: usize) -> usize {
+    fn warps(&self, elements: usize, padded: bool) -> usize {
         let each = match elements {
-            // Half types are kept two a register, where they are read so.
-            65536.. if self.bytes == 2 && (!self.shares || n.is_multiple_of(VECTOR / 2)) => 64,
+            // Half types are kept two a register. Where no lane is idle, and beside weights, that measures slower.
+            65536.. if self.bytes == 2 && padded && !self.shares => 64,
             4097.. => 32,
             _ => self.thread.min(elements.div_ceil(32)),
         };
@@ -236,8 +236,11 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     while high > 1 && rows / high < wanted(target) {
         high /= 2;
     }
-    let warps =
-        if gpu { limits.warps(high * wide, n) } else { warps_for(high * wide, if wide > 8192 { 32 } else { 8 }) };
+    let warps = if gpu {
+        limits.warps(high * wide, n < wide)
+    } else {
+        warps_for(high * wide, if wide > 8192 { 32 } else { 8 })
+    };
     let row = |rank: usize| Cut { id: row, extent: n, block: wide, axis: rank - 1 };
     if high == 1 {
         return RowPlan { kept: uniform(), row: row(1), rank: 1, parts: 1, warps, target, shift: None, packed: false };
@@ -298,7 +301,7 @@ fn across(
         row,
         rank: 2,
         parts: split,
-        warps: if gpu { limits.warps(high * wide, VECTOR) } else { 4 },
+        warps: if gpu { limits.warps(high * wide, true) } else { 4 },
         target,
         shift: None,
         packed: false,

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 /// Warps of an instance from which on several blocks share it.
 const SHARED: usize = 32;
 /// Registers of a value from which on it counts.
-const WIDE: usize = 16;
+const WIDE: usize = 64;
 /// Ops that are done again for an element, and of them those that take long, at most.
 const OPS: usize = 16;
 const SLOW: usize = 1;
