@@ -1,7 +1,7 @@
 //! Reductions: kernels whose outputs are rows, or one value per row.
 //!
-//! Coordinates are either *kept* or of the *row*. All reductions of a kernel are over the same row; the output with the most
-//! elements gives the coordinates, and those that no reduction keeps are its row.
+//! Coordinates are either *kept* or of the *row*. All reductions of a kernel are over the same row; a reduced output with the
+//! most elements gives the coordinates, and those that no reduction keeps are its row.
 use crate::dag::{Dag, NodeOp, Scene, Store};
 use crate::expr::{CoordId, Expr, delinear, linear};
 use crate::resolve::{Body, Row};
@@ -19,8 +19,9 @@ pub fn lower(of: &Body, target: Target, scratch: u32) -> Result<Emitted, LowerEr
     };
     let live: Vec<usize> = (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect();
     let count = |i: usize| body.ty(body.outputs[i]).count();
-    // The first of the largest.
-    let Some(&driver) = live.iter().rev().max_by_key(|&&i| count(i)) else {
+    // The first of the largest, and of those one that a reduction tells what its rows are.
+    let reduces = |i: usize| reached(of, vec![body.outputs[i]]).iter().any(|v| reduced_len(body, *v) == Some(len));
+    let Some(&driver) = live.iter().rev().max_by_key(|&&i| (count(i), reduces(i))) else {
         return Ok(Emitted::default());
     };
     let shape = body.shape(body.outputs[driver]).to_vec();
@@ -124,8 +125,11 @@ pub fn row_len(of: &Body) -> Result<Option<usize>, LowerError> {
 
 /// Values that the outputs need, not looking below the product.
 pub fn needed(of: &Body) -> Vec<ValueId> {
+    reached(of, of.graph.outputs.clone())
+}
+/// Those that these values need.
+fn reached(of: &Body, mut open: Vec<ValueId>) -> Vec<ValueId> {
     let mut seen = vec![false; of.graph.len()];
-    let mut open = of.graph.outputs.clone();
     while let Some(v) = open.pop() {
         if of.product.is_some_and(|p| p.0 == v) || std::mem::replace(&mut seen[v.0 as usize], true) {
             continue;

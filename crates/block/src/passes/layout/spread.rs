@@ -63,7 +63,9 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
             (Op::Load, [ptr, ..]) => (data.results[0], Some(*ptr)),
             (Op::Store, [ptr, value, ..]) => (*value, Some(*ptr)),
             (Op::Reduce { .. } | Op::Scan { .. } | Op::Pack { .. }, [value]) => (*value, None),
-            (Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } | Op::Unpack { .. }, _) => (data.results[0], None),
+            (Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } | Op::Unpack { .. }, _) => {
+                (data.results[0], None)
+            }
             _ => return,
         };
         if let Some(wish) = all.get_mut(&groups.root(value)) {
