@@ -33,6 +33,12 @@ impl Builder {
         self.kernel.params.push(Param { name: name.into(), value, align: 16, readonly, array: Some(array) });
         value
     }
+    /// A parameter of another program, of this type.
+    pub fn param_like(&mut self, p: &Param, ty: Type) -> Value {
+        let value = self.kernel.new_value(ty);
+        self.kernel.params.push(Param { value, ..p.clone() });
+        value
+    }
     pub fn ty(&self, v: Value) -> &Type {
         self.kernel.ty(v)
     }

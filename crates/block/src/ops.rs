@@ -215,9 +215,9 @@ pub enum Op {
     If,
     /// Ends a region.
     Yield,
-    /// Descriptor, then one i32 start per axis: the tile, zeros outside.
+    /// Descriptor, then one i32 start per axis: the tile, zeros outside. Leading axes of size 1 of the descriptor may be dropped.
     TileLoad,
-    /// Descriptor, value, starts. Elements outside are dropped.
+    /// Descriptor, value, starts. Elements outside are dropped. Leading axes as in `TileLoad`.
     TileStore,
 
     // ---- Lower level: how ----

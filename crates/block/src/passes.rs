@@ -8,6 +8,7 @@ mod fold;
 pub mod layout;
 mod licm;
 mod numbers;
+pub mod warpgroup;
 
 use crate::{BlockError, Kernel, Op, verify::verify};
 
@@ -18,6 +19,23 @@ pub type Pass = (&'static str, fn(&mut Kernel));
 pub const PASSES: &[Pass] =
     &[("fold", fold::run), ("cse", cse::run), ("licm", licm::run), ("dce", dce::run), ("layout", assign_layouts)];
 
+/// A pass that some programs do not fit.
+pub type Step = (&'static str, fn(&Kernel) -> Result<Kernel, warpgroup::Refusal>);
+
+/// The passes toward warpgroups, in their order; `warpgroups` is all of them.
+pub const STEPS: &[Step] = &[
+    ("tensor_maps", warpgroup::maps::run),
+    ("persistent", |k| {
+        warpgroup::persistent::run(
+            k,
+            warpgroup::Launch { cluster: 1, ..warpgroup::Launch::of(k, warpgroup::PROCESSORS) },
+        )
+    }),
+    ("clusters", |k| warpgroup::persistent::run(k, warpgroup::Launch::of(k, warpgroup::PROCESSORS))),
+    ("roles", |k| warpgroup::roles::run(k, None)),
+    ("warpgroups", warpgroup::run),
+];
+
 /// The passes that every program goes through.
 pub const CANONICAL: &[&str] = &["fold", "cse", "licm", "dce"];
 
@@ -25,15 +43,23 @@ fn assign_layouts(k: &mut Kernel) {
     *k = layout::assign(k);
 }
 
+/// Names of all passes.
+pub fn known() -> impl Iterator<Item = &'static str> {
+    PASSES.iter().map(|p| p.0).chain(STEPS.iter().map(|p| p.0))
+}
+
 /// Runs passes by name, in the order given, on a verified kernel; values are numbered anew at the end.
 pub fn run(names: &[&str], kernel: &mut Kernel) -> Result<(), BlockError> {
     for name in names {
-        let Some((_, pass)) = PASSES.iter().find(|p| p.0 == *name) else {
-            let known: Vec<&str> = PASSES.iter().map(|p| p.0).collect();
-            let what = format!("there is no pass `{name}`; known: {}", known.join(", "));
-            return Err(BlockError::Kernel { kernel: kernel.name.clone(), what });
-        };
-        pass(kernel);
+        let title = kernel.name.clone();
+        let wrong = |what: String| BlockError::Kernel { kernel: title, what };
+        if let Some((_, pass)) = PASSES.iter().find(|p| p.0 == *name) {
+            pass(kernel);
+        } else if let Some((_, step)) = STEPS.iter().find(|p| p.0 == *name) {
+            *kernel = step(kernel).map_err(|why| wrong(format!("pass `{name}` does not apply: {why}")))?;
+        } else {
+            return Err(wrong(format!("there is no pass `{name}`; known: {}", known().collect::<Vec<_>>().join(", "))));
+        }
         if cfg!(debug_assertions) {
             verify(kernel).map_err(|e| BlockError::Kernel {
                 kernel: kernel.name.clone(),

@@ -64,6 +64,18 @@ pub enum Swizzle {
     B128,
 }
 
+impl Swizzle {
+    /// The widest that rows of so many elements fill.
+    pub fn widest(elem: Elem, columns: usize) -> Swizzle {
+        match columns * elem.bytes() {
+            128.. => Swizzle::B128,
+            64.. => Swizzle::B64,
+            32.. => Swizzle::B32,
+            _ => Swizzle::None,
+        }
+    }
+}
+
 /// Type of a block value. Block dimensions are powers of two; an empty shape is a scalar.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

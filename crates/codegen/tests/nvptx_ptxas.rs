@@ -192,6 +192,22 @@ fn warpgroups() {
     assert_eq!(count(&ptx, "setmaxnreg"), 2);
 }
 
+/// A plain product of pointer loads, through the passes: the same instructions.
+#[test]
+fn warpgroups_by_passes() {
+    let kernel = kiln_block::text::parse(include_str!("../../../benches/ladder/pointers.block")).unwrap();
+    for names in [&["tensor_maps", "roles"][..], &["warpgroups"]] {
+        let mut k = kernel.clone();
+        kiln_block::passes::run(names, &mut k).unwrap();
+        kiln_block::passes::canonicalise(&mut k).unwrap();
+        let ptx = compile(&k, Arch::Sm90a).unwrap();
+        assemble(&ptx, Arch::Sm90a);
+        assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16"), 8);
+        assert_eq!(count(&ptx, "stmatrix.sync.aligned.m8n8.x4"), 16);
+        assert_eq!(count(&ptx, "setmaxnreg"), 2);
+    }
+}
+
 /// Products in f32 from shared tiles: no spills, no warnings, 16-byte reads, a loop over eight of K for 8 by 16 sums a thread.
 #[test]
 fn multiply_adds() {

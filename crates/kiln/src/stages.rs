@@ -86,9 +86,11 @@ pub fn print_file(
             let done = |r: Result<String, kiln_codegen::CodegenError>| r.map_err(|e| wrong(e.to_string()));
             let alone = std::slice::from_ref(&block);
             match (stage, options.target.arch()) {
-                (Stage::Ptx, Some(arch)) => done(kiln_codegen::nvptx::compile(&block, arch).map(|p| p.text)),
+                (Stage::Ptx, Some(arch)) => {
+                    done(kiln_codegen::nvptx::compile(&suited(&block, arch), arch).map(|p| p.text))
+                }
                 (Stage::Ptx, None) => Err(Error::usage("the target cpu has no PTX", "add --target sm_90a")),
-                (Stage::Llvm, Some(arch)) => done(kiln_codegen::nvptx::llvm_text(&block, arch)),
+                (Stage::Llvm, Some(arch)) => done(kiln_codegen::nvptx::llvm_text(&suited(&block, arch), arch)),
                 (Stage::Llvm, None) => done(kiln_codegen::host::llvm_text(alone)),
                 (Stage::Asm, _) => done(kiln_codegen::host::assembly(alone)),
                 _ => Ok(kiln_block::text::print(&block)),
@@ -117,16 +119,25 @@ pub fn print_file(
     }
 }
 
-/// Runs passes, by name and in order, on a block program; without names, all of them.
+/// A program as it is best for the GPU: products by warpgroups where that is possible.
+fn suited(block: &kiln_block::Kernel, arch: kiln_codegen::nvptx::Arch) -> kiln_block::Kernel {
+    match arch {
+        kiln_codegen::nvptx::Arch::Sm90a => kiln_block::passes::warpgroup::run(block).unwrap_or_else(|_| block.clone()),
+        kiln_codegen::nvptx::Arch::Sm80 => block.clone(),
+    }
+}
+
+/// Runs passes, by name and in order, on a block program; without names, all those that every program takes.
 pub fn optimise(path: &Path, passes: &[String]) -> Result<String, Error> {
     let names: Vec<&str> = passes.iter().map(String::as_str).collect();
-    let known: Vec<&str> = kiln_block::passes::PASSES.iter().map(|p| p.0).collect();
+    let known: Vec<&str> = kiln_block::passes::known().collect();
     if let Some(unknown) = names.iter().find(|n| !known.contains(n)) {
         return Err(Error::usage(
             format!("there is no pass `{unknown}`"),
             format!("the passes are {}", known.join(", ")),
         ));
     }
+    let every: Vec<&str> = kiln_block::passes::PASSES.iter().map(|p| p.0).collect();
     if FileKind::of(path)? != FileKind::BlockText {
         return Err(Error::usage(
             format!("{} is not a block program", path.display()),
@@ -137,7 +148,7 @@ pub fn optimise(path: &Path, passes: &[String]) -> Result<String, Error> {
     let wrong = |e: String| Error::failed(format!("{}: {e}", path.display()), "mend the line it names");
     let mut kernel = kiln_block::text::parse(&text).map_err(|e| wrong(e.to_string()))?;
     kiln_block::verify::verify(&kernel).map_err(|e| wrong(e.to_string()))?;
-    kiln_block::passes::run(if names.is_empty() { &known } else { &names }, &mut kernel)
+    kiln_block::passes::run(if names.is_empty() { &every } else { &names }, &mut kernel)
         .map_err(|e| wrong(e.to_string()))?;
     Ok(kiln_block::text::print(&kernel))
 }

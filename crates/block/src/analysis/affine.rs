@@ -272,6 +272,9 @@ impl Analysis {
         if ty.is_scalar() && ty.elem().is_some_and(Elem::is_int) && matches!(ty, Type::Block { .. }) {
             let d = self.opaque_divisor(data);
             self.divisors.insert(v, d);
+            if let Some(range) = self.opaque_range(data) {
+                self.ranges.insert(v, range);
+            }
         } else if let Some(axes) = self.derive_axes(k, data, v) {
             self.axes.insert(v, axes);
         }
@@ -393,6 +396,19 @@ impl Analysis {
             _ => 1,
         }
     }
+    /// Range of a scalar without a form of its own, from those of its operands.
+    fn opaque_range(&self, data: &InstData) -> Option<(i64, i64)> {
+        let Op::Binary(op) = data.op else { return None };
+        let arg = |n: usize| self.range(self.forms.get(&data.args[n])?, &[]);
+        let ((al, ah), (bl, bh)) = (arg(0)?, arg(1)?);
+        match op {
+            BinaryOp::Div if al >= 0 && bl > 0 => Some((al / bh, ah / bl)),
+            BinaryOp::Rem if al >= 0 && bl > 0 => Some((0, ah.min(bh - 1))),
+            BinaryOp::Min => Some((al.min(bl), ah.min(bh))),
+            BinaryOp::Max => Some((al.max(bl), ah.max(bh))),
+            _ => None,
+        }
+    }
     fn for_loop(&mut self, k: &Kernel, i: Inst, data: &InstData) {
         let (Some(region), [lo, hi, step, init @ ..]) = (data.regions.first(), &data.args[..]) else { return };
         for (n, v) in region.params.iter().enumerate() {
@@ -404,7 +420,10 @@ impl Analysis {
         let number = |f: &Option<Affine>| f.as_ref().and_then(Affine::as_constant);
         let extreme = |f: &Option<Affine>| f.as_ref().and_then(|f| self.range(f, &[]));
         if let (Some((l, _)), Some((_, h))) = (extreme(&flo), extreme(&fhi)) {
-            self.ranges.insert(*index, (l, (h - 1).max(l)));
+            let last = (h - 1).max(l);
+            // Steps from a constant on do not reach every number.
+            let step = number(&flo).and(number(&fstep)).filter(|s| *s > 0).unwrap_or(1);
+            self.ranges.insert(*index, (l, l + (last - l) / step * step));
         }
         self.divisors.insert(*index, self.divisor(*lo).min(self.divisor(*step)));
         self.forms.insert(*index, Affine::scalar(*index));

@@ -198,12 +198,12 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
             arity(1, 6, 1)?;
             let tile = descriptor(ty(0))?;
             starts(k, &data.args[1..], tile.shape().len())?;
-            same("the result", out(), &tile)
+            same("the result", out(), &short(&tile, out()))
         }
         Op::TileStore => {
             arity(2, 7, 0)?;
             let tile = descriptor(ty(0))?;
-            same("the value", ty(1), &tile)?;
+            same("the value", ty(1), &short(&tile, ty(1)))?;
             ensure(!facts.roots.contains_key(&data.args[0]), || "the descriptor's parameter is readonly".into())?;
             starts(k, &data.args[2..], tile.shape().len())
         }
@@ -217,6 +217,11 @@ pub fn descriptor(ty: &Type) -> Result<Type, String> {
         Type::Desc { elem, shape, .. } => Ok(Type::block(*elem, shape.clone())),
         _ => Err(format!("the operand is {ty}; a descriptor is needed")),
     }
+}
+/// A descriptor's tile with as many axes as the block has: leading ones of size 1 are dropped.
+fn short(tile: &Type, block: &Type) -> Type {
+    let (lead, rest) = tile.shape().split_at(tile.shape().len().saturating_sub(block.shape().len()));
+    if lead.iter().all(|n| *n == 1) { tile.with_shape(rest) } else { tile.clone() }
 }
 pub fn starts(k: &Kernel, args: &[Value], rank: usize) -> Rule {
     count("starts of the tile", args.len(), rank, rank)?;

@@ -1,0 +1,213 @@
+"""From one element a thread to clusters: what each idea buys in a matrix product of 4096 (and 8192) cubed, bf16.
+
+    python3 benches/ladder.py build DIR             # here: block programs to PTX
+    python3 benches/ladder.py run DIR FIGURES.json  # on a CUDA machine: checked against PyTorch, timed in turns with cuBLAS
+    python3 benches/ladder.py report FIGURES.json   # writes benches/results/ladder.md and ladder.svg
+
+Every step is a block program of benches/ladder/ and the passes it goes through; from the wgmma step on the programs say only
+`for k { load; load; dot }`.
+"""
+
+import ctypes
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+# (what is added, program, passes)
+STEPS = [
+    ("one element a thread", "one_element", ""),
+    ("tiles in registers", "registers", ""),
+    ("tiles in shared memory", "shared", ""),
+    ("tensor cores (mma)", "tensor_cores", ""),
+    ("tensor maps and wgmma", "wgmma", ""),
+    ("roles and a ring of stages", "descriptors", "roles"),
+    ("blocks that stay", "descriptors", "persistent,roles"),
+    ("clusters of two", "descriptors", "clusters,roles"),
+    ("the same from pointer loads", "pointers", "warpgroups"),
+    ("8192: clusters of two", "descriptors_8192", "clusters,roles"),
+    ("8192: from pointer loads", "pointers_8192", "warpgroups"),
+]
+
+
+def named(program, passes):
+    return "-".join([program] + [p for p in passes.split(",") if p])
+
+
+def size(program):
+    return 8192 if program.endswith("8192") else 4096
+
+
+def build(folder):
+    jobs = [f"benches/ladder/{program}.block" + (f":{passes}" if passes else "") for _, program, passes in STEPS]
+    command = ["cargo", "run", "--release", "-p", "kiln-codegen", "--example", "block_ptx", "--", folder]
+    subprocess.run(command + jobs, check=True)
+
+
+class Program:
+    """A kernel loaded through the driver, launched on a stream of PyTorch."""
+
+    def __init__(self, folder, name, buffers):
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        with open(os.path.join(folder, f"{name}.json")) as f:
+            self.launch = json.load(f)
+        with open(os.path.join(folder, f"{name}.ptx"), "rb") as f:
+            text = f.read() + b"\0"
+        self.module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.check(self.cuda.cuModuleLoadData(ctypes.byref(self.module), text))
+        self.check(self.cuda.cuModuleGetFunction(ctypes.byref(self.function), self.module, self.launch["name"].encode()))
+        # 8: the most dynamic shared memory.
+        self.check(self.cuda.cuFuncSetAttribute(self.function, 8, self.launch["shared"]))
+        self.values = [self.argument(a, b) for a, b in zip(self.launch["args"], buffers)]
+        self.args = (ctypes.c_void_p * len(self.values))(*[ctypes.addressof(v) for v in self.values])
+
+    def check(self, code):
+        if code:
+            text = ctypes.c_char_p()
+            self.cuda.cuGetErrorString(code, ctypes.byref(text))
+            raise RuntimeError(f"{self.launch['name']}: {code} {text.value}")
+
+    def argument(self, argument, buffer):
+        if argument == "address":
+            return ctypes.c_uint64(buffer.data_ptr())
+        m = argument["map"]
+        array = m["array"]
+        rank = len(array["sizes"])
+        width = {"bf16": 2, "f16": 2, "f32": 4}[m["elem"]]
+        kind = {"bf16": 9, "f16": 6, "f32": 7}[m["elem"]]
+        swizzle = {0: 0, 32: 1, 64: 2, 128: 3}[m["swizzle"]]
+        raw = (ctypes.c_uint8 * 192)()
+        start = (ctypes.addressof(raw) + 63) // 64 * 64
+        sizes = (ctypes.c_uint64 * rank)(*array["sizes"][::-1])
+        strides = (ctypes.c_uint64 * rank)(*[s * width for s in array["strides"][-2::-1]])
+        box = (ctypes.c_uint32 * rank)(*m["tile"][::-1])
+        ones = (ctypes.c_uint32 * rank)(*[1] * rank)
+        base = ctypes.c_void_p(buffer.data_ptr() + array["offset"] * width)
+        encode = self.cuda.cuTensorMapEncodeTiled
+        # No interleaving, promotion to 256 bytes of the second-level cache, zeros outside.
+        self.check(encode(ctypes.c_void_p(start), kind, rank, base, sizes, strides, box, ones, 0, swizzle, 3, 0))
+        value = (ctypes.c_uint8 * 128).from_address(start)
+        value.keep = raw
+        return value
+
+    def __call__(self):
+        import torch
+
+        grid, threads = self.launch["grid"], self.launch["threads"]
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        self.check(self.cuda.cuLaunchKernel(self.function, *grid, threads, 1, 1, self.launch["shared"], stream, self.args, None))
+
+
+def milliseconds(work, calls):
+    """A CUDA graph of so many calls, the median of its replays."""
+    import torch
+
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            work()
+    times = []
+    for _ in range(7):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        graph.replay()
+        b.record()
+        b.synchronize()
+        times.append(a.elapsed_time(b) / calls)
+    return statistics.median(times[1:])
+
+
+def run(folder, out):
+    import torch
+
+    torch.manual_seed(1)
+    figures = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": str(datetime.date.today()), "rows": []}
+    for n in (4096, 8192):
+        a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        want = a.double() @ b.double()
+        eager = torch.mm(a, b)
+        off = lambda c: ((c.double() - want).norm() / want.norm()).item()
+        own = off(eager)
+        steps = []
+        for title, program, passes in STEPS:
+            if size(program) != n:
+                continue
+            c = torch.full((n, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+            p = Program(folder, named(program, passes), [a, b, c])
+            p()
+            torch.cuda.synchronize()
+            error = off(c)
+            again = c.clone()
+            p()
+            torch.cuda.synchronize()
+            assert error < 1.1 * own, f"{title}: error {error}, eager's {own}"
+            assert torch.equal(c, again), f"{title}: two runs differ"
+            first = milliseconds(p, 1)
+            steps.append([title, program, passes, p, max(1, int(8 / first)) if first < 8 else 1, error, [], []])
+        result = torch.empty_like(a)
+        for _ in range(5):
+            for step in steps:
+                step[6].append(milliseconds(step[3], step[4]))
+                step[7].append(milliseconds(lambda: torch.mm(a, b, out=result), 20 if n == 4096 else 6))
+        for title, program, passes, p, _, error, ours, theirs in steps:
+            ms, peer = statistics.median(ours), statistics.median(theirs)
+            row = {"step": title, "program": program, "passes": passes, "n": n, "ms": ms, "cublas_ms": peer, "error": error, "eager_error": own}
+            figures["rows"].append(row)
+            print(f"{title:32} {ms:9.3f} ms {2 * n**3 / ms / 1e9:7.1f} TFLOP/s  cuBLAS {peer:7.3f}  ratio {peer / ms:.3f}  error {error:.2e} ({own:.2e})", flush=True)
+        del want
+        torch.cuda.empty_cache()
+    with open(out, "w") as f:
+        json.dump(figures, f, indent=1)
+
+
+def chart(rows):
+    """Bars of TFLOP/s, one a step, with cuBLAS as a line through those of its size."""
+    left, top, bar, gap, wide = 230, 34, 20, 8, 520
+    rate = lambda r, key: 2 * r["n"] ** 3 / r[key] / 1e9
+    most = max(max(rate(r, "ms"), rate(r, "cublas_ms")) for r in rows) * 1.05
+    x = lambda v: left + wide * v / most
+    height = top + len(rows) * (bar + gap) + 26
+    text = 'font-family="sans-serif" font-size="12"'
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 90}" height="{height}">', '<rect width="100%" height="100%" fill="white"/>']
+    out.append(f'<text x="{left}" y="18" {text}>TFLOP/s of a bf16 product, n = 4096 and 8192; the line is cuBLAS in the same run</text>')
+    for i, r in enumerate(rows):
+        y = top + i * (bar + gap)
+        value, peer = rate(r, "ms"), rate(r, "cublas_ms")
+        out.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end" {text}>{r["step"]}</text>')
+        out.append(f'<rect x="{left}" y="{y}" width="{x(value) - left:.1f}" height="{bar}" fill="#3b75af"/>')
+        out.append(f'<line x1="{x(peer):.1f}" y1="{y - gap / 2}" x2="{x(peer):.1f}" y2="{y + bar + gap / 2}" stroke="#c03a2b" stroke-width="2"/>')
+        out.append(f'<text x="{max(x(value), x(peer) if value > 0.8 * peer else 0) + 6:.1f}" y="{y + 14}" {text}>{value:.0f}</text>' if value >= 10 else f'<text x="{x(value) + 6:.1f}" y="{y + 14}" {text}>{value:.1f}</text>')
+    return "\n".join(out + ["</svg>"]) + "\n"
+
+
+def report(path):
+    with open(path) as f:
+        figures = json.load(f)
+    rows = figures["rows"]
+    with open("benches/results/ladder.svg", "w") as f:
+        f.write(chart(rows))
+    lines = [
+        "# The ladder of a matrix product on an H200",
+        "",
+        f"{figures['device']}; torch {figures['torch']}; {figures['date']}. `benches/ladder.py`: programs of `benches/ladder/` in bf16 with sums in f32, launches in CUDA",
+        "graphs, medians of five rounds in turns with cuBLAS (`torch.mm`), random normal data. Every result is within 1.1 times the error",
+        "of cuBLAS's against float64, and two runs give equal bytes.",
+        "",
+        "![The ladder](ladder.svg)",
+        "",
+        "| step | program | passes | ms | TFLOP/s | cuBLAS ms | cuBLAS / step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        cells = [r["step"], r["program"], r["passes"], f"{r['ms']:.3f}", f"{2 * r['n'] ** 3 / r['ms'] / 1e9:.1f}", f"{r['cublas_ms']:.3f}", f"{r['cublas_ms'] / r['ms']:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    with open("benches/results/ladder.md", "w") as f:
+        f.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    {"build": build, "run": run, "report": report}[sys.argv[1]](*sys.argv[2:])

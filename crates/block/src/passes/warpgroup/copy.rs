@@ -1,0 +1,79 @@
+//! Instructions of one kernel again in another, with their operands renamed.
+use super::form::is_scalar;
+use crate::{Builder, Inst, InstData, Kernel, Op, Value};
+use std::collections::HashMap;
+
+/// Names of old values in the new program, by scope.
+#[derive(Clone)]
+pub struct Copier<'k> {
+    pub k: &'k Kernel,
+    definitions: HashMap<Value, Inst>,
+    scopes: Vec<HashMap<Value, Value>>,
+    /// What was asked for and is not there.
+    pub missing: Option<Value>,
+}
+
+impl<'k> Copier<'k> {
+    pub fn new(k: &'k Kernel) -> Copier<'k> {
+        let mut definitions = HashMap::new();
+        k.walk(&mut |i, data| {
+            // What loops and branches give is not made again.
+            if data.regions.is_empty() {
+                data.results.iter().for_each(|v| _ = definitions.insert(*v, i));
+            }
+        });
+        Copier { k, definitions, scopes: vec![HashMap::new()], missing: None }
+    }
+    pub fn definition(&self, v: Value) -> Option<&'k InstData> {
+        self.definitions.get(&v).map(|i| self.k.inst(*i))
+    }
+    pub fn get(&self, v: Value) -> Option<Value> {
+        self.scopes.iter().rev().find_map(|s| s.get(&v)).copied()
+    }
+    pub fn set(&mut self, old: Value, new: Value) {
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.insert(old, new);
+        }
+    }
+    pub fn enter(&mut self) {
+        self.scopes.push(HashMap::new());
+    }
+    pub fn leave(&mut self) {
+        self.scopes.pop();
+    }
+    /// The new names; a value without one stays as it is, and is remembered.
+    pub fn all(&mut self, old: &[Value]) -> Vec<Value> {
+        let mut one = |v: &Value| {
+            self.get(*v).unwrap_or_else(|| {
+                self.missing.get_or_insert(*v);
+                *v
+            })
+        };
+        old.iter().map(&mut one).collect()
+    }
+    /// Copies what is pure and scalar, as far as it follows from what is there.
+    pub fn scalars(&mut self, b: &mut Builder, insts: &[Inst]) {
+        insts.iter().for_each(|i| self.scalar(b, *i));
+    }
+    pub fn scalar(&mut self, b: &mut Builder, i: Inst) {
+        let data = self.k.inst(i);
+        let args: Option<Vec<Value>> = data.args.iter().map(|v| self.get(*v)).collect();
+        let Some(args) = args.filter(|_| is_scalar(self.k, data)) else { return };
+        let types: Vec<_> = data.results.iter().map(|v| self.k.ty(*v).clone()).collect();
+        let made = b.inst(data.op.clone(), &args, &types, vec![]);
+        data.results.iter().zip(made).for_each(|(old, new)| self.set(*old, new));
+    }
+    /// Whether a pointer starts from a parameter that is only read.
+    pub fn is_readonly(&self, mut pointer: Value) -> bool {
+        while let Some(data) = self.definition(pointer) {
+            match (&data.op, data.args.first()) {
+                (
+                    Op::PtrAdd | Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Permute(_),
+                    Some(from),
+                ) => pointer = *from,
+                _ => return false,
+            }
+        }
+        self.k.params.iter().any(|p| p.value == pointer && p.readonly)
+    }
+}

@@ -1,0 +1,249 @@
+//! What the roles are made from: a loop over K of tile loads and products, what is done with the sums, and perhaps a loop over
+//! tiles around both.
+use super::Refusal;
+use crate::passes::is_pure;
+use crate::{Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Type, Value, analysis};
+use std::collections::{HashMap, HashSet};
+
+/// What multiplies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Engine {
+    /// bf16 and f16 by `wgmma`.
+    TensorCores,
+    /// f32 by multiply-adds from shared tiles.
+    MultiplyAdds,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    Left,
+    Right,
+}
+
+/// A tile of an operand, loaded once a trip.
+pub struct Load {
+    pub inst: Inst,
+    pub desc: Value,
+    pub side: Side,
+    pub elem: Elem,
+    /// As it lies in memory.
+    pub shape: [usize; 2],
+    /// The product takes it with its axes swapped.
+    pub swapped: bool,
+}
+
+/// A product of two of the loads, added to a carried value.
+pub struct Dot {
+    pub left: usize,
+    pub right: usize,
+    /// Number among the carried values.
+    pub carried: usize,
+}
+
+pub struct Form {
+    pub engine: Engine,
+    /// The loop over tiles.
+    pub tiles: Option<Inst>,
+    /// What is done for a tile: the kernel's own list, or the region of the loop over tiles.
+    pub tile: Region,
+    /// The loop over K, and its position in `tile`.
+    pub depth: Inst,
+    pub at: usize,
+    pub trips: usize,
+    pub loads: Vec<Load>,
+    pub dots: Vec<Dot>,
+    /// Carried scalars that starts of tiles may follow.
+    pub kept: Vec<usize>,
+    /// Sums of each product.
+    pub m: usize,
+    pub n: usize,
+}
+
+fn refuse<T>(what: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal(what.into()))
+}
+
+/// Pure, and gives scalars.
+pub fn is_scalar(k: &Kernel, data: &InstData) -> bool {
+    is_pure(&data.op) && data.results.iter().all(|v| k.ty(*v).is_scalar())
+}
+
+/// What a block is in all its elements, if it is a constant.
+pub fn constant(k: &Kernel, v: Value) -> Option<Const> {
+    let data = k.insts.iter().find(|d| d.results[..] == [v])?;
+    match (&data.op, &data.args[..]) {
+        (Op::Const(c), _) => Some(*c),
+        (Op::Splat, [one]) => constant(k, *one),
+        _ => None,
+    }
+}
+
+/// The one loop of a list, and where it stands.
+fn only_loop(k: &Kernel, r: &Region) -> Result<(Inst, usize), Refusal> {
+    let mut nested = r.insts.iter().enumerate().filter(|(_, i)| !k.inst(**i).regions.is_empty());
+    match (nested.next(), nested.next()) {
+        (Some((at, i)), None) if k.inst(*i).op == Op::For => Ok((*i, at)),
+        _ => refuse("the product is not one loop over K; move other loops and branches out of the kernel"),
+    }
+}
+
+pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
+    let (outer, at) = only_loop(k, &k.body)?;
+    let region = &k.inst(outer).regions[0];
+    let products = |r: &Region| r.insts.iter().any(|i| matches!(k.inst(*i).op, Op::Dot { .. }));
+    let (tiles, tile, depth, at) = if products(region) {
+        (None, k.body.clone(), outer, at)
+    } else {
+        let (inner, at) = only_loop(k, region)?;
+        (Some(outer), region.clone(), inner, at)
+    };
+    if tiles.is_some_and(|t| !k.inst(t).results.is_empty()) {
+        return refuse("the loop over tiles carries values; make tiles independent of each other");
+    }
+    let trips = trips(k, depth)?;
+    let mut form = Form {
+        engine: Engine::TensorCores,
+        tiles,
+        tile,
+        depth,
+        at,
+        trips,
+        loads: vec![],
+        dots: vec![],
+        kept: vec![],
+        m: 0,
+        n: 0,
+    };
+    form.read_loop(k)?;
+    form.check_carried(k)?;
+    Ok(form)
+}
+
+/// Trips of a loop with constant bounds, at least one.
+fn trips(k: &Kernel, i: Inst) -> Result<usize, Refusal> {
+    let facts = analysis::analyse(k);
+    let number = |v: &Value| facts.affine(*v).and_then(analysis::Affine::as_constant);
+    match k.inst(i).args[..3].iter().map(number).collect::<Vec<_>>()[..] {
+        [Some(lo), Some(hi), Some(step)] if lo < hi && step > 0 => {
+            Ok((hi - lo) as usize / step as usize + usize::from((hi - lo) % step > 0))
+        }
+        _ => refuse("the bounds of the loop over K are not constants with at least one trip between them"),
+    }
+}
+
+impl Form {
+    fn read_loop(&mut self, k: &Kernel) -> Result<(), Refusal> {
+        let data = k.inst(self.depth);
+        // Tiles of operands by value: the load, and whether its axes are swapped.
+        let mut tiles: HashMap<Value, (Inst, bool)> = HashMap::new();
+        for &i in &data.regions[0].insts {
+            let inst = k.inst(i);
+            match &inst.op {
+                Op::TileLoad => _ = tiles.insert(inst.results[0], (i, false)),
+                Op::Permute(perm) if perm[..] == [1, 0] && tiles.contains_key(&inst.args[0]) => {
+                    let (load, swapped) = tiles[&inst.args[0]];
+                    tiles.insert(inst.results[0], (load, !swapped));
+                }
+                Op::Dot { precision } => self.product(k, inst, *precision, &tiles)?,
+                Op::Yield => {}
+                op if is_pure(op) => {}
+                op => {
+                    let name = crate::text::print_inst(k, i);
+                    let more =
+                        if *op == Op::Load { "; give the tile's array rows of multiples of 16 bytes" } else { "" };
+                    return refuse(format!("`{name}` stands in the loop over K beside tile loads and products{more}"));
+                }
+            }
+        }
+        Ok(())
+    }
+    fn product(
+        &mut self,
+        k: &Kernel,
+        dot: &InstData,
+        precision: DotPrecision,
+        tiles: &HashMap<Value, (Inst, bool)>,
+    ) -> Result<(), Refusal> {
+        let [a, b, sum] = dot.args[..] else { return refuse("a product without operands") };
+        let engine = match (k.ty(a).elem(), precision) {
+            (Some(Elem::Bf16 | Elem::F16), _) => Engine::TensorCores,
+            (Some(Elem::F32), DotPrecision::Exact) => Engine::MultiplyAdds,
+            _ => {
+                return refuse(format!("there is no product of {} by warpgroups; use bf16, f16 or exact f32", k.ty(a)));
+            }
+        };
+        let [m, n] = k.ty(sum).shape() else { return refuse("a product of other than two axes") };
+        if !self.dots.is_empty() && (self.engine, self.m, self.n) != (engine, *m, *n) {
+            return refuse("the products are of different types or sizes; make them alike");
+        }
+        (self.engine, self.m, self.n) = (engine, *m, *n);
+        let params = &k.inst(self.depth).regions[0].params;
+        let Some(carried) = params.iter().skip(1).position(|p| *p == sum) else {
+            return refuse("a product is not added to a carried value");
+        };
+        let left = self.load(k, a, Side::Left, tiles)?;
+        let right = self.load(k, b, Side::Right, tiles)?;
+        self.dots.push(Dot { left, right, carried });
+        Ok(())
+    }
+    /// Number of the load that gives an operand.
+    fn load(
+        &mut self,
+        k: &Kernel,
+        v: Value,
+        side: Side,
+        tiles: &HashMap<Value, (Inst, bool)>,
+    ) -> Result<usize, Refusal> {
+        let Some(&(inst, swapped)) = tiles.get(&v) else {
+            return refuse(format!("an operand ({v}) is not a tile as it was loaded"));
+        };
+        if let Some(n) = self.loads.iter().position(|l| l.inst == inst) {
+            let known = &self.loads[n];
+            return match known.side == side && known.swapped == swapped {
+                true => Ok(n),
+                false => refuse("one tile is used on both sides or both ways round; load it twice"),
+            };
+        }
+        let desc = k.inst(inst).args[0];
+        let Type::Block { elem, shape } = k.ty(k.inst(inst).results[0]) else { return refuse("a tile of no block") };
+        let &[rows, columns] = &shape[..] else { return refuse("an operand's tile has other than two axes") };
+        self.loads.push(Load { inst, desc, side, elem: *elem, shape: [rows, columns], swapped });
+        Ok(self.loads.len() - 1)
+    }
+    /// Every sum goes on from its product alone; what else is carried are scalars for the starts of tiles.
+    fn check_carried(&mut self, k: &Kernel) -> Result<(), Refusal> {
+        if self.dots.is_empty() {
+            return refuse("the loop has no product");
+        }
+        let data = k.inst(self.depth);
+        let region = &data.regions[0];
+        let Some(last) = region.insts.last().map(|i| k.inst(*i)) else { return refuse("the loop is empty") };
+        let mut used: HashSet<Value> = HashSet::new();
+        k.walk(&mut |_, d| used.extend(&d.args));
+        let results: Vec<Value> = region
+            .insts
+            .iter()
+            .map(|i| k.inst(*i))
+            .filter(|d| matches!(d.op, Op::Dot { .. }))
+            .map(|d| d.results[0])
+            .collect();
+        for (dot, result) in self.dots.iter().zip(&results) {
+            if constant(k, data.args[3 + dot.carried]).is_none() {
+                return refuse("the sums start from something else than a constant; add it after the loop");
+            }
+            if last.args.get(dot.carried) != Some(result) {
+                return refuse("a sum is changed between two products; do that after the loop");
+            }
+        }
+        for n in 0..data.results.len() {
+            if self.dots.iter().any(|d| d.carried == n) {
+                continue;
+            }
+            if !k.ty(data.results[n]).is_scalar() || used.contains(&data.results[n]) {
+                return refuse("the loop over K carries something else than sums and offsets");
+            }
+            self.kept.push(n);
+        }
+        Ok(())
+    }
+}

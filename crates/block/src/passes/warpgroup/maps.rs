@@ -1,0 +1,218 @@
+//! Pointers that walk strided arrays become descriptors: operands of products, and what is stored of their results.
+//!
+//! The form of a pointer block says the array: a contiguous axis, rows a pitch apart, and where the tile starts on both. What
+//! no mask bounds ends where the program's own positions end. A parameter must have this one use; it becomes the
+//! descriptor, so arguments stay in their order. What is of no such form stays a pointer.
+use super::Refusal;
+use crate::analysis::{Affine, Analysis, analyse};
+use crate::passes::dce;
+use crate::{Array, BinaryOp as B, CmpOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Swizzle, Type, Value};
+use std::collections::{HashMap, HashSet};
+
+/// A tile of a strided array.
+struct Tile {
+    param: Value,
+    array: Array,
+    /// Of the array: outer, inner.
+    shape: [usize; 2],
+    /// The block's first axis is the contiguous one.
+    swapped: bool,
+    /// Start along the outer and the inner axis, as forms over scalars.
+    starts: [Affine; 2],
+}
+
+/// The same program, with descriptors where the forms allow.
+pub fn run(kernel: &Kernel) -> Result<Kernel, Refusal> {
+    let mut k = kernel.clone();
+    let facts = analyse(&k);
+    let uses = uses(&k, &facts);
+    let mut tiles: HashMap<Inst, Tile> = HashMap::new();
+    for i in accesses(&k) {
+        if let Some(tile) = tile(&k, &facts, &uses, i) {
+            tiles.insert(i, tile);
+        }
+    }
+    for t in tiles.values() {
+        let Some(p) = k.params.iter_mut().find(|p| p.value == t.param) else { continue };
+        p.array = Some(t.array.clone());
+        let Some(elem) = k.values[t.param.0 as usize].ty.elem() else { continue };
+        let swizzle = Swizzle::widest(elem, t.shape[1]);
+        k.values[t.param.0 as usize].ty = Type::Desc { elem, shape: t.shape.to_vec(), swizzle };
+    }
+    let mut body = std::mem::take(&mut k.body);
+    rewrite(&mut k, &tiles, &mut body);
+    k.body = body;
+    dce::run(&mut k);
+    Ok(k)
+}
+
+/// Loads that products take as they are, and stores of blocks of a product's size.
+fn accesses(k: &Kernel) -> Vec<Inst> {
+    let (mut operands, mut sizes) = (HashSet::new(), HashSet::new());
+    k.walk(&mut |_, d| {
+        if matches!(d.op, Op::Dot { .. }) {
+            operands.extend([d.args[0], d.args[1]]);
+            sizes.insert(k.ty(d.results[0]).shape().to_vec());
+        }
+    });
+    k.walk(&mut |_, d| {
+        if matches!(d.op, Op::Permute(_)) && operands.contains(&d.results[0]) {
+            operands.insert(d.args[0]);
+        }
+    });
+    let mut all = vec![];
+    k.walk(&mut |i, d| match d.op {
+        Op::Load if operands.contains(&d.results[0]) => all.push(i),
+        Op::Store if sizes.contains(k.ty(d.args[0]).shape()) => all.push(i),
+        _ => {}
+    });
+    all
+}
+
+/// How many accesses go through each parameter; pointers whose start is unknown may be of any.
+fn uses(k: &Kernel, facts: &Analysis) -> HashMap<Value, usize> {
+    let mut all: HashMap<Value, usize> = HashMap::new();
+    let mut unknown = 0;
+    k.walk(&mut |_, d| {
+        if matches!(d.op, Op::Load | Op::Store) {
+            match facts.affine(d.args[0]).and_then(|f| f.root) {
+                Some(root) => *all.entry(root).or_default() += 1,
+                None => unknown += 1,
+            }
+        }
+    });
+    all.values_mut().for_each(|n| *n += unknown);
+    all
+}
+
+fn tile(k: &Kernel, facts: &Analysis, uses: &HashMap<Value, usize>, i: Inst) -> Option<Tile> {
+    let data = k.inst(i);
+    let ptr = data.args[0];
+    let (mask, other) = match data.op {
+        Op::Load => (data.args.get(1), data.args.get(2)),
+        _ => (data.args.get(2), None),
+    };
+    let form = facts.affine(ptr)?;
+    let param = form.root.filter(|r| uses.get(r) == Some(&1))?;
+    let aligned = k.params.iter().any(|p| p.value == param && p.align >= 16);
+    let elem = k.ty(ptr).elem().filter(|e| e.is_float() && e.bytes() <= 4)?;
+    let (&[_, _], &[c0, c1]) = (k.ty(ptr).shape(), &form.coeffs[..]) else { return None };
+    let (swapped, pitch) = match (c0, c1) {
+        (p, 1) if p > 1 => (false, p),
+        (1, p) if p > 1 && data.op == Op::Load => (true, p),
+        _ => return None,
+    };
+    if !aligned || other.is_some() || !(pitch as usize * elem.bytes()).is_multiple_of(16) || pitch >= 1 << 36 {
+        return None;
+    }
+    let starts = split(form, pitch)?;
+    if starts.iter().flat_map(|s| &s.scalars).any(|(v, _)| *k.ty(*v) != Type::scalar(Elem::I32)) {
+        return None;
+    }
+    let block = k.ty(ptr).shape();
+    let bounds = match mask {
+        Some(mask) => facts.bounds(*mask)?.clone(),
+        None => vec![],
+    };
+    // Positions on the block, along the outer and the inner axis.
+    let positions = [0, 1].map(|n| {
+        let mut coeffs = vec![0, 0];
+        coeffs[n ^ usize::from(swapped)] = 1;
+        Affine { coeffs, ..starts[n].clone() }
+    });
+    let mut sizes = [0i64; 2];
+    for (size, at) in sizes.iter_mut().zip(&positions) {
+        let (lo, hi) = facts.range(at, block)?;
+        *size = hi + 1;
+        if lo < 0 {
+            return None;
+        }
+    }
+    for (bound, op) in &bounds {
+        let end = |at: &Affine| bound.add_scaled(at, -1)?.as_constant().map(|c| -c);
+        let n = (0..2).find(|n| *op == CmpOp::Lt && end(&positions[*n]).is_some())?;
+        sizes[n] = sizes[n].min(end(&positions[n])?);
+    }
+    let fits = sizes.iter().all(|n| (1..1 << 31).contains(n)) && sizes[1] <= pitch;
+    let shape = if swapped { [block[1], block[0]] } else { [block[0], block[1]] };
+    let array = Array { offset: 0, sizes: sizes.map(|n| n as usize).to_vec(), strides: vec![pitch as usize, 1] };
+    fits.then_some(Tile { param, array, shape, swapped, starts })
+}
+
+/// Where rows a pitch apart and the elements of a row start. Which of the two a term counts for changes no address; the
+/// bounds of a mask must agree.
+fn split(form: &Affine, pitch: i64) -> Option<[Affine; 2]> {
+    let mut starts =
+        [Affine::constant(form.constant.div_euclid(pitch), 0), Affine::constant(form.constant.rem_euclid(pitch), 0)];
+    for &(v, c) in &form.scalars {
+        if c < 0 {
+            return None;
+        }
+        let (n, c) = if c % pitch == 0 { (0, c / pitch) } else { (1, c) };
+        starts[n].scalars.push((v, c));
+    }
+    Some(starts)
+}
+
+fn rewrite(k: &mut Kernel, tiles: &HashMap<Inst, Tile>, r: &mut Region) {
+    let old = std::mem::take(&mut r.insts);
+    for i in old {
+        let mut regions = std::mem::take(&mut k.inst_mut(i).regions);
+        regions.iter_mut().for_each(|r| rewrite(k, tiles, r));
+        k.inst_mut(i).regions = regions;
+        let Some(t) = tiles.get(&i) else {
+            r.insts.push(i);
+            continue;
+        };
+        let starts = [0, 1].map(|n| scalar(k, &mut r.insts, &t.starts[n]));
+        let data = k.inst(i).clone();
+        if data.op == Op::Store {
+            let args = [&[t.param, data.args[1]], &starts[..]].concat();
+            *k.inst_mut(i) = InstData { op: Op::TileStore, args, ..data };
+            r.insts.push(i);
+            continue;
+        }
+        let args = [&[t.param], &starts[..]].concat();
+        if !t.swapped {
+            *k.inst_mut(i) = InstData { op: Op::TileLoad, args, ..data };
+            r.insts.push(i);
+            continue;
+        }
+        let ty = k.ty(data.results[0]).with_shape(t.shape);
+        let tile = emit(k, &mut r.insts, Op::TileLoad, &args, ty);
+        *k.inst_mut(i) = InstData { op: Op::Permute(vec![1, 0]), args: vec![tile], ..data };
+        r.insts.push(i);
+    }
+}
+
+fn emit(k: &mut Kernel, out: &mut Vec<Inst>, op: Op, args: &[Value], ty: Type) -> Value {
+    let v = k.new_value(ty);
+    out.push(k.new_inst(InstData { op, args: args.to_vec(), results: vec![v], regions: vec![] }));
+    v
+}
+
+/// The value of a form over scalars.
+fn scalar(k: &mut Kernel, out: &mut Vec<Inst>, form: &Affine) -> Value {
+    let i32 = Type::scalar(Elem::I32);
+    let mut sum = None;
+    for &(v, c) in &form.scalars {
+        let term = match c {
+            1 => v,
+            c => {
+                let c = emit(k, out, Op::Const(Const::Int(c)), &[], i32.clone());
+                emit(k, out, Op::Binary(B::Mul), &[v, c], i32.clone())
+            }
+        };
+        sum = Some(match sum {
+            None => term,
+            Some(sum) => emit(k, out, Op::Binary(B::Add), &[sum, term], i32.clone()),
+        });
+    }
+    match sum {
+        Some(sum) if form.constant == 0 => sum,
+        _ => {
+            let c = emit(k, out, Op::Const(Const::Int(form.constant)), &[], i32.clone());
+            sum.map_or(c, |sum| emit(k, out, Op::Binary(B::Add), &[sum, c], i32))
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Blocks that stay for the whole launch and walk over the tiles of the result, in an order in which operands stay in the
+//! second-level cache; in a cluster two blocks have tiles one below the other.
+//!
+//! Takes a program of one tile an instance, gives one with a loop over tiles around it. Axes of the grid along which the
+//! product's left and right operands move are its rows and columns; what is left are batches.
+use super::Refusal;
+use crate::{BinaryOp as B, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, Value};
+use std::collections::HashMap;
+
+/// Rows of tiles that are walked before the next column of tiles.
+const GROUP: usize = 16;
+
+/// How many blocks stay, in clusters of how many.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Launch {
+    pub blocks: usize,
+    pub cluster: usize,
+}
+
+/// The tiles of a launch.
+struct Tiles {
+    /// The axes of the grid that are rows and columns of the product; `None`: no order is better than the grid's.
+    axes: Option<[usize; 2]>,
+    rows: usize,
+    columns: usize,
+    batch: usize,
+}
+
+impl Launch {
+    /// As many blocks as there are multiprocessors or tiles; pairs where the tile is large and the rows are even.
+    pub fn of(k: &Kernel, processors: usize) -> Launch {
+        let tiles = Tiles::of(k);
+        let all = tiles.rows * tiles.columns * tiles.batch;
+        let mut sums = 0;
+        let mut half = true;
+        k.walk(&mut |_, d| {
+            if matches!(d.op, Op::Dot { .. }) {
+                sums += k.ty(d.results[0]).count();
+                half &= k.ty(d.args[0]).elem().is_some_and(|e| e.bytes() == 2);
+            }
+        });
+        let pairs =
+            tiles.axes.is_some() && tiles.rows.is_multiple_of(2) && half && sums >= 128 * 256 && all >= processors;
+        let cluster = if pairs { 2 } else { 1 };
+        Launch { blocks: all.min(processors / cluster * cluster), cluster }
+    }
+}
+
+impl Tiles {
+    fn of(k: &Kernel) -> Tiles {
+        let axes = axes(k);
+        let [rows, columns] = axes.map_or([k.instances(), 1], |a| a.map(|a| k.grid[a]));
+        Tiles { axes, rows, columns, batch: k.instances() / (rows * columns).max(1) }
+    }
+}
+
+/// Axes of the grid that move the left and the right operand of the first product, each alone.
+fn axes(k: &Kernel) -> Option<[usize; 2]> {
+    let mut moved: HashMap<Value, u8> = HashMap::new();
+    let mut sides = None;
+    // Twice: carried values come back.
+    for _ in 0..2 {
+        k.walk(&mut |_, d| {
+            let of = |v: &Value| moved.get(v).copied().unwrap_or(0);
+            let mut all = d.args.iter().map(of).fold(0, |a, b| a | b);
+            match &d.op {
+                Op::ProgramId(axis) => all = 1 << axis,
+                Op::Dot { .. } => sides = Some([of(&d.args[0]), of(&d.args[1])]),
+                Op::For => {
+                    let region = &d.regions[0];
+                    let next = region.insts.last().map(|i| &k.inst(*i).args[..]).unwrap_or_default();
+                    let carried: Vec<u8> = d.args[3..].iter().zip(next).map(|(a, b)| of(a) | of(b)).collect();
+                    for (n, m) in carried.into_iter().enumerate() {
+                        moved.insert(region.params[1 + n], m);
+                        moved.insert(d.results[n], m);
+                    }
+                    return;
+                }
+                _ => {}
+            }
+            d.results.iter().for_each(|v| _ = moved.insert(*v, all));
+        });
+    }
+    let [left, right] = sides?;
+    let (rows, columns) = (left & !right, right & !left);
+    // Along an axis of size 1 nothing moves.
+    let still = |not: u8| (0..3).find(|a| k.grid[*a] == 1 && (left | right | not) >> a & 1 == 0);
+    let one = |moving: u8, not: u8| match moving.count_ones() {
+        0 => still(not),
+        1 => Some(moving.trailing_zeros() as usize),
+        _ => None,
+    };
+    let row = one(rows, 0)?;
+    Some([row, one(columns, 1 << row)?])
+}
+
+/// The program with the loop over tiles.
+pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
+    let tiles = Tiles::of(kernel);
+    let count = tiles.rows * tiles.columns * tiles.batch;
+    let Launch { blocks, cluster } = launch;
+    if kernel.cluster != 1 || kernel.body.insts.iter().any(|i| matches!(kernel.inst(*i).op, Op::Roles(_))) {
+        return Err(Refusal("the program has clusters or roles already".into()));
+    }
+    if count == 0 || blocks == 0 || cluster == 0 || !blocks.is_multiple_of(cluster) || count >= 1 << 30 {
+        return Err(Refusal(format!("{count} tiles for {blocks} blocks in clusters of {cluster}")));
+    }
+    if cluster > 1 && (tiles.axes.is_none() || !tiles.rows.is_multiple_of(cluster)) {
+        return Err(Refusal(format!("{} rows of tiles are not shared by clusters of {cluster}", tiles.rows)));
+    }
+    let mut k = kernel.clone();
+    let old = std::mem::take(&mut k.body.insts);
+    let mut w = Writer { k, out: vec![] };
+    let pid = w.one(Op::ProgramId(0), &[]);
+    let (first, rank) = match cluster {
+        1 => (pid, None),
+        n => {
+            let n = w.int(n);
+            (w.binary(B::Div, pid, n), Some(w.binary(B::Rem, pid, n)))
+        }
+    };
+    let (last, step) = (w.int(count / cluster), w.int(blocks / cluster));
+    let outside = std::mem::take(&mut w.out);
+    let t = w.k.new_value(Type::scalar(Elem::I32));
+    let place = w.place(&tiles, cluster, t, rank);
+    w.rename(&old, place, kernel.grid);
+    // What the old positions came from is dead now, and goes.
+    w.out.extend(old);
+    let end = w.k.new_inst(InstData { op: Op::Yield, args: vec![], results: vec![], regions: vec![] });
+    w.out.push(end);
+    let region = Region { params: vec![t], insts: std::mem::take(&mut w.out) };
+    let data = InstData { op: Op::For, args: vec![first, last, step], results: vec![], regions: vec![region] };
+    let tile_loop = w.k.new_inst(data);
+    w.k.body.insts = [outside, vec![tile_loop]].concat();
+    (w.k.grid, w.k.cluster) = ([blocks, 1, 1], cluster);
+    Ok(w.k)
+}
+
+/// Writes scalars one after the other.
+struct Writer {
+    k: Kernel,
+    out: Vec<Inst>,
+}
+
+impl Writer {
+    fn one(&mut self, op: Op, args: &[Value]) -> Value {
+        let v = self.k.new_value(Type::scalar(Elem::I32));
+        let inst = self.k.new_inst(InstData { op, args: args.to_vec(), results: vec![v], regions: vec![] });
+        self.out.push(inst);
+        v
+    }
+    fn int(&mut self, n: usize) -> Value {
+        self.one(Op::Const(Const::Int(n as i64)), &[])
+    }
+    fn binary(&mut self, op: B, a: Value, b: Value) -> Value {
+        self.one(Op::Binary(op), &[a, b])
+    }
+    /// Tile number to positions along the grid's axes: batch, then groups of rows of tiles, column by column.
+    fn place(&mut self, tiles: &Tiles, cluster: usize, t: Value, rank: Option<Value>) -> [Value; 3] {
+        let grid = self.k.grid;
+        let Some([row_axis, column_axis]) = tiles.axes else {
+            return self.split(t, &[0, 1, 2], grid, [t; 3]);
+        };
+        let (rows, columns) = (tiles.rows / cluster, tiles.columns);
+        let (mut t, mut batch) = (t, None);
+        if tiles.batch > 1 {
+            let per = self.int(rows * columns);
+            batch = Some(self.binary(B::Div, t, per));
+            t = self.binary(B::Rem, t, per);
+        }
+        let group = (GROUP / cluster).min(rows);
+        let (g, per) = (self.int(group), self.int(group * columns));
+        let (index, within) = (self.binary(B::Div, t, per), self.binary(B::Rem, t, per));
+        let start = self.binary(B::Mul, index, g);
+        let size = if rows.is_multiple_of(group) {
+            g
+        } else {
+            let all = self.int(rows);
+            let left = self.binary(B::Sub, all, start);
+            self.binary(B::Min, left, g)
+        };
+        let (column, row) = (self.binary(B::Div, within, size), self.binary(B::Rem, within, size));
+        let mut row = self.binary(B::Add, start, row);
+        if let Some(rank) = rank {
+            let c = self.int(cluster);
+            row = self.binary(B::Mul, row, c);
+            row = self.binary(B::Add, row, rank);
+        }
+        let mut place = [row; 3];
+        place[column_axis] = column;
+        let others: Vec<usize> = (0..3).filter(|a| *a != row_axis && *a != column_axis).collect();
+        let rest = match batch {
+            Some(batch) => batch,
+            None => self.int(0),
+        };
+        self.split(rest, &others, grid, place)
+    }
+    /// Positions along `axes` of their number, the first axis fastest.
+    fn split(&mut self, mut number: Value, axes: &[usize], grid: [usize; 3], mut place: [Value; 3]) -> [Value; 3] {
+        for (i, &axis) in axes.iter().enumerate() {
+            let n = self.int(grid[axis]);
+            place[axis] = match i + 1 == axes.len() {
+                true => number,
+                false => self.binary(B::Rem, number, n),
+            };
+            number = self.binary(B::Div, number, n);
+        }
+        place
+    }
+    /// Positions in the old grid become `place`, its sizes constants.
+    fn rename(&mut self, old: &[Inst], place: [Value; 3], grid: [usize; 3]) {
+        let mut to: HashMap<Value, Value> = HashMap::new();
+        let mut sizes: Vec<(Inst, usize)> = vec![];
+        let region = Region { params: vec![], insts: old.to_vec() };
+        self.k.walk_region(&region, &mut |i, d| match d.op {
+            Op::ProgramId(axis) => _ = to.insert(d.results[0], place[axis as usize]),
+            Op::NumPrograms(axis) => sizes.push((i, grid[axis as usize])),
+            _ => {}
+        });
+        for (i, n) in sizes {
+            self.k.inst_mut(i).op = Op::Const(Const::Int(n as i64));
+        }
+        for data in &mut self.k.insts {
+            data.args.iter_mut().for_each(|v| *v = to.get(v).copied().unwrap_or(*v));
+        }
+    }
+}

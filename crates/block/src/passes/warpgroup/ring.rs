@@ -1,0 +1,62 @@
+//! The ring of stages between the roles: barriers that say full and empty, and a place in the ring.
+use crate::{BinaryOp as B, Builder, CmpOp, Elem, Op, Type, Value};
+
+/// Position in the ring: the stage, and the parity of the turn.
+#[derive(Clone, Copy)]
+pub struct Ring {
+    pub stage: Value,
+    phase: Value,
+}
+
+impl Ring {
+    pub fn of(values: &[Value]) -> Ring {
+        Ring { stage: values[0], phase: values[1] }
+    }
+    pub fn values(self) -> [Value; 2] {
+        [self.stage, self.phase]
+    }
+}
+
+pub struct Rings {
+    full: Value,
+    empty: Value,
+    stages: usize,
+    /// Stages are given back to the other blocks of the cluster too.
+    multicast: bool,
+}
+
+impl Rings {
+    pub fn new(b: &mut Builder, stages: usize, consumers: usize, cluster: usize) -> Rings {
+        let barriers = |b: &mut Builder, arrivals: usize| {
+            b.inst(Op::AllocBarriers, &[], &[Type::Barrier { count: stages, arrivals }], vec![])[0]
+        };
+        let (full, empty) = (barriers(b, 1), barriers(b, consumers * cluster));
+        Rings { full, empty, stages, multicast: cluster > 1 }
+    }
+    pub fn next(&self, b: &mut Builder, ring: Ring) -> Ring {
+        let (one, zero, all) = (b.i32(1), b.i32(0), b.i32(self.stages as i64));
+        let stage = b.binary(B::Add, ring.stage, one);
+        let wraps = b.cmp(CmpOp::Eq, stage, all);
+        let turn = b.cast(wraps, Elem::I32);
+        Ring { stage: b.select(wraps, zero, stage), phase: b.binary(B::Xor, ring.phase, turn) }
+    }
+    /// The producer's: waits until the stage is free, and says how many bytes will come.
+    pub fn claim(&self, b: &mut Builder, ring: Ring, bytes: usize) {
+        let one = b.i32(1);
+        let free = b.binary(B::Xor, ring.phase, one);
+        b.inst(Op::BarrierWait, &[self.empty, ring.stage, free], &[], vec![]);
+        b.inst(Op::BarrierExpect { bytes: bytes as u32 }, &[self.full, ring.stage], &[], vec![]);
+    }
+    /// Copies a tile (shared tile, its stage, descriptor) that the ring's stage waits for.
+    pub fn load(&self, b: &mut Builder, what: [Value; 3], ring: Ring, starts: &[Value], multicast: bool) {
+        let args = [&what[..], &[self.full, ring.stage], starts].concat();
+        b.inst(Op::TmaLoad { multicast }, &args, &[], vec![]);
+    }
+    /// The consumers': waits until the stage is full.
+    pub fn wait(&self, b: &mut Builder, ring: Ring) {
+        b.inst(Op::BarrierWait, &[self.full, ring.stage, ring.phase], &[], vec![]);
+    }
+    pub fn release(&self, b: &mut Builder, stage: Value) {
+        b.inst(Op::BarrierArrive { multicast: self.multicast }, &[self.empty, stage], &[], vec![]);
+    }
+}

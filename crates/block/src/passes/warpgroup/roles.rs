@@ -1,0 +1,490 @@
+//! The roles: a producer that copies tiles into a ring of stages, consumers that multiply and finish the elements.
+//!
+//! Takes a program of the upper level with one loop over K ([`super::form`]). Each consumer has its rows of the tile, and goes
+//! out through shared memory some columns at a time, one part while the next is computed. In a cluster all blocks read the
+//! same right operands: each loads its part and gives it to all.
+use super::copy::Copier;
+use super::form::{self, Engine, Form, Load, Side};
+use super::ring::{Ring, Rings};
+use super::slice::{self, Part, Slicer};
+use super::{MEMORY, Refusal, uniform};
+use crate::passes::dce;
+use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Role, Swizzle, Type, Value};
+use std::collections::HashMap;
+
+/// Buffers of a consumer for results on their way out.
+pub const BUFFERS: usize = 2;
+
+/// How the work of a block is shared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Crew {
+    pub consumers: usize,
+    pub stages: usize,
+}
+
+/// The same program in roles; without a crew, of one that suits the tile.
+pub fn run(kernel: &Kernel, crew: Option<Crew>) -> Result<Kernel, Refusal> {
+    let mut k = kernel.clone();
+    dce::run(&mut k);
+    let form = form::recognise(&k)?;
+    let w = Writer::new(&k, form, crew)?;
+    w.write()
+}
+
+/// A store by tensor map: the tile in shared memory that it goes through.
+type Outputs = Vec<(Elem, Value)>;
+
+/// What both roles see.
+struct Shared {
+    rings: Rings,
+    /// A shared tile for each load.
+    tiles: Vec<Value>,
+    outputs: Outputs,
+}
+
+struct Writer<'k> {
+    k: &'k Kernel,
+    form: Form,
+    crew: Crew,
+    part: Part,
+    /// Stores of the tile, in order.
+    effects: Vec<Inst>,
+}
+
+impl<'k> Writer<'k> {
+    fn new(k: &'k Kernel, form: Form, crew: Option<Crew>) -> Result<Writer<'k>, Refusal> {
+        let effects = effects(k, &form)?;
+        let mut out: Vec<Elem> = effects
+            .iter()
+            .map(|i| k.inst(*i))
+            .filter(|d| d.op == Op::TileStore)
+            .filter_map(|d| k.ty(d.args[1]).elem())
+            .collect();
+        out.sort_unstable();
+        out.dedup();
+        let columns = slice::columns(form.engine, &out, form.n);
+        let consumers = crew.map_or_else(|| consumers(&form), |c| c.consumers);
+        let rows = form.m / consumers.max(1);
+        let stage: usize = form.loads.iter().map(|l| l.shape[0] * l.shape[1] * l.elem.bytes()).sum();
+        let line: usize = out.iter().map(|e| e.bytes()).sum();
+        let room = MEMORY.saturating_sub(BUFFERS * form.m * columns * line) / stage.max(1);
+        let stages = crew.map_or(room.min(8), |c| c.stages);
+        let part = Part { tile: [form.m, form.n], rows, columns };
+        let w = Writer { k, form, crew: Crew { consumers, stages }, part, effects };
+        w.check(room)?;
+        Ok(w)
+    }
+    /// What the instructions and the memory of a multiprocessor hold.
+    fn check(&self, room: usize) -> Result<(), Refusal> {
+        let (f, rows) = (&self.form, self.part.rows);
+        let ensure = |holds: bool, what: String| if holds { Ok(()) } else { Err(Refusal(what)) };
+        ensure(
+            rows * self.crew.consumers == f.m && rows > 0,
+            format!("{} rows for {} consumers", f.m, self.crew.consumers),
+        )?;
+        ensure(room >= self.crew.stages && self.crew.stages >= 2, {
+            format!(
+                "{} stages of these tiles do not fit shared memory, and two are needed; make tiles smaller",
+                self.crew.stages.max(2)
+            )
+        })?;
+        let held = f.dots.len() * rows * f.n / 128;
+        ensure(held <= 128, format!("a thread would hold {held} sums, and has room for 128; make the tile smaller"))?;
+        if f.engine == Engine::TensorCores {
+            ensure(rows.is_multiple_of(64) && (8..=256).contains(&f.n), {
+                format!("sums of {}x{} are no multiple of 64 rows by 8 to 256 columns", f.m, f.n)
+            })?;
+        }
+        for l in &f.loads {
+            let [_, row] = self.shape(l);
+            ensure(row * l.elem.bytes() >= 128, {
+                format!("rows of {row} {} in an operand's tile are shorter than 128 bytes; make them longer", l.elem)
+            })?;
+            let moves = self.k.cluster == 1 || l.side == Side::Left || uniform::over_cluster(self.k, l.inst);
+            ensure(moves, "blocks of a cluster read different right operands; let them share columns".into())?;
+        }
+        ensure(self.k.cluster == 1 || f.engine == Engine::TensorCores, "multiply-adds have no clusters".into())
+    }
+    /// A consumer's part of a left tile, all of a right one.
+    fn shape(&self, l: &Load) -> [usize; 2] {
+        let mut shape = l.shape;
+        if l.side == Side::Left {
+            shape[usize::from(l.swapped)] /= self.crew.consumers;
+        }
+        shape
+    }
+
+    // ---- Parameters and memory ----
+    /// Types of descriptors for the tiles that are copied at once.
+    fn descriptors(&self) -> Result<HashMap<Value, Type>, Refusal> {
+        let mut all: HashMap<Value, Type> = HashMap::new();
+        let copied = self.form.loads.iter().map(|l| {
+            let mut shape = self.shape(l);
+            if l.side == Side::Right {
+                shape[0] /= self.k.cluster;
+            }
+            (l.desc, shape, Swizzle::B128)
+        });
+        let stored = self.effects.iter().map(|i| self.k.inst(*i)).filter(|d| d.op == Op::TileStore).map(|d| {
+            let elem = self.k.ty(d.args[1]).elem().unwrap_or(Elem::F32);
+            (d.args[0], [self.part.rows, self.part.columns], Swizzle::widest(elem, self.part.columns))
+        });
+        for (desc, shape, swizzle) in copied.chain(stored) {
+            let Type::Desc { elem, shape: whole, .. } = self.k.ty(desc) else { continue };
+            let lead = vec![1; whole.len().saturating_sub(2)];
+            let ty = Type::Desc { elem: *elem, shape: [lead, shape.to_vec()].concat(), swizzle };
+            if all.insert(desc, ty.clone()).is_some_and(|known| known != ty) {
+                return Err(Refusal("a descriptor is used for tiles of two kinds; give each a parameter".into()));
+            }
+        }
+        Ok(all)
+    }
+    fn params(&self, b: &mut Builder, c: &mut Copier) -> Result<(), Refusal> {
+        let types = self.descriptors()?;
+        for p in &self.k.params {
+            let ty = types.get(&p.value).unwrap_or(self.k.ty(p.value)).clone();
+            let new = b.param_like(p, ty);
+            c.set(p.value, new);
+        }
+        Ok(())
+    }
+    fn memory(&self, b: &mut Builder) -> (Vec<Value>, Outputs) {
+        let alloc = |b: &mut Builder, elem: Elem, shape: [usize; 2], stages: usize, swizzle: Swizzle| {
+            let ty = Type::Shared { elem, shape: shape.to_vec(), stages, swizzle };
+            b.inst(Op::AllocShared, &[], &[ty], vec![])[0]
+        };
+        let tiles = self.form.loads.iter().map(|l| {
+            let copies = if l.side == Side::Left { self.crew.consumers } else { 1 };
+            alloc(b, l.elem, self.shape(l), self.crew.stages * copies, Swizzle::B128)
+        });
+        let tiles = tiles.collect();
+        let mut outputs: Outputs = vec![];
+        for data in self.effects.iter().map(|i| self.k.inst(*i)).filter(|d| d.op == Op::TileStore) {
+            let Some(elem) = self.k.ty(data.args[1]).elem() else { continue };
+            if outputs.iter().all(|o| o.0 != elem) {
+                let Part { rows, columns, .. } = self.part;
+                let swizzle = Swizzle::widest(elem, columns);
+                outputs.push((elem, alloc(b, elem, [rows, columns], self.crew.consumers * BUFFERS, swizzle)));
+            }
+        }
+        (tiles, outputs)
+    }
+
+    // ---- The program ----
+    fn write(self) -> Result<Kernel, Refusal> {
+        let mut b = Builder::new(self.k.name.clone(), self.k.grid, 1);
+        b.set_cluster(self.k.cluster);
+        let mut c = Copier::new(self.k);
+        self.params(&mut b, &mut c)?;
+        let (tiles, outputs) = self.memory(&mut b);
+        let rings = Rings::new(&mut b, self.crew.stages, self.crew.consumers, self.k.cluster);
+        let shared = Shared { rings, tiles, outputs };
+        let outermost = self.form.tiles.unwrap_or(self.form.depth);
+        let before: Vec<Inst> = self.k.body.insts.iter().copied().take_while(|i| *i != outermost).collect();
+        c.scalars(&mut b, &before);
+        let together = if self.k.cluster > 1 { Op::ClusterSync } else { Op::Sync };
+        b.inst(together, &[], &[], vec![]);
+        let copies = self.crew.consumers;
+        let [few, many] = match self.form.engine {
+            _ if copies == 1 => [0, 0],
+            Engine::TensorCores => [40, 232],
+            Engine::MultiplyAdds => [24, 240],
+        };
+        let role =
+            |name: &str, copies: usize, registers: usize| Role { name: name.into(), warps: 4, copies, registers };
+        let mut failed = None;
+        let (mut mine, mut theirs) = (c.clone(), c);
+        b.roles(vec![
+            (role("producer", 1, few), Box::new(|b: &mut Builder, _| self.produce(b, &mut mine, &shared))),
+            (
+                role("consumer", copies, many),
+                Box::new(|b: &mut Builder, copy| failed = self.consume(b, &mut theirs, &shared, copy)),
+            ),
+        ]);
+        if self.k.cluster > 1 {
+            // The other block may still send here.
+            b.inst(Op::ClusterSync, &[], &[], vec![]);
+        }
+        let missing = mine.missing.or(theirs.missing);
+        let missing = missing.map(|v| Refusal(format!("{v} decides where tiles are, and is no arithmetic on scalars")));
+        failed.or(missing).map_or_else(|| Ok(b.finish()), Err)
+    }
+    /// Runs `body` for every tile of this block, with the ring's stage and phase carried.
+    fn over_tiles(
+        &self,
+        b: &mut Builder,
+        c: &mut Copier<'k>,
+        body: impl FnOnce(&mut Builder, &mut Copier<'k>, Ring) -> Ring,
+    ) {
+        let zero = b.i32(0);
+        let start = Ring::of(&[zero, zero]);
+        let Some(tiles) = self.form.tiles else {
+            body(b, c, start);
+            return;
+        };
+        let data = self.k.inst(tiles);
+        let bounds = c.all(&data.args);
+        let [lo, hi, step] = bounds[..] else { return };
+        b.for_loop([lo, hi, step], &start.values(), |b, t, ring| {
+            c.enter();
+            c.set(data.regions[0].params[0], t);
+            c.scalars(b, &self.form.tile.insts[..self.form.at]);
+            let ring = body(b, c, Ring::of(ring));
+            c.leave();
+            ring.values().to_vec()
+        });
+    }
+    fn produce(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared) {
+        let bytes: usize = self.form.loads.iter().map(|l| l.shape[0] * l.shape[1] * l.elem.bytes()).sum();
+        self.over_tiles(b, c, |b, c, ring| {
+            let data = self.k.inst(self.form.depth);
+            let region = &data.regions[0];
+            let bounds = c.all(&data.args[..3]);
+            let [lo, hi, step] = bounds[..] else { return ring };
+            let kept: Vec<Value> = self.form.kept.iter().map(|n| data.args[3 + n]).collect();
+            let carried = [&ring.values()[..], &c.all(&kept)].concat();
+            let out = b.for_loop([lo, hi, step], &carried, |b, index, now| {
+                c.enter();
+                c.set(region.params[0], index);
+                self.form.kept.iter().zip(&now[2..]).for_each(|(n, v)| c.set(region.params[1 + n], *v));
+                let ring = Ring::of(now);
+                s.rings.claim(b, ring, bytes);
+                for i in &region.insts {
+                    match self.form.loads.iter().position(|l| l.inst == *i) {
+                        Some(n) => self.copy_tile(b, c, s, n, ring),
+                        None => c.scalar(b, *i),
+                    }
+                }
+                let last = region.insts.last().map(|i| &self.k.inst(*i).args[..]).unwrap_or_default();
+                let kept: Vec<Value> = self.form.kept.iter().map(|n| last[*n]).collect();
+                let next = [&s.rings.next(b, ring).values()[..], &c.all(&kept)].concat();
+                c.leave();
+                next
+            });
+            Ring::of(&out)
+        });
+    }
+    /// Copies of a load into its stage: one a consumer on the left, one for all on the right.
+    fn copy_tile(&self, b: &mut Builder, c: &mut Copier, s: &Shared, n: usize, ring: Ring) {
+        let load = &self.form.loads[n];
+        let starts = c.all(&self.k.inst(load.inst).args[1..]);
+        let Some(desc) = c.get(load.desc) else { return };
+        if load.side == Side::Right {
+            let multicast = self.k.cluster > 1;
+            return s.rings.load(b, [s.tiles[n], ring.stage, desc], ring, &starts, multicast);
+        }
+        let axis = starts.len() - 2 + usize::from(load.swapped);
+        for copy in 0..self.crew.consumers {
+            let mut starts = starts.clone();
+            if copy > 0 {
+                let rows = b.i32((copy * self.part.rows) as i64);
+                starts[axis] = b.binary(B::Add, starts[axis], rows);
+            }
+            let copy = (self.crew.consumers > 1).then(|| b.i32(copy as i64));
+            let stage = self.left_stage(b, ring, copy);
+            s.rings.load(b, [s.tiles[n], stage, desc], ring, &starts, false);
+        }
+    }
+    /// Number of a consumer's tile of a left operand in the ring.
+    fn left_stage(&self, b: &mut Builder, ring: Ring, copy: Option<Value>) -> Value {
+        let Some(copy) = copy else { return ring.stage };
+        let n = b.i32(self.crew.consumers as i64);
+        let at = b.binary(B::Mul, ring.stage, n);
+        b.binary(B::Add, at, copy)
+    }
+    fn consume(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, copy: Option<Value>) -> Option<Refusal> {
+        let mut failed = None;
+        self.over_tiles(b, c, |b, c, ring| {
+            let (sums, ring) = match self.form.engine {
+                Engine::TensorCores => self.multiply(b, s, copy, ring),
+                Engine::MultiplyAdds => self.multiply_add(b, s, copy, ring),
+            };
+            failed = self.finish(b, c, s, copy, &sums);
+            ring
+        });
+        if !s.outputs.is_empty() {
+            b.inst(Op::TmaStoreWait { pending: 0 }, &[], &[], vec![]);
+        }
+        failed
+    }
+    /// Operands of product `n` from a stage.
+    fn operands(&self, b: &mut Builder, s: &Shared, n: usize, ring: Ring, copy: Option<Value>) -> [Value; 4] {
+        let dot = &self.form.dots[n];
+        let stage = self.left_stage(b, ring, copy);
+        [s.tiles[dot.left], stage, s.tiles[dot.right], ring.stage]
+    }
+    fn transposed(&self, n: usize) -> [bool; 2] {
+        let dot = &self.form.dots[n];
+        [self.form.loads[dot.left].swapped, self.form.loads[dot.right].swapped]
+    }
+    /// What the sums start from, on the consumer's rows.
+    fn starts(&self, b: &mut Builder) -> Vec<Value> {
+        let block = Type::block(Elem::F32, [self.part.rows, self.form.n]);
+        let args = &self.k.inst(self.form.depth).args;
+        let constants = self.form.dots.iter().filter_map(|d| form::constant(self.k, args[3 + d.carried]));
+        constants.map(|c| b.constant(block.clone(), c)).collect()
+    }
+    /// The sums over all of K. The first products start the sums; one group stays in flight over a stage's end.
+    fn multiply(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
+        let sums = [self.part.rows, self.form.n];
+        let token = Type::Token { elem: Elem::F32, shape: sums.to_vec() };
+        let products = |b: &mut Builder, ring: Ring, from: &[Value]| -> Vec<Value> {
+            s.rings.wait(b, ring);
+            let made = from.iter().enumerate().map(|(n, from)| {
+                let [transpose_a, transpose_b] = self.transposed(n);
+                let args = [&self.operands(b, s, n, ring, copy)[..], &[*from]].concat();
+                b.inst(Op::Wgmma { transpose_a, transpose_b }, &args, std::slice::from_ref(&token), vec![])[0]
+            });
+            let made = made.collect();
+            b.inst(Op::WgmmaCommit, &[], &[], vec![]);
+            made
+        };
+        let none = self.starts(b);
+        let started = products(b, ring, &none);
+        let next = s.rings.next(b, ring);
+        let (one, last) = (b.i32(1), b.i32(self.form.trips as i64));
+        let carried = [&next.values()[..], &[ring.stage], &started].concat();
+        let out = b.for_loop([one, last, one], &carried, |b, _, now| {
+            let ring = Ring::of(now);
+            let tokens = products(b, ring, &now[3..]);
+            b.inst(Op::WgmmaWait { pending: 1 }, &[], &[], vec![]);
+            s.rings.release(b, now[2]);
+            [&s.rings.next(b, ring).values()[..], &[ring.stage], &tokens].concat()
+        });
+        let block = Type::block(Elem::F32, sums);
+        let done = |b: &mut Builder, token: &Value| {
+            b.inst(Op::WgmmaWait { pending: 0 }, &[*token], std::slice::from_ref(&block), vec![])[0]
+        };
+        let sums = out[3..].iter().map(|t| done(b, t)).collect();
+        s.rings.release(b, out[2]);
+        (sums, Ring::of(&out))
+    }
+    /// The sums over all of K in f32, stage by stage.
+    fn multiply_add(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
+        let block = Type::block(Elem::F32, [self.part.rows, self.form.n]);
+        let none = self.starts(b);
+        let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(self.form.trips as i64));
+        let out = b.for_loop([zero, last, one], &[&ring.values()[..], &none].concat(), |b, _, now| {
+            let ring = Ring::of(now);
+            s.rings.wait(b, ring);
+            let mut sums = vec![];
+            for (n, from) in now[2..].iter().enumerate() {
+                let [transpose_a, transpose_b] = self.transposed(n);
+                let args = [&self.operands(b, s, n, ring, copy)[..], &[*from]].concat();
+                let op = Op::SharedDot { transpose_a, transpose_b };
+                sums.push(b.inst(op, &args, std::slice::from_ref(&block), vec![])[0]);
+            }
+            s.rings.release(b, ring.stage);
+            [&s.rings.next(b, ring).values()[..], &sums].concat()
+        });
+        (out[2..].to_vec(), Ring::of(&out))
+    }
+
+    // ---- The epilogue ----
+    /// Some columns at a time.
+    fn finish(
+        &self,
+        b: &mut Builder,
+        c: &mut Copier<'k>,
+        s: &Shared,
+        copy: Option<Value>,
+        sums: &[Value],
+    ) -> Option<Refusal> {
+        let loop_results = &self.k.inst(self.form.depth).results;
+        let sums = self.form.dots.iter().zip(sums).map(|(d, v)| (loop_results[d.carried], *v)).collect();
+        let first_row = copy.map(|copy| {
+            let n = b.i32(self.part.rows as i64);
+            b.binary(B::Mul, copy, n)
+        });
+        let Part { rows: _, columns, .. } = self.part;
+        let parts = self.form.n / columns;
+        let sent = parts * self.effects.iter().filter(|i| self.k.inst(**i).op == Op::TileStore).count();
+        // An odd number of stores would meet the last tile's buffer again at once.
+        let pending = if sent.is_multiple_of(BUFFERS) { BUFFERS - 1 } else { 0 };
+        let mut slicer = Slicer::new(c, self.part, sums, first_row);
+        let mut turn = 0;
+        for part in 0..parts {
+            slicer.columns_from(part * columns);
+            for data in self.effects.iter().map(|i| self.k.inst(*i)) {
+                if data.op == Op::Store {
+                    let args: Vec<Value> = data.args.iter().map(|v| slicer.block(b, *v)).collect();
+                    b.inst(Op::Store, &args, &[], vec![]);
+                    continue;
+                }
+                let value = slicer.block(b, data.args[1]);
+                let mut starts: Vec<Value> = data.args[2..].iter().map(|v| slicer.scalar(b, *v)).collect();
+                let axis = starts.len() - 2;
+                if let Some(first) = first_row {
+                    starts[axis] = b.binary(B::Add, starts[axis], first);
+                }
+                let first = b.i32((part * columns) as i64);
+                starts[axis + 1] = b.binary(B::Add, starts[axis + 1], first);
+                if let Some(desc) = slicer.param(data.args[0]) {
+                    self.send(b, s, [desc, value], copy, (turn % BUFFERS, pending), &starts);
+                }
+                turn += 1;
+            }
+            if slicer.failed.is_some() {
+                break;
+            }
+        }
+        slicer.failed
+    }
+    /// Through a buffer in shared memory, when the store before the last has read its own.
+    fn send(
+        &self,
+        b: &mut Builder,
+        s: &Shared,
+        [desc, value]: [Value; 2],
+        copy: Option<Value>,
+        (buffer, pending): (usize, usize),
+        starts: &[Value],
+    ) {
+        let Some(tile) = s.outputs.iter().find(|o| Some(o.0) == b.elem(value)).map(|o| o.1) else { return };
+        let mut at = b.i32(buffer as i64);
+        if let Some(copy) = copy {
+            let n = b.i32(BUFFERS as i64);
+            let mine = b.binary(B::Mul, copy, n);
+            at = b.binary(B::Add, mine, at);
+        }
+        b.inst(Op::TmaStoreWait { pending: pending as u8 }, &[], &[], vec![]);
+        b.inst(Op::Sync, &[], &[], vec![]);
+        b.inst(Op::SharedStore, &[tile, at, value], &[], vec![]);
+        b.inst(Op::FenceAsync, &[], &[], vec![]);
+        b.inst(Op::Sync, &[], &[], vec![]);
+        b.inst(Op::TmaStore, &[&[desc, tile, at], starts].concat(), &[], vec![]);
+    }
+}
+
+/// Consumers for a tile: each of 64 rows or more, two where there are enough.
+fn consumers(form: &Form) -> usize {
+    match form.engine {
+        Engine::TensorCores => (form.m / 64).clamp(1, 2),
+        Engine::MultiplyAdds => 2,
+    }
+}
+
+/// What a tile writes, after the loop over K; anything else with an effect is refused.
+fn effects(k: &Kernel, form: &Form) -> Result<Vec<Inst>, Refusal> {
+    let rest = form.tile.insts.iter().enumerate().filter(|(at, _)| *at != form.at);
+    let outside = k.body.insts.iter().filter(|i| form.tiles.is_some_and(|t| t != **i));
+    let mut all = vec![];
+    for (at, i) in rest.map(|(at, i)| (Some(at), *i)).chain(outside.map(|i| (None, *i))) {
+        let data = k.inst(i);
+        let shape = |v: Value| k.ty(v).shape().ends_with(&[form.m, form.n]) && k.ty(v).shape().len() == 2;
+        match &data.op {
+            Op::Store if at > Some(form.at) && shape(data.args[0]) => all.push(i),
+            Op::TileStore if at > Some(form.at) && shape(data.args[1]) => all.push(i),
+            Op::Load | Op::Yield | Op::TileLoad => {}
+            op if crate::passes::is_pure(op) => {}
+            _ => {
+                let name = crate::text::print_inst(k, i);
+                return Err(Refusal(format!("`{name}` is not done part by part beside sums of {}x{}", form.m, form.n)));
+            }
+        }
+    }
+    if all.is_empty() {
+        return Err(Refusal("nothing of the tile is stored".into()));
+    }
+    Ok(all)
+}

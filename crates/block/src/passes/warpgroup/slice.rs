@@ -1,0 +1,177 @@
+//! The epilogue on a part of the tile: what is done with the sums, again, for a consumer's rows and some of the columns.
+use super::Refusal;
+use super::copy::Copier;
+use crate::{BinaryOp, Builder, Const, Elem, Kernel, Op, Type, Value};
+use std::collections::HashMap;
+
+/// What of an axis is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Axis {
+    /// All of it.
+    Whole,
+    /// The consumer's rows.
+    Rows,
+    /// The columns of the part.
+    Columns,
+}
+use Axis::{Columns, Rows, Whole};
+
+/// Sizes of the tile and of what is made of it at once.
+#[derive(Clone, Copy)]
+pub struct Part {
+    pub tile: [usize; 2],
+    pub rows: usize,
+    pub columns: usize,
+}
+
+type Made = HashMap<(Value, Vec<Axis>), Value>;
+
+pub struct Slicer<'a, 'k> {
+    copier: &'a mut Copier<'k>,
+    part: Part,
+    /// Sums by the loop's results.
+    sums: HashMap<Value, Value>,
+    /// The consumer's first row; `None` where there is one consumer.
+    first_row: Option<Value>,
+    first_column: usize,
+    /// What does not follow the columns, and what does.
+    made: [Made; 2],
+    pub failed: Option<Refusal>,
+}
+
+impl<'a, 'k> Slicer<'a, 'k> {
+    pub fn new(
+        copier: &'a mut Copier<'k>,
+        part: Part,
+        sums: HashMap<Value, Value>,
+        first_row: Option<Value>,
+    ) -> Slicer<'a, 'k> {
+        Slicer { copier, part, sums, first_row, first_column: 0, made: Default::default(), failed: None }
+    }
+    /// Goes to the columns from `first` on.
+    pub fn columns_from(&mut self, first: usize) {
+        self.first_column = first;
+        self.made[1].clear();
+    }
+    /// A parameter.
+    pub fn param(&self, v: Value) -> Option<Value> {
+        self.copier.get(v)
+    }
+    /// A scalar.
+    pub fn scalar(&mut self, b: &mut Builder, v: Value) -> Value {
+        self.value(b, v, &[])
+    }
+    /// A block of the tile's shape, on the part.
+    pub fn block(&mut self, b: &mut Builder, v: Value) -> Value {
+        self.value(b, v, &[Rows, Columns])
+    }
+    fn kernel(&self) -> &'k Kernel {
+        self.copier.k
+    }
+    fn refuse(&mut self, v: Value, what: impl Into<String>) -> Value {
+        self.failed.get_or_insert(Refusal(what.into()));
+        v
+    }
+    fn shape(&mut self, v: Value, axes: &[Axis]) -> Vec<usize> {
+        let k = self.kernel();
+        let Part { tile, rows, columns } = self.part;
+        let mut shape = k.ty(v).shape().to_vec();
+        for (n, axis) in shape.iter_mut().zip(axes) {
+            let (whole, part) = match axis {
+                Whole => continue,
+                Rows => (tile[0], rows),
+                Columns => (tile[1], columns),
+            };
+            if *n != whole {
+                self.refuse(v, format!("{} beside sums of {}x{}", k.ty(v), tile[0], tile[1]));
+            }
+            *n = part;
+        }
+        shape
+    }
+    fn value(&mut self, b: &mut Builder, v: Value, axes: &[Axis]) -> Value {
+        let k = self.kernel();
+        if let Some(sums) = self.sums.get(&v).copied() {
+            return match axes {
+                [Rows, Columns] => b.part(sums, 1, self.first_column, self.part.columns),
+                _ => self.refuse(v, "the sums are not used row by row and column by column"),
+            };
+        }
+        if k.ty(v).is_scalar()
+            && let Some(known) = self.copier.get(v)
+        {
+            return known;
+        }
+        let key = (v, axes.to_vec());
+        let which = usize::from(axes.contains(&Columns));
+        if let Some(known) = self.made[which].get(&key) {
+            return *known;
+        }
+        let made = self.make(b, v, axes);
+        self.made[which].insert(key, made);
+        made
+    }
+    fn make(&mut self, b: &mut Builder, v: Value, axes: &[Axis]) -> Value {
+        let k = self.kernel();
+        let Some(data) = self.copier.definition(v) else {
+            return self.refuse(v, format!("{v} comes from a loop whose values stay in its role"));
+        };
+        let shape = self.shape(v, axes);
+        if self.failed.is_some() {
+            return v;
+        }
+        let ty = k.ty(v).with_shape(shape);
+        let of = |arg: Value| k.ty(arg).shape();
+        let wanted: Vec<Vec<Axis>> = match &data.op {
+            Op::Iota => return self.iota(b, ty, axes),
+            Op::Const(_) | Op::Splat | Op::ProgramId(_) | Op::NumPrograms(_) => vec![vec![]; data.args.len()],
+            Op::Broadcast => {
+                vec![of(data.args[0]).iter().zip(axes).map(|(n, a)| if *n == 1 { Whole } else { *a }).collect()]
+            }
+            Op::ExpandDims(at) => {
+                let mut axes = axes.to_vec();
+                axes.remove(*at as usize);
+                vec![axes]
+            }
+            Op::Permute(perm) => {
+                let mut to = vec![Whole; axes.len()];
+                perm.iter().zip(axes).for_each(|(p, a)| to[*p as usize] = *a);
+                vec![to]
+            }
+            Op::Load if !self.copier.is_readonly(data.args[0]) => {
+                return self.refuse(v, "what is read beside the product may be written too; mark it readonly");
+            }
+            Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Load => {
+                vec![axes.to_vec(); data.args.len()]
+            }
+            Op::Reduce { axis, .. } => {
+                let mut axes = axes.to_vec();
+                axes.insert(*axis as usize, Whole);
+                vec![axes]
+            }
+            op => return self.refuse(v, format!("{op:?} on the sums is not done part by part")),
+        };
+        let args: Vec<Value> = data.args.iter().zip(&wanted).map(|(a, axes)| self.value(b, *a, axes)).collect();
+        b.inst(data.op.clone(), &args, &[ty], vec![])[0]
+    }
+    fn iota(&mut self, b: &mut Builder, ty: Type, axes: &[Axis]) -> Value {
+        let lane = b.inst(Op::Iota, &[], std::slice::from_ref(&ty), vec![])[0];
+        let first = match (axes, self.first_row) {
+            ([Rows], Some(first)) => b.splat(first, ty.shape()),
+            ([Columns], _) if self.first_column > 0 => b.constant(ty, Const::Int(self.first_column as i64)),
+            _ => return lane,
+        };
+        b.binary(BinaryOp::Add, lane, first)
+    }
+}
+
+/// The widest line of columns that are finished together: 128 bytes of the widest element that goes out, of two to four
+/// bytes; where threads hold columns far apart, all that lie in one register.
+pub fn columns(engine: super::form::Engine, out: &[Elem], n: usize) -> usize {
+    let widest = out.iter().map(|e| e.bytes()).max().unwrap_or(2).clamp(2, 4);
+    match engine {
+        super::form::Engine::TensorCores => 128 / widest,
+        super::form::Engine::MultiplyAdds => 64,
+    }
+    .min(n)
+}

@@ -1,0 +1,101 @@
+//! What the passes toward warpgroups make of short programs, and what they refuse.
+use kiln_block::{
+    Kernel, Op, passes,
+    text::{parse, print},
+    verify::verify,
+};
+
+const POINTERS: &str = include_str!("../../../benches/ladder/pointers.block");
+const DESCRIPTORS: &str = include_str!("../../../benches/ladder/descriptors.block");
+
+fn after(names: &[&str], source: &str) -> Result<Kernel, String> {
+    let mut k = parse(source).unwrap_or_else(|e| panic!("{e}\n{source}"));
+    verify(&k).unwrap_or_else(|e| panic!("{e}\n{source}"));
+    passes::run(names, &mut k).map_err(|e| e.to_string())?;
+    verify(&k).unwrap_or_else(|e| panic!("{e}\n{}", print(&k)));
+    passes::canonicalise(&mut k).map_err(|e| e.to_string())?;
+    assert_eq!(parse(&print(&k)), Ok(k.clone()));
+    Ok(k)
+}
+
+fn count(k: &Kernel, op: impl Fn(&Op) -> bool) -> usize {
+    let mut n = 0;
+    k.walk(&mut |_, d| n += usize::from(op(&d.op)));
+    n
+}
+
+#[test]
+fn pointers_and_descriptors_come_to_the_same() {
+    let from = |source, names: &[&str]| {
+        let k = after(names, source).unwrap();
+        (
+            k.grid,
+            k.warps,
+            k.cluster,
+            count(&k, |op| matches!(op, Op::TmaLoad { .. })),
+            count(&k, |op| *op == Op::TmaStore),
+        )
+    };
+    let wanted = ([132, 1, 1], 12, 2, 3, 4);
+    assert_eq!(from(POINTERS, &["warpgroups"]), wanted);
+    assert_eq!(from(POINTERS, &["tensor_maps", "clusters", "roles"]), wanted);
+    assert_eq!(from(DESCRIPTORS, &["clusters", "roles"]), wanted);
+}
+
+#[test]
+fn pointers_become_descriptors() {
+    let k = after(&["tensor_maps"], POINTERS).unwrap();
+    let text = print(&k);
+    assert!(text.contains("%a: desc<bf16[128,64], b128> readonly of [4096, 4096] strides [4096, 1]"), "{text}");
+    assert!(text.contains("%c: desc<bf16[128,256], b128> of [4096, 4096] strides [4096, 1]"), "{text}");
+    assert_eq!(count(&k, |op| matches!(op, Op::Load | Op::Store | Op::PtrAdd)), 0, "{text}");
+}
+
+/// Every step gives a program that the next takes, in any number of blocks.
+#[test]
+fn steps_stand_alone() {
+    for (names, grid, warps) in [
+        (&["roles"][..], [32, 16, 1], 12),
+        (&["persistent"], [132, 1, 1], 8),
+        (&["persistent", "roles"], [132, 1, 1], 12),
+        (&["clusters"], [132, 1, 1], 8),
+    ] {
+        let k = after(names, DESCRIPTORS).unwrap();
+        assert_eq!((k.grid, k.warps), (grid, warps), "{names:?}\n{}", print(&k));
+    }
+}
+
+#[test]
+fn refusals_say_why() {
+    let refused = |source: &str| after(&["roles"], source).unwrap_err();
+    let with = |old: &str, new: &str| {
+        assert!(DESCRIPTORS.contains(old), "{old}");
+        DESCRIPTORS.replace(old, new)
+    };
+    for (source, why) in [
+        (POINTERS.to_string(), "= load v"),
+        (DESCRIPTORS.replace("for %k in %lo..%hi", "for %k in %lo..%m"), "not constants"),
+        (
+            with("%zero = const 0.0 : f32[128,256]", "%one = cast f32 %m : f32\n%zero = splat %one : f32[128,256]"),
+            "start from",
+        ),
+        (with("yield %next", "%more = add %next, %next : f32[128,256]\nyield %more"), "changed between two products"),
+        (
+            DESCRIPTORS
+                .replace("bf16[128,64], b128", "bf16[128,32], b64")
+                .replace("bf16[128,64]", "bf16[128,32]")
+                .replace("bf16[64,256]", "bf16[32,256]"),
+            "shorter than 128 bytes",
+        ),
+        (DESCRIPTORS.replace("[128,", "[32,"), "no multiple of 64 rows"),
+        (
+            with("%rounded = cast", "%again = reshape %sum : f32[128,256]\n%rounded = cast")
+                .replace("bf16 %sum", "bf16 %again"),
+            "part by part",
+        ),
+    ] {
+        let said = refused(&source);
+        assert!(said.contains(why), "{why}:\n{said}");
+    }
+    assert!(after(&["clusters", "persistent"], DESCRIPTORS).unwrap_err().contains("already"));
+}

@@ -1,0 +1,258 @@
+//! The passes from a plain product to warpgroups change no bit: generated programs, interpreted before and after each step.
+use kiln_block::passes::warpgroup::{Launch, Refusal, maps, persistent, roles};
+use kiln_block::{
+    BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Type, UnaryOp, Value, text, verify::verify,
+};
+use kiln_interp::block::{Buffer, run};
+
+struct Random(u64);
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % n
+    }
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+    fn yes(&mut self) -> bool {
+        self.below(2) == 0
+    }
+}
+
+/// A product of matrices in memory, rows a pitch apart.
+#[derive(Clone, Copy, Debug)]
+struct Plain {
+    elem: Elem,
+    /// Rows, columns, depth; of the product and of a tile.
+    size: [usize; 3],
+    tile: [usize; 3],
+    batch: usize,
+    /// The left operand is stored by columns, the right one by rows of the result's columns.
+    turned: [bool; 2],
+    /// Another right operand, whose product is multiplied in.
+    gated: bool,
+    bias: bool,
+    residual: bool,
+    /// How the grid is numbered: rows first, columns first, or one axis for both.
+    grid: usize,
+    /// Pointers move along K, or follow the index.
+    carried: bool,
+}
+
+impl Plain {
+    fn random(seed: u64) -> Plain {
+        let mut r = Random(seed);
+        let elem = r.pick(&[Elem::Bf16, Elem::F16, Elem::F32]);
+        let (tile, depth) = if elem == Elem::F32 { ([64, 64, 32], 32) } else { ([64, 128, 64], 64) };
+        let [m, n, k] = tile;
+        let tile = [m * (1 + r.below(2)), n, k];
+        let batch = r.pick(&[1, 1, 3]);
+        let size = [1 + r.below(3 * tile[0]), 1 + r.below(3 * n), 1 + r.below(4 * depth)];
+        // The rows of batches lie one after the other: masks do not say where one ends.
+        let whole = batch > 1 || r.below(4) == 0;
+        let size = if whole {
+            [size[0].next_multiple_of(tile[0]), size[1].next_multiple_of(n), size[2].next_multiple_of(k)]
+        } else {
+            size
+        };
+        let gated = r.below(3) == 0;
+        let grid = if batch > 1 { r.below(2) } else { r.below(3) };
+        let turned = if batch > 1 { [false, false] } else { [r.yes(), r.yes()] };
+        Plain { elem, size, tile, batch, turned, gated, bias: r.yes(), residual: r.yes(), grid, carried: r.yes() }
+    }
+    fn tiles(&self) -> [usize; 2] {
+        [self.size[0].div_ceil(self.tile[0]), self.size[1].div_ceil(self.tile[1])]
+    }
+    /// Elements from row to row of an array with rows of so many.
+    fn pitch(n: usize) -> usize {
+        n.next_multiple_of(8)
+    }
+    fn kernel(&self) -> Kernel {
+        let [tm, tn, tk] = self.tile;
+        let [rows, columns] = self.tiles();
+        let grid = [[rows, columns, self.batch], [columns, rows, self.batch], [rows * columns, 1, 1]][self.grid];
+        let mut b = Builder::new("plain", grid, 8);
+        let params = ["a", "b", "g"].map(|name| b.param(name, self.elem, true));
+        let extra = [b.param("bias", Elem::F32, true), b.param("residual", self.elem, true)];
+        let c = b.param("c", self.elem, false);
+        let (pm, pn) = match self.grid {
+            0 => (b.program_id(0), b.program_id(1)),
+            1 => (b.program_id(1), b.program_id(0)),
+            _ => {
+                let (t, n) = (b.program_id(0), b.i32(columns as i64));
+                (b.binary(BinaryOp::Div, t, n), b.binary(BinaryOp::Rem, t, n))
+            }
+        };
+        let z = b.program_id(2);
+        let at = |b: &mut Builder, p: Value, n: usize| {
+            let (n, lane) = (b.i32(n as i64), b.iota(n));
+            let start = b.binary(BinaryOp::Mul, p, n);
+            b.binary(BinaryOp::Add, start, lane)
+        };
+        let (m, n) = (at(&mut b, pm, tm), at(&mut b, pn, tn));
+        let bounds = |b: &mut Builder, v: Value, end: usize, block: usize| {
+            let n = b.i32(end as i64);
+            (!end.is_multiple_of(block)).then(|| b.cmp(CmpOp::Lt, v, n))
+        };
+        let both = |b: &mut Builder, x: Option<Value>, y: Option<Value>| {
+            let x = x.map(|x| b.expand_dims(x, 1));
+            match (x, y) {
+                (Some(x), Some(y)) => Some(b.binary(BinaryOp::And, x, y)),
+                (x, y) => x.or(y),
+            }
+        };
+        let kl = b.iota(tk);
+        let (lo, hi, step) = (b.i32(0), b.i32(self.size[2] as i64), b.i32(tk as i64));
+        let zero = b.constant(Type::block(Elem::F32, [tm, tn]), Const::Float(0.0));
+        // A pointer block at (outer, inner) of the block, contiguous along the inner one or, turned, the outer one.
+        let pointers =
+            |b: &mut Builder, p: Value, outer: Value, inner: Value, turned: bool, pitch: usize, rows: usize| {
+                let outer = b.expand_dims(outer, 1);
+                let pitch_value = b.i32(pitch as i64);
+                let (o, i) = match turned {
+                    false => (b.binary(BinaryOp::Mul, outer, pitch_value), inner),
+                    true => (outer, b.binary(BinaryOp::Mul, inner, pitch_value)),
+                };
+                let of_batch = b.i32((rows * pitch) as i64);
+                let base = b.binary(BinaryOp::Mul, z, of_batch);
+                let offset = b.binary(BinaryOp::Add, o, i);
+                let offset = b.binary(BinaryOp::Add, offset, base);
+                b.ptr_add(p, offset)
+            };
+        let depth = self.size[2];
+        let a_pitch = Plain::pitch(if self.turned[0] { self.size[0] } else { depth });
+        let b_pitch = Plain::pitch(if self.turned[1] { depth } else { self.size[1] });
+        let (a_rows, b_rows) =
+            (if self.turned[0] { depth } else { self.size[0] }, if self.turned[1] { self.size[1] } else { depth });
+        let count = 1 + usize::from(self.gated);
+        let tiles = |b: &mut Builder, k: Value| -> Vec<Value> {
+            let mut all = vec![pointers(b, params[0], m, k, self.turned[0], a_pitch, a_rows)];
+            all.extend(params[1..=count].iter().map(|p| pointers(b, *p, k, n, self.turned[1], b_pitch, b_rows)));
+            all
+        };
+        let start = if self.carried { tiles(&mut b, kl) } else { vec![] };
+        let carried = [vec![zero; count], start].concat();
+        let out = b.for_loop([lo, hi, step], &carried, |b, index, now| {
+            let k = b.binary(BinaryOp::Add, index, kl);
+            let ptrs = if self.carried { now[count..].to_vec() } else { tiles(b, k) };
+            let (mm, nn, kk) =
+                (bounds(b, m, self.size[0], tm), bounds(b, n, self.size[1], tn), bounds(b, k, depth, tk));
+            let masks = [both(b, mm, kk), both(b, kk, nn)];
+            let loaded: Vec<Value> = ptrs
+                .iter()
+                .enumerate()
+                .map(|(i, p)| {
+                    let mask = masks[i.min(1)].map(|m| {
+                        let shape = b.shape(*p);
+                        b.broadcast_to(m, &shape)
+                    });
+                    b.load(*p, mask, None)
+                })
+                .collect();
+            let mut next: Vec<Value> =
+                (0..count).map(|i| b.dot(loaded[0], loaded[1 + i], now[i], DotPrecision::Exact)).collect();
+            if self.carried {
+                let steps =
+                    [if self.turned[0] { tk * a_pitch } else { tk }, if self.turned[1] { tk } else { tk * b_pitch }];
+                for (i, p) in ptrs.iter().enumerate() {
+                    let by = b.i32(steps[i.min(1)] as i64);
+                    next.push(b.ptr_add(*p, by));
+                }
+            }
+            next
+        });
+        let mut value = out[0];
+        if self.gated {
+            value = b.binary(BinaryOp::Mul, value, out[1]);
+        }
+        let (mm, nn) = (bounds(&mut b, m, self.size[0], tm), bounds(&mut b, n, self.size[1], tn));
+        if self.bias {
+            let p = b.ptr_add(extra[0], n);
+            let bias = b.load(p, nn, None);
+            value = b.binary(BinaryOp::Add, value, bias);
+            value = b.unary(UnaryOp::Tanh, value);
+        }
+        let mask = both(&mut b, mm, nn);
+        let pitch = Plain::pitch(self.size[1]);
+        if self.residual {
+            let p = pointers(&mut b, extra[1], m, n, false, pitch, self.size[0]);
+            let more = b.load(p, mask, None);
+            let more = b.cast(more, Elem::F32);
+            value = b.binary(BinaryOp::Add, value, more);
+        }
+        let value = b.cast(value, self.elem);
+        let p = pointers(&mut b, c, m, n, false, pitch, self.size[0]);
+        b.store(p, value, mask);
+        b.finish()
+    }
+    /// Random operands with NaN where nothing may be read.
+    fn buffers(&self, seed: u64) -> Vec<Buffer> {
+        let mut r = Random(seed ^ 0x5eed);
+        let [m, n, k] = self.size;
+        let mut matrix = |elem: Elem, rows: usize, columns: usize| {
+            let pitch = Plain::pitch(columns);
+            let values = (0..self.batch * rows * pitch)
+                .map(|i| if i % pitch < columns { r.below(2000) as f64 / 1000.0 - 1.0 } else { f64::NAN });
+            Buffer::from_f64(elem, &[self.batch * rows, pitch], values.collect::<Vec<_>>())
+        };
+        let turn = |turned: bool, [x, y]: [usize; 2]| if turned { (y, x) } else { (x, y) };
+        let (a, b) = (turn(self.turned[0], [m, k]), turn(self.turned[1], [k, n]));
+        let operands = [matrix(self.elem, a.0, a.1), matrix(self.elem, b.0, b.1), matrix(self.elem, b.0, b.1)];
+        let bias = matrix(Elem::F32, 1, n.next_multiple_of(8));
+        let (residual, out) = (matrix(self.elem, m, n), matrix(self.elem, m, n));
+        [operands.to_vec(), vec![bias, residual, out]].concat()
+    }
+}
+
+fn result(k: &Kernel, mut buffers: Vec<Buffer>, about: &str) -> Vec<u8> {
+    verify(k).unwrap_or_else(|e| panic!("{about}: {e}\n{}", text::print(k)));
+    assert_eq!(text::parse(&text::print(&k.compacted())), Ok(k.compacted()), "{about}");
+    run(k, &mut buffers).unwrap_or_else(|e| panic!("{about}: {e}\n{}", text::print(k)));
+    buffers.pop().map_or(vec![], |b| b.bytes)
+}
+
+fn has(k: &Kernel, wanted: impl Fn(&Op) -> bool) -> bool {
+    let mut found = false;
+    k.walk(&mut |_, d| found |= wanted(&d.op));
+    found
+}
+
+#[test]
+fn every_step_keeps_every_bit() {
+    let mut made = 0;
+    for seed in 0..24 {
+        let plain = Plain::random(seed);
+        let k = plain.kernel();
+        let about = format!("seed {seed}: {plain:?}");
+        let wanted = result(&k, plain.buffers(seed), &about);
+        let check = |name: &str, k: &Kernel| {
+            let got = result(k, plain.buffers(seed), &format!("{about} after {name}"));
+            assert!(got == wanted, "{about}: {name} changes the result\n{}", text::print(k));
+        };
+        let mapped = maps::run(&k).unwrap_or_else(|e| panic!("{about}: {e}"));
+        check("maps", &mapped);
+        assert!(has(&mapped, |op| *op == Op::TileLoad), "{about}\n{}", text::print(&mapped));
+        let [rows, _] = plain.tiles();
+        let clusters = if plain.elem != Elem::F32 && plain.grid < 2 && rows.is_multiple_of(2) { 2 } else { 1 };
+        let walking =
+            persistent::run(&mapped, Launch { blocks: 2, cluster: 1 }).unwrap_or_else(|e| panic!("{about}: {e}"));
+        check("persistent", &walking);
+        for (name, before) in [
+            ("roles", mapped.clone()),
+            ("persistent, roles", walking),
+            ("clusters, roles", persistent::run(&mapped, Launch { blocks: 4, cluster: clusters }).unwrap()),
+        ] {
+            match roles::run(&before, None) {
+                Ok(k) => {
+                    made += 1;
+                    check(name, &k);
+                    let mut clean = k.compacted();
+                    kiln_block::passes::canonicalise(&mut clean).unwrap();
+                    check(&format!("{name}, canonical"), &clean);
+                }
+                Err(Refusal(why)) => panic!("{about}: {why}\n{}", text::print(&before)),
+            }
+        }
+    }
+    assert_eq!(made, 3 * 24);
+}
