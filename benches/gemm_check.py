@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 
+# Large enough for clusters of two blocks, which share the right operand.
+CLUSTERED = [4096, 4096, 96]
 SIZES = [1, 7, 8, 17, 63, 64, 65, 127, 129, 1000, 4097]
 MORE = [2, 3, 5, 16, 31, 33, 100, 128, 192, 256, 257, 384, 511, 512, 768, 1024, 2048, 3072]
 EPILOGUES = ["none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu"]
@@ -24,6 +26,8 @@ UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 def draw(rng, n):
     """A case: dtype, batch, sizes, orders of the operands, epilogue."""
     cases = [("swap", d, p, s) for d in ("bf16", "f32") for p in range(3) for s in SIZES]
+    for dtype, form in [(d, f) for d in ("bf16", "f16") for f in ("dot", "linear", "at", "bt")]:
+        yield {"dtype": dtype, "batch": 0, "sizes": CLUSTERED, "form": form, "epilogue": rng.choice(EPILOGUES), "odd": False}
     for i in range(n):
         if i < len(cases):
             _, dtype, position, size = cases[i]

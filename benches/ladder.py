@@ -46,6 +46,17 @@ def build(folder):
     subprocess.run(command + jobs, check=True)
 
 
+class Attribute(ctypes.Structure):
+    """Number 4: blocks in a cluster, along each axis."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16)]
+
+
+class Config(ctypes.Structure):
+    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint)]
+    _fields_ += [("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(Attribute)), ("count", ctypes.c_uint)]
+
+
 class Program:
     """A kernel loaded through the driver, launched on a stream of PyTorch."""
 
@@ -95,9 +106,11 @@ class Program:
     def __call__(self):
         import torch
 
-        grid, threads = self.launch["grid"], self.launch["threads"]
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.check(self.cuda.cuLaunchKernel(self.function, *grid, threads, 1, 1, self.launch["shared"], stream, self.args, None))
+        launch, one = self.launch, Attribute(4, 0, (self.launch["cluster"], 1, 1))
+        config = Config(tuple(launch["grid"]), (launch["threads"], 1, 1), launch["shared"])
+        config.stream = torch.cuda.current_stream().cuda_stream
+        config.attributes, config.count = ctypes.pointer(one), int(launch["cluster"] > 1)
+        self.check(self.cuda.cuLaunchKernelEx(ctypes.byref(config), self.function, self.args, None))
 
 
 def milliseconds(work, calls):

@@ -183,6 +183,8 @@ fn warpgroups() {
     assemble(&ptx, Arch::Sm90a);
     // Four steps of K in a stage, the first stage apart.
     assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16"), 8);
+    // Addresses in matrix descriptors are without the number of the block in the cluster.
+    assert_eq!(count(&ptx, ", 16320;"), 2, "{}", ptx.text);
     // Two parts of the left operand, and four panels of the right one for both blocks.
     assert_eq!(count(&ptx, "cp.async.bulk.tensor.2d.shared::cluster.global"), 6);
     assert_eq!(count(&ptx, ".multicast::cluster"), 4);

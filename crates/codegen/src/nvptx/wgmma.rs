@@ -74,6 +74,8 @@ impl<'c> Gen<'c, '_> {
         // Bits 62-63: swizzle of 128 bytes; 32-45: from eight rows to the next; 16-29: from panel to panel.
         let leading = if transposed { t.panel_bytes() >> 4 } else { 1 };
         let fixed = 1u64 << 62 | (1024 >> 4) << 32 | (leading as u64) << 16;
+        // In a cluster the block's number stands above the address, where the descriptor has other fields.
+        let address = e.and(address, e.int_of(e.i64(), 0x3ffff))?;
         let base = e.or(e.lshr(address, e.int_of(e.i64(), 4))?, e.i64().const_int(fixed, false))?;
         let at = self.staged(stage, bytes >> 4)?;
         let base = self.e.add(base, self.e.zext(at, self.e.i64())?)?;
