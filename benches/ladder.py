@@ -208,7 +208,7 @@ def report(path):
         "",
         f"{figures['device']}; torch {figures['torch']}; {figures['date']}. `benches/ladder.py`: programs of `benches/ladder/` in bf16 with sums in f32, launches in CUDA",
         "graphs, medians of five rounds in turns with cuBLAS (`torch.mm`), random normal data. Every result is within 1.1 times the error",
-        "of cuBLAS's against float64, and two runs give equal bytes.",
+        "of cuBLAS's against float64, and two runs give equal bytes. Clocks fall while the processor warms: compare within a row.",
         "",
         "![The ladder](ladder.svg)",
         "",
