@@ -1,14 +1,13 @@
 //! A kernel's body: its values as a graph of their own, whose inputs are what it reads and whose outputs are what it stores.
 use crate::dag::Dag;
-use crate::planner::{Kernel, inputs};
+use crate::planner::Kernel;
 use crate::region::main_output;
 use kiln_graph::{BinaryOp, Graph, Op, Scalar, Source, Type, UnaryOp, ValueId};
 use std::collections::BTreeMap;
 
-/// A body with the values it reads and stores, in the order of its inputs and outputs.
+/// A body with the values it stores, in the order of its outputs; its inputs are what the kernel reads, in that order.
 pub struct Body {
     pub graph: Graph,
-    pub reads: Vec<usize>,
     pub stores: Vec<usize>,
     /// The body's value of every member.
     pub values: Vec<(usize, ValueId)>,
@@ -17,8 +16,7 @@ pub struct Body {
 pub fn body(dag: &Dag, k: &Kernel, name: &str) -> Body {
     let mut g = Graph::new(name);
     let (mut at, mut values) = (BTreeMap::<usize, ValueId>::new(), vec![]);
-    let reads = inputs(dag, &k.members);
-    for &i in &reads {
+    for &i in &k.reads {
         at.insert(i, g.input(dag.ty(i).clone()));
     }
     for &m in &k.members {
@@ -42,7 +40,7 @@ pub fn body(dag: &Dag, k: &Kernel, name: &str) -> Body {
     let rest = k.outs.iter().copied().filter(|&o| Some(o) != main);
     let stores: Vec<usize> = main.into_iter().chain(rest).collect();
     g.outputs = stores.iter().filter_map(|o| at.get(o).copied()).collect();
-    Body { graph: g, reads, stores, values }
+    Body { graph: g, stores, values }
 }
 
 /// Batch normalisation in primitives, computed in the accumulation type: `(x - mean) · rsqrt(variance + eps) · gain + bias`.

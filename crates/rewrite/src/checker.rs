@@ -5,22 +5,22 @@ use crate::dag::Dag;
 use crate::region::{Reject, check};
 use kiln_graph::{Op, Type};
 use kiln_plan::Machine;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// What legality and cost can tell a value apart by, its operands aside.
 type Kind = (Option<Op>, Type, Class);
 
 pub struct Checker<'a> {
     pub machine: &'a Machine,
-    kinds: HashMap<Kind, u32>,
-    known: HashMap<Vec<u32>, Result<Price, Reject>>,
+    kinds: FxHashMap<Kind, u32>,
+    known: FxHashMap<Vec<u32>, Result<Price, Reject>>,
     /// Regions asked about.
     pub asked: usize,
 }
 
 impl<'a> Checker<'a> {
     pub fn new(machine: &'a Machine) -> Checker<'a> {
-        Checker { machine, kinds: HashMap::new(), known: HashMap::new(), asked: 0 }
+        Checker { machine, kinds: FxHashMap::default(), known: FxHashMap::default(), asked: 0 }
     }
     /// Regions that differ.
     pub fn distinct(&self) -> usize {
@@ -41,7 +41,7 @@ impl<'a> Checker<'a> {
         // The region with its values numbered in order of appearance; the tags keep the sequence unambiguous.
         const OUTSIDE: u32 = 1 << 30;
         const MEMBER: u32 = 1 << 31;
-        let (mut local, mut key) = (HashMap::<usize, u32>::new(), vec![]);
+        let (mut local, mut key) = (FxHashMap::<usize, u32>::default(), vec![]);
         for &m in members {
             for &a in dag.args(m) {
                 let next = local.len() as u32;

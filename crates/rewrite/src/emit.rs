@@ -6,7 +6,7 @@ use crate::class::Class;
 use crate::cost::{lower_bound, microseconds};
 use crate::dag::{Dag, Program};
 use crate::names::Names;
-use crate::planner::{self, Apart, Kernel, Kernels, Limits, best_cut, boundaries, inputs};
+use crate::planner::{self, Apart, Kernel, Kernels, Limits, best_cut, boundaries};
 use crate::region::{alone, kind};
 use crate::why::label;
 use kiln_graph::{BinaryOp, Graph, Op};
@@ -76,7 +76,7 @@ pub fn emit(
 impl Emitter<'_> {
     /// Frozen values to compute at load time: those that kernels of the run read, and those that are results.
     fn frozen_wanted(&self, run: &Dag, kernels: &Kernels) -> BTreeSet<usize> {
-        let read = kernels.by_id.values().flat_map(|k| inputs(run, &k.members));
+        let read = kernels.by_id.values().flat_map(|k| k.reads.iter().copied());
         let wanted = read.chain(run.roots.iter().copied()).filter(|&v| run.class[v] == Class::Leaf);
         wanted.filter(|&v| !matches!(run.op(v), Op::Input(_) | Op::Param(_))).collect()
     }
@@ -104,7 +104,7 @@ impl Emitter<'_> {
         })
     }
     fn stage(&mut self, dag: &Dag, kernels: &Kernels, check: &mut Checker) -> Result<(), RewriteError> {
-        let mut order = kernels.launches(dag).ok_or(RewriteError::Cycle)?;
+        let mut order = kernels.launches().ok_or(RewriteError::Cycle)?;
         // The load may have stored a view of a frozen value that the run needs in memory too.
         order.retain(|id| !kernels.by_id[id].outs.iter().all(|o| self.at.contains_key(o)));
         let fused = self.fusion == Fusion::Fused;
@@ -144,7 +144,7 @@ impl Emitter<'_> {
             kind: kind(dag, &k.members),
             stage,
             body: b.graph,
-            inputs: b.reads.iter().map(|&v| self.buffer(v, stage)).collect(),
+            inputs: k.reads.iter().map(|&v| self.buffer(v, stage)).collect(),
             outputs: b.stores.iter().map(|&v| self.buffer(v, stage)).collect(),
             cost: k.price.cost(),
             reason,

@@ -9,9 +9,12 @@ use crate::dag::Dag;
 use crate::region::{Reject, alone};
 use kiln_plan::Stage;
 pub use limits::{Limits, Pin, fused_under};
-use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 mod limits;
+mod ways;
 
 #[derive(Clone, Debug)]
 pub struct Kernel {
@@ -19,7 +22,14 @@ pub struct Kernel {
     pub members: Vec<usize>,
     /// Ascending.
     pub outs: Vec<usize>,
+    /// What the members read of others, ascending.
+    pub reads: Vec<usize>,
     pub price: Price,
+}
+impl Kernel {
+    fn new(dag: &Dag, members: Vec<usize>, outs: Vec<usize>, price: Price) -> Kernel {
+        Kernel { reads: inputs(dag, &members), members, outs, price }
+    }
 }
 
 #[derive(Clone, Default, Debug)]
@@ -32,7 +42,7 @@ impl Kernels {
     }
     /// Kernels so that each comes after those whose results it reads, as near the order of the program as that allows; `None` if
     /// some wait for each other (never: merges check for detours).
-    pub fn launches(&self, dag: &Dag) -> Option<Vec<usize>> {
+    pub fn launches(&self) -> Option<Vec<usize>> {
         let mut home: BTreeMap<usize, usize> = BTreeMap::new();
         for (&id, k) in &self.by_id {
             home.extend(k.outs.iter().map(|&o| (o, id)));
@@ -40,7 +50,7 @@ impl Kernels {
         let mut waits: BTreeMap<usize, usize> = BTreeMap::new();
         let mut feeds: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (&id, k) in &self.by_id {
-            let before: Set = inputs(dag, &k.members).into_iter().filter_map(|i| home.get(&i).copied()).collect();
+            let before: Set = k.reads.iter().filter_map(|i| home.get(i).copied()).collect();
             waits.insert(id, before.len());
             for b in before {
                 feeds.entry(b).or_default().push(id);
@@ -65,6 +75,21 @@ impl Kernels {
 }
 
 type Set = BTreeSet<usize>;
+
+/// Seconds gained.
+#[derive(PartialEq)]
+struct Gain(f64);
+impl Eq for Gain {}
+impl Ord for Gain {
+    fn cmp(&self, other: &Gain) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+impl PartialOrd for Gain {
+    fn partial_cmp(&self, other: &Gain) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 fn sorted(i: impl IntoIterator<Item = usize>) -> Vec<usize> {
     let mut v: Vec<usize> = i.into_iter().collect();
     v.sort_unstable();
@@ -88,6 +113,9 @@ struct Planner<'a, 'm> {
     /// The kernel that stores a value.
     home: Vec<Option<usize>>,
     next: usize,
+    /// Place of a kernel in an order in which each comes after those that it reads from, by id; empty when it is to be found
+    /// again.
+    order: Vec<usize>,
     limits: Option<&'a Limits>,
     /// Kernels that stay as they are.
     locked: Set,
@@ -113,7 +141,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         let (n, kinds) = (dag.nodes.len(), check.kinds(dag));
         let plan = Kernels::default();
         let (readers, home) = (vec![Set::new(); n], vec![None; n]);
-        Planner { dag, check, kinds, plan, readers, home, next: 0, limits: None, locked: Set::new() }
+        Planner { dag, check, kinds, plan, readers, home, next: 0, order: vec![], limits: None, locked: Set::new() }
     }
     fn price(&mut self, members: Vec<usize>, outs: Vec<usize>) -> Result<Kernel, Reject> {
         if self.limits.is_some_and(|l| !l.allows(&members)) {
@@ -123,7 +151,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         if self.dag.stage == Stage::Run && members.iter().all(|&m| self.dag.frozen(m)) {
             price.seconds = 0.;
         }
-        Ok(Kernel { members, outs, price })
+        Ok(Kernel::new(self.dag, members, outs, price))
     }
     fn seconds(&self, id: usize) -> f64 {
         self.plan.by_id.get(&id).map_or(0., |k| k.price.seconds)
@@ -131,19 +159,21 @@ impl<'a, 'm> Planner<'a, 'm> {
     fn install(&mut self, k: Kernel) -> usize {
         let id = self.next;
         self.next += 1;
-        for i in inputs(self.dag, &k.members) {
+        for &i in &k.reads {
             self.readers[i].insert(id);
         }
         for &o in &k.outs {
             self.home[o] = Some(id);
         }
         self.plan.by_id.insert(id, k);
+        self.order.clear();
         id
     }
     fn remove(&mut self, id: usize) {
         let Some(k) = self.plan.by_id.remove(&id) else { return };
-        for i in inputs(self.dag, &k.members) {
-            self.readers[i].remove(&id);
+        self.order.clear();
+        for i in &k.reads {
+            self.readers[*i].remove(&id);
         }
         for &o in &k.outs {
             if self.home[o] == Some(id) {
@@ -204,7 +234,7 @@ impl<'a, 'm> Planner<'a, 'm> {
                     if views.is_empty() {
                         // An op on stored operands is always a kernel.
                         let price = alone(dag, v, self.check.machine);
-                        self.install(Kernel { members: vec![v], outs: vec![v], price });
+                        self.install(Kernel::new(dag, vec![v], vec![v], price));
                         continue;
                     }
                     todo.push(v);
@@ -221,28 +251,12 @@ impl<'a, 'm> Planner<'a, 'm> {
         let user = |u: &usize| dag.class[*u] != Class::Result && dag.args(*u).contains(&v);
         let own = dag.is_root(v) || dag.live.iter().any(user);
         let outs = members.iter().copied().filter(|&m| m != v || own).collect();
-        Kernel { members, outs, price: alone(dag, v, self.check.machine) }
+        Kernel::new(dag, members, outs, alone(dag, v, self.check.machine))
     }
 
     fn followers(&self, id: usize) -> Set {
         let Some(k) = self.plan.by_id.get(&id) else { return Set::new() };
         k.outs.iter().flat_map(|&o| self.readers[o].iter().copied()).filter(|&k| k != id).collect()
-    }
-    /// Is there a way from `a` to `b` other than the direct edge? Then one kernel would wait for itself.
-    fn detour(&self, a: usize, b: usize) -> bool {
-        let mut todo: Vec<usize> = self.followers(a).into_iter().filter(|&k| k != b).collect();
-        let mut seen: Set = todo.iter().copied().collect();
-        while let Some(k) = todo.pop() {
-            for n in self.followers(k) {
-                if n == b {
-                    return true;
-                }
-                if seen.insert(n) {
-                    todo.push(n);
-                }
-            }
-        }
-        false
     }
     /// `a` and `b` as one kernel and the gain, if legal and a gain; stores that only the two read are gone.
     fn merged(&mut self, a: usize, b: usize) -> Option<(f64, Kernel)> {
@@ -264,7 +278,7 @@ impl<'a, 'm> Planner<'a, 'm> {
     fn pairs_of(&self, id: usize) -> BTreeSet<(usize, usize)> {
         let mut out: BTreeSet<(usize, usize)> = self.followers(id).into_iter().map(|k| (id, k)).collect();
         let Some(k) = self.plan.by_id.get(&id) else { return out };
-        for i in inputs(self.dag, &k.members) {
+        for &i in &k.reads {
             let siblings = self.readers[i].iter().filter(|&&r| r != id).map(|&r| (r.min(id), r.max(id)));
             match self.home[i].filter(|&h| h != id) {
                 Some(h) => {
@@ -279,23 +293,27 @@ impl<'a, 'm> Planner<'a, 'm> {
         out
     }
     fn merge_all(&mut self) {
-        let mut gains: BTreeMap<(usize, usize), Option<(f64, Kernel)>> = BTreeMap::new();
+        let mut gains: FxHashMap<(usize, usize), Kernel> = FxHashMap::default();
+        let mut asked: FxHashSet<(usize, usize)> = FxHashSet::default();
+        // The best first; of equals, those with the lowest numbers.
+        let mut best: BinaryHeap<(Gain, Reverse<(usize, usize)>)> = BinaryHeap::new();
         let mut fresh: Vec<usize> = self.plan.by_id.keys().copied().collect();
         loop {
             for p in fresh.drain(..).flat_map(|id| self.pairs_of(id)).collect::<BTreeSet<_>>() {
-                if let Entry::Vacant(e) = gains.entry(p) {
-                    e.insert(self.merged(p.0, p.1));
+                if asked.insert(p)
+                    && let Some((gain, k)) = self.merged(p.0, p.1)
+                {
+                    best.push((Gain(gain), Reverse(p)));
+                    gains.insert(p, k);
                 }
             }
-            let found = gains.iter().filter_map(|(p, g)| g.as_ref().map(|g| (g.0, *p)));
-            let Some((_, (a, b))) = found.max_by(|x, y| x.0.total_cmp(&y.0).then(y.1.cmp(&x.1))) else { return };
-            // A merge elsewhere may have closed a way round since this pair was priced.
-            let Some(Some((_, k))) = gains.remove(&(a, b)) else { return };
+            let Some((_, Reverse((a, b)))) = best.pop() else { return };
+            let here = |id| self.plan.by_id.contains_key(&id);
+            // A merge elsewhere may have taken one of the two, or closed a way round since this pair was priced.
+            let Some(k) = gains.remove(&(a, b)).filter(|_| here(a) && here(b)) else { continue };
             if self.detour(a, b) || self.detour(b, a) {
-                gains.insert((a, b), None);
                 continue;
             }
-            gains.retain(|p, _| ![a, b].contains(&p.0) && ![a, b].contains(&p.1));
             self.remove(a);
             self.remove(b);
             fresh.push(self.install(k));
@@ -351,11 +369,10 @@ impl<'a, 'm> Planner<'a, 'm> {
         }
         let kept: Vec<usize> = kb.members.iter().copied().filter(|&x| x != m).collect();
         let Ok(tail) = self.price(self.cone(&kept, &kb.outs), kb.outs) else { return false };
-        let still = inputs(self.dag, &tail.members);
         homes.into_iter().any(|a| {
             let Some(ka) = self.plan.by_id.get(&a) else { return false };
             let needed = |o: &usize| {
-                self.dag.is_root(*o) || still.contains(o) || self.readers[*o].iter().any(|&r| r != a && r != b)
+                self.dag.is_root(*o) || tail.reads.contains(o) || self.readers[*o].iter().any(|&r| r != a && r != b)
             };
             let outs = sorted(ka.outs.iter().copied().filter(needed).chain([m]));
             let members = sorted(ka.members.iter().chain(&part).copied());
@@ -382,7 +399,7 @@ pub fn boundaries(
     p.limits = limits;
     p.next = kernels.by_id.keys().max().map_or(0, |m| m + 1);
     for (&id, k) in &kernels.by_id {
-        for i in inputs(dag, &k.members) {
+        for &i in &k.reads {
             p.readers[i].insert(id);
         }
         for &o in &k.outs {

@@ -1,5 +1,5 @@
 //! Planning under constraints: kernels given as they shall be, values that must or must not share one.
-use super::{Kernels, Planner, Set, inputs, sorted};
+use super::{Kernels, Planner, Set, sorted};
 use crate::checker::Checker;
 use crate::class::Class;
 use crate::constraints::Impossible;
@@ -93,7 +93,7 @@ impl Planner<'_, '_> {
         }
         let rest = self.unpinned();
         self.one_kernel_per_op(rest);
-        match self.plan.launches(self.dag) {
+        match self.plan.launches() {
             Some(_) => Ok(()),
             None => Err(Impossible {
                 constraint: "the pinned kernels".into(),
@@ -110,7 +110,7 @@ impl Planner<'_, '_> {
             let first = seen.insert(v);
             if let Some(k) = self.home[v].and_then(|h| self.plan.by_id.get(&h)) {
                 if first {
-                    todo.extend(inputs(dag, &k.members).into_iter().map(|i| (i, true)));
+                    todo.extend(k.reads.iter().map(|&i| (i, true)));
                 }
                 continue;
             }
@@ -173,8 +173,8 @@ impl Planner<'_, '_> {
             seen
         };
         let feeds = |id: usize| -> Set {
-            let members = self.plan.by_id.get(&id).map(|k| inputs(self.dag, &k.members)).unwrap_or_default();
-            members.into_iter().filter_map(|i| self.home[i]).filter(|&h| h != id).collect()
+            let reads = self.plan.by_id.get(&id).map(|k| &k.reads[..]).unwrap_or_default();
+            reads.iter().filter_map(|&i| self.home[i]).filter(|&h| h != id).collect()
         };
         let (after, before) = (reach(&|id| self.followers(id)), reach(&feeds));
         after.intersection(&before).copied().chain(ids.iter().copied()).collect()
