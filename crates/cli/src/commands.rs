@@ -159,7 +159,7 @@ fn run_model(a: &args::Run) -> Result<(), Error> {
 fn target_of(path: &std::path::Path, given: Option<TargetName>) -> Result<Target, Error> {
     match given {
         Some(t) => Ok(target(t)),
-        None if FileKind::of(path)? == FileKind::Artifact => Ok(kiln::artifact::read(path)?.options.target),
+        None if FileKind::of(path)? == FileKind::Artifact => kiln::artifact::target(path),
         None => Ok(Target::Cpu),
     }
 }

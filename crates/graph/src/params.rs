@@ -22,7 +22,8 @@ pub fn random_tensor(ty: crate::Type, seed: u64, scale: f64) -> Tensor {
     }
 }
 
-fn param_data(index: usize, p: &ParamInfo) -> Tensor {
+/// Data of one parameter; `index` is its place in the graph.
+pub fn param_data(index: usize, p: &ParamInfo) -> Tensor {
     let seeded = |seed: u64| seed ^ (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let ty = p.ty.clone();
     match &p.init {

@@ -5,10 +5,11 @@ use crate::{
     compile::{CompiledCode, from_plan},
     io,
 };
-use kiln_graph::{Graph, Init, Tensor};
+use kiln_graph::{Graph, Init, ParamInfo, Tensor, params::param_data};
 use serde::{Deserialize, Serialize};
 use std::{
-    io::{Cursor, Read, Write},
+    fs::File,
+    io::{BufReader, Cursor, Read, Write},
     path::Path,
 };
 use zip::{ZipArchive, ZipWriter, write::SimpleFileOptions};
@@ -33,9 +34,9 @@ pub struct Opened {
     pub options: CompileOptions,
 }
 
-/// Whether a zip file is one of Kiln's.
-pub fn is_artifact(bytes: &[u8]) -> bool {
-    ZipArchive::new(Cursor::new(bytes)).is_ok_and(|z| z.index_for_name("kiln/meta.json").is_some())
+/// Whether a zip file is one of Kiln's. Reads its directory only.
+pub fn is_artifact(file: &mut File) -> bool {
+    ZipArchive::new(BufReader::new(file)).is_ok_and(|z| z.index_for_name("kiln/meta.json").is_some())
 }
 
 /// Writes an artifact.
@@ -77,64 +78,90 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
     io::write_whole(path, &bytes)
 }
 
+/// An artifact, of which only what is asked for is read.
+struct Reader<'a> {
+    path: &'a Path,
+    zip: ZipArchive<BufReader<File>>,
+    meta: Meta,
+}
+
+impl<'a> Reader<'a> {
+    fn open(path: &'a Path) -> Result<Reader<'a>, Error> {
+        let file = File::open(path).map_err(|e| Error::reading(path, &e))?;
+        let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|e| unusable(path, e))?;
+        let meta: Meta = serde_json::from_slice(&part(path, &mut zip, "meta.json")?).map_err(|e| unusable(path, e))?;
+        match meta.version {
+            VERSION => Ok(Reader { path, zip, meta }),
+            other => Err(unusable(path, format!("it is of version {other}, this Kiln reads {VERSION}"))),
+        }
+    }
+    fn get(&mut self, name: &str) -> Result<Vec<u8>, Error> {
+        part(self.path, &mut self.zip, name)
+    }
+    fn text(&mut self, name: &str) -> Result<String, Error> {
+        String::from_utf8(self.get(name)?).map_err(|e| unusable(self.path, e))
+    }
+    fn target(&self) -> Result<Target, Error> {
+        let target = [Target::Cpu, Target::Sm80, Target::Sm90a].into_iter().find(|t| t.name() == self.meta.target);
+        target.ok_or_else(|| unusable(self.path, format!("its target {} is unknown", self.meta.target)))
+    }
+    fn plan(&mut self) -> Result<kiln_plan::Plan, Error> {
+        kiln_plan::text::parse(&self.text("plan.txt")?).map_err(|e| unusable(self.path, e))
+    }
+    fn params(&mut self, graph: &Graph) -> Result<Vec<Tensor>, Error> {
+        let mut stored = 0;
+        let mut one = |(i, info): (usize, &ParamInfo)| {
+            if info.init != Init::External {
+                return Ok(param_data(i, info));
+            }
+            let bytes = self.get(&format!("params/{stored}"))?;
+            stored += 1;
+            Tensor::from_bytes(info.ty.clone(), &bytes)
+                .ok_or_else(|| unusable(self.path, format!("parameter {} is cut short", info.name)))
+        };
+        graph.params.iter().enumerate().map(&mut one).collect()
+    }
+}
+/// Room made before reading a part, whatever size a file claims for it.
+const MAX_RESERVED: usize = 1 << 30;
+
+fn part(path: &Path, zip: &mut ZipArchive<BufReader<File>>, name: &str) -> Result<Vec<u8>, Error> {
+    let mut file = zip.by_name(&format!("kiln/{name}")).map_err(|_| unusable(path, format!("{name} is missing")))?;
+    let mut out = Vec::with_capacity(usize::try_from(file.size()).unwrap_or(0).min(MAX_RESERVED));
+    file.read_to_end(&mut out).map_err(|e| unusable(path, format!("{name}: {e}")))?;
+    Ok(out)
+}
+
+fn unusable(path: &Path, what: impl std::fmt::Display) -> Error {
+    Error::failed(
+        format!("{} is not a usable artifact: {what}", path.display()),
+        "compile the model again with `kiln compile`",
+    )
+}
+
 /// The report that an artifact carries.
 pub fn report(path: &Path) -> Result<crate::Report, Error> {
-    let bytes = std::fs::read(path).map_err(|e| Error::reading(path, &e))?;
-    let missing = |e: &dyn std::fmt::Display| {
-        Error::failed(
-            format!("{} carries no report: {e}", path.display()),
-            "compile the model again with `kiln compile`",
-        )
-    };
-    let mut zip = ZipArchive::new(Cursor::new(bytes)).map_err(|e| missing(&e))?;
-    let mut text = String::new();
-    let mut file = zip.by_name("kiln/explain.json").map_err(|e| missing(&e))?;
-    file.read_to_string(&mut text).map_err(|e| missing(&e))?;
-    crate::Report::from_json(&text, &path.display().to_string())
+    crate::Report::from_json(&Reader::open(path)?.text("explain.json")?, &path.display().to_string())
+}
+/// The plan that an artifact carries.
+pub fn plan(path: &Path) -> Result<kiln_plan::Plan, Error> {
+    Reader::open(path)?.plan()
+}
+/// What an artifact was compiled for.
+pub fn target(path: &Path) -> Result<Target, Error> {
+    Reader::open(path)?.target()
 }
 
 /// Reads an artifact back.
 pub fn read(path: &Path) -> Result<Opened, Error> {
-    let bytes = std::fs::read(path).map_err(|e| Error::reading(path, &e))?;
-    let bad = |what: String| {
-        Error::failed(
-            format!("{} is not a usable artifact: {what}", path.display()),
-            "compile the model again with `kiln compile`",
-        )
-    };
-    let mut zip = ZipArchive::new(Cursor::new(bytes)).map_err(|e| bad(e.to_string()))?;
-    let mut get = |name: String| -> Result<Vec<u8>, Error> {
-        let mut file = zip.by_name(&format!("kiln/{name}")).map_err(|_| bad(format!("{name} is missing")))?;
-        let mut out = vec![];
-        file.read_to_end(&mut out).map_err(|e| bad(format!("{name}: {e}")))?;
-        Ok(out)
-    };
-    let meta: Meta = serde_json::from_slice(&get("meta.json".into())?).map_err(|e| bad(e.to_string()))?;
-    if meta.version != VERSION {
-        return Err(bad(format!("it is of version {}, this Kiln reads {VERSION}", meta.version)));
-    }
-    let target = [Target::Cpu, Target::Sm80, Target::Sm90a].into_iter().find(|t| t.name() == meta.target);
-    let target = target.ok_or_else(|| bad(format!("its target {} is unknown", meta.target)))?;
-    let text = String::from_utf8(get("graph.json".into())?).map_err(|e| bad(e.to_string()))?;
-    let graph = Graph::from_json(&text).map_err(|e| bad(e.to_string()))?;
-    let text = String::from_utf8(get("plan.txt".into())?).map_err(|e| bad(e.to_string()))?;
-    let plan = kiln_plan::text::parse(&text).map_err(|e| bad(e.to_string()))?;
-    let mut params: Vec<Tensor> = kiln_graph::params::random_params(&graph);
-    let stored = graph.params.iter().zip(&mut params).filter(|(p, _)| p.init == Init::External);
-    for (i, (info, t)) in stored.enumerate() {
-        let bytes = get(format!("params/{i}"))?;
-        *t = Tensor::from_bytes(info.ty.clone(), &bytes)
-            .ok_or_else(|| bad(format!("parameter {} is cut short", info.name)))?;
-    }
-    let model = Model {
-        graph,
-        params,
-        path: path.into(),
-        archive: meta.archive.map(Into::into),
-        guards: meta.guards,
-        import_s: 0.0,
-    };
-    let options = CompileOptions { target, fuse: meta.fuse, numerics: meta.numerics, ..CompileOptions::default() };
+    let mut reader = Reader::open(path)?;
+    let target = reader.target()?;
+    let graph = Graph::from_json(&reader.text("graph.json")?).map_err(|e| unusable(path, e))?;
+    let plan = reader.plan()?;
+    let params = reader.params(&graph)?;
+    let Meta { fuse, numerics, guards, archive, .. } = reader.meta;
+    let model = Model { graph, params, path: path.into(), archive: archive.map(Into::into), guards, import_s: 0.0 };
+    let options = CompileOptions { target, fuse, numerics, ..CompileOptions::default() };
     Ok(Opened { model, plan, options })
 }
 

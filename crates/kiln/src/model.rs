@@ -1,7 +1,11 @@
 //! Models: a TorchScript archive, a text graph, or a compiled artifact.
 use crate::{Error, artifact, io, torch};
 use kiln_graph::{Graph, Scalar, Tensor, Type};
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
 
 /// A graph with its weights, ready to compile.
 pub struct Model {
@@ -32,9 +36,12 @@ pub enum FileKind {
 impl FileKind {
     /// Reads the file's start (and a zip's directory).
     pub fn of(path: &Path) -> Result<FileKind, Error> {
-        let bytes = std::fs::read(path).map_err(|e| Error::reading(path, &e))?;
-        if bytes.starts_with(b"PK") {
-            return Ok(if artifact::is_artifact(&bytes) { FileKind::Artifact } else { FileKind::TorchScript });
+        let reading = |e| Error::reading(path, &e);
+        let mut file = File::open(path).map_err(reading)?;
+        let mut start = vec![];
+        file.by_ref().take(2).read_to_end(&mut start).map_err(reading)?;
+        if start == b"PK" {
+            return Ok(if artifact::is_artifact(&mut file) { FileKind::Artifact } else { FileKind::TorchScript });
         }
         if path.extension().is_some_and(|e| e == "pt") {
             return Err(Error::failed(
@@ -42,7 +49,8 @@ impl FileKind {
                 "write it with torch.jit.trace(model, inputs).save(path); older torch.save files have to be exported again",
             ));
         }
-        let text = String::from_utf8_lossy(&bytes);
+        file.read_to_end(&mut start).map_err(reading)?;
+        let text = String::from_utf8_lossy(&start);
         let first = text.lines().map(str::trim).find(|l| !l.is_empty() && !l.starts_with('#') && !l.starts_with(';'));
         match first.and_then(|l| l.split_whitespace().next()) {
             Some("graph") => Ok(FileKind::GraphText),

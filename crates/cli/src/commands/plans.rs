@@ -65,7 +65,7 @@ fn plan(a: &args::ModelArgs, name: Option<args::TargetName>, options: &CompileOp
     let as_compiled = name.is_none() && options.fuse && options.constraints.is_empty();
     match FileKind::of(&a.model)? {
         FileKind::PlanText => stages::read_plan(&a.model),
-        FileKind::Artifact if as_compiled => Ok(kiln::artifact::read(&a.model)?.plan),
+        FileKind::Artifact if as_compiled => kiln::artifact::plan(&a.model),
         _ => {
             let target = name.map_or_else(|| target_of(&a.model, None), |t| Ok(target(t)))?;
             let given: Vec<Tensor> = super::inputs(a)?;
