@@ -24,8 +24,10 @@ def checks():
                 r = row(f"{name}_{rows}x{n}_{d}", [(d, (rows, n))], body, lambda x, call=call: call(F, x))
                 yield {**r, "special": True}
             norm = lambda x, y, g, b, n=n: (x + y, F.layer_norm(x + y, (n,), g, b))
-            inputs = [(d, (rows, n)), (d, (rows, n)), (d, (n,)), (d, (n,))]
-            yield {**row(f"residual_layer_norm_{rows}x{n}_{d}", inputs, "%s = add %a, %b\n%y = layer_norm %s, %c, %d eps=1e-5\nreturn %s, %y", norm), "special": True}
+            # So many rows that weights are copied for them, too.
+            for rows in [rows] + [(1 << 23) // n | 1] * (n > 1000):
+                inputs = [(d, (rows, n)), (d, (rows, n)), (d, (n,)), (d, (n,))]
+                yield {**row(f"residual_layer_norm_{rows}x{n}_{d}", inputs, "%s = add %a, %b\n%y = layer_norm %s, %c, %d eps=1e-5\nreturn %s, %y", norm), "special": True}
         body = "%v = slice %a axis=1 start=1 len=4097\n%y = softmax %v axis=1\nreturn %y"
         yield row(f"softmax_of_columns_{d}", [(d, (37, 4099))], body, lambda x: F.softmax(x[:, 1:4098], 1))
         body = "%v = slice %a axis=0 start=3 len=30\n%y = softmax %v axis=1\nreturn %y"

@@ -191,6 +191,10 @@ impl Builder {
         let ty = Type::block(self.elem(p).unwrap_or(Elem::F32), shape);
         self.one(Op::Load, &args, ty)
     }
+    /// Bytes from a scalar pointer on that another instance will read soon.
+    pub fn prefetch(&mut self, p: Value, bytes: usize) {
+        self.inst(Op::Prefetch { bytes: bytes as u32 }, &[p], &[], vec![]);
+    }
     pub fn store(&mut self, p: Value, v: Value, mask: Option<Value>) {
         let shape = self.shape(p);
         let mut args = vec![p, self.broadcast_to(v, &shape)];

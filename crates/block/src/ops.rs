@@ -225,6 +225,10 @@ pub enum Op {
     ConvertLayout,
     /// The same block. What is computed from the result is computed from it, not known from what the operand had given.
     Keep,
+    /// Bytes from a pointer on that another instance will read soon. Says no more than that.
+    Prefetch {
+        bytes: u32,
+    },
     /// A shared tile (type in the result).
     AllocShared,
     /// Shared tile, stage (i32), value: synchronous store.

@@ -44,6 +44,16 @@ fn layouts_odd_names_and_bits() {
 }
 
 #[test]
+fn bytes_asked_for() {
+    let source = "kernel @k(%x: ptr<f32> readonly align 16) grid [1, 1, 1] warps 1 {\n  prefetch %x bytes 64\n}\n";
+    let k = parse(source).unwrap();
+    verify(&k).unwrap();
+    assert_eq!(print(&k), source);
+    let many = "kernel @k(%x: ptr<f32>) grid [1,1,1] warps 1 { %p = splat %x : ptr<f32>[8]\n prefetch %p bytes 64 }";
+    assert!(verify(&parse(many).unwrap()).unwrap_err().to_string().contains("one pointer"));
+}
+
+#[test]
 fn rows_in_a_run() {
     let k = parse("kernel @k(%x: f32) grid [1,1,1] warps 1 { %a = splat %x : f32[32]\n %b = unpack %a row 7 : f32[4,8]\n %c = pack %b row 7 : f32[32] }").unwrap();
     verify(&k).unwrap();

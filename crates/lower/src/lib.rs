@@ -6,9 +6,11 @@
 //! A body becomes a *scalar program* first ([`resolve`]): what one element of each output is, with every view folded into
 //! index expressions ([`expr`]). Its iteration space is split and merged until accesses are plain ([`space`]), a schedule
 //! cuts it into tiles ([`tile`], [`pointwise`], …), and [`emit`] writes the block instructions.
+mod ahead;
 mod attention;
 mod composite;
 mod conv;
+mod copies;
 mod dag;
 mod emit;
 mod expr;

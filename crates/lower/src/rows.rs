@@ -7,6 +7,7 @@
 //!   read several at once ([`crate::packed`]);
 //! - few long rows are cut into parts: each level leaves partial results in scratch, which the next one combines in a fixed
 //!   order.
+use crate::copies;
 use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
 use crate::shift::{self, Shift, VECTOR};
@@ -66,9 +67,13 @@ where
     let Some(plan) = plan(&mut space, &settled, target) else {
         return Err(LowerError::Unsupported { kernel: name.to_string(), why: "a reduction without a row".into() });
     };
-    let scene = scene(&space)?;
+    let mut scene = scene(&space)?;
     let plan = shift::shifted(plan, &scene, &mut space);
-    Walk::new(name, &scene, plan, scratch).emit()
+    let mut out = copies::copied(name, &plan, &mut scene, scratch);
+    let rest = Walk::new(name, &scene, plan, scratch + out.scratch.len() as u32).emit()?;
+    out.scratch.extend(rest.scratch);
+    out.steps.extend(rest.steps);
+    Ok(out)
 }
 
 fn plan(space: &mut Space, scene: &Scene, target: Target) -> Option<RowPlan> {
@@ -166,15 +171,17 @@ impl Limits {
         let thread = (64 / bytes.max(1)).clamp(4, 32);
         Limits { thread, tile, bytes, narrow, again: reads_again(scene, row), shares, any_order }
     }
-    /// Warps for a tile: few with many elements each, so that barriers join few and other instances run beside.
-    fn warps(&self, elements: usize, padded: bool) -> usize {
-        let each = match elements {
+    /// Warps for a tile of which so many elements are there: few with many elements each, so that barriers join few and
+    /// other instances run beside.
+    fn warps(&self, tile: usize, there: usize, padded: bool) -> usize {
+        let each = match tile {
             // Half types are kept two a register. Where no lane is idle, and beside weights, that measures slower.
             65536.. if self.bytes == 2 && padded && !self.shares => 64,
             4097.. => 32,
-            _ => self.thread.min(elements.div_ceil(32)),
+            _ => self.thread.min(tile.div_ceil(32)),
         };
-        (elements / (32 * each)).next_power_of_two().clamp(1, 512)
+        // Rather a quarter more a thread than twice the warps.
+        (there * 4 / 5).div_ceil(32 * each).next_power_of_two().clamp(1, 512)
     }
 }
 
@@ -223,11 +230,11 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
             packed: false,
         };
     }
-    // Two long rows together: what they share comes from the second-level cache once for both.
-    let pair = gpu && limits.shares && wide > 8192 && 2 * wide <= limits.tile;
+    let vector = VECTOR / limits.narrow.clamp(1, VECTOR);
+    // Two long rows together: what they share comes from the second-level cache once for both, if they start alike.
+    let pair = gpu && limits.shares && wide > 8192 && 2 * wide <= limits.tile && n.is_multiple_of(vector);
     let mut together = if pair { 2 * wide } else { together };
     // So many that they start at a multiple of a vector.
-    let vector = VECTOR / limits.narrow.clamp(1, VECTOR);
     let short = limits.narrow == 2 || n < 32;
     if gpu && short && !n.is_multiple_of(vector) && wide * vector <= 16384 {
         together = together.max(wide * vector);
@@ -237,7 +244,7 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
         high /= 2;
     }
     let warps = if gpu {
-        limits.warps(high * wide, n < wide)
+        limits.warps(high * wide, high * n, n < wide)
     } else {
         warps_for(high * wide, if wide > 8192 { 32 } else { 8 })
     };
@@ -301,7 +308,7 @@ fn across(
         row,
         rank: 2,
         parts: split,
-        warps: if gpu { limits.warps(high * wide, true) } else { 4 },
+        warps: if gpu { limits.warps(high * wide, high * wide, true) } else { 4 },
         target,
         shift: None,
         packed: false,

@@ -2,6 +2,7 @@
 //! counted from the multiple before the row's start, so that accesses to the row are aligned, and the first few lanes are
 //! outside.
 use crate::Target;
+use crate::copies::large;
 use crate::dag::{NodeOp, Scene};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::packed::packs;
@@ -20,6 +21,15 @@ pub struct Shift {
     pub position: Expr,
     /// Lanes before the row.
     pub start: Expr,
+    /// Elements of a vector: more than `start`.
+    pub vector: usize,
+}
+
+impl Shift {
+    /// Lanes that can be the row's, in whole vectors.
+    pub fn width(&self, row: usize) -> usize {
+        (row + self.vector - 1).next_multiple_of(self.vector)
+    }
 }
 
 /// The plan with rows in runs, or with a shift, where that aligns accesses that were not.
@@ -37,13 +47,13 @@ pub fn shifted(plan: RowPlan, scene: &Scene, space: &mut Space) -> RowPlan {
         return plan;
     }
     // What all rows share would then be read from anywhere, for which a thread of a long row has no registers left.
-    if plan.warps > 16 && shares(scene, plan.row.id) {
+    if plan.warps > 16 && shares(scene, plan.row.id) && !large(&plan) {
         return plan;
     }
     let lane = space.fresh();
     let v = vector as i64;
     let before = start.clone().div(v).scale(v).plus(&start.clone().scale(-1));
-    let shift = Shift { lane, position: Expr::coord(lane, wide).plus(&before), start: start.rem(v) };
+    let shift = Shift { lane, position: Expr::coord(lane, wide).plus(&before), start: start.rem(v), vector };
     RowPlan { row: crate::tile::Cut { block: wide, ..plan.row }, shift: Some(shift), ..plan }
 }
 

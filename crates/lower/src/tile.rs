@@ -48,6 +48,16 @@ pub struct Shape {
     pub warps: usize,
 }
 
+impl Shape {
+    /// Positions of parts and of cuts.
+    fn counts(&self) -> Vec<usize> {
+        std::iter::once(self.parts.max(1)).chain(self.cuts.iter().map(Cut::count)).collect()
+    }
+    pub fn instances(&self) -> usize {
+        self.counts().iter().product()
+    }
+}
+
 /// A buffer a step uses: where, of what, only read.
 pub type Used = (Slot, DType, bool);
 
@@ -69,12 +79,11 @@ pub fn open<'a>(name: &str, scene: &'a Scene, shape: &Shape) -> Frame<'a> {
 
 /// Starts a program that uses these buffers; parameters are in the order of the slots.
 pub fn open_with<'a>(name: &str, scene: &'a Scene, shape: &Shape, used: &[Used]) -> Frame<'a> {
-    let counts: Vec<usize> = std::iter::once(shape.parts.max(1)).chain(shape.cuts.iter().map(Cut::count)).collect();
-    let instances: usize = counts.iter().product();
+    let instances = shape.instances();
     let mut frame = open_bare(name, scene, used, &shape.cuts, instances);
     frame.b.set_warps(shape.warps.max(1));
     frame.rank = shape.rank;
-    frame.place(shape, &counts);
+    frame.place(shape);
     frame
 }
 
@@ -124,14 +133,19 @@ impl Frame<'_> {
         self.args.push(slot);
         self.b.descriptor(name, ty, array, readonly)
     }
-    /// Splits the instance's number into positions, the last cut fastest.
-    fn place(&mut self, shape: &Shape, counts: &[usize]) {
-        let instances: usize = counts.iter().product();
-        let mut rest = (instances > 1).then(|| {
-            let pid = self.b.program_id(0);
-            self.b.cast(pid, self.em.index)
-        });
-        let mut outer = instances;
+    fn place(&mut self, shape: &Shape) {
+        let number = (shape.instances() > 1).then(|| self.number());
+        self.place_at(shape, number);
+    }
+    /// The instance's number.
+    pub fn number(&mut self) -> Value {
+        let pid = self.b.program_id(0);
+        self.b.cast(pid, self.em.index)
+    }
+    /// Splits an instance's number into positions, the last cut fastest.
+    pub fn place_at(&mut self, shape: &Shape, number: Option<Value>) {
+        let counts = shape.counts();
+        let (mut rest, mut outer) = (number, shape.instances());
         for (i, &n) in counts.iter().enumerate().rev() {
             outer /= n.max(1);
             let position = match rest {
@@ -166,7 +180,9 @@ impl Frame<'_> {
     /// Lanes of a row of the whole tile that starts at some lane of it.
     pub fn shifted(&mut self, cut: Cut, shift: &Shift) -> Lanes {
         let Some(lane) = self.iota(cut) else { return Lanes::default() };
-        self.em.coords.insert(shift.lane, Lanes { lane: Some(lane), ..Lanes::default() });
+        let width = shift.width(cut.extent);
+        let some = (width < cut.block).then(|| self.below(None, lane, width));
+        self.em.coords.insert(shift.lane, Lanes { lane: Some(lane), mask: some, ..Lanes::default() });
         self.em.skew = Some((cut.id, shift.position.clone()));
         let start = self.em.expr(&mut self.b, &shift.start);
         let length = self.em.int(&mut self.b, cut.extent as i64);

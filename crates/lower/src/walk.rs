@@ -91,6 +91,7 @@ impl<'a> Walk<'a> {
     fn in_tile(&self) -> Work<kiln_block::Kernel> {
         let p = &self.plan;
         let mut f = open(self.name, self.scene, &p.shape(1));
+        f.ask_ahead(self.scene, p);
         let lanes = match &p.shift {
             Some(shift) => f.shifted(p.row, shift),
             None => f.lanes(p.row, None),

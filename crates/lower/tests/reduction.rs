@@ -1,6 +1,7 @@
 //! Row kernels under every schedule: rows in a tile, in loops, across memory, in parts.
 mod common;
-use common::check;
+use common::{check, check_on, kernel};
+use kiln_lower::{Target, lower};
 use kiln_plan::KernelKind::Reduction;
 
 fn body(lines: &str) {
@@ -87,6 +88,16 @@ fn rows_of_any_length() {
     );
     body("(%x: f32[7,4099]) { %v = slice %x axis=1 start=1 len=4097\n %y = softmax %v axis=1\n return %y }");
     body("(%x: f32[5,3,4097]) { %v = slice %x axis=1 start=1 len=2\n %y = softmax %v axis=2\n return %y }");
+}
+
+/// Many such rows read copies of what they share, which a step before makes.
+#[test]
+fn copies_of_what_rows_share() {
+    let text = "graph k(%x: f32[4112,1021], %v: f32[1022]) { %w = slice %v axis=0 start=1 len=1021\n %s = reduce.sum %x axes=[1]\n %d = sub %x, %s\n %y = mul %d, %w\n return %y }";
+    let target = Target::Gpu { arch: 90 };
+    let steps = lower(&kernel(Reduction, text.parse().unwrap()), target).unwrap();
+    assert_eq!((steps.steps.len(), steps.scratch.len()), (2, 1));
+    check_on(Reduction, text, target);
 }
 
 #[test]

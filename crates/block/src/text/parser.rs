@@ -559,10 +559,12 @@ impl Parser {
                 },
             },
             "async_wait" => Op::AsyncWait { pending: self.integer("the number of groups left in flight")? },
-            "barrier_expect" => {
+            "barrier_expect" | "prefetch" => {
                 let args = self.operands()?;
                 self.expect_word("bytes")?;
-                return Ok((Op::BarrierExpect { bytes: self.integer("a number of bytes")? }, args));
+                let bytes = self.integer("a number of bytes")?;
+                let op = if name == "prefetch" { Op::Prefetch { bytes } } else { Op::BarrierExpect { bytes } };
+                return Ok((op, args));
             }
             "barrier_arrive" => Op::BarrierArrive { multicast: self.eat_word("multicast") },
             "tma_load" => Op::TmaLoad { multicast: self.eat_word("multicast") },

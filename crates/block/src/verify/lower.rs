@@ -28,6 +28,11 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
             held("the operand", ty(0))?;
             same("the result", out(), ty(0))
         }
+        Op::Prefetch { .. } => {
+            arity(1, 1, 0)?;
+            let (_, shape) = pointer("the operand", ty(0))?;
+            ensure(shape.is_empty(), || format!("the operand is {}; one pointer is needed", ty(0)))
+        }
         Op::AllocShared => {
             arity(0, 0, 1)?;
             outside()?;

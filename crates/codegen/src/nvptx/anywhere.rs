@@ -10,14 +10,13 @@ use kiln_block::Elem;
 const BYTES: usize = 16;
 
 impl<'c> Gen<'c, '_> {
-    /// `n` elements from `ptr` on, 16 bytes in all; anything where none of them is there.
-    pub fn load_anywhere(&mut self, ptr: Pointer<'c>, when: &When<'c>, elem: Elem, n: usize) -> Res<Vec<Val<'c>>> {
-        let e = &self.e;
+    /// The 32 aligned bytes that those from `ptr` on lie in, if all of these are there.
+    pub fn load_around(&mut self, ptr: Pointer<'c>, when: &When<'c>, elem: Elem, n: usize) -> Res<Vec<Val<'c>>> {
         let w = Words::of(BYTES, elem);
         // Groups of a block lie whole vectors apart, so all of them are as far from an aligned address.
         let first = Pointer { off: ptr.off.rem_euclid(n as i64), ..ptr };
-        let address = e.b.build_ptr_to_int(first.value(e)?, e.i64(), "")?;
-        let past = e.and(e.trunc(address, e.i32())?, e.int(BYTES as i64 - 1))?;
+        let past = self.past(ptr, n)?;
+        let e = &self.e;
         let back = e.sext(e.sub(e.int(0), past)?, e.i64())?;
         let base = e.gep(e.i8().into(), first.value(e)?, back)?;
         let low = Pointer { base, align: BYTES as u64, off: ptr.off - first.off, ..ptr };
@@ -28,20 +27,45 @@ impl<'c> Gen<'c, '_> {
             When::Always => (None, crosses),
             When::If(m) => (Some(*m), e.and(crosses, *m)?),
             When::Each(masks) => {
-                let (mut here, mut next) = (e.bool(false), e.bool(false));
-                for (i, m) in masks.iter().enumerate() {
-                    let end = e.int((BYTES - i * elem.bytes()) as i64);
-                    let inside = e.icmp(IntPredicate::ULT, past, end)?;
-                    here = e.or(here, e.and(*m, inside)?)?;
-                    next = e.or(next, e.and(*m, e.not(inside)?)?)?;
-                }
-                (Some(here), next)
+                let all = self.all(masks)?;
+                (Some(all), e.and(crosses, all)?)
             }
         };
         let mut words = self.load_words(low, here, w)?;
         words.extend(self.load_words(high, Some(next), w)?);
+        Ok(words)
+    }
+    /// The `n` elements from `ptr` on out of the words around them, zeros where they are not there.
+    pub fn chosen_around(
+        &mut self,
+        words: Vec<Val<'c>>,
+        (ptr, when): (Pointer<'c>, &When<'c>),
+        elem: Elem,
+        n: usize,
+    ) -> Res<Vec<Val<'c>>> {
+        let w = Words::of(BYTES, elem);
+        let past = self.past(ptr, n)?;
         let words = self.shifted(words, past, w, elem)?;
-        self.unpack(&words, elem)
+        let values = self.unpack(&words, elem)?;
+        let When::Each(masks) = when else { return Ok(values) };
+        // Few threads stand at an end of a row.
+        let end = self.e.and(self.any(masks)?, self.e.not(self.all(masks)?)?)?;
+        self.in_part(end, values, |g, _| {
+            let one = Words::of(elem.bytes(), elem);
+            let mut out = vec![];
+            for (i, mask) in masks.iter().enumerate() {
+                let word = g.load_words(Pointer { off: ptr.off + i as i64, ..ptr }, Some(*mask), one)?;
+                out.extend(g.unpack(&word, elem)?);
+            }
+            Ok(out)
+        })
+    }
+    /// Bytes from the aligned address before to `ptr`.
+    fn past(&self, ptr: Pointer<'c>, n: usize) -> Res<IntValue<'c>> {
+        let e = &self.e;
+        let first = Pointer { off: ptr.off.rem_euclid(n as i64), ..ptr };
+        let address = e.b.build_ptr_to_int(first.value(e)?, e.i64(), "")?;
+        e.and(e.trunc(address, e.i32())?, e.int(BYTES as i64 - 1))
     }
     /// The 16 bytes that start `past` bytes into twice as many.
     fn shifted(&self, mut words: Vec<Val<'c>>, past: IntValue<'c>, w: Words, elem: Elem) -> Res<Vec<Val<'c>>> {

@@ -8,7 +8,7 @@ use super::r#gen::Gen;
 use super::reduce::Part;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::Flat;
-use kiln_block::{Elem, Kernel, Param, ReduceOp};
+use kiln_block::{Elem, InstData, Kernel, Param, ReduceOp};
 
 /// Warps of a block when several share an instance: few, so that other instances' blocks fill the processor while these wait.
 const WARPS: usize = 8;
@@ -82,6 +82,24 @@ impl<'c> Gen<'c, '_> {
         self.blocks.meet(&self.e)?;
         self.e.invoke("llvm.nvvm.barrier.cluster.arrive.aligned", &[], &[])?;
         self.e.invoke("llvm.nvvm.barrier.cluster.wait.aligned", &[], &[])?;
+        Ok(())
+    }
+    /// Has bytes brought to the second-level cache, by each of the blocks that share the instance its part.
+    pub fn prefetch(&mut self, data: &InstData, bytes: usize) -> Res<()> {
+        let own = 5 + self.own_warp_bits();
+        // Whole units of 16 bytes from the one before the pointer on, and none behind the last byte.
+        let share = bytes / self.blocks.count / 16 * 16;
+        let Some(reg) = self.regs(data.args[0])?.first().copied().filter(|_| self.blocks.count > 1 && share > 0) else {
+            return Ok(());
+        };
+        let first = self.threads.first(&self.e, (1 << own) - 1)?;
+        let e = &self.e;
+        // From the block's own rank, that the address is seen to be the same in all threads.
+        let rank = int(e.call("llvm.nvvm.read.ptx.sreg.cluster.ctarank", &[], &[])?)?;
+        let part = e.zext(e.mul(rank, e.int(share as i64))?, e.i64())?;
+        let ptr = e.gep(e.i8().into(), reg.pointer()?.value(e)?, part)?;
+        let text = format!("{{ .reg .b64 a; and.b64 a, $1, -16; @$0 cp.async.bulk.prefetch.L2.global [a], {share}; }}");
+        e.asm(&text, "b,l", None, &[first.into(), ptr.into()], true, false)?;
         Ok(())
     }
     /// Warp bits within a block.

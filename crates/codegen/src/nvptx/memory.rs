@@ -136,7 +136,7 @@ impl<'c> Gen<'c, '_> {
             let known = done.iter().enumerate().rev().take(8).find(|d| others.is_none() && *d.1 == (ptr, when.clone()));
             let loaded = match (known, split) {
                 (Some((same, _)), _) => values[same].clone(),
-                (None, Split::Anywhere(_)) => self.load_anywhere(ptr, &when, elem, n)?,
+                (None, Split::Anywhere(_)) => self.load_around(ptr, &when, elem, n)?,
                 (None, Split::Groups(_)) => self.load_group(ptr, &when, elem, n)?,
             };
             values.push(loaded);
@@ -144,9 +144,11 @@ impl<'c> Gen<'c, '_> {
         }
         // All are on their way before the first is looked at.
         let mut out = vec![];
-        for (i, (loaded, (_, when))) in values.into_iter().zip(done).enumerate() {
+        for (i, (loaded, (ptr, when))) in values.into_iter().zip(done).enumerate() {
             let other = others.map(|o| &o[i * n..(i + 1) * n]);
-            out.extend(self.chosen(&when, loaded, other)?);
+            let around = matches!(split, Split::Anywhere(_));
+            let loaded = if around { self.chosen_around(loaded, (ptr, &when), elem, n)? } else { loaded };
+            out.extend(if around && other.is_none() { loaded } else { self.chosen(&when, loaded, other)? });
         }
         Ok(out)
     }
@@ -167,7 +169,7 @@ impl<'c> Gen<'c, '_> {
     pub fn any(&self, masks: &[IntValue<'c>]) -> Res<IntValue<'c>> {
         masks.iter().try_fold(self.e.bool(false), |any, m| self.e.or(any, *m))
     }
-    fn all(&self, masks: &[IntValue<'c>]) -> Res<IntValue<'c>> {
+    pub fn all(&self, masks: &[IntValue<'c>]) -> Res<IntValue<'c>> {
         masks.iter().try_fold(self.e.bool(true), |all, m| self.e.and(all, *m))
     }
     /// The values where they are there, else the others, or zeros.
@@ -184,21 +186,36 @@ impl<'c> Gen<'c, '_> {
             (When::Each(masks), _) => {
                 // Few threads stand at an end of a row.
                 let end = self.e.not(self.all(masks)?)?;
-                let before = self.block()?;
-                let (part, join) = (self.new_block("part"), self.new_block("join"));
-                self.e.b.build_conditional_branch(end, part, join)?;
-                self.e.b.position_at_end(part);
-                let chosen = values.iter().enumerate().map(|v| pick(masks[v.0], v)).collect::<Res<Vec<_>>>()?;
-                self.e.b.build_unconditional_branch(join)?;
-                self.e.b.position_at_end(join);
-                let joined = values.iter().zip(&chosen).map(|(whole, chosen)| {
-                    let phi = self.e.b.build_phi(whole.get_type(), "")?;
-                    phi.add_incoming(&[(whole, before), (chosen, part)]);
-                    Ok(phi.as_basic_value())
-                });
-                joined.collect()
+                self.in_part(end, values, |g, values| {
+                    let pick = |(i, v): (usize, &Val<'c>)| {
+                        g.e.select(masks[i], *v, other.map_or_else(|| v.get_type().const_zero(), |o| o[i]))
+                    };
+                    values.iter().enumerate().map(pick).collect()
+                })
             }
         }
+    }
+    /// The values, or what is made of them where a condition holds that does so in few threads.
+    pub fn in_part(
+        &mut self,
+        when: IntValue<'c>,
+        values: Vec<Val<'c>>,
+        make: impl FnOnce(&mut Self, &[Val<'c>]) -> Res<Vec<Val<'c>>>,
+    ) -> Res<Vec<Val<'c>>> {
+        let before = self.block()?;
+        let (part, join) = (self.new_block("part"), self.new_block("join"));
+        self.e.b.build_conditional_branch(when, part, join)?;
+        self.e.b.position_at_end(part);
+        let made = make(self, &values)?;
+        let part = self.block()?;
+        self.e.b.build_unconditional_branch(join)?;
+        self.e.b.position_at_end(join);
+        let joined = values.iter().zip(&made).map(|(whole, made)| {
+            let phi = self.e.b.build_phi(whole.get_type(), "")?;
+            phi.add_incoming(&[(whole, before), (made, part)]);
+            Ok(phi.as_basic_value())
+        });
+        joined.collect()
     }
     /// The words at `ptr` in one access, zeros where `mask` does not hold.
     pub fn load_words(&mut self, ptr: Pointer<'c>, mask: Option<IntValue<'c>>, w: Words) -> Res<Vec<Val<'c>>> {

@@ -342,7 +342,12 @@ impl<'a> Machine<'a, '_> {
                 let value = self.tiles[tile].stages[stage].clone();
                 self.tile_store(flow, args[0], &value, &args[3..])?;
             }
-            Op::Sync | Op::FenceAsync | Op::TmaStoreWait { .. } | Op::WgmmaCommit | Op::ClusterSync => {}
+            Op::Prefetch { .. }
+            | Op::Sync
+            | Op::FenceAsync
+            | Op::TmaStoreWait { .. }
+            | Op::WgmmaCommit
+            | Op::ClusterSync => {}
             other => return Err(format!("{other:?} has no meaning here")),
         }
         Ok(Next::On)

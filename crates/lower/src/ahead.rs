@@ -1,0 +1,68 @@
+//! Long rows are asked for ahead: an instance that several blocks share waits for its row at a barrier, with no registers left
+//! for the next one. Meanwhile the row of an instance that will start soon is brought to the second-level cache.
+use crate::Target;
+use crate::dag::{NodeOp, Scene};
+use crate::expr::Expr;
+use crate::rows::RowPlan;
+use crate::tile::Frame;
+use kiln_block::BinaryOp as B;
+use kiln_plan::exec::Slot;
+
+/// Bytes that are read between an instance and the one it asks for: enough to cover the memory's latency at its full speed,
+/// and few enough to be still there. Measured on an H200.
+const AHEAD: usize = 4 << 20;
+/// Instances between the two, at least: fewer are so large that what they read and write fills the cache.
+const LEAST: usize = 8;
+/// Warps from which on several blocks share an instance.
+const SHARED: usize = 32;
+
+impl Frame<'_> {
+    /// Asks for the rows of an instance that starts soon.
+    pub fn ask_ahead(&mut self, scene: &Scene, plan: &RowPlan) {
+        if plan.target == Target::Host || plan.warps < SHARED {
+            return;
+        }
+        let rows = rows(scene, plan);
+        let bytes: usize = rows.iter().map(|r| r.2).sum();
+        let shape = plan.shape(1);
+        let (ahead, instances) = (AHEAD / bytes.max(1), shape.instances());
+        if bytes == 0 || ahead < LEAST || instances <= 2 * ahead {
+            return;
+        }
+        let (number, by) = (self.number(), self.em.int(&mut self.b, ahead as i64));
+        let later = self.b.binary(B::Add, number, by);
+        let last = self.em.int(&mut self.b, instances as i64 - 1);
+        let later = self.b.binary(B::Min, later, last);
+        let own = self.em.coords.clone();
+        self.em.enter();
+        self.place_at(&shape, Some(later));
+        for lanes in self.em.coords.values_mut() {
+            (lanes.lane, lanes.mask) = (None, None);
+        }
+        for (slot, at, bytes) in rows {
+            let p = self.em.address(&mut self.b, slot, &at);
+            self.b.prefetch(p, bytes);
+        }
+        self.em.leave();
+        self.em.coords = own;
+    }
+}
+
+/// Where an instance's rows start, and their bytes.
+fn rows(scene: &Scene, plan: &RowPlan) -> Vec<(Slot, Expr, usize)> {
+    let (row, len) = (plan.row.id, plan.row.extent);
+    let one = |n| {
+        let node = scene.dag.node(n);
+        let NodeOp::Load { slot, at, guards } = &node.op else { return None };
+        let (mut others, mut reads) = (false, false);
+        at.coords(&mut |c| others |= c != row);
+        at.nodes(&mut |_| reads = true);
+        let along = at.stride(row) == Some(1) && others && !reads && guards.is_empty();
+        let start = at.substitute(&|c| (c == row).then(|| Expr::constant(0)));
+        // Rows of a tile that lie one behind the other, and all of which are there.
+        let together = plan.kept.iter().filter(|c| c.block > 1 && c.extent.is_multiple_of(c.block));
+        let high = together.filter(|c| at.stride(c.id) == Some(len as i64)).map(|c| c.block).max().unwrap_or(1);
+        along.then(|| (*slot, start, high * len * node.dtype.bytes()))
+    };
+    scene.live().into_iter().filter_map(one).collect()
+}
