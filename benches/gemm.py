@@ -1,8 +1,10 @@
 """Matrix products on a CUDA machine beside PyTorch, in one run and in turns: eager (cuBLAS), torch.compile, max-autotune.
 
     python3 benches/gemm.py --kiln dist/kiln [--out benches/results/gemm.json] [--only NAME]... [--compile] [--autotune] [--rounds N]
+                             [--tuned STORE]
 
-Launches in a CUDA graph on both sides, medians of the rounds; random normal data; exact f32 unless the row says tf32.
+`--tuned`: Kiln once more, with the templates that `kiln tune` found; rows without an entry are as before. Launches in a CUDA graph
+on both sides, medians of the rounds; random normal data; exact f32 unless the row says tf32.
 """
 
 import argparse
@@ -47,8 +49,8 @@ def rows():
     yield "cdist_8192x8192x512_f32", lambda a, b: torch.cdist(a, b), [(8192, 512), (8192, 512)], full, 8192 * 8192 * 512
 
 
-def kiln_us(kiln, name):
-    result, problem = gpu.bench(kiln, f"benches/graphs/{name}.kiln", "--seconds", "0.15")
+def kiln_us(kiln, name, *more):
+    result, problem = gpu.bench(kiln, f"benches/graphs/{name}.kiln", "--seconds", "0.15", *more)
     return (sum(k["median_us"] for k in result["kernels"]) if result else math.nan), problem
 
 
@@ -62,13 +64,17 @@ def main():
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--autotune", action="store_true")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tuned")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.set_grad_enabled(False)
     figures = {"machine": gpu.machine(), "rows": {}}
-    builds = args.kiln or ["dist/kiln"]
+    builds = {k: (k, []) for k in args.kiln or ["dist/kiln"]}
+    last_build = list(builds)[-1]
+    if args.tuned:
+        builds["tuned"] = (last_build, ["--tuned", args.tuned])
     ways = [""] + (["compile"] if args.compile else []) + (["autotune"] if args.autotune else [])
-    heads = [f"kiln us{'' if len(builds) == 1 else ' ' + str(i)}" for i in range(len(builds))]
+    heads = ["kiln us" if b == last_build else f"{os.path.basename(b)} us" for b in builds]
     print(f"| graph | {' | '.join(heads)} | TFLOP/s | " + " | ".join(w or "eager us" for w in ways) + " | best torch / kiln |")
     for name, function, shapes, dtype, work in rows():
         if args.only and not any(o in name for o in args.only):
@@ -83,12 +89,12 @@ def main():
         for _ in range(args.rounds):
             for way, f in functions.items():
                 theirs[way].append(gpu.time_product(f, inputs) * 1e3)
-            for b in builds:
-                us, why = kiln_us(b, name)
+            for b, (kiln, more) in builds.items():
+                us, why = kiln_us(kiln, name, *more)
                 ours[b].append(us)
                 problem = problem or why
         us, them = {b: statistics.median(v) for b, v in ours.items()}, {w: statistics.median(v) for w, v in theirs.items()}
-        last = us[builds[-1]]
+        last = us[last_build]
         figures["rows"][name] = {"kiln_us": us, "torch_us": them, "problem": problem}
         cells = [f"{v:.1f}" for v in us.values()] + [f"{2 * work / last / 1e6:.0f}"] + [f"{v:.1f}" for v in them.values()]
         print(f"| {name} | {' | '.join(cells)} | {min(them.values()) / last:.2f} | {problem}", flush=True)

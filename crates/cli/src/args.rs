@@ -20,6 +20,8 @@ pub enum Command {
     Explain(Explain),
     /// Measure fused against unfused against PyTorch, kernel by kernel.
     Bench(Bench),
+    /// Measure which template of each matrix product is the fastest on this GPU, and keep it in a store.
+    Tune(Tune),
     /// Write the plan's kernels as constraints.
     #[command(subcommand)]
     Plan(PlanCommand),
@@ -89,12 +91,20 @@ pub struct DeviceArgs {
     pub threads: Option<usize>,
 }
 
-/// What shall be fused, or shall not.
+/// What shall be fused, or shall not, and which templates products take.
 #[derive(Args, Debug)]
 pub struct ConstraintArgs {
     /// Constraints on fusion, a TOML file: must_fuse, never_fuse, keep_in_memory, [[use_template]], [[kernel]].
     #[arg(long, value_name = "FILE")]
     pub constraints: Option<PathBuf>,
+    /// Measurements to take templates of matrix products from, as `kiln tune` wrote them.
+    #[arg(long, value_name = "STORE")]
+    pub tuned: Option<PathBuf>,
+}
+impl ConstraintArgs {
+    pub fn is_empty(&self) -> bool {
+        self.constraints.is_none() && self.tuned.is_none()
+    }
 }
 
 #[derive(Args, Debug)]
@@ -200,6 +210,33 @@ pub struct Bench {
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Write the figures ("-" for standard output).
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct Tune {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The store: made if it is not there, and added to if it is.
+    #[arg(long, value_name = "FILE")]
+    pub store: PathBuf,
+    /// Constraints on fusion, a TOML file, as for the other commands.
+    #[arg(long, value_name = "FILE")]
+    pub constraints: Option<PathBuf>,
+    /// cuda or cuda:0 (default).
+    #[arg(long)]
+    pub device: Option<String>,
+    /// Tune this kernel alone.
+    #[arg(long, value_name = "NAME")]
+    pub kernel: Option<String>,
+    /// Measure what the store already has, too.
+    #[arg(long)]
+    pub again: bool,
+    /// Candidates that are compiled and measured for a product; about as many variants of the best follow.
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    pub candidates: usize,
+    /// Write what was found ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

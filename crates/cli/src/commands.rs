@@ -2,6 +2,7 @@
 mod measure;
 mod plans;
 mod stage;
+mod tune;
 
 use crate::{
     args::{self, Command, ConstraintArgs, DeviceArgs, ModelArgs, Numerics, TargetName},
@@ -9,9 +10,9 @@ use crate::{
 };
 use kiln::{
     CompileOptions, Compiled, DeviceKind, Error, Model, Report, Target, Tensor, constraints::Constraints, io,
-    model::FileKind, stages,
+    model::FileKind, stages, tune::Measurements,
 };
-use std::{process::ExitCode, time::Instant};
+use std::{process::ExitCode, sync::Arc, time::Instant};
 
 /// Whatever was asked for was done; commands that compare have a status of their own.
 pub fn run(command: Command) -> Result<ExitCode, Error> {
@@ -29,6 +30,7 @@ fn work(command: Command) -> Result<(), Error> {
         Command::Compile(a) => stage::compile(&a),
         Command::Explain(a) => explain(&a),
         Command::Bench(a) => measure::bench(&a),
+        Command::Tune(a) => tune::tune(&a),
         Command::Print(a) => stage::print(&a),
         Command::Ptx(a) => stage::ptx(&a),
         Command::Opt(a) => render::out(&stages::optimise(&a.file, &a.passes)?),
@@ -59,11 +61,22 @@ fn numerics(n: Numerics) -> kiln::Numerics {
 fn options(m: &ModelArgs, target: Target, fuse: bool) -> CompileOptions {
     CompileOptions { target, fuse, numerics: numerics(m.numerics), ..CompileOptions::default() }
 }
-fn constrained(o: CompileOptions, c: &ConstraintArgs) -> Result<CompileOptions, Error> {
-    match &c.constraints {
-        Some(path) => Ok(CompileOptions { constraints: Constraints::read(path)?, ..o }),
-        None => Ok(o),
+fn constrained(mut o: CompileOptions, c: &ConstraintArgs) -> Result<CompileOptions, Error> {
+    if let Some(path) = &c.constraints {
+        o.constraints = Constraints::read(path)?;
     }
+    if let Some(path) = &c.tuned {
+        o.tuned = Some(Measurements { store: Arc::new(kiln::tune::read(path)?), device: None });
+    }
+    Ok(o)
+}
+/// The same for what runs on this device: measurements of another one do not count.
+fn constrained_on(device: DeviceKind, o: CompileOptions, c: &ConstraintArgs) -> Result<CompileOptions, Error> {
+    let mut o = constrained(o, c)?;
+    if let (Some(tuned), DeviceKind::Cuda(i)) = (&mut o.tuned, device) {
+        tuned.device = Some(kiln::compile::gpu_name(i)?);
+    }
+    Ok(o)
 }
 
 /// The device asked for, or the best there is, with the target it takes.
@@ -135,7 +148,7 @@ fn compiled(a: &ModelArgs, o: &CompileOptions, progress: &Progress) -> Result<(M
 fn run_model(a: &args::Run) -> Result<(), Error> {
     let progress = Progress::new("loading");
     let (device, target) = device(&a.device)?;
-    let options = constrained(options(&a.model, target, !a.unfused), &a.constraints)?;
+    let options = constrained_on(device, options(&a.model, target, !a.unfused), &a.constraints)?;
     let (_, compiled, inputs) = compiled(&a.model, &options, &progress)?;
     progress.say("running");
     let session = compiled.session_on(device, a.device.threads)?;
@@ -168,7 +181,7 @@ fn explain(a: &args::Explain) -> Result<(), Error> {
     let progress = Progress::new("loading");
     let width = render::width();
     let kind = FileKind::of(&a.model.model)?;
-    if kind == FileKind::Report && (a.why.len() + a.why_not.len() > 0 || a.constraints.constraints.is_some()) {
+    if kind == FileKind::Report && (a.why.len() + a.why_not.len() > 0 || !a.constraints.is_empty()) {
         return Err(Error::usage("a report cannot be planned anew", "ask with the model or the artifact"));
     }
     if !a.why.is_empty() || !a.why_not.is_empty() {
@@ -209,7 +222,7 @@ fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error
 /// A report is read where there is one, and made where not; the page needs the compiled model besides.
 fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Report, Option<Compiled>), Error> {
     let path = &a.model.model;
-    let as_compiled = a.target.is_none() && !a.unfused && a.constraints.constraints.is_none();
+    let as_compiled = a.target.is_none() && !a.unfused && a.constraints.is_empty();
     match kind {
         FileKind::Report if a.html.is_some() => {
             Err(Error::usage("the page shows code, which a report does not hold", "give the model or the artifact"))

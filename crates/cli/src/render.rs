@@ -110,6 +110,18 @@ impl Progress {
             bar.set_message(what.to_string());
         }
     }
+    /// A bar in place of the spinner: how much is done, and what.
+    pub fn count(&self, done: usize, of: usize, what: &str) {
+        let Some(bar) = &self.0 else { return };
+        if bar.length().is_none()
+            && let Ok(style) = indicatif::ProgressStyle::with_template("{bar:24} {pos}/{len} {wide_msg}")
+        {
+            bar.set_style(style);
+        }
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+        bar.set_message(what.to_string());
+    }
 }
 impl Drop for Progress {
     fn drop(&mut self) {

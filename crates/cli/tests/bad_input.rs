@@ -126,3 +126,23 @@ fn a_gpu_that_is_not_there_is_named() {
     let text = String::from_utf8_lossy(&o.stderr).to_lowercase();
     assert!(text.contains("cuda") && !text.contains("panicked"), "{text}");
 }
+
+#[test]
+fn stores_of_measurements_that_cannot_be_used() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let store = dir.path().join("store.json");
+    let (s, g) = (store.to_str().expect("UTF-8"), graph("glu_mlp"));
+    refuses(2, &["tune", &g], &["--store"], None);
+    refuses(
+        2,
+        &["tune", &g, "--store", s, "--device", "cpu"],
+        &["nothing to tune on the cpu", "NVIDIA GPU"],
+        Some(&store),
+    );
+    refuses(2, &["tune", &g, "--store", s, "--device", "tpu"], &["no device `tpu`"], Some(&store));
+    refuses(1, &["explain", &g, "--target", "sm_90a", "--tuned", s], &["cannot read"], None);
+    let damaged = file(dir.path(), "damaged.json", b"{\"kiln_measurements\": 1, \"entries\": [{}]}");
+    refuses(1, &["explain", &g, "--tuned", &damaged], &["is not a usable store", "kiln tune"], None);
+    let newer = file(dir.path(), "newer.json", b"{\"kiln_measurements\": 2, \"entries\": []}");
+    refuses(1, &["explain", &g, "--tuned", &newer], &["version 2", "reads version 1"], None);
+}

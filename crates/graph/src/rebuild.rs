@@ -103,9 +103,8 @@ impl Graph {
         Ok(part.outputs.iter().map(|o| map[o.0 as usize]).collect())
     }
 
-    /// Hash of what the graph computes: ops, types, constants, operands, parameter types and initial data; not names
-    /// or source locations. The same on every machine and in every build of this version (FNV-1a over the text form).
-    pub fn structural_hash(&self) -> u128 {
+    /// The same without names and source locations.
+    pub fn bare(&self) -> Graph {
         let mut bare = self.clone();
         bare.name.clear();
         for p in &mut bare.params {
@@ -114,8 +113,14 @@ impl Graph {
         for v in self.values() {
             bare.set_source(v, Source::default());
         }
+        bare
+    }
+
+    /// Hash of what the graph computes: ops, types, constants, operands, parameter types and initial data; not names
+    /// or source locations. The same on every machine and in every build of this version (FNV-1a over the text form).
+    pub fn structural_hash(&self) -> u128 {
         const OFFSET: u128 = 0x6c62272e07bb014262b821756295c58d;
         const PRIME: u128 = 0x0000000001000000000000000000013b;
-        text::print(&bare).bytes().fold(OFFSET, |h, b| (h ^ u128::from(b)).wrapping_mul(PRIME))
+        text::print(&self.bare()).bytes().fold(OFFSET, |h, b| (h ^ u128::from(b)).wrapping_mul(PRIME))
     }
 }

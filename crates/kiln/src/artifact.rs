@@ -170,7 +170,8 @@ pub fn open(path: &Path, options: &CompileOptions) -> Result<(Model, Compiled), 
     let opened = read(path)?;
     let same = opened.options.target == options.target
         && opened.options.fuse == options.fuse
-        && options.constraints.is_empty();
+        && options.constraints.is_empty()
+        && options.tuned.is_none();
     let compiled =
         if same { from_plan(&opened.model, opened.plan, options)? } else { compile(&opened.model, options)? };
     Ok((opened.model, compiled))

@@ -1,5 +1,5 @@
 //! The way of the data, in order: graph → plan → block programs → code → something that runs.
-use crate::{Error, Model, constraints::Constraints, torch};
+use crate::{Error, Model, constraints::Constraints, torch, tune::Measurements};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_graph::{DType, FallbackOp, Graph, Tensor};
@@ -48,7 +48,7 @@ impl Target {
             Error::failed(format!("the description of the machine {name} does not read"), "build Kiln again")
         })
     }
-    fn lowering(self) -> kiln_lower::Target {
+    pub(crate) fn lowering(self) -> kiln_lower::Target {
         match self {
             Target::Cpu => kiln_lower::Target::Host,
             Target::Sm80 => kiln_lower::Target::Gpu { arch: 80 },
@@ -80,11 +80,13 @@ pub struct CompileOptions {
     pub numerics: Numerics,
     /// What shall be fused, or shall not.
     pub constraints: Constraints,
+    /// Measurements that templates are taken from.
+    pub tuned: Option<Measurements>,
 }
 impl Default for CompileOptions {
     fn default() -> CompileOptions {
         let (numerics, constraints) = (Numerics::default(), Constraints::default());
-        CompileOptions { target: Target::Cpu, fuse: true, numerics, constraints }
+        CompileOptions { target: Target::Cpu, fuse: true, numerics, constraints, tuned: None }
     }
 }
 
@@ -140,7 +142,10 @@ pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
         return Err(Error::usage("an unfused plan knows no constraints", "leave out --unfused or --constraints"));
     }
     let constraints = options.constraints.resolve(&model.graph)?;
-    let plan = plan_under(model, options, &constraints).map_err(|e| not_planned(model, e))?;
+    let mut plan = plan_under(model, options, &constraints).map_err(|e| not_planned(model, e))?;
+    if let Some(measurements) = &options.tuned {
+        measurements.apply(&mut plan, options.target)?;
+    }
     // A template that does not take its kernel is found here, so that no command goes on without it.
     for k in plan.kernels.iter().filter(|k| k.reason.template.is_some()) {
         if let Err(LowerError::Unsupported { why, .. }) = kiln_lower::lower(k, options.target.lowering()) {
@@ -320,7 +325,7 @@ fn parallel<T: Send>(programs: &[Program], chunk: usize, f: impl Fn(&[Program]) 
 
 impl Compiled {
     /// What the runtime needs.
-    fn executable(&self) -> Executable {
+    pub(crate) fn executable(&self) -> Executable {
         let code = |id: ProgramId| match &self.code {
             CompiledCode::Host(list) => {
                 let (module, n) = &list[id];
@@ -397,6 +402,11 @@ pub fn device_name(device: DeviceKind) -> Result<String, Error> {
     }
 }
 
+/// The n-th GPU's name alone, as its driver gives it.
+pub fn gpu_name(index: usize) -> Result<String, Error> {
+    CudaDevice::open(index).map(|d| d.info().name.clone()).map_err(runtime)
+}
+
 /// Compute capability of the n-th GPU.
 pub fn cuda_capability(index: usize) -> Result<(u32, u32), Error> {
     CudaDevice::open(index).map(|d| d.info().capability).map_err(runtime)
@@ -407,7 +417,7 @@ pub(crate) fn runtime(e: kiln_runtime::RuntimeError) -> Error {
 }
 
 /// Ops outside Kiln's: libtorch for fallbacks, the graph interpreter for kernels without code.
-struct Reference;
+pub(crate) struct Reference;
 impl Callbacks for Reference {
     fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
         let torch = torch::torch().map_err(|e| format!("{} needs libtorch: {e}; {}", op.name, e.help()))?;

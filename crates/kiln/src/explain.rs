@@ -8,7 +8,7 @@ mod summary;
 mod wrap;
 
 use crate::Error;
-use kiln_plan::{Alternative, Search, Terms};
+use kiln_plan::{Alternative, Search, Terms, Tuning};
 use serde::{Deserialize, Serialize};
 
 pub use build::{op_name, ops};
@@ -79,6 +79,9 @@ pub struct KernelReport {
     /// How its product, convolution or attention is lowered, as constraints name it; else empty.
     #[serde(default)]
     pub template: String,
+    /// What measurements say of it, where the plan was made with some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuning: Option<Tuning>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -93,24 +93,43 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 
 /// A random input: normal for floats, uniform in `0..limit` for integers, fair for bool. The same on every machine.
 pub fn random(ty: &Type, limit: i64, seed: u64) -> Tensor {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5678_9ABC_DEF1);
+    /// Elements that are worth a thread.
+    const LEAST: usize = 1 << 16;
+    let mut all = Tensor::zeros(ty.clone());
+    let (bytes, chunk) = (ty.dtype.bytes(), ty.count().div_ceil(crate::bench::cores()).max(LEAST));
+    std::thread::scope(|s| {
+        for (n, out) in all.bytes_mut().chunks_mut(chunk * bytes).enumerate() {
+            let part = Type::new(ty.dtype, [out.len() / bytes]);
+            let work = move || out.copy_from_slice(random_from(part, limit, seed, n * chunk).bytes());
+            if chunk < ty.count() { drop(s.spawn(work)) } else { work() }
+        }
+    });
+    all
+}
+
+/// Elements from `first` on of a random input.
+fn random_from(ty: Type, limit: i64, seed: u64, first: usize) -> Tensor {
+    /// What the state of splitmix64 (Steele, Lea, Flood 2014) grows by.
+    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+    let float = ty.dtype.is_float();
+    let drawn = first as u64 * if float { 2 } else { 1 };
+    let mut state = seed.wrapping_mul(STEP).wrapping_add(0x1234_5678_9ABC_DEF1).wrapping_add(drawn.wrapping_mul(STEP));
     let mut next = move || {
-        // splitmix64 (Steele, Lea, Flood 2014).
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        state = state.wrapping_add(STEP);
         let mut z = state;
         z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ z >> 31
     };
     let mut unit = move || (next() >> 11) as f64 / (1u64 << 53) as f64;
-    let mut t = Tensor::zeros(ty.clone());
-    for i in 0..ty.count() {
-        if ty.dtype.is_float() {
+    let limit = if ty.dtype == DType::Bool { 2 } else { limit.max(1) };
+    let mut t = Tensor::zeros(ty);
+    for i in 0..t.ty.count() {
+        if float {
             // Box-Muller.
             let (u, v) = (1.0 - unit(), unit());
             t.set_f64(i, (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos());
         } else {
-            let limit = if ty.dtype == DType::Bool { 2 } else { limit.max(1) };
             t.set_i64(i, (unit() * limit as f64) as i64);
         }
     }
@@ -127,4 +146,18 @@ pub fn parse_input(text: &str) -> Result<(Type, i64), Error> {
         }
     };
     Ok((ty.parse().map_err(wrong)?, limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_inputs_do_not_depend_on_the_threads_that_fill_them() {
+        for ty in ["f32[3,70001]", "i64[200000]", "bool[140000]"] {
+            let ty: Type = ty.parse().expect("a type");
+            let whole = random_from(ty.clone(), 5, 9, 0);
+            assert!(random(&ty, 5, 9).bytes() == whole.bytes(), "{ty}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use crate::resolve::{Body, broadcast_index};
 use crate::rows::Emitted;
 use crate::{LowerError, Target, product, reduction};
 use kiln_graph::{Graph, Op, ValueId};
-use kiln_plan::Family;
+use kiln_plan::{Family, Template};
 
 /// A product as batches of `m × k` by `k × n`.
 pub struct Dims {
@@ -64,11 +64,29 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
         (_, Some(Family::Rows)) => reduction::lower(of, target, 0),
         (Target::Host, _) => host(of, v, &d),
         (Target::Gpu { .. }, None) if few => reduction::lower(of, target, 0),
-        (Target::Gpu { .. }, _) => gpu(of, v, &d, target),
+        (Target::Gpu { .. }, _) => on_gpu(of, v, &d, |p| product::lower(of, p, target)),
     }
 }
 
-fn gpu(of: &Body, v: ValueId, d: &Dims, target: Target) -> Result<Emitted, LowerError> {
+/// Templates that take the kernel's product on a GPU, with the microseconds they are predicted to take.
+pub fn candidates(of: &Body, target: Target) -> Result<Vec<(Template, f64)>, LowerError> {
+    let g = of.graph;
+    let v = the_product(of, |v| matches!(g.op(v), Op::Dot | Op::Linear))?;
+    let d = dims(g, v).ok_or_else(|| of.unsupported("not a matrix product"))?;
+    if target == Target::Host || !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
+        return Ok(vec![]);
+    }
+    on_gpu(of, v, &d, |p| product::candidates(of, p, target))
+}
+
+/// Parts of K that lowering cuts the kernel's product into unasked.
+pub fn parts(of: &Body, target: Target) -> Result<usize, LowerError> {
+    let v = the_product(of, |v| matches!(of.graph.op(v), Op::Dot | Op::Linear))?;
+    let d = dims(of.graph, v).ok_or_else(|| of.unsupported("not a matrix product"))?;
+    on_gpu(of, v, &d, |p| product::chosen_parts(of, p, target))
+}
+
+fn on_gpu<T>(of: &Body, v: ValueId, d: &Dims, then: impl FnOnce(&product::Product) -> T) -> T {
     let g = of.graph;
     let args = g.args(v);
     let lead = g.shape(v).len() - 1;
@@ -79,13 +97,14 @@ fn gpu(of: &Body, v: ValueId, d: &Dims, target: Target) -> Result<Emitted, Lower
         m: d.m,
         n: d.n,
         k: d.k,
+        whole: None,
         a: &|r, at| r.at(args[0], &operand_index(g, v, 0, at), &[]),
         b: &|r, at| r.at(args[1], &operand_index(g, v, 1, at), &[]),
         place: &|ix| {
             if linear_layer { vec![linear(&ix[..lead], &g.shape(v)[..lead]), ix[lead].clone()] } else { ix.to_vec() }
         },
     };
-    product::lower(of, &product, target)
+    then(&product)
 }
 
 fn host(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {

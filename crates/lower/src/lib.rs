@@ -8,6 +8,7 @@
 //! cuts it into tiles ([`tile`], [`pointwise`], …), and [`emit`] writes the block instructions.
 mod ahead;
 mod attention;
+mod candidates;
 mod composite;
 mod conv;
 mod copies;
@@ -35,6 +36,8 @@ mod tile;
 mod walk;
 mod warpgroup;
 mod window;
+
+pub use candidates::{Candidate, TEMPLATES, candidates, neighbours};
 
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::{

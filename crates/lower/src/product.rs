@@ -1,5 +1,6 @@
 //! Matrix products on GPUs: a tile of the result per instance, a loop over K with masked pointer loads, the epilogue on the
 //! accumulator. Operands may go through memory first, and K may be cut into parts.
+mod candidates;
 mod memory;
 mod split;
 
@@ -11,13 +12,16 @@ use crate::resolve::{Body, Product as Place, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::space::Space;
 use crate::tile::{Cut, Frame, Shape, loads, open_with};
-use crate::{LowerError, Target, math, reduction, warpgroup};
+use crate::warpgroup::{self, Asked, Major, Parts};
+use crate::{LowerError, Target, math, reduction};
 use kiln_block::{BinaryOp as B, Builder, DotPrecision, Elem, Kernel, Value};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::{
     Family,
     exec::{Slot, Work},
 };
+
+pub use candidates::{candidates, chosen_parts};
 
 type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 
@@ -28,6 +32,8 @@ pub struct Product<'a> {
     pub m: usize,
     pub n: usize,
     pub k: usize,
+    /// All of K, where `k` is that of a part and the first axis of the batch counts parts.
+    pub whole: Option<usize>,
     pub a: OperandAt<'a>,
     pub b: OperandAt<'a>,
     /// (batch…, m, n) from an index of the value.
@@ -52,9 +58,8 @@ pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerErr
     let copies = if plain { [None, None] } else { memory::copied(of, p, target, &mut out)? };
     let (a, b) = (memory::from(&copies[0], p.a, 0), memory::from(&copies[1], p.b, 1));
     let p = &Product { batch: p.batch.clone(), a: &a, b: &b, ..*p };
-    let parts = if plain { 1 } else { parts(of, p, target)? };
-    if parts > 1 {
-        return split::lower(of, p, parts, target, out);
+    if !plain && let Some((_, split)) = in_parts(of, p, target, out.scratch.len() as u32)? {
+        return Ok(out.then(split));
     }
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     if let Some(placed) = placed::outputs(of, p.v, &dims, p.place)
@@ -79,23 +84,37 @@ pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerErr
     let name = format!("{}_epilogue", of.name);
     let rest = Body { product: Some((p.v, Place::At(slot, acc))), name: &name, ..*of };
     out.scratch.push(Type::new(acc, [of.graph.ty(p.v).count()]));
-    let rest = reduction::lower(&rest, target, out.scratch.len() as u32)?;
-    out.scratch.extend(rest.scratch);
     out.steps.push(step);
-    out.steps.extend(rest.steps);
-    Ok(out)
+    let scratch = out.scratch.len() as u32;
+    Ok(out.then(reduction::lower(&rest, target, scratch)?))
 }
 
-/// Parts of K that are summed apart, so that all multiprocessors have work.
-fn parts(of: &Body, p: &Product, target: Target) -> Result<usize, LowerError> {
-    let dtype = of.graph.dtype(p.v);
-    if !warpgroup::takes(dtype, target) {
-        return Ok(1);
+/// The product in parts of K that are summed apart, so that all multiprocessors have work; `None`: K stays whole.
+fn in_parts(of: &Body, p: &Product, target: Target, scratch: u32) -> Result<Option<(Parts, Emitted)>, LowerError> {
+    let (dtype, asked) = (of.graph.dtype(p.v), Asked::from(of.template));
+    let Some(sides) = sides(of, p, target)? else { return Ok(None) };
+    // What is read at quotients of K is an array in parts of some lengths alone.
+    for parts in warpgroup::parts(p, dtype, sides, asked) {
+        if parts.count == 1 {
+            return Ok(None);
+        }
+        if let Ok(split) = split::lower(of, p, parts, target, scratch) {
+            return Ok(Some((parts, split)));
+        }
+    }
+    match asked.schedule.parts {
+        Some(n) if n > 1 => Err(of.unsupported(warpgroup::NEEDS)),
+        _ => Ok(None),
+    }
+}
+
+/// Which axes of the operands are contiguous, where warpgroups take both.
+fn sides(of: &Body, p: &Product, target: Target) -> Result<Option<[Major; 2]>, LowerError> {
+    if !warpgroup::takes(of.graph.dtype(p.v), target) {
+        return Ok(None);
     }
     let (left, right) = (memory::read(of, p, 0)?.strided(p), memory::read(of, p, 1)?.strided(p));
-    Ok(left.zip(right).map_or(1, |(left, right)| {
-        warpgroup::parts(p, dtype, [left.major, right.major], of.template.and_then(|t| t.tile))
-    }))
+    Ok(left.zip(right).map(|(left, right)| [left.major, right.major]))
 }
 
 /// Row-major position in the value of an element of the product.
@@ -203,7 +222,7 @@ fn tiled(
         operands: [a, b],
         anchor,
         dtype,
-        tile: of.template.and_then(|t| t.tile),
+        asked: of.template.into(),
     };
     let wanted = of.template.map(|t| t.family);
     if wanted != Some(Family::Tile)
@@ -211,7 +230,7 @@ fn tiled(
     {
         return Ok(work);
     }
-    if wanted == Some(Family::Warpgroup) {
+    if wanted == Some(Family::Warpgroup) || p.whole.is_some() {
         return Err(of.unsupported(warpgroup::NEEDS));
     }
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };

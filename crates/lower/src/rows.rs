@@ -26,6 +26,15 @@ pub struct Emitted {
     pub steps: Vec<Work<Kernel>>,
 }
 
+impl Emitted {
+    /// These steps, then `rest`, whose scratch is counted after theirs.
+    pub fn then(mut self, rest: Emitted) -> Emitted {
+        self.scratch.extend(rest.scratch);
+        self.steps.extend(rest.steps);
+        self
+    }
+}
+
 /// The shape of a row program.
 #[derive(Clone, Debug)]
 pub struct RowPlan {

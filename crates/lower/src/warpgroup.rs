@@ -8,21 +8,23 @@
 //! Takes: a product whose operands are strided arrays with rows of multiples of 16 bytes, and what becomes of an element.
 //! Anything else is refused with `None`, and the caller takes the other template.
 mod consumer;
+mod cost;
 mod operand;
+mod parts;
 mod shape;
 
 use crate::Target;
 use crate::dag::{NodeId, Scene};
 use crate::product::{Coords, Product};
 use crate::tile::open_bare;
+pub use cost::CLOCK;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, Kernel, Op, Role, Swizzle, Type, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::{Slot, Work};
 pub use operand::{Major, Strided};
+pub use parts::{Parts, candidates, parts};
+pub use shape::{Asked, GROUP, PROCESSORS};
 use shape::{Engine, Shape};
-
-/// Rows of tiles that are walked before the next column of tiles, so that operands stay in the second-level cache.
-const GROUP: usize = 16;
 
 /// What is multiplied, and what is written.
 pub struct Task<'a> {
@@ -33,23 +35,17 @@ pub struct Task<'a> {
     pub operands: [NodeId; 2],
     pub anchor: NodeId,
     pub dtype: DType,
-    /// What a constraint asks for.
-    pub tile: Option<[usize; 2]>,
+    pub asked: Asked,
 }
 
 /// What a product must be for this template.
 pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16, f16 or f32 that are strided arrays with rows of multiples of 16 bytes, \
                          and one of the tiles 128x256, 256x128, 128x128, 128x64, 64x256, 64x128, 64x64 (in f32 not 256x128 and \
-                         64x256 but 32x64)";
+                         64x256 but 32x64); a schedule must fit the product and the memory of a multiprocessor";
 
 /// Whether products of this type go this way, their operands permitting.
 pub fn takes(dtype: DType, target: Target) -> bool {
     matches!(target, Target::Gpu { arch } if arch >= 90) && Engine::of(dtype).is_some()
-}
-
-/// Parts of K that leave the least time, with what it takes to sum them.
-pub fn parts(p: &Product, dtype: DType, sides: [Major; 2], tile: Option<[usize; 2]>) -> usize {
-    Engine::of(dtype).map_or(1, |engine| shape::parts(p, (engine, tile), sides))
 }
 
 pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
@@ -58,17 +54,16 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
         return None;
     }
     let engine = Engine::of(task.dtype)?;
-    let batch = p.batch.len() as u32;
-    let a = Strided::load(task.scene, task.operands[0], batch, (task.coords.m, p.m), (task.coords.ka, p.k), &p.batch)?;
-    let b = Strided::load(task.scene, task.operands[1], batch, (task.coords.n, p.n), (task.coords.kb, p.k), &p.batch)?;
+    let a = Strided::load(task.scene, task.operands[0], p, (task.coords.m, p.m), (task.coords.ka, p.k))?;
+    let b = Strided::load(task.scene, task.operands[1], p, (task.coords.n, p.n), (task.coords.kb, p.k))?;
     let outputs: Vec<Option<Strided>> = task
         .scene
         .stores
         .iter()
-        .map(|s| Strided::store(s, batch, (task.coords.m, p.m), (task.coords.n, p.n), &p.batch))
+        .map(|s| Strided::store(s, &p.batch, (task.coords.m, p.m), (task.coords.n, p.n)))
         .collect();
     let widths = consumer::widths(&outputs, &task.scene.stores);
-    let shape = shape::choose(p, (engine, task.tile), [a.major, b.major], &widths)?;
+    let shape = shape::choose(p, (engine, task.asked), [a.major, b.major], &widths)?;
     Some(Writer::new(task, shape, a, b, outputs).write())
 }
 
@@ -186,7 +181,7 @@ impl<'a> Writer<'a> {
             let zero = b.i32(0);
             batch.resize(self.task.product.batch.len(), zero);
         }
-        let group = (GROUP / z.cluster).min(rows);
+        let group = (z.group / z.cluster).clamp(1, rows);
         let (g, per) = (b.i32(group as i64), b.i32((group * columns) as i64));
         let (index, within) = (b.binary(B::Div, t, per), b.binary(B::Rem, t, per));
         let start = b.binary(B::Mul, index, g);
@@ -212,13 +207,20 @@ impl<'a> Writer<'a> {
         let bytes = z.stage_bytes();
         self.over_tiles(b, s, |b, spot, ring| {
             let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(z.depths as i64));
+            let part = self.task.product.whole.map(|_| {
+                let len = b.i32(self.task.product.k as i64);
+                b.binary(B::Mul, spot.batch[0], len)
+            });
             let ring = b.for_loop([zero, last, one], &ring.values(), |b, k, ring| {
                 let ring = Ring::of(ring);
                 let free = b.binary(B::Xor, ring.phase, one);
                 b.inst(Op::BarrierWait, &[s.empty, ring.stage, free], &[], vec![]);
                 b.inst(Op::BarrierExpect { bytes: bytes as u32 }, &[s.full, ring.stage], &[], vec![]);
                 let depth = b.i32(z.depth() as i64);
-                let k = b.binary(B::Mul, k, depth);
+                let mut k = b.binary(B::Mul, k, depth);
+                if let Some(part) = part {
+                    k = b.binary(B::Add, part, k);
+                }
                 for copy in 0..z.copies {
                     let (m, stage) = (z.row_of(b, spot.m, copy), z.tile_of(b, ring.stage, copy));
                     let starts = self.a.starts(&spot.batch, m, k);

@@ -11,7 +11,7 @@ pub mod text;
 pub mod verify;
 
 pub use error::PlanError;
-pub use template::{Family, Template};
+pub use template::{Family, Schedule, Template};
 
 use kiln_graph::{DType, Graph, ParamId, Type, ValueId};
 use serde::{Deserialize, Serialize};
@@ -124,8 +124,20 @@ pub struct Reason {
     pub stops: Vec<Stop>,
     /// Where the body's values come from, in the order of the body; operands and constants are left out.
     pub origins: Vec<Origin>,
-    /// How it must be lowered, where a constraint says so.
+    /// How it must be lowered, where a constraint or a measurement says so.
     pub template: Option<Template>,
+    /// What measurements say of it, where the plan was made with some.
+    #[serde(default)]
+    pub tuning: Option<Tuning>,
+}
+/// What a store of measurements says of a kernel.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tuning {
+    /// Its template is the fastest that was measured on this device: median microseconds, and those of the choice without the store.
+    Measured { device: String, us: f64, default_us: f64 },
+    /// There is an entry, but it was not used.
+    Unused { why: String },
 }
 /// Where a value of a kernel's body comes from.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -233,6 +245,9 @@ impl Plan {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Machine {
     pub name: String,
+    /// The device it describes, as its driver calls it.
+    #[serde(default)]
+    pub device: String,
     /// Bytes per second of a large copy, read plus written.
     pub bandwidth: f64,
     /// Matrix-product flops per second by dtype (`f32` entry is the default for others).

@@ -29,28 +29,63 @@ impl Family {
     }
 }
 
-/// As `warpgroup`, `tile 64x128`.
+/// How a product of warpgroups is cut beyond its tile. What is not given, lowering chooses.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Schedule {
+    /// Parts of K that are summed apart.
+    pub parts: Option<usize>,
+    /// Bytes of K in a stage of the ring of operand tiles.
+    pub depth: Option<usize>,
+    /// Stages of that ring.
+    pub stages: Option<usize>,
+    /// Blocks of a cluster.
+    pub cluster: Option<usize>,
+    /// Rows of tiles that are walked before the next column of tiles.
+    pub group: Option<usize>,
+}
+impl Schedule {
+    /// Names and values, in the order of the text.
+    fn fields(&mut self) -> [(&'static str, &mut Option<usize>); 5] {
+        let Schedule { parts, depth, stages, cluster, group } = self;
+        [("parts", parts), ("depth", depth), ("stages", stages), ("cluster", cluster), ("group", group)]
+    }
+}
+
+/// As `warpgroup`, `tile 64x128`, `warpgroup 64x256 parts 3 stages 5`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Template {
     pub family: Family,
     /// Rows and columns of a tile.
     pub tile: Option<[usize; 2]>,
+    #[serde(default)]
+    pub schedule: Schedule,
 }
 impl Template {
-    /// Is `other` one of those that this stands for?
+    /// Without its schedule.
+    pub fn bare(self) -> Template {
+        Template { schedule: Schedule::default(), ..self }
+    }
+    /// Is `other`, as its program shows it, one of those that this stands for?
     pub fn fits(self, other: Template) -> bool {
-        self.family == other.family && (self.tile.is_none() || self.tile == other.tile)
+        // What the program does not show cannot disagree.
+        let agree = |a: Option<usize>, b: Option<usize>| a.is_none() || b.is_none() || a == b;
+        let (a, b) = (self.schedule, other.schedule);
+        let same = agree(a.depth, b.depth) && agree(a.stages, b.stages) && agree(a.cluster, b.cluster);
+        self.family == other.family && (self.tile.is_none() || self.tile == other.tile) && same
     }
 }
 impl From<Family> for Template {
     fn from(family: Family) -> Template {
-        Template { family, tile: None }
+        Template { family, tile: None, schedule: Schedule::default() }
     }
 }
 impl fmt::Display for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.family.name())?;
-        self.tile.map_or(Ok(()), |[m, n]| write!(f, " {m}x{n}"))
+        self.tile.map_or(Ok(()), |[m, n]| write!(f, " {m}x{n}"))?;
+        let mut schedule = self.schedule;
+        schedule.fields().into_iter().try_for_each(|(name, n)| n.map_or(Ok(()), |n| write!(f, " {name} {n}")))
     }
 }
 impl FromStr for Template {
@@ -62,18 +97,29 @@ impl FromStr for Template {
             let all: Vec<&str> = Family::ALL.map(Family::name).to_vec();
             format!("there is no template `{name}`; there are {}", all.join(", "))
         })?;
+        let mut template = Template::from(family);
         let tiled = matches!(family, Family::Warpgroup | Family::Tile);
-        let tile = match words.next() {
-            None => None,
-            Some(size) if tiled => Some(tile(size).ok_or_else(|| {
-                format!("`{size}` is not a tile; write rows and columns as 64x128, powers of two from 16 to 256")
-            })?),
-            Some(size) => return Err(format!("the template `{name}` has no tile, and `{size}` follows it")),
-        };
-        match words.next() {
-            None => Ok(Template { family, tile }),
-            Some(more) => Err(format!("`{more}` follows the template `{text}`")),
+        let mut word = words.next();
+        if let Some(size) = word.filter(|w| w.starts_with(|c: char| c.is_ascii_digit())) {
+            template.tile = Some(tile(size).filter(|_| tiled).ok_or_else(|| match tiled {
+                true => {
+                    format!("`{size}` is not a tile; write rows and columns as 64x128, powers of two from 16 to 256")
+                }
+                false => format!("the template `{name}` has no tile, and `{size}` follows it"),
+            })?);
+            word = words.next();
         }
+        while let Some(key) = word {
+            let mut fields = template.schedule.fields();
+            let field = fields.iter_mut().find(|f| f.0 == key && family == Family::Warpgroup && f.1.is_none());
+            let Some((_, field)) = field else { return Err(format!("`{key}` follows the template `{text}`")) };
+            let number = words.next().and_then(|n| n.parse().ok()).filter(|n| (1..=1024).contains(n));
+            **field = Some(number.ok_or_else(|| {
+                format!("`{key}` in the template `{text}` is not followed by a number from 1 to 1024")
+            })?);
+            word = words.next();
+        }
+        Ok(template)
     }
 }
 fn tile(text: &str) -> Option<[usize; 2]> {
@@ -88,10 +134,23 @@ mod tests {
 
     #[test]
     fn templates_read_as_they_print() {
-        for text in ["warpgroup", "warpgroup 128x256", "tile 64x16", "flash", "rows", "library"] {
+        let cut = ["warpgroup 64x256 parts 3 depth 128 stages 5 cluster 2 group 8", "warpgroup stages 4"];
+        for text in ["warpgroup", "warpgroup 128x256", "tile 64x16", "flash", "rows", "library"].into_iter().chain(cut)
+        {
             assert_eq!(text.parse::<Template>().map(|t| t.to_string()).as_deref(), Ok(text));
         }
-        for wrong in ["", "tyle", "tile 63x64", "tile 64", "rows 16x16", "tile 16x16 32"] {
+        for wrong in [
+            "",
+            "tyle",
+            "tile 63x64",
+            "tile 64",
+            "rows 16x16",
+            "tile 16x16 32",
+            "tile 16x16 stages 4",
+            "warpgroup stages",
+            "warpgroup stages 4 stages 5",
+            "warpgroup group 0",
+        ] {
             assert!(wrong.parse::<Template>().is_err(), "{wrong}");
         }
     }

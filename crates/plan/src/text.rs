@@ -23,7 +23,7 @@
 //! One item per line; a body is the text of a graph.
 use crate::{
     Alternative, Buffer, BufferId, BufferKind, Cost, Kernel, KernelKind, Numerics, Origin, Plan, PlanError, Reason,
-    Search, Stage, Stop,
+    Search, Stage, Stop, Tuning,
 };
 use kiln_graph::{Graph, ParamId, ValueId};
 use std::fmt::{Display, Write};
@@ -117,6 +117,15 @@ fn kernel(out: &mut String, k: &Kernel) {
     }
     if let Some(template) = k.reason.template {
         let _ = writeln!(out, "    template {}", quoted(&template.to_string()));
+    }
+    match &k.reason.tuning {
+        Some(Tuning::Measured { device, us, default_us }) => {
+            let _ = writeln!(out, "    tuned {} us={us} default={default_us}", quoted(device));
+        }
+        Some(Tuning::Unused { why }) => {
+            let _ = writeln!(out, "    not_tuned {}", quoted(why));
+        }
+        None => {}
     }
     if let Some(a) = &k.reason.alternative {
         let _ = writeln!(out, "    alternative {} us={}", quoted(&a.what), a.us);
@@ -351,6 +360,11 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
             }
             "rules" => reason.rules = w.strings()?,
             "template" => reason.template = Some(w.string()?.parse()?),
+            "tuned" => {
+                let (device, us, default_us) = (w.string()?, w.keyed("us")?, w.keyed("default")?);
+                reason.tuning = Some(Tuning::Measured { device, us, default_us });
+            }
+            "not_tuned" => reason.tuning = Some(Tuning::Unused { why: w.string()? }),
             "values" => reason.origins = origins(&mut w)?,
             "made" => {
                 let value = w.body_value()?;
@@ -365,7 +379,11 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                 lines.next()?.expect("}")?;
                 return Ok(Kernel { name, kind, stage, body, inputs, outputs, cost, reason });
             }
-            other => return Err(format!("`{other}` is not cost, rules, alternative, stop, values, made or graph")),
+            other => {
+                return Err(format!(
+                    "`{other}` is not cost, rules, template, tuned, not_tuned, alternative, stop, values, made or graph"
+                ));
+            }
         }
         w.end()?;
     }
@@ -423,7 +441,8 @@ mod tests {
                         names: vec!["%7".into(), "%9".into()],
                         rules: vec!["a".into()],
                     }],
-                    template: Some(crate::Template { family: crate::Family::Tile, tile: Some([64, 32]) }),
+                    template: "warpgroup 64x128 parts 3".parse().ok(),
+                    tuning: Some(Tuning::Measured { device: "NVIDIA H200".into(), us: 2.5, default_us: 3.25 }),
                 },
             }],
             outputs: vec![BufferId(2), BufferId(0)],

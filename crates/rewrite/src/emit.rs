@@ -126,7 +126,7 @@ impl Emitter<'_> {
             let stops = stops(id, &names, &apart);
             let alternative = if fused { alternative(dag, &kinds, k, check) } else { None };
             let template = self.limits.map_or(Ok(None), |l| l.template(&k.members))?;
-            let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![], template };
+            let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![], template, tuning: None };
             self.kernel(dag, k, &names[&id].1, stage, reason);
         }
         Ok(())

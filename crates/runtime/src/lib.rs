@@ -21,6 +21,6 @@ pub use cuda::CudaDevice;
 pub use error::{Mismatch, RuntimeError};
 pub use executable::{Code, Executable, HostFn, InputSpec, KernelCode, Passed, Ptx, TensorMap};
 pub use host::HostDevice;
-pub use profile::{KernelTime, Spread, TimeOptions, Timing};
+pub use profile::{KernelTime, KernelTimer, Spread, TimeOptions, Timing};
 pub use session::{Device, Session};
 pub use trace::{HostSpan, RunTrace, Span};

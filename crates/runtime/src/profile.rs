@@ -97,6 +97,30 @@ impl Session {
     }
 }
 
+/// Kernels of a run that are timed one by one, in any order.
+#[derive(Default)]
+pub struct KernelTimer {
+    on_gpu: Vec<crate::cuda::time::Timed>,
+}
+
+impl Session {
+    /// Makes the kernels of a run ready to be timed on these inputs. None of them may read what another writes.
+    pub fn kernel_timer(&self, inputs: &[Tensor]) -> Result<KernelTimer, RuntimeError> {
+        check_inputs(self.executable(), inputs)?;
+        match &mut *self.backend() {
+            Backend::Host(_) => Ok(KernelTimer::default()),
+            Backend::Cuda(s) => Ok(KernelTimer { on_gpu: s.timed_kernels(inputs)? }),
+        }
+    }
+    /// Microseconds of one launch of the n-th kernel of a run; the inputs are those the timer was made with.
+    pub fn sample_kernel(&self, timer: &KernelTimer, inputs: &[Tensor], n: usize) -> Result<f64, RuntimeError> {
+        match &mut *self.backend() {
+            Backend::Host(s) => s.run_profiled(inputs).map(|all| (all[n][1] - all[n][0]).as_secs_f64() * 1e6),
+            Backend::Cuda(s) => s.sample(&timer.on_gpu[n]),
+        }
+    }
+}
+
 fn kernel_time((name, samples): (String, Vec<f64>)) -> Option<KernelTime> {
     Some(KernelTime { name, spread: Spread::of(samples)? })
 }

@@ -14,6 +14,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("kiln-codegen", &["kiln-block"]),
     ("kiln-interp", &["kiln-graph", "kiln-block"]),
     ("kiln-runtime", &["kiln-graph", "kiln-plan"]),
+    ("kiln-tune", &["kiln-plan"]),
     (
         "kiln",
         &[
@@ -26,6 +27,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "kiln-interp",
             "kiln-runtime",
             "kiln-torch-host",
+            "kiln-tune",
         ],
     ),
     ("kiln-cli", &["kiln"]),

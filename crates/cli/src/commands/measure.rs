@@ -1,5 +1,5 @@
 //! `kiln bench`: one measurement with its page, trace and plot, or a sweep over sizes.
-use super::{constrained, device, inputs, json, open, options};
+use super::{constrained_on, device, inputs, json, open, options};
 use crate::{
     args,
     render::{self, Progress},
@@ -19,7 +19,7 @@ pub fn bench(a: &args::Bench) -> Result<(), Error> {
     let options = BenchOptions {
         against: against(&a.against)?,
         min_time: seconds(a.seconds)?,
-        compile: constrained(options(&a.model, target, true), &a.constraints)?,
+        compile: constrained_on(device, options(&a.model, target, true), &a.constraints)?,
         device,
         threads: a.device.threads,
     };

@@ -144,6 +144,7 @@ impl<'a> Facts<'a> {
             lines: set(&|v| k.body.source(v).line.clone()),
             launches,
             template: String::new(),
+            tuning: k.reason.tuning.clone(),
         }
     }
 
@@ -240,7 +241,9 @@ fn template(c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> String {
         Work::Block { code, .. } => kiln_lower::template::Part::Program(&c.programs[*code]),
         _ => kiln_lower::template::Part::Library,
     });
-    kiln_lower::template::of(k.kind, programs).to_string()
+    let seen = kiln_lower::template::of(k.kind, programs).bare();
+    // A schedule is named where one was asked for.
+    k.reason.template.filter(|t| *t != t.bare()).unwrap_or(seen).to_string()
 }
 
 /// The widest class of the rules that made it.

@@ -61,6 +61,9 @@ impl Report {
         if !self.load_kernels.is_empty() {
             row("load", format!("{} more, once, when weights are loaded", count(self.load_kernels.len(), "kernel")));
         }
+        if let Some(text) = self.tuned() {
+            row("tuned", text);
+        }
         let mut why: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         self.fallback_why.iter().for_each(|f| *why.entry((&f.op, &f.why)).or_default() += 1);
         if why.is_empty() {
@@ -73,6 +76,23 @@ impl Report {
             row("", format!("and {} other ops; --json lists them", why.len() - 4));
         }
         t + &self.kinds_table(width)
+    }
+
+    /// How many kernels' templates were measured, and where, if any.
+    fn tuned(&self) -> Option<String> {
+        let all = || self.kernels.iter().chain(&self.load_kernels).filter_map(|k| k.tuning.as_ref());
+        let devices = all().filter_map(|t| match t {
+            Tuning::Measured { device, .. } => Some(device.as_str()),
+            Tuning::Unused { .. } => None,
+        });
+        let (n, device) = (devices.clone().count(), devices.clone().next());
+        let unused = all().count() - n;
+        let mut parts = vec![];
+        parts.extend(device.map(|d| format!("{} by measurements on {d}", count(n, "kernel"))));
+        if unused > 0 {
+            parts.push(format!("measurements of {} are not used; --kernel NAME says why", count(unused, "kernel")));
+        }
+        (!parts.is_empty()).then(|| parts.join("; "))
     }
 
     fn kinds(&self) -> Vec<Kind<'_>> {

@@ -71,7 +71,7 @@ pub fn read(of: &Body, p: &Product, which: usize) -> Result<Read, LowerError> {
 impl Read {
     /// As an array that a tensor map describes.
     pub fn strided(&self, p: &Product) -> Option<Strided> {
-        Strided::load(&self.scene, self.node, p.batch.len() as u32, self.outer, self.depth, &p.batch)
+        Strided::load(&self.scene, self.node, p, self.outer, self.depth)
     }
     /// Whether neighbours along K are neighbours in memory.
     fn is_deep(&self) -> bool {

@@ -1,6 +1,7 @@
 //! Operands and results as strided arrays that tensor maps describe.
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr};
+use crate::product::Product;
 use kiln_block::{Array, Elem, Swizzle, Type, Value};
 use kiln_plan::exec::Slot;
 
@@ -33,6 +34,9 @@ pub fn swizzle(elem: Elem, columns: usize) -> Swizzle {
     }
 }
 
+/// A coordinate and how many positions it has.
+type Axis = (CoordId, usize);
+
 /// Coefficients of coordinates in an expression that has nothing else.
 fn coefficient(at: &Expr, id: CoordId) -> usize {
     let found = at.terms.iter().find(|(a, _)| matches!(a, Atom::Coord { id: i, .. } if *i == id));
@@ -40,50 +44,42 @@ fn coefficient(at: &Expr, id: CoordId) -> usize {
 }
 
 impl Strided {
-    /// The operand that node `n` reads, at coordinates `0..batch`, `outer` and `depth` (with their extents).
-    pub fn load(
-        scene: &Scene,
-        n: NodeId,
-        batch: u32,
-        outer: (CoordId, usize),
-        depth: (CoordId, usize),
-        extents: &[usize],
-    ) -> Option<Strided> {
+    /// The operand that node `n` reads, at the product's batch coordinates, `outer` and `depth`. Of a product in parts of K the array
+    /// has all of K, so that what the last part reads beyond is zero.
+    pub fn load(scene: &Scene, n: NodeId, p: &Product, outer: Axis, depth: Axis) -> Option<Strided> {
         let node = scene.dag.node(n);
         let NodeOp::Load { slot, at, guards } = &node.op else { return None };
         if !guards.is_empty() {
             return None;
         }
-        let bytes = node.dtype.bytes();
-        Strided::of(*slot, at, batch, [outer, depth], extents, bytes, Major::Depth)
-            .or_else(|| Strided::of(*slot, at, batch, [depth, outer], extents, bytes, Major::Outer))
+        let in_parts = p.whole.is_none_or(|_| coefficient(at, 0) == p.k * coefficient(at, depth.0));
+        let (bytes, depth) = (node.dtype.bytes(), (depth.0, p.whole.unwrap_or(depth.1)));
+        let own = usize::from(p.whole.is_some());
+        let of = |axes, major| Strided::of(*slot, at, &p.batch, own, axes, bytes, major).filter(|_| in_parts);
+        of([outer, depth], Major::Depth).or_else(|| of([depth, outer], Major::Outer))
     }
     /// What a store writes, if it is rows of the product in their order.
-    pub fn store(
-        s: &Store,
-        batch: u32,
-        rows: (CoordId, usize),
-        columns: (CoordId, usize),
-        extents: &[usize],
-    ) -> Option<Strided> {
+    pub fn store(s: &Store, extents: &[usize], rows: Axis, columns: Axis) -> Option<Strided> {
         let floats = s.dtype.is_float() && s.dtype.bytes() <= 4;
         if !s.guards.is_empty() || !floats {
             return None;
         }
-        let all = Strided::of(s.slot, &s.at, batch, [rows, columns], extents, s.dtype.bytes(), Major::Depth)?;
+        let all = Strided::of(s.slot, &s.at, extents, 0, [rows, columns], s.dtype.bytes(), Major::Depth)?;
         // Every batch has its own place.
         let own = extents.iter().enumerate().all(|(i, n)| *n == 1 || all.batch.contains(&i));
         own.then_some(all)
     }
+    /// `extents`: of the batch axes, of which the first `skipped` are not the array's.
     fn of(
         slot: Slot,
         at: &Expr,
-        batch: u32,
-        [outer, inner]: [(CoordId, usize); 2],
         extents: &[usize],
+        skipped: usize,
+        [outer, inner]: [Axis; 2],
         bytes: usize,
         major: Major,
     ) -> Option<Strided> {
+        let batch = extents.len() as CoordId;
         let known = |a: &Atom| matches!(a, Atom::Coord { id, .. } if *id < batch || *id == outer.0 || *id == inner.0);
         let whole = |n: usize| (n * bytes).is_multiple_of(16) && n < 1 << 36;
         if at.constant < 0 || !at.terms.iter().all(|(a, c)| known(a) && *c > 0) {
@@ -97,7 +93,7 @@ impl Strided {
             return None;
         }
         let mut s = Strided { slot, major, batch: vec![], array: Array { offset, sizes: vec![], strides: vec![] } };
-        for (i, n) in extents.iter().enumerate().filter(|(_, n)| **n > 1) {
+        for (i, n) in extents.iter().enumerate().skip(skipped).filter(|(_, n)| **n > 1) {
             let stride = coefficient(at, i as CoordId);
             if stride > 0 {
                 s.batch.push(i);

@@ -1,17 +1,25 @@
-//! Sizes of the tiles, by a model of the time a multiprocessor takes for one.
+//! Sizes of the tiles: those with the least time, or what is asked for where there is room for it.
 use super::operand::Major;
 use crate::product::Product;
 use kiln_block::{BinaryOp as B, Builder, Value};
 use kiln_graph::DType;
+use kiln_plan::{Schedule, Template};
 
 /// Bytes of K that a copy takes: the swizzle's span.
-const SPAN: usize = 128;
+pub const SPAN: usize = 128;
 /// Multiprocessors that share the tiles.
-const PROCESSORS: usize = 132;
+pub const PROCESSORS: usize = 132;
 /// Shared memory of a block, less what barriers take.
 const MEMORY: usize = (227 << 10) - 1024;
 /// Buffers of a consumer for results on their way out.
 pub const BUFFERS: usize = 2;
+/// Multiply-adds from which two blocks share an operand unasked. Waiting for each other costs a hundredth or two; but a product of
+/// some milliseconds runs at the power limit, where what is not read from the second-level cache pays.
+const SHARED: usize = 1 << 40;
+/// Most stages that are taken unasked.
+const STAGES: usize = 12;
+/// Rows of tiles that are walked before the next column of tiles, so that operands stay in the second-level cache.
+pub const GROUP: usize = 16;
 
 /// What multiplies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,8 +38,12 @@ impl Engine {
             _ => None,
         }
     }
+    /// Most copies along K in a stage.
+    fn most_spans(self) -> usize {
+        if self == Engine::TensorCores { 2 } else { 1 }
+    }
     /// Bytes of an operand's element.
-    fn bytes(self) -> usize {
+    pub fn bytes(self) -> usize {
         if self == Engine::TensorCores { 2 } else { 4 }
     }
     /// Registers of a producer's thread and of a consumer's, of the 65536 of a multiprocessor.
@@ -39,7 +51,7 @@ impl Engine {
         if self == Engine::TensorCores { [40, 232] } else { [24, 240] }
     }
     /// Tiles on offer: rows, columns, consumers, copies along K in a stage.
-    fn tiles(self) -> &'static [(usize, usize, usize, usize)] {
+    pub fn tiles(self) -> &'static [(usize, usize, usize, usize)] {
         match self {
             Engine::TensorCores => &[
                 (128, 256, 2, 1),
@@ -58,7 +70,7 @@ impl Engine {
     }
     /// Multiply-adds a cycle of a multiprocessor for a tile of this many elements: threads with few of them read more.
     /// `turned`: both operands' rows run along the result's axes.
-    fn rate(self, area: usize, turned: bool) -> f64 {
+    pub fn rate(self, area: usize, turned: bool) -> f64 {
         let kinds = match (self, area) {
             (Engine::TensorCores, _) => [2048.0; 2],
             (_, 32768..) => [86.0, 108.0],
@@ -89,6 +101,8 @@ pub struct Shape {
     pub batch: usize,
     /// Stages of K in all.
     pub depths: usize,
+    /// Rows of tiles that are walked before the next column.
+    pub group: usize,
 }
 
 impl Shape {
@@ -137,94 +151,68 @@ impl Shape {
     }
 }
 
-/// The tile with the least time, if there is room for it. `outputs`: bytes of the types that go out through shared memory.
-pub fn choose(
+/// What a constraint or a measurement asks for.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Asked {
+    pub tile: Option<[usize; 2]>,
+    pub schedule: Schedule,
+}
+impl From<Option<Template>> for Asked {
+    fn from(t: Option<Template>) -> Asked {
+        t.map_or(Asked::default(), |t| Asked { tile: t.tile, schedule: t.schedule })
+    }
+}
+fn agrees<T: PartialEq>(asked: Option<T>, found: T) -> bool {
+    asked.is_none_or(|a| a == found)
+}
+
+/// The shape with the least time, if there is room for it. `outputs`: bytes of the types that go out through shared memory.
+pub fn choose(p: &Product, (engine, asked): (Engine, Asked), sides: [Major; 2], outputs: &[usize]) -> Option<Shape> {
+    let turned = sides == [Major::Outer; 2];
+    let mut best: Option<(f64, Shape)> = None;
+    for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| agrees(asked.tile, [t.0, t.1])) {
+        let spans = match asked.schedule.depth {
+            Some(bytes) if bytes.is_multiple_of(SPAN) => bytes / SPAN,
+            Some(_) => continue,
+            None => spans,
+        };
+        let Some(shape) = shape(p, engine, [m, n, copies, spans], asked.schedule, sides, outputs) else { continue };
+        let time = shape.cycles(p, turned);
+        if best.as_ref().is_none_or(|(t, _)| time < *t) {
+            best = Some((time, shape));
+        }
+    }
+    best.map(|b| b.1)
+}
+
+/// A tile of this size with what else it takes; `None` if there is no room for that, or the product is too large to count.
+pub fn shape(
     p: &Product,
-    (engine, tile): (Engine, Option<[usize; 2]>),
+    engine: Engine,
+    [m, n, copies, spans]: [usize; 4],
+    asked: Schedule,
     sides: [Major; 2],
     outputs: &[usize],
 ) -> Option<Shape> {
     let batch: usize = p.batch.iter().product();
-    let mut best: Option<(f64, Shape)> = None;
-    let turned = sides == [Major::Outer; 2];
-    for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| tile.is_none_or(|wanted| wanted == [t.0, t.1])) {
-        // Rows of a tile that runs along the result's axis must fill the swizzle.
-        let runs = [m / copies, n].into_iter().zip(sides).any(|(n, s)| s == Major::Outer && n * engine.bytes() < SPAN);
-        if runs {
-            continue;
-        }
-        let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));
-        let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
-        let mut shape = Shape { engine, m, n, stages: 0, spans, copies, cluster: 1, tiles_m, tiles_n, batch, depths };
-        // A buffer's row holds a part of the tile in each of the types that go out.
-        let line = outputs.iter().sum::<usize>() * shape.columns(outputs);
-        shape.stages = ((MEMORY - BUFFERS * m * line) / shape.stage_bytes()).min(8);
-        let pairs = m * n >= 128 * 256 && tiles_m.is_multiple_of(2) && batch * tiles_m * tiles_n >= PROCESSORS;
-        shape.cluster = if pairs && engine == Engine::TensorCores { 2 } else { 1 };
-        let time = shape.cycles(p, turned);
-        if shape.stages >= 2 && best.as_ref().is_none_or(|(t, _)| time < *t) {
-            best = Some((time, shape));
-        }
+    // Rows of a tile that runs along the result's axis must fill the swizzle.
+    let runs = [m / copies, n].into_iter().zip(sides).any(|(n, s)| s == Major::Outer && n * engine.bytes() < SPAN);
+    if runs || !(1..=engine.most_spans()).contains(&spans) {
+        return None;
     }
-    let (_, shape) = best?;
-    (shape.tiles() < 1 << 30 && (p.m.max(p.n).max(p.k) as u64) < 1 << 30).then_some(shape)
-}
-
-/// Parts of K on offer.
-const PARTS: [usize; 5] = [1, 2, 4, 8, 16];
-
-/// Parts of K with the least time, the second launch included. Parts are whole stages.
-pub fn parts(p: &Product, (engine, tile): (Engine, Option<[usize; 2]>), sides: [Major; 2]) -> usize {
-    /// Cycles of a launch that sums parts, and bytes a cycle that it reads.
-    const LAUNCH: f64 = 4500.0;
-    const READ: f64 = 2000.0;
-    let time = |parts: usize| {
-        let k = p.k / parts;
-        if !p.k.is_multiple_of(parts) || parts > 1 && !(k * engine.bytes()).is_multiple_of(4 * SPAN) {
-            return None;
-        }
-        let batch = [&[parts], &p.batch[..]].concat();
-        let piece = Product { batch, k, ..*p };
-        let outputs = if parts > 1 { 4 } else { engine.bytes() };
-        let shape = choose(&piece, (engine, tile), sides, &[outputs])?;
-        let elements = (p.batch.iter().product::<usize>() * p.m * p.n) as f64;
-        let sum = LAUNCH + elements * (parts as f64 * 4.0) / READ;
-        Some(shape.cycles(&piece, sides == [Major::Outer; 2]) + if parts > 1 { sum } else { 0.0 })
-    };
-    let times = PARTS.iter().filter_map(|&n| Some((n, time(n)?)));
-    times.min_by(|a, b| a.1.total_cmp(&b.1)).map_or(1, |t| t.0)
-}
-
-impl Shape {
-    /// Clock cycles of the launch: turns of as many tiles as there are multiprocessors, each by the slowest of arithmetic,
-    /// the copies from the second-level cache, and memory's share. Constants are measured on an H200.
-    fn cycles(&self, p: &Product, turned: bool) -> f64 {
-        /// Bytes a cycle: from the cache to a multiprocessor, from memory to all.
-        const CACHE: f64 = 56.0;
-        const ALL: f64 = 1900.0;
-        /// Cycles until a copy has come from memory; one multiprocessor gets what is under way in that time.
-        const LATENCY: f64 = 4500.0;
-        /// Filling the ring, and finishing a tile: any, and more for one of 128 by 256.
-        const FILL: f64 = 1500.0;
-        const ANY: f64 = 800.0;
-        const FINISH: f64 = 3200.0;
-        let tiles = self.batch * self.tiles_m * self.tiles_n;
-        let area = (self.m * self.n) as f64;
-        let depths = self.depths as f64;
-        // Rows and columns outside of the product are not read.
-        let right = self.n.min(p.n) as f64 / self.cluster as f64;
-        let span = (self.spans * SPAN) as f64;
-        let copied = (self.m.min(p.m) as f64 + right) * span * depths;
-        let one = (self.stages * (self.m.min(p.m) + self.n.min(p.n))) as f64 * span / LATENCY;
-        // What a tile reads that no other has read before, on average.
-        let own = (self.batch * (p.m + p.n) * p.k * self.engine.bytes()) as f64 / tiles as f64;
-        let arithmetic = depths * area * self.depth() as f64 / self.engine.rate(self.m * self.n, turned);
-        let turn = |running: usize| {
-            let memory = (own / one).max(own * running as f64 / ALL);
-            arithmetic.max(copied / CACHE).max(memory) + ANY + FINISH * area / 32768.0
-        };
-        let processors = PROCESSORS / self.cluster * self.cluster;
-        let (whole, rest) = (tiles / processors, tiles % processors);
-        FILL + whole as f64 * turn(processors) + if rest > 0 { turn(rest) } else { 0.0 }
-    }
+    let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));
+    let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
+    let (stages, cluster, group) = (0, 1, asked.group.unwrap_or(GROUP));
+    let mut shape = Shape { engine, m, n, stages, spans, copies, cluster, tiles_m, tiles_n, batch, depths, group };
+    // A buffer's row holds a part of the tile in each of the types that go out.
+    let line = outputs.iter().sum::<usize>() * shape.columns(outputs);
+    let room = MEMORY.checked_sub(BUFFERS * m * line)? / shape.stage_bytes();
+    shape.stages = asked.stages.unwrap_or(room.min(STAGES));
+    let whole = engine == Engine::TensorCores && tiles_m.is_multiple_of(2);
+    let work = [batch, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
+    let pairs = whole && m * n >= 128 * 256 && work >= SHARED;
+    shape.cluster = asked.cluster.unwrap_or(if pairs { 2 } else { 1 });
+    let fits = (2..=room).contains(&shape.stages) && (shape.cluster == 1 || shape.cluster == 2 && whole);
+    let counts = shape.tiles() < 1 << 30 && (p.m.max(p.n).max(p.k) as u64) < 1 << 30;
+    (fits && counts).then_some(shape)
 }

@@ -6,7 +6,7 @@ mod map;
 mod nvtx;
 mod raw;
 pub(crate) mod session;
-mod time;
+pub(crate) mod time;
 mod trace;
 
 use crate::RuntimeError;

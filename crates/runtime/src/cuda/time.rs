@@ -1,5 +1,8 @@
 //! Times on the device, by events, over inputs that stay there.
-use super::{raw::Event, session::CudaSession};
+use super::{
+    raw::{Event, Graph},
+    session::CudaSession,
+};
 use crate::RuntimeError;
 use kiln_graph::Tensor;
 use kiln_plan::Stage;
@@ -8,6 +11,15 @@ use std::time::Instant;
 /// Aim of one measurement of a short kernel, in microseconds: it is repeated until it takes about this long.
 const SPAN_US: f64 = 100.0;
 const MOST_REPEATS: f64 = 50.0;
+
+/// A kernel that is ready to be timed over and over.
+pub(crate) struct Timed {
+    kernel: usize,
+    /// Of several launches, where one is short.
+    graph: Option<Graph>,
+    times: usize,
+    events: [Event; 2],
+}
 
 impl CudaSession {
     /// Microseconds of each of `n` runs, enqueued back to back, so that launch latency hides where runs are long enough.
@@ -33,39 +45,54 @@ impl CudaSession {
         self.wait("timing")?;
         let kernels = self.kernels(Stage::Run);
         let mut samples = vec![Vec::with_capacity(n); kernels.len()];
-        let [start, end] = [self.event()?, self.event()?];
         for (k, samples) in kernels.into_iter().zip(&mut samples) {
-            if self.needs_host(k) {
-                for _ in 0..n {
-                    self.wait("timing")?;
-                    let start = Instant::now();
-                    self.kernel(k)?;
-                    self.wait("timing")?;
-                    samples.push(start.elapsed().as_secs_f64() * 1e6);
-                }
-                continue;
-            }
-            let sample = |run: &dyn Fn() -> Result<(), RuntimeError>| {
-                // The first keeps the device busy while the measured one is enqueued.
-                run()?;
-                self.record_event(&start)?;
-                run()?;
-                self.record_event(&end)?;
-                self.wait("timing")?;
-                self.elapsed(&start, &end)
-            };
-            let once = sample(&|| self.kernel(k))?;
-            let times = (SPAN_US / once.max(1.0)).clamp(1.0, MOST_REPEATS) as usize;
-            let graph = if times > 1 { Some(self.record(k..k + 1, times)?) } else { None };
+            let timed = self.timed(k)?;
             for _ in 0..n {
-                let us = sample(&|| match &graph {
-                    Some(g) => self.device.check(|| "timing".into(), g.launch(&self.stream)),
-                    None => self.kernel(k),
-                })?;
-                samples.push(us / times as f64);
+                samples.push(self.sample(&timed)?);
             }
         }
         Ok(samples)
+    }
+
+    /// All kernels of a run, in order, ready to be timed on inputs that are there from now on.
+    pub fn timed_kernels(&mut self, inputs: &[Tensor]) -> Result<Vec<Timed>, RuntimeError> {
+        self.upload_inputs(inputs)?;
+        self.kernels(Stage::Run).into_iter().map(|k| self.timed(k)).collect()
+    }
+    /// One launch tells how often to repeat it.
+    fn timed(&self, kernel: usize) -> Result<Timed, RuntimeError> {
+        let events = [self.event()?, self.event()?];
+        let mut timed = Timed { kernel, graph: None, times: 1, events };
+        if !self.needs_host(kernel) {
+            let once = self.sample(&timed)?;
+            timed.times = (SPAN_US / once.max(1.0)).clamp(1.0, MOST_REPEATS) as usize;
+            if timed.times > 1 {
+                timed.graph = Some(self.record(kernel..kernel + 1, timed.times)?);
+            }
+        }
+        Ok(timed)
+    }
+    /// Microseconds of one launch.
+    pub fn sample(&self, timed: &Timed) -> Result<f64, RuntimeError> {
+        if self.needs_host(timed.kernel) {
+            self.wait("timing")?;
+            let start = Instant::now();
+            self.kernel(timed.kernel)?;
+            self.wait("timing")?;
+            return Ok(start.elapsed().as_secs_f64() * 1e6);
+        }
+        let run = || match &timed.graph {
+            Some(g) => self.device.check(|| "timing".into(), g.launch(&self.stream)),
+            None => self.kernel(timed.kernel),
+        };
+        // The first keeps the device busy while the measured one is enqueued.
+        let [start, end] = &timed.events;
+        run()?;
+        self.record_event(start)?;
+        run()?;
+        self.record_event(end)?;
+        self.wait("timing")?;
+        Ok(self.elapsed(start, end)? / timed.times as f64)
     }
 
     pub(super) fn event(&self) -> Result<Event, RuntimeError> {

@@ -1,0 +1,59 @@
+//! `kiln tune`: measures the templates of a model's products, with a bar that shows the best so far.
+use super::{constrained, device, inputs, json, options};
+use crate::{
+    args::{self, ConstraintArgs, DeviceArgs},
+    render::{self, Progress},
+};
+use kiln::{
+    DeviceKind, Error, Model, Target,
+    tune::{self, Budget, Step, Store, TuneOptions},
+};
+
+pub fn tune(a: &args::Tune) -> Result<(), Error> {
+    let (gpu, target) = gpu(a)?;
+    if a.candidates < 2 {
+        return Err(Error::usage(format!("--candidates {} leaves nothing to choose", a.candidates), "give 2 or more"));
+    }
+    let mut store = if a.store.exists() { tune::read(&a.store)? } else { Store::default() };
+    // A store that cannot be written is found before anything is measured.
+    tune::write(&a.store, &store)?;
+    let constraints = ConstraintArgs { constraints: a.constraints.clone(), tuned: None };
+    let options = TuneOptions {
+        compile: constrained(options(&a.model, target, true), &constraints)?,
+        gpu,
+        kernel: a.kernel.clone(),
+        again: a.again,
+        budget: Budget { most: a.candidates, ..Budget::default() },
+    };
+    let progress = Progress::new("loading");
+    let model = Model::open(&a.model.model, &inputs(&a.model)?)?;
+    progress.say("compiling candidates");
+    let mut save = |store: &Store| tune::write(&a.store, store);
+    let tuned = tune::tune(&model, &options, &mut store, &mut save, &mut |step| show(&progress, step))?;
+    drop(progress);
+    if a.json.as_ref().is_none_or(|path| path.as_os_str() != "-") {
+        render::out(&tuned.text(render::width()))?;
+    }
+    match &a.json {
+        Some(path) => render::to(path, &json(&tuned)?),
+        None => Ok(()),
+    }
+}
+
+fn show(progress: &Progress, step: &Step) {
+    let s = &step.search;
+    let best = s.best.map_or(String::new(), |(t, us)| format!(": {us:.2} us by {t}"));
+    progress.count(step.at * s.of + s.done, step.of * s.of, &format!("{}{best}", step.kernel));
+}
+
+/// The GPU asked for, or the first one. On the host products have one form.
+fn gpu(a: &args::Tune) -> Result<(usize, Target), Error> {
+    let args = DeviceArgs { device: Some(a.device.clone().unwrap_or_else(|| "cuda:0".into())), threads: None };
+    let remedy = "run `kiln tune` on a machine with an NVIDIA GPU; on the cpu products have one form";
+    match device(&args) {
+        Ok((DeviceKind::Cuda(i), target)) => Ok((i, target)),
+        Ok((DeviceKind::Cpu, _)) => Err(Error::usage("there is nothing to tune on the cpu", remedy)),
+        Err(e) if a.device.is_none() => Err(Error::failed(format!("there is nothing to tune here: {e}"), remedy)),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,91 @@
+//! What tuning found, as text and JSON.
+use crate::explain::{count, tail};
+use kiln_plan::Kernel;
+use kiln_tune::Entry;
+use serde::Serialize;
+use std::fmt::Write as _;
+
+/// `tune --json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Tuned {
+    pub model: String,
+    pub device: String,
+    /// One for each problem.
+    pub kernels: Vec<KernelTuning>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelTuning {
+    /// The kernels that have this problem.
+    pub names: Vec<String>,
+    /// `measured` now, `known` from the store, or `one form` where there is nothing to choose.
+    pub state: &'static str,
+    /// As in the store.
+    pub entry: Option<Entry>,
+    /// Everything that was measured now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tried: Vec<Tried>,
+    pub seconds: f64,
+}
+
+/// A template, and the median of its samples.
+#[derive(Clone, Debug, Serialize)]
+pub struct Tried {
+    pub template: String,
+    pub us: f64,
+    pub samples: usize,
+}
+impl From<&kiln_tune::Timed> for Tried {
+    fn from(t: &kiln_tune::Timed) -> Tried {
+        Tried { template: t.template.to_string(), us: super::rounded(t.us), samples: t.samples }
+    }
+}
+
+impl KernelTuning {
+    pub fn new(
+        kernels: &[&Kernel],
+        entry: Option<Entry>,
+        known: bool,
+        tried: Vec<Tried>,
+        seconds: f64,
+    ) -> KernelTuning {
+        let state = match (&entry, known) {
+            (None, _) => "one form",
+            (Some(_), true) => "known",
+            (Some(_), false) => "measured",
+        };
+        KernelTuning { names: kernels.iter().map(|k| k.name.clone()).collect(), state, entry, tried, seconds }
+    }
+}
+
+impl Tuned {
+    pub fn text(&self, width: usize) -> String {
+        let n = self.kernels.iter().map(|k| k.names.len()).sum();
+        let (products, problems) = (count(n, "product"), count(self.kernels.len(), "problem"));
+        let mut t = format!("{} on {}: {products}, {problems}\n", self.model, self.device);
+        if self.kernels.is_empty() {
+            return t;
+        }
+        let names = self.kernels.iter().filter_map(|k| k.names.first()).map(String::len);
+        let name = names.max().unwrap_or(0).clamp(6, width.saturating_sub(64).max(12));
+        let _ = writeln!(
+            t,
+            "\n{:>4} {:name$} {:>11} {:>9} {:>7}  template",
+            "n", "kernel", "untuned us", "tuned us", "gain"
+        );
+        for k in &self.kernels {
+            let first = k.names.first().map_or("", String::as_str);
+            let _ = write!(t, "{:>4} {:name$} ", k.names.len(), tail(first, name));
+            let _ = match &k.entry {
+                None => writeln!(t, "{:>11} {:>9} {:>7}  one form", "", "", ""),
+                Some(e) => {
+                    let gain = 100. * (e.default_us / e.us - 1.0);
+                    let template = if e.template == e.default { "as without tuning" } else { &e.template };
+                    let known = if k.state == "known" { " (known)" } else { "" };
+                    writeln!(t, "{:>11.2} {:>9.2} {gain:>5.1} %  {template}{known}", e.default_us, e.us)
+                }
+            };
+        }
+        t
+    }
+}

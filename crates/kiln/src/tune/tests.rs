@@ -1,0 +1,117 @@
+use super::*;
+use crate::{Report, constraints::Constraints};
+
+fn model() -> Model {
+    let text = "graph two(%x: bf16[512,1024], %w: bf16[768,1024], %u: bf16[1024,768]) {
+        %a = linear %x, %w loc(\"up\", \"net.py:3\")
+        %b = gelu_erf %a loc(\"act\", \"net.py:4\")
+        %y = linear %b, %u loc(\"down\", \"net.py:5\")
+        return %y }";
+    Model::from_graph(text.parse().expect("a graph")).expect("a model")
+}
+fn options() -> CompileOptions {
+    CompileOptions { target: Target::Sm90a, ..CompileOptions::default() }
+}
+fn planned(store: &Store, device: Option<&str>) -> Plan {
+    let tuned = Measurements { store: Arc::new(store.clone()), device: device.map(String::from) };
+    compile::plan(&model(), &CompileOptions { tuned: Some(tuned), ..options() }).expect("plans")
+}
+fn free() -> Plan {
+    compile::plan(&model(), &options()).expect("plans")
+}
+/// A store with one entry for every product of the model.
+fn store(template: &str, device: &str, compiler: &str) -> Store {
+    let machine = Machine { device: device.into(), target: "sm_90a".into() };
+    let mut store = Store::default();
+    for k in free().kernels.iter().filter(|k| is_open(k)) {
+        let key = Key { compiler: compiler.into(), ..key(k, &machine) };
+        let default = "warpgroup".to_string();
+        store.put(Entry { key, template: template.into(), us: 4.5, default, default_us: 5.25, measured: 7 });
+    }
+    store
+}
+const CUT: &str = "warpgroup 64x128 parts 2 depth 128 stages 4 cluster 1 group 8";
+
+#[test]
+fn a_plan_takes_its_templates_from_the_store_and_says_so() {
+    let plan = planned(&store(CUT, "NVIDIA H200", &compiler()), None);
+    assert_eq!(plan.kernels.len(), 2);
+    for k in &plan.kernels {
+        assert_eq!(k.reason.template.map(|t| t.to_string()).as_deref(), Some(CUT));
+        assert!(matches!(&k.reason.tuning, Some(Tuning::Measured { us, .. }) if *us == 4.5));
+    }
+    let text = plan.to_string();
+    assert_eq!(
+        text,
+        planned(&store(CUT, "NVIDIA H200", &compiler()), None).to_string(),
+        "the same store, the same plan"
+    );
+    assert_eq!(text.parse::<Plan>().expect("reads back").to_string(), text);
+
+    let store = Arc::new(store(CUT, "NVIDIA H200", &compiler()));
+    let tuned = Some(Measurements { store, device: Some("NVIDIA H200".into()) });
+    let report = Report::new(&crate::compile(&model(), &CompileOptions { tuned, ..options() }).expect("compiles"));
+    assert!(report.summary(100).contains("2 kernels by measurements on NVIDIA H200"), "{}", report.summary(100));
+    let deep = report.in_depth(&plan.kernels[0].name, 100).expect("the kernel");
+    let flat = deep.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains("4.50 us measured on NVIDIA H200; 5.25 us") && flat.contains(CUT), "{deep}");
+    assert_eq!(Report::from_json(&report.to_json().expect("serialises"), "it").expect("reads back"), report);
+}
+
+#[test]
+fn a_tuned_plan_pinned_needs_no_store() {
+    let plan = planned(&store(CUT, "NVIDIA H200", &compiler()), None);
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), crate::why::pinned_text(&plan)).expect("writes");
+    let constraints = Constraints::read(file.path()).expect("reads");
+    let pinned = compile::plan(&model(), &CompileOptions { constraints, ..options() }).expect("plans");
+    let templates = |p: &Plan| p.kernels.iter().map(|k| k.reason.template).collect::<Vec<_>>();
+    assert_eq!(templates(&pinned), templates(&plan));
+}
+
+#[test]
+fn entries_that_do_not_hold_here_leave_the_plan_as_it_is() {
+    let free = free().to_string();
+    let here = Some("NVIDIA H200");
+    assert_eq!(planned(&store(CUT, "NVIDIA H100", &compiler()), here).to_string(), free, "another machine");
+    assert_eq!(planned(&Store::default(), None).to_string(), free, "nothing measured");
+    for (template, compiler, why) in [
+        ("warpgroup 128x256 parts 1 depth 128 stages 99", compiler(), "does not take the kernel"),
+        ("warpgroup 63x256", compiler(), "is not a tile"),
+        ("flash", compiler(), "does not take the kernel"),
+        (CUT, "0.0.1/1".to_string(), "measured with Kiln 0.0.1/1"),
+    ] {
+        let mut plan = planned(&store(template, "NVIDIA H200", &compiler), here);
+        for k in &mut plan.kernels {
+            let Some(Tuning::Unused { why: found }) = k.reason.tuning.take() else { panic!("{template}: {k:?}") };
+            assert!(found.contains(why), "{template}: {found}");
+        }
+        assert_eq!(plan.to_string(), free, "{template}");
+    }
+}
+
+#[test]
+fn the_problem_is_the_body_without_names() {
+    let machine = Machine { device: "it".into(), target: "sm_90a".into() };
+    let plan = free();
+    let problem = key(&plan.kernels[1], &machine).problem;
+    assert!(problem.contains("bf16[1024,768]") && !problem.contains("net.py"), "{problem}");
+    assert_ne!(problem, key(&plan.kernels[0], &machine).problem);
+}
+
+#[test]
+fn a_store_on_disk_is_whole_or_not_there() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("store.json");
+    let full = store(CUT, "NVIDIA H200", &compiler());
+    write(&path, &full).expect("writes");
+    assert_eq!(read(&path).expect("reads"), full);
+    let nowhere = folder.path().join("none").join("store.json");
+    let e = write(&nowhere, &full).expect_err("there is no such folder");
+    assert!(e.to_string().starts_with("cannot write") && !e.help().is_empty() && !nowhere.exists());
+    for damaged in ["{", "{\"kiln_measurements\": 7, \"entries\": []}", "", "no JSON"] {
+        std::fs::write(&path, damaged).expect("writes");
+        let e = read(&path).expect_err(damaged);
+        assert!(e.to_string().contains("is not a usable store") && e.help().contains("kiln tune"), "{e}");
+    }
+}

@@ -1,0 +1,75 @@
+//! What could be chosen for a kernel's matrix product: the space that tuning searches.
+use crate::resolve::Body;
+use crate::warpgroup::GROUP;
+use crate::{Target, gemm, lower, template};
+use kiln_plan::{Family, Kernel, KernelKind, Reason, Schedule, Template};
+
+/// Raised whenever a template's programs change so that measurements of the old ones say nothing of the new.
+pub const TEMPLATES: u32 = 1;
+
+/// A template that takes a kernel.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Candidate {
+    pub template: Template,
+    /// Microseconds that a coarse model predicts for the product and the sum of its parts.
+    pub us: f64,
+}
+
+/// Templates of a kernel's product on a GPU: first the one that lowering chooses unasked, then all others that may take it, the
+/// fastest in the model first. Empty where there is nothing to choose.
+pub fn candidates(kernel: &Kernel, target: Target) -> Vec<Candidate> {
+    let of = Body { name: &kernel.name, graph: &kernel.body, product: None, target, template: None };
+    if kernel.kind != KernelKind::Gemm {
+        return vec![];
+    }
+    let (Ok(mut all), Some(chosen)) = (gemm::candidates(&of, target), chosen(kernel, &of)) else { return vec![] };
+    if all.is_empty() {
+        return vec![];
+    }
+    all.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+    let us = all.iter().find(|c| c.0 == chosen).map_or(f64::INFINITY, |c| c.1);
+    all.retain(|c| c.0 != chosen);
+    all.insert(0, (chosen, us));
+    all.into_iter().map(|(template, us)| Candidate { template, us }).collect()
+}
+
+/// All that lowering chooses for a kernel's product unasked.
+fn chosen(kernel: &Kernel, of: &Body) -> Option<Template> {
+    let under = |template| {
+        let mut kernel = kernel.clone();
+        kernel.reason = Reason { template, ..Reason::default() };
+        lower(&kernel, of.target).ok()
+    };
+    let steps = under(None)?.steps;
+    let seen = template::of(kernel.kind, steps.iter().map(template::Part::from));
+    if seen.family != Family::Warpgroup {
+        return Some(seen);
+    }
+    let parts = gemm::parts(of, of.target).ok();
+    let template = Template { schedule: Schedule { parts, group: Some(GROUP), ..seen.schedule }, ..seen };
+    under(Some(template)).map(|_| template)
+}
+
+/// Templates that differ from one of warpgroups in one choice that the model does not price: fewer stages, deeper ones, the order
+/// of tiles, clusters. Not all of them take a kernel.
+pub fn neighbours(t: Template) -> Vec<Template> {
+    let s = t.schedule;
+    let (Family::Warpgroup, Some(stages), Some(cluster), Some(depth)) = (t.family, s.stages, s.cluster, s.depth) else {
+        return vec![];
+    };
+    let mut all = vec![];
+    let mut put = |schedule| all.push(Template { schedule, ..t });
+    for n in [4, 8, 16, 32, 64] {
+        put(Schedule { group: Some(n), ..s });
+    }
+    for n in stages.saturating_sub(2)..=stages + 2 {
+        put(Schedule { stages: Some(n), ..s });
+    }
+    put(Schedule { cluster: Some(3 - cluster.min(2)), ..s });
+    match depth {
+        128 => put(Schedule { depth: Some(256), stages: Some(stages / 2), ..s }),
+        _ => put(Schedule { depth: Some(depth / 2), stages: Some(stages * 2), ..s }),
+    }
+    all.retain(|n| *n != t && n.schedule.stages >= Some(2));
+    all
+}

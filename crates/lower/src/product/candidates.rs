@@ -1,0 +1,64 @@
+//! What could be chosen for a product, with a prediction of its time that is good enough to leave out what cannot win.
+use super::{Product, in_parts, memory, sides};
+use crate::resolve::Body;
+use crate::rows::Emitted;
+use crate::warpgroup::{self, CLOCK, PROCESSORS};
+use crate::{LowerError, Target};
+use kiln_plan::{Family, Template};
+
+/// Tiles of the template without pipelining.
+const TILES: [[usize; 2]; 6] = [[16, 64], [32, 64], [64, 64], [64, 128], [128, 64], [128, 128]];
+/// Rows or columns of products for which sums along rows are worth a try.
+const FEW: usize = 16;
+
+/// Templates with the microseconds they are predicted to take, in no order.
+pub fn candidates(of: &Body, p: &Product, target: Target) -> Result<Vec<(Template, f64)>, LowerError> {
+    let dtype = of.graph.dtype(p.v);
+    let sides = with_copies(of, p, target, |p| sides(of, p, target))?;
+    let mut all = sides.map(|s| warpgroup::candidates(p, dtype, s)).unwrap_or_default();
+    let us = |cycles: f64| cycles / CLOCK * 1e6;
+    all.extend(TILES.map(|tile| (Template { tile: Some(tile), ..Family::Tile.into() }, us(tiles(p, tile)))));
+    if p.m.min(p.n) <= FEW {
+        all.push((Family::Rows.into(), us(rows(p, dtype.bytes()))));
+    }
+    Ok(all)
+}
+
+/// Parts of K that lowering takes unasked.
+pub fn chosen_parts(of: &Body, p: &Product, target: Target) -> Result<usize, LowerError> {
+    with_copies(of, p, target, |p| Ok(in_parts(of, p, target, 0)?.map_or(1, |(parts, _)| parts.count)))
+}
+
+/// The product with the copies of operands that lowering would make.
+fn with_copies<T>(
+    of: &Body,
+    p: &Product,
+    target: Target,
+    then: impl FnOnce(&Product) -> Result<T, LowerError>,
+) -> Result<T, LowerError> {
+    let copies = memory::copied(of, p, target, &mut Emitted::default())?;
+    let (a, b) = (memory::from(&copies[0], p.a, 0), memory::from(&copies[1], p.b, 1));
+    then(&Product { batch: p.batch.clone(), a: &a, b: &b, ..*p })
+}
+
+/// Cycles without pipelining: a turn of tiles waits for its operands at every step of K.
+fn tiles(p: &Product, [m, n]: [usize; 2]) -> f64 {
+    /// Steps of K, the wait at each, multiply-adds a cycle, and tiles of a multiprocessor at a time.
+    const STEP: usize = 64;
+    const WAIT: f64 = 700.0;
+    const RATE: f64 = 700.0;
+    const BESIDE: usize = 2;
+    let tiles = p.batch.iter().product::<usize>() * p.m.div_ceil(m) * p.n.div_ceil(n);
+    let step = (m * n * STEP) as f64 / RATE;
+    tiles.div_ceil(PROCESSORS * BESIDE) as f64 * p.k.div_ceil(STEP) as f64 * (WAIT + BESIDE as f64 * step)
+}
+
+/// Cycles of sums along rows: memory's time, or that of multiply-adds from the cache.
+fn rows(p: &Product, bytes: usize) -> f64 {
+    /// Bytes a cycle from memory, and multiply-adds a cycle of all multiprocessors.
+    const READ: f64 = 2300.0;
+    const RATE: f64 = 132.0 * 40.0;
+    let batch = p.batch.iter().product::<usize>() as f64;
+    let read = batch * ((p.m + p.n) * p.k * bytes) as f64 / READ;
+    read.max(batch * (p.m * p.n) as f64 * p.k as f64 / RATE)
+}

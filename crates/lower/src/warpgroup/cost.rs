@@ -1,0 +1,48 @@
+//! A model of the time that a product takes. Constants are measured on an H200.
+use super::shape::{PROCESSORS, SPAN, Shape};
+use crate::product::Product;
+
+/// Clock cycles of a second.
+pub const CLOCK: f64 = 1.755e9;
+
+/// Cycles of the launch that sums `parts` of a product of so many elements.
+pub fn sum(parts: usize, elements: usize) -> f64 {
+    /// The launch, and bytes a cycle that it reads.
+    const LAUNCH: f64 = 4500.0;
+    const READ: f64 = 2000.0;
+    if parts == 1 { 0.0 } else { LAUNCH + (elements * parts * 4) as f64 / READ }
+}
+
+impl Shape {
+    /// Clock cycles of the launch: turns of as many tiles as there are multiprocessors, each by the slowest of arithmetic,
+    /// the copies from the second-level cache, and memory's share.
+    pub fn cycles(&self, p: &Product, turned: bool) -> f64 {
+        /// Bytes a cycle: from the cache to a multiprocessor, from memory to all.
+        const CACHE: f64 = 56.0;
+        const ALL: f64 = 1900.0;
+        /// Cycles until a copy has come from memory; one multiprocessor gets what is under way in that time.
+        const LATENCY: f64 = 4500.0;
+        /// Filling the ring, and finishing a tile: any, and more for one of 128 by 256.
+        const FILL: f64 = 1500.0;
+        const ANY: f64 = 800.0;
+        const FINISH: f64 = 3200.0;
+        let tiles = self.batch * self.tiles_m * self.tiles_n;
+        let area = (self.m * self.n) as f64;
+        let depths = self.depths as f64;
+        // Rows and columns outside of the product are not read.
+        let right = self.n.min(p.n) as f64 / self.cluster as f64;
+        let span = (self.spans * SPAN) as f64;
+        let copied = (self.m.min(p.m) as f64 + right) * span * depths;
+        let one = (self.stages * (self.m.min(p.m) + self.n.min(p.n))) as f64 * span / LATENCY;
+        // What a tile reads that no other has read before, on average.
+        let own = (self.batch * (p.m + p.n) * p.k * self.engine.bytes()) as f64 / tiles as f64;
+        let arithmetic = depths * area * self.depth() as f64 / self.engine.rate(self.m * self.n, turned);
+        let turn = |running: usize| {
+            let memory = (own / one).max(own * running as f64 / ALL);
+            arithmetic.max(copied / CACHE).max(memory) + ANY + FINISH * area / 32768.0
+        };
+        let processors = PROCESSORS / self.cluster * self.cluster;
+        let (whole, rest) = (tiles / processors, tiles % processors);
+        FILL + whole as f64 * turn(processors) + if rest > 0 { turn(rest) } else { 0.0 }
+    }
+}

@@ -1,0 +1,98 @@
+//! How K is cut, and what could be chosen for a product.
+use super::cost;
+use super::operand::Major;
+use super::shape::{self, Asked, Engine, SPAN, Shape};
+use crate::product::Product;
+use kiln_graph::DType;
+use kiln_plan::{Family, Schedule, Template};
+use std::ops::RangeInclusive;
+
+/// Most parts of K.
+const MOST: usize = 16;
+
+/// Parts of K: so many, each of this length but for the last, which may end earlier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Parts {
+    pub count: usize,
+    pub len: usize,
+}
+impl Parts {
+    /// As even as whole stages allow.
+    fn of(count: usize, k: usize, engine: Engine) -> Option<Parts> {
+        if count == 1 {
+            return Some(Parts { count, len: k });
+        }
+        let stage = 2 * SPAN / engine.bytes();
+        let len = k.div_ceil(count).next_multiple_of(stage);
+        ((count - 1) * len < k).then_some(Parts { count, len })
+    }
+    /// One batch more in front: the parts.
+    fn piece<'a>(self, p: &Product<'a>) -> Product<'a> {
+        match self.count {
+            1 => Product { batch: p.batch.clone(), ..*p },
+            n => Product { batch: [&[n], &p.batch[..]].concat(), k: self.len, whole: Some(p.k), ..*p },
+        }
+    }
+}
+
+/// The product in these parts of K, and what a tile sends out.
+fn pieces<'a>(
+    p: &'a Product,
+    engine: Engine,
+    counts: RangeInclusive<usize>,
+) -> impl Iterator<Item = (Parts, Product<'a>, usize)> {
+    counts.filter_map(move |n| {
+        let parts = Parts::of(n, p.k, engine)?;
+        Some((parts, parts.piece(p), if n > 1 { 4 } else { engine.bytes() }))
+    })
+}
+fn elements(p: &Product) -> usize {
+    p.batch.iter().product::<usize>() * p.m * p.n
+}
+
+/// Parts of K that some shape fits, those with the least time first, the launch that sums them included.
+pub fn parts(p: &Product, dtype: DType, sides: [Major; 2], asked: Asked) -> Vec<Parts> {
+    let Some(engine) = Engine::of(dtype) else { return vec![] };
+    let counts = asked.schedule.parts.map_or(1..=MOST, |n| n..=n);
+    let timed = pieces(p, engine, counts).filter_map(|(parts, piece, outputs)| {
+        let shape = shape::choose(&piece, (engine, asked), sides, &[outputs])?;
+        let time = shape.cycles(&piece, sides == [Major::Outer; 2]) + cost::sum(parts.count, elements(p));
+        Some((time, parts))
+    });
+    let mut all: Vec<(f64, Parts)> = timed.collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    all.into_iter().map(|t| t.1).collect()
+}
+
+/// Templates of this family that take the product, with the microseconds they are predicted to take.
+pub fn candidates(p: &Product, dtype: DType, sides: [Major; 2]) -> Vec<(Template, f64)> {
+    let Some(engine) = Engine::of(dtype) else { return vec![] };
+    let mut all = vec![];
+    for (parts, piece, outputs) in pieces(p, engine, 1..=MOST) {
+        for &(m, n, copies, spans) in engine.tiles() {
+            for cluster in [1, 2] {
+                let asked = Schedule { cluster: Some(cluster), ..Schedule::default() };
+                let found = shape::shape(&piece, engine, [m, n, copies, spans], asked, sides, &[outputs]);
+                all.extend(found.map(|s| {
+                    let cycles = s.cycles(&piece, sides == [Major::Outer; 2]) + cost::sum(parts.count, elements(p));
+                    (s.template(parts.count), cycles / cost::CLOCK * 1e6)
+                }));
+            }
+        }
+    }
+    all
+}
+
+impl Shape {
+    /// All that was chosen.
+    fn template(&self, parts: usize) -> Template {
+        let schedule = Schedule {
+            parts: Some(parts),
+            depth: Some(self.spans * SPAN),
+            stages: Some(self.stages),
+            cluster: Some(self.cluster),
+            group: Some(self.group),
+        };
+        Template { family: Family::Warpgroup, tile: Some([self.m, self.n]), schedule }
+    }
+}

@@ -1,0 +1,305 @@
+//! The search: candidates that the model gives no chance are left out before anything is compiled; the rest is compiled in
+//! parallel and measured in turns, so that a change of the machine's clock meets all of them; those that are clearly slower leave
+//! early. Then the same for the neighbours of the best.
+use kiln_plan::Template;
+use rayon::prelude::*;
+
+/// A template, with the microseconds that a model predicts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Candidate {
+    pub template: Template,
+    pub us: f64,
+}
+
+/// What compiles and times candidates.
+pub trait Bench: Sync {
+    /// A compiled candidate; candidates with equal code are measured once.
+    type Code: Send + PartialEq;
+    /// Candidates that are ready to run.
+    type Ready;
+    /// Compiles one; called from several threads. The error says why the template does not take the product.
+    fn compile(&self, template: Template) -> Result<Self::Code, String>;
+    /// Makes candidates ready, in their order.
+    fn load(&mut self, codes: Vec<Self::Code>) -> Result<Self::Ready, String>;
+    /// Microseconds of the n-th of those made ready.
+    fn sample(&mut self, ready: &mut Self::Ready, n: usize) -> Result<f64, String>;
+}
+
+/// How much is tried.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Budget {
+    /// Candidates compiled in the first round; as many neighbours follow at most.
+    pub most: usize,
+    /// Candidates predicted to take more than this many times the least prediction are left out.
+    pub factor: f64,
+    /// Samples of each candidate that stays.
+    pub rounds: usize,
+    /// A candidate leaves when its fastest sample is slower than the best median by this factor.
+    pub slower: f64,
+    /// What the best must gain over the choice without tuning to be taken instead.
+    pub gain: f64,
+}
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget { most: 20, factor: 1.6, rounds: 9, slower: 1.03, gain: 1.005 }
+    }
+}
+
+/// What was found.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Outcome {
+    pub best: Template,
+    /// Median of its samples.
+    pub us: f64,
+    /// The choice without tuning, and its median in the same rounds.
+    pub default: Template,
+    pub default_us: f64,
+    /// Candidates that there were.
+    pub candidates: usize,
+    /// Those that were measured, in both rounds.
+    pub measured: Vec<Timed>,
+}
+
+/// A template and the median of its samples.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Timed {
+    pub template: Template,
+    pub us: f64,
+    pub samples: usize,
+}
+
+/// Where a search stands.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Progress {
+    /// Samples taken, of those expected.
+    pub done: usize,
+    pub of: usize,
+    pub best: Option<(Template, f64)>,
+}
+
+/// The fastest of `candidates`, the first of which is the choice without tuning, and of the best one's `neighbours`.
+pub fn search<B: Bench>(
+    bench: &mut B,
+    candidates: &[Candidate],
+    neighbours: impl Fn(Template) -> Vec<Template>,
+    budget: &Budget,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Outcome, String> {
+    let default = candidates.first().ok_or("there is no candidate")?.template;
+    let first = measure(bench, promising(candidates, budget), budget, progress)?;
+    let near: Vec<Template> =
+        neighbours(first.best.template).into_iter().filter(|t| !first.tried.contains(t)).collect();
+    let Measured { mut best, mut medians, .. } = first;
+    let mut default_us = medians[0].us;
+    if !near.is_empty() {
+        // The best so far goes first, and is measured again beside them.
+        let list = [vec![best.template, default], near].concat();
+        let second = measure(bench, list[..list.len().min(budget.most)].to_vec(), budget, progress)?;
+        best = second.best;
+        default_us = second.medians.iter().find(|m| m.template == default).map_or(default_us, |m| m.us);
+        medians.extend(second.medians);
+    }
+    let wins = best.us * budget.gain < default_us;
+    let (template, us) = if wins { (best.template, best.us) } else { (default, default_us) };
+    Ok(Outcome { best: template, us, default, default_us, candidates: candidates.len(), measured: medians })
+}
+
+/// The default, and those with a chance.
+fn promising(candidates: &[Candidate], budget: &Budget) -> Vec<Template> {
+    let least = candidates.iter().map(|c| c.us).fold(f64::INFINITY, f64::min);
+    let (default, rest) = candidates.split_at(1);
+    let mut rest: Vec<&Candidate> = rest.iter().filter(|c| c.us <= least * budget.factor).collect();
+    rest.sort_by(|a, b| a.us.total_cmp(&b.us));
+    let rest = rest.into_iter().map(|c| c.template).filter(|t| *t != default[0].template);
+    default.iter().map(|c| c.template).chain(rest).take(budget.most).collect()
+}
+
+struct Measured {
+    best: Timed,
+    tried: Vec<Template>,
+    /// In the order of the list.
+    medians: Vec<Timed>,
+}
+
+/// Compiles and measures a list. Its first must work; others that do not are left out.
+fn measure<B: Bench>(
+    bench: &mut B,
+    list: Vec<Template>,
+    budget: &Budget,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Measured, String> {
+    let compiled: Vec<_> = list.par_iter().map(|t| bench.compile(*t)).collect();
+    let (mut templates, mut codes) = (vec![], vec![]);
+    for (template, code) in list.iter().zip(compiled) {
+        match code {
+            Ok(code) if !codes.contains(&code) => {
+                templates.push(*template);
+                codes.push(code);
+            }
+            Err(why) if templates.is_empty() => return Err(why),
+            _ => {}
+        }
+    }
+    let mut ready = bench.load(codes)?;
+    let mut samples: Vec<Vec<f64>> = vec![vec![]; templates.len()];
+    // One sample each to warm up, of which nothing is kept.
+    for n in 0..templates.len() {
+        bench.sample(&mut ready, n)?;
+    }
+    let mut staying: Vec<usize> = (0..templates.len()).collect();
+    for round in 0..budget.rounds {
+        for &n in &staying {
+            samples[n].push(bench.sample(&mut ready, n)?);
+        }
+        let best = best(&samples, &staying);
+        progress(Progress {
+            done: round + 1,
+            of: budget.rounds,
+            best: best.map(|n| (templates[n], median(&samples[n]))),
+        });
+        if let Some(best) = best.filter(|_| round >= 1) {
+            let limit = median(&samples[best]) * budget.slower;
+            let fastest = |n: usize| samples[n].iter().copied().fold(f64::INFINITY, f64::min);
+            // The first stays as the measure of the others.
+            staying.retain(|&n| n == 0 || fastest(n) <= limit);
+        }
+    }
+    let n = best(&samples, &staying).ok_or("nothing was measured")?;
+    let timed = |(t, s): (&Template, &Vec<f64>)| Timed { template: *t, us: median(s), samples: s.len() };
+    let medians: Vec<Timed> = templates.iter().zip(&samples).map(timed).collect();
+    Ok(Measured { best: medians[n], tried: list, medians })
+}
+
+/// The one with the least median; of equals the first.
+fn best(samples: &[Vec<f64>], among: &[usize]) -> Option<usize> {
+    among.iter().copied().min_by(|a, b| median(&samples[*a]).total_cmp(&median(&samples[*b])))
+}
+
+fn median(samples: &[f64]) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::INFINITY,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{collections::BTreeMap, sync::Mutex};
+
+    /// Times that are made up: a base for each template, and a wave over the samples that slows all of them now and then.
+    #[derive(Default)]
+    struct Fake {
+        us: BTreeMap<String, f64>,
+        wave: f64,
+        clock: usize,
+        compiled: Mutex<Vec<String>>,
+        sampled: BTreeMap<String, usize>,
+        unloadable: bool,
+    }
+    impl Fake {
+        fn new(times: &[(&str, f64)]) -> Fake {
+            Fake { us: times.iter().map(|(t, us)| (t.to_string(), *us)).collect(), ..Fake::default() }
+        }
+    }
+    impl Bench for Fake {
+        type Code = String;
+        type Ready = Vec<String>;
+        fn compile(&self, template: Template) -> Result<String, String> {
+            let name = template.to_string();
+            self.compiled.lock().expect("no thread panicked").push(name.clone());
+            if self.us.contains_key(&name) { Ok(name) } else { Err(format!("{name} does not fit")) }
+        }
+        fn load(&mut self, codes: Vec<String>) -> Result<Vec<String>, String> {
+            if self.unloadable { Err("out of memory".into()) } else { Ok(codes) }
+        }
+        fn sample(&mut self, ready: &mut Vec<String>, n: usize) -> Result<f64, String> {
+            self.clock += 1;
+            *self.sampled.entry(ready[n].clone()).or_default() += 1;
+            let slow = if (self.clock / 7).is_multiple_of(3) { self.wave } else { 0.0 };
+            Ok(self.us[&ready[n]] * (1.0 + slow))
+        }
+    }
+    fn template(text: &str) -> Template {
+        text.parse().expect("a template")
+    }
+    fn list(times: &[(&str, f64)]) -> Vec<Candidate> {
+        times.iter().map(|(t, us)| Candidate { template: template(t), us: *us }).collect()
+    }
+    fn found(bench: &mut Fake, predicted: &[(&str, f64)], near: &[&str]) -> Outcome {
+        let near: Vec<Template> = near.iter().map(|t| template(t)).collect();
+        search(bench, &list(predicted), |_| near.clone(), &Budget::default(), &mut |_| {}).expect("an outcome")
+    }
+
+    #[test]
+    fn the_fastest_wins_whatever_was_predicted_and_those_without_a_chance_are_not_compiled() {
+        let times = [("tile 64x64", 10.0), ("warpgroup 64x64", 7.0), ("warpgroup 128x256", 8.0), ("rows", 1.0)];
+        let mut bench = Fake { wave: 0.4, ..Fake::new(&times) };
+        let predicted = [("tile 64x64", 9.0), ("warpgroup 128x256", 5.0), ("warpgroup 64x64", 6.0), ("rows", 99.0)];
+        let o = found(&mut bench, &predicted, &[]);
+        assert_eq!((o.best, o.default), (template("warpgroup 64x64"), template("tile 64x64")));
+        assert!(o.us < o.default_us && o.measured.len() == 3 && o.candidates == 4, "{o:?}");
+        assert!(!bench.compiled.lock().expect("no thread panicked").contains(&"rows".to_string()));
+    }
+    #[test]
+    fn slow_ones_leave_early_and_the_default_stays() {
+        let times = [("tile 64x64", 30.0), ("warpgroup 64x64", 7.0), ("warpgroup 64x128", 12.0)];
+        let mut bench = Fake::new(&times);
+        let o = found(&mut bench, &times.map(|t| (t.0, 1.0)), &[]);
+        let n = |name: &str| bench.sampled[name];
+        assert_eq!((n("tile 64x64"), n("warpgroup 64x64")), (10, 10), "the warm-up and nine rounds");
+        assert_eq!(n("warpgroup 64x128"), 3, "the warm-up and two rounds");
+        let samples: Vec<usize> = o.measured.iter().map(|m| m.samples).collect();
+        assert_eq!((samples, o.us, o.default_us), (vec![9, 9, 2], 7.0, 30.0));
+    }
+    #[test]
+    fn a_gain_within_the_noise_leaves_the_default() {
+        let o =
+            found(&mut Fake::new(&[("tile 64x64", 10.0), ("rows", 9.99)]), &[("tile 64x64", 1.0), ("rows", 1.0)], &[]);
+        assert_eq!((o.best, o.us), (template("tile 64x64"), 10.0));
+    }
+    #[test]
+    fn neighbours_of_the_best_are_measured_beside_it() {
+        let times = [
+            ("tile 64x64", 10.0),
+            ("warpgroup 64x64", 7.0),
+            ("warpgroup 64x64 group 4", 6.0),
+            ("warpgroup 64x64 group 8", 6.5),
+        ];
+        let near = ["warpgroup 64x64 group 8", "warpgroup 64x64 group 4", "warpgroup 64x64 stages 99"];
+        let o = found(&mut Fake::new(&times), &[("tile 64x64", 1.0), ("warpgroup 64x64", 1.0)], &near);
+        assert_eq!((o.best, o.us, o.default_us), (template("warpgroup 64x64 group 4"), 6.0, 10.0));
+    }
+    #[test]
+    fn a_search_repeats_itself() {
+        let names: Vec<String> = (1..=40).map(|n| format!("warpgroup 64x64 group {n}")).collect();
+        let times: Vec<(&str, f64)> =
+            names.iter().enumerate().map(|(i, n)| (n.as_str(), 5.0 + (i * 7 % 40) as f64 / 10.0)).collect();
+        let run = || {
+            let mut seen = vec![];
+            let mut bench = Fake { wave: 0.3, ..Fake::new(&times) };
+            let o = search(&mut bench, &list(&times), |_| vec![], &Budget::default(), &mut |p| seen.push(p));
+            (o, seen, bench.sampled)
+        };
+        let (o, seen, sampled) = run();
+        assert_eq!((o.clone(), seen.clone(), sampled), run());
+        assert_eq!(o.expect("an outcome").measured.len(), Budget::default().most);
+        assert!(seen.iter().all(|p| p.done <= p.of && p.best.is_some()));
+    }
+    #[test]
+    fn what_does_not_compile_is_left_out_unless_it_is_the_default() {
+        let mut bench = Fake::new(&[("tile 64x64", 10.0), ("rows", 5.0)]);
+        let o = found(&mut bench, &[("tile 64x64", 1.0), ("warpgroup 64x64", 1.0), ("rows", 1.0)], &[]);
+        assert_eq!((o.best, o.measured.len()), (template("rows"), 2));
+        let none = |c: &[Candidate], bench: &mut Fake| {
+            search(bench, c, |_| vec![], &Budget::default(), &mut |_| {}).expect_err("no outcome")
+        };
+        assert_eq!(none(&list(&[("flash", 1.0)]), &mut bench), "flash does not fit");
+        assert_eq!(none(&[], &mut bench), "there is no candidate");
+        bench.unloadable = true;
+        assert_eq!(none(&list(&[("rows", 1.0)]), &mut bench), "out of memory");
+    }
+}
