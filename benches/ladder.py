@@ -5,7 +5,7 @@
     python3 benches/ladder.py report FIGURES.json   # writes benches/results/ladder.md and ladder.svg
 
 Every step is a block program of benches/ladder/ and the passes it goes through; from the wgmma step on the programs say only
-`for k { load; load; dot }`.
+`for k { load; load; dot }`; SwiGLU's two products share the left operand.
 """
 
 import ctypes
@@ -16,32 +16,48 @@ import statistics
 import subprocess
 import sys
 
-# (what is added, program, passes)
-STEPS = [
-    ("one element a thread", "one_element", ""),
-    ("tiles in registers", "registers", ""),
-    ("tiles in shared memory", "shared", ""),
-    ("tensor cores (mma)", "tensor_cores", ""),
-    ("tensor maps and wgmma", "wgmma", ""),
-    ("roles and a ring of stages", "descriptors", "roles"),
-    ("blocks that stay", "descriptors", "persistent,roles"),
-    ("clusters of two", "descriptors", "clusters,roles"),
-    ("the same from pointer loads", "pointers", "warpgroups"),
-    ("8192: clusters of two", "descriptors_8192", "clusters,roles"),
-    ("8192: from pointer loads", "pointers_8192", "warpgroups"),
-]
+# (what is added, program, passes), by problem.
+STEPS = {
+    "4096": [
+        ("one element a thread", "one_element", ""),
+        ("tiles in registers", "registers", ""),
+        ("tiles in shared memory", "shared", ""),
+        ("tensor cores (mma)", "tensor_cores", ""),
+        ("tensor maps and wgmma", "wgmma", ""),
+        ("roles and a ring of stages", "descriptors", "roles"),
+        ("blocks that stay", "descriptors", "persistent,roles"),
+        ("clusters of two", "descriptors", "clusters,roles"),
+        ("the same from pointer loads", "pointers", "warpgroups"),
+    ],
+    "8192": [
+        ("8192: clusters of two", "descriptors_8192", "clusters,roles"),
+        ("8192: from pointer loads", "pointers_8192", "warpgroups"),
+    ],
+    "swiglu": [("SwiGLU, two sums in one kernel", "swiglu", "warpgroups")],
+}
+
+
+def problem(name):
+    """Inputs, what PyTorch computes, and the operations of it."""
+    import torch
+    import torch.nn.functional as F
+
+    if name == "swiglu":
+        m, n, k = 8192, 16384, 4096
+        shapes, work = [(m, k), (n, k), (n, k)], 4 * m * n * k
+        function = lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u)
+    else:
+        n = int(name)
+        shapes, work, function = [(n, n), (n, n)], 2 * n**3, torch.mm
+    return [torch.randn(*s, device="cuda", dtype=torch.bfloat16) for s in shapes], function, work
 
 
 def named(program, passes):
     return "-".join([program] + [p for p in passes.split(",") if p])
 
 
-def size(program):
-    return 8192 if program.endswith("8192") else 4096
-
-
 def build(folder):
-    jobs = [f"benches/ladder/{program}.block" + (f":{passes}" if passes else "") for _, program, passes in STEPS]
+    jobs = [f"benches/ladder/{program}.block" + (f":{passes}" if passes else "") for steps in STEPS.values() for _, program, passes in steps]
     command = ["cargo", "run", "--release", "-p", "kiln-codegen", "--example", "block_ptx", "--", folder]
     subprocess.run(command + jobs, check=True)
 
@@ -113,24 +129,26 @@ class Program:
         self.check(self.cuda.cuLaunchKernelEx(ctypes.byref(config), self.function, self.args, None))
 
 
-def milliseconds(work, calls):
-    """A CUDA graph of so many calls, the median of its replays."""
+def milliseconds(work):
+    """A CUDA graph of as many calls as take some milliseconds, the median of its replays."""
     import torch
+
+    def once(action):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        action()
+        b.record()
+        b.synchronize()
+        return a.elapsed_time(b)
 
     work()
     torch.cuda.synchronize()
+    calls = max(1, min(20, int(8 / once(work))))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
             work()
-    times = []
-    for _ in range(7):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
-        graph.replay()
-        b.record()
-        b.synchronize()
-        times.append(a.elapsed_time(b) / calls)
+    times = [once(graph.replay) / calls for _ in range(7)]
     return statistics.median(times[1:])
 
 
@@ -139,39 +157,33 @@ def run(folder, out):
 
     torch.manual_seed(1)
     figures = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": str(datetime.date.today()), "rows": []}
-    for n in (4096, 8192):
-        a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        want = a.double() @ b.double()
-        eager = torch.mm(a, b)
+    for name, programs in STEPS.items():
+        inputs, function, work = problem(name)
+        want = function(*[x.double() for x in inputs])
         off = lambda c: ((c.double() - want).norm() / want.norm()).item()
-        own = off(eager)
+        own = off(function(*inputs))
         steps = []
-        for title, program, passes in STEPS:
-            if size(program) != n:
-                continue
-            c = torch.full((n, n), float("nan"), device="cuda", dtype=torch.bfloat16)
-            p = Program(folder, named(program, passes), [a, b, c])
+        for title, program, passes in programs:
+            c = torch.full(want.shape, float("nan"), device="cuda", dtype=torch.bfloat16)
+            p = Program(folder, named(program, passes), [*inputs, c])
             p()
             torch.cuda.synchronize()
-            error = off(c)
-            again = c.clone()
+            error, again = off(c), c.clone()
             p()
             torch.cuda.synchronize()
             assert error < 1.1 * own, f"{title}: error {error}, eager's {own}"
             assert torch.equal(c, again), f"{title}: two runs differ"
-            first = milliseconds(p, 1)
-            steps.append([title, program, passes, p, max(1, int(8 / first)) if first < 8 else 1, error, [], []])
-        result = torch.empty_like(a)
-        for _ in range(5):
-            for step in steps:
-                step[6].append(milliseconds(step[3], step[4]))
-                step[7].append(milliseconds(lambda: torch.mm(a, b, out=result), 20 if n == 4096 else 6))
-        for title, program, passes, p, _, error, ours, theirs in steps:
-            ms, peer = statistics.median(ours), statistics.median(theirs)
-            row = {"step": title, "program": program, "passes": passes, "n": n, "ms": ms, "cublas_ms": peer, "error": error, "eager_error": own}
-            figures["rows"].append(row)
-            print(f"{title:32} {ms:9.3f} ms {2 * n**3 / ms / 1e9:7.1f} TFLOP/s  cuBLAS {peer:7.3f}  ratio {peer / ms:.3f}  error {error:.2e} ({own:.2e})", flush=True)
+            steps.append(({"step": title, "program": program, "passes": passes, "work": work, "error": error, "eager_error": own}, p, [], []))
         del want
+        for _ in range(5):
+            for _, p, ours, theirs in steps:
+                ours.append(milliseconds(p))
+                theirs.append(milliseconds(lambda: function(*inputs)))
+        for row, _, ours, theirs in steps:
+            row["ms"], row["eager_ms"] = statistics.median(ours), statistics.median(theirs)
+            figures["rows"].append(row)
+            print(f"{row['step']:32} {row['ms']:9.3f} ms {work / row['ms'] / 1e9:7.1f} TFLOP/s  eager {row['eager_ms']:7.3f}  ratio {row['eager_ms'] / row['ms']:.3f}  error {row['error']:.2e} ({own:.2e})", flush=True)
+        del inputs, steps
         torch.cuda.empty_cache()
     with open(out, "w") as f:
         json.dump(figures, f, indent=1)
@@ -180,16 +192,16 @@ def run(folder, out):
 def chart(rows):
     """Bars of TFLOP/s, one a step, with cuBLAS as a line through those of its size."""
     left, top, bar, gap, wide = 230, 34, 20, 8, 520
-    rate = lambda r, key: 2 * r["n"] ** 3 / r[key] / 1e9
-    most = max(max(rate(r, "ms"), rate(r, "cublas_ms")) for r in rows) * 1.05
+    rate = lambda r, key: r["work"] / r[key] / 1e9
+    most = max(max(rate(r, "ms"), rate(r, "eager_ms")) for r in rows) * 1.05
     x = lambda v: left + wide * v / most
     height = top + len(rows) * (bar + gap) + 26
     text = 'font-family="sans-serif" font-size="12"'
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 90}" height="{height}">', '<rect width="100%" height="100%" fill="white"/>']
-    out.append(f'<text x="{left}" y="18" {text}>TFLOP/s of a bf16 product, n = 4096 and 8192; the line is cuBLAS in the same run</text>')
+    out.append(f'<text x="{left}" y="18" {text}>TFLOP/s of a bf16 product of 4096 cubed (or as named); the line is PyTorch (cuBLAS) in the same run</text>')
     for i, r in enumerate(rows):
         y = top + i * (bar + gap)
-        value, peer = rate(r, "ms"), rate(r, "cublas_ms")
+        value, peer = rate(r, "ms"), rate(r, "eager_ms")
         out.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end" {text}>{r["step"]}</text>')
         out.append(f'<rect x="{left}" y="{y}" width="{x(value) - left:.1f}" height="{bar}" fill="#3b75af"/>')
         out.append(f'<line x1="{x(peer):.1f}" y1="{y - gap / 2}" x2="{x(peer):.1f}" y2="{y + bar + gap / 2}" stroke="#c03a2b" stroke-width="2"/>')
@@ -207,16 +219,16 @@ def report(path):
         "# The ladder of a matrix product on an H200",
         "",
         f"{figures['device']}; torch {figures['torch']}; {figures['date']}. `benches/ladder.py`: programs of `benches/ladder/` in bf16 with sums in f32, launches in CUDA",
-        "graphs, medians of five rounds in turns with cuBLAS (`torch.mm`), random normal data. Every result is within 1.1 times the error",
-        "of cuBLAS's against float64, and two runs give equal bytes. Clocks fall while the processor warms: compare within a row.",
+        "graphs, medians of five rounds in turns with PyTorch eager (cuBLAS), random normal data. Every result is within 1.1 times the",
+        "error of eager's against float64, and two runs give equal bytes. Clocks fall while the processor warms: compare within a row.",
         "",
         "![The ladder](ladder.svg)",
         "",
-        "| step | program | passes | ms | TFLOP/s | cuBLAS ms | cuBLAS / step |",
+        "| step | program | passes | ms | TFLOP/s | eager ms | eager / step |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in rows:
-        cells = [r["step"], r["program"], r["passes"], f"{r['ms']:.3f}", f"{2 * r['n'] ** 3 / r['ms'] / 1e9:.1f}", f"{r['cublas_ms']:.3f}", f"{r['cublas_ms'] / r['ms']:.2f}"]
+        cells = [r["step"], r["program"], r["passes"], f"{r['ms']:.3f}", f"{r['work'] / r['ms'] / 1e9:.1f}", f"{r['eager_ms']:.3f}", f"{r['eager_ms'] / r['ms']:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     with open("benches/results/ladder.md", "w") as f:
         f.write("\n".join(lines) + "\n")

@@ -210,6 +210,17 @@ fn warpgroups_by_passes() {
     }
 }
 
+/// Two sums side by side, of a left operand that is read once: room in registers for both.
+#[test]
+fn two_sums_in_one_kernel() {
+    let mut k = kiln_block::text::parse(include_str!("../../../benches/ladder/swiglu.block")).unwrap();
+    kiln_block::passes::run(&["warpgroups", "fold", "cse", "licm", "dce"], &mut k).unwrap();
+    let ptx = compile(&k, Arch::Sm90a).unwrap();
+    assemble(&ptx, Arch::Sm90a);
+    assert_eq!(ptx.cluster, 2);
+    assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"), 16);
+}
+
 /// Products in f32 from shared tiles: no spills, no warnings, 16-byte reads, a loop over eight of K for 8 by 16 sums a thread.
 #[test]
 fn multiply_adds() {

@@ -8,19 +8,21 @@ use crate::{BinaryOp as B, Const, Elem, Inst, InstData, Kernel, Op, Region, Type
 use std::collections::HashMap;
 
 /// Rows of tiles that are walked before the next column of tiles.
-const GROUP: usize = 16;
+pub const GROUP: usize = 16;
 
-/// How many blocks stay, in clusters of how many.
+/// How many blocks stay, in clusters of how many, and in what order they walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Launch {
     pub blocks: usize,
     pub cluster: usize,
+    /// Rows of tiles that are walked before the next column, where the axes are known.
+    pub group: usize,
+    /// The axes of the grid that are rows and columns of the product; `None`: the grid's own order.
+    pub axes: Option<[usize; 2]>,
 }
 
 /// The tiles of a launch.
 struct Tiles {
-    /// The axes of the grid that are rows and columns of the product; `None`: no order is better than the grid's.
-    axes: Option<[usize; 2]>,
     rows: usize,
     columns: usize,
     batch: usize,
@@ -29,7 +31,8 @@ struct Tiles {
 impl Launch {
     /// As many blocks as there are multiprocessors or tiles; pairs where the tile is large and the rows are even.
     pub fn of(k: &Kernel, processors: usize) -> Launch {
-        let tiles = Tiles::of(k);
+        let axes = axes(k);
+        let tiles = Tiles::of(k, axes);
         let all = tiles.rows * tiles.columns * tiles.batch;
         let mut sums = 0;
         let mut half = true;
@@ -39,18 +42,16 @@ impl Launch {
                 half &= k.ty(d.args[0]).elem().is_some_and(|e| e.bytes() == 2);
             }
         });
-        let pairs =
-            tiles.axes.is_some() && tiles.rows.is_multiple_of(2) && half && sums >= 128 * 256 && all >= processors;
+        let pairs = axes.is_some() && tiles.rows.is_multiple_of(2) && half && sums >= 128 * 256 && all >= processors;
         let cluster = if pairs { 2 } else { 1 };
-        Launch { blocks: all.min(processors / cluster * cluster), cluster }
+        Launch { blocks: all.min(processors / cluster * cluster), cluster, group: GROUP, axes }
     }
 }
 
 impl Tiles {
-    fn of(k: &Kernel) -> Tiles {
-        let axes = axes(k);
+    fn of(k: &Kernel, axes: Option<[usize; 2]>) -> Tiles {
         let [rows, columns] = axes.map_or([k.instances(), 1], |a| a.map(|a| k.grid[a]));
-        Tiles { axes, rows, columns, batch: k.instances() / (rows * columns).max(1) }
+        Tiles { rows, columns, batch: k.instances() / (rows * columns).max(1) }
     }
 }
 
@@ -96,16 +97,16 @@ fn axes(k: &Kernel) -> Option<[usize; 2]> {
 
 /// The program with the loop over tiles.
 pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
-    let tiles = Tiles::of(kernel);
+    let tiles = Tiles::of(kernel, launch.axes);
     let count = tiles.rows * tiles.columns * tiles.batch;
-    let Launch { blocks, cluster } = launch;
+    let Launch { blocks, cluster, axes, .. } = launch;
     if kernel.cluster != 1 || kernel.body.insts.iter().any(|i| matches!(kernel.inst(*i).op, Op::Roles(_))) {
         return Err(Refusal("the program has clusters or roles already".into()));
     }
     if count == 0 || blocks == 0 || cluster == 0 || !blocks.is_multiple_of(cluster) || count >= 1 << 30 {
         return Err(Refusal(format!("{count} tiles for {blocks} blocks in clusters of {cluster}")));
     }
-    if cluster > 1 && (tiles.axes.is_none() || !tiles.rows.is_multiple_of(cluster)) {
+    if cluster > 1 && (axes.is_none() || !tiles.rows.is_multiple_of(cluster)) {
         return Err(Refusal(format!("{} rows of tiles are not shared by clusters of {cluster}", tiles.rows)));
     }
     let mut k = kernel.clone();
@@ -122,7 +123,7 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
     let (last, step) = (w.int(count / cluster), w.int(blocks / cluster));
     let outside = std::mem::take(&mut w.out);
     let t = w.k.new_value(Type::scalar(Elem::I32));
-    let place = w.place(&tiles, cluster, t, rank);
+    let place = w.place(&tiles, launch, t, rank);
     w.rename(&old, place, kernel.grid);
     // What the old positions came from is dead now, and goes.
     w.out.extend(old);
@@ -156,9 +157,10 @@ impl Writer {
         self.one(Op::Binary(op), &[a, b])
     }
     /// Tile number to positions along the grid's axes: batch, then groups of rows of tiles, column by column.
-    fn place(&mut self, tiles: &Tiles, cluster: usize, t: Value, rank: Option<Value>) -> [Value; 3] {
+    fn place(&mut self, tiles: &Tiles, launch: Launch, t: Value, rank: Option<Value>) -> [Value; 3] {
         let grid = self.k.grid;
-        let Some([row_axis, column_axis]) = tiles.axes else {
+        let Launch { cluster, group, .. } = launch;
+        let Some([row_axis, column_axis]) = launch.axes else {
             return self.split(t, &[0, 1, 2], grid, [t; 3]);
         };
         let (rows, columns) = (tiles.rows / cluster, tiles.columns);
@@ -168,7 +170,7 @@ impl Writer {
             batch = Some(self.binary(B::Div, t, per));
             t = self.binary(B::Rem, t, per);
         }
-        let group = (GROUP / cluster).min(rows);
+        let group = (group / cluster).clamp(1, rows);
         let (g, per) = (self.int(group), self.int(group * columns));
         let (index, within) = (self.binary(B::Div, t, per), self.binary(B::Rem, t, per));
         let start = self.binary(B::Mul, index, g);

@@ -1,7 +1,7 @@
 //! The epilogue on a part of the tile: what is done with the sums, again, for a consumer's rows and some of the columns.
 use super::Refusal;
-use super::copy::Copier;
-use crate::{BinaryOp, Builder, Const, Elem, Kernel, Op, Type, Value};
+use super::{copy::Copier, form::Engine};
+use crate::{BinaryOp, Builder, Const, Kernel, Op, Type, Value};
 use std::collections::HashMap;
 
 /// What of an axis is wanted.
@@ -61,9 +61,11 @@ impl<'a, 'k> Slicer<'a, 'k> {
     pub fn scalar(&mut self, b: &mut Builder, v: Value) -> Value {
         self.value(b, v, &[])
     }
-    /// A block of the tile's shape, on the part.
+    /// A block of the tile's rows and columns, or of one of them, on the part.
     pub fn block(&mut self, b: &mut Builder, v: Value) -> Value {
-        self.value(b, v, &[Rows, Columns])
+        let shape = self.kernel().ty(v).shape();
+        let axes: Vec<Axis> = shape.iter().zip([Rows, Columns]).map(|(n, a)| if *n == 1 { Whole } else { a }).collect();
+        self.value(b, v, &axes)
     }
     fn kernel(&self) -> &'k Kernel {
         self.copier.k
@@ -165,13 +167,12 @@ impl<'a, 'k> Slicer<'a, 'k> {
     }
 }
 
-/// The widest line of columns that are finished together: 128 bytes of the widest element that goes out, of two to four
-/// bytes; where threads hold columns far apart, all that lie in one register.
-pub fn columns(engine: super::form::Engine, out: &[Elem], n: usize) -> usize {
-    let widest = out.iter().map(|e| e.bytes()).max().unwrap_or(2).clamp(2, 4);
+/// Columns that are finished together, for outputs of these bytes: a line of 128 bytes of the widest, of two to four bytes;
+/// where threads hold columns far apart, all that lie in one register.
+pub fn columns(engine: Engine, outputs: &[usize], n: usize) -> usize {
     match engine {
-        super::form::Engine::TensorCores => 128 / widest,
-        super::form::Engine::MultiplyAdds => 64,
+        Engine::TensorCores => 128 / outputs.iter().max().copied().unwrap_or(2).clamp(2, 4),
+        Engine::MultiplyAdds => 64,
     }
     .min(n)
 }
