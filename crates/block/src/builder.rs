@@ -255,6 +255,9 @@ impl Builder {
         self.kernel.warps = heads.iter().map(|r| r.warps * r.copies).sum();
         self.inst(Op::Roles(heads), &[], &[], regions);
     }
+    pub fn set_grid(&mut self, grid: [usize; 3]) {
+        self.kernel.grid = grid;
+    }
     pub fn set_warps(&mut self, warps: usize) {
         self.kernel.warps = warps;
     }

@@ -24,16 +24,6 @@ pub struct Strided {
     array: Array,
 }
 
-/// The widest swizzle that rows of so many elements fill.
-pub fn swizzle(elem: Elem, columns: usize) -> Swizzle {
-    match columns * elem.bytes() {
-        128.. => Swizzle::B128,
-        64.. => Swizzle::B64,
-        32.. => Swizzle::B32,
-        _ => Swizzle::None,
-    }
-}
-
 /// A coordinate and how many positions it has.
 type Axis = (CoordId, usize);
 
@@ -109,7 +99,7 @@ impl Strided {
     /// Type of the descriptor for tiles of the last two axes, and its array.
     pub fn map(&self, elem: Elem, tile: [usize; 2]) -> (Type, Array) {
         let shape = [vec![1; self.batch.len()], tile.to_vec()].concat();
-        (Type::Desc { elem, shape, swizzle: swizzle(elem, tile[1]) }, self.array.clone())
+        (Type::Desc { elem, shape, swizzle: Swizzle::widest(elem, tile[1]) }, self.array.clone())
     }
     /// Starts of a tile from the product's batch positions and the position along the outer axis and K.
     pub fn starts(&self, batch: &[Value], outer: Value, depth: Value) -> Vec<Value> {

@@ -1,25 +1,18 @@
 //! Sizes of the tiles: those with the least time, or what is asked for where there is room for it.
 use super::operand::Major;
 use crate::product::Product;
-use kiln_block::{BinaryOp as B, Builder, Value};
+use kiln_block::passes::warpgroup::{MEMORY, form, roles::BUFFERS, slice};
+pub use kiln_block::passes::warpgroup::{PROCESSORS, persistent::GROUP};
 use kiln_graph::DType;
 use kiln_plan::{Schedule, Template};
 
 /// Bytes of K that a copy takes: the swizzle's span.
 pub const SPAN: usize = 128;
-/// Multiprocessors that share the tiles.
-pub const PROCESSORS: usize = 132;
-/// Shared memory of a block, less what barriers take.
-const MEMORY: usize = (227 << 10) - 1024;
-/// Buffers of a consumer for results on their way out.
-pub const BUFFERS: usize = 2;
 /// Multiply-adds from which two blocks share an operand unasked. Waiting for each other costs a hundredth or two; but a product of
 /// some milliseconds runs at the power limit, where what is not read from the second-level cache pays.
 const SHARED: usize = 1 << 40;
 /// Most stages that are taken unasked.
 const STAGES: usize = 12;
-/// Rows of tiles that are walked before the next column of tiles, so that operands stay in the second-level cache.
-pub const GROUP: usize = 16;
 
 /// What multiplies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,10 +38,6 @@ impl Engine {
     /// Bytes of an operand's element.
     pub fn bytes(self) -> usize {
         if self == Engine::TensorCores { 2 } else { 4 }
-    }
-    /// Registers of a producer's thread and of a consumer's, of the 65536 of a multiprocessor.
-    pub fn registers(self) -> [usize; 2] {
-        if self == Engine::TensorCores { [40, 232] } else { [24, 240] }
     }
     /// Tiles on offer: rows, columns, consumers, copies along K in a stage.
     pub fn tiles(self) -> &'static [(usize, usize, usize, usize)] {
@@ -114,10 +103,6 @@ impl Shape {
     pub fn stage_bytes(&self) -> usize {
         self.spans * SPAN * (self.m + self.n)
     }
-    /// Rows of a consumer.
-    pub fn rows(&self) -> usize {
-        self.m / self.copies
-    }
     /// Tiles (of a cluster).
     pub fn tiles(&self) -> usize {
         self.batch * self.tiles_m.div_ceil(self.cluster) * self.tiles_n
@@ -126,28 +111,13 @@ impl Shape {
     pub fn blocks(&self) -> usize {
         (self.tiles() * self.cluster).min(PROCESSORS / self.cluster * self.cluster)
     }
-    /// First row of a consumer's part.
-    pub fn row_of(&self, b: &mut Builder, m: Value, copy: usize) -> Value {
-        if copy == 0 {
-            return m;
-        }
-        let rows = b.i32((copy * self.rows()) as i64);
-        b.binary(B::Add, m, rows)
-    }
-    /// Number of a consumer's tile of the left operand in a stage.
-    pub fn tile_of(&self, b: &mut Builder, stage: Value, copy: usize) -> Value {
-        let (n, copy) = (b.i32(self.copies as i64), b.i32(copy as i64));
-        let at = b.binary(B::Mul, stage, n);
-        b.binary(B::Add, at, copy)
-    }
-    /// Columns of the result that are finished together, for outputs of these bytes: a line of 128 bytes of the widest;
-    /// where threads hold columns far apart, all that lie in one register.
+    /// Columns of the result that are finished together, for outputs of these bytes.
     pub fn columns(&self, outputs: &[usize]) -> usize {
-        match self.engine {
-            Engine::TensorCores => 128 / outputs.iter().max().copied().unwrap_or(2).clamp(2, 4),
-            Engine::MultiplyAdds => 64,
-        }
-        .min(self.n)
+        let engine = match self.engine {
+            Engine::TensorCores => form::Engine::TensorCores,
+            Engine::MultiplyAdds => form::Engine::MultiplyAdds,
+        };
+        slice::columns(engine, outputs, self.n)
     }
 }
 
