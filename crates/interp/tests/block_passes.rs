@@ -1,17 +1,9 @@
 //! Passes change no result: random programs and the seed kernels, interpreted before and after.
+use common::Random;
 use kiln_block::{BinaryOp, Builder, CmpOp, Const, Elem, Kernel, ReduceOp, ScanOp, Type, UnaryOp, Value, passes, text};
 use kiln_interp::block::{Buffer, run};
 
-struct Random(u64);
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % n
-    }
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-}
+mod common;
 
 /// Values at hand: integers, floats and masks, all of one shape.
 #[derive(Clone)]

@@ -1,19 +1,14 @@
 //! The passes from a plain product to warpgroups change no bit: generated programs, interpreted before and after each step.
+use common::Random;
 use kiln_block::passes::warpgroup::{Launch, Refusal, maps, persistent, roles};
 use kiln_block::{
     BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Type, UnaryOp, Value, text, verify::verify,
 };
 use kiln_interp::block::{Buffer, run};
 
-struct Random(u64);
+mod common;
+
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % n
-    }
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
     fn yes(&mut self) -> bool {
         self.below(2) == 0
     }
