@@ -48,6 +48,22 @@ fn files_that_are_not_models() {
 }
 
 #[test]
+fn artifacts_that_are_cut_short() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (g, out) = (graph("softmax"), dir.path().join("g.kiln").display().to_string());
+    assert!(kiln(&["compile", &g, "-o", &out]).status.success());
+    let whole = std::fs::read(&out).expect("written");
+    let outputs = dir.path().join("out.safetensors");
+    for len in [64, whole.len() / 2, whole.len() - 1] {
+        let cut = file(dir.path(), "cut.kiln", &whole[..len]);
+        let run = ["run", &cut, "--outputs", outputs.to_str().expect("UTF-8")];
+        for args in [&run[..], &["explain", &cut], &["bench", &cut]] {
+            refuses(1, args, &["is not a usable artifact", "compile the model again"], Some(&outputs));
+        }
+    }
+}
+
+#[test]
 fn text_graphs_that_are_wrong() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     for (i, text) in [

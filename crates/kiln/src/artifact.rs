@@ -34,10 +34,14 @@ pub struct Opened {
     pub options: CompileOptions,
 }
 
-/// Whether a zip file is one of Kiln's. Reads its directory only.
-pub fn is_artifact(file: &mut File) -> bool {
-    ZipArchive::new(BufReader::new(file)).is_ok_and(|z| z.index_for_name("kiln/meta.json").is_some())
+/// Whether a zip that starts so is one of Kiln's, also when it is cut short.
+pub fn is_artifact(start: &[u8]) -> bool {
+    /// Bytes of a zip's entry before its name.
+    const HEADER: usize = 30;
+    start.get(HEADER..).is_some_and(|name| name.starts_with(b"kiln/meta.json"))
 }
+/// Bytes that `is_artifact` looks at.
+pub const START: u64 = 64;
 
 /// Writes an artifact.
 pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {

@@ -34,14 +34,14 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// Reads the file's start (and a zip's directory).
+    /// Reads a zip's start, or the text whole.
     pub fn of(path: &Path) -> Result<FileKind, Error> {
         let reading = |e| Error::reading(path, &e);
         let mut file = File::open(path).map_err(reading)?;
         let mut start = vec![];
-        file.by_ref().take(2).read_to_end(&mut start).map_err(reading)?;
-        if start == b"PK" {
-            return Ok(if artifact::is_artifact(&mut file) { FileKind::Artifact } else { FileKind::TorchScript });
+        file.by_ref().take(artifact::START).read_to_end(&mut start).map_err(reading)?;
+        if start.starts_with(b"PK") {
+            return Ok(if artifact::is_artifact(&start) { FileKind::Artifact } else { FileKind::TorchScript });
         }
         if path.extension().is_some_and(|e| e == "pt") {
             return Err(Error::failed(

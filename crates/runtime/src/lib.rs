@@ -1,9 +1,8 @@
-//! Devices and what runs on them: memory plan, launches, CUDA graphs, timing, artifact cache.
+//! Devices and what runs on them: memory plan, launches, CUDA graphs, timing.
 //!
 //! Takes: an [`Executable`], which is a plan's facts with machine code for its kernels, and parameters.
 //! Gives: a [`Session`] that runs it on a [`Device`].
 //! Never: plans, lowers or generates code. libtorch and the graph interpreter are reached through [`Callbacks`] alone.
-pub mod cache;
 pub mod callbacks;
 pub mod cuda;
 pub mod error;
@@ -15,7 +14,6 @@ pub mod profile;
 pub mod session;
 pub mod trace;
 
-pub use cache::Cache;
 pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks};
 pub use cuda::CudaDevice;
 pub use error::{Mismatch, RuntimeError};
