@@ -33,7 +33,10 @@ def rows():
     yield f"linear_gelu_{m}x{n}x{k}_bf16", gelu, [(m, k), (n, k), (n,)], half, m * n * k
     yield f"linear_leaky_{m}x{n}x{k}_bf16", lambda x, w: F.leaky_relu(F.linear(x, w)), [(m, k), (n, k)], half, m * n * k
     swiglu = lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u)
-    yield f"swiglu_{m}x{n}x{k}_bf16", swiglu, [(m, k), (n, k), (n, k)], half, 2 * m * n * k
+    for m, n, k in ((m, n, k), (16, 11008, 4096), (2048, 11008, 4096)):
+        yield f"swiglu_{m}x{n}x{k}_bf16", swiglu, [(m, k), (n, k), (n, k)], half, 2 * m * n * k
+    geglu = lambda x, w: (lambda h: h[:, :5120] * F.gelu(h[:, 5120:]))(F.linear(x, w))
+    yield "geglu_4096x5120x1280_bf16", geglu, [(4096, 1280), (10240, 1280)], half, 4096 * 10240 * 1280
     yield "bmm_64x1024_bf16", torch.bmm, [(64, 1024, 1024), (64, 1024, 1024)], half, 64 * 1024**3
     for n in (1024, 4096):
         yield f"gemm_{n}_f32", torch.mm, [(n, n), (n, n)], full, n**3

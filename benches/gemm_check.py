@@ -1,6 +1,6 @@
 """Matrix products of many shapes against float64: every size in every position, every epilogue, NaN and infinity.
 
-    python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N]
+    python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N] [--epilogue NAME]...
 
 Each element must lie within the rounding that its sum of absolute products allows, and two runs must give equal bytes.
 Cases are drawn from the seed; many go into one graph, so that a process is started once for all of them.
@@ -19,15 +19,15 @@ import tempfile
 CLUSTERED = [4096, 4096, 96]
 SIZES = [1, 7, 8, 17, 63, 64, 65, 127, 129, 1000, 4097]
 MORE = [2, 3, 5, 16, 31, 33, 100, 128, 192, 256, 257, 384, 511, 512, 768, 1024, 2048, 3072]
-EPILOGUES = ["none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu"]
+EPILOGUES = ["none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu", "geglu"]
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
 
-def draw(rng, n):
+def draw(rng, n, epilogues):
     """A case: dtype, batch, sizes, orders of the operands, epilogue."""
     cases = [("swap", d, p, s) for d in ("bf16", "f32") for p in range(3) for s in SIZES]
     for dtype, form in [(d, f) for d in ("bf16", "f16") for f in ("dot", "linear", "at", "bt")]:
-        yield {"dtype": dtype, "batch": 0, "sizes": CLUSTERED, "form": form, "epilogue": rng.choice(EPILOGUES), "odd": False}
+        yield {"dtype": dtype, "batch": 0, "sizes": CLUSTERED, "form": form, "epilogue": rng.choice(epilogues), "odd": False}
     for i in range(n):
         if i < len(cases):
             _, dtype, position, size = cases[i]
@@ -44,7 +44,7 @@ def draw(rng, n):
         form = rng.choice(["dot", "dot", "linear", "linear", "at", "bt"])
         if batch and form == "linear":
             form = "dot"
-        yield {"dtype": dtype, "batch": batch, "sizes": sizes, "form": form, "epilogue": rng.choice(EPILOGUES), "odd": rng.random() < 0.08}
+        yield {"dtype": dtype, "batch": batch, "sizes": sizes, "form": form, "epilogue": rng.choice(epilogues), "odd": rng.random() < 0.08}
 
 
 def text(case, i):
@@ -53,6 +53,8 @@ def text(case, i):
     lead = [b] if b else []
     ty = lambda *s: f"{d}{[*s]}".replace(" ", "")
     form = case["form"]
+    # Halves of one product.
+    half, n = n, n * (2 if case["epilogue"] == "geglu" else 1)
     if form == "linear":
         args, lines = [(f"a{i}", ty(m, k)), (f"b{i}", ty(n, k))], [f"%c{i} = linear %a{i}, %b{i}"]
     else:
@@ -95,6 +97,10 @@ def text(case, i):
     elif e == "two":
         lines.append(f"%y{i} = relu {c}")
         results = [c, f"%y{i}"]
+    elif e == "geglu":
+        axis = len(lead) + 1
+        lines += [f"%l{i} = slice {c} axis={axis} start=0 len={half}", f"%g{i} = slice {c} axis={axis} start={half} len={half}"]
+        lines += [f"%s{i} = gelu_erf %g{i}", f"%y{i} = mul %l{i}, %s{i}"]
     elif e == "swiglu":
         args.append((f"w{i}", args[1][1]))
         twin = lines[-1].replace(f"%c{i} =", f"%u{i} =").replace(f"%b{i}", f"%w{i}")
@@ -103,6 +109,11 @@ def text(case, i):
             twin = f"%u{i} = dot {x}, %tw{i}"
         lines += [twin, f"%s{i} = silu {c}", f"%y{i} = mul %s{i}, %u{i}"]
     return args, lines, results
+
+
+def gated(s, of_gate, u, of_other, unit):
+    """The largest error of a gate times another product, from those of the products."""
+    return (of_gate * 1.2 + 4 * unit * s.abs() + 1e-6) * (u.abs() + of_other) + (s.abs() + of_gate * 1.2) * of_other + 2 * unit * (s * u).abs()
 
 
 def reference(case, given, device):
@@ -127,9 +138,11 @@ def reference(case, given, device):
         u = a @ w
         other = (a.abs() @ w.abs()) * 2.0**-24 * (math.sqrt(k) * 2 + 8) + unit * u.abs()
         s = F.silu(c)
-        y = s * u
-        more_slack = (slack * 1.1 + 4 * unit * s.abs() + 1e-6) * (u.abs() + other) + (s.abs() + slack * 1.1) * other
-        return [y], [more_slack + 2 * unit * y.abs()], [d]
+        return [s * u], [gated(s, slack, u, other, unit)], [d]
+    if e == "geglu":
+        (u, g), (other, of_gate) = c.chunk(2, -1), slack.chunk(2, -1)
+        s = F.gelu(g)
+        return [s * u], [gated(s, of_gate, u, other, unit)], [d]
     if e == "none":
         return [c], [slack], [d]
     if e == "two":
@@ -226,9 +239,10 @@ def main():
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--group", type=int, default=25)
     parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--epilogue", action="append", choices=EPILOGUES, help="only these")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    cases = list(draw(rng, args.cases))
+    cases = list(draw(rng, args.cases, args.epilogue or EPILOGUES))
     rng.shuffle(cases)
     groups = [cases[i : i + args.group] for i in range(0, len(cases), args.group)]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

@@ -49,6 +49,17 @@ fn count(ptx: &Ptx, what: &str) -> usize {
     ptx.text.lines().filter(|l| l.contains(what)).count()
 }
 
+/// Names that PTX or the module has for itself.
+#[test]
+fn names_of_programs_meet_no_others() {
+    for name in ["shared", "_shared", "WARP_SZ", "add", "ret", "1st", "über"] {
+        let mut kernel = programs::vector_add(1 << 20, Elem::F32);
+        kernel.name = name.into();
+        let ptx = check(&kernel);
+        assert!(ptx.text.contains(&format!(".entry {}(", ptx.name)), "{name}: {}", ptx.text);
+    }
+}
+
 #[test]
 fn vector_add() {
     let ptx = check(&programs::vector_add(1 << 20, Elem::F32));

@@ -18,7 +18,7 @@ pub struct Candidate {
 /// Templates of a kernel's product on a GPU: first the one that lowering chooses unasked, then all others that may take it, the
 /// fastest in the model first. Empty where there is nothing to choose.
 pub fn candidates(kernel: &Kernel, target: Target) -> Vec<Candidate> {
-    let of = Body { name: &kernel.name, graph: &kernel.body, product: None, target, template: None };
+    let of = Body { name: &kernel.name, graph: &kernel.body, product: None, twin: None, target, template: None };
     if kernel.kind != KernelKind::Gemm {
         return vec![];
     }

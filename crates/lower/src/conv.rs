@@ -155,6 +155,7 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
         n: images * c.points,
         k: c.k,
         whole: None,
+        twin: None,
         a: &|r, at| r.at(c.w, &c.weight_index(at), &[]),
         b: &|r, at| {
             let (image, point) = (at[2].clone().div(c.points as i64), at[2].clone().rem(c.points as i64));
@@ -181,6 +182,7 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, 
         n: c.points,
         k: c.k,
         whole: None,
+        twin: None,
         a: &|r, at| r.at(c.w, &c.weight_index(&at[1..]), &[]),
         b: &|r, at| c.patch(r, at),
         place: &|ix| {

@@ -6,7 +6,7 @@ use crate::dag::{NodeOp, Scene};
 use crate::emit::Lanes;
 use crate::expr::Expr;
 use crate::math;
-use crate::placed::{self, the_anchor};
+use crate::placed::{self, the_sums};
 use crate::product::looped;
 use crate::resolve::{Body, Product as Place};
 use crate::rows::Emitted;
@@ -40,12 +40,12 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, _target: Target) -> Result<Emitte
         all
     };
     let unsolved = || of.unsupported("attention whose result is not stored element by element");
-    let placed = placed::outputs(of, v, &dims, &place).ok_or_else(unsolved)?;
     let body = Body { product: Some((v, Place::Node)), ..*of };
+    let placed = placed::outputs(&body, &dims, &place).ok_or_else(unsolved)?;
     let mut r = body.resolver();
     let stores = placed.iter().map(|o| o.store(&mut r, &at)).collect::<Result<Vec<_>, _>>()?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
-    let result = the_anchor(&scene).ok_or_else(unsolved)?;
+    let result = the_sums(&scene, 1).ok_or_else(unsolved)?[0];
 
     let q_head = at[nb].clone().scale(z.group as i64).plus(&at[nb + 1]);
     let lead = &at[..nb];

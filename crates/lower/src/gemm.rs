@@ -1,7 +1,8 @@
 //! Matrix products with views before and pointwise work (or a reduction of rows) after.
 use crate::expr::{Expr, delinear, linear};
 use crate::host::{Host, the_product};
-use crate::resolve::{Body, broadcast_index};
+use crate::placed;
+use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
 use crate::{LowerError, Target, product, reduction};
 use kiln_graph::{Graph, Op, ValueId};
@@ -54,8 +55,7 @@ pub fn operand_index(g: &Graph, v: ValueId, which: usize, at: &[Expr]) -> Vec<Ex
 
 pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
     let g = of.graph;
-    let v = the_product(of, |v| matches!(g.op(v), Op::Dot | Op::Linear))?;
-    let d = dims(g, v).ok_or_else(|| of.unsupported("not a matrix product"))?;
+    let Found { v, twin, d } = find(of, target)?;
     if !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
         return reduction::lower(of, target, 0);
     }
@@ -64,33 +64,79 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
         (_, Some(Family::Rows)) => reduction::lower(of, target, 0),
         (Target::Host, _) => host(of, v, &d),
         (Target::Gpu { .. }, None) if few => reduction::lower(of, target, 0),
-        (Target::Gpu { .. }, _) => on_gpu(of, v, &d, |p| product::lower(of, p, target)),
+        (Target::Gpu { .. }, _) => match on_gpu(of, v, twin, &d, |p| product::lower(of, p, target)) {
+            Err(_) if matches!(twin, Some(Beside::Half(_))) => {
+                let whole = Dims { n: 2 * d.n, ..d };
+                on_gpu(of, v, None, &whole, |p| product::lower(of, p, target))
+            }
+            lowered => lowered,
+        },
     }
 }
 
 /// Templates that take the kernel's product on a GPU, with the microseconds they are predicted to take.
 pub fn candidates(of: &Body, target: Target) -> Result<Vec<(Template, f64)>, LowerError> {
     let g = of.graph;
-    let v = the_product(of, |v| matches!(g.op(v), Op::Dot | Op::Linear))?;
-    let d = dims(g, v).ok_or_else(|| of.unsupported("not a matrix product"))?;
+    let Found { v, twin, d } = find(of, target)?;
     if target == Target::Host || !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
         return Ok(vec![]);
     }
-    on_gpu(of, v, &d, |p| product::candidates(of, p, target))
+    on_gpu(of, v, twin, &d, |p| product::candidates(of, p, target))
 }
 
 /// Parts of K that lowering cuts the kernel's product into unasked.
 pub fn parts(of: &Body, target: Target) -> Result<usize, LowerError> {
-    let v = the_product(of, |v| matches!(of.graph.op(v), Op::Dot | Op::Linear))?;
-    let d = dims(of.graph, v).ok_or_else(|| of.unsupported("not a matrix product"))?;
-    on_gpu(of, v, &d, |p| product::chosen_parts(of, p, target))
+    let Found { v, twin, d } = find(of, target)?;
+    on_gpu(of, v, twin, &d, |p| product::chosen_parts(of, p, target))
 }
 
-fn on_gpu<T>(of: &Body, v: ValueId, d: &Dims, then: impl FnOnce(&product::Product) -> T) -> T {
+/// What stands beside a product in a kernel: another of the same left operand, or its own other half.
+#[derive(Clone, Copy)]
+enum Beside {
+    Other(ValueId),
+    /// The last so many columns, which are read together with as many before them.
+    Half(usize),
+}
+
+/// The product of a body, and what stands beside it on a GPU; of halves, the sizes are those of one.
+struct Found {
+    v: ValueId,
+    twin: Option<Beside>,
+    d: Dims,
+}
+
+fn find(of: &Body, target: Target) -> Result<Found, LowerError> {
+    let g = of.graph;
+    let is = |v: ValueId| matches!(g.op(v), Op::Dot | Op::Linear);
+    let sizes = |v| dims(g, v).ok_or_else(|| of.unsupported("not a matrix product"));
+    if let (Target::Gpu { .. }, [v, other]) = (target, &g.values().filter(|v| is(*v)).collect::<Vec<_>>()[..])
+        && g.op(*v) == g.op(*other)
+        && g.ty(*v) == g.ty(*other)
+        && g.args(*v).first() == g.args(*other).first()
+    {
+        return Ok(Found { v: *v, twin: Some(Beside::Other(*other)), d: sizes(*v)? });
+    }
+    let v = the_product(of, is)?;
+    let mut d = sizes(v)?;
+    let half = d.n / 2;
+    let halves = target != Target::Host && d.n == 2 * half && placed::reads_halves(of, v, half);
+    d.n = if halves { half } else { d.n };
+    Ok(Found { v, twin: halves.then_some(Beside::Half(half)), d })
+}
+
+fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl FnOnce(&product::Product) -> T) -> T {
     let g = of.graph;
     let args = g.args(v);
     let lead = g.shape(v).len() - 1;
     let linear_layer = matches!(g.op(v), Op::Linear);
+    let other = |r: &mut Resolver, at: &[Expr]| {
+        let (mut at, of) = (at.to_vec(), if let Some(Beside::Other(v)) = twin { v } else { v });
+        if let (Some(Beside::Half(n)), Some(column)) = (twin, at.last_mut()) {
+            *column = column.clone().shift(n as i64);
+        }
+        r.at(g.args(of)[1], &operand_index(g, of, 1, &at), &[])
+    };
+    let own = |t| if let Beside::Other(v) = t { Some(v) } else { None };
     let product = product::Product {
         v,
         batch: d.batch.clone(),
@@ -98,6 +144,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, d: &Dims, then: impl FnOnce(&product::Produc
         n: d.n,
         k: d.k,
         whole: None,
+        twin: twin.map(|t| product::Twin { b: &other, v: own(t) }),
         a: &|r, at| r.at(args[0], &operand_index(g, v, 0, at), &[]),
         b: &|r, at| r.at(args[1], &operand_index(g, v, 1, at), &[]),
         place: &|ix| {

@@ -21,16 +21,16 @@ fn stand_in(i: usize, extent: usize) -> Expr {
     Expr::coord(u32::MAX - i as u32, extent)
 }
 
-/// Solves every output for the dimensions of the product `v`; `place` gives them from an index of `v`. `None` if an output
-/// is not reached element by element (a reduction, a repetition, an order no mixed radix describes).
-pub fn outputs(of: &Body, v: ValueId, dims: &[usize], place: &dyn Fn(&[Expr]) -> Vec<Expr>) -> Option<Vec<Placed>> {
-    (0..of.graph.outputs.len()).map(|i| output(of, v, i, dims, place)).collect()
+/// Solves every output for the dimensions of the body's product, a node; `place` gives them from an index of it. `None` if an
+/// output is not reached element by element (a reduction, a repetition, an order no mixed radix describes), or reads several
+/// elements other than those of a pair, which are solved for the first.
+pub fn outputs(of: &Body, dims: &[usize], place: &dyn Fn(&[Expr]) -> Vec<Expr>) -> Option<Vec<Placed>> {
+    (0..of.graph.outputs.len()).map(|i| output(of, i, dims, place)).collect()
 }
 
-fn output(of: &Body, v: ValueId, i: usize, dims: &[usize], place: &dyn Fn(&[Expr]) -> Vec<Expr>) -> Option<Placed> {
+fn output(of: &Body, i: usize, dims: &[usize], place: &dyn Fn(&[Expr]) -> Vec<Expr>) -> Option<Placed> {
     let g = of.graph;
     let out = g.outputs[i];
-    let of = Body { product: Some((v, Product::Node)), ..*of };
     let resolve = |s: &Space| -> Result<Scene, LowerError> {
         let mut r = of.resolver();
         let value = r.at(out, &s.axes, &[])?;
@@ -47,10 +47,14 @@ fn output(of: &Body, v: ValueId, i: usize, dims: &[usize], place: &dyn Fn(&[Expr
     space.refine(&resolve).ok()?;
     let scene = resolve(&space).ok()?;
     let value = scene.stores.first()?.value;
-    let [at] = &anchors(&scene.dag, &[value])[..] else { return None };
+    let at = match &anchors(&scene.dag, &[value])[..] {
+        [at] => at.clone(),
+        [a, b] => first_of_pair(a, b, *dims.last()?)?,
+        _ => return None,
+    };
     let mut solved: Vec<(CoordId, Expr)> = vec![];
     let mut guards = vec![];
-    for (d, e) in place(at).iter().enumerate() {
+    for (d, e) in place(&at).iter().enumerate() {
         let inverse = invert(e, &stand_in(d, dims[d]))?;
         solved.extend(inverse.coords);
         if inverse.guard.lo > 0 || inverse.guard.hi < dims[d] as i64 {
@@ -90,11 +94,40 @@ impl Placed {
     }
 }
 
-/// The product's node in a program that reads it at one element, and nothing else.
-pub fn the_anchor(scene: &Scene) -> Option<NodeId> {
-    let mut found = scene.live().into_iter().filter(|&n| matches!(scene.dag.node(n).op, NodeOp::Anchor { .. }));
-    match (found.next(), found.next()) {
-        (Some(n), None) => Some(n),
-        _ => None,
+/// Whether every output reads the product `v` at two elements that lie `half` columns apart.
+pub fn reads_halves(of: &Body, v: ValueId, half: usize) -> bool {
+    let g = of.graph;
+    let of = Body { product: Some((v, Product::Node)), ..*of };
+    g.outputs.iter().all(|&out| {
+        let space = Space::new(g.shape(out), &vec![false; g.shape(out).len()]);
+        let mut r = of.resolver();
+        let Ok(value) = r.at(out, &space.axes, &[]) else { return false };
+        matches!(&anchors(&r.dag, &[value])[..], [a, b] if first_of_pair(a, b, half).is_some())
+    })
+}
+
+/// The former of two places that lie `n` columns apart.
+fn first_of_pair(a: &[Expr], b: &[Expr], n: usize) -> Option<Vec<Expr>> {
+    let later = |at: &[Expr]| {
+        let mut at = at.to_vec();
+        *at.last_mut()? = at.last()?.clone().shift(n as i64);
+        Some(at)
+    };
+    match () {
+        () if later(a)? == b => Some(a.to_vec()),
+        () if later(b)? == a => Some(b.to_vec()),
+        () => None,
     }
+}
+
+/// The product's nodes in a program that reads it at one element of each of its sums, and at nothing else: in the order of
+/// their columns.
+pub fn the_sums(scene: &Scene, sums: usize) -> Option<Vec<NodeId>> {
+    let column = |n: NodeId| match &scene.dag.node(n).op {
+        NodeOp::Anchor { at } => Some((at.last()?.constant, n)),
+        _ => None,
+    };
+    let mut found: Vec<(i64, NodeId)> = scene.live().into_iter().filter_map(column).collect();
+    found.sort_unstable();
+    (found.len() == sums).then(|| found.into_iter().map(|f| f.1).collect())
 }

@@ -7,7 +7,7 @@ mod split;
 use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr};
-use crate::placed::{self, the_anchor};
+use crate::placed::{self, the_sums};
 use crate::resolve::{Body, Product as Place, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::space::Space;
@@ -38,6 +38,36 @@ pub struct Product<'a> {
     pub b: OperandAt<'a>,
     /// (batch…, m, n) from an index of the value.
     pub place: &'a dyn Fn(&[Expr]) -> Vec<Expr>,
+    /// A second right operand of as many columns, which come after those of the first.
+    pub twin: Option<Twin<'a>>,
+}
+
+/// What stands beside a product of the same left operand: both are summed in one kernel.
+#[derive(Clone, Copy)]
+pub struct Twin<'a> {
+    pub b: OperandAt<'a>,
+    /// The value, where it is not the other half of the product itself.
+    pub v: Option<ValueId>,
+}
+
+impl Product<'_> {
+    /// Products of one kernel.
+    pub fn sums(&self) -> usize {
+        1 + usize::from(self.twin.is_some())
+    }
+    /// The body with its products as nodes.
+    fn nodes<'b>(&self, of: &Body<'b>) -> Body<'b> {
+        self.at(of, |_| Place::Node)
+    }
+    /// The body with its products where `place` says.
+    fn at<'b>(&self, of: &Body<'b>, place: impl Fn(usize) -> Place) -> Body<'b> {
+        let other = self.twin.and_then(|t| t.v);
+        Body { product: Some((self.v, place(0))), twin: other.map(|v| (v, place(1))), ..*of }
+    }
+    /// Values that are in memory where the products go through it.
+    fn values(&self) -> impl Iterator<Item = ValueId> {
+        std::iter::once(self.v).chain(self.twin.and_then(|t| t.v))
+    }
 }
 
 /// Tile of one instance.
@@ -62,28 +92,21 @@ pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerErr
         return Ok(out.then(split));
     }
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
-    if let Some(placed) = placed::outputs(of, p.v, &dims, p.place)
+    if let Some(placed) = placed::outputs(&p.nodes(of), &dims, p.place)
         && let Some(step) = fused(of, p, &dims, &placed, target)?
     {
         out.steps.push(step);
         return Ok(out);
     }
-    // The epilogue is not element by element: the product goes through memory.
-    let dtype = of.graph.dtype(p.v);
-    let acc = dtype.compute();
-    let slot = Slot::Scratch(out.scratch.len() as u32);
-    let product = Body { product: Some((p.v, Place::Node)), ..*of };
-    let scene = |at: &[Expr]| {
-        let mut r = product.resolver();
-        let value = r.dag.add(NodeOp::Anchor { at: at.to_vec() }, dtype);
-        // In the value's own order, which the epilogue reads.
-        let order = own_order(of, p, at)?;
-        Ok((r.dag, vec![Store { slot, dtype: acc, at: order, guards: vec![], value }]))
-    };
+    // The epilogue is not element by element: the products go through memory.
+    let acc = of.graph.dtype(p.v).compute();
+    let first = out.scratch.len() as u32;
+    let scene = |at: &[Expr]| sums(of, p, at, first, &Expr::default());
     let step = tiled(of, p, &dims, of.name, target, &scene)?;
     let name = format!("{}_epilogue", of.name);
-    let rest = Body { product: Some((p.v, Place::At(slot, acc))), name: &name, ..*of };
-    out.scratch.push(Type::new(acc, [of.graph.ty(p.v).count()]));
+    let rest = p.at(of, |i| Place::At(Slot::Scratch(first + i as u32), acc));
+    let rest = Body { name: &name, ..rest };
+    out.scratch.extend(p.values().map(|v| Type::new(acc, [of.graph.ty(v).count()])));
     out.steps.push(step);
     let scratch = out.scratch.len() as u32;
     Ok(out.then(reduction::lower(&rest, target, scratch)?))
@@ -98,8 +121,11 @@ fn in_parts(of: &Body, p: &Product, target: Target, scratch: u32) -> Result<Opti
         if parts.count == 1 {
             return Ok(None);
         }
-        if let Ok(split) = split::lower(of, p, parts, target, scratch) {
-            return Ok(Some((parts, split)));
+        match split::lower(of, p, parts, target, scratch) {
+            Ok(split) => return Ok(Some((parts, split))),
+            // Faster as one product that is cut.
+            Err(e) if p.values().count() < p.sums() => return Err(e),
+            Err(_) => {}
         }
     }
     match asked.schedule.parts {
@@ -114,10 +140,34 @@ fn sides(of: &Body, p: &Product, target: Target) -> Result<Option<[Major; 2]>, L
         return Ok(None);
     }
     let (left, right) = (memory::read(of, p, 0)?.strided(p), memory::read(of, p, 1)?.strided(p));
-    Ok(left.zip(right).map(|(left, right)| [left.major, right.major]))
+    let sides = left.zip(right).map(|(left, right)| [left.major, right.major]);
+    let Some(twin) = p.twin else { return Ok(sides) };
+    let other = memory::read(of, &Product { b: twin.b, batch: p.batch.clone(), ..*p }, 1)?.strided(p);
+    Ok(sides.filter(|s| other.is_some_and(|o| o.major == s[1])))
 }
 
-/// Row-major position in the value of an element of the product.
+/// Stores of the sums at `at` (batch…, m, n), each value in a scratch buffer from `first` on, in its own order, which the
+/// epilogue reads; `from`: where in the buffer it begins.
+fn sums(of: &Body, p: &Product, at: &[Expr], first: u32, from: &Expr) -> Stored {
+    if p.values().count() < p.sums() {
+        return Err(of.unsupported("halves of a product go through memory together"));
+    }
+    let (mut dag, dtype) = (Dag::default(), of.graph.dtype(p.v));
+    let order = from.plus(&own_order(of, p, at)?);
+    let mut stores = vec![];
+    for i in 0..p.sums() {
+        let mut beside = at.to_vec();
+        if let Some(column) = beside.last_mut() {
+            *column = column.clone().shift((i * p.n) as i64);
+        }
+        let value = dag.add(NodeOp::Anchor { at: beside }, dtype);
+        let slot = Slot::Scratch(first + i as u32);
+        stores.push(Store { slot, dtype: dtype.compute(), at: order.clone(), guards: vec![], value });
+    }
+    Ok((dag, stores))
+}
+
+/// Row-major position in the value of an element of the product, and in its twin.
 fn own_order(of: &Body, p: &Product, at: &[Expr]) -> Result<Expr, LowerError> {
     let shape = of.graph.shape(p.v).to_vec();
     let space = Space::new(&shape, &vec![false; shape.len()]);
@@ -142,7 +192,7 @@ fn fused(
     placed: &[placed::Placed],
     target: Target,
 ) -> Result<Option<Work<Kernel>>, LowerError> {
-    let product = Body { product: Some((p.v, Place::Node)), ..*of };
+    let product = p.nodes(of);
     let scene = |at: &[Expr]| {
         let mut r = product.resolver();
         let stores = placed.iter().map(|o| o.store(&mut r, at)).collect::<Result<Vec<_>, _>>()?;
@@ -150,7 +200,7 @@ fn fused(
     };
     let space = Space::new(dims, &vec![false; dims.len()]);
     let (dag, stores) = scene(&space.axes)?;
-    if the_anchor(&Scene { dag, stores }).is_none() {
+    if the_sums(&Scene { dag, stores }, p.sums()).is_none() {
         return Ok(None);
     }
     tiled(of, p, dims, of.name, target, &scene).map(Some)
@@ -206,21 +256,22 @@ fn tiled(
     let (ka, kb) = (Expr::coord(ids.ka, p.k), Expr::coord(ids.kb, p.k));
 
     let (dag, stores) = scene(&axes)?;
-    let mut r = of.resolver();
-    r.product = Some((p.v, Place::Node));
+    let mut r = p.nodes(of).resolver();
     r.dag = dag;
     let a = (p.a)(&mut r, &[batch, &[em, ka]].concat())?;
-    let b = (p.b)(&mut r, &[batch, &[kb, en]].concat())?;
+    let at = [batch, &[kb, en]].concat();
+    let b = std::iter::once(p.b).chain(p.twin.map(|t| t.b)).map(|b| b(&mut r, &at)).collect::<Result<Vec<_>, _>>()?;
     let scene = Scene { dag: r.dag, stores };
-    let anchor = the_anchor(&scene).ok_or_else(|| of.unsupported("a product read at several elements"))?;
+    let anchors = the_sums(&scene, p.sums()).ok_or_else(|| of.unsupported("a product read at several elements"))?;
 
     let task = warpgroup::Task {
         name,
         product: p,
         scene: &scene,
         coords: &ids,
-        operands: [a, b],
-        anchor,
+        left: a,
+        right: &b,
+        anchors: &anchors,
         dtype,
         asked: of.template.into(),
     };
@@ -237,12 +288,14 @@ fn tiled(
     let mut cuts: Vec<Cut> = (p.batch.iter().enumerate()).map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();
     cuts.extend([cut(ids.m, p.m, t.m, 0), cut(ids.n, p.n, t.n, 1)]);
     let shape = Shape { cuts, rank: 2, parts: 1, warps: t.warps };
-    let mut used = loads(&scene.dag, &[scene.roots(), vec![a, b]].concat(), |_| false);
+    let mut used = loads(&scene.dag, &[scene.roots(), vec![a], b.clone()].concat(), |_| false);
     used.extend(scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
     let mut f = open_with(name, &scene, &shape, &used);
     grouped(&mut f, p, &ids, t);
-    let acc = accumulate(&mut f, p, &ids, t, [a, b], dtype);
-    f.em.set(anchor, acc);
+    let sums = accumulate(&mut f, p, &ids, t, (a, &b), dtype);
+    for (anchor, sum) in anchors.into_iter().zip(sums) {
+        f.em.set(anchor, sum);
+    }
     for s in &scene.stores {
         f.store(s);
     }
@@ -269,7 +322,14 @@ fn grouped(f: &mut Frame, p: &Product, ids: &Coords, t: Tile) {
     f.em.coords.insert(ids.n, n);
 }
 
-fn accumulate(f: &mut Frame, p: &Product, ids: &Coords, t: Tile, [a, b]: [NodeId; 2], dtype: DType) -> Value {
+fn accumulate(
+    f: &mut Frame,
+    p: &Product,
+    ids: &Coords,
+    t: Tile,
+    (a, b): (NodeId, &[NodeId]),
+    dtype: DType,
+) -> Vec<Value> {
     let held = math::held(dtype);
     let zero = math::float(&mut f.b, held, 0.0);
     let start = f.b.splat(zero, &[t.m, t.n]);
@@ -278,7 +338,7 @@ fn accumulate(f: &mut Frame, p: &Product, ids: &Coords, t: Tile, [a, b]: [NodeId
     let lanes = [f.iota(ka), f.iota(kb)];
     let (lo, hi, step) = (f.b.i32(0), f.b.i32(p.k as i64), f.b.i32(t.k as i64));
     let ragged = !p.k.is_multiple_of(t.k);
-    let out = looped(f, [lo, hi, step], &[start], |f, index, now| {
+    looped(f, [lo, hi, step], &vec![start; b.len()], |f, index, now| {
         let base = f.b.cast(index, f.em.index);
         let mut masks = vec![];
         for (cut, lane) in [ka, kb].iter().zip(lanes) {
@@ -287,17 +347,20 @@ fn accumulate(f: &mut Frame, p: &Product, ids: &Coords, t: Tile, [a, b]: [NodeId
             masks.push(mask);
         }
         let a = f.em.operand_tile(&mut f.b, a, dtype, &[t.m, t.k]);
-        let b = f.em.operand_tile(&mut f.b, b, dtype, &[t.k, t.n]);
         // A mask on one side is enough against products of garbage, but 0 · NaN is NaN: both sides are zero there.
-        let (a, b) = (zero_outside(f, a, masks[0]), zero_outside(f, b, masks[1]));
-        if dtype != DType::F32 {
-            return vec![f.b.dot(a, b, now[0], DotPrecision::Exact)];
-        }
-        // Sums of tiles, then the sum of those: the rounding error of a long f32 sum grows with the number of terms.
-        let part = f.b.dot(a, b, start, DotPrecision::Exact);
-        vec![f.b.binary(B::Add, now[0], part)]
-    });
-    out[0]
+        let a = zero_outside(f, a, masks[0]);
+        let one = |(b, now): (&NodeId, &Value)| {
+            let b = f.em.operand_tile(&mut f.b, *b, dtype, &[t.k, t.n]);
+            let b = zero_outside(f, b, masks[1]);
+            if dtype != DType::F32 {
+                return f.b.dot(a, b, *now, DotPrecision::Exact);
+            }
+            // Sums of tiles, then the sum of those: the rounding error of a long f32 sum grows with the number of terms.
+            let part = f.b.dot(a, b, start, DotPrecision::Exact);
+            f.b.binary(B::Add, *now, part)
+        };
+        b.iter().zip(now).map(one).collect()
+    })
 }
 
 fn zero_outside(f: &mut Frame, v: Value, mask: Option<Value>) -> Value {

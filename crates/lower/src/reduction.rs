@@ -131,7 +131,7 @@ pub fn needed(of: &Body) -> Vec<ValueId> {
 fn reached(of: &Body, mut open: Vec<ValueId>) -> Vec<ValueId> {
     let mut seen = vec![false; of.graph.len()];
     while let Some(v) = open.pop() {
-        if of.product.is_some_and(|p| p.0 == v) || std::mem::replace(&mut seen[v.0 as usize], true) {
+        if of.is_product(v) || std::mem::replace(&mut seen[v.0 as usize], true) {
             continue;
         }
         open.extend(of.graph.args(v));

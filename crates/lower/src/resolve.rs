@@ -39,6 +39,8 @@ pub struct Body<'a> {
     pub name: &'a str,
     pub graph: &'a Graph,
     pub product: Option<(ValueId, Product)>,
+    /// A second product of the same left operand beside it.
+    pub twin: Option<(ValueId, Product)>,
     pub target: Target,
     /// What a constraint asks for.
     pub template: Option<Template>,
@@ -46,11 +48,15 @@ pub struct Body<'a> {
 impl<'a> Body<'a> {
     pub fn resolver(&self) -> Resolver<'a> {
         let mut r = Resolver::new(self.graph, self.name, self.target);
-        r.product = self.product;
+        (r.product, r.twin) = (self.product, self.twin);
         r
     }
     pub fn unsupported(&self, why: impl Into<String>) -> LowerError {
         LowerError::Unsupported { kernel: self.name.to_string(), why: why.into() }
+    }
+    /// Whether `v` is computed apart.
+    pub fn is_product(&self, v: ValueId) -> bool {
+        self.product.iter().chain(&self.twin).any(|p| p.0 == v)
     }
 }
 
@@ -63,6 +69,8 @@ pub struct Resolver<'a> {
     pub places: HashMap<ValueId, (Slot, DType)>,
     /// The product the kernel is built around: left as a node of its own, or in memory. A bias is added to it here.
     pub product: Option<(ValueId, Product)>,
+    /// A second one: left as a node, its columns come after those of the first.
+    pub twin: Option<(ValueId, Product)>,
     pub row: Option<Row>,
     /// Where, along its axis, a scan was asked for.
     pub scan_at: Vec<Expr>,
@@ -85,6 +93,7 @@ impl<'a> Resolver<'a> {
             dag: Dag::default(),
             places,
             product: None,
+            twin: None,
             row: None,
             scan_at: vec![],
             memo: HashMap::new(),
@@ -114,14 +123,14 @@ impl<'a> Resolver<'a> {
         }
         let g = self.graph;
         let dtype = g.dtype(v);
-        if let Some((p, product)) = self.product
-            && p == v
-        {
-            return self.finished_product(product, &Here { v, ix, guards });
+        let here = Here { v, ix, guards };
+        match (self.product, self.twin) {
+            (Some((p, product)), _) if p == v => return self.finished_product(product, &here, 0),
+            (_, Some((p, product))) if p == v => return self.finished_product(product, &here, 1),
+            _ => {}
         }
         let args = g.args(v);
         let op = g.op(v).clone();
-        let here = Here { v, ix, guards };
         match &op {
             Op::Const(s) => Ok(self.dag.add(NodeOp::Const(*s), dtype)),
             Op::Iota { axis } => Ok(self.dag.add(NodeOp::Index(ix[*axis].clone()), dtype)),
@@ -204,11 +213,17 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// The product without its bias, and the bias on it.
-    fn finished_product(&mut self, product: Product, here: &Here) -> Resolved {
+    /// The product without its bias, and the bias on it. `before`: products whose columns come before its own.
+    fn finished_product(&mut self, product: Product, here: &Here, before: i64) -> Resolved {
         let dtype = self.graph.dtype(here.v);
         let value = match product {
-            Product::Node => self.dag.add(NodeOp::Anchor { at: here.ix.to_vec() }, dtype),
+            Product::Node => {
+                let mut at = here.ix.to_vec();
+                if let (Some(column), Some(n)) = (at.last_mut(), self.graph.shape(here.v).last()) {
+                    *column = column.clone().shift(before * *n as i64);
+                }
+                self.dag.add(NodeOp::Anchor { at }, dtype)
+            }
             Product::At(slot, stored) => self.load(here.v, slot, stored, here.ix, here.guards),
             Product::Parts { slot, dtype, count } => self.sum_of_parts(slot, dtype, count, here),
         };

@@ -34,8 +34,10 @@ pub struct Task<'a> {
     pub product: &'a Product<'a>,
     pub scene: &'a Scene,
     pub coords: &'a Coords,
-    pub operands: [NodeId; 2],
-    pub anchor: NodeId,
+    pub left: NodeId,
+    /// One right operand for each sum, and the node that stands for it.
+    pub right: &'a [NodeId],
+    pub anchors: &'a [NodeId],
     pub dtype: DType,
     pub asked: Asked,
 }
@@ -56,15 +58,20 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
         return None;
     }
     let engine = Engine::of(task.dtype)?;
-    let a = Strided::load(task.scene, task.operands[0], p, (task.coords.m, p.m), (task.coords.ka, p.k))?;
-    let b = Strided::load(task.scene, task.operands[1], p, (task.coords.n, p.n), (task.coords.kb, p.k))?;
+    let a = Strided::load(task.scene, task.left, p, (task.coords.m, p.m), (task.coords.ka, p.k))?;
+    let right = |n: &NodeId| Strided::load(task.scene, *n, p, (task.coords.n, p.n), (task.coords.kb, p.k));
+    let b: Vec<Strided> = task.right.iter().map(right).collect::<Option<_>>()?;
+    let major = b.first()?.major;
+    if b.iter().any(|b| b.major != major) {
+        return None;
+    }
     let outputs: Vec<Option<Strided>> = task
         .scene
         .stores
         .iter()
         .map(|s| Strided::store(s, &p.batch, (task.coords.m, p.m), (task.coords.n, p.n)))
         .collect();
-    let shape = shape::choose(p, (engine, task.asked), [a.major, b.major], &widths(task, &outputs))?;
+    let shape = shape::choose(p, (engine, task.asked), [a.major, major], &widths(task, &outputs))?;
     let Work::Block { code, args } = (Plain { task, shape, a, b, outputs }).write() else { return None };
     let launch =
         Launch { blocks: shape.blocks(), cluster: shape.cluster, group: shape.group, axes: Some([ROWS, COLUMNS]) };
@@ -99,7 +106,8 @@ struct Plain<'a> {
     task: &'a Task<'a>,
     shape: Shape,
     a: Strided,
-    b: Strided,
+    /// One for each sum.
+    b: Vec<Strided>,
     /// What goes out by tensor map; the rest element by element.
     outputs: Vec<Option<Strided>>,
 }
@@ -110,9 +118,11 @@ impl Plain<'_> {
         let mut f = open_bare(self.task.name, self.task.scene, &self.used(), &self.cuts(), 0);
         f.b.set_grid([z.tiles_m, z.tiles_n, z.batch]);
         f.b.set_warps(4 * z.copies);
-        let maps = [(&self.a, "a", z.m), (&self.b, "b", z.n)].map(|(s, name, outer)| {
+        let mut map = |s: &Strided, name: &str, outer: usize| {
             f.descriptor(name, s.slot, s.map(elem, tile_shape(s.major, outer, z.depth())), true)
-        });
+        };
+        let left = map(&self.a, "a", z.m);
+        let right: Vec<Value> = self.b.iter().zip(["b", "twin"]).map(|(s, name)| map(s, name, z.n)).collect();
         let outputs: Vec<Option<Value>> = (self.outputs.iter().zip(&self.task.scene.stores).enumerate())
             .map(|(i, (out, store))| {
                 let out = out.as_ref()?;
@@ -121,8 +131,8 @@ impl Plain<'_> {
             })
             .collect();
         let spot = self.spot(&mut f.b);
-        let sums = self.multiply(&mut f.b, &spot, maps);
-        self.finish(&mut f, &spot, sums, &outputs);
+        let sums = self.multiply(&mut f.b, &spot, left, &right);
+        self.finish(&mut f, &spot, &sums, &outputs);
         f.finish()
     }
     /// Buffers that the program reads and writes by address.
@@ -154,7 +164,7 @@ impl Plain<'_> {
         Spot { batch, m, n }
     }
     /// The sums over all of K, or over a part of it.
-    fn multiply(&self, b: &mut Builder, spot: &Spot, [a_map, b_map]: [Value; 2]) -> Value {
+    fn multiply(&self, b: &mut Builder, spot: &Spot, a_map: Value, b_maps: &[Value]) -> Vec<Value> {
         let z = self.shape;
         let elem = crate::math::stored(self.task.dtype);
         let none = b.constant(Type::block(Elem::F32, [z.m, z.n]), Const::Float(0.0));
@@ -163,7 +173,7 @@ impl Plain<'_> {
             let len = b.i32(self.task.product.k as i64);
             b.binary(B::Mul, spot.batch[0], len)
         });
-        let out = b.for_loop([zero, last, one], &[none], |b, k, now| {
+        b.for_loop([zero, last, one], &vec![none; b_maps.len()], |b, k, now| {
             let depth = b.i32(z.depth() as i64);
             let mut k = b.binary(B::Mul, k, depth);
             if let Some(part) = part {
@@ -176,13 +186,13 @@ impl Plain<'_> {
                 if s.major == along { tile } else { b.permute(tile, &[1, 0]) }
             };
             let left = operand(&self.a, a_map, spot.m, z.m, Major::Depth);
-            let right = operand(&self.b, b_map, spot.n, z.n, Major::Outer);
-            vec![b.dot(left, right, now[0], DotPrecision::Exact)]
-        });
-        out[0]
+            let right = self.b.iter().zip(b_maps).map(|(s, map)| operand(s, *map, spot.n, z.n, Major::Outer));
+            let right: Vec<Value> = right.collect();
+            right.iter().zip(now).map(|(right, now)| b.dot(left, *right, *now, DotPrecision::Exact)).collect()
+        })
     }
     /// The epilogue.
-    fn finish(&self, f: &mut Frame, spot: &Spot, sums: Value, outputs: &[Option<Value>]) {
+    fn finish(&self, f: &mut Frame, spot: &Spot, sums: &[Value], outputs: &[Option<Value>]) {
         let z = self.shape;
         for (i, position) in spot.batch.iter().enumerate() {
             let base = f.b.cast(*position, f.em.index);
@@ -192,7 +202,9 @@ impl Plain<'_> {
             let lanes = lanes(f, cut, first);
             f.em.coords.insert(cut.id, lanes);
         }
-        f.em.set(self.task.anchor, sums);
+        for (anchor, sum) in self.task.anchors.iter().zip(sums) {
+            f.em.set(*anchor, *sum);
+        }
         for ((store, out), map) in self.task.scene.stores.iter().zip(&self.outputs).zip(outputs) {
             let (Some(out), Some(map)) = (out, map) else {
                 f.store(store);

@@ -259,3 +259,54 @@ fn products_in_parts_and_through_memory() {
     gpu("(%a: f32[1,3,129,129], %b: f32[2,1,129,1001]) { %c = dot %a, %b\n return %c }");
     gpu("(%a: f16[2,129,129], %b: f16[129,1001]) { %t = permute %a perm=[0,2,1]\n %c = dot %t, %b\n return %c }");
 }
+
+/// Two products of one left operand, or the halves of one, in kernels with two sums: every order of operands, ragged edges, biases,
+/// views of the result, long K with few tiles, epilogues that are not element by element, and few rows.
+#[test]
+fn pairs_of_products() {
+    let gpu = |lines: &str| {
+        for arch in [90, 80] {
+            check_on(Gemm, &format!("graph k{lines}"), Target::Gpu { arch });
+        }
+    };
+    for (d, m, n, k) in [("bf16", 64, 64, 64), ("f16", 65, 40, 72), ("bf16", 130, 136, 200), ("f16", 17, 7, 9)] {
+        gpu(&format!(
+            "(%x: {d}[{m},{k}], %g: {d}[{n},{k}], %u: {d}[{n},{k}]) {{ %a = linear %x, %g\n %b = linear %x, %u\n %s = silu %a\n %y = mul %s, %b\n return %y }}"
+        ));
+        gpu(&format!(
+            "(%x: {d}[{m},{k}], %g: {d}[{k},{n}], %u: {d}[{n},{k}], %r: {d}[{m},{n}]) {{ %t = permute %u perm=[1,0]\n %a = dot %x, %g\n %b = dot %x, %t\n %s = gelu_tanh %b\n %y = mul %s, %a\n %z = add %y, %r\n return %z }}"
+        ));
+        gpu(&format!(
+            "(%x: {d}[{k},{m}], %g: {d}[{k},{n}], %u: {d}[{k},{n}]) {{ %t = permute %x perm=[1,0]\n %a = dot %t, %g\n %b = dot %t, %u\n %s = sigmoid %a\n %y = mul %s, %b\n %z = permute %y perm=[1,0]\n return %z }}"
+        ));
+        let half = format!("%a = slice %h axis=1 start=0 len={n}\n %b = slice %h axis=1 start={n} len={n}");
+        let both = 2 * n;
+        gpu(&format!(
+            "(%x: {d}[{m},{k}], %w: {d}[{both},{k}], %v: {d}[{both}]) {{ %h = linear %x, %w, %v\n {half}\n %s = sigmoid %b\n %y = mul %a, %s\n return %y }}"
+        ));
+        gpu(&format!(
+            "(%x: {d}[{m},{k}], %w: {d}[{k},{both}]) {{ %h = dot %x, %w\n {half}\n %s = gelu_erf %b\n %y = mul %a, %s\n return %y }}"
+        ));
+    }
+    gpu(
+        "(%x: bf16[2,9,16], %g: bf16[24,16], %u: bf16[24,16], %c: bf16[24], %d: bf16[24]) { %a = linear %x, %g, %c\n %b = linear %x, %u, %d\n %s = silu %a\n %y = mul %s, %b\n %r = reshape %y shape=[2,9,3,8]\n %p = permute %r perm=[0,2,1,3]\n return %p }",
+    );
+    gpu(
+        "(%x: bf16[3,40,24], %g: bf16[3,24,72], %u: bf16[3,24,72]) { %a = dot %x, %g\n %b = dot %x, %u\n %s = silu %a\n %y = mul %s, %b\n return %y }",
+    );
+    gpu(
+        "(%x: bf16[16,4096], %g: bf16[72,4096], %u: bf16[72,4096]) { %a = linear %x, %g\n %b = linear %x, %u\n %s = silu %a\n %y = mul %s, %b\n return %y }",
+    );
+    gpu(
+        "(%x: f16[16,4096], %w: f16[144,4096], %v: f16[144]) { %h = linear %x, %w, %v\n %a = slice %h axis=1 start=0 len=72\n %b = slice %h axis=1 start=72 len=72\n %s = silu %b\n %y = mul %s, %a\n return %y }",
+    );
+    gpu(
+        "(%x: f16[33,64], %g: f16[40,64], %u: f16[40,64]) { %a = linear %x, %g\n %b = linear %x, %u\n %s = softmax %a axis=1\n %y = mul %s, %b\n return %y }",
+    );
+    gpu(
+        "(%x: f16[1,512], %g: f16[40,512], %u: f16[40,512]) { %a = linear %x, %g\n %b = linear %x, %u\n %s = silu %a\n %y = mul %s, %b\n return %y }",
+    );
+    gpu(
+        "(%x: f32[65,64], %g: f32[40,64], %u: f32[40,64]) { %a = linear %x, %g\n %b = linear %x, %u\n %s = silu %a\n %y = mul %s, %b\n return %y }",
+    );
+}

@@ -262,6 +262,9 @@ pub struct Machine {
     pub tile: usize,
     /// Factor on a product's time when arithmetic on an operand takes it off the fast copy path.
     pub prologue: f64,
+    /// Types whose products share a kernel with another of the same left operand, in tiles with two sums.
+    #[serde(default)]
+    pub pairs: Vec<DType>,
     /// Whether GPU-only templates (flash attention in one kernel, …) exist.
     pub gpu: bool,
 }

@@ -80,6 +80,13 @@ pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
     }
 }
 
+/// May `v` be computed beside another product of its left operand?
+fn shares_launch(dag: &Dag, v: usize, m: &Machine) -> bool {
+    let beside = |&w: &usize| w != v && dag.ty(w) == dag.ty(v) && dag.args(w).first() == dag.args(v).first();
+    let paired = m.pairs.contains(&dag.ty(v).dtype);
+    paired && dag.live.iter().filter(|&&w| matrix_flops(dag, w) > 0.).any(beside)
+}
+
 /// Two bounds no plan of this program can beat, the larger of them: inputs, parameters and results moved once (tables that are
 /// only looked up aside); and a launch per matrix product, each at its roof with its weights read. In seconds.
 pub fn lower_bound(dag: &Dag, m: &Machine) -> f64 {
@@ -87,7 +94,8 @@ pub fn lower_bound(dag: &Dag, m: &Machine) -> f64 {
     let kernels: f64 = products
         .map(|&v| {
             let weights: f64 = dag.args(v).iter().filter(|&&a| dag.frozen(a)).map(|&a| dag.bytes(a)).sum();
-            m.launch + (weights / m.bandwidth).max(matrix_flops(dag, v) / m.matrix_rate(dag.ty(v).dtype))
+            let launch = if shares_launch(dag, v, m) { m.launch / 2. } else { m.launch };
+            launch + (weights / m.bandwidth).max(matrix_flops(dag, v) / m.matrix_rate(dag.ty(v).dtype))
         })
         .sum();
     let tables: Vec<usize> = dag

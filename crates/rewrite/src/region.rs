@@ -126,6 +126,8 @@ struct Region<'a> {
     uses: BTreeMap<usize, Vec<Use>>,
     price: Price,
     anchor: Option<usize>,
+    /// What is summed beside the anchor: another product, or its own other half.
+    twin: Option<usize>,
     /// Groups of atoms that must be one strided range each, per operand of the anchor.
     operands: Vec<(usize, Vec<Map>)>,
     rows: Option<Rows>,
@@ -202,6 +204,7 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Machine) ->
         uses,
         price: Price::default(),
         anchor: None,
+        twin: None,
         operands: vec![],
         rows: None,
         place: None,
@@ -268,8 +271,7 @@ impl Region<'_> {
                 Class::Pointwise => self.pointwise(v, &u),
                 Class::Movement => self.movement(v, &u),
                 Class::Reduce | Class::ArgReduce | Class::Row => self.row(v, &u)?,
-                _ if !done.is_empty() => return Err(Reject::AnchorRecomputed),
-                _ => self.anchor(v, &u)?,
+                _ => self.anchor(v, &u, done.first())?,
             };
             let prologue = u.prologue || (class.is_anchor() && class != Class::Scan);
             for (a, map) in reach {

@@ -10,7 +10,8 @@ impl Reject {
         use Reject::*;
         match self {
             TwoAnchors => {
-                "a kernel computes at most one product, attention, convolution, pooling, scatter or scan whole"
+                "a kernel computes at most one product, attention, convolution, pooling, scatter or scan whole, or, where the machine \
+                 has tiles with two sums, two products of one left operand"
             }
             RowsDiffer => "all reductions of a kernel share its rows, and these run over different ones",
             RowReductionAfterProduct => "a product is computed in tiles, and a row spans several of them",

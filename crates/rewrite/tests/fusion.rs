@@ -145,6 +145,45 @@ fn gate_and_up_are_one_product() {
     // Small: up reads gate in its epilogue, which is as many launches, or joined; never three.
     assert_eq!(kinds(&p).len(), 2, "{p}");
 }
+/// Two products of one left operand in one kernel, on machines that have tiles with two sums.
+#[test]
+fn pairs_of_products_on_machines_that_have_them() {
+    let gated = |d: &str, k: usize, left: &str| {
+        graph(&format!(
+            "graph g(%x: {d}[32,{k}], %o: {d}[32,{k}], %w: {d}[128,{k}], %u: {d}[128,{k}]) {{
+            %a = linear %x, %w\n %b = linear {left}, %u\n %s = silu %a\n %y = mul %s, %b\n return %y\n}}"
+        ))
+    };
+    let kernels = |g: &kiln_graph::Graph, machine: &str| {
+        let machine = kiln_plan::machines::machine(machine).expect("it is built in");
+        let p = kiln_rewrite::plan(g, &machine, &Options::default()).unwrap_or_else(|e| panic!("{e}"));
+        agrees(g, &p);
+        p.kernels.len()
+    };
+    assert_eq!(kernels(&gated("bf16", 64, "%x"), "h200"), 1);
+    assert_eq!(kernels(&gated("f16", 64, "%x"), "h200"), 1);
+    for (g, machine) in [
+        (gated("bf16", 64, "%x"), "a100"),
+        (gated("bf16", 64, "%x"), "cpu"),
+        (gated("f32", 64, "%x"), "h200"),
+        // Rows that are no multiples of 16 bytes, and another left operand.
+        (gated("bf16", 63, "%x"), "h200"),
+        (gated("bf16", 64, "%o"), "h200"),
+    ] {
+        assert_eq!(kernels(&g, machine), 2, "{g}");
+    }
+    let glu = |start: usize| {
+        graph(&format!(
+            "graph g(%x: bf16[32,64], %w: bf16[256,64], %c: bf16[256]) {{
+            %h = linear %x, %w, %c\n %a = slice %h axis=1 start=0 len=128\n %b = slice %h axis=1 start={start} len=128
+            %s = sigmoid %b\n %y = mul %a, %s\n return %y\n}}"
+        ))
+    };
+    assert_eq!((kernels(&glu(128), "h200"), kernels(&glu(128), "cpu"), kernels(&glu(64), "h200")), (1, 2, 2));
+    let three = "graph g(%x: bf16[32,64], %w: bf16[128,64], %u: bf16[128,64], %v: bf16[128,64]) {
+        %a = linear %x, %w\n %b = linear %x, %u\n %c = linear %x, %v\n %s = silu %a\n %y = mul %s, %b\n %z = add %y, %c\n return %z\n}";
+    assert_eq!(kernels(&graph(three), "h200"), 2);
+}
 #[test]
 fn siblings_join_only_with_frozen_weights() {
     let p = checked(

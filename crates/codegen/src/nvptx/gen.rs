@@ -50,17 +50,18 @@ pub(super) struct Gen<'c, 'k> {
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
 
-/// A name PTX takes.
+/// A name PTX takes: it starts with a letter, where those of a module's own variables start with `_`, and is no constant's.
 pub(super) fn entry_name(k: &Kernel) -> String {
     let plain: String = k.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
-    if plain.starts_with(|c: char| c.is_ascii_alphabetic()) { plain } else { format!("k{plain}") }
+    let fits = plain.starts_with(|c: char| c.is_ascii_alphabetic()) && plain != "WARP_SZ";
+    if fits { plain } else { format!("k{plain}") }
 }
 
 /// The module of a kernel whose values have layouts, and the bytes of shared memory it uses.
 pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(Module<'c>, usize)> {
     let rounded = rounds_all(k);
     let e = Emit { cx, module: cx.create_module(&k.name), b: cx.create_builder(), host: false, rounded };
-    let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "shared");
+    let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "_shared");
     shared.set_linkage(Linkage::External);
     let places = Places::of(k);
     shared.set_alignment(if places.bytes > 0 { 1024 } else { 128 });

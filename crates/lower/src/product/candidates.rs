@@ -48,7 +48,7 @@ fn tiles(p: &Product, [m, n]: [usize; 2]) -> f64 {
     const WAIT: f64 = 700.0;
     const RATE: f64 = 700.0;
     const BESIDE: usize = 2;
-    let tiles = p.batch.iter().product::<usize>() * p.m.div_ceil(m) * p.n.div_ceil(n);
+    let tiles = p.batch.iter().product::<usize>() * p.m.div_ceil(m) * p.n.div_ceil(n) * p.sums();
     let step = (m * n * STEP) as f64 / RATE;
     tiles.div_ceil(PROCESSORS * BESIDE) as f64 * p.k.div_ceil(STEP) as f64 * (WAIT + BESIDE as f64 * step)
 }
@@ -59,6 +59,6 @@ fn rows(p: &Product, bytes: usize) -> f64 {
     const READ: f64 = 2300.0;
     const RATE: f64 = 132.0 * 40.0;
     let batch = p.batch.iter().product::<usize>() as f64;
-    let read = batch * ((p.m + p.n) * p.k * bytes) as f64 / READ;
-    read.max(batch * (p.m * p.n) as f64 * p.k as f64 / RATE)
+    let read = batch * ((p.m + p.sums() * p.n) * p.k * bytes) as f64 / READ;
+    read.max(batch * (p.m * p.n * p.sums()) as f64 * p.k as f64 / RATE)
 }

@@ -84,7 +84,7 @@ impl Read {
 pub fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[Option<Copied>; 2], LowerError> {
     let dtype = of.graph.dtype(p.v);
     let work = [p.m, p.n, p.k].into_iter().chain(p.batch.iter().copied()).fold(1usize, usize::saturating_mul);
-    if !warpgroup::takes(dtype, target) || work < WORK {
+    if !warpgroup::takes(dtype, target) || work < WORK || p.twin.is_some() {
         return Ok([None, None]);
     }
     let reads = [read(of, p, 0)?, read(of, p, 1)?];

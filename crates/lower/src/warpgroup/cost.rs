@@ -27,16 +27,16 @@ impl Shape {
         const ANY: f64 = 800.0;
         const FINISH: f64 = 3200.0;
         let tiles = self.batch * self.tiles_m * self.tiles_n;
-        let area = (self.m * self.n) as f64;
+        let area = (self.sums * self.m * self.n) as f64;
         let depths = self.depths as f64;
         // Rows and columns outside of the product are not read.
-        let right = self.n.min(p.n) as f64 / self.cluster as f64;
+        let right = (self.sums * self.n.min(p.n)) as f64 / self.cluster as f64;
         let span = (self.spans * SPAN) as f64;
         let copied = (self.m.min(p.m) as f64 + right) * span * depths;
-        let one = (self.stages * (self.m.min(p.m) + self.n.min(p.n))) as f64 * span / LATENCY;
+        let one = (self.stages * (self.m.min(p.m) + self.sums * self.n.min(p.n))) as f64 * span / LATENCY;
         // What a tile reads that no other has read before, on average.
-        let own = (self.batch * (p.m + p.n) * p.k * self.engine.bytes()) as f64 / tiles as f64;
-        let arithmetic = depths * area * self.depth() as f64 / self.engine.rate(self.m * self.n, turned);
+        let own = (self.batch * (p.m + self.sums * p.n) * p.k * self.engine.bytes()) as f64 / tiles as f64;
+        let arithmetic = depths * area * self.depth() as f64 / self.engine.rate(self.sums * self.m * self.n, turned);
         let turn = |running: usize| {
             let memory = (own / one).max(own * running as f64 / ALL);
             arithmetic.max(copied / CACHE).max(memory) + ANY + FINISH * area / 32768.0

@@ -47,7 +47,7 @@ fn pieces<'a>(
     })
 }
 fn elements(p: &Product) -> usize {
-    p.batch.iter().product::<usize>() * p.m * p.n
+    p.batch.iter().product::<usize>() * p.m * p.n * p.sums()
 }
 
 /// Parts of K that some shape fits, those with the least time first, the launch that sums them included.

@@ -84,6 +84,8 @@ pub struct Shape {
     pub spans: usize,
     /// Consumers, each with its rows of the tile.
     pub copies: usize,
+    /// Right operands, each with sums of its own.
+    pub sums: usize,
     pub cluster: usize,
     pub tiles_m: usize,
     pub tiles_n: usize,
@@ -101,7 +103,7 @@ impl Shape {
     }
     /// Bytes of both operands in a stage.
     pub fn stage_bytes(&self) -> usize {
-        self.spans * SPAN * (self.m + self.n)
+        self.spans * SPAN * (self.m + self.sums * self.n)
     }
     /// Tiles (of a cluster).
     pub fn tiles(&self) -> usize {
@@ -167,20 +169,24 @@ pub fn shape(
     let batch: usize = p.batch.iter().product();
     // Rows of a tile that runs along the result's axis must fill the swizzle.
     let runs = [m / copies, n].into_iter().zip(sides).any(|(n, s)| s == Major::Outer && n * engine.bytes() < SPAN);
-    if runs || !(1..=engine.most_spans()).contains(&spans) {
+    let sums = p.sums();
+    // Sums of a thread.
+    let held = sums * m * n / copies / 128;
+    if runs || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
         return None;
     }
     let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));
     let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
     let (stages, cluster, group) = (0, 1, asked.group.unwrap_or(GROUP));
-    let mut shape = Shape { engine, m, n, stages, spans, copies, cluster, tiles_m, tiles_n, batch, depths, group };
+    let mut shape =
+        Shape { engine, m, n, stages, spans, copies, sums, cluster, tiles_m, tiles_n, batch, depths, group };
     // A buffer's row holds a part of the tile in each of the types that go out.
     let line = outputs.iter().sum::<usize>() * shape.columns(outputs);
     let room = MEMORY.checked_sub(BUFFERS * m * line)? / shape.stage_bytes();
     shape.stages = asked.stages.unwrap_or(room.min(STAGES));
     let whole = engine == Engine::TensorCores && tiles_m.is_multiple_of(2);
-    let work = [batch, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
-    let pairs = whole && m * n >= 128 * 256 && work >= SHARED;
+    let work = [batch, sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
+    let pairs = whole && sums * m * n >= 128 * 256 && work >= SHARED;
     shape.cluster = asked.cluster.unwrap_or(if pairs { 2 } else { 1 });
     let fits = (2..=room).contains(&shape.stages) && (shape.cluster == 1 || shape.cluster == 2 && whole);
     let counts = shape.tiles() < 1 << 30 && (p.m.max(p.n).max(p.k) as u64) < 1 << 30;

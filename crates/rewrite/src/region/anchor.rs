@@ -7,14 +7,25 @@ use kiln_graph::Op;
 use std::collections::BTreeSet;
 
 impl Region<'_> {
-    /// An op that is computed whole and once, in tiles of its own.
-    pub(super) fn anchor(&mut self, v: usize, u: &Use) -> Result<Vec<(usize, Map)>, Reject> {
-        if self.anchor.replace(v).is_some() {
-            return Err(Reject::TwoAnchors);
-        }
+    /// An op that is computed whole and once, in tiles of its own; two products of one left operand may be, side by side.
+    /// `before`: the use of the same op that was met first.
+    pub(super) fn anchor(&mut self, v: usize, u: &Use, before: Option<&Use>) -> Result<Vec<(usize, Map)>, Reject> {
         let (dag, m) = (self.dag, &u.map);
+        if let Some(first) = before {
+            if self.twin.is_some() || !self.are_halves(v, first, u) {
+                return Err(Reject::AnchorRecomputed);
+            }
+            self.twin = Some(v);
+            return Ok(self.operands_of(v, m));
+        }
+        match self.anchor {
+            None => self.anchor = Some(v),
+            Some(first) if self.twin.is_none() && self.are_siblings(first, v, u) => self.twin = Some(v),
+            _ => return Err(Reject::TwoAnchors),
+        }
         let walked: BTreeSet<Atom> = self.space.flat(m).into_iter().collect();
-        if !self.space.whole(m, dag.shape(v)) || !self.space.flat(&self.root).iter().all(|a| walked.contains(a)) {
+        let whole = self.space.whole(m, dag.shape(v)) || self.has_halves(v);
+        if !whole || !self.space.flat(&self.root).iter().all(|a| walked.contains(a)) {
             return Err(Reject::AnchorRecomputed);
         }
         let flops = matrix_flops(dag, v);
@@ -23,8 +34,7 @@ impl Region<'_> {
         let same_space = dag.shape(v) == dag.shape(self.main) && self.space.flat(m) == self.space.flat(&self.root);
         let args = dag.args(v).to_vec();
         match dag.op(v) {
-            Op::Dot => Ok(self.dot(&args, m)),
-            Op::Linear => Ok(self.linear(&args, m)),
+            Op::Dot | Op::Linear => Ok(self.operands_of(v, m)),
             Op::Attention { .. } => Ok(self.attention(v, &args, m)),
             Op::Scan { .. } => {
                 self.price.other += dag.count(v);
@@ -42,6 +52,55 @@ impl Region<'_> {
                 Ok(args.iter().map(|&a| (a, dag.shape(a).iter().map(|&n| self.space.axis(n)).collect())).collect())
             }
         }
+    }
+    /// Can two sums of this product's tiles stand side by side? Their operands must be rows of multiples of 16 bytes.
+    fn pairs(&self, v: usize) -> bool {
+        let (dag, dtype) = (self.dag, self.dag.ty(v).dtype);
+        let rows = |a: usize| dag.shape(a).last().is_some_and(|n| (n * dtype.bytes()).is_multiple_of(16));
+        let product = matches!(dag.op(v), Op::Dot | Op::Linear);
+        product && self.machine.pairs.contains(&dtype) && dag.args(v).iter().take(2).all(|&a| rows(a))
+    }
+    /// Products of the same left operand, read in the same order.
+    fn are_siblings(&self, first: usize, v: usize, u: &Use) -> bool {
+        let dag = self.dag;
+        let alike = dag.op(first) == dag.op(v) && dag.ty(first) == dag.ty(v) && dag.args(first)[0] == dag.args(v)[0];
+        let known = self.uses.get(&first).map_or(&[][..], Vec::as_slice);
+        let same = |k: &Use| {
+            let mut map = k.map.clone();
+            self.space.refresh(&mut map);
+            map == u.map
+        };
+        alike && self.pairs(v) && known.len() == 1 && same(&known[0])
+    }
+    /// Is `v` read in two halves of its columns alone?
+    fn has_halves(&self, v: usize) -> bool {
+        let mut uses: Vec<Use> = vec![];
+        for mut u in self.uses.get(&v).cloned().unwrap_or_default() {
+            self.space.refresh(&mut u.map);
+            if uses.iter().all(|known| known.map != u.map) {
+                uses.push(u);
+            }
+        }
+        matches!(&uses[..], [a, b] if self.are_halves(v, a, b))
+    }
+    /// Do the two read the first and the second half of the columns, at the same places otherwise?
+    fn are_halves(&self, v: usize, a: &Use, b: &Use) -> bool {
+        let shape = self.dag.shape(v);
+        let (Some((c, rows)), Some((d, others)), Some((n, lead))) =
+            (a.map.split_last(), b.map.split_last(), shape.split_last())
+        else {
+            return false;
+        };
+        let half = (*n / 2) as i64;
+        let plain = |w: &Walk| !w.computed && w.step == 1 && self.space.extent(&w.atoms) == half;
+        let both = c.from.min(d.from) == 0 && c.from.max(d.from) == half;
+        let alike = rows == others && c.atoms == d.atoms && self.space.whole(rows, lead);
+        self.pairs(v) && n % 2 == 0 && plain(c) && plain(d) && both && alike
+    }
+    /// Maps of a product's operands.
+    fn operands_of(&mut self, v: usize, m: &Map) -> Vec<(usize, Map)> {
+        let args = self.dag.args(v).to_vec();
+        if *self.dag.op(v) == Op::Dot { self.dot(&args, m) } else { self.linear(&args, m) }
     }
     fn dot(&mut self, args: &[usize], m: &Map) -> Vec<(usize, Map)> {
         let (dag, lead) = (self.dag, m.len() - 2);

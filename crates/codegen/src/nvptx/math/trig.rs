@@ -26,7 +26,7 @@ fn factor(k: usize) -> (f64, f64) {
 }
 
 fn table<'c>(e: &Emit<'c>) -> PointerValue<'c> {
-    const NAME: &str = "two_over_pi";
+    const NAME: &str = "_two_over_pi";
     if let Some(t) = e.module.get_global(NAME) {
         return t.as_pointer_value();
     }
