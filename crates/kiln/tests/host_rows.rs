@@ -101,3 +101,34 @@ fn lengths_at_random() {
         check(dtype, 6 + r.below(90), n, seed, r.below(2) == 0);
     }
 }
+
+/// The root of the sum of squared errors against the sums in f64, relative to these: rounding a result once is 3e-8.
+fn error_of_sums(rows: usize, columns: usize, axis: usize) -> f64 {
+    let kept = if axis == 0 { columns } else { rows };
+    let text = format!(
+        "graph sums(%x: f32[{rows},{columns}]) {{
+            %sum = reduce.sum %x axes=[{axis}] : f32[{}]
+            return %sum\n}}",
+        if axis == 0 { format!("1,{columns}") } else { format!("{rows},1") }
+    );
+    let model = Model::from_graph(text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"))).unwrap();
+    let inputs = random::inputs(&model.graph, 7);
+    let compiled = compile(&model, &CompileOptions::default()).unwrap();
+    let got = compiled.session().unwrap().run(&inputs).unwrap();
+    let mut exact = vec![0.0; kept];
+    for i in 0..rows * columns {
+        exact[if axis == 0 { i % columns } else { i / columns }] += inputs[0].get_f64(i);
+    }
+    let wrong: f64 = exact.iter().enumerate().map(|(i, e)| (got[0].get_f64(i) - e).powi(2)).sum();
+    (wrong / exact.iter().map(|e| e * e).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn long_sums_are_as_exact_as_short_ones() {
+    let tall = [(512, 3), (4096, 8), (65536, 16), (20000, 100), (4096, 1024), (100_000, 33)];
+    let wide = [(64, 100), (64, 4097), (64, 65_537), (64, 200_000)];
+    for (rows, columns, axis) in tall.map(|(r, c)| (r, c, 0)).into_iter().chain(wide.map(|(r, c)| (r, c, 1))) {
+        let error = error_of_sums(rows, columns, axis);
+        assert!(error < 2.5e-7, "[{rows},{columns}] over axis {axis}: {error:.1e}");
+    }
+}

@@ -268,8 +268,11 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     RowPlan { kept, row: row(2), rank: 2, parts: 1, warps, target, shift: None, packed: false }
 }
 
-/// Elements of a column that are summed before they are added to the rest: the root of common lengths.
+/// Elements of a column that are summed before they are added to the rest.
 const SUMMED: usize = 64;
+
+/// Elements that are worth a second step, which adds up what instances found.
+const STREAMED: usize = 1 << 20;
 
 /// Rows across memory: the tile's last axis is the kept coordinate `along`, the row is its first.
 fn across(
@@ -284,7 +287,13 @@ fn across(
     let gpu = matches!(target, Target::Gpu { .. });
     let extent = space.find(along).map_or(1, |c| c.extent);
     let others: usize = kept.iter().filter(|c| c.id != along).map(|c| c.extent).product();
-    let (least, most) = if gpu { ((64 / limits.bytes).max(8), 128) } else { (32, 512) };
+    // On the host a sum walks whole rows of memory, which is what it asks for ahead; instances share the columns.
+    let streams = !gpu && limits.any_order && !limits.again && extent >= 1024 && n * extent >= STREAMED;
+    let (least, most) = match gpu {
+        true => ((64 / limits.bytes).max(8), 128),
+        false if streams => (2048, 2048),
+        false => (32, 512),
+    };
     let mut wide = extent.next_power_of_two().min(most);
     let high = n.next_power_of_two();
     let mut tile = if gpu { 256 * limits.thread } else { 4096 };
@@ -308,7 +317,7 @@ fn across(
         1
     };
     let instances = others * extent.div_ceil(wide);
-    let split = if held { 1 } else { parts(instances, n, high.max(16), if gpu { wide } else { 1 }, target) };
+    let split = if held { 1 } else { parts(instances, n, high.max(16), if gpu || streams { wide } else { 1 }, target) };
     let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
     cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
     let row = Cut { id: row, extent: n, block: high, axis: 0 };

@@ -186,7 +186,7 @@ impl<'a> Walk<'a> {
         let shape = self.sum_shape();
         let mut start = vec![];
         for (op, body) in &bodies {
-            let elem = math::held(self.scene.dag.node(*body).dtype);
+            let elem = math::held(self.carried(*op, *body));
             let id = math::identity(&mut f.b, *op, elem);
             start.push(f.b.broadcast_to(id, &shape));
             if is_arg(*op) {
@@ -211,6 +211,7 @@ impl<'a> Walk<'a> {
                     if self.sums_chunks() {
                         v = f.em.reduce_axis(&mut f.b, *op, v, self.tile_row());
                     }
+                    let v = f.b.cast(v, math::held(self.carried(*op, *body)));
                     let v = f.b.broadcast_to(v, &shape);
                     next.push(math::combine(&mut f.b, *op, acc, v));
                 }
@@ -225,12 +226,18 @@ impl<'a> Walk<'a> {
             })
             .collect()
     }
+    /// What a reduction is carried in, from chunk to chunk and part to part. The host has f64 for sums of f32, which are then
+    /// as exact as those of a chunk, whatever the number of chunks.
+    fn carried(&self, op: ReduceOp, body: NodeId) -> DType {
+        let dtype = self.scene.dag.node(body).dtype.compute();
+        if op == ReduceOp::Sum && dtype == DType::F32 && self.sums_chunks() { DType::F64 } else { dtype }
+    }
 
-    /// Chunks of rows across memory are summed before they are added to what a column has so far: a long sum of single
-    /// elements loses digits, and lanes of a whole chunk would not stay in the cache.
+    /// On the host chunks are summed before they are added to what the row has so far: lanes of a whole chunk would not stay
+    /// in registers, nor in the cache where rows lie across memory.
     fn sums_chunks(&self) -> bool {
         let p = &self.plan;
-        let chunks = p.rank == 2 && p.row.axis == 0 && p.row.block > 1 && !p.whole();
+        let chunks = (p.rank == 1 || p.row.axis == 0) && p.row.block > 1 && !p.whole();
         let all = || self.levels.iter().flatten().all(|&n| self.scene.dag.node(n).sums_in_any_order());
         p.target == Target::Host && chunks && all()
     }
@@ -240,6 +247,9 @@ impl<'a> Walk<'a> {
     /// Shape of the accumulators: every lane of the tile, or one for all lanes of the row.
     fn sum_shape(&self) -> Vec<usize> {
         let mut shape = self.tile_shape();
+        if self.sums_chunks() && self.plan.rank == 1 {
+            return vec![];
+        }
         if self.sums_chunks()
             && let Some(n) = shape.get_mut(self.plan.row.axis)
         {
@@ -270,11 +280,15 @@ impl<'a> Walk<'a> {
     }
     /// The value of a reduction from its accumulator.
     fn result(&self, f: &mut Frame, n: NodeId, acc: Acc, lane: Option<Value>) -> Value {
-        let NodeOp::Reduce { op, .. } = self.scene.dag.node(n).op else { return acc.value };
+        let NodeOp::Reduce { op, body } = self.scene.dag.node(n).op else { return acc.value };
         let acc = self.fold_lanes(f, op, acc, lane);
+        self.settled(f, body, acc)
+    }
+    /// What is in an accumulator, in the type that nodes are held in.
+    fn settled(&self, f: &mut Frame, body: NodeId, acc: Acc) -> Value {
         match acc.at {
             Some(at) => f.b.cast(at, Elem::I64),
-            None => acc.value,
+            None => f.b.cast(acc.value, math::held(self.scene.dag.node(body).dtype)),
         }
     }
 
@@ -370,7 +384,7 @@ impl<'a> Walk<'a> {
             let mut own = vec![];
             for &n in &level {
                 let NodeOp::Reduce { op, body } = self.scene.dag.node(n).op else { continue };
-                let mut dtypes = vec![self.scene.dag.node(body).dtype.compute()];
+                let mut dtypes = vec![self.carried(op, body)];
                 if is_arg(op) {
                     dtypes.push(DType::I32);
                 }
@@ -437,16 +451,13 @@ impl<'a> Walk<'a> {
     /// Reductions whose parts are in scratch: read and combined in the order of the parts.
     fn combine_parts(&self, f: &mut Frame, done: &[Partial]) {
         for (n, places) in done {
-            let NodeOp::Reduce { op, .. } = self.scene.dag.node(*n).op else { continue };
+            let NodeOp::Reduce { op, body } = self.scene.dag.node(*n).op else { continue };
             let acc = if self.plan.kept.iter().all(|c| c.block == 1) {
                 self.combine_lanes(f, op, places)
             } else {
                 self.combine_loop(f, op, places)
             };
-            let v = match acc.at {
-                Some(at) => f.b.cast(at, Elem::I64),
-                None => acc.value,
-            };
+            let v = self.settled(f, body, acc);
             f.em.set(*n, v);
         }
     }

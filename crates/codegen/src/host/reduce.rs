@@ -77,6 +77,8 @@ impl Emit<'_> {
                     let buffer = (!shape.is_empty()).then(|| self.new_buffer(to, &shape));
                     return Ok(Running::Lanes(Accumulators { elem, slots: vec![], wide: None, buffer, done: None }));
                 }
+                // Many terms: a sum of f32 is rounded once.
+                let elem = if (*op, elem) == (ReduceOp::Sum, Elem::F32) { Elem::F64 } else { elem };
                 let values = self.new_buffer(elem, &shape);
                 self.fill(&values, &identity(*op, elem))?;
                 let mut index = None;
@@ -195,7 +197,7 @@ impl Emit<'_> {
                 let off = self.linear(&values.shape, &without(at, axis));
                 let e = values.elem;
                 let old = self.read(e, Store::Scratch, &values.ptr, &off, Guard::pinned())?;
-                let v = Val { elem: e, ..v.clone() };
+                let v = if e == Elem::F64 { self.cast(v, e)? } else { Val { elem: e, ..v.clone() } };
                 let w = self.width(&[&old, &v]);
                 let (a, x) = (self.reg(&old, w), self.reg(&v, w));
                 if let Some(indices) = indices {
@@ -346,7 +348,7 @@ impl Emit<'_> {
                 }
                 Running::Memory(_, Some(index)) => self.as_result(index),
                 Running::Memory(b, None) => {
-                    if accumulator(from) != from {
+                    if b.elem != from {
                         let source = b.clone();
                         self.flat(&b, |s, off| {
                             let x = s.read(source.elem, Store::Scratch, &source.ptr, off, Guard::pinned())?;

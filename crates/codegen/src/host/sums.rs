@@ -9,7 +9,7 @@ use super::{Emit, Res};
 use kiln_block::{Elem, ReduceOp};
 
 /// Vectors that an accumulator of f32 takes in a row.
-pub(super) const CHUNK: usize = 64;
+pub(super) const CHUNK: usize = 32;
 
 impl Emit<'_> {
     /// Whether lanes of f32 are to be added up in f64.
