@@ -485,7 +485,11 @@ impl<'a> Walk<'a> {
     fn combine_loop(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)]) -> Acc {
         let lanes: Vec<Value> = self.plan.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.lane).collect();
         let shape = lanes.iter().fold(vec![], |s, l| joint(&s, &f.b.shape(*l)));
-        let elem = math::held(places.first().map_or(DType::F32, |p| p.1));
+        // Hundreds of parts, one after the other: sums of f32 are rounded once.
+        let elem = match (op, math::held(places.first().map_or(DType::F32, |p| p.1))) {
+            (ReduceOp::Sum, Elem::F32) => Elem::F64,
+            (_, elem) => elem,
+        };
         let id = math::identity(&mut f.b, op, elem);
         let mut start = vec![f.b.broadcast_to(id, &shape)];
         if is_arg(op) {
@@ -516,7 +520,8 @@ impl<'a> Walk<'a> {
                 let best = take(b, op, Acc { value: now[0], at: Some(now[1]) }, v, at, None);
                 return [Some(best.value), best.at].into_iter().flatten().collect();
             }
-            vec![math::combine(b, op, now[0], read[0])]
+            let v = b.cast(read[0], elem);
+            vec![math::combine(b, op, now[0], v)]
         });
         Acc { value: end[0], at: end.get(1).copied() }
     }
