@@ -10,6 +10,7 @@ mod pointwise;
 mod product;
 mod real;
 mod reduce;
+mod sampled;
 mod value;
 mod walk;
 mod window;
@@ -26,6 +27,8 @@ pub enum Precision {
     Native,
     /// Every float op in f64 without rounding: the reference. Float outputs have dtype f64.
     F64,
+    /// As `Native`, each rounding moved a little at random by this seed: how far results move is what rounding may do to them.
+    Sampled(u64),
 }
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -91,7 +94,10 @@ pub fn run_with(
                 let of = results.get(&args[0]).and_then(|all| all.get(*i as usize));
                 of.cloned().ok_or_else(|| format!("{} has no result {i}", args[0]))
             }
-            op => eval(op, ty, &operands, precision),
+            op => match precision {
+                Precision::Sampled(seed) => sampled::sample(op, ty, &operands, seed),
+                _ => eval(op, ty, &operands, precision),
+            },
         };
         values[v.0 as usize] = Some(value.map_err(|what| at(g, v, what))?);
         for a in args {

@@ -362,8 +362,11 @@ impl Compiled {
     }
     /// A session on `device`; `threads` for the host (default: all cores).
     pub fn session_on(&self, device: DeviceKind, threads: Option<usize>) -> Result<Session, Error> {
-        let device = open_device(device, threads)?;
-        Session::new(&device, self.executable(), self.params.clone(), Arc::new(Reference)).map_err(runtime)
+        self.session_in(&open_device(device, threads)?)
+    }
+    /// A session on a device that is open already.
+    pub fn session_in(&self, device: &Device) -> Result<Session, Error> {
+        Session::new(device, self.executable(), self.params.clone(), Arc::new(Reference)).map_err(runtime)
     }
 }
 

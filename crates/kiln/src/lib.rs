@@ -32,6 +32,7 @@ pub mod stages;
 pub mod sweep;
 mod torch;
 pub mod trace;
+pub mod trial;
 pub mod tune;
 pub mod why;
 

@@ -82,16 +82,15 @@ impl Resolver<'_> {
     /// One term over the row is reduced; several are folded.
     fn gathered_terms(&mut self, terms: Vec<NodeId>, window: &[usize], op: ReduceOp, dtype: DType) -> NodeId {
         let len: usize = window.iter().product();
-        if len > UNROLL {
-            return match terms.first() {
-                Some(&t) => self.dag.reduce(op, t),
-                None => self.dag.number(dtype, 0.0),
-            };
-        }
-        let fold = if op == ReduceOp::Max { BinaryOp::Max } else { BinaryOp::Add };
+        let (fold, nothing) = match op {
+            ReduceOp::Max => (BinaryOp::Max, f64::NEG_INFINITY),
+            _ => (BinaryOp::Add, 0.0),
+        };
         let mut terms = terms.into_iter();
         match terms.next() {
-            None => self.dag.number(dtype, 0.0),
+            // A window that lies in the padding everywhere.
+            None => self.lowest(nothing, dtype),
+            Some(row) if len > UNROLL => self.dag.reduce(op, row),
             Some(first) => terms.fold(first, |sum, t| self.dag.binary(fold, sum, t)),
         }
     }

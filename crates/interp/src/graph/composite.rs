@@ -1,7 +1,7 @@
 //! Composites, each in one go: computed in the carrier's precision, rounded once by the caller.
 use super::{
     real::Real,
-    reduce::sum,
+    reduce::{sum, sum_of},
     value::{Data, Value, on_floats},
     walk::{broadcast_strides, walk},
 };
@@ -37,7 +37,7 @@ fn softmax_row<R: Real>(row: &mut [R], log: bool) {
     let Some(&first) = row.first() else { return };
     let max = row.iter().fold(first, |m, x| m.max_nan(*x));
     if log {
-        let total: f64 = row.iter().map(|x| (*x - max).exp().wide()).sum();
+        let total = sum_of(row, |x| (x - max).exp().wide());
         let shift = R::of(total).ln();
         row.iter_mut().for_each(|x| *x = *x - max - shift);
     } else {
@@ -51,7 +51,7 @@ fn softmax_row<R: Real>(row: &mut [R], log: bool) {
 fn moments<R: Real>(row: &[R], eps: f64) -> (R, R) {
     let n = row.len() as f64;
     let mean = sum(row) / n;
-    let variance = row.iter().fold(0.0, |s, x| s + (x.wide() - mean) * (x.wide() - mean)) / n;
+    let variance = sum_of(row, |x| (x.wide() - mean) * (x.wide() - mean)) / n;
     (R::of(mean), R::of(1.0 / (variance + eps).sqrt()))
 }
 
@@ -100,7 +100,7 @@ pub(super) fn rms_norm(x: &Value, gain: &Value, eps: f64) -> Result<Data, String
     fn run<R: Real>(v: &[R], rest: &[&[R]], len: usize, eps: f64) -> Vec<R> {
         let mut out = Vec::with_capacity(v.len());
         for row in v.chunks(len.max(1)) {
-            let square = row.iter().fold(0.0, |s, x| s + x.wide() * x.wide()) / row.len() as f64;
+            let square = sum_of(row, |x| x.wide() * x.wide()) / row.len() as f64;
             let scale = R::of(1.0 / (square + eps).sqrt());
             out.extend(row.iter().zip(rest[0]).map(|(x, g)| *x * scale * *g));
         }
@@ -225,10 +225,11 @@ fn attend<R: Real>(
             *score = if causal && j > query { nothing } else { dot * R::of(scale) };
         }
         mask(row, &mut scores);
-        if scores.iter().all(|x| *x == nothing) {
-            continue;
+        // Where nothing takes part all weights are zero, which a value that is not finite still makes NaN.
+        match scores.iter().all(|x| *x == nothing) {
+            true => scores.fill(R::ZERO),
+            false => softmax_row(&mut scores, false),
         }
-        softmax_row(&mut scores, false);
         let result = &mut out[row * z.e..(row + 1) * z.e];
         for (j, p) in scores.iter().enumerate() {
             let value = &v[(key_head * z.t + j) * z.e..][..z.e];

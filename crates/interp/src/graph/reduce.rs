@@ -69,7 +69,16 @@ fn reals<R: Real>(op: ReduceOp, row: &[R]) -> Result<R, String> {
 
 /// Sum carried in f64.
 pub(super) fn sum<R: Real>(row: &[R]) -> f64 {
-    row.iter().fold(0.0, |s, x| s + x.wide())
+    sum_of(row, |x| x.wide())
+}
+
+/// Sum of `f` over the row, halves first: of many f64 elements too it has nearly all digits.
+pub(super) fn sum_of<R: Real>(row: &[R], f: impl Fn(R) -> f64 + Copy) -> f64 {
+    if row.len() <= 64 {
+        return row.iter().fold(0.0, |s, x| s + f(*x));
+    }
+    let (a, b) = row.split_at(row.len() / 2);
+    sum_of(a, f) + sum_of(b, f)
 }
 
 pub(super) fn scan(op: ScanOp, x: &Value, axis: usize) -> Result<Data, String> {

@@ -4,7 +4,7 @@ use crate::build::Builder;
 use crate::language::round_to;
 use crate::pattern::Bindings;
 use egg::Id;
-use kiln_graph::{BinaryOp, Op, UnaryOp};
+use kiln_graph::{BinaryOp, DType, Op, UnaryOp};
 use kiln_plan::Numerics::*;
 
 /// `x · (1 / c)`, for a number `c`; only for powers of two if the quotient must not change. The quotient of a reduction is one
@@ -14,7 +14,11 @@ fn by_reciprocal(b: &mut Builder, m: &Bindings, exact: bool) -> Option<Id> {
     let (v, dtype) = (b.fact(c).number()?, b.ty(c).dtype);
     let power = v.is_normal() && v.to_bits() << 12 == 0 && v.abs() >= 2f64.powi(-100) && v.abs() <= 2f64.powi(100);
     let inverse = round_to(1. / v, dtype);
-    if !dtype.is_float() || !inverse.is_normal() || (exact && !(power && inverse * v == 1.)) || (!exact && power) {
+    if !dtype.is_float()
+        || !keeps_digits(inverse, dtype)
+        || (exact && !(power && inverse * v == 1.))
+        || (!exact && power)
+    {
         return None;
     }
     let reduced = b.form(x, |op, _| matches!(op, Op::Reduce { .. }).then_some(())).is_some();
@@ -23,6 +27,25 @@ fn by_reciprocal(b: &mut Builder, m: &Bindings, exact: bool) -> Option<Id> {
     }
     let c = b.constant(dtype, inverse);
     b.binary(BinaryOp::Mul, x, c)
+}
+/// Whether a number of this type has all its digits: neither so small that it loses some, nor infinite.
+fn keeps_digits(v: f64, dtype: DType) -> bool {
+    v.is_normal() && (dtype != DType::F16 || v.abs() >= 2f64.powi(-14))
+}
+/// `x · (c · d)`, unless the product of the factors leaves the range that each of them keeps to.
+fn merged(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let (x, c, d) = (m.var("x")?, m.var("c")?, m.var("d")?);
+    if b.shape(x).is_empty() && b.fact(x).uniform.is_some() {
+        return None;
+    }
+    let dtype = b.ty(x).dtype;
+    let known = b.fact(c).number().zip(b.fact(d).number());
+    let fits = known.map_or(dtype != DType::F16, |(c, d)| keeps_digits(round_to(c * d, dtype), dtype));
+    if dtype.is_float() && !fits {
+        return None;
+    }
+    let factor = b.binary(BinaryOp::Mul, c, d)?;
+    b.binary(BinaryOp::Mul, x, factor)
 }
 /// `op (x · c)` as `(op x) · c` for a view.
 fn factor_out(b: &mut Builder, m: &Bindings) -> Option<Id> {
@@ -68,14 +91,7 @@ pub const RULES: &[Rule] = &[
         half: Reassociates,
         left: &["(mul (mul ?x ?c) ?d)"],
         when: &[Scalar("c"), Scalar("d")],
-        right: |b, m| {
-            let (x, c, d) = (m.var("x")?, m.var("c")?, m.var("d")?);
-            if b.shape(x).is_empty() && b.fact(x).uniform.is_some() {
-                return None;
-            }
-            let factor = b.binary(BinaryOp::Mul, c, d)?;
-            b.binary(BinaryOp::Mul, x, factor)
-        },
+        right: merged,
         example: "(%x: f32[4]) {\n %a = mul %x, 3.0\n %y = mul %a, 5.0\n return %y\n}",
         near_miss: "(%x: f32[4], %z: f32[]) {\n %a = mul %x, 3.0\n %y = mul %a, %z\n return %y\n}",
     },

@@ -48,7 +48,7 @@ fn scores(b: &mut Builder, x: Id) -> Option<Scores> {
 }
 /// Reads `q·kᵀ` with constant factors, at most a few.
 fn scaled(b: &Builder, x: Id, scale: f64, depth: usize) -> Option<Scores> {
-    let found = b.form(x, |o, a| (*o == Op::Dot).then(|| Scores { q: a[0], k: a[1], scale, mask: None }));
+    let found = b.form(x, |o, a| (*o == Op::Dot).then(|| bare(b, a[0], a[1], scale)));
     if found.is_some() || depth > 3 {
         // A factor on an operand may also stand outside the product; the bare product has none left inside.
         let bare = factors(b, x)
@@ -57,6 +57,15 @@ fn scaled(b: &Builder, x: Id, scale: f64, depth: usize) -> Option<Scores> {
         return bare.or(found);
     }
     factors(b, x).into_iter().find_map(|(y, c)| scaled(b, y, scale * c, depth + 1))
+}
+/// The product of `q` and `k`, without the factors they have.
+fn bare(b: &Builder, mut q: Id, mut k: Id, mut scale: f64) -> Scores {
+    for x in [&mut q, &mut k] {
+        if let Some((y, c)) = factors(b, *x).into_iter().find(|&(y, _)| b.shape(y) == b.shape(*x)) {
+            (*x, scale) = (y, scale * c);
+        }
+    }
+    Scores { q, k, scale, mask: None }
 }
 /// `x` as a value times a number.
 fn factors(b: &Builder, x: Id) -> Vec<(Id, f64)> {

@@ -3,7 +3,7 @@ use super::{Premise::*, Rule};
 use crate::build::Builder;
 use crate::pattern::Bindings;
 use egg::Id;
-use kiln_graph::{BinaryOp::*, Op, UnaryOp};
+use kiln_graph::{BinaryOp::*, DType, Op, UnaryOp};
 use kiln_plan::Numerics::*;
 
 /// Gain over deviation, and the shift that goes with it, of a batch norm bound as `n`: both `[C]`.
@@ -22,6 +22,15 @@ fn column(b: &mut Builder, x: Id, after: usize) -> Option<Id> {
     let mut s = b.shape(x).to_vec();
     s.extend(std::iter::repeat_n(1, after));
     b.reshape(x, &s)
+}
+/// `(x · y) · c`. Not in f16, whose range is narrow: what a factor keeps within it may leave it without.
+fn factor_outside(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let (x, y, c) = (m.var("x")?, m.var("y")?, m.var("c")?);
+    if b.ty(x).dtype == DType::F16 {
+        return None;
+    }
+    let product = b.add(Op::Dot, &[x, y])?;
+    b.binary(Mul, product, c)
 }
 fn scale_and_shift(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let x = m.var("x")?;
@@ -81,10 +90,7 @@ pub const RULES: &[Rule] = &[
         half: Reassociates,
         left: &["(dot (mul ?x ?c) ?y)", "(dot ?x (mul ?y ?c))"],
         when: &[Scalar("c")],
-        right: |b, m| {
-            let y = b.add(Op::Dot, &[m.var("x")?, m.var("y")?])?;
-            b.binary(Mul, y, m.var("c")?)
-        },
+        right: factor_outside,
         example: "(%x: f32[4,8], %z: f32[8,2]) {\n %a = mul %x, 0.25\n %y = dot %a, %z\n return %y\n}",
         near_miss: "(%x: f32[4,8], %z: f32[8,2], %c: f32[8]) {\n %a = mul %x, %c\n %y = dot %a, %z\n return %y\n}",
     },

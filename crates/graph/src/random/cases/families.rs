@@ -1,0 +1,131 @@
+//! The families of cases.
+use super::{Maker, layers, rows, steps, steps::Step};
+
+/// A family: its first inputs, and how likely its steps are.
+pub(super) struct Family {
+    pub name: &'static str,
+    pub start: fn(&mut Maker),
+    pub steps: &'static [(Step, usize)],
+}
+
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        name: "pointwise",
+        start: Maker::start_views,
+        steps: &[
+            (steps::pointwise, 6),
+            (steps::combined, 6),
+            (steps::selected, 2),
+            (steps::viewed, 4),
+            (steps::cast, 1),
+            (steps::rounded, 1),
+        ],
+    },
+    Family {
+        name: "rows",
+        start: Maker::start_rows,
+        steps: &[
+            (steps::pointwise, 3),
+            (steps::combined, 4),
+            (rows::normed, 4),
+            (rows::reduced, 4),
+            (steps::selected, 1),
+            (rows::placed, 1),
+            (rows::scanned, 1),
+            (rows::loss, 1),
+            (steps::cast, 1),
+        ],
+    },
+    Family {
+        name: "movement",
+        start: Maker::start_views,
+        steps: &[
+            (steps::moved, 6),
+            (steps::joined, 4),
+            (steps::taken, 4),
+            (steps::rope, 2),
+            (steps::viewed, 3),
+            (steps::combined, 3),
+            (steps::pointwise, 2),
+            (rows::reduced, 2),
+            (rows::normed, 1),
+        ],
+    },
+    Family {
+        name: "products",
+        start: Maker::start_products,
+        steps: &[
+            (layers::product, 6),
+            (layers::linear, 5),
+            (steps::combined, 4),
+            (steps::pointwise, 4),
+            (rows::normed, 1),
+            (rows::reduced, 1),
+            (steps::viewed, 2),
+            (steps::cast, 1),
+        ],
+    },
+    Family {
+        name: "layers",
+        start: Maker::start_images,
+        steps: &[
+            (layers::convolved, 4),
+            (layers::pooled, 3),
+            (layers::channels, 4),
+            (steps::pointwise, 3),
+            (steps::combined, 3),
+            (rows::reduced, 1),
+            (steps::viewed, 1),
+        ],
+    },
+    Family {
+        name: "attention",
+        start: Maker::start_heads,
+        steps: &[
+            (layers::attention, 5),
+            (layers::masked, 2),
+            (steps::rope, 2),
+            (steps::combined, 2),
+            (rows::normed, 1),
+            (layers::product, 2),
+            (steps::viewed, 1),
+        ],
+    },
+    Family {
+        name: "integers",
+        start: Maker::start_integers,
+        steps: &[
+            (steps::counted, 8),
+            (steps::compared, 4),
+            (steps::selected, 2),
+            (rows::placed, 2),
+            (steps::taken, 2),
+            (steps::viewed, 1),
+            (steps::pointwise, 1),
+            (steps::combined, 1),
+        ],
+    },
+    Family {
+        name: "all",
+        start: Maker::start_rows,
+        steps: &[
+            (steps::pointwise, 3),
+            (steps::combined, 4),
+            (steps::selected, 1),
+            (steps::viewed, 2),
+            (rows::normed, 2),
+            (rows::reduced, 2),
+            (rows::placed, 1),
+            (rows::scanned, 1),
+            (layers::product, 1),
+            (layers::linear, 2),
+            (steps::moved, 1),
+            (steps::joined, 1),
+            (steps::taken, 1),
+            (steps::counted, 1),
+            (steps::compared, 1),
+            (steps::cast, 1),
+            (rows::loss, 1),
+        ],
+    },
+];

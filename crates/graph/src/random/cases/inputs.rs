@@ -1,0 +1,81 @@
+//! Inputs for cases.
+use crate::params::Random;
+use crate::{DType, Graph, Op, Tensor, ValueId, random_tensor};
+
+/// Inputs for a case: normal numbers; of some seeds with NaN, infinities and zeros among them, with many equal values, or
+/// large. Indices stay within the axes that they are used on. Weights of convolutions stay finite: whether padding is
+/// multiplied by them differs between implementations.
+pub fn case_inputs(g: &Graph, seed: u64) -> Vec<Tensor> {
+    let mut r = Random::new(seed ^ 0x5eed);
+    let kind = r.below(8);
+    let finite = weights(g);
+    let mut one = |i: usize, v: ValueId| {
+        let ty = g.ty(v).clone();
+        let own = seed.wrapping_mul(31).wrapping_add(i as u64);
+        if !ty.dtype.is_float() {
+            return integers(g, v, own);
+        }
+        let mut t = random_tensor(ty, own, if kind == 3 { 8.0 } else { 1.0 });
+        match kind {
+            0 | 1 if !finite[v.0 as usize] => {
+                let specials = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0];
+                sprinkle(&mut t, &mut r, &specials[2 * kind..]);
+            }
+            2 => (0..t.ty.count()).for_each(|j| t.set_f64(j, (t.get_f64(j) * 2.0).round() / 2.0)),
+            _ => {}
+        }
+        t
+    };
+    g.inputs.iter().enumerate().map(|(i, v)| one(i, *v)).collect()
+}
+
+fn sprinkle(t: &mut Tensor, r: &mut Random, of: &[f64]) {
+    let n = t.ty.count();
+    for _ in 0..(n.min(1) + n / 200).min(50) {
+        let at = r.below(n);
+        t.set_f64(at, r.pick(of));
+    }
+}
+
+/// For each value, whether weights of a convolution are computed from it.
+fn weights(g: &Graph) -> Vec<bool> {
+    let mut marked = vec![false; g.len()];
+    for v in g.values().rev() {
+        let args = g.args(v);
+        let of = match g.op(v) {
+            _ if marked[v.0 as usize] => &args[..],
+            Op::Conv { .. } => &args[1..],
+            _ => &[],
+        };
+        of.iter().for_each(|a| marked[a.0 as usize] = true);
+    }
+    marked
+}
+
+/// Integers for an input: indices of the axes it is used on (some counted from the end), else small ones of either sign.
+fn integers(g: &Graph, v: ValueId, seed: u64) -> Tensor {
+    let ty = g.ty(v).clone();
+    let along = |user: ValueId| {
+        let axis = match g.op(user) {
+            Op::Take { axis } | Op::Gather { axis } | Op::Scatter { axis, .. } => *axis,
+            _ => return None,
+        };
+        let args = g.args(user);
+        (args[1] == v).then(|| g.shape(args[0])[axis])
+    };
+    let bound = g.users(v).into_iter().filter_map(along).min();
+    let mut r = Random::new(seed);
+    let wraps = ty.dtype != DType::U8 && r.below(3) == 0;
+    let count = ty.count();
+    let dtype = ty.dtype;
+    Tensor::from_f64(
+        ty,
+        (0..count).map(|_| match bound {
+            _ if dtype == DType::Bool => r.below(2) as f64,
+            Some(n) if wraps => r.below(2 * n) as f64 - n as f64,
+            Some(n) => r.below(n.min(256)) as f64,
+            None if dtype == DType::U8 => r.below(200) as f64,
+            None => r.below(15) as f64 - 7.0,
+        }),
+    )
+}

@@ -1,0 +1,104 @@
+//! Rounding tried at random: what it may do to a result, which error bounds are made from.
+//!
+//! Every result that is rounded moves by up to a unit in its last place, and what goes into a sum moves before it is added, as
+//! another order of adding would move it. Equal results of one op move alike, so that ties stay ties.
+use super::{
+    Precision, eval,
+    value::{Data, Value},
+};
+use half::{bf16, f16};
+use kiln_graph::{BinaryOp, DType, Op, PoolKind, ReduceOp, ScatterMode, Type, UnaryOp};
+use std::sync::Arc;
+
+/// One op, its rounding moved as `seed` says.
+pub(super) fn sample(op: &Op, ty: &Type, args: &[&Value], seed: u64) -> Result<Value, String> {
+    let moved: Vec<Value>;
+    let mut operands = args.to_vec();
+    if adds(op) {
+        let data = |i: usize, a: &Value| match op {
+            Op::Unary(_) => nudged(&a.data, a.ty.dtype.compute(), by_value(seed + 1)),
+            // Probabilities are rounded to the operands' type before they meet the values.
+            Op::Attention { .. } => nudged(&a.data, a.ty.dtype, by_place(seed + i as u64)),
+            _ => nudged(&a.data, a.ty.dtype.compute(), by_place(seed + i as u64)),
+        };
+        moved = args.iter().enumerate().map(|(i, a)| Value { ty: a.ty.clone(), data: data(i, a) }).collect();
+        operands = moved.iter().collect();
+    }
+    let mut value = eval(op, ty, &operands, Precision::Native)?;
+    if !exact(op) {
+        value.data = nudged(&value.data, ty.dtype, by_value(seed));
+    }
+    Ok(value)
+}
+
+/// Whether operands are summed, in an order that is not fixed; a product that is an operand need not be rounded before.
+fn adds(op: &Op) -> bool {
+    match op {
+        Op::Binary(op) => matches!(op, BinaryOp::Add | BinaryOp::Sub),
+        Op::Reduce { op, .. } => matches!(op, ReduceOp::Sum | ReduceOp::Mean | ReduceOp::Prod),
+        Op::Scan { .. } | Op::Dot | Op::Linear | Op::Conv { .. } | Op::Pool { .. } | Op::Scatter { .. } => true,
+        Op::Softmax { .. } | Op::LogSoftmax { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } => true,
+        Op::GroupNorm { .. } | Op::BatchNorm { .. } | Op::Attention { .. } => true,
+        // The formulas of these cancel.
+        Op::Unary(op) => op.is_composite() && *op != UnaryOp::Relu,
+        _ => false,
+    }
+}
+
+/// Whether the result is an operand's element, or has no last place to round.
+fn exact(op: &Op) -> bool {
+    use UnaryOp::*;
+    match op {
+        Op::Unary(op) => matches!(op, Neg | Abs | Sign | Floor | Ceil | Round | Trunc | Not | IsNan | IsInf | Relu),
+        Op::Binary(op) => matches!(op, BinaryOp::Max | BinaryOp::Min),
+        Op::Reduce { op, .. } => !matches!(op, ReduceOp::Sum | ReduceOp::Mean | ReduceOp::Prod),
+        Op::Pool { kind, .. } => *kind == PoolKind::Max,
+        Op::Scatter { mode, .. } => *mode == ScatterMode::Replace,
+        Op::Scan { .. } | Op::Dot | Op::Linear | Op::Conv { .. } | Op::Softmax { .. } | Op::LogSoftmax { .. } => false,
+        Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::GroupNorm { .. } | Op::BatchNorm { .. } => false,
+        Op::Attention { .. } => false,
+        _ => true,
+    }
+}
+
+fn mixed(v: u64) -> u64 {
+    let z = (v ^ (v >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+/// From -1 to 1.
+fn unit(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+}
+fn by_place(seed: u64) -> impl Fn(usize, f64) -> f64 {
+    move |i, _| unit(mixed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(i as u64)))
+}
+fn by_value(seed: u64) -> impl Fn(usize, f64) -> f64 {
+    move |_, x| unit(mixed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ x.to_bits()))
+}
+
+/// Floats moved by up to twice the relative distance of `dtype`'s neighbours; rounded to it where it is a half type.
+fn nudged(data: &Data, dtype: DType, by: impl Fn(usize, f64) -> f64) -> Data {
+    let step = match dtype {
+        DType::F16 => 1.0 / 1024.0,
+        DType::Bf16 => 1.0 / 128.0,
+        DType::F64 => 2.0 * f64::EPSILON,
+        _ => 2.0 * f64::from(f32::EPSILON),
+    };
+    let round: fn(f32) -> f32 = match dtype {
+        DType::F16 => |x| f16::from_f32(x).to_f32(),
+        DType::Bf16 => |x| bf16::from_f32(x).to_f32(),
+        _ => |x| x,
+    };
+    match data {
+        Data::F32(v) => {
+            let one = |(i, x): (usize, &f32)| {
+                let x = f64::from(*x);
+                round((x * (1.0 + step * by(i, x))) as f32)
+            };
+            Data::F32(Arc::new(v.iter().enumerate().map(one).collect()))
+        }
+        Data::F64(v) => Data::F64(Arc::new(v.iter().enumerate().map(|(i, x)| x * (1.0 + step * by(i, *x))).collect())),
+        other => other.clone(),
+    }
+}

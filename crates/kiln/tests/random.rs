@@ -1,0 +1,47 @@
+//! Random graphs as users write them: the interpreter in f64, the fused plan's host code and the unfused one agree.
+use kiln::{CompileOptions, compile::DeviceKind, compile::open_device, trial};
+use kiln_graph::random::{Scale, case, case_inputs, shrink};
+use std::ops::Range;
+
+/// All failing seeds, the first ones as small graphs.
+fn run(seeds: Range<u64>, scale: Scale) {
+    let device = open_device(DeviceKind::Cpu, Some(2)).unwrap();
+    let ways = [true, false].map(|fuse| CompileOptions { fuse, ..CompileOptions::default() });
+    let mut failures = vec![];
+    for seed in seeds.clone() {
+        let attempt = |g: &kiln::Graph| trial::whole(g, &case_inputs(g, seed), &ways, &device);
+        let graph = case(seed, scale);
+        let Err(fault) = attempt(&graph) else { continue };
+        let mut text = format!("seed {seed}, {scale:?}: {fault}");
+        if failures.len() < 3 {
+            let small = shrink(&graph, |g| attempt(g).is_err_and(|f| f.counts()));
+            let now = attempt(&small).err().map(|f| f.to_string()).unwrap_or_default();
+            text += &format!("\nmade small: {now}\n{small}");
+        }
+        failures.push(text);
+    }
+    println!("{} of seeds {seeds:?} fail", failures.len());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+// A thousand, in parts that run beside each other.
+#[test]
+fn first_cases() {
+    run(0..250, Scale::Small);
+}
+#[test]
+fn second_cases() {
+    run(250..500, Scale::Small);
+}
+#[test]
+fn third_cases() {
+    run(500..750, Scale::Small);
+}
+#[test]
+fn fourth_cases() {
+    run(750..1000, Scale::Small);
+}
+#[test]
+fn large_cases() {
+    run(0..32, Scale::Large);
+}
