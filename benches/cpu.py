@@ -1,5 +1,5 @@
 """Kiln on the processor: every exported model and fusion case, fused, unfused and PyTorch eager in one process with equal threads,
-and a table of single matrix products and convolutions.
+cases bound by memory beside torch.compile's C++ backend as well, and a table of single matrix products and convolutions.
 
     .deps/venv/bin/python benches/cpu.py [--kiln target/release/kiln] [--models models] [--out benches/results] [NAME]...
 
@@ -13,9 +13,11 @@ import datetime
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 import memory
 import torch
@@ -104,6 +106,37 @@ def measure(kiln, name, folder, seconds):
     return row
 
 
+def median_ms(function, inputs, seconds):
+    """Median of calls for this long, at least three."""
+    samples, begin = [], time.perf_counter()
+    while len(samples) < 3 or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        function(*inputs)
+        samples.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(samples)
+
+
+def against_compiled(kiln, path, module, inputs, seconds, rounds=3):
+    """torch.compile's C++ backend and Kiln in turns, with equal threads: its milliseconds, the median over the rounds of its
+    time over Kiln's, and what was wrong, if anything."""
+    torch.set_num_threads(os.cpu_count())
+    torch._dynamo.reset()
+    try:
+        fast = torch.compile(module)
+        fast(*inputs)
+    except Exception as e:
+        return None, None, f"{type(e).__name__}: {str(e).strip().splitlines()[0][:80]}".replace("|", "/")
+    times, ratios = [], []
+    for _ in range(rounds):
+        command = [kiln, "bench", f"{path}.pt", "--inputs", f"{path}.safetensors", "--device", "cpu", "--seconds", str(seconds / rounds), "--json", "-"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return None, None, done.stderr.strip().splitlines()[0]
+        times.append(median_ms(fast, inputs, seconds / rounds))
+        ratios.append(times[-1] / json.loads(done.stdout)["fused"]["median_ms"])
+    return statistics.median(times), statistics.median(ratios), ""
+
+
 class Product(torch.nn.Module):
     """A product of two inputs; `turned` says that the second one is stored [N, K]."""
 
@@ -183,7 +216,8 @@ def main():
         lines.append("")
         with tempfile.TemporaryDirectory() as folder:
             once = lambda name, folder: measure(args.kiln, name, folder, args.seconds / 4)
-            for line in memory.tables(once, folder, more):
+            peer = lambda path, module, inputs: against_compiled(args.kiln, path, module, inputs, args.seconds / 4)
+            for line in memory.tables(once, peer, folder, more):
                 lines.append(line)
                 print(line, flush=True)
     if with_products:

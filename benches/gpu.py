@@ -2,6 +2,7 @@
 
     python3 benches/gpu.py --kiln dist/kiln --out benches/results [--only NAME]... [--skip-models]
 
+Random graphs (`--random`, `--random-seconds`) run as well, where their program was packed.
 Writes OUT/gpu-check.md (tables) and OUT/gpu-check.json (figures). A result counts as right when its error against a float64
 reference is at most twice PyTorch eager's own (models), or within the dtype's tolerance of the float64 interpreter (graphs).
 """
@@ -254,6 +255,31 @@ def large(kiln, only, compile_peers):
     return lines, figures
 
 
+def random_graphs(binary, seconds):
+    """Random graphs against the float64 interpreter: as many as there is time for, on all cores, in a process each, since the
+    driver compiles one module at a time in a process."""
+    import re
+
+    def start(scale, i):
+        seeds = f"{i * 100_000}..{(i + 1) * 100_000}"
+        command = [binary, "--device", "cuda:0", "--threads", "1", "--seeds", seeds, "--seconds", str(seconds), "--unfused", "5", "--shrink", "2", *scale]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    lines, figures = ["| random graphs | run | kernels | interpreted | failed |", "|---|---|---|---|---|"], {}
+    for name, scale in (("small", []), ("large", ["--large"])):
+        texts = [p.communicate()[0] for p in [start(scale, i) for i in range(max(1, os.cpu_count() - 2))]]
+        totals = [re.search(r"(\d+) graphs .*?, (\d+) kernels, (\d+) of them", t) for t in texts]
+        count, kernels, interpreted = (sum(int(m.group(i)) for m in totals if m) for i in (1, 2, 3))
+        # A process that ends without totals lost the GPU.
+        failed = [line for t in texts for line in t.splitlines() if line.startswith("seed ")]
+        failed += [t[-300:] for t, m in zip(texts, totals) if not m]
+        figures[name] = {"graphs": count, "kernels": kernels, "interpreted": interpreted, "failed": failed, "log": "".join(t for t in texts if "seed " in t)}
+        lines.append(f"| {name} | {count} | {kernels} | {interpreted} | {len(failed)} |")
+        lines += [f"| | {line[:160].replace('|', '/')} | | | |" for line in failed[:10]]
+    print("\n".join(lines), flush=True)
+    return lines, figures
+
+
 def machine():
     code, out, _ = call("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     gpu = out.strip() if code == 0 else "no nvidia-smi"
@@ -273,6 +299,8 @@ def main():
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--skip-models", action="store_true")
     parser.add_argument("--skip-graphs", action="store_true")
+    parser.add_argument("--random", default="dist/kiln-random", help="the example `random`, if it is there")
+    parser.add_argument("--random-seconds", type=int, default=8, help="for each of the two sizes of random graphs")
     parser.add_argument("--compile-peers", action="store_true", help="torch.compile the peers of the large graphs as well")
     args = parser.parse_args()
 
@@ -290,6 +318,9 @@ def main():
             f"| {name} | {r['ops']} | {len(r['kernels'])} | {f:.4f} | {u:.4f} | {u / f:.2f} | {r['max_abs_err']:.1e} | {r['max_rel_err']:.1e} |"
         )
         print(lines[-1], flush=True)
+    if args.random_seconds and os.path.exists(args.random):
+        table, figures["random"] = random_graphs(args.random, args.random_seconds)
+        lines += ["", *table]
     table, figures["large"] = large(args.kiln, args.only, args.compile_peers)
     lines += ["", *table]
     if not args.skip_models:

@@ -1,5 +1,7 @@
 """The memory-bound workloads: each a text graph for Kiln, and the same in PyTorch.
 
+    python3 benches/memory_bound/rows.py > snapshot-tests/memory_bound.kiln    after a change: the graphs whose kernels are snapshots
+
 A workload is a dict: `name`, `graph` (text), `inputs` (dtype, shape, and the largest index for integers), `torch` (the function
 as a user writes it), `floor` (bytes, where they are not all inputs and results once).
 """
@@ -149,3 +151,8 @@ def lengths():
 
 def rows():
     return [*named(), *lengths()]
+
+
+if __name__ == "__main__":
+    print("# Written by benches/memory_bound/rows.py.")
+    print("\n".join(r["graph"] for r in rows()), end="")

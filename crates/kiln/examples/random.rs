@@ -122,7 +122,7 @@ fn one(seed: u64, o: &Options, device: &Device, all: &Totals, printing: &Mutex<(
     let count = |n: &AtomicUsize, by: usize| n.fetch_add(by, Ordering::Relaxed);
     let graph = case(seed, o.scale);
     let inputs = case_inputs(&graph, seed);
-    let ways = &ways(o.device)[..if seed % o.unfused == 0 { 2 } else { 1 }];
+    let ways = &ways(o.device)[..if seed.is_multiple_of(o.unfused) { 2 } else { 1 }];
     let fault = match trial::whole(&graph, &inputs, ways, device) {
         Ok(t) => {
             count(&all.tried, 1);

@@ -59,15 +59,22 @@ pub fn instructions(ptx: &str) -> usize {
     ptx.lines().map(str::trim).filter(code).count()
 }
 
-/// Widest access to global memory that the text has, in bytes: loads, stores.
-pub fn widest(ptx: &str, prefix: &str) -> usize {
+/// How many accesses of each width the text has, in bytes, among instructions with this prefix (`ld.global`).
+pub fn widths(ptx: &str, prefix: &str) -> BTreeMap<usize, usize> {
     let bytes = |op: &str| {
         let parts: Vec<&str> = op.trim_end_matches(';').split('.').collect();
         let lanes = parts.iter().find_map(|p| p.strip_prefix('v')?.parse::<usize>().ok()).unwrap_or(1);
         let bits = parts.last().and_then(|p| p.trim_start_matches(char::is_alphabetic).parse::<usize>().ok());
         lanes * bits.unwrap_or(0) / 8
     };
-    opcodes(ptx).filter(|op| op.starts_with(prefix)).map(bytes).max().unwrap_or(0)
+    let mut counts = BTreeMap::new();
+    opcodes(ptx).filter(|op| op.starts_with(prefix)).for_each(|op| *counts.entry(bytes(op)).or_default() += 1);
+    counts
+}
+
+/// The widest of them.
+pub fn widest(ptx: &str, prefix: &str) -> usize {
+    widths(ptx, prefix).into_keys().last().unwrap_or(0)
 }
 
 /// Runs `ptxas -v`; an error holds what it says of PTX that it refuses.

@@ -9,7 +9,9 @@ fn run(seeds: Range<u64>, scale: Scale) {
     let ways = [true, false].map(|fuse| CompileOptions { fuse, ..CompileOptions::default() });
     let mut failures = vec![];
     for seed in seeds.clone() {
-        let attempt = |g: &kiln::Graph| trial::whole(g, &case_inputs(g, seed), &ways, &device);
+        // Op by op is most of the time: every other case.
+        let ways = &ways[..if seed.is_multiple_of(2) { 2 } else { 1 }];
+        let attempt = |g: &kiln::Graph| trial::whole(g, &case_inputs(g, seed), ways, &device);
         let graph = case(seed, scale);
         let Err(fault) = attempt(&graph) else { continue };
         let mut text = format!("seed {seed}, {scale:?}: {fault}");
