@@ -2,9 +2,19 @@
 start anywhere, and more than 2^31 elements. As `rows`, with `special`: the inputs have NaN and infinities.
 """
 
-from .rows import row
+from .rows import rope, row
 
 LENGTHS = [1, 2, 7, 31, 96, 255, 257, 1001, 2047, 4097, 8191, 50257, 131073]
+COLUMNS = [(2, 5), (31, 64), (257, 40), (1001, 96), (2048, 257), (4096, 128), (4097, 72), (8192, 48), (8191, 33)]
+ROPE = """
+%lo = slice %a axis=2 start=0 len=32
+%hi = slice %a axis=2 start=32 len=32
+%n = neg %hi
+%r = concat %n, %lo axis=2
+%p = mul %a, %b
+%q = mul %r, %c
+%y = add %p, %q
+return %y"""
 OPS = {
     "softmax": ("%y = softmax %a axis=1\nreturn %y", lambda F, x: F.softmax(x, 1)),
     "log_softmax": ("%y = log_softmax %a axis=1\nreturn %y", lambda F, x: F.log_softmax(x, 1)),
@@ -15,6 +25,7 @@ OPS = {
 
 
 def checks():
+    import torch
     import torch.nn.functional as F
 
     for d in ("f32", "bf16", "f16"):
@@ -28,6 +39,15 @@ def checks():
             for rows in [rows] + [(1 << 23) // n | 1] * (n > 1000):
                 inputs = [(d, (rows, n)), (d, (rows, n)), (d, (n,)), (d, (n,))]
                 yield {**row(f"residual_layer_norm_{rows}x{n}_{d}", inputs, "%s = add %a, %b\n%y = layer_norm %s, %c, %d eps=1e-5\nreturn %s, %y", norm), "special": True}
+        # Reductions over the outer axis, whose results lanes share out.
+        for n, wide in COLUMNS:
+            for name, (body, call) in OPS.items():
+                down = body.replace("axis=1", "axis=0").replace("axes=[1]", "axes=[0]")
+                r = row(f"{name}_of_columns_{n}x{wide}_{d}", [(d, (n, wide))], down, lambda x, call=call: call(F, x.t()).t())
+                yield {**r, "special": True}
+        yield row(f"cat_of_5_{d}", [(d, (301, n)) for n in (8, 17, 1, 64, 40)], "%y = concat %a, %b, %c, %d, %e axis=1\nreturn %y", lambda *x: torch.cat(x, 1))
+        yield row(f"cat_of_5_even_{d}", [(d, (301, 64))] * 5, "%y = concat %a, %b, %c, %d, %e axis=1\nreturn %y", lambda *x: torch.cat(x, 1))
+        yield row(f"rope_{d}", [(d, (37, 12, 64)), (d, (37, 1, 64)), (d, (37, 1, 64))], ROPE, rope)
         body = "%v = slice %a axis=1 start=1 len=4097\n%y = softmax %v axis=1\nreturn %y"
         yield row(f"softmax_of_columns_{d}", [(d, (37, 4099))], body, lambda x: F.softmax(x[:, 1:4098], 1))
         body = "%v = slice %a axis=0 start=3 len=30\n%y = softmax %v axis=1\nreturn %y"

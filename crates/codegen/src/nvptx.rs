@@ -8,7 +8,7 @@
 //! - [`gen`]: the walk over the program, control flow;
 //! - [`blocks`]: instances of more warps than a block should hold, spread over a cluster;
 //! - [`tiles`], [`roles`], [`tma`], [`wgmma`]: the lower level's ops, which programs with roles use;
-//! - [`pointwise`], [`math`], [`memory`], [`anywhere`], [`exchange`], [`rows`], [`reduce`], [`collect`], [`dot`]: the ops by family;
+//! - [`pointwise`], [`math`], [`memory`], [`anywhere`], [`exchange`], [`rows`], [`reduce`], [`halves`], [`collect`], [`dot`]: the ops by family;
 //! - [`target`]: LLVM's optimiser and back end.
 //!
 //! Never panics on a verified kernel: what has no code yet is [`CodegenError::Unsupported`], and the caller falls back.
@@ -23,6 +23,7 @@ mod dot;
 mod emit;
 mod exchange;
 mod r#gen;
+mod halves;
 mod index;
 mod math;
 mod memory;

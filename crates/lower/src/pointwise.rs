@@ -59,7 +59,7 @@ where
     let at = |s: &Space| scene(&s.axes);
     let settled = space.settle(at)?;
     let total = space.count();
-    let (block, warps) = pointwise_block(target, widest(&settled), total);
+    let (block, warps) = pointwise_block(target, per_thread(&settled), total);
     let plan = tiling(&mut space, &settled, block, warps);
     let scene = scene(&space.axes)?;
     let mut frame = open(name, &scene, &plan);
@@ -76,6 +76,26 @@ pub fn widest(scene: &Scene) -> usize {
         matches!(node.op, NodeOp::Load { .. }).then(|| node.dtype.bytes())
     });
     loads.chain(scene.stores.iter().map(|s| s.dtype.bytes())).max().unwrap_or(4)
+}
+
+/// Elements a thread of a GPU has: 32 bytes of the widest.
+fn per_thread(scene: &Scene) -> usize {
+    if widest(scene) >= 4 {
+        return 8;
+    }
+    let mut loads: Vec<(Slot, bool)> = vec![];
+    for n in scene.live() {
+        if let NodeOp::Load { slot, guards, .. } = &scene.dag.node(n).op {
+            loads.push((*slot, guards.is_empty()));
+        }
+    }
+    // Each element comes from one of several buffers, so that most loads of a thread are of nothing.
+    if loads.len() > 3 && loads.iter().all(|l| !l.1) {
+        return 32;
+    }
+    // Neighbours in one buffer make an element: a thread asks for each several times over.
+    let again = |slot: Slot| loads.iter().filter(|l| l.0 == slot).count() > 2;
+    if loads.iter().any(|l| again(l.0)) { 8 } else { 16 }
 }
 
 fn tiling(space: &mut Space, scene: &Scene, block: usize, warps: usize) -> Shape {

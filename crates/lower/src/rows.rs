@@ -146,6 +146,8 @@ struct Limits {
     shares: bool,
     /// No scans or arg-reductions.
     any_order: bool,
+    /// Rows lie across memory.
+    columns: bool,
 }
 
 impl Limits {
@@ -178,14 +180,14 @@ impl Limits {
             Target::Gpu { .. } => 16384,
         };
         let thread = (64 / bytes.max(1)).clamp(4, 32);
-        Limits { thread, tile, bytes, narrow, again: reads_again(scene, row), shares, any_order }
+        Limits { thread, tile, bytes, narrow, again: reads_again(scene, row), shares, any_order, columns: false }
     }
     /// Warps for a tile of which so many elements are there: few with many elements each, so that barriers join few and
     /// other instances run beside.
     fn warps(&self, tile: usize, there: usize, padded: bool) -> usize {
         let each = match tile {
             // Half types are kept two a register. Where no lane is idle, and beside weights, that measures slower.
-            65536.. if self.bytes == 2 && padded && !self.shares => 64,
+            65536.. if self.bytes == 2 && padded && !self.shares && !self.columns => 64,
             4097.. => 32,
             _ => self.thread.min(tile.div_ceil(32)),
         };
@@ -220,7 +222,9 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     let rows: usize = kept.iter().map(|c| c.extent).product();
     let ids: Vec<CoordId> = kept.iter().map(|c| c.id).collect();
     let wide = n.next_power_of_two();
-    let (chunk, together) = if gpu { (256 * limits.thread, 128 * limits.thread) } else { (4096, 4096) };
+    // Many small blocks hide each other's waits; rows shorter than a warp go through shared memory together.
+    let threads = if n < 32 { 128 } else { 64 };
+    let (chunk, together) = if gpu { (256 * limits.thread, threads * limits.thread) } else { (4096, 4096) };
     // A cluster is as good as parts where elements are needed again.
     let fits = wide <= limits.tile;
     let shared = if gpu && fits && limits.again { wide.div_ceil(8192).min(16) } else { 1 };
@@ -287,15 +291,18 @@ fn across(
     let gpu = matches!(target, Target::Gpu { .. });
     let extent = space.find(along).map_or(1, |c| c.extent);
     let others: usize = kept.iter().filter(|c| c.id != along).map(|c| c.extent).product();
+    let limits = &Limits { columns: true, ..*limits };
+    let high = n.next_power_of_two();
+    // Pieces of whole lines where such a tile can be held and their words are as wide as a bank, else of half a line.
+    let line = if limits.again && limits.bytes >= 4 && high * 128 / limits.bytes <= limits.tile { 128 } else { 64 };
     // On the host a sum walks whole rows of memory, which is what it asks for ahead; instances share the columns.
     let streams = !gpu && limits.any_order && !limits.again && extent >= 1024 && n * extent >= STREAMED;
     let (least, most) = match gpu {
-        true => ((64 / limits.bytes).max(8), 128),
+        true => ((line / limits.bytes).max(8), 128),
         false if streams => (2048, 2048),
         false => (32, 512),
     };
     let mut wide = extent.next_power_of_two().min(most);
-    let high = n.next_power_of_two();
     let mut tile = if gpu { 256 * limits.thread } else { 4096 };
     let whole = gpu && limits.again && high * least.min(wide) <= limits.tile;
     if whole {

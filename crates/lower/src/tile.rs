@@ -256,8 +256,8 @@ impl Frame<'_> {
     }
 }
 
-/// Elements of a block of plain pointwise work, by the widest element, and the warps for it.
-pub fn pointwise_block(target: Target, bytes: usize, total: usize) -> (usize, usize) {
+/// Elements of a block of plain pointwise work of which a thread of a GPU has so many, and the warps for it.
+pub fn pointwise_block(target: Target, per_thread: usize, total: usize) -> (usize, usize) {
     match target {
         Target::Host => {
             let mut block = 4096;
@@ -267,7 +267,6 @@ pub fn pointwise_block(target: Target, bytes: usize, total: usize) -> (usize, us
             (block.min(total.next_power_of_two()), 4)
         }
         Target::Gpu { .. } => {
-            let per_thread = if bytes >= 4 { 8 } else { 16 };
             let mut block = 128 * per_thread;
             while block > 128 && total / block < 264 {
                 block /= 2;

@@ -3,6 +3,7 @@
 //! Layouts see one large block: the upper bits of the warp number are the block's rank in its cluster. Blocks differ from
 //! warps in what lies between them: partial results go into the other blocks' shared memory, and barriers are the cluster's.
 use super::Arch;
+use super::collect::Places;
 use super::emit::{Emit, Fail, Res, Val, int};
 use super::r#gen::Gen;
 use super::reduce::Part;
@@ -132,13 +133,14 @@ impl<'c> Gen<'c, '_> {
         numbered.iter().enumerate().for_each(|(n, bit)| to[*bit] = 1 << n);
         let to = self.threads.sum(&self.e, &to)?.value(&self.e, &mut self.memo)?;
         let when = self.threads.first(&self.e, rest.iter().map(|bit| 1i64 << bit).sum())?;
-        let weight = |b: Option<u8>| b.map_or(0, |b| (count as i64) << b);
-        let rank = self.threads.rank(own);
+        let places = Places::of(slice, bits, count);
+        let weight = |b: Option<u8>| b.map_or(0, |b| places.element << b);
+        let rank = self.threads.rank(own).into_iter().map(|w| w * places.sharer);
         let mine: Vec<i64> = slice.threads().take(own).map(weight).chain(rank).collect();
         for (n, (elem, start)) in elems.iter().zip(&starts).enumerate() {
             let at = self.byte_offset(&mine, *elem)?;
             for (r, p) in parts.iter().enumerate() {
-                let ptr = self.shared_at(at, start + slice.register(r) * count * elem.bytes())?;
+                let ptr = self.shared_at(at, start + places.of_element(slice.register(r)) * elem.bytes())?;
                 for first in (0..count).step_by(1 << numbered.len()) {
                     let to = self.e.add(to, self.e.int(first as i64))?;
                     self.store_into(ptr, to, p[n], when, signal)?;

@@ -10,6 +10,30 @@ use kiln_block::{Elem, ReduceOp};
 /// Reads a thread does rather than share them out, which costs one more barrier.
 const READS: usize = 16;
 
+/// How far partial results lie apart: those of neighbouring elements of the result, and those of one element.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub element: i64,
+    pub sharer: i64,
+}
+
+impl Places {
+    /// Lanes that have an element each lie side by side, that all banks are used; else the partial results of an element do,
+    /// that they are read together.
+    pub fn of(slice: &Flat, bits: usize, sharers: usize) -> Places {
+        let lanes = slice.lanes.iter().flatten().count();
+        if slice.per_thread() == 1 && lanes > 2 && sharers <= READS {
+            Places { element: 1, sharer: 1 << bits }
+        } else {
+            Places { element: sharers as i64, sharer: 1 }
+        }
+    }
+    /// Where the partial results of an element of the result begin.
+    pub fn of_element(&self, element: usize) -> usize {
+        element * self.element as usize
+    }
+}
+
 impl<'c> Gen<'c, '_> {
     /// Room for `sharers` partial results of each of 2^`bits` elements, and behind them for the results if these are made
     /// there first.
@@ -28,7 +52,8 @@ impl<'c> Gen<'c, '_> {
         sharers: usize,
         starts: &[usize],
     ) -> Res<Vec<Part<'c>>> {
-        let element: Vec<i64> = slice.threads().map(|b| b.map_or(0, |b| (sharers as i64) << b)).collect();
+        let places = Places::of(slice, bits, sharers);
+        let element: Vec<i64> = slice.threads().map(|b| b.map_or(0, |b| places.element << b)).collect();
         let registers = slice.per_thread();
         // Lanes may take one partial result each where they do not already tell elements of the result apart.
         let lanes = sharers.ilog2() as usize;
@@ -43,7 +68,14 @@ impl<'c> Gen<'c, '_> {
             let weights: Vec<i64> = element.iter().enumerate().map(|(i, w)| w + lane(i)).collect();
             let at = self.byte_offset(&weights, *elem)?;
             for (r, slots) in all.iter_mut().enumerate() {
-                self.read_partials(at, start + slice.register(r) * sharers * elem.bytes(), *elem, slots)?;
+                if places.sharer == 1 {
+                    self.read_partials(at, start + slice.register(r) * sharers * elem.bytes(), *elem, slots)?;
+                    continue;
+                }
+                for (n, slot) in slots.iter_mut().enumerate() {
+                    let place = start + n * places.sharer as usize * elem.bytes();
+                    self.read_partials(at, place, *elem, std::slice::from_mut(slot))?;
+                }
             }
         }
         let mut out = vec![];

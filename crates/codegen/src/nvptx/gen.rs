@@ -3,6 +3,7 @@ use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
 use super::exchange;
 use super::exchange::Scratch;
+use super::halves::{self, Half};
 use super::index::{Index, Memo, Pointer, Reg};
 use super::roles::Group;
 use super::threads::Threads;
@@ -44,6 +45,8 @@ pub(super) struct Gen<'c, 'k> {
     pub arrivals: HashMap<Value, usize>,
     /// Tensor maps by descriptor.
     pub maps: HashMap<Value, PointerValue<'c>>,
+    /// Blocks of f32 that are casts of half types.
+    pub halves: HashMap<Value, Half>,
     /// Inside a role: its warps.
     pub group: Option<Group<'c>>,
     function: FunctionValue<'c>,
@@ -88,6 +91,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
         places,
         arrivals: tiles::arrivals(k)?,
         maps: HashMap::new(),
+        halves: halves::of(k),
         group: None,
         function,
         regs: vec![None; k.values.len()],

@@ -2,8 +2,9 @@
 //!
 //! Every step combines two neighbouring ranges of the axis, whatever bits of the layout they lie on, so one loop over the
 //! axis's bits serves all layouts. Half types accumulate in f32 and are rounded once.
+use super::collect::Places;
 use super::emit::{Fail, Res, Val, int};
-use super::exchange::Placement;
+use super::exchange::{Placement, shuffle};
 use super::r#gen::Gen;
 use super::index::Reg;
 use inkwell::{FloatPredicate, IntPredicate};
@@ -45,24 +46,39 @@ impl<'c> Gen<'c, '_> {
                 p.push(i.value(&self.e, &mut self.memo)?.into());
             }
         }
-        let mut parts = self.over_registers(op, &elems, &flat, parts, |b| bits.contains(&b))?;
-        for (i, _) in flat.lanes.iter().enumerate().filter(|(_, b)| b.is_some_and(|b| bits.contains(&b))) {
-            for p in &mut parts {
-                let other = self.lanes_value(p, 1 << i)?;
-                *p = self.combine(op, &elems, p, &other)?;
-            }
-        }
+        let on_axis = |b: u8| bits.contains(&b);
+        let mut parts = match self.over_halves(op, arg, &flat, on_axis)? {
+            Some(parts) => parts,
+            None => self.over_registers(op, &elems, &flat, parts, on_axis)?,
+        };
         let crossing: Vec<usize> =
             (0..flat.warps.len()).filter(|i| flat.warps[*i].is_some_and(|b| bits.contains(&b))).collect();
         let (warps, blocks): (Vec<usize>, Vec<usize>) = crossing.into_iter().partition(|i| *i < self.own_warp_bits());
         let mut result = k.ty(arg).shape().to_vec();
         result.remove(axis);
-        let (slice, result) = (flat.without(&bits), bits_of(&result));
+        let (whole, result) = (flat.without(&bits), bits_of(&result));
+        let across = flat.lanes.iter().enumerate().filter(|(_, b)| b.is_some_and(|b| bits.contains(&b)));
+        let mut slice = whole.clone();
+        for i in across.map(|l| l.0) {
+            // What goes on through memory is shared out between the lanes.
+            if (!warps.is_empty() || !blocks.is_empty()) && parts.len() > 1 {
+                parts = self.halve(op, &elems, parts, i)?;
+                slice.lanes[i] = slice.registers.pop();
+                continue;
+            }
+            for p in &mut parts {
+                let other = self.lanes_value(p, 1 << i)?;
+                *p = self.combine(op, &elems, p, &other)?;
+            }
+        }
         if !warps.is_empty() {
             parts = self.over_warps(op, &elems, &slice, result, &warps, parts)?;
         }
         if !blocks.is_empty() {
             parts = self.over_blocks(op, &elems, &slice, result, &parts)?;
+        }
+        if slice != whole {
+            parts = self.handed_out(&slice, &whole, &parts)?;
         }
         let out = *elems.last().unwrap_or(&elem);
         parts
@@ -94,6 +110,32 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(parts)
     }
+    /// Combines what two lanes have, each for half of the results: the lower lane for those of the lower registers.
+    fn halve(&mut self, op: ReduceOp, elems: &[Elem], parts: Vec<Part<'c>>, lane: usize) -> Res<Vec<Part<'c>>> {
+        let upper = self.threads.bit(&self.e, lane)?;
+        let (low, high) = parts.split_at(parts.len() / 2);
+        let mut out = vec![];
+        for (low, high) in low.iter().zip(high) {
+            let pick = |a: &Part<'c>, b: &Part<'c>| -> Res<Part<'c>> {
+                a.iter().zip(b).map(|(a, b)| self.e.select(upper, *a, *b)).collect()
+            };
+            let (own, other) = (pick(high, low)?, pick(low, high)?);
+            let other = self.lanes_value(&other, 1 << lane)?;
+            out.push(self.combine(op, elems, &own, &other)?);
+        }
+        Ok(out)
+    }
+    /// Results that lanes share out, to all that want them.
+    fn handed_out(&mut self, from: &Flat, to: &Flat, parts: &[Part<'c>]) -> Res<Vec<Part<'c>>> {
+        let s = shuffle(from, to).ok_or_else(|| Fail::Unsupported("the layout of this reduction".into()))?;
+        let lane = self.threads.sum(&self.e, &s.moves)?.value(&self.e, &mut self.memo)?;
+        let mut out = vec![];
+        for &(r, add) in &s.sources {
+            let at = self.e.xor(lane, self.e.int(add as i64))?;
+            out.push(parts[r].iter().map(|v| self.lane_value("idx", *v, at)).collect::<Res<_>>()?);
+        }
+        Ok(out)
+    }
     pub fn lanes_value(&mut self, part: &Part<'c>, mask: i64) -> Res<Part<'c>> {
         let mask = self.e.int(mask);
         part.iter().map(|v| self.lane_value("bfly", *v, mask)).collect()
@@ -110,13 +152,14 @@ impl<'c> Gen<'c, '_> {
     ) -> Res<Vec<Part<'c>>> {
         let sharers = 1usize << crossing.len();
         let starts = self.partials(elems, bits, sharers, slice.per_thread())?;
-        let slot = |i: usize| crossing.iter().position(|c| *c + 5 == i).map_or(0, |n| 1i64 << n);
-        let element = |b: Option<u8>| b.map_or(0, |b| (sharers as i64) << b);
+        let places = Places::of(slice, bits, sharers);
+        let slot = |i: usize| crossing.iter().position(|c| *c + 5 == i).map_or(0, |n| places.sharer << n);
+        let element = |b: Option<u8>| b.map_or(0, |b| places.element << b);
         let own: Vec<i64> = slice.threads().map(element).enumerate().map(|(i, w)| w + slot(i)).collect();
         for (n, (elem, start)) in elems.iter().zip(&starts).enumerate() {
             let at = self.byte_offset(&own, *elem)?;
             for (r, p) in parts.iter().enumerate() {
-                let ptr = self.shared_at(at, start + slice.register(r) * sharers * elem.bytes())?;
+                let ptr = self.shared_at(at, start + places.of_element(slice.register(r)) * elem.bytes())?;
                 self.shared_store(ptr, &[p[n]], *elem)?;
             }
         }
