@@ -100,10 +100,13 @@ pub struct ConstraintArgs {
     /// Measurements to take templates of matrix products from, as `kiln tune` wrote them.
     #[arg(long, value_name = "STORE")]
     pub tuned: Option<PathBuf>,
+    /// The machine description that prices the plan, as `kiln doctor --calibrate` wrote it, instead of the target's own.
+    #[arg(long, value_name = "FILE")]
+    pub machine: Option<PathBuf>,
 }
 impl ConstraintArgs {
     pub fn is_empty(&self) -> bool {
-        self.constraints.is_none() && self.tuned.is_none()
+        self.constraints.is_none() && self.tuned.is_none() && self.machine.is_none()
     }
 }
 
@@ -351,6 +354,11 @@ pub struct Opt {
 
 #[derive(Args, Debug)]
 pub struct Doctor {
+    /// Fit the description of this machine, by which plans are priced, to measurements, and write it here.
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub calibrate: Option<PathBuf>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

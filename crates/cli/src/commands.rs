@@ -68,6 +68,9 @@ fn constrained(mut o: CompileOptions, c: &ConstraintArgs) -> Result<CompileOptio
     if let Some(path) = &c.tuned {
         o.tuned = Some(Measurements { store: Arc::new(kiln::tune::read(path)?), device: None });
     }
+    if let Some(path) = &c.machine {
+        o.machine = Some(kiln::calibrate::read(path)?);
+    }
     Ok(o)
 }
 /// The same for what runs on this device: measurements of another one do not count.
@@ -241,7 +244,21 @@ fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Rep
     }
 }
 
+/// Measures, shows the description beside the one that comes with Kiln, and writes it.
+fn calibrate(path: &std::path::Path, a: &DeviceArgs) -> Result<(), Error> {
+    let (device, target) = device(a)?;
+    let options = CompileOptions { target, ..CompileOptions::default() };
+    let progress = Progress::new("calibrating");
+    let fitted = kiln::calibrate::calibrate(&options, device, a.threads, |what| progress.say(what))?;
+    drop(progress);
+    render::out(&kiln::calibrate::table(&options.machine()?, &fitted))?;
+    render::to(path, &json(&fitted)?)
+}
+
 fn doctor(a: &args::Doctor) -> Result<(), Error> {
+    if let Some(path) = &a.calibrate {
+        return calibrate(path, &a.device);
+    }
     let findings = kiln::doctor::findings();
     if let Some(path) = &a.json {
         return render::to(path, &json(&findings)?);

@@ -82,11 +82,18 @@ pub struct CompileOptions {
     pub constraints: Constraints,
     /// Measurements that templates are taken from.
     pub tuned: Option<Measurements>,
+    /// The description that prices plans, where it is not the target's.
+    pub machine: Option<Machine>,
+}
+impl CompileOptions {
+    pub fn machine(&self) -> Result<Machine, Error> {
+        self.machine.clone().map_or_else(|| self.target.machine(), Ok)
+    }
 }
 impl Default for CompileOptions {
     fn default() -> CompileOptions {
         let (numerics, constraints) = (Numerics::default(), Constraints::default());
-        CompileOptions { target: Target::Cpu, fuse: true, numerics, constraints, tuned: None }
+        CompileOptions { target: Target::Cpu, fuse: true, numerics, constraints, tuned: None, machine: None }
     }
 }
 
@@ -168,7 +175,7 @@ pub(crate) fn plan_under(
     options: &CompileOptions,
     constraints: &kiln_rewrite::Constraints,
 ) -> Result<Plan, RewriteError> {
-    let machine = options.target.machine().map_err(|e| RewriteError::Impossible {
+    let machine = options.machine().map_err(|e| RewriteError::Impossible {
         constraint: format!("the target {}", options.target.name()),
         why: e.to_string(),
     })?;

@@ -14,6 +14,7 @@
 pub mod accuracy;
 pub mod artifact;
 pub mod bench;
+pub mod calibrate;
 pub mod compile;
 pub mod constraints;
 pub mod diff;

@@ -86,7 +86,7 @@ fn roofs(plan: &Plan, m: &Machine) -> Vec<(String, f64)> {
 
 /// Measured kernels under the roofs of the machine description that priced them.
 pub fn roofline(b: &Bench, c: &Compiled) -> Result<String, Error> {
-    let m = c.options.target.machine()?;
+    let m = c.options.machine()?;
     let points: Vec<(&KernelTime, (f64, f64))> = b.kernels.iter().filter_map(|k| Some((k, point(k)?))).collect();
     let without = b.kernels.len() - points.len();
     let roofs = roofs(&c.plan, &m);

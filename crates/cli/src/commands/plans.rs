@@ -62,7 +62,11 @@ fn compare(a: &args::Diff) -> Result<kiln::diff::Diff, Error> {
 
 /// The plan a file holds, or the one made for the model it holds.
 fn plan(a: &args::ModelArgs, name: Option<args::TargetName>, options: &CompileOptions) -> Result<Plan, Error> {
-    let as_compiled = name.is_none() && options.fuse && options.constraints.is_empty() && options.tuned.is_none();
+    let as_compiled = name.is_none()
+        && options.fuse
+        && options.constraints.is_empty()
+        && options.tuned.is_none()
+        && options.machine.is_none();
     match FileKind::of(&a.model)? {
         FileKind::PlanText => stages::read_plan(&a.model),
         FileKind::Artifact if as_compiled => kiln::artifact::plan(&a.model),

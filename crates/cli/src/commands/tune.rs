@@ -17,7 +17,7 @@ pub fn tune(a: &args::Tune) -> Result<(), Error> {
     let mut store = if a.store.exists() { tune::read(&a.store)? } else { Store::default() };
     // A store that cannot be written is found before anything is measured.
     tune::write(&a.store, &store)?;
-    let constraints = ConstraintArgs { constraints: a.constraints.clone(), tuned: None };
+    let constraints = ConstraintArgs { constraints: a.constraints.clone(), tuned: None, machine: None };
     let options = TuneOptions {
         compile: constrained(options(&a.model, target, true), &constraints)?,
         gpu,

@@ -1,0 +1,185 @@
+//! A machine's description, fitted to what the machine does: graphs of known work are timed, and the roofline that prices plans
+//! is solved for its rates.
+//!
+//! Fitted are bandwidth, cost of a launch, and the rates of products and of other arithmetic. What follows from the templates
+//! (sizes of tiles and of rows, the price of a prologue) is taken from the description that one starts from.
+use crate::{
+    CompileOptions, Error, Model, compile,
+    compile::{DeviceKind, runtime},
+};
+use kiln_graph::{DType, Graph, Tensor, Type, random_tensor};
+use kiln_plan::{Cost, Machine, Plan};
+use kiln_runtime::TimeOptions;
+
+/// What one graph took.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    pub seconds: f64,
+    /// Of all kernels.
+    pub bytes: f64,
+    pub matrix_flops: f64,
+    pub other_flops: f64,
+}
+impl Seen {
+    /// Work by the plan, time as given.
+    fn new(plan: &Plan, seconds: f64) -> Seen {
+        let sum = |of: fn(&Cost) -> u64| plan.kernels.iter().map(|k| of(&k.cost) as f64).sum();
+        let (matrix_flops, other_flops) = (sum(|c| c.matrix_flops), sum(|c| c.other_flops));
+        Seen { seconds, bytes: sum(|c| c.bytes()), matrix_flops, other_flops }
+    }
+}
+
+/// The description of the machine that `time` measures on, starting from one of its kind.
+pub fn fit(base: &Machine, mut time: impl FnMut(&Graph) -> Result<Seen, Error>) -> Result<Machine, Error> {
+    let mut m = base.clone();
+    m.launch = time(&graph(&chain(1 << 5, 0))?)?.seconds;
+    let copy = time(&graph(&chain(if m.gpu { 1 << 27 } else { 1 << 24 }, 0))?)?;
+    m.bandwidth = rate(copy.bytes, copy.seconds - m.launch).unwrap_or(m.bandwidth);
+    let busy = time(&graph(&chain(if m.gpu { 1 << 24 } else { 1 << 21 }, 48))?)?;
+    // The roofline adds a tenth of the faster side.
+    let beside = |s: &Seen, m: &Machine| s.seconds - m.launch - 0.1 * s.bytes / m.bandwidth;
+    if beside(&busy, &m) > busy.bytes / m.bandwidth {
+        m.alu = rate(busy.other_flops, beside(&busy, &m)).unwrap_or(m.alu);
+    }
+    for (dtype, known) in &mut m.matrix.clone() {
+        let product = time(&graph(&product(*dtype, if m.gpu { 4096 } else { 768 }))?)?;
+        let found = rate(product.matrix_flops, beside(&product, &m)).unwrap_or(*known);
+        m.matrix.iter_mut().filter(|r| r.0 == *dtype).for_each(|r| r.1 = found);
+    }
+    let copied = copy.seconds - m.launch - 0.1 * copy.other_flops / m.alu;
+    m.bandwidth = rate(copy.bytes, copied).unwrap_or(m.bandwidth);
+    Ok(m)
+}
+
+/// To three digits; `None` if the time is none.
+fn rate(work: f64, seconds: f64) -> Option<f64> {
+    (seconds > 0.0 && work > 0.0).then(|| digits(work / seconds))
+}
+fn digits(v: f64) -> f64 {
+    let unit = 10f64.powf(v.log10().floor() - 2.0);
+    // Dividing by whole powers keeps the number short in text.
+    if unit < 1.0 { (v / unit).round() / (1.0 / unit).round() } else { (v / unit).round() * unit.round() }
+}
+
+fn graph(text: &str) -> Result<Graph, Error> {
+    text.parse().map_err(|e| Error::failed(format!("a graph to calibrate with does not read: {e}"), "report this"))
+}
+/// A pointwise kernel: a relu and so many rounds of four ops, one of which is a function; that is about what softmax and GELU are.
+fn chain(n: usize, rounds: usize) -> String {
+    let mut t = format!("graph chain(%x: f32[{n}]) {{\n  %y0 = relu %x\n");
+    for i in 0..rounds {
+        t += &format!("  %a{i} = mul %y{i}, %x\n  %b{i} = add %a{i}, %x\n  %c{i} = min %b{i}, %x\n");
+        t += &format!("  %y{} = tanh %c{i}\n", i + 1);
+    }
+    t + &format!("  return %y{rounds}\n}}\n")
+}
+fn product(dtype: DType, n: usize) -> String {
+    let d = dtype.name();
+    format!("graph product(%a: {d}[{n},{n}], %b: {d}[{n},{n}]) {{\n  %y = dot %a, %b\n  return %y\n}}\n")
+}
+
+/// Measures on a device.
+pub fn calibrate(
+    options: &CompileOptions,
+    device: DeviceKind,
+    threads: Option<usize>,
+    mut progress: impl FnMut(&str),
+) -> Result<Machine, Error> {
+    let base = options.machine()?;
+    let open = compile::open_device(device, threads)?;
+    let mut fitted = fit(&base, |graph| {
+        let shown = graph.inputs.first().map(|v| graph.ty(*v).to_string()).unwrap_or_default();
+        progress(&format!("{} of {shown}", graph.name));
+        let model = Model::from_graph(graph.clone())?;
+        let compiled = crate::compile(&model, options)?;
+        let session = compiled.session_in(&open)?;
+        let inputs: Vec<Tensor> = model.input_types().into_iter().map(filled).collect();
+        let samples = TimeOptions { warmup: 2, runs: 3, min_seconds: 0.1, kernel_runs: 20 };
+        let timing = session.time(&inputs, samples).map_err(runtime)?;
+        let us: f64 = timing.kernels.iter().map(|k| k.spread.median_us).sum();
+        Ok(Seen::new(&compiled.plan, us * 1e-6))
+    })?;
+    fitted.launch = (fitted.launch * 1e8).round() / 1e8;
+    if let DeviceKind::Cuda(i) = device {
+        fitted.device = compile::gpu_name(i)?;
+    }
+    fitted.name = format!("{}-calibrated", base.name);
+    Ok(fitted)
+}
+
+/// Random numbers, a block of them over and over: zeros would cost the units less power.
+fn filled(ty: Type) -> Tensor {
+    let block = random_tensor(Type::new(ty.dtype, [(1 << 16).min(ty.count())]), 1, 1.0);
+    let mut t = Tensor::zeros(ty);
+    t.bytes_mut().chunks_mut(block.bytes().len().max(1)).for_each(|c| c.copy_from_slice(&block.bytes()[..c.len()]));
+    t
+}
+
+/// Both descriptions beside each other.
+pub fn table(base: &Machine, fitted: &Machine) -> String {
+    let mut rows = vec![
+        ("bandwidth, GB/s".to_string(), base.bandwidth / 1e9, fitted.bandwidth / 1e9),
+        ("launch, us".to_string(), base.launch * 1e6, fitted.launch * 1e6),
+        ("other arithmetic, Gflop/s".to_string(), base.alu / 1e9, fitted.alu / 1e9),
+    ];
+    for (dtype, rate) in &fitted.matrix {
+        rows.push((format!("{dtype} products, Gflop/s"), base.matrix_rate(*dtype) / 1e9, rate / 1e9));
+    }
+    let mut t = format!("{:28} {:>14} {:>14}\n", "", base.name, "measured");
+    rows.iter().for_each(|(what, was, is)| t += &format!("{what:28} {was:14.2} {is:14.2}\n"));
+    t
+}
+
+/// The description in a file.
+pub fn read(path: &std::path::Path) -> Result<Machine, Error> {
+    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+    let m: Machine = serde_json::from_str(&text).map_err(|e| {
+        Error::failed(
+            format!("{} is no machine description: {e}", path.display()),
+            "`kiln doctor --calibrate FILE` writes one",
+        )
+    })?;
+    let rates = [m.bandwidth, m.alu, m.launch].into_iter().chain(m.matrix.iter().map(|r| r.1));
+    if rates.into_iter().any(|r| !r.is_finite() || r <= 0.0) {
+        return Err(Error::failed(
+            format!("{}: a rate or a time is not positive", path.display()),
+            "mend it, or calibrate again",
+        ));
+    }
+    Ok(m)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Target;
+
+    /// The clock is the price on another machine: fitting must find that machine.
+    #[test]
+    fn finds_the_machine_that_was_timed() {
+        for target in [Target::Cpu, Target::Sm90a] {
+            let base = target.machine().expect("it is built in");
+            let mut hidden = base.clone();
+            hidden.bandwidth *= 0.6;
+            hidden.launch *= 1.7;
+            hidden.alu *= 0.4;
+            hidden.matrix.iter_mut().for_each(|r| r.1 *= 1.9);
+            let options = CompileOptions { target, machine: Some(hidden.clone()), ..CompileOptions::default() };
+            let fitted = fit(&base, |g| {
+                let plan = compile::plan(&Model::from_graph(g.clone())?, &options)?;
+                Ok(Seen::new(&plan, plan.predicted_us() * 1e-6))
+            })
+            .expect("fits");
+            let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 0.03, "{fitted:#?}, hidden {hidden:#?}");
+            near(fitted.bandwidth, hidden.bandwidth);
+            near(fitted.launch, hidden.launch);
+            near(fitted.alu, hidden.alu);
+            fitted.matrix.iter().zip(&hidden.matrix).for_each(|(a, b)| near(a.1, b.1));
+        }
+    }
+
+    #[test]
+    fn numbers_stay_short() {
+        assert_eq!([4.23456e12, 1234.5, 2.3456e-6].map(digits), [4.23e12, 1230.0, 2.35e-6]);
+    }
+}
