@@ -40,6 +40,9 @@ def rows():
     yield "bmm_64x1024_bf16", torch.bmm, [(64, 1024, 1024), (64, 1024, 1024)], half, 64 * 1024**3
     for n in (1024, 4096):
         yield f"gemm_{n}_f32", torch.mm, [(n, n), (n, n)], full, n**3
+    for n in (1024, 4096):
+        yield f"gemm_{n}_tf32", torch.mm, [(n, n), (n, n)], full, n**3
+    yield "linear_8192x768x768_tf32", F.linear, [(8192, 768), (768, 768)], full, 8192 * 768 * 768
     yield "linear_197x3072x768_f32", F.linear, [(197, 768), (3072, 768)], full, 197 * 3072 * 768
     yield "linear_8192x768x768_f32", F.linear, [(8192, 768), (768, 768)], full, 8192 * 768 * 768
     yield "gemm_4097_f32", torch.mm, [(4097, 4097), (4097, 4097)], full, 4097**3
@@ -53,6 +56,8 @@ def rows():
 
 
 def kiln_us(kiln, name, *more):
+    if name.endswith("_tf32"):
+        name, more = name.replace("_tf32", "_f32"), [*more, "--numerics", "approximates"]
     result, problem = gpu.bench(kiln, f"benches/graphs/{name}.kiln", "--seconds", "0.15", *more)
     return (sum(k["median_us"] for k in result["kernels"]) if result else math.nan), problem
 
@@ -69,7 +74,6 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tuned")
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.set_grad_enabled(False)
     figures = {"machine": gpu.machine(), "rows": {}}
     builds = {k: (k, []) for k in args.kiln or ["dist/kiln"]}
@@ -82,6 +86,7 @@ def main():
     for name, function, shapes, dtype, work in rows():
         if args.only and not any(o in name for o in args.only):
             continue
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name.endswith("_tf32")
         inputs = [torch.randn(*s, device="cuda", dtype=dtype) for s in shapes]
         functions = {"": function}
         for way in ways[1:]:

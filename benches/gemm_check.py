@@ -1,6 +1,6 @@
 """Matrix products of many shapes against float64: every size in every position, every epilogue, NaN and infinity.
 
-    python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N] [--epilogue NAME]...
+    python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N] [--epilogue NAME]... [--tf32] [--rows N]
 
 Each element must lie within the rounding that its sum of absolute products allows, and two runs must give equal bytes.
 Cases are drawn from the seed; many go into one graph, so that a process is started once for all of them.
@@ -23,11 +23,11 @@ EPILOGUES = ["none", "bias", "gelu", "silu", "residual", "row", "column", "leaky
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
 
-def draw(rng, n, epilogues):
+def draw(rng, n, epilogues, tf32, rows):
     """A case: dtype, batch, sizes, orders of the operands, epilogue."""
     cases = [("swap", d, p, s) for d in ("bf16", "f32") for p in range(3) for s in SIZES]
-    for dtype, form in [(d, f) for d in ("bf16", "f16") for f in ("dot", "linear", "at", "bt")]:
-        yield {"dtype": dtype, "batch": 0, "sizes": CLUSTERED, "form": form, "epilogue": rng.choice(epilogues), "odd": False}
+    for dtype, form in [(d, f) for d in (("f32",) if tf32 else ("bf16", "f16")) for f in ("dot", "linear", "at", "bt")]:
+        yield {"dtype": dtype, "tf32": tf32, "batch": 0, "sizes": CLUSTERED, "form": form, "epilogue": rng.choice(epilogues), "odd": False}
     for i in range(n):
         if i < len(cases):
             _, dtype, position, size = cases[i]
@@ -36,6 +36,9 @@ def draw(rng, n, epilogues):
         else:
             dtype = rng.choice(["bf16", "bf16", "f16", "f32", "f32"])
             sizes = [rng.choice(SIZES + MORE) for _ in range(3)]
+        dtype = "f32" if tf32 else dtype
+        if rows:
+            sizes[0] = rng.choice([s for s in SIZES + MORE if s <= rows])
         while sizes[0] * sizes[1] * sizes[2] > 2e9:
             sizes[sizes.index(max(sizes))] //= 4
         batch = rng.choice([0, 0, 0, 0, 2, 3, 7, 32, 512])
@@ -44,7 +47,7 @@ def draw(rng, n, epilogues):
         form = rng.choice(["dot", "dot", "linear", "linear", "at", "bt"])
         if batch and form == "linear":
             form = "dot"
-        yield {"dtype": dtype, "batch": batch, "sizes": sizes, "form": form, "epilogue": rng.choice(epilogues), "odd": rng.random() < 0.08}
+        yield {"dtype": dtype, "tf32": tf32, "batch": batch, "sizes": sizes, "form": form, "epilogue": rng.choice(epilogues), "odd": rng.random() < 0.08}
 
 
 def text(case, i):
@@ -129,14 +132,17 @@ def reference(case, given, device):
     b = turn(b)
     v = more[0] if more else None
     # The sum, and the casts on the way: the product itself is rounded to its type.
-    c, bound = a @ b, (a.abs() @ b.abs()) * 2.0**-24 * (math.sqrt(k) * 2 + 8)
+    c = a @ b
+    # What the operands lose as tf32, ten bits after the point, and what the sums do.
+    lost = 2.0**-24 * (math.sqrt(k) * 2 + 8) + (2.0**-9 if case["tf32"] else 0)
+    bound = (a.abs() @ b.abs()) * lost
     unit = UNIT[d]
     slack = bound + unit * c.abs()
     e = case["epilogue"]
     if e == "swiglu":
         w = turn(v)
         u = a @ w
-        other = (a.abs() @ w.abs()) * 2.0**-24 * (math.sqrt(k) * 2 + 8) + unit * u.abs()
+        other = (a.abs() @ w.abs()) * lost + unit * u.abs()
         s = F.silu(c)
         return [s * u], [gated(s, slack, u, other, unit)], [d]
     if e == "geglu":
@@ -201,7 +207,7 @@ def run_group(kiln, device, cases, folder, seed):
     runs = []
     for r in range(2):
         out = f"{path}.out{r}.safetensors"
-        done = subprocess.run([kiln, "run", path + ".kiln", "--inputs", path + ".safetensors", "--outputs", out, "--device", device], capture_output=True, text=True)
+        done = subprocess.run([kiln, "run", path + ".kiln", "--inputs", path + ".safetensors", "--outputs", out, "--device", device, *(["--numerics", "approximates"] if cases[0]["tf32"] else [])], capture_output=True, text=True)
         if done.returncode:
             return [f"group {seed}: {(done.stderr.strip() or 'failed')[:400]}"]
         runs.append(load_file(out))
@@ -240,9 +246,11 @@ def main():
     parser.add_argument("--group", type=int, default=25)
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--epilogue", action="append", choices=EPILOGUES, help="only these")
+    parser.add_argument("--rows", type=int, help="at most so many rows")
+    parser.add_argument("--tf32", action="store_true", help="products in f32 alone, operands taken as tf32")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    cases = list(draw(rng, args.cases, args.epilogue or EPILOGUES))
+    cases = list(draw(rng, args.cases, args.epilogue or EPILOGUES, args.tf32, args.rows))
     rng.shuffle(cases)
     groups = [cases[i : i + args.group] for i in range(0, len(cases), args.group)]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

@@ -67,7 +67,7 @@ pub enum Numerics {
     /// Sums and products may be regrouped.
     #[default]
     Reassociates,
-    /// Approximations as well.
+    /// Approximations as well: operands of f32 products as tf32, where the GPU has it.
     Approximates,
 }
 

@@ -44,10 +44,11 @@ fn compiler() -> String {
     format!("{}/{}", env!("CARGO_PKG_VERSION"), kiln_lower::TEMPLATES)
 }
 
-/// The kernel's body without names, on one line.
+/// The kernel's precision and its body without names, on one line.
 fn key(k: &Kernel, machine: &Machine) -> Key {
     let text = kiln_graph::text::print(&k.body.bare());
-    let problem = text.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let precision = if k.tf32 { "tf32 " } else { "" };
+    let problem = format!("{precision}{}", text.lines().map(str::trim).collect::<Vec<_>>().join(" "));
     Key { problem, machine: machine.clone(), compiler: compiler() }
 }
 

@@ -5,7 +5,7 @@ use crate::{Target, gemm, lower, template};
 use kiln_plan::{Family, Kernel, KernelKind, Reason, Schedule, Template};
 
 /// Raised whenever a template's programs change so that measurements of the old ones say nothing of the new.
-pub const TEMPLATES: u32 = 1;
+pub const TEMPLATES: u32 = 2;
 
 /// A template that takes a kernel.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -18,7 +18,15 @@ pub struct Candidate {
 /// Templates of a kernel's product on a GPU: first the one that lowering chooses unasked, then all others that may take it, the
 /// fastest in the model first. Empty where there is nothing to choose.
 pub fn candidates(kernel: &Kernel, target: Target) -> Vec<Candidate> {
-    let of = Body { name: &kernel.name, graph: &kernel.body, product: None, twin: None, target, template: None };
+    let of = Body {
+        name: &kernel.name,
+        graph: &kernel.body,
+        product: None,
+        twin: None,
+        target,
+        tf32: kernel.tf32,
+        template: None,
+    };
     if kernel.kind != KernelKind::Gemm {
         return vec![];
     }

@@ -156,6 +156,7 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
         k: c.k,
         whole: None,
         twin: None,
+        tf32: of.tf32 && of.graph.dtype(v) == kiln_graph::DType::F32,
         a: &|r, at| r.at(c.w, &c.weight_index(at), &[]),
         b: &|r, at| {
             let (image, point) = (at[2].clone().div(c.points as i64), at[2].clone().rem(c.points as i64));
@@ -183,6 +184,7 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, 
         k: c.k,
         whole: None,
         twin: None,
+        tf32: of.tf32 && of.graph.dtype(v) == kiln_graph::DType::F32,
         a: &|r, at| r.at(c.w, &c.weight_index(&at[1..]), &[]),
         b: &|r, at| c.patch(r, at),
         place: &|ix| {

@@ -4,8 +4,9 @@ use crate::host::{Host, the_product};
 use crate::placed;
 use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
+use crate::warpgroup::FEW;
 use crate::{LowerError, Target, product, reduction};
-use kiln_graph::{Graph, Op, ValueId};
+use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::{Family, Template};
 
 /// A product as batches of `m × k` by `k × n`.
@@ -137,6 +138,28 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
         r.at(g.args(of)[1], &operand_index(g, of, 1, &at), &[])
     };
     let own = |t| if let Beside::Other(v) = t { Some(v) } else { None };
+    let left = |r: &mut Resolver, at: &[Expr]| r.at(args[0], &operand_index(g, v, 0, at), &[]);
+    let right = |r: &mut Resolver, at: &[Expr]| r.at(args[1], &operand_index(g, v, 1, at), &[]);
+    let place = |ix: &[Expr]| {
+        if linear_layer { vec![linear(&ix[..lead], &g.shape(v)[..lead]), ix[lead].clone()] } else { ix.to_vec() }
+    };
+    let tf32 = of.tf32 && g.dtype(v) == DType::F32;
+    if twin.is_none() && is_swapped(of, v, d) {
+        let product = product::Product {
+            v,
+            batch: d.batch.clone(),
+            m: d.n,
+            n: d.m,
+            k: d.k,
+            whole: None,
+            twin: None,
+            tf32,
+            a: &|r, at| right(r, &product::swapped(at.to_vec())),
+            b: &|r, at| left(r, &product::swapped(at.to_vec())),
+            place: &|ix| product::swapped(place(ix)),
+        };
+        return then(&product);
+    }
     let product = product::Product {
         v,
         batch: d.batch.clone(),
@@ -144,14 +167,24 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
         n: d.n,
         k: d.k,
         whole: None,
+        tf32,
         twin: twin.map(|t| product::Twin { b: &other, v: own(t) }),
-        a: &|r, at| r.at(args[0], &operand_index(g, v, 0, at), &[]),
-        b: &|r, at| r.at(args[1], &operand_index(g, v, 1, at), &[]),
-        place: &|ix| {
-            if linear_layer { vec![linear(&ix[..lead], &g.shape(v)[..lead]), ix[lead].clone()] } else { ix.to_vec() }
-        },
+        a: &left,
+        b: &right,
+        place: &place,
     };
     then(&product)
+}
+
+/// Few rows are the columns of the product with its operands swapped: tiles may be as narrow as they are, where rows of a tile come
+/// in 64, and most would be copied from outside of the operand.
+fn is_swapped(of: &Body, v: ValueId, d: &Dims) -> bool {
+    let g = of.graph;
+    let half = matches!(g.dtype(v), DType::Bf16 | DType::F16);
+    let whole = |a: &ValueId| g.shape(*a).last().is_some_and(|n| n % 8 == 0);
+    let by_warpgroups = of.template.is_none_or(|t| t.family == Family::Warpgroup);
+    let target = matches!(of.target, Target::Gpu { arch } if arch >= 90);
+    half && target && by_warpgroups && d.m <= FEW && d.n > 2 * d.m && g.args(v).iter().take(2).all(whole)
 }
 
 fn host(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {

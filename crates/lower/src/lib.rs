@@ -73,7 +73,15 @@ pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel
     if body.outputs.iter().all(|&v| body.ty(v).count() == 0) {
         return Ok(Steps { scratch: vec![], steps: vec![] });
     }
-    let of = Body { name, graph: body, product: None, twin: None, target, template: kernel.reason.template };
+    let of = Body {
+        name,
+        graph: body,
+        product: None,
+        twin: None,
+        target,
+        tf32: kernel.tf32,
+        template: kernel.reason.template,
+    };
     let rows::Emitted { scratch, steps } = match kernel.kind {
         KernelKind::Pointwise | KernelKind::Reduction | KernelKind::Pool => reduction::lower(&of, target, 0)?,
         KernelKind::Scan => scan::lower(&of, target)?,

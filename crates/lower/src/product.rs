@@ -40,6 +40,8 @@ pub struct Product<'a> {
     pub place: &'a dyn Fn(&[Expr]) -> Vec<Expr>,
     /// A second right operand of as many columns, which come after those of the first.
     pub twin: Option<Twin<'a>>,
+    /// Operands in f32 are taken as tf32.
+    pub tf32: bool,
 }
 
 /// What stands beside a product of the same left operand: both are summed in one kernel.
@@ -355,8 +357,9 @@ fn accumulate(
             if dtype != DType::F32 {
                 return f.b.dot(a, b, *now, DotPrecision::Exact);
             }
+            let precision = if p.tf32 { DotPrecision::Tf32 } else { DotPrecision::Exact };
             // Sums of tiles, then the sum of those: the rounding error of a long f32 sum grows with the number of terms.
-            let part = f.b.dot(a, b, start, DotPrecision::Exact);
+            let part = f.b.dot(a, b, start, precision);
             f.b.binary(B::Add, *now, part)
         };
         b.iter().zip(now).map(one).collect()
@@ -368,6 +371,13 @@ fn zero_outside(f: &mut Frame, v: Value, mask: Option<Value>) -> Value {
     let elem = f.b.elem(v).unwrap_or(Elem::F32);
     let zero = math::float(&mut f.b, elem, 0.0);
     f.b.select(mask, v, zero)
+}
+
+/// The last two swapped.
+pub fn swapped<T>(mut all: Vec<T>) -> Vec<T> {
+    let n = all.len();
+    all.swap(n - 2, n - 1);
+    all
 }
 
 /// A loop whose body uses the frame; what it emits is forgotten after.

@@ -42,6 +42,8 @@ pub struct Body<'a> {
     /// A second product of the same left operand beside it.
     pub twin: Option<(ValueId, Product)>,
     pub target: Target,
+    /// Operands of f32 products are taken as tf32.
+    pub tf32: bool,
     /// What a constraint asks for.
     pub template: Option<Template>,
 }

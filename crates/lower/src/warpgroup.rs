@@ -25,7 +25,7 @@ use kiln_graph::DType;
 use kiln_plan::exec::Work;
 pub use operand::{Major, Strided};
 pub use parts::{Parts, candidates, parts};
-pub use shape::{Asked, GROUP, PROCESSORS};
+pub use shape::{Asked, FEW, GROUP, PROCESSORS};
 use shape::{Engine, Shape};
 
 /// What is multiplied, and what is written.
@@ -43,13 +43,13 @@ pub struct Task<'a> {
 }
 
 /// What a product must be for this template.
-pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16, f16 or f32 that are strided arrays with rows of multiples of 16 bytes, \
-                         and one of the tiles 128x256, 256x128, 128x128, 128x64, 64x256, 64x128, 64x64 (in f32 not 256x128 and \
-                         64x256 but 32x64); a schedule must fit the product and the memory of a multiprocessor";
+pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16, f16 or f32 that are strided arrays with rows of multiples of 16 bytes, and one of the \
+     tiles 128x256, 256x128, 128x128, 128x64, 128x32, 128x16, 64x256, 64x128, 64x64, 64x32, 64x16 (exact f32 has 32x64 in place of \
+     256x128, 64x256 and those narrower than 64); a schedule must fit the product and the memory of a multiprocessor";
 
 /// Whether products of this type go this way, their operands permitting.
 pub fn takes(dtype: DType, target: Target) -> bool {
-    matches!(target, Target::Gpu { arch } if arch >= 90) && Engine::of(dtype).is_some()
+    matches!(target, Target::Gpu { arch } if arch >= 90) && matches!(dtype, DType::Bf16 | DType::F16 | DType::F32)
 }
 
 pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
@@ -57,11 +57,11 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
     if !matches!(target, Target::Gpu { arch } if arch >= 90) {
         return None;
     }
-    let engine = Engine::of(task.dtype)?;
     let a = Strided::load(task.scene, task.left, p, (task.coords.m, p.m), (task.coords.ka, p.k))?;
     let right = |n: &NodeId| Strided::load(task.scene, *n, p, (task.coords.n, p.n), (task.coords.kb, p.k));
     let b: Vec<Strided> = task.right.iter().map(right).collect::<Option<_>>()?;
     let major = b.first()?.major;
+    let engine = Engine::of(task.dtype, p.tf32, [a.major, major])?;
     if b.iter().any(|b| b.major != major) {
         return None;
     }
@@ -167,6 +167,7 @@ impl Plain<'_> {
     fn multiply(&self, b: &mut Builder, spot: &Spot, a_map: Value, b_maps: &[Value]) -> Vec<Value> {
         let z = self.shape;
         let elem = crate::math::stored(self.task.dtype);
+        let precision = if z.engine == Engine::Tf32 { DotPrecision::Tf32 } else { DotPrecision::Exact };
         let none = b.constant(Type::block(Elem::F32, [z.m, z.n]), Const::Float(0.0));
         let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(z.depths as i64));
         let part = self.task.product.whole.map(|_| {
@@ -188,7 +189,7 @@ impl Plain<'_> {
             let left = operand(&self.a, a_map, spot.m, z.m, Major::Depth);
             let right = self.b.iter().zip(b_maps).map(|(s, map)| operand(s, *map, spot.n, z.n, Major::Outer));
             let right: Vec<Value> = right.collect();
-            right.iter().zip(now).map(|(right, now)| b.dot(left, *right, *now, DotPrecision::Exact)).collect()
+            right.iter().zip(now).map(|(right, now)| b.dot(left, *right, *now, precision)).collect()
         })
     }
     /// The epilogue.

@@ -1,8 +1,12 @@
 //! Scans, matrix products, attention, convolutions and pools.
 mod common;
-use common::{check, check_on};
-use kiln_lower::Target;
-use kiln_plan::KernelKind::{self, *};
+use common::{check, check_on, compare_kernel, kernel};
+use kiln_graph::{Graph, random};
+use kiln_lower::{Target, lower};
+use kiln_plan::{
+    KernelKind::{self, *},
+    exec::Work,
+};
 
 fn body(kind: KernelKind, lines: &str) {
     check(kind, &format!("graph k{lines}"));
@@ -309,4 +313,62 @@ fn pairs_of_products() {
     gpu(
         "(%x: f32[65,64], %g: f32[40,64], %u: f32[40,64]) { %a = linear %x, %g\n %b = linear %x, %u\n %s = silu %a\n %y = mul %s, %b\n return %y }",
     );
+}
+
+/// Products in f32 whose operands are taken as tf32: by warpgroups where rows run along K, as they lie or turned by a copy; small
+/// ones exactly; on `sm_80` by tensor cores as well. The interpreter computes all of them in full precision.
+#[test]
+fn products_in_tf32() {
+    let precisions = |lines: &str, arch: u32| {
+        let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
+        let mut k = kernel(if lines.contains("conv") { Conv } else { Gemm }, body);
+        k.tf32 = true;
+        let target = Target::Gpu { arch };
+        compare_kernel(&k, &random::inputs(&k.body, 7), target).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
+        let steps = lower(&k, target).unwrap();
+        let text = |w: &Work<kiln_block::Kernel>| match w {
+            Work::Block { code, .. } => kiln_block::text::print(code),
+            other => panic!("{other:?}"),
+        };
+        steps.steps.iter().map(text).collect::<String>()
+    };
+    let by_warpgroups = |lines: &str| assert!(precisions(lines, 90).contains("wgmma"), "{lines}");
+    for (m, n, k) in [(64, 64, 32), (65, 68, 36), (132, 264, 68), (16, 72, 2048)] {
+        by_warpgroups(&format!(
+            "(%a: f32[{m},{k}], %b: f32[{n},{k}], %v: f32[{n}], %r: f32[{m},{n}]) {{ %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }}"
+        ));
+    }
+    by_warpgroups("(%a: f32[257,511], %b: f32[511,255]) { %c = dot %a, %b\n return %c }");
+    by_warpgroups("(%a: f32[260,256], %b: f32[260,258]) { %t = permute %a perm=[1,0]\n %c = dot %t, %b\n return %c }");
+    by_warpgroups("(%a: f32[3,140,136], %b: f32[3,136,300]) { %c = dot %a, %b\n return %c }");
+    by_warpgroups(
+        "(%x: f32[1,32,40,40], %w: f32[64,32,3,3]) { %y = conv %x, %w stride=[1,1] padding=[1,1] dilation=[1,1] groups=1\n return %y }",
+    );
+    let small = "(%a: f32[65,33], %b: f32[33,70]) { %c = dot %a, %b\n return %c }";
+    assert!(precisions(small, 90).contains("dot tf32") && precisions(small, 80).contains("dot tf32"));
+    precisions(
+        "(%x: f32[2,4,9,8], %w: f32[6,4,3,2]) { %y = conv %x, %w stride=[2,1] padding=[1,2] dilation=[1,2] groups=1\n return %y }",
+        90,
+    );
+}
+
+/// Few rows by many columns: the operands swapped, in narrow tiles.
+#[test]
+fn products_of_few_rows() {
+    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Target::Gpu { arch: 90 });
+    for (d, m, n, k) in [("bf16", 5, 64, 64), ("f16", 16, 200, 72), ("bf16", 17, 136, 200), ("f16", 32, 72, 2048)] {
+        gpu(&format!(
+            "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %r: {d}[{m},{n}]) {{ %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }}"
+        ));
+        gpu(&format!("(%a: {d}[{m},{k}], %b: {d}[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
+        gpu(&format!(
+            "(%a: {d}[{m},{k}], %b: {d}[{n},{k}]) {{ %c = linear %a, %b\n %w = cast %c to=f32\n return %c, %w }}"
+        ));
+        gpu(&format!(
+            "(%a: {d}[{m},{k}], %b: {d}[{n},{k}]) {{ %c = linear %a, %b\n %s = softmax %c axis=1\n return %s }}"
+        ));
+    }
+    gpu("(%a: bf16[3,7,24], %b: bf16[3,24,72]) { %c = dot %a, %b\n %t = permute %c perm=[0,2,1]\n return %t }");
+    gpu("(%a: f16[2,4,24], %b: f16[72,24]) { %c = linear %a, %b\n %r = reshape %c shape=[2,4,6,12]\n return %r }");
+    gpu("(%a: bf16[8,16], %b: bf16[16,3000]) { %c = dot %a, %b\n return %c }");
 }

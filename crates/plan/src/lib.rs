@@ -197,6 +197,9 @@ pub struct Kernel {
     pub inputs: Vec<BufferId>,
     pub outputs: Vec<BufferId>,
     pub cost: Cost,
+    /// Its f32 products are of operands in tf32, with 10 bits after the point, summed in f32.
+    #[serde(default)]
+    pub tf32: bool,
     pub reason: Reason,
 }
 
@@ -262,6 +265,9 @@ pub struct Machine {
     pub tile: usize,
     /// Factor on a product's time when arithmetic on an operand takes it off the fast copy path.
     pub prologue: f64,
+    /// Matrix-product flops per second in f32 whose operands are taken as tf32, where the machine can.
+    #[serde(default)]
+    pub tf32: Option<f64>,
     /// Types whose products share a kernel with another of the same left operand, in tiles with two sums.
     #[serde(default)]
     pub pairs: Vec<DType>,
@@ -269,6 +275,10 @@ pub struct Machine {
     pub gpu: bool,
 }
 impl Machine {
+    /// With what plans of this class may use alone.
+    pub fn under(&self, numerics: Numerics) -> Machine {
+        Machine { tf32: self.tf32.filter(|_| numerics == Numerics::Approximates), ..self.clone() }
+    }
     pub fn matrix_rate(&self, dtype: DType) -> f64 {
         let find = |d| self.matrix.iter().find(|m| m.0 == d).map(|m| m.1);
         find(dtype).or_else(|| find(DType::F32)).unwrap_or(self.alu)

@@ -111,6 +111,9 @@ fn kernel(out: &mut String, k: &Kernel) {
         "    cost read={} written={} matrix={} other={} us={}",
         c.bytes_read, c.bytes_written, c.matrix_flops, c.other_flops, c.us
     );
+    if k.tf32 {
+        let _ = writeln!(out, "    precision tf32");
+    }
     if !k.reason.rules.is_empty() {
         let rules: Vec<String> = k.reason.rules.iter().map(|r| quoted(r)).collect();
         let _ = writeln!(out, "    rules {}", rules.join(" "));
@@ -345,7 +348,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
     w.expect(")")?;
     w.expect("{")?;
     w.end()?;
-    let (mut cost, mut reason) = (Cost::default(), Reason::default());
+    let (mut cost, mut tf32, mut reason) = (Cost::default(), false, Reason::default());
     loop {
         let mut w = lines.next()?;
         match w.word()? {
@@ -357,6 +360,10 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                     other_flops: w.keyed("other")?,
                     us: w.keyed("us")?,
                 }
+            }
+            "precision" => {
+                w.expect("tf32")?;
+                tf32 = true;
             }
             "rules" => reason.rules = w.strings()?,
             "template" => reason.template = Some(w.string()?.parse()?),
@@ -377,11 +384,11 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
             "graph" => {
                 let body = body(lines)?;
                 lines.next()?.expect("}")?;
-                return Ok(Kernel { name, kind, stage, body, inputs, outputs, cost, reason });
+                return Ok(Kernel { name, kind, stage, body, inputs, outputs, cost, tf32, reason });
             }
             other => {
                 return Err(format!(
-                    "`{other}` is not cost, rules, template, tuned, not_tuned, alternative, stop, values, made or graph"
+                    "`{other}` is not cost, precision, rules, template, tuned, not_tuned, alternative, stop, values, made or graph"
                 ));
             }
         }
@@ -432,6 +439,7 @@ mod tests {
                 inputs: vec![BufferId(0), BufferId(1)],
                 outputs: vec![BufferId(2)],
                 cost: Cost { us: 2.125, bytes_read: 160, ..Cost::default() },
+                tf32: true,
                 reason: Reason {
                     rules: vec!["a".into(), "b c".into()],
                     alternative: Some(Alternative { what: "apart".into(), us: 4.5 }),

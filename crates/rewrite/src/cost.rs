@@ -36,10 +36,10 @@ impl Price {
     }
 }
 
-/// The terms of [`Price::timed`] for a kernel whose product is of `dtype`.
-pub fn terms(c: &Cost, dtype: DType, m: &Machine) -> Terms {
+/// The terms of [`Price::timed`] for a kernel with a product of this many flops per second.
+pub fn terms(c: &Cost, matrix_rate: f64, m: &Machine) -> Terms {
     let memory = c.bytes() as f64 / m.bandwidth;
-    let arithmetic = c.matrix_flops as f64 / m.matrix_rate(dtype) + c.other_flops as f64 / m.alu;
+    let arithmetic = c.matrix_flops as f64 / matrix_rate + c.other_flops as f64 / m.alu;
     let (memory_us, arithmetic_us, launch_us) =
         (microseconds(memory), microseconds(arithmetic), microseconds(m.launch));
     let bound = [("memory", memory_us), ("arithmetic", arithmetic_us), ("launch", launch_us)];
@@ -80,6 +80,15 @@ pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
     }
 }
 
+/// Whether a machine with tf32 takes the operands of this op as such.
+pub fn is_f32_product(dag: &Dag, v: usize) -> bool {
+    matches!(dag.op(v), Op::Dot | Op::Linear | Op::Conv { .. }) && dag.ty(v).dtype == DType::F32
+}
+/// Flops per second of an op on matrix units.
+pub fn matrix_rate(dag: &Dag, v: usize, m: &Machine) -> f64 {
+    m.tf32.filter(|_| is_f32_product(dag, v)).unwrap_or_else(|| m.matrix_rate(dag.ty(v).dtype))
+}
+
 /// May `v` be computed beside another product of its left operand?
 fn shares_launch(dag: &Dag, v: usize, m: &Machine) -> bool {
     let beside = |&w: &usize| w != v && dag.ty(w) == dag.ty(v) && dag.args(w).first() == dag.args(v).first();
@@ -95,7 +104,7 @@ pub fn lower_bound(dag: &Dag, m: &Machine) -> f64 {
         .map(|&v| {
             let weights: f64 = dag.args(v).iter().filter(|&&a| dag.frozen(a)).map(|&a| dag.bytes(a)).sum();
             let launch = if shares_launch(dag, v, m) { m.launch / 2. } else { m.launch };
-            launch + (weights / m.bandwidth).max(matrix_flops(dag, v) / m.matrix_rate(dag.ty(v).dtype))
+            launch + (weights / m.bandwidth).max(matrix_flops(dag, v) / matrix_rate(dag, v, m))
         })
         .sum();
     let tables: Vec<usize> = dag

@@ -3,7 +3,7 @@ use crate::RewriteError;
 use crate::body::body;
 use crate::checker::Checker;
 use crate::class::Class;
-use crate::cost::{lower_bound, microseconds};
+use crate::cost::{is_f32_product, lower_bound, microseconds};
 use crate::dag::{Dag, Program};
 use crate::names::Names;
 use crate::planner::{self, Apart, Kernel, Kernels, Limits, best_cut, boundaries};
@@ -127,11 +127,11 @@ impl Emitter<'_> {
             let alternative = if fused { alternative(dag, &kinds, k, check) } else { None };
             let template = self.limits.map_or(Ok(None), |l| l.template(&k.members))?;
             let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![], template, tuning: None };
-            self.kernel(dag, k, &names[&id].1, stage, reason);
+            self.kernel(dag, k, &names[&id].1, (stage, check.machine.tf32.is_some()), reason);
         }
         Ok(())
     }
-    fn kernel(&mut self, dag: &Dag, k: &Kernel, name: &str, stage: Stage, mut reason: Reason) {
+    fn kernel(&mut self, dag: &Dag, k: &Kernel, name: &str, (stage, tf32): (Stage, bool), mut reason: Reason) {
         let b = body(dag, k, name);
         let origin = |&(m, value): &(usize, _)| Origin {
             value,
@@ -147,6 +147,7 @@ impl Emitter<'_> {
             inputs: k.reads.iter().map(|&v| self.buffer(v, stage)).collect(),
             outputs: b.stores.iter().map(|&v| self.buffer(v, stage)).collect(),
             cost: k.price.cost(),
+            tf32: tf32 && stage == Stage::Run && k.members.iter().any(|&m| is_f32_product(dag, m)),
             reason,
         };
         self.plan.kernels.push(planned);

@@ -74,6 +74,7 @@ pub fn plan_under(
     options: &Options,
     constraints: &Constraints,
 ) -> Result<Plan, RewriteError> {
+    let machine = &machine.under(options.numerics);
     let mut check = Checker::new(machine);
     if !options.fuse {
         let program = Program::of_graph(g);

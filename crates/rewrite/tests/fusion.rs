@@ -184,6 +184,24 @@ fn pairs_of_products_on_machines_that_have_them() {
         %a = linear %x, %w\n %b = linear %x, %u\n %c = linear %x, %v\n %s = silu %a\n %y = mul %s, %b\n %z = add %y, %c\n return %z\n}";
     assert_eq!(kernels(&graph(three), "h200"), 2);
 }
+/// f32 products are taken as tf32 where that is allowed and the machine can.
+#[test]
+fn tf32_only_where_it_is_allowed() {
+    let g = graph(
+        "graph g(%x: f32[32,64], %w: f32[64,64], %h: f64[32,64], %v: f64[64,64]) {
+        %a = linear %x, %w\n %s = softmax %a axis=1\n %b = linear %h, %v\n return %s, %b\n}",
+    );
+    let tf32 = |numerics, machine: &str| {
+        let machine = kiln_plan::machines::machine(machine).expect("it is built in");
+        let p = kiln_rewrite::plan(&g, &machine, &Options { numerics, fuse: true }).unwrap_or_else(|e| panic!("{e}"));
+        let again: Plan = p.to_string().parse().unwrap();
+        assert_eq!(again.to_string(), p.to_string());
+        again.kernels.iter().filter(|k| k.tf32).count()
+    };
+    use kiln_plan::Numerics::{Approximates, Exact, Reassociates};
+    assert_eq!(tf32(Approximates, "h200"), 1);
+    assert_eq!((tf32(Exact, "h200"), tf32(Reassociates, "h200"), tf32(Approximates, "cpu")), (0, 0, 0));
+}
 #[test]
 fn siblings_join_only_with_frozen_weights() {
     let p = checked(

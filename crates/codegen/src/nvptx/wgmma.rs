@@ -64,7 +64,7 @@ impl<'c> Gen<'c, '_> {
     /// Matrix descriptor of a stage. `transposed`: the tile's rows run along K, so the other axis is contiguous.
     fn operand_of(&mut self, tile: Value, stage: Value, transposed: bool) -> Res<Operand<'c>> {
         let t = Tile::of(self.k, tile)?;
-        if t.swizzle != Swizzle::B128 || !matches!(t.elem, Elem::Bf16 | Elem::F16) {
+        if t.swizzle != Swizzle::B128 || !matches!(t.elem, Elem::Bf16 | Elem::F16 | Elem::F32) {
             return Err(Fail::Unsupported(format!("a product of {} tiles swizzled {}", t.elem, t.swizzle)));
         }
         let start = self.tile_byte(self.places.at(tile)?, None)?;
@@ -93,13 +93,18 @@ impl<'c> Gen<'c, '_> {
     ) -> Res<Vec<Val<'c>>> {
         let count = sums.len();
         let regs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
-        let ty = if a.tile.elem == Elem::F16 { "f16" } else { "bf16" };
+        // Operands of 32 bits lie along K, and there is no word for another way.
+        let (ty, k, turned) = match a.tile.elem {
+            Elem::F32 => ("tf32", 8, String::new()),
+            elem => {
+                let ty = if elem == Elem::F16 { "f16" } else { "bf16" };
+                (ty, 16, format!(", {}, {}", u8::from(a.transposed), u8::from(b.transposed)))
+            }
+        };
         let (x, y, p) = (2 * count, 2 * count + 1, 2 * count + 2);
         let text = format!(
-            "{{ .reg .pred p; setp.ne.b32 p, ${p}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {{{}}}, ${x}, ${y}, p, 1, 1, {}, {}; }}",
+            "{{ .reg .pred p; setp.ne.b32 p, ${p}, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{ty}.{ty} {{{}}}, ${x}, ${y}, p, 1, 1{turned}; }}",
             regs.join(", "),
-            u8::from(a.transposed),
-            u8::from(b.transposed)
         );
         let mut args: Vec<Val<'c>> = match keep {
             true => sums.to_vec(),

@@ -120,7 +120,10 @@ impl<'a> Facts<'a> {
         };
         let anchor = k.body.values().find(|v| Class::of(k.body.op(*v)).is_anchor());
         let dtype = anchor.map_or(DType::F32, |v| k.body.dtype(v));
-        let terms = kiln_plan::machines::machine(&self.plan.machine).map(|m| terms(&k.cost, dtype, &m));
+        let terms = kiln_plan::machines::machine(&self.plan.machine).map(|m| {
+            let rate = m.tf32.filter(|_| k.tf32).unwrap_or(m.matrix_rate(dtype));
+            terms(&k.cost, rate, &m)
+        });
         let rewrites = self.rewrites(k);
         KernelReport {
             name: k.name.clone(),
@@ -246,8 +249,11 @@ fn template(c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> String {
     k.reason.template.filter(|t| *t != t.bare()).unwrap_or(seen).to_string()
 }
 
-/// The widest class of the rules that made it.
+/// The widest class of its arithmetic and of the rules that made it.
 fn class(k: &Kernel) -> Numerics {
+    if k.tf32 {
+        return Numerics::Approximates;
+    }
     let half = k.body.values().any(|v| k.body.dtype(v).is_float() && k.body.dtype(v).bytes() == 2);
     k.reason.rules.iter().map(|r| rules::numerics(r, half)).max().unwrap_or(Numerics::Exact)
 }

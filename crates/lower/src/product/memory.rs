@@ -1,7 +1,7 @@
 //! Operands that no tensor map describes (rows of any length, windows, gathers, arithmetic before the product) go through
 //! memory first, in rows of multiples of 16 bytes, where the product is large enough to pay for that. So do operands of large
 //! products in f32 whose rows run along K: turned, their multiply-adds have no bank conflicts.
-use super::{OperandAt, Product};
+use super::{OperandAt, Product, swapped};
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr, linear};
 use crate::resolve::{Body, Resolved, Resolver};
@@ -88,9 +88,11 @@ pub fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Resu
         return Ok([None, None]);
     }
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
-    // Turning one side alone gains nothing.
+    // Rows of tf32 run along K. Where both sides of multiply-adds are turned, turning one alone gains nothing.
+    let lies = |s: &Strided| s.major == if p.tf32 { Major::Depth } else { Major::Outer };
     let runs = |r: &Read| r.strided(p).is_some_and(|s| s.major == Major::Outer);
     let turn = dtype == DType::F32
+        && !p.tf32
         && work >= TURNED.1
         && reads.iter().zip([p.n, p.m]).all(|(r, uses)| uses >= TURNED.0 || runs(r));
     let mut copies = [None, None];
@@ -99,7 +101,7 @@ pub fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Resu
         let layout = r.layout(p, dtype, which);
         match r.strided(p) {
             None if uses < USES || layout.is_none() => return Ok([None, None]),
-            Some(s) if s.major == Major::Outer || !turn => {}
+            Some(s) if lies(&s) || !(turn || p.tf32 && uses >= USES && layout.is_some()) => {}
             _ => copies[which] = layout,
         }
     }
@@ -121,7 +123,7 @@ impl Read {
             self.scene.dag.node(n).exprs(&mut |e| e.coords(&mut |c| used.push(c as usize)));
         }
         let batch: Vec<usize> = (0..p.batch.len()).filter(|i| p.batch[*i] > 1 && used.contains(i)).collect();
-        let (outer, deep) = ([p.m, p.n][which], self.is_deep() && dtype != DType::F32);
+        let (outer, deep) = ([p.m, p.n][which], p.tf32 || self.is_deep() && dtype != DType::F32);
         let row = 16 / dtype.bytes();
         let last = if deep { [outer, p.k.next_multiple_of(row)] } else { [p.k, outer.next_multiple_of(row)] };
         let shape: Vec<usize> = batch.iter().map(|i| p.batch[*i]).chain(last).collect();
@@ -150,13 +152,6 @@ impl Copied {
         };
         pointwise::points(&format!("{}_{}", of.name, ["left", "right"][which]), &space, &scene, target)
     }
-}
-
-/// The last two swapped.
-fn swapped<T>(mut all: Vec<T>) -> Vec<T> {
-    let n = all.len();
-    all.swap(n - 2, n - 1);
-    all
 }
 
 /// An operand from its copy, or as it is.

@@ -52,7 +52,7 @@ fn elements(p: &Product) -> usize {
 
 /// Parts of K that some shape fits, those with the least time first, the launch that sums them included.
 pub fn parts(p: &Product, dtype: DType, sides: [Major; 2], asked: Asked) -> Vec<Parts> {
-    let Some(engine) = Engine::of(dtype) else { return vec![] };
+    let Some(engine) = Engine::of(dtype, p.tf32, sides) else { return vec![] };
     let counts = asked.schedule.parts.map_or(1..=MOST, |n| n..=n);
     let timed = pieces(p, engine, counts).filter_map(|(parts, piece, outputs)| {
         let shape = shape::choose(&piece, (engine, asked), sides, &[outputs])?;
@@ -66,7 +66,7 @@ pub fn parts(p: &Product, dtype: DType, sides: [Major; 2], asked: Asked) -> Vec<
 
 /// Templates of this family that take the product, with the microseconds they are predicted to take.
 pub fn candidates(p: &Product, dtype: DType, sides: [Major; 2]) -> Vec<(Template, f64)> {
-    let Some(engine) = Engine::of(dtype) else { return vec![] };
+    let Some(engine) = Engine::of(dtype, p.tf32, sides) else { return vec![] };
     let mut all = vec![];
     for (parts, piece, outputs) in pieces(p, engine, 1..=MOST) {
         for &(m, n, copies, spans) in engine.tiles() {

@@ -11,29 +11,51 @@ pub const SPAN: usize = 128;
 /// Multiply-adds from which two blocks share an operand unasked. Waiting for each other costs a hundredth or two; but a product of
 /// some milliseconds runs at the power limit, where what is not read from the second-level cache pays.
 const SHARED: usize = 1 << 40;
+/// Columns of a product for which there are narrow tiles.
+pub const FEW: usize = 32;
 /// Most stages that are taken unasked.
 const STAGES: usize = 12;
+
+/// Tiles of tensor cores, first those of 64 columns and more: rows, columns, consumers, copies along K in a stage.
+const TENSOR_TILES: [(usize, usize, usize, usize); 12] = [
+    (128, 256, 2, 1),
+    (256, 128, 2, 1),
+    (128, 128, 2, 1),
+    (128, 64, 2, 1),
+    (64, 256, 1, 1),
+    (64, 128, 1, 1),
+    (64, 64, 1, 1),
+    (64, 64, 1, 2),
+    (128, 32, 2, 1),
+    (128, 16, 2, 1),
+    (64, 32, 1, 1),
+    (64, 16, 1, 1),
+];
+const WIDE: usize = 8;
 
 /// What multiplies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Engine {
     /// bf16 and f16 by `wgmma`.
     TensorCores,
+    /// f32 by `wgmma`, operands as tf32 with rows along K.
+    Tf32,
     /// f32, exactly.
     MultiplyAdds,
 }
 
 impl Engine {
-    pub fn of(dtype: DType) -> Option<Engine> {
+    pub fn of(dtype: DType, tf32: bool, sides: [Major; 2]) -> Option<Engine> {
         match dtype {
             DType::Bf16 | DType::F16 => Some(Engine::TensorCores),
+            DType::F32 if tf32 && sides == [Major::Depth; 2] => Some(Engine::Tf32),
             DType::F32 => Some(Engine::MultiplyAdds),
             _ => None,
         }
     }
     /// Most copies along K in a stage.
     fn most_spans(self) -> usize {
-        if self == Engine::TensorCores { 2 } else { 1 }
+        if self == Engine::MultiplyAdds { 1 } else { 2 }
     }
     /// Bytes of an operand's element.
     pub fn bytes(self) -> usize {
@@ -42,16 +64,9 @@ impl Engine {
     /// Tiles on offer: rows, columns, consumers, copies along K in a stage.
     pub fn tiles(self) -> &'static [(usize, usize, usize, usize)] {
         match self {
-            Engine::TensorCores => &[
-                (128, 256, 2, 1),
-                (256, 128, 2, 1),
-                (128, 128, 2, 1),
-                (128, 64, 2, 1),
-                (64, 256, 1, 1),
-                (64, 128, 1, 1),
-                (64, 64, 1, 1),
-                (64, 64, 1, 2),
-            ],
+            Engine::TensorCores => &TENSOR_TILES,
+            // Few rows of tf32 go in tiles of 64.
+            Engine::Tf32 => &TENSOR_TILES[..WIDE],
             Engine::MultiplyAdds => {
                 &[(128, 256, 2, 1), (128, 128, 2, 1), (64, 128, 2, 1), (128, 64, 2, 1), (64, 64, 2, 1), (32, 64, 2, 1)]
             }
@@ -62,6 +77,7 @@ impl Engine {
     pub fn rate(self, area: usize, turned: bool) -> f64 {
         let kinds = match (self, area) {
             (Engine::TensorCores, _) => [2048.0; 2],
+            (Engine::Tf32, _) => [1024.0; 2],
             (_, 32768..) => [86.0, 108.0],
             (_, 16384..) => [96.0, 101.0],
             (_, 8192..) => [88.0; 2],
@@ -116,7 +132,7 @@ impl Shape {
     /// Columns of the result that are finished together, for outputs of these bytes.
     pub fn columns(&self, outputs: &[usize]) -> usize {
         let engine = match self.engine {
-            Engine::TensorCores => form::Engine::TensorCores,
+            Engine::TensorCores | Engine::Tf32 => form::Engine::TensorCores,
             Engine::MultiplyAdds => form::Engine::MultiplyAdds,
         };
         slice::columns(engine, outputs, self.n)
@@ -172,7 +188,9 @@ pub fn shape(
     let sums = p.sums();
     // Sums of a thread.
     let held = sums * m * n / copies / 128;
-    if runs || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
+    // Tensor cores are slower in narrow tiles.
+    let narrow = n < 64 && p.n > FEW;
+    if runs || narrow || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
         return None;
     }
     let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));
@@ -184,7 +202,7 @@ pub fn shape(
     let line = outputs.iter().sum::<usize>() * shape.columns(outputs);
     let room = MEMORY.checked_sub(BUFFERS * m * line)? / shape.stage_bytes();
     shape.stages = asked.stages.unwrap_or(room.min(STAGES));
-    let whole = engine == Engine::TensorCores && tiles_m.is_multiple_of(2);
+    let whole = engine != Engine::MultiplyAdds && tiles_m.is_multiple_of(2);
     let work = [batch, sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
     let pairs = whole && sums * m * n >= 128 * 256 && work >= SHARED;
     shape.cluster = asked.cluster.unwrap_or(if pairs { 2 } else { 1 });

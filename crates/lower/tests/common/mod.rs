@@ -21,6 +21,7 @@ pub fn kernel(kind: KernelKind, body: Graph) -> Kernel {
         outputs: ids(body.outputs.len(), body.inputs.len()),
         body,
         cost: Cost::default(),
+        tf32: false,
         reason: Reason::default(),
     }
 }
@@ -148,12 +149,16 @@ pub fn compare(
     inputs: &[Tensor],
     target: Target,
 ) -> Result<Result<(), LowerError>, String> {
+    compare_kernel(&kernel(kind, body.clone()), inputs, target)
+}
+pub fn compare_kernel(k: &Kernel, inputs: &[Tensor], target: Target) -> Result<Result<(), LowerError>, String> {
+    let body = &k.body;
     let precise = run_with(body, inputs, &[], Precision::F64, &mut no_fallback);
     let native = run_with(body, inputs, &[], Precision::Native, &mut no_fallback);
     // Where half types decide a comparison or an integer, either is right.
     let want = precise.map_err(|e| format!("the graph interpreter: {e}"))?;
     let native = native.map_err(|e| format!("the graph interpreter: {e}"))?;
-    let steps = match lower(&kernel(kind, body.clone()), target) {
+    let steps = match lower(k, target) {
         Ok(steps) => steps,
         Err(e) if e.to_string().contains("is wrong") => return Err(e.to_string()),
         Err(e) => return Ok(Err(e)),

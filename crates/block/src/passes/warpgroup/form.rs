@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 /// What multiplies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Engine {
-    /// bf16 and f16 by `wgmma`.
+    /// bf16, f16 and tf32 by `wgmma`.
     TensorCores,
     /// f32 by multiply-adds from shared tiles.
     MultiplyAdds,
@@ -167,9 +167,13 @@ impl Form {
         let [a, b, sum] = dot.args[..] else { return refuse("a product without operands") };
         let engine = match (k.ty(a).elem(), precision) {
             (Some(Elem::Bf16 | Elem::F16), _) => Engine::TensorCores,
+            (Some(Elem::F32), DotPrecision::Tf32) => Engine::TensorCores,
             (Some(Elem::F32), DotPrecision::Exact) => Engine::MultiplyAdds,
             _ => {
-                return refuse(format!("there is no product of {} by warpgroups; use bf16, f16 or exact f32", k.ty(a)));
+                return refuse(format!(
+                    "there is no product of {} by warpgroups; use bf16, f16, tf32 or exact f32",
+                    k.ty(a)
+                ));
             }
         };
         let [m, n] = k.ty(sum).shape() else { return refuse("a product of other than two axes") };
@@ -183,6 +187,9 @@ impl Form {
         };
         let left = self.load(k, a, Side::Left, tiles)?;
         let right = self.load(k, b, Side::Right, tiles)?;
+        if precision == DotPrecision::Tf32 && (self.loads[left].swapped || !self.loads[right].swapped) {
+            return refuse("rows of tf32 operands run along K; store the other one turned");
+        }
         self.dots.push(Dot { left, right, carried });
         Ok(())
     }
