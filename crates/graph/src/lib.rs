@@ -12,6 +12,7 @@ pub mod infer;
 pub mod memory;
 mod names;
 pub mod op;
+pub mod pairs;
 pub mod params;
 pub mod random;
 mod rebuild;

@@ -202,6 +202,38 @@ fn tf32_only_where_it_is_allowed() {
     assert_eq!(tf32(Approximates, "h200"), 1);
     assert_eq!((tf32(Exact, "h200"), tf32(Reassociates, "h200"), tf32(Approximates, "cpu")), (0, 0, 0));
 }
+/// Differences of all pairs, summed as squares, where a plan may approximate: one product with all the rest in its epilogue, and
+/// a small kernel for the squares of each side.
+#[test]
+fn distances_by_products() {
+    use kiln_plan::Numerics::{Approximates, Reassociates};
+    // Where arithmetic decides, as it does for more rows than an interpreter has time for.
+    let machine = kiln_plan::Machine { alu: 1e11, ..common::h200() };
+    let planned = |text: &str, numerics| {
+        kiln_rewrite::plan(&graph(text), &machine, &Options { numerics, fuse: true }).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let far = "%d = sub %x, %y\n %s = mul %d, %d\n";
+    for dtype in ["f32", "bf16", "f16"] {
+        for text in [
+            format!(
+                "(%a: {dtype}[300,64], %b: {dtype}[200,64]) {{ %x = reshape %a shape=[300,1,64]\n
+                %y = broadcast %b shape=[300,200,64]\n {far} %t = reduce.sum %s axes=[2]\n %r = sqrt %t\n return %r }}"
+            ),
+            format!(
+                "(%x: {dtype}[3,1,64,90], %y: {dtype}[3,70,64,1]) {{ {far} %r = reduce.sum %s axes=[2]\n return %r }}"
+            ),
+        ] {
+            let text = format!("graph g{text}");
+            let p = planned(&text, Approximates);
+            agrees(&graph(&text), &p);
+            // Half types are widened first.
+            let most = if dtype == "f32" { 3 } else { 5 };
+            assert!(kinds(&p).contains(&Gemm) && kinds(&p).len() <= most, "{p}");
+            assert!(rules(&p).contains(&"distance-by-product"), "{p}");
+            assert_eq!(kinds(&planned(&text, Reassociates)), [Reduction], "{text}");
+        }
+    }
+}
 #[test]
 fn siblings_join_only_with_frozen_weights() {
     let p = checked(

@@ -6,6 +6,7 @@
 mod activation;
 mod algebra;
 mod attention;
+mod distance;
 mod norm;
 mod product;
 mod siblings;
@@ -46,7 +47,10 @@ pub struct Rule {
 
 /// Every rule, family by family.
 pub fn all() -> Vec<&'static Rule> {
-    [algebra::RULES, activation::RULES, norm::RULES, product::RULES, attention::RULES].into_iter().flatten().collect()
+    [algebra::RULES, activation::RULES, norm::RULES, product::RULES, distance::RULES, attention::RULES]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// How far the results of a rule may differ, by its name; on half types if `half`. Joining siblings computes every element as before.
