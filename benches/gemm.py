@@ -52,7 +52,13 @@ def rows():
         for dtype, letters in ((full, "f32"), (half, "bf16")):
             conv = lambda x, w, s=s, p=p: F.conv2d(x, w, stride=s, padding=p)
             yield f"conv_{n}x{c}x{h}_{o}x{k}_{letters}", conv, [(n, c, h, h), (o, c, k, k)], dtype, n * o * size * size * c * k * k
-    yield "cdist_8192x8192x512_f32", lambda a, b: torch.cdist(a, b), [(8192, 512), (8192, 512)], full, 8192 * 8192 * 512
+    # Distances by a product, as torch.cdist takes more than 25 rows, and by differences.
+    sizes, work = [(8192, 512), (8192, 512)], 8192 * 8192 * 512
+    for letters in ("f32", "tf32"):
+        yield f"cdist_8192x8192x512_{letters}", torch.cdist, sizes, full, work
+    differences = lambda a, b: torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+    for letters in ("f32", "tf32"):
+        yield f"cdist_differences_8192x8192x512_{letters}", differences, sizes, full, work
 
 
 def kiln_us(kiln, name, *more):

@@ -1,6 +1,7 @@
 """Matrix products of many shapes against float64: every size in every position, every epilogue, NaN and infinity.
 
     python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N] [--epilogue NAME]... [--tf32] [--rows N]
+                                   [--pairs]
 
 Each element must lie within the rounding that its sum of absolute products allows, and two runs must give equal bytes.
 Cases are drawn from the seed; many go into one graph, so that a process is started once for all of them.
@@ -20,13 +21,16 @@ CLUSTERED = [4096, 4096, 96]
 SIZES = [1, 7, 8, 17, 63, 64, 65, 127, 129, 1000, 4097]
 MORE = [2, 3, 5, 16, 31, 33, 100, 128, 192, 256, 257, 384, 511, 512, 768, 1024, 2048, 3072]
 EPILOGUES = ["none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu", "geglu"]
+FORMS = ["dot", "dot", "linear", "linear", "at", "bt"]
+# Sums over pairs of rows: of squared differences and of their sizes.
+PAIRS = ["squares", "distances"]
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
 
-def draw(rng, n, epilogues, tf32, rows):
+def draw(rng, n, epilogues, tf32, rows, pairs):
     """A case: dtype, batch, sizes, orders of the operands, epilogue."""
     cases = [("swap", d, p, s) for d in ("bf16", "f32") for p in range(3) for s in SIZES]
-    for dtype, form in [(d, f) for d in (("f32",) if tf32 else ("bf16", "f16")) for f in ("dot", "linear", "at", "bt")]:
+    for dtype, form in [] if pairs else [(d, f) for d in (("f32",) if tf32 else ("bf16", "f16")) for f in ("dot", "linear", "at", "bt")]:
         yield {"dtype": dtype, "tf32": tf32, "batch": 0, "sizes": CLUSTERED, "form": form, "epilogue": rng.choice(epilogues), "odd": False}
     for i in range(n):
         if i < len(cases):
@@ -44,10 +48,11 @@ def draw(rng, n, epilogues, tf32, rows):
         batch = rng.choice([0, 0, 0, 0, 2, 3, 7, 32, 512])
         if batch * max(sizes[0] * sizes[1], sizes[0] * sizes[2], sizes[1] * sizes[2]) > 2e7 or batch * sizes[0] * sizes[1] * sizes[2] > 2e9:
             batch = 0
-        form = rng.choice(["dot", "dot", "linear", "linear", "at", "bt"])
+        form = rng.choice(PAIRS if pairs else FORMS)
+        dtype = "f32" if pairs else dtype
         if batch and form == "linear":
             form = "dot"
-        yield {"dtype": dtype, "tf32": tf32, "batch": batch, "sizes": sizes, "form": form, "epilogue": rng.choice(epilogues), "odd": rng.random() < 0.08}
+        yield {"dtype": dtype, "tf32": tf32, "batch": batch, "sizes": sizes, "form": form, "epilogue": rng.choice(epilogues), "odd": rng.random() < 0.08 and not (pairs and tf32)}
 
 
 def text(case, i):
@@ -58,7 +63,13 @@ def text(case, i):
     form = case["form"]
     # Halves of one product.
     half, n = n, n * (2 if case["epilogue"] == "geglu" else 1)
-    if form == "linear":
+    if form in PAIRS:
+        args = [(f"a{i}", ty(*lead, m, k)), (f"b{i}", ty(*lead, n, k))]
+        apart = lambda x, shape: f"%{x}r{i} = reshape %{x}{i} shape={[*lead, *shape]}"
+        term = f"%t{i} = mul %d{i}, %d{i}" if form == "squares" else f"%t{i} = abs %d{i}"
+        lines = [apart("a", [m, 1, k]), apart("b", [1, n, k]), f"%d{i} = sub %ar{i}, %br{i}", term]
+        lines += [f"%q{i} = reduce.sum %t{i} axes=[{len(lead) + 2}]", f"%c{i} = reshape %q{i} shape={[*lead, m, n]}"]
+    elif form == "linear":
         args, lines = [(f"a{i}", ty(m, k)), (f"b{i}", ty(n, k))], [f"%c{i} = linear %a{i}, %b{i}"]
     else:
         left = (*lead, k, m) if form == "at" else (*lead, m, k)
@@ -119,6 +130,17 @@ def gated(s, of_gate, u, of_other, unit):
     return (of_gate * 1.2 + 4 * unit * s.abs() + 1e-6) * (u.abs() + of_other) + (s.abs() + of_gate * 1.2) * of_other + 2 * unit * (s * u).abs()
 
 
+def pairs(a, b, form, tf32, lost):
+    """Sums over pairs of rows, and what rounding explains: all terms have one sign; a product cancels digits of both squares."""
+    import torch
+
+    p = 2.0 if form == "squares" else 1.0
+    c = torch.cdist(a, b, p=p, compute_mode="donot_use_mm_for_euclid_dist") ** p
+    if form == "squares" and tf32:
+        return c, (a.square().sum(-1)[..., None] + b.square().sum(-1)[..., None, :]) * lost
+    return c, c * lost
+
+
 def reference(case, given, device):
     """In float64: results, and for each the largest error that rounding explains."""
     import torch
@@ -130,12 +152,14 @@ def reference(case, given, device):
     a = a.mT if form == "at" else a
     turn = lambda t: t.mT if form in ("linear", "bt") else t
     b = turn(b)
-    v = more[0] if more else None
-    # The sum, and the casts on the way: the product itself is rounded to its type.
-    c = a @ b
     # What the operands lose as tf32, ten bits after the point, and what the sums do.
     lost = 2.0**-24 * (math.sqrt(k) * 2 + 8) + (2.0**-9 if case["tf32"] else 0)
-    bound = (a.abs() @ b.abs()) * lost
+    v = more[0] if more else None
+    if form in PAIRS:
+        c, bound = pairs(a, b, form, case["tf32"], lost)
+    else:
+        # The sum, and the casts on the way: the product itself is rounded to its type.
+        c, bound = a @ b, (a.abs() @ b.abs()) * lost
     unit = UNIT[d]
     slack = bound + unit * c.abs()
     e = case["epilogue"]
@@ -248,9 +272,11 @@ def main():
     parser.add_argument("--epilogue", action="append", choices=EPILOGUES, help="only these")
     parser.add_argument("--rows", type=int, help="at most so many rows")
     parser.add_argument("--tf32", action="store_true", help="products in f32 alone, operands taken as tf32")
+    parser.add_argument("--pairs", action="store_true", help="sums over pairs of rows in place of products; exact unless --tf32")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    cases = list(draw(rng, args.cases, args.epilogue or EPILOGUES, args.tf32, args.rows))
+    epilogues = [e for e in args.epilogue or EPILOGUES if not (args.pairs and e in ("swiglu", "geglu"))]
+    cases = list(draw(rng, args.cases, epilogues, args.tf32, args.rows, args.pairs))
     rng.shuffle(cases)
     groups = [cases[i : i + args.group] for i in range(0, len(cases), args.group)]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

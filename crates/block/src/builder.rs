@@ -1,7 +1,7 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
 use crate::{
     Array, BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, Op, Param, ReduceOp, Region, Role, ScanOp,
-    Type, UnaryOp, Value,
+    Terms, Type, UnaryOp, Value,
 };
 
 /// What a role does; takes the number of its copy if there are several.
@@ -218,7 +218,12 @@ impl Builder {
     }
     pub fn dot(&mut self, a: Value, b: Value, acc: Value, precision: DotPrecision) -> Value {
         let ty = self.ty(acc).clone();
-        self.one(Op::Dot { precision }, &[a, b, acc], ty)
+        self.one(Op::Dot { precision, terms: Terms::Products }, &[a, b, acc], ty)
+    }
+    /// The sum of `terms` over K in exact f32.
+    pub fn sum_of(&mut self, terms: Terms, a: Value, b: Value, acc: Value) -> Value {
+        let ty = self.ty(acc).clone();
+        self.one(Op::Dot { precision: DotPrecision::Exact, terms }, &[a, b, acc], ty)
     }
     /// `for index in lo..hi step { carried = body(index, carried) }`; gives the last carried values.
     pub fn for_loop(

@@ -130,6 +130,18 @@ pub enum DotPrecision {
     Tf32x3,
 }
 
+/// What a product sums over K, of an element of each side. All but products are of f32, exactly.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Terms {
+    #[default]
+    Products,
+    /// `(a - b)²`.
+    Squares,
+    /// `|a - b|`.
+    Distances,
+}
+
 /// A group of warps with a job of its own, in `roles`. With `copies` above 1 there are so many groups of the same job, each
 /// with its own warps; the region then has a parameter, the number of the copy (i32).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -207,6 +219,7 @@ pub enum Op {
     /// a `[M,K]`, b `[K,N]`, accumulator `[M,N]` (f32; f64 for f64; i32 for u8).
     Dot {
         precision: DotPrecision,
+        terms: Terms,
     },
     /// Lower bound, upper bound, step (i32 scalars, step > 0), then initial values of the carried values. One region: its
     /// parameters are the index and the carried values; it ends in `yield` of their next values. Results: the last ones.
@@ -238,6 +251,7 @@ pub enum Op {
     /// Shared tile of a, its stage, shared tile of b, its stage, block to add to: the sum, by multiply-adds in exact f32. Sides
     /// and flags as in `Wgmma`.
     SharedDot {
+        terms: Terms,
         transpose_a: bool,
         transpose_b: bool,
     },

@@ -2,7 +2,7 @@
 use common::Random;
 use kiln_block::passes::warpgroup::{Launch, Refusal, maps, persistent, roles};
 use kiln_block::{
-    BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Type, UnaryOp, Value, text, verify::verify,
+    BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Terms, Type, UnaryOp, Value, text, verify::verify,
 };
 use kiln_interp::block::{Buffer, run};
 
@@ -18,6 +18,8 @@ impl Random {
 #[derive(Clone, Copy, Debug)]
 struct Plain {
     elem: Elem,
+    /// What is summed in f32.
+    terms: Terms,
     /// Rows, columns, depth; of the product and of a tile.
     size: [usize; 3],
     tile: [usize; 3],
@@ -53,7 +55,20 @@ impl Plain {
         let gated = r.below(3) == 0;
         let grid = if batch > 1 { r.below(2) } else { r.below(3) };
         let turned = if batch > 1 { [false, false] } else { [r.yes(), r.yes()] };
-        Plain { elem, size, tile, batch, turned, gated, bias: r.yes(), residual: r.yes(), grid, carried: r.yes() }
+        let terms = r.pick(&[Terms::Products, Terms::Squares, Terms::Distances]);
+        Plain {
+            elem,
+            terms,
+            size,
+            tile,
+            batch,
+            turned,
+            gated,
+            bias: r.yes(),
+            residual: r.yes(),
+            grid,
+            carried: r.yes(),
+        }
     }
     fn tiles(&self) -> [usize; 2] {
         [self.size[0].div_ceil(self.tile[0]), self.size[1].div_ceil(self.tile[1])]
@@ -144,8 +159,11 @@ impl Plain {
                     b.load(*p, mask, None)
                 })
                 .collect();
-            let mut next: Vec<Value> =
-                (0..count).map(|i| b.dot(loaded[0], loaded[1 + i], now[i], DotPrecision::Exact)).collect();
+            let mut dot = |i: usize| match self.elem {
+                Elem::F32 => b.sum_of(self.terms, loaded[0], loaded[1 + i], now[i]),
+                _ => b.dot(loaded[0], loaded[1 + i], now[i], DotPrecision::Exact),
+            };
+            let mut next: Vec<Value> = (0..count).map(&mut dot).collect();
             if self.carried {
                 let steps =
                     [if self.turned[0] { tk * a_pitch } else { tk }, if self.turned[1] { tk } else { tk * b_pitch }];

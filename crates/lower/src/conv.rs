@@ -8,6 +8,7 @@ use crate::resolve::{Body, Inside, Resolved, Resolver, inside};
 use crate::rows::Emitted;
 use crate::window::UNROLL;
 use crate::{LowerError, Target, pointwise, product, reduction};
+use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, Scalar, Type, ValueId};
 use kiln_plan::exec::{Matrix, Slot, axes};
 
@@ -157,6 +158,7 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
         whole: None,
         twin: None,
         tf32: of.tf32 && of.graph.dtype(v) == kiln_graph::DType::F32,
+        terms: Terms::Products,
         a: &|r, at| r.at(c.w, &c.weight_index(at), &[]),
         b: &|r, at| {
             let (image, point) = (at[2].clone().div(c.points as i64), at[2].clone().rem(c.points as i64));
@@ -185,6 +187,7 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, 
         whole: None,
         twin: None,
         tf32: of.tf32 && of.graph.dtype(v) == kiln_graph::DType::F32,
+        terms: Terms::Products,
         a: &|r, at| r.at(c.w, &c.weight_index(&at[1..]), &[]),
         b: &|r, at| c.patch(r, at),
         place: &|ix| {

@@ -6,6 +6,7 @@ use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
 use crate::warpgroup::FEW;
 use crate::{LowerError, Target, product, reduction};
+use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::{Family, Template};
 
@@ -154,6 +155,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
             whole: None,
             twin: None,
             tf32,
+            terms: Terms::Products,
             a: &|r, at| right(r, &product::swapped(at.to_vec())),
             b: &|r, at| left(r, &product::swapped(at.to_vec())),
             place: &|ix| product::swapped(place(ix)),
@@ -168,6 +170,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
         k: d.k,
         whole: None,
         tf32,
+        terms: Terms::Products,
         twin: twin.map(|t| product::Twin { b: &other, v: own(t) }),
         a: &left,
         b: &right,

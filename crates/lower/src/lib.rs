@@ -21,6 +21,7 @@ mod host;
 mod invert;
 mod math;
 mod packed;
+mod pairs;
 mod placed;
 mod pointwise;
 mod product;
@@ -83,7 +84,11 @@ pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel
         template: kernel.reason.template,
     };
     let rows::Emitted { scratch, steps } = match kernel.kind {
-        KernelKind::Pointwise | KernelKind::Reduction | KernelKind::Pool => reduction::lower(&of, target, 0)?,
+        KernelKind::Reduction => match pairs::lower(&of, target) {
+            Some(tiles) => tiles,
+            None => reduction::lower(&of, target, 0)?,
+        },
+        KernelKind::Pointwise | KernelKind::Pool => reduction::lower(&of, target, 0)?,
         KernelKind::Scan => scan::lower(&of, target)?,
         KernelKind::Gemm => gemm::lower(&of, target)?,
         KernelKind::Attention => attention::lower(&of, target)?,

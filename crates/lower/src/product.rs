@@ -14,7 +14,7 @@ use crate::space::Space;
 use crate::tile::{Cut, Frame, Shape, loads, open_with};
 use crate::warpgroup::{self, Asked, Major, Parts};
 use crate::{LowerError, Target, math, reduction};
-use kiln_block::{BinaryOp as B, Builder, DotPrecision, Elem, Kernel, Value};
+use kiln_block::{BinaryOp as B, Builder, DotPrecision, Elem, Kernel, Terms, Value};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::{
     Family,
@@ -42,6 +42,8 @@ pub struct Product<'a> {
     pub twin: Option<Twin<'a>>,
     /// Operands in f32 are taken as tf32.
     pub tf32: bool,
+    /// What is summed of the operands' elements.
+    pub terms: Terms,
 }
 
 /// What stands beside a product of the same left operand: both are summed in one kernel.
@@ -357,9 +359,11 @@ fn accumulate(
             if dtype != DType::F32 {
                 return f.b.dot(a, b, *now, DotPrecision::Exact);
             }
-            let precision = if p.tf32 { DotPrecision::Tf32 } else { DotPrecision::Exact };
             // Sums of tiles, then the sum of those: the rounding error of a long f32 sum grows with the number of terms.
-            let part = f.b.dot(a, b, start, precision);
+            let part = match p.tf32 {
+                true => f.b.dot(a, b, start, DotPrecision::Tf32),
+                false => f.b.sum_of(p.terms, a, b, start),
+            };
             f.b.binary(B::Add, *now, part)
         };
         b.iter().zip(now).map(one).collect()

@@ -167,7 +167,11 @@ impl Plain<'_> {
     fn multiply(&self, b: &mut Builder, spot: &Spot, a_map: Value, b_maps: &[Value]) -> Vec<Value> {
         let z = self.shape;
         let elem = crate::math::stored(self.task.dtype);
-        let precision = if z.engine == Engine::Tf32 { DotPrecision::Tf32 } else { DotPrecision::Exact };
+        let terms = self.task.product.terms;
+        let sum = |b: &mut Builder, left, right, now| match z.engine {
+            Engine::Tf32 => b.dot(left, right, now, DotPrecision::Tf32),
+            Engine::TensorCores | Engine::MultiplyAdds => b.sum_of(terms, left, right, now),
+        };
         let none = b.constant(Type::block(Elem::F32, [z.m, z.n]), Const::Float(0.0));
         let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(z.depths as i64));
         let part = self.task.product.whole.map(|_| {
@@ -189,7 +193,7 @@ impl Plain<'_> {
             let left = operand(&self.a, a_map, spot.m, z.m, Major::Depth);
             let right = self.b.iter().zip(b_maps).map(|(s, map)| operand(s, *map, spot.n, z.n, Major::Outer));
             let right: Vec<Value> = right.collect();
-            right.iter().zip(now).map(|(right, now)| b.dot(left, *right, *now, precision)).collect()
+            right.iter().zip(now).map(|(right, now)| sum(b, left, *right, *now)).collect()
         })
     }
     /// The epilogue.

@@ -69,3 +69,30 @@ fn attention_has_one_template_on_each_side() {
     let e = lowered(KernelKind::Attention, text, "tile", GPU).expect_err("flash alone");
     assert!(e.contains("lowered as `flash`"), "{e}");
 }
+
+#[test]
+fn sums_over_pairs_go_in_tiles_where_they_are_many() {
+    let squares = "%d = sub %x, %y\n %s = mul %d, %d\n %t = reduce.sum %s axes=[2]\n %r = sqrt %t\n return %r }";
+    let apart = "%d = sub %y, %x\n %s = abs %d\n %r = reduce.sum %s axes=[0]\n return %r }";
+    let batched =
+        "%d = sub %x, %y\n %s = mul %d, %d\n %r = reduce.sum %s axes=[2]\n %z = mul %r, 0.5\n return %z, %r }";
+    for (text, wanted) in [
+        (format!("graph k(%x: f32[96,1,720], %y: f32[70,720]) {{ {squares}"), "warpgroup"),
+        (format!("graph k(%x: f32[300,1,131], %y: f32[1,144,131]) {{ {squares}"), "tile"),
+        (format!("graph k(%x: f32[520,1,131], %y: f32[1,301,131]) {{ {squares}"), "warpgroup"),
+        (format!("graph k(%x: f32[700,80,1], %y: f32[700,1,96]) {{ {apart}"), "warpgroup"),
+        (format!("graph k(%x: f32[3,36,1028,1], %y: f32[3,1,1028,52]) {{ {batched}"), "warpgroup"),
+        (format!("graph k(%x: f32[65,1,1021], %y: f32[1,65,1021]) {{ {squares}"), "tile"),
+        (format!("graph k(%x: f32[20,1,720], %y: f32[400,720]) {{ {squares}"), "rows"),
+        (format!("graph k(%x: f32[40,1,7], %y: f32[400,7]) {{ {squares}"), "rows"),
+    ] {
+        let body: Graph = text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let k = kernel(KernelKind::Reduction, body);
+        let steps = lower(&k, GPU).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let found = template::of(k.kind, steps.steps.iter().map(template::Part::from));
+        assert_eq!(found.family.name(), wanted, "{text}");
+        let inputs = random::inputs(&k.body, 7);
+        let compared = common::compare_kernel(&k, &inputs, GPU).unwrap_or_else(|e| panic!("{text}: {e}"));
+        assert!(compared.is_ok(), "{text}");
+    }
+}

@@ -1,5 +1,5 @@
 //! Names of ops in the text form, for both directions.
-use crate::{BinaryOp, CmpOp, Op, ReduceOp, ScanOp, UnaryOp};
+use crate::{BinaryOp, CmpOp, Op, ReduceOp, ScanOp, Terms, UnaryOp};
 
 pub const UNARY: &[(&str, UnaryOp)] = &[
     ("neg", UnaryOp::Neg),
@@ -59,6 +59,8 @@ pub const REDUCE: &[(&str, ReduceOp)] = &[
     ("argmax", ReduceOp::ArgMax),
     ("argmin", ReduceOp::ArgMin),
 ];
+/// What is summed in place of products.
+pub const TERMS: &[(&str, Terms)] = &[("squares", Terms::Squares), ("distances", Terms::Distances)];
 pub const SCAN: &[(&str, ScanOp)] = &[("sum", ScanOp::Sum), ("prod", ScanOp::Prod), ("max", ScanOp::Max)];
 
 /// Ops written by their name and operands alone.

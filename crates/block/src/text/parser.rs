@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     Array, BlockError, Const, DotPrecision, Elem, Inst, InstData, Kernel, Layout, Op, Param, Region, Role, Swizzle,
-    Type, Value,
+    Terms, Type, Value,
 };
 use std::collections::HashMap;
 
@@ -513,6 +513,11 @@ impl Parser {
             _ => self.fail(format!("`{}` is no {what}; known: {}", self.peek().text, names::list(table))),
         }
     }
+    /// What a product sums, if the text says.
+    fn terms(&mut self) -> Terms {
+        let found = names::TERMS.iter().find(|(name, _)| self.eat_word(name));
+        found.map_or_else(Terms::default, |t| t.1)
+    }
     /// An op without regions, and its operands.
     fn simple(&mut self, start: &Token, name: &str) -> Result<(Op, Vec<Value>)> {
         let op = match name {
@@ -557,6 +562,7 @@ impl Parser {
                     () if self.eat_word("tf32x3") => DotPrecision::Tf32x3,
                     () => DotPrecision::Exact,
                 },
+                terms: self.terms(),
             },
             "async_wait" => Op::AsyncWait { pending: self.integer("the number of groups left in flight")? },
             "barrier_expect" | "prefetch" => {
@@ -574,8 +580,8 @@ impl Parser {
                 Op::Wgmma { transpose_a, transpose_b: self.eat_word("transpose_b") }
             }
             "shared_dot" => {
-                let transpose_a = self.eat_word("transpose_a");
-                Op::SharedDot { transpose_a, transpose_b: self.eat_word("transpose_b") }
+                let (terms, transpose_a) = (self.terms(), self.eat_word("transpose_a"));
+                Op::SharedDot { terms, transpose_a, transpose_b: self.eat_word("transpose_b") }
             }
             "wgmma_wait" => Op::WgmmaWait { pending: self.integer("the number of groups left in flight")? },
             _ => {

@@ -1,6 +1,6 @@
 //! Kernel to text. Prints any kernel, verified or not.
 use super::{lexer::is_plain, names};
-use crate::{Const, DotPrecision, Inst, InstData, Kernel, Layout, Op, Region, Type, Value, layout::Basis};
+use crate::{Const, DotPrecision, Inst, InstData, Kernel, Layout, Op, Region, Terms, Type, Value, layout::Basis};
 use std::{collections::HashMap, fmt::Write};
 
 struct Printer<'a> {
@@ -211,9 +211,9 @@ fn op_text(op: &Op) -> (String, String) {
         Op::Scan { op, axis } => {
             return (format!("scan {}", names::name_of(names::SCAN, op).unwrap_or("?")), format!(" axis {axis}"));
         }
-        Op::Dot { precision: DotPrecision::Exact } => "dot".into(),
-        Op::Dot { precision: DotPrecision::Tf32 } => "dot tf32".into(),
-        Op::Dot { precision: DotPrecision::Tf32x3 } => "dot tf32x3".into(),
+        Op::Dot { precision: DotPrecision::Exact, terms } => of(*terms, "dot"),
+        Op::Dot { precision: DotPrecision::Tf32, .. } => "dot tf32".into(),
+        Op::Dot { precision: DotPrecision::Tf32x3, .. } => "dot tf32x3".into(),
         Op::AsyncWait { pending } => format!("async_wait {pending}"),
         Op::Prefetch { bytes } => return ("prefetch".into(), format!(" bytes {bytes}")),
         Op::BarrierExpect { bytes } => return ("barrier_expect".into(), format!(" bytes {bytes}")),
@@ -223,8 +223,8 @@ fn op_text(op: &Op) -> (String, String) {
         Op::Wgmma { transpose_a, transpose_b } => {
             flag(&flag("wgmma", "transpose_a", *transpose_a), "transpose_b", *transpose_b)
         }
-        Op::SharedDot { transpose_a, transpose_b } => {
-            flag(&flag("shared_dot", "transpose_a", *transpose_a), "transpose_b", *transpose_b)
+        Op::SharedDot { terms, transpose_a, transpose_b } => {
+            flag(&flag(&of(*terms, "shared_dot"), "transpose_a", *transpose_a), "transpose_b", *transpose_b)
         }
         Op::WgmmaWait { pending } => format!("wgmma_wait {pending}"),
         Op::For => "for".into(),
@@ -235,6 +235,9 @@ fn op_text(op: &Op) -> (String, String) {
     (before, String::new())
 }
 
+fn of(terms: Terms, name: &str) -> String {
+    names::name_of(names::TERMS, &terms).map_or_else(|| name.into(), |terms| format!("{name} {terms}"))
+}
 fn flag(name: &str, word: &str, on: bool) -> String {
     if on { format!("{name} {word}") } else { name.into() }
 }

@@ -102,7 +102,7 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
             arity(5, 5, 1)?;
             product([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
         }
-        Op::SharedDot { transpose_a, transpose_b } => {
+        Op::SharedDot { transpose_a, transpose_b, .. } => {
             arity(5, 5, 1)?;
             shared_product([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
         }

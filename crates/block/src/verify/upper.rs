@@ -1,6 +1,6 @@
 //! Types of the upper level's ops.
 use super::{Facts, Rule, rules::*};
-use crate::{BinaryOp, Const, DotPrecision, Elem, InstData, Kernel, Op, ReduceOp, ScanOp, Type, UnaryOp, Value};
+use crate::{BinaryOp, Const, DotPrecision, Elem, InstData, Kernel, Op, ReduceOp, ScanOp, Terms, Type, UnaryOp, Value};
 
 /// Operand and result counts, then types.
 pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
@@ -181,9 +181,11 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
             ensure(is_number(elem), || format!("the scan is not defined on {elem}; cast first"))?;
             same("the result", out(), ty(0))
         }
-        Op::Dot { precision } => {
+        Op::Dot { precision, terms } => {
             arity(3, 3, 1)?;
             dot(*precision, ty(0), ty(1), ty(2))?;
+            let exact = *precision == DotPrecision::Exact && ty(0).elem() == Some(Elem::F32);
+            ensure(*terms == Terms::Products || exact, || "sums of differences are of f32, exactly".into())?;
             same("the result", out(), ty(2))
         }
         Op::For => for_loop(k, data, facts),

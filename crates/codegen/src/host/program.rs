@@ -7,7 +7,7 @@ use super::nest::{Sink, block_elem};
 use super::text::{Name, reg};
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};
-use kiln_block::{Elem, Inst, Op, Region, Type, Value};
+use kiln_block::{Elem, Inst, Op, Region, Terms, Type, Value};
 
 /// Scratch memory of an instance above this comes from the heap (one buffer per thread), not from the stack.
 const STACK: usize = 256 << 10;
@@ -102,6 +102,7 @@ impl Emit<'_> {
                 let shape = self.shape(arg(0)?);
                 self.push(i, &shape, Sink::Scan { op: *op, axis: *axis as usize, operand: arg(0)?, result })
             }
+            (Op::Dot { terms, .. }, _) if *terms != Terms::Products => Err("sums of differences of tiles".into()),
             (Op::Dot { .. }, Some(result)) => {
                 self.flush()?;
                 self.dot(arg(0)?, arg(1)?, arg(2)?, result)

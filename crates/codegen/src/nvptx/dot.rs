@@ -1,5 +1,5 @@
 //! Matrix products: `mma.sync` on operands already in fragment layouts, or multiply-adds on operands staged in shared memory.
-use super::emit::{Fail, Res, Val, float, int, mistyped};
+use super::emit::{Emit, Fail, Res, Val, float, int, mistyped};
 use super::exchange::Placement;
 use super::r#gen::Gen;
 use super::index::Reg;
@@ -8,7 +8,7 @@ use inkwell::values::IntValue;
 use kiln_block::layout::fragment::Tiling;
 use kiln_block::layout::{Flat, axis_bits, bits_of};
 use kiln_block::passes::layout::anchors::tensor_product;
-use kiln_block::{DotPrecision, Elem, InstData};
+use kiln_block::{DotPrecision, Elem, InstData, Terms};
 
 /// One tensor-core instruction: its name and how many 32-bit registers its operands take.
 struct Instruction {
@@ -30,13 +30,13 @@ fn instruction(elem: Elem) -> Res<Instruction> {
 }
 
 impl<'c> Gen<'c, '_> {
-    pub fn dot(&mut self, data: &InstData, precision: DotPrecision) -> Res<Vec<Reg<'c>>> {
+    pub fn dot(&mut self, data: &InstData, precision: DotPrecision, terms: Terms) -> Res<Vec<Reg<'c>>> {
         let elem = self.elem(data.args[0])?;
         let sum = self.elem(data.results[0])?;
         let values = match tensor_product(self.k, data) {
             Some((tiling, _)) if sum == Elem::F32 => self.tensor(data, &tiling, elem, precision)?,
             Some(_) => return Err(Fail::Unsupported(format!("a product of {elem} summed in {sum}"))),
-            None => self.multiply_add(data, elem, sum)?,
+            None => self.multiply_add(data, terms, elem, sum)?,
         };
         Ok(values.into_iter().map(|v| Reg::of(v, sum)).collect())
     }
@@ -102,7 +102,7 @@ impl<'c> Gen<'c, '_> {
     }
 
     /// Every thread its own elements, over k in a loop. Exact in f32 and f64.
-    fn multiply_add(&mut self, data: &InstData, elem: Elem, sum: Elem) -> Res<Vec<Val<'c>>> {
+    fn multiply_add(&mut self, data: &InstData, terms: Terms, elem: Elem, sum: Elem) -> Res<Vec<Val<'c>>> {
         let k = self.k;
         let (shape_a, shape_b) = (k.ty(data.args[0]).shape(), k.ty(data.args[1]).shape());
         let [m, depth] = shape_a[..] else { return Err(mistyped("a product")) };
@@ -155,7 +155,8 @@ impl<'c> Gen<'c, '_> {
             }
             for (r, s) in sums.iter_mut().enumerate() {
                 let (x, y) = (column[sides[0].of[r]], right[sides[1].of[r]]);
-                *s = self.fused(x, y, *s, elem, sum)?;
+                let (x, y) = (self.cast(x, elem, sum)?, self.cast(y, elem, sum)?);
+                *s = self.e.term(terms, x, y, *s)?;
             }
         }
         let next = self.e.add(now, self.e.int(step as i64))?;
@@ -168,16 +169,6 @@ impl<'c> Gen<'c, '_> {
         }
         self.e.b.position_at_end(after);
         Ok(sums)
-    }
-    fn fused(&mut self, x: Val<'c>, y: Val<'c>, s: Val<'c>, elem: Elem, sum: Elem) -> Res<Val<'c>> {
-        let (x, y) = (self.cast(x, elem, sum)?, self.cast(y, elem, sum)?);
-        match (x, y, s) {
-            (Val::FloatValue(x), Val::FloatValue(y), Val::FloatValue(s)) => {
-                Ok(self.e.call_float("llvm.fma", &[x, y, s])?.into())
-            }
-            (Val::IntValue(x), Val::IntValue(y), Val::IntValue(s)) => Ok(self.e.add(self.e.mul(x, y)?, s)?.into()),
-            _ => Err(mistyped("a product")),
-        }
     }
     /// Where the accumulator's registers find their row of a (`axis` 0) or column of b (1), of elements of `size` bytes.
     fn side(&mut self, flat: &Flat, shape: [usize; 2], axis: usize, place: &Placement, size: usize) -> Res<Side<'c>> {
@@ -209,6 +200,31 @@ impl<'c> Gen<'c, '_> {
             side.vector *= 2;
         }
         Ok(side)
+    }
+}
+
+impl<'c> Emit<'c> {
+    /// The sum with the term of two elements added.
+    pub fn term(&self, terms: Terms, x: Val<'c>, y: Val<'c>, sum: Val<'c>) -> Res<Val<'c>> {
+        let (x, y, sum) = match (x, y, sum) {
+            (Val::FloatValue(x), Val::FloatValue(y), Val::FloatValue(sum)) => (x, y, sum),
+            (Val::IntValue(x), Val::IntValue(y), Val::IntValue(sum)) if terms == Terms::Products => {
+                return Ok(self.add(self.mul(x, y)?, sum)?.into());
+            }
+            _ => return Err(mistyped("a product")),
+        };
+        Ok(match terms {
+            Terms::Products => self.call_float("llvm.fma", &[x, y, sum])?,
+            Terms::Squares => {
+                let apart = self.fsub(x, y)?;
+                self.call_float("llvm.fma", &[apart, apart, sum])?
+            }
+            Terms::Distances => {
+                let apart = self.call_float("llvm.fabs", &[self.fsub(x, y)?])?;
+                self.fadd(apart, sum)?
+            }
+        }
+        .into())
     }
 }
 

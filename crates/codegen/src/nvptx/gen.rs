@@ -303,7 +303,9 @@ impl<'c> Gen<'c, '_> {
             Op::SharedStore => return self.tile_store(data),
             Op::WgmmaCommit => return self.wgmma_commit(),
             Op::WgmmaWait { pending } => return self.wgmma_wait(data, *pending),
-            Op::SharedDot { transpose_a, transpose_b } => self.shared_dot(data, [*transpose_a, *transpose_b])?,
+            Op::SharedDot { terms, transpose_a, transpose_b } => {
+                self.shared_dot(data, *terms, [*transpose_a, *transpose_b])?
+            }
             Op::Wgmma { transpose_a, transpose_b } => self.wgmma(data, [*transpose_a, *transpose_b])?,
             Op::Const(c) => self.constant(data.results[0], *c)?,
             Op::ProgramId(axis) => vec![self.program_id(*axis)?],
@@ -320,7 +322,7 @@ impl<'c> Gen<'c, '_> {
             Op::Load => self.load(data)?,
             Op::Reduce { op, axis } => self.reduce(data, *op, *axis as usize)?,
             Op::Scan { op, axis } => self.scan(data, *op, *axis as usize)?,
-            Op::Dot { precision } => self.dot(data, *precision)?,
+            Op::Dot { precision, terms } => self.dot(data, *precision, *terms)?,
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => {
                 self.pointwise(data)?
             }

@@ -9,7 +9,7 @@ use super::index::Reg;
 use super::tiles::Tile;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
-use kiln_block::{Elem, InstData, Swizzle, Value};
+use kiln_block::{Elem, InstData, Swizzle, Terms, Value};
 
 /// Elements of one read.
 const READ: usize = 4;
@@ -33,7 +33,7 @@ struct Side<'c> {
 }
 
 impl<'c> Gen<'c, '_> {
-    pub fn shared_dot(&mut self, data: &InstData, transposed: [bool; 2]) -> Res<Vec<Reg<'c>>> {
+    pub fn shared_dot(&mut self, data: &InstData, terms: Terms, transposed: [bool; 2]) -> Res<Vec<Reg<'c>>> {
         let [a, sa, b, sb, acc] = data.args[..] else { return Err(mistyped("a product")) };
         let flat = self.flat(data.results[0])?;
         let shape = self.k.ty(data.results[0]).shape().to_vec();
@@ -59,7 +59,7 @@ impl<'c> Gen<'c, '_> {
         let now = int(at.as_basic_value())?;
         let mut sums: Vec<Val<'c>> = phis.iter().map(|p| p.as_basic_value()).collect();
         for first in (0..TRIP).step_by(READ) {
-            self.four_of_k(&sides, now, first, &mut sums)?;
+            self.four_of_k(terms, &sides, (now, first), &mut sums)?;
         }
         let next = self.e.add(now, self.e.int(TRIP as i64))?;
         let more = self.e.icmp(inkwell::IntPredicate::ULT, next, self.e.int(depth as i64))?;
@@ -76,7 +76,13 @@ impl<'c> Gen<'c, '_> {
     /// Adds the products of four of K, from `now + first` on. Reads of the right operand stand beside their multiply-adds, so
     /// that few are held at once. Rows go up and down in turn: each multiply-add shares an operand with the one before, which
     /// leaves two registers to read, one from each bank.
-    fn four_of_k(&mut self, [a, b]: &[Side<'c>; 2], now: IntValue<'c>, first: usize, sums: &mut [Val<'c>]) -> Res<()> {
+    fn four_of_k(
+        &mut self,
+        terms: Terms,
+        [a, b]: &[Side<'c>; 2],
+        (now, first): (IntValue<'c>, usize),
+        sums: &mut [Val<'c>],
+    ) -> Res<()> {
         let left = self.read(a, now, first, 0..a.positions.len())?;
         let together = if b.deep { 1 } else { READ };
         for column in (0..b.positions.len()).step_by(together) {
@@ -87,12 +93,7 @@ impl<'c> Gen<'c, '_> {
             order.sort_by_key(|&r| (b.of[r], row(r)));
             for (x, y) in left.iter().zip(&right) {
                 for &r in &order {
-                    let (Val::FloatValue(x), Val::FloatValue(y), Val::FloatValue(sum)) =
-                        (x[a.of[r]], y[b.of[r] - column], sums[r])
-                    else {
-                        return Err(mistyped("a product"));
-                    };
-                    sums[r] = self.e.call_float("llvm.fma", &[x, y, sum])?.into();
+                    sums[r] = self.e.term(terms, x[a.of[r]], y[b.of[r] - column], sums[r])?;
                 }
             }
         }

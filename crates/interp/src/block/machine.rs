@@ -1,6 +1,6 @@
 //! Runs one instance: control flow as a stack of frames, so that roles can stop at a barrier and go on later.
 use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
-use kiln_block::{Const, Elem, Inst, InstData, Kernel, Op, Region, Type, Value, text};
+use kiln_block::{Const, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, text};
 use std::{collections::VecDeque, rc::Rc};
 
 /// Where a region goes on, and what to do at its end.
@@ -246,19 +246,20 @@ impl<'a> Machine<'a, '_> {
             Op::Load => self.load(flow, &data.args, elem, &to)?,
             Op::Reduce { op, axis } => shape::reduce(*op, *axis as usize, &*arg(0)?),
             Op::Scan { op, axis } => shape::scan(*op, *axis as usize, &*arg(0)?),
-            Op::Dot { .. } => shape::dot(&*arg(0)?, &*arg(1)?, &*arg(2)?),
+            Op::Dot { terms, .. } => shape::dot(*terms, &*arg(0)?, &*arg(1)?, &*arg(2)?),
             Op::TileLoad => self.tile_load(flow, data.args[0], &data.args[1..], elem, &to)?,
             Op::SharedLoad => {
                 let (tile, stage) = self.stage(flow, data.args[0], data.args[1])?;
                 (*self.tiles[tile].stages[stage]).clone()
             }
-            Op::Wgmma { transpose_a, transpose_b } | Op::SharedDot { transpose_a, transpose_b } => {
+            Op::Wgmma { transpose_a, transpose_b } | Op::SharedDot { transpose_a, transpose_b, .. } => {
+                let terms = if let Op::SharedDot { terms, .. } = data.op { terms } else { Terms::Products };
                 let operand = |n: usize, transposed: bool| {
                     let (tile, stage) = self.stage(flow, data.args[n], data.args[n + 1])?;
                     let tile = &*self.tiles[tile].stages[stage];
                     Ok::<_, String>(if transposed { shape::permute(tile, &[1, 0]) } else { tile.clone() })
                 };
-                shape::dot(&operand(0, *transpose_a)?, &operand(2, *transpose_b)?, &*arg(4)?)
+                shape::dot(terms, &operand(0, *transpose_a)?, &operand(2, *transpose_b)?, &*arg(4)?)
             }
             _ => return self.effect(flow, data),
         };

@@ -1,6 +1,6 @@
 //! Ops that move elements or combine them along an axis.
 use super::{scalar::float_max, value::*};
-use kiln_block::{Elem, ReduceOp, ScanOp};
+use kiln_block::{Elem, ReduceOp, ScanOp, Terms};
 
 /// Row-major coordinates of place `i`.
 pub fn coordinates(mut i: usize, shape: &[usize]) -> Vec<usize> {
@@ -168,14 +168,23 @@ pub fn pack(v: &Block, row: usize, to: &[usize]) -> Block {
 }
 
 /// `[M,K]` by `[K,N]`, added to `[M,N]`.
-pub fn dot(a: &Block, b: &Block, acc: &Block) -> Block {
+/// One of the summed terms.
+fn term(terms: Terms, x: f64, y: f64) -> f64 {
+    match terms {
+        Terms::Products => x * y,
+        Terms::Squares => (x - y) * (x - y),
+        Terms::Distances => (x - y).abs(),
+    }
+}
+pub fn dot(terms: Terms, a: &Block, b: &Block, acc: &Block) -> Block {
     let (m, k, n) = (a.shape[0], a.shape[1], acc.shape[1]);
     let mut out = acc.clone();
     for i in 0..m {
         for j in 0..n {
             match &mut out.data {
                 Data::Float(v) => {
-                    let sum: f64 = (0..k).map(|l| a.floats()[i * k + l] * b.floats()[l * n + j]).sum();
+                    let one = |l: usize| term(terms, a.floats()[i * k + l], b.floats()[l * n + j]);
+                    let sum: f64 = (0..k).map(one).sum();
                     v[i * n + j] = rounded(acc.elem, v[i * n + j] + sum);
                 }
                 Data::Int(v) => {

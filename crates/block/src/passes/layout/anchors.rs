@@ -20,7 +20,7 @@ pub fn warp_bits(k: &Kernel) -> usize {
 /// A tensor-core product's sharing of warps, and whether its operands are 32 bits wide (tf32). `None`: computed by
 /// multiply-adds in the accumulator's layout.
 pub fn tensor_product(k: &Kernel, dot: &InstData) -> Option<(Tiling, bool)> {
-    let Op::Dot { precision } = dot.op else { return None };
+    let Op::Dot { precision, .. } = dot.op else { return None };
     let [a, b, _] = dot.args[..] else { return None };
     let wide = match (k.ty(a).elem()?, precision) {
         (Elem::F16 | Elem::Bf16, _) => false,
@@ -46,7 +46,7 @@ pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
     if let (Op::Wgmma { .. }, [m, n]) = (&dot.op, k.ty(dot.results[0]).shape()) {
         return fragment::warpgroup_accumulator(*m, *n, warp_bits(k));
     }
-    if let (Op::SharedDot { transpose_a, transpose_b }, [m, n]) = (&dot.op, k.ty(dot.results[0]).shape()) {
+    if let (Op::SharedDot { transpose_a, transpose_b, .. }, [m, n]) = (&dot.op, k.ty(dot.results[0]).shape()) {
         return fragment::multiply_add_accumulator([*m, *n], warp_bits(k), [*transpose_a, !transpose_b]);
     }
     match tensor_product(k, dot) {

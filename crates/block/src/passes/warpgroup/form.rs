@@ -2,7 +2,7 @@
 //! tiles around both.
 use super::Refusal;
 use crate::passes::is_pure;
-use crate::{Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Type, Value, analysis};
+use crate::{Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, analysis};
 use std::collections::{HashMap, HashSet};
 
 /// What multiplies.
@@ -38,6 +38,7 @@ pub struct Dot {
     pub right: usize,
     /// Number among the carried values.
     pub carried: usize,
+    pub terms: Terms,
 }
 
 pub struct Form {
@@ -144,7 +145,7 @@ impl Form {
                     let (load, swapped) = tiles[&inst.args[0]];
                     tiles.insert(inst.results[0], (load, !swapped));
                 }
-                Op::Dot { precision } => self.product(k, inst, *precision, &tiles)?,
+                Op::Dot { precision, terms } => self.product(k, inst, (*precision, *terms), &tiles)?,
                 Op::Yield => {}
                 op if is_pure(op) => {}
                 op => {
@@ -161,7 +162,7 @@ impl Form {
         &mut self,
         k: &Kernel,
         dot: &InstData,
-        precision: DotPrecision,
+        (precision, terms): (DotPrecision, Terms),
         tiles: &HashMap<Value, (Inst, bool)>,
     ) -> Result<(), Refusal> {
         let [a, b, sum] = dot.args[..] else { return refuse("a product without operands") };
@@ -190,7 +191,7 @@ impl Form {
         if precision == DotPrecision::Tf32 && (self.loads[left].swapped || !self.loads[right].swapped) {
             return refuse("rows of tf32 operands run along K; store the other one turned");
         }
-        self.dots.push(Dot { left, right, carried });
+        self.dots.push(Dot { left, right, carried, terms });
         Ok(())
     }
     /// Number of the load that gives an operand.

@@ -89,7 +89,8 @@ impl<'k> Writer<'k> {
             for (n, from) in now[2..].iter().enumerate() {
                 let [transpose_a, transpose_b] = self.transposed(n);
                 let args = [&self.operands(b, s, n, ring, copy)[..], &[*from]].concat();
-                let op = Op::SharedDot { transpose_a, transpose_b };
+                let terms = self.form.dots[n].terms;
+                let op = Op::SharedDot { terms, transpose_a, transpose_b };
                 sums.push(b.inst(op, &args, std::slice::from_ref(&block), vec![])[0]);
             }
             s.rings.release(b, ring.stage);

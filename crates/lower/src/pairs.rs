@@ -1,0 +1,102 @@
+//! Sums of squared or absolute differences of all pairs of rows: products of tiles whose terms are not products, so that a block
+//! reads rows and columns for a whole tile of pairs.
+//!
+//! Anything else that reduces broadcast pairs is refused with `None`, and goes row by row.
+use crate::Target;
+use crate::expr::Expr;
+use crate::product::{self, Product};
+use crate::resolve::{Body, Resolver, broadcast_index};
+use crate::rows::Emitted;
+use kiln_block::Terms;
+use kiln_graph::pairs::{Pairs, padded, pairs};
+use kiln_graph::{BinaryOp, DType, Graph, Op, ReduceOp, UnaryOp, ValueId};
+use kiln_plan::Family;
+
+/// Least rows and columns, and terms in all, for which tiles pay.
+const LEAST: usize = 32;
+const WORK: usize = 1 << 22;
+/// Most terms of a sum: they are added one after the other.
+const LONGEST: usize = 4096;
+
+/// A sum over pairs: the reduction, the operands of the difference, and how they pair up.
+struct Found {
+    v: ValueId,
+    terms: Terms,
+    sides: [ValueId; 2],
+    pairs: Pairs,
+    shape: Vec<usize>,
+}
+
+pub fn lower(of: &Body, target: Target) -> Option<Emitted> {
+    let tiles = of.template.is_none_or(|t| t.family != Family::Rows);
+    let found = find(of.graph).filter(|_| target != Target::Host && tiles)?;
+    let (g, p) = (of.graph, &found.pairs);
+    // One place for each axis of the pairs, from those that an operand has.
+    let at = |r: &mut Resolver, side: usize, axes: &[usize], at: &[Expr]| {
+        let mut ix = vec![Expr::default(); found.shape.len()];
+        axes.iter().zip(at).for_each(|(&axis, e)| ix[axis] = e.clone());
+        let v = found.sides[side];
+        r.at(v, &broadcast_index(&ix, g.shape(v)), &[])
+    };
+    let left = [&p.batch[..], &[p.rows, p.along]].concat();
+    let right = [&p.batch[..], &[p.along, p.columns]].concat();
+    let size = |axis: usize| found.shape[axis];
+    let product = Product {
+        v: found.v,
+        batch: p.batch.iter().map(|&i| size(i)).collect(),
+        m: size(p.rows),
+        n: size(p.columns),
+        k: size(p.along),
+        whole: None,
+        twin: None,
+        tf32: false,
+        terms: found.terms,
+        a: &|r, ix| at(r, 0, &left, ix),
+        b: &|r, ix| at(r, 1, &right, ix),
+        place: &|ix| p.batch.iter().chain([&p.rows, &p.columns]).map(|&i| ix[i].clone()).collect(),
+    };
+    product::lower(of, &product, target).ok()
+}
+
+/// The one reduction of a body that has nothing else but pointwise work and views.
+fn find(g: &Graph) -> Option<Found> {
+    let plain = |op: &Op| {
+        use Op::*;
+        matches!(
+            op,
+            Input(_) | Const(_) | Iota { .. } | Unary(_) | Binary(_) | Compare(_) | Select | Cast(_) | Reshape(_)
+        ) || matches!(op, Permute(_) | Broadcast(_) | Slice { .. } | Flip(_))
+    };
+    let mut others = g.values().filter(|v| !plain(g.op(*v)));
+    let v = others.next().filter(|_| others.next().is_none())?;
+    let Op::Reduce { op: ReduceOp::Sum, axes } = g.op(v) else { return None };
+    let (&[along], DType::F32) = (&axes[..], g.dtype(v)) else { return None };
+    let (terms, apart) = terms(g, *g.args(v).first()?)?;
+    let [x, y] = g.args(apart)[..] else { return None };
+    let sides = [unspread(g, x), unspread(g, y)];
+    let [left, right] = sides.map(|s| g.shape(s));
+    let shape = g.shape(apart).to_vec();
+    let pairs = pairs(&padded(left, shape.len()), right, along)?;
+    let (m, n, k) = (shape[pairs.rows], shape[pairs.columns], shape[along]);
+    let work = shape.iter().fold(1usize, |all, n| all.saturating_mul(*n));
+    let pays = m.min(n) >= LEAST && work >= WORK && k <= LONGEST;
+    pays.then_some(Found { v, terms, sides, pairs, shape })
+}
+
+/// What is summed, and the difference it is made of.
+fn terms(g: &Graph, v: ValueId) -> Option<(Terms, ValueId)> {
+    let (terms, apart) = match (g.op(v), &g.args(v)[..]) {
+        (Op::Binary(BinaryOp::Mul), [x, y]) if x == y => (Terms::Squares, *x),
+        (Op::Unary(UnaryOp::Abs), [x]) => (Terms::Distances, *x),
+        _ => return None,
+    };
+    matches!(g.op(apart), Op::Binary(BinaryOp::Sub)).then_some((terms, apart))
+}
+
+/// The value before it was broadcast.
+fn unspread(g: &Graph, v: ValueId) -> ValueId {
+    match (g.op(v), &g.args(v)[..]) {
+        (Op::Broadcast(_), [x]) => unspread(g, *x),
+        _ => v,
+    }
+}
