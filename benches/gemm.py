@@ -4,7 +4,8 @@
                              [--tuned STORE]
 
 `--tuned`: Kiln once more, with the templates that `kiln tune` found; rows without an entry are as before. Launches in a CUDA graph
-on both sides, medians of the rounds; random normal data; exact f32 unless the row says tf32.
+on both sides, medians of the rounds; random normal data; exact f32 unless the row says tf32; rows of
+tf32x3 are beside exact f32.
 """
 
 import argparse
@@ -41,6 +42,9 @@ def rows():
     for n in (1024, 4096):
         yield f"gemm_{n}_f32", torch.mm, [(n, n), (n, n)], full, n**3
     for n in (1024, 4096):
+        yield f"gemm_{n}_tf32x3", torch.mm, [(n, n), (n, n)], full, n**3
+    yield "linear_8192x768x768_tf32x3", F.linear, [(8192, 768), (768, 768)], full, 8192 * 768 * 768
+    for n in (1024, 4096):
         yield f"gemm_{n}_tf32", torch.mm, [(n, n), (n, n)], full, n**3
     yield "linear_8192x768x768_tf32", F.linear, [(8192, 768), (768, 768)], full, 8192 * 768 * 768
     yield "linear_197x3072x768_f32", F.linear, [(197, 768), (3072, 768)], full, 197 * 3072 * 768
@@ -62,8 +66,9 @@ def rows():
 
 
 def kiln_us(kiln, name, *more):
-    if name.endswith("_tf32"):
-        name, more = name.replace("_tf32", "_f32"), [*more, "--numerics", "approximates"]
+    for kind, numerics in (("_tf32x3", "splits"), ("_tf32", "approximates")):
+        if name.endswith(kind):
+            name, more = name.replace(kind, "_f32"), [*more, "--numerics", numerics]
     result, problem = gpu.bench(kiln, f"benches/graphs/{name}.kiln", "--seconds", "0.15", *more)
     return (sum(k["median_us"] for k in result["kernels"]) if result else math.nan), problem
 

@@ -1,6 +1,6 @@
 """Matrix products of many shapes against float64: every size in every position, every epilogue, NaN and infinity.
 
-    python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N] [--epilogue NAME]... [--tf32] [--rows N]
+    python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N] [--epilogue NAME]... [--tf32] [--splits] [--rows N]
                                    [--pairs]
 
 Each element must lie within the rounding that its sum of absolute products allows, and two runs must give equal bytes.
@@ -27,11 +27,11 @@ PAIRS = ["squares", "distances"]
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
 
-def draw(rng, n, epilogues, tf32, rows, pairs):
+def draw(rng, n, epilogues, numerics, rows, pairs):
     """A case: dtype, batch, sizes, orders of the operands, epilogue."""
     cases = [("swap", d, p, s) for d in ("bf16", "f32") for p in range(3) for s in SIZES]
-    for dtype, form in [] if pairs else [(d, f) for d in (("f32",) if tf32 else ("bf16", "f16")) for f in ("dot", "linear", "at", "bt")]:
-        yield {"dtype": dtype, "tf32": tf32, "batch": 0, "sizes": CLUSTERED, "form": form, "epilogue": rng.choice(epilogues), "odd": False}
+    for dtype, form in [] if pairs else [(d, f) for d in (("f32",) if numerics else ("bf16", "f16")) for f in ("dot", "linear", "at", "bt")]:
+        yield {"dtype": dtype, "numerics": numerics, "batch": 0, "sizes": CLUSTERED, "form": form, "epilogue": rng.choice(epilogues), "odd": False}
     for i in range(n):
         if i < len(cases):
             _, dtype, position, size = cases[i]
@@ -40,9 +40,12 @@ def draw(rng, n, epilogues, tf32, rows, pairs):
         else:
             dtype = rng.choice(["bf16", "bf16", "f16", "f32", "f32"])
             sizes = [rng.choice(SIZES + MORE) for _ in range(3)]
-        dtype = "f32" if tf32 else dtype
+        dtype = "f32" if numerics else dtype
         if rows:
             sizes[0] = rng.choice([s for s in SIZES + MORE if s <= rows])
+        if numerics == "splits" and i % 2:
+            # Smaller ones are computed exactly.
+            sizes = [max(s, rng.choice([300, 511, 700, 1024])) for s in sizes]
         while sizes[0] * sizes[1] * sizes[2] > 2e9:
             sizes[sizes.index(max(sizes))] //= 4
         batch = rng.choice([0, 0, 0, 0, 2, 3, 7, 32, 512])
@@ -52,7 +55,7 @@ def draw(rng, n, epilogues, tf32, rows, pairs):
         dtype = "f32" if pairs else dtype
         if batch and form == "linear":
             form = "dot"
-        yield {"dtype": dtype, "tf32": tf32, "batch": batch, "sizes": sizes, "form": form, "epilogue": rng.choice(epilogues), "odd": rng.random() < 0.08 and not (pairs and tf32)}
+        yield {"dtype": dtype, "numerics": numerics, "batch": batch, "sizes": sizes, "form": form, "epilogue": rng.choice(epilogues), "odd": rng.random() < 0.08 and not (pairs and numerics == "approximates")}
 
 
 def text(case, i):
@@ -152,11 +155,12 @@ def reference(case, given, device):
     a = a.mT if form == "at" else a
     turn = lambda t: t.mT if form in ("linear", "bt") else t
     b = turn(b)
-    # What the operands lose as tf32, ten bits after the point, and what the sums do.
-    lost = 2.0**-24 * (math.sqrt(k) * 2 + 8) + (2.0**-9 if case["tf32"] else 0)
+    # What the operands lose as tf32, ten bits after the point, and what the sums do; three products in tf32 lose no more than f32.
+    tf32 = case["numerics"] == "approximates"
+    lost = 2.0**-24 * (math.sqrt(k) * 2 + 8) + (2.0**-9 if tf32 else 0)
     v = more[0] if more else None
     if form in PAIRS:
-        c, bound = pairs(a, b, form, case["tf32"], lost)
+        c, bound = pairs(a, b, form, tf32, lost)
     else:
         # The sum, and the casts on the way: the product itself is rounded to its type.
         c, bound = a @ b, (a.abs() @ b.abs()) * lost
@@ -231,7 +235,7 @@ def run_group(kiln, device, cases, folder, seed):
     runs = []
     for r in range(2):
         out = f"{path}.out{r}.safetensors"
-        done = subprocess.run([kiln, "run", path + ".kiln", "--inputs", path + ".safetensors", "--outputs", out, "--device", device, *(["--numerics", "approximates"] if cases[0]["tf32"] else [])], capture_output=True, text=True)
+        done = subprocess.run([kiln, "run", path + ".kiln", "--inputs", path + ".safetensors", "--outputs", out, "--device", device, *(["--numerics", cases[0]["numerics"]] if cases[0]["numerics"] else [])], capture_output=True, text=True)
         if done.returncode:
             return [f"group {seed}: {(done.stderr.strip() or 'failed')[:400]}"]
         runs.append(load_file(out))
@@ -271,12 +275,14 @@ def main():
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--epilogue", action="append", choices=EPILOGUES, help="only these")
     parser.add_argument("--rows", type=int, help="at most so many rows")
-    parser.add_argument("--tf32", action="store_true", help="products in f32 alone, operands taken as tf32")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--tf32", action="store_const", dest="numerics", const="approximates", help="products in f32 alone, operands taken as tf32")
+    kinds.add_argument("--splits", action="store_const", dest="numerics", const="splits", help="products in f32 alone, large ones as three in tf32")
     parser.add_argument("--pairs", action="store_true", help="sums over pairs of rows in place of products; exact unless --tf32")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     epilogues = [e for e in args.epilogue or EPILOGUES if not (args.pairs and e in ("swiglu", "geglu"))]
-    cases = list(draw(rng, args.cases, epilogues, args.tf32, args.rows, args.pairs))
+    cases = list(draw(rng, args.cases, epilogues, args.numerics, args.rows, args.pairs))
     rng.shuffle(cases)
     groups = [cases[i : i + args.group] for i in range(0, len(cases), args.group)]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

@@ -55,6 +55,8 @@ pub enum UnaryOp {
     /// Ties to even.
     Round,
     Trunc,
+    /// f32 alone: the nearest number with 10 bits after the point, of two the one further from zero. Beyond the largest f32: infinity.
+    Tf32,
     IsNan,
     IsInf,
 }

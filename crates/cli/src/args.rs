@@ -67,6 +67,8 @@ pub enum Numerics {
     /// Sums and products may be regrouped.
     #[default]
     Reassociates,
+    /// f32 products as three of tf32 each as well, as accurate for operands from 2^-100 to 2^126, where that is faster.
+    Splits,
     /// Approximations as well: operands of f32 products as tf32, where the GPU has it.
     Approximates,
 }

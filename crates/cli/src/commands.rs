@@ -54,6 +54,7 @@ fn numerics(n: Numerics) -> kiln::Numerics {
     match n {
         Numerics::Exact => kiln::Numerics::Exact,
         Numerics::Reassociates => kiln::Numerics::Reassociates,
+        Numerics::Splits => kiln::Numerics::Splits,
         Numerics::Approximates => kiln::Numerics::Approximates,
     }
 }

@@ -47,7 +47,7 @@ fn compiler() -> String {
 /// The kernel's precision and its body without names, on one line.
 fn key(k: &Kernel, machine: &Machine) -> Key {
     let text = kiln_graph::text::print(&k.body.bare());
-    let precision = if k.tf32 { "tf32 " } else { "" };
+    let precision = k.precision.name().map(|p| format!("{p} ")).unwrap_or_default();
     let problem = format!("{precision}{}", text.lines().map(str::trim).collect::<Vec<_>>().join(" "));
     Key { problem, machine: machine.clone(), compiler: compiler() }
 }

@@ -24,7 +24,7 @@ pub fn candidates(kernel: &Kernel, target: Target) -> Vec<Candidate> {
         product: None,
         twin: None,
         target,
-        tf32: kernel.tf32,
+        precision: kernel.precision,
         template: None,
     };
     if kernel.kind != KernelKind::Gemm {

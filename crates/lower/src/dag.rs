@@ -34,6 +34,11 @@ pub enum NodeOp {
     Select(NodeId, NodeId, NodeId),
     /// Rounds to the node's dtype.
     Cast(NodeId),
+    /// A number of f32 as the sum of two in tf32: the larger, or the smaller.
+    Tf32 {
+        of: NodeId,
+        rest: bool,
+    },
     /// Whether all guards hold.
     Inside(Vec<Guard>),
     /// Over the row: the reduction space of the kernel.
@@ -61,7 +66,7 @@ pub struct Node {
 impl Node {
     pub fn operands(&self) -> Vec<NodeId> {
         let mut ids = match &self.op {
-            NodeOp::Unary(_, a) | NodeOp::Cast(a) => vec![*a],
+            NodeOp::Unary(_, a) | NodeOp::Cast(a) | NodeOp::Tf32 { of: a, .. } => vec![*a],
             NodeOp::Reduce { body, .. } | NodeOp::Scan { body, .. } => vec![*body],
             NodeOp::Binary(_, a, b) | NodeOp::Compare(_, a, b) => vec![*a, *b],
             NodeOp::Select(c, a, b) => vec![*c, *a, *b],

@@ -138,6 +138,7 @@ impl<'a> Emitter<'a> {
             }
             NodeOp::Compare(op, x, y) => math::compare(b, *op, self.operand(*x), self.operand(*y)),
             NodeOp::Select(c, x, y) => b.select(self.operand(*c), self.operand(*x), self.operand(*y)),
+            NodeOp::Tf32 { of, rest } => math::tf32(b, self.operand(*of), *rest),
             NodeOp::Cast(a) => math::cast(b, self.operand(*a), node.dtype),
             NodeOp::Inside(guards) => {
                 let mask = self.guard(b, guards, None);

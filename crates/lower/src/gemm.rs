@@ -144,7 +144,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
     let place = |ix: &[Expr]| {
         if linear_layer { vec![linear(&ix[..lead], &g.shape(v)[..lead]), ix[lead].clone()] } else { ix.to_vec() }
     };
-    let tf32 = of.tf32 && g.dtype(v) == DType::F32;
+    let precision = product::precision(of, v);
     if twin.is_none() && is_swapped(of, v, d) {
         let product = product::Product {
             v,
@@ -154,7 +154,8 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
             k: d.k,
             whole: None,
             twin: None,
-            tf32,
+            precision,
+            low: None,
             terms: Terms::Products,
             a: &|r, at| right(r, &product::swapped(at.to_vec())),
             b: &|r, at| left(r, &product::swapped(at.to_vec())),
@@ -169,7 +170,8 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
         n: d.n,
         k: d.k,
         whole: None,
-        tf32,
+        precision,
+        low: None,
         terms: Terms::Products,
         twin: twin.map(|t| product::Twin { b: &other, v: own(t) }),
         a: &left,

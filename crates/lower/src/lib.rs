@@ -80,7 +80,7 @@ pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel
         product: None,
         twin: None,
         target,
-        tf32: kernel.tf32,
+        precision: kernel.precision,
         template: kernel.reason.template,
     };
     let rows::Emitted { scratch, steps } = match kernel.kind {

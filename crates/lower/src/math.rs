@@ -76,6 +76,25 @@ impl Chain<'_> {
     }
 }
 
+/// The larger of two numbers in tf32 whose sum is `x` to 22 bits, or the `rest`. Infinity is that and 1, so that products of the
+/// parts are no infinity times zero where the other operand is none.
+pub fn tf32(b: &mut Builder, x: Value, rest: bool) -> Value {
+    let most = f64::from(f32::from_bits(0x7f7f_e000));
+    let mut c = Chain { b, elem: Elem::F32 };
+    let near = c.un(U::Tf32, x);
+    let near = c.with(B::Min, near, most);
+    let near = c.with(B::Max, near, -most);
+    let sign = c.with(B::Min, x, 1.0);
+    let sign = c.with(B::Max, sign, -1.0);
+    let infinite = c.un(U::IsInf, x);
+    let large = c.b.select(infinite, sign, near);
+    if !rest {
+        return large;
+    }
+    let rest = c.bin(B::Sub, x, large);
+    c.un(U::Tf32, rest)
+}
+
 pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
     let elem = b.elem(x).unwrap_or(Elem::F32);
     if let Some(u) = direct(op) {

@@ -10,7 +10,7 @@ use crate::rows::Emitted;
 use kiln_block::Terms;
 use kiln_graph::pairs::{Pairs, padded, pairs};
 use kiln_graph::{BinaryOp, DType, Graph, Op, ReduceOp, UnaryOp, ValueId};
-use kiln_plan::Family;
+use kiln_plan::{Family, Precision};
 
 /// Least rows and columns, and terms in all, for which tiles pay.
 const LEAST: usize = 32;
@@ -49,7 +49,8 @@ pub fn lower(of: &Body, target: Target) -> Option<Emitted> {
         k: size(p.along),
         whole: None,
         twin: None,
-        tf32: false,
+        precision: Precision::Exact,
+        low: None,
         terms: found.terms,
         a: &|r, ix| at(r, 0, &left, ix),
         b: &|r, ix| at(r, 1, &right, ix),

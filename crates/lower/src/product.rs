@@ -17,7 +17,7 @@ use crate::{LowerError, Target, math, reduction};
 use kiln_block::{BinaryOp as B, Builder, DotPrecision, Elem, Kernel, Terms, Value};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::{
-    Family,
+    Family, Precision,
     exec::{Slot, Work},
 };
 
@@ -40,10 +40,17 @@ pub struct Product<'a> {
     pub place: &'a dyn Fn(&[Expr]) -> Vec<Expr>,
     /// A second right operand of as many columns, which come after those of the first.
     pub twin: Option<Twin<'a>>,
-    /// Operands in f32 are taken as tf32.
-    pub tf32: bool,
+    /// What it is made of in f32.
+    pub precision: Precision,
+    /// The smaller parts of operands that are sums of two numbers in tf32; `a` and `b` are the larger then.
+    pub low: Option<[OperandAt<'a>; 2]>,
     /// What is summed of the operands' elements.
     pub terms: Terms,
+}
+
+/// How a product is made: in f32 as the plan says.
+pub fn precision(of: &Body, v: ValueId) -> Precision {
+    if of.graph.dtype(v) == DType::F32 { of.precision } else { Precision::Exact }
 }
 
 /// What stands beside a product of the same left operand: both are summed in one kernel.
@@ -87,11 +94,12 @@ struct Tile {
 const GROUP: usize = 8;
 
 pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerError> {
-    let mut out = Emitted::default();
+    memory::prepared(of, p, target, |p, out| with_operands(of, p, target, out))
+}
+
+/// The product of operands as they are to be read; `out` has the steps that come before.
+fn with_operands(of: &Body, p: &Product, target: Target, mut out: Emitted) -> Result<Emitted, LowerError> {
     let plain = of.template.is_some_and(|t| t.family == Family::Tile);
-    let copies = if plain { [None, None] } else { memory::copied(of, p, target, &mut out)? };
-    let (a, b) = (memory::from(&copies[0], p.a, 0), memory::from(&copies[1], p.b, 1));
-    let p = &Product { batch: p.batch.clone(), a: &a, b: &b, ..*p };
     if !plain && let Some((_, split)) = in_parts(of, p, target, out.scratch.len() as u32)? {
         return Ok(out.then(split));
     }
@@ -262,9 +270,16 @@ fn tiled(
     let (dag, stores) = scene(&axes)?;
     let mut r = p.nodes(of).resolver();
     r.dag = dag;
-    let a = (p.a)(&mut r, &[batch, &[em, ka]].concat())?;
+    let a = (p.a)(&mut r, &[batch, &[em.clone(), ka.clone()]].concat())?;
     let at = [batch, &[kb, en]].concat();
     let b = std::iter::once(p.b).chain(p.twin.map(|t| t.b)).map(|b| b(&mut r, &at)).collect::<Result<Vec<_>, _>>()?;
+    let low = match p.low {
+        Some([a, b]) => {
+            let at = [[batch, &[em.clone(), ka.clone()]].concat(), at];
+            Some([a(&mut r, &at[0])?, b(&mut r, &at[1])?])
+        }
+        None => None,
+    };
     let scene = Scene { dag: r.dag, stores };
     let anchors = the_sums(&scene, p.sums()).ok_or_else(|| of.unsupported("a product read at several elements"))?;
 
@@ -275,6 +290,7 @@ fn tiled(
         coords: &ids,
         left: a,
         right: &b,
+        low,
         anchors: &anchors,
         dtype,
         asked: of.template.into(),
@@ -285,7 +301,7 @@ fn tiled(
     {
         return Ok(work);
     }
-    if wanted == Some(Family::Warpgroup) || p.whole.is_some() {
+    if wanted == Some(Family::Warpgroup) || p.whole.is_some() || p.low.is_some() {
         return Err(of.unsupported(warpgroup::NEEDS));
     }
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };
@@ -360,9 +376,9 @@ fn accumulate(
                 return f.b.dot(a, b, *now, DotPrecision::Exact);
             }
             // Sums of tiles, then the sum of those: the rounding error of a long f32 sum grows with the number of terms.
-            let part = match p.tf32 {
-                true => f.b.dot(a, b, start, DotPrecision::Tf32),
-                false => f.b.sum_of(p.terms, a, b, start),
+            let part = match p.precision {
+                Precision::Tf32 => f.b.dot(a, b, start, DotPrecision::Tf32),
+                _ => f.b.sum_of(p.terms, a, b, start),
             };
             f.b.binary(B::Add, *now, part)
         };

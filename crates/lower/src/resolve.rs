@@ -6,7 +6,7 @@ use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear, linear};
 use crate::{LowerError, Target};
 use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, ValueId};
-use kiln_plan::{Template, exec::Slot};
+use kiln_plan::{Precision, Template, exec::Slot};
 use std::collections::HashMap;
 
 /// Programs larger than this are refused (concatenations of concatenations can double at each level).
@@ -42,8 +42,8 @@ pub struct Body<'a> {
     /// A second product of the same left operand beside it.
     pub twin: Option<(ValueId, Product)>,
     pub target: Target,
-    /// Operands of f32 products are taken as tf32.
-    pub tf32: bool,
+    /// What f32 products are made of.
+    pub precision: Precision,
     /// What a constraint asks for.
     pub template: Option<Template>,
 }

@@ -24,7 +24,7 @@ use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, 
 use kiln_graph::DType;
 use kiln_plan::exec::Work;
 pub use operand::{Major, Strided};
-pub use parts::{Parts, candidates, parts};
+pub use parts::{Parts, candidates, is_faster_in_two, parts};
 pub use shape::{Asked, FEW, GROUP, PROCESSORS};
 use shape::{Engine, Shape};
 
@@ -37,6 +37,8 @@ pub struct Task<'a> {
     pub left: NodeId,
     /// One right operand for each sum, and the node that stands for it.
     pub right: &'a [NodeId],
+    /// The smaller parts of operands in two, left and right.
+    pub low: Option<[NodeId; 2]>,
     pub anchors: &'a [NodeId],
     pub dtype: DType,
     pub asked: Asked,
@@ -57,14 +59,19 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
     if !matches!(target, Target::Gpu { arch } if arch >= 90) {
         return None;
     }
-    let a = Strided::load(task.scene, task.left, p, (task.coords.m, p.m), (task.coords.ka, p.k))?;
-    let right = |n: &NodeId| Strided::load(task.scene, *n, p, (task.coords.n, p.n), (task.coords.kb, p.k));
-    let b: Vec<Strided> = task.right.iter().map(right).collect::<Option<_>>()?;
+    let right = |n: NodeId| Strided::load(task.scene, n, p, (task.coords.n, p.n), (task.coords.kb, p.k));
+    let left = |n: NodeId| Strided::load(task.scene, n, p, (task.coords.m, p.m), (task.coords.ka, p.k));
+    let a = left(task.left)?;
+    let b: Vec<Strided> = task.right.iter().copied().map(right).collect::<Option<_>>()?;
     let major = b.first()?.major;
-    let engine = Engine::of(task.dtype, p.tf32, [a.major, major])?;
+    let engine = Engine::of(task.dtype, p.precision, [a.major, major])?;
     if b.iter().any(|b| b.major != major) {
         return None;
     }
+    let low = match task.low {
+        Some([a, b]) => Some([left(a)?, right(b)?]),
+        None => None,
+    };
     let outputs: Vec<Option<Strided>> = task
         .scene
         .stores
@@ -72,7 +79,7 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
         .map(|s| Strided::store(s, &p.batch, (task.coords.m, p.m), (task.coords.n, p.n)))
         .collect();
     let shape = shape::choose(p, (engine, task.asked), [a.major, major], &widths(task, &outputs))?;
-    let Work::Block { code, args } = (Plain { task, shape, a, b, outputs }).write() else { return None };
+    let Work::Block { code, args } = (Plain { task, shape, a, b, low, outputs }).write() else { return None };
     let launch =
         Launch { blocks: shape.blocks(), cluster: shape.cluster, group: shape.group, axes: Some([ROWS, COLUMNS]) };
     let crew = Crew { consumers: shape.copies, stages: shape.stages };
@@ -101,6 +108,13 @@ struct Spot {
     n: Value,
 }
 
+/// Descriptors of the operands.
+struct Maps {
+    left: Value,
+    right: Vec<Value>,
+    low: Option<[Value; 2]>,
+}
+
 /// One tile of the result an instance.
 struct Plain<'a> {
     task: &'a Task<'a>,
@@ -108,6 +122,8 @@ struct Plain<'a> {
     a: Strided,
     /// One for each sum.
     b: Vec<Strided>,
+    /// Smaller parts of operands in two.
+    low: Option<[Strided; 2]>,
     /// What goes out by tensor map; the rest element by element.
     outputs: Vec<Option<Strided>>,
 }
@@ -123,6 +139,7 @@ impl Plain<'_> {
         };
         let left = map(&self.a, "a", z.m);
         let right: Vec<Value> = self.b.iter().zip(["b", "twin"]).map(|(s, name)| map(s, name, z.n)).collect();
+        let low = self.low.as_ref().map(|[a, b]| [map(a, "a_low", z.m), map(b, "b_low", z.n)]);
         let outputs: Vec<Option<Value>> = (self.outputs.iter().zip(&self.task.scene.stores).enumerate())
             .map(|(i, (out, store))| {
                 let out = out.as_ref()?;
@@ -131,7 +148,7 @@ impl Plain<'_> {
             })
             .collect();
         let spot = self.spot(&mut f.b);
-        let sums = self.multiply(&mut f.b, &spot, left, &right);
+        let sums = self.multiply(&mut f.b, &spot, &Maps { left, right, low });
         self.finish(&mut f, &spot, &sums, &outputs);
         f.finish()
     }
@@ -164,13 +181,13 @@ impl Plain<'_> {
         Spot { batch, m, n }
     }
     /// The sums over all of K, or over a part of it.
-    fn multiply(&self, b: &mut Builder, spot: &Spot, a_map: Value, b_maps: &[Value]) -> Vec<Value> {
+    fn multiply(&self, b: &mut Builder, spot: &Spot, maps: &Maps) -> Vec<Value> {
         let z = self.shape;
         let elem = crate::math::stored(self.task.dtype);
         let terms = self.task.product.terms;
-        let sum = |b: &mut Builder, left, right, now| match z.engine {
-            Engine::Tf32 => b.dot(left, right, now, DotPrecision::Tf32),
-            Engine::TensorCores | Engine::MultiplyAdds => b.sum_of(terms, left, right, now),
+        let dot = |b: &mut Builder, left, right, sum| match z.engine.precision() {
+            DotPrecision::Exact => b.sum_of(terms, left, right, sum),
+            tf32 => b.dot(left, right, sum, tf32),
         };
         let none = b.constant(Type::block(Elem::F32, [z.m, z.n]), Const::Float(0.0));
         let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(z.depths as i64));
@@ -178,7 +195,7 @@ impl Plain<'_> {
             let len = b.i32(self.task.product.k as i64);
             b.binary(B::Mul, spot.batch[0], len)
         });
-        b.for_loop([zero, last, one], &vec![none; b_maps.len()], |b, k, now| {
+        b.for_loop([zero, last, one], &vec![none; maps.right.len()], |b, k, now| {
             let depth = b.i32(z.depth() as i64);
             let mut k = b.binary(B::Mul, k, depth);
             if let Some(part) = part {
@@ -190,10 +207,24 @@ impl Plain<'_> {
                 let tile = b.inst(Op::TileLoad, &args, &[ty], vec![])[0];
                 if s.major == along { tile } else { b.permute(tile, &[1, 0]) }
             };
-            let left = operand(&self.a, a_map, spot.m, z.m, Major::Depth);
-            let right = self.b.iter().zip(b_maps).map(|(s, map)| operand(s, *map, spot.n, z.n, Major::Outer));
+            let left = operand(&self.a, maps.left, spot.m, z.m, Major::Depth);
+            let right = self.b.iter().zip(&maps.right).map(|(s, map)| operand(s, *map, spot.n, z.n, Major::Outer));
             let right: Vec<Value> = right.collect();
-            right.iter().zip(now).map(|(right, now)| sum(b, left, *right, *now)).collect()
+            let low = self.low.as_ref().zip(maps.low).map(|([x, y], maps)| {
+                let left = operand(x, maps[0], spot.m, z.m, Major::Depth);
+                (left, operand(y, maps[1], spot.n, z.n, Major::Outer))
+            });
+            let sums = right.iter().zip(now).map(|(&right, &now)| {
+                let mut sum = if z.engine.apart() { none } else { now };
+                if let Some((left_low, right_low)) = low {
+                    // The smaller products first. What two small parts give is less than f32 holds beside the rest.
+                    sum = dot(b, left_low, right, sum);
+                    sum = dot(b, left, right_low, sum);
+                }
+                sum = dot(b, left, right, sum);
+                if z.engine.apart() { b.binary(B::Add, now, sum) } else { sum }
+            });
+            sums.collect()
         })
     }
     /// The epilogue.

@@ -5,6 +5,7 @@ use kiln_graph::{Graph, random};
 use kiln_lower::{Target, lower};
 use kiln_plan::{
     KernelKind::{self, *},
+    Precision,
     exec::Work,
 };
 
@@ -319,19 +320,7 @@ fn pairs_of_products() {
 /// ones exactly; on `sm_80` by tensor cores as well. The interpreter computes all of them in full precision.
 #[test]
 fn products_in_tf32() {
-    let precisions = |lines: &str, arch: u32| {
-        let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
-        let mut k = kernel(if lines.contains("conv") { Conv } else { Gemm }, body);
-        k.tf32 = true;
-        let target = Target::Gpu { arch };
-        compare_kernel(&k, &random::inputs(&k.body, 7), target).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
-        let steps = lower(&k, target).unwrap();
-        let text = |w: &Work<kiln_block::Kernel>| match w {
-            Work::Block { code, .. } => kiln_block::text::print(code),
-            other => panic!("{other:?}"),
-        };
-        steps.steps.iter().map(text).collect::<String>()
-    };
+    let precisions = |lines: &str, arch: u32| checked_text(lines, Precision::Tf32, arch);
     let by_warpgroups = |lines: &str| assert!(precisions(lines, 90).contains("wgmma"), "{lines}");
     for (m, n, k) in [(64, 64, 32), (65, 68, 36), (132, 264, 68), (16, 72, 2048)] {
         by_warpgroups(&format!(
@@ -350,6 +339,35 @@ fn products_in_tf32() {
         "(%x: f32[2,4,9,8], %w: f32[6,4,3,2]) { %y = conv %x, %w stride=[2,1] padding=[1,2] dilation=[1,2] groups=1\n return %y }",
         90,
     );
+}
+
+/// The programs of a kernel whose f32 products are of this precision, compared with the graph.
+fn checked_text(lines: &str, precision: Precision, arch: u32) -> String {
+    let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
+    let kind = if lines.contains("conv") { Conv } else { Gemm };
+    let k = kiln_plan::Kernel { precision, ..kernel(kind, body) };
+    let target = Target::Gpu { arch };
+    compare_kernel(&k, &random::inputs(&k.body, 7), target).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
+    let text = |w: &Work<kiln_block::Kernel>| match w {
+        Work::Block { code, .. } => kiln_block::text::print(code),
+        other => panic!("{other:?}"),
+    };
+    lower(&k, target).unwrap().steps.iter().map(text).collect::<String>()
+}
+
+/// Products in f32 as three in tf32, of operands that a copy writes as sums of two: where they are large enough.
+#[test]
+fn products_in_three() {
+    let text = |lines: &str| checked_text(lines, Precision::Tf32x3, 90);
+    for lines in [
+        "(%a: f32[524,516], %b: f32[580,516], %v: f32[580], %r: f32[524,580]) { %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }",
+        "(%a: f32[3,511,257], %b: f32[3,511,401]) { %t = permute %a perm=[0,2,1]\n %c = dot %t, %b\n return %c }",
+    ] {
+        let text = text(lines);
+        assert!(text.contains("wgmma") && text.contains("a_low"), "{lines}\n{text}");
+    }
+    let small = text("(%a: f32[65,33], %b: f32[33,70]) { %c = dot %a, %b\n return %c }");
+    assert!(!small.contains("tf32"), "{small}");
 }
 
 /// Few rows by many columns: the operands swapped, in narrow tiles.

@@ -173,7 +173,23 @@ pub enum Numerics {
     /// Sums and products may be regrouped.
     #[default]
     Reassociates,
+    /// Products in f32 may be three of tf32, as accurate but for operands near either end of the range ([`Precision::Tf32x3`]).
+    Splits,
     Approximates,
+}
+
+/// What the f32 products of a kernel are made of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// f32.
+    #[default]
+    Exact,
+    /// Three products of operands as sums of two numbers in tf32, where that is faster. As accurate as in f32 for operands from 2^-100
+    /// on, and finite where the operands are below 2^127 and so are the products.
+    Tf32x3,
+    /// Operands in tf32, with 10 bits after the point, summed in f32.
+    Tf32,
 }
 
 /// When a kernel runs.
@@ -197,9 +213,8 @@ pub struct Kernel {
     pub inputs: Vec<BufferId>,
     pub outputs: Vec<BufferId>,
     pub cost: Cost,
-    /// Its f32 products are of operands in tf32, with 10 bits after the point, summed in f32.
     #[serde(default)]
-    pub tf32: bool,
+    pub precision: Precision,
     pub reason: Reason,
 }
 
@@ -268,6 +283,9 @@ pub struct Machine {
     /// Matrix-product flops per second in f32 whose operands are taken as tf32, where the machine can.
     #[serde(default)]
     pub tf32: Option<f64>,
+    /// The same in three products each ([`Precision::Tf32x3`]).
+    #[serde(default)]
+    pub tf32x3: Option<f64>,
     /// Types whose products share a kernel with another of the same left operand, in tiles with two sums.
     #[serde(default)]
     pub pairs: Vec<DType>,
@@ -277,7 +295,15 @@ pub struct Machine {
 impl Machine {
     /// With what plans of this class may use alone.
     pub fn under(&self, numerics: Numerics) -> Machine {
-        Machine { tf32: self.tf32.filter(|_| numerics == Numerics::Approximates), ..self.clone() }
+        let only = |rate: Option<f64>, with: Numerics| rate.filter(|_| numerics == with);
+        let (tf32, tf32x3) = (only(self.tf32, Numerics::Approximates), only(self.tf32x3, Numerics::Splits));
+        Machine { tf32, tf32x3, ..self.clone() }
+    }
+    /// How f32 products are made under [`Machine::under`], and their flops per second.
+    pub fn f32_products(&self) -> (Precision, f64) {
+        let of = |rate: Option<f64>, precision| rate.map(|rate| (precision, rate));
+        let split = of(self.tf32, Precision::Tf32).or_else(|| of(self.tf32x3, Precision::Tf32x3));
+        split.unwrap_or((Precision::Exact, self.matrix_rate(DType::F32)))
     }
     pub fn matrix_rate(&self, dtype: DType) -> f64 {
         let find = |d| self.matrix.iter().find(|m| m.0 == d).map(|m| m.1);

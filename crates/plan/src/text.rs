@@ -22,8 +22,8 @@
 //! ```
 //! One item per line; a body is the text of a graph.
 use crate::{
-    Alternative, Buffer, BufferId, BufferKind, Cost, Kernel, KernelKind, Numerics, Origin, Plan, PlanError, Reason,
-    Search, Stage, Stop, Tuning,
+    Alternative, Buffer, BufferId, BufferKind, Cost, Kernel, KernelKind, Numerics, Origin, Plan, PlanError, Precision,
+    Reason, Search, Stage, Stop, Tuning,
 };
 use kiln_graph::{Graph, ParamId, ValueId};
 use std::fmt::{Display, Write};
@@ -36,12 +36,23 @@ fn list(ids: &[BufferId]) -> String {
     ids.iter().map(BufferId::to_string).collect::<Vec<_>>().join(", ")
 }
 
+impl Precision {
+    /// What is said of it; nothing of exact products.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Precision::Exact => None,
+            Precision::Tf32x3 => Some("tf32x3"),
+            Precision::Tf32 => Some("tf32"),
+        }
+    }
+}
 impl Numerics {
-    pub const ALL: [Numerics; 3] = [Numerics::Exact, Numerics::Reassociates, Numerics::Approximates];
+    pub const ALL: [Numerics; 4] = [Numerics::Exact, Numerics::Reassociates, Numerics::Splits, Numerics::Approximates];
     pub fn name(self) -> &'static str {
         match self {
             Numerics::Exact => "exact",
             Numerics::Reassociates => "reassociates",
+            Numerics::Splits => "splits",
             Numerics::Approximates => "approximates",
         }
     }
@@ -111,8 +122,8 @@ fn kernel(out: &mut String, k: &Kernel) {
         "    cost read={} written={} matrix={} other={} us={}",
         c.bytes_read, c.bytes_written, c.matrix_flops, c.other_flops, c.us
     );
-    if k.tf32 {
-        let _ = writeln!(out, "    precision tf32");
+    if let Some(precision) = k.precision.name() {
+        let _ = writeln!(out, "    precision {precision}");
     }
     if !k.reason.rules.is_empty() {
         let rules: Vec<String> = k.reason.rules.iter().map(|r| quoted(r)).collect();
@@ -348,7 +359,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
     w.expect(")")?;
     w.expect("{")?;
     w.end()?;
-    let (mut cost, mut tf32, mut reason) = (Cost::default(), false, Reason::default());
+    let (mut cost, mut precision, mut reason) = (Cost::default(), Precision::Exact, Reason::default());
     loop {
         let mut w = lines.next()?;
         match w.word()? {
@@ -362,8 +373,9 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                 }
             }
             "precision" => {
-                w.expect("tf32")?;
-                tf32 = true;
+                let name = w.word()?;
+                let known = [Precision::Tf32x3, Precision::Tf32].into_iter().find(|p| p.name() == Some(name));
+                precision = known.ok_or_else(|| format!("`{name}` is not tf32x3 or tf32"))?;
             }
             "rules" => reason.rules = w.strings()?,
             "template" => reason.template = Some(w.string()?.parse()?),
@@ -384,7 +396,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
             "graph" => {
                 let body = body(lines)?;
                 lines.next()?.expect("}")?;
-                return Ok(Kernel { name, kind, stage, body, inputs, outputs, cost, tf32, reason });
+                return Ok(Kernel { name, kind, stage, body, inputs, outputs, cost, precision, reason });
             }
             other => {
                 return Err(format!(
@@ -439,7 +451,7 @@ mod tests {
                 inputs: vec![BufferId(0), BufferId(1)],
                 outputs: vec![BufferId(2)],
                 cost: Cost { us: 2.125, bytes_read: 160, ..Cost::default() },
-                tf32: true,
+                precision: Precision::Tf32x3,
                 reason: Reason {
                     rules: vec!["a".into(), "b c".into()],
                     alternative: Some(Alternative { what: "apart".into(), us: 4.5 }),

@@ -80,13 +80,13 @@ pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
     }
 }
 
-/// Whether a machine with tf32 takes the operands of this op as such.
+/// Whether this op's operands are taken as tf32, or as sums of such, where the machine may.
 pub fn is_f32_product(dag: &Dag, v: usize) -> bool {
     matches!(dag.op(v), Op::Dot | Op::Linear | Op::Conv { .. }) && dag.ty(v).dtype == DType::F32
 }
 /// Flops per second of an op on matrix units.
 pub fn matrix_rate(dag: &Dag, v: usize, m: &Machine) -> f64 {
-    m.tf32.filter(|_| is_f32_product(dag, v)).unwrap_or_else(|| m.matrix_rate(dag.ty(v).dtype))
+    if is_f32_product(dag, v) { m.f32_products().1 } else { m.matrix_rate(dag.ty(v).dtype) }
 }
 
 /// May `v` be computed beside another product of its left operand?

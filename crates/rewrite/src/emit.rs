@@ -11,7 +11,8 @@ use crate::region::{alone, kind};
 use crate::why::label;
 use kiln_graph::{BinaryOp, Graph, Op};
 use kiln_plan::{
-    Alternative, Buffer, BufferId, BufferKind, Kernel as Planned, Numerics, Origin, Plan, Reason, Stage, Stop,
+    Alternative, Buffer, BufferId, BufferKind, Kernel as Planned, Numerics, Origin, Plan, Precision, Reason, Stage,
+    Stop,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -127,11 +128,18 @@ impl Emitter<'_> {
             let alternative = if fused { alternative(dag, &kinds, k, check) } else { None };
             let template = self.limits.map_or(Ok(None), |l| l.template(&k.members))?;
             let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![], template, tuning: None };
-            self.kernel(dag, k, &names[&id].1, (stage, check.machine.tf32.is_some()), reason);
+            self.kernel(dag, k, &names[&id].1, (stage, check.machine.f32_products().0), reason);
         }
         Ok(())
     }
-    fn kernel(&mut self, dag: &Dag, k: &Kernel, name: &str, (stage, tf32): (Stage, bool), mut reason: Reason) {
+    fn kernel(
+        &mut self,
+        dag: &Dag,
+        k: &Kernel,
+        name: &str,
+        (stage, precision): (Stage, Precision),
+        mut reason: Reason,
+    ) {
         let b = body(dag, k, name);
         let origin = |&(m, value): &(usize, _)| Origin {
             value,
@@ -139,6 +147,7 @@ impl Emitter<'_> {
             rules: dag.nodes[m].value.rules.iter().map(|r| r.to_string()).collect(),
         };
         reason.origins = b.values.iter().filter(|(m, _)| dag.class[*m] != Class::Generator).map(origin).collect();
+        let split = stage == Stage::Run && k.members.iter().any(|&m| is_f32_product(dag, m));
         let planned = Planned {
             name: name.to_string(),
             kind: kind(dag, &k.members),
@@ -147,7 +156,7 @@ impl Emitter<'_> {
             inputs: k.reads.iter().map(|&v| self.buffer(v, stage)).collect(),
             outputs: b.stores.iter().map(|&v| self.buffer(v, stage)).collect(),
             cost: k.price.cost(),
-            tf32: tf32 && stage == Stage::Run && k.members.iter().any(|&m| is_f32_product(dag, m)),
+            precision: if split { precision } else { Precision::Exact },
             reason,
         };
         self.plan.kernels.push(planned);

@@ -184,7 +184,7 @@ fn pairs_of_products_on_machines_that_have_them() {
         %a = linear %x, %w\n %b = linear %x, %u\n %c = linear %x, %v\n %s = silu %a\n %y = mul %s, %b\n %z = add %y, %c\n return %z\n}";
     assert_eq!(kernels(&graph(three), "h200"), 2);
 }
-/// f32 products are taken as tf32 where that is allowed and the machine can.
+/// f32 products are taken as tf32, or as three products of it, where that is allowed and the machine can.
 #[test]
 fn tf32_only_where_it_is_allowed() {
     let g = graph(
@@ -196,11 +196,13 @@ fn tf32_only_where_it_is_allowed() {
         let p = kiln_rewrite::plan(&g, &machine, &Options { numerics, fuse: true }).unwrap_or_else(|e| panic!("{e}"));
         let again: Plan = p.to_string().parse().unwrap();
         assert_eq!(again.to_string(), p.to_string());
-        again.kernels.iter().filter(|k| k.tf32).count()
+        again.kernels.iter().filter_map(|k| k.precision.name()).collect::<Vec<_>>().join(" ")
     };
-    use kiln_plan::Numerics::{Approximates, Exact, Reassociates};
-    assert_eq!(tf32(Approximates, "h200"), 1);
-    assert_eq!((tf32(Exact, "h200"), tf32(Reassociates, "h200"), tf32(Approximates, "cpu")), (0, 0, 0));
+    use kiln_plan::Numerics::{Approximates, Exact, Reassociates, Splits};
+    assert_eq!((&tf32(Approximates, "h200")[..], &tf32(Splits, "h200")[..]), ("tf32", "tf32x3"));
+    for (numerics, machine) in [(Exact, "h200"), (Reassociates, "h200"), (Splits, "cpu"), (Approximates, "cpu")] {
+        assert_eq!(tf32(numerics, machine), "");
+    }
 }
 /// Differences of all pairs, summed as squares, where a plan may approximate: one product with all the rest in its epilogue, and
 /// a small kernel for the squares of each side.

@@ -28,6 +28,7 @@ pub const UNARY: &[(&str, UnaryOp)] = &[
     ("ceil", UnaryOp::Ceil),
     ("round", UnaryOp::Round),
     ("trunc", UnaryOp::Trunc),
+    ("tf32", UnaryOp::Tf32),
     ("is_nan", UnaryOp::IsNan),
     ("is_inf", UnaryOp::IsInf),
 ];

@@ -77,7 +77,7 @@ impl Emit<'_> {
                 UnaryOp::Ceil => self.intrinsic(d, "ceil", ty, n, &[&x]),
                 UnaryOp::Round => self.intrinsic(d, "roundeven", ty, n, &[&x]),
                 UnaryOp::Trunc => self.intrinsic(d, "trunc", ty, n, &[&x]),
-                UnaryOp::Not => return Err("`not` of a float".into()),
+                UnaryOp::Not | UnaryOp::Tf32 => return Err(format!("{op:?} of {e}")),
                 _ => math::unary(self, d, op, e, x, n)?,
             };
             let r = self.round(d, e, r, n)?;

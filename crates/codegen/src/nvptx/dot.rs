@@ -3,6 +3,7 @@ use super::emit::{Emit, Fail, Res, Val, float, int, mistyped};
 use super::exchange::Placement;
 use super::r#gen::Gen;
 use super::index::Reg;
+use inkwell::FloatPredicate;
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::IntValue;
 use kiln_block::layout::fragment::Tiling;
@@ -78,11 +79,20 @@ impl<'c> Gen<'c, '_> {
         let (mut large, mut small) = (vec![], vec![]);
         for v in values {
             let rounded = e.call("llvm.nvvm.f2tf32.rna", &[], &[*v])?;
-            large.push(rounded);
-            if precision == DotPrecision::Tf32x3 {
-                let rest = e.fsub(float(*v)?, e.float_of_bits(int(rounded)?, e.f32())?)?;
-                small.push(e.call("llvm.nvvm.f2tf32.rna", &[], &[rest.into()])?);
+            if precision != DotPrecision::Tf32x3 {
+                large.push(rounded);
+                continue;
             }
+            let v = float(*v)?;
+            // Infinity is that and 1, so that its product with what the other operand leaves is none.
+            let size = e.call_float("llvm.fabs", &[v])?;
+            let infinite = e.fcmp(FloatPredicate::OEQ, size, e.f32().const_float(f64::INFINITY))?;
+            let one = e.call_float("llvm.copysign", &[e.f32().const_float(1.0), v])?;
+            let rounded = e.float_of_bits(int(rounded)?, e.f32())?;
+            let high = float(e.select(infinite, one.into(), rounded.into())?)?;
+            large.push(e.bits_of_float(high, e.i32())?.into());
+            let rest = e.fsub(v, high)?;
+            small.push(e.call("llvm.nvvm.f2tf32.rna", &[], &[rest.into()])?);
         }
         Ok(vec![large, small])
     }

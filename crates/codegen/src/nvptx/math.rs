@@ -7,7 +7,7 @@
 mod trig;
 mod wide;
 
-use super::emit::{Emit, Fail, Res};
+use super::emit::{Emit, Fail, Res, int};
 use inkwell::FloatPredicate;
 use inkwell::values::FloatValue;
 use kiln_block::{BinaryOp, UnaryOp};
@@ -27,6 +27,10 @@ pub(super) fn unary<'c>(e: &Emit<'c>, op: UnaryOp, x: F<'c>) -> Res<F<'c>> {
         UnaryOp::Ceil => return e.call_float("llvm.ceil", &[x]),
         UnaryOp::Round => return e.call_float("llvm.roundeven", &[x]),
         UnaryOp::Trunc => return e.call_float("llvm.trunc", &[x]),
+        UnaryOp::Tf32 => {
+            let bits = e.call("llvm.nvvm.f2tf32.rna", &[], &[x.into()])?;
+            return e.float_of_bits(int(bits)?, e.f32());
+        }
         UnaryOp::Not | UnaryOp::IsNan | UnaryOp::IsInf => return Err(Fail::Unsupported(format!("{op:?} of floats"))),
         _ => {}
     }

@@ -41,6 +41,8 @@ fn float_unary(op: UnaryOp, x: f64) -> f64 {
         UnaryOp::Ceil => x.ceil(),
         UnaryOp::Round => x.round_ties_even(),
         UnaryOp::Trunc => x.trunc(),
+        UnaryOp::Tf32 if x.is_nan() => x,
+        UnaryOp::Tf32 => f32::from_bits(((x as f32).to_bits() + 0x1000) & !0x1fff).into(),
         // The verifier keeps these from floats, or they give bool.
         UnaryOp::Not | UnaryOp::IsNan | UnaryOp::IsInf => x,
     }

@@ -3,7 +3,7 @@ use super::*;
 use crate::compile::{Compiled, ProgramId};
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::{
-    BufferId, BufferKind, Kernel, Numerics, Plan, Stage,
+    BufferId, BufferKind, Kernel, Numerics, Plan, Precision, Stage,
     exec::{Steps, Work},
 };
 use kiln_rewrite::{class::Class, cost::terms, region::Reject, rules};
@@ -121,7 +121,12 @@ impl<'a> Facts<'a> {
         let anchor = k.body.values().find(|v| Class::of(k.body.op(*v)).is_anchor());
         let dtype = anchor.map_or(DType::F32, |v| k.body.dtype(v));
         let terms = kiln_plan::machines::machine(&self.plan.machine).map(|m| {
-            let rate = m.tf32.filter(|_| k.tf32).unwrap_or(m.matrix_rate(dtype));
+            let rate = match k.precision {
+                Precision::Exact => None,
+                Precision::Tf32x3 => m.tf32x3,
+                Precision::Tf32 => m.tf32,
+            };
+            let rate = rate.unwrap_or(m.matrix_rate(dtype));
             terms(&k.cost, rate, &m)
         });
         let rewrites = self.rewrites(k);
@@ -251,11 +256,13 @@ fn template(c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> String {
 
 /// The widest class of its arithmetic and of the rules that made it.
 fn class(k: &Kernel) -> Numerics {
-    if k.tf32 {
-        return Numerics::Approximates;
-    }
+    let products = match k.precision {
+        Precision::Exact => Numerics::Exact,
+        Precision::Tf32x3 => Numerics::Splits,
+        Precision::Tf32 => Numerics::Approximates,
+    };
     let half = k.body.values().any(|v| k.body.dtype(v).is_float() && k.body.dtype(v).bytes() == 2);
-    k.reason.rules.iter().map(|r| rules::numerics(r, half)).max().unwrap_or(Numerics::Exact)
+    k.reason.rules.iter().map(|r| rules::numerics(r, half)).fold(products, Numerics::max)
 }
 
 fn stop(s: &kiln_plan::Stop) -> StopReport {

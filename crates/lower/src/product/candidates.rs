@@ -1,7 +1,6 @@
 //! What could be chosen for a product, with a prediction of its time that is good enough to leave out what cannot win.
 use super::{Product, in_parts, memory, sides};
 use crate::resolve::Body;
-use crate::rows::Emitted;
 use crate::warpgroup::{self, CLOCK, PROCESSORS};
 use crate::{LowerError, Target};
 use kiln_plan::{Family, Template};
@@ -14,8 +13,8 @@ const FEW: usize = 16;
 /// Templates with the microseconds they are predicted to take, in no order.
 pub fn candidates(of: &Body, p: &Product, target: Target) -> Result<Vec<(Template, f64)>, LowerError> {
     let dtype = of.graph.dtype(p.v);
-    let sides = with_copies(of, p, target, |p| sides(of, p, target))?;
-    let mut all = sides.map(|s| warpgroup::candidates(p, dtype, s)).unwrap_or_default();
+    let by_warpgroups = |p: &Product, _| Ok(sides(of, p, target)?.map(|s| warpgroup::candidates(p, dtype, s)));
+    let mut all = memory::prepared(of, p, target, by_warpgroups)?.unwrap_or_default();
     let us = |cycles: f64| cycles / CLOCK * 1e6;
     all.extend(TILES.map(|tile| (Template { tile: Some(tile), ..Family::Tile.into() }, us(tiles(p, tile)))));
     if p.m.min(p.n) <= FEW {
@@ -26,19 +25,7 @@ pub fn candidates(of: &Body, p: &Product, target: Target) -> Result<Vec<(Templat
 
 /// Parts of K that lowering takes unasked.
 pub fn chosen_parts(of: &Body, p: &Product, target: Target) -> Result<usize, LowerError> {
-    with_copies(of, p, target, |p| Ok(in_parts(of, p, target, 0)?.map_or(1, |(parts, _)| parts.count)))
-}
-
-/// The product with the copies of operands that lowering would make.
-fn with_copies<T>(
-    of: &Body,
-    p: &Product,
-    target: Target,
-    then: impl FnOnce(&Product) -> Result<T, LowerError>,
-) -> Result<T, LowerError> {
-    let copies = memory::copied(of, p, target, &mut Emitted::default())?;
-    let (a, b) = (memory::from(&copies[0], p.a, 0), memory::from(&copies[1], p.b, 1));
-    then(&Product { batch: p.batch.clone(), a: &a, b: &b, ..*p })
+    memory::prepared(of, p, target, |p, _| Ok(in_parts(of, p, target, 0)?.map_or(1, |(parts, _)| parts.count)))
 }
 
 /// Cycles without pipelining: a turn of tiles waits for its operands at every step of K.

@@ -10,7 +10,10 @@ use crate::warpgroup::{self, Major, Strided};
 use crate::{LowerError, Target, pointwise};
 use kiln_block::Kernel;
 use kiln_graph::{DType, Type};
-use kiln_plan::exec::{Slot, Work};
+use kiln_plan::{
+    Family, Precision,
+    exec::{Slot, Work},
+};
 
 /// Rows or columns that read each element of the copy, at least, for the copy to cost less than it saves.
 const USES: usize = 64;
@@ -29,13 +32,19 @@ pub struct Copied {
     /// K is the last axis.
     deep: bool,
     shape: Vec<usize>,
+    /// With 2, one behind the other: the larger parts of numbers that are sums of two in tf32, then the smaller ones.
+    parts: usize,
 }
 
 impl Copied {
     /// The element at `(batch…, m, k)` of the left operand, `(batch…, k, n)` of the right one.
-    pub fn at(&self, r: &mut Resolver, at: &[Expr], which: usize) -> NodeId {
-        let place = self.place(at, which);
-        r.dag.add(NodeOp::Load { slot: self.slot, at: linear(&place, &self.shape), guards: vec![] }, self.dtype)
+    pub fn at(&self, r: &mut Resolver, at: &[Expr], which: usize, part: usize) -> NodeId {
+        let at = linear(&self.place(at, which), &self.shape).shift((part * self.count()) as i64);
+        r.dag.add(NodeOp::Load { slot: self.slot, at, guards: vec![] }, self.dtype)
+    }
+    /// Elements of one part.
+    fn count(&self) -> usize {
+        self.shape.iter().product()
     }
     fn place(&self, at: &[Expr], which: usize) -> Vec<Expr> {
         let n = at.len();
@@ -80,8 +89,57 @@ impl Read {
     }
 }
 
+/// The product with operands that go through memory where that makes it faster, and the steps that bring them there.
+pub fn prepared<T>(
+    of: &Body,
+    p: &Product,
+    target: Target,
+    then: impl Fn(&Product, Emitted) -> Result<T, LowerError>,
+) -> Result<T, LowerError> {
+    if of.template.is_some_and(|t| t.family == Family::Tile) {
+        return then(p, Emitted::default());
+    }
+    let mut out = Emitted::default();
+    if let Some(parts) = in_two(of, p, target, &mut out)? {
+        let at = |which: usize, part: usize| {
+            let copy = &parts[which];
+            move |r: &mut Resolver, at: &[Expr]| Ok(copy.at(r, at, which, part))
+        };
+        let (a, b, a_low, b_low) = (at(0, 0), at(1, 0), at(0, 1), at(1, 1));
+        let low: Option<[OperandAt; 2]> = Some([&a_low, &b_low]);
+        if let Ok(lowered) = then(&Product { batch: p.batch.clone(), a: &a, b: &b, low, ..*p }, out) {
+            return Ok(lowered);
+        }
+        out = Emitted::default();
+    }
+    let precision = if p.precision == Precision::Tf32x3 { Precision::Exact } else { p.precision };
+    let p = &Product { batch: p.batch.clone(), precision, ..*p };
+    let copies = copied(of, p, target, &mut out)?;
+    let (a, b) = (from(&copies[0], p.a, 0), from(&copies[1], p.b, 1));
+    then(&Product { batch: p.batch.clone(), a: &a, b: &b, ..*p }, out)
+}
+
+/// Operands as sums of two numbers in tf32, where three products of such take less time than one in f32.
+fn in_two(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<Option<[Copied; 2]>, LowerError> {
+    let by_warpgroups = warpgroup::takes(DType::F32, target) && p.twin.is_none();
+    if p.precision != Precision::Tf32x3 || !by_warpgroups || p.batch.contains(&0) {
+        return Ok(None);
+    }
+    let layout = |which: usize| Ok(read(of, p, which)?.layout(p, DType::F32, which));
+    let (Some(a), Some(b)) = (layout(0)?, layout(1)?) else { return Ok(None) };
+    let mut copies = [a, b].map(|c| Copied { parts: 2, ..c });
+    let elements = copies.iter().map(Copied::count).sum();
+    if !warpgroup::is_faster_in_two(p, elements, of.template.into()) {
+        return Ok(None);
+    }
+    for (which, copy) in copies.iter_mut().enumerate() {
+        copy.put(of, p, which, target, out)?;
+    }
+    Ok(Some(copies))
+}
+
 /// Copies of the operands that need one, if that makes both fit; the steps that make them go to `out`.
-pub fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[Option<Copied>; 2], LowerError> {
+fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[Option<Copied>; 2], LowerError> {
     let dtype = of.graph.dtype(p.v);
     let work = [p.m, p.n, p.k].into_iter().chain(p.batch.iter().copied()).fold(1usize, usize::saturating_mul);
     if !warpgroup::takes(dtype, target) || work < WORK || p.twin.is_some() {
@@ -89,10 +147,11 @@ pub fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Resu
     }
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
     // Rows of tf32 run along K. Where both sides of multiply-adds are turned, turning one alone gains nothing.
-    let lies = |s: &Strided| s.major == if p.tf32 { Major::Depth } else { Major::Outer };
+    let tf32 = p.precision == Precision::Tf32;
+    let lies = |s: &Strided| s.major == if tf32 { Major::Depth } else { Major::Outer };
     let runs = |r: &Read| r.strided(p).is_some_and(|s| s.major == Major::Outer);
     let turn = dtype == DType::F32
-        && !p.tf32
+        && !tf32
         && work >= TURNED.1
         && reads.iter().zip([p.n, p.m]).all(|(r, uses)| uses >= TURNED.0 || runs(r));
     let mut copies = [None, None];
@@ -101,15 +160,13 @@ pub fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Resu
         let layout = r.layout(p, dtype, which);
         match r.strided(p) {
             None if uses < USES || layout.is_none() => return Ok([None, None]),
-            Some(s) if lies(&s) || !(turn || p.tf32 && uses >= USES && layout.is_some()) => {}
+            Some(s) if lies(&s) || !(turn || tf32 && uses >= USES && layout.is_some()) => {}
             _ => copies[which] = layout,
         }
     }
     for (which, copy) in copies.iter_mut().enumerate() {
         if let Some(copy) = copy {
-            copy.slot = Slot::Scratch(out.scratch.len() as u32);
-            out.steps.push(copy.step(of, p, which, target)?);
-            out.scratch.push(Type::new(dtype, [copy.shape.iter().product::<usize>()]));
+            copy.put(of, p, which, target, out)?;
         }
     }
     Ok(copies)
@@ -123,16 +180,31 @@ impl Read {
             self.scene.dag.node(n).exprs(&mut |e| e.coords(&mut |c| used.push(c as usize)));
         }
         let batch: Vec<usize> = (0..p.batch.len()).filter(|i| p.batch[*i] > 1 && used.contains(i)).collect();
-        let (outer, deep) = ([p.m, p.n][which], p.tf32 || self.is_deep() && dtype != DType::F32);
+        let (outer, deep) =
+            ([p.m, p.n][which], p.precision != Precision::Exact || self.is_deep() && dtype != DType::F32);
         let row = 16 / dtype.bytes();
         let last = if deep { [outer, p.k.next_multiple_of(row)] } else { [p.k, outer.next_multiple_of(row)] };
         let shape: Vec<usize> = batch.iter().map(|i| p.batch[*i]).chain(last).collect();
         let bytes = Type::new(dtype, shape.clone()).bytes();
-        (bytes <= MOST).then_some(Copied { slot: Slot::Scratch(0), dtype, batch, deep, shape })
+        (bytes <= MOST).then_some(Copied { slot: Slot::Scratch(0), dtype, batch, deep, shape, parts: 1 })
     }
 }
 
 impl Copied {
+    /// Has a scratch buffer, and a step that fills it.
+    fn put(
+        &mut self,
+        of: &Body,
+        p: &Product,
+        which: usize,
+        target: Target,
+        out: &mut Emitted,
+    ) -> Result<(), LowerError> {
+        self.slot = Slot::Scratch(out.scratch.len() as u32);
+        out.steps.push(self.step(of, p, which, target)?);
+        out.scratch.push(Type::new(self.dtype, [self.parts * self.count()]));
+        Ok(())
+    }
     /// The step that makes the copy.
     fn step(&self, of: &Body, p: &Product, which: usize, target: Target) -> Result<Work<Kernel>, LowerError> {
         // Axes that the copy does not have are at their first position.
@@ -147,21 +219,27 @@ impl Copied {
             let mut r = of.resolver();
             let value = ([p.a, p.b][which])(&mut r, &at)?;
             let place = linear(&self.place(&at, which), &self.shape);
-            let store = Store { slot: self.slot, dtype: self.dtype, at: place, guards: vec![], value };
-            Ok(Scene { dag: r.dag, stores: vec![store] })
+            let mut store = |part: usize| {
+                let tf32 = NodeOp::Tf32 { of: value, rest: part > 0 };
+                let value = if self.parts == 1 { value } else { r.dag.add(tf32, self.dtype) };
+                let at = place.clone().shift((part * self.count()) as i64);
+                Store { slot: self.slot, dtype: self.dtype, at, guards: vec![], value }
+            };
+            let stores = (0..self.parts).map(&mut store).collect();
+            Ok(Scene { dag: r.dag, stores })
         };
         pointwise::points(&format!("{}_{}", of.name, ["left", "right"][which]), &space, &scene, target)
     }
 }
 
 /// An operand from its copy, or as it is.
-pub fn from<'a>(
+fn from<'a>(
     copy: &'a Option<Copied>,
     plain: OperandAt<'a>,
     which: usize,
 ) -> impl Fn(&mut Resolver, &[Expr]) -> Resolved + 'a {
     move |r, at| match copy {
-        Some(c) => Ok(c.at(r, at, which)),
+        Some(c) => Ok(c.at(r, at, which, 0)),
         None => plain(r, at),
     }
 }

@@ -1,5 +1,5 @@
 //! Products with few tiles and a long K: parts of K side by side, like batches, and their sums in the order of the parts.
-use super::{Product, Twin, sums, tiled};
+use super::{OperandAt, Product, Twin, sums, tiled};
 use crate::expr::Expr;
 use crate::resolve::{Body, Product as Place, Resolver};
 use crate::rows::Emitted;
@@ -15,19 +15,23 @@ pub fn lower(of: &Body, p: &Product, parts: Parts, target: Target, scratch: u32)
     let (acc, count) = (dtype.compute(), of.graph.ty(p.v).count());
     let Parts { count: parts, len } = parts;
     let whole = |part: &Expr, k: &Expr| part.clone().scale(len as i64).plus(k);
-    let left = |r: &mut Resolver, at: &[Expr]| {
+    let of_left = |at: &[Expr]| {
         let [part, batch @ .., m, k] = at else { return Err(of.unsupported("a product without rows")) };
-        (p.a)(r, &[batch, &[m.clone(), whole(part, k)]].concat())
+        Ok([batch, &[m.clone(), whole(part, k)]].concat())
     };
-    let of_part = |at: &[Expr]| {
+    let of_right = |at: &[Expr]| {
         let [part, batch @ .., k, n] = at else { return Err(of.unsupported("a product without columns")) };
         Ok([batch, &[whole(part, k), n.clone()]].concat())
     };
-    let right = |r: &mut Resolver, at: &[Expr]| (p.b)(r, &of_part(at)?);
-    let other = |r: &mut Resolver, at: &[Expr]| p.twin.map_or(p.b, |t| t.b)(r, &of_part(at)?);
+    let left = |r: &mut Resolver, at: &[Expr]| (p.a)(r, &of_left(at)?);
+    let right = |r: &mut Resolver, at: &[Expr]| (p.b)(r, &of_right(at)?);
+    let other = |r: &mut Resolver, at: &[Expr]| p.twin.map_or(p.b, |t| t.b)(r, &of_right(at)?);
     let twin = p.twin.map(|t| Twin { b: &other, ..t });
+    let low_left = |r: &mut Resolver, at: &[Expr]| p.low.map_or(p.a, |l| l[0])(r, &of_left(at)?);
+    let low_right = |r: &mut Resolver, at: &[Expr]| p.low.map_or(p.b, |l| l[1])(r, &of_right(at)?);
+    let low: Option<[OperandAt; 2]> = p.low.map(|_| [&low_left as OperandAt, &low_right as OperandAt]);
     let batch = [&[parts], &p.batch[..]].concat();
-    let piece = Product { batch, k: len, whole: Some(p.k), a: &left, b: &right, twin, ..*p };
+    let piece = Product { batch, k: len, whole: Some(p.k), a: &left, b: &right, twin, low, ..*p };
     let scene = |at: &[Expr]| sums(of, p, &at[1..], scratch, &at[0].clone().scale(count as i64));
     let dims = [&piece.batch[..], &[p.m, p.n]].concat();
     let step = tiled(of, &piece, &dims, of.name, target, &scene)?;

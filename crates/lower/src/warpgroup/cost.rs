@@ -5,11 +5,17 @@ use crate::product::Product;
 /// Clock cycles of a second.
 pub const CLOCK: f64 = 1.755e9;
 
+/// Cycles of a launch, and bytes that it reads in one of them.
+const LAUNCH: f64 = 4500.0;
+const READ: f64 = 2000.0;
+
+/// Cycles of the launches that bring both operands of so many elements into memory as sums of two numbers.
+pub fn in_two(elements: usize) -> f64 {
+    2.0 * LAUNCH + (elements * 12) as f64 / READ
+}
+
 /// Cycles of the launch that sums `parts` of a product of so many elements.
 pub fn sum(parts: usize, elements: usize) -> f64 {
-    /// The launch, and bytes a cycle that it reads.
-    const LAUNCH: f64 = 4500.0;
-    const READ: f64 = 2000.0;
     if parts == 1 { 0.0 } else { LAUNCH + (elements * parts * 4) as f64 / READ }
 }
 
@@ -31,11 +37,12 @@ impl Shape {
         let depths = self.depths as f64;
         // Rows and columns outside of the product are not read.
         let right = (self.sums * self.n.min(p.n)) as f64 / self.cluster as f64;
-        let span = (self.spans * SPAN) as f64;
+        let span = (self.engine.parts() * self.spans * SPAN) as f64;
         let copied = (self.m.min(p.m) as f64 + right) * span * depths;
         let one = (self.stages * (self.m.min(p.m) + self.sums * self.n.min(p.n))) as f64 * span / LATENCY;
         // What a tile reads that no other has read before, on average.
-        let own = (self.batch * (p.m + self.sums * p.n) * p.k * self.engine.bytes()) as f64 / tiles as f64;
+        let own = (self.batch * (p.m + self.sums * p.n) * p.k * self.engine.bytes() * self.engine.parts()) as f64
+            / tiles as f64;
         let arithmetic = depths * area * self.depth() as f64 / self.engine.rate(self.sums * self.m * self.n, turned);
         let turn = |running: usize| {
             let memory = (own / one).max(own * running as f64 / ALL);

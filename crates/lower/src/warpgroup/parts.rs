@@ -52,7 +52,10 @@ fn elements(p: &Product) -> usize {
 
 /// Parts of K that some shape fits, those with the least time first, the launch that sums them included.
 pub fn parts(p: &Product, dtype: DType, sides: [Major; 2], asked: Asked) -> Vec<Parts> {
-    let Some(engine) = Engine::of(dtype, p.tf32, sides) else { return vec![] };
+    let Some(engine) = Engine::of(dtype, p.precision, sides) else { return vec![] };
+    timed(p, engine, sides, asked).into_iter().map(|t| t.1).collect()
+}
+fn timed(p: &Product, engine: Engine, sides: [Major; 2], asked: Asked) -> Vec<(f64, Parts)> {
     let counts = asked.schedule.parts.map_or(1..=MOST, |n| n..=n);
     let timed = pieces(p, engine, counts).filter_map(|(parts, piece, outputs)| {
         let shape = shape::choose(&piece, (engine, asked), sides, &[outputs])?;
@@ -61,12 +64,20 @@ pub fn parts(p: &Product, dtype: DType, sides: [Major; 2], asked: Asked) -> Vec<
     });
     let mut all: Vec<(f64, Parts)> = timed.collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
-    all.into_iter().map(|t| t.1).collect()
+    all
+}
+
+/// Whether three products in tf32 take less time than one in f32, with the copies of both operands, of so many `elements`, that come
+/// before.
+pub fn is_faster_in_two(p: &Product, elements: usize, asked: Asked) -> bool {
+    let best = |engine, side| timed(p, engine, [side; 2], asked).first().map(|t| t.0);
+    let Some(three) = best(Engine::Tf32x3, Major::Depth) else { return false };
+    best(Engine::MultiplyAdds, Major::Outer).is_none_or(|one| three + cost::in_two(elements) < one)
 }
 
 /// Templates of this family that take the product, with the microseconds they are predicted to take.
 pub fn candidates(p: &Product, dtype: DType, sides: [Major; 2]) -> Vec<(Template, f64)> {
-    let Some(engine) = Engine::of(dtype, p.tf32, sides) else { return vec![] };
+    let Some(engine) = Engine::of(dtype, p.precision, sides) else { return vec![] };
     let mut all = vec![];
     for (parts, piece, outputs) in pieces(p, engine, 1..=MOST) {
         for &(m, n, copies, spans) in engine.tiles() {

@@ -1,10 +1,11 @@
 //! Sizes of the tiles: those with the least time, or what is asked for where there is room for it.
 use super::operand::Major;
 use crate::product::Product;
+use kiln_block::DotPrecision;
 use kiln_block::passes::warpgroup::{MEMORY, form, roles::BUFFERS, slice};
 pub use kiln_block::passes::warpgroup::{PROCESSORS, persistent::GROUP};
 use kiln_graph::DType;
-use kiln_plan::{Schedule, Template};
+use kiln_plan::{Precision, Schedule, Template};
 
 /// Bytes of K that a copy takes: the swizzle's span.
 pub const SPAN: usize = 128;
@@ -40,18 +41,36 @@ pub enum Engine {
     TensorCores,
     /// f32 by `wgmma`, operands as tf32 with rows along K.
     Tf32,
+    /// f32 by three such products of operands that are sums of two numbers in tf32.
+    Tf32x3,
     /// f32, exactly.
     MultiplyAdds,
 }
 
 impl Engine {
-    pub fn of(dtype: DType, tf32: bool, sides: [Major; 2]) -> Option<Engine> {
+    pub fn of(dtype: DType, precision: Precision, sides: [Major; 2]) -> Option<Engine> {
         match dtype {
             DType::Bf16 | DType::F16 => Some(Engine::TensorCores),
-            DType::F32 if tf32 && sides == [Major::Depth; 2] => Some(Engine::Tf32),
-            DType::F32 => Some(Engine::MultiplyAdds),
+            DType::F32 => Some(match precision {
+                Precision::Tf32 if sides == [Major::Depth; 2] => Engine::Tf32,
+                Precision::Tf32x3 if sides == [Major::Depth; 2] => Engine::Tf32x3,
+                _ => Engine::MultiplyAdds,
+            }),
             _ => None,
         }
+    }
+    /// What its products are called in block programs.
+    pub fn precision(self) -> DotPrecision {
+        if matches!(self, Engine::Tf32 | Engine::Tf32x3) { DotPrecision::Tf32 } else { DotPrecision::Exact }
+    }
+    /// Whether the sums of a stage start from zero and are added to the others in f32: tensor cores cut off what they add, and over
+    /// a long K always towards zero.
+    pub fn apart(self) -> bool {
+        self == Engine::Tf32x3
+    }
+    /// Tiles of an operand in a stage.
+    pub fn parts(self) -> usize {
+        if self == Engine::Tf32x3 { 2 } else { 1 }
     }
     /// Most copies along K in a stage.
     fn most_spans(self) -> usize {
@@ -66,7 +85,7 @@ impl Engine {
         match self {
             Engine::TensorCores => &TENSOR_TILES,
             // Few rows of tf32 go in tiles of 64.
-            Engine::Tf32 => &TENSOR_TILES[..WIDE],
+            Engine::Tf32 | Engine::Tf32x3 => &TENSOR_TILES[..WIDE],
             Engine::MultiplyAdds => {
                 &[(128, 256, 2, 1), (128, 128, 2, 1), (64, 128, 2, 1), (128, 64, 2, 1), (64, 64, 2, 1), (32, 64, 2, 1)]
             }
@@ -78,6 +97,7 @@ impl Engine {
         let kinds = match (self, area) {
             (Engine::TensorCores, _) => [2048.0; 2],
             (Engine::Tf32, _) => [1024.0; 2],
+            (Engine::Tf32x3, _) => [310.0; 2],
             (_, 32768..) => [86.0, 108.0],
             (_, 16384..) => [96.0, 101.0],
             (_, 8192..) => [88.0; 2],
@@ -119,7 +139,7 @@ impl Shape {
     }
     /// Bytes of both operands in a stage.
     pub fn stage_bytes(&self) -> usize {
-        self.spans * SPAN * (self.m + self.sums * self.n)
+        self.engine.parts() * self.spans * SPAN * (self.m + self.sums * self.n)
     }
     /// Tiles (of a cluster).
     pub fn tiles(&self) -> usize {
@@ -132,7 +152,7 @@ impl Shape {
     /// Columns of the result that are finished together, for outputs of these bytes.
     pub fn columns(&self, outputs: &[usize]) -> usize {
         let engine = match self.engine {
-            Engine::TensorCores | Engine::Tf32 => form::Engine::TensorCores,
+            Engine::TensorCores | Engine::Tf32 | Engine::Tf32x3 => form::Engine::TensorCores,
             Engine::MultiplyAdds => form::Engine::MultiplyAdds,
         };
         slice::columns(engine, outputs, self.n)
@@ -187,7 +207,7 @@ pub fn shape(
     let runs = [m / copies, n].into_iter().zip(sides).any(|(n, s)| s == Major::Outer && n * engine.bytes() < SPAN);
     let sums = p.sums();
     // Sums of a thread.
-    let held = sums * m * n / copies / 128;
+    let held = sums * m * n / copies / 128 * (1 + usize::from(engine.apart()));
     // Tensor cores are slower in narrow tiles.
     let narrow = n < 64 && p.n > FEW;
     if runs || narrow || !(1..=engine.most_spans()).contains(&spans) || held > 128 {

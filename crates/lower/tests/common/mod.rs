@@ -21,7 +21,7 @@ pub fn kernel(kind: KernelKind, body: Graph) -> Kernel {
         outputs: ids(body.outputs.len(), body.inputs.len()),
         body,
         cost: Cost::default(),
-        tf32: false,
+        precision: kiln_plan::Precision::Exact,
         reason: Reason::default(),
     }
 }

@@ -2,7 +2,7 @@
 //! tiles around both.
 use super::Refusal;
 use crate::passes::is_pure;
-use crate::{Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, analysis};
+use crate::{BinaryOp, Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, analysis};
 use std::collections::{HashMap, HashSet};
 
 /// What multiplies.
@@ -32,14 +32,27 @@ pub struct Load {
     pub swapped: bool,
 }
 
-/// A product of two of the loads, added to a carried value.
-pub struct Dot {
-    pub left: usize,
-    pub right: usize,
+/// Products of the loads, added up in their order and to a carried value.
+pub struct Sum {
+    /// Numbers of left and right loads.
+    pub products: Vec<[usize; 2]>,
     /// Number among the carried values.
     pub carried: usize,
+    /// The products of a trip are added up from zero, and their sum to the carried value.
+    pub apart: bool,
     pub terms: Terms,
 }
+
+/// Products that were found, added up in their order.
+struct Chain {
+    /// What they are added to, if that is known; else they start from zero.
+    carried: Option<usize>,
+    products: Vec<[usize; 2]>,
+    apart: bool,
+    terms: Terms,
+}
+
+const CHANGED: &str = "a sum is changed between two products; do that after the loop";
 
 pub struct Form {
     pub engine: Engine,
@@ -52,10 +65,10 @@ pub struct Form {
     pub at: usize,
     pub trips: usize,
     pub loads: Vec<Load>,
-    pub dots: Vec<Dot>,
+    pub sums: Vec<Sum>,
     /// Carried scalars that starts of tiles may follow.
     pub kept: Vec<usize>,
-    /// Sums of each product.
+    /// Of each sum.
     pub m: usize,
     pub n: usize,
 }
@@ -77,6 +90,10 @@ pub fn constant(k: &Kernel, v: Value) -> Option<Const> {
         (Op::Splat, [one]) => constant(k, *one),
         _ => None,
     }
+}
+
+fn is_zero(k: &Kernel, v: Value) -> bool {
+    constant(k, v) == Some(Const::Float(0.0))
 }
 
 /// The one loop of a list, and where it stands.
@@ -110,7 +127,7 @@ pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
         at,
         trips,
         loads: vec![],
-        dots: vec![],
+        sums: vec![],
         kept: vec![],
         m: 0,
         n: 0,
@@ -137,6 +154,8 @@ impl Form {
         let data = k.inst(self.depth);
         // Tiles of operands by value: the load, and whether its axes are swapped.
         let mut tiles: HashMap<Value, (Inst, bool)> = HashMap::new();
+        // What is summed so far, with what it started from.
+        let mut chains: HashMap<Value, Chain> = HashMap::new();
         for &i in &data.regions[0].insts {
             let inst = k.inst(i);
             match &inst.op {
@@ -145,8 +164,11 @@ impl Form {
                     let (load, swapped) = tiles[&inst.args[0]];
                     tiles.insert(inst.results[0], (load, !swapped));
                 }
-                Op::Dot { precision, terms } => self.product(k, inst, (*precision, *terms), &tiles)?,
-                Op::Yield => {}
+                Op::Dot { precision, terms } => self.product(k, inst, (*precision, *terms), &tiles, &mut chains)?,
+                Op::Binary(BinaryOp::Add) if inst.args.iter().any(|v| chains.contains_key(v)) => {
+                    self.whole(k, inst, &mut chains)?
+                }
+                Op::Yield => self.summed(&inst.args, &mut chains)?,
                 op if is_pure(op) => {}
                 op => {
                     let name = crate::text::print_inst(k, i);
@@ -164,6 +186,7 @@ impl Form {
         dot: &InstData,
         (precision, terms): (DotPrecision, Terms),
         tiles: &HashMap<Value, (Inst, bool)>,
+        chains: &mut HashMap<Value, Chain>,
     ) -> Result<(), Refusal> {
         let [a, b, sum] = dot.args[..] else { return refuse("a product without operands") };
         let engine = match (k.ty(a).elem(), precision) {
@@ -178,21 +201,55 @@ impl Form {
             }
         };
         let [m, n] = k.ty(sum).shape() else { return refuse("a product of other than two axes") };
-        if !self.dots.is_empty() && (self.engine, self.m, self.n) != (engine, *m, *n) {
+        if self.m > 0 && (self.engine, self.m, self.n) != (engine, *m, *n) {
             return refuse("the products are of different types or sizes; make them alike");
         }
         (self.engine, self.m, self.n) = (engine, *m, *n);
-        let params = &k.inst(self.depth).regions[0].params;
-        let Some(carried) = params.iter().skip(1).position(|p| *p == sum) else {
-            return refuse("a product is not added to a carried value");
+        let mut chain = match (chains.remove(&sum), self.carried(k, sum)) {
+            (Some(chain), _) if !chain.apart && chain.terms == terms => chain,
+            (None, Some(n)) => Chain { carried: Some(n), products: vec![], apart: false, terms },
+            (None, None) if is_zero(k, sum) && engine == Engine::TensorCores => {
+                Chain { carried: None, products: vec![], apart: false, terms }
+            }
+            _ => return refuse("a product is not added to a carried value"),
         };
         let left = self.load(k, a, Side::Left, tiles)?;
         let right = self.load(k, b, Side::Right, tiles)?;
         if precision == DotPrecision::Tf32 && (self.loads[left].swapped || !self.loads[right].swapped) {
             return refuse("rows of tf32 operands run along K; store the other one turned");
         }
-        self.dots.push(Dot { left, right, carried, terms });
+        chain.products.push([left, right]);
+        chains.insert(dot.results[0], chain);
         Ok(())
+    }
+    /// Number of a carried value.
+    fn carried(&self, k: &Kernel, v: Value) -> Option<usize> {
+        k.inst(self.depth).regions[0].params.iter().skip(1).position(|p| *p == v)
+    }
+    /// The sum of a trip's products, added to a carried value.
+    fn whole(&self, k: &Kernel, add: &InstData, chains: &mut HashMap<Value, Chain>) -> Result<(), Refusal> {
+        let [x, y] = add.args[..] else { return refuse("an addition without operands") };
+        let (chain, other) = if chains.contains_key(&x) { (x, y) } else { (y, x) };
+        match (chains.remove(&chain), self.carried(k, other)) {
+            (Some(chain), Some(n)) if chain.carried.is_none() => {
+                chains.insert(add.results[0], Chain { carried: Some(n), apart: true, ..chain });
+                Ok(())
+            }
+            _ => refuse(CHANGED),
+        }
+    }
+    /// What the loop yields: every sum goes on from its products alone.
+    fn summed(&mut self, yielded: &[Value], chains: &mut HashMap<Value, Chain>) -> Result<(), Refusal> {
+        for (n, v) in yielded.iter().enumerate() {
+            match chains.remove(v) {
+                Some(Chain { carried, products, apart, terms }) if carried == Some(n) => {
+                    self.sums.push(Sum { products, carried: n, apart, terms });
+                }
+                Some(_) => return refuse(CHANGED),
+                None => {}
+            }
+        }
+        if chains.is_empty() { Ok(()) } else { refuse(CHANGED) }
     }
     /// Number of the load that gives an operand.
     fn load(
@@ -218,33 +275,22 @@ impl Form {
         self.loads.push(Load { inst, desc, side, elem: *elem, shape: [rows, columns], swapped });
         Ok(self.loads.len() - 1)
     }
-    /// Every sum goes on from its product alone; what else is carried are scalars for the starts of tiles.
+    /// Sums start from constants; what else is carried are scalars for the starts of tiles.
     fn check_carried(&mut self, k: &Kernel) -> Result<(), Refusal> {
-        if self.dots.is_empty() {
+        if self.sums.is_empty() {
             return refuse("the loop has no product");
         }
         let data = k.inst(self.depth);
-        let region = &data.regions[0];
-        let Some(last) = region.insts.last().map(|i| k.inst(*i)) else { return refuse("the loop is empty") };
+        if self.sums.iter().any(|s| constant(k, data.args[3 + s.carried]).is_none()) {
+            return refuse("the sums start from something else than a constant; add it after the loop");
+        }
+        if self.sums.iter().any(|s| s.apart != self.sums[0].apart) {
+            return refuse("some products are added up apart and others are not; make them alike");
+        }
         let mut used: HashSet<Value> = HashSet::new();
         k.walk(&mut |_, d| used.extend(&d.args));
-        let results: Vec<Value> = region
-            .insts
-            .iter()
-            .map(|i| k.inst(*i))
-            .filter(|d| matches!(d.op, Op::Dot { .. }))
-            .map(|d| d.results[0])
-            .collect();
-        for (dot, result) in self.dots.iter().zip(&results) {
-            if constant(k, data.args[3 + dot.carried]).is_none() {
-                return refuse("the sums start from something else than a constant; add it after the loop");
-            }
-            if last.args.get(dot.carried) != Some(result) {
-                return refuse("a sum is changed between two products; do that after the loop");
-            }
-        }
         for n in 0..data.results.len() {
-            if self.dots.iter().any(|d| d.carried == n) {
+            if self.sums.iter().any(|s| s.carried == n) {
                 continue;
             }
             if !k.ty(data.results[n]).is_scalar() || used.contains(&data.results[n]) {

@@ -91,7 +91,7 @@ impl<'k> Writer<'k> {
                 self.crew.stages.max(2)
             )
         })?;
-        let held = f.dots.len() * rows * f.n / 128;
+        let held: usize = f.sums.iter().map(|s| (1 + usize::from(s.apart)) * rows * f.n / 128).sum();
         ensure(held <= 128, format!("a thread would hold {held} sums, and has room for 128; make the tile smaller"))?;
         if f.engine == Engine::TensorCores {
             ensure(rows.is_multiple_of(64) && (8..=256).contains(&f.n), {

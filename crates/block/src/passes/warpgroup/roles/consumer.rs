@@ -7,13 +7,14 @@ use super::super::{
     slice::{Part, Slicer},
 };
 use super::{BUFFERS, Shared, Writer};
-use crate::{BinaryOp as B, Builder, Elem, Op, Type, Value};
+use crate::{BinaryOp as B, Builder, Const, Elem, Op, Type, Value};
 
 impl<'k> Writer<'k> {
     pub fn consume(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, copy: Option<Value>) -> Option<Refusal> {
         let mut failed = None;
         self.over_tiles(b, c, |b, c, ring| {
             let (sums, ring) = match self.form.engine {
+                Engine::TensorCores if self.form.sums[0].apart => self.multiply_apart(b, s, copy, ring),
                 Engine::TensorCores => self.multiply(b, s, copy, ring),
                 Engine::MultiplyAdds => self.multiply_add(b, s, copy, ring),
             };
@@ -25,73 +26,101 @@ impl<'k> Writer<'k> {
         }
         failed
     }
-    /// Operands of product `n` from a stage.
-    fn operands(&self, b: &mut Builder, s: &Shared, n: usize, ring: Ring, copy: Option<Value>) -> [Value; 4] {
-        let dot = &self.form.dots[n];
+    /// Operands of a product from a stage.
+    fn operands(
+        &self,
+        b: &mut Builder,
+        s: &Shared,
+        [left, right]: [usize; 2],
+        ring: Ring,
+        copy: Option<Value>,
+    ) -> [Value; 4] {
         let stage = self.left_stage(b, ring, copy);
-        [s.tiles[dot.left], stage, s.tiles[dot.right], ring.stage]
+        [s.tiles[left], stage, s.tiles[right], ring.stage]
     }
-    fn transposed(&self, n: usize) -> [bool; 2] {
-        let dot = &self.form.dots[n];
-        [self.form.loads[dot.left].swapped, self.form.loads[dot.right].swapped]
+    fn transposed(&self, product: [usize; 2]) -> [bool; 2] {
+        product.map(|n| self.form.loads[n].swapped)
+    }
+    /// Starts the products of a stage for every sum, on `from`.
+    fn start(&self, b: &mut Builder, s: &Shared, (copy, ring): (Option<Value>, Ring), from: &[Value]) -> Vec<Value> {
+        let token = self.token();
+        s.rings.wait(b, ring);
+        let mut made = vec![];
+        for (sum, from) in self.form.sums.iter().zip(from) {
+            made.push(sum.products.iter().fold(*from, |from, &product| {
+                let [transpose_a, transpose_b] = self.transposed(product);
+                let args = [&self.operands(b, s, product, ring, copy)[..], &[from]].concat();
+                b.inst(Op::Wgmma { transpose_a, transpose_b }, &args, std::slice::from_ref(&token), vec![])[0]
+            }));
+        }
+        b.inst(Op::WgmmaCommit, &[], &[], vec![]);
+        made
+    }
+    /// The sums of a token, when all that was started is done.
+    fn done(&self, b: &mut Builder, token: Value) -> Value {
+        b.inst(Op::WgmmaWait { pending: 0 }, &[token], &[self.block()], vec![])[0]
+    }
+    fn block(&self) -> Type {
+        Type::block(Elem::F32, [self.part.rows, self.form.n])
+    }
+    fn token(&self) -> Type {
+        Type::Token { elem: Elem::F32, shape: vec![self.part.rows, self.form.n] }
     }
     /// What the sums start from, on the consumer's rows.
     fn starts(&self, b: &mut Builder) -> Vec<Value> {
-        let block = Type::block(Elem::F32, [self.part.rows, self.form.n]);
         let args = &self.k.inst(self.form.depth).args;
-        let constants = self.form.dots.iter().filter_map(|d| form::constant(self.k, args[3 + d.carried]));
-        constants.map(|c| b.constant(block.clone(), c)).collect()
+        let constants = self.form.sums.iter().filter_map(|s| form::constant(self.k, args[3 + s.carried]));
+        constants.map(|c| b.constant(self.block(), c)).collect()
     }
     /// The sums over all of K. The first products start the sums; one group stays in flight over a stage's end.
     fn multiply(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
-        let sums = [self.part.rows, self.form.n];
-        let token = Type::Token { elem: Elem::F32, shape: sums.to_vec() };
-        let products = |b: &mut Builder, ring: Ring, from: &[Value]| -> Vec<Value> {
-            s.rings.wait(b, ring);
-            let made = from.iter().enumerate().map(|(n, from)| {
-                let [transpose_a, transpose_b] = self.transposed(n);
-                let args = [&self.operands(b, s, n, ring, copy)[..], &[*from]].concat();
-                b.inst(Op::Wgmma { transpose_a, transpose_b }, &args, std::slice::from_ref(&token), vec![])[0]
-            });
-            let made = made.collect();
-            b.inst(Op::WgmmaCommit, &[], &[], vec![]);
-            made
-        };
         let none = self.starts(b);
-        let started = products(b, ring, &none);
+        let started = self.start(b, s, (copy, ring), &none);
         let next = s.rings.next(b, ring);
         let (one, last) = (b.i32(1), b.i32(self.form.trips as i64));
         let carried = [&next.values()[..], &[ring.stage], &started].concat();
         let out = b.for_loop([one, last, one], &carried, |b, _, now| {
             let ring = Ring::of(now);
-            let tokens = products(b, ring, &now[3..]);
+            let tokens = self.start(b, s, (copy, ring), &now[3..]);
             b.inst(Op::WgmmaWait { pending: 1 }, &[], &[], vec![]);
             s.rings.release(b, now[2]);
             [&s.rings.next(b, ring).values()[..], &[ring.stage], &tokens].concat()
         });
-        let block = Type::block(Elem::F32, sums);
-        let done = |b: &mut Builder, token: &Value| {
-            b.inst(Op::WgmmaWait { pending: 0 }, &[*token], std::slice::from_ref(&block), vec![])[0]
-        };
-        let sums = out[3..].iter().map(|t| done(b, t)).collect();
+        let sums = out[3..].iter().map(|t| self.done(b, *t)).collect();
         s.rings.release(b, out[2]);
         (sums, Ring::of(&out))
     }
+    /// The sums over all of K, each stage's from zero and then added to the others in f32.
+    fn multiply_apart(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
+        let none = self.starts(b);
+        let zeros = vec![b.constant(self.block(), Const::Float(0.0)); none.len()];
+        let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(self.form.trips as i64));
+        let out = b.for_loop([zero, last, one], &[&ring.values()[..], &none].concat(), |b, _, now| {
+            let ring = Ring::of(now);
+            let tokens = self.start(b, s, (copy, ring), &zeros);
+            let parts: Vec<Value> = tokens.into_iter().map(|t| self.done(b, t)).collect();
+            s.rings.release(b, ring.stage);
+            let sums: Vec<Value> = now[2..].iter().zip(parts).map(|(now, part)| b.binary(B::Add, *now, part)).collect();
+            [&s.rings.next(b, ring).values()[..], &sums].concat()
+        });
+        (out[2..].to_vec(), Ring::of(&out))
+    }
     /// The sums over all of K in f32, stage by stage.
     fn multiply_add(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
-        let block = Type::block(Elem::F32, [self.part.rows, self.form.n]);
+        let block = self.block();
         let none = self.starts(b);
         let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(self.form.trips as i64));
         let out = b.for_loop([zero, last, one], &[&ring.values()[..], &none].concat(), |b, _, now| {
             let ring = Ring::of(now);
             s.rings.wait(b, ring);
             let mut sums = vec![];
-            for (n, from) in now[2..].iter().enumerate() {
-                let [transpose_a, transpose_b] = self.transposed(n);
-                let args = [&self.operands(b, s, n, ring, copy)[..], &[*from]].concat();
-                let terms = self.form.dots[n].terms;
-                let op = Op::SharedDot { terms, transpose_a, transpose_b };
-                sums.push(b.inst(op, &args, std::slice::from_ref(&block), vec![])[0]);
+            for (sum, from) in self.form.sums.iter().zip(&now[2..]) {
+                sums.push(sum.products.iter().fold(*from, |from, &product| {
+                    let [transpose_a, transpose_b] = self.transposed(product);
+                    let args = [&self.operands(b, s, product, ring, copy)[..], &[from]].concat();
+                    let op = Op::SharedDot { terms: sum.terms, transpose_a, transpose_b };
+                    b.inst(op, &args, std::slice::from_ref(&block), vec![])[0]
+                }));
             }
             s.rings.release(b, ring.stage);
             [&s.rings.next(b, ring).values()[..], &sums].concat()
@@ -110,7 +139,7 @@ impl<'k> Writer<'k> {
         sums: &[Value],
     ) -> Option<Refusal> {
         let loop_results = &self.k.inst(self.form.depth).results;
-        let sums = self.form.dots.iter().zip(sums).map(|(d, v)| (loop_results[d.carried], *v)).collect();
+        let sums = self.form.sums.iter().zip(sums).map(|(d, v)| (loop_results[d.carried], *v)).collect();
         let first_row = copy.map(|copy| {
             let n = b.i32(self.part.rows as i64);
             b.binary(B::Mul, copy, n)
