@@ -5,6 +5,9 @@ start anywhere, and more than 2^31 elements. As `rows`, with `special`: the inpu
 from .rows import rope, row
 
 LENGTHS = [1, 2, 7, 31, 96, 255, 257, 1001, 2047, 4097, 8191, 50257, 131073]
+# Rows that clusters walk over: as many as they are, one more or fewer, odd and even.
+WALKED = [(119, 131072), (120, 131072), (249, 131072), (256, 131072), (57, 262144), (113, 262144), (118, 262144)]
+WALKED_COLUMNS = [(8192, 3840), (8192, 4000), (4096, 7712)]
 COLUMNS = [(2, 5), (31, 64), (257, 40), (1001, 96), (2048, 257), (4096, 128), (4097, 72), (8192, 48), (8191, 33)]
 ROPE = """
 %lo = slice %a axis=2 start=0 len=32
@@ -14,6 +17,16 @@ ROPE = """
 %p = mul %a, %b
 %q = mul %r, %c
 %y = add %p, %q
+return %y"""
+SCALED = """
+%m = reduce.mean %a axes=[1]
+%d = sub %a, %m
+%q = mul %d, %d
+%v = reduce.mean %q axes=[1]
+%e = add %v, 1e-5
+%r = rsqrt %e
+%n = mul %d, %r
+%y = mul %n, %b
 return %y"""
 OPS = {
     "softmax": ("%y = softmax %a axis=1\nreturn %y", lambda F, x: F.softmax(x, 1)),
@@ -39,7 +52,22 @@ def checks():
             for rows in [rows] + [(1 << 23) // n | 1] * (n > 1000):
                 inputs = [(d, (rows, n)), (d, (rows, n)), (d, (n,)), (d, (n,))]
                 yield {**row(f"residual_layer_norm_{rows}x{n}_{d}", inputs, "%s = add %a, %b\n%y = layer_norm %s, %c, %d eps=1e-5\nreturn %s, %y", norm), "special": True}
+        for rows, n in WALKED:
+            norm = lambda x, g, b, n=n: F.layer_norm(x, (n,), g, b)
+            r = row(f"layer_norm_{rows}x{n}_{d}", [(d, (rows, n)), (d, (n,)), (d, (n,))], "%y = layer_norm %a, %b, %c eps=1e-5\nreturn %y", norm)
+            yield {**r, "special": True}
+            plain = lambda x, g, n=n: F.layer_norm(x, (n,), g)
+            r = row(f"softmax_{rows}x{n}_{d}", [(d, (rows, n))], OPS["softmax"][0], lambda x: F.softmax(x, 1))
+            yield {**r, "special": True}
+            yield row(f"scaled_norm_{rows}x{n}_{d}", [(d, (rows, n)), (d, (n,))], SCALED, plain)
         # Reductions over the outer axis, whose results lanes share out.
+        groups = lambda x, g, b: F.group_norm(x, 8, g, b)
+        yield row(f"group_norm_{d}", [(d, (33, 64, 128, 128)), (d, (64,)), (d, (64,))], "%y = group_norm %a, %b, %c groups=8 eps=1e-5\nreturn %y", groups)
+        for n, wide in WALKED_COLUMNS:
+            for name in ("softmax", "log_softmax"):
+                down, call = OPS[name][0].replace("axis=1", "axis=0"), OPS[name][1]
+                r = row(f"{name}_of_columns_{n}x{wide}_{d}", [(d, (n, wide))], down, lambda x, call=call: call(F, x.t()).t())
+                yield {**r, "special": True}
         for n, wide in COLUMNS:
             for name, (body, call) in OPS.items():
                 down = body.replace("axis=1", "axis=0").replace("axes=[1]", "axes=[0]")

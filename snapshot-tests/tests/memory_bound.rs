@@ -20,10 +20,15 @@ fn row(text: &str) -> String {
     for p in programs {
         let blocks: usize = p.grid.iter().product();
         let cluster = if p.cluster > 1 { format!(" in clusters of {}", p.cluster) } else { String::new() };
+        // What is on its way while the program computes.
+        let ahead = match p.text.matches("cp.async.cg.").count() {
+            0 => String::new(),
+            n => format!("; copies ahead 16 bytes ×{n}"),
+        };
         let (loads, stores) = (accesses("loads", &p.text, "ld.global"), accesses("stores", &p.text, "st.global"));
         let _ = writeln!(
             out,
-            "  {blocks} blocks{cluster} of {} threads, {} bytes shared: {loads}; {stores}",
+            "  {blocks} blocks{cluster} of {} threads, {} bytes shared: {loads}; {stores}{ahead}",
             p.threads, p.shared
         );
     }

@@ -2,6 +2,7 @@
 //!
 //! The first four keep the level and are good for every target; `layout` takes an upper-level program toward the GPU.
 //! Floats are never rearranged. Verified programs stay verified: debug builds check it after every pass.
+pub mod ahead;
 mod cse;
 mod dce;
 mod fold;
@@ -22,7 +23,7 @@ pub const PASSES: &[Pass] =
 /// A pass that some programs do not fit.
 pub type Step = (&'static str, fn(&Kernel) -> Result<Kernel, warpgroup::Refusal>);
 
-/// The passes toward warpgroups, in their order; `warpgroups` is all of them.
+/// The passes toward warpgroups, in their order; `warpgroups` is all of them. `ahead` is for rows.
 pub const STEPS: &[Step] = &[
     ("tensor_maps", warpgroup::maps::run),
     ("persistent", |k| {
@@ -34,6 +35,7 @@ pub const STEPS: &[Step] = &[
     ("clusters", |k| warpgroup::persistent::run(k, warpgroup::Launch::of(k, warpgroup::PROCESSORS))),
     ("roles", |k| warpgroup::roles::run(k, None)),
     ("warpgroups", warpgroup::run),
+    ("ahead", |k| ahead::run(k, ahead::clusters(k.warps / ahead::WARPS))),
 ];
 
 /// The passes that every program goes through.

@@ -5,6 +5,7 @@ fn kernels() -> Vec<(&'static str, &'static str)> {
     vec![
         ("vector_add", include_str!("kernels/vector_add.block")),
         ("softmax", include_str!("kernels/softmax.block")),
+        ("layer_norm", include_str!("kernels/layer_norm.block")),
         ("matmul", include_str!("kernels/matmul.block")),
         ("attention", include_str!("kernels/attention.block")),
         ("pipeline", include_str!("kernels/pipeline.block")),

@@ -7,6 +7,7 @@
 //! - [`threads`]: coordinates from thread numbers;
 //! - [`gen`]: the walk over the program, control flow;
 //! - [`blocks`]: instances of more warps than a block should hold, spread over a cluster;
+//! - [`staged`]: loads that are under way while the program computes;
 //! - [`tiles`], [`roles`], [`tma`], [`wgmma`]: the lower level's ops, which programs with roles use;
 //! - [`pointwise`], [`math`], [`memory`], [`anywhere`], [`exchange`], [`rows`], [`reduce`], [`halves`], [`collect`], [`dot`]: the ops by family;
 //! - [`target`]: LLVM's optimiser and back end.
@@ -32,6 +33,7 @@ mod reduce;
 mod roles;
 mod rows;
 mod shared_dot;
+mod staged;
 mod target;
 mod threads;
 mod tiles;
@@ -137,7 +139,7 @@ fn generated<T>(
         return Err(fail(emit::Fail::Unsupported("roles and tensor-map copies".into())));
     }
     // Roles are of one block.
-    let blocks = if roles { 1 } else { blocks::of(kernel.warps, arch).map_err(fail)? };
+    let blocks = if roles { 1 } else { blocks::of(kernel, arch).map_err(fail)? };
     let placed = kiln_block::passes::layout::assign(kernel);
     let context = inkwell::context::Context::create();
     let (module, shared) = r#gen::generate(&context, &placed, blocks).map_err(fail)?;

@@ -221,6 +221,23 @@ fn warpgroups_by_passes() {
     }
 }
 
+/// Rows that clusters walk over: the next row on its way, what rows share read once, exchanges that wait for what they are
+/// given alone, and no spills.
+#[test]
+fn rows_read_ahead() {
+    let mut k = kiln_block::text::parse(include_str!("../../block/tests/kernels/layer_norm.block")).unwrap();
+    kiln_block::passes::run(&["ahead", "fold", "cse", "licm", "dce"], &mut k).unwrap();
+    let ptx = compile(&k, Arch::Sm90a).unwrap();
+    assemble(&ptx, Arch::Sm90a);
+    assert_eq!((ptx.grid[0], ptx.cluster, ptx.threads), (7 * 16, 16, 512));
+    // The first row, the next one, gain and bias, 32 elements of four bytes a thread each.
+    assert_eq!(count(&ptx, "cp.async.cg.shared.global"), 4 * 32 * 4 / 16);
+    assert_eq!((count(&ptx, "ld.global"), count(&ptx, "st.global")), (0, 8));
+    // That all blocks have started.
+    assert_eq!(count(&ptx, "barrier.cluster.wait"), 1);
+    assert_eq!(count(&ptx, "st.async"), 2);
+}
+
 /// Two sums side by side, of a left operand that is read once: room in registers for both.
 #[test]
 fn two_sums_in_one_kernel() {

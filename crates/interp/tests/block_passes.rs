@@ -136,3 +136,41 @@ fn random_programs() {
         assert!(once.insts.len() <= k.insts.len());
     }
 }
+
+/// Rows of a norm that instances walk over, read ahead: as many as they are, one more, one fewer, and several rounds.
+#[test]
+fn rows_read_ahead() {
+    const WIDE: usize = 128;
+    for (rows, stay) in [(3, 3), (4, 3), (11, 3), (6, 1)] {
+        let mut b = Builder::new("norm", [rows, 1, 1], 1);
+        let [x, gain, y] = [("x", true), ("gain", true), ("y", false)].map(|(n, ro)| b.param(n, Elem::F32, ro));
+        let (row, wide, lane) = (b.program_id(0), b.i32(WIDE as i64), b.iota(WIDE));
+        let start = b.binary(BinaryOp::Mul, row, wide);
+        let at = b.binary(BinaryOp::Add, start, lane);
+        let [px, pg, py] = [(x, at), (gain, lane), (y, at)].map(|(p, at)| b.ptr_add(p, at));
+        let v = b.load(px, None, None);
+        let most = b.reduce(ReduceOp::Max, v, 0);
+        let d = b.binary(BinaryOp::Sub, v, most);
+        let sum = b.reduce(ReduceOp::Sum, d, 0);
+        let n = b.binary(BinaryOp::Div, d, sum);
+        let g = b.load(pg, None, None);
+        let out = b.binary(BinaryOp::Mul, n, g);
+        b.store(py, out, None);
+        let k = b.finish();
+        let walked = passes::ahead::run(&k, stay).unwrap();
+        kiln_block::verify::verify(&walked).unwrap_or_else(|e| panic!("{e}\n{}", text::print(&walked)));
+        assert_eq!(text::parse(&text::print(&walked)), Ok(walked.compacted()));
+        let mut clean = walked.clone();
+        passes::canonicalise(&mut clean).unwrap();
+        let found = [&k, &walked, &clean].map(|k| {
+            let value = |i: usize| (i as f64 * 0.37).sin();
+            let input = |n: usize| Buffer::from_f64(Elem::F32, &[n], (0..n).map(value));
+            let mut buffers = [input(rows * WIDE), input(WIDE), Buffer::zeros(Elem::F32, &[rows * WIDE])];
+            run(k, &mut buffers).unwrap_or_else(|e| panic!("{e}\n{}", text::print(k)));
+            buffers[2].to_f64()
+        });
+        assert_eq!(found[0], found[1], "{rows} rows, {stay} instances\n{}", text::print(&walked));
+        assert_eq!(found[0], found[2], "{rows} rows, {stay} instances\n{}", text::print(&clean));
+        assert_eq!(walked.grid, [stay, 1, 1]);
+    }
+}

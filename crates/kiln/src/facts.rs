@@ -64,6 +64,10 @@ pub fn widths(ptx: &str, prefix: &str) -> BTreeMap<usize, usize> {
     let bytes = |op: &str| {
         let parts: Vec<&str> = op.trim_end_matches(';').split('.').collect();
         let lanes = parts.iter().find_map(|p| p.strip_prefix('v')?.parse::<usize>().ok()).unwrap_or(1);
+        // Copies to shared memory past the first-level cache are of one size.
+        if op.starts_with("cp.async.cg") {
+            return 16;
+        }
         let bits = parts.last().and_then(|p| p.trim_start_matches(char::is_alphabetic).parse::<usize>().ok());
         lanes * bits.unwrap_or(0) / 8
     };

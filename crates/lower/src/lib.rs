@@ -32,6 +32,7 @@ mod scan;
 mod scatter;
 mod shift;
 mod space;
+mod stay;
 pub mod template;
 mod tile;
 mod walk;

@@ -12,6 +12,7 @@ use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
 use crate::shift::{self, Shift, VECTOR};
 use crate::space::{Coord, Space};
+use crate::stay::{self, Reads};
 use crate::tile::{Cut, Shape, warps_for};
 use crate::walk::Walk;
 use crate::{LowerError, Target};
@@ -48,6 +49,8 @@ pub struct RowPlan {
     pub shift: Option<Shift>,
     /// Rows of the tile are one run in memory, and read as such.
     pub packed: bool,
+    /// Instances that stay and walk over the rows.
+    pub stay: Option<usize>,
 }
 impl RowPlan {
     /// The row lies in one tile.
@@ -148,6 +151,7 @@ struct Limits {
     any_order: bool,
     /// Rows lie across memory.
     columns: bool,
+    reads: Reads,
 }
 
 impl Limits {
@@ -170,7 +174,8 @@ impl Limits {
             e.coords(&mut |c| only &= row.contains(&c));
             only
         };
-        let shares = loads.iter().any(|l| alone(l.0)) && loads.iter().any(|l| !alone(l.0));
+        let shared = loads.iter().filter(|l| alone(l.0)).count();
+        let shares = shared > 0 && shared < loads.len();
         let any_order = scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order());
         let scans = scene.live().into_iter().any(|n| matches!(scene.dag.node(n).op, NodeOp::Scan { .. }));
         let tile = match target {
@@ -179,8 +184,15 @@ impl Limits {
             Target::Gpu { arch } if arch >= 90 && !scans && bytes <= 4 => 262144,
             Target::Gpu { .. } => 16384,
         };
+        // What differs with the innermost coordinate of the row is of its length.
+        let long = |e: &Expr| row.last().is_some_and(|r| e.stride(*r).is_some_and(|s| s != 0));
+        let own = loads.iter().filter(|l| !alone(l.0) && long(l.0)).count();
+        let reduces = |n: &NodeId| matches!(scene.dag.node(*n).op, NodeOp::Reduce { .. });
+        let reductions = if any_order { scene.live().iter().filter(|n| reduces(n)).count() } else { 0 };
+        let alike = if narrow == bytes { bytes } else { 0 };
+        let reads = Reads { own, shared, reductions, bytes: alike };
         let thread = (64 / bytes.max(1)).clamp(4, 32);
-        Limits { thread, tile, bytes, narrow, again: reads_again(scene, row), shares, any_order, columns: false }
+        Limits { thread, tile, bytes, narrow, again: reads_again(scene, row), shares, any_order, columns: false, reads }
     }
     /// Warps for a tile of which so many elements are there: few with many elements each, so that barriers join few and
     /// other instances run beside.
@@ -241,6 +253,7 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
             target,
             shift: None,
             packed: false,
+            stay: None,
         };
     }
     let vector = VECTOR / limits.narrow.clamp(1, VECTOR);
@@ -256,20 +269,28 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     while high > 1 && rows / high < wanted(target) {
         high /= 2;
     }
-    let warps = if gpu {
+    let stay = if n == wide { stay::of(target, rows, n, limits.reads) } else { None };
+    if stay.is_some() {
+        high = 1;
+    }
+    let warps = if let Some(stay) = stay {
+        stay.warps
+    } else if gpu {
         limits.warps(high * wide, high * n, n < wide)
     } else {
         warps_for(high * wide, if wide > 8192 { 32 } else { 8 })
     };
+    let stay = stay.map(|s| s.clusters);
     let row = |rank: usize| Cut { id: row, extent: n, block: wide, axis: rank - 1 };
     if high == 1 {
-        return RowPlan { kept: uniform(), row: row(1), rank: 1, parts: 1, warps, target, shift: None, packed: false };
+        let (kept, row) = (uniform(), row(1));
+        return RowPlan { kept, row, rank: 1, parts: 1, warps, target, shift: None, packed: false, stay };
     }
     let kept = match space.merge(&ids) {
         Some(id) => vec![Cut { id, extent: rows, block: high, axis: 0 }],
         None => vec![],
     };
-    RowPlan { kept, row: row(2), rank: 2, parts: 1, warps, target, shift: None, packed: false }
+    RowPlan { kept, row: row(2), rank: 2, parts: 1, warps, target, shift: None, packed: false, stay: None }
 }
 
 /// Elements of a column that are summed before they are added to the rest.
@@ -328,14 +349,21 @@ fn across(
     let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
     cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
     let row = Cut { id: row, extent: n, block: high, axis: 0 };
+    let full = held && high == n && extent.is_multiple_of(wide);
+    let stay = if full { stay::of(target, instances, high * wide, limits.reads) } else { None };
     RowPlan {
         kept: cuts,
         row,
         rank: 2,
         parts: split,
-        warps: if gpu { limits.warps(high * wide, high * wide, true) } else { 4 },
+        warps: match stay {
+            Some(stay) => stay.warps,
+            None if gpu => limits.warps(high * wide, high * wide, true),
+            None => 4,
+        },
         target,
         shift: None,
         packed: false,
+        stay: stay.map(|s| s.clusters),
     }
 }

@@ -6,6 +6,7 @@ use crate::math;
 use crate::rows::{Emitted, RowPlan};
 use crate::tile::{Frame, Used, loads, open, open_with};
 use crate::{LowerError, Target};
+use kiln_block::passes::ahead;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type as BlockType, UnaryOp as U, Value};
 use kiln_graph::{DType, ReduceOp, ScanOp, Type};
 use kiln_plan::exec::{Slot, Work};
@@ -91,7 +92,9 @@ impl<'a> Walk<'a> {
     fn in_tile(&self) -> Work<kiln_block::Kernel> {
         let p = &self.plan;
         let mut f = open(self.name, self.scene, &p.shape(1));
-        f.ask_ahead(self.scene, p);
+        if p.stay.is_none() {
+            f.ask_ahead(self.scene, p);
+        }
         let lanes = match &p.shift {
             Some(shift) => f.shifted(p.row, shift),
             None => f.lanes(p.row, None),
@@ -103,7 +106,13 @@ impl<'a> Walk<'a> {
         for s in &self.scene.stores {
             f.store(s);
         }
-        f.finish()
+        let work = f.finish();
+        match (work, p.stay) {
+            (Work::Block { code, args }, Some(stay)) => {
+                Work::Block { code: ahead::run(&code, stay).unwrap_or(code), args }
+            }
+            (work, _) => work,
+        }
     }
 
     fn in_loops(&self) -> Work<kiln_block::Kernel> {

@@ -9,17 +9,20 @@ use super::r#gen::Gen;
 use super::reduce::Part;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::Flat;
-use kiln_block::{Elem, InstData, Kernel, Param, ReduceOp};
+use kiln_block::layout::axis_bits;
+use kiln_block::passes::ahead;
+use kiln_block::{Elem, InstData, Kernel, Op, Param, ReduceOp, Region};
 
 /// Warps of a block when several share an instance: few, so that other instances' blocks fill the processor while these wait.
 const WARPS: usize = 8;
 /// Blocks of a cluster, at most.
 const MOST: usize = 16;
 
-/// Blocks an instance of so many warps is spread over.
-pub(super) fn of(warps: usize, arch: Arch) -> Res<usize> {
+/// Blocks an instance is spread over.
+pub(super) fn of(k: &Kernel, arch: Arch) -> Res<usize> {
+    let (warps, each) = (k.warps, if ahead::stays(k) { ahead::WARPS } else { WARPS });
     let blocks = match arch {
-        Arch::Sm90a if warps > 16 => (warps / WARPS).min(MOST),
+        Arch::Sm90a if warps > 16 => (warps / each).min(MOST),
         _ => 1,
     };
     if !warps.is_power_of_two() || warps / blocks > 32 {
@@ -29,26 +32,32 @@ pub(super) fn of(warps: usize, arch: Arch) -> Res<usize> {
 }
 
 /// The blocks that share an instance.
-pub(super) struct Blocks {
+pub(super) struct Blocks<'c> {
     pub count: usize,
     /// The others may not have started yet: their shared memory must not be written.
     apart: bool,
     /// Inside a loop, where memory is used again.
     pub repeats: usize,
-    /// Barriers that count bytes arriving, used once each.
+    /// Barriers that count bytes arriving, used once each, or once a turn of the loop.
     signals: usize,
+    /// Inside a loop whose exchanges are counted so: the turn's parity.
+    pub turn: Option<IntValue<'c>>,
+    /// Bytes of exchanges that were given out.
+    exchanged: usize,
 }
 
 /// Barriers that count arriving bytes, at most; they lie at the start of shared memory.
 const SIGNALS: usize = 8;
+/// Shared memory for partial results that blocks give each other turn by turn; it lies behind the barriers.
+const EXCHANGES: usize = 5 << 10;
 
-impl Blocks {
+impl<'c> Blocks<'c> {
     /// Says that this block has started.
-    pub fn enter(e: &Emit, count: usize) -> Res<Blocks> {
+    pub fn enter(e: &Emit<'c>, count: usize) -> Res<Blocks<'c>> {
         if count > 1 {
             e.invoke("llvm.nvvm.barrier.cluster.arrive.relaxed.aligned", &[], &[])?;
         }
-        Ok(Blocks { count, apart: count > 1, repeats: 0, signals: 0 })
+        Ok(Blocks { count, apart: count > 1, repeats: 0, signals: 0, turn: None, exchanged: 0 })
     }
     /// Registers a thread may have, so that several instances' blocks run beside each other; None where the code generator
     /// needs no fewer by itself. Half types are kept two a register.
@@ -56,14 +65,15 @@ impl Blocks {
         let warps = k.warps / count;
         let half = |p: &Param| matches!(k.ty(p.value).elem(), Some(Elem::F16 | Elem::Bf16));
         let many = warps > WARPS || k.params.len() > 3 || k.params.iter().any(half);
-        (count > 1 && warps <= 16 && many).then_some(64)
+        (count > 1 && warps <= 16 && many && !ahead::stays(k)).then_some(64)
     }
     /// Shared memory that is no scratch.
-    pub fn kept(count: usize) -> usize {
-        if count > 1 { SIGNALS * 8 } else { 0 }
+    pub fn kept(k: &Kernel, count: usize) -> usize {
+        let exchanges = if ahead::stays(k) { EXCHANGES } else { 0 };
+        if count > 1 { SIGNALS * 8 + exchanges } else { 0 }
     }
     /// Waits until all have started; once, where every thread comes by.
-    pub fn meet(&mut self, e: &Emit) -> Res<()> {
+    pub fn meet(&mut self, e: &Emit<'c>) -> Res<()> {
         if std::mem::take(&mut self.apart) {
             e.invoke("llvm.nvvm.barrier.cluster.wait.aligned", &[], &[])?;
         }
@@ -121,7 +131,10 @@ impl<'c> Gen<'c, '_> {
         if slice.warps[self.own_warp_bits()..].iter().any(Option::is_some) || elems.iter().any(|e| e.bytes() < 4) {
             return Err(Fail::Unsupported("this reduction over several blocks".into()));
         }
-        let starts = self.partials(elems, bits, count, slice.per_thread())?;
+        let starts = match self.blocks.turn {
+            Some(_) => self.exchange(elems, bits),
+            None => self.partials(elems, bits, count, slice.per_thread())?,
+        };
         self.blocks.meet(&self.e)?;
         let bytes: usize = elems.iter().map(|e| (count << bits) * e.bytes()).sum();
         let signal = self.signal(bytes)?;
@@ -154,9 +167,40 @@ impl<'c> Gen<'c, '_> {
         }
         self.collect(op, elems, slice, bits, count, &starts)
     }
-    /// A barrier that opens once so many bytes have arrived. None in loops, where a block may be ahead of another.
+    /// Whether the blocks exchange partial results often enough in a turn of a loop that none is two exchanges ahead of
+    /// another: what one gives in the next turn then comes when all have read what they were given in this one.
+    pub fn takes_turns(&self, region: &Region) -> Res<bool> {
+        let (k, own) = (self.k, self.own_warp_bits());
+        let (mut exchanges, mut bytes, mut inner) = (0, 0, false);
+        for data in region.insts.iter().map(|i| k.inst(*i)) {
+            inner |= !data.regions.is_empty();
+            let Op::Reduce { op, axis } = data.op else { continue };
+            let (bits, flat) = (axis_bits(k.ty(data.args[0]).shape(), axis as usize), self.flat(data.args[0])?);
+            if flat.warps[own..].iter().flatten().any(|b| bits.contains(b)) {
+                exchanges += 1;
+                let elems = super::reduce::part_elems(op, self.elem(data.args[0])?);
+                bytes += elems.iter().map(|e| self.exchange_bytes(*e, k.ty(data.results[0]).count())).sum::<usize>();
+            }
+        }
+        Ok(self.blocks.count > 1 && !inner && (2..=SIGNALS).contains(&exchanges) && bytes <= EXCHANGES)
+    }
+    /// Bytes of an exchange of so many results: a partial one from every block, and room for the results.
+    fn exchange_bytes(&self, elem: Elem, results: usize) -> usize {
+        ((self.blocks.count + 1) * results * elem.bytes()).next_multiple_of(16)
+    }
+    /// Room for partial results of 2^`bits` elements, which is no one else's.
+    fn exchange(&mut self, elems: &[Elem], bits: usize) -> Vec<usize> {
+        let mut starts = vec![];
+        for elem in elems {
+            starts.push(SIGNALS * 8 + self.blocks.exchanged);
+            self.blocks.exchanged += self.exchange_bytes(*elem, 1 << bits);
+        }
+        starts
+    }
+    /// A barrier that opens once so many bytes have arrived. None in loops whose blocks may be ahead of each other.
     fn signal(&mut self, bytes: usize) -> Res<Option<PointerValue<'c>>> {
-        if self.blocks.repeats > 0 || self.blocks.signals == SIGNALS {
+        let turns = self.blocks.turn.is_some();
+        if self.blocks.repeats > 0 && !turns || self.blocks.signals == SIGNALS {
             return Ok(None);
         }
         let at = self.e.int(8 * self.blocks.signals as i64);
@@ -170,22 +214,32 @@ impl<'c> Gen<'c, '_> {
         }
         let ptr = e.gep(e.i8().into(), self.shared, at)?;
         let address = e.b.build_ptr_to_int(ptr, e.i32(), "")?;
-        let text = format!(
-            "@$0 mbarrier.init.shared::cta.b64 [$1], 1; @$0 fence.mbarrier_init.release.cluster; \
-             @$0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], {bytes};"
-        );
-        e.asm(&text, "b,r,~{memory}", None, &[first.into(), address.into()], true, false)?;
+        let init = "@$0 mbarrier.init.shared::cta.b64 [$1], 1; @$0 fence.mbarrier_init.release.cluster;";
+        let expect = format!("@$0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], {bytes};");
+        let once = if turns { init.to_string() } else { format!("{init} {expect}") };
+        let args = [first.into(), address.into()];
+        e.asm(&once, "b,r,~{memory}", None, &args, true, false)?;
         if let Some(here) = here {
             e.b.position_at_end(here);
+        }
+        if turns {
+            e.asm(&expect, "b,r,~{memory}", None, &args, true, false)?;
         }
         Ok(Some(ptr))
     }
     fn await_signal(&mut self, signal: PointerValue<'c>) -> Res<()> {
         let e = &self.e;
         let at = e.b.build_ptr_to_int(signal, e.i32(), "")?;
-        let text = "{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [$0], 0; \
-                    @!p bra AGAIN; }";
-        e.asm(text, "r,~{memory}", None, &[at.into()], true, true)?;
+        let text = |parity: &str| {
+            format!(
+                "{{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [$0], {parity}; \
+                 @!p bra AGAIN; }}"
+            )
+        };
+        match self.blocks.turn {
+            None => e.asm(&text("0"), "r,~{memory}", None, &[at.into()], true, true)?,
+            Some(turn) => e.asm(&text("$1"), "r,r,~{memory}", None, &[at.into(), turn.into()], true, true)?,
+        };
         Ok(())
     }
     /// Writes to where `ptr` is in the shared memory of the cluster's block `to`, if `when`.

@@ -9,8 +9,9 @@ use kiln_block::{Elem, Op, Type, Value};
 /// Shared memory for exchanges: which bytes other threads may still be reading.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Bytes at the start that are not scratch.
+    /// Bytes at the start that are not scratch, and those of them that are tiles.
     kept: usize,
+    tiles: usize,
     high: usize,
     busy: usize,
     /// Another way through the program may have left reads behind.
@@ -21,8 +22,9 @@ pub(super) struct Scratch {
 const SOFT_LIMIT: usize = 32 << 10;
 
 impl Scratch {
-    pub fn behind(kept: usize) -> Scratch {
-        Scratch { kept, high: kept, busy: kept, unknown: false }
+    pub fn behind(kept: usize, tiles: usize) -> Scratch {
+        let kept = kept + tiles;
+        Scratch { kept, tiles, high: kept, busy: kept, unknown: false }
     }
     pub fn bytes(&self) -> usize {
         self.high
@@ -175,9 +177,14 @@ impl<'c> Gen<'c, '_> {
     /// Room for blocks of these bytes, free of earlier readers.
     pub fn room(&mut self, sizes: &[usize]) -> Res<Vec<usize>> {
         let total: usize = sizes.iter().map(|s| s.next_multiple_of(16)).sum();
-        let full = self.scratch.busy + total > SOFT_LIMIT.max(self.scratch.high);
+        let full = self.scratch.busy + total > (self.scratch.tiles + SOFT_LIMIT).max(self.scratch.high);
         if self.scratch.unknown || full && self.scratch.busy > self.scratch.kept {
-            self.sync()?;
+            // What other blocks write then lies elsewhere.
+            if self.blocks.turn.is_some() {
+                self.e.barrier()?
+            } else {
+                self.sync()?
+            }
             self.scratch.synced();
             self.wrote = false;
         }

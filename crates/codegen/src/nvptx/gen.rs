@@ -16,6 +16,7 @@ use inkwell::module::{Linkage, Module};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{FunctionValue, IntValue, PhiValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
+use kiln_block::passes::ahead;
 use kiln_block::passes::layout::anchors::{roles, warp_bits};
 use kiln_block::{BinaryOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
 use std::collections::{HashMap, HashSet};
@@ -35,7 +36,7 @@ pub(super) struct Gen<'c, 'k> {
     pub scratch: Scratch,
     /// Global memory may have been written since the last barrier.
     pub wrote: bool,
-    pub blocks: Blocks,
+    pub blocks: Blocks<'c>,
     /// Values that are 1 + exp(…): at least 1, or NaN.
     pub above_one: HashSet<Value>,
     /// Values that are used in sums with 1 alone.
@@ -66,7 +67,11 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
     let e = Emit { cx, module: cx.create_module(&k.name), b: cx.create_builder(), host: false, rounded };
     let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "_shared");
     shared.set_linkage(Linkage::External);
-    let places = Places::of(k);
+    // Tiles of instances that stay lie between what is kept and scratch.
+    let kept = Blocks::kept(k, blocks);
+    let stays = ahead::stays(k);
+    let places = Places::of(k, if stays { kept } else { 0 }, blocks);
+    let tiled = if stays { places.bytes - kept } else { 0 };
     shared.set_alignment(if places.bytes > 0 { 1024 } else { 128 });
     let function = declare(&e, k, blocks)?;
     let (entry, body) = (cx.append_basic_block(function, "entry"), cx.append_basic_block(function, "body"));
@@ -83,7 +88,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
         threads,
         memo: Memo::default(),
         shared: shared.as_pointer_value(),
-        scratch: Scratch::behind(Blocks::kept(blocks.count)),
+        scratch: Scratch::behind(kept, tiled),
         wrote: false,
         blocks,
         above_one: above_one(k),
@@ -102,7 +107,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
     g.e.b.build_return(None)?;
     g.threads.entry().build_unconditional_branch(body)?;
     let (tiles, scratch) = (g.places.bytes, g.scratch.bytes());
-    if tiles > 0 && scratch > 0 {
+    if tiles > 0 && scratch > 0 && !stays {
         return Err(Fail::Unsupported("values that move between threads beside shared tiles".into()));
     }
     Ok((g.e.module, tiles.max(scratch)))
@@ -301,6 +306,10 @@ impl<'c> Gen<'c, '_> {
             Op::TmaStoreWait { pending } => return self.store_wait(*pending),
             Op::FenceAsync => return self.fence_async(),
             Op::SharedStore => return self.tile_store(data),
+            Op::AsyncCopy => return self.async_copy(data),
+            Op::AsyncCommit => return self.async_commit(),
+            Op::AsyncWait { pending } => return self.async_wait(*pending),
+            Op::SharedLoad => self.staged_load(data)?,
             Op::WgmmaCommit => return self.wgmma_commit(),
             Op::WgmmaWait { pending } => return self.wgmma_wait(data, *pending),
             Op::SharedDot { terms, transpose_a, transpose_b } => {
@@ -426,13 +435,24 @@ impl<'c> Gen<'c, '_> {
         for (v, start) in region.params[1..].iter().zip(&starts) {
             phis.push(self.phis(*v, start.len())?);
         }
+        let turn = match self.takes_turns(region)? {
+            true => Some(self.e.b.build_phi(self.e.i32(), "turn")?),
+            false => None,
+        };
+        let parity = |t: PhiValue<'c>| self.e.and(int(t.as_basic_value())?, self.e.int(1));
+        let outer = std::mem::replace(&mut self.blocks.turn, turn.map(parity).transpose()?);
         self.blocks.repeats += 1;
         self.region(region)?;
         self.blocks.repeats -= 1;
+        self.blocks.turn = outer;
         let next = self.yielded(region)?;
         let latch = self.block()?;
         let now = int(index.as_basic_value())?;
         let stepped = self.e.b.build_int_nsw_add(now, stride, "")?;
+        if let Some(turn) = turn {
+            let next = self.e.add(int(turn.as_basic_value())?, self.e.int(1))?;
+            turn.add_incoming(&[(&self.e.int(0), before), (&next, latch)]);
+        }
         let more = self.e.icmp(inkwell::IntPredicate::SLT, stepped, last)?;
         self.e.b.build_conditional_branch(more, body, after)?;
         index.add_incoming(&[(&first, before), (&stepped, latch)]);

@@ -113,7 +113,7 @@ impl<'c> Gen<'c, '_> {
         self.regs(data.args[0])?.iter().map(|r| r.pointer()).collect()
     }
     /// One condition per register; `None` if there is no mask or it is always true.
-    fn masks(&mut self, v: Option<kiln_block::Value>) -> Res<Option<Vec<IntValue<'c>>>> {
+    pub fn masks(&mut self, v: Option<kiln_block::Value>) -> Res<Option<Vec<IntValue<'c>>>> {
         let Some(v) = v else { return Ok(None) };
         let masks: Vec<IntValue<'c>> = self.regs(v)?.iter().map(|r| r.condition()).collect::<Res<_>>()?;
         let always = masks.iter().all(|m| m.get_zero_extended_constant() == Some(1));
@@ -378,6 +378,12 @@ fn vector_of(ty: BasicTypeEnum, n: usize) -> Res<BasicTypeEnum> {
         BasicTypeEnum::FloatType(t) => Ok(t.vec_type(n as u32).into()),
         _ => Err(mistyped("a vector")),
     }
+}
+
+/// Whether registers lie in groups of `per` that are one aligned access each, and are there together.
+pub(super) fn in_vectors<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, per: usize) -> bool {
+    let alike = masks.is_none_or(|m| m.chunks(per).all(|c| c.iter().all(|m| *m == c[0])));
+    pointers.len().is_multiple_of(per) && alike && split(pointers, None, false) == Split::Groups(per)
 }
 
 /// The largest groups for which every access is one, and in which masks are worth a branch where they differ.

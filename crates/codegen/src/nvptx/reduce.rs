@@ -15,7 +15,7 @@ use kiln_block::{BinaryOp, CmpOp, Elem, InstData, ReduceOp, ScanOp};
 pub(super) type Part<'c> = Vec<Val<'c>>;
 
 /// Elements of the parts, in the order of [`Part`].
-fn part_elems(op: ReduceOp, elem: Elem) -> Vec<Elem> {
+pub(super) fn part_elems(op: ReduceOp, elem: Elem) -> Vec<Elem> {
     match op {
         ReduceOp::ArgMax | ReduceOp::ArgMin => vec![wide(elem), Elem::I32],
         _ => vec![wide(elem)],

@@ -27,13 +27,14 @@ pub(super) struct Places {
     pub bytes: usize,
 }
 impl Places {
-    pub fn of(k: &Kernel) -> Places {
-        let mut p = Places::default();
+    /// From byte `first` on; each of `blocks` has its part of a tile.
+    pub fn of(k: &Kernel, first: usize, blocks: usize) -> Places {
+        let mut p = Places { bytes: first, ..Places::default() };
         for data in k.body.insts.iter().map(|i| k.inst(*i)) {
             let (align, bytes) = match (&data.op, data.results.first().map(|v| k.ty(*v))) {
                 (Op::AllocShared, Some(Type::Shared { elem, shape, stages, swizzle })) => {
                     let align = if span(*swizzle).is_some() { 1024 } else { 128 };
-                    (align, shape.iter().product::<usize>() * elem.bytes() * stages)
+                    (align, shape.iter().product::<usize>() * elem.bytes() * stages / blocks)
                 }
                 (Op::AllocBarriers, Some(Type::Barrier { count, .. })) => (8, count * 8),
                 _ => continue,

@@ -144,7 +144,7 @@ pub fn facts(c: &Compiled, kernel: usize, ptxas: Option<&Path>) -> Result<Vec<Fa
                 cluster: p.cluster,
                 shared: p.shared,
                 instructions: facts::instructions(&p.text),
-                widest_load: facts::widest(&p.text, "ld.global"),
+                widest_load: facts::widest(&p.text, "ld.global").max(facts::widest(&p.text, "cp.async.cg")),
                 widest_store: facts::widest(&p.text, "st.global"),
                 counts: facts::instruction_counts(&p.text),
                 assembled: ptxas.map(|path| facts::assemble(path, &p.text, arch.name())).transpose()?,

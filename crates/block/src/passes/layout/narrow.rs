@@ -19,6 +19,11 @@ pub(super) fn run(k: &mut Kernel) {
         return;
     }
     let insts = std::mem::take(&mut k.body.insts);
+    k.body.insts = narrowed(k, insts);
+}
+
+/// These instructions of one region.
+fn narrowed(k: &mut Kernel, insts: Vec<Inst>) -> Vec<Inst> {
     let mut n = Narrow {
         k,
         known: HashMap::new(),
@@ -31,8 +36,7 @@ pub(super) fn run(k: &mut Kernel) {
     for i in insts {
         n.inst(i);
     }
-    let out = std::mem::take(&mut n.out);
-    k.body.insts = out;
+    n.out
 }
 
 /// How a value follows from loaded ones.
@@ -59,6 +63,11 @@ struct Narrow<'k> {
 
 impl Narrow<'_> {
     fn inst(&mut self, i: Inst) {
+        let mut regions = std::mem::take(&mut self.k.inst_mut(i).regions);
+        for r in &mut regions {
+            r.insts = narrowed(self.k, std::mem::take(&mut r.insts));
+        }
+        self.k.inst_mut(i).regions = regions;
         let data = self.k.inst(i).clone();
         let args = data.args.iter().map(|a| self.again(*a)).collect();
         self.k.inst_mut(i).args = args;

@@ -1,6 +1,7 @@
 //! The program again, every use in the layout it wants.
 use super::anchors::{Access, default_layout, roles, tensor_product, warp_bits};
 use super::groups::{Groups, Kind, shares};
+use super::spread::staged;
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits};
 use crate::{Inst, InstData, Kernel, Op, Region, Type, Value};
@@ -97,6 +98,7 @@ impl Rebuild<'_> {
                 args[4] = self.demand(args[4], &flat);
                 self.keep(i, args, vec![]);
             }
+            Op::AsyncCopy => self.async_copy(i, data),
             Op::Dot { .. } => self.dot(i, data),
             Op::For => self.for_loop(i, data),
             Op::If => {
@@ -220,6 +222,16 @@ impl Rebuild<'_> {
         let slice = flat.without(&axis_bits(self.old.ty(data.args[0]).shape(), axis));
         // Scalars lie alike in every layout.
         self.keep_in(i, data.results[0], &slice, vec![arg]);
+    }
+    /// From pointers in the layout in which the tile is read.
+    fn async_copy(&mut self, i: Inst, data: &InstData) {
+        let flat = match staged(self.old).get(&data.args[0]) {
+            Some(read) => self.home(*read),
+            None => self.preferred(data.args[2]),
+        };
+        let mut args = data.args.clone();
+        args[2..].iter_mut().for_each(|v| *v = self.demand(*v, &flat));
+        self.keep(i, args, vec![]);
     }
     fn dot(&mut self, i: Inst, data: &InstData) {
         let [a, b, acc] = data.args[..] else { return };

@@ -4,7 +4,7 @@ use super::groups::{Groups, Kind, shares};
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits};
 use crate::{InstData, Kernel, Op, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What a group's ops wish for.
 #[derive(Default)]
@@ -58,8 +58,10 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
             all.entry(groups.root(v)).or_default();
         }
     }
+    let loaded = staged(k);
     k.walk(&mut |_, data| {
         let (value, access) = match (&data.op, &data.args[..]) {
+            (Op::AsyncCopy, [tile, _, ptr, ..]) if loaded.contains_key(tile) => (loaded[tile], Some(*ptr)),
             (Op::Load, [ptr, ..]) => (data.results[0], Some(*ptr)),
             (Op::Store, [ptr, value, ..]) => (*value, Some(*ptr)),
             (Op::Reduce { .. } | Op::Scan { .. } | Op::Pack { .. }, [value]) => (*value, None),
@@ -73,6 +75,18 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
         }
     });
     all
+}
+
+/// What is read from each shared tile that is filled by asynchronous copies from pointers: its threads copy what they read.
+pub(super) fn staged(k: &Kernel) -> HashMap<Value, Value> {
+    let (mut filled, mut loaded) = (HashSet::new(), HashMap::new());
+    k.walk(&mut |_, d| match d.op {
+        Op::AsyncCopy => _ = filled.insert(d.args[0]),
+        Op::SharedLoad => _ = loaded.insert(d.args[0], d.results[0]),
+        _ => {}
+    });
+    loaded.retain(|tile, _| filled.contains(tile));
+    loaded
 }
 
 impl Wishes {

@@ -1,0 +1,82 @@
+//! Loads that are under way while the program computes: every thread copies what it will read to its own places in shared
+//! memory, so that nothing but its own copies has to be waited for.
+use super::emit::{Fail, Res, Val, mistyped};
+use super::r#gen::Gen;
+use super::index::Reg;
+use super::memory::Words;
+use inkwell::values::PointerValue;
+use kiln_block::{Elem, InstData, Op, Value};
+
+/// Bytes of one copy.
+const VECTOR: usize = 16;
+
+impl<'c> Gen<'c, '_> {
+    pub fn async_copy(&mut self, data: &InstData) -> Res<()> {
+        let [tile, _, ptr, ref mask @ ..] = data.args[..] else { return Err(mistyped("a copy")) };
+        let pointers = self.regs(ptr)?.iter().map(Reg::pointer).collect::<Res<Vec<_>>>()?;
+        let masks = self.masks(mask.first().copied())?;
+        let per = VECTOR / self.k.ty(tile).elem().map_or(1, Elem::bytes);
+        if !self.are_private(tile, ptr) || !super::memory::in_vectors(&pointers, masks.as_deref(), per) {
+            return Err(Fail::Unsupported("copies to shared memory that are not of a thread's own vectors".into()));
+        }
+        for (n, chunk) in pointers.chunks(per).enumerate() {
+            let to = self.own_vector(tile, n)?;
+            let e = &self.e;
+            let to = e.b.build_ptr_to_int(to, e.i32(), "")?;
+            let from = chunk[0].value(e)?;
+            let copy = "cp.async.cg.shared.global [$0], [$1], 16";
+            match &masks {
+                None => e.asm(&format!("{copy};"), "r,l,~{memory}", None, &[to.into(), from.into()], true, false)?,
+                Some(masks) => {
+                    let bytes = e.iselect(masks[n * per], e.int(VECTOR as i64), e.int(0))?;
+                    let args = [to.into(), from.into(), bytes.into()];
+                    e.asm(&format!("{copy}, $2;"), "r,l,r,~{memory}", None, &args, true, false)?
+                }
+            };
+        }
+        Ok(())
+    }
+    pub fn async_commit(&mut self) -> Res<()> {
+        self.e.asm("cp.async.commit_group;", "~{memory}", None, &[], true, false)?;
+        Ok(())
+    }
+    pub fn async_wait(&mut self, pending: u8) -> Res<()> {
+        self.e.asm(&format!("cp.async.wait_group {pending};"), "~{memory}", None, &[], true, false)?;
+        Ok(())
+    }
+    pub fn staged_load(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
+        let (tile, result) = (data.args[0], data.results[0]);
+        let (elem, registers) = (self.elem(result)?, self.flat(result)?.per_thread());
+        let w = Words::of(VECTOR, elem);
+        let word = self.word(w);
+        let mut out = vec![];
+        for n in 0..registers * elem.bytes() / VECTOR {
+            let from = self.own_vector(tile, n)?;
+            let v = self.e.load(word.vec_type(w.words as u32).into(), from, VECTOR, false)?;
+            let words: Vec<Val<'c>> = (0..w.words).map(|i| self.e.element(v, i)).collect::<Res<_>>()?;
+            out.extend(self.unpack(&words, elem)?.into_iter().map(|v| Reg::of(v, elem)));
+        }
+        Ok(out)
+    }
+    /// The tile has one stage, and is read in the layout of the pointers it is copied from, in which no thread holds what
+    /// another has too.
+    fn are_private(&self, tile: Value, ptr: Value) -> bool {
+        let Ok(flat) = self.flat(ptr) else { return false };
+        let mut alike = flat.threads().all(|b| b.is_some());
+        self.k.walk(&mut |_, d| {
+            if d.op == Op::SharedLoad && d.args[0] == tile {
+                alike &= self.flat(d.results[0]).is_ok_and(|f| f == flat);
+            }
+        });
+        alike && matches!(self.k.ty(tile), kiln_block::Type::Shared { stages: 1, .. })
+    }
+    /// Where the thread has its vector number `n` of a tile: those of a warp side by side.
+    fn own_vector(&mut self, tile: Value, n: usize) -> Res<PointerValue<'c>> {
+        let own = 5 + self.own_warp_bits();
+        let weights: Vec<i64> =
+            (0..self.threads.bits).map(|i| if i < own { (VECTOR << i) as i64 } else { 0 }).collect();
+        let thread = self.threads.sum(&self.e, &weights)?.value(&self.e, &mut self.memo)?;
+        let at = self.places.at(tile)? + (n << own) * VECTOR;
+        self.shared_at(thread, at)
+    }
+}
