@@ -47,6 +47,9 @@ impl<'c> Gen<'c, '_> {
     pub fn staged_load(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
         let (tile, result) = (data.args[0], data.results[0]);
         let (elem, registers) = (self.elem(result)?, self.flat(result)?.per_thread());
+        if !self.are_private(tile, result) || !(registers * elem.bytes()).is_multiple_of(VECTOR) {
+            return Err(Fail::Unsupported("a tile in shared memory that is not of a thread's own vectors".into()));
+        }
         let w = Words::of(VECTOR, elem);
         let word = self.word(w);
         let mut out = vec![];
@@ -58,15 +61,19 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(out)
     }
-    /// The tile has one stage, and is read in the layout of the pointers it is copied from, in which no thread holds what
-    /// another has too.
-    fn are_private(&self, tile: Value, ptr: Value) -> bool {
-        let Ok(flat) = self.flat(ptr) else { return false };
+    /// The tile has one stage, is only copied to and read, all in the layout of `like`, in which no thread holds what another
+    /// has too.
+    fn are_private(&self, tile: Value, like: Value) -> bool {
+        let Ok(flat) = self.flat(like) else { return false };
         let mut alike = flat.threads().all(|b| b.is_some());
         self.k.walk(&mut |_, d| {
-            if d.op == Op::SharedLoad && d.args[0] == tile {
-                alike &= self.flat(d.results[0]).is_ok_and(|f| f == flat);
-            }
+            let other = match d.op {
+                _ if !d.args.contains(&tile) => return,
+                Op::SharedLoad => d.results[0],
+                Op::AsyncCopy => d.args[2],
+                _ => return alike = false,
+            };
+            alike &= self.flat(other).is_ok_and(|f| f == flat);
         });
         alike && matches!(self.k.ty(tile), kiln_block::Type::Shared { stages: 1, .. })
     }
