@@ -86,6 +86,7 @@ def main():
     parser.add_argument("--tuned")
     args = parser.parse_args()
     torch.set_grad_enabled(False)
+    gpu.find_library()
     figures = {"machine": gpu.machine(), "rows": {}}
     builds = {k: (k, []) for k in args.kiln or ["dist/kiln"]}
     last_build = list(builds)[-1]

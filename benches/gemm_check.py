@@ -1,7 +1,7 @@
 """Matrix products of many shapes against float64: every size in every position, every epilogue, NaN and infinity.
 
     python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N] [--epilogue NAME]... [--tf32] [--splits] [--rows N]
-                                   [--pairs]
+                                   [--pairs] [--library]
 
 Each element must lie within the rounding that its sum of absolute products allows, and two runs must give equal bytes.
 Cases are drawn from the seed; many go into one graph, so that a process is started once for all of them.
@@ -204,7 +204,7 @@ def reference(case, given, device):
     return [y], [gain * slack + 3 * unit * y.abs() + 4 * unit * unit], [d]
 
 
-def run_group(kiln, device, cases, folder, seed):
+def run_group(kiln, device, cases, folder, seed, library):
     """Problems of a group of cases."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -232,10 +232,16 @@ def run_group(kiln, device, cases, folder, seed):
     with open(path + ".kiln", "w") as f:
         f.write(f"graph products({', '.join(inputs)}) {{\n  " + "\n  ".join(body) + f"\n  return {', '.join(results)}\n}}\n")
     save_file({str(i): t for i, t in enumerate(tensors)}, path + ".safetensors")
+    more = ["--numerics", cases[0]["numerics"]] if cases[0]["numerics"] else []
+    if library:
+        ops = sorted({"linear" if c["form"] == "linear" else "dot" for c in cases})
+        with open(path + ".toml", "w") as f:
+            f.write("".join(f'[[use_template]]\nat = "op:{op}"\ntemplate = "library"\n' for op in ops))
+        more += ["--constraints", path + ".toml"]
     runs = []
     for r in range(2):
         out = f"{path}.out{r}.safetensors"
-        done = subprocess.run([kiln, "run", path + ".kiln", "--inputs", path + ".safetensors", "--outputs", out, "--device", device, *(["--numerics", cases[0]["numerics"]] if cases[0]["numerics"] else [])], capture_output=True, text=True)
+        done = subprocess.run([kiln, "run", path + ".kiln", "--inputs", path + ".safetensors", "--outputs", out, "--device", device, *more], capture_output=True, text=True)
         if done.returncode:
             return [f"group {seed}: {(done.stderr.strip() or 'failed')[:400]}"]
         runs.append(load_file(out))
@@ -278,15 +284,16 @@ def main():
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--tf32", action="store_const", dest="numerics", const="approximates", help="products in f32 alone, operands taken as tf32")
     kinds.add_argument("--splits", action="store_const", dest="numerics", const="splits", help="products in f32 alone, large ones as three in tf32")
+    parser.add_argument("--library", action="store_true", help="products by the GPU's library")
     parser.add_argument("--pairs", action="store_true", help="sums over pairs of rows in place of products; exact unless --tf32")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    epilogues = [e for e in args.epilogue or EPILOGUES if not (args.pairs and e in ("swiglu", "geglu"))]
+    epilogues = [e for e in args.epilogue or EPILOGUES if not (args.pairs and e in ("swiglu", "geglu") or args.library and e == "swiglu")]
     cases = list(draw(rng, args.cases, epilogues, args.numerics, args.rows, args.pairs))
     rng.shuffle(cases)
     groups = [cases[i : i + args.group] for i in range(0, len(cases), args.group)]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        work = [pool.submit(run_group, args.kiln, args.device, g, folder, args.seed * 1000 + i) for i, g in enumerate(groups)]
+        work = [pool.submit(run_group, args.kiln, args.device, g, folder, args.seed * 1000 + i, args.library) for i, g in enumerate(groups)]
         problems = [p for w in work for p in w.result()]
     for p in problems[:40]:
         print(p)

@@ -24,6 +24,16 @@ MODELS = ["mlp", "loopif", "resnet18", "vit_b_16", "bert", "gpt2", "llama"]
 SMALL = ["softmax_primitives", "gelu_tanh_primitives", "matmul_leaky_relu", "glu_mlp", "cdist", "attention_primitives"]
 
 
+def find_library():
+    """Puts PyTorch's cuBLASLt on the library path, so that Kiln may take it as it would where CUDA is installed."""
+    import torch
+
+    beside = os.path.dirname(os.path.dirname(torch.__file__))
+    found = glob.glob(f"{beside}/nvidia/**/libcublasLt.so*", recursive=True)
+    if found:
+        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.path.dirname(found[0]), os.environ.get("LD_LIBRARY_PATH")]))
+
+
 def call(*command, timeout=300):
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     return done.returncode, done.stdout, done.stderr

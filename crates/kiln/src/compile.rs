@@ -201,6 +201,7 @@ pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> 
     let (code, failed) = generate(&programs.list, options.target)?;
     // What code generation refuses is run by the interpreter, and `explain` says so.
     for (kernel, steps) in plan.kernels.iter().zip(&mut steps) {
+        steps.otherwise = steps.otherwise.take().filter(|o| !o.steps.iter().any(|w| has_failed(w, &failed)));
         let why = steps.steps.iter().find_map(|w| match w {
             Work::Block { code, .. } => failed.get(code).cloned(),
             _ => None,
@@ -229,7 +230,7 @@ pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> 
 
 fn interpreted<K>(kernel: &kiln_plan::Kernel, why: String) -> Steps<K> {
     let body = Box::new(BodyGraph(kernel.body.clone()));
-    Steps { scratch: vec![], steps: vec![Work::Interpret { body, why }] }
+    vec![Work::Interpret { body, why }].into()
 }
 
 /// Block programs without repetition: repeated layers are compiled once.
@@ -263,6 +264,10 @@ impl Programs {
 }
 
 type Failed = HashMap<ProgramId, String>;
+
+fn has_failed(work: &Work<ProgramId>, failed: &Failed) -> bool {
+    matches!(work, Work::Block { code, .. } if failed.contains_key(code))
+}
 
 /// Code for every program, on all cores; programs that code generation refuses, with its reason.
 fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Failed), Error> {

@@ -79,9 +79,22 @@ pub struct KernelReport {
     /// How its product, convolution or attention is lowered, as constraints name it; else empty.
     #[serde(default)]
     pub template: String,
+    /// Ways to lower its product on a GPU, by what they are predicted to take: the one that is taken unasked, the best others, and
+    /// the library.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub candidates: Vec<CandidateReport>,
     /// What measurements say of it, where the plan was made with some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tuning: Option<Tuning>,
+}
+
+/// A template that takes a kernel's product.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CandidateReport {
+    pub template: String,
+    /// Of the product alone, by a coarse model; absent where that knows none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub us: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

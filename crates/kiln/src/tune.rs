@@ -186,12 +186,14 @@ fn measured(
     progress: &mut dyn FnMut(kiln_tune::Progress),
 ) -> Result<Option<kiln_tune::Outcome>, Error> {
     let candidates = kiln_lower::candidates(kernel, options.compile.target.lowering());
-    let candidates: Vec<kiln_tune::Candidate> =
-        candidates.iter().map(|c| kiln_tune::Candidate { template: c.template, us: c.us }).collect();
     if candidates.len() < 2 {
         return Ok(None);
     }
     let mut bench = GpuBench::new(kernel, options)?;
+    let there = |t: &kiln_plan::Template| t.family != kiln_plan::Family::Library || bench.has_library();
+    let candidates: Vec<kiln_tune::Candidate> = (candidates.iter().filter(|c| there(&c.template)))
+        .map(|c| kiln_tune::Candidate { template: c.template, us: c.us })
+        .collect();
     let failed = |why: String| {
         Error::failed(
             format!("cannot tune kernel {}: {why}", kernel.name),

@@ -18,15 +18,7 @@ pub struct Candidate {
 /// Templates of a kernel's product on a GPU: first the one that lowering chooses unasked, then all others that may take it, the
 /// fastest in the model first. Empty where there is nothing to choose.
 pub fn candidates(kernel: &Kernel, target: Target) -> Vec<Candidate> {
-    let of = Body {
-        name: &kernel.name,
-        graph: &kernel.body,
-        product: None,
-        twin: None,
-        target,
-        precision: kernel.precision,
-        template: None,
-    };
+    let of = body(kernel, target);
     if kernel.kind != KernelKind::Gemm {
         return vec![];
     }
@@ -39,6 +31,17 @@ pub fn candidates(kernel: &Kernel, target: Target) -> Vec<Candidate> {
     all.retain(|c| c.0 != chosen);
     all.insert(0, (chosen, us));
     all.into_iter().map(|(template, us)| Candidate { template, us }).collect()
+}
+
+fn body(kernel: &Kernel, target: Target) -> Body<'_> {
+    let (name, graph) = (kernel.name.as_str(), &kernel.body);
+    Body { name, graph, product: None, twin: None, target, precision: kernel.precision, template: None }
+}
+
+/// Whether an open choice falls on the GPU's library.
+pub fn prefers_library(kernel: &Kernel, target: Target) -> bool {
+    let open = kernel.kind == KernelKind::Gemm && kernel.reason.template.is_none();
+    open && gemm::prefers_library(&body(kernel, target), target)
 }
 
 /// All that lowering chooses for a kernel's product unasked.

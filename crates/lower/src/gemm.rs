@@ -5,7 +5,7 @@ use crate::placed;
 use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
 use crate::warpgroup::FEW;
-use crate::{LowerError, Target, product, reduction};
+use crate::{LowerError, Target, library, product, reduction};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::{Family, Template};
@@ -64,12 +64,15 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
     let few = d.m <= 4 || d.n <= 4;
     match (target, of.template.map(|t| t.family)) {
         (_, Some(Family::Rows)) => reduction::lower(of, target, 0),
-        (Target::Host, _) => host(of, v, &d),
+        (Target::Host, _) => by_library(of, v, &d),
+        (Target::Gpu { .. }, Some(Family::Library)) => match twin {
+            Some(Beside::Other(_)) => Err(of.unsupported("the library takes one product")),
+            _ => library::lower(of, v, &whole(&d, twin)),
+        },
         (Target::Gpu { .. }, None) if few => reduction::lower(of, target, 0),
         (Target::Gpu { .. }, _) => match on_gpu(of, v, twin, &d, |p| product::lower(of, p, target)) {
             Err(_) if matches!(twin, Some(Beside::Half(_))) => {
-                let whole = Dims { n: 2 * d.n, ..d };
-                on_gpu(of, v, None, &whole, |p| product::lower(of, p, target))
+                on_gpu(of, v, None, &whole(&d, twin), |p| product::lower(of, p, target))
             }
             lowered => lowered,
         },
@@ -83,7 +86,43 @@ pub fn candidates(of: &Body, target: Target) -> Result<Vec<(Template, f64)>, Low
     if target == Target::Host || !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
         return Ok(vec![]);
     }
-    on_gpu(of, v, twin, &d, |p| product::candidates(of, p, target))
+    let mut all = on_gpu(of, v, twin, &d, |p| product::candidates(of, p, target))?;
+    let best = best(&all);
+    let share = share(of, target)?;
+    let of_library = Body { template: Some(Family::Library.into()), ..*of };
+    if lower(&of_library, target).is_ok() {
+        all.push((Family::Library.into(), library::us(of, &whole(&d, twin), best, share)));
+    }
+    Ok(all)
+}
+
+/// Whether the GPU's library is expected to be faster than all templates.
+pub fn prefers_library(of: &Body, target: Target) -> bool {
+    if !matches!(target, Target::Gpu { arch } if arch >= 90) || !share(of, target).is_ok_and(|share| share < 1.0) {
+        return false;
+    }
+    let all = candidates(of, target).unwrap_or_default();
+    let library = all.iter().find(|c| c.0.family == Family::Library);
+    library.is_some_and(|library| library.1 < best(&all))
+}
+
+/// The least time of Kiln's own templates; those of warpgroups are taken wherever there are any.
+fn best(all: &[(Template, f64)]) -> f64 {
+    let least = |family| all.iter().filter(|c| c.0.family == family).map(|c| c.1).fold(f64::INFINITY, f64::min);
+    [Family::Warpgroup, Family::Tile, Family::Rows].map(least).into_iter().find(|us| us.is_finite()).unwrap_or(0.0)
+}
+
+/// The library's share of the time of Kiln's own templates.
+fn share(of: &Body, target: Target) -> Result<f64, LowerError> {
+    let Found { v, twin, d } = find(of, target)?;
+    let copied = || on_gpu(of, v, twin, &d, |p| product::copies(of, p, target)).unwrap_or(false);
+    Ok(library::share(of, v, &whole(&d, twin), copied))
+}
+
+/// Sizes of the whole product, of which halves may stand beside each other.
+fn whole(d: &Dims, twin: Option<Beside>) -> Dims {
+    let halves = if matches!(twin, Some(Beside::Half(_))) { 2 } else { 1 };
+    Dims { batch: d.batch.clone(), n: halves * d.n, ..*d }
 }
 
 /// Parts of K that lowering cuts the kernel's product into unasked.
@@ -192,7 +231,8 @@ fn is_swapped(of: &Body, v: ValueId, d: &Dims) -> bool {
     half && target && by_warpgroups && d.m <= FEW && d.n > 2 * d.m && g.args(v).iter().take(2).all(whole)
 }
 
-fn host(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
+/// The product by the target's library, and programs that prepare operands and finish the result.
+pub fn by_library(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     let g = of.graph;
     let (args, dtype) = (g.args(v), g.dtype(v));
     let mut h = Host::new(*of);

@@ -1,11 +1,12 @@
-//! Products on the host: calls on strided operands, with block steps that prepare operands and finish results.
+//! Products by a library, on the host first of all: calls on strided operands, with block steps that prepare operands and
+//! finish results.
 use crate::conv::or_zero;
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Expr, linear};
 use crate::resolve::{Body, Product, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::space::Space;
-use crate::{LowerError, Target, pointwise, reduction};
+use crate::{LowerError, pointwise, reduction};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::exec::{GemmCall, Matrix, Slot, Work, axes};
 
@@ -76,7 +77,7 @@ impl<'a> Host<'a> {
             Ok(Scene { dag: r.dag, stores: vec![store] })
         };
         let name = format!("{}_{what}", of.name);
-        self.out.steps.push(pointwise::points(&name, shape, &scene, Target::Host)?);
+        self.out.steps.push(pointwise::points(&name, shape, &scene, of.target)?);
         Ok(Operand { slot, offset: 0, strides: Type::new(dtype, shape).strides() })
     }
     fn in_place<F>(&self, v: ValueId, shape: &[usize], read: &F) -> Result<Option<Operand>, LowerError>
@@ -108,7 +109,19 @@ impl<'a> Host<'a> {
 
     pub fn gemm(&mut self, dtype: DType, c_dtype: DType, shape: &[usize], k: usize, [a, b, c]: [Matrix; 3]) {
         let (batch, mn) = shape.split_at(shape.len() - 2);
-        let call = GemmCall { dtype, c_dtype, m: mn[0], n: mn[1], k, batch: batch.to_vec(), a, b, c };
+        let call = GemmCall {
+            dtype,
+            c_dtype,
+            tf32: false,
+            m: mn[0],
+            n: mn[1],
+            k,
+            batch: batch.to_vec(),
+            a,
+            b,
+            c,
+            workspace: None,
+        };
         self.out.steps.push(Work::Gemm(call));
     }
 
@@ -141,7 +154,7 @@ impl<'a> Host<'a> {
         }
         let name = format!("{}_epilogue", self.of.name);
         let of = Body { product: Some((v, Product::At(place.0, place.1))), name: &name, ..self.of };
-        let rest = reduction::lower(&of, Target::Host, self.out.scratch.len() as u32)?;
+        let rest = reduction::lower(&of, of.target, self.out.scratch.len() as u32)?;
         self.out.scratch.extend(rest.scratch);
         self.out.steps.extend(rest.steps);
         Ok(self.out)

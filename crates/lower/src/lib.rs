@@ -1,6 +1,6 @@
 //! Plan kernels to block programs, by family.
 //!
-//! Takes: a kernel of a plan. Gives: steps of block programs (and library products on the host).
+//! Takes: a kernel of a plan. Gives: steps of block programs, and products by libraries.
 //! Never: which kernels exist (the plan's), registers or threads (code generation's).
 //!
 //! A body becomes a *scalar program* first ([`resolve`]): what one element of each output is, with every view folded into
@@ -19,6 +19,7 @@ mod flash;
 mod gemm;
 mod host;
 mod invert;
+mod library;
 mod math;
 mod packed;
 mod pairs;
@@ -43,7 +44,7 @@ pub use candidates::{Candidate, TEMPLATES, candidates, neighbours};
 
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::{
-    Kernel, KernelKind,
+    Family, Kernel, KernelKind, Template,
     exec::{LibraryCall, Steps, Work},
 };
 use resolve::Body;
@@ -64,16 +65,35 @@ pub enum LowerError {
     Unsupported { kernel: String, why: String },
 }
 
-/// The steps of one kernel.
+/// The steps of one kernel. Those of a GPU's library come with others that do without it.
 pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel>, LowerError> {
+    let under = |template| {
+        let mut kernel = kernel.clone();
+        kernel.reason.template = template;
+        own(&kernel, target)
+    };
+    let library = Template::from(Family::Library);
+    let asked = kernel.reason.template.is_some_and(|t| t.family == Family::Library);
+    if target == Target::Host || !asked && !candidates::prefers_library(kernel, target) {
+        return own(kernel, target);
+    }
+    match under(Some(library)) {
+        Ok(steps) => Ok(Steps { otherwise: under(None).ok().map(Box::new), ..steps }),
+        Err(_) if !asked => own(kernel, target),
+        refused => refused,
+    }
+}
+
+/// The steps of one kernel, by a library only where its template says so.
+fn own(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel>, LowerError> {
     let (name, body) = (kernel.name.as_str(), &kernel.body);
     let unsupported = |why: &str| LowerError::Unsupported { kernel: name.to_string(), why: why.to_string() };
     if kernel.kind == KernelKind::Fallback {
         let call = library_call(body).ok_or_else(|| unsupported("libtorch runs it"))?;
-        return Ok(Steps { scratch: vec![], steps: vec![Work::Fallback(call)] });
+        return Ok(vec![Work::Fallback(call)].into());
     }
     if body.outputs.iter().all(|&v| body.ty(v).count() == 0) {
-        return Ok(Steps { scratch: vec![], steps: vec![] });
+        return Ok(vec![].into());
     }
     let of = Body {
         name,
@@ -104,7 +124,7 @@ pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel
             return Err(unsupported(&format!("it is lowered as `{found}`, for which there is no other way here")));
         }
     }
-    Ok(Steps { scratch, steps })
+    Ok(Steps { scratch, steps, otherwise: None })
 }
 
 /// The call that a fallback kernel is, if its inputs are the operands in their order and its outputs are different results.

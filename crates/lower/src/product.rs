@@ -124,6 +124,11 @@ fn with_operands(of: &Body, p: &Product, target: Target, mut out: Emitted) -> Re
     Ok(out.then(reduction::lower(&rest, target, scratch)?))
 }
 
+/// Whether an operand goes through memory first.
+pub fn copies(of: &Body, p: &Product, target: Target) -> Result<bool, LowerError> {
+    memory::prepared(of, p, target, |_, before| Ok(!before.steps.is_empty()))
+}
+
 /// The product in parts of K that are summed apart, so that all multiprocessors have work; `None`: K stays whole.
 fn in_parts(of: &Body, p: &Product, target: Target, scratch: u32) -> Result<Option<(Parts, Emitted)>, LowerError> {
     let (dtype, asked) = (of.graph.dtype(p.v), Asked::from(of.template));

@@ -4,7 +4,10 @@ use common::{difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{LowerError, Target, lower, template};
-use kiln_plan::{KernelKind, Template};
+use kiln_plan::{
+    KernelKind, Template,
+    exec::{Slot, Work},
+};
 
 /// The template that `text`, lowered as `wanted`, shows; its results are checked.
 fn lowered(kind: KernelKind, graph: &str, wanted: &str, target: Target) -> Result<Template, String> {
@@ -38,6 +41,9 @@ fn products_take_the_template_they_are_told() {
         ("f32", "warpgroup", GPU),
         ("f32", "warpgroup 64x128", GPU),
         ("f32", "library", Target::Host),
+        ("f32", "library", GPU),
+        ("bf16", "library", GPU),
+        ("f64", "library", GPU),
         ("f32", "rows", Target::Host),
     ] {
         for m in [3, 70] {
@@ -50,7 +56,6 @@ fn products_take_the_template_they_are_told() {
         ("f64", "warpgroup", GPU, "bf16, f16 or f32"),
         ("bf16", "warpgroup 256x256", GPU, "one of the tiles"),
         ("bf16", "warpgroup", Target::Gpu { arch: 80 }, "sm_90"),
-        ("f32", "library", GPU, "lowered as `warpgroup"),
         ("f32", "flash", GPU, "lowered as `warpgroup"),
         ("f32", "tile", Target::Host, "lowered as `library`"),
     ] {
@@ -94,5 +99,75 @@ fn sums_over_pairs_go_in_tiles_where_they_are_many() {
         let inputs = random::inputs(&k.body, 7);
         let compared = common::compare_kernel(&k, &inputs, GPU).unwrap_or_else(|e| panic!("{text}: {e}"));
         assert!(compared.is_ok(), "{text}");
+    }
+}
+
+/// The library's products in every order of the operands, with what comes after them, and the steps that do without it.
+#[test]
+fn the_library_of_a_gpu_takes_strided_products() {
+    for text in [
+        "(%a: f32[70,33], %b: f32[33,50]) { %y = dot %a, %b\n return %y }",
+        "(%a: bf16[33,70], %b: bf16[50,33]) { %t = permute %a perm=[1,0]\n %u = permute %b perm=[1,0]\n %y = dot %t, %u\n return %y }",
+        "(%a: f16[3,17,40], %b: f16[3,40,9]) { %y = dot %a, %b\n %z = tanh %y\n return %z }",
+        "(%a: f32[2,3,17,40], %b: f32[40,9]) { %y = dot %a, %b\n return %y }",
+        "(%a: f32[1,40], %b: f32[90,40]) { %y = linear %a, %b\n return %y }",
+        "(%a: f64[20,40], %b: f64[31,40], %c: f64[31]) { %y = linear %a, %b, %c\n %s = softmax %y axis=1\n return %s }",
+        "(%a: f32[40,64], %b: f32[96,64]) { %y = linear %a, %b\n %l = slice %y axis=1 start=0 len=48\n %r = slice %y axis=1 start=48 len=48\n %z = mul %l, %r\n return %z }",
+        "(%a: f32[40,64], %b: f32[64,96]) { %e = exp %a\n %y = dot %e, %b\n %t = permute %y perm=[1,0]\n return %t, %y }",
+    ] {
+        let found = lowered(KernelKind::Gemm, &format!("graph k{text}"), "library", GPU);
+        assert_eq!(found.map(|t| t.family.name()), Ok("library"), "{text}");
+        let mut k = kernel(KernelKind::Gemm, format!("graph k{text}").parse().expect("a graph"));
+        let own = lower(&k, GPU).expect("a template of Kiln's own");
+        k.reason.template = Some("library".parse().expect("a template"));
+        let steps = lower(&k, GPU).expect("the library takes it");
+        assert_eq!(steps.otherwise.as_deref(), Some(&own), "{text}");
+        let call = steps.steps.iter().find_map(|w| if let Work::Gemm(g) = w { Some(g) } else { None });
+        let call = call.expect("a product");
+        assert!(call.strided().is_some(), "{call:?}");
+        let space = call.workspace.expect("memory for intermediate results");
+        assert_eq!(space, Slot::Scratch(steps.scratch.len() as u32 - 1), "{text}");
+    }
+    for (text, why) in [
+        (
+            "(%a: f32[2,20,64], %b: f32[64,9]) { %s = slice %a axis=2 start=0 len=32 step=2\n %w = slice %b axis=0 start=0 len=16\n %t = slice %s axis=2 start=0 len=16\n %y = dot %t, %w\n return %y }",
+            "one pitch apart",
+        ),
+        (
+            "(%a: f32[20,64], %b: f32[9,64], %c: f32[9,64]) { %y = linear %a, %b\n %z = linear %a, %c\n %m = mul %y, %z\n return %m }",
+            "one product",
+        ),
+    ] {
+        let e = lowered(KernelKind::Gemm, &format!("graph k{text}"), "library", GPU).expect_err(text);
+        assert!(e.contains(why), "{e}");
+    }
+}
+
+#[test]
+fn the_library_is_taken_unasked_where_it_was_measured_to_be_faster() {
+    let linear = |d: &str, m: usize, n: usize, k: usize| {
+        format!("graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}]) {{ %y = linear %a, %b\n return %y }}")
+    };
+    let dot = |n: usize| format!("graph k(%a: f32[{n},{n}], %b: f32[{n},{n}]) {{ %y = dot %a, %b\n return %y }}");
+    for (text, tf32, arch, wanted) in [
+        (linear("bf16", 4096, 4096, 65536), false, 90, "library"),
+        (linear("f16", 4096, 4096, 65536), false, 90, "library"),
+        (linear("bf16", 4096, 4096, 65536), false, 80, "tile"),
+        (linear("bf16", 4096, 4096, 32768), false, 90, "warpgroup"),
+        (linear("bf16", 8192, 28672, 8192), false, 90, "warpgroup"),
+        (linear("f32", 4096, 4096, 4096), true, 90, "warpgroup"),
+        (dot(4096), true, 90, "library"),
+        (dot(4096), false, 90, "warpgroup"),
+        (dot(1024), true, 90, "warpgroup"),
+    ] {
+        let mut k = kernel(KernelKind::Gemm, text.parse().expect("a graph"));
+        k.precision = if tf32 { kiln_plan::Precision::Tf32 } else { kiln_plan::Precision::Exact };
+        let steps = lower(&k, Target::Gpu { arch }).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let found = template::of(k.kind, steps.steps.iter().map(template::Part::from));
+        assert_eq!(found.family.name(), wanted, "{text}");
+        assert_eq!(steps.otherwise.is_some(), wanted == "library", "{text}");
+        let all = kiln_lower::candidates(&k, Target::Gpu { arch });
+        assert_eq!(all[0].template.family.name(), wanted, "{text}");
+        assert!(all.iter().any(|c| c.template.family.name() == "library"), "{text}");
     }
 }

@@ -43,12 +43,15 @@ pub struct Matrix {
     pub batch_strides: Vec<usize>,
 }
 
-/// `c = a × b` per batch on the host.
+/// `c = a × b` per batch by a library: Kiln's own on the host, cuBLASLt on a GPU, which takes what [`GemmCall::strided`] describes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct GemmCall {
     /// Of a and b. Half types are accumulated in f32 and rounded once, unless `c_dtype` is f32.
     pub dtype: DType,
     pub c_dtype: DType,
+    /// Operands in f32 may be taken as tf32.
+    #[serde(default)]
+    pub tf32: bool,
     pub m: usize,
     pub n: usize,
     pub k: usize,
@@ -56,6 +59,62 @@ pub struct GemmCall {
     pub a: Matrix,
     pub b: Matrix,
     pub c: Matrix,
+    /// Memory for the library's intermediate results.
+    #[serde(default)]
+    pub workspace: Option<Slot>,
+}
+
+/// A batch of matrices as libraries for GPUs take it; numbers in elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Strided {
+    pub offset: usize,
+    /// From row to row, or from column to column where those of a column lie side by side.
+    pub pitch: usize,
+    pub by_columns: bool,
+    pub batch_stride: usize,
+}
+
+impl GemmCall {
+    /// a, b and c as plain matrices, c by rows; `None` if one is not.
+    pub fn strided(&self) -> Option<[Strided; 3]> {
+        let sizes = [(&self.a, self.m, self.k), (&self.b, self.k, self.n), (&self.c, self.m, self.n)];
+        let [a, b, c] = sizes.map(|(x, rows, columns)| x.strided(rows, columns, &self.batch));
+        let all = [a?, b?, c?];
+        let apart = self.batch.iter().product::<usize>() == 1 || all[2].batch_stride > 0;
+        (!all[2].by_columns && apart).then_some(all)
+    }
+}
+
+impl Matrix {
+    fn strided(&self, rows: usize, columns: usize, batch: &[usize]) -> Option<Strided> {
+        // Axes of one position have any stride.
+        let stride = |axes: &[Axis]| match axes {
+            [] => Some(None),
+            [axis] => Some(Some(axis.stride)),
+            _ => None,
+        };
+        let (down, across) = (stride(&self.rows)?, stride(&self.cols)?);
+        let (pitch, by_columns) = match (down, across) {
+            (down, None | Some(1)) => (down.unwrap_or(columns), false),
+            (None | Some(1), Some(across)) => (across, true),
+            _ => return None,
+        };
+        let least = if by_columns {
+            rows
+        } else if across.is_none() {
+            1
+        } else {
+            columns
+        };
+        let axes = axes(batch.iter().copied().zip(self.batch_strides.iter().copied()));
+        let batch_stride = match axes[..] {
+            [] => 0,
+            [axis] => axis.stride,
+            _ if axes.iter().all(|a| a.stride == 0) => 0,
+            _ => return None,
+        };
+        (pitch >= least).then_some(Strided { offset: self.offset, pitch, by_columns, batch_stride })
+    }
 }
 
 /// One of libtorch's operators on the kernel's inputs, in their order.
@@ -106,11 +165,22 @@ pub struct Steps<K> {
     /// Types of `Slot::Scratch(i)`.
     pub scratch: Vec<Type>,
     pub steps: Vec<Work<K>>,
+    /// What computes the same where a GPU has no library for the products among the steps.
+    #[serde(default)]
+    pub otherwise: Option<Box<Steps<K>>>,
+}
+impl<K> From<Vec<Work<K>>> for Steps<K> {
+    fn from(steps: Vec<Work<K>>) -> Steps<K> {
+        Steps { scratch: vec![], steps, otherwise: None }
+    }
 }
 impl<K> Steps<K> {
     /// The same steps with the code of each block step replaced.
     pub fn map<L, E>(self, mut f: impl FnMut(K) -> Result<L, E>) -> Result<Steps<L>, E> {
-        let one = |w: Work<K>| {
+        self.map_with(&mut f)
+    }
+    fn map_with<L, E>(self, f: &mut dyn FnMut(K) -> Result<L, E>) -> Result<Steps<L>, E> {
+        let mut one = |w: Work<K>| {
             Ok(match w {
                 Work::Block { code, args } => Work::Block { code: f(code)?, args },
                 Work::Gemm(g) => Work::Gemm(g),
@@ -118,6 +188,40 @@ impl<K> Steps<K> {
                 Work::Interpret { body, why } => Work::Interpret { body, why },
             })
         };
-        Ok(Steps { scratch: self.scratch, steps: self.steps.into_iter().map(one).collect::<Result<_, E>>()? })
+        let steps = self.steps.into_iter().map(&mut one).collect::<Result<_, E>>()?;
+        let otherwise = self.otherwise.map(|s| s.map_with(f).map(Box::new)).transpose()?;
+        Ok(Steps { scratch: self.scratch, steps, otherwise })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(rows: &[(usize, usize)], cols: &[(usize, usize)], batch_strides: &[usize]) -> Matrix {
+        let (rows, cols) = (axes(rows.iter().copied()), axes(cols.iter().copied()));
+        Matrix { slot: Slot::Input(0), offset: 8, rows, cols, batch_strides: batch_strides.to_vec() }
+    }
+
+    #[test]
+    fn matrices_of_one_pitch_are_strided() {
+        let found = |m: Matrix, rows, columns, batch: &[usize]| {
+            m.strided(rows, columns, batch).map(|s| (s.pitch, s.by_columns, s.batch_stride))
+        };
+        assert_eq!(found(matrix(&[(3, 10)], &[(4, 1)], &[]), 3, 4, &[]), Some((10, false, 0)));
+        assert_eq!(found(matrix(&[(3, 1)], &[(4, 7)], &[]), 3, 4, &[]), Some((7, true, 0)));
+        assert_eq!(found(matrix(&[(1, 1)], &[(4, 1)], &[]), 1, 4, &[]), Some((4, false, 0)));
+        assert_eq!(found(matrix(&[(3, 5)], &[(1, 9)], &[]), 3, 1, &[]), Some((5, false, 0)));
+        assert_eq!(found(matrix(&[(1, 9)], &[(4, 5)], &[]), 1, 4, &[]), Some((5, true, 0)));
+        assert_eq!(found(matrix(&[(3, 4)], &[(4, 1)], &[24, 12]), 3, 4, &[5, 2]), Some((4, false, 12)));
+        assert_eq!(found(matrix(&[(3, 4)], &[(4, 1)], &[0, 0]), 3, 4, &[5, 2]), Some((4, false, 0)));
+        for (m, batch) in [
+            (matrix(&[(3, 8)], &[(4, 2)], &[]), &[][..]),
+            (matrix(&[(3, 2)], &[(4, 1)], &[]), &[]),
+            (matrix(&[(3, 4)], &[(2, 100), (2, 1)], &[]), &[]),
+            (matrix(&[(3, 4)], &[(4, 1)], &[0, 12]), &[5, 2]),
+        ] {
+            assert_eq!(found(m, 3, 4, batch), None);
+        }
     }
 }

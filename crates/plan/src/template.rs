@@ -13,7 +13,7 @@ pub enum Family {
     Flash,
     /// Each element a sum along a row.
     Rows,
-    /// The packed products of the host.
+    /// A library: the packed products of the host, on a GPU cuBLASLt.
     Library,
 }
 impl Family {

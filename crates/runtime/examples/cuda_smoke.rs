@@ -2,7 +2,7 @@
 use kiln_graph::{DType, Tensor, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Stage,
-    exec::{Slot, Steps, Work},
+    exec::{Slot, Work},
 };
 use kiln_runtime::{
     Code, Device, Executable, InputSpec, KernelCode, NoCallbacks, Ptx, RuntimeError, Session, TimeOptions, cuda,
@@ -55,7 +55,7 @@ fn add(name: &str, inputs: [u32; 2], output: u32, shared: usize, cluster: usize)
         stage: if name == "fold" { Stage::Load } else { Stage::Run },
         inputs: inputs.map(BufferId).into(),
         outputs: vec![BufferId(output)],
-        steps: Steps { scratch: vec![], steps: vec![Work::Block { code, args }] },
+        steps: vec![Work::Block { code, args }].into(),
     }
 }
 

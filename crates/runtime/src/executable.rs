@@ -119,6 +119,16 @@ impl Executable {
             outputs: plan.outputs.clone(),
         }
     }
+    /// With the steps that do without a library.
+    pub fn without_library(&self) -> Executable {
+        let mut exe = self.clone();
+        for k in &mut exe.kernels {
+            if let Some(steps) = k.steps.otherwise.take() {
+                k.steps = *steps;
+            }
+        }
+        exe
+    }
     pub fn ty(&self, b: BufferId) -> &Type {
         &self.buffers[b.0 as usize].ty
     }

@@ -1,6 +1,6 @@
 //! A loaded model: code, parameters and memory on one device, ready to run again and again.
 use crate::{
-    Callbacks, CudaDevice, Executable, HostDevice, RuntimeError,
+    Callbacks, CudaDevice, Executable, HostDevice, KernelCode, RuntimeError,
     cuda::session::CudaSession,
     error::Mismatch,
     host::session::HostSession,
@@ -51,7 +51,11 @@ impl Session {
         params: Vec<Tensor>,
         callbacks: Arc<dyn Callbacks>,
     ) -> Result<Session, RuntimeError> {
-        let exe = exe.into();
+        let mut exe: Arc<Executable> = exe.into();
+        let is_without = |k: &KernelCode| k.steps.otherwise.is_some();
+        if exe.kernels.iter().any(is_without) && !matches!(device, Device::Cuda(d) if d.has_library()) {
+            exe = Arc::new(exe.without_library());
+        }
         exe.check()?;
         check_params(&exe, &params)?;
         let memory = Arc::new(memory::plan(&exe));

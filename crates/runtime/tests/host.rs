@@ -2,7 +2,7 @@
 use kiln_graph::{DType, FallbackOp, Graph, ParamId, Tensor, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Stage,
-    exec::{BodyGraph, GemmCall, LibraryCall, Matrix, Slot, Steps, Work, axes},
+    exec::{BodyGraph, GemmCall, LibraryCall, Matrix, Slot, Work, axes},
 };
 use kiln_runtime::{
     Callbacks, Code, Device, Executable, HostDevice, HostFn, InputSpec, KernelCode, NoCallbacks, Ptx, RuntimeError,
@@ -51,7 +51,7 @@ fn code(f: HostFn) -> Code {
 }
 fn kernel(name: &str, stage: Stage, inputs: &[u32], outputs: &[u32], f: HostFn) -> KernelCode {
     let args = (0..inputs.len() as u32).map(Slot::Input).chain((0..outputs.len() as u32).map(Slot::Output)).collect();
-    let steps = Steps { scratch: vec![], steps: vec![Work::Block { code: code(f), args }] };
+    let steps = vec![Work::Block { code: code(f), args }].into();
     let ids = |x: &[u32]| x.iter().map(|i| b(*i)).collect();
     KernelCode { name: name.into(), stage, inputs: ids(inputs), outputs: ids(outputs), steps }
 }
@@ -161,6 +161,7 @@ fn scratch_and_matrix_products() {
     let g = GemmCall {
         dtype: DType::F32,
         c_dtype: DType::F32,
+        tf32: false,
         m: 10,
         n: 10,
         k: 100,
@@ -168,6 +169,7 @@ fn scratch_and_matrix_products() {
         a: m(Slot::Input(0), (10, 100), (100, 1)),
         b: m(Slot::Scratch(0), (100, 10), (10, 1)),
         c: m(Slot::Output(0), (10, 100), (10, 1)),
+        workspace: None,
     };
     let kinds = [BufferKind::Input(0), BufferKind::Temp];
     let mut k = kernel("gemm_0", Stage::Run, &[0], &[1], double);
@@ -200,7 +202,19 @@ fn product(a: Slot, b: Slot, c: Slot) -> Work<Code> {
         |slot, rows, cols| Matrix { slot, offset: 0, rows: axes([rows]), cols: axes([cols]), batch_strides: vec![] };
     let dtype = DType::F32;
     let (a, b, c) = (m(a, (10, 100), (100, 1)), m(b, (100, 10), (10, 1)), m(c, (10, 100), (10, 1)));
-    Work::Gemm(GemmCall { dtype, c_dtype: dtype, m: 10, n: 10, k: 100, batch: vec![], a, b, c })
+    Work::Gemm(GemmCall {
+        dtype,
+        c_dtype: dtype,
+        tf32: false,
+        m: 10,
+        n: 10,
+        k: 100,
+        batch: vec![],
+        a,
+        b,
+        c,
+        workspace: None,
+    })
 }
 
 /// A parameter and a frozen buffer that products alone read are kept in panels only; others stay.

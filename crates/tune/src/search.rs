@@ -1,7 +1,7 @@
 //! The search: candidates that the model gives no chance are left out before anything is compiled; the rest is compiled in
 //! parallel and measured in turns, so that a change of the machine's clock meets all of them; those that are clearly slower leave
 //! early. Then the same for the neighbours of the best.
-use kiln_plan::Template;
+use kiln_plan::{Family, Template};
 use rayon::prelude::*;
 
 /// A template, with the microseconds that a model predicts.
@@ -104,12 +104,13 @@ pub fn search<B: Bench>(
     Ok(Outcome { best: template, us, default, default_us, candidates: candidates.len(), measured: medians })
 }
 
-/// The default, and those with a chance.
+/// The default, and those with a chance; a library, which the model knows least of, before others.
 fn promising(candidates: &[Candidate], budget: &Budget) -> Vec<Template> {
     let least = candidates.iter().map(|c| c.us).fold(f64::INFINITY, f64::min);
     let (default, rest) = candidates.split_at(1);
     let mut rest: Vec<&Candidate> = rest.iter().filter(|c| c.us <= least * budget.factor).collect();
-    rest.sort_by(|a, b| a.us.total_cmp(&b.us));
+    let own = |c: &Candidate| c.template.family != Family::Library;
+    rest.sort_by(|a, b| own(a).cmp(&own(b)).then(a.us.total_cmp(&b.us)));
     let rest = rest.into_iter().map(|c| c.template).filter(|t| *t != default[0].template);
     default.iter().map(|c| c.template).chain(rest).take(budget.most).collect()
 }

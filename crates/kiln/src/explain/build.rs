@@ -3,7 +3,7 @@ use super::*;
 use crate::compile::{Compiled, ProgramId};
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::{
-    BufferId, BufferKind, Kernel, Numerics, Plan, Precision, Stage,
+    BufferId, BufferKind, Family, Kernel, Numerics, Plan, Precision, Stage,
     exec::{Steps, Work},
 };
 use kiln_rewrite::{class::Class, cost::terms, region::Reject, rules};
@@ -49,6 +49,7 @@ impl Report {
             let list = if kernel.stage == Stage::Run { &mut run } else { &mut load };
             let mut report = facts.kernel(kernel, steps.steps.len());
             report.template = template(c, kernel, steps);
+            report.candidates = candidates(c, kernel);
             list.push(report);
             for work in &steps.steps {
                 let (names, why) = match work {
@@ -152,6 +153,7 @@ impl<'a> Facts<'a> {
             lines: set(&|v| k.body.source(v).line.clone()),
             launches,
             template: String::new(),
+            candidates: vec![],
             tuning: k.reason.tuning.clone(),
         }
     }
@@ -252,6 +254,24 @@ fn template(c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> String {
     let seen = kiln_lower::template::of(k.kind, programs).bare();
     // A schedule is named where one was asked for.
     k.reason.template.filter(|t| *t != t.bare()).unwrap_or(seen).to_string()
+}
+
+/// Templates of a product on a GPU: those of different tiles, and the library.
+fn candidates(c: &Compiled, k: &Kernel) -> Vec<CandidateReport> {
+    /// So many are listed, the library aside.
+    const SHOWN: usize = 4;
+    let mut seen: Vec<kiln_plan::Template> = vec![];
+    let mut all = kiln_lower::candidates(k, c.options.target.lowering());
+    all.retain(|c| {
+        let new = !seen.contains(&c.template.bare());
+        seen.push(c.template.bare());
+        new
+    });
+    let listed = |(i, c): (usize, &kiln_lower::Candidate)| i < SHOWN || c.template.family == Family::Library;
+    // To a hundredth: more says nothing.
+    let us = |us: f64| us.is_finite().then(|| (us * 100.0).round() / 100.0);
+    let one = |c: &kiln_lower::Candidate| CandidateReport { template: c.template.bare().to_string(), us: us(c.us) };
+    all.iter().enumerate().filter(|c| listed(*c)).map(|(_, c)| one(c)).collect()
 }
 
 /// The widest class of its arithmetic and of the rules that made it.

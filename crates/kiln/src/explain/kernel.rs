@@ -105,6 +105,16 @@ impl KernelReport {
         *t += &wrapped("time        ", &sum, width);
     }
     fn reasons_text(&self, t: &mut String, width: usize) {
+        if !self.candidates.is_empty() {
+            let one = |c: &CandidateReport| {
+                let taken = if c.template == self.template { " (taken)" } else { "" };
+                let us = c.us.map_or(String::new(), |us| format!(" {us:.2} us"));
+                format!("{}{taken}{us}", c.template)
+            };
+            let all: Vec<String> = self.candidates.iter().map(one).collect();
+            let text = format!("{}: the product alone, by a coarse model", all.join("; "));
+            *t += &wrapped("templates   ", &text, width);
+        }
         match &self.tuning {
             Some(Tuning::Measured { device, us, default_us }) => {
                 let text = format!(

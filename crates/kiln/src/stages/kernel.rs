@@ -45,7 +45,9 @@ pub fn text(c: &Compiled, kernel: usize, stage: Stage) -> Result<String, Error> 
         return Ok(super::graph_text(&k.body));
     }
     let mut t = String::new();
-    for work in &c.steps[kernel].steps {
+    let steps = &c.steps[kernel];
+    let without = steps.otherwise.iter().flat_map(|o| &o.steps);
+    for work in steps.steps.iter().chain(without) {
         let note = match work {
             Work::Block { code, .. } => {
                 let named = &c.programs[*code].name;

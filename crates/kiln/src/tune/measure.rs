@@ -5,7 +5,7 @@ use crate::{
     compile::{self, Reference, from_plan},
 };
 use kiln_graph::Tensor;
-use kiln_plan::{Buffer, BufferId, BufferKind, Kernel, Plan, Stage, Template, exec::Work};
+use kiln_plan::{Buffer, BufferId, BufferKind, Family, Kernel, Plan, Stage, Template, exec::Work};
 use kiln_runtime::{Code, Device, Executable, KernelTimer, Session};
 use std::{sync::Arc, time::Duration};
 
@@ -29,6 +29,13 @@ impl GpuBench {
         let options_of_one = CompileOptions { tuned: None, ..options.compile.clone() };
         let device = compile::open_device(DeviceKind::Cuda(options.gpu), None)?;
         Ok(GpuBench { plan: alone(kernel), model, options: options_of_one, device, inputs })
+    }
+}
+
+impl GpuBench {
+    /// Whether the GPU has a library of products to measure.
+    pub fn has_library(&self) -> bool {
+        matches!(&self.device, Device::Cuda(d) if d.has_library())
     }
 }
 
@@ -74,6 +81,9 @@ impl kiln_tune::Bench for GpuBench {
     type Ready = Ready;
 
     fn compile(&self, template: Template) -> Result<Compiled, String> {
+        if template.family == Family::Library && !self.has_library() {
+            return Err("cuBLASLt is not on the library path".into());
+        }
         let mut plan = self.plan.clone();
         plan.kernels[0].reason.template = Some(template);
         let compiled = from_plan(&self.model, plan, &self.options).map_err(|e| e.to_string())?;

@@ -2,6 +2,7 @@
 //!
 //! Takes: an executable whose code is [`crate::Code::Ptx`]. Never: generates code; no other module talks to the driver.
 mod launch;
+mod library;
 mod map;
 mod nvtx;
 mod raw;
@@ -14,11 +15,12 @@ use cudarc::driver::{
     result::{self, DriverError},
     sys,
 };
+use library::Library;
 use raw::{Context, Module, text};
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -122,6 +124,8 @@ struct Inner {
     context: Arc<Context>,
     /// By the text itself, so that a collision of hashes cannot swap kernels.
     modules: Mutex<HashMap<Arc<str>, Arc<Module>>>,
+    /// cuBLASLt, once somebody asked for it.
+    library: OnceLock<Option<Arc<Library>>>,
 }
 
 impl CudaDevice {
@@ -138,7 +142,7 @@ impl CudaDevice {
         }
         let info = info(index as i32).map_err(refused)?;
         let context = Arc::new(Context::new(index).map_err(refused)?);
-        Ok(CudaDevice { inner: Arc::new(Inner { info, context, modules: Mutex::default() }) })
+        Ok(CudaDevice { inner: Arc::new(Inner { info, context, modules: Mutex::default(), library: OnceLock::new() }) })
     }
     pub fn info(&self) -> &DeviceInfo {
         &self.inner.info
@@ -146,6 +150,15 @@ impl CudaDevice {
     /// As `--device` takes it.
     pub fn name(&self) -> String {
         format!("cuda:{}", self.inner.info.index)
+    }
+
+    /// Whether there is a library of matrix products.
+    pub fn has_library(&self) -> bool {
+        self.library().is_some()
+    }
+    fn library(&self) -> Option<Arc<Library>> {
+        let load = || self.inner.context.bind().ok().and_then(|()| Library::new(&self.inner.context)).map(Arc::new);
+        self.inner.library.get_or_init(load).clone()
     }
 
     /// The module with this PTX, compiled by the driver unless it is loaded already. The context must be current.

@@ -3,6 +3,7 @@
 use super::{
     CudaDevice,
     launch::Launch,
+    library::{Places, Product},
     nvtx,
     raw::{Graph, Memory, Stream, download, text, upload},
 };
@@ -17,7 +18,7 @@ use cudarc::driver::result::DriverError;
 use kiln_graph::Tensor;
 use kiln_plan::{
     BufferId, Stage,
-    exec::{Slot, Work},
+    exec::{GemmCall, Slot, Work},
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -37,10 +38,34 @@ pub(crate) struct CudaSession {
     /// Per number of the layout.
     addresses: Vec<u64>,
     /// Per kernel and step; `None` where the host does the step.
-    launches: Vec<Vec<Option<Launch>>>,
+    launches: Vec<Vec<Option<Step>>>,
     pub(super) segments: Vec<Segment>,
     /// Whether a run has gone through: only then are launches captured, so that errors name their kernel.
     warm: bool,
+}
+
+/// What the device does.
+enum Step {
+    Launch(Launch),
+    Product(Product),
+}
+impl Step {
+    /// # Safety
+    /// Buffers are of the types that the step was made for, and live.
+    unsafe fn enqueue(&self, session: &CudaSession, kernel: &str) -> Result<(), RuntimeError> {
+        let doing = || format!("running kernel `{kernel}`");
+        match self {
+            // SAFETY: this function's contract.
+            Step::Launch(l) => session.device.check(doing, unsafe { l.enqueue(&session.stream) }),
+            // SAFETY: as above.
+            Step::Product(p) => unsafe { p.enqueue(&session.stream) }.map_err(|e| RuntimeError::Driver {
+                device: session.device.name(),
+                doing: doing(),
+                what: format!("cuBLASLt refuses the product ({e})"),
+                remedy: "tune or constrain it to another template than `library`".into(),
+            }),
+        }
+    }
 }
 
 /// Kernels of a run that can be enqueued together, or one that needs the host.
@@ -92,7 +117,12 @@ impl CudaSession {
         let doing = || format!("loading `{}`", exe.name);
         device.check(doing, context.bind())?;
         let layout = Layout::new(&exe);
-        let on_host = |w: &Work<Code>| !matches!(w, Work::Block { code: Code::Ptx(_), .. } | Work::Fallback(_));
+        let on_host = |w: &Work<Code>| match w {
+            Work::Block { code, .. } => !matches!(code, Code::Ptx(_)),
+            // Products that the library does not take are found out when they are prepared.
+            Work::Gemm(_) | Work::Fallback(_) => false,
+            Work::Interpret { .. } => true,
+        };
         let host =
             exe.kernels.iter().any(|k| k.steps.steps.iter().any(on_host)).then(|| HostDevice::new(0)).transpose()?;
         let outputs = exe.outputs.iter().filter_map(|b| match memory.buffers[b.0 as usize] {
@@ -179,9 +209,16 @@ impl CudaSession {
             self.launches.push(launches);
         }
         self._owned.push(arena);
+        let on_host = |(k, l): (&KernelCode, &Vec<Option<Step>>)| {
+            k.steps.steps.iter().zip(l).any(|(w, step)| matches!(w, Work::Gemm(_)) && step.is_none())
+        };
+        if self.host.is_none() && exe.kernels.iter().zip(&self.launches).any(on_host) {
+            self.host = Some(HostDevice::new(0)?);
+        }
         for k in self.kernels(Stage::Load) {
             self.kernel(k)?;
         }
+        self.warm_products()?;
         self.wait("loading")?;
         drop(load_only);
         drop(load_arena);
@@ -198,10 +235,33 @@ impl CudaSession {
         })
     }
 
-    fn prepare(&self, k: usize, kernel: &KernelCode, work: &Work<Code>) -> Result<Option<Launch>, RuntimeError> {
-        let Work::Block { code: Code::Ptx(ptx), args } = work else { return Ok(None) };
-        let args = args.iter().map(|a| self.address(k, kernel, *a)).collect();
-        Launch::new(&self.device, &kernel.name, ptx, args).map(Some)
+    fn prepare(&self, k: usize, kernel: &KernelCode, work: &Work<Code>) -> Result<Option<Step>, RuntimeError> {
+        match work {
+            Work::Block { code: Code::Ptx(ptx), args } => {
+                let args = args.iter().map(|a| self.address(k, kernel, *a)).collect();
+                Launch::new(&self.device, &kernel.name, ptx, args).map(|l| Some(Step::Launch(l)))
+            }
+            Work::Gemm(g) => Ok(self.product(k, kernel, g).map(Step::Product)),
+            _ => Ok(None),
+        }
+    }
+    /// `None` where the library has no way for it: the host does it then.
+    fn product(&self, k: usize, kernel: &KernelCode, g: &GemmCall) -> Option<Product> {
+        let at = |slot| self.address(k, kernel, slot);
+        let space = g.workspace?;
+        let workspace = (at(space), self.exe.slot_type(kernel, space)?.bytes());
+        let places = Places { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot), workspace };
+        Product::new(&self.device.library()?, g, places)
+    }
+    /// The library loads its kernels when they are first asked for, which must not be while launches are recorded.
+    fn warm_products(&self) -> Result<(), RuntimeError> {
+        for k in self.kernels(Stage::Run) {
+            for step in self.launches[k].iter().flatten().filter(|s| matches!(s, Step::Product(_))) {
+                // SAFETY: as in `kernel`; what it writes there, runs write again.
+                unsafe { step.enqueue(self, &self.exe.kernels[k].name) }?;
+            }
+        }
+        Ok(())
     }
 
     fn address(&self, k: usize, kernel: &KernelCode, slot: Slot) -> u64 {
@@ -318,9 +378,7 @@ impl CudaSession {
         for (work, launch) in kernel.steps.steps.iter().zip(&self.launches[k]) {
             match launch {
                 // SAFETY: the compiler made the code for buffers of these types, in this order; the session owns them.
-                Some(l) => self
-                    .device
-                    .check(|| format!("running kernel `{}`", kernel.name), unsafe { l.enqueue(&self.stream) })?,
+                Some(step) => unsafe { step.enqueue(self, &kernel.name) }?,
                 None => self.host_step(k, kernel, work)?,
             }
         }

@@ -81,7 +81,10 @@ impl Case {
         let (b, nb) = matrix(Slot::Input(1), [k, n], &self.batch, self.forms[1], self.broadcast[1]);
         let (c, nc) = matrix(Slot::Output(0), [m, n], &self.batch, self.forms[2], false);
         let (dtype, c_dtype) = self.dtypes;
-        (GemmCall { dtype, c_dtype, m, n, k, batch: self.batch.clone(), a, b, c }, [na, nb, nc])
+        (
+            GemmCall { dtype, c_dtype, tf32: false, m, n, k, batch: self.batch.clone(), a, b, c, workspace: None },
+            [na, nb, nc],
+        )
     }
 }
 

@@ -1,0 +1,226 @@
+//! Matrix products by cuBLASLt, which is found at run time; a machine without it does without.
+use super::raw::{Context, Stream};
+use cudarc::cublaslt::{
+    result::{self, CublasError},
+    sys,
+};
+use kiln_graph::DType;
+use kiln_plan::exec::{GemmCall, Strided};
+use std::{ffi::c_void, sync::Arc};
+
+/// A library's handle for one device.
+pub struct Library {
+    context: Arc<Context>,
+    raw: sys::cublasLtHandle_t,
+}
+// SAFETY: handles may be used from any thread, several at a time.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+impl Library {
+    /// `None` where the library is missing or does not start. The context must be current.
+    pub fn new(context: &Arc<Context>) -> Option<Library> {
+        // SAFETY: loading the library runs only its own initialisation.
+        if !unsafe { sys::is_culib_present() } {
+            return None;
+        }
+        let raw = result::create_handle().ok()?;
+        Some(Library { context: context.clone(), raw })
+    }
+}
+impl Drop for Library {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: created by `new`. A failure leaves nothing to do.
+        let _ = unsafe { result::destroy_handle(self.raw) };
+    }
+}
+
+/// Addresses of a product's matrices, and of the library's workspace with its size.
+pub struct Places {
+    pub a: u64,
+    pub b: u64,
+    pub c: u64,
+    pub workspace: (u64, usize),
+}
+
+/// A product with its algorithm, ready to be enqueued over and over.
+pub struct Product {
+    library: Arc<Library>,
+    what: Description,
+    layouts: [Layout; 3],
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    places: Places,
+    double: bool,
+}
+// SAFETY: descriptions are read alone; the library may be used from any thread.
+unsafe impl Send for Product {}
+
+impl Product {
+    /// Chooses the algorithm. `None`: the library has none for this product.
+    pub fn new(library: &Arc<Library>, call: &GemmCall, places: Places) -> Option<Product> {
+        let [a, b, c] = call.strided()?;
+        let batch = call.batch.iter().product::<usize>();
+        let bytes = |dtype: DType, s: Strided| (s.offset * dtype.bytes()) as u64;
+        let places = Places {
+            a: places.a + bytes(call.dtype, a),
+            b: places.b + bytes(call.dtype, b),
+            c: places.c + bytes(call.c_dtype, c),
+            ..places
+        };
+        // The library counts by columns: its result is ours turned, and so are its operands, in the other order.
+        let layouts = [
+            Layout::new(call.dtype, b, [call.k, call.n], batch).ok()?,
+            Layout::new(call.dtype, a, [call.m, call.k], batch).ok()?,
+            Layout::new(call.c_dtype, c, [call.m, call.n], batch).ok()?,
+        ];
+        let what = Description::new(call, [b.by_columns, a.by_columns]).ok()?;
+        let wishes = Wishes::new(&places).ok()?;
+        // SAFETY: everything was just made, and lives.
+        let found = unsafe {
+            let [a, b, c] = layouts.each_ref().map(|l| l.0);
+            result::get_matmul_algo_heuristic(library.raw, what.0, a, b, c, c, wishes.0)
+        };
+        let (algorithm, double) = (found.ok()?.algo, call.dtype == DType::F64);
+        Some(Product { library: library.clone(), what, layouts, algorithm, places, double })
+    }
+
+    /// Enqueues the product.
+    ///
+    /// # Safety
+    /// There is live memory at the places, as the call describes it.
+    pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), CublasError> {
+        let (ones, zeros) = ((1f32, 1f64), (0f32, 0f64));
+        let number = |n: &(f32, f64)| match self.double {
+            true => std::ptr::from_ref(&n.1).cast::<c_void>(),
+            false => std::ptr::from_ref(&n.0).cast::<c_void>(),
+        };
+        let [right, left, to] = self.layouts.each_ref().map(|l| l.0);
+        let at = |address: u64| std::ptr::without_provenance_mut::<c_void>(address as usize);
+        let (c, (workspace, size)) = (at(self.places.c), self.places.workspace);
+        // SAFETY: descriptions live as long as this; memory by this function's contract. Numbers are read before it returns.
+        unsafe {
+            result::matmul(
+                self.library.raw,
+                self.what.0,
+                number(&ones),
+                number(&zeros),
+                at(self.places.b),
+                right,
+                at(self.places.a),
+                left,
+                c,
+                to,
+                c,
+                to,
+                &self.algorithm,
+                at(workspace),
+                size,
+                stream.raw.cast(),
+            )
+        }
+    }
+}
+
+fn data_type(dtype: DType) -> sys::cudaDataType_t {
+    use sys::cudaDataType_t as T;
+    match dtype {
+        DType::Bf16 => T::CUDA_R_16BF,
+        DType::F16 => T::CUDA_R_16F,
+        DType::F64 => T::CUDA_R_64F,
+        _ => T::CUDA_R_32F,
+    }
+}
+
+struct Description(sys::cublasLtMatmulDesc_t);
+impl Description {
+    /// `turned`: of the library's operands, which differ from how it counts.
+    fn new(call: &GemmCall, turned: [bool; 2]) -> Result<Description, CublasError> {
+        use sys::{cublasComputeType_t as C, cublasLtMatmulDescAttributes_t as A};
+        let (compute, scale) = match (call.dtype, call.tf32) {
+            (DType::F64, _) => (C::CUBLAS_COMPUTE_64F, DType::F64),
+            (DType::F32, true) => (C::CUBLAS_COMPUTE_32F_FAST_TF32, DType::F32),
+            _ => (C::CUBLAS_COMPUTE_32F, DType::F32),
+        };
+        let made = Description(result::create_matmul_desc(compute, data_type(scale))?);
+        let sides = [A::CUBLASLT_MATMUL_DESC_TRANSA, A::CUBLASLT_MATMUL_DESC_TRANSB];
+        for (attribute, turned) in sides.into_iter().zip(turned) {
+            let operation = i32::from(turned);
+            // SAFETY: the description lives; operations are 32-bit numbers, 1 for transposed.
+            unsafe {
+                let value = std::ptr::from_ref(&operation).cast();
+                result::set_matmul_desc_attribute(made.0, attribute, value, size_of::<i32>())?;
+            }
+        }
+        Ok(made)
+    }
+}
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`. A failure leaves nothing to do.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+struct Layout(sys::cublasLtMatrixLayout_t);
+impl Layout {
+    /// Of a matrix of so many rows and columns: what lies side by side is a column to the library.
+    fn new(dtype: DType, s: Strided, [rows, columns]: [usize; 2], batch: usize) -> Result<Layout, CublasError> {
+        use sys::cublasLtMatrixLayoutAttribute_t as A;
+        let (long, short) = if s.by_columns { (rows, columns) } else { (columns, rows) };
+        let pitch = s.pitch.max(long).max(1) as i64;
+        let made = Layout(result::create_matrix_layout(data_type(dtype), long as u64, short as u64, pitch)?);
+        let (count, stride) = (batch as i32, s.batch_stride as i64);
+        // SAFETY: the layout lives; the count is a 32-bit number, the stride a 64-bit one.
+        unsafe {
+            let count = std::ptr::from_ref(&count).cast();
+            let stride = std::ptr::from_ref(&stride).cast();
+            use A::{
+                CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as STRIDE,
+            };
+            result::set_matrix_layout_attribute(made.0, COUNT, count, size_of::<i32>())?;
+            result::set_matrix_layout_attribute(made.0, STRIDE, stride, size_of::<i64>())?;
+        }
+        Ok(made)
+    }
+}
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`. A failure leaves nothing to do.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// What an algorithm may take.
+struct Wishes(sys::cublasLtMatmulPreference_t);
+impl Wishes {
+    /// No more workspace and no other alignment than there is; sums of parts in full precision and in a fixed order.
+    fn new(places: &Places) -> Result<Wishes, CublasError> {
+        use sys::{cublasLtMatmulPreferenceAttributes_t as A, cublasLtReductionScheme_t as R};
+        let made = Wishes(result::create_matmul_pref()?);
+        let put = |attribute, value: *const c_void, size| {
+            // SAFETY: the preferences live, and the value has this size.
+            unsafe { result::set_matmul_pref_attribute(made.0, attribute, value, size) }
+        };
+        let bytes = places.workspace.1 as u64;
+        put(A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::ptr::from_ref(&bytes).cast(), size_of::<u64>())?;
+        let schemes = R::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        put(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::ptr::from_ref(&schemes).cast(), size_of::<u32>())?;
+        for (attribute, address) in [
+            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, places.b),
+            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, places.a),
+            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, places.c),
+            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, places.c),
+        ] {
+            let alignment = 1u32 << address.trailing_zeros().min(8);
+            put(attribute, std::ptr::from_ref(&alignment).cast(), size_of::<u32>())?;
+        }
+        Ok(made)
+    }
+}
+impl Drop for Wishes {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`. A failure leaves nothing to do.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
