@@ -50,6 +50,8 @@ pub enum UnaryOp {
     Cosh,
     Tanh,
     Erf,
+    /// x Φ(x), with the distribution function of the standard normal distribution; f32 alone.
+    Gelu,
     Floor,
     Ceil,
     /// Ties to even.

@@ -5,12 +5,13 @@
 //! - [`emit`]: LLVM's builder, intrinsics and inline assembly with checked names;
 //! - [`index`]: integers and pointers as `base + constant`, so that addresses, masks and vector widths are seen here;
 //! - [`threads`]: coordinates from thread numbers;
+//! - [`head`]: name, parameters, the wait for kernels before;
 //! - [`gen`]: the walk over the program, control flow;
 //! - [`blocks`]: instances of more warps than a block should hold, spread over a cluster;
 //! - [`staged`]: loads that are under way while the program computes;
 //! - [`tiles`], [`roles`], [`tma`], [`wgmma`]: the lower level's ops, which programs with roles use;
 //! - [`pointwise`], [`math`], [`memory`], [`anywhere`], [`exchange`], [`rows`], [`reduce`], [`halves`], [`collect`], [`dot`]: the ops by family;
-//! - [`target`]: LLVM's optimiser and back end.
+//! - [`target`], [`widen`]: LLVM's optimiser and back end, and what is done between them.
 //!
 //! Never panics on a verified kernel: what has no code yet is [`CodegenError::Unsupported`], and the caller falls back.
 use crate::CodegenError;
@@ -25,6 +26,7 @@ mod emit;
 mod exchange;
 mod r#gen;
 mod halves;
+mod head;
 mod index;
 mod math;
 mod memory;
@@ -39,6 +41,7 @@ mod threads;
 mod tiles;
 mod tma;
 mod wgmma;
+mod widen;
 
 /// Architectures by name: `sm_80`, `sm_90a`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -106,7 +109,7 @@ fn shared_limit(arch: Arch) -> usize {
 pub fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
     generated(kernel, arch, |module, blocks, shared| {
         Ok(Ptx {
-            name: r#gen::entry_name(kernel),
+            name: head::entry_name(kernel),
             text: target::to_ptx(module, arch)?,
             grid: [kernel.grid[0] * blocks, kernel.grid[1], kernel.grid[2]],
             threads: kernel.warps / blocks * 32,
@@ -142,7 +145,7 @@ fn generated<T>(
     let blocks = if roles { 1 } else { blocks::of(kernel, arch).map_err(fail)? };
     let placed = kiln_block::passes::layout::assign(kernel);
     let context = inkwell::context::Context::create();
-    let (module, shared) = r#gen::generate(&context, &placed, blocks).map_err(fail)?;
+    let (module, shared) = r#gen::generate(&context, &placed, arch, blocks).map_err(fail)?;
     if shared > shared_limit(arch) {
         return Err(fail(emit::Fail::Unsupported(format!("{shared} bytes of shared memory"))));
     }

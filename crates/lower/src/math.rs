@@ -136,6 +136,7 @@ pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
             let d = c.one_plus_exp_neg(x);
             c.bin(B::Div, x, d)
         }
+        UnaryOp::GeluErf if elem == Elem::F32 => c.un(U::Gelu, x),
         UnaryOp::GeluErf => {
             let e = c.with(B::Mul, x, std::f64::consts::FRAC_1_SQRT_2);
             let e = c.un(U::Erf, e);

@@ -24,6 +24,7 @@ pub const UNARY: &[(&str, UnaryOp)] = &[
     ("cosh", UnaryOp::Cosh),
     ("tanh", UnaryOp::Tanh),
     ("erf", UnaryOp::Erf),
+    ("gelu", UnaryOp::Gelu),
     ("floor", UnaryOp::Floor),
     ("ceil", UnaryOp::Ceil),
     ("round", UnaryOp::Round),

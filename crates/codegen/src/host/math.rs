@@ -61,6 +61,9 @@ pub(super) fn address(symbol: &str) -> Option<usize> {
 }
 
 pub(super) fn unary(e: &mut Emit, d: usize, op: UnaryOp, elem: Elem, x: Name, n: usize) -> Res<Name> {
+    if op == UnaryOp::Gelu {
+        return Ok(F32 { e, d, n }.gelu(&x));
+    }
     let (single, double) = unary_symbols(op).ok_or_else(|| format!("{op:?} of {elem}"))?;
     if elem == Elem::F64 {
         return Ok(library(e, d, double, reg(elem), &[&x], n));

@@ -1,15 +1,16 @@
 //! The walk over a program with layouts: every op for one thread, loops and branches as LLVM's.
+use super::Arch;
 use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
 use super::exchange;
 use super::exchange::Scratch;
 use super::halves::{self, Half};
+use super::head;
 use super::index::{Index, Memo, Pointer, Reg};
 use super::roles::Group;
 use super::threads::Threads;
 use super::tiles::{self, Places};
 use inkwell::AddressSpace;
-use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::basic_block::BasicBlock;
 use inkwell::context::Context;
 use inkwell::module::{Linkage, Module};
@@ -20,11 +21,6 @@ use kiln_block::passes::ahead;
 use kiln_block::passes::layout::anchors::{roles, warp_bits};
 use kiln_block::{BinaryOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
 use std::collections::{HashMap, HashSet};
-
-/// LLVM's number of the calling convention of PTX entry points.
-const PTX_KERNEL: u32 = 71;
-/// A tensor map as the driver encodes it.
-const TENSOR_MAP_BYTES: u32 = 128;
 
 pub(super) struct Gen<'c, 'k> {
     pub e: Emit<'c>,
@@ -37,10 +33,10 @@ pub(super) struct Gen<'c, 'k> {
     /// Global memory may have been written since the last barrier.
     pub wrote: bool,
     pub blocks: Blocks<'c>,
+    /// The kernel begins by waiting for those before it.
+    pub waits: bool,
     /// Values that are 1 + exp(…): at least 1, or NaN.
     pub above_one: HashSet<Value>,
-    /// Values that are used in sums with 1 alone.
-    pub beside_one: HashSet<Value>,
     /// Where shared tiles and barriers lie, and what an arrival at a barrier is in hardware.
     pub places: Places,
     pub arrivals: HashMap<Value, usize>,
@@ -50,19 +46,12 @@ pub(super) struct Gen<'c, 'k> {
     pub halves: HashMap<Value, Half>,
     /// Inside a role: its warps.
     pub group: Option<Group<'c>>,
-    function: FunctionValue<'c>,
+    pub function: FunctionValue<'c>,
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
 
-/// A name PTX takes: it starts with a letter, where those of a module's own variables start with `_`, and is no constant's.
-pub(super) fn entry_name(k: &Kernel) -> String {
-    let plain: String = k.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
-    let fits = plain.starts_with(|c: char| c.is_ascii_alphabetic()) && plain != "WARP_SZ";
-    if fits { plain } else { format!("k{plain}") }
-}
-
 /// The module of a kernel whose values have layouts, and the bytes of shared memory it uses.
-pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(Module<'c>, usize)> {
+pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch, blocks: usize) -> Res<(Module<'c>, usize)> {
     let rounded = rounds_all(k);
     let e = Emit { cx, module: cx.create_module(&k.name), b: cx.create_builder(), host: false, rounded };
     let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "_shared");
@@ -73,7 +62,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
     let places = Places::of(k, if stays { kept } else { 0 }, blocks);
     let tiled = if stays { places.bytes - kept } else { 0 };
     shared.set_alignment(if places.bytes > 0 { 1024 } else { 128 });
-    let function = declare(&e, k, blocks)?;
+    let function = head::declare(&e, k, blocks)?;
     let (entry, body) = (cx.append_basic_block(function, "entry"), cx.append_basic_block(function, "body"));
     e.b.position_at_end(entry);
     let at_entry = cx.create_builder();
@@ -81,6 +70,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
     let groups = roles(k).map_or(1, |r| r.iter().map(|r| r.copies).sum());
     let threads = Threads::new(&e, at_entry, warp_bits(k), blocks, groups)?;
     e.b.position_at_end(body);
+    let waits = head::waits(k, arch, blocks);
     let blocks = Blocks::enter(&e, blocks)?;
     let mut g = Gen {
         e,
@@ -91,8 +81,8 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
         scratch: Scratch::behind(kept, tiled),
         wrote: false,
         blocks,
+        waits,
         above_one: above_one(k),
-        beside_one: beside_one(k),
         places,
         arrivals: tiles::arrivals(k)?,
         maps: HashMap::new(),
@@ -111,52 +101,6 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, blocks: usize) -> Res<(M
         return Err(Fail::Unsupported("values that move between threads beside shared tiles".into()));
     }
     Ok((g.e.module, tiles.max(scratch)))
-}
-
-fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<FunctionValue<'c>> {
-    let mut types = vec![];
-    for p in &k.params {
-        types.push(match k.ty(p.value) {
-            Type::Ptr { shape, .. } if shape.is_empty() => e.ptr(GLOBAL).into(),
-            Type::Block { elem, shape } if shape.is_empty() => super::index::memory_type(e, *elem).into(),
-            Type::Desc { .. } if p.array.is_some() => e.ptr(0).into(),
-            other => return Err(Fail::Unsupported(format!("a parameter of type {other}"))),
-        });
-    }
-    let f = e.module.add_function(&entry_name(k), e.cx.void_type().fn_type(&types, false), None);
-    f.set_call_conventions(PTX_KERNEL);
-    let enumerated = |name: &str, v: u64| e.cx.create_enum_attribute(Attribute::get_named_enum_kind_id(name), v);
-    let text = |key: &str, v: String| e.cx.create_string_attribute(key, &v);
-    f.add_attribute(AttributeLoc::Function, enumerated("nounwind", 0));
-    f.add_attribute(AttributeLoc::Function, enumerated("convergent", 0));
-    f.add_attribute(AttributeLoc::Function, text("nvvm.reqntid", (k.warps / blocks * 32).to_string()));
-    if let Some(n) = Blocks::registers(k, blocks) {
-        f.add_attribute(AttributeLoc::Function, text("nvvm.maxnreg", n.to_string()));
-    }
-    if roles(k).is_some() {
-        f.add_attribute(AttributeLoc::Function, text("nvvm.minctasm", "1".into()));
-    }
-    let cluster = k.cluster.max(blocks);
-    if cluster > 1 {
-        f.add_attribute(AttributeLoc::Function, text("nvvm.cluster_dim", cluster.to_string()));
-    }
-    for (i, p) in k.params.iter().enumerate().filter(|(_, p)| matches!(k.ty(p.value), Type::Ptr { .. })) {
-        let at = AttributeLoc::Param(i as u32);
-        f.add_attribute(at, enumerated("align", p.align.max(1) as u64));
-        f.add_attribute(at, enumerated("nonnull", 0));
-        if p.readonly {
-            f.add_attribute(at, enumerated("readonly", 0));
-            f.add_attribute(at, enumerated("noalias", 0));
-        }
-    }
-    for (i, _) in k.params.iter().enumerate().filter(|(_, p)| matches!(k.ty(p.value), Type::Desc { .. })) {
-        let at = AttributeLoc::Param(i as u32);
-        let map = e.i8().array_type(TENSOR_MAP_BYTES).into();
-        f.add_attribute(at, e.cx.create_type_attribute(Attribute::get_named_enum_kind_id("byval"), map));
-        f.add_attribute(at, enumerated("align", 64));
-        f.add_attribute(at, text("nvvm.grid_constant", String::new()));
-    }
-    Ok(f)
 }
 
 /// Whether all that is stored is rounded to half types.
@@ -184,18 +128,6 @@ fn above_one(k: &Kernel) -> HashSet<Value> {
         found.insert(v);
     });
     sums
-}
-
-fn beside_one(k: &Kernel) -> HashSet<Value> {
-    let (mut ones, mut summed, mut elsewhere) = (HashSet::new(), HashSet::new(), HashSet::new());
-    k.walk(&mut |_, d| match (&d.op, &d.args[..]) {
-        (Op::Const(Const::Float(1.0)), _) => ones.extend(d.results.first().copied()),
-        (Op::Binary(BinaryOp::Add), [a, b]) if ones.contains(b) => {
-            summed.insert(*a);
-        }
-        _ => elsewhere.extend(d.args.iter().copied()),
-    });
-    summed.difference(&elsewhere).copied().collect()
 }
 
 impl<'c> Gen<'c, '_> {
@@ -238,7 +170,7 @@ impl<'c> Gen<'c, '_> {
             other => Err(Fail::Unsupported(format!("a value of type {other}"))),
         }
     }
-    fn register(&self, v: Value, val: Val<'c>) -> Reg<'c> {
+    pub fn register(&self, v: Value, val: Val<'c>) -> Reg<'c> {
         match (self.k.ty(v), val) {
             (Type::Ptr { elem, .. }, Val::PointerValue(base)) => {
                 Reg::Ptr(Pointer { base, elem: *elem, align: elem.bytes() as u64, off: 0, readonly: false })
@@ -246,25 +178,6 @@ impl<'c> Gen<'c, '_> {
             (Type::Block { elem, .. }, val) => Reg::of(val, *elem),
             _ => Reg::Plain(val),
         }
-    }
-    fn params(&mut self) -> Res<()> {
-        for (i, p) in self.k.params.iter().enumerate() {
-            let arg = self.function.get_nth_param(i as u32).ok_or_else(|| mistyped("a parameter"))?;
-            let reg = match (self.k.ty(p.value), arg) {
-                (Type::Desc { .. }, Val::PointerValue(map)) => {
-                    self.maps.insert(p.value, map);
-                    continue;
-                }
-                (Type::Ptr { elem, .. }, Val::PointerValue(base)) => {
-                    let align = p.align.max(1) as u64;
-                    Reg::Ptr(Pointer { base, elem: *elem, align, off: 0, readonly: p.readonly })
-                }
-                (Type::Block { elem: Elem::Bool, .. }, arg) => Reg::Plain(self.e.trunc(int(arg)?, self.e.i1())?.into()),
-                (_, arg) => self.register(p.value, arg),
-            };
-            self.set(p.value, vec![reg]);
-        }
-        Ok(())
     }
     /// Conversions that stand together go through shared memory together.
     pub fn region(&mut self, region: &Region) -> Res<()> {

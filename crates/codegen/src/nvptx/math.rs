@@ -43,6 +43,7 @@ pub(super) fn unary<'c>(e: &Emit<'c>, op: UnaryOp, x: F<'c>) -> Res<F<'c>> {
         UnaryOp::Log => log(e, x),
         UnaryOp::Tanh => tanh(e, x),
         UnaryOp::Erf => erf(e, x),
+        UnaryOp::Gelu => gelu(e, x),
         UnaryOp::Rsqrt => rsqrt(e, x),
         UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Tan => trig::of_single(e, op, x),
         _ => {
@@ -201,17 +202,31 @@ fn tanh<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     e.fselect(below, little, big)
 }
 
-/// Within 2^-22 of 1, but not relatively so near 0 (Abramowitz and Stegun, 7.1.26): for a sum with 1.
-pub(super) fn erf_beside_one<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
-    let k = e.rcp(fma(e, abs(e, x)?, c(x, 0.327_591_1), c(x, 1.0))?)?;
-    let p = horner(e, k, &[1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592])?;
-    let tail = e.fmul(e.fmul(p, k)?, exp(e, e.fneg(e.fmul(x, x)?)?)?)?;
-    copysign(e, e.fsub(c(x, 1.0), tail)?, x)
+/// `scale` (1 - erf |x unit|) as two factors, within 2^-22 of `scale` (Abramowitz and Stegun, 7.1.26).
+fn erf_tail<'c>(e: &Emit<'c>, x: F<'c>, unit: f64, scale: f64) -> Res<(F<'c>, F<'c>)> {
+    let k = e.rcp(fma(e, abs(e, x)?, c(x, 0.327_591_1 * unit), c(x, 1.0))?)?;
+    let coefficients = [1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592];
+    let p = horner(e, k, &coefficients.map(|a| a * scale))?;
+    let power = e.fmul(e.fmul(x, c(x, -std::f64::consts::LOG2_E * unit * unit))?, x)?;
+    Ok((e.fmul(p, k)?, e.ex2(power)?))
 }
-/// The same, and near 0 the first terms of the series.
+/// x/2 + |x| (1/2 - tail/2), which is x for infinity and NaN for minus infinity, as x/2 (1 + erf).
+fn gelu<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
+    use std::f64::consts::FRAC_1_SQRT_2;
+    let half = e.fmul(x, c(x, 0.5))?;
+    if e.rounded {
+        let (p, power) = erf_tail(e, x, FRAC_1_SQRT_2, -0.5)?;
+        let beside = fma(e, p, power, c(x, 0.5))?;
+        return fma(e, abs(e, x)?, beside, half);
+    }
+    let erf = erf(e, e.fmul(x, c(x, FRAC_1_SQRT_2))?)?;
+    e.fmul(half, e.fadd(erf, c(x, 1.0))?)
+}
+/// Near 0 the first terms of the series.
 fn erf_rounded<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     let (t, s) = (abs(e, x)?, e.fmul(x, x)?);
-    let big = erf_beside_one(e, x)?;
+    let (p, power) = erf_tail(e, x, 1.0, -1.0)?;
+    let big = copysign(e, fma(e, p, power, c(x, 1.0))?, x)?;
     let series = [-0.026_866_17, 0.112_837_92, -0.376_126_39, std::f64::consts::FRAC_2_SQRT_PI];
     let little = e.fmul(x, horner(e, s, &series)?)?;
     let below = e.fcmp(FloatPredicate::OLT, t, c(x, 0.25))?;

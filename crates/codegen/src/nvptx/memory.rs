@@ -222,9 +222,11 @@ impl<'c> Gen<'c, '_> {
         let word = self.word(w);
         let init: Vec<Val<'c>> = vec![word.const_zero().into(); w.words];
         let bytes = w.words * w.bits / 8;
+        // What a kernel before may still be writing is not constant while this one is there.
+        let constant = ptr.readonly && !self.waits;
         let Some(mask) = mask else {
             let ty: BasicTypeEnum = if w.words > 1 { word.vec_type(w.words as u32).into() } else { word.into() };
-            let v = self.e.load(ty, ptr.value(&self.e)?, bytes, ptr.readonly)?;
+            let v = self.e.load(ty, ptr.value(&self.e)?, bytes, constant)?;
             let words = (0..w.words).map(|i| if w.words > 1 { self.e.element(v, i) } else { Ok(v) });
             return words.collect();
         };
@@ -237,7 +239,7 @@ impl<'c> Gen<'c, '_> {
         let (letter, ty) = w.asm();
         let names: Vec<String> = (0..w.words).map(|i| format!("${i}")).collect();
         let target = if w.words > 1 { format!("{{{}}}", names.join(", ")) } else { names[0].clone() };
-        let cache = if ptr.readonly { ".nc" } else { "" };
+        let cache = if constant { ".nc" } else { "" };
         let offset = ptr.off * ptr.elem.bytes() as i64;
         let text = format!("@${} ld.global{cache}{ty} {target}, [${} + {offset}];", w.words, w.words + 1);
         let outs = vec![format!("={letter}"); w.words].join(",");

@@ -31,8 +31,6 @@ impl<'c> Gen<'c, '_> {
                 return self.by_reciprocals(&args, Self::reciprocal);
             }
         }
-        let beside_one =
-            self.e.rounded && from == Some(Elem::F32) && data.results.iter().all(|v| self.beside_one.contains(v));
         // Registers that hold the same operands (copies along a broadcast axis) share the result.
         let mut known: HashMap<Vec<Val<'c>>, Reg<'c>> = HashMap::new();
         let mut out = vec![];
@@ -47,12 +45,7 @@ impl<'c> Gen<'c, '_> {
             let reg = match known.get(&plain) {
                 Some(reg) => *reg,
                 None => {
-                    let v = match (&data.op, &plain[..]) {
-                        (Op::Unary(UnaryOp::Erf), [x]) if beside_one => {
-                            math::erf_beside_one(&self.e, float(*x)?)?.into()
-                        }
-                        _ => self.one(&data.op, &plain, from)?,
-                    };
+                    let v = self.one(&data.op, &plain, from)?;
                     let reg = match self.k.ty(data.results[0]) {
                         Type::Block { elem, .. } => Reg::of(v, *elem),
                         _ => match row.get(1) {

@@ -37,6 +37,7 @@ fn float_unary(op: UnaryOp, x: f64) -> f64 {
         UnaryOp::Cosh => libm::cosh(x),
         UnaryOp::Tanh => libm::tanh(x),
         UnaryOp::Erf => libm::erf(x),
+        UnaryOp::Gelu => 0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2)),
         UnaryOp::Floor => x.floor(),
         UnaryOp::Ceil => x.ceil(),
         UnaryOp::Round => x.round_ties_even(),

@@ -17,6 +17,8 @@ pub(super) struct Launch {
     threads: u32,
     shared: u32,
     cluster: u32,
+    /// The code waits for the kernels before it, so it may be launched while they still run.
+    waits: bool,
     /// In the order of the parameters.
     args: Vec<Argument>,
     /// Keeps the function.
@@ -89,9 +91,26 @@ impl Launch {
             threads: narrow(ptx.threads)?,
             shared: narrow(ptx.shared)?,
             cluster: narrow(ptx.cluster)?,
+            waits: ptx.text.contains("griddepcontrol.wait"),
             args: passed,
             _module: module,
         })
+    }
+
+    /// What a launch says beside its shape, and how much of it.
+    fn attributes(&self) -> ([sys::CUlaunchAttribute; 2], u32) {
+        use sys::{CUlaunchAttribute, CUlaunchAttributeID as Id, CUlaunchAttributeValue as Value};
+        let none = |id| CUlaunchAttribute { id, pad: [0; 4], value: Value { pad: [0; 64] } };
+        let (mut cluster, mut early) = (
+            none(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION),
+            none(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION),
+        );
+        cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
+        early.value.programmaticStreamSerializationAllowed = 1;
+        match self.cluster > 1 {
+            true => ([cluster, early], 1 + u32::from(self.waits)),
+            false => ([early, cluster], u32::from(self.waits)),
+        }
     }
 
     /// Enqueues the launch; an empty grid is no launch.
@@ -102,12 +121,7 @@ impl Launch {
         if self.grid.contains(&0) {
             return Ok(());
         }
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { pad: [0; 64] },
-        };
-        attribute.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
+        let (mut attributes, count) = self.attributes();
         let config = sys::CUlaunchConfig {
             gridDimX: self.grid[0],
             gridDimY: self.grid[1],
@@ -117,8 +131,8 @@ impl Launch {
             blockDimZ: 1,
             sharedMemBytes: self.shared,
             hStream: stream.raw,
-            attrs: &mut attribute,
-            numAttrs: u32::from(self.cluster > 1),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: count,
         };
         // The driver copies what these point to before it returns.
         let mut small = [std::ptr::null_mut::<c_void>(); 32];

@@ -150,6 +150,14 @@ impl F32<'_, '_> {
         let far = self.fcmp("ogt", &t, &limit);
         self.select(&far, &big, &small)
     }
+    /// x/2 (1 + erf(x / sqrt 2)).
+    pub(super) fn gelu(&mut self, x: &Name) -> Name {
+        let (scale, half) = (self.c(std::f32::consts::FRAC_1_SQRT_2), self.c(0.5));
+        let scaled = self.mul(x, &scale);
+        let erf = self.erf(&scaled);
+        let half = self.mul(x, &half);
+        self.fma(&half, &erf, &half)
+    }
     /// h + h / (2h + 1) with h = expm1(|x|) / 2, in halves so that the last doubling alone overflows; below 1 x + x^3 P(x^2) with P
     /// minimax (2.4e-8).
     pub(super) fn sinh(&mut self, x: &Name) -> Name {

@@ -137,6 +137,29 @@ fn error_function() {
     check(UnaryOp::Erf, erf_exact, 2.0);
 }
 
+/// Its tail is a difference, so the error is counted in ulp of x.
+#[test]
+fn gelu() {
+    for (rounded, limit) in [(false, 2f64.powi(-23)), (true, 2f64.powi(-21))] {
+        let cx = Context::create();
+        let address = with(&cx, false, 1, rounded, |e, x| unary(e, UnaryOp::Gelu, x[0]));
+        // SAFETY: compiled as a function of one f32.
+        let f: extern "C" fn(f32) -> f32 = unsafe { std::mem::transmute(address) };
+        for x in numbers().into_iter().filter(|x| x.is_finite()) {
+            let wide = f64::from(x);
+            let right = 0.5 * wide * (1.0 + erf_exact(wide * std::f64::consts::FRAC_1_SQRT_2));
+            let error = (f64::from(f(x)) - right).abs();
+            assert!(
+                error <= limit * wide.abs().max(f64::from(f32::MIN_POSITIVE)),
+                "gelu({x:e}): {:e} for {right:e}",
+                f(x)
+            );
+        }
+        assert_eq!(f(f32::INFINITY), f32::INFINITY);
+        assert!(f(f32::NEG_INFINITY).is_nan() && f(f32::NAN).is_nan());
+    }
+}
+
 fn check_binary(op: BinaryOp, right: impl Fn(f64, f64) -> f64, limit: f64) {
     let cx = Context::create();
     let address = with(&cx, false, 2, false, |e, x| binary(e, op, x[0], x[1]));
