@@ -5,7 +5,7 @@
 
 `--tuned`: Kiln once more, with the templates that `kiln tune` found; rows without an entry are as before. Launches in a CUDA graph
 on both sides, medians of the rounds; random normal data; exact f32 unless the row says tf32; rows of
-tf32x3 are beside exact f32.
+tf32x3 are beside exact f32, rows of f8_fast beside `use_fast_accum`.
 """
 
 import argparse
@@ -47,6 +47,16 @@ def rows():
     for n in (1024, 4096):
         yield f"gemm_{n}_tf32", torch.mm, [(n, n), (n, n)], full, n**3
     yield "linear_8192x768x768_tf32", F.linear, [(8192, 768), (768, 768)], full, 8192 * 768 * 768
+    eighth = torch.float8_e4m3fn
+    for n in (4096, 8192):
+        for fast in (False, True):
+            one = torch.ones((), device="cuda")
+            scaled = lambda a, b, one=one, fast=fast: torch._scaled_mm(a, b.t(), one, one, out_dtype=half, use_fast_accum=fast)
+            yield f"gemm_{n}_f8{'_fast' if fast else ''}", scaled, [(n, n), (n, n)], eighth, n**3
+    n = 8192
+    x, y, v = torch.rand(n, 1, device="cuda"), torch.rand(1, n, device="cuda"), torch.randn(n, device="cuda", dtype=half)
+    rowwise = lambda a, b: torch._scaled_mm(a, b.t(), x, y, v, out_dtype=half)
+    yield f"linear_{n}x{n}x{n}_f8", rowwise, [(n, n), (n, n)], eighth, n**3
     yield "linear_197x3072x768_f32", F.linear, [(197, 768), (3072, 768)], full, 197 * 3072 * 768
     yield "linear_8192x768x768_f32", F.linear, [(8192, 768), (768, 768)], full, 8192 * 768 * 768
     yield "gemm_4097_f32", torch.mm, [(4097, 4097), (4097, 4097)], full, 4097**3
@@ -69,7 +79,7 @@ def kiln_us(kiln, name, *more):
     for kind, numerics in (("_tf32x3", "splits"), ("_tf32", "approximates")):
         if name.endswith(kind):
             name, more = name.replace(kind, "_f32"), [*more, "--numerics", numerics]
-    result, problem = gpu.bench(kiln, f"benches/graphs/{name}.kiln", "--seconds", "0.15", *more)
+    result, problem = gpu.bench(kiln, f"benches/graphs/{name.removesuffix('_fast')}.kiln", "--seconds", "0.15", *more)
     return (sum(k["median_us"] for k in result["kernels"]) if result else math.nan), problem
 
 
@@ -99,7 +109,7 @@ def main():
         if args.only and not any(o in name for o in args.only):
             continue
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name.endswith("_tf32")
-        inputs = [torch.randn(*s, device="cuda", dtype=dtype) for s in shapes]
+        inputs = [torch.randn(*s, device="cuda").to(dtype) for s in shapes]
         functions = {"": function}
         for way in ways[1:]:
             torch._dynamo.reset()

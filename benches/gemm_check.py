@@ -1,6 +1,6 @@
 """Matrix products of many shapes against float64: every size in every position, every epilogue, NaN and infinity.
 
-    python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N] [--epilogue NAME]... [--tf32] [--splits] [--rows N]
+    python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N] [--epilogue NAME]... [--tf32] [--splits] [--f8] [--rows N]
                                    [--pairs] [--library]
 
 Each element must lie within the rounding that its sum of absolute products allows, and two runs must give equal bytes.
@@ -20,17 +20,19 @@ import tempfile
 CLUSTERED = [4096, 4096, 96]
 SIZES = [1, 7, 8, 17, 63, 64, 65, 127, 129, 1000, 4097]
 MORE = [2, 3, 5, 16, 31, 33, 100, 128, 192, 256, 257, 384, 511, 512, 768, 1024, 2048, 3072]
-EPILOGUES = ["none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu", "geglu"]
+EPILOGUES = ["scales", "none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu", "geglu"]
 FORMS = ["dot", "dot", "linear", "linear", "at", "bt"]
 # Sums over pairs of rows: of squared differences and of their sizes.
 PAIRS = ["squares", "distances"]
+# Types of products of others.
+RESULT = {"f8e4m3": "f32"}
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
 
 def draw(rng, n, epilogues, numerics, rows, pairs):
     """A case: dtype, batch, sizes, orders of the operands, epilogue."""
     cases = [("swap", d, p, s) for d in ("bf16", "f32") for p in range(3) for s in SIZES]
-    for dtype, form in [] if pairs else [(d, f) for d in (("f32",) if numerics else ("bf16", "f16")) for f in ("dot", "linear", "at", "bt")]:
+    for dtype, form in [] if pairs else [(d, f) for d in ((numerics if numerics == "f8e4m3" else "f32",) if numerics else ("bf16", "f16")) for f in ("dot", "linear", "at", "bt")]:
         yield {"dtype": dtype, "numerics": numerics, "batch": 0, "sizes": CLUSTERED, "form": form, "epilogue": rng.choice(epilogues), "odd": False}
     for i in range(n):
         if i < len(cases):
@@ -40,7 +42,7 @@ def draw(rng, n, epilogues, numerics, rows, pairs):
         else:
             dtype = rng.choice(["bf16", "bf16", "f16", "f32", "f32"])
             sizes = [rng.choice(SIZES + MORE) for _ in range(3)]
-        dtype = "f32" if numerics else dtype
+        dtype = numerics if numerics == "f8e4m3" else "f32" if numerics else dtype
         if rows:
             sizes[0] = rng.choice([s for s in SIZES + MORE if s <= rows])
         if numerics == "splits" and i % 2:
@@ -60,9 +62,11 @@ def draw(rng, n, epilogues, numerics, rows, pairs):
 
 def text(case, i):
     """Inputs (name, type), lines and results of a case in text form."""
-    d, (m, n, k), b = case["dtype"], case["sizes"], case["batch"]
+    given, (m, n, k), b = case["dtype"], case["sizes"], case["batch"]
+    d = RESULT.get(given, given)
     lead = [b] if b else []
-    ty = lambda *s: f"{d}{[*s]}".replace(" ", "")
+    ty = lambda *s, d=d: f"{d}{[*s]}".replace(" ", "")
+    operand = lambda *s: ty(*s, d=given)
     form = case["form"]
     # Halves of one product.
     half, n = n, n * (2 if case["epilogue"] == "geglu" else 1)
@@ -73,11 +77,11 @@ def text(case, i):
         lines = [apart("a", [m, 1, k]), apart("b", [1, n, k]), f"%d{i} = sub %ar{i}, %br{i}", term]
         lines += [f"%q{i} = reduce.sum %t{i} axes=[{len(lead) + 2}]", f"%c{i} = reshape %q{i} shape={[*lead, m, n]}"]
     elif form == "linear":
-        args, lines = [(f"a{i}", ty(m, k)), (f"b{i}", ty(n, k))], [f"%c{i} = linear %a{i}, %b{i}"]
+        args, lines = [(f"a{i}", operand(m, k)), (f"b{i}", operand(n, k))], [f"%c{i} = linear %a{i}, %b{i}"]
     else:
         left = (*lead, k, m) if form == "at" else (*lead, m, k)
         right = (*lead, n, k) if form == "bt" else (*lead, k, n)
-        args, lines = [(f"a{i}", ty(*left)), (f"b{i}", ty(*right))], []
+        args, lines = [(f"a{i}", operand(*left)), (f"b{i}", operand(*right))], []
         perm = "[0,2,1]" if b else "[1,0]"
         x, y = f"%a{i}", f"%b{i}"
         if form == "at":
@@ -100,6 +104,9 @@ def text(case, i):
     elif e == "gelu":
         args.append((f"v{i}", ty(n)))
         lines += [f"%h{i} = add {c}, %v{i}", f"%y{i} = gelu_tanh %h{i}"]
+    elif e == "scales":
+        args += [(f"v{i}", ty(m, 1)), (f"w{i}", ty(n)), (f"z{i}", ty(n))]
+        lines += [f"%s{i} = mul {c}, %v{i}", f"%t{i} = mul %s{i}, %w{i}", f"%y{i} = add %t{i}, %z{i}"]
     elif e == "silu":
         lines.append(f"%y{i} = silu {c}")
     elif e == "leaky":
@@ -149,7 +156,7 @@ def reference(case, given, device):
     import torch
     import torch.nn.functional as F
 
-    d, k = case["dtype"], case["sizes"][2]
+    d, k = RESULT.get(case["dtype"], case["dtype"]), case["sizes"][2]
     a, b, *more = [t.to(device).double() for t in given]
     form = case["form"]
     a = a.mT if form == "at" else a
@@ -158,6 +165,9 @@ def reference(case, given, device):
     # What the operands lose as tf32, ten bits after the point, and what the sums do; three products in tf32 lose no more than f32.
     tf32 = case["numerics"] == "approximates"
     lost = 2.0**-24 * (math.sqrt(k) * 2 + 8) + (2.0**-9 if tf32 else 0)
+    if case["dtype"] == "f8e4m3":
+        # Tensor cores keep 13 bits beside the largest product of an instruction: errors of cuBLAS reach 2^-12.
+        lost += 2.0**-11
     v = more[0] if more else None
     if form in PAIRS:
         c, bound = pairs(a, b, form, tf32, lost)
@@ -191,6 +201,9 @@ def reference(case, given, device):
         y = c + v
     elif e in ("column", "row"):
         y, gain = c * v, v.abs()
+    elif e == "scales":
+        y, gain = c * v * more[1] + more[2], (v * more[1]).abs()
+        slack = slack + unit * c.abs()
     elif e == "gelu":
         y = F.gelu(c + v, approximate="tanh")
         slack = slack + unit * (c + v).abs()
@@ -209,7 +222,7 @@ def run_group(kiln, device, cases, folder, seed, library):
     import torch
     from safetensors.torch import load_file, save_file
 
-    types = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+    types = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f8e4m3": torch.float8_e4m3fn}
     inputs, body, results, tensors, spans = [], [], [], [], []
     g = torch.Generator().manual_seed(seed)
     for i, case in enumerate(cases):
@@ -225,14 +238,14 @@ def run_group(kiln, device, cases, folder, seed, library):
                 flat = x.view(-1)
                 for value in (math.nan, math.inf, -math.inf):
                     flat[torch.randint(flat.numel(), (1,), generator=g)] = value
-            tensors.append(x.to(types[case["dtype"]]))
+            tensors.append(x.to(types[t[: t.index("[")]]))
         spans.append((start, len(tensors), len(results), len(out)))
         results += out
     path = f"{folder}/g{seed}"
     with open(path + ".kiln", "w") as f:
         f.write(f"graph products({', '.join(inputs)}) {{\n  " + "\n  ".join(body) + f"\n  return {', '.join(results)}\n}}\n")
     save_file({str(i): t for i, t in enumerate(tensors)}, path + ".safetensors")
-    more = ["--numerics", cases[0]["numerics"]] if cases[0]["numerics"] else []
+    more = ["--numerics", cases[0]["numerics"]] if cases[0]["numerics"] not in (None, "f8e4m3") else []
     if library:
         ops = sorted({"linear" if c["form"] == "linear" else "dot" for c in cases})
         with open(path + ".toml", "w") as f:
@@ -284,6 +297,7 @@ def main():
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--tf32", action="store_const", dest="numerics", const="approximates", help="products in f32 alone, operands taken as tf32")
     kinds.add_argument("--splits", action="store_const", dest="numerics", const="splits", help="products in f32 alone, large ones as three in tf32")
+    kinds.add_argument("--f8", action="store_const", dest="numerics", const="f8e4m3", help="products of f8e4m3 alone")
     parser.add_argument("--library", action="store_true", help="products by the GPU's library")
     parser.add_argument("--pairs", action="store_true", help="sums over pairs of rows in place of products; exact unless --tf32")
     args = parser.parse_args()

@@ -98,6 +98,25 @@ def dtype_bool():
     return module(f, torch.rand(5, 7) > 0.5, torch.rand(5, 7) > 0.5)
 
 
+@example("dtype_f8")
+def dtype_f8():
+    f8 = torch.float8_e4m3fn
+    every_half = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    numbers = torch.arange(127, dtype=torch.uint8).view(f8).float()
+    between = (numbers[1:] + numbers[:-1]) / 2
+    infinite = torch.tensor(float("inf"))
+    edges = [between, torch.nextafter(between, infinite), torch.nextafter(between, -infinite), torch.tensor([464.0, 464.1, 480.0])]
+
+    def f(x, e, a, w, bias):
+        q, v = a.to(f8), w.to(f8)
+        half, quarter = torch.tensor(0.5), torch.tensor(0.25)
+        y = torch._scaled_mm(q, v.t(), scale_a=half, scale_b=quarter, bias=bias, out_dtype=torch.bfloat16)
+        z = torch._scaled_mm(q, v.t(), scale_a=half, scale_b=quarter, out_dtype=torch.float32)
+        return x.to(f8), e.to(f8).float(), (-e).to(f8), q.t().contiguous().view(-1), y, z
+
+    return module(f, every_half, torch.cat(edges), torch.randn(32, 64), torch.randn(48, 64), torch.randn(48).bfloat16())
+
+
 @example("dtype_mixed")
 def dtype_mixed():
     def f(h, s, i, b):

@@ -127,6 +127,22 @@ fn transpose() {
     }
 }
 
+/// Sixteen bytes of f8 at a time; its conversions are instructions where there are any.
+#[test]
+fn casts_of_f8() {
+    for wide in [Elem::F32, Elem::Bf16, Elem::F16, Elem::I32] {
+        let ptx = check(&programs::cast(1 << 20, wide, Elem::F8e4m3));
+        assert_eq!(
+            (count(&ptx, "cvt.rn.satfinite.e4m3x2.f32"), count(&ptx, "st.global.v4.b32")),
+            (32, 2),
+            "{}",
+            ptx.text
+        );
+        let ptx = check(&programs::cast(1 << 20, Elem::F8e4m3, wide));
+        assert_eq!(count(&ptx, "ld.global.nc.v4"), 2, "{}", ptx.text);
+    }
+}
+
 #[test]
 fn products() {
     let matmul = |elem, precision| check(&programs::matmul([256, 256, 256], 32, elem, precision));

@@ -10,6 +10,8 @@ pub enum DType {
     F32,
     F16,
     Bf16,
+    /// Torch's `float8_e4m3fn`: stored, moved, cast and multiplied as matrices ([`crate::f8`]).
+    F8e4m3,
     I64,
     I32,
     U8,
@@ -17,8 +19,17 @@ pub enum DType {
 }
 
 impl DType {
-    pub const ALL: [DType; 8] =
-        [DType::F64, DType::F32, DType::F16, DType::Bf16, DType::I64, DType::I32, DType::U8, DType::Bool];
+    pub const ALL: [DType; 9] = [
+        DType::F64,
+        DType::F32,
+        DType::F16,
+        DType::Bf16,
+        DType::I64,
+        DType::I32,
+        DType::U8,
+        DType::Bool,
+        DType::F8e4m3,
+    ];
 
     /// Size of one element in bytes.
     pub fn bytes(self) -> usize {
@@ -26,19 +37,23 @@ impl DType {
             DType::F64 | DType::I64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::F16 | DType::Bf16 => 2,
-            DType::U8 | DType::Bool => 1,
+            DType::F8e4m3 | DType::U8 | DType::Bool => 1,
         }
     }
     pub fn is_float(self) -> bool {
-        matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::Bf16)
+        matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::Bf16 | DType::F8e4m3)
     }
     pub fn is_int(self) -> bool {
         matches!(self, DType::I64 | DType::I32 | DType::U8)
     }
-    /// Type in which arithmetic on this type is done and reductions accumulate: f32 for the half types, else itself.
+    /// Type of a matrix product of operands of this type.
+    pub fn product(self) -> DType {
+        if self == DType::F8e4m3 { DType::F32 } else { self }
+    }
+    /// Type in which arithmetic on this type is done and reductions accumulate: f32 for shorter floats, else itself.
     pub fn compute(self) -> DType {
         match self {
-            DType::F16 | DType::Bf16 => DType::F32,
+            DType::F16 | DType::Bf16 | DType::F8e4m3 => DType::F32,
             other => other,
         }
     }
@@ -48,6 +63,7 @@ impl DType {
             DType::F32 => "f32",
             DType::F16 => "f16",
             DType::Bf16 => "bf16",
+            DType::F8e4m3 => "f8e4m3",
             DType::I64 => "i64",
             DType::I32 => "i32",
             DType::U8 => "u8",
@@ -68,6 +84,6 @@ impl FromStr for DType {
         DType::ALL
             .into_iter()
             .find(|d| d.name() == s)
-            .ok_or_else(|| format!("unknown element type `{s}`; known: f64 f32 f16 bf16 i64 i32 u8 bool"))
+            .ok_or_else(|| format!("unknown element type `{s}`; known: f64 f32 f16 bf16 f8e4m3 i64 i32 u8 bool"))
     }
 }

@@ -28,9 +28,23 @@ pub fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
     for (i, arg) in args.iter().enumerate() {
         check_type(arg).map_err(|e| format!("operand {i}: {e}"))?;
     }
+    if let Some(arg) = args.iter().find(|t| t.dtype == DType::F8e4m3 && !takes_f8(op)) {
+        return Err(format!("not defined on {}; cast first", arg.dtype));
+    }
     let ty = result(op, args)?;
     check_type(&ty)?;
     Ok(ty)
+}
+
+/// Whether an op stores, moves, casts or multiplies matrices: there is no other arithmetic on f8e4m3.
+fn takes_f8(op: &Op) -> bool {
+    match op {
+        Op::Cast(_) | Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => true,
+        Op::Pad { .. } | Op::Concat { .. } | Op::Gather { .. } | Op::Take { .. } | Op::Select => true,
+        Op::Scatter { mode, .. } => *mode != ScatterMode::Add,
+        Op::Dot | Op::Linear | Op::Fallback(_) | Op::Result(_) => true,
+        _ => false,
+    }
 }
 
 /// Fails if a type has too many axes or bytes to be addressed (empty axes count as 1, so strides fit too).
@@ -195,7 +209,7 @@ fn result(op: &Op, args: &[&Type]) -> Result<Type, String> {
             }
             let mut shape = broadcast(batch_a, batch_b)?;
             shape.extend([*m, *n]);
-            Ok(Type { dtype, shape })
+            Ok(Type { dtype: dtype.product(), shape })
         }
         Op::Fallback(f) => f.results.first().cloned().ok_or_else(|| format!("{} has no results", f.name)),
         Op::Conv { .. } | Op::Pool { .. } | Op::Softmax { .. } | Op::LogSoftmax { .. } | Op::LayerNorm { .. } => {

@@ -7,6 +7,7 @@ mod build;
 pub mod decompose;
 pub mod dtype;
 pub mod error;
+pub mod f8;
 pub mod graph;
 pub mod infer;
 pub mod memory;

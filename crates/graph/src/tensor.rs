@@ -1,5 +1,5 @@
 //! Types of values, and tensors as plain host data.
-use crate::{DType, memory::Memory};
+use crate::{DType, f8, memory::Memory};
 use serde::{Deserialize, Serialize};
 use std::{alloc::Layout, fmt, sync::Arc};
 
@@ -119,6 +119,7 @@ impl Tensor {
             DType::F32 => f64::from(bytemuck::pod_read_unaligned::<f32>(&b[..4])),
             DType::F16 => bytemuck::pod_read_unaligned::<half::f16>(&b[..2]).to_f64(),
             DType::Bf16 => bytemuck::pod_read_unaligned::<half::bf16>(&b[..2]).to_f64(),
+            DType::F8e4m3 => f64::from(f8::to_f32(b[0])),
             DType::I64 => bytemuck::pod_read_unaligned::<i64>(&b[..8]) as f64,
             DType::I32 => f64::from(bytemuck::pod_read_unaligned::<i32>(&b[..4])),
             DType::U8 | DType::Bool => f64::from(b[0]),
@@ -139,6 +140,7 @@ impl Tensor {
             DType::F32 => b.copy_from_slice(&(v as f32).to_le_bytes()),
             DType::F16 => b.copy_from_slice(&half::f16::from_f64(v).to_le_bytes()),
             DType::Bf16 => b.copy_from_slice(&half::bf16::from_f64(v).to_le_bytes()),
+            DType::F8e4m3 => b[0] = f8::from_f32(v as f32),
             DType::I64 => b.copy_from_slice(&(v as i64).to_le_bytes()),
             DType::I32 => b.copy_from_slice(&(v as i32).to_le_bytes()),
             DType::U8 => b[0] = v as i64 as u8,

@@ -10,6 +10,7 @@ fn dtype(d: StDtype) -> Option<DType> {
         StDtype::F32 => DType::F32,
         StDtype::F16 => DType::F16,
         StDtype::BF16 => DType::Bf16,
+        StDtype::F8_E4M3 => DType::F8e4m3,
         StDtype::I64 => DType::I64,
         StDtype::I32 => DType::I32,
         StDtype::U8 => DType::U8,
@@ -23,6 +24,7 @@ fn st_dtype(d: DType) -> StDtype {
         DType::F32 => StDtype::F32,
         DType::F16 => StDtype::F16,
         DType::Bf16 => StDtype::BF16,
+        DType::F8e4m3 => StDtype::F8_E4M3,
         DType::I64 => StDtype::I64,
         DType::I32 => StDtype::I32,
         DType::U8 => StDtype::U8,
@@ -45,7 +47,7 @@ pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
             return Err(bad(format!("it has {} tensors ({}) but none is named \"{i}\"", file.len(), names.join(", "))));
         };
         let d = dtype(view.dtype()).ok_or_else(|| {
-            bad(format!("tensor \"{i}\" is {:?}; known are f64 f32 f16 bf16 i64 i32 u8 bool", view.dtype()))
+            bad(format!("tensor \"{i}\" is {:?}; known are f64 f32 f16 bf16 f8e4m3 i64 i32 u8 bool", view.dtype()))
         })?;
         let ty = Type::new(d, view.shape().to_vec());
         out.push(Tensor::from_bytes(ty, view.data()).ok_or_else(|| bad(format!("tensor \"{i}\" is cut short")))?);

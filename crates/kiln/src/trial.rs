@@ -96,6 +96,7 @@ impl Expected {
 fn range(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 65504.0,
+        DType::F8e4m3 => 448.0,
         DType::Bf16 | DType::F32 => f64::from(f32::MAX),
         _ => f64::MAX,
     }
@@ -134,6 +135,7 @@ fn allowed(dtype: DType, want: &Tensor, samples: &[&Tensor]) -> Vec<f64> {
         DType::F64 => (f64::EPSILON, f64::EPSILON),
         DType::F16 => (1.0 / 1024.0, f64::from(f32::EPSILON)),
         DType::Bf16 => (1.0 / 128.0, f64::from(f32::EPSILON)),
+        DType::F8e4m3 => (1.0 / 8.0, f64::from(f32::EPSILON)),
         _ => (f64::from(f32::EPSILON), f64::from(f32::EPSILON)),
     };
     // Zeros alone come of numbers that cancel, which are taken to be about one.

@@ -60,7 +60,8 @@ impl<'a> Host<'a> {
     where
         F: Fn(&[Expr]) -> (Vec<Expr>, Vec<(Expr, i64, i64)>),
     {
-        let dtype = self.of.graph.dtype(v);
+        // There are no products of f8 on the host: operands are widened.
+        let dtype = self.of.graph.dtype(v).product();
         let read = |r: &mut Resolver, axes: &[Expr]| {
             let (ix, bounds) = index(axes);
             or_zero(r, v, &ix, bounds)
@@ -89,7 +90,7 @@ impl<'a> Host<'a> {
         let n = read(&mut r, &space.axes)?;
         let node = r.dag.node(n);
         let NodeOp::Load { slot, at, guards } = &node.op else { return Ok(None) };
-        if !guards.is_empty() || node.dtype != self.of.graph.dtype(v) || at.constant < 0 {
+        if !guards.is_empty() || node.dtype != self.of.graph.dtype(v).product() || at.constant < 0 {
             return Ok(None);
         }
         let mut rest = Expr::constant(at.constant);

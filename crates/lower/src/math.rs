@@ -1,6 +1,6 @@
 //! Graph arithmetic as block instructions. Operands are in the type arithmetic is done in (halves in f32).
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, UnaryOp as U, Value};
-use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, UnaryOp};
+use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, UnaryOp, f8};
 
 /// Element of a buffer of this dtype.
 pub fn stored(d: DType) -> Elem {
@@ -9,6 +9,7 @@ pub fn stored(d: DType) -> Elem {
         DType::F32 => Elem::F32,
         DType::F16 => Elem::F16,
         DType::Bf16 => Elem::Bf16,
+        DType::F8e4m3 => Elem::F8e4m3,
         DType::I64 => Elem::I64,
         DType::I32 => Elem::I32,
         DType::U8 => Elem::U8,
@@ -30,6 +31,9 @@ pub fn constant(b: &mut Builder, d: DType, v: Scalar) -> Value {
             other => other.as_f64() as i64,
         }),
     };
+    if d == DType::F8e4m3 {
+        return float(b, Elem::F32, f64::from(f8::round(v.as_f64() as f32)));
+    }
     let value = b.constant(Type::scalar(stored(d)), c);
     b.cast(value, held(d))
 }

@@ -48,9 +48,13 @@ pub struct Product<'a> {
     pub terms: Terms,
 }
 
+/// Type of a product's operands.
+pub fn operands(of: &Body, v: ValueId) -> DType {
+    of.graph.args(v).first().map_or(DType::F32, |a| of.graph.dtype(*a))
+}
 /// How a product is made: in f32 as the plan says.
 pub fn precision(of: &Body, v: ValueId) -> Precision {
-    if of.graph.dtype(v) == DType::F32 { of.precision } else { Precision::Exact }
+    if operands(of, v) == DType::F32 { of.precision } else { Precision::Exact }
 }
 
 /// What stands beside a product of the same left operand: both are summed in one kernel.
@@ -131,7 +135,7 @@ pub fn copies(of: &Body, p: &Product, target: Target) -> Result<bool, LowerError
 
 /// The product in parts of K that are summed apart, so that all multiprocessors have work; `None`: K stays whole.
 fn in_parts(of: &Body, p: &Product, target: Target, scratch: u32) -> Result<Option<(Parts, Emitted)>, LowerError> {
-    let (dtype, asked) = (of.graph.dtype(p.v), Asked::from(of.template));
+    let (dtype, asked) = (operands(of, p.v), Asked::from(of.template));
     let Some(sides) = sides(of, p, target)? else { return Ok(None) };
     // What is read at quotients of K is an array in parts of some lengths alone.
     for parts in warpgroup::parts(p, dtype, sides, asked) {
@@ -153,7 +157,7 @@ fn in_parts(of: &Body, p: &Product, target: Target, scratch: u32) -> Result<Opti
 
 /// Which axes of the operands are contiguous, where warpgroups take both.
 fn sides(of: &Body, p: &Product, target: Target) -> Result<Option<[Major; 2]>, LowerError> {
-    if !warpgroup::takes(of.graph.dtype(p.v), target) {
+    if !warpgroup::takes(operands(of, p.v), target) {
         return Ok(None);
     }
     let (left, right) = (memory::read(of, p, 0)?.strided(p), memory::read(of, p, 1)?.strided(p));
@@ -263,7 +267,7 @@ fn tiled(
     target: Target,
     scene: &dyn Fn(&[Expr]) -> Stored,
 ) -> Result<Work<Kernel>, LowerError> {
-    let dtype = of.graph.dtype(p.v);
+    let dtype = operands(of, p.v);
     let t = tile(p, dtype, of.template.and_then(|t| t.tile));
     let base = dims.len() as CoordId;
     let ids = Coords { m: base - 2, n: base - 1, ka: base, kb: base + 1 };
@@ -372,10 +376,12 @@ fn accumulate(
             masks.push(mask);
         }
         let a = f.em.operand_tile(&mut f.b, a, dtype, &[t.m, t.k]);
+        let a = widened(f, a);
         // A mask on one side is enough against products of garbage, but 0 · NaN is NaN: both sides are zero there.
         let a = zero_outside(f, a, masks[0]);
         let one = |(b, now): (&NodeId, &Value)| {
             let b = f.em.operand_tile(&mut f.b, *b, dtype, &[t.k, t.n]);
+            let b = widened(f, b);
             let b = zero_outside(f, b, masks[1]);
             if dtype != DType::F32 {
                 return f.b.dot(a, b, *now, DotPrecision::Exact);
@@ -389,6 +395,11 @@ fn accumulate(
         };
         b.iter().zip(now).map(one).collect()
     })
+}
+
+/// f8 as f16, which holds all of its numbers, and which tensor cores take everywhere.
+fn widened(f: &mut Frame, v: Value) -> Value {
+    if f.b.elem(v) == Some(Elem::F8e4m3) { f.b.cast(v, Elem::F16) } else { v }
 }
 
 fn zero_outside(f: &mut Frame, v: Value, mask: Option<Value>) -> Value {

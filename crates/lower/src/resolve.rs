@@ -392,6 +392,11 @@ impl<'a> Resolver<'a> {
         self.dag.binary(BinaryOp::Div, sum, n)
     }
 
+    /// An element of a product's operand, in the product's type.
+    fn factor(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {
+        let (n, dtype) = (self.at(v, ix, guards)?, self.graph.dtype(v));
+        Ok(if dtype.product() == dtype { n } else { self.dag.add(NodeOp::Cast(n), dtype.product()) })
+    }
     /// A product as a sum over the row: for vectors, small and integer products.
     fn dot(&mut self, args: &[ValueId], here: &Here) -> Resolved {
         let (x, y) = (self.graph.shape(args[0]).to_vec(), self.graph.shape(args[1]).to_vec());
@@ -405,7 +410,7 @@ impl<'a> Resolver<'a> {
         xi.extend([mn[0].clone(), along.clone()]);
         let mut yi = broadcast_index(batch, &y[..y.len() - 2]);
         yi.extend([along, mn[1].clone()]);
-        let (a, b) = (self.at(args[0], &xi, here.guards)?, self.at(args[1], &yi, here.guards)?);
+        let (a, b) = (self.factor(args[0], &xi, here.guards)?, self.factor(args[1], &yi, here.guards)?);
         let product = self.dag.binary(BinaryOp::Mul, a, b);
         Ok(if k == 1 { product } else { self.dag.reduce(ReduceOp::Sum, product) })
     }
@@ -417,8 +422,8 @@ impl<'a> Resolver<'a> {
             self.dag.number(self.graph.dtype(here.v), 0.0)
         } else {
             let along = if k == 1 { Expr::default() } else { self.row_index(&[k])?[0].clone() };
-            let a = self.at(args[0], &[lead, std::slice::from_ref(&along)].concat(), here.guards)?;
-            let b = self.at(args[1], &[n.clone(), along], here.guards)?;
+            let a = self.factor(args[0], &[lead, std::slice::from_ref(&along)].concat(), here.guards)?;
+            let b = self.factor(args[1], &[n.clone(), along], here.guards)?;
             let product = self.dag.binary(BinaryOp::Mul, a, b);
             if k == 1 { product } else { self.dag.reduce(ReduceOp::Sum, product) }
         };

@@ -370,6 +370,35 @@ fn products_in_three() {
     assert!(!small.contains("tf32"), "{small}");
 }
 
+/// f8: by warpgroups where rows run along K, as they lie or turned by a copy; others by tensor cores in f16, few rows along rows.
+#[test]
+fn products_of_f8() {
+    let text = |lines: &str, arch: u32| checked_text(lines, Precision::Exact, arch);
+    let scaled =
+        "%s = mul %c, %u\n %t = mul %s, %v\n %w = cast %z to=f32\n %p = add %t, %w\n %y = cast %p to=bf16\n return %y";
+    for (m, n, k) in [(64, 64, 128), (65, 68, 144), (132, 264, 272), (16, 72, 4096)] {
+        let lines = format!(
+            "(%a: f8e4m3[{m},{k}], %b: f8e4m3[{n},{k}], %u: f32[{m},1], %v: f32[1,{n}], %z: bf16[{n}]) {{ %c = linear %a, %b\n {scaled} }}"
+        );
+        let text = text(&lines, 90);
+        assert!(text.contains("wgmma") && text.contains("f8e4m3"), "{text}");
+    }
+    for lines in [
+        "(%a: f8e4m3[257,511], %b: f8e4m3[511,255]) { %c = dot %a, %b\n return %c }",
+        "(%a: f8e4m3[2,140,144], %b: f8e4m3[2,300,144]) { %t = permute %b perm=[0,2,1]\n %c = dot %a, %t\n return %c }",
+        "(%x: f32[272,272], %b: f8e4m3[288,272]) { %a = cast %x to=f8e4m3\n %c = linear %a, %b\n %y = cast %c to=f8e4m3\n return %y }",
+    ] {
+        assert!(text(lines, 90).contains("wgmma"), "{lines}");
+    }
+    let small = "(%a: f8e4m3[65,33], %b: f8e4m3[33,70]) { %c = dot %a, %b\n return %c }";
+    let few = "(%a: f8e4m3[2,64], %b: f8e4m3[40,64]) { %c = linear %a, %b\n %y = cast %c to=f8e4m3\n return %y }";
+    for lines in [small, few] {
+        text(lines, 90);
+        text(lines, 80);
+        host(Gemm, lines);
+    }
+}
+
 /// Few rows by many columns: the operands swapped, in narrow tiles.
 #[test]
 fn products_of_few_rows() {

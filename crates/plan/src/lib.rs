@@ -186,7 +186,7 @@ pub enum Precision {
     #[default]
     Exact,
     /// Three products of operands as sums of two numbers in tf32, where that is faster. As accurate as in f32 for operands from 2^-100
-    /// on, and finite where the operands are below 2^127 and so are the products.
+    /// on (where a sum is one product, to 22 bits), and finite where the operands are below 2^127 and so are the products.
     Tf32x3,
     /// Operands in tf32, with 10 bits after the point, summed in f32.
     Tf32,

@@ -20,7 +20,15 @@ pub struct Builder {
 /// Does every number of type `from` have an exact image in `to`?
 pub fn widens(from: DType, to: DType) -> bool {
     use DType::*;
-    from == to || matches!((from, to), (F16 | Bf16, F32 | F64) | (F32, F64) | (Bool | U8, I32 | I64) | (I32, I64))
+    from == to
+        || matches!(
+            (from, to),
+            (F8e4m3, F16 | Bf16 | F32 | F64)
+                | (F16 | Bf16, F32 | F64)
+                | (F32, F64)
+                | (Bool | U8, I32 | I64)
+                | (I32, I64)
+        )
 }
 
 impl Builder {

@@ -80,13 +80,17 @@ pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
     }
 }
 
+/// Type of a product's operands.
+fn operands(dag: &Dag, v: usize) -> DType {
+    dag.nodes[v].args.first().map_or(DType::F32, |&a| dag.ty(a).dtype)
+}
 /// Whether this op's operands are taken as tf32, or as sums of such, where the machine may.
 pub fn is_f32_product(dag: &Dag, v: usize) -> bool {
-    matches!(dag.op(v), Op::Dot | Op::Linear | Op::Conv { .. }) && dag.ty(v).dtype == DType::F32
+    matches!(dag.op(v), Op::Dot | Op::Linear | Op::Conv { .. }) && operands(dag, v) == DType::F32
 }
 /// Flops per second of an op on matrix units.
 pub fn matrix_rate(dag: &Dag, v: usize, m: &Machine) -> f64 {
-    if is_f32_product(dag, v) { m.f32_products().1 } else { m.matrix_rate(dag.ty(v).dtype) }
+    if is_f32_product(dag, v) { m.f32_products().1 } else { m.matrix_rate(operands(dag, v)) }
 }
 
 /// May `v` be computed beside another product of its left operand?

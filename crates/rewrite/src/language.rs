@@ -106,6 +106,7 @@ pub fn round_to(v: f64, dtype: DType) -> f64 {
         DType::F32 => f64::from(v as f32),
         DType::F16 => half::f16::from_f64(v).to_f64(),
         DType::Bf16 => half::bf16::from_f64(v).to_f64(),
+        DType::F8e4m3 => f64::from(kiln_graph::f8::round(v as f32)),
         _ => v,
     }
 }

@@ -85,6 +85,7 @@ pub fn torch_number(dtype: DType) -> c_int {
         DType::F64 => 7,
         DType::Bool => 11,
         DType::Bf16 => 15,
+        DType::F8e4m3 => 24,
     }
 }
 

@@ -79,6 +79,7 @@ fn element_types() {
         ("dtype_f64", &[]),
         ("dtype_f16", &[]),
         ("dtype_bf16", &[]),
+        ("dtype_f8", &[]),
         ("dtype_i64", &[]),
         ("dtype_i32", &[]),
         ("dtype_u8", &[]),

@@ -201,8 +201,8 @@ fn product([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type
     ensure(m.is_multiple_of(64) && n >= 8 && ka * e.bytes() >= 32, || {
         format!("{a} by {b}: rows must be a multiple of 64, columns at least 8, a row of K at least 32 bytes")
     })?;
-    ensure(e != Elem::F32 || (!transpose_a && transpose_b), || {
-        format!("{a} by {b}: rows of operands of 32 bits run along K")
+    ensure(e.bytes() == 2 || (!transpose_a && transpose_b), || {
+        format!("{a} by {b}: rows of operands of other than 16 bits run along K")
     })?;
     match acc {
         Type::Token { .. } => same("the accumulator", acc, out),

@@ -42,7 +42,8 @@ impl Emit<'_> {
         let small = self.text.emit(d, format!("fsub {f} {t}, {magic}"));
         let is_small = self.text.emit(d, format!("fcmp olt {f} {a}, {}", l.float(0.015625)));
         let r = self.text.emit(d, format!("select {c} {is_small}, {f} {small}, {f} {normal}"));
-        let fits = self.text.emit(d, format!("fcmp ole {f} {r}, {}", l.float(448.0)));
+        // More than this rounds to more than the largest number, 448.
+        let fits = self.text.emit(d, format!("fcmp ole {f} {a}, {}", l.float(464.0)));
         let r = self.text.emit(d, format!("select {c} {fits}, {f} {r}, {f} {}", l.float(f64::NAN)));
         self.intrinsic(d, "copysign", "float", n, &[&r, x])
     }

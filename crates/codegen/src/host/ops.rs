@@ -329,7 +329,7 @@ impl Emit<'_> {
     pub fn cast_reg(&mut self, from: Elem, to: Elem, d: usize, x: Name, n: usize) -> Res<Name> {
         let (ft, tt) = (reg(from), reg(to));
         let (f, t) = (vector(ft, n), vector(tt, n));
-        let half = matches!(to, Elem::F16 | Elem::Bf16 | Elem::F8e4m3);
+        let half = matches!(to, Elem::F16 | Elem::Bf16);
         Ok(match (from.is_float(), to.is_float()) {
             (true, true) => {
                 let r = match (ft, tt) {

@@ -40,6 +40,8 @@ pub(super) struct Emit<'c> {
     pub host: bool,
     /// All results are rounded to half types: functions need 2^-20, not their last bit.
     pub rounded: bool,
+    /// The GPU converts to f8e4m3: from `sm_89` on.
+    pub f8: bool,
 }
 
 macro_rules! binary {

@@ -53,7 +53,14 @@ pub(super) struct Gen<'c, 'k> {
 /// The module of a kernel whose values have layouts, and the bytes of shared memory it uses.
 pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch, blocks: usize) -> Res<(Module<'c>, usize)> {
     let rounded = rounds_all(k);
-    let e = Emit { cx, module: cx.create_module(&k.name), b: cx.create_builder(), host: false, rounded };
+    let e = Emit {
+        cx,
+        module: cx.create_module(&k.name),
+        b: cx.create_builder(),
+        host: false,
+        rounded,
+        f8: arch != Arch::Sm80,
+    };
     let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "_shared");
     shared.set_linkage(Linkage::External);
     // Tiles of instances that stay lie between what is kept and scratch.
@@ -276,6 +283,7 @@ impl<'c> Gen<'c, '_> {
             }
             (Const::Int(n), BasicTypeEnum::IntType(t)) => Reg::Plain(t.const_int(n as u64, true).into()),
             (Const::Bool(b), BasicTypeEnum::IntType(t)) => Reg::Plain(t.const_int(u64::from(b), false).into()),
+            (Const::Float(0.0), BasicTypeEnum::IntType(t)) => Reg::Plain(t.const_zero().into()),
             (Const::Float(x), BasicTypeEnum::FloatType(t)) => Reg::Plain(t.const_float(x).into()),
             (Const::Int(n), BasicTypeEnum::FloatType(t)) => Reg::Plain(t.const_float(n as f64).into()),
             _ => return Err(mistyped("a constant")),

@@ -1,5 +1,6 @@
 //! Pointwise ops, register by register. Half types are computed in f32 and rounded once.
 use super::emit::{Fail, Res, Val, float, int, mistyped};
+use super::f8;
 use super::r#gen::Gen;
 use super::index::{Index, Reg};
 use super::math;
@@ -279,8 +280,17 @@ impl<'c> Gen<'c, '_> {
         self.e.icmp(p, int(a)?, int(b)?)
     }
     pub fn cast(&mut self, a: Val<'c>, from: Elem, to: Elem) -> Res<Val<'c>> {
-        if from == Elem::F8e4m3 || to == Elem::F8e4m3 {
-            return Err(Fail::Unsupported(format!("a cast from {from} to {to}")));
+        match (from, to) {
+            (Elem::F8e4m3, Elem::F8e4m3) => return Ok(a),
+            (Elem::F8e4m3, _) => {
+                let wide = f8::to_f16(&self.e, int(a)?)?;
+                return self.cast(wide, Elem::F16, to);
+            }
+            (_, Elem::F8e4m3) => {
+                let x = self.cast(a, from, Elem::F32)?;
+                return f8::from_f32(&self.e, float(x)?);
+            }
+            _ => {}
         }
         let e = &self.e;
         match (a, e.elem(to)) {

@@ -64,7 +64,7 @@ impl<'c> Gen<'c, '_> {
     /// Matrix descriptor of a stage. `transposed`: the tile's rows run along K, so the other axis is contiguous.
     fn operand_of(&mut self, tile: Value, stage: Value, transposed: bool) -> Res<Operand<'c>> {
         let t = Tile::of(self.k, tile)?;
-        if t.swizzle != Swizzle::B128 || !matches!(t.elem, Elem::Bf16 | Elem::F16 | Elem::F32) {
+        if t.swizzle != Swizzle::B128 || !matches!(t.elem, Elem::Bf16 | Elem::F16 | Elem::F32 | Elem::F8e4m3) {
             return Err(Fail::Unsupported(format!("a product of {} tiles swizzled {}", t.elem, t.swizzle)));
         }
         let start = self.tile_byte(self.places.at(tile)?, None)?;
@@ -93,9 +93,10 @@ impl<'c> Gen<'c, '_> {
     ) -> Res<Vec<Val<'c>>> {
         let count = sums.len();
         let regs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
-        // Operands of 32 bits lie along K, and there is no word for another way.
+        // Operands of 32 and 8 bits lie along K, and there is no word for another way.
         let (ty, k, turned) = match a.tile.elem {
             Elem::F32 => ("tf32", 8, String::new()),
+            Elem::F8e4m3 => ("e4m3", 32, String::new()),
             elem => {
                 let ty = if elem == Elem::F16 { "f16" } else { "bf16" };
                 (ty, 16, format!(", {}, {}", u8::from(a.transposed), u8::from(b.transposed)))

@@ -89,6 +89,18 @@ pub fn unary(op: UnaryOp, n: usize, elem: Elem) -> Kernel {
     b.finish()
 }
 
+/// n elements of one type as another.
+pub fn cast(n: usize, from: Elem, to: Elem) -> Kernel {
+    let mut b = Builder::new(format!("{from}_to_{to}"), [n.div_ceil(4096), 1, 1], 4);
+    let (x, y) = (b.param("x", from, true), b.param("y", to, false));
+    let at = range(&mut b, 0, 4096);
+    let (xs, ys) = (b.ptr_add(x, at), b.ptr_add(y, at));
+    let x = b.load(xs, None, None);
+    let y = b.cast(x, to);
+    b.store(ys, y, None);
+    b.finish()
+}
+
 /// One binary function on n elements.
 pub fn binary(op: BinaryOp, n: usize, elem: Elem) -> Kernel {
     let mut b = Builder::new(format!("{op:?}_{elem}").to_lowercase(), [n.div_ceil(1024), 1, 1], 4);

@@ -197,7 +197,7 @@ fn pool(x: &Type, kind: PoolKind, window: &[usize], g: &Window, ceil: bool) -> R
 
 fn linear(args: &[&Type]) -> Result<Type, String> {
     let (x, w) = (args[0], args[1]);
-    let dtype = same_dtype(args)?;
+    let dtype = same_dtype(&args[..2])?.product();
     float(x)?;
     let ([lead @ .., k], [n, k2]) = (&x.shape[..], &w.shape[..]) else {
         return Err(format!("input {x}, weight {w}: they must be [.., K] and [N, K]"));
@@ -206,7 +206,7 @@ fn linear(args: &[&Type]) -> Result<Type, String> {
         return Err(format!("input {x}, weight {w}: K is {k} in one and {k2} in the other"));
     }
     if let Some(b) = args.get(2)
-        && b.shape != [*n]
+        && (b.shape != [*n] || b.dtype != dtype)
     {
         return Err(format!("the bias is {b}, it must be {dtype}[{n}]"));
     }

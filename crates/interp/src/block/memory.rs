@@ -2,6 +2,7 @@
 use super::value::*;
 use half::{bf16, f16};
 use kiln_block::{Array, Elem, Kernel, Type};
+use kiln_graph::f8;
 use std::rc::Rc;
 
 /// Memory of a parameter: an array behind a pointer, the array of a descriptor, or one scalar.
@@ -63,7 +64,7 @@ impl Buffer {
             Elem::F32 => Scalar::Float(f64::from(f32::from_bits(low as u32))),
             Elem::F16 => Scalar::Float(f16::from_bits(low as u16).to_f64()),
             Elem::Bf16 => Scalar::Float(bf16::from_bits(low as u16).to_f64()),
-            Elem::F8e4m3 => Scalar::Float(f8_value(low as u8)),
+            Elem::F8e4m3 => Scalar::Float(f64::from(f8::to_f32(low as u8))),
             Elem::I64 => Scalar::Int(low as i64),
             Elem::I32 => Scalar::Int(i64::from(low as u32 as i32)),
             Elem::U8 => Scalar::Int(low as i64),
@@ -76,7 +77,7 @@ impl Buffer {
             (Elem::F32, Scalar::Float(x)) => u64::from((x as f32).to_bits()),
             (Elem::F16, Scalar::Float(x)) => u64::from(f16::from_f64(x).to_bits()),
             (Elem::Bf16, Scalar::Float(x)) => u64::from(bf16::from_f64(x).to_bits()),
-            (Elem::F8e4m3, Scalar::Float(x)) => u64::from(f8_bits(x)),
+            (Elem::F8e4m3, Scalar::Float(x)) => u64::from(f8::from_f32(x as f32)),
             (_, Scalar::Float(x)) => x as i64 as u64,
             (_, Scalar::Int(x)) => x as u64,
         };

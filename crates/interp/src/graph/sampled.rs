@@ -7,7 +7,7 @@ use super::{
     value::{Data, Value},
 };
 use half::{bf16, f16};
-use kiln_graph::{BinaryOp, DType, Op, PoolKind, ReduceOp, ScatterMode, Type, UnaryOp};
+use kiln_graph::{BinaryOp, DType, Op, PoolKind, ReduceOp, ScatterMode, Type, UnaryOp, f8};
 use std::sync::Arc;
 
 /// One op, its rounding moved as `seed` says.
@@ -82,12 +82,14 @@ fn nudged(data: &Data, dtype: DType, by: impl Fn(usize, f64) -> f64) -> Data {
     let step = match dtype {
         DType::F16 => 1.0 / 1024.0,
         DType::Bf16 => 1.0 / 128.0,
+        DType::F8e4m3 => 1.0 / 8.0,
         DType::F64 => 2.0 * f64::EPSILON,
         _ => 2.0 * f64::from(f32::EPSILON),
     };
     let round: fn(f32) -> f32 = match dtype {
         DType::F16 => |x| f16::from_f32(x).to_f32(),
         DType::Bf16 => |x| bf16::from_f32(x).to_f32(),
+        DType::F8e4m3 => f8::round,
         _ => |x| x,
     };
     match data {

@@ -1,7 +1,7 @@
 //! Values while interpreting: dense row-major data in one of four carriers.
 use super::{Precision, scalar_int};
 use half::{bf16, f16};
-use kiln_graph::{DType, Scalar, Tensor, Type};
+use kiln_graph::{DType, Scalar, Tensor, Type, f8};
 use std::sync::Arc;
 
 /// Elements. Half types are carried in f32 (rounded after every op), integers in i64 (wrapped after every op);
@@ -82,6 +82,11 @@ impl Data {
             (Data::F32(v), DType::Bf16) if precision == Precision::Native => {
                 Arc::make_mut(v).iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
             }
+            // Without this rounding it would be another op.
+            (Data::F32(v), DType::F8e4m3) => Arc::make_mut(v).iter_mut().for_each(|x| *x = f8::round(*x)),
+            (Data::F64(v), DType::F8e4m3) => {
+                Arc::make_mut(v).iter_mut().for_each(|x| *x = f64::from(f8::round(*x as f32)));
+            }
             (Data::Int(v), DType::I32) => Arc::make_mut(v).iter_mut().for_each(|x| *x = i64::from(*x as i32)),
             (Data::Int(v), DType::U8) => Arc::make_mut(v).iter_mut().for_each(|x| *x = i64::from(*x as u8)),
             _ => {}
@@ -141,6 +146,7 @@ impl Value {
             DType::F32 => Data::F32(read::<f32, _>(t, |x| x)),
             DType::F16 => Data::F32(read::<u16, _>(t, |x| f16::from_bits(x).to_f32())),
             DType::Bf16 => Data::F32(read::<u16, _>(t, |x| bf16::from_bits(x).to_f32())),
+            DType::F8e4m3 => Data::F32(read::<u8, _>(t, f8::to_f32)),
             DType::I64 => Data::Int(read::<i64, _>(t, |x| x)),
             DType::I32 => Data::Int(read::<i32, _>(t, i64::from)),
             DType::U8 => Data::Int(read::<u8, _>(t, i64::from)),
@@ -167,7 +173,7 @@ impl Value {
         let mut t = Tensor::zeros(Type { dtype, shape: self.ty.shape.clone() });
         let rounded;
         let data = match (&self.data, dtype) {
-            (Data::F64(v), DType::F32 | DType::F16 | DType::Bf16) => {
+            (Data::F64(v), DType::F32 | DType::F16 | DType::Bf16 | DType::F8e4m3) => {
                 rounded = Data::F32(Arc::new(v.iter().map(|x| *x as f32).collect()));
                 &rounded
             }
@@ -178,6 +184,7 @@ impl Value {
             Data::F32(v) => match dtype {
                 DType::F16 => fill(&mut t, v, |x: f32| f16::from_f32(x).to_bits()),
                 DType::Bf16 => fill(&mut t, v, |x: f32| bf16::from_f32(x).to_bits()),
+                DType::F8e4m3 => fill(&mut t, v, f8::from_f32),
                 _ => fill(&mut t, v, |x: f32| x),
             },
             Data::Int(v) => match dtype {

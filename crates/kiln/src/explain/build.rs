@@ -120,7 +120,8 @@ impl<'a> Facts<'a> {
             all.into_iter().collect::<Vec<_>>()
         };
         let anchor = k.body.values().find(|v| Class::of(k.body.op(*v)).is_anchor());
-        let dtype = anchor.map_or(DType::F32, |v| k.body.dtype(v));
+        let operand = anchor.and_then(|v| k.body.args(v).first().copied());
+        let dtype = operand.map_or(DType::F32, |v| k.body.dtype(v));
         let terms = kiln_plan::machines::machine(&self.plan.machine).map(|m| {
             let rate = match k.precision {
                 Precision::Exact => None,

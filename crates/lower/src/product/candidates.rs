@@ -12,7 +12,7 @@ const FEW: usize = 16;
 
 /// Templates with the microseconds they are predicted to take, in no order.
 pub fn candidates(of: &Body, p: &Product, target: Target) -> Result<Vec<(Template, f64)>, LowerError> {
-    let dtype = of.graph.dtype(p.v);
+    let dtype = super::operands(of, p.v);
     let by_warpgroups = |p: &Product, _| Ok(sides(of, p, target)?.map(|s| warpgroup::candidates(p, dtype, s)));
     let mut all = memory::prepared(of, p, target, by_warpgroups)?.unwrap_or_default();
     let us = |cycles: f64| cycles / CLOCK * 1e6;

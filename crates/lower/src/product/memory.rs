@@ -140,18 +140,18 @@ fn in_two(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<O
 
 /// Copies of the operands that need one, if that makes both fit; the steps that make them go to `out`.
 fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[Option<Copied>; 2], LowerError> {
-    let dtype = of.graph.dtype(p.v);
+    let dtype = super::operands(of, p.v);
     let work = [p.m, p.n, p.k].into_iter().chain(p.batch.iter().copied()).fold(1usize, usize::saturating_mul);
     if !warpgroup::takes(dtype, target) || work < WORK || p.twin.is_some() {
         return Ok([None, None]);
     }
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
-    // Rows of tf32 run along K. Where both sides of multiply-adds are turned, turning one alone gains nothing.
-    let tf32 = p.precision == Precision::Tf32;
-    let lies = |s: &Strided| s.major == if tf32 { Major::Depth } else { Major::Outer };
+    // Where both sides of multiply-adds are turned, turning one alone gains nothing.
+    let deep = is_deep(p, dtype);
+    let lies = |s: &Strided| s.major == if deep { Major::Depth } else { Major::Outer };
     let runs = |r: &Read| r.strided(p).is_some_and(|s| s.major == Major::Outer);
     let turn = dtype == DType::F32
-        && !tf32
+        && !deep
         && work >= TURNED.1
         && reads.iter().zip([p.n, p.m]).all(|(r, uses)| uses >= TURNED.0 || runs(r));
     let mut copies = [None, None];
@@ -160,7 +160,7 @@ fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[
         let layout = r.layout(p, dtype, which);
         match r.strided(p) {
             None if uses < USES || layout.is_none() => return Ok([None, None]),
-            Some(s) if lies(&s) || !(turn || tf32 && uses >= USES && layout.is_some()) => {}
+            Some(s) if lies(&s) || !(turn || deep && uses >= USES && layout.is_some()) => {}
             _ => copies[which] = layout,
         }
     }
@@ -172,6 +172,11 @@ fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[
     Ok(copies)
 }
 
+/// Whether rows of operands must run along K: `wgmma` reads halves alone the other way.
+fn is_deep(p: &Product, dtype: DType) -> bool {
+    p.precision != Precision::Exact || dtype == DType::F8e4m3
+}
+
 impl Read {
     /// How a copy lies, if it is not too large.
     fn layout(&self, p: &Product, dtype: DType, which: usize) -> Option<Copied> {
@@ -180,8 +185,7 @@ impl Read {
             self.scene.dag.node(n).exprs(&mut |e| e.coords(&mut |c| used.push(c as usize)));
         }
         let batch: Vec<usize> = (0..p.batch.len()).filter(|i| p.batch[*i] > 1 && used.contains(i)).collect();
-        let (outer, deep) =
-            ([p.m, p.n][which], p.precision != Precision::Exact || self.is_deep() && dtype != DType::F32);
+        let (outer, deep) = ([p.m, p.n][which], is_deep(p, dtype) || self.is_deep() && dtype != DType::F32);
         let row = 16 / dtype.bytes();
         let last = if deep { [outer, p.k.next_multiple_of(row)] } else { [p.k, outer.next_multiple_of(row)] };
         let shape: Vec<usize> = batch.iter().map(|i| p.batch[*i]).chain(last).collect();

@@ -3,6 +3,7 @@ use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::product::Product;
 use kiln_block::{Array, Elem, Swizzle, Type, Value};
+use kiln_graph::DType;
 use kiln_plan::exec::Slot;
 
 /// Which axis of an operand is contiguous.
@@ -50,7 +51,7 @@ impl Strided {
     }
     /// What a store writes, if it is rows of the product in their order.
     pub fn store(s: &Store, extents: &[usize], rows: Axis, columns: Axis) -> Option<Strided> {
-        let floats = s.dtype.is_float() && s.dtype.bytes() <= 4;
+        let floats = matches!(s.dtype, DType::F32 | DType::F16 | DType::Bf16);
         if !s.guards.is_empty() || !floats {
             return None;
         }

@@ -43,7 +43,7 @@ fn pieces<'a>(
 ) -> impl Iterator<Item = (Parts, Product<'a>, usize)> {
     counts.filter_map(move |n| {
         let parts = Parts::of(n, p.k, engine)?;
-        Some((parts, parts.piece(p), if n > 1 { 4 } else { engine.bytes() }))
+        Some((parts, parts.piece(p), if n > 1 { 4 } else { engine.bytes().max(2) }))
     })
 }
 fn elements(p: &Product) -> usize {

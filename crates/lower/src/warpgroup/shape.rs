@@ -43,6 +43,8 @@ pub enum Engine {
     Tf32,
     /// f32 by three such products of operands that are sums of two numbers in tf32.
     Tf32x3,
+    /// f8e4m3 by `wgmma`, rows along K.
+    F8,
     /// f32, exactly.
     MultiplyAdds,
 }
@@ -51,6 +53,7 @@ impl Engine {
     pub fn of(dtype: DType, precision: Precision, sides: [Major; 2]) -> Option<Engine> {
         match dtype {
             DType::Bf16 | DType::F16 => Some(Engine::TensorCores),
+            DType::F8e4m3 => (sides == [Major::Depth; 2]).then_some(Engine::F8),
             DType::F32 => Some(match precision {
                 Precision::Tf32 if sides == [Major::Depth; 2] => Engine::Tf32,
                 Precision::Tf32x3 if sides == [Major::Depth; 2] => Engine::Tf32x3,
@@ -66,7 +69,7 @@ impl Engine {
     /// Whether the sums of a stage start from zero and are added to the others in f32: tensor cores cut off what they add, and over
     /// a long K always towards zero.
     pub fn apart(self) -> bool {
-        self == Engine::Tf32x3
+        matches!(self, Engine::Tf32x3 | Engine::F8)
     }
     /// Tiles of an operand in a stage.
     pub fn parts(self) -> usize {
@@ -74,16 +77,20 @@ impl Engine {
     }
     /// Most copies along K in a stage.
     fn most_spans(self) -> usize {
-        if self == Engine::MultiplyAdds { 1 } else { 2 }
+        if matches!(self, Engine::MultiplyAdds | Engine::F8) { 1 } else { 2 }
     }
     /// Bytes of an operand's element.
     pub fn bytes(self) -> usize {
-        if self == Engine::TensorCores { 2 } else { 4 }
+        match self {
+            Engine::F8 => 1,
+            Engine::TensorCores => 2,
+            _ => 4,
+        }
     }
     /// Tiles on offer: rows, columns, consumers, copies along K in a stage.
     pub fn tiles(self) -> &'static [(usize, usize, usize, usize)] {
         match self {
-            Engine::TensorCores => &TENSOR_TILES,
+            Engine::TensorCores | Engine::F8 => &TENSOR_TILES,
             // Few rows of tf32 go in tiles of 64.
             Engine::Tf32 | Engine::Tf32x3 => &TENSOR_TILES[..WIDE],
             Engine::MultiplyAdds => {
@@ -98,6 +105,7 @@ impl Engine {
             (Engine::TensorCores, _) => [2048.0; 2],
             (Engine::Tf32, _) => [1024.0; 2],
             (Engine::Tf32x3, _) => [310.0; 2],
+            (Engine::F8, _) => [3600.0; 2],
             (_, 32768..) => [86.0, 108.0],
             (_, 16384..) => [96.0, 101.0],
             (_, 8192..) => [88.0; 2],
@@ -152,8 +160,8 @@ impl Shape {
     /// Columns of the result that are finished together, for outputs of these bytes.
     pub fn columns(&self, outputs: &[usize]) -> usize {
         let engine = match self.engine {
-            Engine::TensorCores | Engine::Tf32 | Engine::Tf32x3 => form::Engine::TensorCores,
             Engine::MultiplyAdds => form::Engine::MultiplyAdds,
+            _ => form::Engine::TensorCores,
         };
         slice::columns(engine, outputs, self.n)
     }

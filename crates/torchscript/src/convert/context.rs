@@ -243,7 +243,7 @@ impl<'a> Ctx<'a> {
             // Narrowing would have to round here; leave that to the cast itself.
             if dtype.bytes() >= self.dtype(v).bytes()
                 && (dtype.is_float() || !self.dtype(v).is_float())
-                && dtype != DType::F16
+                && !matches!(dtype, DType::F16 | DType::F8e4m3)
             {
                 return Ok(self.constant(dtype, s));
             }

@@ -25,6 +25,7 @@ pub const TABLE: Table = &[
     ("aten::addmv", |c, call| add_product(c, call, 3, 4)),
     ("aten::addbmm", addbmm),
     ("aten::einsum", einsum::einsum),
+    ("aten::_scaled_mm", scaled_product),
     ("aten::cdist", cdist),
 ];
 
@@ -81,6 +82,32 @@ fn add_product(c: &mut Ctx, call: &Call, beta_at: usize, alpha_at: usize) -> Res
     let (add, a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?, c.out(call, 0)?);
     let r = product(c, a, b, &ty.shape)?;
     one(plus(c, add, r, c.scalar(call, beta_at)?, c.scalar(call, alpha_at)?)?)
+}
+
+/// `(a, b, scale of a, scale of b, bias?, scale of the result?, dtype?, fast?)`: `a × b` of f8, summed in f32, times both scales (one each,
+/// or one for each row of a and column of b), plus the bias.
+fn scaled_product(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
+    if [a, b].map(|v| c.dtype(v)) != [DType::F8e4m3; 2] || c.opt_tensor(call, 5)?.is_some() {
+        return Err("_scaled_mm of other than f8e4m3, or with a scale for the result".into());
+    }
+    let mut r = product(c, a, b, &ty.shape)?;
+    for i in [2, 3] {
+        let scale = c.tensor(call, i)?;
+        let (rows, columns) = (ty.shape[0], ty.shape[1]);
+        let scale = match &c.shape(scale)[..] {
+            s if s.iter().product::<usize>() == 1 => c.reshape(scale, &[])?,
+            s if *s == [rows, 1] && i == 2 || *s == [1, columns] && i == 3 => scale,
+            s => return Err(format!("_scaled_mm with a scale of shape {s:?}")),
+        };
+        let scale = c.cast(scale, DType::F32)?;
+        r = c.binary(BinaryOp::Mul, r, scale)?;
+    }
+    if let Some(bias) = c.opt_tensor(call, 4)? {
+        let bias = c.cast(bias, DType::F32)?;
+        r = c.binary(BinaryOp::Add, r, bias)?;
+    }
+    one(c.cast(r, ty.dtype)?)
 }
 
 /// Scaled in f32 for the half types; only the sum is rounded.

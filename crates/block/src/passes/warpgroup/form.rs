@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 /// What multiplies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Engine {
-    /// bf16, f16 and tf32 by `wgmma`.
+    /// bf16, f16, tf32 and f8e4m3 by `wgmma`.
     TensorCores,
     /// f32 by multiply-adds from shared tiles.
     MultiplyAdds,
@@ -190,12 +190,12 @@ impl Form {
     ) -> Result<(), Refusal> {
         let [a, b, sum] = dot.args[..] else { return refuse("a product without operands") };
         let engine = match (k.ty(a).elem(), precision) {
-            (Some(Elem::Bf16 | Elem::F16), _) => Engine::TensorCores,
+            (Some(Elem::Bf16 | Elem::F16 | Elem::F8e4m3), _) => Engine::TensorCores,
             (Some(Elem::F32), DotPrecision::Tf32) => Engine::TensorCores,
             (Some(Elem::F32), DotPrecision::Exact) => Engine::MultiplyAdds,
             _ => {
                 return refuse(format!(
-                    "there is no product of {} by warpgroups; use bf16, f16, tf32 or exact f32",
+                    "there is no product of {} by warpgroups; use bf16, f16, f8e4m3, tf32 or exact f32",
                     k.ty(a)
                 ));
             }
@@ -215,8 +215,9 @@ impl Form {
         };
         let left = self.load(k, a, Side::Left, tiles)?;
         let right = self.load(k, b, Side::Right, tiles)?;
-        if precision == DotPrecision::Tf32 && (self.loads[left].swapped || !self.loads[right].swapped) {
-            return refuse("rows of tf32 operands run along K; store the other one turned");
+        let halves = matches!(k.ty(a).elem(), Some(Elem::Bf16 | Elem::F16)) || engine == Engine::MultiplyAdds;
+        if !halves && (self.loads[left].swapped || !self.loads[right].swapped) {
+            return refuse("rows of tf32 and f8 operands run along K; store the other one turned");
         }
         chain.products.push([left, right]);
         chains.insert(dot.results[0], chain);

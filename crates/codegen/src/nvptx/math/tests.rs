@@ -13,7 +13,7 @@ fn with<'c>(
     f: impl Fn(&Emit<'c>, &[F<'c>]) -> Res<F<'c>>,
 ) -> usize {
     Target::initialize_native(&InitializationConfig::default()).unwrap();
-    let e = Emit { cx, module: cx.create_module("math"), b: cx.create_builder(), host: true, rounded };
+    let e = Emit { cx, module: cx.create_module("math"), b: cx.create_builder(), host: true, rounded, f8: false };
     let ty = if double { cx.f64_type() } else { cx.f32_type() };
     let function = e.module.add_function("f", ty.fn_type(&vec![ty.into(); n], false), None);
     e.b.position_at_end(cx.append_basic_block(function, ""));
@@ -213,4 +213,28 @@ fn double_functions() {
             assert!(fine, "{op:?}({x:e}): {got:e} for {expected:e}");
         }
     }
+}
+
+/// To f8 by arithmetic and back: every number of it is met, and all others go to the nearest.
+#[test]
+fn f8_there_and_back() {
+    let cx = Context::create();
+    let address = with(&cx, false, 1, false, |e, x| {
+        let byte = super::super::f8::from_f32(e, x[0])?;
+        let half = super::super::f8::to_f16(e, byte.into_int_value())?;
+        Ok(e.b.build_float_ext(half.into_float_value(), e.f32(), "")?)
+    });
+    let f: extern "C" fn(f32) -> f32 = unsafe { std::mem::transmute(address) };
+    let value = |n: u32| if n < 8 { n as f32 / 512.0 } else { (8 + n % 8) as f32 / 8.0 * 2f32.powi(n as i32 / 8 - 7) };
+    for n in 0..126 {
+        let (a, b) = (value(n), value(n + 1));
+        let half = (a + b) / 2.0;
+        let even = if n % 2 == 0 { a } else { b };
+        for sign in [1.0, -1.0] {
+            let at = |x: f32| f(sign * x) * sign;
+            assert_eq!([at(a), at(half.next_down()), at(half), at(half.next_up())], [a, a, even, b], "{n}");
+        }
+    }
+    assert_eq!([f(448.0), f(464.0), f(-448.0)], [448.0, 448.0, -448.0]);
+    assert!([464.1f32, 480.0, f32::MAX, f32::INFINITY, f32::NAN].iter().all(|x| f(*x).is_nan() && f(-x).is_nan()));
 }
