@@ -139,7 +139,7 @@ fn casts_of_f8() {
             ptx.text
         );
         let ptx = check(&programs::cast(1 << 20, Elem::F8e4m3, wide));
-        assert_eq!(count(&ptx, "ld.global.nc.v4"), 2, "{}", ptx.text);
+        assert_eq!(count(&ptx, "ld.global.v4"), 2, "{}", ptx.text);
     }
 }
 
