@@ -73,9 +73,9 @@ def text(case, i):
     if form in PAIRS:
         args = [(f"a{i}", ty(*lead, m, k)), (f"b{i}", ty(*lead, n, k))]
         apart = lambda x, shape: f"%{x}r{i} = reshape %{x}{i} shape={[*lead, *shape]}"
-        term = f"%t{i} = mul %d{i}, %d{i}" if form == "squares" else f"%t{i} = abs %d{i}"
+        term = f"%e{i} = mul %d{i}, %d{i}" if form == "squares" else f"%e{i} = abs %d{i}"
         lines = [apart("a", [m, 1, k]), apart("b", [1, n, k]), f"%d{i} = sub %ar{i}, %br{i}", term]
-        lines += [f"%q{i} = reduce.sum %t{i} axes=[{len(lead) + 2}]", f"%c{i} = reshape %q{i} shape={[*lead, m, n]}"]
+        lines += [f"%q{i} = reduce.sum %e{i} axes=[{len(lead) + 2}]", f"%c{i} = reshape %q{i} shape={[*lead, m, n]}"]
     elif form == "linear":
         args, lines = [(f"a{i}", operand(m, k)), (f"b{i}", operand(n, k))], [f"%c{i} = linear %a{i}, %b{i}"]
     else:

@@ -125,35 +125,38 @@ fn inputs(a: &ModelArgs) -> Result<Vec<Tensor>, Error> {
     }
 }
 
-/// The model with inputs for it: those given, or random ones where the file itself tells their types.
+/// The model, and the inputs given for it.
 fn open(a: &ModelArgs, progress: &Progress) -> Result<(Model, Vec<Tensor>), Error> {
     let given = inputs(a)?;
     progress.say("importing");
-    let model = Model::open(&a.model, &given)?;
-    let inputs = if given.is_empty() { model.example_inputs(0) } else { given };
-    Ok((model, inputs))
+    Ok((Model::open(&a.model, &given)?, given))
 }
 
-/// An artifact keeps its plan; anything else is compiled.
+/// What to run the model on: inputs given, or random ones of its types.
+fn given_or_random(given: Vec<Tensor>, model: &Model) -> Vec<Tensor> {
+    if given.is_empty() { model.example_inputs(0) } else { given }
+}
+
+/// The model, compiled, and the inputs given. An artifact keeps its plan; anything else is compiled.
 fn compiled(a: &ModelArgs, o: &CompileOptions, progress: &Progress) -> Result<(Model, Compiled, Vec<Tensor>), Error> {
     if FileKind::of(&a.model)? == FileKind::Artifact {
         let given = inputs(a)?;
         let (model, compiled) = kiln::artifact::open(&a.model, o)?;
         model.check_inputs(&given)?;
-        let inputs = if given.is_empty() { model.example_inputs(0) } else { given };
-        return Ok((model, compiled, inputs));
+        return Ok((model, compiled, given));
     }
-    let (model, inputs) = open(a, progress)?;
+    let (model, given) = open(a, progress)?;
     progress.say("compiling");
     let compiled = kiln::compile(&model, o)?;
-    Ok((model, compiled, inputs))
+    Ok((model, compiled, given))
 }
 
 fn run_model(a: &args::Run) -> Result<(), Error> {
     let progress = Progress::new("loading");
     let (device, target) = device(&a.device)?;
     let options = constrained_on(device, options(&a.model, target, !a.unfused), &a.constraints)?;
-    let (_, compiled, inputs) = compiled(&a.model, &options, &progress)?;
+    let (model, compiled, given) = compiled(&a.model, &options, &progress)?;
+    let inputs = given_or_random(given, &model);
     progress.say("running");
     let session = compiled.session_on(device, a.device.threads)?;
     let start = Instant::now();

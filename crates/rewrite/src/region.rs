@@ -466,10 +466,14 @@ impl Region<'_> {
             self.uses.iter().filter(|(v, _)| members.binary_search(v).is_err()).map(|(&v, us)| (v, us)).collect();
         let on_row =
             |us: &[Use]| !row.is_empty() && us.iter().any(|u| row.iter().all(|a| self.space.flat(&u.map).contains(a)));
-        let live = 1. + inputs.iter().filter(|(_, us)| on_row(us)).count() as f64;
-        // A row that does not fit on chip is legal: it is read again for every reduction.
+        // Gains and biases are the same for every row, so nothing is lost if they are read again.
+        let own = |v: usize, us: &[Use]| on_row(us) && self.dag.count(v) > self.space.extent(&row) as f64;
+        let live = 1. + inputs.iter().filter(|(v, us)| own(*v, us)).count() as f64;
+        // A row that does not fit on chip is legal: it is read for every reduction, and once more for results as long as it.
         let wide = self.space.extent(&row) as f64 * 4. * live > self.machine.on_chip as f64;
-        let passes = if wide { 1. + self.levels as f64 } else { 1. };
+        let along = self.space.flat(&self.root);
+        let last = if row.iter().all(|a| along.contains(a)) { 1. } else { 0. };
+        let passes = if wide { self.levels as f64 + last } else { 1. };
         let mut read = 0.;
         for (v, us) in inputs {
             let crosses =

@@ -1,5 +1,5 @@
 //! `kiln bench`: one measurement with its page, trace and plot, or a sweep over sizes.
-use super::{constrained_on, device, inputs, json, open, options};
+use super::{constrained_on, device, given_or_random, inputs, json, open, options};
 use crate::{
     args,
     render::{self, Progress},
@@ -51,7 +51,8 @@ fn seconds(s: f64) -> Result<Duration, Error> {
 }
 
 fn once(a: &args::Bench, options: &BenchOptions, progress: Progress) -> Result<(), Error> {
-    let (model, inputs) = open(&a.model, &progress)?;
+    let (model, given) = open(&a.model, &progress)?;
+    let inputs = given_or_random(given, &model);
     progress.say("measuring");
     let (result, compiled) = kiln::bench::bench(&model, &inputs, options)?;
     drop(progress);
