@@ -38,6 +38,16 @@ def rows():
         yield f"swiglu_{m}x{n}x{k}_bf16", swiglu, [(m, k), (n, k), (n, k)], half, 2 * m * n * k
     geglu = lambda x, w: (lambda h: h[:, :5120] * F.gelu(h[:, 5120:]))(F.linear(x, w))
     yield "geglu_4096x5120x1280_bf16", geglu, [(4096, 1280), (10240, 1280)], half, 4096 * 10240 * 1280
+    for op, m, n, k, f in (
+        ("softmax", 16384, 128, 1024, lambda x, w, b: F.softmax(F.linear(x, w, b), -1)),
+        ("softmax", 16384, 64, 4096, lambda x, w: F.softmax(F.linear(x, w), -1)),
+        ("log_softmax", 16384, 100, 2048, lambda x, w, b: F.log_softmax(F.linear(x, w, b), -1)),
+        ("layer_norm", 8192, 256, 4096, lambda x, w, b, g, c: F.layer_norm(F.linear(x, w, b), (256,), g, c)),
+        ("residual_norm", 32768, 256, 1024, lambda x, w, b, r, g, c: F.layer_norm(F.linear(x, w, b) + r, (256,), g, c)),
+        ("rms_norm", 65536, 64, 512, lambda x, w, g: F.rms_norm(F.linear(x, w), (64,), g, 1e-6)),
+    ):
+        more = {"residual_norm": [(n,), (m, n), (n,), (n,)], "layer_norm": [(n,)] * 3}.get(op, [(n,)] * (n != 64 or op == "rms_norm"))
+        yield f"{op}_{m}x{n}x{k}_bf16", f, [(m, k), (n, k), *more], half, m * n * k
     yield "bmm_64x1024_bf16", torch.bmm, [(64, 1024, 1024), (64, 1024, 1024)], half, 64 * 1024**3
     for n in (1024, 4096):
         yield f"gemm_{n}_f32", torch.mm, [(n, n), (n, n)], full, n**3

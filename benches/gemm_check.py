@@ -20,7 +20,10 @@ import tempfile
 CLUSTERED = [4096, 4096, 96]
 SIZES = [1, 7, 8, 17, 63, 64, 65, 127, 129, 1000, 4097]
 MORE = [2, 3, 5, 16, 31, 33, 100, 128, 192, 256, 257, 384, 511, 512, 768, 1024, 2048, 3072]
-EPILOGUES = ["scales", "none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu", "geglu"]
+# Rows of the result are reduced, in the tile where it has all columns.
+ROWS = ["softmax", "log_softmax", "layer_norm", "rms_norm", "residual_norm", "row_sum", "row_max", "row_product"]
+TILE = 256
+EPILOGUES = [*ROWS, "scales", "none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu", "geglu"]
 FORMS = ["dot", "dot", "linear", "linear", "at", "bt"]
 # Sums over pairs of rows: of squared differences and of their sizes.
 PAIRS = ["squares", "distances"]
@@ -48,6 +51,9 @@ def draw(rng, n, epilogues, numerics, rows, pairs):
         if numerics == "splits" and i % 2:
             # Smaller ones are computed exactly.
             sizes = [max(s, rng.choice([300, 511, 700, 1024])) for s in sizes]
+        epilogue = rng.choice(epilogues)
+        if epilogue in ROWS and rng.random() < 0.8:
+            sizes[1] = rng.choice([rng.randint(1, TILE), *[s for s in SIZES + MORE if s <= TILE]])
         while sizes[0] * sizes[1] * sizes[2] > 2e9:
             sizes[sizes.index(max(sizes))] //= 4
         batch = rng.choice([0, 0, 0, 0, 2, 3, 7, 32, 512])
@@ -57,7 +63,7 @@ def draw(rng, n, epilogues, numerics, rows, pairs):
         dtype = "f32" if pairs else dtype
         if batch and form == "linear":
             form = "dot"
-        yield {"dtype": dtype, "numerics": numerics, "batch": batch, "sizes": sizes, "form": form, "epilogue": rng.choice(epilogues), "odd": rng.random() < 0.08 and not (pairs and numerics == "approximates")}
+        yield {"dtype": dtype, "numerics": numerics, "batch": batch, "sizes": sizes, "form": form, "epilogue": epilogue, "odd": rng.random() < 0.08 and not (pairs and numerics == "approximates")}
 
 
 def text(case, i):
@@ -107,6 +113,22 @@ def text(case, i):
     elif e == "scales":
         args += [(f"v{i}", ty(m, 1)), (f"w{i}", ty(n)), (f"z{i}", ty(n))]
         lines += [f"%s{i} = mul {c}, %v{i}", f"%t{i} = mul %s{i}, %w{i}", f"%y{i} = add %t{i}, %z{i}"]
+    elif e in ("softmax", "log_softmax"):
+        lines.append(f"%y{i} = {e} {c} axis={len(lead) + 1}")
+    elif e == "layer_norm":
+        args += [(f"v{i}", ty(n)), (f"w{i}", ty(n))]
+        lines.append(f"%y{i} = layer_norm {c}, %v{i}, %w{i} eps=1e-5")
+    elif e == "rms_norm":
+        args.append((f"v{i}", ty(n)))
+        lines.append(f"%y{i} = rms_norm {c}, %v{i} eps=1e-6")
+    elif e == "residual_norm":
+        args += [(f"v{i}", ty(*lead, m, n)), (f"w{i}", ty(n)), (f"z{i}", ty(n))]
+        lines += [f"%s{i} = add {c}, %v{i}", f"%y{i} = layer_norm %s{i}, %w{i}, %z{i} eps=1e-5"]
+    elif e in ("row_sum", "row_max"):
+        lines.append(f"%y{i} = reduce.{e[4:]} {c} axes=[{len(lead) + 1}]")
+    elif e == "row_product":
+        args.append((f"v{i}", ty(*lead, m, n)))
+        lines += [f"%p{i} = mul {c}, %v{i}", f"%y{i} = reduce.sum %p{i} axes=[{len(lead) + 1}]"]
     elif e == "silu":
         lines.append(f"%y{i} = silu {c}")
     elif e == "leaky":
@@ -138,6 +160,43 @@ def text(case, i):
 def gated(s, of_gate, u, of_other, unit):
     """The largest error of a gate times another product, from those of the products."""
     return (of_gate * 1.2 + 4 * unit * s.abs() + 1e-6) * (u.abs() + of_other) + (s.abs() + of_gate * 1.2) * of_other + 2 * unit * (s * u).abs()
+
+
+def rows(e, c, slack, more, unit):
+    """What becomes of the rows, and what rounding of their elements explains; infinite where a norm has next to nothing to divide by."""
+    import torch
+
+    mean = lambda t: t.mean(-1, keepdim=True)
+    few = 2.0**-19
+    if e in ("softmax", "log_softmax"):
+        p = c.softmax(-1)
+        apart = slack + (p * slack).sum(-1, keepdim=True)
+        if e == "softmax":
+            return p, p * (torch.expm1(1.3 * apart) + few + 2 * unit) + 2.0**-24
+        y = c.log_softmax(-1)
+        return y, 1.3 * apart + few * (1 + c.abs() + y.abs()) + 3 * unit * y.abs()
+    if e in ("row_sum", "row_max", "row_product"):
+        if e == "row_max":
+            return c.amax(-1, keepdim=True), slack.amax(-1, keepdim=True) + unit * c.abs().amax(-1, keepdim=True)
+        if e == "row_product":
+            c, slack = c * more[0], slack * more[0].abs() + unit * (c * more[0]).abs()
+        y = c.sum(-1, keepdim=True)
+        return y, (slack + few * c.abs()).sum(-1, keepdim=True) + 2 * unit * y.abs()
+    if e == "residual_norm":
+        c = c + more[0]
+        slack, more = slack + unit * c.abs(), more[1:]
+    x, eps = c, 1e-6
+    if e != "rms_norm":
+        x, slack, eps = c - mean(c), slack + mean(slack) + few * mean(c.abs()), 1e-5
+    square = mean(x * x) + eps
+    off = (mean(2 * x.abs() * slack + slack * slack) / square) + few
+    y = x * square.rsqrt() * more[0]
+    error = more[0].abs() * square.rsqrt() * (slack * (1 + off) + x.abs() * off) + 3 * unit * y.abs()
+    error = torch.where(off > 0.3, torch.inf, error)
+    if e != "rms_norm":
+        y = y + more[1]
+        error = error + 2 * unit * y.abs()
+    return y, error + 2.0**-24
 
 
 def pairs(a, b, form, tf32, lost):
@@ -187,6 +246,9 @@ def reference(case, given, device):
         (u, g), (other, of_gate) = c.chunk(2, -1), slack.chunk(2, -1)
         s = F.gelu(g)
         return [s * u], [gated(s, of_gate, u, other, unit)], [d]
+    if e in ROWS:
+        y, error = rows(e, c, slack, more, unit)
+        return [y], [error], [d]
     if e == "none":
         return [c], [slack], [d]
     if e == "two":

@@ -99,3 +99,26 @@ fn refusals_say_why() {
     }
     assert!(after(&["clusters", "persistent"], DESCRIPTORS).unwrap_err().contains("already"));
 }
+
+/// Whole rows of a tensor core's sums are put together of their parts; others are refused.
+#[test]
+fn rows_are_reduced_in_their_tile() {
+    let softmax = "%most = reduce max %sum axis 1 : f32[128]
+  %column = expand_dims %most axis 1 : f32[128,1]
+  %wide = broadcast %column : f32[128,256]
+  %apart = sub %sum, %wide : f32[128,256]
+  %rounded = cast bf16 %apart";
+    let rows = DESCRIPTORS.replace("%rounded = cast bf16 %sum", softmax);
+    let k = after(&["roles"], &rows).unwrap();
+    let text = print(&k);
+    assert_eq!(count(&k, |op| matches!(op, Op::Reduce { .. })), 1, "{text}");
+    assert_eq!(count(&k, |op| matches!(op, Op::Part { .. })), 4, "{text}");
+    let refused = |old: &str, new: &str| after(&["roles"], &rows.replace(old, new)).unwrap_err();
+    let columns = refused(
+        "axis 1 : f32[128]\n  %column = expand_dims %most axis 1 : f32[128,1]",
+        "axis 0 : f32[256]\n  %column = expand_dims %most axis 0 : f32[1,256]",
+    );
+    assert!(columns.contains("row by row"), "{columns}");
+    let others = refused("reduce max %sum", "reduce max %zero");
+    assert!(others.contains("tensor core's sums"), "{others}");
+}

@@ -265,6 +265,30 @@ fn two_sums_in_one_kernel() {
     assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"), 16);
 }
 
+/// A softmax of the tile's rows in its epilogue: the widest rows, held once and reduced in registers and four lanes.
+#[test]
+fn rows_of_a_tile() {
+    let rows = "%most = reduce max %sum axis 1 : f32[128]
+  %column = expand_dims %most axis 1 : f32[128,1]
+  %wide = broadcast %column : f32[128,256]
+  %apart = sub %sum, %wide : f32[128,256]
+  %term = exp %apart : f32[128,256]
+  %total = reduce sum %term axis 1 : f32[128]
+  %below = expand_dims %total axis 1 : f32[128,1]
+  %spread = broadcast %below : f32[128,256]
+  %share = div %term, %spread : f32[128,256]
+  %rounded = cast bf16 %share";
+    let text = include_str!("../../../benches/ladder/descriptors.block").replace("%rounded = cast bf16 %sum", rows);
+    let mut k = kiln_block::text::parse(&text).unwrap();
+    kiln_block::passes::run(&["warpgroups", "fold", "cse", "licm", "dce"], &mut k).unwrap();
+    let ptx = compile(&k, Arch::Sm90a).unwrap();
+    assemble(&ptx, Arch::Sm90a);
+    // Two rows a thread, two steps between lanes, two reductions; each term once.
+    assert_eq!(count(&ptx, "shfl.sync.bfly"), 8);
+    assert_eq!(count(&ptx, "ex2.approx"), 128);
+    assert_eq!((count(&ptx, "ld.local"), count(&ptx, "st.local")), (0, 0));
+}
+
 /// Products in f32 from shared tiles: no spills, no warnings, 16-byte reads, a loop over eight of K for 8 by 16 sums a thread.
 #[test]
 fn multiply_adds() {

@@ -1,7 +1,7 @@
 //! Normalisations and softmax as scalar programs over the row, in the type arithmetic is done in.
 use crate::dag::{Guard, NodeId};
 use crate::expr::{Expr, delinear, linear};
-use crate::resolve::{Here, Resolved, Resolver};
+use crate::resolve::{Here, Product, Resolved, Resolver};
 use crate::{LowerError, Target};
 use kiln_graph::{BinaryOp, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 
@@ -69,6 +69,10 @@ impl Resolver<'_> {
         }
     }
 
+    /// Whether the row is a product's, in the registers of those that made it.
+    fn in_epilogue(&self) -> bool {
+        matches!(self.product, Some((_, Product::Node)))
+    }
     fn row_of(&self, len: usize) -> Result<Expr, LowerError> {
         Ok(self.row_index_or_one(&[len])?.swap_remove(0))
     }
@@ -104,10 +108,11 @@ impl Resolver<'_> {
             return self.dag.binary(BinaryOp::Sub, mine, log);
         }
         let mine = self.dag.unary(UnaryOp::Exp, mine);
-        if self.target != Target::Host {
+        if self.target != Target::Host && !self.in_epilogue() {
             return self.dag.binary(BinaryOp::Div, mine, sum);
         }
-        // One division a row: a vector of them takes as long as an exponential. The sum is at least 1.
+        // One division a row: a vector of them takes as long as an exponential, and nothing hides that of a product's tile. The
+        // sum is at least 1.
         let one = self.dag.number(self.dag.node(sum).dtype, 1.0);
         let scale = self.dag.binary(BinaryOp::Div, one, sum);
         self.dag.binary(BinaryOp::Mul, mine, scale)

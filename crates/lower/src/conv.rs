@@ -160,6 +160,7 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
         precision: product::precision(of, v),
         low: None,
         terms: Terms::Products,
+        row: None,
         a: &|r, at| r.at(c.w, &c.weight_index(at), &[]),
         b: &|r, at| {
             let (image, point) = (at[2].clone().div(c.points as i64), at[2].clone().rem(c.points as i64));
@@ -190,6 +191,7 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, 
         precision: product::precision(of, v),
         low: None,
         terms: Terms::Products,
+        row: None,
         a: &|r, at| r.at(c.w, &c.weight_index(&at[1..]), &[]),
         b: &|r, at| c.patch(r, at),
         place: &|ix| {

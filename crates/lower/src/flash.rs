@@ -41,7 +41,7 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, _target: Target) -> Result<Emitte
     };
     let unsolved = || of.unsupported("attention whose result is not stored element by element");
     let body = Body { product: Some((v, Place::Node)), ..*of };
-    let placed = placed::outputs(&body, &dims, &place).ok_or_else(unsolved)?;
+    let placed = placed::outputs(&body, &dims, &place, None).ok_or_else(unsolved)?;
     let mut r = body.resolver();
     let stores = placed.iter().map(|o| o.store(&mut r, &at)).collect::<Result<Vec<_>, _>>()?;
     let mut scene = Scene { dag: r.dag.clone(), stores };

@@ -5,7 +5,7 @@ use crate::placed;
 use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
 use crate::warpgroup::FEW;
-use crate::{LowerError, Target, library, product, reduction};
+use crate::{LowerError, Target, library, product, reduction, resolve};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::{Family, Template};
@@ -184,6 +184,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
         if linear_layer { vec![linear(&ix[..lead], &g.shape(v)[..lead]), ix[lead].clone()] } else { ix.to_vec() }
     };
     let precision = product::precision(of, v);
+    let row = if twin.is_none() { reduced(of, v) } else { None };
     if twin.is_none() && is_swapped(of, v, d) {
         let product = product::Product {
             v,
@@ -196,6 +197,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
             precision,
             low: None,
             terms: Terms::Products,
+            row,
             a: &|r, at| right(r, &product::swapped(at.to_vec())),
             b: &|r, at| left(r, &product::swapped(at.to_vec())),
             place: &|ix| product::swapped(place(ix)),
@@ -212,12 +214,19 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
         precision,
         low: None,
         terms: Terms::Products,
+        row,
         twin: twin.map(|t| product::Twin { b: &other, v: own(t) }),
         a: &left,
         b: &right,
         place: &place,
     };
     then(&product)
+}
+
+/// Elements of the rows that what comes after the product reduces.
+fn reduced(of: &Body, v: ValueId) -> Option<usize> {
+    let rest = Body { product: Some((v, resolve::Product::Node)), ..*of };
+    reduction::row_len(&rest).ok().flatten()
 }
 
 /// Few rows are the columns of the product with its operands swapped: tiles may be as narrow as they are, where rows of a tile come

@@ -52,6 +52,7 @@ pub fn lower(of: &Body, target: Target) -> Option<Emitted> {
         precision: Precision::Exact,
         low: None,
         terms: found.terms,
+        row: None,
         a: &|r, ix| at(r, 0, &left, ix),
         b: &|r, ix| at(r, 1, &right, ix),
         place: &|ix| p.batch.iter().chain([&p.rows, &p.columns]).map(|&i| ix[i].clone()).collect(),

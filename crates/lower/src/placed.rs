@@ -3,7 +3,7 @@ use crate::LowerError;
 use crate::dag::{Dag, Guard, NodeId, NodeOp, Scene, Store};
 use crate::expr::{CoordId, Expr, linear};
 use crate::invert::invert;
-use crate::resolve::{Body, Product, Resolver};
+use crate::resolve::{Body, Product, Resolver, Row};
 use crate::space::Space;
 use kiln_graph::ValueId;
 use kiln_plan::exec::Slot;
@@ -22,18 +22,32 @@ fn stand_in(i: usize, extent: usize) -> Expr {
 }
 
 /// Solves every output for the dimensions of the body's product, a node; `place` gives them from an index of it. `None` if an
-/// output is not reached element by element (a reduction, a repetition, an order no mixed radix describes), or reads several
-/// elements other than those of a pair, which are solved for the first.
-pub fn outputs(of: &Body, dims: &[usize], place: &dyn Fn(&[Expr]) -> Vec<Expr>) -> Option<Vec<Placed>> {
-    (0..of.graph.outputs.len()).map(|i| output(of, i, dims, place)).collect()
+/// output is not reached element by element (a repetition, an order no mixed radix describes), or reads several
+/// elements other than those of a pair, which are solved for the first. Of reduced rows of `row` elements, one for each column, the
+/// element itself stands for the others; a row without one is stored once for all of its columns.
+pub fn outputs(
+    of: &Body,
+    dims: &[usize],
+    place: &dyn Fn(&[Expr]) -> Vec<Expr>,
+    row: Option<usize>,
+) -> Option<Vec<Placed>> {
+    (0..of.graph.outputs.len()).map(|i| output(of, i, dims, place, row)).collect()
 }
 
-fn output(of: &Body, i: usize, dims: &[usize], place: &dyn Fn(&[Expr]) -> Vec<Expr>) -> Option<Placed> {
+fn output(
+    of: &Body,
+    i: usize,
+    dims: &[usize],
+    place: &dyn Fn(&[Expr]) -> Vec<Expr>,
+    row: Option<usize>,
+) -> Option<Placed> {
     let g = of.graph;
     let out = g.outputs[i];
+    let rank = g.shape(out).len();
     let resolve = |s: &Space| -> Result<Scene, LowerError> {
         let mut r = of.resolver();
-        let value = r.at(out, &s.axes, &[])?;
+        r.row = row.zip(s.axes.get(rank)).map(|(len, along)| Row { position: along.clone(), len });
+        let value = r.at(out, &s.axes[..rank], &[])?;
         // The dimensions are part of the scene, so that the space is split for them too.
         let mut stores = vec![];
         for at in anchors(&r.dag, &[value]) {
@@ -43,13 +57,27 @@ fn output(of: &Body, i: usize, dims: &[usize], place: &dyn Fn(&[Expr]) -> Vec<Ex
         }
         Ok(Scene { dag: r.dag, stores })
     };
-    let mut space = Space::new(g.shape(out), &vec![false; g.shape(out).len()]);
+    let extents: Vec<usize> = g.shape(out).iter().copied().chain(row).collect();
+    let mut space = Space::new(&extents, &(0..extents.len()).map(|axis| axis == rank).collect::<Vec<_>>());
     space.refine(&resolve).ok()?;
     let scene = resolve(&space).ok()?;
     let value = scene.stores.first()?.value;
-    let at = match &anchors(&scene.dag, &[value])[..] {
+    let all = anchors(&scene.dag, &[value]);
+    let along = space.row_ids();
+    let (others, own): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|at| at.iter().any(|e| along.iter().any(|id| e.uses(*id))));
+    // Rows are all columns of the product, in their order.
+    let is_row = |at: &[Expr]| {
+        let lead = place(at);
+        let (column, lead) = lead.split_last()?;
+        let apart = !lead.iter().any(|e| along.iter().any(|id| e.uses(*id)));
+        (apart && Some(column) == space.axes.get(rank)).then_some(())
+    };
+    others.iter().try_for_each(|at| is_row(at))?;
+    let rows_alone = own.is_empty();
+    let at = match &(if rows_alone { others } else { own })[..] {
         [at] => at.clone(),
-        [a, b] => first_of_pair(a, b, *dims.last()?)?,
+        [a, b] if row.is_none() => first_of_pair(a, b, *dims.last()?)?,
         _ => return None,
     };
     let mut solved: Vec<(CoordId, Expr)> = vec![];
@@ -61,12 +89,13 @@ fn output(of: &Body, i: usize, dims: &[usize], place: &dyn Fn(&[Expr]) -> Vec<Ex
             guards.push(inverse.guard);
         }
     }
-    let all = space.coords.iter().all(|c| solved.iter().filter(|s| s.0 == c.id).count() == 1);
-    if !all || solved.len() != space.coords.len() {
+    let mut wanted = space.coords.iter().filter(|c| rows_alone || !c.row);
+    let once = |id: CoordId| solved.iter().filter(|s| s.0 == id).count() == 1;
+    if solved.len() != wanted.clone().count() || !wanted.all(|c| once(c.id)) {
         return None;
     }
     let find = |id| solved.iter().find(|s| s.0 == id).map(|s| s.1.clone());
-    Some(Placed { output: i, axes: space.axes.iter().map(|e| e.substitute(&find)).collect(), guards })
+    Some(Placed { output: i, axes: space.axes[..rank].iter().map(|e| e.substitute(&find)).collect(), guards })
 }
 
 fn anchors(dag: &Dag, roots: &[NodeId]) -> Vec<Vec<Expr>> {

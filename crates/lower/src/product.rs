@@ -5,10 +5,10 @@ mod memory;
 mod split;
 
 use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
-use crate::emit::Lanes;
+use crate::emit::{Lanes, TileRow};
 use crate::expr::{CoordId, Expr};
 use crate::placed::{self, the_sums};
-use crate::resolve::{Body, Product as Place, Resolved, Resolver};
+use crate::resolve::{Body, Product as Place, Resolved, Resolver, Row};
 use crate::rows::Emitted;
 use crate::space::Space;
 use crate::tile::{Cut, Frame, Shape, loads, open_with};
@@ -46,6 +46,8 @@ pub struct Product<'a> {
     pub low: Option<[OperandAt<'a>; 2]>,
     /// What is summed of the operands' elements.
     pub terms: Terms,
+    /// Elements of the rows that the rest of the kernel reduces. In a tile that has all columns its epilogue can.
+    pub row: Option<usize>,
 }
 
 /// Type of a product's operands.
@@ -108,13 +110,15 @@ fn with_operands(of: &Body, p: &Product, target: Target, mut out: Emitted) -> Re
         return Ok(out.then(split));
     }
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
-    if let Some(placed) = placed::outputs(&p.nodes(of), &dims, p.place)
+    if p.row.is_none_or(|n| n == p.n)
+        && let Some(placed) = placed::outputs(&p.nodes(of), &dims, p.place, p.row)
         && let Some(step) = fused(of, p, &dims, &placed, target)?
     {
         out.steps.push(step);
         return Ok(out);
     }
-    // The epilogue is not element by element: the products go through memory.
+    // The epilogue is neither element by element nor row by row in a tile: the products go through memory.
+    let p = &Product { batch: p.batch.clone(), row: None, ..*p };
     let acc = of.graph.dtype(p.v).compute();
     let first = out.scratch.len() as u32;
     let scene = |at: &[Expr]| sums(of, p, at, first, &Expr::default());
@@ -216,6 +220,7 @@ fn fused(
     let product = p.nodes(of);
     let scene = |at: &[Expr]| {
         let mut r = product.resolver();
+        r.row = p.row.zip(at.last()).map(|(len, column)| Row { position: column.clone(), len });
         let stores = placed.iter().map(|o| o.store(&mut r, at)).collect::<Result<Vec<_>, _>>()?;
         Ok((r.dag, stores))
     };
@@ -224,7 +229,10 @@ fn fused(
     if the_sums(&Scene { dag, stores }, p.sums()).is_none() {
         return Ok(None);
     }
-    tiled(of, p, dims, of.name, target, &scene).map(Some)
+    match tiled(of, p, dims, of.name, target, &scene) {
+        Err(_) if p.row.is_some() => Ok(None),
+        step => step.map(Some),
+    }
 }
 
 fn tile(p: &Product, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
@@ -238,6 +246,11 @@ fn tile(p: &Product, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
     let fit = |n: usize, most: usize| n.next_power_of_two().clamp(16, most);
     let large = dtype.bytes() < 8 && p.m > 64 && p.n > 64 && tiles(128, 128) >= 100;
     let (m, n) = if large { (fit(p.m, 128), fit(p.n, 128)) } else { (fit(p.m, 64), fit(p.n, 64)) };
+    let [m, n] = match p.row {
+        // All columns, and rows for as many threads.
+        Some(_) if p.n > n => [m.min(64), p.n.next_power_of_two()],
+        _ => [m, n],
+    };
     let [m, n] = wanted.unwrap_or([m, n]);
     let warps = if m * n >= 128 * 128 {
         8
@@ -269,6 +282,8 @@ fn tiled(
 ) -> Result<Work<Kernel>, LowerError> {
     let dtype = operands(of, p.v);
     let t = tile(p, dtype, of.template.and_then(|t| t.tile));
+    let row =
+        p.row.filter(|_| p.whole.is_none()).map(|_| TileRow { coord: dims.len() as CoordId - 1, axis: 1, rank: 2 });
     let base = dims.len() as CoordId;
     let ids = Coords { m: base - 2, n: base - 1, ka: base, kb: base + 1 };
     let axes: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
@@ -302,6 +317,7 @@ fn tiled(
         low,
         anchors: &anchors,
         dtype,
+        row,
         asked: of.template.into(),
     };
     let wanted = of.template.map(|t| t.family);
@@ -313,6 +329,10 @@ fn tiled(
     if wanted == Some(Family::Warpgroup) || p.whole.is_some() || p.low.is_some() {
         return Err(of.unsupported(warpgroup::NEEDS));
     }
+    // Where warpgroups take the product alone, that and a step for its rows are faster.
+    if row.is_some() && (t.n < p.n || wanted != Some(Family::Tile) && sides(of, p, target)?.is_some()) {
+        return Err(of.unsupported("rows of the result that lie in several tiles"));
+    }
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };
     let mut cuts: Vec<Cut> = (p.batch.iter().enumerate()).map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();
     cuts.extend([cut(ids.m, p.m, t.m, 0), cut(ids.n, p.n, t.n, 1)]);
@@ -321,6 +341,7 @@ fn tiled(
     used.extend(scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
     let mut f = open_with(name, &scene, &shape, &used);
     grouped(&mut f, p, &ids, t);
+    f.em.row = row;
     let sums = accumulate(&mut f, p, &ids, t, (a, &b), dtype);
     for (anchor, sum) in anchors.into_iter().zip(sums) {
         f.em.set(anchor, sum);

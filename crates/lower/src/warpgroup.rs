@@ -15,7 +15,7 @@ mod shape;
 
 use crate::Target;
 use crate::dag::{NodeId, Scene};
-use crate::emit::Lanes;
+use crate::emit::{Lanes, TileRow};
 use crate::product::{Coords, Product};
 use crate::tile::{Cut, Frame, Used, loads, open_bare};
 pub use cost::CLOCK;
@@ -41,6 +41,8 @@ pub struct Task<'a> {
     pub low: Option<[NodeId; 2]>,
     pub anchors: &'a [NodeId],
     pub dtype: DType,
+    /// How the epilogue reduces rows, where it does.
+    pub row: Option<TileRow>,
     pub asked: Asked,
 }
 
@@ -239,6 +241,7 @@ impl Plain<'_> {
             let lanes = lanes(f, cut, first);
             f.em.coords.insert(cut.id, lanes);
         }
+        f.em.row = self.task.row;
         for (anchor, sum) in self.task.anchors.iter().zip(sums) {
             f.em.set(*anchor, *sum);
         }

@@ -341,6 +341,48 @@ fn products_in_tf32() {
     );
 }
 
+/// Rows that are reduced after the product: in its tile where that has all columns, by warpgroups or without them; by a step of
+/// their own where K is cut, a tile is narrower, or sums are by multiply-adds.
+#[test]
+fn rows_in_a_tile() {
+    let reduced = |lines: &str, arch: u32| {
+        let text = checked_text(lines, Precision::Tf32, arch);
+        (text.matches("kernel @").count(), text.contains("wgmma"))
+    };
+    let softmax = "%y = softmax %c axis=1\n return %y";
+    let norm = "%s = add %c, %r\n %y = layer_norm %s, %g, %v eps=1e-5\n return %y";
+    for (d, m, n, k) in [("bf16", 64, 64, 64), ("f16", 65, 40, 72), ("f32", 130, 136, 200), ("bf16", 70, 256, 64)] {
+        let head = format!("(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %g: {d}[{n}], %r: {d}[{m},{n}])");
+        let turned = format!("%y = reduce.max %c axes=[1]\n %z = reshape %y shape=[1,{m}]\n return %z");
+        for rest in [
+            softmax,
+            norm,
+            "%y = rms_norm %c, %g eps=1e-6\n %z = add %y, %r\n return %z",
+            "%p = mul %c, %r\n %y = reduce.sum %p axes=[1]\n return %y",
+            &turned,
+        ] {
+            let lines = format!("{head} {{ %c = linear %a, %b, %v\n {rest} }}");
+            assert_eq!(reduced(&lines, 90), (1, true), "{lines}");
+            assert_eq!(reduced(&lines, 80).0, 1, "{lines}");
+        }
+    }
+    // Rows of any length without warpgroups; heads and images as batches.
+    let whole = |lines: &str| assert_eq!(reduced(lines, 90).0, 1, "{lines}");
+    whole(&format!("(%a: bf16[33,17], %b: bf16[17,7]) {{ %c = dot %a, %b\n {softmax} }}"));
+    whole(&format!("(%a: f16[9,33], %b: f16[33,200]) {{ %c = dot %a, %b\n {softmax} }}"));
+    whole("(%a: bf16[3,40,64], %b: bf16[3,64,72]) { %c = dot %a, %b\n %y = log_softmax %c axis=2\n return %y }");
+    whole(
+        "(%a: bf16[2,36,64], %b: bf16[48,64]) { %c = linear %a, %b\n %y = softmax %c axis=2\n %s = reshape %y shape=[72,48]\n return %s }",
+    );
+    let apart = |lines: &str| assert!(reduced(lines, 90).0 > 1, "{lines}");
+    apart("(%a: bf16[64,64], %b: bf16[64,64]) { %c = dot %a, %b\n %y = softmax %c axis=0\n return %y }");
+    apart(&format!("(%a: bf16[64,64], %b: bf16[300,64]) {{ %c = linear %a, %b\n {softmax} }}"));
+    apart(&format!("(%a: bf16[40,4096], %b: bf16[72,4096]) {{ %c = linear %a, %b\n {softmax} }}"));
+    apart(
+        "(%a: bf16[64,64], %b: bf16[64,64], %r: bf16[64,64]) { %c = linear %a, %b\n %p = softmax %r axis=1\n %y = mul %c, %p\n return %y }",
+    );
+}
+
 /// The programs of a kernel whose f32 products are of this precision, compared with the graph.
 fn checked_text(lines: &str, precision: Precision, arch: u32) -> String {
     let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));

@@ -81,7 +81,7 @@ pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
 }
 
 /// Type of a product's operands.
-fn operands(dag: &Dag, v: usize) -> DType {
+pub fn operands(dag: &Dag, v: usize) -> DType {
     dag.nodes[v].args.first().map_or(DType::F32, |&a| dag.ty(a).dtype)
 }
 /// Whether this op's operands are taken as tf32, or as sums of such, where the machine may.

@@ -423,7 +423,7 @@ impl Region<'_> {
             }
         }
         let Some(anchor) = self.anchor else { return Ok(()) };
-        if self.rows.is_some() {
+        if self.rows.is_some() && !self.fits_tile(anchor) {
             return Err(Reject::RowReductionAfterProduct);
         }
         if outs.len() > 1 {

@@ -145,6 +145,28 @@ fn gate_and_up_are_one_product() {
     // Small: up reads gate in its epilogue, which is as many launches, or joined; never three.
     assert_eq!(kinds(&p).len(), 2, "{p}");
 }
+/// Rows of a product that a tile spans are reduced in its epilogue, where tensor cores make it.
+#[test]
+fn rows_of_a_product_are_reduced_in_its_tile() {
+    let plan = |dtype: &str, [m, n]: [usize; 2], lines: &str| {
+        kinds(&checked(&format!(
+            "graph g(%x: {dtype}[{m},64], %r: {dtype}[{m},{n}]) {{
+            @w: {dtype}[{n},64] = random(seed=1, scale=0.1)\n @g: {dtype}[{n}] = fill(1.0)\n @b: {dtype}[{n}] = fill(0.5)
+            %h = linear %x, @w, @b\n {lines}\n return %y\n}}"
+        )))
+    };
+    let norm = "%s = add %h, %r\n %y = layer_norm %s, @g, @b eps=1e-5";
+    let softmax = "%y = softmax %h axis=1";
+    for lines in [softmax, norm, "%y = rms_norm %h, @g eps=1e-6", "%p = mul %h, %r\n %y = reduce.sum %p axes=[1]"] {
+        assert_eq!(plan("bf16", [32, 100], lines), [Gemm], "{lines}");
+    }
+    assert_eq!(plan("f16", [32, 256], norm), [Gemm]);
+    assert_eq!(plan("bf16", [32, 257], softmax), [Gemm, Reduction], "wider than a tile");
+    assert_eq!(plan("bf16", [4, 64], softmax), [Gemm, Reduction], "no tiles");
+    assert_eq!(plan("f32", [32, 64], softmax), [Gemm, Reduction], "multiply-adds");
+    assert_eq!(plan("bf16", [32, 64], "%y = softmax %h axis=0"), [Gemm, Reduction], "columns");
+    assert_eq!(plan("bf16", [32, 64], "%y = reduce.argmax %h axes=[1]"), [Gemm, Reduction], "places");
+}
 /// Two products of one left operand in one kernel, on machines that have tiles with two sums.
 #[test]
 fn pairs_of_products_on_machines_that_have_them() {

@@ -17,7 +17,7 @@ pub fn candidates(of: &Body, p: &Product, target: Target) -> Result<Vec<(Templat
     let mut all = memory::prepared(of, p, target, by_warpgroups)?.unwrap_or_default();
     let us = |cycles: f64| cycles / CLOCK * 1e6;
     all.extend(TILES.map(|tile| (Template { tile: Some(tile), ..Family::Tile.into() }, us(tiles(p, tile)))));
-    if p.m.min(p.n) <= FEW {
+    if p.m.min(p.n) <= FEW && p.row.is_none() {
         all.push((Family::Rows.into(), us(rows(p, dtype.bytes()))));
     }
     Ok(all)

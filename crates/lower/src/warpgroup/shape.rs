@@ -216,9 +216,11 @@ pub fn shape(
     let sums = p.sums();
     // Sums of a thread.
     let held = sums * m * n / copies / 128 * (1 + usize::from(engine.apart()));
+    // Parts of K are summed, and rows reduced, by a step of its own.
+    let cut = p.row.is_some_and(|len| p.whole.is_none() && n < len);
     // Tensor cores are slower in narrow tiles.
     let narrow = n < 64 && p.n > FEW;
-    if runs || narrow || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
+    if runs || cut || narrow || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
         return None;
     }
     let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));

@@ -1,9 +1,14 @@
 //! Reductions and whole-row ops: they fix the kernel's rows, and all of them must agree on these.
 use super::{Region, Reject, Rows, Use};
 use crate::class::{Class, weight};
+use crate::cost::{is_f32_product, operands};
 use crate::space::{Atom, Map, Walk, align};
-use kiln_graph::Op;
+use kiln_graph::{DType, Op};
+use kiln_plan::Precision;
 use std::collections::BTreeSet;
+
+/// Rows or columns of a product that is computed along rows instead.
+const FEW: usize = 4;
 
 impl Region<'_> {
     /// A reduction, or an op that reads and writes whole rows.
@@ -88,6 +93,27 @@ impl Region<'_> {
         }
         self.rows = Some(Rows { across, along: along.clone() });
         Ok(along)
+    }
+
+    /// Do the rows lie in the tile of this product on a GPU, so that its epilogue can reduce them? Products of few rows or columns have no
+    /// tiles, and sums by multiply-adds have their rows in several warps.
+    pub(super) fn fits_tile(&self, anchor: usize) -> bool {
+        let (dag, m) = (self.dag, self.machine);
+        let along = self.rows.as_ref().map(|r| self.space.now(&r.along)).unwrap_or_default();
+        let (Some((&columns, lead)), Some([u])) =
+            (dag.shape(anchor).split_last(), self.uses.get(&anchor).map(Vec::as_slice))
+        else {
+            return false;
+        };
+        let rows = if *dag.op(anchor) == Op::Dot { lead.last().copied().unwrap_or(1) } else { lead.iter().product() };
+        let tensor_cores = match operands(dag, anchor) {
+            DType::Bf16 | DType::F16 => true,
+            _ => is_f32_product(dag, anchor) && m.f32_products().0 == Precision::Tf32,
+        };
+        let across = u.map.last().map(|w| self.space.now(&w.atoms));
+        let product = dag.class[anchor] == Class::Product && self.twin.is_none() && self.place.is_none();
+        let large = rows > FEW && columns > FEW && columns <= m.tile;
+        m.gpu && product && tensor_cores && large && across == Some(along)
     }
 
     /// Between a reduction and the output nothing is permuted: rows are stored in the order they are computed in.

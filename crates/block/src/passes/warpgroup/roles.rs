@@ -72,7 +72,7 @@ impl<'k> Writer<'k> {
         let line: usize = bytes.iter().sum();
         let room = MEMORY.saturating_sub(BUFFERS * form.m * columns * line) / stage.max(1);
         let stages = crew.map_or(room.min(8), |c| c.stages);
-        let part = Part { tile: [form.m, form.n], rows, columns };
+        let part = Part { engine: form.engine, tile: [form.m, form.n], rows, columns };
         let w = Writer { k, form, crew: Crew { consumers, stages }, part, effects };
         w.check(room)?;
         Ok(w)
@@ -314,7 +314,7 @@ fn effects(k: &Kernel, form: &Form) -> Result<Vec<Inst>, Refusal> {
         let data = k.inst(i);
         let after = at > Some(form.at);
         match &data.op {
-            // Rows and columns by themselves are written again for every part, with the same values.
+            // Columns by themselves are written again for every consumer, with the same values.
             Op::Store
                 if after
                     && matches!(k.ty(data.args[0]).shape(), [m, n] if (*m == 1 || *m == form.m) && (*n == 1 || *n == form.n)) =>

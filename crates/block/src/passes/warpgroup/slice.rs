@@ -1,8 +1,11 @@
 //! The epilogue on a part of the tile: what is done with the sums, again, for a consumer's rows and some of the columns.
+//!
+//! A row that is reduced is needed whole: its parts are made once, in registers, combined column by column, and reduced as one
+//! part. Tensor cores leave a row in four lanes of a warp, so nothing goes through shared memory.
 use super::Refusal;
 use super::{copy::Copier, form::Engine};
-use crate::{BinaryOp, Builder, Const, Kernel, Op, Type, Value};
-use std::collections::HashMap;
+use crate::{BinaryOp, Builder, Const, Elem, InstData, Kernel, Op, ReduceOp, Type, Value};
+use std::collections::{HashMap, HashSet};
 
 /// What of an axis is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -19,12 +22,11 @@ use Axis::{Columns, Rows, Whole};
 /// Sizes of the tile and of what is made of it at once.
 #[derive(Clone, Copy)]
 pub struct Part {
+    pub engine: Engine,
     pub tile: [usize; 2],
     pub rows: usize,
     pub columns: usize,
 }
-
-type Made = HashMap<(Value, Vec<Axis>), Value>;
 
 pub struct Slicer<'a, 'k> {
     copier: &'a mut Copier<'k>,
@@ -34,8 +36,8 @@ pub struct Slicer<'a, 'k> {
     /// The consumer's first row; `None` where there is one consumer.
     first_row: Option<Value>,
     first_column: usize,
-    /// What does not follow the columns, and what does.
-    made: [Made; 2],
+    /// What was made, by the first column of what follows the columns.
+    made: HashMap<(Value, Vec<Axis>, usize), Value>,
     pub failed: Option<Refusal>,
 }
 
@@ -46,12 +48,11 @@ impl<'a, 'k> Slicer<'a, 'k> {
         sums: HashMap<Value, Value>,
         first_row: Option<Value>,
     ) -> Slicer<'a, 'k> {
-        Slicer { copier, part, sums, first_row, first_column: 0, made: Default::default(), failed: None }
+        Slicer { copier, part, sums, first_row, first_column: 0, made: HashMap::new(), failed: None }
     }
     /// Goes to the columns from `first` on.
     pub fn columns_from(&mut self, first: usize) {
         self.first_column = first;
-        self.made[1].clear();
     }
     /// A parameter.
     pub fn param(&self, v: Value) -> Option<Value> {
@@ -76,7 +77,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
     }
     fn shape(&mut self, v: Value, axes: &[Axis]) -> Vec<usize> {
         let k = self.kernel();
-        let Part { tile, rows, columns } = self.part;
+        let Part { tile, rows, columns, .. } = self.part;
         let mut shape = k.ty(v).shape().to_vec();
         for (n, axis) in shape.iter_mut().zip(axes) {
             let (whole, part) = match axis {
@@ -104,13 +105,12 @@ impl<'a, 'k> Slicer<'a, 'k> {
         {
             return known;
         }
-        let key = (v, axes.to_vec());
-        let which = usize::from(axes.contains(&Columns));
-        if let Some(known) = self.made[which].get(&key) {
+        let key = (v, axes.to_vec(), if axes.contains(&Columns) { self.first_column } else { 0 });
+        if let Some(known) = self.made.get(&key) {
             return *known;
         }
         let made = self.make(b, v, axes);
-        self.made[which].insert(key, made);
+        self.made.insert(key, made);
         made
     }
     fn make(&mut self, b: &mut Builder, v: Value, axes: &[Axis]) -> Value {
@@ -146,6 +146,9 @@ impl<'a, 'k> Slicer<'a, 'k> {
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Load => {
                 vec![axes.to_vec(); data.args.len()]
             }
+            Op::Reduce { op, axis: 1 } if axes == [Rows] && of(data.args[0]) == self.part.tile => {
+                return self.reduce(b, data, *op, ty);
+            }
             Op::Reduce { axis, .. } => {
                 let mut axes = axes.to_vec();
                 axes.insert(*axis as usize, Whole);
@@ -156,6 +159,42 @@ impl<'a, 'k> Slicer<'a, 'k> {
         let args: Vec<Value> = data.args.iter().zip(&wanted).map(|(a, axes)| self.value(b, *a, axes)).collect();
         b.inst(data.op.clone(), &args, &[ty], vec![])[0]
     }
+    /// A reduction of whole rows: of the parts' combination.
+    fn reduce(&mut self, b: &mut Builder, data: &InstData, op: ReduceOp, ty: Type) -> Value {
+        let (arg, own) = (data.args[0], self.first_column);
+        let Part { engine, tile, columns, .. } = self.part;
+        if engine != Engine::TensorCores || !self.follows_sums(arg) {
+            return self.refuse(arg, "rows that are not a tensor core's sums, or made of them, lie in several warps");
+        }
+        let mut whole: Option<Value> = None;
+        for first in (0..tile[1]).step_by(columns) {
+            self.first_column = first;
+            let part = self.value(b, arg, &[Rows, Columns]);
+            whole = match (whole, combiner(op, b.elem(part))) {
+                (None, _) => Some(part),
+                (Some(before), Some(op)) => Some(b.binary(op, before, part)),
+                (Some(_), None) => {
+                    return self.refuse(arg, format!("{op:?} of a row is not put together of its parts"));
+                }
+            };
+        }
+        self.first_column = own;
+        let whole = whole.unwrap_or(arg);
+        b.inst(data.op.clone(), &[whole], &[ty], vec![])[0]
+    }
+    /// Whether a block is made of the sums element by element, so that it lies as they do.
+    fn follows_sums(&self, v: Value) -> bool {
+        let elementwise = |op: &Op| matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_));
+        let (mut open, mut seen) = (vec![v], HashSet::new());
+        while let Some(v) = open.pop() {
+            if self.sums.contains_key(&v) {
+                return true;
+            }
+            let made = self.copier.definition(v).filter(|d| elementwise(&d.op) && seen.insert(v));
+            open.extend(made.iter().flat_map(|d| &d.args));
+        }
+        false
+    }
     fn iota(&mut self, b: &mut Builder, ty: Type, axes: &[Axis]) -> Value {
         let lane = b.inst(Op::Iota, &[], std::slice::from_ref(&ty), vec![])[0];
         let first = match (axes, self.first_row) {
@@ -165,6 +204,21 @@ impl<'a, 'k> Slicer<'a, 'k> {
         };
         b.binary(BinaryOp::Add, lane, first)
     }
+}
+
+/// What makes one partial result of two.
+fn combiner(op: ReduceOp, elem: Option<Elem>) -> Option<BinaryOp> {
+    Some(match (op, elem) {
+        (ReduceOp::Sum, Some(Elem::Bool)) => BinaryOp::Or,
+        (ReduceOp::Prod, Some(Elem::Bool)) => BinaryOp::And,
+        (ReduceOp::Sum, _) => BinaryOp::Add,
+        (ReduceOp::Prod, _) => BinaryOp::Mul,
+        (ReduceOp::Max, _) => BinaryOp::Max,
+        (ReduceOp::Min, _) => BinaryOp::Min,
+        (ReduceOp::And, _) => BinaryOp::And,
+        (ReduceOp::Or, _) => BinaryOp::Or,
+        (ReduceOp::ArgMax | ReduceOp::ArgMin, _) => return None,
+    })
 }
 
 /// Columns that are finished together, for outputs of these bytes: a line of 128 bytes of the widest, of two to four bytes;

@@ -154,6 +154,10 @@ impl<'k> Writer<'k> {
         for part in 0..parts {
             slicer.columns_from(part * columns);
             for data in self.effects.iter().map(|i| self.k.inst(*i)) {
+                if data.op == Op::Store && part > 0 && self.k.ty(data.args[0]).shape()[1] == 1 {
+                    // A value a row is written with the first part.
+                    continue;
+                }
                 if data.op == Op::Store {
                     let args: Vec<Value> = data.args.iter().map(|v| slicer.block(b, *v)).collect();
                     b.inst(Op::Store, &args, &[], vec![]);
