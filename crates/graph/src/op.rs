@@ -326,3 +326,32 @@ pub enum Op {
     /// Result `i` (≥ 1) of a fallback node.
     Result(u32),
 }
+
+impl Op {
+    /// Arithmetic per element; a transcendental function counts as 8. A named form never costs more than its primitives.
+    pub fn weight(&self) -> f64 {
+        use UnaryOp::*;
+        match self {
+            Op::Unary(Neg | Abs | Sign | Floor | Ceil | Round | Trunc | Not | IsNan | IsInf | Relu) => 1.,
+            Op::Unary(GeluErf | GeluTanh) => 11.,
+            Op::Unary(Softplus | Mish | LogSigmoid) => 16.,
+            Op::Unary(Hardswish | Hardsigmoid) => 4.,
+            Op::Unary(_) => 8.,
+            Op::Binary(BinaryOp::Div | BinaryOp::FloorDiv | BinaryOp::Remainder | BinaryOp::Fmod | BinaryOp::Pow) => 8.,
+            Op::Binary(BinaryOp::Atan2) => 16.,
+            Op::Softmax { .. } | Op::LogSoftmax { .. } => 11.,
+            Op::RmsNorm { .. } => 3.,
+            Op::LayerNorm { .. } | Op::GroupNorm { .. } => 4.,
+            Op::BatchNorm { .. } => 4.,
+            Op::Input(_)
+            | Op::Param(_)
+            | Op::Const(_)
+            | Op::Iota { .. }
+            | Op::Reshape(_)
+            | Op::Permute(_)
+            | Op::Broadcast(_)
+            | Op::Slice { .. } => 0.,
+            _ => 1.,
+        }
+    }
+}

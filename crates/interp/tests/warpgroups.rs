@@ -1,6 +1,6 @@
 //! The passes from a plain product to warpgroups change no bit: generated programs, interpreted before and after each step.
 use common::Random;
-use kiln_block::passes::warpgroup::{Launch, Refusal, maps, persistent, roles};
+use kiln_block::passes::warpgroup::{Crew, Launch, Refusal, maps, persistent, roles};
 use kiln_block::{
     BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Terms, Type, UnaryOp, Value, text, verify::verify,
 };
@@ -250,15 +250,17 @@ fn every_step_keeps_every_bit() {
         let walking = persistent::run(&mapped, Launch { blocks: 2, cluster: 1, group: 3, ..Launch::of(&mapped, 132) })
             .unwrap_or_else(|e| panic!("{about}: {e}"));
         check("persistent", &walking);
-        for (name, before) in [
-            ("roles", mapped.clone()),
-            ("persistent, roles", walking),
-            (
-                "clusters, roles",
-                persistent::run(&mapped, Launch { blocks: 4, cluster: clusters, ..Launch::of(&mapped, 132) }).unwrap(),
-            ),
+        let clustered =
+            persistent::run(&mapped, Launch { blocks: 4, cluster: clusters, ..Launch::of(&mapped, 132) }).unwrap();
+        let turns = |stages| Some(Crew { consumers: 2, stages, turns: true });
+        for (name, before, crew) in [
+            ("roles", mapped.clone(), None),
+            ("persistent, roles", walking.clone(), None),
+            ("clusters, roles", clustered.clone(), None),
+            ("persistent, turns", walking, turns(2)),
+            ("clusters, turns", clustered, turns(3)),
         ] {
-            match roles::run(&before, None) {
+            match roles::run(&before, crew) {
                 Ok(k) => {
                     made += 1;
                     check(name, &k);
@@ -266,9 +268,11 @@ fn every_step_keeps_every_bit() {
                     kiln_block::passes::canonicalise(&mut clean).unwrap();
                     check(&format!("{name}, canonical"), &clean);
                 }
+                // A thread holds the sums of twice the rows.
+                Err(Refusal(why)) if crew.is_some() && why.contains("a thread would hold 256 sums") => {}
                 Err(Refusal(why)) => panic!("{about}: {why}\n{}", text::print(&before)),
             }
         }
     }
-    assert_eq!(made, 3 * 16);
+    assert!(made > 4 * 16, "{made}");
 }

@@ -77,6 +77,7 @@ pub fn neighbours(t: Template) -> Vec<Template> {
         put(Schedule { stages: Some(n), ..s });
     }
     put(Schedule { cluster: Some(3 - cluster.min(2)), ..s });
+    put(Schedule { tiles: Some(3 - s.tiles.unwrap_or(1).min(2)), ..s });
     match depth {
         128 => put(Schedule { depth: Some(256), stages: Some(stages / 2), ..s }),
         _ => put(Schedule { depth: Some(depth / 2), stages: Some(stages * 2), ..s }),

@@ -161,6 +161,7 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
         low: None,
         terms: Terms::Products,
         row: None,
+        after: product::after(of, v),
         a: &|r, at| r.at(c.w, &c.weight_index(at), &[]),
         b: &|r, at| {
             let (image, point) = (at[2].clone().div(c.points as i64), at[2].clone().rem(c.points as i64));
@@ -192,6 +193,7 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, 
         low: None,
         terms: Terms::Products,
         row: None,
+        after: product::after(of, v),
         a: &|r, at| r.at(c.w, &c.weight_index(&at[1..]), &[]),
         b: &|r, at| c.patch(r, at),
         place: &|ix| {

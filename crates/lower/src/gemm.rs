@@ -183,7 +183,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
     let place = |ix: &[Expr]| {
         if linear_layer { vec![linear(&ix[..lead], &g.shape(v)[..lead]), ix[lead].clone()] } else { ix.to_vec() }
     };
-    let precision = product::precision(of, v);
+    let (precision, after) = (product::precision(of, v), product::after(of, v));
     let row = if twin.is_none() { reduced(of, v) } else { None };
     if twin.is_none() && is_swapped(of, v, d) {
         let product = product::Product {
@@ -198,6 +198,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
             low: None,
             terms: Terms::Products,
             row,
+            after,
             a: &|r, at| right(r, &product::swapped(at.to_vec())),
             b: &|r, at| left(r, &product::swapped(at.to_vec())),
             place: &|ix| product::swapped(place(ix)),
@@ -215,6 +216,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
         low: None,
         terms: Terms::Products,
         row,
+        after,
         twin: twin.map(|t| product::Twin { b: &other, v: own(t) }),
         a: &left,
         b: &right,

@@ -53,6 +53,7 @@ pub fn lower(of: &Body, target: Target) -> Option<Emitted> {
         low: None,
         terms: found.terms,
         row: None,
+        after: 0.0,
         a: &|r, ix| at(r, 0, &left, ix),
         b: &|r, ix| at(r, 1, &right, ix),
         place: &|ix| p.batch.iter().chain([&p.rows, &p.columns]).map(|&i| ix[i].clone()).collect(),

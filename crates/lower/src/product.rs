@@ -48,11 +48,18 @@ pub struct Product<'a> {
     pub terms: Terms,
     /// Elements of the rows that the rest of the kernel reduces. In a tile that has all columns its epilogue can.
     pub row: Option<usize>,
+    /// Arithmetic on what is summed: [`Op::weight`] of every element of the rest of the kernel.
+    pub after: f64,
 }
 
 /// Type of a product's operands.
 pub fn operands(of: &Body, v: ValueId) -> DType {
     of.graph.args(v).first().map_or(DType::F32, |a| of.graph.dtype(*a))
+}
+/// Arithmetic of a kernel beside its product.
+pub fn after(of: &Body, v: ValueId) -> f64 {
+    let g = of.graph;
+    g.values().filter(|&u| u != v).map(|u| g.op(u).weight() * g.ty(u).count() as f64).sum()
 }
 /// How a product is made: in f32 as the plan says.
 pub fn precision(of: &Body, v: ValueId) -> Precision {

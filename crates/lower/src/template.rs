@@ -29,7 +29,7 @@ pub fn of<'a>(kind: KernelKind, steps: impl Iterator<Item = Part<'a>>) -> Templa
 
 /// The template of one program, if it has a product.
 fn program(k: &Kernel) -> Option<Template> {
-    let (mut tile, mut schedule) = (None, Schedule::default());
+    let (mut tile, mut schedule, mut arrivals) = (None, Schedule::default(), 1);
     k.walk(&mut |_, d| {
         let result =
             d.results.first().filter(|_| matches!(d.op, Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. }));
@@ -37,16 +37,21 @@ fn program(k: &Kernel) -> Option<Template> {
             tile.get_or_insert([m, n]);
             schedule.depth = schedule.depth.or_else(|| depth(k, d.args[0], m));
         }
-        if let Some(Type::Barrier { count, .. }) = d.results.first().map(|r| k.ty(*r)) {
-            schedule.stages = Some(*count);
+        if let Some(Type::Barrier { count, arrivals: n }) = d.results.first().map(|r| k.ty(*r)) {
+            // The ring's come first.
+            schedule.stages.get_or_insert(*count);
+            arrivals = arrivals.max(*n);
         }
     });
     let [m, n] = tile?;
     Some(match roles(k) {
         Some(roles) => {
-            let copies = roles.iter().map(|r| r.copies).max().unwrap_or(1);
-            schedule.cluster = Some(k.cluster.max(1));
-            Template { family: Family::Warpgroup, tile: Some([m * copies, n]), schedule }
+            let (copies, cluster) = (roles.iter().map(|r| r.copies).max().unwrap_or(1), k.cluster.max(1));
+            // Those that share a tile say together that a stage is free.
+            let shares = arrivals / cluster;
+            schedule.cluster = Some(cluster);
+            schedule.tiles = Some(copies / shares);
+            Template { family: Family::Warpgroup, tile: Some([m * shares, n]), schedule }
         }
         None => Template { family: Family::Tile, tile, schedule: Schedule::default() },
     })

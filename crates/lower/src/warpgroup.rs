@@ -85,7 +85,7 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
     let Work::Block { code, args } = (Plain { task, shape, a, b, low, outputs }).write() else { return None };
     let launch =
         Launch { blocks: shape.blocks(), cluster: shape.cluster, group: shape.group, axes: Some([ROWS, COLUMNS]) };
-    let crew = Crew { consumers: shape.copies, stages: shape.stages };
+    let crew = Crew { consumers: shape.copies * shape.under_way, stages: shape.stages, turns: shape.under_way > 1 };
     let code = roles::run(&persistent::run(&code, launch).ok()?, Some(crew)).ok()?;
     Some(Work::Block { code, args })
 }

@@ -47,6 +47,13 @@ fn every_choice_of_a_schedule_computes_the_same() {
             &["warpgroup 64x64 group 1", "warpgroup 64x64 group 2 stages 3", "warpgroup 128x64 depth 256"],
         ),
         ("f16", [256, 64, 136], &["warpgroup 128x64 cluster 2", "warpgroup 128x64 cluster 2 group 2 stages 2 parts 2"]),
+        // More tiles than blocks.
+        (
+            "bf16",
+            [760, 712, 136],
+            &["warpgroup 64x64 tiles 2", "warpgroup 64x64 tiles 2 parts 2", "warpgroup 64x64 tiles 2 cluster 2"],
+        ),
+        ("f16", [256, 136, 72], &["warpgroup 128x64 tiles 2", "warpgroup 64x128 tiles 2 stages 2 depth 256"]),
         ("f32", [40, 72, 260], &["warpgroup 64x64 parts 3", "warpgroup 32x64 parts 2 stages 2 group 1"]),
     ] {
         schedules.iter().for_each(|s| computes(&linear(d, m, n, k), s));
@@ -78,6 +85,8 @@ fn a_schedule_without_room_or_sense_is_refused() {
         ("warpgroup 64x64 cluster 4", "a schedule must fit"),
         ("warpgroup 64x64 parts 3", "a schedule must fit"),
         ("warpgroup 64x64 parts 40", "a schedule must fit"),
+        ("warpgroup 128x256 tiles 2", "a schedule must fit"),
+        ("warpgroup 64x64 tiles 3", "a schedule must fit"),
     ] {
         let e = steps(graph, Some(template(wanted))).expect_err(wanted);
         assert!(e.contains(why), "{wanted}: {e}");

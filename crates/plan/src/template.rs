@@ -43,12 +43,21 @@ pub struct Schedule {
     pub cluster: Option<usize>,
     /// Rows of tiles that are walked before the next column of tiles.
     pub group: Option<usize>,
+    /// Tiles that a block works on at once: 1, which its consumers share, or 2, one a consumer (ping-pong).
+    pub tiles: Option<usize>,
 }
 impl Schedule {
     /// Names and values, in the order of the text.
-    fn fields(&mut self) -> [(&'static str, &mut Option<usize>); 5] {
-        let Schedule { parts, depth, stages, cluster, group } = self;
-        [("parts", parts), ("depth", depth), ("stages", stages), ("cluster", cluster), ("group", group)]
+    fn fields(&mut self) -> [(&'static str, &mut Option<usize>); 6] {
+        let Schedule { parts, depth, stages, cluster, group, tiles } = self;
+        [
+            ("parts", parts),
+            ("depth", depth),
+            ("stages", stages),
+            ("cluster", cluster),
+            ("group", group),
+            ("tiles", tiles),
+        ]
     }
 }
 
@@ -71,7 +80,10 @@ impl Template {
         // What the program does not show cannot disagree.
         let agree = |a: Option<usize>, b: Option<usize>| a.is_none() || b.is_none() || a == b;
         let (a, b) = (self.schedule, other.schedule);
-        let same = agree(a.depth, b.depth) && agree(a.stages, b.stages) && agree(a.cluster, b.cluster);
+        let same = agree(a.depth, b.depth)
+            && agree(a.stages, b.stages)
+            && agree(a.cluster, b.cluster)
+            && agree(a.tiles, b.tiles);
         self.family == other.family && (self.tile.is_none() || self.tile == other.tile) && same
     }
 }
@@ -134,7 +146,7 @@ mod tests {
 
     #[test]
     fn templates_read_as_they_print() {
-        let cut = ["warpgroup 64x256 parts 3 depth 128 stages 5 cluster 2 group 8", "warpgroup stages 4"];
+        let cut = ["warpgroup 64x256 parts 3 depth 128 stages 5 cluster 2 group 8 tiles 2", "warpgroup stages 4"];
         for text in ["warpgroup", "warpgroup 128x256", "tile 64x16", "flash", "rows", "library"].into_iter().chain(cut)
         {
             assert_eq!(text.parse::<Template>().map(|t| t.to_string()).as_deref(), Ok(text));

@@ -1,5 +1,5 @@
 //! How a kernel can hold an op: all that legality and cost need to know about it.
-use kiln_graph::{BinaryOp, Op, ReduceOp, UnaryOp};
+use kiln_graph::{Op, ReduceOp};
 
 /// What an op is to the kernel that holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -63,25 +63,5 @@ impl Class {
     /// Costs no kernel of its own when its reader can follow it.
     pub fn is_free(self) -> bool {
         matches!(self, Class::View | Class::Generator)
-    }
-}
-
-/// Arithmetic per element; a transcendental function counts as 8. A named form never costs more than its primitives.
-pub fn weight(op: &Op) -> f64 {
-    use UnaryOp::*;
-    match op {
-        Op::Unary(Neg | Abs | Sign | Floor | Ceil | Round | Trunc | Not | IsNan | IsInf | Relu) => 1.,
-        Op::Unary(GeluErf | GeluTanh) => 11.,
-        Op::Unary(Softplus | Mish | LogSigmoid) => 16.,
-        Op::Unary(Hardswish | Hardsigmoid) => 4.,
-        Op::Unary(_) => 8.,
-        Op::Binary(BinaryOp::Div | BinaryOp::FloorDiv | BinaryOp::Remainder | BinaryOp::Fmod | BinaryOp::Pow) => 8.,
-        Op::Binary(BinaryOp::Atan2) => 16.,
-        Op::Softmax { .. } | Op::LogSoftmax { .. } => 11.,
-        Op::RmsNorm { .. } => 3.,
-        Op::LayerNorm { .. } | Op::GroupNorm { .. } => 4.,
-        Op::BatchNorm { .. } => 4.,
-        Op::Const(_) | Op::Iota { .. } | Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } => 0.,
-        _ => 1.,
     }
 }

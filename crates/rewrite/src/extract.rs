@@ -4,7 +4,7 @@
 //! families of alternative forms (all values of a kind at once, so that repeated layers change together) are tried, and
 //! every choice is priced by planning it.
 use crate::checker::Checker;
-use crate::class::{Class, weight};
+use crate::class::Class;
 use crate::dag::{Dag, Node, Program, Value};
 use crate::language::{Fact, Term, op};
 use crate::planner::{self, Kernels};
@@ -70,7 +70,7 @@ impl<'a> Extractor<'a> {
         let scale = if fact.frozen { 1e-6 } else { 1. };
         let seconds = match Class::of(o) {
             Class::Leaf | Class::View | Class::Generator => 0.,
-            Class::Pointwise | Class::Row | Class::Movement => weight(o) * count(&fact.ty) / m.alu,
+            Class::Pointwise | Class::Row | Class::Movement => o.weight() * count(&fact.ty) / m.alu,
             Class::Reduce | Class::ArgReduce | Class::Scan => arg(0).map_or(0., count) / m.alu,
             Class::Product => {
                 m.launch + 2. * count(&fact.ty) * last(0) / m.matrix_rate(fact.ty.dtype) + bytes / m.bandwidth

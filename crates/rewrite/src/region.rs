@@ -3,7 +3,7 @@
 //! Walking backward from the outputs, every value gets its access maps (`space`). A reduction fixes the kernel's rows: all
 //! reductions must agree on which atoms choose a row and which run along it. An anchor (matrix product, attention, …) is computed
 //! whole, once. What lowering can do is written here and nowhere else; every refusal has a name.
-use crate::class::{Class, weight};
+use crate::class::Class;
 use crate::cost::{Price, matrix_flops, matrix_rate};
 use crate::dag::Dag;
 use crate::space::{Atom, Map, Space, Walk, align};
@@ -235,7 +235,7 @@ pub fn alone(dag: &Dag, v: usize, machine: &Machine) -> Price {
         written: dag.bytes(v),
         matrix,
         matrix_seconds: matrix / matrix_rate(dag, v, machine),
-        other: weight(dag.op(v)) * dag.count(v),
+        other: dag.op(v).weight() * dag.count(v),
         seconds: 0.,
     };
     price.timed(machine)
@@ -354,7 +354,7 @@ impl Region<'_> {
 
     fn pointwise(&mut self, v: usize, u: &Use) -> Vec<(usize, Map)> {
         let (dag, rank) = (self.dag, u.map.len());
-        self.price.other += weight(dag.op(v)) * dag.count(v) * u.times;
+        self.price.other += dag.op(v).weight() * dag.count(v) * u.times;
         let per_channel = matches!(dag.op(v), Op::BatchNorm { .. });
         let args = dag.args(v).iter().enumerate();
         args.map(|(i, &a)| {

@@ -26,12 +26,17 @@ impl Shape {
         /// Bytes a cycle: from the cache to a multiprocessor, from memory to all.
         const CACHE: f64 = 56.0;
         const ALL: f64 = 1900.0;
+        /// Bytes a cycle of a multiprocessor's shared memory, written by copies and read by the tensor cores.
+        const SHARED: f64 = 130.0;
         /// Cycles until a copy has come from memory; one multiprocessor gets what is under way in that time.
         const LATENCY: f64 = 4500.0;
         /// Filling the ring, and finishing a tile: any, and more for one of 128 by 256.
         const FILL: f64 = 1500.0;
         const ANY: f64 = 800.0;
         const FINISH: f64 = 3200.0;
+        /// An epilogue's arithmetic a cycle of a multiprocessor; a turn that passes from one consumer to the other.
+        const AFTER: f64 = 70.0;
+        const PASS: f64 = 1000.0;
         let tiles = self.batch * self.tiles_m * self.tiles_n;
         let area = (self.sums * self.m * self.n) as f64;
         let depths = self.depths as f64;
@@ -44,12 +49,21 @@ impl Shape {
         let own = (self.batch * (p.m + self.sums * p.n) * p.k * self.engine.bytes() * self.engine.parts()) as f64
             / tiles as f64;
         let arithmetic = depths * area * self.depth() as f64 / self.engine.rate(self.sums * self.m * self.n, turned);
+        let after = p.after / (self.batch * p.m * p.n) as f64 * (self.m * self.n) as f64;
+        let finish = ANY + FINISH * area / 32768.0 + after / AFTER;
+        let processors = PROCESSORS / self.cluster * self.cluster;
+        // By turns a tile is finished while the next is multiplied; copies never stop, and smaller tiles are read more often.
+        let turns = self.under_way > 1 && tiles > processors;
+        let again = (self.m.div_ceil(64) * (64 + self.sums * self.n)) as f64 * span * depths;
+        let moved = if turns { (copied + again) / SHARED } else { copied / CACHE };
         let turn = |running: usize| {
             let memory = (own / one).max(own * running as f64 / ALL);
-            arithmetic.max(copied / CACHE).max(memory) + ANY + FINISH * area / 32768.0
+            let multiplied = arithmetic.max(moved).max(memory);
+            let passed = if self.under_way > 1 { PASS } else { 0.0 };
+            passed + if turns { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish }
         };
-        let processors = PROCESSORS / self.cluster * self.cluster;
         let (whole, rest) = (tiles / processors, tiles % processors);
-        FILL + whole as f64 * turn(processors) + if rest > 0 { turn(rest) } else { 0.0 }
+        let last = if turns { finish } else { 0.0 };
+        FILL + whole as f64 * turn(processors) + if rest > 0 { turn(rest) } else { 0.0 } + last
     }
 }

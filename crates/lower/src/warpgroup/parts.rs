@@ -30,7 +30,7 @@ impl Parts {
     fn piece<'a>(self, p: &Product<'a>) -> Product<'a> {
         match self.count {
             1 => Product { batch: p.batch.clone(), ..*p },
-            n => Product { batch: [&[n], &p.batch[..]].concat(), k: self.len, whole: Some(p.k), ..*p },
+            n => Product { batch: [&[n], &p.batch[..]].concat(), k: self.len, whole: Some(p.k), after: 0.0, ..*p },
         }
     }
 }
@@ -81,8 +81,8 @@ pub fn candidates(p: &Product, dtype: DType, sides: [Major; 2]) -> Vec<(Template
     let mut all = vec![];
     for (parts, piece, outputs) in pieces(p, engine, 1..=MOST) {
         for &(m, n, copies, spans) in engine.tiles() {
-            for cluster in [1, 2] {
-                let asked = Schedule { cluster: Some(cluster), ..Schedule::default() };
+            for (cluster, under_way) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
+                let asked = Schedule { cluster: Some(cluster), tiles: Some(under_way), ..Schedule::default() };
                 let found = shape::shape(&piece, engine, [m, n, copies, spans], asked, sides, &[outputs]);
                 all.extend(found.map(|s| {
                     let cycles = s.cycles(&piece, sides == [Major::Outer; 2]) + cost::sum(parts.count, elements(p));
@@ -103,6 +103,7 @@ impl Shape {
             stages: Some(self.stages),
             cluster: Some(self.cluster),
             group: Some(self.group),
+            tiles: Some(self.under_way),
         };
         Template { family: Family::Warpgroup, tile: Some([self.m, self.n]), schedule }
     }

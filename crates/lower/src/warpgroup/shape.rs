@@ -79,6 +79,10 @@ impl Engine {
     fn most_spans(self) -> usize {
         if matches!(self, Engine::MultiplyAdds | Engine::F8) { 1 } else { 2 }
     }
+    /// Most tiles that a block has under way unasked: where two have been measured.
+    fn most_turns(self) -> usize {
+        if self == Engine::TensorCores { 2 } else { 1 }
+    }
     /// Bytes of an operand's element.
     pub fn bytes(self) -> usize {
         match self {
@@ -126,8 +130,10 @@ pub struct Shape {
     pub stages: usize,
     /// Copies along K in a stage, each of the swizzle's span.
     pub spans: usize,
-    /// Consumers, each with its rows of the tile.
+    /// Consumers of a tile, each with its rows.
     pub copies: usize,
+    /// Tiles of a block under way: with two, one is finished while the other is multiplied (ping-pong).
+    pub under_way: usize,
     /// Right operands, each with sums of its own.
     pub sums: usize,
     pub cluster: usize,
@@ -192,10 +198,13 @@ pub fn choose(p: &Product, (engine, asked): (Engine, Asked), sides: [Major; 2], 
             Some(_) => continue,
             None => spans,
         };
-        let Some(shape) = shape(p, engine, [m, n, copies, spans], asked.schedule, sides, outputs) else { continue };
-        let time = shape.cycles(p, turned);
-        if best.as_ref().is_none_or(|(t, _)| time < *t) {
-            best = Some((time, shape));
+        for under_way in asked.schedule.tiles.map_or(1..=engine.most_turns(), |n| n..=n) {
+            let schedule = Schedule { tiles: Some(under_way), ..asked.schedule };
+            let Some(shape) = shape(p, engine, [m, n, copies, spans], schedule, sides, outputs) else { continue };
+            let time = shape.cycles(p, turned);
+            if best.as_ref().is_none_or(|(t, _)| time < *t) {
+                best = Some((time, shape));
+            }
         }
     }
     best.map(|b| b.1)
@@ -211,6 +220,8 @@ pub fn shape(
     outputs: &[usize],
 ) -> Option<Shape> {
     let batch: usize = p.batch.iter().product();
+    let under_way = asked.tiles.unwrap_or(1);
+    let copies = if under_way > 1 { 1 } else { copies };
     // Rows of a tile that runs along the result's axis must fill the swizzle.
     let runs = [m / copies, n].into_iter().zip(sides).any(|(n, s)| s == Major::Outer && n * engine.bytes() < SPAN);
     let sums = p.sums();
@@ -220,17 +231,18 @@ pub fn shape(
     let cut = p.row.is_some_and(|len| p.whole.is_none() && n < len);
     // Tensor cores are slower in narrow tiles.
     let narrow = n < 64 && p.n > FEW;
-    if runs || cut || narrow || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
+    let turns = under_way == 1 || under_way == 2 && engine != Engine::MultiplyAdds;
+    if runs || cut || narrow || !turns || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
         return None;
     }
     let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));
     let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
     let (stages, cluster, group) = (0, 1, asked.group.unwrap_or(GROUP));
     let mut shape =
-        Shape { engine, m, n, stages, spans, copies, sums, cluster, tiles_m, tiles_n, batch, depths, group };
+        Shape { engine, m, n, stages, spans, copies, under_way, sums, cluster, tiles_m, tiles_n, batch, depths, group };
     // A buffer's row holds a part of the tile in each of the types that go out.
     let line = outputs.iter().sum::<usize>() * shape.columns(outputs);
-    let room = MEMORY.checked_sub(BUFFERS * m * line)? / shape.stage_bytes();
+    let room = MEMORY.checked_sub(BUFFERS * under_way * m * line)? / shape.stage_bytes();
     shape.stages = asked.stages.unwrap_or(room.min(STAGES));
     let whole = engine != Engine::MultiplyAdds && tiles_m.is_multiple_of(2);
     let work = [batch, sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);

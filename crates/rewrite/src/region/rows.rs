@@ -1,6 +1,6 @@
 //! Reductions and whole-row ops: they fix the kernel's rows, and all of them must agree on these.
 use super::{Region, Reject, Rows, Use};
-use crate::class::{Class, weight};
+use crate::class::Class;
 use crate::cost::{is_f32_product, operands};
 use crate::space::{Atom, Map, Walk, align};
 use kiln_graph::{DType, Op};
@@ -60,7 +60,7 @@ impl Region<'_> {
         self.space.refresh(&mut m);
         self.in_order(&m, &outer)?;
         self.levels += if class == Class::Row { 2 } else { 1 };
-        self.price.other += weight(dag.op(v)) * dag.count(x);
+        self.price.other += dag.op(v).weight() * dag.count(x);
         let per_channel = matches!(dag.op(v), Op::GroupNorm { .. });
         let gains = args[1..]
             .iter()

@@ -1,4 +1,4 @@
-//! The ring of stages between the roles: barriers that say full and empty, and a place in the ring.
+//! The ring of stages between the roles: barriers that say full and empty, and a place in the ring; and whose turn it is.
 use crate::{BinaryOp as B, Builder, CmpOp, Elem, Op, Type, Value};
 
 /// Position in the ring: the stage, and the parity of the turn.
@@ -40,6 +40,14 @@ impl Rings {
         let turn = b.cast(wraps, Elem::I32);
         Ring { stage: b.select(wraps, zero, stage), phase: b.binary(B::Xor, ring.phase, turn) }
     }
+    /// So many stages on.
+    pub fn skip(&self, b: &mut Builder, ring: Ring, n: Value) -> Ring {
+        let (one, all) = (b.i32(1), b.i32(self.stages as i64));
+        let to = b.binary(B::Add, ring.stage, n);
+        let turns = b.binary(B::Div, to, all);
+        let odd = b.binary(B::And, turns, one);
+        Ring { stage: b.binary(B::Rem, to, all), phase: b.binary(B::Xor, ring.phase, odd) }
+    }
     /// The producer's: waits until the stage is free, and says how many bytes will come.
     pub fn claim(&self, b: &mut Builder, ring: Ring, bytes: usize) {
         let one = b.i32(1);
@@ -58,5 +66,35 @@ impl Rings {
     }
     pub fn release(&self, b: &mut Builder, stage: Value) {
         b.inst(Op::BarrierArrive { multicast: self.multicast }, &[self.empty, stage], &[], vec![]);
+    }
+}
+
+/// Consumers that multiply by turns. A parity tells a phase from the next one only: who waits for a stage must know that those
+/// before him have had theirs.
+pub struct Turns {
+    ready: Value,
+    consumers: usize,
+}
+
+impl Turns {
+    pub fn new(b: &mut Builder, consumers: usize) -> Turns {
+        let ty = Type::Barrier { count: consumers, arrivals: 1 };
+        Turns { ready: b.inst(Op::AllocBarriers, &[], &[ty], vec![])[0], consumers }
+    }
+    /// The parity that a consumer waits for first: the first consumer's turn is at once.
+    pub fn first(&self, b: &mut Builder, consumer: Value) -> Value {
+        let zero = b.i32(0);
+        let now = b.cmp(CmpOp::Eq, consumer, zero);
+        b.cast(now, Elem::I32)
+    }
+    pub fn wait(&self, b: &mut Builder, consumer: Value, parity: Value) {
+        b.inst(Op::BarrierWait, &[self.ready, consumer, parity], &[], vec![]);
+    }
+    /// Lets the next one multiply.
+    pub fn pass(&self, b: &mut Builder, consumer: Value) {
+        let (one, all) = (b.i32(1), b.i32(self.consumers as i64));
+        let next = b.binary(B::Add, consumer, one);
+        let next = b.binary(B::Rem, next, all);
+        b.inst(Op::BarrierArrive { multicast: false }, &[self.ready, next], &[], vec![]);
     }
 }

@@ -1,13 +1,14 @@
 //! The roles: a producer that copies tiles into a ring of stages, consumers that multiply and finish the elements.
 //!
-//! Takes a program of the upper level with one loop over K ([`super::form`]). Each consumer has its rows of the tile, and goes
-//! out through shared memory some columns at a time, one part while the next is computed. In a cluster all blocks read the
-//! same right operands: each loads its part and gives it to all.
+//! Takes a program of the upper level with one loop over K ([`super::form`]). Each consumer has its rows of the tile, or by turns
+//! (ping-pong) a tile of its own: then one finishes its tile while the other multiplies. Results go out through shared memory
+//! some columns at a time, one part while the next is computed. In a cluster all blocks read the same right operands: each
+//! loads its part and gives it to all.
 mod consumer;
 
 use super::copy::Copier;
 use super::form::{self, Engine, Form, Load, Side};
-use super::ring::{Ring, Rings};
+use super::ring::{Ring, Rings, Turns};
 use super::slice::{self, Part};
 use super::{MEMORY, Refusal, uniform};
 use crate::passes::dce;
@@ -22,6 +23,14 @@ pub const BUFFERS: usize = 2;
 pub struct Crew {
     pub consumers: usize,
     pub stages: usize,
+    /// Consumers take whole tiles, one after the other.
+    pub turns: bool,
+}
+impl Crew {
+    /// Consumers that share a tile.
+    fn shares(self) -> usize {
+        if self.turns { 1 } else { self.consumers }
+    }
 }
 
 /// The same program in roles; without a crew, of one that suits the tile.
@@ -39,6 +48,7 @@ type Outputs = Vec<(Elem, Value)>;
 /// What both roles see.
 struct Shared {
     rings: Rings,
+    turns: Option<Turns>,
     /// A shared tile for each load.
     tiles: Vec<Value>,
     outputs: Outputs,
@@ -66,14 +76,16 @@ impl<'k> Writer<'k> {
         out.dedup();
         let bytes: Vec<usize> = out.iter().map(|e| e.bytes()).collect();
         let columns = slice::columns(form.engine, &bytes, form.n);
-        let consumers = crew.map_or_else(|| consumers(&form), |c| c.consumers);
-        let rows = form.m / consumers.max(1);
+        let mut crew = crew.unwrap_or_else(|| Crew { consumers: consumers(&form), stages: 0, turns: false });
+        let rows = form.m / crew.shares().max(1);
         let stage: usize = form.loads.iter().map(|l| l.shape[0] * l.shape[1] * l.elem.bytes()).sum();
         let line: usize = bytes.iter().sum();
-        let room = MEMORY.saturating_sub(BUFFERS * form.m * columns * line) / stage.max(1);
-        let stages = crew.map_or(room.min(8), |c| c.stages);
+        let room = MEMORY.saturating_sub(BUFFERS * crew.consumers * rows * columns * line) / stage.max(1);
+        if crew.stages == 0 {
+            crew.stages = room.min(8);
+        }
         let part = Part { engine: form.engine, tile: [form.m, form.n], rows, columns };
-        let w = Writer { k, form, crew: Crew { consumers, stages }, part, effects };
+        let w = Writer { k, form, crew, part, effects };
         w.check(room)?;
         Ok(w)
     }
@@ -82,9 +94,10 @@ impl<'k> Writer<'k> {
         let (f, rows) = (&self.form, self.part.rows);
         let ensure = |holds: bool, what: String| if holds { Ok(()) } else { Err(Refusal(what)) };
         ensure(
-            rows * self.crew.consumers == f.m && rows > 0,
+            rows * self.crew.shares() == f.m && rows > 0,
             format!("{} rows for {} consumers", f.m, self.crew.consumers),
         )?;
+        ensure(!self.crew.turns || f.tiles.is_some(), "turns need a loop over tiles".into())?;
         ensure(room >= self.crew.stages && self.crew.stages >= 2, {
             format!(
                 "{} stages of these tiles do not fit shared memory, and two are needed; make tiles smaller",
@@ -112,7 +125,7 @@ impl<'k> Writer<'k> {
     fn shape(&self, l: &Load) -> [usize; 2] {
         let mut shape = l.shape;
         if l.side == Side::Left {
-            shape[usize::from(l.swapped)] /= self.crew.consumers;
+            shape[usize::from(l.swapped)] /= self.crew.shares();
         }
         shape
     }
@@ -157,7 +170,7 @@ impl<'k> Writer<'k> {
             b.inst(Op::AllocShared, &[], &[ty], vec![])[0]
         };
         let tiles = self.form.loads.iter().map(|l| {
-            let copies = if l.side == Side::Left { self.crew.consumers } else { 1 };
+            let copies = if l.side == Side::Left { self.crew.shares() } else { 1 };
             alloc(b, l.elem, self.shape(l), self.crew.stages * copies, Swizzle::B128)
         });
         let tiles = tiles.collect();
@@ -180,8 +193,9 @@ impl<'k> Writer<'k> {
         let mut c = Copier::new(self.k);
         self.params(&mut b, &mut c)?;
         let (tiles, outputs) = self.memory(&mut b);
-        let rings = Rings::new(&mut b, self.crew.stages, self.crew.consumers, self.k.cluster);
-        let shared = Shared { rings, tiles, outputs };
+        let rings = Rings::new(&mut b, self.crew.stages, self.crew.shares(), self.k.cluster);
+        let turns = self.crew.turns.then(|| Turns::new(&mut b, self.crew.consumers));
+        let shared = Shared { rings, turns, tiles, outputs };
         let outermost = self.form.tiles.unwrap_or(self.form.depth);
         let before: Vec<Inst> = self.k.body.insts.iter().copied().take_while(|i| *i != outermost).collect();
         c.scalars(&mut b, &before);
@@ -221,21 +235,58 @@ impl<'k> Writer<'k> {
     ) {
         let zero = b.i32(0);
         let start = Ring::of(&[zero, zero]);
-        let Some(tiles) = self.form.tiles else {
+        let Some((tiles, bounds)) = self.tiles(c) else {
             body(b, c, start);
             return;
         };
-        let data = self.k.inst(tiles);
-        let bounds = c.all(&data.args);
-        let [lo, hi, step] = bounds[..] else { return };
-        b.for_loop([lo, hi, step], &start.values(), |b, t, ring| {
-            c.enter();
-            c.set(data.regions[0].params[0], t);
-            c.scalars(b, &self.form.tile.insts[..self.form.at]);
-            let ring = body(b, c, Ring::of(ring));
-            c.leave();
-            ring.values().to_vec()
+        b.for_loop(bounds, &start.values(), |b, t, ring| {
+            self.at_tile(b, c, (tiles, t), |b, c| body(b, c, Ring::of(ring))).values().to_vec()
         });
+    }
+    /// Runs `body` for every tile of which it is this consumer's turn, past the stages of the others'.
+    fn by_turns(
+        &self,
+        b: &mut Builder,
+        c: &mut Copier<'k>,
+        (s, turns, consumer): (&Shared, &Turns, Value),
+        body: impl FnOnce(&mut Builder, &mut Copier<'k>, Ring) -> Ring,
+    ) {
+        let Some((tiles, [lo, hi, step])) = self.tiles(c) else { return };
+        let (zero, one) = (b.i32(0), b.i32(1));
+        let (all, trips) = (b.i32(self.crew.consumers as i64), b.i32(self.form.trips as i64));
+        let others = b.i32(((self.crew.consumers - 1) * self.form.trips) as i64);
+        let ahead = b.binary(B::Mul, consumer, step);
+        let (lo, step) = (b.binary(B::Add, lo, ahead), b.binary(B::Mul, step, all));
+        let ahead = b.binary(B::Mul, consumer, trips);
+        let start = s.rings.skip(b, Ring::of(&[zero, zero]), ahead);
+        let carried = [&start.values()[..], &[turns.first(b, consumer)]].concat();
+        b.for_loop([lo, hi, step], &carried, |b, t, now| {
+            turns.wait(b, consumer, now[2]);
+            let ring = self.at_tile(b, c, (tiles, t), |b, c| body(b, c, Ring::of(now)));
+            let ring = s.rings.skip(b, ring, others);
+            [&ring.values()[..], &[b.binary(B::Xor, now[2], one)]].concat()
+        });
+    }
+    /// The loop over tiles, and its bounds.
+    fn tiles(&self, c: &mut Copier<'k>) -> Option<(Inst, [Value; 3])> {
+        let tiles = self.form.tiles?;
+        let bounds = c.all(&self.k.inst(tiles).args);
+        Some((tiles, bounds.try_into().ok()?))
+    }
+    /// What is done at tile `t` of the loop over tiles.
+    fn at_tile<T>(
+        &self,
+        b: &mut Builder,
+        c: &mut Copier<'k>,
+        (tiles, t): (Inst, Value),
+        body: impl FnOnce(&mut Builder, &mut Copier<'k>) -> T,
+    ) -> T {
+        c.enter();
+        c.set(self.k.inst(tiles).regions[0].params[0], t);
+        c.scalars(b, &self.form.tile.insts[..self.form.at]);
+        let done = body(b, c);
+        c.leave();
+        done
     }
     fn produce(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared) {
         let bytes: usize = self.form.loads.iter().map(|l| l.shape[0] * l.shape[1] * l.elem.bytes()).sum();
@@ -277,21 +328,22 @@ impl<'k> Writer<'k> {
             return s.rings.load(b, [s.tiles[n], ring.stage, desc], ring, &starts, multicast);
         }
         let axis = starts.len() - 2 + usize::from(load.swapped);
-        for copy in 0..self.crew.consumers {
+        let shares = self.crew.shares();
+        for copy in 0..shares {
             let mut starts = starts.clone();
             if copy > 0 {
                 let rows = b.i32((copy * self.part.rows) as i64);
                 starts[axis] = b.binary(B::Add, starts[axis], rows);
             }
-            let copy = (self.crew.consumers > 1).then(|| b.i32(copy as i64));
+            let copy = (shares > 1).then(|| b.i32(copy as i64));
             let stage = self.left_stage(b, ring, copy);
             s.rings.load(b, [s.tiles[n], stage, desc], ring, &starts, false);
         }
     }
-    /// Number of a consumer's tile of a left operand in the ring.
+    /// Number of a consumer's tile of a left operand in the ring. `copy`: the consumer, among those that share a tile.
     fn left_stage(&self, b: &mut Builder, ring: Ring, copy: Option<Value>) -> Value {
         let Some(copy) = copy else { return ring.stage };
-        let n = b.i32(self.crew.consumers as i64);
+        let n = b.i32(self.crew.shares() as i64);
         let at = b.binary(B::Mul, ring.stage, n);
         b.binary(B::Add, at, copy)
     }

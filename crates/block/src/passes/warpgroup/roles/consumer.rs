@@ -12,7 +12,7 @@ use crate::{BinaryOp as B, Builder, Const, Elem, Op, Type, Value};
 impl<'k> Writer<'k> {
     pub fn consume(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, copy: Option<Value>) -> Option<Refusal> {
         let mut failed = None;
-        self.over_tiles(b, c, |b, c, ring| {
+        let mut tile = |b: &mut Builder, c: &mut Copier<'k>, ring| {
             let (sums, ring) = match self.form.engine {
                 Engine::TensorCores if self.form.sums[0].apart => self.multiply_apart(b, s, copy, ring),
                 Engine::TensorCores => self.multiply(b, s, copy, ring),
@@ -20,7 +20,11 @@ impl<'k> Writer<'k> {
             };
             failed = self.finish(b, c, s, copy, &sums);
             ring
-        });
+        };
+        match (&s.turns, copy) {
+            (Some(turns), Some(consumer)) => self.by_turns(b, c, (s, turns, consumer), &mut tile),
+            _ => self.over_tiles(b, c, &mut tile),
+        }
         if !s.outputs.is_empty() {
             b.inst(Op::TmaStoreWait { pending: 0 }, &[], &[], vec![]);
         }
@@ -35,7 +39,7 @@ impl<'k> Writer<'k> {
         ring: Ring,
         copy: Option<Value>,
     ) -> [Value; 4] {
-        let stage = self.left_stage(b, ring, copy);
+        let stage = self.left_stage(b, ring, self.share(copy));
         [s.tiles[left], stage, s.tiles[right], ring.stage]
     }
     fn transposed(&self, product: [usize; 2]) -> [bool; 2] {
@@ -66,6 +70,16 @@ impl<'k> Writer<'k> {
     fn token(&self) -> Type {
         Type::Token { elem: Elem::F32, shape: vec![self.part.rows, self.form.n] }
     }
+    /// Which of a tile's rows the consumer has; `None` for all.
+    fn share(&self, copy: Option<Value>) -> Option<Value> {
+        copy.filter(|_| !self.crew.turns)
+    }
+    /// All of a tile's products are started: the next tile's may be.
+    fn pass(&self, b: &mut Builder, s: &Shared, copy: Option<Value>) {
+        if let (Some(turns), Some(consumer)) = (&s.turns, copy) {
+            turns.pass(b, consumer);
+        }
+    }
     /// What the sums start from, on the consumer's rows.
     fn starts(&self, b: &mut Builder) -> Vec<Value> {
         let args = &self.k.inst(self.form.depth).args;
@@ -86,6 +100,7 @@ impl<'k> Writer<'k> {
             s.rings.release(b, now[2]);
             [&s.rings.next(b, ring).values()[..], &[ring.stage], &tokens].concat()
         });
+        self.pass(b, s, copy);
         let sums = out[3..].iter().map(|t| self.done(b, *t)).collect();
         s.rings.release(b, out[2]);
         (sums, Ring::of(&out))
@@ -103,6 +118,7 @@ impl<'k> Writer<'k> {
             let sums: Vec<Value> = now[2..].iter().zip(parts).map(|(now, part)| b.binary(B::Add, *now, part)).collect();
             [&s.rings.next(b, ring).values()[..], &sums].concat()
         });
+        self.pass(b, s, copy);
         (out[2..].to_vec(), Ring::of(&out))
     }
     /// The sums over all of K in f32, stage by stage.
@@ -125,6 +141,7 @@ impl<'k> Writer<'k> {
             s.rings.release(b, ring.stage);
             [&s.rings.next(b, ring).values()[..], &sums].concat()
         });
+        self.pass(b, s, copy);
         (out[2..].to_vec(), Ring::of(&out))
     }
 
@@ -140,7 +157,7 @@ impl<'k> Writer<'k> {
     ) -> Option<Refusal> {
         let loop_results = &self.k.inst(self.form.depth).results;
         let sums = self.form.sums.iter().zip(sums).map(|(d, v)| (loop_results[d.carried], *v)).collect();
-        let first_row = copy.map(|copy| {
+        let first_row = self.share(copy).map(|copy| {
             let n = b.i32(self.part.rows as i64);
             b.binary(B::Mul, copy, n)
         });
