@@ -1,6 +1,7 @@
 //! PTX of typical programs through `ptxas`: accepted, without spills, with the accesses and instructions expected.
 mod nvptx_common;
 
+use kiln_block::passes::warpgroup::{Crew, roles};
 use kiln_block::{DotPrecision, Elem, Kernel, ScanOp};
 use kiln_codegen::nvptx::{Arch, Ptx, compile};
 use nvptx_common as programs;
@@ -265,10 +266,8 @@ fn two_sums_in_one_kernel() {
     assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"), 16);
 }
 
-/// A softmax of the tile's rows in its epilogue: the widest rows, held once and reduced in registers and four lanes.
-#[test]
-fn rows_of_a_tile() {
-    let rows = "%most = reduce max %sum axis 1 : f32[128]
+/// The softmax of a tile's rows, in place of its cast.
+const ROWS: &str = "%most = reduce max %sum axis 1 : f32[128]
   %column = expand_dims %most axis 1 : f32[128,1]
   %wide = broadcast %column : f32[128,256]
   %apart = sub %sum, %wide : f32[128,256]
@@ -278,7 +277,11 @@ fn rows_of_a_tile() {
   %spread = broadcast %below : f32[128,256]
   %share = div %term, %spread : f32[128,256]
   %rounded = cast bf16 %share";
-    let text = include_str!("../../../benches/ladder/descriptors.block").replace("%rounded = cast bf16 %sum", rows);
+
+/// A softmax of the tile's rows in its epilogue: the widest rows, held once and reduced in registers and four lanes.
+#[test]
+fn rows_of_a_tile() {
+    let text = include_str!("../../../benches/ladder/descriptors.block").replace("%rounded = cast bf16 %sum", ROWS);
     let mut k = kiln_block::text::parse(&text).unwrap();
     kiln_block::passes::run(&["warpgroups", "fold", "cse", "licm", "dce"], &mut k).unwrap();
     let ptx = compile(&k, Arch::Sm90a).unwrap();
@@ -287,6 +290,24 @@ fn rows_of_a_tile() {
     assert_eq!(count(&ptx, "shfl.sync.bfly"), 8);
     assert_eq!(count(&ptx, "ex2.approx"), 128);
     assert_eq!((count(&ptx, "ld.local"), count(&ptx, "st.local")), (0, 0));
+}
+
+/// Consumers that take tiles by turns hold all rows of one, and wait for their turn beside the ring.
+#[test]
+fn turns() {
+    let text = include_str!("../../../benches/ladder/descriptors.block")
+        .replace("256", "128")
+        .replace("[32, 16, 1]", "[32, 32, 1]");
+    for epilogue in ["%rounded = cast bf16 %sum", &ROWS.replace("256", "128")] {
+        let mut k = kiln_block::text::parse(&text.replace("%rounded = cast bf16 %sum", epilogue)).unwrap();
+        kiln_block::passes::run(&["persistent"], &mut k).unwrap();
+        let mut k = roles::run(&k, Some(Crew { consumers: 2, stages: 4, turns: true })).unwrap();
+        kiln_block::passes::canonicalise(&mut k).unwrap();
+        let ptx = compile(&k, Arch::Sm90a).unwrap();
+        assemble(&ptx, Arch::Sm90a);
+        assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"), 16);
+        assert_eq!(count(&ptx, "mbarrier.init"), 4 + 4 + 2);
+    }
 }
 
 /// Products in f32 from shared tiles: no spills, no warnings, 16-byte reads, a loop over eight of K for 8 by 16 sums a thread.

@@ -48,7 +48,7 @@ pub struct Product<'a> {
     pub terms: Terms,
     /// Elements of the rows that the rest of the kernel reduces. In a tile that has all columns its epilogue can.
     pub row: Option<usize>,
-    /// Arithmetic on what is summed: [`Op::weight`] of every element of the rest of the kernel.
+    /// Arithmetic on what is summed: [`Op::weight`](kiln_graph::Op::weight) of every element of the rest of the kernel, whichever step does it.
     pub after: f64,
 }
 

@@ -31,7 +31,7 @@ pub fn lower(of: &Body, p: &Product, parts: Parts, target: Target, scratch: u32)
     let low_right = |r: &mut Resolver, at: &[Expr]| p.low.map_or(p.b, |l| l[1])(r, &of_right(at)?);
     let low: Option<[OperandAt; 2]> = p.low.map(|_| [&low_left as OperandAt, &low_right as OperandAt]);
     let batch = [&[parts], &p.batch[..]].concat();
-    let piece = Product { batch, k: len, whole: Some(p.k), a: &left, b: &right, twin, low, after: 0.0, ..*p };
+    let piece = Product { batch, k: len, whole: Some(p.k), a: &left, b: &right, twin, low, ..*p };
     let scene = |at: &[Expr]| sums(of, p, &at[1..], scratch, &at[0].clone().scale(count as i64));
     let dims = [&piece.batch[..], &[p.m, p.n]].concat();
     let step = tiled(of, &piece, &dims, of.name, target, &scene)?;

@@ -1,5 +1,5 @@
 //! A model of the time that a product takes. Constants are measured on an H200.
-use super::shape::{PROCESSORS, SPAN, Shape};
+use super::shape::{Engine, PROCESSORS, SPAN, Shape};
 use crate::product::Product;
 
 /// Clock cycles of a second.
@@ -49,7 +49,10 @@ impl Shape {
         let own = (self.batch * (p.m + self.sums * p.n) * p.k * self.engine.bytes() * self.engine.parts()) as f64
             / tiles as f64;
         let arithmetic = depths * area * self.depth() as f64 / self.engine.rate(self.sums * self.m * self.n, turned);
-        let after = p.after / (self.batch * p.m * p.n) as f64 * (self.m * self.n) as f64;
+        // Rows are reduced here or by a step of their own, which is not priced either; beside multiply-adds in f32 it is little.
+        let priced = p.row.is_none() && self.engine != Engine::MultiplyAdds;
+        let after = if priced { p.after } else { 0.0 };
+        let after = after / (self.batch * p.m * p.n) as f64 * (self.m * self.n) as f64;
         let finish = ANY + FINISH * area / 32768.0 + after / AFTER;
         let processors = PROCESSORS / self.cluster * self.cluster;
         // By turns a tile is finished while the next is multiplied; copies never stop, and smaller tiles are read more often.

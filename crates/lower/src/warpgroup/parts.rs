@@ -30,7 +30,7 @@ impl Parts {
     fn piece<'a>(self, p: &Product<'a>) -> Product<'a> {
         match self.count {
             1 => Product { batch: p.batch.clone(), ..*p },
-            n => Product { batch: [&[n], &p.batch[..]].concat(), k: self.len, whole: Some(p.k), after: 0.0, ..*p },
+            n => Product { batch: [&[n], &p.batch[..]].concat(), k: self.len, whole: Some(p.k), ..*p },
         }
     }
 }
