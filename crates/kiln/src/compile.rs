@@ -3,7 +3,7 @@ use crate::{Error, Model, constraints::Constraints, torch, tune::Measurements};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_graph::{DType, FallbackOp, Graph, Tensor};
-use kiln_lower::LowerError;
+use kiln_lower::{LowerError, Prices};
 use kiln_plan::{
     Machine, Numerics, Plan,
     exec::{BodyGraph, Steps, Work},
@@ -89,6 +89,10 @@ impl CompileOptions {
     pub fn machine(&self) -> Result<Machine, Error> {
         self.machine.clone().map_or_else(|| self.target.machine(), Ok)
     }
+    /// What lowering chooses templates by.
+    pub(crate) fn prices(&self) -> Prices {
+        self.machine().as_ref().map(Prices::from).unwrap_or_default()
+    }
 }
 impl Default for CompileOptions {
     fn default() -> CompileOptions {
@@ -154,8 +158,10 @@ pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
         measurements.apply(&mut plan, options.target)?;
     }
     // A template that does not take its kernel is found here, so that no command goes on without it.
+    let prices = options.prices();
     for k in plan.kernels.iter().filter(|k| k.reason.template.is_some()) {
-        if let Err(LowerError::Unsupported { why, .. }) = kiln_lower::lower(k, options.target.lowering()) {
+        let lowered = kiln_lower::lower_at(k, options.target.lowering(), prices);
+        if let Err(LowerError::Unsupported { why, .. }) = lowered {
             return Err(no_template(&plan.name, k, &why));
         }
     }
@@ -196,7 +202,9 @@ pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
 pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> Result<Compiled, Error> {
     let start = Instant::now();
     let mut programs = Programs::default();
-    let mut steps: Vec<Steps<ProgramId>> = plan.kernels.iter().map(|k| programs.lower(k, options.target)).collect();
+    let prices = options.prices();
+    let lower = |k| programs.lower(k, options.target, prices);
+    let mut steps: Vec<Steps<ProgramId>> = plan.kernels.iter().map(lower).collect();
     let lowered = start.elapsed();
     let (code, failed) = generate(&programs.list, options.target)?;
     // What code generation refuses is run by the interpreter, and `explain` says so.
@@ -240,8 +248,8 @@ struct Programs {
     known: HashMap<String, ProgramId>,
 }
 impl Programs {
-    fn lower(&mut self, kernel: &kiln_plan::Kernel, target: Target) -> Steps<ProgramId> {
-        match kiln_lower::lower(kernel, target.lowering()) {
+    fn lower(&mut self, kernel: &kiln_plan::Kernel, target: Target, prices: Prices) -> Steps<ProgramId> {
+        match kiln_lower::lower_at(kernel, target.lowering(), prices) {
             Ok(steps) => {
                 let Ok(steps) = steps.map(|p| Ok::<_, std::convert::Infallible>(self.add(p)));
                 steps

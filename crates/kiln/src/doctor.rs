@@ -41,6 +41,11 @@ pub fn findings() -> Vec<Finding> {
             "on a machine with an NVIDIA GPU, install driver 580 or later; without one Kiln runs on the processor",
         ),
         finding(
+            "cuBLASLt",
+            cuda::library_version().ok_or("not found".into()),
+            "put CUDA's or PyTorch's libcublasLt.so on the library path (Kiln's own templates take all products without it)",
+        ),
+        finding(
             "libtorch",
             crate::torch::torch()
                 .map(|t| format!("{} (plugin {})", t.libtorch().display(), t.plugin().display()))

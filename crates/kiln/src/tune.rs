@@ -185,7 +185,7 @@ fn measured(
     options: &TuneOptions,
     progress: &mut dyn FnMut(kiln_tune::Progress),
 ) -> Result<Option<kiln_tune::Outcome>, Error> {
-    let candidates = kiln_lower::candidates(kernel, options.compile.target.lowering());
+    let candidates = kiln_lower::candidates(kernel, options.compile.target.lowering(), options.compile.prices());
     if candidates.len() < 2 {
         return Ok(None);
     }

@@ -1,7 +1,7 @@
 //! What could be chosen for a kernel's matrix product: the space that tuning searches.
 use crate::resolve::Body;
 use crate::warpgroup::GROUP;
-use crate::{Target, gemm, lower, template};
+use crate::{Prices, Target, gemm, lower_at, template};
 use kiln_plan::{Family, Kernel, KernelKind, Reason, Schedule, Template};
 
 /// Raised whenever a template's programs change so that measurements of the old ones say nothing of the new.
@@ -17,8 +17,8 @@ pub struct Candidate {
 
 /// Templates of a kernel's product on a GPU: first the one that lowering chooses unasked, then all others that may take it, the
 /// fastest in the model first. Empty where there is nothing to choose.
-pub fn candidates(kernel: &Kernel, target: Target) -> Vec<Candidate> {
-    let of = body(kernel, target);
+pub fn candidates(kernel: &Kernel, target: Target, prices: Prices) -> Vec<Candidate> {
+    let of = body(kernel, target, prices);
     if kernel.kind != KernelKind::Gemm {
         return vec![];
     }
@@ -33,15 +33,15 @@ pub fn candidates(kernel: &Kernel, target: Target) -> Vec<Candidate> {
     all.into_iter().map(|(template, us)| Candidate { template, us }).collect()
 }
 
-fn body(kernel: &Kernel, target: Target) -> Body<'_> {
+fn body(kernel: &Kernel, target: Target, prices: Prices) -> Body<'_> {
     let (name, graph) = (kernel.name.as_str(), &kernel.body);
-    Body { name, graph, product: None, twin: None, target, precision: kernel.precision, template: None }
+    Body { name, graph, product: None, twin: None, target, precision: kernel.precision, template: None, prices }
 }
 
 /// Whether an open choice falls on the GPU's library.
-pub fn prefers_library(kernel: &Kernel, target: Target) -> bool {
+pub fn prefers_library(kernel: &Kernel, target: Target, prices: Prices) -> bool {
     let open = kernel.kind == KernelKind::Gemm && kernel.reason.template.is_none();
-    open && gemm::prefers_library(&body(kernel, target), target)
+    open && gemm::prefers_library(&body(kernel, target, prices), target)
 }
 
 /// All that lowering chooses for a kernel's product unasked.
@@ -49,7 +49,7 @@ fn chosen(kernel: &Kernel, of: &Body) -> Option<Template> {
     let under = |template| {
         let mut kernel = kernel.clone();
         kernel.reason = Reason { template, ..Reason::default() };
-        lower(&kernel, of.target).ok()
+        lower_at(&kernel, of.target, of.prices).ok()
     };
     let steps = under(None)?.steps;
     let seen = template::of(kernel.kind, steps.iter().map(template::Part::from));

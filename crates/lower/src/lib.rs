@@ -41,6 +41,7 @@ mod warpgroup;
 mod window;
 
 pub use candidates::{Candidate, TEMPLATES, candidates, neighbours};
+pub use library::Prices;
 
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::{
@@ -65,27 +66,33 @@ pub enum LowerError {
     Unsupported { kernel: String, why: String },
 }
 
-/// The steps of one kernel. Those of a GPU's library come with others that do without it.
+/// The steps of one kernel, at an H200's prices.
 pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel>, LowerError> {
+    lower_at(kernel, target, Prices::default())
+}
+
+/// The steps of one kernel. Those of a GPU's library come with others that do without it.
+pub fn lower_at(kernel: &Kernel, target: Target, prices: Prices) -> Result<Steps<kiln_block::Kernel>, LowerError> {
+    let own = |kernel: &Kernel| own(kernel, target, prices);
     let under = |template| {
         let mut kernel = kernel.clone();
         kernel.reason.template = template;
-        own(&kernel, target)
+        own(&kernel)
     };
     let library = Template::from(Family::Library);
     let asked = kernel.reason.template.is_some_and(|t| t.family == Family::Library);
-    if target == Target::Host || !asked && !candidates::prefers_library(kernel, target) {
-        return own(kernel, target);
+    if target == Target::Host || !asked && !candidates::prefers_library(kernel, target, prices) {
+        return own(kernel);
     }
     match under(Some(library)) {
         Ok(steps) => Ok(Steps { otherwise: under(None).ok().map(Box::new), ..steps }),
-        Err(_) if !asked => own(kernel, target),
+        Err(_) if !asked => own(kernel),
         refused => refused,
     }
 }
 
 /// The steps of one kernel, by a library only where its template says so.
-fn own(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel>, LowerError> {
+fn own(kernel: &Kernel, target: Target, prices: Prices) -> Result<Steps<kiln_block::Kernel>, LowerError> {
     let (name, body) = (kernel.name.as_str(), &kernel.body);
     let unsupported = |why: &str| LowerError::Unsupported { kernel: name.to_string(), why: why.to_string() };
     if kernel.kind == KernelKind::Fallback {
@@ -103,6 +110,7 @@ fn own(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel>, Low
         target,
         precision: kernel.precision,
         template: kernel.reason.template,
+        prices,
     };
     let rows::Emitted { scratch, steps } = match kernel.kind {
         KernelKind::Reduction => match pairs::lower(&of, target) {

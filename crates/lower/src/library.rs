@@ -6,7 +6,7 @@ use crate::rows::Emitted;
 use crate::{LowerError, gemm};
 use kiln_graph::{DType, Op, Type, ValueId};
 use kiln_plan::{
-    Precision,
+    Library, Machine, Precision,
     exec::{GemmCall, Slot, Work},
 };
 
@@ -38,31 +38,43 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     Ok(out)
 }
 
+/// What the choice between the library and Kiln's own templates goes by.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Prices {
+    pub library: Library,
+    /// Bytes a second of what goes through memory, and seconds of a launch.
+    pub bandwidth: f64,
+    pub launch: f64,
+}
+impl From<&Machine> for Prices {
+    fn from(m: &Machine) -> Prices {
+        Prices { library: m.library, bandwidth: m.bandwidth, launch: m.launch }
+    }
+}
+impl Default for Prices {
+    /// An H200's.
+    fn default() -> Prices {
+        Prices { library: Library::default(), bandwidth: 4.2e12, launch: 2e-6 }
+    }
+}
+
 /// How much of the time of Kiln's own template the library is expected to take. `copied`: an operand goes through memory first, which
 /// the library does without.
 pub fn share(of: &Body, v: ValueId, d: &Dims, copied: impl FnOnce() -> bool) -> f64 {
-    /// Most products, on an H200: the table of products in `benches/results/gemm.md`.
-    const LIKE: f64 = 1.02;
-    /// Products in half precision of 2^40 multiply-adds and more, most of them along K: at the power limit the library draws less.
-    /// 4096x4096x65536 took 0.94 of the time; half of that K as long as Kiln's own, and so did wide products of as much work.
-    const LONG: (usize, usize, f64) = (1 << 40, 8, 0.94);
-    /// Products in tf32, for which Kiln turns an operand: 4096 cubed took 0.92, 1024 cubed 1.5.
-    const TURNED: (usize, f64) = (1 << 36, 0.92);
+    let Library { share, long, depth, turned } = of.prices.library;
     let sizes = d.batch.iter().copied().chain([d.m, d.n, d.k]);
-    let work = sizes.fold(1usize, usize::saturating_mul);
+    let work = sizes.fold(1u64, |all, n| all.saturating_mul(n as u64));
     match of.graph.dtype(v) {
-        DType::Bf16 | DType::F16 if work >= LONG.0 && d.k >= LONG.1 * d.m.max(d.n) => LONG.2,
-        DType::F32 if of.precision == Precision::Tf32 && work >= TURNED.0 && copied() => TURNED.1,
-        _ => LIKE,
+        DType::Bf16 | DType::F16 if work >= long.work && d.k as f64 >= depth * d.m.max(d.n) as f64 => long.share,
+        DType::F32 if of.precision == Precision::Tf32 && work >= turned.work && copied() => turned.share,
+        _ => share,
     }
 }
 
 /// Microseconds that are expected, where Kiln's own templates take `own`: what is more in the body goes through memory.
 pub fn us(of: &Body, d: &Dims, own: f64, share: f64) -> f64 {
-    /// Bytes a microsecond, and the launch.
-    const COPY: f64 = 4.2e6;
-    const LAUNCH: f64 = 2.0;
     let alone = of.graph.values().filter(|v| !matches!(of.graph.op(*v), Op::Input(_))).count() == 1;
     let elements = d.batch.iter().product::<usize>() as f64 * d.m as f64 * d.n as f64;
-    own * share + if alone { 0.0 } else { LAUNCH + elements * 8.0 / COPY }
+    let rest = of.prices.launch + elements * 8.0 / of.prices.bandwidth;
+    own * share + if alone { 0.0 } else { rest * 1e6 }
 }

@@ -4,7 +4,7 @@
 //! Never: blocks, schedules.
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear, linear};
-use crate::{LowerError, Target};
+use crate::{LowerError, Prices, Target};
 use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, ValueId};
 use kiln_plan::{Precision, Template, exec::Slot};
 use std::collections::HashMap;
@@ -46,6 +46,7 @@ pub struct Body<'a> {
     pub precision: Precision,
     /// What a constraint asks for.
     pub template: Option<Template>,
+    pub prices: Prices,
 }
 impl<'a> Body<'a> {
     pub fn resolver(&self) -> Resolver<'a> {

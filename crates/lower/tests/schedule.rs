@@ -4,7 +4,7 @@ mod common;
 use common::{difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
-use kiln_lower::{LowerError, Target, candidates, lower, neighbours, template};
+use kiln_lower::{LowerError, Prices, Target, candidates, lower, neighbours, template};
 use kiln_plan::{Kernel, KernelKind, Template, exec::Steps};
 
 const GPU: Target = Target::Gpu { arch: 90 };
@@ -108,7 +108,7 @@ fn the_first_candidate_is_the_choice_without_tuning() {
         ("f64", 300, 300, 300),
     ] {
         let graph = format!("graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}]) {{ %y = linear %a, %b\n return %y }}");
-        let all = candidates(&product(&graph, None), GPU);
+        let all = candidates(&product(&graph, None), GPU, Prices::default());
         let first = all.first().unwrap_or_else(|| panic!("no candidates: {graph}")).template;
         let shown =
             |s: Result<Steps<kiln_block::Kernel>, String>| text(&s.unwrap_or_else(|e| panic!("{first}: {e}\n{graph}")));
@@ -119,7 +119,8 @@ fn the_first_candidate_is_the_choice_without_tuning() {
         all.iter().take(20).for_each(|c| reads(c.template));
         neighbours(first).into_iter().for_each(reads);
     }
-    let host = candidates(&product("graph k(%a: f32[9,9]) { %y = dot %a, %a\n return %y }", None), Target::Host);
+    let host = product("graph k(%a: f32[9,9]) { %y = dot %a, %a\n return %y }", None);
+    let host = candidates(&host, Target::Host, Prices::default());
     assert!(host.is_empty());
 }
 

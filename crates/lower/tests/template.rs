@@ -3,9 +3,9 @@ mod common;
 use common::{difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
-use kiln_lower::{LowerError, Target, lower, template};
+use kiln_lower::{LowerError, Prices, Target, lower, lower_at, template};
 use kiln_plan::{
-    KernelKind, Template,
+    Family, KernelKind, Library, Template,
     exec::{Slot, Work},
 };
 
@@ -166,8 +166,22 @@ fn the_library_is_taken_unasked_where_it_was_measured_to_be_faster() {
         let found = template::of(k.kind, steps.steps.iter().map(template::Part::from));
         assert_eq!(found.family.name(), wanted, "{text}");
         assert_eq!(steps.otherwise.is_some(), wanted == "library", "{text}");
-        let all = kiln_lower::candidates(&k, Target::Gpu { arch });
+        let all = kiln_lower::candidates(&k, Target::Gpu { arch }, Prices::default());
         assert_eq!(all[0].template.family.name(), wanted, "{text}");
         assert!(all.iter().any(|c| c.template.family.name() == "library"), "{text}");
     }
+}
+
+/// A description of a machine says how long its library takes.
+#[test]
+fn the_library_is_taken_at_its_price() {
+    let text = "graph k(%a: bf16[512,512], %b: bf16[512,512]) { %y = linear %a, %b\n return %y }";
+    let k = kernel(KernelKind::Gemm, text.parse().expect("a graph"));
+    let family = |share: f64| {
+        let prices = Prices { library: Library { share, ..Library::default() }, ..Prices::default() };
+        let steps = lower_at(&k, GPU, prices).expect("lowers");
+        template::of(KernelKind::Gemm, steps.steps.iter().map(template::Part::from)).family
+    };
+    assert_eq!(family(0.9), Family::Library);
+    assert_eq!(family(1.02), Family::Warpgroup);
 }

@@ -5,12 +5,14 @@
 //! Never: how a kernel is lowered, launched or timed.
 pub mod error;
 pub mod exec;
+pub mod library;
 pub mod machines;
 pub mod template;
 pub mod text;
 pub mod verify;
 
 pub use error::PlanError;
+pub use library::Library;
 pub use template::{Family, Schedule, Template};
 
 use kiln_graph::{DType, Graph, ParamId, Type, ValueId};
@@ -289,6 +291,9 @@ pub struct Machine {
     /// Types whose products share a kernel with another of the same left operand, in tiles with two sums.
     #[serde(default)]
     pub pairs: Vec<DType>,
+    /// Times of the GPU's library.
+    #[serde(default)]
+    pub library: Library,
     /// Whether GPU-only templates (flash attention in one kernel, …) exist.
     pub gpu: bool,
 }

@@ -262,7 +262,7 @@ fn candidates(c: &Compiled, k: &Kernel) -> Vec<CandidateReport> {
     /// So many are listed, the library aside.
     const SHOWN: usize = 4;
     let mut seen: Vec<kiln_plan::Template> = vec![];
-    let mut all = kiln_lower::candidates(k, c.options.target.lowering());
+    let mut all = kiln_lower::candidates(k, c.options.target.lowering(), c.options.prices());
     all.retain(|c| {
         let new = !seen.contains(&c.template.bare());
         seen.push(c.template.bare());

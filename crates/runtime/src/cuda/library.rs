@@ -8,6 +8,17 @@ use kiln_graph::DType;
 use kiln_plan::exec::{GemmCall, Strided};
 use std::{ffi::c_void, sync::Arc};
 
+/// The version of the library on this machine, as `13.1.0`; `None` where there is none.
+pub fn version() -> Option<String> {
+    // SAFETY: loading the library runs only its own initialisation.
+    if !unsafe { sys::is_culib_present() } {
+        return None;
+    }
+    // SAFETY: a function without arguments that every version of the library has.
+    let version = unsafe { sys::cublasLtGetVersion() };
+    Some(format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100))
+}
+
 /// A library's handle for one device.
 pub struct Library {
     context: Arc<Context>,

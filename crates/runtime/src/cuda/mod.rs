@@ -16,6 +16,7 @@ use cudarc::driver::{
     sys,
 };
 use library::Library;
+pub use library::version as library_version;
 use raw::{Context, Module, text};
 use std::{
     collections::HashMap,
