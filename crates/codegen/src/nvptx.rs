@@ -10,7 +10,7 @@
 //! - [`blocks`]: instances of more warps than a block should hold, spread over a cluster;
 //! - [`staged`]: loads that are under way while the program computes;
 //! - [`tiles`], [`roles`], [`tma`], [`wgmma`]: the lower level's ops, which programs with roles use;
-//! - [`pointwise`], [`math`], [`f8`], [`memory`], [`anywhere`], [`exchange`], [`rows`], [`reduce`], [`halves`], [`collect`], [`dot`]: the ops by family;
+//! - [`pointwise`], [`math`], [`f8`], [`memory`], [`anywhere`], [`gathered`], [`exchange`], [`rows`], [`reduce`], [`halves`], [`collect`], [`dot`]: the ops by family;
 //! - [`target`], [`widen`]: LLVM's optimiser and back end, and what is done between them.
 //!
 //! Never panics on a verified kernel: what has no code yet is [`CodegenError::Unsupported`], and the caller falls back.
@@ -25,6 +25,7 @@ mod dot;
 mod emit;
 mod exchange;
 mod f8;
+mod gathered;
 mod r#gen;
 mod halves;
 mod head;

@@ -323,6 +323,11 @@ impl<'a> Emitter<'a> {
             let straight = e.substitute(&|c| (c == *id).then(|| by.clone()));
             return self.split(b, &straight);
         }
+        let in_lanes = |id| self.coords.get(&id).is_some_and(|l| l.lane.is_some());
+        if let Some(by_remainder) = e.rounded_down(in_lanes) {
+            let s = self.split(b, &by_remainder);
+            return self.keep(e, s);
+        }
         let mut uniform: Vec<(Value, i64)> = vec![];
         let mut varying: Vec<(Value, i64)> = vec![];
         for (a, c) in &e.terms {
@@ -358,6 +363,9 @@ impl<'a> Emitter<'a> {
         }
         varying.sort_by_key(|t| b.ty(t.0).count());
         let s = Split { uniform: self.sum(b, uniform), constant: e.constant, varying: self.sum(b, varying) };
+        self.keep(e, s)
+    }
+    fn keep(&mut self, e: &Expr, s: Split) -> Split {
         if let Some(scope) = self.scopes.last_mut() {
             scope.exprs.insert(e.clone(), s);
         }

@@ -123,6 +123,21 @@ impl Expr {
         }
         None
     }
+    /// `k·(x / k)`, for a `k` of elements that one vector holds and an `x` that runs with a coordinate of `lanes`, as `x - x % k`:
+    /// like `x`, but for a part that is known of each register, so that what is read lies as the neighbours of `x` do.
+    pub fn rounded_down(&self, lanes: impl Fn(CoordId) -> bool) -> Option<Expr> {
+        let runs = |t: &(Atom, i64)| matches!(t, (Atom::Coord { id, .. }, 1) if lanes(*id));
+        let rounds = |(a, c): &(Atom, i64)| match a {
+            Atom::Div(x, k) if x.terms.iter().any(runs) => {
+                k.count_ones() == 1 && *k <= 16 && c % k == 0 && x.range().0 >= 0
+            }
+            _ => false,
+        };
+        let (Atom::Div(x, k), c) = self.terms.iter().find(|t| rounds(t))? else { return None };
+        let term = Expr { terms: vec![(Atom::Div(x.clone(), *k), -c)], constant: 0 };
+        let rest = x.as_ref().clone().rem(*k).scale(-c / k);
+        Some(self.plus(&term).plus(&x.as_ref().clone().scale(c / k)).plus(&rest))
+    }
     fn is_atom(&self, a: &Atom) -> bool {
         matches!(&self.terms[..], [(b, 1)] if b == a) && self.constant == 0
     }
@@ -345,6 +360,8 @@ mod tests {
                         let (q, r) = (e.clone().div(k), e.clone().rem(k));
                         let (qq, rr) = (q.clone().rem(m), r.clone().div(m));
                         let back = q.clone().scale(k).plus(&r);
+                        let down = q.clone().scale(2 * k).shift(3).plus(&y);
+                        let down = (down.clone(), down.rounded_down(|_| true).unwrap_or(down));
                         for i in 0..12 {
                             for j in 0..10 {
                                 let v = a * i + b * j + b - 1;
@@ -353,6 +370,7 @@ mod tests {
                                 assert_eq!(eval(&qq, &[i, j]), v.div_euclid(k).rem_euclid(m), "{e:?} / {k} % {m}");
                                 assert_eq!(eval(&rr, &[i, j]), v.rem_euclid(k).div_euclid(m), "{e:?} % {k} / {m}");
                                 assert_eq!(eval(&back, &[i, j]), v);
+                                assert_eq!(eval(&down.0, &[i, j]), eval(&down.1, &[i, j]), "{down:?}");
                             }
                         }
                     }

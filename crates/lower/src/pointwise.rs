@@ -1,6 +1,6 @@
 //! Pointwise programs: one value per point of a space, no point needing another.
 use crate::dag::{NodeOp, Scene, Store};
-use crate::expr::{CoordId, Expr, delinear, linear};
+use crate::expr::{Atom, CoordId, Expr, delinear, linear};
 use crate::resolve::Body;
 use crate::space::{Coord, Space};
 use crate::tile::{Cut, Shape, open, pointwise_block, warps_for};
@@ -59,7 +59,7 @@ where
     let at = |s: &Space| scene(&s.axes);
     let settled = space.settle(at)?;
     let total = space.count();
-    let (block, warps) = pointwise_block(target, per_thread(&settled), total);
+    let (block, warps) = pointwise_block(target, per_thread(&settled, space.coords.last()), total);
     let plan = tiling(&mut space, &settled, block, warps);
     let scene = scene(&space.axes)?;
     let mut frame = open(name, &scene, &plan);
@@ -79,23 +79,35 @@ pub fn widest(scene: &Scene) -> usize {
 }
 
 /// Elements a thread of a GPU has: 32 bytes of the widest.
-fn per_thread(scene: &Scene) -> usize {
+fn per_thread(scene: &Scene, last: Option<&Coord>) -> usize {
     if widest(scene) >= 4 {
         return 8;
     }
-    let mut loads: Vec<(Slot, bool)> = vec![];
+    let mut loads: Vec<(Slot, &Expr, bool)> = vec![];
     for n in scene.live() {
-        if let NodeOp::Load { slot, guards, .. } = &scene.dag.node(n).op {
-            loads.push((*slot, guards.is_empty()));
+        if let NodeOp::Load { slot, at, guards } = &scene.dag.node(n).op {
+            let load = (*slot, at, guards.iter().all(|g| within_vector(&g.expr, last)));
+            if !loads.contains(&load) {
+                loads.push(load);
+            }
         }
     }
     // Each element comes from one of several buffers, so that most loads of a thread are of nothing.
-    if loads.len() > 3 && loads.iter().all(|l| !l.1) {
+    if loads.len() > 3 && loads.iter().all(|l| !l.2) {
         return 32;
     }
     // Neighbours in one buffer make an element: a thread asks for each several times over.
     let again = |slot: Slot| loads.iter().filter(|l| l.0 == slot).count() > 2;
     if loads.iter().any(|l| again(l.0)) { 8 } else { 16 }
+}
+
+/// Whether what a guard asks for takes turns within a vector, as the two of pairs do.
+fn within_vector(e: &Expr, last: Option<&Coord>) -> bool {
+    match &e.terms[..] {
+        [(Atom::Mod(_, k), 1)] => *k <= 16,
+        [(Atom::Coord { id, extent }, 1)] => *extent <= 16 && last.is_some_and(|l| l.id == *id),
+        _ => false,
+    }
 }
 
 fn tiling(space: &mut Space, scene: &Scene, block: usize, warps: usize) -> Shape {

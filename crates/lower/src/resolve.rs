@@ -307,7 +307,8 @@ impl<'a> Resolver<'a> {
                 Inside::When(own) => own,
             };
             let mut inner = here.ix.to_vec();
-            inner[axis] = inner[axis].clone().shift(-offset);
+            // Of a part of one element there is one index within its bounds.
+            inner[axis] = if len == 1 { Expr::default() } else { inner[axis].clone().shift(-offset) };
             let x = self.at(a, &inner, &joined(here.guards, &own))?;
             parts.push((own, x));
         }

@@ -47,6 +47,38 @@ fn movement() {
     );
 }
 
+/// Neighbours of pairs, in the ways that rotary embeddings are written.
+#[test]
+fn pairs() {
+    for (n, half) in [(64, 32), (6, 3), (34, 17)] {
+        let even = format!("%a = slice %x axis=2 start=0 len={half} step=2");
+        let odd = format!("%b = slice %x axis=2 start=1 len={half} step=2\n %n = neg %b");
+        let pair = |x: &str, y: &str| {
+            format!(
+                "%p = reshape {x} shape=[3,7,{half},1]\n %q = reshape {y} shape=[3,7,{half},1]\n %c = concat %p, %q axis=3\n %r = reshape %c shape=[3,7,{n}]"
+            )
+        };
+        for t in ["f32", "bf16"] {
+            let rotated = pair("%n", "%a");
+            body(&format!(
+                "(%x: {t}[3,7,{n}], %s: {t}[7,{n}]) {{ {even}\n {odd}\n {rotated}\n %y = mul %r, %s\n %z = add %x, %y\n return %z }}"
+            ));
+            let both = pair("%d", "%e");
+            body(&format!(
+                "(%x: {t}[3,7,{n}], %s: {t}[7,{half}]) {{ %v = reshape %x shape=[3,7,{half},2]\n %i = slice %v axis=3 start=0 len=1\n %j = slice %v axis=3 start=1 len=1\n %a = reshape %i shape=[3,7,{half}]\n %b = reshape %j shape=[3,7,{half}]\n %d = mul %a, %s\n %e = sub %b, %a\n {both}\n return %r }}"
+            ));
+            body(&format!("(%x: {t}[3,7,{n}]) {{ {even}\n {odd}\n %y = mul %a, %n\n return %y }}"));
+        }
+    }
+    // Three of a kind, and pairs of rows.
+    body(
+        "(%x: f32[5,12]) { %v = reshape %x shape=[5,4,3]\n %f = flip %v axes=[2]\n %r = reshape %f shape=[5,12]\n %y = sub %x, %r\n return %y }",
+    );
+    body(
+        "(%x: f32[6,8]) { %v = reshape %x shape=[3,2,8]\n %a = slice %v axis=1 start=1 len=1\n %b = slice %v axis=1 start=0 len=1\n %c = concat %a, %b axis=1\n %r = reshape %c shape=[6,8]\n return %r }",
+    );
+}
+
 #[test]
 fn gathers() {
     let int = |shape: &[usize], v: &[f64]| Tensor::from_f64(Type::new(DType::I64, shape), v.iter().copied());

@@ -488,6 +488,11 @@ impl Region<'_> {
 
     /// Elements of `v` that are read: each part that is not within another (slices, shifted windows), up to all there are.
     fn touched(&self, v: usize, uses: &[Use]) -> f64 {
+        // Of a walk that could not be followed it is known how often it reads.
+        if uses.iter().any(|u| u.map.len() > 1 && u.map.iter().all(|w| w.computed)) {
+            let times = |u: &Use| self.space.extent(&self.space.flat(&u.map)) as f64;
+            return uses.iter().map(times).sum::<f64>().min(self.dag.count(v));
+        }
         let part = |u: &Use| -> Vec<Reach> {
             let axes = u.map.iter().zip(self.dag.shape(v));
             let one =

@@ -136,20 +136,26 @@ impl Space {
                 out[t[j0]] = m[*a].clone();
                 continue;
             }
+            // Behind what runs there may be places that are fixed, as one of each pair.
+            let fixed = group[1..].iter().rev().take_while(|&&a| m[a].atoms.is_empty() && !m[a].computed).count();
+            let (group, ends) = group.split_at(group.len() - fixed);
             if group[1..].iter().any(|&a| !self.full(&m[a], from[a])) {
                 return None;
             }
-            let (first, inner) = (&m[group[0]], p / from[group[0]]);
+            let (place, every) =
+                ends.iter().fold((0, 1), |(at, n), &a| (at * from[a] as i64 + m[a].from, n * from[a] as i64));
+            let (first, inner) = (&m[group[0]], p / from[group[0]] / every as usize);
             let flat: Vec<Atom> = group.iter().flat_map(|&a| m[a].atoms.iter().copied()).collect();
             if j - j0 == 1 {
-                if first.step != 1 {
+                if first.step != 1 && inner > 1 {
                     return None;
                 }
-                let from = first.from.checked_mul(inner as i64)?;
-                out[t[j0]] = Walk { atoms: flat, from, ..first.clone() };
+                let from = first.from.checked_mul(p as i64 / from[group[0]] as i64)?.checked_add(place)?;
+                let step = first.step.checked_mul(every)?;
+                out[t[j0]] = Walk { atoms: flat, from, step, ..first.clone() };
                 continue;
             }
-            if !self.full(first, from[group[0]]) {
+            if every > 1 || !self.full(first, from[group[0]]) {
                 return None;
             }
             let sizes: Vec<usize> = t[j0..j].iter().map(|&k| to[k]).collect();

@@ -124,3 +124,25 @@ fn a_residual_and_its_norm_are_one_kernel_with_two_results() {
     assert_eq!(kinds(&p), [Reduction]);
     assert_eq!(p.kernels[0].outputs.len(), 2);
 }
+
+/// Pairs taken apart by a view and stacked again: what is read is all of them, once.
+#[test]
+fn both_of_pairs_are_priced() {
+    let g = "graph g(%x: f32[4,16,64], %s: f32[16,32]) {
+        %v = reshape %x shape=[4,16,32,2]
+        %i = slice %v axis=3 start=0 len=1
+        %j = slice %v axis=3 start=1 len=1
+        %a = reshape %i shape=[4,16,32]
+        %b = reshape %j shape=[4,16,32]
+        %c = mul %a, %s
+        %d = sub %b, %a
+        %p = reshape %c shape=[4,16,32,1]
+        %q = reshape %d shape=[4,16,32,1]
+        %t = concat %p, %q axis=3
+        %y = reshape %t shape=[4,16,64]
+        return %y
+    }";
+    let p = fused(g);
+    assert_eq!(kinds(&p), [Pointwise]);
+    assert_eq!(p.kernels[0].cost.bytes_read, 4 * (4 * 16 * 64 + 16 * 32));
+}

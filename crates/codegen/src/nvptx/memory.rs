@@ -4,6 +4,7 @@
 //! elements of one access, that is an end of a row or of the buffer: all of it is read, and written by element, behind a branch
 //! that few threads take. Buffers can be read up to the next multiple of 16 bytes.
 use super::emit::{Res, Val, int, mistyped};
+use super::gathered::Gathered;
 use super::r#gen::Gen;
 use super::index::{Pointer, Reg};
 use inkwell::types::{BasicType, BasicTypeEnum, IntType};
@@ -128,6 +129,12 @@ impl<'c> Gen<'c, '_> {
     ) -> Res<Vec<Val<'c>>> {
         let split = split(pointers, masks, true);
         let (Split::Groups(n) | Split::Anywhere(n)) = split;
+        if n * elem.bytes() < 16
+            && others.is_none()
+            && let Some(gathered) = Gathered::fewer(pointers, masks, accesses(pointers, masks, n))
+        {
+            return self.load_gathered(&gathered, elem);
+        }
         let mut values: Vec<Vec<Val<'c>>> = vec![];
         let mut done: Vec<(Pointer<'c>, When<'c>)> = vec![];
         for (i, group) in pointers.chunks(n).enumerate() {
@@ -380,6 +387,18 @@ fn vector_of(ty: BasicTypeEnum, n: usize) -> Res<BasicTypeEnum> {
         BasicTypeEnum::FloatType(t) => Ok(t.vec_type(n as u32).into()),
         _ => Err(mistyped("a vector")),
     }
+}
+
+/// Accesses in groups of `n` registers; those of the same elements are one, and those of nothing none.
+fn accesses<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, n: usize) -> usize {
+    let mut seen = vec![];
+    for (i, group) in pointers.chunks(n).enumerate() {
+        let access = (group[0], When::of(masks.map(|m| &m[i * n..(i + 1) * n])));
+        if access.1 != When::Never && !seen.contains(&access) {
+            seen.push(access);
+        }
+    }
+    seen.len()
 }
 
 /// Whether registers lie in groups of `per` that are one aligned access each, and are there together.
