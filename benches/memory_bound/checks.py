@@ -5,8 +5,10 @@ start anywhere, and more than 2^31 elements. As `rows`, with `special`: the inpu
 from .rows import rope, row
 
 LENGTHS = [1, 2, 7, 31, 96, 255, 257, 1001, 2047, 4097, 8191, 50257, 131073]
-# Rows that clusters walk over: as many as they are, one more or fewer, odd and even.
+# Rows that clusters walk over: as many as they are, one more or fewer, odd and even, and such as do not fill their tiles.
 WALKED = [(119, 131072), (120, 131072), (249, 131072), (256, 131072), (57, 262144), (113, 262144), (118, 262144)]
+WALKED += [(528, 49152), (533, 49161), (1027, 50257), (769, 50304), (530, 60002), (533, 65532), (528, 65536)]
+WALKED += [(241, 98304), (250, 100002), (251, 131068)]
 WALKED_COLUMNS = [(8192, 3840), (8192, 4000), (4096, 7712)]
 COLUMNS = [(2, 5), (31, 64), (257, 40), (1001, 96), (2048, 257), (4096, 128), (4097, 72), (8192, 48), (8191, 33)]
 ROPE = """

@@ -259,7 +259,7 @@ pub enum Op {
         transpose_a: bool,
         transpose_b: bool,
     },
-    /// Shared tile, stage, pointer block, then mask: `cp.async`, zero-filled outside the mask.
+    /// Shared tile, stage, pointer block, then mask: `cp.async`. Outside the mask there may be anything afterwards.
     AsyncCopy,
     /// Closes a group of asynchronous copies.
     AsyncCommit,

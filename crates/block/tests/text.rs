@@ -10,6 +10,7 @@ fn kernels() -> Vec<(&'static str, &'static str)> {
         ("attention", include_str!("kernels/attention.block")),
         ("pipeline", include_str!("kernels/pipeline.block")),
         ("warpgroups", include_str!("kernels/warpgroups.block")),
+        ("odd_rows", include_str!("kernels/odd_rows.block")),
         ("multiply_adds", include_str!("kernels/multiply_adds.block")),
     ]
 }

@@ -255,6 +255,22 @@ fn rows_read_ahead() {
     assert_eq!(count(&ptx, "st.async"), 2);
 }
 
+/// Rows of an odd length that clusters walk over: vectors of which a part is the row's come whole, what rows share is read once
+/// from where it lies, and nothing is spilled.
+#[test]
+fn odd_rows_read_ahead() {
+    let k = kiln_block::text::parse(include_str!("../../block/tests/kernels/odd_rows.block")).unwrap();
+    let mut k = kiln_block::passes::ahead::run(&k, 64).unwrap();
+    kiln_block::passes::canonicalise(&mut k).unwrap();
+    let ptx = compile(&k, Arch::Sm90a).unwrap();
+    assemble(&ptx, Arch::Sm90a);
+    assert_eq!((ptx.grid[0], ptx.cluster, ptx.threads), (64 * 2, 2, 512));
+    // The first row and the next one, of which a thread has seven vectors of eight.
+    assert_eq!(count(&ptx, "cp.async.cg.shared.global"), 2 * 7);
+    let (_, round) = ptx.text.split_once("cp.async.wait_group").unwrap();
+    assert_eq!(round.matches("ld.global").count(), 0);
+}
+
 /// Two sums side by side, of a left operand that is read once: room in registers for both.
 #[test]
 fn two_sums_in_one_kernel() {

@@ -1,6 +1,8 @@
 //! Passes change no result: random programs and the seed kernels, interpreted before and after.
 use common::Random;
-use kiln_block::{BinaryOp, Builder, CmpOp, Const, Elem, Kernel, ReduceOp, ScanOp, Type, UnaryOp, Value, passes, text};
+use kiln_block::{
+    BinaryOp, Builder, CmpOp, Const, Elem, Kernel, Op, ReduceOp, ScanOp, Type, UnaryOp, Value, passes, text,
+};
 use kiln_interp::block::{Buffer, run};
 
 mod common;
@@ -140,37 +142,70 @@ fn random_programs() {
 /// Rows of a norm that instances walk over, read ahead: as many as they are, one more, one fewer, and several rounds.
 #[test]
 fn rows_read_ahead() {
-    const WIDE: usize = 128;
     for (rows, stay) in [(3, 3), (4, 3), (11, 3), (6, 1)] {
-        let mut b = Builder::new("norm", [rows, 1, 1], 1);
-        let [x, gain, y] = [("x", true), ("gain", true), ("y", false)].map(|(n, ro)| b.param(n, Elem::F32, ro));
-        let (row, wide, lane) = (b.program_id(0), b.i32(WIDE as i64), b.iota(WIDE));
-        let start = b.binary(BinaryOp::Mul, row, wide);
-        let at = b.binary(BinaryOp::Add, start, lane);
-        let [px, pg, py] = [(x, at), (gain, lane), (y, at)].map(|(p, at)| b.ptr_add(p, at));
-        let v = b.load(px, None, None);
-        let most = b.reduce(ReduceOp::Max, v, 0);
-        let d = b.binary(BinaryOp::Sub, v, most);
-        let sum = b.reduce(ReduceOp::Sum, d, 0);
-        let n = b.binary(BinaryOp::Div, d, sum);
-        let g = b.load(pg, None, None);
-        let out = b.binary(BinaryOp::Mul, n, g);
-        b.store(py, out, None);
-        let k = b.finish();
-        let walked = passes::ahead::run(&k, stay).unwrap();
-        kiln_block::verify::verify(&walked).unwrap_or_else(|e| panic!("{e}\n{}", text::print(&walked)));
-        assert_eq!(text::parse(&text::print(&walked)), Ok(walked.compacted()));
-        let mut clean = walked.clone();
-        passes::canonicalise(&mut clean).unwrap();
-        let found = [&k, &walked, &clean].map(|k| {
-            let value = |i: usize| (i as f64 * 0.37).sin();
-            let input = |n: usize| Buffer::from_f64(Elem::F32, &[n], (0..n).map(value));
-            let mut buffers = [input(rows * WIDE), input(WIDE), Buffer::zeros(Elem::F32, &[rows * WIDE])];
-            run(k, &mut buffers).unwrap_or_else(|e| panic!("{e}\n{}", text::print(k)));
-            buffers[2].to_f64()
-        });
-        assert_eq!(found[0], found[1], "{rows} rows, {stay} instances\n{}", text::print(&walked));
-        assert_eq!(found[0], found[2], "{rows} rows, {stay} instances\n{}", text::print(&clean));
-        assert_eq!(walked.grid, [stay, 1, 1]);
+        walked([rows, 128], stay, true);
     }
+}
+
+/// Rows that do not fill their lanes, of lengths that vectors divide and of others. What such rows share is read once where
+/// those of an instance start alike.
+#[test]
+fn odd_rows_read_ahead() {
+    for (rows, wide, stay, once) in [
+        (11, 120, 3, true),
+        (9, 101, 4, true),
+        (19, 125, 8, true),
+        (13, 102, 6, true),
+        (9, 101, 3, false),
+        (9, 102, 5, false),
+    ] {
+        walked([rows, wide], stay, once);
+    }
+}
+
+/// Rows that start anywhere: lanes are counted from the multiple of a vector before.
+fn norm([rows, wide]: [usize; 2]) -> Kernel {
+    let mut b = Builder::new("norm", [rows, 1, 1], 1);
+    let [x, gain, y] = [("x", true), ("gain", true), ("y", false)].map(|(n, ro)| b.param(n, Elem::F32, ro));
+    let (row, length, lane, four) = (b.program_id(0), b.i32(wide as i64), b.iota(128), b.i32(4));
+    let first = b.binary(BinaryOp::Mul, row, length);
+    let (start, vectors) = (b.binary(BinaryOp::Rem, first, four), b.binary(BinaryOp::Div, first, four));
+    let (before, end) = (b.binary(BinaryOp::Mul, vectors, four), b.binary(BinaryOp::Add, start, length));
+    let (after, ends) = (b.cmp(CmpOp::Ge, lane, start), b.cmp(CmpOp::Lt, lane, end));
+    let inside = (wide < 128).then(|| b.binary(BinaryOp::And, after, ends));
+    let (at, position) = (b.binary(BinaryOp::Add, before, lane), b.binary(BinaryOp::Sub, lane, start));
+    let [px, pg, py] = [(x, at), (gain, position), (y, at)].map(|(p, at)| b.ptr_add(p, at));
+    let v = b.load(px, inside, None);
+    let most = b.reduce(ReduceOp::Max, v, 0);
+    let d = b.binary(BinaryOp::Sub, v, most);
+    let zero = b.constant(Type::scalar(Elem::F32), Const::Float(0.0));
+    let counted = inside.map_or(d, |m| b.select(m, d, zero));
+    let sum = b.reduce(ReduceOp::Sum, counted, 0);
+    let n = b.binary(BinaryOp::Div, d, sum);
+    let g = b.load(pg, inside, None);
+    let out = b.binary(BinaryOp::Mul, n, g);
+    b.store(py, out, inside);
+    b.finish()
+}
+
+fn walked([rows, wide]: [usize; 2], stay: usize, once: bool) {
+    let k = norm([rows, wide]);
+    let walked = passes::ahead::run(&k, stay).unwrap();
+    kiln_block::verify::verify(&walked).unwrap_or_else(|e| panic!("{e}\n{}", text::print(&walked)));
+    assert_eq!(text::parse(&text::print(&walked)), Ok(walked.compacted()));
+    let mut copies = 0;
+    walked.walk(&mut |_, d| copies += usize::from(d.op == Op::AsyncCopy));
+    assert_eq!(copies, 2 + usize::from(once), "{rows} rows of {wide}\n{}", text::print(&walked));
+    let mut clean = walked.clone();
+    passes::canonicalise(&mut clean).unwrap();
+    let found = [&k, &walked, &clean].map(|k| {
+        let value = |i: usize| (i as f64 * 0.37).sin();
+        let input = |n: usize| Buffer::from_f64(Elem::F32, &[n], (0..n).map(value));
+        let mut buffers = [input(rows * wide), input(wide), Buffer::zeros(Elem::F32, &[rows * wide])];
+        run(k, &mut buffers).unwrap_or_else(|e| panic!("{e}\n{}", text::print(k)));
+        buffers[2].to_f64()
+    });
+    assert_eq!(found[0], found[1], "{rows} rows of {wide}, {stay} instances\n{}", text::print(&walked));
+    assert_eq!(found[0], found[2], "{rows} rows of {wide}, {stay} instances\n{}", text::print(&clean));
+    assert_eq!(walked.grid, [stay, 1, 1]);
 }

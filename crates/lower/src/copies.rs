@@ -21,10 +21,10 @@ pub fn large(plan: &RowPlan) -> bool {
 }
 
 /// Has what is read along the row alone read from copies: their buffers, from scratch buffer `first` on, and the step that
-/// makes them.
+/// makes them. Instances that stay read it once, from anywhere.
 pub fn copied(name: &str, plan: &RowPlan, scene: &mut Scene, first: u32) -> Emitted {
     let mut out = Emitted::default();
-    let Some(shift) = plan.shift.as_ref().filter(|_| large(plan)) else { return out };
+    let Some(shift) = plan.shift.as_ref().filter(|_| large(plan) && plan.stay.is_none()) else { return out };
     let width = shift.width(plan.row.extent);
     let mut copies = vec![];
     for n in scene.live() {

@@ -12,7 +12,7 @@ use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
 use crate::shift::{self, Shift, VECTOR};
 use crate::space::{Coord, Space};
-use crate::stay::{self, Reads};
+use crate::stay::{self, Reads, Tiles};
 use crate::tile::{Cut, Shape, warps_for};
 use crate::walk::Walk;
 use crate::{LowerError, Target};
@@ -269,7 +269,7 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     while high > 1 && rows / high < wanted(target) {
         high /= 2;
     }
-    let stay = if n == wide { stay::of(target, rows, n, limits.reads) } else { None };
+    let stay = stay::of(target, tiles(rows, n, vector, &kept), limits.reads);
     if stay.is_some() {
         high = 1;
     }
@@ -291,6 +291,16 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
         None => vec![],
     };
     RowPlan { kept, row: row(2), rank: 2, parts: 1, warps, target, shift: None, packed: false, stay: None }
+}
+
+/// Rows of `n` elements as tiles of a walk, in which those that start between two vectors begin a part of a vector later.
+fn tiles(rows: usize, n: usize, vector: usize, kept: &[Coord]) -> Tiles {
+    let even = n.is_multiple_of(vector);
+    let there = if even { n } else { n + vector - 1 };
+    // Rows that are counted by several coordinates start alike after so many that none of them are walked together.
+    let one = kept.iter().filter(|c| c.extent > 1).count() <= 1;
+    let period = if one || even { (vector >> n.trailing_zeros().min(vector.trailing_zeros())).max(1) } else { rows };
+    Tiles { count: rows, elements: there.next_power_of_two(), there, period }
 }
 
 /// Elements of a column that are summed before they are added to the rest.
@@ -350,7 +360,8 @@ fn across(
     cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
     let row = Cut { id: row, extent: n, block: high, axis: 0 };
     let full = held && high == n && extent.is_multiple_of(wide);
-    let stay = if full { stay::of(target, instances, high * wide, limits.reads) } else { None };
+    let tiles = Tiles { count: instances, elements: high * wide, there: high * wide, period: 1 };
+    let stay = if full { stay::of(target, tiles, limits.reads) } else { None };
     RowPlan {
         kept: cuts,
         row,

@@ -30,15 +30,33 @@ pub struct Stay {
     pub clusters: usize,
 }
 
-/// How so many tiles of so many elements are walked, if they are worth it: tiles that fill the threads of a cluster evenly, with
-/// two exchanges a tile or more, which keep its blocks together. Rows of f32 that share nothing keep enough bytes under way
-/// without: softmax of 131072 is 4 % faster when all processors have a part, of which clusters that stay leave a tenth out.
-pub fn of(target: Target, tiles: usize, elements: usize, reads: Reads) -> Option<Stay> {
+/// Tiles that are walked over.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiles {
+    pub count: usize,
+    /// Elements, and those of them that are there.
+    pub elements: usize,
+    pub there: usize,
+    /// Tiles after which one starts again at the same place between two multiples of a vector.
+    pub period: usize,
+}
+
+/// How tiles are walked over, if that is worth it: such that most threads of a cluster have all their elements, with two
+/// exchanges a tile or more, which keep its blocks together. What rows share is kept as the rows of a cluster start, which
+/// then are a multiple of `period` apart. Rows that share nothing keep enough bytes under way without: softmax of 131072 in
+/// f32 is 4 % faster when all processors have a part, of which clusters that stay leave a tenth out, and half types gain by
+/// staying only where they fill four blocks or more.
+pub fn of(target: Target, tiles: Tiles, reads: Reads) -> Option<Stay> {
     let Target::Gpu { arch: 90.. } = target else { return None };
-    let blocks = elements * reads.bytes / (32 * WARPS * EACH);
-    let fits = elements.is_power_of_two() && matches!(blocks, 4 | 8 | 16);
-    let gains = reads.bytes == 2 || reads.bytes == 4 && reads.shared > 0;
+    let blocks = tiles.elements * reads.bytes / (32 * WARPS * EACH);
+    let fits = tiles.elements.is_power_of_two() && matches!(blocks, 2 | 4 | 8 | 16);
+    let full = 4 * tiles.there >= 3 * tiles.elements;
+    let alone = reads.bytes == 2 && blocks > 2 && tiles.there == tiles.elements;
+    let gains = alone || reads.shared > 0 && matches!(reads.bytes, 2 | 4);
     let held = reads.own == 1 && reads.own + reads.shared <= PARTS && reads.reductions > 1;
-    let clusters = clusters(blocks);
-    (fits && gains && held && tiles >= ROUNDS * clusters).then_some(Stay { warps: blocks * WARPS, clusters })
+    let most = clusters(blocks);
+    let clusters = if reads.shared > 0 { most - most % tiles.period } else { most };
+    let few = 10 * clusters < 9 * most;
+    let worth = fits && full && gains && held && !few && tiles.count >= ROUNDS * clusters;
+    worth.then_some(Stay { warps: blocks * WARPS, clusters })
 }

@@ -3,6 +3,7 @@ mod common;
 use common::{check, check_on, kernel};
 use kiln_lower::{Target, lower};
 use kiln_plan::KernelKind::Reduction;
+use kiln_plan::exec::Work;
 
 fn body(lines: &str) {
     check(Reduction, &format!("graph k{lines}"));
@@ -98,6 +99,34 @@ fn copies_of_what_rows_share() {
     let steps = lower(&kernel(Reduction, text.parse().unwrap()), target).unwrap();
     assert_eq!((steps.steps.len(), steps.scratch.len()), (2, 1));
     check_on(Reduction, text, target);
+}
+
+/// Long rows that share something are walked by instances that stay, also where they do not fill their tiles; of an odd length
+/// in such steps that those of one instance start alike. Copies are for what is not walked.
+#[test]
+fn rows_that_are_walked() {
+    for (d, rows, n, walked) in [
+        ("bf16", 2670, 50257, Some(64)),
+        ("f16", 2670, 50304, Some(66)),
+        ("f32", 2670, 50257, Some(28)),
+        ("bf16", 533, 60004, Some(66)),
+        ("bf16", 533, 65529, Some(64)),
+        ("bf16", 533, 65531, None),
+        ("bf16", 500, 50257, None),
+        ("bf16", 1000, 98305, None),
+        ("f32", 1000, 40001, None),
+    ] {
+        let text = format!(
+            "graph k(%x: {d}[{rows},{n}], %g: {d}[{n}], %b: {d}[{n}]) {{ %y = layer_norm %x, %g, %b eps=1e-5\n return %y }}"
+        );
+        let steps = lower(&kernel(Reduction, text.parse().unwrap()), Target::Gpu { arch: 90 }).unwrap();
+        let stays = |w: &Work<kiln_block::Kernel>| match w {
+            Work::Block { code, .. } if kiln_block::passes::ahead::stays(code) => Some(code.grid[0]),
+            _ => None,
+        };
+        assert_eq!(steps.steps.iter().find_map(stays), walked, "{text}");
+        assert!(walked.is_none() || steps.steps.len() == 1, "{text}");
+    }
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //! computes.
 //!
 //! Takes a straight program over one axis of the grid, gives one with a loop around it. What is read for each instance goes
-//! to shared memory asynchronously, and from there into registers when its turn comes; what is the same for all is copied to
-//! shared memory once, in front of the loop. No value changes.
+//! to shared memory asynchronously, and from there into registers when its turn comes; what is the same for all that one
+//! walks over is copied to shared memory once, in front of the loop. No value changes.
 use super::is_pure;
 use super::warpgroup::Refusal;
 use crate::analysis::{self, Analysis};
@@ -17,11 +17,12 @@ const VECTOR: usize = 16;
 pub const WARPS: usize = 16;
 
 /// Clusters of so many blocks that an H100 or H200 has at once, one block a processor: those of a cluster lie in one of its
-/// parts, of which seven have 16 processors or more.
+/// parts, which have even numbers of processors, seven of them 16 or more.
 pub fn clusters(blocks: usize) -> usize {
     match blocks {
+        0..=2 => 132 / blocks.max(1),
         16 => 7,
-        n => 120 / n.max(1),
+        n => 120 / n,
     }
 }
 
@@ -40,9 +41,10 @@ pub fn run(k: &Kernel, stay: usize) -> Result<Kernel, Refusal> {
         return Err(Refusal("loops, branches or ops of the lower level stand in the program".into()));
     }
     let facts = analysis::analyse(k);
-    let copied: Vec<Inst> = k.body.insts.iter().copied().filter(|i| is_copied(k, &facts, *i)).collect();
-    let moving = moving(k);
-    let (ahead, once): (Vec<Inst>, Vec<Inst>) = copied.into_iter().partition(|i| moving.contains(&k.inst(*i).args[0]));
+    let growth = growth(k, &facts, stay);
+    let moves = |i: &Inst| k.inst(*i).args.iter().any(|v| growth.get(v) != Some(&0));
+    let copied: Vec<Inst> = k.body.insts.iter().copied().filter(|i| is_copied(k, &facts, *i, moves(i))).collect();
+    let (ahead, once): (Vec<Inst>, Vec<Inst>) = copied.into_iter().partition(moves);
     if ahead.is_empty() {
         return Err(Refusal("nothing is read in whole vectors for each instance".into()));
     }
@@ -61,27 +63,44 @@ fn is_straight(op: &Op) -> bool {
         || matches!(op, Op::Load | Op::Store | Op::Prefetch { .. })
 }
 
-/// Values that differ between instances.
-fn moving(k: &Kernel) -> HashSet<Value> {
-    let mut moving = HashSet::new();
+/// By how much values grow from one instance to the next that the same one walks over, `stay` further on; for those that do
+/// not grow evenly nothing. Where rows of an odd length start between two vectors comes again after some rows.
+fn growth(k: &Kernel, facts: &Analysis, stay: usize) -> HashMap<Value, i64> {
+    let mut known: HashMap<Value, i64> = k.params.iter().map(|p| (p.value, 0)).collect();
     k.walk(&mut |_, d| {
-        if matches!(d.op, Op::ProgramId(0)) || d.args.iter().any(|a| moving.contains(a)) {
-            moving.extend(&d.results);
-        }
+        let of = |n: usize| d.args.get(n).and_then(|v| known.get(v)).copied();
+        let constant = |n: usize| d.args.get(n).and_then(|v| facts.affine(*v)?.as_constant());
+        let by = match d.op {
+            Op::ProgramId(0) => Some(stay as i64),
+            _ if d.args.iter().all(|v| known.get(v) == Some(&0)) => Some(0),
+            Op::Binary(B::Add) | Op::PtrAdd => of(0).zip(of(1)).map(|(a, b)| a + b),
+            Op::Binary(B::Sub) => of(0).zip(of(1)).map(|(a, b)| a - b),
+            Op::Binary(B::Mul) => of(0).zip(constant(1)).or(of(1).zip(constant(0))).and_then(|(a, b)| a.checked_mul(b)),
+            Op::Binary(op @ (B::Div | B::Rem)) => {
+                let least = d.args.first().and_then(|v| facts.range(facts.affine(*v)?, k.ty(*v).shape()));
+                let whole = of(0).zip(constant(1)).filter(|(a, b)| *b > 0 && a % b == 0);
+                let whole = whole.filter(|_| least.is_some_and(|r| r.0 >= 0));
+                whole.map(|(a, b)| if op == B::Div { a / b } else { 0 })
+            }
+            Op::Splat | Op::Broadcast | Op::ExpandDims(_) => of(0),
+            Op::Cast(to) if to.is_int() => of(0),
+            _ => None,
+        };
+        known.extend(d.results.iter().filter_map(|v| Some((*v, by?))));
     });
-    moving
+    known
 }
 
-/// A load of whole vectors, at least one a thread, from where indices alone say.
-fn is_copied(k: &Kernel, facts: &Analysis, i: Inst) -> bool {
-    let (Op::Load, [ptr]) = (&k.inst(i).op, &k.inst(i).args[..]) else { return false };
+/// A load of at least one vector a thread, from where indices alone say. What `moves` is copied as it lies.
+fn is_copied(k: &Kernel, facts: &Analysis, i: Inst, moves: bool) -> bool {
+    let (Op::Load, args @ ([ptr] | [ptr, _])) = (&k.inst(i).op, &k.inst(i).args[..]) else { return false };
     let (ty, bytes) = (k.ty(*ptr), k.ty(*ptr).elem().map_or(1, Elem::bytes));
     let Some(last) = ty.shape().len().checked_sub(1) else { return false };
     let (run, align) = facts.alignment(*ptr, last);
     let root = facts.affine(*ptr).and_then(|f| f.root);
     let readonly = k.params.iter().any(|p| p.readonly && Some(p.value) == root);
-    let vectors = run * bytes >= VECTOR && align >= VECTOR && ty.count() * bytes >= 32 * k.warps * VECTOR;
-    vectors && readonly && slice(k, &[*ptr]).is_some()
+    let lies = run * bytes >= VECTOR && (align >= VECTOR || !moves);
+    lies && ty.count() * bytes >= 32 * k.warps * VECTOR && readonly && slice(k, args).is_some()
 }
 
 /// What these values follow from, in the program's order, if all of it is pure.
@@ -100,6 +119,26 @@ fn slice(k: &Kernel, of: &[Value]) -> Option<Vec<Inst>> {
     }
     found.reverse();
     Some(found)
+}
+
+/// Whether nobody looks at what a load gives outside of its mask, and at what follows from that.
+fn is_hidden(k: &Kernel, load: Inst) -> bool {
+    let (value, mask) = (k.inst(load).results[0], k.inst(load).args.get(1));
+    let mut outside = HashSet::from([value]);
+    k.body.insts.iter().map(|i| k.inst(*i)).all(|d| {
+        let takes = |n: usize| d.args.get(n).is_some_and(|v| outside.contains(v));
+        let inside = |n: usize| mask.is_some() && d.args.get(n) == mask;
+        match d.op {
+            _ if !d.args.iter().any(|v| outside.contains(v)) => true,
+            Op::Store => inside(2) && !takes(0),
+            Op::Select if inside(0) && !takes(2) => true,
+            Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Cast(_) | Op::Select => {
+                outside.extend(&d.results);
+                true
+            }
+            _ => false,
+        }
+    })
 }
 
 /// A load, and the tile it goes through.
@@ -121,15 +160,16 @@ impl Writer<'_> {
         b.inst(Op::AsyncCommit, &[], &[], vec![]);
         b.for_loop([first, last, step], &[], |b, at, _| {
             b.inst(Op::AsyncWait { pending: 0 }, &[], &[], vec![]);
-            ahead.iter().for_each(|s| self.read(b, *s, stage));
+            let read: Vec<Value> = ahead.iter().map(|s| self.read(b, *s, stage)).collect();
             let next = b.binary(B::Add, at, step);
             let there = b.cmp(CmpOp::Lt, next, last);
             self.fetch(b, &ahead, [stage, next], Some(there));
             b.inst(Op::AsyncCommit, &[], &[], vec![]);
             for &i in &self.k.body.insts {
-                match once.iter().find(|s| s.0 == i) {
-                    Some(s) => self.read(b, *s, stage),
-                    None if ahead.iter().any(|s| s.0 == i) => {}
+                let read = ahead.iter().position(|s| s.0 == i).map(|n| read[n]);
+                let read = read.or_else(|| once.iter().find(|s| s.0 == i).map(|s| self.read(b, *s, stage)));
+                match read {
+                    Some(v) => self.name(b, i, v),
                     None => self.copy(b, i, at),
                 }
             }
@@ -142,25 +182,44 @@ impl Writer<'_> {
         let ty = Type::Shared { elem, shape, stages: 1, swizzle: Swizzle::None };
         b.inst(Op::AllocShared, &[], &[ty], vec![])[0]
     }
-    fn read(&mut self, b: &mut Builder, (load, tile): Staged, stage: Value) {
-        let old = self.k.inst(load).results[0];
-        let v = b.inst(Op::SharedLoad, &[tile, stage], &[self.k.ty(old).clone()], vec![])[0];
-        self.names.insert(old, v);
+    fn read(&self, b: &mut Builder, (load, tile): Staged, stage: Value) -> Value {
+        let ty = self.k.ty(self.k.inst(load).results[0]).clone();
+        b.inst(Op::SharedLoad, &[tile, stage], &[ty], vec![])[0]
+    }
+    /// What a load gives, from what was copied for it: a copy leaves anything outside of its mask.
+    fn name(&mut self, b: &mut Builder, load: Inst, mut read: Value) {
+        let d = self.k.inst(load);
+        if let Some(mask) = d.args.get(1).filter(|_| !is_hidden(self.k, load)) {
+            let ty = b.ty(read).clone();
+            let zero = if ty.elem().is_some_and(Elem::is_float) { Const::Float(0.0) } else { Const::Int(0) };
+            let zero = b.constant(ty, zero);
+            read = b.select(self.names[mask], read, zero);
+        }
+        self.names.insert(d.results[0], read);
+    }
+    /// Pointers and masks of these loads in instance `at`.
+    fn places(&mut self, b: &mut Builder, loads: &[Staged], at: Value) -> Vec<Vec<Value>> {
+        let k = self.k;
+        let outside = self.names.clone();
+        let args: Vec<Value> = loads.iter().flat_map(|s| k.inst(s.0).args.clone()).collect();
+        for i in slice(k, &args).unwrap_or_default() {
+            self.copy(b, i, at);
+        }
+        let places = loads.iter().map(|s| k.inst(s.0).args.iter().map(|v| self.names[v]).collect()).collect();
+        self.names = outside;
+        places
     }
     /// What instance `at` reads by these loads, on its way to shared memory; nothing if it is not `there`.
     fn fetch(&mut self, b: &mut Builder, loads: &[Staged], [stage, at]: [Value; 2], there: Option<Value>) {
-        let k = self.k;
-        let outside = self.names.clone();
-        let pointers: Vec<Value> = loads.iter().map(|s| k.inst(s.0).args[0]).collect();
-        for i in slice(k, &pointers).unwrap_or_default() {
-            self.copy(b, i, at);
-        }
-        for (ptr, (_, tile)) in pointers.iter().zip(loads) {
-            let mut args = vec![*tile, stage, self.names[ptr]];
-            args.extend(there.map(|c| b.broadcast_to(c, k.ty(*ptr).shape())));
+        for (place, (_, tile)) in self.places(b, loads, at).into_iter().zip(loads) {
+            let there = there.map(|c| b.broadcast_to(c, &b.shape(place[0])));
+            let mask = match (place.get(1), there) {
+                (Some(inside), Some(there)) => Some(b.binary(B::And, *inside, there)),
+                (inside, there) => inside.copied().or(there),
+            };
+            let args: Vec<Value> = [*tile, stage, place[0]].into_iter().chain(mask).collect();
             b.inst(Op::AsyncCopy, &args, &[], vec![]);
         }
-        self.names = outside;
     }
     /// An instruction of instance `at`. Nothing has to be asked for any more.
     fn copy(&mut self, b: &mut Builder, i: Inst, at: Value) {

@@ -8,6 +8,7 @@ use inkwell::AddressSpace;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::FunctionValue;
+use kiln_block::passes::ahead;
 use kiln_block::passes::layout::anchors::roles;
 use kiln_block::{Elem, Kernel, Type};
 
@@ -45,7 +46,7 @@ pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<Functi
     if let Some(n) = Blocks::registers(k, blocks) {
         f.add_attribute(AttributeLoc::Function, text("nvvm.maxnreg", n.to_string()));
     }
-    if roles(k).is_some() {
+    if roles(k).is_some() || ahead::stays(k) {
         f.add_attribute(AttributeLoc::Function, text("nvvm.minctasm", "1".into()));
     }
     let cluster = k.cluster.max(blocks);

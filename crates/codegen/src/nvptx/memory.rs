@@ -21,7 +21,7 @@ pub(super) enum When<'c> {
     Each(Vec<IntValue<'c>>),
 }
 impl<'c> When<'c> {
-    fn of(masks: Option<&[IntValue<'c>]>) -> When<'c> {
+    pub fn of(masks: Option<&[IntValue<'c>]>) -> When<'c> {
         let Some(masks) = masks else { return When::Always };
         if masks.iter().any(|m| *m != masks[0]) {
             return When::Each(masks.to_vec());
@@ -120,7 +120,7 @@ impl<'c> Gen<'c, '_> {
         let always = masks.iter().all(|m| m.get_zero_extended_constant() == Some(1));
         Ok((!always).then_some(masks))
     }
-    fn load_all(
+    pub fn load_all(
         &mut self,
         pointers: &[Pointer<'c>],
         masks: Option<&[IntValue<'c>]>,
@@ -401,10 +401,9 @@ fn accesses<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, n: usi
     seen.len()
 }
 
-/// Whether registers lie in groups of `per` that are one aligned access each, and are there together.
-pub(super) fn in_vectors<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, per: usize) -> bool {
-    let alike = masks.is_none_or(|m| m.chunks(per).all(|c| c.iter().all(|m| *m == c[0])));
-    pointers.len().is_multiple_of(per) && alike && split(pointers, None, false) == Split::Groups(per)
+/// Whether registers lie in groups of `per` that are one aligned access each.
+pub(super) fn in_vectors(pointers: &[Pointer], per: usize) -> bool {
+    pointers.len().is_multiple_of(per) && split(pointers, None, false) == Split::Groups(per)
 }
 
 /// The largest groups for which every access is one, and in which masks are worth a branch where they differ.

@@ -2,9 +2,9 @@
 //! memory, so that nothing but its own copies has to be waited for.
 use super::emit::{Fail, Res, Val, mistyped};
 use super::r#gen::Gen;
-use super::index::Reg;
-use super::memory::Words;
-use inkwell::values::PointerValue;
+use super::index::{Pointer, Reg};
+use super::memory::{When, Words, in_vectors};
+use inkwell::values::{IntValue, PointerValue};
 use kiln_block::{Elem, InstData, Op, Value};
 
 /// Bytes of one copy.
@@ -15,24 +15,49 @@ impl<'c> Gen<'c, '_> {
         let [tile, _, ptr, ref mask @ ..] = data.args[..] else { return Err(mistyped("a copy")) };
         let pointers = self.regs(ptr)?.iter().map(Reg::pointer).collect::<Res<Vec<_>>>()?;
         let masks = self.masks(mask.first().copied())?;
-        let per = VECTOR / self.k.ty(tile).elem().map_or(1, Elem::bytes);
-        if !self.are_private(tile, ptr) || !super::memory::in_vectors(&pointers, masks.as_deref(), per) {
+        let elem = self.k.ty(tile).elem().unwrap_or(Elem::F32);
+        let per = VECTOR / elem.bytes();
+        if !self.are_private(tile, ptr) || !pointers.len().is_multiple_of(per) {
             return Err(Fail::Unsupported("copies to shared memory that are not of a thread's own vectors".into()));
+        }
+        if !in_vectors(&pointers, per) {
+            return self.copy_at_once(tile, &pointers, masks.as_deref(), elem);
         }
         for (n, chunk) in pointers.chunks(per).enumerate() {
             let to = self.own_vector(tile, n)?;
+            let to = self.e.b.build_ptr_to_int(to, self.e.i32(), "")?;
+            let from = chunk[0].value(&self.e)?;
+            let some = match When::of(masks.as_ref().map(|m| &m[n * per..(n + 1) * per])) {
+                When::Never => continue,
+                When::Always => None,
+                When::If(m) => Some(m),
+                When::Each(masks) => Some(self.any(&masks)?),
+            };
             let e = &self.e;
-            let to = e.b.build_ptr_to_int(to, e.i32(), "")?;
-            let from = chunk[0].value(e)?;
             let copy = "cp.async.cg.shared.global [$0], [$1], 16";
-            match &masks {
+            match some {
                 None => e.asm(&format!("{copy};"), "r,l,~{memory}", None, &[to.into(), from.into()], true, false)?,
-                Some(masks) => {
-                    let bytes = e.iselect(masks[n * per], e.int(VECTOR as i64), e.int(0))?;
+                Some(some) => {
+                    let bytes = e.iselect(some, e.int(VECTOR as i64), e.int(0))?;
                     let args = [to.into(), from.into(), bytes.into()];
                     e.asm(&format!("{copy}, $2;"), "r,l,r,~{memory}", None, &args, true, false)?
                 }
             };
+        }
+        Ok(())
+    }
+    /// Elements that do not lie in aligned vectors go through registers.
+    fn copy_at_once(
+        &mut self,
+        tile: Value,
+        pointers: &[Pointer<'c>],
+        masks: Option<&[IntValue<'c>]>,
+        elem: Elem,
+    ) -> Res<()> {
+        let values = self.load_all(pointers, masks, None, elem)?;
+        for (n, vector) in values.chunks(VECTOR / elem.bytes()).enumerate() {
+            let to = self.own_vector(tile, n)?;
+            self.shared_store(to, vector, elem)?;
         }
         Ok(())
     }
