@@ -20,7 +20,9 @@ fn assemble(ptx: &Ptx, arch: Arch) -> Option<usize> {
         eprintln!("skipped: no ptxas ($PTXAS or scripts/setup)");
         return None;
     };
-    let dir = std::env::temp_dir().join(format!("kiln-ptx-{}-{}-{}", std::process::id(), ptx.name, arch.name()));
+    // Tests may be threads of one process, with kernels of one name.
+    let (process, thread) = (std::process::id(), std::thread::current().id());
+    let dir = std::env::temp_dir().join(format!("kiln-ptx-{process}-{thread:?}"));
     std::fs::create_dir_all(&dir).unwrap();
     let (source, binary) = (dir.join("k.ptx"), dir.join("k.cubin"));
     std::fs::write(&source, &ptx.text).unwrap();

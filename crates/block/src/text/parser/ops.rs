@@ -1,0 +1,130 @@
+//! Ops without regions, and what is written with them.
+use super::{Parser, Result, fail_at};
+use crate::text::{
+    lexer::{Kind, Token},
+    names,
+};
+use crate::{Const, DotPrecision, Op, Terms, Value};
+
+impl Parser {
+    pub(super) fn choice<T: Clone>(&mut self, what: &str, table: &[(&str, T)]) -> Result<T> {
+        match names::find(table, &self.peek().text) {
+            Some(x) if self.peek().kind == Kind::Word => {
+                self.at += 1;
+                Ok(x)
+            }
+            _ => self.fail(format!("`{}` is no {what}; known: {}", self.peek().text, names::list(table))),
+        }
+    }
+    /// What a product sums, if the text says.
+    pub(super) fn terms(&mut self) -> Terms {
+        let found = names::TERMS.iter().find(|(name, _)| self.eat_word(name));
+        found.map_or_else(Terms::default, |t| t.1)
+    }
+    /// An op without regions, and its operands.
+    pub(super) fn simple(&mut self, start: &Token, name: &str) -> Result<(Op, Vec<Value>)> {
+        let op = match name {
+            "const" => Op::Const(self.constant()?),
+            "program_id" => Op::ProgramId(self.integer("an axis of the grid (0, 1 or 2)")?),
+            "num_programs" => Op::NumPrograms(self.integer("an axis of the grid (0, 1 or 2)")?),
+            "cmp" => Op::Cmp(self.choice("comparison", names::CMP)?),
+            "cast" => Op::Cast(self.elem()?),
+            "expand_dims" => {
+                let args = self.operands()?;
+                return Ok((Op::ExpandDims(self.axis()?), args));
+            }
+            "permute" => {
+                let args = self.operands()?;
+                return Ok((Op::Permute(self.numbers("an axis")?), args));
+            }
+            "part" => {
+                let args = self.operands()?;
+                let axis = self.axis()?;
+                self.expect_word("at")?;
+                return Ok((Op::Part { axis, at: self.integer("the first element")? }, args));
+            }
+            "unpack" | "pack" => {
+                let args = self.operands()?;
+                self.expect_word("row")?;
+                let row = self.integer("the elements of a row")?;
+                return Ok((if name == "pack" { Op::Pack { row } } else { Op::Unpack { row } }, args));
+            }
+            "reduce" => {
+                let op = self.choice("reduction", names::REDUCE)?;
+                let args = self.operands()?;
+                return Ok((Op::Reduce { op, axis: self.axis()? }, args));
+            }
+            "scan" => {
+                let op = self.choice("scan", names::SCAN)?;
+                let args = self.operands()?;
+                return Ok((Op::Scan { op, axis: self.axis()? }, args));
+            }
+            "dot" => Op::Dot {
+                precision: match () {
+                    () if self.eat_word("tf32") => DotPrecision::Tf32,
+                    () if self.eat_word("tf32x3") => DotPrecision::Tf32x3,
+                    () => DotPrecision::Exact,
+                },
+                terms: self.terms(),
+            },
+            "async_wait" => Op::AsyncWait { pending: self.integer("the number of groups left in flight")? },
+            "barrier_expect" | "prefetch" => {
+                let args = self.operands()?;
+                self.expect_word("bytes")?;
+                let bytes = self.integer("a number of bytes")?;
+                let op = if name == "prefetch" { Op::Prefetch { bytes } } else { Op::BarrierExpect { bytes } };
+                return Ok((op, args));
+            }
+            "barrier_arrive" => Op::BarrierArrive { multicast: self.eat_word("multicast") },
+            "tma_load" => Op::TmaLoad { multicast: self.eat_word("multicast") },
+            "tma_store_wait" => Op::TmaStoreWait { pending: self.integer("the number of stores left in flight")? },
+            "wgmma" => {
+                let transpose_a = self.eat_word("transpose_a");
+                Op::Wgmma { transpose_a, transpose_b: self.eat_word("transpose_b") }
+            }
+            "shared_dot" => {
+                let (terms, transpose_a) = (self.terms(), self.eat_word("transpose_a"));
+                Op::SharedDot { terms, transpose_a, transpose_b: self.eat_word("transpose_b") }
+            }
+            "wgmma_wait" => Op::WgmmaWait { pending: self.integer("the number of groups left in flight")? },
+            _ => {
+                let op = names::find(names::PLAIN, name)
+                    .or_else(|| names::find(names::UNARY, name).map(Op::Unary))
+                    .or_else(|| names::find(names::BINARY, name).map(Op::Binary));
+                match op {
+                    Some(op) => op,
+                    None => return fail_at(start, format!("`{name}` is no op; see the ops' names in crates/block")),
+                }
+            }
+        };
+        Ok((op, self.operands()?))
+    }
+    pub(super) fn axis(&mut self) -> Result<u8> {
+        self.expect_word("axis")?;
+        self.integer("an axis")
+    }
+    pub(super) fn constant(&mut self) -> Result<Const> {
+        let t = self.next();
+        let text = t.text.as_str();
+        let value = match (t.kind, text) {
+            (Kind::Word, "true") => Some(Const::Bool(true)),
+            (Kind::Word, "false") => Some(Const::Bool(false)),
+            (Kind::Word, "inf") => Some(Const::Float(f64::INFINITY)),
+            (Kind::Number, "-inf") => Some(Const::Float(f64::NEG_INFINITY)),
+            (Kind::Word, "nan") => Some(Const::Float(f64::NAN)),
+            (Kind::Number, _) => match text.strip_prefix("0x") {
+                Some(hex) => u64::from_str_radix(hex, 16).ok().map(|b| Const::Float(f64::from_bits(b))),
+                None if text.contains(['.', 'e', 'E']) => text.parse().ok().map(Const::Float),
+                None => text.parse().ok().map(Const::Int),
+            },
+            _ => None,
+        };
+        match value {
+            Some(v) => Ok(v),
+            None => fail_at(
+                &t,
+                format!("`{text}` is no constant; write 3, 1.5, 0x<bits of an f64>, inf, nan, true or false"),
+            ),
+        }
+    }
+}
