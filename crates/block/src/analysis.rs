@@ -6,6 +6,9 @@
 //! Never: changes a kernel, knows about threads.
 pub mod affine;
 pub mod axis;
+mod loops;
+mod values;
 
-pub use affine::{Affine, Analysis, Bounds, Def, analyse};
+pub use affine::Affine;
 pub use axis::Axis;
+pub use values::{Analysis, Bounds, Def, analyse};

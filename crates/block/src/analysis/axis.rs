@@ -3,7 +3,10 @@
 //!
 //! All runs start at coordinates that are multiples of their length, and all lengths and divisors are powers of two. The
 //! lattice is that of Triton's axis analysis; the bottom ("nothing known") is 1 everywhere.
-use super::affine::{Affine, Analysis, power_of_two_in};
+use super::{
+    affine::Affine,
+    values::{Analysis, power_of_two_in},
+};
 use crate::{BinaryOp, Elem, InstData, Kernel, Op, Type, Value};
 
 /// What holds along one axis, for every position on the others.

@@ -1,9 +1,11 @@
 //! Text to graph.
+mod words;
+
 use super::{
     lex::{Token, error, lex},
-    ops::{Attr, Attrs, build},
+    ops::{Attr, build},
 };
-use crate::{DType, Graph, GraphError, Init, Op, ParamId, ParamInfo, Scalar, Source, Type, ValueId, infer::check_type};
+use crate::{DType, Graph, GraphError, Init, Op, ParamId, ParamInfo, Scalar, Type, ValueId};
 use std::collections::HashMap;
 
 /// Parses, infers and verifies one graph.
@@ -287,81 +289,6 @@ impl Parser<'_> {
         }
     }
 
-    /// `key=value` as long as they come.
-    fn attrs(&mut self) -> Parsed<Attrs> {
-        let mut attrs: Vec<(String, Attr)> = Vec::new();
-        while let (Token::Word(key), Token::Punct('=')) = (self.peek().clone(), self.peek_at(1)) {
-            if attrs.iter().any(|(k, _)| *k == key) {
-                return self.fail(format!("{key}= is given twice"));
-            }
-            self.next += 2;
-            attrs.push((key, self.attr()?));
-            self.eat(',');
-        }
-        Ok(Attrs(attrs))
-    }
-
-    fn attr(&mut self) -> Parsed<Attr> {
-        if self.eat('[') {
-            return self.attr_list();
-        }
-        match self.advance() {
-            Token::Int(v) => Ok(Attr::Int(v)),
-            Token::Str(s) => Ok(Attr::Str(s)),
-            t => match (t.scalar(), t) {
-                (Some(s), _) => Ok(Attr::Scalar(s)),
-                (None, Token::Word(w)) => Ok(Attr::Word(w)),
-                (None, t) => self.fail_back(format!("an attribute's value is wanted, not {}", t.describe())),
-            },
-        }
-    }
-
-    fn attr_list(&mut self) -> Parsed<Attr> {
-        let (mut numbers, mut types) = (Vec::new(), Vec::new());
-        while !self.eat(']') {
-            match self.peek() {
-                Token::Int(v) if types.is_empty() => {
-                    numbers.push(*v);
-                    self.next += 1;
-                }
-                Token::Word(_) if numbers.is_empty() => types.push(self.ty()?),
-                other => {
-                    return self.fail(format!("a list is of numbers or of types; {} does not fit", other.describe()));
-                }
-            }
-            if !self.eat(',') {
-                self.punct(']')?;
-                break;
-            }
-        }
-        Ok(if types.is_empty() { Attr::List(numbers) } else { Attr::Types(types) })
-    }
-
-    /// `f32[8,128]`; `f32` alone has rank 0.
-    fn ty(&mut self) -> Parsed<Type> {
-        let place = self.place();
-        let dtype: DType = match self.advance() {
-            Token::Word(w) => w.parse().map_err(|e: String| error(self.text, place, e))?,
-            other => return self.fail_back(format!("a type is wanted, as f32[8,128], not {}", other.describe())),
-        };
-        let mut shape = Vec::new();
-        if self.eat('[') {
-            while !self.eat(']') {
-                match self.advance() {
-                    Token::Int(v) if usize::try_from(v).is_ok() => shape.push(v as usize),
-                    other => return self.fail_back(format!("a size is wanted, not {}", other.describe())),
-                }
-                if !self.eat(',') {
-                    self.punct(']')?;
-                    break;
-                }
-            }
-        }
-        let ty = Type { dtype, shape };
-        check_type(&ty).map_err(|e| error(self.text, place, e))?;
-        Ok(ty)
-    }
-
     fn stated_type(&mut self, v: ValueId, op_place: usize) -> Parsed<()> {
         if !self.eat(':') {
             return Ok(());
@@ -376,16 +303,6 @@ impl Parser<'_> {
             self.graph.op(v).name()
         );
         Err(error(self.text, op_place, what))
-    }
-
-    /// `("module", "file:line")`.
-    fn source(&mut self) -> Parsed<Source> {
-        self.punct('(')?;
-        let module = self.string()?;
-        self.punct(',')?;
-        let line = self.string()?;
-        self.punct(')')?;
-        Ok(Source { module, line })
     }
 
     fn param_node(&mut self, place: usize) -> Parsed<ValueId> {
@@ -442,68 +359,6 @@ impl Parser<'_> {
             Some(_) => Err(error(self.text, place, format!("`%{name}` is defined twice; give one another name"))),
             None => Ok(()),
         }
-    }
-
-    fn value_name(&mut self) -> Parsed<(usize, String)> {
-        let place = self.place();
-        match self.advance() {
-            Token::Value(name) => Ok((place, name)),
-            other => self.fail_back(format!("a value's name is wanted, as %0, not {}", other.describe())),
-        }
-    }
-    fn string(&mut self) -> Parsed<String> {
-        match self.advance() {
-            Token::Str(s) => Ok(s),
-            other => self.fail_back(format!("a string in quotes is wanted, not {}", other.describe())),
-        }
-    }
-    fn scalar(&mut self) -> Parsed<Scalar> {
-        match self.peek().scalar() {
-            Some(s) => {
-                self.next += 1;
-                Ok(s)
-            }
-            None => self.fail(format!("a number, true or false is wanted, not {}", self.peek().describe())),
-        }
-    }
-    fn keyword(&mut self, word: &str) -> Parsed<()> {
-        match self.peek() {
-            Token::Word(w) if w == word => {
-                self.next += 1;
-                Ok(())
-            }
-            other => self.fail(format!("`{word}` is wanted here, not {}", other.describe())),
-        }
-    }
-    fn punct(&mut self, c: char) -> Parsed<()> {
-        if self.eat(c) { Ok(()) } else { self.fail(format!("`{c}` is wanted here, not {}", self.peek().describe())) }
-    }
-    fn eat(&mut self, c: char) -> bool {
-        let found = *self.peek() == Token::Punct(c);
-        self.next += usize::from(found);
-        found
-    }
-    fn peek(&self) -> &Token {
-        self.peek_at(0)
-    }
-    fn peek_at(&self, ahead: usize) -> &Token {
-        self.tokens.get(self.next + ahead).map_or(&Token::End, |t| &t.0)
-    }
-    fn place(&self) -> usize {
-        self.tokens.get(self.next).map_or(self.text.len(), |t| t.1)
-    }
-    fn advance(&mut self) -> Token {
-        let t = self.peek().clone();
-        self.next += 1;
-        t
-    }
-    fn fail<T>(&self, what: impl Into<String>) -> Parsed<T> {
-        Err(error(self.text, self.place(), what))
-    }
-    /// An error at the token just taken.
-    fn fail_back<T>(&mut self, what: impl Into<String>) -> Parsed<T> {
-        self.next = self.next.saturating_sub(1);
-        self.fail(what)
     }
 }
 

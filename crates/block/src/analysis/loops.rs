@@ -1,0 +1,115 @@
+//! What a loop carries: the index's range and divisor, and forms of values that move by the same number each trip.
+use super::{
+    affine::Affine,
+    values::{Analysis, Def},
+};
+use crate::{BinaryOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Value};
+use std::collections::HashMap;
+
+impl Analysis {
+    pub(super) fn for_loop(&mut self, k: &Kernel, i: Inst, data: &InstData) {
+        let (Some(region), [lo, hi, step, init @ ..]) = (data.regions.first(), &data.args[..]) else { return };
+        for (n, v) in region.params.iter().enumerate() {
+            self.define(k, *v, Def::Carried(i, n));
+        }
+        let [index, carried @ ..] = &region.params[..] else { return };
+        let (flo, fhi, fstep) =
+            (self.forms.get(lo).cloned(), self.forms.get(hi).cloned(), self.forms.get(step).cloned());
+        let number = |f: &Option<Affine>| f.as_ref().and_then(Affine::as_constant);
+        let extreme = |f: &Option<Affine>| f.as_ref().and_then(|f| self.range(f, &[]));
+        if let (Some((l, _)), Some((_, h))) = (extreme(&flo), extreme(&fhi)) {
+            let last = (h - 1).max(l);
+            // Steps from a constant on do not reach every number.
+            let step = number(&flo).and(number(&fstep)).filter(|s| *s > 0).unwrap_or(1);
+            self.ranges.insert(*index, (l, l + (last - l) / step * step));
+        }
+        self.divisors.insert(*index, self.divisor(*lo).min(self.divisor(*step)));
+        self.forms.insert(*index, Affine::scalar(*index));
+
+        let defs = definitions(k, region);
+        let next: &[Value] = match region.insts.last().map(|i| k.inst(*i)) {
+            Some(last) if last.op == Op::Yield => &last.args,
+            _ => &[],
+        };
+        let trips = match (number(&flo), number(&fhi), number(&fstep)) {
+            (Some(l), Some(h), Some(s)) if s > 0 => Some((h.saturating_sub(l).max(0) as u64).div_ceil(s as u64)),
+            _ => None,
+        };
+        for (n, v) in carried.iter().enumerate() {
+            let form = init.get(n).and_then(|v| self.forms.get(v)).cloned();
+            let per_trip = next.get(n).and_then(|x| self.increment(k, &defs, *x, *v));
+            if let (Some(init), Some(d)) = (init.get(n), per_trip) {
+                let axes = self.carried_axes(*init, d);
+                self.axes.insert(*v, axes.clone());
+                data.results.get(n).map(|r| self.axes.insert(*r, axes));
+            }
+            let (Some(form), Some(d)) = (form, per_trip) else {
+                self.opaque(*v, k.ty(*v));
+                continue;
+            };
+            // The k-th trip has k = (index - lo) / step.
+            let inside = match (&flo, number(&fstep)) {
+                _ if d == 0 => Some(form.clone()),
+                (Some(lo), Some(s)) if s > 0 && d % s == 0 => {
+                    let trip = Affine::scalar(*index).add_scaled(lo, -1).and_then(|t| t.scaled(d / s));
+                    trip.and_then(|t| form.add_scaled(&t.with_coeffs(vec![0; form.coeffs.len()]), 1))
+                }
+                _ => None,
+            };
+            match inside {
+                Some(f) => _ = self.forms.insert(*v, f),
+                None => self.opaque(*v, k.ty(*v)),
+            }
+            let total = if d == 0 { Some(0) } else { trips.and_then(|t| i64::try_from(t).ok()?.checked_mul(d)) };
+            if let (Some(total), Some(r)) = (total, data.results.get(n))
+                && let Some(f) = form.add_scaled(&Affine::constant(total, form.coeffs.len()), 1)
+            {
+                self.forms.insert(*r, f);
+            }
+        }
+        self.region(k, region);
+    }
+    /// `d` where `next` is `carried + d`: a chain of additions of uniform constants.
+    fn increment(&self, k: &Kernel, defs: &HashMap<Value, Inst>, mut next: Value, carried: Value) -> Option<i64> {
+        let mut d: i64 = 0;
+        for _ in 0..16 {
+            if next == carried {
+                return Some(d);
+            }
+            let data = k.inst(*defs.get(&next)?);
+            let [a, b] = data.args[..] else { return None };
+            let constant = |v| self.uniform_constant(k, defs, v);
+            let (rest, by) = match data.op {
+                Op::PtrAdd | Op::Binary(BinaryOp::Add) => match constant(b) {
+                    Some(c) => (a, c),
+                    None if data.op != Op::PtrAdd => (b, constant(a)?),
+                    None => return None,
+                },
+                Op::Binary(BinaryOp::Sub) => (a, constant(b)?.checked_neg()?),
+                _ => return None,
+            };
+            (next, d) = (rest, d.checked_add(by)?);
+        }
+        None
+    }
+    /// The number that a value is in all its elements; values of the loop's own body are looked up in `defs`.
+    fn uniform_constant(&self, k: &Kernel, defs: &HashMap<Value, Inst>, mut v: Value) -> Option<i64> {
+        for _ in 0..8 {
+            if let Some(f) = self.forms.get(&v) {
+                return f.as_constant();
+            }
+            let data = k.inst(*defs.get(&v)?);
+            match (&data.op, &data.args[..]) {
+                (Op::Const(Const::Int(c)), _) => return Some(*c),
+                (Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Reshape | Op::Cast(Elem::I64), [a]) => v = *a,
+                _ => return None,
+            }
+        }
+        None
+    }
+}
+
+/// Instructions of a region's own list, by result.
+fn definitions(k: &Kernel, r: &Region) -> HashMap<Value, Inst> {
+    r.insts.iter().flat_map(|i| k.inst(*i).results.iter().map(|v| (*v, *i))).collect()
+}

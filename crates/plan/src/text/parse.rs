@@ -1,0 +1,167 @@
+//! Text to plan.
+use super::words::{Lines, Parsed, Words};
+use crate::{
+    Alternative, Buffer, BufferKind, Cost, Kernel, KernelKind, Numerics, Origin, Plan, PlanError, Precision, Reason,
+    Search, Stage, Stop, Tuning,
+};
+use kiln_graph::{Graph, ParamId};
+
+/// Reads the form that [`print`](super::print) writes. The result is not verified.
+pub fn parse(text: &str) -> Result<Plan, PlanError> {
+    let mut lines = Lines { lines: text.lines().collect(), at: 0 };
+    plan(&mut lines).map_err(|what| PlanError::Parse { line: lines.at, what })
+}
+
+fn plan(lines: &mut Lines) -> Parsed<Plan> {
+    let mut p = Plan::default();
+    let mut w = lines.next()?;
+    w.expect("plan")?;
+    p.name = w.string()?;
+    w.key("machine")?;
+    p.machine = w.string()?;
+    w.key("numerics")?;
+    let name = w.word()?;
+    let known = Numerics::ALL.into_iter().find(|n| n.name() == name);
+    p.numerics = known.ok_or_else(|| format!("`{name}` is not exact, reassociates or approximates"))?;
+    p.lower_bound_us = w.keyed("lower_bound_us")?;
+    w.expect("{")?;
+    loop {
+        let mut w = lines.next()?;
+        let start = w.rest;
+        match w.word()? {
+            "search" => p.search = search(&mut w)?,
+            "kernel" => p.kernels.push(parse_kernel(&mut w, lines)?),
+            "return" => {
+                p.outputs = w.buffers()?;
+                w.end()?;
+                lines.next()?.expect("}")?;
+                return Ok(p);
+            }
+            _ => {
+                w.rest = start;
+                let id = w.buffer()?;
+                if id.0 as usize != p.buffers.len() {
+                    return Err(format!("{id} where b{} is wanted; buffers are numbered from 0", p.buffers.len()));
+                }
+                p.buffers.push(buffer(&mut w)?);
+            }
+        }
+        w.end()?;
+    }
+}
+fn search(w: &mut Words) -> Parsed<Search> {
+    Ok(Search {
+        iterations: w.keyed("iterations")?,
+        enodes_before: w.keyed("before")?,
+        enodes_after: w.keyed("after")?,
+        stopped: {
+            w.key("stopped")?;
+            w.string()?
+        },
+        candidates: w.keyed("candidates")?,
+        tried: w.keyed("tried")?,
+        greedy_us: w.keyed("greedy_us")?,
+    })
+}
+fn buffer(w: &mut Words) -> Parsed<Buffer> {
+    w.expect(":")?;
+    let (ty, kind) = w.rest.split_once(" = ").ok_or("`= input`, `= param`, `= frozen` or `= temp` is wanted")?;
+    w.rest = kind;
+    let kind = match w.word()? {
+        "input" => BufferKind::Input(w.value()?),
+        "param" => {
+            let word = w.word()?;
+            let id = word.strip_prefix('@').and_then(|n| n.parse().ok());
+            BufferKind::Param(ParamId(id.ok_or_else(|| format!("`{word}` is not a parameter; write it as @3"))?))
+        }
+        "frozen" => BufferKind::Frozen,
+        "temp" => BufferKind::Temp,
+        other => return Err(format!("`{other}` is not input, param, frozen or temp")),
+    };
+    Ok(Buffer { ty: ty.trim().parse()?, kind })
+}
+fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
+    let name = w.string()?;
+    let kind = w.word()?;
+    let kind =
+        KernelKind::ALL.into_iter().find(|k| k.name() == kind).ok_or_else(|| format!("no kernel kind `{kind}`"))?;
+    let stage = match w.word()? {
+        "load" => Stage::Load,
+        "run" => Stage::Run,
+        other => return Err(format!("`{other}` is not load or run")),
+    };
+    w.expect("(")?;
+    let inputs = w.buffers()?;
+    w.expect(")")?;
+    w.expect("->")?;
+    w.expect("(")?;
+    let outputs = w.buffers()?;
+    w.expect(")")?;
+    w.expect("{")?;
+    w.end()?;
+    let (mut cost, mut precision, mut reason) = (Cost::default(), Precision::Exact, Reason::default());
+    loop {
+        let mut w = lines.next()?;
+        match w.word()? {
+            "cost" => {
+                cost = Cost {
+                    bytes_read: w.keyed("read")?,
+                    bytes_written: w.keyed("written")?,
+                    matrix_flops: w.keyed("matrix")?,
+                    other_flops: w.keyed("other")?,
+                    us: w.keyed("us")?,
+                }
+            }
+            "precision" => {
+                let name = w.word()?;
+                let known = [Precision::Tf32x3, Precision::Tf32].into_iter().find(|p| p.name() == Some(name));
+                precision = known.ok_or_else(|| format!("`{name}` is not tf32x3 or tf32"))?;
+            }
+            "rules" => reason.rules = w.strings()?,
+            "template" => reason.template = Some(w.string()?.parse()?),
+            "tuned" => {
+                let (device, us, default_us) = (w.string()?, w.keyed("us")?, w.keyed("default")?);
+                reason.tuning = Some(Tuning::Measured { device, us, default_us });
+            }
+            "not_tuned" => reason.tuning = Some(Tuning::Unused { why: w.string()? }),
+            "values" => reason.origins = origins(&mut w)?,
+            "made" => {
+                let value = w.body_value()?;
+                let found = reason.origins.iter_mut().find(|o| o.value == value);
+                found.ok_or_else(|| format!("{value} is made by a rule but not among the values"))?.rules =
+                    w.strings()?;
+            }
+            "alternative" => reason.alternative = Some(Alternative { what: w.string()?, us: w.keyed("us")? }),
+            "stop" => reason.stops.push(Stop { kernel: w.string()?, why: w.string()? }),
+            "graph" => {
+                let body = body(lines)?;
+                lines.next()?.expect("}")?;
+                return Ok(Kernel { name, kind, stage, body, inputs, outputs, cost, precision, reason });
+            }
+            other => {
+                return Err(format!(
+                    "`{other}` is not cost, precision, rules, template, tuned, not_tuned, alternative, stop, values, made or graph"
+                ));
+            }
+        }
+        w.end()?;
+    }
+}
+fn origins(w: &mut Words) -> Parsed<Vec<Origin>> {
+    let mut out = vec![];
+    while w.peek().is_some() {
+        let (value, names) = (w.body_value()?, w.string()?);
+        out.push(Origin { value, names: names.split_whitespace().map(String::from).collect(), rules: vec![] });
+    }
+    Ok(out)
+}
+/// The graph that begins on the line just read, up to the line of its closing brace.
+fn body(lines: &mut Lines) -> Parsed<Graph> {
+    let from = lines.at - 1;
+    while lines.lines.get(lines.at).ok_or("the text ends inside a body")?.trim() != "}" {
+        lines.at += 1;
+    }
+    lines.at += 1;
+    let text = lines.lines[from..lines.at].join("\n");
+    kiln_graph::text::parse(&text).map_err(|e| format!("body that begins on line {}: {e}", from + 1))
+}
