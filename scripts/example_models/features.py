@@ -81,13 +81,46 @@ for _name, _dtype in (("f64", torch.float64), ("f16", torch.float16), ("bf16", t
     example("dtype_" + _name)(
         lambda d=_dtype: module(lambda x, y: torch.tanh(x * y + 0.5) / 3, torch.randn(5, 7).to(d), torch.randn(7).to(d))
     )
-for _name, _dtype in (("i64", torch.int64), ("i32", torch.int32), ("u8", torch.uint8)):
+for _name, _dtype in (("i64", torch.int64), ("i32", torch.int32), ("i16", torch.int16), ("i8", torch.int8), ("u8", torch.uint8)):
     example("dtype_" + _name)(
         lambda d=_dtype: module(
             lambda x, y: ((x * 2 + y) // 3, x / y, x % y, (x & y) | 1, (x + 0.5) * y, x.sum(0), x > y),
             torch.randint(1, 100, (5, 7)).to(d), torch.randint(1, 9, (7,)).to(d),
         )
     )
+
+
+@example("dtype_narrow")
+def dtype_narrow():
+    def f(a, b, c, x):
+        wraps = (a * 2 + 3, -a, a.abs(), a << 1, a >> 1, a // 3, a % 3, ~a, c * c, c.max(1).values, c.argmin(0), c.cumsum(1))
+        mixed = (a + b, a + c, b + c, a * 0.5, a + x, a.float().sum(), a.sum(1), a.prod(1), a > b, torch.where(a > 0, a, c))
+        return wraps + mixed + (x.clamp(-90, 90).to(torch.int8), (x * 30).to(torch.int16), c.to(torch.int8), b.to(torch.int8), a.to(torch.uint8))
+
+    return module(f, torch.randint(-128, 128, (5, 7)).to(torch.int8), torch.randint(0, 256, (5, 7)).to(torch.uint8),
+                  torch.randint(-(2**15), 2**15, (5, 7)).to(torch.int16), torch.randn(5, 7) * 40)
+
+
+class QuantisedLinear(nn.Module):
+    """Weights of 8 bits, a scale for each row; activations quantised as they come."""
+
+    def __init__(self, inner, outer):
+        super().__init__()
+        w = torch.randn(outer, inner)
+        scale = w.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (w / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+
+    def forward(self, x):
+        s = x.abs().amax(-1, keepdim=True) / 127
+        q = (x / s).round().clamp(-128, 127).to(torch.int8)
+        exact = torch._int_mm(q, self.weight.t()).float() * s * self.scale.t()
+        return F.linear(x, self.weight.to(x.dtype) * self.scale), exact
+
+
+@example("quantised_linear")
+def quantised_linear():
+    return QuantisedLinear(64, 48), (torch.randn(32, 64),)
 
 
 @example("dtype_bool")
@@ -290,6 +323,7 @@ op("losses", lambda x, y: (F.mse_loss(x, y), F.l1_loss(x, y), F.smooth_l1_loss(x
                            F.binary_cross_entropy_with_logits(x, y.sigmoid()), F.nll_loss(x.log_softmax(1), torch.tensor([0, 1, 2])), F.huber_loss(x, y), F.mse_loss(x, y, reduction="none")), normal(3, 4), normal(3, 4))
 op("upsample", lambda x: (F.interpolate(x, scale_factor=2), F.interpolate(x, size=(7, 9)), F.interpolate(x, scale_factor=2, mode="bilinear"), F.interpolate(x, size=(7, 9), mode="bilinear", align_corners=True),
                           F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2), F.unfold(x, 3), F.interpolate(x, scale_factor=0.5, mode="bilinear")), normal(1, 4, 6, 6))
+op("windows", lambda x: (x.unfold(1, 3, 2), x.unfold(0, 2, 1) * 2, x.unfold(-1, 7, 7), x.unfold(0, 2, 2).unfold(1, 3, 3), x.repeat_interleave(torch.tensor(3), 1), x.repeat_interleave(2)), normal(4, 7))
 op("sort", lambda x: (x.sort(1)[0], x.topk(2, 1)[1], x.argsort(1), x.sort(1)[1] + 1), normal(3, 4))
 op("glu", lambda x: (F.glu(x, 1), F.glu(x, -1)), normal(2, 4, 6))
 op("casts", lambda x: (x.half(), x.to(torch.float64), x.int(), x.long(), x.bool(), x.to(torch.uint8), x.bfloat16().float(), x.type_as(x.half()), x.double().to(x)), lambda: torch.rand(4, 5) * 100)

@@ -13,25 +13,64 @@ pub enum Elem {
     F8e4m3,
     I64,
     I32,
+    I16,
+    I8,
     U8,
     Bool,
 }
 impl Elem {
-    pub const ALL: [Elem; 9] =
-        [Elem::F64, Elem::F32, Elem::F16, Elem::Bf16, Elem::F8e4m3, Elem::I64, Elem::I32, Elem::U8, Elem::Bool];
+    pub const ALL: [Elem; 11] = [
+        Elem::F64,
+        Elem::F32,
+        Elem::F16,
+        Elem::Bf16,
+        Elem::F8e4m3,
+        Elem::I64,
+        Elem::I32,
+        Elem::I16,
+        Elem::I8,
+        Elem::U8,
+        Elem::Bool,
+    ];
     pub fn bytes(self) -> usize {
         match self {
             Elem::F64 | Elem::I64 => 8,
             Elem::F32 | Elem::I32 => 4,
-            Elem::F16 | Elem::Bf16 => 2,
-            Elem::F8e4m3 | Elem::U8 | Elem::Bool => 1,
+            Elem::F16 | Elem::Bf16 | Elem::I16 => 2,
+            Elem::F8e4m3 | Elem::I8 | Elem::U8 | Elem::Bool => 1,
         }
     }
     pub fn is_float(self) -> bool {
         matches!(self, Elem::F64 | Elem::F32 | Elem::F16 | Elem::Bf16 | Elem::F8e4m3)
     }
     pub fn is_int(self) -> bool {
-        matches!(self, Elem::I64 | Elem::I32 | Elem::U8)
+        self.int_range().is_some()
+    }
+    /// Arithmetic and comparisons of two's complement; the others count from 0.
+    pub fn is_signed(self) -> bool {
+        !matches!(self, Elem::U8 | Elem::Bool)
+    }
+    /// Least and largest value of an integer element.
+    pub fn int_range(self) -> Option<(i64, i64)> {
+        Some(match self {
+            Elem::I64 => (i64::MIN, i64::MAX),
+            Elem::I32 => (i32::MIN.into(), i32::MAX.into()),
+            Elem::I16 => (i16::MIN.into(), i16::MAX.into()),
+            Elem::I8 => (i8::MIN.into(), i8::MAX.into()),
+            Elem::U8 => (0, u8::MAX.into()),
+            _ => return None,
+        })
+    }
+    /// A number as the element holds it: wrapped to its width; for `Bool`, whether it is not 0.
+    pub fn wrapped(self, x: i64) -> i64 {
+        match self {
+            Elem::I32 => i64::from(x as i32),
+            Elem::I16 => i64::from(x as i16),
+            Elem::I8 => i64::from(x as i8),
+            Elem::U8 => i64::from(x as u8),
+            Elem::Bool => i64::from(x != 0),
+            _ => x,
+        }
     }
     pub fn name(self) -> &'static str {
         match self {
@@ -42,6 +81,8 @@ impl Elem {
             Elem::F8e4m3 => "f8e4m3",
             Elem::I64 => "i64",
             Elem::I32 => "i32",
+            Elem::I16 => "i16",
+            Elem::I8 => "i8",
             Elem::U8 => "u8",
             Elem::Bool => "bool",
         }

@@ -109,7 +109,7 @@ fn unary_floats() {
 
 #[test]
 fn unary_integers() {
-    for e in [Elem::I64, Elem::I32, Elem::U8] {
+    for e in [Elem::I64, Elem::I32, Elem::I16, Elem::I8, Elem::U8] {
         let ops: &[(UnaryOp, fn(i64) -> i64)] =
             &[(UnaryOp::Neg, |x| -x), (UnaryOp::Abs, i64::abs), (UnaryOp::Not, |x| !x)];
         for &(op, f) in ops {
@@ -154,7 +154,7 @@ fn binary_floats() {
 fn binary_integers() {
     use BinaryOp::*;
     let bits = |e: Elem| e.bytes() as i64 * 8;
-    for e in [Elem::I64, Elem::I32, Elem::U8] {
+    for e in [Elem::I64, Elem::I32, Elem::I16, Elem::I8, Elem::U8] {
         let ops: Vec<(BinaryOp, Box<dyn Fn(i64, i64) -> i64>)> = vec![
             (Add, Box::new(i64::wrapping_add)),
             (Sub, Box::new(i64::wrapping_sub)),
@@ -242,7 +242,7 @@ fn division_by_constants() {
 #[test]
 fn comparisons_and_select() {
     use CmpOp::*;
-    for e in [Elem::F64, Elem::F32, Elem::F16, Elem::Bf16, Elem::I64, Elem::I32, Elem::U8] {
+    for e in [Elem::F64, Elem::F32, Elem::F16, Elem::Bf16, Elem::I64, Elem::I32, Elem::I16, Elem::I8, Elem::U8] {
         for op in [Eq, Ne, Lt, Le, Gt, Ge] {
             let inputs = [samples(e, 1), samples(e, 2)];
             let f = move |a: &[Num]| match (a[0], a[1]) {

@@ -186,10 +186,7 @@ pub(crate) fn normalised(g: &mut Graph, x: ValueId, axes: Vec<usize>, eps: Scala
 /// The least value of a dtype: what a maximum starts from.
 pub(crate) fn least(dtype: DType) -> Scalar {
     match dtype {
-        DType::I64 => Scalar::Int(i64::MIN),
-        DType::I32 => Scalar::Int(i64::from(i32::MIN)),
-        DType::U8 => Scalar::Int(0),
         DType::Bool => Scalar::Bool(false),
-        _ => Scalar::Float(f64::NEG_INFINITY),
+        _ => dtype.int_range().map_or(Scalar::Float(f64::NEG_INFINITY), |(least, _)| Scalar::Int(least)),
     }
 }

@@ -14,37 +14,55 @@ pub enum DType {
     F8e4m3,
     I64,
     I32,
+    I16,
+    I8,
     U8,
     Bool,
 }
 
 impl DType {
-    pub const ALL: [DType; 9] = [
+    pub const ALL: [DType; 11] = [
         DType::F64,
         DType::F32,
         DType::F16,
         DType::Bf16,
         DType::I64,
         DType::I32,
+        DType::I16,
+        DType::I8,
         DType::U8,
         DType::Bool,
         DType::F8e4m3,
     ];
+
+    /// All of them, for messages.
+    pub const NAMES: &str = "f64 f32 f16 bf16 f8e4m3 i64 i32 i16 i8 u8 bool";
 
     /// Size of one element in bytes.
     pub fn bytes(self) -> usize {
         match self {
             DType::F64 | DType::I64 => 8,
             DType::F32 | DType::I32 => 4,
-            DType::F16 | DType::Bf16 => 2,
-            DType::F8e4m3 | DType::U8 | DType::Bool => 1,
+            DType::F16 | DType::Bf16 | DType::I16 => 2,
+            DType::F8e4m3 | DType::I8 | DType::U8 | DType::Bool => 1,
         }
     }
     pub fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::Bf16 | DType::F8e4m3)
     }
     pub fn is_int(self) -> bool {
-        matches!(self, DType::I64 | DType::I32 | DType::U8)
+        self.int_range().is_some()
+    }
+    /// Least and largest value of an integer type.
+    pub fn int_range(self) -> Option<(i64, i64)> {
+        Some(match self {
+            DType::I64 => (i64::MIN, i64::MAX),
+            DType::I32 => (i32::MIN.into(), i32::MAX.into()),
+            DType::I16 => (i16::MIN.into(), i16::MAX.into()),
+            DType::I8 => (i8::MIN.into(), i8::MAX.into()),
+            DType::U8 => (0, u8::MAX.into()),
+            _ => return None,
+        })
     }
     /// Type of a matrix product of operands of this type.
     pub fn product(self) -> DType {
@@ -66,6 +84,8 @@ impl DType {
             DType::F8e4m3 => "f8e4m3",
             DType::I64 => "i64",
             DType::I32 => "i32",
+            DType::I16 => "i16",
+            DType::I8 => "i8",
             DType::U8 => "u8",
             DType::Bool => "bool",
         }
@@ -84,6 +104,6 @@ impl FromStr for DType {
         DType::ALL
             .into_iter()
             .find(|d| d.name() == s)
-            .ok_or_else(|| format!("unknown element type `{s}`; known: f64 f32 f16 bf16 f8e4m3 i64 i32 u8 bool"))
+            .ok_or_else(|| format!("unknown element type `{s}`; known: {}", DType::NAMES))
     }
 }

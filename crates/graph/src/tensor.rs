@@ -122,6 +122,8 @@ impl Tensor {
             DType::F8e4m3 => f64::from(f8::to_f32(b[0])),
             DType::I64 => bytemuck::pod_read_unaligned::<i64>(&b[..8]) as f64,
             DType::I32 => f64::from(bytemuck::pod_read_unaligned::<i32>(&b[..4])),
+            DType::I16 => f64::from(bytemuck::pod_read_unaligned::<i16>(&b[..2])),
+            DType::I8 => f64::from(b[0] as i8),
             DType::U8 | DType::Bool => f64::from(b[0]),
         }
     }
@@ -143,7 +145,8 @@ impl Tensor {
             DType::F8e4m3 => b[0] = f8::from_f32(v as f32),
             DType::I64 => b.copy_from_slice(&(v as i64).to_le_bytes()),
             DType::I32 => b.copy_from_slice(&(v as i32).to_le_bytes()),
-            DType::U8 => b[0] = v as i64 as u8,
+            DType::I16 => b.copy_from_slice(&(v as i64 as i16).to_le_bytes()),
+            DType::I8 | DType::U8 => b[0] = v as i64 as u8,
             DType::Bool => b[0] = u8::from(v != 0.0),
         }
     }
@@ -151,7 +154,6 @@ impl Tensor {
         match self.ty.dtype {
             DType::I64 => self.bytes_mut()[i * 8..i * 8 + 8].copy_from_slice(&v.to_le_bytes()),
             DType::I32 => self.bytes_mut()[i * 4..i * 4 + 4].copy_from_slice(&(v as i32).to_le_bytes()),
-            DType::U8 => self.bytes_mut()[i] = v as u8,
             _ => self.set_f64(i, v as f64),
         }
     }

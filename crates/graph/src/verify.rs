@@ -119,12 +119,7 @@ fn check_scalar(s: Scalar, dtype: DType) -> Result<(), String> {
     let ok = match s {
         Scalar::Float(_) => dtype.is_float(),
         Scalar::Bool(_) => dtype == DType::Bool,
-        Scalar::Int(v) => match dtype {
-            DType::I64 => true,
-            DType::I32 => i32::try_from(v).is_ok(),
-            DType::U8 => u8::try_from(v).is_ok(),
-            _ => false,
-        },
+        Scalar::Int(v) => dtype.int_range().is_some_and(|(lo, hi)| (lo..=hi).contains(&v)),
     };
     if ok { Ok(()) } else { Err(format!("{s:?} is not a value of {dtype}")) }
 }

@@ -13,6 +13,8 @@ fn dtype(d: StDtype) -> Option<DType> {
         StDtype::F8_E4M3 => DType::F8e4m3,
         StDtype::I64 => DType::I64,
         StDtype::I32 => DType::I32,
+        StDtype::I16 => DType::I16,
+        StDtype::I8 => DType::I8,
         StDtype::U8 => DType::U8,
         StDtype::BOOL => DType::Bool,
         _ => return None,
@@ -27,6 +29,8 @@ fn st_dtype(d: DType) -> StDtype {
         DType::F8e4m3 => StDtype::F8_E4M3,
         DType::I64 => StDtype::I64,
         DType::I32 => StDtype::I32,
+        DType::I16 => StDtype::I16,
+        DType::I8 => StDtype::I8,
         DType::U8 => StDtype::U8,
         DType::Bool => StDtype::BOOL,
     }
@@ -46,9 +50,8 @@ pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
             names.sort_unstable();
             return Err(bad(format!("it has {} tensors ({}) but none is named \"{i}\"", file.len(), names.join(", "))));
         };
-        let d = dtype(view.dtype()).ok_or_else(|| {
-            bad(format!("tensor \"{i}\" is {:?}; known are f64 f32 f16 bf16 f8e4m3 i64 i32 u8 bool", view.dtype()))
-        })?;
+        let d = dtype(view.dtype())
+            .ok_or_else(|| bad(format!("tensor \"{i}\" is {:?}; known are {}", view.dtype(), DType::NAMES)))?;
         let ty = Type::new(d, view.shape().to_vec());
         out.push(Tensor::from_bytes(ty, view.data()).ok_or_else(|| bad(format!("tensor \"{i}\" is cut short")))?);
     }

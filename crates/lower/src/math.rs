@@ -12,6 +12,8 @@ pub fn stored(d: DType) -> Elem {
         DType::F8e4m3 => Elem::F8e4m3,
         DType::I64 => Elem::I64,
         DType::I32 => Elem::I32,
+        DType::I16 => Elem::I16,
+        DType::I8 => Elem::I8,
         DType::U8 => Elem::U8,
         DType::Bool => Elem::Bool,
     }
@@ -364,8 +366,10 @@ pub fn compare(b: &mut Builder, op: CompareOp, x: Value, y: Value) -> Value {
     b.cmp(op, x, y)
 }
 
-/// To `d`, rounded to it, held for arithmetic.
+/// To `d`, rounded to it, held for arithmetic. Floats out of the range of a narrow integer wrap, as i32.
 pub fn cast(b: &mut Builder, x: Value, d: DType) -> Value {
+    let narrow = d.is_int() && d.bytes() < 4;
+    let x = if narrow && b.elem(x).is_some_and(Elem::is_float) { b.cast(x, Elem::I32) } else { x };
     let rounded = b.cast(x, stored(d));
     b.cast(rounded, held(d))
 }
@@ -377,14 +381,10 @@ pub fn identity(b: &mut Builder, op: ReduceOp, elem: Elem) -> Value {
     let c = match elem {
         Elem::Bool => Const::Bool(matches!(op, ReduceOp::All | ReduceOp::Min)),
         _ if extreme && elem.is_float() => Const::Float(if lowest { f64::NEG_INFINITY } else { f64::INFINITY }),
-        _ if extreme => Const::Int(match (elem, lowest) {
-            (Elem::I64, true) => i64::MIN,
-            (Elem::I64, false) => i64::MAX,
-            (Elem::I32, true) => i64::from(i32::MIN),
-            (Elem::I32, false) => i64::from(i32::MAX),
-            (_, true) => 0,
-            (_, false) => 255,
-        }),
+        _ if extreme => {
+            let (least, largest) = elem.int_range().unwrap_or_default();
+            Const::Int(if lowest { least } else { largest })
+        }
         _ => {
             let one = matches!(op, ReduceOp::Prod | ReduceOp::All);
             if elem.is_float() { Const::Float(f64::from(u8::from(one))) } else { Const::Int(i64::from(one)) }

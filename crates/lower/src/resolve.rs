@@ -326,7 +326,13 @@ impl<'a> Resolver<'a> {
 
     /// Puts the index a node computes into `at`, wrapped if negative; gives the guards that keep it inside the axis.
     fn indexed(&mut self, index: NodeId, len: usize, at: &mut Expr, guards: &[Guard]) -> Vec<Guard> {
-        let dtype = self.dag.node(index).dtype;
+        let mut dtype = self.dag.node(index).dtype;
+        let mut index = index;
+        if matches!(dtype, DType::I16 | DType::I8) {
+            // The axis may be longer than such numbers reach.
+            dtype = DType::I32;
+            index = self.dag.add(NodeOp::Cast(index), dtype);
+        }
         let wrapped = if dtype == DType::U8 {
             index
         } else {

@@ -109,15 +109,10 @@ impl Resolver<'_> {
     }
     /// A number, or minus infinity as the type has it.
     fn lowest(&mut self, v: f64, dtype: DType) -> NodeId {
-        let int = match dtype {
-            DType::I64 => i64::MIN,
-            DType::I32 => i64::from(i32::MIN),
-            _ => 0,
-        };
-        if dtype.is_int() && v == f64::NEG_INFINITY {
-            return self.dag.add(NodeOp::Const(Scalar::Int(int)), dtype);
+        match dtype.int_range() {
+            Some((least, _)) if v == f64::NEG_INFINITY => self.dag.add(NodeOp::Const(Scalar::Int(least)), dtype),
+            _ => self.dag.number(dtype, v),
         }
-        self.dag.number(dtype, v)
     }
 
     pub(crate) fn pool(&mut self, op: &Op, args: &[ValueId], here: &Here) -> Resolved {

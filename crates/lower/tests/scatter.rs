@@ -28,7 +28,7 @@ fn writes_in_order() {
         (&[3, 4], &[3, 0], 1),
     ];
     for (seed, (shape, walked, axis)) in cases.into_iter().enumerate() {
-        for dtype in [DType::F32, DType::Bf16, DType::F64, DType::I64, DType::U8] {
+        for dtype in [DType::F32, DType::Bf16, DType::F64, DType::I64, DType::I16, DType::I8, DType::U8] {
             for mode in ["replace", "add"] {
                 let text = format!(
                     "graph k(%x: {dtype}[{0}], %i: i64[{1}], %s: {dtype}[{1}]) {{ %y = scatter %x, %i, %s axis={axis} mode={mode}\n return %y }}",

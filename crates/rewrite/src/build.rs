@@ -26,7 +26,10 @@ pub fn widens(from: DType, to: DType) -> bool {
             (F8e4m3, F16 | Bf16 | F32 | F64)
                 | (F16 | Bf16, F32 | F64)
                 | (F32, F64)
-                | (Bool | U8, I32 | I64)
+                | (Bool | U8, I16 | I32 | I64)
+                | (Bool, I8)
+                | (I8, I16 | I32 | I64)
+                | (I16, I32 | I64)
                 | (I32, I64)
         )
 }

@@ -126,6 +126,8 @@ const char* dtype_name(at::ScalarType t) {
     case at::kFloat8_e4m3fn: return "f8e4m3";
     case at::kLong: return "i64";
     case at::kInt: return "i32";
+    case at::kShort: return "i16";
+    case at::kChar: return "i8";
     case at::kByte: return "u8";
     case at::kBool: return "bool";
     default: return c10::toString(t);

@@ -78,6 +78,8 @@ unsafe extern "C" {
 pub fn torch_number(dtype: DType) -> c_int {
     match dtype {
         DType::U8 => 0,
+        DType::I8 => 1,
+        DType::I16 => 2,
         DType::I32 => 3,
         DType::I64 => 4,
         DType::F16 => 5,

@@ -254,7 +254,7 @@ impl Folder<'_> {
 }
 
 fn wrapped_ok(elem: Elem, x: i64) -> bool {
-    numbers::wrapped(elem, x) == x
+    elem.wrapped(x) == x
 }
 
 fn zero(elem: Elem) -> Const {
@@ -278,6 +278,6 @@ fn cast(c: Const, to: Elem) -> Option<Const> {
         Elem::F64 => (x.unsigned_abs() <= 1 << 53).then_some(Const::Float(x as f64)),
         Elem::F32 => (x.unsigned_abs() <= 1 << 24).then_some(Const::Float(x as f64)),
         e if e.is_float() => (x.unsigned_abs() <= 8).then_some(Const::Float(x as f64)),
-        e => Some(Const::Int(numbers::wrapped(e, x))),
+        e => Some(Const::Int(e.wrapped(x))),
     }
 }

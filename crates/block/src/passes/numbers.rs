@@ -1,49 +1,34 @@
 //! Integer arithmetic at compile time; the same as at run time.
 use crate::{BinaryOp, CmpOp, Elem, UnaryOp};
 
-/// Wraps to the type's width.
-pub fn wrapped(elem: Elem, x: i64) -> i64 {
-    match elem {
-        Elem::I32 => i64::from(x as i32),
-        Elem::U8 => i64::from(x as u8),
-        _ => x,
-    }
-}
-
 pub fn unary(op: UnaryOp, elem: Elem, x: i64) -> Option<i64> {
-    Some(wrapped(
-        elem,
-        match op {
-            UnaryOp::Neg => x.wrapping_neg(),
-            UnaryOp::Abs => x.wrapping_abs(),
-            UnaryOp::Not => !x,
-            _ => return None,
-        },
-    ))
+    Some(elem.wrapped(match op {
+        UnaryOp::Neg => x.wrapping_neg(),
+        UnaryOp::Abs => x.wrapping_abs(),
+        UnaryOp::Not => !x,
+        _ => return None,
+    }))
 }
 
 /// `None` where targets may differ (shifts by more than the width).
 pub fn binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> Option<i64> {
     let shift = (0..8 * elem.bytes() as i64).contains(&y);
-    Some(wrapped(
-        elem,
-        match op {
-            BinaryOp::Add => x.wrapping_add(y),
-            BinaryOp::Sub => x.wrapping_sub(y),
-            BinaryOp::Mul => x.wrapping_mul(y),
-            BinaryOp::Div | BinaryOp::Rem if y == 0 => 0,
-            BinaryOp::Div => x.wrapping_div(y),
-            BinaryOp::Rem => x.wrapping_rem(y),
-            BinaryOp::Max => x.max(y),
-            BinaryOp::Min => x.min(y),
-            BinaryOp::And => x & y,
-            BinaryOp::Or => x | y,
-            BinaryOp::Xor => x ^ y,
-            BinaryOp::Shl if shift => x << y,
-            BinaryOp::Shr if shift => x >> y,
-            _ => return None,
-        },
-    ))
+    Some(elem.wrapped(match op {
+        BinaryOp::Add => x.wrapping_add(y),
+        BinaryOp::Sub => x.wrapping_sub(y),
+        BinaryOp::Mul => x.wrapping_mul(y),
+        BinaryOp::Div | BinaryOp::Rem if y == 0 => 0,
+        BinaryOp::Div => x.wrapping_div(y),
+        BinaryOp::Rem => x.wrapping_rem(y),
+        BinaryOp::Max => x.max(y),
+        BinaryOp::Min => x.min(y),
+        BinaryOp::And => x & y,
+        BinaryOp::Or => x | y,
+        BinaryOp::Xor => x ^ y,
+        BinaryOp::Shl if shift => x << y,
+        BinaryOp::Shr if shift => x >> y,
+        _ => return None,
+    }))
 }
 
 pub fn compare(op: CmpOp, x: i64, y: i64) -> bool {

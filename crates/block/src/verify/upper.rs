@@ -234,12 +234,7 @@ fn constant(c: Const, elem: Elem) -> Rule {
     let fits = match c {
         Const::Float(_) => elem.is_float(),
         Const::Bool(_) => elem == Elem::Bool,
-        Const::Int(n) => match elem {
-            Elem::I64 => true,
-            Elem::I32 => i32::try_from(n).is_ok(),
-            Elem::U8 => u8::try_from(n).is_ok(),
-            _ => false,
-        },
+        Const::Int(n) => elem.int_range().is_some_and(|(lo, hi)| (lo..=hi).contains(&n)),
     };
     ensure(fits, || match c {
         Const::Int(n) if elem.is_float() => format!("{n} is an integer and the result {elem}; write {n}.0"),

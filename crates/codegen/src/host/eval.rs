@@ -141,9 +141,14 @@ impl Emit<'_> {
                 };
                 Form::Num(Num::konst(if e == Elem::I32 { v as i32 as i64 } else { v }))
             }
-            (Elem::U8, Const::Int(v)) => Form::Scalar((*v as u8).to_string().into()),
-            (Elem::U8, Const::Float(v)) => Form::Scalar((*v as u8).to_string().into()),
-            (Elem::U8 | Elem::Bool, Const::Bool(b)) if e == Elem::U8 => Form::Scalar((*b as u8).to_string().into()),
+            (e, c) if e.is_int() => {
+                let v = match c {
+                    Const::Int(v) => *v,
+                    Const::Float(v) => *v as i64,
+                    Const::Bool(b) => i64::from(*b),
+                };
+                Form::Scalar(e.wrapped(v).to_string().into())
+            }
             (Elem::Bool, c) => {
                 let b = match c {
                     Const::Bool(b) => *b,

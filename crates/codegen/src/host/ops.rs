@@ -46,7 +46,7 @@ impl Emit<'_> {
     pub fn unary(&mut self, op: UnaryOp, v: &Val) -> Res<Val> {
         if v.elem.is_int() && op == UnaryOp::Neg {
             let zero = Val::int(v.elem, 0);
-            if v.elem != Elem::U8 {
+            if matches!(v.elem, Elem::I32 | Elem::I64) {
                 return Ok(self.int_op(Arith::Sub, &zero, v));
             }
         }
@@ -168,7 +168,7 @@ impl Emit<'_> {
             };
             return self.round(d, e, r, n);
         }
-        let signed = !matches!(e, Elem::U8 | Elem::Bool);
+        let signed = e.is_signed();
         let simple = |s: &'static str| Some(s);
         let name = match op {
             BinaryOp::Add if e == Elem::Bool => simple("or"),
@@ -252,7 +252,7 @@ impl Emit<'_> {
             };
             return self.text.emit(d, format!("fcmp {p} {t} {x}, {y}"));
         }
-        let sign = if matches!(e, Elem::U8 | Elem::Bool) { "u" } else { "s" };
+        let sign = if e.is_signed() { "s" } else { "u" };
         let p = match op {
             CmpOp::Eq => "eq".into(),
             CmpOp::Ne => "ne".into(),
@@ -353,7 +353,7 @@ impl Emit<'_> {
                 self.text.call(d, &t, &name, &[(&f, &x)])
             }
             (false, true) => {
-                let s = if matches!(from, Elem::U8 | Elem::Bool) { "u" } else { "s" };
+                let s = if from.is_signed() { "s" } else { "u" };
                 if half && matches!(from, Elem::I32 | Elem::I64) {
                     let w = vector("double", n);
                     let y = self.text.emit(d, format!("sitofp {f} {x} to {w}"));
@@ -367,9 +367,10 @@ impl Emit<'_> {
             (false, false) if to == Elem::Bool => {
                 self.text.emit(d, format!("icmp ne {f} {x}, {}", literal(ft, n, "0")))
             }
+            (false, false) if ft == tt => x,
             (false, false) if from.bytes() > to.bytes() => self.text.emit(d, format!("trunc {f} {x} to {t}")),
             (false, false) => {
-                let s = if matches!(from, Elem::U8 | Elem::Bool) { "z" } else { "s" };
+                let s = if from.is_signed() { "s" } else { "z" };
                 self.text.emit(d, format!("{s}ext {f} {x} to {t}"))
             }
         })

@@ -45,11 +45,11 @@ pub(super) fn scan_reduce(op: ScanOp) -> ReduceOp {
 }
 pub(super) fn identity(op: ReduceOp, e: Elem) -> String {
     let largest = |positive: bool| match e {
-        Elem::I64 => if positive { i64::MAX } else { i64::MIN }.to_string(),
-        Elem::I32 => if positive { i32::MAX } else { i32::MIN }.to_string(),
-        Elem::U8 => if positive { "-1" } else { "0" }.into(),
         Elem::Bool => positive.to_string(),
-        _ => float(reg(e), if positive { f64::INFINITY } else { f64::NEG_INFINITY }),
+        _ => match e.int_range() {
+            Some((least, largest)) => if positive { largest } else { least }.to_string(),
+            None => float(reg(e), if positive { f64::INFINITY } else { f64::NEG_INFINITY }),
+        },
     };
     match op {
         ReduceOp::Sum if e.is_float() => float(reg(e), 0.0),

@@ -31,7 +31,8 @@ pub(super) fn reg(elem: Elem) -> &'static str {
         Elem::F32 | Elem::F16 | Elem::Bf16 | Elem::F8e4m3 => "float",
         Elem::I64 => "i64",
         Elem::I32 => "i32",
-        Elem::U8 => "i8",
+        Elem::I16 => "i16",
+        Elem::I8 | Elem::U8 => "i8",
         Elem::Bool => "i1",
     }
 }

@@ -8,6 +8,7 @@ use inkwell::types::BasicTypeEnum;
 use inkwell::values::{FloatValue, IntValue};
 use inkwell::{FloatPredicate, IntPredicate};
 use kiln_block::{BinaryOp, CmpOp, Elem, InstData, Op, Type, UnaryOp};
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
 impl<'c> Gen<'c, '_> {
@@ -191,7 +192,7 @@ impl<'c> Gen<'c, '_> {
         Ok(match op {
             UnaryOp::Neg => e.sub(zero, a)?.into(),
             UnaryOp::Not => e.not(a)?.into(),
-            UnaryOp::Abs if matches!(elem, Elem::U8 | Elem::Bool) => a.into(),
+            UnaryOp::Abs if !elem.is_signed() => a.into(),
             UnaryOp::Abs => e.call("llvm.abs", &[a.get_type().into()], &[a.into(), e.bool(false).into()])?,
             UnaryOp::IsNan | UnaryOp::IsInf => e.bool(false).into(),
             UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round | UnaryOp::Trunc => a.into(),
@@ -208,7 +209,7 @@ impl<'c> Gen<'c, '_> {
     fn binary_int(&mut self, op: BinaryOp, a: IntValue<'c>, b: IntValue<'c>, elem: Elem) -> Res<Val<'c>> {
         let e = &self.e;
         let ty = a.get_type();
-        let signed = !matches!(elem, Elem::U8 | Elem::Bool);
+        let signed = elem.is_signed();
         let pick = |name: &str| e.call(name, &[ty.into()], &[a.into(), b.into()]);
         Ok(match op {
             BinaryOp::Add => e.add(a, b)?.into(),
@@ -264,7 +265,7 @@ impl<'c> Gen<'c, '_> {
             };
             return self.e.fcmp(p, x, y);
         }
-        let signed = !matches!(elem, Elem::U8 | Elem::Bool);
+        let signed = elem.is_signed();
         let p = match (op, signed) {
             (CmpOp::Eq, _) => IntPredicate::EQ,
             (CmpOp::Ne, _) => IntPredicate::NE,
@@ -318,9 +319,10 @@ impl<'c> Gen<'c, '_> {
             }
             (Val::IntValue(x), BasicTypeEnum::FloatType(t)) => {
                 let via = if to == Elem::Bf16 { e.f32() } else { t };
-                let v = match from {
-                    Elem::U8 | Elem::Bool => e.b.build_unsigned_int_to_float(x, via, "")?,
-                    _ => e.b.build_signed_int_to_float(x, via, "")?,
+                let v = if from.is_signed() {
+                    e.b.build_signed_int_to_float(x, via, "")?
+                } else {
+                    e.b.build_unsigned_int_to_float(x, via, "")?
                 };
                 if to == Elem::Bf16 { self.narrow(v, to) } else { Ok(v.into()) }
             }
@@ -329,10 +331,11 @@ impl<'c> Gen<'c, '_> {
                     return Ok(e.icmp(IntPredicate::NE, x, x.get_type().const_zero())?.into());
                 }
                 let (old, new) = (x.get_type().get_bit_width(), t.get_bit_width());
-                Ok(match (old > new, from) {
-                    (true, _) => e.trunc(x, t)?.into(),
-                    (false, Elem::U8 | Elem::Bool) => e.zext(x, t)?.into(),
-                    _ => e.sext(x, t)?.into(),
+                Ok(match (old.cmp(&new), from.is_signed()) {
+                    (Ordering::Greater, _) => e.trunc(x, t)?.into(),
+                    (Ordering::Equal, _) => x.into(),
+                    (Ordering::Less, false) => e.zext(x, t)?.into(),
+                    (Ordering::Less, true) => e.sext(x, t)?.into(),
                 })
             }
             _ => Err(mistyped("a cast")),

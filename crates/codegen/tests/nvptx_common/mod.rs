@@ -303,6 +303,8 @@ pub fn programs() -> Vec<Program> {
     put(vector_add(3001, Elem::F16), &[3001; 3]);
     put(vector_add(3001, Elem::F64), &[3001; 3]);
     put(vector_add(3001, Elem::I64), &[3001; 3]);
+    put(vector_add(3001, Elem::I16), &[3001; 3]);
+    put(vector_add(3001, Elem::I8), &[3001; 3]);
     put(vector_add(3001, Elem::U8), &[3001; 3]);
     put(gelu(4096), &[4096; 2]);
     put(gelu(1000), &[1000; 2]);

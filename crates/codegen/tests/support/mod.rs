@@ -38,8 +38,10 @@ pub fn round(e: Elem, v: Num) -> Num {
         (Elem::I64, v) => Num::I(v.i()),
         (Elem::I32, Num::F(v)) => Num::I(v as i32 as i64),
         (Elem::I32, Num::I(v)) => Num::I(v as i32 as i64),
+        (Elem::I16, Num::F(v)) => Num::I(v as i16 as i64),
+        (Elem::I8, Num::F(v)) => Num::I(v as i8 as i64),
         (Elem::U8, Num::F(v)) => Num::I(v as u8 as i64),
-        (Elem::U8, Num::I(v)) => Num::I(v as u8 as i64),
+        (e @ (Elem::I16 | Elem::I8 | Elem::U8), Num::I(v)) => Num::I(e.wrapped(v)),
         (Elem::Bool, Num::F(v)) => Num::I((v != 0.0) as i64),
         (Elem::Bool, Num::I(v)) => Num::I((v != 0) as i64),
     }
@@ -61,7 +63,8 @@ pub fn encode(e: Elem, v: Num) -> Vec<u8> {
         Elem::F16 => half_bits(v.f()).to_le_bytes().to_vec(),
         Elem::I64 => v.i().to_le_bytes().to_vec(),
         Elem::I32 => (v.i() as i32).to_le_bytes().to_vec(),
-        Elem::U8 | Elem::Bool => vec![v.i() as u8],
+        Elem::I16 => (v.i() as i16).to_le_bytes().to_vec(),
+        Elem::I8 | Elem::U8 | Elem::Bool => vec![v.i() as u8],
         Elem::F8e4m3 => (0..=255u8)
             .filter(|b| b & 0x7f != 0x7f)
             .find(|&b| f8(b).to_bits() == v.f().to_bits())
@@ -107,6 +110,8 @@ pub fn decode(e: Elem, b: &[u8]) -> Num {
         }
         Elem::I64 => Num::I(i64::from_le_bytes(b.try_into().unwrap())),
         Elem::I32 => Num::I(i32::from_le_bytes(b.try_into().unwrap()) as i64),
+        Elem::I16 => Num::I(i16::from_le_bytes(b.try_into().unwrap()) as i64),
+        Elem::I8 => Num::I(b[0] as i8 as i64),
         Elem::U8 | Elem::Bool => Num::I(b[0] as i64),
         Elem::F8e4m3 => Num::F(f8(b[0])),
     }

@@ -180,7 +180,8 @@ impl Maker {
         }
         if self.g.inputs.len() >= 7 {
             let number = self.r.normal();
-            return self.g.constant_like(x, if dtype.is_float() { number } else { (number * 3.0).round() });
+            let held = |(least, largest): (i64, i64)| (number * 3.0).round().clamp(least as f64, largest as f64);
+            return self.g.constant_like(x, dtype.int_range().map_or(number, held));
         }
         let rank = shape.len();
         let to = match self.r.below(5) {
@@ -256,7 +257,7 @@ impl Maker {
     fn start_integers(&mut self) {
         let rows = self.r.pick(&[1, 2, 5, 8]);
         let n = self.length(rows * 4);
-        for dtype in [DType::I64, DType::I32, DType::U8] {
+        for dtype in [DType::I64, DType::I32, DType::I16, DType::I8, DType::U8] {
             if self.r.below(3) != 0 {
                 let shape = if self.once_in(4) { vec![rows, 1] } else { vec![rows, n] };
                 let v = self.g.input(Type::new(dtype, shape));

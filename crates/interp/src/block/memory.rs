@@ -26,8 +26,7 @@ impl Buffer {
     pub fn from_f64(elem: Elem, shape: &[usize], values: impl IntoIterator<Item = f64>) -> Buffer {
         let mut b = Buffer::zeros(elem, shape);
         for (i, x) in values.into_iter().enumerate().take(b.count()) {
-            let v =
-                if elem.is_float() { Scalar::Float(nearest(elem, x)) } else { Scalar::Int(wrapped(elem, x as i64)) };
+            let v = if elem.is_float() { Scalar::Float(nearest(elem, x)) } else { Scalar::Int(elem.wrapped(x as i64)) };
             b.write(i, v);
         }
         b
@@ -67,6 +66,8 @@ impl Buffer {
             Elem::F8e4m3 => Scalar::Float(f64::from(f8::to_f32(low as u8))),
             Elem::I64 => Scalar::Int(low as i64),
             Elem::I32 => Scalar::Int(i64::from(low as u32 as i32)),
+            Elem::I16 => Scalar::Int(i64::from(low as u16 as i16)),
+            Elem::I8 => Scalar::Int(i64::from(low as u8 as i8)),
             Elem::U8 => Scalar::Int(low as i64),
             Elem::Bool => Scalar::Int(i64::from(low != 0)),
         }

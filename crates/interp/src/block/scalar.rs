@@ -51,10 +51,10 @@ fn float_unary(op: UnaryOp, x: f64) -> f64 {
 
 fn int_unary(op: UnaryOp, elem: Elem, x: i64) -> i64 {
     match op {
-        UnaryOp::Neg => wrapped(elem, x.wrapping_neg()),
-        UnaryOp::Abs => wrapped(elem, x.wrapping_abs()),
+        UnaryOp::Neg => elem.wrapped(x.wrapping_neg()),
+        UnaryOp::Abs => elem.wrapped(x.wrapping_abs()),
         UnaryOp::Not if elem == Elem::Bool => 1 - x,
-        UnaryOp::Not => wrapped(elem, !x),
+        UnaryOp::Not => elem.wrapped(!x),
         _ => x,
     }
 }
@@ -120,7 +120,7 @@ fn int_binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> i64 {
         BinaryOp::Shr => x >> if (0..bits).contains(&y) { y } else { 63 },
         BinaryOp::Pow | BinaryOp::Atan2 => x,
     };
-    wrapped(elem, v)
+    elem.wrapped(v)
 }
 
 pub fn compare(op: CmpOp, a: &Block, b: &Block) -> Block {
@@ -157,6 +157,8 @@ pub fn cast(to: Elem, a: &Block) -> Block {
     let float_to_int = |x: f64| match to {
         Elem::I64 => x as i64,
         Elem::I32 => i64::from(x as i32),
+        Elem::I16 => i64::from((x as i32).clamp(i16::MIN.into(), i16::MAX.into())),
+        Elem::I8 => i64::from(x as i8),
         Elem::U8 => i64::from(x as u8),
         _ => i64::from(x != 0.0),
     };
@@ -168,7 +170,7 @@ pub fn cast(to: Elem, a: &Block) -> Block {
         Data::Float(v) if to.is_float() => Data::Float(v.iter().map(|x| nearest(to, *x)).collect()),
         Data::Float(v) => Data::Int(v.iter().map(|x| float_to_int(*x)).collect()),
         Data::Int(v) if to.is_float() => Data::Float(v.iter().map(|x| int_to_float(*x)).collect()),
-        Data::Int(v) => Data::Int(v.iter().map(|x| wrapped(to, *x)).collect()),
+        Data::Int(v) => Data::Int(v.iter().map(|x| to.wrapped(*x)).collect()),
         Data::Ptr(_) => a.data.clone(),
     };
     Block { elem: to, shape: a.shape.clone(), data }

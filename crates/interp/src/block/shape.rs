@@ -83,7 +83,7 @@ pub fn reduce(op: ReduceOp, axis: usize, a: &Block) -> Block {
                         ReduceOp::Or => x.fold(0, |a, b| a | b),
                         _ => x.fold(0, i64::wrapping_add),
                     };
-                    wrapped(a.elem, v)
+                    a.elem.wrapped(v)
                 })
                 .collect(),
         ),
@@ -135,7 +135,7 @@ pub fn scan(op: ScanOp, axis: usize, a: &Block) -> Block {
                         (ScanOp::Max, Some(acc)) => x.max(acc),
                     };
                     acc = Some(next);
-                    v[i] = wrapped(a.elem, next);
+                    v[i] = a.elem.wrapped(next);
                 }
             }
             Data::Ptr(_) => {}
@@ -189,7 +189,7 @@ pub fn dot(terms: Terms, a: &Block, b: &Block, acc: &Block) -> Block {
                 }
                 Data::Int(v) => {
                     let sum: i64 = (0..k).map(|l| a.ints()[i * k + l] * b.ints()[l * n + j]).sum();
-                    v[i * n + j] = wrapped(acc.elem, v[i * n + j] + sum);
+                    v[i * n + j] = acc.elem.wrapped(v[i * n + j] + sum);
                 }
                 Data::Ptr(_) => {}
             }

@@ -104,12 +104,3 @@ pub fn nearest(elem: Elem, x: f64) -> f64 {
 pub fn rounded(elem: Elem, x: f64) -> f64 {
     if elem == Elem::F64 { x } else { nearest(elem, f64::from(x as f32)) }
 }
-/// Wraps to the type's width.
-pub fn wrapped(elem: Elem, x: i64) -> i64 {
-    match elem {
-        Elem::I32 => i64::from(x as i32),
-        Elem::U8 => i64::from(x as u8),
-        Elem::Bool => i64::from(x != 0),
-        _ => x,
-    }
-}

@@ -67,7 +67,7 @@ impl Data {
     pub fn full(dtype: DType, s: Scalar, n: usize, precision: Precision) -> Data {
         match dtype {
             DType::Bool => Data::Bool(Arc::new(vec![s.as_f64() != 0.0; n])),
-            DType::I64 | DType::I32 | DType::U8 => Data::Int(Arc::new(vec![scalar_int(s); n])),
+            dtype if dtype.is_int() => Data::Int(Arc::new(vec![scalar_int(s); n])),
             DType::F64 => Data::F64(Arc::new(vec![s.as_f64(); n])),
             _ if precision == Precision::F64 => Data::F64(Arc::new(vec![s.as_f64(); n])),
             _ => Data::F32(Arc::new(vec![s.as_f64() as f32; n])).rounded(dtype, precision),
@@ -88,12 +88,15 @@ impl Data {
                 Arc::make_mut(v).iter_mut().for_each(|x| *x = f64::from(f8::round(*x as f32)));
             }
             (Data::Int(v), DType::I32) => Arc::make_mut(v).iter_mut().for_each(|x| *x = i64::from(*x as i32)),
+            (Data::Int(v), DType::I16) => Arc::make_mut(v).iter_mut().for_each(|x| *x = i64::from(*x as i16)),
+            (Data::Int(v), DType::I8) => Arc::make_mut(v).iter_mut().for_each(|x| *x = i64::from(*x as i8)),
             (Data::Int(v), DType::U8) => Arc::make_mut(v).iter_mut().for_each(|x| *x = i64::from(*x as u8)),
             _ => {}
         }
         self
     }
-    /// Conversion as C does it: floats truncate to integers (out of range: saturate; u8 wraps), nonzero is true.
+    /// Conversion as C does it: floats truncate to integers (out of range: i64 and i32 saturate, narrower ones
+    /// are i32 first, and wrap), nonzero is true.
     pub fn cast(&self, from: DType, to: DType, precision: Precision) -> Data {
         if from == to {
             return self.clone();
@@ -106,13 +109,13 @@ impl Data {
                 Data::Int(v) => v.iter().map(|x| *x != 0).collect(),
                 Data::Bool(v) => v.to_vec(),
             })),
-            DType::I32 => Data::Int(Arc::new(match self {
+            DType::I32 | DType::I16 | DType::I8 | DType::U8 => Data::Int(Arc::new(match self {
                 Data::F32(v) => v.iter().map(|x| i64::from(*x as i32)).collect(),
                 Data::F64(v) => v.iter().map(|x| i64::from(*x as i32)).collect(),
                 Data::Int(v) => v.to_vec(),
                 Data::Bool(v) => v.iter().map(|x| i64::from(*x)).collect(),
             })),
-            DType::I64 | DType::U8 => Data::Int(Arc::new(match self {
+            DType::I64 => Data::Int(Arc::new(match self {
                 Data::F32(v) => v.iter().map(|x| *x as i64).collect(),
                 Data::F64(v) => v.iter().map(|x| *x as i64).collect(),
                 Data::Int(v) => v.to_vec(),
@@ -149,6 +152,8 @@ impl Value {
             DType::F8e4m3 => Data::F32(read::<u8, _>(t, f8::to_f32)),
             DType::I64 => Data::Int(read::<i64, _>(t, |x| x)),
             DType::I32 => Data::Int(read::<i32, _>(t, i64::from)),
+            DType::I16 => Data::Int(read::<i16, _>(t, i64::from)),
+            DType::I8 => Data::Int(read::<i8, _>(t, i64::from)),
             DType::U8 => Data::Int(read::<u8, _>(t, i64::from)),
             DType::Bool => Data::Bool(read::<u8, _>(t, |x| x != 0)),
         };
@@ -190,6 +195,8 @@ impl Value {
             Data::Int(v) => match dtype {
                 DType::I64 => fill(&mut t, v, |x: i64| x),
                 DType::I32 => fill(&mut t, v, |x: i64| x as i32),
+                DType::I16 => fill(&mut t, v, |x: i64| x as i16),
+                DType::I8 => fill(&mut t, v, |x: i64| x as i8),
                 _ => fill(&mut t, v, |x: i64| x as u8),
             },
             Data::Bool(v) => fill(&mut t, v, u8::from),
@@ -215,7 +222,7 @@ macro_rules! plain {
         }
     )*};
 }
-plain!(f64, f32, u16, i64, i32, u8);
+plain!(f64, f32, u16, i64, i32, i16, i8, u8);
 
 fn fill<T: Copy, U: Plain>(t: &mut Tensor, from: &[T], convert: impl Fn(T) -> U) {
     for (to, x) in U::of_mut(t).iter_mut().zip(from) {

@@ -4,7 +4,7 @@ use crate::{
     error::Problem,
     raw::{Arg, Call},
 };
-use kiln_graph::{FallbackOp, Op, ValueId};
+use kiln_graph::{DType, FallbackOp, Op, ValueId};
 use serde_json::{Value, json};
 
 pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem> {
@@ -26,7 +26,7 @@ pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem>
         results.push(ctx.raw_type(*id).map_err(|_| {
             problem(
                 format!("`{}` gives {} values, which Kiln has no type for", call.name, ctx.info(*id).dtype),
-                "Kiln's types are f64 f32 f16 bf16 f8e4m3 i64 i32 u8 bool; compute this part outside the model",
+                &format!("Kiln's types are {}; compute this part outside the model", DType::NAMES),
             )
         })?);
     }

@@ -26,6 +26,7 @@ pub const TABLE: Table = &[
     ("aten::addbmm", addbmm),
     ("aten::einsum", einsum::einsum),
     ("aten::_scaled_mm", scaled_product),
+    ("aten::_int_mm", integer_product),
     ("aten::cdist", cdist),
 ];
 
@@ -53,6 +54,13 @@ pub fn product(c: &mut Ctx, a: ValueId, b: ValueId, shape: &[usize]) -> Res<Valu
     };
     let r = c.node(Op::Dot, &[a, b])?;
     c.reshape(r, shape)
+}
+
+/// Products of 8-bit integers, summed in i32.
+fn integer_product(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
+    let (a, b) = (c.cast(a, DType::I32)?, c.cast(b, DType::I32)?);
+    one(c.node(Op::Dot, &[a, b])?)
 }
 
 fn matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {

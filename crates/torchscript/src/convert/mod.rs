@@ -109,7 +109,7 @@ fn input_type(raw: &Raw, input: &crate::raw::RawInput) -> Result<Type, Problem> 
             let info = &raw.values[id];
             let dtype: DType = info.dtype.parse().map_err(|_| {
                 Problem::new(format!("input `{}` is {}, which Kiln has no type for", input.name, info.dtype))
-                    .help("Kiln's types are f64 f32 f16 bf16 f8e4m3 i64 i32 u8 bool; convert the input")
+                    .help(format!("Kiln's types are {}; convert the input", DType::NAMES))
             })?;
             Ok(Type::new(dtype, info.shape.clone()))
         }

@@ -43,7 +43,9 @@ pub fn promote(a: DType, b: DType) -> DType {
         (_, 2) => b,
         (0, _) => b,
         (_, 0) => a,
-        // u8 with i32, i64: the wider.
+        // Neither holds the other.
+        (1, 1) if matches!((a, b), (U8, I8) | (I8, U8)) => I16,
+        // The wider.
         _ => {
             if a.bytes() >= b.bytes() {
                 a

@@ -80,6 +80,7 @@ pub const TABLE: Table = &[
     ("aten::repeat", moves::repeat),
     ("aten::tile", moves::repeat),
     ("aten::repeat_interleave", moves::repeat_interleave),
+    ("aten::unfold", moves::unfold),
     ("aten::tril", |c, call| moves::triangle(c, call, true)),
     ("aten::triu", |c, call| moves::triangle(c, call, false)),
     ("aten::diag_embed", moves::diag_embed),

@@ -58,6 +58,8 @@ pub fn load_inputs(path: &Path) -> Vec<Tensor> {
         safetensors::Dtype::BF16 => DType::Bf16,
         safetensors::Dtype::I64 => DType::I64,
         safetensors::Dtype::I32 => DType::I32,
+        safetensors::Dtype::I16 => DType::I16,
+        safetensors::Dtype::I8 => DType::I8,
         safetensors::Dtype::U8 => DType::U8,
         safetensors::Dtype::BOOL => DType::Bool,
         other => panic!("{other:?}"),

@@ -3,12 +3,12 @@ use crate::params::Random;
 use crate::{DType, Graph, Op, Tensor, ValueId, random_tensor};
 
 /// Inputs for a case: normal numbers; of some seeds with NaN, infinities and zeros among them, with many equal values, or
-/// large. Indices stay within the axes that they are used on. Weights of convolutions stay finite: whether padding is
-/// multiplied by them differs between implementations.
+/// large. Indices stay within the axes that they are used on. Weights of convolutions and values of causal attention stay
+/// finite: whether padding, or the zero that stands for a masked key, is multiplied by them differs between implementations.
 pub fn case_inputs(g: &Graph, seed: u64) -> Vec<Tensor> {
     let mut r = Random::new(seed ^ 0x5eed);
     let kind = r.below(8);
-    let finite = weights(g);
+    let finite = kept_finite(g);
     let mut one = |i: usize, v: ValueId| {
         let ty = g.ty(v).clone();
         let own = seed.wrapping_mul(31).wrapping_add(i as u64);
@@ -37,14 +37,15 @@ fn sprinkle(t: &mut Tensor, r: &mut Random, of: &[f64]) {
     }
 }
 
-/// For each value, whether weights of a convolution are computed from it.
-fn weights(g: &Graph) -> Vec<bool> {
+/// For each value, whether weights of a convolution or values of causal attention are computed from it.
+fn kept_finite(g: &Graph) -> Vec<bool> {
     let mut marked = vec![false; g.len()];
     for v in g.values().rev() {
         let args = g.args(v);
         let of = match g.op(v) {
             _ if marked[v.0 as usize] => &args[..],
             Op::Conv { .. } => &args[1..],
+            Op::Attention { causal: true, .. } => &args[2..3],
             _ => &[],
         };
         of.iter().for_each(|a| marked[a.0 as usize] = true);
@@ -66,14 +67,16 @@ fn integers(g: &Graph, v: ValueId, seed: u64) -> Tensor {
     let bound = g.users(v).into_iter().filter_map(along).min();
     let mut r = Random::new(seed);
     let wraps = ty.dtype != DType::U8 && r.below(3) == 0;
+    // What an index of this type reaches.
+    let reach = ty.dtype.int_range().map_or(256, |(_, last)| last.min(255) as usize + 1);
     let count = ty.count();
     let dtype = ty.dtype;
     Tensor::from_f64(
         ty,
         (0..count).map(|_| match bound {
             _ if dtype == DType::Bool => r.below(2) as f64,
-            Some(n) if wraps => r.below(2 * n) as f64 - n as f64,
-            Some(n) => r.below(n.min(256)) as f64,
+            Some(n) if wraps => r.below(2 * n.min(reach)) as f64 - n.min(reach) as f64,
+            Some(n) => r.below(n.min(reach)) as f64,
             None if dtype == DType::U8 => r.below(200) as f64,
             None => r.below(15) as f64 - 7.0,
         }),

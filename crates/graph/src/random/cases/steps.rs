@@ -199,7 +199,7 @@ pub(super) fn counted(m: &mut Maker) -> Made {
     let x = m.integer()?;
     match m.r.below(9) {
         0 => {
-            let to = m.r.pick(&[DType::I32, DType::I64, DType::U8]);
+            let to = m.r.pick(&[DType::I32, DType::I64, DType::I16, DType::I8, DType::U8]);
             m.g.cast(x, to)
         }
         1 => {

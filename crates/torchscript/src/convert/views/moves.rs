@@ -86,9 +86,12 @@ pub fn repeat(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 /// By a number: each element gets an axis of repeats behind it.
 pub fn repeat_interleave(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let Arg::Int(times) = c.arg(call, 1) else { return Err("repeat_interleave by a tensor".into()) };
-    let times = usize::try_from(*times).map_err(|_| "a negative number of repeats".to_string())?;
     let (mut x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    if let Arg::Value(repeats) = c.arg(call, 1)
+        && c.info(*repeats).shape.iter().product::<usize>() != 1
+    {
+        return Err("repeat_interleave with a number for each element".into());
+    }
     let axis = match c.opt_int(call, 2)? {
         Some(a) => normal_axis(a, c.rank(x))?,
         None => {
@@ -98,11 +101,31 @@ pub fn repeat_interleave(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         }
     };
     let mut shape = c.shape(x);
+    let times = ty.shape[axis].checked_div(shape[axis]).unwrap_or(0);
     shape.insert(axis + 1, 1);
     let apart = c.reshape(x, &shape)?;
     shape[axis + 1] = times;
     let r = c.broadcast(apart, &shape)?;
     one(c.reshape(r, &ty.shape)?)
+}
+
+/// `(x, axis, size, step)`: windows along an axis, their elements along a new last one.
+pub fn unfold(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let (size, step) = (c.int(call, 2)?.max(0) as usize, c.int(call, 3)?.max(1) as usize);
+    if c.rank(x) == 0 || size == 0 {
+        return Err("unfold of no elements".into());
+    }
+    let count = (c.shape(x)[axis] - size) / step + 1;
+    let (window, place) = grid(c, count, size);
+    let first = c.with(BinaryOp::Mul, window, step as f64)?;
+    let index = c.binary(BinaryOp::Add, first, place)?;
+    let taken = c.node(Op::Take { axis }, &[x, index])?;
+    let mut order: Vec<usize> = (0..=c.rank(x)).collect();
+    order.remove(axis + 1);
+    order.push(axis + 1);
+    one(c.permute(taken, &order)?)
 }
 
 /// Row and column numbers of the last two axes, as `[rows, 1]` and `[1, columns]`.
