@@ -328,4 +328,6 @@ op("sort", lambda x: (x.sort(1)[0], x.topk(2, 1)[1], x.argsort(1), x.sort(1)[1] 
 op("glu", lambda x: (F.glu(x, 1), F.glu(x, -1)), normal(2, 4, 6))
 op("casts", lambda x: (x.half(), x.to(torch.float64), x.int(), x.long(), x.bool(), x.to(torch.uint8), x.bfloat16().float(), x.type_as(x.half()), x.double().to(x)), lambda: torch.rand(4, 5) * 100)
 op("pool3d", lambda x: (F.max_pool3d(x, 2), F.avg_pool3d(x, 2), F.adaptive_avg_pool3d(x, 1), F.avg_pool1d(x[0, 0], 2), F.adaptive_avg_pool1d(x[0, 0], 2), F.adaptive_max_pool2d(x[0], 1)), normal(1, 2, 4, 4, 4))
+op("pool_uneven", lambda x, y: (F.adaptive_avg_pool2d(x, (3, 5)), F.adaptive_avg_pool2d(x, (9, 4)), F.adaptive_max_pool2d(x, (3, 4)), F.adaptive_avg_pool1d(x[0], 4), F.adaptive_avg_pool3d(y, (2, 3, 5)),
+                                    F.adaptive_max_pool3d(y, 3), F.adaptive_avg_pool2d(x.half(), 4), F.adaptive_avg_pool2d(x, (1, 3)), F.adaptive_avg_pool2d(x / x.relu(), 4)), normal(2, 3, 7, 11), normal(1, 2, 5, 4, 7))
 op("complex_view", lambda x: torch.view_as_real(torch.view_as_complex(x) * 2), normal(3, 2))

@@ -169,6 +169,7 @@ fn products() {
         ("op_addmm", &[]),
         ("op_einsum", &["aten::einsum"]),
         ("op_linear", &["aten::bilinear"]),
+        ("op_pool_uneven", &[]),
         ("op_pool3d", &[]),
     ]);
 }

@@ -1,10 +1,10 @@
-//! Convolutions and pooling.
+//! Convolutions.
 use super::{
     Table,
     context::{Ctx, Res},
 };
 use crate::raw::{Arg, Call};
-use kiln_graph::{DType, Op, PoolKind, ReduceOp, Scalar, ValueId};
+use kiln_graph::{Op, Scalar, ValueId};
 
 pub const TABLE: Table = &[
     ("aten::conv1d", |c, call| direct(c, call, 1)),
@@ -16,20 +16,6 @@ pub const TABLE: Table = &[
     ("aten::_convolution", general),
     ("aten::convolution", general),
     ("aten::_convolution_mode", |c, call| by_mode(c, call)),
-    ("aten::max_pool1d", |c, call| max_pool(c, call, 1)),
-    ("aten::max_pool2d", |c, call| max_pool(c, call, 2)),
-    ("aten::max_pool3d", |c, call| max_pool(c, call, 3)),
-    ("aten::max_pool2d_with_indices", |c, call| max_pool(c, call, 2)),
-    ("aten::max_pool3d_with_indices", |c, call| max_pool(c, call, 3)),
-    ("aten::avg_pool1d", |c, call| avg_pool(c, call, 1)),
-    ("aten::avg_pool2d", |c, call| avg_pool(c, call, 2)),
-    ("aten::avg_pool3d", |c, call| avg_pool(c, call, 3)),
-    ("aten::adaptive_avg_pool1d", |c, call| adaptive(c, call, 1, false)),
-    ("aten::adaptive_avg_pool2d", |c, call| adaptive(c, call, 2, false)),
-    ("aten::adaptive_avg_pool3d", |c, call| adaptive(c, call, 3, false)),
-    ("aten::adaptive_max_pool1d", |c, call| adaptive(c, call, 1, true)),
-    ("aten::adaptive_max_pool2d", |c, call| adaptive(c, call, 2, true)),
-    ("aten::adaptive_max_pool3d", |c, call| adaptive(c, call, 3, true)),
 ];
 
 struct Geometry {
@@ -42,7 +28,7 @@ struct Geometry {
 }
 
 /// A list of `n` numbers; one number stands for all.
-fn per_axis(c: &Ctx, call: &Call, i: usize, n: usize) -> Res<Vec<usize>> {
+pub fn per_axis(c: &Ctx, call: &Call, i: usize, n: usize) -> Res<Vec<usize>> {
     let list = c.sizes(call, i)?;
     match list[..] {
         [one] => Ok(vec![one; n]),
@@ -151,53 +137,4 @@ fn general(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         groups: c.int(call, 8)? as usize,
     };
     convolve(c, call, x, g)
-}
-
-/// Window and stride; an empty stride is the window.
-fn window(c: &Ctx, call: &Call, n: usize) -> Res<(Vec<usize>, Vec<usize>)> {
-    let window = per_axis(c, call, 1, n)?;
-    let stride = if c.ints(call, 2)?.is_empty() { window.clone() } else { per_axis(c, call, 2, n)? };
-    Ok((window, stride))
-}
-
-/// `(x, window, stride, padding, dilation, ceil)`; indices are not computed.
-fn max_pool(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
-    let x = c.tensor(call, 0)?;
-    let (window, stride) = window(c, call, n)?;
-    let (padding, dilation) = (per_axis(c, call, 3, n)?, per_axis(c, call, 4, n)?);
-    let ceil = c.bool(call, 5)?;
-    Ok(vec![c.node(Op::Pool { kind: PoolKind::Max, window, stride, padding, dilation, ceil }, &[x])?])
-}
-
-/// `(x, window, stride, padding, ceil, count_include_pad, divisor?)`.
-fn avg_pool(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
-    if c.opt_int(call, 6)?.is_some() {
-        return Err("average pooling with its own divisor".into());
-    }
-    let x = c.tensor(call, 0)?;
-    let (window, stride) = window(c, call, n)?;
-    let kind = PoolKind::Avg { count_pad: c.bool(call, 5)? };
-    let (padding, ceil) = (per_axis(c, call, 3, n)?, c.bool(call, 4)?);
-    Ok(vec![c.node(Op::Pool { kind, window, stride, padding, dilation: vec![1; n], ceil }, &[x])?])
-}
-
-/// To a given output size, where the input's is a multiple of it: a reduction for size 1, else a plain pool.
-fn adaptive(c: &mut Ctx, call: &Call, n: usize, max: bool) -> Res<Vec<ValueId>> {
-    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
-    let lead = c.rank(x) - n;
-    let (have, want) = (c.shape(x)[lead..].to_vec(), ty.shape[lead..].to_vec());
-    if want.iter().all(|w| *w == 1) {
-        let axes: Vec<usize> = (lead..c.rank(x)).collect();
-        return Ok(vec![c.reduce(if max { ReduceOp::Max } else { ReduceOp::Mean }, x, &axes)?]);
-    }
-    if have.iter().zip(&want).any(|(h, w)| *w == 0 || h % w != 0) {
-        return Err(format!("adaptive pooling of {have:?} to {want:?}: windows of different sizes"));
-    }
-    if c.dtype(x) == DType::Bool {
-        return Err("pooling of bool".into());
-    }
-    let window: Vec<usize> = have.iter().zip(&want).map(|(h, w)| h / w).collect();
-    let kind = if max { PoolKind::Max } else { PoolKind::Avg { count_pad: true } };
-    let op = Op::Pool { kind, stride: window.clone(), window, padding: vec![0; n], dilation: vec![1; n], ceil: false };
-    Ok(vec![c.node(op, &[x])?])
 }

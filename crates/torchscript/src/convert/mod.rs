@@ -12,6 +12,7 @@ mod index;
 mod linear;
 mod norm;
 mod pointwise;
+mod pool;
 mod prune;
 mod reduce;
 mod resample;
@@ -32,13 +33,14 @@ use std::collections::HashMap;
 type Handler = fn(&mut Ctx, &Call) -> Res<Vec<ValueId>>;
 type Table = &'static [(&'static str, Handler)];
 
-const TABLES: [Table; 9] = [
+const TABLES: [Table; 10] = [
     pointwise::TABLE,
     views::TABLE,
     reduce::TABLE,
     linear::TABLE,
     norm::TABLE,
     conv::TABLE,
+    pool::TABLE,
     index::TABLE,
     attention::TABLE,
     creation::TABLE,
