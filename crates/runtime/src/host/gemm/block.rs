@@ -20,6 +20,8 @@ const DEPTH: usize = 384;
 const BLOCK: usize = 448 << 10;
 /// Most elements of a that are packed at a time.
 const CHUNK: usize = 8 << 20;
+/// Most elements of b that are packed once for tasks with different rows; of larger ones each task packs what it reads.
+const SHARED: usize = 1 << 20;
 
 /// An operand: in memory with its strides, or in panels over the whole depth.
 pub enum Lanes<'a, S: Element> {
@@ -101,7 +103,7 @@ where
     S: Element,
     C: Element<Acc = S::Acc>,
 {
-    let Job { isa, m, n, k, a, .. } = job(0);
+    let Job { isa, m, n, k, a, b, .. } = job(0);
     let threads = if m * n * k * batches < SMALL { 1 } else { p.threads };
     let s = split::<S::Acc>(isa, [m, n, k], if threads == 1 { 1 } else { (4 * threads).div_ceil(batches) });
     let (high, wide) = (m.div_ceil(s.rows), n.div_ceil(s.cols));
@@ -110,7 +112,10 @@ where
         (i..m.min(i + s.rows), j..n.min(j + s.cols))
     };
     let p = Parallel { threads };
-    if wide == 1 || matches!(a, Lanes::Packed(_)) {
+    // What several tasks read is packed once, for all.
+    let share_a = wide > 1 && matches!(a, Lanes::Strided(_));
+    let share_b = high > 1 && matches!(b, Lanes::Strided(_)) && n * k <= SHARED;
+    if !share_a && !share_b {
         p.each(batches * high * wide, |t| {
             let (rows, cols) = part(t);
             // SAFETY: this function's contract; parts of a result are apart.
@@ -118,36 +123,59 @@ where
         });
         return;
     }
-    // Several tasks read the same rows of a: they are packed once, for all.
-    let pitch = pitch_a::<S::Acc>(isa, m);
-    let chunk = (CHUNK / k.max(1)).next_multiple_of(pitch).max(s.rows);
-    let mut panels = with_scratch(|s| std::mem::replace(&mut s.a, Buffer::new()));
+    let [mut panels_a, mut panels_b] = with_scratch(|s| [&mut s.a, &mut s.b].map(std::mem::take));
     for batch in 0..batches {
-        let job = job(batch);
+        let mut job = job(batch);
+        if share_b {
+            job.b = Lanes::Packed(pack_columns(p, &job, &mut panels_b));
+        }
+        let chunk = if share_a { (CHUNK / k.max(1)).next_multiple_of(s.rows).max(s.rows) } else { m };
         for first in (0..m).step_by(chunk) {
-            let last = m.min(first + chunk);
-            let to = Shared(panels.room::<S::Acc>((last - first).next_multiple_of(pitch) * k));
-            let job = Shared(job);
-            let each = (4096 / k.max(1)).clamp(1, 16) * pitch;
-            p.each((last - first).div_ceil(each), |t| {
-                let (job, from) = (job.get(), first + t * each);
-                let rows = from..last.min(from + each);
-                // SAFETY: the rows are a's, the panels disjoint parts of the buffer.
-                unsafe { pack_rows(&job, rows, pitch, to.get().add(t * each * k)) };
-            });
-            let high = (last - first).div_ceil(s.rows);
-            p.each(high * wide, |t| {
-                let (i, j) = (first + t / wide * s.rows, t % wide * s.cols);
-                let (rows, cols) = (i..last.min(i + s.rows), j..n.min(j + s.cols));
+            let rows = first..m.min(first + chunk);
+            let mut job = job;
+            if share_a {
+                let at = pack_rows_by(p, &job, rows.clone(), &mut panels_a);
                 // The panels as if they began with the first row of all.
-                let at = to.get().wrapping_sub(first * k);
-                let job = Job { a: Lanes::Packed(at), ..job.get() };
+                job.a = Lanes::Packed(at.wrapping_sub(first * k));
+            }
+            let job = Shared(job);
+            p.each(rows.len().div_ceil(s.rows) * wide, |t| {
+                let (i, j) = (first + t / wide * s.rows, t % wide * s.cols);
+                let (rows, cols) = (i..rows.end.min(i + s.rows), j..n.min(j + s.cols));
                 // SAFETY: this function's contract; parts of a result are apart.
-                with_scratch(|s| unsafe { task(&job, s, rows, cols) });
+                with_scratch(|s| unsafe { task(&job.get(), s, rows, cols) });
             });
         }
     }
-    with_scratch(|s| s.a = panels);
+    with_scratch(|s| (s.a, s.b) = (panels_a, panels_b));
+}
+
+/// Panels of some of a's rows, the first of which begins one, over the whole depth.
+fn pack_rows_by<S: Element, C>(p: Parallel, job: &Job<S, C>, rows: Range<usize>, room: &mut Buffer) -> *const S::Acc {
+    let (k, pitch) = (job.k, pitch_a::<S::Acc>(job.isa, job.m));
+    let to = Shared(room.room::<S::Acc>(rows.len().next_multiple_of(pitch) * k));
+    let (job, each) = (Shared(*job), (4096 / k.max(1)).clamp(1, 16) * pitch);
+    p.each(rows.len().div_ceil(each), |t| {
+        let from = rows.start + t * each;
+        // SAFETY: the rows are a's, the panels disjoint parts of the buffer.
+        unsafe { pack_rows(&job.get(), from..rows.end.min(from + each), pitch, to.get().add(t * each * k)) };
+    });
+    to.get()
+}
+
+/// Panels of all of b's columns over the whole depth.
+fn pack_columns<S: Element, C>(p: Parallel, job: &Job<S, C>, room: &mut Buffer) -> *const S::Acc {
+    let (k, n, nr) = (job.k, job.n, S::Acc::kernels(job.isa).nr);
+    let to = Shared(room.room::<S::Acc>(n.next_multiple_of(nr) * k));
+    let (job, slices) = (Shared(*job), k.div_ceil(DEPTH));
+    p.each(n.div_ceil(nr) * slices, |t| {
+        let (job, first, from) = (job.get(), t / slices * nr, t % slices * DEPTH);
+        let Lanes::Strided(b) = job.b else { return };
+        let to = to.get().wrapping_add(first * k + from * nr);
+        // SAFETY: the columns and depths are b's, the parts of panels disjoint parts of the buffer.
+        unsafe { pack(job.isa, b, [first, nr.min(n - first)], [from, DEPTH.min(k - from)], to, nr) };
+    });
+    to.get()
 }
 
 /// Packs rows of a over the whole depth.

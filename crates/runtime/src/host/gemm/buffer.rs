@@ -40,6 +40,11 @@ impl Buffer {
         self.at.cast()
     }
 }
+impl Default for Buffer {
+    fn default() -> Buffer {
+        Buffer::new()
+    }
+}
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.bytes > 0 {
@@ -55,6 +60,7 @@ fn layout(bytes: usize) -> Layout {
 }
 
 /// What a thread keeps: panels of a and b, sums, and one tile of them.
+#[derive(Default)]
 pub struct Scratch {
     pub a: Buffer,
     pub b: Buffer,
@@ -65,11 +71,6 @@ pub struct Scratch {
 thread_local! {
     static SCRATCH: Cell<Scratch> =
         const { Cell::new(Scratch { a: Buffer::new(), b: Buffer::new(), sums: Buffer::new(), tile: Buffer::new() }) };
-}
-impl Default for Scratch {
-    fn default() -> Scratch {
-        Scratch { a: Buffer::new(), b: Buffer::new(), sums: Buffer::new(), tile: Buffer::new() }
-    }
 }
 
 /// Lends the thread's scratch. It is taken while in use, so that nested work on the same thread finds an empty one.

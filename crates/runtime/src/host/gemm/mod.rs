@@ -64,7 +64,7 @@ const NARROW: usize = 16;
 fn flipped(g: &GemmCall) -> bool {
     let stride = |s: &[_]| Side(s).stride();
     let by_column = stride(&g.c.rows) == Some(1) && stride(&g.c.cols) != Some(1);
-    g.m > 1 && (g.n == 1 || by_column && g.m >= NARROW || g.n < NARROW && g.m > g.n)
+    g.m > 1 && (g.n == 1 || by_column && g.m >= NARROW || g.n <= NARROW && g.m > g.n)
 }
 
 /// Offset of batch `i` (linear, last axis fastest).
