@@ -154,8 +154,20 @@ impl Expr {
         }
         (whole, rest)
     }
-    fn common_factor(&self, k: i64) -> i64 {
-        self.terms.iter().fold(k, |g, t| gcd(g, t.1.abs()))
+    /// `(g, y, z)` with `self = g·y + z`, where `g` is the largest factor of `k` for which `z` stays in `0..g`.
+    fn apart(&self, k: i64) -> Option<(i64, Expr, Expr)> {
+        let mut factors: Vec<i64> = self.terms.iter().map(|t| gcd(k, t.1.abs())).filter(|g| *g > 1).collect();
+        factors.sort_unstable();
+        factors.into_iter().rev().find_map(|g| {
+            let (mut whole, mut rest) = self.clone().divide_terms(g);
+            let (lo, hi) = rest.range();
+            let by = lo.div_euclid(g);
+            (by == hi.div_euclid(g)).then(|| {
+                whole.constant += by;
+                rest.constant -= by * g;
+                (g, whole, rest)
+            })
+        })
     }
     /// Quotient by a positive constant.
     pub fn div(self, k: i64) -> Expr {
@@ -167,9 +179,7 @@ impl Expr {
         if lo.div_euclid(k) == hi.div_euclid(k) {
             return whole.shift(lo.div_euclid(k));
         }
-        let g = rest.common_factor(k);
-        let part = if g > 1 {
-            let (reduced, _) = rest.divide_terms(g);
+        let part = if let Some((g, reduced, _)) = rest.apart(k) {
             reduced.div(k / g)
         } else {
             match &rest.terms[..] {
@@ -194,11 +204,8 @@ impl Expr {
         if lo.div_euclid(k) == hi.div_euclid(k) {
             return rest.shift(-lo.div_euclid(k) * k);
         }
-        let g = rest.common_factor(k);
-        if g > 1 {
-            let low = rest.constant.rem_euclid(g);
-            let (reduced, _) = rest.divide_terms(g);
-            return reduced.rem(k / g).scale(g).shift(low);
+        if let Some((g, reduced, low)) = rest.apart(k) {
+            return reduced.rem(k / g).scale(g).plus(&low);
         }
         match &rest.terms[..] {
             [(Atom::Mod(x, m), 1)] if rest.constant == 0 && m % k == 0 => x.clone().rem(k),
@@ -325,6 +332,15 @@ mod tests {
         assert_eq!(delinear(&at, &[24, 5]), [linear(&[c(0, 4), c(1, 6)], &[4, 6]), c(2, 5)]);
         assert_eq!(delinear(&at, &[4, 30]), [c(0, 4), linear(&[c(1, 6), c(2, 5)], &[6, 5])]);
         assert_eq!(delinear(&at, &[4, 6, 5]), [c(0, 4), c(1, 6), c(2, 5)]);
+    }
+
+    /// Channels of a position in rows of rows: what lies within a row does not count.
+    #[test]
+    fn quotients_of_rows_drop_what_lies_within_them() {
+        let at = linear(&[c(0, 3072), c(1, 49)], &[3072, 49]);
+        assert_eq!(delinear(&at, &[96, 32 * 49])[0], c(0, 3072).div(32));
+        assert_eq!(delinear(&at, &[96, 32, 49]), [c(0, 3072).div(32), c(0, 3072).rem(32), c(1, 49)]);
+        assert_eq!(linear(&delinear(&at, &[96, 32 * 49]), &[96, 32 * 49]), at);
     }
 
     #[test]
