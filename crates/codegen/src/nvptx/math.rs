@@ -1,9 +1,10 @@
 //! Elementary functions, without a device library.
 //!
 //! The functions that models spend their time in ([`exp`], `tanh`, `erf`, `log`, …) are f32 polynomials within 2 ulp; the
-//! others are computed in f64 ([`wide`], [`trig`]) and rounded once. Sources: exp by `ex2` with a two-part log2 e, as CUDA's
+//! others are computed in f64 ([`wide`], [`trig`]) and rounded once; some of f64 take two numbers on the way ([`double`]). Sources: exp by `ex2` with a two-part log2 e, as CUDA's
 //! `expf`; log and erf after N. Juffa's published minimax polynomials; tanh's polynomial from Cephes.
 //! NaN and infinities go as IEEE and C say. No fast-math flag but contraction of a product and a sum.
+mod double;
 mod trig;
 mod wide;
 
@@ -65,10 +66,11 @@ pub(super) fn binary<'c>(e: &Emit<'c>, op: BinaryOp, x: F<'c>, y: F<'c>) -> Res<
         BinaryOp::Max => e.call_float("llvm.maximum", &[x, y]),
         BinaryOp::Min => e.call_float("llvm.minimum", &[x, y]),
         BinaryOp::Atan2 if is_double(x) => trig::atan2(e, x, y),
+        BinaryOp::Pow if is_double(x) => wide::pow(e, x, y, false),
         BinaryOp::Pow | BinaryOp::Rem | BinaryOp::Atan2 if !is_double(x) => {
             let (a, b) = (widened(e, x)?, widened(e, y)?);
             let v = match op {
-                BinaryOp::Pow => wide::pow(e, a, b)?,
+                BinaryOp::Pow => wide::pow(e, a, b, true)?,
                 BinaryOp::Rem => wide::rem(e, a, b)?,
                 _ => trig::atan2(e, a, b)?,
             };

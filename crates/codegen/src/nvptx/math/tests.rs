@@ -215,6 +215,97 @@ fn double_functions() {
     }
 }
 
+/// Distance in units of the last place of the right result; 0 if both are NaN or the same.
+fn double_ulps(got: f64, right: f64) -> f64 {
+    if got.to_bits() == right.to_bits() || got.is_nan() && right.is_nan() {
+        return 0.0;
+    }
+    let size = right.abs();
+    if !got.is_finite() || !right.is_finite() || got.is_sign_negative() != right.is_sign_negative() {
+        return 1e9;
+    }
+    (got - right).abs() / (size.next_up().min(f64::MAX) - size).max(f64::from_bits(1))
+}
+/// f64 of all signs and exponents.
+fn doubles(count: usize, seed: u64) -> impl Iterator<Item = f64> {
+    let mut state = seed;
+    (0..count).map(move |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        f64::from_bits(state ^ state >> 29)
+    })
+}
+/// f64 between `-size` and `size`.
+fn modest(count: usize, seed: u64, size: f64) -> impl Iterator<Item = f64> {
+    doubles(count, seed).map(move |x| (x.to_bits() >> 11) as f64 * 2f64.powi(-52) * size - size)
+}
+
+#[test]
+fn error_function_of_doubles() {
+    unsafe extern "C" {
+        fn erf(x: f64) -> f64;
+    }
+    let cx = Context::create();
+    let address = with(&cx, true, 1, false, |e, x| unary(e, UnaryOp::Erf, x[0]));
+    // SAFETY: compiled as a function of one f64.
+    let f: extern "C" fn(f64) -> f64 = unsafe { std::mem::transmute(address) };
+    let special = [0.0, -0.0, 1.0, -1.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, f64::MIN_POSITIVE, 5e-324];
+    for x in special.into_iter().chain(doubles(200_000, 3)).chain(modest(400_000, 5, 7.0)) {
+        // SAFETY: the C library's function takes any number.
+        let right = unsafe { erf(x) };
+        assert!(double_ulps(f(x), right) <= 2.0, "erf({x:e}): {:e} for {right:e}", f(x));
+    }
+}
+
+#[test]
+fn powers_of_doubles() {
+    let cx = Context::create();
+    let address = with(&cx, true, 2, false, |e, x| binary(e, BinaryOp::Pow, x[0], x[1]));
+    // SAFETY: compiled as a function of two f64.
+    let f: extern "C" fn(f64, f64) -> f64 = unsafe { std::mem::transmute(address) };
+    let special = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        2.0,
+        -2.0,
+        3.0,
+        -3.0,
+        0.5,
+        -0.5,
+        33.25,
+        1e300,
+        -1e300,
+        1e-300,
+        5e-324,
+        9007199254740993.0,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        f64::NAN,
+        f64::MAX,
+        f64::MIN_POSITIVE,
+        1.0 + f64::EPSILON,
+        1.0 - f64::EPSILON,
+    ];
+    let pairs = special.iter().flat_map(|x| special.iter().map(|y| (*x, *y)));
+    let far = doubles(200_000, 7).zip(doubles(200_000, 8));
+    // Results over the whole range of exponents.
+    let near = doubles(400_000, 9).zip(modest(400_000, 10, 1.0)).map(|(x, share)| {
+        let (x, of) = (x.abs(), x.abs().log2());
+        (x, if of.is_finite() && of != 0.0 { share * 1080.0 / of } else { share })
+    });
+    let about_one = modest(200_000, 11, 0.5).zip(modest(200_000, 12, 1400.0)).map(|(x, y)| (1.0 + x, y));
+    let whole = modest(100_000, 13, 9.0).zip(modest(100_000, 14, 40.0)).map(|(x, y)| (x, y.round()));
+    let mut worst = 0.0f64;
+    for (x, y) in pairs.chain(far).chain(near).chain(about_one).chain(whole) {
+        let (got, right) = (f(x, y), x.powf(y));
+        let error = double_ulps(got, right);
+        worst = worst.max(error);
+        assert!(error <= 2.0, "{x:e} ^ {y:e}: {got:e} for {right:e}");
+    }
+    println!("pow: {worst} ulp");
+}
+
 /// To f8 by arithmetic and back: every number of it is met, and all others go to the nearest.
 #[test]
 fn f8_there_and_back() {

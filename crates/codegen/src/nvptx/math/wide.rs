@@ -1,8 +1,8 @@
 //! f64 functions: within a few ulp in f64, and so correctly rounded but for rare cases when used for f32.
 //!
 //! exp and expm1 by reduction to |r| ≤ ln 2 / 2 and Taylor's polynomial; log as in FreeBSD's `e_log.c`.
-use super::trig;
 use super::{F, abs, c, clamp, copysign, fma, horner, log_ends};
+use super::{double, trig};
 use crate::nvptx::emit::{Emit, Fail, Res};
 use inkwell::FloatPredicate;
 use inkwell::values::IntValue;
@@ -29,6 +29,7 @@ pub(super) fn unary<'c>(e: &Emit<'c>, op: UnaryOp, x: F<'c>) -> Res<F<'c>> {
         UnaryOp::Asin => trig::atan2(e, x, other_leg(e, x)?),
         UnaryOp::Acos => trig::atan2(e, other_leg(e, x)?, x),
         UnaryOp::Atan => trig::atan2(e, x, c(x, 1.0)),
+        UnaryOp::Erf => double::erf(e, x),
         other => Err(Fail::Unsupported(format!("{other:?} of f64"))),
     }
 }
@@ -92,6 +93,12 @@ pub(super) fn exp<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     let (shifted, r) = reduced(e, x)?;
     scaled(e, e.fadd(little(e, r)?, c(x, 1.0))?, shifted)
 }
+/// e^(x + low) for an x of at least 2^-53 of which `low` is a part in 2^50 or less.
+pub(super) fn exp_of_sum<'c>(e: &Emit<'c>, x: F<'c>, low: F<'c>) -> Res<F<'c>> {
+    let x = clamp(e, x, -746.0, 710.0)?;
+    let (shifted, r) = reduced(e, x)?;
+    scaled(e, e.fadd(little(e, e.fadd(r, low)?)?, c(x, 1.0))?, shifted)
+}
 fn exp2<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     let x = clamp(e, x, -1076.0, 1025.0)?;
     let shifted = e.fadd(x, c(x, ROUND))?;
@@ -130,17 +137,21 @@ fn far<'c>(e: &Emit<'c>, a: F<'c>, v: F<'c>) -> Res<F<'c>> {
     e.fselect(e.fcmp(FloatPredicate::OGT, a, c(a, 700.0))?, large, v)
 }
 
-/// (k, log m) with x = m · 2^k and m about 1.
-fn log_parts<'c>(e: &Emit<'c>, x: F<'c>) -> Res<(F<'c>, F<'c>)> {
+/// (k, m) with x = m · 2^k and m from the root of one half to that of two.
+pub(super) fn fraction<'c>(e: &Emit<'c>, x: F<'c>) -> Res<(F<'c>, F<'c>)> {
     let small = e.fcmp(FloatPredicate::OLT, x, c(x, f64::MIN_POSITIVE))?;
     let a = e.fselect(small, e.fmul(x, c(x, 18_014_398_509_481_984.0))?, x)?;
     let start = e.fselect(small, c(x, -54.0), c(x, 0.0))?;
     let i64 = e.i64();
     let bits = e.bits_of_float(a, i64)?;
-    // From the root of one half.
     let k = e.ashr(e.sub(bits, e.int_of(i64, 0x3fe6_a09e_667f_3bcd))?, e.int_of(i64, 52))?;
     let m = e.float_of_bits(e.sub(bits, e.shl(k, e.int_of(i64, 52))?)?, e.cx.f64_type())?;
     let k = e.b.build_signed_int_to_float(e.trunc(k, e.i32())?, e.cx.f64_type(), "")?;
+    Ok((e.fadd(k, start)?, m))
+}
+/// (k, log m) with x = m · 2^k and m about 1.
+fn log_parts<'c>(e: &Emit<'c>, x: F<'c>) -> Res<(F<'c>, F<'c>)> {
+    let (k, m) = fraction(e, x)?;
     let f = e.fsub(m, c(x, 1.0))?;
     let s = e.fdiv(f, e.fadd(f, c(x, 2.0))?)?;
     let z = e.fmul(s, s)?;
@@ -160,7 +171,7 @@ fn log_parts<'c>(e: &Emit<'c>, x: F<'c>) -> Res<(F<'c>, F<'c>)> {
     let r = e.fmul(r, z)?;
     let half = e.fmul(c(x, 0.5), e.fmul(f, f)?)?;
     let rest = fma(e, s, e.fadd(half, r)?, e.fneg(half)?)?;
-    Ok((e.fadd(k, start)?, e.fadd(f, rest)?))
+    Ok((k, e.fadd(f, rest)?))
 }
 /// The logarithm as k · `of_two` + log m · `unit`.
 fn log<'c>(e: &Emit<'c>, x: F<'c>, unit: f64, of_two: f64) -> Res<F<'c>> {
@@ -183,15 +194,20 @@ fn log1p<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     e.fselect(zero, x, v)
 }
 
-/// x^y for numbers that come from f32, with C's special cases.
-pub(super) fn pow<'c>(e: &Emit<'c>, x: F<'c>, y: F<'c>) -> Res<F<'c>> {
+/// a^y for numbers that come from f32, a ≥ 0.
+fn power_of_singles<'c>(e: &Emit<'c>, a: F<'c>, y: F<'c>) -> Res<F<'c>> {
+    let l = log(e, a, std::f64::consts::LOG2_E, 1.0)?;
+    exp2(e, e.fmul(y, l)?)
+}
+/// x^y with C's special cases; `singles`: of numbers that come from f32.
+pub(super) fn pow<'c>(e: &Emit<'c>, x: F<'c>, y: F<'c>, singles: bool) -> Res<F<'c>> {
     let (zero, one) = (c(x, 0.0), c(x, 1.0));
-    let l = log(e, abs(e, x)?, std::f64::consts::LOG2_E, 1.0)?;
+    let a = abs(e, x)?;
+    let size = if singles { power_of_singles(e, a, y)? } else { double::power(e, a, y)? };
     // 1 to an infinite power is 1.
-    let unit = e.fcmp(FloatPredicate::OEQ, l, zero)?;
+    let unit = e.fcmp(FloatPredicate::OEQ, a, one)?;
     let ordered = e.fcmp(FloatPredicate::ORD, y, y)?;
-    let t = e.fselect(e.and(unit, ordered)?, zero, e.fmul(y, l)?)?;
-    let size = exp2(e, t)?;
+    let size = e.fselect(e.and(unit, ordered)?, one, size)?;
     let whole = e.fcmp(FloatPredicate::OEQ, e.call_float("llvm.trunc", &[y])?, y)?;
     let half = e.fmul(y, c(x, 0.5))?;
     let even = e.fcmp(FloatPredicate::OEQ, e.call_float("llvm.trunc", &[half])?, half)?;
