@@ -16,11 +16,16 @@ pub struct Checker<'a> {
     known: FxHashMap<Vec<u32>, Result<Price, Reject>>,
     /// Regions asked about.
     pub asked: usize,
+    /// The key at hand.
+    key: Vec<u32>,
+    /// By value of a program: the last region it was met in, and its number there.
+    met: Vec<(usize, u32)>,
 }
 
 impl<'a> Checker<'a> {
     pub fn new(machine: &'a Machine) -> Checker<'a> {
-        Checker { machine, kinds: FxHashMap::default(), known: FxHashMap::default(), asked: 0 }
+        let (kinds, known) = (FxHashMap::default(), FxHashMap::default());
+        Checker { machine, kinds, known, asked: 0, key: vec![], met: vec![] }
     }
     /// Regions that differ.
     pub fn distinct(&self) -> usize {
@@ -38,30 +43,37 @@ impl<'a> Checker<'a> {
     }
     pub fn price(&mut self, dag: &Dag, kinds: &[u32], members: &[usize], outs: &[usize]) -> Result<Price, Reject> {
         self.asked += 1;
-        // The region with its values numbered in order of appearance; the tags keep the sequence unambiguous.
-        const OUTSIDE: u32 = 1 << 30;
-        const MEMBER: u32 = 1 << 31;
-        let (mut local, mut key) = (FxHashMap::<usize, u32>::default(), vec![]);
-        for &m in members {
-            for &a in dag.args(m) {
-                let next = local.len() as u32;
-                match local.get(&a) {
-                    Some(&i) => key.push(i),
-                    None => {
-                        local.insert(a, next);
-                        key.extend([next | OUTSIDE, kinds[a]]);
-                    }
-                }
-            }
-            let next = local.len() as u32;
-            local.insert(m, next);
-            key.extend([kinds[m] | MEMBER, u32::from(outs.contains(&m))]);
-        }
-        if let Some(r) = self.known.get(&key) {
+        self.write_key(dag, kinds, members, outs);
+        if let Some(r) = self.known.get(&self.key[..]) {
             return *r;
         }
         let r = check(dag, members, outs, self.machine);
-        self.known.insert(key, r);
+        self.known.insert(self.key.clone(), r);
         r
+    }
+    /// The region with its values numbered in order of appearance; the tags keep the sequence unambiguous.
+    fn write_key(&mut self, dag: &Dag, kinds: &[u32], members: &[usize], outs: &[usize]) {
+        const OUTSIDE: u32 = 1 << 30;
+        const MEMBER: u32 = 1 << 31;
+        if self.met.len() < kinds.len() {
+            self.met.resize(kinds.len(), (0, 0));
+        }
+        self.key.clear();
+        let (region, mut next) = (self.asked, 0);
+        for &m in members {
+            for &a in dag.args(m) {
+                match self.met[a] {
+                    (last, i) if last == region => self.key.push(i),
+                    _ => {
+                        self.met[a] = (region, next);
+                        self.key.extend([next | OUTSIDE, kinds[a]]);
+                        next += 1;
+                    }
+                }
+            }
+            self.met[m] = (region, next);
+            next += 1;
+            self.key.extend([kinds[m] | MEMBER, u32::from(outs.contains(&m))]);
+        }
     }
 }

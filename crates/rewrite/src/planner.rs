@@ -12,6 +12,7 @@ pub use limits::{Limits, Pin, fused_under};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use ways::Ways;
 
 mod limits;
 mod ways;
@@ -97,6 +98,20 @@ fn sorted(i: impl IntoIterator<Item = usize>) -> Vec<usize> {
     v
 }
 
+/// The values of either, ascending, as both are.
+fn joined(a: &[usize], b: &[usize]) -> Vec<usize> {
+    let mut out = Vec::with_capacity(a.len() + b.len());
+    let (mut a, mut b) = (a, b);
+    while let (Some(&x), Some(&y)) = (a.first(), b.first()) {
+        out.push(x.min(y));
+        a = &a[usize::from(x <= y)..];
+        b = &b[usize::from(y <= x)..];
+    }
+    out.extend_from_slice(a);
+    out.extend_from_slice(b);
+    out
+}
+
 /// What a region reads, ascending.
 pub fn inputs(dag: &Dag, members: &[usize]) -> Vec<usize> {
     let args = members.iter().flat_map(|&m| dag.args(m)).copied();
@@ -113,9 +128,7 @@ struct Planner<'a, 'm> {
     /// The kernel that stores a value.
     home: Vec<Option<usize>>,
     next: usize,
-    /// Place of a kernel in an order in which each comes after those that it reads from, by id; empty when it is to be found
-    /// again.
-    order: Vec<usize>,
+    ways: Ways,
     limits: Option<&'a Limits>,
     /// Kernels that stay as they are.
     locked: Set,
@@ -141,7 +154,18 @@ impl<'a, 'm> Planner<'a, 'm> {
         let (n, kinds) = (dag.nodes.len(), check.kinds(dag));
         let plan = Kernels::default();
         let (readers, home) = (vec![Set::new(); n], vec![None; n]);
-        Planner { dag, check, kinds, plan, readers, home, next: 0, order: vec![], limits: None, locked: Set::new() }
+        Planner {
+            dag,
+            check,
+            kinds,
+            plan,
+            readers,
+            home,
+            next: 0,
+            ways: Ways::default(),
+            limits: None,
+            locked: Set::new(),
+        }
     }
     fn price(&mut self, members: Vec<usize>, outs: Vec<usize>) -> Result<Kernel, Reject> {
         if self.limits.is_some_and(|l| !l.allows(&members)) {
@@ -166,12 +190,12 @@ impl<'a, 'm> Planner<'a, 'm> {
             self.home[o] = Some(id);
         }
         self.plan.by_id.insert(id, k);
-        self.order.clear();
+        self.ways.forget();
         id
     }
     fn remove(&mut self, id: usize) {
         let Some(k) = self.plan.by_id.remove(&id) else { return };
-        self.order.clear();
+        self.ways.forget();
         for i in &k.reads {
             self.readers[*i].remove(&id);
         }
@@ -271,7 +295,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         let (ka, kb) = (self.plan.by_id.get(&a)?, self.plan.by_id.get(&b)?);
         let read_elsewhere = |o: &usize| self.dag.is_root(*o) || self.readers[*o].iter().any(|&r| r != a && r != b);
         let outs = sorted(ka.outs.iter().chain(&kb.outs).copied().filter(read_elsewhere));
-        let members = self.cone(&sorted(ka.members.iter().chain(&kb.members).copied()), &outs);
+        let members = self.cone(&joined(&ka.members, &kb.members), &outs);
         Some(self.price(members, outs))
     }
     /// Producer and consumer, and siblings that read the same computed value.
@@ -314,9 +338,7 @@ impl<'a, 'm> Planner<'a, 'm> {
             if self.detour(a, b) || self.detour(b, a) {
                 continue;
             }
-            self.remove(a);
-            self.remove(b);
-            fresh.push(self.install(k));
+            fresh.push(self.exchange(a, b, k));
         }
     }
     fn cone(&self, members: &[usize], outs: &[usize]) -> Vec<usize> {
@@ -347,7 +369,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         let mut regions: Vec<(Vec<usize>, Vec<usize>)> = vec![];
         for r in &readers {
             let Some(r) = self.plan.by_id.get(r) else { return false };
-            regions.push((sorted(r.members.iter().chain(&again).copied()), r.outs.clone()));
+            regions.push((joined(&r.members, &again), r.outs.clone()));
         }
         if !outs.is_empty() {
             regions.push((self.cone(&k.members, &outs), outs));
@@ -375,7 +397,7 @@ impl<'a, 'm> Planner<'a, 'm> {
                 self.dag.is_root(*o) || tail.reads.contains(o) || self.readers[*o].iter().any(|&r| r != a && r != b)
             };
             let outs = sorted(ka.outs.iter().copied().filter(needed).chain([m]));
-            let members = sorted(ka.members.iter().chain(&part).copied());
+            let members = joined(&ka.members, &part);
             let Ok(head) = self.price(members, outs) else { return false };
             !self.detour(a, b) && self.replace(vec![a, b], vec![head, tail.clone()])
         })
@@ -446,11 +468,18 @@ const MAX_CUTS: usize = 32;
 
 /// What `outs` need among `members`, short of `stored`.
 fn cone(dag: &Dag, members: &[usize], outs: &[usize], stored: &[usize]) -> Vec<usize> {
-    let (mut seen, mut todo) = (Set::new(), outs.to_vec());
-    while let Some(x) = todo.pop() {
-        if members.binary_search(&x).is_ok() && !stored.contains(&x) && seen.insert(x) {
-            todo.extend(dag.args(x));
+    // Users come after what they use.
+    let mut needed = vec![false; members.len()];
+    let need = |x: usize, below: usize, needed: &mut [bool]| {
+        if let Ok(i) = members[..below].binary_search(&x) {
+            needed[i] = !stored.contains(&x);
+        }
+    };
+    outs.iter().for_each(|&o| need(o, members.len(), &mut needed));
+    for i in (0..members.len()).rev() {
+        if needed[i] {
+            dag.args(members[i]).iter().for_each(|&a| need(a, i, &mut needed));
         }
     }
-    sorted(seen)
+    members.iter().zip(needed).filter(|(_, needed)| *needed).map(|(&m, _)| m).collect()
 }
