@@ -8,7 +8,7 @@ use crate::warpgroup::FEW;
 use crate::{LowerError, Target, library, product, reduction, resolve};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, ValueId};
-use kiln_plan::{Family, Template};
+use kiln_plan::{Family, Template, exec::Matrix};
 
 /// A product as batches of `m × k` by `k × n`.
 pub struct Dims {
@@ -55,6 +55,14 @@ pub fn operand_index(g: &Graph, v: ValueId, which: usize, at: &[Expr]) -> Vec<Ex
     }
 }
 
+/// Where an element of the value is in the product: (batch…, m, n).
+pub fn place(g: &Graph, v: ValueId, ix: &[Expr]) -> Vec<Expr> {
+    match (g.op(v), ix.split_last()) {
+        (Op::Linear, Some((column, lead))) => vec![linear(lead, &g.shape(v)[..lead.len()]), column.clone()],
+        _ => ix.to_vec(),
+    }
+}
+
 pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
     let g = of.graph;
     let Found { v, twin, d } = find(of, target)?;
@@ -90,8 +98,8 @@ pub fn candidates(of: &Body, target: Target) -> Result<Vec<(Template, f64)>, Low
     let best = best(&all);
     let share = share(of, target)?;
     let of_library = Body { template: Some(Family::Library.into()), ..*of };
-    if lower(&of_library, target).is_ok() {
-        all.push((Family::Library.into(), library::us(of, &whole(&d, twin), best, share)));
+    if let Ok(steps) = lower(&of_library, target) {
+        all.push((Family::Library.into(), library::us(&of_library, &whole(&d, twin), &steps, best * share)));
     }
     Ok(all)
 }
@@ -168,8 +176,6 @@ fn find(of: &Body, target: Target) -> Result<Found, LowerError> {
 fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl FnOnce(&product::Product) -> T) -> T {
     let g = of.graph;
     let args = g.args(v);
-    let lead = g.shape(v).len() - 1;
-    let linear_layer = matches!(g.op(v), Op::Linear);
     let other = |r: &mut Resolver, at: &[Expr]| {
         let (mut at, of) = (at.to_vec(), if let Some(Beside::Other(v)) = twin { v } else { v });
         if let (Some(Beside::Half(n)), Some(column)) = (twin, at.last_mut()) {
@@ -180,9 +186,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
     let own = |t| if let Beside::Other(v) = t { Some(v) } else { None };
     let left = |r: &mut Resolver, at: &[Expr]| r.at(args[0], &operand_index(g, v, 0, at), &[]);
     let right = |r: &mut Resolver, at: &[Expr]| r.at(args[1], &operand_index(g, v, 1, at), &[]);
-    let place = |ix: &[Expr]| {
-        if linear_layer { vec![linear(&ix[..lead], &g.shape(v)[..lead]), ix[lead].clone()] } else { ix.to_vec() }
-    };
+    let place = |ix: &[Expr]| place(g, v, ix);
     let (precision, after) = (product::precision(of, v), product::after(of, v));
     let row = if twin.is_none() { reduced(of, v) } else { None };
     if twin.is_none() && is_swapped(of, v, d) {
@@ -244,18 +248,21 @@ fn is_swapped(of: &Body, v: ValueId, d: &Dims) -> bool {
 
 /// The product by the target's library, and programs that prepare operands and finish the result.
 pub fn by_library(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
-    let g = of.graph;
-    let (args, dtype) = (g.args(v), g.dtype(v));
-    let mut h = Host::new(*of);
+    let (mut h, [a, b]) = for_library(of, v, d)?;
+    let place = h.destination(v)?;
+    let shape = [&d.batch[..], &[d.m, d.n]].concat();
+    let strides = kiln_graph::Type::new(place.1, shape.clone()).strides();
+    let c = crate::host::Operand { slot: place.0, offset: 0, strides };
+    h.gemm(of.graph.dtype(v), place.1, &shape, d.k, [a, b, c.matrix([d.m, d.n])]);
+    h.finish(v, place)
+}
+
+/// Operands as matrices, with the steps that bring them into memory.
+pub fn for_library<'a>(of: &Body<'a>, v: ValueId, d: &Dims) -> Result<(Host<'a>, [Matrix; 2]), LowerError> {
+    let (g, mut h) = (of.graph, Host::new(*of));
+    let args = g.args(v);
     let shape = |r: usize, c: usize| [&d.batch[..], &[r, c]].concat();
     let a = h.operand(args[0], &shape(d.m, d.k), "a", |at| operand_index(g, v, 0, at))?;
     let b = h.operand(args[1], &shape(d.k, d.n), "b", |at| operand_index(g, v, 1, at))?;
-    let place = h.destination(v)?;
-    let c = crate::host::Operand {
-        slot: place.0,
-        offset: 0,
-        strides: kiln_graph::Type::new(dtype, shape(d.m, d.n)).strides(),
-    };
-    h.gemm(dtype, place.1, &shape(d.m, d.n), d.k, [a.matrix([d.m, d.k]), b.matrix([d.k, d.n]), c.matrix([d.m, d.n])]);
-    h.finish(v, place)
+    Ok((h, [a.matrix([d.m, d.k]), b.matrix([d.k, d.n])]))
 }

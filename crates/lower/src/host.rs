@@ -25,6 +25,18 @@ pub struct Operand {
 }
 
 impl Operand {
+    /// What lies at `at`, if that is a stride for each of the axes, and an offset.
+    pub fn at(slot: Slot, at: &Expr, axes: &[Expr]) -> Option<Operand> {
+        let mut rest = Expr::constant(at.constant);
+        let mut strides = vec![];
+        for axis in axes {
+            let stride = axis.as_coord().map_or(Some(0), |c| at.stride(c)).filter(|&s| s >= 0)?;
+            rest = rest.plus(&axis.clone().scale(stride));
+            strides.push(stride as usize);
+        }
+        let offset = usize::try_from(at.constant).ok()?;
+        (rest == *at).then_some(Operand { slot, offset, strides })
+    }
     /// As a matrix: the last two axes are rows and columns, of these sizes, those before are the batch.
     pub fn matrix(&self, [rows, cols]: [usize; 2]) -> Matrix {
         let n = self.strides.len();
@@ -90,22 +102,10 @@ impl<'a> Host<'a> {
         let n = read(&mut r, &space.axes)?;
         let node = r.dag.node(n);
         let NodeOp::Load { slot, at, guards } = &node.op else { return Ok(None) };
-        if !guards.is_empty() || node.dtype != self.of.graph.dtype(v).product() || at.constant < 0 {
+        if !guards.is_empty() || node.dtype != self.of.graph.dtype(v).product() {
             return Ok(None);
         }
-        let mut rest = Expr::constant(at.constant);
-        let mut strides = vec![];
-        for axis in &space.axes {
-            let stride = match axis.as_coord() {
-                Some(c) => at.stride(c),
-                None => Some(0),
-            };
-            let Some(stride) = stride.filter(|&s| s >= 0) else { return Ok(None) };
-            rest = rest.plus(&axis.clone().scale(stride));
-            strides.push(stride as usize);
-        }
-        let found = Operand { slot: *slot, offset: at.constant as usize, strides };
-        Ok((rest == *at).then_some(found))
+        Ok(Operand::at(*slot, at, &space.axes))
     }
 
     pub fn gemm(&mut self, dtype: DType, c_dtype: DType, shape: &[usize], k: usize, [a, b, c]: [Matrix; 3]) {
@@ -122,6 +122,7 @@ impl<'a> Host<'a> {
             b,
             c,
             workspace: None,
+            epilogue: Default::default(),
         };
         self.out.steps.push(Work::Gemm(call));
     }

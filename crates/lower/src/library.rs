@@ -1,10 +1,13 @@
-//! Products by the library of a GPU (cuBLASLt): operands and result as matrices in memory, the rest of the body in programs around.
+//! Products by the library of a GPU (cuBLASLt): operands and result as matrices in memory. What comes after the product is the library's
+//! epilogue where it has one like it, and else a program of its own.
+mod epilogue;
+
 use crate::gemm::Dims;
 use crate::product::precision;
 use crate::resolve::Body;
 use crate::rows::Emitted;
 use crate::{LowerError, gemm};
-use kiln_graph::{DType, Op, Type, ValueId};
+use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::{
     Library, Machine, Precision,
     exec::{GemmCall, Slot, Work},
@@ -24,7 +27,10 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     if precision(of, v) == Precision::Tf32x3 {
         return Err(of.unsupported("the library makes no product in f32 as three in tf32"));
     }
-    let mut out = gemm::by_library(of, v, d)?;
+    let mut out = match epilogue::lower(of, v, d) {
+        Some(whole) => whole,
+        None => gemm::by_library(of, v, d)?,
+    };
     let workspace = Slot::Scratch(out.scratch.len() as u32);
     for step in &mut out.steps {
         if let Work::Gemm(call) = step {
@@ -71,10 +77,10 @@ pub fn share(of: &Body, v: ValueId, d: &Dims, copied: impl FnOnce() -> bool) -> 
     }
 }
 
-/// Microseconds that are expected, where Kiln's own templates take `own`: what is more in the body goes through memory.
-pub fn us(of: &Body, d: &Dims, own: f64, share: f64) -> f64 {
-    let alone = of.graph.values().filter(|v| !matches!(of.graph.op(*v), Op::Input(_))).count() == 1;
+/// Microseconds that are expected of these steps, where the product takes `product`: what comes after it goes through memory.
+pub fn us(of: &Body, d: &Dims, steps: &Emitted, product: f64) -> f64 {
+    let after = steps.steps.iter().rev().take_while(|w| matches!(w, Work::Block { .. })).count();
     let elements = d.batch.iter().product::<usize>() as f64 * d.m as f64 * d.n as f64;
     let rest = of.prices.launch + elements * 8.0 / of.prices.bandwidth;
-    own * share + if alone { 0.0 } else { rest * 1e6 }
+    product + if after == 0 { 0.0 } else { rest * 1e6 }
 }

@@ -62,6 +62,49 @@ pub struct GemmCall {
     /// Memory for the library's intermediate results.
     #[serde(default)]
     pub workspace: Option<Slot>,
+    /// What becomes of the product before it is stored.
+    #[serde(default)]
+    pub epilogue: Box<Epilogue>,
+}
+
+/// `c = activation(scale · a × b + residual + bias)`, in the type of sums.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Epilogue {
+    pub scale: f64,
+    /// A matrix of c's type and batch, and what it is multiplied by.
+    pub residual: Option<(Matrix, f64)>,
+    /// A number of c's type for each column, side by side from this element of a buffer on.
+    pub bias: Option<(Slot, usize)>,
+    pub activation: Option<Activation>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    Relu,
+    /// By the hyperbolic tangent.
+    GeluTanh,
+}
+impl Default for Epilogue {
+    fn default() -> Epilogue {
+        Epilogue { scale: 1.0, residual: None, bias: None, activation: None }
+    }
+}
+impl Epilogue {
+    /// In words, as `scaled, residual, bias, relu`.
+    pub fn words(&self) -> Vec<&'static str> {
+        let activation = self.activation.map(|a| match a {
+            Activation::Relu => "relu",
+            Activation::GeluTanh => "gelu by tanh",
+        });
+        let all = [
+            (self.scale != 1.0).then_some("scaled"),
+            self.residual.is_some().then_some("residual"),
+            self.bias.is_some().then_some("bias"),
+            activation,
+        ];
+        all.into_iter().flatten().collect()
+    }
 }
 
 /// A batch of matrices as libraries for GPUs take it; numbers in elements.
@@ -75,13 +118,22 @@ pub struct Strided {
 }
 
 impl GemmCall {
-    /// a, b and c as plain matrices, c by rows; `None` if one is not.
-    pub fn strided(&self) -> Option<[Strided; 3]> {
-        let sizes = [(&self.a, self.m, self.k), (&self.b, self.k, self.n), (&self.c, self.m, self.n)];
-        let [a, b, c] = sizes.map(|(x, rows, columns)| x.strided(rows, columns, &self.batch));
-        let all = [a?, b?, c?];
+    /// Buffers of a, b and c, then those of the epilogue.
+    pub fn slots(&self) -> Vec<Slot> {
+        let residual = self.epilogue.residual.iter().map(|r| r.0.slot);
+        let more = residual.chain(self.epilogue.bias.iter().map(|b| b.0));
+        [self.a.slot, self.b.slot, self.c.slot].into_iter().chain(more).collect()
+    }
+    /// a, b, c and what is added to it as plain matrices, the last two by rows; `None` if one is not. The last is c where nothing is
+    /// added.
+    pub fn strided(&self) -> Option<[Strided; 4]> {
+        let added = self.epilogue.residual.as_ref().map_or(&self.c, |r| &r.0);
+        let (m, n) = (self.m, self.n);
+        let sizes = [(&self.a, m, self.k), (&self.b, self.k, n), (&self.c, m, n), (added, m, n)];
+        let [a, b, c, added] = sizes.map(|(x, rows, columns)| x.strided(rows, columns, &self.batch));
+        let all = [a?, b?, c?, added?];
         let apart = self.batch.iter().product::<usize>() == 1 || all[2].batch_stride > 0;
-        (!all[2].by_columns && apart).then_some(all)
+        (!all[2].by_columns && !all[3].by_columns && apart).then_some(all)
     }
 }
 

@@ -119,11 +119,14 @@ impl Executable {
             outputs: plan.outputs.clone(),
         }
     }
-    /// With the steps that do without a library.
-    pub fn without_library(&self) -> Executable {
+    /// With the steps that do without a library, but for kernels whose products the library `takes`.
+    pub fn without_library(&self, takes: impl Fn(&KernelCode, &GemmCall) -> bool) -> Executable {
         let mut exe = self.clone();
         for k in &mut exe.kernels {
-            if let Some(steps) = k.steps.otherwise.take() {
+            let refused = |w: &Work<Code>| matches!(w, Work::Gemm(g) if !takes(k, g));
+            if k.steps.steps.iter().any(refused)
+                && let Some(steps) = k.steps.otherwise.take()
+            {
                 k.steps = *steps;
             }
         }
@@ -217,9 +220,16 @@ impl Executable {
         if matches!(g.c.slot, Slot::Input(_)) {
             return Err("a matrix product writes an input".into());
         }
-        for (name, x, rows, cols, dtype) in
-            [("a", &g.a, g.m, g.k, g.dtype), ("b", &g.b, g.k, g.n, g.dtype), ("c", &g.c, g.m, g.n, g.c_dtype)]
-        {
+        if let Some((slot, offset)) = g.epilogue.bias {
+            let ty = self.slot_type(k, slot).ok_or_else(|| format!("has no {slot:?}"))?;
+            let end = offset.checked_add(g.n);
+            if ty.dtype != g.c_dtype || end.is_none_or(|end| end > ty.count()) {
+                return Err(format!("the bias of a matrix product is not {} of {ty}", g.n));
+            }
+        }
+        let residual = g.epilogue.residual.as_ref().map(|r| ("c before", &r.0, g.m, g.n, g.c_dtype));
+        let all = [("a", &g.a, g.m, g.k, g.dtype), ("b", &g.b, g.k, g.n, g.dtype), ("c", &g.c, g.m, g.n, g.c_dtype)];
+        for (name, x, rows, cols, dtype) in all.into_iter().chain(residual) {
             let ty = self.slot_type(k, x.slot).ok_or_else(|| format!("has no {:?}", x.slot))?;
             if ty.dtype != dtype {
                 return Err(format!("operand {name} of a matrix product is {ty}, not {dtype}"));

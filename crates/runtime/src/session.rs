@@ -6,8 +6,8 @@ use crate::{
     host::session::HostSession,
     memory::{self, MemoryPlan},
 };
-use kiln_graph::Tensor;
-use kiln_plan::BufferKind;
+use kiln_graph::{Tensor, Type};
+use kiln_plan::{BufferKind, exec::GemmCall};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where code runs.
@@ -53,8 +53,11 @@ impl Session {
     ) -> Result<Session, RuntimeError> {
         let mut exe: Arc<Executable> = exe.into();
         let is_without = |k: &KernelCode| k.steps.otherwise.is_some();
-        if exe.kernels.iter().any(is_without) && !matches!(device, Device::Cuda(d) if d.has_library()) {
-            exe = Arc::new(exe.without_library());
+        if exe.kernels.iter().any(is_without) {
+            let space =
+                |k: &KernelCode, g: &GemmCall| g.workspace.and_then(|s| exe.slot_type(k, s)).map_or(0, Type::bytes);
+            let takes = |k: &KernelCode, g: &GemmCall| matches!(device, Device::Cuda(d) if d.takes(g, space(k, g)));
+            exe = Arc::new(exe.without_library(takes));
         }
         exe.check()?;
         check_params(&exe, &params)?;

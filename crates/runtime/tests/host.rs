@@ -170,6 +170,7 @@ fn scratch_and_matrix_products() {
         b: m(Slot::Scratch(0), (100, 10), (10, 1)),
         c: m(Slot::Output(0), (10, 100), (10, 1)),
         workspace: None,
+        epilogue: Default::default(),
     };
     let kinds = [BufferKind::Input(0), BufferKind::Temp];
     let mut k = kernel("gemm_0", Stage::Run, &[0], &[1], double);
@@ -214,6 +215,7 @@ fn product(a: Slot, b: Slot, c: Slot) -> Work<Code> {
         b,
         c,
         workspace: None,
+        epilogue: Default::default(),
     })
 }
 

@@ -58,7 +58,10 @@ pub fn text(c: &Compiled, kernel: usize, stage: Stage) -> Result<String, Error> 
                 t.push('\n');
                 continue;
             }
-            Work::Gemm(g) => format!("a product by the library: {} x {} x {} in {}", g.m, g.n, g.k, g.dtype.name()),
+            Work::Gemm(g) => {
+                let more: String = g.epilogue.words().iter().map(|w| format!(", {w}")).collect();
+                format!("a product by the library: {} x {} x {} in {}{more}", g.m, g.n, g.k, g.dtype.name())
+            }
             Work::Fallback(op) => format!("libtorch runs {}", op.op.name),
             Work::Interpret { why, .. } => format!("interpreted: {why}"),
         };

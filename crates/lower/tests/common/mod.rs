@@ -5,7 +5,7 @@ use kiln_graph::{DType, Graph, Tensor, Type, random};
 use kiln_interp::block::{self, Buffer};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{LowerError, Target, lower};
-use kiln_plan::exec::{Axis, GemmCall, Matrix, Slot, Steps, Work};
+use kiln_plan::exec::{Activation, Axis, Epilogue, GemmCall, Matrix, Slot, Steps, Work};
 use kiln_plan::{BufferId, Cost, Kernel, KernelKind, Reason, Stage};
 use std::collections::HashMap;
 
@@ -80,10 +80,34 @@ fn place(axes: &[Axis], i: usize) -> usize {
     axes.iter().rev().fold((i, 0), |(rest, at), a| (rest / a.size, at + rest % a.size * a.stride)).1
 }
 
+/// What a library's epilogue makes of a product's element in column `q`. `at`: where it is in a matrix.
+fn finished(e: &Epilogue, sum: f64, residual: &[f64], bias: &[f64], q: usize, at: impl Fn(&Matrix) -> usize) -> f64 {
+    let mut v = e.scale * sum;
+    v += e.residual.as_ref().map_or(0.0, |(m, factor)| factor * residual[at(m)]);
+    v += e.bias.map_or(0.0, |(_, first)| bias[first + q]);
+    match e.activation {
+        None => v,
+        Some(Activation::Relu) => {
+            if v < 0.0 {
+                0.0
+            } else {
+                v
+            }
+        }
+        Some(Activation::GeluTanh) => 0.5 * v * (1.0 + (0.7978845608028654 * (v + 0.044715 * v * v * v)).tanh()),
+    }
+}
+
 fn gemm(call: &GemmCall, memory: &mut HashMap<Slot, Buffer>) {
     let (a, b) = (memory[&call.a.slot].to_f64(), memory[&call.b.slot].to_f64());
     assert_eq!(memory[&call.a.slot].elem, elem(call.dtype), "a's type");
     assert_eq!(memory[&call.b.slot].elem, elem(call.dtype), "b's type");
+    let values = |slot: Slot| {
+        assert_eq!(memory[&slot].elem, elem(call.c_dtype), "the type of what is added");
+        memory[&slot].to_f64()
+    };
+    let residual = call.epilogue.residual.as_ref().map(|r| values(r.0.slot)).unwrap_or_default();
+    let bias = call.epilogue.bias.map(|b| values(b.0)).unwrap_or_default();
     let c = memory.get_mut(&call.c.slot).expect("c");
     assert_eq!(c.elem, elem(call.c_dtype), "c's type");
     let mut out = c.to_f64();
@@ -105,7 +129,11 @@ fn gemm(call: &GemmCall, memory: &mut HashMap<Slot, Buffer>) {
                     a[oa + place(&call.a.rows, r) + place(&call.a.cols, k)]
                         * b[ob + place(&call.b.rows, k) + place(&call.b.cols, q)]
                 };
-                out[oc + place(&call.c.rows, r) + place(&call.c.cols, q)] = (0..call.k).map(one).sum();
+                let sum: f64 = (0..call.k).map(one).sum();
+                out[oc + place(&call.c.rows, r) + place(&call.c.cols, q)] =
+                    finished(&call.epilogue, sum, &residual, &bias, q, |m| {
+                        at(m) + place(&m.rows, r) + place(&m.cols, q)
+                    });
             }
         }
     }

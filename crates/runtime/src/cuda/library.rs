@@ -5,7 +5,7 @@ use cudarc::cublaslt::{
     sys,
 };
 use kiln_graph::DType;
-use kiln_plan::exec::{GemmCall, Strided};
+use kiln_plan::exec::{Activation, GemmCall, Strided};
 use std::{ffi::c_void, sync::Arc};
 
 /// The version of the library on this machine, as `13.1.0`; `None` where there is none.
@@ -47,11 +47,13 @@ impl Drop for Library {
     }
 }
 
-/// Addresses of a product's matrices, and of the library's workspace with its size.
+/// Addresses of a product's matrices and of what its epilogue reads, if anything, and of the library's workspace with its size.
 pub struct Places {
     pub a: u64,
     pub b: u64,
     pub c: u64,
+    pub residual: Option<u64>,
+    pub bias: Option<u64>,
     pub workspace: (u64, usize),
 }
 
@@ -59,10 +61,13 @@ pub struct Places {
 pub struct Product {
     library: Arc<Library>,
     what: Description,
-    layouts: [Layout; 3],
+    /// Right and left operand, what is added, the result.
+    layouts: [Layout; 4],
     algorithm: sys::cublasLtMatmulAlgo_t,
     places: Places,
     double: bool,
+    /// What the product is multiplied by, and what is added to it.
+    factors: [f64; 2],
 }
 // SAFETY: descriptions are read alone; the library may be used from any thread.
 unsafe impl Send for Product {}
@@ -70,30 +75,34 @@ unsafe impl Send for Product {}
 impl Product {
     /// Chooses the algorithm. `None`: the library has none for this product.
     pub fn new(library: &Arc<Library>, call: &GemmCall, places: Places) -> Option<Product> {
-        let [a, b, c] = call.strided()?;
+        let [a, b, c, added] = call.strided()?;
         let batch = call.batch.iter().product::<usize>();
         let bytes = |dtype: DType, s: Strided| (s.offset * dtype.bytes()) as u64;
         let places = Places {
             a: places.a + bytes(call.dtype, a),
             b: places.b + bytes(call.dtype, b),
             c: places.c + bytes(call.c_dtype, c),
+            residual: places.residual.map(|at| at + bytes(call.c_dtype, added)),
+            bias: places.bias.zip(call.epilogue.bias).map(|(at, b)| at + (b.1 * call.c_dtype.bytes()) as u64),
             ..places
         };
         // The library counts by columns: its result is ours turned, and so are its operands, in the other order.
         let layouts = [
             Layout::new(call.dtype, b, [call.k, call.n], batch).ok()?,
             Layout::new(call.dtype, a, [call.m, call.k], batch).ok()?,
+            Layout::new(call.c_dtype, added, [call.m, call.n], batch).ok()?,
             Layout::new(call.c_dtype, c, [call.m, call.n], batch).ok()?,
         ];
-        let what = Description::new(call, [b.by_columns, a.by_columns]).ok()?;
+        let what = Description::new(call, [b.by_columns, a.by_columns], places.bias).ok()?;
         let wishes = Wishes::new(&places).ok()?;
         // SAFETY: everything was just made, and lives.
         let found = unsafe {
-            let [a, b, c] = layouts.each_ref().map(|l| l.0);
-            result::get_matmul_algo_heuristic(library.raw, what.0, a, b, c, c, wishes.0)
+            let [right, left, added, to] = layouts.each_ref().map(|l| l.0);
+            result::get_matmul_algo_heuristic(library.raw, what.0, right, left, added, to, wishes.0)
         };
         let (algorithm, double) = (found.ok()?.algo, call.dtype == DType::F64);
-        Some(Product { library: library.clone(), what, layouts, algorithm, places, double })
+        let factors = [call.epilogue.scale, call.epilogue.residual.as_ref().map_or(0.0, |r| r.1)];
+        Some(Product { library: library.clone(), what, layouts, algorithm, places, double, factors })
     }
 
     /// Enqueues the product.
@@ -101,27 +110,28 @@ impl Product {
     /// # Safety
     /// There is live memory at the places, as the call describes it.
     pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), CublasError> {
-        let (ones, zeros) = ((1f32, 1f64), (0f32, 0f64));
-        let number = |n: &(f32, f64)| match self.double {
+        let factors = self.factors.map(|f| (f as f32, f));
+        let [scale, beside] = factors.each_ref().map(|n| match self.double {
             true => std::ptr::from_ref(&n.1).cast::<c_void>(),
             false => std::ptr::from_ref(&n.0).cast::<c_void>(),
-        };
-        let [right, left, to] = self.layouts.each_ref().map(|l| l.0);
+        });
+        let [right, left, added, to] = self.layouts.each_ref().map(|l| l.0);
         let at = |address: u64| std::ptr::without_provenance_mut::<c_void>(address as usize);
         let (c, (workspace, size)) = (at(self.places.c), self.places.workspace);
+        let residual = at(self.places.residual.unwrap_or(self.places.c));
         // SAFETY: descriptions live as long as this; memory by this function's contract. Numbers are read before it returns.
         unsafe {
             result::matmul(
                 self.library.raw,
                 self.what.0,
-                number(&ones),
-                number(&zeros),
+                scale,
+                beside,
                 at(self.places.b),
                 right,
                 at(self.places.a),
                 left,
-                c,
-                to,
+                residual,
+                added,
                 c,
                 to,
                 &self.algorithm,
@@ -146,8 +156,8 @@ fn data_type(dtype: DType) -> sys::cudaDataType_t {
 struct Description(sys::cublasLtMatmulDesc_t);
 impl Description {
     /// `turned`: of the library's operands, which differ from how it counts.
-    fn new(call: &GemmCall, turned: [bool; 2]) -> Result<Description, CublasError> {
-        use sys::{cublasComputeType_t as C, cublasLtMatmulDescAttributes_t as A};
+    fn new(call: &GemmCall, turned: [bool; 2], bias: Option<u64>) -> Result<Description, CublasError> {
+        use sys::{cublasComputeType_t as C, cublasLtEpilogue_t as E, cublasLtMatmulDescAttributes_t as A};
         let (compute, scale) = match (call.dtype, call.tf32) {
             (DType::F64, _) => (C::CUBLAS_COMPUTE_64F, DType::F64),
             (DType::F32, true) => (C::CUBLAS_COMPUTE_32F_FAST_TF32, DType::F32),
@@ -161,6 +171,25 @@ impl Description {
             unsafe {
                 let value = std::ptr::from_ref(&operation).cast();
                 result::set_matmul_desc_attribute(made.0, attribute, value, size_of::<i32>())?;
+            }
+        }
+        let epilogue = match (bias, call.epilogue.activation) {
+            (None, None) => E::CUBLASLT_EPILOGUE_DEFAULT,
+            (Some(_), None) => E::CUBLASLT_EPILOGUE_BIAS,
+            (None, Some(Activation::Relu)) => E::CUBLASLT_EPILOGUE_RELU,
+            (Some(_), Some(Activation::Relu)) => E::CUBLASLT_EPILOGUE_RELU_BIAS,
+            (None, Some(Activation::GeluTanh)) => E::CUBLASLT_EPILOGUE_GELU,
+            (Some(_), Some(Activation::GeluTanh)) => E::CUBLASLT_EPILOGUE_GELU_BIAS,
+        };
+        let epilogue = epilogue as u32;
+        // SAFETY: the description lives; an epilogue is a 32-bit number, an address a 64-bit one.
+        unsafe {
+            let value = std::ptr::from_ref(&epilogue).cast();
+            result::set_matmul_desc_attribute(made.0, A::CUBLASLT_MATMUL_DESC_EPILOGUE, value, size_of::<u32>())?;
+            if let Some(bias) = bias {
+                let value = std::ptr::from_ref(&bias).cast();
+                let attribute = A::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+                result::set_matmul_desc_attribute(made.0, attribute, value, size_of::<u64>())?;
             }
         }
         Ok(made)
@@ -220,7 +249,7 @@ impl Wishes {
         for (attribute, address) in [
             (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, places.b),
             (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, places.a),
-            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, places.c),
+            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, places.residual.unwrap_or(places.c)),
             (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, places.c),
         ] {
             let alignment = 1u32 << address.trailing_zeros().min(8);

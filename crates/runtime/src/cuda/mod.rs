@@ -10,11 +10,12 @@ pub(crate) mod session;
 pub(crate) mod time;
 mod trace;
 
-use crate::RuntimeError;
+use crate::{RuntimeError, memory};
 use cudarc::driver::{
     result::{self, DriverError},
     sys,
 };
+use kiln_plan::exec::GemmCall;
 use library::Library;
 pub use library::version as library_version;
 use raw::{Context, Module, text};
@@ -156,6 +157,14 @@ impl CudaDevice {
     /// Whether there is a library of matrix products.
     pub fn has_library(&self) -> bool {
         self.library().is_some()
+    }
+    /// Whether the library has a way for this product, with a workspace of so many bytes.
+    pub fn takes(&self, call: &GemmCall, workspace: usize) -> bool {
+        // Algorithms depend on how addresses are aligned, and on nothing else of them.
+        let at = memory::ALIGN as u64;
+        let (residual, bias) = (call.epilogue.residual.as_ref().map(|_| at), call.epilogue.bias.map(|_| at));
+        let places = library::Places { a: at, b: at, c: at, residual, bias, workspace: (at, workspace) };
+        self.library().is_some_and(|library| library::Product::new(&library, call, places).is_some())
     }
     fn library(&self) -> Option<Arc<Library>> {
         let load = || self.inner.context.bind().ok().and_then(|()| Library::new(&self.inner.context)).map(Arc::new);

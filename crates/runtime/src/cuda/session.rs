@@ -250,7 +250,9 @@ impl CudaSession {
         let at = |slot| self.address(k, kernel, slot);
         let space = g.workspace?;
         let workspace = (at(space), self.exe.slot_type(kernel, space)?.bytes());
-        let places = Places { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot), workspace };
+        let residual = g.epilogue.residual.as_ref().map(|r| at(r.0.slot));
+        let bias = g.epilogue.bias.map(|b| at(b.0));
+        let places = Places { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot), residual, bias, workspace };
         Product::new(&self.device.library()?, g, places)
     }
     /// The library loads its kernels when they are first asked for, which must not be while launches are recorded.
@@ -401,7 +403,7 @@ impl CudaSession {
         }
         let slots: Vec<Slot> = match work {
             Work::Block { args, .. } => args.clone(),
-            Work::Gemm(g) => vec![g.a.slot, g.b.slot, g.c.slot],
+            Work::Gemm(g) => g.slots(),
             Work::Fallback(_) | Work::Interpret { .. } => (0..kernel.inputs.len() as u32).map(Slot::Input).collect(),
         };
         let mut tensors = self.fetch(k, kernel, &slots)?;
@@ -414,6 +416,9 @@ impl CudaSession {
             }
             _ => {
                 self.compute(work, &mut tensors);
+                if let Work::Gemm(g) = work {
+                    gemm::finish(g, &mut tensors);
+                }
                 let written =
                     slots.into_iter().zip(tensors).filter(|(s, _)| !matches!(s, Slot::Input(_))).collect::<Vec<_>>();
                 self.store(k, kernel, &written)

@@ -9,7 +9,7 @@ use crate::{
 use kiln_graph::{Tensor, Type, memory::Memory};
 use kiln_plan::{
     BufferId, Stage,
-    exec::{LibraryCall, Work},
+    exec::{Epilogue, LibraryCall, Work},
 };
 use std::{
     collections::VecDeque,
@@ -120,6 +120,14 @@ fn check_code(exe: &Executable) -> Result<(), RuntimeError> {
                 kernel: k.name.clone(),
                 device: "cpu".into(),
                 what: "its code is for an NVIDIA GPU".into(),
+                remedy: "compile with --target cpu, or run with --device cuda:0".into(),
+            });
+        }
+        if k.steps.steps.iter().any(|w| matches!(w, Work::Gemm(g) if *g.epilogue != Epilogue::default())) {
+            return Err(RuntimeError::Unsupported {
+                kernel: k.name.clone(),
+                device: "cpu".into(),
+                what: "its product has the epilogue of a GPU's library".into(),
                 remedy: "compile with --target cpu, or run with --device cuda:0".into(),
             });
         }

@@ -4,11 +4,13 @@
 //! Takes: a call with the addresses of its operands. Never: allocates in warm calls (panels live in buffers of the threads).
 mod block;
 mod buffer;
+mod finish;
 mod kernel;
 mod pack;
 mod prepack;
 mod vector;
 
+pub(crate) use finish::finish;
 pub(crate) use prepack::{Panels, Role, Weights, prepack};
 
 use super::{Parallel, Shared};

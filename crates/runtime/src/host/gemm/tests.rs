@@ -82,7 +82,20 @@ impl Case {
         let (c, nc) = matrix(Slot::Output(0), [m, n], &self.batch, self.forms[2], false);
         let (dtype, c_dtype) = self.dtypes;
         (
-            GemmCall { dtype, c_dtype, tf32: false, m, n, k, batch: self.batch.clone(), a, b, c, workspace: None },
+            GemmCall {
+                dtype,
+                c_dtype,
+                tf32: false,
+                m,
+                n,
+                k,
+                batch: self.batch.clone(),
+                a,
+                b,
+                c,
+                workspace: None,
+                epilogue: Default::default(),
+            },
             [na, nb, nc],
         )
     }
