@@ -1,7 +1,7 @@
 """Matrix products of many shapes against float64: every size in every position, every epilogue, NaN and infinity.
 
     python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N] [--epilogue NAME]... [--tf32] [--splits] [--f8] [--rows N]
-                                   [--pairs] [--library]
+                                   [--pairs] [--library [--its-own]]
 
 Each element must lie within the rounding that its sum of absolute products allows, and two runs must give equal bytes.
 Cases are drawn from the seed; many go into one graph, so that a process is started once for all of them.
@@ -23,7 +23,11 @@ MORE = [2, 3, 5, 16, 31, 33, 100, 128, 192, 256, 257, 384, 511, 512, 768, 1024, 
 # Rows of the result are reduced, in the tile where it has all columns.
 ROWS = ["softmax", "log_softmax", "layer_norm", "rms_norm", "residual_norm", "row_sum", "row_max", "row_product"]
 TILE = 256
-EPILOGUES = [*ROWS, "scales", "none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu", "geglu"]
+# What a GPU's library has epilogues for.
+LIBRARY = ["bias", "residual", "gelu", "bias_relu", "bias_residual", "relu_of_all", "scaled"]
+# Rows of heads are reduced, in tiles as wide as a head where there is enough of them.
+HEADS = ["head_norm", "head_softmax"]
+EPILOGUES = [*ROWS, *HEADS, "bias_relu", "bias_residual", "relu_of_all", "scales", "none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu", "geglu"]
 FORMS = ["dot", "dot", "linear", "linear", "at", "bt"]
 # Sums over pairs of rows: of squared differences and of their sizes.
 PAIRS = ["squares", "distances"]
@@ -36,7 +40,7 @@ def draw(rng, n, epilogues, numerics, rows, pairs):
     """A case: dtype, batch, sizes, orders of the operands, epilogue."""
     cases = [("swap", d, p, s) for d in ("bf16", "f32") for p in range(3) for s in SIZES]
     for dtype, form in [] if pairs else [(d, f) for d in ((numerics if numerics == "f8e4m3" else "f32",) if numerics else ("bf16", "f16")) for f in ("dot", "linear", "at", "bt")]:
-        yield {"dtype": dtype, "numerics": numerics, "batch": 0, "sizes": CLUSTERED, "form": form, "epilogue": rng.choice(epilogues), "odd": False}
+        yield {"dtype": dtype, "numerics": numerics, "batch": 0, "sizes": CLUSTERED, "form": form, "epilogue": rng.choice(epilogues), "head": 128, "odd": False}
     for i in range(n):
         if i < len(cases):
             _, dtype, position, size = cases[i]
@@ -56,14 +60,20 @@ def draw(rng, n, epilogues, numerics, rows, pairs):
             sizes[1] = rng.choice([rng.randint(1, TILE), *[s for s in SIZES + MORE if s <= TILE]])
         while sizes[0] * sizes[1] * sizes[2] > 2e9:
             sizes[sizes.index(max(sizes))] //= 4
+        head = rng.choice([64, 128, 128, 256])
+        if epilogue in HEADS:
+            sizes = [rng.choice([129, 1000, 4097, 8195]), head * rng.choice([2, 3, 8]), rng.choice([64, 65, 72, 256, 1000])]
+            if rng.random() < 0.6:
+                sizes = [max(s, (1 << 22) // sizes[1] + 1) if i == 0 else s for i, s in enumerate(sizes)]
         batch = rng.choice([0, 0, 0, 0, 2, 3, 7, 32, 512])
+        batch = 0 if epilogue in HEADS else batch
         if batch * max(sizes[0] * sizes[1], sizes[0] * sizes[2], sizes[1] * sizes[2]) > 2e7 or batch * sizes[0] * sizes[1] * sizes[2] > 2e9:
             batch = 0
         form = rng.choice(PAIRS if pairs else FORMS)
         dtype = "f32" if pairs else dtype
         if batch and form == "linear":
             form = "dot"
-        yield {"dtype": dtype, "numerics": numerics, "batch": batch, "sizes": sizes, "form": form, "epilogue": epilogue, "odd": rng.random() < 0.08 and not (pairs and numerics == "approximates")}
+        yield {"dtype": dtype, "numerics": numerics, "batch": batch, "sizes": sizes, "form": form, "epilogue": epilogue, "head": head, "odd": rng.random() < 0.08 and not (pairs and numerics == "approximates")}
 
 
 def text(case, i):
@@ -104,6 +114,22 @@ def text(case, i):
     elif e == "row":
         args.append((f"v{i}", ty(m, 1)))
         lines.append(f"%y{i} = mul {c}, %v{i}")
+    elif e in ("bias_relu", "bias_residual", "relu_of_all"):
+        args.append((f"v{i}", ty(n)))
+        lines.append(f"%h{i} = add {c}, %v{i}")
+        if e != "bias_relu":
+            args.append((f"w{i}", ty(*lead, m, n)))
+            lines.append(f"%{'y' if e == 'bias_residual' else 's'}{i} = add %h{i}, %w{i}")
+        if e != "bias_residual":
+            lines.append(f"%y{i} = relu %{'h' if e == 'bias_relu' else 's'}{i}")
+    elif e in HEADS:
+        shape = f"[{m},{n // case['head']},{case['head']}]"
+        args.append((f"v{i}", ty(case["head"])))
+        lines.append(f"%h{i} = reshape {c} shape={shape}")
+        if e == "head_norm":
+            lines.append(f"%y{i} = rms_norm %h{i}, %v{i} eps=1e-6")
+        else:
+            lines += [f"%s{i} = softmax %h{i} axis=2", f"%y{i} = mul %s{i}, %v{i}"]
     elif e == "residual":
         args.append((f"v{i}", ty(*lead, m, n)))
         lines.append(f"%y{i} = add {c}, %v{i}")
@@ -246,6 +272,14 @@ def reference(case, given, device):
         (u, g), (other, of_gate) = c.chunk(2, -1), slack.chunk(2, -1)
         s = F.gelu(g)
         return [s * u], [gated(s, of_gate, u, other, unit)], [d]
+    if e in HEADS:
+        c, slack = (t.unflatten(-1, (-1, case["head"])) for t in (c, slack))
+        if e == "head_norm":
+            y, error = rows("rms_norm", c, slack, more, unit)
+        else:
+            y, error = rows("softmax", c, slack, more, unit)
+            y, error = y * v, error * v.abs() + 2 * unit * (y * v).abs()
+        return [y], [error], [d]
     if e in ROWS:
         y, error = rows(e, c, slack, more, unit)
         return [y], [error], [d]
@@ -261,6 +295,11 @@ def reference(case, given, device):
     gain = 1.2
     if e in ("bias", "residual"):
         y = c + v
+    elif e in ("bias_relu", "bias_residual", "relu_of_all"):
+        y = c + v + (more[1] if e != "bias_relu" else 0)
+        # The library's sums are rounded once, others where the graph has them.
+        slack = slack + 2 * unit * (c.abs() + v.abs())
+        y = y if e == "bias_residual" else y.relu()
     elif e in ("column", "row"):
         y, gain = c * v, v.abs()
     elif e == "scales":
@@ -335,8 +374,10 @@ def run_group(kiln, device, cases, folder, seed, library):
                 continue
             finite = y.isfinite() & (y.abs() < huge * 0.99) & s.isfinite()
             bad = (finite & ~((x - y).abs() <= s + 1e-7)) | (y.isnan() & ~x.isnan())
-            bad |= y.isinf() & ~(x == y) & ~x.isnan()
-            if case["epilogue"] in ("none", "transpose", "cast", "bias"):
+            # An infinite gain has the sign of what it meets, which may be next to nothing.
+            either = x.isinf() if "norm" in case["epilogue"] else x == y
+            bad |= y.isinf() & ~either & ~x.isnan()
+            if case["epilogue"] in ("none", "transpose", "cast", "bias", "bias_relu"):
                 bad |= y.isinf() & (x != y)
             if bad.any() or not same:
                 where = bad.nonzero()[0].tolist() if bad.any() else []
@@ -361,10 +402,11 @@ def main():
     kinds.add_argument("--splits", action="store_const", dest="numerics", const="splits", help="products in f32 alone, large ones as three in tf32")
     kinds.add_argument("--f8", action="store_const", dest="numerics", const="f8e4m3", help="products of f8e4m3 alone")
     parser.add_argument("--library", action="store_true", help="products by the GPU's library")
+    parser.add_argument("--its-own", action="store_true", help="what comes after products only of the kinds that the library has epilogues for")
     parser.add_argument("--pairs", action="store_true", help="sums over pairs of rows in place of products; exact unless --tf32")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    epilogues = [e for e in args.epilogue or EPILOGUES if not (args.pairs and e in ("swiglu", "geglu") or args.library and e == "swiglu")]
+    epilogues = [e for e in args.epilogue or (LIBRARY if args.its_own else EPILOGUES) if not (args.pairs and e in ("swiglu", "geglu", *HEADS) or args.library and e == "swiglu")]
     cases = list(draw(rng, args.cases, epilogues, args.numerics, args.rows, args.pairs))
     rng.shuffle(cases)
     groups = [cases[i : i + args.group] for i in range(0, len(cases), args.group)]

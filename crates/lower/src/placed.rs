@@ -66,15 +66,18 @@ fn output(
     let along = space.row_ids();
     let (others, own): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|at| at.iter().any(|e| along.iter().any(|id| e.uses(*id))));
-    // Rows are all columns of the product, in their order.
+    // Rows are all columns of the product, or heads of as many each, in their order.
     let is_row = |at: &[Expr]| {
         let lead = place(at);
         let (column, lead) = lead.split_last()?;
         let apart = !lead.iter().any(|e| along.iter().any(|id| e.uses(*id)));
-        (apart && Some(column) == space.axes.get(rank)).then_some(())
+        (apart && Some(&column.clone().rem(row? as i64)) == space.axes.get(rank)).then_some(())
     };
     others.iter().try_for_each(|at| is_row(at))?;
     let rows_alone = own.is_empty();
+    if rows_alone && row.is_some_and(|len| Some(&len) != dims.last()) {
+        return None;
+    }
     let at = match &(if rows_alone { others } else { own })[..] {
         [at] => at.clone(),
         [a, b] if row.is_none() => first_of_pair(a, b, *dims.last()?)?,

@@ -1,6 +1,7 @@
 //! Matrix products on GPUs: a tile of the result per instance, a loop over K with masked pointer loads, the epilogue on the
 //! accumulator. Operands may go through memory first, and K may be cut into parts.
 mod candidates;
+mod heads;
 mod memory;
 mod split;
 
@@ -46,7 +47,8 @@ pub struct Product<'a> {
     pub low: Option<[OperandAt<'a>; 2]>,
     /// What is summed of the operands' elements.
     pub terms: Terms,
-    /// Elements of the rows that the rest of the kernel reduces. In a tile that has all columns its epilogue can.
+    /// Elements of the rows that the rest of the kernel reduces. In a tile that has all columns its epilogue can, and in tiles as wide as
+    /// the heads that rows are cut into.
     pub row: Option<usize>,
     /// Arithmetic on what is summed: [`Op::weight`](kiln_graph::Op::weight) of every element of the rest of the kernel, whichever step does it.
     pub after: f64,
@@ -112,12 +114,13 @@ pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerErr
 
 /// The product of operands as they are to be read; `out` has the steps that come before.
 fn with_operands(of: &Body, p: &Product, target: Target, mut out: Emitted) -> Result<Emitted, LowerError> {
+    let p = &heads::settled(of, p, target)?;
     let plain = of.template.is_some_and(|t| t.family == Family::Tile);
     if !plain && let Some((_, split)) = in_parts(of, p, target, out.scratch.len() as u32)? {
         return Ok(out.then(split));
     }
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
-    if p.row.is_none_or(|n| n == p.n)
+    if p.row.is_none_or(|n| n <= p.n)
         && let Some(placed) = placed::outputs(&p.nodes(of), &dims, p.place, p.row)
         && let Some(step) = fused(of, p, &dims, &placed, target)?
     {
@@ -227,7 +230,7 @@ fn fused(
     let product = p.nodes(of);
     let scene = |at: &[Expr]| {
         let mut r = product.resolver();
-        r.row = p.row.zip(at.last()).map(|(len, column)| Row { position: column.clone(), len });
+        r.row = p.row.zip(at.last()).map(|(len, column)| Row { position: column.clone().rem(len as i64), len });
         let stores = placed.iter().map(|o| o.store(&mut r, at)).collect::<Result<Vec<_>, _>>()?;
         Ok((r.dag, stores))
     };

@@ -24,7 +24,7 @@ use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, 
 use kiln_graph::DType;
 use kiln_plan::exec::Work;
 pub use operand::{Major, Strided};
-pub use parts::{Parts, candidates, is_faster_in_two, parts};
+pub use parts::{Parts, candidates, cycles, is_faster_in_two, parts};
 pub use shape::{Asked, FEW, GROUP, PROCESSORS};
 use shape::{Engine, Shape};
 

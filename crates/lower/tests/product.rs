@@ -383,6 +383,45 @@ fn rows_in_a_tile() {
     );
 }
 
+/// Rows of heads: in tiles as wide as a head where those are faster than a step for the rows, whatever is around them.
+#[test]
+fn heads_in_a_tile() {
+    let kernels = |lines: &str, precision: Precision| checked_text(lines, precision, 90).matches("kernel @").count();
+    for (d, m, heads, k) in [("bf16", 513, 4, 64), ("f16", 600, 3, 72), ("f32", 520, 4, 136)] {
+        for head in [64, 128, 256] {
+            let n = heads * head;
+            let rank = |rest: &str| {
+                format!(
+                    "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %g: {d}[{head}], %w: {d}[{head}], %r: {d}[{m},{heads},{head}]) {{ %c = linear %a, %b, %v\n %h = reshape %c shape=[{m},{heads},{head}]\n {rest}\n return %y }}"
+                )
+            };
+            for rest in [
+                "%y = rms_norm %h, %g eps=1e-6",
+                "%s = add %h, %r\n %y = layer_norm %s, %g, %w eps=1e-5",
+                "%p = softmax %h axis=2\n %y = mul %p, %r",
+            ] {
+                let lines = rank(rest);
+                let found = kernels(&lines, Precision::Tf32);
+                assert!(found == 1 || head == 64 && found == 2, "{lines}: {found}");
+            }
+            // One number a head is a step of its own.
+            assert_eq!(kernels(&rank("%y = reduce.sum %h axes=[2]"), Precision::Tf32), 2);
+        }
+    }
+    let batched = "(%a: bf16[2,300,64], %b: bf16[256,64], %g: bf16[128]) { %c = linear %a, %b\n %h = reshape %c shape=[2,300,2,128]\n %y = rms_norm %h, %g eps=1e-6\n return %y }";
+    assert_eq!(kernels(batched, Precision::Exact), 1);
+    let apart = |lines: &str| assert!(kernels(lines, Precision::Exact) > 1, "{lines}");
+    apart(
+        "(%a: bf16[512,64], %b: bf16[512,64], %g: bf16[128]) { %c = linear %a, %b\n %h = reshape %c shape=[512,128,4]\n %t = permute %h perm=[0,2,1]\n %y = rms_norm %t, %g eps=1e-6\n return %y }",
+    );
+    apart(
+        "(%a: f32[512,64], %b: f32[512,64], %g: f32[128]) { %c = linear %a, %b\n %h = reshape %c shape=[512,4,128]\n %y = rms_norm %h, %g eps=1e-6\n return %y }",
+    );
+    apart(
+        "(%a: bf16[512,64], %b: bf16[384,64], %g: bf16[96]) { %c = linear %a, %b\n %h = reshape %c shape=[512,4,96]\n %y = rms_norm %h, %g eps=1e-6\n return %y }",
+    );
+}
+
 /// The programs of a kernel whose f32 products are of this precision, compared with the graph.
 fn checked_text(lines: &str, precision: Precision, arch: u32) -> String {
     let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));

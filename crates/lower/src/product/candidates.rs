@@ -1,5 +1,5 @@
 //! What could be chosen for a product, with a prediction of its time that is good enough to leave out what cannot win.
-use super::{Product, in_parts, memory, sides};
+use super::{Product, heads, in_parts, memory, sides};
 use crate::resolve::Body;
 use crate::warpgroup::{self, CLOCK, PROCESSORS};
 use crate::{LowerError, Target};
@@ -13,7 +13,10 @@ const FEW: usize = 16;
 /// Templates with the microseconds they are predicted to take, in no order.
 pub fn candidates(of: &Body, p: &Product, target: Target) -> Result<Vec<(Template, f64)>, LowerError> {
     let dtype = super::operands(of, p.v);
-    let by_warpgroups = |p: &Product, _| Ok(sides(of, p, target)?.map(|s| warpgroup::candidates(p, dtype, s)));
+    let by_warpgroups = |p: &Product, _| {
+        let p = &heads::settled(of, p, target)?;
+        Ok(sides(of, p, target)?.map(|s| warpgroup::candidates(p, dtype, s)))
+    };
     let mut all = memory::prepared(of, p, target, by_warpgroups)?.unwrap_or_default();
     let us = |cycles: f64| cycles / CLOCK * 1e6;
     all.extend(TILES.map(|tile| (Template { tile: Some(tile), ..Family::Tile.into() }, us(tiles(p, tile)))));
@@ -25,7 +28,10 @@ pub fn candidates(of: &Body, p: &Product, target: Target) -> Result<Vec<(Templat
 
 /// Parts of K that lowering takes unasked.
 pub fn chosen_parts(of: &Body, p: &Product, target: Target) -> Result<usize, LowerError> {
-    memory::prepared(of, p, target, |p, _| Ok(in_parts(of, p, target, 0)?.map_or(1, |(parts, _)| parts.count)))
+    memory::prepared(of, p, target, |p, _| {
+        let p = &heads::settled(of, p, target)?;
+        Ok(in_parts(of, p, target, 0)?.map_or(1, |(parts, _)| parts.count))
+    })
 }
 
 /// Cycles without pipelining: a turn of tiles waits for its operands at every step of K.

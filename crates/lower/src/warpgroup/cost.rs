@@ -37,6 +37,11 @@ impl Shape {
         /// An epilogue's arithmetic a cycle of a multiprocessor; a turn that passes from one consumer to the other.
         const AFTER: f64 = 70.0;
         const PASS: f64 = 1000.0;
+        /// Multiply-adds from which a product in half precision ends at the power limit, and what is left of the clock there: while tensor
+        /// cores are busy for so much of the time, and in tiles of less than 256 columns, which were slower by as much.
+        const LONG: usize = 1 << 39;
+        const BUSY: f64 = 0.85;
+        const POWER: f64 = 0.89;
         let tiles = self.batch * self.tiles_m * self.tiles_n;
         let area = (self.sums * self.m * self.n) as f64;
         let depths = self.depths as f64;
@@ -44,26 +49,35 @@ impl Shape {
         let right = (self.sums * self.n.min(p.n)) as f64 / self.cluster as f64;
         let span = (self.engine.parts() * self.spans * SPAN) as f64;
         let copied = (self.m.min(p.m) as f64 + right) * span * depths;
+        // A copy for both blocks of a cluster is written in both.
+        let written = (self.m.min(p.m) + self.sums * self.n.min(p.n)) as f64 * span * depths;
         let one = (self.stages * (self.m.min(p.m) + self.sums * self.n.min(p.n))) as f64 * span / LATENCY;
         // What a tile reads that no other has read before, on average.
         let own = (self.batch * (p.m + self.sums * p.n) * p.k * self.engine.bytes() * self.engine.parts()) as f64
             / tiles as f64;
         let arithmetic = depths * area * self.depth() as f64 / self.engine.rate(self.sums * self.m * self.n, turned);
-        // Rows are reduced here or by a step of their own, which is not priced either; beside multiply-adds in f32 it is little.
-        let priced = p.row.is_none() && self.engine != Engine::MultiplyAdds;
-        let after = if priced { p.after } else { 0.0 };
+        // Rows are reduced here or by a step of their own, which is not priced either: it counts where blocks have tiles enough to take
+        // by turns. Beside multiply-adds in f32 it is little.
+        let parts = p.whole.map_or(1, |_| p.batch[0]);
+        let many = p.row.is_none() || self.batch / parts * p.m >= 2 * 64 * PROCESSORS;
+        let after = if many && self.engine != Engine::MultiplyAdds { p.after } else { 0.0 };
         let after = after / (self.batch * p.m * p.n) as f64 * (self.m * self.n) as f64;
         let finish = ANY + FINISH * area / 32768.0 + after / AFTER;
         let processors = PROCESSORS / self.cluster * self.cluster;
         // By turns a tile is finished while the next is multiplied; copies never stop, and smaller tiles are read more often.
-        let turns = self.under_way > 1 && tiles > processors;
+        // Epilogues that reduce rows gain from it where blocks have two tiles and more.
+        let least = if p.row.is_some() { 2 * processors } else { processors + 1 };
+        let turns = self.under_way > 1 && tiles >= least;
         let again = (self.m.div_ceil(64) * (64 + self.sums * self.n)) as f64 * span * depths;
-        let moved = if turns { (copied + again) / SHARED } else { copied / CACHE };
+        let moved = if turns { (written + again) / SHARED } else { copied / CACHE };
+        let work = [self.batch, self.sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
+        let hot = self.engine == Engine::TensorCores && work >= LONG;
         let turn = |running: usize| {
             let memory = (own / one).max(own * running as f64 / ALL);
             let multiplied = arithmetic.max(moved).max(memory);
             let passed = if self.under_way > 1 { PASS } else { 0.0 };
-            passed + if turns { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish }
+            let all = passed + if turns { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish };
+            if hot && (arithmetic > BUSY * all || self.n < 256) { all / POWER } else { all }
         };
         let (whole, rest) = (tiles / processors, tiles % processors);
         let last = if turns { finish } else { 0.0 };

@@ -55,6 +55,11 @@ pub fn parts(p: &Product, dtype: DType, sides: [Major; 2], asked: Asked) -> Vec<
     let Some(engine) = Engine::of(dtype, p.precision, sides) else { return vec![] };
     timed(p, engine, sides, asked).into_iter().map(|t| t.1).collect()
 }
+/// Clock cycles of the product as it is chosen, the launch that sums its parts included.
+pub fn cycles(p: &Product, dtype: DType, sides: [Major; 2], asked: Asked) -> Option<f64> {
+    let engine = Engine::of(dtype, p.precision, sides)?;
+    timed(p, engine, sides, asked).first().map(|t| t.0)
+}
 fn timed(p: &Product, engine: Engine, sides: [Major; 2], asked: Asked) -> Vec<(f64, Parts)> {
     let counts = asked.schedule.parts.map_or(1..=MOST, |n| n..=n);
     let timed = pieces(p, engine, counts).filter_map(|(parts, piece, outputs)| {

@@ -227,8 +227,8 @@ pub fn shape(
     let sums = p.sums();
     // Sums of a thread.
     let held = sums * m * n / copies / 128 * (1 + usize::from(engine.apart()));
-    // Parts of K are summed, and rows reduced, by a step of its own.
-    let cut = p.row.is_some_and(|len| p.whole.is_none() && n < len);
+    // Parts of K are summed, and rows reduced, by a step of its own. Heads are as wide as a tile.
+    let cut = p.row.is_some_and(|len| p.whole.is_none() && (n < len || len < p.n && n != len));
     // Tensor cores are slower in narrow tiles.
     let narrow = n < 64 && p.n > FEW;
     let turns = under_way == 1 || under_way == 2 && engine != Engine::MultiplyAdds;

@@ -1,0 +1,114 @@
+//! Every epilogue with every template of products: each computes what the graph does, or is refused with a reason that is known.
+mod common;
+use common::{difference, kernel, run_steps, text};
+use kiln_graph::{Graph, random};
+use kiln_interp::graph::{Precision as As, no_fallback, run_with};
+use kiln_lower::{LowerError, Target, lower};
+use kiln_plan::{KernelKind, Precision};
+
+/// What comes after the product `%c`, `M` by `N`. `%v` and `%w` have a number for each column, `%u` one for each row, `%r` one for
+/// each element, `%d` is the product of the same left operand with another right one.
+const EPILOGUES: [&str; 22] = [
+    "return %c",
+    "%y = add %c, %v\n return %y",
+    "%y = mul %c, %u\n return %y",
+    "%y = add %c, %r\n return %y",
+    "%h = add %c, %v\n %y = relu %h\n return %y",
+    "%h = add %c, %v\n %y = gelu_tanh %h\n return %y",
+    "%y = gelu_erf %c\n return %y",
+    "%s = mul %c, 0.5\n %t = mul %r, 2.0\n %y = add %s, %t\n return %y",
+    "%s = mul %c, %u\n %t = mul %s, %v\n %y = add %t, %w\n return %y",
+    "%p = gt %c, 0.0\n %l = mul %c, 0.01\n %y = select %p, %c, %l\n return %y",
+    "%y = permute %c perm=[1,0]\n return %y",
+    "%y = cast %c to=f32\n %z = neg %y\n return %z",
+    "%y = relu %c\n return %c, %y",
+    "%y = slice %c axis=1 start=8 len=16\n return %y",
+    "%l = slice %c axis=1 start=0 len=HALF\n %g = slice %c axis=1 start=HALF len=HALF\n %s = silu %g\n %y = mul %l, %s\n return %y",
+    "%y = softmax %c axis=1\n return %y",
+    "%y = log_softmax %c axis=1\n return %y",
+    "%y = rms_norm %c, %v eps=1e-6\n return %y",
+    "%s = add %c, %r\n %y = layer_norm %s, %v, %w eps=1e-5\n return %y",
+    "%y = reduce.max %c axes=[1]\n return %y",
+    "%y = reduce.argmax %c axes=[1]\n return %y",
+    "%y = reduce.sum %c axes=[0]\n return %y",
+];
+/// With a second product.
+const PAIR: &str = "%d = linear %a, %e\n %s = silu %c\n %y = mul %s, %d\n return %y";
+
+/// Operands, precision, template, compute capability, and why some epilogues may be refused.
+const TEMPLATES: [(&str, Precision, &str, u32, &[&str]); 22] = [
+    ("bf16", Precision::Exact, "", 90, &[]),
+    ("f16", Precision::Exact, "", 80, &[]),
+    ("f32", Precision::Exact, "", 90, &[]),
+    ("f64", Precision::Exact, "", 90, &[]),
+    ("f8e4m3", Precision::Exact, "", 90, &[]),
+    ("f8e4m3", Precision::Exact, "", 80, &[]),
+    ("f32", Precision::Tf32, "", 80, &[]),
+    ("bf16", Precision::Exact, "library", 90, &["one product"]),
+    ("f32", Precision::Tf32, "library", 90, &["one product"]),
+    ("bf16", Precision::Exact, "rows", 90, &["rows"]),
+    ("bf16", Precision::Exact, "tile 64x64", 90, &[]),
+    ("f32", Precision::Exact, "tile 32x64", 80, &[]),
+    ("bf16", Precision::Exact, "warpgroup 128x256 cluster 2", 90, &["warpgroups need"]),
+    ("f16", Precision::Exact, "warpgroup 64x128", 90, &["warpgroups need"]),
+    ("bf16", Precision::Exact, "warpgroup 64x128 tiles 2", 90, &["warpgroups need"]),
+    ("bf16", Precision::Exact, "warpgroup 64x256 tiles 2", 90, &["warpgroups need"]),
+    ("bf16", Precision::Exact, "warpgroup 64x64 parts 2", 90, &["warpgroups need"]),
+    ("f32", Precision::Exact, "warpgroup 64x64", 90, &["warpgroups need"]),
+    ("f32", Precision::Exact, "warpgroup 64x128 parts 3", 90, &["warpgroups need"]),
+    ("f32", Precision::Tf32, "warpgroup 128x128 tiles 2", 90, &["warpgroups need"]),
+    ("f8e4m3", Precision::Exact, "warpgroup 64x128", 90, &["warpgroups need"]),
+    ("f8e4m3", Precision::Exact, "warpgroup 64x64 parts 2", 90, &["warpgroups need"]),
+];
+
+/// Rows, columns, and terms of products: whole tiles and what is left of some; few rows, which swap operands.
+const SIZES: [[usize; 3]; 3] = [[66, 40, 272], [17, 72, 272], [65, 24, 272]];
+
+fn graph(d: &str, [m, n, k]: [usize; 3], rest: &str) -> String {
+    // Products of f8 are f32.
+    let r = if d == "f8e4m3" { "f32" } else { d };
+    let twin = if rest == PAIR { format!(", %e: {d}[{n},{k}]") } else { String::new() };
+    let rest = rest.replace("HALF", &(n / 2).to_string());
+    format!(
+        "graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {r}[{n}], %w: {r}[{n}], %u: {r}[{m},1], %r: {r}[{m},{n}]{twin}) {{ %c = linear %a, %b\n {rest} }}"
+    )
+}
+
+/// How many epilogues the template computes, and how many it refuses.
+fn check((d, precision, template, arch, reasons): (&str, Precision, &str, u32, &[&str])) -> [usize; 2] {
+    let (mut done, mut refused) = (0, 0);
+    for (i, rest) in EPILOGUES.into_iter().chain([PAIR]).enumerate() {
+        let text_of = graph(d, SIZES[i % SIZES.len()], rest);
+        let body: Graph = text_of.parse().unwrap_or_else(|e| panic!("{e}\n{text_of}"));
+        let mut k = kiln_plan::Kernel { precision, ..kernel(KernelKind::Gemm, body) };
+        k.reason.template = (!template.is_empty()).then(|| template.parse().expect("a template"));
+        let steps = match lower(&k, Target::Gpu { arch }) {
+            Ok(steps) => steps,
+            Err(LowerError::Unsupported { why, .. }) => {
+                assert!(reasons.iter().any(|r| why.contains(r)), "{d} {template} sm_{arch}: {why}\n{text_of}");
+                refused += 1;
+                continue;
+            }
+        };
+        let inputs = random::inputs(&k.body, 11 + i as u64);
+        let want = run_with(&k.body, &inputs, &[], As::F64, &mut no_fallback).expect("interprets");
+        let native = run_with(&k.body, &inputs, &[], As::Native, &mut no_fallback).expect("interprets");
+        let got = run_steps(&k.body, &steps, &inputs).expect("runs");
+        // Where half types decide which element is the largest, either is right.
+        let right = difference(&k.body, &want, &got).or_else(|e| difference(&k.body, &native, &got).map_err(|_| e));
+        right.unwrap_or_else(|e| panic!("{d} {template} sm_{arch}: {e}\n{text_of}\n{}", text(&steps)));
+        done += 1;
+    }
+    [done, refused]
+}
+
+#[test]
+fn every_epilogue_with_every_template() {
+    let counts = std::thread::scope(|s| {
+        let all = TEMPLATES.map(|t| s.spawn(move || check(t)));
+        all.map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+    });
+    let [done, refused] = counts.into_iter().fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
+    // Refused is what needs more registers or columns than a tile that is asked for has.
+    assert!(done > 5 * refused, "{done} done, {refused} refused");
+}
