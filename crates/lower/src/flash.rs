@@ -1,37 +1,83 @@
-//! Attention on GPUs in one program: a block of queries per instance, keys and values block by block, softmax carried along.
+//! Attention on GPUs: a block of queries per instance, keys and values block by block, softmax carried along. Where there are few
+//! queries, instances take parts of the keys, which a second step joins.
 use crate::LowerError;
 use crate::Target;
 use crate::attention::{Sizes, masked_score};
-use crate::dag::{NodeOp, Scene};
+use crate::dag::{NodeOp, Scene, Store};
 use crate::emit::Lanes;
-use crate::expr::Expr;
+use crate::expr::{CoordId, Expr, linear};
 use crate::math;
 use crate::placed::{self, the_sums};
 use crate::product::looped;
-use crate::resolve::{Body, Product as Place};
+use crate::reduction;
+use crate::resolve::{Body, Product as Place, Resolver};
 use crate::rows::Emitted;
-use crate::tile::{Cut, Shape, loads, open_with};
-use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, ReduceOp as R, UnaryOp as U};
-use kiln_graph::{DType, Op, ValueId};
+use crate::tile::{Cut, Frame, Shape, loads, open_with};
+use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
+use kiln_graph::{DType, Op, Type, ValueId};
+use kiln_plan::attention::{self, Tiles};
+use kiln_plan::exec::{Slot, Work};
 
-/// Widest heads that are held in registers.
-const WIDEST: usize = 256;
+const NOT_PLACED: &str = "attention whose result is not stored element by element";
 
-pub fn lower(of: &Body, v: ValueId, z: &Sizes, _target: Target) -> Result<Emitted, LowerError> {
-    let g = of.graph;
-    let Op::Attention { causal, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
-    let dtype = g.dtype(v);
-    let (wide_d, wide_e) = (z.d.next_power_of_two().max(16), z.e.next_power_of_two().max(16));
-    if wide_d > WIDEST || wide_e > WIDEST || dtype == DType::F64 {
+/// Coordinates of the program: batch…, key head, query of its group, query, column of the values; key as scores have it and as
+/// values do; column of queries and keys likewise.
+struct Coords {
+    head: CoordId,
+    group: CoordId,
+    s: CoordId,
+    e: CoordId,
+    t: [CoordId; 2],
+    d: [CoordId; 2],
+}
+
+impl Coords {
+    fn of(z: &Sizes) -> Coords {
+        let id = |i: usize| (z.batch.len() + i) as CoordId;
+        Coords { head: id(0), group: id(1), s: id(2), e: id(3), t: [id(4), id(5)], d: [id(6), id(7)] }
+    }
+}
+
+pub fn lower(of: &Body, v: ValueId, z: &Sizes, target: Target) -> Result<Emitted, LowerError> {
+    let dtype = of.graph.dtype(v);
+    let Op::Attention { causal, .. } = *of.graph.op(v) else { return Err(of.unsupported("not attention")) };
+    let heads = z.batch.iter().product::<usize>() * z.heads * z.group;
+    let sizes = attention::Sizes { dtype, heads, queries: z.s, keys: z.t, widths: [z.d, z.e], causal };
+    if !sizes.has_program() {
         return Err(of.unsupported(format!("attention with heads of {} and {} {dtype}", z.d, z.e)));
     }
-    let args = g.args(v);
-    // Coordinates: batch…, key head, query of its group, s, e; t as scores have it and as values do; d likewise.
-    let dims = [&z.batch[..], &[z.heads, z.group, z.s, z.e]].concat();
+    let tiles = sizes.tiles();
+    let step = program(of, v, z, tiles)?;
+    if tiles.parts == 1 {
+        return Ok(Emitted { scratch: vec![], steps: vec![step] });
+    }
+    let count = of.graph.ty(v).count();
+    let rows = count / z.e.max(1);
+    let scratch: Vec<Type> = [count, rows, rows].map(|n| Type::new(DType::F32, [tiles.parts * n])).to_vec();
+    let name = format!("{}_join", of.name);
+    let product = Some((v, Place::KeyParts { first: 0, count: tiles.parts }));
+    let rest = reduction::lower(&Body { name: &name, product, ..*of }, target, scratch.len() as u32)?;
+    Ok(Emitted { scratch, steps: vec![step] }.then(rest))
+}
+
+/// What the program leaves: the kernel's outputs, or of a part of the keys the sums, maxima and sums of weights.
+fn results(of: &Body, v: ValueId, z: &Sizes, parts: usize, r: &mut Resolver) -> Result<Vec<Store>, LowerError> {
+    let part = Expr::coord(part_id(z), parts);
     let nb = z.batch.len();
-    let id = |i: usize| (nb + i) as u32;
-    let (head, group, s, e, t1, t2, d1, d2) = (id(0), id(1), id(2), id(3), id(4), id(5), id(6), id(7));
+    let dims = [&z.batch[..], &[z.heads, z.group, z.s, z.e]].concat();
     let at: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as u32, d)).collect();
+    if parts > 1 {
+        let rows = linear(&at[..nb + 3], &dims[..nb + 3]);
+        let row_count: usize = dims[..nb + 3].iter().product();
+        let whole = linear(&at, &dims);
+        let places = [(whole, row_count * z.e), (rows.clone(), row_count), (rows, row_count)];
+        let store = |(i, (at, size)): (usize, (Expr, usize))| {
+            let value = r.dag.add(NodeOp::Anchor { at: vec![Expr::default().shift(i as i64)] }, DType::F32);
+            let at = at.plus(&part.clone().scale(size as i64));
+            Store { slot: Slot::Scratch(i as u32), dtype: DType::F32, at, guards: vec![], value }
+        };
+        return Ok(places.into_iter().enumerate().map(store).collect());
+    }
     let place = |ix: &[Expr]| {
         let h = ix[nb].clone();
         let k = z.group as i64;
@@ -39,14 +85,34 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, _target: Target) -> Result<Emitte
         all.extend([h.clone().div(k), h.rem(k), ix[nb + 1].clone(), ix[nb + 2].clone()]);
         all
     };
-    let unsolved = || of.unsupported("attention whose result is not stored element by element");
     let body = Body { product: Some((v, Place::Node)), ..*of };
-    let placed = placed::outputs(&body, &dims, &place, None).ok_or_else(unsolved)?;
-    let mut r = body.resolver();
-    let stores = placed.iter().map(|o| o.store(&mut r, &at)).collect::<Result<Vec<_>, _>>()?;
-    let mut scene = Scene { dag: r.dag.clone(), stores };
-    let result = the_sums(&scene, 1).ok_or_else(unsolved)?[0];
+    let placed = placed::outputs(&body, &dims, &place, None).ok_or_else(|| of.unsupported(NOT_PLACED))?;
+    placed.iter().map(|o| o.store(r, &at)).collect()
+}
 
+/// Coordinate of the part of the keys.
+fn part_id(z: &Sizes) -> CoordId {
+    z.batch.len() as CoordId + 8
+}
+
+fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel>, LowerError> {
+    let g = of.graph;
+    let Op::Attention { causal, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
+    let dtype = g.dtype(v);
+    let nb = z.batch.len();
+    let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
+    let dims = [&z.batch[..], &[z.heads, z.group, z.s, z.e]].concat();
+    let at: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
+    let mut r = Body { product: Some((v, Place::Node)), ..*of }.resolver();
+    let stores = results(of, v, z, tiles.parts, &mut r)?;
+    let mut scene = Scene { dag: r.dag.clone(), stores };
+    let sums = if tiles.parts > 1 {
+        scene.stores.iter().map(|s| s.value).collect()
+    } else {
+        the_sums(&scene, 1).ok_or_else(|| of.unsupported(NOT_PLACED))?
+    };
+
+    let args = g.args(v);
     let q_head = at[nb].clone().scale(z.group as i64).plus(&at[nb + 1]);
     let lead = &at[..nb];
     let [ct1, ct2] = [t1, t2].map(|i| Expr::coord(i, z.t));
@@ -59,37 +125,32 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, _target: Target) -> Result<Emitte
     let score = masked_score(&mut r, raw, v, &[lead, &[q_head, at[nb + 2].clone(), ct1]].concat())?;
     scene.dag = r.dag;
 
-    let block_s = z.s.next_power_of_two().clamp(16, if wide_d.max(wide_e) > 128 { 64 } else { 128 });
-    let block_t = z.t.next_power_of_two().clamp(16, 64);
+    let way = Way::of(z, &tiles);
     let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
-    let mut cuts: Vec<Cut> = z.batch.iter().enumerate().map(|(i, &d)| Cut::uniform(i as u32, d)).collect();
+    let mut cuts: Vec<Cut> = z.batch.iter().enumerate().map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();
     cuts.extend([Cut::uniform(head, z.heads), Cut::uniform(group, z.group)]);
-    cuts.extend([cut(s, z.s, block_s, 0), cut(e, z.e, wide_e, 1)]);
-    let shape = Shape { cuts, rank: 2, parts: 1, warps: (block_s / 16).clamp(1, 8) };
+    cuts.extend([cut(s, z.s, tiles.queries, 0), cut(e, z.e, way.wide_e, 1)]);
+    let shape = Shape { cuts, rank: 2, parts: tiles.parts, warps: tiles.warps };
     let mut used = loads(&scene.dag, &[scene.roots(), vec![q, k, w, score]].concat(), |_| false);
     used.extend(scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
     let mut f = open_with(of.name, &scene, &shape, &used);
-    for (id, axis) in [(d1, 1), (d2, 0)] {
-        let lanes = f.lanes(cut(id, z.d, wide_d, axis), None);
+    let part = f.part;
+    f.em.coords.insert(part_id(z), Lanes { base: part, ..Lanes::default() });
+    for (id, axis) in [(d1, 1), (d2, way.depth())] {
+        let lanes = f.lanes(cut(id, z.d, way.wide_d, axis), None);
         f.em.coords.insert(id, lanes);
     }
-    let (ta, tb) = (cut(t1, z.t, block_t, 1), cut(t2, z.t, block_t, 0));
+    let (ta, tb) = (cut(t1, z.t, tiles.keys, way.along()), cut(t2, z.t, tiles.keys, 0));
     let lanes = [f.iota(ta), f.iota(tb)];
-    let ragged = !z.t.is_multiple_of(block_t);
+    let ragged = !z.t.is_multiple_of(tiles.keys);
 
-    let query = f.em.operand_tile(&mut f.b, q, dtype, &[block_s, wide_d]);
+    let query = f.em.operand_tile(&mut f.b, q, dtype, &[tiles.queries, way.wide_d]);
     let zero = math::float(&mut f.b, Elem::F32, 0.0);
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
-    let start = [f.b.splat(lowest, &[block_s, 1]), f.b.splat(zero, &[block_s, 1]), f.b.splat(zero, &[block_s, wide_e])];
-    let (lo, mut hi, step) = (f.b.i32(0), f.b.i32(z.t as i64), f.b.i32(block_t as i64));
-    if causal && let Some(base) = f.em.coords.get(&s).and_then(|l| l.base) {
-        // Keys past the block's last query see none of it.
-        let base = f.b.cast(base, Elem::I32);
-        let own = f.b.i32(block_s as i64);
-        let end = f.b.binary(B::Add, base, own);
-        hi = f.b.binary(B::Min, hi, end);
-    }
-    let out = looped(&mut f, [lo, hi, step], &start, |f, index, now| {
+    let rows = tiles.queries;
+    let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(zero, &[rows, 1]), f.b.splat(zero, &[rows, way.wide_e])];
+    let bounds = bounds(&mut f, z, &tiles, if causal { Some(s) } else { None });
+    let out = looped(&mut f, bounds, &start, |f, index, now| {
         let base = f.b.cast(index, f.em.index);
         let mut masks = vec![];
         for (c, lane) in [ta, tb].iter().zip(lanes) {
@@ -97,17 +158,16 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, _target: Target) -> Result<Emitte
             f.em.coords.insert(c.id, Lanes { base: Some(base), lane, mask });
             masks.push(mask);
         }
-        let keys = f.em.operand_tile(&mut f.b, k, dtype, &[wide_d, block_t]);
-        let none = f.b.splat(zero, &[block_s, block_t]);
-        let scores = f.b.dot(query, keys, none, DotPrecision::Exact);
+        let keys = f.em.operand_tile(&mut f.b, k, dtype, &way.keys());
+        let scores = way.scores(f, query, keys);
         f.em.set(raw, scores);
         let mut x = f.em.value(&mut f.b, score);
         if let Some(m) = masks[0] {
             x = f.b.select(m, x, lowest);
         }
-        let b = &mut f.b;
-        let most = b.reduce(R::Max, x, 1);
-        let most = b.expand_dims(most, 1);
+        let (b, along) = (&mut f.b, way.along());
+        let most = b.reduce(R::Max, x, along);
+        let most = b.expand_dims(most, along);
         let most = b.binary(B::Max, now[0], most);
         // Where nothing has taken part yet, minus infinity must not be subtracted from itself.
         let nothing = b.cmp(CmpOp::Eq, most, lowest);
@@ -116,23 +176,105 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, _target: Target) -> Result<Emitte
         let p = b.unary(U::Exp, p);
         let keep = b.binary(B::Sub, now[0], safe);
         let keep = b.unary(U::Exp, keep);
-        let sum = b.reduce(R::Sum, p, 1);
-        let sum = b.expand_dims(sum, 1);
+        let sum = b.reduce(R::Sum, p, along);
+        let sum = b.expand_dims(sum, along);
         let kept = b.binary(B::Mul, now[1], keep);
         let sum = b.binary(B::Add, kept, sum);
         let p = b.cast(p, math::stored(dtype));
-        let values = f.em.operand_tile(&mut f.b, w, dtype, &[block_t, wide_e]);
+        let values = f.em.operand_tile(&mut f.b, w, dtype, &[tiles.keys, way.wide_e]);
         let acc = f.b.binary(B::Mul, now[2], keep);
-        let acc = f.b.dot(p, values, acc, DotPrecision::Exact);
+        let acc = way.weighed(f, p, values, acc);
         vec![most, sum, acc]
     });
-    let empty = f.b.cmp(CmpOp::Eq, out[1], zero);
-    let one = math::float(&mut f.b, Elem::F32, 1.0);
-    let sum = f.b.select(empty, one, out[1]);
-    let y = f.b.binary(B::Div, out[2], sum);
-    f.em.set(result, y);
+    let values = match sums[..] {
+        [_] => vec![quotient(&mut f, out[2], out[1])],
+        _ => vec![out[2], out[0], out[1]],
+    };
+    for (node, value) in sums.iter().zip(values) {
+        f.em.set(*node, value);
+    }
     for st in &scene.stores {
         f.store(st);
     }
-    Ok(Emitted { scratch: vec![], steps: vec![f.finish()] })
+    Ok(f.finish())
+}
+
+/// The keys of an instance: first, last, step. `queries`: the queries' coordinate under a causal mask.
+fn bounds(f: &mut Frame, z: &Sizes, tiles: &Tiles, queries: Option<CoordId>) -> [Value; 3] {
+    let seen = if queries.is_some() { z.t.min(z.s) } else { z.t };
+    let (mut lo, mut hi, step) = (f.b.i32(0), f.b.i32(seen as i64), f.b.i32(tiles.keys as i64));
+    if let Some(part) = f.part {
+        let (part, len) = (f.b.cast(part, Elem::I32), f.b.i32(tiles.part as i64));
+        lo = f.b.binary(B::Mul, part, len);
+        let end = f.b.binary(B::Add, lo, len);
+        hi = f.b.binary(B::Min, hi, end);
+    }
+    if let Some(base) = queries.and_then(|s| f.em.coords.get(&s)?.base) {
+        // Keys past the block's last query see none of it.
+        let base = f.b.cast(base, Elem::I32);
+        let own = f.b.i32(tiles.queries as i64);
+        let end = f.b.binary(B::Add, base, own);
+        hi = f.b.binary(B::Min, hi, end);
+    }
+    [lo, hi, step]
+}
+
+/// Products of a block: of matrices, scores `[queries, keys]`; or where there is one query, sums over rows of keys and of values,
+/// as they lie in memory, scores `[keys, 1]`.
+struct Way {
+    one: bool,
+    queries: usize,
+    keys: usize,
+    wide_d: usize,
+    wide_e: usize,
+}
+
+impl Way {
+    fn of(z: &Sizes, tiles: &Tiles) -> Way {
+        let [wide_d, wide_e] = [z.d, z.e].map(|n| n.next_power_of_two().max(16));
+        Way { one: tiles.queries == 1, queries: tiles.queries, keys: tiles.keys, wide_d, wide_e }
+    }
+    /// The axis of the scores along which keys lie.
+    fn along(&self) -> usize {
+        usize::from(!self.one)
+    }
+    /// The axis of the tile of keys along which a key lies.
+    fn depth(&self) -> usize {
+        usize::from(self.one)
+    }
+    fn keys(&self) -> [usize; 2] {
+        if self.one { [self.keys, self.wide_d] } else { [self.wide_d, self.keys] }
+    }
+    fn scores(&self, f: &mut Frame, query: Value, keys: Value) -> Value {
+        if self.one {
+            return row_sums(f, query, keys, 1);
+        }
+        let zero = math::float(&mut f.b, Elem::F32, 0.0);
+        let none = f.b.splat(zero, &[self.queries, self.keys]);
+        f.b.dot(query, keys, none, DotPrecision::Exact)
+    }
+    fn weighed(&self, f: &mut Frame, weights: Value, values: Value, acc: Value) -> Value {
+        if self.one {
+            let more = row_sums(f, weights, values, 0);
+            return f.b.binary(B::Add, acc, more);
+        }
+        f.b.dot(weights, values, acc, DotPrecision::Exact)
+    }
+}
+
+/// The sum of products along an axis, which stays with size 1.
+fn row_sums(f: &mut Frame, a: Value, b: Value, axis: usize) -> Value {
+    let [a, b] = [a, b].map(|x| f.b.cast(x, Elem::F32));
+    let products = f.b.binary(B::Mul, a, b);
+    let sum = f.b.reduce(R::Sum, products, axis);
+    f.b.expand_dims(sum, axis)
+}
+
+/// Sums over the sum of their weights; zero where nothing took part.
+fn quotient(f: &mut Frame, sums: Value, weights: Value) -> Value {
+    let zero = math::float(&mut f.b, Elem::F32, 0.0);
+    let one = math::float(&mut f.b, Elem::F32, 1.0);
+    let empty = f.b.cmp(CmpOp::Eq, weights, zero);
+    let weights = f.b.select(empty, one, weights);
+    f.b.binary(B::Div, sums, weights)
 }

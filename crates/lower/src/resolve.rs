@@ -5,7 +5,7 @@
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear, linear};
 use crate::{LowerError, Prices, Target};
-use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, ValueId};
+use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 use kiln_plan::{Precision, Template, exec::Slot};
 use std::collections::HashMap;
 
@@ -29,6 +29,12 @@ pub enum Product {
     Parts {
         slot: Slot,
         dtype: DType,
+        count: usize,
+    },
+    /// Attention over so many parts of its keys, in three scratch buffers from `first` on: weighed sums of values, maxima of scores, and
+    /// sums of weights, all relative to the part's maximum and in f32.
+    KeyParts {
+        first: u32,
         count: usize,
     },
 }
@@ -229,6 +235,7 @@ impl<'a> Resolver<'a> {
             }
             Product::At(slot, stored) => self.load(here.v, slot, stored, here.ix, here.guards),
             Product::Parts { slot, dtype, count } => self.sum_of_parts(slot, dtype, count, here),
+            Product::KeyParts { first, count } => self.joined_parts(first, count, here),
         };
         self.biased(value, here)
     }
@@ -260,6 +267,38 @@ impl<'a> Resolver<'a> {
             sum = Some(sum.map_or(one, |s| self.dag.binary(BinaryOp::Add, s, one)));
         }
         sum.unwrap_or_else(|| self.dag.number(dtype, 0.0))
+    }
+
+    /// Attention from parts of its keys, in their order; zero where no key took part.
+    fn joined_parts(&mut self, first: u32, count: usize, here: &Here) -> NodeId {
+        let shape = self.graph.shape(here.v);
+        let (whole, lead) = (linear(here.ix, shape), shape.len() - 1);
+        let row = linear(&here.ix[..lead], &shape[..lead]);
+        let (size, rows) = (shape.iter().product(), shape[..lead].iter().product());
+        let guards = here.guards;
+        let dag = &mut self.dag;
+        let mut load = |buffer: u32, at: &Expr, size: usize| -> Vec<NodeId> {
+            let at = (0..count).map(|part| at.clone().shift((part * size) as i64));
+            let slot = Slot::Scratch(first + buffer);
+            at.map(|at| dag.add(NodeOp::Load { slot, at, guards: guards.to_vec() }, DType::F32)).collect()
+        };
+        let (values, maxima, weights) = (load(0, &whole, size), load(1, &row, rows), load(2, &row, rows));
+        let most = maxima[1..].iter().fold(maxima[0], |a, b| dag.binary(BinaryOp::Max, a, *b));
+        let lowest = dag.number(DType::F32, f64::NEG_INFINITY);
+        let (zero, one) = (dag.number(DType::F32, 0.0), dag.number(DType::F32, 1.0));
+        // Where nothing has taken part, minus infinity must not be subtracted from itself.
+        let nothing = dag.add(NodeOp::Compare(CompareOp::Eq, most, lowest), DType::Bool);
+        let most = dag.add(NodeOp::Select(nothing, zero, most), DType::F32);
+        let [mut sum, mut all] = [zero; 2];
+        for ((value, own), weight) in values.into_iter().zip(maxima).zip(weights) {
+            let below = dag.binary(BinaryOp::Sub, own, most);
+            let factor = dag.unary(UnaryOp::Exp, below);
+            let (value, weight) = (dag.binary(BinaryOp::Mul, factor, value), dag.binary(BinaryOp::Mul, factor, weight));
+            (sum, all) = (dag.binary(BinaryOp::Add, sum, value), dag.binary(BinaryOp::Add, all, weight));
+        }
+        let empty = dag.add(NodeOp::Compare(CompareOp::Eq, all, zero), DType::Bool);
+        let all = dag.add(NodeOp::Select(empty, one, all), DType::F32);
+        dag.binary(BinaryOp::Div, sum, all)
     }
 
     /// An operand that broadcasts to the value asked for.

@@ -20,7 +20,7 @@ impl<'a> From<&'a Work<Kernel>> for Part<'a> {
 pub fn of<'a>(kind: KernelKind, steps: impl Iterator<Item = Part<'a>>) -> Template {
     let templates = steps.filter_map(|part| match part {
         Part::Library => Some(Family::Library.into()),
-        Part::Program(k) if kind == KernelKind::Attention => program(k).map(|_| Family::Flash.into()),
+        Part::Program(_) if kind == KernelKind::Attention => Some(Family::Flash.into()),
         Part::Program(k) => program(k),
     });
     // What stands beside a library's product prepares its operands or finishes its result.

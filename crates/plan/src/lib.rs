@@ -3,6 +3,7 @@
 //! A kernel's body is itself a [`Graph`]: its inputs are the buffers read, its outputs the buffers written. So a plan can be
 //! interpreted, printed and compared with nothing but the graph crate's means.
 //! Never: how a kernel is lowered, launched or timed.
+pub mod attention;
 pub mod error;
 pub mod exec;
 pub mod library;

@@ -1,7 +1,7 @@
 //! Roofline: bytes over bandwidth, flops over rate, launches.
 use crate::dag::Dag;
 use kiln_graph::{DType, Op};
-use kiln_plan::{Cost, Machine, Terms};
+use kiln_plan::{Cost, Machine, Terms, attention};
 
 /// Predicted work and time of one kernel, before rounding to a [`Cost`].
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
@@ -92,6 +92,20 @@ pub fn is_f32_product(dag: &Dag, v: usize) -> bool {
 pub fn matrix_rate(dag: &Dag, v: usize, m: &Machine) -> f64 {
     if is_f32_product(dag, v) { m.f32_products().1 } else { m.matrix_rate(operands(dag, v)) }
 }
+
+/// Seconds of an op on matrix units: attention in one program takes as long as its blocks do.
+pub fn matrix_seconds(dag: &Dag, v: usize, m: &Machine) -> f64 {
+    match (dag.op(v), dag.args(v)) {
+        (Op::Attention { causal, .. }, [q, k, w, ..]) if m.gpu => {
+            let shapes = [q, k, w].map(|&a| dag.shape(a));
+            let sizes = attention::Sizes::of(dag.ty(v).dtype, shapes, *causal);
+            if sizes.has_program() { sizes.seconds(&sizes.tiles()) } else { INTERPRETED }
+        }
+        _ => matrix_flops(dag, v) / matrix_rate(dag, v, m),
+    }
+}
+/// Seconds of what no program takes: more than of any other way.
+const INTERPRETED: f64 = 1.0;
 
 /// May `v` be computed beside another product of its left operand?
 fn shares_launch(dag: &Dag, v: usize, m: &Machine) -> bool {

@@ -11,7 +11,7 @@ use crate::planner::{self, Kernels};
 use crate::rules::Saturated;
 use egg::Id;
 use kiln_graph::{Op, Type, ValueId};
-use kiln_plan::Machine;
+use kiln_plan::{Machine, attention::Sizes};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
@@ -165,7 +165,7 @@ impl<'a> Extractor<'a> {
 
     /// Sets of classes that could take another form together: all that now have op A and could have op B, those of one shape,
     /// and, where parts of several shapes would be read from one value (slices of a joined product), all parts of such values.
-    fn families(&self, choice: &Choice, program: &Program, ids: &[Id]) -> Families {
+    fn families(&self, choice: &Choice, program: &Program, ids: &[Id], m: &Machine) -> Families {
         let g = &self.s.builder.g;
         let mut out = Families::new();
         let mut wholes: BTreeMap<(String, Id), Families> = BTreeMap::new();
@@ -174,7 +174,8 @@ impl<'a> Extractor<'a> {
                 continue;
             }
             let Some(now) = choice.get(&id) else { continue };
-            if is_recognised(op(g, now)) {
+            let args = || now.args.iter().map(|a| &g[*a].data.ty).collect::<Vec<_>>();
+            if is_recognised(op(g, now)) && !may_be_products(op(g, now), &args(), m) {
                 continue;
             }
             let mut others: BTreeMap<&str, &Term> = BTreeMap::new();
@@ -210,13 +211,14 @@ impl<'a> Extractor<'a> {
         loop {
             let before = best.kernels.seconds();
             let mut seen: BTreeSet<Vec<(Id, Term)>> = BTreeSet::new();
-            for family in self.families(&choice, &best.program, &ids).into_values() {
+            for (how, family) in self.families(&choice, &best.program, &ids, check.machine) {
                 if best.tried >= MAX_TRIES {
                     return Some(best);
                 }
                 if !seen.insert(family.clone()) {
                     continue;
                 }
+                let size = family.len() as f64;
                 let mut other = choice.clone();
                 other.extend(family);
                 let Some((program, other_ids)) = self.program(&other) else { continue };
@@ -224,7 +226,9 @@ impl<'a> Extractor<'a> {
                 let kernels = planner::fused(&dag, check);
                 best.tried += 1;
                 self.tried.push((kernels.seconds(), program.clone()));
-                if kernels.seconds() < best.kernels.seconds() * (1. - 1e-6) {
+                // Short products take somewhat longer than their price.
+                let spare = if how.starts_with("attention") { size * check.machine.launch } else { 0. };
+                if kernels.seconds() + spare < best.kernels.seconds() * (1. - 1e-6) {
                     best = Best { program, dag, kernels, ..best };
                     (choice, ids) = (other, other_ids);
                 }
@@ -239,6 +243,13 @@ impl<'a> Extractor<'a> {
 /// A named form of a composite, which is never worse than its primitives: one op to price, to read and to lower.
 fn is_recognised(o: &Op) -> bool {
     matches!(Class::of(o), Class::Row | Class::Attention) || matches!(o, Op::Unary(u) if u.is_composite())
+}
+/// Is this an attention that two products with a softmax between may beat? On a GPU, where there is no program for it or rows of scores
+/// are multiples of 16 bytes, without which products are slower than their price.
+fn may_be_products(o: &Op, args: &[&Type], m: &Machine) -> bool {
+    let (Op::Attention { causal, .. }, [q, k, v, ..]) = (o, args) else { return false };
+    let sizes = Sizes::of(q.dtype, [&q.shape, &k.shape, &v.shape], *causal);
+    m.gpu && (!sizes.has_program() || (sizes.keys * q.dtype.bytes()).is_multiple_of(16))
 }
 
 /// Classes with the heads of their terms, as imported.

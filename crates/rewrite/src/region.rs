@@ -4,7 +4,7 @@
 //! reductions must agree on which atoms choose a row and which run along it. An anchor (matrix product, attention, …) is computed
 //! whole, once. What lowering can do is written here and nowhere else; every refusal has a name.
 use crate::class::Class;
-use crate::cost::{Price, matrix_flops, matrix_rate};
+use crate::cost::{Price, matrix_flops, matrix_seconds};
 use crate::dag::Dag;
 use crate::space::{Atom, Map, Space, Walk, align};
 use kiln_graph::Op;
@@ -234,7 +234,7 @@ pub fn alone(dag: &Dag, v: usize, machine: &Machine) -> Price {
         read: dag.args(v).iter().map(|&a| dag.bytes(a)).sum(),
         written: dag.bytes(v),
         matrix,
-        matrix_seconds: matrix / matrix_rate(dag, v, machine),
+        matrix_seconds: matrix_seconds(dag, v, machine),
         other: dag.op(v).weight() * dag.count(v),
         seconds: 0.,
     };

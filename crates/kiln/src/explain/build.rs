@@ -128,7 +128,10 @@ impl<'a> Facts<'a> {
                 Precision::Tf32x3 => m.tf32x3,
                 Precision::Tf32 => m.tf32,
             };
-            let rate = rate.unwrap_or(m.matrix_rate(dtype));
+            let rate = match anchor.map(|v| (v, k.body.op(v))) {
+                Some((v, Op::Attention { causal, .. })) if m.gpu => attention_rate(k, v, *causal),
+                _ => rate.unwrap_or(m.matrix_rate(dtype)),
+            };
             terms(&k.cost, rate, &m)
         });
         let rewrites = self.rewrites(k);
@@ -240,6 +243,14 @@ impl<'a> Facts<'a> {
         }
         seen.into_iter().map(|v| format!("{} {v}", op_name(self.graph.op(v)))).collect()
     }
+}
+
+/// Flops per second of an attention on a GPU, as the planner has them.
+fn attention_rate(k: &Kernel, v: ValueId, causal: bool) -> f64 {
+    let args = k.body.args(v);
+    let shape = |i: usize| args.get(i).map_or(&[][..], |&a| k.body.shape(a));
+    let sizes = kiln_plan::attention::Sizes::of(k.body.dtype(v), [shape(0), shape(1), shape(2)], causal);
+    k.cost.matrix_flops as f64 / sizes.seconds(&sizes.tiles())
 }
 
 /// The template that lowering took, where there was a choice of templates at all.

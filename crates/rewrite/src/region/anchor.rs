@@ -1,7 +1,7 @@
 //! Anchors: ops that are computed whole and once, in tiles of their own, from operands that lie evenly in memory.
 use super::{Region, Reject, Use};
 use crate::class::Class;
-use crate::cost::{matrix_flops, matrix_rate};
+use crate::cost::{matrix_flops, matrix_seconds};
 use crate::space::{Atom, Map, Walk, align};
 use kiln_graph::Op;
 use std::collections::BTreeSet;
@@ -28,9 +28,8 @@ impl Region<'_> {
         if !whole || !self.space.flat(&self.root).iter().all(|a| walked.contains(a)) {
             return Err(Reject::AnchorRecomputed);
         }
-        let flops = matrix_flops(dag, v);
-        self.price.matrix += flops;
-        self.price.matrix_seconds += flops / matrix_rate(dag, v, self.machine);
+        self.price.matrix += matrix_flops(dag, v);
+        self.price.matrix_seconds += matrix_seconds(dag, v, self.machine);
         let same_space = dag.shape(v) == dag.shape(self.main) && self.space.flat(m) == self.space.flat(&self.root);
         let args = dag.args(v).to_vec();
         match dag.op(v) {

@@ -1,0 +1,131 @@
+//! How the blocks of a GPU share an attention, and about how long they take: what lowering does is what the planner prices.
+//!
+//! Figures are of an H200 (132 multiprocessors), measured over heads of 32 to 128, 1 to 4096 queries and keys.
+use kiln_graph::DType;
+
+/// Queries and keys of a block, its warps, and parts of the keys that blocks of their own take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tiles {
+    pub queries: usize,
+    pub keys: usize,
+    pub warps: usize,
+    /// Keys of a part, whole tiles of them.
+    pub part: usize,
+    pub parts: usize,
+}
+
+/// An attention's sizes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    pub dtype: DType,
+    /// Heads of all batches.
+    pub heads: usize,
+    pub queries: usize,
+    pub keys: usize,
+    /// Elements of a query and of a value.
+    pub widths: [usize; 2],
+    pub causal: bool,
+}
+
+/// Widest heads that are held in registers.
+const WIDEST: usize = 256;
+const PROCESSORS: usize = 132;
+/// Blocks that keep the processors busy, if they are large.
+const ENOUGH: usize = 80;
+/// Blocks side by side up to which more parts are a gain.
+const MOST: usize = 256;
+/// Seconds that a second step takes, which joins the parts.
+const JOIN: f64 = 3e-6;
+
+impl Sizes {
+    /// Of operands of these shapes: batch…, heads, rows, columns.
+    pub fn of(dtype: DType, [q, k, v]: [&[usize]; 3], causal: bool) -> Sizes {
+        let end = |s: &[usize], i: usize| s.len().checked_sub(i).and_then(|at| s.get(at)).copied().unwrap_or(1);
+        let heads = q[..q.len().saturating_sub(2)].iter().product();
+        Sizes { dtype, heads, queries: end(q, 2), keys: end(k, 2), widths: [end(q, 1), end(v, 1)], causal }
+    }
+    /// Is there a program for it at all?
+    pub fn has_program(&self) -> bool {
+        self.widest() <= WIDEST && self.dtype != DType::F64
+    }
+    fn widest(&self) -> usize {
+        self.widths[0].max(self.widths[1]).next_power_of_two()
+    }
+    /// Keys that any query sees.
+    pub fn seen(&self) -> usize {
+        if self.causal { self.keys.min(self.queries) } else { self.keys }
+    }
+    fn is_half(&self) -> bool {
+        matches!(self.dtype, DType::F16 | DType::Bf16)
+    }
+    fn blocks(&self, queries: usize) -> usize {
+        self.heads * self.queries.div_ceil(queries)
+    }
+    /// Queries, keys and warps of a block.
+    fn block(&self) -> [usize; 3] {
+        let (rows, widest) = (self.queries.next_power_of_two(), self.widest());
+        if self.is_half() {
+            return match rows {
+                ..=32 => [16, 64, 4],
+                128.. if widest <= 64 && self.blocks(128) >= 2 * PROCESSORS => [128, 64, 4],
+                _ if widest <= 128 && self.seen().div_ceil(64).is_multiple_of(2) => [64, 128, 4],
+                _ => [64, 64, 4],
+            };
+        }
+        if rows == 1 {
+            return [1, (8192 / widest).clamp(16, 128), 4];
+        }
+        let large = [[128, 64, 8], [64, if widest == 128 { 128 } else { 64 }, 8], [32, 64, 8]];
+        let fits = |b: &&[usize; 3]| b[0] <= rows && self.blocks(b[0]) >= ENOUGH && (b[0] < 128 || widest <= 64);
+        large.iter().find(fits).copied().unwrap_or([rows.min(16), 64, 4])
+    }
+    pub fn tiles(&self) -> Tiles {
+        let [queries, keys, warps] = self.block();
+        let keys = keys.min(self.seen().next_power_of_two().max(16));
+        let all = self.seen().div_ceil(keys).max(1);
+        let blocks = self.blocks(queries).max(1);
+        let most = if blocks < ENOUGH { (MOST / blocks).min(all).max(1) } else { 1 };
+        let parts = 1 << most.ilog2();
+        let whole = Tiles { queries, keys, warps, part: all * keys, parts: 1 };
+        let part = all.div_ceil(parts) * keys;
+        let cut = Tiles { part, parts: self.seen().div_ceil(part).max(1), ..whole };
+        if self.seconds(&cut) < self.seconds(&whole) { cut } else { whole }
+    }
+    /// Seconds of arithmetic with these tiles, launches aside: of the longest block, or of all of them where they wait for each other.
+    pub fn seconds(&self, t: &Tiles) -> f64 {
+        let (of_block, of_processor) = if self.is_half() {
+            (if t.queries < 64 { 0.25e12 } else { 1.3e12 }, 1.8e12)
+        } else {
+            (0.22e12 * [0.12, 0.16, 0.23, 0.35, 0.46, 0.63, 0.8, 1.][(t.queries.ilog2() as usize).min(7)], 0.22e12)
+        };
+        let tile = 2. * (t.queries * t.keys) as f64 * (self.widths[0] + self.widths[1]) as f64;
+        let each = t.part.div_ceil(t.keys) as f64;
+        let blocks = (self.blocks(t.queries) * t.parts) as f64;
+        let share = if self.causal && t.parts == 1 { 0.5 + 0.5 / each } else { 1. };
+        let joined = if t.parts > 1 { JOIN } else { 0. };
+        joined + (each * tile / of_block).max(blocks * each * share * tile / (of_processor * PROCESSORS as f64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiles(dtype: DType, heads: usize, [queries, keys, width]: [usize; 3]) -> [usize; 3] {
+        let z = Sizes { dtype, heads, queries, keys, widths: [width; 2], causal: false };
+        let t = z.tiles();
+        assert!((t.parts - 1) * t.part < keys && keys <= t.parts * t.part && t.part.is_multiple_of(t.keys), "{t:?}");
+        [t.queries, t.keys, t.parts]
+    }
+    #[test]
+    fn few_blocks_are_small_and_take_parts_of_the_keys() {
+        assert_eq!(tiles(DType::F32, 16, [128, 128, 64]), [16, 64, 1]);
+        assert_eq!(tiles(DType::F32, 256, [197, 197, 64]), [128, 64, 1]);
+        assert_eq!(tiles(DType::F32, 1, [17, 4096, 64]), [16, 64, 64]);
+        assert_eq!(tiles(DType::F32, 32, [1, 1024, 128]), [1, 64, 8]);
+        assert_eq!(tiles(DType::Bf16, 128, [1024, 1024, 64]), [128, 64, 1]);
+        assert_eq!(tiles(DType::Bf16, 8, [1024, 1024, 128]), [64, 128, 1]);
+        assert_eq!(tiles(DType::Bf16, 512, [1, 4096, 128]), [16, 64, 1]);
+        assert_eq!(tiles(DType::Bf16, 32, [1, 1024, 128]), [16, 64, 8]);
+    }
+}
