@@ -36,8 +36,9 @@ struct Split {
     varying: Option<Value>,
 }
 
+/// What has been emitted inside a region.
 #[derive(Default)]
-struct Scope {
+pub struct Scope {
     values: HashMap<NodeId, Value>,
     exprs: HashMap<Expr, Split>,
 }
@@ -76,8 +77,12 @@ impl<'a> Emitter<'a> {
     pub fn enter(&mut self) {
         self.scopes.push(Scope::default());
     }
-    pub fn leave(&mut self) {
-        self.scopes.pop();
+    pub fn leave(&mut self) -> Scope {
+        self.scopes.pop().unwrap_or_default()
+    }
+    /// Goes on where a scope was left.
+    pub fn resume(&mut self, scope: Scope) {
+        self.scopes.push(scope);
     }
     /// States the value of a node.
     pub fn set(&mut self, node: NodeId, v: Value) {

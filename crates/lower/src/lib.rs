@@ -28,6 +28,7 @@ mod pointwise;
 mod product;
 mod reduction;
 mod resolve;
+mod rest;
 mod rows;
 mod scan;
 mod scatter;

@@ -177,17 +177,26 @@ impl Frame<'_> {
         let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
         Lanes { base, lane, mask }
     }
-    /// Lanes of a row of the whole tile that starts at some lane of it.
-    pub fn shifted(&mut self, cut: Cut, shift: &Shift) -> Lanes {
-        let Some(lane) = self.iota(cut) else { return Lanes::default() };
+    /// Lanes of the cut's block that are counted from `first` on.
+    pub fn lanes_from(&mut self, cut: Cut, first: usize) -> Lanes {
+        let base = (first > 0).then(|| self.em.int(&mut self.b, first as i64));
+        let lane = self.iota(cut);
+        let ragged = first + cut.block > cut.extent;
+        let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
+        Lanes { base, lane, mask }
+    }
+    /// Lanes from `first` on of a row that starts at some lane of the tile.
+    pub fn shifted(&mut self, cut: Cut, shift: &Shift, first: usize) -> Lanes {
         let width = shift.width(cut.extent);
-        let some = (width < cut.block).then(|| self.below(None, lane, width));
-        self.em.coords.insert(shift.lane, Lanes { lane: Some(lane), mask: some, ..Lanes::default() });
+        let lanes = self.lanes_from(Cut { extent: width, ..cut }, first);
+        let Some(lane) = lanes.lane else { return lanes };
+        self.em.coords.insert(shift.lane, lanes);
         self.em.skew = Some((cut.id, shift.position.clone()));
+        let at = lanes.base.map_or(lane, |first| self.b.binary(B::Add, first, lane));
         let start = self.em.expr(&mut self.b, &shift.start);
         let length = self.em.int(&mut self.b, cut.extent as i64);
         let end = self.b.binary(B::Add, start, length);
-        let (after, before) = (self.b.cmp(CmpOp::Ge, lane, start), self.b.cmp(CmpOp::Lt, lane, end));
+        let (after, before) = (self.b.cmp(CmpOp::Ge, at, start), self.b.cmp(CmpOp::Lt, at, end));
         let mask = Some(self.b.binary(B::And, after, before));
         Lanes { base: None, lane: Some(lane), mask }
     }

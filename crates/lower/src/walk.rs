@@ -3,6 +3,7 @@ use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::{Lanes, TileRow, joint};
 use crate::expr::{CoordId, Expr, linear};
 use crate::math;
+use crate::rest;
 use crate::rows::{Emitted, RowPlan};
 use crate::tile::{Frame, Used, loads, open, open_with};
 use crate::{LowerError, Target};
@@ -13,12 +14,12 @@ use kiln_plan::exec::{Slot, Work};
 
 pub struct Walk<'a> {
     name: &'a str,
-    scene: &'a Scene,
-    plan: RowPlan,
+    pub scene: &'a Scene,
+    pub plan: RowPlan,
     /// Coordinates a node depends on, the row of its own reductions left out.
     deps: Vec<Vec<CoordId>>,
     /// Reductions that depend on no other of the list before theirs.
-    levels: Vec<Vec<NodeId>>,
+    pub levels: Vec<Vec<NodeId>>,
     scratch: Vec<Type>,
     first_scratch: u32,
 }
@@ -32,6 +33,9 @@ struct Acc {
 
 /// A reduction whose partial results are in scratch: values, and positions of an arg-reduction.
 type Partial = (NodeId, Vec<(Slot, DType)>);
+
+/// Loads of a thread that are all asked for first, at most.
+const FIRST: usize = 4;
 
 /// Greater than any position.
 const NOWHERE: i64 = i32::MAX as i64;
@@ -95,14 +99,22 @@ impl<'a> Walk<'a> {
         if p.stay.is_none() {
             f.ask_ahead(self.scene, p);
         }
+        let any_order = || self.scene.live().into_iter().all(|n| self.scene.dag.node(n).sums_in_any_order());
+        if let Some(rest) = rest::rest(p).filter(|_| any_order()) {
+            self.in_pieces(&mut f, rest);
+            return f.finish();
+        }
         let lanes = match &p.shift {
-            Some(shift) => f.shifted(p.row, shift),
+            Some(shift) => f.shifted(p.row, shift, 0),
             None => f.lanes(p.row, None),
         };
         f.em.coords.insert(p.row.id, lanes);
         f.em.run = if p.packed { f.run(p) } else { None };
         f.em.scan_in = p.scanned(Elem::F32);
         f.em.row = Some(self.tile_row());
+        for n in self.asked_first() {
+            f.em.value(&mut f.b, n);
+        }
         for s in &self.scene.stores {
             f.store(s);
         }
@@ -113,6 +125,17 @@ impl<'a> Walk<'a> {
             }
             (work, _) => work,
         }
+    }
+
+    /// Loads that are under way before the first reduction, also of what is needed behind it, as a gain: where threads have
+    /// registers for them. The assembler makes short rows of halves that were read as a run worse by it.
+    fn asked_first(&self) -> Vec<NodeId> {
+        let p = &self.plan;
+        let load = |n: &NodeId| matches!(self.scene.dag.node(*n).op, NodeOp::Load { .. });
+        let loads: Vec<NodeId> = self.scene.live().into_iter().filter(load).collect();
+        let run = p.packed && loads.iter().any(|n| self.scene.dag.node(*n).dtype.bytes() < 4);
+        let gpu = p.target != Target::Host && p.stay.is_none() && p.warps <= 16;
+        if gpu && !run && loads.len() <= FIRST { loads } else { vec![] }
     }
 
     fn in_loops(&self) -> Work<kiln_block::Kernel> {
@@ -250,7 +273,7 @@ impl<'a> Walk<'a> {
         let all = || self.levels.iter().flatten().all(|&n| self.scene.dag.node(n).sums_in_any_order());
         p.target == Target::Host && chunks && all()
     }
-    fn tile_row(&self) -> TileRow {
+    pub fn tile_row(&self) -> TileRow {
         TileRow { coord: self.plan.row.id, axis: self.plan.row.axis, rank: self.plan.rank }
     }
     /// Shape of the accumulators: every lane of the tile, or one for all lanes of the row.

@@ -169,3 +169,17 @@ fn views_around_rows() {
     body("(%x: f32[7,9]) { %t = permute %x perm=[1,0]\n %y = softmax %t axis=1\n return %y }");
     body("(%x: f32[4,5], %y: f32[4,6]) { %c = concat %x, %y axis=1\n %s = softmax %c axis=1\n return %s }");
 }
+
+#[test]
+fn rows_a_little_longer_than_a_power_of_two() {
+    for (d, n) in
+        [("f32", 1025), ("f32", 1055), ("f32", 4097), ("bf16", 2049), ("bf16", 4099), ("f16", 4120), ("f64", 2051)]
+    {
+        let norm = "%m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[1]\n %r = rsqrt %v\n %n = mul %d, %r\n %y = mul %n, %g";
+        body(&format!("(%x: {d}[7,{n}], %g: {d}[{n}]) {{ {norm}\n return %y }}"));
+        for op in ["sum", "max", "min", "argmax"] {
+            body(&format!("(%x: {d}[7,{n}]) {{ %s = reduce.{op} %x axes=[1]\n return %s }}"));
+        }
+        body(&format!("(%x: {d}[7,{n}]) {{ %y = softmax %x axis=1\n return %y }}"));
+    }
+}

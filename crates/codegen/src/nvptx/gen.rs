@@ -2,12 +2,14 @@
 use super::Arch;
 use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
+use super::ends::Conditions;
 use super::exchange;
 use super::exchange::Scratch;
 use super::halves::{self, Half};
 use super::head;
 use super::index::{Index, Memo, Pointer, Reg};
 use super::roles::Group;
+use super::rows;
 use super::threads::Threads;
 use super::tiles::{self, Places};
 use inkwell::AddressSpace;
@@ -47,6 +49,9 @@ pub(super) struct Gen<'c, 'k> {
     /// Inside a role: its warps.
     pub group: Option<Group<'c>>,
     pub function: FunctionValue<'c>,
+    pub conditions: Conditions<'c>,
+    /// Threads have several rows, which the assembler must not load one after the other.
+    pub in_turns: bool,
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
 
@@ -96,6 +101,8 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch, blocks: usiz
         halves: halves::of(k),
         group: None,
         function,
+        conditions: Conditions::default(),
+        in_turns: rows::in_turns(k),
         regs: vec![None; k.values.len()],
     };
     g.params()?;

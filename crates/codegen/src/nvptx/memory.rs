@@ -172,13 +172,6 @@ impl<'c> Gen<'c, '_> {
         let words = self.load_words(ptr, mask, w)?;
         self.unpack(&words, elem)
     }
-    /// Whether one of the conditions holds.
-    pub fn any(&self, masks: &[IntValue<'c>]) -> Res<IntValue<'c>> {
-        masks.iter().try_fold(self.e.bool(false), |any, m| self.e.or(any, *m))
-    }
-    pub fn all(&self, masks: &[IntValue<'c>]) -> Res<IntValue<'c>> {
-        masks.iter().try_fold(self.e.bool(true), |all, m| self.e.and(all, *m))
-    }
     /// The values where they are there, else the others, or zeros.
     fn chosen(&mut self, when: &When<'c>, values: Vec<Val<'c>>, other: Option<&[Val<'c>]>) -> Res<Vec<Val<'c>>> {
         let e = &self.e;
@@ -194,43 +187,23 @@ impl<'c> Gen<'c, '_> {
                 // Few threads stand at an end of a row.
                 let end = self.e.not(self.all(masks)?)?;
                 self.in_part(end, values, |g, values| {
-                    let pick = |(i, v): (usize, &Val<'c>)| {
-                        g.e.select(masks[i], *v, other.map_or_else(|| v.get_type().const_zero(), |o| o[i]))
-                    };
-                    values.iter().enumerate().map(pick).collect()
+                    let mut chosen = vec![];
+                    for (i, v) in values.iter().enumerate() {
+                        let (inside, zero) = (g.made_here(masks[i])?, v.get_type().const_zero());
+                        chosen.push(g.e.select(inside, *v, other.map_or(zero, |o| o[i]))?);
+                    }
+                    Ok(chosen)
                 })
             }
         }
-    }
-    /// The values, or what is made of them where a condition holds that does so in few threads.
-    pub fn in_part(
-        &mut self,
-        when: IntValue<'c>,
-        values: Vec<Val<'c>>,
-        make: impl FnOnce(&mut Self, &[Val<'c>]) -> Res<Vec<Val<'c>>>,
-    ) -> Res<Vec<Val<'c>>> {
-        let before = self.block()?;
-        let (part, join) = (self.new_block("part"), self.new_block("join"));
-        self.e.b.build_conditional_branch(when, part, join)?;
-        self.e.b.position_at_end(part);
-        let made = make(self, &values)?;
-        let part = self.block()?;
-        self.e.b.build_unconditional_branch(join)?;
-        self.e.b.position_at_end(join);
-        let joined = values.iter().zip(&made).map(|(whole, made)| {
-            let phi = self.e.b.build_phi(whole.get_type(), "")?;
-            phi.add_incoming(&[(whole, before), (made, part)]);
-            Ok(phi.as_basic_value())
-        });
-        joined.collect()
     }
     /// The words at `ptr` in one access, zeros where `mask` does not hold.
     pub fn load_words(&mut self, ptr: Pointer<'c>, mask: Option<IntValue<'c>>, w: Words) -> Res<Vec<Val<'c>>> {
         let word = self.word(w);
         let init: Vec<Val<'c>> = vec![word.const_zero().into(); w.words];
         let bytes = w.words * w.bits / 8;
-        // What a kernel before may still be writing is not constant while this one is there.
-        let constant = ptr.readonly && !self.waits;
+        // What a kernel before may still be writing is not constant while this one is there; and loads of constants are moved.
+        let constant = ptr.readonly && !self.waits && !self.in_turns;
         let Some(mask) = mask else {
             let ty: BasicTypeEnum = if w.words > 1 { word.vec_type(w.words as u32).into() } else { word.into() };
             let v = self.e.load(ty, ptr.value(&self.e)?, bytes, constant)?;
@@ -291,7 +264,8 @@ impl<'c> Gen<'c, '_> {
         self.e.b.build_conditional_branch(some, part, join)?;
         self.e.b.position_at_end(part);
         for ((ptr, value), mask) in group.iter().zip(values).zip(masks) {
-            self.store_group(*ptr, &[*value], Some(*mask), elem)?;
+            let mask = self.made_here(*mask)?;
+            self.store_group(*ptr, &[*value], Some(mask), elem)?;
         }
         self.e.b.build_unconditional_branch(join)?;
         self.e.b.position_at_end(join);

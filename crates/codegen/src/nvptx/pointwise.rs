@@ -33,6 +33,9 @@ impl<'c> Gen<'c, '_> {
                 return self.by_reciprocals(&args, Self::reciprocal);
             }
         }
+        if let Some(chosen) = self.select_at_ends(data, &args)? {
+            return Ok(chosen);
+        }
         // Registers that hold the same operands (copies along a broadcast axis) share the result.
         let mut known: HashMap<Vec<Val<'c>>, Reg<'c>> = HashMap::new();
         let mut out = vec![];
@@ -62,6 +65,7 @@ impl<'c> Gen<'c, '_> {
             };
             out.push(reg);
         }
+        self.learn(data, &args, &out)?;
         Ok(out)
     }
     /// Quotients by products with reciprocals, each made once: what the divisor's is, and what the product is to be

@@ -1,15 +1,18 @@
-//! Reductions and scans: over a thread's registers, then lanes by shuffles, then warps through shared memory.
+//! Reductions: over a thread's registers, then lanes by shuffles, then warps through shared memory.
 //!
 //! Every step combines two neighbouring ranges of the axis, whatever bits of the layout they lie on, so one loop over the
 //! axis's bits serves all layouts. Half types accumulate in f32 and are rounded once.
 use super::collect::Places;
 use super::emit::{Fail, Res, Val, int};
-use super::exchange::{Placement, shuffle};
+use super::exchange::shuffle;
 use super::r#gen::Gen;
 use super::index::Reg;
 use inkwell::{FloatPredicate, IntPredicate};
 use kiln_block::layout::{Flat, axis_bits, bits_of};
-use kiln_block::{BinaryOp, CmpOp, Elem, InstData, ReduceOp, ScanOp};
+use kiln_block::{BinaryOp, CmpOp, Elem, InstData, ReduceOp};
+
+/// Registers of a row from which on partial results of half as many are too much.
+const MANY: usize = 32;
 
 /// A partial result: the value and, for arg-reductions, its index.
 pub(super) type Part<'c> = Vec<Val<'c>>;
@@ -21,7 +24,7 @@ pub(super) fn part_elems(op: ReduceOp, elem: Elem) -> Vec<Elem> {
         _ => vec![wide(elem)],
     }
 }
-fn wide(elem: Elem) -> Elem {
+pub(super) fn wide(elem: Elem) -> Elem {
     match elem {
         Elem::F16 | Elem::Bf16 => Elem::F32,
         other => other,
@@ -99,9 +102,19 @@ impl<'c> Gen<'c, '_> {
         parts: Vec<Part<'c>>,
         on_axis: impl Fn(u8) -> bool,
     ) -> Res<Vec<Part<'c>>> {
+        let axis: Vec<usize> = (0..flat.registers.len()).filter(|i| on_axis(flat.registers[*i])).collect();
+        if 1 << axis.len() >= MANY {
+            let mask = axis.iter().fold(0, |m, i| m | 1usize << i);
+            let mut out = vec![];
+            for first in (0..parts.len()).filter(|r| r & mask == 0) {
+                let one: Vec<&Part<'c>> = (0..parts.len()).filter(|r| r & !mask == first).map(|r| &parts[r]).collect();
+                out.push(self.branch_by_branch(op, elems, &one)?);
+            }
+            return Ok(out);
+        }
         let mut parts = parts;
         // From the highest register bit down, so that lower ones keep their places.
-        for i in (0..flat.registers.len()).rev().filter(|i| on_axis(flat.registers[*i])) {
+        for i in axis.into_iter().rev() {
             let mut next = vec![];
             for r in (0..parts.len()).filter(|r| r >> i & 1 == 0) {
                 next.push(self.combine(op, elems, &parts[r], &parts[r | 1 << i])?);
@@ -109,6 +122,17 @@ impl<'c> Gen<'c, '_> {
             parts = next;
         }
         Ok(parts)
+    }
+    /// Neighbours first, and each branch of the tree before the next is begun: few partial results are held at a time.
+    fn branch_by_branch(&mut self, op: ReduceOp, elems: &[Elem], parts: &[&Part<'c>]) -> Res<Part<'c>> {
+        match parts.split_at(parts.len() / 2) {
+            ([], [one]) => Ok((*one).clone()),
+            (low, high) => {
+                let low = self.branch_by_branch(op, elems, low)?;
+                let high = self.branch_by_branch(op, elems, high)?;
+                self.combine(op, elems, &low, &high)
+            }
+        }
     }
     /// Combines what two lanes have, each for half of the results: the lower lane for those of the lower registers.
     fn halve(&mut self, op: ReduceOp, elems: &[Elem], parts: Vec<Part<'c>>, lane: usize) -> Res<Vec<Part<'c>>> {
@@ -202,82 +226,5 @@ impl<'c> Gen<'c, '_> {
         let earlier = self.e.icmp(IntPredicate::SLT, int(b[1])?, int(a[1])?)?;
         let take = self.e.or(wins, self.e.and(ties, earlier)?)?;
         Ok(vec![self.e.select(take, b[0], a[0])?, self.e.select(take, b[1], a[1])?])
-    }
-
-    /// Inclusive scan: for each bit of the axis from the lowest, the upper half of every range of that size takes on the
-    /// total of its lower half.
-    pub fn scan(&mut self, data: &InstData, op: ScanOp, axis: usize) -> Res<Vec<Reg<'c>>> {
-        let arg = data.args[0];
-        let (k, flat, elem) = (self.k, self.flat(arg)?, self.elem(arg)?);
-        if self.blocks.count > 1 {
-            return Err(Fail::Unsupported("a scan over several blocks".into()));
-        }
-        let shape = k.ty(arg).shape();
-        let op = match op {
-            ScanOp::Sum => ReduceOp::Sum,
-            ScanOp::Prod => ReduceOp::Prod,
-            ScanOp::Max => ReduceOp::Max,
-        };
-        let elems = vec![wide(elem)];
-        let mut prefix: Vec<Part<'c>> = vec![];
-        for v in self.plain(arg)? {
-            prefix.push(vec![if elem.is_float() { self.wide(v, elem)?.into() } else { v }]);
-        }
-        let mut total = prefix.clone();
-        for bit in axis_bits(shape, axis) {
-            if let Some(i) = flat.registers.iter().position(|b| *b == bit) {
-                for low in (0..prefix.len()).filter(|r| r >> i & 1 == 0) {
-                    let high = low | 1 << i;
-                    prefix[high] = self.combine(op, &elems, &total[low], &prefix[high])?;
-                    let sum = self.combine(op, &elems, &total[low], &total[high])?;
-                    (total[low], total[high]) = (sum.clone(), sum);
-                }
-                continue;
-            }
-            let thread = flat.threads().position(|b| b == Some(bit)).ok_or_else(|| super::emit::mistyped("a scan"))?;
-            let upper = self.threads.bit(&self.e, thread)?;
-            let others = match thread {
-                0..5 => total.iter().map(|t| self.lanes_value(t, 1 << thread)).collect::<Res<Vec<_>>>()?,
-                _ => self.warps_value(&flat, bits_of(shape), bit, &elems[0], &total)?,
-            };
-            for (r, other) in others.iter().enumerate() {
-                let with = self.combine(op, &elems, other, &prefix[r])?;
-                prefix[r] = vec![self.e.select(upper, with[0], prefix[r][0])?];
-                total[r] = self.combine(op, &elems, &total[r], other)?;
-            }
-        }
-        prefix
-            .iter()
-            .map(|p| match elem {
-                Elem::F16 | Elem::Bf16 => Ok(Reg::Plain(self.narrow(super::emit::float(p[0])?, elem)?)),
-                _ => Ok(Reg::of(p[0], elem)),
-            })
-            .collect()
-    }
-    /// The same registers of the warp that differs in element bit `bit`, through scratch.
-    fn warps_value(
-        &mut self,
-        flat: &Flat,
-        bits: usize,
-        bit: u8,
-        elem: &Elem,
-        parts: &[Part<'c>],
-    ) -> Res<Vec<Part<'c>>> {
-        let start = self.room(&[(1usize << bits) * elem.bytes()])?[0];
-        let place = Placement { weights: (0..bits).map(|b| 1 << b).collect(), elements: 1 << bits };
-        let values: Vec<Val<'c>> = parts.iter().map(|p| p[0]).collect();
-        self.scatter(flat, &place, start, &values, *elem)?;
-        self.filled()?;
-        // The partner's place: the own one with the bit flipped.
-        let weight = |b: Option<u8>| b.map_or(0, |b| (place.weights[b as usize] * elem.bytes()) as i64);
-        let weights: Vec<i64> = flat.threads().map(weight).collect();
-        let at = self.threads.sum(&self.e, &weights)?.value(&self.e, &mut self.memo)?;
-        let at = self.e.xor(at, self.e.int((elem.bytes() << bit) as i64))?;
-        (0..flat.per_thread())
-            .map(|r| {
-                let ptr = self.shared_at(at, start + flat.register(r) * elem.bytes())?;
-                self.shared_load(ptr, 1, *elem)
-            })
-            .collect()
     }
 }

@@ -6,8 +6,8 @@ use super::r#gen::Gen;
 use super::index::{Index, Reg};
 use super::memory::Words;
 use inkwell::values::{IntValue, PointerValue};
-use kiln_block::layout::Flat;
-use kiln_block::{CmpOp, Elem, InstData, Value};
+use kiln_block::layout::{Flat, axis_bits};
+use kiln_block::{CmpOp, Elem, InstData, Kernel, Op, Value};
 
 impl<'c> Gen<'c, '_> {
     pub fn unpack_rows(&mut self, data: &InstData, row: usize) -> Res<Vec<Reg<'c>>> {
@@ -103,6 +103,22 @@ impl<'c> Gen<'c, '_> {
         e.asm(&text, &format!("b,r,{letter},~{{memory}}"), None, &args, true, false)?;
         Ok(())
     }
+}
+
+/// Whether threads reduce several rows each, every one within a warp. To save registers the assembler would load one when it is
+/// done with another; what is not said to be constant it does not move past stores.
+pub(super) fn in_turns(k: &Kernel) -> bool {
+    let mut found = false;
+    k.walk(&mut |_, d| {
+        let (Op::Reduce { axis, .. }, [arg, ..]) = (&d.op, &d.args[..]) else { return };
+        let shape = k.ty(*arg).shape();
+        let Some(flat) = k.value(*arg).layout.as_ref().and_then(|l| l.flat(shape)) else { return };
+        let bits = axis_bits(shape, *axis as usize);
+        let apart = flat.warps.iter().flatten().all(|b| !bits.contains(b));
+        let lanes = flat.lanes.iter().flatten().any(|b| bits.contains(b));
+        found |= apart && lanes && flat.registers.iter().any(|b| !bits.contains(b));
+    });
+    found
 }
 
 fn shape() -> Fail {

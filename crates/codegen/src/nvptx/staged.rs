@@ -34,7 +34,7 @@ impl<'c> Gen<'c, '_> {
                 When::Each(masks) => Some(self.any(&masks)?),
             };
             let e = &self.e;
-            let copy = "cp.async.cg.shared.global [$0], [$1], 16";
+            let copy = "cp.async.cg.shared.global.L2::128B [$0], [$1], 16";
             match some {
                 None => e.asm(&format!("{copy};"), "r,l,~{memory}", None, &[to.into(), from.into()], true, false)?,
                 Some(some) => {

@@ -1,0 +1,180 @@
+//! Ends of rows: the conditions of a thread's neighbouring elements follow from one another, since all that lies behind the
+//! start of a row is inside, or all that lies before its end. So one condition says whether a whole vector is inside, and what
+//! is done to elements outside stands behind a branch that few threads take.
+use super::emit::{Res, Val};
+use super::r#gen::Gen;
+use super::index::{Index, Memo, Reg};
+use inkwell::values::IntValue;
+use kiln_block::{BinaryOp, CmpOp, Elem, InstData, Op, Type};
+use std::collections::{HashMap, HashSet};
+
+/// Elements of a block from which on few warps have an end of its row.
+const LONG: usize = 4096;
+/// Elements that are chosen together: a vector of half types; and those of one of f32.
+const TOGETHER: usize = 8;
+const VECTOR: usize = 4;
+
+/// What is known of conditions of elements.
+#[derive(Default)]
+pub(super) struct Conditions<'c> {
+    /// Pairs of which the first implies the second.
+    implied: HashSet<(IntValue<'c>, IntValue<'c>)>,
+    /// The comparisons that a condition is made of.
+    made: HashMap<IntValue<'c>, Vec<Comparison<'c>>>,
+}
+
+type Comparison<'c> = (CmpOp, Index<'c>, Index<'c>);
+
+impl<'c> Conditions<'c> {
+    fn holds(&self, a: IntValue<'c>, b: IntValue<'c>) -> bool {
+        a == b || self.implied.contains(&(a, b))
+    }
+    /// Each implies the next one.
+    fn up(&self, all: &[IntValue<'c>]) -> bool {
+        all.windows(2).all(|w| self.holds(w[0], w[1]))
+    }
+    fn down(&self, all: &[IntValue<'c>]) -> bool {
+        all.windows(2).all(|w| self.holds(w[1], w[0]))
+    }
+    fn of(&self, condition: IntValue<'c>) -> Option<Vec<Comparison<'c>>> {
+        match condition.get_zero_extended_constant() {
+            Some(1) => Some(vec![]),
+            _ => self.made.get(&condition).cloned(),
+        }
+    }
+}
+
+impl<'c> Gen<'c, '_> {
+    /// Learns how conditions are made, and what those of neighbouring registers imply: those of a comparison with what grows
+    /// from one register to the next, and of several such.
+    pub fn learn(&mut self, data: &InstData, args: &[Vec<Reg<'c>>], out: &[Reg<'c>]) -> Res<()> {
+        let ([a, b], Op::Cmp(_) | Op::Binary(BinaryOp::And)) = (args, &data.op) else { return Ok(()) };
+        for r in 0..out.len() {
+            let Ok(condition) = out[r].condition() else { return Ok(()) };
+            let made = match data.op {
+                Op::Cmp(op) => match (a[r], b[r]) {
+                    (Reg::Int(a), Reg::Int(b)) => Some(vec![(op, a, b)]),
+                    _ => None,
+                },
+                _ => match (a[r].condition().ok().and_then(|a| self.conditions.of(a)), b[r].condition()) {
+                    (Some(a), Ok(b)) => self.conditions.of(b).map(|b| [a, b].concat()),
+                    _ => None,
+                },
+            };
+            if let Some(made) = made {
+                self.conditions.made.entry(condition).or_insert(made);
+            }
+            let Some(before) = r.checked_sub(1).and_then(|r| out[r].condition().ok()).filter(|c| *c != condition)
+            else {
+                continue;
+            };
+            let [up, down] = match data.op {
+                Op::Cmp(op) => match (op, growth(&a[r - 1..=r], &b[r - 1..=r])) {
+                    (CmpOp::Ge | CmpOp::Gt, Some(by)) => [by > 0, by < 0],
+                    (CmpOp::Lt | CmpOp::Le, Some(by)) => [by < 0, by > 0],
+                    _ => continue,
+                },
+                _ => {
+                    let of = |x: &[Reg<'c>]| -> Res<_> { Ok([x[r - 1].condition()?, x[r].condition()?]) };
+                    let (a, b, known) = (of(a)?, of(b)?, &self.conditions);
+                    [known.up(&a) && known.up(&b), known.down(&a) && known.down(&b)]
+                }
+            };
+            self.conditions.implied.extend(up.then_some((before, condition)));
+            self.conditions.implied.extend(down.then_some((condition, before)));
+        }
+        Ok(())
+    }
+    /// The condition, made anew where it is asked for: behind a branch that few threads take, so that others need not.
+    pub fn made_here(&mut self, condition: IntValue<'c>) -> Res<IntValue<'c>> {
+        let Some(made) = self.conditions.of(condition) else { return Ok(condition) };
+        let mut memo = Memo::default();
+        let mut all = self.e.bool(true);
+        for (op, a, b) in made {
+            let c = a.compare(op, b, &self.e, &mut memo)?;
+            all = if all.is_const() { c } else { self.e.and(all, c)? };
+        }
+        Ok(all)
+    }
+    /// Whether one of the conditions holds.
+    pub fn any(&self, all: &[IntValue<'c>]) -> Res<IntValue<'c>> {
+        match all {
+            [.., last] if self.conditions.up(all) => Ok(*last),
+            [first, ..] if self.conditions.down(all) => Ok(*first),
+            _ => all.iter().try_fold(self.e.bool(false), |any, m| self.e.or(any, *m)),
+        }
+    }
+    /// Whether all of them do.
+    pub fn all(&self, all: &[IntValue<'c>]) -> Res<IntValue<'c>> {
+        match all {
+            [first, ..] if self.conditions.up(all) => Ok(*first),
+            [.., last] if self.conditions.down(all) => Ok(*last),
+            _ => all.iter().try_fold(self.e.bool(true), |all, m| self.e.and(all, *m)),
+        }
+    }
+    /// A choice between elements of a long row and others outside of it, vector by vector; `None` for other choices.
+    pub fn select_at_ends(&mut self, data: &InstData, args: &[Vec<Reg<'c>>]) -> Res<Option<Vec<Reg<'c>>>> {
+        let [inside, values, others] = args else { return Ok(None) };
+        let long = matches!(self.k.ty(data.results[0]), Type::Block { elem: Elem::F32, shape } if shape[..].len() == 1 && shape[0] >= LONG);
+        if data.op != Op::Select || !long || !values.len().is_multiple_of(TOGETHER) {
+            return Ok(None);
+        }
+        let inside: Vec<IntValue<'c>> = inside.iter().map(Reg::condition).collect::<Res<_>>()?;
+        let [values, others] = [values, others]
+            .map(|of| of.iter().map(|x| x.plain(&self.e, &mut self.memo)).collect::<Res<Vec<Val<'c>>>>());
+        let (values, others) = (values?, others?);
+        let mut out = vec![];
+        for (n, inside) in inside.chunks(TOGETHER).enumerate() {
+            let at = n * TOGETHER..(n + 1) * TOGETHER;
+            let (values, others) = (values[at.clone()].to_vec(), &others[at]);
+            let pick = |g: &Self, inside: &[IntValue<'c>], values: &[Val<'c>]| -> Res<Vec<Val<'c>>> {
+                let each = inside.iter().zip(values.iter().zip(others));
+                each.map(|(inside, (v, other))| g.e.select(*inside, *v, *other)).collect()
+            };
+            // Where rows end with a vector, a choice for each is as good.
+            let alike = inside.chunks(VECTOR).all(|v| v.iter().all(|m| *m == v[0]));
+            let chosen = if alike || !self.conditions.up(inside) && !self.conditions.down(inside) {
+                pick(self, inside, &values)?
+            } else {
+                let end = self.e.not(self.all(inside)?)?;
+                self.in_part(end, values, |g, values| {
+                    let inside: Vec<_> = inside.iter().map(|m| g.made_here(*m)).collect::<Res<_>>()?;
+                    pick(g, &inside, values)
+                })?
+            };
+            out.extend(chosen.into_iter().map(Reg::Plain));
+        }
+        Ok(Some(out))
+    }
+    /// The values, or what is made of them where a condition holds that does so in few threads.
+    pub fn in_part(
+        &mut self,
+        when: IntValue<'c>,
+        values: Vec<Val<'c>>,
+        make: impl FnOnce(&mut Self, &[Val<'c>]) -> Res<Vec<Val<'c>>>,
+    ) -> Res<Vec<Val<'c>>> {
+        let before = self.block()?;
+        let (part, join) = (self.new_block("part"), self.new_block("join"));
+        self.e.b.build_conditional_branch(when, part, join)?;
+        self.e.b.position_at_end(part);
+        let made = make(self, &values)?;
+        let part = self.block()?;
+        self.e.b.build_unconditional_branch(join)?;
+        self.e.b.position_at_end(join);
+        let joined = values.iter().zip(&made).map(|(whole, made)| {
+            let phi = self.e.b.build_phi(whole.get_type(), "")?;
+            phi.add_incoming(&[(whole, before), (made, part)]);
+            Ok(phi.as_basic_value())
+        });
+        joined.collect()
+    }
+}
+
+/// By how much the left side grows against the right one from a register to the next, if both keep their base.
+fn growth(a: &[Reg], b: &[Reg]) -> Option<i64> {
+    let by = |x: &[Reg]| match x {
+        [Reg::Int(x), Reg::Int(y)] if x.base == y.base => y.off.checked_sub(x.off),
+        _ => None,
+    };
+    by(a)?.checked_sub(by(b)?)
+}

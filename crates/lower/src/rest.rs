@@ -1,0 +1,99 @@
+//! Rows a little longer than a power of two: a tile of that many lanes has most of the row, and one of few lanes the rest, which
+//! all warps read. A tile of twice the lanes would have every thread compute with a vector that only the first few need.
+use crate::Target;
+use crate::dag::{NodeId, NodeOp};
+use crate::emit::{Lanes, Scope};
+use crate::expr::CoordId;
+use crate::math;
+use crate::rows::RowPlan;
+use crate::tile::{Cut, Frame};
+use crate::walk::Walk;
+use kiln_block::Value;
+use kiln_graph::ReduceOp;
+
+/// Lanes of a rest: a warp's.
+const MOST: usize = 32;
+/// Lanes before it, at least.
+const LEAST: usize = 1024;
+
+/// Lanes of a row from `first` on.
+#[derive(Clone, Copy)]
+struct Piece {
+    first: usize,
+    lanes: usize,
+}
+
+/// A piece with what has been computed of it.
+struct Held {
+    row: Lanes,
+    shifted: Option<(CoordId, Lanes)>,
+    scope: Scope,
+}
+
+/// Lanes of the rest, if a row of the plan has one.
+pub fn rest(plan: &RowPlan) -> Option<usize> {
+    let there = plan.shift.as_ref().map_or(plan.row.extent, |s| s.width(plan.row.extent));
+    let rest = there.checked_sub(plan.row.block / 2).filter(|n| (1..=MOST).contains(n))?;
+    let one = plan.rank == 1 && plan.whole() && !plan.packed && plan.stay.is_none() && plan.warps <= 16;
+    // A vector of wider elements is less to compute with than a rest is to read.
+    let halves = plan.shift.as_ref().is_some_and(|s| s.vector >= 8);
+    let gpu = plan.target != Target::Host;
+    (gpu && one && halves && plan.row.block / 2 >= LEAST).then(|| rest.next_power_of_two().max(2))
+}
+
+impl Walk<'_> {
+    /// The whole row, in a tile and a rest of so many lanes.
+    pub fn in_pieces(&self, f: &mut Frame, rest: usize) {
+        let half = self.plan.row.block / 2;
+        let pieces = [Piece { first: 0, lanes: half }, Piece { first: half, lanes: rest }];
+        let mut held: Vec<Held> = pieces.into_iter().map(|p| self.held(f, p)).collect();
+        for level in &self.levels {
+            let bodies: Vec<_> = level.iter().filter_map(|n| Some((*n, self.reduction(*n)?))).collect();
+            let mut parts: Vec<Vec<Value>> = vec![];
+            for piece in &mut held {
+                self.take_up(f, piece);
+                let row = piece.row;
+                let mut filled = vec![];
+                for (_, (op, body)) in &bodies {
+                    let v = f.em.value(&mut f.b, *body);
+                    filled.push(f.em.fill_outside(&mut f.b, *op, v, row));
+                }
+                parts.push(filled);
+                piece.scope = f.em.leave();
+            }
+            for (i, (n, (op, _))) in bodies.into_iter().enumerate() {
+                let [tile, rest] = [0, 1].map(|p: usize| f.em.reduce_axis(&mut f.b, op, parts[p][i], self.tile_row()));
+                let whole = math::combine(&mut f.b, op, tile, rest);
+                f.em.set(n, whole);
+            }
+        }
+        let (along, once): (Vec<_>, Vec<_>) = self.scene.stores.iter().partition(|s| s.at.uses(self.plan.row.id));
+        once.into_iter().for_each(|s| f.store(s));
+        for piece in &mut held {
+            self.take_up(f, piece);
+            along.iter().for_each(|s| f.store(s));
+            piece.scope = f.em.leave();
+        }
+    }
+    fn reduction(&self, n: NodeId) -> Option<(ReduceOp, NodeId)> {
+        match self.scene.dag.node(n).op {
+            NodeOp::Reduce { op, body } => Some((op, body)),
+            _ => None,
+        }
+    }
+    fn held(&self, f: &mut Frame, piece: Piece) -> Held {
+        let cut = Cut { block: piece.lanes, ..self.plan.row };
+        let Some(shift) = &self.plan.shift else {
+            return Held { row: f.lanes_from(cut, piece.first), shifted: None, scope: Scope::default() };
+        };
+        let row = f.shifted(cut, shift, piece.first);
+        let shifted = f.em.coords.get(&shift.lane).map(|lanes| (shift.lane, *lanes));
+        Held { row, shifted, scope: Scope::default() }
+    }
+    /// Has what is emitted be of this piece, until the scope is left.
+    fn take_up(&self, f: &mut Frame, piece: &mut Held) {
+        f.em.coords.insert(self.plan.row.id, piece.row);
+        f.em.coords.extend(piece.shifted);
+        f.em.resume(std::mem::take(&mut piece.scope));
+    }
+}
