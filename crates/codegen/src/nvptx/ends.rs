@@ -5,7 +5,7 @@ use super::emit::{Res, Val};
 use super::r#gen::Gen;
 use super::index::{Index, Memo, Reg};
 use inkwell::values::IntValue;
-use kiln_block::{BinaryOp, CmpOp, Elem, InstData, Op, Type};
+use kiln_block::{BinaryOp, CmpOp, Elem, InstData, Kernel, Op, Type};
 use std::collections::{HashMap, HashSet};
 
 /// Elements of a block from which on few warps have an end of its row.
@@ -17,6 +17,8 @@ const VECTOR: usize = 4;
 /// What is known of conditions of elements.
 #[derive(Default)]
 pub(super) struct Conditions<'c> {
+    /// Where many threads have an end, conditions that wait in registers are as good.
+    wanted: bool,
     /// Pairs of which the first implies the second.
     implied: HashSet<(IntValue<'c>, IntValue<'c>)>,
     /// The comparisons that a condition is made of.
@@ -26,6 +28,13 @@ pub(super) struct Conditions<'c> {
 type Comparison<'c> = (CmpOp, Index<'c>, Index<'c>);
 
 impl<'c> Conditions<'c> {
+    pub fn of_kernel(k: &Kernel) -> Conditions<'c> {
+        let mut wanted = false;
+        k.walk(&mut |_, d| {
+            wanted |= matches!((&d.op, &d.args[..]), (Op::Reduce { .. }, [arg, ..]) if is_long(k.ty(*arg)))
+        });
+        Conditions { wanted, ..Conditions::default() }
+    }
     fn holds(&self, a: IntValue<'c>, b: IntValue<'c>) -> bool {
         a == b || self.implied.contains(&(a, b))
     }
@@ -49,6 +58,9 @@ impl<'c> Gen<'c, '_> {
     /// from one register to the next, and of several such.
     pub fn learn(&mut self, data: &InstData, args: &[Vec<Reg<'c>>], out: &[Reg<'c>]) -> Res<()> {
         let ([a, b], Op::Cmp(_) | Op::Binary(BinaryOp::And)) = (args, &data.op) else { return Ok(()) };
+        if !self.conditions.wanted {
+            return Ok(());
+        }
         for r in 0..out.len() {
             let Ok(condition) = out[r].condition() else { return Ok(()) };
             let made = match data.op {
@@ -115,7 +127,8 @@ impl<'c> Gen<'c, '_> {
     /// A choice between elements of a long row and others outside of it, vector by vector; `None` for other choices.
     pub fn select_at_ends(&mut self, data: &InstData, args: &[Vec<Reg<'c>>]) -> Res<Option<Vec<Reg<'c>>>> {
         let [inside, values, others] = args else { return Ok(None) };
-        let long = matches!(self.k.ty(data.results[0]), Type::Block { elem: Elem::F32, shape } if shape[..].len() == 1 && shape[0] >= LONG);
+        let ty = self.k.ty(data.results[0]);
+        let long = ty.elem() == Some(Elem::F32) && is_long(ty);
         if data.op != Op::Select || !long || !values.len().is_multiple_of(TOGETHER) {
             return Ok(None);
         }
@@ -168,6 +181,11 @@ impl<'c> Gen<'c, '_> {
         });
         joined.collect()
     }
+}
+
+/// Whether it is a block of a long row.
+fn is_long(ty: &Type) -> bool {
+    matches!(ty.shape(), [n] if *n >= LONG)
 }
 
 /// By how much the left side grows against the right one from a register to the next, if both keep their base.

@@ -101,7 +101,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch, blocks: usiz
         halves: halves::of(k),
         group: None,
         function,
-        conditions: Conditions::default(),
+        conditions: Conditions::of_kernel(k),
         in_turns: rows::in_turns(k),
         regs: vec![None; k.values.len()],
     };
