@@ -12,6 +12,9 @@ pub(crate) enum Isa {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// That, and a unit for products of bf16.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl Isa {
@@ -26,6 +29,9 @@ impl Isa {
                 all.push(Isa::Avx2);
                 if is_x86_feature_detected!("avx512f") {
                     all.push(Isa::Avx512);
+                }
+                if super::amx::available() {
+                    all.push(Isa::Amx);
                 }
             }
             all
@@ -76,7 +82,7 @@ impl Real for f32 {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &avx2_f32::KERNELS,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => &avx512_f32::KERNELS,
+            Isa::Avx512 | Isa::Amx => &avx512_f32::KERNELS,
         }
     }
 }
@@ -87,7 +93,7 @@ impl Real for f64 {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &avx2_f64::KERNELS,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => &avx512_f64::KERNELS,
+            Isa::Avx512 | Isa::Amx => &avx512_f64::KERNELS,
         }
     }
 }

@@ -1,7 +1,10 @@
 //! Matrix products on the host: operands of any strides are packed into panels, and micro-kernels for the instruction set at
-//! hand run over these, in blocks that fit the caches. Half types are widened while packing, accumulated in f32 and rounded once.
+//! hand run over these, in blocks that fit the caches. Half types are widened while packing (but for bf16
+//! where there is a matrix unit), accumulated in f32 and rounded once.
 //!
 //! Takes: a call with the addresses of its operands. Never: allocates in warm calls (panels live in buffers of the threads).
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod block;
 mod buffer;
 mod finish;
@@ -106,6 +109,10 @@ unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(isa: Isa, p: Parallel, g: 
     };
     // SAFETY: as `gemm`'s contract; results of different batches are apart.
     unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Amx && g.dtype == DType::Bf16 {
+            return amx::run(p, batches, job);
+        }
         match vector::fits(&job(0)) {
             true => vector::run(p, batches, job),
             false => block::run(p, batches, job),

@@ -264,12 +264,40 @@ macro_rules! element {
 }
 element!(f32, plain, |x| x, <[f32]>::copy_from_slice);
 element!(f16, f16s, f16::to_f32, <[f16]>::convert_from_f32_slice);
-element!(bf16, bf16s, bf16::to_f32, <[bf16]>::convert_from_f32_slice);
+element!(bf16, bf16s, bf16::to_f32, round);
+
+/// Rounds to the nearest, ties to even; in vectors of the processor.
+fn round(to: &mut [bf16], from: &[f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has what the function is compiled for.
+        return unsafe { avx2::round(to, from) };
+    }
+    plain_round(to, from);
+}
+
+/// Without branches, so that the compiler makes vectors of it.
+#[inline(always)]
+fn plain_round(to: &mut [bf16], from: &[f32]) {
+    for (to, x) in to.iter_mut().zip(from) {
+        let bits = x.to_bits();
+        let even = bits >> 16 & 1;
+        let near = bits.wrapping_add(0x7fff + even) >> 16;
+        let nan = bits >> 16 | 0x40;
+        *to = bf16::from_bits(if x.is_nan() { nan } else { near } as u16);
+    }
+}
 
 /// Eight by eight at a time, in registers.
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
+    use half::bf16;
     use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn round(to: &mut [bf16], from: &[f32]) {
+        super::plain_round(to, from);
+    }
 
     /// Transposes an 8×8 matrix.
     #[target_feature(enable = "avx2")]

@@ -1,4 +1,6 @@
 //! Operands that stay the same over many products, packed once.
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::{
     Parallel, Shared,
     block::pitch_a,
@@ -6,7 +8,7 @@ use super::{
     flipped,
     kernel::{Isa, Real},
     offset,
-    pack::{Element, Side, Source, pack},
+    pack::{Side, Source, pack},
     vector,
 };
 use kiln_graph::DType;
@@ -30,38 +32,47 @@ pub(crate) struct Weights {
 /// An operand in panels over its whole depth, for every batch that differs.
 pub(crate) struct Panels {
     data: Buffer,
-    /// Rows or columns of a panel.
-    pitch: usize,
-    /// Elements of one matrix.
-    size: usize,
-    /// Matrices from batch to batch, per axis of the batch.
-    strides: Vec<usize>,
+    form: Form,
 }
 
 /// How an operand is packed.
 #[derive(PartialEq, Eq)]
 struct Form {
+    /// Whether it is the left operand of the product that is computed.
+    left: bool,
+    /// Rows or columns of a panel, and of all.
     pitch: usize,
-    /// Rows or columns.
     count: usize,
-    size: usize,
+    /// Depth of a panel.
+    depth: usize,
+    /// Bytes of one matrix.
+    bytes: usize,
+    /// Matrices from batch to batch, per axis of the batch, and how many there are.
     strides: Vec<usize>,
     matrices: usize,
 }
 
-fn form<T: Real>(g: &GemmCall, role: Role) -> Option<Form> {
+fn form(g: &GemmCall, role: Role) -> Option<Form> {
     let isa = Isa::best();
     let flip = flipped(g);
     let rows = if flip { g.n } else { g.m };
     let batches: usize = g.batch.iter().product();
-    if g.m * g.n * g.k * batches == 0 || vector::few(rows) {
+    if g.m * g.n * g.k * batches == 0 {
         return None;
     }
     let (m, count) = match role {
         Role::A => (&g.a, g.m),
         Role::B => (&g.b, g.n),
     };
-    let pitch = if (role == Role::A) != flip { pitch_a::<T>(isa, rows) } else { T::kernels(isa).nr };
+    let left = (role == Role::A) != flip;
+    let (pitch, depth, size) = match g.dtype {
+        DType::F32 if !vector::few(rows) => (pitch::<f32>(isa, left, rows), g.k, size_of::<f32>()),
+        DType::F64 if !vector::few(rows) => (pitch::<f64>(isa, left, rows), g.k, size_of::<f64>()),
+        #[cfg(target_arch = "x86_64")]
+        DType::Bf16 if isa == Isa::Amx => (amx::LANES, amx::padded(g.k), size_of::<u16>()),
+        // Others stay as they are: widened they would take twice the memory, and products with few rows run at its speed.
+        _ => return None,
+    };
     let mut matrices = 1;
     let mut strides = vec![0; g.batch.len()];
     for ((stride, n), original) in strides.iter_mut().zip(&g.batch).zip(&m.batch_strides).rev() {
@@ -70,65 +81,84 @@ fn form<T: Real>(g: &GemmCall, role: Role) -> Option<Form> {
             matrices *= n;
         }
     }
-    Some(Form { pitch, count, size: count.next_multiple_of(pitch) * g.k, strides, matrices })
+    let bytes = count.next_multiple_of(pitch) * depth * size;
+    Some(Form { left, pitch, count, depth, bytes, strides, matrices })
+}
+
+/// Lanes of a panel.
+fn pitch<T: Real>(isa: Isa, left: bool, rows: usize) -> usize {
+    if left { pitch_a::<T>(isa, rows) } else { T::kernels(isa).nr }
 }
 
 impl Panels {
     /// Panels of batch `i`.
     pub(super) fn at<T>(&self, batch: &[usize], i: usize) -> *const T {
-        self.data.at::<T>().wrapping_add(offset(&self.strides, batch, i) * self.size)
+        self.data.at::<u8>().wrapping_add(offset(&self.form.strides, batch, i) * self.form.bytes).cast()
     }
     /// Whether an operand would be packed like this.
     pub(crate) fn fit(&self, g: &GemmCall, role: Role) -> bool {
-        let form = if g.dtype == DType::F64 { form::<f64>(g, role) } else { form::<f32>(g, role) };
-        form.is_some_and(|f| f.pitch == self.pitch && f.size == self.size && f.strides == self.strides)
+        form(g, role).is_some_and(|f| f == self.form)
     }
 }
 
-/// Packs an operand of a call, unless the call reads it as it lies. Half types stay as they are: widened they would take
-/// twice the memory, and products with few rows run at its speed.
+/// Packs an operand of a call, unless the call reads it as it lies.
 ///
 /// # Safety
 /// `at` is the address of the operand's slot, which holds what the call reaches.
 pub(crate) unsafe fn prepack(p: Parallel, g: &GemmCall, role: Role, at: *const u8) -> Option<Panels> {
-    // SAFETY: this function's contract.
-    unsafe {
+    let form = form(g, role)?;
+    let (pitch, k) = (form.pitch, g.k);
+    // SAFETY: this function's contract; the sources hold these lanes over the whole depth.
+    Some(unsafe {
         match g.dtype {
-            DType::F32 => typed::<f32>(p, g, role, at.cast()),
-            DType::F64 => typed::<f64>(p, g, role, at.cast()),
-            _ => None,
+            #[cfg(target_arch = "x86_64")]
+            DType::Bf16 => {
+                let operand = if form.left { amx::Operand::A } else { amx::Operand::B };
+                fill(p, g, role, form, at.cast::<u16>(), |s, lanes, to| amx::pack(operand, s, lanes, k, to))
+            }
+            DType::F64 => fill(p, g, role, form, at.cast::<f64>(), |s, lanes, to| {
+                pack(Isa::best(), s, lanes, [0, k], to, pitch);
+            }),
+            _ => fill(p, g, role, form, at.cast::<f32>(), |s, lanes, to| {
+                pack(Isa::best(), s, lanes, [0, k], to, pitch);
+            }),
         }
-    }
+    })
 }
 
+/// Makes all panels; `panel` makes one of some lanes, the first and how many of them.
+///
 /// # Safety
 /// As [`prepack`].
-unsafe fn typed<S: Element>(p: Parallel, g: &GemmCall, role: Role, at: *const S) -> Option<Panels> {
-    let Form { pitch, count, size, strides, matrices } = form::<S::Acc>(g, role)?;
+unsafe fn fill<T: Copy>(
+    p: Parallel,
+    g: &GemmCall,
+    role: Role,
+    form: Form,
+    at: *const T,
+    panel: impl Fn(Source<T>, [usize; 2], *mut T) + Send + Sync,
+) -> Panels {
     let (m, lanes, depth) = match role {
         Role::A => (&g.a, Side(&g.a.rows), Side(&g.a.cols)),
         Role::B => (&g.b, Side(&g.b.cols), Side(&g.b.rows)),
     };
     let mut data = Buffer::new();
-    let to = Shared(data.room::<S::Acc>(matrices * size));
+    let size = form.bytes / size_of::<T>();
+    let to = Shared(data.room::<T>(form.matrices * size));
     let at = Shared(at);
     let mut next = 0;
     for i in 0..g.batch.iter().product() {
         // Batches that share a matrix come back to one that is packed.
-        if offset(&strides, &g.batch, i) != next {
+        if offset(&form.strides, &g.batch, i) != next {
             continue;
         }
         next += 1;
         let first = m.offset + offset(&m.batch_strides, &g.batch, i);
-        p.each(count.div_ceil(pitch), |t| {
-            let (lane, n) = (t * pitch, pitch.min(count - t * pitch));
-            // SAFETY: this function's contract; panels are apart.
-            unsafe {
-                let source = Source { at: at.get().add(first), lanes, depth };
-                let to = to.get().add((next - 1) * size + lane * g.k);
-                pack(Isa::best(), source, [lane, n], [0, g.k], to, pitch);
-            }
+        p.each(form.count.div_ceil(form.pitch), |t| {
+            let (lane, n) = (t * form.pitch, form.pitch.min(form.count - t * form.pitch));
+            let source = Source { at: at.get().wrapping_add(first), lanes, depth };
+            panel(source, [lane, n], to.get().wrapping_add((next - 1) * size + lane * form.depth));
         });
     }
-    Some(Panels { data, pitch, size, strides })
+    Panels { data, form }
 }

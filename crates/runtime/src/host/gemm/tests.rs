@@ -288,3 +288,16 @@ fn axes_join() {
     assert_eq!(axes([(2, 13), (3, 4), (4, 1)]), [axis(2, 13), axis(12, 1)]);
     assert_eq!(axes([(1, 3)]), []);
 }
+
+/// Results in bf16 are what the library of half types makes of them, for every upper half of a number and all ways to round.
+#[test]
+fn sums_round_to_bf16() {
+    let sums: Vec<f32> = (0..=u16::MAX)
+        .flat_map(|high| [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits(u32::from(high) << 16 | low)))
+        .collect();
+    let mut rounded = vec![bf16::ZERO; sums.len()];
+    bf16::narrow(&sums, &mut rounded);
+    for (x, got) in sums.iter().zip(&rounded) {
+        assert_eq!(got.to_bits(), bf16::from_f32(*x).to_bits(), "{:#x}", x.to_bits());
+    }
+}

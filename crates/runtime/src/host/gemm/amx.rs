@@ -1,0 +1,185 @@
+//! Products of bf16 on the processor's matrix unit (AMX), which multiplies tiles of 16 rows of 64 bytes.
+//!
+//! Both operands are packed into panels of 32 lanes (rows of a, columns of b): for every 32 depths two tiles. A tile of a
+//! holds 16 rows one after the other, a tile of b 16 pairs of depths, each with its 16 columns. Panels are filled with zeros
+//! to whole tiles. Sums are kept in f32, as everywhere.
+mod panels;
+mod unit;
+
+pub use panels::pack;
+pub use unit::available;
+
+use super::{
+    Parallel, Shared,
+    block::{Job, Lanes, put},
+    buffer::{Buffer, Scratch, with_scratch},
+    pack::{Element, Source},
+};
+use std::ops::Range;
+use unit::Unit;
+
+/// Lanes of a panel, and a step of its depth.
+pub const LANES: usize = 32;
+const STEP: usize = 32;
+/// Deepest slice of two panels that are multiplied: one of them stays in the first-level cache meanwhile.
+const SLICE: usize = 512;
+/// Most rows and columns of a task: its sums and a slice of b's panels stay in the second-level cache.
+const ROWS: usize = 256;
+const COLUMNS: usize = 512;
+/// Most elements of an operand that are packed at a time.
+const CHUNK: usize = 16 << 20;
+/// Elements that are worth a task of packing.
+const PACKED: usize = 1 << 16;
+/// Below this many multiply-adds a product stays on one thread.
+const SMALL: usize = 1 << 20;
+
+/// Which operand a panel is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operand {
+    A,
+    B,
+}
+
+/// Depth of panels: whole steps.
+pub fn padded(depth: usize) -> usize {
+    depth.next_multiple_of(STEP)
+}
+
+/// Computes `batches` products of one size, of operands in bf16.
+///
+/// # Safety
+/// As `block::run`; the unit is [`available`].
+pub unsafe fn run<'a, S, C>(p: Parallel, batches: usize, job: impl Fn(usize) -> Job<'a, S, C> + Send + Sync)
+where
+    S: Element,
+    C: Element<Acc = S::Acc>,
+{
+    let Job { m, n, k, .. } = job(0);
+    let alone = Parallel { threads: 1 };
+    // SAFETY: this function's contract; results of different batches are apart.
+    unsafe {
+        if batches >= 2 * p.threads || m * n * k * batches < SMALL {
+            let p = if m * n * k * batches < SMALL { alone } else { p };
+            p.each(batches, |i| product(alone, &job(i)));
+        } else {
+            (0..batches).for_each(|i| product(p, &job(i)));
+        }
+    }
+}
+
+/// # Safety
+/// As [`run`].
+unsafe fn product<S: Element, C: Element<Acc = S::Acc>>(p: Parallel, job: &Job<S, C>) {
+    let depth = padded(job.k);
+    let (high, wide) = parts(p, [job.m, job.n, job.k]);
+    let [mut room_a, mut room_b] = with_scratch(|s| [&mut s.a, &mut s.b].map(std::mem::take));
+    let chunk = |lanes: &Lanes<S>, all: usize, part: usize| match lanes {
+        Lanes::Packed(_) => all,
+        Lanes::Strided(_) => (CHUNK / depth.max(1)).max(1).next_multiple_of(part),
+    };
+    let (rows, cols) = (chunk(&job.a, job.m, high), chunk(&job.b, job.n, wide));
+    for from in (0..job.n).step_by(cols) {
+        let cols = from..job.n.min(from + cols);
+        let b = Shared(panels_of(p, Operand::B, &job.b, cols.clone(), job.k, &mut room_b));
+        for from in (0..job.m).step_by(rows) {
+            let rows = from..job.m.min(from + rows);
+            let a = Shared(panels_of(p, Operand::A, &job.a, rows.clone(), job.k, &mut room_a));
+            let job = Shared(*job);
+            let across = cols.len().div_ceil(wide);
+            p.each(rows.len().div_ceil(high) * across, |t| {
+                let (i, j) = (t / across * high, t % across * wide);
+                let (a, b) = (a.get().wrapping_add(i * depth), b.get().wrapping_add(j * depth));
+                let (i, j) = (rows.start + i, cols.start + j);
+                let part = [i..rows.end.min(i + high), j..cols.end.min(j + wide)];
+                // SAFETY: the panels hold these rows and columns; parts of a result are apart.
+                with_scratch(|s| unsafe { task(&job.get(), s, a, b, part) });
+            });
+        }
+    }
+    with_scratch(|s| (s.a, s.b) = (room_a, room_b));
+}
+
+/// Rows and columns of a task, in whole panels: so many that all threads have some.
+fn parts(p: Parallel, [m, n, k]: [usize; 3]) -> (usize, usize) {
+    let whole = |size: usize, most: usize| size.next_multiple_of(LANES).clamp(LANES, most);
+    let (mut high, mut wide) = (whole(m, ROWS), whole(n, COLUMNS));
+    let least = if p.threads == 1 { 1 } else { (3 * p.threads).min((m * n * k).div_ceil(SMALL)) };
+    while m.div_ceil(high) * n.div_ceil(wide) < least && high.max(wide) > LANES {
+        let longer = if wide >= high { &mut wide } else { &mut high };
+        *longer = (*longer / 2).next_multiple_of(LANES);
+    }
+    (high, wide)
+}
+
+/// Panels of some lanes over the whole depth, the first of which begins one.
+fn panels_of<S: Element>(
+    p: Parallel,
+    operand: Operand,
+    lanes: &Lanes<S>,
+    some: Range<usize>,
+    k: usize,
+    room: &mut Buffer,
+) -> *const u16 {
+    let depth = padded(k);
+    let from = match lanes {
+        Lanes::Packed(at) => return at.cast::<u16>().wrapping_add(some.start * depth),
+        Lanes::Strided(from) => Shared(*from),
+    };
+    let to = Shared(room.room::<u16>(some.len().next_multiple_of(LANES) * depth));
+    let panels = some.len().div_ceil(LANES);
+    let each = (PACKED / (LANES * depth).max(1)).max(1);
+    p.each(panels.div_ceil(each), |t| {
+        for panel in t * each..panels.min((t + 1) * each) {
+            let first = panel * LANES;
+            let lanes = [some.start + first, LANES.min(some.len() - first)];
+            // SAFETY: the lanes are the operand's, the panels disjoint parts of the room.
+            unsafe { pack(operand, words(from.get()), lanes, k, to.get().add(first * depth)) };
+        }
+    });
+    to.get()
+}
+
+/// A source of bf16 as its bits.
+pub fn words<S: Element>(s: Source<S>) -> Source<u16> {
+    Source { at: s.at.cast(), lanes: s.lanes, depth: s.depth }
+}
+
+/// A part of a product, on this thread.
+///
+/// # Safety
+/// As [`run`], with panels that begin with these rows and columns.
+unsafe fn task<S, C>(job: &Job<S, C>, s: &mut Scratch, a: *const u16, b: *const u16, [rows, cols]: [Range<usize>; 2])
+where
+    S: Element,
+    C: Element<Acc = S::Acc>,
+{
+    let depth = padded(job.k);
+    let (high, pitch) = (rows.len().next_multiple_of(LANES), cols.len().next_multiple_of(LANES));
+    let sums = s.sums.room::<f32>(high * pitch);
+    // SAFETY: this function's contract; the sums have room for whole panels.
+    unsafe {
+        if depth == 0 {
+            sums.write_bytes(0, high * pitch);
+        }
+        let unit = Unit::ready();
+        for k in (0..depth).step_by(SLICE) {
+            let steps = SLICE.min(depth - k) / STEP;
+            for i in (0..high).step_by(LANES) {
+                let a = a.add(i * depth + k * LANES);
+                for j in (0..pitch).step_by(LANES) {
+                    let b = b.add(j * depth + k * LANES);
+                    unit.multiply(steps, [a, b], sums.add(i * pitch + j), pitch, k > 0);
+                }
+            }
+        }
+        drop(unit);
+        for (i, row) in rows.enumerate() {
+            let to = job.c.at.add(job.c.rows.at(row));
+            // The type of sums is f32: operands are in bf16.
+            let sums = std::slice::from_raw_parts(sums.add(i * pitch).cast::<S::Acc>(), cols.len());
+            job.c.cols.stretches(cols.start, cols.end, |first, count, offset, stride| {
+                put(&sums[first..first + count], to.add(offset), stride);
+            });
+        }
+    }
+}

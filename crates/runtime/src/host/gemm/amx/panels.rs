@@ -1,0 +1,140 @@
+//! Panels for the matrix unit.
+//!
+//! Sixteen lanes over 32 depths are sixteen registers, in one of two forms: a register a lane, with its depths, which is what
+//! tiles of a hold; or a register a pair of depths, with this pair of every lane, which is what tiles of b hold. Operands
+//! are read in the form that lies in their memory, and one is the other with its 4-byte elements transposed.
+use super::{LANES, Operand, STEP, padded};
+use crate::host::gemm::pack::Source;
+use std::arch::x86_64::*;
+
+/// Lanes of a tile, its elements, and its pairs of depths.
+const SIDE: usize = 16;
+const TILE: usize = SIDE * STEP;
+const PAIRS: usize = STEP / 2;
+
+type Tile = [__m512i; SIDE];
+
+/// Packs lanes `lane..lane + n` over the whole depth into one panel.
+///
+/// # Safety
+/// The source holds all these elements, and `to` has room for a panel; `0 < n ≤ LANES`. The processor has AVX-512 F and BW.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub unsafe fn pack(operand: Operand, s: Source<u16>, [lane, n]: [usize; 2], depth: usize, to: *mut u16) {
+    for half in 0..LANES / SIDE {
+        let n = n.saturating_sub(half * SIDE).min(SIDE);
+        let first = lane + half * SIDE;
+        for k in (0..padded(depth)).step_by(STEP) {
+            let to = to.wrapping_add(k * LANES + half * TILE);
+            let count = STEP.min(depth - k);
+            // SAFETY: this function's contract.
+            unsafe {
+                let (by_lane, tile) = read(s, [first, n], [k, count]);
+                let tile = if by_lane == (operand == Operand::A) { tile } else { transposed(tile) };
+                for (i, row) in tile.iter().enumerate() {
+                    _mm512_storeu_si512(to.add(i * STEP).cast(), *row);
+                }
+            }
+        }
+    }
+}
+
+/// Some lanes over some depths, zeros beyond them, and whether a register is a lane.
+///
+/// # Safety
+/// The source holds these elements.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn read(s: Source<u16>, [lane, n]: [usize; 2], [k, count]: [usize; 2]) -> (bool, Tile) {
+    let mut tile = [_mm512_setzero_si512(); SIDE];
+    // SAFETY: this function's contract; masked elements are not read.
+    unsafe {
+        match (s.lanes.stride(), s.depth.stride()) {
+            (Some(stride), Some(1)) => {
+                let mask = u32::MAX >> (STEP - count);
+                for (i, row) in tile.iter_mut().enumerate().take(n) {
+                    *row = _mm512_maskz_loadu_epi16(mask, s.at.add((lane + i) * stride + k).cast());
+                }
+                (true, tile)
+            }
+            (Some(1), Some(stride)) => {
+                let at = s.at.wrapping_add(lane);
+                let line = |k| words(at.wrapping_add(k * stride), n);
+                for (i, pair) in tile.iter_mut().enumerate().take(count.div_ceil(2)) {
+                    let (even, odd) = (k + 2 * i, k + 2 * i + 1);
+                    let high = if odd < k + count { line(odd) } else { _mm512_setzero_si512() };
+                    *pair = paired(line(even), high);
+                }
+                (false, tile)
+            }
+            _ => (false, gathered(s, [lane, n], [k, count])),
+        }
+    }
+}
+
+/// Sixteen elements, the first `n` of which are read, as 32-bit integers.
+///
+/// # Safety
+/// These elements are there.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn words(at: *const u16, n: usize) -> __m512i {
+    let mask = ((1u32 << n) - 1) as __mmask32;
+    // SAFETY: this function's contract.
+    let both = unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) };
+    _mm512_cvtepu16_epi32(_mm512_castsi512_si256(both))
+}
+
+/// Elements of two depths beside each other.
+#[target_feature(enable = "avx512f,avx512bw")]
+fn paired(even: __m512i, odd: __m512i) -> __m512i {
+    _mm512_or_si512(even, _mm512_slli_epi32::<16>(odd))
+}
+
+/// The general case: lanes in runs, by pairs of depths.
+///
+/// # Safety
+/// The source holds these elements.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn gathered(s: Source<u16>, [lane, n]: [usize; 2], [k, count]: [usize; 2]) -> Tile {
+    let mut words = [[[0u16; 2]; SIDE]; PAIRS];
+    let mut depths = [0; STEP];
+    s.depth.stretches(k, k + count, |first, len, offset, stride| {
+        (0..len).for_each(|i| depths[first + i] = offset + i * stride);
+    });
+    s.lanes.stretches(lane, lane + n, |first, len, offset, stride| {
+        for (k, depth) in depths[..count].iter().enumerate() {
+            for i in 0..len {
+                // SAFETY: this function's contract.
+                words[k / 2][first + i][k % 2] = unsafe { *s.at.add(depth + offset + i * stride) };
+            }
+        }
+    });
+    // SAFETY: sixteen registers of sixteen pairs.
+    unsafe { std::array::from_fn(|i| _mm512_loadu_si512(words[i].as_ptr().cast())) }
+}
+
+/// The transposed matrix of sixteen by sixteen 4-byte elements.
+#[target_feature(enable = "avx512f,avx512bw")]
+fn transposed(r: Tile) -> Tile {
+    // Rows i to i + 3 (i a multiple of four): their elements 4·q + j, of every quarter q, in register j.
+    let quarters = |i: usize| {
+        let low = [_mm512_unpacklo_epi32(r[i], r[i + 1]), _mm512_unpacklo_epi32(r[i + 2], r[i + 3])];
+        let high = [_mm512_unpackhi_epi32(r[i], r[i + 1]), _mm512_unpackhi_epi32(r[i + 2], r[i + 3])];
+        [
+            _mm512_unpacklo_epi64(low[0], low[1]),
+            _mm512_unpackhi_epi64(low[0], low[1]),
+            _mm512_unpacklo_epi64(high[0], high[1]),
+            _mm512_unpackhi_epi64(high[0], high[1]),
+        ]
+    };
+    let q = [quarters(0), quarters(4), quarters(8), quarters(12)];
+    let mut out = r;
+    for j in 0..4 {
+        let [a, b, c, d] = [q[0][j], q[1][j], q[2][j], q[3][j]];
+        let even = [_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b10_00_10_00>(c, d)];
+        let odd = [_mm512_shuffle_i32x4::<0b11_01_11_01>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(c, d)];
+        out[j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(even[0], even[1]);
+        out[4 + j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(odd[0], odd[1]);
+        out[8 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(even[0], even[1]);
+        out[12 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(odd[0], odd[1]);
+    }
+    out
+}

@@ -1,0 +1,121 @@
+//! The matrix unit: whether it is there, its configuration, and the product of two panels.
+use std::{arch::asm, marker::PhantomData};
+
+/// Rows of a tile, and bytes of a row.
+const ROWS: u8 = 16;
+const BYTES: u16 = 64;
+
+/// Whether this processor has the unit for bf16, and the system lets this process use it.
+pub fn available() -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        use std::arch::x86_64::__cpuid_count;
+        /// Bits of EDX of leaf 7: AMX-BF16 and AMX-TILE.
+        const UNIT: u32 = 1 << 22 | 1 << 24;
+        /// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`: threads that start later have the permission, too.
+        const REQUEST: [libc::c_long; 2] = [0x1023, 18];
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && __cpuid_count(7, 0).edx & UNIT == UNIT
+            // SAFETY: changes nothing but this permission.
+            && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST[0], REQUEST[1]) } == 0
+    }
+    #[cfg(not(target_os = "linux"))]
+    false
+}
+
+/// The layout that `ldtilecfg` reads: all eight tiles are whole.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Configuration {
+    const fn whole() -> Configuration {
+        let mut c = Configuration { palette: 1, start_row: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
+        let mut i = 0;
+        while i < 8 {
+            c.bytes[i] = BYTES;
+            c.rows[i] = ROWS;
+            i += 1;
+        }
+        c
+    }
+}
+
+/// The unit of this thread, configured; given back when dropped, so that the system has less to save.
+pub struct Unit(PhantomData<*const ()>);
+
+impl Unit {
+    /// # Safety
+    /// The unit is [`available`].
+    pub unsafe fn ready() -> Unit {
+        static WHOLE: Configuration = Configuration::whole();
+        // SAFETY: this function's contract.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const WHOLE, options(nostack, readonly)) };
+        Unit(PhantomData)
+    }
+
+    /// Writes the product of two panels to 32 × 32 sums, whose rows are `pitch` apart, or adds it to them.
+    ///
+    /// # Safety
+    /// The panels have `steps > 0` steps of two tiles, and there is room for the sums.
+    pub unsafe fn multiply(&self, steps: usize, [a, b]: [*const u16; 2], sums: *mut f32, pitch: usize, add: bool) {
+        // SAFETY: this function's contract.
+        unsafe {
+            asm!(
+                "test {add}, {add}",
+                "jz 3f",
+                "tileloadd tmm0, [{upper} + {pitch}*1]",
+                "tileloadd tmm1, [{upper} + {pitch}*1 + 64]",
+                "tileloadd tmm2, [{lower} + {pitch}*1]",
+                "tileloadd tmm3, [{lower} + {pitch}*1 + 64]",
+                "jmp 2f",
+                "3:",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "2:",
+                "tileloadd tmm4, [{a} + {row}*1]",
+                "tileloadd tmm6, [{b} + {row}*1]",
+                "tileloadd tmm7, [{b} + {row}*1 + 1024]",
+                "tileloadd tmm5, [{a} + {row}*1 + 1024]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {a}, 2048",
+                "add {b}, 2048",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{upper} + {pitch}*1], tmm0",
+                "tilestored [{upper} + {pitch}*1 + 64], tmm1",
+                "tilestored [{lower} + {pitch}*1], tmm2",
+                "tilestored [{lower} + {pitch}*1 + 64], tmm3",
+                upper = in(reg) sums,
+                lower = in(reg) sums.add(16 * pitch),
+                pitch = in(reg) pitch * size_of::<f32>(),
+                row = in(reg) usize::from(BYTES),
+                a = inout(reg) a => _,
+                b = inout(reg) b => _,
+                steps = inout(reg) steps => _,
+                add = in(reg) usize::from(add),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+impl Drop for Unit {
+    fn drop(&mut self) {
+        // SAFETY: nothing is in the tiles any more.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
