@@ -26,7 +26,7 @@ impl Random {
 enum Form {
     ByRow,
     ByColumn,
-    /// Gaps between the elements of a row.
+    /// Gaps of one element, or of two, between the elements of a row.
     Spread,
     /// Rows and columns of two axes each; none of them overlap.
     Split,
@@ -40,7 +40,10 @@ fn matrix(slot: Slot, [rows, cols]: [usize; 2], batch: &[usize], form: Form, bro
     let (r, c, mut stride) = match form {
         Form::ByRow => (axes([(rows, cols)]), axes([(cols, 1)]), rows * cols + 5),
         Form::ByColumn => (axes([(rows, 1)]), axes([(cols, rows)]), rows * cols + 5),
-        Form::Spread => (axes([(rows, 3 * cols + 1)]), axes([(cols, 3)]), rows * (3 * cols + 1)),
+        Form::Spread => {
+            let step = 2 + cols % 2;
+            (axes([(rows, step * cols + 1)]), axes([(cols, step)]), rows * (step * cols + 1))
+        }
         Form::Split => {
             let ((r, rr), (c, cc)) = (halves(rows), halves(cols));
             let size = rows * (cc + 1) * c + 7;

@@ -7,10 +7,9 @@ use super::{LANES, Operand, STEP, padded};
 use crate::host::gemm::pack::Source;
 use std::arch::x86_64::*;
 
-/// Lanes of a tile, its elements, and its pairs of depths.
+/// Lanes of a tile, and its elements.
 const SIDE: usize = 16;
 const TILE: usize = SIDE * STEP;
-const PAIRS: usize = STEP / 2;
 
 type Tile = [__m512i; SIDE];
 
@@ -88,27 +87,73 @@ fn paired(even: __m512i, odd: __m512i) -> __m512i {
     _mm512_or_si512(even, _mm512_slli_epi32::<16>(odd))
 }
 
+/// Lanes that lie evenly: the first of them and how many, where they are, and from each to the next.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    first: usize,
+    len: usize,
+    offset: usize,
+    stride: usize,
+}
+
 /// The general case: lanes in runs, by pairs of depths.
 ///
 /// # Safety
 /// The source holds these elements.
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn gathered(s: Source<u16>, [lane, n]: [usize; 2], [k, count]: [usize; 2]) -> Tile {
-    let mut words = [[[0u16; 2]; SIDE]; PAIRS];
-    let mut depths = [0; STEP];
-    s.depth.stretches(k, k + count, |first, len, offset, stride| {
-        (0..len).for_each(|i| depths[first + i] = offset + i * stride);
-    });
+    let (mut runs, mut some) = ([Run::default(); SIDE], 0);
     s.lanes.stretches(lane, lane + n, |first, len, offset, stride| {
-        for (k, depth) in depths[..count].iter().enumerate() {
-            for i in 0..len {
-                // SAFETY: this function's contract.
-                words[k / 2][first + i][k % 2] = unsafe { *s.at.add(depth + offset + i * stride) };
-            }
+        runs[some] = Run { first, len, offset, stride };
+        some += 1;
+    });
+    let mut lines = [_mm512_setzero_si512(); STEP];
+    s.depth.stretches(k, k + count, |first, len, offset, stride| {
+        for (i, line) in lines[first..first + len].iter_mut().enumerate() {
+            let at = s.at.wrapping_add(offset + i * stride);
+            // SAFETY: this function's contract.
+            *line = unsafe { line_of(at, &runs[..some]) };
         }
     });
-    // SAFETY: sixteen registers of sixteen pairs.
-    unsafe { std::array::from_fn(|i| _mm512_loadu_si512(words[i].as_ptr().cast())) }
+    std::array::from_fn(|i| paired(lines[2 * i], lines[2 * i + 1]))
+}
+
+/// Sixteen elements of one depth as 32-bit integers.
+///
+/// # Safety
+/// The elements of the runs are there; others are not read.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn line_of(at: *const u16, runs: &[Run]) -> __m512i {
+    let mut line = _mm512_setzero_si512();
+    for r in runs {
+        let lanes = ((1u32 << r.len) - 1) << r.first;
+        // Where lane 0 would be.
+        let start = at.wrapping_add(r.offset).wrapping_sub(r.first * r.stride);
+        // SAFETY: this function's contract.
+        let some = unsafe {
+            match r.stride {
+                1 => _mm512_cvtepu16_epi32(_mm512_castsi512_si256(_mm512_maskz_loadu_epi16(lanes, start.cast()))),
+                // Every second element is where it should be already.
+                2 => _mm512_maskz_loadu_epi16(spread(lanes), start.cast()),
+                stride => {
+                    let mut words = [0u32; SIDE];
+                    for (lane, word) in words.iter_mut().enumerate().skip(r.first).take(r.len) {
+                        *word = u32::from(*start.wrapping_add(lane * stride));
+                    }
+                    _mm512_loadu_si512(words.as_ptr().cast())
+                }
+            }
+        };
+        line = _mm512_or_si512(line, some);
+    }
+    line
+}
+
+/// The lower 16 bits, a zero after each.
+fn spread(bits: u32) -> u32 {
+    [(8, 0x00ff_00ff), (4, 0x0f0f_0f0f), (2, 0x3333_3333), (1, 0x5555_5555)]
+        .into_iter()
+        .fold(bits & 0xffff, |bits, (by, mask)| (bits | bits << by) & mask)
 }
 
 /// The transposed matrix of sixteen by sixteen 4-byte elements.
