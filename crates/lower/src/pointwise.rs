@@ -2,7 +2,7 @@
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr, delinear, linear};
 use crate::resolve::Body;
-use crate::space::{Coord, Space};
+use crate::space::{Coord, Space, runs_on};
 use crate::tile::{Cut, Shape, open, pointwise_block, warps_for};
 use crate::{LowerError, Target};
 use kiln_block::Kernel;
@@ -60,7 +60,7 @@ where
     let settled = space.settle(at)?;
     let total = space.count();
     let (block, warps) = pointwise_block(target, per_thread(&settled, space.coords.last()), total);
-    let plan = tiling(&mut space, &settled, block, warps);
+    let plan = tiling(&mut space, &settled, (block, warps), target);
     let scene = scene(&space.axes)?;
     let mut frame = open(name, &scene, &plan);
     for s in &scene.stores {
@@ -110,7 +110,7 @@ fn within_vector(e: &Expr, last: Option<&Coord>) -> bool {
     }
 }
 
-fn tiling(space: &mut Space, scene: &Scene, block: usize, warps: usize) -> Shape {
+fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), target: Target) -> Shape {
     let coords = space.coords.clone();
     let Some((last, outer)) = coords.split_last() else {
         return Shape { cuts: vec![], rank: 0, parts: 1, warps: 1 };
@@ -138,6 +138,15 @@ fn tiling(space: &mut Space, scene: &Scene, block: usize, warps: usize) -> Shape
             None => Shape { cuts: vec![], rank: 0, parts: 1, warps: 1 },
         };
     };
+    let uneven = !last.extent.is_multiple_of(inner) || inner * widest(scene) < LINE;
+    if target != Target::Host
+        && uneven
+        && let Some(run) = in_one_run(space, scene, block)
+    {
+        let cuts = outer.iter().filter(|c| space.find(c.id).is_some()).map(|c| Cut::uniform(c.id, c.extent));
+        let run = flat(run, block, warps);
+        return Shape { cuts: cuts.chain(run.cuts).collect(), ..run };
+    }
     let inner_cut = |rank: usize| Cut { id: last.id, extent: last.extent, block: inner, axis: rank - 1 };
     let rows: usize = outer.iter().map(|c| c.extent).product();
     let high = (block / inner).min(rows.next_power_of_two());
@@ -161,6 +170,35 @@ fn tiling(space: &mut Space, scene: &Scene, block: usize, warps: usize) -> Shape
     }
     cuts.push(inner_cut(2));
     Shape { cuts, rank: 2, parts: 1, warps }
+}
+
+/// Bytes of memory that rows of a tile should fill.
+const LINE: usize = 128;
+
+/// The innermost coordinates as one, if what changes with the last of them runs on over all: rows of any length are then
+/// read and written as one, and what belongs to a row (a bias of its channel) is looked up by the quotient of a position.
+fn in_one_run(space: &mut Space, scene: &Scene, block: usize) -> Option<Coord> {
+    let coords = space.coords.clone();
+    let last = coords.last()?;
+    let mut along = vec![];
+    scene.exprs(&mut |e| {
+        if e.uses(last.id) {
+            along.push(e);
+        }
+    });
+    let (mut first, mut extent) = (coords.len() - 1, last.extent);
+    // So many that few lanes are left over at the end.
+    while first > 0 && extent < 32 * block && !extent.is_multiple_of(block) {
+        let outer = coords[first - 1];
+        extent *= outer.extent;
+        if extent > 1 << 30 || !along.iter().all(|e| runs_on(e, outer.id, coords[first])) {
+            return None;
+        }
+        first -= 1;
+    }
+    let ids: Vec<CoordId> = coords[first..].iter().map(|c| c.id).collect();
+    let id = space.merge(&ids).filter(|_| ids.len() > 1)?;
+    space.find(id).copied()
 }
 
 fn flat(c: Coord, block: usize, warps: usize) -> Shape {

@@ -19,6 +19,7 @@ use crate::{LowerError, Target};
 use kiln_block::{Elem, Kernel};
 use kiln_graph::Type;
 use kiln_plan::exec::Work;
+use kiln_plan::scan::{FEW, per_thread};
 
 /// Steps with the scratch they use.
 #[derive(Clone, Debug, Default)]
@@ -191,7 +192,7 @@ impl Limits {
         let reductions = if any_order { scene.live().iter().filter(|n| reduces(n)).count() } else { 0 };
         let alike = if narrow == bytes { bytes } else { 0 };
         let reads = Reads { own, shared, reductions, bytes: alike };
-        let thread = (64 / bytes.max(1)).clamp(4, 32);
+        let thread = per_thread(bytes);
         Limits { thread, tile, bytes, narrow, again: reads_again(scene, row), shares, any_order, columns: false, reads }
     }
     /// Warps for a tile of which so many elements are there: few with many elements each, so that barriers join few and
@@ -220,7 +221,7 @@ fn wanted(target: Target) -> usize {
 fn parts(instances: usize, n: usize, chunk: usize, wide: usize, target: Target) -> usize {
     let (least, few) = match target {
         Target::Host => (65536, 4),
-        Target::Gpu { .. } => (16384, 264),
+        Target::Gpu { .. } => (16384, FEW),
     };
     if instances >= few || n * instances * wide < least || n < 4 * chunk {
         return 1;

@@ -135,7 +135,7 @@ impl Space {
 }
 
 /// Whether an expression depends on two coordinates only through their row-major position.
-fn runs_on(e: &Expr, a: CoordId, b: Coord) -> bool {
+pub fn runs_on(e: &Expr, a: CoordId, b: Coord) -> bool {
     let mut ok = true;
     e.walk(&mut |e| {
         let of = |id| {

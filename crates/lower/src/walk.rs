@@ -9,8 +9,10 @@ use crate::tile::{Frame, Used, loads, open, open_with};
 use crate::{LowerError, Target};
 use kiln_block::passes::ahead;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type as BlockType, UnaryOp as U, Value};
-use kiln_graph::{DType, ReduceOp, ScanOp, Type};
+use kiln_graph::{DType, ReduceOp, Type};
 use kiln_plan::exec::{Slot, Work};
+
+mod scans;
 
 pub struct Walk<'a> {
     name: &'a str,
@@ -39,13 +41,6 @@ const FIRST: usize = 4;
 
 /// Greater than any position.
 const NOWHERE: i64 = i32::MAX as i64;
-
-fn as_reduction(op: ScanOp) -> ReduceOp {
-    match op {
-        ScanOp::Sum => ReduceOp::Sum,
-        ScanOp::Prod => ReduceOp::Prod,
-    }
-}
 
 fn is_arg(op: ReduceOp) -> bool {
     matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)
@@ -76,19 +71,20 @@ impl<'a> Walk<'a> {
         }
         let has_scan = !self.scans().is_empty();
         if has_scan {
-            self.plan.parts = 1;
             let above = |n: &NodeId| self.scene.dag.reach(&[*n]).iter().any(|m| self.is_scan(*m));
             if self.levels.iter().flatten().any(above) {
                 let why = "a reduction of a scan".to_string();
                 return Err(LowerError::Unsupported { kernel: self.name.to_string(), why });
             }
+            if !self.scans_in_parts() {
+                self.plan.parts = 1;
+            }
         }
-        let steps = if self.plan.whole() {
-            vec![self.in_tile()]
-        } else if self.plan.parts == 1 {
-            vec![self.in_loops()]
-        } else {
-            self.in_parts()
+        let steps = match self.plan.parts {
+            _ if self.plan.whole() => vec![self.in_tile()],
+            1 => vec![self.in_loops()],
+            _ if has_scan => self.scan_parts(),
+            _ => self.in_parts(),
         };
         Ok(Emitted { scratch: std::mem::take(&mut self.scratch), steps })
     }
@@ -206,13 +202,7 @@ impl<'a> Walk<'a> {
 
     /// One pass over the row for a level of reductions.
     fn accumulate(&self, f: &mut Frame, level: &[NodeId], lane: Option<Value>) -> Vec<Acc> {
-        let bodies: Vec<(ReduceOp, NodeId)> = level
-            .iter()
-            .filter_map(|&n| match self.scene.dag.node(n).op {
-                NodeOp::Reduce { op, body } => Some((op, body)),
-                _ => None,
-            })
-            .collect();
+        let bodies: Vec<(ReduceOp, NodeId)> = level.iter().filter_map(|&n| self.reduced(n)).collect();
         let roots: Vec<NodeId> = bodies.iter().map(|b| b.1).collect();
         self.hoist(f, &roots);
         let shape = self.sum_shape();
@@ -257,6 +247,14 @@ impl<'a> Walk<'a> {
                 at: if is_arg(*op) { end.next() } else { None },
             })
             .collect()
+    }
+    /// What is combined along the row for a reduction, or for the totals of a scan.
+    fn reduced(&self, n: NodeId) -> Option<(ReduceOp, NodeId)> {
+        match self.scene.dag.node(n).op {
+            NodeOp::Reduce { op, body } => Some((op, body)),
+            NodeOp::Scan { op, body } => Some((scans::as_reduction(op), body)),
+            _ => None,
+        }
     }
     /// What a reduction is carried in, from chunk to chunk and part to part. The host has f64 for sums of f32, which are then
     /// as exact as those of a chunk, whatever the number of chunks.
@@ -312,7 +310,7 @@ impl<'a> Walk<'a> {
     }
     /// The value of a reduction from its accumulator.
     fn result(&self, f: &mut Frame, n: NodeId, acc: Acc, lane: Option<Value>) -> Value {
-        let NodeOp::Reduce { op, body } = self.scene.dag.node(n).op else { return acc.value };
+        let Some((op, body)) = self.reduced(n) else { return acc.value };
         let acc = self.fold_lanes(f, op, acc, lane);
         self.settled(f, body, acc)
     }
@@ -337,97 +335,48 @@ impl<'a> Walk<'a> {
         let roots: Vec<NodeId> = along.iter().map(|s| s.value).collect();
         self.hoist(f, &roots);
         let start = self.scan_starts(f);
-        self.over_chunks(f, lane, &start, |f, lanes, now| {
+        self.write_along(f, lane, &along, &start);
+    }
+    /// The pass that stores along the row, with scans that start from these values.
+    fn write_along(&self, f: &mut Frame, lane: Option<Value>, along: &[&Store], start: &[Value]) {
+        self.over_chunks(f, lane, start, |f, lanes, now| {
             let next = self.scan_chunk(f, lanes, now);
             along.iter().for_each(|s| f.store(s));
             next
         });
     }
 
-    fn is_scan(&self, n: NodeId) -> bool {
-        matches!(self.scene.dag.node(n).op, NodeOp::Scan { .. })
-    }
-    fn scans(&self) -> Vec<(NodeId, ScanOp, NodeId)> {
-        let live = self.scene.live().into_iter();
-        live.filter_map(|n| match self.scene.dag.node(n).op {
-            NodeOp::Scan { op, body } => Some((n, op, body)),
-            _ => None,
-        })
-        .collect()
-    }
-    /// What scans start from: one value per row.
-    fn scan_starts(&self, f: &mut Frame) -> Vec<Value> {
-        let mut shape = self.tile_shape();
-        if let (Some(n), true) = (shape.get_mut(self.plan.row.axis), self.plan.row.block > 1) {
-            *n = 1;
-        }
-        if self.plan.rank == 1 && self.plan.row.block > 1 {
-            shape = vec![];
-        }
-        let mut starts = vec![];
-        for (_, op, body) in self.scans() {
-            let elem = self.plan.scanned(math::held(self.scene.dag.node(body).dtype));
-            let id = math::identity(&mut f.b, as_reduction(op), elem);
-            starts.push(f.b.broadcast_to(id, &shape));
-        }
-        starts
-    }
-    /// Scans of a chunk, continued from the carried values; gives the next ones.
-    fn scan_chunk(&self, f: &mut Frame, lanes: Lanes, carried: &[Value]) -> Vec<Value> {
-        let row = self.tile_row();
-        let mut next = vec![];
-        for ((n, op, body), &carry) in self.scans().into_iter().zip(carried) {
-            let v = f.em.value(&mut f.b, body);
-            let held = math::held(self.scene.dag.node(body).dtype);
-            let v = f.b.cast(v, self.plan.scanned(held));
-            let reduction = as_reduction(op);
-            let shape = f.b.shape(carry);
-            let v = f.b.broadcast_to(v, &joint(&shape, &f.b.shape(v)));
-            let v = f.em.fill_outside(&mut f.b, reduction, v, lanes);
-            if lanes.lane.is_none() {
-                let sum = math::combine(&mut f.b, reduction, carry, v);
-                let value = f.b.cast(sum, held);
-                f.em.set(n, value);
-                next.push(sum);
-                continue;
-            }
-            f.em.row = Some(row);
-            let inner = f.em.scan_lanes(&mut f.b, op, v);
-            let total = f.em.reduce_axis(&mut f.b, reduction, v, row);
-            f.em.row = None;
-            let sum = math::combine(&mut f.b, reduction, carry, inner);
-            let value = f.b.cast(sum, held);
-            f.em.set(n, value);
-            next.push(math::combine(&mut f.b, reduction, carry, total));
-        }
-        next
-    }
-
     /// One step per level, leaving partial results, and one that writes.
     fn in_parts(&mut self) -> Vec<Work<kiln_block::Kernel>> {
-        let parts = self.plan.part_len();
-        let parts = self.plan.row.extent.div_ceil(parts);
-        self.plan.parts = parts;
-        let rows: usize = self.plan.kept.iter().map(|c| c.extent).product();
+        self.settle_parts();
         let mut slots: Vec<Partial> = vec![];
         let mut steps = vec![];
         for i in 0..self.levels.len() {
             let level = self.levels[i].clone();
-            let mut own = vec![];
-            for &n in &level {
-                let NodeOp::Reduce { op, body } = self.scene.dag.node(n).op else { continue };
-                let mut dtypes = vec![self.carried(op, body)];
-                if is_arg(op) {
-                    dtypes.push(DType::I32);
-                }
-                let places = dtypes.into_iter().map(|d| (self.new_scratch(d, parts * rows), d)).collect();
-                own.push((n, places));
-            }
+            let own = self.partials(&level);
             steps.push(self.partial_step(&format!("{}_part{i}", self.name), &level, &slots, &own));
             slots.extend(own);
         }
         steps.push(self.final_step(&slots));
         steps
+    }
+    /// As many parts as there are with whole chunks in each.
+    fn settle_parts(&mut self) {
+        self.plan.parts = self.plan.row.extent.div_ceil(self.plan.part_len());
+    }
+    /// Room for a partial result of each part and row.
+    fn partials(&mut self, level: &[NodeId]) -> Vec<Partial> {
+        let count = self.plan.parts * self.rows();
+        let mut own = vec![];
+        for &n in level {
+            let Some((op, body)) = self.reduced(n) else { continue };
+            let mut dtypes = vec![self.carried(op, body)];
+            if is_arg(op) {
+                dtypes.push(DType::I32);
+            }
+            own.push((n, dtypes.into_iter().map(|d| (self.new_scratch(d, count), d)).collect()));
+        }
+        own
     }
     fn new_scratch(&mut self, dtype: DType, count: usize) -> Slot {
         self.scratch.push(Type::new(dtype, [count]));
@@ -459,7 +408,7 @@ impl<'a> Walk<'a> {
         let lane = f.iota(self.plan.row);
         let done = self.accumulate(&mut f, level, lane);
         for ((n, places), acc) in own.iter().zip(done) {
-            let NodeOp::Reduce { op, .. } = self.scene.dag.node(*n).op else { continue };
+            let Some((op, _)) = self.reduced(*n) else { continue };
             let acc = self.fold_lanes(&mut f, op, acc, lane);
             for (&(slot, dtype), v) in places.iter().zip([Some(acc.value), acc.at].into_iter().flatten()) {
                 self.store_partial(&mut f, slot, dtype, v);
@@ -480,27 +429,34 @@ impl<'a> Walk<'a> {
         f.em.params.insert(slot, p);
     }
 
-    /// Reductions whose parts are in scratch: read and combined in the order of the parts.
+    /// Reductions whose parts are in scratch.
     fn combine_parts(&self, f: &mut Frame, done: &[Partial]) {
         for (n, places) in done {
-            let NodeOp::Reduce { op, body } = self.scene.dag.node(*n).op else { continue };
-            let acc = if self.plan.kept.iter().all(|c| c.block == 1) {
-                self.combine_lanes(f, op, places)
-            } else {
-                self.combine_loop(f, op, places)
-            };
+            let Some((op, body)) = self.reduced(*n) else { continue };
+            let acc = self.combined(f, op, places, None);
             let v = self.settled(f, body, acc);
             f.em.set(*n, v);
         }
     }
+    /// The partial results of all parts, or of those before part `until`: read and combined in the order of the parts.
+    fn combined(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
+        if self.plan.kept.iter().all(|c| c.block == 1) {
+            self.combine_lanes(f, op, places, until)
+        } else {
+            self.combine_loop(f, op, places, until)
+        }
+    }
     /// One row: all its parts in one block.
-    fn combine_lanes(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)]) -> Acc {
+    fn combine_lanes(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
         let wide = self.plan.parts.next_power_of_two();
         let mut lane = f.b.iota(wide);
         lane = f.b.cast(lane, f.em.index);
         let rows = f.em.int(&mut f.b, self.rows() as i64);
         let offset = f.b.binary(B::Mul, lane, rows);
-        let mask = (wide != self.plan.parts).then(|| f.below(None, lane, self.plan.parts));
+        let mask = match until {
+            Some(part) => Some(f.b.cmp(CmpOp::Lt, lane, part)),
+            None => (wide != self.plan.parts).then(|| f.below(None, lane, self.plan.parts)),
+        };
         let mut read = vec![];
         for (i, &(slot, dtype)) in places.iter().enumerate() {
             let p = f.em.address(&mut f.b, slot, &self.row_number());
@@ -514,7 +470,7 @@ impl<'a> Walk<'a> {
         // Tiles of rank 2 take scalars as they are.
         fold(f, op, acc, Some(row))
     }
-    fn combine_loop(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)]) -> Acc {
+    fn combine_loop(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
         let lanes: Vec<Value> = self.plan.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.lane).collect();
         let shape = lanes.iter().fold(vec![], |s, l| joint(&s, &f.b.shape(*l)));
         // Hundreds of parts, one after the other: sums of f32 are rounded once.
@@ -538,7 +494,11 @@ impl<'a> Walk<'a> {
             mask = Some(mask.map_or(m, |old| f.b.binary(B::And, old, m)));
         }
         let (rows, index) = (self.rows(), f.em.index);
-        let bounds = [f.b.i32(0), f.b.i32(self.plan.parts as i64), f.b.i32(1)];
+        let until = match until {
+            Some(part) => f.b.cast(part, Elem::I32),
+            None => f.b.i32(self.plan.parts as i64),
+        };
+        let bounds = [f.b.i32(0), until, f.b.i32(1)];
         let end = f.b.for_loop(bounds, &start, |b, i, now| {
             let i = b.cast(i, index);
             let n = b.constant(BlockType::scalar(index), Const::Int(rows as i64));

@@ -47,6 +47,22 @@ fn movement() {
     );
 }
 
+/// Rows that no tile fits are read as the run they are; what belongs to a channel changes anywhere in it.
+#[test]
+fn channels() {
+    for d in ["f32", "bf16"] {
+        for [n, c, hw] in [[4, 40, 196], [3, 70, 49], [2, 9, 784], [5, 1000, 33], [40, 1, 1001]] {
+            body(&format!(
+                "(%x: {d}[{n},{c},{hw}], %a: {d}[{c}], %s: {d}[{n},{c},1]) {{ %b = reshape %a shape=[1,{c},1]\n %y = add %x, %b\n %z = mul %y, %s\n %r = relu %z\n return %r, %y }}"
+            ));
+        }
+    }
+    body("(%x: f32[4,40,196], %y: f32[4,40,1], %z: f32[196]) { %a = add %x, %y\n %b = mul %a, %z\n return %b }");
+    body(
+        "(%x: f32[4,40,196]) { %i = iota axis=1 : i64[4,40,196]\n %f = cast %i to=f32\n %y = mul %x, %f\n return %y }",
+    );
+}
+
 /// Neighbours of pairs, in the ways that rotary embeddings are written.
 #[test]
 fn pairs() {

@@ -24,6 +24,19 @@ fn scans() {
             body(Scan, &format!("(%x: i64{shape}) {{ %y = scan.sum %x axis={axis}\n %z = add %y, %x\n return %z }}"));
         }
     }
+    // Rows that several instances share on a GPU.
+    for (shape, axis) in [("[2,40001]", 1), ("[40001,3]", 0), ("[1,33000]", 1), ("[2,9000,5]", 1)] {
+        body(Scan, &format!("(%x: f32{shape}) {{ %y = scan.sum %x axis={axis}\n return %y }}"));
+        body(Scan, &format!("(%x: i64{shape}) {{ %y = scan.sum %x axis={axis}\n return %y }}"));
+        body(
+            Scan,
+            &format!(
+                "(%x: bf16{shape}) {{ %c = cast %x to=f32\n %m = mul %c, 1e-3\n %a = add %m, 1\n %p = scan.prod %a axis={axis}\n %s = scan.sum %m axis={axis}\n %y = sub %s, %p\n return %y, %s }}"
+            ),
+        );
+    }
+    body(Scan, "(%x: f32[2,40001]) { %f = flip %x axes=[1]\n %y = scan.sum %f axis=1\n return %y }");
+    body(Scan, "(%x: f32[2,40001]) { %p = softmax %x axis=1\n %y = scan.sum %p axis=1\n return %y }");
     body(Scan, "(%x: f64[3,40]) { %y = scan.prod %x axis=1\n return %y }");
     body(Scan, "(%x: bf16[3,4,40]) { %e = exp %x\n %y = scan.sum %e axis=1\n %z = neg %y\n return %z }");
     body(

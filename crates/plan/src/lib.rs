@@ -8,6 +8,7 @@ pub mod error;
 pub mod exec;
 pub mod library;
 pub mod machines;
+pub mod scan;
 pub mod template;
 pub mod text;
 pub mod verify;

@@ -8,7 +8,7 @@ use crate::cost::{Price, matrix_flops, matrix_seconds};
 use crate::dag::Dag;
 use crate::space::{Atom, Map, Space, Walk, align};
 use kiln_graph::Op;
-use kiln_plan::{KernelKind, Machine};
+use kiln_plan::{KernelKind, Machine, scan};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod anchor;
@@ -483,7 +483,21 @@ impl Region<'_> {
             read += bytes * if on_row(us) { passes } else { 1. } * if transposed { 1.1 } else { 1. };
         }
         self.price.read = read;
-        self.price.timed(self.machine)
+        let twice = self.anchor.is_some_and(|v| self.scans_twice(v));
+        if twice {
+            self.price.read *= 2.;
+        }
+        let price = self.price.timed(self.machine);
+        Price { seconds: price.seconds + if twice { self.machine.launch } else { 0. }, ..price }
+    }
+
+    /// Whether a step of its own goes over what `v` scans.
+    fn scans_twice(&self, v: usize) -> bool {
+        let &Op::Scan { axis, .. } = self.dag.op(v) else { return false };
+        let (shape, bytes) = (self.dag.shape(v), self.dag.ty(v).dtype.bytes());
+        let product = |axes: &[usize]| axes.iter().product();
+        let sizes = [product(&shape[..axis]), shape[axis], product(&shape[axis + 1..])];
+        self.machine.gpu && scan::reads_twice(sizes, bytes)
     }
 
     /// Elements of `v` that are read: each part that is not within another (slices, shifted windows), up to all there are.

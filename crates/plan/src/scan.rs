@@ -1,0 +1,40 @@
+//! Scans of few long rows on a GPU: instances share a row, which is then read twice, for the totals of its parts and for the
+//! scan itself. Lowering does so, and the planner prices it.
+
+/// Instances that keep a GPU busy without sharing their rows.
+pub const FEW: usize = 264;
+
+/// Chunks of a row from which on it is worth being read twice.
+const CHUNKS: usize = 8;
+
+/// Elements a thread holds of rows whose widest element has so many bytes: four loads of 16 bytes in flight.
+pub fn per_thread(bytes: usize) -> usize {
+    (64 / bytes.max(1)).clamp(4, 32)
+}
+
+/// Whether instances share rows of `n` elements that so many walk by chunks.
+pub fn in_parts(instances: usize, n: usize, chunk: usize) -> bool {
+    instances < FEW && n >= CHUNKS * chunk
+}
+
+/// Whether a scan over the middle axis of `[outer, n, inner]` reads its operand twice.
+pub fn reads_twice([outer, n, inner]: [usize; 3], bytes: usize) -> bool {
+    let tile = 256 * per_thread(bytes);
+    let wide = (64 / bytes.max(1)).max(8).min(inner.next_power_of_two());
+    let wide = if inner == 1 { 1 } else { wide };
+    in_parts(outer * inner.div_ceil(wide), n, tile / wide)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_long_rows_are_read_twice() {
+        assert!(reads_twice([20, 1_000_000, 1], 4));
+        assert!(reads_twice([1, 1_000_000, 16], 4));
+        assert!(!reads_twice([264, 1_000_000, 1], 4), "enough rows");
+        assert!(!reads_twice([20, 32767, 1], 4), "short rows");
+        assert!(!reads_twice([1, 4096, 8192], 4), "enough columns");
+    }
+}
