@@ -177,6 +177,13 @@ fn arg_reductions_and_scans() {
     }
 }
 
+/// Of a window an element needs every one that is read beside it.
+#[test]
+fn windows_are_read_by_words() {
+    let ptx = check(&programs::window(1024));
+    assert_eq!((count(&ptx, "ld.global.b32"), count(&ptx, "ld.global.b16")), (16, 0), "{}", ptx.text);
+}
+
 #[test]
 fn every_program() {
     for p in programs::programs() {

@@ -19,7 +19,7 @@ use crate::{LowerError, Target};
 use kiln_block::{Elem, Kernel};
 use kiln_graph::Type;
 use kiln_plan::exec::Work;
-use kiln_plan::scan::{FEW, per_thread};
+use kiln_plan::scan::{COLUMN_CHUNKS, FEW, per_thread};
 
 /// Steps with the scratch they use.
 #[derive(Clone, Debug, Default)]
@@ -150,6 +150,7 @@ struct Limits {
     shares: bool,
     /// No scans or arg-reductions.
     any_order: bool,
+    scans: bool,
     /// Rows lie across memory.
     columns: bool,
     reads: Reads,
@@ -193,7 +194,18 @@ impl Limits {
         let alike = if narrow == bytes { bytes } else { 0 };
         let reads = Reads { own, shared, reductions, bytes: alike };
         let thread = per_thread(bytes);
-        Limits { thread, tile, bytes, narrow, again: reads_again(scene, row), shares, any_order, columns: false, reads }
+        Limits {
+            thread,
+            tile,
+            bytes,
+            narrow,
+            again: reads_again(scene, row),
+            shares,
+            any_order,
+            scans,
+            columns: false,
+            reads,
+        }
     }
     /// Warps for a tile of which so many elements are there: few with many elements each, so that barriers join few and
     /// other instances run beside.
@@ -348,6 +360,8 @@ fn across(
     let held = high * wide <= tile;
     let high = if held {
         high
+    } else if gpu && limits.scans {
+        (tile * COLUMN_CHUNKS / wide).min(high)
     } else if gpu || wide < 64 {
         (tile / wide).min(high)
     } else if limits.any_order {

@@ -4,6 +4,9 @@
 /// Instances that keep a GPU busy without sharing their rows.
 pub const FEW: usize = 264;
 
+/// How much larger the chunks of a scan are whose rows lie across memory: its threads wait for each other once a chunk.
+pub const COLUMN_CHUNKS: usize = 2;
+
 /// Chunks of a row from which on it is worth being read twice.
 const CHUNKS: usize = 8;
 
@@ -20,9 +23,11 @@ pub fn in_parts(instances: usize, n: usize, chunk: usize) -> bool {
 /// Whether a scan over the middle axis of `[outer, n, inner]` reads its operand twice.
 pub fn reads_twice([outer, n, inner]: [usize; 3], bytes: usize) -> bool {
     let tile = 256 * per_thread(bytes);
+    if inner == 1 {
+        return in_parts(outer, n, tile);
+    }
     let wide = (64 / bytes.max(1)).max(8).min(inner.next_power_of_two());
-    let wide = if inner == 1 { 1 } else { wide };
-    in_parts(outer * inner.div_ceil(wide), n, tile / wide)
+    in_parts(outer * inner.div_ceil(wide), n, COLUMN_CHUNKS * tile / wide)
 }
 
 #[cfg(test)]

@@ -483,21 +483,24 @@ impl Region<'_> {
             read += bytes * if on_row(us) { passes } else { 1. } * if transposed { 1.1 } else { 1. };
         }
         self.price.read = read;
-        let twice = self.anchor.is_some_and(|v| self.scans_twice(v));
-        if twice {
-            self.price.read *= 2.;
-        }
+        let (times, launches) = self.anchor.map_or((1., 0.), |v| self.scans(v));
+        self.price.read *= times;
         let price = self.price.timed(self.machine);
-        Price { seconds: price.seconds + if twice { self.machine.launch } else { 0. }, ..price }
+        Price { seconds: price.seconds + launches * self.machine.launch, ..price }
     }
 
-    /// Whether a step of its own goes over what `v` scans.
-    fn scans_twice(&self, v: usize) -> bool {
-        let &Op::Scan { axis, .. } = self.dag.op(v) else { return false };
+    /// How often what `v` scans is read, and launches beyond one. Strips across memory are as dear as half a reading more.
+    fn scans(&self, v: usize) -> (f64, f64) {
+        let &Op::Scan { axis, .. } = self.dag.op(v) else { return (1., 0.) };
         let (shape, bytes) = (self.dag.shape(v), self.dag.ty(v).dtype.bytes());
         let product = |axes: &[usize]| axes.iter().product();
         let sizes = [product(&shape[..axis]), shape[axis], product(&shape[axis + 1..])];
-        self.machine.gpu && scan::reads_twice(sizes, bytes)
+        let columns = if sizes[2] > 1 { 1.5 } else { 1. };
+        match self.machine.gpu {
+            true if scan::reads_twice(sizes, bytes) => (2. * columns, 1.),
+            true => (columns, 0.),
+            false => (1., 0.),
+        }
     }
 
     /// Elements of `v` that are read: each part that is not within another (slices, shifted windows), up to all there are.

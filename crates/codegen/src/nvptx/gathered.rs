@@ -5,7 +5,9 @@ use super::r#gen::Gen;
 use super::index::Pointer;
 use super::memory::Words;
 use inkwell::values::IntValue;
-use kiln_block::Elem;
+use kiln_block::{Elem, Kernel, Op, Value};
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
 
 /// A load by aligned vectors.
 #[derive(Debug, PartialEq)]
@@ -20,8 +22,14 @@ pub(super) struct Gathered<'c> {
 
 impl<'c> Gathered<'c> {
     /// In the fewest vectors, and in the narrowest of which there are so few; `None` unless they are fewer than `others`.
+    /// Of a window the widest, and as many as `others`: what is beside an element is what the window's other loads read.
     /// Only of memory that the kernel never writes; elements of a vector must be there together.
-    pub fn fewer(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, others: usize) -> Option<Gathered<'c>> {
+    pub fn fewer(
+        pointers: &[Pointer<'c>],
+        masks: Option<&[IntValue<'c>]>,
+        others: usize,
+        window: bool,
+    ) -> Option<Gathered<'c>> {
         let bytes = pointers.first()?.elem.bytes();
         let align = pointers.iter().map(|p| p.align).min()?.min(16) as usize;
         if others < 2 || !pointers.iter().all(|p| p.readonly) {
@@ -29,6 +37,10 @@ impl<'c> Gathered<'c> {
         }
         let widths = (1..).map(|i| 1 << i).take_while(|n| n * bytes <= align);
         let all = widths.filter_map(|n| Gathered::of(pointers, masks, n));
+        if window {
+            let best = all.min_by_key(|g| (g.vectors.len(), Reverse(g.n)));
+            return best.filter(|g| g.vectors.len() <= others && g.n > 1);
+        }
         all.min_by_key(|g| g.vectors.len()).filter(|g| g.vectors.len() < others)
     }
     fn of(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, n: usize) -> Option<Gathered<'c>> {
@@ -53,6 +65,25 @@ impl<'c> Gathered<'c> {
         }
         Some(g)
     }
+}
+
+/// Loads of a buffer from which an element needs so many make a window: they read what lies side by side.
+const WINDOW: usize = 3;
+
+/// Loads of windows, by their results.
+pub(super) fn windows(k: &Kernel) -> HashSet<Value> {
+    let mut roots: HashMap<Value, Value> = HashMap::new();
+    let mut loads: HashMap<Value, Vec<Value>> = HashMap::new();
+    k.walk(&mut |_, d| {
+        let (Some(&from), Some(&to)) = (d.args.first(), d.results.first()) else { return };
+        let root = roots.get(&from).copied().unwrap_or(from);
+        match d.op {
+            Op::PtrAdd | Op::Splat | Op::Broadcast | Op::ExpandDims(_) => _ = roots.insert(to, root),
+            Op::Load => loads.entry(root).or_default().push(to),
+            _ => {}
+        }
+    });
+    loads.into_values().filter(|l| l.len() >= WINDOW).flatten().collect()
 }
 
 impl<'c> Gen<'c, '_> {

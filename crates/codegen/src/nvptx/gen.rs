@@ -5,6 +5,7 @@ use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
 use super::ends::Conditions;
 use super::exchange;
 use super::exchange::Scratch;
+use super::gathered;
 use super::halves::{self, Half};
 use super::head;
 use super::index::{Index, Memo, Pointer, Reg};
@@ -52,6 +53,8 @@ pub(super) struct Gen<'c, 'k> {
     pub conditions: Conditions<'c>,
     /// Threads have several rows, which the assembler must not load one after the other.
     pub in_turns: bool,
+    /// Loads whose neighbours in memory others read.
+    pub windows: HashSet<Value>,
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
 
@@ -103,6 +106,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch, blocks: usiz
         function,
         conditions: Conditions::of_kernel(k),
         in_turns: rows::in_turns(k),
+        windows: gathered::windows(k),
         regs: vec![None; k.values.len()],
     };
     g.params()?;

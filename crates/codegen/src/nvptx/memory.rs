@@ -85,7 +85,8 @@ impl<'c> Gen<'c, '_> {
             Some(o) => Some(self.plain(*o)?),
             None => None,
         };
-        let values = self.load_all(&pointers, masks.as_deref(), others.as_deref(), elem)?;
+        let window = self.windows.contains(&data.results[0]);
+        let values = self.load_all(&pointers, masks.as_deref(), others.as_deref(), elem, window)?;
         Ok(values.into_iter().map(|v| Reg::of(v, elem)).collect())
     }
     pub fn store(&mut self, data: &InstData) -> Res<()> {
@@ -126,12 +127,15 @@ impl<'c> Gen<'c, '_> {
         masks: Option<&[IntValue<'c>]>,
         others: Option<&[Val<'c>]>,
         elem: Elem,
+        window: bool,
     ) -> Res<Vec<Val<'c>>> {
         let split = split(pointers, masks, true);
         let (Split::Groups(n) | Split::Anywhere(n)) = split;
-        if n * elem.bytes() < 16
+        let anywhere = matches!(split, Split::Anywhere(_));
+        let count = || accesses(pointers, masks, n) * if anywhere { 2 } else { 1 };
+        if (n * elem.bytes() < 16 || anywhere && window)
             && others.is_none()
-            && let Some(gathered) = Gathered::fewer(pointers, masks, accesses(pointers, masks, n))
+            && let Some(gathered) = Gathered::fewer(pointers, masks, count(), window)
         {
             return self.load_gathered(&gathered, elem);
         }

@@ -54,7 +54,7 @@ impl<'c> Gen<'c, '_> {
         masks: Option<&[IntValue<'c>]>,
         elem: Elem,
     ) -> Res<()> {
-        let values = self.load_all(pointers, masks, None, elem)?;
+        let values = self.load_all(pointers, masks, None, elem, false)?;
         for (n, vector) in values.chunks(VECTOR / elem.bytes()).enumerate() {
             let to = self.own_vector(tile, n)?;
             self.shared_store(to, vector, elem)?;

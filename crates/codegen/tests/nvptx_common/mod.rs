@@ -38,6 +38,13 @@ fn column(b: &mut Builder, v: Value, n: usize) -> Value {
     broadcast(b, v, &[m, n])
 }
 
+/// `v[None, :]` repeated along a first axis of size m.
+fn every_row(b: &mut Builder, v: Value, m: usize) -> Value {
+    let v = b.expand_dims(v, 0);
+    let n = b.shape(v)[1];
+    broadcast(b, v, &[m, n])
+}
+
 /// z = x + y on n elements, 1024 a block.
 pub fn vector_add(n: usize, elem: Elem) -> Kernel {
     let mut b = Builder::new(format!("add_{elem}_{n}"), [n.div_ceil(1024), 1, 1], 4);
@@ -165,6 +172,34 @@ pub fn column_sum(rows: usize, cols: usize) -> Kernel {
     let sum = b.reduce(ReduceOp::Sum, sums[0], 0);
     let ys = b.ptr_add(y, c);
     b.store(ys, sum, None);
+    b.finish()
+}
+
+/// The largest of elements 2x - 1, 2x and 2x + 1, those inside, of rows of 14: seven a row.
+pub fn window(rows: usize) -> Kernel {
+    let mut b = Builder::new("window", [rows / 128, 1, 1], 4);
+    let (x, y) = (b.param("x", Elem::Bf16, true), b.param("y", Elem::Bf16, false));
+    let (r, c, two) = (range(&mut b, 0, 128), b.iota(8), b.i32(2));
+    let end = b.i32(7);
+    let inside = b.cmp(CmpOp::Lt, c, end);
+    let from = mul(&mut b, c, two);
+    let mut best = None;
+    for k in [-1, 0, 1] {
+        let k = b.i32(k);
+        let column = add(&mut b, from, k);
+        let first = b.i32(0);
+        let there = b.cmp(CmpOp::Ge, column, first);
+        let mask = b.binary(BinaryOp::And, there, inside);
+        let (at, mask) = (matrix(&mut b, r, column, 14), every_row(&mut b, mask, 128));
+        let p = b.ptr_add(x, at);
+        let v = b.load(p, Some(mask), None);
+        best = Some(best.map_or(v, |w| b.binary(BinaryOp::Max, w, v)));
+    }
+    let to = matrix(&mut b, r, c, 7);
+    let (p, mask) = (b.ptr_add(y, to), every_row(&mut b, inside, 128));
+    if let Some(v) = best {
+        b.store(p, v, Some(mask));
+    }
     b.finish()
 }
 
@@ -326,6 +361,7 @@ pub fn programs() -> Vec<Program> {
     ] {
         put(matmul([128, 64, 96], 32, elem, precision), &[128 * 96, 96 * 64, 128 * 64]);
     }
+    put(window(256), &[256 * 14, 256 * 7]);
     put(attention(128, 128, false), &[128 * 64; 4]);
     put(attention(128, 128, true), &[128 * 64; 4]);
     put(argmax(16, 1024), &[16 * 1024, 16]);
