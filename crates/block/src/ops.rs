@@ -296,7 +296,8 @@ pub enum Op {
     /// Makes generic writes to shared memory visible to tensor-map copies and `wgmma`.
     FenceAsync,
     /// Shared tile of a, its stage, shared tile of b, its stage, token or block to add to: token. a is `[M,K]`, or `[K,M]`
-    /// with `transpose_a`; b is `[K,N]`, or `[N,K]` with `transpose_b`.
+    /// with `transpose_a`; b is `[K,N]`, or `[N,K]` with `transpose_b`. Where b has fewer columns than the token, the others
+    /// stay as they were.
     Wgmma {
         transpose_a: bool,
         transpose_b: bool,

@@ -326,7 +326,7 @@ fn turns() {
     for epilogue in ["%rounded = cast bf16 %sum", &ROWS.replace("256", "128")] {
         let mut k = kiln_block::text::parse(&text.replace("%rounded = cast bf16 %sum", epilogue)).unwrap();
         kiln_block::passes::run(&["persistent"], &mut k).unwrap();
-        let mut k = roles::run(&k, Some(Crew { consumers: 2, stages: 4, turns: true })).unwrap();
+        let mut k = roles::run(&k, Some(Crew { consumers: 2, stages: 4, turns: true, columns: None })).unwrap();
         kiln_block::passes::canonicalise(&mut k).unwrap();
         let ptx = compile(&k, Arch::Sm90a).unwrap();
         assemble(&ptx, Arch::Sm90a);

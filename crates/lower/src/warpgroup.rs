@@ -14,11 +14,11 @@ mod parts;
 mod shape;
 
 use crate::Target;
-use crate::dag::{NodeId, Scene};
+use crate::dag::{NodeId, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::product::{Coords, Product};
 use crate::tile::{Cut, Frame, Used, loads, open_bare};
-pub use cost::CLOCK;
+pub use cost::{CLOCK, copy};
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
 use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, Type, Value};
 use kiln_graph::DType;
@@ -85,7 +85,9 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
     let Work::Block { code, args } = (Plain { task, shape, a, b, low, outputs }).write() else { return None };
     let launch =
         Launch { blocks: shape.blocks(), cluster: shape.cluster, group: shape.group, axes: Some([ROWS, COLUMNS]) };
-    let crew = Crew { consumers: shape.copies * shape.under_way, stages: shape.stages, turns: shape.under_way > 1 };
+    let columns = Some(p.n.min(shape.n));
+    let crew =
+        Crew { consumers: shape.copies * shape.under_way, stages: shape.stages, turns: shape.under_way > 1, columns };
     let code = roles::run(&persistent::run(&code, launch).ok()?, Some(crew)).ok()?;
     Some(Work::Block { code, args })
 }
@@ -93,7 +95,8 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
 /// Bytes of the types that go out through shared memory, each once.
 fn widths(task: &Task, outputs: &[Option<Strided>]) -> Vec<usize> {
     let stores = task.scene.stores.iter().zip(outputs);
-    let mut all: Vec<DType> = stores.filter(|(_, o)| o.is_some()).map(|(s, _)| s.dtype).collect();
+    let through = |s: &Store, o: &Option<Strided>| o.is_some() || operand::in_rows(s, task.coords.n);
+    let mut all: Vec<DType> = stores.filter(|(s, o)| through(s, o)).map(|(s, _)| s.dtype).collect();
     all.sort_unstable();
     all.dedup();
     all.into_iter().map(DType::bytes).collect()

@@ -55,8 +55,41 @@ fn every_choice_of_a_schedule_computes_the_same() {
         ),
         ("f16", [256, 136, 72], &["warpgroup 128x64 tiles 2", "warpgroup 64x128 tiles 2 stages 2 depth 256"]),
         ("f32", [40, 72, 260], &["warpgroup 64x64 parts 3", "warpgroup 32x64 parts 2 stages 2 group 1"]),
+        // Fewer columns than the tile has.
+        (
+            "bf16",
+            [130, 72, 136],
+            &["warpgroup 64x256", "warpgroup 128x128", "warpgroup 64x256 tiles 2", "warpgroup 64x128 parts 2"],
+        ),
+        (
+            "f16",
+            [128, 200, 72],
+            &["warpgroup 64x256", "warpgroup 128x256 cluster 2", "warpgroup 64x256 depth 256 stages 2"],
+        ),
+        // Rows of results that no tensor map describes.
+        (
+            "bf16",
+            [130, 129, 136],
+            &["warpgroup 64x64", "warpgroup 64x256", "warpgroup 64x64 tiles 2", "warpgroup 128x256"],
+        ),
+        ("f16", [70, 33, 72], &["warpgroup 64x64", "warpgroup 128x64"]),
+        ("f32", [130, 77, 72], &["warpgroup 64x64", "warpgroup 128x128"]),
     ] {
         schedules.iter().for_each(|s| computes(&linear(d, m, n, k), s));
+    }
+}
+
+#[test]
+fn tiles_wider_than_the_product_read_what_there_is() {
+    for graph in [
+        "graph k(%a: bf16[2,130,136], %b: bf16[2,136,72]) { %y = dot %a, %b\n return %y }",
+        "graph k(%a: bf16[2,130,136], %b: bf16[2,136,200]) { %y = dot %a, %b\n %s = softmax %y axis=2\n return %s }",
+        "graph k(%a: bf16[130,136], %b: bf16[200,136]) { %y = linear %a, %b\n %s = softmax %y axis=1\n return %y, %s }",
+        "graph k(%a: bf16[2,130,136], %b: bf16[2,136,200]) { %y = dot %a, %b\n %z = tanh %y\n return %y, %z }",
+    ] {
+        for wanted in ["warpgroup 64x256", "warpgroup 128x256", "warpgroup 64x256 tiles 2 stages 2"] {
+            computes(graph, wanted);
+        }
     }
 }
 

@@ -172,20 +172,28 @@ fn copied(tile: &Type, desc: &Type, block: &Type, parts: usize) -> Rule {
         _ => Ok(()),
     }
 }
-/// Rows, columns and depth of a product of tiles into `out`.
-fn sizes([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, out: &Type) -> Result<[usize; 3], String> {
+/// Rows, columns and depth of a product of tiles into `out`. The right tile may have fewer columns if it is `narrow`.
+fn sizes(
+    [transpose_a, transpose_b]: [bool; 2],
+    a: &Type,
+    b: &Type,
+    out: &Type,
+    narrow: bool,
+) -> Result<[usize; 3], String> {
     let ([a0, a1], [b0, b1], [p, q]) = (a.shape(), b.shape(), out.shape()) else {
         return Err(format!("{a} by {b} into {out}; 2-D tiles are needed"));
     };
     let (ka, m) = if transpose_a { (a0, a1) } else { (a1, a0) };
     let (kb, n) = if transpose_b { (b1, b0) } else { (b0, b1) };
-    ensure(ka == kb && m == p && n == q, || format!("{a} by {b} into {out}; the sizes do not fit"))?;
+    ensure(ka == kb && m == p && (n == q || narrow && n < q), || {
+        format!("{a} by {b} into {out}; the sizes do not fit")
+    })?;
     Ok([*m, *n, *ka])
 }
 fn shared_product(transposed: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
     let f32s = [a, b, acc, out].iter().all(|t| t.elem() == Some(Elem::F32));
     ensure(f32s, || format!("{a} by {b} into {out}; shared_dot is of f32"))?;
-    sizes(transposed, a, b, out)?;
+    sizes(transposed, a, b, out, false)?;
     held("the result", out)?;
     same("the accumulator", acc, out)
 }
@@ -197,9 +205,9 @@ fn product([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type
     ensure(b.elem() == Some(e) && *elem == Elem::F32, || {
         format!("{a} by {b} into {out}; one type into f32 is needed")
     })?;
-    let [m, n, ka] = sizes([transpose_a, transpose_b], a, b, out)?;
-    ensure(m.is_multiple_of(64) && n >= 8 && ka * e.bytes() >= 32, || {
-        format!("{a} by {b}: rows must be a multiple of 64, columns at least 8, a row of K at least 32 bytes")
+    let [m, n, ka] = sizes([transpose_a, transpose_b], a, b, out, true)?;
+    ensure(m.is_multiple_of(64) && n.is_multiple_of(8) && ka * e.bytes() >= 32, || {
+        format!("{a} by {b}: rows must be a multiple of 64, columns of 8, a row of K at least 32 bytes")
     })?;
     ensure(e.bytes() == 2 || (!transpose_a && transpose_b), || {
         format!("{a} by {b}: rows of operands of other than 16 bits run along K")

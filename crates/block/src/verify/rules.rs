@@ -9,7 +9,12 @@ pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Rule {
 /// The invariants of a type by itself.
 pub fn well_formed(ty: &Type) -> Rule {
     let shape = ty.shape();
-    ensure(shape.iter().all(|n| n.is_power_of_two()), || format!("{ty}: sizes of axes must be powers of two"))?;
+    // What threads hold is of powers of two; tiles in shared memory may have as many rows or columns as there are.
+    let tile = matches!(ty, Type::Shared { .. } | Type::Desc { .. });
+    let sizes = shape.iter().all(|n| n.is_power_of_two() || tile && *n > 0 && n.is_multiple_of(8));
+    ensure(sizes, || {
+        format!("{ty}: sizes of axes must be powers of two{}", if tile { " or multiples of 8" } else { "" })
+    })?;
     let count = shape.iter().try_fold(1usize, |a, b| a.checked_mul(*b)).unwrap_or(usize::MAX);
     ensure(shape.len() <= 6 && count <= 1 << 24, || format!("{ty}: at most 6 axes and 2^24 elements"))?;
     match ty {
@@ -39,7 +44,8 @@ fn swizzled(ty: &Type, elem: Elem, swizzle: Swizzle) -> Rule {
         Swizzle::B128 => 128,
     };
     let row = ty.shape().last().map_or(0, |n| n * elem.bytes());
-    ensure(ty.shape().len() >= 2 && row >= span, || format!("{ty}: a row of {row} bytes is shorter than the swizzle"))
+    ensure(ty.shape().len() >= 2 && row >= span, || format!("{ty}: a row of {row} bytes is shorter than the swizzle"))?;
+    ensure(row.is_multiple_of(span), || format!("{ty}: a row of {row} bytes is no multiple of the swizzle"))
 }
 
 /// The array of a descriptor of this type.

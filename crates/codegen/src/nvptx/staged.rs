@@ -73,7 +73,7 @@ impl<'c> Gen<'c, '_> {
         let (tile, result) = (data.args[0], data.results[0]);
         let (elem, registers) = (self.elem(result)?, self.flat(result)?.per_thread());
         if !self.are_private(tile, result) || !(registers * elem.bytes()).is_multiple_of(VECTOR) {
-            return Err(Fail::Unsupported("a tile in shared memory that is not of a thread's own vectors".into()));
+            return self.tile_load(data);
         }
         let w = Words::of(VECTOR, elem);
         let word = self.word(w);

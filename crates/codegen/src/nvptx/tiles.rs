@@ -4,6 +4,7 @@
 //! within a panel the 16-byte chunks of a row are permuted by the row's number, as tensor-map copies and `wgmma` have it.
 use super::emit::{Fail, Res, Val, int, mistyped};
 use super::r#gen::Gen;
+use super::index::{Index, Reg};
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::fragment::warpgroup_accumulator;
 use kiln_block::layout::{Flat, axis_bits};
@@ -159,27 +160,54 @@ impl<'c> Gen<'c, '_> {
         let n = if flat.registers.first() == Some(&0) && (bytes < 4 || by_tensor_cores) { 2 } else { 1 };
         let (rows, columns) = (self.coordinates(flat, &shape, 0)?, self.coordinates(flat, &shape, 1)?);
         let first = self.first_copy(flat)?;
-        let per_row = (t.row_bytes() / 16) as i64;
         let order = (0..values.len()).step_by(2).chain((1..values.len()).step_by(2).filter(|_| n == 1));
         for r in order {
-            let (row, column) = (rows[r].value(&self.e, &mut self.memo)?, columns[r].value(&self.e, &mut self.memo)?);
-            let e = &self.e;
-            let byte = e.mul(column, e.int(bytes as i64))?;
-            let (panel, within) =
-                (e.lshr(byte, e.int(t.row_bytes().ilog2().into()))?, e.and(byte, e.int(t.row_bytes() as i64 - 1))?);
-            let mut chunk = e.lshr(within, e.int(4))?;
-            if span(t.swizzle).is_some() {
-                // The pattern repeats after 128 bytes times eight: shorter rows share a line.
-                let turn = e.lshr(row, e.int((8 / per_row).ilog2().into()))?;
-                chunk = e.xor(chunk, e.and(turn, e.int(per_row - 1))?)?;
-            }
-            let at = e.add(e.mul(row, e.int(t.row_bytes() as i64))?, e.mul(panel, e.int(t.panel_bytes() as i64))?)?;
-            let at = e.add(at, e.add(e.mul(chunk, e.int(16))?, e.and(within, e.int(15))?)?)?;
-            let at = e.gep(e.i8().into(), base, at)?;
+            let at = self.tile_element(t, base, [rows[r], columns[r]])?;
             let v = self.in_memory(&values[r..r + n], t.elem)?;
             self.when(first, |g| g.e.store(v, at, bytes * n))?;
         }
         Ok(())
+    }
+    /// Address of an element of a stage.
+    fn tile_element(
+        &mut self,
+        t: &Tile,
+        base: PointerValue<'c>,
+        [row, column]: [Index<'c>; 2],
+    ) -> Res<PointerValue<'c>> {
+        let (row, column) = (row.value(&self.e, &mut self.memo)?, column.value(&self.e, &mut self.memo)?);
+        let (e, per_row) = (&self.e, (t.row_bytes() / 16) as i64);
+        let byte = e.mul(column, e.int(t.elem.bytes() as i64))?;
+        let (panel, within) =
+            (e.lshr(byte, e.int(t.row_bytes().ilog2().into()))?, e.and(byte, e.int(t.row_bytes() as i64 - 1))?);
+        let mut chunk = e.lshr(within, e.int(4))?;
+        if span(t.swizzle).is_some() {
+            // The pattern repeats after 128 bytes times eight: shorter rows share a line.
+            let turn = e.lshr(row, e.int((8 / per_row).ilog2().into()))?;
+            chunk = e.xor(chunk, e.and(turn, e.int(per_row - 1))?)?;
+        }
+        let at = e.add(e.mul(row, e.int(t.row_bytes() as i64))?, e.mul(panel, e.int(t.panel_bytes() as i64))?)?;
+        let at = e.add(at, e.add(e.mul(chunk, e.int(16))?, e.and(within, e.int(15))?)?)?;
+        e.gep(e.i8().into(), base, at)
+    }
+    /// Reads a block from a stage of a tile, neighbours of a row that lie in one chunk together.
+    pub fn tile_load(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
+        let ([tile, stage], [result]) = (&data.args[..], &data.results[..]) else {
+            return Err(mistyped("a load from shared memory"));
+        };
+        let t = Tile::of(self.k, *tile)?;
+        let at = self.staged(*stage, t.stage_bytes())?;
+        let base = self.tile_byte(self.places.at(*tile)?, Some(at))?;
+        let (flat, shape) = (self.flat(*result)?, [t.rows, t.columns]);
+        let (rows, columns) = (self.coordinates(&flat, &shape, 0)?, self.coordinates(&flat, &shape, 1)?);
+        let together = flat.registers.iter().enumerate().take_while(|(i, b)| **b as usize == *i).count();
+        let n = (1usize << together).min(16 / t.elem.bytes()).min(t.columns);
+        let mut out = vec![];
+        for r in (0..rows.len()).step_by(n) {
+            let at = self.tile_element(&t, base, [rows[r], columns[r]])?;
+            out.extend(self.shared_load(at, n, t.elem)?.into_iter().map(|v| Reg::of(v, t.elem)));
+        }
+        Ok(out)
     }
     /// Registers as memory holds them.
     fn in_memory(&self, values: &[Val<'c>], elem: Elem) -> Res<Val<'c>> {

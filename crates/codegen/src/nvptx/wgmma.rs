@@ -6,7 +6,7 @@ use super::index::Reg;
 use super::tiles::Tile;
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{BasicValueEnum, IntValue};
-use kiln_block::{Elem, InstData, Swizzle, Value};
+use kiln_block::{Elem, InstData, Op, Swizzle, Value};
 
 /// Bytes of K that one instruction takes.
 const STEP: usize = 32;
@@ -45,17 +45,19 @@ impl<'c> Gen<'c, '_> {
         let a = self.operand_of(a, sa, transposed[0])?;
         let b = self.operand_of(b, sb, !transposed[1])?;
         let depth = if transposed[0] { a.tile.rows } else { a.tile.columns } * a.tile.elem.bytes();
+        let columns = if transposed[1] { b.tile.rows } else { b.tile.columns };
         let mut values = self.plain(acc)?;
         let fresh = values.iter().all(is_zero);
         self.e.invoke("llvm.nvvm.wgmma.fence.sync.aligned", &[], &[])?;
         for (block, sums) in values.chunks_mut(n / 2).enumerate() {
+            let sums = &mut sums[..columns / 2];
             for step in 0..depth / STEP {
                 let at = |o: &Operand<'c>, more: usize| {
                     self.e.add(o.base, self.e.int_of(self.e.i64(), (o.step(step) + more) as i64))
                 };
                 let (da, db) = (at(&a, a.block(block))?, at(&b, 0)?);
                 let keep = !fresh || step > 0;
-                let next = self.multiply(sums, [da, db], keep, &a, &b, n)?;
+                let next = self.multiply(sums, [da, db], keep, &a, &b, columns)?;
                 sums.copy_from_slice(&next);
             }
         }
@@ -125,6 +127,18 @@ impl<'c> Gen<'c, '_> {
         let v = self.e.asm(text, &constraints.join(","), Some(ty.into()), args, true, true)?;
         self.e.fields(v.ok_or_else(|| mistyped("a product"))?, count)
     }
+    /// Columns of a token that products of its type make.
+    fn multiplied(&self, token: Value) -> usize {
+        let (ty, mut most) = (self.k.ty(token), 0);
+        self.k.walk(&mut |_, d| {
+            if let Op::Wgmma { transpose_b, .. } = d.op
+                && self.k.ty(d.results[0]) == ty
+            {
+                most = most.max(self.k.ty(d.args[2]).shape()[usize::from(!transpose_b)]);
+            }
+        });
+        most
+    }
     pub fn wgmma_commit(&mut self) -> Res<()> {
         self.e.invoke("llvm.nvvm.wgmma.commit_group.sync.aligned", &[], &[]).map(|_| ())
     }
@@ -134,9 +148,14 @@ impl<'c> Gen<'c, '_> {
             let n = self.e.int_of(self.e.i64(), pending.into());
             return self.e.invoke("llvm.nvvm.wgmma.wait_group.sync.aligned", &[], &[n.into()]).map(|_| ());
         };
-        let values = self.plain(*token)?;
+        let mut values = self.plain(*token)?;
         let text = format!("wgmma.wait_group.sync.aligned {pending};");
-        let values = self.tied(&text, values.len(), "", &values)?;
+        let (columns, all) = (self.multiplied(*token), self.k.ty(*token).shape()[1]);
+        let is_one = |r: &usize| r % (all / 2) < columns / 2;
+        let multiplied: Vec<usize> = (0..values.len()).filter(is_one).collect();
+        let waited: Vec<Val<'c>> = multiplied.iter().map(|r| values[*r]).collect();
+        let waited = self.tied(&text, waited.len(), "", &waited)?;
+        multiplied.into_iter().zip(waited).for_each(|(r, v)| values[r] = v);
         self.set(*result, values.into_iter().map(Reg::Plain).collect());
         Ok(())
     }

@@ -19,7 +19,7 @@ pub fn candidates(of: &Body, p: &Product, target: Target) -> Result<Vec<(Templat
     };
     let mut all = memory::prepared(of, p, target, by_warpgroups)?.unwrap_or_default();
     let us = |cycles: f64| cycles / CLOCK * 1e6;
-    all.extend(TILES.map(|tile| (Template { tile: Some(tile), ..Family::Tile.into() }, us(tiles(p, tile)))));
+    all.extend(TILES.map(|tile| (Template { tile: Some(tile), ..Family::Tile.into() }, us(tiles(p, tile, ALIGNED)))));
     if p.m.min(p.n) <= FEW && p.row.is_none() {
         all.push((Family::Rows.into(), us(rows(p, dtype.bytes()))));
     }
@@ -34,16 +34,19 @@ pub fn chosen_parts(of: &Body, p: &Product, target: Target) -> Result<usize, Low
     })
 }
 
+/// Cycles until the operands of a step of K are there: of aligned rows, and of such as start anywhere, which are read by elements.
+pub const ALIGNED: f64 = 700.0;
+pub const ANYWHERE: f64 = 1400.0;
+
 /// Cycles without pipelining: a turn of tiles waits for its operands at every step of K.
-fn tiles(p: &Product, [m, n]: [usize; 2]) -> f64 {
-    /// Steps of K, the wait at each, multiply-adds a cycle, and tiles of a multiprocessor at a time.
+pub fn tiles(p: &Product, [m, n]: [usize; 2], wait: f64) -> f64 {
+    /// Steps of K, multiply-adds a cycle, and tiles of a multiprocessor at a time.
     const STEP: usize = 64;
-    const WAIT: f64 = 700.0;
     const RATE: f64 = 700.0;
     const BESIDE: usize = 2;
     let tiles = p.batch.iter().product::<usize>() * p.m.div_ceil(m) * p.n.div_ceil(n) * p.sums();
     let step = (m * n * STEP) as f64 / RATE;
-    tiles.div_ceil(PROCESSORS * BESIDE) as f64 * p.k.div_ceil(STEP) as f64 * (WAIT + BESIDE as f64 * step)
+    tiles.div_ceil(PROCESSORS * BESIDE) as f64 * p.k.div_ceil(STEP) as f64 * (wait + BESIDE as f64 * step)
 }
 
 /// Cycles of sums along rows: memory's time, or that of multiply-adds from the cache.

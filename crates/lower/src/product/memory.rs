@@ -1,6 +1,7 @@
 //! Operands that no tensor map describes (rows of any length, windows, gathers, arithmetic before the product) go through
 //! memory first, in rows of multiples of 16 bytes, where the product is large enough to pay for that. So do operands of large
 //! products in f32 whose rows run along K: turned, their multiply-adds have no bank conflicts.
+use super::candidates::{ANYWHERE, tiles};
 use super::{OperandAt, Product, swapped};
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr, linear};
@@ -19,10 +20,14 @@ use kiln_plan::{
 const USES: usize = 64;
 /// The same for turning an operand of multiply-adds, and their number.
 const TURNED: (usize, usize) = (1024, 1 << 31);
-/// Multiply-adds of a product that is worth another launch.
+/// Multiply-adds of a product that is worth another launch without a price.
 const WORK: usize = 1 << 24;
+/// Elements of K from which that holds for half types: a shorter one is read at once.
+const SHORT: usize = 64;
+/// Bytes a cycle that products without pipelining read and write where rows start anywhere.
+const RAGGED: f64 = 1000.0;
 /// Bytes of a copy.
-const MOST: usize = 1 << 28;
+const MOST: usize = 1 << 29;
 
 /// An operand's copy: axes of the product's batch that it has, then its two axes, the contiguous one last.
 pub struct Copied {
@@ -142,10 +147,14 @@ fn in_two(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<O
 fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[Option<Copied>; 2], LowerError> {
     let dtype = super::operands(of, p.v);
     let work = [p.m, p.n, p.k].into_iter().chain(p.batch.iter().copied()).fold(1usize, usize::saturating_mul);
-    if !warpgroup::takes(dtype, target) || work < WORK || p.twin.is_some() {
+    if !warpgroup::takes(dtype, target) || p.twin.is_some() {
         return Ok([None, None]);
     }
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
+    let mut sure = work >= WORK && (p.k > SHORT || dtype.bytes() != 2);
+    if work < WORK && reads.iter().all(|r| r.strided(p).is_some()) {
+        return Ok([None, None]);
+    }
     // Where both sides of multiply-adds are turned, turning one alone gains nothing.
     let deep = is_deep(p, dtype);
     let lies = |s: &Strided| s.major == if deep { Major::Depth } else { Major::Outer };
@@ -159,10 +168,18 @@ fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[
         let uses = [p.n, p.m][which];
         let layout = r.layout(p, dtype, which);
         match r.strided(p) {
-            None if uses < USES || layout.is_none() => return Ok([None, None]),
+            None if layout.is_none() => return Ok([None, None]),
+            None => {
+                sure &= uses >= USES;
+                copies[which] = layout;
+            }
             Some(s) if lies(&s) || !(turn || deep && uses >= USES && layout.is_some()) => {}
             _ => copies[which] = layout,
         }
+    }
+    let lacking = reads.iter().any(|r| r.strided(p).is_none());
+    if !sure && lacking && !pay(of, p, &reads, &copies) {
+        return Ok([None, None]);
     }
     for (which, copy) in copies.iter_mut().enumerate() {
         if let Some(copy) = copy {
@@ -170,6 +187,21 @@ fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[
         }
     }
     Ok(copies)
+}
+
+/// Whether copies and a product of them take less time than a product of operands as they are.
+fn pay(of: &Body, p: &Product, reads: &[Read; 2], copies: &[Option<Copied>; 2]) -> bool {
+    let dtype = super::operands(of, p.v);
+    let side = |which: usize| match &copies[which] {
+        Some(copy) => Some(if copy.deep { Major::Depth } else { Major::Outer }),
+        None => reads[which].strided(p).map(|s| s.major),
+    };
+    let Some(sides) = side(0).zip(side(1)) else { return false };
+    let Some(product) = warpgroup::cycles(p, dtype, [sides.0, sides.1], of.template.into()) else { return false };
+    let before: f64 = copies.iter().flatten().map(|c| warpgroup::copy(c.count() * dtype.bytes())).sum();
+    let tile = super::tile(p, dtype, None);
+    let elements = p.batch.iter().product::<usize>() * (p.m * p.k + p.k * p.n + p.m * p.n);
+    before + product < tiles(p, [tile.m, tile.n], ANYWHERE).max((elements * dtype.bytes()) as f64 / RAGGED)
 }
 
 /// Whether rows of operands must run along K: `wgmma` reads halves alone the other way.

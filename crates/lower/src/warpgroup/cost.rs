@@ -14,6 +14,12 @@ pub fn in_two(elements: usize) -> f64 {
     2.0 * LAUNCH + (elements * 12) as f64 / READ
 }
 
+/// Cycles of the launch that brings so many bytes of an operand into memory, in rows that a tensor map describes: rows of any length are
+/// copied at half the speed of memory.
+pub fn copy(bytes: usize) -> f64 {
+    LAUNCH + (4 * bytes) as f64 / READ
+}
+
 /// Cycles of the launch that sums `parts` of a product of so many elements.
 pub fn sum(parts: usize, elements: usize) -> f64 {
     if parts == 1 { 0.0 } else { LAUNCH + (elements * parts * 4) as f64 / READ }
@@ -43,10 +49,10 @@ impl Shape {
         const BUSY: f64 = 0.85;
         const POWER: f64 = 0.89;
         let tiles = self.batch * self.tiles_m * self.tiles_n;
-        let area = (self.sums * self.m * self.n) as f64;
+        let area = (self.sums * self.m * self.used) as f64;
         let depths = self.depths as f64;
         // Rows and columns outside of the product are not read.
-        let right = (self.sums * self.n.min(p.n)) as f64 / self.cluster as f64;
+        let right = (self.sums * self.used.min(p.n)) as f64 / self.cluster as f64;
         let span = (self.engine.parts() * self.spans * SPAN) as f64;
         let copied = (self.m.min(p.m) as f64 + right) * span * depths;
         // A copy for both blocks of a cluster is written in both.
@@ -55,6 +61,9 @@ impl Shape {
         // What a tile reads that no other has read before, on average.
         let own = (self.batch * (p.m + self.sums * p.n) * p.k * self.engine.bytes() * self.engine.parts()) as f64
             / tiles as f64;
+        // What goes out of a tile; of rows that are reduced, little.
+        let width = if p.whole.is_some() { 4 } else { self.engine.bytes().max(2) };
+        let sent = if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 / tiles as f64 } else { 0.0 };
         let arithmetic = depths * area * self.depth() as f64 / self.engine.rate(self.sums * self.m * self.n, turned);
         // Rows are reduced here or by a step of their own, which is not priced either: it counts where blocks have tiles enough to take
         // by turns. Beside multiply-adds in f32 it is little.
@@ -68,7 +77,7 @@ impl Shape {
         // Epilogues that reduce rows gain from it where blocks have two tiles and more.
         let least = if p.row.is_some() { 2 * processors } else { processors + 1 };
         let turns = self.under_way > 1 && tiles >= least;
-        let again = (self.m.div_ceil(64) * (64 + self.sums * self.n)) as f64 * span * depths;
+        let again = (self.m.div_ceil(64) * (64 + self.sums * self.used)) as f64 * span * depths;
         let moved = if turns { (written + again) / SHARED } else { copied / CACHE };
         let work = [self.batch, self.sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
         let hot = self.engine == Engine::TensorCores && work >= LONG;
@@ -76,7 +85,10 @@ impl Shape {
             let memory = (own / one).max(own * running as f64 / ALL);
             let multiplied = arithmetic.max(moved).max(memory);
             let passed = if self.under_way > 1 { PASS } else { 0.0 };
+            // A tile is finished when all but its last part is on its way to memory.
+            let finish = finish.max(sent * running as f64 / ALL);
             let all = passed + if turns { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish };
+            let all = all.max((own + sent) * running as f64 / ALL);
             if hot && (arithmetic > BUSY * all || self.n < 256) { all / POWER } else { all }
         };
         let (whole, rest) = (tiles / processors, tiles % processors);

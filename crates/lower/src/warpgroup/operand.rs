@@ -34,6 +34,11 @@ fn coefficient(at: &Expr, id: CoordId) -> usize {
     found.map_or(0, |t| t.1.max(0) as usize)
 }
 
+/// Whether a store writes floats to rows of any length along the product's columns.
+pub fn in_rows(s: &Store, columns: CoordId) -> bool {
+    matches!(s.dtype, DType::F32 | DType::F16 | DType::Bf16) && coefficient(&s.at, columns) == 1
+}
+
 impl Strided {
     /// The operand that node `n` reads, at the product's batch coordinates, `outer` and `depth`. Of a product in parts of K the array
     /// has all of K, so that what the last part reads beyond is zero.

@@ -83,6 +83,14 @@ impl Engine {
     fn most_turns(self) -> usize {
         if self == Engine::TensorCores { 2 } else { 1 }
     }
+    /// Columns of `n` that are read and multiplied where a tile has `columns` at most.
+    fn used(self, columns: usize, n: usize, right: Major) -> usize {
+        match (self, right) {
+            (Engine::MultiplyAdds, _) => n,
+            (_, Major::Depth) => columns.next_multiple_of(8),
+            (_, Major::Outer) => columns.next_multiple_of(SPAN / self.bytes()).min(n),
+        }
+    }
     /// Bytes of an operand's element.
     pub fn bytes(self) -> usize {
         match self {
@@ -127,6 +135,8 @@ pub struct Shape {
     /// Tile of a block.
     pub m: usize,
     pub n: usize,
+    /// Columns of it that are read and multiplied: a product may have fewer than a tile.
+    pub used: usize,
     pub stages: usize,
     /// Copies along K in a stage, each of the swizzle's span.
     pub spans: usize,
@@ -153,7 +163,7 @@ impl Shape {
     }
     /// Bytes of both operands in a stage.
     pub fn stage_bytes(&self) -> usize {
-        self.engine.parts() * self.spans * SPAN * (self.m + self.sums * self.n)
+        self.engine.parts() * self.spans * SPAN * (self.m + self.sums * self.used)
     }
     /// Tiles (of a cluster).
     pub fn tiles(&self) -> usize {
@@ -237,18 +247,21 @@ pub fn shape(
     }
     let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));
     let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
-    let (stages, cluster, group) = (0, 1, asked.group.unwrap_or(GROUP));
-    let mut shape =
-        Shape { engine, m, n, stages, spans, copies, under_way, sums, cluster, tiles_m, tiles_n, batch, depths, group };
+    let whole = engine != Engine::MultiplyAdds && tiles_m.is_multiple_of(2);
+    let work = [batch, sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
+    let pairs = whole && sums * m * n >= 128 * 256 && work >= SHARED;
+    let cluster = asked.cluster.unwrap_or(if pairs { 2 } else { 1 });
+    let used = if cluster == 1 { engine.used(n.min(p.n), n, sides[1]) } else { n };
+    let (stages, group) = (0, asked.group.unwrap_or(GROUP));
+    #[rustfmt::skip]
+    let mut shape = Shape {
+        engine, m, n, used, stages, spans, copies, under_way, sums, cluster, tiles_m, tiles_n, batch, depths, group,
+    };
     // A buffer's row holds a part of the tile in each of the types that go out.
     let line = outputs.iter().sum::<usize>() * shape.columns(outputs);
     let room = MEMORY.checked_sub(BUFFERS * under_way * m * line)? / shape.stage_bytes();
     shape.stages = asked.stages.unwrap_or(room.min(STAGES));
-    let whole = engine != Engine::MultiplyAdds && tiles_m.is_multiple_of(2);
-    let work = [batch, sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
-    let pairs = whole && sums * m * n >= 128 * 256 && work >= SHARED;
-    shape.cluster = asked.cluster.unwrap_or(if pairs { 2 } else { 1 });
-    let fits = (2..=room).contains(&shape.stages) && (shape.cluster == 1 || shape.cluster == 2 && whole);
+    let fits = (2..=room).contains(&shape.stages) && (cluster == 1 || cluster == 2 && whole);
     let counts = shape.tiles() < 1 << 30 && (p.m.max(p.n).max(p.k) as u64) < 1 << 30;
     (fits && counts).then_some(shape)
 }

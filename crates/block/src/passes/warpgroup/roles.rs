@@ -11,6 +11,7 @@ use super::form::{self, Engine, Form, Load, Side};
 use super::ring::{Ring, Rings, Turns};
 use super::slice::{self, Part};
 use super::{MEMORY, Refusal, uniform};
+use crate::analysis::{self, Analysis};
 use crate::passes::dce;
 use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Role, Swizzle, Type, Value};
 use std::collections::HashMap;
@@ -25,6 +26,8 @@ pub struct Crew {
     pub stages: usize,
     /// Consumers take whole tiles, one after the other.
     pub turns: bool,
+    /// Columns that a tile has at most: none after these is stored. `None`: all of the tile's.
+    pub columns: Option<usize>,
 }
 impl Crew {
     /// Consumers that share a tile.
@@ -42,7 +45,7 @@ pub fn run(kernel: &Kernel, crew: Option<Crew>) -> Result<Kernel, Refusal> {
     w.write()
 }
 
-/// A store by tensor map: the tile in shared memory that it goes through.
+/// The tile in shared memory that results of a type go through.
 type Outputs = Vec<(Elem, Value)>;
 
 /// What both roles see.
@@ -59,26 +62,24 @@ struct Writer<'k> {
     form: Form,
     crew: Crew,
     part: Part,
-    /// Stores of the tile, in order.
-    effects: Vec<Inst>,
+    /// Stores of the tile, in order, and of which type those are that go through shared memory.
+    effects: Vec<(Inst, Option<Elem>)>,
 }
 
 impl<'k> Writer<'k> {
     fn new(k: &'k Kernel, form: Form, crew: Option<Crew>) -> Result<Writer<'k>, Refusal> {
-        let effects = effects(k, &form)?;
-        let mut out: Vec<Elem> = effects
-            .iter()
-            .map(|i| k.inst(*i))
-            .filter(|d| d.op == Op::TileStore)
-            .filter_map(|d| k.ty(d.args[1]).elem())
-            .collect();
+        let facts = analysis::analyse(k);
+        let through = |i: Inst| goes_through(k, &facts, &form, i).then(|| k.ty(k.inst(i).args[1]).elem()).flatten();
+        let effects: Vec<(Inst, Option<Elem>)> = effects(k, &form)?.into_iter().map(|i| (i, through(i))).collect();
+        let mut out: Vec<Elem> = effects.iter().filter_map(|e| e.1).collect();
         out.sort_unstable();
         out.dedup();
         let bytes: Vec<usize> = out.iter().map(|e| e.bytes()).collect();
         let columns = slice::columns(form.engine, &bytes, form.n);
-        let mut crew = crew.unwrap_or_else(|| Crew { consumers: consumers(&form), stages: 0, turns: false });
+        let mut crew =
+            crew.unwrap_or_else(|| Crew { consumers: consumers(&form), stages: 0, turns: false, columns: None });
         let rows = form.m / crew.shares().max(1);
-        let stage: usize = form.loads.iter().map(|l| l.shape[0] * l.shape[1] * l.elem.bytes()).sum();
+        let stage: usize = form.loads.iter().map(|l| bytes_of(l, whole(k, &form, crew, l))).sum();
         let line: usize = bytes.iter().sum();
         let room = MEMORY.saturating_sub(BUFFERS * crew.consumers * rows * columns * line) / stage.max(1);
         if crew.stages == 0 {
@@ -121,9 +122,9 @@ impl<'k> Writer<'k> {
         }
         ensure(self.k.cluster == 1 || f.engine == Engine::TensorCores, "multiply-adds have no clusters".into())
     }
-    /// A consumer's part of a left tile, all of a right one.
+    /// A consumer's part of a left tile, all that is used of a right one.
     fn shape(&self, l: &Load) -> [usize; 2] {
-        let mut shape = l.shape;
+        let mut shape = whole(self.k, &self.form, self.crew, l);
         if l.side == Side::Left {
             shape[usize::from(l.swapped)] /= self.crew.shares();
         }
@@ -141,7 +142,7 @@ impl<'k> Writer<'k> {
             }
             (l.desc, shape, Swizzle::B128)
         });
-        let stored = self.effects.iter().map(|i| self.k.inst(*i)).filter(|d| d.op == Op::TileStore).map(|d| {
+        let stored = self.effects.iter().map(|e| self.k.inst(e.0)).filter(|d| d.op == Op::TileStore).map(|d| {
             let elem = self.k.ty(d.args[1]).elem().unwrap_or(Elem::F32);
             (d.args[0], [self.part.rows, self.part.columns], Swizzle::widest(elem, self.part.columns))
         });
@@ -175,8 +176,7 @@ impl<'k> Writer<'k> {
         });
         let tiles = tiles.collect();
         let mut outputs: Outputs = vec![];
-        for data in self.effects.iter().map(|i| self.k.inst(*i)).filter(|d| d.op == Op::TileStore) {
-            let Some(elem) = self.k.ty(data.args[1]).elem() else { continue };
+        for elem in self.effects.iter().filter_map(|e| e.1) {
             if outputs.iter().all(|o| o.0 != elem) {
                 let Part { rows, columns, .. } = self.part;
                 let swizzle = Swizzle::widest(elem, columns);
@@ -289,7 +289,7 @@ impl<'k> Writer<'k> {
         done
     }
     fn produce(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared) {
-        let bytes: usize = self.form.loads.iter().map(|l| l.shape[0] * l.shape[1] * l.elem.bytes()).sum();
+        let bytes = self.form.loads.iter().map(|l| bytes_of(l, whole(self.k, &self.form, self.crew, l))).sum();
         self.over_tiles(b, c, |b, c, ring| {
             let data = self.k.inst(self.form.depth);
             let region = &data.regions[0];
@@ -349,6 +349,20 @@ impl<'k> Writer<'k> {
     }
 }
 
+/// The tile of a load, of a right one the columns that are used: tensor cores take any multiple of 8 of them, and rows that run along
+/// the columns fill the swizzle's span. Blocks of a cluster share a whole tile out.
+fn whole(k: &Kernel, form: &Form, crew: Crew, l: &Load) -> [usize; 2] {
+    let mut shape = l.shape;
+    if let (Side::Right, Engine::TensorCores, 1, Some(n)) = (l.side, form.engine, k.cluster.max(1), crew.columns) {
+        let (axis, unit) = if l.swapped { (0, 8) } else { (1, 128 / l.elem.bytes()) };
+        shape[axis] = shape[axis].min(n.next_multiple_of(unit));
+    }
+    shape
+}
+fn bytes_of(l: &Load, shape: [usize; 2]) -> usize {
+    shape[0] * shape[1] * l.elem.bytes()
+}
+
 /// Consumers for a tile: each of 64 rows or more, two where there are enough.
 fn consumers(form: &Form) -> usize {
     match form.engine {
@@ -386,4 +400,13 @@ fn effects(k: &Kernel, form: &Form) -> Result<Vec<Inst>, Refusal> {
         return Err(Refusal("nothing of the tile is stored".into()));
     }
     Ok(all)
+}
+
+/// Whether a store goes through shared memory: by tensor map, or of rows that no tensor map describes. Threads that hold the sums have
+/// a few columns of many rows each; what they read from there is rows.
+fn goes_through(k: &Kernel, facts: &Analysis, form: &Form, i: Inst) -> bool {
+    let data = k.inst(i);
+    let floats = |v| matches!(k.ty(v).elem(), Some(Elem::F32 | Elem::F16 | Elem::Bf16));
+    let rows = || *k.ty(data.args[0]).shape() == [form.m, form.n] && facts.alignment(data.args[0], 1).0 == form.n;
+    data.op == Op::TileStore || floats(data.args[1]) && rows()
 }

@@ -9,6 +9,17 @@ use super::super::{
 use super::{BUFFERS, Shared, Writer};
 use crate::{BinaryOp as B, Builder, Const, Elem, Op, Type, Value};
 
+/// When a buffer for results is free.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Threads met after the last but one, and that was the buffer's.
+    Free,
+    /// When threads meet.
+    Met,
+    /// When so many stores by tensor map are under way at most, and threads meet.
+    Sent(usize),
+}
+
 impl<'k> Writer<'k> {
     pub fn consume(&self, b: &mut Builder, c: &mut Copier<'k>, s: &Shared, copy: Option<Value>) -> Option<Refusal> {
         let mut failed = None;
@@ -162,21 +173,23 @@ impl<'k> Writer<'k> {
             b.binary(B::Mul, copy, n)
         });
         let Part { rows: _, columns, .. } = self.part;
-        let parts = self.form.n / columns;
-        let sent = parts * self.effects.iter().filter(|i| self.k.inst(**i).op == Op::TileStore).count();
-        // An odd number of stores would meet the last tile's buffer again at once.
-        let pending = if sent.is_multiple_of(BUFFERS) { BUFFERS - 1 } else { 0 };
+        let parts = self.crew.columns.map_or(self.form.n, |n| n.min(self.form.n)).div_ceil(columns);
+        let way = self.way_out(parts);
         let mut slicer = Slicer::new(c, self.part, sums, first_row);
         let mut turn = 0;
         for part in 0..parts {
             slicer.columns_from(part * columns);
-            for data in self.effects.iter().map(|i| self.k.inst(*i)) {
+            for (data, through) in self.effects.iter().map(|e| (self.k.inst(e.0), e.1)) {
                 if data.op == Op::Store && part > 0 && self.k.ty(data.args[0]).shape()[1] == 1 {
                     // A value a row is written with the first part.
                     continue;
                 }
                 if data.op == Op::Store {
-                    let args: Vec<Value> = data.args.iter().map(|v| slicer.block(b, *v)).collect();
+                    let mut args: Vec<Value> = data.args.iter().map(|v| slicer.block(b, *v)).collect();
+                    if through.is_some() {
+                        args[1] = self.in_rows(b, s, args[1], copy, (turn % BUFFERS, way));
+                        turn += 1;
+                    }
                     b.inst(Op::Store, &args, &[], vec![]);
                     continue;
                 }
@@ -189,7 +202,7 @@ impl<'k> Writer<'k> {
                 let first = b.i32((part * columns) as i64);
                 starts[axis + 1] = b.binary(B::Add, starts[axis + 1], first);
                 if let Some(desc) = slicer.param(data.args[0]) {
-                    self.send(b, s, [desc, value], copy, (turn % BUFFERS, pending), &starts);
+                    self.send(b, s, [desc, value], copy, (turn % BUFFERS, way), &starts);
                 }
                 turn += 1;
             }
@@ -199,6 +212,39 @@ impl<'k> Writer<'k> {
         }
         slicer.failed
     }
+    /// What stores wait for before they take a buffer.
+    fn way_out(&self, parts: usize) -> Way {
+        let through: Vec<&Op> = self.effects.iter().filter(|e| e.1.is_some()).map(|e| &self.k.inst(e.0).op).collect();
+        let by_map = through.iter().filter(|op| ***op == Op::TileStore).count();
+        // An odd number of stores would meet the last tile's buffer again at once.
+        let even = (parts * through.len()).is_multiple_of(BUFFERS);
+        match (by_map, even) {
+            (0, true) => Way::Free,
+            (0, false) => Way::Met,
+            (n, true) if n == through.len() => Way::Sent(BUFFERS - 1),
+            _ => Way::Sent(0),
+        }
+    }
+    /// The tile that results of a value's type go through, and the number of the consumer's buffer in it.
+    fn buffer(&self, b: &mut Builder, s: &Shared, value: Value, copy: Option<Value>, n: usize) -> Option<[Value; 2]> {
+        let tile = s.outputs.iter().find(|o| Some(o.0) == b.elem(value))?.1;
+        let mut at = b.i32(n as i64);
+        if let Some(copy) = copy {
+            let n = b.i32(BUFFERS as i64);
+            let mine = b.binary(B::Mul, copy, n);
+            at = b.binary(B::Add, mine, at);
+        }
+        Some([tile, at])
+    }
+    /// Waits until a buffer is free.
+    fn wait_for_buffer(&self, b: &mut Builder, way: Way) {
+        if let Way::Sent(pending) = way {
+            b.inst(Op::TmaStoreWait { pending: pending as u8 }, &[], &[], vec![]);
+        }
+        if way != Way::Free {
+            b.inst(Op::Sync, &[], &[], vec![]);
+        }
+    }
     /// Through a buffer in shared memory, when the store before the last has read its own.
     fn send(
         &self,
@@ -206,21 +252,30 @@ impl<'k> Writer<'k> {
         s: &Shared,
         [desc, value]: [Value; 2],
         copy: Option<Value>,
-        (buffer, pending): (usize, usize),
+        (buffer, way): (usize, Way),
         starts: &[Value],
     ) {
-        let Some(tile) = s.outputs.iter().find(|o| Some(o.0) == b.elem(value)).map(|o| o.1) else { return };
-        let mut at = b.i32(buffer as i64);
-        if let Some(copy) = copy {
-            let n = b.i32(BUFFERS as i64);
-            let mine = b.binary(B::Mul, copy, n);
-            at = b.binary(B::Add, mine, at);
-        }
-        b.inst(Op::TmaStoreWait { pending: pending as u8 }, &[], &[], vec![]);
-        b.inst(Op::Sync, &[], &[], vec![]);
+        let Some([tile, at]) = self.buffer(b, s, value, copy, buffer) else { return };
+        self.wait_for_buffer(b, way);
         b.inst(Op::SharedStore, &[tile, at, value], &[], vec![]);
         b.inst(Op::FenceAsync, &[], &[], vec![]);
         b.inst(Op::Sync, &[], &[], vec![]);
         b.inst(Op::TmaStore, &[&[desc, tile, at], starts].concat(), &[], vec![]);
+    }
+    /// The value as its threads read it from a buffer, row by row.
+    fn in_rows(
+        &self,
+        b: &mut Builder,
+        s: &Shared,
+        value: Value,
+        copy: Option<Value>,
+        (buffer, way): (usize, Way),
+    ) -> Value {
+        let Some([tile, at]) = self.buffer(b, s, value, copy, buffer) else { return value };
+        let ty = Type::block(b.elem(value).unwrap_or(Elem::F32), b.shape(value));
+        self.wait_for_buffer(b, way);
+        b.inst(Op::SharedStore, &[tile, at, value], &[], vec![]);
+        b.inst(Op::Sync, &[], &[], vec![]);
+        b.inst(Op::SharedLoad, &[tile, at], &[ty], vec![])[0]
     }
 }
