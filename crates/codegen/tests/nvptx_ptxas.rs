@@ -335,6 +335,25 @@ fn turns() {
     }
 }
 
+/// A tile with more columns than the product has: those alone are read, multiplied and sent.
+#[test]
+fn columns_of_the_product() {
+    let text = include_str!("../../../benches/ladder/descriptors.block");
+    for (columns, multiplied) in [(192, 192), (200, 256)] {
+        let mut k = kiln_block::text::parse(text).unwrap();
+        kiln_block::passes::run(&["persistent"], &mut k).unwrap();
+        let crew = Crew { consumers: 2, stages: 3, turns: false, columns: Some(columns) };
+        let mut k = roles::run(&k, Some(crew)).unwrap();
+        kiln_block::passes::canonicalise(&mut k).unwrap();
+        let ptx = compile(&k, Arch::Sm90a).unwrap();
+        assemble(&ptx, Arch::Sm90a);
+        let wgmma = format!("wgmma.mma_async.sync.aligned.m64n{multiplied}k16.f32.bf16.bf16");
+        assert_eq!(count(&ptx, &wgmma), 8);
+        // Columns in panels of 64.
+        assert_eq!(count(&ptx, "cp.async.bulk.tensor.2d.global.shared"), columns.div_ceil(64));
+    }
+}
+
 /// Products in f32 from shared tiles: no spills, no warnings, 16-byte reads, a loop over eight of K for 8 by 16 sums a thread.
 #[test]
 fn multiply_adds() {

@@ -201,8 +201,11 @@ fn agrees<T: PartialEq>(asked: Option<T>, found: T) -> bool {
 /// The shape with the least time, if there is room for it. `outputs`: bytes of the types that go out through shared memory.
 pub fn choose(p: &Product, (engine, asked): (Engine, Asked), sides: [Major; 2], outputs: &[usize]) -> Option<Shape> {
     let turned = sides == [Major::Outer; 2];
+    // Half a tile would do.
+    let wide = |m: usize, n: usize| engine.tiles().iter().any(|t| t.0 == m && 2 * t.1 == n && p.n <= t.1);
+    let fits = |m: usize, n: usize| asked.tile.map_or(!wide(m, n), |tile| tile == [m, n]);
     let mut best: Option<(f64, Shape)> = None;
-    for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| agrees(asked.tile, [t.0, t.1])) {
+    for &(m, n, copies, spans) in engine.tiles().iter().filter(|t| fits(t.0, t.1)) {
         let spans = match asked.schedule.depth {
             Some(bytes) if bytes.is_multiple_of(SPAN) => bytes / SPAN,
             Some(_) => continue,
