@@ -252,8 +252,8 @@ pub enum Op {
     SharedStore,
     /// Shared tile, stage: synchronous load.
     SharedLoad,
-    /// Shared tile of a, its stage, shared tile of b, its stage, block to add to: the sum, by multiply-adds in exact f32. Sides
-    /// and flags as in `Wgmma`.
+    /// Shared tile of a, its stage, shared tile of b, its stage, block to add to, perhaps how many of K there are (i32; else all
+    /// of the tiles'): the sum, by multiply-adds in exact f32. Sides and flags as in `Wgmma`.
     SharedDot {
         terms: Terms,
         transpose_a: bool,

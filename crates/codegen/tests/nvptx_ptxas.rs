@@ -326,7 +326,8 @@ fn turns() {
     for epilogue in ["%rounded = cast bf16 %sum", &ROWS.replace("256", "128")] {
         let mut k = kiln_block::text::parse(&text.replace("%rounded = cast bf16 %sum", epilogue)).unwrap();
         kiln_block::passes::run(&["persistent"], &mut k).unwrap();
-        let mut k = roles::run(&k, Some(Crew { consumers: 2, stages: 4, turns: true, columns: None })).unwrap();
+        let mut k =
+            roles::run(&k, Some(Crew { consumers: 2, stages: 4, turns: true, columns: None, last: None })).unwrap();
         kiln_block::passes::canonicalise(&mut k).unwrap();
         let ptx = compile(&k, Arch::Sm90a).unwrap();
         assemble(&ptx, Arch::Sm90a);
@@ -342,7 +343,7 @@ fn columns_of_the_product() {
     for (columns, multiplied) in [(192, 192), (200, 256)] {
         let mut k = kiln_block::text::parse(text).unwrap();
         kiln_block::passes::run(&["persistent"], &mut k).unwrap();
-        let crew = Crew { consumers: 2, stages: 3, turns: false, columns: Some(columns) };
+        let crew = Crew { consumers: 2, stages: 3, turns: false, columns: Some(columns), last: None };
         let mut k = roles::run(&k, Some(crew)).unwrap();
         kiln_block::passes::canonicalise(&mut k).unwrap();
         let ptx = compile(&k, Arch::Sm90a).unwrap();

@@ -252,7 +252,7 @@ fn every_step_keeps_every_bit() {
         check("persistent", &walking);
         let clustered =
             persistent::run(&mapped, Launch { blocks: 4, cluster: clusters, ..Launch::of(&mapped, 132) }).unwrap();
-        let turns = |stages| Some(Crew { consumers: 2, stages, turns: true, columns: None });
+        let turns = |stages| Some(Crew { consumers: 2, stages, turns: true, columns: None, last: None });
         for (name, before, crew) in [
             ("roles", mapped.clone(), None),
             ("persistent, roles", walking.clone(), None),

@@ -85,9 +85,14 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
     let Work::Block { code, args } = (Plain { task, shape, a, b, low, outputs }).write() else { return None };
     let launch =
         Launch { blocks: shape.blocks(), cluster: shape.cluster, group: shape.group, axes: Some([ROWS, COLUMNS]) };
-    let columns = Some(p.n.min(shape.n));
-    let crew =
-        Crew { consumers: shape.copies * shape.under_way, stages: shape.stages, turns: shape.under_way > 1, columns };
+    let last = Some(p.k % shape.depth()).filter(|k| *k > 0 && engine == Engine::MultiplyAdds);
+    let crew = Crew {
+        consumers: shape.copies * shape.under_way,
+        stages: shape.stages,
+        turns: shape.under_way > 1,
+        columns: Some(p.n.min(shape.n)),
+        last,
+    };
     let code = roles::run(&persistent::run(&code, launch).ok()?, Some(crew)).ok()?;
     Some(Work::Block { code, args })
 }

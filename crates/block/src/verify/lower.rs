@@ -103,7 +103,10 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
             product([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
         }
         Op::SharedDot { transpose_a, transpose_b, .. } => {
-            arity(5, 5, 1)?;
+            arity(5, 6, 1)?;
+            if args > 5 {
+                scalar_i32("the depth", ty(5))?;
+            }
             shared_product([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
         }
         Op::WgmmaWait { .. } if args == 0 => arity(0, 0, 0),

@@ -34,7 +34,7 @@ struct Side<'c> {
 
 impl<'c> Gen<'c, '_> {
     pub fn shared_dot(&mut self, data: &InstData, terms: Terms, transposed: [bool; 2]) -> Res<Vec<Reg<'c>>> {
-        let [a, sa, b, sb, acc] = data.args[..] else { return Err(mistyped("a product")) };
+        let [a, sa, b, sb, acc, ref there @ ..] = data.args[..] else { return Err(mistyped("a product")) };
         let flat = self.flat(data.results[0])?;
         let shape = self.k.ty(data.results[0]).shape().to_vec();
         let sides = [
@@ -45,6 +45,11 @@ impl<'c> Gen<'c, '_> {
         if !depth.is_multiple_of(TRIP) {
             return Err(Fail::Unsupported(format!("a product of tiles {depth} deep")));
         }
+        // Beyond what there is of K tiles are zero.
+        let end = match there.first() {
+            Some(n) => int(self.plain(*n)?[0])?,
+            None => self.e.int(depth as i64),
+        };
         let starts = self.plain(acc)?;
         let (before, body, after) = (self.block()?, self.new_block("k"), self.new_block("k_done"));
         self.e.b.build_unconditional_branch(body)?;
@@ -62,7 +67,7 @@ impl<'c> Gen<'c, '_> {
             self.four_of_k(terms, &sides, (now, first), &mut sums)?;
         }
         let next = self.e.add(now, self.e.int(TRIP as i64))?;
-        let more = self.e.icmp(inkwell::IntPredicate::ULT, next, self.e.int(depth as i64))?;
+        let more = self.e.icmp(inkwell::IntPredicate::ULT, next, end)?;
         self.e.b.build_conditional_branch(more, body, after)?;
         at.add_incoming(&[(&self.e.int(0), before), (&next, body)]);
         for (phi, s) in phis.iter().zip(&sums) {

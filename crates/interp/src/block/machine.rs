@@ -246,7 +246,7 @@ impl<'a> Machine<'a, '_> {
             Op::Load => self.load(flow, &data.args, elem, &to)?,
             Op::Reduce { op, axis } => shape::reduce(*op, *axis as usize, &*arg(0)?),
             Op::Scan { op, axis } => shape::scan(*op, *axis as usize, &*arg(0)?),
-            Op::Dot { terms, .. } => shape::dot(*terms, &*arg(0)?, &*arg(1)?, &*arg(2)?),
+            Op::Dot { terms, .. } => shape::dot(*terms, &*arg(0)?, &*arg(1)?, &*arg(2)?, usize::MAX),
             Op::TileLoad => self.tile_load(flow, data.args[0], &data.args[1..], elem, &to)?,
             Op::SharedLoad => {
                 let (tile, stage) = self.stage(flow, data.args[0], data.args[1])?;
@@ -259,7 +259,8 @@ impl<'a> Machine<'a, '_> {
                     let tile = &*self.tiles[tile].stages[stage];
                     Ok::<_, String>(if transposed { shape::permute(tile, &[1, 0]) } else { tile.clone() })
                 };
-                shape::dot(terms, &operand(0, *transpose_a)?, &operand(2, *transpose_b)?, &*arg(4)?)
+                let deep = data.args.get(5).map_or(Ok(i64::MAX), |v| flow.int(*v))? as usize;
+                shape::dot(terms, &operand(0, *transpose_a)?, &operand(2, *transpose_b)?, &*arg(4)?, deep)
             }
             _ => return self.effect(flow, data),
         };

@@ -176,19 +176,21 @@ fn term(terms: Terms, x: f64, y: f64) -> f64 {
         Terms::Distances => (x - y).abs(),
     }
 }
-pub fn dot(terms: Terms, a: &Block, b: &Block, acc: &Block) -> Block {
+/// `deep`: so many of K at most.
+pub fn dot(terms: Terms, a: &Block, b: &Block, acc: &Block, deep: usize) -> Block {
     let (m, k, n) = (a.shape[0], a.shape[1], b.shape[1]);
+    let deep = k.min(deep);
     let (mut out, pitch) = (acc.clone(), acc.shape[1]);
     for i in 0..m {
         for j in 0..n {
             match &mut out.data {
                 Data::Float(v) => {
                     let one = |l: usize| term(terms, a.floats()[i * k + l], b.floats()[l * n + j]);
-                    let sum: f64 = (0..k).map(one).sum();
+                    let sum: f64 = (0..deep).map(one).sum();
                     v[i * pitch + j] = rounded(acc.elem, v[i * pitch + j] + sum);
                 }
                 Data::Int(v) => {
-                    let sum: i64 = (0..k).map(|l| a.ints()[i * k + l] * b.ints()[l * n + j]).sum();
+                    let sum: i64 = (0..deep).map(|l| a.ints()[i * k + l] * b.ints()[l * n + j]).sum();
                     v[i * pitch + j] = acc.elem.wrapped(v[i * pitch + j] + sum);
                 }
                 Data::Ptr(_) => {}

@@ -64,7 +64,12 @@ impl Shape {
         // What goes out of a tile; of rows that are reduced, little.
         let width = if p.whole.is_some() { 4 } else { self.engine.bytes().max(2) };
         let sent = if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 / tiles as f64 } else { 0.0 };
-        let arithmetic = depths * area * self.depth() as f64 / self.engine.rate(self.sums * self.m * self.n, turned);
+        // Tensor cores take whole stages, multiply-adds eight of K.
+        let deep = match self.engine {
+            Engine::MultiplyAdds => p.k.next_multiple_of(8),
+            _ => self.depths * self.depth(),
+        };
+        let arithmetic = area * deep as f64 / self.engine.rate(self.sums * self.m * self.n, turned);
         // Rows are reduced here or by a step of their own, which is not priced either: it counts where blocks have tiles enough to take
         // by turns. Beside multiply-adds in f32 it is little.
         let parts = p.whole.map_or(1, |_| p.batch[0]);

@@ -34,9 +34,13 @@ fn coefficient(at: &Expr, id: CoordId) -> usize {
     found.map_or(0, |t| t.1.max(0) as usize)
 }
 
-/// Whether a store writes floats to rows of any length along the product's columns.
+/// Whether a store may write floats to rows of any length along the product's columns, which then go through shared memory.
 pub fn in_rows(s: &Store, columns: CoordId) -> bool {
-    matches!(s.dtype, DType::F32 | DType::F16 | DType::Bf16) && coefficient(&s.at, columns) == 1
+    let mut used = false;
+    s.at.coords(&mut |c| used |= c == columns);
+    let is_column = |a: &Atom| matches!(a, Atom::Coord { id, .. } if *id == columns);
+    let step = s.at.terms.iter().find(|t| is_column(&t.0)).map_or(1, |t| t.1);
+    used && step == 1 && matches!(s.dtype, DType::F32 | DType::F16 | DType::Bf16)
 }
 
 impl Strided {

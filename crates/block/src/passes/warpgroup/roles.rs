@@ -28,6 +28,8 @@ pub struct Crew {
     pub turns: bool,
     /// Columns that a tile has at most: none after these is stored. `None`: all of the tile's.
     pub columns: Option<usize>,
+    /// Elements of K in the last trip, the others of which are zero. `None`: as many as a tile has.
+    pub last: Option<usize>,
 }
 impl Crew {
     /// Consumers that share a tile.
@@ -76,8 +78,13 @@ impl<'k> Writer<'k> {
         out.dedup();
         let bytes: Vec<usize> = out.iter().map(|e| e.bytes()).collect();
         let columns = slice::columns(form.engine, &bytes, form.n);
-        let mut crew =
-            crew.unwrap_or_else(|| Crew { consumers: consumers(&form), stages: 0, turns: false, columns: None });
+        let mut crew = crew.unwrap_or_else(|| Crew {
+            consumers: consumers(&form),
+            stages: 0,
+            turns: false,
+            columns: None,
+            last: None,
+        });
         let rows = form.m / crew.shares().max(1);
         let stage: usize = form.loads.iter().map(|l| bytes_of(l, whole(k, &form, crew, l))).sum();
         let line: usize = bytes.iter().sum();

@@ -7,7 +7,7 @@ use super::super::{
     slice::{Part, Slicer},
 };
 use super::{BUFFERS, Shared, Writer};
-use crate::{BinaryOp as B, Builder, Const, Elem, Op, Type, Value};
+use crate::{BinaryOp as B, Builder, CmpOp, Const, Elem, Op, Type, Value};
 
 /// When a buffer for results is free.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -137,14 +137,15 @@ impl<'k> Writer<'k> {
         let block = self.block();
         let none = self.starts(b);
         let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(self.form.trips as i64));
-        let out = b.for_loop([zero, last, one], &[&ring.values()[..], &none].concat(), |b, _, now| {
+        let out = b.for_loop([zero, last, one], &[&ring.values()[..], &none].concat(), |b, trip, now| {
             let ring = Ring::of(now);
             s.rings.wait(b, ring);
+            let there = self.there(b, trip);
             let mut sums = vec![];
             for (sum, from) in self.form.sums.iter().zip(&now[2..]) {
                 sums.push(sum.products.iter().fold(*from, |from, &product| {
                     let [transpose_a, transpose_b] = self.transposed(product);
-                    let args = [&self.operands(b, s, product, ring, copy)[..], &[from]].concat();
+                    let args = [&self.operands(b, s, product, ring, copy)[..], &[from], there.as_slice()].concat();
                     let op = Op::SharedDot { terms: sum.terms, transpose_a, transpose_b };
                     b.inst(op, &args, std::slice::from_ref(&block), vec![])[0]
                 }));
@@ -154,6 +155,16 @@ impl<'k> Writer<'k> {
         });
         self.pass(b, s, copy);
         (out[2..].to_vec(), Ring::of(&out))
+    }
+
+    /// Elements of K in a trip, where the last one has fewer.
+    fn there(&self, b: &mut Builder, trip: Value) -> Option<Value> {
+        let last = b.i32(self.crew.last? as i64);
+        let load = self.form.loads.first()?;
+        let whole = load.shape[usize::from(!load.swapped)];
+        let (whole, end) = (b.i32(whole as i64), b.i32(self.form.trips as i64 - 1));
+        let ends = b.cmp(CmpOp::Eq, trip, end);
+        Some(b.select(ends, last, whole))
     }
 
     // ---- The epilogue ----
