@@ -108,6 +108,14 @@ fn softmax() {
 }
 
 #[test]
+fn parts_of_a_row_in_runs() {
+    let ptx = check(&programs::sum_of_runs(1280, 160, 320));
+    assert_eq!(count(&ptx, "ld.global.v4"), 2, "where a part ends is known to be no less than zero:\n{}", ptx.text);
+    let odd = check(&programs::sum_of_runs(1280, 161, 320));
+    assert_eq!(count(&odd, "ld.global.v4"), 0, "{}", odd.text);
+}
+
+#[test]
 fn row_sum() {
     let ptx = check(&programs::row_sum(1024));
     assert_eq!(count(&ptx, "ld.global.v4"), 2, "{}", ptx.text);

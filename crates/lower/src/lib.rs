@@ -9,6 +9,7 @@
 mod ahead;
 mod attention;
 mod candidates;
+mod columns;
 mod composite;
 mod conv;
 mod copies;
@@ -16,6 +17,7 @@ mod dag;
 mod emit;
 mod expr;
 mod flash;
+mod fold;
 mod gemm;
 mod host;
 mod invert;

@@ -7,9 +7,11 @@
 //!   read several at once ([`crate::packed`]);
 //! - few long rows are cut into parts: each level leaves partial results in scratch, which the next one combines in a fixed
 //!   order.
+use crate::columns;
 use crate::copies;
 use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
+use crate::fold;
 use crate::shift::{self, Shift, VECTOR};
 use crate::space::{Coord, Space};
 use crate::stay::{self, Reads, Tiles};
@@ -17,9 +19,9 @@ use crate::tile::{Cut, Shape, warps_for};
 use crate::walk::Walk;
 use crate::{LowerError, Target};
 use kiln_block::{Elem, Kernel};
-use kiln_graph::Type;
+use kiln_graph::{Type, UnaryOp};
 use kiln_plan::exec::Work;
-use kiln_plan::scan::{COLUMN_CHUNKS, FEW, per_thread};
+use kiln_plan::scan::{FEW, per_thread};
 
 /// Steps with the scratch they use.
 #[derive(Clone, Debug, Default)]
@@ -80,6 +82,9 @@ where
     let Some(plan) = plan(&mut space, &settled, target) else {
         return Err(LowerError::Unsupported { kernel: name.to_string(), why: "a reduction without a row".into() });
     };
+    if let Some(folded) = fold::folded(name, &space, &plan, scene, scratch)? {
+        return Ok(folded);
+    }
     let mut scene = scene(&space)?;
     let plan = shift::shifted(plan, &scene, &mut space);
     let mut out = copies::copied(name, &plan, &mut scene, scratch);
@@ -89,7 +94,7 @@ where
     Ok(out)
 }
 
-fn plan(space: &mut Space, scene: &Scene, target: Target) -> Option<RowPlan> {
+pub fn plan(space: &mut Space, scene: &Scene, target: Target) -> Option<RowPlan> {
     let kept: Vec<Coord> = space.coords.iter().filter(|c| !c.row).copied().collect();
     let row: Vec<Coord> = space.coords.iter().filter(|c| c.row).copied().collect();
     let along = contiguous(scene, &space.coords, &kept, row.last()?.id);
@@ -98,7 +103,7 @@ fn plan(space: &mut Space, scene: &Scene, target: Target) -> Option<RowPlan> {
     let n = space.find(row)?.extent;
     let limits = Limits::of(scene, &row_ids, target);
     Some(match along {
-        Some(k) if space.find(k)?.extent > 1 => across(space, kept, k, row, n, target, &limits),
+        Some(k) if space.find(k)?.extent > 1 => columns::across(space, kept, k, row, n, target, &limits),
         _ => inner(space, kept, row, n, target, &limits),
     })
 }
@@ -134,26 +139,46 @@ fn reads_again(scene: &Scene, row: &[CoordId]) -> bool {
         || scene.stores.iter().any(|s| row.iter().any(|r| s.at.uses(*r)))
 }
 
+/// Whether elements are computed with special functions when all reductions are done.
+fn late(scene: &Scene, row: &[CoordId]) -> bool {
+    let bodies: Vec<NodeId> = (scene.live().into_iter())
+        .filter_map(|n| match scene.dag.node(n).op {
+            NodeOp::Reduce { body, .. } => Some(body),
+            _ => None,
+        })
+        .collect();
+    let early = scene.dag.reach(&bodies);
+    let slow = |n: &NodeId| match &scene.dag.node(*n).op {
+        NodeOp::Unary(op, _) => !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Relu | UnaryOp::Not),
+        _ => false,
+    };
+    let deps = scene.dag.depends(row);
+    let along = |n: &NodeId| row.iter().any(|r| deps[*n as usize].contains(r));
+    scene.live().iter().any(|n| slow(n) && !early.contains(n) && along(n))
+}
+
 /// What a block can hold and has to move.
 #[derive(Clone, Copy)]
-struct Limits {
+pub struct Limits {
     /// Elements a thread holds: 64 bytes of the widest, as four loads in flight.
-    thread: usize,
+    pub thread: usize,
     /// Elements of a tile, which may be spread over the blocks of a cluster.
-    tile: usize,
+    pub tile: usize,
     /// Bytes of the widest and of the narrowest element.
-    bytes: usize,
-    narrow: usize,
+    pub bytes: usize,
+    pub narrow: usize,
     /// Elements are needed more than once.
-    again: bool,
+    pub again: bool,
     /// Something is read along the row that all rows share, as a gain.
-    shares: bool,
+    pub shares: bool,
     /// No scans or arg-reductions.
-    any_order: bool,
-    scans: bool,
+    pub any_order: bool,
+    pub scans: bool,
     /// Rows lie across memory.
-    columns: bool,
-    reads: Reads,
+    pub columns: bool,
+    /// So few rows that blocks of all of them find a place at once.
+    pub few: bool,
+    pub reads: Reads,
 }
 
 impl Limits {
@@ -192,7 +217,8 @@ impl Limits {
         let reduces = |n: &NodeId| matches!(scene.dag.node(*n).op, NodeOp::Reduce { .. });
         let reductions = if any_order { scene.live().iter().filter(|n| reduces(n)).count() } else { 0 };
         let alike = if narrow == bytes { bytes } else { 0 };
-        let reads = Reads { own, shared, reductions, bytes: alike };
+        let late = late(scene, row);
+        let reads = Reads { own, shared, reductions, bytes: alike, late };
         let thread = per_thread(bytes);
         Limits {
             thread,
@@ -204,25 +230,32 @@ impl Limits {
             any_order,
             scans,
             columns: false,
+            few: false,
             reads,
         }
     }
     /// Warps for a tile of which so many elements are there: few with many elements each, so that barriers join few and
     /// other instances run beside.
-    fn warps(&self, tile: usize, there: usize, padded: bool) -> usize {
-        let each = match tile {
-            // Half types are kept two a register. Where no lane is idle, and beside weights, that measures slower.
-            65536.. if self.bytes == 2 && padded && !self.shares && !self.columns => 64,
-            4097.. => 32,
-            _ => self.thread.min(tile.div_ceil(32)),
-        };
-        // Rather a quarter more a thread than twice the warps.
-        (there * 4 / 5).div_ceil(32 * each).next_power_of_two().clamp(1, 512)
+    pub fn warps(&self, tile: usize, there: usize, padded: bool) -> usize {
+        let of = |there: usize, each: usize| there.div_ceil(32 * each).next_power_of_two().clamp(1, 512);
+        // Half types are kept two a register, of which a thread has no more. Where no lane is idle but by what follows the
+        // reductions, beside weights, and where few rows leave room for blocks, that measures slower.
+        let halves = self.bytes == 2 && (padded || self.reads.late) && !self.shares && !self.columns;
+        // Of others rather a quarter more a thread than twice the warps.
+        match tile {
+            65536 if halves => of(there, 64),
+            65537.. if halves && !self.few => of(there, 64),
+            4097.. => of(there * 4 / 5, 32),
+            _ => of(there * 4 / 5, self.thread.min(tile.div_ceil(32))),
+        }
     }
 }
 
+/// Elements of half types that a block of a cluster has.
+const RESIDENT: usize = 16384;
+
 /// Instances that keep a machine busy.
-fn wanted(target: Target) -> usize {
+pub fn wanted(target: Target) -> usize {
     match target {
         Target::Host => 16,
         Target::Gpu { .. } => 528,
@@ -230,7 +263,7 @@ fn wanted(target: Target) -> usize {
 }
 
 /// How many instances share a row, for all to have something to do; each has `wide` rows side by side.
-fn parts(instances: usize, n: usize, chunk: usize, wide: usize, target: Target) -> usize {
+pub fn parts(instances: usize, n: usize, chunk: usize, wide: usize, target: Target) -> usize {
     let (least, few) = match target {
         Target::Host => (65536, 4),
         Target::Gpu { .. } => (16384, FEW),
@@ -245,15 +278,19 @@ fn parts(instances: usize, n: usize, chunk: usize, wide: usize, target: Target) 
 fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Target, limits: &Limits) -> RowPlan {
     let gpu = matches!(target, Target::Gpu { .. });
     let rows: usize = kept.iter().map(|c| c.extent).product();
+    let limits = &Limits { few: rows * n <= wanted(target) * RESIDENT, ..*limits };
     let ids: Vec<CoordId> = kept.iter().map(|c| c.id).collect();
     let wide = n.next_power_of_two();
     // Many small blocks hide each other's waits; rows shorter than a warp go through shared memory together.
     let threads = if n < 32 { 128 } else { 64 };
     let (chunk, together) = if gpu { (256 * limits.thread, threads * limits.thread) } else { (4096, 4096) };
-    // A cluster is as good as parts where elements are needed again.
+    // A cluster is better than parts where elements are needed again.
     let fits = wide <= limits.tile;
     let shared = if gpu && fits && limits.again { wide.div_ceil(8192).min(16) } else { 1 };
-    let split = parts(rows * shared, n, chunk, 1, target);
+    let held = gpu && fits && limits.again && limits.any_order;
+    let split = if held { 1 } else { parts(rows * shared, n, chunk, 1, target) };
+    // Nothing of a sum is kept, so a thread has registers for eight loads.
+    let chunk = if gpu && limits.any_order && !limits.again { 2 * chunk } else { chunk };
     let uniform = || kept.iter().map(|c| Cut::uniform(c.id, c.extent)).collect::<Vec<_>>();
     if !fits || split > 1 {
         let row = Cut { id: row, extent: n, block: chunk.min(wide), axis: 0 };
@@ -314,82 +351,4 @@ fn tiles(rows: usize, n: usize, vector: usize, kept: &[Coord]) -> Tiles {
     let one = kept.iter().filter(|c| c.extent > 1).count() <= 1;
     let period = if one || even { (vector >> n.trailing_zeros().min(vector.trailing_zeros())).max(1) } else { rows };
     Tiles { count: rows, elements: there.next_power_of_two(), there, period }
-}
-
-/// Elements of a column that are summed before they are added to the rest.
-const SUMMED: usize = 64;
-
-/// Elements that are worth a second step, which adds up what instances found.
-const STREAMED: usize = 1 << 20;
-
-/// Rows across memory: the tile's last axis is the kept coordinate `along`, the row is its first.
-fn across(
-    space: &mut Space,
-    kept: Vec<Coord>,
-    along: CoordId,
-    row: CoordId,
-    n: usize,
-    target: Target,
-    limits: &Limits,
-) -> RowPlan {
-    let gpu = matches!(target, Target::Gpu { .. });
-    let extent = space.find(along).map_or(1, |c| c.extent);
-    let others: usize = kept.iter().filter(|c| c.id != along).map(|c| c.extent).product();
-    let limits = &Limits { columns: true, ..*limits };
-    let high = n.next_power_of_two();
-    // Pieces of whole lines where such a tile can be held and their words are as wide as a bank, else of half a line.
-    let line = if limits.again && limits.bytes >= 4 && high * 128 / limits.bytes <= limits.tile { 128 } else { 64 };
-    // On the host a sum walks whole rows of memory, which is what it asks for ahead; instances share the columns.
-    let streams = !gpu && limits.any_order && !limits.again && extent >= 1024 && n * extent >= STREAMED;
-    let (least, most) = match gpu {
-        true => ((line / limits.bytes).max(8), 128),
-        false if streams => (2048, 2048),
-        false => (32, 512),
-    };
-    let mut wide = extent.next_power_of_two().min(most);
-    let mut tile = if gpu { 256 * limits.thread } else { 4096 };
-    let whole = gpu && limits.again && high * least.min(wide) <= limits.tile;
-    if whole {
-        tile = tile.max(high * least);
-    }
-    let few = |wide: usize| others * extent.div_ceil(wide) < wanted(target);
-    while wide > least && (whole && high * wide > tile || (limits.again || !gpu) && few(wide)) {
-        wide /= 2;
-    }
-    // A row that fits is held; else it is walked, on the host by chunks that are summed, or one element at a time.
-    let held = high * wide <= tile;
-    let high = if held {
-        high
-    } else if gpu && limits.scans {
-        (tile * COLUMN_CHUNKS / wide).min(high)
-    } else if gpu || wide < 64 {
-        (tile / wide).min(high)
-    } else if limits.any_order {
-        SUMMED.min(high)
-    } else {
-        1
-    };
-    let instances = others * extent.div_ceil(wide);
-    let split = if held { 1 } else { parts(instances, n, high.max(16), if gpu || streams { wide } else { 1 }, target) };
-    let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
-    cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
-    let row = Cut { id: row, extent: n, block: high, axis: 0 };
-    let full = held && high == n && extent.is_multiple_of(wide);
-    let tiles = Tiles { count: instances, elements: high * wide, there: high * wide, period: 1 };
-    let stay = if full { stay::of(target, tiles, limits.reads) } else { None };
-    RowPlan {
-        kept: cuts,
-        row,
-        rank: 2,
-        parts: split,
-        warps: match stay {
-            Some(stay) => stay.warps,
-            None if gpu => limits.warps(high * wide, high * wide, true),
-            None => 4,
-        },
-        target,
-        shift: None,
-        packed: false,
-        stay: stay.map(|s| s.clusters),
-    }
 }

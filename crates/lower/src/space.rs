@@ -73,6 +73,15 @@ impl Space {
         let whole = Expr::coord(a, outer).scale(inner as i64).plus(&Expr::coord(b, inner));
         self.replace(|c| (c == id).then(|| whole.clone()));
     }
+    /// Takes `count` neighbours of `row` as parts of `along`, outermost; gives the coordinate of both.
+    pub fn deal(&mut self, row: CoordId, count: usize, along: CoordId) -> Option<CoordId> {
+        let at = self.coords.iter().position(|c| c.id == row)?;
+        self.split(row, count);
+        let inner = self.coords.get_mut(at + 1)?;
+        inner.row = false;
+        let inner = inner.id;
+        self.merge(&[inner, along])
+    }
     /// Makes one coordinate of several, in the order given, in place of the first; gives its id.
     pub fn merge(&mut self, ids: &[CoordId]) -> Option<CoordId> {
         let first = *ids.first()?;

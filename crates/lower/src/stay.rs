@@ -21,6 +21,8 @@ pub struct Reads {
     pub reductions: usize,
     /// Bytes of an element if all have as many, else 0.
     pub bytes: usize,
+    /// Special functions of elements are left for when all reductions are done.
+    pub late: bool,
 }
 
 /// How rows are walked.
@@ -50,8 +52,8 @@ pub fn of(target: Target, tiles: Tiles, reads: Reads) -> Option<Stay> {
     let Target::Gpu { arch: 90.. } = target else { return None };
     let blocks = tiles.elements * reads.bytes / (32 * WARPS * EACH);
     let fits = tiles.elements.is_power_of_two() && matches!(blocks, 2 | 4 | 8 | 16);
-    let full = 4 * tiles.there >= 3 * tiles.elements;
-    let alone = reads.bytes == 2 && blocks > 2 && tiles.there == tiles.elements;
+    let full = 16 * tiles.there >= 9 * tiles.elements;
+    let alone = reads.bytes == 2 && !reads.late && blocks > 2 && tiles.there == tiles.elements;
     let gains = alone || reads.shared > 0 && matches!(reads.bytes, 2 | 4);
     let held = reads.own == 1 && reads.own + reads.shared <= PARTS && reads.reductions > 1;
     let most = clusters(blocks);

@@ -1,17 +1,19 @@
 //! Emission of row programs: in one tile, or level by level in loops, with partial results in scratch where a row is shared.
 use crate::dag::{NodeId, NodeOp, Scene, Store};
-use crate::emit::{Lanes, TileRow, joint};
-use crate::expr::{CoordId, Expr, linear};
+use crate::emit::{Lanes, TileRow};
+use crate::expr::{CoordId, Expr};
 use crate::math;
 use crate::rest;
 use crate::rows::{Emitted, RowPlan};
-use crate::tile::{Frame, Used, loads, open, open_with};
+use crate::shift::VECTOR;
+use crate::tile::{Frame, loads, open};
 use crate::{LowerError, Target};
 use kiln_block::passes::ahead;
-use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type as BlockType, UnaryOp as U, Value};
+use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, UnaryOp as U, Value};
 use kiln_graph::{DType, ReduceOp, Type};
-use kiln_plan::exec::{Slot, Work};
+use kiln_plan::exec::Work;
 
+pub mod parts;
 mod scans;
 
 pub struct Walk<'a> {
@@ -24,6 +26,8 @@ pub struct Walk<'a> {
     pub levels: Vec<Vec<NodeId>>,
     scratch: Vec<Type>,
     first_scratch: u32,
+    /// Parts whose results lie side by side in scratch, as one row of columns.
+    beside: usize,
 }
 
 /// A reduction under way: the value so far, and for arg-reductions its position.
@@ -32,9 +36,6 @@ struct Acc {
     value: Value,
     at: Option<Value>,
 }
-
-/// A reduction whose partial results are in scratch: values, and positions of an arg-reduction.
-type Partial = (NodeId, Vec<(Slot, DType)>);
 
 /// Loads of a thread that are all asked for first, at most.
 const FIRST: usize = 4;
@@ -61,7 +62,7 @@ impl<'a> Walk<'a> {
                 levels[below].push(n);
             }
         }
-        Walk { name, scene, plan, deps, levels, scratch: vec![], first_scratch }
+        Walk { name, scene, plan, deps, levels, scratch: vec![], first_scratch, beside: 1 }
     }
 
     pub fn emit(mut self) -> Result<Emitted, LowerError> {
@@ -206,14 +207,16 @@ impl<'a> Walk<'a> {
         let roots: Vec<NodeId> = bodies.iter().map(|b| b.1).collect();
         self.hoist(f, &roots);
         let shape = self.sum_shape();
+        let few = self.few_lanes(&roots);
         let mut start = vec![];
         for (op, body) in &bodies {
             let elem = math::held(self.carried(*op, *body));
             let id = math::identity(&mut f.b, *op, elem);
-            start.push(f.b.broadcast_to(id, &shape));
+            let shape = few.as_ref().filter(|_| !is_arg(*op)).unwrap_or(&shape);
+            start.push(f.b.broadcast_to(id, shape));
             if is_arg(*op) {
                 let nowhere = f.b.i32(NOWHERE);
-                start.push(f.b.broadcast_to(nowhere, &shape));
+                start.push(f.b.broadcast_to(nowhere, shape));
             }
         }
         let end = self.over_chunks(f, lane, &start, |f, lanes, now| {
@@ -234,7 +237,10 @@ impl<'a> Walk<'a> {
                         v = f.em.reduce_axis(&mut f.b, *op, v, self.tile_row());
                     }
                     let v = f.b.cast(v, math::held(self.carried(*op, *body)));
-                    let v = f.b.broadcast_to(v, &shape);
+                    let mut v = f.b.broadcast_to(v, &shape);
+                    if let Some(few) = &few {
+                        v = over_groups(&mut f.b, *op, v, few);
+                    }
                     next.push(math::combine(&mut f.b, *op, acc, v));
                 }
             }
@@ -286,6 +292,25 @@ impl<'a> Walk<'a> {
             *n = 1;
         }
         shape
+    }
+    /// What is left of a chunk where each thread of a GPU adds up its vectors before it adds them to the rest, which leaves it
+    /// registers for loads: of rows across memory so many rows, else so many elements.
+    fn few_lanes(&self, roots: &[NodeId]) -> Option<Vec<usize>> {
+        let p = &self.plan;
+        let across = p.rank == 2 && p.row.axis == 0;
+        let scans = !self.scans().is_empty();
+        if p.target == Target::Host || scans || !(across || p.rank == 1) || p.whole() {
+            return None;
+        }
+        let read = loads(&self.scene.dag, roots, |_| false);
+        let bytes = read.iter().map(|l| l.1.bytes()).min().unwrap_or(VECTOR).clamp(1, VECTOR);
+        let lanes = 32 * p.warps * (VECTOR / bytes);
+        if !across {
+            return (lanes < p.row.block).then(|| vec![lanes]);
+        }
+        let wide: usize = p.kept.iter().map(|c| c.block).product();
+        let rows = (lanes / wide.max(1)).max(1);
+        (rows < p.row.block).then(|| vec![rows, wide])
     }
     /// Every lane of the tile.
     fn tile_shape(&self) -> Vec<usize> {
@@ -345,195 +370,15 @@ impl<'a> Walk<'a> {
             next
         });
     }
-
-    /// One step per level, leaving partial results, and one that writes.
-    fn in_parts(&mut self) -> Vec<Work<kiln_block::Kernel>> {
-        self.settle_parts();
-        let mut slots: Vec<Partial> = vec![];
-        let mut steps = vec![];
-        for i in 0..self.levels.len() {
-            let level = self.levels[i].clone();
-            let own = self.partials(&level);
-            steps.push(self.partial_step(&format!("{}_part{i}", self.name), &level, &slots, &own));
-            slots.extend(own);
-        }
-        steps.push(self.final_step(&slots));
-        steps
-    }
-    /// As many parts as there are with whole chunks in each.
-    fn settle_parts(&mut self) {
-        self.plan.parts = self.plan.row.extent.div_ceil(self.plan.part_len());
-    }
-    /// Room for a partial result of each part and row.
-    fn partials(&mut self, level: &[NodeId]) -> Vec<Partial> {
-        let count = self.plan.parts * self.rows();
-        let mut own = vec![];
-        for &n in level {
-            let Some((op, body)) = self.reduced(n) else { continue };
-            let mut dtypes = vec![self.carried(op, body)];
-            if is_arg(op) {
-                dtypes.push(DType::I32);
-            }
-            own.push((n, dtypes.into_iter().map(|d| (self.new_scratch(d, count), d)).collect()));
-        }
-        own
-    }
-    fn new_scratch(&mut self, dtype: DType, count: usize) -> Slot {
-        self.scratch.push(Type::new(dtype, [count]));
-        Slot::Scratch(self.first_scratch + self.scratch.len() as u32 - 1)
-    }
-    /// Position of the row in partial results.
-    fn row_number(&self) -> Expr {
-        let ix: Vec<Expr> = self.plan.kept.iter().map(|c| Expr::coord(c.id, c.extent)).collect();
-        let shape: Vec<usize> = self.plan.kept.iter().map(|c| c.extent).collect();
-        linear(&ix, &shape)
-    }
-    fn rows(&self) -> usize {
-        self.plan.kept.iter().map(|c| c.extent).product()
-    }
-
-    fn partial_step(
-        &self,
-        name: &str,
-        level: &[NodeId],
-        before: &[Partial],
-        own: &[Partial],
-    ) -> Work<kiln_block::Kernel> {
-        let done = |n: NodeId| before.iter().any(|b| b.0 == n);
-        let mut used = loads(&self.scene.dag, level, done);
-        used.extend(places(before, true));
-        used.extend(places(own, false));
-        let mut f = open_with(name, self.scene, &self.plan.shape(self.plan.parts), &used);
-        self.combine_parts(&mut f, before);
-        let lane = f.iota(self.plan.row);
-        let done = self.accumulate(&mut f, level, lane);
-        for ((n, places), acc) in own.iter().zip(done) {
-            let Some((op, _)) = self.reduced(*n) else { continue };
-            let acc = self.fold_lanes(&mut f, op, acc, lane);
-            for (&(slot, dtype), v) in places.iter().zip([Some(acc.value), acc.at].into_iter().flatten()) {
-                self.store_partial(&mut f, slot, dtype, v);
-            }
-        }
-        f.finish()
-    }
-    fn store_partial(&self, f: &mut Frame, slot: Slot, dtype: DType, v: Value) {
-        let s = Store { slot, dtype, at: self.row_number(), guards: vec![], value: 0 };
-        let Some(&p) = f.em.params.get(&slot) else { return };
-        if let Some(part) = f.part {
-            let rows = f.em.int(&mut f.b, self.rows() as i64);
-            let offset = f.b.binary(B::Mul, part, rows);
-            let moved = f.b.ptr_add(p, offset);
-            f.em.params.insert(slot, moved);
-        }
-        f.store_value(&s, v);
-        f.em.params.insert(slot, p);
-    }
-
-    /// Reductions whose parts are in scratch.
-    fn combine_parts(&self, f: &mut Frame, done: &[Partial]) {
-        for (n, places) in done {
-            let Some((op, body)) = self.reduced(*n) else { continue };
-            let acc = self.combined(f, op, places, None);
-            let v = self.settled(f, body, acc);
-            f.em.set(*n, v);
-        }
-    }
-    /// The partial results of all parts, or of those before part `until`: read and combined in the order of the parts.
-    fn combined(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
-        if self.plan.kept.iter().all(|c| c.block == 1) {
-            self.combine_lanes(f, op, places, until)
-        } else {
-            self.combine_loop(f, op, places, until)
-        }
-    }
-    /// One row: all its parts in one block.
-    fn combine_lanes(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
-        let wide = self.plan.parts.next_power_of_two();
-        let mut lane = f.b.iota(wide);
-        lane = f.b.cast(lane, f.em.index);
-        let rows = f.em.int(&mut f.b, self.rows() as i64);
-        let offset = f.b.binary(B::Mul, lane, rows);
-        let mask = match until {
-            Some(part) => Some(f.b.cmp(CmpOp::Lt, lane, part)),
-            None => (wide != self.plan.parts).then(|| f.below(None, lane, self.plan.parts)),
-        };
-        let mut read = vec![];
-        for (i, &(slot, dtype)) in places.iter().enumerate() {
-            let p = f.em.address(&mut f.b, slot, &self.row_number());
-            let p = f.b.ptr_add(p, offset);
-            let elem = math::stored(dtype);
-            let other = mask.map(|_| if i == 0 { math::identity(&mut f.b, op, elem) } else { f.b.i32(NOWHERE) });
-            read.push(f.b.load(p, mask, other));
-        }
-        let acc = Acc { value: read.first().copied().unwrap_or(Value(0)), at: read.get(1).copied() };
-        let row = TileRow { coord: self.plan.row.id, axis: 0, rank: 1 };
-        // Tiles of rank 2 take scalars as they are.
-        fold(f, op, acc, Some(row))
-    }
-    fn combine_loop(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
-        let lanes: Vec<Value> = self.plan.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.lane).collect();
-        let shape = lanes.iter().fold(vec![], |s, l| joint(&s, &f.b.shape(*l)));
-        // Hundreds of parts, one after the other: sums of f32 are rounded once.
-        let elem = match (op, math::held(places.first().map_or(DType::F32, |p| p.1))) {
-            (ReduceOp::Sum, Elem::F32) => Elem::F64,
-            (_, elem) => elem,
-        };
-        let id = math::identity(&mut f.b, op, elem);
-        let mut start = vec![f.b.broadcast_to(id, &shape)];
-        if is_arg(op) {
-            let nowhere = f.b.i32(NOWHERE);
-            start.push(f.b.broadcast_to(nowhere, &shape));
-        }
-        let mut pointers = vec![];
-        for &(slot, _) in places {
-            let p = f.em.address(&mut f.b, slot, &self.row_number());
-            pointers.push(f.b.broadcast_to(p, &shape));
-        }
-        let mut mask: Option<Value> = None;
-        for m in self.plan.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.mask).collect::<Vec<_>>() {
-            mask = Some(mask.map_or(m, |old| f.b.binary(B::And, old, m)));
-        }
-        let (rows, index) = (self.rows(), f.em.index);
-        let until = match until {
-            Some(part) => f.b.cast(part, Elem::I32),
-            None => f.b.i32(self.plan.parts as i64),
-        };
-        let bounds = [f.b.i32(0), until, f.b.i32(1)];
-        let end = f.b.for_loop(bounds, &start, |b, i, now| {
-            let i = b.cast(i, index);
-            let n = b.constant(BlockType::scalar(index), Const::Int(rows as i64));
-            let offset = b.binary(B::Mul, i, n);
-            let mut read = vec![];
-            for &p in &pointers {
-                let p = b.ptr_add(p, offset);
-                read.push(b.load(p, mask, None));
-            }
-            if let [v, at] = read[..] {
-                let best = take(b, op, Acc { value: now[0], at: Some(now[1]) }, v, at, None);
-                return [Some(best.value), best.at].into_iter().flatten().collect();
-            }
-            let v = b.cast(read[0], elem);
-            vec![math::combine(b, op, now[0], v)]
-        });
-        Acc { value: end[0], at: end.get(1).copied() }
-    }
-
-    fn final_step(&self, done: &[Partial]) -> Work<kiln_block::Kernel> {
-        let along = self.scene.stores.iter().any(|s| s.at.uses(self.plan.row.id));
-        let parts = if along { self.plan.parts } else { 1 };
-        let mut used = loads(&self.scene.dag, &self.scene.roots(), |n| done.iter().any(|d| d.0 == n));
-        used.extend(places(done, true));
-        used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
-        let mut f = open_with(self.name, self.scene, &self.plan.shape(parts), &used);
-        self.combine_parts(&mut f, done);
-        let lane = f.iota(self.plan.row);
-        self.write(&mut f, lane);
-        f.finish()
-    }
 }
 
-fn places(partial: &[Partial], readonly: bool) -> impl Iterator<Item = Used> + '_ {
-    partial.iter().flat_map(move |p| p.1.iter().map(move |&(slot, dtype)| (slot, dtype, readonly)))
+/// Lanes of a chunk into as many as `to` has, of which each is made of those that lie as far apart.
+fn over_groups(b: &mut Builder, op: ReduceOp, v: Value, to: &[usize]) -> Value {
+    let count = |shape: &[usize]| shape.iter().product::<usize>();
+    let groups = count(&b.shape(v)) / count(to);
+    let elem = b.elem(v).unwrap_or(Elem::F32);
+    let v = b.reshape(v, &[&[groups], to].concat());
+    b.reduce(math::reduce_op(op, elem), v, 0)
 }
 
 /// Folds the lanes of `row`'s axis, keeping the axis in tiles of rank 2. Of equal values the first position wins.

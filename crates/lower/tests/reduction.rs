@@ -114,7 +114,8 @@ fn rows_that_are_walked() {
         ("bf16", 533, 65531, None),
         ("bf16", 500, 50257, None),
         ("bf16", 1000, 98305, None),
-        ("f32", 1000, 40001, None),
+        ("f32", 1000, 40001, Some(28)),
+        ("f32", 1000, 36001, None),
     ] {
         let text = format!(
             "graph k(%x: {d}[{rows},{n}], %g: {d}[{n}], %b: {d}[{n}]) {{ %y = layer_norm %x, %g, %b eps=1e-5\n return %y }}"
@@ -181,5 +182,63 @@ fn rows_a_little_longer_than_a_power_of_two() {
             body(&format!("(%x: {d}[7,{n}]) {{ %s = reduce.{op} %x axes=[1]\n return %s }}"));
         }
         body(&format!("(%x: {d}[7,{n}]) {{ %y = softmax %x axis=1\n return %y }}"));
+    }
+}
+
+const GPU: Target = Target::Gpu { arch: 90 };
+
+fn steps_on_a_gpu(graph: &str) -> usize {
+    let graph = format!("graph k{graph}");
+    check_on(Reduction, &graph, GPU);
+    let k = kernel(Reduction, graph.parse().expect("a graph"));
+    lower(&k, GPU).expect("lowers").steps.len()
+}
+
+/// Large sums of columns whose rows no vector divides, or that are narrow: several rows are a wide one, and a second step puts their
+/// columns together.
+#[test]
+fn columns_of_several_rows_are_summed_side_by_side() {
+    for graph in [
+        "(%x: f32[65536,33]) { %s = reduce.sum %x axes=[0]\n %n = neg %s\n return %n }",
+        "(%x: bf16[2,8192,259], %y: bf16[2,8192,259]) { %p = mul %x, %y\n %s = reduce.mean %p axes=[1]\n return %s }",
+        "(%x: f32[3,16384,44]) { %s = reduce.max %x axes=[1]\n %t = reduce.min %x axes=[1]\n return %s, %t }",
+    ] {
+        assert_eq!(steps_on_a_gpu(graph), 2, "{graph}");
+    }
+    // Rows that are read with something else, or do not come out even, are not.
+    body("(%x: f32[65537,33]) { %s = reduce.sum %x axes=[0]\n return %s }");
+    body("(%x: f32[65536,33], %w: f32[33]) { %p = mul %x, %w\n %s = reduce.sum %p axes=[0]\n return %s }");
+}
+
+/// Short columns of many: each thread has its own, and nothing is exchanged.
+#[test]
+fn short_columns_belong_to_threads() {
+    for (d, shape) in [("f32", "[2,3,140000]"), ("bf16", "[3,5,200001]"), ("f16", "[1,7,140000]")] {
+        check_on(Reduction, &format!("graph k(%x: {d}{shape}) {{ %y = softmax %x axis=1\n return %y }}"), GPU);
+    }
+    let scaled = "(%x: f32[1,6,140000], %w: f32[6,1]) {
+        %m = reduce.mean %x axes=[1]
+        %d = sub %x, %m
+        %p = mul %d, %w
+        return %p, %m }";
+    check_on(Reduction, &format!("graph k{scaled}"), GPU);
+}
+
+/// Sums of columns: at once, in chunks of which threads add up several rows first, and in parts.
+#[test]
+fn strips_of_columns() {
+    for (d, shape, ops) in [
+        ("bf16", "[270,130,64]", &["sum"][..]),
+        ("f32", "[266,260,40]", &["max"]),
+        ("bf16", "[5000,264]", &["sum", "min"]),
+        ("f32", "[9000,100]", &["sum", "argmin"]),
+        ("f64", "[20,150,40]", &["sum", "max"]),
+        ("f32", "[9000,3]", &["sum", "argmax"]),
+    ] {
+        let axis = shape.matches(',').count() - 1;
+        for op in ops {
+            let body = format!("(%x: {d}{shape}) {{ %s = reduce.{op} %x axes=[{axis}]\n return %s }}");
+            check_on(Reduction, &format!("graph k{body}"), GPU);
+        }
     }
 }

@@ -4,7 +4,8 @@
 /// Instances that keep a GPU busy without sharing their rows.
 pub const FEW: usize = 264;
 
-/// How much larger the chunks of a scan are whose rows lie across memory: its threads wait for each other once a chunk.
+/// How much larger the chunks of a scan are whose rows lie across memory, where no rows are shared: its threads wait for each
+/// other once a chunk.
 pub const COLUMN_CHUNKS: usize = 2;
 
 /// Chunks of a row from which on it is worth being read twice.
@@ -27,7 +28,7 @@ pub fn reads_twice([outer, n, inner]: [usize; 3], bytes: usize) -> bool {
         return in_parts(outer, n, tile);
     }
     let wide = (64 / bytes.max(1)).max(8).min(inner.next_power_of_two());
-    in_parts(outer * inner.div_ceil(wide), n, COLUMN_CHUNKS * tile / wide)
+    in_parts(outer * inner.div_ceil(wide), n, tile / wide)
 }
 
 #[cfg(test)]

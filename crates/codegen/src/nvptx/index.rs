@@ -50,6 +50,8 @@ enum Key {
     Mul,
     Div,
     Rem,
+    Min,
+    Max,
     Less,
     Not,
     Equal,
@@ -211,6 +213,17 @@ impl<'c> Index<'c> {
         let q = Index { base: Some(q), div: 1, lo: least / c, hi: most / c, off: 0, bits };
         let r = Index { base: Some(r), div: g as u64, lo: 0, hi: c - g, off: rest, bits };
         Ok(Some((q, r)))
+    }
+    /// The lesser or the greater of two signed numbers.
+    pub fn extreme(self, o: Index<'c>, least: bool, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {
+        let (a, b) = (self.value(e, memo)?, o.value(e, memo)?);
+        let (key, name) = if least { (Key::Min, "llvm.smin") } else { (Key::Max, "llvm.smax") };
+        let ty = self.ty(e).into();
+        let base = memo.int((key, Some(a), Some(b), 0), || int(e.call(name, &[ty], &[a.into(), b.into()])?))?;
+        let pick = |a: Option<i64>, b: Option<i64>| Some(if least { a?.min(b?) } else { a?.max(b?) });
+        let (lo, hi) = range(self.bits, pick(self.least(), o.least()), pick(self.most(), o.most()));
+        let div = |i: &Index<'c>| i.div.min(two(i.off));
+        Ok(Index { base: Some(base), div: div(&self).min(div(&o)), lo, hi, off: 0, bits: self.bits })
     }
     /// To 64 or 32 bits.
     pub fn resize(self, bits: u32, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<Index<'c>> {

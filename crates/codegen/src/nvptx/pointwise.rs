@@ -138,6 +138,7 @@ impl<'c> Gen<'c, '_> {
                     (BinaryOp::Add, _) => Some(a.add(b, e, memo)?),
                     (BinaryOp::Sub, _) => Some(a.sub(b, e, memo)?),
                     (BinaryOp::Mul, _) => Some(a.mul(b, e, memo)?),
+                    (BinaryOp::Min | BinaryOp::Max, _) => Some(a.extreme(b, *op == BinaryOp::Min, e, memo)?),
                     (BinaryOp::Shl, Some(c @ 0..=30)) => Some(a.mul(Index::constant(1 << c, a.bits), e, memo)?),
                     (BinaryOp::Shr, Some(c @ 0..=30)) => divided(1 << c, memo)?.map(|d| d.0),
                     (BinaryOp::Div, Some(c)) => divided(c, memo)?.map(|d| d.0),

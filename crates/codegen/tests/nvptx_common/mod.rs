@@ -203,6 +203,33 @@ pub fn window(rows: usize) -> Kernel {
     b.finish()
 }
 
+/// Sums of the parts of a row that lies in memory in runs of `run` elements, each `pitch` after the one before: 512 elements a
+/// part, the last one what is left.
+pub fn sum_of_runs(len: usize, run: usize, pitch: usize) -> Kernel {
+    let mut b = Builder::new("sum_of_runs", [len.div_ceil(512), 1, 1], 1);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
+    let (part, size, len, step) = (b.program_id(0), b.i32(512), b.i32(len as i64), b.i32(256));
+    let lo = mul(&mut b, part, size);
+    let hi = add(&mut b, lo, size);
+    let hi = b.binary(BinaryOp::Min, hi, len);
+    let zero = b.constant(Type::block(Elem::F32, [256]), Const::Float(0.0));
+    let sums = b.for_loop([lo, hi, step], &[zero], |b, first, acc| {
+        let i = b.iota(256);
+        let at = add(b, first, i);
+        let (run, pitch) = (b.i32(run as i64), b.i32(pitch as i64));
+        let (q, r) = (b.binary(BinaryOp::Div, at, run), b.binary(BinaryOp::Rem, at, run));
+        let q = mul(b, q, pitch);
+        let at = add(b, q, r);
+        let xs = b.ptr_add(x, at);
+        let x = b.load(xs, None, None);
+        vec![add(b, acc[0], x)]
+    });
+    let sum = b.reduce(ReduceOp::Sum, sums[0], 0);
+    let ys = b.ptr_add(y, part);
+    b.store(ys, sum, None);
+    b.finish()
+}
+
 /// Transposes a matrix of 64x64 tiles.
 pub fn transpose(rows: usize, cols: usize, elem: Elem) -> Kernel {
     let mut b = Builder::new(format!("transpose_{elem}"), [rows / 64, cols / 64, 1], 4);
@@ -349,6 +376,7 @@ pub fn programs() -> Vec<Program> {
     put(softmax(2, 32768, 32), &[2 * 32768; 2]);
     put(row_sum(64), &[64 * 256, 64]);
     put(column_sum(128, 256), &[128 * 256, 256]);
+    put(sum_of_runs(1280, 160, 320), &[8 * 320, 3]);
     put(transpose(128, 64, Elem::F32), &[128 * 64; 2]);
     put(transpose(128, 64, Elem::Bf16), &[128 * 64; 2]);
     for (elem, precision) in [

@@ -1,5 +1,6 @@
 //! Scans of row programs: carried from chunk to chunk, and by the totals of parts where a row is shared.
-use super::{Partial, Walk, places};
+use super::Walk;
+use super::parts::{Partial, places};
 use crate::Target;
 use crate::dag::{NodeId, NodeOp, Store};
 use crate::emit::{Lanes, joint};

@@ -98,6 +98,12 @@ impl Access {
         std::iter::once(self.axis).chain((0..rank).rev().filter(|a| *a != self.axis)).collect()
     }
     pub fn layout(&self, k: &Kernel, shape: &[usize], vector: usize, reduced: &[usize]) -> Flat {
+        // Where other axes are reduced, and a word of each row is there for every thread, columns stay in theirs; sums that a loop
+        // carries are put together once.
+        let loops = k.body.insts.iter().any(|i| k.inst(*i).op == Op::For);
+        let across = !loops && !reduced.is_empty() && !reduced.contains(&self.axis);
+        let each = shape.get(self.axis).map_or(0, |n| n >> (5 + warp_bits(k)));
+        let vector = if across && each * self.bytes >= 4 { vector.min(each) } else { vector };
         Flat::blocked(shape, &self.order(shape.len()), vector, warp_bits(k), reduced)
     }
     /// Whether an access in this layout uses most of the bytes it moves: lanes fill 32-byte sectors in one instruction,

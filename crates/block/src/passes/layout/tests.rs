@@ -66,3 +66,22 @@ fn a_row_statistic_comes_back_without_conversion() {
     let load = layout_of(&k, |op| *op == Op::Load);
     assert_eq!(load[0].warps, vec![Some(8), Some(9)], "one row a warp");
 }
+
+#[test]
+fn short_columns_stay_with_their_thread() {
+    let mut b = Builder::new("columns", [1, 1, 1], 1);
+    let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
+    let (i, j, width) = (b.iota(8), b.iota(64), b.i32(64));
+    let rows = b.binary(BinaryOp::Mul, i, width);
+    let rows = b.expand_dims(rows, 1);
+    let rows = b.broadcast_to(rows, &[8, 64]);
+    let at = b.binary(BinaryOp::Add, rows, j);
+    let xs = b.ptr_add(x, at);
+    let x = b.load(xs, None, None);
+    let sum = b.reduce(ReduceOp::Sum, x, 0);
+    let ys = b.ptr_add(y, j);
+    b.store(ys, sum, None);
+    let k = assign(&b.finish());
+    let load = layout_of(&k, |op| *op == Op::Load);
+    assert_eq!(load, vec![Flat::blocked(&[8, 64], &[1, 0], 2, 0, &[0])], "two columns a thread, all of their rows");
+}

@@ -1,0 +1,140 @@
+//! Schedules of rows across memory: a kept coordinate lies along the tile's last axis, in strips, and the row along its first.
+//!
+//! - short columns belong to a thread each;
+//! - others that fit are held by a block or a cluster, or summed at once;
+//! - sums of long ones are walked in chunks, by so many instances as keep the machine busy.
+use crate::Target;
+use crate::expr::CoordId;
+use crate::rows::{Limits, RowPlan, parts, wanted};
+use crate::shift::VECTOR;
+use crate::space::{Coord, Space};
+use crate::stay::{self, Tiles};
+use crate::tile::Cut;
+use kiln_plan::scan::{COLUMN_CHUNKS, FEW};
+
+/// Bytes of columns that a thread has alone, and of a row that it reads at a time.
+const ALONE: usize = 256;
+const WORD: usize = 4;
+
+/// Bytes of a strip of columns that an instance of a GPU takes, and instances that keep it busy where strips are shared.
+pub const STRIP: usize = 256;
+pub const SHARING: usize = 1056;
+/// Bytes of a large sum, and of a tile that is summed without a loop.
+const LARGE: usize = 32 << 20;
+const SUMMED_AT_ONCE: usize = 64 << 10;
+
+/// Elements of a column that are summed before they are added to the rest.
+const SUMMED: usize = 64;
+
+/// Elements that are worth a second step, which adds up what instances found.
+const STREAMED: usize = 1 << 20;
+
+/// Rows across memory: the tile's last axis is the kept coordinate `along`, the row is its first.
+pub fn across(
+    space: &mut Space,
+    kept: Vec<Coord>,
+    along: CoordId,
+    row: CoordId,
+    n: usize,
+    target: Target,
+    limits: &Limits,
+) -> RowPlan {
+    let gpu = matches!(target, Target::Gpu { .. });
+    let extent = space.find(along).map_or(1, |c| c.extent);
+    let others: usize = kept.iter().filter(|c| c.id != along).map(|c| c.extent).product();
+    let limits = &Limits { columns: true, ..*limits };
+    let high = n.next_power_of_two();
+    if let Some((wide, warps)) = limits.alone(n, extent, others).filter(|_| gpu) {
+        let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
+        cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
+        let row = Cut { id: row, extent: n, block: high, axis: 0 };
+        return RowPlan { kept: cuts, row, rank: 2, parts: 1, warps, target, shift: None, packed: false, stay: None };
+    }
+    // Pieces of whole lines where such a tile can be held and their words are as wide as a bank, else of half a line.
+    let line = if limits.again && limits.bytes >= 4 && high * 128 / limits.bytes <= limits.tile { 128 } else { 64 };
+    // On the host a sum walks whole rows of memory, which is what it asks for ahead; instances share the columns.
+    let mut tile = if gpu { 256 * limits.thread } else { 4096 };
+    // Nothing of a sum is kept, so a thread has registers for eight loads.
+    let sums = gpu && limits.any_order && !limits.again;
+    let streams = !gpu && limits.any_order && !limits.again && extent >= 1024 && n * extent >= STREAMED;
+    let (least, most) = match gpu {
+        true if sums && high * 128 > tile => ((line / limits.bytes).max(8), (STRIP / limits.bytes).clamp(32, 128)),
+        true => ((line / limits.bytes).max(8), 128),
+        false if streams => (2048, 2048),
+        false => (32, 512),
+    };
+    let mut wide = extent.next_power_of_two().min(most);
+    let whole = gpu && limits.again && high * least.min(wide) <= limits.tile;
+    if whole {
+        tile = tile.max(high * least);
+    }
+    let few = |wide: usize| others * extent.div_ceil(wide) < wanted(target);
+    while wide > least && (whole && high * wide > tile || (limits.again || !gpu) && few(wide)) {
+        wide /= 2;
+    }
+    // A row that fits is held; else it is walked, on the host by chunks that are summed, or one element at a time.
+    let instances = others * extent.div_ceil(wide);
+    let short = sums && high * wide * limits.bytes <= SUMMED_AT_ONCE && instances >= SHARING / 4;
+    let held = short || high * wide <= tile;
+    let high = if held {
+        high
+    } else if gpu && limits.scans && instances >= FEW {
+        (tile * COLUMN_CHUNKS / wide).min(high)
+    } else if gpu || wide < 64 {
+        (tile / wide).min(high)
+    } else if limits.any_order {
+        SUMMED.min(high)
+    } else {
+        1
+    };
+    let split = match held {
+        true => 1,
+        false if sums => strips(instances, n, high, [extent, STRIP / limits.bytes], limits.bytes),
+        false => parts(instances, n, high.max(16), if gpu || streams { wide } else { 1 }, target),
+    };
+    let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
+    cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
+    let row = Cut { id: row, extent: n, block: high, axis: 0 };
+    let full = held && high == n && extent.is_multiple_of(wide);
+    let tiles = Tiles { count: instances, elements: high * wide, there: high * wide, period: 1 };
+    let stay = if full { stay::of(target, tiles, limits.reads) } else { None };
+    RowPlan {
+        kept: cuts,
+        row,
+        rank: 2,
+        parts: split,
+        warps: match stay {
+            Some(stay) => stay.warps,
+            None if sums && (!held || high * wide > tile) => (high * wide / (64 * limits.thread)).clamp(1, 8),
+            None if gpu => limits.warps(high * wide, high * wide, true),
+            None => 4,
+        },
+        target,
+        shift: None,
+        packed: false,
+        stay: stay.map(|s| s.clusters),
+    }
+}
+
+impl Limits {
+    /// Columns for a tile in which every thread has some to itself, and its warps: where they are short, so that nothing is
+    /// exchanged and no thread has elements that are not there.
+    fn alone(&self, n: usize, columns: usize, others: usize) -> Option<(usize, usize)> {
+        let each = (ALONE / (n * self.bytes)).min(VECTOR / self.bytes);
+        let each = if each > 0 { 1 << each.ilog2() } else { 0 };
+        if !self.again || !self.any_order || each * self.narrow < WORD || columns < 32 * each {
+            return None;
+        }
+        let few = |warps: usize| others * columns.div_ceil(32 * each * warps) < 4 * wanted(Target::Gpu { arch: 90 });
+        let warps = [4, 2, 1].into_iter().find(|w| !few(*w) && columns >= 32 * each * w)?;
+        Some((32 * each * warps, warps))
+    }
+}
+
+/// How many instances of a GPU share strips of columns that are summed; strips that are partly empty have fewer bytes under way.
+fn strips(instances: usize, n: usize, chunk: usize, [columns, strip]: [usize; 2], bytes: usize) -> usize {
+    let busy = if columns < strip { SHARING } else { SHARING / 2 };
+    // The second step is short beside a large sum.
+    let few = if n * instances * strip.min(columns) * bytes >= LARGE { SHARING / 2 } else { SHARING / 4 };
+    if instances >= few || n < 4 * chunk { 1 } else { busy.div_ceil(instances).clamp(1, n / (2 * chunk)) }
+}

@@ -1,0 +1,113 @@
+//! Sums of columns whose rows no vector divides, or that are narrower than a strip: so many rows as fill vectors are one wide
+//! row. What its columns give lies side by side in scratch, and a second step puts the columns of one name together.
+use crate::columns::{SHARING, STRIP};
+use crate::dag::{NodeId, NodeOp, Scene};
+use crate::rows::{self, Emitted, RowPlan};
+use crate::shift::VECTOR;
+use crate::space::{Coord, Space, runs_on};
+use crate::tile::Cut;
+use crate::walk::Walk;
+use crate::{LowerError, Target};
+
+/// Bytes from which on the second step is short beside the first.
+const LARGE: usize = 8 << 20;
+/// Strips that a row has at least.
+const STRIPS: usize = 4;
+/// Percent of the lanes of strips that are enough.
+const FULL: usize = 95;
+/// Rows side by side, at most, and wide rows at least.
+const MOST: usize = 64;
+const LEAST: usize = 64;
+/// Parts that a block of the second step can put together.
+const PARTS: usize = 4096;
+
+/// The steps of a kernel that is better folded.
+pub fn folded<F>(
+    name: &str,
+    space: &Space,
+    plan: &RowPlan,
+    scene: &F,
+    first: u32,
+) -> Result<Option<Emitted>, LowerError>
+where
+    F: Fn(&Space) -> Result<Scene, LowerError>,
+{
+    let own = scene(space)?;
+    let Some((along, count)) = beside(space, plan, &own) else { return Ok(None) };
+    let mut dealt = space.clone();
+    if dealt.deal(plan.row.id, count, along.id).is_none() {
+        return Ok(None);
+    }
+    let settled = scene(&dealt)?;
+    let Some(wide) = rows::plan(&mut dealt, &settled, plan.target) else { return Ok(None) };
+    if !in_columns(&wide) {
+        return Ok(None);
+    }
+    let instances: usize = wide.kept.iter().map(Cut::count).product();
+    let most = (wide.row.extent / (2 * wide.row.block)).min(PARTS / count);
+    let parts = (SHARING / instances).clamp(1, most.max(1));
+    let parts_scene = scene(&dealt)?;
+    let mut before = Walk::new(name, &parts_scene, RowPlan { parts, ..wide }, first);
+    let (step, slots) = before.first_level();
+    let after = Walk::new(name, &own, RowPlan { parts: before.plan.parts * count, ..plan.clone() }, first);
+    let last = after.joined(slots, count);
+    Ok(Some(Emitted { scratch: before.into_scratch(), steps: vec![step, last] }))
+}
+
+/// Columns that are reduced in a loop.
+fn in_columns(plan: &RowPlan) -> bool {
+    plan.rank == 2 && plan.row.axis == 0 && !plan.whole()
+}
+
+/// The coordinate that columns lie along, and how many rows are best side by side.
+fn beside(space: &Space, plan: &RowPlan, scene: &Scene) -> Option<(Coord, usize)> {
+    let along = *space.find(plan.kept.last()?.id)?;
+    let stored_along = scene.stores.iter().any(|s| s.at.uses(plan.row.id));
+    if plan.target == Target::Host || !in_columns(plan) || stored_along {
+        return None;
+    }
+    let bodies = bodies(scene)?;
+    let mut bytes = VECTOR;
+    let mut straight = true;
+    for n in scene.dag.reach(&bodies) {
+        let node = scene.dag.node(n);
+        node.exprs(&mut |e| straight &= runs_on(e, plan.row.id, along));
+        if matches!(node.op, NodeOp::Load { .. }) {
+            bytes = bytes.min(node.dtype.bytes());
+        }
+    }
+    let (rows, columns) = (plan.row.extent, along.extent);
+    let strip = STRIP / bytes;
+    // Half a vector is worth no second step.
+    let odd = columns * bytes % (VECTOR / 2) != 0;
+    let narrow = columns < strip && 4 * columns < 3 * columns.next_power_of_two();
+    let all: usize = plan.kept.iter().map(|c| c.extent).product::<usize>() * rows;
+    if !straight || !(odd || narrow) || all * bytes < LARGE {
+        return None;
+    }
+    let fits = |p: usize| {
+        let aligned = (p * columns * bytes).is_multiple_of(VECTOR) && p * columns >= STRIPS * strip;
+        aligned && rows.is_multiple_of(p) && rows / p >= LEAST
+    };
+    // The fewest of which the last strip is nearly full, else those of which it is the fullest.
+    let filled = |p: usize| (100 * p * columns / (p * columns).next_multiple_of(strip)).min(FULL);
+    let counts = (1..=MOST.ilog2()).map(|i| 1usize << i).filter(|p| fits(*p));
+    let count = counts.max_by_key(|p| (filled(*p), std::cmp::Reverse(*p)))?;
+    Some((along, count))
+}
+
+/// What is reduced, if nothing depends on another reduction and all may be put together in any order.
+fn bodies(scene: &Scene) -> Option<Vec<NodeId>> {
+    let mut found = vec![];
+    for n in scene.live() {
+        let node = scene.dag.node(n);
+        if !node.sums_in_any_order() {
+            return None;
+        }
+        if let NodeOp::Reduce { body, .. } = node.op {
+            found.push(body);
+        }
+    }
+    let reduces = |n: &NodeId| matches!(scene.dag.node(*n).op, NodeOp::Reduce { .. });
+    (!scene.dag.reach(&found).iter().any(reduces)).then_some(found)
+}

@@ -1,0 +1,276 @@
+//! Rows that several instances share: a step for each level of reductions leaves partial results in scratch, which the next one
+//! puts together in a fixed order.
+use super::{Acc, NOWHERE, Walk, fold, is_arg, take};
+use crate::Target;
+use crate::dag::{NodeId, Store};
+use crate::emit::{TileRow, joint};
+use crate::expr::{Expr, linear};
+use crate::math;
+use crate::tile::{Frame, Used, loads, open_with};
+use kiln_block::{BinaryOp as B, CmpOp, Const, Elem, Type as BlockType, Value};
+use kiln_graph::{DType, ReduceOp, Type};
+use kiln_plan::exec::{Slot, Work};
+
+/// A reduction whose partial results are in scratch: values, and positions of an arg-reduction.
+pub type Partial = (NodeId, Vec<(Slot, DType)>);
+
+/// Partial results that a block puts together at a time, and columns of which at least.
+const JOINED: usize = 16384;
+const COLUMNS: usize = 4;
+/// Parts that a thread puts together alone, one after the other.
+const FEW: usize = 16;
+
+impl Walk<'_> {
+    /// One step per level, leaving partial results, and one that writes.
+    pub fn in_parts(&mut self) -> Vec<Work<kiln_block::Kernel>> {
+        self.settle_parts();
+        let mut slots: Vec<Partial> = vec![];
+        let mut steps = vec![];
+        for i in 0..self.levels.len() {
+            let (step, own) = self.level_step(i, &slots);
+            steps.push(step);
+            slots.extend(own);
+        }
+        steps.push(self.final_step(&slots));
+        steps
+    }
+    fn level_step(&mut self, i: usize, before: &[Partial]) -> (Work<kiln_block::Kernel>, Vec<Partial>) {
+        let level = self.levels[i].clone();
+        let own = self.partials(&level);
+        (self.partial_step(&format!("{}_part{i}", self.name), &level, before, &own), own)
+    }
+    /// The step that leaves partial results of the first level, and where they are.
+    pub fn first_level(&mut self) -> (Work<kiln_block::Kernel>, Vec<Partial>) {
+        self.settle_parts();
+        self.level_step(0, &[])
+    }
+    /// The step that puts together what [`Walk::first_level`] left, of another walk of these reductions whose columns are those of
+    /// `beside` rows.
+    pub fn joined(mut self, found: Vec<Partial>, beside: usize) -> Work<kiln_block::Kernel> {
+        self.beside = beside;
+        let level = self.levels.first().into_iter().flatten();
+        let slots: Vec<Partial> = level.zip(found).map(|(n, (_, places))| (*n, places)).collect();
+        self.final_step(&slots)
+    }
+    pub fn into_scratch(self) -> Vec<Type> {
+        self.scratch
+    }
+    /// As many parts as there are with whole chunks in each.
+    pub fn settle_parts(&mut self) {
+        self.plan.parts = self.plan.row.extent.div_ceil(self.plan.part_len());
+    }
+    /// Room for a partial result of each part and row.
+    pub fn partials(&mut self, level: &[NodeId]) -> Vec<Partial> {
+        let count = self.plan.parts * self.rows();
+        let mut own = vec![];
+        for &n in level {
+            let Some((op, body)) = self.reduced(n) else { continue };
+            let mut dtypes = vec![self.carried(op, body)];
+            if is_arg(op) {
+                dtypes.push(DType::I32);
+            }
+            own.push((n, dtypes.into_iter().map(|d| (self.new_scratch(d, count), d)).collect()));
+        }
+        own
+    }
+    pub fn new_scratch(&mut self, dtype: DType, count: usize) -> Slot {
+        self.scratch.push(Type::new(dtype, [count]));
+        Slot::Scratch(self.first_scratch + self.scratch.len() as u32 - 1)
+    }
+    /// Position of the row in partial results.
+    pub fn row_number(&self) -> Expr {
+        let ix: Vec<Expr> = self.plan.kept.iter().map(|c| Expr::coord(c.id, c.extent)).collect();
+        let mut shape: Vec<usize> = self.plan.kept.iter().map(|c| c.extent).collect();
+        if let Some(columns) = shape.last_mut() {
+            *columns *= self.beside;
+        }
+        linear(&ix, &shape)
+    }
+    pub fn rows(&self) -> usize {
+        self.plan.kept.iter().map(|c| c.extent).product()
+    }
+
+    pub fn partial_step(
+        &self,
+        name: &str,
+        level: &[NodeId],
+        before: &[Partial],
+        own: &[Partial],
+    ) -> Work<kiln_block::Kernel> {
+        let done = |n: NodeId| before.iter().any(|b| b.0 == n);
+        let mut used = loads(&self.scene.dag, level, done);
+        used.extend(places(before, true));
+        used.extend(places(own, false));
+        let mut f = open_with(name, self.scene, &self.plan.shape(self.plan.parts), &used);
+        self.combine_parts(&mut f, before);
+        let lane = f.iota(self.plan.row);
+        let done = self.accumulate(&mut f, level, lane);
+        for ((n, places), acc) in own.iter().zip(done) {
+            let Some((op, _)) = self.reduced(*n) else { continue };
+            let acc = self.fold_lanes(&mut f, op, acc, lane);
+            for (&(slot, dtype), v) in places.iter().zip([Some(acc.value), acc.at].into_iter().flatten()) {
+                self.store_partial(&mut f, slot, dtype, v);
+            }
+        }
+        f.finish()
+    }
+    pub fn store_partial(&self, f: &mut Frame, slot: Slot, dtype: DType, v: Value) {
+        let s = Store { slot, dtype, at: self.row_number(), guards: vec![], value: 0 };
+        let Some(&p) = f.em.params.get(&slot) else { return };
+        if let Some(part) = f.part {
+            let rows = f.em.int(&mut f.b, self.rows() as i64);
+            let offset = f.b.binary(B::Mul, part, rows);
+            let moved = f.b.ptr_add(p, offset);
+            f.em.params.insert(slot, moved);
+        }
+        f.store_value(&s, v);
+        f.em.params.insert(slot, p);
+    }
+
+    /// Reductions whose parts are in scratch.
+    pub fn combine_parts(&self, f: &mut Frame, done: &[Partial]) {
+        for (n, places) in done {
+            let Some((op, body)) = self.reduced(*n) else { continue };
+            let acc = self.combined(f, op, places, None);
+            let v = self.settled(f, body, acc);
+            f.em.set(*n, v);
+        }
+    }
+    /// The partial results of all parts, or of those before part `until`: read and combined in the order of the parts.
+    pub(super) fn combined(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
+        if self.combines_in_lanes() {
+            self.combine_lanes(f, op, places, until)
+        } else {
+            self.combine_loop(f, op, places, until)
+        }
+    }
+    /// Parts of all rows of a tile are a tile themselves.
+    fn combines_in_lanes(&self) -> bool {
+        let rows: usize = self.plan.kept.iter().map(|c| c.block).product();
+        let tile = rows * self.plan.parts.next_power_of_two();
+        let many = (self.plan.parts > FEW || self.beside > 1) && self.scans().is_empty();
+        rows == 1 || self.plan.target != Target::Host && many && tile <= JOINED
+    }
+    /// All parts in one block.
+    fn combine_lanes(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
+        let p = &self.plan;
+        // Tiles of rank 2 take scalars as they are.
+        let rank = if p.kept.iter().all(|c| c.block == 1) { 1 } else { p.rank };
+        let row = TileRow { coord: p.row.id, axis: if rank == 1 { 0 } else { p.row.axis }, rank };
+        let mut lane = f.b.iota(p.parts.next_power_of_two());
+        for axis in (0..rank).filter(|a| *a != row.axis) {
+            lane = f.b.expand_dims(lane, axis);
+        }
+        lane = f.b.cast(lane, f.em.index);
+        let offset = self.part_offset(f, lane);
+        let mut mask = match until {
+            Some(part) => Some(f.b.cmp(CmpOp::Lt, lane, part)),
+            None => (!p.parts.is_power_of_two()).then(|| f.below(None, lane, p.parts)),
+        };
+        for m in p.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.mask).collect::<Vec<_>>() {
+            mask = Some(mask.map_or(m, |old| f.b.binary(B::And, old, m)));
+        }
+        let mut read = vec![];
+        for (i, &(slot, dtype)) in places.iter().enumerate() {
+            let p = f.em.address(&mut f.b, slot, &self.row_number());
+            let shape = joint(&f.b.shape(p), &f.b.shape(offset));
+            let p = f.b.broadcast_to(p, &shape);
+            let offset = f.b.broadcast_to(offset, &shape);
+            let p = f.b.ptr_add(p, offset);
+            let elem = math::stored(dtype);
+            let other = mask.map(|_| if i == 0 { math::identity(&mut f.b, op, elem) } else { f.b.i32(NOWHERE) });
+            read.push(f.b.load(p, mask, other));
+        }
+        let acc = Acc { value: read.first().copied().unwrap_or(Value(0)), at: read.get(1).copied() };
+        fold(f, op, acc, Some(row))
+    }
+    /// Where a part's results start.
+    fn part_offset(&self, f: &mut Frame, part: Value) -> Value {
+        let rows = f.em.int(&mut f.b, (self.rows() * self.beside) as i64);
+        if self.beside == 1 {
+            return f.b.binary(B::Mul, part, rows);
+        }
+        let columns = self.plan.kept.last().map_or(1, |c| c.extent);
+        let (beside, columns) = (f.em.int(&mut f.b, self.beside as i64), f.em.int(&mut f.b, columns as i64));
+        let (above, within) = (f.b.binary(B::Div, part, beside), f.b.binary(B::Rem, part, beside));
+        let (above, within) = (f.b.binary(B::Mul, above, rows), f.b.binary(B::Mul, within, columns));
+        f.b.binary(B::Add, above, within)
+    }
+    fn combine_loop(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
+        let lanes: Vec<Value> = self.plan.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.lane).collect();
+        let shape = lanes.iter().fold(vec![], |s, l| joint(&s, &f.b.shape(*l)));
+        // Hundreds of parts, one after the other: sums of f32 are rounded once.
+        let elem = match (op, math::held(places.first().map_or(DType::F32, |p| p.1))) {
+            (ReduceOp::Sum, Elem::F32) => Elem::F64,
+            (_, elem) => elem,
+        };
+        let id = math::identity(&mut f.b, op, elem);
+        let mut start = vec![f.b.broadcast_to(id, &shape)];
+        if is_arg(op) {
+            let nowhere = f.b.i32(NOWHERE);
+            start.push(f.b.broadcast_to(nowhere, &shape));
+        }
+        let mut pointers = vec![];
+        for &(slot, _) in places {
+            let p = f.em.address(&mut f.b, slot, &self.row_number());
+            pointers.push(f.b.broadcast_to(p, &shape));
+        }
+        let mut mask: Option<Value> = None;
+        for m in self.plan.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.mask).collect::<Vec<_>>() {
+            mask = Some(mask.map_or(m, |old| f.b.binary(B::And, old, m)));
+        }
+        let (rows, index) = (self.rows(), f.em.index);
+        let until = match until {
+            Some(part) => f.b.cast(part, Elem::I32),
+            None => f.b.i32(self.plan.parts as i64),
+        };
+        let bounds = [f.b.i32(0), until, f.b.i32(1)];
+        let end = f.b.for_loop(bounds, &start, |b, i, now| {
+            let i = b.cast(i, index);
+            let n = b.constant(BlockType::scalar(index), Const::Int(rows as i64));
+            let offset = b.binary(B::Mul, i, n);
+            let mut read = vec![];
+            for &p in &pointers {
+                let p = b.ptr_add(p, offset);
+                read.push(b.load(p, mask, None));
+            }
+            if let [v, at] = read[..] {
+                let best = take(b, op, Acc { value: now[0], at: Some(now[1]) }, v, at, None);
+                return [Some(best.value), best.at].into_iter().flatten().collect();
+            }
+            let v = b.cast(read[0], elem);
+            vec![math::combine(b, op, now[0], v)]
+        });
+        Acc { value: end[0], at: end.get(1).copied() }
+    }
+
+    /// Narrower columns, such that a block has all their parts.
+    fn narrow_to_parts(&mut self) {
+        let parts = self.plan.parts.next_power_of_two();
+        if parts <= FEW {
+            return;
+        }
+        if let Some(c) = self.plan.kept.iter_mut().find(|c| c.block > 1) {
+            c.block = c.block.min((JOINED / parts).max(COLUMNS));
+        }
+    }
+    fn final_step(&mut self, done: &[Partial]) -> Work<kiln_block::Kernel> {
+        let along = self.scene.stores.iter().any(|s| s.at.uses(self.plan.row.id));
+        let parts = if along { self.plan.parts } else { 1 };
+        if !along && self.plan.target != Target::Host {
+            self.narrow_to_parts();
+        }
+        let mut used = loads(&self.scene.dag, &self.scene.roots(), |n| done.iter().any(|d| d.0 == n));
+        used.extend(places(done, true));
+        used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
+        let mut f = open_with(self.name, self.scene, &self.plan.shape(parts), &used);
+        self.combine_parts(&mut f, done);
+        let lane = f.iota(self.plan.row);
+        self.write(&mut f, lane);
+        f.finish()
+    }
+}
+
+pub fn places(partial: &[Partial], readonly: bool) -> impl Iterator<Item = Used> + '_ {
+    partial.iter().flat_map(move |p| p.1.iter().map(move |&(slot, dtype)| (slot, dtype, readonly)))
+}
