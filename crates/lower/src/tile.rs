@@ -221,14 +221,22 @@ impl Frame<'_> {
     }
     /// Writes a value wherever its coordinates and guards hold. Coordinates it does not depend on must be uniform.
     pub fn store(&mut self, s: &Store) {
+        self.store_within(s, &[]);
+    }
+    /// A store of the lanes inside of these coordinates and of those that its place depends on.
+    pub fn store_within(&mut self, s: &Store, within: &[CoordId]) {
         let v = self.em.value(&mut self.b, s.value);
-        self.store_value(s, v);
+        if !self.store_run(s, v) {
+            self.store_lanes(s, v, within);
+        }
     }
     pub fn store_value(&mut self, s: &Store, v: Value) {
-        if self.store_run(s, v) {
-            return;
+        if !self.store_run(s, v) {
+            self.store_lanes(s, v, &[]);
         }
-        let mut used = vec![];
+    }
+    fn store_lanes(&mut self, s: &Store, v: Value, within: &[CoordId]) {
+        let mut used = within.to_vec();
         s.at.coords(&mut |c| used.push(c));
         used.sort_unstable();
         used.dedup();

@@ -16,6 +16,7 @@ mod shape;
 use crate::Target;
 use crate::dag::{NodeId, Scene, Store};
 use crate::emit::{Lanes, TileRow};
+use crate::expr::CoordId;
 use crate::product::{Coords, Product};
 use crate::tile::{Cut, Frame, Used, loads, open_bare};
 pub use cost::{CLOCK, copy};
@@ -249,13 +250,15 @@ impl Plain<'_> {
             let lanes = lanes(f, cut, first);
             f.em.coords.insert(cut.id, lanes);
         }
+        // Where a product has one row or column, no place depends on which lane it is.
+        let single: Vec<CoordId> = self.cuts().iter().filter(|c| c.extent == 1).map(|c| c.id).collect();
         f.em.row = self.task.row;
         for (anchor, sum) in self.task.anchors.iter().zip(sums) {
             f.em.set(*anchor, *sum);
         }
         for ((store, out), map) in self.task.scene.stores.iter().zip(&self.outputs).zip(outputs) {
             let (Some(out), Some(map)) = (out, map) else {
-                f.store(store);
+                f.store_within(store, &single);
                 continue;
             };
             let v = f.em.value(&mut f.b, store.value);

@@ -74,6 +74,15 @@ fn every_choice_of_a_schedule_computes_the_same() {
         ),
         ("f16", [70, 33, 72], &["warpgroup 64x64", "warpgroup 128x64"]),
         ("f32", [130, 77, 72], &["warpgroup 64x64", "warpgroup 128x128"]),
+        // One row or one column: the others of the tile go nowhere.
+        (
+            "f16",
+            [1, 90, 520],
+            &["warpgroup 64x64", "warpgroup 128x64", "warpgroup 64x64 parts 3", "warpgroup 64x64 tiles 2"],
+        ),
+        ("bf16", [90, 1, 520], &["warpgroup 64x64", "warpgroup 64x16 parts 2"]),
+        ("f32", [1, 77, 260], &["warpgroup 64x64", "warpgroup 64x64 parts 2"]),
+        ("f32", [77, 1, 72], &["warpgroup 64x64"]),
     ] {
         schedules.iter().for_each(|s| computes(&linear(d, m, n, k), s));
     }
