@@ -88,7 +88,6 @@ fn sums_over_pairs_go_in_tiles_where_they_are_many() {
         (format!("graph k(%x: f32[700,80,1], %y: f32[700,1,96]) {{ {apart}"), "warpgroup"),
         (format!("graph k(%x: f32[3,36,1028,1], %y: f32[3,1,1028,52]) {{ {batched}"), "warpgroup"),
         (format!("graph k(%x: f32[65,1,1021], %y: f32[1,65,1021]) {{ {squares}"), "warpgroup"),
-        (format!("graph k(%x: f32[65,1,133], %y: f32[1,65,133]) {{ {squares}"), "tile"),
         (format!("graph k(%x: f32[20,1,720], %y: f32[400,720]) {{ {squares}"), "rows"),
         (format!("graph k(%x: f32[40,1,7], %y: f32[400,7]) {{ {squares}"), "rows"),
     ] {
