@@ -79,7 +79,7 @@ fn beside(space: &Space, plan: &RowPlan, scene: &Scene) -> Option<(Coord, usize)
     let (rows, columns) = (plan.row.extent, along.extent);
     let strip = STRIP / bytes;
     // Half a vector is worth no second step.
-    let odd = columns * bytes % (VECTOR / 2) != 0;
+    let odd = !(columns * bytes).is_multiple_of(VECTOR / 2);
     let narrow = columns < strip && 4 * columns < 3 * columns.next_power_of_two();
     let all: usize = plan.kept.iter().map(|c| c.extent).product::<usize>() * rows;
     if !straight || !(odd || narrow) || all * bytes < LARGE {
