@@ -3,12 +3,12 @@
 use crate::LowerError;
 use crate::Target;
 use crate::attention::{Sizes, masked_score};
-use crate::dag::{NodeOp, Scene, Store};
+use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
 use crate::math;
 use crate::placed::{self, the_sums};
-use crate::product::looped;
+use crate::product::{looped, zero_outside};
 use crate::reduction;
 use crate::resolve::{Body, Product as Place, Resolver};
 use crate::rows::Emitted;
@@ -144,7 +144,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
     let lanes = [f.iota(ta), f.iota(tb)];
     let ragged = !z.t.is_multiple_of(tiles.keys);
 
-    let query = f.em.operand_tile(&mut f.b, q, dtype, &[tiles.queries, way.wide_d]);
+    let query = operand(&mut f, q, dtype, [tiles.queries, way.wide_d], d1);
     let zero = math::float(&mut f.b, Elem::F32, 0.0);
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
     let rows = tiles.queries;
@@ -158,7 +158,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
             f.em.coords.insert(c.id, Lanes { base: Some(base), lane, mask });
             masks.push(mask);
         }
-        let keys = f.em.operand_tile(&mut f.b, k, dtype, &way.keys());
+        let keys = operand(f, k, dtype, way.keys(), d2);
         let scores = way.scores(f, query, keys);
         f.em.set(raw, scores);
         let mut x = f.em.value(&mut f.b, score);
@@ -181,7 +181,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
         let kept = b.binary(B::Mul, now[1], keep);
         let sum = b.binary(B::Add, kept, sum);
         let p = b.cast(p, math::stored(dtype));
-        let values = f.em.operand_tile(&mut f.b, w, dtype, &[tiles.keys, way.wide_e]);
+        let values = operand(f, w, dtype, [tiles.keys, way.wide_e], t2);
         let acc = f.b.binary(B::Mul, now[2], keep);
         let acc = way.weighed(f, p, values, acc);
         vec![most, sum, acc]
@@ -197,6 +197,14 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
         f.store(st);
     }
     Ok(f.finish())
+}
+
+/// An operand of a product over `along`, zero behind its end: also where it is one element repeated, which need not be finite.
+fn operand(f: &mut Frame, node: NodeId, dtype: DType, shape: [usize; 2], along: CoordId) -> Value {
+    let v = f.em.operand_tile(&mut f.b, node, dtype, &shape);
+    let masked = matches!(&f.em.dag.node(node).op, NodeOp::Load { at, .. } if at.uses(along));
+    let mask = f.em.coords.get(&along).and_then(|c| c.mask).filter(|_| !masked);
+    zero_outside(f, v, mask)
 }
 
 /// The keys of an instance: first, last, step. `queries`: the queries' coordinate under a causal mask.

@@ -433,7 +433,8 @@ fn widened(f: &mut Frame, v: Value) -> Value {
     if f.b.elem(v) == Some(Elem::F8e4m3) { f.b.cast(v, Elem::F16) } else { v }
 }
 
-fn zero_outside(f: &mut Frame, v: Value, mask: Option<Value>) -> Value {
+/// Zeros where the mask is not.
+pub fn zero_outside(f: &mut Frame, v: Value, mask: Option<Value>) -> Value {
     let Some(mask) = mask else { return v };
     let elem = f.b.elem(v).unwrap_or(Elem::F32);
     let zero = math::float(&mut f.b, elem, 0.0);

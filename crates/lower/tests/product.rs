@@ -1,13 +1,15 @@
 //! Scans, matrix products, attention, convolutions and pools.
 mod common;
 use common::{check, check_on, compare_kernel, kernel};
-use kiln_graph::{Graph, random};
+use kiln_graph::{Graph, Tensor, random};
 use kiln_lower::{Target, lower};
 use kiln_plan::{
     KernelKind::{self, *},
     Precision,
     exec::Work,
 };
+
+const GPU: Target = Target::Gpu { arch: 90 };
 
 fn body(kind: KernelKind, lines: &str) {
     check(kind, &format!("graph k{lines}"));
@@ -154,6 +156,36 @@ fn attention_over_parts_of_the_keys() {
         Attention,
         "(%q: f32[2,1,3,16], %k: f32[2,900,3,16], %v: f32[2,900,3,16]) { %a = permute %q perm=[0,2,1,3]\n %b = permute %k perm=[0,2,1,3]\n %c = permute %v perm=[0,2,1,3]\n %y = attention %a, %b, %c scale=0.25 causal=false\n %p = permute %y perm=[0,2,1,3]\n %r = reshape %p shape=[2,48]\n return %r }",
     );
+}
+
+/// One key, whose value is infinite or not a number in places; columns of keys of width one.
+#[test]
+fn attention_of_axes_of_one() {
+    for d in ["f32", "bf16"] {
+        for (shapes, how) in [
+            ("%q: {d}[2,17,10], %k: {d}[2,1,10], %v: {d}[2,1,20]", "%y = attention %q, %k, %v scale=0.25"),
+            ("%q: {d}[2,1,10], %k: {d}[2,1,10], %v: {d}[2,1,20]", "%y = attention %q, %k, %v scale=0.25"),
+            ("%q: {d}[2,17,1], %k: {d}[2,9,1], %v: {d}[2,9,3]", "%y = attention %q, %k, %v scale=0.25"),
+            ("%q: {d}[2,1,1], %k: {d}[2,1,1], %v: {d}[2,1,1]", "%y = attention %q, %k, %v scale=0.25"),
+            ("%q: {d}[2,17,3], %k: {d}[2,9,3], %v: {d}[2,9,1]", "%y = attention %q, %k, %v scale=0.25"),
+            (
+                "%q: {d}[2,17,10], %k: {d}[2,9,10], %v: {d}[2,1,20]",
+                "%w = broadcast %v shape=[2,9,20]\n %y = attention %q, %k, %w scale=0.25",
+            ),
+        ] {
+            let text = format!("graph g({}) {{ {how}\n return %y }}", shapes.replace("{d}", d));
+            let k = kernel(Attention, text.parse().unwrap());
+            let mut inputs = random::inputs(&k.body, 7);
+            for target in [Target::Host, GPU] {
+                compare_kernel(&k, &inputs, target).unwrap().unwrap();
+            }
+            let special = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+            let v = &inputs[2];
+            let values = (0..v.ty.count()).map(|i| special.get(i).copied().unwrap_or(v.get_f64(i)));
+            inputs[2] = Tensor::from_f64(v.ty.clone(), values);
+            compare_kernel(&k, &inputs, GPU).unwrap_or_else(|e| panic!("{text}: {e}")).unwrap();
+        }
+    }
 }
 
 #[test]
