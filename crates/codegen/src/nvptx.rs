@@ -9,6 +9,7 @@
 //! - [`gen`]: the walk over the program, control flow;
 //! - [`blocks`]: instances of more warps than a block should hold, spread over a cluster;
 //! - [`staged`]: loads that are under way while the program computes;
+//! - [`asked`]: loads of a loop ahead of its sums;
 //! - [`tiles`], [`roles`], [`tma`], [`wgmma`]: the lower level's ops, which programs with roles use;
 //! - [`pointwise`], [`math`], [`f8`], [`memory`], [`anywhere`], [`gathered`], [`exchange`], [`rows`], [`reduce`], [`halves`], [`collect`], [`dot`]: the ops by family;
 //! - [`target`], [`widen`]: LLVM's optimiser and back end, and what is done between them.
@@ -19,6 +20,7 @@ use kiln_block::{Array, Elem, Kernel, Param, Type};
 use serde::{Deserialize, Serialize};
 
 mod anywhere;
+mod asked;
 mod blocks;
 mod collect;
 mod dot;

@@ -127,6 +127,10 @@ fn column_sum() {
     let ptx = check(&programs::column_sum(1024, 512));
     assert_eq!(count(&ptx, "ld.global.v4"), 8, "{}", ptx.text);
     assert_eq!(ptx.shared, 2048, "one partial sum a warp and column");
+    // The assembler moves no load behind a branch.
+    let at = |what: &str| ptx.text.find(what).unwrap_or_else(|| panic!("no {what}: {}", ptx.text));
+    let last = ptx.text.rfind("ld.global").unwrap_or(0);
+    assert!(last < at("@never exit") && at("@never exit") < at("add.f32"), "{}", ptx.text);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Schedules of rows across memory: a kept coordinate lies along the tile's last axis, in strips, and the row along its first.
 //!
-//! - short columns belong to a thread each;
+//! - columns belong to a thread each where they are short, or so many that a sum keeps the machine busy by them alone;
 //! - others that fit are held by a block or a cluster, or summed at once;
 //! - sums of long ones are walked in chunks, by so many instances as keep the machine busy.
 use crate::Target;
@@ -12,9 +12,10 @@ use crate::stay::{self, Tiles};
 use crate::tile::Cut;
 use kiln_plan::scan::{COLUMN_CHUNKS, FEW};
 
-/// Bytes of columns that a thread has alone, and of a row that it reads at a time.
+/// Bytes of columns that a thread has alone, of a row that it reads at a time, and of columns of single words.
 const ALONE: usize = 256;
 const WORD: usize = 4;
+const ALONE_IN_WORDS: usize = 320;
 
 /// Bytes of a strip of columns that an instance of a GPU takes, and instances that keep it busy where strips are shared.
 pub const STRIP: usize = 256;
@@ -22,6 +23,10 @@ pub const SHARING: usize = 1056;
 /// Bytes of a large sum, and of a tile that is summed without a loop.
 const LARGE: usize = 32 << 20;
 const SUMMED_AT_ONCE: usize = 64 << 10;
+
+/// Threads whose loads keep memory busy where each has so many under way, and half as many threads with twice as many.
+const ALL_LOADING: usize = 24 << 10;
+const LOADS: usize = 8;
 
 /// Elements of a column that are summed before they are added to the rest.
 const SUMMED: usize = 64;
@@ -48,6 +53,12 @@ pub fn across(
         let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
         cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
         let row = Cut { id: row, extent: n, block: high, axis: 0 };
+        return RowPlan { kept: cuts, row, rank: 2, parts: 1, warps, target, shift: None, packed: false, stay: None };
+    }
+    if gpu && let Some((chunk, wide, warps)) = limits.summed_alone(n, extent, others) {
+        let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
+        cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
+        let row = Cut { id: row, extent: n, block: chunk, axis: 0 };
         return RowPlan { kept: cuts, row, rank: 2, parts: 1, warps, target, shift: None, packed: false, stay: None };
     }
     // Pieces of whole lines where such a tile can be held and their words are as wide as a bank, else of half a line.
@@ -120,14 +131,36 @@ impl Limits {
     /// Columns for a tile in which every thread has some to itself, and its warps: where they are short, so that nothing is
     /// exchanged and no thread has elements that are not there.
     fn alone(&self, n: usize, columns: usize, others: usize) -> Option<(usize, usize)> {
-        let each = (ALONE / (n * self.bytes)).min(VECTOR / self.bytes);
-        let each = if each > 0 { 1 << each.ilog2() } else { 0 };
-        if !self.again || !self.any_order || each * self.narrow < WORD || columns < 32 * each {
+        let word = WORD.div_ceil(self.narrow);
+        let each = match (ALONE / (n * self.bytes)).min(VECTOR / self.bytes) {
+            each if each >= word => 1 << each.ilog2(),
+            _ => word,
+        };
+        let room = if each == word { ALONE_IN_WORDS } else { ALONE };
+        if !self.again || !self.any_order || each * n * self.bytes > room || columns < 32 * each {
             return None;
         }
         let few = |warps: usize| others * columns.div_ceil(32 * each * warps) < 4 * wanted(Target::Gpu { arch: 90 });
         let warps = [4, 2, 1].into_iter().find(|w| !few(*w) && columns >= 32 * each * w)?;
         Some((32 * each * warps, warps))
+    }
+
+    /// Rows and columns of a tile of a sum in which every thread has columns to itself, and its warps: where there are so many
+    /// columns that their loads keep memory busy.
+    fn summed_alone(&self, n: usize, columns: usize, others: usize) -> Option<(usize, usize, usize)> {
+        let vector = VECTOR / self.bytes.clamp(1, VECTOR);
+        let each = vector.min(1 << columns.trailing_zeros());
+        let threads = others * columns.div_ceil(each);
+        if self.again || !self.any_order || each < vector || threads < ALL_LOADING {
+            return None;
+        }
+        let loads = if threads < 2 * ALL_LOADING { 2 * LOADS } else { LOADS };
+        let chunk = n.next_power_of_two().min(loads);
+        let strip = 32 * each * (loads / chunk).min(LOADS / 2);
+        let blocks = |warps: usize| others * columns.div_ceil(strip * warps);
+        let empty = |warps: usize| 10 * (columns.next_multiple_of(strip * warps) - columns) > columns;
+        let warps = [4, 2, 1].into_iter().find(|w| !empty(*w) && blocks(*w) >= SHARING / 2)?;
+        Some((chunk, strip * warps, warps))
     }
 }
 

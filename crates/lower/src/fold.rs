@@ -40,7 +40,7 @@ where
     }
     let settled = scene(&dealt)?;
     let Some(wide) = rows::plan(&mut dealt, &settled, plan.target) else { return Ok(None) };
-    if !in_columns(&wide) {
+    if !across(&wide) {
         return Ok(None);
     }
     let instances: usize = wide.kept.iter().map(Cut::count).product();
@@ -54,16 +54,16 @@ where
     Ok(Some(Emitted { scratch: before.into_scratch(), steps: vec![step, last] }))
 }
 
-/// Columns that are reduced in a loop.
-fn in_columns(plan: &RowPlan) -> bool {
-    plan.rank == 2 && plan.row.axis == 0 && !plan.whole()
+/// Rows across memory.
+fn across(plan: &RowPlan) -> bool {
+    plan.rank == 2 && plan.row.axis == 0
 }
 
 /// The coordinate that columns lie along, and how many rows are best side by side.
 fn beside(space: &Space, plan: &RowPlan, scene: &Scene) -> Option<(Coord, usize)> {
     let along = *space.find(plan.kept.last()?.id)?;
     let stored_along = scene.stores.iter().any(|s| s.at.uses(plan.row.id));
-    if plan.target == Target::Host || !in_columns(plan) || stored_along {
+    if plan.target == Target::Host || !across(plan) || plan.whole() || stored_along {
         return None;
     }
     let bodies = bodies(scene)?;

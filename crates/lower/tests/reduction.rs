@@ -187,11 +187,11 @@ fn rows_a_little_longer_than_a_power_of_two() {
 
 const GPU: Target = Target::Gpu { arch: 90 };
 
-fn steps_on_a_gpu(graph: &str) -> usize {
+fn steps_on_a_gpu(graph: &str) -> Vec<Work<kiln_block::Kernel>> {
     let graph = format!("graph k{graph}");
     check_on(Reduction, &graph, GPU);
     let k = kernel(Reduction, graph.parse().expect("a graph"));
-    lower(&k, GPU).expect("lowers").steps.len()
+    lower(&k, GPU).expect("lowers").steps
 }
 
 /// Large sums of columns whose rows no vector divides, or that are narrow: several rows are a wide one, and a second step puts their
@@ -203,7 +203,7 @@ fn columns_of_several_rows_are_summed_side_by_side() {
         "(%x: bf16[2,8192,259], %y: bf16[2,8192,259]) { %p = mul %x, %y\n %s = reduce.mean %p axes=[1]\n return %s }",
         "(%x: f32[3,16384,44]) { %s = reduce.max %x axes=[1]\n %t = reduce.min %x axes=[1]\n return %s, %t }",
     ] {
-        assert_eq!(steps_on_a_gpu(graph), 2, "{graph}");
+        assert_eq!(steps_on_a_gpu(graph).len(), 2, "{graph}");
     }
     // Rows that are read with something else, or do not come out even, are not.
     body("(%x: f32[65537,33]) { %s = reduce.sum %x axes=[0]\n return %s }");
@@ -222,6 +222,20 @@ fn short_columns_belong_to_threads() {
         %p = mul %d, %w
         return %p, %m }";
     check_on(Reduction, &format!("graph k{scaled}"), GPU);
+}
+
+/// So many columns that each thread has its own: short and longer ones, of sizes that no tile divides.
+#[test]
+fn sums_of_many_columns_belong_to_threads() {
+    for graph in [
+        "(%x: f32[3,200004]) { %s = reduce.sum %x axes=[0]\n return %s }",
+        "(%x: bf16[2,9,98312]) { %s = reduce.max %x axes=[1]\n %n = neg %s\n return %n }",
+        "(%x: f32[5,17,20000]) { %s = reduce.mean %x axes=[1]\n %t = reduce.min %x axes=[1]\n return %s, %t }",
+    ] {
+        let steps = steps_on_a_gpu(graph);
+        let [Work::Block { code, .. }] = &steps[..] else { panic!("{graph}: several steps") };
+        assert_eq!(code.warps, 1, "{graph}");
+    }
 }
 
 /// Sums of columns: at once, in chunks of which threads add up several rows first, and in parts.

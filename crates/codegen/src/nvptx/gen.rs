@@ -1,5 +1,6 @@
 //! The walk over a program with layouts: every op for one thread, loops and branches as LLVM's.
 use super::Arch;
+use super::asked;
 use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
 use super::ends::Conditions;
@@ -55,6 +56,9 @@ pub(super) struct Gen<'c, 'k> {
     pub in_turns: bool,
     /// Loads whose neighbours in memory others read.
     pub windows: HashSet<Value>,
+    /// The last loads of loops that add up what they read, and the number of the turn at hand.
+    pub asked: HashSet<Value>,
+    pub turn: Option<Val<'c>>,
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
 
@@ -107,6 +111,8 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch, blocks: usiz
         conditions: Conditions::of_kernel(k),
         in_turns: rows::in_turns(k),
         windows: gathered::windows(k),
+        asked: asked::last(k),
+        turn: None,
         regs: vec![None; k.values.len()],
     };
     g.params()?;
@@ -374,7 +380,9 @@ impl<'c> Gen<'c, '_> {
         let parity = |t: PhiValue<'c>| self.e.and(int(t.as_basic_value())?, self.e.int(1));
         let outer = std::mem::replace(&mut self.blocks.turn, turn.map(parity).transpose()?);
         self.blocks.repeats += 1;
+        self.turn = Some(index.as_basic_value());
         self.region(region)?;
+        self.turn = None;
         self.blocks.repeats -= 1;
         self.blocks.turn = outer;
         let next = self.yielded(region)?;
