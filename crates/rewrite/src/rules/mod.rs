@@ -9,6 +9,7 @@ mod attention;
 mod distance;
 mod norm;
 mod product;
+mod reduce;
 mod siblings;
 
 use crate::build::Builder;
@@ -47,10 +48,8 @@ pub struct Rule {
 
 /// Every rule, family by family.
 pub fn all() -> Vec<&'static Rule> {
-    [algebra::RULES, activation::RULES, norm::RULES, product::RULES, distance::RULES, attention::RULES]
-        .into_iter()
-        .flatten()
-        .collect()
+    let families = [algebra::RULES, activation::RULES, norm::RULES, reduce::RULES, product::RULES, distance::RULES];
+    families.into_iter().chain([attention::RULES]).flatten().collect()
 }
 
 /// How far the results of a rule may differ, by its name; on half types if `half`. Joining siblings computes every element as before.

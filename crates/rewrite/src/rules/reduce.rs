@@ -1,0 +1,74 @@
+//! Reductions of what is computed row by row.
+use super::Rule;
+use crate::build::Builder;
+use crate::class::Class;
+use crate::language::op;
+use crate::pattern::Bindings;
+use egg::Id;
+use kiln_graph::{Op, ReduceOp};
+use kiln_plan::Numerics::*;
+
+/// Values that are looked through for a row function, at most.
+const DEPTH: usize = 64;
+
+/// Row by row, then over the rows: what is left of a row is one number, which the row's own kernel computes.
+fn by_rows(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let (Op::Reduce { op, axes }, x) = (m.op("s")?.clone(), m.var("x")?) else { return None };
+    let row = row_axes(b, x)?;
+    let rest: Vec<usize> = axes.iter().copied().filter(|a| !row.contains(a)).collect();
+    let rows: usize = rest.iter().map(|&a| b.shape(x)[a]).product();
+    if !row.iter().all(|a| axes.contains(a)) || rows < 2 {
+        return None;
+    }
+    // What stands between the two sums has all the digits of a sum.
+    let dtype = b.ty(x).dtype;
+    let sums = matches!(op, ReduceOp::Sum | ReduceOp::Mean);
+    let wide = if sums { b.add(Op::Cast(dtype.compute()), &[x])? } else { x };
+    let inner = b.add(Op::Reduce { op, axes: row }, &[wide])?;
+    let outer = b.add(Op::Reduce { op, axes: rest }, &[inner])?;
+    if sums { b.add(Op::Cast(dtype), &[outer]) } else { Some(outer) }
+}
+
+/// The axes of a row function that `x` is computed from element by element.
+fn row_axes(b: &Builder, x: Id) -> Option<Vec<usize>> {
+    let rank = b.shape(x).len();
+    let mut seen = vec![b.g.find(x)];
+    let mut at = 0;
+    while let Some(&id) = seen.get(at).filter(|_| at < DEPTH) {
+        at += 1;
+        for t in &b.g[id].nodes {
+            let o = op(&b.g, t);
+            let found = match o {
+                Op::Softmax { axis } | Op::LogSoftmax { axis } => Some(vec![*axis]),
+                Op::LayerNorm { axes, .. } => Some((rank - axes..rank).collect()),
+                Op::RmsNorm { .. } => Some(vec![rank - 1]),
+                Op::Reduce { axes, .. } if id != seen[0] => Some(axes.clone()),
+                _ => None,
+            };
+            if found.is_some() {
+                return found;
+            }
+            let pointwise = matches!(Class::of(o), Class::Pointwise) && b.shape(id).len() == rank;
+            for &a in t.args.iter().filter(|_| pointwise) {
+                let a = b.g.find(a);
+                if b.shape(a).len() == rank && !seen.contains(&a) {
+                    seen.push(a);
+                }
+            }
+        }
+    }
+    None
+}
+
+pub const RULES: &[Rule] = &[Rule {
+    name: "reduce-by-rows",
+    numerics: Reassociates,
+    half: Reassociates,
+    left: &["(reduce.sum:s ?x)", "(reduce.mean:s ?x)", "(reduce.max:s ?x)", "(reduce.min:s ?x)"],
+    when: &[],
+    right: by_rows,
+    example: "(%x: f32[4,8], %z: f32[4,8]) {
+        %p = softmax %x axis=1\n %d = mul %p, %z\n %y = reduce.sum %d axes=[0,1]\n return %y\n}",
+    near_miss: "(%x: f32[4,8], %z: f32[4,8]) {
+        %p = softmax %x axis=1\n %d = mul %p, %z\n %y = reduce.sum %d axes=[1]\n return %y\n}",
+}];
