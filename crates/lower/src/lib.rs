@@ -23,6 +23,7 @@ mod host;
 mod invert;
 mod library;
 mod math;
+mod overlap;
 mod packed;
 mod pairs;
 mod placed;
@@ -120,7 +121,11 @@ fn own(kernel: &Kernel, target: Target, prices: Prices) -> Result<Steps<kiln_blo
             Some(tiles) => tiles,
             None => reduction::lower(&of, target, 0)?,
         },
-        KernelKind::Pointwise | KernelKind::Pool => reduction::lower(&of, target, 0)?,
+        KernelKind::Pool => match overlap::lower(&of, target)? {
+            Some(strips) => strips,
+            None => reduction::lower(&of, target, 0)?,
+        },
+        KernelKind::Pointwise => reduction::lower(&of, target, 0)?,
         KernelKind::Scan => scan::lower(&of, target)?,
         KernelKind::Gemm => gemm::lower(&of, target)?,
         KernelKind::Attention => attention::lower(&of, target)?,

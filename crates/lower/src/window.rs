@@ -20,6 +20,20 @@ pub fn window_len(op: &Op, arg_shapes: &[&[usize]]) -> Option<usize> {
     }
 }
 
+/// A window of a pool: of what, and along each of its axes the places it reads.
+struct Taps<'a> {
+    x: ValueId,
+    op: ReduceOp,
+    axes: &'a [Vec<Expr>],
+    /// Where the result is wanted.
+    guards: &'a [Guard],
+}
+
+/// What a window holds in the padding.
+fn nothing(op: ReduceOp) -> f64 {
+    if op == ReduceOp::Max { f64::NEG_INFINITY } else { 0.0 }
+}
+
 impl Resolver<'_> {
     /// Positions of the window: constants if it is unrolled, else the row's coordinates.
     fn positions(&self, shape: &[usize]) -> Result<Vec<Vec<Expr>>, crate::LowerError> {
@@ -71,7 +85,7 @@ impl Resolver<'_> {
             let b = self.at(args[1], &wi, here.guards)?;
             terms.push(self.dag.binary(BinaryOp::Mul, a, b));
         }
-        let mut sum = self.gathered_terms(terms, &window, ReduceOp::Sum, dtype);
+        let mut sum = self.summed(terms, &window, dtype);
         if let Some(&bias) = args.get(2) {
             let b = self.at(bias, &here.ix[1..2], here.guards)?;
             sum = self.dag.binary(BinaryOp::Add, sum, b);
@@ -79,19 +93,15 @@ impl Resolver<'_> {
         Ok(sum)
     }
 
-    /// One term over the row is reduced; several are folded.
-    fn gathered_terms(&mut self, terms: Vec<NodeId>, window: &[usize], op: ReduceOp, dtype: DType) -> NodeId {
+    /// One term over the row is reduced; several are summed.
+    fn summed(&mut self, terms: Vec<NodeId>, window: &[usize], dtype: DType) -> NodeId {
         let len: usize = window.iter().product();
-        let (fold, nothing) = match op {
-            ReduceOp::Max => (BinaryOp::Max, f64::NEG_INFINITY),
-            _ => (BinaryOp::Add, 0.0),
-        };
         let mut terms = terms.into_iter();
         match terms.next() {
             // A window that lies in the padding everywhere.
-            None => self.lowest(nothing, dtype),
-            Some(row) if len > UNROLL => self.dag.reduce(op, row),
-            Some(first) => terms.fold(first, |sum, t| self.dag.binary(fold, sum, t)),
+            None => self.lowest(0.0, dtype),
+            Some(row) if len > UNROLL => self.dag.reduce(ReduceOp::Sum, row),
+            Some(first) => terms.fold(first, |sum, t| self.dag.binary(BinaryOp::Add, sum, t)),
         }
     }
 
@@ -122,44 +132,100 @@ impl Resolver<'_> {
         let shape = self.graph.shape(args[0]).to_vec();
         let dtype = self.graph.dtype(here.v);
         let lead = shape.len() - window.len();
-        let max = *kind == PoolKind::Max;
-        let outside = if max { f64::NEG_INFINITY } else { 0.0 };
         let start = |d: usize| here.ix[lead + d].clone().scale(stride[d] as i64).shift(-(padding[d] as i64));
-        let mut terms = vec![];
-        for at in self.positions(window)? {
-            let mut xi = here.ix[..lead].to_vec();
-            for d in 0..window.len() {
-                xi.push(start(d).plus(&at[d].clone().scale(dilation[d] as i64)));
-            }
-            let bounds = (lead..shape.len()).map(|a| (xi[a].clone(), 0, shape[a] as i64));
-            let own = match inside(bounds) {
-                Inside::Never => continue,
-                Inside::Always => vec![],
-                Inside::When(own) => own,
-            };
-            let x = self.at(args[0], &xi, &joined(here.guards, &own))?;
-            terms.push(self.where_inside(own, x, outside, dtype));
-        }
-        let reduce = if max { ReduceOp::Max } else { ReduceOp::Sum };
-        let folded = self.gathered_terms(terms, window, reduce, dtype);
+        let reduce = if *kind == PoolKind::Max { ReduceOp::Max } else { ReduceOp::Sum };
+        let folded = if window.iter().product::<usize>() > UNROLL {
+            let at = self.row_index(window)?.into_iter().enumerate();
+            let along = at.map(|(d, at)| start(d).plus(&at.scale(dilation[d] as i64)));
+            let xi: Vec<Expr> = here.ix[..lead].iter().cloned().chain(along).collect();
+            self.reduced_window(args[0], reduce, &xi, lead, here)?
+        } else {
+            let taps = |d: usize| (0..window[d]).map(|k| start(d).shift((k * dilation[d]) as i64)).collect();
+            let axes: Vec<Vec<Expr>> = (0..window.len()).map(taps).collect();
+            let window = Taps { x: args[0], op: reduce, axes: &axes, guards: here.guards };
+            self.fold_window(&window, &here.ix[..lead], &[])?
+        };
+        // A window that lies in the padding everywhere.
+        let folded = folded.unwrap_or_else(|| self.lowest(nothing(reduce), dtype));
         let PoolKind::Avg { count_pad } = kind else { return Ok(folded) };
         // Windows that reach past the padding (`ceil`) count what is inside it.
+        let margin = |d: usize| if *count_pad { padding[d] as i64 } else { 0 };
+        let bound = |d: usize, k: usize| (start(d).shift(k as i64), -margin(d), shape[lead + d] as i64 + margin(d));
+        let bounds = (0..window.len()).map(|d| (0..window[d]).map(|k| bound(d, k)).collect()).collect();
+        let divisor = self.inside_window(bounds, dtype);
+        Ok(self.dag.binary(BinaryOp::Div, folded, divisor))
+    }
+
+    /// A large window along the axes from `lead` on is the row; `None` where all of it is padding.
+    fn reduced_window(
+        &mut self,
+        x: ValueId,
+        op: ReduceOp,
+        xi: &[Expr],
+        lead: usize,
+        here: &Here,
+    ) -> Result<Option<NodeId>, crate::LowerError> {
+        let bounds = xi.iter().zip(self.graph.shape(x)).skip(lead).map(|(e, &n)| (e.clone(), 0, n as i64));
+        let own = match inside(bounds) {
+            Inside::Never => return Ok(None),
+            Inside::Always => vec![],
+            Inside::When(own) => own,
+        };
+        let dtype = self.graph.dtype(x);
+        let element = self.at(x, xi, &joined(here.guards, &own))?;
+        let element = self.where_inside(own, element, nothing(op), dtype);
+        Ok(Some(self.dag.reduce(op, element)))
+    }
+
+    /// How many elements of a window lie inside, by the bounds of each along every axis.
+    fn inside_window(&mut self, axes: Vec<Vec<(Expr, i64, i64)>>, dtype: DType) -> NodeId {
         let mut divisor: Option<NodeId> = None;
         let mut constant = 1usize;
-        for d in 0..window.len() {
-            let margin = if *count_pad { padding[d] as i64 } else { 0 };
-            let bound = |k: i64| (start(d).shift(k), -margin, shape[lead + d] as i64 + margin);
-            match inside((0..window[d] as i64).map(bound)) {
-                Inside::Always => constant *= window[d],
+        for bounds in axes {
+            match inside(bounds.iter().cloned()) {
+                Inside::Always => constant *= bounds.len(),
                 _ => {
-                    let count = self.counted((0..window[d] as i64).map(bound), dtype);
+                    let count = self.counted(bounds.into_iter(), dtype);
                     divisor = Some(divisor.map_or(count, |n| self.dag.binary(BinaryOp::Mul, n, count)));
                 }
             }
         }
         let fixed = self.dag.number(dtype, constant as f64);
-        let divisor = divisor.map_or(fixed, |n| self.dag.binary(BinaryOp::Mul, n, fixed));
-        Ok(self.dag.binary(BinaryOp::Div, folded, divisor))
+        divisor.map_or(fixed, |n| self.dag.binary(BinaryOp::Mul, n, fixed))
+    }
+
+    /// A window folded along its innermost axis first, so that windows that share a row share what is made of it. `ix` is the
+    /// index so far, which is inside where `own` holds; `None` where all is padding.
+    fn fold_window(&mut self, w: &Taps, ix: &[Expr], own: &[Guard]) -> Result<Option<NodeId>, crate::LowerError> {
+        let dtype = self.graph.dtype(w.x);
+        let axis = ix.len();
+        let rank = self.graph.shape(w.x).len();
+        if axis == rank {
+            let x = self.at(w.x, ix, &joined(w.guards, own))?;
+            // A sum is of zeros outside, whichever axis leads there.
+            let outside = if w.op == ReduceOp::Sum { own.to_vec() } else { vec![] };
+            return Ok(Some(self.where_inside(outside, x, 0.0, dtype)));
+        }
+        let n = self.graph.shape(w.x)[axis] as i64;
+        let mut folded: Option<NodeId> = None;
+        for at in &w.axes[axis + w.axes.len() - rank] {
+            let here = match inside(std::iter::once((at.clone(), 0, n))) {
+                Inside::Never => continue,
+                Inside::Always => vec![],
+                Inside::When(here) => here,
+            };
+            let ix = [ix, std::slice::from_ref(at)].concat();
+            let Some(mut x) = self.fold_window(w, &ix, &joined(own, &here))? else { continue };
+            if w.op == ReduceOp::Max {
+                x = self.where_inside(here, x, f64::NEG_INFINITY, dtype);
+            }
+            folded = Some(match (folded, w.op) {
+                (None, _) => x,
+                (Some(f), ReduceOp::Max) => self.dag.binary(BinaryOp::Max, f, x),
+                (Some(f), _) => self.dag.binary(BinaryOp::Add, f, x),
+            });
+        }
+        Ok(folded)
     }
 
     /// How many of the bounds hold.
