@@ -4,6 +4,9 @@
 /// Instances that keep a GPU busy without sharing their rows.
 pub const FEW: usize = 264;
 
+/// Instances of a scan that are faster with a row each than if they shared them and read twice.
+const ALONE: usize = 200;
+
 /// How much larger the chunks of a scan are whose rows lie across memory, where no rows are shared: its threads wait for each
 /// other once a chunk.
 pub const COLUMN_CHUNKS: usize = 2;
@@ -18,7 +21,7 @@ pub fn per_thread(bytes: usize) -> usize {
 
 /// Whether instances share rows of `n` elements that so many walk by chunks.
 pub fn in_parts(instances: usize, n: usize, chunk: usize) -> bool {
-    instances < FEW && n >= CHUNKS * chunk
+    instances < ALONE && n >= CHUNKS * chunk
 }
 
 /// Whether a scan over the middle axis of `[outer, n, inner]` reads its operand twice.
@@ -39,7 +42,8 @@ mod tests {
     fn few_long_rows_are_read_twice() {
         assert!(reads_twice([20, 1_000_000, 1], 4));
         assert!(reads_twice([1, 1_000_000, 16], 4));
-        assert!(!reads_twice([264, 1_000_000, 1], 4), "enough rows");
+        assert!(!reads_twice([200, 1_000_000, 1], 4), "enough rows");
+        assert!(!reads_twice([16, 4096, 256], 4), "enough strips of columns");
         assert!(!reads_twice([20, 32767, 1], 4), "short rows");
         assert!(!reads_twice([1, 4096, 8192], 4), "enough columns");
     }

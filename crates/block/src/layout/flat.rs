@@ -128,6 +128,29 @@ impl Flat {
         registers.extend(bits);
         Flat { registers, lanes, warps }
     }
+    /// As [`Flat::blocked`], for a scan along `axis`: of what lies along it a thread has neighbours as far as accesses allow, and
+    /// warps are what lies furthest apart, so that as little as can be is exchanged between them.
+    pub fn scanned(shape: &[usize], order: &[usize], vector: usize, warp_bits: usize, axis: usize) -> Flat {
+        let mut bits: Vec<u8> = order.iter().flat_map(|a| axis_bits(shape, *a)).collect();
+        let fastest = order.first().map_or(0, |a| axis_bits(shape, *a).len());
+        let first = (vector.max(1).ilog2() as usize).min(fastest);
+        let mut registers: Vec<u8> = bits.drain(..first).collect();
+        let own = axis_bits(shape, axis);
+        if order.first() != Some(&axis) {
+            let spare = bits.len().saturating_sub(5 + warp_bits);
+            registers.extend(own.clone().take(spare));
+            bits.retain(|b| !registers.contains(b));
+        }
+        let mut lanes: Vec<Option<u8>> = bits.drain(..bits.len().min(5)).map(Some).collect();
+        lanes.resize(5, None);
+        let mut warps: Vec<Option<u8>> = vec![];
+        for _ in 0..warp_bits {
+            let at = bits.iter().position(|b| !own.contains(b)).or(bits.len().checked_sub(1));
+            warps.push(at.map(|i| bits.remove(i)));
+        }
+        registers.extend(bits);
+        Flat { registers, lanes, warps }
+    }
     /// The same with coordinates.
     pub fn layout(&self, shape: &[usize]) -> Layout {
         let basis = |bit: Option<u8>| -> Vec<u32> {
@@ -182,6 +205,27 @@ mod tests {
                 assert!(flat.covers(bits_of(&shape)));
             }
         }
+    }
+
+    /// Along memory registers come before warps, across it before lanes.
+    #[test]
+    fn scanned_neighbours_stay_in_a_thread() {
+        for (shape, order, v, axis) in [
+            (vec![2048], vec![0], 4, 0),
+            (vec![4, 256], vec![1, 0], 8, 1),
+            (vec![256, 32], vec![1, 0], 4, 0),
+            (vec![512, 16], vec![1, 0], 1, 0),
+            (vec![16, 4], vec![1, 0], 1, 0),
+        ] {
+            let flat = Flat::scanned(&shape, &order, v, 2, axis);
+            let n: usize = shape.iter().product();
+            check_covers(&flat, n, if n < 128 { 128 / n } else { 1 });
+        }
+        let across = Flat::scanned(&[256, 32], &[1, 0], 4, 2, 0);
+        assert_eq!(across.registers, [0, 1, 5, 6, 7, 8], "four columns of sixteen rows");
+        assert_eq!(across.warps, [Some(12), Some(11)]);
+        let along = Flat::scanned(&[2048], &[0], 4, 2, 0);
+        assert_eq!((&along.registers[..], &along.warps[..]), (&[0, 1, 7, 8][..], &[Some(10), Some(9)][..]));
     }
 
     #[test]

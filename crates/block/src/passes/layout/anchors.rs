@@ -106,6 +106,19 @@ impl Access {
         let vector = if across && each * self.bytes >= 4 { vector.min(each) } else { vector };
         Flat::blocked(shape, &self.order(shape.len()), vector, warp_bits(k), reduced)
     }
+    /// The layout of what is scanned along `axis`. Along memory a thread has whole vectors also where these start anywhere: loads
+    /// of them take two accesses and a shift, and stores are converted ([`Access::scatters`]).
+    pub fn scanned(&self, k: &Kernel, shape: &[usize], vector: usize, axis: usize) -> Flat {
+        let whole = (16 / self.bytes).min(self.run);
+        let vector = if axis == self.axis { width(k, shape, whole) } else { vector };
+        Flat::scanned(shape, &self.order(shape.len()), vector, warp_bits(k), axis)
+    }
+    /// Whether a store in this layout writes less than 8 bytes at a time of neighbours that a thread has more of.
+    pub fn scatters(&self, flat: &Flat, shape: &[usize]) -> bool {
+        let axis = axis_bits(shape, self.axis);
+        let own = flat.registers.iter().zip(axis).take_while(|(r, b)| **r == *b).count();
+        self.run > self.vector && 1 << own > self.vector && self.vector * self.bytes < 8
+    }
     /// Whether an access in this layout uses most of the bytes it moves: lanes fill 32-byte sectors in one instruction,
     /// or the block is so small that it does not matter.
     pub fn suits(&self, flat: &Flat, shape: &[usize]) -> bool {

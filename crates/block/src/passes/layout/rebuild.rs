@@ -8,8 +8,11 @@ use crate::{Inst, InstData, Kernel, Op, Region, Type, Value};
 use std::collections::HashMap;
 
 pub(super) fn rebuild(k: &Kernel, facts: &Analysis, groups: &Groups, natural: Vec<Option<Flat>>) -> Kernel {
-    let mut defs = vec![None; k.values.len()];
-    k.walk(&mut |i, data| data.results.iter().for_each(|r| defs[r.0 as usize] = Some(i)));
+    let (mut defs, mut scans) = (vec![None; k.values.len()], false);
+    k.walk(&mut |i, data| {
+        data.results.iter().for_each(|r| defs[r.0 as usize] = Some(i));
+        scans |= matches!(data.op, Op::Scan { .. });
+    });
     let mut r = Rebuild {
         old: k,
         new: k.clone(),
@@ -17,6 +20,7 @@ pub(super) fn rebuild(k: &Kernel, facts: &Analysis, groups: &Groups, natural: Ve
         groups,
         natural,
         defs,
+        scans,
         depth: vec![0; k.values.len()],
         out: vec![],
         made: vec![],
@@ -45,6 +49,8 @@ struct Rebuild<'k> {
     groups: &'k Groups,
     natural: Vec<Option<Flat>>,
     defs: Vec<Option<Inst>>,
+    /// Something is scanned, so that threads have neighbours whatever they are stored to.
+    scans: bool,
     /// How many regions deep a value is defined.
     depth: Vec<usize>,
     /// Instructions of the open regions, outermost first.
@@ -196,6 +202,7 @@ impl Rebuild<'_> {
     }
     fn store(&mut self, i: Inst, data: &InstData) {
         let flat = match self.natural[data.args[1].0 as usize].clone() {
+            Some(natural) if self.scans && self.scatters(data.args[0], &natural) => self.preferred(data.args[0]),
             Some(natural) => self.access_layout(data.args[0], natural),
             None => self.preferred(data.args[0]),
         };
@@ -212,6 +219,9 @@ impl Rebuild<'_> {
         }
         let access = Access::of(self.old, self.facts, ptr);
         if access.suits(&flat, self.old.ty(ptr).shape()) { flat } else { self.preferred(ptr) }
+    }
+    fn scatters(&self, ptr: Value, flat: &Flat) -> bool {
+        Access::of(self.old, self.facts, ptr).scatters(flat, self.old.ty(ptr).shape())
     }
     fn preferred(&self, ptr: Value) -> Flat {
         let access = Access::of(self.old, self.facts, ptr);

@@ -13,8 +13,9 @@ struct Wishes {
     /// The largest access and its bytes.
     access: Option<(usize, Access)>,
     accesses: Vec<Access>,
-    /// Axes reduced or scanned over.
+    /// Axes reduced or scanned over, and one of the latter.
     reduced: Vec<usize>,
+    scanned: Option<usize>,
 }
 
 /// The home of heavy values, and the layout in which views are had without moving anything; `None` for the rest.
@@ -34,7 +35,10 @@ pub(super) fn natural(k: &Kernel, facts: &Analysis, groups: &Groups) -> Vec<Opti
             (None, Some((_, access))) => {
                 let along = wish.accesses.iter().filter(|a| a.axis == access.axis && a.run > 1);
                 let vector = along.map(|a| a.vector).max().unwrap_or(access.vector);
-                access.layout(k, shape, vector, &wish.reduced)
+                match wish.scanned {
+                    Some(axis) => access.scanned(k, shape, vector, axis),
+                    None => access.layout(k, shape, vector, &wish.reduced),
+                }
             }
             (None, None) => default_layout(k, shape),
         };
@@ -91,6 +95,9 @@ pub(super) fn staged(k: &Kernel) -> HashMap<Value, Value> {
 
 impl Wishes {
     fn add(&mut self, k: &Kernel, facts: &Analysis, data: &InstData, access: Option<Value>) {
+        if let Op::Scan { axis, .. } = data.op {
+            self.scanned = Some(axis as usize);
+        }
         match data.op {
             Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } => {
                 self.product = self.product.take().or_else(|| Some(accumulator(k, data)));
