@@ -131,13 +131,7 @@ fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), targ
         cuts.push(Cut { id: last.id, extent: last.extent, block: side(last.extent), axis: 1 });
         return Shape { cuts, rank: 2, parts: 1, warps: warps_for(square * square, if square > 32 { 16 } else { 8 }) };
     }
-    let Some(inner) = inner_block(last.extent, block) else {
-        let ids: Vec<CoordId> = coords.iter().map(|c| c.id).collect();
-        return match space.merge(&ids).and_then(|id| space.find(id).copied()) {
-            Some(c) => flat(c, block, warps),
-            None => Shape { cuts: vec![], rank: 0, parts: 1, warps: 1 },
-        };
-    };
+    let Some(inner) = inner_block(last.extent, block) else { return merged(space, block, warps) };
     let uneven = !last.extent.is_multiple_of(inner) || inner * widest(scene) < LINE;
     if target != Target::Host
         && uneven
@@ -146,6 +140,10 @@ fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), targ
         let cuts = outer.iter().filter(|c| space.find(c.id).is_some()).map(|c| Cut::uniform(c.id, c.extent));
         let run = flat(run, block, warps);
         return Shape { cuts: cuts.chain(run.cuts).collect(), ..run };
+    }
+    // Pieces of rows shorter than a line: the results are one run, whose elements find what they read by quotients.
+    if target != Target::Host && inner < last.extent && inner * widest(scene) < LINE {
+        return merged(space, block, warps);
     }
     let inner_cut = |rank: usize| Cut { id: last.id, extent: last.extent, block: inner, axis: rank - 1 };
     let rows: usize = outer.iter().map(|c| c.extent).product();
@@ -199,6 +197,15 @@ fn in_one_run(space: &mut Space, scene: &Scene, block: usize) -> Option<Coord> {
     let ids: Vec<CoordId> = coords[first..].iter().map(|c| c.id).collect();
     let id = space.merge(&ids).filter(|_| ids.len() > 1)?;
     space.find(id).copied()
+}
+
+/// All coordinates as one.
+fn merged(space: &mut Space, block: usize, warps: usize) -> Shape {
+    let ids: Vec<CoordId> = space.coords.iter().map(|c| c.id).collect();
+    match space.merge(&ids).and_then(|id| space.find(id).copied()) {
+        Some(c) => flat(c, block, warps),
+        None => Shape { cuts: vec![], rank: 0, parts: 1, warps: 1 },
+    }
 }
 
 fn flat(c: Coord, block: usize, warps: usize) -> Shape {
