@@ -110,7 +110,7 @@ impl Access {
     /// of them take two accesses and a shift, and stores are converted ([`Access::scatters`]).
     pub fn scanned(&self, k: &Kernel, shape: &[usize], vector: usize, axis: usize) -> Flat {
         let whole = (16 / self.bytes).min(self.run);
-        let vector = if axis == self.axis { width(k, shape, whole) } else { vector };
+        let vector = if axis == self.axis { vector.max(width(k, shape, whole)) } else { vector };
         Flat::scanned(shape, &self.order(shape.len()), vector, warp_bits(k), axis)
     }
     /// Whether a store in this layout writes less than 8 bytes at a time of neighbours that a thread has more of.
