@@ -4,6 +4,7 @@
 //! Takes: a body with one pool, whose outputs have the pool's shape. Gives: one step over the strips, with a store for each row.
 use crate::dag::{Guard, Scene, Store};
 use crate::expr::{CoordId, Expr, delinear};
+use crate::reduction::row_len;
 use crate::resolve::Body;
 use crate::rows::Emitted;
 use crate::space::Space;
@@ -39,9 +40,12 @@ struct Strip {
     vector: usize,
 }
 
-/// The step over strips; `None` where windows have little in common, or outputs are not of the pool's shape.
+/// The step over strips; `None` where windows have little in common, outputs are not of the pool's shape, or rows are reduced.
 pub fn lower(of: &Body, target: Target) -> Result<Option<Emitted>, LowerError> {
     let Some(pool) = the_pool(of.graph).filter(|_| target != Target::Host) else { return Ok(None) };
+    if row_len(of)?.is_some() {
+        return Ok(None);
+    }
     let g = of.graph;
     let bytes = g.inputs.iter().chain(&g.outputs).map(|v| g.dtype(*v).bytes()).max().unwrap_or(4);
     let strip = pool.strip(bytes);
@@ -120,7 +124,9 @@ impl Strips {
     }
     /// The body at every row of a strip.
     fn scene(&self, of: &Body, pool: &Pool, strip: Strip) -> Result<Scene, LowerError> {
-        let [image, rows, columns, element] = &self.space.axes[..] else { return Ok(Scene::default()) };
+        let [image, rows, columns, element] = &self.space.axes[..] else {
+            return Err(of.unsupported("a pool without strips"));
+        };
         let mut r = of.resolver();
         let column = columns.clone().scale(strip.vector as i64).plus(element);
         let height = pool.height();
