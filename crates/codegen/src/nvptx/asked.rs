@@ -8,7 +8,7 @@ use kiln_block::{InstData, Kernel, Op, Region, Value};
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
-/// Loads of a thread that are worth a branch, and whose results do not fill its registers.
+/// Loads of a thread, of words or more, that are worth a branch and whose results do not fill its registers.
 const ASKED: RangeInclusive<usize> = 4..=32;
 
 /// The last load of each loop that adds up what it reads and does nothing else.

@@ -88,7 +88,9 @@ impl<'c> Gen<'c, '_> {
         let window = self.windows.contains(&data.results[0]);
         let values = self.load_all(&pointers, masks.as_deref(), others.as_deref(), elem, window)?;
         let (Split::Groups(n) | Split::Anywhere(n)) = split(&pointers, masks.as_deref(), true);
-        self.ask_first(data.results[0], pointers.len() / n)?;
+        if n * elem.bytes() >= 4 {
+            self.ask_first(data.results[0], pointers.len() / n)?;
+        }
         Ok(values.into_iter().map(|v| Reg::of(v, elem)).collect())
     }
     pub fn store(&mut self, data: &InstData) -> Res<()> {
