@@ -15,6 +15,7 @@ const SHARED: usize = 1 << 40;
 /// Columns of a product for which there are narrow tiles.
 pub const FEW: usize = 32;
 /// How much faster than those before it a tile must be in the model: larger ones come first, and read less from the second-level cache.
+/// Not where they leave multiprocessors without a tile, of which memory needs as many as there are.
 const CLOSE: f64 = 0.99;
 /// Most stages that are taken unasked.
 const STAGES: usize = 12;
@@ -213,7 +214,8 @@ pub fn choose(p: &Product, (engine, asked): (Engine, Asked), sides: [Major; 2], 
             let schedule = Schedule { tiles: Some(under_way), ..asked.schedule };
             let Some(shape) = shape(p, engine, [m, n, copies, spans], schedule, sides, outputs) else { continue };
             let time = shape.cycles(p, turned);
-            if best.as_ref().is_none_or(|(t, _)| time < CLOSE * *t) {
+            let close = |of: &Shape| if of.tiles() < PROCESSORS { 1.0 } else { CLOSE };
+            if best.as_ref().is_none_or(|(t, of)| time < close(of) * *t) {
                 best = Some((time, shape));
             }
         }
