@@ -49,17 +49,15 @@ pub fn across(
     let others: usize = kept.iter().filter(|c| c.id != along).map(|c| c.extent).product();
     let limits = &Limits { columns: true, ..*limits };
     let high = n.next_power_of_two();
-    if let Some((wide, warps)) = limits.alone(n, extent, others).filter(|_| gpu) {
+    let cuts = |wide: usize| {
         let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
         cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
-        let row = Cut { id: row, extent: n, block: high, axis: 0 };
-        return RowPlan { kept: cuts, row, rank: 2, parts: 1, warps, target, shift: None, packed: false, stay: None };
-    }
-    if gpu && let Some((chunk, wide, warps)) = limits.summed_alone(n, extent, others) {
-        let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
-        cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
-        let row = Cut { id: row, extent: n, block: chunk, axis: 0 };
-        return RowPlan { kept: cuts, row, rank: 2, parts: 1, warps, target, shift: None, packed: false, stay: None };
+        cuts
+    };
+    let own = || limits.alone(n, extent, others).or_else(|| limits.summed_alone(n, extent, others));
+    if gpu && let Some((block, wide, warps)) = own() {
+        let (kept, row) = (cuts(wide), Cut { id: row, extent: n, block, axis: 0 });
+        return RowPlan { kept, row, rank: 2, parts: 1, warps, target, shift: None, packed: false, stay: None };
     }
     // Pieces of whole lines where such a tile can be held and their words are as wide as a bank, else of half a line.
     let line = if limits.again && limits.bytes >= 4 && high * 128 / limits.bytes <= limits.tile { 128 } else { 64 };
@@ -103,14 +101,12 @@ pub fn across(
         false if sums => strips(instances, n, high, [extent, STRIP / limits.bytes], limits.bytes),
         false => parts(instances, n, high.max(16), if gpu || streams { wide } else { 1 }, target),
     };
-    let mut cuts: Vec<Cut> = kept.iter().filter(|c| c.id != along).map(|c| Cut::uniform(c.id, c.extent)).collect();
-    cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
     let row = Cut { id: row, extent: n, block: high, axis: 0 };
     let full = held && high == n && extent.is_multiple_of(wide);
     let tiles = Tiles { count: instances, elements: high * wide, there: high * wide, period: 1 };
     let stay = if full { stay::of(target, tiles, limits.reads) } else { None };
     RowPlan {
-        kept: cuts,
+        kept: cuts(wide),
         row,
         rank: 2,
         parts: split,
@@ -128,9 +124,9 @@ pub fn across(
 }
 
 impl Limits {
-    /// Columns for a tile in which every thread has some to itself, and its warps: where they are short, so that nothing is
-    /// exchanged and no thread has elements that are not there.
-    fn alone(&self, n: usize, columns: usize, others: usize) -> Option<(usize, usize)> {
+    /// Rows and columns of a tile in which every thread has columns to itself, and its warps: where they are short, so that nothing
+    /// is exchanged and no thread has elements that are not there.
+    fn alone(&self, n: usize, columns: usize, others: usize) -> Option<(usize, usize, usize)> {
         let word = WORD.div_ceil(self.narrow);
         let each = match (ALONE / (n * self.bytes)).min(VECTOR / self.bytes) {
             each if each >= word => 1 << each.ilog2(),
@@ -142,11 +138,10 @@ impl Limits {
         }
         let few = |warps: usize| others * columns.div_ceil(32 * each * warps) < 4 * wanted(Target::Gpu { arch: 90 });
         let warps = [4, 2, 1].into_iter().find(|w| !few(*w) && columns >= 32 * each * w)?;
-        Some((32 * each * warps, warps))
+        Some((n.next_power_of_two(), 32 * each * warps, warps))
     }
 
-    /// Rows and columns of a tile of a sum in which every thread has columns to itself, and its warps: where there are so many
-    /// columns that their loads keep memory busy.
+    /// The same of a sum: where there are so many columns that their loads keep memory busy.
     fn summed_alone(&self, n: usize, columns: usize, others: usize) -> Option<(usize, usize, usize)> {
         let vector = VECTOR / self.bytes.clamp(1, VECTOR);
         let each = vector.min(1 << columns.trailing_zeros());

@@ -230,6 +230,8 @@ fn sums_of_many_columns_belong_to_threads() {
     for graph in [
         "(%x: f32[3,200004]) { %s = reduce.sum %x axes=[0]\n return %s }",
         "(%x: bf16[2,9,98312]) { %s = reduce.max %x axes=[1]\n %n = neg %s\n return %n }",
+        "(%x: bool[3,400000]) { %s = reduce.max %x axes=[0]\n return %s }",
+        "(%x: i64[9,50000]) { %s = reduce.sum %x axes=[0]\n return %s }",
         "(%x: f32[5,17,20000]) { %s = reduce.mean %x axes=[1]\n %t = reduce.min %x axes=[1]\n return %s, %t }",
     ] {
         let steps = steps_on_a_gpu(graph);
