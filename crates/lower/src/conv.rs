@@ -1,6 +1,8 @@
 //! Convolutions as products of the weight with patches of the input. Patches are read where they are wanted: on the host
 //! through windows of the input, padded in scratch if need be, on GPUs with guards. On the host transposed convolutions go
 //! through a patch matrix in scratch. Depthwise ones are direct.
+mod windows;
+
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::host::{Host, Operand, the_product};
@@ -143,7 +145,7 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
     }
 }
 
-/// The patch matrix is never made: its elements are read where the product wants them.
+/// By windows of a padded copy where that pays, else by patches that are read where the product wants them.
 fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, LowerError> {
     let images = c.x_shape[0];
     if c.is_pointwise() && c.points >= POINTS {
@@ -156,6 +158,7 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
         n: images * c.points,
         k: c.k,
         whole: None,
+        run: None,
         twin: None,
         precision: product::precision(of, v),
         low: None,
@@ -173,7 +176,10 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
             vec![group, channel, ix[0].clone().scale(c.points as i64).plus(&point)]
         },
     };
-    product::lower(of, &product, target)
+    match windows::lower(of, c, &product, target)? {
+        Some(by_windows) => Ok(by_windows),
+        None => product::lower(of, &product, target),
+    }
 }
 
 /// Points of an image that fill a tile by themselves.
@@ -188,6 +194,7 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, 
         n: c.points,
         k: c.k,
         whole: None,
+        run: None,
         twin: None,
         precision: product::precision(of, v),
         low: None,

@@ -224,6 +224,18 @@ impl Expr {
             sum.plus(&e.scale(*c))
         })
     }
+    /// The value where coordinates have these, and what is read from memory is 0.
+    pub fn value_at(&self, coord: &impl Fn(CoordId) -> i64) -> i64 {
+        self.terms.iter().fold(self.constant, |sum, (a, c)| {
+            let v = match a {
+                Atom::Coord { id, .. } => coord(*id),
+                Atom::Div(x, k) => x.value_at(coord).div_euclid(*k),
+                Atom::Mod(x, k) => x.value_at(coord).rem_euclid(*k),
+                Atom::Value { .. } => 0,
+            };
+            sum + c * v
+        })
+    }
     /// Visits the expression and every one inside it.
     pub fn walk<'a>(&'a self, f: &mut impl FnMut(&'a Expr)) {
         f(self);
@@ -358,14 +370,7 @@ mod tests {
     #[test]
     fn agrees_with_arithmetic() {
         fn eval(e: &Expr, at: &[i64]) -> i64 {
-            e.terms.iter().fold(e.constant, |s, (a, k)| {
-                s + k * match a {
-                    Atom::Coord { id, .. } => at[*id as usize],
-                    Atom::Div(x, k) => eval(x, at).div_euclid(*k),
-                    Atom::Mod(x, k) => eval(x, at).rem_euclid(*k),
-                    Atom::Value { .. } => 0,
-                }
-            })
+            e.value_at(&|id| at[id as usize])
         }
         let (x, y) = (c(0, 12), c(1, 10));
         for a in [1, 2, 3, 4, 6, 10, -1] {

@@ -48,6 +48,7 @@ pub fn lower(of: &Body, target: Target) -> Option<Emitted> {
         n: size(p.columns),
         k: size(p.along),
         whole: None,
+        run: None,
         twin: None,
         precision: Precision::Exact,
         low: None,

@@ -87,10 +87,8 @@ fn output(
     let mut guards = vec![];
     for (d, e) in place(&at).iter().enumerate() {
         let inverse = invert(e, &stand_in(d, dims[d]))?;
-        solved.extend(inverse.coords);
-        if inverse.guard.lo > 0 || inverse.guard.hi < dims[d] as i64 {
-            guards.push(inverse.guard);
-        }
+        solved.extend(inverse.coords.iter().cloned());
+        guards.extend(inverse.guards(dims[d]));
     }
     let mut wanted = space.coords.iter().filter(|c| rows_alone || !c.row);
     let once = |id: CoordId| solved.iter().filter(|s| s.0 == id).count() == 1;
@@ -99,6 +97,16 @@ fn output(
     }
     let find = |id| solved.iter().find(|s| s.0 == id).map(|s| s.1.clone());
     Some(Placed { output: i, axes: space.axes[..rank].iter().map(|e| e.substitute(&find)).collect(), guards })
+}
+
+/// Frees what `value` loads of those guards that have nothing to do with where it loads from: the rest holds for what is stored.
+fn unguarded(dag: &mut Dag, value: NodeId, guards: &[Guard]) {
+    for n in dag.reach(&[value]) {
+        let NodeOp::Load { at, guards: own, .. } = &mut dag.nodes[n as usize].op else { continue };
+        let mut used = vec![];
+        at.coords(&mut |c| used.push(c));
+        own.retain(|g| !guards.contains(g) || used.iter().any(|c| g.expr.uses(*c)));
+    }
 }
 
 fn anchors(dag: &Dag, roots: &[NodeId]) -> Vec<Vec<Expr>> {
@@ -120,6 +128,7 @@ impl Placed {
             self.guards.iter().map(|g| Guard { expr: g.expr.substitute(&real), ..g.clone() }).collect();
         let out = r.graph.outputs[self.output];
         let value = r.at(out, &ix, &guards)?;
+        unguarded(&mut r.dag, value, &guards);
         let at = linear(&ix, r.graph.shape(out));
         let slot = Slot::Output(self.output as u32);
         Ok(Store { slot, dtype: r.graph.dtype(out), at, guards, value })

@@ -5,7 +5,7 @@ mod heads;
 mod memory;
 mod split;
 
-use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
+use crate::dag::{Dag, Guard, NodeId, NodeOp, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::{CoordId, Expr};
 use crate::placed::{self, the_sums};
@@ -23,8 +23,9 @@ use kiln_plan::{
 };
 
 pub use candidates::{candidates, chosen_parts};
+pub use memory::cycles;
 
-type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
+pub type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 
 /// A product as a batch of matrices; operands are asked at (batch…, m, k) and (batch…, k, n).
 pub struct Product<'a> {
@@ -35,6 +36,8 @@ pub struct Product<'a> {
     pub k: usize,
     /// All of K, where `k` is that of a part and the first axis of the batch counts parts.
     pub whole: Option<usize>,
+    /// How the right operand's K lies in memory, where it moves along two axes of an array.
+    pub run: Option<Run>,
     pub a: OperandAt<'a>,
     pub b: OperandAt<'a>,
     /// (batch…, m, n) from an index of the value.
@@ -96,6 +99,13 @@ impl Product<'_> {
     }
 }
 
+/// Rows of an array as long as the run of K that each of them holds. Behind the last all is zero.
+#[derive(Clone, Copy)]
+pub struct Run {
+    pub len: usize,
+    pub rows: usize,
+}
+
 /// Tile of one instance.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
@@ -113,7 +123,7 @@ pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerErr
 }
 
 /// The product of operands as they are to be read; `out` has the steps that come before.
-fn with_operands(of: &Body, p: &Product, target: Target, mut out: Emitted) -> Result<Emitted, LowerError> {
+pub fn with_operands(of: &Body, p: &Product, target: Target, mut out: Emitted) -> Result<Emitted, LowerError> {
     let p = &heads::settled(of, p, target)?;
     let plain = of.template.is_some_and(|t| t.family == Family::Tile);
     if !plain && let Some((_, split)) = in_parts(of, p, target, out.scratch.len() as u32)? {
@@ -188,7 +198,8 @@ fn sums(of: &Body, p: &Product, at: &[Expr], first: u32, from: &Expr) -> Stored 
         return Err(of.unsupported("halves of a product go through memory together"));
     }
     let (mut dag, dtype) = (Dag::default(), of.graph.dtype(p.v));
-    let order = from.plus(&own_order(of, p, at)?);
+    let (order, guards) = own_order(of, p, at)?;
+    let order = from.plus(&order);
     let mut stores = vec![];
     for i in 0..p.sums() {
         let mut beside = at.to_vec();
@@ -197,27 +208,29 @@ fn sums(of: &Body, p: &Product, at: &[Expr], first: u32, from: &Expr) -> Stored 
         }
         let value = dag.add(NodeOp::Anchor { at: beside }, dtype);
         let slot = Slot::Scratch(first + i as u32);
-        stores.push(Store { slot, dtype: dtype.compute(), at: order.clone(), guards: vec![], value });
+        stores.push(Store { slot, dtype: dtype.compute(), at: order.clone(), guards: guards.clone(), value });
     }
     Ok((dag, stores))
 }
 
-/// Row-major position in the value of an element of the product, and in its twin.
-fn own_order(of: &Body, p: &Product, at: &[Expr]) -> Result<Expr, LowerError> {
+/// Row-major position in the value of an element of the product, and in its twin, and where it has one.
+fn own_order(of: &Body, p: &Product, at: &[Expr]) -> Result<(Expr, Vec<Guard>), LowerError> {
     let shape = of.graph.shape(p.v).to_vec();
     let space = Space::new(&shape, &vec![false; shape.len()]);
-    let mut position = Expr::default();
+    let (mut position, mut guards) = (Expr::default(), vec![]);
+    let dims = [&p.batch[..], &[p.m, p.n]].concat();
     let strides = Type::new(DType::F32, shape).strides();
     let exprs = (p.place)(&space.axes);
-    for (e, d) in exprs.iter().zip(at) {
+    for ((e, d), extent) in exprs.iter().zip(at).zip(dims) {
         let inverse = crate::invert::invert(e, d).ok_or_else(|| of.unsupported("a product in an unknown order"))?;
-        for (id, expr) in inverse.coords {
-            if let Some(axis) = space.axes.iter().position(|a| a.as_coord() == Some(id)) {
-                position = position.plus(&expr.scale(strides[axis] as i64));
+        for (id, expr) in &inverse.coords {
+            if let Some(axis) = space.axes.iter().position(|a| a.as_coord() == Some(*id)) {
+                position = position.plus(&expr.clone().scale(strides[axis] as i64));
             }
         }
+        guards.extend(inverse.guards(extent));
     }
-    Ok(position)
+    Ok((position, guards))
 }
 
 fn fused(

@@ -1,7 +1,7 @@
 //! Scans: running sums and products along an axis, with pointwise work before and after.
 use crate::dag::{Scene, Store};
 use crate::expr::{Expr, delinear, linear};
-use crate::invert::invert;
+use crate::invert::{Inverse, invert};
 use crate::resolve::{Body, Row};
 use crate::rows::{self, Emitted};
 use crate::space::Space;
@@ -41,8 +41,8 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
         return Err(of.unsupported("scans in different directions or along different axes"));
     }
     let row_id = u32::MAX;
-    let Some(inverse) = invert(&at, &Expr::coord(row_id, len)).filter(|i| i.guard.lo == 0 && i.guard.hi == len as i64)
-    else {
+    let whole = |i: &Inverse| i.guard.lo == 0 && i.guard.hi == len as i64 && i.gaps.is_empty();
+    let Some(inverse) = invert(&at, &Expr::coord(row_id, len)).filter(whole) else {
         return Err(of.unsupported("a part of a scan"));
     };
     let kept: Vec<_> = space.coords.iter().filter(|c| !inverse.coords.iter().any(|i| i.0 == c.id)).copied().collect();

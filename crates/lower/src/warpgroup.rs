@@ -26,7 +26,7 @@ use kiln_graph::DType;
 use kiln_plan::exec::Work;
 pub use operand::{Major, Strided};
 pub use parts::{Parts, candidates, cycles, is_faster_in_two, parts};
-pub use shape::{Asked, FEW, GROUP, PROCESSORS};
+pub use shape::{Asked, FEW, GROUP, PROCESSORS, SPAN};
 use shape::{Engine, Shape};
 
 /// What is multiplied, and what is written.
@@ -209,12 +209,10 @@ impl Plain<'_> {
         });
         b.for_loop([zero, last, one], &vec![none; maps.right.len()], |b, k, now| {
             let depth = b.i32(z.depth() as i64);
-            let mut k = b.binary(B::Mul, k, depth);
-            if let Some(part) = part {
-                k = b.binary(B::Add, part, k);
-            }
+            let within = b.binary(B::Mul, k, depth);
+            let k = [part.map_or(within, |part| b.binary(B::Add, part, within)), within];
             let mut operand = |s: &Strided, map: Value, outer: Value, size: usize, along: Major| {
-                let args = [&[map], &s.starts(&spot.batch, outer, k)[..]].concat();
+                let args = [&[map], &s.starts(b, &spot.batch, outer, k)[..]].concat();
                 let ty = Type::block(elem, tile_shape(s.major, size, z.depth()));
                 let tile = b.inst(Op::TileLoad, &args, &[ty], vec![])[0];
                 if s.major == along { tile } else { b.permute(tile, &[1, 0]) }
@@ -264,7 +262,7 @@ impl Plain<'_> {
             let v = f.em.value(&mut f.b, store.value);
             let v = f.b.cast(v, crate::math::stored(store.dtype));
             let v = f.b.broadcast_to(v, &[z.m, z.n]);
-            let args = [&[*map, v], &out.starts(&spot.batch, spot.m, spot.n)[..]].concat();
+            let args = [&[*map, v], &out.starts(&mut f.b, &spot.batch, spot.m, [spot.n; 2])[..]].concat();
             f.b.inst(Op::TileStore, &args, &[], vec![]);
         }
     }

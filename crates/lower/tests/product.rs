@@ -407,6 +407,39 @@ fn products_in_tf32() {
     );
 }
 
+/// Convolutions as products with rows of a padded copy of the input, where that is priced below patches: padding that neighbours share and
+/// that they do not, windows of any size, strides (each remainder has rows of its own), groups, channels that do not fill a stage.
+#[test]
+fn convolutions_by_windows() {
+    let by_windows = |d: &str, x: &str, w: &str, attrs: &str| {
+        let channels = w.split(',').next().unwrap().trim_start_matches('[');
+        let text = checked_text(
+            &format!(
+                "(%x: {d}{x}, %w: {d}{w}, %b: {d}[{channels}]) {{ %y = conv %x, %w, %b {attrs}\n %z = silu %y\n return %z }}"
+            ),
+            if d == "f32" { Precision::Tf32 } else { Precision::Exact },
+            90,
+        );
+        assert!(text.contains("kernel @k_input"), "{d}{x} {w} {attrs}");
+    };
+    let attrs = |stride: &str, padding: &str, dilation: &str, groups: usize| {
+        format!("stride={stride} padding={padding} dilation={dilation} groups={groups}")
+    };
+    let around = attrs("[1,1]", "[2,2]", "[1,1]", 1);
+    by_windows("bf16", "[8,64,13,9]", "[24,64,5,5]", &around);
+    by_windows("f32", "[8,32,13,11]", "[24,32,5,5]", &around);
+    by_windows("f16", "[8,64,21,17]", "[16,64,5,5]", &attrs("[2,2]", "[2,2]", "[1,1]", 1));
+    by_windows("bf16", "[8,48,15,11]", "[16,48,7,5]", &attrs("[1,1]", "[3,0]", "[1,1]", 1));
+    by_windows("bf16", "[2,64,24,25]", "[16,64,5,4]", &attrs("[1,1]", "[3,2]", "[2,3]", 1));
+    by_windows("f16", "[4,128,13,11]", "[32,64,5,5]", &attrs("[1,1]", "[0,1]", "[1,1]", 2));
+    by_windows("bf16", "[3,64,43,25]", "[16,64,11,9]", &attrs("[3,2]", "[2,1]", "[1,2]", 1));
+    by_windows("f16", "[6,64,7,40]", "[16,64,5,5]", &attrs("[1,2]", "[2,2]", "[1,1]", 1));
+    by_windows("bf16", "[8,64,150]", "[16,64,25]", &attrs("[1]", "[12]", "[1]", 1));
+    by_windows("bf16", "[4,64,6,7,5]", "[16,64,3,3,3]", &attrs("[1,1,1]", "[1,1,1]", "[1,1,1]", 1));
+    // Few points of one image: K is cut into parts.
+    by_windows("bf16", "[1,128,17,17]", "[24,128,7,7]", &attrs("[1,1]", "[3,3]", "[1,1]", 1));
+}
+
 /// Rows that are reduced after the product: in its tile where that has all columns, by warpgroups or without them; by a step of
 /// their own where K is cut, a tile is narrower, or sums are by multiply-adds.
 #[test]

@@ -5,7 +5,7 @@
 //! lattice is that of Triton's axis analysis; the bottom ("nothing known") is 1 everywhere.
 use super::{
     affine::Affine,
-    values::{Analysis, power_of_two_in},
+    values::{Analysis, Def, power_of_two_in},
 };
 use crate::{BinaryOp, Elem, InstData, Kernel, Op, Type, Value};
 
@@ -43,6 +43,36 @@ impl Analysis {
     /// alignment in bytes of the address at every start of a run.
     pub fn alignment(&self, ptr: Value, axis: usize) -> (usize, usize) {
         self.axes(ptr).get(axis).map_or((1, 1), |a| (a.contiguous as usize, a.divisor as usize))
+    }
+    /// Whether elements along `axis` follow each other but for some places, no two of which lie closer than `apart`: where a quotient of the
+    /// position changes, or a remainder starts again.
+    pub fn follows(&self, k: &Kernel, v: Value, axis: usize, apart: i64) -> bool {
+        self.step(k, v, axis, apart) == Some(1)
+    }
+    /// From one element to the next, but for those places.
+    fn step(&self, k: &Kernel, v: Value, axis: usize, apart: i64) -> Option<i64> {
+        if let Some(form) = self.affine(v) {
+            return Some(form.coeffs.get(axis).copied().unwrap_or(0));
+        }
+        let Some(Def::Result(i, _)) = self.def(v) else { return None };
+        let data = k.inst(i);
+        let step = |n: usize| self.step(k, *data.args.get(n)?, axis, apart);
+        let number = |n: usize| self.affine(*data.args.get(n)?)?.as_constant();
+        match &data.op {
+            Op::Broadcast | Op::Cast(_) => step(0),
+            Op::ExpandDims(at) if *at as usize > axis => step(0),
+            Op::ExpandDims(at) => {
+                self.step(k, data.args[0], axis.checked_sub(1).filter(|_| *at as usize != axis)?, apart)
+            }
+            Op::PtrAdd | Op::Binary(BinaryOp::Add) => step(0)?.checked_add(step(1)?),
+            Op::Binary(BinaryOp::Mul) => step(0)?.checked_mul(number(1)?),
+            Op::Binary(op @ (BinaryOp::Div | BinaryOp::Rem)) => match (step(0)?, number(1)?) {
+                (0, _) => Some(0),
+                (1, by) if by >= apart => Some(i64::from(*op == BinaryOp::Rem)),
+                _ => None,
+            },
+            _ => None,
+        }
     }
     fn axes_of_form(&self, f: &Affine, ty: &Type) -> Vec<Axis> {
         let uniform = self.form_divisor(f);

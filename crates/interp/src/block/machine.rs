@@ -332,6 +332,7 @@ impl<'a> Machine<'a, '_> {
             Op::TmaLoad { .. } => {
                 let (tile, stage) = self.stage(flow, args[0], args[1])?;
                 let (elem, shape) = block_type(self.k.ty(args[0]));
+                self.starts_aligned(flow, elem, &args[5..])?;
                 let block = self.tile_load(flow, args[2], &args[5..], elem, &shape)?;
                 let bytes = (block.count() * block.elem.bytes()) as i64;
                 self.tiles[tile].stages[stage] = Rc::new(block);
@@ -342,6 +343,7 @@ impl<'a> Machine<'a, '_> {
             Op::TmaStore => {
                 let (tile, stage) = self.stage(flow, args[1], args[2])?;
                 let value = self.tiles[tile].stages[stage].clone();
+                self.starts_aligned(flow, value.elem, &args[3..])?;
                 self.tile_store(flow, args[0], &value, &args[3..])?;
             }
             Op::Prefetch { .. }
@@ -423,6 +425,16 @@ impl<'a> Machine<'a, '_> {
             })
         };
         Ok((param, (0..shape.iter().product()).map(place).collect()))
+    }
+    /// The copy engine traps where a tile does not start at a multiple of 16 bytes along the contiguous axis.
+    fn starts_aligned(&self, flow: &Flow, elem: Elem, starts: &[Value]) -> Said<()> {
+        let first = starts.last().map_or(Ok(0), |v| flow.int(*v))?;
+        match first * elem.bytes() as i64 % 16 {
+            0 => Ok(()),
+            _ => Err(format!(
+                "a tile of {elem} starts at element {first} of a row: copies start at multiples of 16 bytes"
+            )),
+        }
     }
     fn tile_load(&self, flow: &Flow, desc: Value, starts: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
         let (param, places) = self.tile(flow, desc, starts, shape)?;

@@ -145,6 +145,17 @@ fn in_two(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<O
 
 /// Copies of the operands that need one, if that makes both fit; the steps that make them go to `out`.
 fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[Option<Copied>; 2], LowerError> {
+    let mut copies = wanted(of, p, target)?;
+    for (which, copy) in copies.iter_mut().enumerate() {
+        if let Some(copy) = copy {
+            copy.put(of, p, which, target, out)?;
+        }
+    }
+    Ok(copies)
+}
+
+/// Operands that are to be copied, and how.
+fn wanted(of: &Body, p: &Product, target: Target) -> Result<[Option<Copied>; 2], LowerError> {
     let dtype = super::operands(of, p.v);
     let work = [p.m, p.n, p.k].into_iter().chain(p.batch.iter().copied()).fold(1usize, usize::saturating_mul);
     if !warpgroup::takes(dtype, target) || p.twin.is_some() {
@@ -181,27 +192,38 @@ fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[
     if !sure && lacking && !pay(of, p, &reads, &copies) {
         return Ok([None, None]);
     }
-    for (which, copy) in copies.iter_mut().enumerate() {
-        if let Some(copy) = copy {
-            copy.put(of, p, which, target, out)?;
-        }
-    }
     Ok(copies)
 }
 
 /// Whether copies and a product of them take less time than a product of operands as they are.
 fn pay(of: &Body, p: &Product, reads: &[Read; 2], copies: &[Option<Copied>; 2]) -> bool {
+    by_copies(of, p, reads, copies).is_some_and(|cycles| cycles < as_they_are(of, p))
+}
+
+/// Cycles of copies and a product of them, where warpgroups take it.
+fn by_copies(of: &Body, p: &Product, reads: &[Read; 2], copies: &[Option<Copied>; 2]) -> Option<f64> {
     let dtype = super::operands(of, p.v);
     let side = |which: usize| match &copies[which] {
         Some(copy) => Some(if copy.deep { Major::Depth } else { Major::Outer }),
         None => reads[which].strided(p).map(|s| s.major),
     };
-    let Some(sides) = side(0).zip(side(1)) else { return false };
-    let Some(product) = warpgroup::cycles(p, dtype, [sides.0, sides.1], of.template.into()) else { return false };
-    let before: f64 = copies.iter().flatten().map(|c| warpgroup::copy(c.count() * dtype.bytes())).sum();
+    let sides = side(0).zip(side(1))?;
+    let product = warpgroup::cycles(p, dtype, [sides.0, sides.1], of.template.into())?;
+    Some(product + copies.iter().flatten().map(|c| warpgroup::copy(c.count() * dtype.bytes())).sum::<f64>())
+}
+
+/// Cycles of a product that reads its operands wherever they are.
+fn as_they_are(of: &Body, p: &Product) -> f64 {
+    let dtype = super::operands(of, p.v);
     let tile = super::tile(p, dtype, None);
     let elements = p.batch.iter().product::<usize>() * (p.m * p.k + p.k * p.n + p.m * p.n);
-    before + product < tiles(p, [tile.m, tile.n], ANYWHERE).max((elements * dtype.bytes()) as f64 / RAGGED)
+    tiles(p, [tile.m, tile.n], ANYWHERE).max((elements * dtype.bytes()) as f64 / RAGGED)
+}
+
+/// Cycles of the product with what is copied before it.
+pub fn cycles(of: &Body, p: &Product, target: Target) -> Result<f64, LowerError> {
+    let reads = [read(of, p, 0)?, read(of, p, 1)?];
+    Ok(by_copies(of, p, &reads, &wanted(of, p, target)?).unwrap_or_else(|| as_they_are(of, p)))
 }
 
 /// Whether rows of operands must run along K: `wgmma` reads halves alone the other way.

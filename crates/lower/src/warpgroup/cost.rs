@@ -59,8 +59,9 @@ impl Shape {
         let written = (self.m.min(p.m) + self.sums * self.n.min(p.n)) as f64 * span * depths;
         let one = (self.stages * (self.m.min(p.m) + self.sums * self.n.min(p.n))) as f64 * span / LATENCY;
         // What a tile reads that no other has read before, on average.
-        let own = (self.batch * (p.m + self.sums * p.n) * p.k * self.engine.bytes() * self.engine.parts()) as f64
-            / tiles as f64;
+        // Of rows that all points of a window read, one does.
+        let elements = p.m * p.k + self.sums * p.n * p.run.map_or(p.k, |run| run.len);
+        let own = (self.batch * elements * self.engine.bytes() * self.engine.parts()) as f64 / tiles as f64;
         // What goes out of a tile; of rows that are reduced, little.
         let width = if p.whole.is_some() { 4 } else { self.engine.bytes().max(2) };
         let sent = if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 / tiles as f64 } else { 0.0 };

@@ -1,8 +1,9 @@
 //! Operands and results as strided arrays that tensor maps describe.
+use super::shape::SPAN;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::product::Product;
-use kiln_block::{Array, Elem, Swizzle, Type, Value};
+use kiln_block::{Array, BinaryOp as B, Builder, Elem, Swizzle, Type, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::Slot;
 
@@ -23,6 +24,18 @@ pub struct Strided {
     /// Batch axes of the product that the array has.
     batch: Vec<usize>,
     array: Array,
+    /// Where K moves along both axes of the array.
+    window: Option<Window>,
+}
+
+/// Rows of an array that K moves along both axes of, in whole stages. So lie patches of padded images whose rows are channels of a point:
+/// a point of the window shifts all rows that are read.
+#[derive(Clone, Debug)]
+struct Window {
+    /// Of the coordinates of K: the part that it is cut into, and the position in it.
+    row: Expr,
+    column: Expr,
+    depth: CoordId,
 }
 
 /// A coordinate and how many positions it has.
@@ -56,7 +69,37 @@ impl Strided {
         let (bytes, depth) = (node.dtype.bytes(), (depth.0, p.whole.unwrap_or(depth.1)));
         let own = usize::from(p.whole.is_some());
         let of = |axes, major| Strided::of(*slot, at, &p.batch, own, axes, bytes, major).filter(|_| in_parts);
+        // Columns come after rows.
+        let in_windows = p.run.is_some() && outer.0 as usize > p.batch.len();
+        if in_windows {
+            return Strided::windows(*slot, at, p, (outer, depth.0), bytes);
+        }
         of([outer, depth], Major::Depth).or_else(|| of([depth, outer], Major::Outer))
+    }
+    /// Rows and columns that are functions of K. Beyond K such an array goes on: its parts must be whole.
+    fn windows(slot: Slot, at: &Expr, p: &Product, (outer, depth): (Axis, CoordId), bytes: usize) -> Option<Strided> {
+        let (parts, own) = p.whole.map_or((1, 0), |_| (p.batch[0], 1));
+        let run = p.run.filter(|run| run.len * bytes % SPAN == 0 && p.whole.is_none_or(|k| k == parts * p.k))?;
+        let of_depth = |c: CoordId| c == depth || own == 1 && c == 0;
+        let follows = |(a, _): &(Atom, i64)| {
+            let mut all = true;
+            Expr { terms: vec![(a.clone(), 1)], constant: 0 }.coords(&mut |c| all &= of_depth(c));
+            all
+        };
+        let (along, rest): (Vec<_>, Vec<_>) = at.terms.iter().cloned().partition(follows);
+        let (along, rest) = (Expr { terms: along, constant: 0 }, Expr { terms: rest, constant: at.constant });
+        let start = |part: usize, k: usize| along.value_at(&|c| if c == depth { k as i64 } else { part as i64 });
+        let stage = SPAN / bytes;
+        let together = |part: usize, k: usize| start(part, k) == start(part, k - k % stage) + (k % stage) as i64;
+        if !(0..parts).all(|part| (0..p.k).all(|k| together(part, k))) {
+            return None;
+        }
+        let at = rest.plus(&Expr::coord(depth, run.len));
+        let mut s =
+            Strided::of(slot, &at, &p.batch, own, [(outer.0, run.rows), (depth, run.len)], bytes, Major::Depth)?;
+        let pitch = run.len as i64;
+        s.window = Some(Window { row: along.clone().div(pitch), column: along.rem(pitch), depth });
+        Some(s)
     }
     /// What a store writes, if it is rows of the product in their order.
     pub fn store(s: &Store, extents: &[usize], rows: Axis, columns: Axis) -> Option<Strided> {
@@ -92,7 +135,8 @@ impl Strided {
         if row != 1 || pitch == 0 || !whole(pitch) || !whole(offset) {
             return None;
         }
-        let mut s = Strided { slot, major, batch: vec![], array: Array { offset, sizes: vec![], strides: vec![] } };
+        let array = Array { offset, sizes: vec![], strides: vec![] };
+        let mut s = Strided { slot, major, batch: vec![], array, window: None };
         for (i, n) in extents.iter().enumerate().skip(skipped).filter(|(_, n)| **n > 1) {
             let stride = coefficient(at, i as CoordId);
             if stride > 0 {
@@ -111,13 +155,38 @@ impl Strided {
         let shape = [vec![1; self.batch.len()], tile.to_vec()].concat();
         (Type::Desc { elem, shape, swizzle: Swizzle::widest(elem, tile[1]) }, self.array.clone())
     }
-    /// Starts of a tile from the product's batch positions and the position along the outer axis and K.
-    pub fn starts(&self, batch: &[Value], outer: Value, depth: Value) -> Vec<Value> {
+    /// Starts of a tile from the product's batch positions, the position along the outer axis, and that in all of K and in its part.
+    pub fn starts(&self, b: &mut Builder, batch: &[Value], outer: Value, [depth, within]: [Value; 2]) -> Vec<Value> {
         let mut all: Vec<Value> = self.batch.iter().map(|i| batch[*i]).collect();
-        match self.major {
-            Major::Depth => all.extend([outer, depth]),
-            Major::Outer => all.extend([depth, outer]),
+        match (&self.window, self.major) {
+            (Some(w), _) => {
+                let coord = |id: CoordId| if id == w.depth { within } else { batch[id as usize] };
+                let (row, column) = (count(b, &w.row, &coord), count(b, &w.column, &coord));
+                all.extend([b.binary(B::Add, outer, row), column]);
+            }
+            (None, Major::Depth) => all.extend([outer, depth]),
+            (None, Major::Outer) => all.extend([depth, outer]),
         }
         all
     }
+}
+
+/// An expression that is nowhere negative, of scalars (i32).
+fn count(b: &mut Builder, e: &Expr, coord: &impl Fn(CoordId) -> Value) -> Value {
+    let mut sum = b.i32(e.constant);
+    for (a, c) in &e.terms {
+        let v = match a {
+            Atom::Coord { id, .. } => coord(*id),
+            Atom::Div(x, by) | Atom::Mod(x, by) => {
+                let (x, by) = (count(b, x, coord), b.i32(*by));
+                b.binary(if matches!(a, Atom::Div(..)) { B::Div } else { B::Rem }, x, by)
+            }
+            // Operands at indices from memory are no arrays.
+            Atom::Value { .. } => b.i32(0),
+        };
+        let c = b.i32(*c);
+        let v = b.binary(B::Mul, v, c);
+        sum = b.binary(B::Add, sum, v);
+    }
+    sum
 }

@@ -245,7 +245,9 @@ pub fn shape(
     // Tensor cores are slower in narrow tiles.
     let narrow = n < 64 && p.n > FEW;
     let turns = under_way == 1 || under_way == 2 && engine != Engine::MultiplyAdds;
-    if runs || cut || narrow || !turns || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
+    // Runs of K are read in whole stages.
+    let crossed = p.run.is_some_and(|run| run.len % (spans * SPAN / engine.bytes()) != 0);
+    if runs || cut || crossed || narrow || !turns || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
         return None;
     }
     let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));

@@ -409,11 +409,14 @@ fn effects(k: &Kernel, form: &Form) -> Result<Vec<Inst>, Refusal> {
     Ok(all)
 }
 
+/// Elements of a row that one store of a warp writes together, at least, for that to be better than as the sums lie.
+const RUN: i64 = 8;
+
 /// Whether a store goes through shared memory: by tensor map, or of rows that no tensor map describes. Threads that hold the sums have
 /// a few columns of many rows each; what they read from there is rows.
 fn goes_through(k: &Kernel, facts: &Analysis, form: &Form, i: Inst) -> bool {
     let data = k.inst(i);
     let floats = |v| matches!(k.ty(v).elem(), Some(Elem::F32 | Elem::F16 | Elem::Bf16));
-    let rows = || *k.ty(data.args[0]).shape() == [form.m, form.n] && facts.alignment(data.args[0], 1).0 == form.n;
+    let rows = || *k.ty(data.args[0]).shape() == [form.m, form.n] && facts.follows(k, data.args[0], 1, RUN);
     data.op == Op::TileStore || floats(data.args[1]) && rows()
 }

@@ -1,0 +1,170 @@
+//! Convolutions on GPUs without patches in memory: products with the rows of a padded copy of the input.
+//!
+//! Points of all images, each with its padding, are rows of the copy, and channels lie along them. A point of the window then reads what
+//! its neighbour reads so many rows further on, for all points of the result at once: K runs over points of the window and their
+//! channels, and a stage of it is a tile of some channels, from a row that depends on the point.
+//!
+//! Without strides neighbours share their padding: what a line of points needs after it, the next has before it. With strides, positions
+//! of each remainder (phase) lie together. Rows that are padding, no points of the result, are multiplied and not stored.
+use super::{Conv, or_zero};
+use crate::dag::{NodeOp, Scene, Store};
+use crate::expr::{Expr, delinear, linear};
+use crate::product::{self, Product, Run};
+use crate::resolve::{Body, Resolved, Resolver};
+use crate::rows::Emitted;
+use crate::warpgroup::{self, Major, SPAN};
+use crate::{LowerError, Target, pointwise};
+use kiln_block::Kernel;
+use kiln_graph::{DType, Type, ValueId};
+use kiln_plan::{
+    Family, Precision,
+    exec::{Slot, Work},
+};
+
+/// Scratch buffers: the copy of the input, and the weight in the order of K.
+const INPUT: Slot = Slot::Scratch(0);
+const WEIGHT: Slot = Slot::Scratch(1);
+/// Elements of a buffer.
+const MOST: usize = 1 << 30;
+
+struct Windows<'a> {
+    c: &'a Conv<'a>,
+    dtype: DType,
+    /// Remainders of positions along an axis that the window reads.
+    phases: Vec<usize>,
+    /// Positions along an axis, padding included.
+    padded: Vec<usize>,
+    /// Channels of a group, rounded up to whole stages of K.
+    channels: usize,
+    points: usize,
+}
+
+/// The convolution by windows where it is expected to be faster than by patches.
+pub fn lower(of: &Body, c: &Conv, by_patches: &Product, target: Target) -> Result<Option<Emitted>, LowerError> {
+    let dtype = product::operands(of, by_patches.v);
+    let by_warpgroups = warpgroup::takes(dtype, target) && of.template.is_none_or(|t| t.family == Family::Warpgroup);
+    // Exact f32 wants both operands' rows along the result's axes, where starts of tiles cannot be shifted: they are multiples of 16 bytes.
+    let deep = matches!(dtype, DType::F16 | DType::Bf16) || by_patches.precision == Precision::Tf32;
+    let w = Windows::new(c, dtype);
+    if !by_warpgroups || !deep || c.transposed || !(1..=MOST).contains(&w.input().iter().product()) {
+        return Ok(None);
+    }
+    let product = Product {
+        batch: by_patches.batch.clone(),
+        n: w.points,
+        k: w.depth(),
+        run: Some(Run { len: w.channels, rows: w.input()[1] }),
+        a: &|r, at| w.weight_at(r, at),
+        b: &|r, at| w.input_at(r, at),
+        place: &|ix| {
+            let (group, channel) = (ix[1].clone().div(c.cout as i64), ix[1].clone().rem(c.cout as i64));
+            vec![group, channel, linear(&[&ix[..1], &ix[2..]].concat(), &w.images())]
+        },
+        ..*by_patches
+    };
+    let scratch = [w.input().iter().product(), w.weight().iter().product()].map(|n: usize| Type::new(dtype, [n]));
+    let copies = scratch.iter().map(|ty| warpgroup::copy(ty.bytes())).sum::<f64>();
+    let Some(cycles) = warpgroup::cycles(&product, dtype, [Major::Depth; 2], of.template.into()) else {
+        return Ok(None);
+    };
+    if copies + cycles >= product::cycles(of, by_patches, target)? {
+        return Ok(None);
+    }
+    let before =
+        Emitted { scratch: scratch.into(), steps: vec![w.copy_input(of, target)?, w.copy_weight(of, target)?] };
+    Ok(product::with_operands(of, &product, target, before).ok())
+}
+
+impl<'a> Windows<'a> {
+    fn new(c: &'a Conv<'a>, dtype: DType) -> Windows<'a> {
+        let dims = 0..c.stride.len();
+        let reach: Vec<usize> = dims.clone().map(|d| (c.w_shape[d + 2] - 1) * c.dilation[d]).collect();
+        let phases = dims.clone().map(|d| c.stride[d].min(reach[d] + 1)).collect();
+        let padded = |d: usize| {
+            let (size, all) = (c.x_shape[d + 2] + c.padding[d], c.out[d + 2] + reach[d] / c.stride[d]);
+            let shared = size.max(all.saturating_sub(c.padding[d])).max(c.out[d + 2]);
+            if c.stride[d] == 1 { all.min(shared) } else { all }
+        };
+        let padded: Vec<usize> = dims.map(padded).collect();
+        let points = c.x_shape[0] * padded.iter().product::<usize>();
+        Windows { c, dtype, phases, padded, channels: c.cin.next_multiple_of(SPAN / dtype.bytes()), points }
+    }
+    fn window(&self) -> usize {
+        self.c.w_shape[2..].iter().product()
+    }
+    fn depth(&self) -> usize {
+        self.window() * self.channels
+    }
+    /// Axes of the copy: groups, points of all phases, channels.
+    fn input(&self) -> [usize; 3] {
+        [self.c.groups, self.phases.iter().product::<usize>() * self.points, self.channels]
+    }
+    fn weight(&self) -> [usize; 3] {
+        [self.c.groups, self.c.cout, self.depth()]
+    }
+    /// A position of K as point of the window and channel.
+    fn in_window(&self, k: &Expr) -> (Vec<Expr>, Expr) {
+        let channels = self.channels as i64;
+        (delinear(&k.clone().div(channels), &self.c.w_shape[2..]), k.clone().rem(channels))
+    }
+    /// The element of the copy at (group, k, n).
+    fn input_at(&self, r: &mut Resolver, at: &[Expr]) -> Resolved {
+        let (point, channel) = self.in_window(&at[1]);
+        let far = |d: usize| point[d].clone().scale(self.c.dilation[d] as i64);
+        let dims = 0..self.padded.len();
+        let phases: Vec<Expr> = dims.clone().map(|d| far(d).rem(self.c.stride[d] as i64)).collect();
+        let shift: Vec<Expr> = dims.map(|d| far(d).div(self.c.stride[d] as i64)).collect();
+        let row =
+            linear(&phases, &self.phases).scale(self.points as i64).plus(&linear(&shift, &self.padded)).plus(&at[2]);
+        let at = linear(&[at[0].clone(), row, channel], &self.input());
+        Ok(r.dag.add(NodeOp::Load { slot: INPUT, at, guards: vec![] }, self.dtype))
+    }
+    /// The element of the weight at (group, m, k).
+    fn weight_at(&self, r: &mut Resolver, at: &[Expr]) -> Resolved {
+        let at = linear(at, &self.weight());
+        Ok(r.dag.add(NodeOp::Load { slot: WEIGHT, at, guards: vec![] }, self.dtype))
+    }
+    /// Images and their padded axes.
+    fn images(&self) -> Vec<usize> {
+        [&self.c.x_shape[..1], &self.padded[..]].concat()
+    }
+    fn copy_input(&self, of: &Body, target: Target) -> Result<Work<Kernel>, LowerError> {
+        let (c, dims) = (self.c, self.padded.len());
+        let space = [&[c.groups], &self.phases[..], &self.images(), &[self.channels]].concat();
+        let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
+            let (phase, point, channel) = (&axes[1..=dims], &axes[dims + 1..axes.len() - 1], &axes[axes.len() - 1]);
+            let mut ix = vec![point[0].clone(), axes[0].clone().scale(c.cin as i64).plus(channel)];
+            let mut bounds = vec![(channel.clone(), 0, c.cin as i64)];
+            for d in 0..dims {
+                let first = phase[d].clone().shift(-(c.padding[d] as i64));
+                let position = point[d + 1].clone().scale(c.stride[d] as i64).plus(&first);
+                bounds.push((position.clone(), 0, c.x_shape[d + 2] as i64));
+                ix.push(position);
+            }
+            self.copy(of, c.x, (&ix, bounds), (INPUT, linear(axes, &space)))
+        };
+        pointwise::points(&format!("{}_input", of.name), &space, &scene, target)
+    }
+    fn copy_weight(&self, of: &Body, target: Target) -> Result<Work<Kernel>, LowerError> {
+        let c = self.c;
+        let space = [&[c.groups, c.cout], &c.w_shape[2..], &[self.channels]].concat();
+        let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
+            let (channel, point) = (&axes[axes.len() - 1], &axes[2..axes.len() - 1]);
+            let ix = [&[axes[0].clone().scale(c.cout as i64).plus(&axes[1]), channel.clone()], point].concat();
+            self.copy(of, c.w, (&ix, vec![(channel.clone(), 0, c.cin as i64)]), (WEIGHT, linear(axes, &space)))
+        };
+        pointwise::points(&format!("{}_weight", of.name), &space, &scene, target)
+    }
+    /// Stores what a value is at an index, or zero where that is out of bounds.
+    fn copy(
+        &self,
+        of: &Body,
+        v: ValueId,
+        (ix, bounds): (&[Expr], Vec<(Expr, i64, i64)>),
+        (slot, at): (Slot, Expr),
+    ) -> Result<Scene, LowerError> {
+        let mut r = of.resolver();
+        let value = or_zero(&mut r, v, ix, bounds)?;
+        Ok(Scene { dag: r.dag, stores: vec![Store { slot, dtype: self.dtype, at, guards: vec![], value }] })
+    }
+}
