@@ -73,7 +73,7 @@ def rows():
     yield "gemm_4097_bf16", torch.mm, [(4097, 4097), (4097, 4097)], half, 4097**3
     for n, c, h, o, k, p, s in ((1, 64, 56, 64, 3, 1, 1), (32, 64, 56, 64, 3, 1, 1), (1, 256, 14, 256, 3, 1, 1), (32, 128, 28, 128, 3, 1, 1), (32, 256, 14, 256, 3, 1, 1), (32, 512, 7, 512, 3, 1, 1), (32, 256, 56, 64, 1, 0, 1), (32, 3, 224, 64, 7, 3, 2)):
         size = (h + 2 * p - k) // s + 1
-        for dtype, letters in ((full, "f32"), (half, "bf16")):
+        for dtype, letters in ((full, "f32"), (half, "bf16"), (full, "tf32")):
             conv = lambda x, w, s=s, p=p: F.conv2d(x, w, stride=s, padding=p)
             yield f"conv_{n}x{c}x{h}_{o}x{k}_{letters}", conv, [(n, c, h, h), (o, c, k, k)], dtype, n * o * size * size * c * k * k
     # Distances by a product, as torch.cdist takes more than 25 rows, and by differences.

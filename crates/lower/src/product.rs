@@ -23,7 +23,7 @@ use kiln_plan::{
 };
 
 pub use candidates::{candidates, chosen_parts};
-pub use memory::cycles;
+pub use memory::of_patches;
 
 pub type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 

@@ -19,7 +19,7 @@ use crate::emit::{Lanes, TileRow};
 use crate::expr::CoordId;
 use crate::product::{Coords, Product};
 use crate::tile::{Cut, Frame, Used, loads, open_bare};
-pub use cost::{CLOCK, copy};
+pub use cost::{CLOCK, copy, gather};
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
 use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, Type, Value};
 use kiln_graph::DType;

@@ -63,11 +63,11 @@ pub fn lower(of: &Body, c: &Conv, by_patches: &Product, target: Target) -> Resul
         ..*by_patches
     };
     let scratch = [w.input().iter().product(), w.weight().iter().product()].map(|n: usize| Type::new(dtype, [n]));
-    let copies = scratch.iter().map(|ty| warpgroup::copy(ty.bytes())).sum::<f64>();
+    let copies = scratch.iter().map(|ty| warpgroup::gather(ty.bytes())).sum::<f64>();
     let Some(cycles) = warpgroup::cycles(&product, dtype, [Major::Depth; 2], of.template.into()) else {
         return Ok(None);
     };
-    if copies + cycles >= product::cycles(of, by_patches, target)? {
+    if copies + cycles >= product::of_patches(of, by_patches, target)? {
         return Ok(None);
     }
     let before =

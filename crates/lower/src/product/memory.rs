@@ -197,11 +197,16 @@ fn wanted(of: &Body, p: &Product, target: Target) -> Result<[Option<Copied>; 2],
 
 /// Whether copies and a product of them take less time than a product of operands as they are.
 fn pay(of: &Body, p: &Product, reads: &[Read; 2], copies: &[Option<Copied>; 2]) -> bool {
-    by_copies(of, p, reads, copies).is_some_and(|cycles| cycles < as_they_are(of, p))
+    by_copies(of, p, (reads, copies), warpgroup::copy).is_some_and(|cycles| cycles < as_they_are(of, p))
 }
 
-/// Cycles of copies and a product of them, where warpgroups take it.
-fn by_copies(of: &Body, p: &Product, reads: &[Read; 2], copies: &[Option<Copied>; 2]) -> Option<f64> {
+/// Cycles of copies, by their bytes, and a product of them, where warpgroups take it.
+fn by_copies(
+    of: &Body,
+    p: &Product,
+    (reads, copies): (&[Read; 2], &[Option<Copied>; 2]),
+    copy: fn(usize) -> f64,
+) -> Option<f64> {
     let dtype = super::operands(of, p.v);
     let side = |which: usize| match &copies[which] {
         Some(copy) => Some(if copy.deep { Major::Depth } else { Major::Outer }),
@@ -209,7 +214,7 @@ fn by_copies(of: &Body, p: &Product, reads: &[Read; 2], copies: &[Option<Copied>
     };
     let sides = side(0).zip(side(1))?;
     let product = warpgroup::cycles(p, dtype, [sides.0, sides.1], of.template.into())?;
-    Some(product + copies.iter().flatten().map(|c| warpgroup::copy(c.count() * dtype.bytes())).sum::<f64>())
+    Some(product + copies.iter().flatten().map(|c| copy(c.count() * dtype.bytes())).sum::<f64>())
 }
 
 /// Cycles of a product that reads its operands wherever they are.
@@ -220,10 +225,11 @@ fn as_they_are(of: &Body, p: &Product) -> f64 {
     tiles(p, [tile.m, tile.n], ANYWHERE).max((elements * dtype.bytes()) as f64 / RAGGED)
 }
 
-/// Cycles of the product with what is copied before it.
-pub fn cycles(of: &Body, p: &Product, target: Target) -> Result<f64, LowerError> {
+/// Cycles of a product of patches, with what is copied before it.
+pub fn of_patches(of: &Body, p: &Product, target: Target) -> Result<f64, LowerError> {
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
-    Ok(by_copies(of, p, &reads, &wanted(of, p, target)?).unwrap_or_else(|| as_they_are(of, p)))
+    let by_copies = by_copies(of, p, (&reads, &wanted(of, p, target)?), warpgroup::gather);
+    Ok(by_copies.unwrap_or_else(|| as_they_are(of, p)))
 }
 
 /// Whether rows of operands must run along K: `wgmma` reads halves alone the other way.

@@ -20,6 +20,13 @@ pub fn copy(bytes: usize) -> f64 {
     LAUNCH + (4 * bytes) as f64 / READ
 }
 
+/// The same of patches or of a padded copy: what is read lies together, and mostly in the second-level cache. It begins while what is before
+/// it ends.
+pub fn gather(bytes: usize) -> f64 {
+    const SOON: f64 = 2000.0;
+    SOON + (2 * bytes) as f64 / READ
+}
+
 /// Cycles of the launch that sums `parts` of a product of so many elements.
 pub fn sum(parts: usize, elements: usize) -> f64 {
     if parts == 1 { 0.0 } else { LAUNCH + (elements * parts * 4) as f64 / READ }
