@@ -79,7 +79,8 @@ impl Strided {
     /// Rows and columns that are functions of K. Beyond K such an array goes on: its parts must be whole.
     fn windows(slot: Slot, at: &Expr, p: &Product, (outer, depth): (Axis, CoordId), bytes: usize) -> Option<Strided> {
         let (parts, own) = p.whole.map_or((1, 0), |_| (p.batch[0], 1));
-        let run = p.run.filter(|run| run.len * bytes % SPAN == 0 && p.whole.is_none_or(|k| k == parts * p.k))?;
+        let run =
+            p.run.filter(|run| (run.len * bytes).is_multiple_of(SPAN) && p.whole.is_none_or(|k| k == parts * p.k))?;
         let of_depth = |c: CoordId| c == depth || own == 1 && c == 0;
         let follows = |(a, _): &(Atom, i64)| {
             let mut all = true;
