@@ -329,7 +329,8 @@ impl<'a> Emitter<'a> {
             return self.split(b, &straight);
         }
         let in_lanes = |id| self.coords.get(&id).is_some_and(|l| l.lane.is_some());
-        if let Some(by_remainder) = e.rounded_down(in_lanes) {
+        // Where rows start anywhere, quotients say where they are aligned.
+        if let Some(by_remainder) = e.rounded_down(in_lanes).filter(|_| self.skew.is_none()) {
             let s = self.split(b, &by_remainder);
             return self.keep(e, s);
         }

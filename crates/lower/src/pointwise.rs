@@ -2,6 +2,7 @@
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr, delinear, linear};
 use crate::resolve::Body;
+use crate::shift::starts_between;
 use crate::space::{Coord, Space, runs_on};
 use crate::tile::{Cut, Shape, open, pointwise_block, warps_for};
 use crate::{LowerError, Target};
@@ -141,8 +142,11 @@ fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), targ
         let run = flat(run, block, warps);
         return Shape { cuts: cuts.chain(run.cuts).collect(), ..run };
     }
-    // Pieces of rows shorter than a line: the results are one run, whose elements find what they read by quotients.
-    if target != Target::Host && inner < last.extent && inner * widest(scene) < LINE {
+    // Pieces of rows shorter than a line, or rows that no vector is written along: the results are one run, whose elements find
+    // what they read by quotients.
+    let short = inner < last.extent && inner * widest(scene) < LINE;
+    let anywhere = space.count() <= 1 << 30 && starts_anywhere(scene, last.id);
+    if target != Target::Host && (short || anywhere) {
         return merged(space, block, warps);
     }
     let inner_cut = |rank: usize| Cut { id: last.id, extent: last.extent, block: inner, axis: rank - 1 };
@@ -172,6 +176,14 @@ fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), targ
 
 /// Bytes of memory that rows of a tile should fill.
 const LINE: usize = 128;
+
+/// Bytes of the accesses that rows should be written by.
+const WRITTEN: usize = 8;
+
+/// Whether rows of a result start where no such access does.
+fn starts_anywhere(scene: &Scene, last: CoordId) -> bool {
+    scene.stores.iter().any(|s| starts_between(&s.at, last, (WRITTEN / s.dtype.bytes().max(1)).max(1)))
+}
 
 /// The innermost coordinates as one, if what changes with the last of them runs on over all: rows of any length are then
 /// read and written as one, and what belongs to a row (a bias of its channel) is looked up by the quotient of a position.

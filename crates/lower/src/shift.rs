@@ -88,6 +88,11 @@ fn start(scene: &Scene, row: CoordId) -> Option<(Expr, usize)> {
     (start != Expr::default() && start.range().0 >= 0 && !reads).then_some((start, vector))
 }
 
+/// Whether rows of this access along `row` start between multiples of so many elements.
+pub fn starts_between(at: &Expr, row: CoordId, elements: usize) -> bool {
+    at.stride(row) == Some(1) && rest(at, row, elements) != Expr::default()
+}
+
 /// Whether something is read along the row alone.
 fn shares(scene: &Scene, row: CoordId) -> bool {
     scene.live().into_iter().any(|n| match &scene.dag.node(n).op {

@@ -63,6 +63,25 @@ fn channels() {
     );
 }
 
+/// Long rows that start between multiples of a vector: lanes are counted from the multiple before what is written.
+#[test]
+fn rows_that_start_anywhere() {
+    for d in ["f32", "bf16"] {
+        for n in [257, 333, 1021, 2047, 2501] {
+            body(&format!(
+                "(%x: {d}[7,{n}], %a: {d}[{n}], %c: {d}[7,1]) {{ %b = add %x, %a\n %y = mul %b, %c\n %f = cast %y to=f32\n return %y, %f }}"
+            ));
+            body(&format!(
+                "(%x: {d}[3,5,{n}], %y: {d}[3,5,40]) {{ %c = concat %x, %y axis=2\n %s = slice %c axis=2 start=9 len={n}\n %i = iota axis=2 : i64[3,5,{n}]\n %f = cast %i to={d}\n %z = sub %s, %f\n return %z }}"
+            ));
+        }
+        body(&format!("(%x: {d}[9,300]) {{ %c = pad %x, 2.5 lo=[1,2] hi=[2,3]\n %y = neg %c\n return %y }}"));
+        body(&format!(
+            "(%x: {d}[3,4,261], %y: {d}[4,261]) {{ %t = permute %x perm=[1,0,2]\n %b = broadcast %y shape=[3,4,261]\n %p = permute %b perm=[1,0,2]\n %z = mul %t, %p\n return %z }}"
+        ));
+    }
+}
+
 /// Neighbours of pairs, in the ways that rotary embeddings are written.
 #[test]
 fn pairs() {
