@@ -12,7 +12,9 @@ use kiln_block::passes::ahead;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, UnaryOp as U, Value};
 use kiln_graph::{DType, ReduceOp, Type};
 use kiln_plan::exec::Work;
+use moments::Moments;
 
+mod moments;
 pub mod parts;
 mod scans;
 
@@ -28,6 +30,8 @@ pub struct Walk<'a> {
     first_scratch: u32,
     /// Parts whose results lie side by side in scratch, as one row of columns.
     beside: usize,
+    /// A sum and the squares around its mean that are found in one pass, in place of the first two levels.
+    moments: Option<Moments>,
 }
 
 /// A reduction under way: the value so far, and for arg-reductions its position.
@@ -62,7 +66,7 @@ impl<'a> Walk<'a> {
                 levels[below].push(n);
             }
         }
-        Walk { name, scene, plan, deps, levels, scratch: vec![], first_scratch, beside: 1 }
+        Walk { name, scene, plan, deps, levels, scratch: vec![], first_scratch, beside: 1, moments: None }
     }
 
     pub fn emit(mut self) -> Result<Emitted, LowerError> {
@@ -80,6 +84,10 @@ impl<'a> Walk<'a> {
             if !self.scans_in_parts() {
                 self.plan.parts = 1;
             }
+        }
+        self.moments = self.find_moments();
+        if self.moments.is_some() {
+            self.levels.drain(..2);
         }
         let steps = match self.plan.parts {
             _ if self.plan.whole() => vec![self.in_tile()],
@@ -138,6 +146,11 @@ impl<'a> Walk<'a> {
     fn in_loops(&self) -> Work<kiln_block::Kernel> {
         let mut f = open(self.name, self.scene, &self.plan.shape(1));
         let lane = f.iota(self.plan.row);
+        if let Some(m) = &self.moments {
+            let [sum, squares] = self.moments(&mut f, m, lane);
+            f.em.set(m.sum, sum);
+            f.em.set(m.squares, squares);
+        }
         for level in &self.levels {
             let done = self.accumulate(&mut f, level, lane);
             for (&n, acc) in level.iter().zip(done) {
@@ -166,23 +179,35 @@ impl<'a> Walk<'a> {
         f: &mut Frame,
         lane: Option<Value>,
         carried: &[Value],
+        body: impl FnMut(&mut Frame, Lanes, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let bounds = self.bounds(f);
+        // Even chunks need no mask: parts are whole chunks, and the last ends with the row.
+        let ragged = !self.plan.row.extent.is_multiple_of(self.plan.row.block);
+        self.over(f, lane, bounds, ragged, carried, body)
+    }
+    /// Where this instance's part of the row begins and ends.
+    fn bounds(&self, f: &mut Frame) -> [Value; 2] {
+        let n = f.b.i32(self.plan.row.extent as i64);
+        let Some(part) = f.part else { return [f.b.i32(0), n] };
+        let part = f.b.cast(part, Elem::I32);
+        let len = f.b.i32(self.plan.part_len() as i64);
+        let lo = f.b.binary(B::Mul, part, len);
+        let hi = f.b.binary(B::Add, lo, len);
+        [lo, f.b.binary(B::Min, hi, n)]
+    }
+    /// The loop over chunks between two places of the row; `ragged` if the last may reach beyond it.
+    fn over(
+        &self,
+        f: &mut Frame,
+        lane: Option<Value>,
+        [lo, hi]: [Value; 2],
+        ragged: bool,
+        carried: &[Value],
         mut body: impl FnMut(&mut Frame, Lanes, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let row = self.plan.row;
         let step = f.b.i32(row.block as i64);
-        let (lo, hi) = match f.part {
-            Some(part) => {
-                let part = f.b.cast(part, Elem::I32);
-                let len = f.b.i32(self.plan.part_len() as i64);
-                let lo = f.b.binary(B::Mul, part, len);
-                let hi = f.b.binary(B::Add, lo, len);
-                let n = f.b.i32(row.extent as i64);
-                (lo, f.b.binary(B::Min, hi, n))
-            }
-            None => (f.b.i32(0), f.b.i32(row.extent as i64)),
-        };
-        // Even chunks need no mask: parts are whole chunks, and the last ends with the row.
-        let ragged = !row.extent.is_multiple_of(row.block);
         // The builder is moved through the closure, so that the frame can be used inside.
         let mut b = std::mem::replace(&mut f.b, Builder::new("", [0; 3], 1));
         let out = b.for_loop([lo, hi, step], carried, |inner, index, now| {

@@ -1,6 +1,7 @@
 //! Row kernels under every schedule: rows in a tile, in loops, across memory, in parts.
 mod common;
-use common::{check, check_on, kernel};
+use common::{check, check_on, compare, kernel};
+use kiln_graph::{DType, Graph, Tensor, Type};
 use kiln_lower::{Target, lower};
 use kiln_plan::KernelKind::Reduction;
 use kiln_plan::exec::Work;
@@ -67,6 +68,59 @@ fn rows_with_arithmetic() {
     body(
         "(%x: f32[2,3,20,50], %m: f32[20,50]) { %a = mul %x, 0.125\n %b = add %a, %m\n %y = softmax %b axis=3\n return %y }",
     );
+}
+
+/// Mean and variance of rows that do not fit a tile take one pass, by an instance for each row and by parts of it.
+#[test]
+fn moments_in_one_pass() {
+    let target = Target::Gpu { arch: 80 };
+    for (d, rows, n, steps) in [
+        ("f32", 2, 20001, 2),
+        ("bf16", 3, 32768, 2),
+        ("f16", 1, 131075, 2),
+        ("f32", 300, 16385, 1),
+        ("bf16", 270, 16392, 1),
+    ] {
+        let norm = "%y = layer_norm %s, %g, %c eps=1e-5";
+        let text = format!(
+            "graph k(%x: {d}[{rows},{n}], %r: {d}[{rows},{n}], %g: {d}[{n}], %c: {d}[{n}]) {{ %s = add %x, %r\n {norm}\n return %y }}"
+        );
+        let lowered = lower(&kernel(Reduction, text.parse().unwrap()), target).unwrap();
+        assert_eq!(lowered.steps.len(), steps, "{text}");
+        check_on(Reduction, &text, target);
+    }
+    let text = "graph k(%x: f32[2,40000]) { %m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[1]\n %s = reduce.sum %x axes=[1]\n return %v, %m, %s }";
+    check_on(Reduction, text, target);
+}
+
+/// What one pass finds is as near as what two would: far from zero, without a difference, and with one element far off.
+#[test]
+fn moments_do_not_cancel() {
+    let n = 30011;
+    let text = format!(
+        "graph k(%x: f32[4,{n}]) {{ %m = reduce.mean %x axes=[1]\n %d = sub %x, %m\n %q = mul %d, %d\n %v = reduce.mean %q axes=[1]\n %l = log2 %v\n return %l, %m }}"
+    );
+    let g: Graph = text.parse().unwrap();
+    let noise = kiln_graph::random_tensor(Type::new(DType::F32, [n]), 5, 1.0);
+    let element = |i: usize| {
+        let (row, j) = (i / n, i % n);
+        let x = noise.get_f64(j);
+        match row {
+            0 => 4096.0 + x,
+            1 => 1e-3 * x - 7.0 + j as f64,
+            2 if j == 0 => 1e15,
+            2 => x,
+            _ => 1e19 + 1e15 * x,
+        }
+    };
+    let x = Tensor::from_f64(Type::new(DType::F32, [4, n]), (0..4 * n).map(element));
+    for arch in [80, 90] {
+        match compare(Reduction, &g, std::slice::from_ref(&x), Target::Gpu { arch }) {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => panic!("{e}"),
+            Err(e) => panic!("{e}"),
+        }
+    }
 }
 
 /// Rows that start between multiples of a vector: together in a tile, or each counted from the multiple before it.

@@ -26,6 +26,10 @@ impl Walk<'_> {
         self.settle_parts();
         let mut slots: Vec<Partial> = vec![];
         let mut steps = vec![];
+        if let Some(m) = self.moments {
+            slots = self.partials(&[m.sum, m.squares]);
+            steps.push(self.partial_moments(&m, &slots));
+        }
         for i in 0..self.levels.len() {
             let (step, own) = self.level_step(i, &slots);
             steps.push(step);
@@ -97,11 +101,7 @@ impl Walk<'_> {
         before: &[Partial],
         own: &[Partial],
     ) -> Work<kiln_block::Kernel> {
-        let done = |n: NodeId| before.iter().any(|b| b.0 == n);
-        let mut used = loads(&self.scene.dag, level, done);
-        used.extend(places(before, true));
-        used.extend(places(own, false));
-        let mut f = open_with(name, self.scene, &self.plan.shape(self.plan.parts), &used);
+        let mut f = self.open_partial(name, level, before, own);
         self.combine_parts(&mut f, before);
         let lane = f.iota(self.plan.row);
         let done = self.accumulate(&mut f, level, lane);
@@ -113,6 +113,14 @@ impl Walk<'_> {
             }
         }
         f.finish()
+    }
+    /// Starts a step that leaves partial results of `level`.
+    pub(super) fn open_partial(&self, name: &str, level: &[NodeId], before: &[Partial], own: &[Partial]) -> Frame<'_> {
+        let done = |n: NodeId| before.iter().any(|b| b.0 == n);
+        let mut used = loads(&self.scene.dag, level, done);
+        used.extend(places(before, true));
+        used.extend(places(own, false));
+        open_with(name, self.scene, &self.plan.shape(self.plan.parts), &used)
     }
     pub fn store_partial(&self, f: &mut Frame, slot: Slot, dtype: DType, v: Value) {
         let s = Store { slot, dtype, at: self.row_number(), guards: vec![], value: 0 };
@@ -129,8 +137,11 @@ impl Walk<'_> {
 
     /// Reductions whose parts are in scratch.
     pub fn combine_parts(&self, f: &mut Frame, done: &[Partial]) {
+        if let Some(m) = &self.moments {
+            self.combine_moments(f, m, done);
+        }
         for (n, places) in done {
-            let Some((op, body)) = self.reduced(*n) else { continue };
+            let Some((op, body)) = self.reduced(*n).filter(|_| f.em.get(*n).is_none()) else { continue };
             let acc = self.combined(f, op, places, None);
             let v = self.settled(f, body, acc);
             f.em.set(*n, v);
@@ -153,12 +164,28 @@ impl Walk<'_> {
     }
     /// All parts in one block.
     fn combine_lanes(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
+        let read = self.read_lanes(f, op, places, until);
+        let acc = Acc { value: read.first().copied().unwrap_or(Value(0)), at: read.get(1).copied() };
+        fold(f, op, acc, Some(self.parts_row()))
+    }
+    /// The tile of parts.
+    fn parts_row(&self) -> TileRow {
         let p = &self.plan;
         // Tiles of rank 2 take scalars as they are.
         let rank = if p.kept.iter().all(|c| c.block == 1) { 1 } else { p.rank };
-        let row = TileRow { coord: p.row.id, axis: if rank == 1 { 0 } else { p.row.axis }, rank };
+        TileRow { coord: p.row.id, axis: if rank == 1 { 0 } else { p.row.axis }, rank }
+    }
+    /// What parts left at each of these places, in lanes.
+    pub(super) fn read_lanes(
+        &self,
+        f: &mut Frame,
+        op: ReduceOp,
+        places: &[(Slot, DType)],
+        until: Option<Value>,
+    ) -> Vec<Value> {
+        let (p, row) = (&self.plan, self.parts_row());
         let mut lane = f.b.iota(p.parts.next_power_of_two());
-        for axis in (0..rank).filter(|a| *a != row.axis) {
+        for axis in (0..row.rank).filter(|a| *a != row.axis) {
             lane = f.b.expand_dims(lane, axis);
         }
         lane = f.b.cast(lane, f.em.index);
@@ -181,8 +208,7 @@ impl Walk<'_> {
             let other = mask.map(|_| if i == 0 { math::identity(&mut f.b, op, elem) } else { f.b.i32(NOWHERE) });
             read.push(f.b.load(p, mask, other));
         }
-        let acc = Acc { value: read.first().copied().unwrap_or(Value(0)), at: read.get(1).copied() };
-        fold(f, op, acc, Some(row))
+        read
     }
     /// Where a part's results start.
     fn part_offset(&self, f: &mut Frame, part: Value) -> Value {

@@ -64,7 +64,7 @@ impl Region<'_> {
         }
         self.space.refresh(&mut m);
         self.in_order(&m, &outer)?;
-        self.levels += if class == Class::Row { 2 } else { 1 };
+        self.levels += self.levels_of(dag.op(v));
         self.price.other += dag.op(v).weight() * dag.count(x);
         let per_channel = matches!(dag.op(v), Op::GroupNorm { .. });
         let gains = args[1..]
@@ -73,6 +73,15 @@ impl Region<'_> {
         let mut reach: Vec<(usize, Map)> = gains.collect();
         reach.push((x, m));
         Ok(reach)
+    }
+
+    /// How often a row that does not fit on chip is read for an op's reductions. On a GPU mean and variance take one pass.
+    fn levels_of(&self, op: &Op) -> usize {
+        match op {
+            Op::Softmax { .. } | Op::LogSoftmax { .. } => 2,
+            Op::LayerNorm { .. } | Op::GroupNorm { .. } if !self.machine.gpu => 2,
+            _ => 1,
+        }
     }
 
     /// Makes the kernel's rows, or checks that these are the same; gives the atoms along a row.
