@@ -97,9 +97,21 @@ fn per_thread(scene: &Scene, last: Option<&Coord>) -> usize {
     if loads.len() > 3 && loads.iter().all(|l| !l.2) {
         return 32;
     }
-    // Neighbours in one buffer make an element: a thread asks for each several times over.
-    let again = |slot: Slot| loads.iter().filter(|l| l.0 == slot).count() > 2;
-    if loads.iter().any(|l| again(l.0)) { 8 } else { 16 }
+    // A thread asks for each several times over.
+    if windows(scene) { 8 } else { 16 }
+}
+
+/// Whether neighbours in one buffer make an element.
+fn windows(scene: &Scene) -> bool {
+    let mut loads: Vec<(Slot, &Expr)> = vec![];
+    for n in scene.live() {
+        if let NodeOp::Load { slot, at, .. } = &scene.dag.node(n).op
+            && !loads.contains(&(*slot, at))
+        {
+            loads.push((*slot, at));
+        }
+    }
+    loads.iter().any(|l| loads.iter().filter(|m| m.0 == l.0).count() > 2)
 }
 
 /// Whether what a guard asks for takes turns within a vector, as the two of pairs do.
@@ -145,7 +157,7 @@ fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), targ
     // Pieces of rows shorter than a line, or rows that no vector is written along: the results are one run, whose elements find
     // what they read by quotients.
     let short = inner < last.extent && inner * widest(scene) < LINE;
-    let anywhere = space.count() <= 1 << 30 && starts_anywhere(scene, last.id);
+    let anywhere = space.count() <= 1 << 30 && starts_anywhere(scene, last.id) && !windows(scene);
     if target != Target::Host && (short || anywhere) {
         return merged(space, block, warps);
     }
