@@ -130,6 +130,9 @@ fn allowed(dtype: DType, want: &Tensor, samples: &[&Tensor]) -> Vec<f64> {
     let size = |i: usize| Some(want.get_f64(i).abs()).filter(|w| w.is_finite()).unwrap_or(0.0);
     // Samples are few, so that some elements hardly move by chance: they may as far as most others do.
     let usual = median(spreads.iter().copied());
+    // A clamp hides how far what is below it moves, and most may be below.
+    let beside = usual.max(median(spreads.iter().copied().filter(|s| *s > 0.0)));
+    let usual = |i: usize| if want.get_f64(i) == 0.0 { beside } else { usual };
     let share = median((0..n).filter(|i| size(*i) > 0.0).map(|i| spreads[i] / size(i)));
     let (last, compute) = match dtype {
         DType::F64 => (f64::EPSILON, f64::EPSILON),
@@ -141,7 +144,7 @@ fn allowed(dtype: DType, want: &Tensor, samples: &[&Tensor]) -> Vec<f64> {
     // Zeros alone come of numbers that cancel, which are taken to be about one.
     let largest = Some((0..n).map(size).fold(0.0, f64::max).min(1.0)).filter(|l| *l > 0.0).unwrap_or(1.0);
     let floor = |i: usize| last * size(i) + 8.0 * compute * size(i).max(largest);
-    (0..n).map(|i| SLACK * (spreads[i] + usual.max(share * size(i)) / 2.0) + floor(i)).collect()
+    (0..n).map(|i| SLACK * (spreads[i] + usual(i).max(share * size(i)) / 2.0) + floor(i)).collect()
 }
 
 /// The middle one of the finite numbers; 0 if there are none.
@@ -192,4 +195,22 @@ pub fn whole(
     let model = Model::from_graph(graph.clone()).map_err(Fault::Refused)?;
     let expected = Expected::new(&model, inputs).map_err(Fault::Reference)?;
     attempt(&model, inputs, &expected, ways, device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_graph::Type;
+
+    /// What a clamp holds at zero may move as far as what it lets through, and no farther; where nothing moves, zero is zero.
+    #[test]
+    fn clamps_hide_how_far_a_value_moves() {
+        let of = |v: &[f64]| Tensor::from_f64(Type::new(DType::Bf16, [v.len()]), v.iter().copied());
+        let want = of(&[0.0, 0.0, 0.0, 0.5, 0.25]);
+        let moved = of(&[0.0, 0.0, 0.0, 0.50390625, 0.24609375]);
+        let allowed = |samples: &[&Tensor]| super::allowed(DType::Bf16, &want, samples);
+        let clamped = allowed(&[&want, &moved]);
+        assert!((0.0039..0.02).contains(&clamped[0]) && clamped[3] >= 8.0 * 0.00390625, "{clamped:?}");
+        assert!(allowed(&[&want, &want])[0] < 1e-5);
+    }
 }

@@ -4,18 +4,19 @@ mod candidates;
 mod heads;
 mod memory;
 mod split;
+mod tiles;
 
-use crate::dag::{Dag, Guard, NodeId, NodeOp, Scene, Store};
-use crate::emit::{Lanes, TileRow};
+use crate::dag::{Dag, Guard, NodeOp, Scene, Store};
+use crate::emit::TileRow;
 use crate::expr::{CoordId, Expr};
 use crate::placed::{self, the_sums};
 use crate::resolve::{Body, Product as Place, Resolved, Resolver, Row};
 use crate::rows::Emitted;
 use crate::space::Space;
-use crate::tile::{Cut, Frame, Shape, loads, open_with};
+use crate::tile::{Cut, Shape, loads, open_with};
 use crate::warpgroup::{self, Asked, Major, Parts};
-use crate::{LowerError, Target, math, reduction};
-use kiln_block::{BinaryOp as B, Builder, DotPrecision, Elem, Kernel, Terms, Value};
+use crate::{LowerError, Target, reduction};
+use kiln_block::{Kernel, Terms};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::{
     Family, Precision,
@@ -24,6 +25,8 @@ use kiln_plan::{
 
 pub use candidates::{candidates, chosen_parts};
 pub use memory::of_patches;
+use tiles::{accumulate, grouped, tile};
+pub use tiles::{looped, zero_outside};
 
 pub type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 
@@ -105,18 +108,6 @@ pub struct Run {
     pub len: usize,
     pub rows: usize,
 }
-
-/// Tile of one instance.
-#[derive(Clone, Copy, Debug)]
-struct Tile {
-    m: usize,
-    n: usize,
-    k: usize,
-    warps: usize,
-}
-
-/// Tiles of rows that are walked together before the next columns, so that operands stay in the second-level cache.
-const GROUP: usize = 8;
 
 pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerError> {
     memory::prepared(of, p, target, |p, out| with_operands(of, p, target, out))
@@ -258,33 +249,6 @@ fn fused(
     }
 }
 
-fn tile(p: &Product, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
-    let batch: usize = p.batch.iter().product();
-    let tiles = |m: usize, n: usize| batch * p.m.div_ceil(m) * p.n.div_ceil(n);
-    let k = match dtype.bytes() {
-        8 => 16,
-        4 => 32,
-        _ => 64,
-    };
-    let fit = |n: usize, most: usize| n.next_power_of_two().clamp(16, most);
-    let large = dtype.bytes() < 8 && p.m > 64 && p.n > 64 && tiles(128, 128) >= 100;
-    let (m, n) = if large { (fit(p.m, 128), fit(p.n, 128)) } else { (fit(p.m, 64), fit(p.n, 64)) };
-    let [m, n] = match p.row {
-        // All columns, and rows for as many threads.
-        Some(_) if p.n > n => [m.min(64), p.n.next_power_of_two()],
-        _ => [m, n],
-    };
-    let [m, n] = wanted.unwrap_or([m, n]);
-    let warps = if m * n >= 128 * 128 {
-        8
-    } else if m * n >= 64 * 32 {
-        4
-    } else {
-        1
-    };
-    Tile { m, n, k: k.min(p.k.next_power_of_two().max(16)), warps }
-}
-
 /// Coordinates of the program: batch…, m, n, then k as A sees it and as B does.
 pub struct Coords {
     pub m: CoordId,
@@ -375,108 +339,9 @@ fn tiled(
     Ok(f.finish())
 }
 
-/// Walks the tiles in groups of rows, where the rows are whole groups.
-fn grouped(f: &mut Frame, p: &Product, ids: &Coords, t: Tile) {
-    let (rows, columns) = (p.m.div_ceil(t.m), p.n.div_ceil(t.n));
-    if rows % GROUP != 0 || rows == GROUP || columns < 2 || !p.batch.iter().all(|&b| b == 1) {
-        return;
-    }
-    let b = &mut f.b;
-    let pid = b.program_id(0);
-    let pid = b.cast(pid, f.em.index);
-    let (g, gc) = (f.em.int(b, GROUP as i64), f.em.int(b, (GROUP * columns) as i64));
-    let (group, within) = (b.binary(B::Div, pid, gc), b.binary(B::Rem, pid, gc));
-    let (column, row) = (b.binary(B::Div, within, g), b.binary(B::Rem, within, g));
-    let first = b.binary(B::Mul, group, g);
-    let row = b.binary(B::Add, first, row);
-    let m = f.lanes(Cut { id: ids.m, extent: p.m, block: t.m, axis: 0 }, Some(row));
-    let n = f.lanes(Cut { id: ids.n, extent: p.n, block: t.n, axis: 1 }, Some(column));
-    f.em.coords.insert(ids.m, m);
-    f.em.coords.insert(ids.n, n);
-}
-
-fn accumulate(
-    f: &mut Frame,
-    p: &Product,
-    ids: &Coords,
-    t: Tile,
-    (a, b): (NodeId, &[NodeId]),
-    dtype: DType,
-) -> Vec<Value> {
-    let held = math::held(dtype);
-    let zero = math::float(&mut f.b, held, 0.0);
-    let start = f.b.splat(zero, &[t.m, t.n]);
-    let ka = Cut { id: ids.ka, extent: p.k, block: t.k, axis: 1 };
-    let kb = Cut { id: ids.kb, extent: p.k, block: t.k, axis: 0 };
-    let lanes = [f.iota(ka), f.iota(kb)];
-    let (lo, hi, step) = (f.b.i32(0), f.b.i32(p.k as i64), f.b.i32(t.k as i64));
-    let ragged = !p.k.is_multiple_of(t.k);
-    looped(f, [lo, hi, step], &vec![start; b.len()], |f, index, now| {
-        let base = f.b.cast(index, f.em.index);
-        let mut masks = vec![];
-        for (cut, lane) in [ka, kb].iter().zip(lanes) {
-            let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, p.k));
-            f.em.coords.insert(cut.id, Lanes { base: Some(base), lane, mask });
-            masks.push(mask);
-        }
-        let a = f.em.operand_tile(&mut f.b, a, dtype, &[t.m, t.k]);
-        let a = widened(f, a);
-        // A mask on one side is enough against products of garbage, but 0 · NaN is NaN: both sides are zero there.
-        let a = zero_outside(f, a, masks[0]);
-        let one = |(b, now): (&NodeId, &Value)| {
-            let b = f.em.operand_tile(&mut f.b, *b, dtype, &[t.k, t.n]);
-            let b = widened(f, b);
-            let b = zero_outside(f, b, masks[1]);
-            if dtype != DType::F32 {
-                return f.b.dot(a, b, *now, DotPrecision::Exact);
-            }
-            // Sums of tiles, then the sum of those: the rounding error of a long f32 sum grows with the number of terms.
-            let part = match p.precision {
-                Precision::Tf32 => f.b.dot(a, b, start, DotPrecision::Tf32),
-                _ => f.b.sum_of(p.terms, a, b, start),
-            };
-            f.b.binary(B::Add, *now, part)
-        };
-        b.iter().zip(now).map(one).collect()
-    })
-}
-
-/// f8 as f16, which holds all of its numbers, and which tensor cores take everywhere.
-fn widened(f: &mut Frame, v: Value) -> Value {
-    if f.b.elem(v) == Some(Elem::F8e4m3) { f.b.cast(v, Elem::F16) } else { v }
-}
-
-/// Zeros where the mask is not.
-pub fn zero_outside(f: &mut Frame, v: Value, mask: Option<Value>) -> Value {
-    let Some(mask) = mask else { return v };
-    let elem = f.b.elem(v).unwrap_or(Elem::F32);
-    let zero = math::float(&mut f.b, elem, 0.0);
-    f.b.select(mask, v, zero)
-}
-
 /// The last two swapped.
 pub fn swapped<T>(mut all: Vec<T>) -> Vec<T> {
     let n = all.len();
     all.swap(n - 2, n - 1);
     all
-}
-
-/// A loop whose body uses the frame; what it emits is forgotten after.
-pub fn looped(
-    f: &mut Frame,
-    bounds: [Value; 3],
-    carried: &[Value],
-    body: impl FnOnce(&mut Frame, Value, &[Value]) -> Vec<Value>,
-) -> Vec<Value> {
-    let mut b = std::mem::replace(&mut f.b, Builder::new("", [0; 3], 1));
-    let out = b.for_loop(bounds, carried, |inner, index, now| {
-        std::mem::swap(inner, &mut f.b);
-        f.em.enter();
-        let next = body(f, index, now);
-        f.em.leave();
-        std::mem::swap(inner, &mut f.b);
-        next
-    });
-    f.b = b;
-    out
 }

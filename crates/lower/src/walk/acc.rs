@@ -1,0 +1,71 @@
+//! Reductions under way: how lanes are folded, and which of two positions an arg-reduction keeps.
+use crate::emit::TileRow;
+use crate::math;
+use crate::tile::Frame;
+use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, UnaryOp as U, Value};
+use kiln_graph::ReduceOp;
+
+/// A reduction under way: the value so far, and for arg-reductions its position.
+#[derive(Clone, Copy)]
+pub struct Acc {
+    pub value: Value,
+    pub at: Option<Value>,
+}
+
+/// Greater than any position.
+pub const NOWHERE: i64 = i32::MAX as i64;
+
+pub fn is_arg(op: ReduceOp) -> bool {
+    matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)
+}
+
+/// Lanes of a chunk into as many as `to` has, of which each is made of those that lie as far apart.
+pub fn over_groups(b: &mut Builder, op: ReduceOp, v: Value, to: &[usize]) -> Value {
+    let count = |shape: &[usize]| shape.iter().product::<usize>();
+    let groups = count(&b.shape(v)) / count(to);
+    let elem = b.elem(v).unwrap_or(Elem::F32);
+    let v = b.reshape(v, &[&[groups], to].concat());
+    b.reduce(math::reduce_op(op, elem), v, 0)
+}
+
+/// Folds the lanes of `row`'s axis, keeping the axis in tiles of rank 2. Of equal values the first position wins.
+pub fn fold(f: &mut Frame, op: ReduceOp, acc: Acc, row: Option<TileRow>) -> Acc {
+    let Some(row) = row else { return acc };
+    let Some(at) = acc.at else {
+        return Acc { value: f.em.reduce_axis(&mut f.b, op, acc.value, row), at: None };
+    };
+    let side = if op == ReduceOp::ArgMin { ReduceOp::Min } else { ReduceOp::Max };
+    let best = f.em.reduce_axis(&mut f.b, side, acc.value, row);
+    let mut is = f.b.cmp(CmpOp::Eq, acc.value, best);
+    if f.b.elem(best).is_some_and(Elem::is_float) {
+        let (x, y) = (f.b.unary(U::IsNan, acc.value), f.b.unary(U::IsNan, best));
+        let both = f.b.binary(B::And, x, y);
+        is = f.b.binary(B::Or, is, both);
+    }
+    let nowhere = f.b.i32(NOWHERE);
+    let at = f.b.select(is, at, nowhere);
+    let at = f.em.reduce_axis(&mut f.b, ReduceOp::Min, at, row);
+    Acc { value: best, at: Some(at) }
+}
+
+/// The better of what an arg-reduction has and a new value at a later position. NaN is better than all but an earlier NaN.
+pub fn take(b: &mut Builder, op: ReduceOp, acc: Acc, v: Value, position: Value, mask: Option<Value>) -> Acc {
+    let Some(at) = acc.at else { return acc };
+    let better = if op == ReduceOp::ArgMin { CmpOp::Lt } else { CmpOp::Gt };
+    let elem = b.elem(v).unwrap_or(Elem::F32);
+    let nowhere = b.i32(NOWHERE);
+    let first = b.cmp(CmpOp::Eq, at, nowhere);
+    let (x, y) = if elem == Elem::Bool { (b.cast(v, Elem::I32), b.cast(acc.value, Elem::I32)) } else { (v, acc.value) };
+    let mut wins = b.cmp(better, x, y);
+    if elem.is_float() {
+        let (new, old) = (b.unary(U::IsNan, v), b.unary(U::IsNan, acc.value));
+        let not_old = b.unary(U::Not, old);
+        let nan = b.binary(B::And, new, not_old);
+        wins = b.binary(B::Or, wins, nan);
+    }
+    wins = b.binary(B::Or, wins, first);
+    if let Some(m) = mask {
+        wins = b.binary(B::And, wins, m);
+    }
+    Acc { value: b.select(wins, v, acc.value), at: Some(b.select(wins, position, at)) }
+}
