@@ -102,6 +102,17 @@ fn roles_and_tensor_maps() {
     close(&buffers[2].to_f64(), &wanted, 1e-5);
 }
 
+/// The copy engine traps at tiles that start between multiples of 16 bytes.
+#[test]
+fn unaligned_tiles_are_refused() {
+    let text = include_str!("../../block/tests/kernels/pipeline.block");
+    let from = text.replace("%stage, %k0, %n0", "%stage, %k0, %one");
+    let bf16 = |rows, columns| Buffer::from_f64(Elem::Bf16, &[rows, columns], numbers(rows * columns, 3));
+    let mut buffers = [bf16(128, 256), bf16(256, 128), Buffer::zeros(Elem::F32, &[128, 128])];
+    let wrong = run(&parse(&from).unwrap(), &mut buffers).unwrap_err().to_string();
+    assert!(wrong.contains("multiples of 16 bytes"), "{wrong}");
+}
+
 /// Runs lines with `%x`, `%y`: f32 pointers to 8 elements, x = 1, 2, …; gives y.
 fn lines(body: &str) -> Result<Vec<f64>, InterpError> {
     let source = format!("kernel @k(%x: ptr<f32> readonly, %y: ptr<f32>) grid [1, 1, 1] warps 4 {{\n{body}\n}}");

@@ -1,6 +1,6 @@
 //! Convolutions as products of the weight with patches of the input. Patches are read where they are wanted: on the host
-//! through windows of the input, padded in scratch if need be, on GPUs with guards. On the host transposed convolutions go
-//! through a patch matrix in scratch. Depthwise ones are direct.
+//! through windows of the input, padded in scratch if need be, on GPUs by windows of a padded copy ([`windows`]) or with guards.
+//! On the host transposed convolutions go through a patch matrix in scratch. Depthwise ones are direct.
 mod windows;
 
 use crate::dag::{NodeOp, Scene, Store};

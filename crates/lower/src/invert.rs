@@ -64,3 +64,32 @@ fn delinear_unbounded(position: &Expr, shape: &[usize]) -> Vec<Expr> {
     }
     parts
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Points of images of 3 by 5 whose lines are padded to 6 and images to 4 lines: every position with coordinates has those it came
+    /// from, and all others are guarded.
+    #[test]
+    fn gaps_are_guarded() {
+        let c = |id, extent| Expr::coord(id, extent);
+        let e = c(0, 2).scale(24).plus(&c(1, 3).scale(6)).plus(&c(2, 5)).shift(1);
+        let inverse = invert(&e, &c(9, 60)).unwrap();
+        let find = |id: u32| inverse.coords.iter().find(|x| x.0 == id).unwrap().1.clone();
+        let coords = [find(0), find(1), find(2)];
+        let mut points = vec![None; 60];
+        for (n, y, x) in (0..2).flat_map(|n| (0..3).flat_map(move |y| (0..5).map(move |x| (n, y, x)))) {
+            points[(n * 24 + y * 6 + x + 1) as usize] = Some([n, y, x]);
+        }
+        let guards = inverse.guards(60);
+        for (i, point) in points.into_iter().enumerate() {
+            let at = |e: &Expr| e.value_at(&|_| i as i64);
+            let inside = guards.iter().all(|g| (g.lo..g.hi).contains(&at(&g.expr)));
+            assert_eq!(inside.then(|| [0, 1, 2].map(|d: usize| at(&coords[d]))), point, "{i}");
+        }
+        // Lines may not overlap, and what is innermost follows itself.
+        assert!(invert(&c(0, 4).scale(4).plus(&c(1, 5)), &c(9, 60)).is_none());
+        assert!(invert(&c(0, 4).scale(2), &c(9, 60)).is_none());
+    }
+}

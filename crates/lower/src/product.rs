@@ -25,8 +25,8 @@ use kiln_plan::{
 
 pub use candidates::{candidates, chosen_parts};
 pub use memory::of_patches;
+pub use tiles::zero_outside;
 use tiles::{accumulate, grouped, tile};
-pub use tiles::{looped, zero_outside};
 
 pub type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 

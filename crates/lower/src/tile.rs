@@ -298,3 +298,24 @@ pub fn pointwise_block(target: Target, per_thread: usize, total: usize) -> (usiz
 pub fn warps_for(elements: usize, per_thread: usize) -> usize {
     (elements / (32 * per_thread)).next_power_of_two().clamp(1, 32)
 }
+
+/// A loop whose body uses the frame; what it emits is forgotten after.
+pub fn looped(
+    f: &mut Frame,
+    bounds: [Value; 3],
+    carried: &[Value],
+    body: impl FnOnce(&mut Frame, Value, &[Value]) -> Vec<Value>,
+) -> Vec<Value> {
+    // The builder is moved through the closure, so that the frame can be used inside.
+    let mut b = std::mem::replace(&mut f.b, Builder::new("", [0; 3], 1));
+    let out = b.for_loop(bounds, carried, |inner, index, now| {
+        std::mem::swap(inner, &mut f.b);
+        f.em.enter();
+        let next = body(f, index, now);
+        f.em.leave();
+        std::mem::swap(inner, &mut f.b);
+        next
+    });
+    f.b = b;
+    out
+}

@@ -6,11 +6,11 @@ use crate::math;
 use crate::rest;
 use crate::rows::{Emitted, RowPlan};
 use crate::shift::VECTOR;
-use crate::tile::{Frame, loads, open};
+use crate::tile::{Frame, loads, looped, open};
 use crate::{LowerError, Target};
 use acc::{Acc, NOWHERE, fold, is_arg, over_groups, take};
 use kiln_block::passes::ahead;
-use kiln_block::{BinaryOp as B, Builder, Elem, Value};
+use kiln_block::{BinaryOp as B, Elem, Value};
 use kiln_graph::{DType, ReduceOp, Type};
 use kiln_plan::exec::Work;
 use moments::Moments;
@@ -192,26 +192,17 @@ impl<'a> Walk<'a> {
         [lo, hi]: [Value; 2],
         ragged: bool,
         carried: &[Value],
-        mut body: impl FnMut(&mut Frame, Lanes, &[Value]) -> Vec<Value>,
+        body: impl FnOnce(&mut Frame, Lanes, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let row = self.plan.row;
         let step = f.b.i32(row.block as i64);
-        // The builder is moved through the closure, so that the frame can be used inside.
-        let mut b = std::mem::replace(&mut f.b, Builder::new("", [0; 3], 1));
-        let out = b.for_loop([lo, hi, step], carried, |inner, index, now| {
-            std::mem::swap(inner, &mut f.b);
-            f.em.enter();
+        looped(f, [lo, hi, step], carried, |f, index, now| {
             let base = f.b.cast(index, f.em.index);
             let mask = lane.filter(|_| ragged).map(|l| f.below(Some(base), l, row.extent));
             let lanes = Lanes { base: Some(base), lane, mask };
             f.em.coords.insert(row.id, lanes);
-            let next = body(f, lanes, now);
-            f.em.leave();
-            std::mem::swap(inner, &mut f.b);
-            next
-        });
-        f.b = b;
-        out
+            body(f, lanes, now)
+        })
     }
 
     /// One pass over the row for a level of reductions.

@@ -1,12 +1,11 @@
-//! Scans, matrix products, attention, convolutions and pools.
+//! Scans, matrix products, attention and pools.
 mod common;
-use common::{check, check_on, compare_kernel, kernel};
-use kiln_graph::{Graph, Tensor, random};
-use kiln_lower::{Target, lower};
+use common::{check, check_on, checked_text, compare_kernel, kernel};
+use kiln_graph::{Tensor, random};
+use kiln_lower::Target;
 use kiln_plan::{
     KernelKind::{self, *},
     Precision,
-    exec::Work,
 };
 
 const GPU: Target = Target::Gpu { arch: 90 };
@@ -189,73 +188,6 @@ fn attention_of_axes_of_one() {
 }
 
 #[test]
-fn convolutions() {
-    let conv = |x: &str, w: &str, attrs: &str| {
-        body(Conv, &format!("(%x: f32{x}, %w: f32{w}) {{ %y = conv %x, %w {attrs}\n %z = relu %y\n return %z }}"));
-        body(Conv, &format!("(%x: bf16{x}, %w: bf16{w}) {{ %y = conv %x, %w {attrs}\n return %y }}"));
-    };
-    let plain = "stride=[1,1] padding=[0,0] dilation=[1,1] groups=1";
-    conv("[2,4,6,5]", "[8,4,1,1]", plain);
-    conv("[2,4,9,8]", "[5,4,3,3]", plain);
-    conv("[2,4,9,8]", "[6,4,3,2]", "stride=[2,1] padding=[1,2] dilation=[1,2] groups=1");
-    conv("[2,4,9,8]", "[6,2,3,3]", "stride=[1,1] padding=[1,1] dilation=[1,1] groups=2");
-    conv("[2,4,9,8]", "[4,1,3,3]", "stride=[1,1] padding=[1,1] dilation=[1,1] groups=4");
-    conv(
-        "[2,4,5,6]",
-        "[4,3,3,3]",
-        "stride=[2,2] padding=[1,1] dilation=[1,1] groups=1 transposed=true output_padding=[1,0]",
-    );
-    conv(
-        "[1,4,5,6]",
-        "[4,3,2,2]",
-        "stride=[2,3] padding=[0,0] dilation=[1,2] groups=2 transposed=true output_padding=[0,0]",
-    );
-    host(
-        Conv,
-        "(%x: f32[2,4,20], %w: f32[6,4,5], %b: f32[6]) { %y = conv %x, %w, %b stride=[2] padding=[2] dilation=[1] groups=1\n %z = gelu_erf %y\n return %z }",
-    );
-    body(
-        Conv,
-        "(%x: f32[2,4,9,8], %w: f32[4,1,3,3]) { %y = conv %x, %w stride=[1,1] padding=[1,1] dilation=[1,1] groups=4\n return %y }",
-    );
-}
-
-/// Windows of one to three dimensions with every combination of stride, padding, dilation and groups, on the host.
-#[test]
-fn generated_convolutions() {
-    for seed in 0..60u64 {
-        let mut state = seed;
-        let mut upto = |n: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            1 + (state >> 33) % n
-        };
-        let dims = upto(3) as usize;
-        let (images, groups, cin, cout) = (upto(3), upto(3), upto(4), upto(6));
-        let mut x = vec![images, groups * cin];
-        let mut w = vec![groups * cout, cin];
-        let (mut stride, mut padding, mut dilation) = (vec![], vec![], vec![]);
-        for _ in 0..dims {
-            let (window, d) = (upto(3), upto(2));
-            let p = upto(3) - 1;
-            let reach = (window - 1) * d + 1;
-            x.push(reach.saturating_sub(2 * p).max(1) + upto(6));
-            w.push(window);
-            stride.push(upto(3));
-            padding.push(p);
-            dilation.push(d);
-        }
-        let dtype = ["f32", "f32", "f64", "bf16"][upto(4) as usize - 1];
-        let attrs = format!("stride={stride:?} padding={padding:?} dilation={dilation:?}").replace(", ", ",");
-        let attrs = format!("{attrs} groups={groups}");
-        let args =
-            format!("(%x: {dtype}{x:?}, %w: {dtype}{w:?})").replace(' ', "").replace(",%w", ", %w").replace(':', ": ");
-        println!("seed {seed}: {args} {attrs}");
-        host(Conv, &format!("{args} {{ %y = conv %x, %w {attrs}\n return %y }}"));
-        host(Conv, &format!("{args} {{ %u = exp %x\n %y = conv %u, %w {attrs}\n %z = relu %y\n return %z }}"));
-    }
-}
-
-#[test]
 fn pools() {
     for attrs in [
         "window=[2,2] stride=[2,2] padding=[0,0] dilation=[1,1] ceil=false",
@@ -407,39 +339,6 @@ fn products_in_tf32() {
     );
 }
 
-/// Convolutions as products with rows of a padded copy of the input, where that is priced below patches: padding that neighbours share and
-/// that they do not, windows of any size, strides (each remainder has rows of its own), groups, channels that do not fill a stage.
-#[test]
-fn convolutions_by_windows() {
-    let by_windows = |d: &str, x: &str, w: &str, attrs: &str| {
-        let channels = w.split(',').next().unwrap().trim_start_matches('[');
-        let text = checked_text(
-            &format!(
-                "(%x: {d}{x}, %w: {d}{w}, %b: {d}[{channels}]) {{ %y = conv %x, %w, %b {attrs}\n %z = silu %y\n return %z }}"
-            ),
-            if d == "f32" { Precision::Tf32 } else { Precision::Exact },
-            90,
-        );
-        assert!(text.contains("kernel @k_input"), "{d}{x} {w} {attrs}");
-    };
-    let attrs = |stride: &str, padding: &str, dilation: &str, groups: usize| {
-        format!("stride={stride} padding={padding} dilation={dilation} groups={groups}")
-    };
-    let around = attrs("[1,1]", "[2,2]", "[1,1]", 1);
-    by_windows("bf16", "[8,64,13,9]", "[24,64,5,5]", &around);
-    by_windows("f32", "[8,32,13,11]", "[24,32,5,5]", &around);
-    by_windows("f16", "[8,64,21,17]", "[16,64,5,5]", &attrs("[2,2]", "[2,2]", "[1,1]", 1));
-    by_windows("bf16", "[8,48,15,11]", "[16,48,7,5]", &attrs("[1,1]", "[3,0]", "[1,1]", 1));
-    by_windows("bf16", "[2,64,24,25]", "[16,64,5,4]", &attrs("[1,1]", "[3,2]", "[2,3]", 1));
-    by_windows("f16", "[4,128,13,11]", "[32,64,5,5]", &attrs("[1,1]", "[0,1]", "[1,1]", 2));
-    by_windows("bf16", "[3,64,43,25]", "[16,64,11,9]", &attrs("[3,2]", "[2,1]", "[1,2]", 1));
-    by_windows("f16", "[6,64,7,40]", "[16,64,5,5]", &attrs("[1,2]", "[2,2]", "[1,1]", 1));
-    by_windows("bf16", "[8,64,150]", "[16,64,25]", &attrs("[1]", "[12]", "[1]", 1));
-    by_windows("bf16", "[4,64,6,7,5]", "[16,64,3,3,3]", &attrs("[1,1,1]", "[1,1,1]", "[1,1,1]", 1));
-    // Few points of one image: K is cut into parts.
-    by_windows("bf16", "[1,128,17,17]", "[24,128,7,7]", &attrs("[1,1]", "[3,3]", "[1,1]", 1));
-}
-
 /// Rows that are reduced after the product: in its tile where that has all columns, by warpgroups or without them; by a step of
 /// their own where K is cut, a tile is narrower, or sums are by multiply-adds.
 #[test]
@@ -519,20 +418,6 @@ fn heads_in_a_tile() {
     apart(
         "(%a: bf16[512,64], %b: bf16[384,64], %g: bf16[96]) { %c = linear %a, %b\n %h = reshape %c shape=[512,4,96]\n %y = rms_norm %h, %g eps=1e-6\n return %y }",
     );
-}
-
-/// The programs of a kernel whose f32 products are of this precision, compared with the graph.
-fn checked_text(lines: &str, precision: Precision, arch: u32) -> String {
-    let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
-    let kind = if lines.contains("conv") { Conv } else { Gemm };
-    let k = kiln_plan::Kernel { precision, ..kernel(kind, body) };
-    let target = Target::Gpu { arch };
-    compare_kernel(&k, &random::inputs(&k.body, 7), target).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
-    let text = |w: &Work<kiln_block::Kernel>| match w {
-        Work::Block { code, .. } => kiln_block::text::print(code),
-        other => panic!("{other:?}"),
-    };
-    lower(&k, target).unwrap().steps.iter().map(text).collect::<String>()
 }
 
 /// Products in f32 as three in tf32, of operands that a copy writes as sums of two: where they are large enough.

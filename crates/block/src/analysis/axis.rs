@@ -65,6 +65,7 @@ impl Analysis {
                 self.step(k, data.args[0], axis.checked_sub(1).filter(|_| *at as usize != axis)?, apart)
             }
             Op::PtrAdd | Op::Binary(BinaryOp::Add) => step(0)?.checked_add(step(1)?),
+            Op::Binary(BinaryOp::Sub) => step(0)?.checked_sub(step(1)?),
             Op::Binary(BinaryOp::Mul) => step(0)?.checked_mul(number(1)?),
             Op::Binary(op @ (BinaryOp::Div | BinaryOp::Rem)) => match (step(0)?, number(1)?) {
                 (0, _) => Some(0),
@@ -197,6 +198,24 @@ mod tests {
         assert_eq!(a.affine(p), None);
         assert_eq!(a.alignment(p, 1), (256, 16));
         assert_eq!(a.alignment(p, 0), (1, 4));
+    }
+
+    /// Lines of 57 of which 56 lie one behind the other: neighbours but for one place in 57, and not by a step of two or in lines of four.
+    #[test]
+    fn lines_with_gaps() {
+        let mut b = Builder::new("k", [4, 1, 1], 4);
+        let x = b.param("x", Elem::F32, true);
+        let (i, line, short, two) = (b.iota(256), b.i32(57), b.i32(4), b.i32(2));
+        let (q, r, near) =
+            (b.binary(BinaryOp::Div, i, line), b.binary(BinaryOp::Rem, i, line), b.binary(BinaryOp::Rem, i, short));
+        let pitch = b.i32(56);
+        let start = b.binary(BinaryOp::Mul, q, pitch);
+        let at = b.binary(BinaryOp::Add, start, r);
+        let apart = b.binary(BinaryOp::Mul, at, two);
+        let [p, apart, near] = [at, apart, near].map(|at| b.ptr_add(x, at));
+        let k = b.finish();
+        let a = analyse(&k);
+        assert_eq!([p, apart, near].map(|v| a.follows(&k, v, 0, 8)), [true, false, false]);
     }
 
     /// `i % 768` on 1024 elements is contiguous in runs of 256, `i / 768` constant.

@@ -72,6 +72,7 @@ pub fn lower(of: &Body, c: &Conv, by_patches: &Product, target: Target) -> Resul
     }
     let before =
         Emitted { scratch: scratch.into(), steps: vec![w.copy_input(of, target)?, w.copy_weight(of, target)?] };
+    // Where a padded image has several columns and its result one, no order of the product's columns is the result's.
     Ok(product::with_operands(of, &product, target, before).ok())
 }
 
@@ -89,11 +90,8 @@ impl<'a> Windows<'a> {
         let points = c.x_shape[0] * padded.iter().product::<usize>();
         Windows { c, dtype, phases, padded, channels: c.cin.next_multiple_of(SPAN / dtype.bytes()), points }
     }
-    fn window(&self) -> usize {
-        self.c.w_shape[2..].iter().product()
-    }
     fn depth(&self) -> usize {
-        self.window() * self.channels
+        self.c.w_shape[2..].iter().product::<usize>() * self.channels
     }
     /// Axes of the copy: groups, points of all phases, channels.
     fn input(&self) -> [usize; 3] {

@@ -3,8 +3,8 @@ use super::{Coords, Product};
 use crate::dag::NodeId;
 use crate::emit::Lanes;
 use crate::math;
-use crate::tile::{Cut, Frame};
-use kiln_block::{BinaryOp as B, Builder, DotPrecision, Elem, Value};
+use crate::tile::{Cut, Frame, looped};
+use kiln_block::{BinaryOp as B, DotPrecision, Elem, Value};
 use kiln_graph::DType;
 use kiln_plan::Precision;
 
@@ -125,24 +125,4 @@ pub fn zero_outside(f: &mut Frame, v: Value, mask: Option<Value>) -> Value {
     let elem = f.b.elem(v).unwrap_or(Elem::F32);
     let zero = math::float(&mut f.b, elem, 0.0);
     f.b.select(mask, v, zero)
-}
-
-/// A loop whose body uses the frame; what it emits is forgotten after.
-pub fn looped(
-    f: &mut Frame,
-    bounds: [Value; 3],
-    carried: &[Value],
-    body: impl FnOnce(&mut Frame, Value, &[Value]) -> Vec<Value>,
-) -> Vec<Value> {
-    let mut b = std::mem::replace(&mut f.b, Builder::new("", [0; 3], 1));
-    let out = b.for_loop(bounds, carried, |inner, index, now| {
-        std::mem::swap(inner, &mut f.b);
-        f.em.enter();
-        let next = body(f, index, now);
-        f.em.leave();
-        std::mem::swap(inner, &mut f.b);
-        next
-    });
-    f.b = b;
-    out
 }

@@ -83,8 +83,9 @@ impl Strided {
             p.run.filter(|run| (run.len * bytes).is_multiple_of(SPAN) && p.whole.is_none_or(|k| k == parts * p.k))?;
         let of_depth = |c: CoordId| c == depth || own == 1 && c == 0;
         let follows = |(a, _): &(Atom, i64)| {
-            let mut all = true;
-            Expr { terms: vec![(a.clone(), 1)], constant: 0 }.coords(&mut |c| all &= of_depth(c));
+            let (mut all, e) = (true, Expr { terms: vec![(a.clone(), 1)], constant: 0 });
+            e.coords(&mut |c| all &= of_depth(c));
+            e.nodes(&mut |_| all = false);
             all
         };
         let (along, rest): (Vec<_>, Vec<_>) = at.terms.iter().cloned().partition(follows);
@@ -182,7 +183,7 @@ fn count(b: &mut Builder, e: &Expr, coord: &impl Fn(CoordId) -> Value) -> Value 
                 let (x, by) = (count(b, x, coord), b.i32(*by));
                 b.binary(if matches!(a, Atom::Div(..)) { B::Div } else { B::Rem }, x, by)
             }
-            // Operands at indices from memory are no arrays.
+            // Windows at indices from memory are no arrays.
             Atom::Value { .. } => b.i32(0),
         };
         let c = b.i32(*c);

@@ -228,3 +228,17 @@ pub fn check_on(kind: KernelKind, body: &str, target: Target) {
         Err(e) => panic!("{target:?}: {e}\n{body}"),
     }
 }
+
+/// The programs of a kernel whose f32 products are of this precision, compared with the graph.
+pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: u32) -> String {
+    let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
+    let kind = if lines.contains("conv") { KernelKind::Conv } else { KernelKind::Gemm };
+    let k = Kernel { precision, ..kernel(kind, body) };
+    let target = Target::Gpu { arch };
+    compare_kernel(&k, &random::inputs(&k.body, 7), target).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
+    let text = |w: &Work<kiln_block::Kernel>| match w {
+        Work::Block { code, .. } => kiln_block::text::print(code),
+        other => panic!("{other:?}"),
+    };
+    lower(&k, target).unwrap().steps.iter().map(text).collect::<String>()
+}
