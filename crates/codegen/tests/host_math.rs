@@ -1,9 +1,8 @@
 //! Accuracy of the vector functions in units in the last place, over wide ranges of f32 against f64.
 // Tables of ops with their meaning.
 #![allow(clippy::type_complexity)]
-mod support;
+use crate::support::*;
 use kiln_block::*;
-use support::*;
 
 const N: usize = 1 << 20;
 

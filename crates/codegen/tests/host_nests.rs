@@ -1,7 +1,6 @@
 //! Loops of the generated code: shapes, masks, tails, reductions, scans, products, loops of the program.
-mod support;
+use crate::support::*;
 use kiln_block::*;
-use support::*;
 
 /// Dense input of `shape` as a block.
 fn whole(b: &mut Builder, p: Value, shape: &[usize]) -> Value {

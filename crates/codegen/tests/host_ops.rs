@@ -1,9 +1,8 @@
 //! Every pointwise op on every element against scalar Rust.
 // Tables of ops with their meaning.
 #![allow(clippy::type_complexity)]
-mod support;
+use crate::support::*;
 use kiln_block::*;
-use support::*;
 
 const N: usize = 100;
 

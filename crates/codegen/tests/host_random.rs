@@ -1,8 +1,7 @@
 //! Random programs: host code against the interpreter, bit for bit (integers, and floats without sums or functions).
-mod support;
+use crate::support::*;
 use kiln_block::*;
 use kiln_interp::block as interp;
-use support::*;
 
 /// A pool of values over one tile and what can be derived from it.
 struct Pool {

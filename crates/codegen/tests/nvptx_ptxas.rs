@@ -1,10 +1,8 @@
 //! PTX of typical programs through `ptxas`: accepted, without spills, with the accesses and instructions expected.
-mod nvptx_common;
-
+use crate::nvptx_common as programs;
 use kiln_block::passes::warpgroup::{Crew, roles};
 use kiln_block::{DotPrecision, Elem, Kernel, ScanOp};
 use kiln_codegen::nvptx::{Arch, Ptx, compile};
-use nvptx_common as programs;
 use std::path::PathBuf;
 use std::process::Command;
 

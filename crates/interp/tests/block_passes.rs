@@ -1,11 +1,9 @@
 //! Passes change no result: random programs and the seed kernels, interpreted before and after.
-use common::Random;
+use crate::common::Random;
 use kiln_block::{
     BinaryOp, Builder, CmpOp, Const, Elem, Kernel, Op, ReduceOp, ScanOp, Type, UnaryOp, Value, passes, text,
 };
 use kiln_interp::block::{Buffer, run};
-
-mod common;
 
 /// Values at hand: integers, floats and masks, all of one shape.
 #[derive(Clone)]

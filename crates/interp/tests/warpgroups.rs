@@ -1,12 +1,10 @@
 //! The passes from a plain product to warpgroups change no bit: generated programs, interpreted before and after each step.
-use common::Random;
+use crate::common::Random;
 use kiln_block::passes::warpgroup::{Crew, Launch, Refusal, maps, persistent, roles};
 use kiln_block::{
     BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Terms, Type, UnaryOp, Value, text, verify::verify,
 };
 use kiln_interp::block::{Buffer, run};
-
-mod common;
 
 impl Random {
     fn yes(&mut self) -> bool {

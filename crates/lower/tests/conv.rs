@@ -1,6 +1,5 @@
 //! Convolutions: on the host, and on GPUs by patches and by windows.
-mod common;
-use common::{check, check_on, checked_text};
+use crate::common::{check, check_on, checked_text};
 use kiln_lower::Target;
 use kiln_plan::{KernelKind::Conv, Precision};
 

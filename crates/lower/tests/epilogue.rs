@@ -1,6 +1,5 @@
 //! Every epilogue with every template of products: each computes what the graph does, or is refused with a reason that is known.
-mod common;
-use common::{difference, kernel, run_steps, text};
+use crate::common::{difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision as As, no_fallback, run_with};
 use kiln_lower::{LowerError, Target, lower};

@@ -1,6 +1,5 @@
 //! What is too large to run: offsets past 2^31 are i64; names and parameters are as promised.
-mod common;
-use common::{TARGETS, kernel, text};
+use crate::common::{TARGETS, kernel, text};
 use kiln_graph::Graph;
 use kiln_lower::lower;
 use kiln_plan::KernelKind;

@@ -1,6 +1,5 @@
 //! Pointwise kernels: arithmetic, views, data movement.
-mod common;
-use common::{check, compare};
+use crate::common::{self, check, compare};
 use kiln_graph::{DType, Tensor, Type};
 use kiln_plan::KernelKind::Pointwise;
 

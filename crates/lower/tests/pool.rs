@@ -1,6 +1,5 @@
 //! Pools whose windows overlap: on a GPU a thread has a strip of results.
-mod common;
-use common::{compare, kernel};
+use crate::common::{compare, kernel};
 use kiln_graph::{Graph, Tensor, random};
 use kiln_lower::{Target, lower};
 use kiln_plan::{KernelKind::Pool, exec::Work};

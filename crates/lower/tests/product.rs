@@ -1,6 +1,5 @@
 //! Scans, matrix products, attention and pools.
-mod common;
-use common::{check, check_on, checked_text, compare_kernel, kernel};
+use crate::common::{check, check_on, checked_text, compare_kernel, kernel};
 use kiln_graph::{Tensor, random};
 use kiln_lower::Target;
 use kiln_plan::{

@@ -1,6 +1,5 @@
 //! Random bodies against the graph interpreter, shrunk when they fail.
-mod common;
-use common::{TARGETS, compare};
+use crate::common::{TARGETS, compare};
 use kiln_graph::{Graph, Op, random};
 use kiln_plan::KernelKind;
 

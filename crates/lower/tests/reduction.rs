@@ -1,6 +1,5 @@
 //! Row kernels under every schedule: rows in a tile, in loops, across memory, in parts.
-mod common;
-use common::{check, check_on, compare, kernel};
+use crate::common::{check, check_on, compare, kernel};
 use kiln_graph::{DType, Graph, Tensor, Type};
 use kiln_lower::{Target, lower};
 use kiln_plan::KernelKind::Reduction;

@@ -1,6 +1,5 @@
 //! Scatter: indexed writes, equal indices among them, along every axis.
-mod common;
-use common::compare;
+use crate::common::{self, compare};
 use kiln_graph::{DType, Graph, Tensor, Type};
 use kiln_plan::KernelKind::Scatter;
 

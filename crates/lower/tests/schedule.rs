@@ -1,7 +1,6 @@
 //! Schedules that a measurement or a constraint asks for: each computes the same or is refused, and the first candidate is what
 //! lowering chooses unasked.
-mod common;
-use common::{difference, kernel, run_steps, text};
+use crate::common::{difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{LowerError, Prices, Target, candidates, lower, neighbours, template};

@@ -1,6 +1,5 @@
 //! Templates that a constraint asks for: each computes the same, shows as what was asked, or is refused with the reason.
-mod common;
-use common::{difference, kernel, run_steps, text};
+use crate::common::{self, difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
 use kiln_lower::{LowerError, Prices, Target, lower, lower_at, template};

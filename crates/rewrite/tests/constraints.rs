@@ -1,6 +1,5 @@
 //! What constraints do to a plan, and what they say when they cannot be met.
-mod common;
-use common::{agrees, graph, h200, kinds};
+use crate::common::{agrees, graph, h200, kinds};
 use kiln_graph::{Graph, ValueId};
 use kiln_plan::{KernelKind::*, Plan};
 use kiln_rewrite::{Constraints, Group, Options, RewriteError, plan_under};

@@ -1,6 +1,5 @@
 //! Plans compute what the graph computes: kernel by kernel through the interpreter, on generated graphs and on `graphs/`.
-mod common;
-use common::{Random, differential, graph};
+use crate::common::{self, Random, differential, graph};
 use kiln_graph::{BinaryOp, CompareOp, DType, FallbackOp, Graph, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
 use kiln_rewrite::{Constraints, Group, Options, RewriteError, plan_under};
 

@@ -1,6 +1,5 @@
 //! What well-known blocks fuse into, written out in primitives as models write them.
-mod common;
-use common::{agrees, exact, fused, graph, kinds, plan_with, unfused};
+use crate::common::{self, agrees, exact, fused, graph, kinds, plan_with, unfused};
 use kiln_plan::{KernelKind::*, Plan};
 use kiln_rewrite::Options;
 

@@ -1,6 +1,5 @@
 //! Whole networks: how many kernels, how long planning takes in release, and that plans repeat byte for byte.
-mod common;
-use common::{agrees, graph, kinds, plan_with};
+use crate::common::{self, agrees, graph, kinds, plan_with};
 use kiln_graph::Graph;
 use kiln_plan::{KernelKind, Plan, Stage};
 use kiln_rewrite::Options;

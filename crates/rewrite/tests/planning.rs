@@ -1,6 +1,5 @@
 //! What becomes of small graphs: how many kernels, of which kind, and that every plan verifies.
-mod common;
-use common::{fused, kinds, planned, unfused};
+use crate::common::{fused, kinds, planned, unfused};
 use kiln_plan::KernelKind::*;
 
 #[test]

@@ -1,7 +1,5 @@
 //! Imported graphs compute what libtorch computes from the same archive, on the example and on fresh data.
-#[allow(dead_code)] // each test binary uses its part
-mod common;
-use common::*;
+use crate::common::*;
 
 /// Imports, compares, and checks which operators fall back.
 fn check(name: &str, expected_fallbacks: &[&str]) -> Result<(), String> {

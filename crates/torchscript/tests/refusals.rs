@@ -1,7 +1,5 @@
 //! What import refuses, and how it says so: everything at once, each with its line in the model's source.
-#[allow(dead_code)] // each test binary uses its part
-mod common;
-use common::*;
+use crate::common::*;
 use kiln_graph::{DType, Tensor, Type};
 
 fn errors(name: &str, inputs: &[Tensor]) -> Vec<kiln_torchscript::Problem> {

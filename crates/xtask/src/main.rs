@@ -1,6 +1,12 @@
 //! `cargo run -p kiln-xtask -- deps`: checks the crate table of ARCHITECTURE.md against `cargo metadata`: which crate may
 //! depend on which, and which one alone may use tch, egg, inkwell and cudarc. Development dependencies are free.
-use std::{collections::BTreeMap, process::ExitCode};
+//! `-- tests`: that each crate's tests are one program.
+mod tests;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 /// Crate, and the workspace crates it may depend on.
 const MAY_USE: &[(&str, &[&str])] = &[
@@ -46,22 +52,27 @@ const SOLE_USER: &[(&str, &str)] = &[
 ];
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
-        Some("deps") => match check() {
-            Ok(n) => {
-                println!("{n} crates depend on each other as the table says");
-                ExitCode::SUCCESS
-            }
-            Err(problems) => {
-                problems.iter().for_each(|p| eprintln!("error: {p}"));
-                ExitCode::FAILURE
-            }
-        },
+    let done = match std::env::args().nth(1).as_deref() {
+        Some("deps") => check().map(|n| format!("{n} crates depend on each other as the table says")),
+        Some("tests") => check_tests().map(|n| format!("{n} files of tests are named where they have to be")),
         _ => {
-            eprintln!("usage: cargo run -p kiln-xtask -- deps");
-            ExitCode::from(2)
+            eprintln!("usage: cargo run -p kiln-xtask -- deps|tests");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(text) => println!("{text}"),
+        Err(problems) => {
+            problems.iter().for_each(|p| eprintln!("error: {p}"));
+            return ExitCode::FAILURE;
         }
     }
+    ExitCode::SUCCESS
+}
+
+fn check_tests() -> Result<usize, Vec<String>> {
+    let packages = workspace().map_err(|e| vec![e])?;
+    tests::check(&packages.into_values().map(|p| p.folder).collect::<Vec<_>>())
 }
 
 /// Number of crates checked, or every breach of the table.
@@ -69,7 +80,7 @@ fn check() -> Result<usize, Vec<String>> {
     let packages = workspace().map_err(|e| vec![e])?;
     let allowed: BTreeMap<&str, &[&str]> = MAY_USE.iter().copied().collect();
     let mut problems = vec![];
-    for (name, deps) in &packages {
+    for (name, Package { deps, .. }) in &packages {
         let Some(may) = allowed.get(name.as_str()) else {
             problems.push(format!("{name} is not in the table; add it to crates/xtask and ARCHITECTURE.md"));
             continue;
@@ -88,8 +99,13 @@ fn check() -> Result<usize, Vec<String>> {
     if problems.is_empty() { Ok(packages.len()) } else { Err(problems) }
 }
 
-/// Workspace crates with their normal and build dependencies.
-fn workspace() -> Result<BTreeMap<String, Vec<String>>, String> {
+/// A crate of the workspace: its folder, its normal and build dependencies.
+struct Package {
+    folder: PathBuf,
+    deps: Vec<String>,
+}
+
+fn workspace() -> Result<BTreeMap<String, Package>, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let out = std::process::Command::new(cargo)
         .args(["metadata", "--format-version=1", "--no-deps"])
@@ -103,5 +119,36 @@ fn workspace() -> Result<BTreeMap<String, Vec<String>>, String> {
         let all = p["dependencies"].as_array().cloned().unwrap_or_default();
         all.iter().filter(|d| d["kind"] != "dev").map(|d| text(&d["name"])).collect()
     };
-    Ok(packages.iter().map(|p| (text(&p["name"]), deps(p))).collect())
+    let folder =
+        |p: &serde_json::Value| Path::new(&text(&p["manifest_path"])).parent().map(PathBuf::from).unwrap_or_default();
+    Ok(packages.iter().map(|p| (text(&p["name"]), Package { folder: folder(p), deps: deps(p) })).collect())
+}
+
+#[cfg(test)]
+mod checks {
+    #[test]
+    fn every_file_of_tests_is_named() {
+        super::check_tests().unwrap_or_else(|problems| panic!("{}", problems.join("\n")));
+    }
+
+    /// A file beside `main.rs` that it does not name, and a crate with two programs.
+    #[test]
+    fn files_that_never_run_are_found() {
+        let folder = std::env::temp_dir().join(format!("kiln-xtask-{}", std::process::id()));
+        let write = |file: &str, text: &str| {
+            let path = folder.join(file);
+            std::fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            std::fs::write(path, text).expect("written");
+        };
+        write("a/tests/main.rs", "mod known;\n");
+        write("a/tests/known.rs", "");
+        write("a/tests/forgotten.rs", "");
+        write("b/tests/one.rs", "");
+        write("b/tests/two.rs", "");
+        let problems = super::tests::check(&[folder.join("a"), folder.join("b")]).expect_err("two problems");
+        std::fs::remove_dir_all(&folder).expect("removed");
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems[0].contains("forgotten.rs never runs"), "{}", problems[0]);
+        assert!(problems[1].contains("2 test programs"), "{}", problems[1]);
+    }
 }

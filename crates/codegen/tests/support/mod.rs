@@ -1,5 +1,4 @@
 //! Typed buffers, rounding and running for the tests of host code.
-#![allow(dead_code)]
 use kiln_block::*;
 use kiln_codegen::host;
 

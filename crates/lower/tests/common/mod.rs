@@ -1,5 +1,4 @@
 //! Runs the steps of a kernel with the block interpreter and compares with the graph interpreter.
-#![allow(dead_code)]
 use kiln_block::Elem;
 use kiln_graph::{DType, Graph, Tensor, Type, random};
 use kiln_interp::block::{self, Buffer};

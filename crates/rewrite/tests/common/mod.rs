@@ -1,5 +1,4 @@
 //! Planning of graphs written as text; every plan is verified and its text parsed back.
-#![allow(dead_code)] // each test binary uses its own part
 use kiln_graph::Graph;
 use kiln_plan::{KernelKind, Machine, Numerics, Plan, Stage};
 use kiln_rewrite::{Options, plan};
