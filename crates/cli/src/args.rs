@@ -196,6 +196,9 @@ pub struct Bench {
     /// What to compare with: unfused, torch.
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub against: Vec<String>,
+    /// The TorchScript archive that PyTorch runs in comparisons, where the model is an artifact. An archive is a program.
+    #[arg(long, value_name = "FILE.pt", conflicts_with = "sweep")]
+    pub archive: Option<PathBuf>,
     /// Seconds of measured runs for each side.
     #[arg(long, default_value_t = 1.0)]
     pub seconds: f64,

@@ -88,6 +88,13 @@ fn device(a: &DeviceArgs) -> Result<(DeviceKind, Target), Error> {
     if a.threads == Some(0) {
         return Err(Error::usage("0 threads cannot run anything", "give --threads 1 or more"));
     }
+    if let Some(n) = a.threads.filter(|n| *n > kiln::MAX_THREADS) {
+        let help = "give as many as the processor has cores, or leave --threads out";
+        return Err(Error::usage(
+            format!("{n} threads are more than the {} that Kiln starts", kiln::MAX_THREADS),
+            help,
+        ));
+    }
     let cuda = |i: usize| -> Result<(DeviceKind, Target), Error> {
         let target = match kiln::compile::cuda_capability(i)? {
             c if ((9, 0)..(10, 0)).contains(&c) => Target::Sm90a,
@@ -116,12 +123,7 @@ fn device(a: &DeviceArgs) -> Result<(DeviceKind, Target), Error> {
 fn inputs(a: &ModelArgs) -> Result<Vec<Tensor>, Error> {
     match &a.inputs {
         Some(path) => io::read(path),
-        None => a
-            .input
-            .iter()
-            .enumerate()
-            .map(|(i, t)| io::parse_input(t).map(|(ty, n)| io::random(&ty, n, i as u64)))
-            .collect(),
+        None => a.input.iter().enumerate().map(|(i, t)| io::described(t, i as u64)).collect(),
     }
 }
 
@@ -133,8 +135,12 @@ fn open(a: &ModelArgs, progress: &Progress) -> Result<(Model, Vec<Tensor>), Erro
 }
 
 /// What to run the model on: inputs given, or random ones of its types.
-fn given_or_random(given: Vec<Tensor>, model: &Model) -> Vec<Tensor> {
-    if given.is_empty() { model.example_inputs(0) } else { given }
+fn given_or_random(given: Vec<Tensor>, model: &Model) -> Result<Vec<Tensor>, Error> {
+    if !given.is_empty() {
+        return Ok(given);
+    }
+    model.require_inputs()?;
+    Ok(model.example_inputs(0))
 }
 
 /// The model, compiled, and the inputs given. An artifact keeps its plan; anything else is compiled.
@@ -156,7 +162,7 @@ fn run_model(a: &args::Run) -> Result<(), Error> {
     let (device, target) = device(&a.device)?;
     let options = constrained_on(device, options(&a.model, target, !a.unfused), &a.constraints)?;
     let (model, compiled, given) = compiled(&a.model, &options, &progress)?;
-    let inputs = given_or_random(given, &model);
+    let inputs = given_or_random(given, &model)?;
     progress.say("running");
     let session = compiled.session_on(device, a.device.threads)?;
     let start = Instant::now();

@@ -117,6 +117,12 @@ fn wrong_calls() {
     refuses(2, &["bench", &g, "--against", "tensorflow"], &["tensorflow", "unfused"], None);
     refuses(2, &["print", &g, "--stage", "machine"], &["asm", "graph, plan, block, llvm, ptx, asm"], None);
     refuses(2, &["run", &g, "--device", "tpu", "--outputs", "/dev/null"], &["tpu"], None);
+    refuses(
+        2,
+        &["run", &g, "--threads", "20000", "--outputs", "/dev/null"],
+        &["20000 threads", "as many as the processor has cores"],
+        None,
+    );
     refuses(2, &["run", &g, "--threads", "0", "--outputs", "/dev/null"], &["threads"], None);
     refuses(2, &["opt", &g, "--passes", "nonsense"], &[], None);
 }
@@ -161,4 +167,74 @@ fn stores_of_measurements_that_cannot_be_used() {
     refuses(1, &["explain", &g, "--tuned", &damaged], &["is not a usable store", "kiln tune"], None);
     let newer = file(dir.path(), "newer.json", b"{\"kiln_measurements\": 2, \"entries\": []}");
     refuses(1, &["explain", &g, "--tuned", &newer], &["version 2", "reads version 1"], None);
+}
+
+#[test]
+fn more_memory_than_there_is() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let out = dir.path().join("out.safetensors");
+    let o = out.to_str().expect("UTF-8");
+    // 64 TB each: a type that can be written, of a tensor that no machine holds.
+    let shape = "f32[4000000,4000000]";
+    let given = file(
+        dir.path(),
+        "given.kiln",
+        format!("graph given(%0: {shape}) {{\n  %1 = exp %0\n  return %1\n}}").as_bytes(),
+    );
+    let made = file(
+        dir.path(),
+        "made.kiln",
+        format!("graph made(%0: f32[]) {{\n  %1 = broadcast %0 shape=[4000000,4000000]\n  return %1\n}}").as_bytes(),
+    );
+    let weights = file(
+        dir.path(),
+        "weights.kiln",
+        format!("graph weights(%0: {shape}) {{\n  @w: {shape} = fill(1)\n  %2 = add %0, @w\n  return %2\n}}")
+            .as_bytes(),
+    );
+    let words = ["bytes of memory", "are free", "use a smaller shape"];
+    for g in [&given, &made, &weights] {
+        refuses(1, &["run", g, "--device", "cpu", "--outputs", o], &words, Some(&out));
+        refuses(1, &["run", g, "--unfused", "--device", "cpu", "--outputs", o], &words, Some(&out));
+    }
+    refuses(1, &["run", &graph("softmax"), "--input", shape, "--outputs", o], &words, Some(&out));
+}
+
+/// A file's name is bytes: every command takes it, and libtorch's refusal is a sentence.
+#[cfg(unix)]
+#[test]
+fn paths_that_are_not_utf8() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let named = |start: &str, end: &str| {
+        let name = [start.as_bytes(), b"\xff\xfe", end.as_bytes()].concat();
+        dir.path().join(OsStr::from_bytes(&name)).into_os_string()
+    };
+    let run = |args: &[&OsStr]| {
+        let o = Command::new(env!("CARGO_BIN_EXE_kiln")).args(args).output().expect("kiln starts");
+        let text = String::from_utf8_lossy(&o.stderr).into_owned();
+        assert!(!text.contains("panicked"), "kiln {args:?}\n{text}");
+        (o.status.code(), text)
+    };
+    let word = OsStr::new;
+    let (g, artifact, inputs, outputs) = (named("g", ".kiln"), named("a", ".kiln"), named("i", ""), named("o", ""));
+    std::fs::copy(graph("softmax"), &g).expect("copied");
+    let (folder, json) = (named("stages", ""), named("j", ".json"));
+    let done = |args: &[&OsStr]| assert_eq!(run(args).0, Some(0), "kiln {args:?}: {}", run(args).1);
+    done(&[word("compile"), &g, word("-o"), &artifact, word("--emit-dir"), &folder, word("--json"), &json]);
+    done(&[word("run"), &artifact, word("--device"), word("cpu"), word("--outputs"), &inputs]);
+    done(&[word("run"), &g, word("--device"), word("cpu"), word("--inputs"), &inputs, word("--outputs"), &outputs]);
+    done(&[word("explain"), &artifact, word("--html"), &named("p", ".html"), word("--json"), &json]);
+    done(&[word("explain"), &json]);
+    done(&[word("diff"), &g, &artifact]);
+    let trace = named("t", ".json");
+    let bench =
+        [word("bench"), &g, word("--device"), word("cpu"), word("--seconds"), word("0"), word("--trace"), &trace];
+    done(&bench);
+    assert!([&artifact, &inputs, &outputs, &folder, &trace].iter().all(|p| Path::new(p).exists()));
+    let archive = named("m", ".pt");
+    std::fs::write(&archive, b"PK\x03\x04aaaaaaaaaaaaaaaaaaaaaaaaaaaa").expect("written");
+    let (status, text) = run(&[word("run"), &archive, word("--outputs"), &outputs]);
+    assert_eq!(status, Some(1));
+    assert!(text.contains("it is not UTF-8") || text.contains("libtorch"), "{text}");
 }

@@ -15,6 +15,58 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
+/// There is not so much memory. The sentence says what needs it, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{what} needs {bytes} bytes of memory and {free} are free; use a smaller shape or batch, or a machine with more memory"
+)]
+pub struct NoMemory {
+    pub what: String,
+    pub bytes: usize,
+    pub free: usize,
+}
+
+/// What is less is allocated without asking how much is free.
+const SMALL: usize = 64 << 20;
+
+/// Bytes that can be had without swapping, as the operating system and this process's limits have it; all there are where they say
+/// nothing.
+pub fn free() -> usize {
+    #[cfg(target_os = "linux")]
+    {
+        let read = |path: &str| std::fs::read_to_string(path).ok();
+        let number = |text: String| text.trim().parse::<usize>().ok();
+        let line = |text: String| {
+            let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?.trim();
+            line.strip_suffix("kB")?.trim().parse::<usize>().ok().map(|k| k.saturating_mul(1024))
+        };
+        let system = read("/proc/meminfo").and_then(line);
+        let limit = read("/sys/fs/cgroup/memory.max").and_then(number);
+        let used = read("/sys/fs/cgroup/memory.current").and_then(number);
+        let group = limit.zip(used).map(|(limit, used)| limit.saturating_sub(used));
+        system.into_iter().chain(group).min().unwrap_or(usize::MAX)
+    }
+    #[cfg(not(target_os = "linux"))]
+    usize::MAX
+}
+
+/// Fails if so many bytes are not free: an operating system that promises more than it has ends whoever uses it.
+pub fn require(bytes: usize, what: &str) -> Result<(), NoMemory> {
+    if bytes < SMALL {
+        return Ok(());
+    }
+    let free = free();
+    if bytes <= free { Ok(()) } else { Err(NoMemory { what: what.into(), bytes, free }) }
+}
+
+/// An empty vector with room for so many bytes.
+pub fn reserve(bytes: usize, what: &str) -> Result<Vec<u8>, NoMemory> {
+    require(bytes, what)?;
+    let mut room = vec![];
+    room.try_reserve_exact(bytes).map_err(|_| NoMemory { what: what.into(), bytes, free: free() })?;
+    Ok(room)
+}
+
 const ALIGN: usize = 64;
 /// Size and alignment of huge pages on x86-64 and most of Arm.
 const HUGE: usize = 2 << 20;
@@ -99,5 +151,16 @@ mod tests {
             assert_eq!(m.clone().as_slice().last(), m.as_slice().last());
         }
         assert!(Memory::zeroed(usize::MAX).is_none());
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused_in_a_sentence() {
+        for bytes in [1 << 45, usize::MAX] {
+            let e = require(bytes, "input 0").unwrap_err();
+            assert_eq!((e.bytes, e.free < bytes), (bytes, true));
+            assert!(e.to_string().starts_with(&format!("input 0 needs {bytes} bytes of memory and ")), "{e}");
+            assert_eq!(reserve(bytes, "input 0").map_err(|e| e.bytes), Err(bytes));
+        }
+        assert_eq!(reserve(10, "x").map(|v| v.capacity() >= 10), Ok(true));
     }
 }

@@ -1,7 +1,16 @@
 //! Parameter data from [`Init`]: the same on every machine, bit for bit.
 //!
 //! Uses only arithmetic that IEEE 754 fixes (no system `ln` or `cos`): splitmix64 and the polar form of Box-Muller.
-use crate::{DType, Graph, Init, ParamInfo, Tensor};
+use crate::{
+    DType, Graph, Init, ParamInfo, Tensor,
+    memory::{self, NoMemory},
+};
+
+/// Whether there is memory for the data of every parameter.
+pub fn require(g: &Graph) -> Result<(), NoMemory> {
+    let bytes = g.params.iter().fold(0usize, |sum, p| sum.saturating_add(p.ty.bytes()));
+    memory::require(bytes, &format!("the parameters of {}", g.name))
+}
 
 /// Data of every parameter, in order. `External` parameters, whose data is elsewhere, get Normal(0, 0.05²).
 pub fn random_params(g: &Graph) -> Vec<Tensor> {

@@ -1,5 +1,8 @@
 //! Types of values, and tensors as plain host data.
-use crate::{DType, f8, memory::Memory};
+use crate::{
+    DType, f8,
+    memory::{self, Memory, NoMemory},
+};
 use serde::{Deserialize, Serialize};
 use std::{alloc::Layout, fmt, sync::Arc};
 
@@ -69,7 +72,16 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// All bytes zero.
+    /// All bytes zero, if there is memory for them; `what` is the tensor's name in the message.
+    pub fn try_zeros(ty: Type, what: &str) -> Result<Tensor, NoMemory> {
+        let bytes = ty.bytes();
+        memory::require(bytes, what)?;
+        let memory =
+            Memory::zeroed(bytes).ok_or_else(|| NoMemory { what: what.into(), bytes, free: memory::free() })?;
+        Ok(Tensor { ty, data: Arc::new(memory) })
+    }
+    /// All bytes zero. Ends the process where there is no memory for them: for what is small, or has been required before
+    /// ([`memory::require`]).
     pub fn zeros(ty: Type) -> Tensor {
         let bytes = ty.bytes();
         let memory = Memory::zeroed(bytes).unwrap_or_else(|| {

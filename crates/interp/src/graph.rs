@@ -81,6 +81,8 @@ pub fn run_with(
             continue;
         }
         let (args, ty) = (g.args(v), g.ty(v));
+        kiln_graph::memory::require(carried(ty, precision), &format!("{v} ({ty})"))
+            .map_err(|e| at(g, v, e.to_string()))?;
         let operands: Vec<&Value> = args.iter().filter_map(|a| values[a.0 as usize].as_ref()).collect();
         let value = match g.op(v) {
             Op::Input(i) => Ok(Value::from_tensor(&inputs[*i as usize], ty.dtype, precision)),
@@ -168,6 +170,16 @@ fn use_counts(g: &Graph) -> Vec<u32> {
         }
     }
     uses
+}
+
+/// Bytes of a value while interpreting.
+fn carried(ty: &Type, precision: Precision) -> usize {
+    let each = match ty.dtype {
+        DType::Bool => 1,
+        dtype if dtype.is_float() && dtype != DType::F64 && precision != Precision::F64 => 4,
+        _ => 8,
+    };
+    ty.count().saturating_mul(each)
 }
 
 fn at(g: &Graph, value: ValueId, what: String) -> InterpError {

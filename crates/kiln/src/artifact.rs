@@ -1,20 +1,24 @@
 //! The compiled artifact, a zip: `graph.json`, `plan.txt` (the plan's text form), `explain.json` (the report), `meta.json`,
-//! parameters, and for GPU targets `ptx/NAME.ptx`. Host code is generated again when it is opened, as it depends on the processor.
+//! parameters, and for GPU targets `ptx/NAME.ptx`, which are for people: code is always generated again from the plan.
+//! `digests.json` has the SHA-256 of every part. Never: believes a part whose digest is another, or a plan that is not verified;
+//! opens a file that an artifact names.
 use crate::{
     CompileOptions, Compiled, Error, Model, Target, compile,
     compile::{CompiledCode, from_plan},
     io,
 };
-use kiln_graph::{Graph, Init, ParamInfo, Tensor, params::param_data};
+use kiln_graph::{Graph, Init, ParamInfo, Tensor, Type, params::param_data};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{BufReader, Cursor, Read, Write},
     path::Path,
 };
 use zip::{ZipArchive, ZipWriter, write::SimpleFileOptions};
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 #[derive(Serialize, Deserialize)]
 struct Meta {
@@ -23,7 +27,7 @@ struct Meta {
     fuse: bool,
     numerics: kiln_plan::Numerics,
     guards: Vec<(usize, kiln_graph::Scalar)>,
-    /// The archive it was compiled from, so that benches can run the original.
+    /// The archive it was compiled from, for messages: whoever wrote the artifact chose the path, so nothing opens it.
     archive: Option<String>,
 }
 
@@ -47,6 +51,7 @@ pub const START: u64 = 64;
 pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
     let archive =
         model.archive.as_ref().map(|p| std::path::absolute(p).unwrap_or_else(|_| p.clone()).display().to_string());
+    let archive = archive.or_else(|| model.compiled_from.clone());
     let meta = Meta {
         version: VERSION,
         target: c.options.target.name().into(),
@@ -58,13 +63,12 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
     let encode =
         |e: &dyn std::fmt::Display| Error::failed(format!("cannot encode {}: {e}", path.display()), "report this");
     let mut zip = ZipWriter::new(Cursor::new(vec![]));
+    let mut digests = Digests::new();
     let mut put = |name: &str, bytes: &[u8]| -> Result<(), Error> {
-        // Stored: weights do not compress, and the file can be mapped.
-        let options = SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
-        zip.start_file(format!("kiln/{name}"), options).map_err(|e| encode(&e))?;
-        zip.write_all(bytes).map_err(|e| encode(&e))
+        digests.insert(name.into(), digest(bytes));
+        add(&mut zip, name, bytes).map_err(|e| encode(&e))
     };
-    put("meta.json", &serde_json::to_vec_pretty(&meta).map_err(|e| encode(&e))?)?;
+    put(META, &serde_json::to_vec_pretty(&meta).map_err(|e| encode(&e))?)?;
     put("graph.json", &serde_json::to_vec(&c.graph).map_err(|e| encode(&e))?)?;
     put("plan.txt", kiln_plan::text::print(&c.plan).as_bytes())?;
     put("explain.json", crate::Report::new(c).to_json()?.as_bytes())?;
@@ -78,14 +82,35 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
             put(&format!("ptx/{}.ptx", p.name), p.text.as_bytes())?;
         }
     }
+    let digests = serde_json::to_vec_pretty(&digests).map_err(|e| encode(&e))?;
+    add(&mut zip, DIGESTS, &digests).map_err(|e| encode(&e))?;
     let bytes = zip.finish().map_err(|e| encode(&e))?.into_inner();
     io::write_whole(path, &bytes)
+}
+
+/// Stored: weights do not compress, and no part can be larger than the file.
+fn add(zip: &mut ZipWriter<Cursor<Vec<u8>>>, name: &str, bytes: &[u8]) -> zip::result::ZipResult<()> {
+    zip.start_file(
+        format!("kiln/{name}"),
+        SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored),
+    )?;
+    Ok(zip.write_all(bytes)?)
+}
+
+/// The digest of every part but this one.
+const DIGESTS: &str = "digests.json";
+/// SHA-256 by part, in hexadecimal.
+type Digests = BTreeMap<String, String>;
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// An artifact, of which only what is asked for is read.
 struct Reader<'a> {
     path: &'a Path,
     zip: ZipArchive<BufReader<File>>,
+    digests: Digests,
     meta: Meta,
 }
 
@@ -93,14 +118,21 @@ impl<'a> Reader<'a> {
     fn open(path: &'a Path) -> Result<Reader<'a>, Error> {
         let file = File::open(path).map_err(|e| Error::reading(path, &e))?;
         let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|e| unusable(path, e))?;
-        let meta: Meta = serde_json::from_slice(&part(path, &mut zip, "meta.json")?).map_err(|e| unusable(path, e))?;
-        match meta.version {
-            VERSION => Ok(Reader { path, zip, meta }),
-            other => Err(unusable(path, format!("it is of version {other}, this Kiln reads {VERSION}"))),
+        let text = part(path, &mut zip, META)?;
+        let Version { version } = serde_json::from_slice(&text).map_err(|e| unusable(path, e))?;
+        if version != VERSION {
+            return Err(unusable(path, format!("it is of version {version}, this Kiln reads {VERSION}")));
         }
+        let digests: Digests =
+            serde_json::from_slice(&part(path, &mut zip, DIGESTS)?).map_err(|e| unusable(path, e))?;
+        unchanged(path, &digests, META, &text)?;
+        let meta = serde_json::from_slice(&text).map_err(|e| unusable(path, e))?;
+        Ok(Reader { path, zip, digests, meta })
     }
     fn get(&mut self, name: &str) -> Result<Vec<u8>, Error> {
-        part(self.path, &mut self.zip, name)
+        let bytes = part(self.path, &mut self.zip, name)?;
+        unchanged(self.path, &self.digests, name, &bytes)?;
+        Ok(bytes)
     }
     fn text(&mut self, name: &str) -> Result<String, Error> {
         String::from_utf8(self.get(name)?).map_err(|e| unusable(self.path, e))
@@ -110,9 +142,12 @@ impl<'a> Reader<'a> {
         target.ok_or_else(|| unusable(self.path, format!("its target {} is unknown", self.meta.target)))
     }
     fn plan(&mut self) -> Result<kiln_plan::Plan, Error> {
-        kiln_plan::text::parse(&self.text("plan.txt")?).map_err(|e| unusable(self.path, e))
+        let plan = kiln_plan::text::parse(&self.text("plan.txt")?).map_err(|e| unusable(self.path, e))?;
+        kiln_plan::verify::verify(&plan).map_err(|e| unusable(self.path, e))?;
+        Ok(plan)
     }
     fn params(&mut self, graph: &Graph) -> Result<Vec<Tensor>, Error> {
+        kiln_graph::params::require(graph).map_err(|e| unusable(self.path, e))?;
         let mut stored = 0;
         let mut one = |(i, info): (usize, &ParamInfo)| {
             if info.init != Init::External {
@@ -126,13 +161,32 @@ impl<'a> Reader<'a> {
         graph.params.iter().enumerate().map(&mut one).collect()
     }
 }
-/// Room made before reading a part, whatever size a file claims for it.
-const MAX_RESERVED: usize = 1 << 30;
 
+const META: &str = "meta.json";
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+fn unchanged(path: &Path, digests: &Digests, name: &str, bytes: &[u8]) -> Result<(), Error> {
+    match digests.get(name) {
+        Some(d) if *d == digest(bytes) => Ok(()),
+        Some(_) => Err(unusable(path, format!("{name} is not what was written: its digest is another"))),
+        None => Err(unusable(path, format!("{name} has no digest"))),
+    }
+}
+
+/// A part's bytes. They are stored as they are, so that none can be larger than the file.
 fn part(path: &Path, zip: &mut ZipArchive<BufReader<File>>, name: &str) -> Result<Vec<u8>, Error> {
-    let mut file = zip.by_name(&format!("kiln/{name}")).map_err(|_| unusable(path, format!("{name} is missing")))?;
-    let mut out = Vec::with_capacity(usize::try_from(file.size()).unwrap_or(0).min(MAX_RESERVED));
-    file.read_to_end(&mut out).map_err(|e| unusable(path, format!("{name}: {e}")))?;
+    let whole = std::fs::metadata(path).map_err(|e| Error::reading(path, &e))?.len();
+    let file = zip.by_name(&format!("kiln/{name}")).map_err(|_| unusable(path, format!("{name} is missing")))?;
+    let size = file.size();
+    if size > whole {
+        return Err(unusable(path, format!("{name} claims {size} bytes, more than the file has")));
+    }
+    let bytes = usize::try_from(size).unwrap_or(usize::MAX);
+    let mut out = kiln_graph::memory::reserve(bytes, name).map_err(|e| unusable(path, e))?;
+    file.take(size).read_to_end(&mut out).map_err(|e| unusable(path, format!("{name}: {e}")))?;
     Ok(out)
 }
 
@@ -162,11 +216,40 @@ pub fn read(path: &Path) -> Result<Opened, Error> {
     let target = reader.target()?;
     let graph = Graph::from_json(&reader.text("graph.json")?).map_err(|e| unusable(path, e))?;
     let plan = reader.plan()?;
+    fits(&graph, &plan, &reader.meta.guards).map_err(|what| unusable(path, what))?;
     let params = reader.params(&graph)?;
     let Meta { fuse, numerics, guards, archive, .. } = reader.meta;
-    let model = Model { graph, params, path: path.into(), archive: archive.map(Into::into), guards, import_s: 0.0 };
+    let model =
+        Model { graph, params, path: path.into(), archive: None, compiled_from: archive, guards, import_s: 0.0 };
     let options = CompileOptions { target, fuse, numerics, ..CompileOptions::default() };
     Ok(Opened { model, plan, options })
+}
+
+/// Whether the plan takes the graph's inputs and parameters and gives its outputs, and guards name numbers among the inputs.
+fn fits(graph: &Graph, plan: &kiln_plan::Plan, guards: &[(usize, kiln_graph::Scalar)]) -> Result<(), String> {
+    use kiln_plan::BufferKind;
+    let inputs: Vec<&Type> = graph.inputs.iter().map(|v| graph.ty(*v)).collect();
+    for b in &plan.buffers {
+        let (what, given) = match b.kind {
+            BufferKind::Input(n) => (format!("input {n}"), inputs.get(n as usize).copied()),
+            BufferKind::Param(p) => (format!("parameter {p}"), graph.params.get(p.0 as usize).map(|p| &p.ty)),
+            BufferKind::Frozen | BufferKind::Temp => continue,
+        };
+        match given {
+            Some(ty) if *ty == b.ty => {}
+            Some(ty) => return Err(format!("{what} is {} in its plan and {ty} in its graph", b.ty)),
+            None => return Err(format!("its plan reads {what}, which its graph has not")),
+        }
+    }
+    let given: Vec<&Type> = plan.outputs.iter().map(|b| &plan.buffer(*b).ty).collect();
+    let wanted: Vec<&Type> = graph.outputs.iter().map(|v| graph.ty(*v)).collect();
+    if given != wanted {
+        return Err("its plan gives other outputs than its graph".into());
+    }
+    match guards.iter().find(|(i, _)| inputs.get(*i).is_none_or(|ty| ty.count() != 1)) {
+        Some((i, _)) => Err(format!("it is said to hold for one value of input {i}, which is no number")),
+        None => Ok(()),
+    }
 }
 
 /// Compiled as it was when written, for the target it was written for; another target or setting plans anew.

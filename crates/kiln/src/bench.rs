@@ -159,7 +159,12 @@ impl Peer {
         missing: &mut Vec<String>,
     ) -> Result<Peer, Error> {
         let Some(path) = &model.archive else {
-            missing.push("torch: a text graph has no TorchScript archive to run".to_string());
+            missing.push(match &model.compiled_from {
+                Some(from) => format!(
+                    "torch: an artifact names an archive ({from}) that is not opened unasked; give --archive {from} if you trust it"
+                ),
+                None => "torch: no TorchScript archive to run; give one with --archive".to_string(),
+            });
             return Ok(Peer::default());
         };
         let torch = torch::torch()?;

@@ -47,6 +47,10 @@ impl Error {
             "choose a folder that exists and is writable, on a disk with space left",
         )
     }
+    /// There is not enough memory; the sentence has its remedy.
+    pub fn memory(e: kiln_graph::memory::NoMemory) -> Error {
+        Error::failed(e.to_string(), "")
+    }
     /// What to do about it.
     pub fn help(&self) -> &str {
         match self {

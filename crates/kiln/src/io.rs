@@ -2,7 +2,10 @@
 use crate::Error;
 use kiln_graph::{DType, Tensor, Type};
 use safetensors::{Dtype as StDtype, SafeTensors, tensor::TensorView};
-use std::{io::Write, path::Path};
+use std::{
+    io::{Read, Write},
+    path::Path,
+};
 
 fn dtype(d: StDtype) -> Option<DType> {
     Some(match d {
@@ -38,7 +41,7 @@ fn st_dtype(d: DType) -> StDtype {
 
 /// Reads tensors "0", "1", … ; other names are an error, so that a misnamed input is not dropped in silence.
 pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
-    let bytes = std::fs::read(path).map_err(|e| Error::reading(path, &e))?;
+    let bytes = whole(path)?;
     let help = "write it with safetensors.torch.save_file({\"0\": first, \"1\": second, …}, path)";
     let bad = |what: String| Error::failed(format!("{} is not a usable inputs file: {what}", path.display()), help);
     let file = SafeTensors::deserialize(&bytes).map_err(|e| bad(format!("not safetensors ({e})")))?;
@@ -53,9 +56,21 @@ pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
         let d = dtype(view.dtype())
             .ok_or_else(|| bad(format!("tensor \"{i}\" is {:?}; known are {}", view.dtype(), DType::NAMES)))?;
         let ty = Type::new(d, view.shape().to_vec());
+        kiln_graph::memory::require(view.data().len(), &format!("tensor \"{i}\" of {}", path.display()))
+            .map_err(Error::memory)?;
         out.push(Tensor::from_bytes(ty, view.data()).ok_or_else(|| bad(format!("tensor \"{i}\" is cut short")))?);
     }
     Ok(out)
+}
+
+/// A file's bytes, if there is memory for them.
+fn whole(path: &Path) -> Result<Vec<u8>, Error> {
+    let mut file = std::fs::File::open(path).map_err(|e| Error::reading(path, &e))?;
+    let size = file.metadata().map_err(|e| Error::reading(path, &e))?.len();
+    let bytes = usize::try_from(size).unwrap_or(usize::MAX);
+    let mut all = kiln_graph::memory::reserve(bytes, &path.display().to_string()).map_err(Error::memory)?;
+    file.read_to_end(&mut all).map_err(|e| Error::reading(path, &e))?;
+    Ok(all)
 }
 
 /// Writes tensors "0", "1", … : to a temporary file beside `path`, then renamed, so that no half-written file is left.
@@ -151,6 +166,13 @@ pub fn parse_input(text: &str) -> Result<(Type, i64), Error> {
         }
     };
     Ok((ty.parse().map_err(wrong)?, limit))
+}
+
+/// The random input that `text` describes ([`parse_input`]), if there is memory for it.
+pub fn described(text: &str, seed: u64) -> Result<Tensor, Error> {
+    let (ty, limit) = parse_input(text)?;
+    kiln_graph::memory::require(ty.bytes(), &format!("an input {ty}")).map_err(Error::memory)?;
+    Ok(random(&ty, limit, seed))
 }
 
 #[cfg(test)]

@@ -42,5 +42,6 @@ pub use error::Error;
 pub use explain::Report;
 pub use kiln_graph::{DType, Graph, Tensor, Type};
 pub use kiln_plan::{Numerics, Plan};
+pub use kiln_runtime::MAX_THREADS;
 pub use kiln_torch_host::Torch;
 pub use model::Model;

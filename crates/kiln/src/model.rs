@@ -13,8 +13,10 @@ pub struct Model {
     pub params: Vec<Tensor>,
     /// The file it came from.
     pub path: PathBuf,
-    /// The TorchScript archive, when libtorch can run the original.
+    /// The TorchScript archive that the user named, when libtorch can run the original.
     pub archive: Option<PathBuf>,
+    /// What an artifact says that it was compiled from: for messages, never opened.
+    pub compiled_from: Option<String>,
     /// Scalar arguments that the graph was specialised on: index of the input, and the one value it holds for.
     pub guards: Vec<(usize, Scalar)>,
     /// Seconds spent importing.
@@ -88,8 +90,17 @@ impl Model {
     pub fn from_graph(graph: Graph) -> Result<Model, Error> {
         kiln_graph::verify::verify(&graph)
             .map_err(|e| Error::failed(format!("the graph {} is wrong: {e}", graph.name), "mend the line it names"))?;
+        kiln_graph::params::require(&graph).map_err(Error::memory)?;
         let params = kiln_graph::params::random_params(&graph);
-        Ok(Model { graph, params, path: PathBuf::new(), archive: None, guards: vec![], import_s: 0.0 })
+        Ok(Model {
+            graph,
+            params,
+            path: PathBuf::new(),
+            archive: None,
+            compiled_from: None,
+            guards: vec![],
+            import_s: 0.0,
+        })
     }
     fn from_text(path: &Path) -> Result<Model, Error> {
         let text = std::fs::read_to_string(path)
@@ -111,6 +122,7 @@ impl Model {
             params: imported.params,
             path: path.into(),
             archive: Some(path.into()),
+            compiled_from: None,
             guards,
             import_s: 0.0,
         })
@@ -119,6 +131,8 @@ impl Model {
         self.graph.inputs.iter().map(|v| self.graph.ty(*v).clone()).collect()
     }
     /// Seeded random inputs of the graph's types; integers are below 2, which any table has.
+    ///
+    /// Where they may be large, [`Model::require_inputs`] says first whether there is memory for them.
     pub fn example_inputs(&self, seed: u64) -> Vec<Tensor> {
         let guard = |i: usize| self.guards.iter().find(|g| g.0 == i).map(|g| g.1.as_f64());
         let one = |(i, ty): (usize, &Type)| match guard(i) {
@@ -126,6 +140,11 @@ impl Model {
             None => io::random(ty, 2, seed * 1000 + i as u64),
         };
         self.input_types().iter().enumerate().map(one).collect()
+    }
+    /// Whether there is memory for inputs of these types.
+    pub fn require_inputs(&self) -> Result<(), Error> {
+        let bytes = self.input_types().iter().fold(0usize, |sum, ty| sum.saturating_add(ty.bytes()));
+        kiln_graph::memory::require(bytes, &format!("random inputs of {}", self.graph.name)).map_err(Error::memory)
     }
     /// Inputs given must be those of the graph; none given is fine.
     pub fn check_inputs(&self, inputs: &[Tensor]) -> Result<(), Error> {

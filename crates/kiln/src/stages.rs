@@ -102,8 +102,15 @@ pub fn print_file(
                 return Ok(kiln_plan::text::print(&plan));
             }
             let graph = kiln_graph::Graph::new(plan.name.clone());
-            let model =
-                Model { graph, params: vec![], path: path.into(), archive: None, guards: vec![], import_s: 0.0 };
+            let model = Model {
+                graph,
+                params: vec![],
+                path: path.into(),
+                archive: None,
+                compiled_from: None,
+                guards: vec![],
+                import_s: 0.0,
+            };
             whole_or_one(&compile::from_plan(&model, plan, options)?)
         }
         _ => {

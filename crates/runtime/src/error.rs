@@ -37,6 +37,8 @@ pub enum RuntimeError {
     Callback { kernel: String, by: &'static str, what: String },
     #[error("allocating {bytes} bytes for {what}: {why}; use a smaller batch or a device with more free memory")]
     Memory { bytes: usize, what: String, why: String },
+    #[error("{0}")]
+    HostMemory(#[from] kiln_graph::memory::NoMemory),
     /// The device cannot be used at all.
     #[error("opening {device}: {what}; {remedy}")]
     Device { device: String, what: String, remedy: String },

@@ -18,7 +18,7 @@ pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks};
 pub use cuda::CudaDevice;
 pub use error::{Mismatch, RuntimeError};
 pub use executable::{Code, Executable, HostFn, InputSpec, KernelCode, Passed, Ptx, TensorMap};
-pub use host::HostDevice;
+pub use host::{HostDevice, MAX_THREADS};
 pub use profile::{KernelTime, KernelTimer, Spread, TimeOptions, Timing};
 pub use session::{Device, Session};
 pub use trace::{HostSpan, RunTrace, Span};

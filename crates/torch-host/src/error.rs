@@ -1,6 +1,9 @@
 //! What can go wrong: with the installation, or with the model.
 use serde::{Deserialize, Serialize};
-use std::{fmt, path::PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 /// One thing in the model (or the inputs) that cannot be compiled.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -72,7 +75,16 @@ pub enum TorchError {
         "the TorchScript plugin answered something unreadable ({0}); build it again with `cargo build -p kiln-torchscript`"
     )]
     Plugin(String),
+    #[error("libtorch cannot be given the path {}: it is not UTF-8; rename the file, or link to it by another name", path.display())]
+    Path { path: PathBuf },
+    #[error("{0}")]
+    Memory(#[from] kiln_graph::memory::NoMemory),
     /// The model or its inputs.
     #[error("{0}")]
     Model(ImportErrors),
+}
+
+/// A path as libtorch takes it.
+pub(crate) fn utf8(path: &Path) -> Result<&str, TorchError> {
+    path.to_str().ok_or_else(|| TorchError::Path { path: path.into() })
 }

@@ -103,9 +103,9 @@ impl Torch {
     /// Arguments of an archive's forward.
     pub fn arguments(&self, path: &Path) -> Result<Vec<Argument>, TorchError> {
         let (mut text, mut error) = (Text::EMPTY, Text::EMPTY);
-        let path = path.to_string_lossy();
+        let path = error::utf8(path)?;
         // SAFETY: the pointers live through the call.
-        let status = unsafe { (self.symbols.arguments)(Str::new(&path), &mut text, &mut error) };
+        let status = unsafe { (self.symbols.arguments)(Str::new(path), &mut text, &mut error) };
         self.symbols.checked(status == 0, error)?;
         self.symbols.json(text)
     }
@@ -136,7 +136,8 @@ impl Torch {
 
     /// Runs a fallback op on host tensors. All its results.
     pub fn run_fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, TorchError> {
-        let mut results: Vec<Tensor> = op.results.iter().map(|ty| Tensor::zeros(ty.clone())).collect();
+        let zeros = |ty: &Type| Tensor::try_zeros(ty.clone(), &format!("a result of {}", op.name));
+        let mut results: Vec<Tensor> = op.results.iter().map(zeros).collect::<Result<_, _>>()?;
         let ins: Vec<Memory> =
             args.iter().map(|t| Memory { ptr: t.bytes().as_ptr().cast_mut().cast(), ty: t.ty.clone() }).collect();
         let outs: Vec<Memory> =

@@ -1,7 +1,7 @@
 //! Imported models.
 use crate::{
     abi::{Dense, RawModel, Str, Symbols, Text, parse},
-    error::TorchError,
+    error::{TorchError, utf8},
 };
 use kiln_graph::{Graph, Scalar, Tensor};
 use serde::{Deserialize, Serialize};
@@ -50,10 +50,10 @@ impl Drop for Owned<'_> {
 
 pub fn import(symbols: &Symbols, path: &Path, inputs: &[Tensor]) -> Result<Imported, TorchError> {
     let dense: Vec<Dense> = inputs.iter().map(Dense::host).collect();
-    let path = path.to_string_lossy();
+    let path = utf8(path)?;
     let mut error = Text::EMPTY;
     // SAFETY: host tensors that live through the call.
-    let raw = unsafe { (symbols.import)(Str::new(&path), dense.as_ptr(), dense.len(), &mut error) };
+    let raw = unsafe { (symbols.import)(Str::new(path), dense.as_ptr(), dense.len(), &mut error) };
     symbols.checked(!raw.is_null(), error)?;
     let model = Owned(raw, symbols);
 

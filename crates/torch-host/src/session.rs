@@ -2,7 +2,7 @@
 use crate::{
     Device,
     abi::{Dense, RawModule, Str, Symbols, Text},
-    error::TorchError,
+    error::{TorchError, utf8},
 };
 use kiln_graph::{Tensor, Type};
 use std::{path::Path, sync::Arc};
@@ -32,11 +32,11 @@ impl Session {
         threads: usize,
     ) -> Result<Session, TorchError> {
         let dense: Vec<Dense> = inputs.iter().map(Dense::host).collect();
-        let path = path.to_string_lossy();
+        let path = utf8(path)?;
         let mut error = Text::EMPTY;
         // SAFETY: host tensors that live through the call; the plugin copies them.
         let raw = unsafe {
-            (symbols.session)(Str::new(&path), dense.as_ptr(), dense.len(), device.number(), threads, &mut error)
+            (symbols.session)(Str::new(path), dense.as_ptr(), dense.len(), device.number(), threads, &mut error)
         };
         symbols.checked(!raw.is_null(), error)?;
         Ok(Session { raw, symbols: symbols.clone() })

@@ -51,8 +51,9 @@ fn seconds(s: f64) -> Result<Duration, Error> {
 }
 
 fn once(a: &args::Bench, options: &BenchOptions, progress: Progress) -> Result<(), Error> {
-    let (model, given) = open(&a.model, &progress)?;
-    let inputs = given_or_random(given, &model);
+    let (mut model, given) = open(&a.model, &progress)?;
+    model.archive = a.archive.clone().or(model.archive);
+    let inputs = given_or_random(given, &model)?;
     progress.say("measuring");
     let (result, compiled) = kiln::bench::bench(&model, &inputs, options)?;
     drop(progress);

@@ -15,6 +15,9 @@ use std::{
     time::Instant,
 };
 
+/// Most threads of a device: far more than processors have, few enough to start in no time.
+pub const MAX_THREADS: usize = 1024;
+
 /// Work of less than this many nanoseconds is not worth waking threads for.
 const INLINE_NS: u64 = 20_000;
 
@@ -26,8 +29,15 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    /// With this many threads; 0 means one per available core.
+    /// With this many threads, at most [`MAX_THREADS`]; 0 means one per available core.
     pub fn new(threads: usize) -> Result<HostDevice, RuntimeError> {
+        if threads > MAX_THREADS {
+            return Err(RuntimeError::Device {
+                device: "cpu".into(),
+                what: format!("{threads} threads are asked for, at most {MAX_THREADS} are started"),
+                remedy: "ask for as many as the processor has cores".into(),
+            });
+        }
         let threads = match threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
             n => n,

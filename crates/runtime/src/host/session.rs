@@ -6,7 +6,10 @@ use crate::{
     layout::Layout,
     memory::{MemoryPlan, Place},
 };
-use kiln_graph::{Tensor, Type, memory::Memory};
+use kiln_graph::{
+    Tensor, Type,
+    memory::{Memory, require},
+};
 use kiln_plan::{
     BufferId, Stage,
     exec::{Epilogue, LibraryCall, Work},
@@ -67,6 +70,10 @@ impl HostSession {
         let layout = Layout::new(&exe);
         let frozen =
             |(b, place): (usize, &Place)| (*place == Place::Frozen).then(|| Tensor::zeros(exe.buffers[b].ty.clone()));
+        let outputs = exe.outputs.iter().map(|b| exe.ty(*b).bytes());
+        let own = [memory.frozen, memory.run.bytes, memory.load.bytes].into_iter().chain(outputs);
+        let bytes = own.fold(0, usize::saturating_add);
+        require(bytes, &format!("intermediate and final results of {}", exe.name))?;
         let mut inner = Inner {
             frozen: memory.buffers.iter().enumerate().map(frozen).collect(),
             arena: arena(memory.run.bytes)?,
