@@ -161,8 +161,10 @@ pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
     let prices = options.prices();
     for k in plan.kernels.iter().filter(|k| k.reason.template.is_some()) {
         let lowered = kiln_lower::lower_at(k, options.target.lowering(), prices);
-        if let Err(LowerError::Unsupported { why, .. }) = lowered {
-            return Err(no_template(&plan.name, k, &why));
+        match lowered {
+            Ok(_) => {}
+            Err(LowerError::Unsupported { why, .. }) => return Err(no_template(&plan.name, k, &why)),
+            Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(&defect)),
         }
     }
     Ok(plan)
@@ -198,13 +200,18 @@ pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
     Error::failed(format!("cannot plan {}: {e}", model.graph.name), help)
 }
 
+/// A defect of the compiler: nothing that could be interpreted instead, as the plan may be wrong too.
+fn not_lowered(defect: &LowerError) -> Error {
+    Error::failed(defect.to_string(), "run with --unfused until it is mended")
+}
+
 /// Lowers a plan and generates its code.
 pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> Result<Compiled, Error> {
     let start = Instant::now();
     let mut programs = Programs::default();
     let prices = options.prices();
     let lower = |k| programs.lower(k, options.target, prices);
-    let mut steps: Vec<Steps<ProgramId>> = plan.kernels.iter().map(lower).collect();
+    let mut steps: Vec<Steps<ProgramId>> = plan.kernels.iter().map(lower).collect::<Result<_, _>>()?;
     let lowered = start.elapsed();
     let (code, failed) = generate(&programs.list, options.target)?;
     // What code generation refuses is run by the interpreter, and `explain` says so.
@@ -248,13 +255,14 @@ struct Programs {
     known: HashMap<String, ProgramId>,
 }
 impl Programs {
-    fn lower(&mut self, kernel: &kiln_plan::Kernel, target: Target, prices: Prices) -> Steps<ProgramId> {
+    fn lower(&mut self, kernel: &kiln_plan::Kernel, target: Target, prices: Prices) -> Result<Steps<ProgramId>, Error> {
         match kiln_lower::lower_at(kernel, target.lowering(), prices) {
             Ok(steps) => {
                 let Ok(steps) = steps.map(|p| Ok::<_, std::convert::Infallible>(self.add(p)));
-                steps
+                Ok(steps)
             }
-            Err(LowerError::Unsupported { why, .. }) => interpreted(kernel, why),
+            Err(LowerError::Unsupported { why, .. }) => Ok(interpreted(kernel, why)),
+            Err(defect @ LowerError::Invariant { .. }) => Err(not_lowered(&defect)),
         }
     }
     fn add(&mut self, program: Program) -> ProgramId {

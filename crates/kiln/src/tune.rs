@@ -61,7 +61,7 @@ fn is_open(k: &Kernel) -> bool {
 fn takes(k: &Kernel, template: kiln_plan::Template, target: Target) -> Result<(), String> {
     let mut k = k.clone();
     k.reason.template = Some(template);
-    kiln_lower::lower(&k, target.lowering()).map(|_| ()).map_err(|kiln_lower::LowerError::Unsupported { why, .. }| why)
+    kiln_lower::lower(&k, target.lowering()).map(|_| ()).map_err(|e| e.why())
 }
 
 impl Measurements {

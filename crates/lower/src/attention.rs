@@ -5,7 +5,8 @@ use crate::dag::{Guard, NodeId, NodeOp, Scene, Store};
 use crate::expr::{Expr, linear};
 use crate::flash;
 use crate::host::{Host, Operand, the_product};
-use crate::resolve::{Body, Resolved, Resolver, Row, broadcast_index};
+use crate::resolve::{Body, Resolved, Resolver, broadcast_index, kept};
+use crate::row::Row;
 use crate::rows::{self, Emitted};
 use crate::space::Space;
 use crate::{LowerError, Target, pointwise};
@@ -190,21 +191,31 @@ fn softmax(
     let row_axes: Vec<bool> = (0..shape.len()).map(|i| i == last).collect();
     let scene = |s: &Space| {
         let mut r = of.resolver();
-        r.row = Some(Row { position: s.axes[last].clone(), len: keys });
+        r.row = Some(Row::of(s, &s.axes[last], keys));
         let at = linear(&s.axes, shape);
-        let raw = r.dag.add(NodeOp::Load { slot: p.raw.0, at: at.clone(), guards: vec![] }, p.raw.1);
-        let n = shape.len() - 4;
-        let mut ix = s.axes[..n].to_vec();
-        if p.has_batch {
-            ix[0] = ix[0].clone().shift(p.first as i64);
-        }
-        ix.extend([
-            s.axes[n].clone().scale(z.group as i64).plus(&s.axes[n + 1]),
-            s.axes[n + 2].clone().shift(p.row as i64),
-            s.axes[n + 3].clone(),
-        ]);
-        let x = masked_score(&mut r, raw, v, &ix)?;
-        let value = safe_softmax(&mut r, x, keys);
+        let score = |r: &mut Resolver, along: &Expr| {
+            let at = linear(&[&s.axes[..last], std::slice::from_ref(along)].concat(), shape);
+            let raw = r.dag.add(NodeOp::Load { slot: p.raw.0, at, guards: vec![] }, p.raw.1);
+            let n = shape.len() - 4;
+            let mut ix = s.axes[..n].to_vec();
+            if p.has_batch {
+                ix[0] = ix[0].clone().shift(p.first as i64);
+            }
+            ix.extend([
+                s.axes[n].clone().scale(z.group as i64).plus(&s.axes[n + 1]),
+                s.axes[n + 2].clone().shift(p.row as i64),
+                along.clone(),
+            ]);
+            masked_score(r, raw, v, &ix)
+        };
+        let own = score(&mut r, &s.axes[last])?;
+        let other = if keys == 1 {
+            own
+        } else {
+            let along = r.row_index(&[keys])?.swap_remove(0);
+            r.body(&kept(&s.axes[..last], shape, &[]), &[], |r, _| score(r, &along))?
+        };
+        let value = safe_softmax(&mut r, own, other, keys)?;
         let store = Store { slot: p.soft.0, dtype: p.soft.1, at, guards: vec![], value };
         Ok(Scene { dag: r.dag, stores: vec![store] })
     };
@@ -216,11 +227,11 @@ fn softmax(
 }
 
 /// Softmax of a row of scores; zeros where nothing takes part, as PyTorch's `_safe_softmax`.
-fn safe_softmax(r: &mut Resolver, x: NodeId, len: usize) -> NodeId {
-    let p = r.softmax(x, x, len, false);
-    let dtype = r.dag.node(x).dtype;
-    let most = if len == 1 { x } else { r.dag.reduce(ReduceOp::Max, x) };
+fn safe_softmax(r: &mut Resolver, own: NodeId, other: NodeId, len: usize) -> Resolved {
+    let p = r.softmax(own, other, len, false)?;
+    let dtype = r.dag.node(own).dtype;
+    let most = if len == 1 { other } else { r.reduced(ReduceOp::Max, other, len)? };
     let (lowest, zero) = (r.dag.number(dtype, f64::NEG_INFINITY), r.dag.number(dtype, 0.0));
     let nothing = r.dag.add(NodeOp::Compare(CompareOp::Eq, most, lowest), DType::Bool);
-    r.dag.add(NodeOp::Select(nothing, zero, p), dtype)
+    Ok(r.dag.add(NodeOp::Select(nothing, zero, p), dtype))
 }

@@ -1,7 +1,7 @@
 //! Normalisations and softmax as scalar programs over the row, in the type arithmetic is done in.
 use crate::dag::{Guard, NodeId};
 use crate::expr::{Expr, delinear, linear};
-use crate::resolve::{Here, Product, Resolved, Resolver};
+use crate::resolve::{Here, Product, Resolved, Resolver, kept};
 use crate::{LowerError, Target};
 use kiln_graph::{BinaryOp, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 
@@ -14,8 +14,8 @@ impl Resolver<'_> {
                 let mut row = here.ix.to_vec();
                 row[*axis] = self.row_of(len)?;
                 let own = self.at(args[0], here.ix, here.guards)?;
-                let other = self.at(args[0], &row, here.guards)?;
-                Ok(self.softmax(own, other, len, matches!(op, Op::LogSoftmax { .. })))
+                let other = self.other(args[0], &row, len, &kept(here.ix, g.shape(args[0]), &[*axis]), here.guards)?;
+                self.softmax(own, other, len, matches!(op, Op::LogSoftmax { .. }))
             }
             Op::LayerNorm { axes, eps, .. } => {
                 let shape = g.shape(args[0]);
@@ -23,9 +23,9 @@ impl Resolver<'_> {
                 let along = self.row_index_or_one(&shape[lead.len()..])?;
                 let row = [lead, &along].concat();
                 let own = self.at(args[0], here.ix, here.guards)?;
-                let other = self.at(args[0], &row, here.guards)?;
                 let len = shape[lead.len()..].iter().product();
-                let y = self.normalised(own, other, len, *eps);
+                let other = self.other(args[0], &row, len, &kept(lead, shape, &[]), here.guards)?;
+                let y = self.normalised(own, other, len, *eps)?;
                 self.affine(y, &args[1..], last, here.guards)
             }
             Op::RmsNorm { eps } => {
@@ -34,9 +34,9 @@ impl Resolver<'_> {
                 let mut row = here.ix.to_vec();
                 row[last] = self.row_of(len)?;
                 let own = self.at(args[0], here.ix, here.guards)?;
-                let other = self.at(args[0], &row, here.guards)?;
+                let other = self.other(args[0], &row, len, &kept(here.ix, g.shape(args[0]), &[last]), here.guards)?;
                 let square = self.dag.binary(BinaryOp::Mul, other, other);
-                let mean = self.mean(square, len);
+                let mean = self.mean(square, len)?;
                 let scale = self.rsqrt_of(mean, *eps);
                 let y = self.dag.binary(BinaryOp::Mul, own, scale);
                 let gain = self.at(args[1], &here.ix[last..], here.guards)?;
@@ -48,11 +48,13 @@ impl Resolver<'_> {
                 let inner = [&[per], &shape[2..]].concat();
                 let along = self.row_index_or_one(&inner)?;
                 let group = here.ix[1].clone().div(per as i64);
+                let kept = [(here.ix[0].clone(), shape[0]), (group.clone(), *groups)];
                 let mut row = vec![here.ix[0].clone(), group.scale(per as i64).plus(&along[0])];
                 row.extend_from_slice(&along[1..]);
                 let own = self.at(args[0], here.ix, here.guards)?;
-                let other = self.at(args[0], &row, here.guards)?;
-                let y = self.normalised(own, other, inner.iter().product(), *eps);
+                let len = inner.iter().product();
+                let other = self.other(args[0], &row, len, &kept, here.guards)?;
+                let y = self.normalised(own, other, len, *eps)?;
                 self.affine(y, &args[1..], &here.ix[1..2], here.guards)
             }
             Op::BatchNorm { eps } => {
@@ -84,10 +86,17 @@ impl Resolver<'_> {
             self.row_index(shape)
         }
     }
-    fn over_row(&mut self, op: ReduceOp, body: NodeId, len: usize) -> NodeId {
-        if len == 1 { body } else { self.reduced(op, body, len) }
+    /// An element of the row, wherever along it; `kept` is where the row is.
+    fn other(&mut self, x: ValueId, ix: &[Expr], len: usize, kept: &[(Expr, usize)], guards: &[Guard]) -> Resolved {
+        if len == 1 {
+            return self.at(x, ix, guards);
+        }
+        self.body(kept, guards, |r, guards| r.at(x, ix, guards))
     }
-    fn mean(&mut self, body: NodeId, len: usize) -> NodeId {
+    fn over_row(&mut self, op: ReduceOp, body: NodeId, len: usize) -> Resolved {
+        if len == 1 { Ok(body) } else { self.reduced(op, body, len) }
+    }
+    fn mean(&mut self, body: NodeId, len: usize) -> Resolved {
         self.over_row(ReduceOp::Mean, body, len)
     }
     fn rsqrt_of(&mut self, x: NodeId, eps: Scalar) -> NodeId {
@@ -97,36 +106,36 @@ impl Resolver<'_> {
     }
 
     /// Softmax of `own`, an element of a row whose elements are `other`.
-    pub(crate) fn softmax(&mut self, own: NodeId, other: NodeId, len: usize, log: bool) -> NodeId {
-        let most = self.over_row(ReduceOp::Max, other, len);
+    pub(crate) fn softmax(&mut self, own: NodeId, other: NodeId, len: usize, log: bool) -> Resolved {
+        let most = self.over_row(ReduceOp::Max, other, len)?;
         let shifted = self.dag.binary(BinaryOp::Sub, other, most);
         let term = self.dag.unary(UnaryOp::Exp, shifted);
-        let sum = self.over_row(ReduceOp::Sum, term, len);
+        let sum = self.over_row(ReduceOp::Sum, term, len)?;
         let mine = self.dag.binary(BinaryOp::Sub, own, most);
         if log {
             let log = self.dag.unary(UnaryOp::Log, sum);
-            return self.dag.binary(BinaryOp::Sub, mine, log);
+            return Ok(self.dag.binary(BinaryOp::Sub, mine, log));
         }
         let mine = self.dag.unary(UnaryOp::Exp, mine);
         if self.target != Target::Host && !self.in_epilogue() {
-            return self.dag.binary(BinaryOp::Div, mine, sum);
+            return Ok(self.dag.binary(BinaryOp::Div, mine, sum));
         }
         // One division a row: a vector of them takes as long as an exponential, and nothing hides that of a product's tile. The
         // sum is at least 1.
         let one = self.dag.number(self.dag.node(sum).dtype, 1.0);
         let scale = self.dag.binary(BinaryOp::Div, one, sum);
-        self.dag.binary(BinaryOp::Mul, mine, scale)
+        Ok(self.dag.binary(BinaryOp::Mul, mine, scale))
     }
 
     /// `(own - mean) · rsqrt(variance + eps)`, the variance from differences (not from squares, which cancel).
-    fn normalised(&mut self, own: NodeId, other: NodeId, len: usize, eps: Scalar) -> NodeId {
-        let mean = self.mean(other, len);
+    fn normalised(&mut self, own: NodeId, other: NodeId, len: usize, eps: Scalar) -> Resolved {
+        let mean = self.mean(other, len)?;
         let difference = self.dag.binary(BinaryOp::Sub, other, mean);
         let square = self.dag.binary(BinaryOp::Mul, difference, difference);
-        let variance = self.mean(square, len);
+        let variance = self.mean(square, len)?;
         let scale = self.rsqrt_of(variance, eps);
         let centred = self.dag.binary(BinaryOp::Sub, own, mean);
-        self.dag.binary(BinaryOp::Mul, centred, scale)
+        Ok(self.dag.binary(BinaryOp::Mul, centred, scale))
     }
 
     /// Gain and bias, if given.

@@ -224,6 +224,21 @@ impl Expr {
             sum.plus(&e.scale(*c))
         })
     }
+    /// The same expression of other coordinates, of the same extents.
+    pub fn renamed(&self, f: &impl Fn(CoordId) -> CoordId) -> Expr {
+        let mut terms: Vec<(Atom, i64)> = vec![];
+        for (a, c) in &self.terms {
+            let atom = match a {
+                Atom::Coord { id, extent } => Atom::Coord { id: f(*id), extent: *extent },
+                Atom::Div(x, k) => Atom::Div(Box::new(x.renamed(f)), *k),
+                Atom::Mod(x, k) => Atom::Mod(Box::new(x.renamed(f)), *k),
+                Atom::Value { .. } => a.clone(),
+            };
+            terms.push((atom, *c));
+        }
+        terms.sort();
+        Expr { terms, constant: self.constant }
+    }
     /// The value where coordinates have these, and what is read from memory is 0.
     pub fn value_at(&self, coord: &impl Fn(CoordId) -> i64) -> i64 {
         self.terms.iter().fold(self.constant, |sum, (a, c)| {

@@ -32,6 +32,7 @@ mod product;
 mod reduction;
 mod resolve;
 mod rest;
+mod row;
 mod rows;
 mod scan;
 mod scatter;
@@ -68,6 +69,28 @@ pub enum LowerError {
     /// The kernel is right but no template takes it; the caller runs it by the interpreter.
     #[error("kernel {kernel} cannot be lowered: {why}")]
     Unsupported { kernel: String, why: String },
+    /// What lowering takes for granted does not hold.
+    #[error("lowering kernel {kernel} hit a defect of Kiln: {what}; please report it with the model")]
+    Invariant { kernel: String, what: String },
+}
+
+impl LowerError {
+    /// Without the kernel's name.
+    pub fn why(self) -> String {
+        match self {
+            LowerError::Unsupported { why, .. } => why,
+            LowerError::Invariant { what, .. } => format!("a defect of Kiln: {what}; please report it"),
+        }
+    }
+}
+
+/// What a template gives, `None` where it does not take the kernel. Defects are not taken for that.
+fn if_taken<T>(by: Result<T, LowerError>) -> Result<Option<T>, LowerError> {
+    match by {
+        Ok(found) => Ok(Some(found)),
+        Err(LowerError::Unsupported { .. }) => Ok(None),
+        Err(defect @ LowerError::Invariant { .. }) => Err(defect),
+    }
 }
 
 /// The steps of one kernel, at an H200's prices.
@@ -89,8 +112,8 @@ pub fn lower_at(kernel: &Kernel, target: Target, prices: Prices) -> Result<Steps
         return own(kernel);
     }
     match under(Some(library)) {
-        Ok(steps) => Ok(Steps { otherwise: under(None).ok().map(Box::new), ..steps }),
-        Err(_) if !asked => own(kernel),
+        Ok(steps) => Ok(Steps { otherwise: if_taken(under(None))?.map(Box::new), ..steps }),
+        Err(LowerError::Unsupported { .. }) if !asked => own(kernel),
         refused => refused,
     }
 }
@@ -169,8 +192,8 @@ fn check(kernel: &str, steps: &[Work<kiln_block::Kernel>]) -> Result<(), LowerEr
         if let Work::Block { code, .. } = step
             && let Err(e) = kiln_block::verify::verify(code)
         {
-            let why = format!("the emitted program is wrong: {e}");
-            return Err(LowerError::Unsupported { kernel: kernel.to_string(), why });
+            let what = format!("the emitted program is wrong: {e}");
+            return Err(LowerError::Invariant { kernel: kernel.to_string(), what });
         }
     }
     Ok(())

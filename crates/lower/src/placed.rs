@@ -3,7 +3,8 @@ use crate::LowerError;
 use crate::dag::{Dag, Guard, NodeId, NodeOp, Scene, Store};
 use crate::expr::{CoordId, Expr, linear};
 use crate::invert::invert;
-use crate::resolve::{Body, Product, Resolver, Row};
+use crate::resolve::{Body, Product, Resolver};
+use crate::row::Row;
 use crate::space::Space;
 use kiln_graph::ValueId;
 use kiln_plan::exec::Slot;
@@ -46,7 +47,7 @@ fn output(
     let rank = g.shape(out).len();
     let resolve = |s: &Space| -> Result<Scene, LowerError> {
         let mut r = of.resolver();
-        r.row = row.zip(s.axes.get(rank)).map(|(len, along)| Row { position: along.clone(), len });
+        r.row = row.zip(s.axes.get(rank)).map(|(len, along)| Row::of(s, along, len));
         let value = r.at(out, &s.axes[..rank], &[])?;
         // The dimensions are part of the scene, so that the space is split for them too.
         let mut stores = vec![];

@@ -10,7 +10,8 @@ use crate::dag::{Dag, Guard, NodeOp, Scene, Store};
 use crate::emit::TileRow;
 use crate::expr::{CoordId, Expr};
 use crate::placed::{self, the_sums};
-use crate::resolve::{Body, Product as Place, Resolved, Resolver, Row};
+use crate::resolve::{Body, Product as Place, Resolved, Resolver};
+use crate::row::Row;
 use crate::rows::Emitted;
 use crate::space::Space;
 use crate::tile::{Cut, Shape, loads, open_with};
@@ -234,7 +235,7 @@ fn fused(
     let product = p.nodes(of);
     let scene = |at: &[Expr]| {
         let mut r = product.resolver();
-        r.row = p.row.zip(at.last()).map(|(len, column)| Row { position: column.clone().rem(len as i64), len });
+        r.row = p.row.zip(at.last()).map(|(len, column)| Row::part_of(column, len));
         let stores = placed.iter().map(|o| o.store(&mut r, at)).collect::<Result<Vec<_>, _>>()?;
         Ok((r.dag, stores))
     };

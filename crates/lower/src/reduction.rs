@@ -4,7 +4,8 @@
 //! most elements gives the coordinates, and those that no reduction keeps are its row.
 use crate::dag::{Dag, NodeOp, Scene, Store};
 use crate::expr::{CoordId, Expr, delinear, linear};
-use crate::resolve::{Body, Row};
+use crate::resolve::Body;
+use crate::row::Row;
 use crate::rows::{self, Emitted};
 use crate::space::Space;
 use crate::window::{UNROLL, window_len};
@@ -31,7 +32,7 @@ pub fn lower(of: &Body, target: Target, scratch: u32) -> Result<Emitted, LowerEr
     let extents = [&shape[..], &[len]].concat();
     let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == shape.len()).collect();
     let mut space = Space::new(&extents, &row_axes);
-    let alone = |s: &Space| driver_scene(of, driver, &s.axes, len);
+    let alone = |s: &Space| driver_scene(of, driver, s, len);
     space.refine(&alone)?;
     let scene = alone(&space)?;
     let row = space.row_ids();
@@ -70,7 +71,7 @@ pub fn lower(of: &Body, target: Target, scratch: u32) -> Result<Emitted, LowerEr
     let kept_shape = extents[..kept.len()].to_vec();
     let all = |s: &Space| -> Result<Scene, LowerError> {
         let mut r = of.resolver();
-        r.row = Some(Row { position: s.axes[kept.len()].clone(), len });
+        r.row = Some(Row::of(s, &s.axes[kept.len()], len));
         let whole = linear(&driver_axes(&s.axes), &shape);
         let row_sized = linear(&s.axes[..kept.len()], &kept_shape);
         let mut stores = vec![];
@@ -98,12 +99,12 @@ pub fn lower(of: &Body, target: Target, scratch: u32) -> Result<Emitted, LowerEr
     rows::emit(name, space, &all, target, scratch)
 }
 
-fn driver_scene(of: &Body, driver: usize, axes: &[Expr], len: usize) -> Result<Scene, LowerError> {
+fn driver_scene(of: &Body, driver: usize, space: &Space, len: usize) -> Result<Scene, LowerError> {
     let body = of.graph;
     let v = body.outputs[driver];
-    let Some((row, ix)) = axes.split_last() else { return Ok(Scene { dag: Dag::default(), stores: vec![] }) };
+    let Some((row, ix)) = space.axes.split_last() else { return Ok(Scene { dag: Dag::default(), stores: vec![] }) };
     let mut r = of.resolver();
-    r.row = Some(Row { position: row.clone(), len });
+    r.row = Some(Row::of(space, row, len));
     let value = r.at(v, ix, &[])?;
     let at = linear(ix, body.shape(v));
     let store = Store { slot: Slot::Output(driver as u32), dtype: body.dtype(v), at, guards: vec![], value };

@@ -4,6 +4,7 @@
 //! Never: blocks, schedules.
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear, linear};
+use crate::row::Row;
 use crate::{LowerError, Prices, Target};
 use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 use kiln_plan::{Precision, Template, exec::Slot};
@@ -11,13 +12,6 @@ use std::collections::HashMap;
 
 /// Programs larger than this are refused (concatenations of concatenations can double at each level).
 const MAX_NODES: usize = 40_000;
-
-/// How a reduction's elements are counted: position in the row as an expression of the row's coordinates.
-#[derive(Clone, Debug)]
-pub struct Row {
-    pub position: Expr,
-    pub len: usize,
-}
 
 /// Where the product of a kernel is.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -81,6 +75,8 @@ pub struct Resolver<'a> {
     /// A second one: left as a node, its columns come after those of the first.
     pub twin: Option<(ValueId, Product)>,
     pub row: Option<Row>,
+    /// Reductions around what is resolved.
+    pub depth: u32,
     /// Where, along its axis, a scan was asked for.
     pub scan_at: Vec<Expr>,
     memo: HashMap<Key, NodeId>,
@@ -104,12 +100,16 @@ impl<'a> Resolver<'a> {
             product: None,
             twin: None,
             row: None,
+            depth: 0,
             scan_at: vec![],
             memo: HashMap::new(),
         }
     }
     pub fn unsupported(&self, why: impl Into<String>) -> LowerError {
         LowerError::Unsupported { kernel: self.kernel.to_string(), why: why.into() }
+    }
+    pub fn invariant(&self, what: impl Into<String>) -> LowerError {
+        LowerError::Invariant { kernel: self.kernel.to_string(), what: what.into() }
     }
 
     /// The value's element at `ix` (one expression per axis), read only where `guards` hold.
@@ -202,11 +202,7 @@ impl<'a> Resolver<'a> {
                 self.at(args[0], &inner, &guards)
             }
             Op::Reduce { op, axes } => self.reduce(*op, args[0], axes, &here),
-            Op::Scan { op, axis } => {
-                self.scan_at.push(ix[*axis].clone());
-                let body = self.at(args[0], ix, guards)?;
-                Ok(self.dag.add(NodeOp::Scan { op: *op, body }, dtype))
-            }
+            Op::Scan { op, axis } => self.scan(*op, args[0], *axis, &here),
             Op::Dot => self.dot(&args, &here),
             Op::Linear => self.linear(&args, &here),
             Op::Softmax { .. } | Op::LogSoftmax { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } => {
@@ -385,16 +381,6 @@ impl<'a> Resolver<'a> {
         joined(guards, &[Guard { expr: at.clone(), lo: 0, hi: len as i64 }])
     }
 
-    /// The row as the index along axes of these lengths. The first reduction fixes the row's length.
-    pub fn row_index(&self, shape: &[usize]) -> Result<Vec<Expr>, LowerError> {
-        let len: usize = shape.iter().product();
-        match &self.row {
-            Some(row) if row.len == len => Ok(delinear(&row.position, shape)),
-            Some(row) => Err(self.unsupported(format!("rows of {len} and of {} elements", row.len))),
-            None => Err(self.unsupported("a reduction in a kernel without rows")),
-        }
-    }
-
     pub fn reduce(&mut self, op: ReduceOp, x: ValueId, axes: &[usize], here: &Here) -> Resolved {
         let shape: Vec<usize> = axes.iter().map(|&a| self.graph.shape(x)[a]).collect();
         let len: usize = shape.iter().product();
@@ -423,26 +409,30 @@ impl<'a> Resolver<'a> {
         for (&i, e) in order.iter().zip(self.row_index(&sorted)?) {
             ix[axes[i]] = e;
         }
-        let mut body = self.at(x, &ix, here.guards)?;
+        let kept = kept(here.ix, self.graph.shape(x), axes);
+        let mut body = self.body(&kept, here.guards, |r, guards| r.at(x, &ix, guards))?;
         if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) && self.dag.node(body).dtype == DType::Bool {
             body = self.dag.add(NodeOp::Cast(body), DType::I32);
         }
-        Ok(self.reduced(op, body, len))
-    }
-    /// Reduction of a node over the row; the mean is a sum and a division.
-    pub fn reduced(&mut self, op: ReduceOp, body: NodeId, len: usize) -> NodeId {
-        if op != ReduceOp::Mean {
-            return self.dag.reduce(op, body);
-        }
-        let sum = self.dag.reduce(ReduceOp::Sum, body);
-        let n = self.dag.number(self.dag.node(sum).dtype, len as f64);
-        self.dag.binary(BinaryOp::Div, sum, n)
+        self.reduced(op, body, len)
     }
 
     /// An element of a product's operand, in the product's type.
     fn factor(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {
         let (n, dtype) = (self.at(v, ix, guards)?, self.graph.dtype(v));
         Ok(if dtype.product() == dtype { n } else { self.dag.add(NodeOp::Cast(n), dtype.product()) })
+    }
+    /// The sum over `k` products of two operands at these indices.
+    fn sum_of_products(&mut self, [x, y]: [ValueId; 2], [xi, yi]: [&[Expr]; 2], k: usize, here: &Here) -> Resolved {
+        let products = |r: &mut Self, guards: &[Guard]| {
+            let (a, b) = (r.factor(x, xi, guards)?, r.factor(y, yi, guards)?);
+            Ok(r.dag.binary(BinaryOp::Mul, a, b))
+        };
+        if k == 1 {
+            return products(self, here.guards);
+        }
+        let body = self.body(&kept(here.ix, self.graph.shape(here.v), &[]), here.guards, products)?;
+        self.reduced(ReduceOp::Sum, body, k)
     }
     /// A product as a sum over the row: for vectors, small and integer products.
     fn dot(&mut self, args: &[ValueId], here: &Here) -> Resolved {
@@ -457,9 +447,7 @@ impl<'a> Resolver<'a> {
         xi.extend([mn[0].clone(), along.clone()]);
         let mut yi = broadcast_index(batch, &y[..y.len() - 2]);
         yi.extend([along, mn[1].clone()]);
-        let (a, b) = (self.factor(args[0], &xi, here.guards)?, self.factor(args[1], &yi, here.guards)?);
-        let product = self.dag.binary(BinaryOp::Mul, a, b);
-        Ok(if k == 1 { product } else { self.dag.reduce(ReduceOp::Sum, product) })
+        self.sum_of_products([args[0], args[1]], [&xi, &yi], k, here)
     }
 
     fn linear(&mut self, args: &[ValueId], here: &Here) -> Resolved {
@@ -469,10 +457,8 @@ impl<'a> Resolver<'a> {
             self.dag.number(self.graph.dtype(here.v), 0.0)
         } else {
             let along = if k == 1 { Expr::default() } else { self.row_index(&[k])?[0].clone() };
-            let a = self.factor(args[0], &[lead, std::slice::from_ref(&along)].concat(), here.guards)?;
-            let b = self.factor(args[1], &[n.clone(), along], here.guards)?;
-            let product = self.dag.binary(BinaryOp::Mul, a, b);
-            if k == 1 { product } else { self.dag.reduce(ReduceOp::Sum, product) }
+            let xi = [lead, std::slice::from_ref(&along)].concat();
+            self.sum_of_products([args[0], args[1]], [&xi, &[n.clone(), along]], k, here)?
         };
         if let Some(&bias) = args.get(2) {
             let b = self.at(bias, std::slice::from_ref(n), here.guards)?;
@@ -487,6 +473,12 @@ pub struct Here<'b> {
     pub v: ValueId,
     pub ix: &'b [Expr],
     pub guards: &'b [Guard],
+}
+
+/// An index along axes of a shape, but for those that are reduced.
+pub fn kept(ix: &[Expr], shape: &[usize], reduced: &[usize]) -> Vec<(Expr, usize)> {
+    let all = ix.iter().cloned().zip(shape.iter().copied()).enumerate();
+    all.filter(|(axis, _)| !reduced.contains(axis)).map(|(_, e)| e).collect()
 }
 
 /// Index of an operand that broadcasts: its last axes, 0 where its size is 1.

@@ -79,6 +79,8 @@ where
     F: Fn(&Space) -> Result<Scene, LowerError>,
 {
     let settled = space.settle(scene)?;
+    // Resolved again with rows apart, which refuses what depends on a row around it.
+    scene(&space.apart())?;
     let Some(plan) = plan(&mut space, &settled, target) else {
         return Err(LowerError::Unsupported { kernel: name.to_string(), why: "a reduction without a row".into() });
     };

@@ -2,7 +2,8 @@
 use crate::dag::{Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::invert::{Inverse, invert};
-use crate::resolve::{Body, Row};
+use crate::resolve::Body;
+use crate::row::Row;
 use crate::rows::{self, Emitted};
 use crate::space::Space;
 use crate::{LowerError, Target, pointwise};
@@ -29,7 +30,7 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
 
     // Where the first output meets the scan fixes the row.
     let mut space = Space::new(&shape, &vec![false; shape.len()]);
-    let apart = || Some(Row { position: Expr::coord(u32::MAX - 1, len), len });
+    let apart = || Some(Row::alone(Expr::coord(u32::MAX - 1, len), len));
     let first = |s: &Space| Ok(outputs(of, &s.axes, &shape, apart())?.0);
     space.refine(&first)?;
     let (_, positions) = outputs(of, &space.axes, &shape, apart())?;
@@ -58,7 +59,7 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
             in_kept.or_else(|| inverse.coords.iter().find(|c| c.0 == id).map(|c| c.1.substitute(&of_row)))
         };
         let axes: Vec<Expr> = old.iter().map(|e| e.substitute(&coord)).collect();
-        let (scene, positions) = outputs(of, &axes, &shape, Some(Row { position: row.clone(), len }))?;
+        let (scene, positions) = outputs(of, &axes, &shape, Some(Row::of(s, row, len)))?;
         match positions.iter().all(|p| p == row) {
             true => Ok(scene),
             false => Err(of.unsupported("a scan along an axis that views cut")),

@@ -20,6 +20,8 @@ pub struct Space {
     pub coords: Vec<Coord>,
     /// One expression per original axis.
     pub axes: Vec<Expr>,
+    /// Reductions inside of others are resolved at coordinates of their own, for checks ([`crate::row::Row`]).
+    pub apart: bool,
     next: CoordId,
 }
 
@@ -36,6 +38,10 @@ impl Space {
     /// Axes that are already expressions of something else.
     pub fn of(axes: &[Expr]) -> Space {
         Space { axes: axes.to_vec(), ..Space::default() }
+    }
+    /// The same space for a check of what reductions depend on.
+    pub fn apart(&self) -> Space {
+        Space { apart: true, ..self.clone() }
     }
     /// An id that no coordinate has.
     pub fn fresh(&mut self) -> CoordId {

@@ -1,7 +1,7 @@
 //! Convolutions and pools as scalar programs: the window unrolled into masked loads, or taken as the row when it is large.
 use crate::dag::{Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear};
-use crate::resolve::{Here, Inside, Resolved, Resolver, inside, joined};
+use crate::resolve::{Here, Inside, Resolved, Resolver, inside, joined, kept};
 use kiln_graph::{BinaryOp, DType, Op, PoolKind, ReduceOp, Scalar, ValueId};
 
 /// Windows up to this many elements are unrolled.
@@ -54,6 +54,8 @@ impl Resolver<'_> {
         let window = [&[cin], &w[2..]].concat();
         let dtype = self.graph.dtype(here.v);
         let (group, o) = (here.ix[1].clone().div(cout as i64), here.ix[1].clone().rem(cout as i64));
+        let along_row = window.iter().product::<usize>() > UNROLL;
+        let wanted = kept(here.ix, self.graph.shape(here.v), &[]);
         let mut terms = vec![];
         for at in self.positions(&window)? {
             let channel = group.clone().scale(cin as i64).plus(&at[0]);
@@ -80,12 +82,15 @@ impl Resolver<'_> {
             };
             let mut wi = if *transposed { vec![channel, o.clone()] } else { vec![here.ix[1].clone(), at[0].clone()] };
             wi.extend_from_slice(&at[1..]);
-            let a = self.at(args[0], &xi, &joined(here.guards, &own))?;
-            let a = self.where_inside(own, a, 0.0, dtype);
-            let b = self.at(args[1], &wi, here.guards)?;
-            terms.push(self.dag.binary(BinaryOp::Mul, a, b));
+            let term = |r: &mut Self, guards: &[Guard]| {
+                let a = r.at(args[0], &xi, &joined(guards, &own))?;
+                let a = r.where_inside(own, a, 0.0, dtype);
+                let b = r.at(args[1], &wi, guards)?;
+                Ok(r.dag.binary(BinaryOp::Mul, a, b))
+            };
+            terms.push(if along_row { self.body(&wanted, here.guards, term)? } else { term(self, here.guards)? });
         }
-        let mut sum = self.summed(terms, &window, dtype);
+        let mut sum = self.summed(terms, &window, dtype)?;
         if let Some(&bias) = args.get(2) {
             let b = self.at(bias, &here.ix[1..2], here.guards)?;
             sum = self.dag.binary(BinaryOp::Add, sum, b);
@@ -94,14 +99,14 @@ impl Resolver<'_> {
     }
 
     /// One term over the row is reduced; several are summed.
-    fn summed(&mut self, terms: Vec<NodeId>, window: &[usize], dtype: DType) -> NodeId {
+    fn summed(&mut self, terms: Vec<NodeId>, window: &[usize], dtype: DType) -> Resolved {
         let len: usize = window.iter().product();
         let mut terms = terms.into_iter();
         match terms.next() {
             // A window that lies in the padding everywhere.
-            None => self.lowest(0.0, dtype),
-            Some(row) if len > UNROLL => self.dag.reduce(ReduceOp::Sum, row),
-            Some(first) => terms.fold(first, |sum, t| self.dag.binary(BinaryOp::Add, sum, t)),
+            None => Ok(self.lowest(0.0, dtype)),
+            Some(row) if len > UNROLL => self.reduced(ReduceOp::Sum, row, len),
+            Some(first) => Ok(terms.fold(first, |sum, t| self.dag.binary(BinaryOp::Add, sum, t))),
         }
     }
 
@@ -172,9 +177,12 @@ impl Resolver<'_> {
             Inside::When(own) => own,
         };
         let dtype = self.graph.dtype(x);
-        let element = self.at(x, xi, &joined(here.guards, &own))?;
+        let wanted = kept(here.ix, self.graph.shape(here.v), &[]);
+        let element = self.body(&wanted, here.guards, |r, guards| r.at(x, xi, &joined(guards, &own)))?;
         let element = self.where_inside(own, element, nothing(op), dtype);
-        Ok(Some(self.dag.reduce(op, element)))
+        // An average divides by what is inside.
+        let len = self.row.as_ref().map_or(1, |row| row.len);
+        self.reduced(op, element, len).map(Some)
     }
 
     /// How many elements of a window lie inside, by the bounds of each along every axis.

@@ -88,6 +88,7 @@ fn check((d, precision, template, arch, reasons): (&str, Precision, &str, u32, &
                 refused += 1;
                 continue;
             }
+            Err(defect) => panic!("{defect}\n{text_of}"),
         };
         let inputs = random::inputs(&k.body, 11 + i as u64);
         let want = run_with(&k.body, &inputs, &[], As::F64, &mut no_fallback).expect("interprets");

@@ -4,6 +4,7 @@ mod common;
 mod conv;
 mod epilogue;
 mod large;
+mod nested;
 mod pointwise;
 mod pool;
 mod product;

@@ -14,7 +14,7 @@ fn product(graph: &str, wanted: Option<Template>) -> Kernel {
     k
 }
 fn steps(graph: &str, wanted: Option<Template>) -> Result<Steps<kiln_block::Kernel>, String> {
-    lower(&product(graph, wanted), GPU).map_err(|LowerError::Unsupported { why, .. }| why)
+    lower(&product(graph, wanted), GPU).map_err(LowerError::why)
 }
 fn template(text: &str) -> Template {
     text.parse().expect("a template")

@@ -13,7 +13,7 @@ fn lowered(kind: KernelKind, graph: &str, wanted: &str, target: Target) -> Resul
     let body: Graph = graph.parse().expect("a graph");
     let mut k = kernel(kind, body);
     k.reason.template = Some(wanted.parse().expect("a template"));
-    let steps = lower(&k, target).map_err(|LowerError::Unsupported { why, .. }| why)?;
+    let steps = lower(&k, target).map_err(LowerError::why)?;
     let inputs = random::inputs(&k.body, 7);
     let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
     let got = run_steps(&k.body, &steps, &inputs).expect("runs");

@@ -187,8 +187,8 @@ pub fn compare_kernel(k: &Kernel, inputs: &[Tensor], target: Target) -> Result<R
     let native = native.map_err(|e| format!("the graph interpreter: {e}"))?;
     let steps = match lower(k, target) {
         Ok(steps) => steps,
-        Err(e) if e.to_string().contains("is wrong") => return Err(e.to_string()),
-        Err(e) => return Ok(Err(e)),
+        Err(refused @ LowerError::Unsupported { .. }) => return Ok(Err(refused)),
+        Err(defect @ LowerError::Invariant { .. }) => return Err(defect.to_string()),
     };
     let got = run_steps(body, &steps, inputs).map_err(|e| format!("{e}\n{}", text(&steps)))?;
     match difference(body, &want, &got) {

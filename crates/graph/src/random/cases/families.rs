@@ -106,6 +106,11 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
     },
     Family {
+        name: "nested",
+        start: Maker::start_rows,
+        steps: &[(rows::nested, 8), (steps::pointwise, 1), (steps::combined, 2), (rows::normed, 1), (steps::joined, 1)],
+    },
+    Family {
         name: "all",
         start: Maker::start_rows,
         steps: &[

@@ -66,6 +66,102 @@ pub(super) fn normed(m: &mut Maker) -> Made {
     }
 }
 
+/// Functions of rows, each seen through a view that lets a part of the last one through: two or three inside of each other, under a
+/// reduction or a scan of the same rows.
+pub(super) fn nested(m: &mut Maker) -> Made {
+    let mut x = m.near()?;
+    let along = axis(m, x)?;
+    if m.g.shape(x)[along] == 0 {
+        return Err(unfit());
+    }
+    for _ in 0..2 + m.r.below(2) {
+        let y = row_function(m, x, along)?;
+        x = windowed(m, y, x, along)?;
+    }
+    match m.r.below(5) {
+        0 => m.g.scan(ScanOp::Sum, x, along),
+        1 => m.g.add(Op::Softmax { axis: along }, &[x]),
+        2 => m.g.reduce(ReduceOp::Max, x, [along]),
+        3 => {
+            let mean = m.g.reduce(ReduceOp::Mean, x, [along])?;
+            m.g.binary(BinaryOp::Sub, x, mean)
+        }
+        _ => m.g.reduce(ReduceOp::Sum, x, [along]),
+    }
+}
+
+/// A value of which each element is computed from a whole row of `x`.
+fn row_function(m: &mut Maker, x: ValueId, along: usize) -> Made {
+    let rank = m.g.shape(x).len();
+    match m.r.below(6) {
+        0 => m.g.add(Op::Softmax { axis: along }, &[x]),
+        1 if along + 1 == rank => m.g.add(Op::LayerNorm { axes: 1, affine: false, eps: EPS }, &[x]),
+        2 => {
+            let square = m.g.binary(BinaryOp::Mul, x, x)?;
+            let sum = m.g.reduce(ReduceOp::Sum, square, [along])?;
+            let sum = m.g.binary_scalar(BinaryOp::Add, sum, 1e-3)?;
+            let norm = m.g.unary(UnaryOp::Sqrt, sum)?;
+            m.g.binary(BinaryOp::Div, x, norm)
+        }
+        3 => {
+            let max = m.g.reduce(ReduceOp::Max, x, [along])?;
+            m.g.binary(BinaryOp::Sub, x, max)
+        }
+        4 => {
+            let n = m.g.shape(x)[along];
+            let part = m.g.binary_scalar(BinaryOp::Mul, x, 1.0 / (n as f64).sqrt())?;
+            m.g.scan(ScanOp::Sum, part, along)
+        }
+        _ => {
+            let mean = m.g.reduce(ReduceOp::Mean, x, [along])?;
+            m.g.binary(BinaryOp::Sub, x, mean)
+        }
+    }
+}
+
+/// As long as `y`, of which it shows some elements, at times beside some of `x`.
+fn windowed(m: &mut Maker, y: ValueId, x: ValueId, along: usize) -> Made {
+    let shape = m.g.shape(y).to_vec();
+    let n = shape[along];
+    let (start, cut) = (m.r.below(n), m.r.below(n + 1));
+    match m.r.below(6) {
+        0 => {
+            let len = 1 + m.r.below(n - start);
+            let before = m.r.below(n - len + 1);
+            let part = m.g.slice(y, along, start, len, 1)?;
+            let [mut lo, mut hi] = [0; 2].map(|_| vec![0; shape.len()]);
+            (lo[along], hi[along]) = (before as i64, (n - len - before) as i64);
+            let value = m.r.pick(&[0.0, 0.0, 1.0]);
+            m.g.pad(part, value, lo, hi)
+        }
+        // Halves changed over, or a roll.
+        1 => {
+            let head = m.g.slice(y, along, 0, cut, 1)?;
+            let tail = m.g.slice(y, along, cut, n - cut, 1)?;
+            let tail = if m.once_in(2) { m.g.unary(UnaryOp::Neg, tail)? } else { tail };
+            m.g.concat(&[tail, head], along)
+        }
+        // A slice that is assigned to.
+        2 => {
+            let end = start + 1 + m.r.below(n - start);
+            let dtype = m.g.dtype(y);
+            let x = m.g.cast(x, dtype)?;
+            let before = m.g.slice(x, along, 0, start, 1)?;
+            let part = m.g.slice(y, along, start, end - start, 1)?;
+            let after = m.g.slice(x, along, end, n - end, 1)?;
+            m.g.concat(&[before, part, after], along)
+        }
+        3 => m.g.add(Op::Flip(vec![along]), &[y]),
+        4 => {
+            let place = m.g.iota(DType::I64, shape, along);
+            let first = m.g.constant_like(place, cut as f64)?;
+            let inside = m.g.compare(crate::CompareOp::Lt, place, first)?;
+            m.g.select(inside, y, x)
+        }
+        _ => Ok(y),
+    }
+}
+
 /// Values about one, whose products stay moderate.
 fn about_one(m: &mut Maker, x: ValueId) -> Made {
     let t = m.g.unary(UnaryOp::Tanh, x)?;
