@@ -12,6 +12,7 @@ pub type Program<'a> = Box<dyn FnOnce(&mut Builder, Option<Value>) + 'a>;
 pub struct Builder {
     kernel: Kernel,
     open: Vec<Region>,
+    fault: Option<String>,
 }
 
 impl Builder {
@@ -19,7 +20,21 @@ impl Builder {
         Builder {
             kernel: Kernel { name: name.into(), grid, warps, cluster: 1, ..Kernel::default() },
             open: vec![Region::default()],
+            fault: None,
         }
+    }
+    /// States that what is built is wrong, and why: whoever builds looks at [`Builder::fault`] before the program is used. Gives a
+    /// value, with which nothing but the rest of a program that is thrown away is built.
+    pub fn broken(&mut self, why: impl Into<String>) -> Value {
+        self.fault.get_or_insert_with(|| why.into());
+        self.i32(0)
+    }
+    /// Why the program is wrong, if it was found to be so while it was built.
+    pub fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
+    }
+    pub fn name(&self) -> &str {
+        &self.kernel.name
     }
     /// A pointer parameter.
     pub fn param(&mut self, name: impl Into<String>, elem: Elem, readonly: bool) -> Value {

@@ -69,7 +69,7 @@ impl Elem {
             Elem::I8 => i64::from(x as i8),
             Elem::U8 => i64::from(x as u8),
             Elem::Bool => i64::from(x != 0),
-            _ => x,
+            Elem::I64 | Elem::F64 | Elem::F32 | Elem::F16 | Elem::Bf16 | Elem::F8e4m3 => x,
         }
     }
     pub fn name(self) -> &'static str {

@@ -1,11 +1,11 @@
 //! Random graphs on a device against the interpreter, fused and unfused; failing seeds with their graphs, made small.
 //!
 //!     cargo run --release -p kiln --example random -- [--device cpu|cuda:0] [--seeds FROM..TO] [--large] [--threads N] [--shrink N]
-//!         [--seconds S] [--unfused N]
+//!         [--seconds S] [--unfused N] [--family NAME]
 //!
 //! Cases are compiled and checked on N threads. `--shrink N` makes the first N failures small (default 3). `--unfused N` runs one
-//! case in N op by op as well (default: every case). A fault that leaves the GPU unusable ends the process with status 3 and
-//! prints the seeds that were running: try each of them alone.
+//! case in N op by op as well (default: every case). `--family NAME` leaves out seeds of other families. A fault that leaves the
+//! GPU unusable ends the process with status 3 and prints the seeds that were running: try each of them alone.
 use kiln::{CompileOptions, Target, compile::DeviceKind, compile::open_device, trial};
 use kiln_graph::random::{Scale, case, case_inputs, shrink};
 use kiln_runtime::Device;
@@ -27,6 +27,8 @@ struct Options {
     seconds: f64,
     /// Which of the cases are also run op by op: one in this many.
     unfused: u64,
+    /// Cases of other families are left out.
+    family: Option<String>,
 }
 
 fn options() -> Result<Options, String> {
@@ -39,6 +41,7 @@ fn options() -> Result<Options, String> {
         shrink: 3,
         seconds: f64::INFINITY,
         unfused: 1,
+        family: None,
     };
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
@@ -59,6 +62,7 @@ fn options() -> Result<Options, String> {
             "--threads" => o.threads = number(&value()?)?.max(1) as usize,
             "--shrink" => o.shrink = number(&value()?)? as usize,
             "--unfused" => o.unfused = number(&value()?)?.max(1),
+            "--family" => o.family = Some(value()?),
             "--seconds" => o.seconds = number(&value()?)? as f64,
             other => return Err(format!("unknown option `{other}`")),
         }
@@ -121,6 +125,10 @@ struct Totals {
 fn one(seed: u64, o: &Options, device: &Device, all: &Totals, printing: &Mutex<()>) {
     let count = |n: &AtomicUsize, by: usize| n.fetch_add(by, Ordering::Relaxed);
     let graph = case(seed, o.scale);
+    let family = graph.name.rsplit_once('_').map_or("", |n| n.0);
+    if o.family.as_ref().is_some_and(|f| f != family) {
+        return;
+    }
     let inputs = case_inputs(&graph, seed);
     let ways = &ways(o.device)[..if seed.is_multiple_of(o.unfused) { 2 } else { 1 }];
     let fault = match trial::whole(&graph, &inputs, ways, device) {

@@ -477,3 +477,21 @@ impl Callbacks for Reference {
         unsafe { torch.run_fallback_on(op, &args, &outs, device) }.ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a user sees of a defect: its kernel, that it is one, and what to do until it is mended; and no kernel that is interpreted.
+    #[test]
+    fn defects_are_told() {
+        let e = not_lowered(&LowerError::Invariant { kernel: "softmax_3".into(), what: "a row is missing".into() });
+        assert_eq!(e.exit_status(), 1);
+        let text = e.to_string();
+        assert!(
+            ["softmax_3", "a row is missing", "a defect of Kiln", "please report"].iter().all(|t| text.contains(t)),
+            "{text}"
+        );
+        assert!(e.help().contains("--unfused"));
+    }
+}

@@ -112,12 +112,11 @@ impl<'a> Emitter<'a> {
             let v = self.emit(b, n);
             self.set(n, v);
         }
-        self.get(node).unwrap_or(Value(0))
+        self.operand(b, node)
     }
-    /// A node whose operands are there.
-    fn operand(&self, n: NodeId) -> Value {
-        // `value` emits in ascending order, so operands are always present.
-        self.get(n).unwrap_or(Value(0))
+    /// A node that is there: `value` emits in ascending order, operands before their users.
+    fn operand(&self, b: &mut Builder, n: NodeId) -> Value {
+        self.get(n).unwrap_or_else(|| b.broken(format!("node {n} is used before it is emitted")))
     }
 
     fn emit(&mut self, b: &mut Builder, id: NodeId) -> Value {
@@ -130,7 +129,10 @@ impl<'a> Emitter<'a> {
                 math::cast(b, v, node.dtype)
             }
             NodeOp::Load { slot, at, guards } => self.load(b, *slot, at, guards, node.dtype),
-            NodeOp::Unary(op, a) => math::unary(b, *op, self.operand(*a)),
+            NodeOp::Unary(op, a) => {
+                let a = self.operand(b, *a);
+                math::unary(b, *op, a)
+            }
             NodeOp::Binary(op, x, y) => {
                 let power = match (&dag.node(*y).op, op) {
                     (NodeOp::Const(s), kiln_graph::BinaryOp::Pow) => Some(match s {
@@ -139,40 +141,57 @@ impl<'a> Emitter<'a> {
                     }),
                     _ => None,
                 };
-                math::binary(b, *op, self.operand(*x), self.operand(*y), power)
+                let [x, y] = [x, y].map(|n| self.operand(b, *n));
+                math::binary(b, *op, x, y, power)
             }
-            NodeOp::Compare(op, x, y) => math::compare(b, *op, self.operand(*x), self.operand(*y)),
-            NodeOp::Select(c, x, y) => b.select(self.operand(*c), self.operand(*x), self.operand(*y)),
-            NodeOp::Tf32 { of, rest } => math::tf32(b, self.operand(*of), *rest),
-            NodeOp::Cast(a) => math::cast(b, self.operand(*a), node.dtype),
+            NodeOp::Compare(op, x, y) => {
+                let [x, y] = [x, y].map(|n| self.operand(b, *n));
+                math::compare(b, *op, x, y)
+            }
+            NodeOp::Select(c, x, y) => {
+                let [c, x, y] = [c, x, y].map(|n| self.operand(b, *n));
+                b.select(c, x, y)
+            }
+            NodeOp::Tf32 { of, rest } => {
+                let of = self.operand(b, *of);
+                math::tf32(b, of, *rest)
+            }
+            NodeOp::Cast(a) => {
+                let a = self.operand(b, *a);
+                math::cast(b, a, node.dtype)
+            }
             NodeOp::Inside(guards) => {
                 let mask = self.guard(b, guards, None);
                 mask.unwrap_or_else(|| b.constant(Type::scalar(Elem::Bool), Const::Bool(true)))
             }
-            NodeOp::Reduce { op, body } => self.reduce_in_tile(b, *op, self.operand(*body)),
+            NodeOp::Reduce { op, body } => {
+                let body = self.operand(b, *body);
+                self.reduce_in_tile(b, *op, body)
+            }
             NodeOp::Scan { op, body } => {
-                let v = self.operand(*body);
+                let v = self.operand(b, *body);
                 let held = math::held(node.dtype);
                 let v = b.cast(v, if held == Elem::F32 { self.scan_in } else { held });
                 let sums = self.scan_lanes(b, *op, v);
                 b.cast(sums, held)
             }
-            // Set by the schedule before anything asks.
-            NodeOp::Anchor { .. } => math::float(b, math::held(node.dtype), 0.0),
+            NodeOp::Anchor { .. } => b.broken("a product is read where its schedule has not stated it"),
         }
     }
 
     /// The value over the whole tile axis of the row, reduced; keeps the axis with size 1 in tiles of rank 2.
     fn reduce_in_tile(&mut self, b: &mut Builder, op: ReduceOp, v: Value) -> Value {
-        let Some(row) = self.row else { return v };
-        let lanes = self.coords.get(&row.coord).copied().unwrap_or_default();
+        let Some(row) = self.row else { return b.broken("a reduction where the tile has no row") };
+        let Some(lanes) = self.coords.get(&row.coord).copied() else {
+            return b.broken("a reduction over a row that is not in the tile");
+        };
         let v = self.fill_outside(b, op, v, lanes);
         let r = self.reduce_axis(b, op, v, row);
         if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { b.cast(r, Elem::I64) } else { r }
     }
     /// The value with the reduction's identity outside the row, spread over the row's lanes.
     pub fn fill_outside(&mut self, b: &mut Builder, op: ReduceOp, v: Value, lanes: Lanes) -> Value {
-        let elem = b.elem(v).unwrap_or(Elem::F32);
+        let elem = math::elem(b, v);
         let v = match lanes.lane {
             Some(lane) => {
                 let shape = joint(&b.shape(v), &b.shape(lane));
@@ -189,14 +208,14 @@ impl<'a> Emitter<'a> {
         }
     }
     pub fn reduce_axis(&mut self, b: &mut Builder, op: ReduceOp, v: Value, row: TileRow) -> Value {
-        let elem = b.elem(v).unwrap_or(Elem::F32);
+        let elem = math::elem(b, v);
         let r = b.reduce(math::reduce_op(op, elem), v, row.axis);
         if row.rank > 1 { b.expand_dims(r, row.axis) } else { r }
     }
 
     /// Inclusive scan along the row's lanes; lanes outside the row come after all others.
     pub fn scan_lanes(&mut self, b: &mut Builder, op: ScanOp, v: Value) -> Value {
-        let Some(row) = self.row else { return v };
+        let Some(row) = self.row else { return b.broken("a scan where the tile has no row") };
         let Some(lane) = self.coords.get(&row.coord).and_then(|l| l.lane) else { return v };
         let shape = joint(&b.shape(v), &b.shape(lane));
         let v = b.broadcast_to(v, &shape);
@@ -260,7 +279,8 @@ impl<'a> Emitter<'a> {
     }
     pub fn address(&mut self, b: &mut Builder, slot: Slot, at: &Expr) -> Value {
         // Parameters are made for every slot of the program before emission.
-        let p = self.params.get(&slot).copied().unwrap_or(Value(0));
+        let p = self.params.get(&slot).copied();
+        let p = p.unwrap_or_else(|| b.broken(format!("buffer {slot:?} is no parameter")));
         let split = self.split(b, at);
         let p = match self.uniform(b, split) {
             Some(u) => b.ptr_add(p, u),
@@ -339,7 +359,10 @@ impl<'a> Emitter<'a> {
         for (a, c) in &e.terms {
             match a {
                 Atom::Coord { id, .. } => {
-                    let lanes = self.coords.get(id).copied().unwrap_or_default();
+                    let Some(lanes) = self.coords.get(id).copied() else {
+                        b.broken(format!("coordinate {id} has no place in the tile or grid"));
+                        continue;
+                    };
                     uniform.extend(lanes.base.map(|v| (v, *c)));
                     varying.extend(lanes.lane.map(|v| (v, *c)));
                 }

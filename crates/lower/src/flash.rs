@@ -196,7 +196,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
     for st in &scene.stores {
         f.store(st);
     }
-    Ok(f.finish())
+    f.finish()
 }
 
 /// An operand of a product over `along`, zero behind its end: also where it is one element repeated, which need not be finite.

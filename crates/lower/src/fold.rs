@@ -48,9 +48,9 @@ where
     let parts = (SHARING / instances).clamp(1, most.max(1));
     let parts_scene = scene(&dealt)?;
     let mut before = Walk::new(name, &parts_scene, RowPlan { parts, ..wide }, first);
-    let (step, slots) = before.first_level();
+    let (step, slots) = before.first_level()?;
     let after = Walk::new(name, &own, RowPlan { parts: before.plan.parts * count, ..plan.clone() }, first);
-    let last = after.joined(slots, count);
+    let last = after.joined(slots, count)?;
     Ok(Some(Emitted { scratch: before.into_scratch(), steps: vec![step, last] }))
 }
 

@@ -5,7 +5,7 @@ use crate::placed;
 use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
 use crate::warpgroup::FEW;
-use crate::{LowerError, Target, library, product, reduction, resolve};
+use crate::{LowerError, Target, if_taken, library, product, reduction, resolve};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::{Family, Template, exec::Matrix};
@@ -79,7 +79,7 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
         },
         (Target::Gpu { .. }, None) if few => reduction::lower(of, target, 0),
         (Target::Gpu { .. }, _) => match on_gpu(of, v, twin, &d, |p| product::lower(of, p, target)) {
-            Err(_) if matches!(twin, Some(Beside::Half(_))) => {
+            Err(LowerError::Unsupported { .. }) if matches!(twin, Some(Beside::Half(_))) => {
                 on_gpu(of, v, None, &whole(&d, twin), |p| product::lower(of, p, target))
             }
             lowered => lowered,
@@ -95,10 +95,10 @@ pub fn candidates(of: &Body, target: Target) -> Result<Vec<(Template, f64)>, Low
         return Ok(vec![]);
     }
     let mut all = on_gpu(of, v, twin, &d, |p| product::candidates(of, p, target))?;
-    let best = best(&all);
+    let Some(best) = best(&all) else { return Ok(all) };
     let share = share(of, target)?;
     let of_library = Body { template: Some(Family::Library.into()), ..*of };
-    if let Ok(steps) = lower(&of_library, target) {
+    if let Some(steps) = if_taken(lower(&of_library, target))? {
         all.push((Family::Library.into(), library::us(&of_library, &whole(&d, twin), &steps, best * share)));
     }
     Ok(all)
@@ -111,13 +111,13 @@ pub fn prefers_library(of: &Body, target: Target) -> bool {
     }
     let all = candidates(of, target).unwrap_or_default();
     let library = all.iter().find(|c| c.0.family == Family::Library);
-    library.is_some_and(|library| library.1 < best(&all))
+    library.zip(best(&all)).is_some_and(|(library, best)| library.1 < best)
 }
 
 /// The least time of Kiln's own templates; those of warpgroups are taken wherever there are any.
-fn best(all: &[(Template, f64)]) -> f64 {
+fn best(all: &[(Template, f64)]) -> Option<f64> {
     let least = |family| all.iter().filter(|c| c.0.family == family).map(|c| c.1).fold(f64::INFINITY, f64::min);
-    [Family::Warpgroup, Family::Tile, Family::Rows].map(least).into_iter().find(|us| us.is_finite()).unwrap_or(0.0)
+    [Family::Warpgroup, Family::Tile, Family::Rows].map(least).into_iter().find(|us| us.is_finite())
 }
 
 /// The library's share of the time of Kiln's own templates.

@@ -6,7 +6,7 @@ use crate::expr::{Expr, linear};
 use crate::resolve::{Body, Product, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::space::Space;
-use crate::{LowerError, pointwise, reduction};
+use crate::{LowerError, if_taken, pointwise, reduction};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::exec::{GemmCall, Matrix, Slot, Work, axes};
 
@@ -138,7 +138,7 @@ impl<'a> Host<'a> {
             let space = Space::new(g.shape(only), &vec![false; g.shape(only).len()]);
             let mut r = of.resolver();
             // An epilogue with reductions does not resolve without a row: it is more than the product.
-            if let Ok(n) = r.at(only, &space.axes, &[])
+            if let Some(n) = if_taken(r.at(only, &space.axes, &[]))?
                 && let NodeOp::Anchor { at } = &r.dag.node(n).op
                 && linear(at, &shape) == linear(&space.axes, g.shape(only))
                 && g.dtype(only) == dtype

@@ -140,7 +140,7 @@ fn own(kernel: &Kernel, target: Target, prices: Prices) -> Result<Steps<kiln_blo
         prices,
     };
     let rows::Emitted { scratch, steps } = match kernel.kind {
-        KernelKind::Reduction => match pairs::lower(&of, target) {
+        KernelKind::Reduction => match pairs::lower(&of, target).transpose()? {
             Some(tiles) => tiles,
             None => reduction::lower(&of, target, 0)?,
         },

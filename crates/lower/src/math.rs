@@ -101,23 +101,57 @@ pub fn tf32(b: &mut Builder, x: Value, rest: bool) -> Value {
     c.un(U::Tf32, rest)
 }
 
-pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
-    let elem = b.elem(x).unwrap_or(Elem::F32);
-    if let Some(u) = direct(op) {
-        let rounding = matches!(op, UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round | UnaryOp::Trunc);
-        let nothing = (rounding && !elem.is_float()) || (op == UnaryOp::Abs && matches!(elem, Elem::U8 | Elem::Bool));
-        if nothing {
-            return x;
+/// The element of numbers, which values of nodes are, and what is computed from them.
+pub fn elem(b: &mut Builder, v: Value) -> Elem {
+    match b.elem(v) {
+        Some(elem) => elem,
+        None => {
+            b.broken("arithmetic on what is no number");
+            Elem::F32
         }
-        if matches!(op, UnaryOp::IsNan | UnaryOp::IsInf) && !elem.is_float() {
-            let no = b.constant(Type::scalar(Elem::Bool), Const::Bool(false));
-            let shape = b.shape(x);
-            return b.broadcast_to(no, &shape);
-        }
-        return b.unary(u, x);
     }
+}
+
+/// Every op has a line here: one that is forgotten does not compile.
+pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
+    let elem = elem(b, x);
     let mut c = Chain { b, elem };
     match op {
+        UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round | UnaryOp::Trunc if !elem.is_float() => x,
+        UnaryOp::Abs if matches!(elem, Elem::U8 | Elem::Bool) => x,
+        UnaryOp::IsNan | UnaryOp::IsInf if !elem.is_float() => {
+            let no = c.b.constant(Type::scalar(Elem::Bool), Const::Bool(false));
+            let shape = c.b.shape(x);
+            c.b.broadcast_to(no, &shape)
+        }
+        UnaryOp::Neg => c.un(U::Neg, x),
+        UnaryOp::Abs => c.un(U::Abs, x),
+        UnaryOp::Exp => c.un(U::Exp, x),
+        UnaryOp::Exp2 => c.un(U::Exp2, x),
+        UnaryOp::Expm1 => c.un(U::Expm1, x),
+        UnaryOp::Log => c.un(U::Log, x),
+        UnaryOp::Log2 => c.un(U::Log2, x),
+        UnaryOp::Log10 => c.un(U::Log10, x),
+        UnaryOp::Log1p => c.un(U::Log1p, x),
+        UnaryOp::Sqrt => c.un(U::Sqrt, x),
+        UnaryOp::Rsqrt => c.un(U::Rsqrt, x),
+        UnaryOp::Sin => c.un(U::Sin, x),
+        UnaryOp::Cos => c.un(U::Cos, x),
+        UnaryOp::Tan => c.un(U::Tan, x),
+        UnaryOp::Asin => c.un(U::Asin, x),
+        UnaryOp::Acos => c.un(U::Acos, x),
+        UnaryOp::Atan => c.un(U::Atan, x),
+        UnaryOp::Sinh => c.un(U::Sinh, x),
+        UnaryOp::Cosh => c.un(U::Cosh, x),
+        UnaryOp::Tanh => c.un(U::Tanh, x),
+        UnaryOp::Erf => c.un(U::Erf, x),
+        UnaryOp::Floor => c.un(U::Floor, x),
+        UnaryOp::Ceil => c.un(U::Ceil, x),
+        UnaryOp::Round => c.un(U::Round, x),
+        UnaryOp::Trunc => c.un(U::Trunc, x),
+        UnaryOp::Not => c.un(U::Not, x),
+        UnaryOp::IsNan => c.un(U::IsNan, x),
+        UnaryOp::IsInf => c.un(U::IsInf, x),
         UnaryOp::Sign => {
             let (zero, one) = (c.n(0.0), c.n(1.0));
             let up = c.b.cmp(CmpOp::Gt, x, zero);
@@ -186,47 +220,12 @@ pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
             let l = c.log1p_exp(a);
             c.bin(B::Sub, low, l)
         }
-        _ => x,
     }
-}
-
-fn direct(op: UnaryOp) -> Option<U> {
-    Some(match op {
-        UnaryOp::Neg => U::Neg,
-        UnaryOp::Abs => U::Abs,
-        UnaryOp::Exp => U::Exp,
-        UnaryOp::Exp2 => U::Exp2,
-        UnaryOp::Expm1 => U::Expm1,
-        UnaryOp::Log => U::Log,
-        UnaryOp::Log2 => U::Log2,
-        UnaryOp::Log10 => U::Log10,
-        UnaryOp::Log1p => U::Log1p,
-        UnaryOp::Sqrt => U::Sqrt,
-        UnaryOp::Rsqrt => U::Rsqrt,
-        UnaryOp::Sin => U::Sin,
-        UnaryOp::Cos => U::Cos,
-        UnaryOp::Tan => U::Tan,
-        UnaryOp::Asin => U::Asin,
-        UnaryOp::Acos => U::Acos,
-        UnaryOp::Atan => U::Atan,
-        UnaryOp::Sinh => U::Sinh,
-        UnaryOp::Cosh => U::Cosh,
-        UnaryOp::Tanh => U::Tanh,
-        UnaryOp::Erf => U::Erf,
-        UnaryOp::Floor => U::Floor,
-        UnaryOp::Ceil => U::Ceil,
-        UnaryOp::Round => U::Round,
-        UnaryOp::Trunc => U::Trunc,
-        UnaryOp::Not => U::Not,
-        UnaryOp::IsNan => U::IsNan,
-        UnaryOp::IsInf => U::IsInf,
-        _ => return None,
-    })
 }
 
 /// `power`: the exponent, where it is a constant.
 pub fn binary(b: &mut Builder, op: BinaryOp, x: Value, y: Value, power: Option<f64>) -> Value {
-    let elem = b.elem(x).unwrap_or(Elem::F32);
+    let elem = elem(b, x);
     let bool = elem == Elem::Bool;
     match op {
         BinaryOp::Add => b.binary(B::Add, x, y),
@@ -250,7 +249,7 @@ pub fn binary(b: &mut Builder, op: BinaryOp, x: Value, y: Value, power: Option<f
 
 /// Whether the remainder's sign is not the divisor's (and it is not 0), and the remainder with it corrected.
 fn remainder(b: &mut Builder, x: Value, y: Value) -> (Value, Value) {
-    let elem = b.elem(x).unwrap_or(Elem::F32);
+    let elem = elem(b, x);
     let zero = float(b, elem, 0.0);
     let r = b.binary(B::Rem, x, y);
     let nonzero = b.cmp(CmpOp::Ne, r, zero);
@@ -320,7 +319,7 @@ fn small_power(b: &mut Builder, elem: Elem, x: Value, p: f64) -> Option<Value> {
 
 /// Squaring, bit by bit. Negative exponents give 0 but for bases 1 and -1, as PyTorch.
 fn int_power(b: &mut Builder, x: Value, y: Value) -> Value {
-    let elem = b.elem(x).unwrap_or(Elem::I64);
+    let elem = elem(b, x);
     let (zero, one) = (float(b, elem, 0.0), float(b, elem, 1.0));
     let bits = if elem == Elem::U8 { 8 } else { elem.bytes() * 8 - 1 };
     // Higher bits matter for 0, 1 and -1 alone, whose powers repeat; 2^k for k past the width is 0 after `bits` squarings.
@@ -381,10 +380,10 @@ pub fn identity(b: &mut Builder, op: ReduceOp, elem: Elem) -> Value {
     let c = match elem {
         Elem::Bool => Const::Bool(matches!(op, ReduceOp::All | ReduceOp::Min)),
         _ if extreme && elem.is_float() => Const::Float(if lowest { f64::NEG_INFINITY } else { f64::INFINITY }),
-        _ if extreme => {
-            let (least, largest) = elem.int_range().unwrap_or_default();
-            Const::Int(if lowest { least } else { largest })
-        }
+        _ if extreme => match elem.int_range() {
+            Some((least, largest)) => Const::Int(if lowest { least } else { largest }),
+            None => return b.broken(format!("{elem:?} has no least and largest number")),
+        },
         _ => {
             let one = matches!(op, ReduceOp::Prod | ReduceOp::All);
             if elem.is_float() { Const::Float(f64::from(u8::from(one))) } else { Const::Int(i64::from(one)) }

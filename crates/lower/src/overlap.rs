@@ -53,7 +53,7 @@ pub fn lower(of: &Body, target: Target) -> Result<Option<Emitted>, LowerError> {
     let scene = space.scene(of, &pool, strip)?;
     let mut frame = open(of.name, &scene, &space.shape(strip));
     scene.stores.iter().for_each(|s| frame.store(s));
-    Ok(Some(Emitted { scratch: vec![], steps: vec![frame.finish()] }))
+    Ok(Some(Emitted { scratch: vec![], steps: vec![frame.finish()?] }))
 }
 
 /// The body's only pool, if its windows overlap and all outputs have its shape.

@@ -2,11 +2,11 @@
 //! reads rows and columns for a whole tile of pairs.
 //!
 //! Anything else that reduces broadcast pairs is refused with `None`, and goes row by row.
-use crate::Target;
 use crate::expr::Expr;
 use crate::product::{self, Product};
 use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
+use crate::{LowerError, Target, if_taken};
 use kiln_block::Terms;
 use kiln_graph::pairs::{Pairs, padded, pairs};
 use kiln_graph::{BinaryOp, DType, Graph, Op, ReduceOp, UnaryOp, ValueId};
@@ -27,7 +27,7 @@ struct Found {
     shape: Vec<usize>,
 }
 
-pub fn lower(of: &Body, target: Target) -> Option<Emitted> {
+pub fn lower(of: &Body, target: Target) -> Option<Result<Emitted, LowerError>> {
     let tiles = of.template.is_none_or(|t| t.family != Family::Rows);
     let found = find(of.graph).filter(|_| target != Target::Host && tiles)?;
     let (g, p) = (of.graph, &found.pairs);
@@ -59,7 +59,7 @@ pub fn lower(of: &Body, target: Target) -> Option<Emitted> {
         b: &|r, ix| at(r, 1, &right, ix),
         place: &|ix| p.batch.iter().chain([&p.rows, &p.columns]).map(|&i| ix[i].clone()).collect(),
     };
-    product::lower(of, &product, target).ok()
+    if_taken(product::lower(of, &product, target)).transpose()
 }
 
 /// The one reduction of a body that has nothing else but pointwise work and views.

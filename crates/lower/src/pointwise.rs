@@ -67,7 +67,7 @@ where
     for s in &scene.stores {
         frame.store(s);
     }
-    Ok(frame.finish())
+    frame.finish()
 }
 
 /// Bytes of the widest element read or written.

@@ -16,7 +16,7 @@ use crate::rows::Emitted;
 use crate::space::Space;
 use crate::tile::{Cut, Shape, loads, open_with};
 use crate::warpgroup::{self, Asked, Major, Parts};
-use crate::{LowerError, Target, reduction};
+use crate::{LowerError, Target, if_taken, reduction};
 use kiln_block::{Kernel, Terms};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::{
@@ -162,7 +162,9 @@ fn in_parts(of: &Body, p: &Product, target: Target, scratch: u32) -> Result<Opti
             Ok(split) => return Ok(Some((parts, split))),
             // Faster as one product that is cut.
             Err(e) if p.values().count() < p.sums() => return Err(e),
-            Err(_) => {}
+            refused => {
+                if_taken(refused)?;
+            }
         }
     }
     match asked.schedule.parts {
@@ -244,10 +246,8 @@ fn fused(
     if the_sums(&Scene { dag, stores }, p.sums()).is_none() {
         return Ok(None);
     }
-    match tiled(of, p, dims, of.name, target, &scene) {
-        Err(_) if p.row.is_some() => Ok(None),
-        step => step.map(Some),
-    }
+    let step = tiled(of, p, dims, of.name, target, &scene);
+    if p.row.is_some() { if_taken(step) } else { step.map(Some) }
 }
 
 /// Coordinates of the program: batch…, m, n, then k as A sees it and as B does.
@@ -310,7 +310,7 @@ fn tiled(
     };
     let wanted = of.template.map(|t| t.family);
     if wanted != Some(Family::Tile)
-        && let Some(work) = warpgroup::lower(&task, target)
+        && let Some(work) = warpgroup::lower(&task, target).transpose()?
     {
         return Ok(work);
     }
@@ -337,7 +337,7 @@ fn tiled(
     for s in &scene.stores {
         f.store(s);
     }
-    Ok(f.finish())
+    f.finish()
 }
 
 /// The last two swapped.

@@ -1,10 +1,10 @@
 //! The frame of a block program: parameters, the place of an instance in the grid, and lanes of its tile.
-use crate::Target;
 use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::{Emitter, Lanes, joint};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
 use crate::shift::Shift;
+use crate::{LowerError, Target};
 use kiln_block::{Array, BinaryOp as B, Builder, CmpOp, Elem, Kernel, Type, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::{Slot, Work};
@@ -268,8 +268,12 @@ impl Frame<'_> {
         self.b.store(p, v, run.mask);
         true
     }
-    pub fn finish(self) -> Work<Kernel> {
-        Work::Block { code: self.b.finish(), args: self.args }
+    /// The step, or what was found to be wrong with it while it was written.
+    pub fn finish(self) -> Result<Work<Kernel>, LowerError> {
+        if let Some(what) = self.b.fault() {
+            return Err(LowerError::Invariant { kernel: self.b.name().to_string(), what: what.to_string() });
+        }
+        Ok(Work::Block { code: self.b.finish(), args: self.args })
     }
 }
 
@@ -318,4 +322,25 @@ pub fn looped(
     });
     f.b = b;
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_that_nothing_states_is_a_defect() {
+        let mut scene = Scene::default();
+        let value = scene.dag.add(NodeOp::Anchor { at: vec![] }, DType::F32);
+        let store = Store { slot: Slot::Output(0), dtype: DType::F32, at: Expr::default(), guards: vec![], value };
+        scene.stores.push(store);
+        let mut f = open("k", &scene, &Shape::default());
+        f.store(&scene.stores[0]);
+        match f.finish() {
+            Err(LowerError::Invariant { kernel, what }) => {
+                assert_eq!((&*kernel, what.contains("product")), ("k", true))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -10,7 +10,7 @@ use crate::tile::{Frame, loads, looped, open};
 use crate::{LowerError, Target};
 use acc::{Acc, NOWHERE, fold, is_arg, over_groups, take};
 use kiln_block::passes::ahead;
-use kiln_block::{BinaryOp as B, Elem, Value};
+use kiln_block::{BinaryOp as B, Builder, Elem, Value};
 use kiln_graph::{DType, ReduceOp, Type};
 use kiln_plan::exec::Work;
 use moments::Moments;
@@ -78,15 +78,15 @@ impl<'a> Walk<'a> {
             self.levels.drain(..2);
         }
         let steps = match self.plan.parts {
-            _ if self.plan.whole() => vec![self.in_tile()],
-            1 => vec![self.in_loops()],
-            _ if has_scan => self.scan_parts(),
-            _ => self.in_parts(),
+            _ if self.plan.whole() => vec![self.in_tile()?],
+            1 => vec![self.in_loops()?],
+            _ if has_scan => self.scan_parts()?,
+            _ => self.in_parts()?,
         };
         Ok(Emitted { scratch: std::mem::take(&mut self.scratch), steps })
     }
 
-    fn in_tile(&self) -> Work<kiln_block::Kernel> {
+    fn in_tile(&self) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let p = &self.plan;
         let mut f = open(self.name, self.scene, &p.shape(1));
         if p.stay.is_none() {
@@ -111,13 +111,13 @@ impl<'a> Walk<'a> {
         for s in &self.scene.stores {
             f.store(s);
         }
-        let work = f.finish();
-        match (work, p.stay) {
+        let work = f.finish()?;
+        Ok(match (work, p.stay) {
             (Work::Block { code, args }, Some(stay)) => {
                 Work::Block { code: ahead::run(&code, stay).unwrap_or(code), args }
             }
             (work, _) => work,
-        }
+        })
     }
 
     /// Loads that are under way before the first reduction, also of what is needed behind it, as a gain: where threads have
@@ -131,7 +131,7 @@ impl<'a> Walk<'a> {
         if gpu && !run && loads.len() <= FIRST { loads } else { vec![] }
     }
 
-    fn in_loops(&self) -> Work<kiln_block::Kernel> {
+    fn in_loops(&self) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let mut f = open(self.name, self.scene, &self.plan.shape(1));
         let lane = f.iota(self.plan.row);
         if let Some(m) = &self.moments {
@@ -228,9 +228,9 @@ impl<'a> Walk<'a> {
             let mut now = now.iter().copied();
             for (op, body) in &bodies {
                 let v = f.em.value(&mut f.b, *body);
-                let Some(acc) = now.next() else { break };
+                let acc = next_of(&mut f.b, &mut now);
                 if is_arg(*op) {
-                    let Some(at) = now.next() else { break };
+                    let at = next_of(&mut f.b, &mut now);
                     let v = f.b.broadcast_to(v, &shape);
                     let position = self.position(f, &shape);
                     let best = take(&mut f.b, *op, Acc { value: acc, at: Some(at) }, v, position, lanes.mask);
@@ -252,9 +252,9 @@ impl<'a> Walk<'a> {
         });
         let mut end = end.into_iter();
         (bodies.iter())
-            .map(|(op, _)| Acc {
-                value: end.next().unwrap_or(Value(0)),
-                at: if is_arg(*op) { end.next() } else { None },
+            .map(|(op, _)| {
+                let value = next_of(&mut f.b, &mut end);
+                Acc { value, at: is_arg(*op).then(|| next_of(&mut f.b, &mut end)) }
             })
             .collect()
     }
@@ -374,4 +374,9 @@ impl<'a> Walk<'a> {
             next
         });
     }
+}
+
+/// The next value that a loop carries: there are as many as reductions were started.
+fn next_of(b: &mut Builder, values: &mut impl Iterator<Item = Value>) -> Value {
+    values.next().unwrap_or_else(|| b.broken("a loop carries fewer values than it reduces"))
 }

@@ -13,12 +13,12 @@ mod operand;
 mod parts;
 mod shape;
 
-use crate::Target;
 use crate::dag::{NodeId, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::CoordId;
 use crate::product::{Coords, Product};
 use crate::tile::{Cut, Frame, Used, loads, open_bare};
+use crate::{LowerError, Target};
 pub use cost::{CLOCK, copy, gather};
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
 use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, Type, Value};
@@ -58,7 +58,8 @@ pub fn takes(dtype: DType, target: Target) -> bool {
         && matches!(dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F8e4m3)
 }
 
-pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
+/// The step, where warpgroups take the product.
+pub fn lower(task: &Task, target: Target) -> Option<Result<Work<Kernel>, LowerError>> {
     let p = task.product;
     if !matches!(target, Target::Gpu { arch } if arch >= 90) {
         return None;
@@ -83,7 +84,11 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
         .map(|s| Strided::store(s, &p.batch, (task.coords.m, p.m), (task.coords.n, p.n)))
         .collect();
     let shape = shape::choose(p, (engine, task.asked), [a.major, major], &widths(task, &outputs))?;
-    let Work::Block { code, args } = (Plain { task, shape, a, b, low, outputs }).write() else { return None };
+    let (code, args) = match (Plain { task, shape, a, b, low, outputs }).write() {
+        Ok(Work::Block { code, args }) => (code, args),
+        Ok(_) => return None,
+        Err(defect) => return Some(Err(defect)),
+    };
     let launch =
         Launch { blocks: shape.blocks(), cluster: shape.cluster, group: shape.group, axes: Some([ROWS, COLUMNS]) };
     let last = Some(p.k % shape.depth()).filter(|k| *k > 0 && engine == Engine::MultiplyAdds);
@@ -95,7 +100,7 @@ pub fn lower(task: &Task, target: Target) -> Option<Work<Kernel>> {
         last,
     };
     let code = roles::run(&persistent::run(&code, launch).ok()?, Some(crew)).ok()?;
-    Some(Work::Block { code, args })
+    Some(Ok(Work::Block { code, args }))
 }
 
 /// Bytes of the types that go out through shared memory, each once.
@@ -141,7 +146,7 @@ struct Plain<'a> {
 }
 
 impl Plain<'_> {
-    fn write(self) -> Work<Kernel> {
+    fn write(self) -> Result<Work<Kernel>, LowerError> {
         let (z, elem) = (self.shape, crate::math::stored(self.task.dtype));
         let mut f = open_bare(self.task.name, self.task.scene, &self.used(), &self.cuts(), 0);
         f.b.set_grid([z.tiles_m, z.tiles_n, z.batch]);

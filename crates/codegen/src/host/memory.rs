@@ -61,7 +61,7 @@ impl Emit<'_> {
                 self.text.emit(d, format!("fpext {h} {b} to {f}"))
             }
             (Elem::F8e4m3, _) => self.f8_unpack(d, &x, n),
-            _ => x,
+            (Elem::F64 | Elem::F32 | Elem::I64 | Elem::I32 | Elem::I16 | Elem::I8 | Elem::U8, _) => x,
         })
     }
     /// Register to memory; half types hold rounded values already.
@@ -81,7 +81,7 @@ impl Emit<'_> {
                 self.text.emit(d, format!("bitcast {h} {b} to {i16s}"))
             }
             (Elem::F8e4m3, _) => self.f8_pack(d, &x, n),
-            _ => x,
+            (Elem::F64 | Elem::F32 | Elem::I64 | Elem::I32 | Elem::I16 | Elem::I8 | Elem::U8, _) => x,
         })
     }
     pub fn gep(&mut self, d: usize, ty: &str, root: &Name, off: &str) -> Name {

@@ -39,7 +39,7 @@ impl Emit<'_> {
                 self.text.emit(d, format!("bitcast {i} {q} to {f}"))
             }
             Elem::F8e4m3 => self.f8_round(d, &x, n),
-            _ => x,
+            Elem::F64 | Elem::F32 | Elem::I64 | Elem::I32 | Elem::I16 | Elem::I8 | Elem::U8 | Elem::Bool => x,
         })
     }
 
@@ -336,7 +336,8 @@ impl Emit<'_> {
                     ("double", "float") if half => self.round_to_odd(d, &x, n),
                     ("double", "float") => self.text.emit(d, format!("fptrunc {f} {x} to {t}")),
                     ("float", "double") => self.text.emit(d, format!("fpext {f} {x} to {t}")),
-                    _ => x,
+                    (from, to) if from == to => x,
+                    (from, to) => return Err(format!("no conversion of {from} to {to}")),
                 };
                 self.round(d, to, r, n)?
             }

@@ -232,8 +232,8 @@ impl<'a> Machine<'a, '_> {
             Op::Unpack { row } => shape::unpack(&*arg(0)?, *row as usize, &to),
             Op::Pack { row } => shape::pack(&*arg(0)?, *row as usize, &to),
             Op::Permute(perm) => shape::permute(&*arg(0)?, perm),
-            Op::Unary(op) => scalar::unary(*op, &*arg(0)?),
-            Op::Binary(op) => scalar::binary(*op, &*arg(0)?, &*arg(1)?),
+            Op::Unary(op) => scalar::unary(*op, &*arg(0)?)?,
+            Op::Binary(op) => scalar::binary(*op, &*arg(0)?, &*arg(1)?)?,
             Op::Cmp(op) => scalar::compare(*op, &*arg(0)?, &*arg(1)?),
             Op::Select => scalar::select(&*arg(0)?, &*arg(1)?, &*arg(2)?),
             Op::Cast(to) => scalar::cast(*to, &*arg(0)?),
@@ -244,7 +244,7 @@ impl<'a> Machine<'a, '_> {
                 Block { data: Data::Ptr(all), ..(*p).clone() }
             }
             Op::Load => self.load(flow, &data.args, elem, &to)?,
-            Op::Reduce { op, axis } => shape::reduce(*op, *axis as usize, &*arg(0)?),
+            Op::Reduce { op, axis } => shape::reduce(*op, *axis as usize, &*arg(0)?)?,
             Op::Scan { op, axis } => shape::scan(*op, *axis as usize, &*arg(0)?),
             Op::Dot { terms, .. } => shape::dot(*terms, &*arg(0)?, &*arg(1)?, &*arg(2)?, usize::MAX),
             Op::TileLoad => self.tile_load(flow, data.args[0], &data.args[1..], elem, &to)?,

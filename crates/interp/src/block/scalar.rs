@@ -2,20 +2,28 @@
 use super::value::*;
 use kiln_block::{BinaryOp, CmpOp, Elem, UnaryOp};
 
-pub fn unary(op: UnaryOp, a: &Block) -> Block {
+/// What the verifier keeps from ever being run.
+pub fn undefined(op: impl std::fmt::Debug, on: &str) -> String {
+    format!("{op:?} is not defined on {on}, which the verifier must refuse; please report it with the program")
+}
+
+pub fn unary(op: UnaryOp, a: &Block) -> Result<Block, String> {
     let data = match (op, &a.data) {
         (UnaryOp::IsNan, Data::Float(v)) => Data::Int(v.iter().map(|x| i64::from(x.is_nan())).collect()),
         (UnaryOp::IsInf, Data::Float(v)) => Data::Int(v.iter().map(|x| i64::from(x.is_infinite())).collect()),
-        (_, Data::Float(v)) => Data::Float(v.iter().map(|x| rounded(a.elem, float_unary(op, *x))).collect()),
-        (_, Data::Int(v)) => Data::Int(v.iter().map(|x| int_unary(op, a.elem, *x)).collect()),
-        (_, Data::Ptr(_)) => a.data.clone(),
+        (_, Data::Float(v)) => {
+            let one = |x: &f64| float_unary(op, *x).map(|y| rounded(a.elem, y));
+            Data::Float(v.iter().map(one).collect::<Result<_, _>>()?)
+        }
+        (_, Data::Int(v)) => Data::Int(v.iter().map(|x| int_unary(op, a.elem, *x)).collect::<Result<_, _>>()?),
+        (_, Data::Ptr(_)) => return Err(undefined(op, "pointers")),
     };
     let elem = if matches!(op, UnaryOp::IsNan | UnaryOp::IsInf) { Elem::Bool } else { a.elem };
-    Block { elem, shape: a.shape.clone(), data }
+    Ok(Block { elem, shape: a.shape.clone(), data })
 }
 
-fn float_unary(op: UnaryOp, x: f64) -> f64 {
-    match op {
+fn float_unary(op: UnaryOp, x: f64) -> Result<f64, String> {
+    Ok(match op {
         UnaryOp::Neg => -x,
         UnaryOp::Abs => x.abs(),
         UnaryOp::Exp => libm::exp(x),
@@ -44,32 +52,33 @@ fn float_unary(op: UnaryOp, x: f64) -> f64 {
         UnaryOp::Trunc => x.trunc(),
         UnaryOp::Tf32 if x.is_nan() => x,
         UnaryOp::Tf32 => f32::from_bits(((x as f32).to_bits() + 0x1000) & !0x1fff).into(),
-        // The verifier keeps these from floats, or they give bool.
-        UnaryOp::Not | UnaryOp::IsNan | UnaryOp::IsInf => x,
-    }
+        UnaryOp::Not | UnaryOp::IsNan | UnaryOp::IsInf => return Err(undefined(op, "floats")),
+    })
 }
 
-fn int_unary(op: UnaryOp, elem: Elem, x: i64) -> i64 {
-    match op {
+fn int_unary(op: UnaryOp, elem: Elem, x: i64) -> Result<i64, String> {
+    Ok(match op {
         UnaryOp::Neg => elem.wrapped(x.wrapping_neg()),
         UnaryOp::Abs => elem.wrapped(x.wrapping_abs()),
         UnaryOp::Not if elem == Elem::Bool => 1 - x,
         UnaryOp::Not => elem.wrapped(!x),
-        _ => x,
-    }
+        op => return Err(undefined(op, "integers")),
+    })
 }
 
-pub fn binary(op: BinaryOp, a: &Block, b: &Block) -> Block {
+pub fn binary(op: BinaryOp, a: &Block, b: &Block) -> Result<Block, String> {
     let data = match (&a.data, &b.data) {
         (Data::Float(x), Data::Float(y)) => {
-            Data::Float(x.iter().zip(y).map(|(x, y)| rounded(a.elem, float_binary(op, *x, *y))).collect())
+            let one = |(x, y): (&f64, &f64)| float_binary(op, *x, *y).map(|v| rounded(a.elem, v));
+            Data::Float(x.iter().zip(y).map(one).collect::<Result<_, _>>()?)
         }
         (Data::Int(x), Data::Int(y)) => {
-            Data::Int(x.iter().zip(y).map(|(x, y)| int_binary(op, a.elem, *x, *y)).collect())
+            let one = |(x, y): (&i64, &i64)| int_binary(op, a.elem, *x, *y);
+            Data::Int(x.iter().zip(y).map(one).collect::<Result<_, _>>()?)
         }
-        _ => a.data.clone(),
+        _ => return Err(undefined(op, "operands of different types")),
     };
-    Block { elem: a.elem, shape: a.shape.clone(), data }
+    Ok(Block { elem: a.elem, shape: a.shape.clone(), data })
 }
 
 /// NaN if either is; of zeros, the positive one is larger.
@@ -83,8 +92,8 @@ pub fn float_max(x: f64, y: f64) -> f64 {
     }
 }
 
-fn float_binary(op: BinaryOp, x: f64, y: f64) -> f64 {
-    match op {
+fn float_binary(op: BinaryOp, x: f64, y: f64) -> Result<f64, String> {
+    Ok(match op {
         BinaryOp::Add => x + y,
         BinaryOp::Sub => x - y,
         BinaryOp::Mul => x * y,
@@ -94,12 +103,13 @@ fn float_binary(op: BinaryOp, x: f64, y: f64) -> f64 {
         BinaryOp::Min => -float_max(-x, -y),
         BinaryOp::Pow => libm::pow(x, y),
         BinaryOp::Atan2 => libm::atan2(x, y),
-        // The verifier keeps these from floats.
-        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr => x,
-    }
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr => {
+            return Err(undefined(op, "floats"));
+        }
+    })
 }
 
-fn int_binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> i64 {
+fn int_binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> Result<i64, String> {
     let bits = 8 * elem.bytes() as i64;
     let v = match op {
         BinaryOp::Add => x.wrapping_add(y),
@@ -118,9 +128,9 @@ fn int_binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> i64 {
         BinaryOp::Shl if (0..bits).contains(&y) => x.wrapping_shl(y as u32),
         BinaryOp::Shl => 0,
         BinaryOp::Shr => x >> if (0..bits).contains(&y) { y } else { 63 },
-        BinaryOp::Pow | BinaryOp::Atan2 => x,
+        BinaryOp::Pow | BinaryOp::Atan2 => return Err(undefined(op, "integers")),
     };
-    elem.wrapped(v)
+    Ok(elem.wrapped(v))
 }
 
 pub fn compare(op: CmpOp, a: &Block, b: &Block) -> Block {

@@ -1,5 +1,8 @@
 //! Ops that move elements or combine them along an axis.
-use super::{scalar::float_max, value::*};
+use super::{
+    scalar::{float_max, undefined},
+    value::*,
+};
 use kiln_block::{Elem, ReduceOp, ScanOp, Terms};
 
 /// Row-major coordinates of place `i`.
@@ -43,52 +46,47 @@ fn lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
     (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))).map(|(o, i)| line(o, i)).collect()
 }
 
-pub fn reduce(op: ReduceOp, axis: usize, a: &Block) -> Block {
+pub fn reduce(op: ReduceOp, axis: usize, a: &Block) -> Result<Block, String> {
     let lines = lines(&a.shape, axis);
     let mut shape = a.shape.clone();
     shape.remove(axis);
     if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) {
         let data = lines.iter().map(|l| position(op == ReduceOp::ArgMin, a, l)).collect();
-        return Block { elem: Elem::I32, shape, data: Data::Int(data) };
+        return Ok(Block { elem: Elem::I32, shape, data: Data::Int(data) });
     }
-    let data = match &a.data {
-        Data::Float(v) => Data::Float(
-            lines
-                .iter()
-                .map(|l| {
-                    let x = l.iter().map(|i| v[*i]);
-                    rounded(
-                        a.elem,
-                        match op {
-                            ReduceOp::Prod => x.product(),
-                            ReduceOp::Max => x.fold(f64::NEG_INFINITY, float_max),
-                            ReduceOp::Min => -x.map(|x| -x).fold(f64::NEG_INFINITY, float_max),
-                            // -0.0 is the sum of nothing; the verifier keeps the others from floats.
-                            _ => x.fold(-0.0, |a, b| a + b),
-                        },
-                    )
-                })
-                .collect(),
-        ),
-        _ => Data::Int(
-            lines
-                .iter()
-                .map(|l| {
-                    let x = l.iter().map(|i| a.ints()[*i]);
-                    let v = match op {
-                        ReduceOp::Prod => x.fold(1, i64::wrapping_mul),
-                        ReduceOp::Max => x.fold(i64::MIN, i64::max),
-                        ReduceOp::Min => x.fold(i64::MAX, i64::min),
-                        ReduceOp::And => x.fold(-1, |a, b| a & b),
-                        ReduceOp::Or => x.fold(0, |a, b| a | b),
-                        _ => x.fold(0, i64::wrapping_add),
-                    };
-                    a.elem.wrapped(v)
-                })
-                .collect(),
-        ),
+    let float = |v: &[f64], line: &[usize]| {
+        let x = line.iter().map(|i| v[*i]);
+        let all = match op {
+            // -0.0 is the sum of nothing.
+            ReduceOp::Sum => x.fold(-0.0, |a, b| a + b),
+            ReduceOp::Prod => x.product(),
+            ReduceOp::Max => x.fold(f64::NEG_INFINITY, float_max),
+            ReduceOp::Min => -x.map(|x| -x).fold(f64::NEG_INFINITY, float_max),
+            ReduceOp::And | ReduceOp::Or | ReduceOp::ArgMax | ReduceOp::ArgMin => {
+                return Err(undefined(op, "floats"));
+            }
+        };
+        Ok(rounded(a.elem, all))
     };
-    Block { elem: a.elem, shape, data }
+    let int = |v: &[i64], line: &[usize]| {
+        let x = line.iter().map(|i| v[*i]);
+        let all = match op {
+            ReduceOp::Sum => x.fold(0, i64::wrapping_add),
+            ReduceOp::Prod => x.fold(1, i64::wrapping_mul),
+            ReduceOp::Max => x.fold(i64::MIN, i64::max),
+            ReduceOp::Min => x.fold(i64::MAX, i64::min),
+            ReduceOp::And => x.fold(-1, |a, b| a & b),
+            ReduceOp::Or => x.fold(0, |a, b| a | b),
+            ReduceOp::ArgMax | ReduceOp::ArgMin => return Err(undefined(op, "values of a reduction")),
+        };
+        Ok(a.elem.wrapped(all))
+    };
+    let data = match &a.data {
+        Data::Float(v) => Data::Float(lines.iter().map(|l| float(v, l)).collect::<Result<_, String>>()?),
+        Data::Int(v) => Data::Int(lines.iter().map(|l| int(v, l)).collect::<Result<_, String>>()?),
+        Data::Ptr(_) => return Err(undefined(op, "pointers")),
+    };
+    Ok(Block { elem: a.elem, shape, data })
 }
 
 /// Index of the first largest (smallest) on a line; the first NaN comes before all.

@@ -18,7 +18,10 @@ pub(super) fn unary(op: UnaryOp, x: &Value) -> Result<Data, String> {
         (Data::Bool(v), UnaryOp::Not) => Ok(Data::Bool(Arc::new(v.iter().map(|x| !x).collect()))),
         (Data::Bool(_), _) => Err(format!("{} is not defined on bool", op.name())),
         (Data::Int(v), _) => Ok(Data::Int(Arc::new(unary_ints(op, v)?))),
-        (data, _) => Ok(on_floats!(data, v => v.iter().map(|x| real(op, *x)).collect())),
+        (data, _) => Ok(on_floats!(data, v => {
+            let f = real(op)?;
+            v.iter().map(|x| f(*x)).collect()
+        })),
     }
 }
 
@@ -35,53 +38,64 @@ fn unary_ints(op: UnaryOp, v: &[i64]) -> Result<Vec<i64>, String> {
     Ok(v.iter().map(|x| f(*x)).collect())
 }
 
-/// PyTorch's formulas (aten/src/ATen/native/cpu/Activation.cpp and UnaryOpsKernel.cpp).
-fn real<R: Real>(op: UnaryOp, x: R) -> R {
-    let (zero, one, c) = (R::ZERO, R::ONE, R::of);
-    match op {
-        UnaryOp::Neg => -x,
-        UnaryOp::Abs => x.abs(),
+/// PyTorch's formulas (aten/src/ATen/native/cpu/Activation.cpp and UnaryOpsKernel.cpp). Every op has a line here: one that is forgotten
+/// does not compile.
+fn real<R: Real>(op: UnaryOp) -> Result<fn(R) -> R, String> {
+    let f: fn(R) -> R = match op {
+        UnaryOp::Neg => |x| -x,
+        UnaryOp::Abs => R::abs,
         // Zero for NaN, as in PyTorch.
-        UnaryOp::Sign => {
-            if x > zero {
-                one
-            } else if x < zero {
-                -one
+        UnaryOp::Sign => |x| {
+            if x > R::ZERO {
+                R::ONE
+            } else if x < R::ZERO {
+                -R::ONE
             } else {
-                zero
+                R::ZERO
             }
+        },
+        UnaryOp::Exp => R::exp,
+        UnaryOp::Exp2 => R::exp2,
+        UnaryOp::Expm1 => R::expm1,
+        UnaryOp::Log => R::ln,
+        UnaryOp::Log2 => R::log2,
+        UnaryOp::Log10 => R::log10,
+        UnaryOp::Log1p => R::log1p,
+        UnaryOp::Sqrt => R::sqrt,
+        UnaryOp::Rsqrt => |x| R::ONE / x.sqrt(),
+        UnaryOp::Reciprocal => |x| R::ONE / x,
+        UnaryOp::Sin => R::sin,
+        UnaryOp::Cos => R::cos,
+        UnaryOp::Tan => R::tan,
+        UnaryOp::Asin => R::asin,
+        UnaryOp::Acos => R::acos,
+        UnaryOp::Atan => R::atan,
+        UnaryOp::Sinh => R::sinh,
+        UnaryOp::Cosh => R::cosh,
+        UnaryOp::Tanh => R::tanh,
+        UnaryOp::Erf => R::erf,
+        UnaryOp::Floor => R::floor,
+        UnaryOp::Ceil => R::ceil,
+        UnaryOp::Round => R::round,
+        UnaryOp::Trunc => R::trunc,
+        UnaryOp::Relu => |x| x.max_nan(R::ZERO),
+        UnaryOp::Sigmoid => |x| R::ONE / (R::ONE + (-x).exp()),
+        UnaryOp::Silu => |x| x / (R::ONE + (-x).exp()),
+        UnaryOp::GeluErf => |x| x * R::of(0.5) * (R::ONE + (x * R::of(std::f64::consts::FRAC_1_SQRT_2)).erf()),
+        UnaryOp::GeluTanh => |x| {
+            let inner = R::of((2.0 / std::f64::consts::PI).sqrt()) * (x + R::of(0.044715) * x * x * x);
+            R::of(0.5) * x * (R::ONE + inner.tanh())
+        },
+        UnaryOp::Softplus => |x| if x > R::of(20.0) { x } else { x.exp().log1p() },
+        UnaryOp::Mish => |x| x * x.exp().log1p().tanh(),
+        UnaryOp::Hardswish => |x| x * (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0),
+        UnaryOp::Hardsigmoid => |x| (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0),
+        UnaryOp::LogSigmoid => |x| x.min_nan(R::ZERO) - (-x.abs()).exp().log1p(),
+        UnaryOp::IsNan | UnaryOp::IsInf | UnaryOp::Not => {
+            return Err(format!("{} gives no floats", op.name()));
         }
-        UnaryOp::Exp => x.exp(),
-        UnaryOp::Log => x.ln(),
-        UnaryOp::Log1p => x.log1p(),
-        UnaryOp::Sqrt => x.sqrt(),
-        UnaryOp::Rsqrt => one / x.sqrt(),
-        UnaryOp::Reciprocal => one / x,
-        UnaryOp::Tanh => x.tanh(),
-        UnaryOp::Erf => x.erf(),
-        UnaryOp::Floor => x.floor(),
-        UnaryOp::Relu => x.max_nan(zero),
-        UnaryOp::Sigmoid => one / (one + (-x).exp()),
-        UnaryOp::Silu => x / (one + (-x).exp()),
-        UnaryOp::GeluErf => x * c(0.5) * (one + (x * c(std::f64::consts::FRAC_1_SQRT_2)).erf()),
-        UnaryOp::GeluTanh => {
-            let inner = c((2.0 / std::f64::consts::PI).sqrt()) * (x + c(0.044715) * x * x * x);
-            c(0.5) * x * (one + inner.tanh())
-        }
-        UnaryOp::Softplus => {
-            if x > c(20.0) {
-                x
-            } else {
-                x.exp().log1p()
-            }
-        }
-        UnaryOp::Mish => x * x.exp().log1p().tanh(),
-        UnaryOp::Hardswish => x * (x + c(3.0)).max_nan(zero).min_nan(c(6.0)) / c(6.0),
-        UnaryOp::Hardsigmoid => (x + c(3.0)).max_nan(zero).min_nan(c(6.0)) / c(6.0),
-        UnaryOp::LogSigmoid => x.min_nan(zero) - (-x.abs()).exp().log1p(),
-        UnaryOp::IsNan | UnaryOp::IsInf | UnaryOp::Not => x,
-        other => x.plain(other).unwrap_or(x),
-    }
+    };
+    Ok(f)
 }
 
 /// Applies `f` to broadcast operands.

@@ -1,5 +1,4 @@
 //! f32 and f64 under one name, with the functions of the op set (through libm, so the same on every machine).
-use kiln_graph::UnaryOp;
 
 /// A float that arithmetic is done in.
 pub(super) trait Real:
@@ -30,8 +29,22 @@ pub(super) trait Real:
     fn pow(self, e: Self) -> Self;
     fn atan2(self, x: Self) -> Self;
     fn erf(self) -> Self;
-    /// The functions with no other use here; `None` for the rest.
-    fn plain(self, op: UnaryOp) -> Option<Self>;
+    fn exp2(self) -> Self;
+    fn expm1(self) -> Self;
+    fn log2(self) -> Self;
+    fn log10(self) -> Self;
+    fn sin(self) -> Self;
+    fn cos(self) -> Self;
+    fn tan(self) -> Self;
+    fn asin(self) -> Self;
+    fn acos(self) -> Self;
+    fn atan(self) -> Self;
+    fn sinh(self) -> Self;
+    fn cosh(self) -> Self;
+    fn ceil(self) -> Self;
+    /// Ties to even.
+    fn round(self) -> Self;
+    fn trunc(self) -> Self;
 
     /// NaN if either is.
     fn max_nan(self, o: Self) -> Self {
@@ -93,25 +106,50 @@ macro_rules! real {
             fn erf(self) -> $t {
                 libm::$erf(self)
             }
-            fn plain(self, op: UnaryOp) -> Option<$t> {
-                Some(match op {
-                    UnaryOp::Exp2 => libm::$exp2(self),
-                    UnaryOp::Expm1 => libm::$expm1(self),
-                    UnaryOp::Log2 => libm::$log2(self),
-                    UnaryOp::Log10 => libm::$log10(self),
-                    UnaryOp::Sin => libm::$sin(self),
-                    UnaryOp::Cos => libm::$cos(self),
-                    UnaryOp::Tan => libm::$tan(self),
-                    UnaryOp::Asin => libm::$asin(self),
-                    UnaryOp::Acos => libm::$acos(self),
-                    UnaryOp::Atan => libm::$atan(self),
-                    UnaryOp::Sinh => libm::$sinh(self),
-                    UnaryOp::Cosh => libm::$cosh(self),
-                    UnaryOp::Ceil => self.ceil(),
-                    UnaryOp::Round => self.round_ties_even(),
-                    UnaryOp::Trunc => self.trunc(),
-                    _ => return None,
-                })
+            fn exp2(self) -> $t {
+                libm::$exp2(self)
+            }
+            fn expm1(self) -> $t {
+                libm::$expm1(self)
+            }
+            fn log2(self) -> $t {
+                libm::$log2(self)
+            }
+            fn log10(self) -> $t {
+                libm::$log10(self)
+            }
+            fn sin(self) -> $t {
+                libm::$sin(self)
+            }
+            fn cos(self) -> $t {
+                libm::$cos(self)
+            }
+            fn tan(self) -> $t {
+                libm::$tan(self)
+            }
+            fn asin(self) -> $t {
+                libm::$asin(self)
+            }
+            fn acos(self) -> $t {
+                libm::$acos(self)
+            }
+            fn atan(self) -> $t {
+                libm::$atan(self)
+            }
+            fn sinh(self) -> $t {
+                libm::$sinh(self)
+            }
+            fn cosh(self) -> $t {
+                libm::$cosh(self)
+            }
+            fn ceil(self) -> $t {
+                <$t>::ceil(self)
+            }
+            fn round(self) -> $t {
+                self.round_ties_even()
+            }
+            fn trunc(self) -> $t {
+                <$t>::trunc(self)
             }
         }
     };

@@ -41,7 +41,10 @@ fn adds(op: &Op) -> bool {
         Op::GroupNorm { .. } | Op::BatchNorm { .. } | Op::Attention { .. } => true,
         // The formulas of these cancel.
         Op::Unary(op) => op.is_composite() && *op != UnaryOp::Relu,
-        _ => false,
+        Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Iota { .. } | Op::Fallback(_) | Op::Result(_) => false,
+        Op::Compare(_) | Op::Select | Op::Cast(_) | Op::Gather { .. } | Op::Take { .. } => false,
+        Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => false,
+        Op::Pad { .. } | Op::Concat { .. } => false,
     }
 }
 
@@ -57,7 +60,10 @@ fn exact(op: &Op) -> bool {
         Op::Scan { .. } | Op::Dot | Op::Linear | Op::Conv { .. } | Op::Softmax { .. } | Op::LogSoftmax { .. } => false,
         Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::GroupNorm { .. } | Op::BatchNorm { .. } => false,
         Op::Attention { .. } => false,
-        _ => true,
+        Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Iota { .. } | Op::Fallback(_) | Op::Result(_) => true,
+        Op::Compare(_) | Op::Select | Op::Cast(_) | Op::Gather { .. } | Op::Take { .. } => true,
+        Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => true,
+        Op::Pad { .. } | Op::Concat { .. } => true,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::product::{self, Product, Run};
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::{self, Major, SPAN};
-use crate::{LowerError, Target, pointwise};
+use crate::{LowerError, Target, if_taken, pointwise};
 use kiln_block::Kernel;
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::{
@@ -73,7 +73,7 @@ pub fn lower(of: &Body, c: &Conv, by_patches: &Product, target: Target) -> Resul
     let before =
         Emitted { scratch: scratch.into(), steps: vec![w.copy_input(of, target)?, w.copy_weight(of, target)?] };
     // Where a padded image has several columns and its result one, no order of the product's columns is the result's.
-    Ok(product::with_operands(of, &product, target, before).ok())
+    if_taken(product::with_operands(of, &product, target, before))
 }
 
 impl<'a> Windows<'a> {

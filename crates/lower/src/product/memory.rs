@@ -8,7 +8,7 @@ use crate::expr::{Atom, CoordId, Expr, linear};
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::{self, Major, Strided};
-use crate::{LowerError, Target, pointwise};
+use crate::{LowerError, Target, if_taken, pointwise};
 use kiln_block::Kernel;
 use kiln_graph::{DType, Type};
 use kiln_plan::{
@@ -112,7 +112,8 @@ pub fn prepared<T>(
         };
         let (a, b, a_low, b_low) = (at(0, 0), at(1, 0), at(0, 1), at(1, 1));
         let low: Option<[OperandAt; 2]> = Some([&a_low, &b_low]);
-        if let Ok(lowered) = then(&Product { batch: p.batch.clone(), a: &a, b: &b, low, ..*p }, out) {
+        let lowered = then(&Product { batch: p.batch.clone(), a: &a, b: &b, low, ..*p }, out);
+        if let Some(lowered) = if_taken(lowered)? {
             return Ok(lowered);
         }
         out = Emitted::default();

@@ -122,7 +122,7 @@ fn widened(f: &mut Frame, v: Value) -> Value {
 /// Zeros where the mask is not.
 pub fn zero_outside(f: &mut Frame, v: Value, mask: Option<Value>) -> Value {
     let Some(mask) = mask else { return v };
-    let elem = f.b.elem(v).unwrap_or(Elem::F32);
+    let elem = math::elem(&mut f.b, v);
     let zero = math::float(&mut f.b, elem, 0.0);
     f.b.select(mask, v, zero)
 }

@@ -23,7 +23,7 @@ pub fn is_arg(op: ReduceOp) -> bool {
 pub fn over_groups(b: &mut Builder, op: ReduceOp, v: Value, to: &[usize]) -> Value {
     let count = |shape: &[usize]| shape.iter().product::<usize>();
     let groups = count(&b.shape(v)) / count(to);
-    let elem = b.elem(v).unwrap_or(Elem::F32);
+    let elem = math::elem(b, v);
     let v = b.reshape(v, &[&[groups], to].concat());
     b.reduce(math::reduce_op(op, elem), v, 0)
 }
@@ -52,7 +52,7 @@ pub fn fold(f: &mut Frame, op: ReduceOp, acc: Acc, row: Option<TileRow>) -> Acc 
 pub fn take(b: &mut Builder, op: ReduceOp, acc: Acc, v: Value, position: Value, mask: Option<Value>) -> Acc {
     let Some(at) = acc.at else { return acc };
     let better = if op == ReduceOp::ArgMin { CmpOp::Lt } else { CmpOp::Gt };
-    let elem = b.elem(v).unwrap_or(Elem::F32);
+    let elem = math::elem(b, v);
     let nowhere = b.i32(NOWHERE);
     let first = b.cmp(CmpOp::Eq, at, nowhere);
     let (x, y) = if elem == Elem::Bool { (b.cast(v, Elem::I32), b.cast(acc.value, Elem::I32)) } else { (v, acc.value) };

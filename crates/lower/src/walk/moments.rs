@@ -3,10 +3,10 @@
 //! LeVeque (1979), of elements, of lanes and of parts in this order, so nothing cancels that does not in two passes.
 use super::parts::Partial;
 use super::{Walk, over_groups};
-use crate::Target;
 use crate::dag::{NodeId, NodeOp};
 use crate::math;
 use crate::tile::Frame;
+use crate::{LowerError, Target};
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, Kernel, Value};
 use kiln_graph::{BinaryOp, ReduceOp};
 use kiln_plan::exec::Work;
@@ -50,7 +50,7 @@ impl Walk<'_> {
     }
 
     /// The step that leaves those of each part.
-    pub(super) fn partial_moments(&self, m: &Moments, own: &[Partial]) -> Work<Kernel> {
+    pub(super) fn partial_moments(&self, m: &Moments, own: &[Partial]) -> Result<Work<Kernel>, LowerError> {
         let name = format!("{}_part", self.name);
         let mut f = self.open_partial(&name, &[m.sum], &[], own);
         let lane = f.iota(self.plan.row);
@@ -129,7 +129,10 @@ impl Walk<'_> {
         for n in [m.sum, m.squares] {
             read.extend(self.read_lanes(f, ReduceOp::Sum, slots(n), None));
         }
-        let [sum, squares] = read[..] else { return };
+        let [sum, squares] = read[..] else {
+            f.b.broken("moments left other than a sum and squares");
+            return;
+        };
         let p = &self.plan;
         let part = f.b.iota(p.parts.next_power_of_two());
         let length = f.b.i32(p.part_len() as i64);

@@ -1,18 +1,20 @@
 //! Rows that several instances share: a step for each level of reductions leaves partial results in scratch, which the next one
 //! puts together in a fixed order.
 use super::{Acc, NOWHERE, Walk, fold, is_arg, take};
-use crate::Target;
 use crate::dag::{NodeId, Store};
 use crate::emit::{TileRow, joint};
 use crate::expr::{Expr, linear};
 use crate::math;
 use crate::tile::{Frame, Used, loads, open_with};
+use crate::{LowerError, Target};
 use kiln_block::{BinaryOp as B, CmpOp, Const, Elem, Type as BlockType, Value};
 use kiln_graph::{DType, ReduceOp, Type};
 use kiln_plan::exec::{Slot, Work};
 
 /// A reduction whose partial results are in scratch: values, and positions of an arg-reduction.
 pub type Partial = (NodeId, Vec<(Slot, DType)>);
+/// A step, and the partial results that it leaves.
+pub type Step = (Work<kiln_block::Kernel>, Vec<Partial>);
 
 /// Partial results that a block puts together at a time, and columns of which at least.
 const JOINED: usize = 16384;
@@ -22,35 +24,35 @@ const FEW: usize = 16;
 
 impl Walk<'_> {
     /// One step per level, leaving partial results, and one that writes.
-    pub fn in_parts(&mut self) -> Vec<Work<kiln_block::Kernel>> {
+    pub fn in_parts(&mut self) -> Result<Vec<Work<kiln_block::Kernel>>, LowerError> {
         self.settle_parts();
         let mut slots: Vec<Partial> = vec![];
         let mut steps = vec![];
         if let Some(m) = self.moments {
             slots = self.partials(&[m.sum, m.squares]);
-            steps.push(self.partial_moments(&m, &slots));
+            steps.push(self.partial_moments(&m, &slots)?);
         }
         for i in 0..self.levels.len() {
-            let (step, own) = self.level_step(i, &slots);
+            let (step, own) = self.level_step(i, &slots)?;
             steps.push(step);
             slots.extend(own);
         }
-        steps.push(self.final_step(&slots));
-        steps
+        steps.push(self.final_step(&slots)?);
+        Ok(steps)
     }
-    fn level_step(&mut self, i: usize, before: &[Partial]) -> (Work<kiln_block::Kernel>, Vec<Partial>) {
+    fn level_step(&mut self, i: usize, before: &[Partial]) -> Result<Step, LowerError> {
         let level = self.levels[i].clone();
         let own = self.partials(&level);
-        (self.partial_step(&format!("{}_part{i}", self.name), &level, before, &own), own)
+        Ok((self.partial_step(&format!("{}_part{i}", self.name), &level, before, &own)?, own))
     }
     /// The step that leaves partial results of the first level, and where they are.
-    pub fn first_level(&mut self) -> (Work<kiln_block::Kernel>, Vec<Partial>) {
+    pub fn first_level(&mut self) -> Result<Step, LowerError> {
         self.settle_parts();
         self.level_step(0, &[])
     }
     /// The step that puts together what [`Walk::first_level`] left, of another walk of these reductions whose columns are those of
     /// `beside` rows.
-    pub fn joined(mut self, found: Vec<Partial>, beside: usize) -> Work<kiln_block::Kernel> {
+    pub fn joined(mut self, found: Vec<Partial>, beside: usize) -> Result<Work<kiln_block::Kernel>, LowerError> {
         self.beside = beside;
         let level = self.levels.first().into_iter().flatten();
         let slots: Vec<Partial> = level.zip(found).map(|(n, (_, places))| (*n, places)).collect();
@@ -100,7 +102,7 @@ impl Walk<'_> {
         level: &[NodeId],
         before: &[Partial],
         own: &[Partial],
-    ) -> Work<kiln_block::Kernel> {
+    ) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let mut f = self.open_partial(name, level, before, own);
         self.combine_parts(&mut f, before);
         let lane = f.iota(self.plan.row);
@@ -124,7 +126,10 @@ impl Walk<'_> {
     }
     pub fn store_partial(&self, f: &mut Frame, slot: Slot, dtype: DType, v: Value) {
         let s = Store { slot, dtype, at: self.row_number(), guards: vec![], value: 0 };
-        let Some(&p) = f.em.params.get(&slot) else { return };
+        let Some(&p) = f.em.params.get(&slot) else {
+            f.b.broken("partial results have no buffer");
+            return;
+        };
         if let Some(part) = f.part {
             let rows = f.em.int(&mut f.b, self.rows() as i64);
             let offset = f.b.binary(B::Mul, part, rows);
@@ -165,8 +170,10 @@ impl Walk<'_> {
     /// All parts in one block.
     fn combine_lanes(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
         let read = self.read_lanes(f, op, places, until);
-        let acc = Acc { value: read.first().copied().unwrap_or(Value(0)), at: read.get(1).copied() };
-        fold(f, op, acc, Some(self.parts_row()))
+        let Some(&value) = read.first() else {
+            return Acc { value: f.b.broken("a reduction left no partial results"), at: None };
+        };
+        fold(f, op, Acc { value, at: read.get(1).copied() }, Some(self.parts_row()))
     }
     /// The tile of parts.
     fn parts_row(&self) -> TileRow {
@@ -280,7 +287,7 @@ impl Walk<'_> {
             c.block = c.block.min((JOINED / parts).max(COLUMNS));
         }
     }
-    fn final_step(&mut self, done: &[Partial]) -> Work<kiln_block::Kernel> {
+    fn final_step(&mut self, done: &[Partial]) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let along = self.scene.stores.iter().any(|s| s.at.uses(self.plan.row.id));
         let parts = if along { self.plan.parts } else { 1 };
         if !along && self.plan.target != Target::Host {

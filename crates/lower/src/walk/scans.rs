@@ -1,11 +1,11 @@
 //! Scans of row programs: carried from chunk to chunk, and by the totals of parts where a row is shared.
 use super::Walk;
 use super::parts::{Partial, places};
-use crate::Target;
 use crate::dag::{NodeId, NodeOp, Store};
 use crate::emit::{Lanes, joint};
 use crate::math;
 use crate::tile::{Frame, loads, open_with};
+use crate::{LowerError, Target};
 use kiln_block::{Kernel, Value};
 use kiln_graph::{ReduceOp, ScanOp};
 use kiln_plan::exec::Work;
@@ -86,14 +86,14 @@ impl Walk<'_> {
         long && self.levels.is_empty() && !self.scans().iter().any(|s| nested(s.2))
     }
     /// A step for the totals of all parts, and one that scans each part from what comes before it.
-    pub(super) fn scan_parts(&mut self) -> Vec<Work<Kernel>> {
+    pub(super) fn scan_parts(&mut self) -> Result<Vec<Work<Kernel>>, LowerError> {
         self.settle_parts();
         let scans: Vec<NodeId> = self.scans().into_iter().map(|s| s.0).collect();
         let totals = self.partials(&scans);
-        let first = self.partial_step(&format!("{}_part0", self.name), &scans, &[], &totals);
-        vec![first, self.scan_from(&totals)]
+        let first = self.partial_step(&format!("{}_part0", self.name), &scans, &[], &totals)?;
+        Ok(vec![first, self.scan_from(&totals)?])
     }
-    fn scan_from(&self, totals: &[Partial]) -> Work<Kernel> {
+    fn scan_from(&self, totals: &[Partial]) -> Result<Work<Kernel>, LowerError> {
         let mut used = loads(&self.scene.dag, &self.scene.roots(), |_| false);
         used.extend(places(totals, true));
         used.extend(self.scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
