@@ -1,7 +1,7 @@
 //! Builds a kernel instruction by instruction; result types follow from the operands.
 use crate::{
-    Array, BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, Op, Param, ReduceOp, Region, Role, ScanOp,
-    Terms, Type, UnaryOp, Value,
+    Arithmetic, Array, BinaryOp, CmpOp, Const, DotPrecision, Elem, InstData, Kernel, Op, Param, ReduceOp, Region, Role,
+    ScanOp, Terms, Type, UnaryOp, Value,
 };
 
 /// What a role does; takes the number of its copy if there are several.
@@ -283,6 +283,9 @@ impl Builder {
     }
     pub fn set_cluster(&mut self, blocks: usize) {
         self.kernel.cluster = blocks;
+    }
+    pub fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
+        self.kernel.arithmetic = arithmetic;
     }
     pub fn finish(mut self) -> Kernel {
         self.kernel.body = self.open.pop().unwrap_or_default();

@@ -61,6 +61,17 @@ pub struct Array {
     pub strides: Vec<usize>,
 }
 
+/// What code generation may make of float arithmetic.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arithmetic {
+    /// A product and a sum may be one multiply-add, and a quotient a product with a reciprocal.
+    #[default]
+    Contracted,
+    /// Every instruction rounds once, as IEEE 754 says. Elementary functions are as good as they are.
+    Ieee,
+}
+
 /// A block program. Its launch is static: shapes are constants of the program.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Kernel {
@@ -72,6 +83,8 @@ pub struct Kernel {
     pub warps: usize,
     /// Blocks in a cluster along axis 0.
     pub cluster: usize,
+    #[serde(default)]
+    pub arithmetic: Arithmetic,
     pub values: Vec<ValueData>,
     pub insts: Vec<InstData>,
     pub body: Region,

@@ -18,7 +18,7 @@ pub mod verify;
 
 pub use builder::Builder;
 pub use error::BlockError;
-pub use ir::{Array, Inst, InstData, Kernel, Param, Region, Value, ValueData};
+pub use ir::{Arithmetic, Array, Inst, InstData, Kernel, Param, Region, Value, ValueData};
 pub use layout::Layout;
 pub use ops::{BinaryOp, CmpOp, Const, DotPrecision, Op, ReduceOp, Role, ScanOp, Terms, UnaryOp};
 pub use types::{Elem, Swizzle, Type};

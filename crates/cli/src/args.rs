@@ -62,7 +62,7 @@ pub struct ModelArgs {
 
 #[derive(ValueEnum, Clone, Copy, Debug, Default)]
 pub enum Numerics {
-    /// The same operations in the same precision.
+    /// The graph's operations, each rounded to its type.
     Exact,
     /// Sums and products may be regrouped.
     #[default]

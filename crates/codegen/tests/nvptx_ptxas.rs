@@ -7,17 +7,15 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// `$PTXAS`, or what scripts/setup has put in place.
-fn ptxas() -> Option<PathBuf> {
+fn ptxas() -> PathBuf {
     let local = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.deps/ptxas/bin/ptxas"));
-    std::env::var_os("PTXAS").map(PathBuf::from).or(Some(local)).filter(|p| p.exists())
+    let path = std::env::var_os("PTXAS").map_or(local, PathBuf::from);
+    assert!(path.exists(), "there is no {}: run scripts/setup, which installs ptxas", path.display());
+    path
 }
 
-/// Registers a thread, by `ptxas`; fails on spills and warnings. `None` without `ptxas`.
-fn assemble(ptx: &Ptx, arch: Arch) -> Option<usize> {
-    let Some(ptxas) = ptxas() else {
-        eprintln!("skipped: no ptxas ($PTXAS or scripts/setup)");
-        return None;
-    };
+/// Registers a thread, by `ptxas`; fails on spills and warnings.
+fn assemble(ptx: &Ptx, arch: Arch) -> usize {
     // Tests may be threads of one process, with kernels of one name.
     let (process, thread) = (std::process::id(), std::thread::current().id());
     let dir = std::env::temp_dir().join(format!("kiln-ptx-{process}-{thread:?}"));
@@ -25,7 +23,7 @@ fn assemble(ptx: &Ptx, arch: Arch) -> Option<usize> {
     let (source, binary) = (dir.join("k.ptx"), dir.join("k.cubin"));
     std::fs::write(&source, &ptx.text).unwrap();
     let arch = format!("-arch={}", arch.name());
-    let out = Command::new(ptxas).args(["-v", &arch]).arg(&source).arg("-o").arg(&binary).output().unwrap();
+    let out = Command::new(ptxas()).args(["-v", &arch]).arg(&source).arg("-o").arg(&binary).output().unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
     let log = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(out.status.success(), "{log}\n{}", ptx.text);
@@ -33,7 +31,7 @@ fn assemble(ptx: &Ptx, arch: Arch) -> Option<usize> {
     assert!(!log.contains("warning"), "{log}");
     let used = log.split("Used ").nth(1).and_then(|s| s.split(' ').next()).unwrap();
     println!("{:24} {:12} {:4} registers, {:6} bytes shared", ptx.name, arch, used, ptx.shared);
-    used.parse().ok()
+    used.parse().unwrap()
 }
 
 fn check(kernel: &Kernel) -> Ptx {

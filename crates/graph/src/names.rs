@@ -43,47 +43,65 @@ impl UnaryOp {
     }
 }
 
-impl Op {
-    /// The op's name in the text form, as `add` or `reduce.max`.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Op::Input(_) => "input",
-            Op::Param(_) => "param",
-            Op::Const(_) => "const",
-            Op::Iota { .. } => "iota",
-            Op::Unary(op) => op.name(),
-            Op::Binary(op) => op.name(),
-            Op::Compare(op) => op.name(),
-            Op::Select => "select",
-            Op::Cast(_) => "cast",
-            Op::Reshape(_) => "reshape",
-            Op::Permute(_) => "permute",
-            Op::Broadcast(_) => "broadcast",
-            Op::Slice { .. } => "slice",
-            Op::Flip(_) => "flip",
-            Op::Pad { .. } => "pad",
-            Op::Concat { .. } => "concat",
-            Op::Gather { .. } => "gather",
-            Op::Take { .. } => "take",
-            Op::Scatter { .. } => "scatter",
-            Op::Reduce { op, .. } => op.name(),
-            Op::Scan { op, .. } => op.name(),
-            Op::Dot => "dot",
-            Op::Conv { .. } => "conv",
-            Op::Pool { kind: PoolKind::Max, .. } => "pool.max",
-            Op::Pool { kind: PoolKind::Avg { .. }, .. } => "pool.avg",
-            Op::Softmax { .. } => "softmax",
-            Op::LogSoftmax { .. } => "log_softmax",
-            Op::LayerNorm { .. } => "layer_norm",
-            Op::RmsNorm { .. } => "rms_norm",
-            Op::GroupNorm { .. } => "group_norm",
-            Op::BatchNorm { .. } => "batch_norm",
-            Op::Linear => "linear",
-            Op::Attention { .. } => "attention",
-            Op::Fallback(_) => "fallback",
-            Op::Result(_) => "result",
+/// The ops' names: those of the families, and of the others as listed here. The list is what is matched, so it has them all.
+macro_rules! op_names {
+    ($($pattern:pat => $name:literal),* $(,)?) => {
+        impl Op {
+            /// The op's name in the text form, as `add` or `reduce.max`.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    Op::Unary(op) => op.name(),
+                    Op::Binary(op) => op.name(),
+                    Op::Compare(op) => op.name(),
+                    Op::Reduce { op, .. } => op.name(),
+                    Op::Scan { op, .. } => op.name(),
+                    $($pattern => $name),*
+                }
+            }
+            /// The name of every op that there is.
+            pub fn names() -> impl Iterator<Item = &'static str> {
+                let names = UnaryOp::ALL.map(UnaryOp::name).into_iter().chain(BinaryOp::ALL.map(BinaryOp::name));
+                let names = names.chain(CompareOp::ALL.map(CompareOp::name)).chain(ReduceOp::ALL.map(ReduceOp::name));
+                names.chain(ScanOp::ALL.map(ScanOp::name)).chain([$($name),*])
+            }
         }
-    }
+    };
+}
+
+op_names!(
+    Op::Input(_) => "input",
+    Op::Param(_) => "param",
+    Op::Const(_) => "const",
+    Op::Iota { .. } => "iota",
+    Op::Select => "select",
+    Op::Cast(_) => "cast",
+    Op::Reshape(_) => "reshape",
+    Op::Permute(_) => "permute",
+    Op::Broadcast(_) => "broadcast",
+    Op::Slice { .. } => "slice",
+    Op::Flip(_) => "flip",
+    Op::Pad { .. } => "pad",
+    Op::Concat { .. } => "concat",
+    Op::Gather { .. } => "gather",
+    Op::Take { .. } => "take",
+    Op::Scatter { .. } => "scatter",
+    Op::Dot => "dot",
+    Op::Conv { .. } => "conv",
+    Op::Pool { kind: PoolKind::Max, .. } => "pool.max",
+    Op::Pool { kind: PoolKind::Avg { .. }, .. } => "pool.avg",
+    Op::Softmax { .. } => "softmax",
+    Op::LogSoftmax { .. } => "log_softmax",
+    Op::LayerNorm { .. } => "layer_norm",
+    Op::RmsNorm { .. } => "rms_norm",
+    Op::GroupNorm { .. } => "group_norm",
+    Op::BatchNorm { .. } => "batch_norm",
+    Op::Linear => "linear",
+    Op::Attention { .. } => "attention",
+    Op::Fallback(_) => "fallback",
+    Op::Result(_) => "result",
+);
+
+impl Op {
     /// Elementwise over broadcast operands.
     pub fn is_pointwise(&self) -> bool {
         matches!(self, Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_))

@@ -120,6 +120,7 @@ pub enum BinaryOp {
     Remainder,
     /// Remainder with the sign of the dividend (`torch.fmod`).
     Fmod,
+    /// An exponent of rank 0 that is 0.5 or -0.5 is a root (`torch.pow` with a number).
     Pow,
     /// NaN if either is NaN.
     Max,

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-fn dtype(d: StDtype) -> Option<DType> {
+pub(crate) fn dtype(d: StDtype) -> Option<DType> {
     Some(match d {
         StDtype::F64 => DType::F64,
         StDtype::F32 => DType::F32,
@@ -23,7 +23,7 @@ fn dtype(d: StDtype) -> Option<DType> {
         _ => return None,
     })
 }
-fn st_dtype(d: DType) -> StDtype {
+pub(crate) fn st_dtype(d: DType) -> StDtype {
     match d {
         DType::F64 => StDtype::F64,
         DType::F32 => StDtype::F32,

@@ -3,6 +3,13 @@
 //! The reference is the interpreter in f64. How far a result may be from it is measured, not fixed: the interpreter runs the
 //! graph as a framework does, an op at a time in the graph's dtypes, and again with its roundings moved at random. Where
 //! those runs disagree on what is NaN, infinite or an integer, rounding decides, and any result will do.
+pub mod aten;
+pub mod chains;
+pub mod near;
+pub mod ops;
+pub mod pack;
+pub mod programs;
+
 use crate::{CompileOptions, Error, Model, Tensor, compile, compile::runtime};
 use kiln_graph::{DType, FallbackOp};
 use kiln_interp::graph::{Precision, run_with};

@@ -2,5 +2,7 @@
 //! for each would link what the crate stands on, LLVM for some, once for each.
 mod artifact;
 mod decisions;
+mod exact;
 mod host_rows;
+mod ops;
 mod random;

@@ -1,5 +1,6 @@
 //! Random graphs as users write them: the interpreter in f64, the fused plan's host code and the unfused one agree.
-use kiln::{CompileOptions, compile::DeviceKind, compile::open_device, trial};
+use kiln::trial::{self, Fault};
+use kiln::{CompileOptions, compile::DeviceKind, compile::open_device};
 use kiln_graph::random::{Scale, case, case_inputs, shrink};
 use std::ops::Range;
 
@@ -13,7 +14,11 @@ fn run(seeds: Range<u64>, scale: Scale) {
         let ways = &ways[..if seed.is_multiple_of(2) { 2 } else { 1 }];
         let attempt = |g: &kiln::Graph| trial::whole(g, &case_inputs(g, seed), ways, &device);
         let graph = case(seed, scale);
-        let Err(fault) = attempt(&graph) else { continue };
+        let fault = match attempt(&graph) {
+            Ok(tried) if tried.interpreted.is_empty() => continue,
+            Ok(tried) => Fault::Wrong(format!("kernels without code: {}", tried.interpreted.join("; "))),
+            Err(fault) => fault,
+        };
         let mut text = format!("seed {seed}, {scale:?}: {fault}");
         if failures.len() < 3 {
             let small = shrink(&graph, |g| attempt(g).is_err_and(|f| f.counts()));

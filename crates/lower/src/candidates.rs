@@ -35,7 +35,8 @@ pub fn candidates(kernel: &Kernel, target: Target, prices: Prices) -> Vec<Candid
 
 fn body(kernel: &Kernel, target: Target, prices: Prices) -> Body<'_> {
     let (name, graph) = (kernel.name.as_str(), &kernel.body);
-    Body { name, graph, product: None, twin: None, target, precision: kernel.precision, template: None, prices }
+    let (precision, rounding) = (kernel.precision, kernel.rounding);
+    Body { name, graph, product: None, twin: None, target, precision, rounding, template: None, prices }
 }
 
 /// Whether an open choice falls on the GPU's library.

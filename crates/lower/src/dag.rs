@@ -1,7 +1,7 @@
 //! The scalar program of a kernel: what one element of each output is, with every view already turned into index expressions.
 //!
 //! Nodes are hash-consed, operands before users. Half-precision values are held in f32: they are rounded where the graph
-//! says `cast` and where they are stored, not after every op.
+//! says `cast` and where they are stored. Where every op rounds, each has a `cast` of its own.
 use crate::expr::{CoordId, Expr};
 use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, ScanOp, UnaryOp};
 use kiln_plan::exec::Slot;

@@ -48,9 +48,10 @@ mod window;
 pub use candidates::{Candidate, TEMPLATES, candidates, neighbours};
 pub use library::Prices;
 
+use kiln_block::Arithmetic;
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::{
-    Family, Kernel, KernelKind, Template,
+    Family, Kernel, KernelKind, Rounding, Template,
     exec::{LibraryCall, Steps, Work},
 };
 use resolve::Body;
@@ -136,10 +137,11 @@ fn own(kernel: &Kernel, target: Target, prices: Prices) -> Result<Steps<kiln_blo
         twin: None,
         target,
         precision: kernel.precision,
+        rounding: kernel.rounding,
         template: kernel.reason.template,
         prices,
     };
-    let rows::Emitted { scratch, steps } = match kernel.kind {
+    let rows::Emitted { scratch, mut steps } = match kernel.kind {
         KernelKind::Reduction => match pairs::lower(&of, target).transpose()? {
             Some(tiles) => tiles,
             None => reduction::lower(&of, target, 0)?,
@@ -156,6 +158,13 @@ fn own(kernel: &Kernel, target: Target, prices: Prices) -> Result<Steps<kiln_blo
         KernelKind::Scatter => scatter::lower(&of, target)?,
         KernelKind::Fallback => return Err(unsupported("a fallback kernel without the op")),
     };
+    if kernel.rounding == Rounding::PerOp {
+        for step in &mut steps {
+            if let Work::Block { code, .. } = step {
+                code.arithmetic = Arithmetic::Ieee;
+            }
+        }
+    }
     check(name, &steps)?;
     if let Some(wanted) = kernel.reason.template {
         let found = template::of(kernel.kind, steps.iter().map(template::Part::from));

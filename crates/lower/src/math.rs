@@ -309,6 +309,7 @@ fn small_power(b: &mut Builder, elem: Elem, x: Value, p: f64) -> Option<Value> {
             b.binary(B::Mul, s, s)
         }
         0.5 if elem.is_float() => b.unary(U::Sqrt, x),
+        -0.5 if elem.is_float() => b.unary(U::Rsqrt, x),
         -1.0 if elem.is_float() => {
             let one = float(b, elem, 1.0);
             b.binary(B::Div, one, x)
@@ -365,10 +366,13 @@ pub fn compare(b: &mut Builder, op: CompareOp, x: Value, y: Value) -> Value {
     b.cmp(op, x, y)
 }
 
-/// To `d`, rounded to it, held for arithmetic. Floats out of the range of a narrow integer wrap, as i32.
+/// To `d`, rounded to it, held for arithmetic. Floats out of the range of a narrow integer wrap, as i32. Half types are rounded from
+/// f32, as PyTorch's are.
 pub fn cast(b: &mut Builder, x: Value, d: DType) -> Value {
     let narrow = d.is_int() && d.bytes() < 4;
     let x = if narrow && b.elem(x).is_some_and(Elem::is_float) { b.cast(x, Elem::I32) } else { x };
+    let wide = matches!(b.elem(x), Some(Elem::F64 | Elem::I64 | Elem::I32)) && matches!(d, DType::F16 | DType::Bf16);
+    let x = if wide { b.cast(x, Elem::F32) } else { x };
     let rounded = b.cast(x, stored(d));
     b.cast(rounded, held(d))
 }

@@ -7,7 +7,7 @@ use crate::expr::{Expr, delinear, linear};
 use crate::row::Row;
 use crate::{LowerError, Prices, Target};
 use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, UnaryOp, ValueId};
-use kiln_plan::{Precision, Template, exec::Slot};
+use kiln_plan::{Precision, Rounding, Template, exec::Slot};
 use std::collections::HashMap;
 
 /// Programs larger than this are refused (concatenations of concatenations can double at each level).
@@ -44,6 +44,7 @@ pub struct Body<'a> {
     pub target: Target,
     /// What f32 products are made of.
     pub precision: Precision,
+    pub rounding: Rounding,
     /// What a constraint asks for.
     pub template: Option<Template>,
     pub prices: Prices,
@@ -51,7 +52,7 @@ pub struct Body<'a> {
 impl<'a> Body<'a> {
     pub fn resolver(&self) -> Resolver<'a> {
         let mut r = Resolver::new(self.graph, self.name, self.target);
-        (r.product, r.twin) = (self.product, self.twin);
+        (r.product, r.twin, r.rounding) = (self.product, self.twin, self.rounding);
         r
     }
     pub fn unsupported(&self, why: impl Into<String>) -> LowerError {
@@ -77,6 +78,7 @@ pub struct Resolver<'a> {
     pub row: Option<Row>,
     /// Reductions around what is resolved.
     pub depth: u32,
+    rounding: Rounding,
     /// Where, along its axis, a scan was asked for.
     pub scan_at: Vec<Expr>,
     memo: HashMap<Key, NodeId>,
@@ -101,6 +103,7 @@ impl<'a> Resolver<'a> {
             twin: None,
             row: None,
             depth: 0,
+            rounding: Rounding::AtStores,
             scan_at: vec![],
             memo: HashMap::new(),
         }
@@ -122,8 +125,40 @@ impl<'a> Resolver<'a> {
             return Err(self.unsupported("the scalar program is too large"));
         }
         let n = self.compute(v, ix, guards)?;
+        let n = if self.rounds(v) { self.dag.add(NodeOp::Cast(n), self.graph.dtype(v)) } else { n };
         self.memo.insert(key, n);
         Ok(n)
+    }
+
+    /// Whether a value of a half type is to be rounded here: not what is one of its operands' elements, or read in its own type.
+    fn rounds(&self, v: ValueId) -> bool {
+        let dtype = self.graph.dtype(v);
+        if self.rounding == Rounding::AtStores || dtype.compute() == dtype {
+            return false;
+        }
+        if let Some((_, stored)) = self.places.get(&v) {
+            return *stored != dtype;
+        }
+        use {BinaryOp as B, UnaryOp as U};
+        !matches!(
+            self.graph.op(v),
+            Op::Const(_)
+                | Op::Iota { .. }
+                | Op::Cast(_)
+                | Op::Select
+                | Op::Unary(U::Neg | U::Abs | U::Sign | U::Relu | U::Floor | U::Ceil | U::Round | U::Trunc)
+                | Op::Binary(B::Max | B::Min)
+                | Op::Reduce { op: ReduceOp::Max | ReduceOp::Min, .. }
+                | Op::Reshape(_)
+                | Op::Permute(_)
+                | Op::Broadcast(_)
+                | Op::Slice { .. }
+                | Op::Flip(_)
+                | Op::Pad { .. }
+                | Op::Concat { .. }
+                | Op::Gather { .. }
+                | Op::Take { .. }
+        )
     }
 
     fn compute(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {

@@ -15,16 +15,31 @@ fn kind_of(g: &Graph) -> KernelKind {
     }
 }
 
-fn run(options: &random::Options, seeds: std::ops::Range<u64>, least: usize) {
-    let mut lowered = 0;
-    let total = (seeds.end - seeds.start) as usize * TARGETS.len();
+/// What bodies that no planner made may be refused for.
+const REFUSALS: [&str; 7] = [
+    "a reduction in a kernel without rows",
+    "a reduction of a scan",
+    "a scan with outputs of different sizes",
+    "scans in different directions or along different axes",
+    "elements over rows of",
+    "rows of",
+    "two products in the body",
+];
+
+/// All are lowered and right, but for at most so many that are refused, for one of the reasons above.
+fn run(options: &random::Options, seeds: std::ops::Range<u64>, most_refused: usize) {
+    let mut refused = vec![];
     for seed in seeds {
         let g = random::graph(seed, options);
         for target in TARGETS {
             let attempt = |g: &Graph| compare(kind_of(g), g, &random::inputs(g, seed), target);
             match attempt(&g) {
-                Ok(Ok(())) => lowered += 1,
-                Ok(Err(_)) => {}
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => {
+                    let why = e.to_string();
+                    assert!(REFUSALS.iter().any(|r| why.contains(r)), "seed {seed}, {target:?}: {why}\n{g}");
+                    refused.push(why);
+                }
                 Err(e) => {
                     let small = random::shrink(&g, |g| attempt(g).is_err());
                     let e = attempt(&small).err().unwrap_or(e);
@@ -33,7 +48,7 @@ fn run(options: &random::Options, seeds: std::ops::Range<u64>, least: usize) {
             }
         }
     }
-    assert!(lowered >= least, "only {lowered} of {total} were lowered");
+    assert!(refused.len() <= most_refused, "{} are refused: {refused:#?}", refused.len());
 }
 
 fn options() -> random::Options {
@@ -42,36 +57,36 @@ fn options() -> random::Options {
 
 #[test]
 fn pointwise_and_views() {
-    run(&random::Options { ops: 10, ..options() }, 0..150, 290);
+    run(&random::Options { ops: 10, ..options() }, 0..150, 0);
 }
 #[test]
 fn movement() {
-    run(&random::Options { ops: 6, movement: true, ..options() }, 1000..1150, 200);
+    run(&random::Options { ops: 6, movement: true, ..options() }, 1000..1150, 0);
 }
 #[test]
 fn edges() {
-    run(&random::Options { ops: 8, movement: true, edges: true, ..options() }, 6000..6200, 250);
+    run(&random::Options { ops: 8, movement: true, edges: true, ..options() }, 6000..6200, 6);
 }
 #[test]
 fn reduced_edges() {
     let edges =
         random::Options { ops: 5, movement: true, edges: true, reductions: true, composites: true, ..options() };
-    run(&edges, 7000..7150, 100);
+    run(&edges, 7000..7150, 8);
 }
 #[test]
 fn one_reduction() {
-    run(&random::Options { ops: 4, reductions: true, ..options() }, 2000..2200, 150);
+    run(&random::Options { ops: 4, reductions: true, ..options() }, 2000..2200, 4);
 }
 #[test]
 fn one_composite() {
-    run(&random::Options { ops: 3, composites: true, ..options() }, 3000..3200, 150);
+    run(&random::Options { ops: 3, composites: true, ..options() }, 3000..3200, 4);
 }
 #[test]
 fn one_product() {
-    run(&random::Options { ops: 3, dots: true, ..options() }, 4000..4200, 150);
+    run(&random::Options { ops: 3, dots: true, ..options() }, 4000..4200, 5);
 }
 #[test]
 fn everything() {
     let all = random::Options { ops: 6, reductions: true, dots: true, composites: true, movement: true, ..options() };
-    run(&all, 5000..5200, 50);
+    run(&all, 5000..5200, 27);
 }

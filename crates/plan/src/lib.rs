@@ -172,7 +172,7 @@ pub struct Stop {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Numerics {
-    /// Same operations in the same precision.
+    /// The graph's operations, each rounded to its type ([`Rounding::PerOp`]).
     Exact,
     /// Sums and products may be regrouped.
     #[default]
@@ -180,6 +180,18 @@ pub enum Numerics {
     /// Products in f32 may be three of tf32, as accurate but for operands near either end of the range ([`Precision::Tf32x3`]).
     Splits,
     Approximates,
+}
+
+/// Where a kernel rounds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rounding {
+    /// Values of half types are f32 inside the kernel, and rounded where they are stored or cast. A product and a sum after it may
+    /// be one multiply-add, and a quotient a product with a reciprocal.
+    #[default]
+    AtStores,
+    /// After each op of the body, to the op's type.
+    PerOp,
 }
 
 /// What the f32 products of a kernel are made of.
@@ -219,6 +231,8 @@ pub struct Kernel {
     pub cost: Cost,
     #[serde(default)]
     pub precision: Precision,
+    #[serde(default)]
+    pub rounding: Rounding,
     pub reason: Reason,
 }
 
@@ -298,6 +312,11 @@ pub struct Machine {
     pub library: Library,
     /// Whether GPU-only templates (flash attention in one kernel, …) exist.
     pub gpu: bool,
+}
+impl Numerics {
+    pub fn rounding(self) -> Rounding {
+        if self == Numerics::Exact { Rounding::PerOp } else { Rounding::AtStores }
+    }
 }
 impl Machine {
     /// With what plans of this class may use alone.

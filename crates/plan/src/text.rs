@@ -28,7 +28,7 @@ mod words;
 pub use parse::parse;
 pub use print::print;
 
-use crate::{KernelKind, Numerics, Plan, PlanError, Precision, Stage};
+use crate::{KernelKind, Numerics, Plan, PlanError, Precision, Rounding, Stage};
 use std::fmt::Display;
 use std::str::FromStr;
 
@@ -39,6 +39,15 @@ impl Precision {
             Precision::Exact => None,
             Precision::Tf32x3 => Some("tf32x3"),
             Precision::Tf32 => Some("tf32"),
+        }
+    }
+}
+impl Rounding {
+    /// `None` for the usual.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Rounding::AtStores => None,
+            Rounding::PerOp => Some("per-op"),
         }
     }
 }
@@ -113,6 +122,7 @@ mod tests {
                 outputs: vec![BufferId(2)],
                 cost: Cost { us: 2.125, bytes_read: 160, ..Cost::default() },
                 precision: Precision::Tf32x3,
+                rounding: Rounding::PerOp,
                 reason: Reason {
                     rules: vec!["a".into(), "b c".into()],
                     alternative: Some(Alternative { what: "apart".into(), us: 4.5 }),

@@ -157,6 +157,7 @@ impl Emitter<'_> {
             outputs: b.stores.iter().map(|&v| self.buffer(v, stage)).collect(),
             cost: k.price.cost(),
             precision: if split { precision } else { Precision::Exact },
+            rounding: self.plan.numerics.rounding(),
             reason,
         };
         self.plan.kernels.push(planned);

@@ -1,24 +1,15 @@
 //! The whole way: libtorch and the plugin found and opened, a model imported, run, and a fallback run.
-//! Where the plugin is not built, loading says so; that is then all there is to test.
 use kiln_graph::{DType, FallbackOp, Tensor, Type};
-use kiln_torch_host::{Device, Torch, TorchError};
+use kiln_torch_host::{Device, Torch};
 use std::path::{Path, PathBuf};
 
 fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../graphs/mlp.pt")
 }
 
-fn torch() -> Option<Torch> {
-    match Torch::load() {
-        Ok(t) => Some(t),
-        Err(e @ (TorchError::NoLibtorch { .. } | TorchError::NoPlugin { .. })) => {
-            let text = e.to_string();
-            assert!(text.contains("scripts/setup") || text.contains("cargo build -p kiln-torchscript"), "{text}");
-            eprintln!("left out: {text}");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
+fn torch() -> Torch {
+    Torch::load()
+        .unwrap_or_else(|e| panic!("this needs libtorch and the plugin: run scripts/setup and scripts/test\n{e}"))
 }
 
 fn input() -> Tensor {
@@ -27,7 +18,7 @@ fn input() -> Tensor {
 
 #[test]
 fn imports_and_runs() {
-    let Some(torch) = torch() else { return };
+    let torch = torch();
     let imported = torch.import(&model(), &[input()]).unwrap();
     assert_eq!(imported.graph.inputs.len(), 1);
     assert_eq!(imported.params.len(), imported.graph.params.len());
@@ -41,7 +32,7 @@ fn imports_and_runs() {
 
 #[test]
 fn errors_cross_the_boundary() {
-    let Some(torch) = torch() else { return };
+    let torch = torch();
     let e = torch.import(&model(), &[]).unwrap_err();
     assert!(e.to_string().contains("0 inputs were given"), "{e}");
     let e = torch.import(Path::new("/nowhere.pt"), &[]).unwrap_err();
@@ -50,7 +41,7 @@ fn errors_cross_the_boundary() {
 
 #[test]
 fn fallbacks_run() {
-    let Some(torch) = torch() else { return };
+    let torch = torch();
     let ty = Type::new(DType::F32, [2, 3]);
     let x = Tensor::from_f64(ty.clone(), [3.0, 1.0, 2.0, -1.0, 5.0, 0.0]);
     let sort = FallbackOp {

@@ -49,6 +49,7 @@ pub fn run(k: &Kernel, stay: usize) -> Result<Kernel, Refusal> {
         return Err(Refusal("nothing is read in whole vectors for each instance".into()));
     }
     let mut b = Builder::new(&k.name, [stay, 1, 1], k.warps);
+    b.set_arithmetic(k.arithmetic);
     let mut w = Writer { k, names: HashMap::new() };
     for p in &k.params {
         let v = b.param_like(p, k.ty(p.value).clone());

@@ -4,7 +4,9 @@ mod types;
 mod words;
 
 use super::lexer::{Kind, Token, tokens};
-use crate::{Array, BlockError, Elem, Inst, InstData, Kernel, Layout, Op, Param, Region, Role, Type, Value};
+use crate::{
+    Arithmetic, Array, BlockError, Elem, Inst, InstData, Kernel, Layout, Op, Param, Region, Role, Type, Value,
+};
 use std::collections::HashMap;
 
 /// Regions inside regions, at most.
@@ -145,6 +147,9 @@ impl Parser {
         self.k.warps = self.integer("the number of warps")?;
         if self.eat_word("cluster") {
             self.k.cluster = self.integer("the size of the cluster")?;
+        }
+        if self.eat_word("ieee") {
+            self.k.arithmetic = Arithmetic::Ieee;
         }
         self.expect("{")?;
         self.k.body.insts = self.insts(0)?;

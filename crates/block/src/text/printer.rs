@@ -1,6 +1,8 @@
 //! Kernel to text. Prints any kernel, verified or not.
 use super::{lexer::is_plain, names};
-use crate::{Const, DotPrecision, Inst, InstData, Kernel, Layout, Op, Region, Terms, Type, Value, layout::Basis};
+use crate::{
+    Arithmetic, Const, DotPrecision, Inst, InstData, Kernel, Layout, Op, Region, Terms, Type, Value, layout::Basis,
+};
 use std::{collections::HashMap, fmt::Write};
 
 struct Printer<'a> {
@@ -18,6 +20,9 @@ pub fn print(k: &Kernel) -> String {
     p.out = format!("kernel {name}({}) grid [{x}, {y}, {z}] warps {}", params.join(", "), k.warps);
     if k.cluster != 1 {
         p.put(&format!(" cluster {}", k.cluster));
+    }
+    if k.arithmetic == Arithmetic::Ieee {
+        p.put(" ieee");
     }
     p.put(" {\n");
     p.region(&k.body, 1);

@@ -375,8 +375,10 @@ impl Emit<'_> {
             .sinks
             .iter()
             .map(|(_, s)| match s {
-                Sink::Store { value, .. } | Sink::Keep { value, .. } => self.demand.cost(*value) + 1,
-                Sink::Reduce { operand, .. } | Sink::Scan { operand, .. } => self.demand.cost(*operand) + 1,
+                Sink::Store { value, .. } | Sink::Keep { value, .. } => self.demand.cost(*value).saturating_add(1),
+                Sink::Reduce { operand, .. } | Sink::Scan { operand, .. } => {
+                    self.demand.cost(*operand).saturating_add(1)
+                }
             })
             .fold(0, u32::saturating_add);
         let want = match cost {

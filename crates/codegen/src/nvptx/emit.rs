@@ -40,6 +40,8 @@ pub(super) struct Emit<'c> {
     pub host: bool,
     /// All results are rounded to half types: functions need 2^-20, not their last bit.
     pub rounded: bool,
+    /// No multiply-adds from a product and a sum.
+    pub ieee: bool,
     /// The GPU converts to f8e4m3: from `sm_89` on.
     pub f8: bool,
 }
@@ -156,7 +158,7 @@ impl<'c> Emit<'c> {
     pub fn contracted(&self, v: FloatValue<'c>) -> Res<FloatValue<'c>> {
         /// LLVM's flag for contraction.
         const CONTRACT: u32 = 1 << 5;
-        if let Some(i) = v.as_instruction() {
+        if let Some(i) = v.as_instruction().filter(|_| !self.ieee) {
             let flags = inkwell::values::FastMathFlags::from_bits_truncate(CONTRACT);
             i.set_fast_math_flags(flags).map_err(|e| Fail::Llvm(e.to_string()))?;
         }

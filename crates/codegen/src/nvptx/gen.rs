@@ -23,7 +23,7 @@ use inkwell::values::{FunctionValue, IntValue, PhiValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::passes::ahead;
 use kiln_block::passes::layout::anchors::{roles, warp_bits};
-use kiln_block::{BinaryOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
+use kiln_block::{Arithmetic, BinaryOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
 use std::collections::{HashMap, HashSet};
 
 pub(super) struct Gen<'c, 'k> {
@@ -64,13 +64,15 @@ pub(super) struct Gen<'c, 'k> {
 
 /// The module of a kernel whose values have layouts, and the bytes of shared memory it uses.
 pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch, blocks: usize) -> Res<(Module<'c>, usize)> {
-    let rounded = rounds_all(k);
+    let ieee = k.arithmetic == Arithmetic::Ieee;
+    let rounded = rounds_all(k) && !ieee;
     let e = Emit {
         cx,
         module: cx.create_module(&k.name),
         b: cx.create_builder(),
         host: false,
         rounded,
+        ieee,
         f8: arch != Arch::Sm80,
     };
     let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "_shared");

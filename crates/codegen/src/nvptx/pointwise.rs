@@ -19,7 +19,7 @@ impl<'c> Gen<'c, '_> {
             Type::Block { elem, .. } => Some(*elem),
             _ => None,
         };
-        if data.op == Op::Binary(BinaryOp::Div) && from == Some(Elem::F32) {
+        if data.op == Op::Binary(BinaryOp::Div) && from == Some(Elem::F32) && !self.e.ieee {
             if self.e.rounded && self.above_one.contains(&data.args[1]) {
                 return self.by_reciprocals(&args, |g, y| Ok((g.e.rcp(y)?, None)));
             }

@@ -198,39 +198,7 @@ fn types(a: Attr) -> Option<Vec<Type>> {
 
 /// Names the op that was probably meant, if one is near.
 fn unknown(name: &str) -> String {
-    const OTHERS: [&str; 27] = [
-        "const",
-        "param",
-        "input",
-        "iota",
-        "select",
-        "cast",
-        "reshape",
-        "broadcast",
-        "permute",
-        "slice",
-        "flip",
-        "pad",
-        "concat",
-        "gather",
-        "take",
-        "scatter",
-        "dot",
-        "conv",
-        "pool.max",
-        "pool.avg",
-        "softmax",
-        "log_softmax",
-        "layer_norm",
-        "rms_norm",
-        "group_norm",
-        "batch_norm",
-        "attention",
-    ];
-    let others = OTHERS.into_iter().chain(["linear", "fallback", "result"]);
-    let known = UnaryOp::ALL.map(UnaryOp::name).into_iter().chain(BinaryOp::ALL.map(BinaryOp::name)).chain(others);
-    let known = known.chain(CompareOp::ALL.map(CompareOp::name)).chain(ReduceOp::ALL.map(ReduceOp::name));
-    let near = known.min_by_key(|k| distance(k, name)).filter(|k| distance(k, name) * 2 <= name.len());
+    let near = Op::names().min_by_key(|k| distance(k, name)).filter(|k| distance(k, name) * 2 <= name.len());
     match near {
         Some(near) => format!("there is no op `{name}`; did you mean `{near}`?"),
         None => format!(

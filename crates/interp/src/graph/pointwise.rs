@@ -112,6 +112,9 @@ fn map2<T: Copy, U>(a: (&[T], &[usize]), b: (&[T], &[usize]), shape: &[usize], f
 
 pub(super) fn binary(op: BinaryOp, a: &Value, b: &Value, shape: &[usize]) -> Result<Data, String> {
     let (sa, sb) = (&a.ty.shape[..], &b.ty.shape[..]);
+    if let Some(root) = root(op, b) {
+        return unary(root, a);
+    }
     Ok(match (&a.data, &b.data) {
         (Data::F32(x), Data::F32(y)) => Data::F32(Arc::new(reals(op, (x, sa), (y, sb), shape)?)),
         (Data::F64(x), Data::F64(y)) => Data::F64(Arc::new(reals(op, (x, sa), (y, sb), shape)?)),
@@ -127,6 +130,21 @@ pub(super) fn binary(op: BinaryOp, a: &Value, b: &Value, shape: &[usize]) -> Res
         }
         _ => return Err("operands are of different types".into()),
     })
+}
+
+/// A power by a number that PyTorch takes a root for, which is another at minus infinity and minus zero.
+fn root(op: BinaryOp, power: &Value) -> Option<UnaryOp> {
+    let number = match &power.data {
+        Data::F32(y) if power.ty.shape.is_empty() => f64::from(*y.first()?),
+        Data::F64(y) if power.ty.shape.is_empty() => *y.first()?,
+        _ => return None,
+    };
+    match number {
+        _ if op != BinaryOp::Pow => None,
+        0.5 => Some(UnaryOp::Sqrt),
+        -0.5 => Some(UnaryOp::Rsqrt),
+        _ => None,
+    }
 }
 
 type Operand<'a, T> = (&'a [T], &'a [usize]);

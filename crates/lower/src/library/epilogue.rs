@@ -33,7 +33,12 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Option<Emitted> {
     let whole = store.guards.is_empty() && store.dtype == dtype && g.ty(g.outputs[0]).count() == g.ty(v).count();
     let c = Operand::at(store.slot, &store.at, &axes).filter(|_| whole)?;
     let sizes = [d.m, d.n];
-    let epilogue = Reader { dag: &scene.dag, anchor, dtype, axes: &axes, sizes }.epilogue(store.value)?;
+    // The library rounds what it stores.
+    let value = match scene.dag.node(store.value).op {
+        NodeOp::Cast(inner) if scene.dag.node(store.value).dtype == dtype => inner,
+        _ => store.value,
+    };
+    let epilogue = Reader { dag: &scene.dag, anchor, dtype, axes: &axes, sizes }.epilogue(value)?;
     let (mut h, [a, b]) = gemm::for_library(of, v, d).ok()?;
     h.gemm(dtype, dtype, &dims, d.k, [a, b, c.matrix(sizes)]);
     if let Some(Work::Gemm(call)) = h.out.steps.last_mut() {

@@ -2,7 +2,7 @@
 use super::words::{Lines, Parsed, Words};
 use crate::{
     Alternative, Buffer, BufferKind, Cost, Kernel, KernelKind, Numerics, Origin, Plan, PlanError, Precision, Reason,
-    Search, Stage, Stop, Tuning,
+    Rounding, Search, Stage, Stop, Tuning,
 };
 use kiln_graph::{Graph, ParamId};
 
@@ -100,6 +100,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
     w.expect("{")?;
     w.end()?;
     let (mut cost, mut precision, mut reason) = (Cost::default(), Precision::Exact, Reason::default());
+    let mut rounding = Rounding::default();
     loop {
         let mut w = lines.next()?;
         match w.word()? {
@@ -116,6 +117,10 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                 let name = w.word()?;
                 let known = [Precision::Tf32x3, Precision::Tf32].into_iter().find(|p| p.name() == Some(name));
                 precision = known.ok_or_else(|| format!("`{name}` is not tf32x3 or tf32"))?;
+            }
+            "rounding" => {
+                w.expect("per-op")?;
+                rounding = Rounding::PerOp;
             }
             "rules" => reason.rules = w.strings()?,
             "template" => reason.template = Some(w.string()?.parse()?),
@@ -136,11 +141,11 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
             "graph" => {
                 let body = body(lines)?;
                 lines.next()?.expect("}")?;
-                return Ok(Kernel { name, kind, stage, body, inputs, outputs, cost, precision, reason });
+                return Ok(Kernel { name, kind, stage, body, inputs, outputs, cost, precision, rounding, reason });
             }
             other => {
                 return Err(format!(
-                    "`{other}` is not cost, precision, rules, template, tuned, not_tuned, alternative, stop, values, made or graph"
+                    "`{other}` is not cost, precision, rounding, rules, template, tuned, not_tuned, alternative, stop, values, made or graph"
                 ));
             }
         }

@@ -55,6 +55,9 @@ fn kernel(out: &mut String, k: &Kernel) {
     if let Some(precision) = k.precision.name() {
         let _ = writeln!(out, "    precision {precision}");
     }
+    if let Some(rounding) = k.rounding.name() {
+        let _ = writeln!(out, "    rounding {rounding}");
+    }
     if !k.reason.rules.is_empty() {
         let rules: Vec<String> = k.reason.rules.iter().map(|r| quoted(r)).collect();
         let _ = writeln!(out, "    rules {}", rules.join(" "));

@@ -1,4 +1,4 @@
-//! Activation functions from their primitives.
+//! Activation functions from their primitives: the whole function rounds once where the primitives round each.
 use super::Rule;
 use crate::build::Builder;
 use crate::pattern::Bindings;
@@ -14,7 +14,7 @@ fn named(b: &mut Builder, m: &Bindings, f: UnaryOp) -> Option<Id> {
 pub const RULES: &[Rule] = &[
     Rule {
         name: "silu",
-        numerics: Exact,
+        numerics: Reassociates,
         half: Reassociates,
         left: &["(mul ?x (sigmoid ?x))"],
         when: &[],
@@ -34,7 +34,7 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "gelu-erf",
-        numerics: Exact,
+        numerics: Reassociates,
         half: Reassociates,
         left: &[
             "(mul (mul ?x 0.5) (add 1 (erf (mul ?x 0.7071067811865476))))",
@@ -53,7 +53,7 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "gelu-tanh",
-        numerics: Exact,
+        numerics: Reassociates,
         half: Reassociates,
         left: &[
             "(mul (mul ?x 0.5) (add 1 (tanh (mul 0.7978845608028654 (add ?x (mul 0.044715 (pow ?x 3)))))))",

@@ -100,10 +100,13 @@ pub fn execute(p: &Plan, inputs: &[Tensor], params: &[Tensor]) -> Vec<Tensor> {
 /// the last place of the largest value.
 pub fn agrees(g: &Graph, p: &Plan) {
     let inputs: Vec<Tensor> = g.inputs.iter().enumerate().map(|(i, v)| data(g.ty(*v), i as u64)).collect();
+    agrees_on(g, p, &inputs);
+}
+pub fn agrees_on(g: &Graph, p: &Plan, inputs: &[Tensor]) {
     let params = params(g);
-    let native = interpret(g, &inputs, &params, Precision::Native);
-    let exact = interpret(g, &inputs, &params, Precision::F64);
-    for (i, got) in execute(p, &inputs, &params).iter().enumerate() {
+    let native = interpret(g, inputs, &params, Precision::Native);
+    let exact = interpret(g, inputs, &params, Precision::F64);
+    for (i, got) in execute(p, inputs, &params).iter().enumerate() {
         assert_eq!(got.ty, native[i].ty, "output {i}\n{g}\n{p}");
         let unit = match got.ty.dtype {
             DType::Bf16 => 1. / 128.,

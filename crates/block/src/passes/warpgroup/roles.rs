@@ -197,6 +197,7 @@ impl<'k> Writer<'k> {
     fn write(self) -> Result<Kernel, Refusal> {
         let mut b = Builder::new(self.k.name.clone(), self.k.grid, 1);
         b.set_cluster(self.k.cluster);
+        b.set_arithmetic(self.k.arithmetic);
         let mut c = Copier::new(self.k);
         self.params(&mut b, &mut c)?;
         let (tiles, outputs) = self.memory(&mut b);

@@ -13,7 +13,15 @@ fn with<'c>(
     f: impl Fn(&Emit<'c>, &[F<'c>]) -> Res<F<'c>>,
 ) -> usize {
     Target::initialize_native(&InitializationConfig::default()).unwrap();
-    let e = Emit { cx, module: cx.create_module("math"), b: cx.create_builder(), host: true, rounded, f8: false };
+    let e = Emit {
+        cx,
+        module: cx.create_module("math"),
+        b: cx.create_builder(),
+        host: true,
+        rounded,
+        ieee: false,
+        f8: false,
+    };
     let ty = if double { cx.f64_type() } else { cx.f32_type() };
     let function = e.module.add_function("f", ty.fn_type(&vec![ty.into(); n], false), None);
     e.b.position_at_end(cx.append_basic_block(function, ""));

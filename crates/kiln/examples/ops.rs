@@ -1,0 +1,66 @@
+//! Every op on every type that it takes, and chains under exact numerics, on a device against what libtorch gave.
+//!
+//!     cargo run --release -p kiln --example ops -- write FILE                       where libtorch is
+//!     cargo run --release -p kiln --example ops -- check FILE [cpu|cuda:0]          on any machine
+use kiln::trial::{near, pack, pack::Packed};
+use kiln::{CompileOptions, Error, Model, Target, Torch, compile::DeviceKind, compile::open_device};
+use kiln_runtime::Device;
+use std::{path::Path, process::exit};
+
+/// Chains in a file.
+const CHAINS: u64 = 1000;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match args[..] {
+        ["write", file] => write(Path::new(file)),
+        ["check", file] | ["check", file, "cpu"] => check(Path::new(file), DeviceKind::Cpu),
+        ["check", file, "cuda:0"] => check(Path::new(file), DeviceKind::Cuda(0)),
+        _ => {
+            eprintln!("write FILE, or check FILE [cpu|cuda:0]");
+            exit(2)
+        }
+    };
+    match done {
+        Ok(0) => {}
+        Ok(_) => exit(1),
+        Err(e) => {
+            eprintln!("{e}");
+            exit(1)
+        }
+    }
+}
+
+fn write(file: &Path) -> Result<usize, Error> {
+    let torch = Torch::load().map_err(|e| Error::failed(e.to_string(), "run scripts/setup and scripts/test"))?;
+    let all =
+        pack::all(&torch, CHAINS).map_err(|e| Error::failed(format!("libtorch has no result: {e}"), "report this"))?;
+    pack::write(file, &all)?;
+    println!("{} cases in {}", all.len(), file.display());
+    Ok(0)
+}
+
+/// The number of cases that fail.
+fn check(file: &Path, kind: DeviceKind) -> Result<usize, Error> {
+    let (all, device) = (pack::read(file)?, open_device(kind, Some(1))?);
+    let target = match kind {
+        DeviceKind::Cpu => Target::Cpu,
+        DeviceKind::Cuda(_) => Target::Sm90a,
+    };
+    let failed = all.iter().filter_map(|p| one(p, target, &device).err().map(|e| format!("{}: {e}", p.case.name)));
+    let failed: Vec<String> = failed.inspect(|e| println!("{e}")).collect();
+    println!("{} cases, {} failed", all.len(), failed.len());
+    Ok(failed.len())
+}
+
+fn one(p: &Packed, target: Target, device: &Device) -> Result<(), String> {
+    let options = CompileOptions { target, numerics: p.numerics, ..CompileOptions::default() };
+    let model = Model::from_graph(p.case.graph.clone()).map_err(|e| e.to_string())?;
+    let compiled = kiln::compile(&model, &options).map_err(|e| e.to_string())?;
+    let session = compiled.session_in(device).map_err(|e| e.to_string())?;
+    let outputs = session.run(&p.case.inputs).map_err(|e| e.to_string())?;
+    let each = outputs.iter().zip(&p.want).enumerate();
+    each.map(|(o, (got, want))| near::check(p.case.near, got, want).map_err(|e| format!("output {o}, {e}")))
+        .collect::<Result<_, _>>()
+}

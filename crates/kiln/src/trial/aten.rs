@@ -1,0 +1,337 @@
+//! Graphs by libtorch's eager operators, one op at a time: a reference that shares no code with the compiler or the interpreter.
+//!
+//! Takes a graph without parameters and its inputs; gives the outputs, each value rounded to its type by libtorch itself.
+use kiln_graph::{
+    BinaryOp, DType, FallbackOp, Graph, Op, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, Tensor, Type,
+};
+use kiln_graph::{CompareOp, UnaryOp, ValueId};
+use kiln_torch_host::Torch;
+use serde_json::{Value, json};
+
+/// Outputs of the graph.
+pub fn run(torch: &Torch, g: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    let mut values: Vec<Tensor> = vec![];
+    for v in g.values() {
+        let args = g.args(v);
+        let value = match *g.op(v) {
+            Op::Input(i) => inputs.get(i as usize).cloned().ok_or(format!("input {i} is not given"))?,
+            // A number as exponent is an operator of its own.
+            Op::Binary(BinaryOp::Pow) if matches!(g.op(args[1]), Op::Const(_)) => {
+                let (x, power) = (&values[args[0].0 as usize], &values[args[1].0 as usize]);
+                let power = if power.ty.dtype.is_float() { json!(power.get_f64(0)) } else { json!(power.get_i64(0)) };
+                let e = Eager { torch };
+                e.call("pow", "Tensor_Scalar", json!([{"tensor": 0}, power]), std::slice::from_ref(x), g.ty(v))?
+            }
+            _ => {
+                let args: Vec<Tensor> = args.iter().map(|a: &ValueId| values[a.0 as usize].clone()).collect();
+                eval(torch, g.op(v), g.ty(v), &args).map_err(|e| format!("{v} = {}: {e}", g.op(v).name()))?
+            }
+        };
+        values.push(value);
+    }
+    Ok(g.outputs.iter().map(|v| values[v.0 as usize].clone()).collect())
+}
+
+/// PyTorch's number of an element type (`c10/core/ScalarType.h`).
+fn code(d: DType) -> u8 {
+    match d {
+        DType::U8 => 0,
+        DType::I8 => 1,
+        DType::I16 => 2,
+        DType::I32 => 3,
+        DType::I64 => 4,
+        DType::F16 => 5,
+        DType::F32 => 6,
+        DType::F64 => 7,
+        DType::Bool => 11,
+        DType::Bf16 => 15,
+        DType::F8e4m3 => 24,
+    }
+}
+
+/// The number as an argument; JSON has no infinities.
+fn number(s: Scalar) -> Value {
+    match s {
+        Scalar::Int(v) => json!(v),
+        Scalar::Bool(v) => json!(v),
+        Scalar::Float(v) if v.is_finite() => json!(v),
+        Scalar::Float(v) => json!({"float": v.to_string()}),
+    }
+}
+
+/// Operators on host tensors; operand `i` is written `{"tensor": i}`.
+struct Eager<'a> {
+    torch: &'a Torch,
+}
+impl Eager<'_> {
+    fn call(&self, name: &str, overload: &str, args: Value, operands: &[Tensor], ty: &Type) -> Result<Tensor, String> {
+        let op = FallbackOp {
+            name: format!("aten::{name}"),
+            overload: overload.into(),
+            args: args.to_string(),
+            results: vec![ty.clone()],
+            why: String::new(),
+        };
+        let results = self.torch.run_fallback(&op, operands).map_err(|e| e.to_string())?;
+        results.into_iter().next().ok_or_else(|| format!("{name} gave nothing"))
+    }
+    fn cast(&self, x: &Tensor, to: DType) -> Result<Tensor, String> {
+        let ty = Type { dtype: to, shape: x.ty.shape.clone() };
+        let args = json!([{"tensor": 0}, code(to), false, false, null]);
+        self.call("to", "dtype", args, std::slice::from_ref(x), &ty)
+    }
+    /// An index as `gather` and `scatter` of libtorch want it: i64, from 0 on.
+    fn index(&self, x: &Tensor, len: usize) -> Result<Tensor, String> {
+        let x = self.cast(x, DType::I64)?;
+        self.call("remainder", "Scalar", json!([{"tensor": 0}, len]), std::slice::from_ref(&x), &x.ty)
+    }
+}
+
+/// Whether elements of the result are elements of operands, but for those that choose.
+fn only_moves(op: &Op) -> bool {
+    op.is_view()
+        || matches!(op, Op::Select | Op::Concat { .. } | Op::Gather { .. } | Op::Take { .. } | Op::Scatter { .. })
+}
+
+/// One op. The match has an arm for each, so that one that is added here is added to the reference.
+pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor, String> {
+    if ty.dtype == DType::F8e4m3 && only_moves(op) {
+        // libtorch has no f8e4m3 in most of these; they move bytes.
+        let bytes = |t: &Tensor| match t.ty.dtype {
+            DType::F8e4m3 => Tensor::from_bytes(Type::new(DType::U8, t.ty.shape.clone()), t.bytes()),
+            _ => Some(t.clone()),
+        };
+        let args: Option<Vec<Tensor>> = args.iter().map(bytes).collect();
+        let moved = eval(torch, op, &Type::new(DType::U8, ty.shape.clone()), &args.unwrap_or_default())?;
+        return Tensor::from_bytes(ty.clone(), moved.bytes())
+            .ok_or_else(|| format!("{moved:?} are not the bytes of {ty}"));
+    }
+    let e = Eager { torch };
+    let t = |i: usize| json!({"tensor": i});
+    let x = t(0);
+    let call = |name: &str, overload: &str, list: Value| e.call(name, overload, list, args, ty);
+    let optional = |i: usize| if i < args.len() { t(i) } else { Value::Null };
+    match op {
+        Op::Input(_) | Op::Param(_) => Err("an argument has no value of its own".into()),
+        Op::Fallback(_) | Op::Result(_) => Err("is libtorch's already".into()),
+        Op::Const(s) => call("full", "", json!([[], number(*s), code(ty.dtype), null, {"device": "cpu"}, null])),
+        Op::Iota { axis } => {
+            let row = Type::new(ty.dtype, [ty.shape[*axis]]);
+            let list = json!([ty.shape[*axis], code(ty.dtype), null, {"device": "cpu"}, null]);
+            let row = match ty.dtype {
+                DType::F8e4m3 => {
+                    let wide = Type::new(DType::F32, row.shape);
+                    let list = json!([ty.shape[*axis], code(DType::F32), null, {"device": "cpu"}, null]);
+                    e.cast(&e.call("arange", "", list, &[], &wide)?, ty.dtype)?
+                }
+                _ => e.call("arange", "", list, &[], &row)?,
+            };
+            let mut shape = vec![1; ty.rank()];
+            shape[*axis] = ty.shape[*axis];
+            let flat = e.call("reshape", "", json!([x, shape]), &[row], &Type::new(ty.dtype, shape.clone()))?;
+            e.call("expand", "", json!([x, ty.shape, false]), &[flat], ty)
+        }
+        Op::Unary(u) => {
+            let (name, more) = unary(*u);
+            call(name, "", Value::Array([vec![x], more].concat()))
+        }
+        Op::Binary(b) => {
+            let (name, overload, more) = binary(*b, ty.dtype.is_float());
+            call(name, overload, Value::Array([vec![x, t(1)], more].concat()))
+        }
+        Op::Compare(c) => {
+            let name = match c {
+                CompareOp::Eq => "eq",
+                CompareOp::Ne => "ne",
+                CompareOp::Lt => "lt",
+                CompareOp::Le => "le",
+                CompareOp::Gt => "gt",
+                CompareOp::Ge => "ge",
+            };
+            call(name, "Tensor", json!([x, t(1)]))
+        }
+        Op::Select => call("where", "self", json!([x, t(1), t(2)])),
+        Op::Cast(d) => e.cast(&args[0], *d),
+        Op::Reshape(shape) => call("reshape", "", json!([x, shape])),
+        Op::Permute(perm) => call("permute", "", json!([x, perm])),
+        Op::Broadcast(shape) => call("expand", "", json!([x, shape, false])),
+        Op::Slice { axis, start, len, step } => {
+            let end = if *len == 0 { *start } else { start + (len - 1) * step + 1 };
+            call("slice", "Tensor", json!([x, axis, start, end, step]))
+        }
+        Op::Flip(axes) => call("flip", "", json!([x, axes])),
+        Op::Pad { lo, hi } => {
+            let widths: Vec<i64> = lo.iter().zip(hi).rev().flat_map(|(l, h)| [*l, *h]).collect();
+            let value = match ty.dtype {
+                d if d.is_float() => number(Scalar::Float(args[1].get_f64(0))),
+                DType::Bool => json!(args[1].get_f64(0) != 0.0),
+                _ => json!(args[1].get_i64(0)),
+            };
+            e.call("constant_pad_nd", "", json!([x, widths, value]), &args[..1], ty)
+        }
+        Op::Concat { axis } => call("cat", "", json!([(0..args.len()).map(t).collect::<Vec<_>>(), axis])),
+        Op::Gather { axis } => {
+            let index = e.index(&args[1], args[0].ty.shape[*axis])?;
+            e.call("gather", "", json!([x, axis, t(1), false]), &[args[0].clone(), index], ty)
+        }
+        Op::Take { axis } => {
+            let mut list = vec![Value::Null; *axis];
+            list.push(t(1));
+            let index = e.cast(&args[1], DType::I64)?;
+            e.call("index", "Tensor", json!([x, list]), &[args[0].clone(), index], ty)
+        }
+        Op::Scatter { axis, mode } => {
+            let index = e.index(&args[1], args[0].ty.shape[*axis])?;
+            let operands = [args[0].clone(), index, args[2].clone()];
+            let (name, overload) = match mode {
+                ScatterMode::Replace => ("scatter", "src"),
+                ScatterMode::Add => ("scatter_add", ""),
+            };
+            e.call(name, overload, json!([x, axis, t(1), t(2)]), &operands, ty)
+        }
+        Op::Reduce { op, axes } => reduce(&e, *op, axes, ty, &args[0]),
+        Op::Scan { op, axis } => {
+            let name = match op {
+                ScanOp::Sum => "cumsum",
+                ScanOp::Prod => "cumprod",
+            };
+            call(name, "", json!([x, axis, code(ty.dtype)]))
+        }
+        Op::Dot | Op::Linear => {
+            let wide: Vec<Tensor> = args.iter().map(|a| e.cast(a, ty.dtype)).collect::<Result<_, _>>()?;
+            match op {
+                Op::Dot => e.call("matmul", "", json!([x, t(1)]), &wide, ty),
+                _ => e.call("linear", "", json!([x, t(1), optional(2)]), &wide, ty),
+            }
+        }
+        Op::Conv { stride, padding, dilation, groups, transposed, output_padding } => call(
+            "convolution",
+            "",
+            json!([x, t(1), optional(2), stride, padding, dilation, transposed, output_padding, groups]),
+        ),
+        Op::Pool { kind, window, stride, padding, dilation, ceil } => {
+            let n = window.len();
+            match kind {
+                PoolKind::Max => {
+                    call(&format!("max_pool{n}d"), "", json!([x, window, stride, padding, dilation, ceil]))
+                }
+                PoolKind::Avg { count_pad } => {
+                    let mut list = vec![x, json!(window), json!(stride), json!(padding), json!(ceil), json!(count_pad)];
+                    if n > 1 {
+                        list.push(Value::Null);
+                    }
+                    call(&format!("avg_pool{n}d"), "", Value::Array(list))
+                }
+            }
+        }
+        Op::Softmax { axis } => call("softmax", "int", json!([x, axis, null])),
+        Op::LogSoftmax { axis } => call("log_softmax", "int", json!([x, axis, null])),
+        Op::LayerNorm { axes, eps, .. } => {
+            let shape = &ty.shape[ty.rank() - axes..];
+            call("layer_norm", "", json!([x, shape, optional(1), optional(2), number(*eps), false]))
+        }
+        Op::RmsNorm { eps } => call("rms_norm", "", json!([x, ty.shape[ty.rank() - 1..], t(1), number(*eps)])),
+        Op::GroupNorm { groups, eps, .. } => {
+            call("group_norm", "", json!([x, groups, optional(1), optional(2), number(*eps), false]))
+        }
+        Op::BatchNorm { eps } => {
+            call("batch_norm", "", json!([x, t(1), t(2), t(3), t(4), false, 0.0, number(*eps), false]))
+        }
+        Op::Attention { scale, causal } => {
+            let grouped = args[0].ty.shape[args[0].ty.rank() - 3] != args[1].ty.shape[args[1].ty.rank() - 3];
+            let list = json!([x, t(1), t(2), optional(3), 0.0, causal, number(*scale), grouped]);
+            call("scaled_dot_product_attention", "", list)
+        }
+    }
+}
+
+fn reduce(e: &Eager, op: ReduceOp, axes: &[usize], ty: &Type, x: &Tensor) -> Result<Tensor, String> {
+    let (t, code) = (json!({"tensor": 0}), code(ty.dtype));
+    let call = |name: &str, overload: &str, list: Value| e.call(name, overload, list, std::slice::from_ref(x), ty);
+    match op {
+        ReduceOp::Sum => call("sum", "dim_IntList", json!([t, axes, true, code])),
+        ReduceOp::Mean => call("mean", "dim", json!([t, axes, true, null])),
+        ReduceOp::Prod => axes.iter().try_fold(x.clone(), |x, axis| {
+            let mut ty = x.ty.clone();
+            ty.shape[*axis] = 1;
+            e.call("prod", "dim_int", json!([t, axis, true, code]), &[x], &ty)
+        }),
+        ReduceOp::Max => call("amax", "", json!([t, axes, true])),
+        ReduceOp::Min => call("amin", "", json!([t, axes, true])),
+        ReduceOp::Any => call("any", "dims", json!([t, axes, true])),
+        ReduceOp::All => call("all", "dims", json!([t, axes, true])),
+        ReduceOp::ArgMax | ReduceOp::ArgMin => {
+            let name = if op == ReduceOp::ArgMax { "argmax" } else { "argmin" };
+            let x = if x.ty.dtype == DType::Bool { e.cast(x, DType::U8)? } else { x.clone() };
+            e.call(name, "", json!([t, axes[0], true]), &[x], ty)
+        }
+    }
+}
+
+/// Name, and arguments behind the operand.
+fn unary(op: UnaryOp) -> (&'static str, Vec<Value>) {
+    let name = match op {
+        UnaryOp::Neg => "neg",
+        UnaryOp::Abs => "abs",
+        UnaryOp::Sign => "sign",
+        UnaryOp::Exp => "exp",
+        UnaryOp::Exp2 => "exp2",
+        UnaryOp::Expm1 => "expm1",
+        UnaryOp::Log => "log",
+        UnaryOp::Log2 => "log2",
+        UnaryOp::Log10 => "log10",
+        UnaryOp::Log1p => "log1p",
+        UnaryOp::Sqrt => "sqrt",
+        UnaryOp::Rsqrt => "rsqrt",
+        UnaryOp::Reciprocal => "reciprocal",
+        UnaryOp::Sin => "sin",
+        UnaryOp::Cos => "cos",
+        UnaryOp::Tan => "tan",
+        UnaryOp::Asin => "asin",
+        UnaryOp::Acos => "acos",
+        UnaryOp::Atan => "atan",
+        UnaryOp::Sinh => "sinh",
+        UnaryOp::Cosh => "cosh",
+        UnaryOp::Tanh => "tanh",
+        UnaryOp::Erf => "erf",
+        UnaryOp::Floor => "floor",
+        UnaryOp::Ceil => "ceil",
+        UnaryOp::Round => "round",
+        UnaryOp::Trunc => "trunc",
+        UnaryOp::Not => "bitwise_not",
+        UnaryOp::IsNan => "isnan",
+        UnaryOp::IsInf => "isinf",
+        UnaryOp::Relu => "relu",
+        UnaryOp::Sigmoid => "sigmoid",
+        UnaryOp::Silu => "silu",
+        UnaryOp::GeluErf => return ("gelu", vec![json!("none")]),
+        UnaryOp::GeluTanh => return ("gelu", vec![json!("tanh")]),
+        UnaryOp::Softplus => return ("softplus", vec![json!(1), json!(20)]),
+        UnaryOp::Mish => "mish",
+        UnaryOp::Hardswish => "hardswish",
+        UnaryOp::Hardsigmoid => "hardsigmoid",
+        UnaryOp::LogSigmoid => "log_sigmoid",
+    };
+    (name, vec![])
+}
+
+/// Name, overload, and arguments behind the operands.
+fn binary(op: BinaryOp, float: bool) -> (&'static str, &'static str, Vec<Value>) {
+    match op {
+        BinaryOp::Add => ("add", "Tensor", vec![json!(1)]),
+        BinaryOp::Sub => ("sub", "Tensor", vec![json!(1)]),
+        BinaryOp::Mul => ("mul", "Tensor", vec![]),
+        BinaryOp::Div if float => ("div", "Tensor", vec![]),
+        BinaryOp::Div => ("div", "Tensor_mode", vec![json!("trunc")]),
+        BinaryOp::FloorDiv => ("div", "Tensor_mode", vec![json!("floor")]),
+        BinaryOp::Remainder => ("remainder", "Tensor", vec![]),
+        BinaryOp::Fmod => ("fmod", "Tensor", vec![]),
+        BinaryOp::Pow => ("pow", "Tensor_Tensor", vec![]),
+        BinaryOp::Max => ("maximum", "", vec![]),
+        BinaryOp::Min => ("minimum", "", vec![]),
+        BinaryOp::Atan2 => ("atan2", "", vec![]),
+        BinaryOp::And => ("bitwise_and", "Tensor", vec![]),
+        BinaryOp::Or => ("bitwise_or", "Tensor", vec![]),
+        BinaryOp::Xor => ("bitwise_xor", "Tensor", vec![]),
+    }
+}

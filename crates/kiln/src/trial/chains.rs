@@ -1,0 +1,171 @@
+//! Random chains of the operations that IEEE 754 defines, on every type, and integers' and bools' own: under exact numerics their bits
+//! are PyTorch's, however they are fused.
+//!
+//! No sums over several elements, whose order is open, and no elementary functions, which libraries round differently.
+use crate::{DType, Graph, Tensor, Type};
+use kiln_graph::{BinaryOp, CompareOp, GraphError, Scalar, UnaryOp, ValueId};
+
+/// A small generator of its own stream of numbers (splitmix64).
+struct Draw(u64);
+impl Draw {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    fn of<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len())]
+    }
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::Bf16];
+const INTEGERS: [DType; 5] = [DType::I64, DType::I32, DType::I16, DType::I8, DType::U8];
+
+/// Values of a chain by type, newest last.
+struct Chain {
+    g: Graph,
+    draw: Draw,
+    values: Vec<ValueId>,
+    shape: Vec<usize>,
+}
+impl Chain {
+    fn any(&mut self, fits: impl Fn(DType) -> bool) -> Option<ValueId> {
+        let of_type: Vec<ValueId> = self.values.iter().copied().filter(|v| fits(self.g.dtype(*v))).collect();
+        // One of the newest, so that chains grow long.
+        let last = of_type.len().min(3);
+        (last > 0).then(|| of_type[of_type.len() - 1 - self.draw.below(last)])
+    }
+    fn number(&mut self, d: DType) -> ValueId {
+        let value = match d {
+            DType::Bool => Scalar::Bool(self.draw.below(2) == 1),
+            d if d.is_float() => Scalar::Float(self.draw.of(&[1.0, 3.0, -0.7, 0.1, 1e-3, 255.0, 2.5])),
+            _ => Scalar::Int(self.draw.of(&[1, 2, 3, 7, 100])),
+        };
+        self.g.constant(d, value)
+    }
+    fn same_type(&mut self, x: ValueId) -> ValueId {
+        let d = self.g.dtype(x);
+        if self.draw.below(4) == 0 { self.number(d) } else { self.any(|o| o == d).unwrap_or(x) }
+    }
+    fn step(&mut self) -> Result<(), GraphError> {
+        use {BinaryOp as B, UnaryOp as U};
+        let Some(x) = self.any(|_| true) else { return Ok(()) };
+        let d = self.g.dtype(x);
+        let choice = self.draw.below(10);
+        let made = match d {
+            _ if choice == 0 => {
+                // Of floats to integers only bounded ones have a meaning.
+                let to = match d {
+                    d if d.is_float() => self.draw.of(&FLOATS),
+                    _ => self.draw.of(&[&FLOATS[..], &INTEGERS, &[DType::Bool]].concat()),
+                };
+                self.g.cast(x, to)?
+            }
+            _ if choice == 1 => {
+                let y = self.same_type(x);
+                let ops = [CompareOp::Eq, CompareOp::Ne, CompareOp::Lt, CompareOp::Le, CompareOp::Gt, CompareOp::Ge];
+                let op = self.draw.of(&ops);
+                let c = self.g.compare(op, x, y)?;
+                let z = self.same_type(x);
+                self.values.push(c);
+                self.g.select(c, y, z)?
+            }
+            DType::Bool => {
+                let y = self.same_type(x);
+                match self.draw.below(4) {
+                    0 => self.g.unary(U::Not, x)?,
+                    _ => {
+                        let op = self.draw.of(&[B::And, B::Or, B::Xor, B::Max, B::Min]);
+                        self.g.binary(op, x, y)?
+                    }
+                }
+            }
+            d if d.is_float() => match choice {
+                2 | 3 => {
+                    let list = [U::Neg, U::Abs, U::Sign, U::Sqrt, U::Reciprocal, U::Floor, U::Ceil, U::Round, U::Trunc];
+                    let op = self.draw.of(&list);
+                    // PyTorch's root in f64 is Intel's, which rounds the other way now and then.
+                    let op = if (op, d) == (U::Sqrt, DType::F64) { U::Abs } else { op };
+                    self.g.unary(op, x)?
+                }
+                4 => {
+                    // PyTorch's sign of a zero that is a maximum depends on where the element lies: adding zero settles it.
+                    let (op, y) = (self.draw.of(&[B::Max, B::Min]), self.same_type(x));
+                    let m = self.g.binary(op, x, y)?;
+                    self.g.binary_scalar(B::Add, m, 0.0)?
+                }
+                5 => {
+                    let (op, y) = (self.draw.of(&[B::Fmod, B::Remainder]), self.same_type(x));
+                    self.g.binary(op, x, y)?
+                }
+                _ => {
+                    let (op, y) = (self.draw.of(&[B::Add, B::Sub, B::Mul, B::Mul, B::Add, B::Div]), self.same_type(x));
+                    self.g.binary(op, x, y)?
+                }
+            },
+            _ => match choice {
+                2 => self.g.unary(U::Not, x)?,
+                3 => {
+                    let op = self.draw.of(&[U::Neg, U::Abs, U::Sign, U::Relu]);
+                    self.g.unary(op, x)?
+                }
+                4 => {
+                    let y = self.g.constant(d, Scalar::Int([2, 3, 7][self.draw.below(3)]));
+                    let op = self.draw.of(&[B::Div, B::FloorDiv, B::Remainder, B::Fmod]);
+                    self.g.binary(op, x, y)?
+                }
+                _ => {
+                    let list = [B::Add, B::Sub, B::Mul, B::Max, B::Min, B::And, B::Or, B::Xor];
+                    let (op, y) = (self.draw.of(&list), self.same_type(x));
+                    self.g.binary(op, x, y)?
+                }
+            },
+        };
+        self.values.push(made);
+        Ok(())
+    }
+}
+
+/// A chain of 4 to 15 operations, with its inputs.
+pub fn chain(seed: u64) -> Result<(Graph, Vec<Tensor>), GraphError> {
+    let mut draw = Draw(seed.wrapping_mul(0x5851_f42d_4c95_7f2d));
+    let d = draw.of(&[&FLOATS[..], &FLOATS, &INTEGERS, &[DType::Bool]].concat());
+    let shape = draw.of(&[[3, 17], [1, 64], [5, 40]]).to_vec();
+    let mut g = Graph::new(format!("chain_{seed}"));
+    let inputs: Vec<ValueId> = (0..1 + draw.below(3)).map(|_| g.input(Type::new(d, shape.clone()))).collect();
+    let mut c = Chain { g, draw, values: inputs.clone(), shape };
+    for _ in 0..4 + c.draw.below(12) {
+        c.step()?;
+    }
+    let outputs: Vec<ValueId> = c.values.iter().rev().copied().filter(|v| !inputs.contains(v)).take(2).collect();
+    outputs.into_iter().for_each(|v| c.g.output(v));
+    let tensors = inputs.iter().map(|_| tensor(d, &c.shape, &mut c.draw)).collect();
+    Ok((c.g.without_dead(), tensors))
+}
+fn tensor(d: DType, shape: &[usize], draw: &mut Draw) -> Tensor {
+    let mut t = Tensor::zeros(Type::new(d, shape));
+    for i in 0..t.ty.count() {
+        match d {
+            DType::Bool => t.set_i64(i, draw.below(2) as i64),
+            d if d.is_float() => {
+                // Over many powers of two, and now and then what is no ordinary number.
+                let size = 2f64.powi(draw.below(24) as i32 - 12) * (draw.unit() - 0.5);
+                let strange = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e-7, 65504.0];
+                t.set_f64(i, if draw.below(12) == 0 { draw.of(&strange) } else { size });
+            }
+            _ => {
+                let (least, most) = d.int_range().unwrap_or_default();
+                let v = if draw.below(3) == 0 { draw.of(&[least, most, 0, 1]) } else { draw.next() as i64 % 100 };
+                t.set_i64(i, v.clamp(least, most));
+            }
+        }
+    }
+    t
+}

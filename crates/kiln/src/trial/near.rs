@@ -1,0 +1,93 @@
+//! How near a result must be to a reference.
+use crate::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Near {
+    /// The same bits; any NaN is as good as another.
+    Bits,
+    /// The same numbers: zeros of either sign are one. For maxima and minima, where PyTorch's sign of zero depends on where in a
+    /// tensor the element lies.
+    Numbers,
+    /// As `Bits`, but in f64 the neighbour is as good.
+    AlmostBits,
+    /// On half types within one unit in the last place of PyTorch's result in f64; else as `Bits`.
+    BitsInF64,
+    /// Within so many units in the last place of the reference, or of `scale` where that is more; to this come twice PyTorch's own error.
+    Ulps { ulps: f64, scale: f64 },
+}
+
+/// What is expected of an output.
+#[derive(Clone)]
+pub struct Wanted {
+    /// PyTorch's result in the graph's own type.
+    pub torch: Tensor,
+    /// Its result with all floats in f64.
+    pub precise: Tensor,
+}
+
+/// The first element that is not as near as it must be.
+pub fn check(near: Near, got: &Tensor, want: &Wanted) -> Result<(), String> {
+    if got.ty != want.torch.ty {
+        return Err(format!("the result is {}, should be {}", got.ty, want.torch.ty));
+    }
+    let d = got.ty.dtype;
+    for i in 0..got.ty.count() {
+        let (g, t, p) = (got.get_f64(i), want.torch.get_f64(i), want.precise.get_f64(i));
+        let whole = !d.is_float() && got.get_i64(i) == want.torch.get_i64(i);
+        let fits = match near {
+            _ if !d.is_float() => whole,
+            _ if g.is_nan() && t.is_nan() => true,
+            Near::AlmostBits if d == DType::F64 => g == t || (g - t).abs() <= ulp(d, t.abs()),
+            Near::BitsInF64 if d.bytes() == 2 => g == round(d, p) || (g - p).abs() <= ulp(d, p.abs()),
+            Near::Bits | Near::AlmostBits | Near::BitsInF64 => g.to_bits() == t.to_bits(),
+            Near::Numbers => g == t,
+            Near::Ulps { ulps, scale } => {
+                let error = if t.is_finite() && p.is_finite() { 2.0 * (t - p).abs() } else { 0.0 };
+                let allowed = ulps * ulp(d, p.abs().max(scale)) + error;
+                let rounded = round(d, p);
+                g == t || g == rounded || (g.is_nan() && p.is_nan()) || (g - p).abs() <= allowed || {
+                    // Rounding may go either way where the range ends.
+                    g.is_infinite() && g.signum() == p.signum() && p.abs() + allowed >= largest(d)
+                }
+            }
+        };
+        if !fits {
+            let count = got.ty.count();
+            return Err(format!(
+                "element {i} of {count}: {g:e}, should be {t:e} by PyTorch in {d}, {p:e} by PyTorch in f64"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Bits of the fraction, exponent of the least normal number, and the largest.
+fn form(d: DType) -> (i32, i32, f64) {
+    match d {
+        DType::F16 => (10, -14, 65504.0),
+        DType::Bf16 => (7, -126, f64::from(f32::from_bits(0x7f7f_0000))),
+        DType::F8e4m3 => (3, -6, 448.0),
+        DType::F32 => (23, -126, f64::from(f32::MAX)),
+        _ => (52, -1022, f64::MAX),
+    }
+}
+/// The largest number of a type.
+pub fn largest(d: DType) -> f64 {
+    form(d).2
+}
+/// The unit in the last place of numbers of this size.
+fn ulp(d: DType, size: f64) -> f64 {
+    let (bits, least, most) = form(d);
+    let size = if size.is_finite() { size.min(most) } else { return 0.0 };
+    let exponent = if size > 0.0 { size.log2().floor() as i32 } else { least };
+    let exponent = exponent.max(least) - bits;
+    // In two factors: one alone may be too small for its reciprocal to be a number.
+    2f64.powi(exponent / 2) * 2f64.powi(exponent - exponent / 2)
+}
+/// The nearest number of a type.
+pub fn round(d: DType, v: f64) -> f64 {
+    let mut t = Tensor::zeros(crate::Type::new(d, [1]));
+    t.set_f64(0, v);
+    t.get_f64(0)
+}

@@ -1,0 +1,123 @@
+//! Every op on every element type against libtorch's eager operators: the interpreter, host code, and the programs that PTX is made of.
+use kiln::trial::near::{self, Wanted};
+use kiln::trial::{ops, ops::Case, pack::wanted, programs};
+use kiln::{CompileOptions, Model, Target, Tensor, Torch, compile::CompiledCode, compile::open_device};
+use kiln::{compile::DeviceKind, doctor, facts};
+use kiln_interp::graph::no_fallback;
+use std::sync::Mutex;
+
+fn torch() -> Torch {
+    Torch::load()
+        .unwrap_or_else(|e| panic!("this test compares with libtorch: run scripts/setup and scripts/test\n{e}"))
+}
+
+/// Every part-th case by `f`, against libtorch; all failures together.
+fn against_torch(f: impl Fn(&Case) -> Result<Vec<Tensor>, String> + Sync, part: usize, parts: usize) {
+    let torch = torch();
+    let cases = ops::cases().unwrap();
+    assert!(cases.len() > 500, "{} cases", cases.len());
+    let mut failures = vec![];
+    for case in cases.iter().skip(part).step_by(parts) {
+        let want = match wanted(&torch, case) {
+            Ok(want) => want,
+            Err(e) => {
+                failures.push(format!("{}: no reference: {e}", case.name));
+                continue;
+            }
+        };
+        let checked = f(case).and_then(|got| {
+            assert_eq!(got.len(), want.len(), "{}", case.name);
+            let one = |(o, (g, w)): (usize, (&Tensor, &Wanted))| {
+                near::check(case.near, g, w).map_err(|e| format!("output {o}, {e}"))
+            };
+            got.iter().zip(&want).enumerate().try_for_each(one)
+        });
+        if let Err(e) = checked {
+            failures.push(format!("{}: {e}", case.name));
+        }
+    }
+    assert!(failures.is_empty(), "{} of the cases fail\n{}", failures.len(), failures.join("\n"));
+}
+
+fn model(case: &Case) -> Result<Model, String> {
+    Model::from_graph(case.graph.clone()).map_err(|e| e.to_string())
+}
+fn options(target: Target) -> CompileOptions {
+    CompileOptions { target, ..CompileOptions::default() }
+}
+
+fn by_interpreter(case: &Case) -> Result<Vec<Tensor>, String> {
+    kiln_interp::graph::run(&case.graph, &case.inputs, &[], &mut no_fallback).map_err(|e| e.to_string())
+}
+fn by_host_code(case: &Case) -> Result<Vec<Tensor>, String> {
+    let device = open_device(DeviceKind::Cpu, Some(1)).map_err(|e| e.to_string())?;
+    let compiled = kiln::compile(&model(case)?, &options(Target::Cpu)).map_err(|e| e.to_string())?;
+    let session = compiled.session_in(&device).map_err(|e| e.to_string())?;
+    session.run(&case.inputs).map_err(|e| e.to_string())
+}
+/// What GPUs have no program for: the graph interpreter runs it, and `explain` says so.
+const NO_PROGRAMS: [&str; 7] =
+    ["sin f64", "cos f64", "tan f64", "floor_div f64", "remainder f64", "fmod f64", "attention f64"];
+
+fn by_gpu_programs(case: &Case) -> Result<Vec<Tensor>, String> {
+    let compiled = kiln::compile(&model(case)?, &options(Target::Sm90a)).map_err(|e| e.to_string())?;
+    let (outputs, interpreted) = programs::run(&compiled, &case.inputs)?;
+    let known = NO_PROGRAMS.contains(&case.name.as_str());
+    match interpreted.is_empty() {
+        true if known => Err("has a program: leave it out of NO_PROGRAMS".into()),
+        false if !known => Err(format!("has no program: {}", interpreted.join(", "))),
+        _ => Ok(outputs),
+    }
+}
+
+#[test]
+fn the_interpreter_is_libtorch() {
+    against_torch(by_interpreter, 0, 1);
+}
+#[test]
+fn host_code_is_libtorch_1() {
+    against_torch(by_host_code, 0, 2);
+}
+#[test]
+fn host_code_is_libtorch_2() {
+    against_torch(by_host_code, 1, 2);
+}
+#[test]
+fn gpu_programs_are_libtorch_1() {
+    against_torch(by_gpu_programs, 0, 2);
+}
+#[test]
+fn gpu_programs_are_libtorch_2() {
+    against_torch(by_gpu_programs, 1, 2);
+}
+
+/// What is expected to be the same for each architecture is its PTX: it assembles, without spills.
+fn assembles(target: Target, arch: &str) {
+    let ptxas = doctor::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
+    let cases = ops::cases().unwrap();
+    let (next, failures) = (Mutex::new(cases.iter()), Mutex::new(vec![]));
+    std::thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(|| {
+                while let Some(case) = { next.lock().unwrap().next() } {
+                    let compiled = kiln::compile(&model(case).unwrap(), &options(target)).unwrap();
+                    let CompiledCode::Ptx(all) = &compiled.code else { panic!("{} has no PTX", case.name) };
+                    // What is refused has no text.
+                    for ptx in all.iter().filter(|p| !p.text.is_empty()) {
+                        let assembled = facts::assemble(&ptxas, &ptx.text, arch);
+                        let fine = assembled.as_ref().is_ok_and(|a| a.warnings.is_empty());
+                        if !fine {
+                            failures.lock().unwrap().push(format!("{}: {assembled:?}", case.name));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+#[test]
+fn ptx_assembles() {
+    assembles(Target::Sm90a, "sm_90a");
+}
