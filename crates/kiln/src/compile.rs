@@ -293,6 +293,7 @@ fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Faile
     let mut failed = Failed::new();
     match target.arch() {
         None => {
+            kiln_cpu::Level::chosen().map_err(|e| Error::usage(e.to_string(), ""))?;
             let compiled = parallel(programs, chunk, |chunk| match host::compile(chunk) {
                 Ok(module) => {
                     let module = Arc::new(module);

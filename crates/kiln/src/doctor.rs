@@ -1,4 +1,5 @@
 //! What this machine has, what is missing, and how to get it.
+use kiln_cpu::{Level, VARIABLE};
 use kiln_runtime::cuda;
 use serde::Serialize;
 use std::process::Command;
@@ -20,9 +21,8 @@ fn finding(what: &str, r: Result<String, String>, remedy: &str) -> Finding {
 
 /// Looks for everything Kiln can use.
 pub fn findings() -> Vec<Finding> {
-    let cores = crate::bench::cores();
     vec![
-        finding("processor", Ok(format!("{cores} threads, {}", processor())), ""),
+        finding("processor", processor(), "unset KILN_CPU: Kiln then uses the best that this processor has"),
         finding("LLVM", Ok("22, built in (X86, NVPTX)".into()), ""),
         finding(
             "CUDA device",
@@ -56,20 +56,16 @@ pub fn findings() -> Vec<Finding> {
     ]
 }
 
-fn processor() -> String {
+/// Its name, the instruction sets that Kiln has code for, and which of them it uses.
+fn processor() -> Result<String, String> {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|l| l.strip_prefix("model name")).and_then(|l| l.split_once(':'));
-    let mut has: Vec<&str> = vec![];
-    #[cfg(target_arch = "x86_64")]
-    {
-        if std::is_x86_feature_detected!("avx2") {
-            has.push("AVX2");
-        }
-        if std::is_x86_feature_detected!("avx512f") {
-            has.push("AVX-512");
-        }
-    }
-    format!("{} {}", name.map_or("unknown", |n| n.1.trim()), has.join(" "))
+    let level = Level::chosen().map_err(|e| e.to_string())?;
+    let all: Vec<&str> = Level::here().iter().map(|l| l.name()).collect();
+    let why = if level == Level::best() { String::new() } else { format!(" ({VARIABLE})") };
+    let cores = crate::bench::cores();
+    let name = name.map_or("unknown", |n| n.1.trim());
+    Ok(format!("{cores} threads, {name}; {}; uses {level}{why}", all.join(", ")))
 }
 
 /// The ptxas in `.deps` of a folder above, or on the PATH.

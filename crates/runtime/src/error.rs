@@ -42,6 +42,8 @@ pub enum RuntimeError {
     /// The device cannot be used at all.
     #[error("opening {device}: {what}; {remedy}")]
     Device { device: String, what: String, remedy: String },
+    #[error(transparent)]
+    Level(#[from] kiln_cpu::LevelError),
     /// The driver refused something or a kernel failed.
     #[error("{doing} on {device}: {what}; {remedy}")]
     Driver { device: String, doing: String, what: String, remedy: String },

@@ -11,19 +11,21 @@ use std::{
 /// Crate, and the workspace crates it may depend on.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("kiln-graph", &[]),
+    ("kiln-cpu", &[]),
     ("kiln-torch-host", &["kiln-graph"]),
     ("kiln-torchscript", &["kiln-graph"]),
     ("kiln-plan", &["kiln-graph"]),
     ("kiln-rewrite", &["kiln-graph", "kiln-plan"]),
     ("kiln-block", &[]),
     ("kiln-lower", &["kiln-graph", "kiln-plan", "kiln-block"]),
-    ("kiln-codegen", &["kiln-block"]),
+    ("kiln-codegen", &["kiln-block", "kiln-cpu"]),
     ("kiln-interp", &["kiln-graph", "kiln-block"]),
-    ("kiln-runtime", &["kiln-graph", "kiln-plan"]),
+    ("kiln-runtime", &["kiln-cpu", "kiln-graph", "kiln-plan"]),
     ("kiln-tune", &["kiln-plan"]),
     (
         "kiln",
         &[
+            "kiln-cpu",
             "kiln-graph",
             "kiln-plan",
             "kiln-rewrite",

@@ -9,6 +9,7 @@ use inkwell::memory_buffer::MemoryBuffer;
 use inkwell::module::Module;
 use inkwell::passes::PassBuilderOptions;
 use inkwell::targets::{CodeModel, FileType, InitializationConfig, RelocMode, Target, TargetMachine};
+use kiln_cpu::Level;
 use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
@@ -25,8 +26,7 @@ pub(super) struct Machine {
 pub(super) fn machine() -> &'static Machine {
     static M: OnceLock<Machine> = OnceLock::new();
     M.get_or_init(|| {
-        let cpu = TargetMachine::get_host_cpu_name().to_string();
-        let features = TargetMachine::get_host_cpu_features().to_string();
+        let (cpu, features) = target(Level::used(), Level::best());
         let has = |f: &str| features.split(',').any(|x| x.strip_prefix('+') == Some(f));
         let lanes = if has("avx512f") && has("avx512bw") && has("avx512vl") {
             16
@@ -37,6 +37,17 @@ pub(super) fn machine() -> &'static Machine {
         };
         Machine { lanes, f16c: has("f16c"), cpu, features }
     })
+}
+
+/// LLVM's name of the processor and its features, for a level on a processor whose best is given: those of the processor itself but
+/// where the level leaves out vectors that it has.
+fn target(level: Level, best: Level) -> (String, String) {
+    match level {
+        Level::Portable if best > level => ("x86-64".into(), "+sse2".into()),
+        Level::Avx2 if best > level => ("x86-64-v3".into(), "+avx2,+fma,+f16c".into()),
+        // The matrix unit is used by no generated code.
+        _ => (TargetMachine::get_host_cpu_name().to_string(), TargetMachine::get_host_cpu_features().to_string()),
+    }
 }
 
 /// Compiled code with what keeps it alive.

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     Callbacks, Code, DeviceTensor, Executable, HostDevice, KernelCode, RuntimeError,
     callbacks::{call, call_in_place},
-    host::{Shared, Tally, gemm, run_grid},
+    host::{Tally, gemm, run_grid},
     layout::Layout,
     memory::{ALIGN, MemoryPlan, Place},
 };
@@ -457,18 +457,18 @@ impl CudaSession {
     fn compute(&self, work: &Work<Code>, tensors: &mut [Tensor]) {
         let Some(host) = &self.host else { return };
         let args: Vec<*mut u8> = tensors.iter_mut().map(|t| t.bytes_mut().as_mut_ptr()).collect();
-        let args = Shared(&args[..]);
-        host.install(|p| match work {
+        let p = host.parallel();
+        match work {
             // SAFETY: the compiler made the code for buffers of these types, in this order.
             Work::Block { code: Code::Host { f, instances, .. }, .. } => unsafe {
-                run_grid(p, *f, *instances, args.get(), &Tally::default());
+                run_grid(p, *f, *instances, &args, &Tally::default());
             },
             // SAFETY: `Executable::check` has checked the extents.
             Work::Gemm(g) => unsafe {
-                let x = gemm::Operands { a: args.get()[0], b: args.get()[1], c: args.get()[2] };
+                let x = gemm::Operands { a: args[0], b: args[1], c: args[2] };
                 gemm::gemm(p, g, x, &gemm::Weights::default());
             },
             _ => {}
-        });
+        }
     }
 }

@@ -1,12 +1,12 @@
-//! The host as a device: a thread pool of its own, grids and matrix products split over its threads.
+//! The host as a device: threads of its own, and grids and matrix products split over them.
 //!
-//! Takes: an executable whose code is [`crate::Code::Host`]. Never: generates code, or uses rayon's global pool.
+//! Takes: an executable whose code is [`crate::Code::Host`]. Never: generates code.
 pub(crate) mod gemm;
 pub(crate) mod session;
+mod team;
 mod weights;
 
 use crate::{HostFn, RuntimeError};
-use rayon::prelude::*;
 use std::{
     sync::{
         Arc,
@@ -14,6 +14,7 @@ use std::{
     },
     time::Instant,
 };
+use team::Team;
 
 /// Most threads of a device: far more than processors have, few enough to start in no time.
 pub const MAX_THREADS: usize = 1024;
@@ -21,10 +22,11 @@ pub const MAX_THREADS: usize = 1024;
 /// Work of less than this many nanoseconds is not worth waking threads for.
 const INLINE_NS: u64 = 20_000;
 
-/// The processor. Cheap to clone; clones share their threads.
+/// The processor: the thread that asks for a run, and others beside it. Cheap to clone; clones share their threads.
 #[derive(Clone)]
 pub struct HostDevice {
-    pool: Option<Arc<rayon::ThreadPool>>,
+    /// `None` with one thread.
+    team: Option<Arc<Team>>,
     threads: usize,
 }
 
@@ -38,45 +40,49 @@ impl HostDevice {
                 remedy: "ask for as many as the processor has cores".into(),
             });
         }
+        kiln_cpu::Level::chosen()?;
         let threads = match threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
             n => n,
         };
         if threads == 1 {
-            return Ok(HostDevice { pool: None, threads });
+            return Ok(HostDevice { team: None, threads });
         }
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("kiln-{i}")).build();
-        let pool = pool.map_err(|e| RuntimeError::Device {
+        let team = Team::new(threads - 1).map_err(|e| RuntimeError::Device {
             device: "cpu".into(),
             what: format!("{threads} threads could not be started: {e}"),
             remedy: "ask for fewer threads or raise the process limit (ulimit -u)".into(),
         })?;
-        Ok(HostDevice { pool: Some(Arc::new(pool)), threads })
+        Ok(HostDevice { team: Some(Arc::new(team)), threads })
     }
     pub fn threads(&self) -> usize {
         self.threads
     }
-    /// Runs `f` on the pool, where [`Parallel::each`] finds its threads.
-    pub(crate) fn install<R: Send>(&self, f: impl FnOnce(Parallel) -> R + Send) -> R {
-        let p = Parallel { threads: self.threads };
-        match &self.pool {
-            Some(pool) => pool.install(|| f(p)),
-            None => f(p),
-        }
+    /// All of its threads.
+    pub(crate) fn parallel(&self) -> Parallel<'_> {
+        Parallel { threads: self.threads, team: self.team.as_deref() }
     }
 }
 
-/// How work is spread: on the device's pool with its number of threads, or, with one, on the calling thread.
+/// How work is spread: over the device's threads, or, with one, on the calling thread.
 #[derive(Clone, Copy)]
-pub(crate) struct Parallel {
+pub(crate) struct Parallel<'a> {
     pub threads: usize,
+    team: Option<&'a Team>,
 }
-impl Parallel {
+impl Parallel<'_> {
+    /// The calling thread.
+    pub const ALONE: Parallel<'static> = Parallel { threads: 1, team: None };
+
+    /// All threads if the work is `enough` for them, else the calling one.
+    pub fn only_if(self, enough: bool) -> Self {
+        if enough { self } else { Parallel::ALONE }
+    }
     /// Calls `f(0..n)`, spread over the threads as they get free.
     pub fn each(self, n: usize, f: impl Fn(usize) + Send + Sync) {
-        match self.threads {
-            1 => (0..n).for_each(f),
-            _ => (0..n).into_par_iter().with_max_len(1).for_each(f),
+        match self.team {
+            None => (0..n).for_each(f),
+            Some(team) => team.each(n, f),
         }
     }
 }

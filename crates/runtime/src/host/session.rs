@@ -14,24 +14,12 @@ use kiln_plan::{
     BufferId, Stage,
     exec::{Epilogue, LibraryCall, Work},
 };
-use std::{
-    collections::VecDeque,
-    ptr::null_mut,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, ptr::null_mut, sync::Arc, time::Instant};
 
 pub(crate) struct HostSession {
     device: HostDevice,
     inner: Inner,
-    /// Runs are so short that handing them to the pool would cost more than its threads gain.
-    short: bool,
 }
-
-/// A run on the pool that is shorter than this stays on the caller's thread the next time …
-const SHORT: Duration = Duration::from_micros(40);
-/// … until it takes longer than this there.
-const LONG: Duration = Duration::from_micros(120);
 
 /// What a run works on.
 struct Inner {
@@ -91,24 +79,18 @@ impl HostSession {
         };
         let load_arena = arena(inner.memory.load.bytes)?;
         inner.fill_addresses(&load_arena);
-        device.install(|p| inner.kernels(p, Stage::Load, &[]))?;
+        inner.kernels(device.parallel(), Stage::Load, &[])?;
         for p in inner.memory.load_only_params.clone() {
             inner.params[p] = None;
         }
         drop(load_arena);
-        device.install(|p| inner.pack_weights(p));
-        Ok(HostSession { device: device.clone(), inner, short: false })
+        inner.pack_weights(device.parallel());
+        Ok(HostSession { device: device.clone(), inner })
     }
 
     /// One run. `inputs` have been checked against the executable.
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
-        let (inner, start) = (&mut self.inner, Instant::now());
-        let result = match self.short {
-            true => inner.run(Parallel { threads: 1 }, inputs),
-            false => self.device.install(|p| inner.run(p, inputs)),
-        };
-        self.short = start.elapsed() < if self.short { LONG } else { SHORT };
-        result
+        self.inner.run(self.device.parallel(), inputs)
     }
 
     /// One run with begin and end of each run-time kernel.

@@ -7,7 +7,6 @@ mod panels;
 mod unit;
 
 pub use panels::pack;
-pub use unit::available;
 
 use super::{
     Parallel, Shared,
@@ -48,19 +47,18 @@ pub fn padded(depth: usize) -> usize {
 /// Computes `batches` products of one size, of operands in bf16.
 ///
 /// # Safety
-/// As `block::run`; the unit is [`available`].
+/// As `block::run`; the unit is there.
 pub unsafe fn run<'a, S, C>(p: Parallel, batches: usize, job: impl Fn(usize) -> Job<'a, S, C> + Send + Sync)
 where
     S: Element,
     C: Element<Acc = S::Acc>,
 {
     let Job { m, n, k, .. } = job(0);
-    let alone = Parallel { threads: 1 };
     // SAFETY: this function's contract; results of different batches are apart.
     unsafe {
         if batches >= 2 * p.threads || m * n * k * batches < SMALL {
-            let p = if m * n * k * batches < SMALL { alone } else { p };
-            p.each(batches, |i| product(alone, &job(i)));
+            let p = p.only_if(m * n * k * batches >= SMALL);
+            p.each(batches, |i| product(Parallel::ALONE, &job(i)));
         } else {
             (0..batches).for_each(|i| product(p, &job(i)));
         }

@@ -5,9 +5,10 @@
 use super::{
     Parallel, Shared,
     buffer::{Buffer, Scratch, with_scratch},
-    kernel::{Isa, Kernels, Real},
+    kernel::{Kernels, Real},
     pack::{Element, Side, Source, pack},
 };
+use kiln_cpu::Level;
 use std::{any::TypeId, ops::Range};
 
 /// Below this many multiply-adds a product stays on one thread …
@@ -50,7 +51,7 @@ impl<C> Copy for Result<'_, C> {}
 
 /// One product.
 pub struct Job<'a, S: Element, C> {
-    pub isa: Isa,
+    pub level: Level,
     pub m: usize,
     pub n: usize,
     pub k: usize,
@@ -66,8 +67,8 @@ impl<S: Element, C> Clone for Job<'_, S, C> {
 impl<S: Element, C> Copy for Job<'_, S, C> {}
 
 /// Rows of a's panels: as even as the registers allow.
-pub fn pitch_a<T: Real>(isa: Isa, m: usize) -> usize {
-    m.div_ceil(m.div_ceil(T::kernels(isa).mr).max(1)).max(1)
+pub fn pitch_a<T: Real>(level: Level, m: usize) -> usize {
+    m.div_ceil(m.div_ceil(T::kernels(level).mr).max(1)).max(1)
 }
 
 /// How one product is split.
@@ -78,8 +79,8 @@ struct Split {
     cols: usize,
 }
 
-fn split<T: Real>(isa: Isa, [m, n, k]: [usize; 3], tasks: usize) -> Split {
-    let (pitch, nr) = (pitch_a::<T>(isa, m), T::kernels(isa).nr);
+fn split<T: Real>(level: Level, [m, n, k]: [usize; 3], tasks: usize) -> Split {
+    let (pitch, nr) = (pitch_a::<T>(level, m), T::kernels(level).nr);
     let (high, wide) = (m.div_ceil(pitch), n.div_ceil(nr));
     let tasks = tasks.min((m * n * k).div_ceil(TASK));
     let (mut rows, mut cols) = (high, wide);
@@ -103,15 +104,15 @@ where
     S: Element,
     C: Element<Acc = S::Acc>,
 {
-    let Job { isa, m, n, k, a, b, .. } = job(0);
-    let threads = if m * n * k * batches < SMALL { 1 } else { p.threads };
-    let s = split::<S::Acc>(isa, [m, n, k], if threads == 1 { 1 } else { (4 * threads).div_ceil(batches) });
+    let Job { level, m, n, k, a, b, .. } = job(0);
+    let p = p.only_if(m * n * k * batches >= SMALL);
+    let threads = p.threads;
+    let s = split::<S::Acc>(level, [m, n, k], if threads == 1 { 1 } else { (4 * threads).div_ceil(batches) });
     let (high, wide) = (m.div_ceil(s.rows), n.div_ceil(s.cols));
     let part = |t: usize| {
         let (i, j) = (t / wide % high * s.rows, t % wide * s.cols);
         (i..m.min(i + s.rows), j..n.min(j + s.cols))
     };
-    let p = Parallel { threads };
     // What several tasks read is packed once, for all.
     let share_a = wide > 1 && matches!(a, Lanes::Strided(_));
     let share_b = high > 1 && matches!(b, Lanes::Strided(_)) && n * k <= SHARED;
@@ -152,7 +153,7 @@ where
 
 /// Panels of some of a's rows, the first of which begins one, over the whole depth.
 fn pack_rows_by<S: Element, C>(p: Parallel, job: &Job<S, C>, rows: Range<usize>, room: &mut Buffer) -> *const S::Acc {
-    let (k, pitch) = (job.k, pitch_a::<S::Acc>(job.isa, job.m));
+    let (k, pitch) = (job.k, pitch_a::<S::Acc>(job.level, job.m));
     let to = Shared(room.room::<S::Acc>(rows.len().next_multiple_of(pitch) * k));
     let (job, each) = (Shared(*job), (4096 / k.max(1)).clamp(1, 16) * pitch);
     p.each(rows.len().div_ceil(each), |t| {
@@ -165,7 +166,7 @@ fn pack_rows_by<S: Element, C>(p: Parallel, job: &Job<S, C>, rows: Range<usize>,
 
 /// Panels of all of b's columns over the whole depth.
 fn pack_columns<S: Element, C>(p: Parallel, job: &Job<S, C>, room: &mut Buffer) -> *const S::Acc {
-    let (k, n, nr) = (job.k, job.n, S::Acc::kernels(job.isa).nr);
+    let (k, n, nr) = (job.k, job.n, S::Acc::kernels(job.level).nr);
     let to = Shared(room.room::<S::Acc>(n.next_multiple_of(nr) * k));
     let (job, slices) = (Shared(*job), k.div_ceil(DEPTH));
     p.each(n.div_ceil(nr) * slices, |t| {
@@ -173,7 +174,7 @@ fn pack_columns<S: Element, C>(p: Parallel, job: &Job<S, C>, room: &mut Buffer) 
         let Lanes::Strided(b) = job.b else { return };
         let to = to.get().wrapping_add(first * k + from * nr);
         // SAFETY: the columns and depths are b's, the parts of panels disjoint parts of the buffer.
-        unsafe { pack(job.isa, b, [first, nr.min(n - first)], [from, DEPTH.min(k - from)], to, nr) };
+        unsafe { pack(job.level, b, [first, nr.min(n - first)], [from, DEPTH.min(k - from)], to, nr) };
     });
     to.get()
 }
@@ -185,7 +186,7 @@ fn pack_columns<S: Element, C>(p: Parallel, job: &Job<S, C>, room: &mut Buffer) 
 unsafe fn pack_rows<S: Element, C>(job: &Job<S, C>, rows: Range<usize>, pitch: usize, to: *mut S::Acc) {
     let Lanes::Strided(from) = job.a else { return };
     // SAFETY: this function's contract.
-    unsafe { pack(job.isa, from, [rows.start, rows.len()], [0, job.k], to, pitch) };
+    unsafe { pack(job.level, from, [rows.start, rows.len()], [0, job.k], to, pitch) };
 }
 
 /// A part of a product, on this thread.
@@ -197,8 +198,8 @@ where
     S: Element,
     C: Element<Acc = S::Acc>,
 {
-    let kernels = S::Acc::kernels(job.isa);
-    let (pitch, nr) = (pitch_a::<S::Acc>(job.isa, job.m), kernels.nr);
+    let kernels = S::Acc::kernels(job.level);
+    let (pitch, nr) = (pitch_a::<S::Acc>(job.level, job.m), kernels.nr);
     // SAFETY: the panels hold what the loops read: a's and b's over slices of the depth, as they are packed here.
     unsafe {
         let a = match job.a {
@@ -245,7 +246,7 @@ impl<T: Real> Panels<T> {
         cols: Range<usize>,
         [k, depth]: [usize; 2],
     ) -> Panels<T> {
-        let nr = T::kernels(job.isa).nr;
+        let nr = T::kernels(job.level).nr;
         let from = match job.b {
             Lanes::Packed(at) => {
                 let at = at.wrapping_add(cols.start * job.k + k * nr);
@@ -256,7 +257,7 @@ impl<T: Real> Panels<T> {
         // SAFETY: this function's contract; the room is made for all panels.
         unsafe {
             let at = room.room::<T>(cols.len().next_multiple_of(nr) * depth);
-            pack(job.isa, from, [cols.start, cols.len()], [k, depth], at, nr);
+            pack(job.level, from, [cols.start, cols.len()], [k, depth], at, nr);
             Panels { at, step: nr * depth }
         }
     }
@@ -285,7 +286,7 @@ impl<T: Real> Sums<T> {
             let at = c.at.cast::<T>().wrapping_add(rows.start * pitch + cols.start);
             return Sums { at, pitch, cols: cols.len(), direct: true };
         }
-        let pitch = cols.len().next_multiple_of(T::kernels(job.isa).nr);
+        let pitch = cols.len().next_multiple_of(T::kernels(job.level).nr);
         Sums { at: room.room(rows.len() * pitch), pitch, cols: cols.len(), direct: false }
     }
 

@@ -2,46 +2,7 @@
 //!
 //! Never: knows strides or caches; operands come packed, in panels of as many rows or columns as the registers hold.
 use super::pack::prefetch;
-use std::sync::OnceLock;
-
-/// Instruction sets that products are written for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Isa {
-    Portable,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-    /// That, and a unit for products of bf16.
-    #[cfg(target_arch = "x86_64")]
-    Amx,
-}
-
-impl Isa {
-    /// Those of this processor, the best last.
-    pub fn all() -> &'static [Isa] {
-        static ALL: OnceLock<Vec<Isa>> = OnceLock::new();
-        ALL.get_or_init(|| {
-            #[allow(unused_mut)]
-            let mut all = vec![Isa::Portable];
-            #[cfg(target_arch = "x86_64")]
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
-                all.push(Isa::Avx2);
-                if is_x86_feature_detected!("avx512f") {
-                    all.push(Isa::Avx512);
-                }
-                if super::amx::available() {
-                    all.push(Isa::Amx);
-                }
-            }
-            all
-        })
-    }
-    pub fn best() -> Isa {
-        // Invariant: the portable one is always there.
-        Isa::all().last().copied().unwrap_or(Isa::Portable)
-    }
-}
+use kiln_cpu::Level;
 
 /// Columns that one call of `Kernels::dots` takes.
 pub const DOTS: usize = 4;
@@ -73,27 +34,27 @@ pub struct Kernels<T: 'static> {
 pub trait Real:
     Copy + Default + Send + Sync + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self> + 'static
 {
-    fn kernels(isa: Isa) -> &'static Kernels<Self>;
+    fn kernels(level: Level) -> &'static Kernels<Self>;
 }
 impl Real for f32 {
-    fn kernels(isa: Isa) -> &'static Kernels<f32> {
-        match isa {
-            Isa::Portable => &portable_f32::KERNELS,
+    fn kernels(level: Level) -> &'static Kernels<f32> {
+        match level {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => &avx2_f32::KERNELS,
+            Level::Avx2 => &avx2_f32::KERNELS,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => &avx512_f32::KERNELS,
+            Level::Avx512 | Level::Amx => &avx512_f32::KERNELS,
+            _ => &portable_f32::KERNELS,
         }
     }
 }
 impl Real for f64 {
-    fn kernels(isa: Isa) -> &'static Kernels<f64> {
-        match isa {
-            Isa::Portable => &portable_f64::KERNELS,
+    fn kernels(level: Level) -> &'static Kernels<f64> {
+        match level {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => &avx2_f64::KERNELS,
+            Level::Avx2 => &avx2_f64::KERNELS,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => &avx512_f64::KERNELS,
+            Level::Avx512 | Level::Amx => &avx512_f64::KERNELS,
+            _ => &portable_f64::KERNELS,
         }
     }
 }

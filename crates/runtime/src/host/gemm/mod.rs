@@ -19,7 +19,7 @@ pub(crate) use prepack::{Panels, Role, Weights, prepack};
 use super::{Parallel, Shared};
 use block::{Job, Lanes, Result};
 use half::{bf16, f16};
-use kernel::Isa;
+use kiln_cpu::Level;
 use kiln_graph::DType;
 use kiln_plan::exec::{GemmCall, Matrix};
 use pack::{Element, Side, Source};
@@ -40,24 +40,24 @@ pub(crate) struct Operands {
 /// are aligned for their dtype, and nothing else touches `c`'s meanwhile. `weights` are this call's, from `prepack`.
 pub(crate) unsafe fn gemm(p: Parallel, g: &GemmCall, x: Operands, weights: &Weights) {
     // SAFETY: as this function's.
-    unsafe { gemm_by(Isa::best(), p, g, x, weights) }
+    unsafe { gemm_by(Level::used(), p, g, x, weights) }
 }
 
 /// Computes the product by an instruction set of this processor.
 ///
 /// # Safety
 /// As [`gemm`].
-unsafe fn gemm_by(isa: Isa, p: Parallel, g: &GemmCall, x: Operands, w: &Weights) {
+unsafe fn gemm_by(level: Level, p: Parallel, g: &GemmCall, x: Operands, w: &Weights) {
     // SAFETY: as this function's.
     unsafe {
         match (g.dtype, g.c_dtype) {
-            (DType::F64, _) => typed::<f64, f64>(isa, p, g, x, w),
-            (DType::F16, DType::F32) => typed::<f16, f32>(isa, p, g, x, w),
-            (DType::Bf16, DType::F32) => typed::<bf16, f32>(isa, p, g, x, w),
-            (DType::F16, _) => typed::<f16, f16>(isa, p, g, x, w),
-            (DType::Bf16, _) => typed::<bf16, bf16>(isa, p, g, x, w),
+            (DType::F64, _) => typed::<f64, f64>(level, p, g, x, w),
+            (DType::F16, DType::F32) => typed::<f16, f32>(level, p, g, x, w),
+            (DType::Bf16, DType::F32) => typed::<bf16, f32>(level, p, g, x, w),
+            (DType::F16, _) => typed::<f16, f16>(level, p, g, x, w),
+            (DType::Bf16, _) => typed::<bf16, bf16>(level, p, g, x, w),
             // `Executable::check` lets only float products through.
-            _ => typed::<f32, f32>(isa, p, g, x, w),
+            _ => typed::<f32, f32>(level, p, g, x, w),
         }
     }
 }
@@ -84,7 +84,13 @@ fn offset(strides: &[usize], batch: &[usize], i: usize) -> usize {
 
 /// # Safety
 /// As [`gemm`].
-unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(isa: Isa, p: Parallel, g: &GemmCall, x: Operands, w: &Weights) {
+unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(
+    level: Level,
+    p: Parallel,
+    g: &GemmCall,
+    x: Operands,
+    w: &Weights,
+) {
     let batches: usize = g.batch.iter().product();
     if g.m == 0 || g.n == 0 || batches == 0 {
         return;
@@ -105,12 +111,12 @@ unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(isa: Isa, p: Parallel, g: 
             false => ((g.m, a, b, g.n), (rows, cols)),
             true => ((g.n, b, a, g.m), (cols, rows)),
         };
-        Job { isa, m, n, k: g.k, a, b, c: Result { at: c, rows, cols } }
+        Job { level, m, n, k: g.k, a, b, c: Result { at: c, rows, cols } }
     };
     // SAFETY: as `gemm`'s contract; results of different batches are apart.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if isa == Isa::Amx && g.dtype == DType::Bf16 {
+        if level == Level::Amx && g.dtype == DType::Bf16 {
             return amx::run(p, batches, job);
         }
         match vector::fits(&job(0)) {

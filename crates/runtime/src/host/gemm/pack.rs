@@ -2,8 +2,9 @@
 //!
 //! A panel holds a few lanes (rows of a, or columns of b) over some depth: lane `l` at depth `k` lies at `k·pitch + l`, and
 //! lanes beyond the operand are zero.
-use super::kernel::{Isa, Real};
+use super::kernel::Real;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
+use kiln_cpu::Level;
 use kiln_plan::exec::Axis;
 
 /// Most lanes of a panel.
@@ -14,7 +15,7 @@ pub trait Element: Copy + Send + Sync + 'static {
     type Acc: Real;
     fn widen(self) -> Self::Acc;
     fn narrow(from: &[Self::Acc], to: &mut [Self]);
-    fn packing(isa: Isa) -> Packing<Self>;
+    fn packing(level: Level) -> Packing<Self>;
 }
 
 /// The inner loops of packing.
@@ -85,7 +86,7 @@ const AHEAD: [usize; 2] = [4, 48];
 /// # Safety
 /// The source holds all these elements, and `to` has room for the panels; `pitch ≤ LANES`.
 pub unsafe fn pack<S: Element>(
-    isa: Isa,
+    level: Level,
     s: Source<S>,
     [lane, n]: [usize; 2],
     [from, depth]: [usize; 2],
@@ -93,7 +94,7 @@ pub unsafe fn pack<S: Element>(
     pitch: usize,
 ) {
     debug_assert!(pitch <= LANES);
-    let p = S::packing(isa);
+    let p = S::packing(level);
     let panels = (0..n).step_by(pitch).map(|l| (l, pitch.min(n - l)));
     // SAFETY: this function's contract; all offsets are those of elements of the source and the panels.
     unsafe {
@@ -236,7 +237,7 @@ impl Element for f64 {
     fn narrow(from: &[f64], to: &mut [f64]) {
         to.copy_from_slice(from);
     }
-    fn packing(_: Isa) -> Packing<f64> {
+    fn packing(_: Level) -> Packing<f64> {
         portable()
     }
 }
@@ -252,9 +253,9 @@ macro_rules! element {
             fn narrow(from: &[f32], to: &mut [$t]) {
                 $narrow(to, from);
             }
-            fn packing(isa: Isa) -> Packing<$t> {
-                match isa {
-                    Isa::Portable => portable(),
+            fn packing(level: Level) -> Packing<$t> {
+                match level {
+                    Level::Portable => portable(),
                     #[cfg(target_arch = "x86_64")]
                     _ => Packing { line: avx2::$avx2::line, turn: avx2::$avx2::turn, gather: avx2::$avx2::gather },
                 }
@@ -266,10 +267,10 @@ element!(f32, plain, |x| x, <[f32]>::copy_from_slice);
 element!(f16, f16s, f16::to_f32, <[f16]>::convert_from_f32_slice);
 element!(bf16, bf16s, bf16::to_f32, round);
 
-/// Rounds to the nearest, ties to even; in vectors of the processor.
+/// Rounds to the nearest, ties to even; in vectors where they may be used.
 fn round(to: &mut [bf16], from: &[f32]) {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
+    if Level::used() >= Level::Avx2 {
         // SAFETY: the processor has what the function is compiled for.
         return unsafe { avx2::round(to, from) };
     }

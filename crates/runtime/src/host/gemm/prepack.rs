@@ -6,11 +6,12 @@ use super::{
     block::pitch_a,
     buffer::Buffer,
     flipped,
-    kernel::{Isa, Real},
+    kernel::Real,
     offset,
     pack::{Side, Source, pack},
     vector,
 };
+use kiln_cpu::Level;
 use kiln_graph::DType;
 use kiln_plan::exec::GemmCall;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ pub(crate) struct Panels {
 /// How an operand is packed.
 #[derive(PartialEq, Eq)]
 struct Form {
+    level: Level,
     /// Whether it is the left operand of the product that is computed.
     left: bool,
     /// Rows or columns of a panel, and of all.
@@ -52,8 +54,7 @@ struct Form {
     matrices: usize,
 }
 
-fn form(g: &GemmCall, role: Role) -> Option<Form> {
-    let isa = Isa::best();
+fn form(level: Level, g: &GemmCall, role: Role) -> Option<Form> {
     let flip = flipped(g);
     let rows = if flip { g.n } else { g.m };
     let batches: usize = g.batch.iter().product();
@@ -66,10 +67,10 @@ fn form(g: &GemmCall, role: Role) -> Option<Form> {
     };
     let left = (role == Role::A) != flip;
     let (pitch, depth, size) = match g.dtype {
-        DType::F32 if !vector::few(rows) => (pitch::<f32>(isa, left, rows), g.k, size_of::<f32>()),
-        DType::F64 if !vector::few(rows) => (pitch::<f64>(isa, left, rows), g.k, size_of::<f64>()),
+        DType::F32 if !vector::few(rows) => (pitch::<f32>(level, left, rows), g.k, size_of::<f32>()),
+        DType::F64 if !vector::few(rows) => (pitch::<f64>(level, left, rows), g.k, size_of::<f64>()),
         #[cfg(target_arch = "x86_64")]
-        DType::Bf16 if isa == Isa::Amx => (amx::LANES, amx::padded(g.k), size_of::<u16>()),
+        DType::Bf16 if level == Level::Amx => (amx::LANES, amx::padded(g.k), size_of::<u16>()),
         // Others stay as they are: widened they would take twice the memory, and products with few rows run at its speed.
         _ => return None,
     };
@@ -82,12 +83,12 @@ fn form(g: &GemmCall, role: Role) -> Option<Form> {
         }
     }
     let bytes = count.next_multiple_of(pitch) * depth * size;
-    Some(Form { left, pitch, count, depth, bytes, strides, matrices })
+    Some(Form { level, left, pitch, count, depth, bytes, strides, matrices })
 }
 
 /// Lanes of a panel.
-fn pitch<T: Real>(isa: Isa, left: bool, rows: usize) -> usize {
-    if left { pitch_a::<T>(isa, rows) } else { T::kernels(isa).nr }
+fn pitch<T: Real>(level: Level, left: bool, rows: usize) -> usize {
+    if left { pitch_a::<T>(level, rows) } else { T::kernels(level).nr }
 }
 
 impl Panels {
@@ -97,7 +98,7 @@ impl Panels {
     }
     /// Whether an operand would be packed like this.
     pub(crate) fn fit(&self, g: &GemmCall, role: Role) -> bool {
-        form(g, role).is_some_and(|f| f == self.form)
+        form(self.form.level, g, role).is_some_and(|f| f == self.form)
     }
 }
 
@@ -106,7 +107,16 @@ impl Panels {
 /// # Safety
 /// `at` is the address of the operand's slot, which holds what the call reaches.
 pub(crate) unsafe fn prepack(p: Parallel, g: &GemmCall, role: Role, at: *const u8) -> Option<Panels> {
-    let form = form(g, role)?;
+    // SAFETY: as this function's.
+    unsafe { prepack_by(Level::used(), p, g, role, at) }
+}
+
+/// For products by an instruction set of this processor.
+///
+/// # Safety
+/// As [`prepack`].
+pub(super) unsafe fn prepack_by(level: Level, p: Parallel, g: &GemmCall, role: Role, at: *const u8) -> Option<Panels> {
+    let form = form(level, g, role)?;
     let (pitch, k) = (form.pitch, g.k);
     // SAFETY: this function's contract; the sources hold these lanes over the whole depth.
     Some(unsafe {
@@ -117,10 +127,10 @@ pub(crate) unsafe fn prepack(p: Parallel, g: &GemmCall, role: Role, at: *const u
                 fill(p, g, role, form, at.cast::<u16>(), |s, lanes, to| amx::pack(operand, s, lanes, k, to))
             }
             DType::F64 => fill(p, g, role, form, at.cast::<f64>(), |s, lanes, to| {
-                pack(Isa::best(), s, lanes, [0, k], to, pitch);
+                pack(level, s, lanes, [0, k], to, pitch);
             }),
             _ => fill(p, g, role, form, at.cast::<f32>(), |s, lanes, to| {
-                pack(Isa::best(), s, lanes, [0, k], to, pitch);
+                pack(level, s, lanes, [0, k], to, pitch);
             }),
         }
     })

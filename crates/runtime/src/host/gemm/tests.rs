@@ -107,25 +107,28 @@ impl Case {
 /// How a product is computed: by an instruction set, and with which operands packed before.
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    isa: Isa,
+    level: Level,
     packed: [bool; 2],
 }
 
-/// Every instruction set, and the best one with operands in panels.
+/// Every instruction set of this processor, with and without operands in panels.
 fn ways() -> impl Iterator<Item = Way> {
-    let packed = [[true, false], [false, true], [true, true]].map(|packed| Way { isa: Isa::best(), packed });
-    Isa::all().iter().map(|&isa| Way { isa, packed: [false; 2] }).chain(packed)
+    let packed = [[false, false], [true, false], [false, true], [true, true]];
+    Level::here().iter().flat_map(move |&level| packed.map(|packed| Way { level, packed }))
 }
 
 fn run(device: &HostDevice, way: Way, g: &GemmCall, a: &Tensor, b: &Tensor, c: &mut Tensor) {
-    let x = Shared(Operands { a: a.bytes().as_ptr(), b: b.bytes().as_ptr(), c: c.bytes_mut().as_mut_ptr() });
+    let x = Operands { a: a.bytes().as_ptr(), b: b.bytes().as_ptr(), c: c.bytes_mut().as_mut_ptr() };
+    let p = device.parallel();
     // SAFETY: the tensors were made large enough for the call.
-    device.install(|p| unsafe {
-        let panels = |i: usize, role, at| way.packed[i].then(|| prepack(p, g, role, at)).flatten().map(Arc::new);
-        let w = Weights { a: panels(0, Role::A, x.get().a), b: panels(1, Role::B, x.get().b) };
+    unsafe {
+        let panels = |i: usize, role, at| {
+            way.packed[i].then(|| prepack::prepack_by(way.level, p, g, role, at)).flatten().map(Arc::new)
+        };
+        let w = Weights { a: panels(0, Role::A, x.a), b: panels(1, Role::B, x.b) };
         assert!(w.a.as_ref().is_none_or(|w| w.fit(g, Role::A)) && w.b.as_ref().is_none_or(|w| w.fit(g, Role::B)));
-        gemm_by(way.isa, p, g, x.get(), &w);
-    });
+        gemm_by(way.level, p, g, x, &w);
+    }
 }
 
 fn check(device: &HostDevice, case: &Case) {
@@ -277,7 +280,7 @@ fn equal_calls_give_equal_bits() {
     let [a, b, c] = sizes.map(|n| random.tensor(DType::F32, n));
     let once = || {
         let mut c = c.clone();
-        run(&device, Way { isa: Isa::best(), packed: [false; 2] }, &g, &a, &b, &mut c);
+        run(&device, Way { level: Level::used(), packed: [false; 2] }, &g, &a, &b, &mut c);
         c.bytes().to_vec()
     };
     let first = once();

@@ -35,11 +35,11 @@ where
     C: Element<Acc = S::Acc>,
 {
     let Job { m, n, k, .. } = job(0);
-    let threads = if m * n * k * batches < SMALL { 1 } else { p.threads };
-    let parts = (4 * threads).div_ceil(batches);
+    let p = p.only_if(m * n * k * batches >= SMALL);
+    let parts = (4 * p.threads).div_ceil(batches);
     let cols = n.div_ceil(parts).next_multiple_of(64).min(COLUMNS);
     let parts = n.div_ceil(cols);
-    Parallel { threads }.each(batches * parts, |t| {
+    p.each(batches * parts, |t| {
         let from = t % parts * cols;
         // SAFETY: this function's contract; parts of a result are apart.
         with_scratch(|s| unsafe { task(&job(t / parts), s, from..n.min(from + cols)) });
@@ -62,7 +62,7 @@ where
     unsafe {
         let at = b.at.cast::<S::Acc>().add(cols.start * lanes);
         for i in 0..job.m {
-            pack(job.isa, a, [i, 1], [0, k], rows.add(i * k), 1);
+            pack(job.level, a, [i, 1], [0, k], rows.add(i * k), 1);
         }
         match depth {
             1 => dots(job, rows, (at, lanes), n, sums),
@@ -89,7 +89,7 @@ unsafe fn dots<S: Element, C>(
     n: usize,
     sums: *mut S::Acc,
 ) {
-    let kernels = S::Acc::kernels(job.isa);
+    let kernels = S::Acc::kernels(job.level);
     for j in (0..n).step_by(DOTS) {
         // The last few columns are taken once more rather than beyond the end.
         let whole = n >= DOTS;
@@ -124,7 +124,7 @@ unsafe fn add_rows<S: Element, C>(
     n: usize,
     sums: *mut S::Acc,
 ) {
-    let kernels = S::Acc::kernels(job.isa);
+    let kernels = S::Acc::kernels(job.level);
     let whole = job.k - job.k % ROWS;
     // SAFETY: this function's contract.
     unsafe {

@@ -1,28 +1,9 @@
-//! The matrix unit: whether it is there, its configuration, and the product of two panels.
+//! The matrix unit: its configuration, and the product of two panels.
 use std::{arch::asm, marker::PhantomData};
 
 /// Rows of a tile, and bytes of a row.
 const ROWS: u8 = 16;
 const BYTES: u16 = 64;
-
-/// Whether this processor has the unit for bf16, and the system lets this process use it.
-pub fn available() -> bool {
-    #[cfg(target_os = "linux")]
-    {
-        use std::arch::x86_64::__cpuid_count;
-        /// Bits of EDX of leaf 7: AMX-BF16 and AMX-TILE.
-        const UNIT: u32 = 1 << 22 | 1 << 24;
-        /// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`: threads that start later have the permission, too.
-        const REQUEST: [libc::c_long; 2] = [0x1023, 18];
-        is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && __cpuid_count(7, 0).edx & UNIT == UNIT
-            // SAFETY: changes nothing but this permission.
-            && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST[0], REQUEST[1]) } == 0
-    }
-    #[cfg(not(target_os = "linux"))]
-    false
-}
 
 /// The layout that `ldtilecfg` reads: all eight tiles are whole.
 #[repr(C, align(64))]
@@ -52,7 +33,7 @@ pub struct Unit(PhantomData<*const ()>);
 
 impl Unit {
     /// # Safety
-    /// The unit is [`available`].
+    /// The level is [`kiln_cpu::Level::Amx`].
     pub unsafe fn ready() -> Unit {
         static WHOLE: Configuration = Configuration::whole();
         // SAFETY: this function's contract.
