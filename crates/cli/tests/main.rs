@@ -3,5 +3,6 @@
 mod bad_input;
 mod decisions;
 mod guide;
+mod levels;
 mod measure;
 mod page;

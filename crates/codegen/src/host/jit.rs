@@ -128,3 +128,17 @@ pub(super) fn compile(text: &str, names: &[String], externs: &[(&str, usize)]) -
     code.addresses = addresses?;
     Ok(code)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lower_level_leaves_out_wider_vectors() {
+        let has = |level, best, what: &str| target(level, best).1.split(',').any(|f| f == what);
+        assert!(!has(Level::Portable, Level::Amx, "+avx2"));
+        assert!(has(Level::Avx2, Level::Amx, "+avx2") && !has(Level::Avx2, Level::Amx, "+avx512f"));
+        // Without a level below the best all that the processor has is used.
+        assert_eq!(target(Level::best(), Level::best()).1, TargetMachine::get_host_cpu_features().to_string());
+    }
+}
