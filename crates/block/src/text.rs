@@ -12,6 +12,7 @@
 //! ```
 //! One op a line: results, `=`, the op with its attributes, operands, `:` and the results' types, then regions. Values are `v3`
 //! or `%name`; names are the writer's and are not kept. A pointer parameter without `align` is aligned to 16 bytes.
+//! `ieee` before the brace: [`crate::Arithmetic::Ieee`].
 //! `parse(print(k))` is [`crate::Kernel::compacted`] of `k`.
 //! Never: checks more than the syntax needs; types and dominance are [`crate::verify`]'s.
 mod lexer;

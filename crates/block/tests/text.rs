@@ -1,5 +1,5 @@
 //! Round trips of the text form, and its errors.
-use kiln_block::{BlockError, Const, Elem, Op, text::*, verify::verify};
+use kiln_block::{Arithmetic, BlockError, Const, Elem, Op, text::*, verify::verify};
 
 fn kernels() -> Vec<(&'static str, &'static str)> {
     vec![
@@ -30,7 +30,7 @@ fn round_trips() {
 
 #[test]
 fn layouts_odd_names_and_bits() {
-    let text = r#"kernel @"a b"(%"x y" as v0: ptr<f32> align 4, %n: i32, %"x y" as v2: ptr<i64> readonly align 8) grid [1, 2, 3] warps 1 cluster 2 {
+    let text = r#"kernel @"a b"(%"x y" as v0: ptr<f32> align 4, %n: i32, %"x y" as v2: ptr<i64> readonly align 8) grid [1, 2, 3] warps 1 cluster 2 ieee {
   v3 = const 0x7ff8000000000001 : f32[2] layout(registers [[1]], lanes [[0],[0],[0],[0],[0]], warps [])
   v4 = const -0.0 : f64
   v5 = const 0xfff0000000000000 : f16
@@ -39,6 +39,7 @@ fn layouts_odd_names_and_bits() {
 "#;
     let k = parse(text).unwrap();
     assert_eq!(print(&k), text);
+    assert_eq!(k.arithmetic, Arithmetic::Ieee);
     let consts: Vec<_> = k.insts.iter().filter_map(|i| if let Op::Const(c) = i.op { Some(c) } else { None }).collect();
     assert_eq!(consts[0], Const::Float(f64::from_bits(0x7ff8000000000001)));
     assert_eq!(consts[1], Const::Float(-0.0));

@@ -1,6 +1,6 @@
 //! What the passes toward warpgroups make of short programs, and what they refuse.
 use kiln_block::{
-    Kernel, Op, passes,
+    Arithmetic, Kernel, Op, passes,
     text::{parse, print},
     verify::verify,
 };
@@ -40,6 +40,14 @@ fn pointers_and_descriptors_come_to_the_same() {
     assert_eq!(from(POINTERS, &["warpgroups"]), wanted);
     assert_eq!(from(POINTERS, &["tensor_maps", "clusters", "roles"]), wanted);
     assert_eq!(from(DESCRIPTORS, &["clusters", "roles"]), wanted);
+}
+
+#[test]
+fn passes_keep_the_arithmetic() {
+    let exact = POINTERS.replacen(" {\n", " ieee {\n", 1);
+    for names in [&["warpgroups"][..], &["tensor_maps", "clusters", "roles"], &["persistent", "roles"]] {
+        assert_eq!(after(names, &exact).unwrap().arithmetic, Arithmetic::Ieee, "{names:?}");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Passes change no result: random programs and the seed kernels, interpreted before and after.
 use crate::common::Random;
 use kiln_block::{
-    BinaryOp, Builder, CmpOp, Const, Elem, Kernel, Op, ReduceOp, ScanOp, Type, UnaryOp, Value, passes, text,
+    Arithmetic, BinaryOp, Builder, CmpOp, Const, Elem, Kernel, Op, ReduceOp, ScanOp, Type, UnaryOp, Value, passes, text,
 };
 use kiln_interp::block::{Buffer, run};
 
@@ -187,8 +187,9 @@ fn norm([rows, wide]: [usize; 2]) -> Kernel {
 }
 
 fn walked([rows, wide]: [usize; 2], stay: usize, once: bool) {
-    let k = norm([rows, wide]);
+    let k = Kernel { arithmetic: Arithmetic::Ieee, ..norm([rows, wide]) };
     let walked = passes::ahead::run(&k, stay).unwrap();
+    assert_eq!(walked.arithmetic, k.arithmetic);
     kiln_block::verify::verify(&walked).unwrap_or_else(|e| panic!("{e}\n{}", text::print(&walked)));
     assert_eq!(text::parse(&text::print(&walked)), Ok(walked.compacted()));
     let mut copies = 0;
