@@ -74,7 +74,8 @@ impl Level {
     }
     /// As [`Level::chosen`]; the best where that is an error, which opening a device and compiling have refused.
     pub fn used() -> Level {
-        Level::chosen().unwrap_or(Level::best())
+        static USED: OnceLock<Level> = OnceLock::new();
+        *USED.get_or_init(|| Level::chosen().unwrap_or(Level::best()))
     }
     /// The level of this name, on a processor whose best is given.
     fn parse(given: &str, best: Level) -> Result<Level, LevelError> {

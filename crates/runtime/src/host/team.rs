@@ -2,7 +2,7 @@
 //!
 //! A loop of a few microseconds is worth sharing only if workers are there at once, so a worker that is out of work watches for the next
 //! loop for a while before it sleeps. Nobody waits for a worker that has not come: the caller takes tasks as well, and only those
-//! that a worker has begun are waited for.
+//! that a worker has begun are waited for. Each thread begins with a part of its own and goes on with what is left of others.
 //! Never: more than one loop at a time. A loop within a task, or of a second session meanwhile, runs on the thread that asks for it.
 use std::{
     any::Any,
@@ -42,8 +42,8 @@ struct Line<T>(T);
 
 struct Shared {
     state: Line<AtomicU64>,
-    /// The first task that nobody has taken.
-    next: Line<AtomicUsize>,
+    /// For each thread, the first task of its part of the loop that nobody has taken.
+    next: Vec<Line<AtomicUsize>>,
     /// Written only while no worker is at a loop and none may come.
     current: UnsafeCell<Loop>,
     /// Whether a loop is going on.
@@ -68,9 +68,10 @@ impl Team {
     /// A team of the caller and so many workers.
     pub fn new(workers: usize) -> std::io::Result<Team> {
         unsafe fn nothing(_: *const (), _: usize) {}
+        let workers = workers.min(WORKERS as usize);
         let shared = Arc::new(Shared {
             state: Line(AtomicU64::new(0)),
-            next: Line(AtomicUsize::new(0)),
+            next: (0..=workers).map(|_| Line(AtomicUsize::new(0))).collect(),
             current: UnsafeCell::new(Loop { body: nothing, data: null(), tasks: 0 }),
             busy: AtomicBool::new(false),
             asleep: AtomicUsize::new(0),
@@ -80,10 +81,10 @@ impl Team {
             panic: Mutex::new(None),
         });
         let mut team = Team { shared, workers: vec![] };
-        for i in 0..workers.min(WORKERS as usize) {
+        for i in 1..=workers {
             let shared = team.shared.clone();
-            let thread = std::thread::Builder::new().name(format!("kiln-{}", i + 1));
-            team.workers.push(thread.spawn(move || shared.work())?);
+            let thread = std::thread::Builder::new().name(format!("kiln-{i}"));
+            team.workers.push(thread.spawn(move || shared.work(i))?);
         }
         Ok(team)
     }
@@ -100,7 +101,9 @@ impl Team {
         }
         // SAFETY: no worker is at a loop or may come to one, and `busy` keeps other callers away.
         unsafe { *shared.current.get() = Loop { body: body::<F>, data: (&raw const f).cast(), tasks } };
-        shared.next.0.store(0, Ordering::Relaxed);
+        for (i, next) in shared.next.iter().enumerate() {
+            next.0.store(shared.first(i, tasks), Ordering::Relaxed);
+        }
         let number = shared.state.0.load(Ordering::Relaxed) & !(WORKERS | OPEN);
         shared.state.0.store((number.wrapping_add(NEXT)) | OPEN, Ordering::SeqCst);
         // Ends the loop also if a task of this thread panics.
@@ -109,7 +112,7 @@ impl Team {
             drop(shared.door());
             shared.bell.notify_all();
         }
-        shared.take_tasks();
+        shared.take_tasks(0);
         drop(end);
         let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = panic {
@@ -135,7 +138,7 @@ struct End<'a>(&'a Shared);
 impl Drop for End<'_> {
     fn drop(&mut self) {
         // Without tasks left a worker that is there goes soon.
-        self.0.next.0.store(usize::MAX / 2, Ordering::Relaxed);
+        self.0.next.iter().for_each(|next| next.0.store(usize::MAX / 2, Ordering::Relaxed));
         let mut state = self.0.state.0.fetch_and(!OPEN, Ordering::AcqRel);
         let mut looks = 0;
         while state & WORKERS != 0 {
@@ -156,28 +159,38 @@ impl Shared {
         self.door.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes tasks of the loop until there are none. Only for the caller, and for workers that are at the loop.
-    fn take_tasks(&self) {
+    /// The first task of a thread's part. Parts are the same in equal loops, so that a thread finds in its caches what it read in
+    /// the last run.
+    fn first(&self, thread: usize, tasks: usize) -> usize {
+        thread * tasks / self.next.len()
+    }
+
+    /// Takes tasks of the loop, first of this thread's part, until there are none. Only for the caller, and for workers that are at the
+    /// loop.
+    fn take_tasks(&self, thread: usize) {
         // SAFETY: the loop stays as it is while this thread is at it.
         let Loop { body, data, tasks } = unsafe { *self.current.get() };
-        loop {
-            let task = self.next.0.fetch_add(1, Ordering::Relaxed);
-            if task >= tasks {
-                return;
+        let threads = self.next.len();
+        for part in (thread..threads).chain(0..thread) {
+            let (next, end) = (&self.next[part].0, self.first(part + 1, tasks));
+            while next.load(Ordering::Relaxed) < end {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task < end {
+                    // SAFETY: `each` keeps the closure until this thread has left the loop.
+                    unsafe { body(data, task) };
+                }
             }
-            // SAFETY: `each` keeps the closure until this thread has left the loop.
-            unsafe { body(data, task) };
         }
     }
 
     /// What a worker does all its life.
-    fn work(&self) {
+    fn work(&self, thread: usize) {
         let mut last = 0;
         while let Some(state) = self.wait(last) {
             if self.state.0.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_tasks())) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_tasks(thread))) {
                 *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
             }
             last = state & !(WORKERS | OPEN);

@@ -152,32 +152,64 @@ where
     C: Element<Acc = S::Acc>,
 {
     let depth = padded(job.k);
-    let (high, pitch) = (rows.len().next_multiple_of(LANES), cols.len().next_multiple_of(LANES));
-    let sums = s.sums.room::<f32>(high * pitch);
+    let (high, wide) = (rows.len().next_multiple_of(LANES), cols.len().next_multiple_of(LANES));
+    // Sums of one slice are written out panel by panel, from the first-level cache.
+    let whole = depth <= SLICE;
+    let pitch = if whole { LANES } else { wide };
+    let sums = s.sums.room::<f32>(if whole { LANES } else { high } * pitch);
     // SAFETY: this function's contract; the sums have room for whole panels.
     unsafe {
+        let part = |i: usize, j: usize| {
+            let rows = rows.start + i..rows.end.min(rows.start + i + LANES);
+            (rows, cols.start + j..cols.end.min(cols.start + j + LANES))
+        };
         if depth == 0 {
-            sums.write_bytes(0, high * pitch);
+            sums.write_bytes(0, LANES * pitch);
+            let all = (0..high).step_by(LANES).flat_map(|i| (0..wide).step_by(LANES).map(move |j| (i, j)));
+            all.for_each(|(i, j)| write(job, sums, pitch, part(i, j)));
         }
         let unit = Unit::ready();
         for k in (0..depth).step_by(SLICE) {
             let steps = SLICE.min(depth - k) / STEP;
             for i in (0..high).step_by(LANES) {
                 let a = a.add(i * depth + k * LANES);
-                for j in (0..pitch).step_by(LANES) {
+                for j in (0..wide).step_by(LANES) {
                     let b = b.add(j * depth + k * LANES);
-                    unit.multiply(steps, [a, b], sums.add(i * pitch + j), pitch, k > 0);
+                    let sums = if whole { sums } else { sums.add(i * pitch + j) };
+                    unit.multiply(steps, [a, b], sums, pitch, k > 0);
+                    if k + SLICE >= depth {
+                        write(job, sums, pitch, part(i, j));
+                    }
                 }
             }
         }
-        drop(unit);
-        for (i, row) in rows.enumerate() {
-            let to = job.c.at.add(job.c.rows.at(row));
-            // The type of sums is f32: operands are in bf16.
-            let sums = std::slice::from_raw_parts(sums.add(i * pitch).cast::<S::Acc>(), cols.len());
-            job.c.cols.stretches(cols.start, cols.end, |first, count, offset, stride| {
-                put(&sums[first..first + count], to.add(offset), stride);
-            });
+    }
+}
+
+/// Writes the sums of one panel of rows and one of columns.
+///
+/// # Safety
+/// The part is one of the result.
+unsafe fn write<S, C>(job: &Job<S, C>, sums: *const f32, pitch: usize, (rows, cols): (Range<usize>, Range<usize>))
+where
+    S: Element,
+    C: Element<Acc = S::Acc>,
+{
+    let (c, row) = (&job.c, rows.start);
+    for i in rows {
+        // SAFETY: this function's contract; the type of sums is f32, as operands are in bf16.
+        unsafe {
+            let sums = std::slice::from_raw_parts(sums.add((i - row) * pitch).cast::<S::Acc>(), cols.len());
+            match (c.rows.stride(), c.cols.stride()) {
+                // Without the divisions that say where an element is on several axes.
+                (Some(down), Some(1)) => put(sums, c.at.add(i * down + cols.start), 1),
+                _ => {
+                    let to = c.at.add(c.rows.at(i));
+                    c.cols.stretches(cols.start, cols.end, |first, count, offset, stride| {
+                        put(&sums[first..first + count], to.add(offset), stride);
+                    });
+                }
+            }
         }
     }
 }

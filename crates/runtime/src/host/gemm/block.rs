@@ -1,11 +1,11 @@
 //! Blocks of a product: loops around the micro-kernels, and how a product is split over threads.
 //!
-//! b's columns go in blocks whose panels, over one slice of the depth, stay in the second cache of a core; a's rows pass
-//! over them in panels that fit the first. Sums over slices are kept in the accumulating type.
+//! b's columns go in blocks whose panels, over one slice of the depth, stay in the second cache of a core, as do some of a's rows. A panel
+//! of b, which is the wider one, stays in the first while a's pass over it. Sums over slices are kept in the accumulating type.
 use super::{
     Parallel, Shared,
     buffer::{Buffer, Scratch, with_scratch},
-    kernel::{Kernels, Real},
+    kernel::{Micro, Real},
     pack::{Element, Side, Source, pack},
 };
 use kiln_cpu::Level;
@@ -19,6 +19,17 @@ const TASK: usize = 1 << 18;
 const DEPTH: usize = 384;
 /// Bytes of a block of b over one slice.
 const BLOCK: usize = 448 << 10;
+/// Bytes of a's panels over one slice that are walked for each panel of b.
+const HIGH: usize = 160 << 10;
+/// Bytes within which places in the first cache are told apart, and as many of its ways as b may have.
+const PAGE: usize = 4096;
+const WAYS: usize = 8;
+/// Pages that b's rows may lie in without waiting for their addresses.
+const PAGES: usize = 64;
+/// Fewer columns than this are no reason to pack a …
+const FEW_COLUMNS: usize = 96;
+/// … nor fewer rows to pack b.
+const FEW_ROWS: usize = 96;
 /// Most elements of a that are packed at a time.
 const CHUNK: usize = 8 << 20;
 /// Most elements of b that are packed once for tasks with different rows; of larger ones each task packs what it reads.
@@ -79,14 +90,14 @@ struct Split {
     cols: usize,
 }
 
-fn split<T: Real>(level: Level, [m, n, k]: [usize; 3], tasks: usize) -> Split {
+fn split<T: Real>(level: Level, [m, n, k]: [usize; 3], rows_first: bool, tasks: usize) -> Split {
     let (pitch, nr) = (pitch_a::<T>(level, m), T::kernels(level).nr);
     let (high, wide) = (m.div_ceil(pitch), n.div_ceil(nr));
     let tasks = tasks.min((m * n * k).div_ceil(TASK));
     let (mut rows, mut cols) = (high, wide);
     while high.div_ceil(rows) * wide.div_ceil(cols) < tasks && rows * cols > 1 {
         // Splitting the rows packs b's columns once more for each part.
-        match cols == 1 || rows > 1 && rows * pitch > 4 * cols * nr {
+        match cols == 1 || rows > 1 && (rows_first || rows * pitch > 4 * cols * nr) {
             true => rows = high.div_ceil(high.div_ceil(rows) + 1).min(rows - 1),
             false => cols = wide.div_ceil(wide.div_ceil(cols) + 1).min(cols - 1),
         }
@@ -107,15 +118,17 @@ where
     let Job { level, m, n, k, a, b, .. } = job(0);
     let p = p.only_if(m * n * k * batches >= SMALL);
     let threads = p.threads;
-    let s = split::<S::Acc>(level, [m, n, k], if threads == 1 { 1 } else { (4 * threads).div_ceil(batches) });
+    let in_place = [a_in_place(&job(0)).is_some(), b_in_place(&job(0)).is_some()];
+    let s =
+        split::<S::Acc>(level, [m, n, k], in_place[1], if threads == 1 { 1 } else { (4 * threads).div_ceil(batches) });
     let (high, wide) = (m.div_ceil(s.rows), n.div_ceil(s.cols));
     let part = |t: usize| {
         let (i, j) = (t / wide % high * s.rows, t % wide * s.cols);
         (i..m.min(i + s.rows), j..n.min(j + s.cols))
     };
     // What several tasks read is packed once, for all.
-    let share_a = wide > 1 && matches!(a, Lanes::Strided(_));
-    let share_b = high > 1 && matches!(b, Lanes::Strided(_)) && n * k <= SHARED;
+    let share_a = wide > 1 && !in_place[0] && matches!(a, Lanes::Strided(_));
+    let share_b = high > 1 && !in_place[1] && matches!(b, Lanes::Strided(_)) && n * k <= SHARED;
     if !share_a && !share_b {
         p.each(batches * high * wide, |t| {
             let (rows, cols) = part(t);
@@ -155,7 +168,9 @@ where
 fn pack_rows_by<S: Element, C>(p: Parallel, job: &Job<S, C>, rows: Range<usize>, room: &mut Buffer) -> *const S::Acc {
     let (k, pitch) = (job.k, pitch_a::<S::Acc>(job.level, job.m));
     let to = Shared(room.room::<S::Acc>(rows.len().next_multiple_of(pitch) * k));
-    let (job, each) = (Shared(*job), (4096 / k.max(1)).clamp(1, 16) * pitch);
+    // Some parts for each thread, of a few panels at most.
+    let some = rows.len().div_ceil(pitch).div_ceil(2 * p.threads).clamp(1, 16);
+    let (job, each) = (Shared(*job), (4096 / k.max(1)).clamp(1, some) * pitch);
     p.each(rows.len().div_ceil(each), |t| {
         let from = rows.start + t * each;
         // SAFETY: the rows are a's, the panels disjoint parts of the buffer.
@@ -202,28 +217,38 @@ where
     let (pitch, nr) = (pitch_a::<S::Acc>(job.level, job.m), kernels.nr);
     // SAFETY: the panels hold what the loops read: a's and b's over slices of the depth, as they are packed here.
     unsafe {
-        let a = match job.a {
-            Lanes::Packed(at) => at.wrapping_add(rows.start * job.k),
-            Lanes::Strided(_) => {
+        let packed = |at| Left { at, micro: kernels.micro, lda: pitch, row: job.k, step: pitch };
+        let a = match (job.a, a_in_place(job)) {
+            (Lanes::Packed(at), _) => packed(at.wrapping_add(rows.start * job.k)),
+            (_, Some((at, lda))) => {
+                Left { at: at.wrapping_add(rows.start * lda), micro: kernels.by_rows, lda, row: lda, step: 1 }
+            }
+            _ => {
                 let at = s.a.room::<S::Acc>(rows.len().next_multiple_of(pitch) * job.k);
                 pack_rows(job, rows.clone(), pitch, at);
-                at
+                packed(at)
             }
         };
         let depth = job.k.div_ceil(job.k.div_ceil(DEPTH).max(1)).max(1);
         let block = (BLOCK / (size_of::<S::Acc>() * depth * nr)).max(1) * nr;
         for from in cols.clone().step_by(block) {
             let cols = from..cols.end.min(from + block);
-            let mut out = Sums::new(job, &mut s.sums, rows.clone(), cols.clone());
+            let out = Sums::new(job, &mut s.sums, rows.clone(), cols.clone());
             // Without depth, one empty slice writes the zeros.
             for k in (0..job.k.max(1)).step_by(depth) {
                 let slice = [k, depth.min(job.k - k)];
                 let panels = Panels::new(job, &mut s.b, cols.clone(), slice);
-                for i in rows.clone().step_by(pitch) {
-                    let row = i - rows.start;
-                    let count = pitch.min(rows.end - i);
-                    let a = a.wrapping_add(row * job.k + k * pitch);
-                    out.row(kernels, &mut s.tile, [row, count], (a, pitch), &panels, slice[1], k > 0);
+                let high = (HIGH / (size_of::<S::Acc>() * depth * pitch)).max(1) * pitch;
+                for first in (0..rows.len()).step_by(high) {
+                    let some = first..rows.len().min(first + high);
+                    for col in (0..cols.len()).step_by(nr) {
+                        for i in some.clone().step_by(pitch) {
+                            let count = pitch.min(some.end - i);
+                            let at = a.at.wrapping_add(i * a.row + k * a.step);
+                            let micro = a.micro[count - 1];
+                            out.tile(micro, &mut s.tile, [i, count], col, (at, a.lda), &panels, slice[1], k > 0);
+                        }
+                    }
                 }
             }
             out.finish(job, rows.clone(), cols);
@@ -231,11 +256,52 @@ where
     }
 }
 
+/// a's rows as the micro-kernels read them: in panels, or as they lie.
+struct Left<T: 'static> {
+    at: *const T,
+    micro: &'static [Micro<T>],
+    lda: usize,
+    /// From row to row that begins a panel, by rows, and from depth to depth.
+    row: usize,
+    step: usize,
+}
+
+/// Where a is and its stride, if its rows are read as they lie: they run along the depth, and too few columns pass over them for
+/// packing to be worth it.
+fn a_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> {
+    let Lanes::Strided(a) = job.a else { return None };
+    let (stride, depth) = (a.lanes.stride()?, a.depth.stride()?);
+    let few = job.n <= FEW_COLUMNS;
+    (same::<S, S::Acc>() && few && (depth == 1 || job.k == 1)).then_some((a.at.cast(), stride))
+}
+
+/// Where b is and its stride, if its columns are read as they lie: they are neighbours, too few rows pass over them for packing to be
+/// worth it, and those of a panel do not push each other out of the first cache.
+fn b_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> {
+    let Lanes::Strided(b) = job.b else { return None };
+    let (lanes, stride) = (b.lanes.stride()?, b.depth.stride()?);
+    let nr = S::Acc::kernels(job.level).nr;
+    let (bytes, wide) = (stride * size_of::<S::Acc>(), nr * size_of::<S::Acc>());
+    // Different places of rows within a page, which is what chooses their set in the cache.
+    let places = PAGE / gcd(bytes.max(1), PAGE);
+    let depth = job.k.min(DEPTH);
+    let fits = depth <= places.min(PAGE / wide) * WAYS && (bytes < PAGE || depth <= PAGES);
+    (same::<S, S::Acc>() && lanes == 1 && job.m <= FEW_ROWS && job.n >= nr && fits).then_some((b.at.cast(), stride))
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 /// Panels of a block of b over one slice of the depth.
 struct Panels<T> {
     at: *const T,
     /// From panel to panel.
     step: usize,
+    /// From depth to depth.
+    ldb: usize,
+    /// The last one, in a panel of its own, where others are read as they lie and it is not whole.
+    last: Option<*const T>,
 }
 impl<T: Real> Panels<T> {
     /// # Safety
@@ -250,15 +316,31 @@ impl<T: Real> Panels<T> {
         let from = match job.b {
             Lanes::Packed(at) => {
                 let at = at.wrapping_add(cols.start * job.k + k * nr);
-                return Panels { at, step: nr * job.k };
+                return Panels { at, step: nr * job.k, ldb: nr, last: None };
             }
             Lanes::Strided(from) => from,
         };
         // SAFETY: this function's contract; the room is made for all panels.
         unsafe {
+            if let Some((at, ldb)) = b_in_place(job) {
+                let rest = cols.len() % nr;
+                let last = (rest > 0).then(|| {
+                    let to = room.room::<T>(nr * depth);
+                    pack(job.level, from, [cols.end - rest, rest], [k, depth], to, nr);
+                    to.cast_const()
+                });
+                return Panels { at: at.wrapping_add(k * ldb + cols.start), step: nr, ldb, last };
+            }
             let at = room.room::<T>(cols.len().next_multiple_of(nr) * depth);
             pack(job.level, from, [cols.start, cols.len()], [k, depth], at, nr);
-            Panels { at, step: nr * depth }
+            Panels { at, step: nr * depth, ldb: nr, last: None }
+        }
+    }
+    /// The panel that begins at a column of the block, and from depth to depth.
+    fn at(&self, nr: usize, col: usize, whole: bool) -> (*const T, usize) {
+        match self.last {
+            Some(last) if !whole => (last, nr),
+            _ => (self.at.wrapping_add(col / nr * self.step), self.ldb),
         }
     }
 }
@@ -272,6 +354,8 @@ struct Sums<T> {
     at: *mut T,
     pitch: usize,
     cols: usize,
+    /// Columns of a tile.
+    nr: usize,
     direct: bool,
 }
 impl<T: Real> Sums<T> {
@@ -281,47 +365,46 @@ impl<T: Real> Sums<T> {
         rows: Range<usize>,
         cols: Range<usize>,
     ) -> Sums<T> {
-        let c = &job.c;
+        let (c, nr) = (&job.c, T::kernels(job.level).nr);
         if let (true, Some(1), Some(pitch)) = (same::<C, T>(), c.cols.stride(), c.rows.stride()) {
             let at = c.at.cast::<T>().wrapping_add(rows.start * pitch + cols.start);
-            return Sums { at, pitch, cols: cols.len(), direct: true };
+            return Sums { at, pitch, cols: cols.len(), nr, direct: true };
         }
-        let pitch = cols.len().next_multiple_of(T::kernels(job.level).nr);
-        Sums { at: room.room(rows.len() * pitch), pitch, cols: cols.len(), direct: false }
+        let pitch = cols.len().next_multiple_of(nr);
+        Sums { at: room.room(rows.len() * pitch), pitch, cols: cols.len(), nr, direct: false }
     }
 
-    /// A panel of rows times the block's panels.
+    /// A panel of rows times one of the block's panels, which begins at column `col`.
     ///
     /// # Safety
     /// The panels are as deep as said; the rows are the block's.
     #[allow(clippy::too_many_arguments)]
-    unsafe fn row(
-        &mut self,
-        kernels: &Kernels<T>,
+    #[inline(always)]
+    unsafe fn tile(
+        &self,
+        micro: Micro<T>,
         tile: &mut Buffer,
         [row, count]: [usize; 2],
+        col: usize,
         (a, lda): (*const T, usize),
         b: &Panels<T>,
         depth: usize,
         add: bool,
     ) {
-        let (nr, micro) = (kernels.nr, kernels.micro[count - 1]);
-        for j in (0..self.cols).step_by(nr) {
-            let whole = self.cols - j >= nr;
-            let b = b.at.wrapping_add(j / nr * b.step);
-            let c = self.at.wrapping_add(row * self.pitch + j);
-            // SAFETY: whole tiles lie within the sums, others go by way of `tile`.
-            unsafe {
-                if whole || !self.direct {
-                    micro(depth, a, lda, b, c, self.pitch, add);
-                } else {
-                    let tile = tile.room::<T>(kernels.mr * nr);
-                    micro(depth, a, lda, b, tile, nr, false);
-                    for (i, l) in (0..count).flat_map(|i| (0..self.cols - j).map(move |l| (i, l))) {
-                        let (c, x) = (c.add(i * self.pitch + l), *tile.add(i * nr + l));
-                        *c = if add { *c + x } else { x };
-                    }
-                }
+        let nr = self.nr;
+        let whole = self.cols - col >= nr;
+        let (b, ldb) = b.at(nr, col, whole);
+        let c = self.at.wrapping_add(row * self.pitch + col);
+        // SAFETY: whole tiles lie within the sums, others go by way of `tile`.
+        unsafe {
+            if whole || !self.direct {
+                return micro(depth, a, lda, b, ldb, c, self.pitch, add);
+            }
+            let tile = tile.room::<T>(count * nr);
+            micro(depth, a, lda, b, ldb, tile, nr, false);
+            for (i, l) in (0..count).flat_map(|i| (0..self.cols - col).map(move |l| (i, l))) {
+                let (c, x) = (c.add(i * self.pitch + l), *tile.add(i * nr + l));
+                *c = if add { *c + x } else { x };
             }
         }
     }

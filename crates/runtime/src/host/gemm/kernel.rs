@@ -13,8 +13,9 @@ pub const ROWS: usize = 8;
 const AHEAD: usize = 8;
 
 /// `c = a × b`, or `c += a × b`, for as many rows as the function's place in its table says, and `Kernels::nr` columns.
-/// Element `(i, k)` of a lies at `k·lda + i`, `(k, j)` of b at `k·nr + j`, `(i, j)` of c at `i·ldc + j`.
-pub type Micro<T> = unsafe fn(k: usize, a: *const T, lda: usize, b: *const T, c: *mut T, ldc: usize, add: bool);
+/// Element `(i, k)` of a lies at `k·lda + i`, or by rows at `i·lda + k`; `(k, j)` of b at `k·ldb + j`, `(i, j)` of c at `i·ldc + j`.
+pub type Micro<T> =
+    unsafe fn(k: usize, a: *const T, lda: usize, b: *const T, ldb: usize, c: *mut T, ldc: usize, add: bool);
 
 /// The inner loops of one instruction set.
 pub struct Kernels<T: 'static> {
@@ -24,6 +25,8 @@ pub struct Kernels<T: 'static> {
     pub nr: usize,
     /// By rows, from one to `mr`.
     pub micro: &'static [Micro<T>],
+    /// The same for a by rows.
+    pub by_rows: &'static [Micro<T>],
     /// Products of one vector with `DOTS` others, which lie `ldb` apart.
     pub dots: unsafe fn(k: usize, a: *const T, b: *const T, ldb: usize) -> [T; DOTS],
     /// `c[j] += Σ a[i]·b[i·ldb + j]` over `ROWS` rows and `n` columns.
@@ -63,16 +66,17 @@ impl Real for f64 {
 macro_rules! kernels {
     ($t:ty, $rows:literal: [$($r:literal)*], $(#[$attr:meta])*) => {
         pub static KERNELS: Kernels<$t> =
-            Kernels { mr: $rows, nr: 2 * LANES, micro: &[$(micro::<$r>),*], dots, rows };
+            Kernels { mr: $rows, nr: 2 * LANES, micro: &[$(micro::<$r, false>),*], by_rows: &[$(micro::<$r, true>),*], dots, rows };
 
         // The loops count rows of registers; an iterator would not unroll.
-        #[allow(clippy::needless_range_loop)]
+        #[allow(clippy::needless_range_loop, clippy::too_many_arguments)]
         $(#[$attr])*
-        unsafe fn micro<const R: usize>(
+        unsafe fn micro<const R: usize, const BY_ROWS: bool>(
             k: usize,
             mut a: *const $t,
             lda: usize,
             mut b: *const $t,
+            ldb: usize,
             c: *mut $t,
             ldc: usize,
             add: bool,
@@ -84,18 +88,24 @@ macro_rules! kernels {
                     prefetch(c.wrapping_add(i * ldc));
                     prefetch(c.wrapping_add(i * ldc + LANES));
                 }
+                let (row, step) = if BY_ROWS { (lda, 1) } else { (1, lda) };
                 for _ in 0..k {
-                                        prefetch(a.wrapping_add(AHEAD * lda));
-                                        prefetch(b.wrapping_add(AHEAD * 2 * LANES));
-                                        prefetch(b.wrapping_add(AHEAD * 2 * LANES + LANES));
+                    if !BY_ROWS {
+                        prefetch(a.wrapping_add(AHEAD * lda));
+                    }
+                    prefetch(b.wrapping_add(AHEAD * ldb));
+                    // The line after that, if a row of b takes two.
+                    if 2 * LANES * size_of::<$t>() > 64 {
+                        prefetch(b.wrapping_add(AHEAD * ldb + LANES));
+                    }
                     let x = [load(b), load(b.add(LANES))];
                     for i in 0..R {
-                        let y = splat(*a.add(i));
+                        let y = splat(*a.add(i * row));
                         sum[i][0] = fma(y, x[0], sum[i][0]);
                         sum[i][1] = fma(y, x[1], sum[i][1]);
                     }
-                    a = a.wrapping_add(lda);
-                    b = b.wrapping_add(2 * LANES);
+                    a = a.wrapping_add(step);
+                    b = b.wrapping_add(ldb);
                 }
                 for i in 0..R {
                     for j in 0..2 {

@@ -62,14 +62,17 @@ unsafe fn gemm_by(level: Level, p: Parallel, g: &GemmCall, x: Operands, w: &Weig
     }
 }
 
-/// Results this narrow are computed transposed, so that vectors run along their long side.
+/// Results this narrow are computed transposed, so that vectors run along their long side …
 const NARROW: usize = 16;
+/// … if sums are this deep, or there are hardly any columns: else it costs more to write the result across.
+const DEEP: usize = 128;
 
 /// Whether a product is computed as that of the transposed operands.
 fn flipped(g: &GemmCall) -> bool {
     let stride = |s: &[_]| Side(s).stride();
     let by_column = stride(&g.c.rows) == Some(1) && stride(&g.c.cols) != Some(1);
-    g.m > 1 && (g.n == 1 || by_column && g.m >= NARROW || g.n <= NARROW && g.m > g.n)
+    g.m > 1
+        && (g.n == 1 || by_column && g.m >= NARROW || g.n <= NARROW && g.m > g.n && (g.k >= DEEP || g.n <= NARROW / 4))
 }
 
 /// Offset of batch `i` (linear, last axis fastest).

@@ -21,8 +21,6 @@ pub trait Element: Copy + Send + Sync + 'static {
 /// The inner loops of packing.
 #[derive(Clone, Copy)]
 pub struct Packing<S: Element> {
-    /// Widens `n` elements in a row.
-    line: unsafe fn(from: *const S, n: usize, to: *mut S::Acc),
     /// Turns `n ≤ pitch` lanes, `stride` apart and contiguous along the depth, into a panel of this depth.
     turn: unsafe fn(from: *const S, stride: usize, n: usize, depth: usize, to: *mut S::Acc, pitch: usize),
     /// Makes a panel of runs of lanes, at these offsets along the depth. The runs follow each other.
@@ -78,10 +76,9 @@ impl<S> Clone for Source<'_, S> {
 impl<S> Copy for Source<'_, S> {}
 
 /// How many lines ahead of itself packing fetches, and how many elements ahead in a line.
-const AHEAD: [usize; 2] = [4, 48];
+const AHEAD: [usize; 2] = [8, 48];
 
-/// Packs lanes `lane..lane + n` over depths `from..from + depth` into panels that follow each other. Lanes that are contiguous
-/// are read along all panels.
+/// Packs lanes `lane..lane + n` over depths `from..from + depth` into panels that follow each other.
 ///
 /// # Safety
 /// The source holds all these elements, and `to` has room for the panels; `pitch ≤ LANES`.
@@ -103,16 +100,6 @@ pub unsafe fn pack<S: Element>(
                 let at = s.at.add(lane * lanes + from);
                 panels.for_each(|(l, n)| (p.turn)(at.add(l * lanes), lanes, n, depth, to.add(l * depth), pitch));
             }
-            (Some(1), Some(stride)) => {
-                for k in 0..depth {
-                    let at = s.at.add(lane + (from + k) * stride);
-                    for (l, n) in panels.clone() {
-                        prefetch(at.wrapping_add(l + AHEAD[0] * stride));
-                        prefetch(at.wrapping_add(l + AHEAD[0] * stride + pitch / 2));
-                        line(p, at.add(l), n, to.add(l * depth + k * pitch), pitch);
-                    }
-                }
-            }
             _ => gather(p, s, [lane, n], [from, depth], to, pitch),
         }
     }
@@ -125,21 +112,6 @@ pub fn prefetch<T>(_p: *const T) {
     #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(_p.cast())
-    }
-}
-
-/// One line of a panel from contiguous lanes, zeros behind it.
-///
-/// # Safety
-/// `from` holds `n` elements, `to` has room for `pitch`.
-#[inline(always)]
-unsafe fn line<S: Element>(p: Packing<S>, from: *const S, n: usize, to: *mut S::Acc, pitch: usize) {
-    // SAFETY: this function's contract.
-    unsafe {
-        (p.line)(from, n, to);
-        for l in n..pitch {
-            *to.add(l) = S::Acc::default();
-        }
     }
 }
 
@@ -185,15 +157,6 @@ unsafe fn gather<S: Element>(
 }
 
 /// # Safety
-/// `from` holds `n` elements, `to` has room for them.
-unsafe fn plain_line<S: Element>(from: *const S, n: usize, to: *mut S::Acc) {
-    for l in 0..n {
-        // SAFETY: this function's contract.
-        unsafe { *to.add(l) = (*from.add(l)).widen() };
-    }
-}
-
-/// # Safety
 /// As `Packing::turn` says.
 unsafe fn plain_turn<S: Element>(from: *const S, stride: usize, n: usize, depth: usize, to: *mut S::Acc, pitch: usize) {
     for k in 0..depth {
@@ -226,7 +189,7 @@ unsafe fn plain_gather<S: Element>(from: *const S, runs: &[Run], depth: &[usize]
 }
 
 fn portable<S: Element>() -> Packing<S> {
-    Packing { line: plain_line, turn: plain_turn, gather: plain_gather }
+    Packing { turn: plain_turn, gather: plain_gather }
 }
 
 impl Element for f64 {
@@ -257,7 +220,7 @@ macro_rules! element {
                 match level {
                     Level::Portable => portable(),
                     #[cfg(target_arch = "x86_64")]
-                    _ => Packing { line: avx2::$avx2::line, turn: avx2::$avx2::turn, gather: avx2::$avx2::gather },
+                    _ => Packing { turn: avx2::$avx2::turn, gather: avx2::$avx2::gather },
                 }
             }
         }
@@ -371,26 +334,6 @@ mod avx2 {
                     unsafe { $load4 }
                 }
 
-                /// The last vector overlaps the one before.
-                #[target_feature(enable = "avx2,f16c")]
-                pub unsafe fn line(from: *const $t, n: usize, to: *mut f32) {
-                    // SAFETY: all vectors lie within `n` elements.
-                    unsafe {
-                        if n >= 8 {
-                            for l in (0..n - 7).step_by(8) {
-                                _mm256_storeu_ps(to.add(l), load8(from.add(l)));
-                            }
-                            _mm256_storeu_ps(to.add(n - 8), load8(from.add(n - 8)));
-                        } else if n >= 4 {
-                            let (head, tail) = (load4(from), load4(from.add(n - 4)));
-                            _mm_storeu_ps(to, head);
-                            _mm_storeu_ps(to.add(n - 4), tail);
-                        } else {
-                            (0..n).for_each(|l| *to.add(l) = (*from.add(l)).widen());
-                        }
-                    }
-                }
-
                 /// Elements `stride` apart.
                 #[target_feature(enable = "avx2,f16c")]
                 unsafe fn strided(from: *const $t, stride: usize, n: usize, to: *mut f32) {
@@ -406,20 +349,80 @@ mod avx2 {
                     }
                 }
 
+                /// Whole panels of `V` vectors.
+                ///
+                /// # Safety
+                /// As `Packing::gather` says, of one run of `8 V` neighbours from `from` on.
+                #[target_feature(enable = "avx2,f16c")]
+                unsafe fn whole<const V: usize>(from: *const $t, depth: &[usize], to: *mut f32) {
+                    for (k, place) in depth.iter().enumerate() {
+                        prefetch(from.wrapping_add(*depth.get(k + AHEAD[0]).unwrap_or(place)));
+                        // SAFETY: this function's contract.
+                        unsafe {
+                            let (from, to) = (from.add(*place), to.add(k * 8 * V));
+                            (0..V).for_each(|v| _mm256_storeu_ps(to.add(8 * v), load8(from.add(8 * v))));
+                        }
+                    }
+                }
+
+                /// Neighbours at every place. The last vector overlaps the one before.
+                ///
+                /// # Safety
+                /// As `Packing::gather` says, of one run of `n` neighbours from `from` on.
+                #[target_feature(enable = "avx2,f16c")]
+                unsafe fn side_by_side(from: *const $t, n: usize, depth: &[usize], to: *mut f32, pitch: usize) {
+                    let lines = depth.iter().enumerate().map(|(k, place)| {
+                        prefetch(from.wrapping_add(*depth.get(k + AHEAD[0]).unwrap_or(place)));
+                        (from.wrapping_add(*place), to.wrapping_add(k * pitch))
+                    });
+                    // SAFETY: all vectors lie within `n` elements.
+                    unsafe {
+                        match n {
+                            8.. => lines.for_each(|(from, to)| {
+                                let mut l = 0;
+                                while l + 8 < n {
+                                    _mm256_storeu_ps(to.add(l), load8(from.add(l)));
+                                    l += 8;
+                                }
+                                _mm256_storeu_ps(to.add(n - 8), load8(from.add(n - 8)));
+                            }),
+                            4.. => lines.for_each(|(from, to)| {
+                                let (head, tail) = (load4(from), load4(from.add(n - 4)));
+                                _mm_storeu_ps(to, head);
+                                _mm_storeu_ps(to.add(n - 4), tail);
+                            }),
+                            _ => lines.for_each(|(from, to)| (0..n).for_each(|l| *to.add(l) = (*from.add(l)).widen())),
+                        }
+                    }
+                }
+
                 #[target_feature(enable = "avx2,f16c")]
                 pub unsafe fn gather(from: *const $t, runs: &[Run], depth: &[usize], to: *mut f32, pitch: usize) {
                     let n = runs.last().map_or(0, |r| r.lane + r.len);
-                    for (k, place) in depth.iter().enumerate() {
-                        // SAFETY: the runs' elements are the source's, their lanes the panel's.
-                        unsafe {
-                            let (from, to) = (from.add(*place), to.add(k * pitch));
-                            for r in runs {
-                                match r.stride {
-                                    1 => line(from.add(r.offset), r.len, to.add(r.lane)),
-                                    s => strided(from.add(r.offset), s, r.len, to.add(r.lane)),
-                                }
+                    // SAFETY: the runs' elements are the source's, their lanes the panel's.
+                    unsafe {
+                        match (runs, pitch) {
+                            ([Run { len: 16, stride: 1, offset, .. }], 16) => {
+                                return whole::<2>(from.add(*offset), depth, to);
                             }
-                            (n..pitch).for_each(|l| *to.add(l) = 0.0);
+                            ([Run { len: 32, stride: 1, offset, .. }], 32) => {
+                                return whole::<4>(from.add(*offset), depth, to);
+                            }
+                            _ => {}
+                        }
+                        for r in runs {
+                            let (from, to) = (from.wrapping_add(r.offset), to.add(r.lane));
+                            match r.stride {
+                                1 => side_by_side(from, r.len, depth, to, pitch),
+                                s => depth.iter().enumerate().for_each(|(k, place)| {
+                                    strided(from.wrapping_add(*place), s, r.len, to.add(k * pitch));
+                                }),
+                            }
+                        }
+                        if n < pitch {
+                            for k in 0..depth.len() {
+                                (n..pitch).for_each(|l| *to.add(k * pitch + l) = 0.0);
+                            }
                         }
                     }
                 }
