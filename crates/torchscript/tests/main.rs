@@ -2,4 +2,5 @@
 //! for each would link what the crate stands on, LLVM for some, once for each.
 mod common;
 mod models;
+mod numbers;
 mod refusals;

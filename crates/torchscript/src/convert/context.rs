@@ -338,12 +338,20 @@ pub fn scalar_of(arg: &Arg) -> Option<Scalar> {
     }
 }
 
-/// `s` in the form a constant of `dtype` has.
+/// `s` in the form a constant of `dtype` has. What an integer type cannot hold wraps, as where torch takes such a number;
+/// where torch refuses it, running the model on the example inputs has said so.
 pub fn scalar_for(dtype: DType, s: Scalar) -> Scalar {
+    let int = |v: i64| match dtype {
+        DType::U8 => i64::from(v as u8),
+        DType::I8 => i64::from(v as i8),
+        DType::I16 => i64::from(v as i16),
+        DType::I32 => i64::from(v as i32),
+        _ => v,
+    };
     match (dtype, s) {
         (DType::Bool, s) => Scalar::Bool(s.as_f64() != 0.0),
-        (d, Scalar::Int(v)) if d.is_int() => Scalar::Int(v),
-        (d, s) if d.is_int() => Scalar::Int(s.as_f64() as i64),
+        (d, Scalar::Int(v)) if d.is_int() => Scalar::Int(int(v)),
+        (d, s) if d.is_int() => Scalar::Int(int(s.as_f64() as i64)),
         (_, s) => Scalar::Float(s.as_f64()),
     }
 }
