@@ -24,9 +24,11 @@ import example_models  # noqa: E402
 SEED = 0
 
 
-def as_tensor(argument):
-    """A forward argument as it is stored: tensors as they are, Python scalars with rank 0."""
-    return argument.contiguous() if torch.is_tensor(argument) else torch.tensor(argument)
+def as_tensors(argument):
+    """A forward argument as it is stored: tensors as they are, Python scalars with rank 0, tuples item by item."""
+    if isinstance(argument, tuple):
+        return [t for item in argument for t in as_tensors(item)]
+    return [argument.contiguous() if torch.is_tensor(argument) else torch.tensor(argument)]
 
 
 def strip_sources(path):
@@ -45,7 +47,7 @@ def export(name, out, strip):
     module = module.eval()
     for p in module.parameters():
         p.requires_grad_(False)
-    stored = {str(i): as_tensor(a).clone() for i, a in enumerate(inputs)}
+    stored = {str(i): t.clone() for i, t in enumerate(as_tensors(tuple(inputs)))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if example.how == "trace":

@@ -1,7 +1,7 @@
 //! Compiles the C++ shim against the libtorch that torch-sys links.
 use std::{env, path::PathBuf};
 
-const FILES: [&str; 5] = ["load", "dump", "specialise", "mutation", "execute"];
+const FILES: [&str; 7] = ["load", "dump", "specialise", "views", "reads", "mutation", "execute"];
 
 fn main() {
     println!("cargo:rerun-if-changed=cpp");

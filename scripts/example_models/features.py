@@ -321,6 +321,16 @@ op("einsum", lambda a, b: (torch.einsum("bij,bjk->bik", a, b), torch.einsum("bij
 op("linear", lambda x, w, b: (F.linear(x, w, b), F.linear(x, w), F.linear(x[0, 0], w, b), F.bilinear(x, x, w.view(1, 6, 5).expand(5, 6, 5)[:, :5], b[:5])), normal(2, 3, 5), normal(6, 5), normal(6))
 op("losses", lambda x, y: (F.mse_loss(x, y), F.l1_loss(x, y), F.smooth_l1_loss(x, y), F.cross_entropy(x, torch.tensor([0, 1, 2])), F.kl_div(x, y.softmax(1)), F.cosine_similarity(x, y), F.pairwise_distance(x, y),
                            F.binary_cross_entropy_with_logits(x, y.sigmoid()), F.nll_loss(x.log_softmax(1), torch.tensor([0, 1, 2])), F.huber_loss(x, y), F.mse_loss(x, y, reduction="none")), normal(3, 4), normal(3, 4))
+op("upsample_integers", lambda x: (F.interpolate(x, scale_factor=2, mode="bilinear"), F.interpolate(x, scale_factor=2)), lambda: torch.randint(0, 256, (1, 3, 5, 4), dtype=torch.uint8))
+op("similarity", lambda x, y: (F.cosine_similarity(x[:, None], y[None], dim=-1), F.cosine_similarity(x[None], y[:, None], dim=1), F.cosine_similarity(x, y[:1], 0)), normal(3, 4), normal(3, 4))
+op("rank_0", lambda x, y, i: (x.index_add(0, i, y), x.index_copy(0, i, y), x.index_fill(0, i, 3.0), x.index_add(0, i, y, alpha=2), x.index_select(0, i), x.gather(0, i), x.scatter(0, i, y),
+                              x.scatter_add(0, i, y), x.cumsum(0), x.softmax(0), x.log_softmax(0), x.logsumexp(0), x.sum(0), x.max(0)[0], x.argmax(0), x.flip(0),
+                              x.repeat(2), x.tile(3), x.view(1), x.unsqueeze(0), x.expand(2, 3), torch.stack([x, y]), x.norm(), x.var(unbiased=False), F.one_hot(i, 3),
+                              y.repeat(4).index_fill(0, i, x), F.cosine_similarity(x, y, 0), torch.cat([x.view(1), y.view(1)])), lambda: torch.tensor(1.5), lambda: torch.tensor(-0.7), lambda: torch.tensor(0))
+op("no_elements", lambda x, y, i: (x + y, x.sum(), x.sum(0), x.sum(1), x.prod(1), x.mean(0), x.t(), x @ y.t(), x.t() @ y, torch.cat([x, y]), torch.cat([x, y], 1), x.view(-1), x.reshape(4, 0), x.softmax(0),
+                                   x.cumsum(1), x[i], x.index_select(0, i), x.gather(0, i[:, None].expand(0, 4)), x.scatter(0, i[:, None].expand(0, 4), y), x.index_add(0, i, y), x.any(), x.all(1),
+                                   x.flip(0), x.roll(1, 1), x.repeat(2, 2), x.chunk(2, 1)[1], x.unbind(1)[3], x.as_strided((0, 3), (1, 1)), x.expand(5, 0, 4), F.pad(x, (1, 1)), F.pad(x, (0, 0, 1, 2)),
+                                   x.tril(), F.one_hot(i, 3), x.masked_fill(x > 0, 1.0), F.layer_norm(x, (4,)), F.linear(x, torch.ones(3, 4))), normal(0, 4), normal(0, 4), lambda: torch.zeros(0, dtype=torch.int64))
 op("upsample", lambda x: (F.interpolate(x, scale_factor=2), F.interpolate(x, size=(7, 9)), F.interpolate(x, scale_factor=2, mode="bilinear"), F.interpolate(x, size=(7, 9), mode="bilinear", align_corners=True),
                           F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2), F.unfold(x, 3), F.interpolate(x, scale_factor=0.5, mode="bilinear")), normal(1, 4, 6, 6))
 op("windows", lambda x: (x.unfold(1, 3, 2), x.unfold(0, 2, 1) * 2, x.unfold(-1, 7, 7), x.unfold(0, 2, 2).unfold(1, 3, 3), x.repeat_interleave(torch.tensor(3), 1), x.repeat_interleave(2)), normal(4, 7))

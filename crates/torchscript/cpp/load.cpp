@@ -1,7 +1,8 @@
 // Archive -> frozen, inlined, cleaned TorchScript graph; forward's arguments from a flat list of tensors.
 //
-// Exceptions and asserts are left in: specialising evaluates their conditions. Mutation that torch's own pass cannot
-// prove harmless is left in as well: specialising resolves it.
+// Exceptions and asserts are left in: specialising evaluates their conditions. Changes of tensors in place are left in as
+// well: specialising resolves them. torch's own pass (RemoveTensorMutation) would give results other strides, which
+// as_strided could then read.
 #include "shim.h"
 
 #include <torch/csrc/jit/passes/common_subexpression_elimination.h>
@@ -29,7 +30,6 @@ void clean(std::shared_ptr<Graph>& g) {
   PeepholeOptimize(g);
   removeDropout(g);
   RemoveListMutation(g);
-  RemoveTensorMutation(g);
   NormalizeOps(g);  // aliases to canonical names: multiply -> mul
   EliminateDeadCode(g);
 }

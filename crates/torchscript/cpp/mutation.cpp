@@ -1,11 +1,14 @@
 // In-place operators while specialising: each becomes a call without side effects, and every name for the changed
-// memory gets a new value. A change through a view is written back into what it is a view of, up to the base; the other
-// views of the base are made again. What cannot be written back is refused, never dropped.
+// memory gets a new value. A change through a view is written back into what it is a view of, up to the base; other views
+// of what changed are made again when they are used. What cannot be written back or made again is refused, never dropped.
 #include "specialise.h"
 
+#include <ATen/WrapDimUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
+#include <algorithm>
+#include <optional>
 #include <set>
 
 namespace kiln {
@@ -32,8 +35,15 @@ void Specialiser::remember(const SymP& s) {
 
 bool Specialiser::mutates_tensor(Node* n) {
   if (!n->maybeSchema()) return false;
-  for (auto& a : n->schema().arguments())
-    if (a.alias_info() && a.alias_info()->isWrite() && a.type()->kind() == TypeKind::TensorType) return true;
+  for (auto& a : n->schema().arguments()) {
+    if (!a.alias_info()) continue;
+    if (a.type()->kind() == TypeKind::TensorType && a.alias_info()->isWrite()) return true;
+    // Lists of tensors that are written (torch._foreach_add_): the mark is the list's or its elements'.
+    if (auto* list = a.type()->castRaw<ListType>(); list && list->getElementType()->kind() == TypeKind::TensorType) {
+      const auto& inner = a.alias_info()->containedTypes();
+      if (a.alias_info()->isWrite() || std::any_of(inner.begin(), inner.end(), [](auto& i) { return i.isWrite(); })) return true;
+    }
+  }
   return false;
 }
 
@@ -43,7 +53,7 @@ void Specialiser::mutate(Node* n) {
   const std::string name = schema.name();
   if (changes_nothing.count(name)) return bind(n->output(), ins[0]);
   const bool writes_first = schema.arguments()[0].alias_info() && schema.arguments()[0].alias_info()->isWrite();
-  if (!writes_first || changes_shape.count(name) || name.back() != '_') {
+  if (!writes_first || changes_shape.count(name) || name.back() != '_' || ins[0]->group) {
     refuse(n, "`" + name + "` changes a tensor in a way import cannot resolve", "use the operator that gives a new tensor");
     throw Failure(problems);
   }
@@ -55,10 +65,10 @@ void Specialiser::mutate(Node* n) {
     auto it = archive.names.find(root->value.toTensor().data_ptr());
     refuse(n, "`" + name + "` changes " + (it == archive.names.end() ? std::string("a constant of the model") : "the model's own tensor `" + it->second + "`") + " in place", "work on a copy (clone), or return the new value");
   }
-  if (!path_known) refuse(n, "`" + name + "` changes part of a tensor through one of several views (split, chunk, unbind)", "index the tensor itself, as in x[:, 2:4] = value");
+  if (!path_known) refuse(n, "`" + name + "` changes part of a tensor through a view that import cannot follow", "index the tensor itself, as in x[:, 2:4] = value, or change a copy (clone)");
 
   // The same operator without the underscore, first: its result type tells whether a cast back is needed.
-  const std::string functional = name.substr(0, name.size() - 1);
+  const std::string functional = name == "aten::normal_" ? "aten::normal_functional" : name.substr(0, name.size() - 1);
   auto op = c10::Dispatcher::singleton().findSchema({functional, schema.overload_name()});
   if (!op) {
     refuse(n, "`" + name + "` has no form that gives a new tensor", "use an operator that gives a new tensor");
@@ -99,19 +109,47 @@ void Specialiser::mutate(Node* n) {
 }
 
 void Specialiser::write_back(const SymP& target, int value, const Node* at) {
-  std::set<const Sym*> path;
-  SymP s = target;
+  std::vector<SymP> path;
   int v = value;
-  while (true) {
+  for (SymP s = target; s; s = s->base) {
     s->id = v;
-    path.insert(s.get());
-    if (!s->base) break;
-    v = scatter_into(s, v, at);
-    s = s->base;
+    s->stale = false;
+    path.push_back(s);
+    if (s->base) v = scatter_into(s, v, at);
   }
-  // Views of the base, in the order of their making, so that a view of a view comes after what it views.
-  for (auto& other : families[storage_of(target->value.toTensor())])
-    if (!path.count(other.get()) && other->base && other->view >= 0) replay(other, at);
+  // In the order of their making a view of a view comes after what it views.
+  std::set<const Sym*> changed;
+  for (auto& s : path) {
+    changed.insert(s.get());
+    if (s->base) part_of(s);
+  }
+  auto beside = [&](const SymP& a, const SymP& b) { return a->part->axis >= 0 && a->part->axis == b->part->axis && (a->part->end <= b->part->start || b->part->end <= a->part->start); };
+  for (auto& other : families[storage_of(target->value.toTensor())]) {
+    if (changed.count(other.get())) continue;
+    if (!other->base || other->view < 0) {
+      other->lost = at;
+      continue;
+    }
+    if (!changed.count(other->base.get())) continue;
+    part_of(other);
+    if (std::any_of(path.begin(), path.end(), [&](const SymP& s) { return s->base == other->base && beside(s, other); })) continue;
+    other->stale = true;
+    changed.insert(other.get());
+  }
+}
+
+const Span& Specialiser::part_of(const SymP& view) {
+  if (view->part) return *view->part;
+  view->part = Span{-1, 0, 0};
+  const at::Tensor base = view->base->value.toTensor();
+  const Call* made = view->view >= 0 ? &out.calls[view->view] : nullptr;
+  if (!made || (made->name != "aten::slice" && made->name != "aten::select") || base.dim() == 0) return *view->part;
+  auto number = [&](size_t i, int64_t otherwise) { return i < made->args.size() && made->args[i].plain.isInt() ? made->args[i].plain.toInt() : otherwise; };
+  const int64_t axis = at::maybe_wrap_dim(number(1, 0), base.dim()), size = base.size(axis);
+  auto place = [&](int64_t p) { return std::clamp(p < 0 ? p + size : p, (int64_t)0, size); };
+  const int64_t start = place(number(2, 0));
+  view->part = Span{axis, start, made->name == "aten::select" ? start + 1 : place(number(3, size))};
+  return *view->part;
 }
 
 // The base of `view` with `value` put where the view looks.
@@ -142,14 +180,51 @@ int Specialiser::scatter_into(const SymP& view, int value, const Node* at) {
   }
   if (reshapes.count(made.name) && base.numel() == view->value.toTensor().numel())
     return record("aten::reshape", "", {v, Arg::constant(ints(base.sizes().vec()))}, base, at);
+  return scatter_by_table(view, value, at);
+}
+
+// As above for a view of any form that shows every element once: a table says where its elements lie in the base.
+int Specialiser::scatter_by_table(const SymP& view, int value, const Node* at) {
+  const at::Tensor base = view->base->value.toTensor(), seen = view->value.toTensor();
+  const Call made = out.calls[view->view];
+  Stack stack{at::arange(base.numel()).reshape(base.sizes())};
+  bool constant = true;
+  for (size_t i = 1; i < made.args.size(); i++) {
+    constant &= made.args[i].id < 0 && !made.args[i].list;
+    stack.push_back(made.args[i].plain);
+  }
+  auto op = c10::Dispatcher::singleton().findSchema({made.name, made.overload});
+  if (op && constant) {
+    op->callBoxed(stack);
+    const at::Tensor places = stack[0].isTensor() ? stack[0].toTensor() : at::Tensor();
+    if (places.defined() && places.scalar_type() == at::kLong && places.sizes() == seen.sizes() && std::get<0>(at::_unique(places)).numel() == seen.numel()) {
+      const int table = new_value(places.reshape(-1));
+      out.values[table].constant = places.reshape(-1);
+      const at::Tensor flat = base.reshape(-1);
+      const int from = record("aten::reshape", "", {Arg::value(id_of(view->base)), Arg::constant(ints({base.numel()}))}, flat, at);
+      const int values = record("aten::reshape", "", {Arg::value(value), Arg::constant(ints({seen.numel()}))}, seen.reshape(-1), at);
+      const int put = record("aten::scatter", "src", {Arg::value(from), Arg::constant((int64_t)0), Arg::value(table), Arg::value(values)}, flat, at);
+      return record("aten::reshape", "", {Arg::value(put), Arg::constant(ints(base.sizes().vec()))}, base, at);
+    }
+  }
   refuse(at, "changes part of a tensor through a view made by `" + made.name + "`", "index the tensor itself, as in x[:, 2:4] = value, or build the result with torch.cat or torch.where");
   return id_of(view->base);
 }
 
-void Specialiser::replay(const SymP& view, const Node* at) {
+// A view's value after its base has changed: the call that made it, on the base as it is now.
+void Specialiser::renew(const SymP& view) {
   Call made = out.calls[view->view];
   made.args[0] = Arg::value(id_of(view->base));
-  view->id = record(made.name, made.overload, made.args, view->value.toTensor(), at);
+  view->stale = false;
+  view->id = new_value(view->value.toTensor());
+  made.outs = {view->id};
+  out.calls.push_back(std::move(made));
+}
+
+void Specialiser::check_lost(const SymP& s) {
+  if (s->lost)
+    refuse(s->lost, std::string("`") + s->lost->kind().toQualString() + "` changes memory that is read through another name afterwards, which import cannot follow", "change a copy: clone() before the operator that changes it in place");
+  for (auto& i : s->items) check_lost(i);
 }
 
 }  // namespace kiln

@@ -2,6 +2,8 @@
 //
 // load.cpp        archive -> frozen, inlined, cleaned TorchScript graph
 // specialise.cpp  that graph, run once on example inputs -> flat list of calls, everything typed
+// views.cpp       views as one call each; what reads strides (part of specialising)
+// reads.cpp       what depends on data and cannot be followed (part of specialising)
 // mutation.cpp    in-place operators -> calls without side effects (part of specialising)
 // dump.cpp        calls, values, problems -> JSON
 // execute.cpp     the whole module as a reference; one operator by name

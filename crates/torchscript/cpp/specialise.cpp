@@ -27,15 +27,6 @@ const std::set<std::string> reads_type_only = {
     "prim::is_nested", "prim::is_quantized", "prim::is_sparse", "prim::is_mkldnn", "prim::type", "prim::shape", "prim::isinstance",
 };
 
-// Calls whose result's shape depends on the contents of their operands.
-const std::set<std::string> shape_from_data = {
-    "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select", "aten::unique", "aten::_unique",
-    "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::bincount",
-};
-
-const char* kDataHelp =
-    "a compiled graph is the same for every input: compute the choice with tensors (torch.where, masks), or pass the number as an argument of forward";
-
 bool holds_tensors(const c10::IValue& v) {
   if (v.isTensor()) return v.toTensor().defined();
   if (v.isTuple()) {
@@ -58,12 +49,6 @@ at::Tensor as_number(const at::Tensor& t) {
   at::Tensor number = t.clone();
   number.unsafeGetTensorImpl()->set_wrapped_number(true);
   return number;
-}
-
-bool has_bool_index(const SymP& indices) {
-  for (auto& i : indices->items)
-    if (i->value.isTensor() && i->value.toTensor().defined() && i->data && (i->value.toTensor().scalar_type() == at::kBool || i->value.toTensor().scalar_type() == at::kByte)) return true;
-  return false;
 }
 
 }  // namespace
@@ -90,6 +75,7 @@ int Specialiser::new_value(const at::Tensor& t) {
 }
 
 int Specialiser::id_of(const SymP& s) {
+  if (s->stale) renew(s);
   if (s->id >= 0) return s->id;
   const at::Tensor& t = s->value.toTensor();
   auto [it, fresh] = literals.try_emplace(t.unsafeGetTensorImpl(), 0);
@@ -149,7 +135,7 @@ void Specialiser::loop(Node* n) {
 
 std::vector<SymP> Specialiser::operands(Node* n) {
   std::vector<SymP> ins;
-  for (auto* v : n->inputs()) ins.push_back(at_value(v));
+  for (auto* v : n->inputs()) check_lost(ins.emplace_back(at_value(v)));
   return ins;
 }
 
@@ -356,19 +342,6 @@ void Specialiser::execute(Node* n, Stack& stack) {
   }
 }
 
-void Specialiser::check_data_reads(Node* n, const Stack& results, bool data) {
-  if (!data) return;
-  const std::string name = n->kind().toQualString();
-  for (auto& v : results)
-    if (v.isInt() || v.isBool() || v.isDouble() || v.isIntList() || v.isDoubleList() || v.isBoolList())
-      return refuse(n, "reads a number out of the input's data (`" + name + "`)", kDataHelp);
-  const bool bool_index = name == "aten::index" && has_bool_index(at_value(n->inputs()[1]));
-  const bool repeats = name == "aten::repeat_interleave" && n->inputs().size() > 1 && at_value(n->inputs()[1])->value.isTensor() && at_value(n->inputs()[1])->data;
-  if (shape_from_data.count(name) || bool_index || repeats)
-    refuse(n, "the shape of a result depends on the input's data (`" + name + (bool_index ? "` with a boolean mask)" : "`)"),
-           "keep the shape fixed: torch.where or masked_fill instead of selecting by a mask");
-}
-
 // The Sym of one result. Tensors get value ids, which are appended to `outs`.
 SymP Specialiser::bind_result(const c10::IValue& v, const std::vector<SymP>& ins, bool data, bool fold, int call_index, std::vector<int>& outs) {
   auto s = std::make_shared<Sym>();
@@ -397,7 +370,7 @@ SymP Specialiser::bind_result(const c10::IValue& v, const std::vector<SymP>& ins
     else { auto l = v.toList(); for (size_t i = 0; i < l.size(); i++) items.push_back(l.get(i)); }
     for (auto& i : items) {
       s->items.push_back(bind_result(i, ins, data, fold, call_index, outs));
-      s->items.back()->view = -1;  // one of several: no recipe to write back through
+      s->items.back()->view = -1;  // one of several: no recipe to make it again by
     }
   }
   return s;
@@ -408,12 +381,14 @@ void Specialiser::call(Node* n) {
   Stack stack;
   for (auto& s : ins) stack.push_back(s->value);
   execute(n, stack);
+  check_layout(n, stack);
+  check_memory_reads(n, ins);
 
   const std::string name = n->kind().toQualString();
   bool data = false;
   for (auto& s : ins) data |= depends_on_data(s);
   data &= !reads_type_only.count(name);
-  check_data_reads(n, stack, data);
+  check_data_reads(n, ins, stack, data);
   data |= n->maybeSchema() && n->isNondeterministic();
 
   bool any_tensor = false;
@@ -431,6 +406,7 @@ void Specialiser::call(Node* n) {
   if (stack.size() == 1 && stack[0].isTensor())
     for (auto& s : ins)
       if (s->value.isTensor() && s->value.toTensor().is_same(stack[0].toTensor())) return bind(n->output(), s);
+  if (pieces(n, ins, stack) || strided_view(n, ins)) return;
 
   Call c;
   c.name = n->maybeSchema() ? n->schema().name() : name;
@@ -478,6 +454,7 @@ SymP Specialiser::input(const std::string& name, const c10::IValue& v) {
 
 // JSON of how the outputs nest; tensors are appended to the flat list.
 std::string Specialiser::structure(const SymP& s, const Node* at) {
+  check_lost(s);
   std::ostringstream o;
   auto items = [&] {
     for (size_t i = 0; i < s->items.size(); i++) o << (i ? "," : "") << structure(s->items[i], at);

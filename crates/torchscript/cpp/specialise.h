@@ -3,11 +3,17 @@
 #include "shim.h"
 
 #include <map>
+#include <optional>
 
 namespace kiln {
 
 struct Sym;
 using SymP = std::shared_ptr<Sym>;
+
+// The part of its base that a view looks at along one axis, where it is a slice or select. Axis -1: no such part.
+struct Span {
+  int64_t axis, start, end;
+};
 
 // What is known about one value while running. Names for the same object share one Sym, so that an in-place change
 // made through one is seen by all.
@@ -21,6 +27,9 @@ struct Sym {
   std::vector<c10::IValue> keys;
   SymP base;                  // this tensor is a view of that one,
   int view = -1;              // made by this call (index into Specialised::calls), whose argument 0 is the base
+  std::optional<Span> part;   // known once it was asked for
+  bool stale = false;         // its base has changed since: `view` is called again when it is next used
+  const torch::jit::Node* lost = nullptr;  // this has changed its memory, and nothing can make it again: refused when used
 };
 
 class Specialiser {
@@ -57,7 +66,6 @@ class Specialiser {
   void bind(const torch::jit::Value* v, SymP s) { env[v] = std::move(s); }
   const SymP& at_value(const torch::jit::Value* v) const { return env.at(v); }
   void refuse(const Node* n, std::string message, std::string help);
-  void check_data_reads(Node* n, const torch::jit::Stack& results, bool data);
 
   // Recording.
   Arg arg(const SymP& s);
@@ -65,12 +73,25 @@ class Specialiser {
   int new_value(const at::Tensor& t);
   int record(std::string name, std::string overload, std::vector<Arg> args, const at::Tensor& like, const Node* at);
 
+  // reads.cpp
+  void check_data_reads(Node* n, const std::vector<SymP>& ins, const torch::jit::Stack& results, bool data);
+  void check_layout(Node* n, const torch::jit::Stack& results);
+
+  // views.cpp
+  SymP view_of(const SymP& base, const char* name, const char* overload, std::vector<c10::IValue> rest, const Node* at);
+  bool pieces(Node* n, const std::vector<SymP>& ins, const torch::jit::Stack& results);
+  bool strided_view(Node* n, const std::vector<SymP>& ins);
+  void check_memory_reads(Node* n, const std::vector<SymP>& ins);
+
   // mutation.cpp
   bool mutates_tensor(Node* n);
   void mutate(Node* n);
   void write_back(const SymP& target, int value, const Node* at);
   int scatter_into(const SymP& view, int value, const Node* at);
-  void replay(const SymP& view, const Node* at);
+  int scatter_by_table(const SymP& view, int value, const Node* at);
+  const Span& part_of(const SymP& view);
+  void renew(const SymP& view);
+  void check_lost(const SymP& s);
   void remember(const SymP& s);
 };
 

@@ -171,7 +171,14 @@ pub unsafe fn call(
         return Err(Problem::new(message).into());
     }
     for (result, out) in results.iter().zip(outs).filter(|(_, out)| !out.ptr.is_null()) {
-        over(out)?.copy_from(result)?;
+        over(out)?.copy_from(result).map_err(|e| misfit(name, &e))?;
     }
     Ok(())
+}
+
+/// A result of another type than the example inputs gave.
+fn misfit(name: &str, e: &ImportErrors) -> ImportErrors {
+    Problem::new(format!("`{name}` by libtorch does not give what it gave on the example inputs: {e}"))
+        .help("its shape depends on data, which a compiled graph cannot follow: keep it fixed, as by a mask instead of a selection")
+        .into()
 }

@@ -49,6 +49,15 @@ fn kernels() {
         ("attention_sdpa", &[]),
         ("attention_gqa_mask", &[]),
         ("encoder_layers", &[]),
+        ("encoder_mask", &[]),
+        ("encoder_float_mask", &[]),
+        ("encoder_padding", &[]),
+        ("encoder_both", &[]),
+        ("encoder_blind", &[]),
+        ("multi_head", &[]),
+        ("multi_head_parts", &[]),
+        ("gru_cell", &[]),
+        ("lstm_cell", &[]),
         ("rms_norm_primitives", &[]),
         ("norms", &[]),
         ("convolutions", &[]),
@@ -92,7 +101,14 @@ fn element_types() {
 
 #[test]
 fn mutation() {
-    check_all(&[("mutates_view", &[]), ("mutates_view_trace", &[]), ("mutates_plain", &[])]);
+    check_all(&[
+        ("mutates_view", &[]),
+        ("mutates_view_trace", &[]),
+        ("mutates_plain", &[]),
+        ("mutates_pieces", &[]),
+        ("mutates_other_views", &["aten::diagonal_scatter"]),
+        ("mutates_many_views", &[]),
+    ]);
 }
 
 #[test]
@@ -129,6 +145,7 @@ fn reductions() {
         ("op_log_sums", &[]),
         ("op_scans", &[]),
         ("op_losses", &[]),
+        ("op_similarity", &[]),
     ]);
 }
 
@@ -145,6 +162,24 @@ fn data_movement() {
         ("op_creation", &[]),
         ("op_meshgrid", &[]),
         ("op_upsample", &["aten::im2col"]),
+        ("op_upsample_integers", &["aten::upsample_bilinear2d"]),
+        ("op_as_strided", &[]),
+        (
+            "op_rank_0",
+            &[
+                "aten::cosine_similarity",
+                "aten::flip",
+                "aten::gather",
+                "aten::index_select",
+                "aten::log_softmax",
+                "aten::scatter",
+                "aten::scatter_add",
+                "aten::softmax",
+            ],
+        ),
+        ("op_no_elements", &[]),
+        ("strides_read", &[]),
+        ("op_fixed_shapes", &["aten::index", "aten::repeat_interleave"]),
     ]);
 }
 

@@ -1,6 +1,7 @@
 //! What import refuses, and how it says so: everything at once, each with its line in the model's source.
 use crate::common::*;
 use kiln_graph::{DType, Tensor, Type};
+use kiln_torchscript::Memory;
 
 fn errors(name: &str, inputs: &[Tensor]) -> Vec<kiln_torchscript::Problem> {
     match kiln_torchscript::import(&archive(name), inputs) {
@@ -39,6 +40,79 @@ fn a_change_of_the_models_own_state_is_refused() {
 fn element_types_without_a_name_are_refused() {
     let found = errors("op_complex_view", &inputs("op_complex_view"));
     assert!(found.iter().any(|p| p.message.contains("Complex")), "{found:#?}");
+}
+
+/// The line of the model's source that a problem points at.
+fn source_line(p: &kiln_torchscript::Problem) -> String {
+    let (file, line) = p.source.rsplit_once(':').unwrap_or_else(|| panic!("no source: {p:#?}"));
+    let text = std::fs::read_to_string(file).unwrap();
+    text.lines().nth(line.parse::<usize>().unwrap() - 1).unwrap().to_string()
+}
+
+#[test]
+fn shapes_that_depend_on_data_are_refused_with_a_remedy() {
+    let cases = [
+        ("where", "torch.where(x > 0)", "nonzero_static"),
+        ("nonzero", ".nonzero()", "nonzero_static"),
+        ("argwhere", "torch.argwhere", "nonzero_static"),
+        ("masked_select", ".masked_select(", "masked_fill"),
+        ("mask_index", "x[x > 0]", "masked_fill"),
+        ("unique", "torch/", "outside"),
+        ("unique_consecutive", "torch/", "outside"),
+        ("one_hot", "F.one_hot(x)", "num_classes"),
+        ("bincount", "torch.bincount", "F.one_hot"),
+        ("repeat_interleave", ".repeat_interleave(n, 0)", "output_size"),
+        ("repeats", "torch.repeat_interleave(n)", "output_size"),
+        ("tensor_split", "torch.tensor_split", "list of ints"),
+        ("pack_padded_sequence", "torch/", "without pack_padded_sequence"),
+    ];
+    for (name, line, help) in cases {
+        let name = format!("shape_{name}");
+        let found = errors(&name, &inputs(&name));
+        let p = found.iter().find(|p| p.help.contains(help)).unwrap_or_else(|| panic!("{name}: {found:#?}"));
+        assert!(
+            p.message.contains("depends on the input's data") || p.message.contains("reads a number"),
+            "{name}: {p:#?}"
+        );
+        // What PyTorch's own Python calls is a line of its files where those are the innermost ones.
+        assert!(source_line(p).contains(line) || p.source.contains(line), "{name}: {p:#?}: {}", source_line(p));
+    }
+}
+
+#[test]
+fn what_cannot_be_followed_in_memory_is_refused() {
+    for (name, message) in [
+        ("op_as_strided_beside", "reads memory beside the elements"),
+        ("op_as_strided_scatter", "not dense and row-major"),
+        ("mutates_through_list", "read through another name"),
+        ("mutates_overlapping", "a view made by `aten::unfold`"),
+        ("mutates_listed", "in a way import cannot resolve"),
+        ("mutates_shape", "in a way import cannot resolve"),
+    ] {
+        let found = errors(name, &inputs(name));
+        let p = found.iter().find(|p| p.message.contains(message)).unwrap_or_else(|| panic!("{name}: {found:#?}"));
+        assert!(!p.help.is_empty() && !p.source.is_empty(), "{name}: {p:#?}");
+    }
+}
+
+#[test]
+fn a_fallback_whose_result_changes_its_type_is_named() {
+    let zeros = |n: usize| Tensor::zeros(Type::new(DType::F32, [n]));
+    for (have, want) in [(3, 2), (2, 3)] {
+        let (x, mut y) = (zeros(have), zeros(want));
+        let ins = [Memory { ptr: x.bytes().as_ptr().cast_mut().cast(), ty: x.ty.clone() }];
+        let outs = [Memory { ty: y.ty.clone(), ptr: y.bytes_mut().as_mut_ptr().cast() }];
+        // SAFETY: host tensors of these types, alive during the call, the result apart from the operand.
+        let e = unsafe { kiln_torchscript::call("aten::neg", "", r#"[{"tensor":0}]"#, &ins, &outs, -1) }.unwrap_err();
+        let said = e.to_string();
+        assert!(said.contains("`aten::neg`") && said.contains(&format!("f32[{have}]")), "{said}");
+    }
+}
+
+#[test]
+fn nested_tensors_name_the_option() {
+    let found = errors("encoder_nested", &inputs("encoder_nested"));
+    assert!(found.iter().any(|p| p.help.contains("enable_nested_tensor=False") && !p.source.is_empty()), "{found:#?}");
 }
 
 #[test]

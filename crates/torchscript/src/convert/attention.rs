@@ -4,7 +4,7 @@ use super::{
     context::{Ctx, Res},
 };
 use crate::raw::Call;
-use kiln_graph::{BinaryOp, DType, Op, Scalar, UnaryOp, ValueId};
+use kiln_graph::{BinaryOp, DType, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 
 pub const TABLE: Table = &[
     ("aten::scaled_dot_product_attention", attention),
@@ -36,29 +36,95 @@ fn attention(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![c.reshape(r, &ty.shape)?])
 }
 
-/// Self-attention of `x` (`[batch, tokens, width]`) between its projections: the weight, then the bias, of the joined query, key and
-/// value, and of the output.
-fn self_attention(c: &mut Ctx, x: ValueId, heads: usize, weights: [ValueId; 4]) -> Res<ValueId> {
+/// What a layer's multi-head attention is made of.
+struct Heads {
+    heads: usize,
+    /// The weight, then the bias, of the joined query, key and value, and of the output.
+    weights: [ValueId; 4],
+    /// What is left out of the scores, over `[batch, heads, queries, keys]`.
+    hidden: Option<ValueId>,
+}
+
+/// The rows of the joined projection that belong to part `i` (query, key, value), as `[batch, heads, tokens, depth]`.
+fn project(c: &mut Ctx, x: ValueId, joined: Option<ValueId>, h: &Heads, i: usize) -> Res<ValueId> {
     let [batch, tokens, width] = c.shape(x)[..] else {
         return Err("multi-head attention of another rank than 3".into());
     };
-    if heads == 0 || width % heads != 0 {
-        return Err(format!("{heads} heads of {width} columns"));
+    let part = match joined {
+        Some(joined) => c.slice(joined, 2, i * width, width, 1)?,
+        None => {
+            let weight = c.slice(h.weights[0], 0, i * width, width, 1)?;
+            let bias = c.slice(h.weights[1], 0, i * width, width, 1)?;
+            c.node(Op::Linear, &[x, weight, bias])?
+        }
+    };
+    let part = c.reshape(part, &[batch, tokens, h.heads, width / h.heads])?;
+    c.permute(part, &[0, 2, 1, 3])
+}
+
+/// Attention of `[query, key, value]` (`[batch, tokens, width]`) between its projections; with the probabilities
+/// (`[batch, heads, queries, keys]`) if they are asked for.
+fn projected_attention(
+    c: &mut Ctx,
+    from: [ValueId; 3],
+    h: &Heads,
+    probabilities: bool,
+) -> Res<(ValueId, Option<ValueId>)> {
+    let [batch, queries, width] = c.shape(from[0])[..] else {
+        return Err("multi-head attention of another rank than 3".into());
+    };
+    if h.heads == 0 || width % h.heads != 0 {
+        return Err(format!("{} heads of {width} columns", h.heads));
     }
-    let depth = width / heads;
-    let joined = c.node(Op::Linear, &[x, weights[0], weights[1]])?;
-    let joined = c.reshape(joined, &[batch, tokens, 3, heads, depth])?;
+    let of_one = from[1] == from[0] && from[2] == from[0];
+    let joined = if of_one { Some(c.node(Op::Linear, &[from[0], h.weights[0], h.weights[1]])?) } else { None };
     let mut parts = vec![];
-    for i in 0..3 {
-        let part = c.slice(joined, 2, i, 1, 1)?;
-        let part = c.reshape(part, &[batch, tokens, heads, depth])?;
-        parts.push(c.permute(part, &[0, 2, 1, 3])?);
+    for (i, x) in from.into_iter().enumerate() {
+        parts.push(project(c, x, joined, h, i)?);
     }
-    let scale = Scalar::Float(1.0 / (depth as f64).sqrt());
-    let r = c.node(Op::Attention { scale, causal: false }, &parts)?;
+    let scale = 1.0 / ((width / h.heads) as f64).sqrt();
+    let (r, weights) = if probabilities {
+        let keys = c.transpose(parts[1])?;
+        let scores = c.node(Op::Dot, &[parts[0], keys])?;
+        let mut scores = c.with(BinaryOp::Mul, scores, scale)?;
+        if let Some(hidden) = h.hidden {
+            let nothing = c.float_const(c.dtype(scores), f64::NEG_INFINITY);
+            scores = c.select(hidden, nothing, scores)?;
+        }
+        let weights = c.node(Op::Softmax { axis: 3 }, &[scores])?;
+        (c.node(Op::Dot, &[weights, parts[2]])?, Some(weights))
+    } else {
+        if let Some(hidden) = h.hidden {
+            parts.push(c.unary(UnaryOp::Not, hidden)?);
+        }
+        let r = c.node(Op::Attention { scale: Scalar::Float(scale), causal: false }, &parts)?;
+        (rows_of_nothing(c, r, h.hidden)?, None)
+    };
     let r = c.permute(r, &[0, 2, 1, 3])?;
-    let r = c.reshape(r, &[batch, tokens, width])?;
-    c.node(Op::Linear, &[r, weights[2], weights[3]])
+    let r = c.reshape(r, &[batch, queries, width])?;
+    Ok((c.node(Op::Linear, &[r, h.weights[2], h.weights[3]])?, weights))
+}
+
+/// A query that sees no key gets NaN from these modules (`masked_softmax` in ATen/native/transformers), but zero from attention.
+fn rows_of_nothing(c: &mut Ctx, r: ValueId, hidden: Option<ValueId>) -> Res<ValueId> {
+    let Some(hidden) = hidden else { return Ok(r) };
+    let blind = c.reduce(ReduceOp::All, hidden, &[3])?;
+    let nan = c.float_const(c.dtype(r), f64::NAN);
+    c.select(blind, nan, r)
+}
+
+/// The mask at `at`, its kind behind it at `kind_at`, in the form [`Heads::hidden`] has: true, or a number other than 0,
+/// where a query does not look. Kind 0 is `[queries, keys]`, 1 `[batch, keys]`, 2 has all four axes.
+fn hidden(c: &mut Ctx, call: &Call, at: usize, kind_at: usize, batch: usize) -> Res<Option<ValueId>> {
+    let Some(mask) = c.opt_tensor(call, at)? else { return Ok(None) };
+    let hidden = c.cast(mask, DType::Bool)?;
+    let shape = match (c.int(call, kind_at)?, &c.shape(mask)[..]) {
+        (0, [queries, keys]) => [1, 1, *queries, *keys],
+        (1, [rows, keys]) if *rows == batch => [batch, 1, 1, *keys],
+        (2, [a, b, queries, keys]) => [*a, *b, *queries, *keys],
+        (kind, shape) => return Err(format!("a mask of kind {kind} and shape {shape:?}")),
+    };
+    c.reshape(hidden, &shape).map(Some)
 }
 
 /// The weights at `at..at + 4`.
@@ -69,28 +135,30 @@ fn heads(c: &Ctx, call: &Call, at: usize) -> Res<usize> {
     usize::try_from(c.int(call, at)?).map_err(|_| "a negative number of heads".to_string())
 }
 
-/// `(q, k, v, width, heads, qkv weight, bias, out weight, bias, mask?, need_weights, average, mask_type?)`.
+/// `(q, k, v, width, heads, qkv weight, bias, out weight, bias, mask?, need_weights, average, mask_type?)`; gives the
+/// probabilities too where they are asked for, averaged over the heads or not.
 fn multi_head(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    c.only_results(call, 1)?;
-    let (q, k, v) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?);
-    if q != k || q != v {
-        return Err("multi-head attention between different tensors".into());
+    let from = [c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?];
+    let batch = *c.shape(from[0]).first().ok_or("multi-head attention of rank 0")?;
+    let h =
+        Heads { heads: heads(c, call, 4)?, weights: projections(c, call, 5)?, hidden: hidden(c, call, 9, 12, batch)? };
+    let asked = c.only_results(call, 1).is_err();
+    let (r, weights) = projected_attention(c, from, &h, asked)?;
+    let Some(mut weights) = weights else { return Ok(vec![r]) };
+    if c.bool(call, 11)? {
+        weights = c.reduce(ReduceOp::Mean, weights, &[1])?;
     }
-    if c.opt_tensor(call, 9)?.is_some() {
-        return Err("multi-head attention with a mask".into());
-    }
-    let weights = projections(c, call, 5)?;
-    let heads = heads(c, call, 4)?;
-    Ok(vec![self_attention(c, q, heads, weights)?])
+    let shape = c.out(call, 1)?.shape;
+    Ok(vec![r, c.reshape(weights, &shape)?])
 }
 
 /// `(x, width, heads, qkv weight, bias, out weight, bias, gelu, norm_first, eps, norm 1 weight, bias, norm 2 weight, bias, first
 /// linear's weight, bias, second linear's weight, bias, mask?, mask_type?)`.
 fn encoder_layer(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    if c.opt_tensor(call, 18)?.is_some() {
-        return Err("an encoder layer with a mask".into());
-    }
-    let (x, heads, weights) = (c.tensor(call, 0)?, heads(c, call, 2)?, projections(c, call, 3)?);
+    let x = c.tensor(call, 0)?;
+    let batch = *c.shape(x).first().ok_or("an encoder layer of rank 0")?;
+    let h =
+        Heads { heads: heads(c, call, 2)?, weights: projections(c, call, 3)?, hidden: hidden(c, call, 18, 19, batch)? };
     let (activation, first) = (if c.bool(call, 7)? { UnaryOp::GeluErf } else { UnaryOp::Relu }, c.bool(call, 8)?);
     let eps = c.scalar(call, 9)?;
     let norm = |c: &mut Ctx, x, at| {
@@ -107,7 +175,7 @@ fn encoder_layer(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         linear(c, h, 16)
     };
     let inner = if first { norm(c, x, 10)? } else { x };
-    let a = self_attention(c, inner, heads, weights)?;
+    let (a, _) = projected_attention(c, [inner; 3], &h, false)?;
     let mut x = c.binary(BinaryOp::Add, x, a)?;
     if !first {
         x = norm(c, x, 10)?;

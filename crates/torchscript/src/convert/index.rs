@@ -162,37 +162,52 @@ fn scatter_reduce(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 fn spread_index(c: &mut Ctx, i: ValueId, axis: usize, like: &[usize]) -> Res<ValueId> {
     let n = c.ty(i).count();
     let mut shape = vec![1; like.len()];
-    shape[axis] = n;
+    *shape.get_mut(axis).ok_or("an index along no axis")? = n;
     let i = c.reshape(i, &shape)?;
     let mut full = like.to_vec();
     full[axis] = n;
     c.broadcast(i, &full)
 }
 
+/// `(x, axis, index, …)`: whole rows of x along the axis are written, those the index names. `source` is given the shape
+/// of what is written, and gives that. Operands of rank 0 count as one row of one element.
+fn write_rows(
+    c: &mut Ctx,
+    call: &Call,
+    mode: ScatterMode,
+    source: impl FnOnce(&mut Ctx, &[usize]) -> Res<ValueId>,
+) -> Res<Vec<ValueId>> {
+    let (x, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.out(call, 0)?);
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let rows = if c.rank(x) == 0 { c.reshape(x, &[1])? } else { x };
+    let i = spread_index(c, i, axis, &c.shape(rows))?;
+    let src = source(c, &c.shape(i))?;
+    let r = c.node(Op::Scatter { axis, mode }, &[rows, i, src])?;
+    one(c.reshape(r, &ty.shape)?)
+}
+
 /// `(x, axis, index, source, alpha)`.
 fn index_add(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (x, i, src) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.tensor(call, 3)?);
-    let axis = c.axis(call, 1, c.rank(x))?;
-    let i = spread_index(c, i, axis, &c.shape(x))?;
-    let src = scale(c, src, c.scalar(call, 4)?)?;
-    one(c.node(Op::Scatter { axis, mode: ScatterMode::Add }, &[x, i, src])?)
+    let (src, alpha) = (c.tensor(call, 3)?, c.scalar(call, 4)?);
+    write_rows(c, call, ScatterMode::Add, |c, shape| {
+        let src = scale(c, src, alpha)?;
+        c.reshape(src, shape)
+    })
 }
 
 fn index_copy(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (x, i, src) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.tensor(call, 3)?);
-    let axis = c.axis(call, 1, c.rank(x))?;
-    let i = spread_index(c, i, axis, &c.shape(x))?;
-    one(c.node(Op::Scatter { axis, mode: ScatterMode::Replace }, &[x, i, src])?)
+    let src = c.tensor(call, 3)?;
+    write_rows(c, call, ScatterMode::Replace, |c, shape| c.reshape(src, shape))
 }
 
 /// `(x, axis, index, value)`.
 fn index_fill(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (x, i, value) = (c.tensor(call, 0)?, c.tensor(call, 2)?, operand(c, call, 3)?);
-    let axis = c.axis(call, 1, c.rank(x))?;
-    let i = spread_index(c, i, axis, &c.shape(x))?;
-    let value = as_value(c, value, c.dtype(x))?;
-    let src = c.broadcast(value, &c.shape(i))?;
-    one(c.node(Op::Scatter { axis, mode: ScatterMode::Replace }, &[x, i, src])?)
+    let value = operand(c, call, 3)?;
+    let dtype = c.out(call, 0)?.dtype;
+    write_rows(c, call, ScatterMode::Replace, |c, shape| {
+        let value = as_value(c, value, dtype)?;
+        c.broadcast(value, shape)
+    })
 }
 
 /// `(x, indices, values, accumulate)`: a mask of x's shape selects; leading axes indexed together scatter rows.

@@ -74,6 +74,9 @@ fn widen(c: &mut Ctx, x: ValueId, axis: usize, times: usize) -> Res<ValueId> {
 /// `(x, size?, align_corners, scales)`: blends the two neighbours along each axis.
 fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    if !ty.dtype.is_float() {
+        return Err(format!("blending {}, whose weights torch rounds", ty.dtype));
+    }
     let corners = c.bool(call, 2)?;
     let r = c.in_compute(x, ty.dtype, |c, mut x| {
         for axis in (2..ty.rank()).rev() {

@@ -149,6 +149,14 @@ pub fn cosine_similarity(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     };
     let work = ty.dtype.compute();
     let (a, b) = (c.cast(a, work)?, c.cast(b, work)?);
+    // Lengths are those of the broadcast operands.
+    let [na, nb] = [a, b].map(|x| c.shape(x).get(axis).copied().unwrap_or(1));
+    let along = |c: &mut Ctx, x, n| {
+        let mut shape = c.shape(x);
+        *shape.get_mut(axis).ok_or("cosine_similarity of rank 0")? = n;
+        c.broadcast(x, &shape)
+    };
+    let (a, b) = (along(c, a, if na == 1 { nb } else { na })?, along(c, b, if nb == 1 { na } else { nb })?);
     let (a, b) = (unit(c, a)?, unit(c, b)?);
     let product = c.binary(BinaryOp::Mul, a, b)?;
     let r = c.reduce(ReduceOp::Sum, product, &[axis])?;

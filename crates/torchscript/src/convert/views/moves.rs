@@ -128,6 +128,35 @@ pub fn unfold(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.permute(taken, &order)?)
 }
 
+/// `(vector, sizes, strides, offset)`. Strides are those of memory, which values here do not have: `cpp/views.cpp` leaves
+/// this operator only over all elements in the order in which they lie there.
+pub fn as_strided(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty, strides, offset) = (c.tensor(call, 0)?, c.out(call, 0)?, c.ints(call, 2)?, c.int(call, 3)?);
+    if c.rank(x) != 1 || strides.len() != ty.rank() {
+        return Err("as_strided of other than a vector".into());
+    }
+    if ty.count() == 0 {
+        return one(c.full(&ty, Scalar::Int(0))?);
+    }
+    let dense =
+        (0..ty.rank()).all(|a| strides[a] as usize == ty.shape[a + 1..].iter().product::<usize>() || ty.shape[a] == 1);
+    if dense {
+        let run = c.slice(x, 0, offset as usize, ty.count(), 1)?;
+        return one(c.reshape(run, &ty.shape)?);
+    }
+    let mut index = c.constant(DType::I64, Scalar::Int(offset));
+    for (axis, stride) in strides.into_iter().enumerate().filter(|(a, s)| ty.shape[*a] > 1 && *s != 0) {
+        let mut shape = vec![1; ty.rank()];
+        shape[axis] = ty.shape[axis];
+        let place = c.iota(Type::new(DType::I64, shape), axis);
+        let stride = c.constant(DType::I64, Scalar::Int(stride));
+        let place = c.binary(BinaryOp::Mul, place, stride)?;
+        index = c.binary(BinaryOp::Add, index, place)?;
+    }
+    let index = c.broadcast(index, &ty.shape)?;
+    one(c.node(Op::Take { axis: 0 }, &[x, index])?)
+}
+
 /// Row and column numbers of the last two axes, as `[rows, 1]` and `[1, columns]`.
 fn grid(c: &mut Ctx, rows: usize, columns: usize) -> (ValueId, ValueId) {
     let row = c.iota(Type::new(DType::I64, [rows, 1]), 0);
