@@ -63,17 +63,15 @@ pub enum TorchError {
     NoLibtorch { looked_at: Vec<String> },
     #[error(
         "a TorchScript archive needs the plugin libkiln_torchscript.so, which was not found (looked at: {}); build it with \
-         `cargo build -p kiln-torchscript`, or set KILN_TORCHSCRIPT_PLUGIN to its path",
+         `cargo build --release`, which puts it beside `kiln`, or set KILN_TORCHSCRIPT_PLUGIN to its path",
         looked_at.join(", ")
     )]
     NoPlugin { looked_at: Vec<String> },
     #[error("cannot open {}: {what}; check that libtorch and the plugin are both built for torch 2.11", path.display())]
     Open { path: PathBuf, what: String },
-    #[error("the plugin {} speaks version {found} of the interface, {wanted} is wanted; build it again with `cargo build -p kiln-torchscript`", path.display())]
+    #[error("the plugin {} speaks version {found} of the interface, {wanted} is wanted; build it again with `cargo build --release`", path.display())]
     Version { path: PathBuf, found: u32, wanted: u32 },
-    #[error(
-        "the TorchScript plugin answered something unreadable ({0}); build it again with `cargo build -p kiln-torchscript`"
-    )]
+    #[error("the TorchScript plugin answered something unreadable ({0}); build it again with `cargo build --release`")]
     Plugin(String),
     #[error("libtorch cannot be given the path {}: it is not UTF-8; rename the file, or link to it by another name", path.display())]
     Path { path: PathBuf },
