@@ -218,6 +218,45 @@ def mutates_weight():
     return MutatesWeight(), (torch.randn(2, 3),)
 
 
+class Trains(nn.Module):
+    """Trains whatever mode it is in: as a trace of a module that nobody called eval() on."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3) if norm else None
+
+    def forward(self, x: torch.Tensor):
+        if self.norm is None:
+            return nn.functional.dropout(x, 0.5, training=True)
+        return nn.functional.batch_norm(x, self.norm.running_mean, self.norm.running_var, training=True)
+
+
+@example("trains_dropout")
+def trains_dropout():
+    return Trains(norm=False), (torch.randn(2, 3),)
+
+
+@example("trains_norm")
+def trains_norm():
+    return Trains(norm=True), (torch.randn(2, 3),)
+
+
+class BatchStatistics(nn.Module):
+    """A norm without learnt statistics: those of the batch are what it means, in evaluation too."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3, track_running_stats=False)
+
+    def forward(self, x: torch.Tensor):
+        return self.norm(x)
+
+
+@example("batch_statistics")
+def batch_statistics():
+    return BatchStatistics(), (torch.randn(2, 3),)
+
+
 class ManyProblems(nn.Module):
     """Three things that import must refuse, all in one report."""
 

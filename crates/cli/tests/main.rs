@@ -2,6 +2,7 @@
 //! for each would link what the crate stands on, LLVM for some, once for each.
 mod bad_input;
 mod decisions;
+mod foreign;
 mod guide;
 mod levels;
 mod measure;

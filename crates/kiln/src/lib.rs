@@ -27,6 +27,7 @@ pub mod io;
 pub mod model;
 pub mod parts;
 pub mod plot;
+mod recognise;
 pub mod select;
 pub mod snapshot;
 pub mod stages;

@@ -1,5 +1,5 @@
 //! Models: a TorchScript archive, a text graph, or a compiled artifact.
-use crate::{Error, artifact, io, torch};
+use crate::{Error, artifact, io, recognise, torch};
 use kiln_graph::{Graph, Scalar, Tensor, Type};
 use std::{
     fs::File,
@@ -35,21 +35,31 @@ pub enum FileKind {
     Report,
 }
 
+/// Bytes that tell text from data.
+const SNIFFED: u64 = 4096;
+
 impl FileKind {
-    /// Reads a zip's start, or the text whole.
+    /// Reads a zip's directory, or the text whole. What is no file of Kiln's is named in the error, with what makes a model of it.
     pub fn of(path: &Path) -> Result<FileKind, Error> {
         let reading = |e| Error::reading(path, &e);
+        if path.is_dir() {
+            return Err(recognise::folder(path));
+        }
         let mut file = File::open(path).map_err(reading)?;
         let mut start = vec![];
         file.by_ref().take(artifact::START).read_to_end(&mut start).map_err(reading)?;
         if start.starts_with(b"PK") {
-            return Ok(if artifact::is_artifact(&start) { FileKind::Artifact } else { FileKind::TorchScript });
+            return match artifact::is_artifact(&start) {
+                true => Ok(FileKind::Artifact),
+                false => recognise::zip(path).map(|()| FileKind::TorchScript),
+            };
         }
-        if path.extension().is_some_and(|e| e == "pt") {
-            return Err(Error::failed(
-                format!("{} is not a TorchScript archive: it is not a zip file", path.display()),
-                "write it with torch.jit.trace(model, inputs).save(path); older torch.save files have to be exported again",
-            ));
+        // Kiln's own files are text; of others, which may be large, the start is enough.
+        file.by_ref().take(SNIFFED).read_to_end(&mut start).map_err(reading)?;
+        let is_text =
+            std::str::from_utf8(&start).map_or_else(|e| e.error_len().is_none(), |_| true) && !start.contains(&0);
+        if !is_text && let Some(e) = recognise::other(path, &start) {
+            return Err(e);
         }
         file.read_to_end(&mut start).map_err(reading)?;
         let text = String::from_utf8_lossy(&start);
@@ -59,10 +69,12 @@ impl FileKind {
             Some("plan") => Ok(FileKind::PlanText),
             Some("kernel") => Ok(FileKind::BlockText),
             Some(word) if word.starts_with('{') => Ok(FileKind::Report),
-            _ => Err(Error::failed(
-                format!("{} is neither a TorchScript archive nor a Kiln file", path.display()),
-                "give a .pt file written by torch.jit.save, or a .kiln text graph, which begins with `graph NAME(…)`",
-            )),
+            _ => Err(recognise::other(path, &start).unwrap_or_else(|| {
+                Error::failed(
+                    format!("{} is neither a TorchScript archive nor a Kiln file", path.display()),
+                    "give a .pt file written by torch.jit.save, or a .kiln text graph, which begins with `graph NAME(…)`",
+                )
+            })),
         }
     }
 }

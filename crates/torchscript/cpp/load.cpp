@@ -17,6 +17,7 @@
 #include <torch/csrc/jit/passes/remove_mutation.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include <set>
 #include <sstream>
 
 namespace kiln {
@@ -32,6 +33,30 @@ void clean(std::shared_ptr<Graph>& g) {
   RemoveListMutation(g);
   NormalizeOps(g);  // aliases to canonical names: multiply -> mul
   EliminateDeadCode(g);
+}
+
+// Whether the node is one that only training has: random zeros, or statistics of the batch in place of those that were learnt.
+bool trains(const Node* n) {
+  static const std::set<std::string> dropouts = {"aten::dropout", "aten::dropout_", "aten::feature_dropout", "aten::feature_dropout_", "aten::alpha_dropout", "aten::alpha_dropout_", "aten::feature_alpha_dropout", "aten::feature_alpha_dropout_"};
+  auto on = [&](size_t i) { auto v = i < n->inputs().size() ? toIValue(n->input(i)) : std::nullopt; return v && v->isBool() && v->toBool(); };
+  const std::string name = n->kind().toQualString();
+  if (dropouts.count(name)) {
+    auto rate = toIValue(n->input(1));
+    return on(2) && !(rate && rate->isDouble() && rate->toDouble() == 0);
+  }
+  // Without learnt statistics (track_running_stats=False) the batch's own are what the model means.
+  return name == "aten::batch_norm" && on(5) && !n->input(3)->type()->isSubtypeOf(*NoneType::get());
+}
+
+// Refuses an archive that was saved in training mode, at its first node that shows it. Evaluation mode of a scripted module has been
+// set by now; a trace has the mode it was traced in.
+void refuse_training(const Block* b) {
+  for (auto* n : b->nodes()) {
+    if (trains(n))
+      throw Failure(std::vector<Problem>{Problem{std::string("the model was saved in training mode, as `") + n->kind().toQualString() + "` shows", source_of(n), module_of(n),
+                      "in Python, before it is saved:\n    model.eval()  # F.dropout also needs training=self.training\n    torch.jit.trace(model, inputs).save(\"model.pt\")"}});
+    for (auto* inner : n->blocks()) refuse_training(inner);
+  }
 }
 
 std::string missing_operator_help(const std::string& what) {
@@ -114,7 +139,17 @@ std::unique_ptr<Archive> load(const std::string& path) {
   a->module = m;
   a->graph = m.get_method("forward").graph()->copy();
   clean(a->graph);
+  refuse_training(a->graph->block());
   return a;
+}
+
+// How inputs are given, in Python and without.
+static std::string inputs_help(const std::vector<c10::Argument>& args) {
+  std::ostringstream o;
+  o << "give a file with a tensor for each argument, written in Python:\n    from safetensors.torch import save_file\n    save_file({";
+  for (size_t i = 1; i < args.size(); i++) o << (i > 1 ? ", " : "") << '"' << i - 1 << "\": " << args[i].name();
+  o << "}, \"in.safetensors\")\nas --inputs in.safetensors; or random ones, by --input 'f32[8,128]' for each argument in order";
+  return o.str();
 }
 
 std::vector<c10::IValue> bind_arguments(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors, size_t* given) {
@@ -126,7 +161,7 @@ std::vector<c10::IValue> bind_arguments(const c10::FunctionSchema& schema, const
     o << "forward takes (";
     for (size_t i = 1; i < args.size(); i++) o << (i > 1 ? ", " : "") << args[i].name() << ": " << args[i].type()->annotation_str() << (args[i].default_value() ? " = default" : "");
     o << "), but " << tensors.size() << " inputs were given";
-    return Failure(o.str(), "give one tensor per argument, named \"0\", \"1\", ... in order");
+    return Failure(o.str(), inputs_help(args));
   };
   for (size_t i = 1; i < args.size(); i++) {
     if (next >= tensors.size()) {

@@ -37,6 +37,30 @@ fn a_change_of_the_models_own_state_is_refused() {
 }
 
 #[test]
+fn an_archive_in_training_mode_is_refused_with_what_mends_it() {
+    for (name, op) in [("trains_dropout", "aten::dropout"), ("trains_norm", "aten::batch_norm")] {
+        let found = errors(name, &inputs(name));
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert!(found[0].message.contains("saved in training mode") && found[0].message.contains(op), "{found:#?}");
+        assert!(found[0].help.contains("model.eval()"), "{found:#?}");
+        assert!(found[0].source.contains(".py:"), "{found:#?}");
+    }
+    // A norm that never learns statistics is no sign of training.
+    if let Err(e) = kiln_torchscript::import(&archive("batch_statistics"), &inputs("batch_statistics")) {
+        assert!(e.errors.iter().all(|p| !p.message.contains("training mode")), "{e:#?}");
+    }
+}
+
+#[test]
+fn without_inputs_it_says_how_to_give_them() {
+    let found = errors("several_inputs", &[]);
+    assert!(found[0].message.contains("but 0 inputs were given"), "{found:#?}");
+    for words in ["save_file({\"0\": ", "\"in.safetensors\")", "--inputs in.safetensors", "--input 'f32[8,128]'"] {
+        assert!(found[0].help.contains(words), "no `{words}` in {found:#?}");
+    }
+}
+
+#[test]
 fn element_types_without_a_name_are_refused() {
     let found = errors("op_complex_view", &inputs("op_complex_view"));
     assert!(found.iter().any(|p| p.message.contains("Complex")), "{found:#?}");

@@ -1,0 +1,119 @@
+//! Files that people give in place of an archive: each is named for what it is, and the lines of Python in the answer are run, and must
+//! make an archive that Kiln compiles. `foreign.py` writes the files and runs the lines.
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+fn python(mode: &str, folder: &Path) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = root.join("../../.deps/venv/bin/python");
+    assert!(python.exists(), "{} is missing: run scripts/setup", python.display());
+    let run = Command::new(python)
+        .arg(root.join("tests/foreign.py"))
+        .args([mode.as_ref(), folder.as_os_str()])
+        .output()
+        .expect("python starts");
+    assert!(run.status.success(), "{}{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+}
+
+/// Status and standard error of `kiln explain FILE` with inputs, in the folder.
+fn explain(folder: &Path, file: &str, inputs: &str) -> (Option<i32>, String) {
+    let mut call = Command::new(env!("CARGO_BIN_EXE_kiln"));
+    call.args(["explain", file]).current_dir(folder);
+    if !inputs.is_empty() {
+        call.args(["--inputs", inputs]);
+    }
+    let o = call.output().expect("kiln starts");
+    let text = String::from_utf8_lossy(&o.stderr).into_owned();
+    assert!(!text.contains("panicked"), "{file}: {text}");
+    (o.status.code(), text)
+}
+
+/// The lines of Python in an answer: those after the one that begins with `help:`, up to one that is none.
+fn lines_of_python(answer: &str) -> Vec<&str> {
+    let after = answer.lines().skip_while(|l| !l.trim_start().starts_with("help:")).skip(1);
+    after.map(str::trim).take_while(|l| !l.starts_with("as --inputs")).filter(|l| !l.is_empty()).collect()
+}
+
+#[test]
+fn wrong_files_are_recognised_and_the_answers_python_mends_them() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let at = dir.path();
+    python("write", at);
+    // The names say nothing, or lie.
+    let cases = [
+        ("weights.onnx", "holds weights without a model (a state_dict)"),
+        ("old.pt", "holds weights without a model (a state_dict)"),
+        ("new_pickle.pt", "holds weights without a model (a state_dict)"),
+        ("checkpoint.pt2", "is a checkpoint: a dict with weights under \"model_state_dict\""),
+        ("module.pth", "holds a pickled module (torch.nn.modules.container.Sequential)"),
+        ("program.pt", "is a program of torch.export"),
+        ("tensors", "holds weights without a model (safetensors)"),
+        ("train.kiln", "was saved in training mode"),
+        ("transformers", "is a folder of a transformers model"),
+    ];
+    for (file, words) in cases {
+        let (status, text) = explain(at, file, "in.safetensors");
+        assert_eq!(status, Some(1), "{file}: {text}");
+        assert!(text.contains(words), "{file}: no `{words}` in\n{text}");
+        let lines = lines_of_python(&text);
+        assert_eq!(lines.len(), 2, "{file}: {text}");
+        std::fs::write(at.join(format!("{file}.lines")), lines.join("\n")).expect("written");
+    }
+    python("mend", at);
+    for (file, _) in cases {
+        let inputs = if file == "transformers" { "ids.safetensors" } else { "in.safetensors" };
+        let (status, text) = explain(at, &format!("{file}.mended.pt"), inputs);
+        assert_eq!(status, Some(0), "{file}, mended: {text}");
+    }
+    // An archive without inputs: the lines write them.
+    let (status, text) = explain(at, "good.pt", "");
+    assert_eq!(status, Some(1), "{text}");
+    std::fs::write(at.join("good.lines"), lines_of_python(&text).join("\n")).expect("written");
+    python("inputs", at);
+    assert_eq!(explain(at, "good.pt", "written.safetensors").0, Some(0));
+
+    for (file, words) in [
+        ("graph.pt", "is an ONNX model"),
+        ("llama.pt", "GGUF"),
+        ("tensor.pt", "holds a tensor, not a model"),
+        ("in.safetensors", "give it as --inputs"),
+        ("dict.pkl", "holds a pickled dict"),
+        ("arrays.npz", "is a zip file without a model"),
+        ("source.pt", "is Python source"),
+        ("pointer.pt", "git lfs pull"),
+        ("page.pt", "is a web page"),
+        ("some", "give one of its files, as some/good.pt"),
+    ] {
+        let (status, text) = explain(at, file, "");
+        assert_eq!(status, Some(1), "{file}: {text}");
+        assert!(text.contains(words), "{file}: no `{words}` in\n{text}");
+    }
+}
+
+/// Archives of all kinds, cut and changed at random places: an answer every time.
+#[test]
+fn damaged_files_are_answered() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let whole =
+        std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../graphs/mlp.pt")).expect("a sample archive");
+    let path: PathBuf = dir.path().join("damaged.pt");
+    let mut seed = 1u64;
+    for i in 0..40 {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let place = (seed >> 33) as usize % whole.len();
+        let mut bytes = whole.clone();
+        match i % 2 {
+            0 => bytes.truncate(place),
+            // Names and lengths in the directory, which is at the end.
+            _ => {
+                let end = bytes.len() - 1 - place % 400;
+                bytes[end] ^= 0x55;
+            }
+        }
+        std::fs::write(&path, bytes).expect("written");
+        let (status, text) = explain(dir.path(), "damaged.pt", "");
+        assert!(status == Some(1) && text.contains("help:"), "{status:?} {text}");
+    }
+}
