@@ -198,7 +198,7 @@ mod tests {
     use crate::resolve::Body;
     use crate::{Prices, Target};
     use kiln_graph::Graph;
-    use kiln_plan::Precision;
+    use kiln_plan::{Precision, Rounding};
 
     /// Rows of 8, and a guard that lets half of the elements written along them through.
     fn reduced(apart: bool, inherit: bool) -> Result<(), LowerError> {
@@ -210,6 +210,7 @@ mod tests {
             twin: None,
             target: Target::Host,
             precision: Precision::Exact,
+            rounding: Rounding::AtStores,
             template: None,
             prices: Prices::default(),
         };
