@@ -218,6 +218,17 @@ impl Builder {
         }
         self.inst(Op::Store, &args, &[], vec![]);
     }
+    /// Where `bad`, the index is written to `to` with its site ([`Op::Check`]).
+    pub fn check(&mut self, to: Value, [bad, index]: [Value; 2], mask: Option<Value>, site: u32) {
+        let (bad, mut index) = self.together(bad, index);
+        if let Some(m) = mask {
+            index = self.together(index, m).0;
+        }
+        let shape = self.shape(index);
+        let mut args = vec![to, self.broadcast_to(bad, &shape), index];
+        args.extend(mask.map(|m| self.broadcast_to(m, &shape)));
+        self.inst(Op::Check { site }, &args, &[], vec![]);
+    }
     pub fn reduce(&mut self, op: ReduceOp, v: Value, axis: usize) -> Value {
         let mut shape = self.shape(v);
         shape.remove(axis);

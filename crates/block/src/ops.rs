@@ -210,6 +210,11 @@ pub enum Op {
     Load,
     /// Pointer, value, then mask. Where instances or elements overlap, all must write the same value.
     Store,
+    /// Pointer to an i64 (a scalar), condition (bool), index (i64, same shape), then mask. Where condition and mask hold, the index
+    /// is one that must not be: [`crate::ops::fault`] of the site and the index is written there. Of several any one is.
+    Check {
+        site: u32,
+    },
     /// Drops `axis`.
     Reduce {
         op: ReduceOp,
@@ -311,4 +316,20 @@ pub enum Op {
     Roles(Vec<Role>),
     /// Barrier of all blocks in the cluster.
     ClusterSync,
+}
+
+/// Bits of a fault that hold its index.
+pub const FAULT_INDEX_BITS: u32 = 44;
+
+/// What `check` writes for an index: never 0. Indices that do not fit are written as the last that does.
+pub fn fault(site: u32, index: i64) -> i64 {
+    let last = (1i64 << (FAULT_INDEX_BITS - 1)) - 1;
+    let index = index.clamp(-last - 1, last) & ((1 << FAULT_INDEX_BITS) - 1);
+    fault_site(site) | index
+}
+/// The part of a fault that says where.
+pub fn fault_site(site: u32) -> i64 {
+    /// Sites are nodes of a kernel's body: far fewer.
+    const MOST: u32 = (1 << 18) - 2;
+    i64::from(site.min(MOST) + 1) << FAULT_INDEX_BITS
 }

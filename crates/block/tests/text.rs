@@ -57,6 +57,33 @@ fn bytes_asked_for() {
 }
 
 #[test]
+fn checks_of_indices() {
+    let source = "kernel @k(%x: ptr<i64>) grid [1, 1, 1] warps 1 {
+  %i = iota : i32[8]
+  %w = cast i64 %i : i64[8]
+  %b = cmp lt %i, %i : bool[8]
+  check %x, %b, %w site 7
+  check %x, %b, %w, %b site 0
+}
+";
+    let k = parse(source).unwrap();
+    verify(&k).unwrap();
+    let text = print(&k);
+    assert_eq!(parse(&text).unwrap(), k, "{text}");
+    assert!(text.contains("site 7") && text.contains("site 0"), "{text}");
+    for (from, to, says) in [
+        ("ptr<i64>", "ptr<i64> readonly", "readonly"),
+        ("ptr<i64>", "ptr<f32>", "one pointer to an i64"),
+        ("check %x, %b, %w site", "check %x, %b, %i site", "the index"),
+        ("check %x, %b, %w site", "check %x, %i, %w site", "the condition"),
+        ("check %x, %b, %w, %b site", "check %x, %b, %w, %i site", "the mask"),
+    ] {
+        let wrong = verify(&parse(&source.replace(from, to)).unwrap()).unwrap_err().to_string();
+        assert!(wrong.contains(says), "{to}: {wrong}");
+    }
+}
+
+#[test]
 fn rows_in_a_run() {
     let k = parse("kernel @k(%x: f32) grid [1,1,1] warps 1 { %a = splat %x : f32[32]\n %b = unpack %a row 7 : f32[4,8]\n %c = pack %b row 7 : f32[32] }").unwrap();
     verify(&k).unwrap();

@@ -11,6 +11,7 @@
 //! - [`staged`]: loads that are under way while the program computes;
 //! - [`asked`]: loads of a loop ahead of its sums;
 //! - [`tiles`], [`roles`], [`tma`], [`wgmma`]: the lower level's ops, which programs with roles use;
+//! - [`check`]: indices out of range;
 //! - [`pointwise`], [`math`], [`f8`], [`memory`], [`anywhere`], [`gathered`], [`exchange`], [`rows`], [`reduce`], [`halves`], [`collect`], [`dot`]: the ops by family;
 //! - [`target`], [`widen`]: LLVM's optimiser and back end, and what is done between them.
 //!
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 mod anywhere;
 mod asked;
 mod blocks;
+mod check;
 mod collect;
 mod dot;
 mod emit;

@@ -59,6 +59,18 @@ fn names_of_programs_meet_no_others() {
     }
 }
 
+/// One store with a condition a thread, behind everything that is read, and no branch for it.
+#[test]
+fn indices_are_checked() {
+    let ptx = check(&programs::taken(1 << 20, 30522));
+    let stores: Vec<usize> =
+        ptx.text.lines().enumerate().filter(|l| l.1.contains("st.global.b64")).map(|l| l.0).collect();
+    let last_load = ptx.text.lines().enumerate().filter(|l| l.1.contains("ld.global")).map(|l| l.0).max();
+    assert_eq!(stores.len(), 1, "{}", ptx.text);
+    assert!(last_load.is_some_and(|l| l < stores[0]), "{}", ptx.text);
+    assert!(ptx.text.lines().nth(stores[0]).is_some_and(|l| l.trim_start().starts_with('@')), "{}", ptx.text);
+}
+
 #[test]
 fn vector_add() {
     let ptx = check(&programs::vector_add(1 << 20, Elem::F32));

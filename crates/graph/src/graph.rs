@@ -60,6 +60,14 @@ pub struct Source {
     pub line: String,
 }
 
+impl Source {
+    /// Module and line in words, as far as known: `encoder.embed, model.py:12`.
+    pub fn place(&self) -> String {
+        let known = [&self.module, &self.line].into_iter().filter(|s| !s.is_empty());
+        known.map(String::as_str).collect::<Vec<_>>().join(", ")
+    }
+}
+
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Node {
     pub op: Op,

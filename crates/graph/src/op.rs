@@ -244,15 +244,18 @@ pub enum Op {
     Concat {
         axis: usize,
     },
-    /// Operand, index (integer, operand's rank): `out[.., i, ..] = x[.., index[.., i, ..], ..]` (`torch.gather`). Negative indices wrap.
+    /// Operand, index (integer, operand's rank): `out[.., i, ..] = x[.., index[.., i, ..], ..]` (`torch.gather`). An
+    /// index outside of the axis, also a negative one, is an error.
     Gather {
         axis: usize,
     },
-    /// Table, index (any rank): the table's `axis` is replaced by the index's shape (`index_select`, embedding). Negative indices wrap.
+    /// Table, index (any rank): the table's `axis` is replaced by the index's shape (`index_select`, embedding).
+    /// Indices as for `Gather`.
     Take {
         axis: usize,
     },
     /// Operand, index, source (index's shape): `x` with `x[.., index, ..] op= source` (`torch.scatter`).
+    /// Indices as for `Gather`.
     Scatter {
         axis: usize,
         mode: ScatterMode,

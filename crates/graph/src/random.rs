@@ -10,7 +10,8 @@ pub use shrink::shrink;
 
 use crate::params::Random;
 use crate::{
-    BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, ScanOp, Tensor, Type, UnaryOp, ValueId, random_tensor,
+    BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, Scalar, ScanOp, Tensor, Type, UnaryOp, ValueId,
+    random_tensor,
 };
 
 /// What a random graph is made of.
@@ -277,8 +278,9 @@ fn movement(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphE
         }
         1 => g.concat(&[x, x], axis),
         2 if shape[axis] > 0 => {
-            let reversed = g.iota(DType::I64, [shape[axis]], 0);
-            let index = g.unary(UnaryOp::Not, reversed)?;
+            let count = g.iota(DType::I64, [shape[axis]], 0);
+            let last = g.constant(DType::I64, Scalar::Int(shape[axis] as i64 - 1));
+            let index = g.binary(BinaryOp::Sub, last, count)?;
             g.add(Op::Take { axis }, &[x, index])
         }
         _ => g.scan(ScanOp::Sum, x, axis),

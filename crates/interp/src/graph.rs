@@ -183,13 +183,8 @@ fn carried(ty: &Type, precision: Precision) -> usize {
 }
 
 fn at(g: &Graph, value: ValueId, what: String) -> InterpError {
-    let source = g.source(value);
-    let place = match (source.module.is_empty(), source.line.is_empty()) {
-        (true, true) => String::new(),
-        (false, true) => format!(" ({})", source.module),
-        (true, false) => format!(" ({})", source.line),
-        (false, false) => format!(" ({}, {})", source.module, source.line),
-    };
+    let place = g.source(value).place();
+    let place = if place.is_empty() { place } else { format!(" ({place})") };
     InterpError::Op { value, op: g.op(value).name(), place, what }
 }
 

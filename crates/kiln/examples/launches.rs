@@ -32,6 +32,8 @@ fn entry(c: &Compiled) -> Result<Value, String> {
     for (k, steps) in plan.kernels.iter().zip(&c.steps) {
         let scratch = bytes.len();
         bytes.extend(steps.scratch.iter().map(|t| t.bytes()));
+        let faults = bytes.len();
+        bytes.push(size_of::<i64>());
         for work in &steps.steps {
             let Work::Block { code, args } = work else { return Err(format!("{} has a step without PTX", k.name)) };
             if k.stage != Stage::Run {
@@ -42,6 +44,7 @@ fn entry(c: &Compiled) -> Result<Value, String> {
                 Slot::Input(i) => k.inputs[*i as usize].0 as usize,
                 Slot::Output(i) => k.outputs[*i as usize].0 as usize,
                 Slot::Scratch(i) => scratch + *i as usize,
+                Slot::Faults => faults,
             };
             launches.push(json!({
                 "entry": p.name, "ptx": p.text, "grid": p.grid, "threads": p.threads, "shared": p.shared,

@@ -1,7 +1,8 @@
 //! Models: a TorchScript archive, a text graph, or a compiled artifact.
 use crate::{Error, artifact, io, recognise, torch};
-use kiln_graph::{Graph, Scalar, Tensor, Type};
+use kiln_graph::{Graph, Op, Scalar, Tensor, Type, ValueId};
 use std::{
+    collections::HashSet,
     fs::File,
     io::Read,
     path::{Path, PathBuf},
@@ -142,16 +143,39 @@ impl Model {
     pub fn input_types(&self) -> Vec<Type> {
         self.graph.inputs.iter().map(|v| self.graph.ty(*v).clone()).collect()
     }
-    /// Seeded random inputs of the graph's types; integers are below 2, which any table has.
+    /// Seeded random inputs of the graph's types; integers are below 2, and 0 where they index a table of one row.
     ///
     /// Where they may be large, [`Model::require_inputs`] says first whether there is memory for them.
     pub fn example_inputs(&self, seed: u64) -> Vec<Tensor> {
         let guard = |i: usize| self.guards.iter().find(|g| g.0 == i).map(|g| g.1.as_f64());
         let one = |(i, ty): (usize, &Type)| match guard(i) {
             Some(v) => Tensor::from_f64(ty.clone(), [v]),
-            None => io::random(ty, 2, seed * 1000 + i as u64),
+            None => io::random(ty, self.below(i), seed * 1000 + i as u64),
         };
         self.input_types().iter().enumerate().map(one).collect()
+    }
+    /// What random integers of an input stay below: 2, or the axis that it indexes, as it is or moved about.
+    fn below(&self, input: usize) -> i64 {
+        let (g, mut below) = (&self.graph, 2);
+        let mut todo: Vec<ValueId> = g.inputs.get(input).copied().into_iter().collect();
+        let mut seen = HashSet::new();
+        while let Some(v) = todo.pop() {
+            if !seen.insert(v) {
+                continue;
+            }
+            for user in g.users(v) {
+                let args = g.args(user);
+                match g.op(user) {
+                    Op::Take { axis } | Op::Gather { axis } | Op::Scatter { axis, .. } if args[1] == v => {
+                        below = below.min(g.shape(args[0])[*axis] as i64);
+                    }
+                    Op::Cast(_) | Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) => todo.push(user),
+                    Op::Slice { .. } | Op::Flip(_) | Op::Concat { .. } => todo.push(user),
+                    _ => {}
+                }
+            }
+        }
+        below
     }
     /// Whether there is memory for inputs of these types.
     pub fn require_inputs(&self) -> Result<(), Error> {

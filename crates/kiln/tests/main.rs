@@ -4,5 +4,6 @@ mod artifact;
 mod decisions;
 mod exact;
 mod host_rows;
+mod indices;
 mod ops;
 mod random;

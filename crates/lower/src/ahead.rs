@@ -43,7 +43,7 @@ impl Frame<'_> {
             let p = self.em.address(&mut self.b, slot, &at);
             self.b.prefetch(p, bytes);
         }
-        self.em.leave();
+        self.em.leave(&mut self.b);
         self.em.coords = own;
     }
 }

@@ -3,7 +3,7 @@
 //! Nodes are hash-consed, operands before users. Half-precision values are held in f32: they are rounded where the graph
 //! says `cast` and where they are stored. Where every op rounds, each has a `cast` of its own.
 use crate::expr::{CoordId, Expr};
-use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, ScanOp, UnaryOp};
+use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, ScanOp, UnaryOp, ValueId};
 use kiln_plan::exec::Slot;
 use std::collections::HashMap;
 
@@ -39,6 +39,15 @@ pub enum NodeOp {
         of: NodeId,
         rest: bool,
     },
+    /// An index as it is (emitted as i64, whatever the node's type); where the guards hold and it is not in `0..extent`, that is an error at this node of the body. `at` is the
+    /// position among all indices: lanes outside of its coordinates are none.
+    Check {
+        index: NodeId,
+        extent: usize,
+        site: ValueId,
+        at: Expr,
+        guards: Vec<Guard>,
+    },
     /// Whether all guards hold.
     Inside(Vec<Guard>),
     /// Over the row: the reduction space of the kernel.
@@ -68,6 +77,7 @@ impl Node {
         let mut ids = match &self.op {
             NodeOp::Unary(_, a) | NodeOp::Cast(a) | NodeOp::Tf32 { of: a, .. } => vec![*a],
             NodeOp::Reduce { body, .. } | NodeOp::Scan { body, .. } => vec![*body],
+            NodeOp::Check { index, .. } => vec![*index],
             NodeOp::Binary(_, a, b) | NodeOp::Compare(_, a, b) => vec![*a, *b],
             NodeOp::Select(c, a, b) => vec![*c, *a, *b],
             _ => vec![],
@@ -84,7 +94,7 @@ impl Node {
     pub fn exprs<'a>(&'a self, f: &mut impl FnMut(&'a Expr)) {
         match &self.op {
             NodeOp::Index(e) => f(e),
-            NodeOp::Load { at, guards, .. } => {
+            NodeOp::Load { at, guards, .. } | NodeOp::Check { at, guards, .. } => {
                 f(at);
                 guards.iter().for_each(|g| f(&g.expr));
             }
@@ -135,6 +145,48 @@ impl Dag {
             _ => self.node(body).dtype,
         };
         self.add(NodeOp::Reduce { op, body }, dtype)
+    }
+    /// Least and greatest value of an integer node, as far as known from constants, coordinates and the node's type.
+    pub fn range(&self, n: NodeId) -> (i64, i64) {
+        /// Nodes looked at below one another: shared ones are looked at again.
+        const DEEP: usize = 8;
+        self.range_within(n, DEEP)
+    }
+    fn range_within(&self, n: NodeId, deep: usize) -> (i64, i64) {
+        let node = self.node(n);
+        let all = node.dtype.int_range().unwrap_or((i64::MIN, i64::MAX));
+        let Some(deep) = deep.checked_sub(1) else { return all };
+        let (lo, hi) = match &node.op {
+            NodeOp::Const(Scalar::Int(v)) => (*v, *v),
+            NodeOp::Index(e) => e.range(),
+            NodeOp::Check { index, .. } => self.range_within(*index, deep),
+            NodeOp::Cast(a) if self.node(*a).dtype == DType::Bool => (0, 1),
+            NodeOp::Cast(a) if self.node(*a).dtype.is_int() => self.range_within(*a, deep),
+            NodeOp::Select(_, a, b) => {
+                let (a, b) = (self.range_within(*a, deep), self.range_within(*b, deep));
+                (a.0.min(b.0), a.1.max(b.1))
+            }
+            NodeOp::Binary(op, a, b) => {
+                let (a, b) = (self.range_within(*a, deep), self.range_within(*b, deep));
+                match op {
+                    BinaryOp::Max => (a.0.max(b.0), a.1.max(b.1)),
+                    BinaryOp::Min => (a.0.min(b.0), a.1.min(b.1)),
+                    BinaryOp::Add => match (a.0.checked_add(b.0), a.1.checked_add(b.1)) {
+                        (Some(lo), Some(hi)) => (lo, hi),
+                        _ => all,
+                    },
+                    BinaryOp::Sub => match (a.0.checked_sub(b.1), a.1.checked_sub(b.0)) {
+                        (Some(lo), Some(hi)) => (lo, hi),
+                        _ => all,
+                    },
+                    BinaryOp::Remainder if b.0 == b.1 && b.0 > 0 => (0, b.0 - 1),
+                    _ => all,
+                }
+            }
+            _ => all,
+        };
+        // What leaves the type wraps.
+        if lo < all.0 || hi > all.1 { all } else { (lo, hi) }
     }
     /// Nodes reachable from `roots`, ascending (operands first).
     pub fn reach(&self, roots: &[NodeId]) -> Vec<NodeId> {

@@ -7,7 +7,7 @@ use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
 use crate::packed::Run;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, Value};
-use kiln_graph::{DType, ReduceOp, Scalar, ScanOp};
+use kiln_graph::{DType, ReduceOp, Scalar, ScanOp, ValueId};
 use kiln_plan::exec::Slot;
 use std::collections::HashMap;
 
@@ -41,6 +41,15 @@ struct Split {
 pub struct Scope {
     values: HashMap<NodeId, Value>,
     exprs: HashMap<Expr, Split>,
+    /// Checks of indices, which stand at the end of the region, behind all that it loads.
+    checks: Vec<Checked>,
+}
+
+/// Whether indices are wrong, and the indices.
+struct Checked {
+    values: [Value; 2],
+    mask: Option<Value>,
+    site: ValueId,
 }
 
 pub struct Emitter<'a> {
@@ -52,6 +61,8 @@ pub struct Emitter<'a> {
     pub row: Option<TileRow>,
     /// The tile's rows as one run in memory.
     pub run: Option<Run>,
+    /// The record of indices out of range, once something is checked.
+    faults: Option<Value>,
     /// A coordinate that is computed from others.
     pub skew: Option<(CoordId, Expr)>,
     /// What scans of f32 add up in.
@@ -68,6 +79,7 @@ impl<'a> Emitter<'a> {
             index,
             row: None,
             run: None,
+            faults: None,
             skew: None,
             scan_in: Elem::F32,
             scopes: vec![Scope::default()],
@@ -77,8 +89,22 @@ impl<'a> Emitter<'a> {
     pub fn enter(&mut self) {
         self.scopes.push(Scope::default());
     }
-    pub fn leave(&mut self) -> Scope {
+    pub fn leave(&mut self, b: &mut Builder) -> Scope {
+        self.checks(b);
         self.scopes.pop().unwrap_or_default()
+    }
+    /// Writes the checks that the region still lacks.
+    fn checks(&mut self, b: &mut Builder) {
+        let checks = self.scopes.last_mut().map(|s| std::mem::take(&mut s.checks)).unwrap_or_default();
+        for c in checks {
+            let to = *self.faults.get_or_insert_with(|| b.param("faults", Elem::I64, false));
+            b.check(to, c.values, c.mask, c.site.0);
+        }
+    }
+    /// Ends the program; gives the parameter for its record of indices out of range, if it has one. It is the last.
+    pub fn end(&mut self, b: &mut Builder) -> Option<Value> {
+        self.checks(b);
+        self.faults
     }
     /// Goes on where a scope was left.
     pub fn resume(&mut self, scope: Scope) {
@@ -159,6 +185,12 @@ impl<'a> Emitter<'a> {
             NodeOp::Cast(a) => {
                 let a = self.operand(b, *a);
                 math::cast(b, a, node.dtype)
+            }
+            NodeOp::Check { index, extent, site, at, guards } => {
+                let index = self.operand(b, *index);
+                let v = b.cast(index, Elem::I64);
+                self.check(b, v, *extent, *site, (at, &guards[..]));
+                v
             }
             NodeOp::Inside(guards) => {
                 let mask = self.guard(b, guards, None);
@@ -255,7 +287,8 @@ impl<'a> Emitter<'a> {
         let v = b.load(p, run.mask, None);
         Some(b.unpack(v, run.len, run.shape))
     }
-    fn load_stored(&mut self, b: &mut Builder, slot: Slot, at: &Expr, guards: &[Guard]) -> Value {
+    /// Where guards and the coordinates of `at` hold.
+    fn inside(&mut self, b: &mut Builder, at: &Expr, guards: &[Guard]) -> Option<Value> {
         let mut mask = self.guard(b, guards, None);
         let mut used = vec![];
         at.coords(&mut |c| used.push(c));
@@ -267,6 +300,20 @@ impl<'a> Emitter<'a> {
                 None => m,
             });
         }
+        mask
+    }
+    /// An index (i64) that has to be in `0..extent`. It is looked at as it was read: an offset's type may be narrower.
+    fn check(&mut self, b: &mut Builder, index: Value, extent: usize, site: ValueId, (at, guards): (&Expr, &[Guard])) {
+        let mask = self.inside(b, at, guards);
+        let [zero, end] = [0, extent as i64].map(|n| b.constant(Type::scalar(Elem::I64), Const::Int(n)));
+        let (below, beyond) = (b.cmp(CmpOp::Lt, index, zero), b.cmp(CmpOp::Ge, index, end));
+        let bad = b.binary(B::Or, below, beyond);
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.checks.push(Checked { values: [bad, index], mask, site });
+        }
+    }
+    fn load_stored(&mut self, b: &mut Builder, slot: Slot, at: &Expr, guards: &[Guard]) -> Value {
+        let mask = self.inside(b, at, guards);
         let p = self.address(b, slot, at);
         let p = match mask {
             Some(m) => {

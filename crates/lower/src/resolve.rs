@@ -225,14 +225,16 @@ impl<'a> Resolver<'a> {
             Op::Gather { axis } => {
                 let index = self.at(args[1], ix, guards)?;
                 let mut inner = ix.to_vec();
-                let guards = self.indexed(index, g.shape(args[0])[*axis], &mut inner[*axis], guards);
+                let place = linear(ix, g.shape(args[1]));
+                let guards = self.indexed(index, g.shape(args[0])[*axis], place, &mut inner[*axis], &here);
                 self.at(args[0], &inner, &guards)
             }
             Op::Take { axis } => {
                 let rank = g.shape(args[1]).len();
                 let index = self.at(args[1], &ix[*axis..axis + rank], guards)?;
                 let mut at = Expr::default();
-                let guards = self.indexed(index, g.shape(args[0])[*axis], &mut at, guards);
+                let place = linear(&ix[*axis..axis + rank], g.shape(args[1]));
+                let guards = self.indexed(index, g.shape(args[0])[*axis], place, &mut at, &here);
                 let inner = [&ix[..*axis], &[at], &ix[axis + rank..]].concat();
                 self.at(args[0], &inner, &guards)
             }
@@ -394,26 +396,22 @@ impl<'a> Resolver<'a> {
         Ok(value)
     }
 
-    /// Puts the index a node computes into `at`, wrapped if negative; gives the guards that keep it inside the axis.
-    fn indexed(&mut self, index: NodeId, len: usize, at: &mut Expr, guards: &[Guard]) -> Vec<Guard> {
-        let mut dtype = self.dag.node(index).dtype;
+    /// Puts the index a node computes into `at`; gives the guards that keep what is read inside the axis. `place`: the position among
+    /// all indices.
+    fn indexed(&mut self, index: NodeId, len: usize, place: Expr, at: &mut Expr, here: &Here) -> Vec<Guard> {
         let mut index = index;
-        if matches!(dtype, DType::I16 | DType::I8) {
+        if matches!(self.dag.node(index).dtype, DType::I16 | DType::I8) {
             // The axis may be longer than such numbers reach.
-            dtype = DType::I32;
-            index = self.dag.add(NodeOp::Cast(index), dtype);
+            index = self.dag.add(NodeOp::Cast(index), DType::I32);
         }
-        let wrapped = if dtype == DType::U8 {
-            index
-        } else {
-            let zero = self.dag.number(dtype, 0.0);
-            let n = self.dag.number(dtype, len as f64);
-            let up = self.dag.binary(BinaryOp::Add, index, n);
-            let negative = self.dag.add(NodeOp::Compare(CompareOp::Lt, index, zero), DType::Bool);
-            self.dag.add(NodeOp::Select(negative, up, index), dtype)
-        };
-        *at = Expr::value(wrapped, len);
-        joined(guards, &[Guard { expr: at.clone(), lo: 0, hi: len as i64 }])
+        let (least, most) = self.dag.range(index);
+        if least < 0 || most >= len as i64 {
+            let guards = here.guards.to_vec();
+            let check = NodeOp::Check { index, extent: len, site: here.v, at: place, guards };
+            index = self.dag.add(check, self.dag.node(index).dtype);
+        }
+        *at = Expr::value(index, len);
+        joined(here.guards, &[Guard { expr: at.clone(), lo: 0, hi: len as i64 }])
     }
 
     pub fn reduce(&mut self, op: ReduceOp, x: ValueId, axes: &[usize], here: &Here) -> Resolved {

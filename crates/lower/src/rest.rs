@@ -59,7 +59,7 @@ impl Walk<'_> {
                     filled.push(f.em.fill_outside(&mut f.b, *op, v, row));
                 }
                 parts.push(filled);
-                piece.scope = f.em.leave();
+                piece.scope = f.em.leave(&mut f.b);
             }
             for (i, (n, (op, _))) in bodies.into_iter().enumerate() {
                 let [tile, rest] = [0, 1].map(|p: usize| f.em.reduce_axis(&mut f.b, op, parts[p][i], self.tile_row()));
@@ -72,7 +72,7 @@ impl Walk<'_> {
         for piece in &mut held {
             self.take_up(f, piece);
             along.iter().for_each(|s| f.store(s));
-            piece.scope = f.em.leave();
+            piece.scope = f.em.leave(&mut f.b);
         }
     }
     fn reduction(&self, n: NodeId) -> Option<(ReduceOp, NodeId)> {

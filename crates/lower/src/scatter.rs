@@ -2,7 +2,7 @@
 //!
 //! Elements that may write to the same place lie on one line along the axis. Lines are spread over instances and lanes, and each
 //! is walked in order: the last of equal indices wins, and sums are added in the order of the indices, however the work is
-//! divided. An index outside of the axis writes nothing.
+//! divided. An index outside of the axis writes nothing, and is an error.
 use crate::dag::{Scene, Store};
 use crate::expr::{Expr, linear};
 use crate::resolve::Body;
@@ -53,8 +53,8 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
     };
     let mut steps = vec![pointwise::points(&format!("{}_copy", of.name), &shape, &copy, target)?];
     if walked.iter().all(|&n| n > 0) {
-        let args = vec![index_slot, source_slot, Slot::Output(0)];
-        let code = writes(of, [body.dtype(v), body.dtype(index)], (&shape, &walked), (axis, mode), target)?;
+        let args = vec![index_slot, source_slot, Slot::Output(0), Slot::Faults];
+        let code = writes(of, v, [body.dtype(v), body.dtype(index)], (&shape, &walked), (axis, mode), target)?;
         steps.push(Work::Block { code, args });
     }
     Ok(Emitted { scratch: vec![], steps })
@@ -67,6 +67,7 @@ fn strides(shape: &[usize]) -> Vec<usize> {
 /// The program of the indexed writes.
 fn writes(
     of: &Body,
+    site: ValueId,
     [dtype, index_dtype]: [DType; 2],
     (shape, walked): (&[usize], &[usize]),
     (axis, mode): (usize, ScatterMode),
@@ -103,6 +104,7 @@ fn writes(
     let (elem, index_elem) = (math::stored(dtype), math::stored(index_dtype));
     let (index, source, out) =
         (b.param("index", index_elem, true), b.param("source", elem, true), b.param("out", elem, false));
+    let faults = b.param("faults", Elem::I64, false);
 
     let times = |b: &mut Builder, v: Value, n: usize| {
         let n = b.i32(n as i64);
@@ -137,11 +139,11 @@ fn writes(
             b.constant(Type::scalar(index_elem), n)
         };
         let (zero, len) = (number(b, 0), number(b, shape[axis]));
-        let (negative, up) = (b.cmp(CmpOp::Lt, i, zero), b.binary(B::Add, i, len));
-        let i = b.select(negative, up, i);
-        let (low, high) = (b.cmp(CmpOp::Ge, i, zero), b.cmp(CmpOp::Lt, i, len));
-        let valid = b.binary(B::And, low, high);
-        let valid = b.binary(B::And, inside, valid);
+        let (low, high) = (b.cmp(CmpOp::Lt, i, zero), b.cmp(CmpOp::Ge, i, len));
+        let bad = b.binary(B::Or, low, high);
+        let good = b.unary(kiln_block::UnaryOp::Not, bad);
+        let valid = b.binary(B::And, inside, good);
+        let wide = b.cast(i, Elem::I64);
         let i = b.cast(i, Elem::I32);
         let along = times(b, i, full[axis]);
         let out = b.ptr_add(out, along);
@@ -154,6 +156,7 @@ fn writes(
             v = b.cast(sum, elem);
         }
         b.store(out, v, Some(valid));
+        b.check(faults, [bad, wide], Some(inside), site.0);
         vec![]
     });
     Ok(b.finish())

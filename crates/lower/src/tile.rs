@@ -106,6 +106,7 @@ fn slot_name(slot: Slot) -> String {
         Slot::Input(i) => format!("in{i}"),
         Slot::Output(i) => format!("out{i}"),
         Slot::Scratch(i) => format!("scratch{i}"),
+        Slot::Faults => "faults".into(),
     }
 }
 
@@ -269,7 +270,9 @@ impl Frame<'_> {
         true
     }
     /// The step, or what was found to be wrong with it while it was written.
-    pub fn finish(self) -> Result<Work<Kernel>, LowerError> {
+    pub fn finish(mut self) -> Result<Work<Kernel>, LowerError> {
+        let faults = self.em.end(&mut self.b).map(|_| Slot::Faults);
+        self.args.extend(faults);
         if let Some(what) = self.b.fault() {
             return Err(LowerError::Invariant { kernel: self.b.name().to_string(), what: what.to_string() });
         }
@@ -316,7 +319,7 @@ pub fn looped(
         std::mem::swap(inner, &mut f.b);
         f.em.enter();
         let next = body(f, index, now);
-        f.em.leave();
+        f.em.leave(&mut f.b);
         std::mem::swap(inner, &mut f.b);
         next
     });

@@ -3,6 +3,7 @@
 mod common;
 mod conv;
 mod epilogue;
+mod indices;
 mod large;
 mod nested;
 mod pointwise;

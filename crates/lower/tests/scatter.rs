@@ -3,11 +3,11 @@ use crate::common::{self, compare};
 use kiln_graph::{DType, Graph, Tensor, Type};
 use kiln_plan::KernelKind::Scatter;
 
-/// Indices that repeat, are negative or count from the end.
+/// Indices that repeat.
 fn indices(shape: &[usize], len: usize, seed: usize) -> Tensor {
     let count: usize = shape.iter().product();
-    let at = |i: usize| ((i * 2654435761 + seed * 40503) >> 7) % (2 * len);
-    Tensor::from_f64(Type::new(DType::I64, shape), (0..count).map(|i| at(i) as f64 - len as f64))
+    let at = |i: usize| ((i * 2654435761 + seed * 40503) >> 7) % len;
+    Tensor::from_f64(Type::new(DType::I64, shape), (0..count).map(|i| at(i) as f64))
 }
 fn list(s: &[usize]) -> String {
     s.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")

@@ -10,6 +10,8 @@ pub enum Slot {
     Input(u32),
     Output(u32),
     Scratch(u32),
+    /// The kernel's record of an index out of range ([`crate::index::Fault`]): an i64, aligned as other buffers are.
+    Faults,
 }
 
 /// An axis of the rows or columns of a matrix: positions, and how far apart they lie in elements.

@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod error;
 pub mod exec;
+pub mod index;
 pub mod library;
 pub mod machines;
 pub mod scan;

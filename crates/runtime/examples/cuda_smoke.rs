@@ -56,6 +56,7 @@ fn add(name: &str, inputs: [u32; 2], output: u32, shared: usize, cluster: usize)
         inputs: inputs.map(BufferId).into(),
         outputs: vec![BufferId(output)],
         steps: vec![Work::Block { code, args }].into(),
+        sites: vec![],
     }
 }
 

@@ -35,6 +35,9 @@ pub enum RuntimeError {
         "running kernel `{kernel}` through {by}: {what}; compile with --unfused to find the op, or report the model"
     )]
     Callback { kernel: String, by: &'static str, what: String },
+    /// Data of the run: an index that is not one of the axis it is used on.
+    #[error("running `{model}`, kernel `{kernel}`: {what}; give indices from 0 to one below the axis' length")]
+    Index { model: String, kernel: String, what: String },
     #[error("allocating {bytes} bytes for {what}: {why}; use a smaller batch or a device with more free memory")]
     Memory { bytes: usize, what: String, why: String },
     #[error("{0}")]

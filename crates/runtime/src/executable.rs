@@ -4,6 +4,7 @@ use kiln_graph::{DType, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Plan, Stage,
     exec::{Axis, GemmCall, Matrix, Slot, Steps, Work},
+    index::{Fault, IndexSite},
 };
 use std::{any::Any, collections::HashSet, fmt, sync::Arc};
 
@@ -79,7 +80,20 @@ pub struct KernelCode {
     pub inputs: Vec<BufferId>,
     pub outputs: Vec<BufferId>,
     pub steps: Steps<Code>,
+    /// Where its code looks at indices.
+    pub sites: Vec<IndexSite>,
 }
+
+impl KernelCode {
+    /// Whether its code keeps a record of indices out of range.
+    pub fn checks_indices(&self) -> bool {
+        let checks = |w: &Work<Code>| matches!(w, Work::Block { args, .. } if args.contains(&Slot::Faults));
+        self.steps.steps.iter().any(checks)
+    }
+}
+
+/// What is behind [`Slot::Faults`].
+static RECORD: Type = Type { dtype: DType::I64, shape: Vec::new() };
 
 /// An input of the model: its name in messages, and its type.
 #[derive(Clone, PartialEq, Debug)]
@@ -110,6 +124,7 @@ impl Executable {
             inputs: k.inputs.clone(),
             outputs: k.outputs.clone(),
             steps,
+            sites: IndexSite::all(k),
         });
         Executable {
             name: plan.name.clone(),
@@ -148,7 +163,20 @@ impl Executable {
             Slot::Input(i) => k.inputs.get(i as usize).map(|b| self.ty(*b)),
             Slot::Output(i) => k.outputs.get(i as usize).map(|b| self.ty(*b)),
             Slot::Scratch(i) => k.steps.scratch.get(i as usize),
+            Slot::Faults => Some(&RECORD),
         }
+    }
+
+    /// The error that a kernel's record of an index out of range stands for; `None` where there was none.
+    pub(crate) fn index_error(&self, kernel: usize, record: i64) -> Option<RuntimeError> {
+        let fault = Fault::of(record)?;
+        let k = &self.kernels[kernel];
+        let what = match k.sites.iter().find(|s| s.node == fault.site) {
+            Some(site) => site.sentence(fault.index),
+            // Code that was not made of this kernel's body.
+            None => format!("index {} is out of range", fault.index),
+        };
+        Some(RuntimeError::Index { model: self.name.clone(), kernel: k.name.clone(), what })
     }
 
     /// Whether everything named exists, everything read was written before, and matrix products stay within their buffers.

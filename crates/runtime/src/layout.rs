@@ -1,10 +1,12 @@
-//! Numbers for everything that has an address: the buffers first, then every kernel's scratch.
+//! Numbers for everything that has an address: the buffers first, then every kernel's scratch, then records of indices out of range.
 use crate::{Executable, KernelCode};
 use kiln_plan::exec::{Slot, Work};
 
 pub(crate) struct Layout {
     /// Number of each kernel's first scratch; one more for the end.
     scratch: Vec<usize>,
+    /// Kernels that keep a record of indices out of range.
+    pub checked: Vec<usize>,
     /// Number of each kernel's first step.
     first_step: Vec<usize>,
     pub steps: usize,
@@ -13,9 +15,10 @@ pub(crate) struct Layout {
 }
 impl Layout {
     pub fn new(exe: &Executable) -> Layout {
-        let mut l = Layout { scratch: vec![exe.buffers.len()], first_step: vec![], steps: 0, max_args: 0 };
+        let checked = (0..exe.kernels.len()).filter(|k| exe.kernels[*k].checks_indices()).collect();
+        let mut l = Layout { scratch: vec![exe.buffers.len()], checked, first_step: vec![], steps: 0, max_args: 0 };
         for k in &exe.kernels {
-            l.scratch.push(l.len() + k.steps.scratch.len());
+            l.scratch.push(l.end() + k.steps.scratch.len());
             l.first_step.push(l.steps);
             l.steps += k.steps.steps.len();
             let args = k.steps.steps.iter().map(|w| if let Work::Block { args, .. } = w { args.len() } else { 0 });
@@ -25,7 +28,14 @@ impl Layout {
     }
     /// How many addresses there are.
     pub fn len(&self) -> usize {
+        self.end() + self.checked.len()
+    }
+    fn end(&self) -> usize {
         self.scratch.last().copied().unwrap_or(0)
+    }
+    /// Number of the n-th record.
+    pub fn record(&self, n: usize) -> usize {
+        self.end() + n
     }
     pub fn scratch(&self, kernel: usize, s: usize) -> usize {
         self.scratch[kernel] + s
@@ -39,6 +49,8 @@ impl Layout {
             Slot::Input(i) => kernel.inputs[i as usize].0 as usize,
             Slot::Output(i) => kernel.outputs[i as usize].0 as usize,
             Slot::Scratch(i) => self.scratch(index, i as usize),
+            // Invariant: a kernel with this slot is among `checked`.
+            Slot::Faults => self.record(self.checked.partition_point(|k| *k < index)),
         }
     }
 }

@@ -7,6 +7,8 @@ use kiln_plan::{BufferKind, Stage};
 
 /// Alignment of everything in an arena, in bytes: enough for any vector load and for the GPU's bulk copies.
 pub const ALIGN: usize = 256;
+/// From one record of indices out of range to the next, in bytes: parameters of kernels are aligned so.
+pub(crate) const RECORD: usize = 16;
 
 /// Something that needs memory from time `first` to time `last`, both included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -53,7 +53,7 @@ fn kernel(name: &str, stage: Stage, inputs: &[u32], outputs: &[u32], f: HostFn) 
     let args = (0..inputs.len() as u32).map(Slot::Input).chain((0..outputs.len() as u32).map(Slot::Output)).collect();
     let steps = vec![Work::Block { code: code(f), args }].into();
     let ids = |x: &[u32]| x.iter().map(|i| b(*i)).collect();
-    KernelCode { name: name.into(), stage, inputs: ids(inputs), outputs: ids(outputs), steps }
+    KernelCode { name: name.into(), stage, inputs: ids(inputs), outputs: ids(outputs), steps, sites: vec![] }
 }
 fn executable(inputs: usize, buffers: Vec<Buffer>, kernels: Vec<KernelCode>, outputs: &[u32]) -> Executable {
     let inputs = (0..inputs).map(|_| InputSpec { name: "x".into(), ty: ty() }).collect();

@@ -47,7 +47,14 @@ fn program(r: &mut Random, n: usize) -> Executable {
         let args = vec![Slot::Input(0), Slot::Input(1), Slot::Scratch(0), Slot::Output(0)];
         let code = Code::Host { f: combine, instances: n as u64, keep: Arc::new(()) };
         let steps = Steps { scratch: vec![ty.clone()], ..vec![Work::Block { code, args }].into() };
-        kernels.push(KernelCode { name: format!("k{t}"), stage, inputs: read.into(), outputs: vec![out], steps });
+        kernels.push(KernelCode {
+            name: format!("k{t}"),
+            stage,
+            inputs: read.into(),
+            outputs: vec![out],
+            steps,
+            sites: vec![],
+        });
     }
     let outputs = (0..1 + r.below(4)).map(|_| BufferId(r.below(kinds.len()) as u32)).collect();
     Executable {

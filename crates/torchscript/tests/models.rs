@@ -206,3 +206,21 @@ fn products() {
         ("op_pool3d", &[]),
     ]);
 }
+
+/// An index out of range for its own axis is refused also where it would name another element of the table; as libtorch does.
+#[test]
+fn indices_stay_in_their_own_axes() {
+    let (path, example) = (archive("op_index_get"), inputs("op_index_get"));
+    let model = kiln_torchscript::import(&path, &example).unwrap();
+    let refusal = |input: usize, index: i64| {
+        let mut data = example.clone();
+        data[input].set_i64(0, index);
+        kiln_interp::graph::run(&model.graph, &data, &model.params, &mut fallback).err().map(|e| e.to_string())
+    };
+    // `x[i, j]` and others use j on an axis of 4, and one step further lies the next row.
+    assert_eq!(refusal(2, 3), None);
+    assert!(refusal(2, 4).is_some_and(|e| e.contains("take") && e.contains("is out of range")));
+    // Indices from the end, which `index_select` with i does not take.
+    assert_eq!(refusal(2, -1), None);
+    assert!(refusal(1, -1).is_some_and(|e| e.contains("index -1 is out of range for an axis of 4")));
+}

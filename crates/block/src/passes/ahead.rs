@@ -61,7 +61,7 @@ pub fn run(k: &Kernel, stay: usize) -> Result<Kernel, Refusal> {
 
 fn is_straight(op: &Op) -> bool {
     is_pure(op) && !matches!(op, Op::ConvertLayout | Op::Dot { .. } | Op::Scan { .. })
-        || matches!(op, Op::Load | Op::Store | Op::Prefetch { .. })
+        || matches!(op, Op::Load | Op::Store | Op::Check { .. } | Op::Prefetch { .. })
 }
 
 /// By how much values grow from one instance to the next that the same one walks over, `stay` further on; for those that do

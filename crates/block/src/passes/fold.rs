@@ -179,6 +179,10 @@ impl Folder<'_> {
                 Some(Const::Bool(false)) => Some(To::Nothing),
                 _ => None,
             },
+            Op::Check { .. } if [1, 3].iter().any(|n| constant(*n) == Some(Const::Bool(false))) => Some(To::Nothing),
+            Op::Check { .. } if constant(3) == Some(Const::Bool(true)) => {
+                Some(To::Op(data.op.clone(), vec![arg(0), arg(1), arg(2)]))
+            }
             _ => None,
         }
     }

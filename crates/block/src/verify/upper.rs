@@ -160,6 +160,22 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
                 format!("parameter {} is readonly; drop that or store elsewhere", facts.roots[&data.args[0]])
             })
         }
+        Op::Check { .. } => {
+            arity(3, 4, 0)?;
+            let (elem, shape) = pointer("the first operand", ty(0))?;
+            ensure(elem == Elem::I64 && shape.is_empty(), || {
+                format!("the first operand is {}; one pointer to an i64 is needed", ty(0))
+            })?;
+            let shape = ty(2).shape();
+            same("the index", ty(2), &Type::block(Elem::I64, shape))?;
+            same("the condition", ty(1), &Type::block(Elem::Bool, shape))?;
+            if args > 3 {
+                same("the mask", ty(3), &Type::block(Elem::Bool, shape))?;
+            }
+            ensure(!facts.roots.contains_key(&data.args[0]), || {
+                format!("parameter {} is readonly; drop that or check elsewhere", facts.roots[&data.args[0]])
+            })
+        }
         Op::Reduce { op, axis } => {
             arity(1, 1, 1)?;
             let (elem, shape) = block("the operand", ty(0))?;

@@ -51,7 +51,17 @@ fn own_cost(op: &Op) -> u32 {
 
 /// Ops whose block operands are read by loops.
 pub(super) fn forces(op: &Op) -> bool {
-    matches!(op, Op::Store | Op::Reduce { .. } | Op::Scan { .. } | Op::Dot { .. } | Op::For | Op::If | Op::Yield)
+    matches!(
+        op,
+        Op::Store
+            | Op::Check { .. }
+            | Op::Reduce { .. }
+            | Op::Scan { .. }
+            | Op::Dot { .. }
+            | Op::For
+            | Op::If
+            | Op::Yield
+    )
 }
 
 impl Demand {
@@ -92,6 +102,7 @@ impl Demand {
         for (n, &a) in inst.args.iter().enumerate() {
             let here = match &inst.op {
                 Op::Store => inst.args.get(2).map_or_else(BTreeSet::new, |&m| self.conjuncts(k, m)),
+                Op::Check { .. } => inst.args.get(3).map_or_else(BTreeSet::new, |&m| self.conjuncts(k, m)),
                 Op::Reduce { op, .. } => self.reduced(k, *op, a),
                 Op::Select if n == 1 => own.union(&self.conjuncts(k, inst.args[0])).copied().collect(),
                 Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) => own.clone(),

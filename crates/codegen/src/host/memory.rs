@@ -2,7 +2,10 @@
 use super::text::{Name, literal, mem, reg, suffix, vector};
 use super::value::{Form, Val};
 use super::{Emit, Res};
-use kiln_block::Elem;
+use kiln_block::{
+    Elem,
+    ops::{FAULT_INDEX_BITS, fault_site},
+};
 
 /// How elements lie in memory: as tensors have them, or in scratch memory as registers have them (half types as f32).
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -230,6 +233,45 @@ impl Emit<'_> {
                 self.text.call_void(d, &name, &[(&t, &x), (&ptr, &p), (&mt, &m)]);
             }
         }
+        Ok(())
+    }
+
+    /// A branch that is hardly ever taken: of the lanes where `bad` and the mask hold, the largest fault goes to `to`.
+    pub fn check(&mut self, to: &Val, [bad, index]: [&Val; 2], mask: Option<&Val>, site: u32) -> Res<()> {
+        let Form::Ptr(root, off) = &to.form else { return Err("a check that writes to no pointer".into()) };
+        let Form::Num(off) = &off.form else { return Err("a check that writes to many places".into()) };
+        let mask = mask.filter(|m| !m.is_true());
+        let uniform = [Some(bad), Some(index), mask].iter().flatten().all(|v| v.uniform());
+        let (n, d) = (if uniform { 1 } else { self.lanes }, self.text.depth());
+        let (mut bad, index) = (self.reg(bad, n), self.reg(index, n));
+        let (bools, words) = (vector("i1", n), vector("i64", n));
+        if let Some(m) = mask {
+            let m = self.reg(m, n);
+            bad = self.text.emit(d, format!("and {bools} {bad}, {m}"));
+        }
+        let any = match n {
+            1 => bad.clone(),
+            _ => self.text.call(d, "i1", &format!("llvm.vector.reduce.or.v{n}i1"), &[(&bools, &bad)]),
+        };
+        let label = self.text.label();
+        self.text.line(d, format!("br i1 {any}, label %{label}.bad, label %{label}.on"));
+        self.text.mark(&format!("{label}.bad"));
+        let last = (1i64 << (FAULT_INDEX_BITS - 1)) - 1;
+        let of = |v: i64| literal("i64", n, &v.to_string());
+        let v = suffix("i64", n);
+        let low = self.text.call(d, &words, &format!("llvm.smax.{v}"), &[(&words, &index), (&words, &of(-last - 1))]);
+        let kept = self.text.call(d, &words, &format!("llvm.smin.{v}"), &[(&words, &low), (&words, &of(last))]);
+        let bits = self.text.emit(d, format!("and {words} {kept}, {}", of((1 << FAULT_INDEX_BITS) - 1)));
+        let fault = self.text.emit(d, format!("or {words} {bits}, {}", of(fault_site(site))));
+        let some = self.text.emit(d, format!("select {bools} {bad}, {words} {fault}, {words} {}", of(0)));
+        let most = match n {
+            1 => some,
+            _ => self.text.call(d, "i64", &format!("llvm.vector.reduce.umax.v{n}i64"), &[(&words, &some)]),
+        };
+        let p = self.gep(d, "i64", root, &off.text);
+        self.text.line(d, format!("store atomic i64 {most}, ptr {p} monotonic, align 8"));
+        self.text.line(d, format!("br label %{label}.on"));
+        self.text.mark(&format!("{label}.on"));
         Ok(())
     }
 }

@@ -19,6 +19,13 @@ pub(super) enum Sink {
         value: Value,
         mask: Option<Value>,
     },
+    /// Indices where the condition holds, as faults.
+    Check {
+        /// Where to, condition, index.
+        values: [Value; 3],
+        mask: Option<Value>,
+        site: u32,
+    },
     /// Into scratch memory; `place`: the value is read from there afterwards.
     Keep {
         value: Value,
@@ -69,6 +76,10 @@ impl Group {
                 Sink::Keep { value: v, .. } | Sink::Reduce { operand: v, .. } | Sink::Scan { operand: v, .. } => {
                     e.masks_of(*v, &mut masks, &mut seen)
                 }
+                Sink::Check { values: [_, _, index], mask, .. } => {
+                    e.masks_of(*index, &mut masks, &mut seen);
+                    masks.extend(mask);
+                }
             }
         }
         masks.extend(self.common_masks(e));
@@ -78,6 +89,7 @@ impl Group {
     fn common_masks(&self, e: &Emit) -> Vec<Value> {
         let of = |s: &Sink| match s {
             Sink::Store { mask, .. } => mask.map_or_else(BTreeSet::new, |m| e.demand.conjuncts(e.kernel, m)),
+            Sink::Check { mask, .. } => mask.map_or_else(BTreeSet::new, |m| e.demand.conjuncts(e.kernel, m)),
             Sink::Keep { value, place: true, .. } => e.demand.within(*value),
             Sink::Reduce { op, operand, .. } => e.demand.reduced(e.kernel, *op, *operand),
             Sink::Keep { .. } | Sink::Scan { .. } => BTreeSet::new(),
@@ -104,6 +116,7 @@ impl Emit<'_> {
     pub fn push(&mut self, inst: Inst, shape: &[usize], sink: Sink) -> Res<()> {
         let inputs: Vec<Value> = match &sink {
             Sink::Store { ptr, value, mask } => [Some(*ptr), Some(*value), *mask].into_iter().flatten().collect(),
+            Sink::Check { values, mask, .. } => values.iter().chain(mask).copied().collect(),
             Sink::Keep { value, .. } => self.kernel_args(*value),
             Sink::Reduce { operand, .. } | Sink::Scan { operand, .. } => vec![*operand],
         };
@@ -379,6 +392,7 @@ impl Emit<'_> {
                 Sink::Reduce { operand, .. } | Sink::Scan { operand, .. } => {
                     self.demand.cost(*operand).saturating_add(1)
                 }
+                Sink::Check { values: [_, bad, _], .. } => self.demand.cost(*bad).saturating_add(1),
             })
             .fold(0, u32::saturating_add);
         let want = match cost {
@@ -463,6 +477,12 @@ impl Emit<'_> {
                         return Err("a store to something other than a pointer".into());
                     };
                     self.write(Store::Tensor, root, off, &v, mask.as_ref())?;
+                }
+                Sink::Check { values: [to, bad, index], mask, site } => {
+                    let mask = mask.map(|m| self.eval(m, at)).transpose()?;
+                    let (bad, index) = (self.eval(*bad, at)?, self.eval(*index, at)?);
+                    let to = self.eval(*to, at)?;
+                    self.check(&to, [&bad, &index], mask.as_ref(), *site)?;
                 }
                 Sink::Keep { value, buffer, .. } => {
                     let v = self.eval(*value, at)?;

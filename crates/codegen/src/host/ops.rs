@@ -305,12 +305,15 @@ impl Emit<'_> {
         if from == to {
             return Ok(v.clone());
         }
-        // Between index types the affine form stays (indices do not overflow).
+        // Between index types the affine form stays (indices do not overflow). One number may have been read from memory, so it wraps:
+        // what is compared and what becomes an address must be the same.
         if matches!((from, to), (Elem::I32 | Elem::I64, Elem::I32 | Elem::I64)) {
             match &v.form {
                 Form::Num(n) => {
                     let mut n = self.exact(from, n, d);
-                    n.exact = to == Elem::I64;
+                    if to == Elem::I32 {
+                        n = self.exact(to, &Num { exact: false, nonneg: false, ..n }, d);
+                    }
                     return Ok(Val::num(to, n, d));
                 }
                 Form::Lanes(b, s) => {

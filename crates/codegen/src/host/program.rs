@@ -94,6 +94,14 @@ impl Emit<'_> {
                 let shape = self.shape(arg(0)?);
                 self.push(i, &shape, Sink::Store { ptr: arg(0)?, value: arg(1)?, mask: inst.args.get(2).copied() })
             }
+            (Op::Check { site }, _) => {
+                let shape = self.shape(arg(2)?);
+                self.push(
+                    i,
+                    &shape,
+                    Sink::Check { values: [arg(0)?, arg(1)?, arg(2)?], mask: inst.args.get(3).copied(), site: *site },
+                )
+            }
             (Op::Reduce { op, axis }, Some(result)) => {
                 let shape = self.shape(arg(0)?);
                 self.push(i, &shape, Sink::Reduce { op: *op, axis: *axis as usize, operand: arg(0)?, result })

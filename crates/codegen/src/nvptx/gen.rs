@@ -231,6 +231,7 @@ impl<'c> Gen<'c, '_> {
             Op::For => return self.for_loop(data),
             Op::If => return self.branch(data),
             Op::Yield => return Ok(()),
+            Op::Check { site } => return self.check(data, *site),
             Op::Prefetch { bytes } => return self.prefetch(data, *bytes as usize),
             Op::Sync => return self.sync(),
             Op::ClusterSync => return self.cluster_sync(),

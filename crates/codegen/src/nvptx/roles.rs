@@ -25,7 +25,10 @@ pub(super) fn is_single(k: &Kernel, r: &Region) -> bool {
     k.walk_region(r, &mut |_, data| {
         let scalars = data.results.iter().all(|v| matches!(k.ty(*v), Type::Block { .. }) && k.ty(*v).is_scalar());
         yes &= scalars
-            && !matches!(data.op, Op::Store | Op::SharedStore | Op::Sync | Op::Wgmma { .. } | Op::WgmmaWait { .. });
+            && !matches!(
+                data.op,
+                Op::Store | Op::Check { .. } | Op::SharedStore | Op::Sync | Op::Wgmma { .. } | Op::WgmmaWait { .. }
+            );
     });
     yes
 }

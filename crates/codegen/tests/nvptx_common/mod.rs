@@ -427,3 +427,25 @@ pub fn inputs(p: &Program) -> Vec<Vec<f64>> {
     };
     p.sizes.iter().enumerate().map(|(i, n)| (0..*n).map(|_| number(elem(i), next())).collect()).collect()
 }
+
+/// Rows of a table by n indices, which are checked as lowering does it.
+pub fn taken(n: usize, extent: usize) -> Kernel {
+    let mut b = Builder::new(format!("take_{n}"), [n.div_ceil(1024), 1, 1], 4);
+    let (table, index) = (b.param("table", Elem::F32, true), b.param("index", Elem::I64, true));
+    let (out, faults) = (b.param("out", Elem::F32, false), b.param("faults", Elem::I64, false));
+    let at = range(&mut b, 0, 1024);
+    let end = b.i32(n as i64);
+    let mask = b.cmp(CmpOp::Lt, at, end);
+    let (is, ys) = (b.ptr_add(index, at), b.ptr_add(out, at));
+    let i = b.load(is, Some(mask), None);
+    let [zero, len] = [0, extent as i64].map(|n| b.constant(Type::scalar(Elem::I64), Const::Int(n)));
+    let (below, beyond) = (b.cmp(CmpOp::Lt, i, zero), b.cmp(CmpOp::Ge, i, len));
+    let bad = b.binary(BinaryOp::Or, below, beyond);
+    let good = b.unary(UnaryOp::Not, bad);
+    let inside = b.binary(BinaryOp::And, mask, good);
+    let from = b.ptr_add(table, i);
+    let y = b.load(from, Some(inside), None);
+    b.store(ys, y, Some(mask));
+    b.check(faults, [bad, i], Some(mask), 5);
+    b.finish()
+}

@@ -1,6 +1,6 @@
 //! Runs one instance: control flow as a stack of frames, so that roles can stop at a barrier and go on later.
 use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
-use kiln_block::{Const, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, text};
+use kiln_block::{Const, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, ops::fault, text};
 use std::{collections::VecDeque, rc::Rc};
 
 /// Where a region goes on, and what to do at its end.
@@ -272,6 +272,7 @@ impl<'a> Machine<'a, '_> {
         let args = &data.args;
         match &data.op {
             Op::Store => self.store(flow, args)?,
+            Op::Check { site } => self.check(flow, args, *site)?,
             Op::TileStore => {
                 let value = flow.block(args[1])?;
                 self.tile_store(flow, args[0], &value, &args[2..])?;
@@ -403,6 +404,20 @@ impl<'a> Machine<'a, '_> {
             if mask.as_ref().is_none_or(|m| m.ints()[i] != 0) {
                 let at = self.index(*a)?;
                 self.buffers[a.param].write(at, element(&v, i));
+            }
+        }
+        Ok(())
+    }
+    /// The first index that must not be is kept.
+    fn check(&mut self, flow: &Flow, args: &[Value], site: u32) -> Said<()> {
+        let (p, bad, index) = (flow.block(args[0])?, flow.block(args[1])?, flow.block(args[2])?);
+        let Some(to) = p.pointers().first().copied() else { return Ok(()) };
+        let mask = args.get(3).map(|v| flow.block(*v)).transpose()?;
+        let inside = |i: usize| mask.as_ref().is_none_or(|m| m.ints()[i] != 0);
+        if let Some(i) = (0..bad.count()).find(|i| bad.ints()[*i] != 0 && inside(*i)) {
+            let at = self.index(to)?;
+            if self.buffers[to.param].read(at) == Scalar::Int(0) {
+                self.buffers[to.param].write(at, Scalar::Int(fault(site, index.ints()[i])));
             }
         }
         Ok(())

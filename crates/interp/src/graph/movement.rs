@@ -93,16 +93,13 @@ pub(super) fn concat(args: &[&Value], axis: usize, shape: &[usize]) -> Result<Da
     })
 }
 
-/// All indices as positions in `0..len`; negative ones count from the end.
+/// All indices as positions in `0..len`.
 fn positions(index: &Value, len: usize) -> Result<Vec<usize>, String> {
-    let wrap = |&i: &i64| {
-        let wrapped = if i < 0 { i.checked_add(len as i64) } else { Some(i) };
-        match wrapped.and_then(|i| usize::try_from(i).ok()) {
-            Some(i) if i < len => Ok(i),
-            _ => Err(format!("index {i} is out of range for an axis of {len}")),
-        }
+    let inside = |&i: &i64| match usize::try_from(i) {
+        Ok(i) if i < len => Ok(i),
+        _ => Err(format!("index {i} is out of range for an axis of {len}")),
     };
-    index.data.ints()?.iter().map(wrap).collect()
+    index.data.ints()?.iter().map(inside).collect()
 }
 
 pub(super) fn gather(x: &Value, index: &Value, axis: usize) -> Result<Data, String> {
@@ -123,10 +120,10 @@ pub(super) fn take(x: &Value, index: &Value, axis: usize) -> Result<Data, String
     let outer: usize = shape[..axis].iter().product();
     let inner: usize = shape[axis + 1..].iter().product();
     let len = shape[axis];
+    let at = positions(index, len)?;
     if outer * inner == 0 {
         return Ok(on_any!(&x.data, v => v[..0].to_vec()));
     }
-    let at = positions(index, len)?;
     Ok(on_any!(&x.data, v => {
         let mut out = Vec::with_capacity(outer * at.len() * inner);
         for o in 0..outer {

@@ -50,6 +50,7 @@ pub fn run_steps(body: &Graph, steps: &Steps<kiln_block::Kernel>, inputs: &[Tens
     for (i, ty) in steps.scratch.iter().enumerate() {
         memory.insert(Slot::Scratch(i as u32), poison(ty));
     }
+    memory.insert(Slot::Faults, Buffer::zeros(Elem::I64, &[1]));
     for step in &steps.steps {
         match step {
             Work::Block { code, args } => {
@@ -61,6 +62,10 @@ pub fn run_steps(body: &Graph, steps: &Steps<kiln_block::Kernel>, inputs: &[Tens
                     if !p.readonly {
                         memory.insert(*slot, b);
                     }
+                }
+                let record = i64::from_le_bytes(memory[&Slot::Faults].bytes[..8].try_into().expect("a record"));
+                if let Some(fault) = kiln_plan::index::Fault::of(record) {
+                    return Err(format!("{}: index {} is out of range", fault.site, fault.index));
                 }
             }
             Work::Gemm(call) => gemm(call, &mut memory),
@@ -255,4 +260,18 @@ pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: u32) -> 
         other => panic!("{other:?}"),
     };
     lower(&k, target).unwrap().steps.iter().map(text).collect::<String>()
+}
+
+/// The graph interpreter's outputs, or its refusal.
+pub fn interpreted(body: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    run_with(body, inputs, &[], Precision::Native, &mut no_fallback).map_err(|e| e.to_string())
+}
+/// Outputs of the lowered kernel, or the refusal of its programs.
+pub fn ran(kind: KernelKind, body: &Graph, inputs: &[Tensor], target: Target) -> Result<Vec<Tensor>, String> {
+    let steps = lower(&kernel(kind, body.clone()), target).map_err(|e| e.to_string())?;
+    run_steps(body, &steps, inputs)
+}
+/// The programs of a kernel as text.
+pub fn lowered(kind: KernelKind, body: &Graph, target: Target) -> String {
+    lower(&kernel(kind, body.clone()), target).map_or_else(|e| e.to_string(), |steps| text(&steps))
 }

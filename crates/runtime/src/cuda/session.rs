@@ -12,7 +12,7 @@ use crate::{
     callbacks::{call, call_in_place},
     host::{Tally, gemm, run_grid},
     layout::Layout,
-    memory::{ALIGN, MemoryPlan, Place},
+    memory::{ALIGN, MemoryPlan, Place, RECORD},
 };
 use cudarc::driver::result::DriverError;
 use kiln_graph::Tensor;
@@ -42,6 +42,8 @@ pub(crate) struct CudaSession {
     pub(super) segments: Vec<Segment>,
     /// Whether a run has gone through: only then are launches captured, so that errors name their kernel.
     warm: bool,
+    /// Kernels were timed since the records were cleared, maybe over memory that nothing had written.
+    pub(super) stale: bool,
 }
 
 /// What the device does.
@@ -138,6 +140,7 @@ impl CudaSession {
             launches: vec![],
             segments: vec![],
             warm: false,
+            stale: false,
             host,
             layout,
             callbacks,
@@ -200,6 +203,11 @@ impl CudaSession {
             _ => None,
         });
         self.device.preload(texts);
+        let records = self.allocate(self.layout.checked.len() * RECORD, "records of indices")?;
+        for n in 0..self.layout.checked.len() {
+            self.addresses[self.layout.record(n)] = records.address + (n * RECORD) as u64;
+        }
+        self._owned.push(records);
         for (k, kernel) in exe.kernels.iter().enumerate() {
             let base = if kernel.stage == Stage::Load { load_arena.address } else { arena.address };
             for (s, at) in memory.scratch[k].iter().enumerate() {
@@ -209,6 +217,7 @@ impl CudaSession {
             self.launches.push(launches);
         }
         self._owned.push(arena);
+        self.clear_records()?;
         let on_host = |(k, l): (&KernelCode, &Vec<Option<Step>>)| {
             k.steps.steps.iter().zip(l).any(|(w, step)| matches!(w, Work::Gemm(_)) && step.is_none())
         };
@@ -219,10 +228,40 @@ impl CudaSession {
             self.kernel(k)?;
         }
         self.warm_products()?;
-        self.wait("loading")?;
+        self.indices("loading")?;
         drop(load_only);
         drop(load_arena);
         Ok(())
+    }
+
+    /// Fails if a kernel has found an index out of range, of those that ran since the records were cleared. Waits.
+    fn indices(&mut self, doing: &str) -> Result<(), RuntimeError> {
+        let mut records = vec![0u8; self.layout.checked.len() * RECORD];
+        if records.is_empty() {
+            return self.wait(doing);
+        }
+        let from = self.addresses[self.layout.record(0)];
+        // SAFETY: so many bytes were allocated for records; `wait` follows before they are read.
+        let copied = unsafe { download(&mut records, from, &self.stream) };
+        let copied = self.device.check(|| format!("{doing} `{}`", self.exe.name), copied);
+        self.wait(doing).and(copied)?;
+        let numbers = records.chunks_exact(RECORD).map(|r| i64::from_ne_bytes(r[..8].try_into().unwrap_or_default()));
+        let first = self.layout.checked.iter().zip(numbers).find_map(|(k, found)| self.exe.index_error(*k, found));
+        match first {
+            Some(e) => self.clear_records().and(Err(e)),
+            None => Ok(()),
+        }
+    }
+    /// Forgets what was found: what is timed may run over anything.
+    fn clear_records(&mut self) -> Result<(), RuntimeError> {
+        let zeros = vec![0u8; self.layout.checked.len() * RECORD];
+        self.stale = false;
+        if zeros.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: so many bytes were allocated for records; pageable memory may go on return.
+        let copied = unsafe { upload(self.addresses[self.layout.record(0)], &zeros, &self.stream) };
+        self.device.check(|| format!("loading `{}`", self.exe.name), copied)
     }
 
     /// Whole multiples of the alignment: kernels may read on to the next 16 bytes.
@@ -297,6 +336,9 @@ impl CudaSession {
 
     /// One run. `inputs` have been checked against the executable.
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
+        if self.stale {
+            self.clear_records()?;
+        }
         self.upload_inputs(inputs)?;
         self.enqueue()?;
         // Buffers that are computed are copied once, however often they are outputs.
@@ -314,7 +356,7 @@ impl CudaSession {
                 }
             }
         }
-        self.wait("running")?;
+        self.indices("running")?;
         let value = |b: &BufferId| match self.memory.buffers[b.0 as usize] {
             Place::Input(i) => inputs[i].clone(),
             Place::Param(p) => self.params.get(&p).cloned().unwrap_or_else(|| Tensor::zeros(self.exe.ty(*b).clone())),

@@ -24,6 +24,7 @@ pub(crate) struct Timed {
 impl CudaSession {
     /// Microseconds of each of `n` runs, enqueued back to back, so that launch latency hides where runs are long enough.
     pub fn time_runs(&mut self, inputs: &[Tensor], n: usize) -> Result<Vec<f64>, RuntimeError> {
+        self.stale = true;
         self.upload_inputs(inputs)?;
         let events = self.events(n + 1)?;
         // One run ahead of the first event keeps the device busy while the others are enqueued.
@@ -40,6 +41,7 @@ impl CudaSession {
     /// Microseconds of each kernel of a run, `n` samples of each. Every kernel runs at its place in the run, so that its
     /// inputs are right, but several times over: what fits the L2 cache is found there.
     pub fn time_kernels(&mut self, inputs: &[Tensor], n: usize) -> Result<Vec<Vec<f64>>, RuntimeError> {
+        self.stale = true;
         self.upload_inputs(inputs)?;
         self.enqueue()?;
         self.wait("timing")?;
@@ -56,6 +58,7 @@ impl CudaSession {
 
     /// All kernels of a run, in order, ready to be timed on inputs that are there from now on.
     pub fn timed_kernels(&mut self, inputs: &[Tensor]) -> Result<Vec<Timed>, RuntimeError> {
+        self.stale = true;
         self.upload_inputs(inputs)?;
         self.kernels(Stage::Run).into_iter().map(|k| self.timed(k)).collect()
     }

@@ -4,7 +4,7 @@ use crate::{
     Callbacks, Code, DeviceTensor, Executable, KernelCode, RuntimeError,
     callbacks::{call, call_in_place},
     layout::Layout,
-    memory::{MemoryPlan, Place},
+    memory::{MemoryPlan, Place, RECORD},
 };
 use kiln_graph::{
     Tensor, Type,
@@ -32,6 +32,8 @@ struct Inner {
     /// Frozen buffers, by buffer.
     frozen: Vec<Option<Tensor>>,
     arena: Memory,
+    /// Records of indices out of range.
+    records: Memory,
     spare: Spare,
     /// Per address of the layout; those of inputs and outputs are set by each run.
     addresses: Vec<*mut u8>,
@@ -65,6 +67,7 @@ impl HostSession {
         let mut inner = Inner {
             frozen: memory.buffers.iter().enumerate().map(frozen).collect(),
             arena: arena(memory.run.bytes)?,
+            records: arena(layout.checked.len() * RECORD)?,
             spare: Spare::new(exe.outputs.len()),
             addresses: vec![null_mut(); layout.len()],
             args: Vec::with_capacity(layout.max_args),
@@ -136,6 +139,9 @@ impl Inner {
                 Place::Arena(at) => self.arena.as_ptr().wrapping_add(*at),
                 Place::Input(_) | Place::Output(_) | Place::Nowhere => EMPTY,
             };
+        }
+        for n in 0..self.layout.checked.len() {
+            self.addresses[self.layout.record(n)] = self.records.as_ptr().wrapping_add(n * RECORD);
         }
         for (k, offsets) in self.memory.scratch.iter().enumerate() {
             let arena = if self.exe.kernels[k].stage == Stage::Load { load } else { &self.arena };
@@ -209,6 +215,7 @@ impl Inner {
         for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == stage) {
             let start = self.clock.is_some().then(Instant::now);
             self.kernel(p, k, kernel, inputs)?;
+            self.indices(k)?;
             if let (Some(start), Some(clock)) = (start, &mut self.clock) {
                 clock.push([start, Instant::now()]);
             }
@@ -248,6 +255,15 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// Fails if the kernel found an index out of range; the next run starts anew.
+    fn indices(&mut self, k: usize) -> Result<(), RuntimeError> {
+        let Ok(n) = self.layout.checked.binary_search(&k) else { return Ok(()) };
+        let record = &mut self.records.as_mut_slice()[n * RECORD..][..8];
+        let found = i64::from_ne_bytes((&*record).try_into().unwrap_or_default());
+        record.fill(0);
+        self.exe.index_error(k, found).map_or(Ok(()), Err)
     }
 
     /// Runs libtorch on the kernel's buffers, if it can.

@@ -98,20 +98,35 @@ fn index_list(c: &mut Ctx, call: &Call) -> Res<(Vec<usize>, Vec<ValueId>)> {
     if axes.is_empty() { Err("no index".into()) } else { Ok((axes, indices)) }
 }
 
-/// Row-major position from one index per axis; negative indices are wrapped first where there are several.
+/// Row-major position from one index per axis; negative indices count from the end. Where one of several is outside of its axis, the
+/// position is outside of all.
 fn combined(c: &mut Ctx, indices: &[ValueId], sizes: &[usize]) -> Res<ValueId> {
     let [first, rest @ ..] = indices else { return Err("no index".into()) };
-    if rest.is_empty() {
-        return Ok(*first);
-    }
     let mut at = wrapped(c, *first, sizes[0])?;
+    if rest.is_empty() {
+        return Ok(at);
+    }
+    let mut outside = beyond(c, at, sizes[0])?;
     for (i, size) in rest.iter().zip(&sizes[1..]) {
         let i = wrapped(c, *i, *size)?;
+        let also = beyond(c, i, *size)?;
+        outside = c.binary(BinaryOp::Or, outside, also)?;
         let n = c.constant(DType::I64, Scalar::Int(*size as i64));
         at = c.binary(BinaryOp::Mul, at, n)?;
         at = c.binary(BinaryOp::Add, at, i)?;
     }
-    Ok(at)
+    let nowhere = c.constant(DType::I64, Scalar::Int(NOWHERE));
+    c.select(outside, nowhere, at)
+}
+
+/// A position outside of every axis, far enough from the ends of i64 that nothing added to it comes near them.
+const NOWHERE: i64 = -(1 << 62);
+
+/// Whether an index is outside of an axis.
+fn beyond(c: &mut Ctx, i: ValueId, size: usize) -> Res<ValueId> {
+    let (zero, n) = (c.constant(DType::I64, Scalar::Int(0)), c.constant(DType::I64, Scalar::Int(size as i64)));
+    let (below, above) = (c.compare(CompareOp::Lt, i, zero)?, c.compare(CompareOp::Ge, i, n)?);
+    c.binary(BinaryOp::Or, below, above)
 }
 
 fn wrapped(c: &mut Ctx, i: ValueId, size: usize) -> Res<ValueId> {
@@ -169,17 +184,30 @@ fn spread_index(c: &mut Ctx, i: ValueId, axis: usize, like: &[usize]) -> Res<Val
     c.broadcast(i, &full)
 }
 
+/// What an op does with negative indices: they count from the end, or are out of range.
+enum FromEnd {
+    Counted,
+    Refused,
+}
+
 /// `(x, axis, index, …)`: whole rows of x along the axis are written, those the index names. `source` is given the shape
 /// of what is written, and gives that. Operands of rank 0 count as one row of one element.
 fn write_rows(
     c: &mut Ctx,
     call: &Call,
-    mode: ScatterMode,
+    (mode, from_end): (ScatterMode, FromEnd),
     source: impl FnOnce(&mut Ctx, &[usize]) -> Res<ValueId>,
 ) -> Res<Vec<ValueId>> {
     let (x, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.out(call, 0)?);
     let axis = c.axis(call, 1, c.rank(x))?;
     let rows = if c.rank(x) == 0 { c.reshape(x, &[1])? } else { x };
+    let i = match (from_end, c.shape(rows).get(axis)) {
+        (FromEnd::Counted, Some(&len)) => {
+            let i = c.cast(i, DType::I64)?;
+            wrapped(c, i, len)?
+        }
+        _ => i,
+    };
     let i = spread_index(c, i, axis, &c.shape(rows))?;
     let src = source(c, &c.shape(i))?;
     let r = c.node(Op::Scatter { axis, mode }, &[rows, i, src])?;
@@ -189,7 +217,7 @@ fn write_rows(
 /// `(x, axis, index, source, alpha)`.
 fn index_add(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (src, alpha) = (c.tensor(call, 3)?, c.scalar(call, 4)?);
-    write_rows(c, call, ScatterMode::Add, |c, shape| {
+    write_rows(c, call, (ScatterMode::Add, FromEnd::Refused), |c, shape| {
         let src = scale(c, src, alpha)?;
         c.reshape(src, shape)
     })
@@ -197,14 +225,15 @@ fn index_add(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 fn index_copy(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let src = c.tensor(call, 3)?;
-    write_rows(c, call, ScatterMode::Replace, |c, shape| c.reshape(src, shape))
+    write_rows(c, call, (ScatterMode::Replace, FromEnd::Refused), |c, shape| c.reshape(src, shape))
 }
 
 /// `(x, axis, index, value)`.
 fn index_fill(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let value = operand(c, call, 3)?;
     let dtype = c.out(call, 0)?.dtype;
-    write_rows(c, call, ScatterMode::Replace, |c, shape| {
+    // The one op along one axis in which PyTorch counts negative indices from the end.
+    write_rows(c, call, (ScatterMode::Replace, FromEnd::Counted), |c, shape| {
         let value = as_value(c, value, dtype)?;
         c.broadcast(value, shape)
     })
@@ -231,7 +260,6 @@ fn index_put(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let shape = c.shape(x);
     let (sizes, rest) = shape.split_at(axes.len());
     let at = combined(c, &indices, sizes)?;
-    let at = wrapped(c, at, sizes.iter().product())?;
     let n = c.ty(at).count();
     let full = [&c.shape(at)[..], rest].concat();
     let table = c.reshape(x, &[&[sizes.iter().product()], rest].concat())?;

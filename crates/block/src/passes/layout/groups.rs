@@ -103,6 +103,7 @@ pub(super) fn shares(op: &Op) -> bool {
             | Op::PtrAdd
             | Op::Load
             | Op::Store
+            | Op::Check { .. }
             | Op::Keep
             | Op::Scan { .. }
     )

@@ -92,6 +92,12 @@ impl Rebuild<'_> {
         match &data.op {
             Op::Load => self.load(i, data),
             Op::Store => self.store(i, data),
+            Op::Check { .. } => {
+                // Where the index lies already: it is not worth a word of exchange.
+                let flat = self.home(data.args[2]);
+                let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
+                self.keep(i, args, vec![]);
+            }
             Op::Reduce { axis, .. } => self.reduce(i, data, *axis as usize),
             Op::Part { axis, .. } => {
                 let (from, to) = (old.ty(data.args[0]).shape(), old.ty(data.results[0]).shape());

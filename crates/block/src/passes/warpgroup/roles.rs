@@ -395,6 +395,12 @@ fn effects(k: &Kernel, form: &Form) -> Result<Vec<Inst>, Refusal> {
             {
                 all.push(i);
             }
+            Op::Check { .. }
+                if after
+                    && matches!(k.ty(data.args[2]).shape(), [m, n] if (*m == 1 || *m == form.m) && (*n == 1 || *n == form.n)) =>
+            {
+                all.push(i);
+            }
             Op::TileStore if after && *k.ty(data.args[1]).shape() == [form.m, form.n] => all.push(i),
             Op::Load | Op::Yield | Op::TileLoad => {}
             op if crate::passes::is_pure(op) => {}

@@ -68,6 +68,11 @@ impl Parser {
                 terms: self.terms(),
             },
             "async_wait" => Op::AsyncWait { pending: self.integer("the number of groups left in flight")? },
+            "check" => {
+                let args = self.operands()?;
+                self.expect_word("site")?;
+                return Ok((Op::Check { site: self.integer("the number of a site")? }, args));
+            }
             "barrier_expect" | "prefetch" => {
                 let args = self.operands()?;
                 self.expect_word("bytes")?;

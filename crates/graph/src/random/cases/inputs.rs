@@ -53,7 +53,7 @@ fn kept_finite(g: &Graph) -> Vec<bool> {
     marked
 }
 
-/// Integers for an input: indices of the axes it is used on (some counted from the end), else small ones of either sign.
+/// Integers for an input: indices of the axes it is used on, else small ones of either sign.
 fn integers(g: &Graph, v: ValueId, seed: u64) -> Tensor {
     let ty = g.ty(v).clone();
     let along = |user: ValueId| {
@@ -66,7 +66,6 @@ fn integers(g: &Graph, v: ValueId, seed: u64) -> Tensor {
     };
     let bound = g.users(v).into_iter().filter_map(along).min();
     let mut r = Random::new(seed);
-    let wraps = ty.dtype != DType::U8 && r.below(3) == 0;
     // What an index of this type reaches.
     let reach = ty.dtype.int_range().map_or(256, |(_, last)| last.min(255) as usize + 1);
     let count = ty.count();
@@ -75,7 +74,6 @@ fn integers(g: &Graph, v: ValueId, seed: u64) -> Tensor {
         ty,
         (0..count).map(|_| match bound {
             _ if dtype == DType::Bool => r.below(2) as f64,
-            Some(n) if wraps => r.below(2 * n.min(reach)) as f64 - n.min(reach) as f64,
             Some(n) => r.below(n.min(reach)) as f64,
             None if dtype == DType::U8 => r.below(200) as f64,
             None => r.below(15) as f64 - 7.0,

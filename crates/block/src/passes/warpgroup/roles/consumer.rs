@@ -195,6 +195,16 @@ impl<'k> Writer<'k> {
                     // A value a row is written with the first part.
                     continue;
                 }
+                if matches!(data.op, Op::Check { .. }) {
+                    if part > 0 && self.k.ty(data.args[2]).shape()[1] == 1 {
+                        continue;
+                    }
+                    let to = slicer.scalar(b, data.args[0]);
+                    let blocks = data.args[1..].iter().map(|v| slicer.block(b, *v));
+                    let args: Vec<Value> = std::iter::once(to).chain(blocks).collect();
+                    b.inst(data.op.clone(), &args, &[], vec![]);
+                    continue;
+                }
                 if data.op == Op::Store {
                     let mut args: Vec<Value> = data.args.iter().map(|v| slicer.block(b, *v)).collect();
                     if through.is_some() {
