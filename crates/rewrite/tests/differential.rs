@@ -106,7 +106,7 @@ fn graphs_in_the_repository() {
     let mut compared = 0;
     for path in files {
         let g = graph(&std::fs::read_to_string(&path).expect("the file was listed"));
-        let small = g.values().all(|v| g.ty(v).count() <= 1 << 18);
+        let small = g.values().all(|v| g.ty(v).count() <= 1 << 17);
         let ours = g.values().all(|v| !matches!(g.op(v), Op::Fallback(_)));
         if small && ours {
             compared += 1;

@@ -91,8 +91,9 @@ impl Chain {
                 2 | 3 => {
                     let list = [U::Neg, U::Abs, U::Sign, U::Sqrt, U::Reciprocal, U::Floor, U::Ceil, U::Round, U::Trunc];
                     let op = self.draw.of(&list);
-                    // PyTorch's root in f64 is Intel's, which rounds the other way now and then.
-                    let op = if (op, d) == (U::Sqrt, DType::F64) { U::Abs } else { op };
+                    // PyTorch's roots in f32 and f64 are Intel's library's, which rounds the other way now and then.
+                    let others = op == U::Sqrt && matches!(d, DType::F32 | DType::F64);
+                    let op = if others { U::Abs } else { op };
                     self.g.unary(op, x)?
                 }
                 4 => {

@@ -9,7 +9,7 @@ pub enum Near {
     /// The same numbers: zeros of either sign are one. For maxima and minima, where PyTorch's sign of zero depends on where in a
     /// tensor the element lies.
     Numbers,
-    /// As `Bits`, but in f64 the neighbour is as good.
+    /// As `Bits`, but in f32 and f64 the neighbour is as good.
     AlmostBits,
     /// On half types within one unit in the last place of PyTorch's result in f64; else as `Bits`.
     BitsInF64,
@@ -38,7 +38,7 @@ pub fn check(near: Near, got: &Tensor, want: &Wanted) -> Result<(), String> {
         let fits = match near {
             _ if !d.is_float() => whole,
             _ if g.is_nan() && t.is_nan() => true,
-            Near::AlmostBits if d == DType::F64 => g == t || (g - t).abs() <= ulp(d, t.abs()),
+            Near::AlmostBits if matches!(d, DType::F32 | DType::F64) => g == t || (g - t).abs() <= ulp(d, t.abs()),
             Near::BitsInF64 if d.bytes() == 2 => g == round(d, p) || (g - p).abs() <= ulp(d, p.abs()),
             Near::Bits | Near::AlmostBits | Near::BitsInF64 => g.to_bits() == t.to_bits(),
             Near::Numbers => g == t,

@@ -84,7 +84,7 @@ const ROWS: &[Row] = &[
     exact("neg"),
     exact("abs"),
     exact("sign"),
-    // PyTorch's root in f64 is Intel's, which rounds the other way now and then.
+    // PyTorch's roots in f32 and f64 are Intel's library's, which rounds the other way now and then.
     row("sqrt", &[Special], Near::AlmostBits, ONE),
     exact("reciprocal"),
     exact("floor"),
