@@ -64,7 +64,7 @@ def multi_head():
             masks = [{}, {"attn_mask": mask}, {"key_padding_mask": pad}, {"attn_mask": mask, "key_padding_mask": pad}, {"attn_mask": bias}, {"attn_mask": both[0], "key_padding_mask": pad}]
             return tuple(t for m in masks for t in each(**m))
 
-    return MultiHead(), (torch.randn(2, 6, 16), causal(6), padding(6, 4), torch.zeros(6, 6).masked_fill(causal(6), float("-inf")))
+    return MultiHead(), (torch.randn(2, 6, 16), causal(6), padding(6, 4), torch.zeros(6, 6).masked_fill(causal(6), -2.0))
 
 
 @example("multi_head_parts")
