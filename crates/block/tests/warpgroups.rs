@@ -45,7 +45,7 @@ fn pointers_and_descriptors_come_to_the_same() {
 #[test]
 fn passes_keep_the_arithmetic() {
     let exact = POINTERS.replacen(" {\n", " ieee {\n", 1);
-    for names in [&["warpgroups"][..], &["tensor_maps", "clusters", "roles"], &["persistent", "roles"]] {
+    for names in [&["warpgroups"][..], &["tensor_maps", "clusters", "roles"]] {
         assert_eq!(after(names, &exact).unwrap().arithmetic, Arithmetic::Ieee, "{names:?}");
     }
 }

@@ -451,7 +451,7 @@ fn special(d: DType) -> Vec<Number> {
         100.0,
         1000.5,
         16777216.0,
-        3.14159265,
+        std::f64::consts::PI,
         0.49999997,
     ];
     let mut all: Vec<f64> = vec![];
