@@ -189,6 +189,10 @@ def run(folder, out):
         json.dump(figures, f, indent=1)
 
 
+# Colours for readers who asked for dark pages.
+DARK = """<style>@media (prefers-color-scheme: dark) {[fill="white"]{fill:#14171b}text{fill:#e6e9ec}[fill="#3b75af"]{fill:#6ea8e0}[stroke="#c03a2b"]{stroke:#ff7f6e}}</style>"""
+
+
 def chart(rows):
     """Bars of TFLOP/s, one a step, with cuBLAS as a line through those of its size."""
     left, top, bar, gap, wide = 230, 34, 20, 8, 520
@@ -197,7 +201,7 @@ def chart(rows):
     x = lambda v: left + wide * v / most
     height = top + len(rows) * (bar + gap) + 26
     text = 'font-family="sans-serif" font-size="12"'
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 90}" height="{height}">', '<rect width="100%" height="100%" fill="white"/>']
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 90}" height="{height}">', DARK, '<rect width="100%" height="100%" fill="white"/>']
     out.append(f'<text x="{left}" y="18" {text}>TFLOP/s of a bf16 product of 4096 cubed (or as named); the line is PyTorch (cuBLAS) in the same run</text>')
     for i, r in enumerate(rows):
         y = top + i * (bar + gap)

@@ -1,10 +1,11 @@
-"""Clicks through a report's page in Chromium: page.py FILE KERNELS REPEATS. Exits with an assertion if something does not work."""
+"""Clicks through a report's page in Chromium: page.py FILE KERNELS REPEATS MEASURED. Exits with an assertion if something does not
+work. MEASURED: the page is of `kiln bench` on the host, which has times and no PTX."""
 import sys
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-file, kernels, repeats = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "true"
+file, kernels, repeats, measured = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "true", sys.argv[4] == "true"
 
 
 def number(cell):
@@ -21,13 +22,22 @@ def check(page):
         assert page.locator(".fold").first.get_attribute("aria-expanded") == "true"
     assert boxes.count() == kernels, boxes.count()
 
+    # Each kernel has both times, in words and as bars on one scale.
+    assert page.locator(".kernel .clock").count() == (kernels if measured else 0)
+    for box in boxes.all()[:10]:
+        assert ("→" in box.locator("text.us").inner_html()) == measured
+        assert ("→" in box.get_attribute("aria-label")) == measured
+        # Name and times do not overlap.
+        name, times = (box.locator("text").nth(i).bounding_box() for i in [0, 1])
+        assert name["x"] + name["width"] <= times["x"], (name, times)
+
     # A click on a kernel shows it, its reason, its block program and its PTX.
     boxes.nth(1).click()
     name = boxes.nth(1).get_attribute("aria-label").split(",")[0]
     assert detail.locator("h2").inner_text() == name
     assert boxes.nth(1).get_attribute("aria-pressed") == "true"
     assert "why" in detail.locator("dt").all_inner_texts()
-    for title, word in [("block program", "kernel"), ("PTX", ".visible .entry")]:
+    for title, word in [("block program", "kernel")] + [("PTX", ".visible .entry")] * (not measured):
         code = detail.locator("details").filter(has=page.get_by_text(title, exact=True)).first
         code.locator("summary").click()
         assert word in code.locator("pre").inner_text(), title

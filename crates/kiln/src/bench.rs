@@ -3,6 +3,7 @@ mod table;
 mod text;
 
 pub use table::{KernelTime, ModuleTime};
+pub(crate) use text::{mark_means, marked};
 
 use crate::{
     CompileOptions, Compiled, Error, Model,
@@ -55,6 +56,9 @@ pub struct Bench {
     pub kernels: Vec<KernelTime>,
     /// The same by module path.
     pub modules: Vec<ModuleTime>,
+    /// What predictions were made for, where that is not this device; else empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub predicted_for: String,
     /// Microseconds of a traced run in which the device waited for its next kernel.
     pub gaps_us: f64,
     /// A few runs in full (`--trace`).
@@ -69,12 +73,23 @@ pub struct Spread {
     pub p90: f64,
     pub runs: usize,
 }
+/// Runs spread so widely (p90 over p10) that their median says little.
+const NOISY: f64 = 2.0;
+
 impl Spread {
+    /// Whether runs differed so much that a ratio made with the median cannot be relied on.
+    pub fn noisy(&self) -> bool {
+        noisy(self.p10, self.p90)
+    }
     fn of(mut ms: Vec<f64>) -> Spread {
         ms.sort_by(f64::total_cmp);
         let at = |q: f64| ms.get(((ms.len().max(1) - 1) as f64 * q).round() as usize).copied().unwrap_or(f64::NAN);
         Spread { median_ms: at(0.5), p10: at(0.1), p90: at(0.9), runs: ms.len() }
     }
+}
+
+fn noisy(p10: f64, p90: f64) -> bool {
+    p90 > NOISY * p10
 }
 
 /// Compiles and measures a model. What was measured comes with it.
@@ -117,9 +132,11 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
     }
     let trace = session.trace(inputs, TRACED).map_err(runtime)?;
     let kernels = table::kernels(&fused, &session, inputs, &trace)?;
+    let device = crate::compile::device_name(options.device)?;
     let bench = Bench {
         model: fused.graph.name.clone(),
-        device: crate::compile::device_name(options.device)?,
+        predicted_for: crate::calibrate::unmeasured(&options.compile.machine()?, &device).unwrap_or_default(),
+        device,
         threads: options.threads.unwrap_or_else(cores),
         fused: Spread::of(f),
         unfused: unfused.map(|_| Spread::of(u)),

@@ -103,7 +103,7 @@ pub fn calibrate(
     if let DeviceKind::Cuda(i) = device {
         fitted.device = compile::gpu_name(i)?;
     }
-    fitted.name = format!("{}-calibrated", base.name);
+    fitted.name = format!("{}{CALIBRATED}", base.name);
     Ok(fitted)
 }
 
@@ -129,6 +129,27 @@ pub fn table(base: &Machine, fitted: &Machine) -> String {
     rows.iter().for_each(|(what, was, is)| t += &format!("{what:28} {was:14.2} {is:14.2}\n"));
     t
 }
+
+/// The name of a description of calibrated machines ends so.
+const CALIBRATED: &str = "-calibrated";
+
+/// What predictions for a device are really made for, if nobody measured the description on it; and what to do about it. `device`: as
+/// [`compile::device_name`] gives it.
+pub fn unmeasured(m: &Machine, device: &str) -> Option<String> {
+    let general = general_processor(&m.name, device == "cpu");
+    let other_gpu = !m.device.is_empty() && !device.contains(&m.device);
+    match (general, other_gpu) {
+        (Some(text), _) => Some(text),
+        (None, true) => Some(format!("for an {}, not for this device; {REMEDY}", m.device)),
+        (None, false) => None,
+    }
+}
+
+/// The same for a plan of which only the names are known: no processor in particular was measured.
+pub(crate) fn general_processor(machine: &str, cpu: bool) -> Option<String> {
+    (cpu && !machine.ends_with(CALIBRATED)).then(|| format!("for no processor in particular; {REMEDY}"))
+}
+const REMEDY: &str = "`kiln doctor --calibrate m.json` measures this one, `--machine m.json` takes it";
 
 /// The description in a file.
 pub fn read(path: &std::path::Path) -> Result<Machine, Error> {

@@ -194,7 +194,7 @@ fn fill(data: &Data) -> String {
     let json = serde_json::to_string(data).unwrap_or_default().replace('<', "\\u003c");
     let bars = match data.measured {
         Some(_) => {
-            "<p class=\"label\">time measured</p>\n<svg class=\"timeline\" id=\"measured\" role=\"img\" aria-label=\"measured time of each kernel\"></svg>"
+            "<p class=\"label\">time measured (in the drawing: predicted → measured, and under each name a bar for either, on one scale)</p>\n<svg class=\"timeline\" id=\"measured\" role=\"img\" aria-label=\"measured time of each kernel\"></svg>"
         }
         None => "",
     };

@@ -1,4 +1,6 @@
 //! Plots as SVG: kernels under the machine's roofs, and times over a sweep.
+mod labels;
+
 use crate::{
     Compiled, Error,
     bench::{Bench, KernelTime},
@@ -7,6 +9,7 @@ use crate::{
 use kiln_graph::DType;
 use kiln_plan::{Kernel, Machine, Plan};
 use kiln_rewrite::class::Class;
+use labels::{FONT, Frame, Labels};
 use plotters::{
     coord::Shift,
     prelude::*,
@@ -15,10 +18,8 @@ use plotters::{
 use std::collections::BTreeSet;
 
 const SIZE: (u32, u32) = (960, 600);
-/// Kernels that carry their names: those with the largest share of the run …
+/// Kernels that carry their names: those with the largest share of the run that find a free place.
 const NAMED: usize = 10;
-/// … that are this far apart, in pixels.
-const LABEL: (i32, i32) = (180, 14);
 /// Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
@@ -29,6 +30,10 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(86, 180, 233),
     RGBColor(80, 80, 80),
 ];
+
+/// What a dark page shows in place of a colour: black and white change places, and what would be too dark is lighter.
+const DARK: [(RGBColor, &str); 5] =
+    [(WHITE, "#14171b"), (BLACK, "#e6e9ec"), (COLOURS[0], "#4da3e0"), (COLOURS[1], "#f08a4b"), (COLOURS[6], "#b4bac0")];
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -43,7 +48,18 @@ fn svg(draw: impl FnOnce(&Area) -> Result<(), Box<dyn std::error::Error>>) -> Re
             .and_then(|()| Ok(area.present()?))
             .map_err(|e| Error::failed(format!("the plot cannot be drawn: {e}"), "report this with the model"))?;
     }
-    Ok(text)
+    Ok(with_dark_mode(&text))
+}
+
+/// The same plot with a style sheet for readers who asked for dark pages; rules of a sheet go before an element's attributes.
+fn with_dark_mode(svg: &str) -> String {
+    let rule = |(light, dark): &(RGBColor, &str)| {
+        let hex = format!("#{:02X}{:02X}{:02X}", light.0, light.1, light.2);
+        format!("[fill=\"{hex}\"]{{fill:{dark}}}[stroke=\"{hex}\"]{{stroke:{dark}}}")
+    };
+    let rules: String = DARK.iter().map(rule).collect();
+    let Some((tag, rest)) = svg.split_once('>') else { return svg.into() };
+    format!("{tag}>\n<style>@media (prefers-color-scheme: dark) {{{rules}}}</style>{rest}")
 }
 
 /// The least and the greatest, with room on a logarithmic axis; `None` if there are none.
@@ -87,14 +103,18 @@ fn roofs(plan: &Plan, m: &Machine) -> Vec<(String, f64)> {
 /// Measured kernels under the roofs of the machine description that priced them.
 pub fn roofline(b: &Bench, c: &Compiled) -> Result<String, Error> {
     let m = c.options.machine()?;
-    let points: Vec<(&KernelTime, (f64, f64))> = b.kernels.iter().filter_map(|k| Some((k, point(k)?))).collect();
-    let without = b.kernels.len() - points.len();
-    let roofs = roofs(&c.plan, &m);
-    let top = roofs.iter().map(|r| r.1).fold(0.0, f64::max);
-    let xs = points.iter().map(|p| p.1.0).chain([0.1, 2.0 * top / m.bandwidth]);
-    let ys = points.iter().map(|p| p.1.1).chain([0.1 * m.bandwidth, top]);
-    let (x, y) = (log_range(xs).unwrap_or((0.1, 10.0)), log_range(ys).unwrap_or((1e9, 1e12)));
     let title = format!("{} on {}, under the roofs of `{}`", b.model, b.device, m.name);
+    under_roofs(&title, &b.kernels, &roofs(&c.plan, &m), m.bandwidth)
+}
+
+/// `roofs`: names and flops a second; `bandwidth`: bytes a second.
+fn under_roofs(title: &str, kernels: &[KernelTime], roofs: &[(String, f64)], bandwidth: f64) -> Result<String, Error> {
+    let points: Vec<(&KernelTime, (f64, f64))> = kernels.iter().filter_map(|k| Some((k, point(k)?))).collect();
+    let without = kernels.len() - points.len();
+    let top = roofs.iter().map(|r| r.1).fold(0.0, f64::max);
+    let xs = points.iter().map(|p| p.1.0).chain([0.1, 2.0 * top / bandwidth]);
+    let ys = points.iter().map(|p| p.1.1).chain([0.1 * bandwidth, top]);
+    let (x, y) = (log_range(xs).unwrap_or((0.1, 10.0)), log_range(ys).unwrap_or((1e9, 1e12)));
     svg(|area| {
         let mut chart = ChartBuilder::on(area)
             .caption(title, ("sans-serif", 20))
@@ -111,21 +131,31 @@ pub fn roofline(b: &Bench, c: &Compiled) -> Result<String, Error> {
             .x_label_formatter(&|v| format!("{v}"))
             .y_label_formatter(&|v| prefixed(*v))
             .draw()?;
-        let text =
-            |across, down, colour: RGBAColor| ("sans-serif", 12).into_font().color(&colour).pos(Pos::new(across, down));
-        for (name, rate) in &roofs {
-            let line = [(x.0, (m.bandwidth * x.0).min(*rate)), (rate / m.bandwidth, *rate), (x.1, *rate)];
-            chart.draw_series(LineSeries::new(line, BLACK.mix(0.6)))?;
-            let label = format!("{name}: {}flop/s", prefixed(*rate));
-            let style = text(HPos::Right, VPos::Bottom, BLACK.mix(0.8));
-            chart.draw_series([Text::new(label, (x.1, *rate), style)])?;
-        }
-        let low = (x.0 * 1.1, m.bandwidth * x.0);
-        let style = text(HPos::Left, VPos::Top, BLACK.mix(0.8));
-        chart.draw_series([Text::new(format!("memory: {}B/s", prefixed(m.bandwidth)), low, style)])?;
         let mut kinds: Vec<&str> = points.iter().map(|p| p.0.kind.as_str()).collect();
         kinds.sort_unstable();
         kinds.dedup();
+
+        // Labels go where nothing is: inside the plot, off the key and the points, and off one another.
+        let (across, down) = chart.plotting_area().get_pixel_range();
+        let mut labels = Labels::new((across.start, down.start), (across.end, down.end));
+        let key = (120, 12 + 22 * kinds.len() as i32);
+        labels.taken.push(Frame::at((across.start, down.start), key));
+        let places: Vec<(i32, i32)> = points.iter().map(|p| chart.backend_coord(&p.1)).collect();
+        labels.taken.extend(places.iter().map(|p| Frame::at((p.0 - 5, p.1 - 5), (10, 10))));
+
+        for (_, rate) in roofs {
+            let line = [(x.0, (bandwidth * x.0).min(*rate)), (rate / bandwidth, *rate), (x.1, *rate)];
+            chart.draw_series(LineSeries::new(line, BLACK.mix(0.6)))?;
+        }
+        let mut found = vec![];
+        for (name, rate) in roofs {
+            let text = format!("{name}: {}flop/s", prefixed(*rate));
+            let end = chart.backend_coord(&(x.1, *rate));
+            found.extend(labels.beside_roof(text, end).map(|l| (l, 0.8)));
+        }
+        let start = chart.backend_coord(&(x.0 * 1.1, bandwidth * x.0));
+        found.extend(labels.beside_roof(format!("memory: {}B/s", prefixed(bandwidth)), start).map(|l| (l, 0.8)));
+
         for (i, kind) in kinds.iter().enumerate() {
             let colour = COLOURS[i % COLOURS.len()];
             let of_kind = points.iter().filter(|p| p.0.kind == *kind);
@@ -134,20 +164,22 @@ pub fn roofline(b: &Bench, c: &Compiled) -> Result<String, Error> {
                 .label(*kind)
                 .legend(move |(x, y)| Circle::new((x + 10, y), 4, colour.filled()));
         }
-        let mut largest: Vec<_> = points.iter().collect();
-        largest.sort_by(|a, b| b.0.share.total_cmp(&a.0.share));
-        let mut taken: Vec<(i32, i32)> = vec![];
-        for (k, at) in largest {
-            let place = chart.backend_coord(at);
-            let free = |o: &(i32, i32)| (o.0 - place.0).abs() > LABEL.0 || (o.1 - place.1).abs() > LABEL.1;
-            if taken.len() == NAMED || !taken.iter().all(free) {
-                continue;
+        let mut largest: Vec<usize> = (0..points.len()).collect();
+        largest.sort_by(|a, b| points[*b].0.share.total_cmp(&points[*a].0.share));
+        let mut named = 0;
+        for i in largest {
+            let text = format!("{} {:.0} %", points[i].0.name, 100.0 * points[i].0.share);
+            if named < NAMED
+                && let Some(label) = labels.beside_point(text, places[i])
+            {
+                found.push((label, 1.0));
+                named += 1;
             }
-            taken.push(place);
-            let (across, pad) =
-                if place.0 > SIZE.0 as i32 / 2 { (HPos::Right, "\u{a0}\u{a0}") } else { (HPos::Left, "") };
-            let label = format!("\u{a0}\u{a0}{} {:.0} %{pad}", k.name, 100.0 * k.share);
-            chart.draw_series([Text::new(label, *at, text(across, VPos::Center, BLACK.into()))])?;
+        }
+        for ((text, place), strength) in found {
+            let style =
+                ("sans-serif", FONT).into_font().color(&BLACK.mix(strength)).pos(Pos::new(HPos::Left, VPos::Top));
+            area.draw(&Text::new(text, place, style))?;
         }
         if !kinds.is_empty() {
             chart
@@ -214,6 +246,107 @@ pub fn sweep(s: &Sweep) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
+    use super::{labels::text_size, *};
+
+    fn kernel(i: usize, bytes: u64, flops: u64, median_us: f64) -> KernelTime {
+        KernelTime {
+            name: format!("gemm_gelu_erf_{i}"),
+            kind: ["gemm", "reduction", "pointwise"][i % 3].into(),
+            module: String::new(),
+            predicted_us: median_us,
+            median_us,
+            p10: median_us,
+            p90: median_us,
+            share: 1.0 / (i + 1) as f64,
+            bytes,
+            flops,
+            gbps: bytes as f64 / median_us / 1e3,
+            tflops: flops as f64 / median_us / 1e6,
+            gap_us: 0.0,
+        }
+    }
+    /// Texts of a plot as boxes, by where they are anchored, and what they say.
+    fn texts(svg: &str) -> Vec<(String, Frame)> {
+        let value = |tag: &str, name: &str| -> String {
+            let rest = tag.split_once(&format!("{name}=\"")).map_or("0", |t| t.1);
+            rest.split('"').next().unwrap_or_default().into()
+        };
+        let number = |tag: &str, name: &str| value(tag, name).parse::<f64>().expect("a number") as i32;
+        let all = svg.split("<text ").skip(1).filter(|t| !t.contains("transform"));
+        all.map(|t| {
+            let (tag, rest) = t.split_once('>').expect("a tag");
+            let tag = &format!(" {tag}");
+            let text = rest.split_once("</text>").expect("closed").0.trim().to_string();
+            let size = text_size(&text);
+            let left = match value(tag, "text-anchor").as_str() {
+                "end" => size.0,
+                "middle" => size.0 / 2,
+                _ => 0,
+            };
+            (text, Frame::at((number(tag, " x") - left, number(tag, " y")), size))
+        })
+        .collect()
+    }
+
+    /// Twelve kernels that lie side by side, roofs that nearly coincide.
+    fn crowded() -> String {
+        let kernels: Vec<KernelTime> =
+            (0..12).map(|i| kernel(i, 1 << 20, (1 << 20) + (i as u64) * 20_000, 12.0 + i as f64 / 10.0)).collect();
+        let roofs = [
+            ("other arithmetic", 2.0e10),
+            ("f32 products", 2.1e10),
+            ("f64 products", 2.4e10),
+            ("bf16 products", 2.5e10),
+        ];
+        under_roofs("m on cpu", &kernels, &roofs.map(|r| (r.0.to_string(), r.1)), 2e10).expect("draws")
+    }
+
+    #[test]
+    fn labels_do_not_collide() {
+        let svg = crowded();
+        let found: Vec<(String, Frame)> = texts(&svg)
+            .into_iter()
+            .filter(|t| t.0.contains("flop/s:") || t.0.contains(": ") || t.0.ends_with(" %"))
+            .collect();
+        assert!(found.iter().filter(|t| t.0.ends_with(" %")).count() >= 4, "{found:?}");
+        assert_eq!(found.iter().filter(|t| t.0.contains(": ")).count(), 5, "{found:?}");
+        for (i, (a, at)) in found.iter().enumerate() {
+            assert!(at.right <= SIZE.0 as i32 && at.left >= 0, "`{a}` leaves the plot: {at:?}");
+            for (b, other) in &found[..i] {
+                assert!(!at.meets(other), "`{a}` at {at:?} covers `{b}` at {other:?}");
+            }
+        }
+    }
+
+    /// Relative luminance (WCAG 2.1) of `#rrggbb`.
+    fn luminance(hex: &str) -> f64 {
+        let part = |i: usize| {
+            let c = f64::from(u8::from_str_radix(&hex[i..i + 2], 16).expect("hexadecimal")) / 255.0;
+            if c <= 0.04045 { c / 12.92 } else { ((c + 0.055) / 1.055).powf(2.4) }
+        };
+        0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5)
+    }
+
+    #[test]
+    fn every_colour_is_seen_on_a_dark_page() {
+        let svg = crowded();
+        let (sheet, drawing) = svg.split_once("</style>").expect("a style sheet");
+        assert!(sheet.contains("@media (prefers-color-scheme: dark)"));
+        let background = luminance(DARK[0].1);
+        let mut colours: BTreeSet<String> =
+            COLOURS.iter().map(|c| format!("#{:02X}{:02X}{:02X}", c.0, c.1, c.2)).collect();
+        for attribute in ["fill=\"#", "stroke=\"#"] {
+            colours.extend(drawing.split(attribute).skip(1).map(|t| format!("#{}", &t[..6])));
+        }
+        colours.remove("#FFFFFF");
+        for light in colours {
+            let rule = format!("[fill=\"{light}\"]{{fill:");
+            let shown = sheet.split_once(&rule).map_or(light.as_str(), |t| &t.1[..7]);
+            let contrast = (luminance(shown) + 0.05) / (background + 0.05);
+            assert!(contrast >= 3.0, "{light} is shown as {shown}, {contrast:.1} to 1 against the background");
+        }
+    }
+
     #[test]
     fn numbers_have_prefixes() {
         let shown: Vec<String> = [950.0, 1500.0, 1e9, 4.2e12, 730e12].map(super::prefixed).to_vec();

@@ -1,7 +1,7 @@
 //! The same model over several sizes of its batch, each specialised, compiled and measured.
 use crate::{
     Error, Model,
-    bench::{BenchOptions, Spread, bench},
+    bench::{BenchOptions, Spread, bench, mark_means, marked},
     explain::wrapped,
     model::FileKind,
 };
@@ -147,15 +147,22 @@ impl Sweep {
         sides.iter().skip(1).for_each(|s| t += &format!(" {:>9}", format!("/{s}")));
         t.push('\n');
         for p in &self.points {
-            let at = |name: &str| p.sides().into_iter().find(|s| s.0 == name).map(|s| s.1.median_ms);
+            let at = |name: &str| p.sides().into_iter().find(|s| s.0 == name).map(|s| s.1);
             let _ = write!(t, "  {:>8} {:>7}", p.value, p.kernels);
             for s in &sides {
-                t += &at(s).map_or(format!(" {:>10}", "-"), |ms| format!(" {ms:>10.4}"));
+                let ms = at(s).map_or("-".into(), |s| marked(s.noisy(), format!("{:.4}", s.median_ms)));
+                t += &format!(" {ms:>10}");
             }
             for s in sides.iter().skip(1) {
-                t += &at(s).map_or(format!(" {:>9}", "-"), |ms| format!(" {:>8.2}x", ms / p.fused.median_ms));
+                let ratio = at(s).map_or("-".into(), |s| {
+                    marked(s.noisy() || p.fused.noisy(), format!("{:.2}x", s.median_ms / p.fused.median_ms))
+                });
+                t += &format!(" {ratio:>9}");
             }
             t.push('\n');
+        }
+        if self.points.iter().flat_map(Point::sides).any(|s| s.1.noisy()) {
+            t += &mark_means();
         }
         for m in self.points.iter().flat_map(|p| &p.missing).collect::<std::collections::BTreeSet<_>>() {
             t += &wrapped("  no ", m, width);

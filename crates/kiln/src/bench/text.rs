@@ -1,5 +1,5 @@
 //! What was measured, for a terminal.
-use super::{Bench, KernelTime, ModuleTime, Spread, table};
+use super::{Bench, KernelTime, ModuleTime, NOISY, Spread, noisy, table};
 use crate::explain::{tail, wrapped};
 use std::fmt::Write as _;
 
@@ -11,6 +11,7 @@ struct Row<'a> {
     name: &'a str,
     predicted_us: f64,
     median_us: f64,
+    noisy: bool,
     share: f64,
     gbps: f64,
     tflops: f64,
@@ -19,14 +20,15 @@ struct Row<'a> {
 impl<'a> From<&'a KernelTime> for Row<'a> {
     fn from(k: &'a KernelTime) -> Row<'a> {
         let KernelTime { predicted_us, median_us, share, gbps, tflops, gap_us, .. } = *k;
-        Row { name: &k.name, predicted_us, median_us, share, gbps, tflops, gap_us }
+        let noisy = noisy(k.p10, k.p90);
+        Row { name: &k.name, predicted_us, median_us, noisy, share, gbps, tflops, gap_us }
     }
 }
 impl<'a> From<&'a ModuleTime> for Row<'a> {
     fn from(m: &'a ModuleTime) -> Row<'a> {
         let ModuleTime { predicted_us, median_us, share, gbps, tflops, gap_us, .. } = *m;
         let name = if m.module.is_empty() { "(none)" } else { &m.module };
-        Row { name, predicted_us, median_us, share, gbps, tflops, gap_us }
+        Row { name, predicted_us, median_us, noisy: false, share, gbps, tflops, gap_us }
     }
 }
 
@@ -40,10 +42,10 @@ fn rows(t: &mut String, title: &str, list: &[Row], width: usize) {
     for r in list {
         let _ = write!(
             t,
-            "  {:name$} {:>12.2} {:>10.2} {:>5.1} %",
+            "  {:name$} {:>12.2} {:>10} {:>5.1} %",
             tail(r.name, name),
             r.predicted_us,
-            r.median_us,
+            marked(r.noisy, format!("{:.2}", r.median_us)),
             100.0 * r.share
         );
         if wide {
@@ -51,6 +53,15 @@ fn rows(t: &mut String, title: &str, list: &[Row], width: usize) {
         }
         t.push('\n');
     }
+}
+
+/// A figure of runs that differed widely.
+pub(crate) fn marked(noisy: bool, figure: String) -> String {
+    if noisy { format!("~{figure}") } else { figure }
+}
+/// What the mark means, where a table has one.
+pub(crate) fn mark_means() -> String {
+    format!("  ~ noisy: p90 is over {NOISY} times p10; measure again on an idle machine, or for longer (--seconds 5)\n")
 }
 
 impl Bench {
@@ -63,12 +74,19 @@ impl Bench {
         for m in &self.missing {
             t += &wrapped("  no ", m, width);
         }
+        let sides = [Some(&self.fused), self.unfused.as_ref(), self.torch.as_ref()];
+        if sides.into_iter().flatten().any(Spread::noisy) || self.kernels.iter().any(|k| noisy(k.p10, k.p90)) {
+            t += &mark_means();
+        }
         let (ops, kernels) = (self.ops, self.kernels.len());
         let facts = format!(
             "{ops} ops in {kernels} kernels; compiled in {:.3} s; error against {}: abs {:.2e}, rel {:.2e}; {:.1} us of gaps between kernels",
             self.compile_s, self.reference, self.max_abs_err, self.max_rel_err, self.gaps_us
         );
         t += &wrapped("  ", &facts, width);
+        if !self.predicted_for.is_empty() {
+            t += &wrapped("  predicted ", &self.predicted_for, width);
+        }
         rows(&mut t, "kernel", &self.kernels.iter().map(Row::from).collect::<Vec<_>>(), width);
         let mut modules = table::folded(&self.kernels);
         // Graphs written by hand have no modules.
@@ -86,6 +104,51 @@ impl Bench {
     fn side(&self, t: &mut String, name: &str, s: &Spread) {
         let ratio = s.median_ms / self.fused.median_ms;
         let spread = format!("(p10 {:.4}, p90 {:.4}, {} runs)", s.p10, s.p90, s.runs);
-        let _ = writeln!(t, "  {name:8} {:>9.4} ms {ratio:>5.2}x {spread}", s.median_ms);
+        // A ratio is no better than the worse of its two medians.
+        let ratio = marked(s.noisy() || self.fused.noisy(), format!("{ratio:.2}x"));
+        let _ =
+            writeln!(t, "  {name:8} {:>9} ms {ratio:>6} {spread}", marked(s.noisy(), format!("{:.4}", s.median_ms)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spread(p10: f64, median_ms: f64, p90: f64) -> Spread {
+        Spread { median_ms, p10, p90, runs: 9 }
+    }
+    fn bench(fused: Spread, torch: Spread) -> Bench {
+        Bench {
+            model: "m".into(),
+            device: "cpu".into(),
+            threads: 2,
+            fused,
+            unfused: None,
+            torch: Some(torch),
+            missing: vec![],
+            compile_s: 0.1,
+            timings: Default::default(),
+            max_abs_err: 0.0,
+            max_rel_err: 0.0,
+            reference: "torch".into(),
+            ops: 1,
+            kernels: vec![],
+            modules: vec![],
+            predicted_for: String::new(),
+            gaps_us: 0.0,
+            trace: vec![],
+        }
+    }
+
+    #[test]
+    fn ratios_of_noisy_runs_are_marked() {
+        let quiet = bench(spread(0.9, 1.0, 1.1), spread(1.9, 2.0, 2.1)).text(100);
+        assert!(quiet.contains(" 2.00x") && !quiet.contains('~'), "{quiet}");
+        // Either side's noise spoils the ratio.
+        let torch = bench(spread(0.9, 1.0, 1.1), spread(1.0, 4534.0, 9000.0)).text(100);
+        assert!(torch.contains("~4534.00x") && torch.contains("~ noisy"), "{torch}");
+        let fused = bench(spread(0.1, 1.0, 1.1), spread(1.9, 2.0, 2.1)).text(100);
+        assert!(fused.contains("~2.00x") && fused.contains("~1.0000 ms"), "{fused}");
     }
 }

@@ -39,6 +39,10 @@ impl Report {
             "predicted",
             format!("{:.1} us; lower bound {:.1} us ({gap:.0} % above it)", self.predicted_us, self.lower_bound_us),
         );
+        if let Some(text) = crate::calibrate::general_processor(&self.machine, self.target == crate::Target::Cpu.name())
+        {
+            row("", text);
+        }
         if s.tried > 0 {
             let grown = format!(
                 "{} to {} in {}, {}",

@@ -2,6 +2,8 @@
 const data = JSON.parse(document.getElementById('data').textContent);
 const kernels = data.report.kernels;
 const $ = id => document.getElementById(id);
+// Times measured, where the page has any; a kernel that was not timed has none.
+const measured = i => data.measured?.[i] ?? undefined;
 const us = v => (v >= 1000 ? (v / 1000).toFixed(2) + ' ms' : v.toFixed(2) + ' µs');
 const size = b => (b >= 1e6 ? (b / 1e6).toFixed(2) + ' MB' : b >= 1e3 ? (b / 1e3).toFixed(1) + ' kB' : b + ' B');
 const SVG = 'http://www.w3.org/2000/svg';
@@ -52,15 +54,19 @@ function draw() {
     const d = to === from + 1 ? `M${LEFT + 14} ${y(from) + BOX / 2}V${y(to) - BOX / 2}` : `M${LEFT} ${y(from)}C${LEFT - far * 1.3} ${y(from)} ${LEFT - far * 1.3} ${y(to)} ${LEFT} ${y(to)}`;
     svg.append(el('svg:path', { class: 'edge', d, 'data-from': from, 'data-to': to }));
   }
-  const most = Math.max(...kernels.map(k => k.predicted_us), 1e-9);
+  const most = Math.max(...kernels.map((k, i) => Math.max(k.predicted_us, measured(i) ?? 0)), 1e-9), name = data.measured ? 18 : 30;
+  // Predicted above, measured below, on one scale.
+  const bar = (kind, top, time) => el('svg:rect', { class: kind, x: LEFT + 6, y: top, width: (width - LEFT - 70) * time / most, height: 2 });
   list.forEach(({ kernel, fold, end }, row) => {
     const k = kernels[kernel], top = row * ROW + 6;
-    const g = el('svg:g', { class: 'kernel', role: 'button', tabindex: 0, 'data-kernel': kernel, 'aria-pressed': false, 'aria-label': `${k.name}, ${k.nodes.length} ops, ${us(k.predicted_us)}` },
+    const m = measured(kernel), times = us(k.predicted_us) + (m === undefined ? '' : ' → ' + us(m));
+    const g = el('svg:g', { class: 'kernel', role: 'button', tabindex: 0, 'data-kernel': kernel, 'aria-pressed': false, 'aria-label': `${k.name}, ${k.nodes.length} ops, ${times}` },
       el('svg:rect', { class: 'box', x: LEFT, y: top, width: width - LEFT - 62, height: BOX, rx: 5 }),
       el('svg:rect', { class: k.kind, x: LEFT, y: top, width: 5, height: BOX, rx: 2 }),
-      el('svg:rect', { class: k.kind, x: LEFT + 6, y: top + BOX - 3, width: (width - LEFT - 70) * k.predicted_us / most, height: 2 }),
-      el('svg:text', { x: LEFT + 12, y: top + 15 }, k.name.length > 30 ? k.name.slice(0, 29) + '…' : k.name),
-      el('svg:text', { class: 'us', x: width - 66, y: top + 15, 'text-anchor': 'end' }, us(k.predicted_us)));
+      bar(k.kind, top + BOX - (m === undefined ? 3 : 6), k.predicted_us),
+      ...(m === undefined ? [] : [bar('clock', top + BOX - 3, m)]),
+      el('svg:text', { x: LEFT + 12, y: top + 14 }, k.name.length > name ? k.name.slice(0, name - 1) + '…' : k.name),
+      el('svg:text', { class: 'us', x: width - 66, y: top + 14, 'text-anchor': 'end' }, times));
     act(g, () => choose(kernel));
     svg.append(g);
     if (fold === undefined) return;
@@ -116,7 +122,7 @@ function detail(i) {
   row(list, 'kind', k.kind);
   row(list, 'template', k.template);
   row(list, 'predicted', `${us(k.predicted_us)}: ${size(k.bytes_read)} read, ${size(k.bytes_written)} written, ${(k.flops / 1e6).toFixed(2)} Mflop`);
-  if (data.measured) row(list, 'measured', us(data.measured[i]));
+  if (measured(i) !== undefined) row(list, 'measured', us(measured(i)));
   row(list, 'why', k.reason);
   row(list, 'ops', el('code', {}, k.nodes.join(' ')));
   row(list, 'rules', k.rules.join(', '));
@@ -150,7 +156,7 @@ function table() {
     b.onclick = () => choose(i, true);
     const tr = el('tr', { 'data-kernel': i }, el('td', { 'data-v': k.name }, b), el('td', { 'data-v': k.kind }, k.kind), n(k.nodes.length, String(k.nodes.length)), n(k.bytes_read + k.bytes_written, size(k.bytes_read + k.bytes_written)),
       n(k.flops, (k.flops / 1e6).toFixed(2)), n(k.predicted_us, k.predicted_us.toFixed(2)), n(k.predicted_us / total, (100 * k.predicted_us / total).toFixed(1) + ' %'));
-    if (data.measured) tr.append(n(data.measured[i], data.measured[i].toFixed(2)));
+    if (data.measured) tr.append(n(measured(i) ?? -1, measured(i)?.toFixed(2) ?? '-'));
     return tr;
   }));
   for (const b of document.querySelectorAll('th button')) b.onclick = () => {
@@ -179,6 +185,6 @@ $('flow').addEventListener('keydown', e => {
 table();
 draw();
 timeline('predicted', kernels.map(k => k.predicted_us));
-if (data.measured) timeline('measured', data.measured);
+if (data.measured) timeline('measured', kernels.map((_, i) => measured(i) ?? 0));
 const linked = kernels.findIndex(k => '#' + k.name === decodeURIComponent(location.hash));
 if (kernels.length) choose(Math.max(linked, 0), true);
