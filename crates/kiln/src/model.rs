@@ -59,8 +59,14 @@ impl FileKind {
         file.by_ref().take(SNIFFED).read_to_end(&mut start).map_err(reading)?;
         let is_text =
             std::str::from_utf8(&start).map_or_else(|e| e.error_len().is_none(), |_| true) && !start.contains(&0);
-        if !is_text && let Some(e) = recognise::other(path, &start) {
-            return Err(e);
+        let neither = || {
+            Error::failed(
+                format!("{} is neither a TorchScript archive nor a Kiln file", path.display()),
+                "give a .pt file written by torch.jit.save, or a .kiln text graph, which begins with `graph NAME(…)`",
+            )
+        };
+        if !is_text {
+            return Err(recognise::other(path, &start).unwrap_or_else(neither));
         }
         file.read_to_end(&mut start).map_err(reading)?;
         let text = String::from_utf8_lossy(&start);
@@ -70,12 +76,7 @@ impl FileKind {
             Some("plan") => Ok(FileKind::PlanText),
             Some("kernel") => Ok(FileKind::BlockText),
             Some(word) if word.starts_with('{') => Ok(FileKind::Report),
-            _ => Err(recognise::other(path, &start).unwrap_or_else(|| {
-                Error::failed(
-                    format!("{} is neither a TorchScript archive nor a Kiln file", path.display()),
-                    "give a .pt file written by torch.jit.save, or a .kiln text graph, which begins with `graph NAME(…)`",
-                )
-            })),
+            _ => Err(recognise::other(path, &start).unwrap_or_else(neither)),
         }
     }
 }
