@@ -1,17 +1,18 @@
 """Matrix products and convolutions on the processor beside PyTorch eager, at each instruction set: the sizes of seven models and of
 ResNet-50, and sizes drawn at random.
 
-    cargo build --release -p kiln --example turns
-    .deps/venv/bin/python benches/host_gemm.py [--levels avx2,avx512,amx] [--dtypes f32,bf16] [--threads 1,2] [--seed N]
+    .deps/venv/bin/python benches/host_gemm.py [--kiln target/release/kiln] [--levels avx2,avx512,amx] [--dtypes f32,bf16] [--threads 1,2]
+                                                 [--seed N] [--rounds N] [--seconds S]
 
-Kiln runs in a process of its own, which is asked for a few milliseconds of runs by turns with PyTorch's in this one; the fastest run
-of each counts. After each turn both rest until OpenMP's threads, which watch for work as Kiln's do, have gone to sleep. PyTorch is
+`kiln bench` and PyTorch in this process run by turns, for S seconds each; of the rounds the least tenth percentile counts. Before each
+turn of Kiln this process rests until OpenMP's threads, which watch for work as Kiln's do, have gone to sleep. PyTorch is
 held to the level by ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS, Kiln by KILN_CPU. On a machine that others
 use, `chrt -r 1` before the command keeps their work away from both sides.
 """
 
 import argparse
 import datetime
+import json
 import math
 import os
 import platform
@@ -109,15 +110,16 @@ def convolution(dtype, images, cin, size, cout, window, stride, padding):
     return name, 2 * f().numel() * cin * window**2, text, f
 
 
-def fastest(f, seconds):
+def tenth(f, seconds):
+    """Microseconds of calls, their tenth percentile."""
     for _ in range(3):
         f()
-    best, begin, runs = math.inf, time.perf_counter(), 0
-    while runs < 3 or time.perf_counter() - begin < seconds:
+    samples, begin = [], time.perf_counter()
+    while len(samples) < 3 or time.perf_counter() - begin < seconds:
         start = time.perf_counter()
         f()
-        best, runs = min(best, time.perf_counter() - start), runs + 1
-    return best * 1e6
+        samples.append(time.perf_counter() - start)
+    return sorted(samples)[len(samples) // 10] * 1e6
 
 
 def measure(args, level, dtype, threads):
@@ -126,12 +128,10 @@ def measure(args, level, dtype, threads):
 
     torch.set_grad_enabled(False)
     torch.set_num_threads(threads)
-    kiln = subprocess.Popen([args.turns], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "KILN_CPU": level})
-
-    def ask(line):
-        kiln.stdin.write(line + "\n")
-        kiln.stdin.flush()
-        return kiln.stdout.readline().strip() or sys.exit(f"host_gemm: Kiln did not answer `{line}`")
+    def bench(path):
+        command = [args.kiln, "bench", path, "--device", "cpu", "--threads", str(threads), "--seconds", str(args.seconds), "--json", "-"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "KILN_CPU": level})
+        return json.loads(done.stdout)["fused"]["p10"] * 1e3 if done.returncode == 0 else sys.exit(done.stderr)
 
     random_products, random_convolutions = drawn(args.seed)
     groups = [("sizes of models", PRODUCTS, CONVOLUTIONS), (f"drawn at random, seed {args.seed}", random_products, random_convolutions)]
@@ -142,21 +142,19 @@ def measure(args, level, dtype, threads):
         print("| product | Kiln us | PyTorch us | Kiln GFLOP/s | PyTorch / Kiln |\n|---|---|---|---|---|")
         for row in rows:
             name, flops, text, torchs = row()
+            ours = theirs = math.inf
             with tempfile.NamedTemporaryFile("w", suffix=".kiln") as f:
                 f.write(text)
                 f.flush()
-                ask(f"load {f.name} {threads}")
-            ours = theirs = math.inf
-            for _ in range(args.rounds):
-                time.sleep(REST)
-                ours = min(ours, float(ask(f"time {args.seconds}")))
-                theirs = min(theirs, fastest(torchs, args.seconds))
+                for _ in range(args.rounds):
+                    time.sleep(REST)
+                    ours = min(ours, bench(f.name))
+                    theirs = min(theirs, tenth(torchs, args.seconds))
             ratios.append(theirs / ours)
             print(f"| {name} | {ours:.1f} | {theirs:.1f} | {flops / ours * 1e-3:.0f} | {ratios[-1]:.2f} |", flush=True)
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         few = sum(r < 0.95 for r in ratios)
         print(f"\nGeometric mean {mean:.2f}, least {min(ratios):.2f}, {few} of {len(ratios)} below 0.95.", flush=True)
-    kiln.stdin.close()
 
 
 def main():
@@ -167,7 +165,7 @@ def main():
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.015, help="of runs in a turn")
-    parser.add_argument("--turns", default="target/release/examples/turns")
+    parser.add_argument("--kiln", default="target/release/kiln")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -178,7 +176,7 @@ def main():
         for dtype in args.dtypes.split(","):
             for threads in args.threads.split(","):
                 one = [sys.executable, __file__, "--one", "--levels", level, "--dtypes", dtype, "--threads", threads]
-                more = ["--seed", str(args.seed), "--rounds", str(args.rounds), "--seconds", str(args.seconds), "--turns", args.turns]
+                more = ["--seed", str(args.seed), "--rounds", str(args.rounds), "--seconds", str(args.seconds), "--kiln", args.kiln]
                 subprocess.run(one + more, env={**os.environ, **PEERS[level]}, check=True)
 
 
