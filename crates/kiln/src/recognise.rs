@@ -26,9 +26,9 @@ fn quoted(path: &Path) -> String {
     format!("{:?}", path.display().to_string())
 }
 
+/// `load`: the line that gives them to a model.
 fn weights(path: &Path, what: &str, load: &str) -> Error {
-    let line = format!("model.load_state_dict({load}); model.eval()");
-    answer(path, what, "build the model in Python, give it these weights, and write an archive:", &[&line, SAVE])
+    answer(path, what, "build the model in Python, give it these weights, and write an archive:", &[load, SAVE])
 }
 
 /// A folder.
@@ -81,7 +81,10 @@ pub fn zip(path: &Path) -> Result<(), Error> {
         return Err(answer(path, what, "write an archive of the model it was made from:", &[SAVE]));
     }
     if inside("models/model.json").is_some() || names.contains("serialized_exported_program.json") {
-        let line = format!("model = torch.export.load({}).module()", quoted(path));
+        // PyTorch takes the name's word for it; an open file it reads.
+        let ends = path.extension().is_some_and(|e| e == "pt2");
+        let file = if ends { quoted(path) } else { format!("open({}, \"rb\")", quoted(path)) };
+        let line = format!("model = torch.export.load({file}).module()");
         let what = "is a program of torch.export (.pt2), which Kiln does not read yet";
         return Err(answer(path, what, "trace it, on inputs of the shapes it was exported for:", &[&line, SAVE]));
     }
@@ -89,7 +92,7 @@ pub fn zip(path: &Path) -> Result<(), Error> {
         let mut bytes = vec![];
         let read = zip.by_name(&name).map(|f| f.take(pickle::ENOUGH).read_to_end(&mut bytes));
         return match read {
-            Ok(Ok(_)) => Err(pickled(path, &pickle::top(&bytes, 0))),
+            Ok(Ok(_)) => Err(pickled(path, &bytes, 0)),
             _ => Err(Error::failed(
                 format!("{} is damaged: its data.pkl does not read", path.display()),
                 "save it again",
@@ -99,19 +102,24 @@ pub fn zip(path: &Path) -> Result<(), Error> {
     Err(answer(path, "is a zip file without a model", "give an archive:", &[SAVE]))
 }
 
-/// What `torch.save` or `pickle.dump` wrote.
-fn pickled(path: &Path, top: &Top) -> Error {
+/// What `torch.save` or `pickle.dump` wrote; `skip` pickles come before it.
+fn pickled(path: &Path, bytes: &[u8], skip: usize) -> Error {
     let file = quoted(path);
-    match top {
-        Top::Weights => weights(path, "holds weights without a model (a state_dict)", &format!("torch.load({file})")),
+    // PyTorch's reader that runs nothing knows protocols 2 and 3 alone.
+    let (safe, warning) = match bytes.get(1) {
+        Some(4..) => (", weights_only=False", RUNS),
+        _ => ("", ""),
+    };
+    let loaded = |part: &str| format!("model.load_state_dict(torch.load({file}{safe}){part}); model.eval(){warning}");
+    match &pickle::top(bytes, skip) {
+        Top::Weights => weights(path, "holds weights without a model (a state_dict)", &loaded("")),
         Top::Checkpoint(key) => weights(
             path,
             &format!("is a checkpoint: a dict with weights under {key:?}, without a model"),
-            &format!("torch.load({file})[{key:?}]"),
+            &loaded(&format!("[{key:?}]")),
         ),
         Top::Module(class) => {
-            let line =
-                format!("model = torch.load({file}, weights_only=False).eval()  # runs code that the file names");
+            let line = format!("model = torch.load({file}, weights_only=False).eval(){RUNS}");
             let what = format!(
                 "holds a pickled module ({class}), which is its weights and the name of its class, not a graph"
             );
@@ -123,6 +131,8 @@ fn pickled(path: &Path, top: &Top) -> Error {
         }
     }
 }
+/// Beside a line that loads a pickle in full.
+const RUNS: &str = "  # runs code that the file names";
 
 /// A file that is neither a zip nor one of Kiln's texts; `start` is how it begins. `None`: nothing that is known.
 pub fn other(path: &Path, start: &[u8]) -> Option<Error> {
@@ -140,13 +150,13 @@ pub fn other(path: &Path, start: &[u8]) -> Option<Error> {
         let file = File::open(path).ok()?;
         let mut bytes = vec![];
         file.take(pickle::ENOUGH).read_to_end(&mut bytes).ok()?;
-        return Some(pickled(path, &pickle::top(&bytes, skip)));
+        return Some(pickled(path, &bytes, skip));
     }
     if let Some(names) = safetensors(path) {
         if names.iter().all(|n| n.parse::<usize>().is_ok()) {
             return says("holds input tensors, not a model", "give it as --inputs, and the model's archive as MODEL");
         }
-        let load = format!("safetensors.torch.load_file({})", quoted(path));
+        let load = format!("model.load_state_dict(safetensors.torch.load_file({})); model.eval()", quoted(path));
         return Some(weights(path, "holds weights without a model (safetensors)", &load));
     }
     if text.starts_with("version https://git-lfs.github.com/") {
