@@ -194,6 +194,15 @@ fn library_call(body: &Graph) -> Option<LibraryCall> {
 
 /// In debug builds every emitted program is verified.
 fn check(kernel: &str, steps: &[Work<kiln_block::Kernel>]) -> Result<(), LowerError> {
+    for step in steps {
+        // Of tensors that no machine holds; who allocates them says so.
+        if let Work::Block { code, .. } = step
+            && code.grid.iter().any(|n| *n >= 1 << 31)
+        {
+            let why = format!("it takes a grid of {:?}, and no launch has 2^31 along an axis", code.grid);
+            return Err(LowerError::Unsupported { kernel: kernel.to_string(), why });
+        }
+    }
     if !cfg!(debug_assertions) {
         return Ok(());
     }
