@@ -110,7 +110,6 @@ fn what_cannot_be_followed_in_memory_is_refused() {
         ("op_as_strided_scatter", "not dense and row-major"),
         ("mutates_through_list", "read through another name"),
         ("mutates_overlapping", "a view made by `aten::unfold`"),
-        ("mutates_listed", "in a way import cannot resolve"),
         ("mutates_shape", "in a way import cannot resolve"),
     ] {
         let found = errors(name, &inputs(name));
