@@ -37,12 +37,14 @@ pub fn run(c: &Compiled, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Vec<String>)
         let name = |slot: &Slot| match *slot {
             Slot::Input(i) => Some(kernel.inputs[i as usize]),
             Slot::Output(i) => Some(kernel.outputs[i as usize]),
-            Slot::Scratch(_) => None,
+            Slot::Scratch(_) | Slot::Faults => None,
         };
         let steps = without_library(steps)?;
         for (i, ty) in steps.scratch.iter().enumerate() {
             scratch.insert(Slot::Scratch(i as u32), buffer(ty, vec![0xff; ty.bytes()])?);
         }
+        let record = Type::new(DType::I64, [1]);
+        scratch.insert(Slot::Faults, buffer(&record, vec![0; record.bytes()])?);
         for step in &steps.steps {
             match step {
                 Work::Block { code, args } => {
@@ -75,6 +77,10 @@ pub fn run(c: &Compiled, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Vec<String>)
                 }
                 Work::Gemm(_) | Work::Fallback(_) => return Err(format!("{} calls a library", kernel.name)),
             }
+        }
+        let record = tensor(&record, &scratch[&Slot::Faults])?.get_i64(0);
+        if let Some(fault) = kiln_plan::index::Fault::of(record) {
+            return Err(format!("{}: {fault:?}", kernel.name));
         }
     }
     let outputs = plan.outputs.iter().map(|id| tensor(&plan.buffer(*id).ty, &memory[id])).collect::<Result<_, _>>()?;
