@@ -39,13 +39,31 @@ pub fn decompose_op(op: &Op, types: &[Type]) -> Result<Option<Graph>, GraphError
         Op::Conv { stride, padding, dilation, groups, transposed, .. } => {
             let kernel = types[1].shape.get(2..).unwrap_or(&[]);
             let steps = window::Steps { window: kernel, stride, padding, dilation };
-            window::conv(&mut g, &wide, &steps, *groups, *transposed, &ty.shape)?
+            match transposed {
+                true => window::transposed(&mut g, &wide, &steps, *groups, &ty.shape)?,
+                false => window::conv(&mut g, &wide, &steps, *groups, &ty.shape)?,
+            }
         }
         _ => nn::decompose(&mut g, op, &wide, &ty)?,
     };
     let result = g.cast(result, ty.dtype)?;
     g.output(result);
     Ok(Some(g.without_dead()))
+}
+
+/// A transposed convolution of these operands as one product and sums of what it gives, in the type the product is summed in.
+/// The product's operands are as they are given.
+pub fn transposed_conv(g: &mut Graph, op: &Op, args: &[ValueId]) -> Result<ValueId, GraphError> {
+    let types: Vec<&Type> = args.iter().map(|a| g.ty(*a)).collect();
+    let refused = |what: String| GraphError::Operand { value: ValueId(0), op: op.name().to_string(), what };
+    let ty = infer::infer(op, &types).map_err(refused)?;
+    let Op::Conv { stride, padding, dilation, groups, transposed: true, .. } = op else {
+        return Err(refused("it is no transposed convolution".into()));
+    };
+    let window = types[1].shape.get(2..).unwrap_or_default().to_vec();
+    let steps = window::Steps { window: &window, stride, padding, dilation };
+    let y = window::transposed(g, args, &steps, *groups, &ty.shape)?;
+    g.cast(y, ty.dtype)
 }
 
 /// Whether [`decompose`] takes the op apart.
@@ -77,7 +95,7 @@ pub fn decompose_all(g: &Graph, which: impl Fn(&Op) -> bool) -> Result<Graph, Gr
 fn widen(g: &mut Graph, op: &Op, args: &[ValueId]) -> Result<Vec<ValueId>, GraphError> {
     let stays = match op {
         Op::Linear if args.first().is_some_and(|a| g.dtype(*a) == DType::F8e4m3) => true,
-        Op::Linear | Op::Conv { .. } => args.len() == 2,
+        Op::Linear | Op::Conv { transposed: false, .. } => args.len() == 2,
         Op::Pool { kind, .. } => *kind == crate::PoolKind::Max,
         Op::Unary(UnaryOp::Relu) => true,
         _ => false,

@@ -1,21 +1,18 @@
 //! Convolutions as products of the weight with patches of the input. Patches are read where they are wanted: on the host
 //! through windows of the input, padded in scratch if need be, on GPUs by windows of a padded copy ([`windows`]) or with guards.
-//! On the host transposed convolutions go through a patch matrix in scratch. Depthwise ones are direct.
+//! Transposed ones are products of every point with the whole window, summed where windows meet. Depthwise ones are direct.
 mod windows;
 
-use crate::dag::{NodeOp, Scene, Store};
+use crate::dag::NodeOp;
 use crate::expr::{Expr, delinear, linear};
-use crate::host::{Host, Operand, the_product};
+use crate::host::{Host, the_product};
 use crate::resolve::{Body, Inside, Resolved, Resolver, inside};
 use crate::rows::Emitted;
 use crate::window::UNROLL;
-use crate::{LowerError, Target, pointwise, product, reduction};
+use crate::{LowerError, Target, gemm, product, reduction};
 use kiln_block::Terms;
-use kiln_graph::{DType, Graph, Op, Scalar, Type, ValueId};
+use kiln_graph::{DType, Graph, Op, Scalar, ValueId, decompose::transposed_conv};
 use kiln_plan::exec::{Matrix, Slot, axes};
-
-/// Elements of the patch matrix that are made at a time.
-const PATCHES: usize = 1 << 25;
 
 /// A convolution's operands and numbers.
 struct Conv<'a> {
@@ -60,11 +57,7 @@ impl<'a> Conv<'a> {
     /// Index of the weight at (group, channel written, position in the patch).
     fn weight_index(&self, at: &[Expr]) -> Vec<Expr> {
         let inner = self.in_patch(&at[2]);
-        let mut ix = if self.transposed {
-            vec![at[0].clone().scale(self.cin as i64).plus(&inner[0]), at[1].clone()]
-        } else {
-            vec![at[0].clone().scale(self.cout as i64).plus(&at[1]), inner[0].clone()]
-        };
+        let mut ix = vec![at[0].clone().scale(self.cout as i64).plus(&at[1]), inner[0].clone()];
         ix.extend_from_slice(&inner[1..]);
         ix
     }
@@ -93,14 +86,7 @@ impl<'a> Conv<'a> {
         for d in 0..self.stride.len() {
             let (s, p) = (self.stride[d] as i64, self.padding[d] as i64);
             let reach = inner[d + 1].clone().scale(self.dilation[d] as i64);
-            let e = if self.transposed {
-                let e = place[d].clone().shift(p).plus(&reach.scale(-1));
-                bounds.push((e.clone().rem(s), 0, 1));
-                bounds.push((e.clone(), 0, i64::MAX));
-                e.div(s)
-            } else {
-                place[d].clone().scale(s).plus(&reach).shift(-p)
-            };
+            let e = place[d].clone().scale(s).plus(&reach).shift(-p);
             bounds.push((e.clone(), 0, self.x_shape[d + 2] as i64));
             ix.push(e);
         }
@@ -138,6 +124,9 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
     // Depthwise and nearly so: no product worth the name.
     if c.k == 0 || (c.cout <= 2 && c.k <= UNROLL) {
         return reduction::lower(of, target, 0);
+    }
+    if c.transposed {
+        return by_columns(of, v, target);
     }
     match target {
         Target::Host => host(of, v, &c),
@@ -216,9 +205,6 @@ const FEW: usize = 256;
 
 /// The product reads patches through windows of the input, which is copied only to get its padding.
 fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
-    if c.transposed {
-        return through_patches(of, v, c);
-    }
     let (n, dims) = (c.x_shape[0], c.stride.len());
     let mut h = Host::new(*of);
     let weight = c.weight(&mut h)?;
@@ -256,31 +242,15 @@ fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
     h.finish(v, place)
 }
 
-/// The patch matrix of a transposed convolution is made, a bounded number of images at a time.
-fn through_patches(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
-    let (n, dtype) = (c.x_shape[0], of.graph.dtype(v));
-    let mut h = Host::new(*of);
-    let weight = c.weight(&mut h)?;
-    let place = h.destination(v)?;
-    let each = c.groups * c.k * c.points;
-    let at_once = (PATCHES / each.max(1)).clamp(1, n);
-    let slot = h.scratch(dtype, &[at_once, c.groups, c.k, c.points]);
-    for (i, first) in (0..n).step_by(at_once).enumerate() {
-        let count = at_once.min(n - first);
-        let shape = [count, c.groups, c.k, c.points];
-        let scene = |axes: &[Expr]| {
-            let mut r = of.resolver();
-            let mut at = axes.to_vec();
-            at[0] = at[0].clone().shift(first as i64);
-            let value = c.patch(&mut r, &at)?;
-            let store = Store { slot, dtype, at: linear(axes, &shape), guards: vec![], value };
-            Ok(Scene { dag: r.dag, stores: vec![store] })
-        };
-        let name = format!("{}_patches{i}", of.name);
-        h.out.steps.push(pointwise::points(&name, &shape, &scene, Target::Host)?);
-        let b = Operand { slot, offset: 0, strides: Type::new(dtype, shape).strides() };
-        let shape = [count, c.groups, c.cout, c.points];
-        h.gemm(dtype, place.1, &shape, c.k, [weight.clone(), b.matrix([c.k, c.points]), c.result(place.0, first)]);
-    }
-    h.finish(v, place)
+/// A transposed convolution as a product and sums of what it gives: to all else it is an epilogue of that product.
+fn by_columns(of: &Body, v: ValueId, target: Target) -> Result<Emitted, LowerError> {
+    let graph = of.graph.rebuild(|new, u, args| match u == v {
+        true => transposed_conv(new, of.graph.op(v), args).map(Some),
+        false => Ok(None),
+    });
+    let graph = graph.map_err(|e| LowerError::Invariant {
+        kernel: of.name.to_string(),
+        what: format!("a transposed convolution cannot be written as a product: {e}"),
+    })?;
+    gemm::lower(&Body { graph: &graph, ..*of }, target)
 }

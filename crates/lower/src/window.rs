@@ -84,8 +84,11 @@ impl Resolver<'_> {
             wi.extend_from_slice(&at[1..]);
             let term = |r: &mut Self, guards: &[Guard]| {
                 let a = r.at(args[0], &xi, &joined(guards, &own))?;
-                let a = r.where_inside(own, a, 0.0, dtype);
-                let b = r.at(args[1], &wi, guards)?;
+                // Between the points of a transposed convolution no weight is read: one that is infinite would make NaN of a zero.
+                let also = if *transposed { joined(guards, &own) } else { guards.to_vec() };
+                let a = r.where_inside(own.clone(), a, 0.0, dtype);
+                let b = r.at(args[1], &wi, &also)?;
+                let b = if *transposed { r.where_inside(own, b, 0.0, dtype) } else { b };
                 Ok(r.dag.binary(BinaryOp::Mul, a, b))
             };
             terms.push(if along_row { self.body(&wanted, here.guards, term)? } else { term(self, here.guards)? });

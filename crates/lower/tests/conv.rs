@@ -1,5 +1,6 @@
 //! Convolutions: on the host, and on GPUs by patches and by windows.
-use crate::common::{check, check_on, checked_text};
+use crate::common::{TARGETS, check, check_on, checked_text, compare};
+use kiln_graph::{Graph, random};
 use kiln_lower::Target;
 use kiln_plan::{KernelKind::Conv, Precision};
 
@@ -106,4 +107,39 @@ fn convolutions_by_windows() {
     by_windows("bf16", "[4,64,6,7,5]", "[16,64,3,3,3]", &attrs("[1,1,1]", "[1,1,1]", "[1,1,1]", 1));
     // Few points of one image: K is cut into parts.
     by_windows("bf16", "[1,128,17,17]", "[24,128,7,7]", &attrs("[1,1]", "[3,3]", "[1,1]", 1));
+}
+
+/// Infinities and NaN reach the results that they reach in PyTorch: those at whose places windows with them lie, and no others.
+#[test]
+fn what_is_not_finite_stays_where_it_is() {
+    let specials = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+    for dtype in ["f32", "f64", "bf16"] {
+        for (x, w, steps) in [
+            ("[1,1,4]", "[1,1,3]", "stride=[2]"),
+            ("[2,8,6]", "[8,16,4]", "stride=[2] padding=[1]"),
+            ("[2,8,5,6]", "[8,6,3,3]", "stride=[2,2] padding=[1,1] output_padding=[1,0]"),
+            ("[1,8,4,4]", "[8,8,4,2]", "stride=[3,1] padding=[0,1] dilation=[1,2] groups=2"),
+            ("[1,4,5,5]", "[4,1,3,3]", "stride=[2,2] groups=4"),
+            ("[1,70,3]", "[70,2,3]", "stride=[2]"),
+        ] {
+            let text = format!(
+                "graph k(%x: {dtype}{x}, %w: {dtype}{w}) {{ %y = conv %x, %w transposed=true {steps}\n return %y }}"
+            );
+            let g: Graph = text.parse().unwrap();
+            for (which, special) in [(0, 0), (1, 0), (1, 1), (1, 2), (0, 2)] {
+                let mut inputs = random::inputs(&g, 5);
+                let count = inputs[which].ty.count();
+                for at in [count / 3, count - 1] {
+                    inputs[which].set_f64(at, specials[special]);
+                }
+                for target in TARGETS {
+                    match compare(Conv, &g, &inputs, target) {
+                        Ok(Ok(())) => {}
+                        Ok(Err(e)) => panic!("{target:?}: {e}\n{text}"),
+                        Err(e) => panic!("{target:?}: {e}\n{text}"),
+                    }
+                }
+            }
+        }
+    }
 }

@@ -84,74 +84,99 @@ fn divide_by_count(
 }
 
 /// `args`: input, weight, optional bias. Windows are laid out so that one product per group does all the work.
-pub(super) fn conv(
-    g: &mut Graph,
-    args: &[ValueId],
-    steps: &Steps,
-    groups: usize,
-    transposed: bool,
-    shape: &[usize],
-) -> Built {
+pub(super) fn conv(g: &mut Graph, args: &[ValueId], steps: &Steps, groups: usize, shape: &[usize]) -> Built {
     let (batch, outs, out) = (shape[0], shape[1], &shape[2..]);
-    let (mut x, mut w) = (args[0], args[1]);
+    let (x, w) = (args[0], args[1]);
     let channels = g.shape(x)[1];
-    let ones = vec![1; out.len()];
-    let zeros = vec![0; out.len()];
     let (in_group, out_group) = (channels / groups, outs / groups);
     let taps: usize = steps.window.iter().product();
-    if transposed {
-        // The same as a plain convolution of the input, spread out by the stride, with the mirrored window.
-        x = spread(g, x, steps, out)?;
-        w = g.add(Op::Flip((2..g.shape(w).len()).collect()), &[w])?;
-        w = g.reshape(w, [groups, in_group, out_group, taps])?;
-        w = g.permute(w, [0, 2, 1, 3])?;
-    }
     let w = g.reshape(w, [groups, out_group, in_group * taps])?;
-    let steps = if transposed { &Steps { stride: &ones, padding: &zeros, ..*steps } } else { steps };
     let x = pad_to_windows(g, x, steps, out, crate::Scalar::Float(0.0))?;
     let columns = unfold(g, x, steps, out)?;
     let positions: usize = out.iter().product();
     let columns = g.reshape(columns, [batch, groups, in_group * taps, positions])?;
     let y = g.dot(w, columns)?;
     let y = g.reshape(y, shape.to_vec())?;
-    match args.get(2) {
-        Some(bias) => {
-            let mut per_channel = vec![1; shape.len() - 1];
-            per_channel[0] = outs;
-            let bias = g.reshape(*bias, per_channel)?;
-            g.binary(BinaryOp::Add, y, bias)
-        }
-        None => Ok(y),
-    }
+    biased(g, y, args.get(2))
 }
 
-/// `stride - 1` zeros after each element, and borders such that windows at stride 1 give `out` positions.
-fn spread(g: &mut Graph, x: ValueId, steps: &Steps, out: &[usize]) -> Built {
-    let mut x = x;
-    let rank = g.shape(x).len();
+fn biased(g: &mut Graph, y: ValueId, bias: Option<&ValueId>) -> Built {
+    let Some(&bias) = bias else { return Ok(y) };
+    let dtype = g.dtype(y);
+    let mut per_channel = vec![1; g.shape(y).len() - 1];
+    per_channel[0] = g.shape(y)[1];
+    let bias = g.reshape(bias, per_channel)?;
+    let bias = g.cast(bias, dtype)?;
+    g.binary(BinaryOp::Add, y, bias)
+}
+
+/// A product of every point's channels with the whole window; what windows leave at one place is summed, an axis at a time. Nothing is
+/// multiplied by zeros between points: an infinite weight times such a zero would be NaN where PyTorch has none.
+pub(super) fn transposed(g: &mut Graph, args: &[ValueId], steps: &Steps, groups: usize, shape: &[usize]) -> Built {
+    let (x, w) = (args[0], args[1]);
+    let (batch, outs, out) = (shape[0], shape[1], &shape[2..]);
+    let inside = g.shape(x)[2..].to_vec();
+    let (in_group, out_group) = (g.shape(x)[1] / groups, outs / groups);
+    let (taps, points): (usize, usize) = (steps.window.iter().product(), inside.iter().product());
+    let w = g.reshape(w, [groups, in_group, out_group * taps])?;
+    let w = g.permute(w, [0, 2, 1])?;
+    let x = g.reshape(x, [batch, groups, in_group, points])?;
+    let y = g.dot(w, x)?;
+    let wide = g.dtype(y).compute();
+    let mut y = g.cast(y, wide)?;
+    // Axes so far: N, C, those of the window that are left, those that are summed, the rest of the points.
+    y = g.reshape(y, [&[batch, outs][..], steps.window, &inside[..]].concat())?;
     for (i, &n) in out.iter().enumerate() {
-        let (axis, s) = (i + 2, steps.stride[i]);
-        let mut shape = g.shape(x).to_vec();
-        let len = shape[axis];
-        if s > 1 {
-            let mut apart = shape.clone();
-            apart.insert(axis + 1, 1);
-            let mut hi = vec![0; rank + 1];
-            hi[axis + 1] = s as i64 - 1;
-            x = g.reshape(x, apart)?;
-            x = g.pad(x, 0.0, vec![0; rank + 1], hi)?;
-            shape[axis] = len * s;
-            x = g.reshape(x, shape)?;
+        // One axis of the window less for each that is summed; those before it among the points are results already.
+        let axis = 1 + out.len();
+        let mut without = g.shape(y).to_vec();
+        without.remove(2);
+        let reach = (without[axis] * steps.stride[i]) as i64;
+        let mut total: Option<ValueId> = None;
+        for tap in 0..steps.window[i] {
+            let lo = (tap * steps.dilation[i]) as i64 - steps.padding[i] as i64;
+            if lo <= -reach || lo >= n as i64 {
+                continue;
+            }
+            let part = g.slice(y, 2, tap, 1, 1)?;
+            let part = g.reshape(part, without.clone())?;
+            let part = apart(g, part, axis, [steps.stride[i], n], lo)?;
+            total = Some(match total {
+                Some(total) => g.binary(BinaryOp::Add, total, part)?,
+                None => part,
+            });
         }
-        let reach = (steps.window[i] - 1) * steps.dilation[i];
-        let lo_pad = reach as i64 - steps.padding[i] as i64;
-        let wanted = (n + reach) as i64;
-        let (mut lo, mut hi) = (vec![0; rank], vec![0; rank]);
-        lo[axis] = lo_pad;
-        hi[axis] = wanted - lo_pad - (len * s) as i64;
-        x = g.pad(x, 0.0, lo, hi)?;
+        y = match total {
+            Some(total) => total,
+            None => {
+                let zero = g.constant_like(y, 0.0)?;
+                without[axis] = n;
+                g.broadcast_to(zero, without)?
+            }
+        };
     }
-    Ok(x)
+    biased(g, y, args.get(2))
+}
+
+/// `stride - 1` zeros after each element of an axis, `lo` before all, and as many at the end as make it `n` long.
+fn apart(g: &mut Graph, x: ValueId, axis: usize, [stride, n]: [usize; 2], lo: i64) -> Built {
+    let mut shape = g.shape(x).to_vec();
+    let (rank, len) = (shape.len(), shape[axis]);
+    let mut x = x;
+    if stride > 1 {
+        let mut between = shape.clone();
+        between.insert(axis + 1, 1);
+        let mut hi = vec![0; rank + 1];
+        hi[axis + 1] = stride as i64 - 1;
+        x = g.reshape(x, between)?;
+        x = g.pad(x, 0.0, vec![0; rank + 1], hi)?;
+        shape[axis] = len * stride;
+        x = g.reshape(x, shape)?;
+    }
+    let [mut before, mut after] = [0; 2].map(|_| vec![0; rank]);
+    before[axis] = lo;
+    after[axis] = n as i64 - lo - (len * stride) as i64;
+    g.pad(x, 0.0, before, after)
 }
 
 /// `[N, C, L1, L2, …]` to `[N, C, k1, k2, …, o1, o2, …]`: element `tap` of the window at each position.

@@ -44,7 +44,7 @@ fn kept_finite(g: &Graph) -> Vec<bool> {
         let args = g.args(v);
         let of = match g.op(v) {
             _ if marked[v.0 as usize] => &args[..],
-            Op::Conv { .. } => &args[1..],
+            Op::Conv { transposed: false, .. } => &args[1..],
             Op::Attention { causal: true, .. } => &args[2..3],
             _ => &[],
         };
