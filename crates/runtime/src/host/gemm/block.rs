@@ -29,7 +29,9 @@ const PAGES: usize = 64;
 /// Fewer columns than this are no reason to pack a …
 const FEW_COLUMNS: usize = 96;
 /// … nor fewer rows to pack b.
-const FEW_ROWS: usize = 96;
+const FEW_ROWS: usize = 160;
+/// Bytes of b that each thread may read for itself.
+const NEAR: usize = 1 << 20;
 /// Most elements of a that are packed at a time.
 const CHUNK: usize = 8 << 20;
 /// Most elements of b that are packed once for tasks with different rows; of larger ones each task packs what it reads.
@@ -119,8 +121,15 @@ where
     let p = p.only_if(m * n * k * batches >= SMALL);
     let threads = p.threads;
     let in_place = [a_in_place(&job(0)).is_some(), b_in_place(&job(0)).is_some()];
-    let s =
-        split::<S::Acc>(level, [m, n, k], in_place[1], if threads == 1 { 1 } else { (4 * threads).div_ceil(batches) });
+    // Where b is ready and small, each thread takes rows and packs them itself: reading what another has just packed is slow.
+    let is_ready = in_place[1] || matches!(b, Lanes::Packed(_));
+    let rows_first = is_ready && n * k * size_of::<S::Acc>() <= NEAR;
+    let tasks = match (threads, rows_first) {
+        (1, _) => 1,
+        (_, true) => (2 * threads).div_ceil(batches),
+        _ => (4 * threads).div_ceil(batches),
+    };
+    let s = split::<S::Acc>(level, [m, n, k], rows_first, tasks);
     let (high, wide) = (m.div_ceil(s.rows), n.div_ceil(s.cols));
     let part = |t: usize| {
         let (i, j) = (t / wide % high * s.rows, t % wide * s.cols);
@@ -246,7 +255,7 @@ where
                             let count = pitch.min(some.end - i);
                             let at = a.at.wrapping_add(i * a.row + k * a.step);
                             let micro = a.micro[count - 1];
-                            out.tile(micro, &mut s.tile, [i, count], col, (at, a.lda), &panels, slice[1], k > 0);
+                            out.tile(micro, i, col, (at, a.lda), &panels, slice[1], k > 0);
                         }
                     }
                 }
@@ -269,7 +278,9 @@ struct Left<T: 'static> {
 /// Where a is and its stride, if its rows are read as they lie: they run along the depth, and too few columns pass over them for
 /// packing to be worth it.
 fn a_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> {
-    let Lanes::Strided(a) = job.a else { return None };
+    let Lanes::Strided(a) = job.a else {
+        return None;
+    };
     let (stride, depth) = (a.lanes.stride()?, a.depth.stride()?);
     let few = job.n <= FEW_COLUMNS;
     (same::<S, S::Acc>() && few && (depth == 1 || job.k == 1)).then_some((a.at.cast(), stride))
@@ -277,8 +288,10 @@ fn a_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> 
 
 /// Where b is and its stride, if its columns are read as they lie: they are neighbours, too few rows pass over them for packing to be
 /// worth it, and those of a panel do not push each other out of the first cache.
-fn b_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> {
-    let Lanes::Strided(b) = job.b else { return None };
+pub fn b_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> {
+    let Lanes::Strided(b) = job.b else {
+        return None;
+    };
     let (lanes, stride) = (b.lanes.stride()?, b.depth.stride()?);
     let nr = S::Acc::kernels(job.level).nr;
     let (bytes, wide) = (stride * size_of::<S::Acc>(), nr * size_of::<S::Acc>());
@@ -383,8 +396,7 @@ impl<T: Real> Sums<T> {
     unsafe fn tile(
         &self,
         micro: Micro<T>,
-        tile: &mut Buffer,
-        [row, count]: [usize; 2],
+        row: usize,
         col: usize,
         (a, lda): (*const T, usize),
         b: &Panels<T>,
@@ -395,18 +407,9 @@ impl<T: Real> Sums<T> {
         let whole = self.cols - col >= nr;
         let (b, ldb) = b.at(nr, col, whole);
         let c = self.at.wrapping_add(row * self.pitch + col);
-        // SAFETY: whole tiles lie within the sums, others go by way of `tile`.
-        unsafe {
-            if whole || !self.direct {
-                return micro(depth, a, lda, b, ldb, c, self.pitch, add);
-            }
-            let tile = tile.room::<T>(count * nr);
-            micro(depth, a, lda, b, ldb, tile, nr, false);
-            for (i, l) in (0..count).flat_map(|i| (0..self.cols - col).map(move |l| (i, l))) {
-                let (c, x) = (c.add(i * self.pitch + l), *tile.add(i * nr + l));
-                *c = if add { *c + x } else { x };
-            }
-        }
+        let n = if whole || !self.direct { nr } else { self.cols - col };
+        // SAFETY: the rows and these columns lie within the sums.
+        unsafe { micro(depth, a, lda, b, ldb, c, self.pitch, n, add) }
     }
 
     /// Writes the sums to the result, if they are not there.

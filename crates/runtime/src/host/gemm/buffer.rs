@@ -59,18 +59,17 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, ALIGN).unwrap_or(Layout::new::<u8>())
 }
 
-/// What a thread keeps: panels of a and b, sums, and one tile of them.
+/// What a thread keeps: panels of a and b, and sums.
 #[derive(Default)]
 pub struct Scratch {
     pub a: Buffer,
     pub b: Buffer,
     pub sums: Buffer,
-    pub tile: Buffer,
 }
 
 thread_local! {
     static SCRATCH: Cell<Scratch> =
-        const { Cell::new(Scratch { a: Buffer::new(), b: Buffer::new(), sums: Buffer::new(), tile: Buffer::new() }) };
+        const { Cell::new(Scratch { a: Buffer::new(), b: Buffer::new(), sums: Buffer::new() }) };
 }
 
 /// Lends the thread's scratch. It is taken while in use, so that nested work on the same thread finds an empty one.

@@ -12,10 +12,11 @@ pub const ROWS: usize = 8;
 /// How far ahead of its loads a micro-kernel fetches, in depth.
 const AHEAD: usize = 8;
 
-/// `c = a × b`, or `c += a × b`, for as many rows as the function's place in its table says, and `Kernels::nr` columns.
+/// `c = a × b`, or `c += a × b`, for as many rows as the function's place in its table says, and `n` columns of the `Kernels::nr` that
+/// b has.
 /// Element `(i, k)` of a lies at `k·lda + i`, or by rows at `i·lda + k`; `(k, j)` of b at `k·ldb + j`, `(i, j)` of c at `i·ldc + j`.
 pub type Micro<T> =
-    unsafe fn(k: usize, a: *const T, lda: usize, b: *const T, ldb: usize, c: *mut T, ldc: usize, add: bool);
+    unsafe fn(k: usize, a: *const T, lda: usize, b: *const T, ldb: usize, c: *mut T, ldc: usize, n: usize, add: bool);
 
 /// The inner loops of one instruction set.
 pub struct Kernels<T: 'static> {
@@ -79,6 +80,7 @@ macro_rules! kernels {
             ldb: usize,
             c: *mut $t,
             ldc: usize,
+            n: usize,
             add: bool,
         ) {
             // SAFETY: the caller's operands hold what `Micro` says.
@@ -107,11 +109,21 @@ macro_rules! kernels {
                     a = a.wrapping_add(step);
                     b = b.wrapping_add(ldb);
                 }
+                if n == 2 * LANES {
+                    for i in 0..R {
+                        for j in 0..2 {
+                            let at = c.add(i * ldc + j * LANES);
+                            let old = if add { load(at) } else { zero() };
+                            store(at, if add { plus(sum[i][j], old) } else { sum[i][j] });
+                        }
+                    }
+                    return;
+                }
                 for i in 0..R {
                     for j in 0..2 {
-                        let at = c.add(i * ldc + j * LANES);
-                        let old = if add { load(at) } else { zero() };
-                        store(at, if add { plus(sum[i][j], old) } else { sum[i][j] });
+                        let (at, n) = (c.wrapping_add(i * ldc + j * LANES), n.saturating_sub(j * LANES).min(LANES));
+                        let old = if add { load_some(at, n) } else { zero() };
+                        store_some(at, if add { plus(sum[i][j], old) } else { sum[i][j] }, n);
                     }
                 }
             }
@@ -132,12 +144,26 @@ macro_rules! kernels {
                         sum[j][1] = fma(x[1], load(from.add(LANES)), sum[j][1]);
                     }
                 }
+                for at in (whole..k).step_by(LANES) {
+                    let n = (k - at).min(LANES);
+                    let x = load_some(a.add(at), n);
+                    for j in 0..DOTS {
+                        sum[j][0] = fma(x, load_some(b.add(j * ldb + at), n), sum[j][0]);
+                    }
+                }
                 let mut out = [0.0; DOTS];
                 for j in 0..DOTS {
                     let mut lanes = [0.0; LANES];
                     store(lanes.as_mut_ptr(), plus(sum[j][0], sum[j][1]));
-                    let rest = (whole..k).map(|p| *a.add(p) * *b.add(j * ldb + p));
-                    out[j] = lanes.into_iter().chain(rest).sum();
+                    // In halves, so that no addition waits for all before it.
+                    let mut half = LANES / 2;
+                    while half > 0 {
+                        for l in 0..half {
+                            lanes[l] += lanes[l + half];
+                        }
+                        half /= 2;
+                    }
+                    out[j] = lanes[0];
                 }
                 out
             }
@@ -187,6 +213,17 @@ macro_rules! portable {
                 // SAFETY: as for `load`.
                 unsafe { p.cast::<V>().write_unaligned(v) }
             }
+            /// The first `n` lanes, zeros behind them.
+            #[inline(always)]
+            unsafe fn load_some(p: *const $t, n: usize) -> V {
+                // SAFETY: the caller has `n` elements there.
+                std::array::from_fn(|i| if i < n { unsafe { *p.add(i) } } else { 0.0 })
+            }
+            #[inline(always)]
+            unsafe fn store_some(p: *mut $t, v: V, n: usize) {
+                // SAFETY: the caller has room for `n` elements.
+                unsafe { p.copy_from_nonoverlapping(v.as_ptr(), n.min(LANES)) }
+            }
             #[inline(always)]
             fn splat(x: $t) -> V {
                 [x; LANES]
@@ -232,6 +269,17 @@ macro_rules! x86 {
                 // SAFETY: as for `load`.
                 unsafe { $store(p, v) }
             }
+            /// The first `n` lanes, zeros behind them.
+            #[target_feature(enable = $features)]
+            unsafe fn load_some(p: *const $t, n: usize) -> V {
+                // SAFETY: the caller has `n` elements there; others are not read.
+                unsafe { super::some::$name::load(p, n) }
+            }
+            #[target_feature(enable = $features)]
+            unsafe fn store_some(p: *mut $t, v: V, n: usize) {
+                // SAFETY: the caller has room for `n` elements; others are not written.
+                unsafe { super::some::$name::store(p, v, n) }
+            }
             #[target_feature(enable = $features)]
             fn splat(x: $t) -> V {
                 $splat(x)
@@ -264,3 +312,63 @@ x86!(
     avx512_f64, f64, __m512d, 8, 14: [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f,avx2,fma",
     _mm512_setzero_pd, _mm512_loadu_pd, _mm512_storeu_pd, _mm512_set1_pd, _mm512_add_pd, _mm512_fmadd_pd
 );
+
+/// The first lanes of vectors, which each instruction set tells from the others in its own way.
+#[cfg(target_arch = "x86_64")]
+mod some {
+    macro_rules! some {
+        ($name:ident, $t:ty, $v:ident, $features:literal, |$n:ident| $mask:expr, |$p:ident, $m:ident| $load:expr, |$q:ident, $k:ident, $x:ident| $store:expr) => {
+            pub mod $name {
+                use std::arch::x86_64::*;
+                #[target_feature(enable = $features)]
+                pub unsafe fn load($p: *const $t, $n: usize) -> $v {
+                    let $m = $mask;
+                    // SAFETY: the caller has `n` elements there.
+                    unsafe { $load }
+                }
+                #[target_feature(enable = $features)]
+                pub unsafe fn store($q: *mut $t, $x: $v, $n: usize) {
+                    let $k = $mask;
+                    // SAFETY: the caller has room for `n` elements.
+                    unsafe { $store }
+                }
+            }
+        };
+    }
+    some!(
+        avx2_f32,
+        f32,
+        __m256,
+        "avx2,fma",
+        |n| _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)),
+        |p, m| _mm256_maskload_ps(p, m),
+        |q, k, x| _mm256_maskstore_ps(q, k, x)
+    );
+    some!(
+        avx2_f64,
+        f64,
+        __m256d,
+        "avx2,fma",
+        |n| _mm256_cmpgt_epi64(_mm256_set1_epi64x(n as i64), _mm256_setr_epi64x(0, 1, 2, 3)),
+        |p, m| _mm256_maskload_pd(p, m),
+        |q, k, x| _mm256_maskstore_pd(q, k, x)
+    );
+    some!(
+        avx512_f32,
+        f32,
+        __m512,
+        "avx512f,avx2,fma",
+        |n| ((1u32 << n) - 1) as __mmask16,
+        |p, m| _mm512_maskz_loadu_ps(m, p),
+        |q, k, x| _mm512_mask_storeu_ps(q, k, x)
+    );
+    some!(
+        avx512_f64,
+        f64,
+        __m512d,
+        "avx512f,avx2,fma",
+        |n| ((1u32 << n) - 1) as __mmask8,
+        |p, m| _mm512_maskz_loadu_pd(m, p),
+        |q, k, x| _mm512_mask_storeu_pd(q, k, x)
+    );
+}

@@ -1,7 +1,7 @@
 //! Products with a few rows: b is read once, where it lies, so they run at the speed of memory.
 use super::{
     Parallel,
-    block::{Job, Lanes, put},
+    block::{Job, Lanes, b_in_place, put},
     buffer::{Scratch, with_scratch},
     kernel::{DOTS, ROWS, Real},
     pack::{Element, pack},
@@ -22,9 +22,13 @@ pub fn few(rows: usize) -> bool {
 
 /// Whether a product goes this way: its columns or its depth are contiguous in b, which is of the type that sums are kept in.
 pub fn fits<S: Element, C>(job: &Job<S, C>) -> bool {
-    let Lanes::Strided(b) = job.b else { return false };
+    let Lanes::Strided(b) = job.b else {
+        return false;
+    };
     let plain = b.lanes.stride().zip(b.depth.stride()).is_some_and(|(l, d)| l == 1 || d == 1);
-    size_of::<S>() == size_of::<S::Acc>() && few(job.m) && plain && matches!(job.a, Lanes::Strided(_))
+    // Several rows pass over columns that are read as they lie in one go.
+    let together = job.m > 1 && b_in_place(job).is_some();
+    size_of::<S>() == size_of::<S::Acc>() && few(job.m) && plain && !together && matches!(job.a, Lanes::Strided(_))
 }
 
 /// # Safety
@@ -53,8 +57,12 @@ where
     S: Element,
     C: Element<Acc = S::Acc>,
 {
-    let (Lanes::Strided(a), Lanes::Strided(b)) = (job.a, job.b) else { return };
-    let (Some(lanes), Some(depth)) = (b.lanes.stride(), b.depth.stride()) else { return };
+    let (Lanes::Strided(a), Lanes::Strided(b)) = (job.a, job.b) else {
+        return;
+    };
+    let (Some(lanes), Some(depth)) = (b.lanes.stride(), b.depth.stride()) else {
+        return;
+    };
     let (k, n) = (job.k, cols.len());
     let rows = s.a.room::<S::Acc>(job.m * k);
     let sums = s.sums.room::<S::Acc>(job.m * n);
