@@ -4,7 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-NOISY = 2  # p90 over p10, as `kiln bench` marks it
+NOISY = 2  # p90 over p10, as `kiln bench` marks it,
+BUSY = 0.2  # and so is the share of the processor that others took
 
 
 def noisy(side):
@@ -12,11 +13,11 @@ def noisy(side):
 
 
 def ratio(bench, name):
-    """How much longer a side takes than the fused kernels; `~` where runs of either differed widely."""
+    """How much longer a side takes than the fused kernels; `~` where runs of either differed widely, or the machine was busy."""
     side, fused = bench.get(name), bench["fused"]
     if not side:
         return "-"
-    mark = "~" if noisy(side) or noisy(fused) else ""
+    mark = "~" if noisy(side) or noisy(fused) or bench["others"] > BUSY else ""
     return f"{mark}{side['median_ms'] / fused['median_ms']:.2f}x"
 
 

@@ -1,4 +1,5 @@
 //! Fused against unfused against PyTorch, in one run, interleaved; kernel by kernel, prediction beside measurement.
+mod load;
 mod table;
 mod text;
 
@@ -40,6 +41,8 @@ pub struct Bench {
     pub model: String,
     pub device: String,
     pub threads: usize,
+    /// Share of all cores' time that other processes took meanwhile.
+    pub others: f64,
     pub fused: Spread,
     pub unfused: Option<Spread>,
     pub torch: Option<Spread>,
@@ -76,6 +79,15 @@ pub struct Spread {
 /// Runs spread so widely (p90 over p10) that their median says little.
 const NOISY: f64 = 2.0;
 
+/// Others took so much of the processor that a side's threads may have waited for each other.
+const BUSY: f64 = 0.2;
+
+impl Bench {
+    /// Whether a ratio of this side's time says little: runs of it or of the fused kernels differed, or the machine was busy.
+    pub fn doubtful(&self, s: &Spread) -> bool {
+        s.noisy() || self.fused.noisy() || self.others > BUSY
+    }
+}
 impl Spread {
     /// Whether runs differed so much that a ratio made with the median cannot be relied on.
     pub fn noisy(&self) -> bool {
@@ -117,6 +129,7 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
         None => (against_interpreter(model, inputs, &outputs)?, "interpreter"),
     };
 
+    let before = load::Ticks::now();
     // Rounds of all sides, so that a noisy neighbour meets each of them.
     let (mut f, mut u, mut t) = (vec![], vec![], vec![]);
     let rounds = 5;
@@ -130,6 +143,7 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
             t.extend(time_torch(r, slice)?);
         }
     }
+    let others = load::Ticks::now().zip(before).map_or(0.0, |(now, before)| now.others_since(&before));
     let trace = session.trace(inputs, TRACED).map_err(runtime)?;
     let kernels = table::kernels(&fused, &session, inputs, &trace)?;
     let device = crate::compile::device_name(options.device)?;
@@ -138,6 +152,7 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
         predicted_for: crate::calibrate::unmeasured(&options.compile.machine()?, &device).unwrap_or_default(),
         device,
         threads: options.threads.unwrap_or_else(cores),
+        others,
         fused: Spread::of(f),
         unfused: unfused.map(|_| Spread::of(u)),
         torch: peer.session.map(|_| Spread::of(t)),

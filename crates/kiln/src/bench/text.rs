@@ -1,5 +1,5 @@
 //! What was measured, for a terminal.
-use super::{Bench, KernelTime, ModuleTime, NOISY, Spread, noisy, table};
+use super::{BUSY, Bench, KernelTime, ModuleTime, NOISY, Spread, noisy, table};
 use crate::explain::{tail, wrapped};
 use std::fmt::Write as _;
 
@@ -78,6 +78,13 @@ impl Bench {
         if sides.into_iter().flatten().any(Spread::noisy) || self.kernels.iter().any(|k| noisy(k.p10, k.p90)) {
             t += &mark_means();
         }
+        if self.others > BUSY {
+            let text = format!(
+                "other processes took {:.0} % of the processor; ratios with ~ are of a busy machine",
+                100.0 * self.others
+            );
+            t += &wrapped("  ~ ", &text, width);
+        }
         let (ops, kernels) = (self.ops, self.kernels.len());
         let facts = format!(
             "{ops} ops in {kernels} kernels; compiled in {:.3} s; error against {}: abs {:.2e}, rel {:.2e}; {:.1} us of gaps between kernels",
@@ -105,7 +112,7 @@ impl Bench {
         let ratio = s.median_ms / self.fused.median_ms;
         let spread = format!("(p10 {:.4}, p90 {:.4}, {} runs)", s.p10, s.p90, s.runs);
         // A ratio is no better than the worse of its two medians.
-        let ratio = marked(s.noisy() || self.fused.noisy(), format!("{ratio:.2}x"));
+        let ratio = marked(self.doubtful(s), format!("{ratio:.2}x"));
         let _ =
             writeln!(t, "  {name:8} {:>9} ms {ratio:>6} {spread}", marked(s.noisy(), format!("{:.4}", s.median_ms)));
     }
@@ -123,6 +130,7 @@ mod tests {
             model: "m".into(),
             device: "cpu".into(),
             threads: 2,
+            others: 0.0,
             fused,
             unfused: None,
             torch: Some(torch),
@@ -149,6 +157,9 @@ mod tests {
         let torch = bench(spread(0.9, 1.0, 1.1), spread(1.0, 4534.0, 9000.0)).text(100);
         assert!(torch.contains("~4534.00x") && torch.contains("~ noisy"), "{torch}");
         let fused = bench(spread(0.1, 1.0, 1.1), spread(1.9, 2.0, 2.1)).text(100);
+        // So do threads that wait for other processes, however alike the runs are.
+        let busy = Bench { others: 0.5, ..bench(spread(0.9, 1.0, 1.1), spread(4533.0, 4534.0, 4535.0)) }.text(100);
+        assert!(busy.contains("~4534.00x") && busy.contains("took 50 % of the processor"), "{busy}");
         assert!(fused.contains("~2.00x") && fused.contains("~1.0000 ms"), "{fused}");
     }
 }
