@@ -175,6 +175,39 @@ fn snapshots_of_a_folder() {
 }
 
 #[test]
+fn a_bad_model_does_not_end_a_folder_and_what_is_skipped_is_named() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let folder = dir.path().display().to_string();
+    std::fs::copy(graph("softmax"), dir.path().join("softmax.kiln")).expect("copies");
+    write(dir.path(), "a_bad_one.kiln", "graph g(%x: f32[2]) {\n %y = frobnicate %x\n return %y\n}");
+    write(dir.path(), "alone.pt", "an archive without its inputs");
+    std::fs::create_dir(dir.path().join("plans")).expect("a folder");
+    let kept = write(&dir.path().join("plans"), "a_bad_one.plan", "as it was");
+    let blessed = says(1, &["snapshot", "bless", &folder]);
+    assert!(blessed.contains("new      softmax") && blessed.contains("failed   a_bad_one: "), "{blessed}");
+    assert!(blessed.contains("skipped  alone: alone.safetensors"), "{blessed}");
+    assert_eq!(std::fs::read_to_string(kept).expect("is there"), "as it was");
+    let checked = says(1, &["snapshot", "check", &folder]);
+    assert!(checked.contains("frobnicate") && checked.ends_with("1 of 2 plans are the same (h200)\n"), "{checked}");
+    std::fs::remove_file(dir.path().join("a_bad_one.kiln")).expect("removes");
+    assert!(says(0, &["snapshot", "bless", &folder]).contains("removed  a_bad_one"));
+    let checked = says(0, &["snapshot", "check", &folder]);
+    assert!(checked.ends_with("1 of 1 plan is the same (h200)\n") && checked.contains("skipped  alone"), "{checked}");
+}
+
+#[test]
+fn a_stage_that_the_target_lacks_leaves_the_artifact() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let out = dir.path().join("m.kiln");
+    let (g, path) = (graph("softmax"), out.display().to_string());
+    assert!(complains(2, &["compile", &g, "-o", &path, "--emit", "plan,ptx"]).contains("has no PTX"));
+    assert!(says(0, &["explain", &path]).contains("1 kernel on cpu"));
+    assert!(dir.path().join("m.plan").exists());
+    let same = dir.path().join("m.plan").display().to_string();
+    assert!(complains(2, &["compile", &g, "-o", &same, "--emit", "plan"]).contains("both be written"));
+}
+
+#[test]
 fn sixty_columns_and_a_closed_pipe() {
     let g = graph("bert_layer");
     for extra in [&[][..], &["--all"], &["--kernel", "attention_3"], &["--why-not", "output.dense", "output.LayerNorm"]]

@@ -7,7 +7,7 @@ mod nn;
 
 pub use nn::{conv_len, pool_len};
 
-use crate::{BinaryOp, DType, Op, ReduceOp, ScatterMode, Type, UnaryOp};
+use crate::{BinaryOp, DType, Op, ReduceOp, ScatterMode, Type, UnaryOp, count, plural};
 
 /// Largest tensor, in bytes, that a graph may name (as in the text form of types).
 pub const MAX_BYTES: usize = 1 << 46;
@@ -23,7 +23,7 @@ pub fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
             (a, usize::MAX) => format!("at least {a}"),
             (a, b) => format!("{a} to {b}"),
         };
-        return Err(format!("takes {wanted} operand(s), got {}", args.len()));
+        return Err(format!("takes {wanted} {}, got {}", plural(least.max(most), "operand"), args.len()));
     }
     for (i, arg) in args.iter().enumerate() {
         check_type(arg).map_err(|e| format!("operand {i}: {e}"))?;
@@ -157,7 +157,10 @@ fn result(op: &Op, args: &[&Type]) -> Result<Type, String> {
                 Some(last) => last.is_some_and(|last| last < dim),
             };
             if *step == 0 || !inside {
-                return Err(format!("{len} element(s) from {start} by {step} do not lie in axis {axis} of {x}"));
+                return Err(format!(
+                    "a slice of {} from {start} by {step} does not lie in axis {axis} of {x}",
+                    count(*len, "element")
+                ));
             }
             x.shape[*axis] = *len;
             Ok(x)
@@ -276,7 +279,7 @@ fn pad(x: &Type, value: &Type, lo: &[i64], hi: &[i64]) -> Result<Type, String> {
         return Err(format!("the padding value is {value}, it must be {}[]", x.dtype));
     }
     if lo.len() != x.rank() || hi.len() != x.rank() {
-        return Err(format!("lo={lo:?} hi={hi:?}: {x} wants {} number(s) each", x.rank()));
+        return Err(format!("lo={lo:?} hi={hi:?}: {x} wants {} each", count(x.rank(), "number")));
     }
     let padded = |i: usize| {
         let (dim, lo, hi) = (x.shape[i] as i128, i128::from(lo[i]), i128::from(hi[i]));

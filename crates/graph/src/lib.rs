@@ -4,6 +4,7 @@
 //! Gives: typed values in topological order, a text form that parses back to the same graph, serde forms.
 //! Never: kernels, devices, costs, I/O.
 mod build;
+mod count;
 pub mod decompose;
 pub mod dtype;
 pub mod error;
@@ -21,6 +22,7 @@ pub mod tensor;
 pub mod text;
 pub mod verify;
 
+pub use count::{count, plural};
 pub use dtype::DType;
 pub use error::GraphError;
 pub use graph::{Graph, Init, Node, ParamId, ParamInfo, Source, ValueId};

@@ -12,17 +12,17 @@
 //!   (floats: at least 0, integers: at least 1);
 //! - outputs exist (any value, repeats allowed, at least none).
 use crate::{
-    DType, Graph, GraphError, Init, Op, ParamInfo, Scalar, Type, ValueId,
+    DType, Graph, GraphError, Init, Op, ParamInfo, Scalar, Type, ValueId, count,
     infer::{arity, check_type, infer},
 };
 
 /// Checks every invariant of the module's doc; the first violation is the error.
 pub fn verify(g: &Graph) -> Result<(), GraphError> {
     for (i, p) in g.params.iter().enumerate() {
-        let value = g.values().find(|v| *g.op(*v) == Op::Param(crate::ParamId(i as u32)));
-        check_param(p).map_err(|what| GraphError::Invalid {
-            value: value.unwrap_or(ValueId(g.len() as u32)),
-            what: format!("parameter @{i} {:?}: {what}", p.name),
+        check_param(p).map_err(|what| {
+            let value = g.values().find(|v| *g.op(*v) == Op::Param(crate::ParamId(i as u32)));
+            let what = format!("parameter @{i} {:?}: {what}", p.name);
+            GraphError::Invalid { value: value.unwrap_or(ValueId(g.len() as u32)), what }
         })?;
     }
     for v in g.values() {
@@ -62,7 +62,7 @@ fn check_node(g: &Graph, v: ValueId) -> Result<(), GraphError> {
     let args = g.args(v);
     let (least, most) = arity(op);
     if args.len() < least || args.len() > most {
-        return Err(invalid(format!("{} operand(s) do not fit {}", args.len(), op.name())));
+        return Err(invalid(format!("{} cannot have {}", op.name(), count(args.len(), "operand"))));
     }
     let expected = match op {
         Op::Input(i) => match g.inputs.get(*i as usize) {
@@ -103,7 +103,7 @@ pub(crate) fn fallback_result(g: &Graph, of: ValueId, i: u32) -> Result<Type, St
     match f.results.get(i as usize) {
         Some(ty) if i > 0 => Ok(ty.clone()),
         Some(_) => Err(format!("result 0 of {of} is {of} itself; use it directly")),
-        None => Err(format!("{of} ({}) has {} result(s), there is no result {i}", f.name, f.results.len())),
+        None => Err(format!("{of} ({}) has {}, there is no result {i}", f.name, count(f.results.len(), "result"))),
     }
 }
 
@@ -136,7 +136,7 @@ fn check_param(p: &ParamInfo) -> Result<(), String> {
             if ok { Ok(()) } else { Err(format!("a random scale of {scale} does not suit {}", p.ty.dtype)) }
         }
         Init::Data(data) if data.len() != p.ty.count() => {
-            Err(format!("{} element(s) given, {} has {}", data.len(), p.ty, p.ty.count()))
+            Err(format!("{} given, {} has {}", count(data.len(), "element"), p.ty, p.ty.count()))
         }
         Init::Data(data) => data.iter().try_for_each(|s| check_scalar(*s, p.ty.dtype)),
     }

@@ -15,7 +15,7 @@ mod value;
 mod walk;
 mod window;
 
-use kiln_graph::{DType, FallbackOp, Graph, Op, Scalar, Tensor, Type, ValueId};
+use kiln_graph::{DType, FallbackOp, Graph, Op, Scalar, Tensor, Type, ValueId, count};
 use std::collections::HashMap;
 use value::{Data, Value};
 
@@ -33,9 +33,9 @@ pub enum Precision {
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InterpError {
-    #[error("{given} input(s) given, the graph takes {wanted}")]
+    #[error("{} given, the graph takes {wanted}", count(*.given, "input"))]
     InputCount { given: usize, wanted: usize },
-    #[error("{given} parameter(s) given, the graph has {wanted}")]
+    #[error("{} given, the graph has {wanted}", count(*.given, "parameter"))]
     ParamCount { given: usize, wanted: usize },
     #[error("input {index} is {given}, the graph takes {wanted}")]
     Input { index: usize, given: Type, wanted: Type },

@@ -16,11 +16,11 @@
 //! ```
 //! Names are those of [`crate::select`]; kernels are not known here, as constraints are what kernels follow from.
 use crate::{Error, select::select};
-use kiln_graph::{Graph, ValueId};
-use kiln_plan::{BufferId, BufferKind, Plan, Stage, Template};
+use kiln_graph::Graph;
+use kiln_plan::{BufferId, Plan, Stage, Template};
 use kiln_rewrite::{Group, Pinned};
 use serde::Deserialize;
-use std::{fmt::Write as _, path::Path};
+use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
 /// The file as it is written.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -87,7 +87,8 @@ impl Constraints {
     }
     /// The kernels of a plan's run, each exactly as it is.
     pub fn pin(plan: &Plan) -> Constraints {
-        let name = |b: &BufferId| stored_name(plan, *b);
+        let names = stored_names(plan);
+        let name = |b: &BufferId| names.get(b).map(|n| n.to_string());
         let kernel = |k: &kiln_plan::Kernel| KernelText {
             name: k.name.clone(),
             stores: k.outputs.iter().filter_map(name).collect(),
@@ -143,13 +144,14 @@ impl KernelText {
     }
 }
 
-/// The unique name of what a kernel writes to a buffer; `None` for inputs and parameters.
-pub fn stored_name(plan: &Plan, b: BufferId) -> Option<String> {
-    if matches!(plan.buffer(b).kind, BufferKind::Input(_) | BufferKind::Param(_)) {
-        return None;
+/// The unique names of what kernels write to buffers.
+pub fn stored_names(plan: &Plan) -> BTreeMap<BufferId, &str> {
+    let mut names = BTreeMap::new();
+    for k in &plan.kernels {
+        for o in &k.reason.origins {
+            let stored = k.outputs.iter().zip(&k.body.outputs).filter(|(_, v)| **v == o.value);
+            names.extend(stored.filter_map(|(b, _)| Some((*b, o.names.first()?.as_str()))));
+        }
     }
-    plan.kernels.iter().find_map(|k| {
-        let v: ValueId = k.body.outputs[k.outputs.iter().position(|o| *o == b)?];
-        k.reason.origins.iter().find(|o| o.value == v)?.names.first().cloned()
-    })
+    names
 }

@@ -12,10 +12,14 @@ use kiln_plan::{Alternative, Search, Terms, Tuning};
 use serde::{Deserialize, Serialize};
 
 pub use build::{op_name, ops};
-pub use wrap::{count, tail, wrapped};
+pub use kiln_graph::{count, plural};
+pub use wrap::{tail, wrapped};
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 2;
+
+/// Kernels that a value or a buffer lists: each of n kernels that read one value would list all others.
+pub const LISTED: usize = 16;
 
 /// `explain --json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -111,8 +115,11 @@ pub struct OpReport {
     pub line: String,
     /// Renames elements and costs nothing.
     pub view: bool,
-    /// Other kernels that compute it too, instead of reading it from memory.
+    /// Other kernels that compute it too, instead of reading it from memory: the first [`LISTED`].
     pub recomputed_in: Vec<String>,
+    /// How many there are.
+    #[serde(default)]
+    pub recomputed: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -125,7 +132,11 @@ pub struct BufferReport {
     pub bytes: u64,
     /// The kernel that writes it; empty for inputs and parameters.
     pub written_by: String,
+    /// Kernels that read it: the first [`LISTED`].
     pub read_by: Vec<String>,
+    /// How many there are.
+    #[serde(default)]
+    pub readers: usize,
     pub is_result: bool,
 }
 

@@ -3,7 +3,7 @@
 use crate::{
     Compiled,
     compile::CompiledCode,
-    explain::{KernelReport, Report, count},
+    explain::{KernelReport, Report, count, plural},
 };
 use kiln_plan::{BufferId, BufferKind, Kernel, Stage, exec::Work};
 use serde::Serialize;
@@ -141,9 +141,11 @@ fn escape(s: &str) -> String {
 fn summary(r: &Report) -> String {
     let mut lines = vec![
         format!(
-            "<b>{}</b> ops became <b>{}</b> kernels. Predicted <b>{:.1} µs</b>, lower bound {:.1} µs. Numerics: {}.",
+            "<b>{}</b> {} became <b>{}</b> {}. Predicted <b>{:.1} µs</b>, lower bound {:.1} µs. Numerics: {}.",
             r.nodes,
+            plural(r.nodes, "op"),
             r.kernels.len(),
+            plural(r.kernels.len(), "kernel"),
             r.predicted_us,
             r.lower_bound_us,
             escape(&r.numerics)

@@ -51,7 +51,11 @@ pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
         let Ok(view) = file.tensor(&name) else {
             let mut names: Vec<&str> = file.names();
             names.sort_unstable();
-            return Err(bad(format!("it has {} tensors ({}) but none is named \"{i}\"", file.len(), names.join(", "))));
+            return Err(bad(format!(
+                "it has {} ({}) but none is named \"{i}\"",
+                kiln_graph::count(file.len(), "tensor"),
+                names.join(", ")
+            )));
         };
         let d = dtype(view.dtype())
             .ok_or_else(|| bad(format!("tensor \"{i}\" is {:?}; known are {}", view.dtype(), DType::NAMES)))?;

@@ -122,7 +122,11 @@ fn under_roofs(title: &str, kernels: &[KernelTime], roofs: &[(String, f64)], ban
             .x_label_area_size(46)
             .y_label_area_size(76)
             .build_cartesian_2d((x.0..x.1).log_scale(), (y.0..y.1).log_scale())?;
-        let aside = if without > 0 { format!(" ({without} kernels do no arithmetic)") } else { String::new() };
+        let aside = if without > 0 {
+            format!(" ({} without arithmetic)", kiln_graph::count(without, "kernel"))
+        } else {
+            String::new()
+        };
         chart
             .configure_mesh()
             .light_line_style(WHITE.mix(0.0))

@@ -88,7 +88,7 @@ fn unknown(word: &str, graph: &Graph, plan: Option<&Plan>) -> Error {
     names.remove("");
     let help = suggest(word, names.iter().map(String::as_str)).unwrap_or_else(|| GIVE.to_string());
     let count = match word.strip_prefix('%') {
-        Some(_) => format!("; it has {} values", graph.len()),
+        Some(_) => format!("; it has {}", kiln_graph::count(graph.len(), "value")),
         None => String::new(),
     };
     Error::usage(format!("nothing in {} is called `{word}`{count}", graph.name), help)

@@ -47,6 +47,16 @@ pub enum State {
     Stale,
     /// How it differs, for a reader.
     Changed(String),
+    /// Nothing says what its inputs are.
+    Skipped(String),
+    /// It has no plan, and why.
+    Failed(String),
+}
+impl State {
+    /// Is there nothing to look at?
+    pub fn is_fine(&self) -> bool {
+        matches!(self, State::Same | State::Skipped(_))
+    }
 }
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Snapshot {
@@ -72,31 +82,52 @@ impl Entry {
 
 /// Models in a folder, by name: text graphs, and archives with their inputs beside them (`NAME.pt`, `NAME.safetensors`).
 pub fn models(folder: &Path) -> Result<Vec<Entry>, Error> {
+    Ok(found(folder)?.0)
+}
+/// The same, and archives without inputs.
+fn found(folder: &Path) -> Result<(Vec<Entry>, Vec<Entry>), Error> {
     let entries = std::fs::read_dir(folder).map_err(|e| Error::reading(folder, &e))?;
     let mut paths: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
     let extension = |p: &PathBuf, wanted: &str| p.extension().is_some_and(|e| e == wanted);
-    paths.retain(|p| extension(p, "kiln") || (extension(p, "pt") && p.with_extension("safetensors").exists()));
+    paths.retain(|p| extension(p, "kiln") || extension(p, "pt"));
     paths.sort();
-    if paths.is_empty() {
+    let (skipped, paths): (Vec<PathBuf>, Vec<PathBuf>) =
+        paths.into_iter().partition(|p| extension(p, "pt") && !p.with_extension("safetensors").exists());
+    if paths.is_empty() && skipped.is_empty() {
         return Err(Error::failed(
             format!("{} holds no models", folder.display()),
             "put text graphs (NAME.kiln) there, or archives with their inputs (NAME.pt and NAME.safetensors)",
         ));
     }
     let name = |p: &PathBuf| p.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(paths.into_iter().map(|path| Entry { name: name(&path), path }).collect())
+    let entries = |paths: Vec<PathBuf>| paths.into_iter().map(|path| Entry { name: name(&path), path }).collect();
+    Ok((entries(paths), entries(skipped)))
 }
 
-/// Compares the plans of a folder's models with the snapshots in `folder/plans`; writes them anew if `bless`.
+/// Compares the plans of a folder's models with the snapshots in `folder/plans`; writes them anew if `bless`. A model that cannot be planned
+/// does not end it, and its snapshot stays.
 pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>, Error> {
     target(machine)?;
     let plans = folder.join("plans");
     let (mut out, mut known) = (vec![], BTreeSet::new());
-    for entry in models(folder)? {
-        let text = plan_text_of(&entry.open()?, machine)?;
-        let name = entry.name;
-        let file = plans.join(format!("{name}.plan"));
+    let (entries, skipped) = found(folder)?;
+    let file = |name: &str| plans.join(format!("{name}.plan"));
+    for Entry { name, .. } in skipped {
+        let file = file(&name);
         known.insert(file.clone());
+        let why = format!("{name}.safetensors, which would say what its inputs are, is not beside it");
+        out.push(Snapshot { name, file, state: State::Skipped(why) });
+    }
+    for entry in entries {
+        let (name, file) = (entry.name.clone(), file(&entry.name));
+        known.insert(file.clone());
+        let text = match entry.open().and_then(|model| plan_text_of(&model, machine)) {
+            Ok(text) => text,
+            Err(e) => {
+                out.push(Snapshot { name, file, state: State::Failed(e.to_string()) });
+                continue;
+            }
+        };
         let state = match std::fs::read_to_string(&file) {
             Ok(old) if old == text => State::Same,
             Ok(old) => State::Changed(readable(&old, &text)),
@@ -136,7 +167,7 @@ pub fn readable(old: &str, new: &str) -> String {
     let count = lines.lines().count();
     lines.lines().take(MAX_LINES).for_each(|l| t += &format!("{l}\n"));
     if count > MAX_LINES {
-        t += &format!("… and {} lines more\n", count - MAX_LINES);
+        t += &format!("… and {}\n", kiln_graph::count(count - MAX_LINES, "more line"));
     }
     t
 }

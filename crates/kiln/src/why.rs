@@ -6,7 +6,7 @@ use crate::{
     parts,
     select::select,
 };
-use kiln_graph::ValueId;
+use kiln_graph::{ValueId, count};
 use kiln_plan::{Kernel, Plan, Stage};
 use kiln_rewrite::{Group, RewriteError, class::Class};
 use serde::Serialize;
@@ -227,7 +227,8 @@ fn listed(words: &[String]) -> String {
 pub fn pinned_text(plan: &Plan) -> String {
     let n = run(plan).count();
     format!(
-        "# The {n} kernels of {}, planned for {}: {:.2} us predicted.\n{}",
+        "# The {} of {}, planned for {}: {:.2} us predicted.\n{}",
+        count(n, "kernel"),
         plan.name,
         plan.machine,
         plan.predicted_us(),

@@ -32,7 +32,7 @@ impl fmt::Display for BufferId {
 }
 
 /// What a buffer holds. All buffers are dense and row-major.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BufferKind {
     /// The n-th input of the graph.

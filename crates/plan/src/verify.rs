@@ -7,7 +7,7 @@
 //!    temporaries;
 //! 6. outputs are defined buffers.
 use crate::{BufferId, BufferKind, Kernel, Plan, PlanError, Stage};
-use kiln_graph::{Op, ValueId};
+use kiln_graph::{Op, ValueId, count};
 use std::collections::BTreeSet;
 
 /// Checks every invariant above; the first violation is the error.
@@ -66,7 +66,11 @@ fn body(p: &Plan, k: &Kernel) -> Result<(), String> {
     }
     for (what, buffers, values) in [("input", &k.inputs, &g.inputs), ("output", &k.outputs, &g.outputs)] {
         if buffers.len() != values.len() {
-            return Err(format!("{} {what} buffers for {} {what}s of the body", buffers.len(), values.len()));
+            return Err(format!(
+                "{} for {} of the body",
+                count(buffers.len(), &format!("{what} buffer")),
+                count(values.len(), what)
+            ));
         }
         for (&b, &v) in buffers.iter().zip(values) {
             let Some(buffer) = p.buffers.get(b.0 as usize) else { return Err(format!("{b} does not exist")) };

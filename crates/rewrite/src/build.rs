@@ -3,6 +3,7 @@
 //! Normalised: chains of views of one kind, views that change nothing, broadcasts that a pointwise op makes by itself, casts there
 //! and back through a wider type. All of it is exact.
 use crate::class::Class;
+use crate::concat;
 use crate::language::{Fact, Head, Term, Values, op};
 use egg::Id;
 use kiln_graph::{BinaryOp, DType, Graph, Op, Scalar, Source, Type, UnaryOp, infer::infer};
@@ -98,6 +99,13 @@ impl Builder {
     }
 
     fn typed(&mut self, mut op: Op, ty: Type, serial: Option<u32>, mut args: Vec<Id>) -> Id {
+        if let Op::Concat { axis } = op {
+            args = concat::grouped(args, |group| {
+                let types: Vec<&Type> = group.iter().map(|a| self.ty(*a)).collect();
+                let ty = concat::ty(axis, &types);
+                self.typed(Op::Concat { axis }, ty, None, group.to_vec())
+            });
+        }
         // Classes may be views of each other, so that the steps would go round for ever.
         for _ in 0..MAX_STEPS {
             match self.normal(&op, &ty, &mut args) {

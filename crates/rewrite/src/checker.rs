@@ -1,11 +1,16 @@
 //! `region::check` with a memory: regions that look alike (repeated layers, a region met again) are checked once.
+use crate::Work;
 use crate::class::Class;
 use crate::cost::Price;
 use crate::dag::Dag;
-use crate::region::{Reject, check};
+use crate::region::{MAX_MEMBERS, Reject, check};
 use kiln_graph::{Op, Type};
 use kiln_plan::Machine;
 use rustc_hash::FxHashMap;
+use std::hash::{DefaultHasher, Hasher};
+
+/// Words of a key that is kept as it is.
+const LONG: usize = 256;
 
 /// What legality and cost can tell a value apart by, its operands aside.
 type Kind = (Option<Op>, Type, Class);
@@ -14,8 +19,7 @@ pub struct Checker<'a> {
     pub machine: &'a Machine,
     kinds: FxHashMap<Kind, u32>,
     known: FxHashMap<Vec<u32>, Result<Price, Reject>>,
-    /// Regions asked about.
-    pub asked: usize,
+    pub work: Work,
     /// The key at hand.
     key: Vec<u32>,
     /// By value of a program: the last region it was met in, and its number there.
@@ -25,7 +29,7 @@ pub struct Checker<'a> {
 impl<'a> Checker<'a> {
     pub fn new(machine: &'a Machine) -> Checker<'a> {
         let (kinds, known) = (FxHashMap::default(), FxHashMap::default());
-        Checker { machine, kinds, known, asked: 0, key: vec![], met: vec![] }
+        Checker { machine, kinds, known, work: Work::default(), key: vec![], met: vec![] }
     }
     /// Regions that differ.
     pub fn distinct(&self) -> usize {
@@ -42,8 +46,14 @@ impl<'a> Checker<'a> {
         kinds
     }
     pub fn price(&mut self, dag: &Dag, kinds: &[u32], members: &[usize], outs: &[usize]) -> Result<Price, Reject> {
-        self.asked += 1;
+        self.work.regions += 1;
+        if members.len() > MAX_MEMBERS {
+            // Refused at a glance.
+            return check(dag, members, outs, self.machine);
+        }
         self.write_key(dag, kinds, members, outs);
+        self.work.values += self.key.len();
+        self.shorten_key();
         if let Some(r) = self.known.get(&self.key[..]) {
             return *r;
         }
@@ -59,7 +69,7 @@ impl<'a> Checker<'a> {
             self.met.resize(kinds.len(), (0, 0));
         }
         self.key.clear();
-        let (region, mut next) = (self.asked, 0);
+        let (region, mut next) = (self.work.regions, 0);
         for &m in members {
             for &a in dag.args(m) {
                 match self.met[a] {
@@ -73,7 +83,26 @@ impl<'a> Checker<'a> {
             }
             self.met[m] = (region, next);
             next += 1;
-            self.key.extend([kinds[m] | MEMBER, u32::from(outs.contains(&m))]);
+            self.key.extend([kinds[m] | MEMBER, u32::from(outs.binary_search(&m).is_ok())]);
         }
+    }
+    /// A long key by its fingerprint, as regions of many values would fill the memory. With 128 bits no two of a billion regions are alike
+    /// but by a chance of one in 10^20.
+    fn shorten_key(&mut self) {
+        // No key begins so: its first word is a kind of value or a place, which have the uppermost bits only in part.
+        const SHORT: u32 = u32::MAX;
+        if self.key.len() <= LONG {
+            return;
+        }
+        let half = |seed: u32| {
+            let mut h = DefaultHasher::new();
+            h.write_u32(seed);
+            self.key.iter().for_each(|&w| h.write_u32(w));
+            let h = h.finish();
+            [h as u32, (h >> 32) as u32]
+        };
+        let ([a, b], [c, d]) = (half(1), half(2));
+        self.key.clear();
+        self.key.extend([SHORT, a, b, c, d]);
     }
 }

@@ -1,7 +1,8 @@
 //! Roofline: bytes over bandwidth, flops over rate, launches.
 use crate::dag::Dag;
-use kiln_graph::{DType, Op};
+use kiln_graph::{DType, Op, Type};
 use kiln_plan::{Cost, Machine, Terms, attention};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Predicted work and time of one kernel, before rounding to a [`Cost`].
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
@@ -107,25 +108,27 @@ pub fn matrix_seconds(dag: &Dag, v: usize, m: &Machine) -> f64 {
 /// Seconds of what no program takes: more than of any other way.
 const INTERPRETED: f64 = 1.0;
 
-/// May `v` be computed beside another product of its left operand?
-fn shares_launch(dag: &Dag, v: usize, m: &Machine) -> bool {
-    let beside = |&w: &usize| w != v && dag.ty(w) == dag.ty(v) && dag.args(w).first() == dag.args(v).first();
-    let paired = m.pairs.contains(&dag.ty(v).dtype);
-    paired && dag.live.iter().filter(|&&w| matrix_flops(dag, w) > 0.).any(beside)
-}
-
 /// Two bounds no plan of this program can beat, the larger of them: inputs, parameters and results moved once (tables that are
 /// only looked up aside); and a launch per matrix product, each at its roof with its weights read. In seconds.
 pub fn lower_bound(dag: &Dag, m: &Machine) -> f64 {
-    let products = dag.live.iter().filter(|&&v| matrix_flops(dag, v) > 0. && !dag.args(v).is_empty());
+    let computes = |v: &&usize| matrix_flops(dag, **v) > 0. && !dag.args(**v).is_empty();
+    let products = dag.live.iter().filter(computes);
+    // Products that may be computed side by side: those of one left operand.
+    let mut beside: FxHashMap<(&Type, Option<&usize>), usize> = FxHashMap::default();
+    for &v in products.clone() {
+        *beside.entry((dag.ty(v), dag.args(v).first())).or_default() += 1;
+    }
+    let shares_launch = |v: usize| {
+        m.pairs.contains(&dag.ty(v).dtype) && beside.get(&(dag.ty(v), dag.args(v).first())).is_some_and(|n| *n > 1)
+    };
     let kernels: f64 = products
         .map(|&v| {
             let weights: f64 = dag.args(v).iter().filter(|&&a| dag.frozen(a)).map(|&a| dag.bytes(a)).sum();
-            let launch = if shares_launch(dag, v, m) { m.launch / 2. } else { m.launch };
+            let launch = if shares_launch(v) { m.launch / 2. } else { m.launch };
             launch + (weights / m.bandwidth).max(matrix_flops(dag, v) / matrix_rate(dag, v, m))
         })
         .sum();
-    let tables: Vec<usize> = dag
+    let tables: FxHashSet<usize> = dag
         .live
         .iter()
         .filter(|&&v| matches!(dag.op(v), Op::Take { .. } | Op::Gather { .. }))

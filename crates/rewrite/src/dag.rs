@@ -4,6 +4,7 @@
 //! A frozen value (computed from parameters only) is a leaf of the run and a result of the load, so one [`Program`] has two
 //! [`Dag`]s, one per stage, over the same indices.
 use crate::class::Class;
+use crate::concat;
 use kiln_graph::{Graph, Op, Source, Type, ValueId};
 use kiln_plan::Stage;
 use std::collections::BTreeSet;
@@ -38,16 +39,26 @@ pub struct Program {
 impl Program {
     /// The graph as written.
     pub fn of_graph(g: &Graph) -> Program {
-        let mut nodes: Vec<Node> = Vec::with_capacity(g.len());
+        let (mut nodes, mut at): (Vec<Node>, Vec<usize>) = (Vec::with_capacity(g.len()), Vec::with_capacity(g.len()));
+        let push = |nodes: &mut Vec<Node>, op: &Op, ty: Type, source: &Source, of: Vec<ValueId>, args: Vec<usize>| {
+            let frozen = is_frozen(op, args.iter().map(|&a| nodes[a].value.frozen));
+            let value = Value { op: op.clone(), ty, source: source.clone(), frozen, rules: vec![], of };
+            nodes.push(Node { value: Rc::new(value), args });
+            nodes.len() - 1
+        };
         for v in g.values() {
             let n = g.node(v);
-            let args: Vec<usize> = g.args(v).iter().map(|a| a.0 as usize).collect();
-            let frozen = is_frozen(&n.op, args.iter().map(|&a| nodes[a].value.frozen));
-            let (op, ty, source) = (n.op.clone(), n.ty.clone(), n.source.clone());
-            let value = Value { op, ty, source, frozen, rules: vec![], of: vec![v] };
-            nodes.push(Node { value: Rc::new(value), args });
+            let mut args: Vec<usize> = g.args(v).iter().map(|a| at[a.0 as usize]).collect();
+            if let Op::Concat { axis } = n.op {
+                args = concat::grouped(args, |group| {
+                    let types: Vec<&Type> = group.iter().map(|&a| &nodes[a].value.ty).collect();
+                    let ty = concat::ty(axis, &types);
+                    push(&mut nodes, &n.op, ty, &n.source, vec![], group.to_vec())
+                });
+            }
+            at.push(push(&mut nodes, &n.op, n.ty.clone(), &n.source, vec![v], args));
         }
-        Program { nodes, roots: g.outputs.iter().map(|o| o.0 as usize).collect() }
+        Program { nodes, roots: g.outputs.iter().map(|o| at[o.0 as usize]).collect() }
     }
 }
 

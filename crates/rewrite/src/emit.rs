@@ -14,6 +14,7 @@ use kiln_plan::{
     Alternative, Buffer, BufferId, BufferKind, Kernel as Planned, Numerics, Origin, Plan, Precision, Reason, Stage,
     Stop,
 };
+use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How kernels are chosen.
@@ -39,6 +40,8 @@ struct Emitter<'a> {
     plan: Plan,
     /// Buffer of every value that is in memory.
     at: BTreeMap<usize, BufferId>,
+    /// Buffers of parameters.
+    params: FxHashMap<BufferKind, BufferId>,
     serial: usize,
     fusion: Fusion,
 }
@@ -60,7 +63,8 @@ pub fn emit(
         ..Plan::default()
     };
     let names = Names::new(program);
-    let mut e = Emitter { program, names, limits, plan, at: BTreeMap::new(), serial: 0, fusion };
+    let mut e =
+        Emitter { program, names, limits, plan, at: BTreeMap::new(), params: FxHashMap::default(), serial: 0, fusion };
     for &i in &g.inputs {
         let Op::Input(n) = *g.op(i) else { continue };
         e.plan.buffers.push(Buffer { ty: g.ty(i).clone(), kind: BufferKind::Input(n) });
@@ -95,9 +99,10 @@ impl Emitter<'_> {
         let buffers = &mut self.plan.buffers;
         if let BufferKind::Param(_) = kind {
             // Several values may read one parameter.
-            if let Some(i) = buffers.iter().position(|b| b.kind == kind) {
-                return BufferId(i as u32);
+            if let Some(&known) = self.params.get(&kind) {
+                return known;
             }
+            self.params.insert(kind, BufferId(buffers.len() as u32));
         }
         *self.at.entry(v).or_insert_with(|| {
             buffers.push(Buffer { ty: value.ty.clone(), kind });
@@ -109,7 +114,11 @@ impl Emitter<'_> {
         // The load may have stored a view of a frozen value that the run needs in memory too.
         order.retain(|id| !kernels.by_id[id].outs.iter().all(|o| self.at.contains_key(o)));
         let fused = self.fusion == Fusion::Fused;
-        let apart = if fused { boundaries(dag, kernels, check, self.limits) } else { BTreeMap::new() };
+        let mut apart = Neighbours::default();
+        for ((a, b), why) in if fused { boundaries(dag, kernels, check, self.limits) } else { BTreeMap::new() } {
+            apart.entry(a).or_default().push((true, b, text(&why)));
+            apart.entry(b).or_default().push((false, a, text(&why)));
+        }
         // By id: the place in the program, and the name.
         let mut names: BTreeMap<usize, (usize, String)> = BTreeMap::new();
         for &id in &order {
@@ -124,7 +133,7 @@ impl Emitter<'_> {
         for id in early.into_iter().chain(late) {
             let stage = if frozen(&id) { Stage::Load } else { dag.stage };
             let k = &kernels.by_id[&id];
-            let stops = stops(id, &names, &apart);
+            let stops = stops(apart.get(&id).map_or(&[][..], Vec::as_slice), &names);
             let alternative = if fused { alternative(dag, &kinds, k, check) } else { None };
             let template = self.limits.map_or(Ok(None), |l| l.template(&k.members))?;
             let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![], template, tuning: None };
@@ -181,13 +190,14 @@ fn alternative(dag: &Dag, kinds: &[u32], k: &Kernel, check: &mut Checker) -> Opt
     (ops.len() > 1).then(|| Alternative { what, us: microseconds(seconds) })
 }
 
-/// Why `id` and its neighbours stay apart: those it reads from first, each in the order of the program.
-fn stops(id: usize, names: &BTreeMap<usize, (usize, String)>, apart: &BTreeMap<(usize, usize), Apart>) -> Vec<Stop> {
-    let before = apart.iter().filter(|((_, b), _)| *b == id).map(|((a, _), why)| (false, a, why));
-    let after = apart.iter().filter(|((a, _), _)| *a == id).map(|((_, b), why)| (true, b, why));
-    let known = before.chain(after).filter_map(|(reader, other, why)| {
+/// Neighbours that a kernel was not merged with, by its id: whether they read from it, their ids, and why.
+type Neighbours = FxHashMap<usize, Vec<(bool, usize, String)>>;
+
+/// Why a kernel and its neighbours stay apart: those it reads from first, each in the order of the program.
+fn stops(apart: &[(bool, usize, String)], names: &BTreeMap<usize, (usize, String)>) -> Vec<Stop> {
+    let known = apart.iter().filter_map(|(reader, other, why)| {
         let (place, name) = names.get(other)?;
-        Some(((reader, *place), Stop { kernel: name.clone(), why: text(why) }))
+        Some(((*reader, *place), Stop { kernel: name.clone(), why: why.clone() }))
     });
     // By place: no two kernels have the same.
     known.collect::<BTreeMap<(bool, usize), Stop>>().into_values().collect()

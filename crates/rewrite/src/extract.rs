@@ -21,6 +21,8 @@ type Families = BTreeMap<String, Vec<(Id, Term)>>;
 
 /// Plans tried at most; every family is tried before any is tried again.
 const MAX_TRIES: usize = 96;
+/// Values of all programs tried, after which no more are.
+const MAX_VALUES: usize = 1 << 18;
 
 /// A saturated graph with what extraction asks of it again and again.
 pub struct Extractor<'a> {
@@ -91,21 +93,28 @@ impl<'a> Extractor<'a> {
     fn choose(&self, m: &Machine) -> Choice {
         let g = &self.s.builder.g;
         let mut best: HashMap<Id, (f64, &Term)> = HashMap::new();
-        let mut ids: Vec<Id> = g.classes().map(|c| c.id).collect();
-        ids.sort();
-        let mut changed = true;
-        while changed {
-            changed = false;
-            for &id in &ids {
-                let class = &g[id];
-                for t in &class.nodes {
-                    let args = t.args.iter().map(|a| best.get(&g.find(*a)).map(|b| b.0)).sum::<Option<f64>>();
-                    let Some(cost) = args.map(|a| a + self.own_seconds(&class.data, t, m)) else { continue };
-                    if best.get(&id).is_none_or(|b| cost < b.0 * (1. - 1e-12)) {
-                        best.insert(id, (cost, t));
-                        changed = true;
-                    }
+        let ids = g.classes().map(|c| c.id);
+        // Passes over the classes by number; after the first, only over those whose operands became cheaper.
+        let (mut now, mut next): (BTreeSet<Id>, BTreeSet<Id>) = (ids.collect(), BTreeSet::new());
+        while let Some(id) = now.pop_first().or_else(|| {
+            std::mem::swap(&mut now, &mut next);
+            now.pop_first()
+        }) {
+            let (class, mut changed) = (&g[id], false);
+            for t in &class.nodes {
+                let args = t.args.iter().map(|a| best.get(&g.find(*a)).map(|b| b.0)).sum::<Option<f64>>();
+                let Some(cost) = args.map(|a| a + self.own_seconds(&class.data, t, m)) else { continue };
+                if best.get(&id).is_none_or(|b| cost < b.0 * (1. - 1e-12)) {
+                    best.insert(id, (cost, t));
+                    changed = true;
                 }
+            }
+            for user in class.parents().filter(|_| changed).map(|u| g.find(u)) {
+                if user > id {
+                    now.insert(user)
+                } else {
+                    next.insert(user)
+                };
             }
         }
         best.into_iter().map(|(id, b)| (id, b.1.clone())).collect()
@@ -207,12 +216,13 @@ impl<'a> Extractor<'a> {
         let dag = Dag::run(&program);
         let kernels = planner::fused(&dag, check);
         self.tried.push((kernels.seconds(), program.clone()));
+        let mut values = program.nodes.len();
         let mut best = Best { program, dag, first_seconds: kernels.seconds(), kernels, tried: 1 };
         loop {
             let before = best.kernels.seconds();
             let mut seen: BTreeSet<Vec<(Id, Term)>> = BTreeSet::new();
             for (how, family) in self.families(&choice, &best.program, &ids, check.machine) {
-                if best.tried >= MAX_TRIES {
+                if best.tried >= MAX_TRIES || values >= MAX_VALUES {
                     return Some(best);
                 }
                 if !seen.insert(family.clone()) {
@@ -225,6 +235,7 @@ impl<'a> Extractor<'a> {
                 let dag = Dag::run(&program);
                 let kernels = planner::fused(&dag, check);
                 best.tried += 1;
+                values += program.nodes.len();
                 self.tried.push((kernels.seconds(), program.clone()));
                 // Short products take somewhat longer than their price.
                 let spare = if how.starts_with("attention") { size * check.machine.launch } else { 0. };

@@ -8,6 +8,7 @@ pub mod body;
 pub mod build;
 pub mod checker;
 pub mod class;
+pub mod concat;
 pub mod constraints;
 pub mod cost;
 pub mod dag;
@@ -74,14 +75,40 @@ pub fn plan_under(
     options: &Options,
     constraints: &Constraints,
 ) -> Result<Plan, RewriteError> {
+    plan_counted(g, machine, options, constraints).map(|p| p.0)
+}
+
+/// What planning took, counted and not timed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Work {
+    /// Regions asked about.
+    pub regions: usize,
+    /// Their members and operands.
+    pub values: usize,
+    /// Kernels met in questions about their order.
+    pub steps: usize,
+}
+
+/// As [`plan_under`], with what it took.
+pub fn plan_counted(
+    g: &Graph,
+    machine: &Machine,
+    options: &Options,
+    constraints: &Constraints,
+) -> Result<(Plan, Work), RewriteError> {
     let machine = &machine.under(options.numerics);
     let mut check = Checker::new(machine);
+    let plan = search(g, options, constraints, &mut check)?;
+    Ok((plan, check.work))
+}
+
+fn search(g: &Graph, options: &Options, constraints: &Constraints, check: &mut Checker) -> Result<Plan, RewriteError> {
     if !options.fuse {
         let program = Program::of_graph(g);
         let dag = Dag::run(&program);
-        let kernels = Fusion::Unfused.kernels(&dag, &mut check);
+        let kernels = Fusion::Unfused.kernels(&dag, check);
         let how = (Fusion::Unfused, None);
-        let mut plan = emit::emit(g, &program, (&dag, &kernels), how, &mut check, options.numerics)?;
+        let mut plan = emit::emit(g, &program, (&dag, &kernels), how, check, options.numerics)?;
         plan.search = Search { stopped: "not fused".to_string(), ..Search::default() };
         return Ok(plan);
     }
@@ -90,15 +117,15 @@ pub fn plan_under(
     let (before, written) = (builder.g.total_number_of_nodes(), extract::written(&builder));
     let saturated = rules::saturate(builder, options.numerics);
     let mut extractor = Extractor::new(&saturated, &roots, &ids, &written);
-    let mut best = extractor.best(&mut check).ok_or(RewriteError::Cycle)?;
+    let mut best = extractor.best(check).ok_or(RewriteError::Cycle)?;
     let mut limits = None;
     if !constraints.is_empty() {
-        let found = within(g, best, extractor.tried, constraints, &mut check)?;
+        let found = within(g, best, extractor.tried, constraints, check)?;
         (best, limits) = (found.0, Some(found.1));
     }
     let candidates = check.distinct();
     let how = (Fusion::Fused, limits.as_ref());
-    let mut plan = emit::emit(g, &best.program, (&best.dag, &best.kernels), how, &mut check, options.numerics)?;
+    let mut plan = emit::emit(g, &best.program, (&best.dag, &best.kernels), how, check, options.numerics)?;
     plan.search = Search {
         iterations: saturated.iterations,
         enodes_before: before,

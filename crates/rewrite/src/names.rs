@@ -5,6 +5,8 @@
 use crate::dag::Program;
 use std::collections::BTreeMap;
 
+/// Operands that a name spells out.
+const SPELLED: usize = 8;
 /// Levels of nameless operands that a name spells out.
 const DEPTH: usize = 3;
 
@@ -41,6 +43,12 @@ fn spelled(p: &Program, v: usize, depth: usize) -> String {
     if depth == 0 {
         return format!("{op}(..)");
     }
-    let args: Vec<String> = node.args.iter().map(|&a| spelled(p, a, depth - 1)).collect();
+    let spell = |&a: &usize| spelled(p, a, depth - 1);
+    let args: Vec<String> = match &node.args[..] {
+        [first @ .., last] if first.len() >= SPELLED => {
+            first[..SPELLED - 1].iter().map(spell).chain(["..".to_string(), spell(last)]).collect()
+        }
+        args => args.iter().map(spell).collect(),
+    };
     format!("{op}({})", args.join(","))
 }

@@ -11,7 +11,7 @@ use kiln_plan::Stage;
 pub use limits::{Limits, Pin, fused_under};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use ways::Ways;
 
 mod limits;
@@ -76,6 +76,11 @@ impl Kernels {
 }
 
 type Set = BTreeSet<usize>;
+
+/// Siblings before a kernel, and as many behind it, that it may be merged with; inputs with more readers have none.
+const NEAR: usize = 16;
+/// Readers of a kernel that are asked about at once.
+const FEW: usize = 32;
 
 /// Seconds gained.
 #[derive(PartialEq)]
@@ -235,11 +240,12 @@ impl<'a, 'm> Planner<'a, 'm> {
     fn one_kernel_per_op(&mut self, mut todo: Vec<usize>) {
         let dag = self.dag;
         let mut stored: Set = todo.iter().copied().collect();
+        let users = self.users_of_fallbacks();
         let free = |a: &usize| dag.class[*a].is_free();
         while let Some(v) = todo.pop() {
             if dag.class[v] == Class::Fallback {
                 todo.extend(dag.args(v).iter().copied().filter(free).filter(|&a| stored.insert(a)));
-                let k = self.fallback(v);
+                let k = self.fallback(v, users.get(&v).map_or(&[][..], Vec::as_slice));
                 self.install(k);
                 continue;
             }
@@ -267,13 +273,22 @@ impl<'a, 'm> Planner<'a, 'm> {
             }
         }
     }
-    /// A fallback with those of its results that are used.
-    fn fallback(&mut self, v: usize) -> Kernel {
+    /// What reads each fallback.
+    fn users_of_fallbacks(&self) -> FxHashMap<usize, Vec<usize>> {
+        let (dag, mut out) = (self.dag, FxHashMap::<usize, Vec<usize>>::default());
+        for &u in &dag.live {
+            for &a in dag.args(u).iter().filter(|a| dag.class[**a] == Class::Fallback) {
+                out.entry(a).or_default().push(u);
+            }
+        }
+        out
+    }
+    /// A fallback with those of its results that are used; `users` read it.
+    fn fallback(&mut self, v: usize, users: &[usize]) -> Kernel {
         let dag = self.dag;
-        let results = dag.live.iter().copied().filter(|&r| dag.class[r] == Class::Result && dag.args(r) == [v]);
-        let members = sorted(results.chain([v]));
-        let user = |u: &usize| dag.class[*u] != Class::Result && dag.args(*u).contains(&v);
-        let own = dag.is_root(v) || dag.live.iter().any(user);
+        let is_result = |u: &usize| dag.class[*u] == Class::Result;
+        let members = sorted(users.iter().copied().filter(is_result).chain([v]));
+        let own = dag.is_root(v) || users.iter().any(|u| !is_result(u));
         let outs = members.iter().copied().filter(|&m| m != v || own).collect();
         Kernel::new(dag, members, outs, alone(dag, v, self.check.machine))
     }
@@ -298,64 +313,80 @@ impl<'a, 'm> Planner<'a, 'm> {
         let members = self.cone(&joined(&ka.members, &kb.members), &outs);
         Some(self.price(members, outs))
     }
-    /// Producer and consumer, and siblings that read the same computed value.
-    fn pairs_of(&self, id: usize) -> BTreeSet<(usize, usize)> {
-        let mut out: BTreeSet<(usize, usize)> = self.followers(id).into_iter().map(|k| (id, k)).collect();
-        let Some(k) = self.plan.by_id.get(&id) else { return out };
+    /// The next kernels that read from `id`, behind `last`: [`FEW`] at most.
+    fn readers_behind(&self, id: usize, last: Option<usize>) -> Vec<usize> {
+        let Some(k) = self.plan.by_id.get(&id) else { return vec![] };
+        let from = last.map_or(0, |l| l + 1);
+        let next = |&o: &usize| self.readers[o].range(from..).copied().filter(|&r| r != id).take(FEW);
+        let mut readers = sorted(k.outs.iter().flat_map(next));
+        readers.truncate(FEW);
+        readers
+    }
+    /// `id` with those it reads from, and with siblings that read the same computed value. Of many siblings those that were made just
+    /// before and after it: else one value with n readers would have n² pairs.
+    fn pairs_of(&self, id: usize, out: &mut BTreeSet<(usize, usize)>) {
+        let Some(k) = self.plan.by_id.get(&id) else { return };
         for &i in &k.reads {
-            let siblings = self.readers[i].iter().filter(|&&r| r != id).map(|&r| (r.min(id), r.max(id)));
+            let before = self.readers[i].range(..id).rev().take(NEAR).map(|&r| (r, id));
+            let siblings = before.chain(self.readers[i].range(id + 1..).take(NEAR).map(|&r| (id, r)));
             match self.home[i].filter(|&h| h != id) {
                 Some(h) => {
                     out.insert((h, id));
                     out.extend(siblings);
                 }
                 // Parameters have many readers that have nothing else in common.
-                None if !self.dag.frozen(i) && self.readers[i].len() <= 16 => out.extend(siblings),
+                None if !self.dag.frozen(i) && self.readers[i].len() <= NEAR => out.extend(siblings),
                 None => {}
             }
         }
-        out
     }
     fn merge_all(&mut self) {
-        let mut gains: FxHashMap<(usize, usize), Kernel> = FxHashMap::default();
         let mut asked: FxHashSet<(usize, usize)> = FxHashSet::default();
         // The best first; of equals, those with the lowest numbers.
         let mut best: BinaryHeap<(Gain, Reverse<(usize, usize)>)> = BinaryHeap::new();
         let mut fresh: Vec<usize> = self.plan.by_id.keys().copied().collect();
+        // Kernels with more readers than were asked about, and the last that was. They wait until nothing else gains: while a kernel
+        // with n readers grows, each step would ask about all of them.
+        let mut later: VecDeque<(usize, usize)> = VecDeque::new();
         loop {
-            for p in fresh.drain(..).flat_map(|id| self.pairs_of(id)).collect::<BTreeSet<_>>() {
+            let (mut pairs, mut readers_of) = (BTreeSet::new(), vec![]);
+            for id in fresh.drain(..) {
+                self.pairs_of(id, &mut pairs);
+                readers_of.push((id, None));
+            }
+            if readers_of.is_empty() && best.is_empty() {
+                let Some((id, last)) = later.pop_front() else { return };
+                readers_of.push((id, Some(last)));
+            }
+            for (id, last) in readers_of {
+                let readers = self.readers_behind(id, last);
+                if let (Some(&last), FEW) = (readers.last(), readers.len()) {
+                    later.push_back((id, last));
+                }
+                pairs.extend(readers.into_iter().map(|r| (id, r)));
+            }
+            for p in pairs {
                 if asked.insert(p)
-                    && let Some((gain, k)) = self.merged(p.0, p.1)
+                    && let Some((gain, _)) = self.merged(p.0, p.1)
                 {
                     best.push((Gain(gain), Reverse(p)));
-                    gains.insert(p, k);
                 }
             }
-            let Some((_, Reverse((a, b)))) = best.pop() else { return };
-            let here = |id| self.plan.by_id.contains_key(&id);
             // A merge elsewhere may have taken one of the two, or closed a way round since this pair was priced.
-            let Some(k) = gains.remove(&(a, b)).filter(|_| here(a) && here(b)) else { continue };
-            if self.detour(a, b) || self.detour(b, a) {
-                continue;
+            if let Some((_, Reverse((a, b)))) = best.pop()
+                && let Some((_, k)) = self.merged(a, b)
+            {
+                fresh.push(self.exchange(a, b, k));
             }
-            fresh.push(self.exchange(a, b, k));
         }
     }
     fn cone(&self, members: &[usize], outs: &[usize]) -> Vec<usize> {
         cone(self.dag, members, outs, &[])
     }
-    fn replace(&mut self, gone: Vec<usize>, new: Vec<Kernel>) -> bool {
+    /// Does it gain to have `new` in the place of `gone`, and is it allowed?
+    fn gains(&self, gone: &[usize], new: &[Kernel]) -> bool {
         let before: f64 = gone.iter().map(|&k| self.seconds(k)).sum();
-        if new.iter().map(|k| k.price.seconds).sum::<f64>() >= before - 1e-12 || !self.keeps_together(&gone, &new) {
-            return false;
-        }
-        for id in gone {
-            self.remove(id);
-        }
-        for k in new {
-            self.install(k);
-        }
-        true
+        new.iter().map(|k| k.price.seconds).sum::<f64>() < before - 1e-12 && self.keeps_together(gone, new)
     }
     /// Stops storing `v`: every reader computes it again. True when that is legal everywhere and gains.
     fn recompute(&mut self, v: usize) -> bool {
@@ -376,7 +407,14 @@ impl<'a, 'm> Planner<'a, 'm> {
         }
         let new: Result<Vec<Kernel>, Reject> = regions.into_iter().map(|(m, o)| self.price(m, o)).collect();
         let gone: Vec<usize> = readers.into_iter().chain(self.home[v]).collect();
-        new.is_ok_and(|new| self.replace(gone, new))
+        match new {
+            // What readers read now, the kernel before them did.
+            Ok(new) if self.gains(&gone, &new) => {
+                self.swap(&gone, new);
+                true
+            }
+            _ => false,
+        }
     }
     /// Moves the part of kernel `b` that computes `m` over to a kernel that feeds it. True when that gains.
     fn shift(&mut self, b: usize, m: usize) -> bool {
@@ -399,7 +437,12 @@ impl<'a, 'm> Planner<'a, 'm> {
             let outs = sorted(ka.outs.iter().copied().filter(needed).chain([m]));
             let members = joined(&ka.members, &part);
             let Ok(head) = self.price(members, outs) else { return false };
-            !self.detour(a, b) && self.replace(vec![a, b], vec![head, tail.clone()])
+            let new = [head, tail.clone()];
+            let gains = self.gains(&[a, b], &new) && !self.detour(a, b);
+            if gains {
+                self.share_anew(a, b, new);
+            }
+            gains
         })
     }
 }

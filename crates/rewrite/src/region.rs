@@ -97,6 +97,8 @@ impl Reject {
 
 /// Values in one kernel; past this, compile time outweighs any saving.
 pub const MAX_MEMBERS: usize = 160;
+/// Buffers of one kernel: each is an argument of its programs, and a GPU's take 512.
+pub const MAX_BUFFERS: usize = 256;
 /// Different ways to reach one value; each is computed apart.
 pub const MAX_USES: usize = 8;
 
@@ -213,6 +215,10 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Machine) ->
     for &v in members.iter().rev() {
         r.visit(v, outs)?;
     }
+    // What is reached and no member is read.
+    if r.uses.len() + outs.len() > members.len() + MAX_BUFFERS {
+        return Err(Reject::TooLarge);
+    }
     r.agree(members, outs)?;
     Ok(r.priced(members))
 }
@@ -244,7 +250,7 @@ pub fn alone(dag: &Dag, v: usize, machine: &Machine) -> Price {
 impl Region<'_> {
     /// Works out how `v` is reached and reaches its operands.
     fn visit(&mut self, v: usize, outs: &[usize]) -> Result<(), Reject> {
-        if outs.contains(&v) {
+        if outs.binary_search(&v).is_ok() {
             self.store(v)?;
         }
         let (class, mut done) = (self.dag.class[v], Vec::<Use>::new());

@@ -1,7 +1,7 @@
 //! A refusal in a sentence: which values of the region it is about, with their numbers.
 use crate::class::Class;
 use crate::dag::Dag;
-use crate::region::{MAX_MEMBERS, MAX_USES, Reject};
+use crate::region::{MAX_BUFFERS, MAX_MEMBERS, MAX_USES, Reject};
 use std::collections::BTreeSet;
 
 impl Reject {
@@ -76,7 +76,8 @@ pub fn refusal(dag: &Dag, members: &[usize], outs: &[usize], r: Reject) -> Strin
         }
         PlaceReductionNotAlone => listed(dag, &rows()),
         RecomputedTooOften => format!("more than {MAX_USES} ways"),
-        TooLarge => format!("{} values, of {MAX_MEMBERS} at most", members.len()),
+        TooLarge if members.len() > MAX_MEMBERS => format!("{} values, of {MAX_MEMBERS} at most", members.len()),
+        TooLarge => format!("more than {MAX_BUFFERS} buffers"),
         Fallback => listed(dag, &of(&|c| matches!(c, Class::Fallback | Class::Result))),
         Empty | KeptApart => String::new(),
     };

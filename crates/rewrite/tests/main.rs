@@ -4,5 +4,6 @@ mod common;
 mod constraints;
 mod differential;
 mod fusion;
+mod growth;
 mod models;
 mod planning;

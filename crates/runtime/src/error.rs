@@ -1,5 +1,5 @@
 //! What can go wrong when code is run. A message starts with what was asked for and ends with what to do.
-use kiln_graph::Type;
+use kiln_graph::{Type, count};
 
 /// The type of what was given, and the one that is needed.
 #[derive(Clone, PartialEq, Debug)]
@@ -11,13 +11,14 @@ pub struct Mismatch {
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     /// A run was given the wrong number of inputs.
-    #[error("running `{model}` with {got} inputs, but it takes {want} ({inputs}); pass one tensor per input, in order")]
+    #[error("running `{model}` with {}, but it takes {want} ({inputs}); pass one tensor per input, in order", count(*.got, "input"))]
     InputCount { model: String, got: usize, want: usize, inputs: String },
     /// An input has another dtype or shape than the code was compiled for.
     #[error("running `{model}`: {input} is {}, but the model was compiled for {}; {remedy}", types.got, types.want)]
     InputType { model: String, input: String, types: Box<Mismatch>, remedy: &'static str },
     #[error(
-        "loading `{model}` with {got} parameters, but it uses {want}; pass the parameters of the graph it was compiled from"
+        "loading `{model}` with {}, but it uses {want}; pass the parameters of the graph it was compiled from",
+        count(*.got, "parameter")
     )]
     ParamCount { model: String, got: usize, want: usize },
     #[error(

@@ -4,6 +4,7 @@
 //! Never: allocates anything, or knows a device. Two buffers that are alive during the same kernel never overlap.
 use crate::Executable;
 use kiln_plan::{BufferKind, Stage};
+use std::collections::HashSet;
 
 /// Alignment of everything in an arena, in bytes: enough for any vector load and for the GPU's bulk copies.
 pub const ALIGN: usize = 256;
@@ -130,7 +131,11 @@ pub fn plan(exe: &Executable) -> MemoryPlan {
             *u = Some((u.map_or(t, |u| u.0), t));
         }
     }
-    let output_of = |b: usize| exe.outputs.iter().position(|o| o.0 as usize == b);
+    let mut outputs: Vec<Option<usize>> = vec![None; n];
+    for (i, o) in exe.outputs.iter().enumerate() {
+        outputs[o.0 as usize].get_or_insert(i);
+    }
+    let output_of = |b: usize| outputs[b];
     let mut m =
         MemoryPlan { buffers: vec![Place::Nowhere; n], scratch: vec![vec![]; exe.kernels.len()], ..Default::default() };
     let (mut load_items, mut run_items) = (Items::default(), Items::default());
@@ -166,7 +171,7 @@ pub fn plan(exe: &Executable) -> MemoryPlan {
         m.scratch[t] = vec![0; k.steps.scratch.len()];
     }
     // A parameter may have several buffers: it is load-only if none of them is read by runs.
-    let kept: Vec<usize> = (0..n)
+    let kept: HashSet<usize> = (0..n)
         .filter(|b| run[*b].is_some() || output_of(*b).is_some())
         .filter_map(|b| match m.buffers[b] {
             Place::Param(p) => Some(p),

@@ -5,7 +5,9 @@ use crate::{
     render::{self, Progress},
 };
 use clap::CommandFactory;
-use kiln::{CompileOptions, Error, Model, Plan, Tensor, compile, model::FileKind, snapshot::State, stages};
+use kiln::{
+    CompileOptions, Error, Model, Plan, Tensor, compile, explain::count, model::FileKind, snapshot::State, stages,
+};
 use std::{path::Path, process::ExitCode};
 
 pub fn pin(a: &args::Pin) -> Result<(), Error> {
@@ -89,11 +91,19 @@ fn snapshots_are_same(command: &SnapshotCommand) -> Result<bool, Error> {
     let progress = Progress::new("planning");
     let list = kiln::snapshot::folder(&a.folder, &a.machine, bless)?;
     drop(progress);
-    let (mut text, mut same) = (String::new(), 0);
+    let (mut text, mut same, mut last) = (String::new(), 0, String::new());
     for s in &list {
         text += &match (&s.state, bless) {
             (State::Same, _) => {
                 same += 1;
+                continue;
+            }
+            (State::Skipped(why), _) => {
+                last += &format!("skipped  {}: {why}\n", s.name);
+                continue;
+            }
+            (State::Failed(why), _) => {
+                last += &format!("failed   {}: {why}\n", s.name);
                 continue;
             }
             (State::Missing, true) => format!("new      {}\n", s.name),
@@ -104,10 +114,17 @@ fn snapshots_are_same(command: &SnapshotCommand) -> Result<bool, Error> {
             (State::Changed(how), false) => format!("changed  {}\n{how}\n", s.name),
         };
     }
-    let were = if bless { "were" } else { "are" };
-    text += &format!("{same} of {} plans {were} the same ({})\n", list.len(), a.machine);
+    let compared = list.iter().filter(|s| !matches!(s.state, State::Skipped(_))).count();
+    let were = match (bless, compared) {
+        (true, 1) => "was",
+        (true, _) => "were",
+        (false, 1) => "is",
+        (false, _) => "are",
+    };
+    text += &format!("{last}{same} of {} {were} the same ({})\n", count(compared, "plan"), a.machine);
     render::out(&text)?;
-    Ok(bless || same == list.len())
+    let failed = |s: &kiln::snapshot::Snapshot| matches!(s.state, State::Failed(_));
+    Ok(if bless { !list.iter().any(failed) } else { list.iter().all(|s| s.state.is_fine()) })
 }
 
 pub fn completions(shell: clap_complete::Shell) -> Result<(), Error> {

@@ -14,9 +14,20 @@ pub fn compile(a: &args::Compile) -> Result<(), Error> {
     let progress = Progress::new("loading");
     let emit: Vec<(String, Stage)> =
         a.emit.iter().map(|s| Ok((s.clone(), Stage::parse(s)?))).collect::<Result<_, Error>>()?;
+    if let Some((name, _)) =
+        emit.iter().find(|(name, _)| a.emit_dir.is_none() && a.output.with_extension(name) == a.output)
+    {
+        let out = a.output.display();
+        return Err(Error::usage(
+            format!("the stage {name} and the artifact would both be written to {out}"),
+            "give the artifact another name, as -o model.kiln",
+        ));
+    }
     let options = constrained(options(&a.model, target(a.target), true), &a.constraints)?;
     let (model, compiled, _) = compiled(&a.model, &options, &progress)?;
     progress.say("writing");
+    // First, so that a stage that the target does not have leaves it.
+    kiln::artifact::write(&a.output, &compiled, &model)?;
     match &a.emit_dir {
         Some(folder) => {
             let named: Vec<Stage> = emit.iter().map(|e| e.1).collect();
@@ -30,7 +41,6 @@ pub fn compile(a: &args::Compile) -> Result<(), Error> {
             }
         }
     }
-    kiln::artifact::write(&a.output, &compiled, &model)?;
     if let Some(path) = &a.json {
         let start = Instant::now();
         let _ = Report::new(&compiled);

@@ -95,7 +95,10 @@ impl Window<'_> {
     fn check(&self, spatial: usize) -> Result<(), String> {
         for (name, list) in [("stride", self.stride), ("padding", self.padding), ("dilation", self.dilation)] {
             if list.len() != spatial {
-                return Err(format!("{name}={list:?}: wants {spatial} number(s), one per spatial axis"));
+                return Err(format!(
+                    "{name}={list:?}: wants {}, one per spatial axis",
+                    crate::count(spatial, "number")
+                ));
             }
         }
         if [self.stride, self.padding, self.dilation].iter().any(|l| l.iter().any(|&n| n > LARGEST_STEP)) {

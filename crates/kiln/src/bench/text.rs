@@ -1,6 +1,6 @@
 //! What was measured, for a terminal.
 use super::{BUSY, Bench, KernelTime, ModuleTime, NOISY, Spread, noisy, table};
-use crate::explain::{tail, wrapped};
+use crate::explain::{count, tail, wrapped};
 use std::fmt::Write as _;
 
 /// Modules that the table lists.
@@ -67,7 +67,8 @@ pub(crate) fn mark_means() -> String {
 impl Bench {
     /// Sides, kernels and modules, for a terminal of that width.
     pub fn text(&self, width: usize) -> String {
-        let mut t = wrapped("", &format!("{} on {} ({} threads)", self.model, self.device, self.threads), width);
+        let mut t =
+            wrapped("", &format!("{} on {} ({})", self.model, self.device, count(self.threads, "thread")), width);
         self.side(&mut t, "fused", &self.fused);
         self.unfused.iter().for_each(|s| self.side(&mut t, "unfused", s));
         self.torch.iter().for_each(|s| self.side(&mut t, "torch", s));
@@ -85,10 +86,15 @@ impl Bench {
             );
             t += &wrapped("  ~ ", &text, width);
         }
-        let (ops, kernels) = (self.ops, self.kernels.len());
         let facts = format!(
-            "{ops} ops in {kernels} kernels; compiled in {:.3} s; error against {}: abs {:.2e}, rel {:.2e}; {:.1} us of gaps between kernels",
-            self.compile_s, self.reference, self.max_abs_err, self.max_rel_err, self.gaps_us
+            "{} in {}; compiled in {:.3} s; error against {}: abs {:.2e}, rel {:.2e}; {:.1} us of gaps between kernels",
+            count(self.ops, "op"),
+            count(self.kernels.len(), "kernel"),
+            self.compile_s,
+            self.reference,
+            self.max_abs_err,
+            self.max_rel_err,
+            self.gaps_us
         );
         t += &wrapped("  ", &facts, width);
         if !self.predicted_for.is_empty() {
@@ -110,7 +116,7 @@ impl Bench {
     }
     fn side(&self, t: &mut String, name: &str, s: &Spread) {
         let ratio = s.median_ms / self.fused.median_ms;
-        let spread = format!("(p10 {:.4}, p90 {:.4}, {} runs)", s.p10, s.p90, s.runs);
+        let spread = format!("(p10 {:.4}, p90 {:.4}, {})", s.p10, s.p90, count(s.runs, "run"));
         // A ratio is no better than the worse of its two medians.
         let ratio = marked(self.doubtful(s), format!("{ratio:.2}x"));
         let _ =

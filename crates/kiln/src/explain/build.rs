@@ -33,6 +33,9 @@ struct Facts<'a> {
     /// Names of the kernels that write and read a buffer.
     writers: BTreeMap<BufferId, &'a str>,
     readers: BTreeMap<BufferId, Vec<&'a str>>,
+    /// Names of what kernels write to buffers.
+    stored: BTreeMap<BufferId, &'a str>,
+    results: BTreeSet<BufferId>,
     /// What is computed, by its unique name: the kernels that do.
     homes: BTreeMap<&'a str, Vec<&'a str>>,
     /// Values of the graph that some kernel computes.
@@ -92,7 +95,8 @@ impl<'a> Facts<'a> {
     fn new(plan: &'a Plan, graph: &'a Graph) -> Facts<'a> {
         let (writers, readers, homes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (present, made_of) = (BTreeSet::new(), BTreeMap::new());
-        let mut f = Facts { plan, graph, writers, readers, homes, present, made_of };
+        let (stored, results) = (crate::constraints::stored_names(plan), plan.outputs.iter().copied().collect());
+        let mut f = Facts { plan, graph, writers, readers, stored, results, homes, present, made_of };
         for k in &plan.kernels {
             f.writers.extend(k.outputs.iter().map(|b| (*b, k.name.as_str())));
             for b in k.inputs.iter().collect::<BTreeSet<_>>() {
@@ -167,7 +171,8 @@ impl<'a> Facts<'a> {
         let names = k.reason.origins.iter().find(|o| o.value == v).map(|o| o.names.clone()).unwrap_or_default();
         let view = Class::of(g.op(v)).is_free();
         let homes = names.first().filter(|_| !view).and_then(|n| self.homes.get(n.as_str()));
-        let others = homes.into_iter().flatten().filter(|h| **h != k.name).map(|h| h.to_string());
+        let others = homes.into_iter().flatten().filter(|h| **h != k.name);
+        let recomputed = homes.map_or(0, |h| h.len().saturating_sub(1));
         let source = g.source(v);
         let attributes = match g.op(v) {
             Op::Fallback(_) => String::new(),
@@ -182,7 +187,8 @@ impl<'a> Facts<'a> {
             module: source.module.clone(),
             line: source.line.clone(),
             view,
-            recomputed_in: others.collect(),
+            recomputed_in: others.take(LISTED).map(|h| h.to_string()).collect(),
+            recomputed,
         }
     }
 
@@ -194,16 +200,18 @@ impl<'a> Facts<'a> {
                 Some(p) if !p.name.is_empty() => p.name.clone(),
                 _ => p.to_string(),
             },
-            BufferKind::Frozen | BufferKind::Temp => crate::constraints::stored_name(self.plan, b).unwrap_or_default(),
+            BufferKind::Frozen | BufferKind::Temp => self.stored.get(&b).copied().unwrap_or_default().to_string(),
         };
+        let readers = self.readers.get(&b).map_or(&[][..], Vec::as_slice);
         BufferReport {
             buffer: b.to_string(),
             name,
             ty: buffer.ty.to_string(),
             bytes: buffer.ty.bytes() as u64,
             written_by: self.writers.get(&b).unwrap_or(&"").to_string(),
-            read_by: self.readers.get(&b).into_iter().flatten().map(|r| r.to_string()).collect(),
-            is_result: self.plan.outputs.contains(&b),
+            read_by: readers.iter().take(LISTED).map(|r| r.to_string()).collect(),
+            readers: readers.len(),
+            is_result: self.results.contains(&b),
         }
     }
 

@@ -10,9 +10,10 @@ fn megabytes(bytes: u64) -> String {
 fn short(line: &str) -> &str {
     line.rsplit('/').next().unwrap_or(line)
 }
-fn join(list: &[String]) -> String {
+/// The first few of `n`.
+fn listed(list: &[String], n: usize) -> String {
     const SHOWN: usize = 8;
-    let more = if list.len() > SHOWN { format!(" and {} more", list.len() - SHOWN) } else { String::new() };
+    let more = if n > SHOWN { format!(" and {} more", n - SHOWN) } else { String::new() };
     list[..list.len().min(SHOWN)].join(", ") + &more
 }
 
@@ -68,7 +69,7 @@ impl KernelReport {
                 let _ = write!(text, ", {}", place(o));
             }
             if !o.recomputed_in.is_empty() {
-                let _ = write!(text, "; computed in {} too", join(&o.recomputed_in));
+                let _ = write!(text, "; computed in {} too", listed(&o.recomputed_in, o.recomputed));
             }
             let name = o.names.first().filter(|n| n.starts_with('%')).map_or("", String::as_str);
             *t += &wrapped(&format!("  {name:6}"), &text, width);
@@ -82,7 +83,11 @@ impl KernelReport {
                 let _ = write!(text, ", from {}", b.written_by);
             }
             if title == "writes" {
-                let read = if b.read_by.is_empty() { String::new() } else { format!(", for {}", join(&b.read_by)) };
+                let read = if b.read_by.is_empty() {
+                    String::new()
+                } else {
+                    format!(", for {}", listed(&b.read_by, b.readers))
+                };
                 text += &read;
                 text += if b.is_result { ", a result" } else { "" };
             }
@@ -126,7 +131,7 @@ impl KernelReport {
             None => {}
         }
         for r in &self.rewrites {
-            let text = format!("{} in place of {} ({})", r.made, join(&r.replaced), r.numerics);
+            let text = format!("{} in place of {} ({})", r.made, listed(&r.replaced, r.replaced.len()), r.numerics);
             *t += &wrapped("rule        ", &format!("{}: {text}", r.rule), width);
         }
         if let Some(a) = &self.alternative {

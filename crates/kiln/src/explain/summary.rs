@@ -1,5 +1,5 @@
 //! The summary that fits a screen, and the table of all kernels.
-use super::wrap::{count, tail, wrapped};
+use super::wrap::{tail, wrapped};
 use super::*;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -77,7 +77,7 @@ impl Report {
             row(if i == 0 { "falls back" } else { "" }, format!("{n} x {op}: {why}"));
         }
         if why.len() > 4 {
-            row("", format!("and {} other ops; --json lists them", why.len() - 4));
+            row("", format!("and {}; --json lists them", count(why.len() - 4, "other op")));
         }
         t + &self.kinds_table(width)
     }

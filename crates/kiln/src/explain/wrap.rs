@@ -30,11 +30,6 @@ pub fn wrapped(first: &str, text: &str, width: usize) -> String {
     out
 }
 
-/// As `1 kernel`, `3 kernels`.
-pub fn count(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
 /// At most `width` characters, the end kept: of a path, that is what tells it apart.
 pub fn tail(text: &str, width: usize) -> String {
     let n = text.chars().count();

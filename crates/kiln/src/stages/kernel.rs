@@ -7,6 +7,7 @@ use crate::{
     io,
 };
 use kiln_codegen::{host, nvptx};
+use kiln_graph::count;
 use kiln_plan::exec::Work;
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
@@ -165,21 +166,21 @@ impl Facts {
             let _ = writeln!(t, "  {name:18} {text}");
         };
         let [x, y, z] = self.grid;
-        row("launch", format!("{x} x {y} x {z} blocks of {} threads", self.threads));
+        row("launch", format!("{x} x {y} x {z} blocks of {}", count(self.threads, "thread")));
         if self.cluster > 1 {
             row("cluster", format!("{} blocks", self.cluster));
         }
-        row("shared memory", format!("{} bytes", self.shared));
+        row("shared memory", count(self.shared, "byte"));
         match &self.assembled {
             Some(a) => {
                 row("registers", a.registers.to_string());
-                row("spills", format!("{} bytes stored, {} loaded", a.spill_stores, a.spill_loads));
+                row("spills", format!("{} stored, {} loaded", count(a.spill_stores as usize, "byte"), a.spill_loads));
                 a.warnings.iter().for_each(|w| row("warning", w.clone()));
             }
             None => row("registers", "unknown without ptxas; `kiln doctor` says how to get it".into()),
         }
-        row("widest load", format!("{} bytes", self.widest_load));
-        row("widest store", format!("{} bytes", self.widest_store));
+        row("widest load", count(self.widest_load, "byte"));
+        row("widest store", count(self.widest_store, "byte"));
         row("instructions", self.instructions.to_string());
         self.counts.iter().for_each(|(name, n)| row(&format!("  {name}"), n.to_string()));
         t

@@ -1,5 +1,5 @@
 //! Which kernels come after which.
-use super::Planner;
+use super::{Kernel, Planner, Set};
 
 /// An order of the kernels in which each comes after those that it reads from, and who reads from whom; by id.
 #[derive(Default)]
@@ -12,6 +12,8 @@ pub(super) struct Ways {
     /// The last search that met a kernel.
     met: Vec<usize>,
     searches: usize,
+    /// Kernels met since they were last counted.
+    steps: usize,
 }
 const GAP: usize = usize::MAX;
 
@@ -19,50 +21,41 @@ impl Ways {
     pub(super) fn forget(&mut self) {
         self.line.clear();
     }
-    /// Is there a way from `a` to `b` other than the direct edge?
-    fn detour(&mut self, a: usize, b: usize) -> bool {
-        let last = self.place[b];
-        if self.place[a] >= last {
-            return false;
-        }
+    /// Is there a way from `a` to `b` other than the direct edge? All that feed `b` besides stand at `last` or before.
+    fn detour(&mut self, a: usize, b: usize, last: usize) -> bool {
         self.searches += 1;
         let mut todo = vec![a];
         while let Some(k) = todo.pop() {
+            self.steps += self.after[k].len();
             for &r in &self.after[k] {
                 if r == b {
                     if k != a {
                         return true;
                     }
-                // What comes after `b` does not lead to it.
-                } else if self.place[r] < last && std::mem::replace(&mut self.met[r], self.searches) != self.searches {
+                } else if self.place[r] <= last && std::mem::replace(&mut self.met[r], self.searches) != self.searches {
                     todo.push(r);
                 }
             }
         }
         false
     }
-    /// Puts `new` where `a` and `b` were, which have no detour between them: behind what stands between the two, but for what comes
-    /// after the first.
-    fn contract(&mut self, a: usize, b: usize, new: usize) {
-        let (first, from, to) = match (self.place[a], self.place[b]) {
-            (p, q) if p < q => (a, p, q),
-            (p, q) => (b, q, p),
-        };
+    /// Moves `a` towards `b`, behind all between the two that do not come after it.
+    fn delay(&mut self, a: usize, b: usize) {
+        let (from, to) = (self.place[a], self.place[b]);
         self.searches += 1;
-        self.met[first] = self.searches;
+        self.steps += to - from;
+        self.met[a] = self.searches;
         let (mut before, mut behind) = (vec![], vec![]);
-        for &k in self.line[from..=to].iter().filter(|&&k| k != GAP) {
+        for &k in self.line[from..to].iter().filter(|&&k| k != GAP) {
             if self.met[k] == self.searches {
                 self.after[k].iter().for_each(|&r| self.met[r] = self.searches);
-            }
-            match () {
-                () if k == a || k == b => {}
-                () if self.met[k] == self.searches => behind.push(k),
-                () => before.push(k),
+                behind.push(k);
+            } else {
+                before.push(k);
             }
         }
-        let segment = before.into_iter().chain([new]).chain(behind).chain(std::iter::repeat(GAP));
-        for (place, k) in (from..=to).zip(segment) {
+        let segment = before.into_iter().chain(behind).chain(std::iter::repeat(GAP));
+        for (place, k) in (from..to).zip(segment) {
             self.line[place] = k;
             if k != GAP {
                 self.place[k] = place;
@@ -75,34 +68,85 @@ impl Planner<'_, '_> {
     /// Is there a way from `a` to `b` other than the direct edge? Then one kernel would wait for itself.
     pub(super) fn detour(&mut self, a: usize, b: usize) -> bool {
         self.sort();
-        self.ways.detour(a, b)
+        let first = self.ways.place[a];
+        if first >= self.ways.place[b] || self.ways.after[a] == [b] {
+            return false;
+        }
+        let others = self.feeds(b).filter(|&h| h != a).map(|h| self.ways.place[h]);
+        match others.filter(|&p| p > first).max() {
+            Some(last) => {
+                let found = self.ways.detour(a, b, last);
+                self.check.work.steps += std::mem::take(&mut self.ways.steps);
+                found
+            }
+            None => false,
+        }
+    }
+    /// Kernels that `id` reads from; one may come several times.
+    fn feeds(&self, id: usize) -> impl Iterator<Item = usize> + '_ {
+        let reads = self.plan.by_id.get(&id).map(|k| &k.reads[..]).unwrap_or_default();
+        reads.iter().filter_map(|&i| self.home[i]).filter(move |&h| h != id)
     }
     /// Exchanges two kernels for one that computes what they do, short of what only they read.
-    pub(super) fn exchange(&mut self, a: usize, b: usize, k: super::Kernel) -> usize {
+    pub(super) fn exchange(&mut self, a: usize, b: usize, k: Kernel) -> usize {
         self.sort();
-        let mut ways = std::mem::take(&mut self.ways);
-        let feeds = |p: &Self, id: usize| -> Vec<usize> {
-            let reads = p.plan.by_id.get(&id).map(|k| &k.reads[..]).unwrap_or_default();
-            reads.iter().filter_map(|&i| p.home[i]).collect()
+        let place = |id: usize| self.ways.place[id];
+        let (first, second) = if place(a) < place(b) { (a, b) } else { (b, a) };
+        let reads_before = |id: usize| self.feeds(id).all(|h| h == first || place(h) < place(first));
+        let gone = if reads_before(second) {
+            [first, second]
+        } else if self.ways.after[first].iter().all(|&r| r == second || place(r) > place(second)) {
+            [second, first]
+        } else {
+            self.ways.delay(first, second);
+            [first, second]
         };
-        let old: Vec<usize> = feeds(self, a).into_iter().chain(feeds(self, b)).collect();
-        self.remove(a);
-        self.remove(b);
-        let new = self.install(k);
-        ways.place.push(0);
-        ways.met.push(0);
-        ways.after.push(self.followers(new).into_iter().collect());
-        ways.contract(a, b, new);
-        for h in old {
-            ways.after[h].retain(|&r| r != a && r != b);
+        self.swap(&gone, vec![k])[0]
+    }
+    /// Exchanges `a` and `b`, which reads from it, for two that share their work in another way.
+    pub(super) fn share_anew(&mut self, a: usize, b: usize, new: [Kernel; 2]) {
+        self.sort();
+        let first = self.ways.place[a];
+        let read = new[0].reads.iter().filter_map(|&i| self.home[i]);
+        if read.into_iter().any(|h| h != a && h != b && self.ways.place[h] > first) {
+            self.ways.delay(a, b);
         }
-        for h in feeds(self, new).into_iter().filter(|&h| h != new) {
-            if !ways.after[h].contains(&new) {
-                ways.after[h].push(new);
+        self.swap(&[a, b], new.into());
+    }
+    /// Exchanges kernels for others, each in the place of one, in order: nothing that the new ones read may stand behind it. New ids.
+    pub(super) fn swap(&mut self, gone: &[usize], new: Vec<Kernel>) -> Vec<usize> {
+        // The order is kept here, not found again.
+        let mut ways = std::mem::take(&mut self.ways);
+        self.check.work.steps += std::mem::take(&mut ways.steps);
+        let sorted = !ways.line.is_empty();
+        if sorted {
+            let lost: Set = gone.iter().copied().collect();
+            let feeders: Set = gone.iter().flat_map(|&g| self.feeds(g)).collect();
+            feeders.into_iter().for_each(|h| ways.after[h].retain(|r| !lost.contains(r)));
+        }
+        gone.iter().for_each(|&g| self.remove(g));
+        let first = self.next;
+        let ids: Vec<usize> = new.into_iter().map(|k| self.install(k)).collect();
+        if sorted {
+            ways.place.resize(self.next, GAP);
+            ways.met.resize(self.next, 0);
+            ways.after.resize(self.next, vec![]);
+            for (i, g) in gone.iter().enumerate() {
+                let place = ways.place[*g];
+                ways.line[place] = GAP;
+                if let Some(&id) = ids.get(i) {
+                    ways.line[place] = id;
+                    ways.place[id] = place;
+                }
+            }
+            for &id in &ids {
+                ways.after[id] = self.followers(id).into_iter().collect();
+                let old: Set = self.feeds(id).filter(|&h| h < first).collect();
+                old.into_iter().for_each(|h| ways.after[h].push(id));
             }
         }
         self.ways = ways;
-        new
+        ids
     }
     /// Finds the order after a change.
     fn sort(&mut self) {

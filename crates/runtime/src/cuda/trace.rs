@@ -59,7 +59,7 @@ impl CudaSession {
         for (kernels, graph) in segments {
             if let Some(graph) = graph {
                 let launch = || self.device.check(|| "tracing".into(), graph.launch(&self.stream));
-                let name = format!("launch of {} kernels", kernels.len());
+                let name = format!("launch of {}", kiln_graph::count(kernels.len(), "kernel"));
                 host.push(HostSpan { name, span: clock.span(launch)?.1 });
                 continue;
             }
