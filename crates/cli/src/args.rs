@@ -8,6 +8,17 @@ use std::path::PathBuf;
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+    /// Seconds that importing a TorchScript archive, which runs it, may take.
+    #[arg(long, global = true, value_name = "N", default_value_t = 300.0, value_parser = positive)]
+    pub import_seconds: f64,
+    /// GiB of memory that it may use [default: three quarters of the machine's].
+    #[arg(long, global = true, value_name = "GIB", value_parser = positive)]
+    pub import_memory: Option<f64>,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|n: &f64| n.is_finite() && *n > 0.0);
+    number.ok_or_else(|| format!("`{text}` is not a number above 0"))
 }
 
 #[derive(Subcommand, Debug)]
@@ -42,6 +53,9 @@ pub enum Command {
     Completions { shell: clap_complete::Shell },
     /// Write man pages to a folder.
     Man { folder: PathBuf },
+    /// The process that imports an archive for another: asked and answering through pipes.
+    #[command(name = "__import", hide = true)]
+    Import,
 }
 
 /// A model and what it is fed with.

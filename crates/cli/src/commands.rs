@@ -38,6 +38,9 @@ fn work(command: Command) -> Result<(), Error> {
         Command::Plan(args::PlanCommand::Pin(a)) => plans::pin(&a),
         Command::Completions { shell } => plans::completions(shell),
         Command::Man { folder } => plans::man(&folder),
+        Command::Import => {
+            kiln::serve_import().map_err(|e| Error::failed(format!("importing for another process failed: {e}"), ""))
+        }
         Command::Diff(_) | Command::Snapshot(_) => Ok(()),
     }
 }

@@ -7,3 +7,4 @@ mod guide;
 mod levels;
 mod measure;
 mod page;
+mod trust;

@@ -9,6 +9,7 @@ pub mod decompose;
 pub mod dtype;
 pub mod error;
 pub mod f8;
+pub mod fallback;
 pub mod graph;
 pub mod infer;
 pub mod memory;

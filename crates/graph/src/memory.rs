@@ -16,7 +16,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 /// There is not so much memory. The sentence says what needs it, and what to do.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
 #[error(
     "{what} needs {bytes} bytes of memory and {free} are free; use a smaller shape or batch, or a machine with more memory"
 )]

@@ -7,12 +7,13 @@
 //! - `Param(p)` names an entry of `params` and has its type (several nodes may read one parameter, and none need to);
 //! - a constant has rank 0 and a scalar of its dtype's kind (float, integer in range, bool);
 //! - `Iota` counts along an axis that exists, in a number type;
+//! - a fallback names an operator that a graph may leave to libtorch, with arguments that fit it ([`crate::fallback`]);
 //! - `Result(i)` reads a fallback that has more than `i` results, `i` ≥ 1, and has that result's type;
 //! - a parameter's initial data has as many elements as its type, and its random scale is finite
 //!   (floats: at least 0, integers: at least 1);
 //! - outputs exist (any value, repeats allowed, at least none).
 use crate::{
-    DType, Graph, GraphError, Init, Op, ParamInfo, Scalar, Type, ValueId, count,
+    DType, Graph, GraphError, Init, Op, ParamInfo, Scalar, Type, ValueId, count, fallback,
     infer::{arity, check_type, infer},
 };
 
@@ -86,6 +87,11 @@ fn check_node(g: &Graph, v: ValueId) -> Result<(), GraphError> {
         Op::Result(i) => fallback_result(g, args[0], *i).map_err(invalid)?,
         Op::Fallback(f) if f.results.iter().any(|t| check_type(t).is_err()) => {
             return Err(invalid(format!("a result of {} is too large", f.name)));
+        }
+        Op::Fallback(f) => {
+            let types: Vec<&Type> = args.iter().map(|a| g.ty(*a)).collect();
+            fallback::check(f, &types).map_err(invalid)?;
+            infer(op, &types).map_err(invalid)?
         }
         _ => {
             let types: Vec<&Type> = args.iter().map(|a| g.ty(*a)).collect();

@@ -96,10 +96,10 @@ fn every_kind_of_op_survives() {
     };
     let pool = |kind| Op::Pool { kind, window: one(3), stride: one(2), padding: one(1), dilation: one(1), ceil: true };
     let fallback = FallbackOp {
-        name: "aten::topk".into(),
+        name: "aten::linalg_svd".into(),
         overload: String::new(),
-        args: r#"[{"tensor":0},"\n"]"#.into(),
-        results: vec![Type::new(f, [2]), Type::new(DType::I64, [2])],
+        args: r#"[{"tensor":0},true,"\n"]"#.into(),
+        results: vec![Type::new(f, [2]), Type::new(DType::I64, [2]), Type::new(f, [2])],
         why: "not compiled yet".into(),
     };
     let ops: Vec<(Op, Vec<_>)> = vec![

@@ -150,8 +150,8 @@ fn errors_name_the_op_and_its_place() {
 fn fallbacks_and_precision() {
     let g = text::parse(
         "graph g(%x: bf16[2]) {
-           %dead = fallback %x name=\"never\" results=[bf16[2]]
-           %f = fallback %x name=\"two\" results=[bf16[2], i64[1]]
+           %dead = fallback %x name=\"aten::erfc\" args=\"[{\\\"tensor\\\":0}]\" results=[bf16[2]]
+           %f = fallback %x name=\"aten::topk\" args=\"[{\\\"tensor\\\":0}, 2]\" results=[bf16[2], i64[2]]
            %i = result %f index=1
            %y = mul %x, 0.1
            return %i, %y
@@ -160,8 +160,8 @@ fn fallbacks_and_precision() {
     .unwrap();
     let x = tensor("bf16[2]", &[1.0, 3.0]);
     let mut two = |op: &kiln_graph::FallbackOp, args: &[Tensor]| {
-        assert_eq!(op.name, "two");
-        Ok(vec![args[0].clone(), tensor("i64[1]", &[42.0])])
+        assert_eq!(op.name, "aten::topk");
+        Ok(vec![args[0].clone(), tensor("i64[2]", &[42.0, 43.0])])
     };
     let native = run(&g, std::slice::from_ref(&x), &[], &mut two).unwrap();
     assert_eq!(native[0].get_i64(0), 42);

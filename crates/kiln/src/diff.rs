@@ -137,7 +137,7 @@ pub fn diff(a: &Plan, b: &Plan) -> Diff {
             continue;
         };
         let key = (change, format!("{:?} {:?}", alike(&before), alike(&after)));
-        let costs = |list: &[&Kernel]| list.iter().map(|k| (k.name.clone(), k.cost.us)).collect();
+        let costs = |list: &[&Kernel]| list.iter().map(|k| (k.name.clone(), k.cost.us.unwrap_or(0.))).collect();
         let entry = groups.entry(key.clone()).or_insert_with(|| {
             order.push(key);
             Entry { change, count: 0, before: costs(&before), after: costs(&after) }
@@ -257,7 +257,7 @@ fn pair_equal(parts: Vec<Part>, before: &[&Kernel], after: &[&Kernel]) -> Vec<Pa
 /// A kernel without its number in the plan.
 fn alike(kernels: &[&Kernel]) -> Vec<(String, u64)> {
     let base = |k: &Kernel| k.name.rsplit_once('_').map_or(k.name.clone(), |n| n.0.to_string());
-    kernels.iter().map(|k| (base(k), k.cost.us.to_bits())).collect()
+    kernels.iter().map(|k| (base(k), k.cost.us.map_or(0, f64::to_bits))).collect()
 }
 /// What a kernel computes, names and places in the source aside.
 fn content(k: &Kernel) -> Vec<String> {

@@ -39,7 +39,11 @@ pub struct Report {
     /// The same with reasons.
     pub fallback_why: Vec<Fallback>,
     pub lower_bound_us: f64,
+    /// Of all kernels but those whose time is unknown.
     pub predicted_us: f64,
+    /// Kernels of a run whose time is unknown: libtorch runs them.
+    #[serde(default)]
+    pub unpriced: usize,
     pub search: Search,
 }
 
@@ -60,7 +64,8 @@ pub struct KernelReport {
     pub bytes_read: u64,
     pub bytes_written: u64,
     pub flops: u64,
-    pub predicted_us: f64,
+    /// `null` for what libtorch runs.
+    pub predicted_us: Option<f64>,
     /// In one line.
     pub reason: String,
     /// What the predicted time is made of.

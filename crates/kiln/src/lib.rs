@@ -44,5 +44,6 @@ pub use explain::Report;
 pub use kiln_graph::{DType, Graph, Tensor, Type};
 pub use kiln_plan::{Numerics, Plan};
 pub use kiln_runtime::MAX_THREADS;
-pub use kiln_torch_host::Torch;
+pub use kiln_torch_host::{Limits, Torch, child::serve as serve_import};
 pub use model::Model;
+pub use torch::import_in_child;

@@ -129,7 +129,7 @@ impl Model {
             Error::Model { what, problems } => Error::Model { what: format!("{}: {what}", path.display()), problems },
             other => other,
         };
-        let imported = torch::torch().and_then(|t| t.import(path, inputs).map_err(torch::failed)).map_err(named)?;
+        let imported = torch::import(path, inputs).map_err(named)?;
         let guards = imported.guards.iter().map(|g| (g.input, g.value)).collect();
         Ok(Model {
             graph: imported.graph,

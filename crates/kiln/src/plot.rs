@@ -257,7 +257,7 @@ mod tests {
             name: format!("gemm_gelu_erf_{i}"),
             kind: ["gemm", "reduction", "pointwise"][i % 3].into(),
             module: String::new(),
-            predicted_us: median_us,
+            predicted_us: Some(median_us),
             median_us,
             p10: median_us,
             p90: median_us,

@@ -1,9 +1,39 @@
 //! The one libtorch of this process, loaded when first needed, and its errors as Kiln's.
 use crate::{Error, error::Problem};
-use kiln_torch_host::{Torch, TorchError};
+use kiln_graph::Tensor;
+use kiln_torch_host::{Imported, Limits, Torch, TorchError};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
 
 pub(crate) fn torch() -> Result<Torch, Error> {
     Torch::load().map_err(failed)
+}
+
+/// What imports archives, if not this process: a program with its arguments, and its limits.
+static CHILD: OnceLock<(PathBuf, Vec<String>, Limits)> = OnceLock::new();
+
+/// From now on archives are imported by a process of their own, `program` with `arguments`, which calls
+/// [`kiln_torch_host::child::serve`]. A TorchScript archive is a program, which importing runs: without this it runs in the process
+/// of the caller, for as long and with as much memory as it likes. The first call counts.
+pub fn import_in_child(program: PathBuf, arguments: Vec<String>, limits: Limits) {
+    // A second call changes nothing, as said.
+    let _ = CHILD.set((program, arguments, limits));
+}
+
+/// Imports an archive, in a child where there is one.
+pub(crate) fn import(path: &Path, inputs: &[Tensor]) -> Result<Imported, Error> {
+    let imported = match CHILD.get() {
+        None => torch()?.import(path, inputs),
+        Some((program, arguments, limits)) => {
+            let mut command = Command::new(program);
+            command.args(arguments);
+            kiln_torch_host::child::import(command, *limits, path, inputs)
+        }
+    };
+    imported.map_err(failed)
 }
 
 /// Problems of a model keep their lines; the rest is one sentence with its remedy.

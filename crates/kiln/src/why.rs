@@ -6,8 +6,8 @@ use crate::{
     parts,
     select::select,
 };
-use kiln_graph::{ValueId, count};
-use kiln_plan::{Kernel, Plan, Stage};
+use kiln_graph::{Graph, Op, ValueId, count};
+use kiln_plan::{BufferKind, Kernel, Plan, Stage};
 use kiln_rewrite::{Group, RewriteError, class::Class};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -35,6 +35,9 @@ pub struct Side {
     pub ops: Vec<String>,
     /// Kernels that compute them.
     pub kernels: Vec<String>,
+    /// Why no kernel of a run does, where none does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub absent: Option<String>,
 }
 /// The plan with two kernels' values forced together, or two parts of one kernel forced apart.
 #[derive(Clone, Debug, Serialize)]
@@ -63,6 +66,7 @@ pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<
             name: name.into(),
             ops: shown.iter().map(|v| format!("{} {v}", op_name(model.graph.op(*v)))).collect(),
             kernels: kernels.iter().map(|k| k.name.clone()).collect(),
+            absent: kernels.is_empty().then(|| absent(&model.graph, &plan, &homes, values)),
         }
     };
     let shared: Vec<&Kernel> = ka.iter().copied().filter(|k| kb.iter().any(|o| o.name == k.name)).collect();
@@ -91,6 +95,62 @@ pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<
         shared: shared.iter().map(|k| k.name.clone()).collect(),
         turned,
     })
+}
+
+/// Why no kernel of a run computes any of `values`: the reason of the last that is no view, or of the last.
+fn absent(g: &Graph, plan: &Plan, homes: &Homes, values: &BTreeSet<ValueId>) -> String {
+    let work = values.iter().rev().find(|v| !Class::of(g.op(**v)).is_free());
+    let Some(&v) = work.or_else(|| values.last()) else { return "nothing has that name".into() };
+    match g.op(v) {
+        Op::Input(_) => return "it is an input".into(),
+        Op::Param(_) => return "it is a weight".into(),
+        Op::Const(_) => return "it is a constant".into(),
+        _ => {}
+    }
+    if frozen(g)[v.0 as usize] {
+        let load: Vec<&Kernel> = plan.kernels.iter().filter(|k| k.stage == Stage::Load).collect();
+        let makers = load.iter().zip(parts::computed(&load)).filter(|(_, values)| values.contains(&v));
+        let makers: Vec<String> = makers.map(|(k, _)| k.name.clone()).collect();
+        let by =
+            if makers.is_empty() { "folded into them".to_string() } else { format!("computed by {}", listed(&makers)) };
+        return format!("it depends on weights alone, so it is {by} once, when they are loaded");
+    }
+    // The nearest values after it that are computed, and the rules that did without it.
+    let (mut seen, mut next) = (BTreeSet::from([v]), vec![v]);
+    while !next.is_empty() {
+        let users: BTreeSet<ValueId> = next.iter().flat_map(|v| g.users(*v)).filter(|u| seen.insert(*u)).collect();
+        for u in &users {
+            let name = u.to_string();
+            if let Some((k, _)) = homes.0.iter().find(|(_, computed)| computed.contains(u)) {
+                let origin = k.reason.origins.iter().find(|o| o.names.contains(&name));
+                let rules = origin.map(|o| o.rules.join(", ")).filter(|r| !r.is_empty());
+                let op = format!("{} {u}", op_name(g.op(*u)));
+                return match rules {
+                    Some(rules) if reads_frozen(plan, k) => format!(
+                        "{} computes {op} without it, by {rules}: it is folded into weights that are made once, when they are loaded",
+                        k.name
+                    ),
+                    Some(rules) => format!("{} computes {op} without it, by {rules}", k.name),
+                    None if Class::of(g.op(v)).is_free() => format!("it is a view, which {} reads through", k.name),
+                    None => format!("{} computes {op} without it", k.name),
+                };
+            }
+        }
+        next = users.into_iter().collect();
+    }
+    "no result needs it in the form that was planned, or it is a view of an input".into()
+}
+fn reads_frozen(plan: &Plan, k: &Kernel) -> bool {
+    k.inputs.iter().any(|b| plan.buffer(*b).kind == BufferKind::Frozen)
+}
+/// For each value, whether it depends on weights and constants alone.
+fn frozen(g: &Graph) -> Vec<bool> {
+    let mut all: Vec<bool> = vec![];
+    for v in g.values() {
+        let own = !matches!(g.op(v), Op::Input(_) | Op::Fallback(_)) && g.args(v).iter().all(|a| all[a.0 as usize]);
+        all.push(own);
+    }
+    all
 }
 
 fn run(plan: &Plan) -> impl Iterator<Item = &Kernel> {
@@ -150,7 +210,7 @@ fn turn(
 fn only_in(p: &Plan, q: &Plan) -> Vec<(String, f64)> {
     let known: BTreeSet<String> = run(q).map(|k| kiln_graph::text::print(&nameless(k))).collect();
     let new = run(p).filter(|k| !known.contains(&kiln_graph::text::print(&nameless(k))));
-    new.map(|k| (k.name.clone(), k.cost.us)).collect()
+    new.map(|k| (k.name.clone(), k.cost.us.unwrap_or(0.))).collect()
 }
 fn nameless(k: &Kernel) -> kiln_graph::Graph {
     let mut body = k.body.clone();
@@ -164,11 +224,9 @@ impl Answer {
         let mut t = String::new();
         for side in [&self.a, &self.b] {
             let ops = listed(&side.ops);
-            let place = if side.kernels.is_empty() {
-                "no kernel of a run computes it: it is an input, a view of one, or ready when weights are loaded"
-                    .to_string()
-            } else {
-                format!("in {}", listed(&side.kernels))
+            let place = match &side.absent {
+                Some(why) => format!("no kernel of a run computes it: {why}"),
+                None => format!("in {}", listed(&side.kernels)),
             };
             let ops = if side.ops.len() == 1 && side.name == side.ops[0] { String::new() } else { format!("{ops}; ") };
             t += &wrapped(&format!("{}: ", side.name), &format!("{ops}{place}"), width);

@@ -93,7 +93,8 @@ pub struct Cost {
     pub matrix_flops: u64,
     /// Other arithmetic, weighted (a transcendental counts as 8).
     pub other_flops: u64,
-    pub us: f64,
+    /// `None`: nobody knows, as libtorch runs it.
+    pub us: Option<f64>,
 }
 impl Cost {
     pub fn bytes(&self) -> u64 {
@@ -272,9 +273,9 @@ impl Plan {
     pub fn buffer(&self, b: BufferId) -> &Buffer {
         &self.buffers[b.0 as usize]
     }
-    /// Sum over the kernels of a run.
+    /// Sum over the kernels of a run whose time is predicted: all but fallbacks.
     pub fn predicted_us(&self) -> f64 {
-        self.kernels.iter().filter(|k| k.stage == Stage::Run).map(|k| k.cost.us).sum()
+        self.kernels.iter().filter(|k| k.stage == Stage::Run).filter_map(|k| k.cost.us).sum()
     }
 }
 

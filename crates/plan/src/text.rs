@@ -120,7 +120,7 @@ mod tests {
                 body,
                 inputs: vec![BufferId(0), BufferId(1)],
                 outputs: vec![BufferId(2)],
-                cost: Cost { us: 2.125, bytes_read: 160, ..Cost::default() },
+                cost: Cost { us: Some(2.125), bytes_read: 160, ..Cost::default() },
                 precision: Precision::Tf32x3,
                 rounding: Rounding::PerOp,
                 reason: Reason {

@@ -32,20 +32,21 @@ impl Price {
             bytes_written: self.written.round() as u64,
             matrix_flops: self.matrix.round() as u64,
             other_flops: self.other.round() as u64,
-            us: microseconds(self.seconds),
+            us: Some(microseconds(self.seconds)),
         }
     }
 }
 
-/// The terms of [`Price::timed`] for a kernel with a product of this many flops per second.
+/// The terms of [`Price::timed`] for a kernel with a product of this many flops per second; none where the time is unknown.
 pub fn terms(c: &Cost, matrix_rate: f64, m: &Machine) -> Terms {
+    let Some(us) = c.us else { return Terms::default() };
     let memory = c.bytes() as f64 / m.bandwidth;
     let arithmetic = c.matrix_flops as f64 / matrix_rate + c.other_flops as f64 / m.alu;
     let (memory_us, arithmetic_us, launch_us) =
         (microseconds(memory), microseconds(arithmetic), microseconds(m.launch));
     let bound = [("memory", memory_us), ("arithmetic", arithmetic_us), ("launch", launch_us)];
     let bound = bound.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or("", |b| b.0).to_string();
-    let overlap_us = microseconds((c.us - memory_us - arithmetic_us - launch_us) / 1e6);
+    let overlap_us = microseconds((us - memory_us - arithmetic_us - launch_us) / 1e6);
     Terms { memory_us, arithmetic_us, launch_us, overlap_us, bound }
 }
 

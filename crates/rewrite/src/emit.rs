@@ -11,8 +11,8 @@ use crate::region::{alone, kind};
 use crate::why::label;
 use kiln_graph::{BinaryOp, Graph, Op};
 use kiln_plan::{
-    Alternative, Buffer, BufferId, BufferKind, Kernel as Planned, Numerics, Origin, Plan, Precision, Reason, Stage,
-    Stop,
+    Alternative, Buffer, BufferId, BufferKind, Cost, Kernel as Planned, KernelKind, Numerics, Origin, Plan, Precision,
+    Reason, Stage, Stop,
 };
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -164,7 +164,10 @@ impl Emitter<'_> {
             body: b.graph,
             inputs: k.reads.iter().map(|&v| self.buffer(v, stage)).collect(),
             outputs: b.stores.iter().map(|&v| self.buffer(v, stage)).collect(),
-            cost: k.price.cost(),
+            cost: match kind(dag, &k.members) {
+                KernelKind::Fallback => Cost { us: None, ..k.price.cost() },
+                _ => k.price.cost(),
+            },
             precision: if split { precision } else { Precision::Exact },
             rounding: self.plan.numerics.rounding(),
             reason,

@@ -244,7 +244,11 @@ pub fn alone(dag: &Dag, v: usize, machine: &Machine) -> Price {
         other: dag.op(v).weight() * dag.count(v),
         seconds: 0.,
     };
-    price.timed(machine)
+    match dag.class[v] {
+        // libtorch's time is not ours to predict, and no choice changes it.
+        Class::Fallback => price,
+        _ => price.timed(machine),
+    }
 }
 
 impl Region<'_> {

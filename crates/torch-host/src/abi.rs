@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Bumped with every change of the ABI.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// A text the plugin hands out.
 #[repr(C)]
@@ -90,6 +90,7 @@ pub struct Symbols {
     pub session_output: unsafe extern "C" fn(*const RawModule, usize) -> Str,
     pub session_free: unsafe extern "C" fn(*mut RawModule),
     pub call: unsafe extern "C" fn(Str, Str, Str, Inputs, usize, Inputs, usize, c_int, *mut Text) -> c_int,
+    pub threads: unsafe extern "C" fn() -> usize,
     free_text: unsafe extern "C" fn(Text),
 }
 
@@ -119,6 +120,7 @@ impl Symbols {
                 session_output: get(&library, path, "kiln_torch_session_output")?,
                 session_free: get(&library, path, "kiln_torch_session_free")?,
                 call: get(&library, path, "kiln_torch_call")?,
+                threads: get(&library, path, "kiln_torch_threads")?,
                 free_text: get(&library, path, "kiln_torch_free_text")?,
             }
         };

@@ -53,7 +53,7 @@ impl fmt::Display for ImportErrors {
 
 impl std::error::Error for ImportErrors {}
 
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub enum TorchError {
     #[error(
         "a TorchScript archive needs libtorch, which was not found (looked at: {}); run scripts/setup, or set LIBTORCH to \
@@ -77,6 +77,18 @@ pub enum TorchError {
     Path { path: PathBuf },
     #[error("{0}")]
     Memory(#[from] kiln_graph::memory::NoMemory),
+    #[error(
+        "importing {} took more than {seconds} s; a TorchScript archive is a program that importing runs: if you trust it, allow \
+         more with --import-seconds", path.display()
+    )]
+    TooLong { path: PathBuf, seconds: f64 },
+    #[error(
+        "importing {} took more than {:.1} GiB of memory; if you trust the archive, allow more with --import-memory",
+        path.display(), *bytes as f64 / (1u64 << 30) as f64
+    )]
+    TooLarge { path: PathBuf, bytes: u64 },
+    #[error("the process that imports {} failed: {what}; export the model again, or report this with it", path.display())]
+    Child { path: PathBuf, what: String },
     /// The model or its inputs.
     #[error("{0}")]
     Model(ImportErrors),

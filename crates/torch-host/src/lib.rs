@@ -3,13 +3,18 @@
 //! Takes: paths of archives, host tensors, raw device memory. Gives: [`kiln_graph::Graph`]s with their parameters,
 //! reference runs, fallback runs. Never links libtorch: without it, [`Torch::load`] says what is missing and how to get it.
 //!
+//! All calls are made on one thread of this crate ([`thread`]), whichever thread asks.
+//!
 //! libtorch stays loaded for the life of the process: its libraries cannot be closed safely.
 mod abi;
+pub mod child;
 mod error;
 mod find;
 mod model;
 mod session;
+mod thread;
 
+pub use child::Limits;
 pub use error::{ImportErrors, Problem, TorchError};
 pub use find::{find_libtorch, find_plugin};
 pub use model::{Argument, Guard, Imported};
@@ -60,7 +65,7 @@ impl Torch {
     /// Loads libtorch and the plugin, once per process; later calls give the same (or the same error).
     pub fn load() -> Result<Torch, TorchError> {
         static TORCH: OnceLock<Result<Torch, TorchError>> = OnceLock::new();
-        TORCH.get_or_init(|| Torch::load_from(&find_libtorch()?, &find_plugin()?)).clone()
+        TORCH.get_or_init(|| thread::call(|| Torch::load_from(&find_libtorch()?, &find_plugin()?))).clone()
     }
 
     fn load_from(libtorch: &Path, plugin: &Path) -> Result<Torch, TorchError> {
@@ -105,14 +110,14 @@ impl Torch {
         let (mut text, mut error) = (Text::EMPTY, Text::EMPTY);
         let path = error::utf8(path)?;
         // SAFETY: the pointers live through the call.
-        let status = unsafe { (self.symbols.arguments)(Str::new(path), &mut text, &mut error) };
+        let status = thread::call(|| unsafe { (self.symbols.arguments)(Str::new(path), &mut text, &mut error) });
         self.symbols.checked(status == 0, error)?;
         self.symbols.json(text)
     }
 
     /// Imports a TorchScript archive, specialised on example inputs.
     pub fn import(&self, path: &Path, inputs: &[Tensor]) -> Result<Imported, TorchError> {
-        model::import(&self.symbols, path, inputs)
+        thread::call(|| model::import(&self.symbols, path, inputs))
     }
 
     /// Loads a module to be run again and again on these inputs. `threads` 0 is libtorch's choice; the number holds for
@@ -124,7 +129,7 @@ impl Torch {
         device: Device,
         threads: usize,
     ) -> Result<Session, TorchError> {
-        Session::open(&self.symbols, path, inputs, device, threads)
+        thread::call(|| Session::open(&self.symbols, path, inputs, device, threads))
     }
 
     /// Runs a module once on the host. Its outputs, flattened.
@@ -145,6 +150,12 @@ impl Torch {
         // SAFETY: dense host tensors of these types; results are new, so apart from the operands.
         unsafe { self.run_fallback_on(op, &ins, &outs, Device::Cpu) }?;
         Ok(results)
+    }
+
+    /// Threads that have called libtorch so far: one, whatever threads call this crate.
+    pub fn calling_threads(&self) -> usize {
+        // SAFETY: takes nothing.
+        unsafe { (self.symbols.threads)() }
     }
 
     /// Can this libtorch compute on a GPU? (Whether there is one is another question.)
@@ -170,7 +181,7 @@ impl Torch {
         let (ins, outs): (Vec<Dense>, Vec<Dense>) = (ins.iter().map(dense).collect(), outs.iter().map(dense).collect());
         let mut error = Text::EMPTY;
         // SAFETY: the caller's promise, and the lists live through the call.
-        let status = unsafe {
+        let status = thread::call(|| unsafe {
             (self.symbols.call)(
                 Str::new(&op.name),
                 Str::new(&op.overload),
@@ -182,7 +193,7 @@ impl Torch {
                 device.number(),
                 &mut error,
             )
-        };
+        });
         self.symbols.checked(status == 0, error)
     }
 }

@@ -3,6 +3,7 @@ use crate::{
     Device,
     abi::{Dense, RawModule, Str, Symbols, Text},
     error::{TorchError, utf8},
+    thread,
 };
 use kiln_graph::{Tensor, Type};
 use std::{path::Path, sync::Arc};
@@ -13,13 +14,13 @@ pub struct Session {
     symbols: Arc<Symbols>,
 }
 
-// SAFETY: the module is used by one thread at a time (`&mut self`), and libtorch does not tie it to its first thread.
+// SAFETY: the module is used by libtorch's thread alone, for one caller at a time (`&mut self`).
 unsafe impl Send for Session {}
 
 impl Drop for Session {
     fn drop(&mut self) {
         // SAFETY: not null, freed once.
-        unsafe { (self.symbols.session_free)(self.raw) }
+        thread::call(|| unsafe { (self.symbols.session_free)(self.raw) })
     }
 }
 
@@ -46,7 +47,7 @@ impl Session {
     pub fn run(&mut self) -> Result<(), TorchError> {
         let mut error = Text::EMPTY;
         // SAFETY: alive, and ours alone.
-        let status = unsafe { (self.symbols.session_run)(self.raw, &mut error) };
+        let status = thread::call(|| unsafe { (self.symbols.session_run)(self.raw, &mut error) });
         self.symbols.checked(status == 0, error)
     }
 
@@ -54,7 +55,7 @@ impl Session {
     pub fn outputs(&mut self) -> Result<Vec<Tensor>, TorchError> {
         let (mut types, mut error) = (Text::EMPTY, Text::EMPTY);
         // SAFETY: as above.
-        let status = unsafe { (self.symbols.session_outputs)(self.raw, &mut types, &mut error) };
+        let status = thread::call(|| unsafe { (self.symbols.session_outputs)(self.raw, &mut types, &mut error) });
         self.symbols.checked(status == 0, error)?;
         let types: Vec<String> = self.symbols.json(types)?;
         let output = |(i, text): (usize, String)| {

@@ -55,3 +55,36 @@ fn fallbacks_run() {
     assert_eq!(results[0].to_f64_vec(), [1.0, 2.0, 3.0, -1.0, 0.0, 5.0]);
     assert_eq!(results[1].to_f64_vec(), [1.0, 2.0, 0.0, 0.0, 2.0, 1.0]);
 }
+
+#[test]
+fn one_thread_calls_libtorch() {
+    let torch = torch();
+    torch.import(&model(), &[input()]).unwrap();
+    let mut session = torch.session(&model(), &[input()], Device::Cpu, 0).unwrap();
+    std::thread::scope(|s| {
+        s.spawn(|| session.run().unwrap());
+        for _ in 0..3 {
+            s.spawn(|| torch.run_module(&model(), &[input()], 0).unwrap());
+        }
+    });
+    drop(session);
+    assert_eq!(torch.calling_threads(), 1);
+}
+
+#[test]
+fn operators_beyond_their_operands_are_refused() {
+    let torch = torch();
+    let ty = Type::new(DType::F32, [4]);
+    for (name, args) in [
+        ("aten::from_file", r#"["/etc/hostname", false, 4, 6]"#),
+        ("aten::save", r#"[{"tensor": 0}, "/tmp/kiln-must-not-exist"]"#),
+        ("aten::_reshape_alias", r#"[{"tensor": 0}, [99999], [1]]"#),
+        ("prim::ConstantChunk", "[]"),
+    ] {
+        let (name, args, results) = (name.to_string(), args.to_string(), vec![ty.clone()]);
+        let op = FallbackOp { name, overload: String::new(), args, results, why: String::new() };
+        let e = torch.run_fallback(&op, &[Tensor::zeros(ty.clone())]).unwrap_err().to_string();
+        assert!(e.contains("not among the operators that a graph may leave to libtorch"), "{e}");
+    }
+    assert!(!Path::new("/tmp/kiln-must-not-exist").exists());
+}

@@ -4,6 +4,7 @@
 #include <torch/csrc/jit/frontend/source_range.h>
 
 #include <cmath>
+#include <regex>
 #include <sstream>
 
 namespace kiln {
@@ -134,16 +135,45 @@ const char* dtype_name(at::ScalarType t) {
   }
 }
 
-std::string source_of(const Node* n) {
-  auto range = n->sourceRange();
+namespace {
+
+// Adds `file:line` of a range. A traced node's text is its whole Python stack, innermost first: `file(line): function`.
+void add_frames(SourceRange range, std::string& frames) {
   if (auto original = range.findSourceRangeThatGenerated()) range = *original;  // the Python file behind the archive's own code
-  if (auto at = range.file_line_col()) return std::get<0>(*at) + ":" + std::to_string(std::get<1>(*at));
-  return "";
+  static const std::regex frame("(.+)\\(([0-9]+)\\): .*");
+  std::smatch match;
+  if (range.source()) {
+    std::istringstream text(range.source()->text_str().str());
+    bool stack = false;
+    for (std::string line; std::getline(text, line) && std::regex_match(line, match, frame); stack = true)
+      frames += match[1].str() + ":" + match[2].str() + "\n";
+    if (stack) return;
+  }
+  if (auto at = range.file_line_col()) frames += std::get<0>(*at) + ":" + std::to_string(std::get<1>(*at)) + "\n";
+}
+
+}  // namespace
+
+std::string source_of(const Node* n) {
+  std::string frames;
+  add_frames(n->sourceRange(), frames);
+  if (auto stack = n->callstack()) {
+    auto calls = (*stack)->vec();
+    for (auto call = calls.rbegin(); call != calls.rend(); ++call) add_frames(std::get<1>(*call), frames);
+  }
+  return frames;
 }
 
 std::string module_of(const Node* n) {
-  auto path = utils::getNodesModuleHierarchy(*n);
-  return path.empty() ? n->scopeName() : path;
+  std::string path;
+  auto stack = n->callstack();
+  if (!stack) return path;
+  for (auto& call : (*stack)->vec()) {
+    auto& module = std::get<2>(call);
+    if (!module || module->instance_name() == "SELF" || module->instance_name() == "INSTANCE_NAME_UNKNOWN") continue;
+    path += (path.empty() ? "" : ".") + module->instance_name();
+  }
+  return path;
 }
 
 std::string dump_problems(const std::vector<Problem>& problems) {

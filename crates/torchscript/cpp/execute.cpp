@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/jit/runtime/operator.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <algorithm>
@@ -44,16 +43,18 @@ void flatten(const c10::IValue& v, std::vector<at::Tensor>& out) {
   else if (v.isGenericDict()) for (auto& e : v.toGenericDict()) flatten(e.value(), out);
 }
 
-// `v` as an argument of type `t`: numbers widen, generic lists get their element type.
-c10::IValue coerce(const c10::IValue& v, const TypePtr& t) {
+// `v` as an argument of type `t`: numbers widen, generic lists get their element type, and a number for a list of `n` becomes one.
+c10::IValue coerce(const c10::IValue& v, const TypePtr& t, int32_t n = 1) {
   switch (t->kind()) {
-    case TypeKind::OptionalType: return v.isNone() ? v : coerce(v, t->expectRef<OptionalType>().getElementType());
+    case TypeKind::OptionalType: return v.isNone() ? v : coerce(v, t->expectRef<OptionalType>().getElementType(), n);
     case TypeKind::FloatType: return v.isInt() ? c10::IValue((double)v.toInt()) : v;
     case TypeKind::ListType: {
       auto elem = t->expectRef<ListType>().getElementType();
-      // int[1] parameters take a single number
-      if (!v.isList()) { c10::impl::GenericList one(elem); one.push_back(coerce(v, elem)); return one; }
       c10::impl::GenericList list(elem);
+      if (!v.isList()) {
+        for (int32_t i = 0; i < n; i++) list.push_back(coerce(v, elem));
+        return list;
+      }
       for (const c10::IValue& e : v.toListRef()) list.push_back(coerce(e, elem));
       return list;
     }
@@ -63,8 +64,8 @@ c10::IValue coerce(const c10::IValue& v, const TypePtr& t) {
 
 void call_schema(const c10::FunctionSchema& schema, Stack& stack, const std::function<void(Stack&)>& run) {
   const auto& args = schema.arguments();
-  for (size_t i = 0; i < stack.size() && i < args.size(); i++) stack[i] = coerce(stack[i], args[i].type());
-  for (size_t i = stack.size(); i < args.size(); i++) stack.push_back(args[i].default_value().value_or(c10::IValue()));
+  for (size_t i = 0; i < stack.size() && i < args.size(); i++) stack[i] = coerce(stack[i], args[i].type(), args[i].N().value_or(1));
+  schema.checkAndNormalizeInputs(stack, {});  // throws where number or types are not the schema's; adds defaults
   run(stack);
 }
 
@@ -167,18 +168,12 @@ int kt_call(const char* name, const char* overload, IValue** ins, int n, at::Ten
     kiln::require_device(d);
     torch::jit::Stack stack;
     for (int i = 0; i < n; i++) stack.push_back(ins[i]->isDevice() ? IValue(d) : *ins[i]);
-    if (auto op = c10::Dispatcher::singleton().findSchema({name, overload})) {
-      std::vector<at::Tensor> results;
-      for (int i = 0; i < n_into; i++) results.push_back(*into[i]);
-      kiln::call_operator(*op, stack, results);
-    } else {
-      std::shared_ptr<torch::jit::Operator> found;
-      for (auto& o : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name)))
-        if (o->schema().overload_name() == overload) found = o;
-      if (!found) throw kiln::Failure(std::string("libtorch has no operator ") + name + "." + overload, "use torch 2.11");
-      kiln::call_schema(found->schema(), stack, [&](torch::jit::Stack& s) { found->getOperation()(s); });
-    }
+    auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+    if (!op) throw kiln::Failure(std::string("libtorch has no operator ") + name + "." + overload, "use torch 2.11");
     std::vector<at::Tensor> results;
+    for (int i = 0; i < n_into; i++) results.push_back(*into[i]);
+    kiln::call_operator(*op, stack, results);
+    results.clear();
     for (auto& v : stack) kiln::flatten(v, results);
     kiln::synchronise(d);
     if ((int)results.size() > most) throw kiln::Failure(std::string(name) + " gave more results than expected");

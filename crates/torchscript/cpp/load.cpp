@@ -15,10 +15,12 @@
 #include <torch/csrc/jit/passes/peephole.h>
 #include <torch/csrc/jit/passes/remove_dropout.h>
 #include <torch/csrc/jit/passes/remove_mutation.h>
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <set>
 #include <sstream>
+#include <unordered_set>
 
 namespace kiln {
 using namespace torch::jit;
@@ -63,6 +65,73 @@ std::string missing_operator_help(const std::string& what) {
   if (what.find("Unknown builtin op") != std::string::npos)
     return "the model uses an operator of an extension library; export it without that operator";
   return "check that the file is a TorchScript archive written by torch.jit.save (torch 2.11 or older)";
+}
+
+// Operators that read or write files, or memory that is not their operands'. Freezing would run them, where they only take constants.
+const std::unordered_set<std::string> forbidden = {"aten::from_file", "aten::save", "aten::_reshape_alias", "aten::_reshape_alias_copy"};
+
+void refuse_in(at::ArrayRef<const Block*> blocks, std::vector<Problem>& found) {
+  for (const Block* b : blocks)
+    for (const Node* n : b->nodes()) {
+      const std::string kind = n->kind().toQualString();
+      if (forbidden.count(kind))
+        found.push_back({"`" + kind + "` reads or writes outside of the model's tensors, so Kiln does not run it", source_of(n), module_of(n), "compute this part outside the model"});
+      refuse_in(n->blocks(), found);
+    }
+}
+
+void refuse_attacks(const Module& m) {
+  std::vector<Problem> found;
+  for (const auto* f : m._ivalue()->compilation_unit()->get_functions())
+    if (auto* g = tryToGraphFunction(*const_cast<Function*>(f))) refuse_in(std::vector<const Block*>{g->graph()->block()}, found);
+  if (!found.empty()) throw Failure(found);
+}
+
+// The modules that `path` leads to from every object of type `type`, as an attribute of their own, named by the whole path.
+bool add_shortcut(const c10::IValue::HashAliasedIValues& all, const ClassTypePtr& type, const std::vector<std::string>& path, const std::string& name) {
+  if (type->hasAttribute(name)) return true;
+  std::vector<std::pair<c10::intrusive_ptr<c10::ivalue::Object>, c10::IValue>> ends;
+  for (const c10::IValue& v : all) {
+    if (!v.isObject() || v.toObjectRef().type() != type) continue;
+    c10::IValue end = v;
+    for (auto& part : path) {
+      if (!end.isObject() || !end.toObjectRef().type()->hasAttribute(part)) return false;
+      end = end.toObjectRef().getAttr(part);
+    }
+    ends.emplace_back(v.toObject(), end);
+  }
+  if (ends.empty()) return false;
+  const size_t slot = type->addAttribute(name, ends[0].second.type());
+  for (auto& [object, end] : ends) object->setSlot(slot, end);
+  return true;
+}
+
+// Inlining keeps the last name by which a called module was reached: of `self.layer.0`, where `layer` is a list, it would be `0`.
+// So calls reach their modules in one step, by an attribute that is named `layer.0`.
+void name_calls(at::ArrayRef<Block*> blocks, const c10::IValue::HashAliasedIValues& all) {
+  for (Block* b : blocks)
+    for (Node* n : b->nodes()) {
+      name_calls(n->blocks(), all);
+      if (n->kind() != prim::CallMethod) continue;
+      std::vector<std::string> path;
+      Value* base = n->input(0);
+      for (; base->node()->kind() == prim::GetAttr; base = base->node()->input(0)) path.insert(path.begin(), base->node()->s(attr::name));
+      auto type = base->type()->cast<ClassType>();
+      if (path.size() < 2 || !type) continue;
+      std::string name = path[0];
+      for (size_t i = 1; i < path.size(); i++) name += "." + path[i];
+      if (!add_shortcut(all, type, path, name)) continue;
+      Node* get = b->owningGraph()->createGetAttr(base, name);
+      get->insertBefore(n);
+      n->replaceInput(0, get->output());
+    }
+}
+
+void name_whole_paths(const Module& m) {
+  c10::IValue::HashAliasedIValues all;
+  c10::IValue(m._ivalue()).getSubValues(all);
+  for (auto* f : m._ivalue()->compilation_unit()->get_functions())
+    if (auto* g = tryToGraphFunction(*f)) name_calls(std::vector<Block*>{g->graph()->block()}, all);
 }
 
 Module open_module(const std::string& path) {
@@ -132,9 +201,11 @@ std::unique_ptr<Archive> load(const std::string& path) {
   a->path = path;
   Module m = open_module(path);
   if (!m.find_method("forward")) throw Failure("the archive has no method `forward`", "save a module, not a function or a state dict");
+  refuse_attacks(m);
   m.eval();
   for (auto p : m.named_parameters()) if (p.value.defined() && p.value.numel()) a->names[p.value.data_ptr()] = p.name;
   for (auto p : m.named_buffers()) if (p.value.defined() && p.value.numel()) a->names[p.value.data_ptr()] = p.name;
+  name_whole_paths(m);
   freeze_module_inplace(&m);
   a->module = m;
   a->graph = m.get_method("forward").graph()->copy();

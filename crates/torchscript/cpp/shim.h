@@ -22,7 +22,7 @@
 
 namespace kiln {
 
-// Something in the model that import refuses. `source` is "file:line", empty if unknown.
+// Something in the model that import refuses. `source` is as `source_of` gives it, empty if unknown.
 struct Problem {
   std::string message, source, module, help;
 };
@@ -95,7 +95,9 @@ std::string type_text(const at::Tensor& t);
 void specialise(Archive& archive, const std::vector<at::Tensor>& tensors);
 
 // dump.cpp
+// Frames of the model's source behind a node, innermost first, `file:line` a line; src/source.rs picks the one to show.
 std::string source_of(const torch::jit::Node* n);
+// `encoder.layer.0`: the names by which modules were called.
 std::string module_of(const torch::jit::Node* n);
 std::string dump_result(const Archive& archive);
 std::string dump_arguments(const c10::FunctionSchema& schema);

@@ -7,9 +7,12 @@ use crate::{
 use kiln_graph::{Tensor, Type};
 use serde_json::Value;
 use std::{
+    collections::HashSet,
     ffi::c_void,
+    hash::{BuildHasher, RandomState},
     path::Path,
     ptr::{NonNull, null_mut},
+    sync::{LazyLock, Mutex, PoisonError},
 };
 
 /// More results than any operator has.
@@ -117,7 +120,30 @@ impl Argument {
     }
 }
 
-/// Calls an operator and copies its first results into `outs`, which must have their types; those without memory are left out.
+/// Calls that were made and gave the types declared: such a call need not be checked again, and libtorch may write its results itself.
+/// (It would cast or resize what it is given to write to, so types are seen only where it makes them.)
+struct Seen {
+    calls: Mutex<HashSet<u64>>,
+    hasher: RandomState,
+}
+
+static SEEN: LazyLock<Seen> = LazyLock::new(|| Seen { calls: Mutex::default(), hasher: RandomState::new() });
+
+impl Seen {
+    fn key(&self, call: [&str; 3], ins: &[Memory], outs: &[Memory], device: i32) -> u64 {
+        let types = |list: &[Memory]| list.iter().map(|m| m.ty.clone()).collect::<Vec<_>>();
+        self.hasher.hash_one((call, types(ins), types(outs), device))
+    }
+    fn has(&self, key: u64) -> bool {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).contains(&key)
+    }
+    fn put(&self, key: u64) {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+    }
+}
+
+/// Calls an operator that a graph may leave to libtorch, and copies its first results into `outs`, which must have their types;
+/// those without memory are left out.
 ///
 /// # Safety
 /// Every `Memory` holds a dense tensor of its type on `device` (-1: host), and no result overlaps an operand.
@@ -129,6 +155,12 @@ pub unsafe fn call(
     outs: &[Memory],
     device: i32,
 ) -> Result<(), ImportErrors> {
+    let key = SEEN.key([name, overload, args], ins, outs, device);
+    let seen = SEEN.has(key);
+    if !seen {
+        let types: Vec<&Type> = ins.iter().map(|m| &m.ty).collect();
+        kiln_graph::fallback::check_arguments(name, overload, args, &types).map_err(Problem::new)?;
+    }
     let parsed: Vec<Value> = serde_json::from_str(args)
         .map_err(|e| Problem::new(format!("the arguments of fallback `{name}` do not parse: {e}")))?;
     let over = |m: &Memory| unsafe { TorchTensor::over(m.ptr, &m.ty, device) };
@@ -136,7 +168,7 @@ pub unsafe fn call(
     let arguments: Vec<Argument> = parsed.iter().map(|a| Argument::from_json(a, &tensors)).collect::<Result<_, _>>()?;
     let raw: Vec<_> = arguments.iter().map(|a| a.0.as_ptr()).collect();
     // Memory for every result, so that libtorch may write there itself.
-    let whole = outs.iter().all(|m| !m.ptr.is_null());
+    let whole = seen && outs.iter().all(|m| !m.ptr.is_null());
     let into: Vec<TorchTensor> = outs.iter().filter(|_| whole).map(over).collect::<Result<_, _>>()?;
     let raw_into: Vec<_> = into.iter().map(TorchTensor::as_ptr).collect();
     let (c_name, c_overload) = (c_string(name)?, c_string(overload)?);
@@ -170,15 +202,22 @@ pub unsafe fn call(
         let message = format!("fallback `{name}` gave {} results, {} were expected", results.len(), outs.len());
         return Err(Problem::new(message).into());
     }
-    for (result, out) in results.iter().zip(outs).filter(|(_, out)| !out.ptr.is_null()) {
-        over(out)?.copy_from(result).map_err(|e| misfit(name, &e))?;
+    for (i, (result, out)) in results.iter().zip(outs).enumerate() {
+        let found = result.ty()?;
+        if found != out.ty {
+            return Err(misfit(name, &format!("result {i} is {found}, where the graph declares {}", out.ty)));
+        }
+        if !out.ptr.is_null() {
+            over(out)?.copy_from(result)?;
+        }
     }
+    SEEN.put(key);
     Ok(())
 }
 
 /// A result of another type than the example inputs gave.
-fn misfit(name: &str, e: &ImportErrors) -> ImportErrors {
-    Problem::new(format!("`{name}` by libtorch does not give what it gave on the example inputs: {e}"))
+fn misfit(name: &str, what: &str) -> ImportErrors {
+    Problem::new(format!("`{name}` by libtorch does not give what it gave on the example inputs: {what}"))
         .help("its shape depends on data, which a compiled graph cannot follow: keep it fixed, as by a mask instead of a selection")
         .into()
 }

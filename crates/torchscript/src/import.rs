@@ -4,6 +4,7 @@ use crate::{
     error::{ImportErrors, Problem},
     ffi::{self, RawArchive, TorchTensor, c_string, checked},
     raw::{Arg, Raw},
+    source,
 };
 use kiln_graph::{Graph, Scalar, Tensor};
 use serde::{Deserialize, Serialize};
@@ -98,8 +99,9 @@ pub fn arguments(path: &Path) -> Result<Vec<Argument>, ImportErrors> {
 
 /// Imports a TorchScript archive, specialised on example inputs.
 pub fn import(path: &Path, inputs: &[Tensor]) -> Result<Imported, ImportErrors> {
-    let archive = Archive::open(path)?;
-    let raw = archive.specialise(inputs)?;
+    let archive = Archive::open(path).map_err(source::settle_problems)?;
+    let mut raw = archive.specialise(inputs).map_err(source::settle_problems)?;
+    source::settle(&mut raw);
     let name = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let converted = convert::convert(&raw, &name)?;
     converted

@@ -13,6 +13,7 @@ pub mod ffi;
 pub mod import;
 pub mod plugin;
 pub mod raw;
+pub mod source;
 
 pub use error::{ImportErrors, Problem};
 pub use execute::{Memory, Session, call};

@@ -16,10 +16,11 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     ptr::null_mut,
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 /// Bumped with every change of this ABI.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// A text handed out; free it with `kiln_torch_free_text`.
 #[repr(C)]
@@ -119,11 +120,28 @@ fn panic_text(payload: Box<dyn Any + Send>) -> String {
     text.unwrap_or_else(|| "unknown".into())
 }
 
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts the calling thread, once.
+fn note_thread() {
+    thread_local! {
+        static NOTED: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+    }
+    NOTED.with(|_| ());
+}
+
+/// Threads from which functions of this plugin were called: those for which OpenMP keeps a team.
+#[unsafe(no_mangle)]
+pub extern "C" fn kiln_torch_threads() -> usize {
+    THREADS.load(Ordering::Relaxed)
+}
+
 /// Runs `body`; errors and panics end up in `*error`.
 ///
 /// # Safety
 /// `error` can be written.
 unsafe fn guarded<T>(error: *mut Text, otherwise: T, body: impl FnOnce() -> Outcome<T>) -> T {
+    note_thread();
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(v)) => return v,
         Ok(Err(e)) => e,
@@ -217,6 +235,7 @@ pub unsafe extern "C" fn kiln_torch_imported_param(model: *const ImportedModel, 
 /// `model` came from `kiln_torch_import` and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_imported_free(model: *mut ImportedModel) {
+    note_thread();
     drop(unsafe { Box::from_raw(model) });
 }
 
@@ -287,6 +306,7 @@ pub unsafe extern "C" fn kiln_torch_session_output(module: *const RunningModule,
 /// `module` came from `kiln_torch_session` and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_session_free(module: *mut RunningModule) {
+    note_thread();
     drop(unsafe { Box::from_raw(module) });
 }
 

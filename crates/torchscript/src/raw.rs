@@ -51,6 +51,7 @@ pub struct Call {
     pub args: Vec<Arg>,
     /// Value ids; results that are lists are flattened.
     pub outs: Vec<usize>,
+    /// Frames as the shim gives them; [`crate::source::settle`] makes it the one to show.
     #[serde(default)]
     pub source: String,
     #[serde(default)]

@@ -4,3 +4,4 @@ mod common;
 mod models;
 mod numbers;
 mod refusals;
+mod sources;

@@ -2,6 +2,7 @@
 use crate::common::*;
 use kiln_graph::{DType, Tensor, Type};
 use kiln_torchscript::Memory;
+use std::path::{Path, PathBuf};
 
 fn errors(name: &str, inputs: &[Tensor]) -> Vec<kiln_torchscript::Problem> {
     match kiln_torchscript::import(&archive(name), inputs) {
@@ -16,7 +17,8 @@ fn a_branch_on_data_is_refused_with_its_line() {
     assert_eq!(found.len(), 1, "{found:#?}");
     assert!(found[0].message.contains("reads a number out of the input's data"), "{found:#?}");
     let (file, line) = found[0].source.rsplit_once(':').unwrap();
-    let text = std::fs::read_to_string(file).unwrap();
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/example_models");
+    let text = std::fs::read_to_string(scripts.join(file)).unwrap();
     let line = text.lines().nth(line.parse::<usize>().unwrap() - 1).unwrap();
     assert!(line.contains("x.sum() > 0"), "{line}");
 }
@@ -182,4 +184,74 @@ fn outputs_keep_their_structure() {
         r#"{"tuple":[{"tensor":0},{"tuple":[{"tensor":1},{"list":[{"tensor":2},{"tensor":3}]}]}]}"#
     );
     assert_eq!(structure("out_dict"), r#"{"dict":[["sum",{"tensor":0}],["last",{"tensor":1}]]}"#);
+}
+
+/// An archive made of TorchScript source: `return EXPRESSION` of a forward that takes `x`.
+fn scripted(name: &str, expression: &str) -> PathBuf {
+    let program = format!(
+        "import sys, torch\nm = torch.jit.ScriptModule()\nm.define('def forward(self, x):\\n    return {expression}\\n')\n\
+         torch.jit.save(m, sys.argv[1])"
+    );
+    exported(name, &program)
+}
+
+#[test]
+fn operators_beyond_a_models_tensors_are_refused_before_they_run() {
+    let secret = archives().join("secret.bin");
+    std::fs::write(&secret, [1u8; 64]).unwrap();
+    let written = archives().join("written.bin");
+    let _ = std::fs::remove_file(&written);
+    let file = |p: &Path| p.display().to_string();
+    let x = [Tensor::zeros(Type::new(DType::F32, [4]))];
+    for (name, expression, operator) in [
+        ("reads", format!("x + torch.from_file(\"{}\", False, 4)", file(&secret)), "aten::from_file"),
+        ("writes", format!("x if torch.ops.aten.save(x, \"{}\") is None else x", file(&written)), "aten::save"),
+        ("beyond", "torch.ops.aten._reshape_alias(x, [99999], [1])".into(), "aten::_reshape_alias"),
+    ] {
+        let e = match kiln_torchscript::import(&scripted(name, &expression), &x) {
+            Ok(m) => panic!("{name} was imported:\n{}", summary(&m.graph)),
+            Err(e) => e.to_string(),
+        };
+        assert!(e.contains(operator) && e.contains("outside of the model's tensors"), "{name}: {e}");
+    }
+    assert!(!written.exists());
+}
+
+#[test]
+fn what_libtorch_may_not_run_for_kiln_is_refused() {
+    let x = [Tensor::zeros(Type::new(DType::F32, [4, 4]))];
+    let e = kiln_torchscript::import(&scripted("own", "x + torch.ops.aten._neg_view_copy(x)"), &x);
+    let e = e.map(|m| summary(&m.graph)).unwrap_err().to_string();
+    assert!(e.contains("`aten::_neg_view_copy` has no compiled form") && e.contains("not among the operators"), "{e}");
+}
+
+#[test]
+fn a_call_is_checked_where_it_is_made() {
+    let ty = Type::new(DType::F32, [2, 3]);
+    let x = Tensor::from_f64(ty.clone(), [3.0, 1.0, 2.0, -1.0, 5.0, 0.0]);
+    let call = |name: &str, args: &str, results: &[&str]| {
+        let op = kiln_graph::FallbackOp {
+            name: name.into(),
+            overload: String::new(),
+            args: args.into(),
+            results: results.iter().map(|r| r.parse().unwrap()).collect(),
+            why: String::new(),
+        };
+        // Twice: what was checked once may write its results itself.
+        let _ = fallback(&op, std::slice::from_ref(&x));
+        fallback(&op, std::slice::from_ref(&x)).map(|r| r[0].to_f64_vec())
+    };
+    for name in ["aten::from_file", "aten::save", "aten::_reshape_alias", "prim::ConstantChunk"] {
+        let e = call(name, r#"[{"tensor":0}]"#, &["f32[2,3]"]).unwrap_err();
+        assert!(e.contains("not among the operators"), "{name}: {e}");
+    }
+    assert!(
+        call("aten::topk", r#"[{"tensor":0},"x"]"#, &["f32[2,1]", "i64[2,1]"]).unwrap_err().contains("argument `k`")
+    );
+    // Declared as something else: another shape, another type.
+    for declared in ["f32[3,2]", "f64[2,3]", "f32[600]"] {
+        let e = call("aten::erfc", r#"[{"tensor":0}]"#, &[declared]).unwrap_err();
+        assert!(e.contains("result 0 of fallback `aten::erfc` is f32[2,3], where the graph declares"), "{e}");
+    }
+    assert_eq!(call("aten::flip", r#"[{"tensor":0},[1]]"#, &["f32[2,3]"]).unwrap(), [2.0, 1.0, 3.0, 0.0, 5.0, -1.0]);
 }

@@ -13,7 +13,8 @@ pub struct KernelTime {
     pub kind: String,
     /// Module path that all its ops share; may be empty.
     pub module: String,
-    pub predicted_us: f64,
+    /// `null` for what libtorch runs.
+    pub predicted_us: Option<f64>,
     pub median_us: f64,
     pub p10: f64,
     pub p90: f64,
@@ -32,7 +33,8 @@ pub struct KernelTime {
 pub struct ModuleTime {
     pub module: String,
     pub kernels: usize,
-    pub predicted_us: f64,
+    /// `null` where a kernel's is.
+    pub predicted_us: Option<f64>,
     pub median_us: f64,
     pub share: f64,
     pub bytes: u64,
@@ -129,7 +131,7 @@ fn total(module: String, kernels: &[&KernelTime]) -> ModuleTime {
     ModuleTime {
         module,
         kernels: kernels.len(),
-        predicted_us: sum(&|k| k.predicted_us),
+        predicted_us: kernels.iter().map(|k| k.predicted_us).sum(),
         median_us,
         share: sum(&|k| k.share),
         bytes,
@@ -149,7 +151,7 @@ mod tests {
             name: String::new(),
             kind: String::new(),
             module: module.into(),
-            predicted_us: 1.0,
+            predicted_us: Some(1.0),
             median_us,
             p10: 0.0,
             p90: 0.0,

@@ -9,7 +9,7 @@ const SHOWN: usize = 16;
 /// A row of either table.
 struct Row<'a> {
     name: &'a str,
-    predicted_us: f64,
+    predicted_us: Option<f64>,
     median_us: f64,
     noisy: bool,
     share: f64,
@@ -42,9 +42,9 @@ fn rows(t: &mut String, title: &str, list: &[Row], width: usize) {
     for r in list {
         let _ = write!(
             t,
-            "  {:name$} {:>12.2} {:>10} {:>5.1} %",
+            "  {:name$} {:>12} {:>10} {:>5.1} %",
             tail(r.name, name),
-            r.predicted_us,
+            r.predicted_us.map_or("unknown".into(), |us| format!("{us:.2}")),
             marked(r.noisy, format!("{:.2}", r.median_us)),
             100.0 * r.share
         );

@@ -68,6 +68,7 @@ impl Report {
                 fallback_why.extend(names.into_iter().map(one));
             }
         }
+        let unpriced = run.iter().filter(|k| k.predicted_us.is_none()).count();
         Report {
             schema: SCHEMA,
             model: c.graph.name.clone(),
@@ -81,6 +82,7 @@ impl Report {
             fallback_why,
             lower_bound_us: c.plan.lower_bound_us,
             predicted_us: c.plan.predicted_us(),
+            unpriced,
             search: c.plan.search.clone(),
         }
     }

@@ -25,15 +25,18 @@ impl Report {
         let share = if load {
             "once, at load time".to_string()
         } else {
-            format!("{:.1} % of the plan", 100. * k.predicted_us / self.predicted_us.max(1e-12))
+            let share = k.predicted_us.unwrap_or(0.) / self.predicted_us.max(1e-12);
+            format!("{:.1} % of the plan", 100. * share)
+        };
+        let time = match k.predicted_us {
+            Some(us) => format!("{us:.2} us ({share}), bound by {}", k.terms.bound),
+            None => "time unknown, as libtorch runs it".to_string(),
         };
         let mut t = wrapped(
             &format!("{}: ", k.name),
             &format!(
-                "{}, {:.2} us ({share}), bound by {}, numerics {}{}",
+                "{}, {time}, numerics {}{}",
                 k.kind,
-                k.predicted_us,
-                k.terms.bound,
                 k.numerics,
                 if k.template.is_empty() { String::new() } else { format!(", template {}", k.template) }
             ),
@@ -96,9 +99,10 @@ impl KernelReport {
     }
     fn time_text(&self, t: &mut String, width: usize) {
         let m = &self.terms;
+        let Some(us) = self.predicted_us else { return };
         let sum = format!(
             "{:.2} us = {:.2} memory + {:.2} arithmetic + {:.2} launch - {:.2} overlap; {:.1} Mflop, {}",
-            self.predicted_us,
+            us,
             m.memory_us,
             m.arithmetic_us,
             m.launch_us,
@@ -134,8 +138,8 @@ impl KernelReport {
             let text = format!("{} in place of {} ({})", r.made, listed(&r.replaced, r.replaced.len()), r.numerics);
             *t += &wrapped("rule        ", &format!("{}: {text}", r.rule), width);
         }
-        if let Some(a) = &self.alternative {
-            let more = 100. * (a.us - self.predicted_us) / self.predicted_us.max(1e-12);
+        if let (Some(a), Some(us)) = (&self.alternative, self.predicted_us) {
+            let more = 100. * (a.us - us) / us.max(1e-12);
             *t += &wrapped("instead     ", &format!("{}: {:.2} us, {more:+.1} %", a.what, a.us), width);
         }
         for s in &self.stops {

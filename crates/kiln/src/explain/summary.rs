@@ -35,10 +35,13 @@ impl Report {
             ),
         );
         let gap = percent(self.predicted_us - self.lower_bound_us, self.lower_bound_us);
-        row(
-            "predicted",
-            format!("{:.1} us; lower bound {:.1} us ({gap:.0} % above it)", self.predicted_us, self.lower_bound_us),
-        );
+        let predicted = match self.unpriced {
+            0 => {
+                format!("{:.1} us; lower bound {:.1} us ({gap:.0} % above it)", self.predicted_us, self.lower_bound_us)
+            }
+            n => format!("{:.1} us without {}, whose time is unknown", self.predicted_us, count(n, "fallback")),
+        };
+        row("predicted", predicted);
         if let Some(text) = crate::calibrate::general_processor(&self.machine, self.target == crate::Target::Cpu.name())
         {
             row("", text);
@@ -105,7 +108,7 @@ impl Report {
             let key = (base(&k.name), k.bytes_read, k.bytes_written, k.flops);
             let kind = kinds.entry(key).or_insert(Kind { first: k, count: 0, us: 0. });
             kind.count += 1;
-            kind.us += k.predicted_us;
+            kind.us += k.predicted_us.unwrap_or(0.);
         }
         let mut list: Vec<Kind> = kinds.into_values().collect();
         list.sort_by(|a, b| b.us.total_cmp(&a.us).then(a.first.name.cmp(&b.first.name)));
@@ -122,10 +125,10 @@ impl Report {
             let mb = (k.first.bytes_read + k.first.bytes_written) as f64 / 1e6;
             let _ = writeln!(
                 t,
-                "{:>4} {:name$} {:>8.2} {:>5.1} % {:>8.3} {}",
+                "{:>4} {:name$} {:>8} {:>5.1} % {:>8.3} {}",
                 k.count,
                 tail(&k.first.name, name),
-                k.first.predicted_us,
+                predicted(k.first.predicted_us),
                 percent(k.us, self.predicted_us),
                 mb,
                 k.first.terms.bound
@@ -150,12 +153,20 @@ impl Report {
         for k in &self.kernels {
             let mb = (k.bytes_read + k.bytes_written) as f64 / 1e6;
             let (name_text, mflop) = (tail(&k.name, name), k.flops as f64 / 1e6);
-            let line =
-                format!("{name_text:name$} {:>4} {mb:>9.3} {mflop:>9.2} {:>8.2}  ", k.nodes.len(), k.predicted_us);
+            let line = format!(
+                "{name_text:name$} {:>4} {mb:>9.3} {mflop:>9.2} {:>8}  ",
+                k.nodes.len(),
+                predicted(k.predicted_us)
+            );
             t += &if room >= 20 { wrapped(&line, &k.reason, width) } else { format!("{}\n", line.trim_end()) };
         }
         t
     }
+}
+
+/// A kernel's time in a table.
+fn predicted(us: Option<f64>) -> String {
+    us.map_or("unknown".into(), |us| format!("{us:.2}"))
 }
 
 /// A kernel's name without its number.

@@ -4,7 +4,7 @@ const kernels = data.report.kernels;
 const $ = id => document.getElementById(id);
 // Times measured, where the page has any; a kernel that was not timed has none.
 const measured = i => data.measured?.[i] ?? undefined;
-const us = v => (v >= 1000 ? (v / 1000).toFixed(2) + ' ms' : v.toFixed(2) + ' µs');
+const us = v => v == null ? 'unknown' : (v >= 1000 ? (v / 1000).toFixed(2) + ' ms' : v.toFixed(2) + ' µs');
 const size = b => (b >= 1e6 ? (b / 1e6).toFixed(2) + ' MB' : b >= 1e3 ? (b / 1e3).toFixed(1) + ' kB' : b + ' B');
 const SVG = 'http://www.w3.org/2000/svg';
 function el(tag, attributes = {}, ...children) {
@@ -54,7 +54,7 @@ function draw() {
     const d = to === from + 1 ? `M${LEFT + 14} ${y(from) + BOX / 2}V${y(to) - BOX / 2}` : `M${LEFT} ${y(from)}C${LEFT - far * 1.3} ${y(from)} ${LEFT - far * 1.3} ${y(to)} ${LEFT} ${y(to)}`;
     svg.append(el('svg:path', { class: 'edge', d, 'data-from': from, 'data-to': to }));
   }
-  const most = Math.max(...kernels.map((k, i) => Math.max(k.predicted_us, measured(i) ?? 0)), 1e-9), name = data.measured ? 18 : 30;
+  const most = Math.max(...kernels.map((k, i) => Math.max(k.predicted_us ?? 0, measured(i) ?? 0)), 1e-9), name = data.measured ? 18 : 30;
   // Predicted above, measured below, on one scale.
   const bar = (kind, top, time) => el('svg:rect', { class: kind, x: LEFT + 6, y: top, width: (width - LEFT - 70) * time / most, height: 2 });
   list.forEach(({ kernel, fold, end }, row) => {
@@ -63,7 +63,7 @@ function draw() {
     const g = el('svg:g', { class: 'kernel', role: 'button', tabindex: 0, 'data-kernel': kernel, 'aria-pressed': false, 'aria-label': `${k.name}, ${k.nodes.length} ops, ${times}` },
       el('svg:rect', { class: 'box', x: LEFT, y: top, width: width - LEFT - 62, height: BOX, rx: 5 }),
       el('svg:rect', { class: k.kind, x: LEFT, y: top, width: 5, height: BOX, rx: 2 }),
-      bar(k.kind, top + BOX - (m === undefined ? 3 : 6), k.predicted_us),
+      bar(k.kind, top + BOX - (m === undefined ? 3 : 6), k.predicted_us ?? 0),
       ...(m === undefined ? [] : [bar('clock', top + BOX - 3, m)]),
       el('svg:text', { x: LEFT + 12, y: top + 14 }, k.name.length > name ? k.name.slice(0, name - 1) + '…' : k.name),
       el('svg:text', { class: 'us', x: width - 66, y: top + 14, 'text-anchor': 'end' }, times));
@@ -155,7 +155,7 @@ function table() {
     const b = el('button', { class: 'link', type: 'button' }, k.name);
     b.onclick = () => choose(i, true);
     const tr = el('tr', { 'data-kernel': i }, el('td', { 'data-v': k.name }, b), el('td', { 'data-v': k.kind }, k.kind), n(k.nodes.length, String(k.nodes.length)), n(k.bytes_read + k.bytes_written, size(k.bytes_read + k.bytes_written)),
-      n(k.flops, (k.flops / 1e6).toFixed(2)), n(k.predicted_us, k.predicted_us.toFixed(2)), n(k.predicted_us / total, (100 * k.predicted_us / total).toFixed(1) + ' %'));
+      n(k.flops, (k.flops / 1e6).toFixed(2)), n(k.predicted_us ?? 0, k.predicted_us?.toFixed(2) ?? 'unknown'), n((k.predicted_us ?? 0) / total, (100 * (k.predicted_us ?? 0) / total).toFixed(1) + ' %'));
     if (data.measured) tr.append(n(measured(i) ?? -1, measured(i)?.toFixed(2) ?? '-'));
     return tr;
   }));
@@ -184,7 +184,7 @@ $('flow').addEventListener('keydown', e => {
 
 table();
 draw();
-timeline('predicted', kernels.map(k => k.predicted_us));
+timeline('predicted', kernels.map(k => k.predicted_us ?? 0));
 if (data.measured) timeline('measured', kernels.map((_, i) => measured(i) ?? 0));
 const linked = kernels.findIndex(k => '#' + k.name === decodeURIComponent(location.hash));
 if (kernels.length) choose(Math.max(linked, 0), true);

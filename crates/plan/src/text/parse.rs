@@ -12,6 +12,14 @@ pub fn parse(text: &str) -> Result<Plan, PlanError> {
     plan(&mut lines).map_err(|what| PlanError::Parse { line: lines.at, what })
 }
 
+/// `us=unknown`: of what libtorch runs.
+fn known(word: &str) -> Parsed<Option<f64>> {
+    match word {
+        "unknown" => Ok(None),
+        us => us.parse().map(Some).map_err(|_| format!("`{us}` is neither a number nor `unknown`")),
+    }
+}
+
 fn plan(lines: &mut Lines) -> Parsed<Plan> {
     let mut p = Plan::default();
     let mut w = lines.next()?;
@@ -110,7 +118,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                     bytes_written: w.keyed("written")?,
                     matrix_flops: w.keyed("matrix")?,
                     other_flops: w.keyed("other")?,
-                    us: w.keyed("us")?,
+                    us: known(&w.keyed::<String>("us")?)?,
                 }
             }
             "precision" => {

@@ -50,7 +50,11 @@ fn kernel(out: &mut String, k: &Kernel) {
     let _ = writeln!(
         out,
         "    cost read={} written={} matrix={} other={} us={}",
-        c.bytes_read, c.bytes_written, c.matrix_flops, c.other_flops, c.us
+        c.bytes_read,
+        c.bytes_written,
+        c.matrix_flops,
+        c.other_flops,
+        c.us.map_or("unknown".to_string(), |us| us.to_string())
     );
     if let Some(precision) = k.precision.name() {
         let _ = writeln!(out, "    precision {precision}");

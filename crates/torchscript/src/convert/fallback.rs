@@ -4,14 +4,14 @@ use crate::{
     error::Problem,
     raw::{Arg, Call},
 };
-use kiln_graph::{DType, FallbackOp, Op, ValueId};
+use kiln_graph::{DType, FallbackOp, Op, Type, ValueId};
 use serde_json::{Value, json};
 
 pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem> {
     let problem = |message: String, help: &str| Problem {
         message,
         source: call.source.clone(),
-        module: super::module_path(&call.module),
+        module: call.module.clone(),
         help: help.into(),
     };
     if call.outs.iter().all(|id| ctx.info(*id).folded && ctx.raw_type(*id).is_ok()) {
@@ -44,6 +44,13 @@ pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem>
         results: results.clone(),
         why,
     };
+    let types: Vec<Type> = operands.iter().map(|v| ctx.ty(*v).clone()).collect();
+    kiln_graph::fallback::check(&op, &types.iter().collect::<Vec<_>>()).map_err(|e| {
+        problem(
+            format!("`{}` has no compiled form ({}), and libtorch cannot run it for Kiln: {e}", call.name, op.why),
+            "write this part with other operators, or compute it outside the model",
+        )
+    })?;
     let Some(first) = results.first() else { return Ok(()) };
     let node = ctx.unshared(Op::Fallback(Box::new(op)), first.clone(), &operands);
     for (i, (id, ty)) in call.outs.iter().zip(results).enumerate() {

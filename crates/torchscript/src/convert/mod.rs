@@ -72,7 +72,7 @@ pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
         }
     }
     for call in raw.calls.iter().filter(|c| c.outs.iter().any(|id| live[*id])) {
-        ctx.set_source(Source { module: module_path(&call.module), line: call.source.clone() });
+        ctx.set_source(Source { module: call.module.clone(), line: call.source.clone() });
         if let Err(p) = convert_call(&mut ctx, &handlers, call) {
             problems.push(p);
         }
@@ -158,37 +158,4 @@ fn check(ctx: &Ctx, call: &Call, values: &[ValueId]) -> Res<()> {
         }
     }
     Ok(())
-}
-
-/// `encoder.layer.3` from the module path TorchScript keeps: `Model::` and class names dropped.
-fn module_path(recorded: &str) -> String {
-    // Scripted: `top(Model).encoder(Encoder)...`; traced: `Model::/Encoder::encoder/Layer::layer.3` or `__module.encoder`.
-    let last = |part: &str| part.rsplit("::").next().unwrap_or(part).to_string();
-    if recorded.contains('/') || recorded.contains("__module") {
-        let deepest = recorded.rsplit('/').next().unwrap_or(recorded);
-        let deepest = deepest.strip_prefix("__module.").unwrap_or(deepest);
-        return if deepest.contains("::") {
-            recorded.split('/').map(last).filter(|p| !p.is_empty()).collect::<Vec<_>>().join(".")
-        } else {
-            deepest.to_string()
-        };
-    }
-    let mut path = vec![];
-    let mut depth = 0;
-    let mut part = String::new();
-    for ch in recorded.chars() {
-        match ch {
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            '.' if depth == 0 => path.push(std::mem::take(&mut part)),
-            ch if depth == 0 => part.push(ch),
-            _ => {}
-        }
-    }
-    path.push(part);
-    path.into_iter()
-        .map(|p| last(&p))
-        .filter(|p| !p.is_empty() && p != "top" && p != "SELF" && p != "forward" && !p.starts_with('<'))
-        .collect::<Vec<_>>()
-        .join(".")
 }

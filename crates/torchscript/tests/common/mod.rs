@@ -47,6 +47,16 @@ pub fn archive(name: &str) -> PathBuf {
     archives().join(format!("{name}.pt"))
 }
 
+/// The archive that a Python program writes to its first argument.
+pub fn exported(name: &str, program: &str) -> PathBuf {
+    let (script, path) = (archives().join(format!("{name}_test.py")), archives().join(format!("{name}_test.pt")));
+    std::fs::write(&script, program).unwrap();
+    let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.deps/venv/bin/python");
+    let run = Command::new(python).arg(&script).arg(&path).output().expect("scripts/setup made the venv");
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    path
+}
+
 /// The tensors "0", "1", … of a safetensors file.
 pub fn load_inputs(path: &Path) -> Vec<Tensor> {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
