@@ -93,15 +93,8 @@ def overlapping(x):
     return y
 
 
-def listed(x):
-    y, z = x * 2, x + 1
-    torch._foreach_add_([y, z], 1.0)
-    return y, z
-
-
 changes("through_list", through_list, normal(4, 6))
 changes("overlapping", overlapping, normal(4, 6))
-changes("listed", listed, normal(4, 6))
 
 
 @example("mutates_shape", how="script")

@@ -184,7 +184,7 @@ fn more_memory_than_there_is() {
     let made = file(
         dir.path(),
         "made.kiln",
-        format!("graph made(%0: f32[]) {{\n  %1 = broadcast %0 shape=[4000000,4000000]\n  return %1\n}}").as_bytes(),
+        "graph made(%0: f32[]) {\n  %1 = broadcast %0 shape=[4000000,4000000]\n  return %1\n}".as_bytes(),
     );
     let weights = file(
         dir.path(),

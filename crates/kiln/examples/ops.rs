@@ -60,7 +60,6 @@ fn one(p: &Packed, target: Target, device: &Device) -> Result<(), String> {
     let compiled = kiln::compile(&model, &options).map_err(|e| e.to_string())?;
     let session = compiled.session_in(device).map_err(|e| e.to_string())?;
     let outputs = session.run(&p.case.inputs).map_err(|e| e.to_string())?;
-    let each = outputs.iter().zip(&p.want).enumerate();
-    each.map(|(o, (got, want))| near::check(p.case.near, got, want).map_err(|e| format!("output {o}, {e}")))
-        .collect::<Result<_, _>>()
+    let mut each = outputs.iter().zip(&p.want).enumerate();
+    each.try_for_each(|(o, (got, want))| near::check(p.case.near, got, want).map_err(|e| format!("output {o}, {e}")))
 }

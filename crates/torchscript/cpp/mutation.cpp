@@ -35,15 +35,8 @@ void Specialiser::remember(const SymP& s) {
 
 bool Specialiser::mutates_tensor(Node* n) {
   if (!n->maybeSchema()) return false;
-  for (auto& a : n->schema().arguments()) {
-    if (!a.alias_info()) continue;
-    if (a.type()->kind() == TypeKind::TensorType && a.alias_info()->isWrite()) return true;
-    // Lists of tensors that are written (torch._foreach_add_): the mark is the list's or its elements'.
-    if (auto* list = a.type()->castRaw<ListType>(); list && list->getElementType()->kind() == TypeKind::TensorType) {
-      const auto& inner = a.alias_info()->containedTypes();
-      if (a.alias_info()->isWrite() || std::any_of(inner.begin(), inner.end(), [](auto& i) { return i.isWrite(); })) return true;
-    }
-  }
+  for (auto& a : n->schema().arguments())
+    if (a.alias_info() && a.alias_info()->isWrite() && a.type()->kind() == TypeKind::TensorType) return true;
   return false;
 }
 
@@ -53,7 +46,7 @@ void Specialiser::mutate(Node* n) {
   const std::string name = schema.name();
   if (changes_nothing.count(name)) return bind(n->output(), ins[0]);
   const bool writes_first = schema.arguments()[0].alias_info() && schema.arguments()[0].alias_info()->isWrite();
-  if (!writes_first || changes_shape.count(name) || name.back() != '_' || ins[0]->group) {
+  if (!writes_first || changes_shape.count(name) || name.back() != '_') {
     refuse(n, "`" + name + "` changes a tensor in a way import cannot resolve", "use the operator that gives a new tensor");
     throw Failure(problems);
   }
