@@ -65,7 +65,13 @@ c10::IValue coerce(const c10::IValue& v, const TypePtr& t, int32_t n = 1) {
 void call_schema(const c10::FunctionSchema& schema, Stack& stack, const std::function<void(Stack&)>& run) {
   const auto& args = schema.arguments();
   for (size_t i = 0; i < stack.size() && i < args.size(); i++) stack[i] = coerce(stack[i], args[i].type(), args[i].N().value_or(1));
+  // A Scalar may be a bool, which the check does not take for a number.
+  std::vector<size_t> bools;
+  auto scalar = [](TypePtr t) { if (auto o = t->cast<OptionalType>()) t = o->getElementType(); return t->kind() == TypeKind::NumberType; };
+  for (size_t i = 0; i < stack.size() && i < args.size(); i++)
+    if (stack[i].isBool() && scalar(args[i].type())) { bools.push_back(i); stack[i] = (int64_t)stack[i].toBool(); }
   schema.checkAndNormalizeInputs(stack, {});  // throws where number or types are not the schema's; adds defaults
+  for (size_t i : bools) stack[i] = stack[i].toInt() != 0;
   run(stack);
 }
 

@@ -68,10 +68,11 @@ fn element_types_without_a_name_are_refused() {
     assert!(found.iter().any(|p| p.message.contains("Complex")), "{found:#?}");
 }
 
-/// The line of the model's source that a problem points at.
+/// The line of the model's source that a problem points at; empty where it is none of the models' own files.
 fn source_line(p: &kiln_torchscript::Problem) -> String {
     let (file, line) = p.source.rsplit_once(':').unwrap_or_else(|| panic!("no source: {p:#?}"));
-    let text = std::fs::read_to_string(file).unwrap();
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/example_models");
+    let Ok(text) = std::fs::read_to_string(scripts.join(file)) else { return String::new() };
     text.lines().nth(line.parse::<usize>().unwrap() - 1).unwrap().to_string()
 }
 
@@ -83,14 +84,14 @@ fn shapes_that_depend_on_data_are_refused_with_a_remedy() {
         ("argwhere", "torch.argwhere", "nonzero_static"),
         ("masked_select", ".masked_select(", "masked_fill"),
         ("mask_index", "x[x > 0]", "masked_fill"),
-        ("unique", "torch/", "outside"),
-        ("unique_consecutive", "torch/", "outside"),
+        ("unique", "torch.unique(", "outside"),
+        ("unique_consecutive", "torch.unique_consecutive(", "outside"),
         ("one_hot", "F.one_hot(x)", "num_classes"),
         ("bincount", "torch.bincount", "F.one_hot"),
         ("repeat_interleave", ".repeat_interleave(n, 0)", "output_size"),
         ("repeats", "torch.repeat_interleave(n)", "output_size"),
         ("tensor_split", "torch.tensor_split", "list of ints"),
-        ("pack_padded_sequence", "torch/", "without pack_padded_sequence"),
+        ("pack_padded_sequence", "pack_padded_sequence(", "without pack_padded_sequence"),
     ];
     for (name, line, help) in cases {
         let name = format!("shape_{name}");
@@ -251,7 +252,7 @@ fn a_call_is_checked_where_it_is_made() {
     // Declared as something else: another shape, another type.
     for declared in ["f32[3,2]", "f64[2,3]", "f32[600]"] {
         let e = call("aten::erfc", r#"[{"tensor":0}]"#, &[declared]).unwrap_err();
-        assert!(e.contains("result 0 of fallback `aten::erfc` is f32[2,3], where the graph declares"), "{e}");
+        assert!(e.contains("`aten::erfc`") && e.contains("result 0 is f32[2,3], where the graph declares"), "{e}");
     }
     assert_eq!(call("aten::flip", r#"[{"tensor":0},[1]]"#, &["f32[2,3]"]).unwrap(), [2.0, 1.0, 3.0, 0.0, 5.0, -1.0]);
 }

@@ -80,11 +80,6 @@ impl Eager<'_> {
         let args = json!([{"tensor": 0}, code(to), false, false, null]);
         self.call("to", "dtype", args, std::slice::from_ref(x), &ty)
     }
-    /// An index as `gather` and `scatter` of libtorch want it: i64, from 0 on.
-    fn index(&self, x: &Tensor, len: usize) -> Result<Tensor, String> {
-        let x = self.cast(x, DType::I64)?;
-        self.call("remainder", "Scalar", json!([{"tensor": 0}, len]), std::slice::from_ref(&x), &x.ty)
-    }
 }
 
 /// Whether elements of the result are elements of operands, but for those that choose.
@@ -171,7 +166,7 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
         }
         Op::Concat { axis } => call("cat", "", json!([(0..args.len()).map(t).collect::<Vec<_>>(), axis])),
         Op::Gather { axis } => {
-            let index = e.index(&args[1], args[0].ty.shape[*axis])?;
+            let index = e.cast(&args[1], DType::I64)?;
             e.call("gather", "", json!([x, axis, t(1), false]), &[args[0].clone(), index], ty)
         }
         Op::Take { axis } => {
@@ -181,7 +176,7 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
             e.call("index", "Tensor", json!([x, list]), &[args[0].clone(), index], ty)
         }
         Op::Scatter { axis, mode } => {
-            let index = e.index(&args[1], args[0].ty.shape[*axis])?;
+            let index = e.cast(&args[1], DType::I64)?;
             let operands = [args[0].clone(), index, args[2].clone()];
             let (name, overload) = match mode {
                 ScatterMode::Replace => ("scatter", "src"),

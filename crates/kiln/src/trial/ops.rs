@@ -33,8 +33,6 @@ enum Holds {
     Positive,
     /// Indices into this many elements.
     Index(usize),
-    /// The same from the end, negative.
-    FromEnd(usize),
     /// Indices that do not repeat within a line of this many.
     Distinct(usize),
 }
@@ -195,12 +193,12 @@ const ROWS: &[Row] = &[
     ),
     row(
         "gather",
-        &[Special, FromEnd(7)],
+        &[Special, Index(7)],
         Bits,
         "(%x: D[5,7], %i: i32[5,9]) {\n %y = gather %x, %i axis=1\n return %y\n}",
     ),
     row("take", &[Special, Index(7)], Bits, "(%x: D[7,5], %i: i64[2,3]) {\n %y = take %x, %i axis=0\n return %y\n}"),
-    row("take", &[Special, FromEnd(5)], Bits, "(%x: D[7,5], %i: i8[4]) {\n %y = take %x, %i axis=1\n return %y\n}"),
+    row("take", &[Special, Index(5)], Bits, "(%x: D[7,5], %i: i8[4]) {\n %y = take %x, %i axis=1\n return %y\n}"),
     row(
         "scatter",
         &[Special, Distinct(7), Special],
@@ -381,7 +379,6 @@ impl Row {
             Ordinary => ints(&|i| (mixed(i) % 100) as i64),
             Positive => floats(&|i| unit(i) * 1.5 + 0.5),
             Index(len) => ints(&|i| (mixed(i) % len as u64) as i64),
-            FromEnd(len) => ints(&|i| (mixed(i) % len as u64) as i64 - len as i64),
             // Steps that share no factor with the length.
             Distinct(len) => {
                 let line = ty.shape.last().copied().unwrap_or(1);
