@@ -1,7 +1,7 @@
 //! Passes: functions on kernels, each giving a program that computes the same.
 //!
 //! The first four keep the level and are good for every target; `layout` takes an upper-level program toward the GPU.
-//! Floats are never rearranged. Verified programs stay verified: debug builds check it after every pass.
+//! Floats are never rearranged. Verified programs stay verified, which is checked after every pass.
 pub mod ahead;
 mod cse;
 mod dce;
@@ -50,7 +50,8 @@ pub fn known() -> impl Iterator<Item = &'static str> {
     PASSES.iter().map(|p| p.0).chain(STEPS.iter().map(|p| p.0))
 }
 
-/// Runs passes by name, in the order given, on a verified kernel; values are numbered anew at the end.
+/// Runs passes by name, in the order given, on a verified kernel, which is verified again after each; values are numbered anew at
+/// the end.
 pub fn run(names: &[&str], kernel: &mut Kernel) -> Result<(), BlockError> {
     for name in names {
         let title = kernel.name.clone();
@@ -62,12 +63,10 @@ pub fn run(names: &[&str], kernel: &mut Kernel) -> Result<(), BlockError> {
         } else {
             return Err(wrong(format!("there is no pass `{name}`; known: {}", known().collect::<Vec<_>>().join(", "))));
         }
-        if cfg!(debug_assertions) {
-            verify(kernel).map_err(|e| BlockError::Kernel {
-                kernel: kernel.name.clone(),
-                what: format!("pass `{name}` broke the program: {e}"),
-            })?;
-        }
+        verify(kernel).map_err(|e| BlockError::Kernel {
+            kernel: kernel.name.clone(),
+            what: format!("pass `{name}` broke the program: {e}"),
+        })?;
     }
     *kernel = kernel.compacted();
     Ok(())

@@ -221,7 +221,7 @@ fn eval(op: &Op, ty: &Type, args: &[&Value], precision: Precision) -> Result<Val
         Op::Take { axis } => value(movement::take(args[0], args[1], *axis)?),
         Op::Scatter { axis, mode } => rounded(movement::scatter(args[0], args[1], args[2], *axis, *mode)?),
         Op::Reduce { op, axes } => rounded(reduce::reduce(*op, args[0], axes)?),
-        Op::Scan { op, axis } => rounded(reduce::scan(*op, args[0], *axis)?),
+        Op::Scan { op, axis } => rounded(reduce::scan(*op, args[0], *axis, precision)?),
         Op::Dot => rounded(product::dot(args[0], args[1], &ty.shape)?),
         Op::Linear => rounded(product::linear(args[0], args[1], args.get(2).copied())?),
         Op::Conv { stride, padding, dilation, groups, transposed, .. } => {

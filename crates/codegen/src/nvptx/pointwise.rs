@@ -198,6 +198,14 @@ impl<'c> Gen<'c, '_> {
             UnaryOp::Neg => e.sub(zero, a)?.into(),
             UnaryOp::Not => e.not(a)?.into(),
             UnaryOp::Abs if !elem.is_signed() => a.into(),
+            // abs.s16 of the least number gives 32768 in a register of 32 bits, which comparisons see; LLVM writes it for any
+            // other form of the same.
+            UnaryOp::Abs if elem == Elem::I16 => {
+                let wide = e.sext(a, e.i32())?;
+                let size = e.asm("abs.s32 $0, $1;", "=r,r", Some(e.i32().into()), &[wide.into()], false, false)?;
+                let size = int(size.ok_or_else(|| mistyped("an absolute value"))?)?;
+                e.trunc(size, a.get_type())?.into()
+            }
             UnaryOp::Abs => e.call("llvm.abs", &[a.get_type().into()], &[a.into(), e.bool(false).into()])?,
             UnaryOp::IsNan | UnaryOp::IsInf => e.bool(false).into(),
             UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round | UnaryOp::Trunc => a.into(),

@@ -1,5 +1,6 @@
 //! Reductions and scans.
 use super::{
+    Precision,
     movement::permute,
     real::Real,
     value::{Data, Value, on_floats},
@@ -81,7 +82,9 @@ pub(super) fn sum_of<R: Real>(row: &[R], f: impl Fn(R) -> f64 + Copy) -> f64 {
     sum_of(a, f) + sum_of(b, f)
 }
 
-pub(super) fn scan(op: ScanOp, x: &Value, axis: usize) -> Result<Data, String> {
+/// Scan along `axis`, carried in f64. Sums in [`Precision::F64`] carry what each addition rounds away as well (Neumaier):
+/// one after the other, thousands of f64 elements would lose digits, and the reference must be better than what it judges.
+pub(super) fn scan(op: ScanOp, x: &Value, axis: usize, precision: Precision) -> Result<Data, String> {
     let shape = &x.ty.shape;
     let (len, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
     let outer: usize = shape[..axis].iter().product();
@@ -103,16 +106,23 @@ pub(super) fn scan(op: ScanOp, x: &Value, axis: usize) -> Result<Data, String> {
         });
         return Ok(Data::Int(Arc::new(out)));
     }
-    fn reals<R: Real>(op: ScanOp, v: &[R], each: impl Fn(&mut dyn FnMut(&mut dyn Iterator<Item = usize>))) -> Vec<R> {
+    type Lines<'a> = dyn Fn(&mut dyn FnMut(&mut dyn Iterator<Item = usize>)) + 'a;
+    fn reals<R: Real>(op: ScanOp, v: &[R], each: &Lines, compensated: bool) -> Vec<R> {
         let mut out = v.to_vec();
         each(&mut |line| {
-            let mut acc = if op == ScanOp::Sum { 0.0 } else { 1.0 };
+            let (mut acc, mut lost) = (if op == ScanOp::Sum { 0.0 } else { 1.0 }, 0.0);
             for i in line {
-                acc = if op == ScanOp::Sum { acc + v[i].wide() } else { acc * v[i].wide() };
-                out[i] = R::of(acc);
+                let x = v[i].wide();
+                let next = if op == ScanOp::Sum { acc + x } else { acc * x };
+                if compensated && op == ScanOp::Sum && next.is_finite() {
+                    let (large, small) = if f64::abs(acc) >= x.abs() { (acc, x) } else { (x, acc) };
+                    lost += (large - next) + small;
+                }
+                acc = next;
+                out[i] = R::of(if lost == 0.0 { acc } else { acc + lost });
             }
         });
         out
     }
-    Ok(on_floats!(&x.data, v => reals(op, v, each)))
+    Ok(on_floats!(&x.data, v => reals(op, v, &each, precision == Precision::F64)))
 }

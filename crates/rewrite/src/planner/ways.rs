@@ -9,8 +9,9 @@ pub(super) struct Ways {
     /// Places in the line.
     place: Vec<usize>,
     after: Vec<Vec<usize>>,
-    /// The last search that met a kernel.
+    /// The last search that met a kernel on its way down, and on its way up.
     met: Vec<usize>,
+    met_up: Vec<usize>,
     searches: usize,
     /// Kernels met since they were last counted.
     steps: usize,
@@ -20,24 +21,6 @@ const GAP: usize = usize::MAX;
 impl Ways {
     pub(super) fn forget(&mut self) {
         self.line.clear();
-    }
-    /// Is there a way from `a` to `b` other than the direct edge? All that feed `b` besides stand at `last` or before.
-    fn detour(&mut self, a: usize, b: usize, last: usize) -> bool {
-        self.searches += 1;
-        let mut todo = vec![a];
-        while let Some(k) = todo.pop() {
-            self.steps += self.after[k].len();
-            for &r in &self.after[k] {
-                if r == b {
-                    if k != a {
-                        return true;
-                    }
-                } else if self.place[r] <= last && std::mem::replace(&mut self.met[r], self.searches) != self.searches {
-                    todo.push(r);
-                }
-            }
-        }
-        false
     }
     /// Moves `a` towards `b`, behind all between the two that do not come after it.
     fn delay(&mut self, a: usize, b: usize) {
@@ -66,21 +49,59 @@ impl Ways {
 
 impl Planner<'_, '_> {
     /// Is there a way from `a` to `b` other than the direct edge? Then one kernel would wait for itself.
+    ///
+    /// Searched from both ends, the cheaper step first, until one end has nowhere to go: a value may have thousands of
+    /// readers, and a kernel may read thousands of values, but seldom both.
     pub(super) fn detour(&mut self, a: usize, b: usize) -> bool {
         self.sort();
-        let first = self.ways.place[a];
-        if first >= self.ways.place[b] || self.ways.after[a] == [b] {
+        let mut ways = std::mem::take(&mut self.ways);
+        let found = self.search(&mut ways, a, b);
+        self.check.work.steps += std::mem::take(&mut ways.steps);
+        self.ways = ways;
+        found
+    }
+    fn search(&self, ways: &mut Ways, a: usize, b: usize) -> bool {
+        let first = ways.place[a];
+        if first >= ways.place[b] || ways.after[a] == [b] {
             return false;
         }
-        let others = self.feeds(b).filter(|&h| h != a).map(|h| self.ways.place[h]);
-        match others.filter(|&p| p > first).max() {
-            Some(last) => {
-                let found = self.ways.detour(a, b, last);
-                self.check.work.steps += std::mem::take(&mut self.ways.steps);
-                found
+        let others = self.feeds(b).filter(|&h| h != a).map(|h| ways.place[h]);
+        let Some(last) = others.filter(|&p| p > first).max() else { return false };
+        ways.searches += 1;
+        let now = ways.searches;
+        let (mut down, mut up) = (vec![a], vec![b]);
+        let (mut spent_down, mut spent_up) = (0, 0);
+        while let (Some(&d), Some(&u)) = (down.last(), up.last()) {
+            let (cost_down, cost_up) = (ways.after[d].len(), self.feeds(u).count());
+            if spent_down + cost_down <= spent_up + cost_up {
+                spent_down += cost_down;
+                ways.steps += cost_down;
+                down.pop();
+                for &r in &ways.after[d] {
+                    if r == b {
+                        if d != a {
+                            return true;
+                        }
+                    } else if ways.place[r] <= last && std::mem::replace(&mut ways.met[r], now) != now {
+                        down.push(r);
+                    }
+                }
+            } else {
+                spent_up += cost_up;
+                ways.steps += cost_up;
+                up.pop();
+                for h in self.feeds(u) {
+                    if h == a {
+                        if u != b {
+                            return true;
+                        }
+                    } else if ways.place[h] > first && std::mem::replace(&mut ways.met_up[h], now) != now {
+                        up.push(h);
+                    }
+                }
             }
-            None => false,
         }
+        false
     }
     /// Kernels that `id` reads from; one may come several times.
     fn feeds(&self, id: usize) -> impl Iterator<Item = usize> + '_ {
@@ -130,6 +151,7 @@ impl Planner<'_, '_> {
         if sorted {
             ways.place.resize(self.next, GAP);
             ways.met.resize(self.next, 0);
+            ways.met_up.resize(self.next, 0);
             ways.after.resize(self.next, vec![]);
             for (i, g) in gone.iter().enumerate() {
                 let place = ways.place[*g];
@@ -154,7 +176,8 @@ impl Planner<'_, '_> {
             return;
         }
         let n = self.next;
-        let mut ways = Ways { place: vec![0; n], after: vec![vec![]; n], met: vec![0; n], ..Ways::default() };
+        let mut ways =
+            Ways { place: vec![0; n], after: vec![vec![]; n], met: vec![0; n], met_up: vec![0; n], ..Ways::default() };
         let mut waits = vec![0; n];
         for &id in self.plan.by_id.keys() {
             ways.after[id] = self.followers(id).into_iter().collect();

@@ -95,18 +95,18 @@ pub(super) fn of_single<'c>(e: &Emit<'c>, op: UnaryOp, single: F<'c>) -> Res<F<'
     e.fselect(finite, v, c(single, f64::NAN))
 }
 
-/// atan t / t on |t| ≤ tan(π/8), in t²: least squares at Chebyshev points, within 2e-15.
+/// (atan t / t - 1) / t² on |t| ≤ tan(π/8), in t²: least squares at Chebyshev points, within 4e-17 of atan t / t.
 const ARCTANGENT: [f64; 10] = [
-    -0.025310367711995532,
-    0.05024435818131727,
-    -0.06505925564863319,
-    0.07673533835796433,
-    -0.0908953064377515,
-    0.11111048943436252,
-    -0.1428571266612118,
-    0.19999999978483285,
-    -0.3333333333322204,
-    0.9999999999999993,
+    0.0212185398056491,
+    -0.043555219035647214,
+    0.05691223488968605,
+    -0.06640852659734661,
+    0.07690035115069628,
+    -0.09090779868940332,
+    0.11111106534664104,
+    -0.14285714192066068,
+    0.19999999999045717,
+    -0.3333333333332994,
 ];
 
 /// The angle of the point (x, y), f64.
@@ -122,8 +122,9 @@ pub(super) fn atan2<'c>(e: &Emit<'c>, y: F<'c>, x: F<'c>) -> Res<F<'c>> {
     let upper = e.fcmp(FloatPredicate::OGT, t, c(x, 0.414_213_562_373_095))?;
     let turned = e.fdiv(e.fsub(t, one)?, e.fadd(t, one)?)?;
     let u = e.fselect(upper, turned, t)?;
-    let p = horner(e, e.fmul(u, u)?, &ARCTANGENT)?;
-    let a = fma(e, p, u, e.fselect(upper, c(x, FRAC_PI_4), zero)?)?;
+    let s = e.fmul(u, u)?;
+    let curved = e.fmul(e.fmul(horner(e, s, &ARCTANGENT)?, s)?, u)?;
+    let a = e.fadd(e.fselect(upper, c(x, FRAC_PI_4), zero)?, e.fadd(u, curved)?)?;
     let a = e.fselect(steep, e.fsub(c(x, FRAC_PI_2), a)?, a)?;
     let bits = e.bits_of_float(x, e.i64())?;
     let left = e.icmp(IntPredicate::SLT, bits, e.int_of(e.i64(), 0))?;
