@@ -2,7 +2,7 @@
 //!
 //! Takes: nodes built by hand ([`Graph::add`]), by the importer, or by [`text::parse`].
 //! Gives: typed values in topological order, a text form that parses back to the same graph, serde forms.
-//! Never: kernels, devices, costs, I/O.
+//! Never: kernels, devices, costs, files ([`memory`] asks the operating system what is free).
 mod build;
 mod count;
 pub mod decompose;

@@ -2,7 +2,9 @@
 //!
 //! A kernel's body is itself a [`Graph`]: its inputs are the buffers read, its outputs the buffers written. So a plan can be
 //! interpreted, printed and compared with nothing but the graph crate's means.
-//! Never: how a kernel is lowered, launched or timed.
+//! Also what several later stages have to agree on: steps of a kernel ([`exec`]), templates ([`template`]), how instances share an
+//! attention or a scan, which is priced before it is lowered ([`attention`], [`scan`]), records of bad indices ([`index`]).
+//! Never: block programs, launches, measuring.
 pub mod attention;
 pub mod error;
 pub mod exec;

@@ -3,7 +3,7 @@
 //! Takes: paths of archives, host tensors, raw device memory. Gives: [`kiln_graph::Graph`]s with their parameters,
 //! reference runs, fallback runs. Never links libtorch: without it, [`Torch::load`] says what is missing and how to get it.
 //!
-//! All calls are made on one thread of this crate ([`thread`]), whichever thread asks.
+//! All calls are made on one thread of this crate ([`thread`]), whichever thread asks; [`child`] imports in a process of its own.
 //!
 //! libtorch stays loaded for the life of the process: its libraries cannot be closed safely.
 mod abi;

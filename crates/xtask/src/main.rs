@@ -1,4 +1,4 @@
-//! `cargo run -p kiln-xtask -- deps`: checks the crate table of ARCHITECTURE.md against `cargo metadata`: which crate may
+//! `cargo run -p kiln-xtask -- deps`: checks `cargo metadata` against the table below, a copy of ARCHITECTURE.md's: which crate may
 //! depend on which, and which one alone may use tch, egg, inkwell and cudarc. Development dependencies are free.
 //! `-- tests`: that each crate's tests are one program.
 mod tests;
