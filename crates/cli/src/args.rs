@@ -69,17 +69,16 @@ pub struct ModelArgs {
     /// Type of a random input, as 'f32[8,128]', integers as 'i64[2,32]<30522'; once for each, in order.
     #[arg(long = "input", value_name = "TYPE", conflicts_with = "inputs")]
     pub input: Vec<String>,
-    /// What may differ from the graph as written.
-    #[arg(long, value_enum, default_value_t)]
-    pub numerics: Numerics,
+    /// What may differ from the graph as written; default: what an artifact was compiled with, else reassociates.
+    #[arg(long, value_enum)]
+    pub numerics: Option<Numerics>,
 }
 
-#[derive(ValueEnum, Clone, Copy, Debug, Default)]
+#[derive(ValueEnum, Clone, Copy, Debug)]
 pub enum Numerics {
     /// The graph's operations, each rounded to its type.
     Exact,
     /// Sums and products may be regrouped.
-    #[default]
     Reassociates,
     /// f32 products as three of tf32 each as well, as accurate for operands from 2^-100 to 2^126, where that is faster.
     Splits,
@@ -292,8 +291,8 @@ pub struct Diff {
     pub inputs: Option<PathBuf>,
     #[arg(long = "input", value_name = "TYPE", conflicts_with = "inputs")]
     pub input: Vec<String>,
-    #[arg(long, value_enum, default_value_t)]
-    pub numerics: Numerics,
+    #[arg(long, value_enum)]
+    pub numerics: Option<Numerics>,
     /// What models are planned for; default: what an artifact was compiled for, else cpu.
     #[arg(long, value_enum)]
     pub target: Option<TargetName>,

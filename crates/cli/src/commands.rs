@@ -62,8 +62,17 @@ fn numerics(n: Numerics) -> kiln::Numerics {
     }
 }
 
-fn options(m: &ModelArgs, target: Target, fuse: bool) -> CompileOptions {
-    CompileOptions { target, fuse, numerics: numerics(m.numerics), ..CompileOptions::default() }
+/// Those of an artifact, or else the usual ones, but for what is given.
+fn options(m: &ModelArgs, target: Option<Target>, fuse: bool) -> Result<CompileOptions, Error> {
+    let made = match FileKind::of(&m.model)? {
+        FileKind::Artifact => kiln::artifact::options(&m.model)?,
+        _ => CompileOptions::default(),
+    };
+    let target = target.unwrap_or(made.target);
+    // A description is of one target's machine.
+    let machine = made.machine.filter(|_| made.target == target);
+    let numerics = m.numerics.map_or(made.numerics, numerics);
+    Ok(CompileOptions { target, fuse, numerics, machine, ..CompileOptions::default() })
 }
 fn constrained(mut o: CompileOptions, c: &ConstraintArgs) -> Result<CompileOptions, Error> {
     if let Some(path) = &c.constraints {
@@ -163,7 +172,7 @@ fn compiled(a: &ModelArgs, o: &CompileOptions, progress: &Progress) -> Result<(M
 fn run_model(a: &args::Run) -> Result<(), Error> {
     let progress = Progress::new("loading");
     let (device, target) = device(&a.device)?;
-    let options = constrained_on(device, options(&a.model, target, !a.unfused), &a.constraints)?;
+    let options = constrained_on(device, options(&a.model, Some(target), !a.unfused)?, &a.constraints)?;
     let (model, compiled, given) = compiled(&a.model, &options, &progress)?;
     let inputs = given_or_random(given, &model)?;
     progress.say("running");
@@ -182,15 +191,6 @@ fn run_model(a: &args::Run) -> Result<(), Error> {
         render::to(path, &format!("{json:#}\n"))?;
     }
     Ok(())
-}
-
-/// Given, or what an artifact was compiled for, or the host.
-fn target_of(path: &std::path::Path, given: Option<TargetName>) -> Result<Target, Error> {
-    match given {
-        Some(t) => Ok(target(t)),
-        None if FileKind::of(path)? == FileKind::Artifact => kiln::artifact::target(path),
-        None => Ok(Target::Cpu),
-    }
 }
 
 fn explain(a: &args::Explain) -> Result<(), Error> {
@@ -224,8 +224,7 @@ fn explain(a: &args::Explain) -> Result<(), Error> {
 
 fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error> {
     let names = if a.why.is_empty() { &a.why_not } else { &a.why };
-    let target = target_of(&a.model.model, a.target)?;
-    let options = constrained(options(&a.model, target, !a.unfused), &a.constraints)?;
+    let options = constrained(options(&a.model, a.target.map(target), !a.unfused)?, &a.constraints)?;
     let (model, _) = open(&a.model, progress)?;
     progress.say("planning");
     let answer = kiln::why::ask(&model, &options, &names[0], &names[1])?;
@@ -238,7 +237,7 @@ fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error
 /// A report is read where there is one, and made where not; the page needs the compiled model besides.
 fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Report, Option<Compiled>), Error> {
     let path = &a.model.model;
-    let as_compiled = a.target.is_none() && !a.unfused && a.constraints.is_empty();
+    let as_compiled = a.target.is_none() && a.model.numerics.is_none() && !a.unfused && a.constraints.is_empty();
     match kind {
         FileKind::Report if a.html.is_some() => {
             Err(Error::usage("the page shows code, which a report does not hold", "give the model or the artifact"))
@@ -249,8 +248,7 @@ fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Rep
         }
         FileKind::Artifact if as_compiled && a.html.is_none() => Ok((kiln::artifact::report(path)?, None)),
         _ => {
-            let target = target_of(path, a.target)?;
-            let options = constrained(options(&a.model, target, !a.unfused), &a.constraints)?;
+            let options = constrained(options(&a.model, a.target.map(target), !a.unfused)?, &a.constraints)?;
             let (_, compiled, _) = compiled(&a.model, &options, progress)?;
             Ok((Report::new(&compiled), Some(compiled)))
         }

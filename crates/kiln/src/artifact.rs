@@ -18,7 +18,7 @@ use std::{
 };
 use zip::{ZipArchive, ZipWriter, write::SimpleFileOptions};
 
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 #[derive(Serialize, Deserialize)]
 struct Meta {
@@ -26,6 +26,8 @@ struct Meta {
     target: String,
     fuse: bool,
     numerics: kiln_plan::Numerics,
+    /// The description that priced the plan and its templates, if it was not the target's own.
+    machine: Option<kiln_plan::Machine>,
     guards: Vec<(usize, kiln_graph::Scalar)>,
     /// The archive it was compiled from, for messages: whoever wrote the artifact chose the path, so nothing opens it.
     archive: Option<String>,
@@ -57,6 +59,7 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
         target: c.options.target.name().into(),
         fuse: c.options.fuse,
         numerics: c.options.numerics,
+        machine: c.options.machine.clone(),
         guards: model.guards.clone(),
         archive,
     };
@@ -137,6 +140,12 @@ impl<'a> Reader<'a> {
     fn text(&mut self, name: &str) -> Result<String, Error> {
         String::from_utf8(self.get(name)?).map_err(|e| unusable(self.path, e))
     }
+    /// What it was compiled with, but for constraints and measurements, which the plan has taken up.
+    fn options(&self) -> Result<CompileOptions, Error> {
+        let Meta { fuse, numerics, ref machine, .. } = self.meta;
+        let (target, machine) = (self.target()?, machine.clone());
+        Ok(CompileOptions { target, fuse, numerics, machine, ..CompileOptions::default() })
+    }
     fn target(&self) -> Result<Target, Error> {
         let target = [Target::Cpu, Target::Sm80, Target::Sm90a].into_iter().find(|t| t.name() == self.meta.target);
         target.ok_or_else(|| unusable(self.path, format!("its target {} is unknown", self.meta.target)))
@@ -205,23 +214,22 @@ pub fn report(path: &Path) -> Result<crate::Report, Error> {
 pub fn plan(path: &Path) -> Result<kiln_plan::Plan, Error> {
     Reader::open(path)?.plan()
 }
-/// What an artifact was compiled for.
-pub fn target(path: &Path) -> Result<Target, Error> {
-    Reader::open(path)?.target()
+/// What an artifact was compiled with, but for constraints and measurements, which its plan has taken up.
+pub fn options(path: &Path) -> Result<CompileOptions, Error> {
+    Reader::open(path)?.options()
 }
 
 /// Reads an artifact back.
 pub fn read(path: &Path) -> Result<Opened, Error> {
     let mut reader = Reader::open(path)?;
-    let target = reader.target()?;
+    let options = reader.options()?;
     let graph = Graph::from_json(&reader.text("graph.json")?).map_err(|e| unusable(path, e))?;
     let plan = reader.plan()?;
     fits(&graph, &plan, &reader.meta.guards).map_err(|what| unusable(path, what))?;
     let params = reader.params(&graph)?;
-    let Meta { fuse, numerics, guards, archive, .. } = reader.meta;
+    let Meta { guards, archive, .. } = reader.meta;
     let model =
         Model { graph, params, path: path.into(), archive: None, compiled_from: archive, guards, import_s: 0.0 };
-    let options = CompileOptions { target, fuse, numerics, ..CompileOptions::default() };
     Ok(Opened { model, plan, options })
 }
 
@@ -252,11 +260,13 @@ fn fits(graph: &Graph, plan: &kiln_plan::Plan, guards: &[(usize, kiln_graph::Sca
     }
 }
 
-/// Compiled as it was when written, for the target it was written for; another target or setting plans anew.
+/// Compiled as it was when written, if `options` are those it was written with ([`options`]); others plan anew.
 pub fn open(path: &Path, options: &CompileOptions) -> Result<(Model, Compiled), Error> {
     let opened = read(path)?;
     let same = opened.options.target == options.target
         && opened.options.fuse == options.fuse
+        && opened.options.numerics == options.numerics
+        && opened.options.machine == options.machine
         && options.constraints.is_empty()
         && options.tuned.is_none();
     let compiled =

@@ -155,7 +155,7 @@ pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
     let constraints = options.constraints.resolve(&model.graph)?;
     let mut plan = plan_under(model, options, &constraints).map_err(|e| not_planned(model, e))?;
     if let Some(measurements) = &options.tuned {
-        measurements.apply(&mut plan, options.target)?;
+        measurements.apply(&mut plan, options)?;
     }
     // A template that does not take its kernel is found here, so that no command goes on without it.
     let prices = options.prices();
@@ -203,6 +203,13 @@ pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
 /// A defect of the compiler: nothing that could be interpreted instead, as the plan may be wrong too.
 fn not_lowered(defect: &LowerError) -> Error {
     Error::failed(defect.to_string(), "run with --unfused until it is mended")
+}
+/// The same of what comes after lowering.
+fn defect(e: &dyn std::fmt::Display) -> Error {
+    Error::failed(
+        format!("{e}; this is a defect of Kiln: please report it with the model"),
+        "run with --unfused until it is mended",
+    )
 }
 
 /// Lowers a plan and generates its code.
@@ -257,25 +264,23 @@ struct Programs {
 impl Programs {
     fn lower(&mut self, kernel: &kiln_plan::Kernel, target: Target, prices: Prices) -> Result<Steps<ProgramId>, Error> {
         match kiln_lower::lower_at(kernel, target.lowering(), prices) {
-            Ok(steps) => {
-                let Ok(steps) = steps.map(|p| Ok::<_, std::convert::Infallible>(self.add(p)));
-                Ok(steps)
-            }
+            Ok(steps) => steps.map(|p| self.add(p)),
             Err(LowerError::Unsupported { why, .. }) => Ok(interpreted(kernel, why)),
             Err(defect @ LowerError::Invariant { .. }) => Err(not_lowered(&defect)),
         }
     }
-    fn add(&mut self, program: Program) -> ProgramId {
+    fn add(&mut self, mut program: Program) -> Result<ProgramId, Error> {
         let mut nameless = program.clone();
         nameless.name.clear();
         let key = kiln_block::text::print(&nameless);
-        *self.known.entry(key).or_insert_with(|| {
-            let mut better = program.clone();
-            // A pass that fails leaves the program as it was lowered, which is as right.
-            let done = kiln_block::passes::canonicalise(&mut better);
-            self.list.push(if done.is_ok() { better } else { program });
-            self.list.len() - 1
-        })
+        if let Some(id) = self.known.get(&key) {
+            return Ok(*id);
+        }
+        kiln_block::passes::canonicalise(&mut program).map_err(|e| defect(&e))?;
+        let id = self.list.len();
+        self.list.push(program);
+        self.known.insert(key, id);
+        Ok(id)
     }
 }
 
@@ -285,12 +290,18 @@ fn has_failed(work: &Work<ProgramId>, failed: &Failed) -> bool {
     matches!(work, Work::Block { code, .. } if failed.contains_key(code))
 }
 
-/// Code for every program, on all cores; programs that code generation refuses, with its reason.
+/// Code for every program, on all cores; programs that code generation refuses, with its reason. What LLVM refuses is a defect.
 fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Failed), Error> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let chunk = programs.len().div_ceil(cores).max(1);
-    let failure = |e: CodegenError| e.to_string();
     let mut failed = Failed::new();
+    let mut refused = |program: ProgramId, e: CodegenError| match e {
+        CodegenError::Unsupported { .. } => {
+            failed.insert(program, e.to_string());
+            Ok(())
+        }
+        CodegenError::Llvm { .. } => Err(defect(&e)),
+    };
     match target.arch() {
         None => {
             kiln_cpu::Level::chosen().map_err(|e| Error::usage(e.to_string(), ""))?;
@@ -302,37 +313,28 @@ fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Faile
                 // One at a time, to find which it was.
                 Err(_) => chunk
                     .iter()
-                    .map(|p| host::compile(std::slice::from_ref(p)).map(|m| (Arc::new(m), 0)).map_err(failure))
+                    .map(|p| host::compile(std::slice::from_ref(p)).map(|m| (Arc::new(m), 0)))
                     .collect::<Vec<_>>(),
             });
-            let empty = Arc::new(host::compile(&[]).map_err(|e| Error::failed(failure(e), "report this"))?);
-            let list = compiled.into_iter().enumerate().map(|(i, r)| {
-                r.unwrap_or_else(|e| {
-                    failed.insert(i, e);
-                    (empty.clone(), 0)
-                })
-            });
-            Ok((CompiledCode::Host(list.collect()), failed))
+            let empty = Arc::new(host::compile(&[]).map_err(|e| defect(&e))?);
+            let each = compiled.into_iter().enumerate();
+            let list = each.map(|(i, r)| r.or_else(|e| refused(i, e).map(|()| (empty.clone(), 0))));
+            Ok((CompiledCode::Host(list.collect::<Result<_, _>>()?), failed))
         }
         Some(arch) => {
-            let compiled = parallel(programs, chunk, |chunk| {
-                chunk.iter().map(|p| nvptx::compile(p, arch).map_err(failure)).collect()
-            });
-            let list = compiled.into_iter().enumerate().map(|(i, r)| {
-                r.unwrap_or_else(|e| {
-                    failed.insert(i, e);
-                    nvptx::Ptx {
-                        name: String::new(),
-                        text: String::new(),
-                        grid: [0; 3],
-                        threads: 1,
-                        shared: 0,
-                        cluster: 1,
-                        args: vec![],
-                    }
-                })
-            });
-            Ok((CompiledCode::Ptx(list.collect()), failed))
+            let compiled = parallel(programs, chunk, |chunk| chunk.iter().map(|p| nvptx::compile(p, arch)).collect());
+            let empty = || nvptx::Ptx {
+                name: String::new(),
+                text: String::new(),
+                grid: [0; 3],
+                threads: 1,
+                shared: 0,
+                cluster: 1,
+                args: vec![],
+            };
+            let each = compiled.into_iter().enumerate();
+            let list = each.map(|(i, r)| r.or_else(|e| refused(i, e).map(|()| empty())));
+            Ok((CompiledCode::Ptx(list.collect::<Result<_, _>>()?), failed))
         }
     }
 }

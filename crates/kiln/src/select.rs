@@ -1,7 +1,8 @@
 //! How users name parts of a model: a value (`%12`), a module path, a source line, an op, a kernel of the plan.
 //!
 //! A selector is words that must all fit: `encoder.layer.*.attention op:linear` is every linear in every attention. A module
-//! takes all beneath it; `*` stands for any part of a path's segment or op's name. An op's bare name will do where no module has it.
+//! takes all beneath it; `*` stands for any part of a path's segment or op's name. An op's bare name will do where no module has it,
+//! and a path may leave out the modules above it where nothing else has its name: a wrapper's `model.`, say.
 use crate::{Error, explain::op_name, parts};
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::{Kernel, Plan};
@@ -46,6 +47,11 @@ fn values(word: &str, graph: &Graph, plan: Option<&Plan>) -> Option<BTreeSet<Val
     all(&line)
         .or_else(|| all(&|v| within(word, &graph.source(v).module)))
         .or_else(|| all(&|v| spelled(graph, v).iter().any(|name| name == word)))
+        .or_else(|| all(&|v| tails(&graph.source(v).module).any(|tail| within(word, tail))))
+}
+/// A module's path without the first of its segments, without the first two, and so on.
+fn tails(module: &str) -> impl Iterator<Item = &str> {
+    module.match_indices('.').map(|(at, _)| &module[at + 1..])
 }
 
 /// An op's name, and its last part: `reduce.mean` and `mean`.
@@ -129,6 +135,8 @@ mod tests {
             ("net.py:7", vec![1]),
             ("/home/me/net.py:9", vec![2]),
             ("tanh", vec![2]),
+            ("layer.*.act", vec![1, 3]),
+            ("layer.1", vec![3]),
         ] {
             assert_eq!(found(text).ok(), Some(want), "{text}");
         }

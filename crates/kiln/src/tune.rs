@@ -58,21 +58,21 @@ fn is_open(k: &Kernel) -> bool {
 }
 
 /// Whether lowering takes the kernel with this template.
-fn takes(k: &Kernel, template: kiln_plan::Template, target: Target) -> Result<(), String> {
+fn takes(k: &Kernel, template: kiln_plan::Template, options: &CompileOptions) -> Result<(), String> {
     let mut k = k.clone();
     k.reason.template = Some(template);
-    kiln_lower::lower(&k, target.lowering()).map(|_| ()).map_err(|e| e.why())
+    kiln_lower::lower_at(&k, options.target.lowering(), options.prices()).map(|_| ()).map_err(|e| e.why())
 }
 
 impl Measurements {
     /// Names the template of every product that the store has a usable entry for, and says what was measured.
-    pub fn apply(&self, plan: &mut Plan, target: Target) -> Result<(), Error> {
-        let Some(machine) = self.machine(target)? else { return Ok(()) };
+    pub fn apply(&self, plan: &mut Plan, options: &CompileOptions) -> Result<(), Error> {
+        let Some(machine) = self.machine(options.target)? else { return Ok(()) };
         for k in plan.kernels.iter_mut().filter(|k| is_open(k)) {
             k.reason.tuning = match self.store.find(&key(k, &machine)) {
                 Found::Nothing => None,
                 Found::Useless(_, why) => Some(Tuning::Unused { why }),
-                Found::Entry(e, template) => Some(match takes(k, template, target) {
+                Found::Entry(e, template) => Some(match takes(k, template, options) {
                     Ok(()) => {
                         k.reason.template = Some(template);
                         Tuning::Measured { device: machine.device.clone(), us: e.us, default_us: e.default_us }
@@ -130,7 +130,7 @@ pub fn tune(
     for (at, (key, kernels)) in problems.iter().enumerate() {
         let (first, start) = (kernels[0], Instant::now());
         let known = match store.find(key) {
-            Found::Entry(e, t) if !options.again && takes(first, t, target).is_ok() => Some(e.clone()),
+            Found::Entry(e, t) if !options.again && takes(first, t, &options.compile).is_ok() => Some(e.clone()),
             _ => None,
         };
         let (was_known, mut tried) = (known.is_some(), vec![]);

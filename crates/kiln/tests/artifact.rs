@@ -96,6 +96,27 @@ fn weights_have_a_digest() {
     assert!(said.contains("params/0") && said.contains("digest"), "{said}");
 }
 
+/// Other numerics or another machine than an artifact was compiled with are not answered with its plan.
+#[test]
+fn an_artifact_is_what_was_compiled_or_planned_anew() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let text = "graph g(%0: bf16[4,8]) {\n  %1 = exp %0\n  %2 = mul %1, %1\n  return %2\n}";
+    let model = Model::from_graph(text.parse().expect("a graph")).expect("a model");
+    let path = dir.path().join("g.kiln");
+    let mut machine = kiln::Target::Cpu.machine().expect("built in");
+    machine.device = "another".into();
+    let exact = CompileOptions { numerics: kiln::Numerics::Exact, machine: Some(machine), ..CompileOptions::default() };
+    artifact::write(&path, &compile(&model, &exact).expect("compiles"), &model).expect("written");
+    let made = artifact::options(&path).expect("an artifact's options");
+    assert_eq!((made.numerics, &made.machine), (exact.numerics, &exact.machine));
+    let rounds_each = |o: &CompileOptions| {
+        let (_, c) = artifact::open(&path, o).expect("opens");
+        c.plan.kernels.iter().all(|k| k.rounding == kiln_plan::Rounding::PerOp)
+    };
+    assert!(rounds_each(&made));
+    assert!(!rounds_each(&CompileOptions { numerics: kiln::Numerics::default(), ..made }));
+}
+
 /// Digests can be made again by whoever changes a part: the plan is held against the graph besides.
 #[test]
 fn a_plan_of_another_graph_is_refused() {

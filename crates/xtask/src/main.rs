@@ -40,7 +40,6 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("kiln-cli", &["kiln"]),
     ("kiln-snapshot-tests", &["kiln"]),
-    ("kiln-benches", &["kiln"]),
     ("kiln-xtask", &[]),
 ];
 

@@ -19,7 +19,7 @@ pub fn bench(a: &args::Bench) -> Result<(), Error> {
     let options = BenchOptions {
         against: against(&a.against)?,
         min_time: seconds(a.seconds)?,
-        compile: constrained_on(device, options(&a.model, target, true), &a.constraints)?,
+        compile: constrained_on(device, options(&a.model, Some(target), true)?, &a.constraints)?,
         device,
         threads: a.device.threads,
     };

@@ -1,5 +1,5 @@
 //! Commands about plans without running them: pin, diff, snapshots; and the command line's own papers.
-use super::{constrained, json, numerics, open, options, target, target_of};
+use super::{constrained, json, open, options, target};
 use crate::{
     args::{self, Cli, SnapshotCommand},
     render::{self, Progress},
@@ -12,7 +12,7 @@ use std::{path::Path, process::ExitCode};
 
 pub fn pin(a: &args::Pin) -> Result<(), Error> {
     let progress = Progress::new("loading");
-    let options = constrained(options(&a.model, target_of(&a.model.model, a.target)?, true), &a.constraints)?;
+    let options = constrained(options(&a.model, a.target.map(target), true)?, &a.constraints)?;
     let plan = if FileKind::of(&a.model.model)? == FileKind::PlanText {
         stages::read_plan(&a.model.model)?
     } else {
@@ -55,27 +55,27 @@ fn compare(a: &args::Diff) -> Result<kiln::diff::Diff, Error> {
         input: a.input.clone(),
         numerics: a.numerics,
     };
-    let before =
-        plan(&model(&a.before), a.target, &CompileOptions { numerics: numerics(a.numerics), ..Default::default() })?;
-    let options = CompileOptions { numerics: numerics(a.numerics), fuse: !a.unfused, ..Default::default() };
-    let after = plan(&model(&a.after), a.target, &constrained(options, &a.constraints)?)?;
+    let (before, after) = (model(&a.before), model(&a.after));
+    let before = plan(&before, a.target, options(&before, a.target.map(target), true)?, true)?;
+    let made = constrained(options(&after, a.target.map(target), !a.unfused)?, &a.constraints)?;
+    let after = plan(&after, a.target, made, a.constraints.is_empty())?;
     Ok(kiln::diff::diff(&before, &after))
 }
 
-/// The plan a file holds, or the one made for the model it holds.
-fn plan(a: &args::ModelArgs, name: Option<args::TargetName>, options: &CompileOptions) -> Result<Plan, Error> {
-    let as_compiled = name.is_none()
-        && options.fuse
-        && options.constraints.is_empty()
-        && options.tuned.is_none()
-        && options.machine.is_none();
+/// The plan a file holds, or the one made for the model it holds; `unbound`: under no constraints.
+fn plan(
+    a: &args::ModelArgs,
+    target: Option<args::TargetName>,
+    options: CompileOptions,
+    unbound: bool,
+) -> Result<Plan, Error> {
+    let as_compiled = target.is_none() && a.numerics.is_none() && options.fuse && unbound;
     match FileKind::of(&a.model)? {
         FileKind::PlanText => stages::read_plan(&a.model),
         FileKind::Artifact if as_compiled => kiln::artifact::plan(&a.model),
         _ => {
-            let target = name.map_or_else(|| target_of(&a.model, None), |t| Ok(target(t)))?;
             let given: Vec<Tensor> = super::inputs(a)?;
-            compile::plan(&Model::open(&a.model, &given)?, &CompileOptions { target, ..options.clone() })
+            compile::plan(&Model::open(&a.model, &given)?, &options)
         }
     }
 }

@@ -23,7 +23,7 @@ pub fn compile(a: &args::Compile) -> Result<(), Error> {
             "give the artifact another name, as -o model.kiln",
         ));
     }
-    let options = constrained(options(&a.model, target(a.target), true), &a.constraints)?;
+    let options = constrained(options(&a.model, Some(target(a.target)), true)?, &a.constraints)?;
     let (model, compiled, _) = compiled(&a.model, &options, &progress)?;
     progress.say("writing");
     // First, so that a stage that the target does not have leaves it.
@@ -54,7 +54,7 @@ pub fn compile(a: &args::Compile) -> Result<(), Error> {
 pub fn print(a: &args::Print) -> Result<(), Error> {
     let stage = Stage::parse(&a.stage)?;
     let t = if stage == Stage::Ptx && a.target == TargetName::Cpu { TargetName::Sm90a } else { a.target };
-    let options = options(&a.model, target(t), !a.unfused);
+    let options = options(&a.model, Some(target(t)), !a.unfused)?;
     let text = stages::print_file(&a.model.model, &inputs(&a.model)?, &options, stage, a.kernel.as_deref())?;
     render::out(&text)
 }
@@ -64,7 +64,7 @@ pub fn ptx(a: &args::PtxArgs) -> Result<(), Error> {
         return Err(Error::usage("the target cpu has no PTX", "give --target sm_90a or sm_80"));
     }
     let progress = Progress::new("loading");
-    let options = constrained(options(&a.model, target(a.target), true), &a.constraints)?;
+    let options = constrained(options(&a.model, Some(target(a.target)), true)?, &a.constraints)?;
     let (_, compiled, _) = compiled(&a.model, &options, &progress)?;
     drop(progress);
     let kernels = match &a.kernel {

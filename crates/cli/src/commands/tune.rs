@@ -19,7 +19,7 @@ pub fn tune(a: &args::Tune) -> Result<(), Error> {
     tune::write(&a.store, &store)?;
     let constraints = ConstraintArgs { constraints: a.constraints.clone(), tuned: None, machine: None };
     let options = TuneOptions {
-        compile: constrained(options(&a.model, target, true), &constraints)?,
+        compile: constrained(options(&a.model, Some(target), true)?, &constraints)?,
         gpu,
         kernel: a.kernel.clone(),
         again: a.again,

@@ -307,10 +307,6 @@ impl<'c> Emit<'c> {
         self.invoke("llvm.nvvm.barrier.cta.sync.aligned.all", &[], &[self.int(0).into()])?;
         Ok(())
     }
-    #[allow(dead_code)]
-    pub fn dump(&self) -> String {
-        self.module.print_to_string().to_string()
-    }
 }
 
 /// A condition that is constant.
