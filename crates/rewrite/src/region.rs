@@ -343,9 +343,10 @@ impl Region<'_> {
                     out[p] = m[i].clone();
                 }
             }
-            Op::Slice { axis, start, step, .. } => {
-                let w = &mut out[*axis];
-                (w.from, w.step) = (*start as i64 + *step as i64 * w.from, *step as i64 * w.step);
+            Op::Slice { axis, start, len, step } => {
+                // From a single element nothing is stepped, whatever the step: it may be any number.
+                let (w, step) = (&mut out[*axis], if *len > 1 { *step as i64 } else { 1 });
+                (w.from, w.step) = (*start as i64 + step * w.from, step * w.step);
             }
             Op::Flip(axes) => {
                 for &axis in axes {
