@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 mod anchor;
 mod rows;
 
+use anchor::Anchor;
+
 /// Why a region is not one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Reject {
@@ -176,7 +178,9 @@ pub fn kind(dag: &Dag, members: &[usize]) -> KernelKind {
         Class::Scan => KernelKind::Scan,
         Class::Fallback => KernelKind::Fallback,
         Class::Reduce | Class::ArgReduce | Class::Row => KernelKind::Reduction,
-        _ => KernelKind::Pointwise,
+        Class::Leaf | Class::Generator | Class::View | Class::Pointwise | Class::Movement | Class::Result => {
+            KernelKind::Pointwise
+        }
     };
     members.iter().map(of).max().unwrap_or(KernelKind::Pointwise)
 }
@@ -281,7 +285,12 @@ impl Region<'_> {
                 Class::Pointwise => self.pointwise(v, &u),
                 Class::Movement => self.movement(v, &u),
                 Class::Reduce | Class::ArgReduce | Class::Row => self.row(v, &u)?,
-                _ => self.anchor(v, &u, done.first())?,
+                Class::Product => self.anchor(v, &u, done.first(), Anchor::Product)?,
+                Class::Attention => self.anchor(v, &u, done.first(), Anchor::Attention)?,
+                Class::Scan => self.anchor(v, &u, done.first(), Anchor::Scan)?,
+                Class::Conv => self.anchor(v, &u, done.first(), Anchor::Conv)?,
+                Class::Pool => self.anchor(v, &u, done.first(), Anchor::Pool)?,
+                Class::Scatter => self.anchor(v, &u, done.first(), Anchor::Scatter)?,
             };
             let prologue = u.prologue || (class.is_anchor() && class != Class::Scan);
             for (a, map) in reach {
