@@ -197,9 +197,8 @@ fn check(kernel: &str, steps: &[Work<kiln_block::Kernel>]) -> Result<(), LowerEr
     for step in steps {
         // Of tensors that no machine holds; who allocates them says so.
         if let Work::Block { code, .. } = step
-            && code.grid.iter().any(|n| *n >= 1 << 31)
+            && let Err(why) = kiln_block::verify::grid(code.grid)
         {
-            let why = format!("it takes a grid of {:?}, and no launch has 2^31 along an axis", code.grid);
             return Err(LowerError::Unsupported { kernel: kernel.to_string(), why });
         }
     }
