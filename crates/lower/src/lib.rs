@@ -189,7 +189,7 @@ fn library_call(body: &Graph) -> Option<LibraryCall> {
     };
     let results: Vec<usize> = body.outputs.iter().map(result).collect::<Option<_>>()?;
     let once = results.iter().enumerate().all(|(i, r)| !results[..i].contains(r));
-    (once && body.args(call) == body.inputs).then_some(LibraryCall { op, results })
+    (once && body.args(call) == body.inputs).then(|| LibraryCall { op, place: body.source(call).place(), results })
 }
 
 /// In debug builds every emitted program is verified.
