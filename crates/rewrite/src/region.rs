@@ -364,10 +364,12 @@ impl Region<'_> {
                 }
             }
             Op::Broadcast(_) => out = align(dag.shape(a), m.len(), m),
-            _ => {
+            Op::Reshape(_) => {
                 let (to, from) = (dag.shape(a), dag.shape(v));
                 out = self.space.reshape(m, from, to).unwrap_or_else(|| self.space.unknown(m, to.len()));
             }
+            // A view that is not told how it is followed cannot be.
+            _ => out = self.space.unknown(m, dag.shape(a).len()),
         }
         out
     }
@@ -410,15 +412,16 @@ impl Region<'_> {
                 table[*axis] = Walk::computed(table[*axis].atoms.clone());
                 vec![(args[0], table), (args[1], m.clone())]
             }
-            // Take, the only other movement: the index's axes stand where the table's axis stood.
-            op => {
-                let axis = if let Op::Take { axis } = op { *axis } else { 0 };
-                let index = m[axis..axis + dag.shape(args[1]).len()].to_vec();
-                let mut table = m[..axis].to_vec();
+            // The index's axes stand where the table's axis stood.
+            Op::Take { axis } => {
+                let index = m[*axis..axis + dag.shape(args[1]).len()].to_vec();
+                let mut table = m[..*axis].to_vec();
                 table.push(Walk::computed(self.space.flat(&index)));
                 table.extend_from_slice(&m[axis + index.len()..]);
                 vec![(args[0], table), (args[1], index)]
             }
+            // As of a view.
+            _ => args.iter().map(|&a| (a, self.space.unknown(m, dag.shape(a).len()))).collect(),
         }
     }
 
