@@ -20,5 +20,5 @@ mod names;
 mod parser;
 mod printer;
 
-pub use parser::{MAX_DEPTH, parse, parse_all};
+pub use parser::{MAX_DEPTH, parse};
 pub use printer::{print, print_inst};

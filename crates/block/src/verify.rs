@@ -33,7 +33,21 @@ use crate::{BlockError, Inst, InstData, Kernel, Op, Region, Type, Value, text};
 use std::collections::{HashMap, HashSet};
 
 /// What a rule says when it is broken.
-type Rule = Result<(), String>;
+pub type Rule = Result<(), String>;
+
+/// Whether a grid is one that a program may have; else why not. Lowering asks before it gives a program, and refuses the kernel.
+pub fn grid(grid: [usize; 3]) -> Rule {
+    /// Logarithms of the instances along an axis, and in all, that are too many.
+    const AXIS: u32 = 31;
+    const ALL: u32 = 53;
+    let all = grid.iter().try_fold(1usize, |a, b| a.checked_mul(*b));
+    let fits = grid.iter().all(|n| *n < 1 << AXIS) && all.is_some_and(|n| n < 1 << ALL);
+    rules::ensure(fits, || {
+        format!(
+            "a grid of {grid:?} is too large; fewer than 2^{AXIS} instances along each axis and 2^{ALL} in all are possible"
+        )
+    })
+}
 
 /// Checks all invariants; the first broken one is the error, with the op in text form.
 pub fn verify(k: &Kernel) -> Result<(), BlockError> {
@@ -91,10 +105,7 @@ struct Verifier<'a> {
 
 fn header(k: &Kernel) -> Rule {
     rules::ensure(!k.name.is_empty(), || "a kernel needs a name".into())?;
-    let instances = k.grid.iter().try_fold(1usize, |a, b| a.checked_mul(*b)).unwrap_or(usize::MAX);
-    rules::ensure(k.grid.iter().all(|n| *n < 1 << 31) && instances < 1 << 53, || {
-        format!("the grid {:?} is too large; less than 2^31 along each axis", k.grid)
-    })?;
+    grid(k.grid)?;
     let roles = k.body.insts.iter().filter_map(|i| k.insts.get(i.0 as usize)).any(|d| matches!(d.op, Op::Roles(_)));
     rules::ensure((1..=512).contains(&k.warps) && (roles || k.warps.is_power_of_two()), || {
         format!("{} warps; from 1 to 512, a power of two without roles", k.warps)

@@ -84,6 +84,17 @@ fn products_in_flight() {
     }
 }
 
+#[test]
+fn grids_that_are_too_large() {
+    use kiln_block::verify::grid;
+    for fits in [[0, 1, 1], [(1 << 31) - 1, 1, 1], [1 << 30, 1 << 22, 1]] {
+        assert_eq!(grid(fits), Ok(()));
+    }
+    for large in [[1 << 31, 1, 1], [1, 1, 1 << 40], [1 << 30, 1 << 23, 1], [1 << 30, 1 << 30, 1 << 30]] {
+        assert!(grid(large).is_err_and(|what| what.contains("fewer than 2^31")), "{large:?}");
+    }
+}
+
 /// Programs that no text gives.
 #[test]
 fn broken_arenas() {

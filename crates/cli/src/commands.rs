@@ -227,6 +227,7 @@ fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error
     let options = constrained(options(&a.model, a.target.map(target), !a.unfused)?, &a.constraints)?;
     let (model, _) = open(&a.model, progress)?;
     progress.say("planning");
+    // Invariant: both flags take two names (`num_args`), and one of them was given.
     let answer = kiln::why::ask(&model, &options, &names[0], &names[1])?;
     match &a.json {
         Some(path) => render::to(path, &json(&answer)?),

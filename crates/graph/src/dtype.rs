@@ -75,6 +75,26 @@ impl DType {
             other => other,
         }
     }
+    /// PyTorch's number of the type (`c10/core/ScalarType.h`), as operators take it among their arguments.
+    pub fn torch_number(self) -> u8 {
+        match self {
+            DType::U8 => 0,
+            DType::I8 => 1,
+            DType::I16 => 2,
+            DType::I32 => 3,
+            DType::I64 => 4,
+            DType::F16 => 5,
+            DType::F32 => 6,
+            DType::F64 => 7,
+            DType::Bool => 11,
+            DType::Bf16 => 15,
+            DType::F8e4m3 => 24,
+        }
+    }
+    /// The type behind PyTorch's number; `None` for one that graphs do not have.
+    pub fn of_torch_number(number: i64) -> Option<DType> {
+        DType::ALL.into_iter().find(|d| i64::from(d.torch_number()) == number)
+    }
     pub fn name(self) -> &'static str {
         match self {
             DType::F64 => "f64",
@@ -105,5 +125,20 @@ impl FromStr for DType {
             .into_iter()
             .find(|d| d.name() == s)
             .ok_or_else(|| format!("unknown element type `{s}`; known: {}", DType::NAMES))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_pytorch_name_one_type_each() {
+        for d in DType::ALL {
+            assert_eq!(DType::of_torch_number(d.torch_number().into()), Some(d));
+        }
+        for none in [-1, 8, 12, 23, 256] {
+            assert_eq!(DType::of_torch_number(none), None);
+        }
     }
 }

@@ -3,14 +3,12 @@
 //! A graph comes out of files that anyone may have written, so an operator of it must do nothing but compute its results from its
 //! operands. `fallback/operators.txt` lists those that do, with their schemas, and says what is left out and why;
 //! `scripts/fallback_operators.py` writes it.
-use crate::{FallbackOp, Type};
+use crate::{DType, FallbackOp, Type};
 use serde_json::Value;
 use std::{collections::HashMap, sync::LazyLock};
 
 const LIST: &str = include_str!("fallback/operators.txt");
 
-/// Numbers by which libtorch names the element types that a graph has.
-const DTYPES: [i64; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 11, 15, 24];
 /// More layers than a recurrent network has.
 const MOST_LAYERS: u64 = 1 << 10;
 
@@ -183,7 +181,7 @@ impl Argument {
         match self.kind {
             Kind::Tensor => tagged("tensor").and_then(Value::as_u64).is_some_and(|i| (i as usize) < operands.len()),
             Kind::Int => v.as_i64().is_some_and(|i| match self.name {
-                "dtype" => DTYPES.contains(&i),
+                "dtype" => DType::of_torch_number(i).is_some(),
                 "layout" => i == 0,
                 "memory_format" => (0..4).contains(&i),
                 _ => true,
@@ -323,7 +321,6 @@ fn recurrent(name: &str, op: &Operator, given: &[Value], operands: &[&Type]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
 
     #[test]
     fn every_line_of_the_list_reads() {

@@ -43,7 +43,10 @@ fn takes_f8(op: &Op) -> bool {
         Op::Pad { .. } | Op::Concat { .. } | Op::Gather { .. } | Op::Take { .. } | Op::Select => true,
         Op::Scatter { mode, .. } => *mode != ScatterMode::Add,
         Op::Dot | Op::Linear | Op::Fallback(_) | Op::Result(_) => true,
-        _ => false,
+        Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Iota { .. } => false,
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Reduce { .. } | Op::Scan { .. } => false,
+        Op::Conv { .. } | Op::Pool { .. } | Op::Attention { .. } | Op::Softmax { .. } | Op::LogSoftmax { .. } => false,
+        Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::GroupNorm { .. } | Op::BatchNorm { .. } => false,
     }
 }
 

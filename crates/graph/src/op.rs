@@ -343,6 +343,9 @@ impl Op {
             Op::Unary(_) => 8.,
             Op::Binary(BinaryOp::Div | BinaryOp::FloorDiv | BinaryOp::Remainder | BinaryOp::Fmod | BinaryOp::Pow) => 8.,
             Op::Binary(BinaryOp::Atan2) => 16.,
+            Op::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Max | BinaryOp::Min) => 1.,
+            Op::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor) => 1.,
+            Op::Compare(_) | Op::Select | Op::Cast(_) => 1.,
             Op::Softmax { .. } | Op::LogSoftmax { .. } => 11.,
             Op::RmsNorm { .. } => 3.,
             Op::LayerNorm { .. } | Op::GroupNorm { .. } => 4.,
@@ -355,7 +358,12 @@ impl Op {
             | Op::Permute(_)
             | Op::Broadcast(_)
             | Op::Slice { .. } => 0.,
-            _ => 1.,
+            Op::Flip(_) | Op::Pad { .. } | Op::Concat { .. } => 1.,
+            Op::Gather { .. } | Op::Take { .. } | Op::Scatter { .. } => 1.,
+            Op::Reduce { .. } | Op::Scan { .. } | Op::Pool { .. } => 1.,
+            // Of what is done with a result; what sums are made of is priced apart.
+            Op::Dot | Op::Linear | Op::Conv { .. } | Op::Attention { .. } => 1.,
+            Op::Fallback(_) | Op::Result(_) => 1.,
         }
     }
 }

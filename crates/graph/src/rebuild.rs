@@ -1,5 +1,5 @@
-//! Copies of graphs: with substitutions, without dead nodes, with other graphs set in; and a hash that survives copying.
-use crate::{Graph, GraphError, Op, Source, Type, ValueId, text};
+//! Copies of graphs: with substitutions, without dead nodes, with other graphs set in, without names.
+use crate::{Graph, GraphError, Op, Source, Type, ValueId};
 
 impl Graph {
     /// A copy in topological order. For every node `replace` gets the new graph, the old value and its operands in the
@@ -114,13 +114,5 @@ impl Graph {
             bare.set_source(v, Source::default());
         }
         bare
-    }
-
-    /// Hash of what the graph computes: ops, types, constants, operands, parameter types and initial data; not names
-    /// or source locations. The same on every machine and in every build of this version (FNV-1a over the text form).
-    pub fn structural_hash(&self) -> u128 {
-        const OFFSET: u128 = 0x6c62272e07bb014262b821756295c58d;
-        const PRIME: u128 = 0x0000000001000000000000000000013b;
-        text::print(&self.bare()).bytes().fold(OFFSET, |h, b| (h ^ u128::from(b)).wrapping_mul(PRIME))
     }
 }

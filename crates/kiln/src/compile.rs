@@ -2,7 +2,8 @@
 use crate::{Error, Model, constraints::Constraints, torch, tune::Measurements};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
-use kiln_graph::{DType, FallbackOp, Graph, Tensor};
+use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, ValueId};
+use kiln_interp::graph::InterpError;
 use kiln_lower::{LowerError, Prices};
 use kiln_plan::{
     Machine, Numerics, Plan,
@@ -10,8 +11,8 @@ use kiln_plan::{
 };
 use kiln_rewrite::RewriteError;
 use kiln_runtime::{
-    Callbacks, Code, CudaDevice, Device, DeviceTensor, Executable, HostDevice, InputSpec, Passed, Ptx, Session,
-    TensorMap,
+    Callbacks, Code, CudaDevice, Device, DeviceTensor, Executable, HostDevice, InputSpec, Passed, Ptx, Refused,
+    Session, TensorMap,
 };
 use kiln_torch_host::Memory;
 use serde::Serialize;
@@ -450,15 +451,27 @@ pub(crate) fn runtime(e: kiln_runtime::RuntimeError) -> Error {
     Error::failed(e.to_string(), "")
 }
 
+/// Why the interpreter stopped; of an index out of range as compiled kernels say it.
+fn refused(body: &Graph, e: InterpError) -> Refused {
+    let indexed = |v: ValueId| matches!(body.op(v), Op::Gather { .. } | Op::Take { .. } | Op::Scatter { .. });
+    match e {
+        InterpError::Op { value, op, place, what } if indexed(value) && what.starts_with("index ") => {
+            Refused::Index(format!("{op}{place}: {what}"))
+        }
+        e => Refused::Op(e.to_string()),
+    }
+}
+
 /// Ops outside Kiln's: libtorch for fallbacks, the graph interpreter for kernels without code.
 pub(crate) struct Reference;
 impl Callbacks for Reference {
-    fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
-        let torch = torch::torch().map_err(|e| format!("{} needs libtorch: {e}; {}", op.name, e.help()))?;
-        torch.run_fallback(op, args).map_err(|e| e.to_string())
+    fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
+        let missing = |e: Error| Refused::Missing(format!("{} needs libtorch: {e}; {}", op.name, e.help()));
+        torch::torch().map_err(missing)?.run_fallback(op, args).map_err(|e| Refused::Op(e.to_string()))
     }
-    fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
-        kiln_interp::graph::run(body, args, &[], &mut |op, args| self.fallback(op, args)).map_err(|e| e.to_string())
+    fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
+        let mut fallback = |op: &FallbackOp, args: &[Tensor]| self.fallback(op, args).map_err(Refused::into_words);
+        kiln_interp::graph::run(body, args, &[], &mut fallback).map_err(|e| refused(body, e))
     }
     fn fallback_in_place(
         &self,
@@ -496,5 +509,15 @@ mod tests {
             "{text}"
         );
         assert!(e.help().contains("--unfused"));
+    }
+
+    #[test]
+    fn an_index_out_of_range_is_the_inputs_also_where_a_kernel_is_interpreted() {
+        let text = "graph g(%t: f32[4,2], %i: i64[1]) {\n %r = take %t, %i axis=0\n return %r\n}";
+        let body: Graph = text.parse().expect("valid");
+        let [table, index] = [0, 1].map(|i| body.ty(body.inputs[i]).clone());
+        let inputs = [Tensor::zeros(table), Tensor::from_f64(index, [7.0])];
+        let e = Reference.interpret(&body, &inputs).expect_err("no such row");
+        assert_eq!(e, Refused::Index("take: index 7 is out of range for an axis of 4".into()));
     }
 }

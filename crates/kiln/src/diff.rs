@@ -3,7 +3,7 @@
 //! Ops are matched first: by their names where both plans are of one graph, else by what they are, in the order of the models, so
 //! that plans of a changed model can be compared. Kernels are then compared by the ops they hold.
 use crate::{
-    explain::{count, op_name, wrapped},
+    explain::{count, left_out, op_name, wrapped},
     parts,
 };
 use kiln_graph::{Op, Type};
@@ -28,15 +28,32 @@ pub enum Change {
     Gone,
 }
 
+/// A kernel's name and its predicted time in us; unknown where libtorch runs it.
+pub type Priced = (String, Option<f64>);
+
+/// Sum of the times that are known, and how many are not.
+pub(crate) fn total<'k>(list: impl IntoIterator<Item = &'k Priced>) -> (f64, usize) {
+    let add = |(us, unknown): (f64, usize), k: &Priced| match k.1 {
+        Some(more) => (us + more, unknown),
+        None => (us, unknown + 1),
+    };
+    list.into_iter().fold((0., 0), add)
+}
+/// A kernel's line, as `  -      2.11 us  gemm_9`.
+pub(crate) fn line(sign: &str, (name, us): &Priced) -> String {
+    let us = us.map_or("unknown".to_string(), |us| format!("{us:.2} us"));
+    format!("  {sign} {us:>12}  {name}\n")
+}
+
 /// Kernels that hold the same ops before and after; repeated layers that changed alike are one entry.
 #[derive(Clone, Debug, Serialize)]
 pub struct Entry {
     pub change: Change,
     /// How often.
     pub count: usize,
-    /// Of the first.
-    pub before: Vec<(String, f64)>,
-    pub after: Vec<(String, f64)>,
+    /// Of the first; without a time where libtorch runs it.
+    pub before: Vec<Priced>,
+    pub after: Vec<Priced>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -51,7 +68,10 @@ pub struct Side {
     pub name: String,
     pub machine: String,
     pub kernels: usize,
+    /// Of all kernels but those whose time is unknown.
     pub predicted_us: f64,
+    /// Kernels whose time is unknown.
+    pub unpriced: usize,
 }
 
 /// An op of a plan: what it is, and the kernels that compute it.
@@ -137,7 +157,7 @@ pub fn diff(a: &Plan, b: &Plan) -> Diff {
             continue;
         };
         let key = (change, format!("{:?} {:?}", alike(&before), alike(&after)));
-        let costs = |list: &[&Kernel]| list.iter().map(|k| (k.name.clone(), k.cost.us.unwrap_or(0.))).collect();
+        let costs = |list: &[&Kernel]| list.iter().map(|k| (k.name.clone(), k.cost.us)).collect();
         let entry = groups.entry(key.clone()).or_insert_with(|| {
             order.push(key);
             Entry { change, count: 0, before: costs(&before), after: costs(&after) }
@@ -150,6 +170,7 @@ pub fn diff(a: &Plan, b: &Plan) -> Diff {
         machine: p.machine.clone(),
         kernels: n,
         predicted_us: p.predicted_us(),
+        unpriced: p.unpriced(),
     };
     Diff { before: side(a, ka.len()), after: side(b, kb.len()), entries, same }
 }
@@ -255,9 +276,9 @@ fn pair_equal(parts: Vec<Part>, before: &[&Kernel], after: &[&Kernel]) -> Vec<Pa
 }
 
 /// A kernel without its number in the plan.
-fn alike(kernels: &[&Kernel]) -> Vec<(String, u64)> {
+fn alike(kernels: &[&Kernel]) -> Vec<(String, Option<u64>)> {
     let base = |k: &Kernel| k.name.rsplit_once('_').map_or(k.name.clone(), |n| n.0.to_string());
-    kernels.iter().map(|k| (base(k), k.cost.us.map_or(0, f64::to_bits))).collect()
+    kernels.iter().map(|k| (base(k), k.cost.us.map(f64::to_bits))).collect()
 }
 /// What a kernel computes, names and places in the source aside.
 fn content(k: &Kernel) -> Vec<String> {
@@ -292,16 +313,17 @@ impl Diff {
         let mut t = wrapped(
             "",
             &format!(
-                "{names} on {machines}: {} before, {} after; {:.2} us before, {:.2} us after ({percent:+.1} %)",
+                "{names} on {machines}: {} before, {} after; {:.2} us before{}, {:.2} us after{} ({percent:+.1} %)",
                 count(a.kernels, "kernel"),
                 b.kernels,
                 a.predicted_us,
-                b.predicted_us
+                left_out(a.unpriced),
+                b.predicted_us,
+                left_out(b.unpriced)
             ),
             width,
         );
         for e in &self.entries {
-            let sum = |l: &[(String, f64)]| l.iter().map(|k| k.1).sum::<f64>();
             let times = if e.count > 1 { format!(" {} times", e.count) } else { String::new() };
             let words = match e.change {
                 Change::Split => "split",
@@ -312,17 +334,31 @@ impl Diff {
                 Change::New => "new",
                 Change::Gone => "gone",
             };
-            let more = sum(&e.after) - sum(&e.before);
-            t += &format!("\n{words}{times}: {more:+.2} us{}\n", if e.count > 1 { " each" } else { "" });
+            let ((before, some), (after, others)) = (total(&e.before), total(&e.after));
+            let (each, left_out) = (if e.count > 1 { " each" } else { "" }, left_out(some + others));
+            t += &format!("\n{words}{times}: {:+.2} us{each}{left_out}\n", after - before);
             for (sign, list) in [("-", &e.before), ("+", &e.after)] {
-                for (name, us) in list {
-                    t += &format!("  {sign} {us:>9.2} us  {name}\n");
-                }
+                list.iter().for_each(|k| t += &line(sign, k));
             }
         }
         if !self.entries.is_empty() {
             t += "\n";
         }
         t + &format!("the same: {}\n", count(self.same, "kernel"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_that_are_unknown_are_left_out_and_said() {
+        let (known, unknown) = (("gemm_1".to_string(), Some(2.0)), ("sort_2".to_string(), None));
+        assert_eq!(total([&known, &unknown, &known]), (4.0, 1));
+        assert_eq!(line("-", &known), format!("  -{:>10} us  gemm_1\n", "2.00"));
+        assert_eq!(line("+", &unknown), format!("  +{:>13}  sort_2\n", "unknown"));
+        assert_eq!(left_out(0), "");
+        assert_eq!(left_out(2), ", without 2 fallbacks, whose time is unknown");
     }
 }

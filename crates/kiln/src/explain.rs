@@ -15,6 +15,14 @@ pub use build::{op_name, ops};
 pub use kiln_graph::{count, plural};
 pub use wrap::{tail, wrapped};
 
+/// What a sum of predicted times leaves out: nothing, or `, without 2 fallbacks, whose time is unknown`.
+pub fn left_out(unpriced: usize) -> String {
+    if unpriced == 0 {
+        return String::new();
+    }
+    format!(", without {}, whose time is unknown", count(unpriced, "fallback"))
+}
+
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 2;
 

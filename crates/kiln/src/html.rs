@@ -3,7 +3,7 @@
 use crate::{
     Compiled,
     compile::CompiledCode,
-    explain::{KernelReport, Report, count, plural},
+    explain::{KernelReport, Report, count, left_out, plural},
 };
 use kiln_plan::{BufferId, BufferKind, Kernel, Stage, exec::Work};
 use serde::Serialize;
@@ -141,12 +141,13 @@ fn escape(s: &str) -> String {
 fn summary(r: &Report) -> String {
     let mut lines = vec![
         format!(
-            "<b>{}</b> {} became <b>{}</b> {}. Predicted <b>{:.1} µs</b>, lower bound {:.1} µs. Numerics: {}.",
+            "<b>{}</b> {} became <b>{}</b> {}. Predicted <b>{:.1} µs</b>{}, lower bound {:.1} µs. Numerics: {}.",
             r.nodes,
             plural(r.nodes, "op"),
             r.kernels.len(),
             plural(r.kernels.len(), "kernel"),
             r.predicted_us,
+            left_out(r.unpriced),
             r.lower_bound_us,
             escape(&r.numerics)
         ),

@@ -49,7 +49,10 @@ pub struct Sweep {
 pub struct Point {
     pub value: usize,
     pub kernels: usize,
+    /// Of all kernels but those whose time is unknown.
     pub predicted_us: f64,
+    /// Kernels whose time is unknown: libtorch runs them.
+    pub unpriced: usize,
     pub fused: Spread,
     pub unfused: Option<Spread>,
     pub torch: Option<Spread>,
@@ -96,6 +99,7 @@ pub fn sweep(
             value,
             kernels: b.kernels.len(),
             predicted_us: compiled.plan.predicted_us(),
+            unpriced: compiled.plan.unpriced(),
             fused: b.fused,
             unfused: b.unfused,
             torch: b.torch,

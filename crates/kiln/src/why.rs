@@ -2,7 +2,8 @@
 use crate::{
     CompileOptions, Error, Model, compile,
     constraints::Constraints,
-    explain::{op_name, wrapped},
+    diff::{Priced, line, total},
+    explain::{left_out, op_name, wrapped},
     parts,
     select::select,
 };
@@ -20,7 +21,10 @@ const MAX_PAIRS: usize = 3;
 pub struct Answer {
     pub a: Side,
     pub b: Side,
+    /// Of all kernels but those whose time is unknown.
     pub predicted_us: f64,
+    /// Kernels whose time is unknown.
+    pub unpriced: usize,
     pub kernels: usize,
     /// Kernels that compute values of both.
     pub shared: Vec<String>,
@@ -47,8 +51,8 @@ pub struct Turned {
     pub forbidden: Option<String>,
     pub predicted_us: Option<f64>,
     /// Kernels in the place of those named, with their cost, and those they replace.
-    pub gone: Vec<(String, f64)>,
-    pub new: Vec<(String, f64)>,
+    pub gone: Vec<Priced>,
+    pub new: Vec<Priced>,
 }
 
 /// Asks about `a` and `b`, named as [`crate::select`] says.
@@ -91,6 +95,7 @@ pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<
         a: side(a, &left, &ka),
         b: side(b, &right, &kb),
         predicted_us: plan.predicted_us(),
+        unpriced: plan.unpriced(),
         kernels: run(&plan).count(),
         shared: shared.iter().map(|k| k.name.clone()).collect(),
         turned,
@@ -207,10 +212,10 @@ fn turn(
     Ok(out)
 }
 /// Kernels of `p` that `q` does not have, with their cost.
-fn only_in(p: &Plan, q: &Plan) -> Vec<(String, f64)> {
+fn only_in(p: &Plan, q: &Plan) -> Vec<Priced> {
     let known: BTreeSet<String> = run(q).map(|k| kiln_graph::text::print(&nameless(k))).collect();
     let new = run(p).filter(|k| !known.contains(&kiln_graph::text::print(&nameless(k))));
-    new.map(|k| (k.name.clone(), k.cost.us.unwrap_or(0.))).collect()
+    new.map(|k| (k.name.clone(), k.cost.us)).collect()
 }
 fn nameless(k: &Kernel) -> kiln_graph::Graph {
     let mut body = k.body.clone();
@@ -255,17 +260,17 @@ impl Answer {
                 let more = us - self.predicted_us;
                 let percent = 100. * more / self.predicted_us.max(1e-12);
                 let than = format!(
-                    "Forced {forced}, the plan takes {us:.2} us instead of {:.2} us ({more:+.2} us, {percent:+.1} %):",
-                    self.predicted_us
+                    "Forced {forced}, the plan takes {us:.2} us instead of {:.2} us ({more:+.2} us, {percent:+.1} %){}:",
+                    self.predicted_us,
+                    left_out(self.unpriced)
                 );
                 t += &wrapped("  ", &than, width);
                 for (sign, list) in [("-", &u.gone), ("+", &u.new)] {
-                    for (name, us) in list.iter().take(6) {
-                        t += &format!("    {sign} {us:>9.2} us  {name}\n");
-                    }
-                    if list.len() > 6 {
-                        let rest: f64 = list[6..].iter().map(|k| k.1).sum();
-                        t += &format!("    {sign} {rest:>9.2} us  in {} more\n", list.len() - 6);
+                    list.iter().take(SHOWN).for_each(|k| t += &format!("  {}", line(sign, k)));
+                    if list.len() > SHOWN {
+                        let (rest, unknown) = total(&list[SHOWN..]);
+                        let more = format!("in {} more{}", list.len() - SHOWN, left_out(unknown));
+                        t += &format!("  {}", line(sign, &(more, Some(rest))));
                     }
                 }
             }
@@ -275,8 +280,10 @@ impl Answer {
     }
 }
 
+/// Words or kernels that are listed.
+const SHOWN: usize = 6;
+
 fn listed(words: &[String]) -> String {
-    const SHOWN: usize = 6;
     let more = if words.len() > SHOWN { format!(" and {} more", words.len() - SHOWN) } else { String::new() };
     words[..words.len().min(SHOWN)].join(", ") + &more
 }
@@ -285,11 +292,12 @@ fn listed(words: &[String]) -> String {
 pub fn pinned_text(plan: &Plan) -> String {
     let n = run(plan).count();
     format!(
-        "# The {} of {}, planned for {}: {:.2} us predicted.\n{}",
+        "# The {} of {}, planned for {}: {:.2} us predicted{}.\n{}",
         count(n, "kernel"),
         plan.name,
         plan.machine,
         plan.predicted_us(),
+        left_out(plan.unpriced()),
         Constraints::pin(plan).text()
     )
 }

@@ -189,7 +189,7 @@ fn library_call(body: &Graph) -> Option<LibraryCall> {
     };
     let results: Vec<usize> = body.outputs.iter().map(result).collect::<Option<_>>()?;
     let once = results.iter().enumerate().all(|(i, r)| !results[..i].contains(r));
-    (once && body.args(call) == body.inputs).then_some(LibraryCall { op, results })
+    (once && body.args(call) == body.inputs).then(|| LibraryCall { op, place: body.source(call).place(), results })
 }
 
 /// Every emitted program is verified, in release builds too: about a thirtieth of the time that compiling takes.
@@ -197,9 +197,8 @@ fn check(kernel: &str, steps: &[Work<kiln_block::Kernel>]) -> Result<(), LowerEr
     for step in steps {
         // Of tensors that no machine holds; who allocates them says so.
         if let Work::Block { code, .. } = step
-            && code.grid.iter().any(|n| *n >= 1 << 31)
+            && let Err(why) = kiln_block::verify::grid(code.grid)
         {
-            let why = format!("it takes a grid of {:?}, and no launch has 2^31 along an axis", code.grid);
             return Err(LowerError::Unsupported { kernel: kernel.to_string(), why });
         }
     }

@@ -208,9 +208,11 @@ impl<'a> Resolver<'a> {
                 self.at(args[0], &inner, guards)
             }
             Op::Broadcast(_) => self.arg(args[0], &here),
-            Op::Slice { axis, start, step, .. } => {
+            Op::Slice { axis, start, len, step } => {
+                // From a single element nothing is stepped, whatever the step: it may be any number.
+                let step = if *len > 1 { *step as i64 } else { 1 };
                 let mut inner = ix.to_vec();
-                inner[*axis] = inner[*axis].clone().scale(*step as i64).shift(*start as i64);
+                inner[*axis] = inner[*axis].clone().scale(step).shift(*start as i64);
                 self.at(args[0], &inner, guards)
             }
             Op::Flip(axes) => {

@@ -175,6 +175,9 @@ impl Matrix {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LibraryCall {
     pub op: FallbackOp,
+    /// Module and `file:line` of the model's source, as far as known.
+    #[serde(default)]
+    pub place: String,
     /// For each output of the kernel, which of the operator's results it is; none twice.
     pub results: Vec<usize>,
 }

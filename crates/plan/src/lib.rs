@@ -279,6 +279,10 @@ impl Plan {
     pub fn predicted_us(&self) -> f64 {
         self.kernels.iter().filter(|k| k.stage == Stage::Run).filter_map(|k| k.cost.us).sum()
     }
+    /// Kernels of a run whose time is unknown, which [`Plan::predicted_us`] leaves out: fallbacks.
+    pub fn unpriced(&self) -> usize {
+        self.kernels.iter().filter(|k| k.stage == Stage::Run && k.cost.us.is_none()).count()
+    }
 }
 
 /// What a machine can do; rates as measured, not from data sheets. Plain data (`machines/*.json`).

@@ -57,34 +57,40 @@ pub fn microseconds(seconds: f64) -> f64 {
 
 /// Flops on matrix units of one op: products, convolutions, attention.
 pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
-    let shape = |i: usize| dag.nodes[v].args.get(i).map_or(&[][..], |&a| dag.shape(a));
-    let last = |s: &[usize]| s.last().map_or(1., |&d| d as f64);
+    // Invariant: these ops have operands of the ranks that inference asks for, also where their values are frozen.
+    let shape = |i: usize| dag.shape(dag.nodes[v].args[i]);
+    let last = |s: &[usize]| s[s.len() - 1] as f64;
     match dag.op(v) {
         Op::Dot | Op::Linear => 2. * dag.count(v) * last(shape(0)),
         Op::Attention { .. } => {
             let (q, k, v) = (shape(0), shape(1), shape(2));
-            let keys = k.len().checked_sub(2).map_or(1., |i| k[i] as f64);
-            let queries: f64 = q[..q.len().saturating_sub(1)].iter().map(|&d| d as f64).product();
+            let keys = k[k.len() - 2] as f64;
+            let queries: f64 = q[..q.len() - 1].iter().map(|&d| d as f64).product();
             2. * queries * keys * (last(q) + last(v))
         }
         Op::Conv { transposed, groups, .. } => {
             let (x, w) = (shape(0), shape(1));
-            let window: f64 = w.iter().skip(2).map(|&d| d as f64).product();
-            let channels = x.get(1).map_or(1., |&c| c as f64) / (*groups).max(1) as f64;
+            let window: f64 = w[2..].iter().map(|&d| d as f64).product();
             if *transposed {
-                let outputs = w.get(1).map_or(1., |&c| c as f64);
-                2. * dag.count(dag.nodes[v].args[0]) * outputs * window
+                2. * dag.count(dag.nodes[v].args[0]) * w[1] as f64 * window
             } else {
-                2. * dag.count(v) * channels * window
+                2. * dag.count(v) * (x[1] as f64 / *groups as f64) * window
             }
         }
-        _ => 0.,
+        Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Iota { .. } => 0.,
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => 0.,
+        Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => 0.,
+        Op::Pad { .. } | Op::Concat { .. } | Op::Gather { .. } | Op::Take { .. } | Op::Scatter { .. } => 0.,
+        Op::Reduce { .. } | Op::Scan { .. } | Op::Pool { .. } | Op::Softmax { .. } | Op::LogSoftmax { .. } => 0.,
+        Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::GroupNorm { .. } | Op::BatchNorm { .. } => 0.,
+        // What libtorch does is unknown, and no part of a price.
+        Op::Fallback(_) | Op::Result(_) => 0.,
     }
 }
 
-/// Type of a product's operands.
+/// Type of the operands of a product or another anchor, all of which have some.
 pub fn operands(dag: &Dag, v: usize) -> DType {
-    dag.nodes[v].args.first().map_or(DType::F32, |&a| dag.ty(a).dtype)
+    dag.ty(dag.nodes[v].args[0]).dtype
 }
 /// Whether this op's operands are taken as tf32, or as sums of such, where the machine may.
 pub fn is_f32_product(dag: &Dag, v: usize) -> bool {
@@ -97,14 +103,13 @@ pub fn matrix_rate(dag: &Dag, v: usize, m: &Machine) -> f64 {
 
 /// Seconds of an op on matrix units: attention in one program takes as long as its blocks do.
 pub fn matrix_seconds(dag: &Dag, v: usize, m: &Machine) -> f64 {
-    match (dag.op(v), dag.args(v)) {
-        (Op::Attention { causal, .. }, [q, k, w, ..]) if m.gpu => {
-            let shapes = [q, k, w].map(|&a| dag.shape(a));
-            let sizes = attention::Sizes::of(dag.ty(v).dtype, shapes, *causal);
-            if sizes.has_program() { sizes.seconds(&sizes.tiles()) } else { INTERPRETED }
-        }
-        _ => matrix_flops(dag, v) / matrix_rate(dag, v, m),
+    if let (Op::Attention { causal, .. }, [q, k, w, ..], true) = (dag.op(v), dag.args(v), m.gpu) {
+        let shapes = [q, k, w].map(|&a| dag.shape(a));
+        let sizes = attention::Sizes::of(dag.ty(v).dtype, shapes, *causal);
+        return if sizes.has_program() { sizes.seconds(&sizes.tiles()) } else { INTERPRETED };
     }
+    let flops = matrix_flops(dag, v);
+    if flops > 0. { flops / matrix_rate(dag, v, m) } else { 0. }
 }
 /// Seconds of what no program takes: more than of any other way.
 const INTERPRETED: f64 = 1.0;

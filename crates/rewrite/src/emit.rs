@@ -241,7 +241,8 @@ fn rank(op: &Op) -> u8 {
         Class::Movement => 2,
         Class::Reduce | Class::ArgReduce => 3,
         Class::Row => 4,
-        _ => 5,
+        Class::Scan | Class::Product | Class::Attention | Class::Conv | Class::Pool | Class::Scatter => 5,
+        Class::Fallback | Class::Result => 5,
     }
 }
 fn word(op: &Op) -> String {

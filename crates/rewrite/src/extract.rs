@@ -64,22 +64,23 @@ impl<'a> Extractor<'a> {
     /// Time of a form by itself, while kernels are unknown: arithmetic, launches of anchors, and what anchors must store.
     fn own_seconds(&self, fact: &Fact, t: &Term, m: &Machine) -> f64 {
         let g = &self.s.builder.g;
-        let arg = |i: usize| t.args.get(i).map(|a| &g[*a].data.ty);
+        // Invariant: a term has the operands of its op, of the ranks that inference asks for.
+        let arg = |i: usize| &g[t.args[i]].data.ty;
         let count = |ty: &Type| ty.shape.iter().map(|&d| d as f64).product::<f64>();
-        let last = |i: usize| arg(i).and_then(|ty| ty.shape.last()).map_or(1., |&d| d as f64);
+        let from_end = |i: usize, n: usize| arg(i).shape[arg(i).rank() - n] as f64;
         let (o, bytes) = (op(g, t), count(&fact.ty) * fact.ty.dtype.bytes() as f64);
         // Work done once at load time costs next to nothing, but less of it is better.
         let scale = if fact.frozen { 1e-6 } else { 1. };
         let seconds = match Class::of(o) {
             Class::Leaf | Class::View | Class::Generator => 0.,
             Class::Pointwise | Class::Row | Class::Movement => o.weight() * count(&fact.ty) / m.alu,
-            Class::Reduce | Class::ArgReduce | Class::Scan => arg(0).map_or(0., count) / m.alu,
+            Class::Reduce | Class::ArgReduce | Class::Scan => count(arg(0)) / m.alu,
             Class::Product => {
-                m.launch + 2. * count(&fact.ty) * last(0) / m.matrix_rate(fact.ty.dtype) + bytes / m.bandwidth
+                m.launch + 2. * count(&fact.ty) * from_end(0, 1) / m.matrix_rate(fact.ty.dtype) + bytes / m.bandwidth
             }
             Class::Attention => {
-                let keys = arg(1).map_or(1., |k| k.shape.iter().rev().nth(1).map_or(1., |&d| d as f64));
-                let flops = 2. * arg(0).map_or(0., count) * keys * (1. + last(2) / last(0).max(1.));
+                let (keys, depth, width) = (from_end(1, 2), from_end(0, 1), from_end(2, 1));
+                let flops = 2. * count(arg(0)) * keys * (1. + width / depth.max(1.));
                 m.launch + flops / m.matrix_rate(fact.ty.dtype) + bytes / m.bandwidth
             }
             Class::Conv | Class::Pool | Class::Scatter | Class::Fallback | Class::Result => {

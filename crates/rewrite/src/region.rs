@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 mod anchor;
 mod rows;
 
+use anchor::Anchor;
+
 /// Why a region is not one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Reject {
@@ -176,7 +178,9 @@ pub fn kind(dag: &Dag, members: &[usize]) -> KernelKind {
         Class::Scan => KernelKind::Scan,
         Class::Fallback => KernelKind::Fallback,
         Class::Reduce | Class::ArgReduce | Class::Row => KernelKind::Reduction,
-        _ => KernelKind::Pointwise,
+        Class::Leaf | Class::Generator | Class::View | Class::Pointwise | Class::Movement | Class::Result => {
+            KernelKind::Pointwise
+        }
     };
     members.iter().map(of).max().unwrap_or(KernelKind::Pointwise)
 }
@@ -281,7 +285,12 @@ impl Region<'_> {
                 Class::Pointwise => self.pointwise(v, &u),
                 Class::Movement => self.movement(v, &u),
                 Class::Reduce | Class::ArgReduce | Class::Row => self.row(v, &u)?,
-                _ => self.anchor(v, &u, done.first())?,
+                Class::Product => self.anchor(v, &u, done.first(), Anchor::Product)?,
+                Class::Attention => self.anchor(v, &u, done.first(), Anchor::Attention)?,
+                Class::Scan => self.anchor(v, &u, done.first(), Anchor::Scan)?,
+                Class::Conv => self.anchor(v, &u, done.first(), Anchor::Conv)?,
+                Class::Pool => self.anchor(v, &u, done.first(), Anchor::Pool)?,
+                Class::Scatter => self.anchor(v, &u, done.first(), Anchor::Scatter)?,
             };
             let prologue = u.prologue || (class.is_anchor() && class != Class::Scan);
             for (a, map) in reach {
@@ -343,9 +352,10 @@ impl Region<'_> {
                     out[p] = m[i].clone();
                 }
             }
-            Op::Slice { axis, start, step, .. } => {
-                let w = &mut out[*axis];
-                (w.from, w.step) = (*start as i64 + *step as i64 * w.from, *step as i64 * w.step);
+            Op::Slice { axis, start, len, step } => {
+                // From a single element nothing is stepped, whatever the step: it may be any number.
+                let (w, step) = (&mut out[*axis], if *len > 1 { *step as i64 } else { 1 });
+                (w.from, w.step) = (*start as i64 + step * w.from, step * w.step);
             }
             Op::Flip(axes) => {
                 for &axis in axes {
@@ -354,10 +364,12 @@ impl Region<'_> {
                 }
             }
             Op::Broadcast(_) => out = align(dag.shape(a), m.len(), m),
-            _ => {
+            Op::Reshape(_) => {
                 let (to, from) = (dag.shape(a), dag.shape(v));
                 out = self.space.reshape(m, from, to).unwrap_or_else(|| self.space.unknown(m, to.len()));
             }
+            // A view that is not told how it is followed cannot be.
+            _ => out = self.space.unknown(m, dag.shape(a).len()),
         }
         out
     }
@@ -400,15 +412,16 @@ impl Region<'_> {
                 table[*axis] = Walk::computed(table[*axis].atoms.clone());
                 vec![(args[0], table), (args[1], m.clone())]
             }
-            // Take, the only other movement: the index's axes stand where the table's axis stood.
-            op => {
-                let axis = if let Op::Take { axis } = op { *axis } else { 0 };
-                let index = m[axis..axis + dag.shape(args[1]).len()].to_vec();
-                let mut table = m[..axis].to_vec();
+            // The index's axes stand where the table's axis stood.
+            Op::Take { axis } => {
+                let index = m[*axis..axis + dag.shape(args[1]).len()].to_vec();
+                let mut table = m[..*axis].to_vec();
                 table.push(Walk::computed(self.space.flat(&index)));
                 table.extend_from_slice(&m[axis + index.len()..]);
                 vec![(args[0], table), (args[1], index)]
             }
+            // As of a view.
+            _ => args.iter().map(|&a| (a, self.space.unknown(m, dag.shape(a).len()))).collect(),
         }
     }
 

@@ -104,10 +104,11 @@ fn listed(dag: &Dag, values: &[usize]) -> String {
 
 /// A reduction with the length of its rows.
 fn row(dag: &Dag, v: usize) -> String {
-    let (x, y) = (dag.args(v).first().map_or(0., |&a| dag.count(a)), dag.count(v));
-    let op = dag.op(v);
-    let length = match crate::pattern::axes(op) {
-        Some(axes) => axes.iter().map(|&a| dag.args(v).first().map_or(1, |&x| dag.shape(x)[a])).product::<usize>(),
+    // Invariant: a value that is reduced in this stage has what it reduces as its first operand.
+    let of = dag.args(v)[0];
+    let (x, y) = (dag.count(of), dag.count(v));
+    let length = match crate::pattern::axes(dag.op(v)) {
+        Some(axes) => axes.iter().map(|&a| dag.shape(of)[a]).product::<usize>(),
         None if x > y && y > 0. => (x / y) as usize,
         None => dag.shape(v).last().copied().unwrap_or(1),
     };

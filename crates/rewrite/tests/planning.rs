@@ -26,6 +26,18 @@ fn views_cost_nothing_where_they_are_read_through() {
 }
 
 #[test]
+fn a_slice_of_one_element_may_have_any_step() {
+    let g = "graph g(%x: f32[8]) {
+        %y = exp %x
+        %a = slice %y axis=0 start=3 len=1 step=4611686018427387904
+        %b = slice %a axis=0 start=0 len=1 step=9223372036854775807
+        %z = tanh %b
+        return %z
+    }";
+    planned(g);
+}
+
+#[test]
 fn a_result_may_be_an_input_a_parameter_a_constant_or_repeated() {
     let g = "graph g(%x: f32[4], %dead: f32[3]) {
         @w: f32[4] = fill(2.0)

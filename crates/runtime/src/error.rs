@@ -31,11 +31,10 @@ pub enum RuntimeError {
     Invalid { model: String, at: String, what: String },
     #[error("running kernel `{kernel}` on {device}: {what}; {remedy}")]
     Unsupported { kernel: String, device: String, what: String, remedy: String },
-    /// A callback (libtorch, the interpreter) failed.
-    #[error(
-        "running kernel `{kernel}` through {by}: {what}; compile with --unfused to find the op, or report the model"
-    )]
-    Callback { kernel: String, by: &'static str, what: String },
+    /// A callback (libtorch, the interpreter) failed. `by` has the place in the model's source where it is known, and `what` ends with
+    /// what to do.
+    #[error("running kernel `{kernel}` through {by}: {what}")]
+    Callback { kernel: String, by: String, what: String },
     /// Data of the run: an index that is not one of the axis it is used on.
     #[error("running `{model}`, kernel `{kernel}`: {what}; give indices from 0 to one below the axis' length")]
     Index { model: String, kernel: String, what: String },

@@ -14,7 +14,7 @@ pub mod profile;
 pub mod session;
 pub mod trace;
 
-pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks};
+pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks, Refused};
 pub use cuda::CudaDevice;
 pub use error::{Mismatch, RuntimeError};
 pub use executable::{Code, Executable, HostFn, InputSpec, KernelCode, Passed, Ptx, TensorMap};

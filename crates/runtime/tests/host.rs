@@ -5,8 +5,8 @@ use kiln_plan::{
     exec::{BodyGraph, GemmCall, LibraryCall, Matrix, Slot, Work, axes},
 };
 use kiln_runtime::{
-    Callbacks, Code, Device, Executable, HostDevice, HostFn, InputSpec, KernelCode, NoCallbacks, Ptx, RuntimeError,
-    Session, TimeOptions, memory::Place,
+    Callbacks, Code, Device, Executable, HostDevice, HostFn, InputSpec, KernelCode, NoCallbacks, Ptx, Refused,
+    RuntimeError, Session, TimeOptions, memory::Place,
 };
 use std::sync::Arc;
 
@@ -259,16 +259,16 @@ fn weights_in_panels() {
 /// Fallback: adds 1. Interpreter: negates.
 struct Plus;
 impl Callbacks for Plus {
-    fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
         match op.name.as_str() {
             "aten::plus" => {
                 Ok(vec![Tensor::from_f64(args[0].ty.clone(), args[0].to_f64_vec().iter().map(|v| v + 1.0))])
             }
             "aten::wrong" => Ok(vec![Tensor::zeros(Type::new(DType::F32, [1]))]),
-            other => Err(format!("no {other}")),
+            other => Err(Refused::Op(format!("no {other}"))),
         }
     }
-    fn interpret(&self, _: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    fn interpret(&self, _: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
         Ok(vec![Tensor::from_f64(args[0].ty.clone(), args[0].to_f64_vec().iter().map(|v| -v))])
     }
 }
@@ -287,7 +287,8 @@ fn with_fallback(name: &str) -> Executable {
         kernel("fallback_1", Stage::Run, &[1], &[2], double),
         kernel("interpreted_2", Stage::Run, &[2], &[3], double),
     ];
-    kernels[1].steps.steps = vec![Work::Fallback(LibraryCall { op, results: vec![0] })];
+    kernels[1].steps.steps =
+        vec![Work::Fallback(LibraryCall { op, place: "net.sort, net.py:3".into(), results: vec![0] })];
     kernels[2].steps.steps =
         vec![Work::Interpret { body: Box::new(BodyGraph(Graph::new("body"))), why: "test".into() }];
     executable(1, kinds.map(buffer).into(), kernels, &[3])
@@ -302,9 +303,8 @@ fn callbacks_run_what_is_not_compiled() {
         let session = Session::new(&host(1), with_fallback(name), vec![], Arc::new(Plus)).unwrap();
         session.run(&[tensor(|_| 0.0)]).unwrap_err().to_string()
     };
-    assert!(
-        say("aten::wrong").contains("kernel `fallback_1` through libtorch: result 0 is f32[1] instead of f32[1000]")
-    );
+    let wrong = "kernel `fallback_1` through libtorch (net.sort, net.py:3): result 0 is f32[1] instead of f32[1000]";
+    assert!(say("aten::wrong").contains(wrong));
     assert!(say("aten::topk").contains("no aten::topk"));
 }
 

@@ -74,28 +74,6 @@ unsafe extern "C" {
     pub fn kt_iv_free(v: *mut RawValue);
 }
 
-/// torch's number of an element type (`c10::ScalarType`).
-pub fn torch_number(dtype: DType) -> c_int {
-    match dtype {
-        DType::U8 => 0,
-        DType::I8 => 1,
-        DType::I16 => 2,
-        DType::I32 => 3,
-        DType::I64 => 4,
-        DType::F16 => 5,
-        DType::F32 => 6,
-        DType::F64 => 7,
-        DType::Bool => 11,
-        DType::Bf16 => 15,
-        DType::F8e4m3 => 24,
-    }
-}
-
-/// The element type behind torch's number.
-pub fn dtype_of_number(number: i64) -> Option<DType> {
-    DType::ALL.into_iter().find(|d| i64::from(torch_number(*d)) == number)
-}
-
 /// Takes the JSON text the shim left in `error`.
 ///
 /// # Safety
@@ -157,7 +135,7 @@ impl TorchTensor {
     pub unsafe fn over(data: *mut c_void, ty: &Type, device: c_int) -> Result<TorchTensor, ImportErrors> {
         let sizes: Vec<i64> = ty.shape.iter().map(|d| *d as i64).collect();
         let rank = sizes.len() as c_int;
-        checked(|e| unsafe { kt_tensor(data, torch_number(ty.dtype), sizes.as_ptr(), rank, device, e) })
+        checked(|e| unsafe { kt_tensor(data, c_int::from(ty.dtype.torch_number()), sizes.as_ptr(), rank, device, e) })
             .map(TorchTensor)
     }
 
@@ -170,7 +148,7 @@ impl TorchTensor {
         // SAFETY: room for 16 sizes, as the shim asks.
         let packed = unsafe { kt_tensor_type(self.as_ptr(), sizes.as_mut_ptr()) };
         let (number, rank) = (i64::from(packed / 100), (packed % 100) as usize);
-        let dtype = dtype_of_number(number)
+        let dtype = DType::of_torch_number(number)
             .ok_or_else(|| Problem::new(format!("libtorch gave a tensor of element type number {number}")))?;
         let sizes = sizes.get(..rank).ok_or_else(|| Problem::new(format!("libtorch gave a tensor of rank {rank}")))?;
         Ok(Type::new(dtype, sizes.iter().map(|d| *d as usize).collect::<Vec<_>>()))

@@ -90,6 +90,7 @@ pub fn search<B: Bench>(
     let near: Vec<Template> =
         neighbours(first.best.template).into_iter().filter(|t| !first.tried.contains(t)).collect();
     let Measured { mut best, mut medians, .. } = first;
+    // Invariant: `measure` gives a median for the first of its list, or fails.
     let mut default_us = medians[0].us;
     if !near.is_empty() {
         // The best so far goes first, and is measured again beside them.
@@ -107,6 +108,7 @@ pub fn search<B: Bench>(
 /// The default, and those with a chance; a library, which the model knows least of, before others.
 fn promising(candidates: &[Candidate], budget: &Budget) -> Vec<Template> {
     let least = candidates.iter().map(|c| c.us).fold(f64::INFINITY, f64::min);
+    // Invariant: `search` found a first one.
     let (default, rest) = candidates.split_at(1);
     let mut rest: Vec<&Candidate> = rest.iter().filter(|c| c.us <= least * budget.factor).collect();
     let own = |c: &Candidate| c.template.family != Family::Library;

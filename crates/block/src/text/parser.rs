@@ -23,16 +23,6 @@ pub fn parse(text: &str) -> Result<Kernel> {
     }
 }
 
-/// All kernels of a text.
-pub fn parse_all(text: &str) -> Result<Vec<Kernel>> {
-    let mut p = Parser::new(text)?;
-    let mut all = vec![];
-    while p.peek().kind != Kind::End {
-        all.push(p.kernel()?);
-    }
-    Ok(all)
-}
-
 struct Parser {
     tokens: Vec<Token>,
     at: usize,

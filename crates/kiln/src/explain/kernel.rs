@@ -22,14 +22,15 @@ impl Report {
     pub fn in_depth(&self, name: &str, width: usize) -> Result<String, Error> {
         let k = self.kernel(name)?;
         let load = self.load_kernels.iter().any(|l| l.name == k.name);
-        let share = if load {
-            "once, at load time".to_string()
-        } else {
-            let share = k.predicted_us.unwrap_or(0.) / self.predicted_us.max(1e-12);
-            format!("{:.1} % of the plan", 100. * share)
+        let share = |us: f64| match load {
+            true => "once, at load time".to_string(),
+            false => {
+                let share = 100. * us / self.predicted_us.max(1e-12);
+                format!("{share:.1} % of the plan{}", left_out(self.unpriced))
+            }
         };
         let time = match k.predicted_us {
-            Some(us) => format!("{us:.2} us ({share}), bound by {}", k.terms.bound),
+            Some(us) => format!("{us:.2} us ({}), bound by {}", share(us), k.terms.bound),
             None => "time unknown, as libtorch runs it".to_string(),
         };
         let mut t = wrapped(

@@ -11,7 +11,8 @@ const SHOWN: usize = 12;
 struct Kind<'a> {
     first: &'a KernelReport,
     count: usize,
-    us: f64,
+    /// Of all of them; unknown where libtorch runs one.
+    us: Option<f64>,
 }
 
 fn percent(part: f64, of: f64) -> f64 {
@@ -39,7 +40,7 @@ impl Report {
             0 => {
                 format!("{:.1} us; lower bound {:.1} us ({gap:.0} % above it)", self.predicted_us, self.lower_bound_us)
             }
-            n => format!("{:.1} us without {}, whose time is unknown", self.predicted_us, count(n, "fallback")),
+            n => format!("{:.1} us{}", self.predicted_us, left_out(n)),
         };
         row("predicted", predicted);
         if let Some(text) = crate::calibrate::general_processor(&self.machine, self.target == crate::Target::Cpu.name())
@@ -106,12 +107,14 @@ impl Report {
         let mut kinds: BTreeMap<(&str, u64, u64, u64), Kind> = BTreeMap::new();
         for k in &self.kernels {
             let key = (base(&k.name), k.bytes_read, k.bytes_written, k.flops);
-            let kind = kinds.entry(key).or_insert(Kind { first: k, count: 0, us: 0. });
+            let kind = kinds.entry(key).or_insert(Kind { first: k, count: 0, us: Some(0.) });
             kind.count += 1;
-            kind.us += k.predicted_us.unwrap_or(0.);
+            kind.us = kind.us.zip(k.predicted_us).map(|(all, us)| all + us);
         }
+        // Those of unknown time come last.
+        let known = |k: &Kind| k.us.unwrap_or(f64::NEG_INFINITY);
         let mut list: Vec<Kind> = kinds.into_values().collect();
-        list.sort_by(|a, b| b.us.total_cmp(&a.us).then(a.first.name.cmp(&b.first.name)));
+        list.sort_by(|a, b| known(b).total_cmp(&known(a)).then(a.first.name.cmp(&b.first.name)));
         list
     }
     fn kinds_table(&self, width: usize) -> String {
@@ -120,24 +123,27 @@ impl Report {
             return String::new();
         }
         let name = width.saturating_sub(42).clamp(16, 34);
+        let share = |us: f64| format!("{:.1} %", percent(us, self.predicted_us));
         let mut t = format!("\n{:>4} {:name$} {:>8} {:>7} {:>8} {}\n", "n", "kernel", "us", "share", "MB", "bound");
         for k in kinds.iter().take(SHOWN) {
             let mb = (k.first.bytes_read + k.first.bytes_written) as f64 / 1e6;
             let _ = writeln!(
                 t,
-                "{:>4} {:name$} {:>8} {:>5.1} % {:>8.3} {}",
+                "{:>4} {:name$} {:>8} {:>7} {:>8.3} {}",
                 k.count,
                 tail(&k.first.name, name),
                 predicted(k.first.predicted_us),
-                percent(k.us, self.predicted_us),
+                k.us.map_or("unknown".to_string(), share),
                 mb,
                 k.first.terms.bound
             );
         }
         if kinds.len() > SHOWN {
-            let us: f64 = kinds.iter().skip(SHOWN).map(|k| k.us).sum();
-            let n: usize = kinds.iter().skip(SHOWN).map(|k| k.count).sum();
-            let _ = writeln!(t, "{n:>4} {:name$} {:>8} {:>5.1} %", "others", "", percent(us, self.predicted_us));
+            let rest = &kinds[SHOWN..];
+            let n: usize = rest.iter().map(|k| k.count).sum();
+            let us: f64 = rest.iter().filter_map(|k| k.us).sum();
+            let unknown: usize = rest.iter().filter(|k| k.us.is_none()).map(|k| k.count).sum();
+            let _ = writeln!(t, "{n:>4} {:name$} {:>8} {:>7}{}", "others", "", share(us), left_out(unknown));
         }
         t += "\n";
         t + &wrapped("", "--kernel NAME: one in depth; --all: every kernel; --why A B, --why-not A B", width)

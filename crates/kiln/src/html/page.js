@@ -155,7 +155,7 @@ function table() {
     const b = el('button', { class: 'link', type: 'button' }, k.name);
     b.onclick = () => choose(i, true);
     const tr = el('tr', { 'data-kernel': i }, el('td', { 'data-v': k.name }, b), el('td', { 'data-v': k.kind }, k.kind), n(k.nodes.length, String(k.nodes.length)), n(k.bytes_read + k.bytes_written, size(k.bytes_read + k.bytes_written)),
-      n(k.flops, (k.flops / 1e6).toFixed(2)), n(k.predicted_us ?? 0, k.predicted_us?.toFixed(2) ?? 'unknown'), n((k.predicted_us ?? 0) / total, (100 * (k.predicted_us ?? 0) / total).toFixed(1) + ' %'));
+      n(k.flops, (k.flops / 1e6).toFixed(2)), n(k.predicted_us ?? 0, k.predicted_us?.toFixed(2) ?? 'unknown'), n((k.predicted_us ?? 0) / total, k.predicted_us == null ? 'unknown' : (100 * k.predicted_us / total).toFixed(1) + ' %'));
     if (data.measured) tr.append(n(measured(i) ?? -1, measured(i)?.toFixed(2) ?? '-'));
     return tr;
   }));

@@ -1,4 +1,4 @@
-//! Graphs by libtorch's eager operators, one op at a time: a reference that shares no code with the compiler or the interpreter.
+//! Graphs by libtorch's eager operators, one op at a time: a reference that computes by no code of the compiler or the interpreter.
 //!
 //! Takes a graph without parameters and its inputs; gives the outputs, each value rounded to its type by libtorch itself.
 use kiln_graph::{
@@ -32,23 +32,6 @@ pub fn run(torch: &Torch, g: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, S
     Ok(g.outputs.iter().map(|v| values[v.0 as usize].clone()).collect())
 }
 
-/// PyTorch's number of an element type (`c10/core/ScalarType.h`).
-fn code(d: DType) -> u8 {
-    match d {
-        DType::U8 => 0,
-        DType::I8 => 1,
-        DType::I16 => 2,
-        DType::I32 => 3,
-        DType::I64 => 4,
-        DType::F16 => 5,
-        DType::F32 => 6,
-        DType::F64 => 7,
-        DType::Bool => 11,
-        DType::Bf16 => 15,
-        DType::F8e4m3 => 24,
-    }
-}
-
 /// The number as an argument; JSON has no infinities.
 fn number(s: Scalar) -> Value {
     match s {
@@ -77,7 +60,7 @@ impl Eager<'_> {
     }
     fn cast(&self, x: &Tensor, to: DType) -> Result<Tensor, String> {
         let ty = Type { dtype: to, shape: x.ty.shape.clone() };
-        let args = json!([{"tensor": 0}, code(to), false, false, null]);
+        let args = json!([{"tensor": 0}, to.torch_number(), false, false, null]);
         self.call("to", "dtype", args, std::slice::from_ref(x), &ty)
     }
 }
@@ -109,14 +92,16 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
     match op {
         Op::Input(_) | Op::Param(_) => Err("an argument has no value of its own".into()),
         Op::Fallback(_) | Op::Result(_) => Err("is libtorch's already".into()),
-        Op::Const(s) => call("full", "", json!([[], number(*s), code(ty.dtype), null, {"device": "cpu"}, null])),
+        Op::Const(s) => {
+            call("full", "", json!([[], number(*s), ty.dtype.torch_number(), null, {"device": "cpu"}, null]))
+        }
         Op::Iota { axis } => {
             let row = Type::new(ty.dtype, [ty.shape[*axis]]);
-            let list = json!([ty.shape[*axis], code(ty.dtype), null, {"device": "cpu"}, null]);
+            let list = json!([ty.shape[*axis], ty.dtype.torch_number(), null, {"device": "cpu"}, null]);
             let row = match ty.dtype {
                 DType::F8e4m3 => {
                     let wide = Type::new(DType::F32, row.shape);
-                    let list = json!([ty.shape[*axis], code(DType::F32), null, {"device": "cpu"}, null]);
+                    let list = json!([ty.shape[*axis], DType::F32.torch_number(), null, {"device": "cpu"}, null]);
                     e.cast(&e.call("arange", "", list, &[], &wide)?, ty.dtype)?
                 }
                 _ => e.call("arange", "", list, &[], &row)?,
@@ -190,7 +175,7 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
                 ScanOp::Sum => "cumsum",
                 ScanOp::Prod => "cumprod",
             };
-            call(name, "", json!([x, axis, code(ty.dtype)]))
+            call(name, "", json!([x, axis, ty.dtype.torch_number()]))
         }
         Op::Dot | Op::Linear => {
             let wide: Vec<Tensor> = args.iter().map(|a| e.cast(a, ty.dtype)).collect::<Result<_, _>>()?;
@@ -241,7 +226,7 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
 }
 
 fn reduce(e: &Eager, op: ReduceOp, axes: &[usize], ty: &Type, x: &Tensor) -> Result<Tensor, String> {
-    let (t, code) = (json!({"tensor": 0}), code(ty.dtype));
+    let (t, code) = (json!({"tensor": 0}), ty.dtype.torch_number());
     let call = |name: &str, overload: &str, list: Value| e.call(name, overload, list, std::slice::from_ref(x), ty);
     match op {
         ReduceOp::Sum => call("sum", "dim_IntList", json!([t, axes, true, code])),

@@ -6,10 +6,27 @@ use crate::space::{Atom, Map, Walk, align};
 use kiln_graph::Op;
 use std::collections::BTreeSet;
 
+/// The classes of [`Class::is_anchor`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Anchor {
+    Product,
+    Attention,
+    Scan,
+    Conv,
+    Pool,
+    Scatter,
+}
+
 impl Region<'_> {
     /// An op that is computed whole and once, in tiles of its own; two products of one left operand may be, side by side.
     /// `before`: the use of the same op that was met first.
-    pub(super) fn anchor(&mut self, v: usize, u: &Use, before: Option<&Use>) -> Result<Vec<(usize, Map)>, Reject> {
+    pub(super) fn anchor(
+        &mut self,
+        v: usize,
+        u: &Use,
+        before: Option<&Use>,
+        kind: Anchor,
+    ) -> Result<Vec<(usize, Map)>, Reject> {
         let (dag, m) = (self.dag, &u.map);
         if let Some(first) = before {
             if self.twin.is_some() || !self.are_halves(v, first, u) {
@@ -32,20 +49,19 @@ impl Region<'_> {
         self.price.matrix_seconds += matrix_seconds(dag, v, self.machine);
         let same_space = dag.shape(v) == dag.shape(self.main) && self.space.flat(m) == self.space.flat(&self.root);
         let args = dag.args(v).to_vec();
-        match dag.op(v) {
-            Op::Dot | Op::Linear => Ok(self.operands_of(v, m)),
-            Op::Attention { .. } => Ok(self.attention(v, &args, m)),
-            Op::Scan { .. } => {
+        match kind {
+            Anchor::Product => Ok(self.operands_of(v, m)),
+            Anchor::Attention => Ok(self.attention(v, &args, m)),
+            Anchor::Scan => {
                 self.price.other += dag.count(v);
                 if same_space { Ok(vec![(args[0], m.clone())]) } else { Err(Reject::ScanSpaceDiffers) }
             }
-            op => {
-                self.price.other += match op {
-                    Op::Pool { window, .. } => dag.count(v) * window.iter().map(|&w| w as f64).product::<f64>(),
-                    _ => 0.,
-                };
-                if !same_space {
-                    return Err(Reject::ViewAfterAnchor);
+            // A convolution's arithmetic is that of matrix units, a pool's is a step for each place of its windows, and a scatter is
+            // priced as a copy.
+            Anchor::Conv | Anchor::Pool | Anchor::Scatter if !same_space => Err(Reject::ViewAfterAnchor),
+            Anchor::Conv | Anchor::Pool | Anchor::Scatter => {
+                if let Op::Pool { window, .. } = dag.op(v) {
+                    self.price.other += dag.count(v) * window.iter().map(|&w| w as f64).product::<f64>();
                 }
                 // Operands are walked by windows of their own.
                 Ok(args.iter().map(|&a| (a, dag.shape(a).iter().map(|&n| self.space.axis(n)).collect())).collect())

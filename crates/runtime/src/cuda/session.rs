@@ -452,7 +452,7 @@ impl CudaSession {
         match work {
             Work::Fallback(_) | Work::Interpret { .. } => {
                 let types: Vec<_> = kernel.outputs.iter().map(|b| self.exe.ty(*b)).collect();
-                let results = call(&*self.callbacks, &kernel.name, work, &tensors, &types)?;
+                let results = call(&*self.callbacks, [&self.exe.name, &kernel.name], work, &tensors, &types)?;
                 let results: Vec<_> = (0..types.len() as u32).map(Slot::Output).zip(results).collect();
                 self.store(k, kernel, &results)
             }

@@ -246,7 +246,7 @@ impl Inner {
                 Work::Fallback(_) | Work::Interpret { .. } => {
                     let args: Vec<Tensor> = kernel.inputs.iter().map(|b| self.copy(b.0 as usize, inputs)).collect();
                     let outputs: Vec<_> = kernel.outputs.iter().map(|b| self.exe.ty(*b)).collect();
-                    let results = call(&*self.callbacks, &kernel.name, work, &args, &outputs)?;
+                    let results = call(&*self.callbacks, [&self.exe.name, &kernel.name], work, &args, &outputs)?;
                     for (b, t) in kernel.outputs.iter().zip(&results) {
                         // SAFETY: `call` has checked that the result has the buffer's type; nothing else uses the buffer now.
                         unsafe { t.bytes().as_ptr().copy_to(self.addresses[b.0 as usize], t.bytes().len()) };

@@ -2,6 +2,9 @@
 //!
 //! Nodes are hash-consed, so asking for the same node twice gives the same value. A conversion that gives up half way
 //! leaves unused nodes behind; `prune` drops them at the end.
+//!
+//! Invariant: libtorch ran every call on the example inputs, so operands have the ranks that the operator needs, and axes are among
+//! them. It takes any number where it clamps or wraps one (shifts, offsets, steps), so these are computed without overflow.
 use crate::raw::{Arg, Call, Raw, RawInfo};
 use kiln_graph::{
     BinaryOp, CompareOp, DType, Graph, Init, Op, ReduceOp, Scalar, Source, Tensor, Type, UnaryOp, ValueId,

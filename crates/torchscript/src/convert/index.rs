@@ -55,7 +55,10 @@ fn take_along_dim(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     }
     let axis = c.axis(call, 2, c.rank(x))?;
     let mut full = ty.shape.clone();
-    full[axis] = c.shape(x)[axis];
+    let (Some(all), Some(size)) = (full.get_mut(axis), c.shape(x).get(axis).copied()) else {
+        return Err("take_along_dim of rank 0 along an axis".into());
+    };
+    *all = size;
     let (x, i) = (c.broadcast(x, &full)?, c.broadcast(i, &ty.shape)?);
     one(c.node(Op::Gather { axis }, &[x, i])?)
 }

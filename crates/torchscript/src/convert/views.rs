@@ -172,9 +172,10 @@ fn bounds(c: &Ctx, call: &Call, i: usize, size: usize) -> Res<(usize, usize, usi
     let place = |v: i64| if v < 0 { (v + n).max(0) } else { v.min(n) };
     let start = place(c.opt_int(call, i)?.unwrap_or(0));
     let end = place(c.opt_int(call, i + 1)?.unwrap_or(n)).max(start);
-    let step = c.opt_int(call, i + 2)?.unwrap_or(1).max(1);
-    let len = (end - start + step - 1) / step;
-    Ok((start as usize, len as usize, step as usize))
+    let step = c.opt_int(call, i + 2)?.unwrap_or(1).max(1) as usize;
+    let len = ((end - start) as usize).div_ceil(step);
+    // Of one element the step says nothing, and may be any number.
+    Ok((start as usize, len, if len > 1 { step } else { 1 }))
 }
 
 fn narrow(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
@@ -239,10 +240,19 @@ fn diagonal(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let shape = c.shape(x);
     let (rows, columns) = (shape[rank - 2], shape[rank - 1]);
     let len = *ty.shape.last().ok_or("a diagonal of rank 0")?;
-    let start = if offset >= 0 { offset as usize } else { offset.unsigned_abs() as usize * columns };
+    let start = diagonal_start(offset, columns, len)?;
     let mut flat = shape[..rank - 2].to_vec();
     flat.push(rows * columns);
     let x = c.reshape(x, &flat)?;
-    let start = if len == 0 { 0 } else { start };
     Ok(vec![c.slice(x, rank - 2, start, len, columns + 1)?])
+}
+
+/// Where a diagonal of `len` elements starts in rows of so many columns; one without elements may lie anywhere, also outside.
+fn diagonal_start(offset: i64, columns: usize, len: usize) -> Res<usize> {
+    let distance = usize::try_from(offset.unsigned_abs()).ok();
+    match len {
+        0 => Ok(0),
+        _ if offset >= 0 => distance.ok_or_else(|| format!("a diagonal {offset} columns to the right")),
+        _ => distance.and_then(|d| d.checked_mul(columns)).ok_or_else(|| format!("a diagonal {offset} rows down")),
+    }
 }

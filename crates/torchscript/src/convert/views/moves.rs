@@ -1,4 +1,5 @@
 //! Reordering and repeating elements.
+use super::diagonal_start;
 use crate::{
     convert::context::{Ctx, Res, normal_axis},
     raw::{Arg, Call},
@@ -17,14 +18,15 @@ pub fn flip(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 }
 
 fn roll_axis(c: &mut Ctx, x: ValueId, axis: usize, shift: i64) -> Res<ValueId> {
-    let size = c.shape(x)[axis];
+    let size = *c.shape(x).get(axis).ok_or("roll of rank 0 along an axis")?;
     if size == 0 {
         return Ok(x);
     }
-    let cut = (-shift).rem_euclid(size as i64) as usize;
-    if cut == 0 {
+    let forward = shift.rem_euclid(size as i64) as usize;
+    if forward == 0 {
         return Ok(x);
     }
+    let cut = size - forward;
     let (head, tail) = (c.slice(x, axis, 0, cut, 1)?, c.slice(x, axis, cut, size - cut, 1)?);
     c.concat(&[tail, head], axis)
 }
@@ -101,7 +103,10 @@ pub fn repeat_interleave(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         }
     };
     let mut shape = c.shape(x);
-    let times = ty.shape[axis].checked_div(shape[axis]).unwrap_or(0);
+    let (Some(total), Some(size)) = (ty.shape.get(axis), shape.get(axis)) else {
+        return Err("repeat_interleave of rank 0 along an axis".into());
+    };
+    let times = total.checked_div(*size).unwrap_or(0);
     shape.insert(axis + 1, 1);
     let apart = c.reshape(x, &shape)?;
     shape[axis + 1] = times;
@@ -218,9 +223,9 @@ pub fn diag(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     }
     let columns = c.shape(x)[1];
     let n = c.ty(x).count();
-    let start = if offset >= 0 { offset as usize } else { offset.unsigned_abs() as usize * columns };
+    let start = diagonal_start(offset, columns, ty.count())?;
     let flat = c.reshape(x, &[n])?;
-    one(c.slice(flat, 0, if ty.count() == 0 { 0 } else { start }, ty.count(), columns + 1)?)
+    one(c.slice(flat, 0, start, ty.count(), columns + 1)?)
 }
 
 /// `[.., C r r, H, W]` to `[.., C, H r, W r]`.
