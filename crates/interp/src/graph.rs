@@ -219,7 +219,7 @@ fn eval(op: &Op, ty: &Type, args: &[&Value], precision: Precision) -> Result<Val
         Op::Concat { axis } => value(movement::concat(args, *axis, &ty.shape)?),
         Op::Gather { axis } => value(movement::gather(args[0], args[1], *axis)?),
         Op::Take { axis } => value(movement::take(args[0], args[1], *axis)?),
-        Op::Scatter { axis, mode } => rounded(movement::scatter(args[0], args[1], args[2], *axis, *mode)?),
+        Op::Scatter { axis, mode } => rounded(movement::scatter([args[0], args[1], args[2]], *axis, *mode, precision)?),
         Op::Reduce { op, axes } => rounded(reduce::reduce(*op, args[0], axes)?),
         Op::Scan { op, axis } => rounded(reduce::scan(*op, args[0], *axis, precision)?),
         Op::Dot => rounded(product::dot(args[0], args[1], &ty.shape)?),

@@ -4,7 +4,8 @@ use super::{
     value::{Data, Value, on_any, on_both},
     walk::{broadcast_strides, collect, strides, walk},
 };
-use kiln_graph::{ScatterMode, Type};
+use half::{bf16, f16};
+use kiln_graph::{DType, ScatterMode, Type};
 use std::sync::Arc;
 
 pub(super) fn iota(ty: &Type, axis: usize, precision: Precision) -> Data {
@@ -136,12 +137,12 @@ pub(super) fn take(x: &Value, index: &Value, axis: usize) -> Result<Data, String
     }))
 }
 
+/// Writes, or sums in the order of the indices; sums of half types are rounded after each addition, as PyTorch does.
 pub(super) fn scatter(
-    x: &Value,
-    index: &Value,
-    source: &Value,
+    [x, index, source]: [&Value; 3],
     axis: usize,
     mode: ScatterMode,
+    precision: Precision,
 ) -> Result<Data, String> {
     let at = positions(index, x.ty.shape[axis])?;
     let mut others = strides(&x.ty.shape);
@@ -160,7 +161,12 @@ pub(super) fn scatter(
     match (&x.data, &source.data) {
         (Data::F32(v), Data::F32(s)) => {
             let mut out = v.to_vec();
-            each(&mut |i, j| out[i] += s[j]);
+            let round: fn(f32) -> f32 = match x.ty.dtype {
+                DType::F16 if precision != Precision::F64 => |x| f16::from_f32(x).to_f32(),
+                DType::Bf16 if precision != Precision::F64 => |x| bf16::from_f32(x).to_f32(),
+                _ => |x| x,
+            };
+            each(&mut |i, j| out[i] = round(out[i] + s[j]));
             Ok(Data::F32(Arc::new(out)))
         }
         (Data::F64(v), Data::F64(s)) => {
