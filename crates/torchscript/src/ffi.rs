@@ -157,7 +157,8 @@ impl TorchTensor {
     /// The bytes of a dense host tensor.
     pub fn to_host(&self) -> Result<Tensor, ImportErrors> {
         let ty = self.ty()?;
-        let mut host = Tensor::zeros(ty.clone());
+        let what = format!("a copy of libtorch's {ty}");
+        let mut host = Tensor::try_zeros(ty.clone(), &what).map_err(|e| Problem::new(e.to_string()))?;
         if ty.count() > 0 {
             // SAFETY: the buffer is dense, of this type, and outlives `over`.
             let over = unsafe { TorchTensor::over(host.bytes_mut().as_mut_ptr().cast(), &ty, -1) }?;
