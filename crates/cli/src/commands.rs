@@ -178,7 +178,7 @@ fn run_model(a: &args::Run) -> Result<(), Error> {
     progress.say("running");
     let session = compiled.session_on(device, a.device.threads)?;
     let start = Instant::now();
-    let outputs = session.run(&inputs).map_err(|e| Error::failed(e.to_string(), ""))?;
+    let outputs = session.run(&inputs)?;
     let run_s = start.elapsed().as_secs_f64();
     io::write(&a.outputs, &outputs)?;
     if let Some(path) = &a.json {

@@ -10,7 +10,7 @@ use crate::{
     CompileOptions, Compiled, Error, Model,
     accuracy::{Difference, differences},
     compile,
-    compile::{DeviceKind, runtime},
+    compile::DeviceKind,
     torch,
 };
 use kiln_graph::Tensor;
@@ -108,7 +108,7 @@ fn noisy(p10: f64, p90: f64) -> bool {
 pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result<(Bench, Compiled), Error> {
     let fused = compile(model, &options.compile)?;
     let session = fused.session_on(options.device, options.threads)?;
-    let outputs = session.run(inputs).map_err(runtime)?;
+    let outputs = session.run(inputs)?;
     let mut missing = vec![];
 
     let mut unfused = None;
@@ -144,7 +144,7 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
         }
     }
     let others = load::Ticks::now().zip(before).map_or(0.0, |(now, before)| now.others_since(&before));
-    let trace = session.trace(inputs, TRACED).map_err(runtime)?;
+    let trace = session.trace(inputs, TRACED)?;
     let kernels = table::kernels(&fused, &session, inputs, &trace)?;
     let device = crate::compile::device_name(options.device)?;
     let bench = Bench {
@@ -264,7 +264,7 @@ pub fn cores() -> usize {
 
 fn whole(s: &Session, inputs: &[Tensor], min_time: Duration) -> Result<Vec<f64>, Error> {
     let options = TimeOptions { warmup: 1, runs: 1, min_seconds: min_time.as_secs_f64(), kernel_runs: 0 };
-    Ok(s.time(inputs, options).map_err(runtime)?.samples_us.iter().map(|us| us / 1e3).collect())
+    Ok(s.time(inputs, options)?.samples_us.iter().map(|us| us / 1e3).collect())
 }
 
 /// Difference from the graph interpreter in f64.

@@ -3,10 +3,7 @@
 //!
 //! Fitted are bandwidth, cost of a launch, and the rates of products and of other arithmetic. What follows from the templates
 //! (sizes of tiles and of rows, the price of a prologue) is taken from the description that one starts from.
-use crate::{
-    CompileOptions, Error, Model, compile,
-    compile::{DeviceKind, runtime},
-};
+use crate::{CompileOptions, Error, Model, compile, compile::DeviceKind};
 use kiln_graph::{DType, Graph, Tensor, Type, random_tensor};
 use kiln_plan::{Cost, Machine, Plan};
 use kiln_runtime::TimeOptions;
@@ -95,7 +92,7 @@ pub fn calibrate(
         let session = compiled.session_in(&open)?;
         let inputs: Vec<Tensor> = model.input_types().into_iter().map(filled).collect();
         let samples = TimeOptions { warmup: 2, runs: 3, min_seconds: 0.1, kernel_runs: 20 };
-        let timing = session.time(&inputs, samples).map_err(runtime)?;
+        let timing = session.time(&inputs, samples)?;
         let us: f64 = timing.kernels.iter().map(|k| k.spread.median_us).sum();
         Ok(Seen::new(&compiled.plan, us * 1e-6))
     })?;

@@ -398,7 +398,7 @@ impl Compiled {
     }
     /// A session on a device that is open already.
     pub fn session_in(&self, device: &Device) -> Result<Session, Error> {
-        Session::new(device, self.executable(), self.params.clone(), Arc::new(Reference)).map_err(runtime)
+        Session::new(device, self.executable(), self.params.clone(), Arc::new(Reference)).map_err(Error::from)
     }
 }
 
@@ -423,9 +423,9 @@ unsafe extern "C" fn nothing(_: *const *mut u8, _: u64, _: u64) {}
 pub fn open_device(device: DeviceKind, threads: Option<usize>) -> Result<Device, Error> {
     match device {
         DeviceKind::Cpu => {
-            HostDevice::new(threads.unwrap_or_else(crate::bench::cores)).map(Device::Host).map_err(runtime)
+            HostDevice::new(threads.unwrap_or_else(crate::bench::cores)).map(Device::Host).map_err(Error::from)
         }
-        DeviceKind::Cuda(i) => CudaDevice::open(i).map(Device::Cuda).map_err(runtime),
+        DeviceKind::Cuda(i) => CudaDevice::open(i).map(Device::Cuda).map_err(Error::from),
     }
 }
 
@@ -433,22 +433,18 @@ pub fn open_device(device: DeviceKind, threads: Option<usize>) -> Result<Device,
 pub fn device_name(device: DeviceKind) -> Result<String, Error> {
     match device {
         DeviceKind::Cpu => Ok("cpu".into()),
-        DeviceKind::Cuda(i) => CudaDevice::open(i).map(|d| format!("cuda:{i} {}", d.info().name)).map_err(runtime),
+        DeviceKind::Cuda(i) => CudaDevice::open(i).map(|d| format!("cuda:{i} {}", d.info().name)).map_err(Error::from),
     }
 }
 
 /// The n-th GPU's name alone, as its driver gives it.
 pub fn gpu_name(index: usize) -> Result<String, Error> {
-    CudaDevice::open(index).map(|d| d.info().name.clone()).map_err(runtime)
+    CudaDevice::open(index).map(|d| d.info().name.clone()).map_err(Error::from)
 }
 
 /// Compute capability of the n-th GPU.
 pub fn cuda_capability(index: usize) -> Result<(u32, u32), Error> {
-    CudaDevice::open(index).map(|d| d.info().capability).map_err(runtime)
-}
-
-pub(crate) fn runtime(e: kiln_runtime::RuntimeError) -> Error {
-    Error::failed(e.to_string(), "")
+    CudaDevice::open(index).map(|d| d.info().capability).map_err(Error::from)
 }
 
 /// Why the interpreter stopped; of an index out of range as compiled kernels say it.

@@ -12,6 +12,9 @@ pub enum Error {
     /// Several problems of one model, each with its own line.
     #[error("{what}")]
     Model { what: String, problems: Vec<Problem> },
+    /// A device or a run failed; the sentence has its remedy.
+    #[error(transparent)]
+    Runtime(#[from] kiln_runtime::RuntimeError),
 }
 
 /// One problem in a model's source.
@@ -55,13 +58,13 @@ impl Error {
     pub fn help(&self) -> &str {
         match self {
             Error::Usage { help, .. } | Error::Failed { help, .. } => help,
-            Error::Model { .. } => "",
+            Error::Model { .. } | Error::Runtime(_) => "",
         }
     }
     pub fn exit_status(&self) -> u8 {
         match self {
             Error::Usage { .. } => 2,
-            _ => 1,
+            Error::Failed { .. } | Error::Model { .. } | Error::Runtime(_) => 1,
         }
     }
 }

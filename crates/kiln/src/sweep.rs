@@ -90,7 +90,8 @@ pub fn sweep(
         let at = |e: Error| match e {
             Error::Failed { what, help } => Error::failed(format!("at {BATCH}={value}: {what}"), help),
             Error::Model { what, problems } => Error::Model { what: format!("at {BATCH}={value}: {what}"), problems },
-            other => other,
+            Error::Runtime(e) => Error::failed(format!("at {BATCH}={value}: {e}"), ""),
+            other @ Error::Usage { .. } => other,
         };
         let model = Model::open(path, &inputs).map_err(at)?;
         let (b, compiled) = bench(&model, &inputs, options).map_err(at)?;

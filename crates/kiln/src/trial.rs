@@ -10,7 +10,7 @@ pub mod ops;
 pub mod pack;
 pub mod programs;
 
-use crate::{CompileOptions, Error, Model, Tensor, compile, compile::runtime};
+use crate::{CompileOptions, Error, Model, Tensor, compile};
 use kiln_graph::{DType, FallbackOp};
 use kiln_interp::graph::{Precision, run_with};
 use kiln_plan::exec::Work;
@@ -187,9 +187,9 @@ pub fn attempt(
             }
         }
         let session = compiled.session_in(device).map_err(Fault::Refused)?;
-        let first = session.run(inputs).map_err(|e| Fault::Refused(runtime(e)))?;
+        let first = session.run(inputs).map_err(|e| Fault::Refused(e.into()))?;
         expected.check(&first).map_err(|e| Fault::Wrong(format!("{way}: {e}")))?;
-        let again = session.run(inputs).map_err(|e| Fault::Refused(runtime(e)))?;
+        let again = session.run(inputs).map_err(|e| Fault::Refused(e.into()))?;
         if let Some(o) = (0..first.len()).find(|o| first[*o].bytes() != again[*o].bytes()) {
             let exact = expected.check(&again).err().unwrap_or_else(|| "within what is allowed".into());
             return Err(Fault::Wrong(format!("{way}: a second run gives another output {o}: {exact}")));

@@ -1,56 +1,15 @@
-//! `cargo run -p kiln-xtask -- deps`: checks `cargo metadata` against the table below, a copy of ARCHITECTURE.md's: which crate may
-//! depend on which, and which one alone may use tch, egg, inkwell and cudarc. Development dependencies are free.
+//! `cargo run -p kiln-xtask -- deps`: checks `cargo metadata` against ARCHITECTURE.md's table: which crate may depend on which, and
+//! which one alone may use tch, egg, inkwell and cudarc. Development dependencies are free.
 //! `-- tests`: that each crate's tests are one program.
+mod table;
 mod tests;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     process::ExitCode,
 };
-
-/// Crate, and the workspace crates it may depend on.
-const MAY_USE: &[(&str, &[&str])] = &[
-    ("kiln-graph", &[]),
-    ("kiln-cpu", &[]),
-    ("kiln-torch-host", &["kiln-graph"]),
-    ("kiln-torchscript", &["kiln-graph"]),
-    ("kiln-plan", &["kiln-graph"]),
-    ("kiln-rewrite", &["kiln-graph", "kiln-plan"]),
-    ("kiln-block", &[]),
-    ("kiln-lower", &["kiln-graph", "kiln-plan", "kiln-block"]),
-    ("kiln-codegen", &["kiln-block", "kiln-cpu"]),
-    ("kiln-interp", &["kiln-graph", "kiln-block"]),
-    ("kiln-runtime", &["kiln-cpu", "kiln-graph", "kiln-plan"]),
-    ("kiln-tune", &["kiln-plan"]),
-    (
-        "kiln",
-        &[
-            "kiln-cpu",
-            "kiln-graph",
-            "kiln-plan",
-            "kiln-rewrite",
-            "kiln-block",
-            "kiln-lower",
-            "kiln-codegen",
-            "kiln-interp",
-            "kiln-runtime",
-            "kiln-torch-host",
-            "kiln-tune",
-        ],
-    ),
-    ("kiln-cli", &["kiln"]),
-    ("kiln-snapshot-tests", &["kiln"]),
-    ("kiln-xtask", &[]),
-];
-
-/// Outside crate, and the only crate that may use it.
-const SOLE_USER: &[(&str, &str)] = &[
-    ("tch", "kiln-torchscript"),
-    ("torch-sys", "kiln-torchscript"),
-    ("egg", "kiln-rewrite"),
-    ("inkwell", "kiln-codegen"),
-    ("cudarc", "kiln-runtime"),
-];
+use table::Table;
 
 fn main() -> ExitCode {
     let done = match std::env::args().nth(1).as_deref() {
@@ -79,20 +38,27 @@ fn check_tests() -> Result<usize, Vec<String>> {
 /// Number of crates checked, or every breach of the table.
 fn check() -> Result<usize, Vec<String>> {
     let packages = workspace().map_err(|e| vec![e])?;
-    let allowed: BTreeMap<&str, &[&str]> = MAY_USE.iter().copied().collect();
-    let mut problems = vec![];
-    for (name, Package { deps, .. }) in &packages {
-        let Some(may) = allowed.get(name.as_str()) else {
-            problems.push(format!("{name} is not in the table; add it to crates/xtask and ARCHITECTURE.md"));
+    let text = std::fs::read_to_string("ARCHITECTURE.md").map_err(|e| vec![format!("ARCHITECTURE.md: {e}")])?;
+    let table = Table::parse(&text).map_err(|e| vec![e])?;
+    let root = std::env::current_dir().map_err(|e| vec![e.to_string()])?;
+    let folder = |p: &Package| p.folder.strip_prefix(&root).unwrap_or(&p.folder).display().to_string();
+    let by_folder: BTreeMap<String, &String> = packages.iter().map(|(name, p)| (folder(p), name)).collect();
+    let mut problems: Vec<String> = table
+        .folders()
+        .filter(|f| !by_folder.contains_key(*f))
+        .map(|f| format!("ARCHITECTURE.md's table has {f}, where no crate is"))
+        .collect();
+    for (name, package) in &packages {
+        let own = folder(package);
+        let Some(may) = table.may_use(&own) else {
+            problems.push(format!("{own} is not in ARCHITECTURE.md's table"));
             continue;
         };
-        for dep in deps {
-            if packages.contains_key(dep) && !may.contains(&dep.as_str()) {
-                problems.push(format!(
-                    "{name} may not depend on {dep}; move the code, or argue for the edge in ARCHITECTURE.md"
-                ));
+        for dep in &package.deps {
+            if packages.get(dep).is_some_and(|d| !may.contains(&folder(d))) {
+                problems.push(format!("{name} may not depend on {dep}: ARCHITECTURE.md's table does not list it"));
             }
-            if let Some((_, sole)) = SOLE_USER.iter().find(|(d, sole)| d == dep && sole != name) {
+            if let Some(sole) = table.sole_user(dep).filter(|sole| *sole != own) {
                 problems.push(format!("{name} may not use {dep}: only {sole} does"));
             }
         }

@@ -1,5 +1,5 @@
 //! Measured times by kernel and by module: share of the run, achieved rates, gaps, prediction beside measurement.
-use crate::{Compiled, Error, compile::runtime};
+use crate::{Compiled, Error};
 use kiln_graph::Tensor;
 use kiln_plan::{Kernel, Stage};
 use kiln_rewrite::class::Class;
@@ -47,7 +47,7 @@ pub struct ModuleTime {
 /// Every kernel of a run, timed by itself, with the gaps of `trace`.
 pub fn kernels(c: &Compiled, s: &Session, inputs: &[Tensor], trace: &[RunTrace]) -> Result<Vec<KernelTime>, Error> {
     let options = TimeOptions { warmup: 1, runs: 1, min_seconds: 0.0, kernel_runs: 20 };
-    let profile = s.time(inputs, options).map_err(runtime)?;
+    let profile = s.time(inputs, options)?;
     let by_name = |name: &str| profile.kernels.iter().find(|k| k.name == name);
     let all: f64 = profile.kernels.iter().map(|k| k.spread.median_us).sum();
     let run = c.plan.kernels.iter().filter(|k| k.stage == Stage::Run);

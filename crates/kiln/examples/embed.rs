@@ -1,0 +1,26 @@
+//! Kiln in a program of your own: a model is opened, compiled for this processor and run on inputs of its types.
+//!
+//!     cargo run --release -p kiln --example embed -- [MODEL]        a text graph (default: graphs/softmax.kiln) or an artifact
+//!
+//! A TorchScript archive works as well, with inputs as the second argument of [`Model::open`] and the plugin beside the program.
+use kiln::{CompileOptions, Error, Model, compile, explain};
+use std::path::Path;
+
+fn main() -> Result<(), Error> {
+    let path = std::env::args().nth(1).unwrap_or_else(|| "graphs/softmax.kiln".into());
+    let model = Model::open(Path::new(&path), &[])?;
+
+    // `target: Target::Sm90a` compiles for an H200, `numerics: Numerics::Exact` rounds after every op.
+    let compiled = compile(&model, &CompileOptions::default())?;
+    let kernels = explain::count(compiled.plan.kernels.len(), "kernel");
+    println!("{}: {kernels}, {:.1} us predicted", compiled.plan.name, compiled.plan.predicted_us());
+
+    // A session holds weights and memory; it runs as often as you like.
+    let session = compiled.session()?;
+    let inputs = model.example_inputs(1);
+    let outputs = session.run(&inputs)?;
+    for (i, t) in outputs.iter().enumerate() {
+        println!("output {i}: {}, begins with {}", t.ty, t.get_f64(0));
+    }
+    Ok(())
+}
