@@ -180,7 +180,7 @@ pub enum Op {
     ExpandDims(u8),
     /// Same elements in row-major order.
     Reshape,
-    /// Result axis i is operand axis perm[i].
+    /// Result axis i is operand axis `perm[i]`.
     Permute(Vec<u8>),
     /// Elements `at..` along `axis`, as many as the result has; `at` is a multiple of that.
     Part {

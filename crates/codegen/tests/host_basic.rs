@@ -12,12 +12,14 @@ fn run(k: &Kernel, buffers: &mut [&mut [u8]]) {
     let f = module.function(0).unwrap();
     let n = k.instances() as u64;
     // In two ranges, as threads would.
+    // SAFETY: the test's buffers are as large as the kernel's parameters reach.
     unsafe {
         f(args.as_ptr(), 0, n / 2);
         f(args.as_ptr(), n / 2, n);
     }
 }
 fn bytes<T>(v: &mut [T]) -> &mut [u8] {
+    // SAFETY: plain numbers, as bytes.
     unsafe { std::slice::from_raw_parts_mut(v.as_mut_ptr().cast(), std::mem::size_of_val(v)) }
 }
 fn random(n: usize, seed: u64) -> Vec<f32> {

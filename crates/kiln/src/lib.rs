@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Each stage is a crate of its own; this one calls them in order and turns what they say into reports. Beside that: artifacts,
-//! constraints, measuring ([`bench`], [`tune`]) and what differential tests share ([`trial`]).
+//! constraints, measuring ([`mod@bench`], [`tune`]) and what differential tests share ([`trial`]).
 pub mod accuracy;
 pub mod artifact;
 pub mod bench;

@@ -40,6 +40,7 @@ impl Str {
     /// # Safety
     /// The bytes live as long as `'a`.
     pub unsafe fn bytes<'a>(self) -> &'a [u8] {
+        // SAFETY: this function's contract.
         if self.len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.ptr, self.len) } }
     }
 }
@@ -99,6 +100,7 @@ impl Symbols {
     pub fn resolve(library: Library, path: &Path) -> Result<Symbols, TorchError> {
         // SAFETY: `T` is the function's type in the plugin of this ABI version.
         unsafe fn get<T: Copy>(library: &Library, path: &Path, name: &str) -> Result<T, TorchError> {
+            // SAFETY: this function's contract.
             let symbol = unsafe { library.get::<T>(name.as_bytes()) };
             symbol.map(|s| *s).map_err(|e| TorchError::Open { path: path.into(), what: e.to_string() })
         }

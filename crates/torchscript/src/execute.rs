@@ -45,18 +45,21 @@ impl Session {
         let raw: Vec<_> = tensors.iter().map(TorchTensor::as_ptr).collect();
         let c_path = c_string(&path.to_string_lossy())?;
         let n = raw.len() as i32;
+        // SAFETY: pointers are good for the call; `e` can be written.
         let raw = checked(|e| unsafe { ffi::kt_session(c_path.as_ptr(), device, raw.as_ptr(), n, e) })?;
         Ok(Session { raw, outputs: 0, _inputs: inputs })
     }
 
     /// Runs forward once and waits until it is done. Gives the number of flattened outputs.
     pub fn run(&mut self) -> Result<usize, ImportErrors> {
+        // SAFETY: a live session; pointers are good for the call; `e` can be written.
         self.outputs = checked_count(|e| unsafe { ffi::kt_session_run(self.raw.as_ptr(), e) })?;
         Ok(self.outputs)
     }
 
     /// A host copy of output `i` of the last run.
     pub fn output(&self, i: usize) -> Result<Tensor, ImportErrors> {
+        // SAFETY: a live session; pointers are good for the call; `e` can be written.
         let raw = checked(|e| unsafe { ffi::kt_session_output(self.raw.as_ptr(), i as i32, e) })?;
         // SAFETY: the shim gives ownership.
         unsafe { TorchTensor::from_raw(raw) }.to_host()
@@ -163,6 +166,7 @@ pub unsafe fn call(
     }
     let parsed: Vec<Value> = serde_json::from_str(args)
         .map_err(|e| Problem::new(format!("the arguments of fallback `{name}` do not parse: {e}")))?;
+    // SAFETY: this function's contract: dense tensors of these types on that device.
     let over = |m: &Memory| unsafe { TorchTensor::over(m.ptr, &m.ty, device) };
     let tensors: Vec<TorchTensor> = ins.iter().map(over).collect::<Result<_, _>>()?;
     let arguments: Vec<Argument> = parsed.iter().map(|a| Argument::from_json(a, &tensors)).collect::<Result<_, _>>()?;
@@ -173,6 +177,7 @@ pub unsafe fn call(
     let raw_into: Vec<_> = into.iter().map(TorchTensor::as_ptr).collect();
     let (c_name, c_overload) = (c_string(name)?, c_string(overload)?);
     let mut results = vec![null_mut(); MOST_RESULTS];
+    // SAFETY: live values and tensors, as many as said; room for `MOST_RESULTS` results; `e` can be written.
     let n = checked_count(|e| unsafe {
         ffi::kt_call(
             c_name.as_ptr(),

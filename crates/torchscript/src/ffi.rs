@@ -135,6 +135,7 @@ impl TorchTensor {
     pub unsafe fn over(data: *mut c_void, ty: &Type, device: c_int) -> Result<TorchTensor, ImportErrors> {
         let sizes: Vec<i64> = ty.shape.iter().map(|d| *d as i64).collect();
         let rank = sizes.len() as c_int;
+        // SAFETY: this function's contract; as many sizes as the rank; `e` can be written.
         checked(|e| unsafe { kt_tensor(data, c_int::from(ty.dtype.torch_number()), sizes.as_ptr(), rank, device, e) })
             .map(TorchTensor)
     }
@@ -168,6 +169,7 @@ impl TorchTensor {
     }
 
     pub fn copy_from(&self, src: &TorchTensor) -> Result<(), ImportErrors> {
+        // SAFETY: two live tensors; `e` can be written.
         checked_count(|e| unsafe { kt_tensor_copy(self.as_ptr(), src.as_ptr(), e) }).map(|_| ())
     }
 

@@ -57,10 +57,12 @@ impl Archive {
             return Err(Problem::new(message).help("give the path of a TorchScript archive (.pt)").into());
         }
         let c_path = c_string(&path.to_string_lossy())?;
+        // SAFETY: a NUL-terminated path; `e` can be written.
         checked(|e| unsafe { ffi::kt_open(c_path.as_ptr(), e) }).map(Archive)
     }
 
     fn arguments(&self) -> Result<Vec<Argument>, ImportErrors> {
+        // SAFETY: a live archive; pointers are good for the call; `e` can be written.
         let text = checked(|e| unsafe { ffi::kt_arguments(self.0.as_ptr(), e).cast_mut() })?;
         // SAFETY: a NUL-terminated text that lives until the next call on this archive.
         read_json(&unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy())
@@ -70,12 +72,14 @@ impl Archive {
         let tensors = borrow_all(inputs)?;
         let raw: Vec<_> = tensors.iter().map(TorchTensor::as_ptr).collect();
         let n = raw.len() as i32;
+        // SAFETY: a live archive; pointers are good for the call; `e` can be written.
         let text = checked(|e| unsafe { ffi::kt_specialise(self.0.as_ptr(), raw.as_ptr(), n, e).cast_mut() })?;
         // SAFETY: as above.
         read_json(&unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy())
     }
 
     fn contents(&self, id: usize) -> Result<Tensor, ImportErrors> {
+        // SAFETY: a live archive; pointers are good for the call; `e` can be written.
         let raw = checked(|e| unsafe { ffi::kt_value(self.0.as_ptr(), id as i32, e) })?;
         // SAFETY: the shim gives ownership.
         unsafe { TorchTensor::from_raw(raw) }.to_host()

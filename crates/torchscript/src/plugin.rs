@@ -81,16 +81,18 @@ impl Dense {
         let dtype = DType::ALL
             .get(self.dtype as usize)
             .ok_or_else(|| Problem::new(format!("element type number {} is unknown", self.dtype)))?;
-        let sizes =
-            if self.rank == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.sizes, self.rank as usize) } };
+        // SAFETY: this function's contract.
+        let sizes = unsafe { list(self.sizes, self.rank as usize) };
         Ok(Type::new(*dtype, sizes))
     }
     /// # Safety
     /// As `ty`, and `ptr` holds a tensor of that type in host memory.
     unsafe fn host(&self) -> Outcome<Tensor> {
+        // SAFETY: this function's contract.
         let ty = unsafe { self.ty() }?;
         let bytes = match ty.bytes() {
             0 => &[],
+            // SAFETY: this function's contract: so many bytes lie there.
             n => unsafe { std::slice::from_raw_parts(self.ptr.cast::<u8>(), n) },
         };
         Tensor::from_bytes(ty, bytes).ok_or_else(|| Problem::new("a tensor's bytes do not fit its type").into())
@@ -98,6 +100,7 @@ impl Dense {
     /// # Safety
     /// As `ty`.
     unsafe fn memory(&self) -> Outcome<Memory> {
+        // SAFETY: this function's contract.
         Ok(Memory { ptr: self.ptr, ty: unsafe { self.ty() }? })
     }
 }
@@ -105,6 +108,7 @@ impl Dense {
 /// # Safety
 /// `ptr` points at `n` items, or n is 0.
 unsafe fn list<'a, T>(ptr: *const T, n: usize) -> &'a [T] {
+    // SAFETY: this function's contract.
     if n == 0 { &[] } else { unsafe { std::slice::from_raw_parts(ptr, n) } }
 }
 
@@ -150,6 +154,7 @@ unsafe fn guarded<T>(error: *mut Text, otherwise: T, body: impl FnOnce() -> Outc
             .into(),
     };
     let text = serde_json::to_string(&failure).unwrap_or_else(|_| r#"{"errors":[]}"#.into());
+    // SAFETY: this function's contract.
     unsafe { error.write(give_text(text)) };
     otherwise
 }
@@ -175,6 +180,7 @@ pub unsafe extern "C" fn kiln_torch_free_text(text: Text) {
 /// The pointers are good for the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_arguments(path: Str, out: *mut Text, error: *mut Text) -> c_int {
+    // SAFETY: this function's contract. The pointers are read and written during the call alone.
     unsafe {
         guarded(error, 1, || {
             let arguments = import::arguments(Path::new(path.get()?))?;
@@ -195,6 +201,7 @@ pub unsafe extern "C" fn kiln_torch_import(
     n: usize,
     error: *mut Text,
 ) -> *mut ImportedModel {
+    // SAFETY: this function's contract. The pointers are read and written during the call alone.
     unsafe {
         guarded(error, null_mut(), || {
             let inputs = list(inputs, n).iter().map(|d| d.host()).collect::<Outcome<Vec<_>>>()?;
@@ -214,6 +221,7 @@ pub unsafe extern "C" fn kiln_torch_import(
 /// `model` is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_imported_json(model: *const ImportedModel) -> Str {
+    // SAFETY: this function's contract.
     let json = unsafe { &(*model).json };
     Str { ptr: json.as_ptr(), len: json.len() }
 }
@@ -224,8 +232,10 @@ pub unsafe extern "C" fn kiln_torch_imported_json(model: *const ImportedModel) -
 /// `model` is alive; `bytes` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_imported_param(model: *const ImportedModel, i: usize, bytes: *mut Str) -> usize {
+    // SAFETY: this function's contract.
     let params = unsafe { &(*model).params };
     if let (Some(t), false) = (params.get(i), bytes.is_null()) {
+        // SAFETY: not null, so it can be written.
         unsafe { bytes.write(Str { ptr: t.bytes().as_ptr(), len: t.bytes().len() }) };
     }
     params.len()
@@ -236,6 +246,7 @@ pub unsafe extern "C" fn kiln_torch_imported_param(model: *const ImportedModel, 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_imported_free(model: *mut ImportedModel) {
     note_thread();
+    // SAFETY: made by `Box::into_raw`, and freed once.
     drop(unsafe { Box::from_raw(model) });
 }
 
@@ -252,6 +263,7 @@ pub unsafe extern "C" fn kiln_torch_session(
     threads: usize,
     error: *mut Text,
 ) -> *mut RunningModule {
+    // SAFETY: this function's contract. The pointers are read and written during the call alone.
     unsafe {
         guarded(error, null_mut(), || {
             let inputs = list(inputs, n).iter().map(|d| d.host()).collect::<Outcome<Vec<_>>>()?;
@@ -267,6 +279,7 @@ pub unsafe extern "C" fn kiln_torch_session(
 /// `module` is alive and used by one thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_session_run(module: *mut RunningModule, error: *mut Text) -> c_int {
+    // SAFETY: this function's contract.
     unsafe { guarded(error, 1, || (*module).session.run().map(|_| 0)) }
 }
 
@@ -280,6 +293,7 @@ pub unsafe extern "C" fn kiln_torch_session_outputs(
     types: *mut Text,
     error: *mut Text,
 ) -> c_int {
+    // SAFETY: this function's contract.
     unsafe {
         guarded(error, 1, || {
             let module = &mut *module;
@@ -297,6 +311,7 @@ pub unsafe extern "C" fn kiln_torch_session_outputs(
 /// `module` is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_session_output(module: *const RunningModule, i: usize) -> Str {
+    // SAFETY: this function's contract.
     let outputs = unsafe { &(*module).outputs };
     let bytes = outputs.get(i).map_or(&[][..], |t| t.bytes());
     Str { ptr: bytes.as_ptr(), len: bytes.len() }
@@ -307,6 +322,7 @@ pub unsafe extern "C" fn kiln_torch_session_output(module: *const RunningModule,
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_session_free(module: *mut RunningModule) {
     note_thread();
+    // SAFETY: made by `Box::into_raw`, and freed once.
     drop(unsafe { Box::from_raw(module) });
 }
 
@@ -326,6 +342,7 @@ pub unsafe extern "C" fn kiln_torch_call(
     device: c_int,
     error: *mut Text,
 ) -> c_int {
+    // SAFETY: this function's contract. The pointers are read and written during the call alone.
     unsafe {
         guarded(error, 1, || {
             let ins = list(ins, n_ins).iter().map(|d| d.memory()).collect::<Outcome<Vec<_>>>()?;

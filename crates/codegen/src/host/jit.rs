@@ -60,6 +60,7 @@ pub(super) struct Code {
 // SAFETY: the engine and the context are not touched after compilation but for being dropped once, by the only owner; the code
 // itself is immutable memory.
 unsafe impl Send for Code {}
+// SAFETY: as above.
 unsafe impl Sync for Code {}
 
 impl Drop for Code {

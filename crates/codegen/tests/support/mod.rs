@@ -152,6 +152,7 @@ pub fn run(k: &Kernel, buffers: &mut [Vec<u8>]) {
     let f = module.function(0).unwrap();
     let n = k.instances() as u64;
     // In two ranges, as threads would.
+    // SAFETY: the test's buffers are as large as the kernel's parameters reach.
     unsafe {
         f(args.as_ptr(), 0, n / 2);
         f(args.as_ptr(), n / 2, n);

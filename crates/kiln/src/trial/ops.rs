@@ -1,7 +1,7 @@
 //! Every op of the graph on every element type that it takes, with inputs that hold what usually goes wrong: zeros of both signs,
 //! infinities, NaN, numbers below the normal ones, the ends of integers.
 //!
-//! [`ROWS`] is the table. Which types an op takes is asked of the graph's inference, not of the table, so a type that is added is
+//! `ROWS` is the table. Which types an op takes is asked of the graph's inference, not of the table, so a type that is added is
 //! tried. An op without a row is an error of [`missing`].
 use crate::trial::near::{self, Near, round};
 use crate::{DType, Graph, Tensor, Type};

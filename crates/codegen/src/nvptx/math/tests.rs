@@ -65,6 +65,7 @@ fn check(op: UnaryOp, right: impl Fn(f64) -> f64, limit: f64) {
 fn check_as(op: UnaryOp, right: impl Fn(f64) -> f64, limit: f64, rounded: bool) {
     let cx = Context::create();
     let address = with(&cx, false, 1, rounded, |e, x| unary(e, op, x[0]));
+    // SAFETY: the function was made with one f32 argument and result; `cx` keeps its code.
     let f: extern "C" fn(f32) -> f32 = unsafe { std::mem::transmute(address) };
     let (mut worst, mut at) = (0.0, 0.0);
     for x in numbers() {
@@ -171,6 +172,7 @@ fn gelu() {
 fn check_binary(op: BinaryOp, right: impl Fn(f64, f64) -> f64, limit: f64) {
     let cx = Context::create();
     let address = with(&cx, false, 2, false, |e, x| binary(e, op, x[0], x[1]));
+    // SAFETY: the function was made with two f32 arguments and one result; `cx` keeps its code.
     let f: extern "C" fn(f32, f32) -> f32 = unsafe { std::mem::transmute(address) };
     let all = numbers();
     let special =
@@ -212,6 +214,7 @@ fn double_functions() {
     ];
     for (op, right) in all {
         let address = with(&cx, true, 1, false, |e, x| unary(e, op, x[0]));
+        // SAFETY: the function was made with one f64 argument and result; `cx` keeps its code.
         let f: extern "C" fn(f64) -> f64 = unsafe { std::mem::transmute(address) };
         for i in -4000i32..4000 {
             let x = f64::from(i) * 0.1730769 + if i % 3 == 0 { 1e-9 } else { 0.37 / f64::from(i.abs() + 1) };
@@ -323,6 +326,7 @@ fn f8_there_and_back() {
         let half = super::super::f8::to_f16(e, byte.into_int_value())?;
         Ok(e.b.build_float_ext(half.into_float_value(), e.f32(), "")?)
     });
+    // SAFETY: the function was made with one f32 argument and result; `cx` keeps its code.
     let f: extern "C" fn(f32) -> f32 = unsafe { std::mem::transmute(address) };
     let value = |n: u32| if n < 8 { n as f32 / 512.0 } else { (8 + n % 8) as f32 / 8.0 * 2f32.powi(n as i32 / 8 - 7) };
     for n in 0..126 {
