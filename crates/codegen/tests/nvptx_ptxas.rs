@@ -60,6 +60,41 @@ fn names_of_programs_meet_no_others() {
 }
 
 /// One store with a condition a thread, behind everything that is read, and no branch for it.
+/// Integers wrap: a comparison moves no 1 to its other side, and the size of the least i16 is that number again.
+#[test]
+fn integers_wrap() {
+    let text = "kernel @wrap(%x: ptr<i32>, %y: ptr<i32>, %h: ptr<i16>, %out: ptr<bool>) grid [1, 1, 1] warps 1 {
+  v0 = iota : i32[64]
+  v1 = splat %x : ptr<i32>[64]
+  v2 = ptr_add v1, v0 : ptr<i32>[64]
+  v3 = load v2 : i32[64]
+  v4 = splat %y : ptr<i32>[64]
+  v5 = ptr_add v4, v0 : ptr<i32>[64]
+  v6 = load v5 : i32[64]
+  v7 = cmp le v3, v6 : bool[64]
+  v8 = const 1 : i32[64]
+  v9 = add v3, v8 : i32[64]
+  v10 = cmp lt v9, v6 : bool[64]
+  v11 = splat %h : ptr<i16>[64]
+  v12 = ptr_add v11, v0 : ptr<i16>[64]
+  v13 = load v12 : i16[64]
+  v14 = abs v13 : i16[64]
+  v15 = cmp lt v14, v13 : bool[64]
+  v16 = and v7, v10 : bool[64]
+  v17 = xor v16, v15 : bool[64]
+  v18 = splat %out : ptr<bool>[64]
+  v19 = ptr_add v18, v0 : ptr<bool>[64]
+  store v19, v17
+}";
+    let kernel = kiln_block::text::parse(text).unwrap();
+    kiln_block::verify::verify(&kernel).unwrap();
+    let ptx = check(&kernel);
+    // Two elements a thread, each with the one addition that the program has.
+    let sums: Vec<&str> = ptx.text.lines().filter(|l| l.contains("add.s32")).collect();
+    assert!(sums.len() == 2 && sums.iter().all(|l| l.ends_with(", 1;")), "{}", ptx.text);
+    assert_eq!((count(&ptx, "abs.s32"), count(&ptx, "abs.s16")), (2, 0), "{}", ptx.text);
+}
+
 #[test]
 fn indices_are_checked() {
     let ptx = check(&programs::taken(1 << 20, 30522));

@@ -103,10 +103,9 @@ impl Planner<'_, '_> {
         }
         false
     }
-    /// Kernels that `id` reads from; one may come several times.
+    /// Kernels that `id`, which the plan holds, reads from; one may come several times.
     fn feeds(&self, id: usize) -> impl Iterator<Item = usize> + '_ {
-        let reads = self.plan.by_id.get(&id).map(|k| &k.reads[..]).unwrap_or_default();
-        reads.iter().filter_map(|&i| self.home[i]).filter(move |&h| h != id)
+        self.plan.by_id[&id].reads.iter().filter_map(|&i| self.home[i]).filter(move |&h| h != id)
     }
     /// Exchanges two kernels for one that computes what they do, short of what only they read.
     pub(super) fn exchange(&mut self, a: usize, b: usize, k: Kernel) -> usize {
