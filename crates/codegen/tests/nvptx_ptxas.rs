@@ -59,7 +59,6 @@ fn names_of_programs_meet_no_others() {
     }
 }
 
-/// One store with a condition a thread, behind everything that is read, and no branch for it.
 /// Integers wrap: a comparison moves no 1 to its other side, and the size of the least i16 is that number again.
 #[test]
 fn integers_wrap() {
@@ -95,6 +94,7 @@ fn integers_wrap() {
     assert_eq!((count(&ptx, "abs.s32"), count(&ptx, "abs.s16")), (2, 0), "{}", ptx.text);
 }
 
+/// One store with a condition a thread, behind everything that is read, and no branch for it.
 #[test]
 fn indices_are_checked() {
     let ptx = check(&programs::taken(1 << 20, 30522));
