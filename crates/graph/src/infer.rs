@@ -3,11 +3,8 @@
 //! Takes any op and any types, checked or not; gives a type within [`check_type`]'s limits or a clause for the user.
 //! Never panics, never overflows: sizes are multiplied with checks. Leaves and [`Op::Result`] have no operand types to
 //! infer from; their rules are in `verify`.
-mod nn;
-
-pub use nn::{conv_len, pool_len};
-
-use crate::{BinaryOp, DType, Op, ReduceOp, ScatterMode, Type, UnaryOp, count, plural};
+pub use crate::ops::window::{conv_len, pool_len};
+use crate::{BinaryOp, DType, Op, ReduceOp, Scalar, ScatterMode, Type, UnaryOp, count, plural};
 
 /// Largest tensor, in bytes, that a graph may name (as in the text form of types).
 pub const MAX_BYTES: usize = 1 << 46;
@@ -16,7 +13,7 @@ pub const MAX_RANK: usize = 32;
 
 /// Result type of `op`. The error is a clause for the user: what was given and what is wanted.
 pub fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
-    let (least, most) = arity(op);
+    let (least, most) = op.arity();
     if args.len() < least || args.len() > most {
         let wanted = match (least, most) {
             (a, b) if a == b => format!("{a}"),
@@ -28,26 +25,12 @@ pub fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
     for (i, arg) in args.iter().enumerate() {
         check_type(arg).map_err(|e| format!("operand {i}: {e}"))?;
     }
-    if let Some(arg) = args.iter().find(|t| t.dtype == DType::F8e4m3 && !takes_f8(op)) {
+    if let Some(arg) = args.iter().find(|t| t.dtype == DType::F8e4m3 && !op.row().f8) {
         return Err(format!("not defined on {}; cast first", arg.dtype));
     }
     let ty = result(op, args)?;
     check_type(&ty)?;
     Ok(ty)
-}
-
-/// Whether an op stores, moves, casts or multiplies matrices: there is no other arithmetic on f8e4m3.
-fn takes_f8(op: &Op) -> bool {
-    match op {
-        Op::Cast(_) | Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => true,
-        Op::Pad { .. } | Op::Concat { .. } | Op::Gather { .. } | Op::Take { .. } | Op::Select => true,
-        Op::Scatter { mode, .. } => *mode != ScatterMode::Add,
-        Op::Dot | Op::Linear | Op::Fallback(_) | Op::Result(_) => true,
-        Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Iota { .. } => false,
-        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Reduce { .. } | Op::Scan { .. } => false,
-        Op::Conv { .. } | Op::Pool { .. } | Op::Attention { .. } | Op::Softmax { .. } | Op::LogSoftmax { .. } => false,
-        Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::GroupNorm { .. } | Op::BatchNorm { .. } => false,
-    }
 }
 
 /// Fails if a type has too many axes or bytes to be addressed (empty axes count as 1, so strides fit too).
@@ -59,28 +42,6 @@ pub fn check_type(ty: &Type) -> Result<(), String> {
     match bytes {
         Some(n) if n <= MAX_BYTES => Ok(()),
         _ => Err(format!("{ty} is too large")),
-    }
-}
-
-/// Fewest and most operands of an op.
-pub fn arity(op: &Op) -> (usize, usize) {
-    match op {
-        Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Iota { .. } => (0, 0),
-        Op::Unary(_) | Op::Cast(_) | Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) => (1, 1),
-        Op::Slice { .. } | Op::Flip(_) | Op::Reduce { .. } | Op::Scan { .. } | Op::Pool { .. } => (1, 1),
-        Op::Softmax { .. } | Op::LogSoftmax { .. } | Op::Result(_) => (1, 1),
-        Op::Binary(_) | Op::Compare(_) | Op::Pad { .. } | Op::Gather { .. } | Op::Take { .. } | Op::Dot => (2, 2),
-        Op::Select | Op::Scatter { .. } => (3, 3),
-        Op::Concat { .. } => (1, usize::MAX),
-        Op::Conv { .. } | Op::Linear => (2, 3),
-        Op::LayerNorm { affine, .. } | Op::GroupNorm { affine, .. } => {
-            let n = if *affine { 3 } else { 1 };
-            (n, n)
-        }
-        Op::RmsNorm { .. } => (2, 2),
-        Op::BatchNorm { .. } => (5, 5),
-        Op::Attention { .. } => (3, 4),
-        Op::Fallback(_) => (0, usize::MAX),
     }
 }
 
@@ -219,23 +180,28 @@ fn result(op: &Op, args: &[&Type]) -> Result<Type, String> {
         }
         Op::Fallback(f) => f.results.first().cloned().ok_or_else(|| format!("{} has no results", f.name)),
         Op::Conv { .. } | Op::Pool { .. } | Op::Softmax { .. } | Op::LogSoftmax { .. } | Op::LayerNorm { .. } => {
-            nn::infer(op, args)
+            own(op, args)
         }
         Op::RmsNorm { .. } | Op::GroupNorm { .. } | Op::BatchNorm { .. } | Op::Linear | Op::Attention { .. } => {
-            nn::infer(op, args)
+            own(op, args)
         }
     }
 }
 
+/// By the rule that stands beside the op's row.
+fn own(op: &Op, args: &[&Type]) -> Result<Type, String> {
+    let rule = op.row().infer.ok_or("has no rule for its type; please report it")?;
+    rule(op, args)
+}
+
 fn unary(op: UnaryOp, x: &Type) -> Result<Type, String> {
-    use UnaryOp::*;
-    let ok = match op {
-        Not => !x.dtype.is_float(),
-        IsNan | IsInf => return Ok(Type { dtype: DType::Bool, shape: x.shape.clone() }),
-        Neg | Abs | Sign | Relu | Floor | Ceil | Round | Trunc => x.dtype != DType::Bool,
-        _ => x.dtype.is_float(),
-    };
-    if ok { Ok(x.clone()) } else { Err(format!("not defined on {}; cast first", x.dtype)) }
+    use crate::ops::unary::Takes;
+    let takes = op.function().takes;
+    let dtype = if takes == Takes::Any { DType::Bool } else { x.dtype };
+    match takes.takes(x.dtype) {
+        true => Ok(Type { dtype, shape: x.shape.clone() }),
+        false => Err(format!("not defined on {}; cast first", x.dtype)),
+    }
 }
 
 fn binary(op: BinaryOp, args: &[&Type]) -> Result<DType, String> {
@@ -333,7 +299,7 @@ pub(crate) fn broadcasts_to(from: &[usize], to: &[usize]) -> bool {
     from.len() <= to.len() && from.iter().rev().zip(to.iter().rev()).all(|(&a, &b)| a == b || a == 1)
 }
 
-fn same_dtype(args: &[&Type]) -> Result<DType, String> {
+pub(crate) fn same_dtype(args: &[&Type]) -> Result<DType, String> {
     let dtype = args.first().ok_or("no operand")?.dtype;
     match args.iter().find(|t| t.dtype != dtype) {
         Some(t) => Err(format!("operands are {dtype} and {}; cast them to one type", t.dtype)),
@@ -341,7 +307,7 @@ fn same_dtype(args: &[&Type]) -> Result<DType, String> {
     }
 }
 
-fn axis_len(x: &Type, axis: usize) -> Result<usize, String> {
+pub(crate) fn axis_len(x: &Type, axis: usize) -> Result<usize, String> {
     x.shape.get(axis).copied().ok_or_else(|| format!("{x} has no axis {axis}"))
 }
 
@@ -353,4 +319,16 @@ fn check_axes(x: &Type, axes: &[usize]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+pub(crate) fn float(x: &Type) -> Result<(), String> {
+    if x.dtype.is_float() { Ok(()) } else { Err(format!("takes floats, got {}; cast first", x.dtype)) }
+}
+
+/// `eps` and `scale`: any number.
+pub(crate) fn number(s: Scalar) -> Result<(), String> {
+    match s {
+        Scalar::Bool(_) => Err("a bool where a number is wanted".into()),
+        _ => Ok(()),
+    }
 }

@@ -13,8 +13,8 @@ pub mod fallback;
 pub mod graph;
 pub mod infer;
 pub mod memory;
-mod names;
 pub mod op;
+pub mod ops;
 pub mod pairs;
 pub mod params;
 pub mod random;
@@ -27,6 +27,11 @@ pub use count::{count, plural};
 pub use dtype::DType;
 pub use error::GraphError;
 pub use graph::{Graph, Init, Node, ParamId, ParamInfo, Source, ValueId};
-pub use op::{BinaryOp, CompareOp, FallbackOp, Op, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, UnaryOp};
+pub use op::{FallbackOp, Op, PoolKind, Scalar, ScatterMode};
+pub use ops::{
+    binary::{BinaryOp, CompareOp},
+    reduce::{ReduceOp, ScanOp},
+    unary::UnaryOp,
+};
 pub use params::{random_params, random_tensor};
 pub use tensor::{Tensor, Type};

@@ -2,7 +2,8 @@
 //!
 //! Conventions: pointwise operands broadcast as numpy does (missing leading axes, size-1 axes); axes are counted from 0;
 //! reductions and scans keep their axes (a reduced axis has size 1); integer lists are compile-time constants.
-use crate::{DType, Type};
+//! What stages know of an op is its row in [`crate::ops`].
+use crate::{BinaryOp, CompareOp, DType, ReduceOp, ScanOp, Type, UnaryOp};
 use serde::{Deserialize, Serialize};
 
 /// A compile-time scalar. Equality and hash go by bits, so NaN equals itself.
@@ -55,119 +56,6 @@ impl std::hash::Hash for Scalar {
     }
 }
 
-/// Pointwise ops of one operand. Result type is the operand's, but for `Not`, `IsNan`, `IsInf` (bool).
-/// On half types arithmetic is done in f32 and rounded once per op (as PyTorch does).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UnaryOp {
-    Neg,
-    Abs,
-    Sign,
-    Exp,
-    Exp2,
-    Expm1,
-    Log,
-    Log2,
-    Log10,
-    Log1p,
-    Sqrt,
-    Rsqrt,
-    Reciprocal,
-    Sin,
-    Cos,
-    Tan,
-    Asin,
-    Acos,
-    Atan,
-    Sinh,
-    Cosh,
-    Tanh,
-    Erf,
-    Floor,
-    Ceil,
-    /// To nearest, ties to even.
-    Round,
-    Trunc,
-    /// Logical not (bool) or bitwise not (integers).
-    Not,
-    IsNan,
-    IsInf,
-    // Named functions with a decomposition (`decompose`), kept whole so that they are read and priced as one op.
-    Relu,
-    Sigmoid,
-    Silu,
-    GeluErf,
-    GeluTanh,
-    Softplus,
-    Mish,
-    Hardswish,
-    Hardsigmoid,
-    LogSigmoid,
-}
-
-/// Pointwise ops of two operands of one dtype.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BinaryOp {
-    Add,
-    Sub,
-    Mul,
-    /// True division (floats); truncating division (integers).
-    Div,
-    /// Division rounded toward minus infinity.
-    FloorDiv,
-    /// Remainder with the sign of the divisor (`torch.remainder`).
-    Remainder,
-    /// Remainder with the sign of the dividend (`torch.fmod`).
-    Fmod,
-    /// An exponent of rank 0 that is 0.5 or -0.5 is a root (`torch.pow` with a number).
-    Pow,
-    /// NaN if either is NaN.
-    Max,
-    /// NaN if either is NaN.
-    Min,
-    Atan2,
-    /// Logical (bool) or bitwise (integers).
-    And,
-    Or,
-    Xor,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CompareOp {
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-}
-
-/// Reductions. `Sum` and `Prod` of bool are i64 (insert a cast); `ArgMax`/`ArgMin` give i64, the first of equals, NaN wins.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ReduceOp {
-    Sum,
-    Mean,
-    Prod,
-    /// NaN if any is NaN.
-    Max,
-    Min,
-    Any,
-    All,
-    /// One axis only.
-    ArgMax,
-    ArgMin,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ScanOp {
-    Sum,
-    Prod,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolKind {
@@ -186,7 +74,7 @@ pub enum ScatterMode {
 }
 
 /// An op that libtorch runs: the whole call, so that it can be made again.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct FallbackOp {
     /// Schema name, as `aten::topk`.
     pub name: String,
@@ -329,41 +217,4 @@ pub enum Op {
     Fallback(Box<FallbackOp>),
     /// Result `i` (≥ 1) of a fallback node.
     Result(u32),
-}
-
-impl Op {
-    /// Arithmetic per element; a transcendental function counts as 8. A named form never costs more than its primitives.
-    pub fn weight(&self) -> f64 {
-        use UnaryOp::*;
-        match self {
-            Op::Unary(Neg | Abs | Sign | Floor | Ceil | Round | Trunc | Not | IsNan | IsInf | Relu) => 1.,
-            Op::Unary(GeluErf | GeluTanh) => 11.,
-            Op::Unary(Softplus | Mish | LogSigmoid) => 16.,
-            Op::Unary(Hardswish | Hardsigmoid) => 4.,
-            Op::Unary(_) => 8.,
-            Op::Binary(BinaryOp::Div | BinaryOp::FloorDiv | BinaryOp::Remainder | BinaryOp::Fmod | BinaryOp::Pow) => 8.,
-            Op::Binary(BinaryOp::Atan2) => 16.,
-            Op::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Max | BinaryOp::Min) => 1.,
-            Op::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor) => 1.,
-            Op::Compare(_) | Op::Select | Op::Cast(_) => 1.,
-            Op::Softmax { .. } | Op::LogSoftmax { .. } => 11.,
-            Op::RmsNorm { .. } => 3.,
-            Op::LayerNorm { .. } | Op::GroupNorm { .. } => 4.,
-            Op::BatchNorm { .. } => 4.,
-            Op::Input(_)
-            | Op::Param(_)
-            | Op::Const(_)
-            | Op::Iota { .. }
-            | Op::Reshape(_)
-            | Op::Permute(_)
-            | Op::Broadcast(_)
-            | Op::Slice { .. } => 0.,
-            Op::Flip(_) | Op::Pad { .. } | Op::Concat { .. } => 1.,
-            Op::Gather { .. } | Op::Take { .. } | Op::Scatter { .. } => 1.,
-            Op::Reduce { .. } | Op::Scan { .. } | Op::Pool { .. } => 1.,
-            // Of what is done with a result; what sums are made of is priced apart.
-            Op::Dot | Op::Linear | Op::Conv { .. } | Op::Attention { .. } => 1.,
-            Op::Fallback(_) | Op::Result(_) => 1.,
-        }
-    }
 }

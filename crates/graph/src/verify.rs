@@ -14,7 +14,7 @@
 //! - outputs exist (any value, repeats allowed, at least none).
 use crate::{
     DType, Graph, GraphError, Init, Op, ParamInfo, Scalar, Type, ValueId, count, fallback,
-    infer::{arity, check_type, infer},
+    infer::{check_type, infer},
 };
 
 /// Checks every invariant of the module's doc; the first violation is the error.
@@ -61,7 +61,7 @@ fn check_node(g: &Graph, v: ValueId) -> Result<(), GraphError> {
     let (op, ty) = (g.op(v), g.ty(v));
     check_type(ty).map_err(invalid)?;
     let args = g.args(v);
-    let (least, most) = arity(op);
+    let (least, most) = op.arity();
     if args.len() < least || args.len() > most {
         return Err(invalid(format!("{} cannot have {}", op.name(), count(args.len(), "operand"))));
     }

@@ -8,7 +8,6 @@ mod composite;
 mod movement;
 mod pointwise;
 mod product;
-mod real;
 mod reduce;
 mod sampled;
 mod value;

@@ -6,9 +6,9 @@ use crate::{
     explain::{count, left_out, op_name, wrapped},
     parts,
 };
+use kiln_graph::ops::Class;
 use kiln_graph::{Op, Type};
 use kiln_plan::{Kernel, Plan, Stage};
-use kiln_rewrite::class::Class;
 use serde::Serialize;
 use similar::{Algorithm, DiffOp, capture_diff_slices};
 use std::collections::{BTreeMap, BTreeSet};

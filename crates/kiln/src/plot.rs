@@ -7,8 +7,8 @@ use crate::{
     sweep::Sweep,
 };
 use kiln_graph::DType;
+use kiln_graph::ops::Class;
 use kiln_plan::{Kernel, Machine, Plan};
-use kiln_rewrite::class::Class;
 use labels::{FONT, Frame, Labels};
 use plotters::{
     coord::Shift,

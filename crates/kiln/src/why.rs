@@ -7,9 +7,10 @@ use crate::{
     parts,
     select::select,
 };
+use kiln_graph::ops::Class;
 use kiln_graph::{Graph, Op, ValueId, count};
 use kiln_plan::{BufferKind, Kernel, Plan, Stage};
-use kiln_rewrite::{Group, RewriteError, class::Class};
+use kiln_rewrite::{Group, RewriteError};
 use serde::Serialize;
 use std::collections::BTreeSet;
 

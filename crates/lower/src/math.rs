@@ -1,6 +1,6 @@
 //! Graph arithmetic as block instructions. Operands are in the type arithmetic is done in (halves in f32).
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, UnaryOp as U, Value};
-use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, UnaryOp, f8};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, Scalar, UnaryOp, decompose::decompose_op, f8};
 
 /// Element of a buffer of this dtype.
 pub fn stored(d: DType) -> Elem {
@@ -64,22 +64,6 @@ impl Chain<'_> {
         let n = self.n(v);
         self.bin(op, x, n)
     }
-    /// `1 + exp(-x)`.
-    fn one_plus_exp_neg(&mut self, x: Value) -> Value {
-        let neg = self.un(U::Neg, x);
-        let e = self.un(U::Exp, neg);
-        self.with(B::Add, e, 1.0)
-    }
-    /// `min(max(x + 3, 0), 6)`.
-    fn hard(&mut self, x: Value) -> Value {
-        let x = self.with(B::Add, x, 3.0);
-        let x = self.with(B::Max, x, 0.0);
-        self.with(B::Min, x, 6.0)
-    }
-    fn log1p_exp(&mut self, x: Value) -> Value {
-        let e = self.un(U::Exp, x);
-        self.un(U::Log1p, e)
-    }
 }
 
 /// The larger of two numbers in tf32 whose sum is `x` to 22 bits, or the `rest`. Infinity is that and 1, so that products of the
@@ -112,7 +96,7 @@ pub fn elem(b: &mut Builder, v: Value) -> Elem {
     }
 }
 
-/// Every op has a line here: one that is forgotten does not compile.
+/// Functions that are made of others take their formulas, but where a line here says otherwise.
 pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
     let elem = elem(b, x);
     let mut c = Chain { b, elem };
@@ -167,59 +151,50 @@ pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
             let one = c.n(1.0);
             c.bin(B::Div, one, x)
         }
-        UnaryOp::Relu => c.with(B::Max, x, 0.0),
-        UnaryOp::Sigmoid => {
-            let (d, one) = (c.one_plus_exp_neg(x), c.n(1.0));
-            c.bin(B::Div, one, d)
-        }
-        UnaryOp::Silu => {
-            let d = c.one_plus_exp_neg(x);
-            c.bin(B::Div, x, d)
-        }
+        // Special lowerings, measured to be faster than the formulas: one instruction that shares the polynomials of erf and of
+        // exp, and 1 + tanh u = 2 / (1 + exp(-2u)), in which nothing cancels.
         UnaryOp::GeluErf if elem == Elem::F32 => c.un(U::Gelu, x),
-        UnaryOp::GeluErf => {
-            let e = c.with(B::Mul, x, std::f64::consts::FRAC_1_SQRT_2);
-            let e = c.un(U::Erf, e);
-            let e = c.with(B::Add, e, 1.0);
-            let half = c.with(B::Mul, x, 0.5);
-            c.bin(B::Mul, half, e)
-        }
-        // 1 + tanh u = 2 / (1 + exp(-2u)): nothing cancels.
         UnaryOp::GeluTanh => {
             let square = c.bin(B::Mul, x, x);
             let cube = c.bin(B::Mul, square, x);
             let t = c.with(B::Mul, cube, 0.044715);
             let t = c.bin(B::Add, x, t);
             let t = c.with(B::Mul, t, 2.0 * (2.0 / std::f64::consts::PI).sqrt());
-            let d = c.one_plus_exp_neg(t);
+            let neg = c.un(U::Neg, t);
+            let e = c.un(U::Exp, neg);
+            let d = c.with(B::Add, e, 1.0);
             c.bin(B::Div, x, d)
         }
-        UnaryOp::Softplus => {
-            let (soft, limit) = (c.log1p_exp(x), c.n(20.0));
-            let large = c.b.cmp(CmpOp::Gt, x, limit);
-            c.b.select(large, x, soft)
-        }
-        UnaryOp::Mish => {
-            let t = c.log1p_exp(x);
-            let t = c.un(U::Tanh, t);
-            c.bin(B::Mul, x, t)
-        }
-        UnaryOp::Hardswish => {
-            let h = c.hard(x);
-            let y = c.bin(B::Mul, x, h);
-            c.with(B::Div, y, 6.0)
-        }
-        UnaryOp::Hardsigmoid => {
-            let h = c.hard(x);
-            c.with(B::Div, h, 6.0)
-        }
-        UnaryOp::LogSigmoid => {
-            let low = c.with(B::Min, x, 0.0);
-            let a = c.un(U::Abs, x);
-            let a = c.un(U::Neg, a);
-            let l = c.log1p_exp(a);
-            c.bin(B::Sub, low, l)
-        }
+        composite => formula(b, composite, x),
+    }
+}
+
+/// A function that is made of others, by the formula in its row.
+fn formula(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
+    let elem = elem(b, x);
+    let dtype = DType::ALL.into_iter().find(|d| stored(*d) == elem).unwrap_or(DType::F32);
+    let apart = match decompose_op(&Op::Unary(op), &[kiln_graph::Type::new(dtype, [])]) {
+        Ok(Some(apart)) => apart,
+        _ => return b.broken(format!("{} has no formula on {dtype}", op.name())),
+    };
+    let mut values: Vec<Value> = Vec::with_capacity(apart.len());
+    for v in apart.values() {
+        let arg = |i: usize| values[apart.args(v)[i].0 as usize];
+        let value = match apart.op(v) {
+            Op::Input(_) => x,
+            Op::Const(s) => constant(b, apart.dtype(v), *s),
+            Op::Unary(op) => unary(b, *op, arg(0)),
+            Op::Binary(op) => binary(b, *op, arg(0), arg(1), None),
+            Op::Compare(op) => compare(b, *op, arg(0), arg(1)),
+            Op::Select => b.select(arg(0), arg(1), arg(2)),
+            Op::Cast(d) => cast(b, arg(0), *d),
+            other => return b.broken(format!("{} in the formula of {}", other.name(), op.name())),
+        };
+        values.push(value);
+    }
+    match apart.outputs.first() {
+        Some(y) => values[y.0 as usize],
+        None => b.broken(format!("the formula of {} gives nothing", op.name())),
     }
 }
 

@@ -2,10 +2,10 @@
 //!
 //! Normalised: chains of views of one kind, views that change nothing, broadcasts that a pointwise op makes by itself, casts there
 //! and back through a wider type. All of it is exact.
-use crate::class::Class;
 use crate::concat;
 use crate::language::{Fact, Head, Term, Values, op};
 use egg::Id;
+use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, DType, Graph, Op, Scalar, Source, Type, UnaryOp, infer::infer};
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
 //! `region::check` with a memory: regions that look alike (repeated layers, a region met again) are checked once.
 use crate::Work;
-use crate::class::Class;
 use crate::cost::Price;
 use crate::dag::Dag;
 use crate::region::{MAX_MEMBERS, Reject, check};
+use kiln_graph::ops::Class;
 use kiln_graph::{Op, Type};
 use kiln_plan::Machine;
 use rustc_hash::FxHashMap;

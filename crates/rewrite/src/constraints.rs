@@ -1,8 +1,8 @@
 //! What the caller wants fused, kept apart, or kept in memory; and what that means for one program.
-use crate::class::Class;
 use crate::dag::{Dag, Program};
 use crate::names::Names;
 use crate::planner::{Limits, Pin, inputs};
+use kiln_graph::ops::Class;
 use kiln_graph::{Graph, ValueId};
 use kiln_plan::Template;
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,7 +96,7 @@ pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> 
 
 /// Those that lowering has templates for.
 fn anchors(dag: &Dag, mut values: BTreeSet<usize>) -> BTreeSet<usize> {
-    values.retain(|&v| matches!(dag.class[v], Class::Product | Class::Attention | Class::Conv));
+    values.retain(|&v| matches!(dag.class[v], Class::Matmul | Class::Attention | Class::Conv));
     values
 }
 

@@ -77,14 +77,8 @@ pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
                 2. * dag.count(v) * (x[1] as f64 / *groups as f64) * window
             }
         }
-        Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Iota { .. } => 0.,
-        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) => 0.,
-        Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => 0.,
-        Op::Pad { .. } | Op::Concat { .. } | Op::Gather { .. } | Op::Take { .. } | Op::Scatter { .. } => 0.,
-        Op::Reduce { .. } | Op::Scan { .. } | Op::Pool { .. } | Op::Softmax { .. } | Op::LogSoftmax { .. } => 0.,
-        Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::GroupNorm { .. } | Op::BatchNorm { .. } => 0.,
-        // What libtorch does is unknown, and no part of a price.
-        Op::Fallback(_) | Op::Result(_) => 0.,
+        // What libtorch does in a fallback is unknown, and no part of a price.
+        _ => 0.,
     }
 }
 
@@ -140,8 +134,8 @@ pub fn lower_bound(dag: &Dag, m: &Machine) -> f64 {
         .filter(|&&v| matches!(dag.op(v), Op::Take { .. } | Op::Gather { .. }))
         .filter_map(|&v| dag.args(v).first().copied())
         .collect();
-    let leaves = dag.live.iter().filter(|&&v| dag.class[v] == crate::class::Class::Leaf && !tables.contains(&v));
-    let written = dag.roots.iter().filter(|&&r| dag.class[r] != crate::class::Class::Leaf);
+    let leaves = dag.live.iter().filter(|&&v| dag.class[v] == kiln_graph::ops::Class::Leaf && !tables.contains(&v));
+    let written = dag.roots.iter().filter(|&&r| dag.class[r] != kiln_graph::ops::Class::Leaf);
     let moved: f64 = leaves.chain(written.clone()).map(|&v| dag.bytes(v)).sum();
     let launch = if written.count() > 0 { m.launch } else { 0. };
     kernels.max(if launch > 0. { launch + moved / m.bandwidth } else { 0. })

@@ -3,8 +3,8 @@
 //! Takes: a [`Graph`] as it is, or the forms chosen from the e-graph. Gives: nodes by index, alike for both.
 //! A frozen value (computed from parameters only) is a leaf of the run and a result of the load, so one [`Program`] has two
 //! [`Dag`]s, one per stage, over the same indices.
-use crate::class::Class;
 use crate::concat;
+use kiln_graph::ops::Class;
 use kiln_graph::{Graph, Op, Source, Type, ValueId};
 use kiln_plan::Stage;
 use std::collections::BTreeSet;

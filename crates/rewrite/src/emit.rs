@@ -2,13 +2,13 @@
 use crate::RewriteError;
 use crate::body::body;
 use crate::checker::Checker;
-use crate::class::Class;
 use crate::cost::{is_f32_product, lower_bound, microseconds};
 use crate::dag::{Dag, Program};
 use crate::names::Names;
 use crate::planner::{self, Apart, Kernel, Kernels, Limits, best_cut, boundaries};
 use crate::region::{alone, kind};
 use crate::why::label;
+use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Graph, Op};
 use kiln_plan::{
     Alternative, Buffer, BufferId, BufferKind, Cost, Kernel as Planned, KernelKind, Numerics, Origin, Plan, Precision,
@@ -241,7 +241,7 @@ fn rank(op: &Op) -> u8 {
         Class::Movement => 2,
         Class::Reduce | Class::ArgReduce => 3,
         Class::Row => 4,
-        Class::Scan | Class::Product | Class::Attention | Class::Conv | Class::Pool | Class::Scatter => 5,
+        Class::Scan | Class::Matmul | Class::Attention | Class::Conv | Class::Pool | Class::Scatter => 5,
         Class::Fallback | Class::Result => 5,
     }
 }

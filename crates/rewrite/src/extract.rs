@@ -4,12 +4,12 @@
 //! families of alternative forms (all values of a kind at once, so that repeated layers change together) are tried, and
 //! every choice is priced by planning it.
 use crate::checker::Checker;
-use crate::class::Class;
 use crate::dag::{Dag, Node, Program, Value};
 use crate::language::{Fact, Term, op};
 use crate::planner::{self, Kernels};
 use crate::rules::Saturated;
 use egg::Id;
+use kiln_graph::ops::Class;
 use kiln_graph::{Op, Type, ValueId};
 use kiln_plan::{Machine, attention::Sizes};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -75,7 +75,7 @@ impl<'a> Extractor<'a> {
             Class::Leaf | Class::View | Class::Generator => 0.,
             Class::Pointwise | Class::Row | Class::Movement => o.weight() * count(&fact.ty) / m.alu,
             Class::Reduce | Class::ArgReduce | Class::Scan => count(arg(0)) / m.alu,
-            Class::Product => {
+            Class::Matmul => {
                 m.launch + 2. * count(&fact.ty) * from_end(0, 1) / m.matrix_rate(fact.ty.dtype) + bytes / m.bandwidth
             }
             Class::Attention => {

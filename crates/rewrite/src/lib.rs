@@ -7,7 +7,6 @@
 pub mod body;
 pub mod build;
 pub mod checker;
-pub mod class;
 pub mod concat;
 pub mod constraints;
 pub mod cost;

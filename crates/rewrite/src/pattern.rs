@@ -6,7 +6,7 @@
 //! and saturation stays linear.
 use crate::language::{Fact, Values, op};
 use egg::Id;
-use kiln_graph::{BinaryOp, DType, Op};
+use kiln_graph::{DType, Op};
 
 #[derive(Clone, Debug)]
 pub enum Pattern {
@@ -138,8 +138,7 @@ pub fn axes(op: &Op) -> Option<Vec<usize>> {
     }
 }
 fn commutes(op: &Op) -> bool {
-    use BinaryOp::*;
-    matches!(op, Op::Binary(Add | Mul | Max | Min | And | Or | Xor))
+    matches!(op, Op::Binary(b) if b.commutes())
 }
 
 /// Is every element the number `n`, as far as its type can tell? Numbers like 0.5 are met exactly; roots and fitted constants to

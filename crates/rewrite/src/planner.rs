@@ -3,10 +3,10 @@
 //! Every value is `x = load(store x)`; this module decides where that identity is used. A kernel may store several values, and
 //! a value may be computed in several kernels instead of stored. Ties break by number: the same program gives the same kernels.
 use crate::checker::Checker;
-use crate::class::Class;
 use crate::cost::Price;
 use crate::dag::Dag;
 use crate::region::{Reject, alone};
+use kiln_graph::ops::Class;
 use kiln_plan::Stage;
 pub use limits::{Limits, Pin, fused_under};
 use rustc_hash::{FxHashMap, FxHashSet};

@@ -3,11 +3,11 @@
 //! Walking backward from the outputs, every value gets its access maps (`space`). A reduction fixes the kernel's rows: all
 //! reductions must agree on which atoms choose a row and which run along it. An anchor (matrix product, attention, …) is computed
 //! whole, once. What lowering can do is written here and nowhere else; every refusal has a name.
-use crate::class::Class;
 use crate::cost::{Price, matrix_flops, matrix_seconds};
 use crate::dag::Dag;
 use crate::space::{Atom, Map, Space, Walk, align};
 use kiln_graph::Op;
+use kiln_graph::ops::Class;
 use kiln_plan::{KernelKind, Machine, scan};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -170,7 +170,7 @@ fn reads_rows(dag: &Dag, members: &[usize], v: usize) -> bool {
 /// The family `members` are lowered by.
 pub fn kind(dag: &Dag, members: &[usize]) -> KernelKind {
     let of = |v: &usize| match dag.class[*v] {
-        Class::Product => KernelKind::Gemm,
+        Class::Matmul => KernelKind::Gemm,
         Class::Attention => KernelKind::Attention,
         Class::Conv => KernelKind::Conv,
         Class::Pool => KernelKind::Pool,
@@ -285,7 +285,7 @@ impl Region<'_> {
                 Class::Pointwise => self.pointwise(v, &u),
                 Class::Movement => self.movement(v, &u),
                 Class::Reduce | Class::ArgReduce | Class::Row => self.row(v, &u)?,
-                Class::Product => self.anchor(v, &u, done.first(), Anchor::Product)?,
+                Class::Matmul => self.anchor(v, &u, done.first(), Anchor::Product)?,
                 Class::Attention => self.anchor(v, &u, done.first(), Anchor::Attention)?,
                 Class::Scan => self.anchor(v, &u, done.first(), Anchor::Scan)?,
                 Class::Conv => self.anchor(v, &u, done.first(), Anchor::Conv)?,

@@ -1,7 +1,7 @@
 //! A refusal in a sentence: which values of the region it is about, with their numbers.
-use crate::class::Class;
 use crate::dag::Dag;
 use crate::region::{MAX_BUFFERS, MAX_MEMBERS, MAX_USES, Reject};
+use kiln_graph::ops::Class;
 use std::collections::BTreeSet;
 
 impl Reject {

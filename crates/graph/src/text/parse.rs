@@ -3,9 +3,9 @@ mod words;
 
 use super::{
     lex::{Token, error, lex},
-    ops::{Attr, build},
+    ops::build,
 };
-use crate::{DType, Graph, GraphError, Init, Op, ParamId, ParamInfo, Scalar, Type, ValueId};
+use crate::{DType, Graph, GraphError, Init, Op, ParamId, ParamInfo, Scalar, Type, ValueId, ops::Attr};
 use std::collections::HashMap;
 
 /// Parses, infers and verifies one graph.

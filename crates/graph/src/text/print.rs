@@ -1,6 +1,10 @@
 //! Graph to text: canonical, one line per node, values numbered by position.
-use crate::{Graph, Init, Op, PoolKind, Scalar, ScatterMode, graph::float_text};
-use std::fmt::{Display, Write};
+use crate::{
+    Graph, Init, Op, Scalar,
+    graph::float_text,
+    ops::{Attribute, Visitor, quoted},
+};
+use std::fmt::Write;
 
 /// The canonical text. Parsing it gives an equal graph.
 pub fn print(g: &Graph) -> String {
@@ -34,55 +38,27 @@ pub fn print(g: &Graph) -> String {
 /// An op's attributes as they stand in the text: `axis=1 start=0 len=4 step=1`.
 pub fn attributes(op: &Op) -> String {
     match op {
-        Op::Input(i) => i.to_string(),
-        Op::Param(p) => p.to_string(),
-        Op::Const(s) => scalar(*s),
-        Op::Iota { axis } | Op::Concat { axis } | Op::Gather { axis } | Op::Take { axis } | Op::Scan { axis, .. } => {
-            format!("axis={axis}")
-        }
-        Op::Softmax { axis } | Op::LogSoftmax { axis } => format!("axis={axis}"),
-        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Dot | Op::Linear => String::new(),
-        Op::Cast(dtype) => format!("to={dtype}"),
-        Op::Reshape(shape) | Op::Broadcast(shape) => format!("shape={}", list(shape)),
-        Op::Permute(perm) => format!("perm={}", list(perm)),
-        Op::Slice { axis, start, len, step } => format!("axis={axis} start={start} len={len} step={step}"),
-        Op::Flip(axes) | Op::Reduce { axes, .. } => format!("axes={}", list(axes)),
-        Op::Pad { lo, hi } => format!("lo={} hi={}", list(lo), list(hi)),
-        Op::Scatter { axis, mode } => {
-            let mode = match mode {
-                ScatterMode::Replace => "replace",
-                ScatterMode::Add => "add",
-            };
-            format!("axis={axis} mode={mode}")
-        }
-        Op::Conv { stride, padding, dilation, groups, transposed, output_padding } => format!(
-            "stride={} padding={} dilation={} groups={groups} transposed={transposed} output_padding={}",
-            list(stride),
-            list(padding),
-            list(dilation),
-            list(output_padding)
-        ),
-        Op::Pool { kind, window, stride, padding, dilation, ceil } => {
-            let [w, s, p, d] = [window, stride, padding, dilation].map(|l| list(l));
-            let count = match kind {
-                PoolKind::Max => String::new(),
-                PoolKind::Avg { count_pad } => format!(" count_pad={count_pad}"),
-            };
-            format!("window={w} stride={s} padding={p} dilation={d} ceil={ceil}{count}")
-        }
-        Op::LayerNorm { axes, affine, eps } => format!("axes={axes} affine={affine} eps={}", scalar(*eps)),
-        Op::RmsNorm { eps } | Op::BatchNorm { eps } => format!("eps={}", scalar(*eps)),
-        Op::GroupNorm { groups, affine, eps } => format!("groups={groups} affine={affine} eps={}", scalar(*eps)),
-        Op::Attention { scale, causal } => format!("scale={} causal={causal}", scalar(*scale)),
-        Op::Fallback(f) => format!(
-            "name={} overload={} args={} results={} why={}",
-            quoted(&f.name),
-            quoted(&f.overload),
-            quoted(&f.args),
-            list(&f.results),
-            quoted(&f.why)
-        ),
-        Op::Result(i) => format!("index={i}"),
+        Op::Input(i) => return i.to_string(),
+        Op::Param(p) => return p.to_string(),
+        Op::Const(s) => return scalar(*s),
+        _ => {}
+    }
+    let mut shown = Shown(vec![]);
+    // A visit may write, as reading does; printing does not.
+    op.clone().visit(&mut shown);
+    shown.0.join(" ")
+}
+
+struct Shown(Vec<String>);
+impl Visitor for Shown {
+    fn needed<T: Attribute>(&mut self, key: &'static str, value: &mut T) {
+        self.0.push(format!("{key}={}", value.show()));
+    }
+    fn optional<T: Attribute>(&mut self, key: &'static str, value: &mut T) {
+        self.needed(key, value);
+    }
+    fn or<T: Attribute>(&mut self, key: &'static str, value: &mut T, _: impl FnOnce() -> T) {
+        self.needed(key, value);
     }
 }
 
@@ -95,7 +71,7 @@ fn init(init: &Init) -> String {
     }
 }
 
-pub(super) fn scalar(s: Scalar) -> String {
+pub(crate) fn scalar(s: Scalar) -> String {
     match s {
         Scalar::Int(v) => v.to_string(),
         Scalar::Bool(v) => v.to_string(),
@@ -112,15 +88,6 @@ fn name(name: &str) -> String {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
         && !matches!(name, "nan" | "inf");
     if plain { name.into() } else { quoted(name) }
-}
-
-/// JSON's escapes.
-fn quoted(s: &str) -> String {
-    serde_json::Value::from(s).to_string()
-}
-
-fn list<T: Display>(items: &[T]) -> String {
-    format!("[{}]", join(items, T::to_string))
 }
 
 fn join<T>(items: &[T], text: impl Fn(&T) -> String) -> String {

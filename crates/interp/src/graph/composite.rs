@@ -1,10 +1,10 @@
 //! Composites, each in one go: computed in the carrier's precision, rounded once by the caller.
 use super::{
-    real::Real,
     reduce::{sum, sum_of},
     value::{Data, Value, on_floats},
     walk::{broadcast_strides, walk},
 };
+use kiln_graph::ops::real::Real;
 use std::sync::Arc;
 
 /// Softmax or its logarithm along an axis.

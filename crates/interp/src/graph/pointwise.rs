@@ -1,101 +1,38 @@
 //! Pointwise ops.
 use super::{
-    real::Real,
-    value::{Data, Value, on_both, on_floats},
+    value::{Data, Value, on_both},
     walk::{broadcast_strides, walk},
 };
-use kiln_graph::{BinaryOp, CompareOp, UnaryOp};
+use kiln_graph::{BinaryOp, CompareOp, UnaryOp, ops::real::Real};
 use std::sync::Arc;
 
+/// By the references of the registry (`kiln_graph::ops::unary`).
 pub(super) fn unary(op: UnaryOp, x: &Value) -> Result<Data, String> {
-    match (&x.data, op) {
-        (Data::Int(v), UnaryOp::IsNan | UnaryOp::IsInf) => Ok(Data::Bool(Arc::new(vec![false; v.len()]))),
-        (Data::Bool(v), UnaryOp::IsNan | UnaryOp::IsInf) => Ok(Data::Bool(Arc::new(vec![false; v.len()]))),
-        (Data::F32(v), UnaryOp::IsNan) => Ok(Data::Bool(Arc::new(v.iter().map(|x| x.nan()).collect()))),
-        (Data::F64(v), UnaryOp::IsNan) => Ok(Data::Bool(Arc::new(v.iter().map(|x| x.nan()).collect()))),
-        (Data::F32(v), UnaryOp::IsInf) => Ok(Data::Bool(Arc::new(v.iter().map(|x| x.infinite()).collect()))),
-        (Data::F64(v), UnaryOp::IsInf) => Ok(Data::Bool(Arc::new(v.iter().map(|x| x.infinite()).collect()))),
-        (Data::Bool(v), UnaryOp::Not) => Ok(Data::Bool(Arc::new(v.iter().map(|x| !x).collect()))),
-        (Data::Bool(_), _) => Err(format!("{} is not defined on bool", op.name())),
-        (Data::Int(v), _) => Ok(Data::Int(Arc::new(unary_ints(op, v)?))),
-        (data, _) => Ok(on_floats!(data, v => {
-            let f = real(op)?;
-            v.iter().map(|x| f(*x)).collect()
-        })),
-    }
-}
-
-fn unary_ints(op: UnaryOp, v: &[i64]) -> Result<Vec<i64>, String> {
-    let f: fn(i64) -> i64 = match op {
-        UnaryOp::Neg => i64::wrapping_neg,
-        UnaryOp::Abs => i64::wrapping_abs,
-        UnaryOp::Sign => i64::signum,
-        UnaryOp::Relu => |x| x.max(0),
-        UnaryOp::Not => |x| !x,
-        UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round | UnaryOp::Trunc => |x| x,
-        _ => return Err(format!("{} is not defined on integers", op.name())),
-    };
-    Ok(v.iter().map(|x| f(*x)).collect())
-}
-
-/// PyTorch's formulas (aten/src/ATen/native/cpu/Activation.cpp and UnaryOpsKernel.cpp). Every op has a line here: one that is forgotten
-/// does not compile.
-fn real<R: Real>(op: UnaryOp) -> Result<fn(R) -> R, String> {
-    let f: fn(R) -> R = match op {
-        UnaryOp::Neg => |x| -x,
-        UnaryOp::Abs => R::abs,
-        // Zero for NaN, as in PyTorch.
-        UnaryOp::Sign => |x| {
-            if x > R::ZERO {
-                R::ONE
-            } else if x < R::ZERO {
-                -R::ONE
-            } else {
-                R::ZERO
-            }
-        },
-        UnaryOp::Exp => R::exp,
-        UnaryOp::Exp2 => R::exp2,
-        UnaryOp::Expm1 => R::expm1,
-        UnaryOp::Log => R::ln,
-        UnaryOp::Log2 => R::log2,
-        UnaryOp::Log10 => R::log10,
-        UnaryOp::Log1p => R::log1p,
-        UnaryOp::Sqrt => R::sqrt,
-        UnaryOp::Rsqrt => |x| R::ONE / x.sqrt(),
-        UnaryOp::Reciprocal => |x| R::ONE / x,
-        UnaryOp::Sin => R::sin,
-        UnaryOp::Cos => R::cos,
-        UnaryOp::Tan => R::tan,
-        UnaryOp::Asin => R::asin,
-        UnaryOp::Acos => R::acos,
-        UnaryOp::Atan => R::atan,
-        UnaryOp::Sinh => R::sinh,
-        UnaryOp::Cosh => R::cosh,
-        UnaryOp::Tanh => R::tanh,
-        UnaryOp::Erf => R::erf,
-        UnaryOp::Floor => R::floor,
-        UnaryOp::Ceil => R::ceil,
-        UnaryOp::Round => R::round,
-        UnaryOp::Trunc => R::trunc,
-        UnaryOp::Relu => |x| x.max_nan(R::ZERO),
-        UnaryOp::Sigmoid => |x| R::ONE / (R::ONE + (-x).exp()),
-        UnaryOp::Silu => |x| x / (R::ONE + (-x).exp()),
-        UnaryOp::GeluErf => |x| x * R::of(0.5) * (R::ONE + (x * R::of(std::f64::consts::FRAC_1_SQRT_2)).erf()),
-        UnaryOp::GeluTanh => |x| {
-            let inner = R::of((2.0 / std::f64::consts::PI).sqrt()) * (x + R::of(0.044715) * x * x * x);
-            R::of(0.5) * x * (R::ONE + inner.tanh())
-        },
-        UnaryOp::Softplus => |x| if x > R::of(20.0) { x } else { x.exp().log1p() },
-        UnaryOp::Mish => |x| x * x.exp().log1p().tanh(),
-        UnaryOp::Hardswish => |x| x * (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0),
-        UnaryOp::Hardsigmoid => |x| (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0),
-        UnaryOp::LogSigmoid => |x| x.min_nan(R::ZERO) - (-x.abs()).exp().log1p(),
-        UnaryOp::IsNan | UnaryOp::IsInf | UnaryOp::Not => {
-            return Err(format!("{} gives no floats", op.name()));
+    let f = op.function();
+    let undefined = |on: &str| format!("{} is not defined on {on}", op.name());
+    Ok(match (&x.data, op) {
+        (Data::F32(v), UnaryOp::IsNan) => Data::Bool(Arc::new(v.iter().map(|x| x.is_nan()).collect())),
+        (Data::F64(v), UnaryOp::IsNan) => Data::Bool(Arc::new(v.iter().map(|x| x.is_nan()).collect())),
+        (Data::F32(v), UnaryOp::IsInf) => Data::Bool(Arc::new(v.iter().map(|x| x.is_infinite()).collect())),
+        (Data::F64(v), UnaryOp::IsInf) => Data::Bool(Arc::new(v.iter().map(|x| x.is_infinite()).collect())),
+        (Data::Int(v), UnaryOp::IsNan | UnaryOp::IsInf) => Data::Bool(Arc::new(vec![false; v.len()])),
+        (Data::Bool(v), UnaryOp::IsNan | UnaryOp::IsInf) => Data::Bool(Arc::new(vec![false; v.len()])),
+        (Data::Bool(v), UnaryOp::Not) => Data::Bool(Arc::new(v.iter().map(|x| !x).collect())),
+        (Data::Bool(_), _) => return Err(undefined("bool")),
+        (Data::Int(v), UnaryOp::Not) => Data::Int(Arc::new(v.iter().map(|x| !x).collect())),
+        (Data::Int(v), _) => {
+            let f = f.whole.ok_or_else(|| undefined("integers"))?;
+            Data::Int(Arc::new(v.iter().map(|x| f(*x)).collect()))
         }
-    };
-    Ok(f)
+        (Data::F32(v), _) => {
+            let f = f.reference.ok_or_else(|| undefined("floats"))?.f32;
+            Data::F32(Arc::new(v.iter().map(|x| f(*x)).collect()))
+        }
+        (Data::F64(v), _) => {
+            let f = f.reference.ok_or_else(|| undefined("floats"))?.f64;
+            Data::F64(Arc::new(v.iter().map(|x| f(*x)).collect()))
+        }
+    })
 }
 
 /// Applies `f` to broadcast operands.

@@ -1,10 +1,10 @@
 //! Matrix products and convolutions.
 use super::{
-    real::Real,
     value::{Data, Value, on_floats},
     walk::{broadcast_strides, collect, walk},
     window::{Steps, segments},
 };
+use kiln_graph::ops::real::Real;
 use std::sync::Arc;
 
 /// Partial sums are as long as this, so that f32 errors stay those of a blocked product.

@@ -2,9 +2,9 @@
 use super::{
     Precision,
     movement::permute,
-    real::Real,
     value::{Data, Value, on_floats},
 };
+use kiln_graph::ops::real::Real;
 use kiln_graph::{ReduceOp, ScanOp};
 use std::sync::Arc;
 

@@ -7,14 +7,16 @@ use super::{
     value::{Data, Value},
 };
 use half::{bf16, f16};
-use kiln_graph::{BinaryOp, DType, Op, PoolKind, ReduceOp, ScatterMode, Type, UnaryOp, f8};
+use kiln_graph::{DType, Op, Type, f8, ops::Rounding};
 use std::sync::Arc;
 
 /// One op, its rounding moved as `seed` says.
 pub(super) fn sample(op: &Op, ty: &Type, args: &[&Value], seed: u64) -> Result<Value, String> {
     let moved: Vec<Value>;
     let mut operands = args.to_vec();
-    if adds(op) {
+    // Operands are summed in an order that is not fixed; a matmul that is an operand need not be rounded before.
+    let rounding = op.row().rounding;
+    if rounding == Rounding::Sums {
         let data = |i: usize, a: &Value| match op {
             Op::Unary(_) => nudged(&a.data, a.ty.dtype.compute(), by_value(seed + 1)),
             // Probabilities are rounded to the operands' type before they meet the values.
@@ -25,46 +27,10 @@ pub(super) fn sample(op: &Op, ty: &Type, args: &[&Value], seed: u64) -> Result<V
         operands = moved.iter().collect();
     }
     let mut value = eval(op, ty, &operands, Precision::Native)?;
-    if !exact(op) {
+    if rounding != Rounding::Exact {
         value.data = nudged(&value.data, ty.dtype, by_value(seed));
     }
     Ok(value)
-}
-
-/// Whether operands are summed, in an order that is not fixed; a product that is an operand need not be rounded before.
-fn adds(op: &Op) -> bool {
-    match op {
-        Op::Binary(op) => matches!(op, BinaryOp::Add | BinaryOp::Sub),
-        Op::Reduce { op, .. } => matches!(op, ReduceOp::Sum | ReduceOp::Mean | ReduceOp::Prod),
-        Op::Scan { .. } | Op::Dot | Op::Linear | Op::Conv { .. } | Op::Pool { .. } | Op::Scatter { .. } => true,
-        Op::Softmax { .. } | Op::LogSoftmax { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } => true,
-        Op::GroupNorm { .. } | Op::BatchNorm { .. } | Op::Attention { .. } => true,
-        // The formulas of these cancel.
-        Op::Unary(op) => op.is_composite() && *op != UnaryOp::Relu,
-        Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Iota { .. } | Op::Fallback(_) | Op::Result(_) => false,
-        Op::Compare(_) | Op::Select | Op::Cast(_) | Op::Gather { .. } | Op::Take { .. } => false,
-        Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => false,
-        Op::Pad { .. } | Op::Concat { .. } => false,
-    }
-}
-
-/// Whether the result is an operand's element, or has no last place to round.
-fn exact(op: &Op) -> bool {
-    use UnaryOp::*;
-    match op {
-        Op::Unary(op) => matches!(op, Neg | Abs | Sign | Floor | Ceil | Round | Trunc | Not | IsNan | IsInf | Relu),
-        Op::Binary(op) => matches!(op, BinaryOp::Max | BinaryOp::Min),
-        Op::Reduce { op, .. } => !matches!(op, ReduceOp::Sum | ReduceOp::Mean | ReduceOp::Prod),
-        Op::Pool { kind, .. } => *kind == PoolKind::Max,
-        Op::Scatter { mode, .. } => *mode == ScatterMode::Replace,
-        Op::Scan { .. } | Op::Dot | Op::Linear | Op::Conv { .. } | Op::Softmax { .. } | Op::LogSoftmax { .. } => false,
-        Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::GroupNorm { .. } | Op::BatchNorm { .. } => false,
-        Op::Attention { .. } => false,
-        Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Iota { .. } | Op::Fallback(_) | Op::Result(_) => true,
-        Op::Compare(_) | Op::Select | Op::Cast(_) | Op::Gather { .. } | Op::Take { .. } => true,
-        Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => true,
-        Op::Pad { .. } | Op::Concat { .. } => true,
-    }
 }
 
 fn mixed(v: u64) -> u64 {

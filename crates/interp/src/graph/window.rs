@@ -1,9 +1,7 @@
 //! Windows sliding over the trailing axes: which positions meet, and pooling.
-use super::{
-    real::Real,
-    value::{Data, Value},
-};
+use super::value::{Data, Value};
 use kiln_graph::PoolKind;
+use kiln_graph::ops::real::Real;
 use std::sync::Arc;
 
 pub(super) struct Steps<'a> {

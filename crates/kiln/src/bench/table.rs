@@ -1,8 +1,8 @@
 //! Measured times by kernel and by module: share of the run, achieved rates, gaps, prediction beside measurement.
 use crate::{Compiled, Error};
 use kiln_graph::Tensor;
+use kiln_graph::ops::Class;
 use kiln_plan::{Kernel, Stage};
-use kiln_rewrite::class::Class;
 use kiln_runtime::{RunTrace, Session, TimeOptions};
 use serde::Serialize;
 use std::collections::BTreeMap;

@@ -1,12 +1,13 @@
 //! From a compiled model to its report.
 use super::*;
 use crate::compile::{Compiled, ProgramId};
+use kiln_graph::ops::Class;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::{
     BufferId, BufferKind, Family, Kernel, Numerics, Plan, Precision, Stage,
     exec::{Steps, Work},
 };
-use kiln_rewrite::{class::Class, cost::terms, region::Reject, rules};
+use kiln_rewrite::{cost::terms, region::Reject, rules};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A short name of an op, as the text form spells it.
@@ -265,7 +266,7 @@ fn attention_rate(k: &Kernel, v: ValueId, causal: bool) -> f64 {
 
 /// The template that lowering took, where there was a choice of templates at all.
 fn template(c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> String {
-    let anchored = |v: ValueId| matches!(Class::of(k.body.op(v)), Class::Product | Class::Attention | Class::Conv);
+    let anchored = |v: ValueId| matches!(Class::of(k.body.op(v)), Class::Matmul | Class::Attention | Class::Conv);
     if !k.body.values().any(anchored) || steps.steps.iter().any(|w| matches!(w, Work::Interpret { .. })) {
         return String::new();
     }

@@ -4,7 +4,7 @@
 use kiln_graph::{
     BinaryOp, DType, FallbackOp, Graph, Op, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, Tensor, Type,
 };
-use kiln_graph::{CompareOp, UnaryOp, ValueId};
+use kiln_graph::{CompareOp, ValueId};
 use kiln_torch_host::Torch;
 use serde_json::{Value, json};
 
@@ -112,7 +112,9 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
             e.call("expand", "", json!([x, ty.shape, false]), &[flat], ty)
         }
         Op::Unary(u) => {
-            let (name, more) = unary(*u);
+            let f = u.function();
+            let name = f.torch.first().ok_or("has no operator of libtorch in its row")?;
+            let more: Vec<Value> = serde_json::from_str(f.arguments).map_err(|e| e.to_string())?;
             call(name, "", Value::Array([vec![x], more].concat()))
         }
         Op::Binary(b) => {
@@ -246,53 +248,6 @@ fn reduce(e: &Eager, op: ReduceOp, axes: &[usize], ty: &Type, x: &Tensor) -> Res
             e.call(name, "", json!([t, axes[0], true]), &[x], ty)
         }
     }
-}
-
-/// Name, and arguments behind the operand.
-fn unary(op: UnaryOp) -> (&'static str, Vec<Value>) {
-    let name = match op {
-        UnaryOp::Neg => "neg",
-        UnaryOp::Abs => "abs",
-        UnaryOp::Sign => "sign",
-        UnaryOp::Exp => "exp",
-        UnaryOp::Exp2 => "exp2",
-        UnaryOp::Expm1 => "expm1",
-        UnaryOp::Log => "log",
-        UnaryOp::Log2 => "log2",
-        UnaryOp::Log10 => "log10",
-        UnaryOp::Log1p => "log1p",
-        UnaryOp::Sqrt => "sqrt",
-        UnaryOp::Rsqrt => "rsqrt",
-        UnaryOp::Reciprocal => "reciprocal",
-        UnaryOp::Sin => "sin",
-        UnaryOp::Cos => "cos",
-        UnaryOp::Tan => "tan",
-        UnaryOp::Asin => "asin",
-        UnaryOp::Acos => "acos",
-        UnaryOp::Atan => "atan",
-        UnaryOp::Sinh => "sinh",
-        UnaryOp::Cosh => "cosh",
-        UnaryOp::Tanh => "tanh",
-        UnaryOp::Erf => "erf",
-        UnaryOp::Floor => "floor",
-        UnaryOp::Ceil => "ceil",
-        UnaryOp::Round => "round",
-        UnaryOp::Trunc => "trunc",
-        UnaryOp::Not => "bitwise_not",
-        UnaryOp::IsNan => "isnan",
-        UnaryOp::IsInf => "isinf",
-        UnaryOp::Relu => "relu",
-        UnaryOp::Sigmoid => "sigmoid",
-        UnaryOp::Silu => "silu",
-        UnaryOp::GeluErf => return ("gelu", vec![json!("none")]),
-        UnaryOp::GeluTanh => return ("gelu", vec![json!("tanh")]),
-        UnaryOp::Softplus => return ("softplus", vec![json!(1), json!(20)]),
-        UnaryOp::Mish => "mish",
-        UnaryOp::Hardswish => "hardswish",
-        UnaryOp::Hardsigmoid => "hardsigmoid",
-        UnaryOp::LogSigmoid => "log_sigmoid",
-    };
-    (name, vec![])
 }
 
 /// Name, overload, and arguments behind the operands.

@@ -31,6 +31,10 @@ enum Holds {
     Ordinary,
     /// Numbers between 0.5 and 2.
     Positive,
+    /// Numbers between -1 and 1, many of them near the ends.
+    Inside,
+    /// Numbers between -20 and 20.
+    Spread,
     /// Indices into this many elements.
     Index(usize),
     /// Indices that do not repeat within a line of this many.
@@ -120,6 +124,12 @@ const ROWS: &[Row] = &[
     function("hardswish"),
     function("hardsigmoid"),
     function("log_sigmoid"),
+    row("erfinv", &[Inside], FUNCTION, ONE),
+    row("erfinv", &[Special], FUNCTION, ONE),
+    row("lgamma", &[Special], CANCELS, ONE),
+    row("lgamma", &[Spread], CANCELS, ONE),
+    row("digamma", &[Special], CANCELS, ONE),
+    row("digamma", &[Spread], CANCELS, ONE),
     pairs("add"),
     pairs("sub"),
     pairs("mul"),
@@ -348,6 +358,7 @@ impl Row {
         let count = match self.inputs.first() {
             Some(Left | Dividend) => paired(d, self.inputs).0.len(),
             Some(Within) => within(d, e).len(),
+            Some(Inside | Spread) => 1000,
             _ => special(d).len(),
         };
         let text = self.text.replace("OP", self.op).replace("D[", &format!("{d}["));
@@ -378,6 +389,9 @@ impl Row {
             Ordinary if d.is_float() => floats(&|i| unit(i) * 6.0 - 3.0),
             Ordinary => ints(&|i| (mixed(i) % 100) as i64),
             Positive => floats(&|i| unit(i) * 1.5 + 0.5),
+            Spread => floats(&|i| unit(i) * 40.0 - 20.0),
+            // 1 - u^k comes as near to 1 as the type does.
+            Inside => floats(&|i| (1.0 - unit(i).powi(i as i32 % 12)) * if i % 2 == 0 { 1.0 } else { -1.0 }),
             Index(len) => ints(&|i| (mixed(i) % len as u64) as i64),
             // Steps that share no factor with the length.
             Distinct(len) => {

@@ -1,11 +1,11 @@
 //! Planning under constraints: kernels given as they shall be, values that must or must not share one.
 use super::{Kernels, Planner, Set, sorted};
 use crate::checker::Checker;
-use crate::class::Class;
 use crate::constraints::Impossible;
 use crate::dag::Dag;
 use crate::planner::Kernel;
 use crate::why::{label, refusal};
+use kiln_graph::ops::Class;
 use kiln_plan::Template;
 use std::collections::BTreeSet;
 

@@ -1,9 +1,9 @@
 //! Anchors: ops that are computed whole and once, in tiles of their own, from operands that lie evenly in memory.
 use super::{Region, Reject, Use};
-use crate::class::Class;
 use crate::cost::{matrix_flops, matrix_seconds};
 use crate::space::{Atom, Map, Walk, align};
 use kiln_graph::Op;
+use kiln_graph::ops::Class;
 use std::collections::BTreeSet;
 
 /// The classes of [`Class::is_anchor`].

@@ -1,8 +1,8 @@
 //! Reductions and whole-row ops: they fix the kernel's rows, and all of them must agree on these.
 use super::{Region, Reject, Rows, Use};
-use crate::class::Class;
 use crate::cost::{is_f32_product, operands};
 use crate::space::{Atom, Map, Walk, align};
+use kiln_graph::ops::Class;
 use kiln_graph::{DType, Op};
 use kiln_plan::Precision;
 use std::collections::BTreeSet;
@@ -129,7 +129,7 @@ impl Region<'_> {
             _ => false,
         };
         let across = u.map.last().map(|w| self.space.now(&w.atoms)).unwrap_or_default();
-        let product = dag.class[anchor] == Class::Product && self.twin.is_none() && self.place.is_none();
+        let product = dag.class[anchor] == Class::Matmul && self.twin.is_none() && self.place.is_none();
         let whole = rows > FEW && columns > FEW && columns <= m.tile && across == along;
         m.gpu
             && product

@@ -1,10 +1,10 @@
 //! Reductions of what is computed row by row.
 use super::Rule;
 use crate::build::Builder;
-use crate::class::Class;
 use crate::language::op;
 use crate::pattern::Bindings;
 use egg::Id;
+use kiln_graph::ops::Class;
 use kiln_graph::{Op, ReduceOp};
 use kiln_plan::Numerics::*;
 

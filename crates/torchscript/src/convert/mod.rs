@@ -133,8 +133,9 @@ fn convert_call(ctx: &mut Ctx, handlers: &HashMap<&str, Handler>, call: &Call) -
         ctx.bind(out, v);
         return Ok(());
     }
-    let converted = match handlers.get(call.name.as_str()) {
-        Some(handler) => handler(ctx, call).and_then(|vs| check(ctx, call, &vs).map(|()| vs)),
+    let own = handlers.get(call.name.as_str()).map(|handler| handler(ctx, call));
+    let converted = match own.or_else(|| pointwise::function(ctx, call)) {
+        Some(converted) => converted.and_then(|vs| check(ctx, call, &vs).map(|()| vs)),
         None => Err("Kiln has no conversion for this operator yet".into()),
     };
     match converted {

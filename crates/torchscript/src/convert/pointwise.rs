@@ -7,13 +7,8 @@ use super::{
     scalars::{Operand, as_value, binary, result_type, scale},
 };
 use crate::raw::{Arg, Call};
-use kiln_graph::{BinaryOp, CompareOp, DType, Scalar, UnaryOp, ValueId};
+use kiln_graph::{BinaryOp, CompareOp, DType, Scalar, UnaryOp, ValueId, ops::unary::Takes};
 
-macro_rules! unary {
-    ($op:ident) => {
-        |c, call| unary(c, call, UnaryOp::$op)
-    };
-}
 macro_rules! arithmetic {
     ($op:ident) => {
         |c, call| arithmetic(c, call, BinaryOp::$op)
@@ -31,40 +26,10 @@ macro_rules! logical {
 }
 
 pub const TABLE: Table = &[
-    ("aten::neg", unary!(Neg)),
-    ("aten::abs", unary!(Abs)),
-    ("aten::sign", unary!(Sign)),
-    ("aten::sgn", unary!(Sign)),
-    ("aten::exp", unary!(Exp)),
-    ("aten::exp2", unary!(Exp2)),
-    ("aten::expm1", unary!(Expm1)),
-    ("aten::log", unary!(Log)),
-    ("aten::log2", unary!(Log2)),
-    ("aten::log10", unary!(Log10)),
-    ("aten::log1p", unary!(Log1p)),
-    ("aten::sqrt", unary!(Sqrt)),
-    ("aten::rsqrt", unary!(Rsqrt)),
-    ("aten::reciprocal", unary!(Reciprocal)),
-    ("aten::sin", unary!(Sin)),
-    ("aten::cos", unary!(Cos)),
-    ("aten::tan", unary!(Tan)),
-    ("aten::asin", unary!(Asin)),
-    ("aten::acos", unary!(Acos)),
-    ("aten::atan", unary!(Atan)),
-    ("aten::sinh", unary!(Sinh)),
-    ("aten::cosh", unary!(Cosh)),
-    ("aten::tanh", unary!(Tanh)),
-    ("aten::erf", unary!(Erf)),
-    ("aten::floor", unary!(Floor)),
-    ("aten::ceil", unary!(Ceil)),
-    ("aten::trunc", unary!(Trunc)),
     ("aten::round", round),
     ("aten::frac", frac),
     ("aten::square", square),
-    ("aten::bitwise_not", unary!(Not)),
     ("aten::logical_not", logical_not),
-    ("aten::isnan", unary_on_operand_isnan),
-    ("aten::isinf", unary_on_operand_isinf),
     ("aten::isfinite", isfinite),
     ("aten::add", add),
     ("aten::sub", sub),
@@ -115,14 +80,6 @@ pub const TABLE: Table = &[
     ("aten::float", cast),
     ("aten::half", cast),
     // Activations.
-    ("aten::relu", unary!(Relu)),
-    ("aten::sigmoid", unary!(Sigmoid)),
-    ("aten::special_expit", unary!(Sigmoid)),
-    ("aten::silu", unary!(Silu)),
-    ("aten::mish", unary!(Mish)),
-    ("aten::hardswish", unary!(Hardswish)),
-    ("aten::hardsigmoid", unary!(Hardsigmoid)),
-    ("aten::log_sigmoid", unary!(LogSigmoid)),
     ("aten::gelu", activations::gelu),
     ("aten::softplus", activations::softplus),
     ("aten::clamp", activations::clamp),
@@ -155,21 +112,17 @@ fn one(v: ValueId) -> Res<Vec<ValueId>> {
     Ok(vec![v])
 }
 
+/// Operators that are a function of one tensor, as the registry has them.
+pub fn function(c: &mut Ctx, call: &Call) -> Option<Res<Vec<ValueId>>> {
+    UnaryOp::of_torch(call.name.strip_prefix("aten::")?).map(|op| unary(c, call, op))
+}
+
 /// Computed in the result's type: integers become floats first where the function asks for it.
 fn unary(c: &mut Ctx, call: &Call, op: UnaryOp) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
-    let x = c.cast(x, c.out(call, 0)?.dtype)?;
+    let asks = op.function().takes == Takes::Any;
+    let x = if asks { x } else { c.cast(x, c.out(call, 0)?.dtype)? };
     one(c.unary(op, x)?)
-}
-
-fn unary_on_operand_isnan(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let x = c.tensor(call, 0)?;
-    one(c.unary(UnaryOp::IsNan, x)?)
-}
-
-fn unary_on_operand_isinf(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let x = c.tensor(call, 0)?;
-    one(c.unary(UnaryOp::IsInf, x)?)
 }
 
 fn isfinite(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {

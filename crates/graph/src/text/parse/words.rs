@@ -1,8 +1,9 @@
 //! What lines are made of: names, types, attributes, and the tokens under them.
 use super::{Parsed, Parser};
+use crate::ops::Attr;
 use crate::text::{
     lex::{Token, error},
-    ops::{Attr, Attrs},
+    ops::Attrs,
 };
 use crate::{DType, Scalar, Source, Type, infer::check_type};
 

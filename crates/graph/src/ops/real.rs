@@ -1,7 +1,8 @@
-//! f32 and f64 under one name, with the functions of the op set (through libm, so the same on every machine).
+//! f32 and f64 under one name, with the functions of the op set: through libm, so that results are the same on every machine.
 
-/// A float that arithmetic is done in.
-pub(super) trait Real:
+/// A float that arithmetic is done in. Functions are named and defined as C's `math.h` has them, unless said.
+#[allow(missing_docs)]
+pub trait Real:
     Copy
     + PartialOrd
     + std::ops::Add<Output = Self>
@@ -46,6 +47,8 @@ pub(super) trait Real:
     fn round(self) -> Self;
     fn trunc(self) -> Self;
 
+    fn lgamma(self) -> Self;
+
     /// NaN if either is.
     fn max_nan(self, o: Self) -> Self {
         if self.nan() || self > o { self } else { o }
@@ -57,7 +60,7 @@ pub(super) trait Real:
 
 macro_rules! real {
     ($t:ident: $exp:ident $exp2:ident $expm1:ident $ln:ident $log2:ident $log10:ident $log1p:ident $sin:ident $cos:ident $tan:ident
-     $asin:ident $acos:ident $atan:ident $sinh:ident $cosh:ident $tanh:ident $erf:ident $pow:ident $atan2:ident) => {
+     $asin:ident $acos:ident $atan:ident $sinh:ident $cosh:ident $tanh:ident $erf:ident $pow:ident $atan2:ident $lgamma:ident) => {
         impl Real for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
@@ -142,6 +145,9 @@ macro_rules! real {
             fn cosh(self) -> $t {
                 libm::$cosh(self)
             }
+            fn lgamma(self) -> $t {
+                libm::$lgamma(self)
+            }
             fn ceil(self) -> $t {
                 <$t>::ceil(self)
             }
@@ -154,5 +160,5 @@ macro_rules! real {
         }
     };
 }
-real!(f32: expf exp2f expm1f logf log2f log10f log1pf sinf cosf tanf asinf acosf atanf sinhf coshf tanhf erff powf atan2f);
-real!(f64: exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf pow atan2);
+real!(f32: expf exp2f expm1f logf log2f log10f log1pf sinf cosf tanf asinf acosf atanf sinhf coshf tanhf erff powf atan2f lgammaf);
+real!(f64: exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf pow atan2 lgamma);

@@ -1,57 +1,57 @@
-//! Inference of windowed ops and of composites.
-use super::{axis_len, broadcast, broadcasts_to, same_dtype};
-use crate::{DType, Op, PoolKind, Scalar, Type};
+//! Convolutions and pools: inference, and how they are made of slices, sums and matmuls.
+mod apart;
 
-pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
-    let x = *args.first().ok_or("no operand")?;
-    match op {
-        Op::Conv { stride, padding, dilation, groups, transposed, output_padding } => {
-            let g = Window { stride, padding, dilation };
-            conv(args, &g, *groups, transposed.then_some(output_padding.as_slice()), output_padding)
-        }
-        Op::Pool { kind, window, stride, padding, dilation, ceil } => {
-            pool(x, *kind, window, &Window { stride, padding, dilation }, *ceil)
-        }
-        Op::Softmax { axis } | Op::LogSoftmax { axis } => {
-            float(x)?;
-            axis_len(x, *axis)?;
-            Ok(x.clone())
-        }
-        Op::LayerNorm { axes, affine: _, eps } => {
-            float(x)?;
-            number(*eps)?;
-            if *axes == 0 || *axes > x.rank() {
-                return Err(format!("normalises over the last {axes} axes of {x}; give 1 to {}", x.rank()));
-            }
-            all_shaped(x, &args[1..], &x.shape[x.rank() - axes..], "gain and bias")
-        }
-        Op::RmsNorm { eps } => {
-            float(x)?;
-            number(*eps)?;
-            let last = x.shape.last().ok_or_else(|| format!("{x} has no axis to normalise over"))?;
-            all_shaped(x, &args[1..], &[*last], "gain")
-        }
-        Op::GroupNorm { groups, affine: _, eps } => {
-            float(x)?;
-            number(*eps)?;
-            let channels = axis_len(x, 1)?;
-            if *groups == 0 || channels % groups != 0 {
-                return Err(format!("{channels} channels do not make {groups} groups"));
-            }
-            all_shaped(x, &args[1..], &[channels], "gain and bias")
-        }
-        Op::BatchNorm { eps } => {
-            float(x)?;
-            number(*eps)?;
-            all_shaped(x, &args[1..], &[axis_len(x, 1)?], "gain, bias, mean and variance")
-        }
-        Op::Linear => linear(args),
-        Op::Attention { scale, .. } => {
-            number(*scale)?;
-            attention(args)
-        }
-        _ => Err("not a windowed op or composite".into()),
+use super::Built;
+use crate::{
+    DType, Graph, GraphError, Op, PoolKind, Type, ValueId,
+    infer::{self, float, same_dtype},
+};
+use apart::Steps;
+
+/// A pool of this kind, its other attributes those that are left out in text.
+pub(super) fn pool_op(kind: PoolKind) -> Op {
+    Op::Pool { kind, window: vec![], stride: vec![], padding: vec![], dilation: vec![], ceil: false }
+}
+
+pub(super) fn infer_conv(op: &Op, args: &[&Type]) -> Result<Type, String> {
+    let Op::Conv { stride, padding, dilation, groups, transposed, output_padding } = op else {
+        return Err("is no convolution".into());
+    };
+    let g = Window { stride, padding, dilation };
+    conv(args, &g, *groups, transposed.then_some(output_padding.as_slice()), output_padding)
+}
+
+pub(super) fn infer_pool(op: &Op, args: &[&Type]) -> Result<Type, String> {
+    let Op::Pool { kind, window, stride, padding, dilation, ceil } = op else { return Err("is no pool".into()) };
+    pool(args[0], *kind, window, &Window { stride, padding, dilation }, *ceil)
+}
+
+pub(super) fn decompose_conv(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> Built {
+    let Op::Conv { stride, padding, dilation, groups, transposed, .. } = op else { return Ok(args[0]) };
+    let window = g.shape(args[1]).get(2..).unwrap_or_default().to_vec();
+    let steps = Steps { window: &window, stride, padding, dilation };
+    match transposed {
+        true => apart::transposed(g, args, &steps, *groups, &ty.shape),
+        false => apart::conv(g, args, &steps, *groups, &ty.shape),
     }
+}
+
+pub(super) fn decompose_pool(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> Built {
+    let Op::Pool { kind, window, stride, padding, dilation, .. } = op else { return Ok(args[0]) };
+    apart::pool(g, args[0], *kind, &Steps { window, stride, padding, dilation }, &ty.shape)
+}
+
+/// A transposed convolution of these operands as one matmul and sums of what it gives, in the type the matmul sums in. The
+/// matmul's operands are as they are given.
+pub fn transposed_conv(g: &mut Graph, op: &Op, args: &[ValueId]) -> Result<ValueId, GraphError> {
+    let types: Vec<&Type> = args.iter().map(|a| g.ty(*a)).collect();
+    let refused = |what: String| GraphError::Operand { value: ValueId(0), op: op.name().to_string(), what };
+    let ty = infer::infer(op, &types).map_err(refused)?;
+    if !matches!(op, Op::Conv { transposed: true, .. }) {
+        return Err(refused("it is no transposed convolution".into()));
+    }
+    let y = decompose_conv(g, op, args, &ty)?;
+    g.cast(y, ty.dtype)
 }
 
 /// Length of a convolution's result along one spatial axis, or `None` if the window does not fit.
@@ -196,69 +196,4 @@ fn pool(x: &Type, kind: PoolKind, window: &[usize], g: &Window, ceil: bool) -> R
         })?;
     }
     Ok(Type { dtype: x.dtype, shape })
-}
-
-fn linear(args: &[&Type]) -> Result<Type, String> {
-    let (x, w) = (args[0], args[1]);
-    let dtype = same_dtype(&args[..2])?.product();
-    float(x)?;
-    let ([lead @ .., k], [n, k2]) = (&x.shape[..], &w.shape[..]) else {
-        return Err(format!("input {x}, weight {w}: they must be [.., K] and [N, K]"));
-    };
-    if k != k2 {
-        return Err(format!("input {x}, weight {w}: K is {k} in one and {k2} in the other"));
-    }
-    if let Some(b) = args.get(2)
-        && (b.shape != [*n] || b.dtype != dtype)
-    {
-        return Err(format!("the bias is {b}, it must be {dtype}[{n}]"));
-    }
-    Ok(Type { dtype, shape: [lead, &[*n]].concat() })
-}
-
-fn attention(args: &[&Type]) -> Result<Type, String> {
-    let (q, k, v) = (args[0], args[1], args[2]);
-    let dtype = same_dtype(&args[..3])?;
-    float(q)?;
-    let ([qb @ .., hq, s, d], [kb @ .., hk, t, dk], [vb @ .., hv, tv, e]) = (&q.shape[..], &k.shape[..], &v.shape[..])
-    else {
-        return Err(format!("q {q}, k {k}, v {v}: each needs [batch.., heads, length, width]"));
-    };
-    if qb != kb || kb != vb || hk != hv || t != tv || d != dk {
-        return Err(format!("q {q}, k {k}, v {v}: batch, key heads, key length and width must agree"));
-    }
-    if *hk == 0 && *hq != 0 || *hk != 0 && hq % hk != 0 {
-        return Err(format!("{hq} query heads are not a multiple of {hk} key heads"));
-    }
-    let scores = [qb, &[*hq, *s, *t]].concat();
-    if let Some(mask) = args.get(3) {
-        if mask.dtype != DType::Bool && mask.dtype != dtype {
-            return Err(format!("the mask is {}, it must be bool or {dtype}", mask.dtype));
-        }
-        if !broadcasts_to(&mask.shape, &scores) || broadcast(&mask.shape, &scores).is_err() {
-            return Err(format!("the mask {mask} does not broadcast to the scores {scores:?}"));
-        }
-    }
-    super::check_type(&Type { dtype, shape: scores }).map_err(|e| format!("scores: {e}"))?;
-    Ok(Type { dtype, shape: [qb, &[*hq, *s, *e]].concat() })
-}
-
-fn all_shaped(x: &Type, rest: &[&Type], shape: &[usize], what: &str) -> Result<Type, String> {
-    let wanted = Type { dtype: x.dtype, shape: shape.to_vec() };
-    match rest.iter().find(|t| ***t != wanted) {
-        Some(t) => Err(format!("{what} must be {wanted}, got {t}")),
-        None => Ok(x.clone()),
-    }
-}
-
-fn float(x: &Type) -> Result<(), String> {
-    if x.dtype.is_float() { Ok(()) } else { Err(format!("takes floats, got {}; cast first", x.dtype)) }
-}
-
-/// `eps` and `scale`: any number.
-fn number(s: Scalar) -> Result<(), String> {
-    match s {
-        Scalar::Bool(_) => Err("a bool where a number is wanted".into()),
-        _ => Ok(()),
-    }
 }

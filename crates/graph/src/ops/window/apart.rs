@@ -1,6 +1,6 @@
 //! Convolutions as windows and a matrix product, pooling as slices and a running maximum or sum.
-use super::{Built, least};
-use crate::{BinaryOp, DType, Graph, GraphError, Op, PoolKind, ValueId};
+use super::Built;
+use crate::{BinaryOp, DType, Graph, GraphError, Op, PoolKind, Scalar, ValueId};
 
 pub(super) struct Steps<'a> {
     pub window: &'a [usize],
@@ -207,4 +207,12 @@ fn unfold(g: &mut Graph, x: ValueId, steps: &Steps, out: &[usize]) -> Result<Val
     let taps = (0..spatial).map(|i| 2 + 2 * i);
     let positions = (0..spatial).map(|i| 3 + 2 * i);
     g.permute(x, [0, 1].into_iter().chain(taps).chain(positions).collect::<Vec<_>>())
+}
+
+/// The least value of a dtype: what a maximum starts from.
+fn least(dtype: DType) -> Scalar {
+    match dtype {
+        DType::Bool => Scalar::Bool(false),
+        _ => dtype.int_range().map_or(Scalar::Float(f64::NEG_INFINITY), |(least, _)| Scalar::Int(least)),
+    }
 }

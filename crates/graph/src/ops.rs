@@ -1,0 +1,327 @@
+//! The registry: one row per op, with all that most stages know of it.
+//!
+//! From a row follow the text form, arity, the class that the planner goes by, the cost model's weight, which operators of PyTorch
+//! mean it, and how the checks treat its rounding. Pointwise functions have their reference and their formula beside the row
+//! ([`unary`], [`binary`]), composites their inference and decomposition (`softmax`, `norm`, `window`, …).
+//! A row never names a kernel, a device or a machine.
+pub mod attention;
+mod attributes;
+pub mod binary;
+pub mod linear;
+pub mod norm;
+pub mod real;
+pub mod reduce;
+pub mod softmax;
+mod special;
+pub mod unary;
+pub mod window;
+
+pub(crate) use attributes::quoted;
+pub use attributes::{Attr, Attribute, Visitor};
+
+use crate::{
+    BinaryOp, CompareOp, DType, FallbackOp, Graph, GraphError, Op, ParamId, PoolKind, ReduceOp, Scalar, ScanOp,
+    ScatterMode, Type, UnaryOp, ValueId,
+};
+
+/// What decompositions give.
+pub(crate) type Built = Result<ValueId, GraphError>;
+
+/// How a kernel can hold an op: all that legality and cost need to know about it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Class {
+    /// In memory before this stage begins: an input, a parameter, a value frozen at load time.
+    Leaf,
+    /// Made from nothing wherever it is needed: constants, iota.
+    Generator,
+    /// Renames elements; read through by whoever uses it.
+    View,
+    Pointwise,
+    /// Pointwise over its result, with computed places in its operands: pad, concat, gather, take.
+    Movement,
+    Reduce,
+    /// A reduction that gives a place.
+    ArgReduce,
+    /// Reads and writes whole rows: softmax, norms.
+    Row,
+    Scan,
+    Matmul,
+    Attention,
+    Conv,
+    Pool,
+    Scatter,
+    Fallback,
+    /// A further result of a fallback.
+    Result,
+}
+
+impl Class {
+    /// The class of an op.
+    pub fn of(op: &Op) -> Class {
+        op.row().class
+    }
+    /// At most one of these is in a kernel, and its whole result is computed there once.
+    pub fn is_anchor(self) -> bool {
+        matches!(self, Class::Matmul | Class::Attention | Class::Conv | Class::Pool | Class::Scatter | Class::Scan)
+    }
+    /// Costs no kernel of its own when its reader can follow it.
+    pub fn is_free(self) -> bool {
+        matches!(self, Class::View | Class::Generator)
+    }
+}
+
+/// What rounding does to a result: the treatment of an op by numerics classes and by error bounds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rounding {
+    /// The result is an element of an operand, or has no last place.
+    Exact,
+    /// The exact result, rounded once or within a few units in the last place.
+    Once,
+    /// Numbers are added on the way, in any order: rounding of the terms shows in the result.
+    Sums,
+}
+
+/// How many operands an op takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operands {
+    /// From the first number to the second.
+    Count(usize, usize),
+    /// One, or with gain and bias three, as the attribute `affine` says.
+    Affine,
+}
+
+/// The type of a composite's result on operands of these types. The error is a clause for the user.
+pub type Infer = fn(&Op, &[&Type]) -> Result<Type, String>;
+/// A composite in primitives: on operands in the type it computes in, and the type of its result.
+pub type Decompose = fn(&mut Graph, &Op, &[ValueId], &Type) -> Result<ValueId, GraphError>;
+
+/// All that most stages know of an op.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// In the text form and in messages.
+    pub name: &'static str,
+    pub operands: Operands,
+    pub class: Class,
+    /// Arithmetic per element of the result; an elementary function counts as 8. A composite never costs more than its primitives.
+    /// Sums are priced apart: this is what is done with them.
+    pub weight: f64,
+    pub rounding: Rounding,
+    /// Whether it takes the 8-bit floats: stores, moves, casts or multiplies matrices.
+    pub f8: bool,
+    pub infer: Option<Infer>,
+    pub decompose: Option<Decompose>,
+}
+
+const fn row(name: &'static str, class: Class, operands: usize) -> Row {
+    let operands = Operands::Count(operands, operands);
+    Row { name, operands, class, weight: 1., rounding: Rounding::Exact, f8: false, infer: None, decompose: None }
+}
+impl Row {
+    const fn upto(mut self, most: usize) -> Row {
+        if let Operands::Count(least, _) = self.operands {
+            self.operands = Operands::Count(least, most);
+        }
+        self
+    }
+    const fn affine(mut self) -> Row {
+        self.operands = Operands::Affine;
+        self
+    }
+    const fn weight(mut self, weight: f64) -> Row {
+        self.weight = weight;
+        self
+    }
+    const fn sums(mut self) -> Row {
+        self.rounding = Rounding::Sums;
+        self
+    }
+    const fn f8(mut self) -> Row {
+        self.f8 = true;
+        self
+    }
+    /// Its own inference, and how it is taken apart.
+    const fn composite(mut self, infer: Infer, decompose: Decompose) -> Row {
+        (self.infer, self.decompose) = (Some(infer), Some(decompose));
+        self
+    }
+}
+
+/// The rows of ops that are no family, each with its pattern and an op of the kind, whose attributes are those left out in text.
+macro_rules! rows {
+    ($($pattern:pat, $new:expr => $row:expr;)*) => {
+        /// The row of an op that belongs to no family.
+        fn own_row(op: &Op) -> Option<&'static Row> {
+            Some(match op {
+                $($pattern => { const ROW: &Row = &$row; ROW })*
+                Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Reduce { .. } | Op::Scan { .. } => return None,
+            })
+        }
+        /// One op for each of these rows.
+        fn own_ops() -> Vec<Op> {
+            vec![$($new),*]
+        }
+    };
+}
+
+use Class::{Attention, Conv, Fallback, Generator, Leaf, Matmul, Movement, Pointwise, Pool, Scatter, View};
+
+rows! {
+    Op::Input(_), Op::Input(0) => row("input", Leaf, 0).weight(0.);
+    Op::Param(_), Op::Param(ParamId(0)) => row("param", Leaf, 0).weight(0.);
+    Op::Const(_), Op::Const(Scalar::Int(0)) => row("const", Generator, 0).weight(0.);
+    Op::Iota { .. }, Op::Iota { axis: 0 } => row("iota", Generator, 0).weight(0.);
+    Op::Select, Op::Select => row("select", Pointwise, 3).f8();
+    Op::Cast(_), Op::Cast(DType::F32) => row("cast", Pointwise, 1).f8();
+    Op::Reshape(_), Op::Reshape(vec![]) => row("reshape", View, 1).weight(0.).f8();
+    Op::Permute(_), Op::Permute(vec![]) => row("permute", View, 1).weight(0.).f8();
+    Op::Broadcast(_), Op::Broadcast(vec![]) => row("broadcast", View, 1).weight(0.).f8();
+    Op::Slice { .. }, Op::Slice { axis: 0, start: 0, len: 0, step: 1 } => row("slice", View, 1).weight(0.).f8();
+    Op::Flip(_), Op::Flip(vec![]) => row("flip", View, 1).f8();
+    Op::Pad { .. }, Op::Pad { lo: vec![], hi: vec![] } => row("pad", Movement, 2).f8();
+    Op::Concat { .. }, Op::Concat { axis: 0 } => row("concat", Movement, 1).upto(usize::MAX).f8();
+    Op::Gather { .. }, Op::Gather { axis: 0 } => row("gather", Movement, 2).f8();
+    Op::Take { .. }, Op::Take { axis: 0 } => row("take", Movement, 2).f8();
+    Op::Scatter { mode: ScatterMode::Replace, .. }, Op::Scatter { axis: 0, mode: ScatterMode::Replace } =>
+        row("scatter", Scatter, 3).f8();
+    Op::Scatter { mode: ScatterMode::Add, .. }, Op::Scatter { axis: 0, mode: ScatterMode::Add } =>
+        row("scatter", Scatter, 3).sums();
+    Op::Dot, Op::Dot => row("dot", Matmul, 2).sums().f8();
+    Op::Linear, Op::Linear => row("linear", Matmul, 2).upto(3).sums().f8().composite(linear::infer, linear::decompose);
+    Op::Conv { .. }, Op::Conv {
+        stride: vec![], padding: vec![], dilation: vec![], groups: 1, transposed: false, output_padding: vec![],
+    } => row("conv", Conv, 2).upto(3).sums().composite(window::infer_conv, window::decompose_conv);
+    Op::Pool { kind: PoolKind::Max, .. }, window::pool_op(PoolKind::Max) =>
+        row("pool.max", Pool, 1).composite(window::infer_pool, window::decompose_pool);
+    Op::Pool { kind: PoolKind::Avg { .. }, .. }, window::pool_op(PoolKind::Avg { count_pad: true }) =>
+        row("pool.avg", Pool, 1).sums().composite(window::infer_pool, window::decompose_pool);
+    Op::Softmax { .. }, Op::Softmax { axis: 0 } =>
+        row("softmax", Class::Row, 1).weight(11.).sums().composite(softmax::infer, softmax::decompose);
+    Op::LogSoftmax { .. }, Op::LogSoftmax { axis: 0 } =>
+        row("log_softmax", Class::Row, 1).weight(11.).sums().composite(softmax::infer, softmax::decompose);
+    Op::LayerNorm { .. }, Op::LayerNorm { axes: 1, affine: false, eps: Scalar::Int(0) } =>
+        row("layer_norm", Class::Row, 1).affine().weight(4.).sums().composite(norm::infer, norm::decompose);
+    Op::RmsNorm { .. }, Op::RmsNorm { eps: Scalar::Int(0) } =>
+        row("rms_norm", Class::Row, 2).weight(3.).sums().composite(norm::infer, norm::decompose);
+    Op::GroupNorm { .. }, Op::GroupNorm { groups: 1, affine: false, eps: Scalar::Int(0) } =>
+        row("group_norm", Class::Row, 1).affine().weight(4.).sums().composite(norm::infer, norm::decompose);
+    Op::BatchNorm { .. }, Op::BatchNorm { eps: Scalar::Int(0) } =>
+        row("batch_norm", Pointwise, 5).weight(4.).sums().composite(norm::infer, norm::decompose);
+    Op::Attention { .. }, Op::Attention { scale: Scalar::Int(1), causal: false } =>
+        row("attention", Attention, 3).upto(4).sums().composite(attention::infer, attention::decompose);
+    Op::Fallback(_), Op::Fallback(Box::new(FallbackOp::default())) => row("fallback", Fallback, 0).upto(usize::MAX).f8();
+    Op::Result(_), Op::Result(1) => row("result", Class::Result, 1).f8();
+}
+
+impl Op {
+    /// The op's row.
+    pub fn row(&self) -> &'static Row {
+        match self {
+            Op::Unary(op) => &op.function().row,
+            Op::Binary(op) => op.row(),
+            Op::Compare(op) => op.row(),
+            Op::Reduce { op, .. } => op.row(),
+            Op::Scan { op, .. } => op.row(),
+            other => own_row(other).unwrap_or(&NONE),
+        }
+    }
+    /// The op's name in the text form, as `add` or `reduce.max`.
+    pub fn name(&self) -> &'static str {
+        self.row().name
+    }
+    /// Arithmetic per element ([`Row::weight`]).
+    pub fn weight(&self) -> f64 {
+        self.row().weight
+    }
+    /// Elementwise over broadcast operands.
+    pub fn is_pointwise(&self) -> bool {
+        self.row().class == Pointwise && self.row().infer.is_none()
+    }
+    /// Moves elements (or none) without computing: reshape, permute, broadcast, slice, flip.
+    pub fn is_view(&self) -> bool {
+        self.row().class == View
+    }
+    /// Has no operands.
+    pub fn is_leaf(&self) -> bool {
+        matches!(self.row().class, Leaf | Generator)
+    }
+    /// Fewest and most operands.
+    pub fn arity(&self) -> (usize, usize) {
+        match (self.row().operands, self) {
+            (Operands::Count(least, most), _) => (least, most),
+            (Operands::Affine, Op::LayerNorm { affine: true, .. } | Op::GroupNorm { affine: true, .. }) => (3, 3),
+            (Operands::Affine, _) => (1, 1),
+        }
+    }
+    /// The op called so, its attributes those that are left out in text.
+    pub fn named(name: &str) -> Option<Op> {
+        let family = UnaryOp::from_name(name).map(Op::Unary);
+        let family = family.or_else(|| BinaryOp::from_name(name).map(Op::Binary));
+        let family = family.or_else(|| CompareOp::from_name(name).map(Op::Compare));
+        let family = family.or_else(|| ReduceOp::from_name(name).map(|op| Op::Reduce { op, axes: vec![] }));
+        let family = family.or_else(|| ScanOp::from_name(name).map(|op| Op::Scan { op, axis: 0 }));
+        family.or_else(|| own_ops().into_iter().find(|op| op.name() == name))
+    }
+    /// The name of every op that there is, once.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        let names = UnaryOp::ALL.map(UnaryOp::name).into_iter().chain(BinaryOp::ALL.map(BinaryOp::name));
+        let names = names.chain(CompareOp::ALL.map(CompareOp::name)).chain(ReduceOp::ALL.map(ReduceOp::name));
+        let mut own: Vec<&str> = own_ops().iter().map(Op::name).collect();
+        own.dedup();
+        names.chain(ScanOp::ALL.map(ScanOp::name)).chain(own)
+    }
+}
+
+/// Families have rows of their own: this one is met by none.
+const NONE: Row = row("none", Leaf, 0);
+
+/// An enum of a family with its rows: variants, `ALL`, `row`, `name`, `from_name`.
+macro_rules! family {
+    ($(#[$attribute:meta])* $ty:ident, $n:literal: $($(#[$doc:meta])* $variant:ident => $row:expr),* $(,)?) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum $ty {
+            $($(#[$doc])* $variant),*
+        }
+        impl $ty {
+            /// All of them.
+            pub const ALL: [$ty; $n] = [$($ty::$variant),*];
+            /// The op's row in the registry.
+            pub fn row(self) -> &'static crate::ops::Row {
+                match self { $($ty::$variant => { const ROW: &crate::ops::Row = &$row; ROW })* }
+            }
+            /// In the text form.
+            pub fn name(self) -> &'static str {
+                self.row().name
+            }
+            /// The op of this name.
+            pub fn from_name(name: &str) -> Option<$ty> {
+                $ty::ALL.into_iter().find(|v| v.name() == name)
+            }
+        }
+    };
+}
+pub(crate) use family;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_leads_back_to_its_op() {
+        let names: Vec<&str> = Op::names().collect();
+        for (i, name) in names.iter().enumerate() {
+            assert_eq!(Op::named(name).map(|op| op.name()), Some(*name));
+            assert!(!names[..i].contains(name), "{name} is there twice");
+            assert_ne!(*name, NONE.name);
+        }
+    }
+
+    #[test]
+    fn a_composite_has_inference_and_decomposition() {
+        for op in Op::names().filter_map(Op::named) {
+            let row = op.row();
+            assert_eq!(row.infer.is_some(), row.decompose.is_some() && !matches!(op, Op::Unary(_)), "{}", row.name);
+        }
+    }
+}

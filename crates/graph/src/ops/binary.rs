@@ -1,0 +1,54 @@
+//! Pointwise ops of two operands of one type, which broadcast.
+use super::{Class, Operands, Rounding, Row, family};
+
+const fn row(name: &'static str, weight: f64, rounding: Rounding) -> Row {
+    let operands = Operands::Count(2, 2);
+    Row { name, operands, class: Class::Pointwise, weight, rounding, f8: false, infer: None, decompose: None }
+}
+use Rounding::{Exact, Once, Sums};
+
+family! {
+    /// Pointwise ops of two operands of one dtype.
+    BinaryOp, 14:
+    Add => row("add", 1., Sums),
+    Sub => row("sub", 1., Sums),
+    Mul => row("mul", 1., Once),
+    /// True division (floats); truncating division (integers).
+    Div => row("div", 8., Once),
+    /// Division rounded toward minus infinity.
+    FloorDiv => row("floor_div", 8., Once),
+    /// Remainder with the sign of the divisor (`torch.remainder`).
+    Remainder => row("remainder", 8., Once),
+    /// Remainder with the sign of the dividend (`torch.fmod`).
+    Fmod => row("fmod", 8., Once),
+    /// An exponent of rank 0 that is 0.5 or -0.5 is a root (`torch.pow` with a number).
+    Pow => row("pow", 8., Once),
+    /// NaN if either is NaN.
+    Max => row("max", 1., Exact),
+    /// NaN if either is NaN.
+    Min => row("min", 1., Exact),
+    Atan2 => row("atan2", 16., Once),
+    /// Logical (bool) or bitwise (integers).
+    And => row("and", 1., Once),
+    Or => row("or", 1., Once),
+    Xor => row("xor", 1., Once),
+}
+
+impl BinaryOp {
+    /// Whether operands may change places.
+    pub fn commutes(self) -> bool {
+        use BinaryOp::*;
+        matches!(self, Add | Mul | Max | Min | And | Or | Xor)
+    }
+}
+
+family! {
+    /// Comparisons. The result is bool; with NaN all but `Ne` are false.
+    CompareOp, 6:
+    Eq => row("eq", 1., Exact),
+    Ne => row("ne", 1., Exact),
+    Lt => row("lt", 1., Exact),
+    Le => row("le", 1., Exact),
+    Gt => row("gt", 1., Exact),
+    Ge => row("ge", 1., Exact),
+}

@@ -1,0 +1,53 @@
+//! Softmax and its logarithm along one axis.
+use super::Built;
+use crate::{
+    BinaryOp, CompareOp, Graph, Op, ReduceOp, Type, UnaryOp, ValueId,
+    infer::{axis_len, float},
+};
+
+pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
+    let (Op::Softmax { axis } | Op::LogSoftmax { axis }) = op else { return Err("is no softmax".into()) };
+    float(args[0])?;
+    axis_len(args[0], *axis)?;
+    Ok(args[0].clone())
+}
+
+pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], _: &Type) -> Built {
+    match op {
+        Op::Softmax { axis } => softmax(g, args[0], *axis, false),
+        Op::LogSoftmax { axis } => log_softmax(g, args[0], *axis),
+        _ => Ok(args[0]),
+    }
+}
+
+/// `safe`: a row in which nothing takes part gives zeros, as attention's rows do.
+pub(super) fn softmax(g: &mut Graph, x: ValueId, axis: usize, safe: bool) -> Built {
+    if g.shape(x)[axis] == 0 {
+        return Ok(x);
+    }
+    let max = g.reduce(ReduceOp::Max, x, [axis])?;
+    let y = g.binary(BinaryOp::Sub, x, max)?;
+    let y = g.unary(UnaryOp::Exp, y)?;
+    let sum = g.reduce(ReduceOp::Sum, y, [axis])?;
+    let y = g.binary(BinaryOp::Div, y, sum)?;
+    if !safe {
+        return Ok(y);
+    }
+    // A row in which nothing takes part gives zeros.
+    let nothing = g.constant_like(x, f64::NEG_INFINITY)?;
+    let empty = g.compare(CompareOp::Eq, max, nothing)?;
+    let zero = g.constant_like(x, 0.0)?;
+    g.select(empty, zero, y)
+}
+
+fn log_softmax(g: &mut Graph, x: ValueId, axis: usize) -> Built {
+    if g.shape(x)[axis] == 0 {
+        return Ok(x);
+    }
+    let max = g.reduce(ReduceOp::Max, x, [axis])?;
+    let y = g.binary(BinaryOp::Sub, x, max)?;
+    let e = g.unary(UnaryOp::Exp, y)?;
+    let sum = g.reduce(ReduceOp::Sum, e, [axis])?;
+    let log = g.unary(UnaryOp::Log, sum)?;
+    g.binary(BinaryOp::Sub, y, log)
+}

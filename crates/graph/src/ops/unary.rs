@@ -1,0 +1,329 @@
+//! Pointwise functions of one operand: a row each, with the reference and, where it is made of others, the formula beside it.
+//!
+//! A function with a formula is written here alone: code for every device is made from the formula. One without is an
+//! instruction of the block IR. The reference is what the interpreter computes, after PyTorch's CPU kernels
+//! (`aten/src/ATen/native/cpu/Activation.cpp` and `UnaryOpsKernel.cpp`); it shares no code with the formula.
+use super::{Built, Class, Operands, Rounding, Row, real::Real, special};
+use crate::{BinaryOp, CompareOp, DType, Graph, ValueId};
+use std::f64::consts::{FRAC_1_SQRT_2, PI};
+
+/// Which types a function is defined on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Takes {
+    Floats,
+    /// Floats and integers.
+    Numbers,
+    /// Integers and bool.
+    Whole,
+    /// Every type; the result is bool.
+    Any,
+}
+impl Takes {
+    /// Whether values of this type are taken.
+    pub fn takes(self, d: DType) -> bool {
+        match self {
+            Takes::Floats => d.is_float(),
+            Takes::Numbers => d != DType::Bool,
+            Takes::Whole => !d.is_float(),
+            Takes::Any => true,
+        }
+    }
+}
+
+/// The function on numbers, in each precision.
+#[derive(Clone, Copy, Debug)]
+pub struct Reference {
+    pub f32: fn(f32) -> f32,
+    pub f64: fn(f64) -> f64,
+}
+
+/// Makes the function of primitives, in the type of its operand.
+pub type Formula = fn(&mut Graph, ValueId) -> Built;
+
+/// What the stages know of a function beyond its [`Row`].
+#[derive(Clone, Copy, Debug)]
+pub struct Function {
+    pub row: Row,
+    pub takes: Takes,
+    /// Operators of PyTorch that compute it from one tensor, as `aten::NAME`; the first is what it is checked against.
+    pub torch: &'static [&'static str],
+    /// Arguments that the first of them takes behind the tensor, as JSON.
+    pub arguments: &'static str,
+    /// Absent where the result is no float.
+    pub reference: Option<Reference>,
+    /// On integers; absent where it takes none.
+    pub whole: Option<fn(i64) -> i64>,
+    pub formula: Option<Formula>,
+    /// Its formula is computed in f64, and rounded once: in f32 too many digits would be lost.
+    pub wide: bool,
+}
+
+const fn float(name: &'static str) -> Function {
+    let operands = Operands::Count(1, 1);
+    let row = Row {
+        name,
+        operands,
+        class: Class::Pointwise,
+        weight: 8.,
+        rounding: Rounding::Once,
+        f8: false,
+        infer: None,
+        decompose: None,
+    };
+    let (torch, arguments) = (&[] as &[&str], "[]");
+    Function { row, takes: Takes::Floats, torch, arguments, reference: None, whole: None, formula: None, wide: false }
+}
+/// Of floats and integers; the result is exact.
+const fn exact(name: &'static str, whole: fn(i64) -> i64) -> Function {
+    let mut f = float(name).weight(1.);
+    f.row.rounding = Rounding::Exact;
+    (f.takes, f.whole) = (Takes::Numbers, Some(whole));
+    f
+}
+/// Questions, and what floats have not.
+const fn logical(name: &'static str, takes: Takes) -> Function {
+    let mut f = float(name).weight(1.);
+    f.row.rounding = Rounding::Exact;
+    f.takes = takes;
+    f
+}
+impl Function {
+    const fn weight(mut self, weight: f64) -> Function {
+        self.row.weight = weight;
+        self
+    }
+    const fn torch(mut self, names: &'static [&'static str]) -> Function {
+        self.torch = names;
+        self
+    }
+    const fn arguments(mut self, json: &'static str) -> Function {
+        self.arguments = json;
+        self
+    }
+    /// Made of primitives, whose terms may cancel.
+    const fn formula(mut self, formula: Formula) -> Function {
+        self.formula = Some(formula);
+        if !matches!(self.row.rounding, Rounding::Exact) {
+            self.row.rounding = Rounding::Sums;
+        }
+        self
+    }
+    const fn wide(mut self) -> Function {
+        self.wide = true;
+        self
+    }
+}
+
+macro_rules! functions {
+    ($n:literal: $($(#[$doc:meta])* $variant:ident => $function:expr $(, |$x:ident| $body:expr)?;)*) => {
+        /// Pointwise ops of one operand. The result's type is the operand's, but for `IsNan` and `IsInf` (bool).
+        /// On half types arithmetic is done in f32 and rounded once per op, as PyTorch does.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum UnaryOp {
+            $($(#[$doc])* $variant),*
+        }
+        impl UnaryOp {
+            /// All of them.
+            pub const ALL: [UnaryOp; $n] = [$(UnaryOp::$variant),*];
+            /// The function's row in the registry.
+            pub fn function(self) -> &'static Function {
+                match self {
+                    $(UnaryOp::$variant => {
+                        const FUNCTION: &Function = &{
+                            #[allow(unused_mut)]
+                            let mut f = $function;
+                            $({
+                                fn on<R: Real>($x: R) -> R { $body }
+                                f.reference = Some(Reference { f32: on::<f32>, f64: on::<f64> });
+                            })?
+                            f
+                        };
+                        FUNCTION
+                    })*
+                }
+            }
+        }
+    };
+}
+
+functions! { 43:
+    Neg => exact("neg", i64::wrapping_neg).torch(&["neg"]), |x| -x;
+    Abs => exact("abs", i64::wrapping_abs).torch(&["abs"]), |x| x.abs();
+    /// Zero for NaN, as in PyTorch.
+    Sign => exact("sign", i64::signum).torch(&["sign", "sgn"]), |x| sign(x);
+    Exp => float("exp").torch(&["exp"]), |x| x.exp();
+    Exp2 => float("exp2").torch(&["exp2"]), |x| x.exp2();
+    Expm1 => float("expm1").torch(&["expm1"]), |x| x.expm1();
+    Log => float("log").torch(&["log"]), |x| x.ln();
+    Log2 => float("log2").torch(&["log2"]), |x| x.log2();
+    Log10 => float("log10").torch(&["log10"]), |x| x.log10();
+    Log1p => float("log1p").torch(&["log1p"]), |x| x.log1p();
+    Sqrt => float("sqrt").torch(&["sqrt"]), |x| x.sqrt();
+    Rsqrt => float("rsqrt").torch(&["rsqrt"]), |x| R::ONE / x.sqrt();
+    Reciprocal => float("reciprocal").torch(&["reciprocal"]), |x| R::ONE / x;
+    Sin => float("sin").torch(&["sin"]), |x| x.sin();
+    Cos => float("cos").torch(&["cos"]), |x| x.cos();
+    Tan => float("tan").torch(&["tan"]), |x| x.tan();
+    Asin => float("asin").torch(&["asin"]), |x| x.asin();
+    Acos => float("acos").torch(&["acos"]), |x| x.acos();
+    Atan => float("atan").torch(&["atan"]), |x| x.atan();
+    Sinh => float("sinh").torch(&["sinh"]), |x| x.sinh();
+    Cosh => float("cosh").torch(&["cosh"]), |x| x.cosh();
+    Tanh => float("tanh").torch(&["tanh"]), |x| x.tanh();
+    Erf => float("erf").torch(&["erf", "special_erf"]), |x| x.erf();
+    Floor => exact("floor", |x| x).torch(&["floor"]), |x| x.floor();
+    Ceil => exact("ceil", |x| x).torch(&["ceil"]), |x| x.ceil();
+    /// To nearest, ties to even.
+    Round => exact("round", |x| x).torch(&["round"]), |x| x.round();
+    Trunc => exact("trunc", |x| x).torch(&["trunc", "fix"]), |x| x.trunc();
+    /// Logical not (bool) or bitwise not (integers).
+    Not => logical("not", Takes::Whole).torch(&["bitwise_not"]);
+    IsNan => logical("is_nan", Takes::Any).torch(&["isnan"]);
+    IsInf => logical("is_inf", Takes::Any).torch(&["isinf"]);
+    // Made of others, and kept whole so that they are read and priced as one op.
+    Relu => exact("relu", |x| x.max(0)).torch(&["relu"]).formula(relu), |x| x.max_nan(R::ZERO);
+    Sigmoid => float("sigmoid").torch(&["sigmoid", "special_expit"]).formula(sigmoid), |x| R::ONE / (R::ONE + (-x).exp());
+    Silu => float("silu").torch(&["silu"]).formula(silu), |x| x / (R::ONE + (-x).exp());
+    GeluErf => float("gelu_erf").weight(11.).torch(&["gelu"]).arguments(r#"["none"]"#).formula(gelu_erf),
+        |x| x * R::of(0.5) * (R::ONE + (x * R::of(FRAC_1_SQRT_2)).erf());
+    GeluTanh => float("gelu_tanh").weight(11.).torch(&["gelu"]).arguments(r#"["tanh"]"#).formula(gelu_tanh),
+        |x| R::of(0.5) * x * (R::ONE + (R::of((2.0 / PI).sqrt()) * (x + R::of(0.044715) * x * x * x)).tanh());
+    Softplus => float("softplus").weight(16.).torch(&["softplus"]).arguments("[1, 20]").formula(softplus),
+        |x| if x > R::of(20.0) { x } else { x.exp().log1p() };
+    Mish => float("mish").weight(16.).torch(&["mish"]).formula(mish), |x| x * x.exp().log1p().tanh();
+    Hardswish => float("hardswish").weight(4.).torch(&["hardswish"]).formula(hardswish),
+        |x| x * (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0);
+    Hardsigmoid => float("hardsigmoid").weight(4.).torch(&["hardsigmoid"]).formula(hardsigmoid),
+        |x| (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0);
+    LogSigmoid => float("log_sigmoid").weight(16.).torch(&["log_sigmoid"]).formula(log_sigmoid),
+        |x| x.min_nan(R::ZERO) - (-x.abs()).exp().log1p();
+    /// The inverse of erf.
+    Erfinv => float("erfinv").weight(90.).torch(&["erfinv", "special_erfinv"]).formula(special::erfinv).wide(),
+        |x| R::of(special::reference::erfinv(x.wide()));
+    /// The logarithm of the absolute value of the gamma function.
+    Lgamma => float("lgamma").weight(130.).torch(&["lgamma", "special_gammaln"]).formula(special::lgamma).wide(),
+        |x| x.lgamma();
+    /// The derivative of `Lgamma`.
+    Digamma => float("digamma").weight(110.).torch(&["digamma", "special_digamma", "special_psi"]).formula(special::digamma).wide(),
+        |x| R::of(special::reference::digamma(x.wide()));
+}
+
+impl UnaryOp {
+    /// In the text form.
+    pub fn name(self) -> &'static str {
+        self.function().row.name
+    }
+    /// The op of this name.
+    pub fn from_name(name: &str) -> Option<UnaryOp> {
+        UnaryOp::ALL.into_iter().find(|op| op.name() == name)
+    }
+    /// What the operator `aten::NAME` of one tensor computes.
+    pub fn of_torch(name: &str) -> Option<UnaryOp> {
+        let means = |op: &UnaryOp| op.function().arguments == "[]" && op.function().torch.contains(&name);
+        UnaryOp::ALL.into_iter().find(means)
+    }
+    /// Made of other functions, which `decompose` shows.
+    pub fn is_composite(self) -> bool {
+        self.function().formula.is_some()
+    }
+}
+
+fn sign<R: Real>(x: R) -> R {
+    if x > R::ZERO {
+        R::ONE
+    } else if x < R::ZERO {
+        -R::ONE
+    } else {
+        R::ZERO
+    }
+}
+
+// Formulas.
+use BinaryOp::{Add, Div, Max, Min, Mul, Sub};
+use UnaryOp::{Abs, Erf, Exp, Log1p, Neg, Tanh};
+
+fn relu(g: &mut Graph, x: ValueId) -> Built {
+    g.binary_scalar(Max, x, 0.0)
+}
+
+/// `1 + exp(-x)`.
+fn one_plus_exp_neg(g: &mut Graph, x: ValueId) -> Built {
+    let y = g.unary(Neg, x)?;
+    let y = g.unary(Exp, y)?;
+    g.binary_scalar(Add, y, 1.0)
+}
+
+fn sigmoid(g: &mut Graph, x: ValueId) -> Built {
+    let y = one_plus_exp_neg(g, x)?;
+    g.unary(UnaryOp::Reciprocal, y)
+}
+
+fn silu(g: &mut Graph, x: ValueId) -> Built {
+    let y = one_plus_exp_neg(g, x)?;
+    g.binary(Div, x, y)
+}
+
+fn gelu_erf(g: &mut Graph, x: ValueId) -> Built {
+    let y = g.binary_scalar(Mul, x, FRAC_1_SQRT_2)?;
+    let y = g.unary(Erf, y)?;
+    let y = g.binary_scalar(Add, y, 1.0)?;
+    let half = g.binary_scalar(Mul, x, 0.5)?;
+    g.binary(Mul, half, y)
+}
+
+fn gelu_tanh(g: &mut Graph, x: ValueId) -> Built {
+    let square = g.binary(Mul, x, x)?;
+    let cube = g.binary(Mul, square, x)?;
+    let y = g.binary_scalar(Mul, cube, 0.044715)?;
+    let y = g.binary(Add, x, y)?;
+    let y = g.binary_scalar(Mul, y, (2.0 / PI).sqrt())?;
+    let y = g.unary(Tanh, y)?;
+    let y = g.binary_scalar(Add, y, 1.0)?;
+    let half = g.binary_scalar(Mul, x, 0.5)?;
+    g.binary(Mul, half, y)
+}
+
+fn log1p_exp(g: &mut Graph, x: ValueId) -> Built {
+    let y = g.unary(Exp, x)?;
+    g.unary(Log1p, y)
+}
+
+fn softplus(g: &mut Graph, x: ValueId) -> Built {
+    let y = log1p_exp(g, x)?;
+    let limit = g.constant_like(x, 20.0)?;
+    let large = g.compare(CompareOp::Gt, x, limit)?;
+    g.select(large, x, y)
+}
+
+fn mish(g: &mut Graph, x: ValueId) -> Built {
+    let y = log1p_exp(g, x)?;
+    let y = g.unary(Tanh, y)?;
+    g.binary(Mul, x, y)
+}
+
+/// `min(max(x + 3, 0), 6)`.
+fn hard(g: &mut Graph, x: ValueId) -> Built {
+    let y = g.binary_scalar(Add, x, 3.0)?;
+    let y = g.binary_scalar(Max, y, 0.0)?;
+    g.binary_scalar(Min, y, 6.0)
+}
+
+fn hardswish(g: &mut Graph, x: ValueId) -> Built {
+    let y = hard(g, x)?;
+    let y = g.binary(Mul, x, y)?;
+    g.binary_scalar(Div, y, 6.0)
+}
+
+fn hardsigmoid(g: &mut Graph, x: ValueId) -> Built {
+    let y = hard(g, x)?;
+    g.binary_scalar(Div, y, 6.0)
+}
+
+fn log_sigmoid(g: &mut Graph, x: ValueId) -> Built {
+    let low = g.binary_scalar(Min, x, 0.0)?;
+    let y = g.unary(Abs, x)?;
+    let y = g.unary(Neg, y)?;
+    let y = log1p_exp(g, y)?;
+    g.binary(Sub, low, y)
+}
