@@ -69,21 +69,39 @@ pub struct ModelArgs {
     /// Type of a random input, as 'f32[8,128]', integers as 'i64[2,32]<30522'; once for each, in order.
     #[arg(long = "input", value_name = "TYPE", conflicts_with = "inputs")]
     pub input: Vec<String>,
-    /// What may differ from the graph as written; default: what an artifact was compiled with, else reassociates.
-    #[arg(long, value_enum)]
-    pub numerics: Option<Numerics>,
+    #[command(flatten)]
+    pub contract: ContractArgs,
 }
 
+/// What is promised of the results' numbers.
+#[derive(Args, Clone, Copy, Default, Debug)]
+pub struct ContractArgs {
+    /// What may differ from the graph as written; default: what an artifact was compiled with, else torch.
+    #[arg(long, value_enum)]
+    pub numerics: Option<Numerics>,
+    /// On GPUs large f32 matmuls may be three of tf32, as accurate for operands from 2^-100 to 2^126.
+    #[arg(long)]
+    pub splits: bool,
+    /// A row's bytes do not depend on how many other rows there are.
+    #[arg(long)]
+    pub batch_invariant: bool,
+}
+impl ContractArgs {
+    /// Nothing is asked for.
+    pub fn is_empty(&self) -> bool {
+        self.numerics.is_none() && !self.splits && !self.batch_invariant
+    }
+}
+
+/// As [`kiln::Numerics`], for the command line's help.
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub enum Numerics {
-    /// The graph's operations, each rounded to its type.
+    /// The graph's operations, each rounded to its type: nothing is regrouped.
     Exact,
-    /// Sums and products may be regrouped.
-    Reassociates,
-    /// f32 products as three of tf32 each as well, as accurate for operands from 2^-100 to 2^126, where that is faster.
-    Splits,
-    /// Approximations as well: operands of f32 products as tf32, where the GPU has it.
-    Approximates,
+    /// What PyTorch's defaults allow: sums regrouped, convolutions of f32 in tf32 on GPUs, matmuls in full f32.
+    Torch,
+    /// Approximations as well: matmuls of f32 in tf32 on GPUs.
+    Fast,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -291,8 +309,8 @@ pub struct Diff {
     pub inputs: Option<PathBuf>,
     #[arg(long = "input", value_name = "TYPE", conflicts_with = "inputs")]
     pub input: Vec<String>,
-    #[arg(long, value_enum)]
-    pub numerics: Option<Numerics>,
+    #[command(flatten)]
+    pub contract: ContractArgs,
     /// What models are planned for; default: what an artifact was compiled for, else cpu.
     #[arg(long, value_enum)]
     pub target: Option<TargetName>,

@@ -5,11 +5,11 @@ mod stage;
 mod tune;
 
 use crate::{
-    args::{self, Command, ConstraintArgs, DeviceArgs, ModelArgs, Numerics, TargetName},
+    args::{self, Command, ConstraintArgs, ContractArgs, DeviceArgs, ModelArgs, Numerics, TargetName},
     render::{self, Progress},
 };
 use kiln::{
-    CompileOptions, Compiled, DeviceKind, Error, Model, Report, Target, Tensor, constraints::Constraints, io,
+    CompileOptions, Compiled, Contract, DeviceKind, Error, Model, Report, Target, Tensor, constraints::Constraints, io,
     model::FileKind, stages, tune::Measurements,
 };
 use std::{process::ExitCode, sync::Arc, time::Instant};
@@ -53,13 +53,16 @@ fn target(t: TargetName) -> Target {
     }
 }
 
-fn numerics(n: Numerics) -> kiln::Numerics {
-    match n {
+/// What an artifact was compiled under, but for what is asked for.
+fn contract(made: Contract, a: &ContractArgs) -> Contract {
+    let numerics = a.numerics.map_or(made.numerics, |n| match n {
         Numerics::Exact => kiln::Numerics::Exact,
-        Numerics::Reassociates => kiln::Numerics::Reassociates,
-        Numerics::Splits => kiln::Numerics::Splits,
-        Numerics::Approximates => kiln::Numerics::Approximates,
-    }
+        Numerics::Torch => kiln::Numerics::Torch,
+        Numerics::Fast => kiln::Numerics::Fast,
+    });
+    // A class that is asked for is asked for as a whole.
+    let made = if a.numerics.is_some() { Contract::default() } else { made };
+    Contract { numerics, splits: made.splits || a.splits, batch_invariant: made.batch_invariant || a.batch_invariant }
 }
 
 /// Those of an artifact, or else the usual ones, but for what is given.
@@ -71,8 +74,8 @@ fn options(m: &ModelArgs, target: Option<Target>, fuse: bool) -> Result<CompileO
     let target = target.unwrap_or(made.target);
     // A description is of one target's machine.
     let machine = made.machine.filter(|_| made.target == target);
-    let numerics = m.numerics.map_or(made.numerics, numerics);
-    Ok(CompileOptions { target, fuse, numerics, machine, ..CompileOptions::default() })
+    let contract = contract(made.contract, &m.contract);
+    Ok(CompileOptions { target, fuse, contract, machine, ..CompileOptions::default() })
 }
 fn constrained(mut o: CompileOptions, c: &ConstraintArgs) -> Result<CompileOptions, Error> {
     if let Some(path) = &c.constraints {
@@ -238,7 +241,7 @@ fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error
 /// A report is read where there is one, and made where not; the page needs the compiled model besides.
 fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Report, Option<Compiled>), Error> {
     let path = &a.model.model;
-    let as_compiled = a.target.is_none() && a.model.numerics.is_none() && !a.unfused && a.constraints.is_empty();
+    let as_compiled = a.target.is_none() && a.model.contract.is_empty() && !a.unfused && a.constraints.is_empty();
     match kind {
         FileKind::Report if a.html.is_some() => {
             Err(Error::usage("the page shows code, which a report does not hold", "give the model or the artifact"))

@@ -27,7 +27,11 @@ pub enum Precision {
     /// Every float op in f64 without rounding: the reference. Float outputs have dtype f64.
     F64,
     /// As `Native`, each rounding moved a little at random by this seed: how far results move is what rounding may do to them.
-    Sampled(u64),
+    Sampled {
+        seed: u64,
+        /// Operands of f32 convolutions are rounded to tf32, as PyTorch lets cuDNN do.
+        tf32_convs: bool,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -96,7 +100,7 @@ pub fn run_with(
                 of.cloned().ok_or_else(|| format!("{} has no result {i}", args[0]))
             }
             op => match precision {
-                Precision::Sampled(seed) => sampled::sample(op, ty, &operands, seed),
+                Precision::Sampled { seed, tf32_convs } => sampled::sample(op, ty, &operands, (seed, tf32_convs)),
                 _ => eval(op, ty, &operands, precision),
             },
         };

@@ -10,7 +10,7 @@ fn main() -> Result<(), Error> {
     let path = std::env::args().nth(1).unwrap_or_else(|| "graphs/softmax.kiln".into());
     let model = Model::open(Path::new(&path), &[])?;
 
-    // `target: Target::Sm90a` compiles for an H200, `numerics: Numerics::Exact` rounds after every op.
+    // `target: Target::Sm90a` compiles for an H200, `contract: Numerics::Exact.into()` rounds after every op.
     let compiled = compile(&model, &CompileOptions::default())?;
     let kernels = explain::count(compiled.plan.kernels.len(), "kernel");
     println!("{}: {kernels}, {:.1} us predicted", compiled.plan.name, compiled.plan.predicted_us());

@@ -55,7 +55,7 @@ fn check(file: &Path, kind: DeviceKind) -> Result<usize, Error> {
 }
 
 fn one(p: &Packed, target: Target, device: &Device) -> Result<(), String> {
-    let options = CompileOptions { target, numerics: p.numerics, ..CompileOptions::default() };
+    let options = CompileOptions { target, contract: p.numerics.into(), ..CompileOptions::default() };
     let model = Model::from_graph(p.case.graph.clone()).map_err(|e| e.to_string())?;
     let compiled = kiln::compile(&model, &options).map_err(|e| e.to_string())?;
     let session = compiled.session_in(device).map_err(|e| e.to_string())?;

@@ -25,7 +25,7 @@ struct Meta {
     version: u32,
     target: String,
     fuse: bool,
-    numerics: kiln_plan::Numerics,
+    contract: kiln_plan::Contract,
     /// The description that priced the plan and its templates, if it was not the target's own.
     machine: Option<kiln_plan::Machine>,
     guards: Vec<(usize, kiln_graph::Scalar)>,
@@ -58,7 +58,7 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
         version: VERSION,
         target: c.options.target.name().into(),
         fuse: c.options.fuse,
-        numerics: c.options.numerics,
+        contract: c.options.contract,
         machine: c.options.machine.clone(),
         guards: model.guards.clone(),
         archive,
@@ -142,9 +142,9 @@ impl<'a> Reader<'a> {
     }
     /// What it was compiled with, but for constraints and measurements, which the plan has taken up.
     fn options(&self) -> Result<CompileOptions, Error> {
-        let Meta { fuse, numerics, ref machine, .. } = self.meta;
+        let Meta { fuse, contract, ref machine, .. } = self.meta;
         let (target, machine) = (self.target()?, machine.clone());
-        Ok(CompileOptions { target, fuse, numerics, machine, ..CompileOptions::default() })
+        Ok(CompileOptions { target, fuse, contract, machine, ..CompileOptions::default() })
     }
     fn target(&self) -> Result<Target, Error> {
         let target = [Target::Cpu, Target::Sm80, Target::Sm90a].into_iter().find(|t| t.name() == self.meta.target);
@@ -265,7 +265,7 @@ pub fn open(path: &Path, options: &CompileOptions) -> Result<(Model, Compiled), 
     let opened = read(path)?;
     let same = opened.options.target == options.target
         && opened.options.fuse == options.fuse
-        && opened.options.numerics == options.numerics
+        && opened.options.contract == options.contract
         && opened.options.machine == options.machine
         && options.constraints.is_empty()
         && options.tuned.is_none();

@@ -6,7 +6,7 @@ use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, ValueId};
 use kiln_interp::graph::InterpError;
 use kiln_lower::{LowerError, Prices};
 use kiln_plan::{
-    Machine, Numerics, Plan,
+    Contract, Machine, Plan,
     exec::{BodyGraph, Steps, Work},
 };
 use kiln_rewrite::RewriteError;
@@ -78,7 +78,8 @@ pub struct CompileOptions {
     pub target: Target,
     /// `false`: one kernel per op, as a framework runs them.
     pub fuse: bool,
-    pub numerics: Numerics,
+    /// How results may differ from the graph as written.
+    pub contract: Contract,
     /// What shall be fused, or shall not.
     pub constraints: Constraints,
     /// Measurements that templates are taken from.
@@ -97,8 +98,8 @@ impl CompileOptions {
 }
 impl Default for CompileOptions {
     fn default() -> CompileOptions {
-        let (numerics, constraints) = (Numerics::default(), Constraints::default());
-        CompileOptions { target: Target::Cpu, fuse: true, numerics, constraints, tuned: None, machine: None }
+        let (contract, constraints) = (Contract::default(), Constraints::default());
+        CompileOptions { target: Target::Cpu, fuse: true, contract, constraints, tuned: None, machine: None }
     }
 }
 
@@ -188,7 +189,7 @@ pub(crate) fn plan_under(
         constraint: format!("the target {}", options.target.name()),
         why: e.to_string(),
     })?;
-    let search = kiln_rewrite::Options { numerics: options.numerics, fuse: options.fuse };
+    let search = kiln_rewrite::Options { contract: options.contract, fuse: options.fuse };
     kiln_rewrite::plan_under(&model.graph, &machine, &search, constraints)
 }
 pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {

@@ -43,7 +43,7 @@ pub use compile::{CompileOptions, Compiled, DeviceKind, Target, compile};
 pub use error::Error;
 pub use explain::Report;
 pub use kiln_graph::{DType, Graph, Tensor, Type};
-pub use kiln_plan::{Machine, Numerics, Plan};
+pub use kiln_plan::{Contract, Machine, Numerics, Plan};
 pub use kiln_runtime::{Device, MAX_THREADS, RuntimeError, Session};
 pub use kiln_torch_host::{Limits, Torch, child::serve as serve_import};
 pub use model::Model;

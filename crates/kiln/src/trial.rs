@@ -10,7 +10,7 @@ pub mod ops;
 pub mod pack;
 pub mod programs;
 
-use crate::{CompileOptions, Error, Model, Tensor, compile};
+use crate::{CompileOptions, Error, Model, Target, Tensor, compile};
 use kiln_graph::{DType, FallbackOp};
 use kiln_interp::graph::{Precision, run_with};
 use kiln_plan::exec::Work;
@@ -58,14 +58,17 @@ impl Fault {
 }
 
 impl Expected {
-    pub fn new(model: &Model, inputs: &[Tensor]) -> Result<Expected, Error> {
-        Expected::sampled(model, inputs, SAMPLES)
+    /// What any of these `ways` may give.
+    pub fn new(model: &Model, inputs: &[Tensor], ways: &[CompileOptions]) -> Result<Expected, Error> {
+        Expected::sampled(model, inputs, ways, SAMPLES)
     }
-    fn sampled(model: &Model, inputs: &[Tensor], count: u64) -> Result<Expected, Error> {
+    fn sampled(model: &Model, inputs: &[Tensor], ways: &[CompileOptions], count: u64) -> Result<Expected, Error> {
+        let tf32_convs =
+            ways.iter().any(|o| o.target != Target::Cpu && o.contract.conv() == kiln_plan::Precision::Tf32);
         let values = interpreted(model, inputs, Precision::F64)?;
         let mut samples = vec![interpreted(model, inputs, Precision::Native)?];
         for seed in 1..=count {
-            samples.push(interpreted(model, inputs, Precision::Sampled(seed << 32))?);
+            samples.push(interpreted(model, inputs, Precision::Sampled { seed: seed << 32, tf32_convs })?);
         }
         let of = |o: usize| {
             let dtype = model.graph.dtype(model.graph.outputs[o]);
@@ -206,10 +209,10 @@ pub fn whole(
     device: &Device,
 ) -> Result<Tried, Fault> {
     let model = Model::from_graph(graph.clone()).map_err(Fault::Refused)?;
-    let expected = Expected::new(&model, inputs).map_err(Fault::Reference)?;
+    let expected = Expected::new(&model, inputs, ways).map_err(Fault::Reference)?;
     match attempt(&model, inputs, &expected, ways, device) {
         Err(Fault::Wrong(_)) => {
-            let expected = Expected::sampled(&model, inputs, SAMPLES + MORE_SAMPLES).map_err(Fault::Reference)?;
+            let expected = Expected::sampled(&model, inputs, ways, SAMPLES + MORE_SAMPLES).map_err(Fault::Reference)?;
             attempt(&model, inputs, &expected, ways, device)
         }
         other => other,

@@ -105,16 +105,17 @@ fn an_artifact_is_what_was_compiled_or_planned_anew() {
     let path = dir.path().join("g.kiln");
     let mut machine = kiln::Target::Cpu.machine().expect("built in");
     machine.device = "another".into();
-    let exact = CompileOptions { numerics: kiln::Numerics::Exact, machine: Some(machine), ..CompileOptions::default() };
+    let exact =
+        CompileOptions { contract: kiln::Numerics::Exact.into(), machine: Some(machine), ..CompileOptions::default() };
     artifact::write(&path, &compile(&model, &exact).expect("compiles"), &model).expect("written");
     let made = artifact::options(&path).expect("an artifact's options");
-    assert_eq!((made.numerics, &made.machine), (exact.numerics, &exact.machine));
+    assert_eq!((made.contract, &made.machine), (exact.contract, &exact.machine));
     let rounds_each = |o: &CompileOptions| {
         let (_, c) = artifact::open(&path, o).expect("opens");
         c.plan.kernels.iter().all(|k| k.rounding == kiln_plan::Rounding::PerOp)
     };
     assert!(rounds_each(&made));
-    assert!(!rounds_each(&CompileOptions { numerics: kiln::Numerics::default(), ..made }));
+    assert!(!rounds_each(&CompileOptions { contract: kiln::Contract::default(), ..made }));
 }
 
 /// Digests can be made again by whoever changes a part: the plan is held against the graph besides.

@@ -27,7 +27,7 @@ fn same(g: &Graph, want: &[Tensor], got: &[Tensor]) -> Result<(), String> {
 }
 
 fn exact(target: Target) -> CompileOptions {
-    CompileOptions { target, numerics: Numerics::Exact, ..CompileOptions::default() }
+    CompileOptions { target, contract: Numerics::Exact.into(), ..CompileOptions::default() }
 }
 fn host_code(g: &Graph, inputs: &[Tensor], options: &CompileOptions) -> Vec<Tensor> {
     let model = Model::from_graph(g.clone()).unwrap();
@@ -86,7 +86,7 @@ fn a_sum_is_rounded_before_it_is_used() {
 fn ptx_rounds_as_written() {
     let ptx = |text: &str, numerics: Numerics| -> String {
         let g: Graph = text.parse().unwrap();
-        let options = CompileOptions { target: Target::Sm90a, numerics, ..CompileOptions::default() };
+        let options = CompileOptions { target: Target::Sm90a, contract: numerics.into(), ..CompileOptions::default() };
         let compiled = kiln::compile(&Model::from_graph(g).unwrap(), &options).unwrap();
         assert_eq!(compiled.plan.kernels.len(), 1, "{}", compiled.plan);
         let CompiledCode::Ptx(all) = &compiled.code else { panic!("no PTX") };

@@ -11,6 +11,7 @@ pub mod exec;
 pub mod index;
 pub mod library;
 pub mod machines;
+mod numerics;
 pub mod scan;
 pub mod template;
 pub mod text;
@@ -18,6 +19,7 @@ pub mod verify;
 
 pub use error::PlanError;
 pub use library::Library;
+pub use numerics::{Contract, Numerics, Precision, Rounding};
 pub use template::{Family, Schedule, Template};
 
 use kiln_graph::{DType, Graph, ParamId, Type, ValueId};
@@ -172,46 +174,6 @@ pub struct Stop {
     pub why: String,
 }
 
-/// How results may differ from the graph as written.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Numerics {
-    /// The graph's operations, each rounded to its type ([`Rounding::PerOp`]).
-    Exact,
-    /// Sums and products may be regrouped.
-    #[default]
-    Reassociates,
-    /// Products in f32 may be three of tf32, as accurate but for operands near either end of the range ([`Precision::Tf32x3`]).
-    Splits,
-    Approximates,
-}
-
-/// Where a kernel rounds.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Rounding {
-    /// Values of half types are f32 inside the kernel, and rounded where they are stored or cast. A product and a sum after it may
-    /// be one multiply-add, and a quotient a product with a reciprocal.
-    #[default]
-    AtStores,
-    /// After each op of the body, to the op's type.
-    PerOp,
-}
-
-/// What the f32 products of a kernel are made of.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Precision {
-    /// f32.
-    #[default]
-    Exact,
-    /// Three products of operands as sums of two numbers in tf32, where that is faster. As accurate as in f32 for operands from 2^-100
-    /// on (where a sum is one product, to 22 bits), and finite where the operands are below 2^127 and so are the products.
-    Tf32x3,
-    /// Operands in tf32, with 10 bits after the point, summed in f32.
-    Tf32,
-}
-
 /// When a kernel runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -237,6 +199,8 @@ pub struct Kernel {
     pub precision: Precision,
     #[serde(default)]
     pub rounding: Rounding,
+    /// Sums are made in an order that does not depend on how many rows there are ([`Contract::batch_invariant`]).
+    pub batch_invariant: bool,
     pub reason: Reason,
 }
 
@@ -260,7 +224,8 @@ pub struct Plan {
     pub name: String,
     /// Name of the machine description it was made for.
     pub machine: String,
-    pub numerics: Numerics,
+    /// What is promised of the results' numbers.
+    pub contract: Contract,
     pub buffers: Vec<Buffer>,
     /// In launch order.
     pub kernels: Vec<Kernel>,
@@ -321,24 +286,7 @@ pub struct Machine {
     /// Whether GPU-only templates (flash attention in one kernel, …) exist.
     pub gpu: bool,
 }
-impl Numerics {
-    pub fn rounding(self) -> Rounding {
-        if self == Numerics::Exact { Rounding::PerOp } else { Rounding::AtStores }
-    }
-}
 impl Machine {
-    /// With what plans of this class may use alone.
-    pub fn under(&self, numerics: Numerics) -> Machine {
-        let only = |rate: Option<f64>, with: Numerics| rate.filter(|_| numerics == with);
-        let (tf32, tf32x3) = (only(self.tf32, Numerics::Approximates), only(self.tf32x3, Numerics::Splits));
-        Machine { tf32, tf32x3, ..self.clone() }
-    }
-    /// How f32 products are made under [`Machine::under`], and their flops per second.
-    pub fn f32_products(&self) -> (Precision, f64) {
-        let of = |rate: Option<f64>, precision| rate.map(|rate| (precision, rate));
-        let split = of(self.tf32, Precision::Tf32).or_else(|| of(self.tf32x3, Precision::Tf32x3));
-        split.unwrap_or((Precision::Exact, self.matrix_rate(DType::F32)))
-    }
     pub fn matrix_rate(&self, dtype: DType) -> f64 {
         let find = |d| self.matrix.iter().find(|m| m.0 == d).map(|m| m.1);
         find(dtype).or_else(|| find(DType::F32)).unwrap_or(self.alu)

@@ -1,7 +1,7 @@
 //! Text form of a plan: prints everything, parses back to the same plan.
 //!
 //! ```text
-//! plan "mlp" machine="h200" numerics=reassociates lower_bound_us=2.3 {
+//! plan "mlp" machine="h200" numerics=torch lower_bound_us=2.3 {
 //!   search iterations=2 before=9 after=11 stopped="saturated" candidates=7 tried=1 greedy_us=4.1
 //!   b0: f32[8,16] = input 0
 //!   b1: f32[16] = param @0
@@ -28,40 +28,10 @@ mod words;
 pub use parse::parse;
 pub use print::print;
 
-use crate::{KernelKind, Numerics, Plan, PlanError, Precision, Rounding, Stage};
+use crate::{KernelKind, Plan, PlanError, Stage};
 use std::fmt::Display;
 use std::str::FromStr;
 
-impl Precision {
-    /// What is said of it; nothing of exact products.
-    pub fn name(self) -> Option<&'static str> {
-        match self {
-            Precision::Exact => None,
-            Precision::Tf32x3 => Some("tf32x3"),
-            Precision::Tf32 => Some("tf32"),
-        }
-    }
-}
-impl Rounding {
-    /// `None` for the usual.
-    pub fn name(self) -> Option<&'static str> {
-        match self {
-            Rounding::AtStores => None,
-            Rounding::PerOp => Some("per-op"),
-        }
-    }
-}
-impl Numerics {
-    pub const ALL: [Numerics; 4] = [Numerics::Exact, Numerics::Reassociates, Numerics::Splits, Numerics::Approximates];
-    pub fn name(self) -> &'static str {
-        match self {
-            Numerics::Exact => "exact",
-            Numerics::Reassociates => "reassociates",
-            Numerics::Splits => "splits",
-            Numerics::Approximates => "approximates",
-        }
-    }
-}
 impl Stage {
     pub fn name(self) -> &'static str {
         match self {
@@ -97,7 +67,9 @@ impl FromStr for Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Alternative, Buffer, BufferId, BufferKind, Cost, Kernel, Origin, Reason, Stop, Tuning};
+    use crate::{
+        Alternative, Buffer, BufferId, BufferKind, Cost, Kernel, Origin, Precision, Reason, Rounding, Stop, Tuning,
+    };
     use kiln_graph::{Graph, ParamId, ValueId};
 
     #[test]
@@ -123,6 +95,7 @@ mod tests {
                 cost: Cost { us: Some(2.125), bytes_read: 160, ..Cost::default() },
                 precision: Precision::Tf32x3,
                 rounding: Rounding::PerOp,
+                batch_invariant: true,
                 reason: Reason {
                     rules: vec!["a".into(), "b c".into()],
                     alternative: Some(Alternative { what: "apart".into(), us: 4.5 }),

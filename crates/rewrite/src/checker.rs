@@ -1,11 +1,11 @@
 //! `region::check` with a memory: regions that look alike (repeated layers, a region met again) are checked once.
 use crate::Work;
+use crate::cost::Hardware;
 use crate::cost::Price;
 use crate::dag::Dag;
 use crate::region::{MAX_MEMBERS, Reject, check};
 use kiln_graph::ops::Class;
 use kiln_graph::{Op, Type};
-use kiln_plan::Machine;
 use rustc_hash::FxHashMap;
 use std::hash::{DefaultHasher, Hasher};
 
@@ -16,7 +16,7 @@ const LONG: usize = 256;
 type Kind = (Option<Op>, Type, Class);
 
 pub struct Checker<'a> {
-    pub machine: &'a Machine,
+    pub machine: &'a Hardware<'a>,
     kinds: FxHashMap<Kind, u32>,
     known: FxHashMap<Vec<u32>, Result<Price, Reject>>,
     pub work: Work,
@@ -27,7 +27,7 @@ pub struct Checker<'a> {
 }
 
 impl<'a> Checker<'a> {
-    pub fn new(machine: &'a Machine) -> Checker<'a> {
+    pub fn new(machine: &'a Hardware<'a>) -> Checker<'a> {
         let (kinds, known) = (FxHashMap::default(), FxHashMap::default());
         Checker { machine, kinds, known, work: Work::default(), key: vec![], met: vec![] }
     }

@@ -1,7 +1,7 @@
 //! Roofline: bytes over bandwidth, flops over rate, launches.
 use crate::dag::Dag;
 use kiln_graph::{DType, Op, Type};
-use kiln_plan::{Cost, Machine, Terms, attention};
+use kiln_plan::{Contract, Cost, Machine, Precision, Terms, attention};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Predicted work and time of one kernel, before rounding to a [`Cost`].
@@ -86,17 +86,42 @@ pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
 pub fn operands(dag: &Dag, v: usize) -> DType {
     dag.ty(dag.nodes[v].args[0]).dtype
 }
-/// Whether this op's operands are taken as tf32, or as sums of such, where the machine may.
+/// Whether this is a matmul or a convolution of f32, which a contract may have made of tf32.
 pub fn is_f32_product(dag: &Dag, v: usize) -> bool {
     matches!(dag.op(v), Op::Dot | Op::Linear | Op::Conv { .. }) && operands(dag, v) == DType::F32
 }
 /// Flops per second of an op on matrix units.
-pub fn matrix_rate(dag: &Dag, v: usize, m: &Machine) -> f64 {
-    if is_f32_product(dag, v) { m.f32_products().1 } else { m.matrix_rate(operands(dag, v)) }
+pub fn matrix_rate(dag: &Dag, v: usize, m: &Hardware) -> f64 {
+    if is_f32_product(dag, v) { m.f32_product(dag.op(v)).1 } else { m.matrix_rate(operands(dag, v)) }
+}
+
+/// The machine that a plan is made for, and the contract that it is made under.
+#[derive(Clone, Copy)]
+pub struct Hardware<'a> {
+    pub machine: &'a Machine,
+    pub contract: Contract,
+}
+impl std::ops::Deref for Hardware<'_> {
+    type Target = Machine;
+    fn deref(&self) -> &Machine {
+        self.machine
+    }
+}
+impl Hardware<'_> {
+    /// How a matmul or a convolution of f32 is made, and its flops per second.
+    pub fn f32_product(&self, op: &Op) -> (Precision, f64) {
+        let asked = if matches!(op, Op::Conv { .. }) { self.contract.conv() } else { self.contract.matmul() };
+        let rate = match asked {
+            Precision::Exact => None,
+            Precision::Tf32x3 => self.tf32x3,
+            Precision::Tf32 => self.tf32,
+        };
+        rate.map_or((Precision::Exact, self.machine.matrix_rate(DType::F32)), |rate| (asked, rate))
+    }
 }
 
 /// Seconds of an op on matrix units: attention in one program takes as long as its blocks do.
-pub fn matrix_seconds(dag: &Dag, v: usize, m: &Machine) -> f64 {
+pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
     if let (Op::Attention { causal, .. }, [q, k, w, ..], true) = (dag.op(v), dag.args(v), m.gpu) {
         let shapes = [q, k, w].map(|&a| dag.shape(a));
         let sizes = attention::Sizes::of(dag.ty(v).dtype, shapes, *causal);
@@ -110,7 +135,7 @@ const INTERPRETED: f64 = 1.0;
 
 /// Two bounds no plan of this program can beat, the larger of them: inputs, parameters and results moved once (tables that are
 /// only looked up aside); and a launch per matrix product, each at its roof with its weights read. In seconds.
-pub fn lower_bound(dag: &Dag, m: &Machine) -> f64 {
+pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
     let computes = |v: &&usize| matrix_flops(dag, **v) > 0. && !dag.args(**v).is_empty();
     let products = dag.live.iter().filter(computes);
     // Products that may be computed side by side: those of one left operand.

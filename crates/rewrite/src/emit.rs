@@ -2,7 +2,7 @@
 use crate::RewriteError;
 use crate::body::body;
 use crate::checker::Checker;
-use crate::cost::{is_f32_product, lower_bound, microseconds};
+use crate::cost::{Hardware, is_f32_product, lower_bound, microseconds};
 use crate::dag::{Dag, Program};
 use crate::names::Names;
 use crate::planner::{self, Apart, Kernel, Kernels, Limits, best_cut, boundaries};
@@ -11,8 +11,8 @@ use crate::why::label;
 use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Graph, Op};
 use kiln_plan::{
-    Alternative, Buffer, BufferId, BufferKind, Cost, Kernel as Planned, KernelKind, Numerics, Origin, Plan, Precision,
-    Reason, Stage, Stop,
+    Alternative, Buffer, BufferId, BufferKind, Cost, Kernel as Planned, KernelKind, Origin, Plan, Precision, Reason,
+    Stage, Stop,
 };
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,12 +53,11 @@ pub fn emit(
     run: (&Dag, &Kernels),
     (fusion, limits): (Fusion, Option<&Limits>),
     check: &mut Checker,
-    numerics: Numerics,
 ) -> Result<Plan, RewriteError> {
     let plan = Plan {
         name: g.name.clone(),
         machine: check.machine.name.clone(),
-        numerics,
+        contract: check.machine.contract,
         lower_bound_us: microseconds(lower_bound(run.0, check.machine)),
         ..Plan::default()
     };
@@ -137,18 +136,11 @@ impl Emitter<'_> {
             let alternative = if fused { alternative(dag, &kinds, k, check) } else { None };
             let template = self.limits.map_or(Ok(None), |l| l.template(&k.members))?;
             let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![], template, tuning: None };
-            self.kernel(dag, k, &names[&id].1, (stage, check.machine.f32_products().0), reason);
+            self.kernel(dag, k, &names[&id].1, (stage, check.machine), reason);
         }
         Ok(())
     }
-    fn kernel(
-        &mut self,
-        dag: &Dag,
-        k: &Kernel,
-        name: &str,
-        (stage, precision): (Stage, Precision),
-        mut reason: Reason,
-    ) {
+    fn kernel(&mut self, dag: &Dag, k: &Kernel, name: &str, (stage, machine): (Stage, &Hardware), mut reason: Reason) {
         let b = body(dag, k, name);
         let origin = |&(m, value): &(usize, _)| Origin {
             value,
@@ -156,7 +148,8 @@ impl Emitter<'_> {
             rules: dag.nodes[m].value.rules.iter().map(|r| r.to_string()).collect(),
         };
         reason.origins = b.values.iter().filter(|(m, _)| dag.class[*m] != Class::Generator).map(origin).collect();
-        let split = stage == Stage::Run && k.members.iter().any(|&m| is_f32_product(dag, m));
+        let product = k.members.iter().find(|&&m| is_f32_product(dag, m)).filter(|_| stage == Stage::Run);
+        let precision = product.map_or(Precision::Exact, |&m| machine.f32_product(dag.op(m)).0);
         let planned = Planned {
             name: name.to_string(),
             kind: kind(dag, &k.members),
@@ -168,8 +161,9 @@ impl Emitter<'_> {
                 KernelKind::Fallback => Cost { us: None, ..k.price.cost() },
                 _ => k.price.cost(),
             },
-            precision: if split { precision } else { Precision::Exact },
-            rounding: self.plan.numerics.rounding(),
+            precision,
+            rounding: self.plan.contract.rounding(),
+            batch_invariant: self.plan.contract.batch_invariant,
             reason,
         };
         self.plan.kernels.push(planned);

@@ -4,6 +4,7 @@
 //! families of alternative forms (all values of a kind at once, so that repeated layers change together) are tried, and
 //! every choice is priced by planning it.
 use crate::checker::Checker;
+use crate::cost::Hardware;
 use crate::dag::{Dag, Node, Program, Value};
 use crate::language::{Fact, Term, op};
 use crate::planner::{self, Kernels};
@@ -11,7 +12,7 @@ use crate::rules::Saturated;
 use egg::Id;
 use kiln_graph::ops::Class;
 use kiln_graph::{Op, Type, ValueId};
-use kiln_plan::{Machine, attention::Sizes};
+use kiln_plan::attention::Sizes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
@@ -62,7 +63,7 @@ impl<'a> Extractor<'a> {
     }
 
     /// Time of a form by itself, while kernels are unknown: arithmetic, launches of anchors, and what anchors must store.
-    fn own_seconds(&self, fact: &Fact, t: &Term, m: &Machine) -> f64 {
+    fn own_seconds(&self, fact: &Fact, t: &Term, m: &Hardware) -> f64 {
         let g = &self.s.builder.g;
         // Invariant: a term has the operands of its op, of the ranks that inference asks for.
         let arg = |i: usize| &g[t.args[i]].data.ty;
@@ -91,7 +92,7 @@ impl<'a> Extractor<'a> {
     }
 
     /// Bottom-up by tree cost, as egg's extractor does.
-    fn choose(&self, m: &Machine) -> Choice {
+    fn choose(&self, m: &Hardware) -> Choice {
         let g = &self.s.builder.g;
         let mut best: HashMap<Id, (f64, &Term)> = HashMap::new();
         let ids = g.classes().map(|c| c.id);
@@ -175,7 +176,7 @@ impl<'a> Extractor<'a> {
 
     /// Sets of classes that could take another form together: all that now have op A and could have op B, those of one shape,
     /// and, where parts of several shapes would be read from one value (slices of a joined product), all parts of such values.
-    fn families(&self, choice: &Choice, program: &Program, ids: &[Id], m: &Machine) -> Families {
+    fn families(&self, choice: &Choice, program: &Program, ids: &[Id], m: &Hardware) -> Families {
         let g = &self.s.builder.g;
         let mut out = Families::new();
         let mut wholes: BTreeMap<(String, Id), Families> = BTreeMap::new();
@@ -258,7 +259,7 @@ fn is_recognised(o: &Op) -> bool {
 }
 /// Is this an attention that two products with a softmax between may beat? On a GPU, where there is no program for it or rows of scores
 /// are multiples of 16 bytes, without which products are slower than their price.
-fn may_be_products(o: &Op, args: &[&Type], m: &Machine) -> bool {
+fn may_be_products(o: &Op, args: &[&Type], m: &Hardware) -> bool {
     let (Op::Attention { causal, .. }, [q, k, v, ..]) = (o, args) else { return false };
     let sizes = Sizes::of(q.dtype, [&q.shape, &k.shape, &v.shape], *causal);
     m.gpu && (!sizes.has_program() || (sizes.keys * q.dtype.bytes()).is_multiple_of(16))

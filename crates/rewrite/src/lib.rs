@@ -30,19 +30,19 @@ use dag::{Dag, Program};
 use emit::Fusion;
 use extract::{Best, Extractor};
 use kiln_graph::Graph;
-use kiln_plan::{Machine, Numerics, Plan, Search};
+use kiln_plan::{Contract, Machine, Plan, Search};
 
 /// What the caller allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// How far results may differ from the graph as written.
-    pub numerics: Numerics,
+    /// How results may differ from the graph as written.
+    pub contract: Contract,
     /// `false`: one kernel per op, views aside, as a framework runs it.
     pub fuse: bool,
 }
 impl Default for Options {
     fn default() -> Options {
-        Options { numerics: Numerics::default(), fuse: true }
+        Options { contract: Contract::default(), fuse: true }
     }
 }
 
@@ -95,8 +95,8 @@ pub fn plan_counted(
     options: &Options,
     constraints: &Constraints,
 ) -> Result<(Plan, Work), RewriteError> {
-    let machine = &machine.under(options.numerics);
-    let mut check = Checker::new(machine);
+    let hardware = cost::Hardware { machine, contract: options.contract };
+    let mut check = Checker::new(&hardware);
     let plan = search(g, options, constraints, &mut check)?;
     Ok((plan, check.work))
 }
@@ -107,14 +107,14 @@ fn search(g: &Graph, options: &Options, constraints: &Constraints, check: &mut C
         let dag = Dag::run(&program);
         let kernels = Fusion::Unfused.kernels(&dag, check);
         let how = (Fusion::Unfused, None);
-        let mut plan = emit::emit(g, &program, (&dag, &kernels), how, check, options.numerics)?;
+        let mut plan = emit::emit(g, &program, (&dag, &kernels), how, check)?;
         plan.search = Search { stopped: "not fused".to_string(), ..Search::default() };
         return Ok(plan);
     }
     let (builder, ids) = Builder::import(g);
     let roots: Vec<egg::Id> = g.outputs.iter().map(|o| ids[o.0 as usize]).collect();
     let (before, written) = (builder.g.total_number_of_nodes(), extract::written(&builder));
-    let saturated = rules::saturate(builder, options.numerics);
+    let saturated = rules::saturate(builder, options.contract.rules());
     let mut extractor = Extractor::new(&saturated, &roots, &ids, &written);
     let mut best = extractor.best(check).ok_or(RewriteError::Cycle)?;
     let mut limits = None;
@@ -124,7 +124,7 @@ fn search(g: &Graph, options: &Options, constraints: &Constraints, check: &mut C
     }
     let candidates = check.distinct();
     let how = (Fusion::Fused, limits.as_ref());
-    let mut plan = emit::emit(g, &best.program, (&best.dag, &best.kernels), how, check, options.numerics)?;
+    let mut plan = emit::emit(g, &best.program, (&best.dag, &best.kernels), how, check)?;
     plan.search = Search {
         iterations: saturated.iterations,
         enodes_before: before,

@@ -3,12 +3,13 @@
 //! Walking backward from the outputs, every value gets its access maps (`space`). A reduction fixes the kernel's rows: all
 //! reductions must agree on which atoms choose a row and which run along it. An anchor (matrix product, attention, …) is computed
 //! whole, once. What lowering can do is written here and nowhere else; every refusal has a name.
+use crate::cost::Hardware;
 use crate::cost::{Price, matrix_flops, matrix_seconds};
 use crate::dag::Dag;
 use crate::space::{Atom, Map, Space, Walk, align};
 use kiln_graph::Op;
 use kiln_graph::ops::Class;
-use kiln_plan::{KernelKind, Machine, scan};
+use kiln_plan::{KernelKind, scan};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod anchor;
@@ -122,7 +123,7 @@ struct Rows {
 
 struct Region<'a> {
     dag: &'a Dag,
-    machine: &'a Machine,
+    machine: &'a Hardware<'a>,
     space: Space,
     /// The output whose shape is the iteration space.
     main: usize,
@@ -186,7 +187,7 @@ pub fn kind(dag: &Dag, members: &[usize]) -> KernelKind {
 }
 
 /// Checks one kernel that computes `members` (ascending) and stores `outs`, and prices it.
-pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Machine) -> Result<Price, Reject> {
+pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -> Result<Price, Reject> {
     if members.iter().any(|&v| dag.class[v] == Class::Fallback) {
         return fallback(dag, members, machine);
     }
@@ -228,7 +229,7 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Machine) ->
 }
 
 /// A fallback stands alone with its further results.
-fn fallback(dag: &Dag, members: &[usize], machine: &Machine) -> Result<Price, Reject> {
+fn fallback(dag: &Dag, members: &[usize], machine: &Hardware) -> Result<Price, Reject> {
     let first = members[0];
     let ours = |&v: &usize| v == first || (dag.class[v] == Class::Result && dag.args(v) == [first]);
     if dag.class[first] != Class::Fallback || !members.iter().all(ours) {
@@ -238,7 +239,7 @@ fn fallback(dag: &Dag, members: &[usize], machine: &Machine) -> Result<Price, Re
 }
 
 /// Price of one op that reads its operands and writes its result.
-pub fn alone(dag: &Dag, v: usize, machine: &Machine) -> Price {
+pub fn alone(dag: &Dag, v: usize, machine: &Hardware) -> Price {
     let matrix = matrix_flops(dag, v);
     let price = Price {
         read: dag.args(v).iter().map(|&a| dag.bytes(a)).sum(),

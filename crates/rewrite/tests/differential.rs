@@ -47,7 +47,7 @@ fn cases() {
     for seed in 0..100 {
         let g = random::case(seed, Scale::Small);
         let inputs = random::case_inputs(&g, seed);
-        for options in [Options { numerics: Numerics::Exact, fuse: true }, Options::default()] {
+        for options in [Options { contract: Numerics::Exact.into(), fuse: true }, Options::default()] {
             common::agrees_on(&g, &common::plan_with(&g, options), &inputs);
         }
     }

@@ -212,28 +212,42 @@ fn tf32_only_where_it_is_allowed() {
         "graph g(%x: f32[32,64], %w: f32[64,64], %h: f64[32,64], %v: f64[64,64]) {
         %a = linear %x, %w\n %s = softmax %a axis=1\n %b = linear %h, %v\n return %s, %b\n}",
     );
-    let tf32 = |numerics, machine: &str| {
+    let tf32 = |contract: &str, machine: &str| {
+        let contract: kiln_plan::Contract = contract.parse().expect("a contract");
         let machine = kiln_plan::machines::machine(machine).expect("it is built in");
-        let p = kiln_rewrite::plan(&g, &machine, &Options { numerics, fuse: true }).unwrap_or_else(|e| panic!("{e}"));
+        let p = kiln_rewrite::plan(&g, &machine, &Options { contract, fuse: true }).unwrap_or_else(|e| panic!("{e}"));
         let again: Plan = p.to_string().parse().unwrap();
         assert_eq!(again.to_string(), p.to_string());
         again.kernels.iter().filter_map(|k| k.precision.name()).collect::<Vec<_>>().join(" ")
     };
-    use kiln_plan::Numerics::{Approximates, Exact, Reassociates, Splits};
-    assert_eq!((&tf32(Approximates, "h200")[..], &tf32(Splits, "h200")[..]), ("tf32", "tf32x3"));
-    for (numerics, machine) in [(Exact, "h200"), (Reassociates, "h200"), (Splits, "cpu"), (Approximates, "cpu")] {
-        assert_eq!(tf32(numerics, machine), "");
+    assert_eq!((&tf32("fast", "h200")[..], &tf32("torch+splits", "h200")[..]), ("tf32", "tf32x3"));
+    for (contract, machine) in [("exact", "h200"), ("torch", "h200"), ("torch+splits", "cpu"), ("fast", "cpu")] {
+        assert_eq!(tf32(contract, machine), "");
     }
+}
+/// Convolutions of f32 are in tf32 by PyTorch's defaults, matmuls are not.
+#[test]
+fn convolutions_are_in_tf32_unless_exact() {
+    let g = graph("graph g(%x: f32[2,8,9,9], %w: f32[16,8,3,3]) {\n %y = conv %x, %w padding=[1,1]\n return %y\n}");
+    let precision = |contract: &str, machine: &str| {
+        let machine = kiln_plan::machines::machine(machine).expect("it is built in");
+        let contract: kiln_plan::Contract = contract.parse().expect("a contract");
+        let p = kiln_rewrite::plan(&g, &machine, &Options { contract, fuse: true }).unwrap_or_else(|e| panic!("{e}"));
+        p.kernels[0].precision.name()
+    };
+    assert_eq!(["torch", "fast", "torch+batch_invariant"].map(|c| precision(c, "h200")), [Some("tf32"); 3]);
+    assert_eq!((precision("exact", "h200"), precision("torch", "cpu")), (None, None));
 }
 /// Differences of all pairs, summed as squares, where a plan may approximate: one product with all the rest in its epilogue, and
 /// a small kernel for the squares of each side.
 #[test]
 fn distances_by_products() {
-    use kiln_plan::Numerics::{Approximates, Reassociates};
+    use kiln_plan::Numerics::{Fast, Torch};
     // Where arithmetic decides, as it does for more rows than an interpreter has time for.
     let machine = kiln_plan::Machine { alu: 1e11, ..common::h200() };
-    let planned = |text: &str, numerics| {
-        kiln_rewrite::plan(&graph(text), &machine, &Options { numerics, fuse: true }).unwrap_or_else(|e| panic!("{e}"))
+    let planned = |text: &str, numerics: kiln_plan::Numerics| {
+        let contract = numerics.into();
+        kiln_rewrite::plan(&graph(text), &machine, &Options { contract, fuse: true }).unwrap_or_else(|e| panic!("{e}"))
     };
     let far = "%d = sub %x, %y\n %s = mul %d, %d\n";
     for dtype in ["f32", "bf16", "f16"] {
@@ -247,13 +261,13 @@ fn distances_by_products() {
             ),
         ] {
             let text = format!("graph g{text}");
-            let p = planned(&text, Approximates);
+            let p = planned(&text, Fast);
             agrees(&graph(&text), &p);
             // Half types are widened first.
             let most = if dtype == "f32" { 3 } else { 5 };
             assert!(kinds(&p).contains(&Gemm) && kinds(&p).len() <= most, "{p}");
             assert!(rules(&p).contains(&"distance-by-product"), "{p}");
-            assert_eq!(kinds(&planned(&text, Reassociates)), [Reduction], "{text}");
+            assert_eq!(kinds(&planned(&text, Torch)), [Reduction], "{text}");
         }
     }
 }

@@ -220,7 +220,7 @@ fn residual_blocks() {
 fn small_networks_compute_what_they_should() {
     for g in [bert(2, "f32", [2, 8, 2, 8], 11), llama(1, "f32", [1, 8, 4, 8], 2), resnet(2, 4, 6)] {
         agrees(&g, &plan_with(&g, Options::default()));
-        agrees(&g, &plan_with(&g, Options { numerics: kiln_plan::Numerics::Exact, fuse: true }));
+        agrees(&g, &plan_with(&g, Options { contract: kiln_plan::Numerics::Exact.into(), fuse: true }));
         agrees(&g, &plan_with(&g, Options { fuse: false, ..Options::default() }));
     }
 }

@@ -53,7 +53,7 @@ fn compare(a: &args::Diff) -> Result<kiln::diff::Diff, Error> {
         model: path.into(),
         inputs: a.inputs.clone(),
         input: a.input.clone(),
-        numerics: a.numerics,
+        contract: a.contract,
     };
     let (before, after) = (model(&a.before), model(&a.after));
     let before = plan(&before, a.target, options(&before, a.target.map(target), true)?, true)?;
@@ -69,7 +69,7 @@ fn plan(
     options: CompileOptions,
     unbound: bool,
 ) -> Result<Plan, Error> {
-    let as_compiled = target.is_none() && a.numerics.is_none() && options.fuse && unbound;
+    let as_compiled = target.is_none() && a.contract.is_empty() && options.fuse && unbound;
     match FileKind::of(&a.model)? {
         FileKind::PlanText => stages::read_plan(&a.model),
         FileKind::Artifact if as_compiled => kiln::artifact::plan(&a.model),

@@ -11,8 +11,8 @@ use kiln_graph::{DType, Op, Type, f8, ops::Rounding};
 use std::sync::Arc;
 
 /// One op, its rounding moved as `seed` says.
-pub(super) fn sample(op: &Op, ty: &Type, args: &[&Value], seed: u64) -> Result<Value, String> {
-    let moved: Vec<Value>;
+pub(super) fn sample(op: &Op, ty: &Type, args: &[&Value], (seed, tf32_convs): (u64, bool)) -> Result<Value, String> {
+    let moved_args: Vec<Value>;
     let mut operands = args.to_vec();
     // Operands are summed in an order that is not fixed; a matmul that is an operand need not be rounded before.
     let rounding = op.row().rounding;
@@ -21,10 +21,13 @@ pub(super) fn sample(op: &Op, ty: &Type, args: &[&Value], seed: u64) -> Result<V
             Op::Unary(_) => nudged(&a.data, a.ty.dtype.compute(), by_value(seed + 1)),
             // Probabilities are rounded to the operands' type before they meet the values.
             Op::Attention { .. } => nudged(&a.data, a.ty.dtype, by_place(seed + i as u64)),
+            Op::Conv { .. } if tf32_convs && a.ty.dtype == DType::F32 => {
+                moved(&a.data, 1.0 / 1024.0, |x| x, by_place(seed + i as u64))
+            }
             _ => nudged(&a.data, a.ty.dtype.compute(), by_place(seed + i as u64)),
         };
-        moved = args.iter().enumerate().map(|(i, a)| Value { ty: a.ty.clone(), data: data(i, a) }).collect();
-        operands = moved.iter().collect();
+        moved_args = args.iter().enumerate().map(|(i, a)| Value { ty: a.ty.clone(), data: data(i, a) }).collect();
+        operands = moved_args.iter().collect();
     }
     let mut value = eval(op, ty, &operands, Precision::Native)?;
     if rounding != Rounding::Exact {
@@ -64,6 +67,11 @@ fn nudged(data: &Data, dtype: DType, by: impl Fn(usize, f64) -> f64) -> Data {
         DType::F8e4m3 => f8::round,
         _ => |x| x,
     };
+    moved(data, step, round, by)
+}
+
+/// Floats moved by up to so much of themselves.
+fn moved(data: &Data, step: f64, round: fn(f32) -> f32, by: impl Fn(usize, f64) -> f64) -> Data {
     match data {
         Data::F32(v) => {
             let one = |(i, x): (usize, &f32)| {

@@ -75,7 +75,7 @@ impl Report {
             model: c.graph.name.clone(),
             target: c.options.target.name().into(),
             machine: c.plan.machine.clone(),
-            numerics: c.plan.numerics.name().into(),
+            numerics: c.plan.contract.to_string(),
             nodes: ops(&c.graph).count(),
             kernels: run,
             load_kernels: load,
@@ -299,10 +299,13 @@ fn candidates(c: &Compiled, k: &Kernel) -> Vec<CandidateReport> {
 
 /// The widest class of its arithmetic and of the rules that made it.
 fn class(k: &Kernel) -> Numerics {
+    let conv = k.body.values().any(|v| matches!(k.body.op(v), Op::Conv { .. }));
     let products = match k.precision {
         Precision::Exact => Numerics::Exact,
-        Precision::Tf32x3 => Numerics::Splits,
-        Precision::Tf32 => Numerics::Approximates,
+        // As accurate as f32: another order of summing.
+        Precision::Tf32x3 => Numerics::Torch,
+        Precision::Tf32 if conv => Numerics::Torch,
+        Precision::Tf32 => Numerics::Fast,
     };
     let half = k.body.values().any(|v| k.body.dtype(v).is_float() && k.body.dtype(v).bytes() == 2);
     k.reason.rules.iter().map(|r| rules::numerics(r, half)).fold(products, Numerics::max)

@@ -38,7 +38,7 @@ pub fn wanted(torch: &Torch, case: &Case) -> Result<Vec<Wanted>, String> {
     };
     let own = aten::run(torch, &case.graph, &case.inputs)?;
     let precise = match case.near {
-        Near::Ulps { .. } | Near::BitsInF64 => {
+        Near::Ulps { .. } | Near::Wide { .. } | Near::BitsInF64 => {
             let inputs: Vec<Tensor> = case.inputs.iter().map(wide).collect();
             aten::run(torch, &precise(&case.graph), &inputs)?
         }

@@ -22,6 +22,7 @@ pub fn kernel(kind: KernelKind, body: Graph) -> Kernel {
         cost: Cost::default(),
         precision: kiln_plan::Precision::Exact,
         rounding: kiln_plan::Rounding::AtStores,
+        batch_invariant: false,
         reason: Reason::default(),
     }
 }

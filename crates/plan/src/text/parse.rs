@@ -1,8 +1,8 @@
 //! Text to plan.
 use super::words::{Lines, Parsed, Words};
 use crate::{
-    Alternative, Buffer, BufferKind, Cost, Kernel, KernelKind, Numerics, Origin, Plan, PlanError, Precision, Reason,
-    Rounding, Search, Stage, Stop, Tuning,
+    Alternative, Buffer, BufferKind, Cost, Kernel, KernelKind, Origin, Plan, PlanError, Precision, Reason, Rounding,
+    Search, Stage, Stop, Tuning,
 };
 use kiln_graph::{Graph, ParamId};
 
@@ -28,9 +28,7 @@ fn plan(lines: &mut Lines) -> Parsed<Plan> {
     w.key("machine")?;
     p.machine = w.string()?;
     w.key("numerics")?;
-    let name = w.word()?;
-    let known = Numerics::ALL.into_iter().find(|n| n.name() == name);
-    p.numerics = known.ok_or_else(|| format!("`{name}` is not exact, reassociates or approximates"))?;
+    p.contract = w.word()?.parse()?;
     p.lower_bound_us = w.keyed("lower_bound_us")?;
     w.expect("{")?;
     loop {
@@ -108,7 +106,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
     w.expect("{")?;
     w.end()?;
     let (mut cost, mut precision, mut reason) = (Cost::default(), Precision::Exact, Reason::default());
-    let mut rounding = Rounding::default();
+    let (mut rounding, mut batch_invariant) = (Rounding::default(), false);
     loop {
         let mut w = lines.next()?;
         match w.word()? {
@@ -126,6 +124,7 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
                 let known = [Precision::Tf32x3, Precision::Tf32].into_iter().find(|p| p.name() == Some(name));
                 precision = known.ok_or_else(|| format!("`{name}` is not tf32x3 or tf32"))?;
             }
+            "batch_invariant" => batch_invariant = true,
             "rounding" => {
                 w.expect("per-op")?;
                 rounding = Rounding::PerOp;
@@ -149,11 +148,23 @@ fn parse_kernel(w: &mut Words, lines: &mut Lines) -> Parsed<Kernel> {
             "graph" => {
                 let body = body(lines)?;
                 lines.next()?.expect("}")?;
-                return Ok(Kernel { name, kind, stage, body, inputs, outputs, cost, precision, rounding, reason });
+                return Ok(Kernel {
+                    name,
+                    kind,
+                    stage,
+                    body,
+                    inputs,
+                    outputs,
+                    cost,
+                    precision,
+                    rounding,
+                    batch_invariant,
+                    reason,
+                });
             }
             other => {
                 return Err(format!(
-                    "`{other}` is not cost, precision, rounding, rules, template, tuned, not_tuned, alternative, stop, values, made or graph"
+                    "`{other}` is not cost, precision, rounding, batch_invariant, rules, template, tuned, not_tuned, alternative, stop, values, made or graph"
                 ));
             }
         }

@@ -13,7 +13,7 @@ fn list(ids: &[BufferId]) -> String {
 pub fn print(p: &Plan) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail; the results are dropped throughout.
-    let (name, machine, numerics) = (quoted(&p.name), quoted(&p.machine), p.numerics.name());
+    let (name, machine, numerics) = (quoted(&p.name), quoted(&p.machine), p.contract);
     let _ = writeln!(out, "plan {name} machine={machine} numerics={numerics} lower_bound_us={} {{", p.lower_bound_us);
     let s = &p.search;
     let _ = writeln!(
@@ -56,6 +56,9 @@ fn kernel(out: &mut String, k: &Kernel) {
         c.other_flops,
         c.us.map_or("unknown".to_string(), |us| us.to_string())
     );
+    if k.batch_invariant {
+        let _ = writeln!(out, "    batch_invariant");
+    }
     if let Some(precision) = k.precision.name() {
         let _ = writeln!(out, "    precision {precision}");
     }

@@ -122,7 +122,7 @@ impl Region<'_> {
         let rows = if *dag.op(anchor) == Op::Dot { lead.last().copied().unwrap_or(1) } else { lead.iter().product() };
         // Where the sums of a stage start from zero, a second set of them takes half of a tile's columns.
         let half = 2 * columns.min(self.space.extent(&along) as usize) <= m.tile;
-        let tensor_cores = match (operands(dag, anchor), m.f32_products().0) {
+        let tensor_cores = match (operands(dag, anchor), m.f32_product(dag.op(anchor)).0) {
             (DType::Bf16 | DType::F16, _) => true,
             (DType::F8e4m3, _) => half,
             (_, Precision::Tf32) => is_f32_product(dag, anchor),

@@ -14,8 +14,8 @@ fn named(b: &mut Builder, m: &Bindings, f: UnaryOp) -> Option<Id> {
 pub const RULES: &[Rule] = &[
     Rule {
         name: "silu",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &["(mul ?x (sigmoid ?x))"],
         when: &[],
         right: |b, m| named(b, m, UnaryOp::Silu),
@@ -24,8 +24,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "sigmoid",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &["(div 1 (add 1 (exp (neg ?x))))", "(reciprocal (add 1 (exp (neg ?x))))"],
         when: &[],
         right: |b, m| named(b, m, UnaryOp::Sigmoid),
@@ -34,8 +34,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "gelu-erf",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &[
             "(mul (mul ?x 0.5) (add 1 (erf (mul ?x 0.7071067811865476))))",
             "(mul ?x (mul 0.5 (add 1 (erf (mul ?x 0.7071067811865476)))))",
@@ -53,8 +53,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "gelu-tanh",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &[
             "(mul (mul ?x 0.5) (add 1 (tanh (mul 0.7978845608028654 (add ?x (mul 0.044715 (pow ?x 3)))))))",
             "(mul ?x (mul 0.5 (add 1 (tanh (mul 0.7978845608028654 (add ?x (mul 0.044715 (pow ?x 3))))))))",

@@ -77,8 +77,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "divide-by-constant",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &["(div ?x ?c)"],
         when: &[Scalar("c")],
         right: |b, m| by_reciprocal(b, m, false),
@@ -87,8 +87,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "merge-factors",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &["(mul (mul ?x ?c) ?d)"],
         when: &[Scalar("c"), Scalar("d")],
         right: merged,
@@ -112,8 +112,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "reciprocal-root",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &["(div 1 (sqrt ?x))", "(reciprocal (sqrt ?x))", "(pow ?x -0.5)"],
         when: &[],
         right: |b, m| b.unary(UnaryOp::Rsqrt, m.var("x")?),
@@ -122,8 +122,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "divide-by-root",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &["(div ?x (sqrt ?y))"],
         when: &[],
         right: |b, m| {

@@ -130,8 +130,8 @@ fn shared_heads(b: &mut Builder, m: &Bindings) -> Option<Id> {
 pub const RULES: &[Rule] = &[
     Rule {
         name: "attention",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &["(dot (softmax:f ?s) ?v)"],
         when: &[],
         right: attention,

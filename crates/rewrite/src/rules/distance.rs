@@ -62,8 +62,8 @@ fn products(b: &mut Builder, x: Id, y: Id, p: &Pairs) -> Option<Id> {
 
 pub const RULES: &[Rule] = &[Rule {
     name: "distance-by-product",
-    numerics: Approximates,
-    half: Approximates,
+    numerics: Fast,
+    half: Fast,
     left: &["(reduce.sum:r (mul (sub ?x ?y) (sub ?x ?y)))"],
     when: &[],
     right: by_product,

@@ -85,7 +85,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "chosen-log-softmax",
         numerics: Exact,
-        half: Reassociates,
+        half: Torch,
         left: &["(gather:g (log_softmax:s ?x) ?i)"],
         when: &[],
         right: chosen_logs,
@@ -95,7 +95,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "softmax",
         numerics: Exact,
-        half: Reassociates,
+        half: Torch,
         left: &[
             "(div (exp (sub ?x (reduce.max:a ?x))) (reduce.sum:a (exp (sub ?x (reduce.max:a ?x)))))",
             "(mul (exp (sub ?x (reduce.max:a ?x))) (reciprocal (reduce.sum:a (exp (sub ?x (reduce.max:a ?x))))))",
@@ -112,7 +112,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "log-softmax",
         numerics: Exact,
-        half: Reassociates,
+        half: Torch,
         left: &["(sub (sub ?x (reduce.max:a ?x)) (log (reduce.sum:a (exp (sub ?x (reduce.max:a ?x))))))"],
         when: &[],
         right: |b, m| row(b, m, |axis| Op::LogSoftmax { axis }),
@@ -125,8 +125,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "log-softmax-of-sum",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &["(sub ?x (add (reduce.max:a ?x) (log (reduce.sum:a (exp (sub ?x (reduce.max:a ?x)))))))"],
         when: &[],
         right: |b, m| row(b, m, |axis| Op::LogSoftmax { axis }),
@@ -140,7 +140,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "layer-norm",
         numerics: Exact,
-        half: Reassociates,
+        half: Torch,
         left: &[
             "(div (sub ?x (reduce.mean:a ?x)) (sqrt (add ?e (reduce.mean:a (mul (sub ?x (reduce.mean:a ?x)) (sub ?x (reduce.mean:a ?x)))))))",
             "(mul (sub ?x (reduce.mean:a ?x)) (rsqrt (add ?e (reduce.mean:a (mul (sub ?x (reduce.mean:a ?x)) (sub ?x (reduce.mean:a ?x)))))))",
@@ -157,7 +157,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "affine-layer-norm",
         numerics: Exact,
-        half: Reassociates,
+        half: Torch,
         left: &["(add (mul (layer_norm:n ?x) ?g) ?c)"],
         when: &[],
         right: affine,
@@ -169,7 +169,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "rms-norm",
         numerics: Exact,
-        half: Reassociates,
+        half: Torch,
         left: &[
             "(mul ?g (mul ?x (rsqrt (add ?e (reduce.mean:a (mul ?x ?x))))))",
             "(mul ?g (div ?x (sqrt (add ?e (reduce.mean:a (mul ?x ?x))))))",

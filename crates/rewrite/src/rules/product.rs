@@ -75,7 +75,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "bias",
         numerics: Exact,
-        half: Reassociates,
+        half: Torch,
         left: &["(add (linear ?x ?w) ?c)"],
         when: &[Frozen("c"), Rank("c", 1)],
         right: |b, m| b.add(Op::Linear, &[m.var("x")?, m.var("w")?, m.var("c")?]),
@@ -86,8 +86,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "factor-through-product",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &["(dot (mul ?x ?c) ?y)", "(dot ?x (mul ?y ?c))"],
         when: &[Scalar("c")],
         right: factor_outside,
@@ -96,8 +96,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "batch-norm-as-scale",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &["(batch_norm:n ?x ?g ?c ?m ?s)"],
         when: &[Frozen("g"), Frozen("c"), Frozen("m"), Frozen("s")],
         right: scale_and_shift,
@@ -108,8 +108,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "batch-norm-into-convolution",
-        numerics: Reassociates,
-        half: Reassociates,
+        numerics: Torch,
+        half: Torch,
         left: &["(batch_norm:n (conv:k ?x ?w) ?g ?c ?m ?s)", "(batch_norm:n (conv:k ?x ?w ?b) ?g ?c ?m ?s)"],
         when: &[Frozen("w"), Frozen("g"), Frozen("c"), Frozen("m"), Frozen("s")],
         right: into_convolution,

@@ -62,8 +62,8 @@ fn row_axes(b: &Builder, x: Id) -> Option<Vec<usize>> {
 
 pub const RULES: &[Rule] = &[Rule {
     name: "reduce-by-rows",
-    numerics: Reassociates,
-    half: Reassociates,
+    numerics: Torch,
+    half: Torch,
     left: &["(reduce.sum:s ?x)", "(reduce.mean:s ?x)", "(reduce.max:s ?x)", "(reduce.min:s ?x)"],
     when: &[],
     right: by_rows,

@@ -23,7 +23,7 @@ pub fn fused(text: &str) -> Plan {
     plan_with(&graph(text), Options::default())
 }
 pub fn exact(text: &str) -> Plan {
-    plan_with(&graph(text), Options { numerics: Numerics::Exact, fuse: true })
+    plan_with(&graph(text), Options { contract: Numerics::Exact.into(), fuse: true })
 }
 pub fn unfused(text: &str) -> Plan {
     plan_with(&graph(text), Options { fuse: false, ..Options::default() })
@@ -129,7 +129,7 @@ pub fn agrees_on(g: &Graph, p: &Plan, inputs: &[Tensor]) {
 pub fn differential(g: &Graph) {
     for options in [
         Options { fuse: false, ..Options::default() },
-        Options { numerics: Numerics::Exact, fuse: true },
+        Options { contract: Numerics::Exact.into(), fuse: true },
         Options::default(),
     ] {
         agrees(g, &plan_with(g, options));
