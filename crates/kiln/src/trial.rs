@@ -5,6 +5,7 @@
 //! those runs disagree on what is NaN, infinite or an integer, rounding decides, and any result will do.
 pub mod aten;
 pub mod chains;
+pub mod invariance;
 pub mod near;
 pub mod ops;
 pub mod pack;

@@ -5,5 +5,6 @@ mod decisions;
 mod exact;
 mod host_rows;
 mod indices;
+mod invariance;
 mod ops;
 mod random;

@@ -36,7 +36,18 @@ pub fn candidates(kernel: &Kernel, target: Target, prices: Prices) -> Vec<Candid
 fn body(kernel: &Kernel, target: Target, prices: Prices) -> Body<'_> {
     let (name, graph) = (kernel.name.as_str(), &kernel.body);
     let (precision, rounding) = (kernel.precision, kernel.rounding);
-    Body { name, graph, product: None, twin: None, target, precision, rounding, template: None, prices }
+    Body {
+        name,
+        graph,
+        product: None,
+        twin: None,
+        target,
+        precision,
+        rounding,
+        batch_invariant: kernel.batch_invariant,
+        template: None,
+        prices,
+    }
 }
 
 /// Whether an open choice falls on the GPU's library.

@@ -111,6 +111,7 @@ impl<'a> Host<'a> {
     pub fn gemm(&mut self, dtype: DType, c_dtype: DType, shape: &[usize], k: usize, [a, b, c]: [Matrix; 3]) {
         let (batch, mn) = shape.split_at(shape.len() - 2);
         let call = GemmCall {
+            batch_invariant: self.of.batch_invariant,
             dtype,
             c_dtype,
             tf32: false,

@@ -138,6 +138,7 @@ fn own(kernel: &Kernel, target: Target, prices: Prices) -> Result<Steps<kiln_blo
         target,
         precision: kernel.precision,
         rounding: kernel.rounding,
+        batch_invariant: kernel.batch_invariant,
         template: kernel.reason.template,
         prices,
     };

@@ -45,6 +45,8 @@ pub struct Body<'a> {
     /// What f32 products are made of.
     pub precision: Precision,
     pub rounding: Rounding,
+    /// Sums are made in an order that does not depend on how many rows there are.
+    pub batch_invariant: bool,
     /// What a constraint asks for.
     pub template: Option<Template>,
     pub prices: Prices,

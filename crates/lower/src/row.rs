@@ -210,6 +210,7 @@ mod tests {
             twin: None,
             target: Target::Host,
             precision: Precision::Exact,
+            batch_invariant: false,
             rounding: Rounding::AtStores,
             template: None,
             prices: Prices::default(),

@@ -54,6 +54,9 @@ pub struct GemmCall {
     /// Operands in f32 may be taken as tf32.
     #[serde(default)]
     pub tf32: bool,
+    /// Sums are made in an order that does not depend on m, n and the batch.
+    #[serde(default)]
+    pub batch_invariant: bool,
     pub m: usize,
     pub n: usize,
     pub k: usize,

@@ -159,6 +159,7 @@ fn scratch_and_matrix_products() {
     let m =
         |slot, rows, cols| Matrix { slot, offset: 0, rows: axes([rows]), cols: axes([cols]), batch_strides: vec![] };
     let g = GemmCall {
+        batch_invariant: false,
         dtype: DType::F32,
         c_dtype: DType::F32,
         tf32: false,
@@ -204,6 +205,7 @@ fn product(a: Slot, b: Slot, c: Slot) -> Work<Code> {
     let dtype = DType::F32;
     let (a, b, c) = (m(a, (10, 100), (100, 1)), m(b, (100, 10), (10, 1)), m(c, (10, 100), (10, 1)));
     Work::Gemm(GemmCall {
+        batch_invariant: false,
         dtype,
         c_dtype: dtype,
         tf32: false,

@@ -12,7 +12,7 @@ mod trig;
 
 use super::text::{Name, float, literal, reg, vector};
 use super::{Emit, Res};
-use kiln_block::{BinaryOp, Elem, UnaryOp};
+use kiln_block::{Arithmetic, BinaryOp, Elem, UnaryOp};
 use log::Base;
 
 /// A function of the C library: its name for f32 and for f64.
@@ -151,7 +151,8 @@ struct F32<'e, 'k> {
 impl F32<'_, '_> {
     /// The function of one or two arguments that `body` writes, as an internal function of this width; for one lane the library's.
     fn outlined(&mut self, symbol: &'static str, args: &[&Name], body: impl FnOnce(&mut F32, &[Name]) -> Name) -> Name {
-        if self.n == 1 {
+        // Under IEEE arithmetic an element has the same bits wherever it lies, so the last few take the vectors' way.
+        if self.n == 1 && self.e.kernel.arithmetic != Arithmetic::Ieee {
             return library(self.e, self.d, symbol, "float", args, 1);
         }
         let (t, name) = (self.t(), format!("lanes.{symbol}.{}", self.n));
@@ -170,16 +171,20 @@ impl F32<'_, '_> {
         let list: Vec<(&str, &str)> = args.iter().map(|a| (t.as_str(), &***a)).collect();
         self.e.text.call(self.d, &t, &name, &list)
     }
-    /// `fast`, unless a lane of `far` is set: then the library's function on every lane. In outlined functions only.
+    /// `fast`, but the library's function in lanes where `far` is set. In outlined functions only.
     fn unless(&mut self, far: &Name, fast: Name, symbol: &'static str, args: &[&Name]) -> Name {
         let (t, c, n) = (self.t(), vector("i1", self.n), self.n);
-        let any = self.e.text.call(self.d, "i1", &format!("llvm.vector.reduce.or.v{n}i1"), &[(&c, far)]);
+        let any = match n {
+            1 => far.clone(),
+            _ => self.e.text.call(self.d, "i1", &format!("llvm.vector.reduce.or.v{n}i1"), &[(&c, far)]),
+        };
         let l = self.e.text.label();
         self.e.text.line(self.d, format!("br label %{l}.test"));
         self.e.text.mark(&format!("{l}.test"));
         self.e.text.line(self.d, format!("br i1 {any}, label %{l}.far, label %{l}.done"));
         self.e.text.mark(&format!("{l}.far"));
         let slow = library(self.e, self.d, symbol, "float", args, n);
+        let slow = self.select(far, &slow, &fast);
         self.e.text.line(self.d, format!("br label %{l}.done"));
         self.e.text.mark(&format!("{l}.done"));
         self.e.text.emit(self.d, format!("phi {t} [ {fast}, %{l}.test ], [ {slow}, %{l}.far ]"))

@@ -47,8 +47,6 @@ pub trait Real:
     fn round(self) -> Self;
     fn trunc(self) -> Self;
 
-    fn lgamma(self) -> Self;
-
     /// NaN if either is.
     fn max_nan(self, o: Self) -> Self {
         if self.nan() || self > o { self } else { o }
@@ -60,7 +58,7 @@ pub trait Real:
 
 macro_rules! real {
     ($t:ident: $exp:ident $exp2:ident $expm1:ident $ln:ident $log2:ident $log10:ident $log1p:ident $sin:ident $cos:ident $tan:ident
-     $asin:ident $acos:ident $atan:ident $sinh:ident $cosh:ident $tanh:ident $erf:ident $pow:ident $atan2:ident $lgamma:ident) => {
+     $asin:ident $acos:ident $atan:ident $sinh:ident $cosh:ident $tanh:ident $erf:ident $pow:ident $atan2:ident) => {
         impl Real for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
@@ -145,9 +143,6 @@ macro_rules! real {
             fn cosh(self) -> $t {
                 libm::$cosh(self)
             }
-            fn lgamma(self) -> $t {
-                libm::$lgamma(self)
-            }
             fn ceil(self) -> $t {
                 <$t>::ceil(self)
             }
@@ -160,5 +155,5 @@ macro_rules! real {
         }
     };
 }
-real!(f32: expf exp2f expm1f logf log2f log10f log1pf sinf cosf tanf asinf acosf atanf sinhf coshf tanhf erff powf atan2f lgammaf);
-real!(f64: exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf pow atan2 lgamma);
+real!(f32: expf exp2f expm1f logf log2f log10f log1pf sinf cosf tanf asinf acosf atanf sinhf coshf tanhf erff powf atan2f);
+real!(f64: exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf pow atan2);

@@ -203,7 +203,7 @@ functions! { 43:
         |x| R::of(special::reference::erfinv(x.wide()));
     /// The logarithm of the absolute value of the gamma function.
     Lgamma => float("lgamma").weight(130.).torch(&["lgamma", "special_gammaln"]).formula(special::lgamma).wide(),
-        |x| x.lgamma();
+        |x| R::of(libm::lgamma(x.wide()));
     /// The derivative of `Lgamma`.
     Digamma => float("digamma").weight(110.).torch(&["digamma", "special_digamma", "special_psi"]).formula(special::digamma).wide(),
         |x| R::of(special::reference::digamma(x.wide()));

@@ -132,7 +132,7 @@ const ROWS: &[Row] = &[
     row("lgamma", &[Special], WIDE, ONE),
     row("lgamma", &[Spread], WIDE, ONE),
     row("digamma", &[OffPoles], WIDE, ONE),
-    row("digamma", &[Spread], WIDE, ONE),
+    row("digamma", &[Positive], WIDE, ONE),
     pairs("add"),
     pairs("sub"),
     pairs("mul"),

@@ -61,6 +61,7 @@ mod tests {
         let c = matrix(Slot::Output(0), 0, 3);
         let (dtype, c_dtype, tf32, batch, workspace) = (DType::F32, DType::F32, false, vec![], None);
         let g = GemmCall {
+            batch_invariant: false,
             dtype,
             c_dtype,
             tf32,

@@ -122,7 +122,7 @@ unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(
         if level == Level::Amx && g.dtype == DType::Bf16 {
             return amx::run(p, batches, job);
         }
-        match vector::fits(&job(0)) {
+        match !g.batch_invariant && vector::fits(&job(0)) {
             true => vector::run(p, batches, job),
             false => block::run(p, batches, job),
         }

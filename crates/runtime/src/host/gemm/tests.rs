@@ -86,6 +86,7 @@ impl Case {
         let (dtype, c_dtype) = self.dtypes;
         (
             GemmCall {
+                batch_invariant: false,
                 dtype,
                 c_dtype,
                 tf32: false,

@@ -1,0 +1,22 @@
+//! Batch-invariant plans: on the host, rows of 1, 2, 8, 64 and 512 have the same bytes.
+use kiln::{Contract, Numerics, Target, trial::invariance};
+use kiln_runtime::{Device, HostDevice};
+
+fn host() -> Device {
+    Device::Host(HostDevice::new(2).expect("threads"))
+}
+
+#[test]
+fn a_rows_bytes_do_not_depend_on_the_batch() {
+    for numerics in [Numerics::Torch, Numerics::Exact] {
+        let contract = Contract { batch_invariant: true, ..numerics.into() };
+        invariance::check(&host(), Target::Cpu, contract, &invariance::BATCHES).unwrap_or_else(|e| panic!("{e}"));
+    }
+}
+
+/// The check finds what it looks for: plans that are not invariant differ.
+#[test]
+fn other_plans_differ() {
+    let found = invariance::check(&host(), Target::Cpu, Contract::default(), &[1, 8, 64]);
+    assert!(found.is_err_and(|e| e.contains("is another in")));
+}
