@@ -7,3 +7,4 @@ mod host_rows;
 mod indices;
 mod ops;
 mod random;
+mod targets;

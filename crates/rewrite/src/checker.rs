@@ -5,7 +5,7 @@ use crate::cost::Price;
 use crate::dag::Dag;
 use crate::region::{MAX_MEMBERS, Reject, check};
 use kiln_graph::{Op, Type};
-use kiln_plan::Machine;
+use kiln_machine::Machine;
 use rustc_hash::FxHashMap;
 use std::hash::{DefaultHasher, Hasher};
 

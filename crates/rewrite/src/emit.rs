@@ -3,7 +3,7 @@ use crate::RewriteError;
 use crate::body::body;
 use crate::checker::Checker;
 use crate::class::Class;
-use crate::cost::{is_f32_product, lower_bound, microseconds};
+use crate::cost::{f32_products, is_f32_product, lower_bound, microseconds};
 use crate::dag::{Dag, Program};
 use crate::names::Names;
 use crate::planner::{self, Apart, Kernel, Kernels, Limits, best_cut, boundaries};
@@ -137,7 +137,7 @@ impl Emitter<'_> {
             let alternative = if fused { alternative(dag, &kinds, k, check) } else { None };
             let template = self.limits.map_or(Ok(None), |l| l.template(&k.members))?;
             let reason = Reason { rules: rules(dag, k), alternative, stops, origins: vec![], template, tuning: None };
-            self.kernel(dag, k, &names[&id].1, (stage, check.machine.f32_products().0), reason);
+            self.kernel(dag, k, &names[&id].1, (stage, f32_products(check.machine).0), reason);
         }
         Ok(())
     }

@@ -31,7 +31,8 @@ use dag::{Dag, Program};
 use emit::Fusion;
 use extract::{Best, Extractor};
 use kiln_graph::Graph;
-use kiln_plan::{Machine, Numerics, Plan, Search};
+use kiln_machine::Machine;
+use kiln_plan::{Numerics, Plan, Search};
 
 /// What the caller allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,7 +97,7 @@ pub fn plan_counted(
     options: &Options,
     constraints: &Constraints,
 ) -> Result<(Plan, Work), RewriteError> {
-    let machine = &machine.under(options.numerics);
+    let machine = &cost::under(machine, options.numerics);
     let mut check = Checker::new(machine);
     let plan = search(g, options, constraints, &mut check)?;
     Ok((plan, check.work))

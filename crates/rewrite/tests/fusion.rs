@@ -176,8 +176,8 @@ fn pairs_of_products_on_machines_that_have_them() {
         ))
     };
     let kernels = |g: &kiln_graph::Graph, machine: &str| {
-        let machine = kiln_plan::machines::machine(machine).expect("it is built in");
-        let p = kiln_rewrite::plan(g, &machine, &Options::default()).unwrap_or_else(|e| panic!("{e}"));
+        let machine = kiln_machine::machine(machine).expect("it is built in");
+        let p = kiln_rewrite::plan(g, machine, &Options::default()).unwrap_or_else(|e| panic!("{e}"));
         agrees(g, &p);
         p.kernels.len()
     };
@@ -213,8 +213,8 @@ fn tf32_only_where_it_is_allowed() {
         %a = linear %x, %w\n %s = softmax %a axis=1\n %b = linear %h, %v\n return %s, %b\n}",
     );
     let tf32 = |numerics, machine: &str| {
-        let machine = kiln_plan::machines::machine(machine).expect("it is built in");
-        let p = kiln_rewrite::plan(&g, &machine, &Options { numerics, fuse: true }).unwrap_or_else(|e| panic!("{e}"));
+        let machine = kiln_machine::machine(machine).expect("it is built in");
+        let p = kiln_rewrite::plan(&g, machine, &Options { numerics, fuse: true }).unwrap_or_else(|e| panic!("{e}"));
         let again: Plan = p.to_string().parse().unwrap();
         assert_eq!(again.to_string(), p.to_string());
         again.kernels.iter().filter_map(|k| k.precision.name()).collect::<Vec<_>>().join(" ")
@@ -231,7 +231,8 @@ fn tf32_only_where_it_is_allowed() {
 fn distances_by_products() {
     use kiln_plan::Numerics::{Approximates, Reassociates};
     // Where arithmetic decides, as it does for more rows than an interpreter has time for.
-    let machine = kiln_plan::Machine { alu: 1e11, ..common::h200() };
+    let mut machine = common::h200();
+    machine.rates.alu = 1e11;
     let planned = |text: &str, numerics| {
         kiln_rewrite::plan(&graph(text), &machine, &Options { numerics, fuse: true }).unwrap_or_else(|e| panic!("{e}"))
     };
