@@ -12,6 +12,7 @@ mod numbers;
 pub mod warpgroup;
 
 use crate::{BlockError, Kernel, Op, verify::verify};
+use kiln_machine::Machine;
 
 /// A pass with its name.
 pub type Pass = (&'static str, fn(&mut Kernel));
@@ -20,22 +21,20 @@ pub type Pass = (&'static str, fn(&mut Kernel));
 pub const PASSES: &[Pass] =
     &[("fold", fold::run), ("cse", cse::run), ("licm", licm::run), ("dce", dce::run), ("layout", assign_layouts)];
 
-/// A pass that some programs do not fit.
-pub type Step = (&'static str, fn(&Kernel) -> Result<Kernel, warpgroup::Refusal>);
+/// A pass for a machine, that some programs do not fit.
+pub type Step = (&'static str, fn(&Kernel, &Machine) -> Result<Kernel, warpgroup::Refusal>);
 
 /// The passes toward warpgroups, in their order; `warpgroups` is all of them. `ahead` is for rows.
 pub const STEPS: &[Step] = &[
-    ("tensor_maps", warpgroup::maps::run),
-    ("persistent", |k| {
-        warpgroup::persistent::run(
-            k,
-            warpgroup::Launch { cluster: 1, ..warpgroup::Launch::of(k, warpgroup::PROCESSORS) },
-        )
+    ("tensor_maps", |k, _| warpgroup::maps::run(k)),
+    ("persistent", |k, m| {
+        let launch = warpgroup::Launch::of(k, m.units.multiprocessors);
+        warpgroup::persistent::run(k, warpgroup::Launch { cluster: 1, ..launch })
     }),
-    ("clusters", |k| warpgroup::persistent::run(k, warpgroup::Launch::of(k, warpgroup::PROCESSORS))),
-    ("roles", |k| warpgroup::roles::run(k, None)),
+    ("clusters", |k, m| warpgroup::persistent::run(k, warpgroup::Launch::of(k, m.units.multiprocessors))),
+    ("roles", |k, m| warpgroup::roles::run(k, None, m)),
     ("warpgroups", warpgroup::run),
-    ("ahead", |k| ahead::run(k, ahead::clusters(k.warps / ahead::WARPS))),
+    ("ahead", |k, m| ahead::run(k, m.limits.clusters_of(k.warps / ahead::WARPS))),
 ];
 
 /// The passes that every program goes through.
@@ -51,15 +50,20 @@ pub fn known() -> impl Iterator<Item = &'static str> {
 }
 
 /// Runs passes by name, in the order given, on a verified kernel, which is verified again after each; values are numbered anew at
-/// the end.
-pub fn run(names: &[&str], kernel: &mut Kernel) -> Result<(), BlockError> {
+/// the end. The machine is for [`STEPS`].
+pub fn run(names: &[&str], kernel: &mut Kernel, machine: &Machine) -> Result<(), BlockError> {
+    run_with(names, kernel, Some(machine))
+}
+
+/// Without a machine, [`PASSES`] alone.
+fn run_with(names: &[&str], kernel: &mut Kernel, machine: Option<&Machine>) -> Result<(), BlockError> {
     for name in names {
         let title = kernel.name.clone();
         let wrong = |what: String| BlockError::Kernel { kernel: title, what };
         if let Some((_, pass)) = PASSES.iter().find(|p| p.0 == *name) {
             pass(kernel);
-        } else if let Some((_, step)) = STEPS.iter().find(|p| p.0 == *name) {
-            *kernel = step(kernel).map_err(|why| wrong(format!("pass `{name}` does not apply: {why}")))?;
+        } else if let Some(((_, step), machine)) = STEPS.iter().find(|p| p.0 == *name).zip(machine) {
+            *kernel = step(kernel, machine).map_err(|why| wrong(format!("pass `{name}` does not apply: {why}")))?;
         } else {
             return Err(wrong(format!("there is no pass `{name}`; known: {}", known().collect::<Vec<_>>().join(", "))));
         }
@@ -74,7 +78,7 @@ pub fn run(names: &[&str], kernel: &mut Kernel) -> Result<(), BlockError> {
 
 /// [`CANONICAL`], on a verified kernel.
 pub fn canonicalise(kernel: &mut Kernel) -> Result<(), BlockError> {
-    run(CANONICAL, kernel)
+    run_with(CANONICAL, kernel, None)
 }
 
 /// The result follows from the operands alone, on any operands.

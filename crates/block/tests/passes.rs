@@ -3,13 +3,14 @@ use kiln_block::{
     passes,
     text::{parse, print},
 };
+use kiln_machine::Arch;
 
 /// The body after passes; `%x` is read-only.
 fn after(names: &[&str], lines: &str) -> String {
     let source = format!("kernel @k(%x: ptr<f32> readonly, %y: ptr<f32>) grid [4, 1, 1] warps 4 {{\n{lines}\n}}");
     let mut k = parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"));
     kiln_block::verify::verify(&k).unwrap_or_else(|e| panic!("{e}\n{source}"));
-    passes::run(names, &mut k).unwrap_or_else(|e| panic!("{e}\n{source}"));
+    passes::run(names, &mut k, Arch::Sm90a.machine()).unwrap_or_else(|e| panic!("{e}\n{source}"));
     let text = print(&k);
     text.lines().skip(1).filter(|l| *l != "}").map(|l| format!("{l}\n")).collect()
 }
@@ -97,9 +98,9 @@ fn invariants_leave_loops_and_unused_values_go() {
 fn layouts_come_last() {
     let mut k = parse(include_str!("kernels/matmul.block")).unwrap();
     let all: Vec<&str> = passes::PASSES.iter().map(|p| p.0).collect();
-    passes::run(&all, &mut k).unwrap();
+    passes::run(&all, &mut k, Arch::Sm90a.machine()).unwrap();
     let text = print(&k);
     assert!(text.contains("layout(registers"), "{text}");
     assert!(parse(&text).as_ref() == Ok(&k), "{text}");
-    assert!(passes::run(&["frob"], &mut k).unwrap_err().to_string().contains("known: fold"));
+    assert!(passes::run(&["frob"], &mut k, Arch::Sm90a.machine()).unwrap_err().to_string().contains("known: fold"));
 }

@@ -4,6 +4,7 @@ use kiln_block::{
     text::{parse, print},
     verify::verify,
 };
+use kiln_machine::Arch;
 
 const POINTERS: &str = include_str!("../../../benches/ladder/pointers.block");
 const DESCRIPTORS: &str = include_str!("../../../benches/ladder/descriptors.block");
@@ -11,7 +12,7 @@ const DESCRIPTORS: &str = include_str!("../../../benches/ladder/descriptors.bloc
 fn after(names: &[&str], source: &str) -> Result<Kernel, String> {
     let mut k = parse(source).unwrap_or_else(|e| panic!("{e}\n{source}"));
     verify(&k).unwrap_or_else(|e| panic!("{e}\n{source}"));
-    passes::run(names, &mut k).map_err(|e| e.to_string())?;
+    passes::run(names, &mut k, Arch::Sm90a.machine()).map_err(|e| e.to_string())?;
     verify(&k).unwrap_or_else(|e| panic!("{e}\n{}", print(&k)));
     passes::canonicalise(&mut k).map_err(|e| e.to_string())?;
     assert_eq!(parse(&print(&k)), Ok(k.clone()));

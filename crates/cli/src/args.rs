@@ -1,5 +1,9 @@
 //! The command line, as scripts rely on it.
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{
+    Args, Parser, Subcommand, ValueEnum,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use kiln::Target;
 use std::path::PathBuf;
 
 /// Compiles exported PyTorch graphs to fused kernels, runs, explains and times them.
@@ -104,14 +108,9 @@ pub enum Numerics {
     Fast,
 }
 
-#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TargetName {
-    #[default]
-    Cpu,
-    #[value(name = "sm_80")]
-    Sm80,
-    #[value(name = "sm_90a")]
-    Sm90a,
+/// Names of targets, which help and completions list.
+fn targets() -> impl TypedValueParser<Value = Target> {
+    PossibleValuesParser::new(Target::ALL.map(Target::name)).try_map(|name| name.parse())
 }
 
 #[derive(Args, Debug)]
@@ -133,7 +132,8 @@ pub struct ConstraintArgs {
     /// Measurements to take templates of matrix products from, as `kiln tune` wrote them.
     #[arg(long, value_name = "STORE")]
     pub tuned: Option<PathBuf>,
-    /// The machine description that prices the plan, as `kiln doctor --calibrate` wrote it, instead of the target's own.
+    /// The description of the machine to plan for, as `kiln doctor --calibrate` wrote it, or the name of one that comes with Kiln
+    /// (h100, l40s, …), instead of the target's own.
     #[arg(long, value_name = "FILE")]
     pub machine: Option<PathBuf>,
 }
@@ -168,8 +168,8 @@ pub struct Compile {
     pub model: ModelArgs,
     #[command(flatten)]
     pub constraints: ConstraintArgs,
-    #[arg(long, value_enum, default_value_t)]
-    pub target: TargetName,
+    #[arg(long, value_parser = targets(), default_value_t)]
+    pub target: Target,
     /// The artifact to write.
     #[arg(short, long, value_name = "OUT.kiln")]
     pub output: PathBuf,
@@ -192,8 +192,8 @@ pub struct Explain {
     #[command(flatten)]
     pub constraints: ConstraintArgs,
     /// Default: what an artifact was compiled for, else cpu.
-    #[arg(long, value_enum)]
-    pub target: Option<TargetName>,
+    #[arg(long, value_parser = targets())]
+    pub target: Option<Target>,
     #[arg(long)]
     pub unfused: bool,
     /// One kernel in depth.
@@ -290,8 +290,8 @@ pub enum PlanCommand {
 pub struct Pin {
     #[command(flatten)]
     pub model: ModelArgs,
-    #[arg(long, value_enum)]
-    pub target: Option<TargetName>,
+    #[arg(long, value_parser = targets())]
+    pub target: Option<Target>,
     #[command(flatten)]
     pub constraints: ConstraintArgs,
     /// The constraints file to write ("-" for standard output).
@@ -312,8 +312,8 @@ pub struct Diff {
     #[command(flatten)]
     pub contract: ContractArgs,
     /// What models are planned for; default: what an artifact was compiled for, else cpu.
-    #[arg(long, value_enum)]
-    pub target: Option<TargetName>,
+    #[arg(long, value_parser = targets())]
+    pub target: Option<Target>,
     /// Constraints on the second plan.
     #[command(flatten)]
     pub constraints: ConstraintArgs,
@@ -338,7 +338,7 @@ pub struct Snapshot {
     /// A folder of models: text graphs, and archives with their inputs beside them (NAME.pt, NAME.safetensors).
     #[arg(value_name = "DIR")]
     pub folder: PathBuf,
-    /// The machine description that prices the plans: h200, a100 or cpu.
+    /// The machine that comes with Kiln to make the plans for: h200, h100, a100, rtx4090, l40s or cpu.
     #[arg(long, default_value = "h200")]
     pub machine: String,
 }
@@ -353,8 +353,8 @@ pub struct Print {
     /// Of this kernel alone.
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
-    #[arg(long, value_enum, default_value_t)]
-    pub target: TargetName,
+    #[arg(long, value_parser = targets(), default_value_t)]
+    pub target: Target,
     #[arg(long)]
     pub unfused: bool,
 }
@@ -365,9 +365,9 @@ pub struct PtxArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub constraints: ConstraintArgs,
-    /// sm_80 or sm_90a.
-    #[arg(long, value_enum, default_value = "sm_90a")]
-    pub target: TargetName,
+    /// A GPU: sm_80, sm_89 or sm_90a.
+    #[arg(long, value_parser = targets(), default_value_t = Target::Sm90a)]
+    pub target: Target,
     /// Default: all kernels.
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,

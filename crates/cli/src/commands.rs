@@ -5,12 +5,12 @@ mod stage;
 mod tune;
 
 use crate::{
-    args::{self, Command, ConstraintArgs, ContractArgs, DeviceArgs, ModelArgs, Numerics, TargetName},
+    args::{self, Command, ConstraintArgs, ContractArgs, DeviceArgs, ModelArgs, Numerics},
     render::{self, Progress},
 };
 use kiln::{
-    CompileOptions, Compiled, Contract, DeviceKind, Error, Model, Report, Target, Tensor, constraints::Constraints, io,
-    model::FileKind, stages, tune::Measurements,
+    CompileOptions, Compiled, Contract, DeviceKind, Error, Machine, Model, Report, Target, Tensor,
+    constraints::Constraints, io, model::FileKind, stages, tune::Measurements,
 };
 use std::{process::ExitCode, sync::Arc, time::Instant};
 
@@ -42,14 +42,6 @@ fn work(command: Command) -> Result<(), Error> {
             kiln::serve_import().map_err(|e| Error::failed(format!("importing for another process failed: {e}"), ""))
         }
         Command::Diff(_) | Command::Snapshot(_) => Ok(()),
-    }
-}
-
-fn target(t: TargetName) -> Target {
-    match t {
-        TargetName::Cpu => Target::Cpu,
-        TargetName::Sm80 => Target::Sm80,
-        TargetName::Sm90a => Target::Sm90a,
     }
 }
 
@@ -89,17 +81,29 @@ fn constrained(mut o: CompileOptions, c: &ConstraintArgs) -> Result<CompileOptio
     }
     Ok(o)
 }
-/// The same for what runs on this device: measurements of another one do not count.
-fn constrained_on(device: DeviceKind, o: CompileOptions, c: &ConstraintArgs) -> Result<CompileOptions, Error> {
+/// The same for what runs on this device: plans are for its machine, but for those of artifacts, and measurements of another one do not
+/// count.
+fn options_on(place: &Place, m: &ModelArgs, fuse: bool, c: &ConstraintArgs) -> Result<CompileOptions, Error> {
+    let mut o = options(m, Some(place.target), fuse)?;
+    if FileKind::of(&m.model)? != FileKind::Artifact {
+        o.machine.clone_from(&place.machine);
+    }
     let mut o = constrained(o, c)?;
-    if let (Some(tuned), DeviceKind::Cuda(i)) = (&mut o.tuned, device) {
+    if let (Some(tuned), DeviceKind::Cuda(i)) = (&mut o.tuned, place.device) {
         tuned.device = Some(kiln::compile::gpu_name(i)?);
     }
     Ok(o)
 }
 
-/// The device asked for, or the best there is, with the target it takes.
-fn device(a: &DeviceArgs) -> Result<(DeviceKind, Target), Error> {
+/// A device, the target it takes, and its description where that is not the target's usual one.
+struct Place {
+    device: DeviceKind,
+    target: Target,
+    machine: Option<Machine>,
+}
+
+/// The device asked for, or the best there is.
+fn device(a: &DeviceArgs) -> Result<Place, Error> {
     if a.threads == Some(0) {
         return Err(Error::usage("0 threads cannot run anything", "give --threads 1 or more"));
     }
@@ -110,27 +114,19 @@ fn device(a: &DeviceArgs) -> Result<(DeviceKind, Target), Error> {
             help,
         ));
     }
-    let cuda = |i: usize| -> Result<(DeviceKind, Target), Error> {
-        let target = match kiln::compile::cuda_capability(i)? {
-            c if ((9, 0)..(10, 0)).contains(&c) => Target::Sm90a,
-            c if c >= (8, 0) => Target::Sm80,
-            (major, minor) => {
-                return Err(Error::failed(
-                    format!("GPU {i} has compute capability {major}.{minor}"),
-                    "Kiln needs 8.0 or later; run with --device cpu",
-                ));
-            }
-        };
-        Ok((DeviceKind::Cuda(i), target))
+    let cuda = |i: usize| -> Result<Place, Error> {
+        let (target, machine) = kiln::compile::gpu_machine(i)?;
+        Ok(Place { device: DeviceKind::Cuda(i), target, machine })
     };
+    let cpu = || Place { device: DeviceKind::Cpu, target: Target::Cpu, machine: None };
     match a.device.as_deref() {
-        Some("cpu") => Ok((DeviceKind::Cpu, Target::Cpu)),
+        Some("cpu") => Ok(cpu()),
         Some("cuda") => cuda(0),
         Some(name) => match name.strip_prefix("cuda:").and_then(|n| n.parse().ok()) {
             Some(i) => cuda(i),
             None => Err(Error::usage(format!("there is no device `{name}`"), "give cpu, cuda or cuda:0")),
         },
-        None => Ok(cuda(0).unwrap_or((DeviceKind::Cpu, Target::Cpu))),
+        None => Ok(cuda(0).unwrap_or_else(|_| cpu())),
     }
 }
 
@@ -174,8 +170,8 @@ fn compiled(a: &ModelArgs, o: &CompileOptions, progress: &Progress) -> Result<(M
 
 fn run_model(a: &args::Run) -> Result<(), Error> {
     let progress = Progress::new("loading");
-    let (device, target) = device(&a.device)?;
-    let options = constrained_on(device, options(&a.model, Some(target), !a.unfused)?, &a.constraints)?;
+    let place = device(&a.device)?;
+    let (device, options) = (place.device, options_on(&place, &a.model, !a.unfused, &a.constraints)?);
     let (model, compiled, given) = compiled(&a.model, &options, &progress)?;
     let inputs = given_or_random(given, &model)?;
     progress.say("running");
@@ -227,7 +223,7 @@ fn explain(a: &args::Explain) -> Result<(), Error> {
 
 fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error> {
     let names = if a.why.is_empty() { &a.why_not } else { &a.why };
-    let options = constrained(options(&a.model, a.target.map(target), !a.unfused)?, &a.constraints)?;
+    let options = constrained(options(&a.model, a.target, !a.unfused)?, &a.constraints)?;
     let (model, _) = open(&a.model, progress)?;
     progress.say("planning");
     // Invariant: both flags take two names (`num_args`), and one of them was given.
@@ -252,7 +248,7 @@ fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Rep
         }
         FileKind::Artifact if as_compiled && a.html.is_none() => Ok((kiln::artifact::report(path)?, None)),
         _ => {
-            let options = constrained(options(&a.model, a.target.map(target), !a.unfused)?, &a.constraints)?;
+            let options = constrained(options(&a.model, a.target, !a.unfused)?, &a.constraints)?;
             let (_, compiled, _) = compiled(&a.model, &options, progress)?;
             Ok((Report::new(&compiled), Some(compiled)))
         }
@@ -261,12 +257,12 @@ fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Rep
 
 /// Measures, shows the description beside the one that comes with Kiln, and writes it.
 fn calibrate(path: &std::path::Path, a: &DeviceArgs) -> Result<(), Error> {
-    let (device, target) = device(a)?;
-    let options = CompileOptions { target, ..CompileOptions::default() };
+    let Place { device, target, machine } = device(a)?;
+    let options = CompileOptions { target, machine, ..CompileOptions::default() };
     let progress = Progress::new("calibrating");
     let fitted = kiln::calibrate::calibrate(&options, device, a.threads, |what| progress.say(what))?;
     drop(progress);
-    render::out(&kiln::calibrate::table(&options.machine()?, &fitted))?;
+    render::out(&kiln::calibrate::table(options.machine(), &fitted))?;
     render::to(path, &json(&fitted)?)
 }
 

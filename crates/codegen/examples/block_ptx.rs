@@ -5,7 +5,8 @@
 //! Runs the passes on each program and writes DIR/NAME.ptx, DIR/NAME.json (entry, grid, threads, shared bytes, cluster,
 //! arguments) and DIR/NAME.block, the program after the passes; NAME is the file's and the passes', joined by `-`.
 use kiln_block::{passes, text, verify::verify};
-use kiln_codegen::nvptx::{Arch, compile};
+use kiln_codegen::nvptx::compile;
+use kiln_machine::Arch;
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,11 +22,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut kernel = text::parse(&std::fs::read_to_string(file)?)?;
         verify(&kernel)?;
         let start = std::time::Instant::now();
-        passes::run(&names, &mut kernel)?;
+        passes::run(&names, &mut kernel, Arch::Sm90a.machine())?;
         verify(&kernel)?;
         passes::canonicalise(&mut kernel)?;
         let passed = start.elapsed();
-        let mut ptx = compile(&kernel, Arch::Sm90a)?;
+        let mut ptx = compile(&kernel, Arch::Sm90a.machine())?;
         std::fs::write(dir.join(format!("{name}.block")), text::print(&kernel))?;
         std::fs::write(dir.join(format!("{name}.ptx")), std::mem::take(&mut ptx.text))?;
         std::fs::write(dir.join(format!("{name}.json")), serde_json::to_string_pretty(&ptx)?)?;

@@ -1,29 +1,27 @@
 //! PTX of typical programs with inputs and the interpreter's results, for a machine with a GPU.
 //!
-//!     cargo run --release -p kiln-codegen --example dump_ptx -- DIR [sm_80|sm_90a]
+//!     cargo run --release -p kiln-codegen --example dump_ptx -- DIR [sm_80|sm_89|sm_90a]
 //!     python3 crates/codegen/examples/run_ptx.py DIR
 //!
 //! Writes to DIR, for every program, NAME.ptx and one file per argument and result, and `index.json` with the launches.
 #[path = "../tests/nvptx_common/mod.rs"]
 mod programs;
 
-use kiln_codegen::nvptx::{Arch, compile};
+use kiln_codegen::nvptx::compile;
 use kiln_interp::block::{Buffer, run};
+use kiln_machine::Arch;
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
-    let dir = args.next().ok_or("usage: dump_ptx DIR [sm_80|sm_90a]")?;
+    let dir = args.next().ok_or("usage: dump_ptx DIR [sm_80|sm_89|sm_90a]")?;
     let dir = Path::new(&dir);
-    let arch = match args.next().as_deref() {
-        Some("sm_80") => Arch::Sm80,
-        _ => Arch::Sm90a,
-    };
+    let arch: Arch = args.next().map_or(Ok(Arch::Sm90a), |name| name.parse())?;
     std::fs::create_dir_all(dir)?;
     let mut index = vec![];
     for (n, p) in programs::programs().iter().enumerate() {
         let start = std::time::Instant::now();
-        let ptx = compile(&p.kernel, arch)?;
+        let ptx = compile(&p.kernel, arch.machine())?;
         let took = start.elapsed();
         let name = format!("{n:02}_{}", ptx.name);
         std::fs::write(dir.join(format!("{name}.ptx")), &ptx.text)?;

@@ -18,6 +18,7 @@
 //! Never panics on a verified kernel: what has no code yet is [`CodegenError::Unsupported`], and the caller falls back.
 use crate::CodegenError;
 use kiln_block::{Array, Elem, Kernel, Param, Type};
+use kiln_machine::{Machine, isa};
 use serde::{Deserialize, Serialize};
 
 mod anywhere;
@@ -50,23 +51,6 @@ mod tiles;
 mod tma;
 mod wgmma;
 mod widen;
-
-/// Architectures by name: `sm_80`, `sm_90a`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub enum Arch {
-    #[serde(rename = "sm_80")]
-    Sm80,
-    #[serde(rename = "sm_90a")]
-    Sm90a,
-}
-impl Arch {
-    pub fn name(self) -> &'static str {
-        match self {
-            Arch::Sm80 => "sm_80",
-            Arch::Sm90a => "sm_90a",
-        }
-    }
-}
 
 /// What a parameter of a kernel is launched with.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -105,22 +89,14 @@ pub struct Ptx {
     pub args: Vec<Argument>,
 }
 
-/// Shared memory a block can have.
-fn shared_limit(arch: Arch) -> usize {
-    match arch {
-        Arch::Sm80 => 163 << 10,
-        Arch::Sm90a => 227 << 10,
-    }
-}
-
-/// Runs the layout passes on a copy of the kernel and generates PTX.
-pub fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
-    generated(kernel, arch, |module, blocks, shared| {
+/// Runs the layout passes on a copy of the kernel and generates PTX for a machine, which is a GPU.
+pub fn compile(kernel: &Kernel, machine: &Machine) -> Result<Ptx, CodegenError> {
+    generated(kernel, machine, |module, blocks, shared| {
         Ok(Ptx {
             name: head::entry_name(kernel),
-            text: target::to_ptx(module, arch)?,
+            text: target::to_ptx(module, machine.arch)?,
             grid: [kernel.grid[0] * blocks, kernel.grid[1], kernel.grid[2]],
-            threads: kernel.warps / blocks * 32,
+            threads: kernel.warps / blocks * isa::WARP,
             shared,
             cluster: kernel.cluster.max(blocks),
             args: kernel.params.iter().map(|p| argument(kernel, p)).collect(),
@@ -129,32 +105,33 @@ pub fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
 }
 
 /// The LLVM text of a kernel, before LLVM's own passes: for people.
-pub fn llvm_text(kernel: &Kernel, arch: Arch) -> Result<String, CodegenError> {
-    generated(kernel, arch, |module, _, _| Ok(module.print_to_string().to_string()))
+pub fn llvm_text(kernel: &Kernel, machine: &Machine) -> Result<String, CodegenError> {
+    generated(kernel, machine, |module, _, _| Ok(module.print_to_string().to_string()))
 }
 
 /// What `take` makes of a kernel's module, the blocks of its cluster, and its bytes of shared memory.
 fn generated<T>(
     kernel: &Kernel,
-    arch: Arch,
+    machine: &Machine,
     take: impl FnOnce(&inkwell::module::Module, usize, usize) -> emit::Res<T>,
 ) -> Result<T, CodegenError> {
     let fail = |f: emit::Fail| match f {
         emit::Fail::Unsupported(what) => {
-            CodegenError::Unsupported { kernel: kernel.name.clone(), target: arch.name().into(), what }
+            CodegenError::Unsupported { kernel: kernel.name.clone(), target: machine.arch.name().into(), what }
         }
         emit::Fail::Llvm(what) => CodegenError::Llvm { kernel: kernel.name.clone(), what },
     };
     let roles = kiln_block::passes::layout::anchors::roles(kernel).is_some();
-    if roles && arch == Arch::Sm80 {
-        return Err(fail(emit::Fail::Unsupported("roles and tensor-map copies".into())));
+    let arch = machine.arch;
+    if roles && !(arch.has_wgmma() && arch.has_tma()) || kernel.cluster > 1 && !arch.has_clusters() {
+        return Err(fail(emit::Fail::Unsupported("roles, clusters and tensor-map copies".into())));
     }
     // Roles are of one block.
-    let blocks = if roles { 1 } else { blocks::of(kernel, arch).map_err(fail)? };
+    let blocks = if roles { 1 } else { blocks::of(kernel, machine).map_err(fail)? };
     let placed = kiln_block::passes::layout::assign(kernel);
     let context = inkwell::context::Context::create();
-    let (module, shared) = r#gen::generate(&context, &placed, arch, blocks).map_err(fail)?;
-    if shared > shared_limit(arch) {
+    let (module, shared) = r#gen::generate(&context, &placed, machine, blocks).map_err(fail)?;
+    if shared > machine.limits.shared_per_block {
         return Err(fail(emit::Fail::Unsupported(format!("{shared} bytes of shared memory"))));
     }
     take(&module, blocks, shared).map_err(fail)

@@ -2,7 +2,8 @@
 use crate::nvptx_common as programs;
 use kiln_block::passes::warpgroup::{Crew, roles};
 use kiln_block::{DotPrecision, Elem, Kernel, ScanOp};
-use kiln_codegen::nvptx::{Arch, Ptx, compile};
+use kiln_codegen::{CodegenError, nvptx, nvptx::Ptx};
+use kiln_machine::Arch;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -12,6 +13,11 @@ fn ptxas() -> PathBuf {
     let path = std::env::var_os("PTXAS").map_or(local, PathBuf::from);
     assert!(path.exists(), "there is no {}: run scripts/setup, which installs ptxas", path.display());
     path
+}
+
+/// For the machine that the target stands for.
+fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
+    nvptx::compile(kernel, arch.machine())
 }
 
 /// Registers a thread, by `ptxas`; fails on spills and warnings.
@@ -36,7 +42,7 @@ fn assemble(ptx: &Ptx, arch: Arch) -> usize {
 
 fn check(kernel: &Kernel) -> Ptx {
     let mut last = None;
-    for arch in [Arch::Sm80, Arch::Sm90a] {
+    for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
         let ptx = compile(kernel, arch).unwrap_or_else(|e| panic!("{e}"));
         assemble(&ptx, arch);
         last = Some(ptx);
@@ -268,10 +274,12 @@ fn layouts_change_no_value() {
 #[test]
 fn warpgroups() {
     let kernels = kiln_block::text::parse(include_str!("../../block/tests/kernels/warpgroups.block")).unwrap();
-    assert!(compile(&kernels, Arch::Sm80).is_err());
+    for arch in [Arch::Sm80, Arch::Sm89] {
+        assert!(compile(&kernels, arch).is_err());
+    }
     let ptx = compile(&kernels, Arch::Sm90a).unwrap();
     assert_eq!((ptx.threads, ptx.cluster), (384, 2));
-    assert!(ptx.shared <= 227 << 10);
+    assert!(ptx.shared <= Arch::Sm90a.machine().limits.shared_per_block);
     assemble(&ptx, Arch::Sm90a);
     // Four steps of K in a stage, the first stage apart.
     assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16"), 8);
@@ -292,7 +300,7 @@ fn warpgroups_by_passes() {
     let kernel = kiln_block::text::parse(include_str!("../../../benches/ladder/pointers.block")).unwrap();
     for names in [&["tensor_maps", "roles"][..], &["warpgroups"]] {
         let mut k = kernel.clone();
-        kiln_block::passes::run(names, &mut k).unwrap();
+        kiln_block::passes::run(names, &mut k, Arch::Sm90a.machine()).unwrap();
         kiln_block::passes::canonicalise(&mut k).unwrap();
         let ptx = compile(&k, Arch::Sm90a).unwrap();
         assemble(&ptx, Arch::Sm90a);
@@ -307,7 +315,7 @@ fn warpgroups_by_passes() {
 #[test]
 fn rows_read_ahead() {
     let mut k = kiln_block::text::parse(include_str!("../../block/tests/kernels/layer_norm.block")).unwrap();
-    kiln_block::passes::run(&["ahead", "fold", "cse", "licm", "dce"], &mut k).unwrap();
+    kiln_block::passes::run(&["ahead", "fold", "cse", "licm", "dce"], &mut k, Arch::Sm90a.machine()).unwrap();
     let ptx = compile(&k, Arch::Sm90a).unwrap();
     assemble(&ptx, Arch::Sm90a);
     assert_eq!((ptx.grid[0], ptx.cluster, ptx.threads), (7 * 16, 16, 512));
@@ -339,7 +347,7 @@ fn odd_rows_read_ahead() {
 #[test]
 fn two_sums_in_one_kernel() {
     let mut k = kiln_block::text::parse(include_str!("../../../benches/ladder/swiglu.block")).unwrap();
-    kiln_block::passes::run(&["warpgroups", "fold", "cse", "licm", "dce"], &mut k).unwrap();
+    kiln_block::passes::run(&["warpgroups", "fold", "cse", "licm", "dce"], &mut k, Arch::Sm90a.machine()).unwrap();
     let ptx = compile(&k, Arch::Sm90a).unwrap();
     assemble(&ptx, Arch::Sm90a);
     assert_eq!(ptx.cluster, 2);
@@ -363,7 +371,7 @@ const ROWS: &str = "%most = reduce max %sum axis 1 : f32[128]
 fn rows_of_a_tile() {
     let text = include_str!("../../../benches/ladder/descriptors.block").replace("%rounded = cast bf16 %sum", ROWS);
     let mut k = kiln_block::text::parse(&text).unwrap();
-    kiln_block::passes::run(&["warpgroups", "fold", "cse", "licm", "dce"], &mut k).unwrap();
+    kiln_block::passes::run(&["warpgroups", "fold", "cse", "licm", "dce"], &mut k, Arch::Sm90a.machine()).unwrap();
     let ptx = compile(&k, Arch::Sm90a).unwrap();
     assemble(&ptx, Arch::Sm90a);
     // Two rows a thread, two steps between lanes, two reductions; each term once.
@@ -380,9 +388,13 @@ fn turns() {
         .replace("[32, 16, 1]", "[32, 32, 1]");
     for epilogue in ["%rounded = cast bf16 %sum", &ROWS.replace("256", "128")] {
         let mut k = kiln_block::text::parse(&text.replace("%rounded = cast bf16 %sum", epilogue)).unwrap();
-        kiln_block::passes::run(&["persistent"], &mut k).unwrap();
-        let mut k =
-            roles::run(&k, Some(Crew { consumers: 2, stages: 4, turns: true, columns: None, last: None })).unwrap();
+        kiln_block::passes::run(&["persistent"], &mut k, Arch::Sm90a.machine()).unwrap();
+        let mut k = roles::run(
+            &k,
+            Some(Crew { consumers: 2, stages: 4, turns: true, columns: None, last: None }),
+            Arch::Sm90a.machine(),
+        )
+        .unwrap();
         kiln_block::passes::canonicalise(&mut k).unwrap();
         let ptx = compile(&k, Arch::Sm90a).unwrap();
         assemble(&ptx, Arch::Sm90a);
@@ -397,9 +409,9 @@ fn columns_of_the_product() {
     let text = include_str!("../../../benches/ladder/descriptors.block");
     for (columns, multiplied) in [(192, 192), (200, 256)] {
         let mut k = kiln_block::text::parse(text).unwrap();
-        kiln_block::passes::run(&["persistent"], &mut k).unwrap();
+        kiln_block::passes::run(&["persistent"], &mut k, Arch::Sm90a.machine()).unwrap();
         let crew = Crew { consumers: 2, stages: 3, turns: false, columns: Some(columns), last: None };
-        let mut k = roles::run(&k, Some(crew)).unwrap();
+        let mut k = roles::run(&k, Some(crew), Arch::Sm90a.machine()).unwrap();
         kiln_block::passes::canonicalise(&mut k).unwrap();
         let ptx = compile(&k, Arch::Sm90a).unwrap();
         assemble(&ptx, Arch::Sm90a);

@@ -4,6 +4,7 @@ use kiln_block::{
     Arithmetic, BinaryOp, Builder, CmpOp, Const, Elem, Kernel, Op, ReduceOp, ScanOp, Type, UnaryOp, Value, passes, text,
 };
 use kiln_interp::block::{Buffer, run};
+use kiln_machine::Arch;
 
 /// Values at hand: integers, floats and masks, all of one shape.
 #[derive(Clone)]
@@ -128,7 +129,8 @@ fn random_programs() {
             single.chain([passes::CANONICAL, &["dce", "licm", "fold", "cse", "fold", "dce"], &["fold", "layout"]])
         {
             let mut after = k.clone();
-            passes::run(names, &mut after).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", text::print(&k)));
+            passes::run(names, &mut after, Arch::Sm90a.machine())
+                .unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", text::print(&k)));
             assert!(result(&after) == wanted, "seed {seed}, {names:?}\n{}\n{}", text::print(&k), text::print(&after));
         }
         let mut once = k.clone();

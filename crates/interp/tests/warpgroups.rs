@@ -5,6 +5,7 @@ use kiln_block::{
     BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, Op, Terms, Type, UnaryOp, Value, text, verify::verify,
 };
 use kiln_interp::block::{Buffer, run};
+use kiln_machine::Arch;
 
 impl Random {
     fn yes(&mut self) -> bool {
@@ -258,7 +259,7 @@ fn every_step_keeps_every_bit() {
             ("persistent, turns", walking, turns(2)),
             ("clusters, turns", clustered, turns(3)),
         ] {
-            match roles::run(&before, crew) {
+            match roles::run(&before, crew, Arch::Sm90a.machine()) {
                 Ok(k) => {
                     made += 1;
                     check(name, &k);

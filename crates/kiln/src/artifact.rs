@@ -27,7 +27,7 @@ struct Meta {
     fuse: bool,
     contract: kiln_plan::Contract,
     /// The description that priced the plan and its templates, if it was not the target's own.
-    machine: Option<kiln_plan::Machine>,
+    machine: Option<kiln_machine::Machine>,
     guards: Vec<(usize, kiln_graph::Scalar)>,
     /// The archive it was compiled from, for messages: whoever wrote the artifact chose the path, so nothing opens it.
     archive: Option<String>,
@@ -147,8 +147,7 @@ impl<'a> Reader<'a> {
         Ok(CompileOptions { target, fuse, contract, machine, ..CompileOptions::default() })
     }
     fn target(&self) -> Result<Target, Error> {
-        let target = [Target::Cpu, Target::Sm80, Target::Sm90a].into_iter().find(|t| t.name() == self.meta.target);
-        target.ok_or_else(|| unusable(self.path, format!("its target {} is unknown", self.meta.target)))
+        self.meta.target.parse().map_err(|e| unusable(self.path, e))
     }
     fn plan(&mut self) -> Result<kiln_plan::Plan, Error> {
         let plan = kiln_plan::text::parse(&self.text("plan.txt")?).map_err(|e| unusable(self.path, e))?;

@@ -149,7 +149,7 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
     let device = crate::compile::device_name(options.device)?;
     let bench = Bench {
         model: fused.graph.name.clone(),
-        predicted_for: crate::calibrate::unmeasured(&options.compile.machine()?, &device).unwrap_or_default(),
+        predicted_for: crate::calibrate::unmeasured(options.compile.machine(), &device).unwrap_or_default(),
         device,
         threads: options.threads.unwrap_or_else(cores),
         others,

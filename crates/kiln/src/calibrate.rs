@@ -4,9 +4,10 @@
 //! Fitted are bandwidth, cost of a launch, and the rates of products and of other arithmetic. What follows from the templates
 //! (sizes of tiles and of rows, the price of a prologue) is taken from the description that one starts from.
 use crate::{CompileOptions, Error, Model, compile, compile::DeviceKind};
-use kiln_graph::{DType, Graph, Tensor, Type, random_tensor};
-use kiln_plan::{Cost, Machine, Plan};
-use kiln_runtime::TimeOptions;
+use kiln_graph::{Graph, Tensor, Type, random_tensor};
+use kiln_machine::{Clusters, Limits, Machine, MachineError, Units};
+use kiln_plan::{Cost, Plan};
+use kiln_runtime::{TimeOptions, cuda::DeviceInfo};
 
 /// What one graph took.
 #[derive(Clone, Copy, Debug)]
@@ -29,22 +30,22 @@ impl Seen {
 /// The description of the machine that `time` measures on, starting from one of its kind.
 pub fn fit(base: &Machine, mut time: impl FnMut(&Graph) -> Result<Seen, Error>) -> Result<Machine, Error> {
     let mut m = base.clone();
-    m.launch = time(&graph(&chain(1 << 5, 0))?)?.seconds;
-    let copy = time(&graph(&chain(if m.gpu { 1 << 27 } else { 1 << 24 }, 0))?)?;
-    m.bandwidth = rate(copy.bytes, copy.seconds - m.launch).unwrap_or(m.bandwidth);
-    let busy = time(&graph(&chain(if m.gpu { 1 << 24 } else { 1 << 21 }, 48))?)?;
+    m.rates.launch = time(&graph(&chain(1 << 5, 0))?)?.seconds;
+    let copy = time(&graph(&chain(if m.arch.is_gpu() { 1 << 27 } else { 1 << 24 }, 0))?)?;
+    m.rates.bandwidth = rate(copy.bytes, copy.seconds - m.rates.launch).unwrap_or(m.rates.bandwidth);
+    let busy = time(&graph(&chain(if m.arch.is_gpu() { 1 << 24 } else { 1 << 21 }, 48))?)?;
     // The roofline adds a tenth of the faster side.
-    let beside = |s: &Seen, m: &Machine| s.seconds - m.launch - 0.1 * s.bytes / m.bandwidth;
-    if beside(&busy, &m) > busy.bytes / m.bandwidth {
-        m.alu = rate(busy.other_flops, beside(&busy, &m)).unwrap_or(m.alu);
+    let beside = |s: &Seen, m: &Machine| s.seconds - m.rates.launch - 0.1 * s.bytes / m.rates.bandwidth;
+    if beside(&busy, &m) > busy.bytes / m.rates.bandwidth {
+        m.rates.alu = rate(busy.other_flops, beside(&busy, &m)).unwrap_or(m.rates.alu);
     }
-    for (dtype, known) in &mut m.matrix.clone() {
-        let product = time(&graph(&product(*dtype, if m.gpu { 4096 } else { 768 }))?)?;
-        let found = rate(product.matrix_flops, beside(&product, &m)).unwrap_or(*known);
-        m.matrix.iter_mut().filter(|r| r.0 == *dtype).for_each(|r| r.1 = found);
+    for (dtype, known) in base.rates.matrix.clone() {
+        let product = time(&graph(&product(&dtype, if m.arch.is_gpu() { 4096 } else { 768 }))?)?;
+        let found = rate(product.matrix_flops, beside(&product, &m)).unwrap_or(known);
+        m.rates.matrix.insert(dtype, found);
     }
-    let copied = copy.seconds - m.launch - 0.1 * copy.other_flops / m.alu;
-    m.bandwidth = rate(copy.bytes, copied).unwrap_or(m.bandwidth);
+    let copied = copy.seconds - m.rates.launch - 0.1 * copy.other_flops / m.rates.alu;
+    m.rates.bandwidth = rate(copy.bytes, copied).unwrap_or(m.rates.bandwidth);
     Ok(m)
 }
 
@@ -70,8 +71,7 @@ fn chain(n: usize, rounds: usize) -> String {
     }
     t + &format!("  return %y{rounds}\n}}\n")
 }
-fn product(dtype: DType, n: usize) -> String {
-    let d = dtype.name();
+fn product(d: &str, n: usize) -> String {
     format!("graph product(%a: {d}[{n},{n}], %b: {d}[{n},{n}]) {{\n  %y = dot %a, %b\n  return %y\n}}\n")
 }
 
@@ -82,9 +82,9 @@ pub fn calibrate(
     threads: Option<usize>,
     mut progress: impl FnMut(&str),
 ) -> Result<Machine, Error> {
-    let base = options.machine()?;
+    let base = options.machine();
     let open = compile::open_device(device, threads)?;
-    let mut fitted = fit(&base, |graph| {
+    let mut fitted = fit(base, |graph| {
         let shown = graph.inputs.first().map(|v| graph.ty(*v).to_string()).unwrap_or_default();
         progress(&format!("{} of {shown}", graph.name));
         let model = Model::from_graph(graph.clone())?;
@@ -96,12 +96,41 @@ pub fn calibrate(
         let us: f64 = timing.kernels.iter().map(|k| k.spread.median_us).sum();
         Ok(Seen::new(&compiled.plan, us * 1e-6))
     })?;
-    fitted.launch = (fitted.launch * 1e8).round() / 1e8;
-    if let DeviceKind::Cuda(i) = device {
-        fitted.device = compile::gpu_name(i)?;
+    fitted.rates.launch = (fitted.rates.launch * 1e8).round() / 1e8;
+    if let kiln_runtime::Device::Cuda(gpu) = &open {
+        fitted = with_facts(&fitted, gpu.info());
+        fitted.device.clone_from(&gpu.info().name);
     }
+    let rates = format!("measured by `kiln doctor --calibrate` on {}", compile::device_name(device)?);
+    fitted.sources.insert("rates".into(), rates);
     fitted.name = format!("{}{CALIBRATED}", base.name);
     Ok(fitted)
+}
+
+/// The description with what a device's driver says of it. How many clusters there are at once is no such thing: of another number of
+/// multiprocessors as large a part.
+pub fn with_facts(m: &Machine, info: &DeviceInfo) -> Machine {
+    let were = m.units.multiprocessors.max(1);
+    let part = |c: &Clusters| Clusters { at_once: c.at_once * info.multiprocessors / were, ..*c };
+    let mut sources = m.sources.clone();
+    for section in ["units", "limits"] {
+        let from = sources.remove(section).unwrap_or_default();
+        sources.insert(section.into(), format!("the driver, for {}; the rest: {from}", info.name));
+    }
+    Machine {
+        sources,
+        units: Units { multiprocessors: info.multiprocessors, l2: info.l2, ..m.units },
+        limits: Limits {
+            shared_per_block: info.shared,
+            shared_per_multiprocessor: info.shared_per_multiprocessor,
+            registers_per_multiprocessor: info.registers_per_multiprocessor,
+            warps_per_multiprocessor: info.warps_per_multiprocessor,
+            blocks_per_multiprocessor: info.blocks_per_multiprocessor,
+            clusters: m.limits.clusters.iter().map(part).collect(),
+            ..m.limits
+        },
+        ..m.clone()
+    }
 }
 
 /// Random numbers, a block of them over and over: zeros would cost the units less power.
@@ -115,12 +144,12 @@ fn filled(ty: Type) -> Tensor {
 /// Both descriptions beside each other.
 pub fn table(base: &Machine, fitted: &Machine) -> String {
     let mut rows = vec![
-        ("bandwidth, GB/s".to_string(), base.bandwidth / 1e9, fitted.bandwidth / 1e9),
-        ("launch, us".to_string(), base.launch * 1e6, fitted.launch * 1e6),
-        ("other arithmetic, Gflop/s".to_string(), base.alu / 1e9, fitted.alu / 1e9),
+        ("bandwidth, GB/s".to_string(), base.rates.bandwidth / 1e9, fitted.rates.bandwidth / 1e9),
+        ("launch, us".to_string(), base.rates.launch * 1e6, fitted.rates.launch * 1e6),
+        ("other arithmetic, Gflop/s".to_string(), base.rates.alu / 1e9, fitted.rates.alu / 1e9),
     ];
-    for (dtype, rate) in &fitted.matrix {
-        rows.push((format!("{dtype} products, Gflop/s"), base.matrix_rate(*dtype) / 1e9, rate / 1e9));
+    for (dtype, rate) in &fitted.rates.matrix {
+        rows.push((format!("{dtype} products, Gflop/s"), base.matrix_rate(dtype) / 1e9, rate / 1e9));
     }
     let mut t = format!("{:28} {:>14} {:>14}\n", "", base.name, "measured");
     rows.iter().for_each(|(what, was, is)| t += &format!("{what:28} {was:14.2} {is:14.2}\n"));
@@ -148,23 +177,24 @@ pub(crate) fn general_processor(machine: &str, cpu: bool) -> Option<String> {
 }
 const REMEDY: &str = "`kiln doctor --calibrate m.json` measures this one, `--machine m.json` takes it";
 
-/// The description in a file.
+/// The description in a file, or of that name among those that come with Kiln.
 pub fn read(path: &std::path::Path) -> Result<Machine, Error> {
-    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
-    let m: Machine = serde_json::from_str(&text).map_err(|e| {
-        Error::failed(
-            format!("{} is no machine description: {e}", path.display()),
-            "`kiln doctor --calibrate FILE` writes one",
-        )
-    })?;
-    let rates = [m.bandwidth, m.alu, m.launch].into_iter().chain(m.matrix.iter().map(|r| r.1));
-    if rates.into_iter().any(|r| !r.is_finite() || r <= 0.0) {
-        return Err(Error::failed(
-            format!("{}: a rate or a time is not positive", path.display()),
-            "mend it, or calibrate again",
-        ));
+    let known = path.to_str().and_then(kiln_machine::machine).filter(|_| !path.exists());
+    if let Some(known) = known {
+        return Ok(known.clone());
     }
-    Ok(m)
+    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+    let shown = path.display();
+    Machine::parse(&text).map_err(|e| match e {
+        MachineError::Json(e) => Error::failed(
+            format!("{shown} is no machine description: {e}"),
+            "`kiln doctor --calibrate FILE` writes one",
+        ),
+        MachineError::NotPositive(_) => {
+            Error::failed(format!("{shown}: a rate or a time is not positive"), "mend it, or calibrate again")
+        }
+        e => Error::failed(format!("{shown}: {e}"), "calibrate again: `kiln doctor --calibrate FILE` writes it anew"),
+    })
 }
 
 #[cfg(test)]
@@ -176,23 +206,23 @@ mod tests {
     #[test]
     fn finds_the_machine_that_was_timed() {
         for target in [Target::Cpu, Target::Sm90a] {
-            let base = target.machine().expect("it is built in");
+            let base = target.machine();
             let mut hidden = base.clone();
-            hidden.bandwidth *= 0.6;
-            hidden.launch *= 1.7;
-            hidden.alu *= 0.4;
-            hidden.matrix.iter_mut().for_each(|r| r.1 *= 1.9);
+            hidden.rates.bandwidth *= 0.6;
+            hidden.rates.launch *= 1.7;
+            hidden.rates.alu *= 0.4;
+            hidden.rates.matrix.values_mut().for_each(|r| *r *= 1.9);
             let options = CompileOptions { target, machine: Some(hidden.clone()), ..CompileOptions::default() };
-            let fitted = fit(&base, |g| {
+            let fitted = fit(base, |g| {
                 let plan = compile::plan(&Model::from_graph(g.clone())?, &options)?;
                 Ok(Seen::new(&plan, plan.predicted_us() * 1e-6))
             })
             .expect("fits");
             let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 0.03, "{fitted:#?}, hidden {hidden:#?}");
-            near(fitted.bandwidth, hidden.bandwidth);
-            near(fitted.launch, hidden.launch);
-            near(fitted.alu, hidden.alu);
-            fitted.matrix.iter().zip(&hidden.matrix).for_each(|(a, b)| near(a.1, b.1));
+            near(fitted.rates.bandwidth, hidden.rates.bandwidth);
+            near(fitted.rates.launch, hidden.rates.launch);
+            near(fitted.rates.alu, hidden.rates.alu);
+            fitted.rates.matrix.values().zip(hidden.rates.matrix.values()).for_each(|(a, b)| near(*a, *b));
         }
     }
 

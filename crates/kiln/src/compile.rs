@@ -4,9 +4,11 @@ use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, ValueId};
 use kiln_interp::graph::InterpError;
-use kiln_lower::{LowerError, Prices};
+use kiln_lower::LowerError;
+pub use kiln_machine::Arch as Target;
+use kiln_machine::Machine;
 use kiln_plan::{
-    Contract, Machine, Plan,
+    Contract, Plan,
     exec::{BodyGraph, Steps, Work},
 };
 use kiln_rewrite::RewriteError;
@@ -21,49 +23,6 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-
-/// What code is generated for.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Target {
-    #[default]
-    Cpu,
-    Sm80,
-    Sm90a,
-}
-impl Target {
-    pub fn name(self) -> &'static str {
-        match self {
-            Target::Cpu => "cpu",
-            Target::Sm80 => "sm_80",
-            Target::Sm90a => "sm_90a",
-        }
-    }
-    /// The machine whose description prices the plan.
-    pub fn machine(self) -> Result<Machine, Error> {
-        let name = match self {
-            Target::Cpu => "cpu",
-            Target::Sm80 => "a100",
-            Target::Sm90a => "h200",
-        };
-        kiln_plan::machines::machine(name).ok_or_else(|| {
-            Error::failed(format!("the description of the machine {name} does not read"), "build Kiln again")
-        })
-    }
-    pub(crate) fn lowering(self) -> kiln_lower::Target {
-        match self {
-            Target::Cpu => kiln_lower::Target::Host,
-            Target::Sm80 => kiln_lower::Target::Gpu { arch: 80 },
-            Target::Sm90a => kiln_lower::Target::Gpu { arch: 90 },
-        }
-    }
-    pub(crate) fn arch(self) -> Option<nvptx::Arch> {
-        match self {
-            Target::Cpu => None,
-            Target::Sm80 => Some(nvptx::Arch::Sm80),
-            Target::Sm90a => Some(nvptx::Arch::Sm90a),
-        }
-    }
-}
 
 /// Where a compiled model runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -88,12 +47,20 @@ pub struct CompileOptions {
     pub machine: Option<Machine>,
 }
 impl CompileOptions {
-    pub fn machine(&self) -> Result<Machine, Error> {
-        self.machine.clone().map_or_else(|| self.target.machine(), Ok)
+    /// The machine that plans and code are made for.
+    pub fn machine(&self) -> &Machine {
+        self.machine.as_ref().unwrap_or_else(|| self.target.machine())
     }
-    /// What lowering chooses templates by.
-    pub(crate) fn prices(&self) -> Prices {
-        self.machine().as_ref().map(Prices::from).unwrap_or_default()
+    /// Whether the machine is the target's.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let (machine, target) = (self.machine(), self.target);
+        if machine.arch == target {
+            return Ok(());
+        }
+        Err(Error::usage(
+            format!("the description of the machine {} is of {}, the target is {target}", machine.name, machine.arch),
+            format!("give --target {}, or another description", machine.arch),
+        ))
     }
 }
 impl Default for CompileOptions {
@@ -151,6 +118,7 @@ pub fn compile(model: &Model, options: &CompileOptions) -> Result<Compiled, Erro
 
 /// The plan of a model, without code.
 pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
+    options.check()?;
     if !options.fuse && !options.constraints.is_empty() {
         return Err(Error::usage("an unfused plan knows no constraints", "leave out --unfused or --constraints"));
     }
@@ -160,9 +128,8 @@ pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
         measurements.apply(&mut plan, options)?;
     }
     // A template that does not take its kernel is found here, so that no command goes on without it.
-    let prices = options.prices();
     for k in plan.kernels.iter().filter(|k| k.reason.template.is_some()) {
-        let lowered = kiln_lower::lower_at(k, options.target.lowering(), prices);
+        let lowered = kiln_lower::lower_at(k, options.machine());
         match lowered {
             Ok(_) => {}
             Err(LowerError::Unsupported { why, .. }) => return Err(no_template(&plan.name, k, &why)),
@@ -185,12 +152,8 @@ pub(crate) fn plan_under(
     options: &CompileOptions,
     constraints: &kiln_rewrite::Constraints,
 ) -> Result<Plan, RewriteError> {
-    let machine = options.machine().map_err(|e| RewriteError::Impossible {
-        constraint: format!("the target {}", options.target.name()),
-        why: e.to_string(),
-    })?;
     let search = kiln_rewrite::Options { contract: options.contract, fuse: options.fuse };
-    kiln_rewrite::plan_under(&model.graph, &machine, &search, constraints)
+    kiln_rewrite::plan_under(&model.graph, options.machine(), &search, constraints)
 }
 pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
     let help = match e {
@@ -216,13 +179,13 @@ fn defect(e: &dyn std::fmt::Display) -> Error {
 
 /// Lowers a plan and generates its code.
 pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> Result<Compiled, Error> {
+    options.check()?;
     let start = Instant::now();
     let mut programs = Programs::default();
-    let prices = options.prices();
-    let lower = |k| programs.lower(k, options.target, prices);
+    let lower = |k| programs.lower(k, options.machine());
     let mut steps: Vec<Steps<ProgramId>> = plan.kernels.iter().map(lower).collect::<Result<_, _>>()?;
     let lowered = start.elapsed();
-    let (code, failed) = generate(&programs.list, options.target)?;
+    let (code, failed) = generate(&programs.list, options.machine())?;
     // What code generation refuses is run by the interpreter, and `explain` says so.
     for (kernel, steps) in plan.kernels.iter().zip(&mut steps) {
         steps.otherwise = steps.otherwise.take().filter(|o| !o.steps.iter().any(|w| has_failed(w, &failed)));
@@ -264,8 +227,8 @@ struct Programs {
     known: HashMap<String, ProgramId>,
 }
 impl Programs {
-    fn lower(&mut self, kernel: &kiln_plan::Kernel, target: Target, prices: Prices) -> Result<Steps<ProgramId>, Error> {
-        match kiln_lower::lower_at(kernel, target.lowering(), prices) {
+    fn lower(&mut self, kernel: &kiln_plan::Kernel, machine: &Machine) -> Result<Steps<ProgramId>, Error> {
+        match kiln_lower::lower_at(kernel, machine) {
             Ok(steps) => steps.map(|p| self.add(p)),
             Err(LowerError::Unsupported { why, .. }) => Ok(interpreted(kernel, why)),
             Err(defect @ LowerError::Invariant { .. }) => Err(not_lowered(&defect)),
@@ -293,7 +256,7 @@ fn has_failed(work: &Work<ProgramId>, failed: &Failed) -> bool {
 }
 
 /// Code for every program, on all cores; programs that code generation refuses, with its reason. What LLVM refuses is a defect.
-fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Failed), Error> {
+fn generate(programs: &[Program], machine: &Machine) -> Result<(CompiledCode, Failed), Error> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let chunk = programs.len().div_ceil(cores).max(1);
     let mut failed = Failed::new();
@@ -304,8 +267,8 @@ fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Faile
         }
         CodegenError::Llvm { .. } => Err(defect(&e)),
     };
-    match target.arch() {
-        None => {
+    match machine.arch.is_gpu() {
+        false => {
             kiln_cpu::Level::chosen().map_err(|e| Error::usage(e.to_string(), ""))?;
             let compiled = parallel(programs, chunk, |chunk| match host::compile(chunk) {
                 Ok(module) => {
@@ -323,8 +286,9 @@ fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Faile
             let list = each.map(|(i, r)| r.or_else(|e| refused(i, e).map(|()| (empty.clone(), 0))));
             Ok((CompiledCode::Host(list.collect::<Result<_, _>>()?), failed))
         }
-        Some(arch) => {
-            let compiled = parallel(programs, chunk, |chunk| chunk.iter().map(|p| nvptx::compile(p, arch)).collect());
+        true => {
+            let compile = |p: &Program| nvptx::compile(p, machine);
+            let compiled = parallel(programs, chunk, |chunk| chunk.iter().map(compile).collect());
             let empty = || nvptx::Ptx {
                 name: String::new(),
                 text: String::new(),
@@ -441,6 +405,26 @@ pub fn device_name(device: DeviceKind) -> Result<String, Error> {
 /// The n-th GPU's name alone, as its driver gives it.
 pub fn gpu_name(index: usize) -> Result<String, Error> {
     CudaDevice::open(index).map(|d| d.info().name.clone()).map_err(Error::from)
+}
+
+/// The target for the n-th GPU, and its description where that is not the target's usual one: what comes with Kiln for a device of its
+/// name, or else the usual one with what the driver says of this device.
+pub fn gpu_machine(index: usize) -> Result<(Target, Option<Machine>), Error> {
+    let device = CudaDevice::open(index)?;
+    let info = device.info();
+    let (major, minor) = info.capability;
+    let target = Target::of_capability(info.capability).ok_or_else(|| {
+        Error::failed(
+            format!("GPU {index} has compute capability {major}.{minor}"),
+            "Kiln needs 8.0 or later; run with --device cpu",
+        )
+    })?;
+    let machine = match kiln_machine::of_device(target, &info.name) {
+        Some(known) if known == target.machine() => None,
+        Some(known) => Some(known.clone()),
+        None => Some(crate::calibrate::with_facts(target.machine(), info)),
+    };
+    Ok((target, machine))
 }
 
 /// Compute capability of the n-th GPU.

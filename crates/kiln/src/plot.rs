@@ -8,7 +8,8 @@ use crate::{
 };
 use kiln_graph::DType;
 use kiln_graph::ops::Class;
-use kiln_plan::{Kernel, Machine, Plan};
+use kiln_machine::Machine;
+use kiln_plan::{Kernel, Plan};
 use labels::{FONT, Frame, Labels};
 use plotters::{
     coord::Shift,
@@ -88,9 +89,9 @@ fn roofs(plan: &Plan, m: &Machine) -> Vec<(String, f64)> {
     let products = plan.kernels.iter().filter(|k| k.cost.matrix_flops > 0);
     let anchor = |k: &Kernel| k.body.values().find(|v| Class::of(k.body.op(*v)).is_anchor()).map(|v| k.body.dtype(v));
     let dtypes: BTreeSet<DType> = products.filter_map(anchor).collect();
-    let mut roofs = vec![("other arithmetic".to_string(), m.alu)];
+    let mut roofs = vec![("other arithmetic".to_string(), m.rates.alu)];
     for d in dtypes {
-        let (name, rate) = (format!("{} products", d.name()), m.matrix_rate(d));
+        let (name, rate) = (format!("{} products", d.name()), m.matrix_rate(d.name()));
         match roofs.iter_mut().find(|r| r.1 == rate) {
             Some(same) => same.0 = format!("{}, {name}", same.0),
             None => roofs.push((name, rate)),
@@ -102,9 +103,9 @@ fn roofs(plan: &Plan, m: &Machine) -> Vec<(String, f64)> {
 
 /// Measured kernels under the roofs of the machine description that priced them.
 pub fn roofline(b: &Bench, c: &Compiled) -> Result<String, Error> {
-    let m = c.options.machine()?;
+    let m = c.options.machine();
     let title = format!("{} on {}, under the roofs of `{}`", b.model, b.device, m.name);
-    under_roofs(&title, &b.kernels, &roofs(&c.plan, &m), m.bandwidth)
+    under_roofs(&title, &b.kernels, &roofs(&c.plan, m), m.rates.bandwidth)
 }
 
 /// `roofs`: names and flops a second; `bandwidth`: bytes a second.

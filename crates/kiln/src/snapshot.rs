@@ -8,7 +8,7 @@
 //! // insta::assert_snapshot!(plan);
 //! # Ok(()) }
 //! ```
-use crate::{CompileOptions, Error, Model, Target, compile, diff, io};
+use crate::{CompileOptions, Error, Model, compile, diff, io};
 use kiln_graph::Tensor;
 use kiln_plan::Plan;
 use similar::TextDiff;
@@ -17,14 +17,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The target whose plans are made for a machine description.
-pub fn target(machine: &str) -> Result<Target, Error> {
-    let all = [Target::Cpu, Target::Sm80, Target::Sm90a];
-    let found = all.into_iter().find(|t| t.machine().is_ok_and(|m| m.name == machine));
-    found.ok_or_else(|| {
-        let names: Vec<&str> = kiln_plan::machines::names().collect();
+/// What compiles for a machine that comes with Kiln.
+pub fn options(machine: &str) -> Result<CompileOptions, Error> {
+    let found = kiln_machine::machine(machine).ok_or_else(|| {
+        let names: Vec<&str> = kiln_machine::names().collect();
         Error::usage(format!("there is no machine `{machine}`"), format!("the machines are {}", names.join(", ")))
-    })
+    })?;
+    let own = found != found.arch.machine();
+    Ok(CompileOptions { target: found.arch, machine: own.then(|| found.clone()), ..CompileOptions::default() })
 }
 
 /// The plan of a model for a machine, as text.
@@ -33,8 +33,7 @@ pub fn plan_text(path: &Path, inputs: &[Tensor], machine: &str) -> Result<String
 }
 /// The same of a model that is open.
 pub fn plan_text_of(model: &Model, machine: &str) -> Result<String, Error> {
-    let options = CompileOptions { target: target(machine)?, ..CompileOptions::default() };
-    Ok(kiln_plan::text::print(&compile::plan(model, &options)?))
+    Ok(kiln_plan::text::print(&compile::plan(model, &options(machine)?)?))
 }
 
 /// What became of one graph's snapshot.
@@ -107,7 +106,7 @@ fn found(folder: &Path) -> Result<(Vec<Entry>, Vec<Entry>), Error> {
 /// Compares the plans of a folder's models with the snapshots in `folder/plans`; writes them anew if `bless`. A model that cannot be planned
 /// does not end it, and its snapshot stays.
 pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>, Error> {
-    target(machine)?;
+    options(machine)?;
     let plans = folder.join("plans");
     let (mut out, mut known) = (vec![], BTreeSet::new());
     let (entries, skipped) = found(folder)?;

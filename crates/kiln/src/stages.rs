@@ -34,7 +34,7 @@ impl Stage {
     }
     /// All stages that a target has, in order.
     pub fn of(target: crate::Target) -> Vec<Stage> {
-        let last = if target.arch().is_some() { Stage::Ptx } else { Stage::Asm };
+        let last = if target.is_gpu() { Stage::Ptx } else { Stage::Asm };
         vec![Stage::Graph, Stage::Plan, Stage::Block, Stage::Llvm, last]
     }
 }
@@ -85,12 +85,12 @@ pub fn print_file(
             kiln_block::verify::verify(&block).map_err(|e| wrong(e.to_string()))?;
             let done = |r: Result<String, kiln_codegen::CodegenError>| r.map_err(|e| wrong(e.to_string()));
             let alone = std::slice::from_ref(&block);
-            match (stage, options.target.arch()) {
-                (Stage::Ptx, Some(arch)) => {
-                    done(kiln_codegen::nvptx::compile(&suited(&block, arch), arch).map(|p| p.text))
-                }
+            options.check()?;
+            let gpu = Some(options.machine()).filter(|m| m.arch.is_gpu());
+            match (stage, gpu) {
+                (Stage::Ptx, Some(m)) => done(kiln_codegen::nvptx::compile(&suited(&block, m), m).map(|p| p.text)),
                 (Stage::Ptx, None) => Err(Error::usage("the target cpu has no PTX", "add --target sm_90a")),
-                (Stage::Llvm, Some(arch)) => done(kiln_codegen::nvptx::llvm_text(&suited(&block, arch), arch)),
+                (Stage::Llvm, Some(m)) => done(kiln_codegen::nvptx::llvm_text(&suited(&block, m), m)),
                 (Stage::Llvm, None) => done(kiln_codegen::host::llvm_text(alone)),
                 (Stage::Asm, _) => done(kiln_codegen::host::assembly(alone)),
                 _ => Ok(kiln_block::text::print(&block)),
@@ -127,11 +127,9 @@ pub fn print_file(
 }
 
 /// A program as it is best for the GPU: products by warpgroups where that is possible.
-fn suited(block: &kiln_block::Kernel, arch: kiln_codegen::nvptx::Arch) -> kiln_block::Kernel {
-    match arch {
-        kiln_codegen::nvptx::Arch::Sm90a => kiln_block::passes::warpgroup::run(block).unwrap_or_else(|_| block.clone()),
-        kiln_codegen::nvptx::Arch::Sm80 => block.clone(),
-    }
+fn suited(block: &kiln_block::Kernel, m: &kiln_machine::Machine) -> kiln_block::Kernel {
+    let by_warpgroups = if m.arch.has_wgmma() { kiln_block::passes::warpgroup::run(block, m).ok() } else { None };
+    by_warpgroups.unwrap_or_else(|| block.clone())
 }
 
 /// Runs passes, by name and in order, on a block program; without names, all those that every program takes.
@@ -155,7 +153,9 @@ pub fn optimise(path: &Path, passes: &[String]) -> Result<String, Error> {
     let wrong = |e: String| Error::failed(format!("{}: {e}", path.display()), "mend the line it names");
     let mut kernel = kiln_block::text::parse(&text).map_err(|e| wrong(e.to_string()))?;
     kiln_block::verify::verify(&kernel).map_err(|e| wrong(e.to_string()))?;
-    kiln_block::passes::run(if names.is_empty() { &every } else { &names }, &mut kernel)
+    // Passes for a machine are those toward warpgroups.
+    let machine = kiln_machine::Arch::Sm90a.machine();
+    kiln_block::passes::run(if names.is_empty() { &every } else { &names }, &mut kernel, machine)
         .map_err(|e| wrong(e.to_string()))?;
     Ok(kiln_block::text::print(&kernel))
 }

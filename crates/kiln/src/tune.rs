@@ -61,13 +61,13 @@ fn is_open(k: &Kernel) -> bool {
 fn takes(k: &Kernel, template: kiln_plan::Template, options: &CompileOptions) -> Result<(), String> {
     let mut k = k.clone();
     k.reason.template = Some(template);
-    kiln_lower::lower_at(&k, options.target.lowering(), options.prices()).map(|_| ()).map_err(|e| e.why())
+    kiln_lower::lower_at(&k, options.machine()).map(|_| ()).map_err(|e| e.why())
 }
 
 impl Measurements {
     /// Names the template of every product that the store has a usable entry for, and says what was measured.
     pub fn apply(&self, plan: &mut Plan, options: &CompileOptions) -> Result<(), Error> {
-        let Some(machine) = self.machine(options.target)? else { return Ok(()) };
+        let Some(machine) = self.machine(options.target) else { return Ok(()) };
         for k in plan.kernels.iter_mut().filter(|k| is_open(k)) {
             k.reason.tuning = match self.store.find(&key(k, &machine)) {
                 Found::Nothing => None,
@@ -85,11 +85,11 @@ impl Measurements {
         }
         Ok(())
     }
-    fn machine(&self, target: Target) -> Result<Option<Machine>, Error> {
+    fn machine(&self, target: Target) -> Option<Machine> {
         if let Some(device) = &self.device {
-            return Ok(Some(Machine { device: device.clone(), target: target.name().into() }));
+            return Some(Machine { device: device.clone(), target: target.name().into() });
         }
-        Ok(self.store.machine(target.name(), &target.machine()?.device).cloned())
+        self.store.machine(target.name(), &target.machine().device).cloned()
     }
 }
 
@@ -185,7 +185,7 @@ fn measured(
     options: &TuneOptions,
     progress: &mut dyn FnMut(kiln_tune::Progress),
 ) -> Result<Option<kiln_tune::Outcome>, Error> {
-    let candidates = kiln_lower::candidates(kernel, options.compile.target.lowering(), options.compile.prices());
+    let candidates = kiln_lower::candidates(kernel, options.compile.machine());
     if candidates.len() < 2 {
         return Ok(None);
     }

@@ -8,3 +8,4 @@ mod indices;
 mod invariance;
 mod ops;
 mod random;
+mod targets;

@@ -121,3 +121,7 @@ fn assembles(target: Target, arch: &str) {
 fn ptx_assembles() {
     assembles(Target::Sm90a, "sm_90a");
 }
+#[test]
+fn ptx_assembles_for_ada() {
+    assembles(Target::Sm89, "sm_89");
+}

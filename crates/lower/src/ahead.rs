@@ -1,6 +1,5 @@
 //! Long rows are asked for ahead: an instance that several blocks share waits for its row at a barrier, with no registers left
 //! for the next one. Meanwhile the row of an instance that will start soon is brought to the second-level cache.
-use crate::Target;
 use crate::dag::{NodeOp, Scene};
 use crate::expr::Expr;
 use crate::rows::RowPlan;
@@ -8,9 +7,6 @@ use crate::tile::Frame;
 use kiln_block::BinaryOp as B;
 use kiln_plan::exec::Slot;
 
-/// Bytes that are read between an instance and the one it asks for: enough to cover the memory's latency at its full speed,
-/// and few enough to be still there. Measured on an H200.
-const AHEAD: usize = 4 << 20;
 /// Instances between the two, at least: fewer are so large that what they read and write fills the cache.
 const LEAST: usize = 8;
 /// Warps from which on several blocks share an instance.
@@ -19,13 +15,13 @@ const SHARED: usize = 32;
 impl Frame<'_> {
     /// Asks for the rows of an instance that starts soon.
     pub fn ask_ahead(&mut self, scene: &Scene, plan: &RowPlan) {
-        if plan.target == Target::Host || plan.warps < SHARED {
+        if !plan.machine.arch.is_gpu() || plan.warps < SHARED {
             return;
         }
         let rows = rows(scene, plan);
         let bytes: usize = rows.iter().map(|r| r.2).sum();
         let shape = plan.shape(1);
-        let (ahead, instances) = (AHEAD / bytes.max(1), shape.instances());
+        let (ahead, instances) = (plan.machine.rows.ahead / bytes.max(1), shape.instances());
         if bytes == 0 || ahead < LEAST || instances <= 2 * ahead {
             return;
         }

@@ -9,8 +9,9 @@ use crate::resolve::{Body, Resolved, Resolver, broadcast_index, kept};
 use crate::row::Row;
 use crate::rows::{self, Emitted};
 use crate::space::Space;
-use crate::{LowerError, Target, pointwise};
+use crate::{LowerError, pointwise};
 use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, Type, ValueId};
+use kiln_plan::Hardware;
 use kiln_plan::exec::{Matrix, Slot};
 
 /// Scores held at a time.
@@ -77,15 +78,15 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr]) -> R
     Ok(x)
 }
 
-pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
     let v = the_product(of, |v| matches!(g.op(v), Op::Attention { .. }))?;
     let z = sizes(of, v);
     if z.t == 0 || z.d == 0 {
         return Err(of.unsupported("attention over nothing"));
     }
-    if target != Target::Host {
-        return flash::lower(of, v, &z, target);
+    if machine.arch.is_gpu() {
+        return flash::lower(of, v, &z, machine);
     }
     let args = g.args(v);
     let (dtype, acc) = (g.dtype(v), g.dtype(v).compute());
@@ -221,9 +222,9 @@ fn softmax(
     };
     if keys == 1 {
         let point = |axes: &[Expr]| scene(&Space::of(axes));
-        return Ok(Emitted { scratch: vec![], steps: vec![pointwise::points(name, shape, &point, Target::Host)?] });
+        return Ok(Emitted { scratch: vec![], steps: vec![pointwise::points(name, shape, &point, of.machine)?] });
     }
-    rows::emit(name, Space::new(shape, &row_axes), &scene, Target::Host, scratch)
+    rows::emit(name, Space::new(shape, &row_axes), &scene, of.machine, scratch)
 }
 
 /// Softmax of a row of scores; zeros where nothing takes part, as PyTorch's `_safe_softmax`.

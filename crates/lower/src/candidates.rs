@@ -1,8 +1,9 @@
 //! What could be chosen for a kernel's matrix product: the space that tuning searches.
 use crate::resolve::Body;
 use crate::warpgroup::GROUP;
-use crate::{Prices, Target, gemm, lower_at, template};
-use kiln_plan::{Family, Kernel, KernelKind, Reason, Schedule, Template};
+use crate::{gemm, lower_at, template, under};
+use kiln_machine::Machine;
+use kiln_plan::{Family, Hardware, Kernel, KernelKind, Reason, Schedule, Template};
 
 /// Raised whenever a template's programs change so that measurements of the old ones say nothing of the new.
 pub const TEMPLATES: u32 = 4;
@@ -17,12 +18,13 @@ pub struct Candidate {
 
 /// Templates of a kernel's product on a GPU: first the one that lowering chooses unasked, then all others that may take it, the
 /// fastest in the model first. Empty where there is nothing to choose.
-pub fn candidates(kernel: &Kernel, target: Target, prices: Prices) -> Vec<Candidate> {
-    let of = body(kernel, target, prices);
+pub fn candidates(kernel: &Kernel, machine: &Machine) -> Vec<Candidate> {
+    let machine = &under(machine, kernel);
+    let of = body(kernel, machine);
     if kernel.kind != KernelKind::Gemm {
         return vec![];
     }
-    let (Ok(mut all), Some(chosen)) = (gemm::candidates(&of, target), chosen(kernel, &of)) else { return vec![] };
+    let (Ok(mut all), Some(chosen)) = (gemm::candidates(&of, machine), chosen(kernel, &of)) else { return vec![] };
     if all.is_empty() {
         return vec![];
     }
@@ -33,44 +35,34 @@ pub fn candidates(kernel: &Kernel, target: Target, prices: Prices) -> Vec<Candid
     all.into_iter().map(|(template, us)| Candidate { template, us }).collect()
 }
 
-fn body(kernel: &Kernel, target: Target, prices: Prices) -> Body<'_> {
+fn body<'a>(kernel: &'a Kernel, machine: &'a Hardware<'a>) -> Body<'a> {
     let (name, graph) = (kernel.name.as_str(), &kernel.body);
     let (precision, rounding) = (kernel.precision, kernel.rounding);
-    Body {
-        name,
-        graph,
-        product: None,
-        twin: None,
-        target,
-        precision,
-        rounding,
-        batch_invariant: kernel.batch_invariant,
-        template: None,
-        prices,
-    }
+    Body { name, graph, product: None, twin: None, machine, precision, rounding, template: None }
 }
 
 /// Whether an open choice falls on the GPU's library.
-pub fn prefers_library(kernel: &Kernel, target: Target, prices: Prices) -> bool {
-    let open = kernel.kind == KernelKind::Gemm && kernel.reason.template.is_none();
-    open && gemm::prefers_library(&body(kernel, target, prices), target)
+pub fn prefers_library(kernel: &Kernel, machine: &Hardware) -> bool {
+    let free = !machine.contract.batch_invariant && kernel.reason.template.is_none();
+    let open = kernel.kind == KernelKind::Gemm && free;
+    open && gemm::prefers_library(&body(kernel, machine), machine)
 }
 
 /// All that lowering chooses for a kernel's product unasked.
 fn chosen(kernel: &Kernel, of: &Body) -> Option<Template> {
-    let under = |template| {
+    let by = |template| {
         let mut kernel = kernel.clone();
         kernel.reason = Reason { template, ..Reason::default() };
-        lower_at(&kernel, of.target, of.prices).ok()
+        lower_at(&kernel, of.machine.machine).ok()
     };
-    let steps = under(None)?.steps;
+    let steps = by(None)?.steps;
     let seen = template::of(kernel.kind, steps.iter().map(template::Part::from));
     if seen.family != Family::Warpgroup {
         return Some(seen);
     }
-    let parts = gemm::parts(of, of.target).ok();
+    let parts = gemm::parts(of, of.machine).ok();
     let template = Template { schedule: Schedule { parts, group: Some(GROUP), ..seen.schedule }, ..seen };
-    under(Some(template)).map(|_| template)
+    by(Some(template)).map(|_| template)
 }
 
 /// Templates that differ from one of warpgroups in one choice that the model does not price: fewer stages, deeper ones, the order

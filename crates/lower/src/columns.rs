@@ -3,29 +3,34 @@
 //! - columns belong to a thread each where they are short, or so many that a sum keeps the machine busy by them alone;
 //! - others that fit are held by a block or a cluster, or summed at once;
 //! - sums of long ones are walked in chunks, by so many instances as keep the machine busy.
-use crate::Target;
 use crate::expr::CoordId;
 use crate::rows::{Limits, RowPlan, parts, wanted};
 use crate::shift::VECTOR;
 use crate::space::{Coord, Space};
 use crate::stay::{self, Tiles};
 use crate::tile::Cut;
-use kiln_plan::scan::{COLUMN_CHUNKS, FEW};
+use kiln_plan::Hardware;
+use kiln_plan::scan::{self, COLUMN_CHUNKS};
 
 /// Bytes of columns that a thread has alone, of a row that it reads at a time, and of columns of single words.
 const ALONE: usize = 256;
 const WORD: usize = 4;
 const ALONE_IN_WORDS: usize = 320;
 
-/// Bytes of a strip of columns that an instance of a GPU takes, and instances that keep it busy where strips are shared.
+/// Bytes of a strip of columns that an instance of a GPU takes.
 pub const STRIP: usize = 256;
-pub const SHARING: usize = 1056;
+/// Instances for each multiprocessor that keep a GPU busy where strips are shared.
+const SHARING: usize = 8;
+/// Instances that keep a GPU busy where strips are shared.
+pub fn sharing(machine: &Hardware) -> usize {
+    SHARING * machine.units.multiprocessors
+}
 /// Bytes of a large sum, and of a tile that is summed without a loop.
 const LARGE: usize = 32 << 20;
 const SUMMED_AT_ONCE: usize = 64 << 10;
 
-/// Threads whose loads keep memory busy where each has so many under way, and half as many threads with twice as many.
-const ALL_LOADING: usize = 24 << 10;
+/// Loads that a thread has under way, of as many threads as keep memory busy so ([`kiln_machine::Rows::loading`]); half as many have
+/// twice as many.
 const LOADS: usize = 8;
 
 /// Elements of a column that are summed before they are added to the rest.
@@ -35,18 +40,19 @@ const SUMMED: usize = 64;
 const STREAMED: usize = 1 << 20;
 
 /// Rows across memory: the tile's last axis is the kept coordinate `along`, the row is its first.
-pub fn across(
+pub fn across<'m>(
     space: &mut Space,
     kept: Vec<Coord>,
     along: CoordId,
     row: CoordId,
     n: usize,
-    target: Target,
+    machine: &'m Hardware<'m>,
     limits: &Limits,
-) -> RowPlan {
-    let gpu = matches!(target, Target::Gpu { .. });
+) -> RowPlan<'m> {
+    let gpu = machine.arch.is_gpu();
     let extent = space.find(along).map_or(1, |c| c.extent);
-    let others: usize = kept.iter().filter(|c| c.id != along).map(|c| c.extent).product();
+    // What choices go by: the columns of one image, or of as many as keep the machine busy.
+    let others = machine.counted(kept.iter().filter(|c| c.id != along).map(|c| c.extent).product());
     let limits = &Limits { columns: true, ..*limits };
     let high = n.next_power_of_two();
     let cuts = |wide: usize| {
@@ -54,10 +60,11 @@ pub fn across(
         cuts.push(Cut { id: along, extent, block: wide, axis: 1 });
         cuts
     };
-    let own = || limits.alone(n, extent, others).or_else(|| limits.summed_alone(n, extent, others));
+    let own =
+        || limits.alone(n, extent, others, wanted(machine)).or_else(|| limits.summed_alone(n, extent, others, machine));
     if gpu && let Some((block, wide, warps)) = own() {
         let (kept, row) = (cuts(wide), Cut { id: row, extent: n, block, axis: 0 });
-        return RowPlan { kept, row, rank: 2, parts: 1, warps, target, shift: None, packed: false, stay: None };
+        return RowPlan { kept, row, rank: 2, parts: 1, warps, machine, shift: None, packed: false, stay: None };
     }
     // Pieces of whole lines where such a tile can be held and their words are as wide as a bank, else of half a line.
     let line = if limits.again && limits.bytes >= 4 && high * 128 / limits.bytes <= limits.tile { 128 } else { 64 };
@@ -77,17 +84,17 @@ pub fn across(
     if whole {
         tile = tile.max(high * least);
     }
-    let few = |wide: usize| others * extent.div_ceil(wide) < wanted(target);
+    let few = |wide: usize| others * extent.div_ceil(wide) < wanted(machine);
     while wide > least && (whole && high * wide > tile || (limits.again || !gpu) && few(wide)) {
         wide /= 2;
     }
     // A row that fits is held; else it is walked, on the host by chunks that are summed, or one element at a time.
     let instances = others * extent.div_ceil(wide);
-    let short = sums && high * wide * limits.bytes <= SUMMED_AT_ONCE && instances >= SHARING / 4;
+    let short = sums && high * wide * limits.bytes <= SUMMED_AT_ONCE && instances >= sharing(machine) / 4;
     let held = short || high * wide <= tile;
     let high = if held {
         high
-    } else if gpu && limits.scans && instances >= FEW {
+    } else if gpu && limits.scans && instances >= scan::busy(machine) {
         (tile * COLUMN_CHUNKS / wide).min(high)
     } else if gpu || wide < 64 {
         (tile / wide).min(high)
@@ -98,13 +105,13 @@ pub fn across(
     };
     let split = match held {
         true => 1,
-        false if sums => strips(instances, n, high, [extent, STRIP / limits.bytes], limits.bytes),
-        false => parts(instances, n, high.max(16), if gpu || streams { wide } else { 1 }, target),
+        false if sums => strips(instances, n, high, [extent, STRIP / limits.bytes], limits.bytes, sharing(machine)),
+        false => parts(instances, n, high.max(16), if gpu || streams { wide } else { 1 }, machine),
     };
     let row = Cut { id: row, extent: n, block: high, axis: 0 };
     let full = held && high == n && extent.is_multiple_of(wide);
     let tiles = Tiles { count: instances, elements: high * wide, there: high * wide, period: 1 };
-    let stay = if full { stay::of(target, tiles, limits.reads) } else { None };
+    let stay = if full { stay::of(machine, tiles, limits.reads) } else { None };
     RowPlan {
         kept: cuts(wide),
         row,
@@ -116,7 +123,7 @@ pub fn across(
             None if gpu => limits.warps(high * wide, high * wide, true),
             None => 4,
         },
-        target,
+        machine,
         shift: None,
         packed: false,
         stay: stay.map(|s| s.clusters),
@@ -126,7 +133,7 @@ pub fn across(
 impl Limits {
     /// Rows and columns of a tile in which every thread has columns to itself, and its warps: where they are short, so that nothing
     /// is exchanged and no thread has elements that are not there.
-    fn alone(&self, n: usize, columns: usize, others: usize) -> Option<(usize, usize, usize)> {
+    fn alone(&self, n: usize, columns: usize, others: usize, wanted: usize) -> Option<(usize, usize, usize)> {
         let word = WORD.div_ceil(self.narrow);
         let each = match (ALONE / (n * self.bytes)).min(VECTOR / self.bytes) {
             each if each >= word => 1 << each.ilog2(),
@@ -136,33 +143,46 @@ impl Limits {
         if !self.again || !self.any_order || each * n * self.bytes > room || columns < 32 * each {
             return None;
         }
-        let few = |warps: usize| others * columns.div_ceil(32 * each * warps) < 4 * wanted(Target::Gpu { arch: 90 });
+        let few = |warps: usize| others * columns.div_ceil(32 * each * warps) < 4 * wanted;
         let warps = [4, 2, 1].into_iter().find(|w| !few(*w) && columns >= 32 * each * w)?;
         Some((n.next_power_of_two(), 32 * each * warps, warps))
     }
 
     /// The same of a sum: where there are so many columns that their loads keep memory busy.
-    fn summed_alone(&self, n: usize, columns: usize, others: usize) -> Option<(usize, usize, usize)> {
+    fn summed_alone(
+        &self,
+        n: usize,
+        columns: usize,
+        others: usize,
+        machine: &Hardware,
+    ) -> Option<(usize, usize, usize)> {
         let vector = VECTOR / self.bytes.clamp(1, VECTOR);
         let each = vector.min(1 << columns.trailing_zeros());
         let threads = others * columns.div_ceil(each);
-        if self.again || !self.any_order || each < vector || threads < ALL_LOADING {
+        if self.again || !self.any_order || each < vector || threads < machine.rows.loading {
             return None;
         }
-        let loads = if threads < 2 * ALL_LOADING { 2 * LOADS } else { LOADS };
+        let loads = if threads < 2 * machine.rows.loading { 2 * LOADS } else { LOADS };
         let chunk = n.next_power_of_two().min(loads);
         let strip = 32 * each * (loads / chunk).min(LOADS / 2);
         let blocks = |warps: usize| others * columns.div_ceil(strip * warps);
         let empty = |warps: usize| 10 * (columns.next_multiple_of(strip * warps) - columns) > columns;
-        let warps = [4, 2, 1].into_iter().find(|w| !empty(*w) && blocks(*w) >= SHARING / 2)?;
+        let warps = [4, 2, 1].into_iter().find(|w| !empty(*w) && blocks(*w) >= sharing(machine) / 2)?;
         Some((chunk, strip * warps, warps))
     }
 }
 
 /// How many instances of a GPU share strips of columns that are summed; strips that are partly empty have fewer bytes under way.
-fn strips(instances: usize, n: usize, chunk: usize, [columns, strip]: [usize; 2], bytes: usize) -> usize {
-    let busy = if columns < strip { SHARING } else { SHARING / 2 };
+fn strips(
+    instances: usize,
+    n: usize,
+    chunk: usize,
+    [columns, strip]: [usize; 2],
+    bytes: usize,
+    sharing: usize,
+) -> usize {
+    let busy = if columns < strip { sharing } else { sharing / 2 };
     // The second step is short beside a large sum.
-    let few = if n * instances * strip.min(columns) * bytes >= LARGE { SHARING / 2 } else { SHARING / 4 };
+    let few = if n * instances * strip.min(columns) * bytes >= LARGE { sharing / 2 } else { sharing / 4 };
     if instances >= few || n < 4 * chunk { 1 } else { busy.div_ceil(instances).clamp(1, n / (2 * chunk)) }
 }

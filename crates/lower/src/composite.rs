@@ -1,8 +1,8 @@
 //! Normalisations and softmax as scalar programs over the row, in the type arithmetic is done in.
+use crate::LowerError;
 use crate::dag::{Guard, NodeId};
 use crate::expr::{Expr, delinear, linear};
 use crate::resolve::{Here, Product, Resolved, Resolver, kept};
-use crate::{LowerError, Target};
 use kiln_graph::{BinaryOp, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 
 impl Resolver<'_> {
@@ -117,7 +117,7 @@ impl Resolver<'_> {
             return Ok(self.dag.binary(BinaryOp::Sub, mine, log));
         }
         let mine = self.dag.unary(UnaryOp::Exp, mine);
-        if self.target != Target::Host && !self.in_epilogue() {
+        if self.machine.arch.is_gpu() && !self.in_epilogue() {
             return Ok(self.dag.binary(BinaryOp::Div, mine, sum));
         }
         // One division a row: a vector of them takes as long as an exponential, and nothing hides that of a product's tile. The

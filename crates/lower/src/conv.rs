@@ -9,9 +9,10 @@ use crate::host::{Host, the_product};
 use crate::resolve::{Body, Inside, Resolved, Resolver, inside};
 use crate::rows::Emitted;
 use crate::window::UNROLL;
-use crate::{LowerError, Target, gemm, product, reduction};
+use crate::{LowerError, gemm, product, reduction};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, Scalar, ValueId, decompose::transposed_conv};
+use kiln_plan::Hardware;
 use kiln_plan::exec::{Matrix, Slot, axes};
 
 /// A convolution's operands and numbers.
@@ -117,28 +118,28 @@ pub fn or_zero(r: &mut Resolver, v: ValueId, ix: &[Expr], bounds: Vec<(Expr, i64
     }
 }
 
-pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
     let v = the_product(of, |v| matches!(g.op(v), Op::Conv { .. }))?;
     let c = Conv::new(g, v).ok_or_else(|| of.unsupported("not a convolution"))?;
     // Depthwise and nearly so: no product worth the name.
     if c.k == 0 || (c.cout <= 2 && c.k <= UNROLL) {
-        return reduction::lower(of, target, 0);
+        return reduction::lower(of, machine, 0);
     }
     if c.transposed {
-        return by_columns(of, v, target);
+        return by_columns(of, v, machine);
     }
-    match target {
-        Target::Host => host(of, v, &c),
-        Target::Gpu { .. } => gpu(of, v, &c, target),
+    match machine.arch.is_gpu() {
+        false => host(of, v, &c),
+        true => gpu(of, v, &c, machine),
     }
 }
 
 /// By windows of a padded copy where that pays, else by patches that are read where the product wants them.
-fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, LowerError> {
+fn gpu(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, LowerError> {
     let images = c.x_shape[0];
     if c.is_pointwise() && c.points >= POINTS {
-        return by_image(of, v, c, target);
+        return by_image(of, v, c, machine);
     }
     let product = product::Product {
         v,
@@ -149,6 +150,7 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
         whole: None,
         run: None,
         twin: None,
+        machine,
         precision: product::precision(of, v),
         low: None,
         terms: Terms::Products,
@@ -165,9 +167,9 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
             vec![group, channel, ix[0].clone().scale(c.points as i64).plus(&point)]
         },
     };
-    match windows::lower(of, c, &product, target)? {
+    match windows::lower(of, c, &product, machine)? {
         Some(by_windows) => Ok(by_windows),
-        None => product::lower(of, &product, target),
+        None => product::lower(of, &product, machine),
     }
 }
 
@@ -175,7 +177,7 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, Lower
 const POINTS: usize = 192;
 
 /// A window of one point: images are a batch of products of matrices as they lie in memory.
-fn by_image(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, LowerError> {
+fn by_image(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, LowerError> {
     let product = product::Product {
         v,
         batch: vec![c.x_shape[0], c.groups],
@@ -185,6 +187,7 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, 
         whole: None,
         run: None,
         twin: None,
+        machine,
         precision: product::precision(of, v),
         low: None,
         terms: Terms::Products,
@@ -197,7 +200,7 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, target: Target) -> Result<Emitted, 
             vec![ix[0].clone(), group, channel, linear(&ix[2..], &c.out[2..])]
         },
     };
-    product::lower(of, &product, target)
+    product::lower(of, &product, machine)
 }
 
 /// Images of fewer points than this are taken together, so that the product is wide.
@@ -243,7 +246,7 @@ fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
 }
 
 /// A transposed convolution as a product and sums of what it gives: to all else it is an epilogue of that product.
-fn by_columns(of: &Body, v: ValueId, target: Target) -> Result<Emitted, LowerError> {
+fn by_columns(of: &Body, v: ValueId, machine: &Hardware) -> Result<Emitted, LowerError> {
     let graph = of.graph.rebuild(|new, u, args| match u == v {
         true => transposed_conv(new, of.graph.op(v), args).map(Some),
         false => Ok(None),
@@ -252,5 +255,5 @@ fn by_columns(of: &Body, v: ValueId, target: Target) -> Result<Emitted, LowerErr
         kernel: of.name.to_string(),
         what: format!("a transposed convolution cannot be written as a product: {e}"),
     })?;
-    gemm::lower(&Body { graph: &graph, ..*of }, target)
+    gemm::lower(&Body { graph: &graph, ..*of }, machine)
 }

@@ -1,7 +1,6 @@
 //! Attention on GPUs: a block of queries per instance, keys and values block by block, softmax carried along. Where there are few
 //! queries, instances take parts of the keys, which a second step joins.
 use crate::LowerError;
-use crate::Target;
 use crate::attention::{Sizes, masked_score};
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
@@ -15,6 +14,7 @@ use crate::rows::Emitted;
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
 use kiln_graph::{DType, Op, Type, ValueId};
+use kiln_plan::Hardware;
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
 
@@ -38,7 +38,7 @@ impl Coords {
     }
 }
 
-pub fn lower(of: &Body, v: ValueId, z: &Sizes, target: Target) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emitted, LowerError> {
     let dtype = of.graph.dtype(v);
     let Op::Attention { causal, .. } = *of.graph.op(v) else { return Err(of.unsupported("not attention")) };
     let heads = z.batch.iter().product::<usize>() * z.heads * z.group;
@@ -46,7 +46,7 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, target: Target) -> Result<Emitted
     if !sizes.has_program() {
         return Err(of.unsupported(format!("attention with heads of {} and {} {dtype}", z.d, z.e)));
     }
-    let tiles = sizes.tiles();
+    let tiles = sizes.tiles(machine);
     let step = program(of, v, z, tiles)?;
     if tiles.parts == 1 {
         return Ok(Emitted { scratch: vec![], steps: vec![step] });
@@ -56,7 +56,7 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, target: Target) -> Result<Emitted
     let scratch: Vec<Type> = [count, rows, rows].map(|n| Type::new(DType::F32, [tiles.parts * n])).to_vec();
     let name = format!("{}_join", of.name);
     let product = Some((v, Place::KeyParts { first: 0, count: tiles.parts }));
-    let rest = reduction::lower(&Body { name: &name, product, ..*of }, target, scratch.len() as u32)?;
+    let rest = reduction::lower(&Body { name: &name, product, ..*of }, machine, scratch.len() as u32)?;
     Ok(Emitted { scratch, steps: vec![step] }.then(rest))
 }
 

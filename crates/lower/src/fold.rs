@@ -1,13 +1,13 @@
 //! Sums of columns whose rows no vector divides, or that are narrower than a strip: so many rows as fill vectors are one wide
 //! row. What its columns give lies side by side in scratch, and a second step puts the columns of one name together.
-use crate::columns::{SHARING, STRIP};
+use crate::LowerError;
+use crate::columns::{STRIP, sharing};
 use crate::dag::{NodeId, NodeOp, Scene};
 use crate::rows::{self, Emitted, RowPlan};
 use crate::shift::VECTOR;
 use crate::space::{Coord, Space, runs_on};
 use crate::tile::Cut;
 use crate::walk::Walk;
-use crate::{LowerError, Target};
 
 /// Bytes from which on the second step is short beside the first.
 const LARGE: usize = 8 << 20;
@@ -32,6 +32,9 @@ pub fn folded<F>(
 where
     F: Fn(&Space) -> Result<Scene, LowerError>,
 {
+    if plan.machine.contract.batch_invariant {
+        return Ok(None);
+    }
     let own = scene(space)?;
     let Some((along, count)) = beside(space, plan, &own) else { return Ok(None) };
     let mut dealt = space.clone();
@@ -39,13 +42,13 @@ where
         return Ok(None);
     }
     let settled = scene(&dealt)?;
-    let Some(wide) = rows::plan(&mut dealt, &settled, plan.target) else { return Ok(None) };
+    let Some(wide) = rows::plan(&mut dealt, &settled, plan.machine) else { return Ok(None) };
     if !across(&wide) {
         return Ok(None);
     }
     let instances: usize = wide.kept.iter().map(Cut::count).product();
     let most = (wide.row.extent / (2 * wide.row.block)).min(PARTS / count);
-    let parts = (SHARING / instances).clamp(1, most.max(1));
+    let parts = (sharing(plan.machine) / instances).clamp(1, most.max(1));
     let parts_scene = scene(&dealt)?;
     let mut before = Walk::new(name, &parts_scene, RowPlan { parts, ..wide }, first);
     let (step, slots) = before.first_level()?;
@@ -63,7 +66,7 @@ fn across(plan: &RowPlan) -> bool {
 fn beside(space: &Space, plan: &RowPlan, scene: &Scene) -> Option<(Coord, usize)> {
     let along = *space.find(plan.kept.last()?.id)?;
     let stored_along = scene.stores.iter().any(|s| s.at.uses(plan.row.id));
-    if plan.target == Target::Host || !across(plan) || plan.whole() || stored_along {
+    if !plan.machine.arch.is_gpu() || !across(plan) || plan.whole() || stored_along {
         return None;
     }
     let bodies = bodies(scene)?;

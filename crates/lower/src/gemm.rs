@@ -5,9 +5,10 @@ use crate::placed;
 use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
 use crate::warpgroup::FEW;
-use crate::{LowerError, Target, if_taken, library, product, reduction, resolve};
+use crate::{LowerError, if_taken, library, product, reduction, resolve};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, ValueId};
+use kiln_plan::Hardware;
 use kiln_plan::{Family, Template, exec::Matrix};
 
 /// A product as batches of `m × k` by `k × n`.
@@ -63,24 +64,25 @@ pub fn place(g: &Graph, v: ValueId, ix: &[Expr]) -> Vec<Expr> {
     }
 }
 
-pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
-    let Found { v, twin, d } = find(of, target)?;
+    let Found { v, twin, d } = find(of, machine)?;
     if !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
-        return reduction::lower(of, target, 0);
+        return reduction::lower(of, machine, 0);
     }
-    let few = d.m <= 4 || d.n <= 4;
-    match (target, of.template.map(|t| t.family)) {
-        (_, Some(Family::Rows)) => reduction::lower(of, target, 0),
-        (Target::Host, _) => by_library(of, v, &d),
-        (Target::Gpu { .. }, Some(Family::Library)) => match twin {
+    let invariant = machine.contract.batch_invariant;
+    let few = d.m <= 4 && !invariant || d.n <= 4;
+    match (machine.arch.is_gpu(), of.template.map(|t| t.family)) {
+        (_, Some(Family::Rows)) => reduction::lower(of, machine, 0),
+        (false, _) => by_library(of, v, &d),
+        (true, Some(Family::Library)) => match twin {
             Some(Beside::Other(_)) => Err(of.unsupported("the library takes one product")),
             _ => library::lower(of, v, &whole(&d, twin)),
         },
-        (Target::Gpu { .. }, None) if few => reduction::lower(of, target, 0),
-        (Target::Gpu { .. }, _) => match on_gpu(of, v, twin, &d, |p| product::lower(of, p, target)) {
+        (true, None) if few => reduction::lower(of, machine, 0),
+        (true, _) => match on_gpu(of, v, twin, &d, |p| product::lower(of, p, machine)) {
             Err(LowerError::Unsupported { .. }) if matches!(twin, Some(Beside::Half(_))) => {
-                on_gpu(of, v, None, &whole(&d, twin), |p| product::lower(of, p, target))
+                on_gpu(of, v, None, &whole(&d, twin), |p| product::lower(of, p, machine))
             }
             lowered => lowered,
         },
@@ -88,28 +90,28 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
 }
 
 /// Templates that take the kernel's product on a GPU, with the microseconds they are predicted to take.
-pub fn candidates(of: &Body, target: Target) -> Result<Vec<(Template, f64)>, LowerError> {
+pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Template, f64)>, LowerError> {
     let g = of.graph;
-    let Found { v, twin, d } = find(of, target)?;
-    if target == Target::Host || !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
+    let Found { v, twin, d } = find(of, machine)?;
+    if !machine.arch.is_gpu() || !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
         return Ok(vec![]);
     }
-    let mut all = on_gpu(of, v, twin, &d, |p| product::candidates(of, p, target))?;
+    let mut all = on_gpu(of, v, twin, &d, |p| product::candidates(of, p, machine))?;
     let Some(best) = best(&all) else { return Ok(all) };
-    let share = share(of, target)?;
+    let share = share(of, machine)?;
     let of_library = Body { template: Some(Family::Library.into()), ..*of };
-    if let Some(steps) = if_taken(lower(&of_library, target))? {
+    if let Some(steps) = if_taken(lower(&of_library, machine))? {
         all.push((Family::Library.into(), library::us(&of_library, &whole(&d, twin), &steps, best * share)));
     }
     Ok(all)
 }
 
 /// Whether the GPU's library is expected to be faster than all templates.
-pub fn prefers_library(of: &Body, target: Target) -> bool {
-    if !matches!(target, Target::Gpu { arch } if arch >= 90) || !share(of, target).is_ok_and(|share| share < 1.0) {
+pub fn prefers_library(of: &Body, machine: &Hardware) -> bool {
+    if !machine.arch.has_wgmma() || !share(of, machine).is_ok_and(|share| share < 1.0) {
         return false;
     }
-    let all = candidates(of, target).unwrap_or_default();
+    let all = candidates(of, machine).unwrap_or_default();
     let library = all.iter().find(|c| c.0.family == Family::Library);
     library.zip(best(&all)).is_some_and(|(library, best)| library.1 < best)
 }
@@ -121,9 +123,9 @@ fn best(all: &[(Template, f64)]) -> Option<f64> {
 }
 
 /// The library's share of the time of Kiln's own templates.
-fn share(of: &Body, target: Target) -> Result<f64, LowerError> {
-    let Found { v, twin, d } = find(of, target)?;
-    let copied = || on_gpu(of, v, twin, &d, |p| product::copies(of, p, target)).unwrap_or(false);
+fn share(of: &Body, machine: &Hardware) -> Result<f64, LowerError> {
+    let Found { v, twin, d } = find(of, machine)?;
+    let copied = || on_gpu(of, v, twin, &d, |p| product::copies(of, p, machine)).unwrap_or(false);
     Ok(library::share(of, v, &whole(&d, twin), copied))
 }
 
@@ -134,9 +136,9 @@ fn whole(d: &Dims, twin: Option<Beside>) -> Dims {
 }
 
 /// Parts of K that lowering cuts the kernel's product into unasked.
-pub fn parts(of: &Body, target: Target) -> Result<usize, LowerError> {
-    let Found { v, twin, d } = find(of, target)?;
-    on_gpu(of, v, twin, &d, |p| product::chosen_parts(of, p, target))
+pub fn parts(of: &Body, machine: &Hardware) -> Result<usize, LowerError> {
+    let Found { v, twin, d } = find(of, machine)?;
+    on_gpu(of, v, twin, &d, |p| product::chosen_parts(of, p, machine))
 }
 
 /// What stands beside a product in a kernel: another of the same left operand, or its own other half.
@@ -154,11 +156,11 @@ struct Found {
     d: Dims,
 }
 
-fn find(of: &Body, target: Target) -> Result<Found, LowerError> {
+fn find(of: &Body, machine: &Hardware) -> Result<Found, LowerError> {
     let g = of.graph;
     let is = |v: ValueId| matches!(g.op(v), Op::Dot | Op::Linear);
     let sizes = |v| dims(g, v).ok_or_else(|| of.unsupported("not a matrix product"));
-    if let (Target::Gpu { .. }, [v, other]) = (target, &g.values().filter(|v| is(*v)).collect::<Vec<_>>()[..])
+    if let (true, [v, other]) = (machine.arch.is_gpu(), &g.values().filter(|v| is(*v)).collect::<Vec<_>>()[..])
         && g.op(*v) == g.op(*other)
         && g.ty(*v) == g.ty(*other)
         && g.args(*v).first() == g.args(*other).first()
@@ -168,7 +170,7 @@ fn find(of: &Body, target: Target) -> Result<Found, LowerError> {
     let v = the_product(of, is)?;
     let mut d = sizes(v)?;
     let half = d.n / 2;
-    let halves = target != Target::Host && d.n == 2 * half && placed::reads_halves(of, v, half);
+    let halves = machine.arch.is_gpu() && d.n == 2 * half && placed::reads_halves(of, v, half);
     d.n = if halves { half } else { d.n };
     Ok(Found { v, twin: halves.then_some(Beside::Half(half)), d })
 }
@@ -199,6 +201,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
             whole: None,
             run: None,
             twin: None,
+            machine: of.machine,
             precision,
             low: None,
             terms: Terms::Products,
@@ -218,6 +221,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
         k: d.k,
         whole: None,
         run: None,
+        machine: of.machine,
         precision,
         low: None,
         terms: Terms::Products,
@@ -244,8 +248,12 @@ fn is_swapped(of: &Body, v: ValueId, d: &Dims) -> bool {
     let half = matches!(g.dtype(v), DType::Bf16 | DType::F16);
     let whole = |a: &ValueId| g.shape(*a).last().is_some_and(|n| n % 8 == 0);
     let by_warpgroups = of.template.is_none_or(|t| t.family == Family::Warpgroup);
-    let target = matches!(of.target, Target::Gpu { arch } if arch >= 90);
-    half && target && by_warpgroups && d.m <= FEW && d.n > 2 * d.m && g.args(v).iter().take(2).all(whole)
+    half && !of.machine.contract.batch_invariant
+        && of.machine.arch.has_wgmma()
+        && by_warpgroups
+        && d.m <= FEW
+        && d.n > 2 * d.m
+        && g.args(v).iter().take(2).all(whole)
 }
 
 /// The product by the target's library, and programs that prepare operands and finish the result.

@@ -90,7 +90,7 @@ impl<'a> Host<'a> {
             Ok(Scene { dag: r.dag, stores: vec![store] })
         };
         let name = format!("{}_{what}", of.name);
-        self.out.steps.push(pointwise::points(&name, shape, &scene, of.target)?);
+        self.out.steps.push(pointwise::points(&name, shape, &scene, of.machine)?);
         Ok(Operand { slot, offset: 0, strides: Type::new(dtype, shape).strides() })
     }
     fn in_place<F>(&self, v: ValueId, shape: &[usize], read: &F) -> Result<Option<Operand>, LowerError>
@@ -111,7 +111,7 @@ impl<'a> Host<'a> {
     pub fn gemm(&mut self, dtype: DType, c_dtype: DType, shape: &[usize], k: usize, [a, b, c]: [Matrix; 3]) {
         let (batch, mn) = shape.split_at(shape.len() - 2);
         let call = GemmCall {
-            batch_invariant: self.of.batch_invariant,
+            batch_invariant: self.of.machine.contract.batch_invariant,
             dtype,
             c_dtype,
             tf32: false,
@@ -157,7 +157,7 @@ impl<'a> Host<'a> {
         }
         let name = format!("{}_epilogue", self.of.name);
         let of = Body { product: Some((v, Product::At(place.0, place.1))), name: &name, ..self.of };
-        let rest = reduction::lower(&of, of.target, self.out.scratch.len() as u32)?;
+        let rest = reduction::lower(&of, of.machine, self.out.scratch.len() as u32)?;
         self.out.scratch.extend(rest.scratch);
         self.out.steps.extend(rest.steps);
         Ok(self.out)

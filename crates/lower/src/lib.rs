@@ -46,24 +46,15 @@ mod warpgroup;
 mod window;
 
 pub use candidates::{Candidate, TEMPLATES, candidates, neighbours};
-pub use library::Prices;
 
 use kiln_block::Arithmetic;
 use kiln_graph::{Graph, Op, ValueId};
+use kiln_machine::{Arch, Machine};
 use kiln_plan::{
-    Family, Kernel, KernelKind, Rounding, Template,
+    Contract, Family, Hardware, Kernel, KernelKind, Rounding, Template,
     exec::{LibraryCall, Steps, Work},
 };
 use resolve::Body;
-
-/// What the block programs are for; sizes of blocks depend on it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Target {
-    /// Loops over blocks that fit the first-level cache; products by a library.
-    Host,
-    /// Blocks spread over threads; `arch` is the compute capability times ten (80, 90).
-    Gpu { arch: u32 },
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum LowerError {
@@ -94,33 +85,40 @@ fn if_taken<T>(by: Result<T, LowerError>) -> Result<Option<T>, LowerError> {
     }
 }
 
-/// The steps of one kernel, at an H200's prices.
-pub fn lower(kernel: &Kernel, target: Target) -> Result<Steps<kiln_block::Kernel>, LowerError> {
-    lower_at(kernel, target, Prices::default())
+/// The steps of one kernel, on the machine that a target stands for.
+pub fn lower(kernel: &Kernel, arch: Arch) -> Result<Steps<kiln_block::Kernel>, LowerError> {
+    lower_at(kernel, arch.machine())
 }
 
-/// The steps of one kernel. Those of a GPU's library come with others that do without it.
-pub fn lower_at(kernel: &Kernel, target: Target, prices: Prices) -> Result<Steps<kiln_block::Kernel>, LowerError> {
-    let own = |kernel: &Kernel| own(kernel, target, prices);
-    let under = |template| {
+/// The steps of one kernel: on the host loops over blocks that fit the first-level cache, and products by a library; on a GPU blocks
+/// spread over threads, whose sizes follow from the machine. Those of a GPU's library come with others that do without it.
+pub fn lower_at(kernel: &Kernel, machine: &Machine) -> Result<Steps<kiln_block::Kernel>, LowerError> {
+    let machine = &under(machine, kernel);
+    let own = |kernel: &Kernel| own(kernel, machine);
+    let by = |template| {
         let mut kernel = kernel.clone();
         kernel.reason.template = template;
         own(&kernel)
     };
     let library = Template::from(Family::Library);
     let asked = kernel.reason.template.is_some_and(|t| t.family == Family::Library);
-    if target == Target::Host || !asked && !candidates::prefers_library(kernel, target, prices) {
+    if !machine.arch.is_gpu() || !asked && !candidates::prefers_library(kernel, machine) {
         return own(kernel);
     }
-    match under(Some(library)) {
-        Ok(steps) => Ok(Steps { otherwise: if_taken(under(None))?.map(Box::new), ..steps }),
+    match by(Some(library)) {
+        Ok(steps) => Ok(Steps { otherwise: if_taken(by(None))?.map(Box::new), ..steps }),
         Err(LowerError::Unsupported { .. }) if !asked => own(kernel),
         refused => refused,
     }
 }
 
+/// The machine, under what a kernel promises.
+fn under<'a>(machine: &'a Machine, kernel: &Kernel) -> Hardware<'a> {
+    Hardware { machine, contract: Contract { batch_invariant: kernel.batch_invariant, ..Contract::default() } }
+}
+
 /// The steps of one kernel, by a library only where its template says so.
-fn own(kernel: &Kernel, target: Target, prices: Prices) -> Result<Steps<kiln_block::Kernel>, LowerError> {
+fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>, LowerError> {
     let (name, body) = (kernel.name.as_str(), &kernel.body);
     let unsupported = |why: &str| LowerError::Unsupported { kernel: name.to_string(), why: why.to_string() };
     if kernel.kind == KernelKind::Fallback {
@@ -135,28 +133,30 @@ fn own(kernel: &Kernel, target: Target, prices: Prices) -> Result<Steps<kiln_blo
         graph: body,
         product: None,
         twin: None,
-        target,
+        machine,
         precision: kernel.precision,
         rounding: kernel.rounding,
-        batch_invariant: kernel.batch_invariant,
         template: kernel.reason.template,
-        prices,
     };
     let rows::Emitted { scratch, mut steps } = match kernel.kind {
-        KernelKind::Reduction => match pairs::lower(&of, target).transpose()? {
+        // Which of two orders of summing is faster depends on the number of rows.
+        KernelKind::Reduction | KernelKind::Pool if machine.contract.batch_invariant => {
+            reduction::lower(&of, machine, 0)?
+        }
+        KernelKind::Reduction => match pairs::lower(&of, machine).transpose()? {
             Some(tiles) => tiles,
-            None => reduction::lower(&of, target, 0)?,
+            None => reduction::lower(&of, machine, 0)?,
         },
-        KernelKind::Pool => match overlap::lower(&of, target)? {
+        KernelKind::Pool => match overlap::lower(&of, machine)? {
             Some(strips) => strips,
-            None => reduction::lower(&of, target, 0)?,
+            None => reduction::lower(&of, machine, 0)?,
         },
-        KernelKind::Pointwise => reduction::lower(&of, target, 0)?,
-        KernelKind::Scan => scan::lower(&of, target)?,
-        KernelKind::Gemm => gemm::lower(&of, target)?,
-        KernelKind::Attention => attention::lower(&of, target)?,
-        KernelKind::Conv => conv::lower(&of, target)?,
-        KernelKind::Scatter => scatter::lower(&of, target)?,
+        KernelKind::Pointwise => reduction::lower(&of, machine, 0)?,
+        KernelKind::Scan => scan::lower(&of, machine)?,
+        KernelKind::Gemm => gemm::lower(&of, machine)?,
+        KernelKind::Attention => attention::lower(&of, machine)?,
+        KernelKind::Conv => conv::lower(&of, machine)?,
+        KernelKind::Scatter => scatter::lower(&of, machine)?,
         KernelKind::Fallback => return Err(unsupported("a fallback kernel without the op")),
     };
     if kernel.rounding == Rounding::PerOp {

@@ -9,7 +9,7 @@ use crate::rows::Emitted;
 use crate::{LowerError, gemm};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::{
-    Library, Machine, Precision,
+    Precision,
     exec::{GemmCall, Slot, Work},
 };
 
@@ -44,30 +44,10 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     Ok(out)
 }
 
-/// What the choice between the library and Kiln's own templates goes by.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Prices {
-    pub library: Library,
-    /// Bytes a second of what goes through memory, and seconds of a launch.
-    pub bandwidth: f64,
-    pub launch: f64,
-}
-impl From<&Machine> for Prices {
-    fn from(m: &Machine) -> Prices {
-        Prices { library: m.library, bandwidth: m.bandwidth, launch: m.launch }
-    }
-}
-impl Default for Prices {
-    /// An H200's.
-    fn default() -> Prices {
-        Prices { library: Library::default(), bandwidth: 4.2e12, launch: 2e-6 }
-    }
-}
-
 /// How much of the time of Kiln's own template the library is expected to take. `copied`: an operand goes through memory first, which
 /// the library does without.
 pub fn share(of: &Body, v: ValueId, d: &Dims, copied: impl FnOnce() -> bool) -> f64 {
-    let Library { share, long, depth, turned } = of.prices.library;
+    let kiln_machine::Library { share, long, depth, turned } = of.machine.library;
     let sizes = d.batch.iter().copied().chain([d.m, d.n, d.k]);
     let work = sizes.fold(1u64, |all, n| all.saturating_mul(n as u64));
     match of.graph.dtype(v) {
@@ -81,6 +61,6 @@ pub fn share(of: &Body, v: ValueId, d: &Dims, copied: impl FnOnce() -> bool) -> 
 pub fn us(of: &Body, d: &Dims, steps: &Emitted, product: f64) -> f64 {
     let after = steps.steps.iter().rev().take_while(|w| matches!(w, Work::Block { .. })).count();
     let elements = d.batch.iter().product::<usize>() as f64 * d.m as f64 * d.n as f64;
-    let rest = of.prices.launch + elements * 8.0 / of.prices.bandwidth;
+    let rest = of.machine.rates.launch + elements * 8.0 / of.machine.rates.bandwidth;
     product + if after == 0 { 0.0 } else { rest * 1e6 }
 }

@@ -2,6 +2,7 @@
 //! what it loads, and what it makes of a row of a window, serves all of its windows that lie there.
 //!
 //! Takes: a body with one pool, whose outputs have the pool's shape. Gives: one step over the strips, with a store for each row.
+use crate::LowerError;
 use crate::dag::{Guard, Scene, Store};
 use crate::expr::{CoordId, Expr, delinear};
 use crate::reduction::row_len;
@@ -10,8 +11,8 @@ use crate::rows::Emitted;
 use crate::space::Space;
 use crate::tile::{Cut, Shape, open};
 use crate::window::UNROLL;
-use crate::{LowerError, Target};
 use kiln_graph::{Graph, Op, ValueId};
+use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
 /// Windows that an element lies in, from which on they are worth sharing.
@@ -41,8 +42,8 @@ struct Strip {
 }
 
 /// The step over strips; `None` where windows have little in common, outputs are not of the pool's shape, or rows are reduced.
-pub fn lower(of: &Body, target: Target) -> Result<Option<Emitted>, LowerError> {
-    let Some(pool) = the_pool(of.graph).filter(|_| target != Target::Host) else { return Ok(None) };
+pub fn lower(of: &Body, machine: &Hardware) -> Result<Option<Emitted>, LowerError> {
+    let Some(pool) = the_pool(of.graph).filter(|_| machine.arch.is_gpu()) else { return Ok(None) };
     if row_len(of)?.is_some() {
         return Ok(None);
     }

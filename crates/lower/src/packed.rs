@@ -1,6 +1,5 @@
 //! Short rows whose length no vector divides: a tile of several such rows is one run in memory, which starts at a multiple of
 //! a vector where enough rows are together. It is read and written as a run, and its rows are told apart on the way.
-use crate::Target;
 use crate::dag::{NodeOp, Scene};
 use crate::emit::Emitter;
 use crate::expr::{CoordId, Expr};
@@ -33,7 +32,7 @@ pub struct Run {
 pub fn packs(plan: &RowPlan, scene: &Scene) -> bool {
     let [kept] = plan.kept[..] else { return false };
     let tile = plan.rank == 2 && plan.row.axis == 1 && kept.axis == 0 && plan.whole();
-    if plan.target == Target::Host || !tile {
+    if !plan.machine.arch.is_gpu() || !tile {
         return false;
     }
     let fits = |at: &Expr, dtype: DType| {

@@ -6,10 +6,11 @@ use crate::expr::Expr;
 use crate::product::{self, Product};
 use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
-use crate::{LowerError, Target, if_taken};
+use crate::{LowerError, if_taken};
 use kiln_block::Terms;
 use kiln_graph::pairs::{Pairs, padded, pairs};
 use kiln_graph::{BinaryOp, DType, Graph, Op, ReduceOp, UnaryOp, ValueId};
+use kiln_plan::Hardware;
 use kiln_plan::{Family, Precision};
 
 /// Least rows and columns, and terms in all, for which tiles pay.
@@ -27,9 +28,9 @@ struct Found {
     shape: Vec<usize>,
 }
 
-pub fn lower(of: &Body, target: Target) -> Option<Result<Emitted, LowerError>> {
+pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError>> {
     let tiles = of.template.is_none_or(|t| t.family != Family::Rows);
-    let found = find(of.graph).filter(|_| target != Target::Host && tiles)?;
+    let found = find(of.graph).filter(|_| machine.arch.is_gpu() && tiles)?;
     let (g, p) = (of.graph, &found.pairs);
     // One place for each axis of the pairs, from those that an operand has.
     let at = |r: &mut Resolver, side: usize, axes: &[usize], at: &[Expr]| {
@@ -50,6 +51,7 @@ pub fn lower(of: &Body, target: Target) -> Option<Result<Emitted, LowerError>> {
         whole: None,
         run: None,
         twin: None,
+        machine,
         precision: Precision::Exact,
         low: None,
         terms: found.terms,
@@ -59,7 +61,7 @@ pub fn lower(of: &Body, target: Target) -> Option<Result<Emitted, LowerError>> {
         b: &|r, ix| at(r, 1, &right, ix),
         place: &|ix| p.batch.iter().chain([&p.rows, &p.columns]).map(|&i| ix[i].clone()).collect(),
     };
-    if_taken(product::lower(of, &product, target)).transpose()
+    if_taken(product::lower(of, &product, machine)).transpose()
 }
 
 /// The one reduction of a body that has nothing else but pointwise work and views.

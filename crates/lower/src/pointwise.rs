@@ -1,12 +1,13 @@
 //! Pointwise programs: one value per point of a space, no point needing another.
+use crate::LowerError;
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr, delinear, linear};
 use crate::resolve::Body;
 use crate::shift::starts_between;
 use crate::space::{Coord, Space, runs_on};
 use crate::tile::{Cut, Shape, open, pointwise_block, warps_for};
-use crate::{LowerError, Target};
 use kiln_block::Kernel;
+use kiln_plan::Hardware;
 use kiln_plan::exec::{Slot, Work};
 
 /// Side of the square tiles that transposing programs walk: 128 bytes of a row.
@@ -15,7 +16,7 @@ fn side_of(bytes: usize) -> usize {
 }
 
 /// All outputs of a body in one step; they have the first one's element count.
-pub fn lower(of: &Body, target: Target) -> Result<Vec<Work<Kernel>>, LowerError> {
+pub fn lower(of: &Body, machine: &Hardware) -> Result<Vec<Work<Kernel>>, LowerError> {
     let (name, body) = (of.name, of.graph);
     let mut steps = vec![];
     // Outputs of other sizes are steps of their own.
@@ -31,7 +32,7 @@ pub fn lower(of: &Body, target: Target) -> Result<Vec<Work<Kernel>>, LowerError>
         let name = if steps.is_empty() { name.to_string() } else { format!("{name}_{}", steps.len()) };
         let shape = body.shape(body.outputs[first]).to_vec();
         let scene = |axes: &[Expr]| outputs(of, &group, axes, &shape);
-        steps.push(points(&name, &shape, &scene, target)?);
+        steps.push(points(&name, &shape, &scene, machine)?);
     }
     Ok(steps)
 }
@@ -52,7 +53,7 @@ fn outputs(of: &Body, group: &[usize], axes: &[Expr], shape: &[usize]) -> Result
 }
 
 /// One step over the points of `shape`. `scene` gives the program at a point's coordinates.
-pub fn points<F>(name: &str, shape: &[usize], scene: &F, target: Target) -> Result<Work<Kernel>, LowerError>
+pub fn points<F>(name: &str, shape: &[usize], scene: &F, machine: &Hardware) -> Result<Work<Kernel>, LowerError>
 where
     F: Fn(&[Expr]) -> Result<Scene, LowerError>,
 {
@@ -60,8 +61,8 @@ where
     let at = |s: &Space| scene(&s.axes);
     let settled = space.settle(at)?;
     let total = space.count();
-    let (block, warps) = pointwise_block(target, per_thread(&settled, space.coords.last()), total);
-    let plan = tiling(&mut space, &settled, (block, warps), target);
+    let (block, warps) = pointwise_block(machine, per_thread(&settled, space.coords.last()), total);
+    let plan = tiling(&mut space, &settled, (block, warps), machine);
     let scene = scene(&space.axes)?;
     let mut frame = open(name, &scene, &plan);
     for s in &scene.stores {
@@ -123,7 +124,7 @@ fn within_vector(e: &Expr, last: Option<&Coord>) -> bool {
     }
 }
 
-fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), target: Target) -> Shape {
+fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), machine: &Hardware) -> Shape {
     let coords = space.coords.clone();
     let Some((last, outer)) = coords.split_last() else {
         return Shape { cuts: vec![], rank: 0, parts: 1, warps: 1 };
@@ -146,7 +147,7 @@ fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), targ
     }
     let Some(inner) = inner_block(last.extent, block) else { return merged(space, block, warps) };
     let uneven = !last.extent.is_multiple_of(inner) || inner * widest(scene) < LINE;
-    if target != Target::Host
+    if machine.arch.is_gpu()
         && uneven
         && let Some(run) = in_one_run(space, scene, block)
     {
@@ -158,7 +159,7 @@ fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), targ
     // what they read by quotients.
     let short = inner < last.extent && inner * widest(scene) < LINE;
     let anywhere = space.count() <= 1 << 30 && starts_anywhere(scene, last.id) && !windows(scene);
-    if target != Target::Host && (short || anywhere) {
+    if machine.arch.is_gpu() && (short || anywhere) {
         return merged(space, block, warps);
     }
     let inner_cut = |rank: usize| Cut { id: last.id, extent: last.extent, block: inner, axis: rank - 1 };

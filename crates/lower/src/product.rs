@@ -16,9 +16,10 @@ use crate::rows::Emitted;
 use crate::space::Space;
 use crate::tile::{Cut, Shape, loads, open_with};
 use crate::warpgroup::{self, Asked, Major, Parts};
-use crate::{LowerError, Target, if_taken, reduction};
+use crate::{LowerError, if_taken, reduction};
 use kiln_block::{Kernel, Terms};
 use kiln_graph::{DType, Type, ValueId};
+use kiln_plan::Hardware;
 use kiln_plan::{
     Family, Precision,
     exec::{Slot, Work},
@@ -34,6 +35,8 @@ pub type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 /// A product as a batch of matrices; operands are asked at (batch…, m, k) and (batch…, k, n).
 pub struct Product<'a> {
     pub v: ValueId,
+    /// Whose times decide how it is made.
+    pub machine: &'a Hardware<'a>,
     pub batch: Vec<usize>,
     pub m: usize,
     pub n: usize,
@@ -110,21 +113,21 @@ pub struct Run {
     pub rows: usize,
 }
 
-pub fn lower(of: &Body, p: &Product, target: Target) -> Result<Emitted, LowerError> {
-    memory::prepared(of, p, target, |p, out| with_operands(of, p, target, out))
+pub fn lower(of: &Body, p: &Product, machine: &Hardware) -> Result<Emitted, LowerError> {
+    memory::prepared(of, p, machine, |p, out| with_operands(of, p, machine, out))
 }
 
 /// The product of operands as they are to be read; `out` has the steps that come before.
-pub fn with_operands(of: &Body, p: &Product, target: Target, mut out: Emitted) -> Result<Emitted, LowerError> {
-    let p = &heads::settled(of, p, target)?;
+pub fn with_operands(of: &Body, p: &Product, machine: &Hardware, mut out: Emitted) -> Result<Emitted, LowerError> {
+    let p = &heads::settled(of, p, machine)?;
     let plain = of.template.is_some_and(|t| t.family == Family::Tile);
-    if !plain && let Some((_, split)) = in_parts(of, p, target, out.scratch.len() as u32)? {
+    if !plain && let Some((_, split)) = in_parts(of, p, machine, out.scratch.len() as u32)? {
         return Ok(out.then(split));
     }
     let dims = [&p.batch[..], &[p.m, p.n]].concat();
     if p.row.is_none_or(|n| n <= p.n)
         && let Some(placed) = placed::outputs(&p.nodes(of), &dims, p.place, p.row)
-        && let Some(step) = fused(of, p, &dims, &placed, target)?
+        && let Some(step) = fused(of, p, &dims, &placed, machine)?
     {
         out.steps.push(step);
         return Ok(out);
@@ -134,31 +137,34 @@ pub fn with_operands(of: &Body, p: &Product, target: Target, mut out: Emitted) -
     let acc = of.graph.dtype(p.v).compute();
     let first = out.scratch.len() as u32;
     let scene = |at: &[Expr]| sums(of, p, at, first, &Expr::default());
-    let step = tiled(of, p, &dims, of.name, target, &scene)?;
+    let step = tiled(of, p, &dims, of.name, machine, &scene)?;
     let name = format!("{}_epilogue", of.name);
     let rest = p.at(of, |i| Place::At(Slot::Scratch(first + i as u32), acc));
     let rest = Body { name: &name, ..rest };
     out.scratch.extend(p.values().map(|v| Type::new(acc, [of.graph.ty(v).count()])));
     out.steps.push(step);
     let scratch = out.scratch.len() as u32;
-    Ok(out.then(reduction::lower(&rest, target, scratch)?))
+    Ok(out.then(reduction::lower(&rest, machine, scratch)?))
 }
 
 /// Whether an operand goes through memory first.
-pub fn copies(of: &Body, p: &Product, target: Target) -> Result<bool, LowerError> {
-    memory::prepared(of, p, target, |_, before| Ok(!before.steps.is_empty()))
+pub fn copies(of: &Body, p: &Product, machine: &Hardware) -> Result<bool, LowerError> {
+    memory::prepared(of, p, machine, |_, before| Ok(!before.steps.is_empty()))
 }
 
 /// The product in parts of K that are summed apart, so that all multiprocessors have work; `None`: K stays whole.
-fn in_parts(of: &Body, p: &Product, target: Target, scratch: u32) -> Result<Option<(Parts, Emitted)>, LowerError> {
+fn in_parts(of: &Body, p: &Product, machine: &Hardware, scratch: u32) -> Result<Option<(Parts, Emitted)>, LowerError> {
+    if machine.contract.batch_invariant {
+        return Ok(None);
+    }
     let (dtype, asked) = (operands(of, p.v), Asked::from(of.template));
-    let Some(sides) = sides(of, p, target)? else { return Ok(None) };
+    let Some(sides) = sides(of, p, machine)? else { return Ok(None) };
     // What is read at quotients of K is an array in parts of some lengths alone.
     for parts in warpgroup::parts(p, dtype, sides, asked) {
         if parts.count == 1 {
             return Ok(None);
         }
-        match split::lower(of, p, parts, target, scratch) {
+        match split::lower(of, p, parts, machine, scratch) {
             Ok(split) => return Ok(Some((parts, split))),
             // Faster as one product that is cut.
             Err(e) if p.values().count() < p.sums() => return Err(e),
@@ -174,8 +180,8 @@ fn in_parts(of: &Body, p: &Product, target: Target, scratch: u32) -> Result<Opti
 }
 
 /// Which axes of the operands are contiguous, where warpgroups take both.
-fn sides(of: &Body, p: &Product, target: Target) -> Result<Option<[Major; 2]>, LowerError> {
-    if !warpgroup::takes(operands(of, p.v), target) {
+fn sides(of: &Body, p: &Product, machine: &Hardware) -> Result<Option<[Major; 2]>, LowerError> {
+    if !warpgroup::takes(operands(of, p.v), machine) {
         return Ok(None);
     }
     let (left, right) = (memory::read(of, p, 0)?.strided(p), memory::read(of, p, 1)?.strided(p));
@@ -232,7 +238,7 @@ fn fused(
     p: &Product,
     dims: &[usize],
     placed: &[placed::Placed],
-    target: Target,
+    machine: &Hardware,
 ) -> Result<Option<Work<Kernel>>, LowerError> {
     let product = p.nodes(of);
     let scene = |at: &[Expr]| {
@@ -246,7 +252,7 @@ fn fused(
     if the_sums(&Scene { dag, stores }, p.sums()).is_none() {
         return Ok(None);
     }
-    let step = tiled(of, p, dims, of.name, target, &scene);
+    let step = tiled(of, p, dims, of.name, machine, &scene);
     if p.row.is_some() { if_taken(step) } else { step.map(Some) }
 }
 
@@ -265,7 +271,7 @@ fn tiled(
     p: &Product,
     dims: &[usize],
     name: &str,
-    target: Target,
+    machine: &Hardware,
     scene: &dyn Fn(&[Expr]) -> Stored,
 ) -> Result<Work<Kernel>, LowerError> {
     let dtype = operands(of, p.v);
@@ -310,7 +316,7 @@ fn tiled(
     };
     let wanted = of.template.map(|t| t.family);
     if wanted != Some(Family::Tile)
-        && let Some(work) = warpgroup::lower(&task, target).transpose()?
+        && let Some(work) = warpgroup::lower(&task, machine).transpose()?
     {
         return Ok(work);
     }
@@ -318,7 +324,7 @@ fn tiled(
         return Err(of.unsupported(warpgroup::NEEDS));
     }
     // Where warpgroups take the product alone, that and a step for its rows are faster.
-    if row.is_some() && (t.n < p.n || wanted != Some(Family::Tile) && sides(of, p, target)?.is_some()) {
+    if row.is_some() && (t.n < p.n || wanted != Some(Family::Tile) && sides(of, p, machine)?.is_some()) {
         return Err(of.unsupported("rows of the result that lie in several tiles"));
     }
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };

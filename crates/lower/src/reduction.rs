@@ -9,14 +9,15 @@ use crate::row::Row;
 use crate::rows::{self, Emitted};
 use crate::space::Space;
 use crate::window::{UNROLL, window_len};
-use crate::{LowerError, Target, pointwise};
+use crate::{LowerError, pointwise};
 use kiln_graph::{Graph, Op, ValueId};
+use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
-pub fn lower(of: &Body, target: Target, scratch: u32) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Body, machine: &Hardware, scratch: u32) -> Result<Emitted, LowerError> {
     let (name, body) = (of.name, of.graph);
     let Some(len) = row_len(of)? else {
-        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, target)? });
+        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, machine)? });
     };
     let live: Vec<usize> = (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect();
     let count = |i: usize| body.ty(body.outputs[i]).count();
@@ -96,7 +97,7 @@ pub fn lower(of: &Body, target: Target, scratch: u32) -> Result<Emitted, LowerEr
         Ok(Scene { dag: r.dag, stores })
     };
     let space = Space::new(&extents, &row_axes);
-    rows::emit(name, space, &all, target, scratch)
+    rows::emit(name, space, &all, machine, scratch)
 }
 
 fn driver_scene(of: &Body, driver: usize, space: &Space, len: usize) -> Result<Scene, LowerError> {

@@ -2,11 +2,12 @@
 //!
 //! Takes: a body, where its inputs (and values computed by earlier steps) lie, the reduction space. Gives: nodes of a [`Dag`].
 //! Never: blocks, schedules.
+use crate::LowerError;
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear, linear};
 use crate::row::Row;
-use crate::{LowerError, Prices, Target};
 use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, UnaryOp, ValueId};
+use kiln_plan::Hardware;
 use kiln_plan::{Precision, Rounding, Template, exec::Slot};
 use std::collections::HashMap;
 
@@ -41,19 +42,16 @@ pub struct Body<'a> {
     pub product: Option<(ValueId, Product)>,
     /// A second product of the same left operand beside it.
     pub twin: Option<(ValueId, Product)>,
-    pub target: Target,
+    pub machine: &'a Hardware<'a>,
     /// What f32 products are made of.
     pub precision: Precision,
     pub rounding: Rounding,
-    /// Sums are made in an order that does not depend on how many rows there are.
-    pub batch_invariant: bool,
     /// What a constraint asks for.
     pub template: Option<Template>,
-    pub prices: Prices,
 }
 impl<'a> Body<'a> {
     pub fn resolver(&self) -> Resolver<'a> {
-        let mut r = Resolver::new(self.graph, self.name, self.target);
+        let mut r = Resolver::new(self.graph, self.name, self.machine);
         (r.product, r.twin, r.rounding) = (self.product, self.twin, self.rounding);
         r
     }
@@ -69,7 +67,7 @@ impl<'a> Body<'a> {
 pub struct Resolver<'a> {
     pub graph: &'a Graph,
     kernel: &'a str,
-    pub target: Target,
+    pub machine: &'a Hardware<'a>,
     pub dag: Dag,
     /// Values in memory, dense: inputs, and what earlier steps left in scratch, with the dtype they have there.
     pub places: HashMap<ValueId, (Slot, DType)>,
@@ -92,13 +90,13 @@ type Key = (ValueId, Vec<Expr>, Vec<Guard>);
 pub type Resolved = Result<NodeId, LowerError>;
 
 impl<'a> Resolver<'a> {
-    fn new(graph: &'a Graph, kernel: &'a str, target: Target) -> Resolver<'a> {
+    fn new(graph: &'a Graph, kernel: &'a str, machine: &'a Hardware<'a>) -> Resolver<'a> {
         let places =
             (graph.inputs.iter().enumerate()).map(|(i, &v)| (v, (Slot::Input(i as u32), graph.dtype(v)))).collect();
         Resolver {
             graph,
             kernel,
-            target,
+            machine,
             dag: Dag::default(),
             places,
             product: None,

@@ -1,6 +1,5 @@
 //! Rows a little longer than a power of two: a tile of that many lanes has most of the row, and one of few lanes the rest, which
 //! all warps read. A tile of twice the lanes would have every thread compute with a vector that only the first few need.
-use crate::Target;
 use crate::dag::{NodeId, NodeOp};
 use crate::emit::{Lanes, Scope};
 use crate::expr::CoordId;
@@ -37,7 +36,7 @@ pub fn rest(plan: &RowPlan) -> Option<usize> {
     let one = plan.rank == 1 && plan.whole() && !plan.packed && plan.stay.is_none() && plan.warps <= 16;
     // A vector of wider elements is less to compute with than a rest is to read.
     let halves = plan.shift.as_ref().is_some_and(|s| s.vector >= 8);
-    let gpu = plan.target != Target::Host;
+    let gpu = plan.machine.arch.is_gpu();
     (gpu && one && halves && plan.row.block / 2 >= LEAST).then(|| rest.next_power_of_two().max(2))
 }
 

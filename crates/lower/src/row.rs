@@ -196,8 +196,8 @@ impl Resolver<'_> {
 mod tests {
     use super::*;
     use crate::resolve::Body;
-    use crate::{Prices, Target};
     use kiln_graph::Graph;
+    use kiln_machine::Arch;
     use kiln_plan::{Precision, Rounding};
 
     /// Rows of 8, and a guard that lets half of the elements written along them through.
@@ -208,12 +208,10 @@ mod tests {
             graph: &graph,
             product: None,
             twin: None,
-            target: Target::Host,
+            machine: Arch::Cpu.machine(),
             precision: Precision::Exact,
-            batch_invariant: false,
             rounding: Rounding::AtStores,
             template: None,
-            prices: Prices::default(),
         };
         let space = Space::new(&[4, 8], &[false, true]);
         let space = if apart { space.apart() } else { space };

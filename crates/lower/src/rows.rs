@@ -7,6 +7,7 @@
 //!   read several at once ([`crate::packed`]);
 //! - few long rows are cut into parts: each level leaves partial results in scratch, which the next one combines in a fixed
 //!   order.
+use crate::LowerError;
 use crate::columns;
 use crate::copies;
 use crate::dag::{NodeId, NodeOp, Scene};
@@ -17,11 +18,12 @@ use crate::space::{Coord, Space};
 use crate::stay::{self, Reads, Tiles};
 use crate::tile::{Cut, Shape, warps_for};
 use crate::walk::Walk;
-use crate::{LowerError, Target};
 use kiln_block::{Elem, Kernel};
 use kiln_graph::{Type, UnaryOp};
+use kiln_machine::Arch;
+use kiln_plan::Hardware;
 use kiln_plan::exec::Work;
-use kiln_plan::scan::{FEW, per_thread};
+use kiln_plan::scan::{self, per_thread};
 
 /// Steps with the scratch they use.
 #[derive(Clone, Debug, Default)]
@@ -41,21 +43,21 @@ impl Emitted {
 
 /// The shape of a row program.
 #[derive(Clone, Debug)]
-pub struct RowPlan {
+pub struct RowPlan<'m> {
     pub kept: Vec<Cut>,
     pub row: Cut,
     pub rank: usize,
     /// Instances that share a row.
     pub parts: usize,
     pub warps: usize,
-    pub target: Target,
+    pub machine: &'m Hardware<'m>,
     pub shift: Option<Shift>,
     /// Rows of the tile are one run in memory, and read as such.
     pub packed: bool,
     /// Instances that stay and walk over the rows.
     pub stay: Option<usize>,
 }
-impl RowPlan {
+impl RowPlan<'_> {
     /// The row lies in one tile.
     pub fn whole(&self) -> bool {
         self.row.block >= self.row.extent && self.parts == 1
@@ -66,7 +68,7 @@ impl RowPlan {
     }
     /// What a scan of `elem` adds up in. A running sum is as long as its row: the host has f64 for it, as PyTorch.
     pub fn scanned(&self, elem: Elem) -> Elem {
-        if self.target == Target::Host && elem == Elem::F32 { Elem::F64 } else { elem }
+        if !self.machine.arch.is_gpu() && elem == Elem::F32 { Elem::F64 } else { elem }
     }
     pub fn shape(&self, parts: usize) -> Shape {
         Shape { cuts: self.kept.clone(), rank: self.rank, parts, warps: self.warps }
@@ -74,14 +76,14 @@ impl RowPlan {
 }
 
 /// Emits the program of a space with a row. `scratch` is the number of the first free scratch buffer.
-pub fn emit<F>(name: &str, mut space: Space, scene: &F, target: Target, scratch: u32) -> Result<Emitted, LowerError>
+pub fn emit<F>(name: &str, mut space: Space, scene: &F, machine: &Hardware, scratch: u32) -> Result<Emitted, LowerError>
 where
     F: Fn(&Space) -> Result<Scene, LowerError>,
 {
     let settled = space.settle(scene)?;
     // Resolved again with rows apart, which refuses what depends on a row around it.
     scene(&space.apart())?;
-    let Some(plan) = plan(&mut space, &settled, target) else {
+    let Some(plan) = plan(&mut space, &settled, machine) else {
         return Err(LowerError::Unsupported { kernel: name.to_string(), why: "a reduction without a row".into() });
     };
     if let Some(folded) = fold::folded(name, &space, &plan, scene, scratch)? {
@@ -96,17 +98,17 @@ where
     Ok(out)
 }
 
-pub fn plan(space: &mut Space, scene: &Scene, target: Target) -> Option<RowPlan> {
+pub fn plan<'m>(space: &mut Space, scene: &Scene, machine: &'m Hardware<'m>) -> Option<RowPlan<'m>> {
     let kept: Vec<Coord> = space.coords.iter().filter(|c| !c.row).copied().collect();
     let row: Vec<Coord> = space.coords.iter().filter(|c| c.row).copied().collect();
     let along = contiguous(scene, &space.coords, &kept, row.last()?.id);
     let row_ids = space.row_ids();
     let row = space.merge(&row_ids)?;
     let n = space.find(row)?.extent;
-    let limits = Limits::of(scene, &row_ids, target);
+    let limits = Limits::of(scene, &row_ids, machine);
     Some(match along {
-        Some(k) if space.find(k)?.extent > 1 => columns::across(space, kept, k, row, n, target, &limits),
-        _ => inner(space, kept, row, n, target, &limits),
+        Some(k) if space.find(k)?.extent > 1 => columns::across(space, kept, k, row, n, machine, &limits),
+        _ => inner(space, kept, row, n, machine, &limits),
     })
 }
 
@@ -184,7 +186,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    fn of(scene: &Scene, row: &[CoordId], target: Target) -> Limits {
+    fn of(scene: &Scene, row: &[CoordId], machine: &Hardware) -> Limits {
         let along = |e: &Expr| row.iter().any(|r| e.uses(*r));
         let loads: Vec<(&Expr, usize)> = scene
             .live()
@@ -207,11 +209,11 @@ impl Limits {
         let shares = shared > 0 && shared < loads.len();
         let any_order = scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order());
         let scans = scene.live().into_iter().any(|n| matches!(scene.dag.node(n).op, NodeOp::Scan { .. }));
-        let tile = match target {
+        let tile = match machine.arch {
             // What is kept of a row fits the second-level cache.
-            Target::Host => 65536,
-            Target::Gpu { arch } if arch >= 90 && !scans && bytes <= 4 => 262144,
-            Target::Gpu { .. } => 16384,
+            Arch::Cpu => 65536,
+            arch if arch.has_clusters() && !scans && bytes <= 4 => 262144,
+            _ => 16384,
         };
         // What differs with the innermost coordinate of the row is of its length.
         let long = |e: &Expr| row.last().is_some_and(|r| e.stride(*r).is_some_and(|s| s != 0));
@@ -256,31 +258,37 @@ impl Limits {
 /// Elements of half types that a block of a cluster has.
 const RESIDENT: usize = 16384;
 
+/// Instances that keep the host busy, and a GPU for each of its multiprocessors.
+const HOST_BUSY: usize = 16;
+const BUSY: usize = 4;
 /// Instances that keep a machine busy.
-pub fn wanted(target: Target) -> usize {
-    match target {
-        Target::Host => 16,
-        Target::Gpu { .. } => 528,
-    }
+pub fn wanted(machine: &Hardware) -> usize {
+    if machine.arch.is_gpu() { BUSY * machine.units.multiprocessors } else { HOST_BUSY }
 }
 
 /// How many instances share a row, for all to have something to do; each has `wide` rows side by side.
-pub fn parts(instances: usize, n: usize, chunk: usize, wide: usize, target: Target) -> usize {
-    let (least, few) = match target {
-        Target::Host => (65536, 4),
-        Target::Gpu { .. } => (16384, FEW),
-    };
+pub fn parts(instances: usize, n: usize, chunk: usize, wide: usize, machine: &Hardware) -> usize {
+    let (least, few) = if machine.arch.is_gpu() { (16384, scan::busy(machine)) } else { (65536, 4) };
     if instances >= few || n * instances * wide < least || n < 4 * chunk {
         return 1;
     }
-    (wanted(target) / instances.max(1)).clamp(1, n / (2 * chunk))
+    (wanted(machine) / instances.max(1)).clamp(1, n / (2 * chunk))
 }
 
 /// Rows along memory: the row is the tile's last axis.
-fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Target, limits: &Limits) -> RowPlan {
-    let gpu = matches!(target, Target::Gpu { .. });
+fn inner<'m>(
+    space: &mut Space,
+    kept: Vec<Coord>,
+    row: CoordId,
+    n: usize,
+    machine: &'m Hardware<'m>,
+    limits: &Limits,
+) -> RowPlan<'m> {
+    let gpu = machine.arch.is_gpu();
     let rows: usize = kept.iter().map(|c| c.extent).product();
-    let limits = &Limits { few: rows * n <= wanted(target) * RESIDENT, ..*limits };
+    // What choices go by.
+    let many = machine.counted(rows);
+    let limits = &Limits { few: many * n <= wanted(machine) * RESIDENT, ..*limits };
     let ids: Vec<CoordId> = kept.iter().map(|c| c.id).collect();
     let wide = n.next_power_of_two();
     // Many small blocks hide each other's waits; rows shorter than a warp go through shared memory together.
@@ -290,7 +298,7 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     let fits = wide <= limits.tile;
     let shared = if gpu && fits && limits.again { wide.div_ceil(8192).min(16) } else { 1 };
     let held = gpu && fits && limits.again && limits.any_order;
-    let split = if held { 1 } else { parts(rows * shared, n, chunk, 1, target) };
+    let split = if held { 1 } else { parts(many * shared, n, chunk, 1, machine) };
     // Nothing of a sum is kept, so a thread has registers for eight loads.
     let chunk = if gpu && limits.any_order && !limits.again { 2 * chunk } else { chunk };
     let uniform = || kept.iter().map(|c| Cut::uniform(c.id, c.extent)).collect::<Vec<_>>();
@@ -302,7 +310,7 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
             rank: 1,
             parts: split,
             warps: if gpu { 8 } else { 4 },
-            target,
+            machine,
             shift: None,
             packed: false,
             stay: None,
@@ -317,11 +325,11 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     if gpu && short && !n.is_multiple_of(vector) && wide * vector <= 16384 {
         together = together.max(wide * vector);
     }
-    let mut high = (together / wide).max(1).min(rows.next_power_of_two());
-    while high > 1 && rows / high < wanted(target) {
+    let mut high = (together / wide).max(1).min(many.next_power_of_two());
+    while high > 1 && many / high < wanted(machine) {
         high /= 2;
     }
-    let stay = stay::of(target, tiles(rows, n, vector, &kept), limits.reads);
+    let stay = stay::of(machine, tiles(rows, n, vector, &kept), limits.reads);
     if stay.is_some() {
         high = 1;
     }
@@ -336,13 +344,13 @@ fn inner(space: &mut Space, kept: Vec<Coord>, row: CoordId, n: usize, target: Ta
     let row = |rank: usize| Cut { id: row, extent: n, block: wide, axis: rank - 1 };
     if high == 1 {
         let (kept, row) = (uniform(), row(1));
-        return RowPlan { kept, row, rank: 1, parts: 1, warps, target, shift: None, packed: false, stay };
+        return RowPlan { kept, row, rank: 1, parts: 1, warps, machine, shift: None, packed: false, stay };
     }
     let kept = match space.merge(&ids) {
         Some(id) => vec![Cut { id, extent: rows, block: high, axis: 0 }],
         None => vec![],
     };
-    RowPlan { kept, row: row(2), rank: 2, parts: 1, warps, target, shift: None, packed: false, stay: None }
+    RowPlan { kept, row: row(2), rank: 2, parts: 1, warps, machine, shift: None, packed: false, stay: None }
 }
 
 /// Rows of `n` elements as tiles of a walk, in which those that start between two vectors begin a part of a vector later.

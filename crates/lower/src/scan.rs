@@ -6,18 +6,19 @@ use crate::resolve::Body;
 use crate::row::Row;
 use crate::rows::{self, Emitted};
 use crate::space::Space;
-use crate::{LowerError, Target, pointwise};
+use crate::{LowerError, pointwise};
 use kiln_graph::Op;
+use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
-pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let body = of.graph;
     let mut lengths = body.values().filter_map(|v| match body.op(v) {
         Op::Scan { axis, .. } => Some(body.shape(v)[*axis]),
         _ => None,
     });
     let Some(len) = lengths.next() else {
-        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, target)? });
+        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, machine)? });
     };
     if lengths.any(|l| l != len) {
         return Err(of.unsupported("scans of different lengths"));
@@ -35,7 +36,7 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
     space.refine(&first)?;
     let (_, positions) = outputs(of, &space.axes, &shape, apart())?;
     if len == 1 {
-        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, target)? });
+        return Ok(Emitted { scratch: vec![], steps: pointwise::lower(of, machine)? });
     }
     let at = positions.first().cloned().unwrap_or_default();
     if positions.iter().any(|p| *p != at) {
@@ -65,7 +66,7 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
             false => Err(of.unsupported("a scan along an axis that views cut")),
         }
     };
-    rows::emit(of.name, Space::new(&extents, &row_axes), &scene, target, 0)
+    rows::emit(of.name, Space::new(&extents, &row_axes), &scene, machine, 0)
 }
 
 fn outputs(of: &Body, axes: &[Expr], shape: &[usize], row: Option<Row>) -> Result<(Scene, Vec<Expr>), LowerError> {

@@ -7,9 +7,10 @@ use crate::dag::{Scene, Store};
 use crate::expr::{Expr, linear};
 use crate::resolve::Body;
 use crate::rows::Emitted;
-use crate::{LowerError, Target, math, pointwise};
+use crate::{LowerError, math, pointwise};
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, Kernel, Type, Value};
 use kiln_graph::{DType, Op, ScatterMode, ValueId};
+use kiln_plan::Hardware;
 use kiln_plan::exec::{Slot, Work};
 
 /// On a GPU a line is one thread's; few long ones are walked faster by the host.
@@ -28,7 +29,7 @@ struct Across {
     operand: usize,
 }
 
-pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let body = of.graph;
     let node = |&v: &ValueId| match body.op(v) {
         Op::Scatter { axis, mode } => Some((v, *axis, *mode)),
@@ -51,10 +52,10 @@ pub fn lower(of: &Body, target: Target) -> Result<Emitted, LowerError> {
         let store = Store { slot: Slot::Output(0), dtype: body.dtype(v), at, guards: vec![], value };
         Ok(Scene { dag: r.dag, stores: vec![store] })
     };
-    let mut steps = vec![pointwise::points(&format!("{}_copy", of.name), &shape, &copy, target)?];
+    let mut steps = vec![pointwise::points(&format!("{}_copy", of.name), &shape, &copy, machine)?];
     if walked.iter().all(|&n| n > 0) {
         let args = vec![index_slot, source_slot, Slot::Output(0), Slot::Faults];
-        let code = writes(of, v, [body.dtype(v), body.dtype(index)], (&shape, &walked), (axis, mode), target)?;
+        let code = writes(of, v, [body.dtype(v), body.dtype(index)], (&shape, &walked), (axis, mode), machine)?;
         steps.push(Work::Block { code, args });
     }
     Ok(Emitted { scratch: vec![], steps })
@@ -71,7 +72,7 @@ fn writes(
     [dtype, index_dtype]: [DType; 2],
     (shape, walked): (&[usize], &[usize]),
     (axis, mode): (usize, ScatterMode),
-    target: Target,
+    machine: &Hardware,
 ) -> Result<Kernel, LowerError> {
     let count = |s: &[usize]| s.iter().product::<usize>();
     if count(shape).max(count(walked)) > i32::MAX as usize {
@@ -85,14 +86,14 @@ fn writes(
     let mut outer: Vec<Across> = (0..walked.len()).filter(|&d| d != axis).map(across).collect();
     let inner = outer.pop().unwrap_or(Across { extent: 1, index: 0, operand: 0 });
     let lines = inner.extent * count(&outer.iter().map(|a| a.extent).collect::<Vec<_>>());
-    let most = match target {
+    let most = match machine.arch.is_gpu() {
         // Lanes are worth it where they are neighbours.
-        Target::Host if inner.index == 1 => 1024,
-        Target::Host => 1,
-        Target::Gpu { .. } if lines < FEW_LINES && walked[axis] > LONG_LINE => {
+        false if inner.index == 1 => 1024,
+        false => 1,
+        true if lines < FEW_LINES && walked[axis] > LONG_LINE => {
             return Err(of.unsupported("a scatter along few long lines"));
         }
-        Target::Gpu { .. } => 128,
+        true => 128,
     };
     let mut block = inner.extent.next_power_of_two().min(most);
     let instances = |block: usize| inner.extent.div_ceil(block) * (lines / inner.extent);

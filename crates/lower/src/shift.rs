@@ -1,7 +1,6 @@
 //! Rows whose length no vector divides: each starts somewhere between two multiples of a vector's length. Lanes are then
 //! counted from the multiple before the row's start, so that accesses to the row are aligned, and the first few lanes are
 //! outside.
-use crate::Target;
 use crate::copies::large;
 use crate::dag::{NodeOp, Scene};
 use crate::expr::{Atom, CoordId, Expr};
@@ -33,7 +32,7 @@ impl Shift {
 }
 
 /// The plan with rows in runs, or with a shift, where that aligns accesses that were not.
-pub fn shifted(plan: RowPlan, scene: &Scene, space: &mut Space) -> RowPlan {
+pub fn shifted<'m>(plan: RowPlan<'m>, scene: &Scene, space: &mut Space) -> RowPlan<'m> {
     let inner = plan.row.axis + 1 == plan.rank && plan.whole();
     if packs(&plan, scene) {
         return RowPlan { packed: true, ..plan };
@@ -43,7 +42,9 @@ pub fn shifted(plan: RowPlan, scene: &Scene, space: &mut Space) -> RowPlan {
     let wide = (plan.row.extent + vector - 1).next_power_of_two();
     // Short rows would leave most lanes of a longer tile idle.
     let fits = wide == plan.row.block || plan.row.extent >= 32 * 8 * vector;
-    if plan.target == Target::Host || !inner || !fits || !any_order() {
+    // Where an element is added depends on where its row starts, which depends on the rows before it.
+    let invariant = plan.machine.contract.batch_invariant;
+    if !plan.machine.arch.is_gpu() || invariant || !inner || !fits || !any_order() {
         return plan;
     }
     // What all rows share would then be read from anywhere, for which a thread of a long row has no registers left.

@@ -1,8 +1,8 @@
 //! Long rows, and strips of columns, that clusters walk over: they stay, each block has the same part of every row, and the next
 //! row is on its way while one is computed. A cluster that starts for each row waits for memory together with all others, and
 //! reads what rows share, as a gain, again from the second-level cache, which then is as busy as memory.
-use crate::Target;
-use kiln_block::passes::ahead::{WARPS, clusters};
+use kiln_block::passes::ahead::WARPS;
+use kiln_plan::Hardware;
 
 /// Bytes of a row that a thread has: what its registers hold, twice as wide where it computes with half types.
 const EACH: usize = 128;
@@ -48,15 +48,17 @@ pub struct Tiles {
 /// then are a multiple of `period` apart. Rows that share nothing keep enough bytes under way without: softmax of 131072 in
 /// f32 is 4 % faster when all processors have a part, of which clusters that stay leave a tenth out, and half types gain by
 /// staying only where they fill four blocks or more.
-pub fn of(target: Target, tiles: Tiles, reads: Reads) -> Option<Stay> {
-    let Target::Gpu { arch: 90.. } = target else { return None };
+pub fn of(machine: &Hardware, tiles: Tiles, reads: Reads) -> Option<Stay> {
+    if !machine.arch.has_clusters() || machine.contract.batch_invariant {
+        return None;
+    }
     let blocks = tiles.elements * reads.bytes / (32 * WARPS * EACH);
     let fits = tiles.elements.is_power_of_two() && matches!(blocks, 2 | 4 | 8 | 16);
     let full = 16 * tiles.there >= 9 * tiles.elements;
     let alone = reads.bytes == 2 && !reads.late && blocks > 2 && tiles.there == tiles.elements;
     let gains = alone || reads.shared > 0 && matches!(reads.bytes, 2 | 4);
     let held = reads.own == 1 && reads.own + reads.shared <= PARTS && reads.reductions > 1;
-    let most = clusters(blocks);
+    let most = machine.limits.clusters_of(blocks);
     let clusters = if reads.shared > 0 { most - most % tiles.period } else { most };
     let few = 10 * clusters < 9 * most;
     let worth = fits && full && gains && held && !few && tiles.count >= ROUNDS * clusters;

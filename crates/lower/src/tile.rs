@@ -1,12 +1,13 @@
 //! The frame of a block program: parameters, the place of an instance in the grid, and lanes of its tile.
+use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::{Emitter, Lanes, joint};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
 use crate::shift::Shift;
-use crate::{LowerError, Target};
 use kiln_block::{Array, BinaryOp as B, Builder, CmpOp, Elem, Kernel, Type, Value};
 use kiln_graph::DType;
+use kiln_plan::Hardware;
 use kiln_plan::exec::{Slot, Work};
 use std::collections::BTreeMap;
 
@@ -280,19 +281,22 @@ impl Frame<'_> {
     }
 }
 
+/// Blocks of pointwise work for each multiprocessor below which smaller ones are better.
+const BUSY: usize = 2;
+
 /// Elements of a block of plain pointwise work of which a thread of a GPU has so many, and the warps for it.
-pub fn pointwise_block(target: Target, per_thread: usize, total: usize) -> (usize, usize) {
-    match target {
-        Target::Host => {
+pub fn pointwise_block(machine: &Hardware, per_thread: usize, total: usize) -> (usize, usize) {
+    match machine.arch.is_gpu() {
+        false => {
             let mut block = 4096;
             while block > 512 && total / block < 16 {
                 block /= 2;
             }
             (block.min(total.next_power_of_two()), 4)
         }
-        Target::Gpu { .. } => {
+        true => {
             let mut block = 128 * per_thread;
-            while block > 128 && total / block < 264 {
+            while block > 128 && total / block < BUSY * machine.units.multiprocessors {
                 block /= 2;
             }
             let block = block.min(total.next_power_of_two()).max(1);

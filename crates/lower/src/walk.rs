@@ -1,4 +1,5 @@
 //! Emission of row programs: in one tile, or level by level in loops, with partial results in scratch where a row is shared.
+use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::{CoordId, Expr};
@@ -7,7 +8,6 @@ use crate::rest;
 use crate::rows::{Emitted, RowPlan};
 use crate::shift::VECTOR;
 use crate::tile::{Frame, loads, looped, open};
-use crate::{LowerError, Target};
 use acc::{Acc, NOWHERE, fold, is_arg, over_groups, take};
 use kiln_block::passes::ahead;
 use kiln_block::{BinaryOp as B, Builder, Elem, Value};
@@ -23,7 +23,7 @@ mod scans;
 pub struct Walk<'a> {
     name: &'a str,
     pub scene: &'a Scene,
-    pub plan: RowPlan,
+    pub plan: RowPlan<'a>,
     /// Coordinates a node depends on, the row of its own reductions left out.
     deps: Vec<Vec<CoordId>>,
     /// Reductions that depend on no other of the list before theirs.
@@ -40,7 +40,7 @@ pub struct Walk<'a> {
 const FIRST: usize = 4;
 
 impl<'a> Walk<'a> {
-    pub fn new(name: &'a str, scene: &'a Scene, plan: RowPlan, first_scratch: u32) -> Walk<'a> {
+    pub fn new(name: &'a str, scene: &'a Scene, plan: RowPlan<'a>, first_scratch: u32) -> Walk<'a> {
         let deps = scene.dag.depends(&[plan.row.id]);
         let mut depth = vec![0usize; scene.dag.nodes.len()];
         let mut levels: Vec<Vec<NodeId>> = vec![];
@@ -127,7 +127,7 @@ impl<'a> Walk<'a> {
         let load = |n: &NodeId| matches!(self.scene.dag.node(*n).op, NodeOp::Load { .. });
         let loads: Vec<NodeId> = self.scene.live().into_iter().filter(load).collect();
         let run = p.packed && loads.iter().any(|n| self.scene.dag.node(*n).dtype.bytes() < 4);
-        let gpu = p.target != Target::Host && p.stay.is_none() && p.warps <= 16;
+        let gpu = p.machine.arch.is_gpu() && p.stay.is_none() && p.warps <= 16;
         if gpu && !run && loads.len() <= FIRST { loads } else { vec![] }
     }
 
@@ -279,7 +279,7 @@ impl<'a> Walk<'a> {
         let p = &self.plan;
         let chunks = (p.rank == 1 || p.row.axis == 0) && p.row.block > 1 && !p.whole();
         let all = || self.levels.iter().flatten().all(|&n| self.scene.dag.node(n).sums_in_any_order());
-        p.target == Target::Host && chunks && all()
+        !p.machine.arch.is_gpu() && chunks && all()
     }
     pub fn tile_row(&self) -> TileRow {
         TileRow { coord: self.plan.row.id, axis: self.plan.row.axis, rank: self.plan.rank }
@@ -303,7 +303,7 @@ impl<'a> Walk<'a> {
         let p = &self.plan;
         let across = p.rank == 2 && p.row.axis == 0;
         let scans = !self.scans().is_empty();
-        if p.target == Target::Host || scans || !(across || p.rank == 1) || p.whole() {
+        if !p.machine.arch.is_gpu() || scans || !(across || p.rank == 1) || p.whole() {
             return None;
         }
         let read = loads(&self.scene.dag, roots, |_| false);

@@ -13,20 +13,21 @@ mod operand;
 mod parts;
 mod shape;
 
+use crate::LowerError;
 use crate::dag::{NodeId, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::CoordId;
 use crate::product::{Coords, Product};
 use crate::tile::{Cut, Frame, Used, loads, open_bare};
-use crate::{LowerError, Target};
-pub use cost::{CLOCK, copy, gather};
+pub use cost::{copy, gather};
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
 use kiln_block::{BinaryOp as B, Builder, Const, DotPrecision, Elem, Kernel, Op, Type, Value};
 use kiln_graph::DType;
+use kiln_plan::Hardware;
 use kiln_plan::exec::Work;
 pub use operand::{Major, Strided};
 pub use parts::{Parts, candidates, cycles, is_faster_in_two, parts};
-pub use shape::{Asked, FEW, GROUP, PROCESSORS, SPAN};
+pub use shape::{Asked, FEW, GROUP, SPAN};
 use shape::{Engine, Shape};
 
 /// What is multiplied, and what is written.
@@ -53,15 +54,14 @@ pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16, f16, f32 or f8
      256x128, 64x256 and those narrower than 64); a schedule must fit the product and the memory of a multiprocessor";
 
 /// Whether products of this type go this way, their operands permitting.
-pub fn takes(dtype: DType, target: Target) -> bool {
-    matches!(target, Target::Gpu { arch } if arch >= 90)
-        && matches!(dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F8e4m3)
+pub fn takes(dtype: DType, machine: &Hardware) -> bool {
+    machine.arch.has_wgmma() && matches!(dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F8e4m3)
 }
 
 /// The step, where warpgroups take the product.
-pub fn lower(task: &Task, target: Target) -> Option<Result<Work<Kernel>, LowerError>> {
+pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<Work<Kernel>, LowerError>> {
     let p = task.product;
-    if !matches!(target, Target::Gpu { arch } if arch >= 90) {
+    if !machine.arch.has_wgmma() {
         return None;
     }
     let right = |n: NodeId| Strided::load(task.scene, n, p, (task.coords.n, p.n), (task.coords.kb, p.k));
@@ -89,8 +89,12 @@ pub fn lower(task: &Task, target: Target) -> Option<Result<Work<Kernel>, LowerEr
         Ok(_) => return None,
         Err(defect) => return Some(Err(defect)),
     };
-    let launch =
-        Launch { blocks: shape.blocks(), cluster: shape.cluster, group: shape.group, axes: Some([ROWS, COLUMNS]) };
+    let launch = Launch {
+        blocks: shape.blocks(machine),
+        cluster: shape.cluster,
+        group: shape.group,
+        axes: Some([ROWS, COLUMNS]),
+    };
     let last = Some(p.k % shape.depth()).filter(|k| *k > 0 && engine == Engine::MultiplyAdds);
     let crew = Crew {
         consumers: shape.copies * shape.under_way,
@@ -99,7 +103,7 @@ pub fn lower(task: &Task, target: Target) -> Option<Result<Work<Kernel>, LowerEr
         columns: Some(p.n.min(shape.n)),
         last,
     };
-    let code = roles::run(&persistent::run(&code, launch).ok()?, Some(crew)).ok()?;
+    let code = roles::run(&persistent::run(&code, launch).ok()?, Some(crew), machine).ok()?;
     Some(Ok(Work::Block { code, args }))
 }
 

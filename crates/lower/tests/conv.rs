@@ -1,14 +1,14 @@
 //! Convolutions: on the host, and on GPUs by patches and by windows.
 use crate::common::{TARGETS, check, check_on, checked_text, compare};
 use kiln_graph::{Graph, random};
-use kiln_lower::Target;
+use kiln_machine::Arch;
 use kiln_plan::{KernelKind::Conv, Precision};
 
 fn body(lines: &str) {
     check(Conv, &format!("graph k{lines}"));
 }
 fn host(lines: &str) {
-    check_on(Conv, &format!("graph k{lines}"), Target::Host);
+    check_on(Conv, &format!("graph k{lines}"), Arch::Cpu);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn convolutions_by_windows() {
                 "(%x: {d}{x}, %w: {d}{w}, %b: {d}[{channels}]) {{ %y = conv %x, %w, %b {attrs}\n %z = silu %y\n return %z }}"
             ),
             if d == "f32" { Precision::Tf32 } else { Precision::Exact },
-            90,
+            kiln_machine::Arch::Sm90a,
         );
         assert!(text.contains("kernel @k_input"), "{d}{x} {w} {attrs}");
     };

@@ -2,7 +2,8 @@
 use crate::common::{difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision as As, no_fallback, run_with};
-use kiln_lower::{LowerError, Target, lower};
+use kiln_lower::{LowerError, lower};
+use kiln_machine::Arch;
 use kiln_plan::{KernelKind, Precision};
 
 /// What comes after the product `%c`, `M` by `N`. `%v` and `%w` have a number for each column, `%u` one for each row, `%r` one for
@@ -35,29 +36,29 @@ const EPILOGUES: [&str; 22] = [
 const PAIR: &str = "%d = linear %a, %e\n %s = silu %c\n %y = mul %s, %d\n return %y";
 
 /// Operands, precision, template, compute capability, and why some epilogues may be refused.
-const TEMPLATES: [(&str, Precision, &str, u32, &[&str]); 22] = [
-    ("bf16", Precision::Exact, "", 90, &[]),
-    ("f16", Precision::Exact, "", 80, &[]),
-    ("f32", Precision::Exact, "", 90, &[]),
-    ("f64", Precision::Exact, "", 90, &[]),
-    ("f8e4m3", Precision::Exact, "", 90, &[]),
-    ("f8e4m3", Precision::Exact, "", 80, &[]),
-    ("f32", Precision::Tf32, "", 80, &[]),
-    ("bf16", Precision::Exact, "library", 90, &["one product"]),
-    ("f32", Precision::Tf32, "library", 90, &["one product"]),
-    ("bf16", Precision::Exact, "rows", 90, &["rows"]),
-    ("bf16", Precision::Exact, "tile 64x64", 90, &[]),
-    ("f32", Precision::Exact, "tile 32x64", 80, &[]),
-    ("bf16", Precision::Exact, "warpgroup 128x256 cluster 2", 90, &["warpgroups need"]),
-    ("f16", Precision::Exact, "warpgroup 64x128", 90, &["warpgroups need"]),
-    ("bf16", Precision::Exact, "warpgroup 64x128 tiles 2", 90, &["warpgroups need"]),
-    ("bf16", Precision::Exact, "warpgroup 64x256 tiles 2", 90, &["warpgroups need"]),
-    ("bf16", Precision::Exact, "warpgroup 64x64 parts 2", 90, &["warpgroups need"]),
-    ("f32", Precision::Exact, "warpgroup 64x64", 90, &["warpgroups need"]),
-    ("f32", Precision::Exact, "warpgroup 64x128 parts 3", 90, &["warpgroups need"]),
-    ("f32", Precision::Tf32, "warpgroup 128x128 tiles 2", 90, &["warpgroups need"]),
-    ("f8e4m3", Precision::Exact, "warpgroup 64x128", 90, &["warpgroups need"]),
-    ("f8e4m3", Precision::Exact, "warpgroup 64x64 parts 2", 90, &["warpgroups need"]),
+const TEMPLATES: [(&str, Precision, &str, Arch, &[&str]); 22] = [
+    ("bf16", Precision::Exact, "", Arch::Sm90a, &[]),
+    ("f16", Precision::Exact, "", Arch::Sm80, &[]),
+    ("f32", Precision::Exact, "", Arch::Sm90a, &[]),
+    ("f64", Precision::Exact, "", Arch::Sm90a, &[]),
+    ("f8e4m3", Precision::Exact, "", Arch::Sm90a, &[]),
+    ("f8e4m3", Precision::Exact, "", Arch::Sm80, &[]),
+    ("f32", Precision::Tf32, "", Arch::Sm80, &[]),
+    ("bf16", Precision::Exact, "library", Arch::Sm90a, &["one product"]),
+    ("f32", Precision::Tf32, "library", Arch::Sm90a, &["one product"]),
+    ("bf16", Precision::Exact, "rows", Arch::Sm90a, &["rows"]),
+    ("bf16", Precision::Exact, "tile 64x64", Arch::Sm90a, &[]),
+    ("f32", Precision::Exact, "tile 32x64", Arch::Sm80, &[]),
+    ("bf16", Precision::Exact, "warpgroup 128x256 cluster 2", Arch::Sm90a, &["warpgroups need"]),
+    ("f16", Precision::Exact, "warpgroup 64x128", Arch::Sm90a, &["warpgroups need"]),
+    ("bf16", Precision::Exact, "warpgroup 64x128 tiles 2", Arch::Sm90a, &["warpgroups need"]),
+    ("bf16", Precision::Exact, "warpgroup 64x256 tiles 2", Arch::Sm90a, &["warpgroups need"]),
+    ("bf16", Precision::Exact, "warpgroup 64x64 parts 2", Arch::Sm90a, &["warpgroups need"]),
+    ("f32", Precision::Exact, "warpgroup 64x64", Arch::Sm90a, &["warpgroups need"]),
+    ("f32", Precision::Exact, "warpgroup 64x128 parts 3", Arch::Sm90a, &["warpgroups need"]),
+    ("f32", Precision::Tf32, "warpgroup 128x128 tiles 2", Arch::Sm90a, &["warpgroups need"]),
+    ("f8e4m3", Precision::Exact, "warpgroup 64x128", Arch::Sm90a, &["warpgroups need"]),
+    ("f8e4m3", Precision::Exact, "warpgroup 64x64 parts 2", Arch::Sm90a, &["warpgroups need"]),
 ];
 
 /// Rows, columns, and terms of products: whole tiles and what is left of some; few rows, which swap operands.
@@ -74,17 +75,17 @@ fn graph(d: &str, [m, n, k]: [usize; 3], rest: &str) -> String {
 }
 
 /// How many epilogues the template computes, and how many it refuses.
-fn check((d, precision, template, arch, reasons): (&str, Precision, &str, u32, &[&str])) -> [usize; 2] {
+fn check((d, precision, template, arch, reasons): (&str, Precision, &str, Arch, &[&str])) -> [usize; 2] {
     let (mut done, mut refused) = (0, 0);
     for (i, rest) in EPILOGUES.into_iter().chain([PAIR]).enumerate() {
         let text_of = graph(d, SIZES[i % SIZES.len()], rest);
         let body: Graph = text_of.parse().unwrap_or_else(|e| panic!("{e}\n{text_of}"));
         let mut k = kiln_plan::Kernel { precision, ..kernel(KernelKind::Gemm, body) };
         k.reason.template = (!template.is_empty()).then(|| template.parse().expect("a template"));
-        let steps = match lower(&k, Target::Gpu { arch }) {
+        let steps = match lower(&k, arch) {
             Ok(steps) => steps,
             Err(LowerError::Unsupported { why, .. }) => {
-                assert!(reasons.iter().any(|r| why.contains(r)), "{d} {template} sm_{arch}: {why}\n{text_of}");
+                assert!(reasons.iter().any(|r| why.contains(r)), "{d} {template} {arch}: {why}\n{text_of}");
                 refused += 1;
                 continue;
             }
@@ -96,7 +97,7 @@ fn check((d, precision, template, arch, reasons): (&str, Precision, &str, u32, &
         let got = run_steps(&k.body, &steps, &inputs).expect("runs");
         // Where half types decide which element is the largest, either is right.
         let right = difference(&k.body, &want, &got).or_else(|e| difference(&k.body, &native, &got).map_err(|_| e));
-        right.unwrap_or_else(|e| panic!("{d} {template} sm_{arch}: {e}\n{text_of}\n{}", text(&steps)));
+        right.unwrap_or_else(|e| panic!("{d} {template} {arch}: {e}\n{text_of}\n{}", text(&steps)));
         done += 1;
     }
     [done, refused]

@@ -2,9 +2,10 @@
 use crate::common::{TARGETS, kernel, text};
 use kiln_graph::Graph;
 use kiln_lower::lower;
+use kiln_machine::Arch;
 use kiln_plan::KernelKind;
 
-fn program(kind: KernelKind, body: &str, target: kiln_lower::Target) -> String {
+fn program(kind: KernelKind, body: &str, target: Arch) -> String {
     let g: Graph = format!("graph k{body}").parse().unwrap_or_else(|e| panic!("{e}"));
     text(&lower(&kernel(kind, g), target).unwrap_or_else(|e| panic!("{e}")))
 }

@@ -1,10 +1,11 @@
 //! Pools whose windows overlap: on a GPU a thread has a strip of results.
 use crate::common::{compare, kernel};
 use kiln_graph::{Graph, Tensor, random};
-use kiln_lower::{Target, lower};
+use kiln_lower::lower;
+use kiln_machine::Arch;
 use kiln_plan::{KernelKind::Pool, exec::Work};
 
-const GPU: Target = Target::Gpu { arch: 90 };
+const GPU: Arch = Arch::Sm90a;
 
 /// The graph on random inputs in which some numbers are infinite or none.
 #[track_caller]

@@ -1,19 +1,19 @@
 //! Scans, matrix products, attention and pools.
 use crate::common::{check, check_on, checked_text, compare_kernel, kernel};
 use kiln_graph::{Tensor, random};
-use kiln_lower::Target;
+use kiln_machine::Arch;
 use kiln_plan::{
     KernelKind::{self, *},
     Precision,
 };
 
-const GPU: Target = Target::Gpu { arch: 90 };
+const GPU: Arch = Arch::Sm90a;
 
 fn body(kind: KernelKind, lines: &str) {
     check(kind, &format!("graph k{lines}"));
 }
 fn host(kind: KernelKind, lines: &str) {
-    check_on(kind, &format!("graph k{lines}"), Target::Host);
+    check_on(kind, &format!("graph k{lines}"), Arch::Cpu);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn attention_of_axes_of_one() {
             let text = format!("graph g({}) {{ {how}\n return %y }}", shapes.replace("{d}", d));
             let k = kernel(Attention, text.parse().unwrap());
             let mut inputs = random::inputs(&k.body, 7);
-            for target in [Target::Host, GPU] {
+            for target in [Arch::Cpu, GPU] {
                 compare_kernel(&k, &inputs, target).unwrap().unwrap();
             }
             let special = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
@@ -208,7 +208,7 @@ fn pools() {
 /// epilogues that go out in rows, in columns and twice.
 #[test]
 fn products_by_warpgroups() {
-    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Target::Gpu { arch: 90 });
+    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
     for (d, m, n, k) in [("bf16", 64, 64, 64), ("f16", 65, 40, 72), ("bf16", 130, 264, 136), ("f16", 17, 32, 8)] {
         gpu(&format!("(%a: {d}[{m},{k}], %b: {d}[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
         gpu(&format!(
@@ -230,7 +230,7 @@ fn products_by_warpgroups() {
 /// tile on offer.
 #[test]
 fn products_by_multiply_adds() {
-    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Target::Gpu { arch: 90 });
+    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
     for (m, n, k) in [(64, 64, 32), (65, 68, 36), (132, 264, 68), (17, 32, 4), (5, 1000, 64)] {
         gpu(&format!("(%a: f32[{m},{k}], %b: f32[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
         gpu(&format!(
@@ -252,7 +252,7 @@ fn products_by_multiply_adds() {
 /// Long K and few tiles: parts of K, summed in a second step. Rows that are no multiple of 16 bytes go through memory.
 #[test]
 fn products_in_parts_and_through_memory() {
-    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Target::Gpu { arch: 90 });
+    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
     gpu("(%a: bf16[16,4096], %b: bf16[72,4096], %v: bf16[72]) { %c = linear %a, %b, %v\n %s = silu %c\n return %s }");
     gpu("(%a: f32[40,4096], %b: f32[4096,72]) { %c = dot %a, %b\n %t = permute %c perm=[1,0]\n return %t }");
     gpu("(%a: f32[2,40,4096], %b: f32[2,4096,72]) { %c = dot %a, %b\n return %c, %c }");
@@ -267,8 +267,8 @@ fn products_in_parts_and_through_memory() {
 #[test]
 fn pairs_of_products() {
     let gpu = |lines: &str| {
-        for arch in [90, 80] {
-            check_on(Gemm, &format!("graph k{lines}"), Target::Gpu { arch });
+        for arch in [Arch::Sm90a, Arch::Sm89, Arch::Sm80] {
+            check_on(Gemm, &format!("graph k{lines}"), arch);
         }
     };
     for (d, m, n, k) in [("bf16", 64, 64, 64), ("f16", 65, 40, 72), ("bf16", 130, 136, 200), ("f16", 17, 7, 9)] {
@@ -317,8 +317,8 @@ fn pairs_of_products() {
 /// ones exactly; on `sm_80` by tensor cores as well. The interpreter computes all of them in full precision.
 #[test]
 fn products_in_tf32() {
-    let precisions = |lines: &str, arch: u32| checked_text(lines, Precision::Tf32, arch);
-    let by_warpgroups = |lines: &str| assert!(precisions(lines, 90).contains("wgmma"), "{lines}");
+    let precisions = |lines: &str, arch: Arch| checked_text(lines, Precision::Tf32, arch);
+    let by_warpgroups = |lines: &str| assert!(precisions(lines, Arch::Sm90a).contains("wgmma"), "{lines}");
     for (m, n, k) in [(64, 64, 32), (65, 68, 36), (132, 264, 68), (16, 72, 2048)] {
         by_warpgroups(&format!(
             "(%a: f32[{m},{k}], %b: f32[{n},{k}], %v: f32[{n}], %r: f32[{m},{n}]) {{ %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }}"
@@ -331,10 +331,10 @@ fn products_in_tf32() {
         "(%x: f32[1,32,40,40], %w: f32[64,32,3,3]) { %y = conv %x, %w stride=[1,1] padding=[1,1] dilation=[1,1] groups=1\n return %y }",
     );
     let small = "(%a: f32[65,33], %b: f32[33,70]) { %c = dot %a, %b\n return %c }";
-    assert!(precisions(small, 90).contains("dot tf32") && precisions(small, 80).contains("dot tf32"));
+    assert!(precisions(small, Arch::Sm90a).contains("dot tf32") && precisions(small, Arch::Sm80).contains("dot tf32"));
     precisions(
         "(%x: f32[2,4,9,8], %w: f32[6,4,3,2]) { %y = conv %x, %w stride=[2,1] padding=[1,2] dilation=[1,2] groups=1\n return %y }",
-        90,
+        Arch::Sm90a,
     );
 }
 
@@ -342,7 +342,7 @@ fn products_in_tf32() {
 /// their own where K is cut, a tile is narrower, or sums are by multiply-adds.
 #[test]
 fn rows_in_a_tile() {
-    let reduced = |lines: &str, arch: u32| {
+    let reduced = |lines: &str, arch: Arch| {
         let text = checked_text(lines, Precision::Tf32, arch);
         (text.matches("kernel @").count(), text.contains("wgmma"))
     };
@@ -359,19 +359,19 @@ fn rows_in_a_tile() {
             &turned,
         ] {
             let lines = format!("{head} {{ %c = linear %a, %b, %v\n {rest} }}");
-            assert_eq!(reduced(&lines, 90), (1, true), "{lines}");
-            assert_eq!(reduced(&lines, 80).0, 1, "{lines}");
+            assert_eq!(reduced(&lines, Arch::Sm90a), (1, true), "{lines}");
+            assert_eq!(reduced(&lines, Arch::Sm80).0, 1, "{lines}");
         }
     }
     // Rows of any length without warpgroups; heads and images as batches.
-    let whole = |lines: &str| assert_eq!(reduced(lines, 90).0, 1, "{lines}");
+    let whole = |lines: &str| assert_eq!(reduced(lines, Arch::Sm90a).0, 1, "{lines}");
     whole(&format!("(%a: bf16[33,17], %b: bf16[17,7]) {{ %c = dot %a, %b\n {softmax} }}"));
     whole(&format!("(%a: f16[9,33], %b: f16[33,200]) {{ %c = dot %a, %b\n {softmax} }}"));
     whole("(%a: bf16[3,40,64], %b: bf16[3,64,72]) { %c = dot %a, %b\n %y = log_softmax %c axis=2\n return %y }");
     whole(
         "(%a: bf16[2,36,64], %b: bf16[48,64]) { %c = linear %a, %b\n %y = softmax %c axis=2\n %s = reshape %y shape=[72,48]\n return %s }",
     );
-    let apart = |lines: &str| assert!(reduced(lines, 90).0 > 1, "{lines}");
+    let apart = |lines: &str| assert!(reduced(lines, Arch::Sm90a).0 > 1, "{lines}");
     apart("(%a: bf16[64,64], %b: bf16[64,64]) { %c = dot %a, %b\n %y = softmax %c axis=0\n return %y }");
     apart(&format!("(%a: bf16[64,64], %b: bf16[300,64]) {{ %c = linear %a, %b\n {softmax} }}"));
     apart(&format!("(%a: bf16[40,4096], %b: bf16[72,4096]) {{ %c = linear %a, %b\n {softmax} }}"));
@@ -383,7 +383,8 @@ fn rows_in_a_tile() {
 /// Rows of heads: in tiles as wide as a head where those are faster than a step for the rows, whatever is around them.
 #[test]
 fn heads_in_a_tile() {
-    let kernels = |lines: &str, precision: Precision| checked_text(lines, precision, 90).matches("kernel @").count();
+    let kernels =
+        |lines: &str, precision: Precision| checked_text(lines, precision, Arch::Sm90a).matches("kernel @").count();
     for (d, m, heads, k) in [("bf16", 513, 4, 64), ("f16", 600, 3, 72), ("f32", 520, 4, 136)] {
         for head in [64, 128, 256] {
             let n = heads * head;
@@ -422,7 +423,7 @@ fn heads_in_a_tile() {
 /// Products in f32 as three in tf32, of operands that a copy writes as sums of two: where they are large enough.
 #[test]
 fn products_in_three() {
-    let text = |lines: &str| checked_text(lines, Precision::Tf32x3, 90);
+    let text = |lines: &str| checked_text(lines, Precision::Tf32x3, Arch::Sm90a);
     for lines in [
         "(%a: f32[524,516], %b: f32[580,516], %v: f32[580], %r: f32[524,580]) { %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }",
         "(%a: f32[3,511,257], %b: f32[3,511,401]) { %t = permute %a perm=[0,2,1]\n %c = dot %t, %b\n return %c }",
@@ -437,14 +438,14 @@ fn products_in_three() {
 /// f8: by warpgroups where rows run along K, as they lie or turned by a copy; others by tensor cores in f16, few rows along rows.
 #[test]
 fn products_of_f8() {
-    let text = |lines: &str, arch: u32| checked_text(lines, Precision::Exact, arch);
+    let text = |lines: &str, arch: Arch| checked_text(lines, Precision::Exact, arch);
     let scaled =
         "%s = mul %c, %u\n %t = mul %s, %v\n %w = cast %z to=f32\n %p = add %t, %w\n %y = cast %p to=bf16\n return %y";
     for (m, n, k) in [(64, 64, 128), (65, 68, 144), (132, 264, 272), (16, 72, 4096)] {
         let lines = format!(
             "(%a: f8e4m3[{m},{k}], %b: f8e4m3[{n},{k}], %u: f32[{m},1], %v: f32[1,{n}], %z: bf16[{n}]) {{ %c = linear %a, %b\n {scaled} }}"
         );
-        let text = text(&lines, 90);
+        let text = text(&lines, Arch::Sm90a);
         assert!(text.contains("wgmma") && text.contains("f8e4m3"), "{text}");
     }
     for lines in [
@@ -452,13 +453,13 @@ fn products_of_f8() {
         "(%a: f8e4m3[2,140,144], %b: f8e4m3[2,300,144]) { %t = permute %b perm=[0,2,1]\n %c = dot %a, %t\n return %c }",
         "(%x: f32[272,272], %b: f8e4m3[288,272]) { %a = cast %x to=f8e4m3\n %c = linear %a, %b\n %y = cast %c to=f8e4m3\n return %y }",
     ] {
-        assert!(text(lines, 90).contains("wgmma"), "{lines}");
+        assert!(text(lines, Arch::Sm90a).contains("wgmma"), "{lines}");
     }
     let small = "(%a: f8e4m3[65,33], %b: f8e4m3[33,70]) { %c = dot %a, %b\n return %c }";
     let few = "(%a: f8e4m3[2,64], %b: f8e4m3[40,64]) { %c = linear %a, %b\n %y = cast %c to=f8e4m3\n return %y }";
     for lines in [small, few] {
-        text(lines, 90);
-        text(lines, 80);
+        text(lines, Arch::Sm90a);
+        text(lines, Arch::Sm80);
         host(Gemm, lines);
     }
 }
@@ -466,7 +467,7 @@ fn products_of_f8() {
 /// Few rows by many columns: the operands swapped, in narrow tiles.
 #[test]
 fn products_of_few_rows() {
-    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Target::Gpu { arch: 90 });
+    let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
     for (d, m, n, k) in [("bf16", 5, 64, 64), ("f16", 16, 200, 72), ("bf16", 17, 136, 200), ("f16", 32, 72, 2048)] {
         gpu(&format!(
             "(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {d}[{n}], %r: {d}[{m},{n}]) {{ %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }}"

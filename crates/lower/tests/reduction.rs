@@ -1,7 +1,8 @@
 //! Row kernels under every schedule: rows in a tile, in loops, across memory, in parts.
 use crate::common::{check, check_on, compare, kernel};
 use kiln_graph::{DType, Graph, Tensor, Type};
-use kiln_lower::{Target, lower};
+use kiln_lower::lower;
+use kiln_machine::Arch;
 use kiln_plan::KernelKind::Reduction;
 use kiln_plan::exec::Work;
 
@@ -72,7 +73,7 @@ fn rows_with_arithmetic() {
 /// Mean and variance of rows that do not fit a tile take one pass, by an instance for each row and by parts of it.
 #[test]
 fn moments_in_one_pass() {
-    let target = Target::Gpu { arch: 80 };
+    let target = Arch::Sm80;
     for (d, rows, n, steps) in [
         ("f32", 2, 20001, 2),
         ("bf16", 3, 32768, 2),
@@ -113,8 +114,8 @@ fn moments_do_not_cancel() {
         }
     };
     let x = Tensor::from_f64(Type::new(DType::F32, [4, n]), (0..4 * n).map(element));
-    for arch in [80, 90] {
-        match compare(Reduction, &g, std::slice::from_ref(&x), Target::Gpu { arch }) {
+    for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
+        match compare(Reduction, &g, std::slice::from_ref(&x), arch) {
             Ok(Ok(())) => {}
             Ok(Err(e)) => panic!("{e}"),
             Err(e) => panic!("{e}"),
@@ -148,7 +149,7 @@ fn rows_of_any_length() {
 #[test]
 fn copies_of_what_rows_share() {
     let text = "graph k(%x: f32[4112,1021], %v: f32[1022]) { %w = slice %v axis=0 start=1 len=1021\n %s = reduce.sum %x axes=[1]\n %d = sub %x, %s\n %y = mul %d, %w\n return %y }";
-    let target = Target::Gpu { arch: 90 };
+    let target = Arch::Sm90a;
     let steps = lower(&kernel(Reduction, text.parse().unwrap()), target).unwrap();
     assert_eq!((steps.steps.len(), steps.scratch.len()), (2, 1));
     check_on(Reduction, text, target);
@@ -173,7 +174,7 @@ fn rows_that_are_walked() {
         let text = format!(
             "graph k(%x: {d}[{rows},{n}], %g: {d}[{n}], %b: {d}[{n}]) {{ %y = layer_norm %x, %g, %b eps=1e-5\n return %y }}"
         );
-        let steps = lower(&kernel(Reduction, text.parse().unwrap()), Target::Gpu { arch: 90 }).unwrap();
+        let steps = lower(&kernel(Reduction, text.parse().unwrap()), Arch::Sm90a).unwrap();
         let stays = |w: &Work<kiln_block::Kernel>| match w {
             Work::Block { code, .. } if kiln_block::passes::ahead::stays(code) => Some(code.grid[0]),
             _ => None,
@@ -238,7 +239,7 @@ fn rows_a_little_longer_than_a_power_of_two() {
     }
 }
 
-const GPU: Target = Target::Gpu { arch: 90 };
+const GPU: Arch = Arch::Sm90a;
 
 fn steps_on_a_gpu(graph: &str) -> Vec<Work<kiln_block::Kernel>> {
     let graph = format!("graph k{graph}");

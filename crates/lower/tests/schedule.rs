@@ -3,10 +3,11 @@
 use crate::common::{difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
-use kiln_lower::{LowerError, Prices, Target, candidates, lower, neighbours, template};
+use kiln_lower::{LowerError, candidates, lower, neighbours, template};
+use kiln_machine::Arch;
 use kiln_plan::{Kernel, KernelKind, Template, exec::Steps};
 
-const GPU: Target = Target::Gpu { arch: 90 };
+const GPU: Arch = Arch::Sm90a;
 
 fn product(graph: &str, wanted: Option<Template>) -> Kernel {
     let mut k = kernel(KernelKind::Gemm, graph.parse::<Graph>().expect("a graph"));
@@ -149,7 +150,7 @@ fn the_first_candidate_is_the_choice_without_tuning() {
         ("f64", 300, 300, 300),
     ] {
         let graph = format!("graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}]) {{ %y = linear %a, %b\n return %y }}");
-        let all = candidates(&product(&graph, None), GPU, Prices::default());
+        let all = candidates(&product(&graph, None), GPU.machine());
         let first = all.first().unwrap_or_else(|| panic!("no candidates: {graph}")).template;
         let shown =
             |s: Result<Steps<kiln_block::Kernel>, String>| text(&s.unwrap_or_else(|e| panic!("{first}: {e}\n{graph}")));
@@ -161,7 +162,7 @@ fn the_first_candidate_is_the_choice_without_tuning() {
         neighbours(first).into_iter().for_each(reads);
     }
     let host = product("graph k(%a: f32[9,9]) { %y = dot %a, %a\n return %y }", None);
-    let host = candidates(&host, Target::Host, Prices::default());
+    let host = candidates(&host, Arch::Cpu.machine());
     assert!(host.is_empty());
 }
 

@@ -2,14 +2,15 @@
 use crate::common::{self, difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
-use kiln_lower::{LowerError, Prices, Target, lower, lower_at, template};
+use kiln_lower::{LowerError, lower, lower_at, template};
+use kiln_machine::{Arch, Library, Machine};
 use kiln_plan::{
-    Family, KernelKind, Library, Template,
+    Family, KernelKind, Template,
     exec::{Slot, Work},
 };
 
 /// The template that `text`, lowered as `wanted`, shows; its results are checked.
-fn lowered(kind: KernelKind, graph: &str, wanted: &str, target: Target) -> Result<Template, String> {
+fn lowered(kind: KernelKind, graph: &str, wanted: &str, target: Arch) -> Result<Template, String> {
     let body: Graph = graph.parse().expect("a graph");
     let mut k = kernel(kind, body);
     k.reason.template = Some(wanted.parse().expect("a template"));
@@ -20,7 +21,7 @@ fn lowered(kind: KernelKind, graph: &str, wanted: &str, target: Target) -> Resul
     difference(&k.body, &want, &got).unwrap_or_else(|e| panic!("{wanted}: {e}\n{}", text(&steps)));
     Ok(template::of(kind, steps.steps.iter().map(template::Part::from)))
 }
-const GPU: Target = Target::Gpu { arch: 90 };
+const GPU: Arch = Arch::Sm90a;
 
 #[test]
 fn products_take_the_template_they_are_told() {
@@ -39,11 +40,11 @@ fn products_take_the_template_they_are_told() {
         ("bf16", "warpgroup 64x64", GPU),
         ("f32", "warpgroup", GPU),
         ("f32", "warpgroup 64x128", GPU),
-        ("f32", "library", Target::Host),
+        ("f32", "library", Arch::Cpu),
         ("f32", "library", GPU),
         ("bf16", "library", GPU),
         ("f64", "library", GPU),
-        ("f32", "rows", Target::Host),
+        ("f32", "rows", Arch::Cpu),
     ] {
         for m in [3, 70] {
             let found = lowered(KernelKind::Gemm, &product(d, m), wanted, target);
@@ -54,9 +55,9 @@ fn products_take_the_template_they_are_told() {
     for (d, wanted, target, why) in [
         ("f64", "warpgroup", GPU, "bf16, f16, f32 or f8e4m3"),
         ("bf16", "warpgroup 256x256", GPU, "one of the tiles"),
-        ("bf16", "warpgroup", Target::Gpu { arch: 80 }, "sm_90"),
+        ("bf16", "warpgroup", Arch::Sm80, "sm_90"),
         ("f32", "flash", GPU, "lowered as `warpgroup"),
-        ("f32", "tile", Target::Host, "lowered as `library`"),
+        ("f32", "tile", Arch::Cpu, "lowered as `library`"),
     ] {
         let e = lowered(KernelKind::Gemm, &product(d, 70), wanted, target).expect_err(wanted);
         assert!(e.contains(why), "{wanted}: {e}");
@@ -69,7 +70,7 @@ fn attention_has_one_template_on_each_side() {
         %y = attention %q, %k, %v scale=0.25
         return %y }";
     assert_eq!(lowered(KernelKind::Attention, text, "flash", GPU).map(|t| t.to_string()).as_deref(), Ok("flash"));
-    assert!(lowered(KernelKind::Attention, text, "library", Target::Host).is_ok());
+    assert!(lowered(KernelKind::Attention, text, "library", Arch::Cpu).is_ok());
     let e = lowered(KernelKind::Attention, text, "tile", GPU).expect_err("flash alone");
     assert!(e.contains("lowered as `flash`"), "{e}");
 }
@@ -217,23 +218,23 @@ fn the_library_is_taken_unasked_where_it_was_measured_to_be_faster() {
     };
     let dot = |n: usize| format!("graph k(%a: f32[{n},{n}], %b: f32[{n},{n}]) {{ %y = dot %a, %b\n return %y }}");
     for (text, tf32, arch, wanted) in [
-        (linear("bf16", 4096, 4096, 65536), false, 90, "library"),
-        (linear("f16", 4096, 4096, 65536), false, 90, "library"),
-        (linear("bf16", 4096, 4096, 65536), false, 80, "tile"),
-        (linear("bf16", 4096, 4096, 32768), false, 90, "warpgroup"),
-        (linear("bf16", 8192, 28672, 8192), false, 90, "warpgroup"),
-        (linear("f32", 4096, 4096, 4096), true, 90, "warpgroup"),
-        (dot(4096), true, 90, "library"),
-        (dot(4096), false, 90, "warpgroup"),
-        (dot(1024), true, 90, "warpgroup"),
+        (linear("bf16", 4096, 4096, 65536), false, Arch::Sm90a, "library"),
+        (linear("f16", 4096, 4096, 65536), false, Arch::Sm90a, "library"),
+        (linear("bf16", 4096, 4096, 65536), false, Arch::Sm80, "tile"),
+        (linear("bf16", 4096, 4096, 32768), false, Arch::Sm90a, "warpgroup"),
+        (linear("bf16", 8192, 28672, 8192), false, Arch::Sm90a, "warpgroup"),
+        (linear("f32", 4096, 4096, 4096), true, Arch::Sm90a, "warpgroup"),
+        (dot(4096), true, Arch::Sm90a, "library"),
+        (dot(4096), false, Arch::Sm90a, "warpgroup"),
+        (dot(1024), true, Arch::Sm90a, "warpgroup"),
     ] {
         let mut k = kernel(KernelKind::Gemm, text.parse().expect("a graph"));
         k.precision = if tf32 { kiln_plan::Precision::Tf32 } else { kiln_plan::Precision::Exact };
-        let steps = lower(&k, Target::Gpu { arch }).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let steps = lower(&k, arch).unwrap_or_else(|e| panic!("{e}\n{text}"));
         let found = template::of(k.kind, steps.steps.iter().map(template::Part::from));
         assert_eq!(found.family.name(), wanted, "{text}");
         assert_eq!(steps.otherwise.is_some(), wanted == "library", "{text}");
-        let all = kiln_lower::candidates(&k, Target::Gpu { arch }, Prices::default());
+        let all = kiln_lower::candidates(&k, arch.machine());
         assert_eq!(all[0].template.family.name(), wanted, "{text}");
         assert!(all.iter().any(|c| c.template.family.name() == "library"), "{text}");
     }
@@ -245,8 +246,9 @@ fn the_library_is_taken_at_its_price() {
     let text = "graph k(%a: bf16[512,512], %b: bf16[512,512]) { %y = linear %a, %b\n return %y }";
     let k = kernel(KernelKind::Gemm, text.parse().expect("a graph"));
     let family = |share: f64| {
-        let prices = Prices { library: Library { share, ..Library::default() }, ..Prices::default() };
-        let steps = lower_at(&k, GPU, prices).expect("lowers");
+        let h200 = GPU.machine().clone();
+        let machine = Machine { library: Library { share, ..h200.library }, ..h200 };
+        let steps = lower_at(&k, &machine).expect("lowers");
         template::of(KernelKind::Gemm, steps.steps.iter().map(template::Part::from)).family
     };
     assert_eq!(family(0.9), Family::Library);

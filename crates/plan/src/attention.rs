@@ -1,6 +1,7 @@
 //! How the blocks of a GPU share an attention, and about how long they take: what lowering does is what the planner prices.
 //!
-//! Figures are of an H200 (132 multiprocessors), measured over heads of 32 to 128, 1 to 4096 queries and keys.
+//! Its figures are the machine's ([`kiln_machine::Attention`]).
+use crate::Hardware;
 use kiln_graph::DType;
 
 /// Queries and keys of a block, its warps, and parts of the keys that blocks of their own take.
@@ -29,13 +30,8 @@ pub struct Sizes {
 
 /// Widest heads that are held in registers.
 const WIDEST: usize = 256;
-const PROCESSORS: usize = 132;
-/// Blocks that keep the processors busy, if they are large.
-const ENOUGH: usize = 80;
-/// Blocks side by side up to which more parts are a gain.
-const MOST: usize = 256;
-/// Seconds that a second step takes, which joins the parts.
-const JOIN: f64 = 3e-6;
+/// Large blocks for each multiprocessor from which on blocks of twice the queries still leave none without work.
+const TWICE: usize = 2;
 
 impl Sizes {
     /// Of operands of these shapes: batch…, heads, rows, columns.
@@ -62,12 +58,12 @@ impl Sizes {
         self.heads * self.queries.div_ceil(queries)
     }
     /// Queries, keys and warps of a block.
-    fn block(&self) -> [usize; 3] {
+    fn block(&self, m: &Hardware) -> [usize; 3] {
         let (rows, widest) = (self.queries.next_power_of_two(), self.widest());
         if self.is_half() {
             return match rows {
                 ..=32 => [16, 64, 4],
-                128.. if widest <= 64 && self.blocks(128) >= 2 * PROCESSORS => [128, 64, 4],
+                128.. if widest <= 64 && m.counted(self.blocks(128)) >= TWICE * m.units.multiprocessors => [128, 64, 4],
                 _ if widest <= 128 && self.seen().div_ceil(64).is_multiple_of(2) => [64, 128, 4],
                 _ => [64, 64, 4],
             };
@@ -76,34 +72,39 @@ impl Sizes {
             return [1, (8192 / widest).clamp(16, 128), 4];
         }
         let large = [[128, 64, 8], [64, if widest == 128 { 128 } else { 64 }, 8], [32, 64, 8]];
-        let fits = |b: &&[usize; 3]| b[0] <= rows && self.blocks(b[0]) >= ENOUGH && (b[0] < 128 || widest <= 64);
+        let fits = |b: &&[usize; 3]| {
+            b[0] <= rows && m.counted(self.blocks(b[0])) >= m.attention.enough && (b[0] < 128 || widest <= 64)
+        };
         large.iter().find(fits).copied().unwrap_or([rows.min(16), 64, 4])
     }
-    pub fn tiles(&self) -> Tiles {
-        let [queries, keys, warps] = self.block();
+    pub fn tiles(&self, m: &Hardware) -> Tiles {
+        let [queries, keys, warps] = self.block(m);
         let keys = keys.min(self.seen().next_power_of_two().max(16));
         let all = self.seen().div_ceil(keys).max(1);
-        let blocks = self.blocks(queries).max(1);
-        let most = if blocks < ENOUGH { (MOST / blocks).min(all).max(1) } else { 1 };
+        let blocks = m.counted(self.blocks(queries)).max(1);
+        let most = if blocks < m.attention.enough { (m.attention.most / blocks).min(all).max(1) } else { 1 };
         let parts = 1 << most.ilog2();
         let whole = Tiles { queries, keys, warps, part: all * keys, parts: 1 };
         let part = all.div_ceil(parts) * keys;
         let cut = Tiles { part, parts: self.seen().div_ceil(part).max(1), ..whole };
-        if self.seconds(&cut) < self.seconds(&whole) { cut } else { whole }
+        if self.seconds(&cut, m) < self.seconds(&whole, m) { cut } else { whole }
     }
     /// Seconds of arithmetic with these tiles, launches aside: of the longest block, or of all of them where they wait for each other.
-    pub fn seconds(&self, t: &Tiles) -> f64 {
+    pub fn seconds(&self, t: &Tiles, m: &Hardware) -> f64 {
+        let a = &m.attention;
         let (of_block, of_processor) = if self.is_half() {
-            (if t.queries < 64 { 0.25e12 } else { 1.3e12 }, 1.8e12)
+            (if t.queries < 64 { a.half_narrow } else { a.half_block }, a.half)
         } else {
-            (0.22e12 * [0.12, 0.16, 0.23, 0.35, 0.46, 0.63, 0.8, 1.][(t.queries.ilog2() as usize).min(7)], 0.22e12)
+            (a.single * a.single_shares[(t.queries.ilog2() as usize).min(7)], a.single)
         };
         let tile = 2. * (t.queries * t.keys) as f64 * (self.widths[0] + self.widths[1]) as f64;
         let each = t.part.div_ceil(t.keys) as f64;
         let blocks = (self.blocks(t.queries) * t.parts) as f64;
         let share = if self.causal && t.parts == 1 { 0.5 + 0.5 / each } else { 1. };
-        let joined = if t.parts > 1 { JOIN } else { 0. };
-        joined + (each * tile / of_block).max(blocks * each * share * tile / (of_processor * PROCESSORS as f64))
+        let joined = if t.parts > 1 { a.join } else { 0. };
+        joined
+            + (each * tile / of_block)
+                .max(blocks * each * share * tile / (of_processor * m.units.multiprocessors as f64))
     }
 }
 
@@ -113,7 +114,8 @@ mod tests {
 
     fn tiles(dtype: DType, heads: usize, [queries, keys, width]: [usize; 3]) -> [usize; 3] {
         let z = Sizes { dtype, heads, queries, keys, widths: [width; 2], causal: false };
-        let t = z.tiles();
+        let machine = kiln_machine::Arch::Sm90a.machine();
+        let t = z.tiles(&Hardware { machine, contract: crate::Contract::default() });
         assert!((t.parts - 1) * t.part < keys && keys <= t.parts * t.part && t.part.is_multiple_of(t.keys), "{t:?}");
         [t.queries, t.keys, t.parts]
     }

@@ -8,9 +8,8 @@
 pub mod attention;
 pub mod error;
 pub mod exec;
+mod hardware;
 pub mod index;
-pub mod library;
-pub mod machines;
 mod numerics;
 pub mod scan;
 pub mod template;
@@ -18,11 +17,11 @@ pub mod text;
 pub mod verify;
 
 pub use error::PlanError;
-pub use library::Library;
+pub use hardware::Hardware;
 pub use numerics::{Contract, Numerics, Precision, Rounding};
 pub use template::{Family, Schedule, Template};
 
-use kiln_graph::{DType, Graph, ParamId, Type, ValueId};
+use kiln_graph::{Graph, ParamId, Type, ValueId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -247,48 +246,5 @@ impl Plan {
     /// Kernels of a run whose time is unknown, which [`Plan::predicted_us`] leaves out: fallbacks.
     pub fn unpriced(&self) -> usize {
         self.kernels.iter().filter(|k| k.stage == Stage::Run && k.cost.us.is_none()).count()
-    }
-}
-
-/// What a machine can do; rates as measured, not from data sheets. Plain data (`machines/*.json`).
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Machine {
-    pub name: String,
-    /// The device it describes, as its driver calls it.
-    #[serde(default)]
-    pub device: String,
-    /// Bytes per second of a large copy, read plus written.
-    pub bandwidth: f64,
-    /// Matrix-product flops per second by dtype (`f32` entry is the default for others).
-    pub matrix: Vec<(DType, f64)>,
-    /// Other flops per second (f32).
-    pub alu: f64,
-    /// Seconds per launch.
-    pub launch: f64,
-    /// Bytes of a row, and of what is made of it, that a kernel can hold: in a block, or on a GPU with clusters in several.
-    pub on_chip: u64,
-    /// Columns of a matrix product's tile: a row no wider can be reduced in its epilogue.
-    pub tile: usize,
-    /// Factor on a product's time when arithmetic on an operand takes it off the fast copy path.
-    pub prologue: f64,
-    /// Matrix-product flops per second in f32 whose operands are taken as tf32, where the machine can.
-    #[serde(default)]
-    pub tf32: Option<f64>,
-    /// The same in three products each ([`Precision::Tf32x3`]).
-    #[serde(default)]
-    pub tf32x3: Option<f64>,
-    /// Types whose products share a kernel with another of the same left operand, in tiles with two sums.
-    #[serde(default)]
-    pub pairs: Vec<DType>,
-    /// Times of the GPU's library.
-    #[serde(default)]
-    pub library: Library,
-    /// Whether GPU-only templates (flash attention in one kernel, …) exist.
-    pub gpu: bool,
-}
-impl Machine {
-    pub fn matrix_rate(&self, dtype: DType) -> f64 {
-        let find = |d| self.matrix.iter().find(|m| m.0 == d).map(|m| m.1);
-        find(dtype).or_else(|| find(DType::F32)).unwrap_or(self.alu)
     }
 }

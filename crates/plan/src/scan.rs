@@ -1,11 +1,14 @@
 //! Scans of few long rows on a GPU: instances share a row, which is then read twice, for the totals of its parts and for the
 //! scan itself. Lowering does so, and the planner prices it.
+use crate::Hardware;
+use kiln_machine::Machine;
 
+/// Instances for each multiprocessor that keep a GPU busy without sharing their rows.
+const BUSY: usize = 2;
 /// Instances that keep a GPU busy without sharing their rows.
-pub const FEW: usize = 264;
-
-/// Instances of a scan that are faster with a row each than if they shared them and read twice.
-const ALONE: usize = 200;
+pub fn busy(m: &Machine) -> usize {
+    BUSY * m.units.multiprocessors
+}
 
 /// How much larger the chunks of a scan are whose rows lie across memory, where no rows are shared: its threads wait for each
 /// other once a chunk.
@@ -20,26 +23,28 @@ pub fn per_thread(bytes: usize) -> usize {
 }
 
 /// Whether instances share rows of `n` elements that so many walk by chunks.
-pub fn in_parts(instances: usize, n: usize, chunk: usize) -> bool {
-    instances < ALONE && n >= CHUNKS * chunk
+pub fn in_parts(instances: usize, n: usize, chunk: usize, m: &Hardware) -> bool {
+    m.counted(instances) < m.rows.scans_alone && n >= CHUNKS * chunk
 }
 
 /// Whether a scan over the middle axis of `[outer, n, inner]` reads its operand twice.
-pub fn reads_twice([outer, n, inner]: [usize; 3], bytes: usize) -> bool {
+pub fn reads_twice([outer, n, inner]: [usize; 3], bytes: usize, m: &Hardware) -> bool {
     let tile = 256 * per_thread(bytes);
     if inner == 1 {
-        return in_parts(outer, n, tile);
+        return in_parts(outer, n, tile, m);
     }
     let wide = (64 / bytes.max(1)).max(8).min(inner.next_power_of_two());
-    in_parts(outer * inner.div_ceil(wide), n, tile / wide)
+    in_parts(outer * inner.div_ceil(wide), n, tile / wide, m)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn few_long_rows_are_read_twice() {
+        let reads_twice = |sizes, bytes| {
+            let machine = kiln_machine::Arch::Sm90a.machine();
+            super::reads_twice(sizes, bytes, &crate::Hardware { machine, contract: crate::Contract::default() })
+        };
         assert!(reads_twice([20, 1_000_000, 1], 4));
         assert!(reads_twice([1, 1_000_000, 16], 4));
         assert!(!reads_twice([200, 1_000_000, 1], 4), "enough rows");

@@ -1,11 +1,11 @@
 //! `region::check` with a memory: regions that look alike (repeated layers, a region met again) are checked once.
 use crate::Work;
-use crate::cost::Hardware;
 use crate::cost::Price;
 use crate::dag::Dag;
 use crate::region::{MAX_MEMBERS, Reject, check};
 use kiln_graph::ops::Class;
 use kiln_graph::{Op, Type};
+use kiln_plan::Hardware;
 use rustc_hash::FxHashMap;
 use std::hash::{DefaultHasher, Hasher};
 

@@ -1,7 +1,8 @@
 //! Roofline: bytes over bandwidth, flops over rate, launches.
 use crate::dag::Dag;
 use kiln_graph::{DType, Op, Type};
-use kiln_plan::{Contract, Cost, Machine, Precision, Terms, attention};
+use kiln_machine::Machine;
+use kiln_plan::{Cost, Hardware, Terms, attention};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Predicted work and time of one kernel, before rounding to a [`Cost`].
@@ -21,9 +22,9 @@ impl Price {
     /// The slower of memory and arithmetic, plus one launch, plus a tenth of the faster one: overlap is not perfect, and a pure
     /// maximum would make work under the roof free, so that ties would break by chance.
     pub fn timed(mut self, m: &Machine) -> Price {
-        let memory = (self.read + self.written) / m.bandwidth;
-        let math = self.matrix_seconds + self.other / m.alu;
-        self.seconds = m.launch + memory.max(math) + 0.1 * memory.min(math);
+        let memory = (self.read + self.written) / m.rates.bandwidth;
+        let math = self.matrix_seconds + self.other / m.rates.alu;
+        self.seconds = m.rates.launch + memory.max(math) + 0.1 * memory.min(math);
         self
     }
     pub fn cost(&self) -> Cost {
@@ -40,10 +41,10 @@ impl Price {
 /// The terms of [`Price::timed`] for a kernel with a product of this many flops per second; none where the time is unknown.
 pub fn terms(c: &Cost, matrix_rate: f64, m: &Machine) -> Terms {
     let Some(us) = c.us else { return Terms::default() };
-    let memory = c.bytes() as f64 / m.bandwidth;
-    let arithmetic = c.matrix_flops as f64 / matrix_rate + c.other_flops as f64 / m.alu;
+    let memory = c.bytes() as f64 / m.rates.bandwidth;
+    let arithmetic = c.matrix_flops as f64 / matrix_rate + c.other_flops as f64 / m.rates.alu;
     let (memory_us, arithmetic_us, launch_us) =
-        (microseconds(memory), microseconds(arithmetic), microseconds(m.launch));
+        (microseconds(memory), microseconds(arithmetic), microseconds(m.rates.launch));
     let bound = [("memory", memory_us), ("arithmetic", arithmetic_us), ("launch", launch_us)];
     let bound = bound.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or("", |b| b.0).to_string();
     let overlap_us = microseconds((us - memory_us - arithmetic_us - launch_us) / 1e6);
@@ -92,40 +93,15 @@ pub fn is_f32_product(dag: &Dag, v: usize) -> bool {
 }
 /// Flops per second of an op on matrix units.
 pub fn matrix_rate(dag: &Dag, v: usize, m: &Hardware) -> f64 {
-    if is_f32_product(dag, v) { m.f32_product(dag.op(v)).1 } else { m.matrix_rate(operands(dag, v)) }
-}
-
-/// The machine that a plan is made for, and the contract that it is made under.
-#[derive(Clone, Copy)]
-pub struct Hardware<'a> {
-    pub machine: &'a Machine,
-    pub contract: Contract,
-}
-impl std::ops::Deref for Hardware<'_> {
-    type Target = Machine;
-    fn deref(&self) -> &Machine {
-        self.machine
-    }
-}
-impl Hardware<'_> {
-    /// How a matmul or a convolution of f32 is made, and its flops per second.
-    pub fn f32_product(&self, op: &Op) -> (Precision, f64) {
-        let asked = if matches!(op, Op::Conv { .. }) { self.contract.conv() } else { self.contract.matmul() };
-        let rate = match asked {
-            Precision::Exact => None,
-            Precision::Tf32x3 => self.tf32x3,
-            Precision::Tf32 => self.tf32,
-        };
-        rate.map_or((Precision::Exact, self.machine.matrix_rate(DType::F32)), |rate| (asked, rate))
-    }
+    if is_f32_product(dag, v) { m.f32_product(dag.op(v)).1 } else { m.matrix_rate(operands(dag, v).name()) }
 }
 
 /// Seconds of an op on matrix units: attention in one program takes as long as its blocks do.
 pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
-    if let (Op::Attention { causal, .. }, [q, k, w, ..], true) = (dag.op(v), dag.args(v), m.gpu) {
+    if let (Op::Attention { causal, .. }, [q, k, w, ..], true) = (dag.op(v), dag.args(v), m.arch.is_gpu()) {
         let shapes = [q, k, w].map(|&a| dag.shape(a));
         let sizes = attention::Sizes::of(dag.ty(v).dtype, shapes, *causal);
-        return if sizes.has_program() { sizes.seconds(&sizes.tiles()) } else { INTERPRETED };
+        return if sizes.has_program() { sizes.seconds(&sizes.tiles(m), m) } else { INTERPRETED };
     }
     let flops = matrix_flops(dag, v);
     if flops > 0. { flops / matrix_rate(dag, v, m) } else { 0. }
@@ -144,13 +120,13 @@ pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
         *beside.entry((dag.ty(v), dag.args(v).first())).or_default() += 1;
     }
     let shares_launch = |v: usize| {
-        m.pairs.contains(&dag.ty(v).dtype) && beside.get(&(dag.ty(v), dag.args(v).first())).is_some_and(|n| *n > 1)
+        m.pairs(dag.ty(v).dtype.name()) && beside.get(&(dag.ty(v), dag.args(v).first())).is_some_and(|n| *n > 1)
     };
     let kernels: f64 = products
         .map(|&v| {
             let weights: f64 = dag.args(v).iter().filter(|&&a| dag.frozen(a)).map(|&a| dag.bytes(a)).sum();
-            let launch = if shares_launch(v) { m.launch / 2. } else { m.launch };
-            launch + (weights / m.bandwidth).max(matrix_flops(dag, v) / matrix_rate(dag, v, m))
+            let launch = if shares_launch(v) { m.rates.launch / 2. } else { m.rates.launch };
+            launch + (weights / m.rates.bandwidth).max(matrix_flops(dag, v) / matrix_rate(dag, v, m))
         })
         .sum();
     let tables: FxHashSet<usize> = dag
@@ -162,6 +138,6 @@ pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
     let leaves = dag.live.iter().filter(|&&v| dag.class[v] == kiln_graph::ops::Class::Leaf && !tables.contains(&v));
     let written = dag.roots.iter().filter(|&&r| dag.class[r] != kiln_graph::ops::Class::Leaf);
     let moved: f64 = leaves.chain(written.clone()).map(|&v| dag.bytes(v)).sum();
-    let launch = if written.count() > 0 { m.launch } else { 0. };
-    kernels.max(if launch > 0. { launch + moved / m.bandwidth } else { 0. })
+    let launch = if written.count() > 0 { m.rates.launch } else { 0. };
+    kernels.max(if launch > 0. { launch + moved / m.rates.bandwidth } else { 0. })
 }

@@ -2,7 +2,7 @@
 use crate::RewriteError;
 use crate::body::body;
 use crate::checker::Checker;
-use crate::cost::{Hardware, is_f32_product, lower_bound, microseconds};
+use crate::cost::{is_f32_product, lower_bound, microseconds};
 use crate::dag::{Dag, Program};
 use crate::names::Names;
 use crate::planner::{self, Apart, Kernel, Kernels, Limits, best_cut, boundaries};
@@ -10,6 +10,7 @@ use crate::region::{alone, kind};
 use crate::why::label;
 use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, Graph, Op};
+use kiln_plan::Hardware;
 use kiln_plan::{
     Alternative, Buffer, BufferId, BufferKind, Cost, Kernel as Planned, KernelKind, Origin, Plan, Precision, Reason,
     Stage, Stop,

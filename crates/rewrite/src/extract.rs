@@ -4,7 +4,6 @@
 //! families of alternative forms (all values of a kind at once, so that repeated layers change together) are tried, and
 //! every choice is priced by planning it.
 use crate::checker::Checker;
-use crate::cost::Hardware;
 use crate::dag::{Dag, Node, Program, Value};
 use crate::language::{Fact, Term, op};
 use crate::planner::{self, Kernels};
@@ -12,6 +11,7 @@ use crate::rules::Saturated;
 use egg::Id;
 use kiln_graph::ops::Class;
 use kiln_graph::{Op, Type, ValueId};
+use kiln_plan::Hardware;
 use kiln_plan::attention::Sizes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -74,18 +74,20 @@ impl<'a> Extractor<'a> {
         let scale = if fact.frozen { 1e-6 } else { 1. };
         let seconds = match Class::of(o) {
             Class::Leaf | Class::View | Class::Generator => 0.,
-            Class::Pointwise | Class::Row | Class::Movement => o.weight() * count(&fact.ty) / m.alu,
-            Class::Reduce | Class::ArgReduce | Class::Scan => count(arg(0)) / m.alu,
+            Class::Pointwise | Class::Row | Class::Movement => o.weight() * count(&fact.ty) / m.rates.alu,
+            Class::Reduce | Class::ArgReduce | Class::Scan => count(arg(0)) / m.rates.alu,
             Class::Matmul => {
-                m.launch + 2. * count(&fact.ty) * from_end(0, 1) / m.matrix_rate(fact.ty.dtype) + bytes / m.bandwidth
+                m.rates.launch
+                    + 2. * count(&fact.ty) * from_end(0, 1) / m.matrix_rate(fact.ty.dtype.name())
+                    + bytes / m.rates.bandwidth
             }
             Class::Attention => {
                 let (keys, depth, width) = (from_end(1, 2), from_end(0, 1), from_end(2, 1));
                 let flops = 2. * count(arg(0)) * keys * (1. + width / depth.max(1.));
-                m.launch + flops / m.matrix_rate(fact.ty.dtype) + bytes / m.bandwidth
+                m.rates.launch + flops / m.matrix_rate(fact.ty.dtype.name()) + bytes / m.rates.bandwidth
             }
             Class::Conv | Class::Pool | Class::Scatter | Class::Fallback | Class::Result => {
-                m.launch + bytes / m.bandwidth
+                m.rates.launch + bytes / m.rates.bandwidth
             }
         };
         1e-9 + scale * seconds
@@ -240,7 +242,7 @@ impl<'a> Extractor<'a> {
                 values += program.nodes.len();
                 self.tried.push((kernels.seconds(), program.clone()));
                 // Short products take somewhat longer than their price.
-                let spare = if how.starts_with("attention") { size * check.machine.launch } else { 0. };
+                let spare = if how.starts_with("attention") { size * check.machine.rates.launch } else { 0. };
                 if kernels.seconds() + spare < best.kernels.seconds() * (1. - 1e-6) {
                     best = Best { program, dag, kernels, ..best };
                     (choice, ids) = (other, other_ids);
@@ -262,7 +264,7 @@ fn is_recognised(o: &Op) -> bool {
 fn may_be_products(o: &Op, args: &[&Type], m: &Hardware) -> bool {
     let (Op::Attention { causal, .. }, [q, k, v, ..]) = (o, args) else { return false };
     let sizes = Sizes::of(q.dtype, [&q.shape, &k.shape, &v.shape], *causal);
-    m.gpu && (!sizes.has_program() || (sizes.keys * q.dtype.bytes()).is_multiple_of(16))
+    m.arch.is_gpu() && (!sizes.has_program() || (sizes.keys * q.dtype.bytes()).is_multiple_of(16))
 }
 
 /// Classes with the heads of their terms, as imported.

@@ -30,7 +30,8 @@ use dag::{Dag, Program};
 use emit::Fusion;
 use extract::{Best, Extractor};
 use kiln_graph::Graph;
-use kiln_plan::{Contract, Machine, Plan, Search};
+use kiln_machine::Machine;
+use kiln_plan::{Contract, Hardware, Plan, Search};
 
 /// What the caller allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,7 +96,7 @@ pub fn plan_counted(
     options: &Options,
     constraints: &Constraints,
 ) -> Result<(Plan, Work), RewriteError> {
-    let hardware = cost::Hardware { machine, contract: options.contract };
+    let hardware = Hardware { machine, contract: options.contract };
     let mut check = Checker::new(&hardware);
     let plan = search(g, options, constraints, &mut check)?;
     Ok((plan, check.work))

@@ -3,12 +3,12 @@
 //! Walking backward from the outputs, every value gets its access maps (`space`). A reduction fixes the kernel's rows: all
 //! reductions must agree on which atoms choose a row and which run along it. An anchor (matrix product, attention, …) is computed
 //! whole, once. What lowering can do is written here and nowhere else; every refusal has a name.
-use crate::cost::Hardware;
 use crate::cost::{Price, matrix_flops, matrix_seconds};
 use crate::dag::Dag;
 use crate::space::{Atom, Map, Space, Walk, align};
 use kiln_graph::Op;
 use kiln_graph::ops::Class;
+use kiln_plan::Hardware;
 use kiln_plan::{KernelKind, scan};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -494,7 +494,7 @@ impl Region<'_> {
         let own = |v: usize, us: &[Use]| on_row(us) && self.dag.count(v) > self.space.extent(&row) as f64;
         let live = 1. + inputs.iter().filter(|(v, us)| own(*v, us)).count() as f64;
         // A row that does not fit on chip is legal: it is read for every reduction, and once more for results as long as it.
-        let wide = self.space.extent(&row) as f64 * 4. * live > self.machine.on_chip as f64;
+        let wide = self.space.extent(&row) as f64 * 4. * live > self.machine.templates.on_chip as f64;
         let along = self.space.flat(&self.root);
         let last = if row.iter().all(|a| along.contains(a)) { 1. } else { 0. };
         let passes = if wide { self.levels as f64 + last } else { 1. };
@@ -510,7 +510,7 @@ impl Region<'_> {
         let (times, launches) = self.anchor.map_or((1., 0.), |v| self.scans(v));
         self.price.read *= times;
         let price = self.price.timed(self.machine);
-        Price { seconds: price.seconds + launches * self.machine.launch, ..price }
+        Price { seconds: price.seconds + launches * self.machine.rates.launch, ..price }
     }
 
     /// How often what `v` scans is read, and launches beyond one. Strips across memory are as dear as half a reading more.
@@ -520,8 +520,8 @@ impl Region<'_> {
         let product = |axes: &[usize]| axes.iter().product();
         let sizes = [product(&shape[..axis]), shape[axis], product(&shape[axis + 1..])];
         let columns = if sizes[2] > 1 { 1.5 } else { 1. };
-        match self.machine.gpu {
-            true if scan::reads_twice(sizes, bytes) => (2. * columns, 1.),
+        match self.machine.arch.is_gpu() {
+            true if scan::reads_twice(sizes, bytes, self.machine) => (2. * columns, 1.),
             true => (columns, 0.),
             false => (1., 0.),
         }

@@ -176,8 +176,8 @@ fn pairs_of_products_on_machines_that_have_them() {
         ))
     };
     let kernels = |g: &kiln_graph::Graph, machine: &str| {
-        let machine = kiln_plan::machines::machine(machine).expect("it is built in");
-        let p = kiln_rewrite::plan(g, &machine, &Options::default()).unwrap_or_else(|e| panic!("{e}"));
+        let machine = kiln_machine::machine(machine).expect("it is built in");
+        let p = kiln_rewrite::plan(g, machine, &Options::default()).unwrap_or_else(|e| panic!("{e}"));
         agrees(g, &p);
         p.kernels.len()
     };
@@ -214,8 +214,8 @@ fn tf32_only_where_it_is_allowed() {
     );
     let tf32 = |contract: &str, machine: &str| {
         let contract: kiln_plan::Contract = contract.parse().expect("a contract");
-        let machine = kiln_plan::machines::machine(machine).expect("it is built in");
-        let p = kiln_rewrite::plan(&g, &machine, &Options { contract, fuse: true }).unwrap_or_else(|e| panic!("{e}"));
+        let machine = kiln_machine::machine(machine).expect("it is built in");
+        let p = kiln_rewrite::plan(&g, machine, &Options { contract, fuse: true }).unwrap_or_else(|e| panic!("{e}"));
         let again: Plan = p.to_string().parse().unwrap();
         assert_eq!(again.to_string(), p.to_string());
         again.kernels.iter().filter_map(|k| k.precision.name()).collect::<Vec<_>>().join(" ")
@@ -230,9 +230,9 @@ fn tf32_only_where_it_is_allowed() {
 fn convolutions_are_in_tf32_unless_exact() {
     let g = graph("graph g(%x: f32[2,8,9,9], %w: f32[16,8,3,3]) {\n %y = conv %x, %w padding=[1,1]\n return %y\n}");
     let precision = |contract: &str, machine: &str| {
-        let machine = kiln_plan::machines::machine(machine).expect("it is built in");
+        let machine = kiln_machine::machine(machine).expect("it is built in");
         let contract: kiln_plan::Contract = contract.parse().expect("a contract");
-        let p = kiln_rewrite::plan(&g, &machine, &Options { contract, fuse: true }).unwrap_or_else(|e| panic!("{e}"));
+        let p = kiln_rewrite::plan(&g, machine, &Options { contract, fuse: true }).unwrap_or_else(|e| panic!("{e}"));
         p.kernels[0].precision.name()
     };
     assert_eq!(["torch", "fast", "torch+batch_invariant"].map(|c| precision(c, "h200")), [Some("tf32"); 3]);
@@ -244,7 +244,8 @@ fn convolutions_are_in_tf32_unless_exact() {
 fn distances_by_products() {
     use kiln_plan::Numerics::{Fast, Torch};
     // Where arithmetic decides, as it does for more rows than an interpreter has time for.
-    let machine = kiln_plan::Machine { alu: 1e11, ..common::h200() };
+    let mut machine = common::h200();
+    machine.rates.alu = 1e11;
     let planned = |text: &str, numerics: kiln_plan::Numerics| {
         let contract = numerics.into();
         kiln_rewrite::plan(&graph(text), &machine, &Options { contract, fuse: true }).unwrap_or_else(|e| panic!("{e}"))

@@ -141,8 +141,8 @@ fn scans(n: usize) -> String {
 }
 
 fn work(text: &str, machine: &str) -> Work {
-    let machine = kiln_plan::machines::machine(machine).expect("built in");
-    plan_counted(&graph(text), &machine, &Options::default(), &Constraints::default()).expect("plans").1
+    let machine = kiln_machine::machine(machine).expect("built in");
+    plan_counted(&graph(text), machine, &Options::default(), &Constraints::default()).expect("plans").1
 }
 
 /// Four times the graph is at most so many times the work: 4 if it grows as the graph, 16 if as its square. Kernels of the smaller one are

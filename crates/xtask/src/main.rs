@@ -1,6 +1,7 @@
 //! `cargo run -p kiln-xtask -- deps`: checks `cargo metadata` against ARCHITECTURE.md's table: which crate may depend on which, and
 //! which one alone may use tch, egg, inkwell and cudarc. Development dependencies are free.
-//! `-- tests`: that each crate's tests are one program.
+//! `-- tests`: that each crate's tests are one program, and that figures of hardware stand in crates/machine alone.
+mod figures;
 mod table;
 mod tests;
 
@@ -14,7 +15,9 @@ use table::Table;
 fn main() -> ExitCode {
     let done = match std::env::args().nth(1).as_deref() {
         Some("deps") => check().map(|n| format!("{n} crates depend on each other as the table says")),
-        Some("tests") => check_tests().map(|n| format!("{n} files of tests are named where they have to be")),
+        Some("tests") => check_tests().map(|(tests, sources)| {
+            format!("{tests} files of tests are named where they have to be, {sources} of sources ask crates/machine for figures")
+        }),
         _ => {
             eprintln!("usage: cargo run -p kiln-xtask -- deps|tests");
             return ExitCode::from(2);
@@ -30,9 +33,12 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn check_tests() -> Result<usize, Vec<String>> {
+fn check_tests() -> Result<(usize, usize), Vec<String>> {
     let packages = workspace().map_err(|e| vec![e])?;
-    tests::check(&packages.into_values().map(|p| p.folder).collect::<Vec<_>>())
+    let folders: Vec<PathBuf> = packages.values().map(|p| p.folder.clone()).collect();
+    let asks = |p: &&Package| p.deps.iter().any(|d| d == "kiln-machine");
+    let of_hardware: Vec<PathBuf> = packages.values().filter(asks).map(|p| p.folder.clone()).collect();
+    Ok((tests::check(&folders)?, figures::check(&of_hardware)?))
 }
 
 /// Number of crates checked, or every breach of the table.
@@ -94,7 +100,7 @@ fn workspace() -> Result<BTreeMap<String, Package>, String> {
 #[cfg(test)]
 mod checks {
     #[test]
-    fn every_file_of_tests_is_named() {
+    fn every_file_of_tests_is_named_and_figures_are_in_one_place() {
         super::check_tests().unwrap_or_else(|problems| panic!("{}", problems.join("\n")));
     }
 

@@ -16,16 +16,6 @@ const VECTOR: usize = 16;
 /// Warps of a block that stays: with its tiles in shared memory it has a processor to itself, and all registers.
 pub const WARPS: usize = 16;
 
-/// Clusters of so many blocks that an H100 or H200 has at once, one block a processor: those of a cluster lie in one of its
-/// parts, which have even numbers of processors, seven of them 16 or more.
-pub fn clusters(blocks: usize) -> usize {
-    match blocks {
-        0..=2 => 132 / blocks.max(1),
-        16 => 7,
-        n => 120 / n,
-    }
-}
-
 /// Whether a program is one of instances that stay.
 pub fn stays(k: &Kernel) -> bool {
     k.body.insts.iter().any(|i| k.inst(*i).op == Op::AsyncCommit)

@@ -15,22 +15,25 @@ pub mod slice;
 mod uniform;
 
 use crate::Kernel;
+use kiln_machine::Machine;
 pub use persistent::Launch;
 pub use roles::Crew;
 
-/// Multiprocessors that share the tiles: an H100 or H200's.
-pub const PROCESSORS: usize = 132;
-/// Shared memory of a block, less what barriers take.
-pub const MEMORY: usize = (227 << 10) - 1024;
+/// Bytes of shared memory that barriers take.
+const BARRIERS: usize = 1024;
+/// Bytes of shared memory that a block has for tiles.
+pub fn memory(m: &Machine) -> usize {
+    m.limits.shared_per_block.saturating_sub(BARRIERS)
+}
 
 /// Why a program stays as it is.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(pub String);
 
-/// All steps, for a GPU of `sm_90a`.
-pub fn run(k: &Kernel) -> Result<Kernel, Refusal> {
+/// All steps, for a GPU that has warpgroups.
+pub fn run(k: &Kernel, m: &Machine) -> Result<Kernel, Refusal> {
     let mapped = maps::run(k)?;
-    let walking = persistent::run(&mapped, Launch::of(&mapped, PROCESSORS))?;
-    roles::run(&walking, None)
+    let walking = persistent::run(&mapped, Launch::of(&mapped, m.units.multiprocessors))?;
+    roles::run(&walking, None, m)
 }

@@ -1,5 +1,5 @@
 //! `kiln bench`: one measurement with its page, trace and plot, or a sweep over sizes.
-use super::{constrained_on, device, given_or_random, inputs, json, open, options};
+use super::{device, given_or_random, inputs, json, open, options_on};
 use crate::{
     args,
     render::{self, Progress},
@@ -15,12 +15,12 @@ use std::time::Duration;
 
 pub fn bench(a: &args::Bench) -> Result<(), Error> {
     let progress = Progress::new("loading");
-    let (device, target) = device(&a.device)?;
+    let place = device(&a.device)?;
     let options = BenchOptions {
         against: against(&a.against)?,
         min_time: seconds(a.seconds)?,
-        compile: constrained_on(device, options(&a.model, Some(target), true)?, &a.constraints)?,
-        device,
+        compile: options_on(&place, &a.model, true, &a.constraints)?,
+        device: place.device,
         threads: a.device.threads,
     };
     match &a.sweep {

@@ -1,5 +1,5 @@
 //! Commands about plans without running them: pin, diff, snapshots; and the command line's own papers.
-use super::{constrained, json, open, options, target};
+use super::{constrained, json, open, options};
 use crate::{
     args::{self, Cli, SnapshotCommand},
     render::{self, Progress},
@@ -12,7 +12,7 @@ use std::{path::Path, process::ExitCode};
 
 pub fn pin(a: &args::Pin) -> Result<(), Error> {
     let progress = Progress::new("loading");
-    let options = constrained(options(&a.model, a.target.map(target), true)?, &a.constraints)?;
+    let options = constrained(options(&a.model, a.target, true)?, &a.constraints)?;
     let plan = if FileKind::of(&a.model.model)? == FileKind::PlanText {
         stages::read_plan(&a.model.model)?
     } else {
@@ -56,8 +56,8 @@ fn compare(a: &args::Diff) -> Result<kiln::diff::Diff, Error> {
         contract: a.contract,
     };
     let (before, after) = (model(&a.before), model(&a.after));
-    let before = plan(&before, a.target, options(&before, a.target.map(target), true)?, true)?;
-    let made = constrained(options(&after, a.target.map(target), !a.unfused)?, &a.constraints)?;
+    let before = plan(&before, a.target, options(&before, a.target, true)?, true)?;
+    let made = constrained(options(&after, a.target, !a.unfused)?, &a.constraints)?;
     let after = plan(&after, a.target, made, a.constraints.is_empty())?;
     Ok(kiln::diff::diff(&before, &after))
 }
@@ -65,7 +65,7 @@ fn compare(a: &args::Diff) -> Result<kiln::diff::Diff, Error> {
 /// The plan a file holds, or the one made for the model it holds; `unbound`: under no constraints.
 fn plan(
     a: &args::ModelArgs,
-    target: Option<args::TargetName>,
+    target: Option<kiln::Target>,
     options: CompileOptions,
     unbound: bool,
 ) -> Result<Plan, Error> {

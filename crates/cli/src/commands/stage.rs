@@ -1,11 +1,11 @@
 //! Commands that compile and write stages: the artifact, any stage as text, PTX and facts about it.
-use super::{compiled, constrained, inputs, json, options, target};
+use super::{compiled, constrained, inputs, json, options};
 use crate::{
-    args::{self, TargetName},
+    args,
     render::{self, Progress},
 };
 use kiln::{
-    Error, Report, doctor, io,
+    Error, Report, Target, doctor, io,
     stages::{self, Stage, kernel},
 };
 use std::time::Instant;
@@ -23,7 +23,7 @@ pub fn compile(a: &args::Compile) -> Result<(), Error> {
             "give the artifact another name, as -o model.kiln",
         ));
     }
-    let options = constrained(options(&a.model, Some(target(a.target)), true)?, &a.constraints)?;
+    let options = constrained(options(&a.model, Some(a.target), true)?, &a.constraints)?;
     let (model, compiled, _) = compiled(&a.model, &options, &progress)?;
     progress.say("writing");
     // First, so that a stage that the target does not have leaves it.
@@ -53,18 +53,18 @@ pub fn compile(a: &args::Compile) -> Result<(), Error> {
 
 pub fn print(a: &args::Print) -> Result<(), Error> {
     let stage = Stage::parse(&a.stage)?;
-    let t = if stage == Stage::Ptx && a.target == TargetName::Cpu { TargetName::Sm90a } else { a.target };
-    let options = options(&a.model, Some(target(t)), !a.unfused)?;
+    let t = if stage == Stage::Ptx && a.target == Target::Cpu { Target::Sm90a } else { a.target };
+    let options = options(&a.model, Some(t), !a.unfused)?;
     let text = stages::print_file(&a.model.model, &inputs(&a.model)?, &options, stage, a.kernel.as_deref())?;
     render::out(&text)
 }
 
 pub fn ptx(a: &args::PtxArgs) -> Result<(), Error> {
-    if a.target == TargetName::Cpu {
-        return Err(Error::usage("the target cpu has no PTX", "give --target sm_90a or sm_80"));
+    if a.target == Target::Cpu {
+        return Err(Error::usage("the target cpu has no PTX", "give --target sm_90a, sm_89 or sm_80"));
     }
     let progress = Progress::new("loading");
-    let options = constrained(options(&a.model, Some(target(a.target)), true)?, &a.constraints)?;
+    let options = constrained(options(&a.model, Some(a.target), true)?, &a.constraints)?;
     let (_, compiled, _) = compiled(&a.model, &options, &progress)?;
     drop(progress);
     let kernels = match &a.kernel {

@@ -1,16 +1,16 @@
 //! `kiln tune`: measures the templates of a model's products, with a bar that shows the best so far.
-use super::{constrained, device, inputs, json, options};
+use super::{Place, device, inputs, json, options_on};
 use crate::{
     args::{self, ConstraintArgs, DeviceArgs},
     render::{self, Progress},
 };
 use kiln::{
-    DeviceKind, Error, Model, Target,
+    DeviceKind, Error, Model,
     tune::{self, Budget, Step, Store, TuneOptions},
 };
 
 pub fn tune(a: &args::Tune) -> Result<(), Error> {
-    let (gpu, target) = gpu(a)?;
+    let (gpu, place) = gpu(a)?;
     if a.candidates < 2 {
         return Err(Error::usage(format!("--candidates {} leaves nothing to choose", a.candidates), "give 2 or more"));
     }
@@ -19,7 +19,7 @@ pub fn tune(a: &args::Tune) -> Result<(), Error> {
     tune::write(&a.store, &store)?;
     let constraints = ConstraintArgs { constraints: a.constraints.clone(), tuned: None, machine: None };
     let options = TuneOptions {
-        compile: constrained(options(&a.model, Some(target), true)?, &constraints)?,
+        compile: options_on(&place, &a.model, true, &constraints)?,
         gpu,
         kernel: a.kernel.clone(),
         again: a.again,
@@ -47,12 +47,14 @@ fn show(progress: &Progress, step: &Step) {
 }
 
 /// The GPU asked for, or the first one. On the host products have one form.
-fn gpu(a: &args::Tune) -> Result<(usize, Target), Error> {
+fn gpu(a: &args::Tune) -> Result<(usize, Place), Error> {
     let args = DeviceArgs { device: Some(a.device.clone().unwrap_or_else(|| "cuda:0".into())), threads: None };
     let remedy = "run `kiln tune` on a machine with an NVIDIA GPU; on the cpu products have one form";
     match device(&args) {
-        Ok((DeviceKind::Cuda(i), target)) => Ok((i, target)),
-        Ok((DeviceKind::Cpu, _)) => Err(Error::usage("there is nothing to tune on the cpu", remedy)),
+        Ok(place) => match place.device {
+            DeviceKind::Cuda(i) => Ok((i, place)),
+            DeviceKind::Cpu => Err(Error::usage("there is nothing to tune on the cpu", remedy)),
+        },
         Err(e) if a.device.is_none() => Err(Error::failed(format!("there is nothing to tune here: {e}"), remedy)),
         Err(e) => Err(e),
     }

@@ -8,10 +8,11 @@ use super::demand::Demand;
 use super::text::Name;
 use kiln_block::analysis::{Def, analyse};
 use kiln_block::{Elem, Kernel, Op, Type, Value};
+use kiln_machine::Caches;
 use std::collections::{HashMap, HashSet};
 
-/// An instance further away than this is not worth asking for: its lines would push out those in use.
-const REACH: i64 = 256 << 10;
+/// An instance further away than this is not worth asking for.
+const REACH: i64 = Caches::HOST.reach as i64;
 
 #[derive(Default)]
 pub(super) struct Ahead {

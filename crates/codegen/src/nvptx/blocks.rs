@@ -2,7 +2,6 @@
 //!
 //! Layouts see one large block: the upper bits of the warp number are the block's rank in its cluster. Blocks differ from
 //! warps in what lies between them: partial results go into the other blocks' shared memory, and barriers are the cluster's.
-use super::Arch;
 use super::collect::Places;
 use super::emit::{Emit, Fail, Res, Val, int};
 use super::r#gen::Gen;
@@ -12,20 +11,21 @@ use kiln_block::layout::Flat;
 use kiln_block::layout::axis_bits;
 use kiln_block::passes::ahead;
 use kiln_block::{Elem, InstData, Kernel, Op, Param, ReduceOp, Region};
+use kiln_machine::{Machine, isa};
 
 /// Warps of a block when several share an instance: few, so that other instances' blocks fill the processor while these wait.
 const WARPS: usize = 8;
-/// Blocks of a cluster, at most.
-const MOST: usize = 16;
+/// Warps from which on an instance is spread over several blocks.
+const MANY: usize = 16;
+/// Warps of a multiprocessor that have registers beside each other.
+const BESIDE: usize = 32;
 
 /// Blocks an instance is spread over.
-pub(super) fn of(k: &Kernel, arch: Arch) -> Res<usize> {
+pub(super) fn of(k: &Kernel, m: &Machine) -> Res<usize> {
     let (warps, each) = (k.warps, if ahead::stays(k) { ahead::WARPS } else { WARPS });
-    let blocks = match arch {
-        Arch::Sm90a if warps > 16 => (warps / each).min(MOST),
-        _ => 1,
-    };
-    if !warps.is_power_of_two() || warps / blocks > 32 {
+    let shares = m.arch.has_clusters() && warps > MANY;
+    let blocks = if shares { (warps / each).min(m.limits.cluster()) } else { 1 };
+    if !warps.is_power_of_two() || warps / blocks > isa::BLOCK_WARPS {
         return Err(Fail::Unsupported(format!("an instance of {warps} warps")));
     }
     Ok(blocks)
@@ -61,11 +61,12 @@ impl<'c> Blocks<'c> {
     }
     /// Registers a thread may have, so that several instances' blocks run beside each other; None where the code generator
     /// needs no fewer by itself. Half types are kept two a register.
-    pub fn registers(k: &Kernel, count: usize) -> Option<usize> {
+    pub fn registers(k: &Kernel, m: &Machine, count: usize) -> Option<usize> {
         let warps = k.warps / count;
         let half = |p: &Param| matches!(k.ty(p.value).elem(), Some(Elem::F16 | Elem::Bf16));
         let many = warps > WARPS || k.params.len() > 3 || k.params.iter().any(half);
-        (count > 1 && warps <= 16 && many && !ahead::stays(k)).then_some(64)
+        let each = m.limits.registers_per_multiprocessor / (BESIDE * isa::WARP);
+        (count > 1 && warps <= MANY && many && !ahead::stays(k)).then_some(each)
     }
     /// Shared memory that is no scratch.
     pub fn kept(k: &Kernel, count: usize) -> usize {

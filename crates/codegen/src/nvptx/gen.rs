@@ -1,5 +1,4 @@
 //! The walk over a program with layouts: every op for one thread, loops and branches as LLVM's.
-use super::Arch;
 use super::asked;
 use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
@@ -24,11 +23,13 @@ use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::passes::ahead;
 use kiln_block::passes::layout::anchors::{roles, warp_bits};
 use kiln_block::{Arithmetic, BinaryOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
+use kiln_machine::Machine;
 use std::collections::{HashMap, HashSet};
 
 pub(super) struct Gen<'c, 'k> {
     pub e: Emit<'c>,
     pub k: &'k Kernel,
+    pub m: &'k Machine,
     pub threads: Threads<'c>,
     /// For the instruction at hand.
     pub memo: Memo<'c>,
@@ -63,7 +64,7 @@ pub(super) struct Gen<'c, 'k> {
 }
 
 /// The module of a kernel whose values have layouts, and the bytes of shared memory it uses.
-pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch, blocks: usize) -> Res<(Module<'c>, usize)> {
+pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usize) -> Res<(Module<'c>, usize)> {
     let ieee = k.arithmetic == Arithmetic::Ieee;
     let rounded = rounds_all(k) && !ieee;
     let e = Emit {
@@ -73,7 +74,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch, blocks: usiz
         host: false,
         rounded,
         ieee,
-        f8: arch != Arch::Sm80,
+        f8: m.arch.has_f8_casts(),
     };
     let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "_shared");
     shared.set_linkage(Linkage::External);
@@ -83,7 +84,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch, blocks: usiz
     let places = Places::of(k, if stays { kept } else { 0 }, blocks);
     let tiled = if stays { places.bytes - kept } else { 0 };
     shared.set_alignment(if places.bytes > 0 { 1024 } else { 128 });
-    let function = head::declare(&e, k, blocks)?;
+    let function = head::declare(&e, k, m, blocks)?;
     let (entry, body) = (cx.append_basic_block(function, "entry"), cx.append_basic_block(function, "body"));
     e.b.position_at_end(entry);
     let at_entry = cx.create_builder();
@@ -91,11 +92,12 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, arch: Arch, blocks: usiz
     let groups = roles(k).map_or(1, |r| r.iter().map(|r| r.copies).sum());
     let threads = Threads::new(&e, at_entry, warp_bits(k), blocks, groups)?;
     e.b.position_at_end(body);
-    let waits = head::waits(k, arch, blocks);
+    let waits = head::waits(k, m, blocks);
     let blocks = Blocks::enter(&e, blocks)?;
     let mut g = Gen {
         e,
         k,
+        m,
         threads,
         memo: Memo::default(),
         shared: shared.as_pointer_value(),

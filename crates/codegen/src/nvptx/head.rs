@@ -1,5 +1,4 @@
 //! The head of a kernel: its name, parameters and attributes, and the wait for the kernels before it.
-use super::Arch;
 use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, Val, int, mistyped};
 use super::r#gen::Gen;
@@ -11,11 +10,12 @@ use inkwell::values::FunctionValue;
 use kiln_block::passes::ahead;
 use kiln_block::passes::layout::anchors::roles;
 use kiln_block::{Elem, Kernel, Type};
+use kiln_machine::{Machine, isa};
 
 /// LLVM's number of the calling convention of PTX entry points.
 const PTX_KERNEL: u32 = 71;
-/// Blocks up to which a kernel waits for those before: eight on each multiprocessor of an H200.
-const MOST_WAITING: usize = 1056;
+/// Blocks for each multiprocessor up to which a kernel waits for those before: as many as find a place there at once.
+const MOST_WAITING: usize = 8;
 /// A tensor map as the driver encodes it.
 const TENSOR_MAP_BYTES: u32 = 128;
 
@@ -26,7 +26,7 @@ pub(super) fn entry_name(k: &Kernel) -> String {
     if fits { plain } else { format!("k{plain}") }
 }
 
-pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<FunctionValue<'c>> {
+pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, m: &Machine, blocks: usize) -> Res<FunctionValue<'c>> {
     let mut types = vec![];
     for p in &k.params {
         types.push(match k.ty(p.value) {
@@ -42,8 +42,8 @@ pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<Functi
     let text = |key: &str, v: String| e.cx.create_string_attribute(key, &v);
     f.add_attribute(AttributeLoc::Function, enumerated("nounwind", 0));
     f.add_attribute(AttributeLoc::Function, enumerated("convergent", 0));
-    f.add_attribute(AttributeLoc::Function, text("nvvm.reqntid", (k.warps / blocks * 32).to_string()));
-    if let Some(n) = Blocks::registers(k, blocks) {
+    f.add_attribute(AttributeLoc::Function, text("nvvm.reqntid", (k.warps / blocks * isa::WARP).to_string()));
+    if let Some(n) = Blocks::registers(k, m, blocks) {
         f.add_attribute(AttributeLoc::Function, text("nvvm.maxnreg", n.to_string()));
     }
     if roles(k).is_some() || ahead::stays(k) {
@@ -74,8 +74,9 @@ pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, blocks: usize) -> Res<Functi
 
 /// Whether a kernel may be launched before those ahead of it have ended, and waits for that end itself (programmatic dependent
 /// launch): where it has few blocks. Long ones gain nothing, and read constants by a path that has to be free of writers.
-pub(super) fn waits(k: &Kernel, arch: Arch, blocks: usize) -> bool {
-    arch == Arch::Sm90a && k.grid.iter().product::<usize>() * blocks <= MOST_WAITING
+pub(super) fn waits(k: &Kernel, m: &Machine, blocks: usize) -> bool {
+    let most = MOST_WAITING * m.units.multiprocessors;
+    m.arch.has_dependent_launch() && k.grid.iter().product::<usize>() * blocks <= most
 }
 
 impl<'c> Gen<'c, '_> {

@@ -8,6 +8,7 @@ use super::index::{Index, Reg};
 use inkwell::IntPredicate;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::{InstData, Kernel, Op, Region, Role, Type, Value};
+use kiln_machine::isa;
 
 /// The group of warps whose program is being written.
 #[derive(Clone, Copy)]
@@ -85,7 +86,10 @@ impl<'c> Gen<'c, '_> {
         let warp = int(self.e.call("llvm.nvvm.shfl.sync.idx.i32", &[], &args)?)?;
         let index = self.e.lshr(warp, self.e.int(warps.ilog2().into()))?;
         let groups: usize = roles.iter().map(|r| r.copies).sum();
-        let budget = (65536 / (groups * warps * 32) / 8 * 8).min(256);
+        let threads = groups * warps * isa::WARP;
+        let limits = &self.m.limits;
+        let budget = (limits.registers_per_multiprocessor / threads / isa::REGISTERS * isa::REGISTERS)
+            .min(limits.registers_per_thread + 1);
         let after = self.new_block("roles_end");
         let mut start = 0;
         for (role, region) in roles.iter().zip(&data.regions) {

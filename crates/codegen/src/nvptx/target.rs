@@ -1,5 +1,4 @@
 //! LLVM's optimiser and back end.
-use super::Arch;
 use super::emit::{Fail, Res};
 use super::widen;
 use inkwell::OptimizationLevel;
@@ -8,6 +7,7 @@ use inkwell::passes::PassBuilderOptions;
 use inkwell::targets::{
     CodeModel, FileType, InitializationConfig, RelocMode, Target, TargetMachine, TargetMachineOptions, TargetTriple,
 };
+use kiln_machine::Arch;
 use std::sync::Once;
 
 /// The machine for an architecture. PTX 8.1 is the oldest that has all of `sm_90a` that is used.

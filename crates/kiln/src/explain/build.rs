@@ -129,17 +129,17 @@ impl<'a> Facts<'a> {
         let anchor = k.body.values().find(|v| Class::of(k.body.op(*v)).is_anchor());
         let operand = anchor.and_then(|v| k.body.args(v).first().copied());
         let dtype = operand.map_or(DType::F32, |v| k.body.dtype(v));
-        let terms = kiln_plan::machines::machine(&self.plan.machine).map(|m| {
+        let terms = kiln_machine::machine(&self.plan.machine).map(|m| {
             let rate = match k.precision {
                 Precision::Exact => None,
-                Precision::Tf32x3 => m.tf32x3,
-                Precision::Tf32 => m.tf32,
+                Precision::Tf32x3 => m.rates.tf32x3,
+                Precision::Tf32 => m.rates.tf32,
             };
             let rate = match anchor.map(|v| (v, k.body.op(v))) {
-                Some((v, Op::Attention { causal, .. })) if m.gpu => attention_rate(k, v, *causal),
-                _ => rate.unwrap_or(m.matrix_rate(dtype)),
+                Some((v, Op::Attention { causal, .. })) if m.arch.is_gpu() => attention_rate(k, v, *causal, m),
+                _ => rate.unwrap_or(m.matrix_rate(dtype.name())),
             };
-            terms(&k.cost, rate, &m)
+            terms(&k.cost, rate, m)
         });
         let rewrites = self.rewrites(k);
         KernelReport {
@@ -257,11 +257,12 @@ impl<'a> Facts<'a> {
 }
 
 /// Flops per second of an attention on a GPU, as the planner has them.
-fn attention_rate(k: &Kernel, v: ValueId, causal: bool) -> f64 {
+fn attention_rate(k: &Kernel, v: ValueId, causal: bool, m: &kiln_machine::Machine) -> f64 {
     let args = k.body.args(v);
     let shape = |i: usize| args.get(i).map_or(&[][..], |&a| k.body.shape(a));
     let sizes = kiln_plan::attention::Sizes::of(k.body.dtype(v), [shape(0), shape(1), shape(2)], causal);
-    k.cost.matrix_flops as f64 / sizes.seconds(&sizes.tiles())
+    let m = &kiln_plan::Hardware { machine: m, contract: contract(k) };
+    k.cost.matrix_flops as f64 / sizes.seconds(&sizes.tiles(m), m)
 }
 
 /// The template that lowering took, where there was a choice of templates at all.
@@ -284,7 +285,7 @@ fn candidates(c: &Compiled, k: &Kernel) -> Vec<CandidateReport> {
     /// So many are listed, the library aside.
     const SHOWN: usize = 4;
     let mut seen: Vec<kiln_plan::Template> = vec![];
-    let mut all = kiln_lower::candidates(k, c.options.target.lowering(), c.options.prices());
+    let mut all = kiln_lower::candidates(k, c.options.machine());
     all.retain(|c| {
         let new = !seen.contains(&c.template.bare());
         seen.push(c.template.bare());
@@ -295,6 +296,11 @@ fn candidates(c: &Compiled, k: &Kernel) -> Vec<CandidateReport> {
     let us = |us: f64| us.is_finite().then(|| (us * 100.0).round() / 100.0);
     let one = |c: &kiln_lower::Candidate| CandidateReport { template: c.template.bare().to_string(), us: us(c.us) };
     all.iter().enumerate().filter(|c| listed(*c)).map(|(_, c)| one(c)).collect()
+}
+
+/// What lowering knows of the plan's contract.
+fn contract(k: &Kernel) -> kiln_plan::Contract {
+    kiln_plan::Contract { batch_invariant: k.batch_invariant, ..kiln_plan::Contract::default() }
 }
 
 /// The widest class of its arithmetic and of the rules that made it.

@@ -73,15 +73,16 @@ pub fn text(c: &Compiled, kernel: usize, stage: Stage) -> Result<String, Error> 
 
 /// A block program at a stage.
 pub(super) fn program(c: &Compiled, id: ProgramId, stage: Stage) -> Result<String, Error> {
-    let (block, arch) = (&c.programs[id], c.options.target.arch());
+    let block = &c.programs[id];
+    let gpu = Some(c.options.machine()).filter(|m| m.arch.is_gpu());
     let failed = |e: kiln_codegen::CodegenError| Error::failed(e.to_string(), "look at an earlier stage");
     let alone = std::slice::from_ref(block);
-    match (stage, arch, &c.code) {
+    match (stage, gpu, &c.code) {
         (Stage::Block, ..) => Ok(kiln_block::text::print(block)),
-        (Stage::Llvm, Some(arch), _) => nvptx::llvm_text(block, arch).map_err(failed),
+        (Stage::Llvm, Some(m), _) => nvptx::llvm_text(block, m).map_err(failed),
         (Stage::Llvm, None, _) => host::llvm_text(alone).map_err(failed),
         (Stage::Ptx, _, CompiledCode::Ptx(list)) => Ok(list[id].text.clone()),
-        (Stage::Ptx, ..) => Err(Error::usage("the target cpu has no PTX", "add --target sm_90a (or sm_80)")),
+        (Stage::Ptx, ..) => Err(Error::usage("the target cpu has no PTX", "add --target sm_90a (or sm_89, sm_80)")),
         (Stage::Asm, None, _) => host::assembly(alone).map_err(failed),
         (Stage::Asm, Some(_), _) => Err(Error::usage(
             "assembly of a GPU is made by its driver",
@@ -133,8 +134,8 @@ pub struct Facts {
 
 /// Facts about every launch of a kernel; those of ptxas if there is one.
 pub fn facts(c: &Compiled, kernel: usize, ptxas: Option<&Path>) -> Result<Vec<Facts>, Error> {
-    let (CompiledCode::Ptx(list), Some(arch)) = (&c.code, c.options.target.arch()) else {
-        return Err(Error::usage("the target cpu has no PTX", "add --target sm_90a (or sm_80)"));
+    let CompiledCode::Ptx(list) = &c.code else {
+        return Err(Error::usage("the target cpu has no PTX", "add --target sm_90a (or sm_89, sm_80)"));
     };
     let launches = c.steps[kernel].steps.iter().filter_map(|w| match w {
         Work::Block { code, .. } => Some(&list[*code]),
@@ -153,7 +154,7 @@ pub fn facts(c: &Compiled, kernel: usize, ptxas: Option<&Path>) -> Result<Vec<Fa
                 widest_load: facts::widest(&p.text, "ld.global").max(facts::widest(&p.text, "cp.async.cg")),
                 widest_store: facts::widest(&p.text, "st.global"),
                 counts: facts::instruction_counts(&p.text),
-                assembled: ptxas.map(|path| facts::assemble(path, &p.text, arch.name())).transpose()?,
+                assembled: ptxas.map(|path| facts::assemble(path, &p.text, c.options.target.name())).transpose()?,
             })
         })
         .collect()

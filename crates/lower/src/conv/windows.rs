@@ -13,9 +13,10 @@ use crate::product::{self, Product, Run};
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::{self, Major, SPAN};
-use crate::{LowerError, Target, if_taken, pointwise};
+use crate::{LowerError, if_taken, pointwise};
 use kiln_block::Kernel;
 use kiln_graph::{DType, Type, ValueId};
+use kiln_plan::Hardware;
 use kiln_plan::{
     Family, Precision,
     exec::{Slot, Work},
@@ -40,13 +41,15 @@ struct Windows<'a> {
 }
 
 /// The convolution by windows where it is expected to be faster than by patches.
-pub fn lower(of: &Body, c: &Conv, by_patches: &Product, target: Target) -> Result<Option<Emitted>, LowerError> {
+pub fn lower(of: &Body, c: &Conv, by_patches: &Product, machine: &Hardware) -> Result<Option<Emitted>, LowerError> {
     let dtype = product::operands(of, by_patches.v);
-    let by_warpgroups = warpgroup::takes(dtype, target) && of.template.is_none_or(|t| t.family == Family::Warpgroup);
+    let by_warpgroups = warpgroup::takes(dtype, machine) && of.template.is_none_or(|t| t.family == Family::Warpgroup);
     // Exact f32 wants both operands' rows along the result's axes, where starts of tiles cannot be shifted: they are multiples of 16 bytes.
     let deep = matches!(dtype, DType::F16 | DType::Bf16) || by_patches.precision == Precision::Tf32;
     let w = Windows::new(c, dtype);
-    if !by_warpgroups || !deep || c.transposed || !(1..=MOST).contains(&w.input().iter().product()) {
+    // Patches add up in another order, and which is faster depends on the number of images.
+    let either = !machine.contract.batch_invariant;
+    if !either || !by_warpgroups || !deep || c.transposed || !(1..=MOST).contains(&w.input().iter().product()) {
         return Ok(None);
     }
     let product = Product {
@@ -63,17 +66,17 @@ pub fn lower(of: &Body, c: &Conv, by_patches: &Product, target: Target) -> Resul
         ..*by_patches
     };
     let scratch = [w.input().iter().product(), w.weight().iter().product()].map(|n: usize| Type::new(dtype, [n]));
-    let copies = scratch.iter().map(|ty| warpgroup::gather(ty.bytes())).sum::<f64>();
+    let copies = scratch.iter().map(|ty| warpgroup::gather(&machine.products, ty.bytes())).sum::<f64>();
     let Some(cycles) = warpgroup::cycles(&product, dtype, [Major::Depth; 2], of.template.into()) else {
         return Ok(None);
     };
-    if copies + cycles >= product::of_patches(of, by_patches, target)? {
+    if copies + cycles >= product::of_patches(of, by_patches, machine)? {
         return Ok(None);
     }
     let before =
-        Emitted { scratch: scratch.into(), steps: vec![w.copy_input(of, target)?, w.copy_weight(of, target)?] };
+        Emitted { scratch: scratch.into(), steps: vec![w.copy_input(of, machine)?, w.copy_weight(of, machine)?] };
     // Where a padded image has several columns and its result one, no order of the product's columns is the result's.
-    if_taken(product::with_operands(of, &product, target, before))
+    if_taken(product::with_operands(of, &product, machine, before))
 }
 
 impl<'a> Windows<'a> {
@@ -126,7 +129,7 @@ impl<'a> Windows<'a> {
     fn images(&self) -> Vec<usize> {
         [&self.c.x_shape[..1], &self.padded[..]].concat()
     }
-    fn copy_input(&self, of: &Body, target: Target) -> Result<Work<Kernel>, LowerError> {
+    fn copy_input(&self, of: &Body, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
         let (c, dims) = (self.c, self.padded.len());
         let space = [&[c.groups], &self.phases[..], &self.images(), &[self.channels]].concat();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
@@ -141,9 +144,9 @@ impl<'a> Windows<'a> {
             }
             self.copy(of, c.x, (&ix, bounds), (INPUT, linear(axes, &space)))
         };
-        pointwise::points(&format!("{}_input", of.name), &space, &scene, target)
+        pointwise::points(&format!("{}_input", of.name), &space, &scene, machine)
     }
-    fn copy_weight(&self, of: &Body, target: Target) -> Result<Work<Kernel>, LowerError> {
+    fn copy_weight(&self, of: &Body, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
         let c = self.c;
         let space = [&[c.groups, c.cout], &c.w_shape[2..], &[self.channels]].concat();
         let scene = |axes: &[Expr]| -> Result<Scene, LowerError> {
@@ -151,7 +154,7 @@ impl<'a> Windows<'a> {
             let ix = [&[axes[0].clone().scale(c.cout as i64).plus(&axes[1]), channel.clone()], point].concat();
             self.copy(of, c.w, (&ix, vec![(channel.clone(), 0, c.cin as i64)]), (WEIGHT, linear(axes, &space)))
         };
-        pointwise::points(&format!("{}_weight", of.name), &space, &scene, target)
+        pointwise::points(&format!("{}_weight", of.name), &space, &scene, machine)
     }
     /// Stores what a value is at an index, or zero where that is out of bounds.
     fn copy(

@@ -1,8 +1,9 @@
 //! What could be chosen for a product, with a prediction of its time that is good enough to leave out what cannot win.
 use super::{Product, heads, in_parts, memory, sides};
+use crate::LowerError;
 use crate::resolve::Body;
-use crate::warpgroup::{self, CLOCK, PROCESSORS};
-use crate::{LowerError, Target};
+use crate::warpgroup;
+use kiln_plan::Hardware;
 use kiln_plan::{Family, Template};
 
 /// Tiles of the template without pipelining.
@@ -11,15 +12,17 @@ const TILES: [[usize; 2]; 6] = [[16, 64], [32, 64], [64, 64], [64, 128], [128, 6
 const FEW: usize = 16;
 
 /// Templates with the microseconds they are predicted to take, in no order.
-pub fn candidates(of: &Body, p: &Product, target: Target) -> Result<Vec<(Template, f64)>, LowerError> {
+pub fn candidates(of: &Body, p: &Product, machine: &Hardware) -> Result<Vec<(Template, f64)>, LowerError> {
     let dtype = super::operands(of, p.v);
     let by_warpgroups = |p: &Product, _| {
-        let p = &heads::settled(of, p, target)?;
-        Ok(sides(of, p, target)?.map(|s| warpgroup::candidates(p, dtype, s)))
+        let p = &heads::settled(of, p, machine)?;
+        Ok(sides(of, p, machine)?.map(|s| warpgroup::candidates(p, dtype, s)))
     };
-    let mut all = memory::prepared(of, p, target, by_warpgroups)?.unwrap_or_default();
-    let us = |cycles: f64| cycles / CLOCK * 1e6;
-    all.extend(TILES.map(|tile| (Template { tile: Some(tile), ..Family::Tile.into() }, us(tiles(p, tile, ALIGNED)))));
+    let mut all = memory::prepared(of, p, machine, by_warpgroups)?.unwrap_or_default();
+    let us = |cycles: f64| cycles / machine.units.clock * 1e6;
+    all.extend(TILES.map(|tile| {
+        (Template { tile: Some(tile), ..Family::Tile.into() }, us(tiles(p, tile, machine.products.aligned)))
+    }));
     if p.m.min(p.n) <= FEW && p.row.is_none() {
         all.push((Family::Rows.into(), us(rows(p, dtype.bytes()))));
     }
@@ -27,34 +30,30 @@ pub fn candidates(of: &Body, p: &Product, target: Target) -> Result<Vec<(Templat
 }
 
 /// Parts of K that lowering takes unasked.
-pub fn chosen_parts(of: &Body, p: &Product, target: Target) -> Result<usize, LowerError> {
-    memory::prepared(of, p, target, |p, _| {
-        let p = &heads::settled(of, p, target)?;
-        Ok(in_parts(of, p, target, 0)?.map_or(1, |(parts, _)| parts.count))
+pub fn chosen_parts(of: &Body, p: &Product, machine: &Hardware) -> Result<usize, LowerError> {
+    memory::prepared(of, p, machine, |p, _| {
+        let p = &heads::settled(of, p, machine)?;
+        Ok(in_parts(of, p, machine, 0)?.map_or(1, |(parts, _)| parts.count))
     })
 }
 
-/// Cycles until the operands of a step of K are there: of aligned rows, and of such as start anywhere, which are read by elements.
-pub const ALIGNED: f64 = 700.0;
-pub const ANYWHERE: f64 = 1400.0;
-
-/// Cycles without pipelining: a turn of tiles waits for its operands at every step of K.
+/// Cycles without pipelining: a turn of tiles waits so long for its operands at every step of K.
 pub fn tiles(p: &Product, [m, n]: [usize; 2], wait: f64) -> f64 {
-    /// Steps of K, multiply-adds a cycle, and tiles of a multiprocessor at a time.
+    /// Elements of a step of K.
     const STEP: usize = 64;
-    const RATE: f64 = 700.0;
-    const BESIDE: usize = 2;
+    let of = &p.machine.products;
     let tiles = p.batch.iter().product::<usize>() * p.m.div_ceil(m) * p.n.div_ceil(n) * p.sums();
-    let step = (m * n * STEP) as f64 / RATE;
-    tiles.div_ceil(PROCESSORS * BESIDE) as f64 * p.k.div_ceil(STEP) as f64 * (wait + BESIDE as f64 * step)
+    let step = (m * n * STEP) as f64 / of.rate;
+    let turns = tiles.div_ceil(p.machine.units.multiprocessors * of.beside);
+    turns as f64 * p.k.div_ceil(STEP) as f64 * (wait + of.beside as f64 * step)
 }
 
 /// Cycles of sums along rows: memory's time, or that of multiply-adds from the cache.
 fn rows(p: &Product, bytes: usize) -> f64 {
-    /// Bytes a cycle from memory, and multiply-adds a cycle of all multiprocessors.
-    const READ: f64 = 2300.0;
-    const RATE: f64 = 132.0 * 40.0;
+    let of = &p.machine.products;
     let batch = p.batch.iter().product::<usize>() as f64;
-    let read = batch * ((p.m + p.sums() * p.n) * p.k * bytes) as f64 / READ;
-    read.max(batch * (p.m * p.n * p.sums()) as f64 * p.k as f64 / RATE)
+    let read = batch * ((p.m + p.sums() * p.n) * p.k * bytes) as f64 / of.rows_read;
+    read.max(
+        batch * (p.m * p.n * p.sums()) as f64 * p.k as f64 / (p.machine.units.multiprocessors as f64 * of.rows_rate),
+    )
 }

@@ -1,31 +1,32 @@
 //! Rows that are parts of a product's rows, as a norm of each head after a projection: reduced in tiles as wide as a head, where that is
 //! expected to be faster than wider tiles and a step for the rows.
 use super::{Product, operands, sides};
+use crate::LowerError;
 use crate::resolve::Body;
-use crate::warpgroup::{self, CLOCK};
-use crate::{LowerError, Target};
+use crate::warpgroup;
+use kiln_plan::Hardware;
 
 /// The product, with rows to reduce only where its tiles may do that.
-pub fn settled<'a>(of: &Body, p: &Product<'a>, target: Target) -> Result<Product<'a>, LowerError> {
+pub fn settled<'a>(of: &Body, p: &Product<'a>, machine: &Hardware) -> Result<Product<'a>, LowerError> {
     let row = match p.row {
-        Some(len) if len < p.n && !pay(of, p, len, target)? => None,
+        Some(len) if len < p.n && !pay(of, p, len, machine)? => None,
         row => row,
     };
     Ok(Product { batch: p.batch.clone(), row, ..*p })
 }
 
 /// Whether heads of this many columns are worth tiles of their own.
-fn pay(of: &Body, p: &Product, len: usize, target: Target) -> Result<bool, LowerError> {
+fn pay(of: &Body, p: &Product, len: usize, machine: &Hardware) -> Result<bool, LowerError> {
     let even = len.is_power_of_two() && len >= 64 && p.n.is_multiple_of(len) && p.twin.is_none();
-    let Some(sides) = sides(of, p, target)?.filter(|_| even) else { return Ok(false) };
+    let Some(sides) = sides(of, p, machine)?.filter(|_| even) else { return Ok(false) };
     let dtype = operands(of, p.v);
     let us = |row| {
         let p = Product { batch: p.batch.clone(), row, ..*p };
-        warpgroup::cycles(&p, dtype, sides, of.template.into()).map(|cycles| cycles / CLOCK * 1e6)
+        warpgroup::cycles(&p, dtype, sides, of.template.into()).map(|cycles| cycles / machine.units.clock * 1e6)
     };
     let elements = p.batch.iter().product::<usize>() * p.m * p.n;
     // Sums are written in f32 and read again.
-    let apart = (of.prices.launch + elements as f64 * 8.0 / of.prices.bandwidth) * 1e6;
+    let apart = (of.machine.rates.launch + elements as f64 * 8.0 / of.machine.rates.bandwidth) * 1e6;
     let Some(heads) = us(Some(len)) else { return Ok(false) };
     Ok(us(None).is_none_or(|wide| heads < wide + apart))
 }

@@ -1,16 +1,18 @@
 //! Operands that no tensor map describes (rows of any length, windows, gathers, arithmetic before the product) go through
 //! memory first, in rows of multiples of 16 bytes, where the product is large enough to pay for that. So do operands of large
 //! products in f32 whose rows run along K: turned, their multiply-adds have no bank conflicts.
-use super::candidates::{ANYWHERE, tiles};
+use super::candidates::tiles;
 use super::{OperandAt, Product, swapped};
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr, linear};
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::{self, Major, Strided};
-use crate::{LowerError, Target, if_taken, pointwise};
+use crate::{LowerError, if_taken, pointwise};
 use kiln_block::Kernel;
 use kiln_graph::{DType, Type};
+use kiln_machine::Products;
+use kiln_plan::Hardware;
 use kiln_plan::{
     Family, Precision,
     exec::{Slot, Work},
@@ -24,8 +26,6 @@ const TURNED: (usize, usize) = (1024, 1 << 31);
 const WORK: usize = 1 << 24;
 /// Elements of K from which that holds for half types: a shorter one is read at once.
 const SHORT: usize = 64;
-/// Bytes a cycle that products without pipelining read and write where rows start anywhere.
-const RAGGED: f64 = 1000.0;
 /// Bytes of a copy.
 const MOST: usize = 1 << 29;
 
@@ -98,14 +98,14 @@ impl Read {
 pub fn prepared<T>(
     of: &Body,
     p: &Product,
-    target: Target,
+    machine: &Hardware,
     then: impl Fn(&Product, Emitted) -> Result<T, LowerError>,
 ) -> Result<T, LowerError> {
     if of.template.is_some_and(|t| t.family == Family::Tile) {
         return then(p, Emitted::default());
     }
     let mut out = Emitted::default();
-    if let Some(parts) = in_two(of, p, target, &mut out)? {
+    if let Some(parts) = in_two(of, p, machine, &mut out)? {
         let at = |which: usize, part: usize| {
             let copy = &parts[which];
             move |r: &mut Resolver, at: &[Expr]| Ok(copy.at(r, at, which, part))
@@ -120,14 +120,14 @@ pub fn prepared<T>(
     }
     let precision = if p.precision == Precision::Tf32x3 { Precision::Exact } else { p.precision };
     let p = &Product { batch: p.batch.clone(), precision, ..*p };
-    let copies = copied(of, p, target, &mut out)?;
+    let copies = copied(of, p, machine, &mut out)?;
     let (a, b) = (from(&copies[0], p.a, 0), from(&copies[1], p.b, 1));
     then(&Product { batch: p.batch.clone(), a: &a, b: &b, ..*p }, out)
 }
 
 /// Operands as sums of two numbers in tf32, where three products of such take less time than one in f32.
-fn in_two(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<Option<[Copied; 2]>, LowerError> {
-    let by_warpgroups = warpgroup::takes(DType::F32, target) && p.twin.is_none();
+fn in_two(of: &Body, p: &Product, machine: &Hardware, out: &mut Emitted) -> Result<Option<[Copied; 2]>, LowerError> {
+    let by_warpgroups = warpgroup::takes(DType::F32, machine) && p.twin.is_none();
     if p.precision != Precision::Tf32x3 || !by_warpgroups || p.batch.contains(&0) {
         return Ok(None);
     }
@@ -139,32 +139,35 @@ fn in_two(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<O
         return Ok(None);
     }
     for (which, copy) in copies.iter_mut().enumerate() {
-        copy.put(of, p, which, target, out)?;
+        copy.put(of, p, which, machine, out)?;
     }
     Ok(Some(copies))
 }
 
 /// Copies of the operands that need one, if that makes both fit; the steps that make them go to `out`.
-fn copied(of: &Body, p: &Product, target: Target, out: &mut Emitted) -> Result<[Option<Copied>; 2], LowerError> {
-    let mut copies = wanted(of, p, target)?;
+fn copied(of: &Body, p: &Product, machine: &Hardware, out: &mut Emitted) -> Result<[Option<Copied>; 2], LowerError> {
+    let mut copies = wanted(of, p, machine)?;
     for (which, copy) in copies.iter_mut().enumerate() {
         if let Some(copy) = copy {
-            copy.put(of, p, which, target, out)?;
+            copy.put(of, p, which, machine, out)?;
         }
     }
     Ok(copies)
 }
 
 /// Operands that are to be copied, and how.
-fn wanted(of: &Body, p: &Product, target: Target) -> Result<[Option<Copied>; 2], LowerError> {
+fn wanted(of: &Body, p: &Product, machine: &Hardware) -> Result<[Option<Copied>; 2], LowerError> {
     let dtype = super::operands(of, p.v);
     let work = [p.m, p.n, p.k].into_iter().chain(p.batch.iter().copied()).fold(1usize, usize::saturating_mul);
-    if !warpgroup::takes(dtype, target) || p.twin.is_some() {
+    if !warpgroup::takes(dtype, machine) || p.twin.is_some() {
         return Ok([None, None]);
     }
+    // Which engine multiplies must not depend on the number of rows: where operands can be copied, they are.
+    let invariant = machine.contract.batch_invariant;
+    let large = invariant || work >= WORK;
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
-    let mut sure = work >= WORK && (p.k > SHORT || dtype.bytes() != 2);
-    if work < WORK && reads.iter().all(|r| r.strided(p).is_some()) {
+    let mut sure = large && (p.k > SHORT || dtype.bytes() != 2);
+    if !large && reads.iter().all(|r| r.strided(p).is_some()) {
         return Ok([None, None]);
     }
     // Where both sides of multiply-adds are turned, turning one alone gains nothing.
@@ -182,15 +185,15 @@ fn wanted(of: &Body, p: &Product, target: Target) -> Result<[Option<Copied>; 2],
         match r.strided(p) {
             None if layout.is_none() => return Ok([None, None]),
             None => {
-                sure &= uses >= USES;
+                sure &= invariant || uses >= USES;
                 copies[which] = layout;
             }
-            Some(s) if lies(&s) || !(turn || deep && uses >= USES && layout.is_some()) => {}
+            Some(s) if lies(&s) || !(turn || deep && (invariant || uses >= USES) && layout.is_some()) => {}
             _ => copies[which] = layout,
         }
     }
     let lacking = reads.iter().any(|r| r.strided(p).is_none());
-    if !sure && lacking && !pay(of, p, &reads, &copies) {
+    if !sure && lacking && (invariant || !pay(of, p, &reads, &copies)) {
         return Ok([None, None]);
     }
     Ok(copies)
@@ -206,7 +209,7 @@ fn by_copies(
     of: &Body,
     p: &Product,
     (reads, copies): (&[Read; 2], &[Option<Copied>; 2]),
-    copy: fn(usize) -> f64,
+    copy: fn(&Products, usize) -> f64,
 ) -> Option<f64> {
     let dtype = super::operands(of, p.v);
     let side = |which: usize| match &copies[which] {
@@ -215,7 +218,7 @@ fn by_copies(
     };
     let sides = side(0).zip(side(1))?;
     let product = warpgroup::cycles(p, dtype, [sides.0, sides.1], of.template.into())?;
-    Some(product + copies.iter().flatten().map(|c| copy(c.count() * dtype.bytes())).sum::<f64>())
+    Some(product + copies.iter().flatten().map(|c| copy(&p.machine.products, c.count() * dtype.bytes())).sum::<f64>())
 }
 
 /// Cycles of a product that reads its operands wherever they are.
@@ -223,13 +226,14 @@ fn as_they_are(of: &Body, p: &Product) -> f64 {
     let dtype = super::operands(of, p.v);
     let tile = super::tile(p, dtype, None);
     let elements = p.batch.iter().product::<usize>() * (p.m * p.k + p.k * p.n + p.m * p.n);
-    tiles(p, [tile.m, tile.n], ANYWHERE).max((elements * dtype.bytes()) as f64 / RAGGED)
+    let times = &p.machine.products;
+    tiles(p, [tile.m, tile.n], times.anywhere).max((elements * dtype.bytes()) as f64 / times.ragged)
 }
 
 /// Cycles of a product of patches, with what is copied before it.
-pub fn of_patches(of: &Body, p: &Product, target: Target) -> Result<f64, LowerError> {
+pub fn of_patches(of: &Body, p: &Product, machine: &Hardware) -> Result<f64, LowerError> {
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
-    let by_copies = by_copies(of, p, (&reads, &wanted(of, p, target)?), warpgroup::gather);
+    let by_copies = by_copies(of, p, (&reads, &wanted(of, p, machine)?), warpgroup::gather);
     Ok(by_copies.unwrap_or_else(|| as_they_are(of, p)))
 }
 
@@ -262,16 +266,16 @@ impl Copied {
         of: &Body,
         p: &Product,
         which: usize,
-        target: Target,
+        machine: &Hardware,
         out: &mut Emitted,
     ) -> Result<(), LowerError> {
         self.slot = Slot::Scratch(out.scratch.len() as u32);
-        out.steps.push(self.step(of, p, which, target)?);
+        out.steps.push(self.step(of, p, which, machine)?);
         out.scratch.push(Type::new(self.dtype, [self.parts * self.count()]));
         Ok(())
     }
     /// The step that makes the copy.
-    fn step(&self, of: &Body, p: &Product, which: usize, target: Target) -> Result<Work<Kernel>, LowerError> {
+    fn step(&self, of: &Body, p: &Product, which: usize, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
         // Axes that the copy does not have are at their first position.
         let axis = |(i, &d): (usize, &usize)| if self.batch.contains(&i) { d } else { 1 };
         let batch = p.batch.iter().enumerate().map(axis);
@@ -293,7 +297,7 @@ impl Copied {
             let stores = (0..self.parts).map(&mut store).collect();
             Ok(Scene { dag: r.dag, stores })
         };
-        pointwise::points(&format!("{}_{}", of.name, ["left", "right"][which]), &space, &scene, target)
+        pointwise::points(&format!("{}_{}", of.name, ["left", "right"][which]), &space, &scene, machine)
     }
 }
 

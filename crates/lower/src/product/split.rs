@@ -4,13 +4,14 @@ use crate::expr::Expr;
 use crate::resolve::{Body, Product as Place, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::Parts;
-use crate::{LowerError, Target, reduction};
+use crate::{LowerError, reduction};
 use kiln_graph::Type;
+use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
 /// The product in parts of K, and the step that sums them up and does the rest of the kernel. Scratch memory before `scratch` is
 /// others'.
-pub fn lower(of: &Body, p: &Product, parts: Parts, target: Target, scratch: u32) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Body, p: &Product, parts: Parts, machine: &Hardware, scratch: u32) -> Result<Emitted, LowerError> {
     let dtype = of.graph.dtype(p.v);
     let (acc, count) = (dtype.compute(), of.graph.ty(p.v).count());
     let Parts { count: parts, len } = parts;
@@ -34,11 +35,11 @@ pub fn lower(of: &Body, p: &Product, parts: Parts, target: Target, scratch: u32)
     let piece = Product { batch, k: len, whole: Some(p.k), a: &left, b: &right, twin, low, ..*p };
     let scene = |at: &[Expr]| sums(of, p, &at[1..], scratch, &at[0].clone().scale(count as i64));
     let dims = [&piece.batch[..], &[p.m, p.n]].concat();
-    let step = tiled(of, &piece, &dims, of.name, target, &scene)?;
+    let step = tiled(of, &piece, &dims, of.name, machine, &scene)?;
     let buffers: Vec<Type> = p.values().map(|_| Type::new(acc, [parts * count])).collect();
     let next = scratch + buffers.len() as u32;
     let out = Emitted { steps: vec![step], scratch: buffers };
     let name = format!("{}_sum", of.name);
     let rest = p.at(of, |i| Place::Parts { slot: Slot::Scratch(scratch + i as u32), dtype: acc, count: parts });
-    Ok(out.then(reduction::lower(&Body { name: &name, ..rest }, target, next)?))
+    Ok(out.then(reduction::lower(&Body { name: &name, ..rest }, machine, next)?))
 }

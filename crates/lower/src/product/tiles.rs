@@ -30,7 +30,7 @@ pub fn tile(p: &Product, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
         _ => 64,
     };
     let fit = |n: usize, most: usize| n.next_power_of_two().clamp(16, most);
-    let large = dtype.bytes() < 8 && p.m > 64 && p.n > 64 && tiles(128, 128) >= 100;
+    let large = dtype.bytes() < 8 && p.m > 64 && p.n > 64 && tiles(128, 128) >= p.machine.products.large;
     let (m, n) = if large { (fit(p.m, 128), fit(p.n, 128)) } else { (fit(p.m, 64), fit(p.n, 64)) };
     let [m, n] = match p.row {
         // All columns, and rows for as many threads.

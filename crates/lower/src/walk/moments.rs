@@ -3,10 +3,10 @@
 //! LeVeque (1979), of elements, of lanes and of parts in this order, so nothing cancels that does not in two passes.
 use super::parts::Partial;
 use super::{Walk, over_groups};
+use crate::LowerError;
 use crate::dag::{NodeId, NodeOp};
 use crate::math;
 use crate::tile::Frame;
-use crate::{LowerError, Target};
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, Kernel, Value};
 use kiln_graph::{BinaryOp, ReduceOp};
 use kiln_plan::exec::Work;
@@ -34,7 +34,7 @@ impl Walk<'_> {
     pub(super) fn find_moments(&self) -> Option<Moments> {
         let p = &self.plan;
         let ([sum], [squares]) = (&self.levels.first()?[..], &self.levels.get(1)?[..]) else { return None };
-        if p.target == Target::Host || p.whole() || p.rank != 1 || p.row.block < 2 {
+        if !p.machine.arch.is_gpu() || p.whole() || p.rank != 1 || p.row.block < 2 {
             return None;
         }
         let dag = &self.scene.dag;

@@ -1,12 +1,12 @@
 //! Rows that several instances share: a step for each level of reductions leaves partial results in scratch, which the next one
 //! puts together in a fixed order.
 use super::{Acc, NOWHERE, Walk, fold, is_arg, take};
+use crate::LowerError;
 use crate::dag::{NodeId, Store};
 use crate::emit::{TileRow, joint};
 use crate::expr::{Expr, linear};
 use crate::math;
 use crate::tile::{Frame, Used, loads, open_with};
-use crate::{LowerError, Target};
 use kiln_block::{BinaryOp as B, CmpOp, Const, Elem, Type as BlockType, Value};
 use kiln_graph::{DType, ReduceOp, Type};
 use kiln_plan::exec::{Slot, Work};
@@ -165,7 +165,7 @@ impl Walk<'_> {
         let rows: usize = self.plan.kept.iter().map(|c| c.block).product();
         let tile = rows * self.plan.parts.next_power_of_two();
         let many = (self.plan.parts > FEW || self.beside > 1) && self.scans().is_empty();
-        rows == 1 || self.plan.target != Target::Host && many && tile <= JOINED
+        rows == 1 || self.plan.machine.arch.is_gpu() && many && tile <= JOINED
     }
     /// All parts in one block.
     fn combine_lanes(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
@@ -290,7 +290,7 @@ impl Walk<'_> {
     fn final_step(&mut self, done: &[Partial]) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let along = self.scene.stores.iter().any(|s| s.at.uses(self.plan.row.id));
         let parts = if along { self.plan.parts } else { 1 };
-        if !along && self.plan.target != Target::Host {
+        if !along && self.plan.machine.arch.is_gpu() {
             self.narrow_to_parts();
         }
         let mut used = loads(&self.scene.dag, &self.scene.roots(), |n| done.iter().any(|d| d.0 == n));

@@ -1,11 +1,11 @@
 //! Scans of row programs: carried from chunk to chunk, and by the totals of parts where a row is shared.
 use super::Walk;
 use super::parts::{Partial, places};
+use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Store};
 use crate::emit::{Lanes, joint};
 use crate::math;
 use crate::tile::{Frame, loads, open_with};
-use crate::{LowerError, Target};
 use kiln_block::{Kernel, Value};
 use kiln_graph::{ReduceOp, ScanOp};
 use kiln_plan::exec::Work;
@@ -82,7 +82,8 @@ impl Walk<'_> {
     pub(super) fn scans_in_parts(&self) -> bool {
         let nested = |body: NodeId| self.scene.dag.reach(&[body]).into_iter().any(|n| self.is_scan(n));
         let p = &self.plan;
-        let long = p.target != Target::Host && scan::in_parts(p.shape(1).instances(), p.row.extent, p.row.block);
+        let long =
+            p.machine.arch.is_gpu() && scan::in_parts(p.shape(1).instances(), p.row.extent, p.row.block, p.machine);
         long && self.levels.is_empty() && !self.scans().iter().any(|s| nested(s.2))
     }
     /// A step for the totals of all parts, and one that scans each part from what comes before it.

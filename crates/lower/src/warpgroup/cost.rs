@@ -1,60 +1,37 @@
-//! A model of the time that a product takes. Constants are measured on an H200.
-use super::shape::{Engine, PROCESSORS, SPAN, Shape};
+//! A model of the time that a product takes, in clock cycles. Its figures are the machine's ([`kiln_machine::Warpgroups`],
+//! [`kiln_machine::Products`]).
+use super::shape::{Engine, SPAN, Shape};
 use crate::product::Product;
-
-/// Clock cycles of a second.
-pub const CLOCK: f64 = 1.755e9;
-
-/// Cycles of a launch, and bytes that it reads in one of them.
-const LAUNCH: f64 = 4500.0;
-const READ: f64 = 2000.0;
+use kiln_machine::{Products, isa};
 
 /// Cycles of the launches that bring both operands of so many elements into memory as sums of two numbers.
-pub fn in_two(elements: usize) -> f64 {
-    2.0 * LAUNCH + (elements * 12) as f64 / READ
+pub fn in_two(of: &Products, elements: usize) -> f64 {
+    2.0 * of.launch + (elements * 12) as f64 / of.read
 }
 
 /// Cycles of the launch that brings so many bytes of an operand into memory, in rows that a tensor map describes: rows of any length are
 /// copied at half the speed of memory.
-pub fn copy(bytes: usize) -> f64 {
-    LAUNCH + (4 * bytes) as f64 / READ
+pub fn copy(of: &Products, bytes: usize) -> f64 {
+    of.launch + (4 * bytes) as f64 / of.read
 }
 
 /// The same of patches or of a padded copy: what is read lies together, and mostly in the second-level cache. It begins while what is before
 /// it ends.
-pub fn gather(bytes: usize) -> f64 {
-    const SOON: f64 = 2000.0;
-    SOON + (2 * bytes) as f64 / READ
+pub fn gather(of: &Products, bytes: usize) -> f64 {
+    of.soon + (2 * bytes) as f64 / of.read
 }
 
 /// Cycles of the launch that sums `parts` of a product of so many elements.
-pub fn sum(parts: usize, elements: usize) -> f64 {
-    if parts == 1 { 0.0 } else { LAUNCH + (elements * parts * 4) as f64 / READ }
+pub fn sum(of: &Products, parts: usize, elements: usize) -> f64 {
+    if parts == 1 { 0.0 } else { of.launch + (elements * parts * 4) as f64 / of.read }
 }
 
 impl Shape {
     /// Clock cycles of the launch: turns of as many tiles as there are multiprocessors, each by the slowest of arithmetic,
     /// the copies from the second-level cache, and memory's share.
     pub fn cycles(&self, p: &Product, turned: bool) -> f64 {
-        /// Bytes a cycle: from the cache to a multiprocessor, from memory to all.
-        const CACHE: f64 = 56.0;
-        const ALL: f64 = 1900.0;
-        /// Bytes a cycle of a multiprocessor's shared memory, written by copies and read by the tensor cores.
-        const SHARED: f64 = 130.0;
-        /// Cycles until a copy has come from memory; one multiprocessor gets what is under way in that time.
-        const LATENCY: f64 = 4500.0;
-        /// Filling the ring, and finishing a tile: any, and more for one of 128 by 256.
-        const FILL: f64 = 1500.0;
-        const ANY: f64 = 800.0;
-        const FINISH: f64 = 3200.0;
-        /// An epilogue's arithmetic a cycle of a multiprocessor; a turn that passes from one consumer to the other.
-        const AFTER: f64 = 70.0;
-        const PASS: f64 = 1000.0;
-        /// Multiply-adds from which a product in half precision ends at the power limit, and what is left of the clock there: while tensor
-        /// cores are busy for so much of the time, and in tiles of less than 256 columns, which were slower by as much.
-        const LONG: usize = 1 << 39;
-        const BUSY: f64 = 0.85;
-        const POWER: f64 = 0.89;
+        let of = &p.machine.warpgroups;
+        let multiprocessors = p.machine.units.multiprocessors;
         let tiles = self.batch * self.tiles_m * self.tiles_n;
         let area = (self.sums * self.m * self.used) as f64;
         let depths = self.depths as f64;
@@ -64,7 +41,7 @@ impl Shape {
         let copied = (self.m.min(p.m) as f64 + right) * span * depths;
         // A copy for both blocks of a cluster is written in both.
         let written = (self.m.min(p.m) + self.sums * self.n.min(p.n)) as f64 * span * depths;
-        let one = (self.stages * (self.m.min(p.m) + self.sums * self.n.min(p.n))) as f64 * span / LATENCY;
+        let one = (self.stages * (self.m.min(p.m) + self.sums * self.n.min(p.n))) as f64 * span / of.latency;
         // What a tile reads that no other has read before, on average.
         // Of rows that all points of a window read, one does.
         let elements = p.m * p.k + self.sums * p.n * p.run.map_or(p.k, |run| run.len);
@@ -77,35 +54,35 @@ impl Shape {
             Engine::MultiplyAdds => p.k.next_multiple_of(8),
             _ => self.depths * self.depth(),
         };
-        let arithmetic = area * deep as f64 / self.engine.rate(self.sums * self.m * self.n, turned);
+        let arithmetic = area * deep as f64 / self.engine.rate(&of.engines, self.sums * self.m * self.n, turned);
         // Rows are reduced here or by a step of their own, which is not priced either: it counts where blocks have tiles enough to take
         // by turns. Beside multiply-adds in f32 it is little.
         let parts = p.whole.map_or(1, |_| p.batch[0]);
-        let many = p.row.is_none() || self.batch / parts * p.m >= 2 * 64 * PROCESSORS;
+        let many = p.row.is_none() || self.batch / parts * p.m >= 2 * isa::GROUP_ROWS * multiprocessors;
         let after = if many && self.engine != Engine::MultiplyAdds { p.after } else { 0.0 };
         let after = after / (self.batch * p.m * p.n) as f64 * (self.m * self.n) as f64;
-        let finish = ANY + FINISH * area / 32768.0 + after / AFTER;
-        let processors = PROCESSORS / self.cluster * self.cluster;
+        let finish = of.finish + of.finish_wide * area / 32768.0 + after / of.after;
+        let processors = multiprocessors / self.cluster * self.cluster;
         // By turns a tile is finished while the next is multiplied; copies never stop, and smaller tiles are read more often.
         // Epilogues that reduce rows gain from it where blocks have two tiles and more.
         let least = if p.row.is_some() { 2 * processors } else { processors + 1 };
         let turns = self.under_way > 1 && tiles >= least;
         let again = (self.m.div_ceil(64) * (64 + self.sums * self.used)) as f64 * span * depths;
-        let moved = if turns { (written + again) / SHARED } else { copied / CACHE };
+        let moved = if turns { (written + again) / of.shared } else { copied / of.cache };
         let work = [self.batch, self.sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
-        let hot = self.engine == Engine::TensorCores && work >= LONG;
+        let hot = self.engine == Engine::TensorCores && work >= of.hot;
         let turn = |running: usize| {
-            let memory = (own / one).max(own * running as f64 / ALL);
+            let memory = (own / one).max(own * running as f64 / of.all);
             let multiplied = arithmetic.max(moved).max(memory);
-            let passed = if self.under_way > 1 { PASS } else { 0.0 };
+            let passed = if self.under_way > 1 { of.pass } else { 0.0 };
             // A tile is finished when all but its last part is on its way to memory.
-            let finish = finish.max(sent * running as f64 / ALL);
+            let finish = finish.max(sent * running as f64 / of.all);
             let all = passed + if turns { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish };
-            let all = all.max((own + sent) * running as f64 / ALL);
-            if hot && (arithmetic > BUSY * all || self.n < 256) { all / POWER } else { all }
+            let all = all.max((own + sent) * running as f64 / of.all);
+            if hot && (arithmetic > of.busy * all || self.n < 256) { all / of.power } else { all }
         };
         let (whole, rest) = (tiles / processors, tiles % processors);
         let last = if turns { finish } else { 0.0 };
-        FILL + whole as f64 * turn(processors) + if rest > 0 { turn(rest) } else { 0.0 } + last
+        of.fill + whole as f64 * turn(processors) + if rest > 0 { turn(rest) } else { 0.0 } + last
     }
 }

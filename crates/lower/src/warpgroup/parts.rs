@@ -64,7 +64,8 @@ fn timed(p: &Product, engine: Engine, sides: [Major; 2], asked: Asked) -> Vec<(f
     let counts = asked.schedule.parts.map_or(1..=MOST, |n| n..=n);
     let timed = pieces(p, engine, counts).filter_map(|(parts, piece, outputs)| {
         let shape = shape::choose(&piece, (engine, asked), sides, &[outputs])?;
-        let time = shape.cycles(&piece, sides == [Major::Outer; 2]) + cost::sum(parts.count, elements(p));
+        let time =
+            shape.cycles(&piece, sides == [Major::Outer; 2]) + cost::sum(&p.machine.products, parts.count, elements(p));
         Some((time, parts))
     });
     let mut all: Vec<(f64, Parts)> = timed.collect();
@@ -77,7 +78,7 @@ fn timed(p: &Product, engine: Engine, sides: [Major; 2], asked: Asked) -> Vec<(f
 pub fn is_faster_in_two(p: &Product, elements: usize, asked: Asked) -> bool {
     let best = |engine, side| timed(p, engine, [side; 2], asked).first().map(|t| t.0);
     let Some(three) = best(Engine::Tf32x3, Major::Depth) else { return false };
-    best(Engine::MultiplyAdds, Major::Outer).is_none_or(|one| three + cost::in_two(elements) < one)
+    best(Engine::MultiplyAdds, Major::Outer).is_none_or(|one| three + cost::in_two(&p.machine.products, elements) < one)
 }
 
 /// Templates of this family that take the product, with the microseconds they are predicted to take.
@@ -90,8 +91,9 @@ pub fn candidates(p: &Product, dtype: DType, sides: [Major; 2]) -> Vec<(Template
                 let asked = Schedule { cluster: Some(cluster), tiles: Some(under_way), ..Schedule::default() };
                 let found = shape::shape(&piece, engine, [m, n, copies, spans], asked, sides, &[outputs]);
                 all.extend(found.map(|s| {
-                    let cycles = s.cycles(&piece, sides == [Major::Outer; 2]) + cost::sum(parts.count, elements(p));
-                    (s.template(parts.count), cycles / cost::CLOCK * 1e6)
+                    let cycles = s.cycles(&piece, sides == [Major::Outer; 2])
+                        + cost::sum(&p.machine.products, parts.count, elements(p));
+                    (s.template(parts.count), cycles / p.machine.units.clock * 1e6)
                 }));
             }
         }

@@ -2,16 +2,15 @@
 use super::operand::Major;
 use crate::product::Product;
 use kiln_block::DotPrecision;
-use kiln_block::passes::warpgroup::{MEMORY, form, roles::BUFFERS, slice};
-pub use kiln_block::passes::warpgroup::{PROCESSORS, persistent::GROUP};
+pub use kiln_block::passes::warpgroup::persistent::GROUP;
+use kiln_block::passes::warpgroup::{form, memory, roles::BUFFERS, slice};
 use kiln_graph::DType;
+use kiln_machine::Engines;
+use kiln_plan::Hardware;
 use kiln_plan::{Precision, Schedule, Template};
 
 /// Bytes of K that a copy takes: the swizzle's span.
 pub const SPAN: usize = 128;
-/// Multiply-adds from which two blocks share an operand unasked. Waiting for each other costs a hundredth or two; but a product of
-/// some milliseconds runs at the power limit, where what is not read from the second-level cache pays.
-const SHARED: usize = 1 << 40;
 /// Columns of a product for which there are narrow tiles.
 pub const FEW: usize = 32;
 /// How much faster than those before it a tile must be in the model: larger ones come first, and read less from the second-level cache.
@@ -115,19 +114,14 @@ impl Engine {
     }
     /// Multiply-adds a cycle of a multiprocessor for a tile of this many elements: threads with few of them read more.
     /// `turned`: both operands' rows run along the result's axes.
-    pub fn rate(self, area: usize, turned: bool) -> f64 {
-        let kinds = match (self, area) {
-            (Engine::TensorCores, _) => [2048.0; 2],
-            (Engine::Tf32, _) => [1024.0; 2],
-            (Engine::Tf32x3, _) => [310.0; 2],
-            (Engine::F8, _) => [3600.0; 2],
-            (_, 32768..) => [86.0, 108.0],
-            (_, 16384..) => [96.0, 101.0],
-            (_, 8192..) => [88.0; 2],
-            (_, 4096..) => [70.0; 2],
-            _ => [45.0; 2],
-        };
-        kinds[usize::from(turned)]
+    pub fn rate(self, of: &Engines, area: usize, turned: bool) -> f64 {
+        match self {
+            Engine::TensorCores => of.half,
+            Engine::Tf32 => of.tf32,
+            Engine::Tf32x3 => of.tf32x3,
+            Engine::F8 => of.f8,
+            Engine::MultiplyAdds => of.single(area, turned),
+        }
     }
 }
 
@@ -173,8 +167,8 @@ impl Shape {
         self.batch * self.tiles_m.div_ceil(self.cluster) * self.tiles_n
     }
     /// Blocks of the launch.
-    pub fn blocks(&self) -> usize {
-        (self.tiles() * self.cluster).min(PROCESSORS / self.cluster * self.cluster)
+    pub fn blocks(&self, machine: &Hardware) -> usize {
+        (self.tiles() * self.cluster).min(machine.units.multiprocessors / self.cluster * self.cluster)
     }
     /// Columns of the result that are finished together, for outputs of these bytes.
     pub fn columns(&self, outputs: &[usize]) -> usize {
@@ -214,7 +208,7 @@ pub fn choose(p: &Product, (engine, asked): (Engine, Asked), sides: [Major; 2], 
             let schedule = Schedule { tiles: Some(under_way), ..asked.schedule };
             let Some(shape) = shape(p, engine, [m, n, copies, spans], schedule, sides, outputs) else { continue };
             let time = shape.cycles(p, turned);
-            let close = |of: &Shape| if of.tiles() < PROCESSORS { 1.0 } else { CLOSE };
+            let close = |of: &Shape| if of.tiles() < p.machine.units.multiprocessors { 1.0 } else { CLOSE };
             if best.as_ref().is_none_or(|(t, of)| time < close(of) * *t) {
                 best = Some((time, shape));
             }
@@ -254,7 +248,7 @@ pub fn shape(
     let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
     let whole = engine != Engine::MultiplyAdds && tiles_m.is_multiple_of(2);
     let work = [batch, sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
-    let pairs = whole && sums * m * n >= 128 * 256 && work >= SHARED;
+    let pairs = whole && sums * m * n >= 128 * 256 && work >= p.machine.warpgroups.pairs;
     let cluster = asked.cluster.unwrap_or(if pairs { 2 } else { 1 });
     let used = if cluster == 1 { engine.used(n.min(p.n), n, sides[1]) } else { n };
     let (stages, group) = (0, asked.group.unwrap_or(GROUP));
@@ -264,7 +258,7 @@ pub fn shape(
     };
     // A buffer's row holds a part of the tile in each of the types that go out.
     let line = outputs.iter().sum::<usize>() * shape.columns(outputs);
-    let room = MEMORY.checked_sub(BUFFERS * under_way * m * line)? / shape.stage_bytes();
+    let room = memory(p.machine).checked_sub(BUFFERS * under_way * m * line)? / shape.stage_bytes();
     shape.stages = asked.stages.unwrap_or(room.min(STAGES));
     let fits = (2..=room).contains(&shape.stages) && (cluster == 1 || cluster == 2 && whole);
     let counts = shape.tiles() < 1 << 30 && (p.m.max(p.n).max(p.k) as u64) < 1 << 30;

@@ -3,12 +3,13 @@ use kiln_block::Elem;
 use kiln_graph::{DType, Graph, Tensor, Type, random};
 use kiln_interp::block::{self, Buffer};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
-use kiln_lower::{LowerError, Target, lower};
+use kiln_lower::{LowerError, lower};
+use kiln_machine::Arch;
 use kiln_plan::exec::{Activation, Axis, Epilogue, GemmCall, Matrix, Slot, Steps, Work};
 use kiln_plan::{BufferId, Cost, Kernel, KernelKind, Reason, Stage};
 use std::collections::HashMap;
 
-pub const TARGETS: [Target; 2] = [Target::Host, Target::Gpu { arch: 90 }];
+pub const TARGETS: [Arch; 2] = [Arch::Cpu, Arch::Sm90a];
 
 pub fn kernel(kind: KernelKind, body: Graph) -> Kernel {
     let ids = |n: usize, from: usize| (from..from + n).map(|i| BufferId(i as u32)).collect();
@@ -195,11 +196,11 @@ pub fn compare(
     kind: KernelKind,
     body: &Graph,
     inputs: &[Tensor],
-    target: Target,
+    target: Arch,
 ) -> Result<Result<(), LowerError>, String> {
     compare_kernel(&kernel(kind, body.clone()), inputs, target)
 }
-pub fn compare_kernel(k: &Kernel, inputs: &[Tensor], target: Target) -> Result<Result<(), LowerError>, String> {
+pub fn compare_kernel(k: &Kernel, inputs: &[Tensor], target: Arch) -> Result<Result<(), LowerError>, String> {
     let body = &k.body;
     let precise = run_with(body, inputs, &[], Precision::F64, &mut no_fallback);
     let native = run_with(body, inputs, &[], Precision::Native, &mut no_fallback);
@@ -239,7 +240,7 @@ pub fn check(kind: KernelKind, body: &str) {
     }
 }
 #[track_caller]
-pub fn check_on(kind: KernelKind, body: &str, target: Target) {
+pub fn check_on(kind: KernelKind, body: &str, target: Arch) {
     let g: Graph = body.parse().unwrap_or_else(|e| panic!("{e}\n{body}"));
     let inputs = random::inputs(&g, 7);
     match compare(kind, &g, &inputs, target) {
@@ -250,17 +251,16 @@ pub fn check_on(kind: KernelKind, body: &str, target: Target) {
 }
 
 /// The programs of a kernel whose f32 products are of this precision, compared with the graph.
-pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: u32) -> String {
+pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: Arch) -> String {
     let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let kind = if lines.contains("conv") { KernelKind::Conv } else { KernelKind::Gemm };
     let k = Kernel { precision, ..kernel(kind, body) };
-    let target = Target::Gpu { arch };
-    compare_kernel(&k, &random::inputs(&k.body, 7), target).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
+    compare_kernel(&k, &random::inputs(&k.body, 7), arch).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let text = |w: &Work<kiln_block::Kernel>| match w {
         Work::Block { code, .. } => kiln_block::text::print(code),
         other => panic!("{other:?}"),
     };
-    lower(&k, target).unwrap().steps.iter().map(text).collect::<String>()
+    lower(&k, arch).unwrap().steps.iter().map(text).collect::<String>()
 }
 
 /// The graph interpreter's outputs, or its refusal.
@@ -268,11 +268,11 @@ pub fn interpreted(body: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, Strin
     run_with(body, inputs, &[], Precision::Native, &mut no_fallback).map_err(|e| e.to_string())
 }
 /// Outputs of the lowered kernel, or the refusal of its programs.
-pub fn ran(kind: KernelKind, body: &Graph, inputs: &[Tensor], target: Target) -> Result<Vec<Tensor>, String> {
+pub fn ran(kind: KernelKind, body: &Graph, inputs: &[Tensor], target: Arch) -> Result<Vec<Tensor>, String> {
     let steps = lower(&kernel(kind, body.clone()), target).map_err(|e| e.to_string())?;
     run_steps(body, &steps, inputs)
 }
 /// The programs of a kernel as text.
-pub fn lowered(kind: KernelKind, body: &Graph, target: Target) -> String {
+pub fn lowered(kind: KernelKind, body: &Graph, target: Arch) -> String {
     lower(&kernel(kind, body.clone()), target).map_or_else(|e| e.to_string(), |steps| text(&steps))
 }

@@ -73,7 +73,7 @@ impl Region<'_> {
         let (dag, dtype) = (self.dag, self.dag.ty(v).dtype);
         let rows = |a: usize| dag.shape(a).last().is_some_and(|n| (n * dtype.bytes()).is_multiple_of(16));
         let product = matches!(dag.op(v), Op::Dot | Op::Linear);
-        product && self.machine.pairs.contains(&dtype) && dag.args(v).iter().take(2).all(|&a| rows(a))
+        product && self.machine.pairs(dtype.name()) && dag.args(v).iter().take(2).all(|&a| rows(a))
     }
     /// Products of the same left operand, read in the same order.
     fn are_siblings(&self, first: usize, v: usize, u: &Use) -> bool {

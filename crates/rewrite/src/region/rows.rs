@@ -79,7 +79,7 @@ impl Region<'_> {
     fn levels_of(&self, op: &Op) -> usize {
         match op {
             Op::Softmax { .. } | Op::LogSoftmax { .. } => 2,
-            Op::LayerNorm { .. } | Op::GroupNorm { .. } if !self.machine.gpu => 2,
+            Op::LayerNorm { .. } | Op::GroupNorm { .. } if !self.machine.arch.is_gpu() => 2,
             _ => 1,
         }
     }
@@ -121,7 +121,7 @@ impl Region<'_> {
         };
         let rows = if *dag.op(anchor) == Op::Dot { lead.last().copied().unwrap_or(1) } else { lead.iter().product() };
         // Where the sums of a stage start from zero, a second set of them takes half of a tile's columns.
-        let half = 2 * columns.min(self.space.extent(&along) as usize) <= m.tile;
+        let half = 2 * columns.min(self.space.extent(&along) as usize) <= m.templates.tile;
         let tensor_cores = match (operands(dag, anchor), m.f32_product(dag.op(anchor)).0) {
             (DType::Bf16 | DType::F16, _) => true,
             (DType::F8e4m3, _) => half,
@@ -130,8 +130,10 @@ impl Region<'_> {
         };
         let across = u.map.last().map(|w| self.space.now(&w.atoms)).unwrap_or_default();
         let product = dag.class[anchor] == Class::Matmul && self.twin.is_none() && self.place.is_none();
-        let whole = rows > FEW && columns > FEW && columns <= m.tile && across == along;
-        m.gpu
+        let whole = rows > FEW && columns > FEW && columns <= m.templates.tile && across == along;
+        // A row that a tile reduces adds up in another order than a row alone, and there must be some rows for it.
+        !m.contract.batch_invariant
+            && m.arch.is_gpu()
             && product
             && tensor_cores
             && (whole || across.ends_with(&along) && self.has_wide_heads(anchor, rows, &along))
@@ -142,9 +144,9 @@ impl Region<'_> {
         let (dag, head) = (self.dag, self.space.extent(along) as usize);
         let columns = dag.shape(anchor).last().copied().unwrap_or(1);
         let depth = dag.nodes[anchor].args.first().and_then(|&a| dag.shape(a).last().copied()).unwrap_or(1);
-        let wide = head == self.machine.tile || 2 * head == self.machine.tile && depth <= DEEP;
+        let wide = head == self.machine.templates.tile || 2 * head == self.machine.templates.tile && depth <= DEEP;
         // What reads two sums in a tile has warpgroups, whose programs these are.
-        let half = self.machine.pairs.contains(&operands(dag, anchor));
+        let half = self.machine.pairs(operands(dag, anchor).name());
         half && wide && head < columns && rows.saturating_mul(columns) >= MANY
     }
 

@@ -1,10 +1,11 @@
 //! Planning of graphs written as text; every plan is verified and its text parsed back.
 use kiln_graph::Graph;
-use kiln_plan::{KernelKind, Machine, Numerics, Plan, Stage};
+use kiln_machine::Machine;
+use kiln_plan::{KernelKind, Numerics, Plan, Stage};
 use kiln_rewrite::{Options, plan};
 
 pub fn h200() -> Machine {
-    kiln_plan::machines::machine("h200").expect("h200 is built in")
+    kiln_machine::Arch::Sm90a.machine().clone()
 }
 pub fn graph(text: &str) -> Graph {
     text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"))

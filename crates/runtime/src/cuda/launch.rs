@@ -9,6 +9,7 @@ use cudarc::driver::{
     result::{self, DriverError},
     sys,
 };
+use kiln_machine::isa;
 use std::{ffi::c_void, sync::Arc};
 
 pub(super) struct Launch {
@@ -41,9 +42,6 @@ impl Argument {
     }
 }
 
-/// Shared memory that a block gets without asking.
-const SHARED_DEFAULT: usize = 48 << 10;
-
 impl Launch {
     /// Loads the code and sets what its launches need. The context must be current.
     pub fn new(device: &CudaDevice, kernel: &str, ptx: &Ptx, args: Vec<u64>) -> Result<Launch, RuntimeError> {
@@ -72,7 +70,7 @@ impl Launch {
             // SAFETY: the function comes from a live module.
             device.check(doing, unsafe { result::function::set_function_attribute(function, a, v) })
         };
-        if ptx.shared > SHARED_DEFAULT {
+        if ptx.shared > isa::SHARED_UNASKED {
             set(A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, ptx.shared as i32)?;
         }
         if ptx.cluster > 8 {

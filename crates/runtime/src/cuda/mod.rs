@@ -15,6 +15,7 @@ use cudarc::driver::{
     result::{self, DriverError},
     sys,
 };
+use kiln_machine::isa;
 use kiln_plan::exec::GemmCall;
 use library::Library;
 pub use library::version as library_version;
@@ -48,6 +49,13 @@ pub struct DeviceInfo {
     pub multiprocessors: usize,
     /// Largest dynamic shared memory of a block, in bytes.
     pub shared: usize,
+    /// Bytes of shared memory, registers, warps and blocks of a multiprocessor.
+    pub shared_per_multiprocessor: usize,
+    pub registers_per_multiprocessor: usize,
+    pub warps_per_multiprocessor: usize,
+    pub blocks_per_multiprocessor: usize,
+    /// Bytes of the second-level cache.
+    pub l2: usize,
 }
 impl DeviceInfo {
     /// Name of the architecture that code is made for, as `sm_90`.
@@ -113,6 +121,11 @@ fn info(index: i32) -> Result<DeviceInfo, DriverError> {
         memory: unsafe { result::device::total_mem(device) }?,
         multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         shared: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        shared_per_multiprocessor: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+        registers_per_multiprocessor: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
+        warps_per_multiprocessor: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)? / isa::WARP,
+        blocks_per_multiprocessor: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR)?,
+        l2: attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
     })
 }
 

@@ -10,10 +10,11 @@ use super::copy::Copier;
 use super::form::{self, Engine, Form, Load, Side};
 use super::ring::{Ring, Rings, Turns};
 use super::slice::{self, Part};
-use super::{MEMORY, Refusal, uniform};
+use super::{Refusal, uniform};
 use crate::analysis::{self, Analysis};
 use crate::passes::dce;
 use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Role, Swizzle, Type, Value};
+use kiln_machine::Machine;
 use std::collections::HashMap;
 
 /// Buffers of a consumer for results on their way out.
@@ -39,11 +40,11 @@ impl Crew {
 }
 
 /// The same program in roles; without a crew, of one that suits the tile.
-pub fn run(kernel: &Kernel, crew: Option<Crew>) -> Result<Kernel, Refusal> {
+pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, Refusal> {
     let mut k = kernel.clone();
     dce::run(&mut k);
     let form = form::recognise(&k)?;
-    let w = Writer::new(&k, form, crew)?;
+    let w = Writer::new(&k, form, crew, super::memory(m))?;
     w.write()
 }
 
@@ -69,7 +70,7 @@ struct Writer<'k> {
 }
 
 impl<'k> Writer<'k> {
-    fn new(k: &'k Kernel, form: Form, crew: Option<Crew>) -> Result<Writer<'k>, Refusal> {
+    fn new(k: &'k Kernel, form: Form, crew: Option<Crew>, memory: usize) -> Result<Writer<'k>, Refusal> {
         let facts = analysis::analyse(k);
         let through = |i: Inst| goes_through(k, &facts, &form, i).then(|| k.ty(k.inst(i).args[1]).elem()).flatten();
         let effects: Vec<(Inst, Option<Elem>)> = effects(k, &form)?.into_iter().map(|i| (i, through(i))).collect();
@@ -88,7 +89,7 @@ impl<'k> Writer<'k> {
         let rows = form.m / crew.shares().max(1);
         let stage: usize = form.loads.iter().map(|l| bytes_of(l, whole(k, &form, crew, l))).sum();
         let line: usize = bytes.iter().sum();
-        let room = MEMORY.saturating_sub(BUFFERS * crew.consumers * rows * columns * line) / stage.max(1);
+        let room = memory.saturating_sub(BUFFERS * crew.consumers * rows * columns * line) / stage.max(1);
         if crew.stages == 0 {
             crew.stages = room.min(8);
         }

@@ -9,29 +9,19 @@ use super::{
     pack::{Element, Side, Source, pack},
 };
 use kiln_cpu::Level;
+use kiln_machine::Caches;
 use std::{any::TypeId, ops::Range};
 
 /// Below this many multiply-adds a product stays on one thread …
 const SMALL: usize = 1 << 18;
 /// … and this many are worth a task.
 const TASK: usize = 1 << 18;
-/// Deepest slice.
-const DEPTH: usize = 384;
-/// Bytes of a block of b over one slice.
-const BLOCK: usize = 448 << 10;
-/// Bytes of a's panels over one slice that are walked for each panel of b.
-const HIGH: usize = 160 << 10;
-/// Bytes within which places in the first cache are told apart, and as many of its ways as b may have.
-const PAGE: usize = 4096;
-const WAYS: usize = 8;
-/// Pages that b's rows may lie in without waiting for their addresses.
-const PAGES: usize = 64;
+/// What stays in which cache: the deepest slice, a block of b and a's panels over it, what a cache tells apart.
+const CACHES: Caches = Caches::HOST;
 /// Fewer columns than this are no reason to pack a …
 const FEW_COLUMNS: usize = 96;
 /// … nor fewer rows to pack b.
 const FEW_ROWS: usize = 160;
-/// Bytes of b that each thread may read for itself.
-const NEAR: usize = 1 << 20;
 /// Most elements of a that are packed at a time.
 const CHUNK: usize = 8 << 20;
 /// Most elements of b that are packed once for tasks with different rows; of larger ones each task packs what it reads.
@@ -123,7 +113,7 @@ where
     let in_place = [a_in_place(&job(0)).is_some(), b_in_place(&job(0)).is_some()];
     // Where b is ready and small, each thread takes rows and packs them itself: reading what another has just packed is slow.
     let is_ready = in_place[1] || matches!(b, Lanes::Packed(_));
-    let rows_first = is_ready && n * k * size_of::<S::Acc>() <= NEAR;
+    let rows_first = is_ready && n * k * size_of::<S::Acc>() <= CACHES.near;
     let tasks = match (threads, rows_first) {
         (1, _) => 1,
         (_, true) => (2 * threads).div_ceil(batches),
@@ -192,13 +182,13 @@ fn pack_rows_by<S: Element, C>(p: Parallel, job: &Job<S, C>, rows: Range<usize>,
 fn pack_columns<S: Element, C>(p: Parallel, job: &Job<S, C>, room: &mut Buffer) -> *const S::Acc {
     let (k, n, nr) = (job.k, job.n, S::Acc::kernels(job.level).nr);
     let to = Shared(room.room::<S::Acc>(n.next_multiple_of(nr) * k));
-    let (job, slices) = (Shared(*job), k.div_ceil(DEPTH));
+    let (job, slices) = (Shared(*job), k.div_ceil(CACHES.depth));
     p.each(n.div_ceil(nr) * slices, |t| {
-        let (job, first, from) = (job.get(), t / slices * nr, t % slices * DEPTH);
+        let (job, first, from) = (job.get(), t / slices * nr, t % slices * CACHES.depth);
         let Lanes::Strided(b) = job.b else { return };
         let to = to.get().wrapping_add(first * k + from * nr);
         // SAFETY: the columns and depths are b's, the parts of panels disjoint parts of the buffer.
-        unsafe { pack(job.level, b, [first, nr.min(n - first)], [from, DEPTH.min(k - from)], to, nr) };
+        unsafe { pack(job.level, b, [first, nr.min(n - first)], [from, CACHES.depth.min(k - from)], to, nr) };
     });
     to.get()
 }
@@ -238,8 +228,8 @@ where
                 packed(at)
             }
         };
-        let depth = job.k.div_ceil(job.k.div_ceil(DEPTH).max(1)).max(1);
-        let block = (BLOCK / (size_of::<S::Acc>() * depth * nr)).max(1) * nr;
+        let depth = job.k.div_ceil(job.k.div_ceil(CACHES.depth).max(1)).max(1);
+        let block = (CACHES.columns / (size_of::<S::Acc>() * depth * nr)).max(1) * nr;
         for from in cols.clone().step_by(block) {
             let cols = from..cols.end.min(from + block);
             let out = Sums::new(job, &mut s.sums, rows.clone(), cols.clone());
@@ -247,7 +237,7 @@ where
             for k in (0..job.k.max(1)).step_by(depth) {
                 let slice = [k, depth.min(job.k - k)];
                 let panels = Panels::new(job, &mut s.b, cols.clone(), slice);
-                let high = (HIGH / (size_of::<S::Acc>() * depth * pitch)).max(1) * pitch;
+                let high = (CACHES.rows / (size_of::<S::Acc>() * depth * pitch)).max(1) * pitch;
                 for first in (0..rows.len()).step_by(high) {
                     let some = first..rows.len().min(first + high);
                     for col in (0..cols.len()).step_by(nr) {
@@ -296,9 +286,9 @@ pub fn b_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usiz
     let nr = S::Acc::kernels(job.level).nr;
     let (bytes, wide) = (stride * size_of::<S::Acc>(), nr * size_of::<S::Acc>());
     // Different places of rows within a page, which is what chooses their set in the cache.
-    let places = PAGE / gcd(bytes.max(1), PAGE);
-    let depth = job.k.min(DEPTH);
-    let fits = depth <= places.min(PAGE / wide) * WAYS && (bytes < PAGE || depth <= PAGES);
+    let places = CACHES.page / gcd(bytes.max(1), CACHES.page);
+    let depth = job.k.min(CACHES.depth);
+    let fits = depth <= places.min(CACHES.page / wide) * CACHES.ways && (bytes < CACHES.page || depth <= CACHES.pages);
     (same::<S, S::Acc>() && lanes == 1 && job.m <= FEW_ROWS && job.n >= nr && fits).then_some((b.at.cast(), stride))
 }
 

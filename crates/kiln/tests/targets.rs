@@ -1,0 +1,82 @@
+//! Targets and machines: what is compiled for each assembles there, and holds no instruction that it lacks.
+use kiln::{CompileOptions, Machine, Model, Target, calibrate, compile::CompiledCode, doctor, facts, snapshot};
+use std::path::{Path, PathBuf};
+
+fn graphs() -> Vec<PathBuf> {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../graphs"));
+    let entries = std::fs::read_dir(folder).expect("the folder of graphs");
+    let mut all: Vec<PathBuf> = entries.map(|e| e.expect("an entry").path()).collect();
+    all.retain(|p| p.extension().is_some_and(|e| e == "kiln"));
+    all.sort();
+    assert!(all.len() > 20, "{all:?}");
+    all
+}
+
+/// Instructions that `sm_90` brought.
+const HOPPER: [&str; 11] = [
+    "wgmma",
+    "setmaxnreg",
+    "griddepcontrol",
+    "cluster",
+    "cp.async.bulk",
+    "mapa.",
+    "st.async",
+    "stmatrix",
+    "elect.sync",
+    "fence.proxy",
+    "mbarrier.try_wait",
+];
+
+/// Compiles every graph for every machine that comes with Kiln but the targets' own on Hopper, which snapshots look at.
+#[test]
+fn every_graph_assembles_for_every_machine() {
+    let ptxas = doctor::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
+    for path in graphs() {
+        let model = Model::open(&path, &[]).expect("opens");
+        for name in ["a100", "rtx4090", "l40s", "h100"] {
+            let options = snapshot::options(name).expect("is known");
+            let machine = options.machine().clone();
+            let compiled = kiln::compile(&model, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let CompiledCode::Ptx(all) = &compiled.code else { panic!("no PTX") };
+            for p in all.iter().filter(|p| !p.text.is_empty()) {
+                let about = format!("{} of {} for {name}", p.name, path.display());
+                assert!(p.shared <= machine.limits.shared_per_block, "{about}: {} bytes", p.shared);
+                assert!(p.threads <= 32 * machine.limits.warps_per_multiprocessor, "{about}: {} threads", p.threads);
+                assert!(p.text.contains(&format!(".target {}", machine.arch)), "{about}\n{}", p.text);
+                if !machine.arch.has_wgmma() {
+                    let found = HOPPER.iter().find(|i| p.text.contains(**i));
+                    assert!(found.is_none() && p.cluster == 1, "{about}: {found:?}, clusters of {}", p.cluster);
+                }
+                let assembled = facts::assemble(&ptxas, &p.text, machine.arch.name());
+                let assembled = assembled.unwrap_or_else(|e| panic!("{about}: {e}\n{}", p.text));
+                assert!(assembled.warnings.is_empty(), "{about}: {assembled:?}");
+            }
+        }
+    }
+}
+
+/// A description of another target's machine is refused before anything is planned.
+#[test]
+fn a_machine_is_of_its_target() {
+    let model = Model::open(&graphs()[0], &[]).expect("opens");
+    let machine = Some(Target::Sm89.machine().clone());
+    let options = CompileOptions { target: Target::Sm90a, machine, ..CompileOptions::default() };
+    let wrong = kiln::compile(&model, &options).map(|_| ()).expect_err("is refused").to_string();
+    assert_eq!(wrong, "the description of the machine rtx4090 is of sm_89, the target is sm_90a");
+}
+
+/// Descriptions are read back as they were written, by a file's name or their own; those of earlier versions are to be made anew.
+#[test]
+fn descriptions_are_files_or_names() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("m.json");
+    let mine = Machine { name: "mine".into(), ..Target::Sm90a.machine().clone() };
+    std::fs::write(&file, serde_json::to_string_pretty(&mine).expect("writes")).expect("written");
+    assert_eq!(calibrate::read(&file).expect("reads"), mine);
+    assert_eq!(calibrate::read(Path::new("l40s")).expect("is known").device, "NVIDIA L40S");
+    assert!(calibrate::read(Path::new("l40")).is_err());
+    std::fs::write(&file, r#"{"name": "m", "bandwidth": 1e12, "alu": 1e12, "launch": 1e-6, "gpu": true}"#)
+        .expect("written");
+    let old = calibrate::read(&file).expect_err("is refused");
+    assert!(old.to_string().contains("was written by an earlier version of Kiln"), "{old}");
+}
