@@ -35,8 +35,11 @@ struct Meta {
 
 /// A model with the plan it was compiled to.
 pub struct Opened {
+    /// The graph with its weights.
     pub model: Model,
+    /// Its plan, as it was compiled.
     pub plan: kiln_plan::Plan,
+    /// What it was compiled with.
     pub options: CompileOptions,
 }
 

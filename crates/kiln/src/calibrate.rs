@@ -11,10 +11,13 @@ use kiln_runtime::TimeOptions;
 /// What one graph took.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
+    /// Of the median run.
     pub seconds: f64,
     /// Of all kernels.
     pub bytes: f64,
+    /// Floating-point operations of products.
     pub matrix_flops: f64,
+    /// All other floating-point operations.
     pub other_flops: f64,
 }
 impl Seen {

@@ -25,12 +25,16 @@ use std::{
 /// What code is generated for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Target {
+    /// The processor that Kiln runs on.
     #[default]
     Cpu,
+    /// NVIDIA's compute capability 8.0 and later: PTX without features of one architecture.
     Sm80,
+    /// NVIDIA's compute capability 9.0, with warpgroup products and tensor maps.
     Sm90a,
 }
 impl Target {
+    /// As it is written on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Target::Cpu => "cpu",
@@ -68,16 +72,21 @@ impl Target {
 /// Where a compiled model runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum DeviceKind {
+    /// The host's cores.
     #[default]
     Cpu,
+    /// The n-th CUDA device.
     Cuda(usize),
 }
 
+/// What a model is compiled for, and within which bounds.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
+    /// What code is generated for.
     pub target: Target,
     /// `false`: one kernel per op, as a framework runs them.
     pub fuse: bool,
+    /// How far results may differ from the graph as written.
     pub numerics: Numerics,
     /// What shall be fused, or shall not.
     pub constraints: Constraints,
@@ -87,6 +96,7 @@ pub struct CompileOptions {
     pub machine: Option<Machine>,
 }
 impl CompileOptions {
+    /// The description that prices plans; an error if the target's does not read.
     pub fn machine(&self) -> Result<Machine, Error> {
         self.machine.clone().map_or_else(|| self.target.machine(), Ok)
     }
@@ -105,9 +115,13 @@ impl Default for CompileOptions {
 /// Seconds spent in each stage.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Timings {
+    /// To read the model.
     pub import_s: f64,
+    /// To plan: saturation, extraction, kernels.
     pub rewrite_s: f64,
+    /// To make block programs.
     pub lower_s: f64,
+    /// To make code of them.
     pub codegen_s: f64,
     /// Of plan, lowering and code generation.
     pub compile_s: f64,
@@ -118,21 +132,29 @@ pub type ProgramId = usize;
 
 /// A compiled model: data, until a session makes it run.
 pub struct Compiled {
+    /// The imported graph.
     pub graph: Graph,
+    /// Weights, in the order of the graph's parameters.
     pub params: Vec<Tensor>,
+    /// What it was compiled with.
     pub options: CompileOptions,
+    /// Its kernels and buffers.
     pub plan: Plan,
     /// For each kernel of the plan.
     pub steps: Vec<Steps<ProgramId>>,
     /// Distinct block programs; kernels that are alike but for their names share one.
     pub programs: Vec<Program>,
+    /// Code of the block programs.
     pub code: CompiledCode,
+    /// Seconds of each stage.
     pub timings: Timings,
 }
 
+/// Code of block programs.
 pub enum CompiledCode {
     /// For each program, its module and its place in it.
     Host(Vec<(Arc<host::HostModule>, usize)>),
+    /// One for each program.
     Ptx(Vec<nvptx::Ptx>),
 }
 

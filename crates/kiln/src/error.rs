@@ -1,17 +1,33 @@
 //! What can go wrong, as a user reads it: one sentence, where in the model, what to do.
 use std::path::Path;
 
+/// An error as a user reads it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The call itself is wrong: exit status 2.
     #[error("{what}")]
-    Usage { what: String, help: String },
+    Usage {
+        /// In one sentence.
+        what: String,
+        /// What to do; may be empty.
+        help: String,
+    },
     /// The work failed: exit status 1.
     #[error("{what}")]
-    Failed { what: String, help: String },
+    Failed {
+        /// In one sentence.
+        what: String,
+        /// What to do; may be empty.
+        help: String,
+    },
     /// Several problems of one model, each with its own line.
     #[error("{what}")]
-    Model { what: String, problems: Vec<Problem> },
+    Model {
+        /// In one sentence.
+        what: String,
+        /// In the order of the source.
+        problems: Vec<Problem>,
+    },
     /// A device or a run failed; the sentence has its remedy.
     #[error(transparent)]
     Runtime(#[from] kiln_runtime::RuntimeError),
@@ -20,18 +36,22 @@ pub enum Error {
 /// One problem in a model's source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Problem {
+    /// In one sentence.
     pub what: String,
     /// `file:line` in the model's own source, or empty.
     pub line: String,
     /// Module path, or empty.
     pub module: String,
+    /// What to do; may be empty.
     pub help: String,
 }
 
 impl Error {
+    /// The call is wrong; `help` says how to write it.
     pub fn usage(what: impl Into<String>, help: impl Into<String>) -> Error {
         Error::Usage { what: what.into(), help: help.into() }
     }
+    /// The work failed; `help` says what to do.
     pub fn failed(what: impl Into<String>, help: impl Into<String>) -> Error {
         Error::Failed { what: what.into(), help: help.into() }
     }
@@ -44,6 +64,7 @@ impl Error {
         };
         Error::failed(format!("cannot read {}: {}", path.display(), plain(e)), help)
     }
+    /// Writing `path` failed.
     pub fn writing(path: &Path, e: &std::io::Error) -> Error {
         Error::failed(
             format!("cannot write {}: {}", path.display(), plain(e)),
@@ -61,6 +82,7 @@ impl Error {
             Error::Model { .. } | Error::Runtime(_) => "",
         }
     }
+    /// Of the command that ends with it: 2 for wrong usage, else 1.
     pub fn exit_status(&self) -> u8 {
         match self {
             Error::Usage { .. } => 2,

@@ -10,7 +10,9 @@ use std::{
 
 /// A graph with its weights, ready to compile.
 pub struct Model {
+    /// Ops and types.
     pub graph: Graph,
+    /// Weights, in the order of the graph's parameters.
     pub params: Vec<Tensor>,
     /// The file it came from.
     pub path: PathBuf,
@@ -27,10 +29,15 @@ pub struct Model {
 /// What a file holds, by its first bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileKind {
+    /// A zip archive that `torch.jit.save` wrote.
     TorchScript,
+    /// What `kiln compile` wrote.
     Artifact,
+    /// A graph as text.
     GraphText,
+    /// A plan as text.
     PlanText,
+    /// Block programs as text.
     BlockText,
     /// What `explain --json` wrote.
     Report,
@@ -141,6 +148,7 @@ impl Model {
             import_s: 0.0,
         })
     }
+    /// Element types and shapes, in the order of the inputs.
     pub fn input_types(&self) -> Vec<Type> {
         self.graph.inputs.iter().map(|v| self.graph.ty(*v).clone()).collect()
     }

@@ -40,6 +40,7 @@ pub fn plan_text_of(model: &Model, machine: &str) -> Result<String, Error> {
 /// What became of one graph's snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum State {
+    /// The plan is as it was.
     Same,
     /// There is none yet.
     Missing,
@@ -58,17 +59,23 @@ impl State {
         matches!(self, State::Same | State::Skipped(_))
     }
 }
+/// A model of a folder and its plan's text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Snapshot {
+    /// The model's, without ending.
     pub name: String,
+    /// Where the text is.
     pub file: PathBuf,
+    /// What became of it.
     pub state: State,
 }
 
 /// A model of a folder, not yet opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
+    /// Of the file, without ending.
     pub name: String,
+    /// Where it is.
     pub path: PathBuf,
 }
 impl Entry {

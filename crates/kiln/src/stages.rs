@@ -4,18 +4,24 @@ pub mod kernel;
 use crate::{CompileOptions, Compiled, Error, Model, compile, model::FileKind};
 use std::path::Path;
 
+/// A form of a model or of one of its kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
+    /// The imported graph, or a kernel's body.
     Graph,
+    /// Kernels and buffers.
     Plan,
+    /// Block programs.
     Block,
     /// Before LLVM's own passes.
     Llvm,
+    /// For GPUs.
     Ptx,
     /// Of this processor.
     Asm,
 }
 impl Stage {
+    /// All stages in order, by their names.
     pub const NAMES: [(&'static str, Stage); 6] = [
         ("graph", Stage::Graph),
         ("plan", Stage::Plan),
@@ -24,11 +30,13 @@ impl Stage {
         ("ptx", Stage::Ptx),
         ("asm", Stage::Asm),
     ];
+    /// The stage of that name; an error lists those there are.
     pub fn parse(name: &str) -> Result<Stage, Error> {
         let known = Stage::NAMES.map(|n| n.0).join(", ");
         let found = Stage::NAMES.iter().find(|n| n.0 == name).map(|n| n.1);
         found.ok_or_else(|| Error::usage(format!("there is no stage `{name}`"), format!("the stages are {known}")))
     }
+    /// As it is written on the command line.
     pub fn name(self) -> &'static str {
         Stage::NAMES.iter().find(|n| n.1 == self).map_or("", |n| n.0)
     }

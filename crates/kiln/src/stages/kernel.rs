@@ -116,16 +116,25 @@ pub fn write_folder(c: &Compiled, stages: &[Stage], folder: &Path) -> Result<usi
 /// Facts about the code of one launch.
 #[derive(Clone, Debug, Serialize)]
 pub struct Facts {
+    /// The plan's kernel.
     pub kernel: String,
+    /// Entry point of the code.
     pub entry: String,
+    /// Blocks along each axis.
     pub grid: [usize; 3],
+    /// Of a block.
     pub threads: usize,
+    /// Blocks of a cluster; 1 without any.
     pub cluster: usize,
+    /// Bytes of dynamic shared memory.
     pub shared: usize,
+    /// Instructions of the PTX.
     pub instructions: usize,
     /// Bytes of the widest access to global memory.
     pub widest_load: usize,
+    /// The same of stores.
     pub widest_store: usize,
+    /// Instructions of interest by their name.
     pub counts: BTreeMap<String, usize>,
     /// `None` without ptxas.
     pub assembled: Option<Assembled>,
@@ -160,6 +169,7 @@ pub fn facts(c: &Compiled, kernel: usize, ptxas: Option<&Path>) -> Result<Vec<Fa
 }
 
 impl Facts {
+    /// A line for each fact.
     pub fn text(&self) -> String {
         let mut t = format!("{}\n", self.entry);
         let mut row = |name: &str, text: String| {
