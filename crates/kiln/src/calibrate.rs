@@ -153,7 +153,7 @@ const REMEDY: &str = "`kiln doctor --calibrate m.json` measures this one, `--mac
 
 /// The description in a file.
 pub fn read(path: &std::path::Path) -> Result<Machine, Error> {
-    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
     let m: Machine = serde_json::from_str(&text).map_err(|e| {
         Error::failed(
             format!("{} is no machine description: {e}", path.display()),

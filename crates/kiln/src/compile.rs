@@ -1,5 +1,5 @@
 //! The way of the data, in order: graph → plan → block programs → code → something that runs.
-use crate::{Error, Model, constraints::Constraints, torch, tune::Measurements};
+use crate::{Error, Model, constraints::Constraints, error::Cause, torch, tune::Measurements};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, ValueId};
@@ -187,7 +187,7 @@ pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
         match lowered {
             Ok(_) => {}
             Err(LowerError::Unsupported { why, .. }) => return Err(no_template(&plan.name, k, &why)),
-            Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(&defect)),
+            Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(defect)),
         }
     }
     Ok(plan)
@@ -220,18 +220,19 @@ pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
             "loosen the constraint or leave it out; `kiln explain MODEL --why-not A B` asks about one pair"
         }
     };
-    Error::failed(format!("cannot plan {}: {e}", model.graph.name), help)
+    Error::caused(format!("cannot plan {}: {e}", model.graph.name), help, e)
 }
 
 /// A defect of the compiler: nothing that could be interpreted instead, as the plan may be wrong too.
-fn not_lowered(defect: &LowerError) -> Error {
-    Error::failed(defect.to_string(), "run with --unfused until it is mended")
+fn not_lowered(defect: LowerError) -> Error {
+    Error::caused(defect.to_string(), "run with --unfused until it is mended", defect)
 }
 /// The same of what comes after lowering.
-fn defect(e: &dyn std::fmt::Display) -> Error {
-    Error::failed(
+fn defect<E: Into<Cause> + std::fmt::Display>(e: E) -> Error {
+    Error::caused(
         format!("{e}; this is a defect of Kiln: please report it with the model"),
         "run with --unfused until it is mended",
+        e,
     )
 }
 
@@ -289,7 +290,7 @@ impl Programs {
         match kiln_lower::lower_at(kernel, target.lowering(), prices) {
             Ok(steps) => steps.map(|p| self.add(p)),
             Err(LowerError::Unsupported { why, .. }) => Ok(interpreted(kernel, why)),
-            Err(defect @ LowerError::Invariant { .. }) => Err(not_lowered(&defect)),
+            Err(defect @ LowerError::Invariant { .. }) => Err(not_lowered(defect)),
         }
     }
     fn add(&mut self, mut program: Program) -> Result<ProgramId, Error> {
@@ -299,7 +300,7 @@ impl Programs {
         if let Some(id) = self.known.get(&key) {
             return Ok(*id);
         }
-        kiln_block::passes::canonicalise(&mut program).map_err(|e| defect(&e))?;
+        kiln_block::passes::canonicalise(&mut program).map_err(defect)?;
         let id = self.list.len();
         self.list.push(program);
         self.known.insert(key, id);
@@ -323,7 +324,7 @@ fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Faile
             failed.insert(program, e.to_string());
             Ok(())
         }
-        CodegenError::Llvm { .. } => Err(defect(&e)),
+        CodegenError::Llvm { .. } => Err(defect(e)),
     };
     match target.arch() {
         None => {
@@ -339,7 +340,7 @@ fn generate(programs: &[Program], target: Target) -> Result<(CompiledCode, Faile
                     .map(|p| host::compile(std::slice::from_ref(p)).map(|m| (Arc::new(m), 0)))
                     .collect::<Vec<_>>(),
             });
-            let empty = Arc::new(host::compile(&[]).map_err(|e| defect(&e))?);
+            let empty = Arc::new(host::compile(&[]).map_err(defect)?);
             let each = compiled.into_iter().enumerate();
             let list = each.map(|(i, r)| r.or_else(|e| refused(i, e).map(|()| (empty.clone(), 0))));
             Ok((CompiledCode::Host(list.collect::<Result<_, _>>()?), failed))
@@ -519,7 +520,7 @@ mod tests {
     /// What a user sees of a defect: its kernel, that it is one, and what to do until it is mended; and no kernel that is interpreted.
     #[test]
     fn defects_are_told() {
-        let e = not_lowered(&LowerError::Invariant { kernel: "softmax_3".into(), what: "a row is missing".into() });
+        let e = not_lowered(LowerError::Invariant { kernel: "softmax_3".into(), what: "a row is missing".into() });
         assert_eq!(e.exit_status(), 1);
         let text = e.to_string();
         assert!(

@@ -66,7 +66,7 @@ pub struct KernelText {
 impl Constraints {
     /// Reads a file; an error names the line that is wrong.
     pub fn read(path: &Path) -> Result<Constraints, Error> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+        let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
         toml::from_str(&text).map_err(|e| {
             let line = e.span().map_or(1, |s| text[..s.start].matches('\n').count() + 1);
             Error::failed(

@@ -49,7 +49,7 @@ const SNIFFED: u64 = 4096;
 impl FileKind {
     /// Reads a zip's directory, or the text whole. What is no file of Kiln's is named in the error, with what makes a model of it.
     pub fn of(path: &Path) -> Result<FileKind, Error> {
-        let reading = |e| Error::reading(path, &e);
+        let reading = |e| Error::reading(path, e);
         if path.is_dir() {
             return Err(recognise::folder(path));
         }
@@ -109,8 +109,9 @@ impl Model {
     }
     /// A graph made by hand, with its seeded parameters.
     pub fn from_graph(graph: Graph) -> Result<Model, Error> {
-        kiln_graph::verify::verify(&graph)
-            .map_err(|e| Error::failed(format!("the graph {} is wrong: {e}", graph.name), "mend the line it names"))?;
+        kiln_graph::verify::verify(&graph).map_err(|e| {
+            Error::caused(format!("the graph {} is wrong: {e}", graph.name), "mend the line it names", e)
+        })?;
         kiln_graph::params::require(&graph).map_err(Error::memory)?;
         let params = kiln_graph::params::random_params(&graph);
         Ok(Model {
@@ -127,14 +128,13 @@ impl Model {
         let text = std::fs::read_to_string(path)
             .map_err(|_| Error::failed(format!("{} is not UTF-8 text", path.display()), "give a text graph"))?;
         let graph = kiln_graph::text::parse(&text)
-            .map_err(|e| Error::failed(format!("{}: {e}", path.display()), "mend the line it names"))?;
+            .map_err(|e| Error::caused(format!("{}: {e}", path.display()), "mend the line it names", e))?;
         Ok(Model { path: path.into(), ..Model::from_graph(graph)? })
     }
     fn import(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
         let named = |e: Error| match e {
-            Error::Failed { what, help } => Error::failed(format!("{}: {what}", path.display()), help),
-            Error::Model { what, problems } => Error::Model { what: format!("{}: {what}", path.display()), problems },
-            other => other,
+            runtime @ Error::Runtime(_) => runtime,
+            other => other.retold(|what| format!("{}: {what}", path.display())),
         };
         let imported = torch::import(path, inputs).map_err(named)?;
         let guards = imported.guards.iter().map(|g| (g.input, g.value)).collect();

@@ -93,7 +93,7 @@ pub fn models(folder: &Path) -> Result<Vec<Entry>, Error> {
 }
 /// The same, and archives without inputs.
 fn found(folder: &Path) -> Result<(Vec<Entry>, Vec<Entry>), Error> {
-    let entries = std::fs::read_dir(folder).map_err(|e| Error::reading(folder, &e))?;
+    let entries = std::fs::read_dir(folder).map_err(|e| Error::reading(folder, e))?;
     let mut paths: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
     let extension = |p: &PathBuf, wanted: &str| p.extension().is_some_and(|e| e == wanted);
     paths.retain(|p| extension(p, "kiln") || extension(p, "pt"));
@@ -141,7 +141,7 @@ pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>
             Err(_) => State::Missing,
         };
         if bless && state != State::Same {
-            std::fs::create_dir_all(&plans).map_err(|e| Error::writing(&plans, &e))?;
+            std::fs::create_dir_all(&plans).map_err(|e| Error::writing(&plans, e))?;
             io::write_whole(&file, text.as_bytes())?;
         }
         out.push(Snapshot { name, file, state });
@@ -152,7 +152,7 @@ pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>
     stale.sort();
     for file in stale {
         if bless {
-            std::fs::remove_file(&file).map_err(|e| Error::writing(&file, &e))?;
+            std::fs::remove_file(&file).map_err(|e| Error::writing(&file, e))?;
         }
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         out.push(Snapshot { name, file, state: State::Stale });

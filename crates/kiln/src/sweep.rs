@@ -100,12 +100,7 @@ pub fn sweep(
     for &value in &axis.values {
         say(&format!("measuring {BATCH}={value}"));
         let inputs = with_batch(inputs, value)?;
-        let at = |e: Error| match e {
-            Error::Failed { what, help } => Error::failed(format!("at {BATCH}={value}: {what}"), help),
-            Error::Model { what, problems } => Error::Model { what: format!("at {BATCH}={value}: {what}"), problems },
-            Error::Runtime(e) => Error::failed(format!("at {BATCH}={value}: {e}"), ""),
-            other @ Error::Usage { .. } => other,
-        };
+        let at = |e: Error| e.retold(|what| format!("at {BATCH}={value}: {what}"));
         let model = Model::open(path, &inputs).map_err(at)?;
         let (b, compiled) = bench(&model, &inputs, options).map_err(at)?;
         (sweep.model, sweep.device) = (b.model, b.device);

@@ -27,11 +27,12 @@ pub struct Measurements {
 
 /// Reads a store.
 pub fn read(path: &Path) -> Result<Store, Error> {
-    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
     Store::parse(&text).map_err(|e| {
-        Error::failed(
+        Error::caused(
             format!("{} is not a usable store of measurements: {e}", path.display()),
             "make it anew: remove it and run `kiln tune MODEL --store FILE`",
+            e,
         )
     })
 }

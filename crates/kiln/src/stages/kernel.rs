@@ -74,7 +74,7 @@ pub fn text(c: &Compiled, kernel: usize, stage: Stage) -> Result<String, Error> 
 /// A block program at a stage.
 pub(super) fn program(c: &Compiled, id: ProgramId, stage: Stage) -> Result<String, Error> {
     let (block, arch) = (&c.programs[id], c.options.target.arch());
-    let failed = |e: kiln_codegen::CodegenError| Error::failed(e.to_string(), "look at an earlier stage");
+    let failed = |e: kiln_codegen::CodegenError| Error::caused(e.to_string(), "look at an earlier stage", e);
     let alone = std::slice::from_ref(block);
     match (stage, arch, &c.code) {
         (Stage::Block, ..) => Ok(kiln_block::text::print(block)),
@@ -95,7 +95,7 @@ pub(super) fn program(c: &Compiled, id: ProgramId, stage: Stage) -> Result<Strin
 
 /// Writes stages to a folder: `model.graph`, `model.plan`, and `KERNEL.STAGE` for every kernel.
 pub fn write_folder(c: &Compiled, stages: &[Stage], folder: &Path) -> Result<usize, Error> {
-    std::fs::create_dir_all(folder).map_err(|e| Error::writing(folder, &e))?;
+    std::fs::create_dir_all(folder).map_err(|e| Error::writing(folder, e))?;
     let mut written = 0;
     let mut put = |name: String, text: &str| {
         written += 1;
