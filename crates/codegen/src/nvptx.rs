@@ -37,6 +37,7 @@ mod head;
 mod index;
 mod math;
 mod memory;
+mod places;
 mod pointwise;
 mod reduce;
 mod roles;
@@ -50,6 +51,7 @@ mod tiles;
 mod tma;
 mod wgmma;
 mod widen;
+mod words;
 
 /// Architectures by name: `sm_80`, `sm_90a`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

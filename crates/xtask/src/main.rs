@@ -1,6 +1,8 @@
 //! `cargo run -p kiln-xtask -- deps`: checks `cargo metadata` against ARCHITECTURE.md's table: which crate may depend on which, and
 //! which one alone may use tch, egg, inkwell and cudarc. Development dependencies are free.
 //! `-- tests`: that each crate's tests are one program. `-- licences`: that dependencies are under licences that deny.toml allows.
+//! `-- circles`: that modules of a crate do not use each other.
+mod circles;
 mod licences;
 mod metadata;
 mod table;
@@ -15,8 +17,9 @@ fn main() -> ExitCode {
         Some("deps") => check().map(|n| format!("{n} crates depend on each other as the table says")),
         Some("tests") => check_tests().map(|n| format!("{n} files of tests are named where they have to be")),
         Some("licences") => check_licences().map(|n| format!("{n} packages are under licences that deny.toml allows")),
+        Some("circles") => check_circles().map(|n| format!("{n} crates have no circle of imports")),
         _ => {
-            eprintln!("usage: cargo run -p kiln-xtask -- deps|tests|licences");
+            eprintln!("usage: cargo run -p kiln-xtask -- deps|tests|licences|circles");
             return ExitCode::from(2);
         }
     };
@@ -38,6 +41,10 @@ fn check_tests() -> Result<usize, Vec<String>> {
 fn check_licences() -> Result<usize, Vec<String>> {
     let deny = std::fs::read_to_string("deny.toml").map_err(|e| vec![format!("deny.toml: {e}")])?;
     licences::check(&Metadata::everything().map_err(|e| vec![e])?, &deny)
+}
+
+fn check_circles() -> Result<usize, Vec<String>> {
+    circles::check(&Metadata::workspace().map_err(|e| vec![e])?.packages)
 }
 
 /// Number of crates checked, or every breach of the table.
