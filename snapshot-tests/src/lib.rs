@@ -1,4 +1,6 @@
-//! Facts about PTX as snapshots state them.
+//! What tests of whole stages stand on: file tests, and facts about PTX as snapshots state them.
+pub mod filetest;
+
 use kiln::facts::{assemble, instruction_counts};
 use std::{fmt::Write as _, path::Path};
 

@@ -7,8 +7,9 @@
 pub mod affine;
 pub mod axis;
 mod loops;
+mod run;
 mod values;
 
 pub use affine::Affine;
-pub use axis::Axis;
+pub use run::Axis;
 pub use values::{Analysis, Bounds, Def, analyse};

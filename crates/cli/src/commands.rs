@@ -243,7 +243,7 @@ fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Rep
             Err(Error::usage("the page shows code, which a report does not hold", "give the model or the artifact"))
         }
         FileKind::Report => {
-            let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+            let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
             Ok((Report::from_json(&text, &path.display().to_string())?, None))
         }
         FileKind::Artifact if as_compiled && a.html.is_none() => Ok((kiln::artifact::report(path)?, None)),

@@ -9,6 +9,7 @@ mod demand;
 mod dot;
 mod eval;
 mod f8;
+mod group;
 mod half;
 mod jit;
 mod math;
@@ -54,7 +55,7 @@ struct Emit<'k> {
     /// Masks that hold throughout the loop being written, at the coordinates `here`.
     assumed: HashSet<Value>,
     here: Vec<value::Val>,
-    pending: nest::Group,
+    pending: group::Group,
     /// Lanes of the nest being written.
     lanes: usize,
     /// Elements that `Form::Lanes` stands for where that is not `lanes`.

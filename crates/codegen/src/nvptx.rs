@@ -38,6 +38,7 @@ mod head;
 mod index;
 mod math;
 mod memory;
+mod places;
 mod pointwise;
 mod reduce;
 mod roles;
@@ -51,6 +52,7 @@ mod tiles;
 mod tma;
 mod wgmma;
 mod widen;
+mod words;
 
 /// What a parameter of a kernel is launched with.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -5,6 +5,7 @@ use serde::Serialize;
 /// Largest absolute and relative difference, and the relative one in the 2-norm. NaN agrees with NaN only, an infinity with itself.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Difference {
+    /// Largest absolute difference of an element.
     pub max_abs: f64,
     /// Of elements over a thousandth of the largest.
     pub max_rel: f64,
@@ -13,6 +14,7 @@ pub struct Difference {
 }
 
 impl Difference {
+    /// The larger of each.
     pub fn join(self, o: Difference) -> Difference {
         Difference {
             max_abs: worse(self.max_abs, o.max_abs),

@@ -35,8 +35,11 @@ struct Meta {
 
 /// A model with the plan it was compiled to.
 pub struct Opened {
+    /// The graph with its weights.
     pub model: Model,
+    /// Its plan, as it was compiled.
     pub plan: kiln_plan::Plan,
+    /// What it was compiled with.
     pub options: CompileOptions,
 }
 
@@ -119,7 +122,7 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn open(path: &'a Path) -> Result<Reader<'a>, Error> {
-        let file = File::open(path).map_err(|e| Error::reading(path, &e))?;
+        let file = File::open(path).map_err(|e| Error::reading(path, e))?;
         let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|e| unusable(path, e))?;
         let text = part(path, &mut zip, META)?;
         let Version { version } = serde_json::from_slice(&text).map_err(|e| unusable(path, e))?;
@@ -186,7 +189,7 @@ fn unchanged(path: &Path, digests: &Digests, name: &str, bytes: &[u8]) -> Result
 
 /// A part's bytes. They are stored as they are, so that none can be larger than the file.
 fn part(path: &Path, zip: &mut ZipArchive<BufReader<File>>, name: &str) -> Result<Vec<u8>, Error> {
-    let whole = std::fs::metadata(path).map_err(|e| Error::reading(path, &e))?.len();
+    let whole = std::fs::metadata(path).map_err(|e| Error::reading(path, e))?.len();
     let file = zip.by_name(&format!("kiln/{name}")).map_err(|_| unusable(path, format!("{name} is missing")))?;
     let size = file.size();
     if size > whole {

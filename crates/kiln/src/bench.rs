@@ -21,15 +21,22 @@ use std::time::{Duration, Instant};
 /// What to measure beside the fused plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Against {
+    /// One kernel per op.
     pub unfused: bool,
+    /// The archive, run by libtorch.
     pub torch: bool,
 }
 
+/// What to measure, on what, and for how long.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
+    /// How the fused plan is made.
     pub compile: CompileOptions,
+    /// Where all sides run.
     pub device: DeviceKind,
+    /// Threads of the host; all cores if none are named.
     pub threads: Option<usize>,
+    /// The other sides.
     pub against: Against,
     /// Measured runs of each side are made until this much time is spent, at least 5.
     pub min_time: Duration,
@@ -38,24 +45,36 @@ pub struct BenchOptions {
 /// `bench --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Bench {
+    /// Name of the graph.
     pub model: String,
+    /// Name of the device.
     pub device: String,
+    /// Threads of the host that ran kernels.
     pub threads: usize,
     /// Share of all cores' time that other processes took meanwhile.
     pub others: f64,
+    /// Runs of the fused plan.
     pub fused: Spread,
+    /// Runs with one kernel per op.
     pub unfused: Option<Spread>,
+    /// Runs by libtorch.
     pub torch: Option<Spread>,
     /// Why a side was asked for and is missing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
+    /// Seconds to compile the fused plan.
     pub compile_s: f64,
+    /// Seconds of each of its stages.
     pub timings: crate::compile::Timings,
     /// From libtorch's results, or the interpreter's where libtorch is not asked for.
     pub max_abs_err: f64,
+    /// Largest relative difference, of elements over a thousandth of the largest.
     pub max_rel_err: f64,
+    /// What results were held against.
     pub reference: String,
+    /// Ops of the imported graph, without leaves.
     pub ops: usize,
+    /// The kernels of a run, in order.
     pub kernels: Vec<KernelTime>,
     /// The same by module path.
     pub modules: Vec<ModuleTime>,
@@ -69,11 +88,16 @@ pub struct Bench {
     pub trace: Vec<RunTrace>,
 }
 
+/// Times of a side's runs.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Spread {
+    /// Median of a run, in milliseconds.
     pub median_ms: f64,
+    /// A tenth of the runs took at most this, in milliseconds.
     pub p10: f64,
+    /// Nine tenths of the runs took at most this, in milliseconds.
     pub p90: f64,
+    /// Measured runs.
     pub runs: usize,
 }
 /// Runs spread so widely (p90 over p10) that their median says little.

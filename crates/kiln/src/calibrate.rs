@@ -12,10 +12,13 @@ use kiln_runtime::{TimeOptions, cuda::DeviceInfo};
 /// What one graph took.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
+    /// Of the median run.
     pub seconds: f64,
     /// Of all kernels.
     pub bytes: f64,
+    /// Floating-point operations of products.
     pub matrix_flops: f64,
+    /// All other floating-point operations.
     pub other_flops: f64,
 }
 impl Seen {
@@ -183,7 +186,7 @@ pub fn read(path: &std::path::Path) -> Result<Machine, Error> {
     if let Some(known) = known {
         return Ok(known.clone());
     }
-    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
     let shown = path.display();
     Machine::parse(&text).map_err(|e| match e {
         MachineError::Json(e) => Error::failed(

@@ -1,5 +1,5 @@
 //! The way of the data, in order: graph → plan → block programs → code → something that runs.
-use crate::{Error, Model, constraints::Constraints, torch, tune::Measurements};
+use crate::{Error, Model, constraints::Constraints, error::Cause, torch, tune::Measurements};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, ValueId};
@@ -27,13 +27,17 @@ use std::{
 /// Where a compiled model runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum DeviceKind {
+    /// The host's cores.
     #[default]
     Cpu,
+    /// The n-th CUDA device.
     Cuda(usize),
 }
 
+/// What a model is compiled for, and within which bounds.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
+    /// What code is generated for.
     pub target: Target,
     /// `false`: one kernel per op, as a framework runs them.
     pub fuse: bool,
@@ -73,9 +77,13 @@ impl Default for CompileOptions {
 /// Seconds spent in each stage.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Timings {
+    /// To read the model.
     pub import_s: f64,
+    /// To plan: saturation, extraction, kernels.
     pub rewrite_s: f64,
+    /// To make block programs.
     pub lower_s: f64,
+    /// To make code of them.
     pub codegen_s: f64,
     /// Of plan, lowering and code generation.
     pub compile_s: f64,
@@ -86,21 +94,29 @@ pub type ProgramId = usize;
 
 /// A compiled model: data, until a session makes it run.
 pub struct Compiled {
+    /// The imported graph.
     pub graph: Graph,
+    /// Weights, in the order of the graph's parameters.
     pub params: Vec<Tensor>,
+    /// What it was compiled with.
     pub options: CompileOptions,
+    /// Its kernels and buffers.
     pub plan: Plan,
     /// For each kernel of the plan.
     pub steps: Vec<Steps<ProgramId>>,
     /// Distinct block programs; kernels that are alike but for their names share one.
     pub programs: Vec<Program>,
+    /// Code of the block programs.
     pub code: CompiledCode,
+    /// Seconds of each stage.
     pub timings: Timings,
 }
 
+/// Code of block programs.
 pub enum CompiledCode {
     /// For each program, its module and its place in it.
     Host(Vec<(Arc<host::HostModule>, usize)>),
+    /// One for each program.
     Ptx(Vec<nvptx::Ptx>),
 }
 
@@ -133,7 +149,7 @@ pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
         match lowered {
             Ok(_) => {}
             Err(LowerError::Unsupported { why, .. }) => return Err(no_template(&plan.name, k, &why)),
-            Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(&defect)),
+            Err(defect @ LowerError::Invariant { .. }) => return Err(not_lowered(defect)),
         }
     }
     Ok(plan)
@@ -162,18 +178,19 @@ pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
             "loosen the constraint or leave it out; `kiln explain MODEL --why-not A B` asks about one pair"
         }
     };
-    Error::failed(format!("cannot plan {}: {e}", model.graph.name), help)
+    Error::caused(format!("cannot plan {}: {e}", model.graph.name), help, e)
 }
 
 /// A defect of the compiler: nothing that could be interpreted instead, as the plan may be wrong too.
-fn not_lowered(defect: &LowerError) -> Error {
-    Error::failed(defect.to_string(), "run with --unfused until it is mended")
+fn not_lowered(defect: LowerError) -> Error {
+    Error::caused(defect.to_string(), "run with --unfused until it is mended", defect)
 }
 /// The same of what comes after lowering.
-fn defect(e: &dyn std::fmt::Display) -> Error {
-    Error::failed(
+fn defect<E: Into<Cause> + std::fmt::Display>(e: E) -> Error {
+    Error::caused(
         format!("{e}; this is a defect of Kiln: please report it with the model"),
         "run with --unfused until it is mended",
+        e,
     )
 }
 
@@ -231,7 +248,7 @@ impl Programs {
         match kiln_lower::lower_at(kernel, machine) {
             Ok(steps) => steps.map(|p| self.add(p)),
             Err(LowerError::Unsupported { why, .. }) => Ok(interpreted(kernel, why)),
-            Err(defect @ LowerError::Invariant { .. }) => Err(not_lowered(&defect)),
+            Err(defect @ LowerError::Invariant { .. }) => Err(not_lowered(defect)),
         }
     }
     fn add(&mut self, mut program: Program) -> Result<ProgramId, Error> {
@@ -241,7 +258,7 @@ impl Programs {
         if let Some(id) = self.known.get(&key) {
             return Ok(*id);
         }
-        kiln_block::passes::canonicalise(&mut program).map_err(|e| defect(&e))?;
+        kiln_block::passes::canonicalise(&mut program).map_err(defect)?;
         let id = self.list.len();
         self.list.push(program);
         self.known.insert(key, id);
@@ -265,7 +282,7 @@ fn generate(programs: &[Program], machine: &Machine) -> Result<(CompiledCode, Fa
             failed.insert(program, e.to_string());
             Ok(())
         }
-        CodegenError::Llvm { .. } => Err(defect(&e)),
+        CodegenError::Llvm { .. } => Err(defect(e)),
     };
     match machine.arch.is_gpu() {
         false => {
@@ -281,7 +298,7 @@ fn generate(programs: &[Program], machine: &Machine) -> Result<(CompiledCode, Fa
                     .map(|p| host::compile(std::slice::from_ref(p)).map(|m| (Arc::new(m), 0)))
                     .collect::<Vec<_>>(),
             });
-            let empty = Arc::new(host::compile(&[]).map_err(|e| defect(&e))?);
+            let empty = Arc::new(host::compile(&[]).map_err(defect)?);
             let each = compiled.into_iter().enumerate();
             let list = each.map(|(i, r)| r.or_else(|e| refused(i, e).map(|()| (empty.clone(), 0))));
             Ok((CompiledCode::Host(list.collect::<Result<_, _>>()?), failed))
@@ -482,7 +499,7 @@ mod tests {
     /// What a user sees of a defect: its kernel, that it is one, and what to do until it is mended; and no kernel that is interpreted.
     #[test]
     fn defects_are_told() {
-        let e = not_lowered(&LowerError::Invariant { kernel: "softmax_3".into(), what: "a row is missing".into() });
+        let e = not_lowered(LowerError::Invariant { kernel: "softmax_3".into(), what: "a row is missing".into() });
         assert_eq!(e.exit_status(), 1);
         let text = e.to_string();
         assert!(

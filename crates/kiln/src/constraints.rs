@@ -26,33 +26,47 @@ use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Constraints {
+    /// Values of each list are computed by one kernel.
     pub must_fuse: Vec<Vec<String>>,
+    /// No kernel computes values of all names of a list.
     pub never_fuse: Vec<Vec<String>>,
+    /// Values that are written to memory and read from there.
     pub keep_in_memory: Vec<String>,
+    /// Kernels as they have to be.
     pub kernel: Vec<KernelText>,
+    /// Templates of products, attentions and convolutions.
     pub use_template: Vec<TemplateText>,
 }
+/// How what is named is lowered.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemplateText {
+    /// A name of values.
     pub at: String,
+    /// As `tile 64x128`.
     pub template: String,
 }
+/// A kernel as it has to be.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelText {
+    /// For messages.
     #[serde(default)]
     pub name: String,
+    /// Values that it writes.
     pub stores: Vec<String>,
+    /// Values that it reads.
     #[serde(default)]
     pub reads: Vec<String>,
+    /// How it is lowered, if that is fixed.
     #[serde(default)]
     pub template: Option<String>,
 }
 
 impl Constraints {
+    /// Reads a file; an error names the line that is wrong.
     pub fn read(path: &Path) -> Result<Constraints, Error> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+        let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
         toml::from_str(&text).map_err(|e| {
             let line = e.span().map_or(1, |s| text[..s.start].matches('\n').count() + 1);
             Error::failed(
@@ -61,6 +75,7 @@ impl Constraints {
             )
         })
     }
+    /// Whether nothing is asked for.
     pub fn is_empty(&self) -> bool {
         *self == Constraints::default()
     }

@@ -13,10 +13,13 @@ use serde::Serialize;
 use similar::{Algorithm, DiffOp, capture_diff_slices};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What became of kernels.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
+    /// One became several.
     Split,
+    /// Several became one.
     Joined,
     /// Several kernels became several others.
     Regrouped,
@@ -24,7 +27,9 @@ pub enum Change {
     Changed,
     /// The same ops at another cost.
     Cost,
+    /// Its ops are in no kernel before.
     New,
+    /// Its ops are in no kernel after.
     Gone,
 }
 
@@ -48,25 +53,36 @@ pub(crate) fn line(sign: &str, (name, us): &Priced) -> String {
 /// Kernels that hold the same ops before and after; repeated layers that changed alike are one entry.
 #[derive(Clone, Debug, Serialize)]
 pub struct Entry {
+    /// What became of them.
     pub change: Change,
     /// How often.
     pub count: usize,
     /// Of the first; without a time where libtorch runs it.
     pub before: Vec<Priced>,
+    /// The same of the plan after.
     pub after: Vec<Priced>,
 }
 
+/// Two plans, kernel by kernel.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diff {
+    /// The plan that is compared.
     pub before: Side,
+    /// The plan that it is compared with.
     pub after: Side,
+    /// Kernels that changed.
     pub entries: Vec<Entry>,
+    /// Number of kernels that did not.
     pub same: usize,
 }
+/// One of two plans.
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
+    /// Of its graph.
     pub name: String,
+    /// The description it is made for.
     pub machine: String,
+    /// How many it has.
     pub kernels: usize,
     /// Of all kernels but those whose time is unknown.
     pub predicted_us: f64,
@@ -300,6 +316,7 @@ fn change(before: &[&Kernel], after: &[&Kernel]) -> Option<Change> {
 }
 
 impl Diff {
+    /// Whether nothing changed.
     pub fn is_same(&self) -> bool {
         self.entries.is_empty() && self.before.machine == self.after.machine
     }

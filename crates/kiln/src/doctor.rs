@@ -4,10 +4,14 @@ use kiln_runtime::cuda;
 use serde::Serialize;
 use std::process::Command;
 
+/// One thing that Kiln needs or can use.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
+    /// Its name.
     pub what: String,
+    /// Whether it is there.
     pub found: bool,
+    /// Where or which; or why it is missing.
     pub detail: String,
     /// Empty if found.
     pub remedy: String,

@@ -1,58 +1,134 @@
 //! What can go wrong, as a user reads it: one sentence, where in the model, what to do.
 use std::path::Path;
 
+/// An error as a user reads it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The call itself is wrong: exit status 2.
     #[error("{what}")]
-    Usage { what: String, help: String },
+    Usage {
+        /// In one sentence.
+        what: String,
+        /// What to do; may be empty.
+        help: String,
+    },
     /// The work failed: exit status 1.
     #[error("{what}")]
-    Failed { what: String, help: String },
+    Failed {
+        /// In one sentence; what the cause says is part of it.
+        what: String,
+        /// What to do; may be empty.
+        help: String,
+        /// The error of the stage that failed, where one did.
+        #[source]
+        cause: Option<Box<Cause>>,
+    },
     /// Several problems of one model, each with its own line.
     #[error("{what}")]
-    Model { what: String, problems: Vec<Problem> },
+    Model {
+        /// In one sentence.
+        what: String,
+        /// In the order of the source.
+        problems: Vec<Problem>,
+    },
     /// A device or a run failed; the sentence has its remedy.
     #[error(transparent)]
     Runtime(#[from] kiln_runtime::RuntimeError),
 }
 
+/// An error of one stage, as that stage gave it.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// A graph is wrong.
+    #[error(transparent)]
+    Graph(#[from] kiln_graph::GraphError),
+    /// A plan is wrong.
+    #[error(transparent)]
+    Plan(#[from] kiln_plan::PlanError),
+    /// No plan could be made.
+    #[error(transparent)]
+    Rewrite(#[from] kiln_rewrite::RewriteError),
+    /// A kernel could not be lowered.
+    #[error(transparent)]
+    Lower(#[from] kiln_lower::LowerError),
+    /// A block program is wrong.
+    #[error(transparent)]
+    Block(#[from] kiln_block::BlockError),
+    /// No code could be made of a block program.
+    #[error(transparent)]
+    Codegen(#[from] kiln_codegen::CodegenError),
+    /// A device or a run failed.
+    #[error(transparent)]
+    Runtime(#[from] kiln_runtime::RuntimeError),
+    /// Importing an archive, or calling libtorch, failed.
+    #[error(transparent)]
+    Torch(#[from] kiln_torch_host::TorchError),
+    /// A store of measurements is wrong.
+    #[error(transparent)]
+    Store(#[from] kiln_tune::StoreError),
+    /// There is not enough memory.
+    #[error(transparent)]
+    Memory(#[from] kiln_graph::memory::NoMemory),
+    /// A file could not be read or written.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
 /// One problem in a model's source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Problem {
+    /// In one sentence.
     pub what: String,
     /// `file:line` in the model's own source, or empty.
     pub line: String,
     /// Module path, or empty.
     pub module: String,
+    /// What to do; may be empty.
     pub help: String,
 }
 
 impl Error {
+    /// The call is wrong; `help` says how to write it.
     pub fn usage(what: impl Into<String>, help: impl Into<String>) -> Error {
         Error::Usage { what: what.into(), help: help.into() }
     }
+    /// The work failed; `help` says what to do.
     pub fn failed(what: impl Into<String>, help: impl Into<String>) -> Error {
-        Error::Failed { what: what.into(), help: help.into() }
+        Error::Failed { what: what.into(), help: help.into(), cause: None }
+    }
+    /// The same because of an error of a stage, whose words `what` has.
+    pub fn caused(what: impl Into<String>, help: impl Into<String>, cause: impl Into<Cause>) -> Error {
+        Error::Failed { what: what.into(), help: help.into(), cause: Some(Box::new(cause.into())) }
+    }
+    /// This error, told with other words.
+    pub(crate) fn retold(self, tell: impl Fn(&str) -> String) -> Error {
+        match self {
+            Error::Usage { .. } => self,
+            Error::Failed { what, help, cause } => Error::Failed { what: tell(&what), help, cause },
+            Error::Model { what, problems } => Error::Model { what: tell(&what), problems },
+            Error::Runtime(e) => Error::caused(tell(&e.to_string()), "", e),
+        }
     }
     /// Reading `path` failed.
-    pub fn reading(path: &Path, e: &std::io::Error) -> Error {
+    pub fn reading(path: &Path, e: std::io::Error) -> Error {
         let help = match e.kind() {
             std::io::ErrorKind::NotFound => "check the path",
             std::io::ErrorKind::PermissionDenied => "check the file's permissions",
             _ => "check the file and its disk",
         };
-        Error::failed(format!("cannot read {}: {}", path.display(), plain(e)), help)
+        Error::caused(format!("cannot read {}: {}", path.display(), plain(&e)), help, e)
     }
-    pub fn writing(path: &Path, e: &std::io::Error) -> Error {
-        Error::failed(
-            format!("cannot write {}: {}", path.display(), plain(e)),
+    /// Writing `path` failed.
+    pub fn writing(path: &Path, e: std::io::Error) -> Error {
+        Error::caused(
+            format!("cannot write {}: {}", path.display(), plain(&e)),
             "choose a folder that exists and is writable, on a disk with space left",
+            e,
         )
     }
     /// There is not enough memory; the sentence has its remedy.
     pub fn memory(e: kiln_graph::memory::NoMemory) -> Error {
-        Error::failed(e.to_string(), "")
+        Error::caused(e.to_string(), "", e)
     }
     /// What to do about it.
     pub fn help(&self) -> &str {
@@ -61,6 +137,7 @@ impl Error {
             Error::Model { .. } | Error::Runtime(_) => "",
         }
     }
+    /// Of the command that ends with it: 2 for wrong usage, else 1.
     pub fn exit_status(&self) -> u8 {
         match self {
             Error::Usage { .. } => 2,
@@ -73,4 +150,19 @@ impl Error {
 fn plain(e: &std::io::Error) -> String {
     let text = e.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_rewrite::RewriteError;
+
+    #[test]
+    fn a_cause_keeps_its_type_when_it_is_told_with_other_words() {
+        let cycle = RewriteError::Cycle;
+        let e = Error::caused(format!("cannot plan m: {cycle}"), "report this", cycle).retold(|w| format!("at 1: {w}"));
+        assert!(e.to_string().starts_with("at 1: cannot plan m: ") && e.help() == "report this", "{e}");
+        let Error::Failed { cause: Some(cause), .. } = e else { panic!("{e} has no cause") };
+        assert!(matches!(*cause, Cause::Rewrite(RewriteError::Cycle)), "{cause}");
+    }
 }

@@ -32,13 +32,19 @@ pub const LISTED: usize = 16;
 /// `explain --json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
+    /// [`SCHEMA`].
     pub schema: u32,
+    /// Name of the graph.
     pub model: String,
+    /// Name of the target.
     pub target: String,
+    /// The description that the plan is made for.
     pub machine: String,
+    /// How far results may differ from the graph as written.
     pub numerics: String,
     /// Ops of the imported graph, without leaves.
     pub nodes: usize,
+    /// The kernels of a run, in order.
     pub kernels: Vec<KernelReport>,
     /// Kernels that run once, when weights are loaded.
     pub load_kernels: Vec<KernelReport>,
@@ -46,31 +52,44 @@ pub struct Report {
     pub fallback: Vec<String>,
     /// The same with reasons.
     pub fallback_why: Vec<Fallback>,
+    /// Microseconds that no plan can beat: inputs, weights and results moved once, or products at their roofs.
     pub lower_bound_us: f64,
     /// Of all kernels but those whose time is unknown.
     pub predicted_us: f64,
     /// Kernels of a run whose time is unknown: libtorch runs them.
     #[serde(default)]
     pub unpriced: usize,
+    /// What the search over forms did.
     pub search: Search,
 }
 
+/// An op that is not compiled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fallback {
+    /// Its name.
     pub op: String,
+    /// The kernel that calls it.
     pub kernel: String,
+    /// Why it is not compiled.
     pub why: String,
+    /// Where it is in the model's source; may be empty.
     pub line: String,
 }
 
+/// A kernel of the plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelReport {
+    /// As in the plan.
     pub name: String,
+    /// Its family, as `gemm`.
     pub kind: String,
     /// Names of the ops in order, without leaves.
     pub nodes: Vec<String>,
+    /// From memory, predicted.
     pub bytes_read: u64,
+    /// To memory, predicted.
     pub bytes_written: u64,
+    /// Floating-point operations, predicted.
     pub flops: u64,
     /// `null` for what libtorch runs.
     pub predicted_us: Option<f64>,
@@ -80,16 +99,23 @@ pub struct KernelReport {
     pub terms: Terms,
     /// The ops in order, with where they come from.
     pub ops: Vec<OpReport>,
+    /// What it reads.
     pub inputs: Vec<BufferReport>,
+    /// What it writes.
     pub outputs: Vec<BufferReport>,
     /// How far its results may differ from the graph as written.
     pub numerics: String,
+    /// Names of the rules whose results it computes.
     pub rules: Vec<String>,
+    /// The same, with what each made.
     pub rewrites: Vec<Rewrite>,
+    /// The next best choice, if there was one.
     pub alternative: Option<Alternative>,
+    /// Neighbours that it was not merged with.
     pub stops: Vec<StopReport>,
     /// Module paths and source lines that the ops come from.
     pub modules: Vec<String>,
+    /// Source lines that the ops come from.
     pub lines: Vec<String>,
     /// Block programs and library calls that carry it out.
     pub launches: usize,
@@ -108,23 +134,30 @@ pub struct KernelReport {
 /// A template that takes a kernel's product.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CandidateReport {
+    /// As constraints name it.
     pub template: String,
     /// Of the product alone, by a coarse model; absent where that knows none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub us: Option<f64>,
 }
 
+/// An op of a kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpReport {
     /// In the kernel's body.
     pub value: String,
+    /// Its name.
     pub op: String,
+    /// As they stand in the text form.
     pub attributes: String,
+    /// Of its result.
     #[serde(rename = "type")]
     pub ty: String,
     /// Values of the imported graph that it equals, or, where a rule made it, what it is computed from.
     pub names: Vec<String>,
+    /// Module path; may be empty.
     pub module: String,
+    /// Where it is in the model's source; may be empty.
     pub line: String,
     /// Renames elements and costs nothing.
     pub view: bool,
@@ -135,13 +168,17 @@ pub struct OpReport {
     pub recomputed: usize,
 }
 
+/// A buffer that a kernel reads or writes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BufferReport {
+    /// As in the plan.
     pub buffer: String,
     /// `input 0`, the parameter's name, or the name of the value.
     pub name: String,
+    /// Element type and shape.
     #[serde(rename = "type")]
     pub ty: String,
+    /// Its size.
     pub bytes: u64,
     /// The kernel that writes it; empty for inputs and parameters.
     pub written_by: String,
@@ -150,13 +187,16 @@ pub struct BufferReport {
     /// How many there are.
     #[serde(default)]
     pub readers: usize,
+    /// Whether it is a result of the model.
     pub is_result: bool,
 }
 
 /// A rule whose result is part of the kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rewrite {
+    /// Name of the rule.
     pub rule: String,
+    /// How far its two sides may differ.
     pub numerics: String,
     /// As `softmax %15`.
     pub made: String,
@@ -167,6 +207,7 @@ pub struct Rewrite {
 /// Why the kernel was not merged with a neighbour.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StopReport {
+    /// The neighbour.
     pub kernel: String,
     /// The name of the legality fact, or the two costs.
     pub why: String,
@@ -192,6 +233,7 @@ impl Report {
             None => Err(Error::failed(format!("{file} is JSON, but not a report of Kiln's"), remedy)),
         }
     }
+    /// The JSON form.
     pub fn to_json(&self) -> Result<String, Error> {
         serde_json::to_string_pretty(self)
             .map(|s| s + "\n")

@@ -69,11 +69,11 @@ pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
 
 /// A file's bytes, if there is memory for them.
 fn whole(path: &Path) -> Result<Vec<u8>, Error> {
-    let mut file = std::fs::File::open(path).map_err(|e| Error::reading(path, &e))?;
-    let size = file.metadata().map_err(|e| Error::reading(path, &e))?.len();
+    let mut file = std::fs::File::open(path).map_err(|e| Error::reading(path, e))?;
+    let size = file.metadata().map_err(|e| Error::reading(path, e))?.len();
     let bytes = usize::try_from(size).unwrap_or(usize::MAX);
     let mut all = kiln_graph::memory::reserve(bytes, &path.display().to_string()).map_err(Error::memory)?;
-    file.read_to_end(&mut all).map_err(|e| Error::reading(path, &e))?;
+    file.read_to_end(&mut all).map_err(|e| Error::reading(path, e))?;
     Ok(all)
 }
 
@@ -96,22 +96,22 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
         Some(p) if !p.as_os_str().is_empty() => p,
         _ => Path::new("."),
     };
-    let wrap = |e: &std::io::Error| Error::writing(path, e);
+    let wrap = |e: std::io::Error| Error::writing(path, e);
     if path.is_dir() {
         return Err(Error::failed(format!("cannot write {}: it is a folder", path.display()), "name a file in it"));
     }
     // A device such as /dev/null is written in place.
     if path.exists() && !path.is_file() {
-        return std::fs::write(path, bytes).map_err(|e| wrap(&e));
+        return std::fs::write(path, bytes).map_err(wrap);
     }
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|e| wrap(&e))?;
-    file.write_all(bytes).map_err(|e| wrap(&e))?;
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(wrap)?;
+    file.write_all(bytes).map_err(wrap)?;
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
         let _ = file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644));
     }
-    file.persist(path).map_err(|e| wrap(&e.error))?;
+    file.persist(path).map_err(|e| wrap(e.error))?;
     Ok(())
 }
 

@@ -11,7 +11,9 @@
 //! ```
 //!
 //! Each stage is a crate of its own; this one calls them in order and turns what they say into reports. Beside that: artifacts,
-//! constraints, measuring ([`mod@bench`], [`tune`]) and what differential tests share ([`trial`]).
+//! constraints and measuring ([`mod@bench`], [`tune`]). Modules that only the command, its pages and tests use are left out of this
+//! documentation and may change.
+#![warn(missing_docs)]
 pub mod accuracy;
 pub mod artifact;
 pub mod bench;
@@ -22,19 +24,25 @@ pub mod diff;
 pub mod doctor;
 pub mod error;
 pub mod explain;
+#[doc(hidden)]
 pub mod facts;
+#[doc(hidden)]
 pub mod html;
 pub mod io;
 pub mod model;
+#[doc(hidden)]
 pub mod parts;
+#[doc(hidden)]
 pub mod plot;
 mod recognise;
+#[doc(hidden)]
 pub mod select;
 pub mod snapshot;
 pub mod stages;
 pub mod sweep;
 mod torch;
 pub mod trace;
+#[doc(hidden)]
 pub mod trial;
 pub mod tune;
 pub mod why;

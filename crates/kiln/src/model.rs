@@ -10,7 +10,9 @@ use std::{
 
 /// A graph with its weights, ready to compile.
 pub struct Model {
+    /// Ops and types.
     pub graph: Graph,
+    /// Weights, in the order of the graph's parameters.
     pub params: Vec<Tensor>,
     /// The file it came from.
     pub path: PathBuf,
@@ -27,10 +29,15 @@ pub struct Model {
 /// What a file holds, by its first bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileKind {
+    /// A zip archive that `torch.jit.save` wrote.
     TorchScript,
+    /// What `kiln compile` wrote.
     Artifact,
+    /// A graph as text.
     GraphText,
+    /// A plan as text.
     PlanText,
+    /// Block programs as text.
     BlockText,
     /// What `explain --json` wrote.
     Report,
@@ -42,7 +49,7 @@ const SNIFFED: u64 = 4096;
 impl FileKind {
     /// Reads a zip's directory, or the text whole. What is no file of Kiln's is named in the error, with what makes a model of it.
     pub fn of(path: &Path) -> Result<FileKind, Error> {
-        let reading = |e| Error::reading(path, &e);
+        let reading = |e| Error::reading(path, e);
         if path.is_dir() {
             return Err(recognise::folder(path));
         }
@@ -102,8 +109,9 @@ impl Model {
     }
     /// A graph made by hand, with its seeded parameters.
     pub fn from_graph(graph: Graph) -> Result<Model, Error> {
-        kiln_graph::verify::verify(&graph)
-            .map_err(|e| Error::failed(format!("the graph {} is wrong: {e}", graph.name), "mend the line it names"))?;
+        kiln_graph::verify::verify(&graph).map_err(|e| {
+            Error::caused(format!("the graph {} is wrong: {e}", graph.name), "mend the line it names", e)
+        })?;
         kiln_graph::params::require(&graph).map_err(Error::memory)?;
         let params = kiln_graph::params::random_params(&graph);
         Ok(Model {
@@ -120,14 +128,13 @@ impl Model {
         let text = std::fs::read_to_string(path)
             .map_err(|_| Error::failed(format!("{} is not UTF-8 text", path.display()), "give a text graph"))?;
         let graph = kiln_graph::text::parse(&text)
-            .map_err(|e| Error::failed(format!("{}: {e}", path.display()), "mend the line it names"))?;
+            .map_err(|e| Error::caused(format!("{}: {e}", path.display()), "mend the line it names", e))?;
         Ok(Model { path: path.into(), ..Model::from_graph(graph)? })
     }
     fn import(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
         let named = |e: Error| match e {
-            Error::Failed { what, help } => Error::failed(format!("{}: {what}", path.display()), help),
-            Error::Model { what, problems } => Error::Model { what: format!("{}: {what}", path.display()), problems },
-            other => other,
+            runtime @ Error::Runtime(_) => runtime,
+            other => other.retold(|what| format!("{}: {what}", path.display())),
         };
         let imported = torch::import(path, inputs).map_err(named)?;
         let guards = imported.guards.iter().map(|g| (g.input, g.value)).collect();
@@ -141,6 +148,7 @@ impl Model {
             import_s: 0.0,
         })
     }
+    /// Element types and shapes, in the order of the inputs.
     pub fn input_types(&self) -> Vec<Type> {
         self.graph.inputs.iter().map(|v| self.graph.ty(*v).clone()).collect()
     }

@@ -65,7 +65,7 @@ fn models_in(path: &Path) -> BTreeSet<std::ffi::OsString> {
 
 /// A zip that is no artifact: fine if it is a TorchScript archive.
 pub fn zip(path: &Path) -> Result<(), Error> {
-    let file = File::open(path).map_err(|e| Error::reading(path, &e))?;
+    let file = File::open(path).map_err(|e| Error::reading(path, e))?;
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|e| {
         let text = format!("{} begins as a zip file, but cannot be read as one: {e}", path.display());
         Error::failed(text, "it may have been cut short: copy or save it again")

@@ -39,6 +39,7 @@ pub fn plan_text_of(model: &Model, machine: &str) -> Result<String, Error> {
 /// What became of one graph's snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum State {
+    /// The plan is as it was.
     Same,
     /// There is none yet.
     Missing,
@@ -57,17 +58,23 @@ impl State {
         matches!(self, State::Same | State::Skipped(_))
     }
 }
+/// A model of a folder and its plan's text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Snapshot {
+    /// The model's, without ending.
     pub name: String,
+    /// Where the text is.
     pub file: PathBuf,
+    /// What became of it.
     pub state: State,
 }
 
 /// A model of a folder, not yet opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
+    /// Of the file, without ending.
     pub name: String,
+    /// Where it is.
     pub path: PathBuf,
 }
 impl Entry {
@@ -85,7 +92,7 @@ pub fn models(folder: &Path) -> Result<Vec<Entry>, Error> {
 }
 /// The same, and archives without inputs.
 fn found(folder: &Path) -> Result<(Vec<Entry>, Vec<Entry>), Error> {
-    let entries = std::fs::read_dir(folder).map_err(|e| Error::reading(folder, &e))?;
+    let entries = std::fs::read_dir(folder).map_err(|e| Error::reading(folder, e))?;
     let mut paths: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
     let extension = |p: &PathBuf, wanted: &str| p.extension().is_some_and(|e| e == wanted);
     paths.retain(|p| extension(p, "kiln") || extension(p, "pt"));
@@ -133,7 +140,7 @@ pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>
             Err(_) => State::Missing,
         };
         if bless && state != State::Same {
-            std::fs::create_dir_all(&plans).map_err(|e| Error::writing(&plans, &e))?;
+            std::fs::create_dir_all(&plans).map_err(|e| Error::writing(&plans, e))?;
             io::write_whole(&file, text.as_bytes())?;
         }
         out.push(Snapshot { name, file, state });
@@ -144,7 +151,7 @@ pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>
     stale.sort();
     for file in stale {
         if bless {
-            std::fs::remove_file(&file).map_err(|e| Error::writing(&file, &e))?;
+            std::fs::remove_file(&file).map_err(|e| Error::writing(&file, e))?;
         }
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         out.push(Snapshot { name, file, state: State::Stale });

@@ -1,21 +1,27 @@
 //! Any stage as text, and passes on text.
 pub mod kernel;
 
-use crate::{CompileOptions, Compiled, Error, Model, compile, model::FileKind};
+use crate::{CompileOptions, Compiled, Error, Model, compile, error::Cause, model::FileKind};
 use std::path::Path;
 
+/// A form of a model or of one of its kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
+    /// The imported graph, or a kernel's body.
     Graph,
+    /// Kernels and buffers.
     Plan,
+    /// Block programs.
     Block,
     /// Before LLVM's own passes.
     Llvm,
+    /// For GPUs.
     Ptx,
     /// Of this processor.
     Asm,
 }
 impl Stage {
+    /// All stages in order, by their names.
     pub const NAMES: [(&'static str, Stage); 6] = [
         ("graph", Stage::Graph),
         ("plan", Stage::Plan),
@@ -24,11 +30,13 @@ impl Stage {
         ("ptx", Stage::Ptx),
         ("asm", Stage::Asm),
     ];
+    /// The stage of that name; an error lists those there are.
     pub fn parse(name: &str) -> Result<Stage, Error> {
         let known = Stage::NAMES.map(|n| n.0).join(", ");
         let found = Stage::NAMES.iter().find(|n| n.0 == name).map(|n| n.1);
         found.ok_or_else(|| Error::usage(format!("there is no stage `{name}`"), format!("the stages are {known}")))
     }
+    /// As it is written on the command line.
     pub fn name(self) -> &'static str {
         Stage::NAMES.iter().find(|n| n.1 == self).map_or("", |n| n.0)
     }
@@ -56,12 +64,16 @@ pub fn text(c: &Compiled, stage: Stage) -> Result<String, Error> {
     }
 }
 
+/// The text in a file is wrong.
+fn wrong<E: Into<Cause> + std::fmt::Display>(path: &Path, e: E) -> Error {
+    Error::caused(format!("{}: {e}", path.display()), "mend the line it names", e)
+}
+
 /// The plan in a text file.
 pub fn read_plan(path: &Path) -> Result<kiln_plan::Plan, Error> {
-    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
-    let wrong = |e: kiln_plan::PlanError| Error::failed(format!("{}: {e}", path.display()), "mend the line it names");
-    let plan = kiln_plan::text::parse(&text).map_err(wrong)?;
-    kiln_plan::verify::verify(&plan).map_err(wrong)?;
+    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
+    let plan = kiln_plan::text::parse(&text).map_err(|e| wrong(path, e))?;
+    kiln_plan::verify::verify(&plan).map_err(|e| wrong(path, e))?;
     Ok(plan)
 }
 
@@ -77,13 +89,12 @@ pub fn print_file(
         Some(name) => kernel::text(c, kernel::find(c, name)?, stage),
         None => text(c, stage),
     };
-    let read = || std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e));
-    let wrong = |e: String| Error::failed(format!("{}: {e}", path.display()), "mend the line it names");
+    let read = || std::fs::read_to_string(path).map_err(|e| Error::reading(path, e));
     match FileKind::of(path)? {
         FileKind::BlockText => {
-            let block = kiln_block::text::parse(&read()?).map_err(|e| wrong(e.to_string()))?;
-            kiln_block::verify::verify(&block).map_err(|e| wrong(e.to_string()))?;
-            let done = |r: Result<String, kiln_codegen::CodegenError>| r.map_err(|e| wrong(e.to_string()));
+            let block = kiln_block::text::parse(&read()?).map_err(|e| wrong(path, e))?;
+            kiln_block::verify::verify(&block).map_err(|e| wrong(path, e))?;
+            let done = |r: Result<String, kiln_codegen::CodegenError>| r.map_err(|e| wrong(path, e));
             let alone = std::slice::from_ref(&block);
             options.check()?;
             let gpu = Some(options.machine()).filter(|m| m.arch.is_gpu());
@@ -149,13 +160,12 @@ pub fn optimise(path: &Path, passes: &[String]) -> Result<String, Error> {
             "passes run on block programs; `kiln print --stage block` writes them, one kernel each",
         ));
     }
-    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
-    let wrong = |e: String| Error::failed(format!("{}: {e}", path.display()), "mend the line it names");
-    let mut kernel = kiln_block::text::parse(&text).map_err(|e| wrong(e.to_string()))?;
-    kiln_block::verify::verify(&kernel).map_err(|e| wrong(e.to_string()))?;
+    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
+    let mut kernel = kiln_block::text::parse(&text).map_err(|e| wrong(path, e))?;
+    kiln_block::verify::verify(&kernel).map_err(|e| wrong(path, e))?;
     // Passes for a machine are those toward warpgroups.
     let machine = kiln_machine::Arch::Sm90a.machine();
     kiln_block::passes::run(if names.is_empty() { &every } else { &names }, &mut kernel, machine)
-        .map_err(|e| wrong(e.to_string()))?;
+        .map_err(|e| wrong(path, e))?;
     Ok(kiln_block::text::print(&kernel))
 }

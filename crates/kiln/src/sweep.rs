@@ -12,6 +12,7 @@ use std::{fmt::Write as _, path::Path};
 /// What is varied, and over which values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Axis {
+    /// In ascending order, each once.
     pub values: Vec<usize>,
 }
 /// The one variable there is.
@@ -39,24 +40,36 @@ impl Axis {
 /// `bench --sweep --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sweep {
+    /// Name of the graph.
     pub model: String,
+    /// Name of the device.
     pub device: String,
+    /// What was varied.
     pub variable: String,
+    /// One for each value.
     pub points: Vec<Point>,
 }
 
+/// What was measured at one value.
 #[derive(Clone, Debug, Serialize)]
 pub struct Point {
+    /// The value.
     pub value: usize,
+    /// Kernels of a run.
     pub kernels: usize,
     /// Of all kernels but those whose time is unknown.
     pub predicted_us: f64,
     /// Kernels whose time is unknown: libtorch runs them.
     pub unpriced: usize,
+    /// Runs of the fused plan.
     pub fused: Spread,
+    /// Runs with one kernel per op.
     pub unfused: Option<Spread>,
+    /// Runs by libtorch.
     pub torch: Option<Spread>,
+    /// Largest relative difference from the reference.
     pub max_rel_err: f64,
+    /// Why a side was asked for and is missing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
@@ -87,12 +100,7 @@ pub fn sweep(
     for &value in &axis.values {
         say(&format!("measuring {BATCH}={value}"));
         let inputs = with_batch(inputs, value)?;
-        let at = |e: Error| match e {
-            Error::Failed { what, help } => Error::failed(format!("at {BATCH}={value}: {what}"), help),
-            Error::Model { what, problems } => Error::Model { what: format!("at {BATCH}={value}: {what}"), problems },
-            Error::Runtime(e) => Error::failed(format!("at {BATCH}={value}: {e}"), ""),
-            other @ Error::Usage { .. } => other,
-        };
+        let at = |e: Error| e.retold(|what| format!("at {BATCH}={value}: {what}"));
         let model = Model::open(path, &inputs).map_err(at)?;
         let (b, compiled) = bench(&model, &inputs, options).map_err(at)?;
         (sweep.model, sweep.device) = (b.model, b.device);

@@ -54,6 +54,6 @@ pub(crate) fn failed(e: TorchError) -> Error {
             let what = format!("the model cannot be compiled: {n} problem{}", if n == 1 { "" } else { "s" });
             Error::Model { what, problems: e.errors.into_iter().map(problem).collect() }
         }
-        other => Error::failed(other.to_string(), "`kiln doctor` shows what was found"),
+        other => Error::caused(other.to_string(), "`kiln doctor` shows what was found", other),
     }
 }

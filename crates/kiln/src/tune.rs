@@ -18,6 +18,7 @@ use std::{path::Path, sync::Arc, time::Instant};
 /// A store as plans use it.
 #[derive(Clone, Debug)]
 pub struct Measurements {
+    /// All measurements, of all machines.
     pub store: Arc<Store>,
     /// The GPU whose entries count, as its driver calls it; `None`: the one that the target's machine description is of, or else the
     /// store's own.
@@ -26,11 +27,12 @@ pub struct Measurements {
 
 /// Reads a store.
 pub fn read(path: &Path) -> Result<Store, Error> {
-    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, &e))?;
+    let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
     Store::parse(&text).map_err(|e| {
-        Error::failed(
+        Error::caused(
             format!("{} is not a usable store of measurements: {e}", path.display()),
             "make it anew: remove it and run `kiln tune MODEL --store FILE`",
+            e,
         )
     })
 }
@@ -93,6 +95,7 @@ impl Measurements {
     }
 }
 
+/// What to tune, and how long.
 #[derive(Clone, Debug)]
 pub struct TuneOptions {
     /// What is planned; its target is the GPU's.
@@ -103,14 +106,19 @@ pub struct TuneOptions {
     pub kernel: Option<String>,
     /// Measures what the store already has, too.
     pub again: bool,
+    /// How much is tried.
     pub budget: Budget,
 }
 
 /// Where tuning stands: the kernel, its number and their count, samples taken and expected, the best so far.
 pub struct Step<'a> {
+    /// Its name.
     pub kernel: &'a str,
+    /// Counted from 0.
     pub at: usize,
+    /// How many there are.
     pub of: usize,
+    /// Of this kernel's search.
     pub search: kiln_tune::Progress,
 }
 

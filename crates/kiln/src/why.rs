@@ -20,12 +20,15 @@ const MAX_PAIRS: usize = 3;
 /// The answer about `a` and `b`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Answer {
+    /// The first name.
     pub a: Side,
+    /// The second name.
     pub b: Side,
     /// Of all kernels but those whose time is unknown.
     pub predicted_us: f64,
     /// Kernels whose time is unknown.
     pub unpriced: usize,
+    /// Of the plan as it is.
     pub kernels: usize,
     /// Kernels that compute values of both.
     pub shared: Vec<String>,
@@ -35,6 +38,7 @@ pub struct Answer {
 /// What one of the names stands for.
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
+    /// As it was asked for.
     pub name: String,
     /// The ops it names: as `gelu_erf %68`.
     pub ops: Vec<String>,
@@ -47,12 +51,15 @@ pub struct Side {
 /// The plan with two kernels' values forced together, or two parts of one kernel forced apart.
 #[derive(Clone, Debug, Serialize)]
 pub struct Turned {
+    /// Those that are forced together or apart.
     pub kernels: Vec<String>,
     /// Why it cannot be.
     pub forbidden: Option<String>,
+    /// Of the whole plan, in microseconds; none if it cannot be.
     pub predicted_us: Option<f64>,
     /// Kernels in the place of those named, with their cost, and those they replace.
     pub gone: Vec<Priced>,
+    /// Kernels that come instead.
     pub new: Vec<Priced>,
 }
 

@@ -208,7 +208,7 @@ mod tests {
             graph: &graph,
             product: None,
             twin: None,
-            machine: Arch::Cpu.machine(),
+            machine: &kiln_plan::Hardware { machine: Arch::Cpu.machine(), contract: kiln_plan::Contract::default() },
             precision: Precision::Exact,
             rounding: Rounding::AtStores,
             template: None,

@@ -1,15 +1,17 @@
 //! `cargo run -p kiln-xtask -- deps`: checks `cargo metadata` against ARCHITECTURE.md's table: which crate may depend on which, and
 //! which one alone may use tch, egg, inkwell and cudarc. Development dependencies are free.
 //! `-- tests`: that each crate's tests are one program, and that figures of hardware stand in crates/machine alone.
+//! `-- licences`: that dependencies are under licences that deny.toml allows. `-- circles`: that modules of a crate do not use each other.
+mod circles;
 mod figures;
+mod licences;
+mod metadata;
 mod table;
 mod tests;
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use metadata::{Metadata, Package};
+use std::path::PathBuf;
+use std::{collections::BTreeMap, process::ExitCode};
 use table::Table;
 
 fn main() -> ExitCode {
@@ -18,8 +20,10 @@ fn main() -> ExitCode {
         Some("tests") => check_tests().map(|(tests, sources)| {
             format!("{tests} files of tests are named where they have to be, {sources} of sources ask crates/machine for figures")
         }),
+        Some("licences") => check_licences().map(|n| format!("{n} packages are under licences that deny.toml allows")),
+        Some("circles") => check_circles().map(|n| format!("{n} crates have no circle of imports")),
         _ => {
-            eprintln!("usage: cargo run -p kiln-xtask -- deps|tests");
+            eprintln!("usage: cargo run -p kiln-xtask -- deps|tests|licences|circles");
             return ExitCode::from(2);
         }
     };
@@ -34,21 +38,31 @@ fn main() -> ExitCode {
 }
 
 fn check_tests() -> Result<(usize, usize), Vec<String>> {
-    let packages = workspace().map_err(|e| vec![e])?;
-    let folders: Vec<PathBuf> = packages.values().map(|p| p.folder.clone()).collect();
-    let asks = |p: &&Package| p.deps.iter().any(|d| d == "kiln-machine");
-    let of_hardware: Vec<PathBuf> = packages.values().filter(asks).map(|p| p.folder.clone()).collect();
+    let packages = Metadata::workspace().map_err(|e| vec![e])?.packages;
+    let folders: Vec<PathBuf> = packages.iter().map(|p| p.folder.clone()).collect();
+    let asks = |p: &&metadata::Package| p.deps.iter().any(|d| d.name == "kiln-machine");
+    let of_hardware: Vec<PathBuf> = packages.iter().filter(asks).map(|p| p.folder.clone()).collect();
     Ok((tests::check(&folders)?, figures::check(&of_hardware)?))
+}
+
+fn check_licences() -> Result<usize, Vec<String>> {
+    let deny = std::fs::read_to_string("deny.toml").map_err(|e| vec![format!("deny.toml: {e}")])?;
+    licences::check(&Metadata::everything().map_err(|e| vec![e])?, &deny)
+}
+
+fn check_circles() -> Result<usize, Vec<String>> {
+    circles::check(&Metadata::workspace().map_err(|e| vec![e])?.packages)
 }
 
 /// Number of crates checked, or every breach of the table.
 fn check() -> Result<usize, Vec<String>> {
-    let packages = workspace().map_err(|e| vec![e])?;
+    let metadata = Metadata::workspace().map_err(|e| vec![e])?;
+    let packages: BTreeMap<&str, &Package> = metadata.packages.iter().map(|p| (p.name.as_str(), p)).collect();
     let text = std::fs::read_to_string("ARCHITECTURE.md").map_err(|e| vec![format!("ARCHITECTURE.md: {e}")])?;
     let table = Table::parse(&text).map_err(|e| vec![e])?;
     let root = std::env::current_dir().map_err(|e| vec![e.to_string()])?;
     let folder = |p: &Package| p.folder.strip_prefix(&root).unwrap_or(&p.folder).display().to_string();
-    let by_folder: BTreeMap<String, &String> = packages.iter().map(|(name, p)| (folder(p), name)).collect();
+    let by_folder: BTreeMap<String, &str> = packages.iter().map(|(name, p)| (folder(p), *name)).collect();
     let mut problems: Vec<String> = table
         .folders()
         .filter(|f| !by_folder.contains_key(*f))
@@ -60,7 +74,7 @@ fn check() -> Result<usize, Vec<String>> {
             problems.push(format!("{own} is not in ARCHITECTURE.md's table"));
             continue;
         };
-        for dep in &package.deps {
+        for dep in package.deps.iter().filter(|d| !d.dev).map(|d| d.name.as_str()) {
             if packages.get(dep).is_some_and(|d| !may.contains(&folder(d))) {
                 problems.push(format!("{name} may not depend on {dep}: ARCHITECTURE.md's table does not list it"));
             }
@@ -70,31 +84,6 @@ fn check() -> Result<usize, Vec<String>> {
         }
     }
     if problems.is_empty() { Ok(packages.len()) } else { Err(problems) }
-}
-
-/// A crate of the workspace: its folder, its normal and build dependencies.
-struct Package {
-    folder: PathBuf,
-    deps: Vec<String>,
-}
-
-fn workspace() -> Result<BTreeMap<String, Package>, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let out = std::process::Command::new(cargo)
-        .args(["metadata", "--format-version=1", "--no-deps"])
-        .output()
-        .map_err(|e| format!("cannot run cargo metadata: {e}"))?;
-    let json: serde_json::Value =
-        serde_json::from_slice(&out.stdout).map_err(|e| format!("cargo metadata gave no JSON: {e}"))?;
-    let text = |v: &serde_json::Value| v.as_str().unwrap_or_default().to_string();
-    let packages = json["packages"].as_array().ok_or("cargo metadata lists no packages")?;
-    let deps = |p: &serde_json::Value| {
-        let all = p["dependencies"].as_array().cloned().unwrap_or_default();
-        all.iter().filter(|d| d["kind"] != "dev").map(|d| text(&d["name"])).collect()
-    };
-    let folder =
-        |p: &serde_json::Value| Path::new(&text(&p["manifest_path"])).parent().map(PathBuf::from).unwrap_or_default();
-    Ok(packages.iter().map(|p| (text(&p["name"]), Package { folder: folder(p), deps: deps(p) })).collect())
 }
 
 #[cfg(test)]

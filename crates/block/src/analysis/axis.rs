@@ -5,29 +5,10 @@
 //! lattice is that of Triton's axis analysis; the bottom ("nothing known") is 1 everywhere.
 use super::{
     affine::Affine,
+    run::{Axis, UNKNOWN},
     values::{Analysis, Def, power_of_two_in},
 };
 use crate::{BinaryOp, Elem, InstData, Kernel, Op, Type, Value};
-
-/// What holds along one axis, for every position on the others.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Axis {
-    /// Elements of a run follow each other: x, x + 1, ….
-    pub contiguous: i64,
-    /// Elements of a run are equal.
-    pub constant: i64,
-    /// Divides the first element of every contiguous run (pointers: the address in bytes).
-    pub divisor: i64,
-}
-
-const UNKNOWN: Axis = Axis { contiguous: 1, constant: 1, divisor: 1 };
-
-impl Axis {
-    /// Divides every `run`-th element.
-    fn at(self, run: i64) -> i64 {
-        if run >= self.contiguous { self.divisor } else { self.divisor.min(run) }
-    }
-}
 
 impl Analysis {
     /// One entry an axis, for integers and pointers; what is unknown is 1.

@@ -4,91 +4,138 @@ use crate::{BinaryOp, Const, DotPrecision, Elem, InstData, Kernel, Op, ReduceOp,
 
 /// Operand and result counts, then types.
 pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
-    let ty = |n: usize| k.ty(data.args[n]);
-    let (args, results) = (data.args.len(), data.results.len());
-    let arity = |least: usize, most: usize, out: usize| {
-        count("operands", args, least, most)?;
-        count("results", results, out, out)?;
-        count("regions", data.regions.len(), 0, 0)
-    };
-    let out = || k.ty(data.results[0]);
+    let seen = Seen { k, data, facts };
     match &data.op {
+        Op::Const(_) | Op::ProgramId(_) | Op::NumPrograms(_) | Op::Iota => sources(&seen),
+        Op::Splat
+        | Op::Broadcast
+        | Op::ExpandDims(_)
+        | Op::Reshape
+        | Op::Permute(_)
+        | Op::Part { .. }
+        | Op::Unpack { .. }
+        | Op::Pack { .. } => shapes(&seen),
+        Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd => pointwise(&seen),
+        Op::Load | Op::Store | Op::Check { .. } | Op::TileLoad | Op::TileStore => memory(&seen),
+        Op::Reduce { .. } | Op::Scan { .. } | Op::Dot { .. } => folds(&seen),
+        Op::For | Op::If => regions(&seen),
+        _ => Ok(()),
+    }
+}
+
+/// The op that is checked.
+struct Seen<'a> {
+    k: &'a Kernel,
+    data: &'a InstData,
+    facts: &'a Facts,
+}
+
+impl<'a> Seen<'a> {
+    /// Type of the n-th operand.
+    fn ty(&self, n: usize) -> &'a Type {
+        self.k.ty(self.data.args[n])
+    }
+    /// Type of the result.
+    fn out(&self) -> &'a Type {
+        self.k.ty(self.data.results[0])
+    }
+    /// Whether it has so many operands and results, and no regions.
+    fn arity(&self, least: usize, most: usize, out: usize) -> Rule {
+        count("operands", self.data.args.len(), least, most)?;
+        count("results", self.data.results.len(), out, out)?;
+        count("regions", self.data.regions.len(), 0, 0)
+    }
+}
+
+/// Constants, places in the grid, and counting.
+fn sources(s: &Seen) -> Rule {
+    match &s.data.op {
         Op::Const(c) => {
-            arity(0, 0, 1)?;
-            constant(*c, block("the result", out())?.0)
+            s.arity(0, 0, 1)?;
+            constant(*c, block("the result", s.out())?.0)
         }
         Op::ProgramId(axis) | Op::NumPrograms(axis) => {
-            arity(0, 0, 1)?;
+            s.arity(0, 0, 1)?;
             ensure(*axis < 3, || format!("axis {axis} of the grid; 0, 1 or 2"))?;
-            scalar_i32("the result", out())
+            scalar_i32("the result", s.out())
         }
         Op::Iota => {
-            arity(0, 0, 1)?;
-            ensure(matches!(out(), Type::Block { elem: Elem::I32, shape } if shape.len() == 1), || {
-                format!("the result is {}; i32[n] is needed", out())
+            s.arity(0, 0, 1)?;
+            ensure(matches!(s.out(), Type::Block { elem: Elem::I32, shape } if shape.len() == 1), || {
+                format!("the result is {}; i32[n] is needed", s.out())
             })
         }
+        _ => Ok(()),
+    }
+}
+
+/// Ops that rename, repeat or leave out elements, and compute none.
+fn shapes(s: &Seen) -> Rule {
+    match &s.data.op {
         Op::Splat => {
-            arity(1, 1, 1)?;
-            held("the operand", ty(0))?;
-            ensure(ty(0).is_scalar(), || format!("the operand is {}; a scalar is needed (or use broadcast)", ty(0)))?;
-            ensure(!out().is_scalar(), || "the result is a scalar; a block is needed".into())?;
-            same("the result", out(), &ty(0).with_shape(out().shape()))
+            s.arity(1, 1, 1)?;
+            held("the operand", s.ty(0))?;
+            ensure(s.ty(0).is_scalar(), || {
+                format!("the operand is {}; a scalar is needed (or use broadcast)", s.ty(0))
+            })?;
+            ensure(!s.out().is_scalar(), || "the result is a scalar; a block is needed".into())?;
+            same("the result", s.out(), &s.ty(0).with_shape(s.out().shape()))
         }
         Op::Broadcast => {
-            arity(1, 1, 1)?;
-            held("the operand", ty(0))?;
-            let (from, to) = (ty(0).shape(), out().shape());
+            s.arity(1, 1, 1)?;
+            held("the operand", s.ty(0))?;
+            let (from, to) = (s.ty(0).shape(), s.out().shape());
             ensure(from.len() == to.len() && from.iter().zip(to).all(|(f, t)| f == t || *f == 1), || {
-                format!("{} does not become {}: axes of size 1 are repeated, the rank stays", ty(0), out())
+                format!("{} does not become {}: axes of size 1 are repeated, the rank stays", s.ty(0), s.out())
             })?;
-            same("the result", out(), &ty(0).with_shape(to))
+            same("the result", s.out(), &s.ty(0).with_shape(to))
         }
         Op::ExpandDims(axis) => {
-            arity(1, 1, 1)?;
-            held("the operand", ty(0))?;
-            let mut shape = ty(0).shape().to_vec();
-            ensure(*axis as usize <= shape.len(), || format!("axis {axis} of {}", ty(0)))?;
+            s.arity(1, 1, 1)?;
+            held("the operand", s.ty(0))?;
+            let mut shape = s.ty(0).shape().to_vec();
+            ensure(*axis as usize <= shape.len(), || format!("axis {axis} of {}", s.ty(0)))?;
             shape.insert(*axis as usize, 1);
-            same("the result", out(), &ty(0).with_shape(shape))
+            same("the result", s.out(), &s.ty(0).with_shape(shape))
         }
         Op::Reshape => {
-            arity(1, 1, 1)?;
-            held("the operand", ty(0))?;
-            ensure(ty(0).count() == out().shape().iter().fold(1usize, |a, b| a.saturating_mul(*b)), || {
-                format!("{} and {} have different numbers of elements", ty(0), out())
+            s.arity(1, 1, 1)?;
+            held("the operand", s.ty(0))?;
+            ensure(s.ty(0).count() == s.out().shape().iter().fold(1usize, |a, b| a.saturating_mul(*b)), || {
+                format!("{} and {} have different numbers of elements", s.ty(0), s.out())
             })?;
-            same("the result", out(), &ty(0).with_shape(out().shape()))
+            same("the result", s.out(), &s.ty(0).with_shape(s.out().shape()))
         }
         Op::Permute(perm) => {
-            arity(1, 1, 1)?;
-            held("the operand", ty(0))?;
-            let shape = ty(0).shape();
+            s.arity(1, 1, 1)?;
+            held("the operand", s.ty(0))?;
+            let shape = s.ty(0).shape();
             let mut sorted: Vec<usize> = perm.iter().map(|p| *p as usize).collect();
             sorted.sort();
             ensure(sorted.iter().copied().eq(0..shape.len()), || {
-                format!("{perm:?} is no permutation of the {} axes of {}", shape.len(), ty(0))
+                format!("{perm:?} is no permutation of the {} axes of {}", shape.len(), s.ty(0))
             })?;
             let to: Vec<usize> = perm.iter().map(|p| shape[*p as usize]).collect();
-            same("the result", out(), &ty(0).with_shape(to))
+            same("the result", s.out(), &s.ty(0).with_shape(to))
         }
         Op::Part { axis, at } => {
-            arity(1, 1, 1)?;
-            held("the operand", ty(0))?;
+            s.arity(1, 1, 1)?;
+            held("the operand", s.ty(0))?;
             let (axis, at) = (*axis as usize, *at as usize);
-            let Some(have) = ty(0).shape().get(axis) else { return Err(format!("axis {axis} of {}", ty(0))) };
-            let n = out().shape().get(axis).copied().unwrap_or(1).max(1);
+            let Some(have) = s.ty(0).shape().get(axis) else { return Err(format!("axis {axis} of {}", s.ty(0))) };
+            let n = s.out().shape().get(axis).copied().unwrap_or(1).max(1);
             ensure(at.is_multiple_of(n) && at + n <= *have, || {
-                format!("{n} elements at {at} of {}; a multiple of {n} inside the block is needed", ty(0))
+                format!("{n} elements at {at} of {}; a multiple of {n} inside the block is needed", s.ty(0))
             })?;
-            let mut shape = ty(0).shape().to_vec();
+            let mut shape = s.ty(0).shape().to_vec();
             shape[axis] = n;
-            same("the result", out(), &ty(0).with_shape(shape))
+            same("the result", s.out(), &s.ty(0).with_shape(shape))
         }
         Op::Unpack { row } | Op::Pack { row } => {
-            arity(1, 1, 1)?;
-            block("the operand", ty(0))?;
-            let (flat, rows) = if matches!(data.op, Op::Unpack { .. }) { (ty(0), out()) } else { (out(), ty(0)) };
+            s.arity(1, 1, 1)?;
+            block("the operand", s.ty(0))?;
+            let (flat, rows) =
+                if matches!(s.data.op, Op::Unpack { .. }) { (s.ty(0), s.out()) } else { (s.out(), s.ty(0)) };
             let ([all], [high, wide]) = (flat.shape(), rows.shape()) else {
                 return Err(format!("{flat} and {rows} are not a block of one axis and one of two"));
             };
@@ -96,90 +143,124 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
             ensure(row <= *wide && high.saturating_mul(row) <= *all, || {
                 format!("{high} rows of {row} elements do not fit {rows} and {flat}")
             })?;
-            same("the result", out(), &ty(0).with_shape(out().shape()))
+            same("the result", s.out(), &s.ty(0).with_shape(s.out().shape()))
         }
+        _ => Ok(()),
+    }
+}
+
+/// One value for each element.
+fn pointwise(s: &Seen) -> Rule {
+    match &s.data.op {
         Op::Unary(op) => {
-            arity(1, 1, 1)?;
-            unary(*op, ty(0), out())
+            s.arity(1, 1, 1)?;
+            unary(*op, s.ty(0), s.out())
         }
         Op::Binary(op) => {
-            arity(2, 2, 1)?;
-            let (elem, _) = block("the first operand", ty(0))?;
-            same("the second operand", ty(1), ty(0))?;
+            s.arity(2, 2, 1)?;
+            let (elem, _) = block("the first operand", s.ty(0))?;
+            same("the second operand", s.ty(1), s.ty(0))?;
             ensure(binary_takes(*op, elem), || format!("the op is not defined on {elem}; cast first"))?;
-            same("the result", out(), ty(0))
+            same("the result", s.out(), s.ty(0))
         }
         Op::Cmp(_) => {
-            arity(2, 2, 1)?;
-            let (elem, shape) = block("the first operand", ty(0))?;
-            same("the second operand", ty(1), ty(0))?;
+            s.arity(2, 2, 1)?;
+            let (elem, shape) = block("the first operand", s.ty(0))?;
+            same("the second operand", s.ty(1), s.ty(0))?;
             ensure(elem != Elem::F8e4m3, || "f8e4m3 is not compared; cast first".into())?;
-            same("the result", out(), &Type::block(Elem::Bool, shape))
+            same("the result", s.out(), &Type::block(Elem::Bool, shape))
         }
         Op::Select => {
-            arity(3, 3, 1)?;
-            held("the second operand", ty(1))?;
-            same("the condition", ty(0), &Type::block(Elem::Bool, ty(1).shape()))?;
-            same("the third operand", ty(2), ty(1))?;
-            same("the result", out(), ty(1))
+            s.arity(3, 3, 1)?;
+            held("the second operand", s.ty(1))?;
+            same("the condition", s.ty(0), &Type::block(Elem::Bool, s.ty(1).shape()))?;
+            same("the third operand", s.ty(2), s.ty(1))?;
+            same("the result", s.out(), s.ty(1))
         }
         Op::Cast(to) => {
-            arity(1, 1, 1)?;
-            let (_, shape) = block("the operand", ty(0))?;
-            same("the result", out(), &Type::block(*to, shape))
+            s.arity(1, 1, 1)?;
+            let (_, shape) = block("the operand", s.ty(0))?;
+            same("the result", s.out(), &Type::block(*to, shape))
         }
         Op::PtrAdd => {
-            arity(2, 2, 1)?;
-            let (_, shape) = pointer("the first operand", ty(0))?;
-            let (elem, offsets) = block("the offset", ty(1))?;
+            s.arity(2, 2, 1)?;
+            let (_, shape) = pointer("the first operand", s.ty(0))?;
+            let (elem, offsets) = block("the offset", s.ty(1))?;
             ensure(matches!(elem, Elem::I32 | Elem::I64) && offsets == shape, || {
-                format!("the offset is {}; i32 or i64 of the pointer's shape is needed", ty(1))
+                format!("the offset is {}; i32 or i64 of the pointer's shape is needed", s.ty(1))
             })?;
-            same("the result", out(), ty(0))
+            same("the result", s.out(), s.ty(0))
         }
+        _ => Ok(()),
+    }
+}
+
+/// Accesses by pointers and by descriptors.
+fn memory(s: &Seen) -> Rule {
+    match &s.data.op {
         Op::Load => {
-            arity(1, 3, 1)?;
-            let (elem, shape) = pointer("the first operand", ty(0))?;
+            s.arity(1, 3, 1)?;
+            let (elem, shape) = pointer("the first operand", s.ty(0))?;
             let loaded = Type::block(elem, shape);
-            if args > 1 {
-                same("the mask", ty(1), &Type::block(Elem::Bool, shape))?;
+            if s.data.args.len() > 1 {
+                same("the mask", s.ty(1), &Type::block(Elem::Bool, shape))?;
             }
-            if args > 2 {
-                same("the value outside the mask", ty(2), &loaded)?;
+            if s.data.args.len() > 2 {
+                same("the value outside the mask", s.ty(2), &loaded)?;
             }
-            same("the result", out(), &loaded)
+            same("the result", s.out(), &loaded)
         }
         Op::Store => {
-            arity(2, 3, 0)?;
-            let (elem, shape) = pointer("the first operand", ty(0))?;
-            same("the value", ty(1), &Type::block(elem, shape))?;
-            if args > 2 {
-                same("the mask", ty(2), &Type::block(Elem::Bool, shape))?;
+            s.arity(2, 3, 0)?;
+            let (elem, shape) = pointer("the first operand", s.ty(0))?;
+            same("the value", s.ty(1), &Type::block(elem, shape))?;
+            if s.data.args.len() > 2 {
+                same("the mask", s.ty(2), &Type::block(Elem::Bool, shape))?;
             }
-            ensure(!facts.roots.contains_key(&data.args[0]), || {
-                format!("parameter {} is readonly; drop that or store elsewhere", facts.roots[&data.args[0]])
+            ensure(!s.facts.roots.contains_key(&s.data.args[0]), || {
+                format!("parameter {} is readonly; drop that or store elsewhere", s.facts.roots[&s.data.args[0]])
             })
         }
         Op::Check { .. } => {
-            arity(3, 4, 0)?;
-            let (elem, shape) = pointer("the first operand", ty(0))?;
+            s.arity(3, 4, 0)?;
+            let (elem, shape) = pointer("the first operand", s.ty(0))?;
             ensure(elem == Elem::I64 && shape.is_empty(), || {
-                format!("the first operand is {}; one pointer to an i64 is needed", ty(0))
+                format!("the first operand is {}; one pointer to an i64 is needed", s.ty(0))
             })?;
-            let shape = ty(2).shape();
-            same("the index", ty(2), &Type::block(Elem::I64, shape))?;
-            same("the condition", ty(1), &Type::block(Elem::Bool, shape))?;
-            if args > 3 {
-                same("the mask", ty(3), &Type::block(Elem::Bool, shape))?;
+            let shape = s.ty(2).shape();
+            same("the index", s.ty(2), &Type::block(Elem::I64, shape))?;
+            same("the condition", s.ty(1), &Type::block(Elem::Bool, shape))?;
+            if s.data.args.len() > 3 {
+                same("the mask", s.ty(3), &Type::block(Elem::Bool, shape))?;
             }
-            ensure(!facts.roots.contains_key(&data.args[0]), || {
-                format!("parameter {} is readonly; drop that or check elsewhere", facts.roots[&data.args[0]])
+            ensure(!s.facts.roots.contains_key(&s.data.args[0]), || {
+                format!("parameter {} is readonly; drop that or check elsewhere", s.facts.roots[&s.data.args[0]])
             })
         }
+        Op::TileLoad => {
+            s.arity(1, 6, 1)?;
+            let tile = descriptor(s.ty(0))?;
+            starts(s.k, &s.data.args[1..], tile.shape().len())?;
+            same("the result", s.out(), &short(&tile, s.out()))
+        }
+        Op::TileStore => {
+            s.arity(2, 7, 0)?;
+            let tile = descriptor(s.ty(0))?;
+            same("the value", s.ty(1), &short(&tile, s.ty(1)))?;
+            ensure(!s.facts.roots.contains_key(&s.data.args[0]), || "the descriptor's parameter is readonly".into())?;
+            starts(s.k, &s.data.args[2..], tile.shape().len())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reductions, scans and products.
+fn folds(s: &Seen) -> Rule {
+    match &s.data.op {
         Op::Reduce { op, axis } => {
-            arity(1, 1, 1)?;
-            let (elem, shape) = block("the operand", ty(0))?;
-            ensure((*axis as usize) < shape.len(), || format!("axis {axis} of {}", ty(0)))?;
+            s.arity(1, 1, 1)?;
+            let (elem, shape) = block("the operand", s.ty(0))?;
+            ensure((*axis as usize) < shape.len(), || format!("axis {axis} of {}", s.ty(0)))?;
             let fits = match op {
                 ReduceOp::And | ReduceOp::Or => elem == Elem::Bool || elem.is_int(),
                 _ => is_number(elem),
@@ -188,42 +269,36 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
             let mut shape = shape.to_vec();
             shape.remove(*axis as usize);
             let elem = if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { Elem::I32 } else { elem };
-            same("the result", out(), &Type::block(elem, shape))
+            same("the result", s.out(), &Type::block(elem, shape))
         }
         Op::Scan { op: ScanOp::Sum | ScanOp::Prod | ScanOp::Max, axis } => {
-            arity(1, 1, 1)?;
-            let (elem, shape) = block("the operand", ty(0))?;
-            ensure((*axis as usize) < shape.len(), || format!("axis {axis} of {}", ty(0)))?;
+            s.arity(1, 1, 1)?;
+            let (elem, shape) = block("the operand", s.ty(0))?;
+            ensure((*axis as usize) < shape.len(), || format!("axis {axis} of {}", s.ty(0)))?;
             ensure(is_number(elem), || format!("the scan is not defined on {elem}; cast first"))?;
-            same("the result", out(), ty(0))
+            same("the result", s.out(), s.ty(0))
         }
         Op::Dot { precision, terms } => {
-            arity(3, 3, 1)?;
-            dot(*precision, ty(0), ty(1), ty(2))?;
-            let exact = *precision == DotPrecision::Exact && ty(0).elem() == Some(Elem::F32);
+            s.arity(3, 3, 1)?;
+            dot(*precision, s.ty(0), s.ty(1), s.ty(2))?;
+            let exact = *precision == DotPrecision::Exact && s.ty(0).elem() == Some(Elem::F32);
             ensure(*terms == Terms::Products || exact, || "sums of differences are of f32, exactly".into())?;
-            same("the result", out(), ty(2))
+            same("the result", s.out(), s.ty(2))
         }
-        Op::For => for_loop(k, data, facts),
+        _ => Ok(()),
+    }
+}
+
+/// Loops and branches.
+fn regions(s: &Seen) -> Rule {
+    match &s.data.op {
+        Op::For => for_loop(s.k, s.data, s.facts),
         Op::If => {
-            count("operands", args, 1, 1)?;
-            same("the condition", ty(0), &Type::scalar(Elem::Bool))?;
-            count("regions", data.regions.len(), 2, 2)?;
-            ensure(data.regions.iter().all(|r| r.params.is_empty()), || "branches have no parameters".into())?;
-            data.results.iter().try_for_each(|v| carried("a result", k.ty(*v)))
-        }
-        Op::TileLoad => {
-            arity(1, 6, 1)?;
-            let tile = descriptor(ty(0))?;
-            starts(k, &data.args[1..], tile.shape().len())?;
-            same("the result", out(), &short(&tile, out()))
-        }
-        Op::TileStore => {
-            arity(2, 7, 0)?;
-            let tile = descriptor(ty(0))?;
-            same("the value", ty(1), &short(&tile, ty(1)))?;
-            ensure(!facts.roots.contains_key(&data.args[0]), || "the descriptor's parameter is readonly".into())?;
-            starts(k, &data.args[2..], tile.shape().len())
+            count("operands", s.data.args.len(), 1, 1)?;
+            same("the condition", s.ty(0), &Type::scalar(Elem::Bool))?;
+            count("regions", s.data.regions.len(), 2, 2)?;
+            ensure(s.data.regions.iter().all(|r| r.params.is_empty()), || "branches have no parameters".into())?;
+            s.data.results.iter().try_for_each(|v| carried("a result", s.k.ty(*v)))
         }
         _ => Ok(()),
     }

@@ -134,6 +134,6 @@ pub fn completions(shell: clap_complete::Shell) -> Result<(), Error> {
 }
 
 pub fn man(folder: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(folder).map_err(|e| Error::writing(folder, &e))?;
-    clap_mangen::generate_to(Cli::command(), folder).map_err(|e| Error::writing(folder, &e))
+    std::fs::create_dir_all(folder).map_err(|e| Error::writing(folder, e))?;
+    clap_mangen::generate_to(Cli::command(), folder).map_err(|e| Error::writing(folder, e))
 }

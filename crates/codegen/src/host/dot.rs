@@ -1,7 +1,7 @@
 //! Products of blocks: a register tile of rows by vectors over packed operands.
 use super::eval::{Buffer, Place};
+use super::group::block_elem;
 use super::memory::Store;
-use super::nest::block_elem;
 use super::text::{Name, reg, vector};
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};

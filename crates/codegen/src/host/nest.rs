@@ -4,112 +4,14 @@
 //! written: leading axes as loops, the last axis in vectors. Where masks are bounds on the last axis, its loop is split into a
 //! part where they hold and a masked rest.
 use super::eval::{Buffer, Place};
+use super::group::{Group, Running, Sink};
 use super::memory::Store;
 use super::sums::CHUNK;
 use super::text::Name;
 use super::value::{Form, Num, Val};
-use super::{Emit, Res, reduce};
-use kiln_block::{BinaryOp, Elem, Inst, Op, ReduceOp, ScanOp, Type, Value};
-use std::collections::{BTreeSet, HashSet};
-
-#[derive(Clone, Debug)]
-pub(super) enum Sink {
-    Store {
-        ptr: Value,
-        value: Value,
-        mask: Option<Value>,
-    },
-    /// Indices where the condition holds, as faults.
-    Check {
-        /// Where to, condition, index.
-        values: [Value; 3],
-        mask: Option<Value>,
-        site: u32,
-    },
-    /// Into scratch memory; `place`: the value is read from there afterwards.
-    Keep {
-        value: Value,
-        buffer: Buffer,
-        place: bool,
-    },
-    Reduce {
-        op: ReduceOp,
-        axis: usize,
-        operand: Value,
-        result: Value,
-    },
-    Scan {
-        op: ScanOp,
-        axis: usize,
-        operand: Value,
-        result: Value,
-    },
-}
-
-#[derive(Default)]
-pub(super) struct Group {
-    shape: Vec<usize>,
-    sinks: Vec<(Inst, Sink)>,
-    /// Results that exist only after the nest.
-    late: HashSet<Value>,
-    /// Kept values: computed at the same place inside the nest.
-    same: HashSet<Value>,
-    /// Roots of pending stores.
-    pub stored: HashSet<Value>,
-    /// Roots read inside, with the pointers.
-    read: Vec<(Value, Value)>,
-}
-
-impl Group {
-    pub fn sinks(&self) -> &[(Inst, Sink)] {
-        &self.sinks
-    }
-    /// Masks of the sinks and of the loads that they read at their own coordinates.
-    fn masks(&self, e: &Emit) -> Vec<Value> {
-        let (mut masks, mut seen) = (vec![], HashSet::new());
-        for (_, s) in &self.sinks {
-            match s {
-                Sink::Store { value, mask, .. } => {
-                    e.masks_of(*value, &mut masks, &mut seen);
-                    masks.extend(mask);
-                }
-                Sink::Keep { value: v, .. } | Sink::Reduce { operand: v, .. } | Sink::Scan { operand: v, .. } => {
-                    e.masks_of(*v, &mut masks, &mut seen)
-                }
-                Sink::Check { values: [_, _, index], mask, .. } => {
-                    e.masks_of(*index, &mut masks, &mut seen);
-                    masks.extend(mask);
-                }
-            }
-        }
-        masks.extend(self.common_masks(e));
-        masks
-    }
-    /// Masks outside of which no sink has anything to do.
-    fn common_masks(&self, e: &Emit) -> Vec<Value> {
-        let of = |s: &Sink| match s {
-            Sink::Store { mask, .. } => mask.map_or_else(BTreeSet::new, |m| e.demand.conjuncts(e.kernel, m)),
-            Sink::Check { mask, .. } => mask.map_or_else(BTreeSet::new, |m| e.demand.conjuncts(e.kernel, m)),
-            Sink::Keep { value, place: true, .. } => e.demand.within(*value),
-            Sink::Reduce { op, operand, .. } => e.demand.reduced(e.kernel, *op, *operand),
-            Sink::Keep { .. } | Sink::Scan { .. } => BTreeSet::new(),
-        };
-        let all = self.sinks.iter().map(|(_, s)| of(s)).reduce(|mut a, b| {
-            a.retain(|m| b.contains(m));
-            a
-        });
-        // A mask of a later loop says nothing yet.
-        all.into_iter().flatten().filter(|m| e.place.contains_key(m)).collect()
-    }
-}
-
-/// An inner loop's state: the accumulators of a reduction.
-pub(super) enum Running {
-    Lanes(reduce::Accumulators),
-    /// Reduced along a leading axis: accumulated in the result's buffer.
-    Memory(Buffer, Option<Buffer>),
-    None,
-}
+use super::{Emit, Res};
+use kiln_block::{BinaryOp, Elem, Inst, Op, Value};
+use std::collections::HashSet;
 
 impl Emit<'_> {
     /// Adds a sink to the pending group, writing the group first where they cannot share a nest.
@@ -447,7 +349,7 @@ impl Emit<'_> {
         }
     }
     /// Masks of the loads that `v` is computed from at the nest's own coordinates.
-    fn masks_of(&self, v: Value, masks: &mut Vec<Value>, seen: &mut HashSet<Value>) {
+    pub fn masks_of(&self, v: Value, masks: &mut Vec<Value>, seen: &mut HashSet<Value>) {
         if !seen.insert(v) {
             return;
         }
@@ -502,17 +404,4 @@ impl Emit<'_> {
         }
         Ok(())
     }
-}
-
-/// The element that a reduction or scan accumulates in.
-pub(super) fn accumulator(e: Elem) -> Elem {
-    match e {
-        Elem::F16 | Elem::Bf16 | Elem::F8e4m3 => Elem::F32,
-        e => e,
-    }
-}
-
-/// Elements of a block type.
-pub(super) fn block_elem(t: &Type) -> Res<Elem> {
-    t.elem().ok_or_else(|| format!("{t} where a block is needed"))
 }

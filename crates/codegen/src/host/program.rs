@@ -2,8 +2,8 @@
 use super::ahead::Ahead;
 use super::demand::{Demand, forces};
 use super::eval::{Buffer, Place};
+use super::group::{Sink, block_elem};
 use super::memory::{Guard, Store};
-use super::nest::{Sink, block_elem};
 use super::text::{Name, reg};
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};

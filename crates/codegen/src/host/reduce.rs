@@ -3,25 +3,13 @@
 //! Along the innermost axis a reduction runs in several vector accumulators that are combined in a fixed order; along a leading
 //! axis it accumulates in the result's scratch memory. Half types accumulate in f32 and are rounded once at the end.
 use super::eval::{Buffer, Place};
+use super::group::{Accumulators, Group, Running, Sink, accumulator, block_elem};
 use super::memory::{Guard, Store};
-use super::nest::{Group, Running, Sink, accumulator, block_elem};
 use super::sums::CHUNK;
 use super::text::{Name, float, literal, reg, vector};
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};
 use kiln_block::{BinaryOp, CmpOp, Elem, ReduceOp, ScanOp};
-
-pub(super) struct Accumulators {
-    pub elem: Elem,
-    /// Values and, for arg reductions, indices; one of each per unrolled turn.
-    pub slots: Vec<(Name, Option<Name>)>,
-    /// Lanes of f64 that the slots are emptied into now and then.
-    pub wide: Option<Name>,
-    /// Of a result that is a block.
-    pub buffer: Option<Buffer>,
-    /// Of a result that is a scalar, after the nest.
-    done: Option<Val>,
-}
 
 fn is_arg(op: ReduceOp) -> bool {
     matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)

@@ -3,9 +3,9 @@
 //! Along the innermost axis a vector of lanes is scanned in log2 steps, each combining lanes at twice the distance of the one
 //! before, and then combined with what the vectors before came to. Sums and products of f32 are held in f64 meanwhile, as
 //! PyTorch does. Along a leading axis an element is combined with the one before it, from the result's scratch memory.
+use super::group::{Accumulators, Running};
 use super::memory::{Guard, Store};
-use super::nest::Running;
-use super::reduce::{Accumulators, combiner, identity, scan_reduce};
+use super::reduce::{combiner, identity, scan_reduce};
 use super::text::{Name, literal, reg, vector};
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};

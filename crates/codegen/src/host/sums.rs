@@ -2,8 +2,7 @@
 //!
 //! A vector accumulator of f32 takes at most [`CHUNK`] terms a lane before it is emptied into lanes of f64, and lanes are added
 //! up in f64: a row is rounded to f32 once, whatever its length.
-use super::nest::{Group, Running, Sink, block_elem};
-use super::reduce::Accumulators;
+use super::group::{Accumulators, Group, Running, Sink, block_elem};
 use super::text::{Name, literal, vector};
 use super::{Emit, Res};
 use kiln_block::{Elem, ReduceOp};

@@ -2,7 +2,8 @@
 use super::emit::{Res, Val, int};
 use super::r#gen::Gen;
 use super::index::Pointer;
-use super::memory::{When, Words};
+use super::memory::When;
+use super::words::Words;
 use inkwell::IntPredicate;
 use inkwell::values::IntValue;
 use kiln_block::Elem;

@@ -2,9 +2,9 @@
 //!
 //! Layouts see one large block: the upper bits of the warp number are the block's rank in its cluster. Blocks differ from
 //! warps in what lies between them: partial results go into the other blocks' shared memory, and barriers are the cluster's.
-use super::collect::Places;
 use super::emit::{Emit, Fail, Res, Val, int};
 use super::r#gen::Gen;
+use super::places::Places;
 use super::reduce::Part;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::Flat;

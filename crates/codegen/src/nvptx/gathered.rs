@@ -3,7 +3,7 @@
 use super::emit::{Res, Val};
 use super::r#gen::Gen;
 use super::index::Pointer;
-use super::memory::Words;
+use super::words::Words;
 use inkwell::values::IntValue;
 use kiln_block::{Elem, Kernel, Op, Value};
 use std::cmp::Reverse;

@@ -2,8 +2,8 @@
 //! the order of numbers, and one that is picked is exact.
 use super::emit::{Res, int, mistyped};
 use super::r#gen::Gen;
-use super::memory::Words;
 use super::reduce::Part;
+use super::words::Words;
 use inkwell::values::IntValue;
 use kiln_block::layout::Flat;
 use kiln_block::{Const, Elem, Kernel, Op, ReduceOp, Type, Value};

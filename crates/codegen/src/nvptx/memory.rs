@@ -7,6 +7,7 @@ use super::emit::{Res, Val, int, mistyped};
 use super::gathered::Gathered;
 use super::r#gen::Gen;
 use super::index::{Pointer, Reg};
+use super::words::Words;
 use inkwell::types::{BasicType, BasicTypeEnum, IntType};
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::{Elem, InstData};
@@ -41,34 +42,6 @@ enum Split {
     Groups(usize),
     /// In groups of 16 bytes that start anywhere.
     Anywhere(usize),
-}
-
-/// How bytes of one access travel: `words` registers of `bits`.
-#[derive(Clone, Copy)]
-pub(super) struct Words {
-    pub words: usize,
-    pub bits: usize,
-}
-impl Words {
-    pub fn of(bytes: usize, elem: Elem) -> Words {
-        let bits = match bytes {
-            1 | 2 => bytes * 8,
-            _ if elem.bytes() == 8 => 64,
-            _ => 32,
-        };
-        Words { words: bytes * 8 / bits, bits }
-    }
-    /// Constraint of a register, and the PTX type.
-    fn asm(self) -> (char, String) {
-        let letter = match self.bits {
-            64 => 'l',
-            16 => 'h',
-            _ => 'r',
-        };
-        let vector = if self.words > 1 { format!(".v{}", self.words) } else { String::new() };
-        let ty = if self.bits == 8 { "u8".into() } else { format!("b{}", self.bits) };
-        (letter, format!("{vector}.{ty}"))
-    }
 }
 
 impl<'c> Gen<'c, '_> {

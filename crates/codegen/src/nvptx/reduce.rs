@@ -2,11 +2,11 @@
 //!
 //! Every step combines two neighbouring ranges of the axis, whatever bits of the layout they lie on, so one loop over the
 //! axis's bits serves all layouts. Half types accumulate in f32 and are rounded once.
-use super::collect::Places;
 use super::emit::{Fail, Res, Val, int};
 use super::exchange::shuffle;
 use super::r#gen::Gen;
 use super::index::Reg;
+use super::places::Places;
 use inkwell::{FloatPredicate, IntPredicate};
 use kiln_block::layout::{Flat, axis_bits, bits_of};
 use kiln_block::{BinaryOp, CmpOp, Elem, InstData, ReduceOp};

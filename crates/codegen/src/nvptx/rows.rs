@@ -4,7 +4,7 @@ use super::emit::{Fail, Res, Val};
 use super::exchange::Placement;
 use super::r#gen::Gen;
 use super::index::{Index, Reg};
-use super::memory::Words;
+use super::words::Words;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::{CmpOp, Elem, InstData, Kernel, Op, Value};

@@ -3,7 +3,8 @@
 use super::emit::{Fail, Res, Val, mistyped};
 use super::r#gen::Gen;
 use super::index::{Pointer, Reg};
-use super::memory::{When, Words, in_vectors};
+use super::memory::{When, in_vectors};
+use super::words::Words;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::{Elem, InstData, Op, Value};
 

@@ -7,22 +7,32 @@ use kiln_runtime::{RunTrace, Session, TimeOptions};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// A kernel's measured time beside its prediction.
 #[derive(Clone, Debug, Serialize)]
 pub struct KernelTime {
+    /// As in the plan.
     pub name: String,
+    /// Its family, as `gemm`.
     pub kind: String,
     /// Module path that all its ops share; may be empty.
     pub module: String,
     /// `null` for what libtorch runs.
     pub predicted_us: Option<f64>,
+    /// Median of its runs, in microseconds.
     pub median_us: f64,
+    /// A tenth of its runs took at most this, in microseconds.
     pub p10: f64,
+    /// Nine tenths of its runs took at most this, in microseconds.
     pub p90: f64,
     /// Of the sum over all kernels.
     pub share: f64,
+    /// Bytes it reads and writes, by the plan.
     pub bytes: u64,
+    /// Floating-point operations, by the plan.
     pub flops: u64,
+    /// 10^9 bytes a second.
     pub gbps: f64,
+    /// 10^12 operations a second.
     pub tflops: f64,
     /// Microseconds the device waited before it, in a traced run.
     pub gap_us: f64,
@@ -31,16 +41,25 @@ pub struct KernelTime {
 /// Kernels of one module.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct ModuleTime {
+    /// Path of the module; may be empty.
     pub module: String,
+    /// Kernels that lie in it.
     pub kernels: usize,
     /// `null` where a kernel's is.
     pub predicted_us: Option<f64>,
+    /// Sum of their medians, in microseconds.
     pub median_us: f64,
+    /// Of the sum over all kernels.
     pub share: f64,
+    /// Bytes they read and write, by the plan.
     pub bytes: u64,
+    /// Floating-point operations, by the plan.
     pub flops: u64,
+    /// 10^9 bytes a second.
     pub gbps: f64,
+    /// 10^12 operations a second.
     pub tflops: f64,
+    /// Microseconds the device waited before them, in a traced run.
     pub gap_us: f64,
 }
 

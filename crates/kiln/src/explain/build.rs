@@ -46,6 +46,7 @@ struct Facts<'a> {
 }
 
 impl Report {
+    /// What became of a model.
     pub fn new(c: &Compiled) -> Report {
         let facts = Facts::new(&c.plan, &c.graph);
         let (mut run, mut load, mut fallback_why) = (vec![], vec![], vec![]);

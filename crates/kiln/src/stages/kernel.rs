@@ -75,7 +75,7 @@ pub fn text(c: &Compiled, kernel: usize, stage: Stage) -> Result<String, Error> 
 pub(super) fn program(c: &Compiled, id: ProgramId, stage: Stage) -> Result<String, Error> {
     let block = &c.programs[id];
     let gpu = Some(c.options.machine()).filter(|m| m.arch.is_gpu());
-    let failed = |e: kiln_codegen::CodegenError| Error::failed(e.to_string(), "look at an earlier stage");
+    let failed = |e: kiln_codegen::CodegenError| Error::caused(e.to_string(), "look at an earlier stage", e);
     let alone = std::slice::from_ref(block);
     match (stage, gpu, &c.code) {
         (Stage::Block, ..) => Ok(kiln_block::text::print(block)),
@@ -96,7 +96,7 @@ pub(super) fn program(c: &Compiled, id: ProgramId, stage: Stage) -> Result<Strin
 
 /// Writes stages to a folder: `model.graph`, `model.plan`, and `KERNEL.STAGE` for every kernel.
 pub fn write_folder(c: &Compiled, stages: &[Stage], folder: &Path) -> Result<usize, Error> {
-    std::fs::create_dir_all(folder).map_err(|e| Error::writing(folder, &e))?;
+    std::fs::create_dir_all(folder).map_err(|e| Error::writing(folder, e))?;
     let mut written = 0;
     let mut put = |name: String, text: &str| {
         written += 1;
@@ -117,16 +117,25 @@ pub fn write_folder(c: &Compiled, stages: &[Stage], folder: &Path) -> Result<usi
 /// Facts about the code of one launch.
 #[derive(Clone, Debug, Serialize)]
 pub struct Facts {
+    /// The plan's kernel.
     pub kernel: String,
+    /// Entry point of the code.
     pub entry: String,
+    /// Blocks along each axis.
     pub grid: [usize; 3],
+    /// Of a block.
     pub threads: usize,
+    /// Blocks of a cluster; 1 without any.
     pub cluster: usize,
+    /// Bytes of dynamic shared memory.
     pub shared: usize,
+    /// Instructions of the PTX.
     pub instructions: usize,
     /// Bytes of the widest access to global memory.
     pub widest_load: usize,
+    /// The same of stores.
     pub widest_store: usize,
+    /// Instructions of interest by their name.
     pub counts: BTreeMap<String, usize>,
     /// `None` without ptxas.
     pub assembled: Option<Assembled>,
@@ -161,6 +170,7 @@ pub fn facts(c: &Compiled, kernel: usize, ptxas: Option<&Path>) -> Result<Vec<Fa
 }
 
 impl Facts {
+    /// A line for each fact.
     pub fn text(&self) -> String {
         let mut t = format!("{}\n", self.entry);
         let mut row = |name: &str, text: String| {

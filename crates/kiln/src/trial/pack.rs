@@ -89,7 +89,7 @@ pub fn write(path: &Path, all: &[Packed]) -> Result<(), Error> {
 }
 
 pub fn read(path: &Path) -> Result<Vec<Packed>, Error> {
-    let bytes = std::fs::read(path).map_err(|e| Error::reading(path, &e))?;
+    let bytes = std::fs::read(path).map_err(|e| Error::reading(path, e))?;
     let bad = |what: String| {
         Error::failed(format!("{} does not hold packed cases: {what}", path.display()), "pack them again")
     };

@@ -8,12 +8,15 @@ use std::fmt::Write as _;
 /// `tune --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Tuned {
+    /// Name of the graph.
     pub model: String,
+    /// Name of the GPU.
     pub device: String,
     /// One for each problem.
     pub kernels: Vec<KernelTuning>,
 }
 
+/// What tuning found for one problem.
 #[derive(Clone, Debug, Serialize)]
 pub struct KernelTuning {
     /// The kernels that have this problem.
@@ -25,14 +28,18 @@ pub struct KernelTuning {
     /// Everything that was measured now.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tried: Vec<Tried>,
+    /// It took.
     pub seconds: f64,
 }
 
 /// A template, and the median of its samples.
 #[derive(Clone, Debug, Serialize)]
 pub struct Tried {
+    /// As constraints name it.
     pub template: String,
+    /// Microseconds.
     pub us: f64,
+    /// How many were taken.
     pub samples: usize,
 }
 impl From<&kiln_tune::Timed> for Tried {
@@ -42,6 +49,7 @@ impl From<&kiln_tune::Timed> for Tried {
 }
 
 impl KernelTuning {
+    /// Of the kernels that have one problem; `known`: the entry was in the store.
     pub fn new(
         kernels: &[&Kernel],
         entry: Option<Entry>,
@@ -59,6 +67,7 @@ impl KernelTuning {
 }
 
 impl Tuned {
+    /// For a terminal of `width` columns.
     pub fn text(&self, width: usize) -> String {
         let n = self.kernels.iter().map(|k| k.names.len()).sum();
         let (products, problems) = (count(n, "product"), count(self.kernels.len(), "problem"));

@@ -1,7 +1,7 @@
 //! Inner loops of matrix products, one table per instruction set and scalar type.
 //!
 //! Never: knows strides or caches; operands come packed, in panels of as many rows or columns as the registers hold.
-use super::pack::prefetch;
+use super::prefetch::prefetch;
 use kiln_cpu::Level;
 
 /// Columns that one call of `Kernels::dots` takes.

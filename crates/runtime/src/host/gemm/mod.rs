@@ -10,6 +10,7 @@ mod buffer;
 mod finish;
 mod kernel;
 mod pack;
+mod prefetch;
 mod prepack;
 mod vector;
 

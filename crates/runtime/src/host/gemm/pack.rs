@@ -3,6 +3,7 @@
 //! A panel holds a few lanes (rows of a, or columns of b) over some depth: lane `l` at depth `k` lies at `k·pitch + l`, and
 //! lanes beyond the operand are zero.
 use super::kernel::Real;
+use super::prefetch::prefetch;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use kiln_cpu::Level;
 use kiln_plan::exec::Axis;
@@ -102,16 +103,6 @@ pub unsafe fn pack<S: Element>(
             }
             _ => gather(p, s, [lane, n], [from, depth], to, pitch),
         }
-    }
-}
-
-/// Asks for the cache line at an address, which need not exist.
-#[inline(always)]
-pub fn prefetch<T>(_p: *const T) {
-    // SAFETY: a hint; any address will do.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(_p.cast())
     }
 }
 

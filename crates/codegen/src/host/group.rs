@@ -1,0 +1,134 @@
+//! What one nest computes: the sinks of a group, and the state of its reductions while it runs.
+use super::eval::Buffer;
+use super::text::Name;
+use super::value::Val;
+use super::{Emit, Res};
+use kiln_block::{Elem, Inst, ReduceOp, ScanOp, Type, Value};
+use std::collections::{BTreeSet, HashSet};
+
+/// What a nest is written for.
+#[derive(Clone, Debug)]
+pub(super) enum Sink {
+    Store {
+        ptr: Value,
+        value: Value,
+        mask: Option<Value>,
+    },
+    /// Indices where the condition holds, as faults.
+    Check {
+        /// Where to, condition, index.
+        values: [Value; 3],
+        mask: Option<Value>,
+        site: u32,
+    },
+    /// Into scratch memory; `place`: the value is read from there afterwards.
+    Keep {
+        value: Value,
+        buffer: Buffer,
+        place: bool,
+    },
+    Reduce {
+        op: ReduceOp,
+        axis: usize,
+        operand: Value,
+        result: Value,
+    },
+    Scan {
+        op: ScanOp,
+        axis: usize,
+        operand: Value,
+        result: Value,
+    },
+}
+
+/// Sinks of one shape that one nest computes.
+#[derive(Default)]
+pub(super) struct Group {
+    pub shape: Vec<usize>,
+    pub sinks: Vec<(Inst, Sink)>,
+    /// Results that exist only after the nest.
+    pub late: HashSet<Value>,
+    /// Kept values: computed at the same place inside the nest.
+    pub same: HashSet<Value>,
+    /// Roots of pending stores.
+    pub stored: HashSet<Value>,
+    /// Roots read inside, with the pointers.
+    pub read: Vec<(Value, Value)>,
+}
+
+impl Group {
+    pub fn sinks(&self) -> &[(Inst, Sink)] {
+        &self.sinks
+    }
+    /// Masks of the sinks and of the loads that they read at their own coordinates.
+    pub fn masks(&self, e: &Emit) -> Vec<Value> {
+        let (mut masks, mut seen) = (vec![], HashSet::new());
+        for (_, s) in &self.sinks {
+            match s {
+                Sink::Store { value, mask, .. } => {
+                    e.masks_of(*value, &mut masks, &mut seen);
+                    masks.extend(mask);
+                }
+                Sink::Keep { value: v, .. } | Sink::Reduce { operand: v, .. } | Sink::Scan { operand: v, .. } => {
+                    e.masks_of(*v, &mut masks, &mut seen)
+                }
+                Sink::Check { values: [_, _, index], mask, .. } => {
+                    e.masks_of(*index, &mut masks, &mut seen);
+                    masks.extend(mask);
+                }
+            }
+        }
+        masks.extend(self.common_masks(e));
+        masks
+    }
+    /// Masks outside of which no sink has anything to do.
+    pub fn common_masks(&self, e: &Emit) -> Vec<Value> {
+        let of = |s: &Sink| match s {
+            Sink::Store { mask, .. } => mask.map_or_else(BTreeSet::new, |m| e.demand.conjuncts(e.kernel, m)),
+            Sink::Check { mask, .. } => mask.map_or_else(BTreeSet::new, |m| e.demand.conjuncts(e.kernel, m)),
+            Sink::Keep { value, place: true, .. } => e.demand.within(*value),
+            Sink::Reduce { op, operand, .. } => e.demand.reduced(e.kernel, *op, *operand),
+            Sink::Keep { .. } | Sink::Scan { .. } => BTreeSet::new(),
+        };
+        let all = self.sinks.iter().map(|(_, s)| of(s)).reduce(|mut a, b| {
+            a.retain(|m| b.contains(m));
+            a
+        });
+        // A mask of a later loop says nothing yet.
+        all.into_iter().flatten().filter(|m| e.place.contains_key(m)).collect()
+    }
+}
+
+/// An inner loop's state: the accumulators of a reduction.
+pub(super) enum Running {
+    Lanes(Accumulators),
+    /// Reduced along a leading axis: accumulated in the result's buffer.
+    Memory(Buffer, Option<Buffer>),
+    None,
+}
+
+/// Where a reduction gathers, in one nest.
+pub(super) struct Accumulators {
+    pub elem: Elem,
+    /// Values and, for arg reductions, indices; one of each per unrolled turn.
+    pub slots: Vec<(Name, Option<Name>)>,
+    /// Lanes of f64 that the slots are emptied into now and then.
+    pub wide: Option<Name>,
+    /// Of a result that is a block.
+    pub buffer: Option<Buffer>,
+    /// Of a result that is a scalar, after the nest.
+    pub done: Option<Val>,
+}
+
+/// The element that a reduction or scan accumulates in.
+pub(super) fn accumulator(e: Elem) -> Elem {
+    match e {
+        Elem::F16 | Elem::Bf16 | Elem::F8e4m3 => Elem::F32,
+        e => e,
+    }
+}
+
+/// Elements of a block type.
+pub(super) fn block_elem(t: &Type) -> Res<Elem> {
+    t.elem().ok_or_else(|| format!("{t} where a block is needed"))
+}

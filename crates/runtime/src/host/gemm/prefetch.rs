@@ -1,0 +1,11 @@
+//! Asking for memory that will be read soon.
+
+/// Asks for the cache line at an address, which need not exist.
+#[inline(always)]
+pub fn prefetch<T>(_p: *const T) {
+    // SAFETY: a hint; any address will do.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(_p.cast())
+    }
+}

@@ -1,0 +1,167 @@
+//! Circles of imports inside a crate: modules that use each other, each of which can only be read with the other in mind. A module and
+//! those inside it may use each other: a parent calls its children, which stand on what the parent holds.
+//!
+//! Imports are read from the text: `use` items, and paths that begin with `crate` or `super`, followed through `pub use`.
+mod paths;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+/// Crates that are not yet free of circles, and the module that these lie in; empty: anywhere.
+const NOT_YET: &[(&str, &str)] =
+    &[("kiln", ""), ("kiln-codegen", "nvptx::math"), ("kiln-graph", ""), ("kiln-lower", ""), ("kiln-rewrite", "")];
+
+/// Modules by their path (`host::nest`; the crate's root is empty), and those they use.
+type Uses = BTreeMap<String, BTreeSet<String>>;
+
+/// Number of crates without a circle; or the circles of others that should have none, and crates named as having some that have none.
+pub fn check(packages: &[crate::metadata::Package]) -> Result<usize, Vec<String>> {
+    let (mut free, mut problems) = (0, vec![]);
+    for p in packages {
+        let files = sources(&p.folder.join("src")).map_err(|e| vec![format!("{}: {e}", p.name)])?;
+        let place = NOT_YET.iter().find(|n| n.0 == p.name).map(|n| n.1);
+        let is_known = |c: &Vec<String>| place.is_some_and(|place| c.iter().all(|m| inside(m, place)));
+        let (known, new): (Vec<_>, Vec<_>) = circles(&uses(&files)).into_iter().partition(is_known);
+        free += usize::from(known.is_empty() && new.is_empty());
+        if place.is_some() && known.is_empty() {
+            problems.push(format!("{} has no circle there any more; remove it from NOT_YET", p.name));
+        }
+        let said =
+            |c: Vec<String>| format!("in {} modules use each other: {}; move what they share", p.name, c.join(", "));
+        problems.extend(new.into_iter().map(said));
+    }
+    if problems.is_empty() { Ok(free) } else { Err(problems) }
+}
+
+/// Text of each module, without what only tests have.
+fn sources(src: &Path) -> std::io::Result<BTreeMap<String, String>> {
+    let (mut files, mut folders) = (BTreeMap::new(), vec![src.to_path_buf()]);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let inside = path.strip_prefix(src).unwrap_or(&path).with_extension("");
+                let parts: Vec<String> = inside.iter().map(|p| p.to_string_lossy().into_owned()).collect();
+                let name = parts.join("::");
+                let name = if matches!(name.as_str(), "lib" | "main") { String::new() } else { name };
+                files.insert(name, std::fs::read_to_string(&path)?);
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// What each module uses, but for modules that it is in or that are in it.
+fn uses(files: &BTreeMap<String, String>) -> Uses {
+    let read: BTreeMap<&str, paths::Paths> = files.iter().map(|(m, t)| (m.as_str(), paths::read(t))).collect();
+    let known = |m: &str| files.contains_key(m);
+    // By module and name: where `pub use` has it from.
+    let mut given = BTreeMap::new();
+    for (module, paths) in &read {
+        for (name, path) in &paths.given {
+            given.extend(resolve(module, path, &known).map(|to| ((module.to_string(), name.clone()), to)));
+        }
+    }
+    let mut all = Uses::new();
+    for (module, paths) in &read {
+        let into = all.entry(module.to_string()).or_default();
+        for path in &paths.used {
+            let Some((mut to, mut item)) = resolve(module, path, &known) else { continue };
+            // A name may be passed on a few times, and two modules might pass it to each other.
+            for _ in 0..files.len() {
+                let Some(next) = given.get(&(to.clone(), item.clone())).filter(|n| n.0 != to) else { break };
+                (to, item) = next.clone();
+            }
+            if !inside(&to, module) && !inside(module, &to) {
+                into.insert(to);
+            }
+        }
+    }
+    all
+}
+
+fn inside(a: &str, b: &str) -> bool {
+    b.is_empty() || a == b || a.strip_prefix(b).is_some_and(|rest| rest.starts_with("::"))
+}
+
+/// The module that a path in `module` leads to, and the name it has there; nothing for other crates.
+fn resolve(module: &str, path: &[String], known: &dyn Fn(&str) -> bool) -> Option<(String, String)> {
+    let mut at: Vec<&str> = module.split("::").filter(|s| !s.is_empty()).collect();
+    let mut rest = path.iter().map(String::as_str).peekable();
+    let first = *rest.peek()?;
+    if first == "crate" {
+        at.clear();
+        rest.next();
+    }
+    while let Some(word) = rest.next_if(|w| matches!(*w, "super" | "self")) {
+        if word == "super" {
+            at.pop();
+        }
+    }
+    let child = |at: &[&str], name: &str| known(&[at, &[name]].concat().join("::"));
+    if !matches!(first, "crate" | "super" | "self") && !child(&at, first) {
+        return None;
+    }
+    while let Some(name) = rest.next_if(|name| child(&at, name)) {
+        at.push(name);
+    }
+    Some((at.join("::"), rest.next().unwrap_or_default().to_string()))
+}
+
+/// Groups of modules each of which reaches all others.
+fn circles(uses: &Uses) -> Vec<Vec<String>> {
+    let reach = |from: &String| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+        while let Some(to) = next.pop().and_then(|m| uses.get(m)) {
+            next.extend(to.iter().filter(|m| seen.insert((*m).clone())));
+        }
+        seen
+    };
+    let reached: BTreeMap<&String, BTreeSet<String>> = uses.keys().map(|m| (m, reach(m))).collect();
+    let mut found: Vec<Vec<String>> = vec![];
+    for (module, others) in reached.iter().filter(|(m, r)| r.contains(**m)) {
+        if !found.iter().any(|c| c.contains(module)) {
+            let back = |o: &&String| reached.get(o).is_some_and(|r| r.contains(*module));
+            found.push(others.iter().filter(back).cloned().collect());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(files: &[(&str, &str)]) -> Vec<Vec<String>> {
+        circles(&uses(&files.iter().map(|(m, t)| (m.to_string(), t.to_string())).collect()))
+    }
+
+    #[test]
+    fn modules_that_use_each_other_are_found() {
+        assert_eq!(
+            found(&[("", "mod a; mod b;"), ("a", "use crate::b::B;"), ("b", "fn f() { super::a::g() }")]),
+            [["a", "b"]]
+        );
+        assert!(found(&[("", "mod a; mod b;"), ("a", "use crate::b::B;"), ("b", "use std::fmt;")]).is_empty());
+        let three = [("a", "use crate::b::B;"), ("b", "use crate::{c::{C, D}, E};"), ("c", "use super::a::{self, A};")];
+        assert_eq!(found(&three), [["a", "b", "c"]]);
+    }
+
+    #[test]
+    fn names_are_followed_to_where_they_are_from() {
+        let files = [("", "pub use b::B;"), ("a", "use crate::B;"), ("b", "use crate::a::A;")];
+        assert_eq!(found(&files), [["a", "b"]]);
+    }
+
+    /// A parent and its children, comments and tests.
+    #[test]
+    fn what_is_no_circle_is_not_one() {
+        assert!(found(&[("a", "mod c; use c::C;"), ("a::c", "use super::A; use crate::a::B;")]).is_empty());
+        let tests = "// use crate::b::B;\n#[cfg(test)]\nmod tests {\n use crate::b::B;\n}";
+        assert!(found(&[("a", tests), ("b", "use crate::a::A;")]).is_empty());
+    }
+}

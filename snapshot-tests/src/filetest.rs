@@ -1,0 +1,119 @@
+//! File tests: a graph as text, and what a stage makes of it, in one file that shows one mechanism.
+//!
+//! ```text
+//! # What the mechanism is for.
+//! ; lower sm_90a
+//! ; only for, async_*
+//! graph NAME(…) { … }
+//! ; gives
+//! …
+//! ```
+//!
+//! The first `;` line says what to run: `lower TARGET` (block programs and library steps), `ptx TARGET` (names of instructions, with
+//! their numbers where one follows itself), `plan MACHINE`. `only` keeps the lines with one of its words (`tma_*`: all that begin so), and
+//! what encloses them; values are then numbered anew, so that a line elsewhere changes nothing here. All below `gives` is compared, or written by [`FileTest::blessed`].
+mod text;
+
+use kiln::{CompileOptions, Compiled, Error, Model, Target, compile::CompiledCode, snapshot, stages};
+use similar::TextDiff;
+
+const GIVES: &str = "; gives\n";
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct FileTest {
+    /// The file down to its expected text.
+    head: String,
+    run: Run,
+    /// Words of the lines to show; all lines without any.
+    only: Vec<String>,
+    expected: String,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Run {
+    Lower(Target),
+    Ptx(Target),
+    Plan(String),
+}
+
+impl FileTest {
+    /// Reads a file; an error says what its header lacks.
+    pub fn parse(text: &str) -> Result<FileTest, String> {
+        let (head, expected) = text.split_once(GIVES).unwrap_or((text, ""));
+        let mut lines = head.lines().filter_map(|l| l.strip_prefix("; "));
+        let run = lines.next().ok_or("the file says not what to run; add `; lower sm_90a`")?;
+        let mut only = vec![];
+        for line in lines {
+            let words =
+                line.strip_prefix("only ").ok_or_else(|| format!("`; {line}` is not known; there is `only`"))?;
+            only.extend(words.split(',').map(|w| w.trim().to_string()));
+        }
+        Ok(FileTest { head: head.into(), run: Run::parse(run)?, only, expected: expected.trim().into() })
+    }
+
+    /// What the stage gives, as far as the file shows it.
+    pub fn actual(&self) -> Result<String, String> {
+        let said = |e: Error| format!("{e}; {}", e.help());
+        let graph: Vec<&str> = self.head.lines().filter(|l| !l.starts_with(';')).collect();
+        let graph: kiln::Graph = graph.join("\n").parse().map_err(|e| format!("the graph does not read: {e}"))?;
+        let model = Model::from_graph(graph).map_err(said)?;
+        let compile = |target| kiln::compile(&model, &CompileOptions { target, ..CompileOptions::default() });
+        let whole = match &self.run {
+            Run::Plan(machine) => snapshot::plan_text_of(&model, machine).map_err(said)?,
+            Run::Lower(target) => lowered(&compile(*target).map_err(said)?).map_err(said)?,
+            Run::Ptx(target) => instructions(&compile(*target).map_err(said)?)?,
+        };
+        let shown = match &self.run {
+            _ if self.only.is_empty() => whole,
+            Run::Lower(_) => text::renumbered(&text::only(&whole, &self.only)),
+            Run::Ptx(_) | Run::Plan(_) => text::only(&whole, &self.only),
+        };
+        Ok(text::wrapped(shown.trim()))
+    }
+
+    /// How `actual` differs from what is expected, for a reader; nothing if it does not.
+    pub fn difference(&self, actual: &str) -> Option<String> {
+        let same = self.expected == actual.trim();
+        let diff = || {
+            TextDiff::from_lines(self.expected.as_str(), actual).unified_diff().header("expected", "now").to_string()
+        };
+        (!same).then(diff)
+    }
+
+    /// The file with `actual` as its expected text.
+    pub fn blessed(&self, actual: &str) -> String {
+        format!("{}\n\n{GIVES}{}\n", self.head.trim_end(), actual.trim())
+    }
+}
+
+impl Run {
+    fn parse(line: &str) -> Result<Run, String> {
+        let (what, on) = line.split_once(' ').unwrap_or((line, ""));
+        let target = || {
+            let all = [Target::Cpu, Target::Sm80, Target::Sm90a];
+            all.into_iter().find(|t| t.name() == on).ok_or_else(|| format!("there is no target `{on}`"))
+        };
+        match what {
+            "lower" => Ok(Run::Lower(target()?)),
+            "ptx" => Ok(Run::Ptx(target()?)),
+            "plan" => Ok(Run::Plan(on.into())),
+            _ => Err(format!("`; {line}` is nothing to run; there are lower, ptx and plan")),
+        }
+    }
+}
+
+fn lowered(c: &Compiled) -> Result<String, Error> {
+    let kernels = (0..c.plan.kernels.len()).map(|k| stages::kernel::text(c, k, stages::Stage::Block));
+    Ok(kernels.collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+fn instructions(c: &Compiled) -> Result<String, String> {
+    let CompiledCode::Ptx(list) = &c.code else { return Err("a cpu has no PTX".into()) };
+    let mut out = String::new();
+    for p in list {
+        let [x, y, z] = p.grid;
+        let head = format!("kernel @{} grid [{x}, {y}, {z}] threads {} cluster {}", p.name, p.threads, p.cluster);
+        out += &format!("{head} shared {}\n{}", p.shared, text::instructions(&p.text));
+    }
+    Ok(out)
+}
