@@ -28,7 +28,7 @@ pub fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
     for (i, arg) in args.iter().enumerate() {
         check_type(arg).map_err(|e| format!("operand {i}: {e}"))?;
     }
-    if let Some(arg) = args.iter().find(|t| t.dtype == DType::F8e4m3 && !takes_f8(op)) {
+    if let Some(arg) = args.iter().find(|t| t.dtype.is_f8() && !takes_f8(op)) {
         return Err(format!("not defined on {}; cast first", arg.dtype));
     }
     let ty = result(op, args)?;
@@ -36,7 +36,7 @@ pub fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
     Ok(ty)
 }
 
-/// Whether an op stores, moves, casts or multiplies matrices: there is no other arithmetic on f8e4m3.
+/// Whether an op stores, moves, casts or multiplies matrices: there is no other arithmetic on floats of eight bits.
 fn takes_f8(op: &Op) -> bool {
     match op {
         Op::Cast(_) | Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => true,

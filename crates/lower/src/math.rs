@@ -1,6 +1,6 @@
 //! Graph arithmetic as block instructions. Operands are in the type arithmetic is done in (halves in f32).
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, UnaryOp as U, Value};
-use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, UnaryOp, f8};
+use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, UnaryOp};
 
 /// Element of a buffer of this dtype.
 pub fn stored(d: DType) -> Elem {
@@ -33,8 +33,8 @@ pub fn constant(b: &mut Builder, d: DType, v: Scalar) -> Value {
             other => other.as_f64() as i64,
         }),
     };
-    if d == DType::F8e4m3 {
-        return float(b, Elem::F32, f64::from(f8::round(v.as_f64() as f32)));
+    if d.is_f8() {
+        return float(b, Elem::F32, d.round(v.as_f64()));
     }
     let value = b.constant(Type::scalar(stored(d)), c);
     b.cast(value, held(d))

@@ -113,7 +113,7 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
             arity(2, 2, 1)?;
             let (elem, shape) = block("the first operand", ty(0))?;
             same("the second operand", ty(1), ty(0))?;
-            ensure(elem != Elem::F8e4m3, || "f8e4m3 is not compared; cast first".into())?;
+            ensure(!elem.is_f8(), || format!("{elem} is not compared; cast first"))?;
             same("the result", out(), &Type::block(Elem::Bool, shape))
         }
         Op::Select => {

@@ -235,7 +235,7 @@ pub fn of_patches(of: &Body, p: &Product, target: Target) -> Result<f64, LowerEr
 
 /// Whether rows of operands must run along K: `wgmma` reads halves alone the other way.
 fn is_deep(p: &Product, dtype: DType) -> bool {
-    p.precision != Precision::Exact || dtype == DType::F8e4m3
+    p.precision != Precision::Exact || dtype.is_f8()
 }
 
 impl Read {
