@@ -12,6 +12,7 @@ pub enum Elem {
     F16,
     Bf16,
     F8e4m3,
+    F8e5m2,
     I64,
     I32,
     I16,
@@ -21,12 +22,13 @@ pub enum Elem {
 }
 
 /// Elements with their names and numbers, in the order of the enum.
-static TABLE: [(Elem, &str, Kind); 11] = [
+static TABLE: [(Elem, &str, Kind); 12] = [
     (Elem::F64, "f64", Kind::Float(Format::F64)),
     (Elem::F32, "f32", Kind::Float(Format::F32)),
     (Elem::F16, "f16", Kind::Float(Format::F16)),
     (Elem::Bf16, "bf16", Kind::Float(Format::BF16)),
     (Elem::F8e4m3, "f8e4m3", Kind::Float(Format::F8E4M3)),
+    (Elem::F8e5m2, "f8e5m2", Kind::Float(Format::F8E5M2)),
     (Elem::I64, "i64", Kind::I64),
     (Elem::I32, "i32", Kind::I32),
     (Elem::I16, "i16", Kind::I16),

@@ -13,6 +13,8 @@ pub enum DType {
     Bf16,
     /// Torch's `float8_e4m3fn` ([`Format::F8E4M3`]).
     F8e4m3,
+    /// Torch's `float8_e5m2` ([`Format::F8E5M2`]).
+    F8e5m2,
     I64,
     I32,
     I16,
@@ -48,7 +50,7 @@ const fn row(
 }
 
 /// In the order of the enum.
-static TABLE: [Row; 11] = {
+static TABLE: [Row; 12] = {
     use DType::*;
     use Kind::Float;
     [
@@ -57,6 +59,7 @@ static TABLE: [Row; 11] = {
         row(F16, "f16", Float(Format::F16), [F32, F16], 5, "F16"),
         row(Bf16, "bf16", Float(Format::BF16), [F32, Bf16], 15, "BF16"),
         row(F8e4m3, "f8e4m3", Float(Format::F8E4M3), [F32, F32], 24, "F8_E4M3"),
+        row(F8e5m2, "f8e5m2", Float(Format::F8E5M2), [F32, F32], 23, "F8_E5M2"),
         row(I64, "i64", Kind::I64, [I64, I64], 4, "I64"),
         row(I32, "i32", Kind::I32, [I32, I32], 3, "I32"),
         row(I16, "i16", Kind::I16, [I16, I16], 2, "I16"),
@@ -178,7 +181,7 @@ mod tests {
         for d in DType::ALL {
             assert_eq!(DType::of_torch_number(d.torch_number().into()), Some(d));
         }
-        for none in [-1, 8, 12, 23, 256] {
+        for none in [-1, 8, 12, 25, 256] {
             assert_eq!(DType::of_torch_number(none), None);
         }
     }

@@ -10,6 +10,7 @@ pub fn stored(d: DType) -> Elem {
         DType::F16 => Elem::F16,
         DType::Bf16 => Elem::Bf16,
         DType::F8e4m3 => Elem::F8e4m3,
+        DType::F8e5m2 => Elem::F8e5m2,
         DType::I64 => Elem::I64,
         DType::I32 => Elem::I32,
         DType::I16 => Elem::I16,

@@ -20,6 +20,8 @@ impl Format {
     pub const BF16: Format = Format { exponent: 8, fraction: 7, infinities: true };
     /// Torch's `float8_e4m3fn`: exponents from -6 to 8, the largest number is 448.
     pub const F8E4M3: Format = Format { exponent: 4, fraction: 3, infinities: false };
+    /// Torch's `float8_e5m2`: exponents from -14 to 15, the largest number is 57344.
+    pub const F8E5M2: Format = Format { exponent: 5, fraction: 2, infinities: true };
 
     /// Bits of a number.
     pub fn bits(self) -> u32 {
@@ -163,7 +165,7 @@ impl Format {
 mod tests {
     use super::*;
 
-    const SHORT: [Format; 3] = [Format::F16, Format::BF16, Format::F8E4M3];
+    const SHORT: [Format; 4] = [Format::F16, Format::BF16, Format::F8E4M3, Format::F8E5M2];
 
     /// Every number comes back, and what lies between two goes to the nearest.
     #[test]
@@ -196,10 +198,21 @@ mod tests {
     /// The tables of the specification.
     #[test]
     fn ends_of_the_formats_of_eight_bits() {
-        let a = Format::F8E4M3;
+        let (a, b) = (Format::F8E4M3, Format::F8E5M2);
         assert_eq!([a.largest(), a.least_normal(), a.least()], [448.0, 2f64.powi(-6), 2f64.powi(-9)]);
-        assert_eq!([a.nan(), a.beyond()], [0x7f, 0x7f]);
-        assert_eq!(a.last(), 464.0);
+        assert_eq!([b.largest(), b.least_normal(), b.least()], [57344.0, 2f64.powi(-14), 2f64.powi(-16)]);
+        assert_eq!([a.nan(), a.beyond(), b.nan(), b.beyond()], [0x7f, 0x7f, 0x7f, 0x7c]);
+        assert_eq!([a.last(), b.last()], [464.0, 61440f32.next_down()]);
+        assert!((0x7c..0x80).all(|bits| b.decode(bits).is_infinite() == (bits == 0x7c)));
+    }
+
+    /// A byte of e5m2 is the upper one of f16.
+    #[test]
+    fn e5m2_is_half_of_f16() {
+        for byte in 0..=0xff {
+            let (x, y) = (Format::F8E5M2.decode(byte), f16::from_bits((byte << 8) as u16).to_f32());
+            assert!(x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan(), "{byte:#x}: {x} {y}");
+        }
     }
 
     #[test]
@@ -207,7 +220,9 @@ mod tests {
         for f in SHORT {
             assert!(f.holds(f) && Format::F32.holds(f) && Format::F64.holds(f) && !f.holds(Format::F32));
         }
+        assert!(Format::F16.holds(Format::F8E5M2) && Format::BF16.holds(Format::F8E5M2));
         assert!(Format::F16.holds(Format::F8E4M3) && Format::BF16.holds(Format::F8E4M3));
+        assert!(!Format::F8E5M2.holds(Format::F8E4M3) && !Format::F8E4M3.holds(Format::F8E5M2));
         assert!(!Format::F16.holds(Format::BF16) && !Format::BF16.holds(Format::F16));
     }
 

@@ -33,5 +33,6 @@ mod tests {
         assert_eq!(round(Elem::F16, 1e-8), Some(0.0));
         assert_eq!(round(Elem::F16, 0.1), Some(0.0999755859375));
         assert_eq!([464.0, 465.0].map(|v| round(Elem::F8e4m3, v)), [Some(448.0), None]);
+        assert_eq!([61439.0, 61440.0].map(|v| round(Elem::F8e5m2, v)), [Some(57344.0), Some(f64::INFINITY)]);
     }
 }

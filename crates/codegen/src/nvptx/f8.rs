@@ -9,6 +9,7 @@ use kiln_block::Format;
 fn instruction(format: Format) -> Option<&'static str> {
     match format {
         Format::F8E4M3 => Some("llvm.nvvm.ff.to.e4m3x2.rn"),
+        Format::F8E5M2 => Some("llvm.nvvm.ff.to.e5m2x2.rn"),
         _ => None,
     }
 }

@@ -18,6 +18,7 @@ fn operand_type(elem: Elem) -> Option<(&'static str, usize)> {
         Elem::F16 => "f16",
         Elem::Bf16 => "bf16",
         Elem::F8e4m3 => "e4m3",
+        Elem::F8e5m2 => "e5m2",
         _ => return None,
     };
     Some((name, STEP / elem.bytes()))
