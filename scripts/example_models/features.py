@@ -150,6 +150,25 @@ def dtype_f8():
     return module(f, every_half, torch.cat(edges), torch.randn(32, 64), torch.randn(48, 64), torch.randn(48).bfloat16())
 
 
+@example("dtype_f8e5m2")
+def dtype_f8e5m2():
+    f8 = torch.float8_e5m2
+    every_half = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    numbers = torch.arange(124, dtype=torch.uint8).view(f8).float()
+    between = (numbers[1:] + numbers[:-1]) / 2
+    infinite = torch.tensor(float("inf"))
+    edges = [between, torch.nextafter(between, infinite), torch.nextafter(between, -infinite), torch.tensor([61439.9, 61440.0, 1e9])]
+
+    def f(x, e, b, a, w):
+        q, v = a.to(f8), w.to(f8)
+        half = torch.tensor(0.5)
+        y = torch._scaled_mm(q, v.t(), scale_a=half, scale_b=half, out_dtype=torch.float32)
+        return x.to(f8), e.to(f8).float(), (-e).to(f8), b.float(), b.half(), q.t().contiguous().view(-1), y
+
+    every_byte = torch.arange(256).to(torch.uint8).view(f8)
+    return module(f, every_half, torch.cat(edges), every_byte, torch.randn(32, 64), torch.randn(48, 64))
+
+
 @example("dtype_mixed")
 def dtype_mixed():
     def f(h, s, i, b):

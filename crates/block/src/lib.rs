@@ -19,6 +19,7 @@ pub mod verify;
 pub use builder::Builder;
 pub use error::BlockError;
 pub use ir::{Arithmetic, Array, Inst, InstData, Kernel, Param, Region, Value, ValueData};
+pub use kiln_number::{Format, Kind};
 pub use layout::Layout;
 pub use ops::{BinaryOp, CmpOp, Const, DotPrecision, Op, ReduceOp, Role, ScanOp, Terms, UnaryOp};
 pub use types::{Elem, Swizzle, Type};

@@ -1,4 +1,5 @@
 //! Types of block values.
+use kiln_number::{Format, Kind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -11,6 +12,7 @@ pub enum Elem {
     F16,
     Bf16,
     F8e4m3,
+    F8e5m2,
     I64,
     I32,
     I16,
@@ -18,74 +20,80 @@ pub enum Elem {
     U8,
     Bool,
 }
+
+/// Elements with their names and numbers, in the order of the enum.
+static TABLE: [(Elem, &str, Kind); 12] = [
+    (Elem::F64, "f64", Kind::Float(Format::F64)),
+    (Elem::F32, "f32", Kind::Float(Format::F32)),
+    (Elem::F16, "f16", Kind::Float(Format::F16)),
+    (Elem::Bf16, "bf16", Kind::Float(Format::BF16)),
+    (Elem::F8e4m3, "f8e4m3", Kind::Float(Format::F8E4M3)),
+    (Elem::F8e5m2, "f8e5m2", Kind::Float(Format::F8E5M2)),
+    (Elem::I64, "i64", Kind::I64),
+    (Elem::I32, "i32", Kind::I32),
+    (Elem::I16, "i16", Kind::I16),
+    (Elem::I8, "i8", Kind::I8),
+    (Elem::U8, "u8", Kind::U8),
+    (Elem::Bool, "bool", Kind::Bool),
+];
+
 impl Elem {
-    pub const ALL: [Elem; 11] = [
-        Elem::F64,
-        Elem::F32,
-        Elem::F16,
-        Elem::Bf16,
-        Elem::F8e4m3,
-        Elem::I64,
-        Elem::I32,
-        Elem::I16,
-        Elem::I8,
-        Elem::U8,
-        Elem::Bool,
-    ];
-    pub fn bytes(self) -> usize {
-        match self {
-            Elem::F64 | Elem::I64 => 8,
-            Elem::F32 | Elem::I32 => 4,
-            Elem::F16 | Elem::Bf16 | Elem::I16 => 2,
-            Elem::F8e4m3 | Elem::I8 | Elem::U8 | Elem::Bool => 1,
+    pub const ALL: [Elem; TABLE.len()] = {
+        let mut all = [Elem::F64; TABLE.len()];
+        let mut i = 0;
+        while i < all.len() {
+            all[i] = TABLE[i].0;
+            i += 1;
         }
+        all
+    };
+
+    pub fn name(self) -> &'static str {
+        TABLE[self as usize].1
+    }
+    /// What numbers it has.
+    pub fn kind(self) -> Kind {
+        TABLE[self as usize].2
+    }
+    pub fn bytes(self) -> usize {
+        self.kind().bits() as usize / 8
     }
     pub fn is_float(self) -> bool {
-        matches!(self, Elem::F64 | Elem::F32 | Elem::F16 | Elem::Bf16 | Elem::F8e4m3)
+        self.format().is_some()
+    }
+    /// Of a float.
+    pub fn format(self) -> Option<Format> {
+        self.kind().format()
+    }
+    /// Of a float of eight bits. These are moved, converted and multiplied by `dot`; there is no other arithmetic on them.
+    pub fn f8(self) -> Option<Format> {
+        self.kind().f8()
+    }
+    pub fn is_f8(self) -> bool {
+        self.f8().is_some()
+    }
+    /// f16 and bf16.
+    pub fn is_half(self) -> bool {
+        self.format().is_some_and(|f| f.bits() == 16)
     }
     pub fn is_int(self) -> bool {
         self.int_range().is_some()
     }
     /// Arithmetic and comparisons of two's complement; the others count from 0.
     pub fn is_signed(self) -> bool {
-        !matches!(self, Elem::U8 | Elem::Bool)
+        !matches!(self.kind(), Kind::Int { least: 0, .. } | Kind::Bool)
     }
     /// Least and largest value of an integer element.
     pub fn int_range(self) -> Option<(i64, i64)> {
-        Some(match self {
-            Elem::I64 => (i64::MIN, i64::MAX),
-            Elem::I32 => (i32::MIN.into(), i32::MAX.into()),
-            Elem::I16 => (i16::MIN.into(), i16::MAX.into()),
-            Elem::I8 => (i8::MIN.into(), i8::MAX.into()),
-            Elem::U8 => (0, u8::MAX.into()),
-            _ => return None,
-        })
+        self.kind().int_range()
     }
     /// A number as the element holds it: wrapped to its width; for `Bool`, whether it is not 0.
     pub fn wrapped(self, x: i64) -> i64 {
-        match self {
-            Elem::I32 => i64::from(x as i32),
-            Elem::I16 => i64::from(x as i16),
-            Elem::I8 => i64::from(x as i8),
-            Elem::U8 => i64::from(x as u8),
-            Elem::Bool => i64::from(x != 0),
-            Elem::I64 | Elem::F64 | Elem::F32 | Elem::F16 | Elem::Bf16 | Elem::F8e4m3 => x,
-        }
+        self.kind().wrapped(x)
     }
-    pub fn name(self) -> &'static str {
-        match self {
-            Elem::F64 => "f64",
-            Elem::F32 => "f32",
-            Elem::F16 => "f16",
-            Elem::Bf16 => "bf16",
-            Elem::F8e4m3 => "f8e4m3",
-            Elem::I64 => "i64",
-            Elem::I32 => "i32",
-            Elem::I16 => "i16",
-            Elem::I8 => "i8",
-            Elem::U8 => "u8",
-            Elem::Bool => "bool",
-        }
+    /// Element that arithmetic on this one is done in, in registers of a host: f32 for shorter floats, else itself.
+    pub fn compute(self) -> Elem {
+        if self.format().is_some_and(|f| f.bits() < 32) { Elem::F32 } else { self }
     }
 }
 impl fmt::Display for Elem {
@@ -227,6 +235,18 @@ impl fmt::Display for Type {
                 dims(f, shape)?;
                 f.write_str(">")
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_in_the_order_of_the_enum() {
+        for (i, e) in Elem::ALL.into_iter().enumerate() {
+            assert_eq!(e as usize, i, "{e}");
         }
     }
 }

@@ -16,7 +16,7 @@
 //! Ops of the upper level:
 //! - operands and results have the types of the op's description; operands of pointwise ops have one shape, masks the shape
 //!   of what they mask, axes and permutations exist; a constant is of its type;
-//! - arithmetic is on floats but f8e4m3 (which is only moved, converted and multiplied by `dot`) and on integers where the
+//! - arithmetic is on floats but those of eight bits (which are only moved, converted and multiplied by `dot`) and on integers where the
 //!   description says so; bool has and, or, xor, not and comparisons;
 //! - nothing is stored through a parameter that is `readonly`; a loop's constant step is positive.
 //!

@@ -297,6 +297,7 @@ fn products() {
             (Elem::F64, Elem::F64),
             (Elem::U8, Elem::I32),
             (Elem::F8e4m3, Elem::F32),
+            (Elem::F8e5m2, Elem::F32),
         ] {
             let mut b = Builder::new("dot", [1, 1, 1], 4);
             let (pa, pb, pc) = (b.param("a", e, true), b.param("b", e, true), b.param("c", to, false));

@@ -194,16 +194,14 @@ fn transpose() {
 /// Sixteen bytes of f8 at a time; its conversions are instructions where there are any.
 #[test]
 fn casts_of_f8() {
-    for wide in [Elem::F32, Elem::Bf16, Elem::F16, Elem::I32] {
-        let ptx = check(&programs::cast(1 << 20, wide, Elem::F8e4m3));
-        assert_eq!(
-            (count(&ptx, "cvt.rn.satfinite.e4m3x2.f32"), count(&ptx, "st.global.v4.b32")),
-            (32, 2),
-            "{}",
-            ptx.text
-        );
-        let ptx = check(&programs::cast(1 << 20, Elem::F8e4m3, wide));
-        assert_eq!(count(&ptx, "ld.global.v4"), 2, "{}", ptx.text);
+    for f8 in Elem::ALL.into_iter().filter(|e| e.is_f8()) {
+        let instruction = format!("cvt.rn.satfinite.{}x2.f32", &f8.name()[2..]);
+        for wide in [Elem::F32, Elem::Bf16, Elem::F16, Elem::I32] {
+            let ptx = check(&programs::cast(1 << 20, wide, f8));
+            assert_eq!((count(&ptx, &instruction), count(&ptx, "st.global.v4.b32")), (32, 2), "{}", ptx.text);
+            let ptx = check(&programs::cast(1 << 20, f8, wide));
+            assert_eq!(count(&ptx, "ld.global.v4"), 2, "{}", ptx.text);
+        }
     }
 }
 

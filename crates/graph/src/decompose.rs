@@ -66,7 +66,7 @@ pub fn decompose_all(g: &Graph, which: impl Fn(&Op) -> bool) -> Result<Graph, Gr
 /// `Dot` accumulates in f32 and rounds once itself. So does a maximum, which never rounds.
 fn widen(g: &mut Graph, op: &Op, args: &[ValueId]) -> Result<Vec<ValueId>, GraphError> {
     let stays = match op {
-        Op::Linear if args.first().is_some_and(|a| g.dtype(*a) == DType::F8e4m3) => true,
+        Op::Linear if args.first().is_some_and(|a| g.dtype(*a).is_f8()) => true,
         Op::Linear | Op::Conv { transposed: false, .. } => args.len() == 2,
         Op::Pool { kind, .. } => *kind == crate::PoolKind::Max,
         Op::Unary(u) => u.function().row.rounding == Rounding::Exact,

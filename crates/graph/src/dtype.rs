@@ -1,4 +1,5 @@
-//! Element types.
+//! Element types: a table with a row for each, of which everything else asks.
+use kiln_number::{Format, Kind};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -10,8 +11,10 @@ pub enum DType {
     F32,
     F16,
     Bf16,
-    /// Torch's `float8_e4m3fn`: stored, moved, cast and multiplied as matrices ([`crate::f8`]).
+    /// Torch's `float8_e4m3fn` ([`Format::F8E4M3`]).
     F8e4m3,
+    /// Torch's `float8_e5m2` ([`Format::F8E5M2`]).
+    F8e5m2,
     I64,
     I32,
     I16,
@@ -20,95 +23,126 @@ pub enum DType {
     Bool,
 }
 
+/// What there is to know of a type.
+struct Row {
+    dtype: DType,
+    name: &'static str,
+    kind: Kind,
+    /// Type in which arithmetic on this type is done and reductions accumulate.
+    compute: DType,
+    /// Type of a matrix product of operands of this type.
+    product: DType,
+    /// PyTorch's number of the type (`c10/core/ScalarType.h`).
+    torch: u8,
+    /// What safetensors files call it.
+    safetensors: &'static str,
+}
+
+const fn row(
+    dtype: DType,
+    name: &'static str,
+    kind: Kind,
+    [compute, product]: [DType; 2],
+    torch: u8,
+    safetensors: &'static str,
+) -> Row {
+    Row { dtype, name, kind, compute, product, torch, safetensors }
+}
+
+/// In the order of the enum.
+static TABLE: [Row; 12] = {
+    use DType::*;
+    use Kind::Float;
+    [
+        row(F64, "f64", Float(Format::F64), [F64, F64], 7, "F64"),
+        row(F32, "f32", Float(Format::F32), [F32, F32], 6, "F32"),
+        row(F16, "f16", Float(Format::F16), [F32, F16], 5, "F16"),
+        row(Bf16, "bf16", Float(Format::BF16), [F32, Bf16], 15, "BF16"),
+        row(F8e4m3, "f8e4m3", Float(Format::F8E4M3), [F32, F32], 24, "F8_E4M3"),
+        row(F8e5m2, "f8e5m2", Float(Format::F8E5M2), [F32, F32], 23, "F8_E5M2"),
+        row(I64, "i64", Kind::I64, [I64, I64], 4, "I64"),
+        row(I32, "i32", Kind::I32, [I32, I32], 3, "I32"),
+        row(I16, "i16", Kind::I16, [I16, I16], 2, "I16"),
+        row(I8, "i8", Kind::I8, [I8, I8], 1, "I8"),
+        row(U8, "u8", Kind::U8, [U8, U8], 0, "U8"),
+        row(Bool, "bool", Kind::Bool, [Bool, Bool], 11, "BOOL"),
+    ]
+};
+
 impl DType {
-    pub const ALL: [DType; 11] = [
-        DType::F64,
-        DType::F32,
-        DType::F16,
-        DType::Bf16,
-        DType::I64,
-        DType::I32,
-        DType::I16,
-        DType::I8,
-        DType::U8,
-        DType::Bool,
-        DType::F8e4m3,
-    ];
+    pub const ALL: [DType; TABLE.len()] = {
+        let mut all = [DType::F64; TABLE.len()];
+        let mut i = 0;
+        while i < all.len() {
+            all[i] = TABLE[i].dtype;
+            i += 1;
+        }
+        all
+    };
 
-    /// All of them, for messages.
-    pub const NAMES: &str = "f64 f32 f16 bf16 f8e4m3 i64 i32 i16 i8 u8 bool";
-
+    fn row(self) -> &'static Row {
+        &TABLE[self as usize]
+    }
+    /// Names of all of them, for messages.
+    pub fn names() -> String {
+        DType::ALL.map(DType::name).join(" ")
+    }
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+    /// What numbers it has.
+    pub fn kind(self) -> Kind {
+        self.row().kind
+    }
     /// Size of one element in bytes.
     pub fn bytes(self) -> usize {
-        match self {
-            DType::F64 | DType::I64 => 8,
-            DType::F32 | DType::I32 => 4,
-            DType::F16 | DType::Bf16 | DType::I16 => 2,
-            DType::F8e4m3 | DType::I8 | DType::U8 | DType::Bool => 1,
-        }
+        self.kind().bits() as usize / 8
     }
     pub fn is_float(self) -> bool {
-        matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::Bf16 | DType::F8e4m3)
+        self.format().is_some()
+    }
+    /// Of a float.
+    pub fn format(self) -> Option<Format> {
+        self.kind().format()
+    }
+    /// Floats of eight bits: stored, moved, cast and multiplied as matrices; there is no other arithmetic on them.
+    pub fn is_f8(self) -> bool {
+        self.kind().f8().is_some()
     }
     pub fn is_int(self) -> bool {
         self.int_range().is_some()
     }
     /// Least and largest value of an integer type.
     pub fn int_range(self) -> Option<(i64, i64)> {
-        Some(match self {
-            DType::I64 => (i64::MIN, i64::MAX),
-            DType::I32 => (i32::MIN.into(), i32::MAX.into()),
-            DType::I16 => (i16::MIN.into(), i16::MAX.into()),
-            DType::I8 => (i8::MIN.into(), i8::MAX.into()),
-            DType::U8 => (0, u8::MAX.into()),
-            _ => return None,
-        })
+        self.kind().int_range()
+    }
+    /// The nearest number of a float type ([`Format::round`]); others stay as they are.
+    pub fn round(self, x: f64) -> f64 {
+        self.format().map_or(x, |f| f.round(x))
     }
     /// Type of a matrix product of operands of this type.
     pub fn product(self) -> DType {
-        if self == DType::F8e4m3 { DType::F32 } else { self }
+        self.row().product
     }
     /// Type in which arithmetic on this type is done and reductions accumulate: f32 for shorter floats, else itself.
     pub fn compute(self) -> DType {
-        match self {
-            DType::F16 | DType::Bf16 | DType::F8e4m3 => DType::F32,
-            other => other,
-        }
+        self.row().compute
     }
     /// PyTorch's number of the type (`c10/core/ScalarType.h`), as operators take it among their arguments.
     pub fn torch_number(self) -> u8 {
-        match self {
-            DType::U8 => 0,
-            DType::I8 => 1,
-            DType::I16 => 2,
-            DType::I32 => 3,
-            DType::I64 => 4,
-            DType::F16 => 5,
-            DType::F32 => 6,
-            DType::F64 => 7,
-            DType::Bool => 11,
-            DType::Bf16 => 15,
-            DType::F8e4m3 => 24,
-        }
+        self.row().torch
     }
     /// The type behind PyTorch's number; `None` for one that graphs do not have.
     pub fn of_torch_number(number: i64) -> Option<DType> {
         DType::ALL.into_iter().find(|d| i64::from(d.torch_number()) == number)
     }
-    pub fn name(self) -> &'static str {
-        match self {
-            DType::F64 => "f64",
-            DType::F32 => "f32",
-            DType::F16 => "f16",
-            DType::Bf16 => "bf16",
-            DType::F8e4m3 => "f8e4m3",
-            DType::I64 => "i64",
-            DType::I32 => "i32",
-            DType::I16 => "i16",
-            DType::I8 => "i8",
-            DType::U8 => "u8",
-            DType::Bool => "bool",
-        }
+    /// What safetensors files call it.
+    pub fn safetensors_name(self) -> &'static str {
+        self.row().safetensors
+    }
+    /// The type of this name in safetensors files; `None` for one that graphs do not have.
+    pub fn of_safetensors_name(name: &str) -> Option<DType> {
+        DType::ALL.into_iter().find(|d| d.safetensors_name() == name)
     }
 }
 
@@ -124,7 +158,7 @@ impl FromStr for DType {
         DType::ALL
             .into_iter()
             .find(|d| d.name() == s)
-            .ok_or_else(|| format!("unknown element type `{s}`; known: {}", DType::NAMES))
+            .ok_or_else(|| format!("unknown element type `{s}`; known: {}", DType::names()))
     }
 }
 
@@ -133,11 +167,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn rows_are_in_the_order_of_the_enum() {
+        for (i, d) in DType::ALL.into_iter().enumerate() {
+            assert_eq!((d as usize, d.name().parse()), (i, Ok(d)));
+            assert_eq!(serde_json::to_string(&d).expect("a name"), format!("\"{d}\""));
+            assert_eq!(DType::of_safetensors_name(d.safetensors_name()), Some(d));
+            assert_eq!((d.compute().compute(), d.product().product()), (d.compute(), d.product()));
+        }
+    }
+
+    #[test]
     fn numbers_of_pytorch_name_one_type_each() {
         for d in DType::ALL {
             assert_eq!(DType::of_torch_number(d.torch_number().into()), Some(d));
         }
-        for none in [-1, 8, 12, 23, 256] {
+        for none in [-1, 8, 12, 25, 256] {
             assert_eq!(DType::of_torch_number(none), None);
         }
     }

@@ -25,7 +25,7 @@ pub fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
     for (i, arg) in args.iter().enumerate() {
         check_type(arg).map_err(|e| format!("operand {i}: {e}"))?;
     }
-    if let Some(arg) = args.iter().find(|t| t.dtype == DType::F8e4m3 && !op.row().f8) {
+    if let Some(arg) = args.iter().find(|t| t.dtype.is_f8() && !op.row().f8) {
         return Err(format!("not defined on {}; cast first", arg.dtype));
     }
     let ty = result(op, args)?;

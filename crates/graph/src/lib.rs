@@ -8,7 +8,6 @@ mod count;
 pub mod decompose;
 pub mod dtype;
 pub mod error;
-pub mod f8;
 pub mod fallback;
 pub mod graph;
 pub mod infer;
@@ -27,6 +26,7 @@ pub use count::{count, plural};
 pub use dtype::DType;
 pub use error::GraphError;
 pub use graph::{Graph, Init, Node, ParamId, ParamInfo, Source, ValueId};
+pub use kiln_number::{Format, Kind};
 pub use op::{FallbackOp, Op, PoolKind, Scalar, ScatterMode};
 pub use ops::{
     binary::{BinaryOp, CompareOp},

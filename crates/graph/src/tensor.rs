@@ -1,8 +1,9 @@
 //! Types of values, and tensors as plain host data.
 use crate::{
-    DType, f8,
+    DType,
     memory::{self, Memory, NoMemory},
 };
+use kiln_number::Kind;
 use serde::{Deserialize, Serialize};
 use std::{alloc::Layout, fmt, sync::Arc};
 
@@ -62,6 +63,13 @@ impl std::str::FromStr for Type {
         let limit = ty.shape.iter().try_fold(ty.dtype.bytes(), |n, &d| n.checked_mul(d.max(1)));
         if limit.is_none_or(|n| n > 1 << 46) { Err(format!("`{s}` is too large")) } else { Ok(ty) }
     }
+}
+
+/// One to eight bytes as a number, the least one first.
+fn low(bytes: &[u8]) -> u64 {
+    let mut all = [0; 8];
+    all[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(all)
 }
 
 /// A dense row-major tensor in host memory, 64-byte aligned. Cheap to clone (shared, copied on write).
@@ -125,18 +133,12 @@ impl Tensor {
     }
     /// Element `i` (row-major) as f64. Integers over 2^53 lose precision.
     pub fn get_f64(&self, i: usize) -> f64 {
-        let b = &self.bytes()[i * self.ty.dtype.bytes()..];
-        match self.ty.dtype {
-            DType::F64 => bytemuck::pod_read_unaligned(&b[..8]),
-            DType::F32 => f64::from(bytemuck::pod_read_unaligned::<f32>(&b[..4])),
-            DType::F16 => bytemuck::pod_read_unaligned::<half::f16>(&b[..2]).to_f64(),
-            DType::Bf16 => bytemuck::pod_read_unaligned::<half::bf16>(&b[..2]).to_f64(),
-            DType::F8e4m3 => f64::from(f8::to_f32(b[0])),
-            DType::I64 => bytemuck::pod_read_unaligned::<i64>(&b[..8]) as f64,
-            DType::I32 => f64::from(bytemuck::pod_read_unaligned::<i32>(&b[..4])),
-            DType::I16 => f64::from(bytemuck::pod_read_unaligned::<i16>(&b[..2])),
-            DType::I8 => f64::from(b[0] as i8),
-            DType::U8 | DType::Bool => f64::from(b[0]),
+        let n = self.ty.dtype.bytes();
+        let low = low(&self.bytes()[i * n..(i + 1) * n]);
+        match self.ty.dtype.kind() {
+            Kind::Float(format) => format.from_bits(low),
+            kind @ Kind::Int { .. } => kind.wrapped(low as i64) as f64,
+            Kind::Bool => low as f64,
         }
     }
     /// Element `i` as i64 (floats truncate toward zero).
@@ -149,18 +151,13 @@ impl Tensor {
     pub fn set_f64(&mut self, i: usize, v: f64) {
         let (dtype, size) = (self.ty.dtype, self.ty.dtype.bytes());
         let b = &mut self.bytes_mut()[i * size..(i + 1) * size];
-        match dtype {
-            DType::F64 => b.copy_from_slice(&v.to_le_bytes()),
-            DType::F32 => b.copy_from_slice(&(v as f32).to_le_bytes()),
-            DType::F16 => b.copy_from_slice(&half::f16::from_f64(v).to_le_bytes()),
-            DType::Bf16 => b.copy_from_slice(&half::bf16::from_f64(v).to_le_bytes()),
-            DType::F8e4m3 => b[0] = f8::from_f32(v as f32),
-            DType::I64 => b.copy_from_slice(&(v as i64).to_le_bytes()),
-            DType::I32 => b.copy_from_slice(&(v as i32).to_le_bytes()),
-            DType::I16 => b.copy_from_slice(&(v as i64 as i16).to_le_bytes()),
-            DType::I8 | DType::U8 => b[0] = v as i64 as u8,
-            DType::Bool => b[0] = u8::from(v != 0.0),
-        }
+        let low = match dtype.kind() {
+            Kind::Float(format) => format.to_bits(v),
+            Kind::Int { .. } if size == 4 => v as i32 as u64,
+            Kind::Int { .. } => v as i64 as u64,
+            Kind::Bool => u64::from(v != 0.0),
+        };
+        b.copy_from_slice(&low.to_le_bytes()[..size]);
     }
     pub fn set_i64(&mut self, i: usize, v: i64) {
         match self.ty.dtype {

@@ -1,42 +1,19 @@
 //! Tensors in safetensors files, named "0", "1", … in order; and random inputs.
 use crate::Error;
 use kiln_graph::{DType, Tensor, Type};
-use safetensors::{Dtype as StDtype, SafeTensors, tensor::TensorView};
+use safetensors::{Dtype as StDtype, SafeTensorError, SafeTensors, tensor::TensorView};
 use std::{
     io::{Read, Write},
     path::Path,
 };
 
 pub(crate) fn dtype(d: StDtype) -> Option<DType> {
-    Some(match d {
-        StDtype::F64 => DType::F64,
-        StDtype::F32 => DType::F32,
-        StDtype::F16 => DType::F16,
-        StDtype::BF16 => DType::Bf16,
-        StDtype::F8_E4M3 => DType::F8e4m3,
-        StDtype::I64 => DType::I64,
-        StDtype::I32 => DType::I32,
-        StDtype::I16 => DType::I16,
-        StDtype::I8 => DType::I8,
-        StDtype::U8 => DType::U8,
-        StDtype::BOOL => DType::Bool,
-        _ => return None,
-    })
+    DType::of_safetensors_name(&d.to_string())
 }
-pub(crate) fn st_dtype(d: DType) -> StDtype {
-    match d {
-        DType::F64 => StDtype::F64,
-        DType::F32 => StDtype::F32,
-        DType::F16 => StDtype::F16,
-        DType::Bf16 => StDtype::BF16,
-        DType::F8e4m3 => StDtype::F8_E4M3,
-        DType::I64 => StDtype::I64,
-        DType::I32 => StDtype::I32,
-        DType::I16 => StDtype::I16,
-        DType::I8 => StDtype::I8,
-        DType::U8 => StDtype::U8,
-        DType::Bool => StDtype::BOOL,
-    }
+/// A tensor as these files have it.
+pub(crate) fn view(t: &Tensor) -> Result<TensorView<'_>, SafeTensorError> {
+    let dtype: StDtype = serde_json::from_value(t.ty.dtype.safetensors_name().into())?;
+    TensorView::new(dtype, t.ty.shape.clone(), t.bytes())
 }
 
 /// Reads tensors "0", "1", … ; other names are an error, so that a misnamed input is not dropped in silence.
@@ -58,7 +35,7 @@ pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
             )));
         };
         let d = dtype(view.dtype())
-            .ok_or_else(|| bad(format!("tensor \"{i}\" is {:?}; known are {}", view.dtype(), DType::NAMES)))?;
+            .ok_or_else(|| bad(format!("tensor \"{i}\" is {:?}; known are {}", view.dtype(), DType::names())))?;
         let ty = Type::new(d, view.shape().to_vec());
         kiln_graph::memory::require(view.data().len(), &format!("tensor \"{i}\" of {}", path.display()))
             .map_err(Error::memory)?;
@@ -79,11 +56,8 @@ fn whole(path: &Path) -> Result<Vec<u8>, Error> {
 
 /// Writes tensors "0", "1", … : to a temporary file beside `path`, then renamed, so that no half-written file is left.
 pub fn write(path: &Path, tensors: &[Tensor]) -> Result<(), Error> {
-    let views: Result<Vec<(String, TensorView<'_>)>, _> = tensors
-        .iter()
-        .enumerate()
-        .map(|(i, t)| TensorView::new(st_dtype(t.ty.dtype), t.ty.shape.clone(), t.bytes()).map(|v| (i.to_string(), v)))
-        .collect();
+    let views: Result<Vec<(String, TensorView<'_>)>, _> =
+        tensors.iter().enumerate().map(|(i, t)| view(t).map(|v| (i.to_string(), v))).collect();
     let bytes = views
         .and_then(|v| safetensors::serialize(v, None))
         .map_err(|e| Error::failed(format!("cannot encode the outputs: {e}"), "report this with the model"))?;
@@ -182,6 +156,15 @@ pub fn described(text: &str, seed: u64) -> Result<Tensor, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tensors_of_every_type_come_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("all.safetensors");
+        let all = DType::ALL.map(|d| random(&Type::new(d, [3, 5]), 2, 1));
+        write(&path, &all).expect("a file");
+        assert_eq!(read(&path).expect("tensors"), all);
+    }
 
     #[test]
     fn random_inputs_do_not_depend_on_the_threads_that_fill_them() {

@@ -12,7 +12,7 @@ pub mod pack;
 pub mod programs;
 
 use crate::{CompileOptions, Error, Model, Target, Tensor, compile};
-use kiln_graph::{DType, FallbackOp};
+use kiln_graph::{DType, FallbackOp, Format};
 use kiln_interp::graph::{Precision, run_with};
 use kiln_plan::exec::Work;
 use kiln_runtime::Device;
@@ -111,12 +111,7 @@ impl Expected {
 
 /// The largest number of a type.
 fn range(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 => 65504.0,
-        DType::F8e4m3 => 448.0,
-        DType::Bf16 | DType::F32 => f64::from(f32::MAX),
-        _ => f64::MAX,
-    }
+    dtype.format().unwrap_or(Format::F64).largest()
 }
 
 fn interpreted(model: &Model, inputs: &[Tensor], precision: Precision) -> Result<Vec<Tensor>, Error> {
@@ -151,13 +146,8 @@ fn allowed(dtype: DType, want: &Tensor, samples: &[&Tensor]) -> Vec<f64> {
     let beside = usual.max(median(spreads.iter().copied().filter(|s| *s > 0.0)));
     let usual = |i: usize| if want.get_f64(i) == 0.0 { beside } else { usual };
     let share = median((0..n).filter(|i| size(*i) > 0.0).map(|i| spreads[i] / size(i)));
-    let (last, compute) = match dtype {
-        DType::F64 => (f64::EPSILON, f64::EPSILON),
-        DType::F16 => (1.0 / 1024.0, f64::from(f32::EPSILON)),
-        DType::Bf16 => (1.0 / 128.0, f64::from(f32::EPSILON)),
-        DType::F8e4m3 => (1.0 / 8.0, f64::from(f32::EPSILON)),
-        _ => (f64::from(f32::EPSILON), f64::from(f32::EPSILON)),
-    };
+    let epsilon = |d: DType| d.format().unwrap_or(Format::F32).epsilon();
+    let (last, compute) = (epsilon(dtype), epsilon(dtype.compute()));
     // Zeros alone come of numbers that cancel, which are taken to be about one.
     let largest = Some((0..n).map(size).fold(0.0, f64::max).min(1.0)).filter(|l| *l > 0.0).unwrap_or(1.0);
     let floor = |i: usize| last * size(i) + 8.0 * compute * size(i).max(largest);

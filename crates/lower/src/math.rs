@@ -1,6 +1,6 @@
 //! Graph arithmetic as block instructions. Operands are in the type arithmetic is done in (halves in f32).
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, UnaryOp as U, Value};
-use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, Scalar, UnaryOp, decompose::decompose_op, f8};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, Scalar, UnaryOp, decompose::decompose_op};
 
 /// Element of a buffer of this dtype.
 pub fn stored(d: DType) -> Elem {
@@ -10,6 +10,7 @@ pub fn stored(d: DType) -> Elem {
         DType::F16 => Elem::F16,
         DType::Bf16 => Elem::Bf16,
         DType::F8e4m3 => Elem::F8e4m3,
+        DType::F8e5m2 => Elem::F8e5m2,
         DType::I64 => Elem::I64,
         DType::I32 => Elem::I32,
         DType::I16 => Elem::I16,
@@ -33,8 +34,8 @@ pub fn constant(b: &mut Builder, d: DType, v: Scalar) -> Value {
             other => other.as_f64() as i64,
         }),
     };
-    if d == DType::F8e4m3 {
-        return float(b, Elem::F32, f64::from(f8::round(v.as_f64() as f32)));
+    if d.is_f8() {
+        return float(b, Elem::F32, d.round(v.as_f64()));
     }
     let value = b.constant(Type::scalar(stored(d)), c);
     b.cast(value, held(d))

@@ -49,13 +49,13 @@ pub struct Task<'a> {
 }
 
 /// What a product must be for this template.
-pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16, f16, f32 or f8e4m3 that are strided arrays with rows of multiples of 16 bytes, those of f8e4m3 along K, and one of the \
+pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16, f16, f32 or f8 that are strided arrays with rows of multiples of 16 bytes, those of f8 along K, and one of the \
      tiles 128x256, 256x128, 128x128, 128x64, 128x32, 128x16, 64x256, 64x128, 64x64, 64x32, 64x16 (exact f32 has 32x64 in place of \
      256x128, 64x256 and those narrower than 64); a schedule must fit the product and the memory of a multiprocessor";
 
 /// Whether products of this type go this way, their operands permitting.
 pub fn takes(dtype: DType, machine: &Hardware) -> bool {
-    machine.arch.has_wgmma() && matches!(dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F8e4m3)
+    machine.arch.has_wgmma() && (matches!(dtype, DType::Bf16 | DType::F16 | DType::F32) || dtype.is_f8())
 }
 
 /// The step, where warpgroups take the product.

@@ -36,13 +36,14 @@ const EPILOGUES: [&str; 22] = [
 const PAIR: &str = "%d = linear %a, %e\n %s = silu %c\n %y = mul %s, %d\n return %y";
 
 /// Operands, precision, template, compute capability, and why some epilogues may be refused.
-const TEMPLATES: [(&str, Precision, &str, Arch, &[&str]); 22] = [
+const TEMPLATES: [(&str, Precision, &str, Arch, &[&str]); 24] = [
     ("bf16", Precision::Exact, "", Arch::Sm90a, &[]),
     ("f16", Precision::Exact, "", Arch::Sm80, &[]),
     ("f32", Precision::Exact, "", Arch::Sm90a, &[]),
     ("f64", Precision::Exact, "", Arch::Sm90a, &[]),
     ("f8e4m3", Precision::Exact, "", Arch::Sm90a, &[]),
     ("f8e4m3", Precision::Exact, "", Arch::Sm80, &[]),
+    ("f8e5m2", Precision::Exact, "", Arch::Sm80, &[]),
     ("f32", Precision::Tf32, "", Arch::Sm80, &[]),
     ("bf16", Precision::Exact, "library", Arch::Sm90a, &["one product"]),
     ("f32", Precision::Tf32, "library", Arch::Sm90a, &["one product"]),
@@ -58,6 +59,7 @@ const TEMPLATES: [(&str, Precision, &str, Arch, &[&str]); 22] = [
     ("f32", Precision::Exact, "warpgroup 64x128 parts 3", Arch::Sm90a, &["warpgroups need"]),
     ("f32", Precision::Tf32, "warpgroup 128x128 tiles 2", Arch::Sm90a, &["warpgroups need"]),
     ("f8e4m3", Precision::Exact, "warpgroup 64x128", Arch::Sm90a, &["warpgroups need"]),
+    ("f8e5m2", Precision::Exact, "warpgroup 64x128", Arch::Sm90a, &["warpgroups need"]),
     ("f8e4m3", Precision::Exact, "warpgroup 64x64 parts 2", Arch::Sm90a, &["warpgroups need"]),
 ];
 
@@ -66,7 +68,7 @@ const SIZES: [[usize; 3]; 3] = [[66, 40, 272], [17, 72, 272], [65, 24, 272]];
 
 fn graph(d: &str, [m, n, k]: [usize; 3], rest: &str) -> String {
     // Products of f8 are f32.
-    let r = if d == "f8e4m3" { "f32" } else { d };
+    let r = if d.starts_with("f8") { "f32" } else { d };
     let twin = if rest == PAIR { format!(", %e: {d}[{n},{k}]") } else { String::new() };
     let rest = rest.replace("HALF", &(n / 2).to_string());
     format!(

@@ -438,29 +438,33 @@ fn products_in_three() {
 /// f8: by warpgroups where rows run along K, as they lie or turned by a copy; others by tensor cores in f16, few rows along rows.
 #[test]
 fn products_of_f8() {
-    let text = |lines: &str, arch: Arch| checked_text(lines, Precision::Exact, arch);
+    products_of("f8e4m3");
+    products_of("f8e5m2");
+}
+fn products_of(d: &str) {
+    let text = |lines: &str, arch: Arch| checked_text(&lines.replace("f8", d), Precision::Exact, arch);
     let scaled =
         "%s = mul %c, %u\n %t = mul %s, %v\n %w = cast %z to=f32\n %p = add %t, %w\n %y = cast %p to=bf16\n return %y";
     for (m, n, k) in [(64, 64, 128), (65, 68, 144), (132, 264, 272), (16, 72, 4096)] {
         let lines = format!(
-            "(%a: f8e4m3[{m},{k}], %b: f8e4m3[{n},{k}], %u: f32[{m},1], %v: f32[1,{n}], %z: bf16[{n}]) {{ %c = linear %a, %b\n {scaled} }}"
+            "(%a: f8[{m},{k}], %b: f8[{n},{k}], %u: f32[{m},1], %v: f32[1,{n}], %z: bf16[{n}]) {{ %c = linear %a, %b\n {scaled} }}"
         );
         let text = text(&lines, Arch::Sm90a);
-        assert!(text.contains("wgmma") && text.contains("f8e4m3"), "{text}");
+        assert!(text.contains("wgmma") && text.contains(d), "{text}");
     }
     for lines in [
-        "(%a: f8e4m3[257,511], %b: f8e4m3[511,255]) { %c = dot %a, %b\n return %c }",
-        "(%a: f8e4m3[2,140,144], %b: f8e4m3[2,300,144]) { %t = permute %b perm=[0,2,1]\n %c = dot %a, %t\n return %c }",
-        "(%x: f32[272,272], %b: f8e4m3[288,272]) { %a = cast %x to=f8e4m3\n %c = linear %a, %b\n %y = cast %c to=f8e4m3\n return %y }",
+        "(%a: f8[257,511], %b: f8[511,255]) { %c = dot %a, %b\n return %c }",
+        "(%a: f8[2,140,144], %b: f8[2,300,144]) { %t = permute %b perm=[0,2,1]\n %c = dot %a, %t\n return %c }",
+        "(%x: f32[272,272], %b: f8[288,272]) { %a = cast %x to=f8\n %c = linear %a, %b\n %y = cast %c to=f8\n return %y }",
     ] {
         assert!(text(lines, Arch::Sm90a).contains("wgmma"), "{lines}");
     }
-    let small = "(%a: f8e4m3[65,33], %b: f8e4m3[33,70]) { %c = dot %a, %b\n return %c }";
-    let few = "(%a: f8e4m3[2,64], %b: f8e4m3[40,64]) { %c = linear %a, %b\n %y = cast %c to=f8e4m3\n return %y }";
+    let small = "(%a: f8[65,33], %b: f8[33,70]) { %c = dot %a, %b\n return %c }";
+    let few = "(%a: f8[2,64], %b: f8[40,64]) { %c = linear %a, %b\n %y = cast %c to=f8\n return %y }";
     for lines in [small, few] {
         text(lines, Arch::Sm90a);
         text(lines, Arch::Sm80);
-        host(Gemm, lines);
+        host(Gemm, &lines.replace("f8", d));
     }
 }
 

@@ -53,7 +53,7 @@ fn products_take_the_template_they_are_told() {
         }
     }
     for (d, wanted, target, why) in [
-        ("f64", "warpgroup", GPU, "bf16, f16, f32 or f8e4m3"),
+        ("f64", "warpgroup", GPU, "bf16, f16, f32 or f8"),
         ("bf16", "warpgroup 256x256", GPU, "one of the tiles"),
         ("bf16", "warpgroup", Arch::Sm80, "sm_90"),
         ("f32", "flash", GPU, "lowered as `warpgroup"),

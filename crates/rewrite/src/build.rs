@@ -21,17 +21,13 @@ pub struct Builder {
 /// Does every number of type `from` have an exact image in `to`?
 pub fn widens(from: DType, to: DType) -> bool {
     use DType::*;
+    if let (Some(from), Some(to)) = (from.format(), to.format()) {
+        return to.holds(from);
+    }
     from == to
         || matches!(
             (from, to),
-            (F8e4m3, F16 | Bf16 | F32 | F64)
-                | (F16 | Bf16, F32 | F64)
-                | (F32, F64)
-                | (Bool | U8, I16 | I32 | I64)
-                | (Bool, I8)
-                | (I8, I16 | I32 | I64)
-                | (I16, I32 | I64)
-                | (I32, I64)
+            (Bool | U8, I16 | I32 | I64) | (Bool, I8) | (I8, I16 | I32 | I64) | (I16, I32 | I64) | (I32, I64)
         )
 }
 

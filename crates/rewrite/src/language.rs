@@ -102,13 +102,7 @@ impl Analysis<Term> for Facts {
 
 /// `v` as a number of that type.
 pub fn round_to(v: f64, dtype: DType) -> f64 {
-    match dtype {
-        DType::F32 => f64::from(v as f32),
-        DType::F16 => half::f16::from_f64(v).to_f64(),
-        DType::Bf16 => half::bf16::from_f64(v).to_f64(),
-        DType::F8e4m3 => f64::from(kiln_graph::f8::round(v as f32)),
-        _ => v,
-    }
+    dtype.round(v)
 }
 
 /// The number that every element of the result is, if operands say so. Rounds as the op itself would.

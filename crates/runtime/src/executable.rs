@@ -241,8 +241,7 @@ impl Executable {
 
     fn check_gemm(&self, k: &KernelCode, g: &GemmCall) -> Result<(), String> {
         let half = matches!(g.dtype, DType::F16 | DType::Bf16);
-        if !g.dtype.is_float() || g.dtype == DType::F8e4m3 || !(g.c_dtype == g.dtype || half && g.c_dtype == DType::F32)
-        {
+        if !g.dtype.is_float() || g.dtype.is_f8() || !(g.c_dtype == g.dtype || half && g.c_dtype == DType::F32) {
             return Err(format!("no matrix product of {} into {}", g.dtype, g.c_dtype));
         }
         if matches!(g.c.slot, Slot::Input(_)) {

@@ -125,6 +125,7 @@ const char* dtype_name(at::ScalarType t) {
     case at::kHalf: return "f16";
     case at::kBFloat16: return "bf16";
     case at::kFloat8_e4m3fn: return "f8e4m3";
+    case at::kFloat8_e5m2: return "f8e5m2";
     case at::kLong: return "i64";
     case at::kInt: return "i32";
     case at::kShort: return "i16";

@@ -87,6 +87,7 @@ fn element_types() {
         ("dtype_f16", &[]),
         ("dtype_bf16", &[]),
         ("dtype_f8", &[]),
+        ("dtype_f8e5m2", &[]),
         ("dtype_i64", &[]),
         ("dtype_i32", &[]),
         ("dtype_i16", &[]),

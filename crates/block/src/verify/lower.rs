@@ -202,7 +202,7 @@ fn shared_product(transposed: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &T
 }
 fn product([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
     let Type::Token { elem, shape } = out else { return Err(format!("the result is {out}; a token is needed")) };
-    let Some(e) = a.elem().filter(|e| matches!(e, Elem::F16 | Elem::Bf16 | Elem::F8e4m3 | Elem::F32)) else {
+    let Some(e) = a.elem().filter(|e| e.is_half() || e.is_f8() || *e == Elem::F32) else {
         return Err(format!("wgmma is not defined on {a}"));
     };
     ensure(b.elem() == Some(e) && *elem == Elem::F32, || {

@@ -110,7 +110,7 @@ pub fn scalar_i32(name: &str, ty: &Type) -> Rule {
 }
 /// Floats on which arithmetic is done.
 pub fn is_arithmetic_float(e: Elem) -> bool {
-    e.is_float() && e != Elem::F8e4m3
+    e.is_float() && !e.is_f8()
 }
 pub fn is_number(e: Elem) -> bool {
     e.is_int() || is_arithmetic_float(e)

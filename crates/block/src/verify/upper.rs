@@ -167,7 +167,7 @@ fn pointwise(s: &Seen) -> Rule {
             s.arity(2, 2, 1)?;
             let (elem, shape) = block("the first operand", s.ty(0))?;
             same("the second operand", s.ty(1), s.ty(0))?;
-            ensure(elem != Elem::F8e4m3, || "f8e4m3 is not compared; cast first".into())?;
+            ensure(!elem.is_f8(), || format!("{elem} is not compared; cast first"))?;
             same("the result", s.out(), &Type::block(Elem::Bool, shape))
         }
         Op::Select => {

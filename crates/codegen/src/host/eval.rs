@@ -163,7 +163,7 @@ impl Emit<'_> {
                     Const::Int(v) => *v as f64,
                     Const::Bool(b) => *b as u8 as f64,
                 };
-                let v = super::half::round(e, v).ok_or("a constant of f8e4m3")?;
+                let v = super::half::round(e, v).ok_or_else(|| format!("a constant beyond {e}"))?;
                 Form::Scalar(super::text::float(super::text::reg(e), v).into())
             }
         };

@@ -1,7 +1,7 @@
-//! f8e4m3 (the finite variant): 3 bits of fraction, exponent bias 7, no infinity, largest 448; beyond it NaN, as PyTorch casts.
-//! Registers hold the value as f32.
+//! Floats of eight bits to and from f32, which registers hold; beyond the largest number infinity or NaN, as PyTorch casts.
 use super::Emit;
 use super::text::{Name, float, literal, vector};
+use kiln_block::Format;
 
 /// Types and literals of `n` lanes.
 struct Lanes {
@@ -22,67 +22,89 @@ impl Lanes {
     }
 }
 
+/// 3/2 of the power of two whose last place in f32 is the format's least number: adding it leaves a multiple of that in the low bits.
+fn magic(format: Format) -> f64 {
+    1.5 * format.least() / f64::from(f32::EPSILON)
+}
+
 impl Emit<'_> {
     /// An f32 to the nearest value, ties to even.
-    pub fn f8_round(&mut self, d: usize, x: &Name, n: usize) -> Name {
+    pub fn f8_round(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
         let l = Lanes::new(n);
         let (f, i, c) = (&l.f, &l.i, &l.c);
+        let dropped = 23 - format.fraction;
         let a = self.intrinsic(d, "fabs", "float", n, &[x]);
-        // Normal: the fraction's lower 20 bits are rounded off.
+        // Normal: the fraction's lower bits are rounded off.
         let u = self.text.emit(d, format!("bitcast {f} {a} to {i}"));
-        let s = self.text.emit(d, format!("lshr {i} {u}, {}", l.int(20)));
+        let s = self.text.emit(d, format!("lshr {i} {u}, {}", l.int(dropped.into())));
         let odd = self.text.emit(d, format!("and {i} {s}, {}", l.int(1)));
-        let r = self.text.emit(d, format!("add {i} {u}, {}", l.int(0x7_ffff)));
+        let r = self.text.emit(d, format!("add {i} {u}, {}", l.int((1 << (dropped - 1)) - 1)));
         let r = self.text.emit(d, format!("add {i} {r}, {odd}"));
-        let r = self.text.emit(d, format!("and {i} {r}, {}", l.int(-0x10_0000)));
+        let r = self.text.emit(d, format!("and {i} {r}, {}", l.int(-1 << dropped)));
         let normal = self.text.emit(d, format!("bitcast {i} {r} to {f}"));
-        // Below 2^-6: a multiple of 2^-9, the last place of 3/2 * 2^14.
-        let magic = l.float(24576.0);
+        // Below the normal ones: a multiple of the least number.
+        let magic = l.float(magic(format));
         let t = self.text.emit(d, format!("fadd {f} {a}, {magic}"));
         let small = self.text.emit(d, format!("fsub {f} {t}, {magic}"));
-        let is_small = self.text.emit(d, format!("fcmp olt {f} {a}, {}", l.float(0.015625)));
+        let is_small = self.text.emit(d, format!("fcmp olt {f} {a}, {}", l.float(format.least_normal())));
         let r = self.text.emit(d, format!("select {c} {is_small}, {f} {small}, {f} {normal}"));
-        // More than this rounds to more than the largest number, 448.
-        let fits = self.text.emit(d, format!("fcmp ole {f} {a}, {}", l.float(464.0)));
-        let r = self.text.emit(d, format!("select {c} {fits}, {f} {r}, {f} {}", l.float(f64::NAN)));
+        // More than this rounds to more than the largest number.
+        let fits = self.text.emit(d, format!("fcmp ole {f} {a}, {}", l.float(format.last().into())));
+        // An infinity added to NaN stays NaN.
+        let beyond = match format.infinities {
+            true => self.text.emit(d, format!("fadd {f} {a}, {}", l.float(f64::INFINITY))),
+            false => l.float(f64::NAN),
+        };
+        let r = self.text.emit(d, format!("select {c} {fits}, {f} {r}, {f} {beyond}"));
         self.intrinsic(d, "copysign", "float", n, &[&r, x])
     }
     /// A rounded value to its byte.
-    pub fn f8_pack(&mut self, d: usize, x: &Name, n: usize) -> Name {
+    pub fn f8_pack(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
         let l = Lanes::new(n);
         let (f, i, c) = (&l.f, &l.i, &l.c);
         let u = self.text.emit(d, format!("bitcast {f} {x} to {i}"));
         let sign = self.text.emit(d, format!("lshr {i} {u}, {}", l.int(24)));
         let sign = self.text.emit(d, format!("and {i} {sign}, {}", l.int(0x80)));
         let m = self.text.emit(d, format!("and {i} {u}, {}", l.int(0x7fff_ffff)));
-        let m = self.text.emit(d, format!("lshr {i} {m}, {}", l.int(20)));
-        let normal = self.text.emit(d, format!("sub {i} {m}, {}", l.int(120 << 3)));
-        // Adding 3/2 * 2^14 leaves the multiple of 2^-9 in the low bits.
+        let m = self.text.emit(d, format!("lshr {i} {m}, {}", l.int((23 - format.fraction).into())));
+        let below = format.bias_below_f32() << format.fraction;
+        let normal = self.text.emit(d, format!("sub {i} {m}, {}", l.int(below.into())));
+        // Adding this leaves the multiple of the least number in the low bits.
         let a = self.intrinsic(d, "fabs", "float", n, &[x]);
-        let t = self.text.emit(d, format!("fadd {f} {a}, {}", l.float(24576.0)));
+        let t = self.text.emit(d, format!("fadd {f} {a}, {}", l.float(magic(format))));
         let t = self.text.emit(d, format!("bitcast {f} {t} to {i}"));
-        let small = self.text.emit(d, format!("and {i} {t}, {}", l.int(7)));
-        let is_small = self.text.emit(d, format!("fcmp olt {f} {a}, {}", l.float(0.015625)));
-        let r = self.text.emit(d, format!("select {c} {is_small}, {i} {small}, {i} {normal}"));
+        let small = self.text.emit(d, format!("and {i} {t}, {}", l.int((1 << format.fraction) - 1)));
+        let is_small = self.text.emit(d, format!("fcmp olt {f} {a}, {}", l.float(format.least_normal())));
+        let mut r = self.text.emit(d, format!("select {c} {is_small}, {i} {small}, {i} {normal}"));
+        if let Some(infinity) = format.infinity() {
+            let finite = self.text.emit(d, format!("fcmp ole {f} {a}, {}", l.float(format.largest())));
+            r = self.text.emit(d, format!("select {c} {finite}, {i} {r}, {i} {}", l.int(infinity.into())));
+        }
         let nan = self.text.emit(d, format!("fcmp uno {f} {x}, {x}"));
-        let r = self.text.emit(d, format!("select {c} {nan}, {i} {}, {i} {r}", l.int(0x7f)));
+        let r = self.text.emit(d, format!("select {c} {nan}, {i} {}, {i} {r}", l.int(format.nan().into())));
         let r = self.text.emit(d, format!("or {i} {r}, {sign}"));
         self.text.emit(d, format!("trunc {i} {r} to {}", vector("i8", n)))
     }
     /// A byte to its value.
-    pub fn f8_unpack(&mut self, d: usize, x: &Name, n: usize) -> Name {
+    pub fn f8_unpack(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
         let l = Lanes::new(n);
         let (f, i, c) = (&l.f, &l.i, &l.c);
         let u = self.text.emit(d, format!("zext {} {x} to {i}", vector("i8", n)));
         let m = self.text.emit(d, format!("and {i} {u}, {}", l.int(0x7f)));
-        let b = self.text.emit(d, format!("shl {i} {m}, {}", l.int(20)));
-        let b = self.text.emit(d, format!("add {i} {b}, {}", l.int(120 << 23)));
+        let b = self.text.emit(d, format!("shl {i} {m}, {}", l.int((23 - format.fraction).into())));
+        let b = self.text.emit(d, format!("add {i} {b}, {}", l.int((format.bias_below_f32() << 23).into())));
         let normal = self.text.emit(d, format!("bitcast {i} {b} to {f}"));
         let small = self.text.emit(d, format!("sitofp {i} {m} to {f}"));
-        let small = self.text.emit(d, format!("fmul {f} {small}, {}", l.float(2f64.powi(-9))));
-        let is_small = self.text.emit(d, format!("icmp ult {i} {m}, {}", l.int(8)));
-        let r = self.text.emit(d, format!("select {c} {is_small}, {f} {small}, {f} {normal}"));
-        let nan = self.text.emit(d, format!("icmp eq {i} {m}, {}", l.int(0x7f)));
+        let small = self.text.emit(d, format!("fmul {f} {small}, {}", l.float(format.least())));
+        let is_small = self.text.emit(d, format!("icmp ult {i} {m}, {}", l.int(1 << format.fraction)));
+        let mut r = self.text.emit(d, format!("select {c} {is_small}, {f} {small}, {f} {normal}"));
+        if let Some(infinity) = format.infinity() {
+            let finite = self.text.emit(d, format!("icmp ult {i} {m}, {}", l.int(infinity.into())));
+            r = self.text.emit(d, format!("select {c} {finite}, {f} {r}, {f} {}", l.float(f64::INFINITY)));
+        }
+        // Without infinities one bit pattern is NaN, else all above that of infinity.
+        let (is, bits) = format.infinity().map_or(("eq", format.nan()), |infinity| ("ugt", infinity));
+        let nan = self.text.emit(d, format!("icmp {is} {i} {m}, {}", l.int(bits.into())));
         let r = self.text.emit(d, format!("select {c} {nan}, {f} {}, {f} {r}", l.float(f64::NAN)));
         let negative = self.text.emit(d, format!("icmp ugt {i} {u}, {}", l.int(0x7f)));
         let minus = self.text.emit(d, format!("fneg {f} {r}"));

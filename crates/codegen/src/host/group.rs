@@ -122,10 +122,7 @@ pub(super) struct Accumulators {
 
 /// The element that a reduction or scan accumulates in.
 pub(super) fn accumulator(e: Elem) -> Elem {
-    match e {
-        Elem::F16 | Elem::Bf16 | Elem::F8e4m3 => Elem::F32,
-        e => e,
-    }
+    e.compute()
 }
 
 /// Elements of a block type.

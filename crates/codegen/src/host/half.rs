@@ -1,28 +1,25 @@
-//! Rounding of constants to half types.
-use kiln_block::Elem;
+//! Rounding of constants to short floats.
+use kiln_block::{Elem, Format};
 
-/// The nearest value of `e`, ties to even; `None` if f8e4m3 has none.
+/// The nearest value of `e`, ties to even; `None` if it is beyond those of a float without infinities.
 pub(super) fn round(e: Elem, v: f64) -> Option<f64> {
-    match e {
-        Elem::F32 => Some(v as f32 as f64),
-        Elem::Bf16 => Some(nearest(v, 8, -126, f64::from_bits(0x47EF_E000_0000_0000))),
-        Elem::F16 => Some(nearest(v, 11, -14, 65504.0)),
-        // Out of range is NaN.
-        Elem::F8e4m3 => Some(nearest(v, 4, -6, 448.0)).filter(|v| v.is_finite()),
-        _ => Some(v),
+    match e.format() {
+        Some(Format::F64) | None => Some(v),
+        Some(Format::F32) => Some(v as f32 as f64),
+        Some(format) => Some(nearest(v, format)).filter(|v| format.infinities || v.is_finite()),
     }
 }
 
-/// With `precision` significant bits, least normal exponent `min`, greatest finite value `max`.
-fn nearest(v: f64, precision: i32, min: i32, max: f64) -> f64 {
+/// Once from f64; infinite beyond the largest number.
+fn nearest(v: f64, format: Format) -> f64 {
     if v == 0.0 || !v.is_finite() {
         return v;
     }
-    let exponent = ((v.to_bits() >> 52 & 0x7ff) as i32 - 1023).max(min);
+    let exponent = ((v.to_bits() >> 52 & 0x7ff) as i32 - Format::F64.bias()).max(format.least_exponent());
     // A power of two: scaling by it is exact.
-    let ulp = 2f64.powi(exponent - precision + 1);
+    let ulp = 2f64.powi(exponent - format.fraction as i32);
     let r = (v / ulp).round_ties_even() * ulp;
-    if r.abs() > max { f64::INFINITY.copysign(v) } else { r }
+    if r.abs() > format.largest() { f64::INFINITY.copysign(v) } else { r }
 }
 
 #[cfg(test)]
@@ -35,5 +32,7 @@ mod tests {
         assert_eq!(round(Elem::F16, 65520.0), Some(f64::INFINITY));
         assert_eq!(round(Elem::F16, 1e-8), Some(0.0));
         assert_eq!(round(Elem::F16, 0.1), Some(0.0999755859375));
+        assert_eq!([464.0, 465.0].map(|v| round(Elem::F8e4m3, v)), [Some(448.0), None]);
+        assert_eq!([61439.0, 61440.0].map(|v| round(Elem::F8e5m2, v)), [Some(57344.0), Some(f64::INFINITY)]);
     }
 }

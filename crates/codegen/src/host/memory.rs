@@ -36,9 +36,9 @@ impl Store {
         }
     }
     pub fn bytes(self, e: Elem) -> usize {
-        match (self, e) {
-            (Store::Scratch, Elem::F16 | Elem::Bf16 | Elem::F8e4m3) => 4,
-            _ => e.bytes(),
+        match self {
+            Store::Scratch => e.compute().bytes(),
+            Store::Tensor => e.bytes(),
         }
     }
 }
@@ -63,8 +63,10 @@ impl Emit<'_> {
                 let b = self.text.emit(d, format!("bitcast {i16s} {x} to {h}"));
                 self.text.emit(d, format!("fpext {h} {b} to {f}"))
             }
-            (Elem::F8e4m3, _) => self.f8_unpack(d, &x, n),
-            (Elem::F64 | Elem::F32 | Elem::I64 | Elem::I32 | Elem::I16 | Elem::I8 | Elem::U8, _) => x,
+            (e, _) => match e.f8() {
+                Some(format) => self.f8_unpack(d, format, &x, n),
+                None => x,
+            },
         })
     }
     /// Register to memory; half types hold rounded values already.
@@ -83,8 +85,10 @@ impl Emit<'_> {
                 let b = self.text.emit(d, format!("fptrunc {f} {x} to {h}"));
                 self.text.emit(d, format!("bitcast {h} {b} to {i16s}"))
             }
-            (Elem::F8e4m3, _) => self.f8_pack(d, &x, n),
-            (Elem::F64 | Elem::F32 | Elem::I64 | Elem::I32 | Elem::I16 | Elem::I8 | Elem::U8, _) => x,
+            (e, _) => match e.f8() {
+                Some(format) => self.f8_pack(d, format, &x, n),
+                None => x,
+            },
         })
     }
     pub fn gep(&mut self, d: usize, ty: &str, root: &Name, off: &str) -> Name {

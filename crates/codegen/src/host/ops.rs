@@ -38,8 +38,10 @@ impl Emit<'_> {
                 let q = self.text.emit(d, format!("select {c} {nan}, {i} {}, {i} {r}", lit(0x7fc0_0000)));
                 self.text.emit(d, format!("bitcast {i} {q} to {f}"))
             }
-            Elem::F8e4m3 => self.f8_round(d, &x, n),
-            Elem::F64 | Elem::F32 | Elem::I64 | Elem::I32 | Elem::I16 | Elem::I8 | Elem::U8 | Elem::Bool => x,
+            e => match e.f8() {
+                Some(format) => self.f8_round(d, format, &x, n),
+                None => x,
+            },
         })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Scope 0 is the function's straight code; each open loop adds one. Loop-invariant code is appended to the scope of its own
 //! depth, which lies before the inner loop: hoisting is where a thing is written, not a pass. Names are unique per module.
-use kiln_block::Elem;
+use kiln_block::{Elem, Format, Kind};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::rc::Rc;
@@ -24,24 +24,29 @@ pub(super) struct Text {
     pub externs: Vec<&'static str>,
 }
 
-/// The LLVM type that holds a value of `elem` in a register; half types are held as f32.
+/// The LLVM type that holds a value of `elem` in a register; shorter floats are held as f32.
 pub(super) fn reg(elem: Elem) -> &'static str {
-    match elem {
-        Elem::F64 => "double",
-        Elem::F32 | Elem::F16 | Elem::Bf16 | Elem::F8e4m3 => "float",
-        Elem::I64 => "i64",
-        Elem::I32 => "i32",
-        Elem::I16 => "i16",
-        Elem::I8 | Elem::U8 => "i8",
-        Elem::Bool => "i1",
+    match elem.kind() {
+        Kind::Float(Format::F64) => "double",
+        Kind::Float(_) => "float",
+        Kind::Int { .. } => whole(elem),
+        Kind::Bool => "i1",
     }
 }
 /// The LLVM type of one element in memory.
 pub(super) fn mem(elem: Elem) -> &'static str {
-    match elem {
-        Elem::F16 | Elem::Bf16 => "i16",
-        Elem::Bool | Elem::F8e4m3 => "i8",
-        e => reg(e),
+    match elem.kind() {
+        Kind::Float(Format::F64 | Format::F32) => reg(elem),
+        _ => whole(elem),
+    }
+}
+/// The integer that is as long.
+fn whole(elem: Elem) -> &'static str {
+    match elem.bytes() {
+        8 => "i64",
+        4 => "i32",
+        2 => "i16",
+        _ => "i8",
     }
 }
 /// `T` or `<n x T>`.

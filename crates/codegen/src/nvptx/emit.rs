@@ -42,7 +42,7 @@ pub(super) struct Emit<'c> {
     pub rounded: bool,
     /// No multiply-adds from a product and a sum.
     pub ieee: bool,
-    /// The GPU converts to f8e4m3: from `sm_89` on.
+    /// The GPU converts to floats of eight bits: from `sm_89` on.
     pub f8: bool,
 }
 
@@ -73,16 +73,17 @@ impl<'c> Emit<'c> {
     }
     /// Type of an element in a register; `Bool` is one bit there.
     pub fn elem(&self, e: Elem) -> BasicTypeEnum<'c> {
-        match e {
-            Elem::F64 => self.cx.f64_type().into(),
-            Elem::F32 => self.f32().into(),
-            Elem::F16 => self.cx.f16_type().into(),
-            Elem::Bf16 => self.cx.bf16_type().into(),
-            Elem::F8e4m3 | Elem::I8 | Elem::U8 => self.i8().into(),
-            Elem::I16 => self.cx.i16_type().into(),
-            Elem::I64 => self.i64().into(),
-            Elem::I32 => self.i32().into(),
-            Elem::Bool => self.i1().into(),
+        match (e, e.bytes()) {
+            (Elem::F64, _) => self.cx.f64_type().into(),
+            (Elem::F32, _) => self.f32().into(),
+            (Elem::F16, _) => self.cx.f16_type().into(),
+            (Elem::Bf16, _) => self.cx.bf16_type().into(),
+            (Elem::Bool, _) => self.i1().into(),
+            // Integers, and floats of eight bits.
+            (_, 8) => self.i64().into(),
+            (_, 4) => self.i32().into(),
+            (_, 2) => self.cx.i16_type().into(),
+            _ => self.i8().into(),
         }
     }
     pub fn int(&self, v: i64) -> IntValue<'c> {

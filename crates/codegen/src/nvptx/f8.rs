@@ -1,54 +1,91 @@
-//! f8e4m3, a byte in registers: to f16, which holds all its numbers, and from f32, to the nearest, beyond the largest to NaN.
+//! Floats of eight bits, a byte in registers: to f16, which holds all their numbers, and from f32, to the nearest, beyond the
+//! largest to infinity or NaN.
 use super::emit::{Emit, Res, Val, float, int};
 use inkwell::values::{FloatValue, IntValue};
 use inkwell::{FloatPredicate, IntPredicate};
+use kiln_block::Format;
 
-/// What is more than this becomes NaN; this itself rounds to 448, the largest number.
-const LAST: f64 = 464.0;
+/// The conversion of two f32 to two bytes, of which the first is the upper one (PTX ISA, `cvt.rn.satfinite`, from `sm_89` on).
+fn instruction(format: Format) -> Option<&'static str> {
+    match format {
+        Format::F8E4M3 => Some("llvm.nvvm.ff.to.e4m3x2.rn"),
+        Format::F8E5M2 => Some("llvm.nvvm.ff.to.e5m2x2.rn"),
+        _ => None,
+    }
+}
 
-/// Exponent and fraction lie in those of f16 as they are, but for the bias: times 2^8.
-pub(super) fn to_f16<'c>(e: &Emit<'c>, x: IntValue<'c>) -> Res<Val<'c>> {
+/// Exponent and fraction lie in those of f16 as they are, but for the bias.
+pub(super) fn to_f16<'c>(e: &Emit<'c>, format: Format, x: IntValue<'c>) -> Res<Val<'c>> {
     let i16 = e.cx.i16_type();
     let f16 = e.cx.f16_type();
     let wide = e.b.build_int_z_extend(x, i16, "")?;
     let c = |v: u64| i16.const_int(v, false);
+    if format.exponent == Format::F16.exponent && format.infinities {
+        return e.bitcast(e.shl(wide, c(8))?.into(), f16);
+    }
     let size = e.and(wide, c(0x7f))?;
     let sign = e.shl(e.and(wide, c(0x80))?, c(8))?;
-    let place = e.shl(size, c(7))?;
+    let place = e.shl(size, c((Format::F16.fraction - format.fraction).into()))?;
     let small = float(e.bitcast(e.or(place, sign)?.into(), f16)?)?;
-    let value = e.fmul(small, f16.const_float(256.0))?;
-    let is_nan = e.icmp(IntPredicate::EQ, size, c(0x7f))?;
+    let bias = 2f64.powi(Format::F16.bias() - format.bias());
+    let value = e.fmul(small, f16.const_float(bias))?;
+    let is_nan = e.icmp(IntPredicate::EQ, size, c(format.nan().into()))?;
     e.select(is_nan, f16.const_float(f64::NAN).into(), value.into())
 }
 
 /// By the conversion of `sm_89` on, which gives the largest number for what is beyond it; else by arithmetic.
-pub(super) fn from_f32<'c>(e: &Emit<'c>, x: FloatValue<'c>) -> Res<Val<'c>> {
+pub(super) fn from_f32<'c>(e: &Emit<'c>, format: Format, x: FloatValue<'c>) -> Res<Val<'c>> {
     let size = e.call_float("llvm.fabs", &[x])?;
-    let bits = if e.f8 {
-        let zero = e.f32().const_zero();
-        let pair = int(e.call("llvm.nvvm.ff.to.e4m3x2.rn", &[], &[zero.into(), x.into()])?)?;
-        e.b.build_int_truncate(pair, e.i8(), "")?
-    } else {
-        rounded(e, x, size)?
+    let instruction = instruction(format).filter(|_| e.f8);
+    let bits = match instruction {
+        Some(name) => {
+            let zero = e.f32().const_zero();
+            let pair = int(e.call(name, &[], &[zero.into(), x.into()])?)?;
+            e.b.build_int_truncate(pair, e.i8(), "")?
+        }
+        None => rounded(e, format, x, size)?,
     };
-    let fits = e.fcmp(FloatPredicate::OLE, size, e.f32().const_float(LAST))?;
-    let nan = e.or(bits, e.i8().const_int(0x7f, false))?;
-    e.select(fits, bits.into(), nan.into())
+    let c = |v: u32| e.i8().const_int(v.into(), false);
+    let last = e.f32().const_float(format.last().into());
+    let nan = |bits| e.or(bits, c(format.nan()));
+    match (format.infinity(), instruction) {
+        (None, _) => {
+            let fits = e.fcmp(FloatPredicate::OLE, size, last)?;
+            e.select(fits, bits.into(), nan(bits)?.into())
+        }
+        // NaN is one already.
+        (Some(infinity), Some(_)) => {
+            let beyond = e.fcmp(FloatPredicate::OGT, size, last)?;
+            let infinite = e.or(e.and(bits, c(0x80))?, c(infinity))?;
+            e.select(beyond, infinite.into(), bits.into())
+        }
+        (Some(_), None) => {
+            let is_nan = e.fcmp(FloatPredicate::UNO, size, size)?;
+            e.select(is_nan, nan(bits)?.into(), bits.into())
+        }
+    }
 }
 
-/// The byte of a number that is not too large.
-fn rounded<'c>(e: &Emit<'c>, x: FloatValue<'c>, size: FloatValue<'c>) -> Res<IntValue<'c>> {
+/// The byte of a number; without infinities it is one that is not too large.
+fn rounded<'c>(e: &Emit<'c>, format: Format, x: FloatValue<'c>, size: FloatValue<'c>) -> Res<IntValue<'c>> {
     let c = |v: i64| e.int(v);
-    // Twenty bits of the fraction are rounded off, to the nearest, of two the even one.
+    let dropped = i64::from(23 - format.fraction);
+    // Bits of the fraction are rounded off, to the nearest, of two the even one.
     let bits = e.bits_of_float(size, e.i32())?;
-    let odd = e.and(e.lshr(bits, c(20))?, c(1))?;
-    let up = e.add(e.add(bits, c(0x7_ffff))?, odd)?;
-    let normal = e.sub(e.lshr(up, c(20))?, c(120 << 3))?;
-    // Below 2^-6: a multiple of 2^-9, which is the last place of 3/2 * 2^14.
-    let shifted = e.fadd(size, e.f32().const_float(24576.0))?;
-    let small = e.and(e.bits_of_float(shifted, e.i32())?, c(0xf))?;
-    let is_small = e.fcmp(FloatPredicate::OLT, size, e.f32().const_float(1.0 / 64.0))?;
-    let value = int(e.select(is_small, small.into(), normal.into())?)?;
+    let odd = e.and(e.lshr(bits, c(dropped))?, c(1))?;
+    let up = e.add(e.add(bits, c((1 << (dropped - 1)) - 1))?, odd)?;
+    let below = format.bias_below_f32() << format.fraction;
+    let normal = e.sub(e.lshr(up, c(dropped))?, c(below.into()))?;
+    // Below the normal ones: a multiple of the least number, which is the last place of 3/2 of a power of two.
+    let magic = 1.5 * format.least() / f64::from(f32::EPSILON);
+    let shifted = e.fadd(size, e.f32().const_float(magic))?;
+    let small = e.and(e.bits_of_float(shifted, e.i32())?, c((2 << format.fraction) - 1))?;
+    let is_small = e.fcmp(FloatPredicate::OLT, size, e.f32().const_float(format.least_normal()))?;
+    let mut value = int(e.select(is_small, small.into(), normal.into())?)?;
+    if let Some(infinity) = format.infinity().map(|bits| c(bits.into())) {
+        let fits = e.icmp(IntPredicate::ULT, value, infinity)?;
+        value = int(e.select(fits, value.into(), infinity.into())?)?;
+    }
     let sign = e.and(e.lshr(e.bits_of_float(x, e.i32())?, c(24))?, c(0x80))?;
     Ok(e.b.build_int_truncate(e.or(value, sign)?, e.i8(), "")?)
 }

@@ -294,21 +294,20 @@ impl<'c> Gen<'c, '_> {
         self.e.icmp(p, int(a)?, int(b)?)
     }
     pub fn cast(&mut self, a: Val<'c>, from: Elem, to: Elem) -> Res<Val<'c>> {
-        match (from, to) {
-            (Elem::F8e4m3, Elem::F8e4m3) => return Ok(a),
-            (Elem::F8e4m3, _) => {
-                let wide = f8::to_f16(&self.e, int(a)?)?;
+        match (from.f8(), to.f8()) {
+            _ if from == to => return Ok(a),
+            (Some(format), _) => {
+                let wide = f8::to_f16(&self.e, format, int(a)?)?;
                 return self.cast(wide, Elem::F16, to);
             }
-            (_, Elem::F8e4m3) => {
+            (_, Some(format)) => {
                 let x = self.cast(a, from, Elem::F32)?;
-                return f8::from_f32(&self.e, float(x)?);
+                return f8::from_f32(&self.e, format, float(x)?);
             }
             _ => {}
         }
         let e = &self.e;
         match (a, e.elem(to)) {
-            _ if from == to => Ok(a),
             (Val::FloatValue(_), BasicTypeEnum::FloatType(t)) => {
                 let x = self.wide(a, from)?;
                 Ok(match (x.get_type() == e.f32(), to) {

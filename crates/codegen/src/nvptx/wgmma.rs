@@ -11,6 +11,19 @@ use kiln_block::{Elem, InstData, Op, Swizzle, Value};
 /// Bytes of K that one instruction takes.
 const STEP: usize = 32;
 
+/// What the instruction calls an element, and how many of K it takes: 32 bytes. `None` where there is no such product.
+fn operand_type(elem: Elem) -> Option<(&'static str, usize)> {
+    let name = match elem {
+        Elem::F32 => "tf32",
+        Elem::F16 => "f16",
+        Elem::Bf16 => "bf16",
+        Elem::F8e4m3 => "e4m3",
+        Elem::F8e5m2 => "e5m2",
+        _ => return None,
+    };
+    Some((name, STEP / elem.bytes()))
+}
+
 /// An operand: a matrix descriptor of its first 64 rows (or all columns) at K = 0, and how to step from there, in 16 bytes.
 struct Operand<'c> {
     base: IntValue<'c>,
@@ -66,7 +79,7 @@ impl<'c> Gen<'c, '_> {
     /// Matrix descriptor of a stage. `transposed`: the tile's rows run along K, so the other axis is contiguous.
     fn operand_of(&mut self, tile: Value, stage: Value, transposed: bool) -> Res<Operand<'c>> {
         let t = Tile::of(self.k, tile)?;
-        if t.swizzle != Swizzle::B128 || !matches!(t.elem, Elem::Bf16 | Elem::F16 | Elem::F32 | Elem::F8e4m3) {
+        if t.swizzle != Swizzle::B128 || operand_type(t.elem).is_none() {
             return Err(Fail::Unsupported(format!("a product of {} tiles swizzled {}", t.elem, t.swizzle)));
         }
         let start = self.tile_byte(self.places.at(tile)?, None)?;
@@ -96,13 +109,10 @@ impl<'c> Gen<'c, '_> {
         let count = sums.len();
         let regs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
         // Operands of 32 and 8 bits lie along K, and there is no word for another way.
-        let (ty, k, turned) = match a.tile.elem {
-            Elem::F32 => ("tf32", 8, String::new()),
-            Elem::F8e4m3 => ("e4m3", 32, String::new()),
-            elem => {
-                let ty = if elem == Elem::F16 { "f16" } else { "bf16" };
-                (ty, 16, format!(", {}, {}", u8::from(a.transposed), u8::from(b.transposed)))
-            }
+        let (ty, k) = operand_type(a.tile.elem).ok_or_else(|| mistyped("a product"))?;
+        let turned = match a.tile.elem.bytes() {
+            2 => format!(", {}, {}", u8::from(a.transposed), u8::from(b.transposed)),
+            _ => String::new(),
         };
         let (x, y, p) = (2 * count, 2 * count + 1, 2 * count + 2);
         let text = format!(

@@ -28,11 +28,10 @@ pub fn round(e: Elem, v: Num) -> Num {
         (Elem::F64, v) => Num::F(v.f()),
         (Elem::F32, Num::I(v)) => Num::F(v as f32 as f64),
         (Elem::F32, v) => Num::F(v.f() as f32 as f64),
-        (Elem::F16, v) => Num::F(fit(v.f(), 11, -14, 65504.0)),
-        (Elem::Bf16, v) => Num::F(fit(v.f(), 8, -126, 3.3895313892515355e38)),
-        (Elem::F8e4m3, v) => {
-            let r = fit(v.f(), 4, -6, 448.0);
-            Num::F(if r.is_finite() { r } else { f64::NAN })
+        (e, v) if e.is_float() => {
+            let f = e.format().unwrap();
+            let r = fit(v.f(), f.fraction as i32 + 1, f.least_exponent(), f.largest());
+            Num::F(if r.is_finite() || f.infinities { r } else { f64::NAN })
         }
         (Elem::I64, v) => Num::I(v.i()),
         (Elem::I32, Num::F(v)) => Num::I(v as i32 as i64),
@@ -42,7 +41,8 @@ pub fn round(e: Elem, v: Num) -> Num {
         (Elem::U8, Num::F(v)) => Num::I(v as u8 as i64),
         (e @ (Elem::I16 | Elem::I8 | Elem::U8), Num::I(v)) => Num::I(e.wrapped(v)),
         (Elem::Bool, Num::F(v)) => Num::I((v != 0.0) as i64),
-        (Elem::Bool, Num::I(v)) => Num::I((v != 0) as i64),
+        (_, Num::I(v)) => Num::I((v != 0) as i64),
+        (_, Num::F(_)) => unreachable!("{e} is a float"),
     }
 }
 fn fit(v: f64, precision: i32, min: i32, max: f64) -> f64 {
@@ -64,18 +64,22 @@ pub fn encode(e: Elem, v: Num) -> Vec<u8> {
         Elem::I32 => (v.i() as i32).to_le_bytes().to_vec(),
         Elem::I16 => (v.i() as i16).to_le_bytes().to_vec(),
         Elem::I8 | Elem::U8 | Elem::Bool => vec![v.i() as u8],
-        Elem::F8e4m3 => (0..=255u8)
-            .filter(|b| b & 0x7f != 0x7f)
-            .find(|&b| f8(b).to_bits() == v.f().to_bits())
-            .map_or(vec![0x7f], |b| vec![b]),
+        f => vec![(0..=255u8).find(|&b| f8(f, b).to_bits() == v.f().to_bits()).unwrap_or(0x7f)],
     }
 }
-pub fn f8(b: u8) -> f64 {
-    let (s, e, m) = (if b & 0x80 != 0 { -1.0 } else { 1.0 }, (b >> 3 & 15) as i32, (b & 7) as f64);
-    match (e, b & 7) {
-        (15, 7) => f64::NAN,
-        (0, _) => s * m * 2f64.powi(-9),
-        _ => s * (1.0 + m / 8.0) * 2f64.powi(e - 7),
+/// The number of a byte, but for NaN, by the definition of the format.
+pub fn f8(e: Elem, b: u8) -> f64 {
+    let f = e.format().unwrap();
+    let s = if b & 0x80 != 0 { -1.0 } else { 1.0 };
+    let (x, digits) = (((b & 0x7f) >> f.fraction) as i32, b & ((1 << f.fraction) - 1));
+    let m = f64::from(digits) / f64::from(1 << f.fraction);
+    let last = (1 << f.exponent) - 1;
+    match (x, digits) {
+        (x, 0) if x == last && f.infinities => s * f64::INFINITY,
+        (x, _) if x == last && f.infinities => f64::NAN,
+        (_, _) if b & 0x7f == 0x7f => f64::NAN,
+        (0, _) => s * m * 2f64.powi(1 - f.bias()),
+        _ => s * (1.0 + m) * 2f64.powi(x - f.bias()),
     }
 }
 fn half_bits(v: f64) -> u16 {
@@ -112,7 +116,7 @@ pub fn decode(e: Elem, b: &[u8]) -> Num {
         Elem::I16 => Num::I(i16::from_le_bytes(b.try_into().unwrap()) as i64),
         Elem::I8 => Num::I(b[0] as i8 as i64),
         Elem::U8 | Elem::Bool => Num::I(b[0] as i64),
-        Elem::F8e4m3 => Num::F(f8(b[0])),
+        f => Num::F(f8(f, b[0])),
     }
 }
 pub fn encode_all(e: Elem, v: &[Num]) -> Vec<u8> {

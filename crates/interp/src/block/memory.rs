@@ -1,8 +1,6 @@
 //! Buffers behind the parameters; shared tiles and barriers of an instance.
 use super::value::*;
-use half::{bf16, f16};
-use kiln_block::{Array, Elem, Kernel, Type};
-use kiln_graph::f8;
+use kiln_block::{Array, Elem, Kernel, Kind, Type};
 use std::rc::Rc;
 
 /// Memory of a parameter: an array behind a pointer, the array of a descriptor, or one scalar.
@@ -58,27 +56,14 @@ impl Buffer {
         let mut b = [0; 8];
         b[..n].copy_from_slice(&self.bytes[i * n..][..n]);
         let low = u64::from_le_bytes(b);
-        match self.elem {
-            Elem::F64 => Scalar::Float(f64::from_bits(low)),
-            Elem::F32 => Scalar::Float(f64::from(f32::from_bits(low as u32))),
-            Elem::F16 => Scalar::Float(f16::from_bits(low as u16).to_f64()),
-            Elem::Bf16 => Scalar::Float(bf16::from_bits(low as u16).to_f64()),
-            Elem::F8e4m3 => Scalar::Float(f64::from(f8::to_f32(low as u8))),
-            Elem::I64 => Scalar::Int(low as i64),
-            Elem::I32 => Scalar::Int(i64::from(low as u32 as i32)),
-            Elem::I16 => Scalar::Int(i64::from(low as u16 as i16)),
-            Elem::I8 => Scalar::Int(i64::from(low as u8 as i8)),
-            Elem::U8 => Scalar::Int(low as i64),
-            Elem::Bool => Scalar::Int(i64::from(low != 0)),
+        match self.elem.kind() {
+            Kind::Float(format) => Scalar::Float(format.from_bits(low)),
+            kind => Scalar::Int(kind.wrapped(low as i64)),
         }
     }
     pub(super) fn write(&mut self, i: usize, v: Scalar) {
-        let low = match (self.elem, v) {
-            (Elem::F64, Scalar::Float(x)) => x.to_bits(),
-            (Elem::F32, Scalar::Float(x)) => u64::from((x as f32).to_bits()),
-            (Elem::F16, Scalar::Float(x)) => u64::from(f16::from_f64(x).to_bits()),
-            (Elem::Bf16, Scalar::Float(x)) => u64::from(bf16::from_f64(x).to_bits()),
-            (Elem::F8e4m3, Scalar::Float(x)) => u64::from(f8::from_f32(x as f32)),
+        let low = match (self.elem.kind(), v) {
+            (Kind::Float(format), Scalar::Float(x)) => format.to_bits(x),
             (_, Scalar::Float(x)) => x as i64 as u64,
             (_, Scalar::Int(x)) => x as u64,
         };

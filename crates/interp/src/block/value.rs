@@ -1,7 +1,5 @@
 //! Values at run time, and rounding to element types.
-use half::{bf16, f16};
 use kiln_block::{Elem, Type};
-use kiln_graph::f8;
 use std::rc::Rc;
 
 /// Element `at` of the buffer of parameter `param`.
@@ -90,15 +88,9 @@ pub fn block_type(ty: &Type) -> (Elem, Vec<usize>) {
     (ty.elem().unwrap_or(Elem::I32), ty.shape().to_vec())
 }
 
-/// Nearest value of a float type, ties to even, directly from f64 (f8e4m3: by way of f32).
+/// Nearest value of a float type, ties to even, directly from f64 (to eight bits by way of f32).
 pub fn nearest(elem: Elem, x: f64) -> f64 {
-    match elem {
-        Elem::F32 => f64::from(x as f32),
-        Elem::F16 => f16::from_f64(x).to_f64(),
-        Elem::Bf16 => bf16::from_f64(x).to_f64(),
-        Elem::F8e4m3 => f64::from(f8::round(x as f32)),
-        _ => x,
-    }
+    elem.format().map_or(x, |f| f.round(x))
 }
 /// What an op's exact result becomes: f32 first, but for f64.
 pub fn rounded(elem: Elem, x: f64) -> f64 {

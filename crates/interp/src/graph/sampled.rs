@@ -6,8 +6,7 @@ use super::{
     Precision, eval,
     value::{Data, Value},
 };
-use half::{bf16, f16};
-use kiln_graph::{DType, Op, Type, f8, ops::Rounding};
+use kiln_graph::{DType, Format, Op, Type, ops::Rounding};
 use std::sync::Arc;
 
 /// One op, its rounding moved as `seed` says.
@@ -22,7 +21,7 @@ pub(super) fn sample(op: &Op, ty: &Type, args: &[&Value], (seed, tf32_convs): (u
             // Probabilities are rounded to the operands' type before they meet the values.
             Op::Attention { .. } => nudged(&a.data, a.ty.dtype, by_place(seed + i as u64)),
             Op::Conv { .. } if tf32_convs && a.ty.dtype == DType::F32 => {
-                moved(&a.data, 1.0 / 1024.0, |x| x, by_place(seed + i as u64))
+                moved(&a.data, Format::F32, 1.0 / 1024.0, by_place(seed + i as u64))
             }
             _ => nudged(&a.data, a.ty.dtype.compute(), by_place(seed + i as u64)),
         };
@@ -54,29 +53,17 @@ fn by_value(seed: u64) -> impl Fn(usize, f64) -> f64 {
 
 /// Floats moved by up to twice the relative distance of `dtype`'s neighbours; rounded to it where it is a half type.
 fn nudged(data: &Data, dtype: DType, by: impl Fn(usize, f64) -> f64) -> Data {
-    let step = match dtype {
-        DType::F16 => 1.0 / 1024.0,
-        DType::Bf16 => 1.0 / 128.0,
-        DType::F8e4m3 => 1.0 / 8.0,
-        DType::F64 => 2.0 * f64::EPSILON,
-        _ => 2.0 * f64::from(f32::EPSILON),
-    };
-    let round: fn(f32) -> f32 = match dtype {
-        DType::F16 => |x| f16::from_f32(x).to_f32(),
-        DType::Bf16 => |x| bf16::from_f32(x).to_f32(),
-        DType::F8e4m3 => f8::round,
-        _ => |x| x,
-    };
-    moved(data, step, round, by)
+    let format = dtype.format().unwrap_or(Format::F32);
+    moved(data, format, format.epsilon() * if format.bits() < 32 { 1.0 } else { 2.0 }, by)
 }
 
-/// Floats moved by up to so much of themselves.
-fn moved(data: &Data, step: f64, round: fn(f32) -> f32, by: impl Fn(usize, f64) -> f64) -> Data {
+/// Floats moved by up to so much of themselves, and rounded to a format.
+fn moved(data: &Data, format: Format, step: f64, by: impl Fn(usize, f64) -> f64) -> Data {
     match data {
         Data::F32(v) => {
             let one = |(i, x): (usize, &f32)| {
                 let x = f64::from(*x);
-                round((x * (1.0 + step * by(i, x))) as f32)
+                format.round_f32((x * (1.0 + step * by(i, x))) as f32)
             };
             Data::F32(Arc::new(v.iter().enumerate().map(one).collect()))
         }

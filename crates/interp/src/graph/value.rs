@@ -1,7 +1,7 @@
 //! Values while interpreting: dense row-major data in one of four carriers.
 use super::{Precision, scalar_int};
 use half::{bf16, f16};
-use kiln_graph::{DType, Scalar, Tensor, Type, f8};
+use kiln_graph::{DType, Format, Scalar, Tensor, Type};
 use std::sync::Arc;
 
 /// Elements. Half types are carried in f32 (rounded after every op), integers in i64 (wrapped after every op);
@@ -76,21 +76,16 @@ impl Data {
     /// What the dtype can hold of the elements: half types rounded, narrow integers wrapped.
     pub fn rounded(mut self, dtype: DType, precision: Precision) -> Data {
         match (&mut self, dtype) {
-            (Data::F32(v), DType::F16) if precision == Precision::Native => {
-                Arc::make_mut(v).iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+            // Without the rounding to eight bits it would be another op.
+            (Data::F32(v), d) if d.is_f8() || precision == Precision::Native => {
+                if let Some(format) = d.format().filter(|f| f.bits() < 32) {
+                    Arc::make_mut(v).iter_mut().for_each(|x| *x = format.round_f32(*x));
+                }
             }
-            (Data::F32(v), DType::Bf16) if precision == Precision::Native => {
-                Arc::make_mut(v).iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+            (Data::F64(v), d) if d.is_f8() => Arc::make_mut(v).iter_mut().for_each(|x| *x = d.round(*x)),
+            (Data::Int(v), d) if d != DType::I64 => {
+                Arc::make_mut(v).iter_mut().for_each(|x| *x = d.kind().wrapped(*x));
             }
-            // Without this rounding it would be another op.
-            (Data::F32(v), DType::F8e4m3) => Arc::make_mut(v).iter_mut().for_each(|x| *x = f8::round(*x)),
-            (Data::F64(v), DType::F8e4m3) => {
-                Arc::make_mut(v).iter_mut().for_each(|x| *x = f64::from(f8::round(*x as f32)));
-            }
-            (Data::Int(v), DType::I32) => Arc::make_mut(v).iter_mut().for_each(|x| *x = i64::from(*x as i32)),
-            (Data::Int(v), DType::I16) => Arc::make_mut(v).iter_mut().for_each(|x| *x = i64::from(*x as i16)),
-            (Data::Int(v), DType::I8) => Arc::make_mut(v).iter_mut().for_each(|x| *x = i64::from(*x as i8)),
-            (Data::Int(v), DType::U8) => Arc::make_mut(v).iter_mut().for_each(|x| *x = i64::from(*x as u8)),
             _ => {}
         }
         self
@@ -149,13 +144,16 @@ impl Value {
             DType::F32 => Data::F32(read::<f32, _>(t, |x| x)),
             DType::F16 => Data::F32(read::<u16, _>(t, |x| f16::from_bits(x).to_f32())),
             DType::Bf16 => Data::F32(read::<u16, _>(t, |x| bf16::from_bits(x).to_f32())),
-            DType::F8e4m3 => Data::F32(read::<u8, _>(t, f8::to_f32)),
             DType::I64 => Data::Int(read::<i64, _>(t, |x| x)),
             DType::I32 => Data::Int(read::<i32, _>(t, i64::from)),
             DType::I16 => Data::Int(read::<i16, _>(t, i64::from)),
             DType::I8 => Data::Int(read::<i8, _>(t, i64::from)),
             DType::U8 => Data::Int(read::<u8, _>(t, i64::from)),
             DType::Bool => Data::Bool(read::<u8, _>(t, |x| x != 0)),
+            f8 => {
+                let table = f8.kind().f8().map_or([f32::NAN; 256], Format::table);
+                Data::F32(read::<u8, _>(t, |x| table[usize::from(x)]))
+            }
         };
         let data = match data {
             Data::F32(v) if precision == Precision::F64 => {
@@ -178,7 +176,7 @@ impl Value {
         let mut t = Tensor::zeros(Type { dtype, shape: self.ty.shape.clone() });
         let rounded;
         let data = match (&self.data, dtype) {
-            (Data::F64(v), DType::F32 | DType::F16 | DType::Bf16 | DType::F8e4m3) => {
+            (Data::F64(v), d) if d.is_float() && d != DType::F64 => {
                 rounded = Data::F32(Arc::new(v.iter().map(|x| *x as f32).collect()));
                 &rounded
             }
@@ -189,8 +187,8 @@ impl Value {
             Data::F32(v) => match dtype {
                 DType::F16 => fill(&mut t, v, |x: f32| f16::from_f32(x).to_bits()),
                 DType::Bf16 => fill(&mut t, v, |x: f32| bf16::from_f32(x).to_bits()),
-                DType::F8e4m3 => fill(&mut t, v, f8::from_f32),
-                _ => fill(&mut t, v, |x: f32| x),
+                DType::F32 => fill(&mut t, v, |x: f32| x),
+                f8 => fill(&mut t, v, |x: f32| f8.format().map_or(0, |f| f.encode(x) as u8)),
             },
             Data::Int(v) => match dtype {
                 DType::I64 => fill(&mut t, v, |x: i64| x),

@@ -73,10 +73,10 @@ fn only_moves(op: &Op) -> bool {
 
 /// One op. The match has an arm for each, so that one that is added here is added to the reference.
 pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor, String> {
-    if ty.dtype == DType::F8e4m3 && only_moves(op) {
-        // libtorch has no f8e4m3 in most of these; they move bytes.
+    if ty.dtype.is_f8() && only_moves(op) {
+        // libtorch has no f8 in most of these; they move bytes.
         let bytes = |t: &Tensor| match t.ty.dtype {
-            DType::F8e4m3 => Tensor::from_bytes(Type::new(DType::U8, t.ty.shape.clone()), t.bytes()),
+            d if d.is_f8() => Tensor::from_bytes(Type::new(DType::U8, t.ty.shape.clone()), t.bytes()),
             _ => Some(t.clone()),
         };
         let args: Option<Vec<Tensor>> = args.iter().map(bytes).collect();
@@ -99,7 +99,7 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
             let row = Type::new(ty.dtype, [ty.shape[*axis]]);
             let list = json!([ty.shape[*axis], ty.dtype.torch_number(), null, {"device": "cpu"}, null]);
             let row = match ty.dtype {
-                DType::F8e4m3 => {
+                d if d.is_f8() => {
                     let wide = Type::new(DType::F32, row.shape);
                     let list = json!([ty.shape[*axis], DType::F32.torch_number(), null, {"device": "cpu"}, null]);
                     e.cast(&e.call("arange", "", list, &[], &wide)?, ty.dtype)?

@@ -1,4 +1,5 @@
-//! Whether a row's bytes depend on how many other rows there are: models at several batch sizes, byte for byte.
+//! Whether a row's bytes depend on how many other rows there are, or on its place among them: models at several batch sizes, and with
+//! their rows in another order, byte for byte.
 use crate::{CompileOptions, Contract, Graph, Model, Target, Tensor, compile};
 use kiln_graph::{Type, random_tensor};
 use kiln_runtime::Device;
@@ -118,6 +119,17 @@ pub fn check(device: &Device, target: Target, contract: Contract, batches: &[usi
                         )
                     }));
                 }
+                if batch > 1 {
+                    compared += 1;
+                    let turned: Vec<Tensor> =
+                        inputs.iter().filter_map(|t| first(t, batch)).map(|t| turned(&t)).collect();
+                    let again = run(&case.graph(dtype, batch)?, batch, &turned, (device, target, contract))
+                        .map_err(|e| format!("{} in {dtype}, {batch} rows turned: {e}", case.name))?;
+                    let again: Vec<Tensor> = again.iter().map(self::turned).collect();
+                    wrong.extend(differing(&again, &outputs).map(|(o, at)| {
+                        format!("{} in {dtype}: output {o} of {batch} rows is another in the opposite order, first in row {at}", case.name)
+                    }));
+                }
                 before = Some((batch, outputs));
             }
         }
@@ -136,6 +148,13 @@ fn first(t: &Tensor, count: usize) -> Option<Tensor> {
     let ty = Type::new(t.ty.dtype, shape);
     let bytes = t.bytes().get(..ty.bytes())?;
     Tensor::from_bytes(ty, bytes)
+}
+
+/// The rows in the opposite order.
+fn turned(t: &Tensor) -> Tensor {
+    let rows = t.ty.shape.first().copied().unwrap_or(1).max(1);
+    let bytes: Vec<u8> = t.bytes().chunks((t.bytes().len() / rows).max(1)).rev().flatten().copied().collect();
+    Tensor::from_bytes(t.ty.clone(), &bytes).unwrap_or_else(|| t.clone())
 }
 
 fn run(

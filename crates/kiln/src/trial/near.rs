@@ -1,5 +1,6 @@
 //! How near a result must be to a reference.
 use crate::{DType, Tensor};
+use kiln_graph::Format;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -75,26 +76,20 @@ pub fn check(near: Near, got: &Tensor, want: &Wanted, flushes: bool) -> Result<(
     Ok(())
 }
 
-/// Bits of the fraction, exponent of the least normal number, and the largest.
-fn form(d: DType) -> (i32, i32, f64) {
-    match d {
-        DType::F16 => (10, -14, 65504.0),
-        DType::Bf16 => (7, -126, f64::from(f32::from_bits(0x7f7f_0000))),
-        DType::F8e4m3 => (3, -6, 448.0),
-        DType::F32 => (23, -126, f64::from(f32::MAX)),
-        _ => (52, -1022, f64::MAX),
-    }
+fn format(d: DType) -> Format {
+    d.format().unwrap_or(Format::F64)
 }
 /// The largest number of a type.
 pub fn largest(d: DType) -> f64 {
-    form(d).2
+    format(d).largest()
 }
 /// The unit in the last place of numbers of this size.
 fn ulp(d: DType, size: f64) -> f64 {
-    let (bits, least, most) = form(d);
-    let size = if size.is_finite() { size.min(most) } else { return 0.0 };
+    let format = format(d);
+    let size = if size.is_finite() { size.min(format.largest()) } else { return 0.0 };
+    let least = format.least_exponent();
     let exponent = if size > 0.0 { size.log2().floor() as i32 } else { least };
-    let exponent = exponent.max(least) - bits;
+    let exponent = exponent.max(least) - format.fraction as i32;
     // In two factors: one alone may be too small for its reciprocal to be a number.
     2f64.powi(exponent / 2) * 2f64.powi(exponent - exponent / 2)
 }

@@ -5,7 +5,7 @@
 //! tried. An op without a row is an error of [`missing`].
 use crate::trial::near::{self, Near, round};
 use crate::{DType, Graph, Tensor, Type};
-use kiln_graph::Op;
+use kiln_graph::{Format, Op};
 
 /// What an input of a row holds, of the type it has there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -434,13 +434,8 @@ fn special(d: DType) -> Vec<Number> {
     }
     // The least number above zero, the least normal one, and the step above 1.
     let largest = near::largest(d);
-    let [tiny, normal, step] = match d {
-        DType::F64 => [5e-324, f64::MIN_POSITIVE, f64::EPSILON],
-        DType::F16 => [2f64.powi(-24), 2f64.powi(-14), 2f64.powi(-10)],
-        DType::Bf16 => [2f64.powi(-133), 2f64.powi(-126), 2f64.powi(-7)],
-        DType::F8e4m3 => [2f64.powi(-9), 2f64.powi(-6), 2f64.powi(-3)],
-        _ => [2f64.powi(-149), 2f64.powi(-126), 2f64.powi(-23)],
-    };
+    let format = d.format().unwrap_or(Format::F32);
+    let [tiny, normal, step] = [format.least(), format.least_normal(), format.epsilon()];
     let positive = [
         0.0,
         tiny,
@@ -476,7 +471,7 @@ fn special(d: DType) -> Vec<Number> {
             all.push(v);
         }
     }
-    // f8e4m3 has no infinities.
+    // Not every float has infinities.
     let beyond = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN].into_iter().filter(|v| v.is_nan() || round(d, *v) == *v);
     all.into_iter().chain(beyond).map(Number::Float).collect()
 }
@@ -504,9 +499,26 @@ fn paired(d: DType, inputs: &[Holds]) -> (Vec<Number>, Vec<Number>) {
     pairs.filter(|(l, r)| !overflows(l, r)).unzip()
 }
 
+/// What a cast of `d` to `e` may get wrong: of eight bits every number, and what lies about halfway between two.
+fn converted(d: DType, e: DType) -> Vec<f64> {
+    let mut all = vec![];
+    if let Some(format) = d.kind().f8() {
+        all.extend(format.table().map(f64::from));
+    }
+    if let (Some(format), Some(wide)) = (e.kind().f8(), d.format()) {
+        let largest = format.beyond() - 1;
+        let halfway =
+            (0..largest).map(|bits| (f64::from(format.decode(bits)) + f64::from(format.decode(bits + 1))) / 2.0);
+        for half in halfway.chain([f64::from(format.last()), f64::from(format.last().next_up())]) {
+            let step = (half * wide.epsilon()).max(wide.least());
+            all.extend([half - step, half, half + step].into_iter().flat_map(|v| [v, -v]).map(|v| round(d, v)));
+        }
+    }
+    all
+}
 /// Special values of `d` that a cast to `e` has a meaning for.
 fn within(d: DType, e: DType) -> Vec<Number> {
-    let all = special(d).into_iter();
+    let all = special(d).into_iter().chain(converted(d, e).into_iter().map(Number::Float));
     let Some((least, most)) = e.int_range() else { return all.collect() };
     let inside = |v: &Number| match *v {
         Number::Float(x) => x.trunc() >= least as f64 && x.trunc() <= most as f64 && x.abs() < 9e18,

@@ -1,11 +1,11 @@
 //! Cases with what libtorch makes of them in one file, so that a machine without libtorch checks its own results against it.
-use crate::io::{dtype, st_dtype, write_whole};
+use crate::io::{dtype, view, write_whole};
 use crate::trial::near::{Near, Wanted};
 use crate::trial::ops::{Case, cases};
 use crate::trial::{aten, chains::chain};
 use crate::{DType, Error, Graph, Numerics, Tensor, Torch, Type};
 use kiln_graph::Op;
-use safetensors::{SafeTensors, tensor::TensorView};
+use safetensors::{SafeTensorError, SafeTensors};
 use std::{collections::HashMap, path::Path};
 
 /// A graph with its inputs, and what its outputs must be near to.
@@ -68,10 +68,6 @@ fn precise(g: &Graph) -> Graph {
 /// What of a case is no tensor: its place, how near, numerics and the graph, in this order.
 type Head = (usize, Near, Numerics, String);
 
-fn view((name, t): (String, &Tensor)) -> Result<(String, TensorView<'_>), safetensors::SafeTensorError> {
-    Ok((name, TensorView::new(st_dtype(t.ty.dtype), t.ty.shape.clone(), t.bytes())?))
-}
-
 pub fn write(path: &Path, all: &[Packed]) -> Result<(), Error> {
     let failed = |e: String| Error::failed(format!("cannot pack the cases: {e}"), "report this");
     let (mut tensors, mut heads) = (vec![], HashMap::new());
@@ -83,7 +79,12 @@ pub fn write(path: &Path, all: &[Packed]) -> Result<(), Error> {
             tensors.extend([(format!("{i}/torch/{k}"), &w.torch), (format!("{i}/precise/{k}"), &w.precise)]);
         }
     }
-    let views = tensors.into_iter().map(view).collect::<Result<Vec<_>, _>>().map_err(|e| failed(e.to_string()))?;
+    let named = |(name, t)| Ok((name, view(t)?));
+    let views = tensors
+        .into_iter()
+        .map(named)
+        .collect::<Result<Vec<_>, SafeTensorError>>()
+        .map_err(|e| failed(e.to_string()))?;
     let bytes = safetensors::serialize(views, Some(heads)).map_err(|e| failed(e.to_string()))?;
     write_whole(path, &bytes)
 }

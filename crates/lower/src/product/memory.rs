@@ -239,7 +239,7 @@ pub fn of_patches(of: &Body, p: &Product, machine: &Hardware) -> Result<f64, Low
 
 /// Whether rows of operands must run along K: `wgmma` reads halves alone the other way.
 fn is_deep(p: &Product, dtype: DType) -> bool {
-    p.precision != Precision::Exact || dtype == DType::F8e4m3
+    p.precision != Precision::Exact || dtype.is_f8()
 }
 
 impl Read {

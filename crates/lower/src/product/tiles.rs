@@ -116,7 +116,7 @@ pub fn accumulate(
 
 /// f8 as f16, which holds all of its numbers, and which tensor cores take everywhere.
 fn widened(f: &mut Frame, v: Value) -> Value {
-    if f.b.elem(v) == Some(Elem::F8e4m3) { f.b.cast(v, Elem::F16) } else { v }
+    if f.b.elem(v).is_some_and(Elem::is_f8) { f.b.cast(v, Elem::F16) } else { v }
 }
 
 /// Zeros where the mask is not.

@@ -45,7 +45,7 @@ pub enum Engine {
     Tf32,
     /// f32 by three such products of operands that are sums of two numbers in tf32.
     Tf32x3,
-    /// f8e4m3 by `wgmma`, rows along K.
+    /// Floats of eight bits by `wgmma`, rows along K.
     F8,
     /// f32, exactly.
     MultiplyAdds,
@@ -55,12 +55,12 @@ impl Engine {
     pub fn of(dtype: DType, precision: Precision, sides: [Major; 2]) -> Option<Engine> {
         match dtype {
             DType::Bf16 | DType::F16 => Some(Engine::TensorCores),
-            DType::F8e4m3 => (sides == [Major::Depth; 2]).then_some(Engine::F8),
             DType::F32 => Some(match precision {
                 Precision::Tf32 if sides == [Major::Depth; 2] => Engine::Tf32,
                 Precision::Tf32x3 if sides == [Major::Depth; 2] => Engine::Tf32x3,
                 _ => Engine::MultiplyAdds,
             }),
+            f8 if f8.is_f8() => (sides == [Major::Depth; 2]).then_some(Engine::F8),
             _ => None,
         }
     }

@@ -124,7 +124,7 @@ impl Region<'_> {
         let half = 2 * columns.min(self.space.extent(&along) as usize) <= m.templates.tile;
         let tensor_cores = match (operands(dag, anchor), m.f32_product(dag.op(anchor)).0) {
             (DType::Bf16 | DType::F16, _) => true,
-            (DType::F8e4m3, _) => half,
+            (f8, _) if f8.is_f8() => half,
             (_, Precision::Tf32) => is_f32_product(dag, anchor),
             _ => false,
         };

@@ -63,6 +63,7 @@ fn format(d: DType) -> sys::CUtensorMapDataType {
         DType::I64 => T::CU_TENSOR_MAP_DATA_TYPE_INT64,
         DType::I32 => T::CU_TENSOR_MAP_DATA_TYPE_INT32,
         DType::I16 => T::CU_TENSOR_MAP_DATA_TYPE_UINT16,
-        DType::F8e4m3 | DType::I8 | DType::U8 | DType::Bool => T::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        // Bytes.
+        _ => T::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     }
 }

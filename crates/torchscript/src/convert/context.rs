@@ -246,7 +246,8 @@ impl<'a> Ctx<'a> {
             // Narrowing would have to round here; leave that to the cast itself.
             if dtype.bytes() >= self.dtype(v).bytes()
                 && (dtype.is_float() || !self.dtype(v).is_float())
-                && !matches!(dtype, DType::F16 | DType::F8e4m3)
+                && dtype != DType::F16
+                && !dtype.is_f8()
             {
                 return Ok(self.constant(dtype, s));
             }
@@ -344,13 +345,7 @@ pub fn scalar_of(arg: &Arg) -> Option<Scalar> {
 /// `s` in the form a constant of `dtype` has. What an integer type cannot hold wraps, as where torch takes such a number;
 /// where torch refuses it, running the model on the example inputs has said so.
 pub fn scalar_for(dtype: DType, s: Scalar) -> Scalar {
-    let int = |v: i64| match dtype {
-        DType::U8 => i64::from(v as u8),
-        DType::I8 => i64::from(v as i8),
-        DType::I16 => i64::from(v as i16),
-        DType::I32 => i64::from(v as i32),
-        _ => v,
-    };
+    let int = |v: i64| dtype.kind().wrapped(v);
     match (dtype, s) {
         (DType::Bool, s) => Scalar::Bool(s.as_f64() != 0.0),
         (d, Scalar::Int(v)) if d.is_int() => Scalar::Int(int(v)),

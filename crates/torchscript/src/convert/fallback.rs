@@ -26,7 +26,7 @@ pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem>
         results.push(ctx.raw_type(*id).map_err(|_| {
             problem(
                 format!("`{}` gives {} values, which Kiln has no type for", call.name, ctx.info(*id).dtype),
-                &format!("Kiln's types are {}; compute this part outside the model", DType::NAMES),
+                &format!("Kiln's types are {}; compute this part outside the model", DType::names()),
             )
         })?);
     }

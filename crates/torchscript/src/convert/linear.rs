@@ -96,8 +96,12 @@ fn add_product(c: &mut Ctx, call: &Call, beta_at: usize, alpha_at: usize) -> Res
 /// or one for each row of a and column of b), plus the bias.
 fn scaled_product(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
-    if [a, b].map(|v| c.dtype(v)) != [DType::F8e4m3; 2] || c.opt_tensor(call, 5)?.is_some() {
-        return Err("_scaled_mm of other than f8e4m3, or with a scale for the result".into());
+    let types = [a, b].map(|v| c.dtype(v));
+    if !types[0].is_f8() || types[0] != types[1] {
+        return Err(format!("_scaled_mm of {} by {}; two operands of one type of f8 are wanted", types[0], types[1]));
+    }
+    if c.opt_tensor(call, 5)?.is_some() {
+        return Err("_scaled_mm with a scale for the result".into());
     }
     let mut r = product(c, a, b, &ty.shape)?;
     for i in [2, 3] {

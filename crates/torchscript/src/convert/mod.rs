@@ -111,7 +111,7 @@ fn input_type(raw: &Raw, input: &crate::raw::RawInput) -> Result<Type, Problem> 
             let info = &raw.values[id];
             let dtype: DType = info.dtype.parse().map_err(|_| {
                 Problem::new(format!("input `{}` is {}, which Kiln has no type for", input.name, info.dtype))
-                    .help(format!("Kiln's types are {}; convert the input", DType::NAMES))
+                    .help(format!("Kiln's types are {}; convert the input", DType::names()))
             })?;
             Ok(Type::new(dtype, info.shape.clone()))
         }

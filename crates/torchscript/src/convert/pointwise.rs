@@ -410,13 +410,7 @@ fn xlogy(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 fn nan_to_num(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let dtype = c.dtype(x);
-    let largest = match dtype {
-        DType::F64 => f64::MAX,
-        DType::F32 => f64::from(f32::MAX),
-        DType::F16 => 65504.0,
-        DType::Bf16 => 3.389_531_389_251_535_5e38,
-        _ => return one(x),
-    };
+    let Some(largest) = dtype.format().map(|f| f.largest()) else { return one(x) };
     let pick = |c: &Ctx, i, otherwise| Ok::<f64, String>(c.opt_scalar(call, i)?.map_or(otherwise, Scalar::as_f64));
     let (nan, high, low) = (pick(c, 1, 0.0)?, pick(c, 2, largest)?, pick(c, 3, -largest)?);
     let nan = c.float_const(dtype, nan);

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 /// What multiplies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Engine {
-    /// bf16, f16, tf32 and f8e4m3 by `wgmma`.
+    /// bf16, f16, tf32 and f8 by `wgmma`.
     TensorCores,
     /// f32 by multiply-adds from shared tiles.
     MultiplyAdds,
@@ -190,12 +190,12 @@ impl Form {
     ) -> Result<(), Refusal> {
         let [a, b, sum] = dot.args[..] else { return refuse("a product without operands") };
         let engine = match (k.ty(a).elem(), precision) {
-            (Some(Elem::Bf16 | Elem::F16 | Elem::F8e4m3), _) => Engine::TensorCores,
+            (Some(e), _) if e.is_half() || e.is_f8() => Engine::TensorCores,
             (Some(Elem::F32), DotPrecision::Tf32) => Engine::TensorCores,
             (Some(Elem::F32), DotPrecision::Exact) => Engine::MultiplyAdds,
             _ => {
                 return refuse(format!(
-                    "there is no product of {} by warpgroups; use bf16, f16, f8e4m3, tf32 or exact f32",
+                    "there is no product of {} by warpgroups; use bf16, f16, f8, tf32 or exact f32",
                     k.ty(a)
                 ));
             }

@@ -4,6 +4,7 @@ use super::*;
 use inkwell::OptimizationLevel;
 use inkwell::context::Context;
 use inkwell::targets::{InitializationConfig, Target};
+use kiln_block::Format;
 
 fn with<'c>(
     cx: &'c Context,
@@ -321,23 +322,44 @@ fn powers_of_doubles() {
 #[test]
 fn f8_there_and_back() {
     let cx = Context::create();
-    let address = with(&cx, false, 1, false, |e, x| {
-        let byte = super::super::f8::from_f32(e, x[0])?;
-        let half = super::super::f8::to_f16(e, byte.into_int_value())?;
-        Ok(e.b.build_float_ext(half.into_float_value(), e.f32(), "")?)
-    });
-    // SAFETY: the function was made with one f32 argument and result; `cx` keeps its code.
-    let f: extern "C" fn(f32) -> f32 = unsafe { std::mem::transmute(address) };
-    let value = |n: u32| if n < 8 { n as f32 / 512.0 } else { (8 + n % 8) as f32 / 8.0 * 2f32.powi(n as i32 / 8 - 7) };
-    for n in 0..126 {
-        let (a, b) = (value(n), value(n + 1));
-        let half = (a + b) / 2.0;
-        let even = if n % 2 == 0 { a } else { b };
-        for sign in [1.0, -1.0] {
-            let at = |x: f32| f(sign * x) * sign;
-            assert_eq!([at(a), at(half.next_down()), at(half), at(half.next_up())], [a, a, even, b], "{n}");
+    for format in [Format::F8E4M3, Format::F8E5M2] {
+        let address = with(&cx, false, 1, false, |e, x| {
+            let byte = super::super::f8::from_f32(e, format, x[0])?;
+            let half = super::super::f8::to_f16(e, format, byte.into_int_value())?;
+            Ok(e.b.build_float_ext(half.into_float_value(), e.f32(), "")?)
+        });
+        // SAFETY: the function was made with one f32 argument and result; `cx` keeps its code.
+        let f: extern "C" fn(f32) -> f32 = unsafe { std::mem::transmute(address) };
+        let count = 1u32 << format.fraction;
+        let value = |n: u32| match n / count {
+            0 => n as f32 * format.least() as f32,
+            exponent => (count + n % count) as f32 / count as f32 * 2f32.powi(exponent as i32 - format.bias()),
+        };
+        let largest = format.beyond() - 1;
+        assert_eq!(f64::from(value(largest)), format.largest());
+        for n in 0..largest {
+            let (a, b) = (value(n), value(n + 1));
+            let half = (a + b) / 2.0;
+            let even = if n % 2 == 0 { a } else { b };
+            for sign in [1.0, -1.0] {
+                let at = |x: f32| f(sign * x) * sign;
+                assert_eq!(
+                    [at(a), at(half.next_down()), at(half), at(half.next_up())],
+                    [a, a, even, b],
+                    "{format:?}: {n}"
+                );
+            }
+        }
+        let last = value(largest);
+        assert_eq!([f(last), f(format.last()), f(-last)], [last, last, -last]);
+        let beyond = if format.infinities { f32::INFINITY } else { f32::NAN };
+        let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        for x in [format.last().next_up(), 2.0 * last, 65536.0, 1e6, f32::MAX, f32::INFINITY] {
+            assert!(same(f(x), beyond) && same(f(-x), -beyond), "{format:?}: {x} to {} and {}", f(x), f(-x));
+        }
+        assert!(f(f32::NAN).is_nan() && f(-f32::NAN).is_nan());
+        for x in numbers() {
+            assert!(same(f(x), format.round_f32(x)), "{format:?}: {x:e} to {}", f(x));
         }
     }
-    assert_eq!([f(448.0), f(464.0), f(-448.0)], [448.0, 448.0, -448.0]);
-    assert!([464.1f32, 480.0, f32::MAX, f32::INFINITY, f32::NAN].iter().all(|x| f(*x).is_nan() && f(-x).is_nan()));
 }
