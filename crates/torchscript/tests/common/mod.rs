@@ -61,18 +61,8 @@ pub fn exported(name: &str, program: &str) -> PathBuf {
 pub fn load_inputs(path: &Path) -> Vec<Tensor> {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let dtype = |d| match d {
-        safetensors::Dtype::F64 => DType::F64,
-        safetensors::Dtype::F32 => DType::F32,
-        safetensors::Dtype::F16 => DType::F16,
-        safetensors::Dtype::BF16 => DType::Bf16,
-        safetensors::Dtype::I64 => DType::I64,
-        safetensors::Dtype::I32 => DType::I32,
-        safetensors::Dtype::I16 => DType::I16,
-        safetensors::Dtype::I8 => DType::I8,
-        safetensors::Dtype::U8 => DType::U8,
-        safetensors::Dtype::BOOL => DType::Bool,
-        other => panic!("{other:?}"),
+    let dtype = |d: safetensors::Dtype| {
+        DType::of_safetensors_name(&d.to_string()).unwrap_or_else(|| panic!("{}: {d}", path.display()))
     };
     (0..)
         .map_while(|i| file.tensor(&i.to_string()).ok())
