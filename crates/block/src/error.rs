@@ -1,12 +1,9 @@
 //! What can be wrong with a block program.
-use crate::Value;
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BlockError {
     #[error("line {line}, column {column}: {what}")]
     Parse { line: usize, column: usize, what: String },
-    #[error("{value}: {what}")]
-    Value { value: Value, what: String },
     #[error("{op}: {what}")]
     Op { op: String, what: String },
     #[error("kernel {kernel}: {what}")]

@@ -11,6 +11,7 @@ use crate::{
     accuracy::{Difference, differences},
     compile,
     compile::DeviceKind,
+    cores::cores,
     torch,
 };
 use kiln_graph::Tensor;
@@ -279,11 +280,6 @@ fn time_torch(r: &mut kiln_torch_host::Session, min_time: Duration) -> Result<Ve
         samples.push(start.elapsed().as_secs_f64() * 1e3);
     }
     Ok(samples)
-}
-
-/// Cores of this machine.
-pub fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
 fn whole(s: &Session, inputs: &[Tensor], min_time: Duration) -> Result<Vec<f64>, Error> {

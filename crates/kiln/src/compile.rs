@@ -405,7 +405,7 @@ unsafe extern "C" fn nothing(_: *const *mut u8, _: u64, _: u64) {}
 pub fn open_device(device: DeviceKind, threads: Option<usize>) -> Result<Device, Error> {
     match device {
         DeviceKind::Cpu => {
-            HostDevice::new(threads.unwrap_or_else(crate::bench::cores)).map(Device::Host).map_err(Error::from)
+            HostDevice::new(threads.unwrap_or_else(crate::cores::cores)).map(Device::Host).map_err(Error::from)
         }
         DeviceKind::Cuda(i) => CudaDevice::open(i).map(Device::Cuda).map_err(Error::from),
     }

@@ -67,7 +67,7 @@ fn processor() -> Result<String, String> {
     let level = Level::chosen().map_err(|e| e.to_string())?;
     let all: Vec<&str> = Level::here().iter().map(|l| l.name()).collect();
     let why = if level == Level::best() { String::new() } else { format!(" ({VARIABLE})") };
-    let cores = crate::bench::cores();
+    let cores = crate::cores::cores();
     let name = name.map_or("unknown", |n| n.1.trim());
     Ok(format!("{cores} threads, {name}; {}; uses {level}{why}", all.join(", ")))
 }

@@ -4,6 +4,7 @@
 //! depends on the graph, the machine description and the options alone. The fields are described in `docs/src/explain-json.md`.
 mod build;
 mod kernel;
+mod names;
 mod summary;
 mod wrap;
 
@@ -11,8 +12,9 @@ use crate::Error;
 use kiln_plan::{Alternative, Search, Terms, Tuning};
 use serde::{Deserialize, Serialize};
 
-pub use build::{op_name, ops};
+pub use build::ops;
 pub use kiln_graph::{count, plural};
+pub use names::op_name;
 pub use wrap::{tail, wrapped};
 
 /// What a sum of predicted times leaves out: nothing, or `, without 2 fallbacks, whose time is unknown`.

@@ -94,7 +94,7 @@ pub fn random(ty: &Type, limit: i64, seed: u64) -> Tensor {
     /// Elements that are worth a thread.
     const LEAST: usize = 1 << 16;
     let mut all = Tensor::zeros(ty.clone());
-    let (bytes, chunk) = (ty.dtype.bytes(), ty.count().div_ceil(crate::bench::cores()).max(LEAST));
+    let (bytes, chunk) = (ty.dtype.bytes(), ty.count().div_ceil(crate::cores::cores()).max(LEAST));
     std::thread::scope(|s| {
         for (n, out) in all.bytes_mut().chunks_mut(chunk * bytes).enumerate() {
             let part = Type::new(ty.dtype, [out.len() / bytes]);

@@ -20,6 +20,7 @@ pub mod bench;
 pub mod calibrate;
 pub mod compile;
 pub mod constraints;
+mod cores;
 pub mod diff;
 pub mod doctor;
 pub mod error;
@@ -30,6 +31,7 @@ pub mod facts;
 pub mod html;
 pub mod io;
 pub mod model;
+mod open;
 #[doc(hidden)]
 pub mod parts;
 #[doc(hidden)]

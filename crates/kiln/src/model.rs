@@ -1,12 +1,9 @@
-//! Models: a TorchScript archive, a text graph, or a compiled artifact.
-use crate::{Error, artifact, io, recognise, torch};
+//! Models as they are compiled: a graph, its weights, and where they came from.
+use crate::{Error, io};
 use kiln_graph::{Graph, Op, Scalar, Tensor, Type, ValueId};
-use std::{
-    collections::HashSet,
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::{collections::HashSet, path::PathBuf};
+
+pub use crate::open::FileKind;
 
 /// A graph with its weights, ready to compile.
 pub struct Model {
@@ -26,87 +23,7 @@ pub struct Model {
     pub import_s: f64,
 }
 
-/// What a file holds, by its first bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FileKind {
-    /// A zip archive that `torch.jit.save` wrote.
-    TorchScript,
-    /// What `kiln compile` wrote.
-    Artifact,
-    /// A graph as text.
-    GraphText,
-    /// A plan as text.
-    PlanText,
-    /// Block programs as text.
-    BlockText,
-    /// What `explain --json` wrote.
-    Report,
-}
-
-/// Bytes that tell text from data.
-const SNIFFED: u64 = 4096;
-
-impl FileKind {
-    /// Reads a zip's directory, or the text whole. What is no file of Kiln's is named in the error, with what makes a model of it.
-    pub fn of(path: &Path) -> Result<FileKind, Error> {
-        let reading = |e| Error::reading(path, e);
-        if path.is_dir() {
-            return Err(recognise::folder(path));
-        }
-        let mut file = File::open(path).map_err(reading)?;
-        let mut start = vec![];
-        file.by_ref().take(artifact::START).read_to_end(&mut start).map_err(reading)?;
-        if start.starts_with(b"PK") {
-            return match artifact::is_artifact(&start) {
-                true => Ok(FileKind::Artifact),
-                false => recognise::zip(path).map(|()| FileKind::TorchScript),
-            };
-        }
-        // Kiln's own files are text; of others, which may be large, the start is enough.
-        file.by_ref().take(SNIFFED).read_to_end(&mut start).map_err(reading)?;
-        let is_text =
-            std::str::from_utf8(&start).map_or_else(|e| e.error_len().is_none(), |_| true) && !start.contains(&0);
-        let neither = || {
-            Error::failed(
-                format!("{} is neither a TorchScript archive nor a Kiln file", path.display()),
-                "give a .pt file written by torch.jit.save, or a .kiln text graph, which begins with `graph NAME(…)`",
-            )
-        };
-        if !is_text {
-            return Err(recognise::other(path, &start).unwrap_or_else(neither));
-        }
-        file.read_to_end(&mut start).map_err(reading)?;
-        let text = String::from_utf8_lossy(&start);
-        let first = text.lines().map(str::trim).find(|l| !l.is_empty() && !l.starts_with('#') && !l.starts_with(';'));
-        match first.and_then(|l| l.split_whitespace().next()) {
-            Some("graph") => Ok(FileKind::GraphText),
-            Some("plan") => Ok(FileKind::PlanText),
-            Some("kernel") => Ok(FileKind::BlockText),
-            Some(word) if word.starts_with('{') => Ok(FileKind::Report),
-            _ => Err(recognise::other(path, &start).unwrap_or_else(neither)),
-        }
-    }
-}
-
 impl Model {
-    /// Opens `path`. An archive needs example inputs: its graph is specialised to their types.
-    pub fn open(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
-        let start = std::time::Instant::now();
-        let mut model = match FileKind::of(path)? {
-            FileKind::TorchScript => Model::import(path, inputs)?,
-            FileKind::GraphText => Model::from_text(path)?,
-            FileKind::Artifact => artifact::read(path)?.model,
-            kind => {
-                return Err(Error::usage(
-                    format!("{} holds a {kind:?}, not a model", path.display()),
-                    "give a .pt archive or a text graph; `kiln print` and `kiln opt` take plans and block programs",
-                ));
-            }
-        };
-        model.import_s = start.elapsed().as_secs_f64();
-        model.check_inputs(inputs)?;
-        Ok(model)
-    }
     /// A graph made by hand, with its seeded parameters.
     pub fn from_graph(graph: Graph) -> Result<Model, Error> {
         kiln_graph::verify::verify(&graph).map_err(|e| {
@@ -121,30 +38,6 @@ impl Model {
             archive: None,
             compiled_from: None,
             guards: vec![],
-            import_s: 0.0,
-        })
-    }
-    fn from_text(path: &Path) -> Result<Model, Error> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|_| Error::failed(format!("{} is not UTF-8 text", path.display()), "give a text graph"))?;
-        let graph = kiln_graph::text::parse(&text)
-            .map_err(|e| Error::caused(format!("{}: {e}", path.display()), "mend the line it names", e))?;
-        Ok(Model { path: path.into(), ..Model::from_graph(graph)? })
-    }
-    fn import(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
-        let named = |e: Error| match e {
-            runtime @ Error::Runtime(_) => runtime,
-            other => other.retold(|what| format!("{}: {what}", path.display())),
-        };
-        let imported = torch::import(path, inputs).map_err(named)?;
-        let guards = imported.guards.iter().map(|g| (g.input, g.value)).collect();
-        Ok(Model {
-            graph: imported.graph,
-            params: imported.params,
-            path: path.into(),
-            archive: Some(path.into()),
-            compiled_from: None,
-            guards,
             import_s: 0.0,
         })
     }

@@ -32,7 +32,7 @@ fn weights(path: &Path, what: &str, load: &str) -> Error {
 }
 
 /// A folder.
-pub fn folder(path: &Path) -> Error {
+pub fn folder(path: &Path, is_model: impl Fn(&Path) -> bool) -> Error {
     let has = |name: &str| path.join(name).is_file();
     if has("config.json") {
         let line =
@@ -45,7 +45,7 @@ pub fn folder(path: &Path) -> Error {
             "Kiln compiles PyTorch models; rebuild the model in PyTorch",
         );
     }
-    let models = models_in(path);
+    let models = models_in(path, is_model);
     let help = match models.first() {
         Some(first) => format!("give one of its files, as {}", path.join(first).display()),
         None => format!("give a file; in Python:\n    {SAVE}"),
@@ -54,12 +54,10 @@ pub fn folder(path: &Path) -> Error {
 }
 
 /// Names of a folder's files that hold archives or text graphs.
-fn models_in(path: &Path) -> BTreeSet<std::ffi::OsString> {
-    use crate::model::FileKind::{Artifact, GraphText, TorchScript};
+fn models_in(path: &Path, is_model: impl Fn(&Path) -> bool) -> BTreeSet<std::ffi::OsString> {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
     // A folder of thousands is not looked through.
     let files = entries.filter(|e| e.path().is_file()).take(100);
-    let is_model = |p: &Path| matches!(crate::model::FileKind::of(p), Ok(Artifact | GraphText | TorchScript));
     files.filter(|e| is_model(&e.path())).map(|e| e.file_name()).collect()
 }
 

@@ -4,6 +4,7 @@
 //! kernels name the templates of such entries, so that they follow from graph, target and store alone.
 //! Never: needed. Without a store every product gets the template that a model of the machine prefers.
 mod measure;
+mod measurements;
 mod report;
 
 pub use kiln_tune::{Budget, Store};
@@ -13,17 +14,8 @@ use crate::{CompileOptions, Error, Model, Target, compile, io};
 use kiln_plan::{Kernel, KernelKind, Plan, Tuning};
 use kiln_tune::{Entry, Found, Key, Machine};
 use measure::GpuBench;
-use std::{path::Path, sync::Arc, time::Instant};
-
-/// A store as plans use it.
-#[derive(Clone, Debug)]
-pub struct Measurements {
-    /// All measurements, of all machines.
-    pub store: Arc<Store>,
-    /// The GPU whose entries count, as its driver calls it; `None`: the one that the target's machine description is of, or else the
-    /// store's own.
-    pub device: Option<String>,
-}
+pub use measurements::Measurements;
+use std::{path::Path, time::Instant};
 
 /// Reads a store.
 pub fn read(path: &Path) -> Result<Store, Error> {

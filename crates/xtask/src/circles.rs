@@ -11,7 +11,7 @@ use std::{
 
 /// Crates that are not yet free of circles, and the module that these lie in; empty: anywhere.
 const NOT_YET: &[(&str, &str)] =
-    &[("kiln", ""), ("kiln-codegen", "nvptx::math"), ("kiln-graph", ""), ("kiln-lower", ""), ("kiln-rewrite", "")];
+    &[("kiln-codegen", "nvptx::math"), ("kiln-graph", ""), ("kiln-lower", ""), ("kiln-rewrite", "")];
 
 /// Modules by their path (`host::nest`; the crate's root is empty), and those they use.
 type Uses = BTreeMap<String, BTreeSet<String>>;

@@ -10,14 +10,6 @@ use kiln_plan::{
 use kiln_rewrite::{cost::terms, region::Reject, rules};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A short name of an op, as the text form spells it.
-pub fn op_name(op: &Op) -> String {
-    match op {
-        Op::Fallback(f) => f.name.clone(),
-        _ => op.name().into(),
-    }
-}
-
 fn is_leaf(op: &Op) -> bool {
     matches!(op, Op::Input(_) | Op::Param(_) | Op::Const(_))
 }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::{Report, constraints::Constraints};
+use std::sync::Arc;
 
 fn model() -> Model {
     let text = "graph two(%x: bf16[512,1024], %w: bf16[768,1024], %u: bf16[1024,768]) {
