@@ -4,13 +4,9 @@
 pub const WARP: usize = 32;
 /// Warps of a block, at most: 1024 threads.
 pub const BLOCK_WARPS: usize = 32;
-/// Warps of a warpgroup, which `wgmma` takes together.
-pub const GROUP_WARPS: usize = 4;
 /// Rows that a warpgroup multiplies at once (`wgmma.m64`).
 pub const GROUP_ROWS: usize = 64;
 /// Registers that a thread is given at a time (`setmaxnreg` takes multiples of as many).
 pub const REGISTERS: usize = 8;
-/// Bytes of the widest access of a thread.
-pub const VECTOR: usize = 16;
 /// Bytes of shared memory that a block gets without asking (CUDA C++ programming guide, table of compute capabilities).
 pub const SHARED_UNASKED: usize = 48 << 10;
