@@ -109,7 +109,7 @@ def check(number, args, folder):
         f.write(case.graph())
     inputs = case.inputs(torch.Generator().manual_seed(args.seed * 1000 + number))
     save_file({str(i): v for i, v in enumerate(inputs)}, at + ".in")
-    numerics = "approximates" if case.dtype == "tf32" else "reassociates"
+    numerics = "exact" if case.dtype == "f32" else "torch"
     command = [args.kiln, "run", at + ".kiln", "--inputs", at + ".in", "--outputs", at + ".out", "--device", args.device, "--numerics", numerics]
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode:

@@ -73,7 +73,7 @@ def draw(rng, n, epilogues, numerics, rows, pairs):
         dtype = "f32" if pairs else dtype
         if batch and form == "linear":
             form = "dot"
-        yield {"dtype": dtype, "numerics": numerics, "batch": batch, "sizes": sizes, "form": form, "epilogue": epilogue, "head": head, "odd": rng.random() < 0.08 and not (pairs and numerics == "approximates")}
+        yield {"dtype": dtype, "numerics": numerics, "batch": batch, "sizes": sizes, "form": form, "epilogue": epilogue, "head": head, "odd": rng.random() < 0.08 and not (pairs and numerics == "fast")}
 
 
 def text(case, i):
@@ -248,7 +248,7 @@ def reference(case, given, device):
     turn = lambda t: t.mT if form in ("linear", "bt") else t
     b = turn(b)
     # What the operands lose as tf32, ten bits after the point, and what the sums do; three products in tf32 lose no more than f32.
-    tf32 = case["numerics"] == "approximates"
+    tf32 = case["numerics"] == "fast"
     lost = 2.0**-24 * (math.sqrt(k) * 2 + 8) + (2.0**-9 if tf32 else 0)
     if case["dtype"] == "f8e4m3":
         # Tensor cores keep 13 bits beside the largest product of an instruction: errors of cuBLAS reach 2^-12.
@@ -346,7 +346,7 @@ def run_group(kiln, device, cases, folder, seed, library):
     with open(path + ".kiln", "w") as f:
         f.write(f"graph products({', '.join(inputs)}) {{\n  " + "\n  ".join(body) + f"\n  return {', '.join(results)}\n}}\n")
     save_file({str(i): t for i, t in enumerate(tensors)}, path + ".safetensors")
-    more = ["--numerics", cases[0]["numerics"]] if cases[0]["numerics"] not in (None, "f8e4m3") else []
+    more = {"fast": ["--numerics", "fast"], "splits": ["--splits"]}.get(cases[0]["numerics"], [])
     if library:
         ops = sorted({"linear" if c["form"] == "linear" else "dot" for c in cases})
         with open(path + ".toml", "w") as f:
@@ -398,7 +398,7 @@ def main():
     parser.add_argument("--epilogue", action="append", choices=EPILOGUES, help="only these")
     parser.add_argument("--rows", type=int, help="at most so many rows")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--tf32", action="store_const", dest="numerics", const="approximates", help="products in f32 alone, operands taken as tf32")
+    kinds.add_argument("--tf32", action="store_const", dest="numerics", const="fast", help="products in f32 alone, operands taken as tf32")
     kinds.add_argument("--splits", action="store_const", dest="numerics", const="splits", help="products in f32 alone, large ones as three in tf32")
     kinds.add_argument("--f8", action="store_const", dest="numerics", const="f8e4m3", help="products of f8e4m3 alone")
     parser.add_argument("--library", action="store_true", help="products by the GPU's library")

@@ -132,7 +132,6 @@ def models(kiln, only, folder):
             cuda = module.to("cuda")
             torch.set_default_device("cuda")
             torch.backends.cuda.matmul.allow_tf32 = False
-            torch.backends.cudnn.allow_tf32 = False
             eager = flat(cuda(*on(inputs, "cuda")))
             row["torch_err"] = max((error(a, b) for a, b in zip(eager, reference)), default=0.0)
             row["torch_ms"] = time_torch(cuda, on(inputs, "cuda"))

@@ -128,6 +128,10 @@ pub struct KernelReport {
     /// the library.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<CandidateReport>,
+    /// What batch invariance costs it, in microseconds by the model: of matmuls and attentions on a GPU, whose schedules would be chosen
+    /// by the batch. Absent where the plan is not invariant, and 0 where nothing else would have been chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub invariance_us: Option<f64>,
     /// What measurements say of it, where the plan was made with some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tuning: Option<Tuning>,

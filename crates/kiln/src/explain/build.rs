@@ -47,6 +47,7 @@ impl Report {
             let mut report = facts.kernel(kernel, steps.steps.len());
             report.template = template(c, kernel, steps);
             report.candidates = candidates(c, kernel);
+            report.invariance_us = invariance_us(c, kernel);
             list.push(report);
             for work in &steps.steps {
                 let (names, why) = match work {
@@ -158,6 +159,7 @@ impl<'a> Facts<'a> {
             launches,
             template: String::new(),
             candidates: vec![],
+            invariance_us: None,
             tuning: k.reason.tuning.clone(),
         }
     }
@@ -289,6 +291,29 @@ fn candidates(c: &Compiled, k: &Kernel) -> Vec<CandidateReport> {
     let us = |us: f64| us.is_finite().then(|| (us * 100.0).round() / 100.0);
     let one = |c: &kiln_lower::Candidate| CandidateReport { template: c.template.bare().to_string(), us: us(c.us) };
     all.iter().enumerate().filter(|c| listed(*c)).map(|(_, c)| one(c)).collect()
+}
+
+/// Microseconds that a kernel loses to choices that must not depend on the batch, by the model that makes them.
+fn invariance_us(c: &Compiled, k: &Kernel) -> Option<f64> {
+    if !k.batch_invariant {
+        return None;
+    }
+    let free = Kernel { batch_invariant: false, ..k.clone() };
+    let us = |k: &Kernel| {
+        let attention = k.body.values().find_map(|v| match k.body.op(v) {
+            Op::Attention { causal, .. } if c.options.machine().arch.is_gpu() => Some((v, *causal)),
+            _ => None,
+        });
+        match attention {
+            Some((v, causal)) => {
+                Some(k.cost.matrix_flops as f64 / attention_rate(k, v, causal, c.options.machine()) * 1e6)
+            }
+            None => kiln_lower::candidates(k, c.options.machine()).first().map(|c| c.us),
+        }
+    };
+    let lost = us(k).zip(us(&free)).map_or(0.0, |(bound, free)| bound - free);
+    // A choice that the model does not price has no time.
+    Some(if lost.is_finite() { (lost.max(0.0) * 100.0).round() / 100.0 } else { 0.0 })
 }
 
 /// What lowering knows of the plan's contract.

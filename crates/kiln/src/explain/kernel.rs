@@ -43,6 +43,9 @@ impl Report {
             ),
             width,
         );
+        if let Some(us) = k.invariance_us {
+            t += &wrapped("batch-invariant ", &format!("at the cost of {us:.2} us"), width);
+        }
         k.ops_text(&mut t, width);
         k.buffers_text(&mut t, "reads", k.bytes_read, &k.inputs, width);
         k.buffers_text(&mut t, "writes", k.bytes_written, &k.outputs, width);

@@ -66,6 +66,9 @@ impl Report {
             row("search", found);
         }
         row("numerics", self.numerics.clone());
+        if let Some(text) = self.invariance() {
+            row("invariance", text);
+        }
         if !self.load_kernels.is_empty() {
             row("load", format!("{} more, once, when weights are loaded", count(self.load_kernels.len(), "kernel")));
         }
@@ -84,6 +87,21 @@ impl Report {
             row("", format!("and {}; --json lists them", count(why.len() - 4, "other op")));
         }
         t + &self.kinds_table(width)
+    }
+
+    /// What batch invariance costs, the kernels that lose most first.
+    fn invariance(&self) -> Option<String> {
+        let mut lost: Vec<(&str, f64)> =
+            self.kernels.iter().filter_map(|k| Some((&*k.name, k.invariance_us?))).collect();
+        if lost.is_empty() {
+            return None;
+        }
+        lost.retain(|(_, us)| *us > 0.0);
+        lost.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(b.0)));
+        let all: f64 = lost.iter().map(|l| l.1).sum();
+        let named: Vec<String> = lost.iter().take(3).map(|(name, us)| format!("{name} {us:.2} us")).collect();
+        let listed = if named.is_empty() { String::new() } else { format!(": {}", named.join(", ")) };
+        Some(format!("costs {all:.2} us of matmuls and attention{listed}; every op rounds to its type"))
     }
 
     /// How many kernels' templates were measured, and where, if any.
