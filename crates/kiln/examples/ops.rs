@@ -2,8 +2,11 @@
 //!
 //!     cargo run --release -p kiln --example ops -- write FILE                       where libtorch is
 //!     cargo run --release -p kiln --example ops -- check FILE [cpu|cuda:0]          on any machine
-use kiln::trial::{near, pack, pack::Packed};
-use kiln::{CompileOptions, Error, Model, Target, Torch, compile::DeviceKind, compile::open_device};
+//!     cargo run --release -p kiln --example ops -- rows [cpu|cuda:0]                rows of batch-invariant plans at several batch sizes
+use kiln::trial::{invariance, near, pack, pack::Packed};
+use kiln::{
+    CompileOptions, Contract, Error, Model, Numerics, Target, Torch, compile::DeviceKind, compile::open_device,
+};
 use kiln_runtime::Device;
 use std::{path::Path, process::exit};
 
@@ -17,8 +20,10 @@ fn main() {
         ["write", file] => write(Path::new(file)),
         ["check", file] | ["check", file, "cpu"] => check(Path::new(file), DeviceKind::Cpu),
         ["check", file, "cuda:0"] => check(Path::new(file), DeviceKind::Cuda(0)),
+        ["rows"] | ["rows", "cpu"] => rows(DeviceKind::Cpu),
+        ["rows", "cuda:0"] => rows(DeviceKind::Cuda(0)),
         _ => {
-            eprintln!("write FILE, or check FILE [cpu|cuda:0]");
+            eprintln!("write FILE, check FILE [cpu|cuda:0], or rows [cpu|cuda:0]");
             exit(2)
         }
     };
@@ -41,13 +46,34 @@ fn write(file: &Path) -> Result<usize, Error> {
     Ok(0)
 }
 
+fn target(kind: DeviceKind) -> Target {
+    match kind {
+        DeviceKind::Cpu => Target::Cpu,
+        DeviceKind::Cuda(_) => Target::Sm90a,
+    }
+}
+
+/// The number of contracts under which rows differ.
+fn rows(kind: DeviceKind) -> Result<usize, Error> {
+    let device = open_device(kind, Some(1))?;
+    let mut failed = 0;
+    for numerics in Numerics::ALL {
+        let contract = Contract { batch_invariant: true, ..numerics.into() };
+        match invariance::check(&device, target(kind), contract, &invariance::BATCHES) {
+            Ok(compared) => println!("{contract}: {compared} comparisons, every row has the same bytes"),
+            Err(wrong) => {
+                failed += 1;
+                println!("{contract}:\n{wrong}");
+            }
+        }
+    }
+    Ok(failed)
+}
+
 /// The number of cases that fail.
 fn check(file: &Path, kind: DeviceKind) -> Result<usize, Error> {
     let (all, device) = (pack::read(file)?, open_device(kind, Some(1))?);
-    let target = match kind {
-        DeviceKind::Cpu => Target::Cpu,
-        DeviceKind::Cuda(_) => Target::Sm90a,
-    };
+    let target = target(kind);
     let failed = all.iter().filter_map(|p| one(p, target, &device).err().map(|e| format!("{}: {e}", p.case.name)));
     let failed: Vec<String> = failed.inspect(|e| println!("{e}")).collect();
     println!("{} cases, {} failed", all.len(), failed.len());

@@ -329,6 +329,10 @@ fn inner<'m>(
     while high > 1 && many / high < wanted(machine) {
         high /= 2;
     }
+    // Lanes share out several rows in another way than one.
+    if machine.contract.batch_invariant && gpu {
+        high = 1;
+    }
     let stay = stay::of(machine, tiles(rows, n, vector, &kept), limits.reads);
     if stay.is_some() {
         high = 1;
