@@ -34,10 +34,10 @@ pub enum NodeOp {
     Select(NodeId, NodeId, NodeId),
     /// Rounds to the node's dtype.
     Cast(NodeId),
-    /// A number of f32 as the sum of two in tf32: the larger, or the smaller.
+    /// A number of f32 in tf32.
     Tf32 {
         of: NodeId,
-        rest: bool,
+        part: Tf32,
     },
     /// An index as it is (emitted as i64, whatever the node's type); where the guards hold and it is not in `0..extent`, that is an error at this node of the body. `at` is the
     /// position among all indices: lanes outside of its coordinates are none.
@@ -64,6 +64,16 @@ pub enum NodeOp {
     Anchor {
         at: Vec<Expr>,
     },
+}
+
+/// How a number of f32 is taken as tf32.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Tf32 {
+    /// The nearest, which tensor cores would cut off instead.
+    Nearest,
+    /// The larger of two whose sum it is, or the smaller.
+    Large,
+    Rest,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -178,9 +178,9 @@ impl<'a> Emitter<'a> {
                 let [c, x, y] = [c, x, y].map(|n| self.operand(b, *n));
                 b.select(c, x, y)
             }
-            NodeOp::Tf32 { of, rest } => {
+            NodeOp::Tf32 { of, part } => {
                 let of = self.operand(b, *of);
-                math::tf32(b, of, *rest)
+                math::tf32(b, of, *part)
             }
             NodeOp::Cast(a) => {
                 let a = self.operand(b, *a);

@@ -1,4 +1,5 @@
 //! Graph arithmetic as block instructions. Operands are in the type arithmetic is done in (halves in f32).
+use crate::dag::Tf32;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, UnaryOp as U, Value};
 use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, Scalar, UnaryOp, decompose::decompose_op};
 
@@ -67,9 +68,12 @@ impl Chain<'_> {
     }
 }
 
-/// The larger of two numbers in tf32 whose sum is `x` to 22 bits, or the `rest`. Infinity is that and 1, so that products of the
-/// parts are no infinity times zero where the other operand is none.
-pub fn tf32(b: &mut Builder, x: Value, rest: bool) -> Value {
+/// The nearest number in tf32, or of two whose sum is `x` to 22 bits the larger or the rest. Infinity is that and 1, so that products
+/// of the parts are no infinity times zero where the other operand is none.
+pub fn tf32(b: &mut Builder, x: Value, part: Tf32) -> Value {
+    if part == Tf32::Nearest {
+        return b.unary(U::Tf32, x);
+    }
     let most = f64::from(f32::from_bits(0x7f7f_e000));
     let mut c = Chain { b, elem: Elem::F32 };
     let near = c.un(U::Tf32, x);
@@ -79,7 +83,7 @@ pub fn tf32(b: &mut Builder, x: Value, rest: bool) -> Value {
     let sign = c.with(B::Max, sign, -1.0);
     let infinite = c.un(U::IsInf, x);
     let large = c.b.select(infinite, sign, near);
-    if !rest {
+    if part == Tf32::Large {
         return large;
     }
     let rest = c.bin(B::Sub, x, large);

@@ -53,6 +53,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError
         twin: None,
         machine,
         precision: Precision::Exact,
+        nearest: false,
         low: None,
         terms: found.terms,
         row: None,

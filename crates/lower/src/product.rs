@@ -53,6 +53,8 @@ pub struct Product<'a> {
     pub twin: Option<Twin<'a>>,
     /// What it is made of in f32.
     pub precision: Precision,
+    /// In tf32 operands are rounded to the nearest, as cuDNN's are, and not cut off by tensor cores.
+    pub nearest: bool,
     /// The smaller parts of operands that are sums of two numbers in tf32; `a` and `b` are the larger then.
     pub low: Option<[OperandAt<'a>; 2]>,
     /// What is summed of the operands' elements.

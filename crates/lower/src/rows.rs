@@ -92,10 +92,30 @@ where
     let mut scene = scene(&space)?;
     let plan = shift::shifted(plan, &scene, &mut space);
     let mut out = copies::copied(name, &plan, &mut scene, scratch);
-    let rest = Walk::new(name, &scene, plan, scratch + out.scratch.len() as u32).emit()?;
+    let alone = machine.contract.batch_invariant && plan.kept.iter().all(|c| c.extent == 1);
+    let row = plan.row.extent;
+    let mut rest = Walk::new(name, &scene, plan, scratch + out.scratch.len() as u32).emit()?;
+    if alone {
+        rest.steps.iter_mut().for_each(|step| starts_as_any(step, row));
+    }
     out.scratch.extend(rest.scratch);
     out.steps.extend(rest.steps);
     Ok(out)
+}
+
+/// A row that is alone starts at a multiple of a vector, and others of its length may not: which elements lanes have follows from
+/// that, so it must not be known.
+fn starts_as_any(step: &mut Work<Kernel>, row: usize) {
+    let Work::Block { code, .. } = step else { return };
+    for i in 0..code.params.len() {
+        let elem = match code.ty(code.params[i].value) {
+            kiln_block::Type::Block { elem, .. } | kiln_block::Type::Ptr { elem, .. } => *elem,
+            _ => continue,
+        };
+        let bytes = row.max(1) * elem.bytes();
+        let param = &mut code.params[i];
+        param.align = param.align.min(1 << bytes.trailing_zeros());
+    }
 }
 
 pub fn plan<'m>(space: &mut Space, scene: &Scene, machine: &'m Hardware<'m>) -> Option<RowPlan<'m>> {

@@ -26,7 +26,12 @@ impl Hardware<'_> {
     }
     /// How a matmul or a convolution of f32 is made, and its flops per second.
     pub fn f32_product(&self, op: &Op) -> (Precision, f64) {
-        let asked = if matches!(op, Op::Conv { .. }) { self.contract.conv() } else { self.contract.matmul() };
+        // A transposed one is lowered as a matmul.
+        let asked = if matches!(op, Op::Conv { transposed: false, .. }) {
+            self.contract.conv()
+        } else {
+            self.contract.matmul()
+        };
         let rate = match asked {
             Precision::Exact => None,
             Precision::Tf32x3 => self.rates.tf32x3,

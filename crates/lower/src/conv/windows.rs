@@ -7,7 +7,7 @@
 //! Without strides neighbours share their padding: what a line of points needs after it, the next has before it. With strides, positions
 //! of each remainder (phase) lie together. Rows that are padding, no points of the result, are multiplied and not stored.
 use super::{Conv, or_zero};
-use crate::dag::{NodeOp, Scene, Store};
+use crate::dag::{NodeOp, Scene, Store, Tf32};
 use crate::expr::{Expr, delinear, linear};
 use crate::product::{self, Product, Run};
 use crate::resolve::{Body, Resolved, Resolver};
@@ -30,6 +30,8 @@ const MOST: usize = 1 << 30;
 
 struct Windows<'a> {
     c: &'a Conv<'a>,
+    /// The convolution.
+    v: ValueId,
     dtype: DType,
     /// Remainders of positions along an axis that the window reads.
     phases: Vec<usize>,
@@ -46,7 +48,7 @@ pub fn lower(of: &Body, c: &Conv, by_patches: &Product, machine: &Hardware) -> R
     let by_warpgroups = warpgroup::takes(dtype, machine) && of.template.is_none_or(|t| t.family == Family::Warpgroup);
     // Exact f32 wants both operands' rows along the result's axes, where starts of tiles cannot be shifted: they are multiples of 16 bytes.
     let deep = matches!(dtype, DType::F16 | DType::Bf16) || by_patches.precision == Precision::Tf32;
-    let w = Windows::new(c, dtype);
+    let w = Windows::new(c, by_patches.v, dtype);
     // Patches add up in another order, and which is faster depends on the number of images.
     let either = !machine.contract.batch_invariant;
     if !either || !by_warpgroups || !deep || c.transposed || !(1..=MOST).contains(&w.input().iter().product()) {
@@ -80,7 +82,7 @@ pub fn lower(of: &Body, c: &Conv, by_patches: &Product, machine: &Hardware) -> R
 }
 
 impl<'a> Windows<'a> {
-    fn new(c: &'a Conv<'a>, dtype: DType) -> Windows<'a> {
+    fn new(c: &'a Conv<'a>, v: ValueId, dtype: DType) -> Windows<'a> {
         let dims = 0..c.stride.len();
         let reach: Vec<usize> = dims.clone().map(|d| (c.w_shape[d + 2] - 1) * c.dilation[d]).collect();
         let phases = dims.clone().map(|d| c.stride[d].min(reach[d] + 1)).collect();
@@ -91,7 +93,7 @@ impl<'a> Windows<'a> {
         };
         let padded: Vec<usize> = dims.map(padded).collect();
         let points = c.x_shape[0] * padded.iter().product::<usize>();
-        Windows { c, dtype, phases, padded, channels: c.cin.next_multiple_of(SPAN / dtype.bytes()), points }
+        Windows { c, v, dtype, phases, padded, channels: c.cin.next_multiple_of(SPAN / dtype.bytes()), points }
     }
     fn depth(&self) -> usize {
         self.c.w_shape[2..].iter().product::<usize>() * self.channels
@@ -165,7 +167,10 @@ impl<'a> Windows<'a> {
         (slot, at): (Slot, Expr),
     ) -> Result<Scene, LowerError> {
         let mut r = of.resolver();
-        let value = or_zero(&mut r, v, ix, bounds)?;
+        let mut value = or_zero(&mut r, v, ix, bounds)?;
+        if product::precision(of, self.v) == Precision::Tf32 {
+            value = r.dag.add(NodeOp::Tf32 { of: value, part: Tf32::Nearest }, self.dtype);
+        }
         Ok(Scene { dag: r.dag, stores: vec![Store { slot, dtype: self.dtype, at, guards: vec![], value }] })
     }
 }

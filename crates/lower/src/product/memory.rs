@@ -3,7 +3,7 @@
 //! products in f32 whose rows run along K: turned, their multiply-adds have no bank conflicts.
 use super::candidates::tiles;
 use super::{OperandAt, Product, swapped};
-use crate::dag::{NodeId, NodeOp, Scene, Store};
+use crate::dag::{NodeId, NodeOp, Scene, Store, Tf32};
 use crate::expr::{Atom, CoordId, Expr, linear};
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
@@ -167,7 +167,10 @@ fn wanted(of: &Body, p: &Product, machine: &Hardware) -> Result<[Option<Copied>;
     let large = invariant || work >= WORK;
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
     let mut sure = large && (p.k > SHORT || dtype.bytes() != 2);
-    if !large && reads.iter().all(|r| r.strided(p).is_some()) {
+    // What tensor cores would read as it lies is cut off, not rounded.
+    let cut_off = |r: &Read| r.strided(p).is_some_and(|s| s.major == Major::Depth);
+    let cut_off = p.nearest && p.precision == Precision::Tf32 && reads.iter().all(cut_off);
+    if !large && !cut_off && reads.iter().all(|r| r.strided(p).is_some()) {
         return Ok([None, None]);
     }
     // Where both sides of multiply-adds are turned, turning one alone gains nothing.
@@ -190,6 +193,11 @@ fn wanted(of: &Body, p: &Product, machine: &Hardware) -> Result<[Option<Copied>;
             }
             Some(s) if lies(&s) || !(turn || deep && (invariant || uses >= USES) && layout.is_some()) => {}
             _ => copies[which] = layout,
+        }
+    }
+    if p.nearest && p.precision == Precision::Tf32 && (cut_off || copies.iter().any(Option::is_some)) {
+        for (which, copy) in copies.iter_mut().enumerate() {
+            *copy = copy.take().or_else(|| reads[which].layout(p, dtype, which));
         }
     }
     let lacking = reads.iter().any(|r| r.strided(p).is_none());
@@ -289,8 +297,12 @@ impl Copied {
             let value = ([p.a, p.b][which])(&mut r, &at)?;
             let place = linear(&self.place(&at, which), &self.shape);
             let mut store = |part: usize| {
-                let tf32 = NodeOp::Tf32 { of: value, rest: part > 0 };
-                let value = if self.parts == 1 { value } else { r.dag.add(tf32, self.dtype) };
+                let tf32 = |r: &mut Resolver, part| r.dag.add(NodeOp::Tf32 { of: value, part }, self.dtype);
+                let value = match (self.parts, p.precision) {
+                    (1, Precision::Tf32) => tf32(&mut r, Tf32::Nearest),
+                    (1, _) => value,
+                    _ => tf32(&mut r, if part > 0 { Tf32::Rest } else { Tf32::Large }),
+                };
                 let at = place.clone().shift((part * self.count()) as i64);
                 Store { slot: self.slot, dtype: self.dtype, at, guards: vec![], value }
             };
