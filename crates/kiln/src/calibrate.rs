@@ -5,9 +5,9 @@
 //! (sizes of tiles and of rows, the price of a prologue) is taken from the description that one starts from.
 use crate::{CompileOptions, Error, Model, compile, compile::DeviceKind};
 use kiln_graph::{Graph, Tensor, Type, random_tensor};
-use kiln_machine::{Clusters, Limits, Machine, MachineError, Units};
+use kiln_machine::{Machine, MachineError};
 use kiln_plan::{Cost, Plan};
-use kiln_runtime::{TimeOptions, cuda::DeviceInfo};
+use kiln_runtime::TimeOptions;
 
 /// What one graph took.
 #[derive(Clone, Copy, Debug)]
@@ -101,39 +101,13 @@ pub fn calibrate(
     })?;
     fitted.rates.launch = (fitted.rates.launch * 1e8).round() / 1e8;
     if let kiln_runtime::Device::Cuda(gpu) = &open {
-        fitted = with_facts(&fitted, gpu.info());
+        fitted = compile::with_facts(&fitted, gpu.info());
         fitted.device.clone_from(&gpu.info().name);
     }
     let rates = format!("measured by `kiln doctor --calibrate` on {}", compile::device_name(device)?);
     fitted.sources.insert("rates".into(), rates);
     fitted.name = format!("{}{CALIBRATED}", base.name);
     Ok(fitted)
-}
-
-/// The description with what a device's driver says of it. How many clusters there are at once is no such thing: of another number of
-/// multiprocessors as large a part.
-pub fn with_facts(m: &Machine, info: &DeviceInfo) -> Machine {
-    let were = m.units.multiprocessors.max(1);
-    let part = |c: &Clusters| Clusters { at_once: c.at_once * info.multiprocessors / were, ..*c };
-    let mut sources = m.sources.clone();
-    for section in ["units", "limits"] {
-        let from = sources.remove(section).unwrap_or_default();
-        sources.insert(section.into(), format!("the driver, for {}; the rest: {from}", info.name));
-    }
-    Machine {
-        sources,
-        units: Units { multiprocessors: info.multiprocessors, l2: info.l2, ..m.units },
-        limits: Limits {
-            shared_per_block: info.shared,
-            shared_per_multiprocessor: info.shared_per_multiprocessor,
-            registers_per_multiprocessor: info.registers_per_multiprocessor,
-            warps_per_multiprocessor: info.warps_per_multiprocessor,
-            blocks_per_multiprocessor: info.blocks_per_multiprocessor,
-            clusters: m.limits.clusters.iter().map(part).collect(),
-            ..m.limits
-        },
-        ..m.clone()
-    }
 }
 
 /// Random numbers, a block of them over and over: zeros would cost the units less power.

@@ -6,7 +6,7 @@ use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, ValueId};
 use kiln_interp::graph::InterpError;
 use kiln_lower::LowerError;
 pub use kiln_machine::Arch as Target;
-use kiln_machine::Machine;
+use kiln_machine::{Clusters, Limits, Machine, Units};
 use kiln_plan::{
     Contract, Plan,
     exec::{BodyGraph, Steps, Work},
@@ -411,6 +411,32 @@ pub fn open_device(device: DeviceKind, threads: Option<usize>) -> Result<Device,
     }
 }
 
+/// The description with what a device's driver says of it. How many clusters there are at once is no such thing: of another number of
+/// multiprocessors as large a part.
+pub fn with_facts(m: &Machine, info: &kiln_runtime::cuda::DeviceInfo) -> Machine {
+    let were = m.units.multiprocessors.max(1);
+    let part = |c: &Clusters| Clusters { at_once: c.at_once * info.multiprocessors / were, ..*c };
+    let mut sources = m.sources.clone();
+    for section in ["units", "limits"] {
+        let from = sources.remove(section).unwrap_or_default();
+        sources.insert(section.into(), format!("the driver, for {}; the rest: {from}", info.name));
+    }
+    Machine {
+        sources,
+        units: Units { multiprocessors: info.multiprocessors, l2: info.l2, ..m.units },
+        limits: Limits {
+            shared_per_block: info.shared,
+            shared_per_multiprocessor: info.shared_per_multiprocessor,
+            registers_per_multiprocessor: info.registers_per_multiprocessor,
+            warps_per_multiprocessor: info.warps_per_multiprocessor,
+            blocks_per_multiprocessor: info.blocks_per_multiprocessor,
+            clusters: m.limits.clusters.iter().map(part).collect(),
+            ..m.limits
+        },
+        ..m.clone()
+    }
+}
+
 /// A device's name as the driver gives it; `cpu` for the host.
 pub fn device_name(device: DeviceKind) -> Result<String, Error> {
     match device {
@@ -439,7 +465,7 @@ pub fn gpu_machine(index: usize) -> Result<(Target, Option<Machine>), Error> {
     let machine = match kiln_machine::of_device(target, &info.name) {
         Some(known) if known == target.machine() => None,
         Some(known) => Some(known.clone()),
-        None => Some(crate::calibrate::with_facts(target.machine(), info)),
+        None => Some(with_facts(target.machine(), info)),
     };
     Ok((target, machine))
 }

@@ -1,5 +1,4 @@
 //! What code is generated for, and which instructions it has.
-use crate::{Machine, MachineError, machine};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -23,6 +22,11 @@ pub enum Arch {
     Sm90a,
 }
 
+/// A name that is no target's.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("there is no target `{0}`: give {all}", all = Arch::ALL.map(Arch::name).join(", "))]
+pub struct NoSuchArch(pub String);
+
 impl Arch {
     pub const ALL: [Arch; 4] = [Arch::Cpu, Arch::Sm80, Arch::Sm89, Arch::Sm90a];
 
@@ -34,17 +38,6 @@ impl Arch {
             Arch::Sm89 => "sm_89",
             Arch::Sm90a => "sm_90a",
         }
-    }
-    /// The machine that plans are made for where none is named.
-    pub fn machine(self) -> &'static Machine {
-        let name = match self {
-            Arch::Cpu => "cpu",
-            Arch::Sm80 => "a100",
-            Arch::Sm89 => "rtx4090",
-            Arch::Sm90a => "h200",
-        };
-        // Invariant: the files are part of the program, and a test looks each of these up.
-        machine(name).unwrap_or_else(|| panic!("the description of the machine {name} is missing"))
     }
     /// What code for a GPU of this compute capability is generated for; `None` before 8.0.
     pub fn of_capability(capability: (u32, u32)) -> Option<Arch> {
@@ -96,9 +89,9 @@ impl fmt::Display for Arch {
 }
 
 impl FromStr for Arch {
-    type Err = MachineError;
-    fn from_str(name: &str) -> Result<Arch, MachineError> {
-        Arch::ALL.into_iter().find(|a| a.name() == name).ok_or_else(|| MachineError::NoSuchArch(name.into()))
+    type Err = NoSuchArch;
+    fn from_str(name: &str) -> Result<Arch, NoSuchArch> {
+        Arch::ALL.into_iter().find(|a| a.name() == name).ok_or_else(|| NoSuchArch(name.into()))
     }
 }
 

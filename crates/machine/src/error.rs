@@ -1,4 +1,4 @@
-//! What can be wrong with a description or the name of a target.
+//! What can be wrong with a description.
 use crate::Arch;
 
 #[derive(Debug, thiserror::Error)]
@@ -12,6 +12,4 @@ pub enum MachineError {
     NotPositive(String),
     #[error("it is of {arch}, and says nothing of {section}")]
     Missing { arch: Arch, section: &'static str },
-    #[error("there is no target `{0}`: give {all}", all = Arch::ALL.map(Arch::name).join(", "))]
-    NoSuchArch(String),
 }

@@ -13,7 +13,7 @@ mod machine;
 mod machines;
 mod model;
 
-pub use arch::Arch;
+pub use arch::{Arch, NoSuchArch};
 pub use caches::Caches;
 pub use error::MachineError;
 pub use machine::{Clusters, Limits, Machine, Rates, Templates, Units};

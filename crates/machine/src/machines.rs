@@ -37,6 +37,20 @@ pub fn of_device(arch: Arch, device: &str) -> Option<&'static Machine> {
     machines().iter().find(|m| m.arch == arch && !m.device.is_empty() && m.device == device)
 }
 
+impl Arch {
+    /// The machine that plans are made for where none is named.
+    pub fn machine(self) -> &'static Machine {
+        let name = match self {
+            Arch::Cpu => "cpu",
+            Arch::Sm80 => "a100",
+            Arch::Sm89 => "rtx4090",
+            Arch::Sm90a => "h200",
+        };
+        // Invariant: the files are part of the program, and a test looks each of these up.
+        machine(name).unwrap_or_else(|| panic!("the description of the machine {name} is missing"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

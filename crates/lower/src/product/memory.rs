@@ -169,7 +169,8 @@ fn wanted(of: &Body, p: &Product, machine: &Hardware) -> Result<[Option<Copied>;
     let mut sure = large && (p.k > SHORT || dtype.bytes() != 2);
     // What tensor cores would read as it lies is cut off, not rounded.
     let cut_off = |r: &Read| r.strided(p).is_some_and(|s| s.major == Major::Depth);
-    let cut_off = p.nearest && p.precision == Precision::Tf32 && reads.iter().all(cut_off);
+    let rounds = (p.nearest || invariant) && p.precision == Precision::Tf32;
+    let cut_off = rounds && reads.iter().all(cut_off);
     if !large && !cut_off && reads.iter().all(|r| r.strided(p).is_some()) {
         return Ok([None, None]);
     }
@@ -195,7 +196,7 @@ fn wanted(of: &Body, p: &Product, machine: &Hardware) -> Result<[Option<Copied>;
             _ => copies[which] = layout,
         }
     }
-    if p.nearest && p.precision == Precision::Tf32 && (cut_off || copies.iter().any(Option::is_some)) {
+    if rounds && (cut_off || copies.iter().any(Option::is_some)) {
         for (which, copy) in copies.iter_mut().enumerate() {
             *copy = copy.take().or_else(|| reads[which].layout(p, dtype, which));
         }

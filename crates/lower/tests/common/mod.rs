@@ -249,12 +249,26 @@ pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: Arch) ->
     let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let kind = if lines.contains("conv") { KernelKind::Conv } else { KernelKind::Gemm };
     let k = Kernel { precision, ..kernel(kind, body) };
-    compare_kernel(&k, &random::inputs(&k.body, 7), arch).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
+    let mut inputs = random::inputs(&k.body, 7);
+    if precision == kiln_plan::Precision::Tf32 {
+        inputs.iter_mut().for_each(in_tf32);
+    }
+    compare_kernel(&k, &inputs, arch).unwrap().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let text = |w: &Work<kiln_block::Kernel>| match w {
         Work::Block { code, .. } => kiln_block::text::print(code),
         other => panic!("{other:?}"),
     };
     lower(&k, arch).unwrap().steps.iter().map(text).collect::<String>()
+}
+
+/// Cuts numbers of f32 to what tf32 holds, so that rounding to it changes nothing and results can be held to f32's accuracy.
+fn in_tf32(t: &mut Tensor) {
+    if t.ty.dtype == DType::F32 {
+        for x in t.bytes_mut().chunks_exact_mut(4) {
+            let bits = u32::from_ne_bytes([x[0], x[1], x[2], x[3]]) & !0x1fff;
+            x.copy_from_slice(&bits.to_ne_bytes());
+        }
+    }
 }
 
 /// The graph interpreter's outputs, or its refusal.
