@@ -20,8 +20,8 @@ pub(crate) use attributes::quoted;
 pub use attributes::{Attr, Attribute, Visitor};
 
 use crate::{
-    BinaryOp, CompareOp, DType, FallbackOp, Graph, GraphError, Op, ParamId, PoolKind, ReduceOp, Scalar, ScanOp,
-    ScatterMode, Type, UnaryOp, ValueId,
+    BinaryOp, CompareOp, DType, Graph, GraphError, Op, ParamId, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, Type,
+    UnaryOp, ValueId,
 };
 
 /// What decompositions give.
@@ -208,7 +208,7 @@ rows! {
         row("batch_norm", Pointwise, 5).weight(4.).sums().composite(norm::infer, norm::decompose);
     Op::Attention { .. }, Op::Attention { scale: Scalar::Int(1), causal: false } =>
         row("attention", Attention, 3).upto(4).sums().composite(attention::infer, attention::decompose);
-    Op::Fallback(_), Op::Fallback(Box::new(FallbackOp::default())) => row("fallback", Fallback, 0).upto(usize::MAX).f8();
+    Op::Fallback(_), Op::Fallback(Box::default()) => row("fallback", Fallback, 0).upto(usize::MAX).f8();
     Op::Result(_), Op::Result(1) => row("result", Class::Result, 1).f8();
 }
 
