@@ -86,6 +86,10 @@ def rows():
 
 
 def kiln_us(kiln, name, *more):
+    if name.startswith("conv_"):
+        # tf32 is what PyTorch's defaults allow of convolutions, and what Kiln does unless numerics are exact.
+        numerics = [] if name.endswith("_tf32") else ["--numerics", "exact"] if name.endswith("_f32") else []
+        name, more = name.replace("_tf32", "_f32"), [*more, *numerics]
     for kind, numerics in (("_tf32x3", ["--splits"]), ("_tf32", ["--numerics", "fast"])):
         if name.endswith(kind):
             name, more = name.replace(kind, "_f32"), [*more, *numerics]
