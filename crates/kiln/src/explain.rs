@@ -129,7 +129,7 @@ pub struct KernelReport {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<CandidateReport>,
     /// What batch invariance costs it, in microseconds by the model: of matmuls and attentions on a GPU, whose schedules would be chosen
-    /// by the batch. Absent where the plan is not invariant, and 0 where nothing else would have been chosen.
+    /// by the batch. Absent where the plan is not invariant or the model has no price for the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub invariance_us: Option<f64>,
     /// What measurements say of it, where the plan was made with some.

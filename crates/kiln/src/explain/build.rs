@@ -311,9 +311,9 @@ fn invariance_us(c: &Compiled, k: &Kernel) -> Option<f64> {
             None => kiln_lower::candidates(k, c.options.machine()).first().map(|c| c.us),
         }
     };
-    let lost = us(k).zip(us(&free)).map_or(0.0, |(bound, free)| bound - free);
-    // A choice that the model does not price has no time.
-    Some(if lost.is_finite() { (lost.max(0.0) * 100.0).round() / 100.0 } else { 0.0 })
+    let lost = us(k)? - us(&free)?;
+    // What the model does not price has no time.
+    lost.is_finite().then(|| (lost.max(0.0) * 100.0).round() / 100.0)
 }
 
 /// What lowering knows of the plan's contract.

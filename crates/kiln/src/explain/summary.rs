@@ -98,7 +98,7 @@ impl Report {
         }
         lost.retain(|(_, us)| *us > 0.0);
         lost.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(b.0)));
-        let all: f64 = lost.iter().map(|l| l.1).sum();
+        let all = lost.iter().fold(0.0, |all, l| all + l.1);
         let named: Vec<String> = lost.iter().take(3).map(|(name, us)| format!("{name} {us:.2} us")).collect();
         let listed = if named.is_empty() { String::new() } else { format!(": {}", named.join(", ")) };
         Some(format!("costs {all:.2} us of matmuls and attention{listed}; every op rounds to its type"))
