@@ -2,7 +2,7 @@
 
     python3 benches/conv_check.py --kiln dist/kiln [--device cpu] [--seed N] [--cases N] [--jobs N] [--keep FOLDER]
 
-Each element must lie within the rounding that its sum of absolute products allows. Cases are drawn from the seed; a failing one
+Each element must lie within the rounding that its sum of absolute terms allows. Cases are drawn from the seed; a failing one
 is printed with its graph.
 """
 
@@ -22,7 +22,7 @@ TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "tf
 # Of a result's rounding, and of each term.
 ROUNDING = {"bf16": 2.0**-8, "f16": 2.0**-10, "f32": 1e-6, "tf32": 1e-6}
 TERM = {"bf16": 3e-6, "f16": 3e-6, "f32": 3e-6, "tf32": 2.0**-9.5}
-# The least and most multiply-adds, and elements of an image.
+# The least and most FMAs, and elements of an input.
 WORK = (1 << 21, {"cuda:0": 1 << 34, "cpu": 1 << 29})
 ELEMENTS = 1 << 26
 
@@ -81,7 +81,7 @@ class Case:
         return tensors
 
     def expected(self, inputs):
-        """In float64, and the sum of absolute products."""
+        """In float64, and the sum of absolute terms."""
         x, w, b, r = (v.to("cuda" if torch.cuda.is_available() else "cpu").double() for v in inputs)
         conv = [F.conv1d, F.conv2d, F.conv3d][self.axes - 1]
         of = lambda x, w, b: conv(x, w, b if self.epilogue != "none" else None, self.stride, self.padding, self.dilation, self.groups)

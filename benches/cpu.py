@@ -1,5 +1,5 @@
 """Kiln on the processor: every exported model and fusion case, fused, unfused and PyTorch eager in one process with equal threads,
-cases bound by memory beside torch.compile's C++ backend as well, and a table of single matrix products and convolutions.
+memory-bound cases beside torch.compile's C++ backend as well, and a table of single matmuls and convolutions.
 
     .deps/venv/bin/python benches/cpu.py [--kiln target/release/kiln] [--models models] [--out benches/results] [NAME]...
 
@@ -26,9 +26,9 @@ from safetensors.torch import load_file, save_file
 MODELS = ["mlp", "loopif", "resnet18", "vit_b_16", "bert", "gpt2", "llama"]
 CASES = ["softmax_primitives", "gelu_tanh_primitives", "matmul_leaky_relu", "glu_mlp", "cdist", "attention_primitives"]
 
-# Rows, columns and depth of matrix products.
+# M, N and K of matmuls.
 PRODUCTS = [(512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (64, 3072, 768), (1, 4096, 4096), (8, 4096, 4096), (197, 2304, 768)]
-# Channels read and written, size of the image, window, stride and padding, images.
+# Input and output channels, image size, filter size, stride, padding, batch.
 CONVOLUTIONS = [
     (3, 64, 224, 7, 2, 3, 1),
     (64, 64, 56, 3, 1, 1, 1),
@@ -117,7 +117,7 @@ def median_ms(function, inputs, seconds):
 
 
 def against_compiled(kiln, path, module, inputs, seconds, rounds=3):
-    """torch.compile's C++ backend and Kiln in turns, with equal threads: its milliseconds, the median over the rounds of its
+    """torch.compile's C++ backend and Kiln, interleaved, with equal threads: its milliseconds, the median over the rounds of its
     time over Kiln's, and what was wrong, if anything."""
     torch.set_num_threads(os.cpu_count())
     torch._dynamo.reset()
@@ -138,7 +138,7 @@ def against_compiled(kiln, path, module, inputs, seconds, rounds=3):
 
 
 class Product(torch.nn.Module):
-    """A product of two inputs; `turned` says that the second one is stored [N, K]."""
+    """A matmul of two inputs; `turned` says that the right one is stored [N, K]."""
 
     def __init__(self, turned):
         super().__init__()
@@ -164,8 +164,8 @@ def products():
 
 def product_table(kiln, seconds):
     """GFLOP/s of Kiln and of PyTorch eager, from one process each."""
-    lines = ["", "Matrix products and convolutions in f32. Second operands are inputs, stored [K, N] or [N, K], or a weight.", ""]
-    lines += ["| product | Kiln GFLOP/s | eager GFLOP/s | Kiln / eager |", "|---|---|---|---|"]
+    lines = ["", "Matmuls and convolutions in f32. The right operand of a matmul is an input, stored [K, N] or [N, K], or a weight.", ""]
+    lines += ["| op | Kiln GFLOP/s | eager GFLOP/s | Kiln / eager |", "|---|---|---|---|"]
     figures = {}
     for name, flops, module, inputs in products():
         with tempfile.TemporaryDirectory() as t:

@@ -1,4 +1,4 @@
-"""Matrix products on a CUDA machine beside PyTorch, in one run and in turns: eager (cuBLAS), torch.compile, max-autotune.
+"""Matmuls and convolutions on a CUDA machine beside PyTorch, interleaved in one run: eager (cuBLAS, cuDNN), torch.compile, max-autotune.
 
     python3 benches/gemm.py --kiln dist/kiln [--out benches/results/gemm.json] [--only NAME]... [--compile] [--autotune] [--rounds N]
                              [--tuned STORE]
@@ -20,7 +20,7 @@ import gpu
 
 
 def rows():
-    """(name, function of PyTorch, shapes, dtype, multiply-adds)."""
+    """(name, function of PyTorch, shapes, dtype, FMAs)."""
     import torch
     import torch.nn.functional as F
 
@@ -76,7 +76,7 @@ def rows():
         for dtype, letters in ((full, "f32"), (half, "bf16"), (full, "tf32")):
             conv = lambda x, w, s=s, p=p: F.conv2d(x, w, stride=s, padding=p)
             yield f"conv_{n}x{c}x{h}_{o}x{k}_{letters}", conv, [(n, c, h, h), (o, c, k, k)], dtype, n * o * size * size * c * k * k
-    # Distances by a product, as torch.cdist takes more than 25 rows, and by differences.
+    # Distances by a matmul, as torch.cdist computes more than 25 rows, and by differences.
     sizes, work = [(8192, 512), (8192, 512)], 8192 * 8192 * 512
     for letters in ("f32", "tf32"):
         yield f"cdist_8192x8192x512_{letters}", torch.cdist, sizes, full, work

@@ -1,9 +1,9 @@
-"""Matrix products of many shapes against float64: every size in every position, every epilogue, NaN and infinity.
+"""Matmuls of many shapes against float64: every size in every position, every epilogue, NaN and infinity.
 
     python3 benches/gemm_check.py --kiln dist/kiln [--seed N] [--cases N] [--group N] [--jobs N] [--epilogue NAME]... [--tf32] [--splits] [--f8] [--rows N]
                                    [--pairs] [--library [--its-own]]
 
-Each element must lie within the rounding that its sum of absolute products allows, and two runs must give equal bytes.
+Each element must lie within the rounding that its sum of absolute terms allows, and two runs must give equal bytes.
 Cases are drawn from the seed; many go into one graph, so that a process is started once for all of them.
 """
 
@@ -20,18 +20,18 @@ import tempfile
 CLUSTERED = [4096, 4096, 96]
 SIZES = [1, 7, 8, 17, 63, 64, 65, 127, 129, 1000, 4097]
 MORE = [2, 3, 5, 16, 31, 33, 100, 128, 192, 256, 257, 384, 511, 512, 768, 1024, 2048, 3072]
-# Rows of the result are reduced, in the tile where it has all columns.
+# Row reductions in the epilogue, in the tile where it has all columns.
 ROWS = ["softmax", "log_softmax", "layer_norm", "rms_norm", "residual_norm", "row_sum", "row_max", "row_product"]
 TILE = 256
-# What a GPU's library has epilogues for.
+# What cuBLASLt has epilogues for.
 LIBRARY = ["bias", "residual", "gelu", "bias_relu", "bias_residual", "relu_of_all", "scaled"]
-# Rows of heads are reduced, in tiles as wide as a head where there is enough of them.
+# Reductions of the rows of attention heads, in tiles as wide as a head where there is enough of them.
 HEADS = ["head_norm", "head_softmax"]
 EPILOGUES = [*ROWS, *HEADS, "bias_relu", "bias_residual", "relu_of_all", "scales", "none", "bias", "gelu", "silu", "residual", "row", "column", "leaky", "transpose", "cast", "two", "scaled", "swiglu", "geglu"]
 FORMS = ["dot", "dot", "linear", "linear", "at", "bt"]
 # Sums over pairs of rows: of squared differences and of their sizes.
 PAIRS = ["squares", "distances"]
-# Types of products of others.
+# Result types that differ from the operands'.
 RESULT = {"f8e4m3": "f32"}
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
@@ -84,7 +84,7 @@ def text(case, i):
     ty = lambda *s, d=d: f"{d}{[*s]}".replace(" ", "")
     operand = lambda *s: ty(*s, d=given)
     form = case["form"]
-    # Halves of one product.
+    # Gate and up are halves of one matmul.
     half, n = n, n * (2 if case["epilogue"] == "geglu" else 1)
     if form in PAIRS:
         args = [(f"a{i}", ty(*lead, m, k)), (f"b{i}", ty(*lead, n, k))]
@@ -184,7 +184,7 @@ def text(case, i):
 
 
 def gated(s, of_gate, u, of_other, unit):
-    """The largest error of a gate times another product, from those of the products."""
+    """The largest error of a gate times another matmul's result, from the errors of both."""
     return (of_gate * 1.2 + 4 * unit * s.abs() + 1e-6) * (u.abs() + of_other) + (s.abs() + of_gate * 1.2) * of_other + 2 * unit * (s * u).abs()
 
 
@@ -226,7 +226,7 @@ def rows(e, c, slack, more, unit):
 
 
 def pairs(a, b, form, tf32, lost):
-    """Sums over pairs of rows, and what rounding explains: all terms have one sign; a product cancels digits of both squares."""
+    """Sums over pairs of rows, and what rounding explains: all terms have one sign; by a matmul, digits of both squares cancel."""
     import torch
 
     p = 2.0 if form == "squares" else 1.0
@@ -247,17 +247,17 @@ def reference(case, given, device):
     a = a.mT if form == "at" else a
     turn = lambda t: t.mT if form in ("linear", "bt") else t
     b = turn(b)
-    # What the operands lose as tf32, ten bits after the point, and what the sums do; three products in tf32 lose no more than f32.
+    # What the operands lose as tf32, ten bits after the point, and what the sums do; three matmuls in tf32 lose no more than f32.
     tf32 = case["numerics"] == "fast"
     lost = 2.0**-24 * (math.sqrt(k) * 2 + 8) + (2.0**-9 if tf32 else 0)
     if case["dtype"] == "f8e4m3":
-        # Tensor cores keep 13 bits beside the largest product of an instruction: errors of cuBLAS reach 2^-12.
+        # Tensor cores keep 13 bits beside the largest term of an instruction: errors of cuBLAS reach 2^-12.
         lost += 2.0**-11
     v = more[0] if more else None
     if form in PAIRS:
         c, bound = pairs(a, b, form, tf32, lost)
     else:
-        # The sum, and the casts on the way: the product itself is rounded to its type.
+        # The sum, and the casts on the way: the matmul's result itself is rounded to its type.
         c, bound = a @ b, (a.abs() @ b.abs()) * lost
     unit = UNIT[d]
     slack = bound + unit * c.abs()
@@ -390,7 +390,7 @@ def run_group(kiln, device, cases, folder, seed, library):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--kiln", default="dist/kiln")
-    parser.add_argument("--device", default="cuda:0", help="cpu checks the host's products")
+    parser.add_argument("--device", default="cuda:0", help="cpu checks the host's matmuls")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--group", type=int, default=25)
@@ -398,12 +398,12 @@ def main():
     parser.add_argument("--epilogue", action="append", choices=EPILOGUES, help="only these")
     parser.add_argument("--rows", type=int, help="at most so many rows")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--tf32", action="store_const", dest="numerics", const="fast", help="products in f32 alone, operands taken as tf32")
-    kinds.add_argument("--splits", action="store_const", dest="numerics", const="splits", help="products in f32 alone, large ones as three in tf32")
-    kinds.add_argument("--f8", action="store_const", dest="numerics", const="f8e4m3", help="products of f8e4m3 alone")
-    parser.add_argument("--library", action="store_true", help="products by the GPU's library")
-    parser.add_argument("--its-own", action="store_true", help="what comes after products only of the kinds that the library has epilogues for")
-    parser.add_argument("--pairs", action="store_true", help="sums over pairs of rows in place of products; exact unless --tf32")
+    kinds.add_argument("--tf32", action="store_const", dest="numerics", const="fast", help="matmuls in f32 alone, operands taken as tf32")
+    kinds.add_argument("--splits", action="store_const", dest="numerics", const="splits", help="matmuls in f32 alone, large ones as three in tf32")
+    kinds.add_argument("--f8", action="store_const", dest="numerics", const="f8e4m3", help="matmuls of f8e4m3 alone")
+    parser.add_argument("--library", action="store_true", help="matmuls by cuBLASLt")
+    parser.add_argument("--its-own", action="store_true", help="only epilogues that cuBLASLt has too")
+    parser.add_argument("--pairs", action="store_true", help="sums over pairs of rows in place of matmuls; exact unless --tf32")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     epilogues = [e for e in args.epilogue or (LIBRARY if args.its_own else EPILOGUES) if not (args.pairs and e in ("swiglu", "geglu", *HEADS) or args.library and e == "swiglu")]
@@ -415,7 +415,7 @@ def main():
         problems = [p for w in work for p in w.result()]
     for p in problems[:40]:
         print(p)
-    print(f"seed {args.seed}: {len(cases)} products, {len(problems)} problems")
+    print(f"seed {args.seed}: {len(cases)} matmuls, {len(problems)} problems")
     sys.exit(bool(problems))
 
 

@@ -236,7 +236,7 @@ def large(kiln, only, compile_peers):
             continue
         path = f"benches/graphs/{name}.kiln"
         result, problem = bench(kiln, path, "--seconds", "0.3")
-        # Products are checked on smaller shapes among the sample graphs.
+        # Matmuls are checked on smaller shapes among the sample graphs.
         product = any(word in name for word in ("gemm", "bmm", "linear", "swiglu"))
         small = re.sub(r"\[(\d+),", lambda m: f"[{min(int(m.group(1)), 96)}," if not product else m.group(0), open(path).read())
         with tempfile.NamedTemporaryFile("w", suffix=".kiln", delete=False) as f:

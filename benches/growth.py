@@ -51,7 +51,7 @@ class Graph:
 
 
 def wide_concat(n):
-    """Rows of a matrix, an `exp` of each, side by side again."""
+    """Rows of a matrix, an `exp` of each, concatenated again."""
     k = max(1, n // 3)
     g = Graph("wide_concat", [("%x", f"f32[{k},64]")])
     parts = []
@@ -122,7 +122,7 @@ def tree(n):
 
 
 def transformer(n):
-    """Equal layers: norm, attention in products and a softmax, two products with a GELU, residuals."""
+    """Equal layers: norm, attention written as two matmuls and a softmax, two linear layers with a GELU, residuals."""
     g = Graph("transformer", [("%x", "f32[32,64]")])
     v, layers = "%x", max(1, n // 12)
     for i in range(layers):
@@ -225,7 +225,7 @@ def table(results, machine, call):
     for target in dict.fromkeys(r["target"] for r in results):
         rows = [r for r in results if r["target"] == target]
         sizes = sorted({r["asked"] for r in rows})
-        t += [f"## {target}", "", "Processor seconds by number of nodes; `-`: beyond the limit of time.", ""]
+        t += [f"## {target}", "", "Processor seconds by number of nodes; `-`: over the time limit.", ""]
         t += ["| family | " + " | ".join(str(s) for s in sizes) + " | exponent | peak MB | import, rewrite, lower, codegen s |"]
         t += ["|---" * (len(sizes) + 4) + "|"]
         for family in dict.fromkeys(r["family"] for r in rows):

@@ -1,11 +1,11 @@
-"""Matrix products and convolutions on the processor beside PyTorch eager, at each instruction set: the sizes of seven models and of
+"""Matmuls and convolutions on the processor beside PyTorch eager, at each instruction set: the sizes of seven models and of
 ResNet-50, and sizes drawn at random.
 
     .deps/venv/bin/python benches/host_gemm.py [--kiln target/release/kiln] [--levels avx2,avx512,amx] [--dtypes f32,bf16] [--threads 1,2]
                                                  [--seed N] [--rounds N] [--seconds S]
 
-`kiln bench` and PyTorch in this process run by turns, for S seconds each; of the rounds the least tenth percentile counts. Before each
-turn of Kiln this process rests until OpenMP's threads, which watch for work as Kiln's do, have gone to sleep. PyTorch is
+`kiln bench` and PyTorch in this process run interleaved, for S seconds each; of the rounds the least tenth percentile counts. Before each
+run of Kiln this process pauses until OpenMP's threads, which spin for work as Kiln's do, have gone to sleep. PyTorch is
 held to the level by ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS, Kiln by KILN_CPU. On a machine that others
 use, `chrt -r 1` before the command keeps their work away from both sides.
 """
@@ -29,7 +29,7 @@ PEERS = {
 }
 REST = 0.02
 
-# Form, batch, rows, columns and depth: second operands are inputs stored [K, N] ("nn") or [N, K] ("nt"), or a weight ("w").
+# Form, batch, M, N and K: right operands are inputs stored [K, N] ("nn") or [N, K] ("nt"), or a weight ("w").
 PRODUCTS = [
     # The demo's matmul_leaky_relu and glu_mlp; mlp and loopif.
     ("nn", 1, 128, 160, 96), ("w", 1, 16, 256, 64), ("w", 1, 16, 64, 128), ("w", 1, 4, 256, 64), ("w", 1, 4, 128, 128), ("w", 1, 4, 16, 16),
@@ -41,9 +41,9 @@ PRODUCTS = [
     # Llama.
     ("w", 1, 64, 256, 256), ("w", 1, 64, 128, 256), ("w", 1, 64, 688, 256), ("w", 1, 64, 256, 688), ("nt", 16, 32, 32, 32), ("nn", 16, 32, 32, 32),
 ]  # fmt: skip
-# Images, channels read, size, channels written, window, stride, padding.
+# Batch, input channels, size, output channels, filter size, stride, padding.
 CONVOLUTIONS = [
-    # ResNet-18 and the patches of ViT-B/16.
+    # ResNet-18 and the patch embedding of ViT-B/16.
     (1, 3, 224, 64, 7, 2, 3), (1, 64, 56, 64, 3, 1, 1), (1, 64, 56, 128, 3, 2, 1), (1, 64, 56, 128, 1, 2, 0), (1, 128, 28, 128, 3, 1, 1),
     (1, 128, 28, 256, 3, 2, 1), (1, 128, 28, 256, 1, 2, 0), (1, 256, 14, 256, 3, 1, 1), (1, 256, 14, 512, 3, 2, 1), (1, 256, 14, 512, 1, 2, 0),
     (1, 512, 7, 512, 3, 1, 1), (1, 3, 224, 768, 16, 16, 0),
@@ -56,7 +56,7 @@ CONVOLUTIONS = [
 
 
 def drawn(seed):
-    """26 products and 14 convolutions, sizes even in their logarithms."""
+    """26 matmuls and 14 convolutions, sizes log-uniform."""
     r = random.Random(seed)
     size = lambda low, high: round(math.exp(r.uniform(math.log(low), math.log(high))))
     products, convolutions = [], []
@@ -139,7 +139,7 @@ def measure(args, level, dtype, threads):
         rows = [lambda p=p: product(dtype, *p) for p in products] + [lambda c=c: convolution(dtype, *c) for c in convolutions]
         ratios = []
         print(f"\n{level}, {dtype}, {threads} thread{'s' if threads > 1 else ''}, {group}\n")
-        print("| product | Kiln us | PyTorch us | Kiln GFLOP/s | PyTorch / Kiln |\n|---|---|---|---|---|")
+        print("| op | Kiln us | PyTorch us | Kiln GFLOP/s | PyTorch / Kiln |\n|---|---|---|---|---|")
         for row in rows:
             name, flops, text, torchs = row()
             ours = theirs = math.inf
@@ -164,7 +164,7 @@ def main():
     parser.add_argument("--threads", default="2")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.015, help="of runs in a turn")
+    parser.add_argument("--seconds", type=float, default=0.015, help="of each run")
     parser.add_argument("--kiln", default="target/release/kiln")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

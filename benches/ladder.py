@@ -1,11 +1,11 @@
-"""From one element a thread to clusters: what each idea buys in a matrix product of 4096 (and 8192) cubed, bf16.
+"""From one element a thread to clusters: what each idea buys in a GEMM of 4096 (and 8192) cubed, bf16.
 
     python3 benches/ladder.py build DIR             # here: block programs to PTX
-    python3 benches/ladder.py run DIR FIGURES.json  # on a CUDA machine: checked against PyTorch, timed in turns with cuBLAS
+    python3 benches/ladder.py run DIR FIGURES.json  # on a CUDA machine: checked against PyTorch, timed interleaved with cuBLAS
     python3 benches/ladder.py report FIGURES.json   # writes benches/results/ladder.md and ladder.svg
 
 Every step is a block program of benches/ladder/ and the passes it goes through; from the wgmma step on the programs say only
-`for k { load; load; dot }`; SwiGLU's two products share the left operand.
+`for k { load; load; dot }`; SwiGLU is a dual GEMM: two matmuls of one left operand.
 """
 
 import ctypes
@@ -24,8 +24,8 @@ STEPS = {
         ("tiles in shared memory", "shared", ""),
         ("tensor cores (mma)", "tensor_cores", ""),
         ("tensor maps and wgmma", "wgmma", ""),
-        ("roles and a ring of stages", "descriptors", "roles"),
-        ("blocks that stay", "descriptors", "persistent,roles"),
+        ("warp specialisation, a ring of stages", "descriptors", "roles"),
+        ("persistent blocks", "descriptors", "persistent,roles"),
         ("clusters of two", "descriptors", "clusters,roles"),
         ("the same from pointer loads", "pointers", "warpgroups"),
     ],
@@ -33,7 +33,7 @@ STEPS = {
         ("8192: clusters of two", "descriptors_8192", "clusters,roles"),
         ("8192: from pointer loads", "pointers_8192", "warpgroups"),
     ],
-    "swiglu": [("SwiGLU, two sums in one kernel", "swiglu", "warpgroups")],
+    "swiglu": [("SwiGLU as dual GEMM", "swiglu", "warpgroups")],
 }
 
 
@@ -113,7 +113,7 @@ class Program:
         ones = (ctypes.c_uint32 * rank)(*[1] * rank)
         base = ctypes.c_void_p(buffer.data_ptr() + array["offset"] * width)
         encode = self.cuda.cuTensorMapEncodeTiled
-        # No interleaving, promotion to 256 bytes of the second-level cache, zeros outside.
+        # No interleaving, promotion to 256 bytes of L2, zeros outside.
         self.check(encode(ctypes.c_void_p(start), kind, rank, base, sizes, strides, box, ones, 0, swizzle, 3, 0))
         value = (ctypes.c_uint8 * 128).from_address(start)
         value.keep = raw
@@ -202,7 +202,7 @@ def chart(rows):
     height = top + len(rows) * (bar + gap) + 26
     text = 'font-family="sans-serif" font-size="12"'
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 90}" height="{height}">', DARK, '<rect width="100%" height="100%" fill="white"/>']
-    out.append(f'<text x="{left}" y="18" {text}>TFLOP/s of a bf16 product of 4096 cubed (or as named); the line is PyTorch (cuBLAS) in the same run</text>')
+    out.append(f'<text x="{left}" y="18" {text}>TFLOP/s of a bf16 GEMM of 4096 cubed (or as named); the line is PyTorch (cuBLAS) in the same run</text>')
     for i, r in enumerate(rows):
         y = top + i * (bar + gap)
         value, peer = rate(r, "ms"), rate(r, "eager_ms")
@@ -220,11 +220,11 @@ def report(path):
     with open("benches/results/ladder.svg", "w") as f:
         f.write(chart(rows))
     lines = [
-        "# The ladder of a matrix product on an H200",
+        "# The ladder of a GEMM on an H200",
         "",
-        f"{figures['device']}; torch {figures['torch']}; {figures['date']}. `benches/ladder.py`: programs of `benches/ladder/` in bf16 with sums in f32, launches in CUDA",
-        "graphs, medians of five rounds in turns with PyTorch eager (cuBLAS), random normal data. Every result is within 1.1 times the",
-        "error of eager's against float64, and two runs give equal bytes. Clocks fall while the processor warms: compare within a row.",
+        f"{figures['device']}; torch {figures['torch']}; {figures['date']}. `benches/ladder.py`: programs of `benches/ladder/` in bf16 with f32 accumulators, launches in CUDA",
+        "graphs, medians of five rounds interleaved with PyTorch eager (cuBLAS), random normal data. Every result is within 1.1 times the",
+        "error of eager's against float64, and two runs give equal bytes. Clocks fall while the GPU warms: compare within a row.",
         "",
         "![The ladder](ladder.svg)",
         "",

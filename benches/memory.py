@@ -1,4 +1,4 @@
-"""Cases that memory bounds, as TorchScript archives written on the spot: rows, columns, pointwise chains, data movement.
+"""Memory-bound cases, as TorchScript archives written on the spot: rows, columns, pointwise chains, data movement.
 
 `tables(measure, peer, folder)` yields Markdown lines: fused kernels against PyTorch eager and torch.compile. Used by cpu.py.
 """
@@ -203,5 +203,5 @@ def table(title, cases, measure, peer, folder, chosen):
 
 
 def tables(measure, peer, folder, chosen):
-    yield from table("Bound by memory, 4096x4096 in f32 where not said", suite(), measure, peer, folder, chosen)
+    yield from table("Memory-bound, 4096x4096 in f32 unless named otherwise", suite(), measure, peer, folder, chosen)
     yield from table("Rows of every length, four million elements", rows(), measure, peer, folder, chosen)

@@ -1,11 +1,11 @@
-"""Inputs on which kernels go wrong first: rows of every length with NaN and infinities in them, rows of one element, views that
-start anywhere, and more than 2^31 elements. As `rows`, with `special`: the inputs have NaN and infinities.
+"""Inputs on which kernels go wrong first: rows of every length with NaN and infinities in them, rows of one element, unaligned
+views, and more than 2^31 elements. As `rows`, with `special`: the inputs have NaN and infinities.
 """
 
 from .rows import rope, row
 
 LENGTHS = [1, 2, 7, 31, 96, 255, 257, 1001, 2047, 4097, 8191, 50257, 131073]
-# Rows that clusters walk over: as many as they are, one more or fewer, odd and even, and such as do not fill their tiles.
+# Rows of persistent kernels: as many rows as clusters, one more or fewer, odd and even counts, and rows that do not fill their tiles.
 WALKED = [(119, 131072), (120, 131072), (249, 131072), (256, 131072), (57, 262144), (113, 262144), (118, 262144)]
 WALKED += [(528, 49152), (533, 49161), (1027, 50257), (769, 50304), (530, 60002), (533, 65532), (528, 65536)]
 WALKED += [(241, 98304), (250, 100002), (251, 131068)]
@@ -50,7 +50,7 @@ def checks():
                 r = row(f"{name}_{rows}x{n}_{d}", [(d, (rows, n))], body, lambda x, call=call: call(F, x))
                 yield {**r, "special": True}
             norm = lambda x, y, g, b, n=n: (x + y, F.layer_norm(x + y, (n,), g, b))
-            # So many rows that weights are copied for them, too.
+            # And so many rows that a first step copies their weights.
             for rows in [rows] + [(1 << 23) // n | 1] * (n > 1000):
                 inputs = [(d, (rows, n)), (d, (rows, n)), (d, (n,)), (d, (n,))]
                 yield {**row(f"residual_layer_norm_{rows}x{n}_{d}", inputs, "%s = add %a, %b\n%y = layer_norm %s, %c, %d eps=1e-5\nreturn %s, %y", norm), "special": True}
@@ -62,7 +62,7 @@ def checks():
             r = row(f"softmax_{rows}x{n}_{d}", [(d, (rows, n))], OPS["softmax"][0], lambda x: F.softmax(x, 1))
             yield {**r, "special": True}
             yield row(f"scaled_norm_{rows}x{n}_{d}", [(d, (rows, n)), (d, (n,))], SCALED, plain)
-        # Reductions over the outer axis, whose results lanes share out.
+        # Reductions over the outer axis, whose results are distributed over the lanes of a warp.
         groups = lambda x, g, b: F.group_norm(x, 8, g, b)
         yield row(f"group_norm_{d}", [(d, (33, 64, 128, 128)), (d, (64,)), (d, (64,))], "%y = group_norm %a, %b, %c groups=8 eps=1e-5\nreturn %y", groups)
         for n, wide in WALKED_COLUMNS:

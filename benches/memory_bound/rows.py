@@ -119,7 +119,7 @@ def named():
     return %y"""
     angles = (half, (2048, 1, 128))
     yield row("rope_8x2048x32x128_bf16", [(half, (8, 2048, 32, 128)), angles, angles], halves, rope)
-    # Beyond the notes' list.
+    # RoPE of adjacent elements in place of halves.
     yield row("rope_pairs_8x2048x32x128_bf16", [(half, (8, 2048, 32, 128)), angles, angles], pairs, rope_pairs)
     channels = (half, (256,))
     yield row("group_norm_32x256x128x128_bf16", [(half, (32, 256, 128, 128)), channels, channels], "%y = group_norm %a, %b, %c groups=32 eps=1e-5\nreturn %y", lambda x, g, b: F.group_norm(x, 32, g, b))

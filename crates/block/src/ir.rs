@@ -65,7 +65,7 @@ pub struct Array {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arithmetic {
-    /// A product and a sum may be one multiply-add, and a quotient a product with a reciprocal.
+    /// A product and a sum may be one FMA, and a quotient a product with a reciprocal.
     #[default]
     Contracted,
     /// Every instruction rounds once, as IEEE 754 says. Elementary functions are as good as they are.

@@ -124,7 +124,7 @@ pub enum ScanOp {
     Max,
 }
 
-/// Precision of f32 products (others are exact to their type, accumulating in f32, or f64 for f64).
+/// Precision of f32 matmuls (others are exact to their type, accumulating in f32, or f64 for f64).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DotPrecision {
@@ -134,7 +134,7 @@ pub enum DotPrecision {
     Tf32x3,
 }
 
-/// What a product sums over K, of an element of each side. All but products are of f32, exactly.
+/// What a matmul sums over K, of an element of each side. All but matmuls are of f32, exactly.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Terms {
@@ -258,7 +258,7 @@ pub enum Op {
     /// Shared tile, stage: synchronous load.
     SharedLoad,
     /// Shared tile of a, its stage, shared tile of b, its stage, block to add to, perhaps how many of K there are (i32; else all
-    /// of the tiles'): the sum, by multiply-adds in exact f32. Sides and flags as in `Wgmma`.
+    /// of the tiles'): the sum, by FMAs in exact f32. Sides and flags as in `Wgmma`.
     SharedDot {
         terms: Terms,
         transpose_a: bool,

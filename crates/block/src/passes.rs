@@ -2,13 +2,13 @@
 //!
 //! The first four keep the level and are good for every target; `layout` takes an upper-level program toward the GPU.
 //! Floats are never rearranged. Verified programs stay verified, which is checked after every pass.
-pub mod ahead;
 mod cse;
 mod dce;
 mod fold;
 pub mod layout;
 mod licm;
 mod numbers;
+pub mod persistent_rows;
 pub mod warpgroup;
 
 use crate::{BlockError, Kernel, Op, verify::verify};
@@ -34,7 +34,7 @@ pub const STEPS: &[Step] = &[
     ("clusters", |k, m| warpgroup::persistent::run(k, warpgroup::Launch::of(k, m.units.multiprocessors))),
     ("roles", |k, m| warpgroup::roles::run(k, None, m)),
     ("warpgroups", warpgroup::run),
-    ("ahead", |k, m| ahead::run(k, m.limits.clusters_of(k.warps / ahead::WARPS))),
+    ("persistent-rows", |k, m| persistent_rows::run(k, m.limits.clusters_of(k.warps / persistent_rows::WARPS))),
 ];
 
 /// The passes that every program goes through.

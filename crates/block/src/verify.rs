@@ -22,7 +22,7 @@
 //!
 //! Ops of the lower level:
 //! - constant stages exist; tiles, descriptors and barriers fit each other and are defined outside of loops and branches;
-//! - an asynchronous product (token) is read by `wgmma_wait` alone, goes on into at most one op, and is waited for after its
+//! - an asynchronous matmul (token) is read by `wgmma_wait` alone, goes on into at most one op, and is waited for after its
 //!   `wgmma_commit`; its rows are a multiple of 64;
 //! - `roles` stands in the kernel's own list, once; in a role no barrier of the cluster; multicast needs a cluster.
 mod lower;

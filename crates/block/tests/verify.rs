@@ -67,7 +67,7 @@ fn every_rule_speaks() {
 }
 
 #[test]
-fn products_in_flight() {
+fn matmuls_in_flight() {
     let start = "%z = const 0 : i32\n%s = alloc_shared : shared<bf16[64,64], 1, b128>\n%n = const 0.0 : f32[64,64]
         %t = wgmma %s, %z, %s, %z, %n : token<f32[64,64]>\n";
     for (lines, says) in [

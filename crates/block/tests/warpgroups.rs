@@ -88,7 +88,7 @@ fn refusals_say_why() {
             with("%zero = const 0.0 : f32[128,256]", "%one = cast f32 %m : f32\n%zero = splat %one : f32[128,256]"),
             "start from",
         ),
-        (with("yield %next", "%more = add %next, %next : f32[128,256]\nyield %more"), "changed between two products"),
+        (with("yield %next", "%more = add %next, %next : f32[128,256]\nyield %more"), "changed between two matmuls"),
         (
             DESCRIPTORS
                 .replace("bf16[128,64], b128", "bf16[128,32], b64")

@@ -35,7 +35,7 @@ pub enum Command {
     Explain(Explain),
     /// Measure fused against unfused against PyTorch, kernel by kernel.
     Bench(Bench),
-    /// Measure which template of each matrix product is the fastest on this GPU, and keep it in a store.
+    /// Measure which template of each matmul is the fastest on this GPU, and keep it in a store.
     Tune(Tune),
     /// Write the plan's kernels as constraints.
     #[command(subcommand)]
@@ -123,13 +123,13 @@ pub struct DeviceArgs {
     pub threads: Option<usize>,
 }
 
-/// What shall be fused, or shall not, and which templates products take.
+/// What shall be fused, or shall not, and which templates matmuls take.
 #[derive(Args, Debug)]
 pub struct ConstraintArgs {
     /// Constraints on fusion, a TOML file: must_fuse, never_fuse, keep_in_memory, [[use_template]], [[kernel]].
     #[arg(long, value_name = "FILE")]
     pub constraints: Option<PathBuf>,
-    /// Measurements to take templates of matrix products from, as `kiln tune` wrote them.
+    /// Measurements to take templates of matmuls from, as `kiln tune` wrote them.
     #[arg(long, value_name = "STORE")]
     pub tuned: Option<PathBuf>,
     /// The description of the machine to plan for, as `kiln doctor --calibrate` wrote it, or the name of one that comes with Kiln
@@ -272,7 +272,7 @@ pub struct Tune {
     /// Measure what the store already has, too.
     #[arg(long)]
     pub again: bool,
-    /// Candidates that are compiled and measured for a product; about as many variants of the best follow.
+    /// Candidates that are compiled and measured for a matmul; about as many variants of the best follow.
     #[arg(long, default_value_t = 20, value_name = "N")]
     pub candidates: usize,
     /// Write what was found ("-" for standard output).

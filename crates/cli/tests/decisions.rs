@@ -136,7 +136,7 @@ fn templates_are_chosen_by_constraint() {
         complains(status, &[&["explain", &g], &GPU[..], &["--constraints", &wish(at, template)]].concat())
     };
     insta::assert_snapshot!("template_refused", refused(1, "op:linear", "warpgroup 256x256"));
-    insta::assert_snapshot!("template_of_no_product", refused(1, "op:gelu_erf", "tile"));
+    insta::assert_snapshot!("template_of_no_matmul", refused(1, "op:gelu_erf", "tile"));
     assert!(refused(2, "op:linear", "tyle").contains("warpgroup, tile, flash"));
 }
 

@@ -1,4 +1,4 @@
-//! `KILN_CPU`: each instruction set of this processor is used where it is asked for, by generated code as by matrix products, and what
+//! `KILN_CPU`: each instruction set of this processor is used where it is asked for, by generated code as by matmuls, and what
 //! cannot be is refused in words.
 use serde_json::Value;
 use std::process::{Command, Output};

@@ -54,7 +54,7 @@ fn a_measurement_with_its_trace_and_roofline() {
     }
     let svg = std::fs::read_to_string(svg).expect("written");
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
-    for word in ["memory: 20 GB/s", "f32 products", "attention", "gemm", "bert_layer on cpu"] {
+    for word in ["memory: 20 GB/s", "f32 matmuls", "attention", "gemm", "bert_layer on cpu"] {
         assert!(svg.contains(word), "{word}");
     }
 }

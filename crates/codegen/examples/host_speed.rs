@@ -63,7 +63,7 @@ fn softmax() -> Kernel {
     b.finish()
 }
 
-fn product(n: usize) -> Kernel {
+fn matmul(n: usize) -> Kernel {
     let mut b = Builder::new("matmul", [16, 1, 1], 4);
     let [x, y, z] = [("x", true), ("y", true), ("z", false)].map(|(s, r)| b.param(s, Elem::F32, r));
     let (i, j) = (b.iota(n), b.iota(n));
@@ -109,7 +109,7 @@ fn time(k: &Kernel, args: &[*mut u8], threads: u64) -> f64 {
 fn main() {
     let (mut x, mut y, mut z) = (vec![0.5f32; GELU], vec![0f32; GELU], vec![0f32; GELU]);
     x.iter_mut().enumerate().for_each(|(i, v)| *v = (i % 1000) as f32 * 0.01 - 5.0);
-    for k in [gelu(false), gelu(true), softmax(), product(128)] {
+    for k in [gelu(false), gelu(true), softmax(), matmul(128)] {
         let t = Instant::now();
         let m = host::compile(std::slice::from_ref(&k)).unwrap();
         println!("{:10} compiled in {:.1} ms", k.name, t.elapsed().as_secs_f64() * 1e3);
@@ -132,7 +132,7 @@ fn main() {
             let s = time(&k, &[x.as_mut_ptr().cast(), y.as_mut_ptr().cast()], threads);
             println!("{name}, {threads} threads: {:.2} GB/s, {:.2} ms", bytes / s / 1e9, s * 1e3);
         }
-        let s = time(&product(128), &[x.as_mut_ptr().cast(), y.as_mut_ptr().cast(), z.as_mut_ptr().cast()], threads);
+        let s = time(&matmul(128), &[x.as_mut_ptr().cast(), y.as_mut_ptr().cast(), z.as_mut_ptr().cast()], threads);
         println!("dot 128^3, {threads} threads: {:.1} GFLOP/s", 2.0 * 128f64.powi(3) * 256.0 / s / 1e9);
     }
 }

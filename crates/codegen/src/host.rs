@@ -4,7 +4,6 @@
 //! lazy: loops are written where a value is forced ([`nest`]), everything else is computed inside them ([`eval`]). The code is
 //! LLVM text ([`text`]) that is vectorised as it is written; LLVM cleans it and assigns registers ([`jit`]).
 //! Never: threads (the caller splits the grid), lower-level ops of the block IR.
-mod ahead;
 mod demand;
 mod dot;
 mod eval;
@@ -16,6 +15,7 @@ mod math;
 mod memory;
 mod nest;
 mod ops;
+mod prefetch;
 mod program;
 mod reduce;
 mod scan;
@@ -48,7 +48,7 @@ struct Emit<'k> {
     machine: &'static jit::Machine,
     text: text::Text,
     demand: demand::Demand,
-    ahead: ahead::Ahead,
+    prefetch: prefetch::Prefetch,
     place: HashMap<Value, eval::Place>,
     /// Values computed, per open scope.
     memo: Vec<HashMap<(Value, Vec<value::Val>), value::Val>>,
@@ -101,7 +101,7 @@ fn emit(kernels: &[Kernel]) -> Result<(String, Vec<&'static str>), CodegenError>
             machine,
             text: std::mem::take(&mut shared),
             demand: Default::default(),
-            ahead: Default::default(),
+            prefetch: Default::default(),
             place: HashMap::new(),
             memo: vec![HashMap::new()],
             assumed: HashSet::new(),

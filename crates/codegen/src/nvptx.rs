@@ -8,11 +8,11 @@
 //! - [`head`]: name, parameters, the wait for kernels before;
 //! - [`gen`]: the walk over the program, control flow;
 //! - [`blocks`]: instances of more warps than a block should hold, spread over a cluster;
-//! - [`staged`]: loads that are under way while the program computes;
-//! - [`asked`]: loads of a loop ahead of its sums;
+//! - [`staged`]: loads that are in flight while the program computes;
+//! - [`batched_loads`]: loads of a loop ahead of its sums;
 //! - [`tiles`], [`roles`], [`tma`], [`wgmma`]: the lower level's ops, which programs with roles use;
 //! - [`check`]: indices out of range;
-//! - [`pointwise`], [`math`], [`f8`], [`memory`], [`anywhere`], [`gathered`], [`exchange`], [`rows`], [`reduce`], [`halves`], [`collect`], [`dot`]: the ops by family;
+//! - [`pointwise`], [`math`], [`f8`], [`memory`], [`unaligned`], [`gathered`], [`exchange`], [`rows`], [`reduce`], [`halves`], [`collect`], [`dot`]: the ops by family;
 //! - [`target`], [`widen`]: LLVM's optimiser and back end, and what is done between them.
 //!
 //! Never panics on a verified kernel: what has no code yet is [`CodegenError::Unsupported`], and the caller falls back.
@@ -21,8 +21,7 @@ use kiln_block::{Array, Elem, Kernel, Param, Type};
 use kiln_machine::{Machine, isa};
 use serde::{Deserialize, Serialize};
 
-mod anywhere;
-mod asked;
+mod batched_loads;
 mod blocks;
 mod check;
 mod collect;
@@ -50,6 +49,7 @@ mod target;
 mod threads;
 mod tiles;
 mod tma;
+mod unaligned;
 mod wgmma;
 mod widen;
 mod words;

@@ -1,4 +1,4 @@
-//! Loops of the generated code: shapes, masks, tails, reductions, scans, products, loops of the program.
+//! Loops of the generated code: shapes, masks, tails, reductions, scans, matmuls, loops of the program.
 use crate::support::*;
 use kiln_block::*;
 
@@ -288,7 +288,7 @@ fn masks_of_quotients_and_remainders() {
     }
 }
 #[test]
-fn products() {
+fn matmuls() {
     for (m, n, k) in [(1, 1, 1), (4, 8, 16), (16, 16, 16), (32, 64, 8), (64, 4, 32), (2, 128, 64)] {
         for (e, to) in [
             (Elem::F32, Elem::F32),

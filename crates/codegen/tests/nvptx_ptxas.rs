@@ -206,7 +206,7 @@ fn casts_of_f8() {
 }
 
 #[test]
-fn products() {
+fn matmuls() {
     let matmul = |elem, precision| check(&programs::matmul([256, 256, 256], 32, elem, precision));
     // A warp's 32x32 part: 2 x 4 instructions, by k in steps of 16 or 8.
     let half = matmul(Elem::Bf16, DotPrecision::Exact);
@@ -268,7 +268,7 @@ fn layouts_change_no_value() {
     }
 }
 
-/// The asynchronous level: no spills, no warning (as C7510: products made to wait for each other), every op as one instruction.
+/// The asynchronous level: no spills, no warning (as C7510: matmuls made to wait for each other), every op as one instruction.
 #[test]
 fn warpgroups() {
     let kernels = kiln_block::text::parse(include_str!("../../block/tests/kernels/warpgroups.block")).unwrap();
@@ -292,7 +292,7 @@ fn warpgroups() {
     assert_eq!(count(&ptx, "setmaxnreg"), 2);
 }
 
-/// A plain product of pointer loads, through the passes: the same instructions.
+/// A plain matmul of pointer loads, through the passes: the same instructions.
 #[test]
 fn warpgroups_by_passes() {
     let kernel = kiln_block::text::parse(include_str!("../../../benches/ladder/pointers.block")).unwrap();
@@ -313,7 +313,7 @@ fn warpgroups_by_passes() {
 #[test]
 fn rows_read_ahead() {
     let mut k = kiln_block::text::parse(include_str!("../../block/tests/kernels/layer_norm.block")).unwrap();
-    kiln_block::passes::run(&["ahead", "fold", "cse", "licm", "dce"], &mut k, Arch::Sm90a.machine()).unwrap();
+    kiln_block::passes::run(&["persistent-rows", "fold", "cse", "licm", "dce"], &mut k, Arch::Sm90a.machine()).unwrap();
     let ptx = compile(&k, Arch::Sm90a).unwrap();
     assemble(&ptx, Arch::Sm90a);
     assert_eq!((ptx.grid[0], ptx.cluster, ptx.threads), (7 * 16, 16, 512));
@@ -330,7 +330,7 @@ fn rows_read_ahead() {
 #[test]
 fn odd_rows_read_ahead() {
     let k = kiln_block::text::parse(include_str!("../../block/tests/kernels/odd_rows.block")).unwrap();
-    let mut k = kiln_block::passes::ahead::run(&k, 64).unwrap();
+    let mut k = kiln_block::passes::persistent_rows::run(&k, 64).unwrap();
     kiln_block::passes::canonicalise(&mut k).unwrap();
     let ptx = compile(&k, Arch::Sm90a).unwrap();
     assemble(&ptx, Arch::Sm90a);
@@ -389,7 +389,7 @@ fn turns() {
         kiln_block::passes::run(&["persistent"], &mut k, Arch::Sm90a.machine()).unwrap();
         let mut k = roles::run(
             &k,
-            Some(Crew { consumers: 2, stages: 4, turns: true, columns: None, last: None }),
+            Some(Crew { consumers: 2, stages: 4, ping_pong: true, columns: None, last: None }),
             Arch::Sm90a.machine(),
         )
         .unwrap();
@@ -401,14 +401,14 @@ fn turns() {
     }
 }
 
-/// A tile with more columns than the product has: those alone are read, multiplied and sent.
+/// A tile with more columns than the matmul has: those alone are read, multiplied and sent.
 #[test]
-fn columns_of_the_product() {
+fn columns_of_the_matmul() {
     let text = include_str!("../../../benches/ladder/descriptors.block");
     for (columns, multiplied) in [(192, 192), (200, 256)] {
         let mut k = kiln_block::text::parse(text).unwrap();
         kiln_block::passes::run(&["persistent"], &mut k, Arch::Sm90a.machine()).unwrap();
-        let crew = Crew { consumers: 2, stages: 3, turns: false, columns: Some(columns), last: None };
+        let crew = Crew { consumers: 2, stages: 3, ping_pong: false, columns: Some(columns), last: None };
         let mut k = roles::run(&k, Some(crew), Arch::Sm90a.machine()).unwrap();
         kiln_block::passes::canonicalise(&mut k).unwrap();
         let ptx = compile(&k, Arch::Sm90a).unwrap();
@@ -420,7 +420,7 @@ fn columns_of_the_product() {
     }
 }
 
-/// Products in f32 from shared tiles: no spills, no warnings, 16-byte reads, a loop over eight of K for 8 by 16 sums a thread.
+/// Matmuls in f32 from shared tiles: no spills, no warnings, 16-byte reads, a loop over eight of K for 8 by 16 sums a thread.
 #[test]
 fn multiply_adds() {
     let kernel = kiln_block::text::parse(include_str!("../../block/tests/kernels/multiply_adds.block")).unwrap();

@@ -10,7 +10,7 @@ use std::{fmt, sync::OnceLock};
 pub enum Level {
     /// What every processor of the target has.
     Portable,
-    /// AVX2, fused multiply-add and conversions of f16.
+    /// AVX2, fused FMA and conversions of f16.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,

@@ -62,7 +62,7 @@ pub fn decompose_all(g: &Graph, which: impl Fn(&Op) -> bool) -> Result<Graph, Gr
     })
 }
 
-/// The operands in the precision the composite computes in. A product without anything after it keeps its half types:
+/// The operands in the precision the composite computes in. A matmul without anything after it keeps its half types:
 /// `Dot` accumulates in f32 and rounds once itself. So does a maximum, which never rounds.
 fn widen(g: &mut Graph, op: &Op, args: &[ValueId]) -> Result<Vec<ValueId>, GraphError> {
     let stays = match op {

@@ -30,8 +30,8 @@ struct Row {
     kind: Kind,
     /// Type in which arithmetic on this type is done and reductions accumulate.
     compute: DType,
-    /// Type of a matrix product of operands of this type.
-    product: DType,
+    /// Type of a matmul of operands of this type.
+    matmul: DType,
     /// PyTorch's number of the type (`c10/core/ScalarType.h`).
     torch: u8,
     /// What safetensors files call it.
@@ -42,11 +42,11 @@ const fn row(
     dtype: DType,
     name: &'static str,
     kind: Kind,
-    [compute, product]: [DType; 2],
+    [compute, matmul]: [DType; 2],
     torch: u8,
     safetensors: &'static str,
 ) -> Row {
-    Row { dtype, name, kind, compute, product, torch, safetensors }
+    Row { dtype, name, kind, compute, matmul, torch, safetensors }
 }
 
 /// In the order of the enum.
@@ -120,9 +120,9 @@ impl DType {
     pub fn round(self, x: f64) -> f64 {
         self.format().map_or(x, |f| f.round(x))
     }
-    /// Type of a matrix product of operands of this type.
-    pub fn product(self) -> DType {
-        self.row().product
+    /// Type of a matmul of operands of this type.
+    pub fn matmul(self) -> DType {
+        self.row().matmul
     }
     /// Type in which arithmetic on this type is done and reductions accumulate: f32 for shorter floats, else itself.
     pub fn compute(self) -> DType {
@@ -172,7 +172,7 @@ mod tests {
             assert_eq!((d as usize, d.name().parse()), (i, Ok(d)));
             assert_eq!(serde_json::to_string(&d).expect("a name"), format!("\"{d}\""));
             assert_eq!(DType::of_safetensors_name(d.safetensors_name()), Some(d));
-            assert_eq!((d.compute().compute(), d.product().product()), (d.compute(), d.product()));
+            assert_eq!((d.compute().compute(), d.matmul().matmul()), (d.compute(), d.matmul()));
         }
     }
 

@@ -166,7 +166,7 @@ fn result(op: &Op, args: &[&Type]) -> Result<Type, String> {
         Op::Dot => {
             let dtype = same_dtype(args)?;
             if dtype == DType::Bool {
-                return Err("a matrix product of bool: cast to i64 first".into());
+                return Err("a matmul of bool: cast to i64 first".into());
             }
             let ([batch_a @ .., m, k], [batch_b @ .., k2, n]) = (&args[0].shape[..], &args[1].shape[..]) else {
                 return Err(format!("{} × {}: both must have at least two axes (reshape vectors)", args[0], args[1]));
@@ -176,7 +176,7 @@ fn result(op: &Op, args: &[&Type]) -> Result<Type, String> {
             }
             let mut shape = broadcast(batch_a, batch_b)?;
             shape.extend([*m, *n]);
-            Ok(Type { dtype: dtype.product(), shape })
+            Ok(Type { dtype: dtype.matmul(), shape })
         }
         Op::Fallback(f) => f.results.first().cloned().ok_or_else(|| format!("{} has no results", f.name)),
         Op::Conv { .. } | Op::Pool { .. } | Op::Softmax { .. } | Op::LogSoftmax { .. } | Op::LayerNorm { .. } => {

@@ -14,7 +14,7 @@ pub mod infer;
 pub mod memory;
 pub mod op;
 pub mod ops;
-pub mod pairs;
+pub mod pairwise;
 pub mod params;
 pub mod random;
 mod rebuild;

@@ -157,7 +157,7 @@ pub enum Op {
         op: ScanOp,
         axis: usize,
     },
-    // Products.
+    // Matmuls.
     /// `[…, M, K] × […, K, N]`, leading axes broadcast. Accumulates in `compute()`; result dtype is the operands'.
     Dot,
     /// Input `[N, C, spatial…]`, weight `[O, C/groups, window…]`, optional bias `[O]`. `transposed`: weight `[C, O/groups, window…]`.

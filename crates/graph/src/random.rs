@@ -242,7 +242,7 @@ fn reduce(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphErr
     }
 }
 
-/// A product scaled so that sums over k stay moderate.
+/// A matmul scaled so that sums over k stay moderate.
 fn dot(g: &mut Graph, a: ValueId, b: ValueId) -> Result<ValueId, GraphError> {
     let k = g.shape(a).last().copied().unwrap_or(1);
     let y = g.dot(a, b)?;

@@ -5,9 +5,9 @@
 //! Never panics on a verified graph: bad data (an index out of range, division by zero) is an error that names the op
 //! and its place in the model. Never reorders or fuses: one op at a time, in the graph's order.
 mod composite;
+mod matmul;
 mod movement;
 mod pointwise;
-mod product;
 mod reduce;
 mod sampled;
 mod value;
@@ -225,12 +225,12 @@ fn eval(op: &Op, ty: &Type, args: &[&Value], precision: Precision) -> Result<Val
         Op::Scatter { axis, mode } => rounded(movement::scatter([args[0], args[1], args[2]], *axis, *mode, precision)?),
         Op::Reduce { op, axes } => rounded(reduce::reduce(*op, args[0], axes)?),
         Op::Scan { op, axis } => rounded(reduce::scan(*op, args[0], *axis, precision)?),
-        Op::Dot => rounded(product::dot(args[0], args[1], &ty.shape)?),
-        Op::Linear => rounded(product::linear(args[0], args[1], args.get(2).copied())?),
+        Op::Dot => rounded(matmul::dot(args[0], args[1], &ty.shape)?),
+        Op::Linear => rounded(matmul::linear(args[0], args[1], args.get(2).copied())?),
         Op::Conv { stride, padding, dilation, groups, transposed, .. } => {
             let steps = window::Steps { stride, padding, dilation };
             let bias = args.get(2).copied();
-            rounded(product::conv(args[0], args[1], bias, &steps, *groups, *transposed, &ty.shape)?)
+            rounded(matmul::conv(args[0], args[1], bias, &steps, *groups, *transposed, &ty.shape)?)
         }
         Op::Pool { kind, window, stride, padding, dilation, .. } => {
             let steps = window::Steps { stride, padding, dilation };

@@ -52,7 +52,7 @@ fn softmax() {
     close(&buffers[1].to_f64(), &wanted, 1e-6);
 }
 
-fn product(a: &[f64], b: &[f64], m: usize, k: usize, n: usize) -> Vec<f64> {
+fn reference(a: &[f64], b: &[f64], m: usize, k: usize, n: usize) -> Vec<f64> {
     let at = |i: usize, j: usize| (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum();
     (0..m * n).map(|p| at(p / n, p % n)).collect()
 }
@@ -62,7 +62,7 @@ fn matmul() {
     let (m, k, n) = (256, 128, 192);
     let a = Buffer::from_f64(Elem::Bf16, &[m, k], numbers(m * k, 4));
     let b = Buffer::from_f64(Elem::Bf16, &[k, n], numbers(k * n, 5));
-    let wanted = product(&a.to_f64(), &b.to_f64(), m, k, n);
+    let wanted = reference(&a.to_f64(), &b.to_f64(), m, k, n);
     let mut buffers = [a, b, Buffer::zeros(Elem::Bf16, &[m, n])];
     run(&seed("matmul"), &mut buffers).unwrap();
     close(&buffers[2].to_f64(), &wanted, 1.0 / 256.0);
@@ -96,7 +96,7 @@ fn roles_and_tensor_maps() {
     let (m, k, n) = (128, 256, 128);
     let a = Buffer::from_f64(Elem::Bf16, &[m, k], numbers(m * k, 9));
     let b = Buffer::from_f64(Elem::Bf16, &[k, n], numbers(k * n, 10));
-    let wanted = product(&a.to_f64(), &b.to_f64(), m, k, n);
+    let wanted = reference(&a.to_f64(), &b.to_f64(), m, k, n);
     let mut buffers = [a, b, Buffer::zeros(Elem::F32, &[m, n])];
     run(&seed("pipeline"), &mut buffers).unwrap();
     close(&buffers[2].to_f64(), &wanted, 1e-5);

@@ -190,7 +190,7 @@ fn norm([rows, wide]: [usize; 2]) -> Kernel {
 
 fn walked([rows, wide]: [usize; 2], stay: usize, once: bool) {
     let k = Kernel { arithmetic: Arithmetic::Ieee, ..norm([rows, wide]) };
-    let walked = passes::ahead::run(&k, stay).unwrap();
+    let walked = passes::persistent_rows::run(&k, stay).unwrap();
     assert_eq!(walked.arithmetic, k.arithmetic);
     kiln_block::verify::verify(&walked).unwrap_or_else(|e| panic!("{e}\n{}", text::print(&walked)));
     assert_eq!(text::parse(&text::print(&walked)), Ok(walked.compacted()));

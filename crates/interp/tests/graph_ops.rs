@@ -98,7 +98,7 @@ fn reductions() {
 }
 
 #[test]
-fn products() {
+fn matmuls() {
     let a = tensor("f32[2,2]", &[1.0, 2.0, 3.0, 4.0]);
     check("%y = dot %a, %b", &[a.clone(), tensor("f32[2,1]", &[1.0, -1.0])], &[-1.0, -1.0]);
     check("%y = dot %a, %b", &[tensor("f32[1,0]", &[]), tensor("f32[0,2]", &[])], &[0.0, 0.0]);

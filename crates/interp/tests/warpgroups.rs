@@ -1,4 +1,4 @@
-//! The passes from a plain product to warpgroups change no bit: generated programs, interpreted before and after each step.
+//! The passes from a plain matmul to warpgroups change no bit: generated programs, interpreted before and after each step.
 use crate::common::Random;
 use kiln_block::passes::warpgroup::{Crew, Launch, Refusal, maps, persistent, roles};
 use kiln_block::{
@@ -13,19 +13,19 @@ impl Random {
     }
 }
 
-/// A product of matrices in memory, rows a pitch apart.
+/// A matmul of matrices in memory, rows a pitch apart.
 #[derive(Clone, Copy, Debug)]
 struct Plain {
     elem: Elem,
     /// What is summed in f32.
     terms: Terms,
-    /// Rows, columns, depth; of the product and of a tile.
+    /// Rows, columns, depth; of the matmul and of a tile.
     size: [usize; 3],
     tile: [usize; 3],
     batch: usize,
     /// The left operand is stored by columns, the right one by rows of the result's columns.
-    turned: [bool; 2],
-    /// Another right operand, whose product is multiplied in.
+    transposed: [bool; 2],
+    /// Another right operand, whose matmul is multiplied in.
     gated: bool,
     bias: bool,
     residual: bool,
@@ -53,7 +53,7 @@ impl Plain {
         };
         let gated = r.below(3) == 0;
         let grid = if batch > 1 { r.below(2) } else { r.below(3) };
-        let turned = if batch > 1 { [false, false] } else { [r.yes(), r.yes()] };
+        let transposed = if batch > 1 { [false, false] } else { [r.yes(), r.yes()] };
         let terms = r.pick(&[Terms::Products, Terms::Squares, Terms::Distances]);
         Plain {
             elem,
@@ -61,7 +61,7 @@ impl Plain {
             size,
             tile,
             batch,
-            turned,
+            transposed,
             gated,
             bias: r.yes(),
             residual: r.yes(),
@@ -113,12 +113,12 @@ impl Plain {
         let kl = b.iota(tk);
         let (lo, hi, step) = (b.i32(0), b.i32(self.size[2] as i64), b.i32(tk as i64));
         let zero = b.constant(Type::block(Elem::F32, [tm, tn]), Const::Float(0.0));
-        // A pointer block at (outer, inner) of the block, contiguous along the inner one or, turned, the outer one.
+        // A pointer block at (outer, inner) of the block, contiguous along the inner one or, transposed, the outer one.
         let pointers =
-            |b: &mut Builder, p: Value, outer: Value, inner: Value, turned: bool, pitch: usize, rows: usize| {
+            |b: &mut Builder, p: Value, outer: Value, inner: Value, transposed: bool, pitch: usize, rows: usize| {
                 let outer = b.expand_dims(outer, 1);
                 let pitch_value = b.i32(pitch as i64);
-                let (o, i) = match turned {
+                let (o, i) = match transposed {
                     false => (b.binary(BinaryOp::Mul, outer, pitch_value), inner),
                     true => (outer, b.binary(BinaryOp::Mul, inner, pitch_value)),
                 };
@@ -129,14 +129,16 @@ impl Plain {
                 b.ptr_add(p, offset)
             };
         let depth = self.size[2];
-        let a_pitch = Plain::pitch(if self.turned[0] { self.size[0] } else { depth });
-        let b_pitch = Plain::pitch(if self.turned[1] { depth } else { self.size[1] });
-        let (a_rows, b_rows) =
-            (if self.turned[0] { depth } else { self.size[0] }, if self.turned[1] { self.size[1] } else { depth });
+        let a_pitch = Plain::pitch(if self.transposed[0] { self.size[0] } else { depth });
+        let b_pitch = Plain::pitch(if self.transposed[1] { depth } else { self.size[1] });
+        let (a_rows, b_rows) = (
+            if self.transposed[0] { depth } else { self.size[0] },
+            if self.transposed[1] { self.size[1] } else { depth },
+        );
         let count = 1 + usize::from(self.gated);
         let tiles = |b: &mut Builder, k: Value| -> Vec<Value> {
-            let mut all = vec![pointers(b, params[0], m, k, self.turned[0], a_pitch, a_rows)];
-            all.extend(params[1..=count].iter().map(|p| pointers(b, *p, k, n, self.turned[1], b_pitch, b_rows)));
+            let mut all = vec![pointers(b, params[0], m, k, self.transposed[0], a_pitch, a_rows)];
+            all.extend(params[1..=count].iter().map(|p| pointers(b, *p, k, n, self.transposed[1], b_pitch, b_rows)));
             all
         };
         let start = if self.carried { tiles(&mut b, kl) } else { vec![] };
@@ -164,8 +166,10 @@ impl Plain {
             };
             let mut next: Vec<Value> = (0..count).map(&mut dot).collect();
             if self.carried {
-                let steps =
-                    [if self.turned[0] { tk * a_pitch } else { tk }, if self.turned[1] { tk } else { tk * b_pitch }];
+                let steps = [
+                    if self.transposed[0] { tk * a_pitch } else { tk },
+                    if self.transposed[1] { tk } else { tk * b_pitch },
+                ];
                 for (i, p) in ptrs.iter().enumerate() {
                     let by = b.i32(steps[i.min(1)] as i64);
                     next.push(b.ptr_add(*p, by));
@@ -207,8 +211,8 @@ impl Plain {
                 .map(|i| if i % pitch < columns { r.below(2000) as f64 / 1000.0 - 1.0 } else { f64::NAN });
             Buffer::from_f64(elem, &[self.batch * rows, pitch], values.collect::<Vec<_>>())
         };
-        let turn = |turned: bool, [x, y]: [usize; 2]| if turned { (y, x) } else { (x, y) };
-        let (a, b) = (turn(self.turned[0], [m, k]), turn(self.turned[1], [k, n]));
+        let turn = |transposed: bool, [x, y]: [usize; 2]| if transposed { (y, x) } else { (x, y) };
+        let (a, b) = (turn(self.transposed[0], [m, k]), turn(self.transposed[1], [k, n]));
         let operands = [matrix(self.elem, a.0, a.1), matrix(self.elem, b.0, b.1), matrix(self.elem, b.0, b.1)];
         let bias = matrix(Elem::F32, 1, n.next_multiple_of(8));
         let (residual, out) = (matrix(self.elem, m, n), matrix(self.elem, m, n));
@@ -251,7 +255,7 @@ fn every_step_keeps_every_bit() {
         check("persistent", &walking);
         let clustered =
             persistent::run(&mapped, Launch { blocks: 4, cluster: clusters, ..Launch::of(&mapped, 132) }).unwrap();
-        let turns = |stages| Some(Crew { consumers: 2, stages, turns: true, columns: None, last: None });
+        let turns = |stages| Some(Crew { consumers: 2, stages, ping_pong: true, columns: None, last: None });
         for (name, before, crew) in [
             ("roles", mapped.clone(), None),
             ("persistent, roles", walking.clone(), None),

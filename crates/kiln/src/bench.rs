@@ -254,7 +254,7 @@ fn last_line(message: &str) -> &str {
     message.lines().rfind(|l| !l.trim().is_empty()).unwrap_or(message).trim()
 }
 
-/// Elements computed and products summed: what the interpreter has to do.
+/// Elements computed and matmuls summed: what the interpreter has to do.
 fn work(model: &Model) -> u64 {
     let g = &model.graph;
     let one = |v| {

@@ -1,7 +1,7 @@
 //! A machine's description, fitted to what the machine does: graphs of known work are timed, and the roofline that prices plans
 //! is solved for its rates.
 //!
-//! Fitted are bandwidth, cost of a launch, and the rates of products and of other arithmetic. What follows from the templates
+//! Fitted are bandwidth, cost of a launch, and the rates of matmuls and of other arithmetic. What follows from the templates
 //! (sizes of tiles and of rows, the price of a prologue) is taken from the description that one starts from.
 use crate::{CompileOptions, Error, Model, compile, compile::DeviceKind};
 use kiln_graph::{Graph, Tensor, Type, random_tensor};
@@ -16,7 +16,7 @@ pub struct Seen {
     pub seconds: f64,
     /// Of all kernels.
     pub bytes: f64,
-    /// Floating-point operations of products.
+    /// Floating-point operations of matmuls.
     pub matrix_flops: f64,
     /// All other floating-point operations.
     pub other_flops: f64,
@@ -43,8 +43,8 @@ pub fn fit(base: &Machine, mut time: impl FnMut(&Graph) -> Result<Seen, Error>) 
         m.rates.alu = rate(busy.other_flops, beside(&busy, &m)).unwrap_or(m.rates.alu);
     }
     for (dtype, known) in base.rates.matrix.clone() {
-        let product = time(&graph(&product(&dtype, if m.arch.is_gpu() { 4096 } else { 768 }))?)?;
-        let found = rate(product.matrix_flops, beside(&product, &m)).unwrap_or(known);
+        let matmul = time(&graph(&matmul(&dtype, if m.arch.is_gpu() { 4096 } else { 768 }))?)?;
+        let found = rate(matmul.matrix_flops, beside(&matmul, &m)).unwrap_or(known);
         m.rates.matrix.insert(dtype, found);
     }
     let copied = copy.seconds - m.rates.launch - 0.1 * copy.other_flops / m.rates.alu;
@@ -74,8 +74,8 @@ fn chain(n: usize, rounds: usize) -> String {
     }
     t + &format!("  return %y{rounds}\n}}\n")
 }
-fn product(d: &str, n: usize) -> String {
-    format!("graph product(%a: {d}[{n},{n}], %b: {d}[{n},{n}]) {{\n  %y = dot %a, %b\n  return %y\n}}\n")
+fn matmul(d: &str, n: usize) -> String {
+    format!("graph matmul(%a: {d}[{n},{n}], %b: {d}[{n},{n}]) {{\n  %y = dot %a, %b\n  return %y\n}}\n")
 }
 
 /// Measures on a device.
@@ -126,7 +126,7 @@ pub fn table(base: &Machine, fitted: &Machine) -> String {
         ("other arithmetic, Gflop/s".to_string(), base.rates.alu / 1e9, fitted.rates.alu / 1e9),
     ];
     for (dtype, rate) in &fitted.rates.matrix {
-        rows.push((format!("{dtype} products, Gflop/s"), base.matrix_rate(dtype) / 1e9, rate / 1e9));
+        rows.push((format!("{dtype} matmuls, Gflop/s"), base.matrix_rate(dtype) / 1e9, rate / 1e9));
     }
     let mut t = format!("{:28} {:>14} {:>14}\n", "", base.name, "measured");
     rows.iter().for_each(|(what, was, is)| t += &format!("{what:28} {was:14.2} {is:14.2}\n"));

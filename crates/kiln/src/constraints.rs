@@ -10,7 +10,7 @@
 //! stores = ["%68"]
 //! reads = ["%64"]
 //!
-//! [[use_template]]                                   # how products, attentions and convolutions are lowered
+//! [[use_template]]                                   # how matmuls, attentions and convolutions are lowered
 //! at = "op:linear"
 //! template = "tile 64x128"                           # as `explain --kernel` names them
 //! ```
@@ -34,7 +34,7 @@ pub struct Constraints {
     pub keep_in_memory: Vec<String>,
     /// Kernels as they have to be.
     pub kernel: Vec<KernelText>,
-    /// Templates of products, attentions and convolutions.
+    /// Templates of matmuls, attentions and convolutions.
     pub use_template: Vec<TemplateText>,
 }
 /// How what is named is lowered.

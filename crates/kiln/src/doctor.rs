@@ -47,7 +47,7 @@ pub fn findings() -> Vec<Finding> {
         finding(
             "cuBLASLt",
             cuda::library_version().ok_or("not found".into()),
-            "put CUDA's or PyTorch's libcublasLt.so on the library path (Kiln's own templates take all products without it)",
+            "put CUDA's or PyTorch's libcublasLt.so on the library path (Kiln's own templates take all matmuls without it)",
         ),
         finding(
             "libtorch",

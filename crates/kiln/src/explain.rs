@@ -54,7 +54,7 @@ pub struct Report {
     pub fallback: Vec<String>,
     /// The same with reasons.
     pub fallback_why: Vec<Fallback>,
-    /// Microseconds that no plan can beat: inputs, weights and results moved once, or products at their roofs.
+    /// Microseconds that no plan can beat: inputs, weights and results moved once, or matmuls at their roofs.
     pub lower_bound_us: f64,
     /// Of all kernels but those whose time is unknown.
     pub predicted_us: f64,
@@ -121,10 +121,10 @@ pub struct KernelReport {
     pub lines: Vec<String>,
     /// Block programs and library calls that carry it out.
     pub launches: usize,
-    /// How its product, convolution or attention is lowered, as constraints name it; else empty.
+    /// How its matmul, convolution or attention is lowered, as constraints name it; else empty.
     #[serde(default)]
     pub template: String,
-    /// Ways to lower its product on a GPU, by what they are predicted to take: the one that is taken unasked, the best others, and
+    /// Ways to lower its matmul on a GPU, by what they are predicted to take: the one that is taken unasked, the best others, and
     /// the library.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<CandidateReport>,
@@ -137,12 +137,12 @@ pub struct KernelReport {
     pub tuning: Option<Tuning>,
 }
 
-/// A template that takes a kernel's product.
+/// A template that takes a kernel's matmul.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CandidateReport {
     /// As constraints name it.
     pub template: String,
-    /// Of the product alone, by a coarse model; absent where that knows none.
+    /// Of the matmul alone, by a coarse model; absent where that knows none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub us: Option<f64>,
 }

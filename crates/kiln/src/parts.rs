@@ -1,4 +1,4 @@
-//! What rules joined: one kernel computes the whole (three projections as one product), and its readers cut out the parts, each a
+//! What rules joined: one kernel computes the whole (three projections as one matmul), and its readers cut out the parts, each a
 //! value of the imported graph.
 use kiln_graph::{Op, ValueId};
 use kiln_plan::{BufferId, Kernel, Origin};

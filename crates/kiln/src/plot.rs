@@ -86,12 +86,12 @@ fn point(k: &KernelTime) -> Option<(f64, f64)> {
 
 /// The roofs that the plan's kernels can reach, lowest first.
 fn roofs(plan: &Plan, m: &Machine) -> Vec<(String, f64)> {
-    let products = plan.kernels.iter().filter(|k| k.cost.matrix_flops > 0);
+    let matmuls = plan.kernels.iter().filter(|k| k.cost.matrix_flops > 0);
     let anchor = |k: &Kernel| k.body.values().find(|v| Class::of(k.body.op(*v)).is_anchor()).map(|v| k.body.dtype(v));
-    let dtypes: BTreeSet<DType> = products.filter_map(anchor).collect();
+    let dtypes: BTreeSet<DType> = matmuls.filter_map(anchor).collect();
     let mut roofs = vec![("other arithmetic".to_string(), m.rates.alu)];
     for d in dtypes {
-        let (name, rate) = (format!("{} products", d.name()), m.matrix_rate(d.name()));
+        let (name, rate) = (format!("{} matmuls", d.name()), m.matrix_rate(d.name()));
         match roofs.iter_mut().find(|r| r.1 == rate) {
             Some(same) => same.0 = format!("{}, {name}", same.0),
             None => roofs.push((name, rate)),
@@ -297,12 +297,8 @@ mod tests {
     fn crowded() -> String {
         let kernels: Vec<KernelTime> =
             (0..12).map(|i| kernel(i, 1 << 20, (1 << 20) + (i as u64) * 20_000, 12.0 + i as f64 / 10.0)).collect();
-        let roofs = [
-            ("other arithmetic", 2.0e10),
-            ("f32 products", 2.1e10),
-            ("f64 products", 2.4e10),
-            ("bf16 products", 2.5e10),
-        ];
+        let roofs =
+            [("other arithmetic", 2.0e10), ("f32 matmuls", 2.1e10), ("f64 matmuls", 2.4e10), ("bf16 matmuls", 2.5e10)];
         under_roofs("m on cpu", &kernels, &roofs.map(|r| (r.0.to_string(), r.1)), 2e10).expect("draws")
     }
 

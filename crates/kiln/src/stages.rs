@@ -137,7 +137,7 @@ pub fn print_file(
     }
 }
 
-/// A program as it is best for the GPU: products by warpgroups where that is possible.
+/// A program as it is best for the GPU: matmuls by warpgroups where that is possible.
 fn suited(block: &kiln_block::Kernel, m: &kiln_machine::Machine) -> kiln_block::Kernel {
     let by_warpgroups = if m.arch.has_wgmma() { kiln_block::passes::warpgroup::run(block, m).ok() } else { None };
     by_warpgroups.unwrap_or_else(|| block.clone())

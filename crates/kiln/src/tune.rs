@@ -1,8 +1,8 @@
-//! Tuning: the fastest templates of a model's products are found by measuring, kept in a store, and taken from it by plans.
+//! Tuning: the fastest templates of a model's matmuls are found by measuring, kept in a store, and taken from it by plans.
 //!
-//! Takes: a model, a GPU, a store. Gives: the store with an entry for every product there is a choice for; and plans whose
+//! Takes: a model, a GPU, a store. Gives: the store with an entry for every matmul there is a choice for; and plans whose
 //! kernels name the templates of such entries, so that they follow from graph, target and store alone.
-//! Never: needed. Without a store every product gets the template that a model of the machine prefers.
+//! Never: needed. Without a store every matmul gets the template that a model of the machine prefers.
 mod measure;
 mod measurements;
 mod report;
@@ -46,7 +46,7 @@ fn key(k: &Kernel, machine: &Machine) -> Key {
     Key { problem, machine: machine.clone(), compiler: compiler() }
 }
 
-/// Whether the kernel's template may come from a store: a product that no constraint speaks of.
+/// Whether the kernel's template may come from a store: a matmul that no constraint speaks of.
 fn is_open(k: &Kernel) -> bool {
     k.kind == KernelKind::Gemm && k.reason.template.is_none()
 }
@@ -59,7 +59,7 @@ fn takes(k: &Kernel, template: kiln_plan::Template, options: &CompileOptions) ->
 }
 
 impl Measurements {
-    /// Names the template of every product that the store has a usable entry for, and says what was measured.
+    /// Names the template of every matmul that the store has a usable entry for, and says what was measured.
     pub fn apply(&self, plan: &mut Plan, options: &CompileOptions) -> Result<(), Error> {
         let Some(machine) = self.machine(options.target) else { return Ok(()) };
         for k in plan.kernels.iter_mut().filter(|k| is_open(k)) {
@@ -114,7 +114,7 @@ pub struct Step<'a> {
     pub search: kiln_tune::Progress,
 }
 
-/// Tunes the products of a model's run. `save` gets the store after every product, so that an interrupted run keeps what it has.
+/// Tunes the matmuls of a model's run. `save` gets the store after every matmul, so that an interrupted run keeps what it has.
 pub fn tune(
     model: &Model,
     options: &TuneOptions,
@@ -153,7 +153,7 @@ pub fn tune(
     Ok(tuned)
 }
 
-/// The products of a run by their problem, each with the kernels that have it, in the plan's order.
+/// The matmuls of a run by their problem, each with the kernels that have it, in the plan's order.
 fn problems<'a>(
     plan: &'a Plan,
     options: &TuneOptions,
@@ -179,7 +179,7 @@ fn problems<'a>(
     Ok(all)
 }
 
-/// The search for one product; `None` if there is nothing to choose.
+/// The search for one matmul; `None` if there is nothing to choose.
 fn measured(
     kernel: &Kernel,
     options: &TuneOptions,

@@ -32,8 +32,8 @@ pub struct Answer {
     pub kernels: usize,
     /// Kernels that compute values of both.
     pub shared: Vec<String>,
-    /// What changes if it is turned round.
-    pub turned: Vec<Turned>,
+    /// What changes if it is overoverturned.
+    pub overturned: Vec<Overturned>,
 }
 /// What one of the names stands for.
 #[derive(Clone, Debug, Serialize)]
@@ -50,7 +50,7 @@ pub struct Side {
 }
 /// The plan with two kernels' values forced together, or two parts of one kernel forced apart.
 #[derive(Clone, Debug, Serialize)]
-pub struct Turned {
+pub struct Overturned {
     /// Those that are forced together or apart.
     pub kernels: Vec<String>,
     /// Why it cannot be.
@@ -83,21 +83,21 @@ pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<
     };
     let shared: Vec<&Kernel> = ka.iter().copied().filter(|k| kb.iter().any(|o| o.name == k.name)).collect();
     let group = |values: BTreeSet<ValueId>, label: &str| Group { label: format!("`{label}`"), values };
-    let mut turned = vec![];
+    let mut overturned = vec![];
     if shared.is_empty() {
         for (x, y) in pairs(&plan, &ka, &kb) {
             let mut values = homes.among(x, &left);
             values.extend(homes.among(y, &right));
             let mut forced = options.constraints.resolve(&model.graph)?;
             forced.must_fuse.push(group(values, &format!("{a}, {b}")));
-            turned.push(turn(model, options, &plan, &[x, y], &forced)?);
+            overturned.push(turn(model, options, &plan, &[x, y], &forced)?);
         }
     } else if left != right {
         let (both, label) = (left.intersection(&right).copied().collect::<BTreeSet<_>>(), [a, b]);
         let mut forced = options.constraints.resolve(&model.graph)?;
         let [l, r] = [&left, &right].map(|s| s.difference(&both).copied().collect::<BTreeSet<_>>());
         forced.never_fuse.push(vec![group(l, label[0]), group(r, label[1])]);
-        turned.push(turn(model, options, &plan, &shared, &forced)?);
+        overturned.push(turn(model, options, &plan, &shared, &forced)?);
     }
     Ok(Answer {
         a: side(a, &left, &ka),
@@ -106,7 +106,7 @@ pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<
         unpriced: plan.unpriced(),
         kernels: run(&plan).count(),
         shared: shared.iter().map(|k| k.name.clone()).collect(),
-        turned,
+        overturned,
     })
 }
 
@@ -205,9 +205,9 @@ fn turn(
     plan: &Plan,
     kernels: &[&Kernel],
     forced: &kiln_rewrite::Constraints,
-) -> Result<Turned, Error> {
+) -> Result<Overturned, Error> {
     let names = kernels.iter().map(|k| k.name.clone()).collect();
-    let mut out = Turned { kernels: names, forbidden: None, predicted_us: None, gone: vec![], new: vec![] };
+    let mut out = Overturned { kernels: names, forbidden: None, predicted_us: None, gone: vec![], new: vec![] };
     match compile::plan_under(model, options, forced) {
         Ok(other) => {
             out.predicted_us = Some(other.predicted_us());
@@ -253,12 +253,12 @@ impl Answer {
             shared => format!("They are together in {}.", listed(shared)),
         };
         t += &wrapped("", &verdict, width);
-        for turned in &self.turned {
-            t += &self.turned(turned, width);
+        for overturned in &self.overturned {
+            t += &self.overturned(overturned, width);
         }
         t
     }
-    fn turned(&self, u: &Turned, width: usize) -> String {
+    fn overturned(&self, u: &Overturned, width: usize) -> String {
         let forced = if self.shared.is_empty() { "together" } else { "apart" };
         let pair = u.kernels.join(" and ");
         let mut t = String::new();

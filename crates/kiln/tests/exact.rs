@@ -81,7 +81,7 @@ fn a_sum_is_rounded_before_it_is_used() {
     assert!(default[0].to_f64_vec().iter().all(|v| *v == 1.0) && exactly[0].to_f64_vec().contains(&0.0));
 }
 
-/// PTX of exact plans has no multiply-add from a product and a sum, no quotient that is nearly right, and the roundings between ops.
+/// PTX of exact plans has no FMA from a matmul and a sum, no quotient that is nearly right, and the roundings between ops.
 #[test]
 fn ptx_rounds_as_written() {
     let ptx = |text: &str, numerics: Numerics| -> String {

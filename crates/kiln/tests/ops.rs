@@ -128,18 +128,18 @@ fn ptx_assembles_for_ada() {
 
 /// Tensor cores take each type of f8 by its name, and where there are none for it, as f16.
 #[test]
-fn products_of_f8_assemble() {
+fn matmuls_of_f8_assemble() {
     let ptxas = doctor::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
     for d in DType::ALL.into_iter().filter(|d| d.is_f8()) {
         let text = format!("graph f8(%x: {d}[256,512], %w: {d}[384,512]) {{\n %y = linear %x, %w\n return %y\n}}");
         let name = &d.name()[2..];
-        for (target, arch, product) in [
+        for (target, arch, matmul) in [
             (Target::Sm90a, "sm_90a", format!("k32.f32.{name}.{name}")),
             (Target::Sm80, "sm_80", "m16n8k16.row.col.f32.f16.f16.f32".into()),
         ] {
             let compiled = kiln::compile(&Model::from_graph(text.parse().unwrap()).unwrap(), &options(target)).unwrap();
             let CompiledCode::Ptx(all) = &compiled.code else { panic!("{d} has no PTX") };
-            assert!(all.iter().any(|p| p.text.contains(&product)), "{d} on {arch} is multiplied otherwise");
+            assert!(all.iter().any(|p| p.text.contains(&matmul)), "{d} on {arch} is multiplied otherwise");
             for ptx in all {
                 let assembled = facts::assemble(&ptxas, &ptx.text, arch);
                 assert!(assembled.as_ref().is_ok_and(|a| a.warnings.is_empty()), "{d}: {assembled:?}");

@@ -1,10 +1,10 @@
-//! Attention on the host: scores by a library product, softmax in a block step, a product with the values; a bounded number
+//! Attention on the host: scores by a library matmul, softmax in a block step, a matmul with the values; a bounded number
 //! of batches at a time. Queries are taken in bands whose scores stay in the caches, under a causal mask with the keys only that
 //! the last of them sees.
 use crate::dag::{Guard, NodeId, NodeOp, Scene, Store};
 use crate::expr::{Expr, linear};
 use crate::flash;
-use crate::host::{Host, Operand, the_product};
+use crate::host::{Host, Operand, the_matmul};
 use crate::resolve::{Body, Resolved, Resolver, broadcast_index, kept};
 use crate::row::Row;
 use crate::rows::{self, Emitted};
@@ -54,7 +54,7 @@ pub fn mask_index(shape: &[usize], at: &[Expr]) -> Vec<Expr> {
     broadcast_index(at, shape)
 }
 
-/// A score from its raw product: scaled, masked.
+/// A score from its raw dot product: scaled, masked.
 pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr]) -> Resolved {
     let Op::Attention { scale, causal } = *r.graph.op(v) else { return Err(r.unsupported("not attention")) };
     let dtype = r.dag.node(raw).dtype;
@@ -80,7 +80,7 @@ pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr]) -> R
 
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
-    let v = the_product(of, |v| matches!(g.op(v), Op::Attention { .. }))?;
+    let v = the_matmul(of, |v| matches!(g.op(v), Op::Attention { .. }))?;
     let z = sizes(of, v);
     if z.t == 0 || z.d == 0 {
         return Err(of.unsupported("attention over nothing"));

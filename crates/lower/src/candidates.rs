@@ -1,4 +1,4 @@
-//! What could be chosen for a kernel's matrix product: the space that tuning searches.
+//! What could be chosen for a kernel's matmul: the space that tuning searches.
 use crate::resolve::Body;
 use crate::warpgroup::GROUP;
 use crate::{gemm, lower_at, template, under};
@@ -6,17 +6,17 @@ use kiln_machine::Machine;
 use kiln_plan::{Family, Hardware, Kernel, KernelKind, Reason, Schedule, Template};
 
 /// Raised whenever a template's programs change so that measurements of the old ones say nothing of the new.
-pub const TEMPLATES: u32 = 4;
+pub const TEMPLATES: u32 = 5;
 
 /// A template that takes a kernel.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Candidate {
     pub template: Template,
-    /// Microseconds that a coarse model predicts for the product and the sum of its parts.
+    /// Microseconds that a coarse model predicts for the matmul and the sum of its parts.
     pub us: f64,
 }
 
-/// Templates of a kernel's product on a GPU: first the one that lowering chooses unasked, then all others that may take it, the
+/// Templates of a kernel's matmul on a GPU: first the one that lowering chooses unasked, then all others that may take it, the
 /// fastest in the model first. Empty where there is nothing to choose.
 pub fn candidates(kernel: &Kernel, machine: &Machine) -> Vec<Candidate> {
     let machine = &under(machine, kernel);
@@ -38,7 +38,7 @@ pub fn candidates(kernel: &Kernel, machine: &Machine) -> Vec<Candidate> {
 fn body<'a>(kernel: &'a Kernel, machine: &'a Hardware<'a>) -> Body<'a> {
     let (name, graph) = (kernel.name.as_str(), &kernel.body);
     let (precision, rounding) = (kernel.precision, kernel.rounding);
-    Body { name, graph, product: None, twin: None, machine, precision, rounding, template: None }
+    Body { name, graph, matmul: None, dual: None, machine, precision, rounding, template: None }
 }
 
 /// Whether an open choice falls on the GPU's library.
@@ -48,7 +48,7 @@ pub fn prefers_library(kernel: &Kernel, machine: &Hardware) -> bool {
     open && gemm::prefers_library(&body(kernel, machine), machine)
 }
 
-/// All that lowering chooses for a kernel's product unasked.
+/// All that lowering chooses for a kernel's matmul unasked.
 fn chosen(kernel: &Kernel, of: &Body) -> Option<Template> {
     let by = |template| {
         let mut kernel = kernel.clone();
@@ -61,7 +61,7 @@ fn chosen(kernel: &Kernel, of: &Body) -> Option<Template> {
         return Some(seen);
     }
     let parts = gemm::parts(of, of.machine).ok();
-    let template = Template { schedule: Schedule { parts, group: Some(GROUP), ..seen.schedule }, ..seen };
+    let template = Template { schedule: Schedule { split_k: parts, group: Some(GROUP), ..seen.schedule }, ..seen };
     by(Some(template)).map(|_| template)
 }
 

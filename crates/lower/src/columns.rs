@@ -4,11 +4,11 @@
 //! - others that fit are held by a block or a cluster, or summed at once;
 //! - sums of long ones are walked in chunks, by so many instances as keep the machine busy.
 use crate::expr::CoordId;
+use crate::persistent::{self, Tiles};
 use crate::rows::{Limits, RowPlan, parts, wanted};
-use crate::shift::VECTOR;
 use crate::space::{Coord, Space};
-use crate::stay::{self, Tiles};
 use crate::tile::Cut;
+use crate::unaligned::VECTOR;
 use kiln_plan::Hardware;
 use kiln_plan::scan::{self, COLUMN_CHUNKS};
 
@@ -29,7 +29,7 @@ pub fn sharing(machine: &Hardware) -> usize {
 const LARGE: usize = 32 << 20;
 const SUMMED_AT_ONCE: usize = 64 << 10;
 
-/// Loads that a thread has under way, of as many threads as keep memory busy so ([`kiln_machine::Rows::loading`]); half as many have
+/// Loads that a thread has in flight, of as many threads as keep memory busy so ([`kiln_machine::Rows::loading`]); half as many have
 /// twice as many.
 const LOADS: usize = 8;
 
@@ -64,7 +64,17 @@ pub fn across<'m>(
         || limits.alone(n, extent, others, wanted(machine)).or_else(|| limits.summed_alone(n, extent, others, machine));
     if gpu && let Some((block, wide, warps)) = own() {
         let (kept, row) = (cuts(wide), Cut { id: row, extent: n, block, axis: 0 });
-        return RowPlan { kept, row, rank: 2, parts: 1, warps, machine, shift: None, packed: false, stay: None };
+        return RowPlan {
+            kept,
+            row,
+            rank: 2,
+            parts: 1,
+            warps,
+            machine,
+            unaligned: None,
+            multi_row: false,
+            persistent: None,
+        };
     }
     // Pieces of whole lines where such a tile can be held and their words are as wide as a bank, else of half a line.
     let line = if limits.again && limits.bytes >= 4 && high * 128 / limits.bytes <= limits.tile { 128 } else { 64 };
@@ -111,22 +121,22 @@ pub fn across<'m>(
     let row = Cut { id: row, extent: n, block: high, axis: 0 };
     let full = held && high == n && extent.is_multiple_of(wide);
     let tiles = Tiles { count: instances, elements: high * wide, there: high * wide, period: 1 };
-    let stay = if full { stay::of(machine, tiles, limits.reads) } else { None };
+    let persistent = if full { persistent::of(machine, tiles, limits.reads) } else { None };
     RowPlan {
         kept: cuts(wide),
         row,
         rank: 2,
         parts: split,
-        warps: match stay {
-            Some(stay) => stay.warps,
+        warps: match persistent {
+            Some(persistent) => persistent.warps,
             None if sums && (!held || high * wide > tile) => (high * wide / (64 * limits.thread)).clamp(1, 8),
             None if gpu => limits.warps(high * wide, high * wide, true),
             None => 4,
         },
         machine,
-        shift: None,
-        packed: false,
-        stay: stay.map(|s| s.clusters),
+        unaligned: None,
+        multi_row: false,
+        persistent: persistent.map(|s| s.clusters),
     }
 }
 
@@ -172,7 +182,7 @@ impl Limits {
     }
 }
 
-/// How many instances of a GPU share strips of columns that are summed; strips that are partly empty have fewer bytes under way.
+/// How many instances of a GPU share strips of columns that are summed; strips that are partly empty have fewer bytes in flight.
 fn strips(
     instances: usize,
     n: usize,

@@ -2,7 +2,7 @@
 use crate::LowerError;
 use crate::dag::{Guard, NodeId};
 use crate::expr::{Expr, delinear, linear};
-use crate::resolve::{Here, Product, Resolved, Resolver, kept};
+use crate::resolve::{Here, Matmul, Resolved, Resolver, kept};
 use kiln_graph::{BinaryOp, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 
 impl Resolver<'_> {
@@ -71,9 +71,9 @@ impl Resolver<'_> {
         }
     }
 
-    /// Whether the row is a product's, in the registers of those that made it.
+    /// Whether the row is a matmul's, in the registers of those that made it.
     fn in_epilogue(&self) -> bool {
-        matches!(self.product, Some((_, Product::Node)))
+        matches!(self.matmul, Some((_, Matmul::Node)))
     }
     fn row_of(&self, len: usize) -> Result<Expr, LowerError> {
         Ok(self.row_index_or_one(&[len])?.swap_remove(0))
@@ -120,7 +120,7 @@ impl Resolver<'_> {
         if self.machine.arch.is_gpu() && !self.in_epilogue() {
             return Ok(self.dag.binary(BinaryOp::Div, mine, sum));
         }
-        // One division a row: a vector of them takes as long as an exponential, and nothing hides that of a product's tile. The
+        // One division a row: a vector of them takes as long as an exponential, and nothing hides that of a matmul's tile. The
         // sum is at least 1.
         let one = self.dag.number(self.dag.node(sum).dtype, 1.0);
         let scale = self.dag.binary(BinaryOp::Div, one, sum);

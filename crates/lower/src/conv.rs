@@ -1,15 +1,15 @@
-//! Convolutions as products of the weight with patches of the input. Patches are read where they are wanted: on the host
-//! through windows of the input, padded in scratch if need be, on GPUs by windows of a padded copy ([`windows`]) or with guards.
-//! Transposed ones are products of every point with the whole window, summed where windows meet. Depthwise ones are direct.
-mod windows;
+//! Convolutions as matmuls of the weight with patches of the input. Patches are read where they are wanted: on the host
+//! through windows of the input, padded in scratch if need be, on GPUs by windows of a padded copy ([`implicit_gemm`]) or with guards.
+//! Transposed ones are matmuls of every point with the whole window, summed where windows meet. Depthwise ones are direct.
+mod implicit_gemm;
 
 use crate::dag::NodeOp;
 use crate::expr::{Expr, delinear, linear};
-use crate::host::{Host, the_product};
+use crate::host::{Host, the_matmul};
 use crate::resolve::{Body, Inside, Resolved, Resolver, inside};
 use crate::rows::Emitted;
 use crate::window::UNROLL;
-use crate::{LowerError, gemm, product, reduction};
+use crate::{LowerError, gemm, matmul, reduction};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, Scalar, ValueId, decompose::transposed_conv};
 use kiln_plan::Hardware;
@@ -120,9 +120,9 @@ pub fn or_zero(r: &mut Resolver, v: ValueId, ix: &[Expr], bounds: Vec<(Expr, i64
 
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
-    let v = the_product(of, |v| matches!(g.op(v), Op::Conv { .. }))?;
+    let v = the_matmul(of, |v| matches!(g.op(v), Op::Conv { .. }))?;
     let c = Conv::new(g, v).ok_or_else(|| of.unsupported("not a convolution"))?;
-    // Depthwise and nearly so: no product worth the name.
+    // Depthwise and nearly so: no matmul worth the name.
     if c.k == 0 || (c.cout <= 2 && c.k <= UNROLL) {
         return reduction::lower(of, machine, 0);
     }
@@ -135,13 +135,13 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     }
 }
 
-/// By windows of a padded copy where that pays, else by patches that are read where the product wants them.
+/// By windows of a padded copy where that pays, else by patches that are read where the matmul wants them.
 fn gpu(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, LowerError> {
     let images = c.x_shape[0];
     if c.is_pointwise() && c.points >= POINTS {
         return by_image(of, v, c, machine);
     }
-    let product = product::Product {
+    let matmul = matmul::Matmul {
         v,
         batch: vec![c.groups],
         m: c.cout,
@@ -149,14 +149,14 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, L
         k: c.k,
         whole: None,
         run: None,
-        twin: None,
+        dual: None,
         machine,
-        precision: product::precision(of, v),
+        precision: matmul::precision(of, v),
         nearest: true,
         low: None,
         terms: Terms::Products,
         row: None,
-        after: product::after(of, v),
+        after: matmul::after(of, v),
         a: &|r, at| r.at(c.w, &c.weight_index(at), &[]),
         b: &|r, at| {
             let (image, point) = (at[2].clone().div(c.points as i64), at[2].clone().rem(c.points as i64));
@@ -168,18 +168,18 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, L
             vec![group, channel, ix[0].clone().scale(c.points as i64).plus(&point)]
         },
     };
-    match windows::lower(of, c, &product, machine)? {
+    match implicit_gemm::lower(of, c, &matmul, machine)? {
         Some(by_windows) => Ok(by_windows),
-        None => product::lower(of, &product, machine),
+        None => matmul::lower(of, &matmul, machine),
     }
 }
 
 /// Points of an image that fill a tile by themselves.
 const POINTS: usize = 192;
 
-/// A window of one point: images are a batch of products of matrices as they lie in memory.
+/// A window of one point: images are a batch of matmuls of matrices as they lie in memory.
 fn by_image(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, LowerError> {
-    let product = product::Product {
+    let matmul = matmul::Matmul {
         v,
         batch: vec![c.x_shape[0], c.groups],
         m: c.cout,
@@ -187,14 +187,14 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitt
         k: c.k,
         whole: None,
         run: None,
-        twin: None,
+        dual: None,
         machine,
-        precision: product::precision(of, v),
+        precision: matmul::precision(of, v),
         nearest: true,
         low: None,
         terms: Terms::Products,
         row: None,
-        after: product::after(of, v),
+        after: matmul::after(of, v),
         a: &|r, at| r.at(c.w, &c.weight_index(&at[1..]), &[]),
         b: &|r, at| c.patch(r, at),
         place: &|ix| {
@@ -202,13 +202,13 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitt
             vec![ix[0].clone(), group, channel, linear(&ix[2..], &c.out[2..])]
         },
     };
-    product::lower(of, &product, machine)
+    matmul::lower(of, &matmul, machine)
 }
 
-/// Images of fewer points than this are taken together, so that the product is wide.
+/// Images of fewer points than this are taken together, so that the matmul is wide.
 const FEW: usize = 256;
 
-/// The product reads patches through windows of the input, which is copied only to get its padding.
+/// The matmul reads patches through windows of the input, which is copied only to get its padding.
 fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
     let (n, dims) = (c.x_shape[0], c.stride.len());
     let mut h = Host::new(*of);
@@ -247,7 +247,7 @@ fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
     h.finish(v, place)
 }
 
-/// A transposed convolution as a product and sums of what it gives: to all else it is an epilogue of that product.
+/// A transposed convolution as a product and sums of what it gives: to all else it is an epilogue of that matmul.
 fn by_columns(of: &Body, v: ValueId, machine: &Hardware) -> Result<Emitted, LowerError> {
     let graph = of.graph.rebuild(|new, u, args| match u == v {
         true => transposed_conv(new, of.graph.op(v), args).map(Some),
@@ -255,7 +255,7 @@ fn by_columns(of: &Body, v: ValueId, machine: &Hardware) -> Result<Emitted, Lowe
     });
     let graph = graph.map_err(|e| LowerError::Invariant {
         kernel: of.name.to_string(),
-        what: format!("a transposed convolution cannot be written as a product: {e}"),
+        what: format!("a transposed convolution cannot be written as a matmul: {e}"),
     })?;
     gemm::lower(&Body { graph: &graph, ..*of }, machine)
 }

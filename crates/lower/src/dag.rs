@@ -60,7 +60,7 @@ pub enum NodeOp {
         op: ScanOp,
         body: NodeId,
     },
-    /// The matrix product (or attention) a kernel is built around, at an element.
+    /// The matmul (or attention) a kernel is built around, at an element.
     Anchor {
         at: Vec<Expr>,
     },

@@ -5,7 +5,7 @@
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
-use crate::packed::Run;
+use crate::multi_row::Run;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, Value};
 use kiln_graph::{DType, ReduceOp, Scalar, ScanOp, ValueId};
 use kiln_plan::exec::Slot;
@@ -207,7 +207,7 @@ impl<'a> Emitter<'a> {
                 let sums = self.scan_lanes(b, *op, v);
                 b.cast(sums, held)
             }
-            NodeOp::Anchor { .. } => b.broken("a product is read where its schedule has not stated it"),
+            NodeOp::Anchor { .. } => b.broken("a matmul is read where its schedule has not stated it"),
         }
     }
 
@@ -258,7 +258,7 @@ impl<'a> Emitter<'a> {
         b.scan(op, v, row.axis)
     }
 
-    /// The node's value in its own dtype, zero outside the lanes of `coords`: an operand of a product.
+    /// The node's value in its own dtype, zero outside the lanes of `coords`: an operand of a matmul.
     pub fn operand_tile(&mut self, b: &mut Builder, node: NodeId, dtype: DType, shape: &[usize]) -> Value {
         let dag = self.dag;
         if let NodeOp::Load { slot, at, guards } = &dag.node(node).op

@@ -6,10 +6,10 @@ use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
 use crate::math;
+use crate::matmul::zero_outside;
 use crate::placed::{self, the_sums};
-use crate::product::zero_outside;
 use crate::reduction;
-use crate::resolve::{Body, Product as Place, Resolver};
+use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
@@ -55,8 +55,8 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emi
     let rows = count / z.e.max(1);
     let scratch: Vec<Type> = [count, rows, rows].map(|n| Type::new(DType::F32, [tiles.parts * n])).to_vec();
     let name = format!("{}_join", of.name);
-    let product = Some((v, Place::KeyParts { first: 0, count: tiles.parts }));
-    let rest = reduction::lower(&Body { name: &name, product, ..*of }, machine, scratch.len() as u32)?;
+    let matmul = Some((v, Place::KeyParts { first: 0, count: tiles.parts }));
+    let rest = reduction::lower(&Body { name: &name, matmul, ..*of }, machine, scratch.len() as u32)?;
     Ok(Emitted { scratch, steps: vec![step] }.then(rest))
 }
 
@@ -85,7 +85,7 @@ fn results(of: &Body, v: ValueId, z: &Sizes, parts: usize, r: &mut Resolver) -> 
         all.extend([h.clone().div(k), h.rem(k), ix[nb + 1].clone(), ix[nb + 2].clone()]);
         all
     };
-    let body = Body { product: Some((v, Place::Node)), ..*of };
+    let body = Body { matmul: Some((v, Place::Node)), ..*of };
     let placed = placed::outputs(&body, &dims, &place, None).ok_or_else(|| of.unsupported(NOT_PLACED))?;
     placed.iter().map(|o| o.store(r, &at)).collect()
 }
@@ -103,7 +103,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
     let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
     let dims = [&z.batch[..], &[z.heads, z.group, z.s, z.e]].concat();
     let at: Vec<Expr> = dims.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
-    let mut r = Body { product: Some((v, Place::Node)), ..*of }.resolver();
+    let mut r = Body { matmul: Some((v, Place::Node)), ..*of }.resolver();
     let stores = results(of, v, z, tiles.parts, &mut r)?;
     let mut scene = Scene { dag: r.dag.clone(), stores };
     let sums = if tiles.parts > 1 {
@@ -199,7 +199,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
     f.finish()
 }
 
-/// An operand of a product over `along`, zero behind its end: also where it is one element repeated, which need not be finite.
+/// An operand of a matmul over `along`, zero behind its end: also where it is one element repeated, which need not be finite.
 fn operand(f: &mut Frame, node: NodeId, dtype: DType, shape: [usize; 2], along: CoordId) -> Value {
     let v = f.em.operand_tile(&mut f.b, node, dtype, &shape);
     let masked = matches!(&f.em.dag.node(node).op, NodeOp::Load { at, .. } if at.uses(along));
@@ -227,7 +227,7 @@ fn bounds(f: &mut Frame, z: &Sizes, tiles: &Tiles, queries: Option<CoordId>) -> 
     [lo, hi, step]
 }
 
-/// Products of a block: of matrices, scores `[queries, keys]`; or where there is one query, sums over rows of keys and of values,
+/// Matmuls of a block: of matrices, scores `[queries, keys]`; or where there is one query, sums over rows of keys and of values,
 /// as they lie in memory, scores `[keys, 1]`.
 struct Way {
     one: bool,
@@ -273,8 +273,8 @@ impl Way {
 /// The sum of products along an axis, which stays with size 1.
 fn row_sums(f: &mut Frame, a: Value, b: Value, axis: usize) -> Value {
     let [a, b] = [a, b].map(|x| f.b.cast(x, Elem::F32));
-    let products = f.b.binary(B::Mul, a, b);
-    let sum = f.b.reduce(R::Sum, products, axis);
+    let matmuls = f.b.binary(B::Mul, a, b);
+    let sum = f.b.reduce(R::Sum, matmuls, axis);
     f.b.expand_dims(sum, axis)
 }
 

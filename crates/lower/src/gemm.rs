@@ -1,17 +1,17 @@
-//! Matrix products with views before and pointwise work (or a reduction of rows) after.
+//! Matmuls with views before and pointwise work (or a reduction of rows) after.
 use crate::expr::{Expr, delinear, linear};
-use crate::host::{Host, the_product};
+use crate::host::{Host, the_matmul};
 use crate::placed;
 use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
 use crate::warpgroup::FEW;
-use crate::{LowerError, if_taken, library, product, reduction, resolve};
+use crate::{LowerError, if_taken, library, matmul, reduction, resolve};
 use kiln_block::Terms;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{Family, Template, exec::Matrix};
 
-/// A product as batches of `m × k` by `k × n`.
+/// A matmul as batches of `m × k` by `k × n`.
 pub struct Dims {
     pub batch: Vec<usize>,
     pub m: usize,
@@ -56,7 +56,7 @@ pub fn operand_index(g: &Graph, v: ValueId, which: usize, at: &[Expr]) -> Vec<Ex
     }
 }
 
-/// Where an element of the value is in the product: (batch…, m, n).
+/// Where an element of the value is in the matmul: (batch…, m, n).
 pub fn place(g: &Graph, v: ValueId, ix: &[Expr]) -> Vec<Expr> {
     match (g.op(v), ix.split_last()) {
         (Op::Linear, Some((column, lead))) => vec![linear(lead, &g.shape(v)[..lead.len()]), column.clone()],
@@ -66,7 +66,7 @@ pub fn place(g: &Graph, v: ValueId, ix: &[Expr]) -> Vec<Expr> {
 
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
-    let Found { v, twin, d } = find(of, machine)?;
+    let Found { v, dual, d } = find(of, machine)?;
     if !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
         return reduction::lower(of, machine, 0);
     }
@@ -75,33 +75,33 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     match (machine.arch.is_gpu(), of.template.map(|t| t.family)) {
         (_, Some(Family::Rows)) => reduction::lower(of, machine, 0),
         (false, _) => by_library(of, v, &d),
-        (true, Some(Family::Library)) => match twin {
-            Some(Beside::Other(_)) => Err(of.unsupported("the library takes one product")),
-            _ => library::lower(of, v, &whole(&d, twin)),
+        (true, Some(Family::Library)) => match dual {
+            Some(Second::Other(_)) => Err(of.unsupported("the library takes one matmul")),
+            _ => library::lower(of, v, &whole(&d, dual)),
         },
         (true, None) if few => reduction::lower(of, machine, 0),
-        (true, _) => match on_gpu(of, v, twin, &d, |p| product::lower(of, p, machine)) {
-            Err(LowerError::Unsupported { .. }) if matches!(twin, Some(Beside::Half(_))) => {
-                on_gpu(of, v, None, &whole(&d, twin), |p| product::lower(of, p, machine))
+        (true, _) => match on_gpu(of, v, dual, &d, |p| matmul::lower(of, p, machine)) {
+            Err(LowerError::Unsupported { .. }) if matches!(dual, Some(Second::Half(_))) => {
+                on_gpu(of, v, None, &whole(&d, dual), |p| matmul::lower(of, p, machine))
             }
             lowered => lowered,
         },
     }
 }
 
-/// Templates that take the kernel's product on a GPU, with the microseconds they are predicted to take.
+/// Templates that take the kernel's matmul on a GPU, with the microseconds they are predicted to take.
 pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Template, f64)>, LowerError> {
     let g = of.graph;
-    let Found { v, twin, d } = find(of, machine)?;
+    let Found { v, dual, d } = find(of, machine)?;
     if !machine.arch.is_gpu() || !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
         return Ok(vec![]);
     }
-    let mut all = on_gpu(of, v, twin, &d, |p| product::candidates(of, p, machine))?;
+    let mut all = on_gpu(of, v, dual, &d, |p| matmul::candidates(of, p, machine))?;
     let Some(best) = best(&all) else { return Ok(all) };
     let share = share(of, machine)?;
     let of_library = Body { template: Some(Family::Library.into()), ..*of };
     if let Some(steps) = if_taken(lower(&of_library, machine))? {
-        all.push((Family::Library.into(), library::us(&of_library, &whole(&d, twin), &steps, best * share)));
+        all.push((Family::Library.into(), library::us(&of_library, &whole(&d, dual), &steps, best * share)));
     }
     Ok(all)
 }
@@ -124,75 +124,75 @@ fn best(all: &[(Template, f64)]) -> Option<f64> {
 
 /// The library's share of the time of Kiln's own templates.
 fn share(of: &Body, machine: &Hardware) -> Result<f64, LowerError> {
-    let Found { v, twin, d } = find(of, machine)?;
-    let copied = || on_gpu(of, v, twin, &d, |p| product::copies(of, p, machine)).unwrap_or(false);
-    Ok(library::share(of, v, &whole(&d, twin), copied))
+    let Found { v, dual, d } = find(of, machine)?;
+    let copied = || on_gpu(of, v, dual, &d, |p| matmul::copies_operands(of, p, machine)).unwrap_or(false);
+    Ok(library::share(of, v, &whole(&d, dual), copied))
 }
 
-/// Sizes of the whole product, of which halves may stand beside each other.
-fn whole(d: &Dims, twin: Option<Beside>) -> Dims {
-    let halves = if matches!(twin, Some(Beside::Half(_))) { 2 } else { 1 };
+/// Sizes of the whole matmul, of which halves may stand beside each other.
+fn whole(d: &Dims, dual: Option<Second>) -> Dims {
+    let halves = if matches!(dual, Some(Second::Half(_))) { 2 } else { 1 };
     Dims { batch: d.batch.clone(), n: halves * d.n, ..*d }
 }
 
-/// Parts of K that lowering cuts the kernel's product into unasked.
+/// Parts of K that lowering cuts the kernel's matmul into unasked.
 pub fn parts(of: &Body, machine: &Hardware) -> Result<usize, LowerError> {
-    let Found { v, twin, d } = find(of, machine)?;
-    on_gpu(of, v, twin, &d, |p| product::chosen_parts(of, p, machine))
+    let Found { v, dual, d } = find(of, machine)?;
+    on_gpu(of, v, dual, &d, |p| matmul::chosen_parts(of, p, machine))
 }
 
-/// What stands beside a product in a kernel: another of the same left operand, or its own other half.
+/// What stands beside a matmul in a kernel: another of the same left operand, or its own other half.
 #[derive(Clone, Copy)]
-enum Beside {
+enum Second {
     Other(ValueId),
     /// The last so many columns, which are read together with as many before them.
     Half(usize),
 }
 
-/// The product of a body, and what stands beside it on a GPU; of halves, the sizes are those of one.
+/// The matmul of a body, and what stands beside it on a GPU; of halves, the sizes are those of one.
 struct Found {
     v: ValueId,
-    twin: Option<Beside>,
+    dual: Option<Second>,
     d: Dims,
 }
 
 fn find(of: &Body, machine: &Hardware) -> Result<Found, LowerError> {
     let g = of.graph;
     let is = |v: ValueId| matches!(g.op(v), Op::Dot | Op::Linear);
-    let sizes = |v| dims(g, v).ok_or_else(|| of.unsupported("not a matrix product"));
+    let sizes = |v| dims(g, v).ok_or_else(|| of.unsupported("not a matmul"));
     if let (true, [v, other]) = (machine.arch.is_gpu(), &g.values().filter(|v| is(*v)).collect::<Vec<_>>()[..])
         && g.op(*v) == g.op(*other)
         && g.ty(*v) == g.ty(*other)
         && g.args(*v).first() == g.args(*other).first()
     {
-        return Ok(Found { v: *v, twin: Some(Beside::Other(*other)), d: sizes(*v)? });
+        return Ok(Found { v: *v, dual: Some(Second::Other(*other)), d: sizes(*v)? });
     }
-    let v = the_product(of, is)?;
+    let v = the_matmul(of, is)?;
     let mut d = sizes(v)?;
     let half = d.n / 2;
     let halves = machine.arch.is_gpu() && d.n == 2 * half && placed::reads_halves(of, v, half);
     d.n = if halves { half } else { d.n };
-    Ok(Found { v, twin: halves.then_some(Beside::Half(half)), d })
+    Ok(Found { v, dual: halves.then_some(Second::Half(half)), d })
 }
 
-fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl FnOnce(&product::Product) -> T) -> T {
+fn on_gpu<T>(of: &Body, v: ValueId, dual: Option<Second>, d: &Dims, then: impl FnOnce(&matmul::Matmul) -> T) -> T {
     let g = of.graph;
     let args = g.args(v);
     let other = |r: &mut Resolver, at: &[Expr]| {
-        let (mut at, of) = (at.to_vec(), if let Some(Beside::Other(v)) = twin { v } else { v });
-        if let (Some(Beside::Half(n)), Some(column)) = (twin, at.last_mut()) {
+        let (mut at, of) = (at.to_vec(), if let Some(Second::Other(v)) = dual { v } else { v });
+        if let (Some(Second::Half(n)), Some(column)) = (dual, at.last_mut()) {
             *column = column.clone().shift(n as i64);
         }
         r.at(g.args(of)[1], &operand_index(g, of, 1, &at), &[])
     };
-    let own = |t| if let Beside::Other(v) = t { Some(v) } else { None };
+    let own = |t| if let Second::Other(v) = t { Some(v) } else { None };
     let left = |r: &mut Resolver, at: &[Expr]| r.at(args[0], &operand_index(g, v, 0, at), &[]);
     let right = |r: &mut Resolver, at: &[Expr]| r.at(args[1], &operand_index(g, v, 1, at), &[]);
     let place = |ix: &[Expr]| place(g, v, ix);
-    let (precision, after) = (product::precision(of, v), product::after(of, v));
-    let row = if twin.is_none() { reduced(of, v) } else { None };
-    if twin.is_none() && is_swapped(of, v, d) {
-        let product = product::Product {
+    let (precision, after) = (matmul::precision(of, v), matmul::after(of, v));
+    let row = if dual.is_none() { reduced(of, v) } else { None };
+    if dual.is_none() && is_swapped(of, v, d) {
+        let matmul = matmul::Matmul {
             v,
             batch: d.batch.clone(),
             m: d.n,
@@ -200,7 +200,7 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
             k: d.k,
             whole: None,
             run: None,
-            twin: None,
+            dual: None,
             machine: of.machine,
             precision,
             nearest: false,
@@ -208,13 +208,13 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
             terms: Terms::Products,
             row,
             after,
-            a: &|r, at| right(r, &product::swapped(at.to_vec())),
-            b: &|r, at| left(r, &product::swapped(at.to_vec())),
-            place: &|ix| product::swapped(place(ix)),
+            a: &|r, at| right(r, &matmul::swapped(at.to_vec())),
+            b: &|r, at| left(r, &matmul::swapped(at.to_vec())),
+            place: &|ix| matmul::swapped(place(ix)),
         };
-        return then(&product);
+        return then(&matmul);
     }
-    let product = product::Product {
+    let matmul = matmul::Matmul {
         v,
         batch: d.batch.clone(),
         m: d.m,
@@ -229,21 +229,21 @@ fn on_gpu<T>(of: &Body, v: ValueId, twin: Option<Beside>, d: &Dims, then: impl F
         terms: Terms::Products,
         row,
         after,
-        twin: twin.map(|t| product::Twin { b: &other, v: own(t) }),
+        dual: dual.map(|t| matmul::Dual { b: &other, v: own(t) }),
         a: &left,
         b: &right,
         place: &place,
     };
-    then(&product)
+    then(&matmul)
 }
 
-/// Elements of the rows that what comes after the product reduces.
+/// Elements of the rows that what comes after the matmul reduces.
 fn reduced(of: &Body, v: ValueId) -> Option<usize> {
-    let rest = Body { product: Some((v, resolve::Product::Node)), ..*of };
+    let rest = Body { matmul: Some((v, resolve::Matmul::Node)), ..*of };
     reduction::row_len(&rest).ok().flatten()
 }
 
-/// Few rows are the columns of the product with its operands swapped: tiles may be as narrow as they are, where rows of a tile come
+/// Few rows are the columns of the matmul with its operands swapped: tiles may be as narrow as they are, where rows of a tile come
 /// in 64, and most would be copied from outside of the operand.
 fn is_swapped(of: &Body, v: ValueId, d: &Dims) -> bool {
     let g = of.graph;
@@ -258,7 +258,7 @@ fn is_swapped(of: &Body, v: ValueId, d: &Dims) -> bool {
         && g.args(v).iter().take(2).all(whole)
 }
 
-/// The product by the target's library, and programs that prepare operands and finish the result.
+/// The matmul by the target's library, and programs that prepare operands and finish the result.
 pub fn by_library(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     let (mut h, [a, b]) = for_library(of, v, d)?;
     let place = h.destination(v)?;

@@ -1,9 +1,9 @@
-//! Products by a library, on the host first of all: calls on strided operands, with block steps that prepare operands and
+//! Matmuls by a library, on the host first of all: calls on strided operands, with block steps that prepare operands and
 //! finish results.
 use crate::conv::or_zero;
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Expr, linear};
-use crate::resolve::{Body, Product, Resolved, Resolver};
+use crate::resolve::{Body, Matmul, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::space::Space;
 use crate::{LowerError, if_taken, pointwise, reduction};
@@ -72,8 +72,8 @@ impl<'a> Host<'a> {
     where
         F: Fn(&[Expr]) -> (Vec<Expr>, Vec<(Expr, i64, i64)>),
     {
-        // There are no products of f8 on the host: operands are widened.
-        let dtype = self.of.graph.dtype(v).product();
+        // There are no matmuls of f8 on the host: operands are widened.
+        let dtype = self.of.graph.dtype(v).matmul();
         let read = |r: &mut Resolver, axes: &[Expr]| {
             let (ix, bounds) = index(axes);
             or_zero(r, v, &ix, bounds)
@@ -102,7 +102,7 @@ impl<'a> Host<'a> {
         let n = read(&mut r, &space.axes)?;
         let node = r.dag.node(n);
         let NodeOp::Load { slot, at, guards } = &node.op else { return Ok(None) };
-        if !guards.is_empty() || node.dtype != self.of.graph.dtype(v).product() {
+        if !guards.is_empty() || node.dtype != self.of.graph.dtype(v).matmul() {
             return Ok(None);
         }
         Ok(Operand::at(*slot, at, &space.axes))
@@ -128,17 +128,17 @@ impl<'a> Host<'a> {
         self.out.steps.push(Work::Gemm(call));
     }
 
-    /// Where the product goes: the output if it is that and nothing more, else scratch in the type it accumulates in.
+    /// Where the matmul goes: the output if it is that and nothing more, else scratch in the type it accumulates in.
     pub fn destination(&mut self, v: ValueId) -> Result<(Slot, DType), LowerError> {
         let g = self.of.graph;
         let (shape, dtype) = (g.shape(v).to_vec(), g.dtype(v));
         if let [only] = g.outputs[..]
             && g.ty(only).count() == g.ty(v).count()
         {
-            let of = Body { product: Some((v, Product::Node)), ..self.of };
+            let of = Body { matmul: Some((v, Matmul::Node)), ..self.of };
             let space = Space::new(g.shape(only), &vec![false; g.shape(only).len()]);
             let mut r = of.resolver();
-            // An epilogue with reductions does not resolve without a row: it is more than the product.
+            // An epilogue with reductions does not resolve without a row: it is more than the matmul.
             if let Some(n) = if_taken(r.at(only, &space.axes, &[]))?
                 && let NodeOp::Anchor { at } = &r.dag.node(n).op
                 && linear(at, &shape) == linear(&space.axes, g.shape(only))
@@ -150,13 +150,13 @@ impl<'a> Host<'a> {
         let acc = dtype.compute();
         Ok((self.scratch(acc, &[g.ty(v).count()]), acc))
     }
-    /// The rest of the body after its product is in memory.
+    /// The rest of the body after its matmul is in memory.
     pub fn finish(mut self, v: ValueId, place: (Slot, DType)) -> Result<Emitted, LowerError> {
         if place.0 == Slot::Output(0) {
             return Ok(self.out);
         }
         let name = format!("{}_epilogue", self.of.name);
-        let of = Body { product: Some((v, Product::At(place.0, place.1))), name: &name, ..self.of };
+        let of = Body { matmul: Some((v, Matmul::At(place.0, place.1))), name: &name, ..self.of };
         let rest = reduction::lower(&of, of.machine, self.out.scratch.len() as u32)?;
         self.out.scratch.extend(rest.scratch);
         self.out.steps.extend(rest.steps);
@@ -164,12 +164,12 @@ impl<'a> Host<'a> {
     }
 }
 
-/// The one value of a body that `is` a product.
-pub fn the_product(of: &Body, is: impl Fn(ValueId) -> bool) -> Result<ValueId, LowerError> {
+/// The one value of a body that `is` a matmul.
+pub fn the_matmul(of: &Body, is: impl Fn(ValueId) -> bool) -> Result<ValueId, LowerError> {
     let mut found = of.graph.values().filter(|&v| is(v));
     match (found.next(), found.next()) {
         (Some(v), None) => Ok(v),
-        (None, _) => Err(of.unsupported("no product in the body")),
-        _ => Err(of.unsupported("two products in the body")),
+        (None, _) => Err(of.unsupported("no matmul in the body")),
+        _ => Err(of.unsupported("two matmuls in the body")),
     }
 }

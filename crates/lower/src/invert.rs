@@ -1,4 +1,4 @@
-//! Index expressions solved for their coordinates: which output element a position of a product (or a scan) goes to.
+//! Index expressions solved for their coordinates: which output element a position of a matmul (or a scan) goes to.
 use crate::dag::Guard;
 use crate::expr::{Atom, CoordId, Expr, delinear};
 

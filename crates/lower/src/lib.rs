@@ -1,48 +1,48 @@
 //! Plan kernels to block programs, by family.
 //!
-//! Takes: a kernel of a plan. Gives: steps of block programs, and products by libraries.
+//! Takes: a kernel of a plan. Gives: steps of block programs, and matmuls by libraries.
 //! Never: which kernels exist (the plan's), registers or threads (code generation's).
 //!
 //! A body becomes a *scalar program* first ([`resolve`]): what one element of each output is, with every view folded into
 //! index expressions ([`expr`]). Its iteration space is split and merged until accesses are plain ([`space`]), a schedule
 //! cuts it into tiles ([`tile`], [`pointwise`], …), and [`emit`] writes the block instructions.
-mod ahead;
 mod attention;
 mod candidates;
 mod columns;
 mod composite;
 mod conv;
-mod copies;
 mod dag;
 mod emit;
 mod expr;
 mod flash;
-mod fold;
 mod gemm;
 mod host;
 mod invert;
 mod library;
 mod math;
+mod matmul;
+mod multi_row;
 mod overlap;
-mod packed;
-mod pairs;
+mod pairwise;
+mod persistent;
 mod placed;
 mod pointwise;
-mod product;
+mod prefetch;
 mod reduction;
+mod replicate;
 mod resolve;
-mod rest;
 mod row;
+mod row_loop;
 mod rows;
 mod scan;
 mod scatter;
-mod shift;
 mod space;
-mod stay;
+mod tail;
 pub mod template;
 mod tile;
-mod walk;
+mod unaligned;
 mod warpgroup;
+mod wide_rows;
 mod window;
 
 pub use candidates::{Candidate, TEMPLATES, candidates, neighbours};
@@ -90,7 +90,7 @@ pub fn lower(kernel: &Kernel, arch: Arch) -> Result<Steps<kiln_block::Kernel>, L
     lower_at(kernel, arch.machine())
 }
 
-/// The steps of one kernel: on the host loops over blocks that fit the first-level cache, and products by a library; on a GPU blocks
+/// The steps of one kernel: on the host loops over blocks that fit the first-level cache, and matmuls by a library; on a GPU blocks
 /// spread over threads, whose sizes follow from the machine. Those of a GPU's library come with others that do without it.
 pub fn lower_at(kernel: &Kernel, machine: &Machine) -> Result<Steps<kiln_block::Kernel>, LowerError> {
     let machine = &under(machine, kernel);
@@ -131,8 +131,8 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
     let of = Body {
         name,
         graph: body,
-        product: None,
-        twin: None,
+        matmul: None,
+        dual: None,
         machine,
         precision: kernel.precision,
         rounding: kernel.rounding,
@@ -143,7 +143,7 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
         KernelKind::Reduction | KernelKind::Pool if machine.contract.batch_invariant => {
             reduction::lower(&of, machine, 0)?
         }
-        KernelKind::Reduction => match pairs::lower(&of, machine).transpose()? {
+        KernelKind::Reduction => match pairwise::lower(&of, machine).transpose()? {
             Some(tiles) => tiles,
             None => reduction::lower(&of, machine, 0)?,
         },
@@ -170,7 +170,7 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
     if let Some(wanted) = kernel.reason.template {
         let found = template::of(kernel.kind, steps.iter().map(template::Part::from));
         if !wanted.fits(found) {
-            return Err(unsupported(&format!("it is lowered as `{found}`, for which there is no other way here")));
+            return Err(unsupported(&format!("template `{wanted}` does not apply; only `{found}` does")));
         }
     }
     Ok(Steps { scratch, steps, otherwise: None })

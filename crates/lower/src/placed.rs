@@ -1,15 +1,15 @@
-//! Outputs of a body seen from its product: where an element of the product goes, and what becomes of it on the way.
+//! Outputs of a body seen from its matmul: where an element of the matmul goes, and what becomes of it on the way.
 use crate::LowerError;
 use crate::dag::{Dag, Guard, NodeId, NodeOp, Scene, Store};
 use crate::expr::{CoordId, Expr, linear};
 use crate::invert::invert;
-use crate::resolve::{Body, Product, Resolver};
+use crate::resolve::{Body, Matmul, Resolver};
 use crate::row::Row;
 use crate::space::Space;
 use kiln_graph::ValueId;
 use kiln_plan::exec::Slot;
 
-/// One output's coordinates, solved for positions along the product's dimensions.
+/// One output's coordinates, solved for positions along the matmul's dimensions.
 pub struct Placed {
     output: usize,
     /// Per axis of the output, in terms of the stand-ins of the dimensions.
@@ -22,7 +22,7 @@ fn stand_in(i: usize, extent: usize) -> Expr {
     Expr::coord(u32::MAX - i as u32, extent)
 }
 
-/// Solves every output for the dimensions of the body's product, a node; `place` gives them from an index of it. `None` if an
+/// Solves every output for the dimensions of the body's matmul, a node; `place` gives them from an index of it. `None` if an
 /// output is not reached element by element (a repetition, an order no mixed radix describes), or reads several
 /// elements other than those of a pair, which are solved for the first. Of reduced rows of `row` elements, one for each column, the
 /// element itself stands for the others; a row without one is stored once for all of its columns.
@@ -67,7 +67,7 @@ fn output(
     let along = space.row_ids();
     let (others, own): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|at| at.iter().any(|e| along.iter().any(|id| e.uses(*id))));
-    // Rows are all columns of the product, or heads of as many each, in their order.
+    // Rows are all columns of the matmul, or heads of as many each, in their order.
     let is_row = |at: &[Expr]| {
         let lead = place(at);
         let (column, lead) = lead.split_last()?;
@@ -121,7 +121,7 @@ fn anchors(dag: &Dag, roots: &[NodeId]) -> Vec<Vec<Expr>> {
 }
 
 impl Placed {
-    /// The store of this output at the product's element `dims`. Its value reads the product as a node.
+    /// The store of this output at the matmul's element `dims`. Its value reads the matmul as a node.
     pub fn store(&self, r: &mut Resolver, dims: &[Expr]) -> Result<Store, LowerError> {
         let real = |id: CoordId| dims.get((u32::MAX - id) as usize).cloned();
         let ix: Vec<Expr> = self.axes.iter().map(|e| e.substitute(&real)).collect();
@@ -136,10 +136,10 @@ impl Placed {
     }
 }
 
-/// Whether every output reads the product `v` at two elements that lie `half` columns apart.
+/// Whether every output reads the matmul `v` at two elements that lie `half` columns apart.
 pub fn reads_halves(of: &Body, v: ValueId, half: usize) -> bool {
     let g = of.graph;
-    let of = Body { product: Some((v, Product::Node)), ..*of };
+    let of = Body { matmul: Some((v, Matmul::Node)), ..*of };
     g.outputs.iter().all(|&out| {
         let space = Space::new(g.shape(out), &vec![false; g.shape(out).len()]);
         let mut r = of.resolver();
@@ -162,7 +162,7 @@ fn first_of_pair(a: &[Expr], b: &[Expr], n: usize) -> Option<Vec<Expr>> {
     }
 }
 
-/// The product's nodes in a program that reads it at one element of each of its sums, and at nothing else: in the order of
+/// The matmul's nodes in a program that reads it at one element of each of its sums, and at nothing else: in the order of
 /// their columns.
 pub fn the_sums(scene: &Scene, sums: usize) -> Option<Vec<NodeId>> {
     let column = |n: NodeId| match &scene.dag.node(n).op {

@@ -125,7 +125,7 @@ pub fn row_len(of: &Body) -> Result<Option<usize>, LowerError> {
     Ok(found)
 }
 
-/// Values that the outputs need, not looking below the product.
+/// Values that the outputs need, not looking below the matmul.
 pub fn needed(of: &Body) -> Vec<ValueId> {
     reached(of, of.graph.outputs.clone())
 }
@@ -133,7 +133,7 @@ pub fn needed(of: &Body) -> Vec<ValueId> {
 fn reached(of: &Body, mut open: Vec<ValueId>) -> Vec<ValueId> {
     let mut seen = vec![false; of.graph.len()];
     while let Some(v) = open.pop() {
-        if of.is_product(v) || std::mem::replace(&mut seen[v.0 as usize], true) {
+        if of.is_matmul(v) || std::mem::replace(&mut seen[v.0 as usize], true) {
             continue;
         }
         open.extend(of.graph.args(v));

@@ -14,9 +14,9 @@ use std::collections::HashMap;
 /// Programs larger than this are refused (concatenations of concatenations can double at each level).
 const MAX_NODES: usize = 40_000;
 
-/// Where the product of a kernel is.
+/// Where the matmul of a kernel is.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Product {
+pub enum Matmul {
     Node,
     /// In memory, dense, in this dtype.
     At(Slot, DType),
@@ -34,16 +34,16 @@ pub enum Product {
     },
 }
 
-/// What is lowered: a graph with its inputs, and its product if that is computed apart.
+/// What is lowered: a graph with its inputs, and its matmul if that is computed apart.
 #[derive(Clone, Copy)]
 pub struct Body<'a> {
     pub name: &'a str,
     pub graph: &'a Graph,
-    pub product: Option<(ValueId, Product)>,
-    /// A second product of the same left operand beside it.
-    pub twin: Option<(ValueId, Product)>,
+    pub matmul: Option<(ValueId, Matmul)>,
+    /// A second matmul of the same left operand beside it.
+    pub dual: Option<(ValueId, Matmul)>,
     pub machine: &'a Hardware<'a>,
-    /// What f32 products are made of.
+    /// What f32 matmuls are made of.
     pub precision: Precision,
     pub rounding: Rounding,
     /// What a constraint asks for.
@@ -52,15 +52,15 @@ pub struct Body<'a> {
 impl<'a> Body<'a> {
     pub fn resolver(&self) -> Resolver<'a> {
         let mut r = Resolver::new(self.graph, self.name, self.machine);
-        (r.product, r.twin, r.rounding) = (self.product, self.twin, self.rounding);
+        (r.matmul, r.dual, r.rounding) = (self.matmul, self.dual, self.rounding);
         r
     }
     pub fn unsupported(&self, why: impl Into<String>) -> LowerError {
         LowerError::Unsupported { kernel: self.name.to_string(), why: why.into() }
     }
     /// Whether `v` is computed apart.
-    pub fn is_product(&self, v: ValueId) -> bool {
-        self.product.iter().chain(&self.twin).any(|p| p.0 == v)
+    pub fn is_matmul(&self, v: ValueId) -> bool {
+        self.matmul.iter().chain(&self.dual).any(|p| p.0 == v)
     }
 }
 
@@ -71,10 +71,10 @@ pub struct Resolver<'a> {
     pub dag: Dag,
     /// Values in memory, dense: inputs, and what earlier steps left in scratch, with the dtype they have there.
     pub places: HashMap<ValueId, (Slot, DType)>,
-    /// The product the kernel is built around: left as a node of its own, or in memory. A bias is added to it here.
-    pub product: Option<(ValueId, Product)>,
+    /// The matmul the kernel is built around: left as a node of its own, or in memory. A bias is added to it here.
+    pub matmul: Option<(ValueId, Matmul)>,
     /// A second one: left as a node, its columns come after those of the first.
-    pub twin: Option<(ValueId, Product)>,
+    pub dual: Option<(ValueId, Matmul)>,
     pub row: Option<Row>,
     /// Reductions around what is resolved.
     pub depth: u32,
@@ -99,8 +99,8 @@ impl<'a> Resolver<'a> {
             machine,
             dag: Dag::default(),
             places,
-            product: None,
-            twin: None,
+            matmul: None,
+            dual: None,
             row: None,
             depth: 0,
             rounding: Rounding::AtStores,
@@ -168,9 +168,9 @@ impl<'a> Resolver<'a> {
         let g = self.graph;
         let dtype = g.dtype(v);
         let here = Here { v, ix, guards };
-        match (self.product, self.twin) {
-            (Some((p, product)), _) if p == v => return self.finished_product(product, &here, 0),
-            (_, Some((p, product))) if p == v => return self.finished_product(product, &here, 1),
+        match (self.matmul, self.dual) {
+            (Some((p, matmul)), _) if p == v => return self.finished_matmul(matmul, &here, 0),
+            (_, Some((p, matmul))) if p == v => return self.finished_matmul(matmul, &here, 1),
             _ => {}
         }
         let args = g.args(v);
@@ -252,29 +252,29 @@ impl<'a> Resolver<'a> {
             Op::Pool { .. } => self.pool(&op, &args, &here),
             Op::Input(_) | Op::Param(_) => Err(self.unsupported("a parameter inside a kernel")),
             Op::Scatter { .. } => Err(self.unsupported("scatter inside a kernel")),
-            Op::Attention { .. } => Err(self.unsupported("attention beside another product")),
+            Op::Attention { .. } => Err(self.unsupported("attention beside another matmul")),
             Op::Fallback(_) | Op::Result(_) => Err(self.unsupported("a fallback inside a kernel")),
         }
     }
 
-    /// The product without its bias, and the bias on it. `before`: products whose columns come before its own.
-    fn finished_product(&mut self, product: Product, here: &Here, before: i64) -> Resolved {
+    /// The matmul without its bias, and the bias on it. `before`: matmuls whose columns come before its own.
+    fn finished_matmul(&mut self, matmul: Matmul, here: &Here, before: i64) -> Resolved {
         let dtype = self.graph.dtype(here.v);
-        let value = match product {
-            Product::Node => {
+        let value = match matmul {
+            Matmul::Node => {
                 let mut at = here.ix.to_vec();
                 if let (Some(column), Some(n)) = (at.last_mut(), self.graph.shape(here.v).last()) {
                     *column = column.clone().shift(before * *n as i64);
                 }
                 self.dag.add(NodeOp::Anchor { at }, dtype)
             }
-            Product::At(slot, stored) => self.load(here.v, slot, stored, here.ix, here.guards),
-            Product::Parts { slot, dtype, count } => self.sum_of_parts(slot, dtype, count, here),
-            Product::KeyParts { first, count } => self.joined_parts(first, count, here),
+            Matmul::At(slot, stored) => self.load(here.v, slot, stored, here.ix, here.guards),
+            Matmul::Parts { slot, dtype, count } => self.sum_of_parts(slot, dtype, count, here),
+            Matmul::KeyParts { first, count } => self.joined_parts(first, count, here),
         };
         self.biased(value, here)
     }
-    /// A bias is part of the product.
+    /// A bias is part of the matmul.
     fn biased(&mut self, value: NodeId, here: &Here) -> Resolved {
         let args = self.graph.args(here.v);
         let axis = match self.graph.op(here.v) {
@@ -452,24 +452,24 @@ impl<'a> Resolver<'a> {
         self.reduced(op, body, len)
     }
 
-    /// An element of a product's operand, in the product's type.
+    /// An element of a matmul's operand, in the matmul's type.
     fn factor(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {
         let (n, dtype) = (self.at(v, ix, guards)?, self.graph.dtype(v));
-        Ok(if dtype.product() == dtype { n } else { self.dag.add(NodeOp::Cast(n), dtype.product()) })
+        Ok(if dtype.matmul() == dtype { n } else { self.dag.add(NodeOp::Cast(n), dtype.matmul()) })
     }
     /// The sum over `k` products of two operands at these indices.
-    fn sum_of_products(&mut self, [x, y]: [ValueId; 2], [xi, yi]: [&[Expr]; 2], k: usize, here: &Here) -> Resolved {
-        let products = |r: &mut Self, guards: &[Guard]| {
+    fn sum_of_matmuls(&mut self, [x, y]: [ValueId; 2], [xi, yi]: [&[Expr]; 2], k: usize, here: &Here) -> Resolved {
+        let matmuls = |r: &mut Self, guards: &[Guard]| {
             let (a, b) = (r.factor(x, xi, guards)?, r.factor(y, yi, guards)?);
             Ok(r.dag.binary(BinaryOp::Mul, a, b))
         };
         if k == 1 {
-            return products(self, here.guards);
+            return matmuls(self, here.guards);
         }
-        let body = self.body(&kept(here.ix, self.graph.shape(here.v), &[]), here.guards, products)?;
+        let body = self.body(&kept(here.ix, self.graph.shape(here.v), &[]), here.guards, matmuls)?;
         self.reduced(ReduceOp::Sum, body, k)
     }
-    /// A product as a sum over the row: for vectors, small and integer products.
+    /// A matmul as a sum over the row: for vectors, small and integer matmuls.
     fn dot(&mut self, args: &[ValueId], here: &Here) -> Resolved {
         let (x, y) = (self.graph.shape(args[0]).to_vec(), self.graph.shape(args[1]).to_vec());
         let (batch, mn) = here.ix.split_at(here.ix.len() - 2);
@@ -482,7 +482,7 @@ impl<'a> Resolver<'a> {
         xi.extend([mn[0].clone(), along.clone()]);
         let mut yi = broadcast_index(batch, &y[..y.len() - 2]);
         yi.extend([along, mn[1].clone()]);
-        self.sum_of_products([args[0], args[1]], [&xi, &yi], k, here)
+        self.sum_of_matmuls([args[0], args[1]], [&xi, &yi], k, here)
     }
 
     fn linear(&mut self, args: &[ValueId], here: &Here) -> Resolved {
@@ -493,7 +493,7 @@ impl<'a> Resolver<'a> {
         } else {
             let along = if k == 1 { Expr::default() } else { self.row_index(&[k])?[0].clone() };
             let xi = [lead, std::slice::from_ref(&along)].concat();
-            self.sum_of_products([args[0], args[1]], [&xi, &[n.clone(), along]], k, here)?
+            self.sum_of_matmuls([args[0], args[1]], [&xi, &[n.clone(), along]], k, here)?
         };
         if let Some(&bias) = args.get(2) {
             let b = self.at(bias, std::slice::from_ref(n), here.guards)?;

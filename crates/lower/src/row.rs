@@ -206,8 +206,8 @@ mod tests {
         let body = Body {
             name: "k",
             graph: &graph,
-            product: None,
-            twin: None,
+            matmul: None,
+            dual: None,
             machine: &kiln_plan::Hardware { machine: Arch::Cpu.machine(), contract: kiln_plan::Contract::default() },
             precision: Precision::Exact,
             rounding: Rounding::AtStores,

@@ -4,20 +4,20 @@
 //! - a long row is walked in chunks, once per level of reductions and once more to write it;
 //! - rows across memory (a leading or middle axis) are walked with a kept coordinate along the tile's last axis;
 //! - rows that start between multiples of a vector are counted from the multiple before ([`shift`]), and short ones are
-//!   read several at once ([`crate::packed`]);
+//!   read several at once ([`crate::multi_row`]);
 //! - few long rows are cut into parts: each level leaves partial results in scratch, which the next one combines in a fixed
 //!   order.
 use crate::LowerError;
 use crate::columns;
-use crate::copies;
 use crate::dag::{NodeId, NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
-use crate::fold;
-use crate::shift::{self, Shift, VECTOR};
+use crate::persistent::{self, Reads, Tiles};
+use crate::replicate;
+use crate::row_loop::RowLoop;
 use crate::space::{Coord, Space};
-use crate::stay::{self, Reads, Tiles};
 use crate::tile::{Cut, Shape, warps_for};
-use crate::walk::Walk;
+use crate::unaligned::{self, Unaligned, VECTOR};
+use crate::wide_rows;
 use kiln_block::{Elem, Kernel};
 use kiln_graph::{Type, UnaryOp};
 use kiln_machine::Arch;
@@ -51,11 +51,11 @@ pub struct RowPlan<'m> {
     pub parts: usize,
     pub warps: usize,
     pub machine: &'m Hardware<'m>,
-    pub shift: Option<Shift>,
+    pub unaligned: Option<Unaligned>,
     /// Rows of the tile are one run in memory, and read as such.
-    pub packed: bool,
+    pub multi_row: bool,
     /// Instances that stay and walk over the rows.
-    pub stay: Option<usize>,
+    pub persistent: Option<usize>,
 }
 impl RowPlan<'_> {
     /// The row lies in one tile.
@@ -86,15 +86,15 @@ where
     let Some(plan) = plan(&mut space, &settled, machine) else {
         return Err(LowerError::Unsupported { kernel: name.to_string(), why: "a reduction without a row".into() });
     };
-    if let Some(folded) = fold::folded(name, &space, &plan, scene, scratch)? {
+    if let Some(folded) = wide_rows::reshaped(name, &space, &plan, scene, scratch)? {
         return Ok(folded);
     }
     let mut scene = scene(&space)?;
-    let plan = shift::shifted(plan, &scene, &mut space);
-    let mut out = copies::copied(name, &plan, &mut scene, scratch);
+    let plan = unaligned::peeled(plan, &scene, &mut space);
+    let mut out = replicate::copied(name, &plan, &mut scene, scratch);
     let alone = machine.contract.batch_invariant && plan.kept.iter().all(|c| c.extent == 1);
     let row = plan.row.extent;
-    let mut rest = Walk::new(name, &scene, plan, scratch + out.scratch.len() as u32).emit()?;
+    let mut rest = RowLoop::new(name, &scene, plan, scratch + out.scratch.len() as u32).emit()?;
     if alone {
         rest.steps.iter_mut().for_each(|step| starts_as_any(step, row));
     }
@@ -331,9 +331,9 @@ fn inner<'m>(
             parts: split,
             warps: if gpu { 8 } else { 4 },
             machine,
-            shift: None,
-            packed: false,
-            stay: None,
+            unaligned: None,
+            multi_row: false,
+            persistent: None,
         };
     }
     let vector = VECTOR / limits.narrow.clamp(1, VECTOR);
@@ -353,28 +353,38 @@ fn inner<'m>(
     if machine.contract.batch_invariant && gpu {
         high = 1;
     }
-    let stay = stay::of(machine, tiles(rows, n, vector, &kept), limits.reads);
-    if stay.is_some() {
+    let persistent = persistent::of(machine, tiles(rows, n, vector, &kept), limits.reads);
+    if persistent.is_some() {
         high = 1;
     }
-    let warps = if let Some(stay) = stay {
-        stay.warps
+    let warps = if let Some(persistent) = persistent {
+        persistent.warps
     } else if gpu {
         limits.warps(high * wide, high * n, n < wide)
     } else {
         warps_for(high * wide, if wide > 8192 { 32 } else { 8 })
     };
-    let stay = stay.map(|s| s.clusters);
+    let persistent = persistent.map(|s| s.clusters);
     let row = |rank: usize| Cut { id: row, extent: n, block: wide, axis: rank - 1 };
     if high == 1 {
         let (kept, row) = (uniform(), row(1));
-        return RowPlan { kept, row, rank: 1, parts: 1, warps, machine, shift: None, packed: false, stay };
+        return RowPlan { kept, row, rank: 1, parts: 1, warps, machine, unaligned: None, multi_row: false, persistent };
     }
     let kept = match space.merge(&ids) {
         Some(id) => vec![Cut { id, extent: rows, block: high, axis: 0 }],
         None => vec![],
     };
-    RowPlan { kept, row: row(2), rank: 2, parts: 1, warps, machine, shift: None, packed: false, stay: None }
+    RowPlan {
+        kept,
+        row: row(2),
+        rank: 2,
+        parts: 1,
+        warps,
+        machine,
+        unaligned: None,
+        multi_row: false,
+        persistent: None,
+    }
 }
 
 /// Rows of `n` elements as tiles of a walk, in which those that start between two vectors begin a part of a vector later.

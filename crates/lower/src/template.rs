@@ -16,18 +16,18 @@ impl<'a> From<&'a Work<Kernel>> for Part<'a> {
     }
 }
 
-/// The template of a kernel's steps; `rows` where there is no product in them.
+/// The template of a kernel's steps; `rows` where there is no matmul in them.
 pub fn of<'a>(kind: KernelKind, steps: impl Iterator<Item = Part<'a>>) -> Template {
     let templates = steps.filter_map(|part| match part {
         Part::Library => Some(Family::Library.into()),
         Part::Program(_) if kind == KernelKind::Attention => Some(Family::Flash.into()),
         Part::Program(k) => program(k),
     });
-    // What stands beside a library's product prepares its operands or finishes its result.
+    // What stands beside a library's matmul prepares its operands or finishes its result.
     templates.max_by_key(|t| t.family == Family::Library).unwrap_or(Family::Rows.into())
 }
 
-/// The template of one program, if it has a product.
+/// The template of one program, if it has a matmul.
 fn program(k: &Kernel) -> Option<Template> {
     let (mut tile, mut schedule, mut arrivals) = (None, Schedule::default(), 1);
     k.walk(&mut |_, d| {

@@ -4,7 +4,7 @@ use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::{Emitter, Lanes, joint};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::math;
-use crate::shift::Shift;
+use crate::unaligned::Unaligned;
 use kiln_block::{Array, BinaryOp as B, Builder, CmpOp, Elem, Kernel, Type, Value};
 use kiln_graph::DType;
 use kiln_plan::Hardware;
@@ -188,7 +188,7 @@ impl Frame<'_> {
         Lanes { base, lane, mask }
     }
     /// Lanes from `first` on of a row that starts at some lane of the tile.
-    pub fn shifted(&mut self, cut: Cut, shift: &Shift, first: usize) -> Lanes {
+    pub fn peeled(&mut self, cut: Cut, shift: &Unaligned, first: usize) -> Lanes {
         let width = shift.width(cut.extent);
         let lanes = self.lanes_from(Cut { extent: width, ..cut }, first);
         let Some(lane) = lanes.lane else { return lanes };
@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_product_that_nothing_states_is_a_defect() {
+    fn a_matmul_that_nothing_states_is_a_defect() {
         let mut scene = Scene::default();
         let value = scene.dag.add(NodeOp::Anchor { at: vec![] }, DType::F32);
         let store = Store { slot: Slot::Output(0), dtype: DType::F32, at: Expr::default(), guards: vec![], value };
@@ -345,7 +345,7 @@ mod tests {
         f.store(&scene.stores[0]);
         match f.finish() {
             Err(LowerError::Invariant { kernel, what }) => {
-                assert_eq!((&*kernel, what.contains("product")), ("k", true))
+                assert_eq!((&*kernel, what.contains("matmul")), ("k", true))
             }
             other => panic!("{other:?}"),
         }

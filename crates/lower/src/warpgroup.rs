@@ -1,23 +1,23 @@
-//! Matrix products by warpgroups: the program that reaches the speed of the tensor cores, and in f32 that of multiply-adds, from
+//! Matmuls by warpgroups: the program that reaches the speed of the tensor cores, and in f32 that of FMAs, from
 //! `sm_90` on.
 //!
-//! What is written here is the plain product of a tile: a loop over K of tile loads and a `dot`, then the epilogue on the sums.
+//! What is written here is the plain matmul of a tile: a loop over K of tile loads and a `dot`, then the epilogue on the sums.
 //! The passes of the block IR ([`kiln_block::passes::warpgroup`]) make blocks that stay of it, a producer that copies tiles of
 //! the operands by tensor maps into a ring of stages, and consumers; two blocks of a cluster lie one below the other and
 //! share the right operand. How many of each is the [`shape::Shape`]'s.
 //!
-//! Takes: a product whose operands are strided arrays with rows of multiples of 16 bytes, and what becomes of an element.
+//! Takes: a matmul whose operands are strided arrays with rows of multiples of 16 bytes, and what becomes of an element.
 //! Anything else is refused with `None`, and the caller takes the other template.
 mod cost;
 mod operand;
-mod parts;
 mod shape;
+mod split_k;
 
 use crate::LowerError;
 use crate::dag::{NodeId, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::CoordId;
-use crate::product::{Coords, Product};
+use crate::matmul::{Coords, Matmul};
 use crate::tile::{Cut, Frame, Used, loads, open_bare};
 pub use cost::{copy, gather};
 use kiln_block::passes::warpgroup::{Crew, Launch, persistent, roles};
@@ -26,14 +26,14 @@ use kiln_graph::DType;
 use kiln_plan::Hardware;
 use kiln_plan::exec::Work;
 pub use operand::{Major, Strided};
-pub use parts::{Parts, candidates, cycles, is_faster_in_two, parts};
 pub use shape::{Asked, FEW, GROUP, SPAN};
 use shape::{Engine, Shape};
+pub use split_k::{Parts, candidates, cycles, parts, prefers_3xtf32};
 
 /// What is multiplied, and what is written.
 pub struct Task<'a> {
     pub name: &'a str,
-    pub product: &'a Product<'a>,
+    pub matmul: &'a Matmul<'a>,
     pub scene: &'a Scene,
     pub coords: &'a Coords,
     pub left: NodeId,
@@ -48,19 +48,19 @@ pub struct Task<'a> {
     pub asked: Asked,
 }
 
-/// What a product must be for this template.
+/// What a matmul must be for this template.
 pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16, f16, f32 or f8 that are strided arrays with rows of multiples of 16 bytes, those of f8 along K, and one of the \
      tiles 128x256, 256x128, 128x128, 128x64, 128x32, 128x16, 64x256, 64x128, 64x64, 64x32, 64x16 (exact f32 has 32x64 in place of \
-     256x128, 64x256 and those narrower than 64); a schedule must fit the product and the memory of a multiprocessor";
+     256x128, 64x256 and those narrower than 64); a schedule must fit the matmul and the memory of a multiprocessor";
 
-/// Whether products of this type go this way, their operands permitting.
+/// Whether matmuls of this type go this way, their operands permitting.
 pub fn takes(dtype: DType, machine: &Hardware) -> bool {
     machine.arch.has_wgmma() && (matches!(dtype, DType::Bf16 | DType::F16 | DType::F32) || dtype.is_f8())
 }
 
-/// The step, where warpgroups take the product.
+/// The step, where warpgroups take the matmul.
 pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<Work<Kernel>, LowerError>> {
-    let p = task.product;
+    let p = task.matmul;
     if !machine.arch.has_wgmma() {
         return None;
     }
@@ -95,11 +95,11 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<Work<Kernel>, Low
         group: shape.group,
         axes: Some([ROWS, COLUMNS]),
     };
-    let last = Some(p.k % shape.depth()).filter(|k| *k > 0 && engine == Engine::MultiplyAdds);
+    let last = Some(p.k % shape.depth()).filter(|k| *k > 0 && engine == Engine::Simt);
     let crew = Crew {
-        consumers: shape.copies * shape.under_way,
+        consumers: shape.copies * shape.in_flight,
         stages: shape.stages,
-        turns: shape.under_way > 1,
+        ping_pong: shape.in_flight > 1,
         columns: Some(p.n.min(shape.n)),
         last,
     };
@@ -159,7 +159,7 @@ impl Plain<'_> {
             f.descriptor(name, s.slot, s.map(elem, tile_shape(s.major, outer, z.depth())), true)
         };
         let left = map(&self.a, "a", z.m);
-        let right: Vec<Value> = self.b.iter().zip(["b", "twin"]).map(|(s, name)| map(s, name, z.n)).collect();
+        let right: Vec<Value> = self.b.iter().zip(["b", "dual"]).map(|(s, name)| map(s, name, z.n)).collect();
         let low = self.low.as_ref().map(|[a, b]| [map(a, "a_low", z.m), map(b, "b_low", z.n)]);
         let outputs: Vec<Option<Value>> = (self.outputs.iter().zip(&self.task.scene.stores).enumerate())
             .map(|(i, (out, store))| {
@@ -182,7 +182,7 @@ impl Plain<'_> {
         all
     }
     fn cuts(&self) -> [Cut; 2] {
-        let (p, c) = (self.task.product, self.task.coords);
+        let (p, c) = (self.task.matmul, self.task.coords);
         let cut = |id, extent, block, axis| Cut { id, extent, block, axis };
         [cut(c.m, p.m, self.shape.m, 0), cut(c.n, p.n, self.shape.n, 1)]
     }
@@ -193,7 +193,7 @@ impl Plain<'_> {
         });
         let mut rest = b.program_id(BATCH as u8);
         let mut batch = vec![];
-        for &n in self.task.product.batch.iter().rev() {
+        for &n in self.task.matmul.batch.iter().rev() {
             let n = b.i32(n as i64);
             batch.push(b.binary(B::Rem, rest, n));
             rest = b.binary(B::Div, rest, n);
@@ -205,15 +205,15 @@ impl Plain<'_> {
     fn multiply(&self, b: &mut Builder, spot: &Spot, maps: &Maps) -> Vec<Value> {
         let z = self.shape;
         let elem = crate::math::stored(self.task.dtype);
-        let terms = self.task.product.terms;
+        let terms = self.task.matmul.terms;
         let dot = |b: &mut Builder, left, right, sum| match z.engine.precision() {
             DotPrecision::Exact => b.sum_of(terms, left, right, sum),
             tf32 => b.dot(left, right, sum, tf32),
         };
         let none = b.constant(Type::block(Elem::F32, [z.m, z.n]), Const::Float(0.0));
         let (zero, one, last) = (b.i32(0), b.i32(1), b.i32(z.depths as i64));
-        let part = self.task.product.whole.map(|_| {
-            let len = b.i32(self.task.product.k as i64);
+        let part = self.task.matmul.whole.map(|_| {
+            let len = b.i32(self.task.matmul.k as i64);
             b.binary(B::Mul, spot.batch[0], len)
         });
         b.for_loop([zero, last, one], &vec![none; maps.right.len()], |b, k, now| {
@@ -257,7 +257,7 @@ impl Plain<'_> {
             let lanes = lanes(f, cut, first);
             f.em.coords.insert(cut.id, lanes);
         }
-        // Where a product has one row or column, no place depends on which lane it is.
+        // Where a matmul has one row or column, no place depends on which lane it is.
         let single: Vec<CoordId> = self.cuts().iter().filter(|c| c.extent == 1).map(|c| c.id).collect();
         f.em.row = self.task.row;
         for (anchor, sum) in self.task.anchors.iter().zip(sums) {

@@ -76,7 +76,7 @@ fn generated_convolutions() {
     }
 }
 
-/// Convolutions as products with rows of a padded copy of the input, where that is priced below patches: padding that neighbours share and
+/// Convolutions as matmuls with rows of a padded copy of the input, where that is priced below patches: padding that neighbours share and
 /// that they do not, windows of any size, strides (each remainder has rows of its own), groups, channels that do not fill a stage.
 #[test]
 fn convolutions_by_windows() {

@@ -1,4 +1,4 @@
-//! Every epilogue with every template of products: each computes what the graph does, or is refused with a reason that is known.
+//! Every epilogue with every template of matmuls: each computes what the graph does, or is refused with a reason that is known.
 use crate::common::{difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision as As, no_fallback, run_with};
@@ -6,8 +6,8 @@ use kiln_lower::{LowerError, lower};
 use kiln_machine::Arch;
 use kiln_plan::{KernelKind, Precision};
 
-/// What comes after the product `%c`, `M` by `N`. `%v` and `%w` have a number for each column, `%u` one for each row, `%r` one for
-/// each element, `%d` is the product of the same left operand with another right one.
+/// What comes after the matmul `%c`, `M` by `N`. `%v` and `%w` have a number for each column, `%u` one for each row, `%r` one for
+/// each element, `%d` is the matmul of the same left operand with another right one.
 const EPILOGUES: [&str; 22] = [
     "return %c",
     "%y = add %c, %v\n return %y",
@@ -32,7 +32,7 @@ const EPILOGUES: [&str; 22] = [
     "%y = reduce.argmax %c axes=[1]\n return %y",
     "%y = reduce.sum %c axes=[0]\n return %y",
 ];
-/// With a second product.
+/// With a second matmul.
 const PAIR: &str = "%d = linear %a, %e\n %s = silu %c\n %y = mul %s, %d\n return %y";
 
 /// Operands, precision, template, compute capability, and why some epilogues may be refused.
@@ -45,8 +45,8 @@ const TEMPLATES: [(&str, Precision, &str, Arch, &[&str]); 24] = [
     ("f8e4m3", Precision::Exact, "", Arch::Sm80, &[]),
     ("f8e5m2", Precision::Exact, "", Arch::Sm80, &[]),
     ("f32", Precision::Tf32, "", Arch::Sm80, &[]),
-    ("bf16", Precision::Exact, "library", Arch::Sm90a, &["one product"]),
-    ("f32", Precision::Tf32, "library", Arch::Sm90a, &["one product"]),
+    ("bf16", Precision::Exact, "library", Arch::Sm90a, &["one matmul"]),
+    ("f32", Precision::Tf32, "library", Arch::Sm90a, &["one matmul"]),
     ("bf16", Precision::Exact, "rows", Arch::Sm90a, &["rows"]),
     ("bf16", Precision::Exact, "tile 64x64", Arch::Sm90a, &[]),
     ("f32", Precision::Exact, "tile 32x64", Arch::Sm80, &[]),
@@ -54,20 +54,20 @@ const TEMPLATES: [(&str, Precision, &str, Arch, &[&str]); 24] = [
     ("f16", Precision::Exact, "warpgroup 64x128", Arch::Sm90a, &["warpgroups need"]),
     ("bf16", Precision::Exact, "warpgroup 64x128 tiles 2", Arch::Sm90a, &["warpgroups need"]),
     ("bf16", Precision::Exact, "warpgroup 64x256 tiles 2", Arch::Sm90a, &["warpgroups need"]),
-    ("bf16", Precision::Exact, "warpgroup 64x64 parts 2", Arch::Sm90a, &["warpgroups need"]),
+    ("bf16", Precision::Exact, "warpgroup 64x64 split-k 2", Arch::Sm90a, &["warpgroups need"]),
     ("f32", Precision::Exact, "warpgroup 64x64", Arch::Sm90a, &["warpgroups need"]),
-    ("f32", Precision::Exact, "warpgroup 64x128 parts 3", Arch::Sm90a, &["warpgroups need"]),
+    ("f32", Precision::Exact, "warpgroup 64x128 split-k 3", Arch::Sm90a, &["warpgroups need"]),
     ("f32", Precision::Tf32, "warpgroup 128x128 tiles 2", Arch::Sm90a, &["warpgroups need"]),
     ("f8e4m3", Precision::Exact, "warpgroup 64x128", Arch::Sm90a, &["warpgroups need"]),
     ("f8e5m2", Precision::Exact, "warpgroup 64x128", Arch::Sm90a, &["warpgroups need"]),
-    ("f8e4m3", Precision::Exact, "warpgroup 64x64 parts 2", Arch::Sm90a, &["warpgroups need"]),
+    ("f8e4m3", Precision::Exact, "warpgroup 64x64 split-k 2", Arch::Sm90a, &["warpgroups need"]),
 ];
 
-/// Rows, columns, and terms of products: whole tiles and what is left of some; few rows, which swap operands.
+/// Rows, columns, and terms of matmuls: whole tiles and what is left of some; few rows, which swap operands.
 const SIZES: [[usize; 3]; 3] = [[66, 40, 272], [17, 72, 272], [65, 24, 272]];
 
 fn graph(d: &str, [m, n, k]: [usize; 3], rest: &str) -> String {
-    // Products of f8 are f32.
+    // Matmuls of f8 are f32.
     let r = if d.starts_with("f8") { "f32" } else { d };
     let twin = if rest == PAIR { format!(", %e: {d}[{n},{k}]") } else { String::new() };
     let rest = rest.replace("HALF", &(n / 2).to_string());

@@ -23,7 +23,7 @@ const REFUSALS: [&str; 7] = [
     "scans in different directions or along different axes",
     "elements over rows of",
     "rows of",
-    "two products in the body",
+    "two matmuls in the body",
 ];
 
 /// All are lowered and right, but for at most so many that are refused, for one of the reasons above.
@@ -82,7 +82,7 @@ fn one_composite() {
     run(&random::Options { ops: 3, composites: true, ..options() }, 3000..3200, 4);
 }
 #[test]
-fn one_product() {
+fn one_matmul() {
     run(&random::Options { ops: 3, dots: true, ..options() }, 4000..4200, 5);
 }
 #[test]

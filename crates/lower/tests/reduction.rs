@@ -176,7 +176,7 @@ fn rows_that_are_walked() {
         );
         let steps = lower(&kernel(Reduction, text.parse().unwrap()), Arch::Sm90a).unwrap();
         let stays = |w: &Work<kiln_block::Kernel>| match w {
-            Work::Block { code, .. } if kiln_block::passes::ahead::stays(code) => Some(code.grid[0]),
+            Work::Block { code, .. } if kiln_block::passes::persistent_rows::is_persistent(code) => Some(code.grid[0]),
             _ => None,
         };
         assert_eq!(steps.steps.iter().find_map(stays), walked, "{text}");

@@ -9,20 +9,20 @@ use kiln_plan::{Kernel, KernelKind, Template, exec::Steps};
 
 const GPU: Arch = Arch::Sm90a;
 
-fn product(graph: &str, wanted: Option<Template>) -> Kernel {
+fn matmul(graph: &str, wanted: Option<Template>) -> Kernel {
     let mut k = kernel(KernelKind::Gemm, graph.parse::<Graph>().expect("a graph"));
     k.reason.template = wanted;
     k
 }
 fn steps(graph: &str, wanted: Option<Template>) -> Result<Steps<kiln_block::Kernel>, String> {
-    lower(&product(graph, wanted), GPU).map_err(LowerError::why)
+    lower(&matmul(graph, wanted), GPU).map_err(LowerError::why)
 }
 fn template(text: &str) -> Template {
     text.parse().expect("a template")
 }
 /// Lowered so, interpreted, and compared; the template must show.
 fn computes(graph: &str, wanted: &str) {
-    let k = product(graph, Some(template(wanted)));
+    let k = matmul(graph, Some(template(wanted)));
     let steps = lower(&k, GPU).unwrap_or_else(|e| panic!("{wanted}: {e}\n{graph}"));
     let inputs = random::inputs(&k.body, 7);
     let want = run_with(&k.body, &inputs, &[], Precision::F64, &mut no_fallback).expect("interprets");
@@ -40,26 +40,30 @@ fn every_choice_of_a_schedule_computes_the_same() {
         )
     };
     for (d, [m, n, k], schedules) in [
-        ("bf16", [70, 136, 520], &["warpgroup 64x64 parts 3", "warpgroup 64x128 parts 2 depth 256 stages 2"][..]),
+        ("bf16", [70, 136, 520], &["warpgroup 64x64 split-k 3", "warpgroup 64x128 split-k 2 depth 256 stages 2"][..]),
         (
             "bf16",
             [130, 72, 200],
             &["warpgroup 64x64 group 1", "warpgroup 64x64 group 2 stages 3", "warpgroup 128x64 depth 256"],
         ),
-        ("f16", [256, 64, 136], &["warpgroup 128x64 cluster 2", "warpgroup 128x64 cluster 2 group 2 stages 2 parts 2"]),
+        (
+            "f16",
+            [256, 64, 136],
+            &["warpgroup 128x64 cluster 2", "warpgroup 128x64 cluster 2 group 2 stages 2 split-k 2"],
+        ),
         // More tiles than blocks.
         (
             "bf16",
             [760, 712, 136],
-            &["warpgroup 64x64 tiles 2", "warpgroup 64x64 tiles 2 parts 2", "warpgroup 64x64 tiles 2 cluster 2"],
+            &["warpgroup 64x64 tiles 2", "warpgroup 64x64 tiles 2 split-k 2", "warpgroup 64x64 tiles 2 cluster 2"],
         ),
         ("f16", [256, 136, 72], &["warpgroup 128x64 tiles 2", "warpgroup 64x128 tiles 2 stages 2 depth 256"]),
-        ("f32", [40, 72, 260], &["warpgroup 64x64 parts 3", "warpgroup 32x64 parts 2 stages 2 group 1"]),
+        ("f32", [40, 72, 260], &["warpgroup 64x64 split-k 3", "warpgroup 32x64 split-k 2 stages 2 group 1"]),
         // Fewer columns than the tile has.
         (
             "bf16",
             [130, 72, 136],
-            &["warpgroup 64x256", "warpgroup 128x128", "warpgroup 64x256 tiles 2", "warpgroup 64x128 parts 2"],
+            &["warpgroup 64x256", "warpgroup 128x128", "warpgroup 64x256 tiles 2", "warpgroup 64x128 split-k 2"],
         ),
         (
             "f16",
@@ -78,10 +82,10 @@ fn every_choice_of_a_schedule_computes_the_same() {
         (
             "f16",
             [1, 90, 520],
-            &["warpgroup 64x64", "warpgroup 128x64", "warpgroup 64x64 parts 3", "warpgroup 64x64 tiles 2"],
+            &["warpgroup 64x64", "warpgroup 128x64", "warpgroup 64x64 split-k 3", "warpgroup 64x64 tiles 2"],
         ),
-        ("bf16", [90, 1, 520], &["warpgroup 64x64", "warpgroup 64x16 parts 2"]),
-        ("f32", [1, 77, 260], &["warpgroup 64x64", "warpgroup 64x64 parts 2"]),
+        ("bf16", [90, 1, 520], &["warpgroup 64x64", "warpgroup 64x16 split-k 2"]),
+        ("f32", [1, 77, 260], &["warpgroup 64x64", "warpgroup 64x64 split-k 2"]),
         ("f32", [77, 1, 72], &["warpgroup 64x64"]),
     ] {
         schedules.iter().for_each(|s| computes(&linear(d, m, n, k), s));
@@ -89,7 +93,7 @@ fn every_choice_of_a_schedule_computes_the_same() {
 }
 
 #[test]
-fn tiles_wider_than_the_product_read_what_there_is() {
+fn tiles_wider_than_the_matmul_read_what_there_is() {
     for graph in [
         "graph k(%a: bf16[2,130,136], %b: bf16[2,136,72]) { %y = dot %a, %b\n return %y }",
         "graph k(%a: bf16[2,130,136], %b: bf16[2,136,200]) { %y = dot %a, %b\n %s = softmax %y axis=2\n return %s }",
@@ -109,7 +113,7 @@ fn parts_of_k_are_cut_from_operands_in_any_order_and_of_any_batch() {
         "graph k(%a: bf16[2,3,72,328], %b: bf16[3,328,64]) { %y = dot %a, %b\n return %y }",
         "graph k(%a: bf16[72,384], %b: bf16[384,64]) { %y = dot %a, %b\n %s = softmax %y axis=1\n return %s }",
     ] {
-        for wanted in ["warpgroup 64x64 parts 2", "warpgroup 64x64 parts 3"] {
+        for wanted in ["warpgroup 64x64 split-k 2", "warpgroup 64x64 split-k 3"] {
             computes(graph, wanted);
         }
     }
@@ -125,8 +129,8 @@ fn a_schedule_without_room_or_sense_is_refused() {
         ("warpgroup 64x64 depth 512", "a schedule must fit"),
         ("warpgroup 128x128 cluster 2", "a schedule must fit"),
         ("warpgroup 64x64 cluster 4", "a schedule must fit"),
-        ("warpgroup 64x64 parts 3", "a schedule must fit"),
-        ("warpgroup 64x64 parts 40", "a schedule must fit"),
+        ("warpgroup 64x64 split-k 3", "a schedule must fit"),
+        ("warpgroup 64x64 split-k 40", "a schedule must fit"),
         ("warpgroup 128x256 tiles 2", "a schedule must fit"),
         ("warpgroup 64x64 tiles 3", "a schedule must fit"),
     ] {
@@ -150,7 +154,7 @@ fn the_first_candidate_is_the_choice_without_tuning() {
         ("f64", 300, 300, 300),
     ] {
         let graph = format!("graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}]) {{ %y = linear %a, %b\n return %y }}");
-        let all = candidates(&product(&graph, None), GPU.machine());
+        let all = candidates(&matmul(&graph, None), GPU.machine());
         let first = all.first().unwrap_or_else(|| panic!("no candidates: {graph}")).template;
         let shown =
             |s: Result<Steps<kiln_block::Kernel>, String>| text(&s.unwrap_or_else(|e| panic!("{first}: {e}\n{graph}")));
@@ -161,7 +165,7 @@ fn the_first_candidate_is_the_choice_without_tuning() {
         all.iter().take(20).for_each(|c| reads(c.template));
         neighbours(first).into_iter().for_each(reads);
     }
-    let host = product("graph k(%a: f32[9,9]) { %y = dot %a, %a\n return %y }", None);
+    let host = matmul("graph k(%a: f32[9,9]) { %y = dot %a, %a\n return %y }", None);
     let host = candidates(&host, Arch::Cpu.machine());
     assert!(host.is_empty());
 }
@@ -173,5 +177,5 @@ fn what_is_read_at_quotients_of_k_is_cut_into_equal_parts() {
         return %y }";
     let k = kernel(KernelKind::Conv, graph.parse::<Graph>().expect("a graph"));
     let steps = lower(&k, GPU).expect("lowers");
-    assert_eq!(steps.steps.len(), 3, "patches, parts of the product, their sums: {}", text(&steps));
+    assert_eq!(steps.steps.len(), 3, "patches, parts of the matmul, their sums: {}", text(&steps));
 }

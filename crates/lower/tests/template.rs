@@ -24,8 +24,8 @@ fn lowered(kind: KernelKind, graph: &str, wanted: &str, target: Arch) -> Result<
 const GPU: Arch = Arch::Sm90a;
 
 #[test]
-fn products_take_the_template_they_are_told() {
-    let product = |d: &str, m: usize| {
+fn matmuls_take_the_template_they_are_told() {
+    let matmul = |d: &str, m: usize| {
         format!(
             "graph k(%a: {d}[{m},72], %b: {d}[48,72], %c: {d}[48]) {{ %y = linear %a, %b, %c\n %z = tanh %y\n return %z }}"
         )
@@ -47,7 +47,7 @@ fn products_take_the_template_they_are_told() {
         ("f32", "rows", Arch::Cpu),
     ] {
         for m in [3, 70] {
-            let found = lowered(KernelKind::Gemm, &product(d, m), wanted, target);
+            let found = lowered(KernelKind::Gemm, &matmul(d, m), wanted, target);
             let wanted: Template = wanted.parse().expect("a template");
             assert!(found.clone().is_ok_and(|f| wanted.fits(f)), "{d} {m} {wanted}: {found:?}");
         }
@@ -56,10 +56,10 @@ fn products_take_the_template_they_are_told() {
         ("f64", "warpgroup", GPU, "bf16, f16, f32 or f8"),
         ("bf16", "warpgroup 256x256", GPU, "one of the tiles"),
         ("bf16", "warpgroup", Arch::Sm80, "sm_90"),
-        ("f32", "flash", GPU, "lowered as `warpgroup"),
-        ("f32", "tile", Arch::Cpu, "lowered as `library`"),
+        ("f32", "flash", GPU, "does not apply; only `warpgroup"),
+        ("f32", "tile", Arch::Cpu, "does not apply; only `library`"),
     ] {
-        let e = lowered(KernelKind::Gemm, &product(d, 70), wanted, target).expect_err(wanted);
+        let e = lowered(KernelKind::Gemm, &matmul(d, 70), wanted, target).expect_err(wanted);
         assert!(e.contains(why), "{wanted}: {e}");
     }
 }
@@ -72,7 +72,7 @@ fn attention_has_one_template_on_each_side() {
     assert_eq!(lowered(KernelKind::Attention, text, "flash", GPU).map(|t| t.to_string()).as_deref(), Ok("flash"));
     assert!(lowered(KernelKind::Attention, text, "library", Arch::Cpu).is_ok());
     let e = lowered(KernelKind::Attention, text, "tile", GPU).expect_err("flash alone");
-    assert!(e.contains("lowered as `flash`"), "{e}");
+    assert!(e.contains("does not apply; only `flash` does"), "{e}");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn sums_over_pairs_go_in_tiles_where_they_are_many() {
     }
 }
 
-/// The library's epilogue of a product, in words; `None` where programs of Kiln's do the rest.
+/// The library's epilogue of a matmul, in words; `None` where programs of Kiln's do the rest.
 fn epilogue(text: &str) -> Option<String> {
     let found = lowered(KernelKind::Gemm, text, "library", GPU);
     assert_eq!(found.map(|t| t.family.name()), Ok("library"), "{text}");
@@ -170,9 +170,9 @@ fn the_library_of_a_gpu_has_epilogues() {
     assert_eq!(epilogue(double), None);
 }
 
-/// The library's products in every order of the operands, with what comes after them, and the steps that do without it.
+/// The library's matmuls in every order of the operands, with what comes after them, and the steps that do without it.
 #[test]
-fn the_library_of_a_gpu_takes_strided_products() {
+fn the_library_of_a_gpu_takes_strided_matmuls() {
     for text in [
         "(%a: f32[70,33], %b: f32[33,50]) { %y = dot %a, %b\n return %y }",
         "(%a: bf16[33,70], %b: bf16[50,33]) { %t = permute %a perm=[1,0]\n %u = permute %b perm=[1,0]\n %y = dot %t, %u\n return %y }",
@@ -191,7 +191,7 @@ fn the_library_of_a_gpu_takes_strided_products() {
         let steps = lower(&k, GPU).expect("the library takes it");
         assert_eq!(steps.otherwise.as_deref(), Some(&own), "{text}");
         let call = steps.steps.iter().find_map(|w| if let Work::Gemm(g) = w { Some(g) } else { None });
-        let call = call.expect("a product");
+        let call = call.expect("a matmul");
         assert!(call.strided().is_some(), "{call:?}");
         let space = call.workspace.expect("memory for intermediate results");
         assert_eq!(space, Slot::Scratch(steps.scratch.len() as u32 - 1), "{text}");
@@ -203,7 +203,7 @@ fn the_library_of_a_gpu_takes_strided_products() {
         ),
         (
             "(%a: f32[20,64], %b: f32[9,64], %c: f32[9,64]) { %y = linear %a, %b\n %z = linear %a, %c\n %m = mul %y, %z\n return %m }",
-            "one product",
+            "one matmul",
         ),
     ] {
         let e = lowered(KernelKind::Gemm, &format!("graph k{text}"), "library", GPU).expect_err(text);

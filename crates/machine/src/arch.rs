@@ -52,7 +52,7 @@ impl Arch {
     pub fn is_gpu(self) -> bool {
         self != Arch::Cpu
     }
-    /// Products by groups of four warps from shared memory (`wgmma`), registers that pass from group to group (`setmaxnreg`).
+    /// Gemm by groups of four warps from shared memory (`wgmma`), registers that pass from group to group (`setmaxnreg`).
     pub fn has_wgmma(self) -> bool {
         self == Arch::Sm90a
     }
@@ -76,7 +76,7 @@ impl Arch {
     pub fn has_f8_casts(self) -> bool {
         matches!(self, Arch::Sm89 | Arch::Sm90a)
     }
-    /// Products of f8 on tensor cores.
+    /// Gemm of f8 on tensor cores.
     pub fn has_fp8_mma(self) -> bool {
         matches!(self, Arch::Sm89 | Arch::Sm90a)
     }

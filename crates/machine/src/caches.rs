@@ -1,6 +1,6 @@
-//! How products on the host use caches.
+//! How matmuls on the host use caches.
 
-/// Sizes of blocks of a product on the host, in bytes unless said. They decide the order of sums, so they are the same on every
+/// Sizes of blocks of a matmul on the host, in bytes unless said. They decide the order of sums, so they are the same on every
 /// processor, and small enough for those that servers have: 32 KiB of first-level cache and 1 MiB of second-level cache a core
 /// (Intel Xeon Scalable; AMD EPYC from Zen 4 on), or more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,7 +24,7 @@ pub struct Caches {
 }
 
 impl Caches {
-    /// What code and products on the host go by.
+    /// What code and matmuls on the host go by.
     pub const HOST: Caches = Caches {
         columns: 448 << 10,
         rows: 160 << 10,

@@ -18,4 +18,4 @@ pub use caches::Caches;
 pub use error::MachineError;
 pub use machine::{Clusters, Limits, Machine, Rates, Templates, Units};
 pub use machines::{machine, machines, names, of_device};
-pub use model::{Attention, Engines, Large, Library, MultiplyAdds, Products, Rows, Warpgroups};
+pub use model::{Attention, Engines, Gemm, Large, Library, Rows, Simt, Warpgroups};

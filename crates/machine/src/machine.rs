@@ -1,5 +1,5 @@
 //! The description of a machine.
-use crate::{Arch, Attention, Library, MachineError, Products, Rows, Warpgroups};
+use crate::{Arch, Attention, Gemm, Library, MachineError, Rows, Warpgroups};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub struct Machine {
     #[serde(default)]
     pub rows: Rows,
     #[serde(default)]
-    pub products: Products,
+    pub gemm: Gemm,
     #[serde(default)]
     pub warpgroups: Warpgroups,
     #[serde(default)]
@@ -42,14 +42,14 @@ pub struct Rates {
     pub bandwidth: f64,
     /// Seconds per launch.
     pub launch: f64,
-    /// Flops per second (f32) of what is no matrix product.
+    /// Flops per second (f32) of what is no matmul.
     pub alu: f64,
-    /// Matrix-product flops per second by the operands' type (the entry of `f32` is the default for others).
+    /// Matmul flops per second by the operands' type (the entry of `f32` is the default for others).
     pub matrix: BTreeMap<String, f64>,
     /// The same in f32 whose operands are taken as tf32, where the machine can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tf32: Option<f64>,
-    /// The same in three such products each.
+    /// The same in three such matmuls each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tf32x3: Option<f64>,
 }
@@ -60,13 +60,13 @@ pub struct Rates {
 pub struct Templates {
     /// Bytes of a row, and of what is made of it, that a kernel can hold: in a block, or on a GPU with clusters in several.
     pub on_chip: u64,
-    /// Columns of a matrix product's tile: a row no wider can be reduced in its epilogue.
+    /// Columns of a matmul's tile: a row no wider can be reduced in its epilogue.
     pub tile: usize,
-    /// Factor on a product's time when arithmetic on an operand takes it off the fast copy path.
+    /// Factor on a matmul's time when arithmetic on an operand takes it off the fast copy path.
     pub prologue: f64,
-    /// Types whose products share a kernel with another of the same left operand, in tiles with two sums.
+    /// Types whose matmuls share a kernel with another of the same left operand, in tiles with two sums.
     #[serde(default)]
-    pub pairs: Vec<String>,
+    pub dual_gemm: Vec<String>,
 }
 
 /// What there is of a GPU.
@@ -131,14 +131,14 @@ impl Machine {
         machine.check()?;
         Ok(machine)
     }
-    /// Flops per second of matrix products whose operands have the type of this name.
+    /// Flops per second of matmuls whose operands have the type of this name.
     pub fn matrix_rate(&self, dtype: &str) -> f64 {
         let find = |d: &str| self.rates.matrix.get(d).copied();
         find(dtype).or_else(|| find("f32")).unwrap_or(self.rates.alu)
     }
-    /// Whether two products in this type share a kernel, as [`Templates::pairs`].
-    pub fn pairs(&self, dtype: &str) -> bool {
-        self.templates.pairs.iter().any(|d| d == dtype)
+    /// Whether two matmuls in this type share a kernel, as [`Templates::dual_gemm`].
+    pub fn dual_gemm(&self, dtype: &str) -> bool {
+        self.templates.dual_gemm.iter().any(|d| d == dtype)
     }
 
     fn check(&self) -> Result<(), MachineError> {
@@ -161,7 +161,7 @@ impl Machine {
             let all = [l.shared_per_block, l.registers_per_multiprocessor, l.warps_per_multiprocessor];
             there(all.iter().all(|n| *n > 0), "limits")?;
             there(self.rows.loading > 0, "rows")?;
-            there(self.products.rate > 0.0 && self.products.read > 0.0, "products")?;
+            there(self.gemm.rate > 0.0 && self.gemm.read > 0.0, "gemm")?;
             there(self.attention.half > 0.0 && self.attention.single > 0.0, "attention")?;
         }
         there(!arch.has_clusters() || !self.limits.clusters.is_empty(), "limits: clusters")?;
@@ -200,6 +200,6 @@ mod tests {
     fn rates_of_other_types_are_those_of_f32() {
         let m = Arch::Sm90a.machine();
         assert_eq!(m.matrix_rate("i32"), m.matrix_rate("f32"));
-        assert!(m.matrix_rate("bf16") > m.matrix_rate("f32") && m.pairs("bf16") && !m.pairs("f32"));
+        assert!(m.matrix_rate("bf16") > m.matrix_rate("f32") && m.dual_gemm("bf16") && !m.dual_gemm("f32"));
     }
 }

@@ -33,7 +33,7 @@ pub fn axes(all: impl IntoIterator<Item = (usize, usize)>) -> Vec<Axis> {
     out
 }
 
-/// A strided operand of a host matrix product; the offset in elements. Rows and columns are numbers whose digits are their
+/// A strided operand of a host matmul; the offset in elements. Rows and columns are numbers whose digits are their
 /// axes: one axis in a plain matrix, several in what is read through windows.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Matrix {
@@ -67,7 +67,7 @@ pub struct GemmCall {
     /// Memory for the library's intermediate results.
     #[serde(default)]
     pub workspace: Option<Slot>,
-    /// What becomes of the product before it is stored.
+    /// What becomes of the matmul before it is stored.
     #[serde(default)]
     pub epilogue: Box<Epilogue>,
 }
@@ -225,7 +225,7 @@ pub struct Steps<K> {
     /// Types of `Slot::Scratch(i)`.
     pub scratch: Vec<Type>,
     pub steps: Vec<Work<K>>,
-    /// What computes the same where a GPU has no library for the products among the steps.
+    /// What computes the same where a GPU has no library for the matmuls among the steps.
     #[serde(default)]
     pub otherwise: Option<Box<Steps<K>>>,
 }

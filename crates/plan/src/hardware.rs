@@ -25,7 +25,7 @@ impl Hardware<'_> {
         if self.contract.batch_invariant { MANY } else { rows }
     }
     /// How a matmul or a convolution of f32 is made, and its flops per second.
-    pub fn f32_product(&self, op: &Op) -> (Precision, f64) {
+    pub fn f32_matmul(&self, op: &Op) -> (Precision, f64) {
         // A transposed one is lowered as a matmul.
         let asked = if matches!(op, Op::Conv { transposed: false, .. }) {
             self.contract.conv()

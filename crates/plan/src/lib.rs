@@ -62,7 +62,7 @@ pub enum KernelKind {
     /// Reductions that share their rows, with pointwise work before, between and after.
     Reduction,
     Scan,
-    /// One matrix product with prologue views and an epilogue.
+    /// One matmul with prologue views and an epilogue.
     Gemm,
     Attention,
     Conv,

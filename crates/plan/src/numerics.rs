@@ -62,7 +62,7 @@ impl Contract {
         if self.numerics == Numerics::Fast { Precision::Tf32 } else { self.split() }
     }
     fn split(self) -> Precision {
-        // Where three products are faster than one depends on the batch.
+        // Where three matmuls are faster than one depends on the batch.
         if self.splits && !self.batch_invariant { Precision::Tf32x3 } else { Precision::Exact }
     }
 }
@@ -109,7 +109,7 @@ impl FromStr for Contract {
 #[serde(rename_all = "snake_case")]
 pub enum Rounding {
     /// Values of half types are f32 inside the kernel, and rounded where they are stored or cast. A product and a sum after it may
-    /// be one multiply-add, and a quotient a product with a reciprocal.
+    /// be one FMA, and a quotient a product with a reciprocal.
     #[default]
     AtStores,
     /// After each op of the body, to the op's type.
@@ -132,7 +132,7 @@ pub enum Precision {
     /// f32.
     #[default]
     Exact,
-    /// Three products of operands as sums of two numbers in tf32, where that is faster. As accurate as in f32 for operands from 2^-100
+    /// Three matmuls of operands as sums of two numbers in tf32, where that is faster. As accurate as in f32 for operands from 2^-100
     /// on (where a sum is one product, to 22 bits), and finite where the operands are below 2^127 and so are the products.
     Tf32x3,
     /// Operands in tf32, with 10 bits after the point, summed in f32.

@@ -1,11 +1,11 @@
-//! The way a kernel's product, convolution or attention is lowered, where a constraint asks for one.
+//! The way a kernel's matmul, convolution or attention is lowered, where a constraint asks for one.
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// Asynchronous products of warpgroups, fed by tensor maps.
+    /// Asynchronous matmuls of warpgroups, fed by tensor maps.
     Warpgroup,
     /// A tile of the result an instance, operands through registers.
     Tile,
@@ -13,7 +13,7 @@ pub enum Family {
     Flash,
     /// Each element a sum along a row.
     Rows,
-    /// A library: the packed products of the host, on a GPU cuBLASLt.
+    /// A library: the packed matmuls of the host, on a GPU cuBLASLt.
     Library,
 }
 impl Family {
@@ -29,12 +29,12 @@ impl Family {
     }
 }
 
-/// How a product of warpgroups is cut beyond its tile. What is not given, lowering chooses.
+/// How a matmul of warpgroups is cut beyond its tile. What is not given, lowering chooses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Schedule {
     /// Parts of K that are summed apart.
-    pub parts: Option<usize>,
+    pub split_k: Option<usize>,
     /// Bytes of K in a stage of the ring of operand tiles.
     pub depth: Option<usize>,
     /// Stages of that ring.
@@ -49,9 +49,9 @@ pub struct Schedule {
 impl Schedule {
     /// Names and values, in the order of the text.
     fn fields(&mut self) -> [(&'static str, &mut Option<usize>); 6] {
-        let Schedule { parts, depth, stages, cluster, group, tiles } = self;
+        let Schedule { split_k, depth, stages, cluster, group, tiles } = self;
         [
-            ("parts", parts),
+            ("split-k", split_k),
             ("depth", depth),
             ("stages", stages),
             ("cluster", cluster),
@@ -61,7 +61,7 @@ impl Schedule {
     }
 }
 
-/// As `warpgroup`, `tile 64x128`, `warpgroup 64x256 parts 3 stages 5`.
+/// As `warpgroup`, `tile 64x128`, `warpgroup 64x256 split-k 3 stages 5`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Template {
     pub family: Family,
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn templates_read_as_they_print() {
-        let cut = ["warpgroup 64x256 parts 3 depth 128 stages 5 cluster 2 group 8 tiles 2", "warpgroup stages 4"];
+        let cut = ["warpgroup 64x256 split-k 3 depth 128 stages 5 cluster 2 group 8 tiles 2", "warpgroup stages 4"];
         for text in ["warpgroup", "warpgroup 128x256", "tile 64x16", "flash", "rows", "library"].into_iter().chain(cut)
         {
             assert_eq!(text.parse::<Template>().map(|t| t.to_string()).as_deref(), Ok(text));

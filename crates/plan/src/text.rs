@@ -10,7 +10,7 @@
 //!     cost read=576 written=512 matrix=0 other=256 us=2.0003
 //!     rules "relu"
 //!     alternative "one kernel per op (2 kernels)" us=4.1
-//!     stop "gemm_1" "arithmetic before a product"
+//!     stop "gemm_1" "arithmetic before a matmul"
 //!     values %2 "%4" %3 "%5 %6"
 //!     made %3 "relu"
 //!     graph add_relu_0(%0: f32[8,16], %1: f32[16]) {
@@ -105,7 +105,7 @@ mod tests {
                         names: vec!["%7".into(), "%9".into()],
                         rules: vec!["a".into()],
                     }],
-                    template: "warpgroup 64x128 parts 3".parse().ok(),
+                    template: "warpgroup 64x128 split-k 3".parse().ok(),
                     tuning: Some(Tuning::Measured { device: "NVIDIA H200".into(), us: 2.5, default_us: 3.25 }),
                 },
             }],

@@ -33,7 +33,7 @@ pub struct Constraints {
     pub never_fuse: Vec<Vec<Group>>,
     pub keep_in_memory: Vec<Group>,
     pub kernels: Vec<Pinned>,
-    /// How the products, attentions and convolutions of a group are lowered.
+    /// How the matmuls, attentions and convolutions of a group are lowered.
     pub templates: Vec<(Group, Template)>,
 }
 impl Constraints {
@@ -71,7 +71,7 @@ pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> 
         let label = format!("use_template [{}]", group.label);
         let anchors = anchors(dag, nodes(group, "use_template")?);
         if anchors.is_empty() {
-            let why = "none of its values is a product, an attention or a convolution";
+            let why = "none of its values is a matmul, an attention or a convolution";
             return Err(Impossible { constraint: label, why: why.into() });
         }
         limits.templates.push((label, anchors, *template));

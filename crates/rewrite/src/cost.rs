@@ -38,7 +38,7 @@ impl Price {
     }
 }
 
-/// The terms of [`Price::timed`] for a kernel with a product of this many flops per second; none where the time is unknown.
+/// The terms of [`Price::timed`] for a kernel with a matmul of this many flops per second; none where the time is unknown.
 pub fn terms(c: &Cost, matrix_rate: f64, m: &Machine) -> Terms {
     let Some(us) = c.us else { return Terms::default() };
     let memory = c.bytes() as f64 / m.rates.bandwidth;
@@ -56,7 +56,7 @@ pub fn microseconds(seconds: f64) -> f64 {
     (seconds * 1e10).round() / 1e4
 }
 
-/// Flops on matrix units of one op: products, convolutions, attention.
+/// Flops on matrix units of one op: matmuls, convolutions, attention.
 pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
     // Invariant: these ops have operands of the ranks that inference asks for, also where their values are frozen.
     let shape = |i: usize| dag.shape(dag.nodes[v].args[i]);
@@ -83,17 +83,17 @@ pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
     }
 }
 
-/// Type of the operands of a product or another anchor, all of which have some.
+/// Type of the operands of a matmul or another anchor, all of which have some.
 pub fn operands(dag: &Dag, v: usize) -> DType {
     dag.ty(dag.nodes[v].args[0]).dtype
 }
 /// Whether this is a matmul or a convolution of f32, which a contract may have made of tf32.
-pub fn is_f32_product(dag: &Dag, v: usize) -> bool {
+pub fn is_f32_matmul(dag: &Dag, v: usize) -> bool {
     matches!(dag.op(v), Op::Dot | Op::Linear | Op::Conv { .. }) && operands(dag, v) == DType::F32
 }
 /// Flops per second of an op on matrix units.
 pub fn matrix_rate(dag: &Dag, v: usize, m: &Hardware) -> f64 {
-    if is_f32_product(dag, v) { m.f32_product(dag.op(v)).1 } else { m.matrix_rate(operands(dag, v).name()) }
+    if is_f32_matmul(dag, v) { m.f32_matmul(dag.op(v)).1 } else { m.matrix_rate(operands(dag, v).name()) }
 }
 
 /// Seconds of an op on matrix units: attention in one program takes as long as its blocks do.
@@ -110,19 +110,19 @@ pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
 const INTERPRETED: f64 = 1.0;
 
 /// Two bounds no plan of this program can beat, the larger of them: inputs, parameters and results moved once (tables that are
-/// only looked up aside); and a launch per matrix product, each at its roof with its weights read. In seconds.
+/// only looked up aside); and a launch per matmul, each at its roof with its weights read. In seconds.
 pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
     let computes = |v: &&usize| matrix_flops(dag, **v) > 0. && !dag.args(**v).is_empty();
-    let products = dag.live.iter().filter(computes);
-    // Products that may be computed side by side: those of one left operand.
+    let matmuls = dag.live.iter().filter(computes);
+    // Matmuls that may be computed side by side: those of one left operand.
     let mut beside: FxHashMap<(&Type, Option<&usize>), usize> = FxHashMap::default();
-    for &v in products.clone() {
+    for &v in matmuls.clone() {
         *beside.entry((dag.ty(v), dag.args(v).first())).or_default() += 1;
     }
     let shares_launch = |v: usize| {
-        m.pairs(dag.ty(v).dtype.name()) && beside.get(&(dag.ty(v), dag.args(v).first())).is_some_and(|n| *n > 1)
+        m.dual_gemm(dag.ty(v).dtype.name()) && beside.get(&(dag.ty(v), dag.args(v).first())).is_some_and(|n| *n > 1)
     };
-    let kernels: f64 = products
+    let kernels: f64 = matmuls
         .map(|&v| {
             let weights: f64 = dag.args(v).iter().filter(|&&a| dag.frozen(a)).map(|&a| dag.bytes(a)).sum();
             let launch = if shares_launch(v) { m.rates.launch / 2. } else { m.rates.launch };

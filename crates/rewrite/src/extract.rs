@@ -177,7 +177,7 @@ impl<'a> Extractor<'a> {
     }
 
     /// Sets of classes that could take another form together: all that now have op A and could have op B, those of one shape,
-    /// and, where parts of several shapes would be read from one value (slices of a joined product), all parts of such values.
+    /// and, where parts of several shapes would be read from one value (slices of a joined matmul), all parts of such values.
     fn families(&self, choice: &Choice, program: &Program, ids: &[Id], m: &Hardware) -> Families {
         let g = &self.s.builder.g;
         let mut out = Families::new();
@@ -188,7 +188,7 @@ impl<'a> Extractor<'a> {
             }
             let Some(now) = choice.get(&id) else { continue };
             let args = || now.args.iter().map(|a| &g[*a].data.ty).collect::<Vec<_>>();
-            if is_recognised(op(g, now)) && !may_be_products(op(g, now), &args(), m) {
+            if is_recognised(op(g, now)) && !may_be_matmuls(op(g, now), &args(), m) {
                 continue;
             }
             let mut others: BTreeMap<&str, &Term> = BTreeMap::new();
@@ -241,7 +241,7 @@ impl<'a> Extractor<'a> {
                 best.tried += 1;
                 values += program.nodes.len();
                 self.tried.push((kernels.seconds(), program.clone()));
-                // Short products take somewhat longer than their price.
+                // Short matmuls take somewhat longer than their price.
                 let spare = if how.starts_with("attention") { size * check.machine.rates.launch } else { 0. };
                 if kernels.seconds() + spare < best.kernels.seconds() * (1. - 1e-6) {
                     best = Best { program, dag, kernels, ..best };
@@ -259,9 +259,9 @@ impl<'a> Extractor<'a> {
 fn is_recognised(o: &Op) -> bool {
     matches!(Class::of(o), Class::Row | Class::Attention) || matches!(o, Op::Unary(u) if u.is_composite())
 }
-/// Is this an attention that two products with a softmax between may beat? On a GPU, where there is no program for it or rows of scores
-/// are multiples of 16 bytes, without which products are slower than their price.
-fn may_be_products(o: &Op, args: &[&Type], m: &Hardware) -> bool {
+/// Is this an attention that two matmuls with a softmax between may beat? On a GPU, where there is no program for it or rows of scores
+/// are multiples of 16 bytes, without which matmuls are slower than their price.
+fn may_be_matmuls(o: &Op, args: &[&Type], m: &Hardware) -> bool {
     let (Op::Attention { causal, .. }, [q, k, v, ..]) = (o, args) else { return false };
     let sizes = Sizes::of(q.dtype, [&q.shape, &k.shape, &v.shape], *causal);
     m.arch.is_gpu() && (!sizes.has_program() || (sizes.keys * q.dtype.bytes()).is_multiple_of(16))

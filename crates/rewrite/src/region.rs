@@ -1,11 +1,11 @@
 //! Can one kernel hold a set of values, and what does it cost? Legality is a fact about a whole region, never about a pair.
 //!
 //! Walking backward from the outputs, every value gets its access maps (`space`). A reduction fixes the kernel's rows: all
-//! reductions must agree on which atoms choose a row and which run along it. An anchor (matrix product, attention, …) is computed
+//! reductions must agree on which atoms choose a row and which run along it. An anchor (matmul, attention, …) is computed
 //! whole, once. What lowering can do is written here and nowhere else; every refusal has a name.
 use crate::cost::{Price, matrix_flops, matrix_seconds};
 use crate::dag::Dag;
-use crate::space::{Atom, Map, Space, Walk, align};
+use crate::space::{Atom, AxisMap, Map, Space, align};
 use kiln_graph::Op;
 use kiln_graph::ops::Class;
 use kiln_plan::Hardware;
@@ -22,15 +22,15 @@ use anchor::Anchor;
 pub enum Reject {
     TwoAnchors,
     RowsDiffer,
-    RowReductionAfterProduct,
-    RowReductionBeforeProduct,
-    ArithmeticBeforeProduct,
+    RowReductionAfterMatmul,
+    RowReductionBeforeMatmul,
+    ArithmeticBeforeMatmul,
     ArithmeticAroundAttention,
     OperandNotStrided,
     AnchorRecomputed,
     AnchorNeedsStoredOperands,
     ViewAfterAnchor,
-    DataMovementAfterProduct,
+    DataMovementAfterMatmul,
     OutputNotCovered,
     OutputPermutedAfterReduction,
     RowsOfOtherOutput,
@@ -48,15 +48,15 @@ impl Reject {
     pub const ALL: [Reject; 22] = [
         Reject::TwoAnchors,
         Reject::RowsDiffer,
-        Reject::RowReductionAfterProduct,
-        Reject::RowReductionBeforeProduct,
-        Reject::ArithmeticBeforeProduct,
+        Reject::RowReductionAfterMatmul,
+        Reject::RowReductionBeforeMatmul,
+        Reject::ArithmeticBeforeMatmul,
         Reject::ArithmeticAroundAttention,
         Reject::OperandNotStrided,
         Reject::AnchorRecomputed,
         Reject::AnchorNeedsStoredOperands,
         Reject::ViewAfterAnchor,
-        Reject::DataMovementAfterProduct,
+        Reject::DataMovementAfterMatmul,
         Reject::OutputNotCovered,
         Reject::OutputPermutedAfterReduction,
         Reject::RowsOfOtherOutput,
@@ -74,15 +74,15 @@ impl Reject {
         match self {
             TwoAnchors => "two anchors",
             RowsDiffer => "rows differ",
-            RowReductionAfterProduct => "row reduction after a product",
-            RowReductionBeforeProduct => "row reduction before a product",
-            ArithmeticBeforeProduct => "arithmetic before a product",
+            RowReductionAfterMatmul => "row reduction after a matmul",
+            RowReductionBeforeMatmul => "row reduction before a matmul",
+            ArithmeticBeforeMatmul => "arithmetic before a matmul",
             ArithmeticAroundAttention => "arithmetic around attention",
             OperandNotStrided => "operand is not a strided matrix",
-            AnchorRecomputed => "product would be computed again",
+            AnchorRecomputed => "matmul would be computed again",
             AnchorNeedsStoredOperands => "operands must be in memory",
             ViewAfterAnchor => "view after an anchor",
-            DataMovementAfterProduct => "data movement after a product",
+            DataMovementAfterMatmul => "data movement after a matmul",
             OutputNotCovered => "output not covered by the iteration space",
             OutputPermutedAfterReduction => "output permuted after a reduction",
             RowsOfOtherOutput => "no reduction reaches the full-size output",
@@ -131,8 +131,8 @@ struct Region<'a> {
     uses: BTreeMap<usize, Vec<Use>>,
     price: Price,
     anchor: Option<usize>,
-    /// What is summed beside the anchor: another product, or its own other half.
-    twin: Option<usize>,
+    /// What is summed beside the anchor: another matmul, or its own other half.
+    dual: Option<usize>,
     /// Groups of atoms that must be one strided range each, per operand of the anchor.
     operands: Vec<(usize, Vec<Map>)>,
     rows: Option<Rows>,
@@ -211,7 +211,7 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
         uses,
         price: Price::default(),
         anchor: None,
-        twin: None,
+        dual: None,
         operands: vec![],
         rows: None,
         place: None,
@@ -271,8 +271,8 @@ impl Region<'_> {
             if u.prologue && !class.is_free() {
                 return Err(match class {
                     c if c.is_anchor() => Reject::TwoAnchors,
-                    Class::Reduce | Class::ArgReduce | Class::Row => Reject::RowReductionBeforeProduct,
-                    _ => Reject::ArithmeticBeforeProduct,
+                    Class::Reduce | Class::ArgReduce | Class::Row => Reject::RowReductionBeforeMatmul,
+                    _ => Reject::ArithmeticBeforeMatmul,
                 });
             }
             if done.len() >= MAX_USES {
@@ -286,7 +286,7 @@ impl Region<'_> {
                 Class::Pointwise => self.pointwise(v, &u),
                 Class::Movement => self.movement(v, &u),
                 Class::Reduce | Class::ArgReduce | Class::Row => self.row(v, &u)?,
-                Class::Matmul => self.anchor(v, &u, done.first(), Anchor::Product)?,
+                Class::Matmul => self.anchor(v, &u, done.first(), Anchor::Matmul)?,
                 Class::Attention => self.anchor(v, &u, done.first(), Anchor::Attention)?,
                 Class::Scan => self.anchor(v, &u, done.first(), Anchor::Scan)?,
                 Class::Conv => self.anchor(v, &u, done.first(), Anchor::Conv)?,
@@ -410,14 +410,14 @@ impl Region<'_> {
             }
             Op::Gather { axis } => {
                 let mut table = m.clone();
-                table[*axis] = Walk::computed(table[*axis].atoms.clone());
+                table[*axis] = AxisMap::computed(table[*axis].atoms.clone());
                 vec![(args[0], table), (args[1], m.clone())]
             }
             // The index's axes stand where the table's axis stood.
             Op::Take { axis } => {
                 let index = m[*axis..axis + dag.shape(args[1]).len()].to_vec();
                 let mut table = m[..*axis].to_vec();
-                table.push(Walk::computed(self.space.flat(&index)));
+                table.push(AxisMap::computed(self.space.flat(&index)));
                 table.extend_from_slice(&m[axis + index.len()..]);
                 vec![(args[0], table), (args[1], index)]
             }
@@ -448,7 +448,7 @@ impl Region<'_> {
         }
         let Some(anchor) = self.anchor else { return Ok(()) };
         if self.rows.is_some() && !self.fits_tile(anchor) {
-            return Err(Reject::RowReductionAfterProduct);
+            return Err(Reject::RowReductionAfterMatmul);
         }
         if outs.len() > 1 {
             return Err(Reject::SecondOutputOfAnchor);
@@ -471,7 +471,7 @@ impl Region<'_> {
             _ => {}
         }
         if any(Class::Movement) {
-            return Err(Reject::DataMovementAfterProduct);
+            return Err(Reject::DataMovementAfterMatmul);
         }
         let outside = |v: &usize| members.binary_search(v).is_err();
         let computed = |us: &Vec<Use>| us.iter().any(|u| u.map.iter().any(|w| w.computed));
@@ -517,8 +517,8 @@ impl Region<'_> {
     fn scans(&self, v: usize) -> (f64, f64) {
         let &Op::Scan { axis, .. } = self.dag.op(v) else { return (1., 0.) };
         let (shape, bytes) = (self.dag.shape(v), self.dag.ty(v).dtype.bytes());
-        let product = |axes: &[usize]| axes.iter().product();
-        let sizes = [product(&shape[..axis]), shape[axis], product(&shape[axis + 1..])];
+        let matmul = |axes: &[usize]| axes.iter().product();
+        let sizes = [matmul(&shape[..axis]), shape[axis], matmul(&shape[axis + 1..])];
         let columns = if sizes[2] > 1 { 1.5 } else { 1. };
         match self.machine.arch.is_gpu() {
             true if scan::reads_twice(sizes, bytes, self.machine) => (2. * columns, 1.),
@@ -537,7 +537,7 @@ impl Region<'_> {
         let part = |u: &Use| -> Vec<Reach> {
             let axes = u.map.iter().zip(self.dag.shape(v));
             let one =
-                |(w, &s): (&Walk, &usize)| Reach::of(w, self.space.extent(&self.space.now(&w.atoms)).min(s as i64));
+                |(w, &s): (&AxisMap, &usize)| Reach::of(w, self.space.extent(&self.space.now(&w.atoms)).min(s as i64));
             axes.map(one).collect()
         };
         let count = |part: &[Reach]| part.iter().map(|axis| axis.count as f64).product::<f64>();
@@ -560,7 +560,7 @@ struct Reach {
     count: i64,
 }
 impl Reach {
-    fn of(w: &Walk, count: i64) -> Reach {
+    fn of(w: &AxisMap, count: i64) -> Reach {
         let last = w.from + w.step * (count - 1);
         Reach { low: w.from.min(last), high: w.from.max(last), count }
     }

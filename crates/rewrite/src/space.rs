@@ -8,29 +8,29 @@ pub type Atom = u32;
 
 /// How one axis is walked: index = `from` + `step` · (the atoms, outermost first, as one number).
 #[derive(Clone, PartialEq, Debug)]
-pub struct Walk {
+pub struct AxisMap {
     pub atoms: Vec<Atom>,
     pub from: i64,
     pub step: i64,
     /// The index is some function of the atoms, or of data.
     pub computed: bool,
 }
-impl Default for Walk {
-    fn default() -> Walk {
-        Walk { atoms: vec![], from: 0, step: 1, computed: false }
+impl Default for AxisMap {
+    fn default() -> AxisMap {
+        AxisMap { atoms: vec![], from: 0, step: 1, computed: false }
     }
 }
-impl Walk {
-    pub fn over(atoms: Vec<Atom>) -> Walk {
-        Walk { atoms, ..Walk::default() }
+impl AxisMap {
+    pub fn over(atoms: Vec<Atom>) -> AxisMap {
+        AxisMap { atoms, ..AxisMap::default() }
     }
-    pub fn computed(atoms: Vec<Atom>) -> Walk {
-        Walk { atoms, computed: true, ..Walk::default() }
+    pub fn computed(atoms: Vec<Atom>) -> AxisMap {
+        AxisMap { atoms, computed: true, ..AxisMap::default() }
     }
 }
 
 /// One walk per axis.
-pub type Map = Vec<Walk>;
+pub type Map = Vec<AxisMap>;
 
 #[derive(Default)]
 pub struct Space {
@@ -45,8 +45,8 @@ impl Space {
         self.size.len() as Atom - 1
     }
     /// A fresh walk over an axis of `n` elements.
-    pub fn axis(&mut self, n: usize) -> Walk {
-        if n == 1 { Walk::default() } else { Walk::over(vec![self.atom(n as i64)]) }
+    pub fn axis(&mut self, n: usize) -> AxisMap {
+        if n == 1 { AxisMap::default() } else { AxisMap::over(vec![self.atom(n as i64)]) }
     }
     /// Atoms as they are now, after splits.
     pub fn now(&self, atoms: &[Atom]) -> Vec<Atom> {
@@ -70,19 +70,19 @@ impl Space {
         atoms.iter().map(|&a| self.size[a as usize]).product()
     }
     /// Every element of the axis once, in order.
-    pub fn full(&self, w: &Walk, size: usize) -> bool {
+    pub fn full(&self, w: &AxisMap, size: usize) -> bool {
         !w.computed && w.from == 0 && w.step == 1 && self.extent(&w.atoms) == size as i64
     }
     /// Is every element of a value of this shape visited?
-    pub fn whole(&self, m: &[Walk], shape: &[usize]) -> bool {
+    pub fn whole(&self, m: &[AxisMap], shape: &[usize]) -> bool {
         m.iter().zip(shape).all(|(w, &s)| self.full(w, s))
     }
     /// All atoms of a map, in the order of its axes, outermost first.
-    pub fn flat(&self, m: &[Walk]) -> Vec<Atom> {
+    pub fn flat(&self, m: &[AxisMap]) -> Vec<Atom> {
         m.iter().flat_map(|w| self.now(&w.atoms)).collect()
     }
     /// Deals atoms out to axes of the given sizes, splitting where a size ends inside an atom.
-    pub fn deal(&mut self, atoms: &[Atom], sizes: &[usize]) -> Option<Vec<Walk>> {
+    pub fn deal(&mut self, atoms: &[Atom], sizes: &[usize]) -> Option<Vec<AxisMap>> {
         let mut rest: Vec<Atom> = self.now(atoms);
         rest.reverse();
         let mut out = vec![];
@@ -109,16 +109,16 @@ impl Space {
             if have != n {
                 return None;
             }
-            out.push(Walk::over(taken));
+            out.push(AxisMap::over(taken));
         }
         rest.is_empty().then_some(out)
     }
     /// The map of a reshape's operand (of shape `to`) from the map of its result (of shape `from`): axes are matched in groups of
     /// equal product. `None` when the operand's axes are not walked by whole atoms.
-    pub fn reshape(&mut self, m: &[Walk], from: &[usize], to: &[usize]) -> Option<Map> {
+    pub fn reshape(&mut self, m: &[AxisMap], from: &[usize], to: &[usize]) -> Option<Map> {
         let wide = |s: &[usize]| -> Vec<usize> { (0..s.len()).filter(|&i| s[i] != 1).collect() };
         let (f, t) = (wide(from), wide(to));
-        let (mut out, mut i, mut j) = (vec![Walk::default(); to.len()], 0, 0);
+        let (mut out, mut i, mut j) = (vec![AxisMap::default(); to.len()], 0, 0);
         while i < f.len() {
             let (i0, j0, mut p, mut q) = (i, j, from[f[i]], to[*t.get(j)?]);
             (i, j) = (i + 1, j + 1);
@@ -152,7 +152,7 @@ impl Space {
                 }
                 let from = first.from.checked_mul(p as i64 / from[group[0]] as i64)?.checked_add(place)?;
                 let step = first.step.checked_mul(every)?;
-                out[t[j0]] = Walk { atoms: flat, from, step, ..first.clone() };
+                out[t[j0]] = AxisMap { atoms: flat, from, step, ..first.clone() };
                 continue;
             }
             if every > 1 || !self.full(first, from[group[0]]) {
@@ -166,8 +166,8 @@ impl Space {
         Some(out)
     }
     /// A map that only says which atoms matter.
-    pub fn unknown(&self, m: &[Walk], rank: usize) -> Map {
-        let mut out = vec![Walk::computed(vec![]); rank];
+    pub fn unknown(&self, m: &[AxisMap], rank: usize) -> Map {
+        let mut out = vec![AxisMap::computed(vec![]); rank];
         if let Some(first) = out.first_mut() {
             first.atoms = self.flat(m);
         }
@@ -178,7 +178,7 @@ impl Space {
         group.windows(2).all(|p| p[0].1 == p[1].1 * self.size[p[1].0 as usize])
     }
     /// Stride in memory of every atom that walks a dense row-major buffer of `shape`; `None` if an index is computed.
-    pub fn strides(&self, m: &[Walk], shape: &[usize]) -> Option<Vec<(Atom, i64)>> {
+    pub fn strides(&self, m: &[AxisMap], shape: &[usize]) -> Option<Vec<(Atom, i64)>> {
         let (mut stride, mut out) = (1i64, vec![]);
         for (w, &s) in m.iter().zip(shape).rev() {
             if w.computed {
@@ -196,7 +196,7 @@ impl Space {
 }
 
 /// Map of an operand of shape `s` that broadcasts (as numpy does) to a result of rank `rank` walked by `m`.
-pub fn align(s: &[usize], rank: usize, m: &[Walk]) -> Map {
+pub fn align(s: &[usize], rank: usize, m: &[AxisMap]) -> Map {
     let missing = rank - s.len().min(rank);
-    s.iter().enumerate().map(|(i, &n)| if n == 1 { Walk::default() } else { m[missing + i].clone() }).collect()
+    s.iter().enumerate().map(|(i, &n)| if n == 1 { AxisMap::default() } else { m[missing + i].clone() }).collect()
 }

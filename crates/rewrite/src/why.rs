@@ -10,25 +10,25 @@ impl Reject {
         use Reject::*;
         match self {
             TwoAnchors => {
-                "a kernel computes at most one product, attention, convolution, pooling, scatter or scan whole, or, where the machine \
-                 has tiles with two sums, two products of one left operand"
+                "a kernel computes at most one matmul, attention, convolution, pooling, scatter or scan whole, or, where the machine \
+                 has tiles with two sums, two matmuls of one left operand"
             }
             RowsDiffer => "all reductions of a kernel share its rows, and these run over different ones",
-            RowReductionAfterProduct => "a product is computed in tiles, and a row spans several of them",
-            RowReductionBeforeProduct => "a product reads its operands in tiles before a whole row of them is known",
-            ArithmeticBeforeProduct => "a product's operands are copied from memory straight into its tiles",
+            RowReductionAfterMatmul => "a matmul is computed in tiles, and a row spans several of them",
+            RowReductionBeforeMatmul => "a matmul reads its operands in tiles before a whole row of them is known",
+            ArithmeticBeforeMatmul => "a matmul's operands are copied from memory straight into its tiles",
             ArithmeticAroundAttention => "attention's operands and result are copied as they are",
             OperandNotStrided => "rows and columns of an operand must be evenly spaced in memory",
             AnchorRecomputed => {
-                "a product, attention or convolution is computed once, and this would need it more than once"
+                "a matmul, attention or convolution is computed once, and this would need it more than once"
             }
             AnchorNeedsStoredOperands => "this op reads its operands from memory at places of its own",
             ViewAfterAnchor => "the result is stored in the order it is computed in",
-            DataMovementAfterProduct => "gathers, pads and concatenations do not follow a product in its tiles",
+            DataMovementAfterMatmul => "gathers, pads and concatenations do not follow a matmul in its tiles",
             OutputNotCovered => "a kernel's outputs share one iteration space, and one of these lies outside of it",
             OutputPermutedAfterReduction => "rows are stored in the order they are reduced in",
             RowsOfOtherOutput => "an output with one element a row needs a full-size output that the rows belong to",
-            SecondOutputOfAnchor => "a kernel with a product, attention or convolution stores one result",
+            SecondOutputOfAnchor => "a kernel with a matmul, attention or convolution stores one result",
             PlaceReductionNotAlone => "argmax and argmin share a kernel with no other reduction or output",
             ScanSpaceDiffers => "a scan walks its own axis in order, and the kernel walks another space",
             RecomputedTooOften => "a value would be reached in too many different ways, each computed apart",
@@ -58,16 +58,16 @@ pub fn refusal(dag: &Dag, members: &[usize], outs: &[usize], r: Reject) -> Strin
         RowsDiffer => {
             rows().iter().map(|&v| row(dag, v)).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join("; ")
         }
-        RowReductionAfterProduct | RowReductionBeforeProduct => {
+        RowReductionAfterMatmul | RowReductionBeforeMatmul => {
             let rows: Vec<String> = rows().iter().take(2).map(|&v| row(dag, v)).collect();
             format!("{}, with {}", rows.join("; "), listed(dag, &anchors()))
         }
-        ArithmeticBeforeProduct | ArithmeticAroundAttention => {
+        ArithmeticBeforeMatmul | ArithmeticAroundAttention => {
             let mut ops = pointwise();
             ops.extend(moves());
             format!("{} beside {}", listed(dag, &ops), listed(dag, &anchors()))
         }
-        DataMovementAfterProduct => format!("{} beside {}", listed(dag, &moves()), listed(dag, &anchors())),
+        DataMovementAfterMatmul => format!("{} beside {}", listed(dag, &moves()), listed(dag, &anchors())),
         OperandNotStrided | AnchorRecomputed | AnchorNeedsStoredOperands | ViewAfterAnchor | ScanSpaceDiffers => {
             listed(dag, &anchors())
         }

@@ -12,8 +12,8 @@ const ROWS: &str = "graph g(%x: f32[64,96], %y: f32[64,96]) {
     %d = sub %e, %s
     return %d
 }";
-/// Two products with an activation between: %2 linear, %3 relu, %5 linear.
-const PRODUCTS: &str = "graph g(%x: f32[64,96]) {
+/// Two matmuls with an activation between: %2 linear, %3 relu, %5 linear.
+const MATMULS: &str = "graph g(%x: f32[64,96]) {
     @w: f32[128,96] = external
     @v: f32[32,128] = external
     %h = linear %x, @w
@@ -63,13 +63,13 @@ fn keep_in_memory_stores_what_would_stay_on_chip() {
 
 #[test]
 fn must_fuse_overrules_the_price_but_not_legality() {
-    let g = graph(PRODUCTS);
+    let g = graph(MATMULS);
     let relu = |p: &Plan| p.kernels.iter().position(|k| k.body.to_string().contains("relu"));
     assert_eq!(relu(&under(&g, &Constraints::default()).expect("plans")), Some(0));
     assert!(under(&g, &must(&[2, 4])).is_ok() || under(&g, &must(&[2, 3])).is_ok());
     let both = (0..g.len() as u32).filter(|v| g.op(ValueId(*v)).name() == "linear").collect::<Vec<_>>();
     let why = refused(&g, &must(&both));
-    assert!(why.contains("cannot be met") && why.contains("arithmetic before a product (relu"), "{why}");
+    assert!(why.contains("cannot be met") && why.contains("arithmetic before a matmul (relu"), "{why}");
     assert!(why.contains("lies between (relu"), "{why}");
 }
 

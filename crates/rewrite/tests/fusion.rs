@@ -127,7 +127,7 @@ fn swiglu() {
     );
 }
 #[test]
-fn linear_bias_gelu_is_one_product() {
+fn linear_bias_gelu_is_one_matmul() {
     let text = "graph g(%x: f32[32,64]) {
         @w: f32[64,256] = random(seed=1, scale=0.1)\n @b: f32[256] = random(seed=2, scale=1.0)
         %d = dot %x, @w\n %l = add %d, @b
@@ -135,7 +135,7 @@ fn linear_bias_gelu_is_one_product() {
     one(Gemm, "gelu-erf", text);
 }
 #[test]
-fn gate_and_up_are_one_product() {
+fn gate_and_up_are_one_matmul() {
     let p = checked(
         "graph g(%x: f32[32,64]) {
         @w: f32[128,64] = random(seed=1, scale=0.1)\n @u: f32[128,64] = random(seed=2, scale=0.1)
@@ -144,9 +144,9 @@ fn gate_and_up_are_one_product() {
     // Small: up reads gate in its epilogue, which is as many launches, or joined; never three.
     assert_eq!(kinds(&p).len(), 2, "{p}");
 }
-/// Rows of a product that a tile spans are reduced in its epilogue, where tensor cores make it.
+/// Rows of a matmul that a tile spans are reduced in its epilogue, where tensor cores make it.
 #[test]
-fn rows_of_a_product_are_reduced_in_its_tile() {
+fn rows_of_a_matmul_are_reduced_in_its_tile() {
     let plan = |dtype: &str, [m, n]: [usize; 2], lines: &str| {
         kinds(&checked(&format!(
             "graph g(%x: {dtype}[{m},64], %r: {dtype}[{m},{n}]) {{
@@ -162,13 +162,13 @@ fn rows_of_a_product_are_reduced_in_its_tile() {
     assert_eq!(plan("f16", [32, 256], norm), [Gemm]);
     assert_eq!(plan("bf16", [32, 257], softmax), [Gemm, Reduction], "wider than a tile");
     assert_eq!(plan("bf16", [4, 64], softmax), [Gemm, Reduction], "no tiles");
-    assert_eq!(plan("f32", [32, 64], softmax), [Gemm, Reduction], "multiply-adds");
+    assert_eq!(plan("f32", [32, 64], softmax), [Gemm, Reduction], "FMAs");
     assert_eq!(plan("bf16", [32, 64], "%y = softmax %h axis=0"), [Gemm, Reduction], "columns");
     assert_eq!(plan("bf16", [32, 64], "%y = reduce.argmax %h axes=[1]"), [Gemm, Reduction], "places");
 }
-/// Two products of one left operand in one kernel, on machines that have tiles with two sums.
+/// Two matmuls of one left operand in one kernel, on machines that have tiles with two sums.
 #[test]
-fn pairs_of_products_on_machines_that_have_them() {
+fn pairs_of_matmuls_on_machines_that_have_them() {
     let gated = |d: &str, k: usize, left: &str| {
         graph(&format!(
             "graph g(%x: {d}[32,{k}], %o: {d}[32,{k}], %w: {d}[128,{k}], %u: {d}[128,{k}]) {{
@@ -205,7 +205,7 @@ fn pairs_of_products_on_machines_that_have_them() {
         %a = linear %x, %w\n %b = linear %x, %u\n %c = linear %x, %v\n %s = silu %a\n %y = mul %s, %b\n %z = add %y, %c\n return %z\n}";
     assert_eq!(kernels(&graph(three), "h200"), 2);
 }
-/// f32 products are taken as tf32, or as three products of it, where that is allowed and the machine can.
+/// f32 matmuls are taken as tf32, or as three matmuls of it, where that is allowed and the machine can.
 #[test]
 fn tf32_only_where_it_is_allowed() {
     let g = graph(
@@ -238,10 +238,10 @@ fn convolutions_are_in_tf32_unless_exact() {
     assert_eq!(["torch", "fast", "torch+batch_invariant"].map(|c| precision(c, "h200")), [Some("tf32"); 3]);
     assert_eq!((precision("exact", "h200"), precision("torch", "cpu")), (None, None));
 }
-/// Differences of all pairs, summed as squares, where a plan may approximate: one product with all the rest in its epilogue, and
+/// Differences of all pairs, summed as squares, where a plan may approximate: one matmul with all the rest in its epilogue, and
 /// a small kernel for the squares of each side.
 #[test]
-fn distances_by_products() {
+fn distances_by_matmuls() {
     use kiln_plan::Numerics::{Fast, Torch};
     // Where arithmetic decides, as it does for more rows than an interpreter has time for.
     let mut machine = common::h200();
@@ -267,7 +267,7 @@ fn distances_by_products() {
             // Half types are widened first.
             let most = if dtype == "f32" { 3 } else { 5 };
             assert!(kinds(&p).contains(&Gemm) && kinds(&p).len() <= most, "{p}");
-            assert!(rules(&p).contains(&"distance-by-product"), "{p}");
+            assert!(rules(&p).contains(&"distance-by-matmul"), "{p}");
             assert_eq!(kinds(&planned(&text, Torch)), [Reduction], "{text}");
         }
     }

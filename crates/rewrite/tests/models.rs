@@ -97,7 +97,7 @@ fn llama(layers: usize, dtype: &'static str, [b, s, h, d]: [usize; 4], shared: u
         let gain = g.weight(&[w]);
         g.op(&format!("rms_norm {x}, {gain} eps=1e-5"))
     };
-    let product = |g: &mut Writer, x: &str, k: usize, n: usize| {
+    let matmul = |g: &mut Writer, x: &str, k: usize, n: usize| {
         let w = g.weight(&[n, k]);
         g.op(&format!("linear {x}, {w}"))
     };
@@ -114,7 +114,7 @@ fn llama(layers: usize, dtype: &'static str, [b, s, h, d]: [usize; 4], shared: u
     for _ in 0..layers {
         let n = rms(&mut g, &x);
         let (q, k, v) =
-            (product(&mut g, &n, w, w), product(&mut g, &n, w, shared * d), product(&mut g, &n, w, shared * d));
+            (matmul(&mut g, &n, w, w), matmul(&mut g, &n, w, shared * d), matmul(&mut g, &n, w, shared * d));
         let q = g.heads(&q, [b, s, h, d]);
         let (k, v) = (g.heads(&k, [b, s, shared, d]), g.heads(&v, [b, s, shared, d]));
         let (q, k) = (rope(&mut g, &q), rope(&mut g, &k));
@@ -125,13 +125,13 @@ fn llama(layers: usize, dtype: &'static str, [b, s, h, d]: [usize; 4], shared: u
         });
         let a = g.op(&format!("attention {q}, {k}, {v} scale=0.125 causal=true"));
         let a = g.merged(&a, [b, s, h, d]);
-        let o = product(&mut g, &a, w, w);
+        let o = matmul(&mut g, &a, w, w);
         x = g.op(&format!("add {x}, {o}"));
         let n = rms(&mut g, &x);
-        let (gate, up) = (product(&mut g, &n, w, 3 * w), product(&mut g, &n, w, 3 * w));
+        let (gate, up) = (matmul(&mut g, &n, w, 3 * w), matmul(&mut g, &n, w, 3 * w));
         let gate = g.op(&format!("silu {gate}"));
         let m = g.op(&format!("mul {gate}, {up}"));
-        let o = product(&mut g, &m, 3 * w, w);
+        let o = matmul(&mut g, &m, 3 * w, w);
         x = g.op(&format!("add {x}, {o}"));
     }
     g.graph(&x)

@@ -97,7 +97,7 @@ fn rows_columns_and_what_lies_between() {
 }
 
 #[test]
-fn a_product_takes_views_before_and_arithmetic_after() {
+fn a_matmul_takes_views_before_and_arithmetic_after() {
     let g = "graph g(%x: f32[2,32,64], %r: f32[64,2,32]) {
         @w: f32[64,64] = random(seed=1, scale=1.0)
         @b: f32[64] = random(seed=2, scale=1.0)
@@ -118,7 +118,7 @@ fn a_product_takes_views_before_and_arithmetic_after() {
     let p = fused(g);
     assert_eq!(kinds(&p), [Pointwise, Gemm, Reduction]);
     let whys: Vec<&str> = p.kernels[1].reason.stops.iter().map(|s| s.why.as_str()).collect();
-    assert_eq!(whys, ["arithmetic before a product", "row reduction after a product"]);
+    assert_eq!(whys, ["arithmetic before a matmul", "row reduction after a matmul"]);
 }
 
 #[test]

@@ -134,7 +134,7 @@ impl Executable {
             outputs: plan.outputs.clone(),
         }
     }
-    /// With the steps that do without a library, but for kernels whose products the library `takes`.
+    /// With the steps that do without a library, but for kernels whose matmuls the library `takes`.
     pub fn without_library(&self, takes: impl Fn(&KernelCode, &GemmCall) -> bool) -> Executable {
         let mut exe = self.clone();
         for k in &mut exe.kernels {
@@ -179,7 +179,7 @@ impl Executable {
         Some(RuntimeError::Index { model: self.name.clone(), kernel: k.name.clone(), what })
     }
 
-    /// Whether everything named exists, everything read was written before, and matrix products stay within their buffers.
+    /// Whether everything named exists, everything read was written before, and matmuls stay within their buffers.
     pub fn check(&self) -> Result<(), RuntimeError> {
         let fail = |at: String, what: String| Err(RuntimeError::Invalid { model: self.name.clone(), at, what });
         for (i, b) in self.buffers.iter().enumerate() {
@@ -242,16 +242,16 @@ impl Executable {
     fn check_gemm(&self, k: &KernelCode, g: &GemmCall) -> Result<(), String> {
         let half = matches!(g.dtype, DType::F16 | DType::Bf16);
         if !g.dtype.is_float() || g.dtype.is_f8() || !(g.c_dtype == g.dtype || half && g.c_dtype == DType::F32) {
-            return Err(format!("no matrix product of {} into {}", g.dtype, g.c_dtype));
+            return Err(format!("no matmul of {} into {}", g.dtype, g.c_dtype));
         }
         if matches!(g.c.slot, Slot::Input(_)) {
-            return Err("a matrix product writes an input".into());
+            return Err("a matmul writes an input".into());
         }
         if let Some((slot, offset)) = g.epilogue.bias {
             let ty = self.slot_type(k, slot).ok_or_else(|| format!("has no {slot:?}"))?;
             let end = offset.checked_add(g.n);
             if ty.dtype != g.c_dtype || end.is_none_or(|end| end > ty.count()) {
-                return Err(format!("the bias of a matrix product is not {} of {ty}", g.n));
+                return Err(format!("the bias of a matmul is not {} of {ty}", g.n));
             }
         }
         let residual = g.epilogue.residual.as_ref().map(|r| ("c before", &r.0, g.m, g.n, g.c_dtype));
@@ -259,18 +259,16 @@ impl Executable {
         for (name, x, rows, cols, dtype) in all.into_iter().chain(residual) {
             let ty = self.slot_type(k, x.slot).ok_or_else(|| format!("has no {:?}", x.slot))?;
             if ty.dtype != dtype {
-                return Err(format!("operand {name} of a matrix product is {ty}, not {dtype}"));
+                return Err(format!("operand {name} of a matmul is {ty}, not {dtype}"));
             }
             if x.batch_strides.len() != g.batch.len() {
-                return Err(format!("operand {name} of a matrix product has the wrong number of batch strides"));
+                return Err(format!("operand {name} of a matmul has the wrong number of batch strides"));
             }
             if positions(&x.rows) != Some(rows) || positions(&x.cols) != Some(cols) {
-                return Err(format!(
-                    "the axes of operand {name} of a matrix product do not make {rows}×{cols} elements"
-                ));
+                return Err(format!("the axes of operand {name} of a matmul do not make {rows}×{cols} elements"));
             }
             if extent(x, &g.batch).is_none_or(|e| e > ty.count()) {
-                return Err(format!("operand {name} of a matrix product reaches beyond its buffer of {ty}"));
+                return Err(format!("operand {name} of a matmul reaches beyond its buffer of {ty}"));
             }
         }
         Ok(())

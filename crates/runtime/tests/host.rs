@@ -155,7 +155,7 @@ fn damaged_executables_are_refused() {
 }
 
 #[test]
-fn scratch_and_matrix_products() {
+fn scratch_and_matrix_matmuls() {
     let m =
         |slot, rows, cols| Matrix { slot, offset: 0, rows: axes([rows]), cols: axes([cols]), batch_strides: vec![] };
     let g = GemmCall {
@@ -192,14 +192,14 @@ fn scratch_and_matrix_products() {
         let e = Session::new(&host(1), far.clone(), vec![], Arc::new(NoCallbacks)).err().unwrap().to_string();
         assert!(e.contains(want), "{e}");
     };
-    let what = "the axes of operand a of a matrix product do not make 10×101 elements";
+    let what = "the axes of operand a of a matmul do not make 10×101 elements";
     refuse(GemmCall { k: 101, ..g.clone() }, what);
     let a = m(Slot::Input(0), (10, 101), (100, 1));
-    refuse(GemmCall { a, ..g }, "operand a of a matrix product reaches beyond its buffer of f32[1000]");
+    refuse(GemmCall { a, ..g }, "operand a of a matmul reaches beyond its buffer of f32[1000]");
 }
 
 /// `10×100` by `100×10`, at the starts of their buffers.
-fn product(a: Slot, b: Slot, c: Slot) -> Work<Code> {
+fn matmul(a: Slot, b: Slot, c: Slot) -> Work<Code> {
     let m =
         |slot, rows, cols| Matrix { slot, offset: 0, rows: axes([rows]), cols: axes([cols]), batch_strides: vec![] };
     let dtype = DType::F32;
@@ -221,7 +221,7 @@ fn product(a: Slot, b: Slot, c: Slot) -> Work<Code> {
     })
 }
 
-/// A parameter and a frozen buffer that products alone read are kept in panels only; others stay.
+/// A parameter and a frozen buffer that matmuls alone read are kept in panels only; others stay.
 #[test]
 fn weights_in_panels() {
     let (x, w) = (tensor(|i| (i % 7) as f64), tensor(|i| (i % 5) as f64));
@@ -237,7 +237,7 @@ fn weights_in_panels() {
         let mut kernels = vec![kernel("fold", Stage::Load, &[1], &[2], double)];
         for (name, weight, to) in [("gemm_0", 1, 3), ("gemm_1", 2, 4)] {
             let mut k = kernel(name, Stage::Run, &[0, weight], &[to], add);
-            k.steps.steps = vec![product(Slot::Input(0), Slot::Input(1), Slot::Output(0))];
+            k.steps.steps = vec![matmul(Slot::Input(0), Slot::Input(1), Slot::Output(0))];
             kernels.push(k);
         }
         kernels.extend(shared.then(|| kernel("add_2", Stage::Run, &[1, 2], &[5], add)));

@@ -197,7 +197,7 @@ fn index_operators() {
 }
 
 #[test]
-fn products() {
+fn matmuls() {
     check_all(&[
         ("op_matmul", &[]),
         ("op_addmm", &[]),

@@ -1,4 +1,4 @@
-//! Tuning: which of the templates that take a product is the fastest on this machine, found by measuring, and kept.
+//! Tuning: which of the templates that take a matmul is the fastest on this machine, found by measuring, and kept.
 //!
 //! Takes: candidates with predicted times, and a [`Bench`] that compiles and times them. Gives: an [`Outcome`], and a [`Store`] of
 //! such outcomes as text.

@@ -17,7 +17,7 @@ pub trait Bench: Sync {
     type Code: Send + PartialEq;
     /// Candidates that are ready to run.
     type Ready;
-    /// Compiles one; called from several threads. The error says why the template does not take the product.
+    /// Compiles one; called from several threads. The error says why the template does not take the matmul.
     fn compile(&self, template: Template) -> Result<Self::Code, String>;
     /// Makes candidates ready, in their order.
     fn load(&mut self, codes: Vec<Self::Code>) -> Result<Self::Ready, String>;

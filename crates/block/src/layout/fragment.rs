@@ -1,9 +1,9 @@
-//! Operands and accumulators of warp-level tensor-core products (`mma.sync`) as linear layouts.
+//! Operands and accumulators of warp-level tensor-core matmuls (`mma.sync`) as linear layouts.
 //!
 //! Source of the orders: the PTX manual's fragment tables of `mma.m16n8k16` and `mma.m16n8k8`.
 use super::{Flat, bits_of};
 
-/// How the warps of a block share a product of `[m, k]` by `[k, n]`.
+/// How the warps of a block share a matmul of `[m, k]` by `[k, n]`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Tiling {
     pub m: usize,
@@ -28,8 +28,8 @@ impl Axis {
 }
 
 impl Tiling {
-    /// Shares `warps` (log2) over the product, along m first if `rows`, else so that the warps' parts are about square.
-    /// `None` if the product is smaller than one instruction (16 × 8 × `k_min`).
+    /// Shares `warps` (log2) over the matmul, along m first if `rows`, else so that the warps' parts are about square.
+    /// `None` if the matmul is smaller than one instruction (16 × 8 × `k_min`).
     pub fn new([m, n, k]: [usize; 3], k_min: usize, warps: usize, rows: bool) -> Option<Tiling> {
         if m < 16 || n < 8 || k < k_min {
             return None;
@@ -92,7 +92,7 @@ impl Tiling {
     }
 }
 
-/// Accumulator `[m, n]` of products by warpgroups (`wgmma`): four warps hold 64 rows as `mma.sync` would hold them, further
+/// Accumulator `[m, n]` of matmuls by warpgroups (`wgmma`): four warps hold 64 rows as `mma.sync` would hold them, further
 /// warps the upper rows, and what is left of the rows lies in further registers.
 pub fn warpgroup_accumulator(m: usize, n: usize, warps: usize) -> Flat {
     let (low, columns) = (bits_of(&[n]) as u8, bits_of(&[n]) as u8);
@@ -107,7 +107,7 @@ pub fn warpgroup_accumulator(m: usize, n: usize, warps: usize) -> Flat {
     Flat { registers, lanes: vec![Some(1), Some(2), Some(row(0)), Some(row(1)), Some(row(2))], warps: warps.collect() }
 }
 
-/// Accumulator `[m, n]` of products by multiply-adds from shared tiles. A warp's lanes are 4 rows by 8 columns, in turn, so that
+/// Accumulator `[m, n]` of matmuls by FMAs from shared tiles. A warp's lanes are 4 rows by 8 columns, in turn, so that
 /// neighbours read the same addresses; an axis along which an operand is contiguous (`runs`) has four neighbours in a thread,
 /// one access; along the other axes neighbours lie in different lanes, whose rows a swizzled tile has in different banks.
 pub fn multiply_add_accumulator([m, n]: [usize; 2], warps: usize, runs: [bool; 2]) -> Flat {
@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// Softmax weights go from the accumulator to the left operand of the next product without moving between threads.
+    /// Softmax weights go from the accumulator to the left operand of the next matmul without moving between threads.
     #[test]
     fn accumulator_and_left_operand_share_threads() {
         let scores = Tiling::new([64, 32, 16], 16, 2, true).unwrap().accumulator();

@@ -2,7 +2,7 @@
 //!
 //! Takes an upper-level kernel, gives the same program with [`crate::ValueData::layout`] set on everything that threads hold.
 //! 1. Values that must share a layout (pointwise operands, carried values, accumulators) form groups ([`groups`]).
-//! 2. Each group takes the layout of its weightiest anchor: a product, else its largest memory access ([`anchors`]);
+//! 2. Each group takes the layout of its weightiest anchor: a matmul, else its largest memory access ([`anchors`]);
 //!    it spreads through reshapes, permutations, reductions and broadcasts to groups without a stronger wish ([`spread`]).
 //! 3. The program is rebuilt ([`rebuild`]): what follows from thread numbers alone (indices, masks, pointers, constants)
 //!    is recomputed in whatever layout a use wants; the rest is converted.

@@ -1,10 +1,10 @@
-//! From a plain product, `for k { load; load; dot }`, to one by warpgroups, in steps that each give a program of its own:
+//! From a plain matmul, `for k { load; load; dot }`, to one by warpgroups, in steps that each give a program of its own:
 //! - [`maps`]: tiles read and written by pointers become tiles of descriptors, where the pointers walk strided arrays;
 //! - [`persistent`]: blocks stay and walk over tiles, two of a cluster one below the other;
 //! - [`roles`]: a producer copies tiles into a ring of stages, consumers multiply and finish the elements.
 //!
 //! Each step takes a verified program of the upper level and refuses with a reason what it does not fit. Nothing is
-//! rearranged: sums are of the same products in the same order of K, in the accuracy of the instruction.
+//! rearranged: sums are of the same matmuls in the same order of K, in the accuracy of the instruction.
 mod copy;
 pub mod form;
 pub mod maps;

@@ -100,14 +100,14 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
         }
         Op::Wgmma { transpose_a, transpose_b } => {
             arity(5, 5, 1)?;
-            product([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
+            matmul([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
         }
         Op::SharedDot { transpose_a, transpose_b, .. } => {
             arity(5, 6, 1)?;
             if args > 5 {
                 scalar_i32("the depth", ty(5))?;
             }
-            shared_product([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
+            shared_matmul([*transpose_a, *transpose_b], &staged(0)?, &staged(2)?, ty(4), out())
         }
         Op::WgmmaWait { .. } if args == 0 => arity(0, 0, 0),
         Op::WgmmaWait { .. } => {
@@ -175,7 +175,7 @@ fn copied(tile: &Type, desc: &Type, block: &Type, parts: usize) -> Rule {
         _ => Ok(()),
     }
 }
-/// Rows, columns and depth of a product of tiles into `out`. The right tile may have fewer columns if it is `narrow`.
+/// Rows, columns and depth of a matmul of tiles into `out`. The right tile may have fewer columns if it is `narrow`.
 fn sizes(
     [transpose_a, transpose_b]: [bool; 2],
     a: &Type,
@@ -193,14 +193,14 @@ fn sizes(
     })?;
     Ok([*m, *n, *ka])
 }
-fn shared_product(transposed: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
+fn shared_matmul(transposed: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
     let f32s = [a, b, acc, out].iter().all(|t| t.elem() == Some(Elem::F32));
     ensure(f32s, || format!("{a} by {b} into {out}; shared_dot is of f32"))?;
     sizes(transposed, a, b, out, false)?;
     held("the result", out)?;
     same("the accumulator", acc, out)
 }
-fn product([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
+fn matmul([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type, out: &Type) -> Rule {
     let Type::Token { elem, shape } = out else { return Err(format!("the result is {out}; a token is needed")) };
     let Some(e) = a.elem().filter(|e| e.is_half() || e.is_f8() || *e == Elem::F32) else {
         return Err(format!("wgmma is not defined on {a}"));
@@ -225,7 +225,7 @@ fn product([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type
 fn tokens(k: &Kernel, data: &InstData, facts: &mut Facts) -> Rule {
     for v in data.args.iter().filter(|v| matches!(k.ty(**v), Type::Token { .. })) {
         ensure(matches!(data.op, Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::For), || {
-            format!("{v} is a product in flight; read it after `wgmma_wait`")
+            format!("{v} is a matmul in flight; read it after `wgmma_wait`")
         })?;
         ensure(facts.consumed.insert(*v), || format!("{v} went into an op already; use that op's result"))?;
         ensure(!matches!(data.op, Op::WgmmaWait { .. }) || !facts.uncommitted.contains(v), || {

@@ -31,7 +31,7 @@ pub fn well_formed(ty: &Type) -> Rule {
             ensure((1..=5).contains(&shape.len()), || format!("{ty}: a descriptor's tile has 1 to 5 axes"))?;
             swizzled(ty, *elem, *swizzle)
         }
-        Type::Token { shape, .. } => ensure(shape.len() == 2, || format!("{ty}: a token stands for a 2-D product")),
+        Type::Token { shape, .. } => ensure(shape.len() == 2, || format!("{ty}: a token stands for a 2-D matmul")),
         _ => Ok(()),
     }
 }
@@ -88,7 +88,7 @@ pub fn same(name: &str, found: &Type, wanted: &Type) -> Rule {
 pub fn block<'a>(name: &str, ty: &'a Type) -> Result<(Elem, &'a [usize]), String> {
     match ty {
         Type::Block { elem, shape } => Ok((*elem, shape)),
-        Type::Token { .. } => Err(format!("{name} is {ty}, a product in flight; read it after `wgmma_wait`")),
+        Type::Token { .. } => Err(format!("{name} is {ty}, a matmul in flight; read it after `wgmma_wait`")),
         _ => Err(format!("{name} is {ty}; a block is needed")),
     }
 }

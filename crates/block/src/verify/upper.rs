@@ -254,7 +254,7 @@ fn memory(s: &Seen) -> Rule {
     }
 }
 
-/// Reductions, scans and products.
+/// Reductions, scans and matmuls.
 fn folds(s: &Seen) -> Rule {
     match &s.data.op {
         Op::Reduce { op, axis } => {

@@ -1,4 +1,4 @@
-//! `kiln tune`: measures the templates of a model's products, with a bar that shows the best so far.
+//! `kiln tune`: measures the templates of a model's matmuls, with a bar that shows the best so far.
 use super::{Place, device, inputs, json, options_on};
 use crate::{
     args::{self, ConstraintArgs, DeviceArgs},
@@ -46,10 +46,10 @@ fn show(progress: &Progress, step: &Step) {
     progress.count(step.at * s.of + s.done, step.of * s.of, &format!("{}{best}", step.kernel));
 }
 
-/// The GPU asked for, or the first one. On the host products have one form.
+/// The GPU asked for, or the first one. On the host matmuls have one form.
 fn gpu(a: &args::Tune) -> Result<(usize, Place), Error> {
     let args = DeviceArgs { device: Some(a.device.clone().unwrap_or_else(|| "cuda:0".into())), threads: None };
-    let remedy = "run `kiln tune` on a machine with an NVIDIA GPU; on the cpu products have one form";
+    let remedy = "run `kiln tune` on a machine with an NVIDIA GPU; on the cpu matmuls have one form";
     match device(&args) {
         Ok(place) => match place.device {
             DeviceKind::Cuda(i) => Ok((i, place)),

@@ -1,7 +1,7 @@
 //! Which block values are kept in scratch memory, and which are computed where they are used.
 //!
 //! A value is demanded by the loops that it reaches through lazily computed values. Demanded by two loops, or from a loop of the
-//! program while defined outside of it, it is kept if computing it again costs more than reading it. Operands of products are
+//! program while defined outside of it, it is kept if computing it again costs more than reading it. Operands of matmuls are
 //! kept always (they are packed), and so are loads whose memory is overwritten before their last use.
 //!
 //! Blocks are wider than what they hold where an extent is no power of two. Which elements of a value nothing looks at is

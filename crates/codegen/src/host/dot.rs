@@ -1,4 +1,4 @@
-//! Products of blocks: a register tile of rows by vectors over packed operands.
+//! Matmuls of blocks: a register tile of rows by vectors over packed operands.
 use super::eval::{Buffer, Place};
 use super::group::block_elem;
 use super::memory::Store;
@@ -10,14 +10,14 @@ use kiln_block::{Elem, Value};
 impl Emit<'_> {
     /// `a [M,K] x b [K,N] + acc [M,N]`. The operands were kept in scratch memory by demand analysis.
     pub fn dot(&mut self, a: Value, b: Value, acc: Value, result: Value) -> Res<()> {
-        let [m, n] = self.kernel.ty(result).shape() else { return Err("a product that is not a matrix".into()) };
+        let [m, n] = self.kernel.ty(result).shape() else { return Err("a matmul that is not a matrix".into()) };
         let (m, n) = (*m, *n);
-        let k = self.kernel.ty(a).shape().get(1).copied().ok_or("a product of vectors")?;
+        let k = self.kernel.ty(a).shape().get(1).copied().ok_or("a matmul of vectors")?;
         let elem = block_elem(self.kernel.ty(acc))?;
         let (Some(Place::Buffer(pa)), Some(Place::Buffer(pb))) =
             (self.place.get(&a).cloned(), self.place.get(&b).cloned())
         else {
-            return Err("a product of values that are not in memory".into());
+            return Err("a matmul of values that are not in memory".into());
         };
         let to = self.new_buffer(elem, &[m, n]);
         self.memo = vec![Default::default()];

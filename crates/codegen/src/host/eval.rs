@@ -263,7 +263,7 @@ impl Emit<'_> {
                 // Under an assumption a masked load must stay inside the loop that assumes it.
                 let pin = !self.assumed.is_empty() && mask.is_some();
                 if let Form::Lanes(base, 1) = &off.form {
-                    self.ask_ahead(result, self.text.depth(), p.elem, root, &base.text);
+                    self.prefetch(result, self.text.depth(), p.elem, root, &base.text);
                 }
                 self.read(p.elem, Store::Tensor, root, off, Guard { mask: mask.as_ref(), other: other.as_ref(), pin })
             }

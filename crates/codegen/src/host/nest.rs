@@ -131,7 +131,7 @@ impl Emit<'_> {
         });
         self.memo = vec![Default::default()];
         let result = self.nest(&group);
-        self.ahead.turn();
+        self.prefetch.turn();
         self.memo = vec![Default::default()];
         self.lanes = 1;
         result?;

@@ -1,9 +1,9 @@
 //! One kernel: its function, its instructions in order, loops and conditions of the program.
-use super::ahead::Ahead;
 use super::demand::{Demand, forces};
 use super::eval::{Buffer, Place};
 use super::group::{Sink, block_elem};
 use super::memory::{Guard, Store};
+use super::prefetch::Prefetch;
 use super::text::{Name, reg};
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};
@@ -17,7 +17,7 @@ pub(super) fn function(e: &mut Emit, name: &str) -> Res<String> {
     let k = e.kernel;
     e.text.start();
     e.demand = Demand::of(k);
-    e.ahead = Ahead::of(k, &e.demand);
+    e.prefetch = Prefetch::of(k, &e.demand);
     for (n, p) in k.params.iter().enumerate() {
         let slot = e.text.emit(0, format!("getelementptr ptr, ptr %args, i64 {n}"));
         let ptr = e.text.emit(0, format!("load ptr, ptr {slot}"));

@@ -9,7 +9,7 @@ use super::reduce::Part;
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::Flat;
 use kiln_block::layout::axis_bits;
-use kiln_block::passes::ahead;
+use kiln_block::passes::persistent_rows;
 use kiln_block::{Elem, InstData, Kernel, Op, Param, ReduceOp, Region};
 use kiln_machine::{Machine, isa};
 
@@ -22,7 +22,7 @@ const BESIDE: usize = 32;
 
 /// Blocks an instance is spread over.
 pub(super) fn of(k: &Kernel, m: &Machine) -> Res<usize> {
-    let (warps, each) = (k.warps, if ahead::stays(k) { ahead::WARPS } else { WARPS });
+    let (warps, each) = (k.warps, if persistent_rows::is_persistent(k) { persistent_rows::WARPS } else { WARPS });
     let shares = m.arch.has_clusters() && warps > MANY;
     let blocks = if shares { (warps / each).min(m.limits.cluster()) } else { 1 };
     if !warps.is_power_of_two() || warps / blocks > isa::BLOCK_WARPS {
@@ -66,11 +66,11 @@ impl<'c> Blocks<'c> {
         let half = |p: &Param| matches!(k.ty(p.value).elem(), Some(Elem::F16 | Elem::Bf16));
         let many = warps > WARPS || k.params.len() > 3 || k.params.iter().any(half);
         let each = m.limits.registers_per_multiprocessor / (BESIDE * isa::WARP);
-        (count > 1 && warps <= MANY && many && !ahead::stays(k)).then_some(each)
+        (count > 1 && warps <= MANY && many && !persistent_rows::is_persistent(k)).then_some(each)
     }
     /// Shared memory that is no scratch.
     pub fn kept(k: &Kernel, count: usize) -> usize {
-        let exchanges = if ahead::stays(k) { EXCHANGES } else { 0 };
+        let exchanges = if persistent_rows::is_persistent(k) { EXCHANGES } else { 0 };
         if count > 1 { SIGNALS * 8 + exchanges } else { 0 }
     }
     /// Waits until all have started; once, where every thread comes by.

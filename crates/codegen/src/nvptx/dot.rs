@@ -1,4 +1,4 @@
-//! Matrix products: `mma.sync` on operands already in fragment layouts, or multiply-adds on operands staged in shared memory.
+//! Matmuls: `mma.sync` on operands already in fragment layouts, or FMAs on operands staged in shared memory.
 use super::emit::{Emit, Fail, Res, Val, float, int, mistyped};
 use super::exchange::Placement;
 use super::r#gen::Gen;
@@ -8,7 +8,7 @@ use inkwell::types::BasicTypeEnum;
 use inkwell::values::IntValue;
 use kiln_block::layout::fragment::Tiling;
 use kiln_block::layout::{Flat, axis_bits, bits_of};
-use kiln_block::passes::layout::anchors::tensor_product;
+use kiln_block::passes::layout::anchors::tensor_matmul;
 use kiln_block::{DotPrecision, Elem, InstData, Terms};
 
 /// One tensor-core instruction: its name and how many 32-bit registers its operands take.
@@ -25,7 +25,7 @@ fn instruction(elem: Elem) -> Res<Instruction> {
         Elem::Bf16 => "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
         Elem::F16 => "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
         Elem::F32 => "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
-        other => return Err(Fail::Unsupported(format!("a tensor-core product of {other}"))),
+        other => return Err(Fail::Unsupported(format!("a tensor-core matmul of {other}"))),
     };
     Ok(Instruction { name, left: 4, right: 2, per: if elem == Elem::F32 { 1 } else { 2 } })
 }
@@ -34,9 +34,9 @@ impl<'c> Gen<'c, '_> {
     pub fn dot(&mut self, data: &InstData, precision: DotPrecision, terms: Terms) -> Res<Vec<Reg<'c>>> {
         let elem = self.elem(data.args[0])?;
         let sum = self.elem(data.results[0])?;
-        let values = match tensor_product(self.k, data) {
+        let values = match tensor_matmul(self.k, data) {
             Some((tiling, _)) if sum == Elem::F32 => self.tensor(data, &tiling, elem, precision)?,
-            Some(_) => return Err(Fail::Unsupported(format!("a product of {elem} summed in {sum}"))),
+            Some(_) => return Err(Fail::Unsupported(format!("a matmul of {elem} summed in {sum}"))),
             None => self.multiply_add(data, terms, elem, sum)?,
         };
         Ok(values.into_iter().map(|v| Reg::of(v, sum)).collect())
@@ -108,14 +108,14 @@ impl<'c> Gen<'c, '_> {
         let result = self.e.cx.struct_type(&[f32; 4], false);
         let args: Vec<Val<'c>> = a.iter().chain(b).chain(c).copied().collect();
         let v = self.e.asm(&text, &constraints, Some(result.into()), &args, false, true)?;
-        self.e.fields(v.ok_or_else(|| mistyped("a product"))?, 4)
+        self.e.fields(v.ok_or_else(|| mistyped("a matmul"))?, 4)
     }
 
     /// Every thread its own elements, over k in a loop. Exact in f32 and f64.
     fn multiply_add(&mut self, data: &InstData, terms: Terms, elem: Elem, sum: Elem) -> Res<Vec<Val<'c>>> {
         let k = self.k;
         let (shape_a, shape_b) = (k.ty(data.args[0]).shape(), k.ty(data.args[1]).shape());
-        let [m, depth] = shape_a[..] else { return Err(mistyped("a product")) };
+        let [m, depth] = shape_a[..] else { return Err(mistyped("a matmul")) };
         let n = shape_b[1];
         let padded = |shape: &[usize]| {
             let order: Vec<u8> = (0..bits_of(shape) as u8).collect();
@@ -221,7 +221,7 @@ impl<'c> Emit<'c> {
             (Val::IntValue(x), Val::IntValue(y), Val::IntValue(sum)) if terms == Terms::Products => {
                 return Ok(self.add(self.mul(x, y)?, sum)?.into());
             }
-            _ => return Err(mistyped("a product")),
+            _ => return Err(mistyped("a matmul")),
         };
         Ok(match terms {
             Terms::Products => self.call_float("llvm.fma", &[x, y, sum])?,

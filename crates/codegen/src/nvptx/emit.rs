@@ -40,7 +40,7 @@ pub(super) struct Emit<'c> {
     pub host: bool,
     /// All results are rounded to half types: functions need 2^-20, not their last bit.
     pub rounded: bool,
-    /// No multiply-adds from a product and a sum.
+    /// No FMAs from a product and a sum.
     pub ieee: bool,
     /// The GPU converts to floats of eight bits: from `sm_89` on.
     pub f8: bool,

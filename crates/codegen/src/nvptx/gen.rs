@@ -1,5 +1,5 @@
 //! The walk over a program with layouts: every op for one thread, loops and branches as LLVM's.
-use super::asked;
+use super::batched_loads;
 use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
 use super::ends::Conditions;
@@ -20,8 +20,8 @@ use inkwell::module::{Linkage, Module};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{FunctionValue, IntValue, PhiValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
-use kiln_block::passes::ahead;
 use kiln_block::passes::layout::anchors::{roles, warp_bits};
+use kiln_block::passes::persistent_rows;
 use kiln_block::{Arithmetic, BinaryOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, UnaryOp, Value};
 use kiln_machine::Machine;
 use std::collections::{HashMap, HashSet};
@@ -80,7 +80,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
     shared.set_linkage(Linkage::External);
     // Tiles of instances that stay lie between what is kept and scratch.
     let kept = Blocks::kept(k, blocks);
-    let stays = ahead::stays(k);
+    let stays = persistent_rows::is_persistent(k);
     let places = Places::of(k, if stays { kept } else { 0 }, blocks);
     let tiled = if stays { places.bytes - kept } else { 0 };
     shared.set_alignment(if places.bytes > 0 { 1024 } else { 128 });
@@ -115,7 +115,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
         conditions: Conditions::of_kernel(k),
         in_turns: rows::in_turns(k),
         windows: gathered::windows(k),
-        asked: asked::last(k),
+        asked: batched_loads::last(k),
         turn: None,
         regs: vec![None; k.values.len()],
     };

@@ -7,8 +7,8 @@ use inkwell::AddressSpace;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::FunctionValue;
-use kiln_block::passes::ahead;
 use kiln_block::passes::layout::anchors::roles;
+use kiln_block::passes::persistent_rows;
 use kiln_block::{Elem, Kernel, Type};
 use kiln_machine::{Machine, isa};
 
@@ -46,7 +46,7 @@ pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, m: &Machine, blocks: usize) 
     if let Some(n) = Blocks::registers(k, m, blocks) {
         f.add_attribute(AttributeLoc::Function, text("nvvm.maxnreg", n.to_string()));
     }
-    if roles(k).is_some() || ahead::stays(k) {
+    if roles(k).is_some() || persistent_rows::is_persistent(k) {
         f.add_attribute(AttributeLoc::Function, text("nvvm.minctasm", "1".into()));
     }
     let cluster = k.cluster.max(blocks);

@@ -83,8 +83,8 @@ impl<'c> Gen<'c, '_> {
                 Some(r) => *r,
                 None => *known.entry(y).or_insert(make(self, y)?),
             };
-            let product = self.e.fmul(x, by)?;
-            out.push(Reg::Plain(then.map_or(Ok(product), |s| self.e.fmul(product, s))?.into()));
+            let matmul = self.e.fmul(x, by)?;
+            out.push(Reg::Plain(then.map_or(Ok(matmul), |s| self.e.fmul(matmul, s))?.into()));
         }
         Ok(out)
     }

@@ -12,7 +12,7 @@ use kiln_block::{Elem, InstData, ReduceOp, ScanOp};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// A scan under way, by registers.
+/// A scan in flight, by registers.
 struct Scan<'c> {
     op: ReduceOp,
     elem: Elem,

@@ -1,4 +1,4 @@
-//! Products of shared tiles by multiply-adds: every thread a part of the result in registers, operands in 16-byte reads.
+//! Matmuls of shared tiles by FMAs: every thread a part of the result in registers, operands in 16-byte reads.
 //!
 //! A tile whose rows run along K gives a thread four of K for one row of the result at a time; one whose rows run along the
 //! result's axis, four neighbours for one of K. The layout of the sums (`fragment::multiply_add_accumulator`) has neighbours
@@ -34,7 +34,7 @@ struct Side<'c> {
 
 impl<'c> Gen<'c, '_> {
     pub fn shared_dot(&mut self, data: &InstData, terms: Terms, transposed: [bool; 2]) -> Res<Vec<Reg<'c>>> {
-        let [a, sa, b, sb, acc, ref there @ ..] = data.args[..] else { return Err(mistyped("a product")) };
+        let [a, sa, b, sb, acc, ref there @ ..] = data.args[..] else { return Err(mistyped("a matmul")) };
         let flat = self.flat(data.results[0])?;
         let shape = self.k.ty(data.results[0]).shape().to_vec();
         let sides = [
@@ -43,7 +43,7 @@ impl<'c> Gen<'c, '_> {
         ];
         let depth = if transposed[0] { sides[0].tile.rows } else { sides[0].tile.columns };
         if !depth.is_multiple_of(TRIP) {
-            return Err(Fail::Unsupported(format!("a product of tiles {depth} deep")));
+            return Err(Fail::Unsupported(format!("a matmul of tiles {depth} deep")));
         }
         // Beyond what there is of K tiles are zero.
         let end = match there.first() {
@@ -78,8 +78,8 @@ impl<'c> Gen<'c, '_> {
         self.effect("bar.warp.sync", &[self.e.int(-1).into()])?;
         Ok(sums.into_iter().map(Reg::Plain).collect())
     }
-    /// Adds the products of four of K, from `now + first` on. Reads of the right operand stand beside their multiply-adds, so
-    /// that few are held at once. Rows go up and down in turn: each multiply-add shares an operand with the one before, which
+    /// Adds the products of four of K, from `now + first` on. Reads of the right operand stand beside their FMAs, so
+    /// that few are held at once. Rows go up and down in turn: each FMA shares an operand with the one before, which
     /// leaves two registers to read, one from each bank.
     fn four_of_k(
         &mut self,
@@ -174,7 +174,7 @@ impl<'c> Gen<'c, '_> {
             }
         };
         if t.elem != Elem::F32 || !fits {
-            return Err(Fail::Unsupported(format!("a product of {} tiles swizzled {}", t.elem, t.swizzle)));
+            return Err(Fail::Unsupported(format!("a matmul of {} tiles swizzled {}", t.elem, t.swizzle)));
         }
         // Bytes of whole rows or panels, and the chunk within the swizzle's pattern.
         let panel = LINE / 4;

@@ -1,4 +1,4 @@
-//! Loads that are under way while the program computes: every thread copies what it will read to its own places in shared
+//! Loads that are in flight while the program computes: every thread copies what it will read to its own places in shared
 //! memory, so that nothing but its own copies has to be waited for.
 use super::emit::{Fail, Res, Val, mistyped};
 use super::r#gen::Gen;

@@ -151,7 +151,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    /// Any layout, neighbouring registers of a row in pairs. Sums of multiply-adds in 32 bits go one by one, those of even
+    /// Any layout, neighbouring registers of a row in pairs. Sums of FMAs in 32 bits go one by one, those of even
     /// registers first: pairs would tie each sum to the register bank of what is multiplied for it.
     fn store_pairs(&mut self, t: &Tile, base: PointerValue<'c>, flat: &Flat, values: &[Val<'c>]) -> Res<()> {
         let shape = [t.rows, t.columns];

@@ -1,4 +1,4 @@
-//! Products by warpgroups: operands in shared memory named by matrix descriptors, accumulators in registers that stay tied to
+//! Matmuls by warpgroups: operands in shared memory named by matrix descriptors, accumulators in registers that stay tied to
 //! the instructions until they are waited for.
 use super::emit::{Fail, Res, Val, mistyped};
 use super::r#gen::Gen;
@@ -11,7 +11,7 @@ use kiln_block::{Elem, InstData, Op, Swizzle, Value};
 /// Bytes of K that one instruction takes.
 const STEP: usize = 32;
 
-/// What the instruction calls an element, and how many of K it takes: 32 bytes. `None` where there is no such product.
+/// What the instruction calls an element, and how many of K it takes: 32 bytes. `None` where there is no such matmul.
 fn operand_type(elem: Elem) -> Option<(&'static str, usize)> {
     let name = match elem {
         Elem::F32 => "tf32",
@@ -41,7 +41,7 @@ impl Operand<'_> {
         let byte = n * STEP;
         (byte / self.tile.row_bytes() * self.tile.panel_bytes() + byte % self.tile.row_bytes()) / 16
     }
-    /// To block `n` of 64 rows of the product.
+    /// To block `n` of 64 rows of the matmul.
     fn block(&self, n: usize) -> usize {
         if self.transposed { n * self.tile.panel_bytes() / 16 } else { n * 64 * self.tile.row_bytes() / 16 }
     }
@@ -49,11 +49,11 @@ impl Operand<'_> {
 
 impl<'c> Gen<'c, '_> {
     pub fn wgmma(&mut self, data: &InstData, transposed: [bool; 2]) -> Res<Vec<Reg<'c>>> {
-        let [a, sa, b, sb, acc] = data.args[..] else { return Err(mistyped("a product")) };
-        let [m, n] = self.k.ty(data.results[0]).shape() else { return Err(mistyped("a product")) };
+        let [a, sa, b, sb, acc] = data.args[..] else { return Err(mistyped("a matmul")) };
+        let [m, n] = self.k.ty(data.results[0]).shape() else { return Err(mistyped("a matmul")) };
         let (m, n) = (*m, *n);
         if self.threads.bits != 7 || n > 256 {
-            return Err(Fail::Unsupported(format!("a product of {m}x{n} by {} warps", 1 << (self.threads.bits - 5))));
+            return Err(Fail::Unsupported(format!("a matmul of {m}x{n} by {} warps", 1 << (self.threads.bits - 5))));
         }
         let a = self.operand_of(a, sa, transposed[0])?;
         let b = self.operand_of(b, sb, !transposed[1])?;
@@ -80,7 +80,7 @@ impl<'c> Gen<'c, '_> {
     fn operand_of(&mut self, tile: Value, stage: Value, transposed: bool) -> Res<Operand<'c>> {
         let t = Tile::of(self.k, tile)?;
         if t.swizzle != Swizzle::B128 || operand_type(t.elem).is_none() {
-            return Err(Fail::Unsupported(format!("a product of {} tiles swizzled {}", t.elem, t.swizzle)));
+            return Err(Fail::Unsupported(format!("a matmul of {} tiles swizzled {}", t.elem, t.swizzle)));
         }
         let start = self.tile_byte(self.places.at(tile)?, None)?;
         let bytes = t.stage_bytes();
@@ -109,7 +109,7 @@ impl<'c> Gen<'c, '_> {
         let count = sums.len();
         let regs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
         // Operands of 32 and 8 bits lie along K, and there is no word for another way.
-        let (ty, k) = operand_type(a.tile.elem).ok_or_else(|| mistyped("a product"))?;
+        let (ty, k) = operand_type(a.tile.elem).ok_or_else(|| mistyped("a matmul"))?;
         let turned = match a.tile.elem.bytes() {
             2 => format!(", {}, {}", u8::from(a.transposed), u8::from(b.transposed)),
             _ => String::new(),
@@ -135,9 +135,9 @@ impl<'c> Gen<'c, '_> {
         let f32: BasicTypeEnum = self.e.f32().into();
         let ty = self.e.cx.struct_type(&vec![f32; count], false);
         let v = self.e.asm(text, &constraints.join(","), Some(ty.into()), args, true, true)?;
-        self.e.fields(v.ok_or_else(|| mistyped("a product"))?, count)
+        self.e.fields(v.ok_or_else(|| mistyped("a matmul"))?, count)
     }
-    /// Columns of a token that products of its type make.
+    /// Columns of a token that matmuls of its type make.
     fn multiplied(&self, token: Value) -> usize {
         let (ty, mut most) = (self.k.ty(token), 0);
         self.k.walk(&mut |_, d| {

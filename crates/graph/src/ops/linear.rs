@@ -7,7 +7,7 @@ use crate::{
 
 pub(super) fn infer(_: &Op, args: &[&Type]) -> Result<Type, String> {
     let (x, w) = (args[0], args[1]);
-    let dtype = same_dtype(&args[..2])?.product();
+    let dtype = same_dtype(&args[..2])?.matmul();
     float(x)?;
     let ([lead @ .., k], [n, k2]) = (&x.shape[..], &w.shape[..]) else {
         return Err(format!("input {x}, weight {w}: they must be [.., K] and [N, K]"));

@@ -1,6 +1,6 @@
 //! Graphs as users write them, over the dtypes, lengths and access patterns that kernels specialise on.
 //!
-//! Each case belongs to a family (rows, products, data movement, …) that decides its first inputs and which steps are
+//! Each case belongs to a family (rows, matmuls, data movement, …) that decides its first inputs and which steps are
 //! likely. Steps draw on all values so far, so families mix. What does not fit is not added.
 mod families;
 mod inputs;
@@ -19,7 +19,7 @@ use families::FAMILIES;
 pub enum Scale {
     /// Up to some ten thousand elements: hundreds of cases a second.
     Small,
-    /// Up to a million elements and products of up to 512: what tiles by warpgroups and clusters take.
+    /// Up to a million elements and matmuls of up to 512: what tiles by warpgroups and clusters take.
     Large,
 }
 impl Scale {
@@ -27,7 +27,7 @@ impl Scale {
     fn limit(self) -> usize {
         if self == Scale::Small { 1 << 14 } else { 1 << 20 }
     }
-    /// Multiply-adds of a product.
+    /// FMAs of a matmul.
     fn work(self) -> usize {
         if self == Scale::Small { 1 << 19 } else { 1 << 26 }
     }
@@ -224,7 +224,7 @@ impl Maker {
         }
         self.start(&[shape.clone(), shape]);
     }
-    fn start_products(&mut self) {
+    fn start_matmuls(&mut self) {
         let sides = self.scale.sides();
         let [m, k, n] = [0; 3].map(|_| self.r.pick(sides));
         let batch = self.r.pick(&[vec![], vec![], vec![2], vec![3, 2], vec![1]]);

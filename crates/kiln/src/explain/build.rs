@@ -275,7 +275,7 @@ fn template(c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> String {
     k.reason.template.filter(|t| *t != t.bare()).unwrap_or(seen).to_string()
 }
 
-/// Templates of a product on a GPU: those of different tiles, and the library.
+/// Templates of a matmul on a GPU: those of different tiles, and the library.
 fn candidates(c: &Compiled, k: &Kernel) -> Vec<CandidateReport> {
     /// So many are listed, the library aside.
     const SHOWN: usize = 4;
@@ -324,7 +324,7 @@ fn contract(k: &Kernel) -> kiln_plan::Contract {
 /// The widest class of its arithmetic and of the rules that made it.
 fn class(k: &Kernel) -> Numerics {
     let conv = k.body.values().any(|v| matches!(k.body.op(v), Op::Conv { .. }));
-    let products = match k.precision {
+    let matmuls = match k.precision {
         Precision::Exact => Numerics::Exact,
         // As accurate as f32: another order of summing.
         Precision::Tf32x3 => Numerics::Torch,
@@ -332,7 +332,7 @@ fn class(k: &Kernel) -> Numerics {
         Precision::Tf32 => Numerics::Fast,
     };
     let half = k.body.values().any(|v| k.body.dtype(v).is_float() && k.body.dtype(v).bytes() == 2);
-    k.reason.rules.iter().map(|r| rules::numerics(r, half)).fold(products, Numerics::max)
+    k.reason.rules.iter().map(|r| rules::numerics(r, half)).fold(matmuls, Numerics::max)
 }
 
 fn stop(s: &kiln_plan::Stop) -> StopReport {

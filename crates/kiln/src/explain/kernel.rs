@@ -125,7 +125,7 @@ impl KernelReport {
                 format!("{}{taken}{us}", c.template)
             };
             let all: Vec<String> = self.candidates.iter().map(one).collect();
-            let text = format!("{}: the product alone, by a coarse model", all.join("; "));
+            let text = format!("{}: the matmul alone, by a coarse model", all.join("; "));
             *t += &wrapped("templates   ", &text, width);
         }
         match &self.tuning {

@@ -61,7 +61,7 @@ pub fn text(c: &Compiled, kernel: usize, stage: Stage) -> Result<String, Error> 
             }
             Work::Gemm(g) => {
                 let more: String = g.epilogue.words().iter().map(|w| format!(", {w}")).collect();
-                format!("a product by the library: {} x {} x {} in {}{more}", g.m, g.n, g.k, g.dtype.name())
+                format!("a matmul by the library: {} x {} x {} in {}{more}", g.m, g.n, g.k, g.dtype.name())
             }
             Work::Fallback(op) => format!("libtorch runs {}", op.op.name),
             Work::Interpret { why, .. } => format!("interpreted: {why}"),

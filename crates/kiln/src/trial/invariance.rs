@@ -121,11 +121,11 @@ pub fn check(device: &Device, target: Target, contract: Contract, batches: &[usi
                 }
                 if batch > 1 {
                     compared += 1;
-                    let turned: Vec<Tensor> =
-                        inputs.iter().filter_map(|t| first(t, batch)).map(|t| turned(&t)).collect();
-                    let again = run(&case.graph(dtype, batch)?, batch, &turned, (device, target, contract))
-                        .map_err(|e| format!("{} in {dtype}, {batch} rows turned: {e}", case.name))?;
-                    let again: Vec<Tensor> = again.iter().map(self::turned).collect();
+                    let reversed: Vec<Tensor> =
+                        inputs.iter().filter_map(|t| first(t, batch)).map(|t| reversed(&t)).collect();
+                    let again = run(&case.graph(dtype, batch)?, batch, &reversed, (device, target, contract))
+                        .map_err(|e| format!("{} in {dtype}, {batch} rows reversed: {e}", case.name))?;
+                    let again: Vec<Tensor> = again.iter().map(self::reversed).collect();
                     wrong.extend(differing(&again, &outputs).map(|(o, at)| {
                         format!("{} in {dtype}: output {o} of {batch} rows is another in the opposite order, first in row {at}", case.name)
                     }));
@@ -151,7 +151,7 @@ fn first(t: &Tensor, count: usize) -> Option<Tensor> {
 }
 
 /// The rows in the opposite order.
-fn turned(t: &Tensor) -> Tensor {
+fn reversed(t: &Tensor) -> Tensor {
     let rows = t.ty.shape.first().copied().unwrap_or(1).max(1);
     let bytes: Vec<u8> = t.bytes().chunks((t.bytes().len() / rows).max(1)).rev().flatten().copied().collect();
     Tensor::from_bytes(t.ty.clone(), &bytes).unwrap_or_else(|| t.clone())

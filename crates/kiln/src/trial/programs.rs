@@ -93,6 +93,6 @@ fn without_library(steps: &Steps<usize>) -> Result<&Steps<usize>, String> {
     match &steps.otherwise {
         _ if !calls(steps) => Ok(steps),
         Some(other) if !calls(other) => Ok(other),
-        _ => Err("a product has no way without a library".into()),
+        _ => Err("a matmul has no way without a library".into()),
     }
 }

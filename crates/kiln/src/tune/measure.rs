@@ -33,7 +33,7 @@ impl GpuBench {
 }
 
 impl GpuBench {
-    /// Whether the GPU has a library of products to measure.
+    /// Whether the GPU has a library of matmuls to measure.
     pub fn has_library(&self) -> bool {
         matches!(&self.device, Device::Cuda(d) if d.has_library())
     }

@@ -70,8 +70,8 @@ impl Tuned {
     /// For a terminal of `width` columns.
     pub fn text(&self, width: usize) -> String {
         let n = self.kernels.iter().map(|k| k.names.len()).sum();
-        let (products, problems) = (count(n, "product"), count(self.kernels.len(), "problem"));
-        let mut t = format!("{} on {}: {products}, {problems}\n", self.model, self.device);
+        let (matmuls, problems) = (count(n, "matmul"), count(self.kernels.len(), "problem"));
+        let mut t = format!("{} on {}: {matmuls}, {problems}\n", self.model, self.device);
         if self.kernels.is_empty() {
             return t;
         }

@@ -20,7 +20,7 @@ fn planned(store: &Store, device: Option<&str>) -> Plan {
 fn free() -> Plan {
     compile::plan(&model(), &options()).expect("plans")
 }
-/// A store with one entry for every product of the model.
+/// A store with one entry for every matmul of the model.
 fn store(template: &str, device: &str, compiler: &str) -> Store {
     let machine = Machine { device: device.into(), target: "sm_90a".into() };
     let mut store = Store::default();
@@ -31,7 +31,7 @@ fn store(template: &str, device: &str, compiler: &str) -> Store {
     }
     store
 }
-const CUT: &str = "warpgroup 64x128 parts 2 depth 128 stages 4 cluster 1 group 8";
+const CUT: &str = "warpgroup 64x128 split-k 2 depth 128 stages 4 cluster 1 group 8";
 
 #[test]
 fn a_plan_takes_its_templates_from_the_store_and_says_so() {
@@ -77,7 +77,7 @@ fn entries_that_do_not_hold_here_leave_the_plan_as_it_is() {
     assert_eq!(planned(&store(CUT, "NVIDIA H100", &compiler()), here).to_string(), free, "another machine");
     assert_eq!(planned(&Store::default(), None).to_string(), free, "nothing measured");
     for (template, compiler, why) in [
-        ("warpgroup 128x256 parts 1 depth 128 stages 99", compiler(), "does not take the kernel"),
+        ("warpgroup 128x256 split-k 1 depth 128 stages 99", compiler(), "does not take the kernel"),
         ("warpgroup 63x256", compiler(), "is not a tile"),
         ("flash", compiler(), "does not take the kernel"),
         (CUT, "0.0.1/1".to_string(), "measured with Kiln 0.0.1/1"),

@@ -1,4 +1,4 @@
-//! What comes after a product as the library's epilogue: `activation(scale · a × b + residual + bias)`, with a number for each column
+//! What comes after a matmul as the library's epilogue: `activation(scale · a × b + residual + bias)`, with a number for each column
 //! as bias, and ReLU or GELU by tanh, which is the library's.
 //!
 //! GELU is taken in half types alone: the library's is good to some 2^-17 of its argument, which f32 is not satisfied with. The
@@ -8,7 +8,7 @@ use crate::expr::Expr;
 use crate::gemm::{self, Dims};
 use crate::host::Operand;
 use crate::placed::{outputs, the_sums};
-use crate::resolve::{Body, Product};
+use crate::resolve::{Body, Matmul};
 use crate::rows::Emitted;
 use crate::space::Space;
 use kiln_graph::{BinaryOp, DType, UnaryOp, ValueId};
@@ -20,7 +20,7 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Option<Emitted> {
     if !matches!(dtype, DType::Bf16 | DType::F16 | DType::F32) {
         return None;
     }
-    let body = Body { product: Some((v, Product::Node)), ..*of };
+    let body = Body { matmul: Some((v, Matmul::Node)), ..*of };
     let dims = [&d.batch[..], &[d.m, d.n]].concat();
     let all = outputs(&body, &dims, &|ix| gemm::place(g, v, ix), None)?;
     let [only] = &all[..] else { return None };
@@ -52,7 +52,7 @@ struct Reader<'a> {
     dag: &'a Dag,
     anchor: NodeId,
     dtype: DType,
-    /// Of the product's batches, rows and columns.
+    /// Of the matmul's batches, rows and columns.
     axes: &'a [Expr],
     sizes: [usize; 2],
 }
@@ -100,7 +100,7 @@ impl Reader<'_> {
         }
         Some(())
     }
-    /// A term that is read from memory in the product's type.
+    /// A term that is read from memory in the matmul's type.
     fn operand(&self, n: NodeId) -> Option<Operand> {
         let node = self.dag.node(n);
         let NodeOp::Load { slot, at, guards } = &node.op else { return None };

@@ -1,41 +1,41 @@
-//! A model of the time that a product takes, in clock cycles. Its figures are the machine's ([`kiln_machine::Warpgroups`],
-//! [`kiln_machine::Products`]).
+//! A model of the time that a matmul takes, in clock cycles. Its figures are the machine's ([`kiln_machine::Warpgroups`],
+//! [`kiln_machine::Gemm`]).
 use super::shape::{Engine, SPAN, Shape};
-use crate::product::Product;
-use kiln_machine::{Products, isa};
+use crate::matmul::Matmul;
+use kiln_machine::{Gemm, isa};
 
 /// Cycles of the launches that bring both operands of so many elements into memory as sums of two numbers.
-pub fn in_two(of: &Products, elements: usize) -> f64 {
+pub fn split_3xtf32(of: &Gemm, elements: usize) -> f64 {
     2.0 * of.launch + (elements * 12) as f64 / of.read
 }
 
 /// Cycles of the launch that brings so many bytes of an operand into memory, in rows that a tensor map describes: rows of any length are
 /// copied at half the speed of memory.
-pub fn copy(of: &Products, bytes: usize) -> f64 {
+pub fn copy(of: &Gemm, bytes: usize) -> f64 {
     of.launch + (4 * bytes) as f64 / of.read
 }
 
 /// The same of patches or of a padded copy: what is read lies together, and mostly in the second-level cache. It begins while what is before
 /// it ends.
-pub fn gather(of: &Products, bytes: usize) -> f64 {
+pub fn gather(of: &Gemm, bytes: usize) -> f64 {
     of.soon + (2 * bytes) as f64 / of.read
 }
 
-/// Cycles of the launch that sums `parts` of a product of so many elements.
-pub fn sum(of: &Products, parts: usize, elements: usize) -> f64 {
+/// Cycles of the launch that sums `parts` of a matmul of so many elements.
+pub fn sum(of: &Gemm, parts: usize, elements: usize) -> f64 {
     if parts == 1 { 0.0 } else { of.launch + (elements * parts * 4) as f64 / of.read }
 }
 
 impl Shape {
     /// Clock cycles of the launch: turns of as many tiles as there are multiprocessors, each by the slowest of arithmetic,
     /// the copies from the second-level cache, and memory's share.
-    pub fn cycles(&self, p: &Product, turned: bool) -> f64 {
+    pub fn cycles(&self, p: &Matmul, transposed: bool) -> f64 {
         let of = &p.machine.warpgroups;
         let multiprocessors = p.machine.units.multiprocessors;
         let tiles = self.batch * self.tiles_m * self.tiles_n;
         let area = (self.sums * self.m * self.used) as f64;
         let depths = self.depths as f64;
-        // Rows and columns outside of the product are not read.
+        // Rows and columns outside of the matmul are not read.
         let right = (self.sums * self.used.min(p.n)) as f64 / self.cluster as f64;
         let span = (self.engine.parts() * self.spans * SPAN) as f64;
         let copied = (self.m.min(p.m) as f64 + right) * span * depths;
@@ -49,24 +49,24 @@ impl Shape {
         // What goes out of a tile; of rows that are reduced, little.
         let width = if p.whole.is_some() { 4 } else { self.engine.bytes().max(2) };
         let sent = if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 / tiles as f64 } else { 0.0 };
-        // Tensor cores take whole stages, multiply-adds eight of K.
+        // Tensor cores take whole stages, FMAs eight of K.
         let deep = match self.engine {
-            Engine::MultiplyAdds => p.k.next_multiple_of(8),
+            Engine::Simt => p.k.next_multiple_of(8),
             _ => self.depths * self.depth(),
         };
-        let arithmetic = area * deep as f64 / self.engine.rate(&of.engines, self.sums * self.m * self.n, turned);
+        let arithmetic = area * deep as f64 / self.engine.rate(&of.engines, self.sums * self.m * self.n, transposed);
         // Rows are reduced here or by a step of their own, which is not priced either: it counts where blocks have tiles enough to take
-        // by turns. Beside multiply-adds in f32 it is little.
+        // by turns. Beside FMAs in f32 it is little.
         let parts = p.whole.map_or(1, |_| p.batch[0]);
         let many = p.row.is_none() || self.batch / parts * p.m >= 2 * isa::GROUP_ROWS * multiprocessors;
-        let after = if many && self.engine != Engine::MultiplyAdds { p.after } else { 0.0 };
+        let after = if many && self.engine != Engine::Simt { p.after } else { 0.0 };
         let after = after / (self.batch * p.m * p.n) as f64 * (self.m * self.n) as f64;
         let finish = of.finish + of.finish_wide * area / 32768.0 + after / of.after;
         let processors = multiprocessors / self.cluster * self.cluster;
         // By turns a tile is finished while the next is multiplied; copies never stop, and smaller tiles are read more often.
         // Epilogues that reduce rows gain from it where blocks have two tiles and more.
         let least = if p.row.is_some() { 2 * processors } else { processors + 1 };
-        let turns = self.under_way > 1 && tiles >= least;
+        let turns = self.in_flight > 1 && tiles >= least;
         let again = (self.m.div_ceil(64) * (64 + self.sums * self.used)) as f64 * span * depths;
         let moved = if turns { (written + again) / of.shared } else { copied / of.cache };
         let work = [self.batch, self.sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
@@ -74,7 +74,7 @@ impl Shape {
         let turn = |running: usize| {
             let memory = (own / one).max(own * running as f64 / of.all);
             let multiplied = arithmetic.max(moved).max(memory);
-            let passed = if self.under_way > 1 { of.pass } else { 0.0 };
+            let passed = if self.in_flight > 1 { of.pass } else { 0.0 };
             // A tile is finished when all but its last part is on its way to memory.
             let finish = finish.max(sent * running as f64 / of.all);
             let all = passed + if turns { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish };

@@ -2,7 +2,7 @@
 use super::shape::SPAN;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr};
-use crate::product::Product;
+use crate::matmul::Matmul;
 use kiln_block::{Array, BinaryOp as B, Builder, Elem, Swizzle, Type, Value};
 use kiln_graph::DType;
 use kiln_plan::exec::Slot;
@@ -12,7 +12,7 @@ use kiln_plan::exec::Slot;
 pub enum Major {
     /// The one that is summed over.
     Depth,
-    /// The product's rows or columns.
+    /// The matmul's rows or columns.
     Outer,
 }
 
@@ -21,7 +21,7 @@ pub enum Major {
 pub struct Strided {
     pub slot: Slot,
     pub major: Major,
-    /// Batch axes of the product that the array has.
+    /// Batch axes of the matmul that the array has.
     batch: Vec<usize>,
     array: Array,
     /// Where K moves along both axes of the array.
@@ -47,7 +47,7 @@ fn coefficient(at: &Expr, id: CoordId) -> usize {
     found.map_or(0, |t| t.1.max(0) as usize)
 }
 
-/// Whether a store may write floats to rows of any length along the product's columns, which then go through shared memory.
+/// Whether a store may write floats to rows of any length along the matmul's columns, which then go through shared memory.
 pub fn in_rows(s: &Store, columns: CoordId) -> bool {
     let mut used = false;
     s.at.coords(&mut |c| used |= c == columns);
@@ -57,9 +57,9 @@ pub fn in_rows(s: &Store, columns: CoordId) -> bool {
 }
 
 impl Strided {
-    /// The operand that node `n` reads, at the product's batch coordinates, `outer` and `depth`. Of a product in parts of K the array
+    /// The operand that node `n` reads, at the matmul's batch coordinates, `outer` and `depth`. Of a matmul in parts of K the array
     /// has all of K, so that what the last part reads beyond is zero.
-    pub fn load(scene: &Scene, n: NodeId, p: &Product, outer: Axis, depth: Axis) -> Option<Strided> {
+    pub fn load(scene: &Scene, n: NodeId, p: &Matmul, outer: Axis, depth: Axis) -> Option<Strided> {
         let node = scene.dag.node(n);
         let NodeOp::Load { slot, at, guards } = &node.op else { return None };
         if !guards.is_empty() {
@@ -77,7 +77,7 @@ impl Strided {
         of([outer, depth], Major::Depth).or_else(|| of([depth, outer], Major::Outer))
     }
     /// Rows and columns that are functions of K. Beyond K such an array goes on: its parts must be whole.
-    fn windows(slot: Slot, at: &Expr, p: &Product, (outer, depth): (Axis, CoordId), bytes: usize) -> Option<Strided> {
+    fn windows(slot: Slot, at: &Expr, p: &Matmul, (outer, depth): (Axis, CoordId), bytes: usize) -> Option<Strided> {
         let (parts, own) = p.whole.map_or((1, 0), |_| (p.batch[0], 1));
         let run =
             p.run.filter(|run| (run.len * bytes).is_multiple_of(SPAN) && p.whole.is_none_or(|k| k == parts * p.k))?;
@@ -103,7 +103,7 @@ impl Strided {
         s.window = Some(Window { row: along.clone().div(pitch), column: along.rem(pitch), depth });
         Some(s)
     }
-    /// What a store writes, if it is rows of the product in their order.
+    /// What a store writes, if it is rows of the matmul in their order.
     pub fn store(s: &Store, extents: &[usize], rows: Axis, columns: Axis) -> Option<Strided> {
         let floats = matches!(s.dtype, DType::F32 | DType::F16 | DType::Bf16);
         if !s.guards.is_empty() || !floats {
@@ -157,7 +157,7 @@ impl Strided {
         let shape = [vec![1; self.batch.len()], tile.to_vec()].concat();
         (Type::Desc { elem, shape, swizzle: Swizzle::widest(elem, tile[1]) }, self.array.clone())
     }
-    /// Starts of a tile from the product's batch positions, the position along the outer axis, and that in all of K and in its part.
+    /// Starts of a tile from the matmul's batch positions, the position along the outer axis, and that in all of K and in its part.
     pub fn starts(&self, b: &mut Builder, batch: &[Value], outer: Value, [depth, within]: [Value; 2]) -> Vec<Value> {
         let mut all: Vec<Value> = self.batch.iter().map(|i| batch[*i]).collect();
         match (&self.window, self.major) {

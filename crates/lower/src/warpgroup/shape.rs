@@ -1,6 +1,6 @@
 //! Sizes of the tiles: those with the least time, or what is asked for where there is room for it.
 use super::operand::Major;
-use crate::product::Product;
+use crate::matmul::Matmul;
 use kiln_block::DotPrecision;
 pub use kiln_block::passes::warpgroup::persistent::GROUP;
 use kiln_block::passes::warpgroup::{form, memory, roles::BUFFERS, slice};
@@ -11,7 +11,7 @@ use kiln_plan::{Precision, Schedule, Template};
 
 /// Bytes of K that a copy takes: the swizzle's span.
 pub const SPAN: usize = 128;
-/// Columns of a product for which there are narrow tiles.
+/// Columns of a matmul for which there are narrow tiles.
 pub const FEW: usize = 32;
 /// How much faster than those before it a tile must be in the model: larger ones come first, and read less from the second-level cache.
 /// Not where they leave multiprocessors without a tile, of which memory needs as many as there are.
@@ -43,12 +43,12 @@ pub enum Engine {
     TensorCores,
     /// f32 by `wgmma`, operands as tf32 with rows along K.
     Tf32,
-    /// f32 by three such products of operands that are sums of two numbers in tf32.
+    /// f32 by three such matmuls of operands that are sums of two numbers in tf32.
     Tf32x3,
     /// Floats of eight bits by `wgmma`, rows along K.
     F8,
     /// f32, exactly.
-    MultiplyAdds,
+    Simt,
 }
 
 impl Engine {
@@ -58,13 +58,13 @@ impl Engine {
             DType::F32 => Some(match precision {
                 Precision::Tf32 if sides == [Major::Depth; 2] => Engine::Tf32,
                 Precision::Tf32x3 if sides == [Major::Depth; 2] => Engine::Tf32x3,
-                _ => Engine::MultiplyAdds,
+                _ => Engine::Simt,
             }),
             f8 if f8.is_f8() => (sides == [Major::Depth; 2]).then_some(Engine::F8),
             _ => None,
         }
     }
-    /// What its products are called in block programs.
+    /// What its matmuls are called in block programs.
     pub fn precision(self) -> DotPrecision {
         if matches!(self, Engine::Tf32 | Engine::Tf32x3) { DotPrecision::Tf32 } else { DotPrecision::Exact }
     }
@@ -79,16 +79,16 @@ impl Engine {
     }
     /// Most copies along K in a stage.
     fn most_spans(self) -> usize {
-        if matches!(self, Engine::MultiplyAdds | Engine::F8) { 1 } else { 2 }
+        if matches!(self, Engine::Simt | Engine::F8) { 1 } else { 2 }
     }
-    /// Most tiles that a block has under way unasked: where two have been measured.
-    fn most_turns(self) -> usize {
+    /// Most tiles that a block has in flight unasked: where two have been measured.
+    fn most_tiles_in_flight(self) -> usize {
         if self == Engine::TensorCores { 2 } else { 1 }
     }
     /// Columns of `n` that are read and multiplied where a tile has `columns` at most.
     fn used(self, columns: usize, n: usize, right: Major) -> usize {
         match (self, right) {
-            (Engine::MultiplyAdds, _) => n,
+            (Engine::Simt, _) => n,
             (_, Major::Depth) => columns.next_multiple_of(8),
             (_, Major::Outer) => columns.next_multiple_of(SPAN / self.bytes()).min(n),
         }
@@ -107,20 +107,20 @@ impl Engine {
             Engine::TensorCores | Engine::F8 => &TENSOR_TILES,
             // Few rows of tf32 go in tiles of 64.
             Engine::Tf32 | Engine::Tf32x3 => &TENSOR_TILES[..WIDE],
-            Engine::MultiplyAdds => {
+            Engine::Simt => {
                 &[(128, 256, 2, 1), (128, 128, 2, 1), (64, 128, 2, 1), (128, 64, 2, 1), (64, 64, 2, 1), (32, 64, 2, 1)]
             }
         }
     }
-    /// Multiply-adds a cycle of a multiprocessor for a tile of this many elements: threads with few of them read more.
-    /// `turned`: both operands' rows run along the result's axes.
-    pub fn rate(self, of: &Engines, area: usize, turned: bool) -> f64 {
+    /// FMAs a cycle of a multiprocessor for a tile of this many elements: threads with few of them read more.
+    /// `transposed`: both operands' rows run along the result's axes.
+    pub fn rate(self, of: &Engines, area: usize, transposed: bool) -> f64 {
         match self {
             Engine::TensorCores => of.half,
             Engine::Tf32 => of.tf32,
             Engine::Tf32x3 => of.tf32x3,
             Engine::F8 => of.f8,
-            Engine::MultiplyAdds => of.single(area, turned),
+            Engine::Simt => of.single(area, transposed),
         }
     }
 }
@@ -132,15 +132,15 @@ pub struct Shape {
     /// Tile of a block.
     pub m: usize,
     pub n: usize,
-    /// Columns of it that are read and multiplied: a product may have fewer than a tile.
+    /// Columns of it that are read and multiplied: a matmul may have fewer than a tile.
     pub used: usize,
     pub stages: usize,
     /// Copies along K in a stage, each of the swizzle's span.
     pub spans: usize,
     /// Consumers of a tile, each with its rows.
     pub copies: usize,
-    /// Tiles of a block under way: with two, one is finished while the other is multiplied (ping-pong).
-    pub under_way: usize,
+    /// Tiles of a block in flight: with two, one is finished while the other is multiplied (ping-pong).
+    pub in_flight: usize,
     /// Right operands, each with sums of its own.
     pub sums: usize,
     pub cluster: usize,
@@ -173,7 +173,7 @@ impl Shape {
     /// Columns of the result that are finished together, for outputs of these bytes.
     pub fn columns(&self, outputs: &[usize]) -> usize {
         let engine = match self.engine {
-            Engine::MultiplyAdds => form::Engine::MultiplyAdds,
+            Engine::Simt => form::Engine::Simt,
             _ => form::Engine::TensorCores,
         };
         slice::columns(engine, outputs, self.n)
@@ -192,8 +192,8 @@ impl From<Option<Template>> for Asked {
     }
 }
 /// The shape with the least time, if there is room for it. `outputs`: bytes of the types that go out through shared memory.
-pub fn choose(p: &Product, (engine, asked): (Engine, Asked), sides: [Major; 2], outputs: &[usize]) -> Option<Shape> {
-    let turned = sides == [Major::Outer; 2];
+pub fn choose(p: &Matmul, (engine, asked): (Engine, Asked), sides: [Major; 2], outputs: &[usize]) -> Option<Shape> {
+    let transposed = sides == [Major::Outer; 2];
     // Half a tile would do.
     let wide = |m: usize, n: usize| engine.tiles().iter().any(|t| t.0 == m && 2 * t.1 == n && p.n <= t.1);
     let fits = |m: usize, n: usize| asked.tile.map_or(!wide(m, n), |tile| tile == [m, n]);
@@ -204,10 +204,10 @@ pub fn choose(p: &Product, (engine, asked): (Engine, Asked), sides: [Major; 2], 
             Some(_) => continue,
             None => spans,
         };
-        for under_way in asked.schedule.tiles.map_or(1..=engine.most_turns(), |n| n..=n) {
-            let schedule = Schedule { tiles: Some(under_way), ..asked.schedule };
+        for in_flight in asked.schedule.tiles.map_or(1..=engine.most_tiles_in_flight(), |n| n..=n) {
+            let schedule = Schedule { tiles: Some(in_flight), ..asked.schedule };
             let Some(shape) = shape(p, engine, [m, n, copies, spans], schedule, sides, outputs) else { continue };
-            let time = shape.cycles(p, turned);
+            let time = shape.cycles(p, transposed);
             let close = |of: &Shape| if of.tiles() < p.machine.units.multiprocessors { 1.0 } else { CLOSE };
             if best.as_ref().is_none_or(|(t, of)| time < close(of) * *t) {
                 best = Some((time, shape));
@@ -217,9 +217,9 @@ pub fn choose(p: &Product, (engine, asked): (Engine, Asked), sides: [Major; 2], 
     best.map(|b| b.1)
 }
 
-/// A tile of this size with what else it takes; `None` if there is no room for that, or the product is too large to count.
+/// A tile of this size with what else it takes; `None` if there is no room for that, or the matmul is too large to count.
 pub fn shape(
-    p: &Product,
+    p: &Matmul,
     engine: Engine,
     [m, n, copies, spans]: [usize; 4],
     asked: Schedule,
@@ -227,8 +227,8 @@ pub fn shape(
     outputs: &[usize],
 ) -> Option<Shape> {
     let batch: usize = p.batch.iter().product();
-    let under_way = asked.tiles.unwrap_or(1);
-    let copies = if under_way > 1 { 1 } else { copies };
+    let in_flight = asked.tiles.unwrap_or(1);
+    let copies = if in_flight > 1 { 1 } else { copies };
     // Rows of a tile that runs along the result's axis must fill the swizzle.
     let runs = [m / copies, n].into_iter().zip(sides).any(|(n, s)| s == Major::Outer && n * engine.bytes() < SPAN);
     let sums = p.sums();
@@ -238,7 +238,7 @@ pub fn shape(
     let cut = p.row.is_some_and(|len| p.whole.is_none() && (n < len || len < p.n && n != len));
     // Tensor cores are slower in narrow tiles.
     let narrow = n < 64 && p.n > FEW;
-    let turns = under_way == 1 || under_way == 2 && engine != Engine::MultiplyAdds;
+    let turns = in_flight == 1 || in_flight == 2 && engine != Engine::Simt;
     // Runs of K are read in whole stages.
     let crossed = p.run.is_some_and(|run| run.len % (spans * SPAN / engine.bytes()) != 0);
     if runs || cut || crossed || narrow || !turns || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
@@ -246,19 +246,19 @@ pub fn shape(
     }
     let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));
     let depths = p.k.div_ceil(spans * SPAN / engine.bytes());
-    let whole = engine != Engine::MultiplyAdds && tiles_m.is_multiple_of(2);
+    let whole = engine != Engine::Simt && tiles_m.is_multiple_of(2);
     let work = [batch, sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
-    let pairs = whole && sums * m * n >= 128 * 256 && work >= p.machine.warpgroups.pairs;
+    let pairs = whole && sums * m * n >= 128 * 256 && work >= p.machine.warpgroups.multicast;
     let cluster = asked.cluster.unwrap_or(if pairs { 2 } else { 1 });
     let used = if cluster == 1 { engine.used(n.min(p.n), n, sides[1]) } else { n };
     let (stages, group) = (0, asked.group.unwrap_or(GROUP));
     #[rustfmt::skip]
     let mut shape = Shape {
-        engine, m, n, used, stages, spans, copies, under_way, sums, cluster, tiles_m, tiles_n, batch, depths, group,
+        engine, m, n, used, stages, spans, copies, in_flight, sums, cluster, tiles_m, tiles_n, batch, depths, group,
     };
     // A buffer's row holds a part of the tile in each of the types that go out.
     let line = outputs.iter().sum::<usize>() * shape.columns(outputs);
-    let room = memory(p.machine).checked_sub(BUFFERS * under_way * m * line)? / shape.stage_bytes();
+    let room = memory(p.machine).checked_sub(BUFFERS * in_flight * m * line)? / shape.stage_bytes();
     shape.stages = asked.stages.unwrap_or(room.min(STAGES));
     let fits = (2..=room).contains(&shape.stages) && (cluster == 1 || cluster == 2 && whole);
     let counts = shape.tiles() < 1 << 30 && (p.m.max(p.n).max(p.k) as u64) < 1 << 30;

@@ -87,7 +87,7 @@ fn place(axes: &[Axis], i: usize) -> usize {
     axes.iter().rev().fold((i, 0), |(rest, at), a| (rest / a.size, at + rest % a.size * a.stride)).1
 }
 
-/// What a library's epilogue makes of a product's element in column `q`. `at`: where it is in a matrix.
+/// What a library's epilogue makes of a matmul's element in column `q`. `at`: where it is in a matrix.
 fn finished(e: &Epilogue, sum: f64, residual: &[f64], bias: &[f64], q: usize, at: impl Fn(&Matrix) -> usize) -> f64 {
     let mut v = e.scale * sum;
     v += e.residual.as_ref().map_or(0.0, |(m, factor)| factor * residual[at(m)]);
@@ -244,7 +244,7 @@ pub fn check_on(kind: KernelKind, body: &str, target: Arch) {
     }
 }
 
-/// The programs of a kernel whose f32 products are of this precision, compared with the graph.
+/// The programs of a kernel whose f32 matmuls are of this precision, compared with the graph.
 pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: Arch) -> String {
     let body: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
     let kind = if lines.contains("conv") { KernelKind::Conv } else { KernelKind::Gemm };

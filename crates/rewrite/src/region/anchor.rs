@@ -1,7 +1,7 @@
 //! Anchors: ops that are computed whole and once, in tiles of their own, from operands that lie evenly in memory.
 use super::{Region, Reject, Use};
 use crate::cost::{matrix_flops, matrix_seconds};
-use crate::space::{Atom, Map, Walk, align};
+use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::Op;
 use kiln_graph::ops::Class;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 /// The classes of [`Class::is_anchor`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Anchor {
-    Product,
+    Matmul,
     Attention,
     Scan,
     Conv,
@@ -18,7 +18,7 @@ pub(super) enum Anchor {
 }
 
 impl Region<'_> {
-    /// An op that is computed whole and once, in tiles of its own; two products of one left operand may be, side by side.
+    /// An op that is computed whole and once, in tiles of its own; two matmuls of one left operand may be, side by side.
     /// `before`: the use of the same op that was met first.
     pub(super) fn anchor(
         &mut self,
@@ -29,15 +29,15 @@ impl Region<'_> {
     ) -> Result<Vec<(usize, Map)>, Reject> {
         let (dag, m) = (self.dag, &u.map);
         if let Some(first) = before {
-            if self.twin.is_some() || !self.are_halves(v, first, u) {
+            if self.dual.is_some() || !self.are_halves(v, first, u) {
                 return Err(Reject::AnchorRecomputed);
             }
-            self.twin = Some(v);
+            self.dual = Some(v);
             return Ok(self.operands_of(v, m));
         }
         match self.anchor {
             None => self.anchor = Some(v),
-            Some(first) if self.twin.is_none() && self.are_siblings(first, v, u) => self.twin = Some(v),
+            Some(first) if self.dual.is_none() && self.are_siblings(first, v, u) => self.dual = Some(v),
             _ => return Err(Reject::TwoAnchors),
         }
         let walked: BTreeSet<Atom> = self.space.flat(m).into_iter().collect();
@@ -50,7 +50,7 @@ impl Region<'_> {
         let same_space = dag.shape(v) == dag.shape(self.main) && self.space.flat(m) == self.space.flat(&self.root);
         let args = dag.args(v).to_vec();
         match kind {
-            Anchor::Product => Ok(self.operands_of(v, m)),
+            Anchor::Matmul => Ok(self.operands_of(v, m)),
             Anchor::Attention => Ok(self.attention(v, &args, m)),
             Anchor::Scan => {
                 self.price.other += dag.count(v);
@@ -68,14 +68,14 @@ impl Region<'_> {
             }
         }
     }
-    /// Can two sums of this product's tiles stand side by side? Their operands must be rows of multiples of 16 bytes.
-    fn pairs(&self, v: usize) -> bool {
+    /// Can two sums of this matmul's tiles stand side by side? Their operands must be rows of multiples of 16 bytes.
+    fn fits_dual_gemm(&self, v: usize) -> bool {
         let (dag, dtype) = (self.dag, self.dag.ty(v).dtype);
         let rows = |a: usize| dag.shape(a).last().is_some_and(|n| (n * dtype.bytes()).is_multiple_of(16));
-        let product = matches!(dag.op(v), Op::Dot | Op::Linear);
-        product && self.machine.pairs(dtype.name()) && dag.args(v).iter().take(2).all(|&a| rows(a))
+        let matmul = matches!(dag.op(v), Op::Dot | Op::Linear);
+        matmul && self.machine.dual_gemm(dtype.name()) && dag.args(v).iter().take(2).all(|&a| rows(a))
     }
-    /// Products of the same left operand, read in the same order.
+    /// Matmuls of the same left operand, read in the same order.
     fn are_siblings(&self, first: usize, v: usize, u: &Use) -> bool {
         let dag = self.dag;
         let alike = dag.op(first) == dag.op(v) && dag.ty(first) == dag.ty(v) && dag.args(first)[0] == dag.args(v)[0];
@@ -85,7 +85,7 @@ impl Region<'_> {
             self.space.refresh(&mut map);
             map == u.map
         };
-        alike && self.pairs(v) && known.len() == 1 && same(&known[0])
+        alike && self.fits_dual_gemm(v) && known.len() == 1 && same(&known[0])
     }
     /// Is `v` read in two halves of its columns alone?
     fn has_halves(&self, v: usize) -> bool {
@@ -107,12 +107,12 @@ impl Region<'_> {
             return false;
         };
         let half = (*n / 2) as i64;
-        let plain = |w: &Walk| !w.computed && w.step == 1 && self.space.extent(&w.atoms) == half;
+        let plain = |w: &AxisMap| !w.computed && w.step == 1 && self.space.extent(&w.atoms) == half;
         let both = c.from.min(d.from) == 0 && c.from.max(d.from) == half;
         let alike = rows == others && c.atoms == d.atoms && self.space.whole(rows, lead);
-        self.pairs(v) && n % 2 == 0 && plain(c) && plain(d) && both && alike
+        self.fits_dual_gemm(v) && n % 2 == 0 && plain(c) && plain(d) && both && alike
     }
-    /// Maps of a product's operands.
+    /// Maps of a matmul's operands.
     fn operands_of(&mut self, v: usize, m: &Map) -> Vec<(usize, Map)> {
         let args = self.dag.args(v).to_vec();
         if *self.dag.op(v) == Op::Dot { self.dot(&args, m) } else { self.linear(&args, m) }
@@ -120,7 +120,7 @@ impl Region<'_> {
     fn dot(&mut self, args: &[usize], m: &Map) -> Vec<(usize, Map)> {
         let (dag, lead) = (self.dag, m.len() - 2);
         let k = self.space.axis(dag.shape(args[0]).last().copied().unwrap_or(1));
-        let mut put = |a: usize, row: &Walk, column: &Walk| {
+        let mut put = |a: usize, row: &AxisMap, column: &AxisMap| {
             let s = dag.shape(a);
             let mut map = align(&s[..s.len() - 2], lead, &m[..lead]);
             map.extend([row.clone(), column.clone()]);
@@ -150,9 +150,9 @@ impl Region<'_> {
         if lead > 0 && q[lead - 1] != k[lead - 1] {
             let heads = k[lead - 1].max(1);
             let dealt = self.space.deal(&m[lead - 1].atoms, &[heads, q[lead - 1] / heads]);
-            shared[lead - 1] = dealt.map_or(Walk::computed(vec![]), |d| d[0].clone());
+            shared[lead - 1] = dealt.map_or(AxisMap::computed(vec![]), |d| d[0].clone());
         }
-        let with = |outer: &[Walk], a: &Walk, b: &Walk| -> Map { [outer, &[a.clone(), b.clone()]].concat() };
+        let with = |outer: &[AxisMap], a: &AxisMap, b: &AxisMap| -> Map { [outer, &[a.clone(), b.clone()]].concat() };
         let maps =
             [with(&m[..lead], &m[lead], &depth), with(&shared, &keys, &depth), with(&shared, &keys, &m[lead + 1])];
         let mut reach = vec![];
@@ -167,7 +167,7 @@ impl Region<'_> {
         reach
     }
 
-    /// Operands of products and attention are matrices of even strides in memory, and so is attention's result.
+    /// Operands of matmuls and attention are matrices of even strides in memory, and so is attention's result.
     pub(super) fn strided_operands(&self, anchor: usize, members: &[usize]) -> Result<(), Reject> {
         for (a, groups) in &self.operands {
             let mut leaf = *a;

@@ -1,17 +1,17 @@
 //! Reductions and whole-row ops: they fix the kernel's rows, and all of them must agree on these.
 use super::{Region, Reject, Rows, Use};
-use crate::cost::{is_f32_product, operands};
-use crate::space::{Atom, Map, Walk, align};
+use crate::cost::{is_f32_matmul, operands};
+use crate::space::{Atom, AxisMap, Map, align};
 use kiln_graph::ops::Class;
 use kiln_graph::{DType, Op};
 use kiln_plan::Precision;
 use std::collections::BTreeSet;
 
-/// Rows or columns of a product that is computed along rows instead.
+/// Rows or columns of a matmul that is computed along rows instead.
 const FEW: usize = 4;
-/// Elements of a product whose heads are reduced in tiles of their own.
+/// Elements of a matmul whose heads are reduced in tiles of their own.
 const MANY: usize = 1 << 22;
-/// Most terms of a product whose heads are half as wide as a tile: with 1024 it took 0.83 of the time of two kernels on an H200, with
+/// Most terms of a matmul whose heads are half as wide as a tile: with 1024 it took 0.83 of the time of two kernels on an H200, with
 /// 2048 0.95, with 4096 1.04.
 const DEEP: usize = 2048;
 
@@ -35,7 +35,7 @@ impl Region<'_> {
             Op::GroupNorm { .. } => (2..rank).collect(),
             _ => vec![rank - 1],
         };
-        let mut outer: Vec<Walk> = (0..rank).filter(|i| !axes.contains(i)).map(|i| m[i].clone()).collect();
+        let mut outer: Vec<AxisMap> = (0..rank).filter(|i| !axes.contains(i)).map(|i| m[i].clone()).collect();
         let mut sizes: Vec<usize> = axes.iter().map(|&a| dag.shape(x)[a]).collect();
         let mut inner: Vec<Atom> = self.space.flat(&axes.iter().map(|&a| m[a].clone()).collect::<Vec<_>>());
         if let Op::GroupNorm { groups, .. } = dag.op(v) {
@@ -85,7 +85,7 @@ impl Region<'_> {
     }
 
     /// Makes the kernel's rows, or checks that these are the same; gives the atoms along a row.
-    fn join_rows(&mut self, outer: &[Walk], sizes: &[usize]) -> Result<Vec<Atom>, Reject> {
+    fn join_rows(&mut self, outer: &[AxisMap], sizes: &[usize]) -> Result<Vec<Atom>, Reject> {
         let across: BTreeSet<Atom> = self.space.flat(outer).into_iter().collect();
         let all = self.space.flat(&self.root);
         let along = match self.rows.take() {
@@ -109,8 +109,8 @@ impl Region<'_> {
         Ok(along)
     }
 
-    /// Do the rows lie in the tile of this product on a GPU, so that its epilogue can reduce them? Products of few rows or columns have no
-    /// tiles, and sums by multiply-adds have their rows in several warps.
+    /// Do the rows lie in the tile of this matmul on a GPU, so that its epilogue can reduce them? Matmuls of few rows or columns have no
+    /// tiles, and sums by FMAs have their rows in several warps.
     pub(super) fn fits_tile(&self, anchor: usize) -> bool {
         let (dag, m) = (self.dag, self.machine);
         let along = self.rows.as_ref().map(|r| self.space.now(&r.along)).unwrap_or_default();
@@ -122,23 +122,23 @@ impl Region<'_> {
         let rows = if *dag.op(anchor) == Op::Dot { lead.last().copied().unwrap_or(1) } else { lead.iter().product() };
         // Where the sums of a stage start from zero, a second set of them takes half of a tile's columns.
         let half = 2 * columns.min(self.space.extent(&along) as usize) <= m.templates.tile;
-        let tensor_cores = match (operands(dag, anchor), m.f32_product(dag.op(anchor)).0) {
+        let tensor_cores = match (operands(dag, anchor), m.f32_matmul(dag.op(anchor)).0) {
             (DType::Bf16 | DType::F16, _) => true,
             (f8, _) if f8.is_f8() => half,
-            (_, Precision::Tf32) => is_f32_product(dag, anchor),
+            (_, Precision::Tf32) => is_f32_matmul(dag, anchor),
             _ => false,
         };
         let across = u.map.last().map(|w| self.space.now(&w.atoms)).unwrap_or_default();
-        let product = dag.class[anchor] == Class::Matmul && self.twin.is_none() && self.place.is_none();
+        let matmul = dag.class[anchor] == Class::Matmul && self.dual.is_none() && self.place.is_none();
         let whole = rows > FEW && columns > FEW && columns <= m.templates.tile && across == along;
         // A row that a tile reduces adds up in another order than a row alone, and there must be some rows for it.
         !m.contract.batch_invariant
             && m.arch.is_gpu()
-            && product
+            && matmul
             && tensor_cores
             && (whole || across.ends_with(&along) && self.has_wide_heads(anchor, rows, &along))
     }
-    /// Are rows heads that are worth tiles as wide as they are? Those narrower than a tile make a product slower, which a short one
+    /// Are rows heads that are worth tiles as wide as they are? Those narrower than a tile make a matmul slower, which a short one
     /// makes up for by what does not go through memory; few of them leave multiprocessors without work.
     fn has_wide_heads(&self, anchor: usize, rows: usize, along: &[Atom]) -> bool {
         let (dag, head) = (self.dag, self.space.extent(along) as usize);
@@ -146,12 +146,12 @@ impl Region<'_> {
         let depth = dag.nodes[anchor].args.first().and_then(|&a| dag.shape(a).last().copied()).unwrap_or(1);
         let wide = head == self.machine.templates.tile || 2 * head == self.machine.templates.tile && depth <= DEEP;
         // What reads two sums in a tile has warpgroups, whose programs these are.
-        let half = self.machine.pairs(operands(dag, anchor).name());
+        let half = self.machine.dual_gemm(operands(dag, anchor).name());
         half && wide && head < columns && rows.saturating_mul(columns) >= MANY
     }
 
     /// Between a reduction and the output nothing is permuted: rows are stored in the order they are computed in.
-    fn in_order(&self, operand: &Map, outer: &[Walk]) -> Result<(), Reject> {
+    fn in_order(&self, operand: &Map, outer: &[AxisMap]) -> Result<(), Reject> {
         let root = self.space.flat(&self.root);
         let (full, rows) = (self.space.flat(operand), self.space.flat(outer));
         if root == full || root == rows { Ok(()) } else { Err(Reject::OutputPermutedAfterReduction) }

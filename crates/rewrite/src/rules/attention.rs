@@ -50,7 +50,7 @@ fn scores(b: &mut Builder, x: Id) -> Option<Scores> {
 fn scaled(b: &Builder, x: Id, scale: f64, depth: usize) -> Option<Scores> {
     let found = b.form(x, |o, a| (*o == Op::Dot).then(|| bare(b, a[0], a[1], scale)));
     if found.is_some() || depth > 3 {
-        // A factor on an operand may also stand outside the product; the bare product has none left inside.
+        // A factor on an operand may also stand outside the matmul; the bare matmul has none left inside.
         let bare = factors(b, x)
             .into_iter()
             .find_map(|(y, c)| if depth < 3 { scaled(b, y, scale * c, depth + 1) } else { None });
@@ -58,7 +58,7 @@ fn scaled(b: &Builder, x: Id, scale: f64, depth: usize) -> Option<Scores> {
     }
     factors(b, x).into_iter().find_map(|(y, c)| scaled(b, y, scale * c, depth + 1))
 }
-/// The product of `q` and `k`, without the factors they have.
+/// The matmul of `q` and `k`, without the factors they have.
 fn bare(b: &Builder, mut q: Id, mut k: Id, mut scale: f64) -> Scores {
     for x in [&mut q, &mut k] {
         if let Some((y, c)) = factors(b, *x).into_iter().find(|&(y, _)| b.shape(y) == b.shape(*x)) {

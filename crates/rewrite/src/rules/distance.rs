@@ -1,18 +1,18 @@
-//! Distances of all pairs of rows, from their differences, as matrix products.
+//! Distances of all pairs of rows, from their differences, as matmuls.
 use super::Rule;
 use crate::build::Builder;
 use crate::pattern::{Bindings, axes};
 use egg::Id;
-use kiln_graph::pairs::{Pairs, padded, pairs};
+use kiln_graph::pairwise::{Pairwise, padded, pairs};
 use kiln_graph::{BinaryOp::*, DType, Op, ReduceOp};
 use kiln_plan::Numerics::*;
 
-/// Terms of a sum from which a product does less work than differences do.
+/// Terms of a sum from which a matmul does less work than differences do.
 const TERMS: usize = 8;
 
 /// `max(|x|² + |y|² - 2 x·y, 0)`, as PyTorch's `cdist` computes distances of many rows: where points are near, digits cancel, and
 /// rows with infinite elements give NaN. Half types are widened first, so that what is left is the rounding of products in f32.
-fn by_product(b: &mut Builder, m: &Bindings) -> Option<Id> {
+fn by_matmul(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (x, y) = (m.var("x")?, m.var("y")?);
     let [along] = axes(m.op("r")?)?[..] else { return None };
     let dtype = b.ty(x).dtype;
@@ -29,9 +29,9 @@ fn by_product(b: &mut Builder, m: &Bindings) -> Option<Id> {
     }
     let (left, right) = (squares(b, x, along)?, squares(b, y, along)?);
     let squares = b.binary(Add, left, right)?;
-    let product = products(b, x, y, &p)?;
-    let two = b.constant(b.ty(product).dtype, 2.);
-    let twice = b.binary(Mul, product, two)?;
+    let matmul = matmuls(b, x, y, &p)?;
+    let two = b.constant(b.ty(matmul).dtype, 2.);
+    let twice = b.binary(Mul, matmul, two)?;
     let rest = b.binary(Sub, squares, twice)?;
     let zero = b.constant(b.ty(rest).dtype, 0.);
     let rest = b.binary(Max, rest, zero)?;
@@ -41,32 +41,32 @@ fn squares(b: &mut Builder, x: Id, along: usize) -> Option<Id> {
     let squared = b.binary(Mul, x, x)?;
     b.add(Op::Reduce { op: ReduceOp::Sum, axes: vec![along] }, &[squared])
 }
-/// Products of all pairs, with the pairs' axes.
-fn products(b: &mut Builder, x: Id, y: Id, p: &Pairs) -> Option<Id> {
+/// Matmuls of all pairs, with the pairs' axes.
+fn matmuls(b: &mut Builder, x: Id, y: Id, p: &Pairwise) -> Option<Id> {
     let size = |b: &Builder, v: Id, axes: &[usize]| -> Vec<usize> { axes.iter().map(|&i| b.shape(v)[i]).collect() };
     let matrix = |b: &mut Builder, v: Id, last: [usize; 2], none: usize| {
         let axes = [&p.batch[..], &last].concat();
         let shape = size(b, v, &axes);
-        let turned = b.permute(v, &[&axes[..], &[none]].concat())?;
-        b.reshape(turned, &shape)
+        let transposed = b.permute(v, &[&axes[..], &[none]].concat())?;
+        b.reshape(transposed, &shape)
     };
     let left = matrix(b, x, [p.rows, p.along], p.columns)?;
     let right = matrix(b, y, [p.along, p.columns], p.rows)?;
-    let product = b.add(Op::Dot, &[left, right])?;
-    let shape = [b.shape(product), &[1]].concat();
-    let product = b.reshape(product, &shape)?;
+    let matmul = b.add(Op::Dot, &[left, right])?;
+    let shape = [b.shape(matmul), &[1]].concat();
+    let matmul = b.reshape(matmul, &shape)?;
     let order = p.order();
     let back: Vec<usize> = (0..order.len()).filter_map(|i| order.iter().position(|a| *a == i)).collect();
-    b.permute(product, &back)
+    b.permute(matmul, &back)
 }
 
 pub const RULES: &[Rule] = &[Rule {
-    name: "distance-by-product",
+    name: "distance-by-matmul",
     numerics: Fast,
     half: Fast,
     left: &["(reduce.sum:r (mul (sub ?x ?y) (sub ?x ?y)))"],
     when: &[],
-    right: by_product,
+    right: by_matmul,
     example: "(%a: f32[4,16], %b: f32[6,16]) {\n %x = reshape %a shape=[4,1,16]\n %d = sub %x, %b
         %s = mul %d, %d\n %y = reduce.sum %s axes=[2]\n return %y\n}",
     near_miss: "(%a: f32[6,16], %b: f32[6,16]) {\n %d = sub %a, %b

@@ -7,8 +7,8 @@ mod activation;
 mod algebra;
 mod attention;
 mod distance;
+mod matmul;
 mod norm;
-mod product;
 mod reduce;
 mod siblings;
 
@@ -48,7 +48,7 @@ pub struct Rule {
 
 /// Every rule, family by family.
 pub fn all() -> Vec<&'static Rule> {
-    let families = [algebra::RULES, activation::RULES, norm::RULES, reduce::RULES, product::RULES, distance::RULES];
+    let families = [algebra::RULES, activation::RULES, norm::RULES, reduce::RULES, matmul::RULES, distance::RULES];
     families.into_iter().chain([attention::RULES]).flatten().collect()
 }
 

@@ -1,4 +1,4 @@
-//! Products of one value with several weights become one product with the weights side by side, and slices of it.
+//! Matmuls of one value with several weights become one matmul with the weights side by side, and slices of it.
 //!
 //! One pass after saturation, not a rule: joining pairs would also join what is joined already. Exact: every element is computed
 //! as before. Weights must be frozen, so that laying them side by side is done once, at load time.
@@ -10,20 +10,20 @@ use std::collections::BTreeMap;
 
 pub const NAME: &str = "join-siblings";
 
-/// One product: weight, bias, and the class of its result.
+/// One matmul: weight, bias, and the class of its result.
 #[derive(Clone, Copy)]
-struct Product {
+struct Matmul {
     weight: Id,
     bias: Option<Id>,
     class: Id,
 }
 
 pub fn join(s: &mut Saturated) {
-    for (x, products) in products(s) {
-        // Of a product that is also another's inner part, the outer one (with its bias) is joined.
-        let biased = |w: Id| products.iter().any(|p| p.weight == w && p.bias.is_some());
-        let outer: Vec<Product> = products.iter().copied().filter(|p| p.bias.is_some() || !biased(p.weight)).collect();
-        let (with, without): (Vec<Product>, Vec<Product>) = outer.into_iter().partition(|p| p.bias.is_some());
+    for (x, matmuls) in matmuls(s) {
+        // Of a matmul that is also another's inner part, the outer one (with its bias) is joined.
+        let biased = |w: Id| matmuls.iter().any(|p| p.weight == w && p.bias.is_some());
+        let outer: Vec<Matmul> = matmuls.iter().copied().filter(|p| p.bias.is_some() || !biased(p.weight)).collect();
+        let (with, without): (Vec<Matmul>, Vec<Matmul>) = outer.into_iter().partition(|p| p.bias.is_some());
         for group in [with, without].into_iter().filter(|g| g.len() > 1) {
             join_group(s, x, &group);
         }
@@ -31,10 +31,10 @@ pub fn join(s: &mut Saturated) {
     s.builder.g.rebuild();
 }
 
-/// Products with frozen weights by their left operand, in the order they were written.
-fn products(s: &Saturated) -> BTreeMap<Id, Vec<Product>> {
+/// Matmuls with frozen weights by their left operand, in the order they were written.
+fn matmuls(s: &Saturated) -> BTreeMap<Id, Vec<Matmul>> {
     let b = &s.builder;
-    let mut out: BTreeMap<Id, Vec<Product>> = BTreeMap::new();
+    let mut out: BTreeMap<Id, Vec<Matmul>> = BTreeMap::new();
     let mut classes: Vec<Id> = b.g.classes().map(|c| c.id).collect();
     classes.sort();
     for class in classes {
@@ -44,7 +44,7 @@ fn products(s: &Saturated) -> BTreeMap<Id, Vec<Product>> {
                 let (weight, bias) = (b.g.find(t.args[1]), t.args.get(2).map(|c| b.g.find(*c)));
                 let group = out.entry(b.g.find(t.args[0])).or_default();
                 if !group.iter().any(|p| p.weight == weight && p.bias == bias) {
-                    group.push(Product { weight, bias, class });
+                    group.push(Matmul { weight, bias, class });
                 }
             }
         }
@@ -52,7 +52,7 @@ fn products(s: &Saturated) -> BTreeMap<Id, Vec<Product>> {
     out
 }
 
-fn join_group(s: &mut Saturated, x: Id, group: &[Product]) -> Option<()> {
+fn join_group(s: &mut Saturated, x: Id, group: &[Matmul]) -> Option<()> {
     let b = &mut s.builder;
     b.origin = b.source.get(&group[0].class).cloned().unwrap_or_default();
     let weights: Vec<Id> = group.iter().map(|p| p.weight).collect();

@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt, which is found at run time; a machine without it does without.
+//! Matmuls by cuBLASLt, which is found at run time; a machine without it does without.
 use super::raw::{Context, Stream};
 use cudarc::cublaslt::{
     result::{self, CublasError},
@@ -47,7 +47,7 @@ impl Drop for Library {
     }
 }
 
-/// Addresses of a product's matrices and of what its epilogue reads, if anything, and of the library's workspace with its size.
+/// Addresses of a matmul's matrices and of what its epilogue reads, if anything, and of the library's workspace with its size.
 pub struct Places {
     pub a: u64,
     pub b: u64,
@@ -57,8 +57,8 @@ pub struct Places {
     pub workspace: (u64, usize),
 }
 
-/// A product with its algorithm, ready to be enqueued over and over.
-pub struct Product {
+/// A matmul with its algorithm, ready to be enqueued over and over.
+pub struct Matmul {
     library: Arc<Library>,
     what: Description,
     /// Right and left operand, what is added, the result.
@@ -66,15 +66,15 @@ pub struct Product {
     algorithm: sys::cublasLtMatmulAlgo_t,
     places: Places,
     double: bool,
-    /// What the product is multiplied by, and what is added to it.
+    /// What the matmul is multiplied by, and what is added to it.
     factors: [f64; 2],
 }
 // SAFETY: descriptions are read alone; the library may be used from any thread.
-unsafe impl Send for Product {}
+unsafe impl Send for Matmul {}
 
-impl Product {
-    /// Chooses the algorithm. `None`: the library has none for this product.
-    pub fn new(library: &Arc<Library>, call: &GemmCall, places: Places) -> Option<Product> {
+impl Matmul {
+    /// Chooses the algorithm. `None`: the library has none for this matmul.
+    pub fn new(library: &Arc<Library>, call: &GemmCall, places: Places) -> Option<Matmul> {
         let [a, b, c, added] = call.strided()?;
         let batch = call.batch.iter().product::<usize>();
         let bytes = |dtype: DType, s: Strided| (s.offset * dtype.bytes()) as u64;
@@ -86,7 +86,7 @@ impl Product {
             bias: places.bias.zip(call.epilogue.bias).map(|(at, b)| at + (b.1 * call.c_dtype.bytes()) as u64),
             ..places
         };
-        // The library counts by columns: its result is ours turned, and so are its operands, in the other order.
+        // The library counts by columns: its result is ours transposed, and so are its operands, in the other order.
         let layouts = [
             Layout::new(call.dtype, b, [call.k, call.n], batch).ok()?,
             Layout::new(call.dtype, a, [call.m, call.k], batch).ok()?,
@@ -102,10 +102,10 @@ impl Product {
         };
         let (algorithm, double) = (found.ok()?.algo, call.dtype == DType::F64);
         let factors = [call.epilogue.scale, call.epilogue.residual.as_ref().map_or(0.0, |r| r.1)];
-        Some(Product { library: library.clone(), what, layouts, algorithm, places, double, factors })
+        Some(Matmul { library: library.clone(), what, layouts, algorithm, places, double, factors })
     }
 
-    /// Enqueues the product.
+    /// Enqueues the matmul.
     ///
     /// # Safety
     /// There is live memory at the places, as the call describes it.
@@ -155,8 +155,8 @@ fn data_type(dtype: DType) -> sys::cudaDataType_t {
 
 struct Description(sys::cublasLtMatmulDesc_t);
 impl Description {
-    /// `turned`: of the library's operands, which differ from how it counts.
-    fn new(call: &GemmCall, turned: [bool; 2], bias: Option<u64>) -> Result<Description, CublasError> {
+    /// `transposed`: of the library's operands, which differ from how it counts.
+    fn new(call: &GemmCall, transposed: [bool; 2], bias: Option<u64>) -> Result<Description, CublasError> {
         use sys::{cublasComputeType_t as C, cublasLtEpilogue_t as E, cublasLtMatmulDescAttributes_t as A};
         let (compute, scale) = match (call.dtype, call.tf32) {
             (DType::F64, _) => (C::CUBLAS_COMPUTE_64F, DType::F64),
@@ -165,8 +165,8 @@ impl Description {
         };
         let made = Description(result::create_matmul_desc(compute, data_type(scale))?);
         let sides = [A::CUBLASLT_MATMUL_DESC_TRANSA, A::CUBLASLT_MATMUL_DESC_TRANSB];
-        for (attribute, turned) in sides.into_iter().zip(turned) {
-            let operation = i32::from(turned);
+        for (attribute, transposed) in sides.into_iter().zip(transposed) {
+            let operation = i32::from(transposed);
             // SAFETY: the description lives; operations are 32-bit numbers, 1 for transposed.
             unsafe {
                 let value = std::ptr::from_ref(&operation).cast();

@@ -167,17 +167,17 @@ impl CudaDevice {
         format!("cuda:{}", self.inner.info.index)
     }
 
-    /// Whether there is a library of matrix products.
+    /// Whether there is a library of matmuls.
     pub fn has_library(&self) -> bool {
         self.library().is_some()
     }
-    /// Whether the library has a way for this product, with a workspace of so many bytes.
+    /// Whether the library has a way for this matmul, with a workspace of so many bytes.
     pub fn takes(&self, call: &GemmCall, workspace: usize) -> bool {
         // Algorithms depend on how addresses are aligned, and on nothing else of them.
         let at = memory::ALIGN as u64;
         let (residual, bias) = (call.epilogue.residual.as_ref().map(|_| at), call.epilogue.bias.map(|_| at));
         let places = library::Places { a: at, b: at, c: at, residual, bias, workspace: (at, workspace) };
-        self.library().is_some_and(|library| library::Product::new(&library, call, places).is_some())
+        self.library().is_some_and(|library| library::Matmul::new(&library, call, places).is_some())
     }
     fn library(&self) -> Option<Arc<Library>> {
         let load = || self.inner.context.bind().ok().and_then(|()| Library::new(&self.inner.context)).map(Arc::new);

@@ -3,7 +3,7 @@
 use super::{
     CudaDevice,
     launch::Launch,
-    library::{Places, Product},
+    library::{Matmul, Places},
     nvtx,
     raw::{Graph, Memory, Stream, download, text, upload},
 };
@@ -49,7 +49,7 @@ pub(crate) struct CudaSession {
 /// What the device does.
 enum Step {
     Launch(Launch),
-    Product(Product),
+    Matmul(Matmul),
 }
 impl Step {
     /// # Safety
@@ -60,10 +60,10 @@ impl Step {
             // SAFETY: this function's contract.
             Step::Launch(l) => session.device.check(doing, unsafe { l.enqueue(&session.stream) }),
             // SAFETY: as above.
-            Step::Product(p) => unsafe { p.enqueue(&session.stream) }.map_err(|e| RuntimeError::Driver {
+            Step::Matmul(p) => unsafe { p.enqueue(&session.stream) }.map_err(|e| RuntimeError::Driver {
                 device: session.device.name(),
                 doing: doing(),
-                what: format!("cuBLASLt refuses the product ({e})"),
+                what: format!("cuBLASLt refuses the matmul ({e})"),
                 remedy: "tune or constrain it to another template than `library`".into(),
             }),
         }
@@ -121,7 +121,7 @@ impl CudaSession {
         let layout = Layout::new(&exe);
         let on_host = |w: &Work<Code>| match w {
             Work::Block { code, .. } => !matches!(code, Code::Ptx(_)),
-            // Products that the library does not take are found out when they are prepared.
+            // Matmuls that the library does not take are found out when they are prepared.
             Work::Gemm(_) | Work::Fallback(_) => false,
             Work::Interpret { .. } => true,
         };
@@ -227,7 +227,7 @@ impl CudaSession {
         for k in self.kernels(Stage::Load) {
             self.kernel(k)?;
         }
-        self.warm_products()?;
+        self.warm_matmuls()?;
         self.indices("loading")?;
         drop(load_only);
         drop(load_arena);
@@ -280,24 +280,24 @@ impl CudaSession {
                 let args = args.iter().map(|a| self.address(k, kernel, *a)).collect();
                 Launch::new(&self.device, &kernel.name, ptx, args).map(|l| Some(Step::Launch(l)))
             }
-            Work::Gemm(g) => Ok(self.product(k, kernel, g).map(Step::Product)),
+            Work::Gemm(g) => Ok(self.matmul(k, kernel, g).map(Step::Matmul)),
             _ => Ok(None),
         }
     }
     /// `None` where the library has no way for it: the host does it then.
-    fn product(&self, k: usize, kernel: &KernelCode, g: &GemmCall) -> Option<Product> {
+    fn matmul(&self, k: usize, kernel: &KernelCode, g: &GemmCall) -> Option<Matmul> {
         let at = |slot| self.address(k, kernel, slot);
         let space = g.workspace?;
         let workspace = (at(space), self.exe.slot_type(kernel, space)?.bytes());
         let residual = g.epilogue.residual.as_ref().map(|r| at(r.0.slot));
         let bias = g.epilogue.bias.map(|b| at(b.0));
         let places = Places { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot), residual, bias, workspace };
-        Product::new(&self.device.library()?, g, places)
+        Matmul::new(&self.device.library()?, g, places)
     }
     /// The library loads its kernels when they are first asked for, which must not be while launches are recorded.
-    fn warm_products(&self) -> Result<(), RuntimeError> {
+    fn warm_matmuls(&self) -> Result<(), RuntimeError> {
         for k in self.kernels(Stage::Run) {
-            for step in self.launches[k].iter().flatten().filter(|s| matches!(s, Step::Product(_))) {
+            for step in self.launches[k].iter().flatten().filter(|s| matches!(s, Step::Matmul(_))) {
                 // SAFETY: as in `kernel`; what it writes there, runs write again.
                 unsafe { step.enqueue(self, &self.exe.kernels[k].name) }?;
             }

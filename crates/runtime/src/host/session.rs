@@ -119,7 +119,7 @@ fn check_code(exe: &Executable) -> Result<(), RuntimeError> {
             return Err(RuntimeError::Unsupported {
                 kernel: k.name.clone(),
                 device: "cpu".into(),
-                what: "its product has the epilogue of a GPU's library".into(),
+                what: "its matmul has the epilogue of a GPU's library".into(),
                 remedy: "compile with --target cpu, or run with --device cuda:0".into(),
             });
         }
@@ -153,7 +153,7 @@ impl Inner {
         }
     }
 
-    /// Packs the weights of matrix products, and lets go of those that nothing else reads.
+    /// Packs the weights of matmuls, and lets go of those that nothing else reads.
     fn pack_weights(&mut self, p: Parallel) {
         let (exe, layout, places) = (&self.exe, &self.layout, &self.memory.buffers);
         // SAFETY: parameters and frozen buffers have their addresses and values.

@@ -1,4 +1,4 @@
-//! Weights in panels: operands of matrix products that no run changes are packed once, when the session is made.
+//! Weights in panels: operands of matmuls that no run changes are packed once, when the session is made.
 //!
 //! A packed weight takes as many bytes as the original, up to the rounding to whole panels; originals that nothing else
 //! reads are given up by the session.

@@ -1,4 +1,4 @@
-//! Matrix products, and what is made of them.
+//! Products, and what is made of them.
 mod einsum;
 
 use super::{
@@ -20,13 +20,13 @@ pub const TABLE: Table = &[
     ("aten::inner", inner),
     ("aten::outer", outer),
     ("aten::ger", outer),
-    ("aten::addmm", |c, call| add_product(c, call, 3, 4)),
-    ("aten::baddbmm", |c, call| add_product(c, call, 3, 4)),
-    ("aten::addmv", |c, call| add_product(c, call, 3, 4)),
+    ("aten::addmm", |c, call| add_matmul(c, call, 3, 4)),
+    ("aten::baddbmm", |c, call| add_matmul(c, call, 3, 4)),
+    ("aten::addmv", |c, call| add_matmul(c, call, 3, 4)),
     ("aten::addbmm", addbmm),
     ("aten::einsum", einsum::einsum),
-    ("aten::_scaled_mm", scaled_product),
-    ("aten::_int_mm", integer_product),
+    ("aten::_scaled_mm", scaled_matmul),
+    ("aten::_int_mm", integer_matmul),
     ("aten::cdist", cdist),
 ];
 
@@ -43,7 +43,7 @@ fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 }
 
 /// `a × b` with vectors as a row on the left and a column on the right; the axes they add are dropped.
-pub fn product(c: &mut Ctx, a: ValueId, b: ValueId, shape: &[usize]) -> Res<ValueId> {
+pub fn dot(c: &mut Ctx, a: ValueId, b: ValueId, shape: &[usize]) -> Res<ValueId> {
     let a = match c.shape(a)[..] {
         [k] => c.reshape(a, &[1, k])?,
         _ => a,
@@ -57,7 +57,7 @@ pub fn product(c: &mut Ctx, a: ValueId, b: ValueId, shape: &[usize]) -> Res<Valu
 }
 
 /// Products of 8-bit integers, summed in i32.
-fn integer_product(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+fn integer_matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
     let (a, b) = (c.cast(a, DType::I32)?, c.cast(b, DType::I32)?);
     one(c.node(Op::Dot, &[a, b])?)
@@ -65,7 +65,7 @@ fn integer_product(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 fn matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
-    one(product(c, a, b, &ty.shape)?)
+    one(dot(c, a, b, &ty.shape)?)
 }
 
 /// Over the last axis of both.
@@ -75,7 +75,7 @@ fn inner(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         return Err("inner of higher ranks".into());
     }
     let b = c.transpose(b)?;
-    one(product(c, a, b, &ty.shape)?)
+    one(dot(c, a, b, &ty.shape)?)
 }
 
 fn outer(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
@@ -86,15 +86,15 @@ fn outer(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 }
 
 /// `beta c + alpha a × b`; with beta 0, c is not read (its NaN would not count).
-fn add_product(c: &mut Ctx, call: &Call, beta_at: usize, alpha_at: usize) -> Res<Vec<ValueId>> {
+fn add_matmul(c: &mut Ctx, call: &Call, beta_at: usize, alpha_at: usize) -> Res<Vec<ValueId>> {
     let (add, a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?, c.out(call, 0)?);
-    let r = product(c, a, b, &ty.shape)?;
+    let r = dot(c, a, b, &ty.shape)?;
     one(plus(c, add, r, c.scalar(call, beta_at)?, c.scalar(call, alpha_at)?)?)
 }
 
 /// `(a, b, scale of a, scale of b, bias?, scale of the result?, dtype?, fast?)`: `a × b` of f8, summed in f32, times both scales (one each,
 /// or one for each row of a and column of b), plus the bias.
-fn scaled_product(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+fn scaled_matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     let types = [a, b].map(|v| c.dtype(v));
     if !types[0].is_f8() || types[0] != types[1] {
@@ -103,7 +103,7 @@ fn scaled_product(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     if c.opt_tensor(call, 5)?.is_some() {
         return Err("_scaled_mm with a scale for the result".into());
     }
-    let mut r = product(c, a, b, &ty.shape)?;
+    let mut r = dot(c, a, b, &ty.shape)?;
     for i in [2, 3] {
         let scale = c.tensor(call, i)?;
         let (rows, columns) = (ty.shape[0], ty.shape[1]);
@@ -147,26 +147,26 @@ fn addbmm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(plus(c, add, r, c.scalar(call, 3)?, c.scalar(call, 4)?)?)
 }
 
-/// Above this many rows torch computes Euclidean distances through a matrix product
+/// Above this many rows torch computes Euclidean distances through a matmul
 /// (`use_mm_for_euclid_dist_if_necessary` in ATen/native/Distance.cpp).
-const DISTANCE_BY_PRODUCT: usize = 25;
+const DISTANCE_BY_MATMUL: usize = 25;
 
 /// `(a, b, p, mode?)`: distances between the rows of a and of b.
 fn cdist(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     let (p, mode) = (c.float(call, 2)?, c.opt_int(call, 3)?.unwrap_or(0));
     let rows = |s: Vec<usize>| s[s.len() - 2];
-    let many = rows(c.shape(a)) > DISTANCE_BY_PRODUCT || rows(c.shape(b)) > DISTANCE_BY_PRODUCT;
-    let by_product = p == 2.0 && (mode == 1 || mode == 0 && many);
+    let many = rows(c.shape(a)) > DISTANCE_BY_MATMUL || rows(c.shape(b)) > DISTANCE_BY_MATMUL;
+    let by_matmul = p == 2.0 && (mode == 1 || mode == 0 && many);
     if c.dtype(a) == DType::Bool || !(p == 1.0 || p == 2.0) {
         return Err(format!("cdist with p={p}"));
     }
-    let r = if by_product { distance_by_product(c, a, b)? } else { distance(c, a, b, p)? };
+    let r = if by_matmul { distance_by_matmul(c, a, b)? } else { distance(c, a, b, p)? };
     one(c.reshape(r, &ty.shape)?)
 }
 
 /// `sqrt(max(|a|² + |b|² - 2 a·b, 0))`.
-fn distance_by_product(c: &mut Ctx, a: ValueId, b: ValueId) -> Res<ValueId> {
+fn distance_by_matmul(c: &mut Ctx, a: ValueId, b: ValueId) -> Res<ValueId> {
     let squares = |c: &mut Ctx, x| {
         let xx = c.binary(BinaryOp::Mul, x, x)?;
         let last = c.rank(x) - 1;

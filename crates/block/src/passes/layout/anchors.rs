@@ -1,4 +1,4 @@
-//! The layouts that ops wish for: memory accesses and matrix products.
+//! The layouts that ops wish for: memory accesses and matmuls.
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits, fragment, fragment::Tiling};
 use crate::{DotPrecision, Elem, InstData, Kernel, Op, Role, Value};
@@ -17,9 +17,9 @@ pub fn warp_bits(k: &Kernel) -> usize {
     warps.max(1).ilog2() as usize
 }
 
-/// A tensor-core product's sharing of warps, and whether its operands are 32 bits wide (tf32). `None`: computed by
-/// multiply-adds in the accumulator's layout.
-pub fn tensor_product(k: &Kernel, dot: &InstData) -> Option<(Tiling, bool)> {
+/// A tensor-core matmul's sharing of warps, and whether its operands are 32 bits wide (tf32). `None`: computed by
+/// FMAs in the accumulator's layout.
+pub fn tensor_matmul(k: &Kernel, dot: &InstData) -> Option<(Tiling, bool)> {
     let Op::Dot { precision, .. } = dot.op else { return None };
     let [a, b, _] = dot.args[..] else { return None };
     let wide = match (k.ty(a).elem()?, precision) {
@@ -30,7 +30,7 @@ pub fn tensor_product(k: &Kernel, dot: &InstData) -> Option<(Tiling, bool)> {
     let ([m, kk], [_, n]) = (k.ty(a).shape(), k.ty(b).shape()) else { return None };
     let mut dots = 0;
     k.walk(&mut |_, d| dots += usize::from(matches!(d.op, Op::Dot { .. })));
-    // With several products rows stay with their warp, so that one's result is another's operand as it lies.
+    // With several matmuls rows stay with their warp, so that one's result is another's operand as it lies.
     let tiling = Tiling::new([*m, *n, *kk], if wide { 8 } else { 16 }, warp_bits(k), dots > 1)?;
     Some((tiling, wide))
 }
@@ -41,7 +41,7 @@ pub(super) fn default_layout(k: &Kernel, shape: &[usize]) -> Flat {
     Flat::blocked(shape, &order, width(k, shape, 4), warp_bits(k), &[])
 }
 
-/// The layout of a product's accumulator.
+/// The layout of a matmul's accumulator.
 pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
     if let (Op::Wgmma { .. }, [m, n]) = (&dot.op, k.ty(dot.results[0]).shape()) {
         return fragment::warpgroup_accumulator(*m, *n, warp_bits(k));
@@ -49,7 +49,7 @@ pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
     if let (Op::SharedDot { transpose_a, transpose_b, .. }, [m, n]) = (&dot.op, k.ty(dot.results[0]).shape()) {
         return fragment::multiply_add_accumulator([*m, *n], warp_bits(k), [*transpose_a, !transpose_b]);
     }
-    match tensor_product(k, dot) {
+    match tensor_matmul(k, dot) {
         Some((t, _)) => t.accumulator(),
         None => default_layout(k, k.ty(dot.results[0]).shape()),
     }

@@ -2,7 +2,7 @@
 //! computed from it, which is computed again after the barrier.
 //!
 //! Takes and gives a program with layouts. Whatever is computed twice is computed from the same operands by the same ops, so
-//! no bit changes. Only rows that several blocks share are looked at: there registers decide how many rows are under way.
+//! no bit changes. Only rows that several blocks share are looked at: there registers decide how many rows are in flight.
 use crate::{BinaryOp, Elem, Inst, InstData, Kernel, Op, UnaryOp, Value};
 use std::collections::{BTreeSet, HashMap};
 

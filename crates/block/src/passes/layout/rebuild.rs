@@ -1,5 +1,5 @@
 //! The program again, every use in the layout it wants.
-use super::anchors::{Access, default_layout, roles, tensor_product, warp_bits};
+use super::anchors::{Access, default_layout, roles, tensor_matmul, warp_bits};
 use super::groups::{Groups, Kind, shares};
 use super::spread::staged;
 use crate::analysis::Analysis;
@@ -252,10 +252,10 @@ impl Rebuild<'_> {
     fn dot(&mut self, i: Inst, data: &InstData) {
         let [a, b, acc] = data.args[..] else { return };
         let home = self.home(data.results[0]);
-        let product = tensor_product(self.old, data);
-        let flat = product.map_or_else(|| home.clone(), |(t, _)| t.accumulator());
+        let matmul = tensor_matmul(self.old, data);
+        let flat = matmul.map_or_else(|| home.clone(), |(t, _)| t.accumulator());
         let acc = self.demand(acc, &flat);
-        let (a, b) = match product {
+        let (a, b) = match matmul {
             Some((t, wide)) => (self.demand(a, &t.left(wide)), self.demand(b, &t.right(wide))),
             None => (self.as_it_lies(a).0, self.as_it_lies(b).0),
         };

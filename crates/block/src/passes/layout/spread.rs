@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 /// What a group's ops wish for.
 #[derive(Default)]
 struct Wishes {
-    product: Option<Flat>,
+    matmul: Option<Flat>,
     /// The largest access and its bytes.
     access: Option<(usize, Access)>,
     accesses: Vec<Access>,
@@ -23,15 +23,15 @@ pub(super) fn natural(k: &Kernel, facts: &Analysis, groups: &Groups) -> Vec<Opti
     let mut s = Spread { k, groups, natural: vec![None; k.values.len()] };
     let wishes = wishes(k, facts, groups);
     let mut order: Vec<(&Value, &Wishes)> = wishes.iter().collect();
-    let weight = |w: &Wishes| (w.product.is_some(), w.access.map_or(0, |a| a.0));
+    let weight = |w: &Wishes| (w.matmul.is_some(), w.access.map_or(0, |a| a.0));
     order.sort_by_key(|(v, w)| (std::cmp::Reverse(weight(w)), **v));
     for (&root, wish) in order {
         if s.natural[root.0 as usize].is_some() {
             continue;
         }
         let shape = k.ty(root).shape();
-        let home = match (&wish.product, wish.access) {
-            (Some(product), _) => product.clone(),
+        let home = match (&wish.matmul, wish.access) {
+            (Some(matmul), _) => matmul.clone(),
             (None, Some((_, access))) => {
                 let along = wish.accesses.iter().filter(|a| a.axis == access.axis && a.run > 1);
                 let vector = along.map(|a| a.vector).max().unwrap_or(access.vector);
@@ -100,7 +100,7 @@ impl Wishes {
         }
         match data.op {
             Op::Dot { .. } | Op::Wgmma { .. } | Op::SharedDot { .. } => {
-                self.product = self.product.take().or_else(|| Some(accumulator(k, data)));
+                self.matmul = self.matmul.take().or_else(|| Some(accumulator(k, data)));
             }
             Op::Reduce { axis, .. } | Op::Scan { axis, .. } => self.reduced.push(axis as usize),
             Op::Pack { .. } | Op::Unpack { .. } => {

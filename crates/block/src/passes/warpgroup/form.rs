@@ -1,4 +1,4 @@
-//! What the roles are made from: a loop over K of tile loads and products, what is done with the sums, and perhaps a loop over
+//! What the roles are made from: a loop over K of tile loads and matmuls, what is done with the sums, and perhaps a loop over
 //! tiles around both.
 use super::Refusal;
 use crate::passes::is_pure;
@@ -10,8 +10,8 @@ use std::collections::{HashMap, HashSet};
 pub enum Engine {
     /// bf16, f16, tf32 and f8 by `wgmma`.
     TensorCores,
-    /// f32 by multiply-adds from shared tiles.
-    MultiplyAdds,
+    /// f32 by FMAs from shared tiles.
+    Simt,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,31 +28,31 @@ pub struct Load {
     pub elem: Elem,
     /// As it lies in memory.
     pub shape: [usize; 2],
-    /// The product takes it with its axes swapped.
+    /// The matmul takes it with its axes swapped.
     pub swapped: bool,
 }
 
-/// Products of the loads, added up in their order and to a carried value.
+/// Matmuls of the loads, added up in their order and to a carried value.
 pub struct Sum {
     /// Numbers of left and right loads.
-    pub products: Vec<[usize; 2]>,
+    pub matmuls: Vec<[usize; 2]>,
     /// Number among the carried values.
     pub carried: usize,
-    /// The products of a trip are added up from zero, and their sum to the carried value.
+    /// The matmuls of a trip are added up from zero, and their sum to the carried value.
     pub apart: bool,
     pub terms: Terms,
 }
 
-/// Products that were found, added up in their order.
+/// Matmuls that were found, added up in their order.
 struct Chain {
     /// What they are added to, if that is known; else they start from zero.
     carried: Option<usize>,
-    products: Vec<[usize; 2]>,
+    matmuls: Vec<[usize; 2]>,
     apart: bool,
     terms: Terms,
 }
 
-const CHANGED: &str = "a sum is changed between two products; do that after the loop";
+const CHANGED: &str = "a sum is changed between two matmuls; do that after the loop";
 
 pub struct Form {
     pub engine: Engine,
@@ -101,15 +101,15 @@ fn only_loop(k: &Kernel, r: &Region) -> Result<(Inst, usize), Refusal> {
     let mut nested = r.insts.iter().enumerate().filter(|(_, i)| !k.inst(**i).regions.is_empty());
     match (nested.next(), nested.next()) {
         (Some((at, i)), None) if k.inst(*i).op == Op::For => Ok((*i, at)),
-        _ => refuse("the product is not one loop over K; move other loops and branches out of the kernel"),
+        _ => refuse("the matmul is not one loop over K; move other loops and branches out of the kernel"),
     }
 }
 
 pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
     let (outer, at) = only_loop(k, &k.body)?;
     let region = &k.inst(outer).regions[0];
-    let products = |r: &Region| r.insts.iter().any(|i| matches!(k.inst(*i).op, Op::Dot { .. }));
-    let (tiles, tile, depth, at) = if products(region) {
+    let matmuls = |r: &Region| r.insts.iter().any(|i| matches!(k.inst(*i).op, Op::Dot { .. }));
+    let (tiles, tile, depth, at) = if matmuls(region) {
         (None, k.body.clone(), outer, at)
     } else {
         let (inner, at) = only_loop(k, region)?;
@@ -164,7 +164,7 @@ impl Form {
                     let (load, swapped) = tiles[&inst.args[0]];
                     tiles.insert(inst.results[0], (load, !swapped));
                 }
-                Op::Dot { precision, terms } => self.product(k, inst, (*precision, *terms), &tiles, &mut chains)?,
+                Op::Dot { precision, terms } => self.matmul(k, inst, (*precision, *terms), &tiles, &mut chains)?,
                 Op::Binary(BinaryOp::Add) if inst.args.iter().any(|v| chains.contains_key(v)) => {
                     self.whole(k, inst, &mut chains)?
                 }
@@ -174,13 +174,13 @@ impl Form {
                     let name = crate::text::print_inst(k, i);
                     let more =
                         if *op == Op::Load { "; give the tile's array rows of multiples of 16 bytes" } else { "" };
-                    return refuse(format!("`{name}` stands in the loop over K beside tile loads and products{more}"));
+                    return refuse(format!("`{name}` stands in the loop over K beside tile loads and matmuls{more}"));
                 }
             }
         }
         Ok(())
     }
-    fn product(
+    fn matmul(
         &mut self,
         k: &Kernel,
         dot: &InstData,
@@ -188,38 +188,38 @@ impl Form {
         tiles: &HashMap<Value, (Inst, bool)>,
         chains: &mut HashMap<Value, Chain>,
     ) -> Result<(), Refusal> {
-        let [a, b, sum] = dot.args[..] else { return refuse("a product without operands") };
+        let [a, b, sum] = dot.args[..] else { return refuse("a matmul without operands") };
         let engine = match (k.ty(a).elem(), precision) {
             (Some(e), _) if e.is_half() || e.is_f8() => Engine::TensorCores,
             (Some(Elem::F32), DotPrecision::Tf32) => Engine::TensorCores,
-            (Some(Elem::F32), DotPrecision::Exact) => Engine::MultiplyAdds,
+            (Some(Elem::F32), DotPrecision::Exact) => Engine::Simt,
             _ => {
                 return refuse(format!(
-                    "there is no product of {} by warpgroups; use bf16, f16, f8, tf32 or exact f32",
+                    "there is no matmul of {} by warpgroups; use bf16, f16, f8, tf32 or exact f32",
                     k.ty(a)
                 ));
             }
         };
-        let [m, n] = k.ty(sum).shape() else { return refuse("a product of other than two axes") };
+        let [m, n] = k.ty(sum).shape() else { return refuse("a matmul of other than two axes") };
         if self.m > 0 && (self.engine, self.m, self.n) != (engine, *m, *n) {
-            return refuse("the products are of different types or sizes; make them alike");
+            return refuse("the matmuls are of different types or sizes; make them alike");
         }
         (self.engine, self.m, self.n) = (engine, *m, *n);
         let mut chain = match (chains.remove(&sum), self.carried(k, sum)) {
             (Some(chain), _) if !chain.apart && chain.terms == terms => chain,
-            (None, Some(n)) => Chain { carried: Some(n), products: vec![], apart: false, terms },
+            (None, Some(n)) => Chain { carried: Some(n), matmuls: vec![], apart: false, terms },
             (None, None) if is_zero(k, sum) && engine == Engine::TensorCores => {
-                Chain { carried: None, products: vec![], apart: false, terms }
+                Chain { carried: None, matmuls: vec![], apart: false, terms }
             }
-            _ => return refuse("a product is not added to a carried value"),
+            _ => return refuse("a matmul is not added to a carried value"),
         };
         let left = self.load(k, a, Side::Left, tiles)?;
         let right = self.load(k, b, Side::Right, tiles)?;
-        let halves = matches!(k.ty(a).elem(), Some(Elem::Bf16 | Elem::F16)) || engine == Engine::MultiplyAdds;
+        let halves = matches!(k.ty(a).elem(), Some(Elem::Bf16 | Elem::F16)) || engine == Engine::Simt;
         if !halves && (self.loads[left].swapped || !self.loads[right].swapped) {
-            return refuse("rows of tf32 and f8 operands run along K; store the other one turned");
+            return refuse("rows of tf32 and f8 operands run along K; store the other one transposed");
         }
-        chain.products.push([left, right]);
+        chain.matmuls.push([left, right]);
         chains.insert(dot.results[0], chain);
         Ok(())
     }
@@ -227,7 +227,7 @@ impl Form {
     fn carried(&self, k: &Kernel, v: Value) -> Option<usize> {
         k.inst(self.depth).regions[0].params.iter().skip(1).position(|p| *p == v)
     }
-    /// The sum of a trip's products, added to a carried value.
+    /// The sum of a trip's matmuls, added to a carried value.
     fn whole(&self, k: &Kernel, add: &InstData, chains: &mut HashMap<Value, Chain>) -> Result<(), Refusal> {
         let [x, y] = add.args[..] else { return refuse("an addition without operands") };
         let (chain, other) = if chains.contains_key(&x) { (x, y) } else { (y, x) };
@@ -239,12 +239,12 @@ impl Form {
             _ => refuse(CHANGED),
         }
     }
-    /// What the loop yields: every sum goes on from its products alone.
+    /// What the loop yields: every sum goes on from its matmuls alone.
     fn summed(&mut self, yielded: &[Value], chains: &mut HashMap<Value, Chain>) -> Result<(), Refusal> {
         for (n, v) in yielded.iter().enumerate() {
             match chains.remove(v) {
-                Some(Chain { carried, products, apart, terms }) if carried == Some(n) => {
-                    self.sums.push(Sum { products, carried: n, apart, terms });
+                Some(Chain { carried, matmuls, apart, terms }) if carried == Some(n) => {
+                    self.sums.push(Sum { matmuls, carried: n, apart, terms });
                 }
                 Some(_) => return refuse(CHANGED),
                 None => {}
@@ -279,14 +279,14 @@ impl Form {
     /// Sums start from constants; what else is carried are scalars for the starts of tiles.
     fn check_carried(&mut self, k: &Kernel) -> Result<(), Refusal> {
         if self.sums.is_empty() {
-            return refuse("the loop has no product");
+            return refuse("the loop has no matmul");
         }
         let data = k.inst(self.depth);
         if self.sums.iter().any(|s| constant(k, data.args[3 + s.carried]).is_none()) {
             return refuse("the sums start from something else than a constant; add it after the loop");
         }
         if self.sums.iter().any(|s| s.apart != self.sums[0].apart) {
-            return refuse("some products are added up apart and others are not; make them alike");
+            return refuse("some matmuls are added up apart and others are not; make them alike");
         }
         let mut used: HashSet<Value> = HashSet::new();
         k.walk(&mut |_, d| used.extend(&d.args));

@@ -1,4 +1,4 @@
-//! Pointers that walk strided arrays become descriptors: operands of products, and what is stored of their results.
+//! Pointers that walk strided arrays become descriptors: operands of matmuls, and what is stored of their results.
 //!
 //! The form of a pointer block says the array: a contiguous axis, rows a pitch apart, and where the tile starts on both. What
 //! no mask bounds ends where the program's own positions end. A parameter must have this one use; it becomes the
@@ -46,7 +46,7 @@ pub fn run(kernel: &Kernel) -> Result<Kernel, Refusal> {
     Ok(k)
 }
 
-/// Loads that products take as they are, and stores of blocks of a product's size.
+/// Loads that matmuls take as they are, and stores of blocks of a matmul's size.
 fn accesses(k: &Kernel) -> Vec<Inst> {
     let (mut operands, mut sizes) = (HashSet::new(), HashSet::new());
     k.walk(&mut |_, d| {

@@ -2,7 +2,7 @@
 //! second-level cache; in a cluster two blocks have tiles one below the other.
 //!
 //! Takes a program of one tile an instance, gives one with a loop over tiles around it. Axes of the grid along which the
-//! product's left and right operands move are its rows and columns; what is left are batches.
+//! matmul's left and right operands move are its rows and columns; what is left are batches.
 use super::Refusal;
 use crate::{BinaryOp as B, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, Value};
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ pub struct Launch {
     pub cluster: usize,
     /// Rows of tiles that are walked before the next column, where the axes are known.
     pub group: usize,
-    /// The axes of the grid that are rows and columns of the product; `None`: the grid's own order.
+    /// The axes of the grid that are rows and columns of the matmul; `None`: the grid's own order.
     pub axes: Option<[usize; 2]>,
 }
 
@@ -55,7 +55,7 @@ impl Tiles {
     }
 }
 
-/// Axes of the grid that move the left and the right operand of the first product, each alone.
+/// Axes of the grid that move the left and the right operand of the first matmul, each alone.
 fn axes(k: &Kernel) -> Option<[usize; 2]> {
     let mut moved: HashMap<Value, u8> = HashMap::new();
     let mut sides = None;

@@ -71,15 +71,15 @@ impl Rings {
 
 /// Consumers that multiply by turns. A parity tells a phase from the next one only: who waits for a stage must know that those
 /// before him have had theirs.
-pub struct Turns {
+pub struct PingPong {
     ready: Value,
     consumers: usize,
 }
 
-impl Turns {
-    pub fn new(b: &mut Builder, consumers: usize) -> Turns {
+impl PingPong {
+    pub fn new(b: &mut Builder, consumers: usize) -> PingPong {
         let ty = Type::Barrier { count: consumers, arrivals: 1 };
-        Turns { ready: b.inst(Op::AllocBarriers, &[], &[ty], vec![])[0], consumers }
+        PingPong { ready: b.inst(Op::AllocBarriers, &[], &[ty], vec![])[0], consumers }
     }
     /// The parity that a consumer waits for first: the first consumer's turn is at once.
     pub fn first(&self, b: &mut Builder, consumer: Value) -> Value {

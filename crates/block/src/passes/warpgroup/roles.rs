@@ -1,6 +1,6 @@
 //! The roles: a producer that copies tiles into a ring of stages, consumers that multiply and finish the elements.
 //!
-//! Takes a program of the upper level with one loop over K ([`super::form`]). Each consumer has its rows of the tile, or by turns
+//! Takes a program of the upper level with one loop over K ([`super::form`]). Each consumer has its rows of the tile, or by ping_pong
 //! (ping-pong) a tile of its own: then one finishes its tile while the other multiplies. Results go out through shared memory
 //! some columns at a time, one part while the next is computed. In a cluster all blocks read the same right operands: each
 //! loads its part and gives it to all.
@@ -8,7 +8,7 @@ mod consumer;
 
 use super::copy::Copier;
 use super::form::{self, Engine, Form, Load, Side};
-use super::ring::{Ring, Rings, Turns};
+use super::ring::{PingPong, Ring, Rings};
 use super::slice::{self, Part};
 use super::{Refusal, uniform};
 use crate::analysis::{self, Analysis};
@@ -26,7 +26,7 @@ pub struct Crew {
     pub consumers: usize,
     pub stages: usize,
     /// Consumers take whole tiles, one after the other.
-    pub turns: bool,
+    pub ping_pong: bool,
     /// Columns that a tile has at most: none after these is stored. `None`: all of the tile's.
     pub columns: Option<usize>,
     /// Elements of K in the last trip, the others of which are zero. `None`: as many as a tile has.
@@ -35,7 +35,7 @@ pub struct Crew {
 impl Crew {
     /// Consumers that share a tile.
     fn shares(self) -> usize {
-        if self.turns { 1 } else { self.consumers }
+        if self.ping_pong { 1 } else { self.consumers }
     }
 }
 
@@ -54,7 +54,7 @@ type Outputs = Vec<(Elem, Value)>;
 /// What both roles see.
 struct Shared {
     rings: Rings,
-    turns: Option<Turns>,
+    ping_pong: Option<PingPong>,
     /// A shared tile for each load.
     tiles: Vec<Value>,
     outputs: Outputs,
@@ -82,7 +82,7 @@ impl<'k> Writer<'k> {
         let mut crew = crew.unwrap_or_else(|| Crew {
             consumers: consumers(&form),
             stages: 0,
-            turns: false,
+            ping_pong: false,
             columns: None,
             last: None,
         });
@@ -106,7 +106,7 @@ impl<'k> Writer<'k> {
             rows * self.crew.shares() == f.m && rows > 0,
             format!("{} rows for {} consumers", f.m, self.crew.consumers),
         )?;
-        ensure(!self.crew.turns || f.tiles.is_some(), "turns need a loop over tiles".into())?;
+        ensure(!self.crew.ping_pong || f.tiles.is_some(), "ping_pong need a loop over tiles".into())?;
         ensure(room >= self.crew.stages && self.crew.stages >= 2, {
             format!(
                 "{} stages of these tiles do not fit shared memory, and two are needed; make tiles smaller",
@@ -128,7 +128,7 @@ impl<'k> Writer<'k> {
             let moves = self.k.cluster == 1 || l.side == Side::Left || uniform::over_cluster(self.k, l.inst);
             ensure(moves, "blocks of a cluster read different right operands; let them share columns".into())?;
         }
-        ensure(self.k.cluster == 1 || f.engine == Engine::TensorCores, "multiply-adds have no clusters".into())
+        ensure(self.k.cluster == 1 || f.engine == Engine::TensorCores, "FMAs have no clusters".into())
     }
     /// A consumer's part of a left tile, all that is used of a right one.
     fn shape(&self, l: &Load) -> [usize; 2] {
@@ -203,8 +203,8 @@ impl<'k> Writer<'k> {
         self.params(&mut b, &mut c)?;
         let (tiles, outputs) = self.memory(&mut b);
         let rings = Rings::new(&mut b, self.crew.stages, self.crew.shares(), self.k.cluster);
-        let turns = self.crew.turns.then(|| Turns::new(&mut b, self.crew.consumers));
-        let shared = Shared { rings, turns, tiles, outputs };
+        let ping_pong = self.crew.ping_pong.then(|| PingPong::new(&mut b, self.crew.consumers));
+        let shared = Shared { rings, ping_pong, tiles, outputs };
         let outermost = self.form.tiles.unwrap_or(self.form.depth);
         let before: Vec<Inst> = self.k.body.insts.iter().copied().take_while(|i| *i != outermost).collect();
         c.scalars(&mut b, &before);
@@ -214,7 +214,7 @@ impl<'k> Writer<'k> {
         let [few, many] = match self.form.engine {
             _ if copies == 1 => [0, 0],
             Engine::TensorCores => [40, 232],
-            Engine::MultiplyAdds => [24, 240],
+            Engine::Simt => [24, 240],
         };
         let role =
             |name: &str, copies: usize, registers: usize| Role { name: name.into(), warps: 4, copies, registers };
@@ -253,11 +253,11 @@ impl<'k> Writer<'k> {
         });
     }
     /// Runs `body` for every tile of which it is this consumer's turn, past the stages of the others'.
-    fn by_turns(
+    fn ping_pong_tiles(
         &self,
         b: &mut Builder,
         c: &mut Copier<'k>,
-        (s, turns, consumer): (&Shared, &Turns, Value),
+        (s, ping_pong, consumer): (&Shared, &PingPong, Value),
         body: impl FnOnce(&mut Builder, &mut Copier<'k>, Ring) -> Ring,
     ) {
         let Some((tiles, [lo, hi, step])) = self.tiles(c) else { return };
@@ -268,9 +268,9 @@ impl<'k> Writer<'k> {
         let (lo, step) = (b.binary(B::Add, lo, ahead), b.binary(B::Mul, step, all));
         let ahead = b.binary(B::Mul, consumer, trips);
         let start = s.rings.skip(b, Ring::of(&[zero, zero]), ahead);
-        let carried = [&start.values()[..], &[turns.first(b, consumer)]].concat();
+        let carried = [&start.values()[..], &[ping_pong.first(b, consumer)]].concat();
         b.for_loop([lo, hi, step], &carried, |b, t, now| {
-            turns.wait(b, consumer, now[2]);
+            ping_pong.wait(b, consumer, now[2]);
             let ring = self.at_tile(b, c, (tiles, t), |b, c| body(b, c, Ring::of(now)));
             let ring = s.rings.skip(b, ring, others);
             [&ring.values()[..], &[b.binary(B::Xor, now[2], one)]].concat()
@@ -376,7 +376,7 @@ fn bytes_of(l: &Load, shape: [usize; 2]) -> usize {
 fn consumers(form: &Form) -> usize {
     match form.engine {
         Engine::TensorCores => (form.m / 64).clamp(1, 2),
-        Engine::MultiplyAdds => 2,
+        Engine::Simt => 2,
     }
 }
 

@@ -141,7 +141,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
                 vec![to]
             }
             Op::Load if !self.copier.is_readonly(data.args[0]) => {
-                return self.refuse(v, "what is read beside the product may be written too; mark it readonly");
+                return self.refuse(v, "what is read beside the matmul may be written too; mark it readonly");
             }
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Load => {
                 vec![axes.to_vec(); data.args.len()]
@@ -226,7 +226,7 @@ fn combiner(op: ReduceOp, elem: Option<Elem>) -> Option<BinaryOp> {
 pub fn columns(engine: Engine, outputs: &[usize], n: usize) -> usize {
     match engine {
         Engine::TensorCores => 128 / outputs.iter().max().copied().unwrap_or(2).clamp(2, 4),
-        Engine::MultiplyAdds => 64,
+        Engine::Simt => 64,
     }
     .min(n)
 }

@@ -16,7 +16,7 @@ impl Parser {
             _ => self.fail(format!("`{}` is no {what}; known: {}", self.peek().text, names::list(table))),
         }
     }
-    /// What a product sums, if the text says.
+    /// What a matmul sums, if the text says.
     pub(super) fn terms(&mut self) -> Terms {
         let found = names::TERMS.iter().find(|(name, _)| self.eat_word(name));
         found.map_or_else(Terms::default, |t| t.1)

@@ -1,4 +1,4 @@
-//! Convolutions as windows and a matrix product, pooling as slices and a running maximum or sum.
+//! Convolutions as windows and a matmul, pooling as slices and a running maximum or sum.
 use super::Built;
 use crate::{BinaryOp, DType, Graph, GraphError, Op, PoolKind, Scalar, ValueId};
 
@@ -83,7 +83,7 @@ fn divide_by_count(
     g.binary(BinaryOp::Div, y, count)
 }
 
-/// `args`: input, weight, optional bias. Windows are laid out so that one product per group does all the work.
+/// `args`: input, weight, optional bias. Windows are laid out so that one matmul per group does all the work.
 pub(super) fn conv(g: &mut Graph, args: &[ValueId], steps: &Steps, groups: usize, shape: &[usize]) -> Built {
     let (batch, outs, out) = (shape[0], shape[1], &shape[2..]);
     let (x, w) = (args[0], args[1]);
@@ -110,7 +110,7 @@ fn biased(g: &mut Graph, y: ValueId, bias: Option<&ValueId>) -> Built {
     g.binary(BinaryOp::Add, y, bias)
 }
 
-/// A product of every point's channels with the whole window; what windows leave at one place is summed, an axis at a time. Nothing is
+/// A matmul of every point's channels with the whole window; what windows leave at one place is summed, an axis at a time. Nothing is
 /// multiplied by zeros between points: an infinite weight times such a zero would be NaN where PyTorch has none.
 pub(super) fn transposed(g: &mut Graph, args: &[ValueId], steps: &Steps, groups: usize, shape: &[usize]) -> Built {
     let (x, w) = (args[0], args[1]);

@@ -12,8 +12,8 @@ fn each(m: &mut Maker, axes: usize, of: &[usize]) -> Vec<usize> {
     (0..axes).map(|_| m.r.pick(of)).collect()
 }
 
-/// A product of two values so far, transposed as is needed; or of a value with itself transposed.
-pub(super) fn product(m: &mut Maker) -> Made {
+/// A matmul of two values so far, transposed as is needed; or of a value with itself transposed.
+pub(super) fn matmul(m: &mut Maker) -> Made {
     let x = m.near()?;
     let y = m.r.pick(&m.floats.clone());
     let dtype = m.g.dtype(x);
@@ -33,7 +33,7 @@ pub(super) fn product(m: &mut Maker) -> Made {
     dot(&mut m.g, x, y)
 }
 
-/// A layer: product with a weight, bias, at times an activation.
+/// A layer: matmul with a weight, bias, at times an activation.
 pub(super) fn linear(m: &mut Maker) -> Made {
     let x = m.near()?;
     let (shape, dtype) = (m.g.shape(x).to_vec(), m.g.dtype(x));

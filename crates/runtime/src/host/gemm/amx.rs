@@ -1,4 +1,4 @@
-//! Products of bf16 on the processor's matrix unit (AMX), which multiplies tiles of 16 rows of 64 bytes.
+//! Matmuls of bf16 on the processor's matrix unit (AMX), which multiplies tiles of 16 rows of 64 bytes.
 //!
 //! Both operands are packed into panels of 32 lanes (rows of a, columns of b): for every 32 depths two tiles. A tile of a
 //! holds 16 rows one after the other, a tile of b 16 pairs of depths, each with its 16 columns. Panels are filled with zeros
@@ -29,7 +29,7 @@ const COLUMNS: usize = 512;
 const CHUNK: usize = 16 << 20;
 /// Elements that are worth a task of packing.
 const PACKED: usize = 1 << 16;
-/// Below this many multiply-adds a product stays on one thread.
+/// Below this many FMAs a matmul stays on one thread.
 const SMALL: usize = 1 << 20;
 
 /// Which operand a panel is of.
@@ -44,7 +44,7 @@ pub fn padded(depth: usize) -> usize {
     depth.next_multiple_of(STEP)
 }
 
-/// Computes `batches` products of one size, of operands in bf16.
+/// Computes `batches` matmuls of one size, of operands in bf16.
 ///
 /// # Safety
 /// As `block::run`; the unit is there.
@@ -58,16 +58,16 @@ where
     unsafe {
         if batches >= 2 * p.threads || m * n * k * batches < SMALL {
             let p = p.only_if(m * n * k * batches >= SMALL);
-            p.each(batches, |i| product(Parallel::ALONE, &job(i)));
+            p.each(batches, |i| matmul(Parallel::ALONE, &job(i)));
         } else {
-            (0..batches).for_each(|i| product(p, &job(i)));
+            (0..batches).for_each(|i| matmul(p, &job(i)));
         }
     }
 }
 
 /// # Safety
 /// As [`run`].
-unsafe fn product<S: Element, C: Element<Acc = S::Acc>>(p: Parallel, job: &Job<S, C>) {
+unsafe fn matmul<S: Element, C: Element<Acc = S::Acc>>(p: Parallel, job: &Job<S, C>) {
     let depth = padded(job.k);
     let (high, wide) = parts(p, [job.m, job.n, job.k]);
     let [mut room_a, mut room_b] = with_scratch(|s| [&mut s.a, &mut s.b].map(std::mem::take));
@@ -142,7 +142,7 @@ pub fn words<S: Element>(s: Source<S>) -> Source<u16> {
     Source { at: s.at.cast(), lanes: s.lanes, depth: s.depth }
 }
 
-/// A part of a product, on this thread.
+/// A part of a matmul, on this thread.
 ///
 /// # Safety
 /// As [`run`], with panels that begin with these rows and columns.

@@ -1,4 +1,4 @@
-//! Blocks of a product: loops around the micro-kernels, and how a product is split over threads.
+//! Blocks of a matmul: loops around the micro-kernels, and how a matmul is split over threads.
 //!
 //! b's columns go in blocks whose panels, over one slice of the depth, stay in the second cache of a core, as do some of a's rows. A panel
 //! of b, which is the wider one, stays in the first while a's pass over it. Sums over slices are kept in the accumulating type.
@@ -12,7 +12,7 @@ use kiln_cpu::Level;
 use kiln_machine::Caches;
 use std::{any::TypeId, ops::Range};
 
-/// Below this many multiply-adds a product stays on one thread …
+/// Below this many FMAs a matmul stays on one thread …
 const SMALL: usize = 1 << 18;
 /// … and this many are worth a task.
 const TASK: usize = 1 << 18;
@@ -52,7 +52,7 @@ impl<C> Clone for Result<'_, C> {
 }
 impl<C> Copy for Result<'_, C> {}
 
-/// One product.
+/// One matmul.
 pub struct Job<'a, S: Element, C> {
     pub level: Level,
     pub m: usize,
@@ -74,7 +74,7 @@ pub fn pitch_a<T: Real>(level: Level, m: usize) -> usize {
     m.div_ceil(m.div_ceil(T::kernels(level).mr).max(1)).max(1)
 }
 
-/// How one product is split.
+/// How one matmul is split.
 #[derive(Clone, Copy, Debug)]
 struct Split {
     /// Rows and columns of a task: multiples of the panels'.
@@ -97,7 +97,7 @@ fn split<T: Real>(level: Level, [m, n, k]: [usize; 3], rows_first: bool, tasks: 
     Split { rows: rows * pitch, cols: cols * nr }
 }
 
-/// Computes `batches` products of one size.
+/// Computes `batches` matmuls of one size.
 ///
 /// # Safety
 /// `job(i)` gives operands that hold `m × k`, `k × n` and `m × n` elements; nothing else touches its result's, and different
@@ -203,7 +203,7 @@ unsafe fn pack_rows<S: Element, C>(job: &Job<S, C>, rows: Range<usize>, pitch: u
     unsafe { pack(job.level, from, [rows.start, rows.len()], [0, job.k], to, pitch) };
 }
 
-/// A part of a product, on this thread.
+/// A part of a matmul, on this thread.
 ///
 /// # Safety
 /// As [`run`], with parts that begin at whole panels.

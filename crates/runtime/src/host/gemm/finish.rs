@@ -1,9 +1,9 @@
-//! The epilogue of a product that a GPU's library has no way for: right but slow.
+//! The epilogue of a matmul that a GPU's library has no way for: right but slow.
 use super::{offset, pack::Side};
 use kiln_graph::Tensor;
 use kiln_plan::exec::{Activation, Epilogue, GemmCall, Matrix};
 
-/// Does to the product in the tensor of c what the call's epilogue says. `tensors`: those of [`GemmCall::slots`].
+/// Does to the matmul in the tensor of c what the call's epilogue says. `tensors`: those of [`GemmCall::slots`].
 pub(crate) fn finish(g: &GemmCall, tensors: &mut [Tensor]) {
     let e = &*g.epilogue;
     if *e == Epilogue::default() {

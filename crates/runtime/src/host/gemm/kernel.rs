@@ -1,4 +1,4 @@
-//! Inner loops of matrix products, one table per instruction set and scalar type.
+//! Inner loops of matmuls, one table per instruction set and scalar type.
 //!
 //! Never: knows strides or caches; operands come packed, in panels of as many rows or columns as the registers hold.
 use super::prefetch::prefetch;
@@ -28,7 +28,7 @@ pub struct Kernels<T: 'static> {
     pub micro: &'static [Micro<T>],
     /// The same for a by rows.
     pub by_rows: &'static [Micro<T>],
-    /// Products of one vector with `DOTS` others, which lie `ldb` apart.
+    /// Dot products of one vector with `DOTS` others, which lie `ldb` apart.
     pub dots: unsafe fn(k: usize, a: *const T, b: *const T, ldb: usize) -> [T; DOTS],
     /// `c[j] += Σ a[i]·b[i·ldb + j]` over `ROWS` rows and `n` columns.
     pub rows: unsafe fn(n: usize, a: &[T; ROWS], b: *const T, ldb: usize, c: *mut T),

@@ -1,4 +1,4 @@
-//! Matrix products on the host: operands of any strides are packed into panels, and micro-kernels for the instruction set at
+//! Matmuls on the host: operands of any strides are packed into panels, and micro-kernels for the instruction set at
 //! hand run over these, in blocks that fit the caches. Half types are widened while packing (but for bf16
 //! where there is a matrix unit), accumulated in f32 and rounded once.
 //!
@@ -34,7 +34,7 @@ pub(crate) struct Operands {
     pub c: *mut u8,
 }
 
-/// Computes the product. Operands that are in `weights` are not read at their addresses.
+/// Computes the matmul. Operands that are in `weights` are not read at their addresses.
 ///
 /// # Safety
 /// The operands' slots hold everything that the call's offsets, sizes and strides reach (as `Executable::check` makes sure),
@@ -44,7 +44,7 @@ pub(crate) unsafe fn gemm(p: Parallel, g: &GemmCall, x: Operands, weights: &Weig
     unsafe { gemm_by(Level::used(), p, g, x, weights) }
 }
 
-/// Computes the product by an instruction set of this processor.
+/// Computes the matmul by an instruction set of this processor.
 ///
 /// # Safety
 /// As [`gemm`].
@@ -57,7 +57,7 @@ unsafe fn gemm_by(level: Level, p: Parallel, g: &GemmCall, x: Operands, w: &Weig
             (DType::Bf16, DType::F32) => typed::<bf16, f32>(level, p, g, x, w),
             (DType::F16, _) => typed::<f16, f16>(level, p, g, x, w),
             (DType::Bf16, _) => typed::<bf16, bf16>(level, p, g, x, w),
-            // `Executable::check` lets only float products through.
+            // `Executable::check` lets only float matmuls through.
             _ => typed::<f32, f32>(level, p, g, x, w),
         }
     }
@@ -68,7 +68,7 @@ const NARROW: usize = 16;
 /// … if sums are this deep, or there are hardly any columns: else it costs more to write the result across.
 const DEEP: usize = 128;
 
-/// Whether a product is computed as that of the transposed operands.
+/// Whether a matmul is computed as that of the transposed operands.
 fn flipped(g: &GemmCall) -> bool {
     let stride = |s: &[_]| Side(s).stride();
     let by_column = stride(&g.c.rows) == Some(1) && stride(&g.c.cols) != Some(1);

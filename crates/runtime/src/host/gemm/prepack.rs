@@ -1,4 +1,4 @@
-//! Operands that stay the same over many products, packed once.
+//! Operands that stay the same over many matmuls, packed once.
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::{
@@ -40,7 +40,7 @@ pub(crate) struct Panels {
 #[derive(PartialEq, Eq)]
 struct Form {
     level: Level,
-    /// Whether it is the left operand of the product that is computed.
+    /// Whether it is the left operand of the matmul that is computed.
     left: bool,
     /// Rows or columns of a panel, and of all.
     pitch: usize,
@@ -71,7 +71,7 @@ fn form(level: Level, g: &GemmCall, role: Role) -> Option<Form> {
         DType::F64 if !vector::few(rows) => (pitch::<f64>(level, left, rows), g.k, size_of::<f64>()),
         #[cfg(target_arch = "x86_64")]
         DType::Bf16 if level == Level::Amx => (amx::LANES, amx::padded(g.k), size_of::<u16>()),
-        // Others stay as they are: widened they would take twice the memory, and products with few rows run at its speed.
+        // Others stay as they are: widened they would take twice the memory, and matmuls with few rows run at its speed.
         _ => return None,
     };
     let mut matrices = 1;
@@ -111,7 +111,7 @@ pub(crate) unsafe fn prepack(p: Parallel, g: &GemmCall, role: Role, at: *const u
     unsafe { prepack_by(Level::used(), p, g, role, at) }
 }
 
-/// For products by an instruction set of this processor.
+/// For matmuls by an instruction set of this processor.
 ///
 /// # Safety
 /// As [`prepack`].

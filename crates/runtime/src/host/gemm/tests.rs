@@ -1,4 +1,4 @@
-//! Products against three loops in f64: generated sizes, strides, batches and dtypes, by every instruction set that is here.
+//! Matmuls against three loops in f64: generated sizes, strides, batches and dtypes, by every instruction set that is here.
 use super::*;
 use crate::HostDevice;
 use kiln_graph::{Tensor, Type};
@@ -105,7 +105,7 @@ impl Case {
     }
 }
 
-/// How a product is computed: by an instruction set, and with which operands packed before.
+/// How a matmul is computed: by an instruction set, and with which operands packed before.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     level: Level,
@@ -180,7 +180,7 @@ const DTYPES: [(DType, DType); 6] = [
 ];
 
 #[test]
-fn generated_products() {
+fn generated_matmuls() {
     for seed in 0..1000 {
         let mut r = Random(seed);
         r.bits();
@@ -211,7 +211,7 @@ fn all_forms_of_all_operands() {
 }
 
 #[test]
-fn large_products_on_several_threads() {
+fn large_matmuls_on_several_threads() {
     let device = HostDevice::new(3).unwrap();
     for dtypes in DTYPES {
         for (size, batch) in [

@@ -1,4 +1,4 @@
-//! Products with a few rows: b is read once, where it lies, so they run at the speed of memory.
+//! Matmuls with a few rows: b is read once, where it lies, so they run at the speed of memory.
 use super::{
     Parallel,
     block::{Job, Lanes, b_in_place, put},
@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// Most rows that go this way.
 const MOST: usize = 3;
-/// Below this many multiply-adds a product stays on one thread.
+/// Below this many FMAs a matmul stays on one thread.
 const SMALL: usize = 1 << 17;
 /// Most columns that a task sums at a time.
 const COLUMNS: usize = 2048;
@@ -20,7 +20,7 @@ pub fn few(rows: usize) -> bool {
     rows <= MOST
 }
 
-/// Whether a product goes this way: its columns or its depth are contiguous in b, which is of the type that sums are kept in.
+/// Whether a matmul goes this way: its columns or its depth are contiguous in b, which is of the type that sums are kept in.
 pub fn fits<S: Element, C>(job: &Job<S, C>) -> bool {
     let Lanes::Strided(b) = job.b else {
         return false;
@@ -32,7 +32,7 @@ pub fn fits<S: Element, C>(job: &Job<S, C>) -> bool {
 }
 
 /// # Safety
-/// As `block::run`, for products that fit.
+/// As `block::run`, for matmuls that fit.
 pub unsafe fn run<'a, S, C>(p: Parallel, batches: usize, job: impl Fn(usize) -> Job<'a, S, C> + Send + Sync)
 where
     S: Element,

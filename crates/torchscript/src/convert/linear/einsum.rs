@@ -1,4 +1,4 @@
-//! Einstein sums of one or two operands: letters become batch, kept and summed axes of one matrix product.
+//! Einstein sums of one or two operands: letters become batch, kept and summed axes of one matmul.
 use super::one;
 use crate::{
     convert::context::{Ctx, Res},

@@ -1,4 +1,4 @@
-//! The consumers: products over the ring, then the epilogue on parts of the tile, each sent out while the next is computed.
+//! The consumers: matmuls over the ring, then the epilogue on parts of the tile, each sent out while the next is computed.
 use super::super::{
     Refusal,
     copy::Copier,
@@ -16,7 +16,7 @@ enum Way {
     Free,
     /// When threads meet.
     Met,
-    /// When so many stores by tensor map are under way at most, and threads meet.
+    /// When so many stores by tensor map are in flight at most, and threads meet.
     Sent(usize),
 }
 
@@ -27,13 +27,13 @@ impl<'k> Writer<'k> {
             let (sums, ring) = match self.form.engine {
                 Engine::TensorCores if self.form.sums[0].apart => self.multiply_apart(b, s, copy, ring),
                 Engine::TensorCores => self.multiply(b, s, copy, ring),
-                Engine::MultiplyAdds => self.multiply_add(b, s, copy, ring),
+                Engine::Simt => self.multiply_add(b, s, copy, ring),
             };
             failed = self.finish(b, c, s, copy, &sums);
             ring
         };
-        match (&s.turns, copy) {
-            (Some(turns), Some(consumer)) => self.by_turns(b, c, (s, turns, consumer), &mut tile),
+        match (&s.ping_pong, copy) {
+            (Some(ping_pong), Some(consumer)) => self.ping_pong_tiles(b, c, (s, ping_pong, consumer), &mut tile),
             _ => self.over_tiles(b, c, &mut tile),
         }
         if !s.outputs.is_empty() {
@@ -41,7 +41,7 @@ impl<'k> Writer<'k> {
         }
         failed
     }
-    /// Operands of a product from a stage.
+    /// Operands of a matmul from a stage.
     fn operands(
         &self,
         b: &mut Builder,
@@ -53,18 +53,18 @@ impl<'k> Writer<'k> {
         let stage = self.left_stage(b, ring, self.share(copy));
         [s.tiles[left], stage, s.tiles[right], ring.stage]
     }
-    fn transposed(&self, product: [usize; 2]) -> [bool; 2] {
-        product.map(|n| self.form.loads[n].swapped)
+    fn transposed(&self, matmul: [usize; 2]) -> [bool; 2] {
+        matmul.map(|n| self.form.loads[n].swapped)
     }
-    /// Starts the products of a stage for every sum, on `from`.
+    /// Starts the matmuls of a stage for every sum, on `from`.
     fn start(&self, b: &mut Builder, s: &Shared, (copy, ring): (Option<Value>, Ring), from: &[Value]) -> Vec<Value> {
         let token = self.token();
         s.rings.wait(b, ring);
         let mut made = vec![];
         for (sum, from) in self.form.sums.iter().zip(from) {
-            made.push(sum.products.iter().fold(*from, |from, &product| {
-                let [transpose_a, transpose_b] = self.transposed(product);
-                let args = [&self.operands(b, s, product, ring, copy)[..], &[from]].concat();
+            made.push(sum.matmuls.iter().fold(*from, |from, &matmul| {
+                let [transpose_a, transpose_b] = self.transposed(matmul);
+                let args = [&self.operands(b, s, matmul, ring, copy)[..], &[from]].concat();
                 b.inst(Op::Wgmma { transpose_a, transpose_b }, &args, std::slice::from_ref(&token), vec![])[0]
             }));
         }
@@ -83,12 +83,12 @@ impl<'k> Writer<'k> {
     }
     /// Which of a tile's rows the consumer has; `None` for all.
     fn share(&self, copy: Option<Value>) -> Option<Value> {
-        copy.filter(|_| !self.crew.turns)
+        copy.filter(|_| !self.crew.ping_pong)
     }
-    /// All of a tile's products are started: the next tile's may be.
+    /// All of a tile's matmuls are started: the next tile's may be.
     fn pass(&self, b: &mut Builder, s: &Shared, copy: Option<Value>) {
-        if let (Some(turns), Some(consumer)) = (&s.turns, copy) {
-            turns.pass(b, consumer);
+        if let (Some(ping_pong), Some(consumer)) = (&s.ping_pong, copy) {
+            ping_pong.pass(b, consumer);
         }
     }
     /// What the sums start from, on the consumer's rows.
@@ -97,7 +97,7 @@ impl<'k> Writer<'k> {
         let constants = self.form.sums.iter().filter_map(|s| form::constant(self.k, args[3 + s.carried]));
         constants.map(|c| b.constant(self.block(), c)).collect()
     }
-    /// The sums over all of K. The first products start the sums; one group stays in flight over a stage's end.
+    /// The sums over all of K. The first matmuls start the sums; one group stays in flight over a stage's end.
     fn multiply(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
         let none = self.starts(b);
         let started = self.start(b, s, (copy, ring), &none);
@@ -143,9 +143,9 @@ impl<'k> Writer<'k> {
             let there = self.there(b, trip);
             let mut sums = vec![];
             for (sum, from) in self.form.sums.iter().zip(&now[2..]) {
-                sums.push(sum.products.iter().fold(*from, |from, &product| {
-                    let [transpose_a, transpose_b] = self.transposed(product);
-                    let args = [&self.operands(b, s, product, ring, copy)[..], &[from], there.as_slice()].concat();
+                sums.push(sum.matmuls.iter().fold(*from, |from, &matmul| {
+                    let [transpose_a, transpose_b] = self.transposed(matmul);
+                    let args = [&self.operands(b, s, matmul, ring, copy)[..], &[from], there.as_slice()].concat();
                     let op = Op::SharedDot { terms: sum.terms, transpose_a, transpose_b };
                     b.inst(op, &args, std::slice::from_ref(&block), vec![])[0]
                 }));

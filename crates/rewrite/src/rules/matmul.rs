@@ -1,4 +1,4 @@
-//! Matrix products: one form for products with weights, factors moved through, batch norms folded.
+//! Matmuls: one form for matmuls with weights, factors moved through, batch norms folded.
 use super::{Premise::*, Rule};
 use crate::build::Builder;
 use crate::pattern::Bindings;
@@ -29,8 +29,8 @@ fn factor_outside(b: &mut Builder, m: &Bindings) -> Option<Id> {
     if b.ty(x).dtype == DType::F16 {
         return None;
     }
-    let product = b.add(Op::Dot, &[x, y])?;
-    b.binary(Mul, product, c)
+    let matmul = b.add(Op::Dot, &[x, y])?;
+    b.binary(Mul, matmul, c)
 }
 fn scale_and_shift(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let x = m.var("x")?;
@@ -60,7 +60,7 @@ fn into_convolution(b: &mut Builder, m: &Bindings) -> Option<Id> {
 
 pub const RULES: &[Rule] = &[
     Rule {
-        name: "product-with-weight",
+        name: "matmul-with-weight",
         numerics: Exact,
         half: Exact,
         left: &["(dot ?x ?w)"],
@@ -85,7 +85,7 @@ pub const RULES: &[Rule] = &[
             %a = linear %x, @w\n %y = add @c, %a\n return %y\n}",
     },
     Rule {
-        name: "factor-through-product",
+        name: "factor-through-matmul",
         numerics: Torch,
         half: Torch,
         left: &["(dot (mul ?x ?c) ?y)", "(dot ?x (mul ?y ?c))"],

@@ -1,4 +1,4 @@
-//! Matrix products and convolutions.
+//! Matmuls and convolutions.
 use super::{
     value::{Data, Value, on_floats},
     walk::{broadcast_strides, collect, walk},
@@ -7,7 +7,7 @@ use super::{
 use kiln_graph::ops::real::Real;
 use std::sync::Arc;
 
-/// Partial sums are as long as this, so that f32 errors stay those of a blocked product.
+/// Partial sums are as long as this, so that f32 errors stay those of a blocked matmul.
 const BLOCK: usize = 256;
 
 /// Sizes m, k, n; operands; result.
@@ -50,7 +50,7 @@ pub(super) fn dot(a: &Value, b: &Value, shape: &[usize]) -> Result<Data, String>
     let batch = &shape[..r - 2];
     let sa = broadcast_strides(&a.ty.shape[..ra - 2], batch);
     let sb = broadcast_strides(&b.ty.shape[..rb - 2], batch);
-    /// One product per batch position.
+    /// One matmul per batch position.
     fn each<T: Copy>(
         batch: &[usize],
         strides: [&[isize]; 2],

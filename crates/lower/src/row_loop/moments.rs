@@ -1,8 +1,8 @@
 //! Mean and variance of rows that do not fit a tile, in one pass on a GPU: while a thread adds up what it reads, it also keeps the
 //! sum of squared differences from the mean of its own elements. Such sums are put together by the formula of Chan, Golub and
 //! LeVeque (1979), of elements, of lanes and of parts in this order, so nothing cancels that does not in two passes.
-use super::parts::Partial;
-use super::{Walk, over_groups};
+use super::split_row::Partial;
+use super::{RowLoop, over_groups};
 use crate::LowerError;
 use crate::dag::{NodeId, NodeOp};
 use crate::math;
@@ -29,7 +29,7 @@ struct Of {
     squares: Value,
 }
 
-impl Walk<'_> {
+impl RowLoop<'_> {
     /// Those of the first two levels, if these are nothing else.
     pub(super) fn find_moments(&self) -> Option<Moments> {
         let p = &self.plan;

@@ -14,14 +14,14 @@ const SHARED: usize = 32;
 
 impl Frame<'_> {
     /// Asks for the rows of an instance that starts soon.
-    pub fn ask_ahead(&mut self, scene: &Scene, plan: &RowPlan) {
+    pub fn prefetch(&mut self, scene: &Scene, plan: &RowPlan) {
         if !plan.machine.arch.is_gpu() || plan.warps < SHARED {
             return;
         }
         let rows = rows(scene, plan);
         let bytes: usize = rows.iter().map(|r| r.2).sum();
         let shape = plan.shape(1);
-        let (ahead, instances) = (plan.machine.rows.ahead / bytes.max(1), shape.instances());
+        let (ahead, instances) = (plan.machine.rows.prefetch_distance / bytes.max(1), shape.instances());
         if bytes == 0 || ahead < LEAST || instances <= 2 * ahead {
             return;
         }

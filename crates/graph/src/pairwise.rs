@@ -2,7 +2,7 @@
 
 /// Axes of the result of a pointwise op, and of a reduction along `along` that keeps it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Pairs {
+pub struct Pairwise {
     /// Axes that both operands have.
     pub batch: Vec<usize>,
     /// The axis that only the left operand has, and the one that only the right operand has.
@@ -13,7 +13,7 @@ pub struct Pairs {
 
 /// How operands of these shapes are paired where the result is reduced along one axis that both have; `None` unless each has
 /// one axis of its own. Axes count from the result's first.
-pub fn pairs(left: &[usize], right: &[usize], along: usize) -> Option<Pairs> {
+pub fn pairs(left: &[usize], right: &[usize], along: usize) -> Option<Pairwise> {
     let rank = left.len().max(right.len());
     let (left, right) = (padded(left, rank), padded(right, rank));
     let own = |of: &[usize], other: &[usize]| {
@@ -23,7 +23,7 @@ pub fn pairs(left: &[usize], right: &[usize], along: usize) -> Option<Pairs> {
     let (rows, columns) = (own(&left, &right)?, own(&right, &left)?);
     let batch: Vec<usize> = (0..rank).filter(|i| ![rows, columns, along].contains(i)).collect();
     let shared = batch.iter().chain([&along]).all(|&i| left.get(i) == right.get(i));
-    (along < rank && along != rows && along != columns && shared).then_some(Pairs { batch, rows, columns, along })
+    (along < rank && along != rows && along != columns && shared).then_some(Pairwise { batch, rows, columns, along })
 }
 
 /// The shape with axes of size 1 in front, so that it has `rank` of them.
@@ -31,7 +31,7 @@ pub fn padded(shape: &[usize], rank: usize) -> Vec<usize> {
     [vec![1; rank.saturating_sub(shape.len())], shape.to_vec()].concat()
 }
 
-impl Pairs {
+impl Pairwise {
     /// The axes as those of a batch of matrices: batch, then rows, columns, and the axis that is reduced.
     pub fn order(&self) -> Vec<usize> {
         [&self.batch[..], &[self.rows, self.columns, self.along]].concat()

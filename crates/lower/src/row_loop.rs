@@ -4,12 +4,12 @@ use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::{Lanes, TileRow};
 use crate::expr::{CoordId, Expr};
 use crate::math;
-use crate::rest;
 use crate::rows::{Emitted, RowPlan};
-use crate::shift::VECTOR;
+use crate::tail;
 use crate::tile::{Frame, loads, looped, open};
+use crate::unaligned::VECTOR;
 use acc::{Acc, NOWHERE, fold, is_arg, over_groups, take};
-use kiln_block::passes::ahead;
+use kiln_block::passes::persistent_rows;
 use kiln_block::{BinaryOp as B, Builder, Elem, Value};
 use kiln_graph::{DType, ReduceOp, Type};
 use kiln_plan::exec::Work;
@@ -17,10 +17,10 @@ use moments::Moments;
 
 mod acc;
 mod moments;
-pub mod parts;
 mod scans;
+pub mod split_row;
 
-pub struct Walk<'a> {
+pub struct RowLoop<'a> {
     name: &'a str,
     pub scene: &'a Scene,
     pub plan: RowPlan<'a>,
@@ -31,7 +31,7 @@ pub struct Walk<'a> {
     scratch: Vec<Type>,
     first_scratch: u32,
     /// Parts whose results lie side by side in scratch, as one row of columns.
-    beside: usize,
+    per_wide_row: usize,
     /// A sum and the squares around its mean that are found in one pass, in place of the first two levels.
     moments: Option<Moments>,
 }
@@ -39,8 +39,8 @@ pub struct Walk<'a> {
 /// Loads of a thread that are all asked for first, at most.
 const FIRST: usize = 4;
 
-impl<'a> Walk<'a> {
-    pub fn new(name: &'a str, scene: &'a Scene, plan: RowPlan<'a>, first_scratch: u32) -> Walk<'a> {
+impl<'a> RowLoop<'a> {
+    pub fn new(name: &'a str, scene: &'a Scene, plan: RowPlan<'a>, first_scratch: u32) -> RowLoop<'a> {
         let deps = scene.dag.depends(&[plan.row.id]);
         let mut depth = vec![0usize; scene.dag.nodes.len()];
         let mut levels: Vec<Vec<NodeId>> = vec![];
@@ -54,7 +54,7 @@ impl<'a> Walk<'a> {
                 levels[below].push(n);
             }
         }
-        Walk { name, scene, plan, deps, levels, scratch: vec![], first_scratch, beside: 1, moments: None }
+        RowLoop { name, scene, plan, deps, levels, scratch: vec![], first_scratch, per_wide_row: 1, moments: None }
     }
 
     pub fn emit(mut self) -> Result<Emitted, LowerError> {
@@ -89,20 +89,20 @@ impl<'a> Walk<'a> {
     fn in_tile(&self) -> Result<Work<kiln_block::Kernel>, LowerError> {
         let p = &self.plan;
         let mut f = open(self.name, self.scene, &p.shape(1));
-        if p.stay.is_none() {
-            f.ask_ahead(self.scene, p);
+        if p.persistent.is_none() {
+            f.prefetch(self.scene, p);
         }
         let any_order = || self.scene.live().into_iter().all(|n| self.scene.dag.node(n).sums_in_any_order());
-        if let Some(rest) = rest::rest(p).filter(|_| any_order()) {
+        if let Some(rest) = tail::tail(p).filter(|_| any_order()) {
             self.in_pieces(&mut f, rest);
             return f.finish();
         }
-        let lanes = match &p.shift {
-            Some(shift) => f.shifted(p.row, shift, 0),
+        let lanes = match &p.unaligned {
+            Some(shift) => f.peeled(p.row, shift, 0),
             None => f.lanes(p.row, None),
         };
         f.em.coords.insert(p.row.id, lanes);
-        f.em.run = if p.packed { f.run(p) } else { None };
+        f.em.run = if p.multi_row { f.run(p) } else { None };
         f.em.scan_in = p.scanned(Elem::F32);
         f.em.row = Some(self.tile_row());
         for n in self.asked_first() {
@@ -112,22 +112,22 @@ impl<'a> Walk<'a> {
             f.store(s);
         }
         let work = f.finish()?;
-        Ok(match (work, p.stay) {
-            (Work::Block { code, args }, Some(stay)) => {
-                Work::Block { code: ahead::run(&code, stay).unwrap_or(code), args }
+        Ok(match (work, p.persistent) {
+            (Work::Block { code, args }, Some(clusters)) => {
+                Work::Block { code: persistent_rows::run(&code, clusters).unwrap_or(code), args }
             }
             (work, _) => work,
         })
     }
 
-    /// Loads that are under way before the first reduction, also of what is needed behind it, as a gain: where threads have
+    /// Loads that are in flight before the first reduction, also of what is needed behind it, as a gain: where threads have
     /// registers for them. The assembler makes short rows of halves that were read as a run worse by it.
     fn asked_first(&self) -> Vec<NodeId> {
         let p = &self.plan;
         let load = |n: &NodeId| matches!(self.scene.dag.node(*n).op, NodeOp::Load { .. });
         let loads: Vec<NodeId> = self.scene.live().into_iter().filter(load).collect();
-        let run = p.packed && loads.iter().any(|n| self.scene.dag.node(*n).dtype.bytes() < 4);
-        let gpu = p.machine.arch.is_gpu() && p.stay.is_none() && p.warps <= 16;
+        let run = p.multi_row && loads.iter().any(|n| self.scene.dag.node(*n).dtype.bytes() < 4);
+        let gpu = p.machine.arch.is_gpu() && p.persistent.is_none() && p.warps <= 16;
         if gpu && !run && loads.len() <= FIRST { loads } else { vec![] }
     }
 

@@ -1,10 +1,10 @@
 //! Rows whose length no vector divides: each starts somewhere between two multiples of a vector's length. Lanes are then
 //! counted from the multiple before the row's start, so that accesses to the row are aligned, and the first few lanes are
 //! outside.
-use crate::copies::large;
 use crate::dag::{NodeOp, Scene};
 use crate::expr::{Atom, CoordId, Expr};
-use crate::packed::packs;
+use crate::multi_row::packs;
+use crate::replicate::large;
 use crate::rows::RowPlan;
 use crate::space::Space;
 
@@ -13,7 +13,7 @@ pub const VECTOR: usize = 16;
 
 /// How the row's coordinate follows from lanes.
 #[derive(Clone, Debug)]
-pub struct Shift {
+pub struct Unaligned {
     /// The coordinate of lanes.
     pub lane: CoordId,
     /// The row's coordinate: the lane less `start`.
@@ -24,7 +24,7 @@ pub struct Shift {
     pub vector: usize,
 }
 
-impl Shift {
+impl Unaligned {
     /// Lanes that can be the row's, in whole vectors.
     pub fn width(&self, row: usize) -> usize {
         (row + self.vector - 1).next_multiple_of(self.vector)
@@ -32,10 +32,10 @@ impl Shift {
 }
 
 /// The plan with rows in runs, or with a shift, where that aligns accesses that were not.
-pub fn shifted<'m>(plan: RowPlan<'m>, scene: &Scene, space: &mut Space) -> RowPlan<'m> {
+pub fn peeled<'m>(plan: RowPlan<'m>, scene: &Scene, space: &mut Space) -> RowPlan<'m> {
     let inner = plan.row.axis + 1 == plan.rank && plan.whole();
     if packs(&plan, scene) {
-        return RowPlan { packed: true, ..plan };
+        return RowPlan { multi_row: true, ..plan };
     }
     let any_order = || scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order());
     let Some((start, vector)) = start(scene, plan.row.id) else { return plan };
@@ -54,8 +54,8 @@ pub fn shifted<'m>(plan: RowPlan<'m>, scene: &Scene, space: &mut Space) -> RowPl
     let lane = space.fresh();
     let v = vector as i64;
     let before = start.clone().div(v).scale(v).plus(&start.clone().scale(-1));
-    let shift = Shift { lane, position: Expr::coord(lane, wide).plus(&before), start: start.rem(v), vector };
-    RowPlan { row: crate::tile::Cut { block: wide, ..plan.row }, shift: Some(shift), ..plan }
+    let shift = Unaligned { lane, position: Expr::coord(lane, wide).plus(&before), start: start.rem(v), vector };
+    RowPlan { row: crate::tile::Cut { block: wide, ..plan.row }, unaligned: Some(shift), ..plan }
 }
 
 /// Where rows start, modulo the elements of a vector, and how many those are. None if all start at multiples, or if the row's

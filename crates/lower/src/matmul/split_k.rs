@@ -1,7 +1,7 @@
-//! Products with few tiles and a long K: parts of K side by side, like batches, and their sums in the order of the parts.
-use super::{OperandAt, Product, Twin, sums, tiled};
+//! Matmuls with few tiles and a long K: parts of K side by side, like batches, and their sums in the order of the parts.
+use super::{Dual, Matmul, OperandAt, sums, tiled};
 use crate::expr::Expr;
-use crate::resolve::{Body, Product as Place, Resolver};
+use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::Parts;
 use crate::{LowerError, reduction};
@@ -9,30 +9,30 @@ use kiln_graph::Type;
 use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
-/// The product in parts of K, and the step that sums them up and does the rest of the kernel. Scratch memory before `scratch` is
+/// The matmul in parts of K, and the step that sums them up and does the rest of the kernel. Scratch memory before `scratch` is
 /// others'.
-pub fn lower(of: &Body, p: &Product, parts: Parts, machine: &Hardware, scratch: u32) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Body, p: &Matmul, parts: Parts, machine: &Hardware, scratch: u32) -> Result<Emitted, LowerError> {
     let dtype = of.graph.dtype(p.v);
     let (acc, count) = (dtype.compute(), of.graph.ty(p.v).count());
     let Parts { count: parts, len } = parts;
     let whole = |part: &Expr, k: &Expr| part.clone().scale(len as i64).plus(k);
     let of_left = |at: &[Expr]| {
-        let [part, batch @ .., m, k] = at else { return Err(of.unsupported("a product without rows")) };
+        let [part, batch @ .., m, k] = at else { return Err(of.unsupported("a matmul without rows")) };
         Ok([batch, &[m.clone(), whole(part, k)]].concat())
     };
     let of_right = |at: &[Expr]| {
-        let [part, batch @ .., k, n] = at else { return Err(of.unsupported("a product without columns")) };
+        let [part, batch @ .., k, n] = at else { return Err(of.unsupported("a matmul without columns")) };
         Ok([batch, &[whole(part, k), n.clone()]].concat())
     };
     let left = |r: &mut Resolver, at: &[Expr]| (p.a)(r, &of_left(at)?);
     let right = |r: &mut Resolver, at: &[Expr]| (p.b)(r, &of_right(at)?);
-    let other = |r: &mut Resolver, at: &[Expr]| p.twin.map_or(p.b, |t| t.b)(r, &of_right(at)?);
-    let twin = p.twin.map(|t| Twin { b: &other, ..t });
+    let other = |r: &mut Resolver, at: &[Expr]| p.dual.map_or(p.b, |t| t.b)(r, &of_right(at)?);
+    let dual = p.dual.map(|t| Dual { b: &other, ..t });
     let low_left = |r: &mut Resolver, at: &[Expr]| p.low.map_or(p.a, |l| l[0])(r, &of_left(at)?);
     let low_right = |r: &mut Resolver, at: &[Expr]| p.low.map_or(p.b, |l| l[1])(r, &of_right(at)?);
     let low: Option<[OperandAt; 2]> = p.low.map(|_| [&low_left as OperandAt, &low_right as OperandAt]);
     let batch = [&[parts], &p.batch[..]].concat();
-    let piece = Product { batch, k: len, whole: Some(p.k), a: &left, b: &right, twin, low, ..*p };
+    let piece = Matmul { batch, k: len, whole: Some(p.k), a: &left, b: &right, dual, low, ..*p };
     let scene = |at: &[Expr]| sums(of, p, &at[1..], scratch, &at[0].clone().scale(count as i64));
     let dims = [&piece.batch[..], &[p.m, p.n]].concat();
     let step = tiled(of, &piece, &dims, of.name, machine, &scene)?;

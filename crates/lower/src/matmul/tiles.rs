@@ -1,5 +1,5 @@
-//! Products without pipelining: tiles of masked pointer loads, and the loop over K.
-use super::{Coords, Product};
+//! Matmuls without pipelining: tiles of masked pointer loads, and the loop over K.
+use super::{Coords, Matmul};
 use crate::dag::NodeId;
 use crate::emit::Lanes;
 use crate::math;
@@ -20,8 +20,8 @@ pub struct Tile {
 /// Tiles of rows that are walked together before the next columns, so that operands stay in the second-level cache.
 const GROUP: usize = 8;
 
-/// The tile that suits a product, or the one wanted.
-pub fn tile(p: &Product, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
+/// The tile that suits a matmul, or the one wanted.
+pub fn tile(p: &Matmul, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
     let batch: usize = p.batch.iter().product();
     let tiles = |m: usize, n: usize| batch * p.m.div_ceil(m) * p.n.div_ceil(n);
     let k = match dtype.bytes() {
@@ -30,7 +30,7 @@ pub fn tile(p: &Product, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
         _ => 64,
     };
     let fit = |n: usize, most: usize| n.next_power_of_two().clamp(16, most);
-    let large = dtype.bytes() < 8 && p.m > 64 && p.n > 64 && tiles(128, 128) >= p.machine.products.large;
+    let large = dtype.bytes() < 8 && p.m > 64 && p.n > 64 && tiles(128, 128) >= p.machine.gemm.large;
     let (m, n) = if large { (fit(p.m, 128), fit(p.n, 128)) } else { (fit(p.m, 64), fit(p.n, 64)) };
     let [m, n] = match p.row {
         // All columns, and rows for as many threads.
@@ -49,7 +49,7 @@ pub fn tile(p: &Product, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
 }
 
 /// Walks the tiles in groups of rows, where the rows are whole groups.
-pub fn grouped(f: &mut Frame, p: &Product, ids: &Coords, t: Tile) {
+pub fn grouped(f: &mut Frame, p: &Matmul, ids: &Coords, t: Tile) {
     let (rows, columns) = (p.m.div_ceil(t.m), p.n.div_ceil(t.n));
     if rows % GROUP != 0 || rows == GROUP || columns < 2 || !p.batch.iter().all(|&b| b == 1) {
         return;
@@ -70,7 +70,7 @@ pub fn grouped(f: &mut Frame, p: &Product, ids: &Coords, t: Tile) {
 
 pub fn accumulate(
     f: &mut Frame,
-    p: &Product,
+    p: &Matmul,
     ids: &Coords,
     t: Tile,
     (a, b): (NodeId, &[NodeId]),

@@ -4,8 +4,8 @@ use crate::dag::{NodeOp, Scene};
 use crate::emit::Emitter;
 use crate::expr::{CoordId, Expr};
 use crate::rows::RowPlan;
-use crate::shift::VECTOR;
 use crate::tile::Frame;
+use crate::unaligned::VECTOR;
 use kiln_block::{BinaryOp as B, Value};
 use kiln_graph::DType;
 

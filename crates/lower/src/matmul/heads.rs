@@ -1,27 +1,27 @@
-//! Rows that are parts of a product's rows, as a norm of each head after a projection: reduced in tiles as wide as a head, where that is
+//! Rows that are parts of a matmul's rows, as a norm of each head after a projection: reduced in tiles as wide as a head, where that is
 //! expected to be faster than wider tiles and a step for the rows.
-use super::{Product, operands, sides};
+use super::{Matmul, operands, sides};
 use crate::LowerError;
 use crate::resolve::Body;
 use crate::warpgroup;
 use kiln_plan::Hardware;
 
-/// The product, with rows to reduce only where its tiles may do that.
-pub fn settled<'a>(of: &Body, p: &Product<'a>, machine: &Hardware) -> Result<Product<'a>, LowerError> {
+/// The matmul, with rows to reduce only where its tiles may do that.
+pub fn settled<'a>(of: &Body, p: &Matmul<'a>, machine: &Hardware) -> Result<Matmul<'a>, LowerError> {
     let row = match p.row {
-        Some(len) if len < p.n && !pay(of, p, len, machine)? => None,
+        Some(len) if len < p.n && !is_profitable(of, p, len, machine)? => None,
         row => row,
     };
-    Ok(Product { batch: p.batch.clone(), row, ..*p })
+    Ok(Matmul { batch: p.batch.clone(), row, ..*p })
 }
 
 /// Whether heads of this many columns are worth tiles of their own.
-fn pay(of: &Body, p: &Product, len: usize, machine: &Hardware) -> Result<bool, LowerError> {
-    let even = len.is_power_of_two() && len >= 64 && p.n.is_multiple_of(len) && p.twin.is_none();
+fn is_profitable(of: &Body, p: &Matmul, len: usize, machine: &Hardware) -> Result<bool, LowerError> {
+    let even = len.is_power_of_two() && len >= 64 && p.n.is_multiple_of(len) && p.dual.is_none();
     let Some(sides) = sides(of, p, machine)?.filter(|_| even) else { return Ok(false) };
     let dtype = operands(of, p.v);
     let us = |row| {
-        let p = Product { batch: p.batch.clone(), row, ..*p };
+        let p = Matmul { batch: p.batch.clone(), row, ..*p };
         warpgroup::cycles(&p, dtype, sides, of.template.into()).map(|cycles| cycles / machine.units.clock * 1e6)
     };
     let elements = p.batch.iter().product::<usize>() * p.m * p.n;

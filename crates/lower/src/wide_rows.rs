@@ -3,11 +3,11 @@
 use crate::LowerError;
 use crate::columns::{STRIP, sharing};
 use crate::dag::{NodeId, NodeOp, Scene};
+use crate::row_loop::RowLoop;
 use crate::rows::{self, Emitted, RowPlan};
-use crate::shift::VECTOR;
 use crate::space::{Coord, Space, runs_on};
 use crate::tile::Cut;
-use crate::walk::Walk;
+use crate::unaligned::VECTOR;
 
 /// Bytes from which on the second step is short beside the first.
 const LARGE: usize = 8 << 20;
@@ -22,7 +22,7 @@ const LEAST: usize = 64;
 const PARTS: usize = 4096;
 
 /// The steps of a kernel that is better folded.
-pub fn folded<F>(
+pub fn reshaped<F>(
     name: &str,
     space: &Space,
     plan: &RowPlan,
@@ -50,9 +50,9 @@ where
     let most = (wide.row.extent / (2 * wide.row.block)).min(PARTS / count);
     let parts = (sharing(plan.machine) / instances).clamp(1, most.max(1));
     let parts_scene = scene(&dealt)?;
-    let mut before = Walk::new(name, &parts_scene, RowPlan { parts, ..wide }, first);
+    let mut before = RowLoop::new(name, &parts_scene, RowPlan { parts, ..wide }, first);
     let (step, slots) = before.first_level()?;
-    let after = Walk::new(name, &own, RowPlan { parts: before.plan.parts * count, ..plan.clone() }, first);
+    let after = RowLoop::new(name, &own, RowPlan { parts: before.plan.parts * count, ..plan.clone() }, first);
     let last = after.joined(slots, count)?;
     Ok(Some(Emitted { scratch: before.into_scratch(), steps: vec![step, last] }))
 }

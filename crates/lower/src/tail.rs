@@ -4,9 +4,9 @@ use crate::dag::{NodeId, NodeOp};
 use crate::emit::{Lanes, Scope};
 use crate::expr::CoordId;
 use crate::math;
+use crate::row_loop::RowLoop;
 use crate::rows::RowPlan;
 use crate::tile::{Cut, Frame};
-use crate::walk::Walk;
 use kiln_block::Value;
 use kiln_graph::ReduceOp;
 
@@ -30,17 +30,17 @@ struct Held {
 }
 
 /// Lanes of the rest, if a row of the plan has one.
-pub fn rest(plan: &RowPlan) -> Option<usize> {
-    let there = plan.shift.as_ref().map_or(plan.row.extent, |s| s.width(plan.row.extent));
+pub fn tail(plan: &RowPlan) -> Option<usize> {
+    let there = plan.unaligned.as_ref().map_or(plan.row.extent, |s| s.width(plan.row.extent));
     let rest = there.checked_sub(plan.row.block / 2).filter(|n| (1..=MOST).contains(n))?;
-    let one = plan.rank == 1 && plan.whole() && !plan.packed && plan.stay.is_none() && plan.warps <= 16;
+    let one = plan.rank == 1 && plan.whole() && !plan.multi_row && plan.persistent.is_none() && plan.warps <= 16;
     // A vector of wider elements is less to compute with than a rest is to read.
-    let halves = plan.shift.as_ref().is_some_and(|s| s.vector >= 8);
+    let halves = plan.unaligned.as_ref().is_some_and(|s| s.vector >= 8);
     let gpu = plan.machine.arch.is_gpu();
     (gpu && one && halves && plan.row.block / 2 >= LEAST).then(|| rest.next_power_of_two().max(2))
 }
 
-impl Walk<'_> {
+impl RowLoop<'_> {
     /// The whole row, in a tile and a rest of so many lanes.
     pub fn in_pieces(&self, f: &mut Frame, rest: usize) {
         let half = self.plan.row.block / 2;
@@ -82,10 +82,10 @@ impl Walk<'_> {
     }
     fn held(&self, f: &mut Frame, piece: Piece) -> Held {
         let cut = Cut { block: piece.lanes, ..self.plan.row };
-        let Some(shift) = &self.plan.shift else {
+        let Some(shift) = &self.plan.unaligned else {
             return Held { row: f.lanes_from(cut, piece.first), shifted: None, scope: Scope::default() };
         };
-        let row = f.shifted(cut, shift, piece.first);
+        let row = f.peeled(cut, shift, piece.first);
         let shifted = f.em.coords.get(&shift.lane).map(|lanes| (shift.lane, *lanes));
         Held { row, shifted, scope: Scope::default() }
     }

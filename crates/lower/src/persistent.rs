@@ -1,7 +1,7 @@
-//! Long rows, and strips of columns, that clusters walk over: they stay, each block has the same part of every row, and the next
+//! Long rows, and strips of columns, that clusters walk over: they persistent, each block has the same part of every row, and the next
 //! row is on its way while one is computed. A cluster that starts for each row waits for memory together with all others, and
 //! reads what rows share, as a gain, again from the second-level cache, which then is as busy as memory.
-use kiln_block::passes::ahead::WARPS;
+use kiln_block::passes::persistent_rows::WARPS;
 use kiln_plan::Hardware;
 
 /// Bytes of a row that a thread has: what its registers hold, twice as wide where it computes with half types.
@@ -27,7 +27,7 @@ pub struct Reads {
 
 /// How rows are walked.
 #[derive(Clone, Copy, Debug)]
-pub struct Stay {
+pub struct Persistent {
     pub warps: usize,
     pub clusters: usize,
 }
@@ -45,10 +45,10 @@ pub struct Tiles {
 
 /// How tiles are walked over, if that is worth it: such that most threads of a cluster have all their elements, with two
 /// exchanges a tile or more, which keep its blocks together. What rows share is kept as the rows of a cluster start, which
-/// then are a multiple of `period` apart. Rows that share nothing keep enough bytes under way without: softmax of 131072 in
+/// then are a multiple of `period` apart. Rows that share nothing keep enough bytes in flight without: softmax of 131072 in
 /// f32 is 4 % faster when all processors have a part, of which clusters that stay leave a tenth out, and half types gain by
 /// staying only where they fill four blocks or more.
-pub fn of(machine: &Hardware, tiles: Tiles, reads: Reads) -> Option<Stay> {
+pub fn of(machine: &Hardware, tiles: Tiles, reads: Reads) -> Option<Persistent> {
     if !machine.arch.has_clusters() || machine.contract.batch_invariant {
         return None;
     }
@@ -62,5 +62,5 @@ pub fn of(machine: &Hardware, tiles: Tiles, reads: Reads) -> Option<Stay> {
     let clusters = if reads.shared > 0 { most - most % tiles.period } else { most };
     let few = 10 * clusters < 9 * most;
     let worth = fits && full && gains && held && !few && tiles.count >= ROUNDS * clusters;
-    worth.then_some(Stay { warps: blocks * WARPS, clusters })
+    worth.then_some(Persistent { warps: blocks * WARPS, clusters })
 }

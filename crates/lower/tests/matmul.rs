@@ -1,4 +1,4 @@
-//! Scans, matrix products, attention and pools.
+//! Scans, matmuls, attention and pools.
 use crate::common::{check, check_on, checked_text, compare_kernel, kernel};
 use kiln_graph::{Tensor, random};
 use kiln_machine::Arch;
@@ -51,7 +51,7 @@ fn scans() {
 }
 
 #[test]
-fn products() {
+fn matmuls() {
     for d in ["f32", "f64", "f16", "bf16"] {
         for (m, n, k) in [(1, 1, 1), (1, 40, 33), (5, 7, 9), (64, 64, 64), (70, 130, 50), (33, 1, 20), (8, 8, 0)] {
             body(Gemm, &format!("(%a: {d}[{m},{k}], %b: {d}[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
@@ -204,10 +204,10 @@ fn pools() {
     );
 }
 
-/// Products whose rows are multiples of 16 bytes go by warpgroups on GPUs: every order of operands, ragged edges, batches,
+/// Matmuls whose rows are multiples of 16 bytes go by warpgroups on GPUs: every order of operands, ragged edges, batches,
 /// epilogues that go out in rows, in columns and twice.
 #[test]
-fn products_by_warpgroups() {
+fn matmuls_by_warpgroups() {
     let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
     for (d, m, n, k) in [("bf16", 64, 64, 64), ("f16", 65, 40, 72), ("bf16", 130, 264, 136), ("f16", 17, 32, 8)] {
         gpu(&format!("(%a: {d}[{m},{k}], %b: {d}[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
@@ -226,10 +226,10 @@ fn products_by_warpgroups() {
     gpu("(%a: bf16[1536,8], %b: bf16[8,2816]) { %c = dot %a, %b\n return %c }");
 }
 
-/// Products in f32 by multiply-adds from shared tiles: both orders of both operands, ragged edges, batches, epilogues, every
+/// Matmuls in f32 by FMAs from shared tiles: both orders of both operands, ragged edges, batches, epilogues, every
 /// tile on offer.
 #[test]
-fn products_by_multiply_adds() {
+fn matmuls_by_multiply_adds() {
     let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
     for (m, n, k) in [(64, 64, 32), (65, 68, 36), (132, 264, 68), (17, 32, 4), (5, 1000, 64)] {
         gpu(&format!("(%a: f32[{m},{k}], %b: f32[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
@@ -251,7 +251,7 @@ fn products_by_multiply_adds() {
 
 /// Long K and few tiles: parts of K, summed in a second step. Rows that are no multiple of 16 bytes go through memory.
 #[test]
-fn products_in_parts_and_through_memory() {
+fn matmuls_in_parts_and_through_memory() {
     let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
     gpu("(%a: bf16[16,4096], %b: bf16[72,4096], %v: bf16[72]) { %c = linear %a, %b, %v\n %s = silu %c\n return %s }");
     gpu("(%a: f32[40,4096], %b: f32[4096,72]) { %c = dot %a, %b\n %t = permute %c perm=[1,0]\n return %t }");
@@ -262,10 +262,10 @@ fn products_in_parts_and_through_memory() {
     gpu("(%a: f16[2,129,129], %b: f16[129,1001]) { %t = permute %a perm=[0,2,1]\n %c = dot %t, %b\n return %c }");
 }
 
-/// Two products of one left operand, or the halves of one, in kernels with two sums: every order of operands, ragged edges, biases,
+/// Two matmuls of one left operand, or the halves of one, in kernels with two sums: every order of operands, ragged edges, biases,
 /// views of the result, long K with few tiles, epilogues that are not element by element, and few rows.
 #[test]
-fn pairs_of_products() {
+fn pairs_of_matmuls() {
     let gpu = |lines: &str| {
         for arch in [Arch::Sm90a, Arch::Sm89, Arch::Sm80] {
             check_on(Gemm, &format!("graph k{lines}"), arch);
@@ -313,10 +313,10 @@ fn pairs_of_products() {
     );
 }
 
-/// Products in f32 whose operands are taken as tf32: by warpgroups where rows run along K, as they lie or turned by a copy; small
+/// Matmuls in f32 whose operands are taken as tf32: by warpgroups where rows run along K, as they lie or turned by a copy; small
 /// ones exactly; on `sm_80` by tensor cores as well. The interpreter computes all of them in full precision.
 #[test]
-fn products_in_tf32() {
+fn matmuls_in_tf32() {
     let precisions = |lines: &str, arch: Arch| checked_text(lines, Precision::Tf32, arch);
     let by_warpgroups = |lines: &str| assert!(precisions(lines, Arch::Sm90a).contains("wgmma"), "{lines}");
     for (m, n, k) in [(64, 64, 32), (65, 68, 36), (132, 264, 68), (16, 72, 2048)] {
@@ -338,8 +338,8 @@ fn products_in_tf32() {
     );
 }
 
-/// Rows that are reduced after the product: in its tile where that has all columns, by warpgroups or without them; by a step of
-/// their own where K is cut, a tile is narrower, or sums are by multiply-adds.
+/// Rows that are reduced after the matmul: in its tile where that has all columns, by warpgroups or without them; by a step of
+/// their own where K is cut, a tile is narrower, or sums are by FMAs.
 #[test]
 fn rows_in_a_tile() {
     let reduced = |lines: &str, arch: Arch| {
@@ -420,9 +420,9 @@ fn heads_in_a_tile() {
     );
 }
 
-/// Products in f32 as three in tf32, of operands that a copy writes as sums of two: where they are large enough.
+/// Matmuls in f32 as three in tf32, of operands that a copy writes as sums of two: where they are large enough.
 #[test]
-fn products_in_three() {
+fn matmuls_in_three() {
     let text = |lines: &str| checked_text(lines, Precision::Tf32x3, Arch::Sm90a);
     for lines in [
         "(%a: f32[524,516], %b: f32[580,516], %v: f32[580], %r: f32[524,580]) { %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }",
@@ -437,11 +437,11 @@ fn products_in_three() {
 
 /// f8: by warpgroups where rows run along K, as they lie or turned by a copy; others by tensor cores in f16, few rows along rows.
 #[test]
-fn products_of_f8() {
-    products_of("f8e4m3");
-    products_of("f8e5m2");
+fn matmuls_of_f8() {
+    matmuls_of("f8e4m3");
+    matmuls_of("f8e5m2");
 }
-fn products_of(d: &str) {
+fn matmuls_of(d: &str) {
     let text = |lines: &str, arch: Arch| checked_text(&lines.replace("f8", d), Precision::Exact, arch);
     let scaled =
         "%s = mul %c, %u\n %t = mul %s, %v\n %w = cast %z to=f32\n %p = add %t, %w\n %y = cast %p to=bf16\n return %y";
@@ -470,7 +470,7 @@ fn products_of(d: &str) {
 
 /// Few rows by many columns: the operands swapped, in narrow tiles.
 #[test]
-fn products_of_few_rows() {
+fn matmuls_of_few_rows() {
     let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
     for (d, m, n, k) in [("bf16", 5, 64, 64), ("f16", 16, 200, 72), ("bf16", 17, 136, 200), ("f16", 32, 72, 2048)] {
         gpu(&format!(

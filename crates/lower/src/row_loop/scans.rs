@@ -1,6 +1,6 @@
 //! Scans of row programs: carried from chunk to chunk, and by the totals of parts where a row is shared.
-use super::Walk;
-use super::parts::{Partial, places};
+use super::RowLoop;
+use super::split_row::{Partial, places};
 use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Store};
 use crate::emit::{Lanes, joint};
@@ -18,7 +18,7 @@ pub(super) fn as_reduction(op: ScanOp) -> ReduceOp {
     }
 }
 
-impl Walk<'_> {
+impl RowLoop<'_> {
     pub(super) fn is_scan(&self, n: NodeId) -> bool {
         matches!(self.scene.dag.node(n).op, NodeOp::Scan { .. })
     }

@@ -1,8 +1,8 @@
-//! Operands that no tensor map describes (rows of any length, windows, gathers, arithmetic before the product) go through
-//! memory first, in rows of multiples of 16 bytes, where the product is large enough to pay for that. So do operands of large
-//! products in f32 whose rows run along K: turned, their multiply-adds have no bank conflicts.
+//! Operands that no tensor map describes (rows of any length, windows, gathers, arithmetic before the matmul) go through
+//! memory first, in rows of multiples of 16 bytes, where the matmul is large enough to pay for that. So do operands of large
+//! matmuls in f32 whose rows run along K: turned, their FMAs have no bank conflicts.
 use super::candidates::tiles;
-use super::{OperandAt, Product, swapped};
+use super::{Matmul, OperandAt, swapped};
 use crate::dag::{NodeId, NodeOp, Scene, Store, Tf32};
 use crate::expr::{Atom, CoordId, Expr, linear};
 use crate::resolve::{Body, Resolved, Resolver};
@@ -11,7 +11,7 @@ use crate::warpgroup::{self, Major, Strided};
 use crate::{LowerError, if_taken, pointwise};
 use kiln_block::Kernel;
 use kiln_graph::{DType, Type};
-use kiln_machine::Products;
+use kiln_machine::Gemm;
 use kiln_plan::Hardware;
 use kiln_plan::{
     Family, Precision,
@@ -20,16 +20,16 @@ use kiln_plan::{
 
 /// Rows or columns that read each element of the copy, at least, for the copy to cost less than it saves.
 const USES: usize = 64;
-/// The same for turning an operand of multiply-adds, and their number.
+/// The same for turning an operand of FMAs, and their number.
 const TURNED: (usize, usize) = (1024, 1 << 31);
-/// Multiply-adds of a product that is worth another launch without a price.
+/// FMAs of a matmul that is worth another launch without a price.
 const WORK: usize = 1 << 24;
 /// Elements of K from which that holds for half types: a shorter one is read at once.
 const SHORT: usize = 64;
 /// Bytes of a copy.
 const MOST: usize = 1 << 29;
 
-/// An operand's copy: axes of the product's batch that it has, then its two axes, the contiguous one last.
+/// An operand's copy: axes of the matmul's batch that it has, then its two axes, the contiguous one last.
 pub struct Copied {
     slot: Slot,
     dtype: DType,
@@ -59,7 +59,7 @@ impl Copied {
     }
 }
 
-/// What an operand reads at the product's coordinates: batch…, m, n, then k.
+/// What an operand reads at the matmul's coordinates: batch…, m, n, then k.
 pub struct Read {
     pub scene: Scene,
     pub node: NodeId,
@@ -68,7 +68,7 @@ pub struct Read {
 }
 
 /// Operand `which` (0: left) at a point.
-pub fn read(of: &Body, p: &Product, which: usize) -> Result<Read, LowerError> {
+pub fn read(of: &Body, p: &Matmul, which: usize) -> Result<Read, LowerError> {
     let n = p.batch.len() as CoordId;
     let batch: Vec<Expr> = p.batch.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
     let outer = if which == 0 { (n, p.m) } else { (n + 1, p.n) };
@@ -84,7 +84,7 @@ pub fn read(of: &Body, p: &Product, which: usize) -> Result<Read, LowerError> {
 
 impl Read {
     /// As an array that a tensor map describes.
-    pub fn strided(&self, p: &Product) -> Option<Strided> {
+    pub fn strided(&self, p: &Matmul) -> Option<Strided> {
         Strided::load(&self.scene, self.node, p, self.outer, self.depth)
     }
     /// Whether neighbours along K are neighbours in memory.
@@ -94,40 +94,45 @@ impl Read {
     }
 }
 
-/// The product with operands that go through memory where that makes it faster, and the steps that bring them there.
+/// The matmul with operands that go through memory where that makes it faster, and the steps that bring them there.
 pub fn prepared<T>(
     of: &Body,
-    p: &Product,
+    p: &Matmul,
     machine: &Hardware,
-    then: impl Fn(&Product, Emitted) -> Result<T, LowerError>,
+    then: impl Fn(&Matmul, Emitted) -> Result<T, LowerError>,
 ) -> Result<T, LowerError> {
     if of.template.is_some_and(|t| t.family == Family::Tile) {
         return then(p, Emitted::default());
     }
     let mut out = Emitted::default();
-    if let Some(parts) = in_two(of, p, machine, &mut out)? {
+    if let Some(parts) = split_3xtf32(of, p, machine, &mut out)? {
         let at = |which: usize, part: usize| {
             let copy = &parts[which];
             move |r: &mut Resolver, at: &[Expr]| Ok(copy.at(r, at, which, part))
         };
         let (a, b, a_low, b_low) = (at(0, 0), at(1, 0), at(0, 1), at(1, 1));
         let low: Option<[OperandAt; 2]> = Some([&a_low, &b_low]);
-        let lowered = then(&Product { batch: p.batch.clone(), a: &a, b: &b, low, ..*p }, out);
+        let lowered = then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, low, ..*p }, out);
         if let Some(lowered) = if_taken(lowered)? {
             return Ok(lowered);
         }
         out = Emitted::default();
     }
     let precision = if p.precision == Precision::Tf32x3 { Precision::Exact } else { p.precision };
-    let p = &Product { batch: p.batch.clone(), precision, ..*p };
+    let p = &Matmul { batch: p.batch.clone(), precision, ..*p };
     let copies = copied(of, p, machine, &mut out)?;
     let (a, b) = (from(&copies[0], p.a, 0), from(&copies[1], p.b, 1));
-    then(&Product { batch: p.batch.clone(), a: &a, b: &b, ..*p }, out)
+    then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, ..*p }, out)
 }
 
-/// Operands as sums of two numbers in tf32, where three products of such take less time than one in f32.
-fn in_two(of: &Body, p: &Product, machine: &Hardware, out: &mut Emitted) -> Result<Option<[Copied; 2]>, LowerError> {
-    let by_warpgroups = warpgroup::takes(DType::F32, machine) && p.twin.is_none();
+/// Operands as sums of two numbers in tf32, where three matmuls of such take less time than one in f32.
+fn split_3xtf32(
+    of: &Body,
+    p: &Matmul,
+    machine: &Hardware,
+    out: &mut Emitted,
+) -> Result<Option<[Copied; 2]>, LowerError> {
+    let by_warpgroups = warpgroup::takes(DType::F32, machine) && p.dual.is_none();
     if p.precision != Precision::Tf32x3 || !by_warpgroups || p.batch.contains(&0) {
         return Ok(None);
     }
@@ -135,7 +140,7 @@ fn in_two(of: &Body, p: &Product, machine: &Hardware, out: &mut Emitted) -> Resu
     let (Some(a), Some(b)) = (layout(0)?, layout(1)?) else { return Ok(None) };
     let mut copies = [a, b].map(|c| Copied { parts: 2, ..c });
     let elements = copies.iter().map(Copied::count).sum();
-    if !warpgroup::is_faster_in_two(p, elements, of.template.into()) {
+    if !warpgroup::prefers_3xtf32(p, elements, of.template.into()) {
         return Ok(None);
     }
     for (which, copy) in copies.iter_mut().enumerate() {
@@ -145,7 +150,7 @@ fn in_two(of: &Body, p: &Product, machine: &Hardware, out: &mut Emitted) -> Resu
 }
 
 /// Copies of the operands that need one, if that makes both fit; the steps that make them go to `out`.
-fn copied(of: &Body, p: &Product, machine: &Hardware, out: &mut Emitted) -> Result<[Option<Copied>; 2], LowerError> {
+fn copied(of: &Body, p: &Matmul, machine: &Hardware, out: &mut Emitted) -> Result<[Option<Copied>; 2], LowerError> {
     let mut copies = wanted(of, p, machine)?;
     for (which, copy) in copies.iter_mut().enumerate() {
         if let Some(copy) = copy {
@@ -156,10 +161,10 @@ fn copied(of: &Body, p: &Product, machine: &Hardware, out: &mut Emitted) -> Resu
 }
 
 /// Operands that are to be copied, and how.
-fn wanted(of: &Body, p: &Product, machine: &Hardware) -> Result<[Option<Copied>; 2], LowerError> {
+fn wanted(of: &Body, p: &Matmul, machine: &Hardware) -> Result<[Option<Copied>; 2], LowerError> {
     let dtype = super::operands(of, p.v);
     let work = [p.m, p.n, p.k].into_iter().chain(p.batch.iter().copied()).fold(1usize, usize::saturating_mul);
-    if !warpgroup::takes(dtype, machine) || p.twin.is_some() {
+    if !warpgroup::takes(dtype, machine) || p.dual.is_some() {
         return Ok([None, None]);
     }
     // Which engine multiplies must not depend on the number of rows: where operands can be copied, they are.
@@ -174,7 +179,7 @@ fn wanted(of: &Body, p: &Product, machine: &Hardware) -> Result<[Option<Copied>;
     if !large && !cut_off && reads.iter().all(|r| r.strided(p).is_some()) {
         return Ok([None, None]);
     }
-    // Where both sides of multiply-adds are turned, turning one alone gains nothing.
+    // Where both sides of FMAs are turned, turning one alone gains nothing.
     let deep = is_deep(p, dtype);
     let lies = |s: &Strided| s.major == if deep { Major::Depth } else { Major::Outer };
     let runs = |r: &Read| r.strided(p).is_some_and(|s| s.major == Major::Outer);
@@ -202,23 +207,23 @@ fn wanted(of: &Body, p: &Product, machine: &Hardware) -> Result<[Option<Copied>;
         }
     }
     let lacking = reads.iter().any(|r| r.strided(p).is_none());
-    if !sure && lacking && (invariant || !pay(of, p, &reads, &copies)) {
+    if !sure && lacking && (invariant || !is_profitable(of, p, &reads, &copies)) {
         return Ok([None, None]);
     }
     Ok(copies)
 }
 
-/// Whether copies and a product of them take less time than a product of operands as they are.
-fn pay(of: &Body, p: &Product, reads: &[Read; 2], copies: &[Option<Copied>; 2]) -> bool {
+/// Whether copies and a matmul of them take less time than a matmul of operands as they are.
+fn is_profitable(of: &Body, p: &Matmul, reads: &[Read; 2], copies: &[Option<Copied>; 2]) -> bool {
     by_copies(of, p, (reads, copies), warpgroup::copy).is_some_and(|cycles| cycles < as_they_are(of, p))
 }
 
-/// Cycles of copies, by their bytes, and a product of them, where warpgroups take it.
+/// Cycles of copies, by their bytes, and a matmul of them, where warpgroups take it.
 fn by_copies(
     of: &Body,
-    p: &Product,
+    p: &Matmul,
     (reads, copies): (&[Read; 2], &[Option<Copied>; 2]),
-    copy: fn(&Products, usize) -> f64,
+    copy: fn(&Gemm, usize) -> f64,
 ) -> Option<f64> {
     let dtype = super::operands(of, p.v);
     let side = |which: usize| match &copies[which] {
@@ -226,34 +231,34 @@ fn by_copies(
         None => reads[which].strided(p).map(|s| s.major),
     };
     let sides = side(0).zip(side(1))?;
-    let product = warpgroup::cycles(p, dtype, [sides.0, sides.1], of.template.into())?;
-    Some(product + copies.iter().flatten().map(|c| copy(&p.machine.products, c.count() * dtype.bytes())).sum::<f64>())
+    let matmul = warpgroup::cycles(p, dtype, [sides.0, sides.1], of.template.into())?;
+    Some(matmul + copies.iter().flatten().map(|c| copy(&p.machine.gemm, c.count() * dtype.bytes())).sum::<f64>())
 }
 
-/// Cycles of a product that reads its operands wherever they are.
-fn as_they_are(of: &Body, p: &Product) -> f64 {
+/// Cycles of a matmul that reads its operands wherever they are.
+fn as_they_are(of: &Body, p: &Matmul) -> f64 {
     let dtype = super::operands(of, p.v);
     let tile = super::tile(p, dtype, None);
     let elements = p.batch.iter().product::<usize>() * (p.m * p.k + p.k * p.n + p.m * p.n);
-    let times = &p.machine.products;
-    tiles(p, [tile.m, tile.n], times.anywhere).max((elements * dtype.bytes()) as f64 / times.ragged)
+    let times = &p.machine.gemm;
+    tiles(p, [tile.m, tile.n], times.unaligned).max((elements * dtype.bytes()) as f64 / times.ragged)
 }
 
-/// Cycles of a product of patches, with what is copied before it.
-pub fn of_patches(of: &Body, p: &Product, machine: &Hardware) -> Result<f64, LowerError> {
+/// Cycles of a matmul of patches, with what is copied before it.
+pub fn of_patches(of: &Body, p: &Matmul, machine: &Hardware) -> Result<f64, LowerError> {
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
     let by_copies = by_copies(of, p, (&reads, &wanted(of, p, machine)?), warpgroup::gather);
     Ok(by_copies.unwrap_or_else(|| as_they_are(of, p)))
 }
 
 /// Whether rows of operands must run along K: `wgmma` reads halves alone the other way.
-fn is_deep(p: &Product, dtype: DType) -> bool {
+fn is_deep(p: &Matmul, dtype: DType) -> bool {
     p.precision != Precision::Exact || dtype.is_f8()
 }
 
 impl Read {
     /// How a copy lies, if it is not too large.
-    fn layout(&self, p: &Product, dtype: DType, which: usize) -> Option<Copied> {
+    fn layout(&self, p: &Matmul, dtype: DType, which: usize) -> Option<Copied> {
         let mut used = vec![];
         for n in self.scene.dag.reach(&[self.node]) {
             self.scene.dag.node(n).exprs(&mut |e| e.coords(&mut |c| used.push(c as usize)));
@@ -273,7 +278,7 @@ impl Copied {
     fn put(
         &mut self,
         of: &Body,
-        p: &Product,
+        p: &Matmul,
         which: usize,
         machine: &Hardware,
         out: &mut Emitted,
@@ -284,7 +289,7 @@ impl Copied {
         Ok(())
     }
     /// The step that makes the copy.
-    fn step(&self, of: &Body, p: &Product, which: usize, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
+    fn step(&self, of: &Body, p: &Matmul, which: usize, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
         // Axes that the copy does not have are at their first position.
         let axis = |(i, &d): (usize, &usize)| if self.batch.contains(&i) { d } else { 1 };
         let batch = p.batch.iter().enumerate().map(axis);

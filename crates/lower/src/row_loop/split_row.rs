@@ -1,6 +1,6 @@
 //! Rows that several instances share: a step for each level of reductions leaves partial results in scratch, which the next one
 //! puts together in a fixed order.
-use super::{Acc, NOWHERE, Walk, fold, is_arg, take};
+use super::{Acc, NOWHERE, RowLoop, fold, is_arg, take};
 use crate::LowerError;
 use crate::dag::{NodeId, Store};
 use crate::emit::{TileRow, joint};
@@ -22,7 +22,7 @@ const COLUMNS: usize = 4;
 /// Parts that a thread puts together alone, one after the other.
 const FEW: usize = 16;
 
-impl Walk<'_> {
+impl RowLoop<'_> {
     /// One step per level, leaving partial results, and one that writes.
     pub fn in_parts(&mut self) -> Result<Vec<Work<kiln_block::Kernel>>, LowerError> {
         self.settle_parts();
@@ -50,10 +50,10 @@ impl Walk<'_> {
         self.settle_parts();
         self.level_step(0, &[])
     }
-    /// The step that puts together what [`Walk::first_level`] left, of another walk of these reductions whose columns are those of
-    /// `beside` rows.
-    pub fn joined(mut self, found: Vec<Partial>, beside: usize) -> Result<Work<kiln_block::Kernel>, LowerError> {
-        self.beside = beside;
+    /// The step that puts together what [`RowLoop::first_level`] left, of another walk of these reductions whose columns are those of
+    /// `per_wide_row` rows of the matrix.
+    pub fn joined(mut self, found: Vec<Partial>, per_wide_row: usize) -> Result<Work<kiln_block::Kernel>, LowerError> {
+        self.per_wide_row = per_wide_row;
         let level = self.levels.first().into_iter().flatten();
         let slots: Vec<Partial> = level.zip(found).map(|(n, (_, places))| (*n, places)).collect();
         self.final_step(&slots)
@@ -88,7 +88,7 @@ impl Walk<'_> {
         let ix: Vec<Expr> = self.plan.kept.iter().map(|c| Expr::coord(c.id, c.extent)).collect();
         let mut shape: Vec<usize> = self.plan.kept.iter().map(|c| c.extent).collect();
         if let Some(columns) = shape.last_mut() {
-            *columns *= self.beside;
+            *columns *= self.per_wide_row;
         }
         linear(&ix, &shape)
     }
@@ -164,7 +164,7 @@ impl Walk<'_> {
     fn combines_in_lanes(&self) -> bool {
         let rows: usize = self.plan.kept.iter().map(|c| c.block).product();
         let tile = rows * self.plan.parts.next_power_of_two();
-        let many = (self.plan.parts > FEW || self.beside > 1) && self.scans().is_empty();
+        let many = (self.plan.parts > FEW || self.per_wide_row > 1) && self.scans().is_empty();
         rows == 1 || self.plan.machine.arch.is_gpu() && many && tile <= JOINED
     }
     /// All parts in one block.
@@ -219,12 +219,12 @@ impl Walk<'_> {
     }
     /// Where a part's results start.
     fn part_offset(&self, f: &mut Frame, part: Value) -> Value {
-        let rows = f.em.int(&mut f.b, (self.rows() * self.beside) as i64);
-        if self.beside == 1 {
+        let rows = f.em.int(&mut f.b, (self.rows() * self.per_wide_row) as i64);
+        if self.per_wide_row == 1 {
             return f.b.binary(B::Mul, part, rows);
         }
         let columns = self.plan.kept.last().map_or(1, |c| c.extent);
-        let (beside, columns) = (f.em.int(&mut f.b, self.beside as i64), f.em.int(&mut f.b, columns as i64));
+        let (beside, columns) = (f.em.int(&mut f.b, self.per_wide_row as i64), f.em.int(&mut f.b, columns as i64));
         let (above, within) = (f.b.binary(B::Div, part, beside), f.b.binary(B::Rem, part, beside));
         let (above, within) = (f.b.binary(B::Mul, above, rows), f.b.binary(B::Mul, within, columns));
         f.b.binary(B::Add, above, within)

@@ -1,5 +1,5 @@
-//! What could be chosen for a product, with a prediction of its time that is good enough to leave out what cannot win.
-use super::{Product, heads, in_parts, memory, sides};
+//! What could be chosen for a matmul, with a prediction of its time that is good enough to leave out what cannot win.
+use super::{Matmul, heads, in_parts, memory, sides};
 use crate::LowerError;
 use crate::resolve::Body;
 use crate::warpgroup;
@@ -8,21 +8,23 @@ use kiln_plan::{Family, Template};
 
 /// Tiles of the template without pipelining.
 const TILES: [[usize; 2]; 6] = [[16, 64], [32, 64], [64, 64], [64, 128], [128, 64], [128, 128]];
-/// Rows or columns of products for which sums along rows are worth a try.
+/// Rows or columns of matmuls for which sums along rows are worth a try.
 const FEW: usize = 16;
 
 /// Templates with the microseconds they are predicted to take, in no order.
-pub fn candidates(of: &Body, p: &Product, machine: &Hardware) -> Result<Vec<(Template, f64)>, LowerError> {
+pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Template, f64)>, LowerError> {
     let dtype = super::operands(of, p.v);
-    let by_warpgroups = |p: &Product, _| {
+    let by_warpgroups = |p: &Matmul, _| {
         let p = &heads::settled(of, p, machine)?;
         Ok(sides(of, p, machine)?.map(|s| warpgroup::candidates(p, dtype, s)))
     };
     let mut all = memory::prepared(of, p, machine, by_warpgroups)?.unwrap_or_default();
     let us = |cycles: f64| cycles / machine.units.clock * 1e6;
-    all.extend(TILES.map(|tile| {
-        (Template { tile: Some(tile), ..Family::Tile.into() }, us(tiles(p, tile, machine.products.aligned)))
-    }));
+    all.extend(
+        TILES.map(|tile| {
+            (Template { tile: Some(tile), ..Family::Tile.into() }, us(tiles(p, tile, machine.gemm.aligned)))
+        }),
+    );
     if p.m.min(p.n) <= FEW && p.row.is_none() {
         all.push((Family::Rows.into(), us(rows(p, dtype.bytes()))));
     }
@@ -30,7 +32,7 @@ pub fn candidates(of: &Body, p: &Product, machine: &Hardware) -> Result<Vec<(Tem
 }
 
 /// Parts of K that lowering takes unasked.
-pub fn chosen_parts(of: &Body, p: &Product, machine: &Hardware) -> Result<usize, LowerError> {
+pub fn chosen_parts(of: &Body, p: &Matmul, machine: &Hardware) -> Result<usize, LowerError> {
     memory::prepared(of, p, machine, |p, _| {
         let p = &heads::settled(of, p, machine)?;
         Ok(in_parts(of, p, machine, 0)?.map_or(1, |(parts, _)| parts.count))
@@ -38,19 +40,19 @@ pub fn chosen_parts(of: &Body, p: &Product, machine: &Hardware) -> Result<usize,
 }
 
 /// Cycles without pipelining: a turn of tiles waits so long for its operands at every step of K.
-pub fn tiles(p: &Product, [m, n]: [usize; 2], wait: f64) -> f64 {
+pub fn tiles(p: &Matmul, [m, n]: [usize; 2], wait: f64) -> f64 {
     /// Elements of a step of K.
     const STEP: usize = 64;
-    let of = &p.machine.products;
+    let of = &p.machine.gemm;
     let tiles = p.batch.iter().product::<usize>() * p.m.div_ceil(m) * p.n.div_ceil(n) * p.sums();
     let step = (m * n * STEP) as f64 / of.rate;
-    let turns = tiles.div_ceil(p.machine.units.multiprocessors * of.beside);
-    turns as f64 * p.k.div_ceil(STEP) as f64 * (wait + of.beside as f64 * step)
+    let turns = tiles.div_ceil(p.machine.units.multiprocessors * of.tiles_per_multiprocessor);
+    turns as f64 * p.k.div_ceil(STEP) as f64 * (wait + of.tiles_per_multiprocessor as f64 * step)
 }
 
-/// Cycles of sums along rows: memory's time, or that of multiply-adds from the cache.
-fn rows(p: &Product, bytes: usize) -> f64 {
-    let of = &p.machine.products;
+/// Cycles of sums along rows: memory's time, or that of FMAs from the cache.
+fn rows(p: &Matmul, bytes: usize) -> f64 {
+    let of = &p.machine.gemm;
     let batch = p.batch.iter().product::<usize>() as f64;
     let read = batch * ((p.m + p.sums() * p.n) * p.k * bytes) as f64 / of.rows_read;
     read.max(

@@ -1,8 +1,8 @@
-//! How K is cut, and what could be chosen for a product.
+//! How K is cut, and what could be chosen for a matmul.
 use super::cost;
 use super::operand::Major;
 use super::shape::{self, Asked, Engine, SPAN, Shape};
-use crate::product::Product;
+use crate::matmul::Matmul;
 use kiln_graph::DType;
 use kiln_plan::{Family, Schedule, Template};
 use std::ops::RangeInclusive;
@@ -27,45 +27,45 @@ impl Parts {
         ((count - 1) * len < k).then_some(Parts { count, len })
     }
     /// One batch more in front: the parts.
-    fn piece<'a>(self, p: &Product<'a>) -> Product<'a> {
+    fn piece<'a>(self, p: &Matmul<'a>) -> Matmul<'a> {
         match self.count {
-            1 => Product { batch: p.batch.clone(), ..*p },
-            n => Product { batch: [&[n], &p.batch[..]].concat(), k: self.len, whole: Some(p.k), ..*p },
+            1 => Matmul { batch: p.batch.clone(), ..*p },
+            n => Matmul { batch: [&[n], &p.batch[..]].concat(), k: self.len, whole: Some(p.k), ..*p },
         }
     }
 }
 
-/// The product in these parts of K, and what a tile sends out.
+/// The matmul in these parts of K, and what a tile sends out.
 fn pieces<'a>(
-    p: &'a Product,
+    p: &'a Matmul,
     engine: Engine,
     counts: RangeInclusive<usize>,
-) -> impl Iterator<Item = (Parts, Product<'a>, usize)> {
+) -> impl Iterator<Item = (Parts, Matmul<'a>, usize)> {
     counts.filter_map(move |n| {
         let parts = Parts::of(n, p.k, engine)?;
         Some((parts, parts.piece(p), if n > 1 { 4 } else { engine.bytes().max(2) }))
     })
 }
-fn elements(p: &Product) -> usize {
+fn elements(p: &Matmul) -> usize {
     p.batch.iter().product::<usize>() * p.m * p.n * p.sums()
 }
 
 /// Parts of K that some shape fits, those with the least time first, the launch that sums them included.
-pub fn parts(p: &Product, dtype: DType, sides: [Major; 2], asked: Asked) -> Vec<Parts> {
+pub fn parts(p: &Matmul, dtype: DType, sides: [Major; 2], asked: Asked) -> Vec<Parts> {
     let Some(engine) = Engine::of(dtype, p.precision, sides) else { return vec![] };
     timed(p, engine, sides, asked).into_iter().map(|t| t.1).collect()
 }
-/// Clock cycles of the product as it is chosen, the launch that sums its parts included.
-pub fn cycles(p: &Product, dtype: DType, sides: [Major; 2], asked: Asked) -> Option<f64> {
+/// Clock cycles of the matmul as it is chosen, the launch that sums its parts included.
+pub fn cycles(p: &Matmul, dtype: DType, sides: [Major; 2], asked: Asked) -> Option<f64> {
     let engine = Engine::of(dtype, p.precision, sides)?;
     timed(p, engine, sides, asked).first().map(|t| t.0)
 }
-fn timed(p: &Product, engine: Engine, sides: [Major; 2], asked: Asked) -> Vec<(f64, Parts)> {
-    let counts = asked.schedule.parts.map_or(1..=MOST, |n| n..=n);
+fn timed(p: &Matmul, engine: Engine, sides: [Major; 2], asked: Asked) -> Vec<(f64, Parts)> {
+    let counts = asked.schedule.split_k.map_or(1..=MOST, |n| n..=n);
     let timed = pieces(p, engine, counts).filter_map(|(parts, piece, outputs)| {
         let shape = shape::choose(&piece, (engine, asked), sides, &[outputs])?;
         let time =
-            shape.cycles(&piece, sides == [Major::Outer; 2]) + cost::sum(&p.machine.products, parts.count, elements(p));
+            shape.cycles(&piece, sides == [Major::Outer; 2]) + cost::sum(&p.machine.gemm, parts.count, elements(p));
         Some((time, parts))
     });
     let mut all: Vec<(f64, Parts)> = timed.collect();
@@ -73,26 +73,26 @@ fn timed(p: &Product, engine: Engine, sides: [Major; 2], asked: Asked) -> Vec<(f
     all
 }
 
-/// Whether three products in tf32 take less time than one in f32, with the copies of both operands, of so many `elements`, that come
+/// Whether three matmuls in tf32 take less time than one in f32, with the copies of both operands, of so many `elements`, that come
 /// before.
-pub fn is_faster_in_two(p: &Product, elements: usize, asked: Asked) -> bool {
+pub fn prefers_3xtf32(p: &Matmul, elements: usize, asked: Asked) -> bool {
     let best = |engine, side| timed(p, engine, [side; 2], asked).first().map(|t| t.0);
     let Some(three) = best(Engine::Tf32x3, Major::Depth) else { return false };
-    best(Engine::MultiplyAdds, Major::Outer).is_none_or(|one| three + cost::in_two(&p.machine.products, elements) < one)
+    best(Engine::Simt, Major::Outer).is_none_or(|one| three + cost::split_3xtf32(&p.machine.gemm, elements) < one)
 }
 
-/// Templates of this family that take the product, with the microseconds they are predicted to take.
-pub fn candidates(p: &Product, dtype: DType, sides: [Major; 2]) -> Vec<(Template, f64)> {
+/// Templates of this family that take the matmul, with the microseconds they are predicted to take.
+pub fn candidates(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Vec<(Template, f64)> {
     let Some(engine) = Engine::of(dtype, p.precision, sides) else { return vec![] };
     let mut all = vec![];
     for (parts, piece, outputs) in pieces(p, engine, 1..=MOST) {
         for &(m, n, copies, spans) in engine.tiles() {
-            for (cluster, under_way) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
-                let asked = Schedule { cluster: Some(cluster), tiles: Some(under_way), ..Schedule::default() };
+            for (cluster, in_flight) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
+                let asked = Schedule { cluster: Some(cluster), tiles: Some(in_flight), ..Schedule::default() };
                 let found = shape::shape(&piece, engine, [m, n, copies, spans], asked, sides, &[outputs]);
                 all.extend(found.map(|s| {
                     let cycles = s.cycles(&piece, sides == [Major::Outer; 2])
-                        + cost::sum(&p.machine.products, parts.count, elements(p));
+                        + cost::sum(&p.machine.gemm, parts.count, elements(p));
                     (s.template(parts.count), cycles / p.machine.units.clock * 1e6)
                 }));
             }
@@ -105,12 +105,12 @@ impl Shape {
     /// All that was chosen.
     fn template(&self, parts: usize) -> Template {
         let schedule = Schedule {
-            parts: Some(parts),
+            split_k: Some(parts),
             depth: Some(self.spans * SPAN),
             stages: Some(self.stages),
             cluster: Some(self.cluster),
             group: Some(self.group),
-            tiles: Some(self.under_way),
+            tiles: Some(self.in_flight),
         };
         Template { family: Family::Warpgroup, tile: Some([self.m, self.n]), schedule }
     }

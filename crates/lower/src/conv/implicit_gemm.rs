@@ -1,4 +1,4 @@
-//! Convolutions on GPUs without patches in memory: products with the rows of a padded copy of the input.
+//! Convolutions on GPUs without patches in memory: matmuls with the rows of a padded copy of the input.
 //!
 //! Points of all images, each with its padding, are rows of the copy, and channels lie along them. A point of the window then reads what
 //! its neighbour reads so many rows further on, for all points of the result at once: K runs over points of the window and their
@@ -9,7 +9,7 @@
 use super::{Conv, or_zero};
 use crate::dag::{NodeOp, Scene, Store, Tf32};
 use crate::expr::{Expr, delinear, linear};
-use crate::product::{self, Product, Run};
+use crate::matmul::{self, Matmul, Run};
 use crate::resolve::{Body, Resolved, Resolver};
 use crate::rows::Emitted;
 use crate::warpgroup::{self, Major, SPAN};
@@ -43,8 +43,8 @@ struct Windows<'a> {
 }
 
 /// The convolution by windows where it is expected to be faster than by patches.
-pub fn lower(of: &Body, c: &Conv, by_patches: &Product, machine: &Hardware) -> Result<Option<Emitted>, LowerError> {
-    let dtype = product::operands(of, by_patches.v);
+pub fn lower(of: &Body, c: &Conv, by_patches: &Matmul, machine: &Hardware) -> Result<Option<Emitted>, LowerError> {
+    let dtype = matmul::operands(of, by_patches.v);
     let by_warpgroups = warpgroup::takes(dtype, machine) && of.template.is_none_or(|t| t.family == Family::Warpgroup);
     // Exact f32 wants both operands' rows along the result's axes, where starts of tiles cannot be shifted: they are multiples of 16 bytes.
     let deep = matches!(dtype, DType::F16 | DType::Bf16) || by_patches.precision == Precision::Tf32;
@@ -54,7 +54,7 @@ pub fn lower(of: &Body, c: &Conv, by_patches: &Product, machine: &Hardware) -> R
     if !either || !by_warpgroups || !deep || c.transposed || !(1..=MOST).contains(&w.input().iter().product()) {
         return Ok(None);
     }
-    let product = Product {
+    let matmul = Matmul {
         batch: by_patches.batch.clone(),
         n: w.points,
         k: w.depth(),
@@ -68,17 +68,17 @@ pub fn lower(of: &Body, c: &Conv, by_patches: &Product, machine: &Hardware) -> R
         ..*by_patches
     };
     let scratch = [w.input().iter().product(), w.weight().iter().product()].map(|n: usize| Type::new(dtype, [n]));
-    let copies = scratch.iter().map(|ty| warpgroup::gather(&machine.products, ty.bytes())).sum::<f64>();
-    let Some(cycles) = warpgroup::cycles(&product, dtype, [Major::Depth; 2], of.template.into()) else {
+    let copies = scratch.iter().map(|ty| warpgroup::gather(&machine.gemm, ty.bytes())).sum::<f64>();
+    let Some(cycles) = warpgroup::cycles(&matmul, dtype, [Major::Depth; 2], of.template.into()) else {
         return Ok(None);
     };
-    if copies + cycles >= product::of_patches(of, by_patches, machine)? {
+    if copies + cycles >= matmul::of_patches(of, by_patches, machine)? {
         return Ok(None);
     }
     let before =
         Emitted { scratch: scratch.into(), steps: vec![w.copy_input(of, machine)?, w.copy_weight(of, machine)?] };
-    // Where a padded image has several columns and its result one, no order of the product's columns is the result's.
-    if_taken(product::with_operands(of, &product, machine, before))
+    // Where a padded image has several columns and its result one, no order of the matmul's columns is the result's.
+    if_taken(matmul::with_operands(of, &matmul, machine, before))
 }
 
 impl<'a> Windows<'a> {
@@ -168,7 +168,7 @@ impl<'a> Windows<'a> {
     ) -> Result<Scene, LowerError> {
         let mut r = of.resolver();
         let mut value = or_zero(&mut r, v, ix, bounds)?;
-        if product::precision(of, self.v) == Precision::Tf32 {
+        if matmul::precision(of, self.v) == Precision::Tf32 {
             value = r.dag.add(NodeOp::Tf32 { of: value, part: Tf32::Nearest }, self.dtype);
         }
         Ok(Scene { dag: r.dag, stores: vec![Store { slot, dtype: self.dtype, at, guards: vec![], value }] })

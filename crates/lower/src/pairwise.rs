@@ -1,14 +1,14 @@
-//! Sums of squared or absolute differences of all pairs of rows: products of tiles whose terms are not products, so that a block
+//! Sums of squared or absolute differences of all pairs of rows: tiles of a matmul whose terms are not products, so that a block
 //! reads rows and columns for a whole tile of pairs.
 //!
 //! Anything else that reduces broadcast pairs is refused with `None`, and goes row by row.
 use crate::expr::Expr;
-use crate::product::{self, Product};
+use crate::matmul::{self, Matmul};
 use crate::resolve::{Body, Resolver, broadcast_index};
 use crate::rows::Emitted;
 use crate::{LowerError, if_taken};
 use kiln_block::Terms;
-use kiln_graph::pairs::{Pairs, padded, pairs};
+use kiln_graph::pairwise::{Pairwise, padded, pairs};
 use kiln_graph::{BinaryOp, DType, Graph, Op, ReduceOp, UnaryOp, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{Family, Precision};
@@ -24,7 +24,7 @@ struct Found {
     v: ValueId,
     terms: Terms,
     sides: [ValueId; 2],
-    pairs: Pairs,
+    pairs: Pairwise,
     shape: Vec<usize>,
 }
 
@@ -42,7 +42,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError
     let left = [&p.batch[..], &[p.rows, p.along]].concat();
     let right = [&p.batch[..], &[p.along, p.columns]].concat();
     let size = |axis: usize| found.shape[axis];
-    let product = Product {
+    let matmul = Matmul {
         v: found.v,
         batch: p.batch.iter().map(|&i| size(i)).collect(),
         m: size(p.rows),
@@ -50,7 +50,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError
         k: size(p.along),
         whole: None,
         run: None,
-        twin: None,
+        dual: None,
         machine,
         precision: Precision::Exact,
         nearest: false,
@@ -62,7 +62,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError
         b: &|r, ix| at(r, 1, &right, ix),
         place: &|ix| p.batch.iter().chain([&p.rows, &p.columns]).map(|&i| ix[i].clone()).collect(),
     };
-    if_taken(product::lower(of, &product, machine)).transpose()
+    if_taken(matmul::lower(of, &matmul, machine)).transpose()
 }
 
 /// The one reduction of a body that has nothing else but pointwise work and views.

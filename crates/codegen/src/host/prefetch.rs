@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 const REACH: i64 = Caches::HOST.reach as i64;
 
 #[derive(Default)]
-pub(super) struct Ahead {
+pub(super) struct Prefetch {
     /// Bytes from a load's elements to those of the next instance, for loads that several loops read.
     distance: HashMap<Value, i64>,
     /// Loads that a finished loop has read.
@@ -24,10 +24,10 @@ pub(super) struct Ahead {
     read: HashSet<Value>,
 }
 
-impl Ahead {
-    pub fn of(k: &Kernel, demand: &Demand) -> Ahead {
+impl Prefetch {
+    pub fn of(k: &Kernel, demand: &Demand) -> Prefetch {
         let loads = || k.insts.iter().filter(|i| matches!(i.op, Op::Load));
-        let mut ahead = Ahead::default();
+        let mut ahead = Prefetch::default();
         if !loads().any(|i| i.results.iter().any(|&r| demand.repeated(r))) {
             return ahead;
         }
@@ -57,10 +57,10 @@ impl Ahead {
 
 impl Emit<'_> {
     /// Beside a load from `root` at element `base`: asks for the next instance's line, if it is time to.
-    pub fn ask_ahead(&mut self, load: Value, d: usize, elem: Elem, root: &Name, base: &str) {
-        let Some(&bytes) = self.ahead.distance.get(&load) else { return };
-        self.ahead.read.insert(load);
-        if self.ahead.warm.contains(&load) {
+    pub fn prefetch(&mut self, load: Value, d: usize, elem: Elem, root: &Name, base: &str) {
+        let Some(&bytes) = self.prefetch.distance.get(&load) else { return };
+        self.prefetch.read.insert(load);
+        if self.prefetch.warm.contains(&load) {
             let p = self.gep(d, super::text::mem(elem), root, base);
             let p = self.gep(d, "i8", &p, &bytes.to_string());
             self.text.call_void(d, "llvm.prefetch.p0", &[("ptr", &p), ("i32", "0"), ("i32", "2"), ("i32", "1")]);

@@ -4,7 +4,7 @@ use crate::dag::{NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
 use crate::math;
 use crate::rows::{Emitted, RowPlan};
-use crate::shift::Shift;
+use crate::unaligned::Unaligned;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Kernel};
 use kiln_graph::{DType, Type};
 use kiln_plan::exec::{Slot, Work};
@@ -24,7 +24,7 @@ pub fn large(plan: &RowPlan) -> bool {
 /// makes them. Instances that stay read it once, from anywhere.
 pub fn copied(name: &str, plan: &RowPlan, scene: &mut Scene, first: u32) -> Emitted {
     let mut out = Emitted::default();
-    let Some(shift) = plan.shift.as_ref().filter(|_| large(plan) && plan.stay.is_none()) else { return out };
+    let Some(shift) = plan.unaligned.as_ref().filter(|_| large(plan) && plan.persistent.is_none()) else { return out };
     let width = shift.width(plan.row.extent);
     let mut copies = vec![];
     for n in scene.live() {
@@ -51,7 +51,7 @@ fn follows(at: &Expr, row: CoordId) -> bool {
 }
 
 /// A lane in the copy for where its row starts.
-fn place(shift: &Shift, lanes: usize, width: usize) -> Expr {
+fn place(shift: &Unaligned, lanes: usize, width: usize) -> Expr {
     Expr::coord(shift.lane, lanes).plus(&shift.start.clone().scale(width as i64))
 }
 

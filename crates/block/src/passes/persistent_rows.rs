@@ -1,4 +1,4 @@
-//! Instances that stay: each walks over what were instances of their own, with the loads of the next one under way while it
+//! Instances that stay: each walks over what were instances of their own, with the loads of the next one in flight while it
 //! computes.
 //!
 //! Takes a straight program over one axis of the grid, gives one with a loop around it. What is read for each instance goes
@@ -17,7 +17,7 @@ const VECTOR: usize = 16;
 pub const WARPS: usize = 16;
 
 /// Whether a program is one of instances that stay.
-pub fn stays(k: &Kernel) -> bool {
+pub fn is_persistent(k: &Kernel) -> bool {
     k.body.insts.iter().any(|i| k.inst(*i).op == Op::AsyncCommit)
 }
 

@@ -1,16 +1,16 @@
-//! Matrix products on GPUs: a tile of the result per instance, a loop over K with masked pointer loads, the epilogue on the
+//! Matmuls on GPUs: a tile of the result per instance, a loop over K with masked pointer loads, the epilogue on the
 //! accumulator. Operands may go through memory first, and K may be cut into parts.
 mod candidates;
 mod heads;
 mod memory;
-mod split;
+mod split_k;
 mod tiles;
 
 use crate::dag::{Dag, Guard, NodeOp, Scene, Store};
 use crate::emit::TileRow;
 use crate::expr::{CoordId, Expr};
 use crate::placed::{self, the_sums};
-use crate::resolve::{Body, Product as Place, Resolved, Resolver};
+use crate::resolve::{Body, Matmul as Place, Resolved, Resolver};
 use crate::row::Row;
 use crate::rows::Emitted;
 use crate::space::Space;
@@ -32,8 +32,8 @@ use tiles::{accumulate, grouped, tile};
 
 pub type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 
-/// A product as a batch of matrices; operands are asked at (batch…, m, k) and (batch…, k, n).
-pub struct Product<'a> {
+/// A matmul as a batch of matrices; operands are asked at (batch…, m, k) and (batch…, k, n).
+pub struct Matmul<'a> {
     pub v: ValueId,
     /// Whose times decide how it is made.
     pub machine: &'a Hardware<'a>,
@@ -50,7 +50,7 @@ pub struct Product<'a> {
     /// (batch…, m, n) from an index of the value.
     pub place: &'a dyn Fn(&[Expr]) -> Vec<Expr>,
     /// A second right operand of as many columns, which come after those of the first.
-    pub twin: Option<Twin<'a>>,
+    pub dual: Option<Dual<'a>>,
     /// What it is made of in f32.
     pub precision: Precision,
     /// In tf32 operands are rounded to the nearest, as cuDNN's are, and not cut off by tensor cores.
@@ -66,45 +66,45 @@ pub struct Product<'a> {
     pub after: f64,
 }
 
-/// Type of a product's operands.
+/// Type of a matmul's operands.
 pub fn operands(of: &Body, v: ValueId) -> DType {
     of.graph.args(v).first().map_or(DType::F32, |a| of.graph.dtype(*a))
 }
-/// Arithmetic of a kernel beside its product.
+/// Arithmetic of a kernel beside its matmul.
 pub fn after(of: &Body, v: ValueId) -> f64 {
     let g = of.graph;
     g.values().filter(|&u| u != v).map(|u| g.op(u).weight() * g.ty(u).count() as f64).sum()
 }
-/// How a product is made: in f32 as the plan says.
+/// How a matmul is made: in f32 as the plan says.
 pub fn precision(of: &Body, v: ValueId) -> Precision {
     if operands(of, v) == DType::F32 { of.precision } else { Precision::Exact }
 }
 
-/// What stands beside a product of the same left operand: both are summed in one kernel.
+/// What stands beside a matmul of the same left operand: both are summed in one kernel.
 #[derive(Clone, Copy)]
-pub struct Twin<'a> {
+pub struct Dual<'a> {
     pub b: OperandAt<'a>,
-    /// The value, where it is not the other half of the product itself.
+    /// The value, where it is not the other half of the matmul itself.
     pub v: Option<ValueId>,
 }
 
-impl Product<'_> {
-    /// Products of one kernel.
+impl Matmul<'_> {
+    /// Matmuls of one kernel.
     pub fn sums(&self) -> usize {
-        1 + usize::from(self.twin.is_some())
+        1 + usize::from(self.dual.is_some())
     }
-    /// The body with its products as nodes.
+    /// The body with its matmuls as nodes.
     fn nodes<'b>(&self, of: &Body<'b>) -> Body<'b> {
         self.at(of, |_| Place::Node)
     }
-    /// The body with its products where `place` says.
+    /// The body with its matmuls where `place` says.
     fn at<'b>(&self, of: &Body<'b>, place: impl Fn(usize) -> Place) -> Body<'b> {
-        let other = self.twin.and_then(|t| t.v);
-        Body { product: Some((self.v, place(0))), twin: other.map(|v| (v, place(1))), ..*of }
+        let other = self.dual.and_then(|t| t.v);
+        Body { matmul: Some((self.v, place(0))), dual: other.map(|v| (v, place(1))), ..*of }
     }
-    /// Values that are in memory where the products go through it.
+    /// Values that are in memory where the matmuls go through it.
     fn values(&self) -> impl Iterator<Item = ValueId> {
-        std::iter::once(self.v).chain(self.twin.and_then(|t| t.v))
+        std::iter::once(self.v).chain(self.dual.and_then(|t| t.v))
     }
 }
 
@@ -115,12 +115,12 @@ pub struct Run {
     pub rows: usize,
 }
 
-pub fn lower(of: &Body, p: &Product, machine: &Hardware) -> Result<Emitted, LowerError> {
+pub fn lower(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Emitted, LowerError> {
     memory::prepared(of, p, machine, |p, out| with_operands(of, p, machine, out))
 }
 
-/// The product of operands as they are to be read; `out` has the steps that come before.
-pub fn with_operands(of: &Body, p: &Product, machine: &Hardware, mut out: Emitted) -> Result<Emitted, LowerError> {
+/// The matmul of operands as they are to be read; `out` has the steps that come before.
+pub fn with_operands(of: &Body, p: &Matmul, machine: &Hardware, mut out: Emitted) -> Result<Emitted, LowerError> {
     let p = &heads::settled(of, p, machine)?;
     let plain = of.template.is_some_and(|t| t.family == Family::Tile);
     if !plain && let Some((_, split)) = in_parts(of, p, machine, out.scratch.len() as u32)? {
@@ -134,8 +134,8 @@ pub fn with_operands(of: &Body, p: &Product, machine: &Hardware, mut out: Emitte
         out.steps.push(step);
         return Ok(out);
     }
-    // The epilogue is neither element by element nor row by row in a tile: the products go through memory.
-    let p = &Product { batch: p.batch.clone(), row: None, ..*p };
+    // The epilogue is neither element by element nor row by row in a tile: the matmuls go through memory.
+    let p = &Matmul { batch: p.batch.clone(), row: None, ..*p };
     let acc = of.graph.dtype(p.v).compute();
     let first = out.scratch.len() as u32;
     let scene = |at: &[Expr]| sums(of, p, at, first, &Expr::default());
@@ -150,12 +150,12 @@ pub fn with_operands(of: &Body, p: &Product, machine: &Hardware, mut out: Emitte
 }
 
 /// Whether an operand goes through memory first.
-pub fn copies(of: &Body, p: &Product, machine: &Hardware) -> Result<bool, LowerError> {
+pub fn copies_operands(of: &Body, p: &Matmul, machine: &Hardware) -> Result<bool, LowerError> {
     memory::prepared(of, p, machine, |_, before| Ok(!before.steps.is_empty()))
 }
 
-/// The product in parts of K that are summed apart, so that all multiprocessors have work; `None`: K stays whole.
-fn in_parts(of: &Body, p: &Product, machine: &Hardware, scratch: u32) -> Result<Option<(Parts, Emitted)>, LowerError> {
+/// The matmul in parts of K that are summed apart, so that all multiprocessors have work; `None`: K stays whole.
+fn in_parts(of: &Body, p: &Matmul, machine: &Hardware, scratch: u32) -> Result<Option<(Parts, Emitted)>, LowerError> {
     if machine.contract.batch_invariant {
         return Ok(None);
     }
@@ -166,38 +166,38 @@ fn in_parts(of: &Body, p: &Product, machine: &Hardware, scratch: u32) -> Result<
         if parts.count == 1 {
             return Ok(None);
         }
-        match split::lower(of, p, parts, machine, scratch) {
+        match split_k::lower(of, p, parts, machine, scratch) {
             Ok(split) => return Ok(Some((parts, split))),
-            // Faster as one product that is cut.
+            // Faster as one matmul that is cut.
             Err(e) if p.values().count() < p.sums() => return Err(e),
             refused => {
                 if_taken(refused)?;
             }
         }
     }
-    match asked.schedule.parts {
+    match asked.schedule.split_k {
         Some(n) if n > 1 => Err(of.unsupported(warpgroup::NEEDS)),
         _ => Ok(None),
     }
 }
 
 /// Which axes of the operands are contiguous, where warpgroups take both.
-fn sides(of: &Body, p: &Product, machine: &Hardware) -> Result<Option<[Major; 2]>, LowerError> {
+fn sides(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Option<[Major; 2]>, LowerError> {
     if !warpgroup::takes(operands(of, p.v), machine) {
         return Ok(None);
     }
     let (left, right) = (memory::read(of, p, 0)?.strided(p), memory::read(of, p, 1)?.strided(p));
     let sides = left.zip(right).map(|(left, right)| [left.major, right.major]);
-    let Some(twin) = p.twin else { return Ok(sides) };
-    let other = memory::read(of, &Product { b: twin.b, batch: p.batch.clone(), ..*p }, 1)?.strided(p);
+    let Some(dual) = p.dual else { return Ok(sides) };
+    let other = memory::read(of, &Matmul { b: dual.b, batch: p.batch.clone(), ..*p }, 1)?.strided(p);
     Ok(sides.filter(|s| other.is_some_and(|o| o.major == s[1])))
 }
 
 /// Stores of the sums at `at` (batch…, m, n), each value in a scratch buffer from `first` on, in its own order, which the
 /// epilogue reads; `from`: where in the buffer it begins.
-fn sums(of: &Body, p: &Product, at: &[Expr], first: u32, from: &Expr) -> Stored {
+fn sums(of: &Body, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> Stored {
     if p.values().count() < p.sums() {
-        return Err(of.unsupported("halves of a product go through memory together"));
+        return Err(of.unsupported("halves of a matmul go through memory together"));
     }
     let (mut dag, dtype) = (Dag::default(), of.graph.dtype(p.v));
     let (order, guards) = own_order(of, p, at)?;
@@ -215,8 +215,8 @@ fn sums(of: &Body, p: &Product, at: &[Expr], first: u32, from: &Expr) -> Stored 
     Ok((dag, stores))
 }
 
-/// Row-major position in the value of an element of the product, and in its twin, and where it has one.
-fn own_order(of: &Body, p: &Product, at: &[Expr]) -> Result<(Expr, Vec<Guard>), LowerError> {
+/// Row-major position in the value of an element of the matmul, and in its dual, and where it has one.
+fn own_order(of: &Body, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), LowerError> {
     let shape = of.graph.shape(p.v).to_vec();
     let space = Space::new(&shape, &vec![false; shape.len()]);
     let (mut position, mut guards) = (Expr::default(), vec![]);
@@ -224,7 +224,7 @@ fn own_order(of: &Body, p: &Product, at: &[Expr]) -> Result<(Expr, Vec<Guard>), 
     let strides = Type::new(DType::F32, shape).strides();
     let exprs = (p.place)(&space.axes);
     for ((e, d), extent) in exprs.iter().zip(at).zip(dims) {
-        let inverse = crate::invert::invert(e, d).ok_or_else(|| of.unsupported("a product in an unknown order"))?;
+        let inverse = crate::invert::invert(e, d).ok_or_else(|| of.unsupported("a matmul in an unknown order"))?;
         for (id, expr) in &inverse.coords {
             if let Some(axis) = space.axes.iter().position(|a| a.as_coord() == Some(*id)) {
                 position = position.plus(&expr.clone().scale(strides[axis] as i64));
@@ -237,14 +237,14 @@ fn own_order(of: &Body, p: &Product, at: &[Expr]) -> Result<(Expr, Vec<Guard>), 
 
 fn fused(
     of: &Body,
-    p: &Product,
+    p: &Matmul,
     dims: &[usize],
     placed: &[placed::Placed],
     machine: &Hardware,
 ) -> Result<Option<Work<Kernel>>, LowerError> {
-    let product = p.nodes(of);
+    let matmul = p.nodes(of);
     let scene = |at: &[Expr]| {
-        let mut r = product.resolver();
+        let mut r = matmul.resolver();
         r.row = p.row.zip(at.last()).map(|(len, column)| Row::part_of(column, len));
         let stores = placed.iter().map(|o| o.store(&mut r, at)).collect::<Result<Vec<_>, _>>()?;
         Ok((r.dag, stores))
@@ -270,7 +270,7 @@ type Stored = Result<(Dag, Vec<Store>), LowerError>;
 
 fn tiled(
     of: &Body,
-    p: &Product,
+    p: &Matmul,
     dims: &[usize],
     name: &str,
     machine: &Hardware,
@@ -292,7 +292,7 @@ fn tiled(
     r.dag = dag;
     let a = (p.a)(&mut r, &[batch, &[em.clone(), ka.clone()]].concat())?;
     let at = [batch, &[kb, en]].concat();
-    let b = std::iter::once(p.b).chain(p.twin.map(|t| t.b)).map(|b| b(&mut r, &at)).collect::<Result<Vec<_>, _>>()?;
+    let b = std::iter::once(p.b).chain(p.dual.map(|t| t.b)).map(|b| b(&mut r, &at)).collect::<Result<Vec<_>, _>>()?;
     let low = match p.low {
         Some([a, b]) => {
             let at = [[batch, &[em.clone(), ka.clone()]].concat(), at];
@@ -301,11 +301,11 @@ fn tiled(
         None => None,
     };
     let scene = Scene { dag: r.dag, stores };
-    let anchors = the_sums(&scene, p.sums()).ok_or_else(|| of.unsupported("a product read at several elements"))?;
+    let anchors = the_sums(&scene, p.sums()).ok_or_else(|| of.unsupported("a matmul read at several elements"))?;
 
     let task = warpgroup::Task {
         name,
-        product: p,
+        matmul: p,
         scene: &scene,
         coords: &ids,
         left: a,
@@ -325,7 +325,7 @@ fn tiled(
     if wanted == Some(Family::Warpgroup) || p.whole.is_some() || p.low.is_some() {
         return Err(of.unsupported(warpgroup::NEEDS));
     }
-    // Where warpgroups take the product alone, that and a step for its rows are faster.
+    // Where warpgroups take the matmul alone, that and a step for its rows are faster.
     if row.is_some() && (t.n < p.n || wanted != Some(Family::Tile) && sides(of, p, machine)?.is_some()) {
         return Err(of.unsupported("rows of the result that lie in several tiles"));
     }

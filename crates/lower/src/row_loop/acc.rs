@@ -1,11 +1,11 @@
-//! Reductions under way: how lanes are folded, and which of two positions an arg-reduction keeps.
+//! Reductions in flight: how lanes are folded, and which of two positions an arg-reduction keeps.
 use crate::emit::TileRow;
 use crate::math;
 use crate::tile::Frame;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, UnaryOp as U, Value};
 use kiln_graph::ReduceOp;
 
-/// A reduction under way: the value so far, and for arg-reductions its position.
+/// A reduction in flight: the value so far, and for arg-reductions its position.
 #[derive(Clone, Copy)]
 pub struct Acc {
     pub value: Value,
