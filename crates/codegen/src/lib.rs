@@ -10,6 +10,8 @@ pub mod nvptx;
 pub enum CodegenError {
     #[error("kernel {kernel}: {what} is not supported on {target}")]
     Unsupported { kernel: String, target: String, what: String },
+    #[error("kernel {kernel}: {what}")]
+    Defect { kernel: String, what: String },
     #[error("kernel {kernel}: LLVM: {what}")]
     Llvm { kernel: String, what: String },
 }

@@ -121,6 +121,7 @@ fn generated<T>(
         emit::Fail::Unsupported(what) => {
             CodegenError::Unsupported { kernel: kernel.name.clone(), target: machine.arch.name().into(), what }
         }
+        emit::Fail::Defect(what) => CodegenError::Defect { kernel: kernel.name.clone(), what },
         emit::Fail::Llvm(what) => CodegenError::Llvm { kernel: kernel.name.clone(), what },
     };
     let roles = kiln_block::passes::layout::anchors::roles(kernel).is_some();

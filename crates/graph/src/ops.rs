@@ -146,17 +146,20 @@ impl Row {
     }
 }
 
-/// The rows of ops that are no family, each with its pattern and an op of the kind, whose attributes are those left out in text.
+/// The row of every op: families, whose enums have the rows; then all others, each with its pattern and an op of the kind, whose
+/// attributes are the defaults of the text form.
 macro_rules! rows {
-    ($($pattern:pat, $new:expr => $row:expr;)*) => {
-        /// The row of an op that belongs to no family.
-        fn own_row(op: &Op) -> Option<&'static Row> {
-            Some(match op {
-                $($pattern => { const ROW: &Row = &$row; ROW })*
-                Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Reduce { .. } | Op::Scan { .. } => return None,
-            })
+    (families { $($family:pat => $of:expr;)* } $($pattern:pat, $new:expr => $row:expr;)*) => {
+        impl Op {
+            /// The op's row.
+            pub fn row(&self) -> &'static Row {
+                match self {
+                    $($family => $of,)*
+                    $($pattern => { const ROW: &Row = &$row; ROW })*
+                }
+            }
         }
-        /// One op for each of these rows.
+        /// One op for each row outside of the families.
         fn own_ops() -> Vec<Op> {
             vec![$($new),*]
         }
@@ -166,6 +169,13 @@ macro_rules! rows {
 use Class::{Attention, Conv, Fallback, Generator, Leaf, Matmul, Movement, Pointwise, Pool, Scatter, View};
 
 rows! {
+    families {
+        Op::Unary(op) => &op.function().row;
+        Op::Binary(op) => op.row();
+        Op::Compare(op) => op.row();
+        Op::Reduce { op, .. } => op.row();
+        Op::Scan { op, .. } => op.row();
+    }
     Op::Input(_), Op::Input(0) => row("input", Leaf, 0).weight(0.);
     Op::Param(_), Op::Param(ParamId(0)) => row("param", Leaf, 0).weight(0.);
     Op::Const(_), Op::Const(Scalar::Int(0)) => row("const", Generator, 0).weight(0.);
@@ -213,17 +223,6 @@ rows! {
 }
 
 impl Op {
-    /// The op's row.
-    pub fn row(&self) -> &'static Row {
-        match self {
-            Op::Unary(op) => &op.function().row,
-            Op::Binary(op) => op.row(),
-            Op::Compare(op) => op.row(),
-            Op::Reduce { op, .. } => op.row(),
-            Op::Scan { op, .. } => op.row(),
-            other => own_row(other).unwrap_or(&NONE),
-        }
-    }
     /// The op's name in the text form, as `add` or `reduce.max`.
     pub fn name(&self) -> &'static str {
         self.row().name
@@ -271,9 +270,6 @@ impl Op {
     }
 }
 
-/// Families have rows of their own: this one is met by none.
-const NONE: Row = row("none", Leaf, 0);
-
 /// An enum of a family with its rows: variants, `ALL`, `row`, `name`, `from_name`.
 macro_rules! family {
     ($(#[$attribute:meta])* $ty:ident, $n:literal: $($(#[$doc:meta])* $variant:ident => $row:expr),* $(,)?) => {
@@ -313,7 +309,6 @@ mod tests {
         for (i, name) in names.iter().enumerate() {
             assert_eq!(Op::named(name).map(|op| op.name()), Some(*name));
             assert!(!names[..i].contains(name), "{name} is there twice");
-            assert_ne!(*name, NONE.name);
         }
     }
 

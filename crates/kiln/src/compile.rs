@@ -282,7 +282,7 @@ fn generate(programs: &[Program], machine: &Machine) -> Result<(CompiledCode, Fa
             failed.insert(program, e.to_string());
             Ok(())
         }
-        CodegenError::Llvm { .. } => Err(defect(e)),
+        CodegenError::Llvm { .. } | CodegenError::Defect { .. } => Err(defect(e)),
     };
     match machine.arch.is_gpu() {
         false => {

@@ -177,7 +177,9 @@ pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
 /// A function that is made of others, by the formula in its row.
 fn formula(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
     let elem = elem(b, x);
-    let dtype = DType::ALL.into_iter().find(|d| stored(*d) == elem).unwrap_or(DType::F32);
+    let Some(dtype) = DType::ALL.into_iter().find(|d| stored(*d) == elem) else {
+        return b.broken(format!("no dtype is stored as {elem}"));
+    };
     let apart = match decompose_op(&Op::Unary(op), &[kiln_graph::Type::new(dtype, [])]) {
         Ok(Some(apart)) => apart,
         _ => return b.broken(format!("{} has no formula on {dtype}", op.name())),

@@ -15,6 +15,8 @@ pub(super) type Val<'c> = BasicValueEnum<'c>;
 #[derive(Debug)]
 pub(super) enum Fail {
     Unsupported(String),
+    /// An invariant that a pass or the generator broke.
+    Defect(String),
     Llvm(String),
 }
 impl From<BuilderError> for Fail {

@@ -167,11 +167,11 @@ impl<'c> Gen<'c, '_> {
         match &self.k.value(v).layout {
             _ if shape.is_empty() => Ok(Flat::scalar(self.warp_bits())),
             Some(l) => l.flat(shape).ok_or_else(|| Fail::Unsupported(format!("the layout of {v}"))),
-            None => Err(Fail::Unsupported(format!("{v} without a layout"))),
+            None => Err(Fail::Defect(format!("{v} without a layout"))),
         }
     }
     pub fn regs(&self, v: Value) -> Res<Vec<Reg<'c>>> {
-        self.regs[v.0 as usize].clone().ok_or_else(|| Fail::Unsupported(format!("{v} before its definition")))
+        self.regs[v.0 as usize].clone().ok_or_else(|| Fail::Defect(format!("{v} is read before its definition")))
     }
     pub fn set(&mut self, v: Value, regs: Vec<Reg<'c>>) {
         self.regs[v.0 as usize] = Some(regs);
@@ -207,25 +207,32 @@ impl<'c> Gen<'c, '_> {
             _ => Reg::Plain(val),
         }
     }
-    /// Conversions that stand together go through shared memory together.
+    /// Adjacent conversions share one exchange through shared memory, unless one converts the result of another.
     pub fn region(&mut self, region: &Region) -> Res<()> {
-        let k = self.k;
-        let is_convert = |i: &Inst| k.inst(*i).op == Op::ConvertLayout;
         let mut rest = &region.insts[..];
-        while let [first, ..] = rest {
-            let run = rest.iter().take_while(|i| is_convert(i)).count();
+        while let [first, after @ ..] = rest {
+            let converted = self.conversions(rest);
             self.memo = Memo::default();
-            if run > 0 {
-                let pairs: Vec<(Value, Value)> =
-                    rest[..run].iter().map(|i| k.inst(*i)).map(|d| (d.args[0], d.results[0])).collect();
-                self.convert_all(&pairs)?;
-                rest = &rest[run..];
-                continue;
+            if converted.is_empty() {
+                self.inst(self.k.inst(*first))?;
+                rest = after;
+            } else {
+                self.convert_all(&converted)?;
+                rest = &rest[converted.len()..];
             }
-            self.inst(k.inst(*first))?;
-            rest = &rest[1..];
         }
         Ok(())
+    }
+    /// Operands and results of the conversions at the start of `insts` that do not depend on one another.
+    fn conversions(&self, insts: &[Inst]) -> Vec<(Value, Value)> {
+        let mut pairs: Vec<(Value, Value)> = vec![];
+        for data in insts.iter().map(|i| self.k.inst(*i)).take_while(|d| d.op == Op::ConvertLayout) {
+            if pairs.iter().any(|p| p.1 == data.args[0]) {
+                break;
+            }
+            pairs.push((data.args[0], data.results[0]));
+        }
+        pairs
     }
     fn inst(&mut self, data: &InstData) -> Res<()> {
         let regs = match &data.op {
