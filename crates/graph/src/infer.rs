@@ -179,12 +179,7 @@ fn result(op: &Op, args: &[&Type]) -> Result<Type, String> {
             Ok(Type { dtype: dtype.matmul(), shape })
         }
         Op::Fallback(f) => f.results.first().cloned().ok_or_else(|| format!("{} has no results", f.name)),
-        Op::Conv { .. } | Op::Pool { .. } | Op::Softmax { .. } | Op::LogSoftmax { .. } | Op::LayerNorm { .. } => {
-            own(op, args)
-        }
-        Op::RmsNorm { .. } | Op::GroupNorm { .. } | Op::BatchNorm { .. } | Op::Linear | Op::Attention { .. } => {
-            own(op, args)
-        }
+        _ => own(op, args),
     }
 }
 

@@ -109,6 +109,8 @@ pub enum Op {
     /// `cond` (bool), `if true`, `if false`.
     Select,
     Cast(DType),
+    /// `log(exp(a) + exp(b))` without overflow.
+    Logaddexp,
     // Views and data movement.
     Reshape(Vec<usize>),
     /// Result axis i is operand axis `perm[i]`.

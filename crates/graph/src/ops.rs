@@ -9,6 +9,7 @@ mod attributes;
 pub mod binary;
 pub mod linear;
 pub mod norm;
+mod pointwise;
 pub mod real;
 pub mod reduce;
 pub mod softmax;
@@ -182,6 +183,8 @@ rows! {
     Op::Iota { .. }, Op::Iota { axis: 0 } => row("iota", Generator, 0).weight(0.);
     Op::Select, Op::Select => row("select", Pointwise, 3).f8();
     Op::Cast(_), Op::Cast(DType::F32) => row("cast", Pointwise, 1).f8();
+    Op::Logaddexp, Op::Logaddexp =>
+        row("logaddexp", Pointwise, 2).weight(22.).composite(pointwise::infer, pointwise::logaddexp);
     Op::Reshape(_), Op::Reshape(vec![]) => row("reshape", View, 1).weight(0.).f8();
     Op::Permute(_), Op::Permute(vec![]) => row("permute", View, 1).weight(0.).f8();
     Op::Broadcast(_), Op::Broadcast(vec![]) => row("broadcast", View, 1).weight(0.).f8();

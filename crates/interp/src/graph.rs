@@ -236,16 +236,10 @@ fn eval(op: &Op, ty: &Type, args: &[&Value], precision: Precision) -> Result<Val
             let steps = window::Steps { stride, padding, dilation };
             rounded(window::pool(args[0], *kind, window, &steps, &ty.shape)?)
         }
-        Op::Softmax { axis } => rounded(composite::softmax(args[0], *axis, false)?),
-        Op::LogSoftmax { axis } => rounded(composite::softmax(args[0], *axis, true)?),
-        Op::LayerNorm { axes, eps, .. } => rounded(composite::layer_norm(args, *axes, eps.as_f64())?),
-        Op::RmsNorm { eps } => rounded(composite::rms_norm(args[0], args[1], eps.as_f64())?),
-        Op::GroupNorm { groups, eps, .. } => rounded(composite::group_norm(args, *groups, eps.as_f64())?),
-        Op::BatchNorm { eps } => rounded(composite::batch_norm(args, eps.as_f64())?),
-        Op::Attention { scale, causal } => rounded(composite::attention(args, scale.as_f64(), *causal)?),
         Op::Input(_) | Op::Param(_) | Op::Fallback(_) | Op::Result(_) => {
             return Err(format!("{} has no value of its own", op.name()));
         }
+        _ => rounded(composite::composite(op, args, &ty.shape)?),
     })
 }
 

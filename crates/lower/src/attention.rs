@@ -229,7 +229,7 @@ fn softmax(
 
 /// Softmax of a row of scores; zeros where nothing takes part, as PyTorch's `_safe_softmax`.
 fn safe_softmax(r: &mut Resolver, own: NodeId, other: NodeId, len: usize) -> Resolved {
-    let p = r.softmax(own, other, len, false)?;
+    let p = r.softmax(own, other, len)?;
     let dtype = r.dag.node(own).dtype;
     let most = if len == 1 { other } else { r.reduced(ReduceOp::Max, other, len)? };
     let (lowest, zero) = (r.dag.number(dtype, f64::NEG_INFINITY), r.dag.number(dtype, 0.0));

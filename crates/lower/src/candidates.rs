@@ -1,4 +1,5 @@
 //! What could be chosen for a kernel's matmul: the space that tuning searches.
+use crate::composite::Decomposed;
 use crate::resolve::Body;
 use crate::warpgroup::GROUP;
 use crate::{gemm, lower_at, template, under};
@@ -20,7 +21,8 @@ pub struct Candidate {
 /// fastest in the model first. Empty where there is nothing to choose.
 pub fn candidates(kernel: &Kernel, machine: &Machine) -> Vec<Candidate> {
     let machine = &under(machine, kernel);
-    let of = body(kernel, machine);
+    let Some(decomposed) = decomposed(kernel) else { return vec![] };
+    let of = body(kernel, &decomposed, machine);
     if kernel.kind != KernelKind::Gemm {
         return vec![];
     }
@@ -35,17 +37,21 @@ pub fn candidates(kernel: &Kernel, machine: &Machine) -> Vec<Candidate> {
     all.into_iter().map(|(template, us)| Candidate { template, us }).collect()
 }
 
-fn body<'a>(kernel: &'a Kernel, machine: &'a Hardware<'a>) -> Body<'a> {
+/// None for a kernel that lowering refuses.
+fn decomposed(kernel: &Kernel) -> Option<Decomposed> {
+    Decomposed::of(&kernel.name, &kernel.body).ok()
+}
+fn body<'a>(kernel: &'a Kernel, decomposed: &'a Decomposed, machine: &'a Hardware<'a>) -> Body<'a> {
     let (name, graph) = (kernel.name.as_str(), &kernel.body);
     let (precision, rounding) = (kernel.precision, kernel.rounding);
-    Body { name, graph, matmul: None, dual: None, machine, precision, rounding, template: None }
+    Body { name, graph, decomposed, matmul: None, dual: None, machine, precision, rounding, template: None }
 }
 
 /// Whether an open choice falls on the GPU's library.
 pub fn prefers_library(kernel: &Kernel, machine: &Hardware) -> bool {
     let free = !machine.contract.batch_invariant && kernel.reason.template.is_none();
     let open = kernel.kind == KernelKind::Gemm && free;
-    open && gemm::prefers_library(&body(kernel, machine), machine)
+    open && decomposed(kernel).is_some_and(|d| gemm::prefers_library(&body(kernel, &d, machine), machine))
 }
 
 /// All that lowering chooses for a kernel's matmul unasked.

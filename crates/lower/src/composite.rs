@@ -1,151 +1,104 @@
-//! Normalisations and softmax as scalar programs over the row, in the type arithmetic is done in.
+//! Composites as scalar programs: an element of a composite is an element of the graph that it decomposes into
+//! ([`kiln_graph::decompose`]), whose inputs are the composite's operands.
+//!
+//! Takes: a body with composites. Gives: nodes of the body's scalar program, in the type the decomposition computes in; rounding to the
+//! composite's own type is left to whoever stores or casts it, as for any other op.
+//! Never: a formula of its own, but for softmax, whose division has a cheaper form in a GEMM's epilogue and on the host.
 use crate::LowerError;
-use crate::dag::{Guard, NodeId};
-use crate::expr::{Expr, delinear, linear};
+use crate::dag::NodeId;
 use crate::resolve::{Here, Matmul, Resolved, Resolver, kept};
-use kiln_graph::{BinaryOp, Op, ReduceOp, Scalar, UnaryOp, ValueId};
+use kiln_graph::decompose::decompose;
+use kiln_graph::ops::Class;
+use kiln_graph::{BinaryOp, Graph, Op, ReduceOp, UnaryOp, ValueId};
+use std::collections::HashMap;
 
-impl Resolver<'_> {
-    pub(crate) fn composite(&mut self, op: &Op, args: &[ValueId], here: &Here) -> Resolved {
-        let g = self.graph;
-        match op {
-            Op::Softmax { axis } | Op::LogSoftmax { axis } => {
-                let len = g.shape(args[0])[*axis];
-                let mut row = here.ix.to_vec();
-                row[*axis] = self.row_of(len)?;
-                let own = self.at(args[0], here.ix, here.guards)?;
-                let other = self.other(args[0], &row, len, &kept(here.ix, g.shape(args[0]), &[*axis]), here.guards)?;
-                self.softmax(own, other, len, matches!(op, Op::LogSoftmax { .. }))
+/// The decompositions of a body's row-wise and pointwise composites.
+#[derive(Default)]
+pub struct Decomposed(HashMap<ValueId, Graph>);
+
+impl Decomposed {
+    pub fn of(kernel: &str, body: &Graph) -> Result<Decomposed, LowerError> {
+        let mut all = HashMap::new();
+        for v in body.values().filter(|&v| is_decomposed(body.op(v))) {
+            let invariant = |what: String| LowerError::Invariant { kernel: kernel.to_string(), what };
+            if let Some(part) =
+                decompose(body, v).map_err(|e| invariant(format!("{} has no form: {e}", body.op(v).name())))?
+            {
+                all.insert(v, part);
             }
-            Op::LayerNorm { axes, eps, .. } => {
-                let shape = g.shape(args[0]);
-                let (lead, last) = here.ix.split_at(shape.len() - axes);
-                let along = self.row_index_or_one(&shape[lead.len()..])?;
-                let row = [lead, &along].concat();
-                let own = self.at(args[0], here.ix, here.guards)?;
-                let len = shape[lead.len()..].iter().product();
-                let other = self.other(args[0], &row, len, &kept(lead, shape, &[]), here.guards)?;
-                let y = self.normalised(own, other, len, *eps)?;
-                self.affine(y, &args[1..], last, here.guards)
-            }
-            Op::RmsNorm { eps } => {
-                let len = *g.shape(args[0]).last().ok_or_else(|| self.unsupported("rms_norm of rank 0"))?;
-                let last = here.ix.len() - 1;
-                let mut row = here.ix.to_vec();
-                row[last] = self.row_of(len)?;
-                let own = self.at(args[0], here.ix, here.guards)?;
-                let other = self.other(args[0], &row, len, &kept(here.ix, g.shape(args[0]), &[last]), here.guards)?;
-                let square = self.dag.binary(BinaryOp::Mul, other, other);
-                let mean = self.mean(square, len)?;
-                let scale = self.rsqrt_of(mean, *eps);
-                let y = self.dag.binary(BinaryOp::Mul, own, scale);
-                let gain = self.at(args[1], &here.ix[last..], here.guards)?;
-                Ok(self.dag.binary(BinaryOp::Mul, y, gain))
-            }
-            Op::GroupNorm { groups, eps, .. } => {
-                let shape = g.shape(args[0]);
-                let per = shape[1] / groups;
-                let inner = [&[per], &shape[2..]].concat();
-                let along = self.row_index_or_one(&inner)?;
-                let group = here.ix[1].clone().div(per as i64);
-                let kept = [(here.ix[0].clone(), shape[0]), (group.clone(), *groups)];
-                let mut row = vec![here.ix[0].clone(), group.scale(per as i64).plus(&along[0])];
-                row.extend_from_slice(&along[1..]);
-                let own = self.at(args[0], here.ix, here.guards)?;
-                let len = inner.iter().product();
-                let other = self.other(args[0], &row, len, &kept, here.guards)?;
-                let y = self.normalised(own, other, len, *eps)?;
-                self.affine(y, &args[1..], &here.ix[1..2], here.guards)
-            }
-            Op::BatchNorm { eps } => {
-                let channel = &here.ix[1..2];
-                let x = self.at(args[0], here.ix, here.guards)?;
-                let mean = self.at(args[3], channel, here.guards)?;
-                let variance = self.at(args[4], channel, here.guards)?;
-                let centred = self.dag.binary(BinaryOp::Sub, x, mean);
-                let scale = self.rsqrt_of(variance, *eps);
-                let y = self.dag.binary(BinaryOp::Mul, centred, scale);
-                self.affine(y, &args[1..3], channel, here.guards)
-            }
-            _ => Err(self.unsupported("not a composite")),
         }
+        Ok(Decomposed(all))
+    }
+    pub fn get(&self, v: ValueId) -> Option<&Graph> {
+        self.0.get(&v)
+    }
+}
+
+/// Whether scalar programs take an op apart: unary functions have instructions or formulas ([`crate::math`]), and ops that are computed
+/// whole, as matmuls and convolutions, have templates.
+fn is_decomposed(op: &Op) -> bool {
+    let row = op.row();
+    row.decompose.is_some() && matches!(row.class, Class::Row | Class::Pointwise) && !matches!(op, Op::Softmax { .. })
+}
+
+impl<'a> Resolver<'a> {
+    /// An element of a composite, by its decomposition.
+    pub(crate) fn composite(&mut self, here: &Here) -> Resolved {
+        let decomposed = self.decomposed;
+        let part = match decomposed.get(here.v) {
+            Some(part) if self.within.is_none() => part,
+            _ => return Err(self.invariant(format!("{} without its decomposition", self.graph.op(here.v).name()))),
+        };
+        let out = part.outputs.first().copied().ok_or_else(|| self.invariant("a decomposition without a result"))?;
+        // The last cast is the rounding of the composite's value.
+        let out = match part.op(out) {
+            Op::Cast(to) if to.compute() != *to => part.args(out)[0],
+            _ => out,
+        };
+        let body = std::mem::replace(&mut self.graph, part);
+        self.within = Some((here.v, body));
+        let value = self.at(out, here.ix, here.guards);
+        (self.graph, self.within) = (body, None);
+        value
+    }
+    /// An operand of the composite that is being taken apart.
+    pub(crate) fn operand(&mut self, input: usize, (composite, body): (ValueId, &'a Graph), here: &Here) -> Resolved {
+        let part = std::mem::replace(&mut self.graph, body);
+        self.within = None;
+        let value = self.at(body.args(composite)[input], here.ix, here.guards);
+        (self.graph, self.within) = (part, Some((composite, body)));
+        value
     }
 
-    /// Whether the row is a matmul's, in the registers of those that made it.
-    fn in_epilogue(&self) -> bool {
-        matches!(self.matmul, Some((_, Matmul::Node)))
-    }
-    fn row_of(&self, len: usize) -> Result<Expr, LowerError> {
-        Ok(self.row_index_or_one(&[len])?.swap_remove(0))
-    }
-    /// As `row_index`; rows of one element need no reduction space.
-    fn row_index_or_one(&self, shape: &[usize]) -> Result<Vec<Expr>, LowerError> {
-        if shape.iter().product::<usize>() == 1 {
-            Ok(vec![Expr::default(); shape.len()])
-        } else {
-            self.row_index(shape)
-        }
-    }
-    /// An element of the row, wherever along it; `kept` is where the row is.
-    fn other(&mut self, x: ValueId, ix: &[Expr], len: usize, kept: &[(Expr, usize)], guards: &[Guard]) -> Resolved {
+    pub(crate) fn softmax_along(&mut self, x: ValueId, axis: usize, here: &Here) -> Resolved {
+        let shape = self.graph.shape(x);
+        let len = shape[axis];
+        let own = self.at(x, here.ix, here.guards)?;
         if len == 1 {
-            return self.at(x, ix, guards);
+            return self.softmax(own, own, len);
         }
-        self.body(kept, guards, |r, guards| r.at(x, ix, guards))
+        let mut row = here.ix.to_vec();
+        row[axis] = self.row_index(&[len])?.swap_remove(0);
+        let other = self.body(&kept(here.ix, shape, &[axis]), here.guards, |r, guards| r.at(x, &row, guards))?;
+        self.softmax(own, other, len)
     }
-    fn over_row(&mut self, op: ReduceOp, body: NodeId, len: usize) -> Resolved {
-        if len == 1 { Ok(body) } else { self.reduced(op, body, len) }
-    }
-    fn mean(&mut self, body: NodeId, len: usize) -> Resolved {
-        self.over_row(ReduceOp::Mean, body, len)
-    }
-    fn rsqrt_of(&mut self, x: NodeId, eps: Scalar) -> NodeId {
-        let eps = self.dag.number(self.dag.node(x).dtype, eps.as_f64());
-        let sum = self.dag.binary(BinaryOp::Add, x, eps);
-        self.dag.unary(UnaryOp::Rsqrt, sum)
-    }
-
     /// Softmax of `own`, an element of a row whose elements are `other`.
-    pub(crate) fn softmax(&mut self, own: NodeId, other: NodeId, len: usize, log: bool) -> Resolved {
-        let most = self.over_row(ReduceOp::Max, other, len)?;
-        let shifted = self.dag.binary(BinaryOp::Sub, other, most);
-        let term = self.dag.unary(UnaryOp::Exp, shifted);
-        let sum = self.over_row(ReduceOp::Sum, term, len)?;
+    pub(crate) fn softmax(&mut self, own: NodeId, other: NodeId, len: usize) -> Resolved {
+        let over_row = |r: &mut Self, op, body| if len == 1 { Ok(body) } else { r.reduced(op, body, len) };
+        let most = over_row(self, ReduceOp::Max, other)?;
+        let difference = self.dag.binary(BinaryOp::Sub, other, most);
+        let term = self.dag.unary(UnaryOp::Exp, difference);
+        let sum = over_row(self, ReduceOp::Sum, term)?;
         let mine = self.dag.binary(BinaryOp::Sub, own, most);
-        if log {
-            let log = self.dag.unary(UnaryOp::Log, sum);
-            return Ok(self.dag.binary(BinaryOp::Sub, mine, log));
-        }
         let mine = self.dag.unary(UnaryOp::Exp, mine);
-        if self.machine.arch.is_gpu() && !self.in_epilogue() {
+        // Whether the row is a GEMM's, in the registers of its epilogue.
+        let in_epilogue = matches!(self.matmul, Some((_, Matmul::Node)));
+        if self.machine.arch.is_gpu() && !in_epilogue {
             return Ok(self.dag.binary(BinaryOp::Div, mine, sum));
         }
-        // One division a row: a vector of them takes as long as an exponential, and nothing hides that of a matmul's tile. The
-        // sum is at least 1.
+        // One division a row: a vector of them takes as long as an exponential, and an epilogue hides neither. The sum is at least 1.
         let one = self.dag.number(self.dag.node(sum).dtype, 1.0);
         let scale = self.dag.binary(BinaryOp::Div, one, sum);
         Ok(self.dag.binary(BinaryOp::Mul, mine, scale))
-    }
-
-    /// `(own - mean) · rsqrt(variance + eps)`, the variance from differences (not from squares, which cancel).
-    fn normalised(&mut self, own: NodeId, other: NodeId, len: usize, eps: Scalar) -> Resolved {
-        let mean = self.mean(other, len)?;
-        let difference = self.dag.binary(BinaryOp::Sub, other, mean);
-        let square = self.dag.binary(BinaryOp::Mul, difference, difference);
-        let variance = self.mean(square, len)?;
-        let scale = self.rsqrt_of(variance, eps);
-        let centred = self.dag.binary(BinaryOp::Sub, own, mean);
-        Ok(self.dag.binary(BinaryOp::Mul, centred, scale))
-    }
-
-    /// Gain and bias, if given.
-    fn affine(&mut self, y: NodeId, gain_bias: &[ValueId], ix: &[Expr], guards: &[Guard]) -> Resolved {
-        let [gain, bias] = gain_bias else { return Ok(y) };
-        // Both are dense over the same axes.
-        let shape = self.graph.shape(*gain).to_vec();
-        let ix = delinear(&linear(ix, &shape), &shape);
-        let (gain, bias) = (self.at(*gain, &ix, guards)?, self.at(*bias, &ix, guards)?);
-        let y = self.dag.binary(BinaryOp::Mul, y, gain);
-        Ok(self.dag.binary(BinaryOp::Add, y, bias))
     }
 }

@@ -3,6 +3,7 @@
 //! Transposed ones are matmuls of every point with the whole window, summed where windows meet. Depthwise ones are direct.
 mod implicit_gemm;
 
+use crate::composite::Decomposed;
 use crate::dag::NodeOp;
 use crate::expr::{Expr, delinear, linear};
 use crate::host::{Host, the_matmul};
@@ -257,5 +258,6 @@ fn by_columns(of: &Body, v: ValueId, machine: &Hardware) -> Result<Emitted, Lowe
         kernel: of.name.to_string(),
         what: format!("a transposed convolution cannot be written as a matmul: {e}"),
     })?;
-    gemm::lower(&Body { graph: &graph, ..*of }, machine)
+    let decomposed = Decomposed::of(of.name, &graph)?;
+    gemm::lower(&Body { graph: &graph, decomposed: &decomposed, ..*of }, machine)
 }

@@ -128,9 +128,11 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
     if body.outputs.iter().all(|&v| body.ty(v).count() == 0) {
         return Ok(vec![].into());
     }
+    let decomposed = composite::Decomposed::of(name, body)?;
     let of = Body {
         name,
         graph: body,
+        decomposed: &decomposed,
         matmul: None,
         dual: None,
         machine,

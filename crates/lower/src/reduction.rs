@@ -22,7 +22,7 @@ pub fn lower(of: &Body, machine: &Hardware, scratch: u32) -> Result<Emitted, Low
     let live: Vec<usize> = (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect();
     let count = |i: usize| body.ty(body.outputs[i]).count();
     // The first of the largest, and of those one that a reduction tells what its rows are.
-    let reduces = |i: usize| reached(of, vec![body.outputs[i]]).iter().any(|v| reduced_len(body, *v) == Some(len));
+    let reduces = |i: usize| reached(of, vec![body.outputs[i]]).iter().any(|v| reduced_len(of, *v) == Some(len));
     let Some(&driver) = live.iter().rev().max_by_key(|&&i| (count(i), reduces(i))) else {
         return Ok(Emitted::default());
     };
@@ -116,7 +116,7 @@ fn driver_scene(of: &Body, driver: usize, space: &Space, len: usize) -> Result<S
 pub fn row_len(of: &Body) -> Result<Option<usize>, LowerError> {
     let mut found: Option<usize> = None;
     for v in needed(of) {
-        let Some(len) = reduced_len(of.graph, v).filter(|&n| n > 1) else { continue };
+        let Some(len) = reduced_len(of, v).filter(|&n| n > 1) else { continue };
         if *found.get_or_insert(len) != len {
             let why = format!("rows of {len} and of {} elements", found.unwrap_or(0));
             return Err(of.unsupported(why));
@@ -142,19 +142,28 @@ fn reached(of: &Body, mut open: Vec<ValueId>) -> Vec<ValueId> {
 }
 
 /// Elements that one element of a value is reduced from, if it is a reduction.
-pub fn reduced_len(body: &Graph, v: ValueId) -> Option<usize> {
+fn reduced_len(of: &Body, v: ValueId) -> Option<usize> {
+    let body = of.graph;
+    if let Some(part) = of.decomposed.get(v) {
+        return part.values().find_map(|r| reduced_axes(part, r));
+    }
     let args = body.args(v);
     let x = || args.first().map(|&a| body.shape(a));
     match body.op(v) {
-        Op::Reduce { axes, .. } => x().map(|s| axes.iter().map(|&a| s[a]).product()),
-        Op::Softmax { axis } | Op::LogSoftmax { axis } => x().map(|s| s[*axis]),
-        Op::LayerNorm { axes, .. } => x().map(|s| s[s.len() - axes..].iter().product()),
-        Op::RmsNorm { .. } | Op::Dot | Op::Linear => x().and_then(|s| s.last().copied()),
-        Op::GroupNorm { groups, .. } => x().map(|s| s[1] / groups * s[2..].iter().product::<usize>()),
+        Op::Reduce { .. } => reduced_axes(body, v),
+        Op::Softmax { axis } => x().map(|s| s[*axis]),
+        Op::Dot | Op::Linear => x().and_then(|s| s.last().copied()),
         op @ (Op::Conv { .. } | Op::Pool { .. }) => {
             let shapes: Vec<&[usize]> = args.iter().map(|&a| body.shape(a)).collect();
             window_len(op, &shapes).filter(|&n| n > UNROLL)
         }
         _ => None,
     }
+}
+
+/// Elements along the axes that a reduction is over.
+fn reduced_axes(body: &Graph, v: ValueId) -> Option<usize> {
+    let Op::Reduce { axes, .. } = body.op(v) else { return None };
+    let shape = body.shape(*body.args(v).first()?);
+    Some(axes.iter().map(|&a| shape[a]).product())
 }

@@ -3,6 +3,7 @@
 //! Takes: a body, where its inputs (and values computed by earlier steps) lie, the reduction space. Gives: nodes of a [`Dag`].
 //! Never: blocks, schedules.
 use crate::LowerError;
+use crate::composite::Decomposed;
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear, linear};
 use crate::row::Row;
@@ -39,6 +40,7 @@ pub enum Matmul {
 pub struct Body<'a> {
     pub name: &'a str,
     pub graph: &'a Graph,
+    pub decomposed: &'a Decomposed,
     pub matmul: Option<(ValueId, Matmul)>,
     /// A second matmul of the same left operand beside it.
     pub dual: Option<(ValueId, Matmul)>,
@@ -51,7 +53,7 @@ pub struct Body<'a> {
 }
 impl<'a> Body<'a> {
     pub fn resolver(&self) -> Resolver<'a> {
-        let mut r = Resolver::new(self.graph, self.name, self.machine);
+        let mut r = Resolver::new(self.graph, self.decomposed, self.name, self.machine);
         (r.matmul, r.dual, r.rounding) = (self.matmul, self.dual, self.rounding);
         r
     }
@@ -65,7 +67,11 @@ impl<'a> Body<'a> {
 }
 
 pub struct Resolver<'a> {
+    /// The body, or the decomposition that is resolved in it.
     pub graph: &'a Graph,
+    pub(crate) decomposed: &'a Decomposed,
+    /// The composite whose decomposition `graph` is, and the body that has it.
+    pub(crate) within: Option<(ValueId, &'a Graph)>,
     kernel: &'a str,
     pub machine: &'a Hardware<'a>,
     pub dag: Dag,
@@ -84,17 +90,19 @@ pub struct Resolver<'a> {
     memo: HashMap<Key, NodeId>,
 }
 
-/// A value at an index, within guards.
-type Key = (ValueId, Vec<Expr>, Vec<Guard>);
+/// A value, of the body or of a composite's decomposition, at an index, within guards.
+type Key = (Option<ValueId>, ValueId, Vec<Expr>, Vec<Guard>);
 
 pub type Resolved = Result<NodeId, LowerError>;
 
 impl<'a> Resolver<'a> {
-    fn new(graph: &'a Graph, kernel: &'a str, machine: &'a Hardware<'a>) -> Resolver<'a> {
+    fn new(graph: &'a Graph, decomposed: &'a Decomposed, kernel: &'a str, machine: &'a Hardware<'a>) -> Resolver<'a> {
         let places =
             (graph.inputs.iter().enumerate()).map(|(i, &v)| (v, (Slot::Input(i as u32), graph.dtype(v)))).collect();
         Resolver {
             graph,
+            decomposed,
+            within: None,
             kernel,
             machine,
             dag: Dag::default(),
@@ -117,7 +125,7 @@ impl<'a> Resolver<'a> {
 
     /// The value's element at `ix` (one expression per axis), read only where `guards` hold.
     pub fn at(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {
-        let key = (v, ix.to_vec(), guards.to_vec());
+        let key = (self.within.map(|w| w.0), v, ix.to_vec(), guards.to_vec());
         if let Some(&n) = self.memo.get(&key) {
             return Ok(n);
         }
@@ -133,7 +141,7 @@ impl<'a> Resolver<'a> {
     /// Whether a value of a half type is to be rounded here: not what is one of its operands' elements, or read in its own type.
     fn rounds(&self, v: ValueId) -> bool {
         let dtype = self.graph.dtype(v);
-        if self.rounding == Rounding::AtStores || dtype.compute() == dtype {
+        if self.rounding == Rounding::AtStores || dtype.compute() == dtype || self.within.is_some() {
             return false;
         }
         if let Some((_, stored)) = self.places.get(&v) {
@@ -162,40 +170,49 @@ impl<'a> Resolver<'a> {
     }
 
     fn compute(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {
+        let g = self.graph;
+        let here = Here { v, ix, guards };
+        if let Some(composite) = self.within {
+            if let Op::Input(i) = g.op(v) {
+                return self.operand(*i as usize, composite, &here);
+            }
+            return self.op(&here);
+        }
         if let Some(&(slot, stored)) = self.places.get(&v) {
             return Ok(self.load(v, slot, stored, ix, guards));
         }
-        let g = self.graph;
-        let dtype = g.dtype(v);
-        let here = Here { v, ix, guards };
         match (self.matmul, self.dual) {
             (Some((p, matmul)), _) if p == v => return self.finished_matmul(matmul, &here, 0),
             (_, Some((p, matmul))) if p == v => return self.finished_matmul(matmul, &here, 1),
-            _ => {}
+            _ => self.op(&here),
         }
-        let args = g.args(v);
-        let op = g.op(v).clone();
+    }
+
+    /// What an op makes of its operands.
+    fn op(&mut self, here: &Here) -> Resolved {
+        let (g, &Here { v, ix, guards }) = (self.graph, here);
+        let (dtype, args, op) = (g.dtype(v), g.args(v), g.op(v).clone());
         match &op {
             Op::Const(s) => Ok(self.dag.add(NodeOp::Const(*s), dtype)),
             Op::Iota { axis } => Ok(self.dag.add(NodeOp::Index(ix[*axis].clone()), dtype)),
             Op::Unary(u) => {
-                let a = self.arg(args[0], &here)?;
+                let a = self.arg(args[0], here)?;
                 Ok(self.dag.add(NodeOp::Unary(*u, a), dtype))
             }
             Op::Binary(b) => {
-                let (x, y) = (self.arg(args[0], &here)?, self.arg(args[1], &here)?);
+                let (x, y) = (self.arg(args[0], here)?, self.arg(args[1], here)?);
                 Ok(self.dag.add(NodeOp::Binary(*b, x, y), dtype))
             }
             Op::Compare(c) => {
-                let (x, y) = (self.arg(args[0], &here)?, self.arg(args[1], &here)?);
+                let (x, y) = (self.arg(args[0], here)?, self.arg(args[1], here)?);
                 Ok(self.dag.add(NodeOp::Compare(*c, x, y), dtype))
             }
             Op::Select => {
-                let (c, x, y) = (self.arg(args[0], &here)?, self.arg(args[1], &here)?, self.arg(args[2], &here)?);
+                let (c, x, y) = (self.arg(args[0], here)?, self.arg(args[1], here)?, self.arg(args[2], here)?);
                 Ok(self.dag.add(NodeOp::Select(c, x, y), dtype))
             }
             Op::Cast(_) => {
-                let a = self.arg(args[0], &here)?;
+                let a = self.arg(args[0], here)?;
                 Ok(if self.dag.node(a).dtype == dtype { a } else { self.dag.add(NodeOp::Cast(a), dtype) })
             }
             Op::Reshape(_) => {
@@ -207,7 +224,7 @@ impl<'a> Resolver<'a> {
                 perm.iter().zip(ix).for_each(|(&p, e)| inner[p] = e.clone());
                 self.at(args[0], &inner, guards)
             }
-            Op::Broadcast(_) => self.arg(args[0], &here),
+            Op::Broadcast(_) => self.arg(args[0], here),
             Op::Slice { axis, start, len, step } => {
                 // From a single element nothing is stepped, whatever the step: it may be any number.
                 let step = if *len > 1 { *step as i64 } else { 1 };
@@ -222,13 +239,13 @@ impl<'a> Resolver<'a> {
                 }
                 self.at(args[0], &inner, guards)
             }
-            Op::Pad { lo, .. } => self.pad(&args, &here, lo),
-            Op::Concat { axis } => self.concat(&args, &here, *axis),
+            Op::Pad { lo, .. } => self.pad(&args, here, lo),
+            Op::Concat { axis } => self.concat(&args, here, *axis),
             Op::Gather { axis } => {
                 let index = self.at(args[1], ix, guards)?;
                 let mut inner = ix.to_vec();
                 let place = linear(ix, g.shape(args[1]));
-                let guards = self.indexed(index, g.shape(args[0])[*axis], place, &mut inner[*axis], &here);
+                let guards = self.indexed(index, g.shape(args[0])[*axis], place, &mut inner[*axis], here);
                 self.at(args[0], &inner, &guards)
             }
             Op::Take { axis } => {
@@ -236,24 +253,22 @@ impl<'a> Resolver<'a> {
                 let index = self.at(args[1], &ix[*axis..axis + rank], guards)?;
                 let mut at = Expr::default();
                 let place = linear(&ix[*axis..axis + rank], g.shape(args[1]));
-                let guards = self.indexed(index, g.shape(args[0])[*axis], place, &mut at, &here);
+                let guards = self.indexed(index, g.shape(args[0])[*axis], place, &mut at, here);
                 let inner = [&ix[..*axis], &[at], &ix[axis + rank..]].concat();
                 self.at(args[0], &inner, &guards)
             }
-            Op::Reduce { op, axes } => self.reduce(*op, args[0], axes, &here),
-            Op::Scan { op, axis } => self.scan(*op, args[0], *axis, &here),
-            Op::Dot => self.dot(&args, &here),
-            Op::Linear => self.linear(&args, &here),
-            Op::Softmax { .. } | Op::LogSoftmax { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } => {
-                self.composite(&op, &args, &here)
-            }
-            Op::GroupNorm { .. } | Op::BatchNorm { .. } => self.composite(&op, &args, &here),
-            Op::Conv { .. } => self.conv(&op, &args, &here),
-            Op::Pool { .. } => self.pool(&op, &args, &here),
+            Op::Reduce { op, axes } => self.reduce(*op, args[0], axes, here),
+            Op::Scan { op, axis } => self.scan(*op, args[0], *axis, here),
+            Op::Dot => self.dot(&args, here),
+            Op::Linear => self.linear(&args, here),
+            Op::Softmax { axis } => self.softmax_along(args[0], *axis, here),
+            Op::Conv { .. } => self.conv(&op, &args, here),
+            Op::Pool { .. } => self.pool(&op, &args, here),
             Op::Input(_) | Op::Param(_) => Err(self.unsupported("a parameter inside a kernel")),
             Op::Scatter { .. } => Err(self.unsupported("scatter inside a kernel")),
             Op::Attention { .. } => Err(self.unsupported("attention beside another matmul")),
             Op::Fallback(_) | Op::Result(_) => Err(self.unsupported("a fallback inside a kernel")),
+            _ => self.composite(here),
         }
     }
 
@@ -409,7 +424,8 @@ impl<'a> Resolver<'a> {
         let (least, most) = self.dag.range(index);
         if least < 0 || most >= len as i64 {
             let guards = here.guards.to_vec();
-            let check = NodeOp::Check { index, extent: len, site: here.v, at: place, guards };
+            let check =
+                NodeOp::Check { index, extent: len, site: self.within.map_or(here.v, |w| w.0), at: place, guards };
             index = self.dag.add(check, self.dag.node(index).dtype);
         }
         *at = Expr::value(index, len);

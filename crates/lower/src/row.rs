@@ -195,6 +195,7 @@ impl Resolver<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::composite::Decomposed;
     use crate::resolve::Body;
     use kiln_graph::Graph;
     use kiln_machine::Arch;
@@ -206,6 +207,7 @@ mod tests {
         let body = Body {
             name: "k",
             graph: &graph,
+            decomposed: &Decomposed::default(),
             matmul: None,
             dual: None,
             machine: &kiln_plan::Hardware { machine: Arch::Cpu.machine(), contract: kiln_plan::Contract::default() },

@@ -39,7 +39,7 @@ impl Op {
     pub fn visit<V: Visitor>(&mut self, v: &mut V) {
         match self {
             Op::Input(_) | Op::Param(_) | Op::Const(_) => {}
-            Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Dot | Op::Linear => {}
+            Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Logaddexp | Op::Dot | Op::Linear => {}
             Op::Iota { axis } | Op::Concat { axis } | Op::Gather { axis } | Op::Take { axis } => v.needed("axis", axis),
             Op::Scan { axis, .. } | Op::Softmax { axis } | Op::LogSoftmax { axis } => v.needed("axis", axis),
             Op::Cast(to) => v.needed("to", to),

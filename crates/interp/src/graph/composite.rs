@@ -1,14 +1,46 @@
 //! Composites, each in one go: computed in the carrier's precision, rounded once by the caller.
 use super::{
+    pointwise::map2,
     reduce::{sum, sum_of},
     value::{Data, Value, on_floats},
     walk::{broadcast_strides, walk},
 };
-use kiln_graph::ops::real::Real;
+use kiln_graph::{Op, ops::real::Real};
 use std::sync::Arc;
 
+/// A composite that has no module of its own. `shape`: of the result.
+pub(super) fn composite(op: &Op, args: &[&Value], shape: &[usize]) -> Result<Data, String> {
+    match op {
+        Op::Softmax { axis } => softmax(args[0], *axis, false),
+        Op::LogSoftmax { axis } => softmax(args[0], *axis, true),
+        Op::LayerNorm { axes, eps, .. } => layer_norm(args, *axes, eps.as_f64()),
+        Op::RmsNorm { eps } => rms_norm(args[0], args[1], eps.as_f64()),
+        Op::GroupNorm { groups, eps, .. } => group_norm(args, *groups, eps.as_f64()),
+        Op::BatchNorm { eps } => batch_norm(args, eps.as_f64()),
+        Op::Attention { scale, causal } => attention(args, scale.as_f64(), *causal),
+        Op::Logaddexp => logaddexp(args[0], args[1], shape),
+        _ => Err(format!("{} has no reference", op.name())),
+    }
+}
+
+/// In f64: the larger, and what the smaller adds to it.
+fn logaddexp(a: &Value, b: &Value, shape: &[usize]) -> Result<Data, String> {
+    fn one<R: Real>(a: R, b: R) -> R {
+        let (a, b) = (a.wide(), b.wide());
+        match a == b {
+            true => R::of(a + std::f64::consts::LN_2),
+            false => R::of(a.max_nan(b) + (-(a - b).abs()).exp().ln_1p()),
+        }
+    }
+    match (&a.data, &b.data) {
+        (Data::F32(x), Data::F32(y)) => Ok(Data::F32(Arc::new(map2((x, &a.ty.shape), (y, &b.ty.shape), shape, one)))),
+        (Data::F64(x), Data::F64(y)) => Ok(Data::F64(Arc::new(map2((x, &a.ty.shape), (y, &b.ty.shape), shape, one)))),
+        _ => Err("floats are wanted".into()),
+    }
+}
+
 /// Softmax or its logarithm along an axis.
-pub(super) fn softmax(x: &Value, axis: usize, log: bool) -> Result<Data, String> {
+fn softmax(x: &Value, axis: usize, log: bool) -> Result<Data, String> {
     let shape = &x.ty.shape;
     let (len, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
     let outer: usize = shape[..axis].iter().product();
@@ -78,7 +110,7 @@ macro_rules! on_all {
     };
 }
 
-pub(super) fn layer_norm(args: &[&Value], axes: usize, eps: f64) -> Result<Data, String> {
+fn layer_norm(args: &[&Value], axes: usize, eps: f64) -> Result<Data, String> {
     let shape = &args[0].ty.shape;
     let len: usize = shape[shape.len() - axes..].iter().product();
     fn run<R: Real>(v: &[R], rest: &[&[R]], len: usize, eps: f64) -> Vec<R> {
@@ -95,7 +127,7 @@ pub(super) fn layer_norm(args: &[&Value], axes: usize, eps: f64) -> Result<Data,
     on_all!(args, |v, r: &Vec<_>| run(v, r, len, eps))
 }
 
-pub(super) fn rms_norm(x: &Value, gain: &Value, eps: f64) -> Result<Data, String> {
+fn rms_norm(x: &Value, gain: &Value, eps: f64) -> Result<Data, String> {
     let len = x.ty.shape.last().copied().unwrap_or(1);
     fn run<R: Real>(v: &[R], rest: &[&[R]], len: usize, eps: f64) -> Vec<R> {
         let mut out = Vec::with_capacity(v.len());
@@ -109,7 +141,7 @@ pub(super) fn rms_norm(x: &Value, gain: &Value, eps: f64) -> Result<Data, String
     on_all!(&[x, gain], |v, r: &Vec<_>| run(v, r, len, eps))
 }
 
-pub(super) fn group_norm(args: &[&Value], groups: usize, eps: f64) -> Result<Data, String> {
+fn group_norm(args: &[&Value], groups: usize, eps: f64) -> Result<Data, String> {
     let shape = &args[0].ty.shape;
     let (channels, plane) = (shape[1], shape[2..].iter().product::<usize>());
     let len = channels / groups * plane;
@@ -128,7 +160,7 @@ pub(super) fn group_norm(args: &[&Value], groups: usize, eps: f64) -> Result<Dat
     on_all!(args, |v, r: &Vec<_>| run(v, r, [channels, plane, len], eps))
 }
 
-pub(super) fn batch_norm(args: &[&Value], eps: f64) -> Result<Data, String> {
+fn batch_norm(args: &[&Value], eps: f64) -> Result<Data, String> {
     let shape = &args[0].ty.shape;
     let (channels, plane) = (shape[1], shape[2..].iter().product::<usize>());
     fn run<R: Real>(v: &[R], rest: &[&[R]], [channels, plane]: [usize; 2], eps: f64) -> Vec<R> {
@@ -146,7 +178,7 @@ pub(super) fn batch_norm(args: &[&Value], eps: f64) -> Result<Data, String> {
 
 /// Softmax(q·kᵀ·scale + mask)·v, one query at a time. A row in which nothing takes part gives zeros (PyTorch's
 /// `_safe_softmax`).
-pub(super) fn attention(args: &[&Value], scale: f64, causal: bool) -> Result<Data, String> {
+fn attention(args: &[&Value], scale: f64, causal: bool) -> Result<Data, String> {
     let (q, k, v) = (args[0], args[1], args[2]);
     let r = q.ty.rank();
     let (heads, s, d) = (q.ty.shape[r - 3], q.ty.shape[r - 2], q.ty.shape[r - 1]);

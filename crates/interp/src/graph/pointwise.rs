@@ -36,7 +36,12 @@ pub(super) fn unary(op: UnaryOp, x: &Value) -> Result<Data, String> {
 }
 
 /// Applies `f` to broadcast operands.
-fn map2<T: Copy, U>(a: (&[T], &[usize]), b: (&[T], &[usize]), shape: &[usize], f: impl Fn(T, T) -> U) -> Vec<U> {
+pub(super) fn map2<T: Copy, U>(
+    a: (&[T], &[usize]),
+    b: (&[T], &[usize]),
+    shape: &[usize],
+    f: impl Fn(T, T) -> U,
+) -> Vec<U> {
     let (xs, ys) = (a.0, b.0);
     if a.1 == shape && b.1 == shape {
         return xs.iter().zip(ys).map(|(x, y)| f(*x, *y)).collect();

@@ -224,6 +224,8 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
             let list = json!([x, t(1), t(2), optional(3), 0.0, causal, number(*scale), grouped]);
             call("scaled_dot_product_attention", "", list)
         }
+        // Operators of PyTorch whose arguments are the op's operands.
+        Op::Logaddexp => call(op.name(), "", (0..args.len()).map(t).collect()),
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
     scalars::{Operand, as_value, binary, result_type, scale},
 };
 use crate::raw::{Arg, Call};
-use kiln_graph::{BinaryOp, CompareOp, DType, Scalar, UnaryOp, ValueId, ops::unary::Takes};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, Scalar, UnaryOp, ValueId, ops::unary::Takes};
 
 macro_rules! arithmetic {
     ($op:ident) => {
@@ -71,7 +71,7 @@ pub const TABLE: Table = &[
     ("aten::lerp", lerp),
     ("aten::addcmul", |c, call| addc(c, call, BinaryOp::Mul)),
     ("aten::addcdiv", |c, call| addc(c, call, BinaryOp::Div)),
-    ("aten::logaddexp", logaddexp),
+    ("aten::logaddexp", |c, call| composite(c, call, Op::Logaddexp, 2)),
     ("aten::xlogy", xlogy),
     ("aten::nan_to_num", nan_to_num),
     ("aten::to", cast),
@@ -372,23 +372,11 @@ fn addc(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
     one(c.cast(r, dtype)?)
 }
 
-/// `max + log1p(exp(-|a - b|))`; equal infinities stay.
-fn logaddexp(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+/// An operator that is an op of the graph, on its operands in the result's type.
+fn composite(c: &mut Ctx, call: &Call, op: Op, operands: usize) -> Res<Vec<ValueId>> {
     let dtype = c.out(call, 0)?.dtype;
-    let work = dtype.compute();
-    let (a, b) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
-    let (a, b) = (c.cast(a, work)?, c.cast(b, work)?);
-    let most = c.binary(BinaryOp::Max, a, b)?;
-    let diff = c.binary(BinaryOp::Sub, a, b)?;
-    let diff = c.unary(UnaryOp::Abs, diff)?;
-    let diff = c.unary(UnaryOp::Neg, diff)?;
-    let e = c.unary(UnaryOp::Exp, diff)?;
-    let l = c.unary(UnaryOp::Log1p, e)?;
-    let sum = c.binary(BinaryOp::Add, most, l)?;
-    let (inf, same) = (c.unary(UnaryOp::IsInf, a)?, c.compare(CompareOp::Eq, a, b)?);
-    let keep = c.binary(BinaryOp::And, inf, same)?;
-    let r = c.select(keep, a, sum)?;
-    one(c.cast(r, dtype)?)
+    let args: Res<Vec<ValueId>> = (0..operands).map(|i| c.tensor(call, i).and_then(|v| c.cast(v, dtype))).collect();
+    one(c.node(op, &args?)?)
 }
 
 /// `x log y`; 0 where x is 0, unless y is NaN.
