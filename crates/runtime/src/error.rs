@@ -1,7 +1,7 @@
-//! What can go wrong when code is run. A message starts with what was asked for and ends with what to do.
+//! Errors of loading and running a model. Each message starts with what was attempted and ends with a remedy.
 use kiln_graph::{Type, count};
 
-/// The type of what was given, and the one that is needed.
+/// A type mismatch between a tensor that was passed and what the model was compiled for.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Mismatch {
     pub got: Type,
@@ -26,16 +26,16 @@ pub enum RuntimeError {
          pass the parameters of the graph it was compiled from", types.got, types.want
     )]
     ParamType { model: String, param: u32, types: Box<Mismatch> },
-    /// The executable contradicts itself: a defect of whoever made it.
+    /// The executable is inconsistent: a bug in whatever produced it.
     #[error("loading `{model}`: {at}: {what}; the compiled program is damaged, compile the model again")]
     Invalid { model: String, at: String, what: String },
     #[error("running kernel `{kernel}` on {device}: {what}; {remedy}")]
     Unsupported { kernel: String, device: String, what: String, remedy: String },
-    /// A callback (libtorch, the interpreter) failed. `by` has the place in the model's source where it is known, and `what` ends with
-    /// what to do.
+    /// A callback failed. `by` names it (libtorch or the interpreter), with the place in the model's source where that is known; `what`
+    /// ends with a remedy.
     #[error("running kernel `{kernel}` through {by}: {what}")]
     Callback { kernel: String, by: String, what: String },
-    /// Data of the run: an index that is not one of the axis it is used on.
+    /// An index in the data of a run is out of range for the axis it is used on.
     #[error("running `{model}`, kernel `{kernel}`: {what}; give indices from 0 to one below the axis' length")]
     Index { model: String, kernel: String, what: String },
     #[error("allocating {bytes} bytes for {what}: {why}; use a smaller batch or a device with more free memory")]
@@ -47,7 +47,7 @@ pub enum RuntimeError {
     Device { device: String, what: String, remedy: String },
     #[error(transparent)]
     Level(#[from] kiln_cpu::LevelError),
-    /// The driver refused something or a kernel failed.
+    /// A call of the CUDA driver or of cuBLASLt failed, or a kernel did.
     #[error("{doing} on {device}: {what}; {remedy}")]
     Driver { device: String, doing: String, what: String, remedy: String },
 }

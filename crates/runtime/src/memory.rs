@@ -1,17 +1,17 @@
-//! Where buffers live. Temporaries and scratch share one arena by liveness; everything else has memory of its own.
+//! The memory plan: where each buffer lives. Temporaries and scratch share an arena by liveness; everything else has its own memory.
 //!
-//! Takes: an executable. Gives: a place for every buffer and every scratch of a kernel, and the arenas' sizes.
+//! Takes: an executable. Gives: a place for every buffer and for every kernel's scratch, and the sizes of the arenas.
 //! Never: allocates anything, or knows a device. Two buffers that are alive during the same kernel never overlap.
 use crate::Executable;
 use kiln_plan::{BufferKind, Stage};
 use std::collections::HashSet;
 
-/// Alignment of everything in an arena, in bytes: enough for any vector load and for the GPU's bulk copies.
+/// Alignment of every allocation in an arena, in bytes: enough for any vector load and for the GPU's bulk copies.
 pub const ALIGN: usize = 256;
-/// From one record of indices out of range to the next, in bytes: parameters of kernels are aligned so.
+/// Distance between the records of out-of-range indices, in bytes: the alignment that kernels assume of their arguments.
 pub(crate) const RECORD: usize = 16;
 
-/// Something that needs memory from time `first` to time `last`, both included.
+/// An allocation and its lifetime, from time `first` to time `last`, both included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Interval {
     pub bytes: usize,
@@ -30,17 +30,17 @@ pub struct Placement {
     pub offsets: Vec<usize>,
     /// Size of the arena.
     pub bytes: usize,
-    /// Most bytes alive at one time: no placement can be smaller.
+    /// Most bytes alive at one time: a lower bound of any placement.
     pub live: usize,
 }
 
-/// Places intervals, largest first, each into the tightest gap between those it meets.
+/// Places allocations, largest first, each into the smallest gap that fits between those whose lifetimes overlap its own.
 pub fn place(intervals: &[Interval]) -> Placement {
     let size = |i: usize| intervals[i].bytes.next_multiple_of(ALIGN);
     let mut order: Vec<usize> = (0..intervals.len()).filter(|i| intervals[*i].bytes > 0).collect();
     order.sort_by_key(|i| (std::cmp::Reverse(intervals[*i].bytes), intervals[*i].first, *i));
     let mut offsets = vec![0usize; intervals.len()];
-    // Placed so far, by offset.
+    // Placed so far, sorted by offset.
     let mut placed: Vec<usize> = Vec::with_capacity(order.len());
     let mut bytes = 0;
     for i in order {
@@ -82,19 +82,19 @@ pub enum Place {
     /// The caller's n-th input.
     Input(usize),
     Param(usize),
-    /// Written at load time, read by runs: lives as long as the session.
+    /// Memory of its own, written at load time and read by runs; lives as long as the session.
     Frozen,
-    /// At this offset of the arena that exists while loading.
+    /// At this offset of the arena for loading, which is freed afterwards.
     LoadArena(usize),
-    /// At this offset of the arena of runs.
+    /// At this offset of the arena for runs.
     Arena(usize),
-    /// Memory of its own that the caller gets: the n-th output, and maybe others.
+    /// Memory of its own that the caller receives: the n-th output, and possibly later outputs that repeat it.
     Output(usize),
-    /// Nothing uses it.
+    /// No kernel uses it.
     Nowhere,
 }
 
-/// Places of everything in an executable.
+/// The place of every buffer and scratch of an executable.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MemoryPlan {
     /// Per buffer.
@@ -111,7 +111,7 @@ pub struct MemoryPlan {
     /// Parameters that only load-time kernels read; they can be dropped after loading.
     pub load_only_params: Vec<usize>,
 }
-/// Size of an arena and the least that any placement needs, in bytes.
+/// The size of an arena, and a lower bound of it, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Arena {
     pub bytes: usize,
@@ -188,7 +188,7 @@ enum Item {
     Buffer(usize),
     Scratch(usize, usize),
 }
-/// What shares an arena.
+/// The allocations that share an arena.
 #[derive(Default)]
 struct Items {
     items: Vec<Item>,
@@ -199,11 +199,12 @@ impl Items {
         self.items.push(item);
         self.intervals.push(Interval { bytes, first, last });
     }
-    /// The place is filled in by `settle`.
+    /// Adds a buffer. The place returned is preliminary: `settle` overwrites it.
     fn buffer(&mut self, b: usize, bytes: usize, uses: (usize, usize)) -> Place {
         self.push(Item::Buffer(b), bytes, uses);
         Place::Nowhere
     }
+    /// Places all allocations and writes their offsets to the plan.
     fn settle(&self, m: &mut MemoryPlan, make: fn(usize) -> Place) -> Arena {
         let p = place(&self.intervals);
         for (item, offset) in self.items.iter().zip(&p.offsets) {

@@ -1,4 +1,6 @@
-//! A loaded model: code, parameters and memory on one device, ready to run again and again.
+//! A loaded model: code, parameters and memory on one device, ready to run any number of times.
+//!
+//! Takes: an executable, parameters and callbacks, then the inputs of each run. Gives: the outputs. Never: runs two calls at once.
 use crate::{
     Callbacks, CudaDevice, Executable, HostDevice, KernelCode, RuntimeError,
     cuda::session::CudaSession,
@@ -44,7 +46,7 @@ pub(crate) enum Backend {
 }
 
 impl Session {
-    /// Checks the executable, places its buffers and runs its load-time kernels. `params` are in the order of the graph's.
+    /// Checks the executable, places its buffers and runs its load-time kernels. `params`: the parameters of the graph, in its order.
     pub fn new(
         device: &Device,
         exe: impl Into<Arc<Executable>>,
@@ -52,11 +54,11 @@ impl Session {
         callbacks: Arc<dyn Callbacks>,
     ) -> Result<Session, RuntimeError> {
         let mut exe: Arc<Executable> = exe.into();
-        let is_without = |k: &KernelCode| k.steps.otherwise.is_some();
-        if exe.kernels.iter().any(is_without) {
-            let space =
+        let has_alternative = |k: &KernelCode| k.steps.otherwise.is_some();
+        if exe.kernels.iter().any(has_alternative) {
+            let workspace =
                 |k: &KernelCode, g: &GemmCall| g.workspace.and_then(|s| exe.slot_type(k, s)).map_or(0, Type::bytes);
-            let takes = |k: &KernelCode, g: &GemmCall| matches!(device, Device::Cuda(d) if d.takes(g, space(k, g)));
+            let takes = |k: &KernelCode, g: &GemmCall| matches!(device, Device::Cuda(d) if d.takes(g, workspace(k, g)));
             exe = Arc::new(exe.without_library(takes));
         }
         exe.check()?;
@@ -85,11 +87,11 @@ impl Session {
     pub fn executable(&self) -> &Executable {
         &self.exe
     }
-    /// Where everything lives, and the sizes of the arenas.
+    /// The place of every buffer, and the sizes of the arenas.
     pub fn memory(&self) -> &MemoryPlan {
         &self.memory
     }
-    /// A run that panicked left only buffers behind that the next run overwrites.
+    /// Ignores poisoning of the lock: a run that panicked leaves behind only buffers that the next run overwrites.
     pub(crate) fn backend(&self) -> MutexGuard<'_, Backend> {
         self.backend.lock().unwrap_or_else(PoisonError::into_inner)
     }
