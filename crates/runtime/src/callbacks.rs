@@ -8,6 +8,7 @@ use kiln_plan::exec::{LibraryCall, Work};
 /// A dense row-major tensor in memory of a GPU or of the host.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceTensor {
+    /// Dtype and shape.
     pub ty: Type,
     /// Address of the first byte; meaningless if there are no elements.
     pub address: u64,
@@ -38,6 +39,7 @@ pub enum Refused {
     Missing(String),
 }
 impl Refused {
+    /// The text of any variant.
     pub fn into_words(self) -> String {
         match self {
             Refused::Index(what) | Refused::Op(what) | Refused::Missing(what) => what,

@@ -21,13 +21,16 @@ pub type HostFn = unsafe extern "C" fn(args: *const *mut u8, lo: u64, hi: u64);
 /// Machine code of one block step.
 #[derive(Clone)]
 pub enum Code {
+    /// Code for the host.
     Host {
+        /// The function; it runs any range of the grid.
         f: HostFn,
         /// Size of the linearised grid.
         instances: u64,
         /// Owner of the memory that holds the code.
         keep: Arc<dyn Any + Send + Sync>,
     },
+    /// Code for an NVIDIA GPU.
     Ptx(Ptx),
 }
 
@@ -43,12 +46,15 @@ pub enum Passed {
 /// A strided array that the tensor memory accelerator (TMA) copies in tiles. Axes are outermost first.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TensorMap {
+    /// Type of the elements.
     pub dtype: DType,
     /// Offset from the start of the buffer, in elements.
     pub offset: usize,
+    /// Length of each axis of the array, in elements.
     pub sizes: Vec<usize>,
-    /// In elements; the last stride is 1.
+    /// Stride of each axis in elements; the last is 1.
     pub strides: Vec<usize>,
+    /// Length of each axis of a tile, in elements.
     pub tile: Vec<usize>,
     /// Bytes within which 16-byte chunks are permuted: 0 (none), 32, 64 or 128.
     pub swizzle: usize,
@@ -59,7 +65,9 @@ pub struct TensorMap {
 pub struct Ptx {
     /// Name of the entry point in `text`.
     pub entry: String,
+    /// The PTX of the whole module.
     pub text: Arc<str>,
+    /// Blocks along x, y and z; none are launched if one is 0.
     pub grid: [usize; 3],
     /// Threads per block.
     pub threads: usize,
@@ -80,12 +88,18 @@ impl fmt::Debug for Code {
     }
 }
 
+/// A kernel of the plan, with the code that computes it.
 #[derive(Clone, Debug)]
 pub struct KernelCode {
+    /// Its name in the plan.
     pub name: String,
+    /// Whether it runs at load time or in every run.
     pub stage: Stage,
+    /// The buffers behind `Slot::Input`, in order.
     pub inputs: Vec<BufferId>,
+    /// The buffers behind `Slot::Output`, in order.
     pub outputs: Vec<BufferId>,
+    /// What runs, in order, and the types of its scratch buffers.
     pub steps: Steps<Code>,
     /// Nodes of the body that read indices, for the messages about indices out of range.
     pub sites: Vec<IndexSite>,
@@ -107,23 +121,27 @@ static RECORD: Type = Type { dtype: DType::I64, shape: Vec::new() };
 pub struct InputSpec {
     /// May be empty; then messages say `input 0`.
     pub name: String,
+    /// Dtype and shape.
     pub ty: Type,
 }
 
+/// A compiled model: everything that a [`crate::Session`] runs, but the values of parameters.
 #[derive(Clone, Debug, Default)]
 pub struct Executable {
+    /// Name of the model, for messages.
     pub name: String,
     /// All inputs of the graph, used or not.
     pub inputs: Vec<InputSpec>,
+    /// Types and kinds of all buffers; a [`BufferId`] is an index here.
     pub buffers: Vec<Buffer>,
     /// In launch order.
     pub kernels: Vec<KernelCode>,
-    /// The same buffer may appear twice; inputs, parameters and frozen buffers may be outputs.
+    /// The buffers that a run returns. The same buffer may appear twice; inputs, parameters and frozen buffers may be outputs.
     pub outputs: Vec<BufferId>,
 }
 
 impl Executable {
-    /// A plan with the code of its kernels, one `Steps` per kernel in the plan's order.
+    /// Joins a plan with the code of its kernels. `inputs`: all inputs of the graph; `steps`: one for each kernel, in the plan's order.
     pub fn new(plan: &Plan, inputs: Vec<InputSpec>, steps: Vec<Steps<Code>>) -> Executable {
         let kernels = plan.kernels.iter().zip(steps).map(|(k, steps)| KernelCode {
             name: k.name.clone(),
@@ -155,6 +173,7 @@ impl Executable {
         }
         exe
     }
+    /// The type of a buffer, which must exist.
     pub fn ty(&self, b: BufferId) -> &Type {
         &self.buffers[b.0 as usize].ty
     }
@@ -165,7 +184,7 @@ impl Executable {
             _ => format!("input {n}"),
         }
     }
-    /// The type behind a slot of a kernel.
+    /// The type of a slot of a kernel; `None` if the kernel has no such slot.
     pub fn slot_type<'a>(&'a self, k: &'a KernelCode, s: Slot) -> Option<&'a Type> {
         match s {
             Slot::Input(i) => k.inputs.get(i as usize).map(|b| self.ty(*b)),
@@ -188,6 +207,9 @@ impl Executable {
     }
 
     /// Checks that all buffers and slots exist, that everything is written before it is read, and that matmuls stay within their buffers.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Invalid`] with the first contradiction.
     pub fn check(&self) -> Result<(), RuntimeError> {
         let fail = |at: String, what: String| Err(RuntimeError::Invalid { model: self.name.clone(), at, what });
         for (i, b) in self.buffers.iter().enumerate() {

@@ -3,6 +3,8 @@
 //! Takes: an [`Executable`] (what the plan says of buffers and kernels, with machine code for each kernel) and the model's parameters.
 //! Gives: a [`Session`] that runs it on a [`Device`].
 //! Never: plans, lowers or generates code. libtorch and the graph interpreter are called only through [`Callbacks`].
+#![warn(missing_docs)]
+
 pub mod callbacks;
 pub mod cuda;
 pub mod error;

@@ -14,8 +14,11 @@ pub(crate) const RECORD: usize = 16;
 /// An allocation and its lifetime, from time `first` to time `last`, both included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Interval {
+    /// Size in bytes.
     pub bytes: usize,
+    /// The first time at which it is alive.
     pub first: usize,
+    /// The last time at which it is alive.
     pub last: usize,
 }
 impl Interval {
@@ -27,8 +30,9 @@ impl Interval {
 /// Offsets in an arena.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Placement {
+    /// Offset of each interval in bytes, a multiple of [`ALIGN`].
     pub offsets: Vec<usize>,
-    /// Size of the arena.
+    /// Size of the arena in bytes.
     pub bytes: usize,
     /// Most bytes alive at one time: a lower bound of any placement.
     pub live: usize,
@@ -81,12 +85,13 @@ fn most_alive(intervals: &[Interval]) -> usize {
 pub enum Place {
     /// The caller's n-th input.
     Input(usize),
+    /// The n-th parameter.
     Param(usize),
     /// Memory of its own, written at load time and read by runs; lives as long as the session.
     Frozen,
-    /// At this offset of the arena for loading, which is freed afterwards.
+    /// At this offset in bytes of the arena for loading, which is freed afterwards.
     LoadArena(usize),
-    /// At this offset of the arena for runs.
+    /// At this offset in bytes of the arena for runs.
     Arena(usize),
     /// Memory of its own that the caller receives: the n-th output, and possibly later outputs that repeat it.
     Output(usize),
@@ -97,30 +102,34 @@ pub enum Place {
 /// The place of every buffer and scratch of an executable.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MemoryPlan {
-    /// Per buffer.
+    /// The place of each buffer, in the order of [`Executable::buffers`].
     pub buffers: Vec<Place>,
-    /// Per kernel, offsets of its scratch in the arena of its stage.
+    /// For each kernel, the offsets in bytes of its scratch buffers in the arena of its stage.
     pub scratch: Vec<Vec<usize>>,
-    /// Sizes in bytes.
+    /// The arena for load-time kernels, freed after loading.
     pub load: Arena,
+    /// The arena for runs.
     pub run: Arena,
     /// Bytes of frozen buffers.
     pub frozen: usize,
-    /// Bytes of parameters that runs read.
+    /// Bytes of parameters that runs read or return.
     pub params: usize,
-    /// Parameters that only load-time kernels read; they can be dropped after loading.
+    /// Indices of parameters that only load-time kernels read; they can be dropped after loading.
     pub load_only_params: Vec<usize>,
 }
 /// The size of an arena, and a lower bound of it, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Arena {
+    /// Size of the arena.
     pub bytes: usize,
+    /// Most bytes alive at one time.
     pub live: usize,
 }
 
 /// First and last kernel of a stage that touch a buffer.
 type Use = Option<(usize, usize)>;
 
+/// Plans the memory of an executable that has been checked ([`Executable::check`]).
 pub fn plan(exe: &Executable) -> MemoryPlan {
     let n = exe.buffers.len();
     let [mut load, mut run]: [Vec<Use>; 2] = [vec![None; n], vec![None; n]];

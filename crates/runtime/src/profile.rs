@@ -30,14 +30,17 @@ impl Default for TimeOptions {
 /// Median and spread of samples, in microseconds.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Spread {
+    /// The median.
     pub median_us: f64,
-    /// 10th and 90th percentile.
+    /// The 10th percentile.
     pub p10_us: f64,
+    /// The 90th percentile.
     pub p90_us: f64,
+    /// Number of samples.
     pub samples: usize,
 }
 impl Spread {
-    /// `None` without samples.
+    /// The spread of samples in microseconds, in any order. `None` without samples.
     pub fn of(mut samples: Vec<f64>) -> Option<Spread> {
         samples.sort_by(f64::total_cmp);
         let last = samples.len().checked_sub(1)? as f64;
@@ -51,15 +54,20 @@ impl Spread {
     }
 }
 
+/// The time of a kernel.
 #[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct KernelTime {
+    /// Name of the kernel.
     pub name: String,
+    /// Samples of one launch.
     #[serde(flatten)]
     pub spread: Spread,
 }
 
+/// What [`Session::time`] measures.
 #[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Timing {
+    /// Samples of a whole run.
     pub run: Spread,
     /// Every sample of a run in microseconds, in order, so that several measurements can be joined.
     #[serde(skip)]
@@ -73,6 +81,9 @@ const BATCH: usize = 50;
 
 impl Session {
     /// Times runs over these inputs, then each run-time kernel.
+    ///
+    /// # Errors
+    /// Those of [`Session::run`], but indices out of range are not reported on a GPU.
     pub fn time(&self, inputs: &[Tensor], o: TimeOptions) -> Result<Timing, RuntimeError> {
         check_inputs(self.executable(), inputs)?;
         let backend = &mut *self.backend();
@@ -105,6 +116,9 @@ pub struct KernelTimer {
 
 impl Session {
     /// Prepares the kernels of a run to be timed on these inputs. No kernel may read what another one writes.
+    ///
+    /// # Errors
+    /// If the inputs do not fit the model, or the device fails.
     pub fn kernel_timer(&self, inputs: &[Tensor]) -> Result<KernelTimer, RuntimeError> {
         check_inputs(self.executable(), inputs)?;
         match &mut *self.backend() {
@@ -112,7 +126,11 @@ impl Session {
             Backend::Cuda(s) => Ok(KernelTimer { on_gpu: s.timed_kernels(inputs)? }),
         }
     }
-    /// Microseconds of one launch of the n-th run-time kernel. `inputs` must be those that the timer was made with.
+    /// Microseconds of one launch of the n-th run-time kernel. `timer` must come from this session,
+    /// and `inputs` must be those that it was made with.
+    ///
+    /// # Panics
+    /// If there is no n-th run-time kernel.
     pub fn sample_kernel(&self, timer: &KernelTimer, inputs: &[Tensor], n: usize) -> Result<f64, RuntimeError> {
         match &mut *self.backend() {
             Backend::Host(s) => s.run_profiled(inputs).map(|all| (all[n][1] - all[n][0]).as_secs_f64() * 1e6),

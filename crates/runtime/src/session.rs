@@ -12,14 +12,19 @@ use kiln_graph::{Tensor, Type};
 use kiln_plan::{BufferKind, exec::GemmCall};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Where code runs.
+/// A device that runs code. Cheap to clone.
 #[derive(Clone)]
 pub enum Device {
+    /// The processor.
     Host(HostDevice),
+    /// An NVIDIA GPU.
     Cuda(CudaDevice),
 }
 impl Device {
-    /// By name: `cpu` (one thread per core), `cpu:4` (four threads), `cuda`, `cuda:1`.
+    /// Opens a device by name: `cpu` (one thread per core), `cpu:4` (four threads), `cuda` (the first GPU), `cuda:1`.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Device`] if the name is unknown or the device cannot be used, [`RuntimeError::Level`] if `KILN_CPU` is wrong.
     pub fn open(name: &str) -> Result<Device, RuntimeError> {
         let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
         match (kind, number.parse()) {
@@ -34,6 +39,7 @@ impl Device {
     }
 }
 
+/// A loaded model on one device. Threads may share it: calls wait for each other.
 pub struct Session {
     exe: Arc<Executable>,
     memory: Arc<MemoryPlan>,
@@ -47,6 +53,10 @@ pub(crate) enum Backend {
 
 impl Session {
     /// Checks the executable, places its buffers and runs its load-time kernels. `params`: the parameters of the graph, in its order.
+    ///
+    /// # Errors
+    /// If the executable is inconsistent or is not code for this device, parameters are missing or of other types, memory is short, or a
+    /// load-time kernel fails.
     pub fn new(
         device: &Device,
         exe: impl Into<Arc<Executable>>,
@@ -75,7 +85,11 @@ impl Session {
         Ok(Session { exe, memory, backend: Mutex::new(backend) })
     }
 
-    /// Runs the model. Concurrent calls wait for each other.
+    /// Runs the model on its inputs and returns its outputs, both in the order of the graph. Concurrent calls wait for each other.
+    ///
+    /// # Errors
+    /// If the inputs are not of the number and types that the model was compiled for, an index is out of range, a callback refuses, or
+    /// the device fails. The session can be used again, unless the device failed.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
         check_inputs(&self.exe, inputs)?;
         match &mut *self.backend() {
@@ -84,6 +98,7 @@ impl Session {
         }
     }
 
+    /// What this session runs. Kernels may use their steps without a library ([`Executable::without_library`]).
     pub fn executable(&self) -> &Executable {
         &self.exe
     }

@@ -11,13 +11,16 @@ use crate::{
 use kiln_graph::Tensor;
 use std::time::Instant;
 
-/// Microseconds since tracing began.
+/// A span of time, in microseconds since tracing began.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
 pub struct Span {
+    /// When it starts.
     pub start_us: f64,
+    /// When it ends.
     pub end_us: f64,
 }
 impl Span {
+    /// Its length in microseconds.
     pub fn us(&self) -> f64 {
         self.end_us - self.start_us
     }
@@ -26,11 +29,14 @@ impl Span {
 /// Something the host did, as `launch of 3 kernels` or `wait`.
 #[derive(Clone, PartialEq, Debug, serde::Serialize)]
 pub struct HostSpan {
+    /// What was done.
     pub name: String,
+    /// When.
     #[serde(flatten)]
     pub span: Span,
 }
 
+/// One traced run.
 #[derive(Clone, PartialEq, Debug, serde::Serialize)]
 pub struct RunTrace {
     /// The whole run, by the host's clock.
@@ -61,6 +67,9 @@ impl Clock {
 
 impl Session {
     /// Traces `n` runs over these inputs, after two warm-up runs.
+    ///
+    /// # Errors
+    /// Those of [`Session::run`].
     pub fn trace(&self, inputs: &[Tensor], n: usize) -> Result<Vec<RunTrace>, RuntimeError> {
         check_inputs(self.executable(), inputs)?;
         let backend = &mut *self.backend();

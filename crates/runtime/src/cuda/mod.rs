@@ -37,16 +37,21 @@ pub const MIN_DRIVER: i32 = 12080;
 pub struct Driver {
     /// For example `13.0`.
     pub version: String,
+    /// The GPUs that the driver lists, by index.
     pub devices: Vec<DeviceInfo>,
 }
+/// What the driver says of a GPU.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceInfo {
+    /// The driver's number of the device: 0 for `cuda:0`.
     pub index: usize,
+    /// The product name.
     pub name: String,
     /// Major and minor compute capability.
     pub capability: (u32, u32),
     /// Global memory in bytes.
     pub memory: usize,
+    /// Number of multiprocessors.
     pub multiprocessors: usize,
     /// Largest dynamic shared memory that a block may request, in bytes.
     pub shared: usize,
@@ -101,6 +106,9 @@ fn init(device: &str) -> Result<i32, RuntimeError> {
 }
 
 /// Queries the driver and its devices.
+///
+/// # Errors
+/// [`RuntimeError::Device`] if there is no driver, it is older than [`MIN_DRIVER`], or it finds no GPU.
 pub fn driver() -> Result<Driver, RuntimeError> {
     let version = init("cuda")?;
     let fail = |e: DriverError| unusable("cuda", text(e), "check that nvidia-smi works");
@@ -148,6 +156,10 @@ struct Inner {
 }
 
 impl CudaDevice {
+    /// Opens the GPU with this number and retains its primary context.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Device`] if there is no usable driver or no such GPU, or the driver refuses a context.
     pub fn open(index: usize) -> Result<CudaDevice, RuntimeError> {
         let name = format!("cuda:{index}");
         init(&name)?;
@@ -163,6 +175,7 @@ impl CudaDevice {
         let context = Arc::new(Context::new(index).map_err(refused)?);
         Ok(CudaDevice { inner: Arc::new(Inner { info, context, modules: Mutex::default(), library: OnceLock::new() }) })
     }
+    /// What the driver says of this GPU.
     pub fn info(&self) -> &DeviceInfo {
         &self.inner.info
     }

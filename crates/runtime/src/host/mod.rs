@@ -32,6 +32,9 @@ pub struct HostDevice {
 
 impl HostDevice {
     /// A device with this many threads, the caller included, at most [`MAX_THREADS`]; 0 means one per available core.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Device`] if there are too many threads or they cannot be started, [`RuntimeError::Level`] if `KILN_CPU` is wrong.
     pub fn new(threads: usize) -> Result<HostDevice, RuntimeError> {
         if threads > MAX_THREADS {
             return Err(RuntimeError::Device {
@@ -55,6 +58,7 @@ impl HostDevice {
         })?;
         Ok(HostDevice { team: Some(Arc::new(team)), threads })
     }
+    /// Number of threads, the caller included.
     pub fn threads(&self) -> usize {
         self.threads
     }
