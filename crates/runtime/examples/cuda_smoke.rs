@@ -1,4 +1,4 @@
-//! Adds two vectors on a GPU from hand-written PTX, checks the sum, and times the copy: a first look at a new machine.
+//! Adds vectors on a GPU with hand-written PTX, checks the sums and measures the bandwidth: a smoke test for a new machine.
 use kiln_graph::{DType, Tensor, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Stage,
@@ -9,7 +9,7 @@ use kiln_runtime::{
 };
 use std::{process::ExitCode, sync::Arc};
 
-/// `c[i] = a[i] + b[i]`, four f32 per thread. Clusters are left to the launch.
+/// `c[i] = a[i] + b[i]`, four f32 per thread. The launch sets the cluster size.
 const ADD: &str = "\
 .version 8.0
 .target sm_80

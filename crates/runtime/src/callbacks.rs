@@ -1,17 +1,20 @@
-//! What the runtime cannot do itself and asks of others: libtorch for ops that are not compiled, and the graph interpreter.
+//! Work that the runtime delegates: ops that are not compiled run in libtorch, kernel bodies that are not lowered in the graph interpreter.
+//!
+//! The caller of the runtime implements [`Callbacks`]; results are checked against the kernel's outputs before they are stored.
 use crate::RuntimeError;
 use kiln_graph::{FallbackOp, Graph, Tensor, Type};
 use kiln_plan::exec::{LibraryCall, Work};
 
-/// Dense row-major memory on a device or on the host.
+/// A dense row-major tensor in memory of a GPU or of the host.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceTensor {
+    /// Dtype and shape.
     pub ty: Type,
-    /// Address; without a meaning if there are no elements.
+    /// Address of the first byte; meaningless if there are no elements.
     pub address: u64,
 }
 
-/// Runs a library call in place, if that can be done; `inputs` and `outputs` are the kernel's.
+/// Runs a library call in place; false if the callbacks cannot. `inputs` and `outputs` are the kernel's; `cuda` is the device's number.
 pub(crate) fn call_in_place(
     callbacks: &dyn Callbacks,
     call: &LibraryCall,
@@ -25,17 +28,18 @@ pub(crate) fn call_in_place(
     callbacks.fallback_in_place(&call.op, inputs, &results, cuda).is_some()
 }
 
-/// Why a callback gives no results.
+/// Why a callback gave no results.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// An index is not one of the axis it is used on; in the words of [`kiln_plan::index::out_of_range`].
+    /// An index is out of range for the axis it is used on; the text is that of [`kiln_plan::index::out_of_range`].
     Index(String),
-    /// An op cannot be run on these inputs: which one, and why.
+    /// An op cannot run on these inputs: its name, and why.
     Op(String),
-    /// What is missing here, and what to do about it.
+    /// Something that the op needs is missing: what, and how to provide it.
     Missing(String),
 }
 impl Refused {
+    /// The text of any variant.
     pub fn into_words(self) -> String {
         match self {
             Refused::Index(what) | Refused::Op(what) | Refused::Missing(what) => what,
@@ -43,15 +47,16 @@ impl Refused {
     }
 }
 
-/// Called while a session runs, one call at a time per session, from any thread. Must not call back into the session.
+/// Runs the steps that the runtime has no code for. A session makes one call at a time, from any thread.
+/// Implementations must not call back into the session.
 pub trait Callbacks: Send + Sync {
-    /// Runs one op on the host. `args` are the op's operands; gives all its results.
+    /// Runs one op on the host. `args`: its operands. Returns all its results.
     fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, Refused>;
-    /// Runs a kernel's body on the host.
+    /// Interprets a kernel's body on the host. `args`: the kernel's inputs. Returns its outputs.
     fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, Refused>;
-    /// Runs one op where the operands are (`cuda`: the device's number; `None`: the host) and ready. There is an entry for each
-    /// of its results, written in place, or left out if its address is 0. Waits for the device.
-    /// `None`: cannot; then [`Callbacks::fallback`] is called with copies on the host.
+    /// Runs one op on the device that holds its operands (`cuda`: the device's number; `None`: the host). The operands are ready.
+    /// Writes each result in place, except those whose address is 0, and waits for the device.
+    /// `None` if it cannot; the session then calls [`Callbacks::fallback`] with copies on the host.
     fn fallback_in_place(
         &self,
         op: &FallbackOp,
@@ -64,18 +69,18 @@ pub trait Callbacks: Send + Sync {
     }
 }
 
-/// For executables without such steps: refuses everything.
+/// Callbacks for executables without such steps: every call is refused.
 pub struct NoCallbacks;
 impl Callbacks for NoCallbacks {
     fn fallback(&self, op: &FallbackOp, _: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
-        Err(Refused::Missing(format!("{} needs libtorch; make the session with callbacks that have it", op.name)))
+        Err(Refused::Missing(format!("{} needs libtorch; create the session with callbacks that provide it", op.name)))
     }
     fn interpret(&self, _: &Graph, _: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
-        Err(Refused::Missing("it is not set up; make the session with callbacks that have it".into()))
+        Err(Refused::Missing("there is none; create the session with callbacks that provide it".into()))
     }
 }
 
-/// Runs a step through its callback and checks the results against the kernel's outputs. `of`: names of the model and the kernel.
+/// Runs a step through its callback and checks the results against the kernel's outputs. `of`: names of the model and of the kernel.
 pub(crate) fn call<K>(
     callbacks: &dyn Callbacks,
     of: [&str; 2],
@@ -99,7 +104,7 @@ pub(crate) fn call<K>(
     }
 }
 
-/// For each output, the result of that number, if there is one and it has the output's type.
+/// For each output, the result with its number. Fails if there is no such result or it has another type than the output.
 fn check_results(
     [model, kernel]: [&str; 2],
     by: &str,
@@ -111,12 +116,12 @@ fn check_results(
     let results = result.map_err(|refused| match refused {
         Refused::Index(what) => RuntimeError::Index { model: model.into(), kernel: kernel.into(), what },
         Refused::Op(what) => {
-            fail(format!("{what}; give inputs that it takes, as the examples were, or report the model"))
+            fail(format!("{what}; pass inputs that the op accepts, like the example inputs, or report the model"))
         }
         Refused::Missing(what) => fail(what),
     })?;
     let pick = |(&n, want): (&usize, &&Type)| match results.get(n) {
-        None => Err(fail(format!("{} results, no number {n}; report the model", results.len()))),
+        None => Err(fail(format!("it gave {} results, so there is no result {n}; report the model", results.len()))),
         Some(t) if t.ty != **want => Err(fail(format!("result {n} is {} instead of {want}; report the model", t.ty))),
         Some(t) => Ok(t.clone()),
     };
@@ -140,11 +145,11 @@ mod tests {
         assert_eq!(taken(&[0, 1, 2], &[0, 1, 2]), Ok(vec![0, 1, 2]));
         assert_eq!(taken(&[2, 1], &[0, 1]), Ok(vec![2, 1]));
         assert!(taken(&[1], &[0]).unwrap_err().contains("result 1 is i64[2] instead of f32[2]"));
-        assert!(taken(&[3], &[0]).unwrap_err().contains("3 results, no number 3"));
+        assert!(taken(&[3], &[0]).unwrap_err().contains("3 results, so there is no result 3"));
     }
 
     #[test]
-    fn refusals_end_with_what_to_do() {
+    fn refusals_end_with_a_remedy() {
         let say =
             |refused| check_results(["m", "k"], "the interpreter", Err(refused), &[], &[]).unwrap_err().to_string();
         assert_eq!(
@@ -154,7 +159,7 @@ mod tests {
         );
         let op = say(Refused::Op("%3 = div: division by zero".into()));
         assert!(
-            op.starts_with("running kernel `k` through the interpreter: %3 = div: division by zero; give inputs"),
+            op.starts_with("running kernel `k` through the interpreter: %3 = div: division by zero; pass inputs"),
             "{op}"
         );
         assert_eq!(

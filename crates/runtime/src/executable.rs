@@ -1,4 +1,11 @@
-//! What a session runs: the plan's facts and each kernel's code. Plain data made by the compiler, checked before use.
+//! What a session runs: buffers, kernels and the code of each kernel. Plain data made by the compiler and checked before use.
+//!
+//! **An index out of range is an error.** Where a kernel reads an index from memory and nothing known of it (`Dag::range` in
+//! kiln-lower) keeps it in range, its block program has a `check`: a conditional store of the index and of the body's node to the
+//! kernel's record of 16 bytes ([`Slot::Faults`]). Loads and stores are masked as well, so nothing outside of a buffer is touched.
+//! The session reads the records after each kernel on the host, and after a whole run on a GPU, and turns the first one that is set
+//! into [`RuntimeError::Index`]. Only the importer knows indices that count from the end (`x[-1]`): a negative index in a graph is
+//! out of range.
 use crate::RuntimeError;
 use kiln_graph::{DType, Type};
 use kiln_plan::{
@@ -8,40 +15,46 @@ use kiln_plan::{
 };
 use std::{any::Any, collections::HashSet, fmt, sync::Arc};
 
-/// Runs instances `lo..hi` of the linearised grid. `args`: one address per kernel parameter.
+/// Host code of a block program: runs the program instances `lo..hi` of the linearised grid. `args`: one address per parameter.
 pub type HostFn = unsafe extern "C" fn(args: *const *mut u8, lo: u64, hi: u64);
 
 /// Machine code of one block step.
 #[derive(Clone)]
 pub enum Code {
+    /// Code for the host.
     Host {
+        /// The function; it runs any range of the grid.
         f: HostFn,
         /// Size of the linearised grid.
         instances: u64,
-        /// What keeps the code in memory.
+        /// Owner of the memory that holds the code.
         keep: Arc<dyn Any + Send + Sync>,
     },
+    /// Code for an NVIDIA GPU.
     Ptx(Ptx),
 }
 
-/// What an argument of a kernel for an NVIDIA GPU is passed as.
+/// How a kernel on an NVIDIA GPU receives an argument.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Passed {
     /// A 64-bit address.
     Address,
-    /// A tensor map of an array behind it.
+    /// A tensor map (TMA descriptor) of an array in the buffer.
     Map(TensorMap),
 }
 
-/// A strided array that the tensor-map unit copies in tiles; axes outermost first.
+/// A strided array that the tensor memory accelerator (TMA) copies in tiles. Axes are outermost first.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TensorMap {
+    /// Type of the elements.
     pub dtype: DType,
-    /// In elements from the start of the buffer.
+    /// Offset from the start of the buffer, in elements.
     pub offset: usize,
+    /// Length of each axis of the array, in elements.
     pub sizes: Vec<usize>,
-    /// In elements; the last is 1.
+    /// Stride of each axis in elements; the last is 1.
     pub strides: Vec<usize>,
+    /// Length of each axis of a tile, in elements.
     pub tile: Vec<usize>,
     /// Bytes within which 16-byte chunks are permuted: 0 (none), 32, 64 or 128.
     pub swizzle: usize,
@@ -52,15 +65,17 @@ pub struct TensorMap {
 pub struct Ptx {
     /// Name of the entry point in `text`.
     pub entry: String,
+    /// The PTX of the whole module.
     pub text: Arc<str>,
+    /// Blocks along x, y and z; none are launched if one is 0.
     pub grid: [usize; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: usize,
     /// Dynamic shared memory in bytes.
     pub shared: usize,
     /// Blocks of a cluster along x; 0 and 1 mean no cluster.
     pub cluster: usize,
-    /// How each argument is passed; arguments beyond the list by address.
+    /// How each argument is passed; arguments beyond the end of the list are passed by address.
     pub passed: Vec<Passed>,
 }
 
@@ -73,26 +88,32 @@ impl fmt::Debug for Code {
     }
 }
 
+/// A kernel of the plan, with the code that computes it.
 #[derive(Clone, Debug)]
 pub struct KernelCode {
+    /// Its name in the plan.
     pub name: String,
+    /// Whether it runs at load time or in every run.
     pub stage: Stage,
+    /// The buffers behind `Slot::Input`, in order.
     pub inputs: Vec<BufferId>,
+    /// The buffers behind `Slot::Output`, in order.
     pub outputs: Vec<BufferId>,
+    /// What runs, in order, and the types of its scratch buffers.
     pub steps: Steps<Code>,
-    /// Where its code looks at indices.
+    /// Nodes of the body that read indices, for the messages about indices out of range.
     pub sites: Vec<IndexSite>,
 }
 
 impl KernelCode {
-    /// Whether its code keeps a record of indices out of range.
+    /// Whether its code checks indices and records one that is out of range.
     pub fn checks_indices(&self) -> bool {
         let checks = |w: &Work<Code>| matches!(w, Work::Block { args, .. } if args.contains(&Slot::Faults));
         self.steps.steps.iter().any(checks)
     }
 }
 
-/// What is behind [`Slot::Faults`].
+/// The type of [`Slot::Faults`].
 static RECORD: Type = Type { dtype: DType::I64, shape: Vec::new() };
 
 /// An input of the model: its name in messages, and its type.
@@ -100,23 +121,27 @@ static RECORD: Type = Type { dtype: DType::I64, shape: Vec::new() };
 pub struct InputSpec {
     /// May be empty; then messages say `input 0`.
     pub name: String,
+    /// Dtype and shape.
     pub ty: Type,
 }
 
+/// A compiled model: everything that a [`crate::Session`] runs, but the values of parameters.
 #[derive(Clone, Debug, Default)]
 pub struct Executable {
+    /// Name of the model, for messages.
     pub name: String,
     /// All inputs of the graph, used or not.
     pub inputs: Vec<InputSpec>,
+    /// Types and kinds of all buffers; a [`BufferId`] is an index here.
     pub buffers: Vec<Buffer>,
     /// In launch order.
     pub kernels: Vec<KernelCode>,
-    /// May repeat, and may be inputs, parameters or frozen buffers.
+    /// The buffers that a run returns. The same buffer may appear twice; inputs, parameters and frozen buffers may be outputs.
     pub outputs: Vec<BufferId>,
 }
 
 impl Executable {
-    /// A plan with the code of its kernels, one `Steps` per kernel in the plan's order.
+    /// Joins a plan with the code of its kernels. `inputs`: all inputs of the graph; `steps`: one for each kernel, in the plan's order.
     pub fn new(plan: &Plan, inputs: Vec<InputSpec>, steps: Vec<Steps<Code>>) -> Executable {
         let kernels = plan.kernels.iter().zip(steps).map(|(k, steps)| KernelCode {
             name: k.name.clone(),
@@ -134,7 +159,8 @@ impl Executable {
             outputs: plan.outputs.clone(),
         }
     }
-    /// With the steps that do without a library, but for kernels whose matmuls the library `takes`.
+    /// A copy in which kernels with a matmul that the library does not take (`takes` is false) use their steps without a library
+    /// (`Steps::otherwise`), if they have any.
     pub fn without_library(&self, takes: impl Fn(&KernelCode, &GemmCall) -> bool) -> Executable {
         let mut exe = self.clone();
         for k in &mut exe.kernels {
@@ -147,17 +173,18 @@ impl Executable {
         }
         exe
     }
+    /// The type of a buffer, which must exist.
     pub fn ty(&self, b: BufferId) -> &Type {
         &self.buffers[b.0 as usize].ty
     }
-    /// As messages name the n-th input.
+    /// The n-th input as messages name it.
     pub fn input_name(&self, n: usize) -> String {
         match self.inputs.get(n) {
             Some(s) if !s.name.is_empty() => format!("input {n} (`{}`)", s.name),
             _ => format!("input {n}"),
         }
     }
-    /// The type behind a slot of a kernel.
+    /// The type of a slot of a kernel; `None` if the kernel has no such slot.
     pub fn slot_type<'a>(&'a self, k: &'a KernelCode, s: Slot) -> Option<&'a Type> {
         match s {
             Slot::Input(i) => k.inputs.get(i as usize).map(|b| self.ty(*b)),
@@ -167,19 +194,22 @@ impl Executable {
         }
     }
 
-    /// The error that a kernel's record of an index out of range stands for; `None` where there was none.
+    /// The error for a kernel's record of an out-of-range index; `None` if the record is clear.
     pub(crate) fn index_error(&self, kernel: usize, record: i64) -> Option<RuntimeError> {
         let fault = Fault::of(record)?;
         let k = &self.kernels[kernel];
         let what = match k.sites.iter().find(|s| s.node == fault.site) {
             Some(site) => site.sentence(fault.index),
-            // Code that was not made of this kernel's body.
+            // The code was not generated from this kernel's body.
             None => format!("index {} is out of range", fault.index),
         };
         Some(RuntimeError::Index { model: self.name.clone(), kernel: k.name.clone(), what })
     }
 
-    /// Whether everything named exists, everything read was written before, and matmuls stay within their buffers.
+    /// Checks that all buffers and slots exist, that everything is written before it is read, and that matmuls stay within their buffers.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Invalid`] with the first contradiction.
     pub fn check(&self) -> Result<(), RuntimeError> {
         let fail = |at: String, what: String| Err(RuntimeError::Invalid { model: self.name.clone(), at, what });
         for (i, b) in self.buffers.iter().enumerate() {
@@ -187,7 +217,7 @@ impl Executable {
                 match self.inputs.get(n as usize) {
                     Some(s) if s.ty == b.ty => {}
                     Some(s) => return fail(format!("b{i}"), format!("is {}, but input {n} is {}", b.ty, s.ty)),
-                    None => return fail(format!("b{i}"), format!("holds input {n} of {}", self.inputs.len())),
+                    None => return fail(format!("b{i}"), format!("holds input {n} of {} inputs", self.inputs.len())),
                 }
             }
         }
@@ -242,7 +272,7 @@ impl Executable {
     fn check_gemm(&self, k: &KernelCode, g: &GemmCall) -> Result<(), String> {
         let half = matches!(g.dtype, DType::F16 | DType::Bf16);
         if !g.dtype.is_float() || g.dtype.is_f8() || !(g.c_dtype == g.dtype || half && g.c_dtype == DType::F32) {
-            return Err(format!("no matmul of {} into {}", g.dtype, g.c_dtype));
+            return Err(format!("there is no matmul of {} operands with a result of {}", g.dtype, g.c_dtype));
         }
         if matches!(g.c.slot, Slot::Input(_)) {
             return Err("a matmul writes an input".into());
@@ -251,10 +281,11 @@ impl Executable {
             let ty = self.slot_type(k, slot).ok_or_else(|| format!("has no {slot:?}"))?;
             let end = offset.checked_add(g.n);
             if ty.dtype != g.c_dtype || end.is_none_or(|end| end > ty.count()) {
-                return Err(format!("the bias of a matmul is not {} of {ty}", g.n));
+                let (n, dtype) = (g.n, g.c_dtype);
+                return Err(format!("the bias of a matmul is {ty}, not {n} values of {dtype} from element {offset}"));
             }
         }
-        let residual = g.epilogue.residual.as_ref().map(|r| ("c before", &r.0, g.m, g.n, g.c_dtype));
+        let residual = g.epilogue.residual.as_ref().map(|r| ("residual", &r.0, g.m, g.n, g.c_dtype));
         let all = [("a", &g.a, g.m, g.k, g.dtype), ("b", &g.b, g.k, g.n, g.dtype), ("c", &g.c, g.m, g.n, g.c_dtype)];
         for (name, x, rows, cols, dtype) in all.into_iter().chain(residual) {
             let ty = self.slot_type(k, x.slot).ok_or_else(|| format!("has no {:?}", x.slot))?;
@@ -275,7 +306,7 @@ impl Executable {
     }
 }
 
-/// How many numbers have these axes as digits; `None` on overflow.
+/// The number of positions on these axes; `None` on overflow.
 fn positions(axes: &[Axis]) -> Option<usize> {
     axes.iter().try_fold(1usize, |n, a| n.checked_mul(a.size))
 }

@@ -1,16 +1,19 @@
-//! Numbers for everything that has an address: the buffers first, then every kernel's scratch, then records of indices out of range.
+//! Numbers everything in an executable that has an address: the buffers first, then each kernel's scratch, then the records of
+//! out-of-range indices.
+//!
+//! Takes: an executable. Gives: positions in a session's table of addresses, and numbers of steps. Never: knows the addresses.
 use crate::{Executable, KernelCode};
 use kiln_plan::exec::{Slot, Work};
 
 pub(crate) struct Layout {
-    /// Number of each kernel's first scratch; one more for the end.
+    /// Number of each kernel's first scratch buffer, and as a last entry the number after all scratch.
     scratch: Vec<usize>,
-    /// Kernels that keep a record of indices out of range.
+    /// Kernels that keep a record of out-of-range indices.
     pub checked: Vec<usize>,
     /// Number of each kernel's first step.
     first_step: Vec<usize>,
     pub steps: usize,
-    /// Most arguments of any step.
+    /// The largest number of arguments of a block step.
     pub max_args: usize,
 }
 impl Layout {

@@ -1,8 +1,10 @@
-//! Devices and what runs on them: memory plan, launches, CUDA graphs, timing.
+//! Runs compiled models on a device: memory plan, launches, CUDA graphs, timing and traces.
 //!
-//! Takes: an [`Executable`], which is a plan's facts with machine code for its kernels, and parameters.
+//! Takes: an [`Executable`] (what the plan says of buffers and kernels, with machine code for each kernel) and the model's parameters.
 //! Gives: a [`Session`] that runs it on a [`Device`].
-//! Never: plans, lowers or generates code. libtorch and the graph interpreter are reached through [`Callbacks`] alone.
+//! Never: plans, lowers or generates code. libtorch and the graph interpreter are called only through [`Callbacks`].
+#![warn(missing_docs)]
+
 pub mod callbacks;
 pub mod cuda;
 pub mod error;

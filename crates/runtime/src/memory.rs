@@ -1,21 +1,24 @@
-//! Where buffers live. Temporaries and scratch share one arena by liveness; everything else has memory of its own.
+//! The memory plan: where each buffer lives. Temporaries and scratch share an arena by liveness; everything else has its own memory.
 //!
-//! Takes: an executable. Gives: a place for every buffer and every scratch of a kernel, and the arenas' sizes.
+//! Takes: an executable. Gives: a place for every buffer and for every kernel's scratch, and the sizes of the arenas.
 //! Never: allocates anything, or knows a device. Two buffers that are alive during the same kernel never overlap.
 use crate::Executable;
 use kiln_plan::{BufferKind, Stage};
 use std::collections::HashSet;
 
-/// Alignment of everything in an arena, in bytes: enough for any vector load and for the GPU's bulk copies.
+/// Alignment of every allocation in an arena, in bytes: enough for any vector load and for the GPU's bulk copies.
 pub const ALIGN: usize = 256;
-/// From one record of indices out of range to the next, in bytes: parameters of kernels are aligned so.
+/// Distance between the records of out-of-range indices, in bytes: the alignment that kernels assume of their arguments.
 pub(crate) const RECORD: usize = 16;
 
-/// Something that needs memory from time `first` to time `last`, both included.
+/// An allocation and its lifetime, from time `first` to time `last`, both included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Interval {
+    /// Size in bytes.
     pub bytes: usize,
+    /// The first time at which it is alive.
     pub first: usize,
+    /// The last time at which it is alive.
     pub last: usize,
 }
 impl Interval {
@@ -27,20 +30,21 @@ impl Interval {
 /// Offsets in an arena.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Placement {
+    /// Offset of each interval in bytes, a multiple of [`ALIGN`].
     pub offsets: Vec<usize>,
-    /// Size of the arena.
+    /// Size of the arena in bytes.
     pub bytes: usize,
-    /// Most bytes alive at one time: no placement can be smaller.
+    /// Most bytes alive at one time: a lower bound of any placement.
     pub live: usize,
 }
 
-/// Places intervals, largest first, each into the tightest gap between those it meets.
+/// Places allocations, largest first, each into the smallest gap that fits between those whose lifetimes overlap its own.
 pub fn place(intervals: &[Interval]) -> Placement {
     let size = |i: usize| intervals[i].bytes.next_multiple_of(ALIGN);
     let mut order: Vec<usize> = (0..intervals.len()).filter(|i| intervals[*i].bytes > 0).collect();
     order.sort_by_key(|i| (std::cmp::Reverse(intervals[*i].bytes), intervals[*i].first, *i));
     let mut offsets = vec![0usize; intervals.len()];
-    // Placed so far, by offset.
+    // Placed so far, sorted by offset.
     let mut placed: Vec<usize> = Vec::with_capacity(order.len());
     let mut bytes = 0;
     for i in order {
@@ -81,46 +85,51 @@ fn most_alive(intervals: &[Interval]) -> usize {
 pub enum Place {
     /// The caller's n-th input.
     Input(usize),
+    /// The n-th parameter.
     Param(usize),
-    /// Written at load time, read by runs: lives as long as the session.
+    /// Memory of its own, written at load time and read by runs; lives as long as the session.
     Frozen,
-    /// At this offset of the arena that exists while loading.
+    /// At this offset in bytes of the arena for loading, which is freed afterwards.
     LoadArena(usize),
-    /// At this offset of the arena of runs.
+    /// At this offset in bytes of the arena for runs.
     Arena(usize),
-    /// Memory of its own that the caller gets: the n-th output, and maybe others.
+    /// Memory of its own that the caller receives: the n-th output, and possibly later outputs that repeat it.
     Output(usize),
-    /// Nothing uses it.
+    /// No kernel uses it.
     Nowhere,
 }
 
-/// Places of everything in an executable.
+/// The place of every buffer and scratch of an executable.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MemoryPlan {
-    /// Per buffer.
+    /// The place of each buffer, in the order of [`Executable::buffers`].
     pub buffers: Vec<Place>,
-    /// Per kernel, offsets of its scratch in the arena of its stage.
+    /// For each kernel, the offsets in bytes of its scratch buffers in the arena of its stage.
     pub scratch: Vec<Vec<usize>>,
-    /// Sizes in bytes.
+    /// The arena for load-time kernels, freed after loading.
     pub load: Arena,
+    /// The arena for runs.
     pub run: Arena,
     /// Bytes of frozen buffers.
     pub frozen: usize,
-    /// Bytes of parameters that runs read.
+    /// Bytes of parameters that runs read or return.
     pub params: usize,
-    /// Parameters that only load-time kernels read; they can be dropped after loading.
+    /// Indices of parameters that only load-time kernels read; they can be dropped after loading.
     pub load_only_params: Vec<usize>,
 }
-/// Size of an arena and the least that any placement needs, in bytes.
+/// The size of an arena, and a lower bound of it, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Arena {
+    /// Size of the arena.
     pub bytes: usize,
+    /// Most bytes alive at one time.
     pub live: usize,
 }
 
 /// First and last kernel of a stage that touch a buffer.
 type Use = Option<(usize, usize)>;
 
+/// Plans the memory of an executable that has been checked ([`Executable::check`]).
 pub fn plan(exe: &Executable) -> MemoryPlan {
     let n = exe.buffers.len();
     let [mut load, mut run]: [Vec<Use>; 2] = [vec![None; n], vec![None; n]];
@@ -188,7 +197,7 @@ enum Item {
     Buffer(usize),
     Scratch(usize, usize),
 }
-/// What shares an arena.
+/// The allocations that share an arena.
 #[derive(Default)]
 struct Items {
     items: Vec<Item>,
@@ -199,11 +208,12 @@ impl Items {
         self.items.push(item);
         self.intervals.push(Interval { bytes, first, last });
     }
-    /// The place is filled in by `settle`.
+    /// Adds a buffer. The place returned is preliminary: `settle` overwrites it.
     fn buffer(&mut self, b: usize, bytes: usize, uses: (usize, usize)) -> Place {
         self.push(Item::Buffer(b), bytes, uses);
         Place::Nowhere
     }
+    /// Places all allocations and writes their offsets to the plan.
     fn settle(&self, m: &mut MemoryPlan, make: fn(usize) -> Place) -> Arena {
         let p = place(&self.intervals);
         for (item, offset) in self.items.iter().zip(&p.offsets) {

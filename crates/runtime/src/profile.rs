@@ -1,6 +1,6 @@
-//! Times: whole runs and kernel by kernel, as medians with their spread.
+//! Timing of whole runs and of single kernels, as medians with their spread.
 //!
-//! On the host by the clock; on a GPU by events, with the inputs already there. Never: one number without its spread.
+//! On the host by the clock; on a GPU by CUDA events, with the inputs already on the device. Never: reports a number without its spread.
 use crate::{
     RuntimeError, Session,
     session::{Backend, check_inputs},
@@ -12,13 +12,13 @@ use std::time::Instant;
 /// How long to measure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TimeOptions {
-    /// Runs before the first sample; at least one.
+    /// Warm-up runs before the first sample; at least one is made.
     pub warmup: usize,
     /// Least number of samples.
     pub runs: usize,
-    /// Sampling goes on until it has taken this long, up to 100 times `runs`.
+    /// Sampling goes on for at least this many seconds, but for at most 100 times `runs` samples.
     pub min_seconds: f64,
-    /// Samples of each kernel; 0 leaves kernels out.
+    /// Samples of each kernel; 0: kernels are not timed.
     pub kernel_runs: usize,
 }
 impl Default for TimeOptions {
@@ -27,21 +27,24 @@ impl Default for TimeOptions {
     }
 }
 
-/// Spread of samples, in microseconds.
+/// Median and spread of samples, in microseconds.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Spread {
+    /// The median.
     pub median_us: f64,
-    /// 10th and 90th percentile.
+    /// The 10th percentile.
     pub p10_us: f64,
+    /// The 90th percentile.
     pub p90_us: f64,
+    /// Number of samples.
     pub samples: usize,
 }
 impl Spread {
-    /// `None` without samples.
+    /// The spread of samples in microseconds, in any order. `None` without samples.
     pub fn of(mut samples: Vec<f64>) -> Option<Spread> {
         samples.sort_by(f64::total_cmp);
         let last = samples.len().checked_sub(1)? as f64;
-        // Linear between the two samples around a quantile.
+        // Interpolates linearly between the two samples around a quantile.
         let quantile = |q: f64| {
             let at = q * last;
             let (low, high) = (samples[at.floor() as usize], samples[at.ceil() as usize]);
@@ -51,32 +54,40 @@ impl Spread {
     }
 }
 
+/// The time of a kernel.
 #[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct KernelTime {
+    /// Name of the kernel.
     pub name: String,
+    /// Samples of one launch.
     #[serde(flatten)]
     pub spread: Spread,
 }
 
+/// What [`Session::time`] measures.
 #[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Timing {
+    /// Samples of a whole run.
     pub run: Spread,
-    /// Every sample of a run, in order, so that several measurements can be joined.
+    /// Every sample of a run in microseconds, in order, so that several measurements can be joined.
     #[serde(skip)]
     pub samples_us: Vec<f64>,
-    /// Kernels of a run, in order; empty if not asked for.
+    /// The run-time kernels, in launch order; empty if [`TimeOptions::kernel_runs`] is 0.
     pub kernels: Vec<KernelTime>,
 }
 
-/// Most runs enqueued on a device before it is waited for.
+/// Most runs that are enqueued on a device before the host waits for it.
 const BATCH: usize = 50;
 
 impl Session {
-    /// Measures runs over these inputs, and then every kernel by itself.
+    /// Times runs over these inputs, then each run-time kernel.
+    ///
+    /// # Errors
+    /// Those of [`Session::run`], but indices out of range are not reported on a GPU.
     pub fn time(&self, inputs: &[Tensor], o: TimeOptions) -> Result<Timing, RuntimeError> {
         check_inputs(self.executable(), inputs)?;
         let backend = &mut *self.backend();
-        // At least one: launches are recorded in the second run.
+        // At least one: the second run records the CUDA graph.
         sample(backend, inputs, o.warmup.max(1))?;
         let mut samples = vec![];
         let (start, least) = (Instant::now(), o.runs.max(1));
@@ -97,14 +108,17 @@ impl Session {
     }
 }
 
-/// Kernels of a run that are timed one by one, in any order.
+/// A run's kernels, prepared to be timed one at a time and in any order.
 #[derive(Default)]
 pub struct KernelTimer {
     on_gpu: Vec<crate::cuda::time::Timed>,
 }
 
 impl Session {
-    /// Makes the kernels of a run ready to be timed on these inputs. None of them may read what another writes.
+    /// Prepares the kernels of a run to be timed on these inputs. No kernel may read what another one writes.
+    ///
+    /// # Errors
+    /// If the inputs do not fit the model, or the device fails.
     pub fn kernel_timer(&self, inputs: &[Tensor]) -> Result<KernelTimer, RuntimeError> {
         check_inputs(self.executable(), inputs)?;
         match &mut *self.backend() {
@@ -112,7 +126,11 @@ impl Session {
             Backend::Cuda(s) => Ok(KernelTimer { on_gpu: s.timed_kernels(inputs)? }),
         }
     }
-    /// Microseconds of one launch of the n-th kernel of a run; the inputs are those the timer was made with.
+    /// Microseconds of one launch of the n-th run-time kernel. `timer` must come from this session,
+    /// and `inputs` must be those that it was made with.
+    ///
+    /// # Panics
+    /// If there is no n-th run-time kernel.
     pub fn sample_kernel(&self, timer: &KernelTimer, inputs: &[Tensor], n: usize) -> Result<f64, RuntimeError> {
         match &mut *self.backend() {
             Backend::Host(s) => s.run_profiled(inputs).map(|all| (all[n][1] - all[n][0]).as_secs_f64() * 1e6),
@@ -138,7 +156,7 @@ fn sample(backend: &mut Backend, inputs: &[Tensor], n: usize) -> Result<Vec<f64>
     }
 }
 
-/// Samples per kernel.
+/// Samples of each run-time kernel, in microseconds.
 fn sample_kernels(backend: &mut Backend, inputs: &[Tensor], n: usize) -> Result<Vec<Vec<f64>>, RuntimeError> {
     match backend {
         Backend::Host(s) => {

@@ -1,4 +1,6 @@
-//! A loaded model: code, parameters and memory on one device, ready to run again and again.
+//! A loaded model: code, parameters and memory on one device, ready to run any number of times.
+//!
+//! Takes: an executable, parameters and callbacks, then the inputs of each run. Gives: the outputs. Never: runs two calls at once.
 use crate::{
     Callbacks, CudaDevice, Executable, HostDevice, KernelCode, RuntimeError,
     cuda::session::CudaSession,
@@ -10,14 +12,19 @@ use kiln_graph::{Tensor, Type};
 use kiln_plan::{BufferKind, exec::GemmCall};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Where code runs.
+/// A device that runs code. Cheap to clone.
 #[derive(Clone)]
 pub enum Device {
+    /// The processor.
     Host(HostDevice),
+    /// An NVIDIA GPU.
     Cuda(CudaDevice),
 }
 impl Device {
-    /// By name: `cpu` (one thread per core), `cpu:4` (four threads), `cuda`, `cuda:1`.
+    /// Opens a device by name: `cpu` (one thread per core), `cpu:4` (four threads), `cuda` (the first GPU), `cuda:1`.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Device`] if the name is unknown or the device cannot be used, [`RuntimeError::Level`] if `KILN_CPU` is wrong.
     pub fn open(name: &str) -> Result<Device, RuntimeError> {
         let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
         match (kind, number.parse()) {
@@ -32,6 +39,7 @@ impl Device {
     }
 }
 
+/// A loaded model on one device. Threads may share it: calls wait for each other.
 pub struct Session {
     exe: Arc<Executable>,
     memory: Arc<MemoryPlan>,
@@ -44,7 +52,11 @@ pub(crate) enum Backend {
 }
 
 impl Session {
-    /// Checks the executable, places its buffers and runs its load-time kernels. `params` are in the order of the graph's.
+    /// Checks the executable, places its buffers and runs its load-time kernels. `params`: the parameters of the graph, in its order.
+    ///
+    /// # Errors
+    /// If the executable is inconsistent or is not code for this device, parameters are missing or of other types, memory is short, or a
+    /// load-time kernel fails.
     pub fn new(
         device: &Device,
         exe: impl Into<Arc<Executable>>,
@@ -52,11 +64,11 @@ impl Session {
         callbacks: Arc<dyn Callbacks>,
     ) -> Result<Session, RuntimeError> {
         let mut exe: Arc<Executable> = exe.into();
-        let is_without = |k: &KernelCode| k.steps.otherwise.is_some();
-        if exe.kernels.iter().any(is_without) {
-            let space =
+        let has_alternative = |k: &KernelCode| k.steps.otherwise.is_some();
+        if exe.kernels.iter().any(has_alternative) {
+            let workspace =
                 |k: &KernelCode, g: &GemmCall| g.workspace.and_then(|s| exe.slot_type(k, s)).map_or(0, Type::bytes);
-            let takes = |k: &KernelCode, g: &GemmCall| matches!(device, Device::Cuda(d) if d.takes(g, space(k, g)));
+            let takes = |k: &KernelCode, g: &GemmCall| matches!(device, Device::Cuda(d) if d.takes(g, workspace(k, g)));
             exe = Arc::new(exe.without_library(takes));
         }
         exe.check()?;
@@ -73,7 +85,11 @@ impl Session {
         Ok(Session { exe, memory, backend: Mutex::new(backend) })
     }
 
-    /// Runs the model. Concurrent calls wait for each other.
+    /// Runs the model on its inputs and returns its outputs, both in the order of the graph. Concurrent calls wait for each other.
+    ///
+    /// # Errors
+    /// If the inputs are not of the number and types that the model was compiled for, an index is out of range, a callback refuses, or
+    /// the device fails. The session can be used again, unless the device failed.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
         check_inputs(&self.exe, inputs)?;
         match &mut *self.backend() {
@@ -82,14 +98,15 @@ impl Session {
         }
     }
 
+    /// What this session runs. Kernels may use their steps without a library ([`Executable::without_library`]).
     pub fn executable(&self) -> &Executable {
         &self.exe
     }
-    /// Where everything lives, and the sizes of the arenas.
+    /// The place of every buffer, and the sizes of the arenas.
     pub fn memory(&self) -> &MemoryPlan {
         &self.memory
     }
-    /// A run that panicked left only buffers behind that the next run overwrites.
+    /// Ignores poisoning of the lock: a run that panicked leaves behind only buffers that the next run overwrites.
     pub(crate) fn backend(&self) -> MutexGuard<'_, Backend> {
         self.backend.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,9 @@
-//! Traced runs: when each kernel began and ended on its device, and what the host did meanwhile.
+//! Traced runs: when each kernel started and ended on its device, and what the host did during the run.
 //!
-//! On a GPU by events around every kernel, also within a replayed graph; the two clocks are matched once a run, so that device
-//! and host agree to a few microseconds. Never: a run without the events, which is a little faster (`profile` times those).
+//! On a GPU, CUDA events are recorded around every kernel. A trace replays what a run replays: where a run replays a CUDA graph, the
+//! events are nodes of that graph. Device and host clocks are matched once per run and agree to a few microseconds.
+//! Under a profiler a session launches kernels one by one instead, each in an NVTX range of its name (`cuda/nvtx.rs`).
+//! Never: measures runs without events, which are slightly faster; `profile` does.
 use crate::{
     RuntimeError, Session,
     session::{Backend, check_inputs},
@@ -9,37 +11,43 @@ use crate::{
 use kiln_graph::Tensor;
 use std::time::Instant;
 
-/// Microseconds since tracing began.
+/// A span of time, in microseconds since tracing began.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
 pub struct Span {
+    /// When it starts.
     pub start_us: f64,
+    /// When it ends.
     pub end_us: f64,
 }
 impl Span {
+    /// Its length in microseconds.
     pub fn us(&self) -> f64 {
         self.end_us - self.start_us
     }
 }
 
-/// What the host did.
+/// Something the host did, as `launch of 3 kernels` or `wait`.
 #[derive(Clone, PartialEq, Debug, serde::Serialize)]
 pub struct HostSpan {
+    /// What was done.
     pub name: String,
+    /// When.
     #[serde(flatten)]
     pub span: Span,
 }
 
+/// One traced run.
 #[derive(Clone, PartialEq, Debug, serde::Serialize)]
 pub struct RunTrace {
-    /// As the host saw it.
+    /// The whole run, by the host's clock.
     pub run: Span,
-    /// Within the run: launches and waiting. Empty where the host is the device.
+    /// Launches and waiting on the host. Empty if the host is the device.
     pub host: Vec<HostSpan>,
-    /// Kernels of a run, in order.
+    /// The run-time kernels, in launch order.
     pub kernels: Vec<Span>,
 }
 
-/// The host's clock, from when tracing began.
+/// The host's clock in microseconds since tracing began.
 #[derive(Clone, Copy)]
 pub(crate) struct Clock(Instant);
 impl Clock {
@@ -49,7 +57,7 @@ impl Clock {
     pub fn now(self) -> f64 {
         self.at(Instant::now())
     }
-    /// What `f` took.
+    /// Calls `f` and measures it.
     pub fn span<T, E>(self, f: impl FnOnce() -> Result<T, E>) -> Result<(T, Span), E> {
         let start_us = self.now();
         let value = f()?;
@@ -58,7 +66,10 @@ impl Clock {
 }
 
 impl Session {
-    /// Traces `n` runs over these inputs, after two that warm up.
+    /// Traces `n` runs over these inputs, after two warm-up runs.
+    ///
+    /// # Errors
+    /// Those of [`Session::run`].
     pub fn trace(&self, inputs: &[Tensor], n: usize) -> Result<Vec<RunTrace>, RuntimeError> {
         check_inputs(self.executable(), inputs)?;
         let backend = &mut *self.backend();

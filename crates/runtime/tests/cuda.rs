@@ -1,4 +1,4 @@
-//! What can be said about GPUs where there is none: errors are errors, and say what to do.
+//! Tests of CUDA devices that need no GPU: a missing device is an error with a remedy.
 use kiln_runtime::{CudaDevice, Device, cuda};
 
 #[test]

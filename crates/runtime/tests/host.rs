@@ -1,4 +1,4 @@
-//! Sessions on the host over plain Rust functions in the place of generated code.
+//! Sessions on the host, with plain Rust functions in place of generated code.
 use kiln_graph::{DType, FallbackOp, Graph, ParamId, Tensor, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Stage,
@@ -155,7 +155,7 @@ fn damaged_executables_are_refused() {
 }
 
 #[test]
-fn scratch_and_matrix_matmuls() {
+fn scratch_buffers_and_matmuls() {
     let m =
         |slot, rows, cols| Matrix { slot, offset: 0, rows: axes([rows]), cols: axes([cols]), batch_strides: vec![] };
     let g = GemmCall {
@@ -198,7 +198,7 @@ fn scratch_and_matrix_matmuls() {
     refuse(GemmCall { a, ..g }, "operand a of a matmul reaches beyond its buffer of f32[1000]");
 }
 
-/// `10×100` by `100×10`, at the starts of their buffers.
+/// A matmul of `10×100` by `100×10`, all at offset 0 of their buffers.
 fn matmul(a: Slot, b: Slot, c: Slot) -> Work<Code> {
     let m =
         |slot, rows, cols| Matrix { slot, offset: 0, rows: axes([rows]), cols: axes([cols]), batch_strides: vec![] };
@@ -221,7 +221,7 @@ fn matmul(a: Slot, b: Slot, c: Slot) -> Work<Code> {
     })
 }
 
-/// A parameter and a frozen buffer that matmuls alone read are kept in panels only; others stay.
+/// A parameter or frozen buffer that only matmuls read is kept in packed form only; others keep their originals.
 #[test]
 fn weights_in_panels() {
     let (x, w) = (tensor(|i| (i % 7) as f64), tensor(|i| (i % 5) as f64));
@@ -365,7 +365,7 @@ fn results_are_written_into_the_memory_of_dropped_ones() {
     assert_ne!(second[0].to_f64_vec(), third[0].to_f64_vec());
 }
 
-/// Touches every instance once, however the grid is split.
+/// Every program instance runs exactly once, however the grid is split.
 #[test]
 fn grids_are_covered_exactly_once() {
     unsafe extern "C" fn count(args: *const *mut u8, lo: u64, hi: u64) {
@@ -381,7 +381,7 @@ fn grids_are_covered_exactly_once() {
         k.steps.steps = vec![Work::Block { code, args: vec![Slot::Output(0)] }];
         let session =
             Session::new(&host(3), executable(0, buffers, vec![k], &[0]), vec![], Arc::new(NoCallbacks)).unwrap();
-        // Results that are held are not written again: each run counts in fresh memory.
+        // A run does not overwrite results that the caller holds: each run counts in fresh memory.
         let runs: Vec<_> = (0..3).map(|_| session.run(&[]).unwrap()).collect();
         for out in &runs {
             assert!(out[0].as_slice::<i32>().unwrap().iter().all(|c| *c == 1), "{n} instances");

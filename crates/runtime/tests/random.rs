@@ -1,4 +1,4 @@
-//! Random programs against direct evaluation: a wrong place in memory shows as a wrong number.
+//! Random executables compared with direct evaluation: buffers that overlap in the memory plan show as wrong values.
 use kiln_graph::{DType, ParamId, Tensor, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Stage,
@@ -7,7 +7,7 @@ use kiln_plan::{
 use kiln_runtime::{Code, Device, Executable, HostDevice, InputSpec, KernelCode, NoCallbacks, Session};
 use std::sync::Arc;
 
-/// `out = a + 2 b`, by way of scratch that is filled first and read last.
+/// `out = a + 2 b`, through scratch memory that is written first and read last.
 unsafe extern "C" fn combine(args: *const *mut u8, lo: u64, hi: u64) {
     // SAFETY: the arguments are buffers a, b, scratch, out of the same number of f32, one per instance.
     unsafe {
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// Kernels over earlier buffers of one length; load-time kernels first, over parameters and frozen buffers alone.
+/// Kernels that read random earlier buffers, all of one length. Load-time kernels come first and read only parameters and frozen buffers.
 fn program(r: &mut Random, n: usize) -> Executable {
     let ty = Type::new(DType::F32, [n]);
     let (inputs, params) = (1 + r.below(3), 1 + r.below(3));

@@ -1,4 +1,7 @@
-//! One launch of a kernel: function, shape, and arguments that stay the same over all runs.
+//! One launch of a kernel: function, grid, and arguments, which stay the same over all runs.
+//!
+//! A kernel that begins with `griddepcontrol.wait` is launched before the kernels ahead of it have ended (programmatic dependent
+//! launch), which hides the latency of short kernels; which kernels do so is up to the code generator (kiln-codegen, `nvptx/head.rs`).
 use super::{
     CudaDevice,
     map::TensorMap,
@@ -18,17 +21,17 @@ pub(super) struct Launch {
     threads: u32,
     shared: u32,
     cluster: u32,
-    /// The code waits for the kernels before it, so it may be launched while they still run.
+    /// The code waits for earlier kernels itself (`griddepcontrol.wait`), so it may be launched while they still run.
     waits: bool,
-    /// In the order of the parameters.
+    /// In parameter order.
     args: Vec<Argument>,
-    /// Keeps the function.
+    /// Keeps `function` loaded.
     _module: Arc<Module>,
 }
-// SAFETY: functions may be launched from any thread; their module lives as long.
+// SAFETY: functions may be launched from any thread; the module lives as long as this.
 unsafe impl Send for Launch {}
 
-/// What a parameter is given: an address on the device, or a tensor map, which the driver wants aligned to 64 bytes.
+/// The value of a parameter: a device address, or a tensor map, which the driver requires to be aligned to 64 bytes.
 enum Argument {
     Address(u64),
     Map(Box<TensorMap>),
@@ -43,7 +46,7 @@ impl Argument {
 }
 
 impl Launch {
-    /// Loads the code and sets what its launches need. The context must be current.
+    /// Loads the code and sets the attributes of its function. The context must be current.
     pub fn new(device: &CudaDevice, kernel: &str, ptx: &Ptx, args: Vec<u64>) -> Result<Launch, RuntimeError> {
         use sys::CUfunction_attribute as A;
         let limit = device.info().shared;
@@ -59,7 +62,7 @@ impl Launch {
             u32::try_from(n).map_err(|_| RuntimeError::Unsupported {
                 kernel: kernel.into(),
                 device: device.name(),
-                what: format!("its grid {:?} is too large for one launch", ptx.grid),
+                what: format!("its grid {:?} is too large for a launch", ptx.grid),
                 remedy: "use smaller inputs, or report the model".into(),
             })
         };
@@ -95,26 +98,26 @@ impl Launch {
         })
     }
 
-    /// What a launch says beside its shape, and how much of it.
+    /// Launch attributes: the first n of the array apply.
     fn attributes(&self) -> ([sys::CUlaunchAttribute; 2], u32) {
         use sys::{CUlaunchAttribute, CUlaunchAttributeID as Id, CUlaunchAttributeValue as Value};
         let none = |id| CUlaunchAttribute { id, pad: [0; 4], value: Value { pad: [0; 64] } };
-        let (mut cluster, mut early) = (
+        let (mut cluster, mut dependent) = (
             none(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION),
             none(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION),
         );
         cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
-        early.value.programmaticStreamSerializationAllowed = 1;
+        dependent.value.programmaticStreamSerializationAllowed = 1;
         match self.cluster > 1 {
-            true => ([cluster, early], 1 + u32::from(self.waits)),
-            false => ([early, cluster], u32::from(self.waits)),
+            true => ([cluster, dependent], 1 + u32::from(self.waits)),
+            false => ([dependent, cluster], u32::from(self.waits)),
         }
     }
 
-    /// Enqueues the launch; an empty grid is no launch.
+    /// Enqueues the launch. An empty grid launches nothing.
     ///
     /// # Safety
-    /// The arguments are what the kernel expects, with live memory behind each.
+    /// The arguments are those that the kernel expects, and each points to live memory.
     pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), DriverError> {
         if self.grid.contains(&0) {
             return Ok(());

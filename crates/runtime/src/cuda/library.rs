@@ -1,4 +1,7 @@
-//! Matmuls by cuBLASLt, which is found at run time; a machine without it does without.
+//! Matmuls by cuBLASLt, which is loaded at run time.
+//!
+//! Takes: a [`GemmCall`] and device addresses. Gives: a matmul that can be enqueued, or `None` where the library is missing or has no
+//! algorithm; a kernel then runs its steps without the library, or the host computes the matmul.
 use super::raw::{Context, Stream};
 use cudarc::cublaslt::{
     result::{self, CublasError},
@@ -8,7 +11,7 @@ use kiln_graph::DType;
 use kiln_plan::exec::{Activation, GemmCall, Strided};
 use std::{ffi::c_void, sync::Arc};
 
-/// The version of the library on this machine, as `13.1.0`; `None` where there is none.
+/// The version of cuBLASLt on this machine, as `13.1.0`; `None` if it is not installed.
 pub fn version() -> Option<String> {
     // SAFETY: loading the library runs only its own initialisation.
     if !unsafe { sys::is_culib_present() } {
@@ -19,7 +22,7 @@ pub fn version() -> Option<String> {
     Some(format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100))
 }
 
-/// A library's handle for one device.
+/// A cuBLASLt handle for one device.
 pub struct Library {
     context: Arc<Context>,
     raw: sys::cublasLtHandle_t,
@@ -29,7 +32,7 @@ unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 impl Library {
-    /// `None` where the library is missing or does not start. The context must be current.
+    /// `None` if the library is missing or does not initialise. The context must be current.
     pub fn new(context: &Arc<Context>) -> Option<Library> {
         // SAFETY: loading the library runs only its own initialisation.
         if !unsafe { sys::is_culib_present() } {
@@ -47,7 +50,7 @@ impl Drop for Library {
     }
 }
 
-/// Addresses of a matmul's matrices and of what its epilogue reads, if anything, and of the library's workspace with its size.
+/// Device addresses of a matmul's matrices, of the operands of its epilogue, and of the library's workspace, with its size in bytes.
 pub struct Places {
     pub a: u64,
     pub b: u64,
@@ -57,23 +60,23 @@ pub struct Places {
     pub workspace: (u64, usize),
 }
 
-/// A matmul with its algorithm, ready to be enqueued over and over.
+/// A matmul with its algorithm, which can be enqueued any number of times.
 pub struct Matmul {
     library: Arc<Library>,
     what: Description,
-    /// Right and left operand, what is added, the result.
+    /// In the library's order: our b, our a, the residual, the result.
     layouts: [Layout; 4],
     algorithm: sys::cublasLtMatmulAlgo_t,
     places: Places,
     double: bool,
-    /// What the matmul is multiplied by, and what is added to it.
+    /// alpha, the factor of the matmul, and beta, that of the residual.
     factors: [f64; 2],
 }
-// SAFETY: descriptions are read alone; the library may be used from any thread.
+// SAFETY: descriptions are only read; the library may be used from any thread.
 unsafe impl Send for Matmul {}
 
 impl Matmul {
-    /// Chooses the algorithm. `None`: the library has none for this matmul.
+    /// Chooses the algorithm. `None` if the library has none for this matmul.
     pub fn new(library: &Arc<Library>, call: &GemmCall, places: Places) -> Option<Matmul> {
         let [a, b, c, added] = call.strided()?;
         let batch = call.batch.iter().product::<usize>();
@@ -86,7 +89,7 @@ impl Matmul {
             bias: places.bias.zip(call.epilogue.bias).map(|(at, b)| at + (b.1 * call.c_dtype.bytes()) as u64),
             ..places
         };
-        // The library counts by columns: its result is ours transposed, and so are its operands, in the other order.
+        // The library is column-major: it computes our result transposed, from our operands transposed and swapped.
         let layouts = [
             Layout::new(call.dtype, b, [call.k, call.n], batch).ok()?,
             Layout::new(call.dtype, a, [call.m, call.k], batch).ok()?,
@@ -94,11 +97,11 @@ impl Matmul {
             Layout::new(call.c_dtype, c, [call.m, call.n], batch).ok()?,
         ];
         let what = Description::new(call, [b.by_columns, a.by_columns], places.bias).ok()?;
-        let wishes = Wishes::new(&places).ok()?;
-        // SAFETY: everything was just made, and lives.
+        let preference = Preference::new(&places).ok()?;
+        // SAFETY: all handles were just created, and live.
         let found = unsafe {
             let [right, left, added, to] = layouts.each_ref().map(|l| l.0);
-            result::get_matmul_algo_heuristic(library.raw, what.0, right, left, added, to, wishes.0)
+            result::get_matmul_algo_heuristic(library.raw, what.0, right, left, added, to, preference.0)
         };
         let (algorithm, double) = (found.ok()?.algo, call.dtype == DType::F64);
         let factors = [call.epilogue.scale, call.epilogue.residual.as_ref().map_or(0.0, |r| r.1)];
@@ -108,10 +111,10 @@ impl Matmul {
     /// Enqueues the matmul.
     ///
     /// # Safety
-    /// There is live memory at the places, as the call describes it.
+    /// The addresses point to live memory of the sizes that the call describes.
     pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), CublasError> {
         let factors = self.factors.map(|f| (f as f32, f));
-        let [scale, beside] = factors.each_ref().map(|n| match self.double {
+        let [alpha, beta] = factors.each_ref().map(|n| match self.double {
             true => std::ptr::from_ref(&n.1).cast::<c_void>(),
             false => std::ptr::from_ref(&n.0).cast::<c_void>(),
         });
@@ -119,13 +122,13 @@ impl Matmul {
         let at = |address: u64| std::ptr::without_provenance_mut::<c_void>(address as usize);
         let (c, (workspace, size)) = (at(self.places.c), self.places.workspace);
         let residual = at(self.places.residual.unwrap_or(self.places.c));
-        // SAFETY: descriptions live as long as this; memory by this function's contract. Numbers are read before it returns.
+        // SAFETY: descriptions live as long as `self`; memory by this function's contract. The factors are read before the call returns.
         unsafe {
             result::matmul(
                 self.library.raw,
                 self.what.0,
-                scale,
-                beside,
+                alpha,
+                beta,
                 at(self.places.b),
                 right,
                 at(self.places.a),
@@ -155,7 +158,7 @@ fn data_type(dtype: DType) -> sys::cudaDataType_t {
 
 struct Description(sys::cublasLtMatmulDesc_t);
 impl Description {
-    /// `transposed`: of the library's operands, which differ from how it counts.
+    /// `transposed`: for the library's A and B, whether the library has to transpose them; it expects columns to be contiguous.
     fn new(call: &GemmCall, transposed: [bool; 2], bias: Option<u64>) -> Result<Description, CublasError> {
         use sys::{cublasComputeType_t as C, cublasLtEpilogue_t as E, cublasLtMatmulDescAttributes_t as A};
         let (compute, scale) = match (call.dtype, call.tf32) {
@@ -204,7 +207,7 @@ impl Drop for Description {
 
 struct Layout(sys::cublasLtMatrixLayout_t);
 impl Layout {
-    /// Of a matrix of so many rows and columns: what lies side by side is a column to the library.
+    /// The layout of a matrix of `rows` by `columns`. The axis that is contiguous in memory is a column to the library.
     fn new(dtype: DType, s: Strided, [rows, columns]: [usize; 2], batch: usize) -> Result<Layout, CublasError> {
         use sys::cublasLtMatrixLayoutAttribute_t as A;
         let (long, short) = if s.by_columns { (rows, columns) } else { (columns, rows) };
@@ -231,13 +234,13 @@ impl Drop for Layout {
     }
 }
 
-/// What an algorithm may take.
-struct Wishes(sys::cublasLtMatmulPreference_t);
-impl Wishes {
-    /// No more workspace and no other alignment than there is; sums of parts in full precision and in a fixed order.
-    fn new(places: &Places) -> Result<Wishes, CublasError> {
+/// The constraints on the choice of an algorithm.
+struct Preference(sys::cublasLtMatmulPreference_t);
+impl Preference {
+    /// At most the workspace and the alignment that `places` have. Split-K partial sums are added in the compute type, in a fixed order.
+    fn new(places: &Places) -> Result<Preference, CublasError> {
         use sys::{cublasLtMatmulPreferenceAttributes_t as A, cublasLtReductionScheme_t as R};
-        let made = Wishes(result::create_matmul_pref()?);
+        let made = Preference(result::create_matmul_pref()?);
         let put = |attribute, value: *const c_void, size| {
             // SAFETY: the preferences live, and the value has this size.
             unsafe { result::set_matmul_pref_attribute(made.0, attribute, value, size) }
@@ -258,7 +261,7 @@ impl Wishes {
         Ok(made)
     }
 }
-impl Drop for Wishes {
+impl Drop for Preference {
     fn drop(&mut self) {
         // SAFETY: made by `new`. A failure leaves nothing to do.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };

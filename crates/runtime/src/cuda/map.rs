@@ -1,8 +1,10 @@
-//! Tensor maps: what the copy engine knows of an array, encoded by the driver.
+//! Tensor maps (TMA descriptors), encoded by the driver.
+//!
+//! Takes: a description of a strided array ([`crate::TensorMap`]) and the address of its buffer.
 use cudarc::driver::{result::DriverError, sys};
 use kiln_graph::DType;
 
-/// An encoded map. The driver reads it at the launch, so it lives as long as launches may come.
+/// An encoded map. The driver reads it at each launch, so it must outlive the launches.
 #[repr(C, align(64))]
 pub struct TensorMap(sys::CUtensorMap);
 // SAFETY: plain data once encoded.
@@ -18,7 +20,7 @@ impl TensorMap {
             return Err(invalid);
         }
         let bytes = m.dtype.bytes() as u64;
-        // The driver counts axes from the innermost, whose stride it takes for granted.
+        // The driver lists axes innermost first, and takes no stride of the innermost: it is 1.
         let sizes: Vec<u64> = m.sizes.iter().rev().map(|n| *n as u64).collect();
         let strides: Vec<u64> = m.strides.iter().rev().skip(1).map(|n| *n as u64 * bytes).collect();
         let tile: Vec<u32> = m.tile.iter().rev().map(|n| *n as u32).collect();

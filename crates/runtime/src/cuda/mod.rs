@@ -1,6 +1,7 @@
-//! NVIDIA GPUs through the CUDA driver, which is found at run time: everything here compiles and fails politely without it.
+//! NVIDIA GPUs through the CUDA driver. The driver is loaded at run time: without it this module compiles, and returns errors.
 //!
-//! Takes: an executable whose code is [`crate::Code::Ptx`]. Never: generates code; no other module talks to the driver.
+//! Takes: an executable whose code is [`crate::Code::Ptx`]. Gives: a device, and sessions on it. Never: generates code.
+//! No other module calls the driver.
 mod launch;
 mod library;
 mod map;
@@ -28,37 +29,45 @@ use std::{
     },
 };
 
-/// Oldest driver that takes the PTX version that Kiln writes, as the driver states it (1000·major + 10·minor).
+/// Oldest CUDA driver version that accepts the PTX that Kiln writes, in the driver's encoding (1000·major + 10·minor).
 pub const MIN_DRIVER: i32 = 12080;
 
-/// What the driver says about the machine.
+/// The CUDA driver of this machine and its GPUs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Driver {
-    /// As `13.0`.
+    /// For example `13.0`.
     pub version: String,
+    /// The GPUs that the driver lists, by index.
     pub devices: Vec<DeviceInfo>,
 }
+/// What the driver says of a GPU.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceInfo {
+    /// The driver's number of the device: 0 for `cuda:0`.
     pub index: usize,
+    /// The product name.
     pub name: String,
     /// Major and minor compute capability.
     pub capability: (u32, u32),
-    /// Bytes.
+    /// Global memory in bytes.
     pub memory: usize,
+    /// Number of multiprocessors.
     pub multiprocessors: usize,
-    /// Largest dynamic shared memory of a block, in bytes.
+    /// Largest dynamic shared memory that a block may request, in bytes.
     pub shared: usize,
-    /// Bytes of shared memory, registers, warps and blocks of a multiprocessor.
+    /// Shared memory of a multiprocessor, in bytes.
     pub shared_per_multiprocessor: usize,
+    /// 32-bit registers of a multiprocessor.
     pub registers_per_multiprocessor: usize,
+    /// Most resident warps of a multiprocessor.
     pub warps_per_multiprocessor: usize,
+    /// Most resident blocks of a multiprocessor.
     pub blocks_per_multiprocessor: usize,
-    /// Bytes of the second-level cache.
+    /// Size of the L2 cache in bytes.
     pub l2: usize,
 }
 impl DeviceInfo {
-    /// Name of the architecture that code is made for, as `sm_90`.
+    /// The architecture to compile for, as `sm_90`.
     pub fn arch(&self) -> String {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
@@ -71,7 +80,7 @@ fn version_text(v: i32) -> String {
     format!("{}.{}", v / 1000, v % 1000 / 10)
 }
 
-/// Loads and initialises the driver; gives its version.
+/// Loads and initialises the driver. Returns its version.
 fn init(device: &str) -> Result<i32, RuntimeError> {
     const INSTALL: &str = "install the NVIDIA driver, or run with --device cpu";
     // SAFETY: loading the driver's library runs only its own initialisation.
@@ -96,7 +105,10 @@ fn init(device: &str) -> Result<i32, RuntimeError> {
     Ok(version)
 }
 
-/// The driver and its devices.
+/// Queries the driver and its devices.
+///
+/// # Errors
+/// [`RuntimeError::Device`] if there is no driver, it is older than [`MIN_DRIVER`], or it finds no GPU.
 pub fn driver() -> Result<Driver, RuntimeError> {
     let version = init("cuda")?;
     let fail = |e: DriverError| unusable("cuda", text(e), "check that nvidia-smi works");
@@ -137,13 +149,17 @@ pub struct CudaDevice {
 struct Inner {
     info: DeviceInfo,
     context: Arc<Context>,
-    /// By the text itself, so that a collision of hashes cannot swap kernels.
+    /// Loaded modules by PTX text; equal kernels share one. The key is the text itself: a hash collision cannot swap kernels.
     modules: Mutex<HashMap<Arc<str>, Arc<Module>>>,
-    /// cuBLASLt, once somebody asked for it.
+    /// cuBLASLt, loaded on first use; `None` inside if it cannot be loaded.
     library: OnceLock<Option<Arc<Library>>>,
 }
 
 impl CudaDevice {
+    /// Opens the GPU with this number and retains its primary context.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Device`] if there is no usable driver or no such GPU, or the driver refuses a context.
     pub fn open(index: usize) -> Result<CudaDevice, RuntimeError> {
         let name = format!("cuda:{index}");
         init(&name)?;
@@ -152,28 +168,29 @@ impl CudaDevice {
         };
         let count = result::device::get_count().map_err(refused)?;
         if index >= count.max(0) as usize {
-            let what = format!("the machine has {count} GPUs, counted from 0");
+            let what = format!("the machine has {count} GPUs, numbered from 0");
             return Err(unusable(&name, what, "choose one that `kiln doctor` lists, or check CUDA_VISIBLE_DEVICES"));
         }
         let info = info(index as i32).map_err(refused)?;
         let context = Arc::new(Context::new(index).map_err(refused)?);
         Ok(CudaDevice { inner: Arc::new(Inner { info, context, modules: Mutex::default(), library: OnceLock::new() }) })
     }
+    /// What the driver says of this GPU.
     pub fn info(&self) -> &DeviceInfo {
         &self.inner.info
     }
-    /// As `--device` takes it.
+    /// The name of the device as `--device` expects it, for example `cuda:0`.
     pub fn name(&self) -> String {
         format!("cuda:{}", self.inner.info.index)
     }
 
-    /// Whether there is a library of matmuls.
+    /// Whether cuBLASLt could be loaded.
     pub fn has_library(&self) -> bool {
         self.library().is_some()
     }
-    /// Whether the library has a way for this matmul, with a workspace of so many bytes.
+    /// Whether cuBLASLt has an algorithm for this matmul within `workspace` bytes of workspace.
     pub fn takes(&self, call: &GemmCall, workspace: usize) -> bool {
-        // Algorithms depend on how addresses are aligned, and on nothing else of them.
+        // The choice of an algorithm depends on the alignment of the addresses, not on their values.
         let at = memory::ALIGN as u64;
         let (residual, bias) = (call.epilogue.residual.as_ref().map(|_| at), call.epilogue.bias.map(|_| at));
         let places = library::Places { a: at, b: at, c: at, residual, bias, workspace: (at, workspace) };
@@ -184,7 +201,7 @@ impl CudaDevice {
         self.inner.library.get_or_init(load).clone()
     }
 
-    /// The module with this PTX, compiled by the driver unless it is loaded already. The context must be current.
+    /// The module of this PTX; the driver compiles it on first use. The context must be current.
     fn module(&self, kernel: &str, ptx: &Arc<str>) -> Result<Arc<Module>, RuntimeError> {
         let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(m) = modules.get(ptx) {
@@ -200,8 +217,8 @@ impl CudaDevice {
         Ok(module)
     }
 
-    /// Loads modules on several threads, as the driver's compiler takes its time. What fails here fails again in
-    /// [`CudaDevice::module`], which knows the kernel's name.
+    /// Loads modules on several threads, because the driver's compiler is slow. A module that fails here fails again in
+    /// [`CudaDevice::module`], which reports the kernel's name.
     fn preload(&self, texts: impl Iterator<Item = Arc<str>>) {
         let mut missing: Vec<Arc<str>> = {
             let modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
@@ -233,7 +250,7 @@ impl CudaDevice {
             remedy: remedy(e).into(),
         }
     }
-    /// Turns the driver's refusal into an error that says what was being done.
+    /// Turns a driver error into one that says what was being done.
     fn check<T>(&self, doing: impl FnOnce() -> String, r: Result<T, DriverError>) -> Result<T, RuntimeError> {
         r.map_err(|e| self.refused(doing(), text(e), e))
     }
@@ -242,7 +259,9 @@ impl CudaDevice {
 fn remedy(e: DriverError) -> &'static str {
     use sys::CUresult as R;
     match e.0 {
-        R::CUDA_ERROR_OUT_OF_MEMORY => "use a smaller batch, or free memory on the GPU (nvidia-smi shows who holds it)",
+        R::CUDA_ERROR_OUT_OF_MEMORY => {
+            "use a smaller batch, or free memory on the GPU (nvidia-smi shows which processes hold it)"
+        }
         R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => "update the NVIDIA driver",
         R::CUDA_ERROR_INVALID_PTX | R::CUDA_ERROR_NO_BINARY_FOR_GPU | R::CUDA_ERROR_JIT_COMPILER_NOT_FOUND => {
             "compile for this GPU's architecture (kiln doctor names it), or report the model"
@@ -251,11 +270,11 @@ fn remedy(e: DriverError) -> &'static str {
         | R::CUDA_ERROR_LAUNCH_FAILED
         | R::CUDA_ERROR_MISALIGNED_ADDRESS
         | R::CUDA_ERROR_ILLEGAL_INSTRUCTION => {
-            "the kernel is wrong: report the model, and run with --unfused or --device cpu meanwhile"
+            "this is a bug in the kernel: report the model, and run with --unfused or --device cpu until it is fixed"
         }
         R::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => {
-            "compile for this GPU's architecture: the kernel wants more than it has"
+            "compile for this GPU's architecture: the kernel needs more resources than it has"
         }
-        _ => "check nvidia-smi, and start the process again",
+        _ => "check nvidia-smi, and restart the process",
     }
 }

@@ -1,11 +1,11 @@
-//! Named ranges for NVIDIA's profilers, where their library is found; otherwise nothing happens, at no cost.
+//! NVTX ranges for NVIDIA's profilers. Where the NVTX library is not found, nothing happens, at no cost.
 use libloading::Library;
 use std::{
     ffi::{CString, c_char, c_int},
     sync::OnceLock,
 };
 
-/// What the library goes by: of CUDA 12 and older, and of CUDA 13.
+/// File names of the library: in CUDA 12 and older, then in CUDA 13.
 const NAMES: [&str; 4] = ["libnvToolsExt.so.1", "libnvToolsExt.so", "libnvtx3interop.so.1", "libnvtx3interop.so"];
 
 struct Functions {
@@ -20,7 +20,7 @@ fn functions() -> Option<&'static Functions> {
 }
 
 fn load(name: &str) -> Option<Functions> {
-    // SAFETY: NVIDIA's library; it is loaded for good, and these are the types of its functions.
+    // SAFETY: NVIDIA's library, which is never unloaded; these are the types of its functions.
     unsafe {
         let library = Library::new(name).ok()?;
         let push = *library.get(b"nvtxRangePushA\0").ok()?;
@@ -29,7 +29,7 @@ fn load(name: &str) -> Option<Functions> {
     }
 }
 
-/// Whether a profiler looks on, so that kernels are better launched one by one, each within its range.
+/// Whether a profiler is attached. A session then launches kernels one by one, each in a range of its name, and not as a CUDA graph.
 pub fn watched() -> bool {
     std::env::var_os("NVTX_INJECTION64_PATH").is_some() && functions().is_some()
 }
@@ -43,7 +43,7 @@ impl Drop for RangeGuard {
     }
 }
 
-/// Begins a range of that name on this thread.
+/// Begins a range of this name on the calling thread.
 pub fn range(name: &str) -> Option<RangeGuard> {
     let f = functions()?;
     let name = CString::new(name).ok()?;

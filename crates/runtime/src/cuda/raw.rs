@@ -1,4 +1,6 @@
-//! Handles of the driver that free themselves. A context must be current on the calling thread for everything but `Context`.
+//! Owning wrappers of the driver's handles, which free them when dropped.
+//!
+//! Everything but `Context` requires a current context on the calling thread.
 use cudarc::driver::{
     result::{self, DriverError},
     sys,
@@ -8,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-/// What the driver calls an error, as `an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)`.
+/// The driver's text for an error, as `an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)`.
 pub fn text(e: DriverError) -> String {
     match e.error_string() {
         Ok(s) => format!("{} ({:?})", s.to_string_lossy(), e.0),
@@ -16,7 +18,7 @@ pub fn text(e: DriverError) -> String {
     }
 }
 
-/// The primary context of a device, shared with libraries such as libtorch.
+/// The primary context of a device; libraries such as libtorch use it too.
 pub struct Context {
     device: sys::CUdevice,
     ctx: sys::CUcontext,
@@ -60,7 +62,7 @@ impl Stream {
         // SAFETY: created by `new`.
         unsafe { result::stream::synchronize(self.raw) }
     }
-    /// Records what `f` launches instead of running it.
+    /// Captures the launches of `f` in a graph instead of running them.
     pub fn capture<E: From<DriverError>>(&self, f: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: created by `new`; capture ends below on every path.
@@ -70,7 +72,7 @@ impl Stream {
         let graph = unsafe { result::stream::end_capture(self.raw) };
         done?;
         let graph = graph?;
-        // SAFETY: the graph was just made; the executable form does not need it any longer.
+        // SAFETY: the graph was just captured; its executable form does not refer to it.
         let exec = unsafe {
             let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
             let _ = result::graph::destroy(graph);
@@ -87,12 +89,12 @@ impl Drop for Stream {
     }
 }
 
-/// Launches that are replayed as one.
+/// An executable CUDA graph: launches that are replayed together.
 pub struct Graph {
     context: Arc<Context>,
     exec: sys::CUgraphExec,
 }
-// SAFETY: used by one thread at a time, as its owner is.
+// SAFETY: one thread uses it at a time, because one thread uses its owner at a time.
 unsafe impl Send for Graph {}
 impl Graph {
     pub fn launch(&self, stream: &Stream) -> Result<(), DriverError> {
@@ -120,13 +122,13 @@ impl Event {
         // SAFETY: both live.
         unsafe { result::event::record(self.raw, stream.raw) }
     }
-    /// Within a capture: becomes part of the graph, and happens each time the graph runs.
+    /// During a capture: adds the event to the graph, which then records it each time it runs.
     pub fn record_in_graph(&self, stream: &Stream) -> Result<(), DriverError> {
         let external = sys::CUevent_record_flags_enum::CU_EVENT_RECORD_EXTERNAL as u32;
         // SAFETY: both live.
         unsafe { sys::cuEventRecordWithFlags(self.raw, stream.raw, external) }.result()
     }
-    /// Microseconds from `start` to this event; both must have happened.
+    /// Microseconds from `start` to this event; the device must have reached both.
     pub fn us_since(&self, start: &Event) -> Result<f64, DriverError> {
         // SAFETY: both live, recorded on the same stream.
         unsafe { result::event::elapsed(start.raw, self.raw) }.map(|ms| f64::from(ms) * 1e3)
@@ -140,10 +142,10 @@ impl Drop for Event {
     }
 }
 
-/// Memory of a device.
+/// An allocation on a device.
 pub struct Memory {
     context: Arc<Context>,
-    /// 0 if empty.
+    /// 0 if the allocation is empty.
     pub address: u64,
 }
 impl Memory {
@@ -163,10 +165,10 @@ impl Drop for Memory {
     }
 }
 
-/// Copies to the device in the order of the stream. Pageable memory: `from` may be reused on return.
+/// Copies to the device, in stream order. The host memory is pageable, so `from` may be reused on return.
 ///
 /// # Safety
-/// `from.len()` bytes at `to` are on the device.
+/// `to` is the device address of at least `from.len()` bytes.
 pub unsafe fn upload(to: u64, from: &[u8], stream: &Stream) -> Result<(), DriverError> {
     match from.len() {
         0 => Ok(()),
@@ -174,10 +176,10 @@ pub unsafe fn upload(to: u64, from: &[u8], stream: &Stream) -> Result<(), Driver
         _ => unsafe { result::memcpy_htod_async(to, from, stream.raw) },
     }
 }
-/// Copies from the device in the order of the stream; done when the stream is synchronised.
+/// Copies from the device, in stream order. The copy is complete when the stream is synchronised.
 ///
 /// # Safety
-/// `to.len()` bytes at `from` are on the device; `to` stays in place until the stream is synchronised.
+/// `from` is the device address of at least `to.len()` bytes; `to` stays in place until the stream is synchronised.
 pub unsafe fn download(to: &mut [u8], from: u64, stream: &Stream) -> Result<(), DriverError> {
     match to.len() {
         0 => Ok(()),
@@ -195,7 +197,7 @@ unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 impl Module {
-    /// Compiles PTX by the driver. An error comes with the assembler's log.
+    /// Has the driver compile PTX. An error carries the assembler's log.
     pub fn load(context: &Arc<Context>, ptx: &str) -> Result<Module, (DriverError, String)> {
         let source = CString::new(ptx).map_err(|_| {
             (DriverError(sys::CUresult::CUDA_ERROR_INVALID_PTX), "the text contains a zero byte".into())
@@ -227,7 +229,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: loaded by `load`; who launches its functions keeps it. A failure leaves nothing to do.
+        // SAFETY: loaded by `load`; every user of its functions keeps the module alive. A failure leaves nothing to do.
         let _ = unsafe { result::module::unload(self.raw) };
     }
 }

@@ -1,5 +1,8 @@
-//! A session on a GPU: one allocation for inputs, outputs and temporaries at fixed addresses, launches prepared once, and runs
-//! of launches replayed as CUDA graphs from the second call on. Steps that only the host can do copy there and back.
+//! A session on a GPU.
+//!
+//! Inputs, outputs and temporaries lie at fixed addresses in one allocation, so launches are prepared once. From the second run on,
+//! sequences of launches are replayed as CUDA graphs. Steps that only the host can run copy their operands there and back.
+//! Records of out-of-range indices are read once, after the whole run.
 use super::{
     CudaDevice,
     launch::Launch,
@@ -29,31 +32,31 @@ pub(crate) struct CudaSession {
     layout: Layout,
     memory: Arc<MemoryPlan>,
     callbacks: Arc<dyn Callbacks>,
-    /// For steps that only the host can do.
+    /// For steps that only the host can run.
     host: Option<HostDevice>,
-    /// Parameters that are outputs, by index.
+    /// Parameters that are also outputs, by index.
     params: BTreeMap<usize, Tensor>,
-    /// Everything on the device that lives as long as the session.
+    /// Device memory that lives as long as the session.
     _owned: Vec<Memory>,
-    /// Per number of the layout.
+    /// Device addresses, by number of the layout.
     addresses: Vec<u64>,
-    /// Per kernel and step; `None` where the host does the step.
+    /// Per kernel and step; `None` if the host runs the step.
     launches: Vec<Vec<Option<Step>>>,
     pub(super) segments: Vec<Segment>,
-    /// Whether a run has gone through: only then are launches captured, so that errors name their kernel.
+    /// Whether a run has completed. Launches are captured only then, so that errors of the first run name their kernel.
     warm: bool,
-    /// Kernels were timed since the records were cleared, maybe over memory that nothing had written.
+    /// Kernels were timed since the records were cleared, possibly on uninitialised memory, so the records mean nothing.
     pub(super) stale: bool,
 }
 
-/// What the device does.
+/// A step that runs on the device.
 enum Step {
     Launch(Launch),
     Matmul(Matmul),
 }
 impl Step {
     /// # Safety
-    /// Buffers are of the types that the step was made for, and live.
+    /// The buffers have the types that the step was made for, and live.
     unsafe fn enqueue(&self, session: &CudaSession, kernel: &str) -> Result<(), RuntimeError> {
         let doing = || format!("running kernel `{kernel}`");
         match self {
@@ -63,27 +66,28 @@ impl Step {
             Step::Matmul(p) => unsafe { p.enqueue(&session.stream) }.map_err(|e| RuntimeError::Driver {
                 device: session.device.name(),
                 doing: doing(),
-                what: format!("cuBLASLt refuses the matmul ({e})"),
-                remedy: "tune or constrain it to another template than `library`".into(),
+                what: format!("cuBLASLt fails to launch the matmul ({e})"),
+                remedy: "tune it, or constrain it to a template other than `library`".into(),
             }),
         }
     }
 }
 
-/// Kernels of a run that can be enqueued together, or one that needs the host.
+/// Consecutive kernels that can be captured in one CUDA graph, or one kernel that needs the host.
 pub(super) struct Segment {
     pub kernels: Range<usize>,
     pub mode: Mode,
 }
 pub(super) enum Mode {
-    /// Needs the host, or the driver would not record it: enqueued kernel by kernel.
+    /// Enqueued kernel by kernel: it needs the host, is a single kernel, could not be captured, or a profiler is attached.
     Plain,
-    /// To be recorded.
+    /// To be captured after the first run.
     Fresh,
+    /// Replayed as a CUDA graph.
     Recorded(Graph),
 }
 
-/// An error on the way of a capture.
+/// An error during a capture.
 pub(super) enum Fault {
     Driver(DriverError),
     Runtime(RuntimeError),
@@ -101,7 +105,7 @@ impl From<RuntimeError> for Fault {
 
 impl Drop for CudaSession {
     fn drop(&mut self) {
-        // Memory must not go while kernels use it. A failure leaves nothing to do.
+        // Memory must not be freed while kernels use it. A failure leaves nothing to do.
         let _ = self.device.inner.context.bind();
         let _ = self.stream.synchronize();
     }
@@ -121,7 +125,7 @@ impl CudaSession {
         let layout = Layout::new(&exe);
         let on_host = |w: &Work<Code>| match w {
             Work::Block { code, .. } => !matches!(code, Code::Ptx(_)),
-            // Matmuls that the library does not take are found out when they are prepared.
+            // Whether the library takes a matmul is known when it is prepared.
             Work::Gemm(_) | Work::Fallback(_) => false,
             Work::Interpret { .. } => true,
         };
@@ -158,7 +162,7 @@ impl CudaSession {
         let load_arena = self.allocate(memory.load.bytes, "intermediate results of loading")?;
         let mut load_only = vec![];
         let mut uploaded: BTreeMap<usize, u64> = BTreeMap::new();
-        // Inputs and outputs lie behind the temporaries in one allocation.
+        // Inputs and outputs follow the temporaries in one allocation.
         let mut end = memory.run.bytes;
         let mut offsets = vec![0; exe.buffers.len()];
         for (b, place) in memory.buffers.iter().enumerate() {
@@ -177,7 +181,7 @@ impl CudaSession {
                 Place::LoadArena(at) => load_arena.address + at as u64,
                 Place::Nowhere => 0,
                 Place::Frozen => {
-                    let m = self.allocate(bytes, "folded parameters")?;
+                    let m = self.allocate(bytes, "precomputed parameters")?;
                     let at = m.address;
                     self._owned.push(m);
                     at
@@ -203,7 +207,7 @@ impl CudaSession {
             _ => None,
         });
         self.device.preload(texts);
-        let records = self.allocate(self.layout.checked.len() * RECORD, "records of indices")?;
+        let records = self.allocate(self.layout.checked.len() * RECORD, "records of out-of-range indices")?;
         for n in 0..self.layout.checked.len() {
             self.addresses[self.layout.record(n)] = records.address + (n * RECORD) as u64;
         }
@@ -234,14 +238,14 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Fails if a kernel has found an index out of range, of those that ran since the records were cleared. Waits.
+    /// Waits for the stream. Fails if a kernel found an index out of range since the records were cleared.
     fn indices(&mut self, doing: &str) -> Result<(), RuntimeError> {
         let mut records = vec![0u8; self.layout.checked.len() * RECORD];
         if records.is_empty() {
             return self.wait(doing);
         }
         let from = self.addresses[self.layout.record(0)];
-        // SAFETY: so many bytes were allocated for records; `wait` follows before they are read.
+        // SAFETY: this many bytes were allocated for records; `wait` follows before they are read.
         let copied = unsafe { download(&mut records, from, &self.stream) };
         let copied = self.device.check(|| format!("{doing} `{}`", self.exe.name), copied);
         self.wait(doing).and(copied)?;
@@ -252,19 +256,19 @@ impl CudaSession {
             None => Ok(()),
         }
     }
-    /// Forgets what was found: what is timed may run over anything.
+    /// Clears the records of out-of-range indices. Kernels that are timed may run on any data.
     fn clear_records(&mut self) -> Result<(), RuntimeError> {
         let zeros = vec![0u8; self.layout.checked.len() * RECORD];
         self.stale = false;
         if zeros.is_empty() {
             return Ok(());
         }
-        // SAFETY: so many bytes were allocated for records; pageable memory may go on return.
+        // SAFETY: this many bytes were allocated for records; `upload` has copied pageable memory when it returns.
         let copied = unsafe { upload(self.addresses[self.layout.record(0)], &zeros, &self.stream) };
         self.device.check(|| format!("loading `{}`", self.exe.name), copied)
     }
 
-    /// Whole multiples of the alignment: kernels may read on to the next 16 bytes.
+    /// Allocates, rounded up to the alignment: kernels may read up to the next multiple of 16 bytes.
     fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, RuntimeError> {
         let bytes = bytes.next_multiple_of(ALIGN);
         Memory::new(&self.device.inner.context, bytes).map_err(|e| RuntimeError::Memory {
@@ -274,6 +278,7 @@ impl CudaSession {
         })
     }
 
+    /// Prepares a step for the device; `None` if the host runs it.
     fn prepare(&self, k: usize, kernel: &KernelCode, work: &Work<Code>) -> Result<Option<Step>, RuntimeError> {
         match work {
             Work::Block { code: Code::Ptx(ptx), args } => {
@@ -284,7 +289,7 @@ impl CudaSession {
             _ => Ok(None),
         }
     }
-    /// `None` where the library has no way for it: the host does it then.
+    /// `None` if the library does not take the matmul; the host then computes it.
     fn matmul(&self, k: usize, kernel: &KernelCode, g: &GemmCall) -> Option<Matmul> {
         let at = |slot| self.address(k, kernel, slot);
         let space = g.workspace?;
@@ -294,11 +299,11 @@ impl CudaSession {
         let places = Places { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot), residual, bias, workspace };
         Matmul::new(&self.device.library()?, g, places)
     }
-    /// The library loads its kernels when they are first asked for, which must not be while launches are recorded.
+    /// Runs each library matmul once: the library loads a kernel on its first launch, which is not possible during a capture.
     fn warm_matmuls(&self) -> Result<(), RuntimeError> {
         for k in self.kernels(Stage::Run) {
             for step in self.launches[k].iter().flatten().filter(|s| matches!(s, Step::Matmul(_))) {
-                // SAFETY: as in `kernel`; what it writes there, runs write again.
+                // SAFETY: as in `kernel`; every run overwrites the results.
                 unsafe { step.enqueue(self, &self.exe.kernels[k].name) }?;
             }
         }
@@ -309,7 +314,7 @@ impl CudaSession {
         self.addresses[self.layout.slot(k, kernel, slot)]
     }
 
-    /// Indices of a stage's kernels, in order.
+    /// Indices of the kernels of a stage, in launch order.
     pub(super) fn kernels(&self, stage: Stage) -> Vec<usize> {
         (0..self.exe.kernels.len()).filter(|k| self.exe.kernels[*k].stage == stage).collect()
     }
@@ -318,15 +323,16 @@ impl CudaSession {
         self.launches[k].iter().any(|l| l.is_none())
     }
 
+    /// Divides the run-time kernels into segments.
     fn split(&self) -> Vec<Segment> {
         let mut segments: Vec<Segment> = vec![];
-        let watched = nvtx::watched();
+        let profiled = nvtx::watched();
         for k in self.kernels(Stage::Run) {
-            let host = watched || self.needs_host(k);
+            let plain = profiled || self.needs_host(k);
             match segments.last_mut() {
-                Some(s) if matches!(s.mode, Mode::Fresh) && !host && s.kernels.end == k => s.kernels.end = k + 1,
+                Some(s) if matches!(s.mode, Mode::Fresh) && !plain && s.kernels.end == k => s.kernels.end = k + 1,
                 _ => {
-                    let mode = if host { Mode::Plain } else { Mode::Fresh };
+                    let mode = if plain { Mode::Plain } else { Mode::Fresh };
                     segments.push(Segment { kernels: k..k + 1, mode });
                 }
             }
@@ -341,7 +347,7 @@ impl CudaSession {
         }
         self.upload_inputs(inputs)?;
         self.enqueue()?;
-        // Buffers that are computed are copied once, however often they are outputs.
+        // A computed buffer is copied once, even if it is an output several times.
         let mut fetched: BTreeMap<BufferId, Tensor> = BTreeMap::new();
         for b in &self.exe.outputs {
             if matches!(self.memory.buffers[b.0 as usize], Place::Output(_) | Place::Frozen) && !fetched.contains_key(b)
@@ -365,7 +371,7 @@ impl CudaSession {
         Ok(self.exe.outputs.iter().map(value).collect())
     }
 
-    /// Copies the inputs to where runs expect them.
+    /// Copies the inputs to their fixed addresses on the device.
     pub(super) fn upload_inputs(&mut self, inputs: &[Tensor]) -> Result<(), RuntimeError> {
         let doing = || format!("running `{}`", self.exe.name);
         self.device.check(doing, self.device.inner.context.bind())?;
@@ -379,17 +385,17 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Waits for everything enqueued.
+    /// Waits for the stream. `doing`: a verb for the message of an error, as `running`.
     pub(super) fn wait(&self, doing: &str) -> Result<(), RuntimeError> {
         self.device.check(|| format!("{doing} `{}`", self.exe.name), self.stream.synchronize())
     }
 
-    /// Enqueues a run over the inputs on the device; host steps are waited for.
+    /// Enqueues a run over the inputs on the device. Returns after the last step of the host, if there is one.
     pub(super) fn enqueue(&mut self) -> Result<(), RuntimeError> {
         for s in 0..self.segments.len() {
             let segment = &self.segments[s];
             if self.warm && matches!(segment.mode, Mode::Fresh) {
-                // A single launch is no cheaper in a graph.
+                // A graph makes a single launch no cheaper.
                 let graph = (segment.kernels.len() > 1).then(|| self.record(segment.kernels.clone(), 1).ok()).flatten();
                 self.segments[s].mode = graph.map_or(Mode::Plain, Mode::Recorded);
             }
@@ -404,7 +410,7 @@ impl CudaSession {
         Ok(())
     }
 
-    /// The launches of these kernels as a graph, each kernel `times` over. None of them may need the host.
+    /// Captures the launches of these kernels, each kernel `times` over. None of them may need the host.
     pub(super) fn record(&self, mut kernels: Range<usize>, times: usize) -> Result<Graph, RuntimeError> {
         let captured = self
             .stream
@@ -415,7 +421,7 @@ impl CudaSession {
         })
     }
 
-    /// Runs one kernel: enqueues its launches, and waits for what the host does.
+    /// Enqueues the launches of a kernel and runs its host steps.
     pub(super) fn kernel(&self, k: usize) -> Result<(), RuntimeError> {
         let kernel = &self.exe.kernels[k];
         let _range = nvtx::range(&kernel.name);
@@ -429,6 +435,7 @@ impl CudaSession {
         Ok(())
     }
 
+    /// Runs a step on the host: a library call in place if possible, anything else on copies of its operands.
     fn host_step(&self, k: usize, kernel: &KernelCode, work: &Work<Code>) -> Result<(), RuntimeError> {
         if let Work::Fallback(call) = work {
             let on_device =
@@ -468,7 +475,7 @@ impl CudaSession {
         }
     }
 
-    /// Copies of slots on the host, in order.
+    /// Copies the slots to the host, in order.
     fn fetch(&self, k: usize, kernel: &KernelCode, slots: &[Slot]) -> Result<Vec<Tensor>, RuntimeError> {
         let mut tensors = Vec::with_capacity(slots.len());
         let mut all = Ok(());
@@ -485,17 +492,18 @@ impl CudaSession {
         all.map(|()| tensors)
     }
 
+    /// Copies values from the host to their slots.
     fn store(&self, k: usize, kernel: &KernelCode, values: &[(Slot, Tensor)]) -> Result<(), RuntimeError> {
         for (slot, t) in values {
             // SAFETY: the tensor has the type of the buffer at this address.
             let copied = unsafe { upload(self.address(k, kernel, *slot), t.bytes(), &self.stream) };
             self.device.check(|| format!("copying for kernel `{}`", kernel.name), copied)?;
         }
-        // The tensors go when this returns.
+        // The caller drops the tensors after this returns.
         self.wait("running")
     }
 
-    /// Runs host code over host copies of its arguments.
+    /// Runs host code or a matmul on host copies of its arguments.
     fn compute(&self, work: &Work<Code>, tensors: &mut [Tensor]) {
         let Some(host) = &self.host else { return };
         let args: Vec<*mut u8> = tensors.iter_mut().map(|t| t.bytes_mut().as_mut_ptr()).collect();

@@ -1,4 +1,6 @@
-//! Times on the device, by events, over inputs that stay there.
+//! Timing on a GPU by CUDA events, with inputs that stay on the device.
+//!
+//! Takes: a session and inputs. Gives: samples in microseconds. Never: includes copies of inputs or outputs.
 use super::{
     raw::{Event, Graph},
     session::CudaSession,
@@ -8,26 +10,27 @@ use kiln_graph::Tensor;
 use kiln_plan::Stage;
 use std::time::Instant;
 
-/// Aim of one measurement of a short kernel, in microseconds: it is repeated until it takes about this long.
+/// Target length of one measurement, in microseconds: short kernels are repeated until they take about this long.
 const SPAN_US: f64 = 100.0;
+/// Most repetitions of a kernel in one measurement.
 const MOST_REPEATS: f64 = 50.0;
 
-/// A kernel that is ready to be timed over and over.
+/// A kernel that is prepared to be timed any number of times.
 pub(crate) struct Timed {
     kernel: usize,
-    /// Of several launches, where one is short.
+    /// The kernel `times` over, if a single launch is too short to measure.
     graph: Option<Graph>,
     times: usize,
     events: [Event; 2],
 }
 
 impl CudaSession {
-    /// Microseconds of each of `n` runs, enqueued back to back, so that launch latency hides where runs are long enough.
+    /// Microseconds of each of `n` runs. They are enqueued back to back, which hides launch latency if runs are long enough.
     pub fn time_runs(&mut self, inputs: &[Tensor], n: usize) -> Result<Vec<f64>, RuntimeError> {
         self.stale = true;
         self.upload_inputs(inputs)?;
         let events = self.events(n + 1)?;
-        // One run ahead of the first event keeps the device busy while the others are enqueued.
+        // A run before the first event keeps the device busy while the others are enqueued.
         self.enqueue()?;
         self.record_event(&events[0])?;
         for e in &events[1..] {
@@ -38,8 +41,8 @@ impl CudaSession {
         events.windows(2).map(|w| self.elapsed(&w[0], &w[1])).collect()
     }
 
-    /// Microseconds of each kernel of a run, `n` samples of each. Every kernel runs at its place in the run, so that its
-    /// inputs are right, but several times over: what fits the L2 cache is found there.
+    /// Microseconds of each kernel of a run, `n` samples of each. Kernels run in launch order, so their inputs are valid, but each one
+    /// runs several times in a row: data that fits the L2 cache is warm.
     pub fn time_kernels(&mut self, inputs: &[Tensor], n: usize) -> Result<Vec<Vec<f64>>, RuntimeError> {
         self.stale = true;
         self.upload_inputs(inputs)?;
@@ -56,13 +59,13 @@ impl CudaSession {
         Ok(samples)
     }
 
-    /// All kernels of a run, in order, ready to be timed on inputs that are there from now on.
+    /// Uploads the inputs and prepares all kernels of a run for timing, in launch order.
     pub fn timed_kernels(&mut self, inputs: &[Tensor]) -> Result<Vec<Timed>, RuntimeError> {
         self.stale = true;
         self.upload_inputs(inputs)?;
         self.kernels(Stage::Run).into_iter().map(|k| self.timed(k)).collect()
     }
-    /// One launch tells how often to repeat it.
+    /// Prepares a kernel; one sample decides how often to repeat it.
     fn timed(&self, kernel: usize) -> Result<Timed, RuntimeError> {
         let events = [self.event()?, self.event()?];
         let mut timed = Timed { kernel, graph: None, times: 1, events };
@@ -75,7 +78,7 @@ impl CudaSession {
         }
         Ok(timed)
     }
-    /// Microseconds of one launch.
+    /// Microseconds of one launch; the mean where the kernel is repeated.
     pub fn sample(&self, timed: &Timed) -> Result<f64, RuntimeError> {
         if self.needs_host(timed.kernel) {
             self.wait("timing")?;
@@ -88,7 +91,7 @@ impl CudaSession {
             Some(g) => self.device.check(|| "timing".into(), g.launch(&self.stream)),
             None => self.kernel(timed.kernel),
         };
-        // The first keeps the device busy while the measured one is enqueued.
+        // The first launch keeps the device busy while the measured one is enqueued.
         let [start, end] = &timed.events;
         run()?;
         self.record_event(start)?;

@@ -1,4 +1,7 @@
-//! Traced runs on the device: events before and after every kernel.
+//! Traced runs on a GPU: events before and after every kernel.
+//!
+//! Takes: a session and inputs. Gives: spans on the host's clock. A trace replays what a run replays: the CUDA graphs are captured
+//! again with the events in them.
 use super::{
     raw::{Event, Graph},
     session::{CudaSession, Fault, Mode},
@@ -8,11 +11,11 @@ use kiln_graph::Tensor;
 use kiln_plan::Stage;
 use std::ops::Range;
 
-/// Events around every kernel of the executable; those of other stages have none.
+/// Events before and after each kernel of the executable; `None` for load-time kernels.
 type Marks = Vec<Option<[Event; 2]>>;
 
 impl CudaSession {
-    /// `n` runs. What a run would replay as a graph is replayed here too, with events in it.
+    /// Traces `n` runs. Segments that a run replays as a CUDA graph are replayed as a graph with events in it.
     pub(crate) fn trace_runs(
         &mut self,
         inputs: &[Tensor],
@@ -35,7 +38,7 @@ impl CudaSession {
         (0..n).map(|_| self.trace_run(&segments, &marks, clock)).collect()
     }
 
-    /// `None` if the driver would not record it; then its kernels are enqueued one by one.
+    /// Captures the kernels with their events. `None` if the driver cannot capture them; they are then enqueued one by one.
     fn record_marked(&self, mut kernels: Range<usize>, marks: &Marks) -> Option<Graph> {
         let one = |k: usize| -> Result<(), Fault> {
             let Some([start, end]) = &marks[k] else { return Ok(()) };

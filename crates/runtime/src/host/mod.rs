@@ -1,6 +1,6 @@
-//! The host as a device: threads of its own, and grids and matrix products split over them.
+//! The host as a device: a pool of threads, and grids of kernels and matmuls split over them.
 //!
-//! Takes: an executable whose code is [`crate::Code::Host`]. Never: generates code.
+//! Takes: an executable whose code is [`crate::Code::Host`]. Gives: sessions that run it. Never: generates code.
 pub(crate) mod gemm;
 pub(crate) mod session;
 mod team;
@@ -16,13 +16,13 @@ use std::{
 };
 use team::Team;
 
-/// Most threads of a device: far more than processors have, few enough to start in no time.
+/// Most threads of a device: far more than processors have, and few enough to start quickly.
 pub const MAX_THREADS: usize = 1024;
 
-/// Work of less than this many nanoseconds is not worth waking threads for.
+/// Kernels that take less than this many nanoseconds run on the calling thread.
 const INLINE_NS: u64 = 20_000;
 
-/// The processor: the thread that asks for a run, and others beside it. Cheap to clone; clones share their threads.
+/// The processor: the thread that calls a run, and worker threads. Cheap to clone; clones share their threads.
 #[derive(Clone)]
 pub struct HostDevice {
     /// `None` with one thread.
@@ -31,13 +31,16 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    /// With this many threads, at most [`MAX_THREADS`]; 0 means one per available core.
+    /// A device with this many threads, the caller included, at most [`MAX_THREADS`]; 0 means one per available core.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Device`] if there are too many threads or they cannot be started, [`RuntimeError::Level`] if `KILN_CPU` is wrong.
     pub fn new(threads: usize) -> Result<HostDevice, RuntimeError> {
         if threads > MAX_THREADS {
             return Err(RuntimeError::Device {
                 device: "cpu".into(),
-                what: format!("{threads} threads are asked for, at most {MAX_THREADS} are started"),
-                remedy: "ask for as many as the processor has cores".into(),
+                what: format!("{threads} threads were requested, the limit is {MAX_THREADS}"),
+                remedy: "request at most one thread per core".into(),
             });
         }
         kiln_cpu::Level::chosen()?;
@@ -51,10 +54,11 @@ impl HostDevice {
         let team = Team::new(threads - 1).map_err(|e| RuntimeError::Device {
             device: "cpu".into(),
             what: format!("{threads} threads could not be started: {e}"),
-            remedy: "ask for fewer threads or raise the process limit (ulimit -u)".into(),
+            remedy: "request fewer threads or raise the process limit (ulimit -u)".into(),
         })?;
         Ok(HostDevice { team: Some(Arc::new(team)), threads })
     }
+    /// Number of threads, the caller included.
     pub fn threads(&self) -> usize {
         self.threads
     }
@@ -64,21 +68,21 @@ impl HostDevice {
     }
 }
 
-/// How work is spread: over the device's threads, or, with one, on the calling thread.
+/// The threads that a loop may use: those of the device, or the calling thread alone.
 #[derive(Clone, Copy)]
 pub(crate) struct Parallel<'a> {
     pub threads: usize,
     team: Option<&'a Team>,
 }
 impl Parallel<'_> {
-    /// The calling thread.
+    /// The calling thread alone.
     pub const ALONE: Parallel<'static> = Parallel { threads: 1, team: None };
 
-    /// All threads if the work is `enough` for them, else the calling one.
+    /// All threads if there is `enough` work for them, else the calling thread alone.
     pub fn only_if(self, enough: bool) -> Self {
         if enough { self } else { Parallel::ALONE }
     }
-    /// Calls `f(0..n)`, spread over the threads as they get free.
+    /// Calls `f(i)` for each `i` in `0..n`, on the threads as they become free.
     pub fn each(self, n: usize, f: impl Fn(usize) + Send + Sync) {
         match self.team {
             None => (0..n).for_each(f),
@@ -87,9 +91,9 @@ impl Parallel<'_> {
     }
 }
 
-/// Lets a value cross threads; who makes one says why that is right.
+/// Lets a value cross threads. Whoever wraps a value must ensure that this is sound.
 pub(crate) struct Shared<T>(pub T);
-// SAFETY: only made around addresses whose users keep to disjoint or read-only parts of the memory behind them.
+// SAFETY: only wraps addresses whose users access disjoint or read-only parts of the memory behind them.
 unsafe impl<T> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Shared<T> {}
@@ -100,11 +104,11 @@ impl<T: Copy> Shared<T> {
     }
 }
 
-/// How long a step took the last time, summed over threads, in nanoseconds; 0 if never run.
+/// Duration of the last run of a step, summed over threads, in nanoseconds; 0 if it has never run.
 #[derive(Default)]
 pub(crate) struct Tally(AtomicU64);
 
-/// Runs all instances of a kernel: inline if it was short the last time, else in chunks over the threads.
+/// Runs all program instances of a kernel: on the calling thread if the last run was short, else in chunks on all threads.
 ///
 /// # Safety
 /// `args` are what `f` expects: one address per parameter, each with its buffer behind it.
@@ -124,7 +128,7 @@ pub(crate) unsafe fn run_grid(p: Parallel, f: HostFn, instances: u64, args: &[*m
     let args = Shared(args.as_ptr());
     let spent = AtomicU64::new(1);
     p.each(chunks as usize, |c| {
-        // In 128 bits: the product may not fit 64.
+        // The product may exceed 64 bits.
         let bound = |c: u64| (u128::from(instances) * u128::from(c) / u128::from(chunks)) as u64;
         let start = Instant::now();
         // SAFETY: this function's contract; instances are independent of each other.

@@ -1,4 +1,7 @@
-//! A session on the host: addresses of all buffers, and kernels run one after the other.
+//! A session on the host: a table of addresses, and kernels that run one after the other.
+//!
+//! Takes: an executable whose code is [`Code::Host`]. Gives: outputs that belong to the caller. The record of out-of-range indices of a
+//! kernel is read right after the kernel.
 use super::{HostDevice, Parallel, Tally, gemm, run_grid, weights};
 use crate::{
     Callbacks, Code, DeviceTensor, Executable, KernelCode, RuntimeError,
@@ -21,28 +24,28 @@ pub(crate) struct HostSession {
     inner: Inner,
 }
 
-/// What a run works on.
+/// Everything of a session but the device.
 struct Inner {
     exe: Arc<Executable>,
     layout: Layout,
     memory: Arc<MemoryPlan>,
     callbacks: Arc<dyn Callbacks>,
-    /// `None` once only load-time kernels needed it.
+    /// By index; `None` after loading if no run reads it.
     params: Vec<Option<Tensor>>,
-    /// Frozen buffers, by buffer.
+    /// By buffer; `None` for buffers that are not frozen, or that only packed matmuls read.
     frozen: Vec<Option<Tensor>>,
     arena: Memory,
-    /// Records of indices out of range.
+    /// Records of out-of-range indices.
     records: Memory,
     spare: Spare,
-    /// Per address of the layout; those of inputs and outputs are set by each run.
+    /// By number of the layout. Each run sets the addresses of inputs and outputs.
     addresses: Vec<*mut u8>,
-    /// Arguments of the step at hand.
+    /// Arguments of the current step.
     args: Vec<*mut u8>,
     tallies: Vec<Tally>,
-    /// Per step of the executable, what is packed of its operands.
+    /// Packed operands, per step of the executable.
     weights: Vec<gemm::Weights>,
-    /// When the kernels of a profiled run began and ended.
+    /// Start and end of each kernel; only in a profiled run.
     clock: Option<Vec<[Instant; 2]>>,
 }
 // SAFETY: the addresses point into memory that `Inner` owns or that a run borrows for its whole length.
@@ -96,7 +99,7 @@ impl HostSession {
         self.inner.run(self.device.parallel(), inputs)
     }
 
-    /// One run with begin and end of each run-time kernel.
+    /// One run. Returns start and end of each run-time kernel.
     pub fn run_profiled(&mut self, inputs: &[Tensor]) -> Result<Vec<[Instant; 2]>, RuntimeError> {
         self.inner.clock = Some(Vec::with_capacity(self.inner.exe.kernels.len()));
         let result = self.run(inputs);
@@ -119,7 +122,7 @@ fn check_code(exe: &Executable) -> Result<(), RuntimeError> {
             return Err(RuntimeError::Unsupported {
                 kernel: k.name.clone(),
                 device: "cpu".into(),
-                what: "its matmul has the epilogue of a GPU's library".into(),
+                what: "its matmul has an epilogue, which only a GPU's library applies".into(),
                 remedy: "compile with --target cpu, or run with --device cuda:0".into(),
             });
         }
@@ -128,7 +131,7 @@ fn check_code(exe: &Executable) -> Result<(), RuntimeError> {
 }
 
 impl Inner {
-    /// Addresses that stay the same over all runs.
+    /// Sets the addresses that stay the same over all runs.
     fn fill_addresses(&mut self, load: &Memory) {
         for (b, place) in self.memory.buffers.iter().enumerate() {
             self.addresses[b] = match place {
@@ -153,10 +156,10 @@ impl Inner {
         }
     }
 
-    /// Packs the weights of matmuls, and lets go of those that nothing else reads.
+    /// Packs the weights of matmuls and frees the originals that nothing else reads.
     fn pack_weights(&mut self, p: Parallel) {
         let (exe, layout, places) = (&self.exe, &self.layout, &self.memory.buffers);
-        // SAFETY: parameters and frozen buffers have their addresses and values.
+        // SAFETY: the addresses and values of parameters and frozen buffers are set.
         self.weights = unsafe { weights::pack(p, exe, layout, places, &self.addresses) };
         let read = weights::read(exe, layout, &self.weights);
         let unread = |b: &usize| !read.contains(&BufferId(*b as u32));
@@ -175,7 +178,7 @@ impl Inner {
 
     fn run(&mut self, p: Parallel, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
         let exe = self.exe.clone();
-        // One tensor per output that is computed; repeated outputs share it.
+        // One tensor per computed output; repeated outputs share it.
         let mut outputs: Vec<Option<Tensor>> = vec![None; exe.outputs.len()];
         for (b, place) in self.memory.buffers.iter().enumerate() {
             let empty = exe.buffers[b].ty.bytes() == 0;
@@ -196,11 +199,11 @@ impl Inner {
             Place::Output(o) => outputs[o].clone(),
             _ => self.tensor(b.0 as usize, inputs),
         };
-        // Invariant: every output is written, given or empty (`Executable::check`).
+        // Invariant: every output is written by a kernel, an input, a parameter or empty (`Executable::check`).
         Ok(exe.outputs.iter().map(|b| value(b).unwrap_or_else(|| Tensor::zeros(exe.ty(*b).clone()))).collect())
     }
 
-    /// The tensor behind a buffer, if it is one.
+    /// The tensor that holds a buffer; `None` if the buffer lies in an arena.
     fn tensor(&self, b: usize, inputs: &[Tensor]) -> Option<Tensor> {
         match self.memory.buffers[b] {
             Place::Input(i) => inputs.get(i).cloned(),
@@ -238,8 +241,8 @@ impl Inner {
                 Work::Gemm(g) => {
                     let at = |slot| self.addresses[self.layout.slot(k, kernel, slot)];
                     let x = gemm::Operands { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot) };
-                    let weights = &self.weights.get(self.layout.first_step(k) + s).unwrap_or(&NOTHING);
-                    // SAFETY: `Executable::check` has checked the extents; the memory plan keeps `c` apart from the rest.
+                    let weights = &self.weights.get(self.layout.first_step(k) + s).unwrap_or(&UNPACKED);
+                    // SAFETY: `Executable::check` has checked the extents; the memory plan keeps `c` apart from the other buffers.
                     unsafe { gemm::gemm(p, g, x, weights) };
                 }
                 Work::Fallback(call) if self.call_in_place(kernel, call) => {}
@@ -257,7 +260,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Fails if the kernel found an index out of range; the next run starts anew.
+    /// Fails if the kernel found an index out of range; clears its record.
     fn indices(&mut self, k: usize) -> Result<(), RuntimeError> {
         let Ok(n) = self.layout.checked.binary_search(&k) else { return Ok(()) };
         let record = &mut self.records.as_mut_slice()[n * RECORD..][..8];
@@ -266,7 +269,7 @@ impl Inner {
         self.exe.index_error(k, found).map_or(Ok(()), Err)
     }
 
-    /// Runs libtorch on the kernel's buffers, if it can.
+    /// Runs libtorch on the kernel's buffers; false if it cannot.
     fn call_in_place(&self, kernel: &KernelCode, call: &LibraryCall) -> bool {
         let tensor =
             |b: &BufferId| DeviceTensor { ty: self.exe.ty(*b).clone(), address: self.addresses[b.0 as usize] as u64 };
@@ -275,7 +278,7 @@ impl Inner {
         call_in_place(&*self.callbacks, call, &inputs, &outputs, None)
     }
 
-    /// A buffer as a tensor, copied if it is not one.
+    /// A buffer as a tensor; copied if it lies in an arena.
     fn copy(&self, b: usize, inputs: &[Tensor]) -> Tensor {
         self.tensor(b, inputs).unwrap_or_else(|| {
             let mut t = Tensor::zeros(self.exe.buffers[b].ty.clone());
@@ -287,8 +290,8 @@ impl Inner {
     }
 }
 
-/// Of the steps that run before weights are packed.
-const NOTHING: gemm::Weights = gemm::Weights { a: None, b: None };
+/// For the steps that run before weights are packed.
+const UNPACKED: gemm::Weights = gemm::Weights { a: None, b: None };
 
 /// Address of buffers without elements: aligned for every type, never read.
 const EMPTY: *mut u8 = std::ptr::without_provenance_mut(crate::memory::ALIGN);
@@ -298,21 +301,22 @@ fn arena(bytes: usize) -> Result<Memory, RuntimeError> {
     Memory::zeroed(bytes).ok_or_else(|| RuntimeError::Memory { bytes, what, why: "out of memory".into() })
 }
 
-/// Results of earlier runs, for their memory: fresh pages cost more than many a kernel.
+/// Results of earlier runs, kept to reuse their memory: faulting in fresh pages costs more than many kernels.
 struct Spare(Vec<VecDeque<Tensor>>);
 
 impl Spare {
-    /// The caller often still holds the last result while the next is made.
+    /// Results kept per output: the caller often still holds the last result during the next run.
     const EACH: usize = 2;
 
     fn new(outputs: usize) -> Spare {
         Spare(vec![VecDeque::new(); outputs])
     }
-    /// Memory for output `o`, which is written in full: that of a result that the caller has dropped, or new.
+    /// Memory for output `o`, which a run overwrites completely: that of a result that the caller has dropped, or new.
     fn take(&mut self, o: usize, ty: &Type) -> Tensor {
         let free = self.0[o].iter_mut().position(Tensor::is_unique);
         free.and_then(|i| self.0[o].remove(i)).unwrap_or_else(|| Tensor::zeros(ty.clone()))
     }
+    /// Keeps the results of a run, and drops the oldest ones.
     fn keep(&mut self, outputs: &[Option<Tensor>]) {
         for (kept, new) in self.0.iter_mut().zip(outputs) {
             kept.extend(new.clone());

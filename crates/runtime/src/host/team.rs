@@ -1,9 +1,13 @@
-//! The threads of a host device: the caller's own and workers, who share out the tasks of one loop after the other.
+//! The thread pool of a host device: the calling thread and workers run the tasks of one parallel loop after the other.
 //!
-//! A loop of a few microseconds is worth sharing only if workers are there at once, so a worker that is out of work watches for the next
-//! loop for a while before it sleeps. Nobody waits for a worker that has not come: the caller takes tasks as well, and only those
-//! that a worker has begun are waited for. Each thread begins with a part of its own and goes on with what is left of others.
-//! Never: more than one loop at a time. A loop within a task, or of a second session meanwhile, runs on the thread that asks for it.
+//! Takes: a number of tasks and a closure for one task. Gives control back when all tasks are done.
+//!
+//! Sharing a loop of a few microseconds is profitable only if the workers start at once. A worker without work therefore spins for
+//! 0.3 ms, looking for the next loop, before it sleeps. Every thread starts with its own part of the tasks and then steals from the
+//! other parts; so does the calling thread, and it waits only for tasks that a worker has started. Nobody waits for a thread that the
+//! system has not scheduled.
+//!
+//! Never: more than one loop at a time. A nested loop, or a loop of another session while one is running, runs on its calling thread.
 use std::{
     any::Any,
     cell::UnsafeCell,
@@ -17,16 +21,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a worker watches for work before it sleeps: longer than what lies between two loops of a model, and nothing beside
-/// the milliseconds that OpenMP's threads do so.
-const WATCH: Duration = Duration::from_micros(300);
-/// Looks between two readings of the clock, or, of one who waits, between two offers of the core to others.
-const LOOKS: usize = 64;
+/// How long a worker spins before it sleeps: longer than the time between two loops of a model, and far less than the milliseconds for
+/// which OpenMP's threads spin.
+const SPIN_TIME: Duration = Duration::from_micros(300);
+/// Spins between two readings of the clock. The calling thread yields its core once in 16 times as many.
+const SPINS: usize = 64;
 
-/// Bits of [`Shared::state`]: how many workers are at the loop, whether more may come, and above the loop's number.
+/// Bits of [`Shared::state`]: the number of workers in the loop, whether more may join, and above these the number of the loop.
 const WORKERS: u64 = 0xffff;
 const OPEN: u64 = 1 << 16;
-const NEXT: u64 = 1 << 17;
+const GENERATION: u64 = 1 << 17;
 
 /// A loop: its body and how many tasks it has.
 #[derive(Clone, Copy)]
@@ -36,22 +40,24 @@ struct Loop {
     tasks: usize,
 }
 
-/// On cache lines of its own, so that who watches one field does not slow down who writes another.
+/// Padded to cache lines of its own, to avoid false sharing.
 #[repr(align(128))]
-struct Line<T>(T);
+struct Padded<T>(T);
 
 struct Shared {
-    state: Line<AtomicU64>,
-    /// For each thread, the first task of its part of the loop that nobody has taken.
-    next: Vec<Line<AtomicUsize>>,
-    /// Written only while no worker is at a loop and none may come.
+    state: Padded<AtomicU64>,
+    /// For each thread, the first task of its part that no thread has taken.
+    next: Vec<Padded<AtomicUsize>>,
+    /// Written only while no worker is in a loop and none may join.
     current: UnsafeCell<Loop>,
-    /// Whether a loop is going on.
+    /// Whether a loop is running.
     busy: AtomicBool,
+    /// Workers that sleep on `wake`.
     asleep: AtomicUsize,
     stop: AtomicBool,
-    door: Mutex<()>,
-    bell: Condvar,
+    sleep_lock: Mutex<()>,
+    wake: Condvar,
+    /// The panic of a task on a worker; the calling thread resumes it.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 // SAFETY: `current` is written only as its comment says, and what it points to outlives the loop, whose tasks are `Sync`.
@@ -65,19 +71,19 @@ pub(crate) struct Team {
 }
 
 impl Team {
-    /// A team of the caller and so many workers.
+    /// A pool of this many workers in addition to the calling thread.
     pub fn new(workers: usize) -> std::io::Result<Team> {
         unsafe fn nothing(_: *const (), _: usize) {}
         let workers = workers.min(WORKERS as usize);
         let shared = Arc::new(Shared {
-            state: Line(AtomicU64::new(0)),
-            next: (0..=workers).map(|_| Line(AtomicUsize::new(0))).collect(),
+            state: Padded(AtomicU64::new(0)),
+            next: (0..=workers).map(|_| Padded(AtomicUsize::new(0))).collect(),
             current: UnsafeCell::new(Loop { body: nothing, data: null(), tasks: 0 }),
             busy: AtomicBool::new(false),
             asleep: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
-            door: Mutex::new(()),
-            bell: Condvar::new(),
+            sleep_lock: Mutex::new(()),
+            wake: Condvar::new(),
             panic: Mutex::new(None),
         });
         let mut team = Team { shared, workers: vec![] };
@@ -89,28 +95,28 @@ impl Team {
         Ok(team)
     }
 
-    /// Calls `f(0..tasks)`, each once, on the threads of the team as they get free, and comes back when all are done.
+    /// Calls `f(i)` once for each `i` in `0..tasks`, on the threads as they become free. Returns when all calls have returned.
     pub fn each<F: Fn(usize) + Sync>(&self, tasks: usize, f: F) {
         let shared = &*self.shared;
         if tasks < 2 || shared.busy.swap(true, Ordering::Acquire) {
             return (0..tasks).for_each(f);
         }
         unsafe fn body<F: Fn(usize)>(data: *const (), task: usize) {
-            // SAFETY: `data` is the closure that `each` keeps until no worker is at the loop.
+            // SAFETY: `data` is the closure, which `each` keeps alive until no worker is in the loop.
             unsafe { (*data.cast::<F>())(task) }
         }
-        // SAFETY: no worker is at a loop or may come to one, and `busy` keeps other callers away.
+        // SAFETY: no worker is in a loop or may join one, and `busy` excludes other callers.
         unsafe { *shared.current.get() = Loop { body: body::<F>, data: (&raw const f).cast(), tasks } };
         for (i, next) in shared.next.iter().enumerate() {
-            next.0.store(shared.first(i, tasks), Ordering::Relaxed);
+            next.0.store(shared.first_task(i, tasks), Ordering::Relaxed);
         }
         let number = shared.state.0.load(Ordering::Relaxed) & !(WORKERS | OPEN);
-        shared.state.0.store((number.wrapping_add(NEXT)) | OPEN, Ordering::SeqCst);
-        // Ends the loop also if a task of this thread panics.
-        let end = End(shared);
+        shared.state.0.store((number.wrapping_add(GENERATION)) | OPEN, Ordering::SeqCst);
+        // Dropped also if a task on this thread panics.
+        let end = LoopGuard(shared);
         if shared.asleep.load(Ordering::SeqCst) > 0 {
-            drop(shared.door());
-            shared.bell.notify_all();
+            drop(shared.sleep_lock());
+            shared.wake.notify_all();
         }
         shared.take_tasks(0);
         drop(end);
@@ -124,26 +130,26 @@ impl Team {
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        drop(self.shared.door());
-        self.shared.bell.notify_all();
+        drop(self.shared.sleep_lock());
+        self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker does not panic: what tasks panic with is given to the caller.
+            // A worker does not panic: panics of tasks are passed to the calling thread.
             let _ = worker.join();
         }
     }
 }
 
-/// Closes the loop and waits for the workers that are at it.
-struct End<'a>(&'a Shared);
-impl Drop for End<'_> {
+/// When dropped, closes the loop and waits for the workers that are in it.
+struct LoopGuard<'a>(&'a Shared);
+impl Drop for LoopGuard<'_> {
     fn drop(&mut self) {
-        // Without tasks left a worker that is there goes soon.
+        // Takes away the tasks that are left, if a task has panicked, so that workers leave the loop soon.
         self.0.next.iter().for_each(|next| next.0.store(usize::MAX / 2, Ordering::Relaxed));
         let mut state = self.0.state.0.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut looks = 0;
+        let mut spins = 0;
         while state & WORKERS != 0 {
-            looks += 1;
-            if looks % (LOOKS * 16) == 0 {
+            spins += 1;
+            if spins % (SPINS * 16) == 0 {
                 std::thread::yield_now()
             } else {
                 std::hint::spin_loop()
@@ -155,35 +161,35 @@ impl Drop for End<'_> {
 }
 
 impl Shared {
-    fn door(&self) -> MutexGuard<'_, ()> {
-        self.door.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sleep_lock(&self) -> MutexGuard<'_, ()> {
+        self.sleep_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first task of a thread's part. Parts are the same in equal loops, so that a thread finds in its caches what it read in
+    /// The first task of a thread's part. Loops of equal length have equal parts, so a thread still has in its caches what it read in
     /// the last run.
-    fn first(&self, thread: usize, tasks: usize) -> usize {
+    fn first_task(&self, thread: usize, tasks: usize) -> usize {
         thread * tasks / self.next.len()
     }
 
-    /// Takes tasks of the loop, first of this thread's part, until there are none. Only for the caller, and for workers that are at the
-    /// loop.
+    /// Runs tasks of the loop, those of this thread's part first, until none are left. Only the calling thread and workers that have
+    /// joined the loop may call this.
     fn take_tasks(&self, thread: usize) {
-        // SAFETY: the loop stays as it is while this thread is at it.
+        // SAFETY: the loop does not change while this thread is in it.
         let Loop { body, data, tasks } = unsafe { *self.current.get() };
         let threads = self.next.len();
         for part in (thread..threads).chain(0..thread) {
-            let (next, end) = (&self.next[part].0, self.first(part + 1, tasks));
+            let (next, end) = (&self.next[part].0, self.first_task(part + 1, tasks));
             while next.load(Ordering::Relaxed) < end {
                 let task = next.fetch_add(1, Ordering::Relaxed);
                 if task < end {
-                    // SAFETY: `each` keeps the closure until this thread has left the loop.
+                    // SAFETY: `each` keeps the closure alive until this thread has left the loop.
                     unsafe { body(data, task) };
                 }
             }
         }
     }
 
-    /// What a worker does all its life.
+    /// The main loop of a worker.
     fn work(&self, thread: usize) {
         let mut last = 0;
         while let Some(state) = self.wait(last) {
@@ -198,7 +204,7 @@ impl Shared {
         }
     }
 
-    /// The state with a loop other than the last one, which workers may come to; `None` when the team is dissolved.
+    /// Waits for a loop other than `last` that workers may join. Returns the state; `None` if the pool is being dropped.
     fn wait(&self, last: u64) -> Option<u64> {
         let ready = |order| {
             let state = self.state.0.load(order);
@@ -207,22 +213,22 @@ impl Shared {
         let stop = || self.stop.load(Ordering::SeqCst);
         loop {
             let begin = Instant::now();
-            while begin.elapsed() < WATCH {
-                for _ in 0..LOOKS {
+            while begin.elapsed() < SPIN_TIME {
+                for _ in 0..SPINS {
                     if let Some(state) = ready(Ordering::Relaxed) {
                         return Some(state);
                     }
                     std::hint::spin_loop();
                 }
             }
-            let mut door = self.door();
+            let mut sleep_lock = self.sleep_lock();
             self.asleep.fetch_add(1, Ordering::SeqCst);
-            // Who opens a loop after this look sees that somebody sleeps.
+            // Whoever opens a loop after this check sees that a worker sleeps.
             while ready(Ordering::SeqCst).is_none() && !stop() {
-                door = self.bell.wait(door).unwrap_or_else(PoisonError::into_inner);
+                sleep_lock = self.wake.wait(sleep_lock).unwrap_or_else(PoisonError::into_inner);
             }
             self.asleep.fetch_sub(1, Ordering::SeqCst);
-            drop(door);
+            drop(sleep_lock);
             if stop() {
                 return None;
             }
@@ -235,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_task_is_done_once_in_loops_of_any_length() {
+    fn every_task_runs_once_in_loops_of_any_length() {
         for workers in [0, 1, 3, 7] {
             let team = Team::new(workers).unwrap();
             for round in 0..2000 {
@@ -249,8 +255,8 @@ mod tests {
                     "{workers} workers, round {round}: {done:?}"
                 );
                 if round % 500 == 0 {
-                    // Long enough for the workers to sleep.
-                    std::thread::sleep(2 * WATCH);
+                    // Long enough for the workers to fall asleep.
+                    std::thread::sleep(2 * SPIN_TIME);
                 }
             }
         }
@@ -265,11 +271,11 @@ mod tests {
             std::thread::sleep(Duration::from_millis(2));
             others.fetch_add(usize::from(std::thread::current().id() != here), Ordering::Relaxed);
         });
-        assert!(others.into_inner() > 0, "the caller did all tasks");
+        assert!(others.into_inner() > 0, "the calling thread ran all tasks");
     }
 
     #[test]
-    fn loops_within_tasks_and_of_several_callers_run_where_they_are_asked_for() {
+    fn nested_and_concurrent_loops_run_on_the_calling_thread() {
         let (team, sum) = (Team::new(2).unwrap(), AtomicUsize::new(0));
         std::thread::scope(|s| {
             for _ in 0..3 {
@@ -288,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_task_reaches_the_caller_and_leaves_the_team_usable() {
+    fn a_panic_in_a_task_reaches_the_caller_and_leaves_the_pool_usable() {
         let team = Team::new(2).unwrap();
         for bad in 0..8 {
             let run = || team.each(8, |i| assert_ne!(i, bad, "task {bad}"));

@@ -1,7 +1,8 @@
-//! Weights in panels: operands of matmuls that no run changes are packed once, when the session is made.
+//! Prepacked weights: operands of matmuls that no run changes are packed into panels once, when the session is created.
 //!
-//! A packed weight takes as many bytes as the original, up to the rounding to whole panels; originals that nothing else
-//! reads are given up by the session.
+//! Takes: the addresses of parameters and frozen buffers. Gives: packed operands per step, and the set of buffers still read in place.
+//! Weights in f32 and f64 are packed, unless the matmul has only a few rows; with AMX those in bf16 are too. A packed weight takes as many
+//! bytes as the original, rounded up to whole panels. The session frees originals that nothing else reads.
 use super::{
     Parallel,
     gemm::{Panels, Role, Weights, prepack},
@@ -13,10 +14,10 @@ use kiln_plan::{
 };
 use std::{collections::HashSet, sync::Arc};
 
-/// Packs what can be packed: per step of the executable, its operands in panels.
+/// Packs the weights of all matmuls. Returns the packed operands of each step of the executable.
 ///
 /// # Safety
-/// `addresses` are those of the layout, with parameters and frozen buffers filled.
+/// `addresses` are those of the layout; parameters and frozen buffers hold their values.
 pub(super) unsafe fn pack(
     p: Parallel,
     exe: &Executable,
@@ -47,14 +48,14 @@ pub(super) unsafe fn pack(
     all
 }
 
-/// The buffer behind a slot, if no run changes it.
+/// The buffer of a slot, if it is a parameter or frozen: no run changes it.
 fn constant(kernel: &KernelCode, slot: Slot, places: &[Place]) -> Option<BufferId> {
     let Slot::Input(i) = slot else { return None };
     let b = *kernel.inputs.get(i as usize)?;
     matches!(places[b.0 as usize], Place::Param(_) | Place::Frozen).then_some(b)
 }
 
-/// Buffers that runs read where they are.
+/// Buffers that runs read in place, that is, not only as packed operands; outputs included.
 pub(super) fn read(exe: &Executable, layout: &Layout, weights: &[Weights]) -> HashSet<BufferId> {
     let mut read: HashSet<BufferId> = exe.outputs.iter().copied().collect();
     for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Run) {

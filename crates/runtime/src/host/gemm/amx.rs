@@ -1,8 +1,8 @@
 //! Matmuls of bf16 on the processor's matrix unit (AMX), which multiplies tiles of 16 rows of 64 bytes.
 //!
-//! Both operands are packed into panels of 32 lanes (rows of a, columns of b): for every 32 depths two tiles. A tile of a
-//! holds 16 rows one after the other, a tile of b 16 pairs of depths, each with its 16 columns. Panels are filled with zeros
-//! to whole tiles. Sums are kept in f32, as everywhere.
+//! Both operands are packed into panels of 32 lanes (rows of a, columns of b), with two tiles for every 32 depths. A tile of a holds 16
+//! rows, one after the other; a tile of b holds 16 pairs of depths, each pair for its 16 columns. Panels are padded with zeros to whole
+//! tiles. Accumulators are f32.
 mod panels;
 mod unit;
 
@@ -17,44 +17,45 @@ use super::{
 use std::ops::Range;
 use unit::Unit;
 
-/// Lanes of a panel, and a step of its depth.
+/// Lanes of a panel.
 pub const LANES: usize = 32;
+/// Depth of a tile.
 const STEP: usize = 32;
-/// Deepest slice of two panels that are multiplied: one of them stays in the first-level cache meanwhile.
+/// Deepest slice of two panels that are multiplied at once: one of the panels stays in the L1 cache.
 const SLICE: usize = 512;
-/// Most rows and columns of a task: its sums and a slice of b's panels stay in the second-level cache.
+/// Most rows and columns of a task: its accumulators and a slice of the panels of b stay in the L2 cache.
 const ROWS: usize = 256;
 const COLUMNS: usize = 512;
 /// Most elements of an operand that are packed at a time.
 const CHUNK: usize = 16 << 20;
-/// Elements that are worth a task of packing.
+/// Elements of a packing task, which packs at least one panel.
 const PACKED: usize = 1 << 16;
-/// Below this many FMAs a matmul stays on one thread.
+/// Matmuls with fewer FMAs run on one thread.
 const SMALL: usize = 1 << 20;
 
-/// Which operand a panel is of.
+/// The operand that a panel belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operand {
     A,
     B,
 }
 
-/// Depth of panels: whole steps.
+/// The depth of panels: a multiple of [`STEP`].
 pub fn padded(depth: usize) -> usize {
     depth.next_multiple_of(STEP)
 }
 
-/// Computes `batches` matmuls of one size, of operands in bf16.
+/// Computes `batches` matmuls of one size with operands in bf16.
 ///
 /// # Safety
-/// As `block::run`; the unit is there.
+/// As `block::run`; the processor has the matrix unit.
 pub unsafe fn run<'a, S, C>(p: Parallel, batches: usize, job: impl Fn(usize) -> Job<'a, S, C> + Send + Sync)
 where
     S: Element,
     C: Element<Acc = S::Acc>,
 {
     let Job { m, n, k, .. } = job(0);
-    // SAFETY: this function's contract; results of different batches are apart.
+    // SAFETY: this function's contract; results of different batches are disjoint.
     unsafe {
         if batches >= 2 * p.threads || m * n * k * batches < SMALL {
             let p = p.only_if(m * n * k * batches >= SMALL);
@@ -89,7 +90,7 @@ unsafe fn matmul<S: Element, C: Element<Acc = S::Acc>>(p: Parallel, job: &Job<S,
                 let (a, b) = (a.get().wrapping_add(i * depth), b.get().wrapping_add(j * depth));
                 let (i, j) = (rows.start + i, cols.start + j);
                 let part = [i..rows.end.min(i + high), j..cols.end.min(j + wide)];
-                // SAFETY: the panels hold these rows and columns; parts of a result are apart.
+                // SAFETY: the panels hold these rows and columns; parts of a result are disjoint.
                 with_scratch(|s| unsafe { task(&job.get(), s, a, b, part) });
             });
         }
@@ -97,7 +98,7 @@ unsafe fn matmul<S: Element, C: Element<Acc = S::Acc>>(p: Parallel, job: &Job<S,
     with_scratch(|s| (s.a, s.b) = (room_a, room_b));
 }
 
-/// Rows and columns of a task, in whole panels: so many that all threads have some.
+/// Rows and columns of a task, in whole panels; small enough that there are tasks for all threads.
 fn parts(p: Parallel, [m, n, k]: [usize; 3]) -> (usize, usize) {
     let whole = |size: usize, most: usize| size.next_multiple_of(LANES).clamp(LANES, most);
     let (mut high, mut wide) = (whole(m, ROWS), whole(n, COLUMNS));
@@ -109,7 +110,7 @@ fn parts(p: Parallel, [m, n, k]: [usize; 3]) -> (usize, usize) {
     (high, wide)
 }
 
-/// Panels of some lanes over the whole depth, the first of which begins one.
+/// Panels of some lanes over all of K; packs them unless they are packed already. The first lane begins a panel.
 fn panels_of<S: Element>(
     p: Parallel,
     operand: Operand,
@@ -130,22 +131,22 @@ fn panels_of<S: Element>(
         for panel in t * each..panels.min((t + 1) * each) {
             let first = panel * LANES;
             let lanes = [some.start + first, LANES.min(some.len() - first)];
-            // SAFETY: the lanes are the operand's, the panels disjoint parts of the room.
+            // SAFETY: the lanes exist in the operand; tasks write disjoint panels of the buffer.
             unsafe { pack(operand, words(from.get()), lanes, k, to.get().add(first * depth)) };
         }
     });
     to.get()
 }
 
-/// A source of bf16 as its bits.
+/// A source of bf16, reinterpreted as 16-bit words.
 pub fn words<S: Element>(s: Source<S>) -> Source<u16> {
     Source { at: s.at.cast(), lanes: s.lanes, depth: s.depth }
 }
 
-/// A part of a matmul, on this thread.
+/// Computes a part of a matmul on this thread.
 ///
 /// # Safety
-/// As [`run`], with panels that begin with these rows and columns.
+/// As [`run`]; the panels begin with these rows and columns.
 unsafe fn task<S, C>(job: &Job<S, C>, s: &mut Scratch, a: *const u16, b: *const u16, [rows, cols]: [Range<usize>; 2])
 where
     S: Element,
@@ -153,11 +154,11 @@ where
 {
     let depth = padded(job.k);
     let (high, wide) = (rows.len().next_multiple_of(LANES), cols.len().next_multiple_of(LANES));
-    // Sums of one slice are written out panel by panel, from the first-level cache.
+    // If there is only one slice, accumulators are written out panel by panel, from the L1 cache.
     let whole = depth <= SLICE;
     let pitch = if whole { LANES } else { wide };
     let sums = s.sums.room::<f32>(if whole { LANES } else { high } * pitch);
-    // SAFETY: this function's contract; the sums have room for whole panels.
+    // SAFETY: this function's contract; the accumulators have room for whole panels.
     unsafe {
         let part = |i: usize, j: usize| {
             let rows = rows.start + i..rows.end.min(rows.start + i + LANES);
@@ -186,10 +187,10 @@ where
     }
 }
 
-/// Writes the sums of one panel of rows and one of columns.
+/// Writes the accumulators of a panel of rows and a panel of columns to the result.
 ///
 /// # Safety
-/// The part is one of the result.
+/// The rows and columns exist in the result.
 unsafe fn write<S, C>(job: &Job<S, C>, sums: *const f32, pitch: usize, (rows, cols): (Range<usize>, Range<usize>))
 where
     S: Element,
@@ -197,11 +198,11 @@ where
 {
     let (c, row) = (&job.c, rows.start);
     for i in rows {
-        // SAFETY: this function's contract; the type of sums is f32, as operands are in bf16.
+        // SAFETY: this function's contract; accumulators are f32, because operands are in bf16.
         unsafe {
             let sums = std::slice::from_raw_parts(sums.add((i - row) * pitch).cast::<S::Acc>(), cols.len());
             match (c.rows.stride(), c.cols.stride()) {
-                // Without the divisions that say where an element is on several axes.
+                // Avoids the divisions that rows or columns with several axes need.
                 (Some(down), Some(1)) => put(sums, c.at.add(i * down + cols.start), 1),
                 _ => {
                     let to = c.at.add(c.rows.at(i));

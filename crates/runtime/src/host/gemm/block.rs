@@ -1,7 +1,8 @@
-//! Blocks of a matmul: loops around the micro-kernels, and how a matmul is split over threads.
+//! The loops around the micro-kernels: blocking for caches, and splitting over threads.
 //!
-//! b's columns go in blocks whose panels, over one slice of the depth, stay in the second cache of a core, as do some of a's rows. A panel
-//! of b, which is the wider one, stays in the first while a's pass over it. Sums over slices are kept in the accumulating type.
+//! K is cut into slices, and the columns of b into blocks. The panels of a block over one slice stay in the L2 cache of a core, with the
+//! panels of some rows of a. One panel of b, the wider kind, stays in the L1 cache while the panels of a pass over it. Accumulators are
+//! kept in the accumulating type from slice to slice.
 use super::{
     Parallel, Shared,
     buffer::{Buffer, Scratch, with_scratch},
@@ -12,22 +13,22 @@ use kiln_cpu::Level;
 use kiln_machine::Caches;
 use std::{any::TypeId, ops::Range};
 
-/// Below this many FMAs a matmul stays on one thread …
+/// Matmuls with fewer FMAs run on one thread.
 const SMALL: usize = 1 << 18;
-/// … and this many are worth a task.
+/// FMAs of a task: a matmul is split into about one task per this many at most.
 const TASK: usize = 1 << 18;
-/// What stays in which cache: the deepest slice, a block of b and a's panels over it, what a cache tells apart.
+/// Sizes that follow from the caches: of a slice of K, of the blocks of b and a, and what decides the set of a cache.
 const CACHES: Caches = Caches::HOST;
-/// Fewer columns than this are no reason to pack a …
+/// With at most this many columns, packing an a that can be read in place is not profitable.
 const FEW_COLUMNS: usize = 96;
-/// … nor fewer rows to pack b.
+/// With at most this many rows, packing a b that can be read in place is not profitable.
 const FEW_ROWS: usize = 160;
 /// Most elements of a that are packed at a time.
 const CHUNK: usize = 8 << 20;
-/// Most elements of b that are packed once for tasks with different rows; of larger ones each task packs what it reads.
+/// Most elements of b that are packed once and shared by tasks with different rows. Of a larger b each task packs what it reads.
 const SHARED: usize = 1 << 20;
 
-/// An operand: in memory with its strides, or in panels over the whole depth.
+/// An operand: strided in memory, or packed into panels over all of K.
 pub enum Lanes<'a, S: Element> {
     Strided(Source<'a, S>),
     Packed(*const S::Acc),
@@ -39,7 +40,7 @@ impl<S: Element> Clone for Lanes<'_, S> {
 }
 impl<S: Element> Copy for Lanes<'_, S> {}
 
-/// Where results go.
+/// The result: its address, and the axes of its rows and columns.
 pub struct Result<'a, C> {
     pub at: *mut C,
     pub rows: Side<'a>,
@@ -52,7 +53,7 @@ impl<C> Clone for Result<'_, C> {
 }
 impl<C> Copy for Result<'_, C> {}
 
-/// One matmul.
+/// One matmul, without batch: m × k by k × n.
 pub struct Job<'a, S: Element, C> {
     pub level: Level,
     pub m: usize,
@@ -69,26 +70,27 @@ impl<S: Element, C> Clone for Job<'_, S, C> {
 }
 impl<S: Element, C> Copy for Job<'_, S, C> {}
 
-/// Rows of a's panels: as even as the registers allow.
+/// Rows of a panel of a: m is split evenly into as few panels as the registers allow.
 pub fn pitch_a<T: Real>(level: Level, m: usize) -> usize {
     m.div_ceil(m.div_ceil(T::kernels(level).mr).max(1)).max(1)
 }
 
-/// How one matmul is split.
+/// How one matmul is split into tasks.
 #[derive(Clone, Copy, Debug)]
 struct Split {
-    /// Rows and columns of a task: multiples of the panels'.
+    /// Rows and columns of a task, in whole panels.
     rows: usize,
     cols: usize,
 }
 
+/// Splits a matmul into at least `tasks` tasks, if it is large enough. `rows_first`: splits rows before columns.
 fn split<T: Real>(level: Level, [m, n, k]: [usize; 3], rows_first: bool, tasks: usize) -> Split {
     let (pitch, nr) = (pitch_a::<T>(level, m), T::kernels(level).nr);
     let (high, wide) = (m.div_ceil(pitch), n.div_ceil(nr));
     let tasks = tasks.min((m * n * k).div_ceil(TASK));
     let (mut rows, mut cols) = (high, wide);
     while high.div_ceil(rows) * wide.div_ceil(cols) < tasks && rows * cols > 1 {
-        // Splitting the rows packs b's columns once more for each part.
+        // Each part of the rows packs the columns of b once more.
         match cols == 1 || rows > 1 && (rows_first || rows * pitch > 4 * cols * nr) {
             true => rows = high.div_ceil(high.div_ceil(rows) + 1).min(rows - 1),
             false => cols = wide.div_ceil(wide.div_ceil(cols) + 1).min(cols - 1),
@@ -100,8 +102,8 @@ fn split<T: Real>(level: Level, [m, n, k]: [usize; 3], rows_first: bool, tasks: 
 /// Computes `batches` matmuls of one size.
 ///
 /// # Safety
-/// `job(i)` gives operands that hold `m × k`, `k × n` and `m × n` elements; nothing else touches its result's, and different
-/// results are apart.
+/// `job(i)` gives operands that hold `m × k`, `k × n` and `m × n` elements; nothing else accesses the elements of a result, and the
+/// results of different `i` are disjoint.
 pub unsafe fn run<'a, S, C>(p: Parallel, batches: usize, job: impl Fn(usize) -> Job<'a, S, C> + Send + Sync)
 where
     S: Element,
@@ -111,7 +113,7 @@ where
     let p = p.only_if(m * n * k * batches >= SMALL);
     let threads = p.threads;
     let in_place = [a_in_place(&job(0)).is_some(), b_in_place(&job(0)).is_some()];
-    // Where b is ready and small, each thread takes rows and packs them itself: reading what another has just packed is slow.
+    // If b needs no packing and is small, each task packs its own rows of a: reading what another thread has just packed is slow.
     let is_ready = in_place[1] || matches!(b, Lanes::Packed(_));
     let rows_first = is_ready && n * k * size_of::<S::Acc>() <= CACHES.near;
     let tasks = match (threads, rows_first) {
@@ -125,13 +127,13 @@ where
         let (i, j) = (t / wide % high * s.rows, t % wide * s.cols);
         (i..m.min(i + s.rows), j..n.min(j + s.cols))
     };
-    // What several tasks read is packed once, for all.
+    // What several tasks read is packed once and shared.
     let share_a = wide > 1 && !in_place[0] && matches!(a, Lanes::Strided(_));
     let share_b = high > 1 && !in_place[1] && matches!(b, Lanes::Strided(_)) && n * k <= SHARED;
     if !share_a && !share_b {
         p.each(batches * high * wide, |t| {
             let (rows, cols) = part(t);
-            // SAFETY: this function's contract; parts of a result are apart.
+            // SAFETY: this function's contract; parts of a result are disjoint.
             with_scratch(|s| unsafe { task(&job(t / (high * wide)), s, rows, cols) });
         });
         return;
@@ -148,14 +150,14 @@ where
             let mut job = job;
             if share_a {
                 let at = pack_rows_by(p, &job, rows.clone(), &mut panels_a);
-                // The panels as if they began with the first row of all.
+                // The address that the panel of row 0 would have.
                 job.a = Lanes::Packed(at.wrapping_sub(first * k));
             }
             let job = Shared(job);
             p.each(rows.len().div_ceil(s.rows) * wide, |t| {
                 let (i, j) = (first + t / wide * s.rows, t % wide * s.cols);
                 let (rows, cols) = (i..rows.end.min(i + s.rows), j..n.min(j + s.cols));
-                // SAFETY: this function's contract; parts of a result are apart.
+                // SAFETY: this function's contract; parts of a result are disjoint.
                 with_scratch(|s| unsafe { task(&job.get(), s, rows, cols) });
             });
         }
@@ -163,22 +165,22 @@ where
     with_scratch(|s| (s.a, s.b) = (panels_a, panels_b));
 }
 
-/// Panels of some of a's rows, the first of which begins one, over the whole depth.
+/// Packs some rows of a over all of K, in parallel. The first row begins a panel.
 fn pack_rows_by<S: Element, C>(p: Parallel, job: &Job<S, C>, rows: Range<usize>, room: &mut Buffer) -> *const S::Acc {
     let (k, pitch) = (job.k, pitch_a::<S::Acc>(job.level, job.m));
     let to = Shared(room.room::<S::Acc>(rows.len().next_multiple_of(pitch) * k));
-    // Some parts for each thread, of a few panels at most.
+    // Two tasks or more per thread, of at most 16 panels each.
     let some = rows.len().div_ceil(pitch).div_ceil(2 * p.threads).clamp(1, 16);
     let (job, each) = (Shared(*job), (4096 / k.max(1)).clamp(1, some) * pitch);
     p.each(rows.len().div_ceil(each), |t| {
         let from = rows.start + t * each;
-        // SAFETY: the rows are a's, the panels disjoint parts of the buffer.
+        // SAFETY: the rows exist in a; tasks write disjoint panels of the buffer.
         unsafe { pack_rows(&job.get(), from..rows.end.min(from + each), pitch, to.get().add(t * each * k)) };
     });
     to.get()
 }
 
-/// Panels of all of b's columns over the whole depth.
+/// Packs all columns of b over all of K, in parallel.
 fn pack_columns<S: Element, C>(p: Parallel, job: &Job<S, C>, room: &mut Buffer) -> *const S::Acc {
     let (k, n, nr) = (job.k, job.n, S::Acc::kernels(job.level).nr);
     let to = Shared(room.room::<S::Acc>(n.next_multiple_of(nr) * k));
@@ -187,23 +189,23 @@ fn pack_columns<S: Element, C>(p: Parallel, job: &Job<S, C>, room: &mut Buffer) 
         let (job, first, from) = (job.get(), t / slices * nr, t % slices * CACHES.depth);
         let Lanes::Strided(b) = job.b else { return };
         let to = to.get().wrapping_add(first * k + from * nr);
-        // SAFETY: the columns and depths are b's, the parts of panels disjoint parts of the buffer.
+        // SAFETY: the columns and depths exist in b; tasks write disjoint parts of the buffer.
         unsafe { pack(job.level, b, [first, nr.min(n - first)], [from, CACHES.depth.min(k - from)], to, nr) };
     });
     to.get()
 }
 
-/// Packs rows of a over the whole depth.
+/// Packs rows of a over all of K, on this thread.
 ///
 /// # Safety
-/// The rows are a's; `to` has room for them, rounded up to whole panels.
+/// The rows exist in a; `to` has room for them, rounded up to whole panels.
 unsafe fn pack_rows<S: Element, C>(job: &Job<S, C>, rows: Range<usize>, pitch: usize, to: *mut S::Acc) {
     let Lanes::Strided(from) = job.a else { return };
     // SAFETY: this function's contract.
     unsafe { pack(job.level, from, [rows.start, rows.len()], [0, job.k], to, pitch) };
 }
 
-/// A part of a matmul, on this thread.
+/// Computes a part of a matmul on this thread.
 ///
 /// # Safety
 /// As [`run`], with parts that begin at whole panels.
@@ -214,7 +216,7 @@ where
 {
     let kernels = S::Acc::kernels(job.level);
     let (pitch, nr) = (pitch_a::<S::Acc>(job.level, job.m), kernels.nr);
-    // SAFETY: the panels hold what the loops read: a's and b's over slices of the depth, as they are packed here.
+    // SAFETY: the loops read only what is packed here, or what the operands hold: rows of a and columns of b over slices of K.
     unsafe {
         let packed = |at| Left { at, micro: kernels.micro, lda: pitch, row: job.k, step: pitch };
         let a = match (job.a, a_in_place(job)) {
@@ -233,7 +235,7 @@ where
         for from in cols.clone().step_by(block) {
             let cols = from..cols.end.min(from + block);
             let out = Sums::new(job, &mut s.sums, rows.clone(), cols.clone());
-            // Without depth, one empty slice writes the zeros.
+            // If K is 0, one empty slice writes zeros.
             for k in (0..job.k.max(1)).step_by(depth) {
                 let slice = [k, depth.min(job.k - k)];
                 let panels = Panels::new(job, &mut s.b, cols.clone(), slice);
@@ -255,18 +257,18 @@ where
     }
 }
 
-/// a's rows as the micro-kernels read them: in panels, or as they lie.
+/// The rows of a as the micro-kernels read them: in panels, or in place.
 struct Left<T: 'static> {
     at: *const T,
     micro: &'static [Micro<T>],
     lda: usize,
-    /// From row to row that begins a panel, by rows, and from depth to depth.
+    /// Row `i`, if it begins a panel, is `i * row` elements behind `at`.
     row: usize,
+    /// Elements from one depth to the next.
     step: usize,
 }
 
-/// Where a is and its stride, if its rows are read as they lie: they run along the depth, and too few columns pass over them for
-/// packing to be worth it.
+/// Address and row stride of a, if it is read in place: a is K-major, and there are too few columns for packing to be profitable.
 fn a_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> {
     let Lanes::Strided(a) = job.a else {
         return None;
@@ -276,8 +278,8 @@ fn a_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> 
     (same::<S, S::Acc>() && few && (depth == 1 || job.k == 1)).then_some((a.at.cast(), stride))
 }
 
-/// Where b is and its stride, if its columns are read as they lie: they are neighbours, too few rows pass over them for packing to be
-/// worth it, and those of a panel do not push each other out of the first cache.
+/// Address and depth stride of b, if it is read in place: its columns are contiguous, there are too few rows for packing to be
+/// profitable, and the lines of a panel do not evict each other from the L1 cache.
 pub fn b_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usize)> {
     let Lanes::Strided(b) = job.b else {
         return None;
@@ -285,7 +287,7 @@ pub fn b_in_place<S: Element, C>(job: &Job<S, C>) -> Option<(*const S::Acc, usiz
     let (lanes, stride) = (b.lanes.stride()?, b.depth.stride()?);
     let nr = S::Acc::kernels(job.level).nr;
     let (bytes, wide) = (stride * size_of::<S::Acc>(), nr * size_of::<S::Acc>());
-    // Different places of rows within a page, which is what chooses their set in the cache.
+    // Distinct offsets of the rows of b within a page; the offset selects the cache set.
     let places = CACHES.page / gcd(bytes.max(1), CACHES.page);
     let depth = job.k.min(CACHES.depth);
     let fits = depth <= places.min(CACHES.page / wide) * CACHES.ways && (bytes < CACHES.page || depth <= CACHES.pages);
@@ -299,16 +301,16 @@ fn gcd(a: usize, b: usize) -> usize {
 /// Panels of a block of b over one slice of the depth.
 struct Panels<T> {
     at: *const T,
-    /// From panel to panel.
+    /// Elements from one panel to the next.
     step: usize,
-    /// From depth to depth.
+    /// Elements from one depth to the next.
     ldb: usize,
-    /// The last one, in a panel of its own, where others are read as they lie and it is not whole.
+    /// The last panel, packed, if the others are read in place and it is not whole.
     last: Option<*const T>,
 }
 impl<T: Real> Panels<T> {
     /// # Safety
-    /// The columns and the slice are b's.
+    /// The columns and the slice exist in b.
     unsafe fn new<S: Element<Acc = T>, C>(
         job: &Job<S, C>,
         room: &mut Buffer,
@@ -323,13 +325,13 @@ impl<T: Real> Panels<T> {
             }
             Lanes::Strided(from) => from,
         };
-        // SAFETY: this function's contract; the room is made for all panels.
+        // SAFETY: this function's contract; the buffer has room for all panels.
         unsafe {
             if let Some((at, ldb)) = b_in_place(job) {
-                let rest = cols.len() % nr;
-                let last = (rest > 0).then(|| {
+                let tail = cols.len() % nr;
+                let last = (tail > 0).then(|| {
                     let to = room.room::<T>(nr * depth);
-                    pack(job.level, from, [cols.end - rest, rest], [k, depth], to, nr);
+                    pack(job.level, from, [cols.end - tail, tail], [k, depth], to, nr);
                     to.cast_const()
                 });
                 return Panels { at: at.wrapping_add(k * ldb + cols.start), step: nr, ldb, last };
@@ -339,7 +341,7 @@ impl<T: Real> Panels<T> {
             Panels { at, step: nr * depth, ldb: nr, last: None }
         }
     }
-    /// The panel that begins at a column of the block, and from depth to depth.
+    /// The panel that begins at a column of the block, and its depth stride. `whole`: all of its columns exist.
     fn at(&self, nr: usize, col: usize, whole: bool) -> (*const T, usize) {
         match self.last {
             Some(last) if !whole => (last, nr),
@@ -352,7 +354,7 @@ fn same<S: 'static, T: 'static>() -> bool {
     TypeId::of::<S>() == TypeId::of::<T>()
 }
 
-/// Where a block's sums are kept: in the result if it is of their type with contiguous rows, else beside it.
+/// Accumulators of a block: the result itself if it has their type and contiguous rows, else a buffer.
 struct Sums<T> {
     at: *mut T,
     pitch: usize,
@@ -377,10 +379,10 @@ impl<T: Real> Sums<T> {
         Sums { at: room.room(rows.len() * pitch), pitch, cols: cols.len(), nr, direct: false }
     }
 
-    /// A panel of rows times one of the block's panels, which begins at column `col`.
+    /// Multiplies a panel of rows by the panel of the block that begins at column `col`, and stores or adds the tile.
     ///
     /// # Safety
-    /// The panels are as deep as said; the rows are the block's.
+    /// The panels hold `depth` steps; the rows belong to the block.
     #[allow(clippy::too_many_arguments)]
     #[inline(always)]
     unsafe fn tile(
@@ -398,11 +400,11 @@ impl<T: Real> Sums<T> {
         let (b, ldb) = b.at(nr, col, whole);
         let c = self.at.wrapping_add(row * self.pitch + col);
         let n = if whole || !self.direct { nr } else { self.cols - col };
-        // SAFETY: the rows and these columns lie within the sums.
+        // SAFETY: these rows and columns lie within the accumulators.
         unsafe { micro(depth, a, lda, b, ldb, c, self.pitch, n, add) }
     }
 
-    /// Writes the sums to the result, if they are not there.
+    /// Writes the accumulators to the result, unless they are the result.
     ///
     /// # Safety
     /// The block is a part of the result.
@@ -417,7 +419,7 @@ impl<T: Real> Sums<T> {
         }
         for (i, row) in rows.enumerate() {
             let to = job.c.at.wrapping_add(job.c.rows.at(row));
-            // SAFETY: row `i` of the sums has been written by all slices.
+            // SAFETY: all slices have been added to row `i` of the accumulators.
             let sums = unsafe { std::slice::from_raw_parts(self.at.add(i * self.pitch), self.cols) };
             job.c.cols.stretches(cols.start, cols.end, |first, count, offset, stride| {
                 // SAFETY: elements of the result.
@@ -427,10 +429,10 @@ impl<T: Real> Sums<T> {
     }
 }
 
-/// Writes sums to a result, `stride` apart.
+/// Narrows accumulators and writes them to a result, `stride` elements apart.
 ///
 /// # Safety
-/// All these elements exist, and nothing else touches them.
+/// All these elements exist, and nothing else accesses them.
 pub unsafe fn put<C: Element>(from: &[C::Acc], to: *mut C, stride: usize) {
     // SAFETY: this function's contract.
     unsafe {

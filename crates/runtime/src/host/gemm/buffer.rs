@@ -1,14 +1,14 @@
-//! Memory for packed panels and partial sums: aligned, grown when needed, kept by each thread.
+//! Memory for packed panels and accumulators: aligned, grown when needed, kept by each thread.
 use std::{
     alloc::{Layout, alloc, dealloc, handle_alloc_error},
     cell::Cell,
     ptr::{NonNull, null_mut},
 };
 
-/// Alignment in bytes: a cache line, and the widest vector.
+/// Alignment in bytes: a cache line, and the widest vector register.
 const ALIGN: usize = 64;
 
-/// A block of memory that only grows. Its contents are never kept when it does.
+/// A block of memory that only grows. Growing discards its contents.
 pub struct Buffer {
     at: *mut u8,
     bytes: usize,
@@ -22,7 +22,7 @@ impl Buffer {
     pub const fn new() -> Buffer {
         Buffer { at: null_mut(), bytes: 0 }
     }
-    /// Address of at least this many elements, which may hold anything.
+    /// Address of room for at least this many elements, which are uninitialised.
     pub fn room<T>(&mut self, count: usize) -> *mut T {
         debug_assert!(align_of::<T>() <= ALIGN);
         let bytes = count * size_of::<T>();
@@ -35,7 +35,7 @@ impl Buffer {
         }
         self.at.cast()
     }
-    /// Address of what `room` gave last.
+    /// The address that `room` returned last.
     pub fn at<T>(&self) -> *const T {
         self.at.cast()
     }
@@ -55,11 +55,11 @@ impl Drop for Buffer {
 }
 
 fn layout(bytes: usize) -> Layout {
-    // Invariant: no buffer comes near the address space's size, which is all that can be wrong here.
+    // Invariant: buffers are far smaller than the address space, and this call fails for no other reason.
     Layout::from_size_align(bytes, ALIGN).unwrap_or(Layout::new::<u8>())
 }
 
-/// What a thread keeps: panels of a and b, and sums.
+/// The buffers of a thread: panels of a and b, and accumulators.
 #[derive(Default)]
 pub struct Scratch {
     pub a: Buffer,
@@ -72,7 +72,7 @@ thread_local! {
         const { Cell::new(Scratch { a: Buffer::new(), b: Buffer::new(), sums: Buffer::new() }) };
 }
 
-/// Lends the thread's scratch. It is taken while in use, so that nested work on the same thread finds an empty one.
+/// Calls `f` with the scratch of this thread. It is taken out meanwhile, so nested work on the thread gets an empty one.
 pub fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
     SCRATCH.with(|cell| {
         let mut s = cell.take();

@@ -1,16 +1,16 @@
-//! The epilogue of a matmul that a GPU's library has no way for: right but slow.
+//! The epilogue of a matmul that was compiled for cuBLASLt and that the host computes instead: correct but slow.
 use super::{offset, pack::Side};
 use kiln_graph::Tensor;
 use kiln_plan::exec::{Activation, Epilogue, GemmCall, Matrix};
 
-/// Does to the matmul in the tensor of c what the call's epilogue says. `tensors`: those of [`GemmCall::slots`].
+/// Applies the epilogue of a call to the matmul in the tensor of c. `tensors`: those of [`GemmCall::slots`].
 pub(crate) fn finish(g: &GemmCall, tensors: &mut [Tensor]) {
     let e = &*g.epilogue;
     if *e == Epilogue::default() {
         return;
     }
-    let [_, _, c, rest @ ..] = tensors else { return };
-    let (residual, bias) = rest.split_at(rest.len().min(usize::from(e.residual.is_some())));
+    let [_, _, c, extra @ ..] = tensors else { return };
+    let (residual, bias) = extra.split_at(extra.len().min(usize::from(e.residual.is_some())));
     for i in 0..g.batch.iter().product() {
         let place = |m: &Matrix, row: usize, column: usize| {
             m.offset + offset(&m.batch_strides, &g.batch, i) + Side(&m.rows).at(row) + Side(&m.cols).at(column)
@@ -49,7 +49,7 @@ mod tests {
     use kiln_plan::exec::{Slot, axes};
 
     #[test]
-    fn what_is_added_is_added_where_it_lies() {
+    fn residual_and_bias_keep_their_own_strides() {
         let matrix = |slot, offset, pitch| {
             let (rows, cols) = (axes([(2, pitch)]), axes([(3, 1)]));
             Matrix { slot, offset, rows, cols, batch_strides: vec![] }
@@ -80,7 +80,7 @@ mod tests {
         let mut all =
             [tensor(1, &some), tensor(1, &some), tensor(6, &some), tensor(8, &some), tensor(4, &|i| -28.0 * i as f64)];
         finish(&g, &mut all);
-        // Twice 0 to 5, ten times 1, 2, 3 and 5, 6, 7, less 28, 56 and 84.
+        // Twice 0 to 5, plus ten times 1, 2, 3 and 5, 6, 7, minus 28, 56 and 84 per column; then ReLU.
         assert_eq!(all[2].to_f64_vec(), [0.0, 0.0, 0.0, 28.0, 12.0, 0.0]);
         assert!(activated(Some(Activation::Relu), f64::NAN).is_nan());
         assert!((activated(Some(Activation::GeluTanh), 1.0) - 0.841192).abs() < 1e-6);

@@ -1,19 +1,20 @@
-//! Inner loops of matmuls, one table per instruction set and scalar type.
+//! Micro-kernels: the inner loops of matmuls, one table per instruction set and scalar type.
 //!
-//! Never: knows strides or caches; operands come packed, in panels of as many rows or columns as the registers hold.
+//! Takes: panels of as many rows or columns as the registers hold. Gives: a tile of the result.
+//! Never: knows the strides of operands or the sizes of caches.
 use super::prefetch::prefetch;
 use kiln_cpu::Level;
 
-/// Columns that one call of `Kernels::dots` takes.
+/// Columns that one call of `Kernels::dots` computes.
 pub const DOTS: usize = 4;
-/// Rows that one call of `Kernels::rows` adds.
+/// Rows of b that one call of `Kernels::rows` adds.
 pub const ROWS: usize = 8;
 
-/// How far ahead of its loads a micro-kernel fetches, in depth.
+/// How many steps of depth ahead of its loads a micro-kernel prefetches.
 const AHEAD: usize = 8;
 
-/// `c = a × b`, or `c += a × b`, for as many rows as the function's place in its table says, and `n` columns of the `Kernels::nr` that
-/// b has.
+/// `c = a × b`, or `c += a × b`. The number of rows is the function's position in its table plus one; of the `Kernels::nr` columns of b,
+/// the first `n` are written.
 /// Element `(i, k)` of a lies at `k·lda + i`, or by rows at `i·lda + k`; `(k, j)` of b at `k·ldb + j`, `(i, j)` of c at `i·ldc + j`.
 pub type Micro<T> =
     unsafe fn(k: usize, a: *const T, lda: usize, b: *const T, ldb: usize, c: *mut T, ldc: usize, n: usize, add: bool);
@@ -24,17 +25,17 @@ pub struct Kernels<T: 'static> {
     pub mr: usize,
     /// Columns of every micro-kernel.
     pub nr: usize,
-    /// By rows, from one to `mr`.
+    /// One for each number of rows, from 1 to `mr`.
     pub micro: &'static [Micro<T>],
-    /// The same for a by rows.
+    /// The same for an a whose rows are contiguous.
     pub by_rows: &'static [Micro<T>],
-    /// Dot products of one vector with `DOTS` others, which lie `ldb` apart.
+    /// Dot products of one vector with `DOTS` others, which start `ldb` elements apart.
     pub dots: unsafe fn(k: usize, a: *const T, b: *const T, ldb: usize) -> [T; DOTS],
     /// `c[j] += Σ a[i]·b[i·ldb + j]` over `ROWS` rows and `n` columns.
     pub rows: unsafe fn(n: usize, a: &[T; ROWS], b: *const T, ldb: usize, c: *mut T),
 }
 
-/// A type that products are accumulated in.
+/// A type of accumulators.
 pub trait Real:
     Copy + Default + Send + Sync + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self> + 'static
 {
@@ -63,13 +64,13 @@ impl Real for f64 {
     }
 }
 
-/// The loops over vectors of `LANES` scalars; the operations on these are in scope by name.
+/// The loops over vectors of `LANES` scalars. The operations on vectors are in scope by name.
 macro_rules! kernels {
     ($t:ty, $rows:literal: [$($r:literal)*], $(#[$attr:meta])*) => {
         pub static KERNELS: Kernels<$t> =
             Kernels { mr: $rows, nr: 2 * LANES, micro: &[$(micro::<$r, false>),*], by_rows: &[$(micro::<$r, true>),*], dots, rows };
 
-        // The loops count rows of registers; an iterator would not unroll.
+        // Loops over register rows need constant bounds to unroll; iterators do not unroll.
         #[allow(clippy::needless_range_loop, clippy::too_many_arguments)]
         $(#[$attr])*
         unsafe fn micro<const R: usize, const BY_ROWS: bool>(
@@ -83,7 +84,7 @@ macro_rules! kernels {
             n: usize,
             add: bool,
         ) {
-            // SAFETY: the caller's operands hold what `Micro` says.
+            // SAFETY: the caller's operands hold the elements that `Micro` names.
             unsafe {
                 let mut sum = [[zero(); 2]; R];
                 for i in 0..R {
@@ -96,7 +97,7 @@ macro_rules! kernels {
                         prefetch(a.wrapping_add(AHEAD * lda));
                     }
                     prefetch(b.wrapping_add(AHEAD * ldb));
-                    // The line after that, if a row of b takes two.
+                    // The second cache line, if a row of b has two.
                     if 2 * LANES * size_of::<$t>() > 64 {
                         prefetch(b.wrapping_add(AHEAD * ldb + LANES));
                     }
@@ -155,7 +156,7 @@ macro_rules! kernels {
                 for j in 0..DOTS {
                     let mut lanes = [0.0; LANES];
                     store(lanes.as_mut_ptr(), plus(sum[j][0], sum[j][1]));
-                    // In halves, so that no addition waits for all before it.
+                    // A tree reduction, so that no addition depends on all earlier ones.
                     let mut half = LANES / 2;
                     while half > 0 {
                         for l in 0..half {
@@ -192,7 +193,7 @@ macro_rules! kernels {
     };
 }
 
-/// Vectors of the portable loops: arrays, which the compiler keeps in the registers of the target.
+/// Vectors of the portable loops: arrays, which the compiler keeps in vector registers.
 macro_rules! portable {
     ($name:ident, $t:ty, $lanes:literal) => {
         mod $name {
@@ -205,7 +206,7 @@ macro_rules! portable {
             }
             #[inline(always)]
             unsafe fn load(p: *const $t) -> V {
-                // SAFETY: the caller has this many elements there.
+                // SAFETY: the caller passes the address of this many elements.
                 unsafe { p.cast::<V>().read_unaligned() }
             }
             #[inline(always)]
@@ -213,10 +214,10 @@ macro_rules! portable {
                 // SAFETY: as for `load`.
                 unsafe { p.cast::<V>().write_unaligned(v) }
             }
-            /// The first `n` lanes, zeros behind them.
+            /// Loads the first `n` lanes and sets the others to zero.
             #[inline(always)]
             unsafe fn load_some(p: *const $t, n: usize) -> V {
-                // SAFETY: the caller has `n` elements there.
+                // SAFETY: the caller passes the address of `n` elements.
                 std::array::from_fn(|i| if i < n { unsafe { *p.add(i) } } else { 0.0 })
             }
             #[inline(always)]
@@ -243,7 +244,7 @@ macro_rules! portable {
 portable!(portable_f32, f32, 4);
 portable!(portable_f64, f64, 2);
 
-/// Vectors of x86: the type, its scalar and their intrinsics.
+/// Vectors of x86: the vector type, its scalar type, and the intrinsics.
 macro_rules! x86 {
     (
         $name:ident, $t:ty, $v:ident, $lanes:literal, $rows:literal: [$($r:literal)*], $features:literal,
@@ -261,7 +262,7 @@ macro_rules! x86 {
             }
             #[target_feature(enable = $features)]
             unsafe fn load(p: *const $t) -> V {
-                // SAFETY: the caller has a vector there.
+                // SAFETY: the caller passes the address of a whole vector.
                 unsafe { $load(p) }
             }
             #[target_feature(enable = $features)]
@@ -269,10 +270,10 @@ macro_rules! x86 {
                 // SAFETY: as for `load`.
                 unsafe { $store(p, v) }
             }
-            /// The first `n` lanes, zeros behind them.
+            /// Loads the first `n` lanes and sets the others to zero.
             #[target_feature(enable = $features)]
             unsafe fn load_some(p: *const $t, n: usize) -> V {
-                // SAFETY: the caller has `n` elements there; others are not read.
+                // SAFETY: the caller passes the address of `n` elements; no others are read.
                 unsafe { super::some::$name::load(p, n) }
             }
             #[target_feature(enable = $features)]
@@ -313,7 +314,7 @@ x86!(
     _mm512_setzero_pd, _mm512_loadu_pd, _mm512_storeu_pd, _mm512_set1_pd, _mm512_add_pd, _mm512_fmadd_pd
 );
 
-/// The first lanes of vectors, which each instruction set tells from the others in its own way.
+/// Masked loads and stores of the first lanes of a vector; the form of the mask depends on the instruction set.
 #[cfg(target_arch = "x86_64")]
 mod some {
     macro_rules! some {
@@ -323,7 +324,7 @@ mod some {
                 #[target_feature(enable = $features)]
                 pub unsafe fn load($p: *const $t, $n: usize) -> $v {
                     let $m = $mask;
-                    // SAFETY: the caller has `n` elements there.
+                    // SAFETY: the caller passes the address of `n` elements.
                     unsafe { $load }
                 }
                 #[target_feature(enable = $features)]

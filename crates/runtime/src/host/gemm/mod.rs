@@ -1,8 +1,15 @@
-//! Matmuls on the host: operands of any strides are packed into panels, and micro-kernels for the instruction set at
-//! hand run over these, in blocks that fit the caches. Half types are widened while packing (but for bf16
-//! where there is a matrix unit), accumulated in f32 and rounded once.
+//! Matmuls on the host, in blocks that fit the caches (as in BLIS).
 //!
-//! Takes: a call with the addresses of its operands. Never: allocates in warm calls (panels live in buffers of the threads).
+//! Takes: a [`GemmCall`] and the addresses of its operands. Gives: the result, written in place.
+//! Never: allocates in warm calls; panels live in buffers that each thread keeps.
+//!
+//! Operands of any strides are packed into panels, in the order in which the micro-kernels read them. The instruction set (AVX-512,
+//! AVX2 or portable) is chosen at run time. f16 and bf16 are widened to f32 while packing, accumulated in f32 and rounded once; where the
+//! processor has a matrix unit (AMX), bf16 is multiplied without widening. An operand is read in place if it already has the required
+//! layout and only a few rows or columns of the other one use it. Rows and columns may have several axes, so a convolution is an implicit
+//! GEMM: it reads the windows of its padded input through strides.
+//!
+//! In this folder, lanes are the rows of a or the columns of b, and depth is K.
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod block;
@@ -26,7 +33,7 @@ use kiln_plan::exec::{GemmCall, Matrix};
 use pack::{Element, Side, Source};
 use std::sync::Arc;
 
-/// Addresses of the operands' slots (before `Matrix::offset`).
+/// Addresses of the buffers of a, b and c, before `Matrix::offset` is added.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands {
     pub a: *const u8,
@@ -34,17 +41,17 @@ pub(crate) struct Operands {
     pub c: *mut u8,
 }
 
-/// Computes the matmul. Operands that are in `weights` are not read at their addresses.
+/// Computes the matmul. Operands that `weights` holds packed are not read at their addresses.
 ///
 /// # Safety
 /// The operands' slots hold everything that the call's offsets, sizes and strides reach (as `Executable::check` makes sure),
-/// are aligned for their dtype, and nothing else touches `c`'s meanwhile. `weights` are this call's, from `prepack`.
+/// are aligned for their dtype, and nothing else accesses `c` during the call. `weights` are those that `prepack` made for this call.
 pub(crate) unsafe fn gemm(p: Parallel, g: &GemmCall, x: Operands, weights: &Weights) {
     // SAFETY: as this function's.
     unsafe { gemm_by(Level::used(), p, g, x, weights) }
 }
 
-/// Computes the matmul by an instruction set of this processor.
+/// Computes the matmul with an instruction set that this processor has.
 ///
 /// # Safety
 /// As [`gemm`].
@@ -63,12 +70,12 @@ unsafe fn gemm_by(level: Level, p: Parallel, g: &GemmCall, x: Operands, w: &Weig
     }
 }
 
-/// Results this narrow are computed transposed, so that vectors run along their long side …
+/// Most columns of a result that is computed transposed, so that vectors run along its long side.
 const NARROW: usize = 16;
-/// … if sums are this deep, or there are hardly any columns: else it costs more to write the result across.
+/// Least K for that, unless there are at most `NARROW / 4` columns: below it, writing the transposed result costs more than it saves.
 const DEEP: usize = 128;
 
-/// Whether a matmul is computed as that of the transposed operands.
+/// Whether a matmul is computed transposed, with its operands swapped.
 fn flipped(g: &GemmCall) -> bool {
     let stride = |s: &[_]| Side(s).stride();
     let by_column = stride(&g.c.rows) == Some(1) && stride(&g.c.cols) != Some(1);
@@ -76,7 +83,7 @@ fn flipped(g: &GemmCall) -> bool {
         && (g.n == 1 || by_column && g.m >= NARROW || g.n <= NARROW && g.m > g.n && (g.k >= DEEP || g.n <= NARROW / 4))
 }
 
-/// Offset of batch `i` (linear, last axis fastest).
+/// Offset of batch `i` in elements; `i` counts all batch axes, the last one fastest.
 fn offset(strides: &[usize], batch: &[usize], i: usize) -> usize {
     let (mut rest, mut offset) = (i, 0);
     for (n, stride) in batch.iter().zip(strides).rev() {
@@ -117,7 +124,7 @@ unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(
         };
         Job { level, m, n, k: g.k, a, b, c: Result { at: c, rows, cols } }
     };
-    // SAFETY: as `gemm`'s contract; results of different batches are apart.
+    // SAFETY: as `gemm`'s contract; results of different batches are disjoint.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         if level == Level::Amx && g.dtype == DType::Bf16 {

@@ -1,7 +1,7 @@
-//! Packing: parts of strided operands copied to panels, half types widened on the way, results narrowed on theirs.
+//! Packing: copies parts of strided operands to panels. Half types are widened in the process, and results are narrowed.
 //!
-//! A panel holds a few lanes (rows of a, or columns of b) over some depth: lane `l` at depth `k` lies at `k·pitch + l`, and
-//! lanes beyond the operand are zero.
+//! Takes: an operand with the axes of its lanes and of its depth. Gives: panels of a few lanes (rows of a, or columns of b) over some
+//! depth: lane `l` at depth `k` is element `k·pitch + l`, and lanes beyond the operand are zero.
 use super::kernel::Real;
 use super::prefetch::prefetch;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
@@ -13,8 +13,10 @@ pub const LANES: usize = 32;
 
 /// A type of operands and results.
 pub trait Element: Copy + Send + Sync + 'static {
+    /// The type of accumulators.
     type Acc: Real;
     fn widen(self) -> Self::Acc;
+    /// Rounds to the nearest, ties to even.
     fn narrow(from: &[Self::Acc], to: &mut [Self]);
     fn packing(level: Level) -> Packing<Self>;
 }
@@ -22,18 +24,18 @@ pub trait Element: Copy + Send + Sync + 'static {
 /// The inner loops of packing.
 #[derive(Clone, Copy)]
 pub struct Packing<S: Element> {
-    /// Turns `n ≤ pitch` lanes, `stride` apart and contiguous along the depth, into a panel of this depth.
-    turn: unsafe fn(from: *const S, stride: usize, n: usize, depth: usize, to: *mut S::Acc, pitch: usize),
-    /// Makes a panel of runs of lanes, at these offsets along the depth. The runs follow each other.
+    /// Transposes `n ≤ pitch` lanes, `stride` apart and contiguous along the depth, into a panel of this depth.
+    transpose_lanes: unsafe fn(from: *const S, stride: usize, n: usize, depth: usize, to: *mut S::Acc, pitch: usize),
+    /// Copies consecutive runs of lanes into a panel, at these offsets along the depth.
     gather: unsafe fn(from: *const S, runs: &[Run], depth: &[usize], to: *mut S::Acc, pitch: usize),
 }
 
-/// Rows or columns of an operand: positions are numbers with these axes as digits, the last fastest.
+/// The axes of the rows, or of the columns, of an operand. A position counts over all of them, the last axis fastest.
 #[derive(Clone, Copy)]
 pub struct Side<'a>(pub &'a [Axis]);
 
 impl Side<'_> {
-    /// The one stride, if there is one.
+    /// The stride, if there is only one; 0 for a single position.
     pub fn stride(self) -> Option<usize> {
         match self.0 {
             [] => Some(0),
@@ -51,7 +53,7 @@ impl Side<'_> {
         }
         offset
     }
-    /// Calls `f(first, count, offset, stride)` for stretches of `from..to` with one stride each.
+    /// Divides `from..to` into stretches with one stride each, and calls `f(first, count, offset, stride)`; `first` counts from `from`.
     pub fn stretches(self, from: usize, to: usize, mut f: impl FnMut(usize, usize, usize, usize)) {
         let (size, stride) = self.0.last().map_or((to.max(1), 0), |a| (a.size, a.stride));
         let mut i = from;
@@ -63,7 +65,7 @@ impl Side<'_> {
     }
 }
 
-/// What is packed: an operand with its lanes and its depth.
+/// An operand to pack: its address, and the axes of its lanes and of its depth.
 pub struct Source<'a, S> {
     pub at: *const S,
     pub lanes: Side<'a>,
@@ -76,10 +78,10 @@ impl<S> Clone for Source<'_, S> {
 }
 impl<S> Copy for Source<'_, S> {}
 
-/// How many lines ahead of itself packing fetches, and how many elements ahead in a line.
+/// Prefetch distances of packing: in steps of depth for `gather`, in elements along the depth for `transpose_lanes`.
 const AHEAD: [usize; 2] = [8, 48];
 
-/// Packs lanes `lane..lane + n` over depths `from..from + depth` into panels that follow each other.
+/// Packs lanes `lane..lane + n` over depths `from..from + depth` into consecutive panels.
 ///
 /// # Safety
 /// The source holds all these elements, and `to` has room for the panels; `pitch ≤ LANES`.
@@ -94,30 +96,32 @@ pub unsafe fn pack<S: Element>(
     debug_assert!(pitch <= LANES);
     let p = S::packing(level);
     let panels = (0..n).step_by(pitch).map(|l| (l, pitch.min(n - l)));
-    // SAFETY: this function's contract; all offsets are those of elements of the source and the panels.
+    // SAFETY: this function's contract; all offsets lie within the source and the panels.
     unsafe {
         match (s.lanes.stride(), s.depth.stride()) {
             (Some(lanes), Some(1)) if lanes != 1 => {
                 let at = s.at.add(lane * lanes + from);
-                panels.for_each(|(l, n)| (p.turn)(at.add(l * lanes), lanes, n, depth, to.add(l * depth), pitch));
+                panels.for_each(|(l, n)| {
+                    (p.transpose_lanes)(at.add(l * lanes), lanes, n, depth, to.add(l * depth), pitch)
+                });
             }
             _ => gather(p, s, [lane, n], [from, depth], to, pitch),
         }
     }
 }
 
-/// Lanes of a panel that lie evenly.
+/// Consecutive lanes of a panel with one stride.
 #[derive(Clone, Copy, Default)]
 pub struct Run {
-    /// First lane, and how many.
+    /// First lane, and number of lanes.
     lane: usize,
     len: usize,
-    /// Offset of the first, and from each to the next.
+    /// Offset of the first lane, and from each lane to the next, in elements of the source.
     offset: usize,
     stride: usize,
 }
 
-/// The general case: offsets along the depth are found once for all panels, runs of lanes once for each.
+/// The general case. Computes offsets along the depth once for all panels, and runs of lanes once per panel.
 ///
 /// # Safety
 /// As [`pack`].
@@ -148,11 +152,18 @@ unsafe fn gather<S: Element>(
 }
 
 /// # Safety
-/// As `Packing::turn` says.
-unsafe fn plain_turn<S: Element>(from: *const S, stride: usize, n: usize, depth: usize, to: *mut S::Acc, pitch: usize) {
+/// As `Packing::transpose_lanes`.
+unsafe fn plain_transpose_lanes<S: Element>(
+    from: *const S,
+    stride: usize,
+    n: usize,
+    depth: usize,
+    to: *mut S::Acc,
+    pitch: usize,
+) {
     for k in 0..depth {
         for l in 0..pitch {
-            // SAFETY: lane `l` lies `l·stride` behind the first.
+            // SAFETY: lane `l` starts `l·stride` elements behind the first.
             unsafe {
                 *to.add(k * pitch + l) = if l < n { (*from.add(l * stride + k)).widen() } else { S::Acc::default() };
             }
@@ -161,10 +172,10 @@ unsafe fn plain_turn<S: Element>(from: *const S, stride: usize, n: usize, depth:
 }
 
 /// # Safety
-/// As `Packing::gather` says.
+/// As `Packing::gather`.
 unsafe fn plain_gather<S: Element>(from: *const S, runs: &[Run], depth: &[usize], to: *mut S::Acc, pitch: usize) {
     for (k, place) in depth.iter().enumerate() {
-        // SAFETY: the runs' elements are the source's, their lanes the panel's.
+        // SAFETY: the runs lie within the source, and their lanes within the panel.
         unsafe {
             let (from, to) = (from.add(*place), to.add(k * pitch));
             let mut n = 0;
@@ -180,7 +191,7 @@ unsafe fn plain_gather<S: Element>(from: *const S, runs: &[Run], depth: &[usize]
 }
 
 fn portable<S: Element>() -> Packing<S> {
-    Packing { turn: plain_turn, gather: plain_gather }
+    Packing { transpose_lanes: plain_transpose_lanes, gather: plain_gather }
 }
 
 impl Element for f64 {
@@ -196,7 +207,7 @@ impl Element for f64 {
     }
 }
 
-/// The types that accumulate in f32.
+/// Types whose accumulators are f32.
 macro_rules! element {
     ($t:ty, $avx2:ident, $widen:expr, $narrow:expr) => {
         impl Element for $t {
@@ -211,7 +222,7 @@ macro_rules! element {
                 match level {
                     Level::Portable => portable(),
                     #[cfg(target_arch = "x86_64")]
-                    _ => Packing { turn: avx2::$avx2::turn, gather: avx2::$avx2::gather },
+                    _ => Packing { transpose_lanes: avx2::$avx2::transpose_lanes, gather: avx2::$avx2::gather },
                 }
             }
         }
@@ -221,17 +232,17 @@ element!(f32, plain, |x| x, <[f32]>::copy_from_slice);
 element!(f16, f16s, f16::to_f32, <[f16]>::convert_from_f32_slice);
 element!(bf16, bf16s, bf16::to_f32, round);
 
-/// Rounds to the nearest, ties to even; in vectors where they may be used.
+/// Rounds to the nearest, ties to even; vectorised where the processor allows.
 fn round(to: &mut [bf16], from: &[f32]) {
     #[cfg(target_arch = "x86_64")]
     if Level::used() >= Level::Avx2 {
-        // SAFETY: the processor has what the function is compiled for.
+        // SAFETY: the processor has the instructions that the function is compiled for.
         return unsafe { avx2::round(to, from) };
     }
     plain_round(to, from);
 }
 
-/// Without branches, so that the compiler makes vectors of it.
+/// Free of branches, so that the compiler can vectorise it.
 #[inline(always)]
 fn plain_round(to: &mut [bf16], from: &[f32]) {
     for (to, x) in to.iter_mut().zip(from) {
@@ -243,7 +254,7 @@ fn plain_round(to: &mut [bf16], from: &[f32]) {
     }
 }
 
-/// Eight by eight at a time, in registers.
+/// Packing with AVX2 vectors of eight lanes.
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use half::bf16;
@@ -283,7 +294,7 @@ mod avx2 {
     /// Stores the first `n` of eight lanes.
     #[target_feature(enable = "avx2")]
     unsafe fn store(to: *mut f32, v: __m256, n: usize) {
-        // SAFETY: the caller has room for `n` elements.
+        // SAFETY: the caller passes room for `n` elements.
         unsafe {
             if n >= 8 {
                 _mm256_storeu_ps(to, v);
@@ -294,12 +305,12 @@ mod avx2 {
         }
     }
 
-    /// Eight elements, `stride` apart.
+    /// Gathers eight elements, `stride` apart.
     #[target_feature(enable = "avx2")]
     unsafe fn spread(from: *const f32, stride: usize) -> __m256 {
         let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         let places = _mm256_mullo_epi32(lanes, _mm256_set1_epi32(stride as i32));
-        // SAFETY: the caller has these elements, at strides below 2²⁸.
+        // SAFETY: the caller ensures that these elements exist and that the stride is below 2²⁸.
         unsafe { _mm256_i32gather_ps::<4>(from, places) }
     }
 
@@ -316,16 +327,16 @@ mod avx2 {
 
                 #[target_feature(enable = "avx2,f16c")]
                 unsafe fn load8($p: *const $t) -> __m256 {
-                    // SAFETY: the caller has eight elements there.
+                    // SAFETY: the caller passes the address of eight elements.
                     unsafe { $load8 }
                 }
                 #[target_feature(enable = "avx2,f16c")]
                 unsafe fn load4($p: *const $t) -> __m128 {
-                    // SAFETY: the caller has four elements there.
+                    // SAFETY: the caller passes the address of four elements.
                     unsafe { $load4 }
                 }
 
-                /// Elements `stride` apart.
+                /// Copies `n` elements, `stride` apart.
                 #[target_feature(enable = "avx2,f16c")]
                 unsafe fn strided(from: *const $t, stride: usize, n: usize, to: *mut f32) {
                     // SAFETY: the elements exist, and `to` has room for `n`.
@@ -340,10 +351,10 @@ mod avx2 {
                     }
                 }
 
-                /// Whole panels of `V` vectors.
+                /// Copies `8 V` contiguous lanes at each depth, for panels of this width.
                 ///
                 /// # Safety
-                /// As `Packing::gather` says, of one run of `8 V` neighbours from `from` on.
+                /// As `Packing::gather`, with one run of `8 V` contiguous lanes that begin at `from`.
                 #[target_feature(enable = "avx2,f16c")]
                 unsafe fn whole<const V: usize>(from: *const $t, depth: &[usize], to: *mut f32) {
                     for (k, place) in depth.iter().enumerate() {
@@ -356,10 +367,10 @@ mod avx2 {
                     }
                 }
 
-                /// Neighbours at every place. The last vector overlaps the one before.
+                /// Copies `n` contiguous lanes at each depth. The last vector overlaps the one before.
                 ///
                 /// # Safety
-                /// As `Packing::gather` says, of one run of `n` neighbours from `from` on.
+                /// As `Packing::gather`, with one run of `n` contiguous lanes that begin at `from`.
                 #[target_feature(enable = "avx2,f16c")]
                 unsafe fn side_by_side(from: *const $t, n: usize, depth: &[usize], to: *mut f32, pitch: usize) {
                     let lines = depth.iter().enumerate().map(|(k, place)| {
@@ -390,7 +401,7 @@ mod avx2 {
                 #[target_feature(enable = "avx2,f16c")]
                 pub unsafe fn gather(from: *const $t, runs: &[Run], depth: &[usize], to: *mut f32, pitch: usize) {
                     let n = runs.last().map_or(0, |r| r.lane + r.len);
-                    // SAFETY: the runs' elements are the source's, their lanes the panel's.
+                    // SAFETY: the runs lie within the source, and their lanes within the panel.
                     unsafe {
                         match (runs, pitch) {
                             ([Run { len: 16, stride: 1, offset, .. }], 16) => {
@@ -419,8 +430,15 @@ mod avx2 {
                 }
 
                 #[target_feature(enable = "avx2,f16c")]
-                pub unsafe fn turn(from: *const $t, stride: usize, n: usize, depth: usize, to: *mut f32, pitch: usize) {
-                    // SAFETY: lanes beyond `n` are not read, those beyond `pitch` not written.
+                pub unsafe fn transpose_lanes(
+                    from: *const $t,
+                    stride: usize,
+                    n: usize,
+                    depth: usize,
+                    to: *mut f32,
+                    pitch: usize,
+                ) {
+                    // SAFETY: lanes beyond `n` are not read, and those beyond `pitch` are not written.
                     unsafe {
                         let whole = depth - depth % 8;
                         for l in (0..pitch).step_by(8) {

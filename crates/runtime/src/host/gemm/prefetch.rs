@@ -1,6 +1,6 @@
-//! Asking for memory that will be read soon.
+//! Software prefetch.
 
-/// Asks for the cache line at an address, which need not exist.
+/// Prefetches the cache line at an address into all levels. The address need not be mapped.
 #[inline(always)]
 pub fn prefetch<T>(_p: *const T) {
     // SAFETY: a hint; any address will do.

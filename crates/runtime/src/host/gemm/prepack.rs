@@ -1,4 +1,6 @@
 //! Operands that stay the same over many matmuls, packed once.
+//!
+//! Takes: a call and the address of one of its operands. Gives: the panels, or `None` if the call reads this operand in place.
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::{
@@ -23,14 +25,14 @@ pub(crate) enum Role {
     B,
 }
 
-/// A call's operands in panels, as far as they are.
+/// The operands of a call that are packed; `None` for those read in place.
 #[derive(Default)]
 pub(crate) struct Weights {
     pub a: Option<Arc<Panels>>,
     pub b: Option<Arc<Panels>>,
 }
 
-/// An operand in panels over its whole depth, for every batch that differs.
+/// An operand packed over all of K, once for each distinct matrix of the batch.
 pub(crate) struct Panels {
     data: Buffer,
     form: Form,
@@ -40,20 +42,23 @@ pub(crate) struct Panels {
 #[derive(PartialEq, Eq)]
 struct Form {
     level: Level,
-    /// Whether it is the left operand of the matmul that is computed.
+    /// Whether it is the left operand of the matmul as it is computed, perhaps transposed.
     left: bool,
-    /// Rows or columns of a panel, and of all.
+    /// Lanes of a panel.
     pitch: usize,
+    /// Lanes of a matrix.
     count: usize,
-    /// Depth of a panel.
+    /// Depth of a panel, padding included.
     depth: usize,
-    /// Bytes of one matrix.
+    /// Bytes of one packed matrix.
     bytes: usize,
-    /// Matrices from batch to batch, per axis of the batch, and how many there are.
+    /// Strides of the batch axes, in matrices; 0 where the operand is broadcast.
     strides: Vec<usize>,
+    /// Number of distinct matrices.
     matrices: usize,
 }
 
+/// The form in which an operand is packed; `None` if it is read in place.
 fn form(level: Level, g: &GemmCall, role: Role) -> Option<Form> {
     let flip = flipped(g);
     let rows = if flip { g.n } else { g.m };
@@ -71,7 +76,7 @@ fn form(level: Level, g: &GemmCall, role: Role) -> Option<Form> {
         DType::F64 if !vector::few(rows) => (pitch::<f64>(level, left, rows), g.k, size_of::<f64>()),
         #[cfg(target_arch = "x86_64")]
         DType::Bf16 if level == Level::Amx => (amx::LANES, amx::padded(g.k), size_of::<u16>()),
-        // Others stay as they are: widened they would take twice the memory, and matmuls with few rows run at its speed.
+        // Others are read in place: half types would take twice the memory once widened, and skinny matmuls are bound by memory bandwidth.
         _ => return None,
     };
     let mut matrices = 1;
@@ -96,22 +101,22 @@ impl Panels {
     pub(super) fn at<T>(&self, batch: &[usize], i: usize) -> *const T {
         self.data.at::<u8>().wrapping_add(offset(&self.form.strides, batch, i) * self.form.bytes).cast()
     }
-    /// Whether an operand would be packed like this.
+    /// Whether `prepack` would pack an operand of this call in the same form.
     pub(crate) fn fit(&self, g: &GemmCall, role: Role) -> bool {
         form(self.form.level, g, role).is_some_and(|f| f == self.form)
     }
 }
 
-/// Packs an operand of a call, unless the call reads it as it lies.
+/// Packs an operand of a call, unless the call reads it in place.
 ///
 /// # Safety
-/// `at` is the address of the operand's slot, which holds what the call reaches.
+/// `at` is the address of the operand's buffer, which holds all elements that the call reads.
 pub(crate) unsafe fn prepack(p: Parallel, g: &GemmCall, role: Role, at: *const u8) -> Option<Panels> {
     // SAFETY: as this function's.
     unsafe { prepack_by(Level::used(), p, g, role, at) }
 }
 
-/// For matmuls by an instruction set of this processor.
+/// Packs for an instruction set of this processor.
 ///
 /// # Safety
 /// As [`prepack`].
@@ -136,7 +141,7 @@ pub(super) unsafe fn prepack_by(level: Level, p: Parallel, g: &GemmCall, role: R
     })
 }
 
-/// Makes all panels; `panel` makes one of some lanes, the first and how many of them.
+/// Packs all panels. `panel` packs one: its source, its first lane and number of lanes, and the destination.
 ///
 /// # Safety
 /// As [`prepack`].
@@ -158,7 +163,7 @@ unsafe fn fill<T: Copy>(
     let at = Shared(at);
     let mut next = 0;
     for i in 0..g.batch.iter().product() {
-        // Batches that share a matrix come back to one that is packed.
+        // Broadcast batches share a matrix that is packed already.
         if offset(&form.strides, &g.batch, i) != next {
             continue;
         }

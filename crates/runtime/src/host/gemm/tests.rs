@@ -1,4 +1,4 @@
-//! Matmuls against three loops in f64: generated sizes, strides, batches and dtypes, by every instruction set that is here.
+//! Matmuls compared with three loops in f64: generated sizes, strides, batches and dtypes, on every instruction set of this processor.
 use super::*;
 use crate::HostDevice;
 use kiln_graph::{Tensor, Type};
@@ -21,7 +21,7 @@ impl Random {
     }
 }
 
-/// How an operand lies in memory.
+/// The memory layout of an operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
     ByRow,
@@ -33,7 +33,7 @@ enum Form {
 }
 const FORMS: [Form; 4] = [Form::ByRow, Form::ByColumn, Form::Spread, Form::Split];
 
-/// An operand, and how many elements its memory needs.
+/// An operand, and the number of elements that its buffer needs.
 fn matrix(slot: Slot, [rows, cols]: [usize; 2], batch: &[usize], form: Form, broadcast: bool) -> (Matrix, usize) {
     let halves = |n: usize| if n.is_multiple_of(2) && n > 0 { (2, n / 2) } else { (1, n) };
     let offset = 3;
@@ -66,7 +66,7 @@ fn element(m: &Matrix, batch: &[usize], i: usize, row: usize, col: usize) -> usi
     m.offset + offset(&m.batch_strides, batch, i) + Side(&m.rows).at(row) + Side(&m.cols).at(col)
 }
 
-/// What a case is; its `Debug` form says how to repeat it.
+/// A test case. Its `Debug` form is enough to reproduce it.
 #[derive(Clone, Debug)]
 struct Case {
     seed: u64,
@@ -105,14 +105,14 @@ impl Case {
     }
 }
 
-/// How a matmul is computed: by an instruction set, and with which operands packed before.
+/// How a matmul is computed: the instruction set, and which operands are prepacked.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     level: Level,
     packed: [bool; 2],
 }
 
-/// Every instruction set of this processor, with and without operands in panels.
+/// Every instruction set of this processor, with and without prepacked operands.
 fn ways() -> impl Iterator<Item = Way> {
     let packed = [[false, false], [true, false], [false, true], [true, true]];
     Level::here().iter().flat_map(move |&level| packed.map(|packed| Way { level, packed }))
@@ -186,7 +186,7 @@ fn generated_matmuls() {
         r.bits();
         let mut size = [0; 3].map(|_| r.below(41));
         if seed % 50 == 0 {
-            // Deeper than a slice, or wider than a block.
+            // Deeper than a slice of K, or wider than a block.
             size[r.below(3)] = 300 + r.below(500);
         }
         let batch = (0..r.below(3)).map(|_| 1 + r.below(3)).collect();
@@ -296,7 +296,7 @@ fn axes_join() {
     assert_eq!(axes([(1, 3)]), []);
 }
 
-/// Results in bf16 are what the library of half types makes of them, for every upper half of a number and all ways to round.
+/// Rounding to bf16 agrees with the `half` crate, for every upper half of an f32 and in all cases of rounding.
 #[test]
 fn sums_round_to_bf16() {
     let sums: Vec<f32> = (0..=u16::MAX)

@@ -1,4 +1,4 @@
-//! Matmuls with a few rows: b is read once, where it lies, so they run at the speed of memory.
+//! Skinny matmuls, with at most three rows: b is read once and in place, so they are bound by memory bandwidth.
 use super::{
     Parallel,
     block::{Job, Lanes, b_in_place, put},
@@ -8,25 +8,25 @@ use super::{
 };
 use std::ops::Range;
 
-/// Most rows that go this way.
+/// Most rows of a skinny matmul.
 const MOST: usize = 3;
-/// Below this many FMAs a matmul stays on one thread.
+/// Matmuls with fewer FMAs run on one thread.
 const SMALL: usize = 1 << 17;
-/// Most columns that a task sums at a time.
+/// Most columns of a task.
 const COLUMNS: usize = 2048;
 
-/// Whether these are a few rows.
+/// Whether a matmul with this many rows is skinny.
 pub fn few(rows: usize) -> bool {
     rows <= MOST
 }
 
-/// Whether a matmul goes this way: its columns or its depth are contiguous in b, which is of the type that sums are kept in.
+/// Whether this module computes a matmul: it is skinny, b has the type of the accumulators, and its columns or its depth are contiguous.
 pub fn fits<S: Element, C>(job: &Job<S, C>) -> bool {
     let Lanes::Strided(b) = job.b else {
         return false;
     };
     let plain = b.lanes.stride().zip(b.depth.stride()).is_some_and(|(l, d)| l == 1 || d == 1);
-    // Several rows pass over columns that are read as they lie in one go.
+    // With several rows, `block` reads such a b in place once for all of them.
     let together = job.m > 1 && b_in_place(job).is_some();
     size_of::<S>() == size_of::<S::Acc>() && few(job.m) && plain && !together && matches!(job.a, Lanes::Strided(_))
 }
@@ -45,13 +45,13 @@ where
     let parts = n.div_ceil(cols);
     p.each(batches * parts, |t| {
         let from = t % parts * cols;
-        // SAFETY: this function's contract; parts of a result are apart.
+        // SAFETY: this function's contract; parts of a result are disjoint.
         with_scratch(|s| unsafe { task(&job(t / parts), s, from..n.min(from + cols)) });
     });
 }
 
 /// # Safety
-/// As [`run`], with columns of the result.
+/// As [`run`]; the columns exist in the result.
 unsafe fn task<S, C>(job: &Job<S, C>, s: &mut Scratch, cols: Range<usize>)
 where
     S: Element,
@@ -66,7 +66,7 @@ where
     let (k, n) = (job.k, cols.len());
     let rows = s.a.room::<S::Acc>(job.m * k);
     let sums = s.sums.room::<S::Acc>(job.m * n);
-    // SAFETY: `fits` makes `S` the type of sums; the rest is this function's contract.
+    // SAFETY: `fits` ensures that `S` is the type of accumulators; otherwise this function's contract.
     unsafe {
         let at = b.at.cast::<S::Acc>().add(cols.start * lanes);
         for i in 0..job.m {
@@ -86,7 +86,7 @@ where
     }
 }
 
-/// Columns of b are contiguous over the depth.
+/// Dot products, for a b that is contiguous along the depth.
 ///
 /// # Safety
 /// As [`task`].
@@ -99,11 +99,11 @@ unsafe fn dots<S: Element, C>(
 ) {
     let kernels = S::Acc::kernels(job.level);
     for j in (0..n).step_by(DOTS) {
-        // The last few columns are taken once more rather than beyond the end.
+        // The last step overlaps the one before it, so that it does not read beyond the end.
         let whole = n >= DOTS;
         let (j, count) = if whole { (j.min(n - DOTS), DOTS) } else { (j, n - j) };
         for i in 0..job.m {
-            // SAFETY: this function's contract; without a stride all of the `DOTS` columns are the first.
+            // SAFETY: this function's contract; with stride 0 all of the `DOTS` columns are the same one.
             unsafe {
                 let b = b.add(j * lanes);
                 let out = match whole {
@@ -121,7 +121,7 @@ unsafe fn dots<S: Element, C>(
     }
 }
 
-/// Rows of b are contiguous over the columns.
+/// Sums of scaled rows, for a b whose rows are contiguous along the columns.
 ///
 /// # Safety
 /// As [`task`].

@@ -1,19 +1,20 @@
-//! Panels for the matrix unit.
+//! Packs bf16 operands into panels for the matrix unit.
 //!
-//! Sixteen lanes over 32 depths are sixteen registers, in one of two forms: a register a lane, with its depths, which is what
-//! tiles of a hold; or a register a pair of depths, with this pair of every lane, which is what tiles of b hold. Operands
-//! are read in the form that lies in their memory, and one is the other with its 4-byte elements transposed.
+//! Sixteen lanes over 32 depths fill sixteen registers, in one of two forms. In tiles of a, a register holds one lane over all depths;
+//! in tiles of b, it holds one pair of depths for all lanes. An operand is read in the form that its memory layout gives; transposing the
+//! 4-byte elements turns one form into the other.
 use super::{LANES, Operand, STEP, padded};
 use crate::host::gemm::pack::Source;
 use std::arch::x86_64::*;
 
-/// Lanes of a tile, and its elements.
+/// Lanes of a tile.
 const SIDE: usize = 16;
+/// Elements of a tile.
 const TILE: usize = SIDE * STEP;
 
 type Tile = [__m512i; SIDE];
 
-/// Packs lanes `lane..lane + n` over the whole depth into one panel.
+/// Packs lanes `lane..lane + n` over all of K into one panel.
 ///
 /// # Safety
 /// The source holds all these elements, and `to` has room for a panel; `0 < n ≤ LANES`. The processor has AVX-512 F and BW.
@@ -37,7 +38,7 @@ pub unsafe fn pack(operand: Operand, s: Source<u16>, [lane, n]: [usize; 2], dept
     }
 }
 
-/// Some lanes over some depths, zeros beyond them, and whether a register is a lane.
+/// Reads some lanes over some depths, padded with zeros. Returns whether a register holds a lane, and the registers.
 ///
 /// # Safety
 /// The source holds these elements.
@@ -69,10 +70,10 @@ unsafe fn read(s: Source<u16>, [lane, n]: [usize; 2], [k, count]: [usize; 2]) ->
     }
 }
 
-/// Sixteen elements, the first `n` of which are read, as 32-bit integers.
+/// Loads the first `n` of sixteen elements as 32-bit integers; the others are zero.
 ///
 /// # Safety
-/// These elements are there.
+/// These `n` elements exist.
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn words(at: *const u16, n: usize) -> __m512i {
     let mask = ((1u32 << n) - 1) as __mmask32;
@@ -81,13 +82,13 @@ unsafe fn words(at: *const u16, n: usize) -> __m512i {
     _mm512_cvtepu16_epi32(_mm512_castsi512_si256(both))
 }
 
-/// Elements of two depths beside each other.
+/// Interleaves the elements of two depths to pairs.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn paired(even: __m512i, odd: __m512i) -> __m512i {
     _mm512_or_si512(even, _mm512_slli_epi32::<16>(odd))
 }
 
-/// Lanes that lie evenly: the first of them and how many, where they are, and from each to the next.
+/// Consecutive lanes with one stride: the first lane, their number, the offset of the first, and the stride.
 #[derive(Clone, Copy, Default)]
 struct Run {
     first: usize,
@@ -96,7 +97,7 @@ struct Run {
     stride: usize,
 }
 
-/// The general case: lanes in runs, by pairs of depths.
+/// The general case: reads runs of lanes, and pairs depths.
 ///
 /// # Safety
 /// The source holds these elements.
@@ -118,22 +119,22 @@ unsafe fn gathered(s: Source<u16>, [lane, n]: [usize; 2], [k, count]: [usize; 2]
     std::array::from_fn(|i| paired(lines[2 * i], lines[2 * i + 1]))
 }
 
-/// Sixteen elements of one depth as 32-bit integers.
+/// Loads sixteen elements of one depth as 32-bit integers.
 ///
 /// # Safety
-/// The elements of the runs are there; others are not read.
+/// The elements of the runs exist; others are not read.
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn line_of(at: *const u16, runs: &[Run]) -> __m512i {
     let mut line = _mm512_setzero_si512();
     for r in runs {
         let lanes = ((1u32 << r.len) - 1) << r.first;
-        // Where lane 0 would be.
+        // The address that lane 0 would have.
         let start = at.wrapping_add(r.offset).wrapping_sub(r.first * r.stride);
         // SAFETY: this function's contract.
         let some = unsafe {
             match r.stride {
                 1 => _mm512_cvtepu16_epi32(_mm512_castsi512_si256(_mm512_maskz_loadu_epi16(lanes, start.cast()))),
-                // Every second element is where it should be already.
+                // With stride 2, the mask leaves each element in the lower half of its 32-bit lane.
                 2 => _mm512_maskz_loadu_epi16(spread(lanes), start.cast()),
                 stride => {
                     let mut words = [0u32; SIDE];
@@ -149,17 +150,17 @@ unsafe fn line_of(at: *const u16, runs: &[Run]) -> __m512i {
     line
 }
 
-/// The lower 16 bits, a zero after each.
+/// The lower 16 bits, each followed by a zero bit.
 fn spread(bits: u32) -> u32 {
     [(8, 0x00ff_00ff), (4, 0x0f0f_0f0f), (2, 0x3333_3333), (1, 0x5555_5555)]
         .into_iter()
         .fold(bits & 0xffff, |bits, (by, mask)| (bits | bits << by) & mask)
 }
 
-/// The transposed matrix of sixteen by sixteen 4-byte elements.
+/// Transposes a matrix of sixteen by sixteen 4-byte elements.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn transposed(r: Tile) -> Tile {
-    // Rows i to i + 3 (i a multiple of four): their elements 4·q + j, of every quarter q, in register j.
+    // Register j holds elements 4·q + j of rows i to i + 3, for every quarter q; i is a multiple of four.
     let quarters = |i: usize| {
         let low = [_mm512_unpacklo_epi32(r[i], r[i + 1]), _mm512_unpacklo_epi32(r[i + 2], r[i + 3])];
         let high = [_mm512_unpackhi_epi32(r[i], r[i + 1]), _mm512_unpackhi_epi32(r[i + 2], r[i + 3])];

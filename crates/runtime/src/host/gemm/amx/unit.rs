@@ -1,11 +1,11 @@
-//! The matrix unit: its configuration, and the product of two panels.
+//! The matrix unit (AMX): its tile configuration, and the product of two panels.
 use std::{arch::asm, marker::PhantomData};
 
 /// Rows of a tile, and bytes of a row.
 const ROWS: u8 = 16;
 const BYTES: u16 = 64;
 
-/// The layout that `ldtilecfg` reads: all eight tiles are whole.
+/// The tile configuration that `ldtilecfg` reads. All eight tiles have the full size.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -28,7 +28,7 @@ impl Configuration {
     }
 }
 
-/// The unit of this thread, configured; given back when dropped, so that the system has less to save.
+/// The configured matrix unit of this thread. Dropping it releases the tiles, so that context switches have less state to save.
 pub struct Unit(PhantomData<*const ()>);
 
 impl Unit {
@@ -41,10 +41,10 @@ impl Unit {
         Unit(PhantomData)
     }
 
-    /// Writes the product of two panels to 32 × 32 sums, whose rows are `pitch` apart, or adds it to them.
+    /// Stores the product of two panels in 32 × 32 accumulators, or adds it to them. Their rows are `pitch` elements apart.
     ///
     /// # Safety
-    /// The panels have `steps > 0` steps of two tiles, and there is room for the sums.
+    /// The panels hold `steps > 0` steps of two tiles each, and the accumulators exist.
     pub unsafe fn multiply(&self, steps: usize, [a, b]: [*const u16; 2], sums: *mut f32, pitch: usize, add: bool) {
         // SAFETY: this function's contract.
         unsafe {
@@ -96,7 +96,7 @@ impl Unit {
 
 impl Drop for Unit {
     fn drop(&mut self) {
-        // SAFETY: nothing is in the tiles any more.
+        // SAFETY: the results have been stored; nothing reads the tiles any more.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
