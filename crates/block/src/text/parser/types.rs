@@ -13,7 +13,7 @@ impl Parser {
             }
             None => {
                 let known = Elem::ALL.map(Elem::name).join(" ");
-                self.fail(format!("`{}` is no element type; known: {known}", t.text))
+                self.fail(format!("`{}` is not an element type; known: {known}", t.text))
             }
         }
     }
@@ -28,7 +28,7 @@ impl Parser {
                 self.at += 1;
                 Ok(s)
             }
-            None => self.fail(format!("`{t}` is no swizzle; write plain, b32, b64 or b128")),
+            None => self.fail(format!("`{t}` is not a swizzle; write plain, b32, b64 or b128")),
         }
     }
     pub(super) fn ty(&mut self) -> Result<Type> {
