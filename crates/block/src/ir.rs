@@ -180,7 +180,7 @@ impl Kernel {
             *i = self.new_inst(data);
         }
     }
-    /// Every value `v` becomes `to[v]`, a permutation.
+    /// Renumbers every value `v` to `to[v]`, a permutation.
     pub fn renumbered(&self, to: &[Value]) -> Kernel {
         fn region(r: &mut Region, new: &impl Fn(&mut Value)) {
             r.params.iter_mut().for_each(new);

@@ -278,7 +278,7 @@ pub enum Op {
     AsyncWait {
         pending: u8,
     },
-    /// All warps of the instance (or of the role).
+    /// Barrier of all warps of the instance (or of the role).
     Sync,
     /// Barriers in shared memory (type in the result), initialised.
     AllocBarriers,

@@ -9,10 +9,10 @@
 //!
 //! Values and regions:
 //! - every value is defined once, by a parameter, a region's parameter or an instruction, before its uses and in a region
-//!   around them; every instruction stands in one place; regions are nested at most [`crate::text::MAX_DEPTH`] deep;
-//! - regions inside ops end in `yield`, which stands nowhere else; what it yields has the types of the op's results;
+//!   around them; every instruction occurs once; regions are nested at most [`crate::text::MAX_DEPTH`] deep;
+//! - regions inside ops end in `yield`, which occurs nowhere else; what it yields has the types of the op's results;
 //! - sizes of axes are powers of two, at most 6 axes and 2^24 elements; tiles have stages, barriers a count and arrivals;
-//! - a layout has one basis coordinate an axis, inside the block, and five lane bits.
+//! - a layout has one basis coordinate per axis, inside the block, and five lane bits.
 //!
 //! Ops of the upper level:
 //! - operands and results have the types of the op's description; operands of pointwise ops have one shape, masks the shape

@@ -60,7 +60,7 @@ fn pointers_become_descriptors() {
     assert_eq!(count(&k, |op| matches!(op, Op::Load | Op::Store | Op::PtrAdd)), 0, "{text}");
 }
 
-/// Every step gives a program that the next takes, in any number of blocks.
+/// Every pass gives a program that the next one takes, for any number of blocks.
 #[test]
 fn steps_stand_alone() {
     for (names, grid, warps) in [

@@ -103,12 +103,12 @@ impl Analysis {
                 Some(arg(0)?.into_iter().zip(arg(1)?).map(keep).collect())
             }
             Op::Binary(BinaryOp::Mul) => {
-                let matmul = |(a, b): (Axis, Axis)| Axis {
+                let product = |(a, b): (Axis, Axis)| Axis {
                     contiguous: 1,
                     constant: a.constant.min(b.constant),
                     divisor: a.at(1).saturating_mul(b.at(1)).min(1 << 40),
                 };
-                Some(arg(0)?.into_iter().zip(arg(1)?).map(matmul).collect())
+                Some(arg(0)?.into_iter().zip(arg(1)?).map(product).collect())
             }
             Op::Binary(op @ (BinaryOp::Div | BinaryOp::Rem)) => {
                 let by = self.affine(data.args[1])?.as_constant().filter(|c| *c > 0)?;

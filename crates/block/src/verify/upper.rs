@@ -282,7 +282,7 @@ fn folds(s: &Seen) -> Rule {
             s.arity(3, 3, 1)?;
             dot(*precision, s.ty(0), s.ty(1), s.ty(2))?;
             let exact = *precision == DotPrecision::Exact && s.ty(0).elem() == Some(Elem::F32);
-            ensure(*terms == Terms::Products || exact, || "sums of differences are of f32, exactly".into())?;
+            ensure(*terms == Terms::Products || exact, || "sums of differences are only for exact f32".into())?;
             same("the result", s.out(), s.ty(2))
         }
         _ => Ok(()),

@@ -85,7 +85,7 @@ impl Parser {
         let (registers, lanes) = (bases("registers", ",")?, bases("lanes", ",")?);
         Ok((ty, Some(Layout { registers, lanes, warps: bases("warps", ")")? })))
     }
-    /// `: type, …`, one a result.
+    /// `: type, …`, one per result.
     pub(super) fn result_types(&mut self, n: usize) -> Result<Vec<(Type, Option<Layout>)>> {
         let mut all = vec![];
         for i in 0..n {
