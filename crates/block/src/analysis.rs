@@ -1,9 +1,9 @@
-//! What is known about a kernel's integers, pointers and masks without running it.
+//! Static analysis of a kernel's integers, pointers and masks.
 //!
-//! [`analyse`] walks a verified kernel once. [`affine`] has forms over block coordinates (`base + 64*i + j`), from which code
-//! generation sees strides, uniform base addresses and masked tails; [`axis`] has contiguity and divisibility along each
-//! axis, which survive gathers and remainders, and decide the width of accesses.
-//! Never: changes a kernel, knows about threads.
+//! [`analyse`] walks a verified kernel once. [`affine`] gives affine forms over block coordinates (`base + 64*i + j`),
+//! from which code generation derives strides, uniform base addresses and tail masks; [`axis`] gives contiguity and
+//! divisibility along each axis, which hold through gathers and remainders and decide the width of memory accesses.
+//! Never changes a kernel, and knows nothing of threads.
 pub mod affine;
 pub mod axis;
 mod loops;

@@ -4,11 +4,11 @@ use crate::{
     ScanOp, Terms, Type, UnaryOp, Value,
 };
 
-/// What a role does; takes the number of its copy if there are several.
+/// The program of a role; it receives the number of its copy if there are several.
 pub type Program<'a> = Box<dyn FnOnce(&mut Builder, Option<Value>) + 'a>;
 
-/// Open regions, innermost last; instructions go to the innermost. Shapes are checked by the verifier, not here: a wrong
-/// program is built and then refused.
+/// Open regions, innermost last; instructions go to the innermost. Shapes are checked by the verifier, not here: a
+/// wrong program is built and then rejected.
 pub struct Builder {
     kernel: Kernel,
     open: Vec<Region>,
@@ -23,13 +23,13 @@ impl Builder {
             fault: None,
         }
     }
-    /// States that what is built is wrong, and why: whoever builds looks at [`Builder::fault`] before the program is used. Gives a
-    /// value, with which nothing but the rest of a program that is thrown away is built.
+    /// Marks the program as invalid, with the reason; the caller checks [`Builder::fault`] before it uses the program.
+    /// Returns a dummy value, so that building can go on until the program is thrown away.
     pub fn broken(&mut self, why: impl Into<String>) -> Value {
         self.fault.get_or_insert_with(|| why.into());
         self.i32(0)
     }
-    /// Why the program is wrong, if it was found to be so while it was built.
+    /// Why the program is invalid, if [`Builder::broken`] was called.
     pub fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
     }
@@ -63,7 +63,7 @@ impl Builder {
     pub fn elem(&self, v: Value) -> Option<Elem> {
         self.kernel.ty(v).elem()
     }
-    /// Appends an instruction with the results' types given.
+    /// Appends an instruction with the given result types.
     pub fn inst(&mut self, op: Op, args: &[Value], results: &[Type], regions: Vec<Region>) -> Vec<Value> {
         let results: Vec<Value> = results.iter().map(|t| self.kernel.new_value(t.clone())).collect();
         let i = self.kernel.new_inst(InstData { op, args: args.to_vec(), results: results.clone(), regions });
@@ -105,7 +105,7 @@ impl Builder {
         let ty = self.ty(v).with_shape(shape);
         self.one(Op::ExpandDims(axis as u8), &[v], ty)
     }
-    /// To `shape` by any of splat, expand_dims in front and broadcast; the same value if it has the shape already.
+    /// To `shape` by splat, leading expand_dims and broadcast, as needed; the same value if it has the shape already.
     pub fn broadcast_to(&mut self, mut v: Value, shape: &[usize]) -> Value {
         if self.ty(v).is_scalar() {
             return self.splat(v, shape);
@@ -128,7 +128,7 @@ impl Builder {
         let ty = self.ty(v).with_shape(perm.iter().map(|&p| old[p as usize]).collect::<Vec<_>>());
         self.one(Op::Permute(perm.to_vec()), &[v], ty)
     }
-    /// `extent` elements along `axis` from `at` on.
+    /// `extent` elements along `axis`, from `at` on.
     pub fn part(&mut self, v: Value, axis: usize, at: usize, extent: usize) -> Value {
         let mut shape = self.shape(v);
         if shape[axis] == extent {
@@ -138,12 +138,12 @@ impl Builder {
         let ty = self.ty(v).with_shape(shape);
         self.one(Op::Part { axis: axis as u8, at: at as u32 }, &[v], ty)
     }
-    /// Rows of `row` elements out of a block of one axis.
+    /// Splits a block of one axis into rows of `row` elements ([`Op::Unpack`]).
     pub fn unpack(&mut self, v: Value, row: usize, shape: [usize; 2]) -> Value {
         let ty = self.ty(v).with_shape(shape);
         self.one(Op::Unpack { row: row as u32 }, &[v], ty)
     }
-    /// The first `row` elements of each row one behind the other, a block of `extent`.
+    /// Concatenates the first `row` elements of each row into a block of `extent` ([`Op::Pack`]).
     pub fn pack(&mut self, v: Value, row: usize, extent: usize) -> Value {
         let ty = self.ty(v).with_shape([extent]);
         self.one(Op::Pack { row: row as u32 }, &[v], ty)
@@ -206,7 +206,7 @@ impl Builder {
         let ty = Type::block(self.elem(p).unwrap_or(Elem::F32), shape);
         self.one(Op::Load, &args, ty)
     }
-    /// Bytes from a scalar pointer on that another instance will read soon.
+    /// Prefetches bytes from a scalar pointer on, which another instance will read soon.
     pub fn prefetch(&mut self, p: Value, bytes: usize) {
         self.inst(Op::Prefetch { bytes: bytes as u32 }, &[p], &[], vec![]);
     }
@@ -218,7 +218,7 @@ impl Builder {
         }
         self.inst(Op::Store, &args, &[], vec![]);
     }
-    /// Where `bad`, the index is written to `to` with its site ([`Op::Check`]).
+    /// Where `bad` holds, writes the index and its site to `to` ([`Op::Check`]).
     pub fn check(&mut self, to: Value, [bad, index]: [Value; 2], mask: Option<Value>, site: u32) {
         let (bad, mut index) = self.together(bad, index);
         if let Some(m) = mask {
@@ -246,7 +246,7 @@ impl Builder {
         let ty = self.ty(acc).clone();
         self.one(Op::Dot { precision, terms: Terms::Products }, &[a, b, acc], ty)
     }
-    /// The sum of `terms` over K in exact f32.
+    /// Sums `terms` over K in exact f32.
     pub fn sum_of(&mut self, terms: Terms, a: Value, b: Value, acc: Value) -> Value {
         let ty = self.ty(acc).clone();
         self.one(Op::Dot { precision: DotPrecision::Exact, terms }, &[a, b, acc], ty)
@@ -264,7 +264,7 @@ impl Builder {
         let args: Vec<Value> = [lo, hi, step].into_iter().chain(carried.iter().copied()).collect();
         self.inst(Op::For, &args, &types, vec![region])
     }
-    /// What `body` emits, as a region with these parameters; it ends in a `yield` of what `body` gives.
+    /// A region with these parameters that holds what `body` emits and ends in a `yield` of what `body` returns.
     fn region(&mut self, params: &[Type], body: impl FnOnce(&mut Builder, &[Value]) -> Vec<Value>) -> Region {
         let params: Vec<Value> = params.iter().map(|t| self.kernel.new_value(t.clone())).collect();
         self.open.push(Region { params: params.clone(), insts: vec![] });
@@ -272,7 +272,8 @@ impl Builder {
         self.inst(Op::Yield, &last, &[], vec![]);
         self.open.pop().unwrap_or_default()
     }
-    /// All roles at once, each with its program; the program gets the number of the copy if there are several.
+    /// Runs all roles concurrently, each with its program; a program receives the number of its copy if there are
+    /// several.
     pub fn roles(&mut self, roles: Vec<(Role, Program)>) {
         let (mut heads, mut regions) = (vec![], vec![]);
         for (role, program) in roles {

@@ -18,7 +18,8 @@ pub struct Inst(pub u32);
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ValueData {
     pub ty: Type,
-    /// How the elements lie in the registers of the threads; set by the layout pass, absent in upper-level programs.
+    /// How the elements are distributed over the registers of the threads; set by the layout pass, absent in
+    /// upper-level programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<Layout>,
 }
@@ -46,9 +47,9 @@ pub struct Param {
     pub value: Value,
     /// Alignment of the address in bytes (pointers; a power of two).
     pub align: usize,
-    /// Only read.
+    /// Never written through.
     pub readonly: bool,
-    /// The array of a descriptor; without it, whoever launches says what the descriptor is of.
+    /// The array of a descriptor; `None`: whoever launches the kernel supplies it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array: Option<Array>,
 }
@@ -61,14 +62,14 @@ pub struct Array {
     pub strides: Vec<usize>,
 }
 
-/// What code generation may make of float arithmetic.
+/// What code generation may do to float arithmetic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arithmetic {
-    /// A product and a sum may be one FMA, and a quotient a product with a reciprocal.
+    /// A multiplication and an addition may become one FMA, and a division a multiplication by a reciprocal.
     #[default]
     Contracted,
-    /// Every instruction rounds once, as IEEE 754 says. Elementary functions are as good as they are.
+    /// Every instruction rounds once, as IEEE 754 requires. Elementary functions keep their own accuracy.
     Ieee,
 }
 
@@ -77,9 +78,10 @@ pub enum Arithmetic {
 pub struct Kernel {
     pub name: String,
     pub params: Vec<Param>,
-    /// Instances along each axis; 0 anywhere means nothing to do.
+    /// Program instances along each axis of the grid; 0 along any axis: nothing runs.
     pub grid: [usize; 3],
-    /// Warps of an instance on a GPU (power of two without roles). More than a block should hold are spread over a cluster.
+    /// Warps of an instance on a GPU (a power of two without roles). With more than one block should hold, code
+    /// generation spreads the instance over a cluster.
     pub warps: usize,
     /// Blocks in a cluster along axis 0.
     pub cluster: usize,
@@ -111,11 +113,11 @@ impl Kernel {
         self.insts.push(data);
         Inst(self.insts.len() as u32 - 1)
     }
-    /// Number of instances.
+    /// Number of program instances.
     pub fn instances(&self) -> usize {
         self.grid.iter().product()
     }
-    /// Visits every instruction in program order, regions inside their op after it.
+    /// Visits every instruction in program order; an op's regions follow the op.
     pub fn walk(&self, f: &mut impl FnMut(Inst, &InstData)) {
         self.walk_region(&self.body, f);
     }
@@ -128,8 +130,9 @@ impl Kernel {
             }
         }
     }
-    /// The same kernel without unreachable values and instructions: parameters are numbered first, then values in the order
-    /// of their old numbers; instructions stand after those of their regions. What parsing the text form gives.
+    /// The same kernel without unreachable values and instructions, renumbered: parameters first, then values in the
+    /// order of their old numbers; an op's instruction follows those of its regions. This is what parsing the text form
+    /// gives.
     pub fn compacted(&self) -> Kernel {
         let mut used = vec![false; self.values.len()];
         let mut mark = |v: &Value| {
@@ -151,7 +154,7 @@ impl Kernel {
                 n += 1;
             }
         }
-        // Unreachable values get numbers past the end, and are cut off.
+        // Unreachable values are numbered past the end and cut off.
         let mut past = n;
         let to: Vec<Value> = to
             .into_iter()
@@ -177,7 +180,7 @@ impl Kernel {
             *i = self.new_inst(data);
         }
     }
-    /// Every value `v` becomes `to[v]`, a permutation.
+    /// Renumbers every value `v` to `to[v]`, a permutation.
     pub fn renumbered(&self, to: &[Value]) -> Kernel {
         fn region(r: &mut Region, new: &impl Fn(&mut Value)) {
             r.params.iter_mut().for_each(new);

@@ -1,29 +1,30 @@
 //! Layouts: which element of a block each register of each thread holds.
 //!
-//! One representation for all: a linear layout. Block dimensions are powers of two, so an element's coordinates are bits, and a
-//! layout says for every bit of the register number, of the lane and of the warp which coordinate bits it flips. Strided
-//! registers, tensor-core fragments and their row and column slices are all of this form; so conversions, reductions and
-//! broadcasts are written once.
+//! All layouts are linear. Block dimensions are powers of two, so an element's coordinates are bits, and a layout says
+//! for every bit of the register number, of the lane and of the warp which coordinate bits it flips. Strided registers,
+//! tensor-core fragments and their row and column slices are all of this form, so conversion, reduction and broadcast
+//! are each written once.
 //!
-//! [`Flat`] is the same with an element named by its row-major number, whose bits are the coordinates' bits side by side:
-//! then reshaping and inserting axes change nothing, and the other ops move or drop bits. Passes and code generation work
-//! on that form.
+//! [`Flat`] is the same on row-major element numbers, whose bits are the concatenated bits of the coordinates: there
+//! reshaping and inserting axes change nothing, and the other ops move or drop bits. Passes and code generation work on
+//! that form.
 mod flat;
 pub mod fragment;
 
 pub use flat::{Flat, axis_bits, bits_of};
 use serde::{Deserialize, Serialize};
 
-/// Coordinates that one bit adds, one number per axis: a power of two on one axis, zeros elsewhere. All zeros: a copy.
+/// Coordinates that one bit adds, one number per axis: a power of two on one axis, zeros elsewhere. All zeros:
+/// replicas.
 pub type Basis = Vec<u32>;
 
 /// Element of (register r, lane l, warp w): the XOR of the bases of the bits set in r, l and w.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Layout {
     pub registers: Vec<Basis>,
-    /// Five.
+    /// Five bits.
     pub lanes: Vec<Basis>,
-    /// log2 of the warps.
+    /// log2(warps) bits.
     pub warps: Vec<Basis>,
 }
 
@@ -42,7 +43,8 @@ impl Layout {
         }
         at
     }
-    /// The layout on row-major element numbers; `None` if a basis is not one bit of the shape or no basis has some bit.
+    /// The layout on row-major element numbers; `None` if a basis is more than one bit of the shape or some bit has no
+    /// basis.
     pub fn flat(&self, shape: &[usize]) -> Option<Flat> {
         let bit = |basis: &Basis| -> Option<Option<u8>> {
             let mut found = None;

@@ -1,8 +1,9 @@
-//! Block IR: kernels as programs over blocks. A grid of instances, each working on small dense blocks; no threads in sight.
+//! Block IR: kernels as programs over blocks. A grid of program instances, each working on small dense blocks; programs
+//! never mention threads.
 //!
-//! Upper level: what is computed (`program_id`, `iota`, `load`, pointwise ops, `reduce`, `scan`, `dot`, `for`, `if`). Lower
-//! level: how, on a GPU (layouts, shared tiles, asynchronous copies, barriers, `wgmma` tokens, roles). Passes take the first
-//! to the second; host code is generated from the first.
+//! Upper level: what is computed (`program_id`, `iota`, `load`, pointwise ops, `reduce`, `scan`, `dot`, `for`, `if`).
+//! Lower level: how, on a GPU (layouts, shared tiles, asynchronous copies, barriers, `wgmma` tokens, roles). Passes
+//! lower the first to the second; host code is generated from the first.
 //! Takes: programs made by [`builder::Builder`] or [`text::parse`]. Gives: verified programs, text, analyses.
 //! Never: tensors, graphs, devices, LLVM.
 pub mod analysis;

@@ -1,4 +1,4 @@
-//! The ops. Operand order is in each op's doc; result types follow [`crate::verify`]'s rules.
+//! The ops. Each op's doc gives the operand order; [`crate::verify`] defines the result types.
 use crate::types::Elem;
 use serde::{Deserialize, Serialize};
 
@@ -21,8 +21,8 @@ impl PartialEq for Const {
 }
 impl Eq for Const {}
 
-/// Pointwise, one operand; result type is the operand's but for `IsNan` and `IsInf` (bool). Floats unless said.
-/// f16 and bf16 operands are computed in f32 and rounded once.
+/// Pointwise, one operand; the result has the operand's type except for `IsNan` and `IsInf` (bool). On floats unless
+/// noted. f16 and bf16 operands are computed in f32 and rounded once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnaryOp {
@@ -50,14 +50,14 @@ pub enum UnaryOp {
     Cosh,
     Tanh,
     Erf,
-    /// x Φ(x), with the distribution function of the standard normal distribution; f32 alone.
+    /// x Φ(x), with the distribution function of the standard normal distribution; f32 only.
     Gelu,
     Floor,
     Ceil,
     /// Ties to even.
     Round,
     Trunc,
-    /// f32 alone: the nearest number with 10 bits after the point, of two the one further from zero. Beyond the largest f32: infinity.
+    /// f32 only: the nearest tf32 number (10 fraction bits), ties away from zero. Beyond the largest f32: infinity.
     Tf32,
     IsNan,
     IsInf,
@@ -134,7 +134,7 @@ pub enum DotPrecision {
     Tf32x3,
 }
 
-/// What a matmul sums over K, of an element of each side. All but matmuls are of f32, exactly.
+/// What a `dot` sums over K, for an element of each side. Terms other than products are for exact f32 only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Terms {
@@ -146,20 +146,20 @@ pub enum Terms {
     Distances,
 }
 
-/// A group of warps with a job of its own, in `roles`. With `copies` above 1 there are so many groups of the same job, each
-/// with its own warps; the region then has a parameter, the number of the copy (i32).
+/// A group of warps with a program of its own, in `roles`. With `copies` above 1 that many groups run the same program,
+/// each with its own warps; the region then has one parameter, the number of the copy (i32).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Role {
-    /// As `producer`, `consumer`.
+    /// For example `producer` or `consumer`.
     pub name: String,
-    /// Of one copy.
+    /// Warps of one copy.
     pub warps: usize,
     pub copies: usize,
     /// Registers per thread (`setmaxnreg`); 0 leaves them.
     pub registers: usize,
 }
 
-/// An operation. `r` regions are named where an op has them.
+/// An operation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
@@ -182,17 +182,18 @@ pub enum Op {
     Reshape,
     /// Result axis i is operand axis `perm[i]`.
     Permute(Vec<u8>),
-    /// Elements `at..` along `axis`, as many as the result has; `at` is a multiple of that.
+    /// Elements from `at` on along `axis`, as many as the result has; `at` is a multiple of that count.
     Part {
         axis: u8,
         at: u32,
     },
-    /// Rows of `row` elements that lie one behind the other in a block of one axis, as the rows of a block of two: element
-    /// (i, j) is that of number `i·row + j`. Elements behind the end of a row may be anything.
+    /// Splits a block of one axis into rows of `row` elements, the rows of a block of two axes: element (i, j) of the
+    /// result is element `i·row + j`. Elements past the end of a row are unspecified.
     Unpack {
         row: u32,
     },
-    /// The first `row` elements of each row of a block of two axes, one behind the other; behind the last anything.
+    /// Concatenates the first `row` elements of each row of a block of two axes; elements past the last are
+    /// unspecified.
     Pack {
         row: u32,
     },
@@ -202,16 +203,17 @@ pub enum Op {
     Cmp(CmpOp),
     /// Condition (bool, same shape), if true, if false.
     Select,
-    /// Value conversion; to nearest even; float to integer truncates, saturating; to bool: nonzero.
+    /// Value conversion: rounds to nearest even; float to integer truncates and saturates; to bool: nonzero.
     Cast(Elem),
     /// Pointer (block), offset in elements (i32 or i64, same shape).
     PtrAdd,
-    /// Pointer, then mask (bool), then value where the mask is false (without it: 0).
+    /// Pointer, then mask (bool), then the value where the mask is false (default: 0).
     Load,
     /// Pointer, value, then mask. Where instances or elements overlap, all must write the same value.
     Store,
-    /// Pointer to an i64 (a scalar), condition (bool), index (i64, same shape), then mask. Where condition and mask hold, the index
-    /// is one that must not be: [`crate::ops::fault`] of the site and the index is written there. Of several any one is.
+    /// Pointer to an i64 (a scalar), condition (bool), index (i64, same shape), then mask. Where condition and mask
+    /// hold, the index is out of range, and [`crate::ops::fault`] of the site and the index is written to the pointer.
+    /// If there are several, any one of them is written.
     Check {
         site: u32,
     },
@@ -237,7 +239,8 @@ pub enum Op {
     If,
     /// Ends a region.
     Yield,
-    /// Descriptor, then one i32 start per axis: the tile, zeros outside. Leading axes of size 1 of the descriptor may be dropped.
+    /// Descriptor, then one i32 start per axis: the tile, zero outside of the array. Leading axes of size 1 of the
+    /// descriptor may be dropped.
     TileLoad,
     /// Descriptor, value, starts. Elements outside are dropped. Leading axes as in `TileLoad`.
     TileStore,
@@ -245,9 +248,10 @@ pub enum Op {
     // ---- Lower level: how ----
     /// The same block in the result's layout.
     ConvertLayout,
-    /// The same block. What is computed from the result is computed from it, not known from what the operand had given.
+    /// The same block, opaque to optimisation: what is computed from the result is not shared with what was computed
+    /// from the operand.
     Keep,
-    /// Bytes from a pointer on that another instance will read soon. Says no more than that.
+    /// Pointer to bytes that another instance will read soon. Only a hint.
     Prefetch {
         bytes: u32,
     },
@@ -257,14 +261,16 @@ pub enum Op {
     SharedStore,
     /// Shared tile, stage: synchronous load.
     SharedLoad,
-    /// Shared tile of a, its stage, shared tile of b, its stage, block to add to, perhaps how many of K there are (i32; else all
-    /// of the tiles'): the sum, by FMAs in exact f32. Sides and flags as in `Wgmma`.
+    /// Shared tile of a, its stage, shared tile of b, its stage, block to add to, optionally the number of valid
+    /// elements of K (i32; default: all of the tiles'): the sum, on the FMA engine in exact f32. Sides and flags as in
+    /// `Wgmma`.
     SharedDot {
         terms: Terms,
         transpose_a: bool,
         transpose_b: bool,
     },
-    /// Shared tile, stage, pointer block, then mask: `cp.async`. Outside the mask there may be anything afterwards.
+    /// Shared tile, stage, pointer block, then mask: `cp.async`. Outside of the mask the tile is unspecified
+    /// afterwards.
     AsyncCopy,
     /// Closes a group of asynchronous copies.
     AsyncCommit,
@@ -272,7 +278,7 @@ pub enum Op {
     AsyncWait {
         pending: u8,
     },
-    /// All warps of the instance (or of the role).
+    /// Barrier of all warps of the instance (or of the role).
     Sync,
     /// Barriers in shared memory (type in the result), initialised.
     AllocBarriers,
@@ -280,29 +286,30 @@ pub enum Op {
     BarrierExpect {
         bytes: u32,
     },
-    /// Barrier, stage; `multicast`: in every block of the cluster, each of which does the same.
+    /// Barrier, stage; `multicast`: arrives in every block of the cluster, as each of them does.
     BarrierArrive {
         multicast: bool,
     },
     /// Barrier, stage, phase (i32).
     BarrierWait,
-    /// Shared tile, stage, descriptor, barrier, its stage, starts…: tensor-map load, completing on the barrier. `multicast`:
-    /// every block of the cluster does the same; each reads its part of the tile (of the descriptor's size, along the first
-    /// axis) and gives it to all, so that all have the whole tile. Leading axes of size 1 of the descriptor are dropped.
+    /// Shared tile, stage, descriptor, barrier, its stage, starts…: tensor-map load, completing on the barrier.
+    /// `multicast`: every block of the cluster executes it; each reads its slice of the tile (of the descriptor's size,
+    /// along the first axis) and multicasts it, so that all get the whole tile. Leading axes of size 1 of the
+    /// descriptor are dropped.
     TmaLoad {
         multicast: bool,
     },
     /// Descriptor, shared tile, stage, starts…. Leading axes of size 1 of the descriptor are dropped.
     TmaStore,
-    /// Waits until at most `pending` stores still read shared memory.
+    /// Waits until at most `pending` stores still read from shared memory.
     TmaStoreWait {
         pending: u8,
     },
     /// Makes generic writes to shared memory visible to tensor-map copies and `wgmma`.
     FenceAsync,
-    /// Shared tile of a, its stage, shared tile of b, its stage, token or block to add to: token. a is `[M,K]`, or `[K,M]`
-    /// with `transpose_a`; b is `[K,N]`, or `[N,K]` with `transpose_b`. Where b has fewer columns than the token, the others
-    /// stay as they were.
+    /// Shared tile of a, its stage, shared tile of b, its stage, token or block to add to: token. a is `[M,K]`, or
+    /// `[K,M]` with `transpose_a`; b is `[K,N]`, or `[N,K]` with `transpose_b`. If b has fewer columns than the token,
+    /// the other columns do not change.
     Wgmma {
         transpose_a: bool,
         transpose_b: bool,
@@ -312,7 +319,7 @@ pub enum Op {
     WgmmaWait {
         pending: u8,
     },
-    /// One region a role; all run at once, each on its own warps.
+    /// One region per role; all run concurrently, each on its own warps.
     Roles(Vec<Role>),
     /// Barrier of all blocks in the cluster.
     ClusterSync,
@@ -321,15 +328,15 @@ pub enum Op {
 /// Bits of a fault that hold its index.
 pub const FAULT_INDEX_BITS: u32 = 44;
 
-/// What `check` writes for an index: never 0. Indices that do not fit are written as the last that does.
+/// What `check` writes for an index: never 0. An index that does not fit is clamped.
 pub fn fault(site: u32, index: i64) -> i64 {
     let last = (1i64 << (FAULT_INDEX_BITS - 1)) - 1;
     let index = index.clamp(-last - 1, last) & ((1 << FAULT_INDEX_BITS) - 1);
     fault_site(site) | index
 }
-/// The part of a fault that says where.
+/// The bits of a fault that hold its site.
 pub fn fault_site(site: u32) -> i64 {
-    /// Sites are nodes of a kernel's body: far fewer.
+    /// Sites are nodes of a kernel's body: there are far fewer.
     const MOST: u32 = (1 << 18) - 2;
     i64::from(site.min(MOST) + 1) << FAULT_INDEX_BITS
 }

@@ -1,7 +1,7 @@
-//! Passes: functions on kernels, each giving a program that computes the same.
+//! Passes: functions from a kernel to one that computes the same.
 //!
-//! The first four keep the level and are good for every target; `layout` takes an upper-level program toward the GPU.
-//! Floats are never rearranged. Verified programs stay verified, which is checked after every pass.
+//! The first four keep the level and suit every target; `layout` takes an upper-level program toward the GPU. No pass
+//! reorders float arithmetic. Verified programs stay verified, which is checked after every pass.
 mod cse;
 mod dce;
 mod fold;
@@ -17,14 +17,14 @@ use kiln_machine::Machine;
 /// A pass with its name.
 pub type Pass = (&'static str, fn(&mut Kernel));
 
-/// Every pass, in the order in which they are best run.
+/// Every pass, in the order in which they should run.
 pub const PASSES: &[Pass] =
     &[("fold", fold::run), ("cse", cse::run), ("licm", licm::run), ("dce", dce::run), ("layout", assign_layouts)];
 
-/// A pass for a machine, that some programs do not fit.
+/// A pass for a machine, which refuses programs of another form.
 pub type Step = (&'static str, fn(&Kernel, &Machine) -> Result<Kernel, warpgroup::Refusal>);
 
-/// The passes toward warpgroups, in their order; `warpgroups` is all of them. `ahead` is for rows.
+/// The passes toward warpgroups, in their order; `warpgroups` is all of them. `persistent-rows` is for row programs.
 pub const STEPS: &[Step] = &[
     ("tensor_maps", |k, _| warpgroup::maps::run(k)),
     ("persistent", |k, m| {
@@ -49,13 +49,13 @@ pub fn known() -> impl Iterator<Item = &'static str> {
     PASSES.iter().map(|p| p.0).chain(STEPS.iter().map(|p| p.0))
 }
 
-/// Runs passes by name, in the order given, on a verified kernel, which is verified again after each; values are numbered anew at
-/// the end. The machine is for [`STEPS`].
+/// Runs passes by name, in the order given, on a verified kernel. The kernel is verified again after each pass, and its
+/// values are renumbered at the end. The machine is for [`STEPS`].
 pub fn run(names: &[&str], kernel: &mut Kernel, machine: &Machine) -> Result<(), BlockError> {
     run_with(names, kernel, Some(machine))
 }
 
-/// Without a machine, [`PASSES`] alone.
+/// Without a machine, only [`PASSES`].
 fn run_with(names: &[&str], kernel: &mut Kernel, machine: Option<&Machine>) -> Result<(), BlockError> {
     for name in names {
         let title = kernel.name.clone();
@@ -81,7 +81,7 @@ pub fn canonicalise(kernel: &mut Kernel) -> Result<(), BlockError> {
     run_with(CANONICAL, kernel, None)
 }
 
-/// The result follows from the operands alone, on any operands.
+/// Whether the result depends on the operands alone and is defined for all operands.
 fn is_pure(op: &Op) -> bool {
     matches!(
         op,

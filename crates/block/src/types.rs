@@ -51,7 +51,7 @@ impl Elem {
     pub fn name(self) -> &'static str {
         TABLE[self as usize].1
     }
-    /// What numbers it has.
+    /// The kind of numbers it holds.
     pub fn kind(self) -> Kind {
         TABLE[self as usize].2
     }
@@ -61,11 +61,12 @@ impl Elem {
     pub fn is_float(self) -> bool {
         self.format().is_some()
     }
-    /// Of a float.
+    /// The format of a float.
     pub fn format(self) -> Option<Format> {
         self.kind().format()
     }
-    /// Of a float of eight bits. These are moved, converted and multiplied by `dot`; there is no other arithmetic on them.
+    /// The format of an 8-bit float. These are moved, converted and multiplied by `dot`; there is no other arithmetic
+    /// on them.
     pub fn f8(self) -> Option<Format> {
         self.kind().f8()
     }
@@ -79,7 +80,7 @@ impl Elem {
     pub fn is_int(self) -> bool {
         self.int_range().is_some()
     }
-    /// Arithmetic and comparisons of two's complement; the others count from 0.
+    /// Whether arithmetic and comparisons are two's complement; other integers count from 0.
     pub fn is_signed(self) -> bool {
         !matches!(self.kind(), Kind::Int { least: 0, .. } | Kind::Bool)
     }
@@ -91,7 +92,7 @@ impl Elem {
     pub fn wrapped(self, x: i64) -> i64 {
         self.kind().wrapped(x)
     }
-    /// Element that arithmetic on this one is done in, in registers of a host: f32 for shorter floats, else itself.
+    /// Element in which a host computes arithmetic on this one: f32 for shorter floats, else itself.
     pub fn compute(self) -> Elem {
         if self.format().is_some_and(|f| f.bits() < 32) { Elem::F32 } else { self }
     }
@@ -114,7 +115,7 @@ pub enum Swizzle {
 }
 
 impl Swizzle {
-    /// The widest that rows of so many elements fill.
+    /// The widest that rows of this many elements fill.
     pub fn widest(elem: Elem, columns: usize) -> Swizzle {
         match columns * elem.bytes() {
             128.. => Swizzle::B128,
@@ -135,7 +136,7 @@ pub enum Type {
     Ptr { elem: Elem, shape: Vec<usize> },
     /// A tile in shared memory, `stages` of them in a ring: `shared<bf16[128,64], 4, b128>`.
     Shared { elem: Elem, shape: Vec<usize>, stages: usize, swizzle: Swizzle },
-    /// A tensor-map descriptor of a 2-D (to 5-D) array, read and written in tiles of `shape`: `desc<bf16[128,64]>`.
+    /// A tensor-map descriptor of an array of 1 to 5 axes, read and written in tiles of `shape`: `desc<bf16[128,64]>`.
     Desc { elem: Elem, shape: Vec<usize>, swizzle: Swizzle },
     /// `count` barriers in shared memory, each completed by `arrivals`: `barrier<4, 1>`.
     Barrier { count: usize, arrivals: usize },

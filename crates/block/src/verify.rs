@@ -1,4 +1,5 @@
-//! The verifier. Code generation and the interpreter take verified kernels only, and then never meet what is listed here.
+//! The verifier. Code generation and the interpreter take verified kernels only, so they never meet a violation of
+//! these rules.
 //!
 //! Kernel:
 //! - it has a name; parameters are pointers, descriptors or scalars, named differently, alignments powers of two;
@@ -8,23 +9,24 @@
 //!
 //! Values and regions:
 //! - every value is defined once, by a parameter, a region's parameter or an instruction, before its uses and in a region
-//!   around them; every instruction stands in one place; regions are nested at most [`crate::text::MAX_DEPTH`] deep;
-//! - regions inside ops end in `yield`, which stands nowhere else; what it yields has the types of the op's results;
+//!   around them; every instruction occurs once; regions are nested at most [`crate::text::MAX_DEPTH`] deep;
+//! - regions inside ops end in `yield`, which occurs nowhere else; what it yields has the types of the op's results;
 //! - sizes of axes are powers of two, at most 6 axes and 2^24 elements; tiles have stages, barriers a count and arrivals;
-//! - a layout has one basis coordinate an axis, inside the block, and five lane bits.
+//! - a layout has one basis coordinate per axis, inside the block, and five lane bits.
 //!
 //! Ops of the upper level:
 //! - operands and results have the types of the op's description; operands of pointwise ops have one shape, masks the shape
 //!   of what they mask, axes and permutations exist; a constant is of its type;
-//! - arithmetic is on floats but those of eight bits (which are only moved, converted and multiplied by `dot`) and on integers where the
-//!   description says so; bool has and, or, xor, not and comparisons;
-//! - nothing is stored through a parameter that is `readonly`; a loop's constant step is positive.
+//! - arithmetic is on floats except 8-bit ones (which are only moved, converted and multiplied by `dot`), and on
+//!   integers where the op's description says so; bool has and, or, xor, not and comparisons;
+//! - nothing is stored through a `readonly` parameter; a loop's constant step is positive.
 //!
 //! Ops of the lower level:
-//! - constant stages exist; tiles, descriptors and barriers fit each other and are defined outside of loops and branches;
-//! - an asynchronous matmul (token) is read by `wgmma_wait` alone, goes on into at most one op, and is waited for after its
-//!   `wgmma_commit`; its rows are a multiple of 64;
-//! - `roles` stands in the kernel's own list, once; in a role no barrier of the cluster; multicast needs a cluster.
+//! - constant stages exist; tiles, descriptors and barriers fit each other and are defined outside of loops and
+//!   branches;
+//! - an asynchronous matmul (token) is read by `wgmma_wait` only, is used by at most one op, and is waited for after
+//!   its `wgmma_commit`; its rows are a multiple of 64;
+//! - `roles` occurs once, in the kernel's own list; a role contains no cluster barrier; multicast needs a cluster.
 mod lower;
 mod rules;
 mod upper;
@@ -32,12 +34,12 @@ mod upper;
 use crate::{BlockError, Inst, InstData, Kernel, Op, Region, Type, Value, text};
 use std::collections::{HashMap, HashSet};
 
-/// What a rule says when it is broken.
+/// `Err`: what is wrong, and what is needed.
 pub type Rule = Result<(), String>;
 
-/// Whether a grid is one that a program may have; else why not. Lowering asks before it gives a program, and refuses the kernel.
+/// Whether a program may have this grid, else why not. Lowering asks before it emits a program, and refuses the kernel.
 pub fn grid(grid: [usize; 3]) -> Rule {
-    /// Logarithms of the instances along an axis, and in all, that are too many.
+    /// Log2 of the first instance counts that are too large, along an axis and in all.
     const AXIS: u32 = 31;
     const ALL: u32 = 53;
     let all = grid.iter().try_fold(1usize, |a, b| a.checked_mul(*b));
@@ -72,21 +74,21 @@ pub fn verify(k: &Kernel) -> Result<(), BlockError> {
     v.region(&k.body, None, &Place::default())
 }
 
-/// What is known about values above the instruction that is checked.
+/// What is known about values at the instruction that is checked.
 #[derive(Default)]
 struct Facts {
     /// Name of the read-only parameter that a pointer starts from.
     roots: HashMap<Value, String>,
     /// Constant scalars.
     constants: HashMap<Value, i64>,
-    /// Tokens that went into an op.
+    /// Tokens that an op has used.
     consumed: HashSet<Value>,
-    /// Tokens whose commit has not come yet.
+    /// Tokens without a commit so far.
     uncommitted: HashSet<Value>,
     roles: bool,
 }
 
-/// Where an instruction stands.
+/// Where an instruction is.
 #[derive(Clone, Default)]
 struct Place {
     depth: usize,
@@ -214,7 +216,7 @@ impl Verifier<'_> {
             }
         }
     }
-    /// Carries facts from a loop's initial values to its region's parameters.
+    /// Passes facts from a loop's initial values to its region's parameters.
     fn enter(&mut self, data: &InstData, region: usize) {
         if data.op != Op::For {
             return;

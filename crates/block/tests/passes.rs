@@ -1,4 +1,4 @@
-//! What the passes make of short programs.
+//! The results of the passes on short programs.
 use kiln_block::{
     passes,
     text::{parse, print},

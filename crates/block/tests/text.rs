@@ -94,7 +94,7 @@ fn rows_in_a_run() {
     assert!(verify(&wide).unwrap_err().to_string().contains("4 rows of 9 elements"));
 }
 
-/// Numbers with gaps close up; their order stays.
+/// Gaps in the numbering of values close up; their order stays.
 #[test]
 fn gaps_close() {
     let k = parse("kernel @k() grid [1,1,1] warps 4 { v9 = const 1 : i32\n v7 = neg v9 : i32 }").unwrap();
@@ -106,11 +106,11 @@ fn errors_have_a_place() {
     let body = |s: &str| format!("kernel @k(%x: ptr<f32>) grid [1, 1, 1] warps 4 {{\n{s}\n}}");
     for (source, at, says) in [
         ("", (1, 1), "kernel"),
-        (&body("  %a = frob %x : f32"), (2, 8), "no op"),
+        (&body("  %a = frob %x : f32"), (2, 8), "there is no op"),
         (&body("  %a = neg %b : f32"), (2, 12), "`%b` is not defined"),
         (&body("%a = const 1 : i32\n%a = const 1 : i32"), (3, 1), "line 2"),
         (&body("%a = const 1 : i33"), (2, 16), "known: f64"),
-        (&body("%a = const 1x : i32"), (2, 12), "no constant"),
+        (&body("%a = const 1x : i32"), (2, 12), "not a constant"),
         (&body("%a = const 1 : i32 %b = const 1 : i32"), (2, 20), "one op a line"),
         (&body("%a = const 1"), (3, 1), "type"),
         ("kernel @k() grid [1, 1] warps 4 {}", (1, 25), "three"),
@@ -132,7 +132,7 @@ fn errors_have_a_place() {
     assert!(parse(&deep).unwrap_err().to_string().contains("nested deeper"));
 }
 
-/// Cut and stirred texts give errors, never panics.
+/// Truncated and scrambled texts give errors, never panics.
 #[test]
 fn broken_texts() {
     for (_, source) in kernels() {

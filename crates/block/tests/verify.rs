@@ -1,7 +1,7 @@
-//! Broken programs, and what the verifier says.
+//! Invalid programs, and what the verifier says.
 use kiln_block::{Inst, Value, text::parse, verify::verify};
 
-/// `%x` is read-only, `%y` is not; the lines stand in a kernel of four warps.
+/// `%x` is read-only, `%y` is not; the lines are the body of a kernel of four warps.
 fn message(lines: &str) -> String {
     let source = format!(
         "kernel @k(%x: ptr<f32> readonly, %y: ptr<f32>, %d: desc<bf16[64,64], b128>) grid [4, 1, 1] warps 4 {{\n{lines}\n}}"
@@ -95,7 +95,7 @@ fn grids_that_are_too_large() {
     }
 }
 
-/// Programs that no text gives.
+/// Invalid programs that no text gives.
 #[test]
 fn broken_arenas() {
     let good = parse("kernel @k() grid [1, 1, 1] warps 4 {\nv0 = const 1 : i32\nv1 = neg v0 : i32\n}").unwrap();

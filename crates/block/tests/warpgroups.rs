@@ -1,4 +1,4 @@
-//! What the passes toward warpgroups make of short programs, and what they refuse.
+//! The results of the warpgroup passes on short programs, and what they refuse.
 use kiln_block::{
     Arithmetic, Kernel, Op, passes,
     text::{parse, print},
@@ -60,7 +60,7 @@ fn pointers_become_descriptors() {
     assert_eq!(count(&k, |op| matches!(op, Op::Load | Op::Store | Op::PtrAdd)), 0, "{text}");
 }
 
-/// Every step gives a program that the next takes, in any number of blocks.
+/// Every pass gives a program that the next one takes, for any number of blocks.
 #[test]
 fn steps_stand_alone() {
     for (names, grid, warps) in [
@@ -96,11 +96,11 @@ fn refusals_say_why() {
                 .replace("bf16[64,256]", "bf16[32,256]"),
             "shorter than 128 bytes",
         ),
-        (DESCRIPTORS.replace("[128,", "[32,"), "no multiple of 64 rows"),
+        (DESCRIPTORS.replace("[128,", "[32,"), "not a multiple of 64 rows"),
         (
             with("%rounded = cast", "%again = reshape %sum : f32[128,256]\n%rounded = cast")
                 .replace("bf16 %sum", "bf16 %again"),
-            "part by part",
+            "slice by slice",
         ),
     ] {
         let said = refused(&source);
@@ -109,7 +109,7 @@ fn refusals_say_why() {
     assert!(after(&["clusters", "persistent"], DESCRIPTORS).unwrap_err().contains("already"));
 }
 
-/// Whole rows of a tensor core's sums are put together of their parts; others are refused.
+/// Whole rows of a tensor core's sums are combined from their slices; other rows are refused.
 #[test]
 fn rows_are_reduced_in_their_tile() {
     let softmax = "%most = reduce max %sum axis 1 : f32[128]

@@ -3,7 +3,8 @@
 //!     cargo run --release -p kiln-codegen --example block_ptx -- DIR FILE[:pass,pass…]…
 //!
 //! Runs the passes on each program and writes DIR/NAME.ptx, DIR/NAME.json (entry, grid, threads, shared bytes, cluster,
-//! arguments) and DIR/NAME.block, the program after the passes; NAME is the file's and the passes', joined by `-`.
+//! arguments) and DIR/NAME.block (the program after the passes). NAME is the name of the file and of the passes, joined
+//! by `-`.
 use kiln_block::{passes, text, verify::verify};
 use kiln_codegen::nvptx::compile;
 use kiln_machine::Arch;

@@ -19,7 +19,7 @@ def numbers(elem, data):
     return list(struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data))
 
 
-# Of the largest magnitude in the result: what products and sums in another order may cost.
+# Tolerance, relative to the largest magnitude in the result: products and sums may be computed in another order.
 TOLERANCE = {"f64": 1e-12, "f32": 2e-6, "f16": 1e-3, "bf16": 8e-3}
 
 

@@ -1,8 +1,9 @@
 //! Host code: a block program as vectorised loops, compiled in memory.
 //!
-//! Takes: verified upper-level block programs. Gives: functions that run a range of the program's instances. Block values are
-//! lazy: loops are written where a value is forced ([`nest`]), everything else is computed inside them ([`eval`]). The code is
-//! LLVM text ([`text`]) that is vectorised as it is written; LLVM cleans it and assigns registers ([`jit`]).
+//! Takes: verified upper-level block programs. Gives: functions that run a range of the program's instances. Block
+//! values are lazy: loops are written where a value is forced ([`nest`]), everything else is computed inside them
+//! ([`eval`]). The code is LLVM text ([`text`]) that is vectorised as it is written; LLVM only cleans it up and
+//! allocates registers ([`jit`]).
 //! Never: threads (the caller splits the grid), lower-level ops of the block IR.
 mod demand;
 mod dot;
@@ -32,7 +33,7 @@ use std::fmt::Write;
 /// Runs instances `lo..hi` of the linearised grid (axis 0 fastest). `args`: one address per kernel parameter.
 pub type HostFn = unsafe extern "C" fn(args: *const *mut u8, lo: u64, hi: u64);
 
-/// What cannot be compiled, in words.
+/// `Err`: what cannot be compiled.
 type Res<T> = Result<T, String>;
 
 /// Compiled kernels; the code lives as long as this does.
@@ -42,7 +43,7 @@ pub struct HostModule {
     functions: Vec<HostFn>,
 }
 
-/// Everything known while a kernel's text is written.
+/// State while a kernel's text is written.
 struct Emit<'k> {
     kernel: &'k Kernel,
     machine: &'static jit::Machine,
@@ -50,7 +51,7 @@ struct Emit<'k> {
     demand: demand::Demand,
     prefetch: prefetch::Prefetch,
     place: HashMap<Value, eval::Place>,
-    /// Values computed, per open scope.
+    /// Values computed so far, per open scope.
     memo: Vec<HashMap<(Value, Vec<value::Val>), value::Val>>,
     /// Masks that hold throughout the loop being written, at the coordinates `here`.
     assumed: HashSet<Value>,
@@ -58,7 +59,7 @@ struct Emit<'k> {
     pending: group::Group,
     /// Lanes of the nest being written.
     lanes: usize,
-    /// Elements that `Form::Lanes` stands for where that is not `lanes`.
+    /// Number of elements that `Form::Lanes` spans where that is not `lanes`.
     span: Option<usize>,
     pid: Vec<value::Num>,
     /// Bytes of scratch memory so far.
@@ -80,7 +81,7 @@ pub fn compile(kernels: &[Kernel]) -> Result<HostModule, CodegenError> {
     Ok(HostModule { _code: Some(code), functions })
 }
 
-/// The LLVM text of kernels, before LLVM's own passes: for people and snapshot tests.
+/// The LLVM text of kernels, before LLVM's own passes: for inspection and snapshot tests.
 pub fn llvm_text(kernels: &[Kernel]) -> Result<String, CodegenError> {
     emit(kernels).map(|(text, _)| text)
 }

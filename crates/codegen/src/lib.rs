@@ -1,4 +1,4 @@
-//! Block IR to LLVM, and from there to PTX or to host machine code. The only user of LLVM.
+//! Code generation: block IR to LLVM, and from there to PTX or to host machine code. The only user of LLVM.
 //!
 //! Takes: verified block programs. Gives: PTX text with its launch shape ([`nvptx`]), or functions in memory ([`host`]).
 //! Never: tensors, plans, devices; nothing is launched here.

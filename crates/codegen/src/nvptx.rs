@@ -1,21 +1,27 @@
 //! NVIDIA GPUs: a block program with layouts as PTX.
 //!
 //! The layout passes say which element of a block every register of every thread holds; here a block value becomes that
-//! many scalars of LLVM, and each op is written out for one thread.
+//! many LLVM scalars, and each op is written out for one thread.
 //! - [`emit`]: LLVM's builder, intrinsics and inline assembly with checked names;
-//! - [`index`]: integers and pointers as `base + constant`, so that addresses, masks and vector widths are seen here;
+//! - [`index`]: integers and pointers as `base + constant`, from which addresses, masks and vector widths follow;
 //! - [`threads`]: coordinates from thread numbers;
-//! - [`head`]: name, parameters, the wait for kernels before;
+//! - [`head`]: name, parameters, the wait for earlier kernels;
 //! - [`gen`]: the walk over the program, control flow;
 //! - [`blocks`]: instances of more warps than a block should hold, spread over a cluster;
-//! - [`staged`]: loads that are in flight while the program computes;
-//! - [`batched_loads`]: loads of a loop ahead of its sums;
-//! - [`tiles`], [`roles`], [`tma`], [`wgmma`]: the lower level's ops, which programs with roles use;
+//! - [`staged`]: asynchronous copies to shared memory while the program computes;
+//! - [`batched_loads`]: all loads of an iteration in flight before its sums;
+//! - [`ends`]: masks at the ends of rows;
+//! - [`tiles`], [`roles`], [`tma`], [`wgmma`], [`shared_dot`]: the lower level's ops, which programs with roles use;
 //! - [`check`]: indices out of range;
-//! - [`pointwise`], [`math`], [`f8`], [`memory`], [`unaligned`], [`gathered`], [`exchange`], [`rows`], [`reduce`], [`halves`], [`collect`], [`dot`]: the ops by family;
-//! - [`target`], [`widen`]: LLVM's optimiser and back end, and what is done between them.
+//! - [`pointwise`], [`math`], [`f8`], [`memory`], [`unaligned`], [`gathered`], [`exchange`], [`rows`], [`reduce`],
+//!   [`halves`], [`collect`], [`scan`], [`dot`]: the ops by family;
+//! - [`target`], [`widen`]: LLVM's optimiser and back end, and a rewrite between them.
 //!
-//! Never panics on a verified kernel: what has no code yet is [`CodegenError::Unsupported`], and the caller falls back.
+//! A program whose arithmetic is `ieee` (a kernel of an exact plan) gets no FMAs from products and sums, and no
+//! quotients by reciprocals.
+//!
+//! Never panics on a verified kernel: an op without code here is [`CodegenError::Unsupported`], and the caller falls
+//! back.
 use crate::CodegenError;
 use kiln_block::{Array, Elem, Kernel, Param, Type};
 use kiln_machine::{Machine, isa};
@@ -54,7 +60,7 @@ mod wgmma;
 mod widen;
 mod words;
 
-/// What a parameter of a kernel is launched with.
+/// How a parameter of a kernel is passed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Argument {
@@ -69,7 +75,7 @@ pub enum Argument {
 pub struct TensorMap {
     pub elem: Elem,
     pub array: Array,
-    /// What one copy takes.
+    /// Sizes of one copied tile.
     pub tile: Vec<usize>,
     /// Bytes within which 16-byte chunks are permuted; 0: none.
     pub swizzle: usize,
@@ -106,12 +112,13 @@ pub fn compile(kernel: &Kernel, machine: &Machine) -> Result<Ptx, CodegenError> 
     })
 }
 
-/// The LLVM text of a kernel, before LLVM's own passes: for people.
+/// The LLVM text of a kernel, before LLVM's own passes: for inspection.
 pub fn llvm_text(kernel: &Kernel, machine: &Machine) -> Result<String, CodegenError> {
     generated(kernel, machine, |module, _, _| Ok(module.print_to_string().to_string()))
 }
 
-/// What `take` makes of a kernel's module, the blocks of its cluster, and its bytes of shared memory.
+/// Generates a kernel's module, and gives `take` the module, the number of blocks in its cluster and its bytes of
+/// shared memory.
 fn generated<T>(
     kernel: &Kernel,
     machine: &Machine,
@@ -129,7 +136,7 @@ fn generated<T>(
     if roles && !(arch.has_wgmma() && arch.has_tma()) || kernel.cluster > 1 && !arch.has_clusters() {
         return Err(fail(emit::Fail::Unsupported("roles, clusters and tensor-map copies".into())));
     }
-    // Roles are of one block.
+    // With roles an instance is always one block.
     let blocks = if roles { 1 } else { blocks::of(kernel, machine).map_err(fail)? };
     let placed = kiln_block::passes::layout::assign(kernel);
     let context = inkwell::context::Context::create();

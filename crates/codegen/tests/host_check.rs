@@ -17,7 +17,7 @@ fn run(n: usize, extent: usize, index: &[i64]) -> (Vec<f32>, i64) {
     (out, record[0])
 }
 
-/// One index for a row of elements: a number in a register, whose low half alone is an offset.
+/// One index for a row of elements: a number in a register, of which only the low half is an offset.
 #[test]
 fn a_uniform_index_is_no_address_before_it_is_narrowed() {
     use kiln_block::{BinaryOp, Builder, CmpOp, Elem};

@@ -71,7 +71,7 @@ fn reductions() {
                 ];
                 for (op, want, ulps) in cases {
                     let got = one(e, shape, &x, e, n / shape[axis], |b, v| b.reduce(op, v, axis));
-                    // Sums that cancel are judged by the size of what was added.
+                    // Sums that cancel are compared relative to the size of their terms.
                     let ulps = if ulps > 0.0 && e != Elem::F64 && e != Elem::F32 {
                         1.0 + 1e-3 * n as f64
                     } else {
@@ -138,7 +138,7 @@ fn scans() {
     for shape in SHAPES {
         let n: usize = shape.iter().product();
         for axis in 0..shape.len() {
-            // Along the innermost axis sums and products are held in f64, along others in f32.
+            // Along the innermost axis sums and products are accumulated in f64, along others in f32.
             let inner = shape.iter().rposition(|&n| n > 1).is_none_or(|a| a == axis);
             let held = |v: f64| if inner { v } else { v as f32 as f64 };
             for e in [Elem::F32, Elem::I32, Elem::I64, Elem::Bf16] {
@@ -248,7 +248,7 @@ fn masked_tiles() {
     }
 }
 
-/// A mask over quotients and remainders of the coordinate changes within the axis though it may not within a vector.
+/// A mask over quotients and remainders of the coordinate can change within the axis without changing within a vector.
 #[test]
 fn masks_of_quotients_and_remainders() {
     let n = 256;
@@ -328,7 +328,8 @@ fn matmuls() {
 /// Carried blocks, scalars and pointers, nested loops.
 #[test]
 fn loops() {
-    // y[i] = sum over t < 10 of x[t * 64 + i], with a pointer that walks, an offset block that grows and a scalar that counts.
+    // y[i] = sum over t < 10 of x[t * 64 + i], with a pointer that advances, an offset block that grows and a scalar
+    // that counts.
     let x = Random(4).values(Elem::F32, 640);
     let mut b = Builder::new("loop", [1, 1, 1], 4);
     let (p, y, z) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false), b.param("z", Elem::I32, false));
@@ -387,7 +388,7 @@ fn carried_blocks_swap() {
     put(&mut b, y, r[0]);
     let mut buffers = [vec![0; 256]];
     run(&b.finish(), &mut buffers);
-    // 4 outer turns of 2 inner ones.
+    // 4 outer iterations of 2 inner ones.
     assert!(decode_all(Elem::I64, &buffers[0]).iter().all(|v| v.i() == 21), "{:?}", decode_all(Elem::I64, &buffers[0]));
 }
 
@@ -451,7 +452,7 @@ fn conditions() {
     }
 }
 
-/// The seed programs of the block IR: they compile, and attention is right.
+/// The example programs of the block IR compile, and attention is right.
 #[test]
 fn seed_attention() {
     let k = text::parse(include_str!("../../block/tests/kernels/attention.block")).unwrap();
@@ -490,7 +491,7 @@ fn lower_level_ops_are_refused() {
     }
 }
 
-/// Sums of many terms of one sign: each row is rounded about once, where plain f32 would lose a rounding a term.
+/// Sums of many terms of one sign: each row is rounded about once, where plain f32 would round once per term.
 #[test]
 fn long_sums_are_rounded_once() {
     let shape = [4, 1 << 16];

@@ -19,7 +19,7 @@ fn samples(e: Elem, seed: u64) -> Vec<Num> {
     };
     (0..N)
         .map(|i| {
-            // Pairs of specials meet in all combinations over the seeds.
+            // Special values meet in all combinations over the seeds.
             let s = (i * 13 + seed as usize * (i / 7 + 1)) % 40;
             round(e, special.get(s).copied().unwrap_or_else(|| r.value(e)))
         })

@@ -117,7 +117,7 @@ impl Pool {
         let [lo, hi, step] = [1, 6, 2].map(|v| self.b.i32(v));
         let zero = if self.e.is_float() { Const::Float(0.0) } else { Const::Int(0) };
         let s = self.b.constant(Type::scalar(self.e), zero);
-        // The builder is lent to the body.
+        // The body borrows the builder.
         let b = std::mem::replace(&mut self.b, Builder::new("", [1, 1, 1], 4));
         let mut inner = Pool {
             b,

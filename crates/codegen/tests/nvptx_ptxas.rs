@@ -15,14 +15,14 @@ fn ptxas() -> PathBuf {
     path
 }
 
-/// For the machine that the target stands for.
+/// For the machine that represents the target.
 fn compile(kernel: &Kernel, arch: Arch) -> Result<Ptx, CodegenError> {
     nvptx::compile(kernel, arch.machine())
 }
 
-/// Registers a thread, by `ptxas`; fails on spills and warnings.
+/// Registers per thread according to `ptxas`; fails on spills and warnings.
 fn assemble(ptx: &Ptx, arch: Arch) -> usize {
-    // Tests may be threads of one process, with kernels of one name.
+    // Tests may be threads of one process, with kernels of the same name.
     let (process, thread) = (std::process::id(), std::thread::current().id());
     let dir = std::env::temp_dir().join(format!("kiln-ptx-{process}-{thread:?}"));
     std::fs::create_dir_all(&dir).unwrap();
@@ -54,7 +54,7 @@ fn count(ptx: &Ptx, what: &str) -> usize {
     ptx.text.lines().filter(|l| l.contains(what)).count()
 }
 
-/// Names that PTX or the module has for itself.
+/// Names that PTX or the module uses itself.
 #[test]
 fn names_of_programs_meet_no_others() {
     for name in ["shared", "_shared", "WARP_SZ", "add", "ret", "1st", "über"] {
@@ -65,7 +65,8 @@ fn names_of_programs_meet_no_others() {
     }
 }
 
-/// Integers wrap: a comparison moves no 1 to its other side, and the size of the least i16 is that number again.
+/// Integers wrap: a comparison does not move a 1 to its other side, and the absolute value of the least i16 is that
+/// number again.
 #[test]
 fn integers_wrap() {
     let text = "kernel @wrap(%x: ptr<i32>, %y: ptr<i32>, %h: ptr<i16>, %out: ptr<bool>) grid [1, 1, 1] warps 1 {
@@ -94,13 +95,13 @@ fn integers_wrap() {
     let kernel = kiln_block::text::parse(text).unwrap();
     kiln_block::verify::verify(&kernel).unwrap();
     let ptx = check(&kernel);
-    // Two elements a thread, each with the one addition that the program has.
+    // Two elements per thread, each with the one addition that the program has.
     let sums: Vec<&str> = ptx.text.lines().filter(|l| l.contains("add.s32")).collect();
     assert!(sums.len() == 2 && sums.iter().all(|l| l.ends_with(", 1;")), "{}", ptx.text);
     assert_eq!((count(&ptx, "abs.s32"), count(&ptx, "abs.s16")), (2, 0), "{}", ptx.text);
 }
 
-/// One store with a condition a thread, behind everything that is read, and no branch for it.
+/// One predicated store per thread, after everything that is read, and no branch for it.
 #[test]
 fn indices_are_checked() {
     let ptx = check(&programs::taken(1 << 20, 30522));
@@ -176,7 +177,7 @@ fn column_sum() {
     let ptx = check(&programs::column_sum(1024, 512));
     assert_eq!(count(&ptx, "ld.global.v4"), 8, "{}", ptx.text);
     assert_eq!(ptx.shared, 2048, "one partial sum a warp and column");
-    // The assembler moves no load behind a branch.
+    // The assembler moves no load across a branch.
     let at = |what: &str| ptx.text.find(what).unwrap_or_else(|| panic!("no {what}: {}", ptx.text));
     let last = ptx.text.rfind("ld.global").unwrap_or(0);
     assert!(last < at("@never exit") && at("@never exit") < at("add.f32"), "{}", ptx.text);
@@ -191,7 +192,7 @@ fn transpose() {
     }
 }
 
-/// Sixteen bytes of f8 at a time; its conversions are instructions where there are any.
+/// Sixteen bytes of f8 at a time; its conversions are instructions where the GPU has them.
 #[test]
 fn casts_of_f8() {
     for f8 in Elem::ALL.into_iter().filter(|e| e.is_f8()) {
@@ -236,7 +237,7 @@ fn arg_reductions_and_scans() {
     }
 }
 
-/// Of a window an element needs every one that is read beside it.
+/// An element of a window needs every one that is read next to it.
 #[test]
 fn windows_are_read_by_words() {
     let ptx = check(&programs::window(1024));
@@ -250,7 +251,8 @@ fn every_program() {
     }
 }
 
-/// The layout pass changes where values lie, never what they are: the interpreter, which knows no layouts, finds the same.
+/// The layout pass changes where values are, never what they are: the interpreter, which ignores layouts, gives the
+/// same.
 #[test]
 fn layouts_change_no_value() {
     use kiln_interp::block::{Buffer, run};
@@ -268,7 +270,7 @@ fn layouts_change_no_value() {
     }
 }
 
-/// The asynchronous level: no spills, no warning (as C7510: matmuls made to wait for each other), every op as one instruction.
+/// The asynchronous level: no spills, no warning (as C7510: serialised matmuls), every op as one instruction.
 #[test]
 fn warpgroups() {
     let kernels = kiln_block::text::parse(include_str!("../../block/tests/kernels/warpgroups.block")).unwrap();
@@ -279,14 +281,14 @@ fn warpgroups() {
     assert_eq!((ptx.threads, ptx.cluster), (384, 2));
     assert!(ptx.shared <= Arch::Sm90a.machine().limits.shared_per_block);
     assemble(&ptx, Arch::Sm90a);
-    // Four steps of K in a stage, the first stage apart.
+    // Four steps of K per stage, the first stage peeled.
     assert_eq!(count(&ptx, "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16"), 8);
-    // Addresses in matrix descriptors are without the number of the block in the cluster.
+    // Addresses in matrix descriptors exclude the rank of the block in the cluster.
     assert_eq!(count(&ptx, ", 16320;"), 2, "{}", ptx.text);
     // Two parts of the left operand, and four panels of the right one for both blocks.
     assert_eq!(count(&ptx, "cp.async.bulk.tensor.2d.shared::cluster.global"), 6);
     assert_eq!(count(&ptx, ".multicast::cluster"), 4);
-    // Sixteen a part of the tile, four parts.
+    // Sixteen per slice of the tile, four slices.
     assert_eq!(count(&ptx, "stmatrix.sync.aligned.m8n8.x4"), 16);
     assert_eq!(count(&ptx, "cp.async.bulk.tensor.2d.global.shared::cta"), 4);
     assert_eq!(count(&ptx, "setmaxnreg"), 2);
@@ -308,27 +310,27 @@ fn warpgroups_by_passes() {
     }
 }
 
-/// Rows that clusters walk over: the next row on its way, what rows share read once, exchanges that wait for what they are
-/// given alone, and no spills.
+/// Persistent clusters over rows: the next row is prefetched, what rows share is read once, exchanges wait only for
+/// what they receive, and nothing spills.
 #[test]
-fn rows_read_ahead() {
+fn persistent_rows() {
     let mut k = kiln_block::text::parse(include_str!("../../block/tests/kernels/layer_norm.block")).unwrap();
     kiln_block::passes::run(&["persistent-rows", "fold", "cse", "licm", "dce"], &mut k, Arch::Sm90a.machine()).unwrap();
     let ptx = compile(&k, Arch::Sm90a).unwrap();
     assemble(&ptx, Arch::Sm90a);
     assert_eq!((ptx.grid[0], ptx.cluster, ptx.threads), (7 * 16, 16, 512));
-    // The first row, the next one, gain and bias, 32 elements of four bytes a thread each.
+    // The first row, the next one, gain and bias, 32 elements of four bytes per thread each.
     assert_eq!(count(&ptx, "cp.async.cg.shared.global"), 4 * 32 * 4 / 16);
     assert_eq!((count(&ptx, "ld.global"), count(&ptx, "st.global")), (0, 8));
-    // That all blocks have started.
+    // The wait for all blocks to have started.
     assert_eq!(count(&ptx, "barrier.cluster.wait"), 1);
     assert_eq!(count(&ptx, "st.async"), 2);
 }
 
-/// Rows of an odd length that clusters walk over: vectors of which a part is the row's come whole, what rows share is read once
-/// from where it lies, and nothing is spilled.
+/// Persistent clusters over rows of an odd length: vectors that are partly in the row are read whole, what rows share
+/// is read once from memory, and nothing spills.
 #[test]
-fn odd_rows_read_ahead() {
+fn persistent_odd_rows() {
     let k = kiln_block::text::parse(include_str!("../../block/tests/kernels/odd_rows.block")).unwrap();
     let mut k = kiln_block::passes::persistent_rows::run(&k, 64).unwrap();
     kiln_block::passes::canonicalise(&mut k).unwrap();
@@ -341,7 +343,7 @@ fn odd_rows_read_ahead() {
     assert_eq!(round.matches("ld.global").count(), 0);
 }
 
-/// Two sums side by side, of a left operand that is read once: room in registers for both.
+/// Dual GEMM: two sums side by side, of a left operand that is read once; registers suffice for both.
 #[test]
 fn two_sums_in_one_kernel() {
     let mut k = kiln_block::text::parse(include_str!("../../../benches/ladder/swiglu.block")).unwrap();
@@ -372,15 +374,15 @@ fn rows_of_a_tile() {
     kiln_block::passes::run(&["warpgroups", "fold", "cse", "licm", "dce"], &mut k, Arch::Sm90a.machine()).unwrap();
     let ptx = compile(&k, Arch::Sm90a).unwrap();
     assemble(&ptx, Arch::Sm90a);
-    // Two rows a thread, two steps between lanes, two reductions; each term once.
+    // Two rows per thread, two shuffle steps, two reductions; each term once.
     assert_eq!(count(&ptx, "shfl.sync.bfly"), 8);
     assert_eq!(count(&ptx, "ex2.approx"), 128);
     assert_eq!((count(&ptx, "ld.local"), count(&ptx, "st.local")), (0, 0));
 }
 
-/// Consumers that take tiles by turns hold all rows of one, and wait for their turn beside the ring.
+/// Ping-pong consumers hold all rows of a tile, and wait for their turn in addition to the ring.
 #[test]
-fn turns() {
+fn ping_pong() {
     let text = include_str!("../../../benches/ladder/descriptors.block")
         .replace("256", "128")
         .replace("[32, 16, 1]", "[32, 32, 1]");
@@ -401,7 +403,7 @@ fn turns() {
     }
 }
 
-/// A tile with more columns than the matmul has: those alone are read, multiplied and sent.
+/// A tile with more columns than the matmul: only the matmul's are read, multiplied and stored.
 #[test]
 fn columns_of_the_matmul() {
     let text = include_str!("../../../benches/ladder/descriptors.block");
@@ -420,7 +422,8 @@ fn columns_of_the_matmul() {
     }
 }
 
-/// Matmuls in f32 from shared tiles: no spills, no warnings, 16-byte reads, a loop over eight of K for 8 by 16 sums a thread.
+/// Matmuls in f32 from shared tiles: no spills, no warnings, 16-byte reads, a loop over eight of K for 8 by 16 sums per
+/// thread.
 #[test]
 fn multiply_adds() {
     let kernel = kiln_block::text::parse(include_str!("../../block/tests/kernels/multiply_adds.block")).unwrap();
@@ -432,8 +435,8 @@ fn multiply_adds() {
     assert_eq!(count(&ptx, "st.shared.v2"), 0);
 }
 
-/// A kernel of few blocks may be there before the one ahead of it has ended: nothing is read by the path for constants, which
-/// the assembler would move ahead of the wait. One of many blocks has constants, and no wait.
+/// A kernel of few blocks may start before the one ahead of it has ended: nothing is read by `ld.global.nc`, which the
+/// assembler would move ahead of the wait. A kernel of many blocks uses it, and does not wait.
 #[test]
 fn waits_for_kernels_before() {
     let few = check(&programs::vector_add(1 << 20, Elem::F32));

@@ -1,16 +1,16 @@
-//! Instruction sets that host code is made for: which of them this processor has, and which one is used.
+//! Instruction sets for host code: which of them this processor has, and which one is used.
 //!
-//! Gives: one answer to code generation and to the runtime, so that generated loops and micro-kernels agree. The best level is used
-//! unless `KILN_CPU` names a lower one, for tests and benches.
-//! Never: code for a level.
+//! Gives code generation and the runtime the same answer, so that generated loops and micro-kernels agree. The best
+//! level is used unless `KILN_CPU` names a lower one, for tests and benches.
+//! Never generates code.
 use std::{fmt, sync::OnceLock};
 
-/// Instruction sets, each with those before it.
+/// Instruction sets, each including those before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Level {
-    /// What every processor of the target has.
+    /// The baseline of the compilation target.
     Portable,
-    /// AVX2, fused FMA and conversions of f16.
+    /// AVX2, FMA, and conversions of f16.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
@@ -21,7 +21,7 @@ pub enum Level {
 /// The variable that names the level to use.
 pub const VARIABLE: &str = "KILN_CPU";
 
-/// What `KILN_CPU` says cannot be.
+/// Why `KILN_CPU` cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LevelError {
     #[error(
@@ -43,7 +43,7 @@ fn names(levels: &[Level]) -> String {
 impl Level {
     pub const ALL: [Level; 4] = [Level::Portable, Level::Avx2, Level::Avx512, Level::Amx];
 
-    /// As `KILN_CPU` names it.
+    /// The name that `KILN_CPU` uses.
     pub fn name(self) -> &'static str {
         match self {
             Level::Portable => "portable",
@@ -52,14 +52,14 @@ impl Level {
             Level::Amx => "amx",
         }
     }
-    /// Those of this processor, the best last.
+    /// The levels of this processor, the best last.
     pub fn here() -> &'static [Level] {
         static HERE: OnceLock<usize> = OnceLock::new();
         &Level::ALL[..*HERE.get_or_init(|| 1 + Level::ALL[1..].iter().take_while(|l| has(**l)).count())]
     }
-    /// The best of this processor.
+    /// The best level of this processor.
     pub fn best() -> Level {
-        // Invariant: the portable one is always there.
+        // Invariant: the portable level is always there.
         Level::here().last().copied().unwrap_or(Level::Portable)
     }
     /// What `KILN_CPU` names, or the best. The variable is read once.
@@ -72,7 +72,7 @@ impl Level {
             })
             .clone()
     }
-    /// As [`Level::chosen`]; the best where that is an error, which opening a device and compiling have refused.
+    /// As [`Level::chosen`]; the best level where that is an error, which opening a device and compiling report.
     pub fn used() -> Level {
         static USED: OnceLock<Level> = OnceLock::new();
         *USED.get_or_init(|| Level::chosen().unwrap_or(Level::best()))

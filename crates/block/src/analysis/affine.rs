@@ -1,15 +1,16 @@
 //! Affine forms of integers and pointers over block coordinates.
 //!
-//! Forms are over the integers: index arithmetic that reaches a pointer or a bound is taken not to wrap (an address from a
-//! wrapped index would be outside its buffer). Arithmetic on anything else is not looked at.
+//! Forms are over the integers: index arithmetic that reaches a pointer or a bound is assumed not to wrap (an address
+//! from a wrapped index would be outside its buffer). Arithmetic on anything else is not analysed.
 use crate::{Op, Value};
 
-/// Value of the element at coordinates x: `root + Σ k·scalar + constant + Σ coeffs[a]·x[a]`; for pointers in elements.
+/// Value of the element at coordinates x: `root + Σ k·scalar + constant + Σ coeffs[a]·x[a]`; pointers count in
+/// elements.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Affine {
     /// The scalar pointer it starts from; `None` for integers.
     pub root: Option<Value>,
-    /// Scalar integers that have no form of their own, with nonzero factors, by value number.
+    /// Integer scalars without a form of their own, with nonzero factors, sorted by value number.
     pub scalars: Vec<(Value, i64)>,
     pub constant: i64,
     /// One per axis of the block; 0 on axes of size 1.
@@ -20,11 +21,11 @@ impl Affine {
     pub fn constant(c: i64, rank: usize) -> Affine {
         Affine { constant: c, coeffs: vec![0; rank], ..Affine::default() }
     }
-    /// Just this scalar (integer).
+    /// The form of one integer scalar.
     pub fn scalar(v: Value) -> Affine {
         Affine { scalars: vec![(v, 1)], ..Affine::default() }
     }
-    /// The same for all elements of the block.
+    /// Whether all elements of the block have the same value.
     pub fn is_uniform(&self) -> bool {
         self.coeffs.iter().all(|c| *c == 0)
     }
@@ -68,7 +69,7 @@ impl Affine {
     pub(super) fn with_coeffs(&self, coeffs: Vec<i64>) -> Affine {
         Affine { coeffs, ..self.clone() }
     }
-    /// The form of the value seen through an op that only moves elements (splat, broadcast, expand_dims, permute, reshape).
+    /// The form of the result of an op that only moves elements (splat, broadcast, expand_dims, permute, reshape).
     pub(super) fn moved(&self, op: &Op, from: &[usize], to: &[usize]) -> Option<Affine> {
         let c = &self.coeffs;
         if c.len() != from.len() {
@@ -89,8 +90,8 @@ impl Affine {
     }
 }
 
-/// Coefficients after a row-major reshape: every axis is its bits (sizes are powers of two), and the bits that come together
-/// in a new axis must again double from one to the next.
+/// Coefficients after a row-major reshape. Sizes are powers of two, so each axis splits into bits with a stride each;
+/// the strides of the bits that form a new axis must double from one bit to the next.
 fn reshaped(coeffs: &[i64], from: &[usize], to: &[usize]) -> Option<Vec<i64>> {
     let mut bits = vec![];
     for (c, n) in coeffs.iter().zip(from).rev() {
@@ -115,7 +116,7 @@ fn reshaped(coeffs: &[i64], from: &[usize], to: &[usize]) -> Option<Vec<i64>> {
 mod tests {
     use super::*;
 
-    /// A reshape may split and join axes whose elements follow each other.
+    /// A reshape may split axes and join contiguous ones.
     #[test]
     fn reshapes() {
         assert_eq!(reshaped(&[32, 1], &[4, 32], &[128]), Some(vec![1]));

@@ -1,5 +1,5 @@
-//! Contiguity, constancy and divisibility along each axis of integer and pointer blocks, which survive where affine forms do
-//! not: gathers, remainders, quotients.
+//! Contiguity, constancy and divisibility along each axis of integer and pointer blocks. They survive where affine
+//! forms do not: gathers, remainders, quotients.
 //!
 //! All runs start at coordinates that are multiples of their length, and all lengths and divisors are powers of two. The
 //! lattice is that of Triton's axis analysis; the bottom ("nothing known") is 1 everywhere.
@@ -11,7 +11,7 @@ use super::{
 use crate::{BinaryOp, Elem, InstData, Kernel, Op, Type, Value};
 
 impl Analysis {
-    /// One entry an axis, for integers and pointers; what is unknown is 1.
+    /// One entry per axis, for integers and pointers; unknown properties are 1.
     pub fn axes(&self, v: Value) -> Vec<Axis> {
         let Some(ty) = self.types.get(&v) else { return vec![] };
         match (self.affine(v), self.axes.get(&v)) {
@@ -20,17 +20,17 @@ impl Analysis {
             (None, None) => vec![Axis { divisor: unit(ty), ..UNKNOWN }; ty.shape().len()],
         }
     }
-    /// How far elements are contiguous along `axis` of a pointer block (runs start at multiples of their length), and the
-    /// alignment in bytes of the address at every start of a run.
+    /// Length of the contiguous runs along `axis` of a pointer block (runs start at multiples of their length), and the
+    /// alignment in bytes of the address at the start of every run.
     pub fn alignment(&self, ptr: Value, axis: usize) -> (usize, usize) {
         self.axes(ptr).get(axis).map_or((1, 1), |a| (a.contiguous as usize, a.divisor as usize))
     }
-    /// Whether elements along `axis` follow each other but for some places, no two of which lie closer than `apart`: where a quotient of the
-    /// position changes, or a remainder starts again.
+    /// Whether elements along `axis` are contiguous except at breaks that are at least `apart` elements from each
+    /// other: where a quotient of the position changes or a remainder wraps.
     pub fn follows(&self, k: &Kernel, v: Value, axis: usize, apart: i64) -> bool {
         self.step(k, v, axis, apart) == Some(1)
     }
-    /// From one element to the next, but for those places.
+    /// Difference from one element to the next, except at those breaks.
     fn step(&self, k: &Kernel, v: Value, axis: usize, apart: i64) -> Option<i64> {
         if let Some(form) = self.affine(v) {
             return Some(form.coeffs.get(axis).copied().unwrap_or(0));
@@ -71,7 +71,7 @@ impl Analysis {
         };
         ty.shape().iter().enumerate().take(f.coeffs.len()).map(one).collect()
     }
-    /// For a block without a form: what its op keeps of its operands' axes.
+    /// Axes of a block without an affine form, derived from those of the op's operands.
     pub(super) fn derive_axes(&self, k: &Kernel, data: &InstData, v: Value) -> Option<Vec<Axis>> {
         let ty = k.ty(v);
         let arg = |n: usize| data.args.get(n).map(|v| self.axes(*v));
@@ -103,16 +103,16 @@ impl Analysis {
                 Some(arg(0)?.into_iter().zip(arg(1)?).map(keep).collect())
             }
             Op::Binary(BinaryOp::Mul) => {
-                let matmul = |(a, b): (Axis, Axis)| Axis {
+                let product = |(a, b): (Axis, Axis)| Axis {
                     contiguous: 1,
                     constant: a.constant.min(b.constant),
                     divisor: a.at(1).saturating_mul(b.at(1)).min(1 << 40),
                 };
-                Some(arg(0)?.into_iter().zip(arg(1)?).map(matmul).collect())
+                Some(arg(0)?.into_iter().zip(arg(1)?).map(product).collect())
             }
             Op::Binary(op @ (BinaryOp::Div | BinaryOp::Rem)) => {
                 let by = self.affine(data.args[1])?.as_constant().filter(|c| *c > 0)?;
-                // Truncation makes negative numbers break their runs.
+                // Truncating division breaks the runs of negative numbers.
                 let positive = self.range(self.affine(data.args[0])?, ty.shape())?.0 >= 0;
                 let by = power_of_two_in(by);
                 let one = |a: Axis| {
@@ -124,21 +124,21 @@ impl Analysis {
                 };
                 positive.then(|| arg(0).map(|axes| axes.into_iter().map(one).collect()))?
             }
-            // The same address holds the same number.
+            // Equal addresses hold equal values.
             Op::Load if data.args.len() == 1 => {
                 Some(arg(0)?.into_iter().map(|a| Axis { constant: a.constant, ..UNKNOWN }).collect())
             }
             _ => None,
         }
     }
-    /// A carried block whose increment a trip is a uniform constant.
+    /// Axes of a carried block that grows by a uniform constant per iteration.
     pub(super) fn carried_axes(&self, init: Value, by: i64) -> Vec<Axis> {
         let by = self.types.get(&init).map_or(1, unit).saturating_mul(power_of_two_in(by)).min(1 << 40);
         self.axes(init).into_iter().map(|a| Axis { divisor: a.divisor.min(by), ..a }).collect()
     }
 }
 
-/// Bytes of what a pointer points to; 1 for integers.
+/// Bytes of a pointer's element; 1 for integers.
 fn unit(ty: &Type) -> i64 {
     match ty {
         Type::Ptr { elem, .. } => elem.bytes() as i64,
@@ -160,7 +160,7 @@ fn sum(a: Axis, b: Axis, unit: i64) -> Axis {
 mod tests {
     use crate::{BinaryOp, Builder, Elem, analysis::analyse};
 
-    /// Rows by an index from memory: contiguous along the columns all the same.
+    /// Rows gathered by an index from memory are still contiguous along the columns.
     #[test]
     fn gathered_rows() {
         let mut b = Builder::new("k", [4, 1, 1], 4);
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(a.alignment(p, 0), (1, 4));
     }
 
-    /// Lines of 57 of which 56 lie one behind the other: neighbours but for one place in 57, and not by a step of two or in lines of four.
+    /// Index `i / 57 * 56 + i % 57` is contiguous except at one element in 57; twice that index, and `i % 4`, are not.
     #[test]
     fn lines_with_gaps() {
         let mut b = Builder::new("k", [4, 1, 1], 4);

@@ -1,4 +1,5 @@
-//! What a loop carries: the index's range and divisor, and forms of values that move by the same number each trip.
+//! What a loop carries: the index's range and divisor, and affine forms of values that change by the same amount per
+//! iteration.
 use super::{
     affine::Affine,
     values::{Analysis, Def},
@@ -19,7 +20,7 @@ impl Analysis {
         let extreme = |f: &Option<Affine>| f.as_ref().and_then(|f| self.range(f, &[]));
         if let (Some((l, _)), Some((_, h))) = (extreme(&flo), extreme(&fhi)) {
             let last = (h - 1).max(l);
-            // Steps from a constant on do not reach every number.
+            // With a constant start and step the last value is a whole number of steps from the start.
             let step = number(&flo).and(number(&fstep)).filter(|s| *s > 0).unwrap_or(1);
             self.ranges.insert(*index, (l, l + (last - l) / step * step));
         }
@@ -47,7 +48,7 @@ impl Analysis {
                 self.opaque(*v, k.ty(*v));
                 continue;
             };
-            // The k-th trip has k = (index - lo) / step.
+            // In iteration k, k = (index - lo) / step.
             let inside = match (&flo, number(&fstep)) {
                 _ if d == 0 => Some(form.clone()),
                 (Some(lo), Some(s)) if s > 0 && d % s == 0 => {
@@ -92,7 +93,7 @@ impl Analysis {
         }
         None
     }
-    /// The number that a value is in all its elements; values of the loop's own body are looked up in `defs`.
+    /// The constant that all elements of a value have; values of the loop's own body are looked up in `defs`.
     fn uniform_constant(&self, k: &Kernel, defs: &HashMap<Value, Inst>, mut v: Value) -> Option<i64> {
         for _ in 0..8 {
             if let Some(f) = self.forms.get(&v) {
@@ -109,7 +110,7 @@ impl Analysis {
     }
 }
 
-/// Instructions of a region's own list, by result.
+/// The instructions of a region's own list, by result.
 fn definitions(k: &Kernel, r: &Region) -> HashMap<Value, Inst> {
     r.insts.iter().flat_map(|i| k.inst(*i).results.iter().map(|v| (*v, *i))).collect()
 }

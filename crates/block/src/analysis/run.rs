@@ -1,11 +1,11 @@
-//! Runs of elements along an axis that follow each other, or are equal.
+//! Runs of consecutive or equal elements along an axis.
 
-/// What holds along one axis, for every position on the others.
+/// Properties along one axis that hold at every position on the other axes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Axis {
-    /// Elements of a run follow each other: x, x + 1, ….
+    /// Length of runs of consecutive values: x, x + 1, ….
     pub contiguous: i64,
-    /// Elements of a run are equal.
+    /// Length of runs of equal values.
     pub constant: i64,
     /// Divides the first element of every contiguous run (pointers: the address in bytes).
     pub divisor: i64,
@@ -15,7 +15,7 @@ pub struct Axis {
 pub(super) const UNKNOWN: Axis = Axis { contiguous: 1, constant: 1, divisor: 1 };
 
 impl Axis {
-    /// Divides every `run`-th element.
+    /// A divisor of every `run`-th element.
     pub(super) fn at(self, run: i64) -> i64 {
         if run >= self.contiguous { self.divisor } else { self.divisor.min(run) }
     }

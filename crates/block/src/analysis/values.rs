@@ -1,9 +1,9 @@
-//! Forms, masks and ranges of a kernel's values, in one walk over its regions.
+//! Affine forms, masks and ranges of a kernel's values, in one walk over its regions.
 use super::affine::Affine;
 use crate::{BinaryOp, CmpOp, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, Value};
 use std::collections::HashMap;
 
-/// A conjunction: every form compared with zero.
+/// A conjunction of comparisons of forms with zero.
 pub type Bounds = Vec<(Affine, CmpOp)>;
 
 /// Where a value comes from.
@@ -21,9 +21,9 @@ pub enum Def {
 pub struct Analysis {
     pub(super) forms: HashMap<Value, Affine>,
     bounds: HashMap<Value, Bounds>,
-    /// Power-of-two divisors of scalars that stand in forms.
+    /// Power-of-two divisors of scalars that occur in forms.
     pub(super) divisors: HashMap<Value, i64>,
-    /// Least and largest value of scalars that stand in forms.
+    /// Least and largest value of scalars that occur in forms.
     pub(super) ranges: HashMap<Value, (i64, i64)>,
     pub(super) types: HashMap<Value, Type>,
     /// Alignment in bytes of the scalar pointers that forms start from.
@@ -33,7 +33,7 @@ pub struct Analysis {
     defs: HashMap<Value, Def>,
 }
 
-/// Divisor of zero: larger than any alignment asked for.
+/// Divisor of zero: larger than any alignment needed.
 const ANY: i64 = 1 << 40;
 
 pub(super) fn power_of_two_in(n: i64) -> i64 {
@@ -106,7 +106,7 @@ impl Analysis {
         self.defs.insert(v, def);
         self.types.insert(v, k.ty(v).clone());
     }
-    /// A scalar without a form stands for itself.
+    /// A scalar without a derivable form becomes a term of its own.
     pub(super) fn opaque(&mut self, v: Value, ty: &Type) {
         match ty {
             Type::Block { elem, shape } if elem.is_int() && shape.is_empty() => {
@@ -235,7 +235,7 @@ impl Analysis {
         for (q, r) in q.coeffs.iter_mut().zip(&mut r.coeffs).chain([(&mut q.constant, &mut r.constant)]) {
             if *q % c == 0 { (*q, *r) = (*q / c, 0) } else { *q = 0 }
         }
-        // A constant splits into a multiple and a rest.
+        // The constant splits into a multiple of `c` and a remainder.
         (q.constant, r.constant) = (f.constant.div_euclid(c), f.constant.rem_euclid(c));
         q.scalars = f.scalars.iter().filter(|s| s.1 % c == 0).map(|s| (s.0, s.1 / c)).collect();
         r.scalars.retain(|s| s.1 % c != 0);
@@ -249,7 +249,7 @@ impl Analysis {
             Op::Cmp(op) => {
                 let [a, b] = data.args[..] else { return None };
                 let diff = self.forms.get(&a)?.add_scaled(self.forms.get(&b)?, -1)?;
-                // Pointers compare as addresses, which have no place here.
+                // Pointers compare as addresses, which forms do not express.
                 k.ty(a).elem().is_some_and(Elem::is_int).then(|| vec![(diff, *op)])
             }
             Op::Binary(BinaryOp::And) => {
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(a.bounds(mask), Some(&vec![(tail, CmpOp::Lt)]));
     }
 
-    /// A carried pointer tile that moves 32 elements a trip, with the index moving by 32 or by 1.
+    /// A carried pointer tile that advances 32 elements per iteration, with an index step of 32 or 1.
     #[test]
     fn carried_pointers() {
         for step in [32, 1] {

@@ -13,8 +13,8 @@ pub fn axis_bits(shape: &[usize], axis: usize) -> Range<u8> {
     low..low + bits_of(&shape[axis..=axis]) as u8
 }
 
-/// Which bit of the element number each register, lane and warp bit sets. Each element bit stands in exactly one place;
-/// lane and warp bits without one are copies.
+/// Which bit of the element number each register, lane and warp bit sets. Each element bit occurs exactly once; lane
+/// and warp bits without one select replicas.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Flat {
     pub registers: Vec<u8>,
@@ -23,7 +23,7 @@ pub struct Flat {
 }
 
 impl Flat {
-    /// The layout of a scalar: a copy in every thread.
+    /// The layout of a scalar: a replica in every thread.
     pub fn scalar(warp_bits: usize) -> Flat {
         Flat { registers: vec![], lanes: vec![None; 5], warps: vec![None; warp_bits] }
     }
@@ -37,17 +37,17 @@ impl Flat {
         };
         self.register(r) + set(&self.lanes, l) + set(&self.warps, w)
     }
-    /// What register `r` adds to the element number.
+    /// Offset of register `r` in the element number.
     pub fn register(&self, r: usize) -> usize {
         self.registers.iter().enumerate().filter(|(i, _)| r >> i & 1 == 1).map(|(_, b)| 1usize << b).sum()
     }
-    /// The register whose addition to the element number is `element`, if all its bits lie in registers.
+    /// The register whose offset in the element number is `element`, if all bits of it are register bits.
     pub fn register_of(&self, element: usize) -> Option<usize> {
         let r: usize =
             self.registers.iter().enumerate().filter(|(_, b)| element >> **b & 1 == 1).map(|(i, _)| 1usize << i).sum();
         (self.register(r) == element).then_some(r)
     }
-    /// Every one of `bits` element bits has exactly one place.
+    /// Whether each of `bits` element bits occurs exactly once.
     pub fn covers(&self, bits: usize) -> bool {
         let mut seen = vec![0; bits];
         let places = self.registers.iter().copied().map(Some).chain(self.lanes.iter().chain(&self.warps).copied());
@@ -59,7 +59,7 @@ impl Flat {
         }
         seen.iter().all(|n| *n == 1) && self.lanes.len() == 5
     }
-    /// Moves every element bit; bits that map to nothing are dropped (registers) or become copies (lanes, warps).
+    /// Renumbers every element bit; bits that map to `None` are dropped (registers) or become replicas (lanes, warps).
     pub fn map(&self, f: impl Fn(u8) -> Option<u8>) -> Flat {
         let opt = |bits: &[Option<u8>]| bits.iter().map(|b| b.and_then(&f)).collect();
         Flat {
@@ -68,7 +68,7 @@ impl Flat {
             warps: opt(&self.warps),
         }
     }
-    /// Without the bits in `gone`, which close up: a slice along an axis.
+    /// Removes the bits in `gone` and closes the gap: a slice along an axis.
     pub fn without(&self, gone: &Range<u8>) -> Flat {
         let n = gone.len() as u8;
         self.map(|b| match b {
@@ -77,15 +77,15 @@ impl Flat {
             b => Some(b),
         })
     }
-    /// The layout of a part along `axis` of a block of shape `from`, of shape `to`.
+    /// The layout of a slice of shape `to` along `axis` of a block of shape `from`.
     pub fn part(&self, from: &[usize], to: &[usize], axis: usize) -> Flat {
         let (old, new) = (axis_bits(from, axis), axis_bits(to, axis));
         self.without(&(old.start + new.len() as u8..old.end))
     }
-    /// The operand's layout of a broadcast from `from` to `to` whose result has this one.
+    /// The operand's layout in a broadcast from `from` to `to` whose result has this layout.
     pub fn unbroadcast(&self, from: &[usize], to: &[usize]) -> Flat {
         let mut at = self.clone();
-        // From the outermost axis in, so that the bits of axes still to come stay where they are.
+        // From the outermost axis inwards, so that the bits of axes not processed yet keep their positions.
         for axis in 0..to.len().min(from.len()) {
             if from[axis] != to[axis] {
                 let mut now = to.to_vec();
@@ -95,23 +95,23 @@ impl Flat {
         }
         at
     }
-    /// The result's layout of a permutation of an operand of shape `from` with this one.
+    /// The result's layout in a permutation of an operand of shape `from` that has this layout.
     pub fn permuted(&self, from: &[usize], perm: &[u8]) -> Flat {
         let moves = permutation(from, perm);
         self.map(|b| moves.iter().find(|m| m.0 == b).map(|m| m.1))
     }
-    /// The operand's layout of a permutation whose operand has shape `from` and whose result has this one.
+    /// The operand's layout in a permutation whose operand has shape `from` and whose result has this layout.
     pub fn unpermuted(&self, from: &[usize], perm: &[u8]) -> Flat {
         let moves = permutation(from, perm);
         self.map(|b| moves.iter().find(|m| m.1 == b).map(|m| m.0))
     }
-    /// Places in bits of the thread number (lane bits, then warp bits).
+    /// Element bits of the thread number's bits (lane bits, then warp bits).
     pub fn threads(&self) -> impl Iterator<Item = Option<u8>> + '_ {
         self.lanes.iter().chain(&self.warps).copied()
     }
-    /// A blocked layout: runs of `vector` elements along `order[0]` in a thread, then lanes, then warps, then more registers,
-    /// walking the axes in `order` (fastest first). Warps take bits of axes outside `reduced` first, so that reductions
-    /// over those axes stay within a warp.
+    /// A blocked layout: runs of `vector` elements along `order[0]` in a thread, then lanes, then warps, then further
+    /// registers, over the axes in `order` (fastest first). Warps take bits of axes outside `reduced` first, so that
+    /// reductions along `reduced` stay within a warp.
     pub fn blocked(shape: &[usize], order: &[usize], vector: usize, warp_bits: usize, reduced: &[usize]) -> Flat {
         let axis_of = |bit: u8| (0..shape.len()).find(|a| axis_bits(shape, *a).contains(&bit)).unwrap_or(0);
         let mut bits: Vec<u8> = order.iter().flat_map(|a| axis_bits(shape, *a)).collect();
@@ -128,8 +128,9 @@ impl Flat {
         registers.extend(bits);
         Flat { registers, lanes, warps }
     }
-    /// As [`Flat::blocked`], for a scan along `axis`: of what lies along it a thread has neighbours as far as accesses allow, and
-    /// warps are what lies furthest apart, so that as little as can be is exchanged between them.
+    /// As [`Flat::blocked`], for a scan along `axis`: a thread holds consecutive elements of the axis, as far as vector
+    /// accesses allow, and warps hold what is furthest apart. So threads and warps exchange totals rather than
+    /// elements.
     pub fn scanned(shape: &[usize], order: &[usize], vector: usize, warp_bits: usize, axis: usize) -> Flat {
         let mut bits: Vec<u8> = order.iter().flat_map(|a| axis_bits(shape, *a)).collect();
         let fastest = order.first().map_or(0, |a| axis_bits(shape, *a).len());
@@ -151,7 +152,7 @@ impl Flat {
         registers.extend(bits);
         Flat { registers, lanes, warps }
     }
-    /// The same with coordinates.
+    /// The same layout on coordinates.
     pub fn layout(&self, shape: &[usize]) -> Layout {
         let basis = |bit: Option<u8>| -> Vec<u32> {
             let one = |a: usize| match bit {
@@ -179,7 +180,7 @@ fn permutation(from: &[usize], perm: &[u8]) -> Vec<(u8, u8)> {
 mod tests {
     use super::*;
 
-    /// Every element is held by exactly `copies` places.
+    /// Every element is held in exactly `copies` places.
     fn check_covers(flat: &Flat, elements: usize, copies: usize) {
         let mut held = vec![0; elements];
         for w in 0..1 << flat.warps.len() {
@@ -207,7 +208,7 @@ mod tests {
         }
     }
 
-    /// Along memory registers come before warps, across it before lanes.
+    /// Along the contiguous axis, registers take lower bits than warps; along another axis, lower bits than lanes.
     #[test]
     fn scanned_neighbours_stay_in_a_thread() {
         for (shape, order, v, axis) in [

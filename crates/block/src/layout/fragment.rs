@@ -1,4 +1,5 @@
-//! Operands and accumulators of warp-level tensor-core matmuls (`mma.sync`) as linear layouts.
+//! Operands and accumulators of tensor-core matmuls (`mma.sync`, `wgmma`) and of matmuls on the FMA engine, as linear
+//! layouts.
 //!
 //! Source of the orders: the PTX manual's fragment tables of `mma.m16n8k16` and `mma.m16n8k8`.
 use super::{Flat, bits_of};
@@ -9,7 +10,7 @@ pub struct Tiling {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    /// log2 of the warps along m and along n; further warps are copies.
+    /// log2 of the warps along m and along n; further warps hold replicas.
     pub warps_m: usize,
     pub warps_n: usize,
     /// log2 of all warps.
@@ -28,8 +29,8 @@ impl Axis {
 }
 
 impl Tiling {
-    /// Shares `warps` (log2) over the matmul, along m first if `rows`, else so that the warps' parts are about square.
-    /// `None` if the matmul is smaller than one instruction (16 × 8 × `k_min`).
+    /// Distributes `warps` (log2) over the matmul, along m first if `rows`, else so that each warp's part is about
+    /// square. `None` if the matmul is smaller than one instruction (16 × 8 × `k_min`).
     pub fn new([m, n, k]: [usize; 3], k_min: usize, warps: usize, rows: bool) -> Option<Tiling> {
         if m < 16 || n < 8 || k < k_min {
             return None;
@@ -55,7 +56,7 @@ impl Tiling {
         let low = bits_of(&[inner]) as u8;
         (Axis { low, bits: bits_of(&[outer]) as u8 }, Axis { low: 0, bits: low })
     }
-    /// Accumulator `[m, n]`: register bits n0, m3, then the further tiles along n, then along m.
+    /// Accumulator `[m, n]`: register bits n0, m3, then the further instruction tiles along n, then along m.
     pub fn accumulator(&self) -> Flat {
         let (m, n) = self.axes(self.m, self.n);
         let mut registers: Vec<u8> = [n.bit(0), m.bit(3)].into_iter().flatten().collect();
@@ -92,8 +93,8 @@ impl Tiling {
     }
 }
 
-/// Accumulator `[m, n]` of matmuls by warpgroups (`wgmma`): four warps hold 64 rows as `mma.sync` would hold them, further
-/// warps the upper rows, and what is left of the rows lies in further registers.
+/// Accumulator `[m, n]` of `wgmma`: four warps hold 64 rows in the layout of `mma.sync`, further warpgroups hold the
+/// upper rows, and the remaining rows lie in further registers.
 pub fn warpgroup_accumulator(m: usize, n: usize, warps: usize) -> Flat {
     let (low, columns) = (bits_of(&[n]) as u8, bits_of(&[n]) as u8);
     let row = |i: u8| low + i;
@@ -107,14 +108,15 @@ pub fn warpgroup_accumulator(m: usize, n: usize, warps: usize) -> Flat {
     Flat { registers, lanes: vec![Some(1), Some(2), Some(row(0)), Some(row(1)), Some(row(2))], warps: warps.collect() }
 }
 
-/// Accumulator `[m, n]` of matmuls by FMAs from shared tiles. A warp's lanes are 4 rows by 8 columns, in turn, so that
-/// neighbours read the same addresses; an axis along which an operand is contiguous (`runs`) has four neighbours in a thread,
-/// one access; along the other axes neighbours lie in different lanes, whose rows a swizzled tile has in different banks.
+/// Accumulator `[m, n]` of matmuls on the FMA engine from shared tiles. The 4 x 8 lanes of a warp are interleaved over
+/// rows and columns, so that neighbouring lanes read the same addresses. Along an axis in which an operand is
+/// contiguous (`runs`) a thread holds four neighbours, which are one access; along the other axes neighbours lie in
+/// different lanes, whose rows are in different banks of a swizzled tile.
 pub fn multiply_add_accumulator([m, n]: [usize; 2], warps: usize, runs: [bool; 2]) -> Flat {
     let (rows, columns) = (bits_of(&[m]) as u8, bits_of(&[n]) as u8);
     let along_m = warps.div_ceil(2) as u8;
     let threads = [2 + along_m, 3 + (warps as u8 - along_m)];
-    // Of an axis: the bits that threads number, and those that registers do.
+    // Of an axis: the bits selected by the thread number, and those selected by registers.
     let split = |axis: usize, bits: u8| -> (Vec<Option<u8>>, Vec<u8>) {
         let first = if runs[axis] { 2 } else { 0 };
         let low = if axis == 0 { columns } else { 0 };
@@ -196,7 +198,8 @@ mod tests {
         }
     }
 
-    /// Softmax weights go from the accumulator to the left operand of the next matmul without moving between threads.
+    /// Softmax weights pass from the accumulator to the left operand of the next matmul without an exchange between
+    /// threads.
     #[test]
     fn accumulator_and_left_operand_share_threads() {
         let scores = Tiling::new([64, 32, 16], 16, 2, true).unwrap().accumulator();

@@ -1,6 +1,7 @@
-//! Common subexpressions: an instruction that an earlier one in sight has computed already gives way to it.
+//! Common subexpression elimination: an earlier instruction in scope that computes the same replaces a later one.
 //!
-//! Pure ops, and loads through pointers that start from a `readonly` parameter. What a region computes is not seen outside.
+//! Covers pure ops, and loads through pointers that start from a `readonly` parameter. What a region computes is not
+//! visible outside of it.
 use super::is_pure;
 use crate::{Const, Kernel, Op, Region, Value, analysis};
 use std::collections::HashMap;
@@ -14,7 +15,7 @@ pub fn run(k: &mut Kernel) {
     k.body = body;
 }
 
-/// Op and result, by text (floats by bits), and operands.
+/// Op and result type as text (floats by bits), and operands.
 type Key = (String, Vec<Value>);
 
 struct Cse<'a> {

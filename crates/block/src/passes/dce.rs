@@ -1,4 +1,5 @@
-//! Dead code: what no store and no other effect depends on is removed; loops and branches lose results that nobody uses.
+//! Dead code elimination: removes what no store or other effect depends on; loops and branches lose results that are
+//! not used.
 use super::is_pure;
 use crate::{Inst, InstData, Kernel, Op, Region, Value};
 use std::collections::{HashMap, HashSet};
@@ -42,7 +43,7 @@ struct Dce {
     live: HashSet<Value>,
 }
 
-/// Has no effect beyond its results; regions are looked at apart.
+/// Whether an op has no effect beyond its results; its regions are examined separately.
 fn is_silent(op: &Op) -> bool {
     is_pure(op)
         || matches!(
@@ -58,7 +59,7 @@ fn is_silent(op: &Op) -> bool {
         )
 }
 
-/// Operands that an instruction needs whatever is used of its results.
+/// Operands that an instruction needs whichever of its results are used.
 fn needs(data: &InstData) -> Vec<Value> {
     match data.op {
         Op::For => data.args[..3].to_vec(),
@@ -72,7 +73,7 @@ fn yielded(k: &Kernel, r: &Region, n: usize) -> Option<Value> {
 }
 
 impl Dce {
-    /// Definitions, and the instructions with effects; true if there are any in the region.
+    /// Records definitions and instructions with effects; true if the region has any of the latter.
     fn collect(&mut self, k: &Kernel, r: &Region) -> bool {
         let mut any = false;
         for &inst in &r.insts {
@@ -94,7 +95,7 @@ impl Dce {
         }
         any
     }
-    /// What a live value needs.
+    /// Marks what a live value needs.
     fn follow(&self, k: &Kernel, v: Value, work: &mut Vec<Inst>, values: &mut Vec<Value>) {
         let Some(def) = self.defs.get(&v) else { return };
         let data = k.inst(def.inst);
@@ -121,7 +122,7 @@ impl Dce {
             *k.inst_mut(i) = data;
         }
     }
-    /// Drops carried values and results without a use.
+    /// Drops unused carried values and results.
     fn narrow(&self, k: &mut Kernel, data: &mut InstData) {
         let is_for = data.op == Op::For;
         let keep: Vec<bool> = (0..data.results.len())

@@ -1,4 +1,5 @@
-//! Constant folding and identities on integers and masks; branches and loops whose course is known are taken apart.
+//! Constant folding and identities on integers and masks; inlines branches with a known condition and loops of at most
+//! one iteration.
 //!
 //! Bounds that hold for every element of every instance become `true`, so whole blocks lose their masks. Replaced
 //! instructions stay behind without uses; `dce` removes them. Floats are converted and moved, never computed.
@@ -18,11 +19,11 @@ struct Folder<'a> {
     k: &'a mut Kernel,
     facts: analysis::Analysis,
     consts: HashMap<Value, Const>,
-    /// Values that another one stands for.
+    /// Values, each with the value that replaces it.
     same: HashMap<Value, Value>,
 }
 
-/// What an instruction becomes.
+/// What replaces an instruction.
 enum To {
     Const(Const),
     Value(Value),
@@ -69,7 +70,7 @@ impl Folder<'_> {
         }
         out.push(i);
     }
-    /// A loop of no or one trip, or a branch with a known condition, gives way to what it does.
+    /// Inlines a loop of at most one iteration, or a branch with a known condition.
     fn structured(&mut self, i: Inst, mut data: InstData, out: &mut Vec<Inst>) {
         let same_layouts = |k: &Kernel, from: &[Value], to: &[Value]| {
             from.iter().zip(to).all(|(a, b)| k.value(*a).layout == k.value(*b).layout)
@@ -114,7 +115,7 @@ impl Folder<'_> {
         *self.k.inst_mut(i) = data;
         out.push(i);
     }
-    /// The region's instructions in place of its op, what it yields in place of the results.
+    /// Puts the region's instructions in place of its op, and what it yields in place of the results.
     fn splice(&mut self, region: &mut Region, results: &[Value], out: &mut Vec<Inst>) {
         let last = region.insts.pop();
         self.region(region);
@@ -247,7 +248,7 @@ impl Folder<'_> {
             return numbers::decided(op, (0, 0)).map(|c| To::Const(Const::Bool(c)));
         }
         let (fa, fb) = (self.facts.affine(a)?, self.facts.affine(b)?);
-        // Forms count without wrapping: both sides must fit their type.
+        // Forms do not wrap, so both sides must fit their type.
         let fits = |r: (i64, i64)| *elem == Elem::I64 || (wrapped_ok(*elem, r.0) && wrapped_ok(*elem, r.1));
         if !fits(self.facts.range(fa, shape)?) || !fits(self.facts.range(fb, shape)?) {
             return None;
@@ -274,7 +275,7 @@ fn cast(c: Const, to: Elem) -> Option<Const> {
     let x = match c {
         Const::Int(x) => x,
         Const::Bool(x) => i64::from(x),
-        // Rounding is the target's.
+        // Rounding depends on the target.
         Const::Float(_) => return None,
     };
     match to {

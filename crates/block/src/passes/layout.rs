@@ -1,15 +1,16 @@
 //! Gives every block value a layout, and inserts `convert_layout` where two uses disagree.
 //!
-//! Takes an upper-level kernel, gives the same program with [`crate::ValueData::layout`] set on everything that threads hold.
+//! Takes an upper-level kernel, gives the same program with [`crate::ValueData::layout`] set on everything that threads
+//! hold.
 //! 1. Values that must share a layout (pointwise operands, carried values, accumulators) form groups ([`groups`]).
-//! 2. Each group takes the layout of its weightiest anchor: a matmul, else its largest memory access ([`anchors`]);
-//!    it spreads through reshapes, permutations, reductions and broadcasts to groups without a stronger wish ([`spread`]).
-//! 3. The program is rebuilt ([`rebuild`]): what follows from thread numbers alone (indices, masks, pointers, constants)
-//!    is recomputed in whatever layout a use wants; the rest is converted.
-//!
+//! 2. Each group takes the layout of its heaviest anchor: a matmul, else its largest memory access ([`anchors`]).
+//!    Layouts propagate through reshapes, permutations, reductions and broadcasts to groups without a stronger
+//!    preference ([`spread`]).
+//! 3. The program is rebuilt ([`rebuild`]): what depends on thread numbers alone (indices, masks, pointers, constants)
+//!    is rematerialised in whatever layout a use needs; the rest is converted.
 //! 4. Long rows of half types are kept as they were loaded ([`narrow`]).
 //!
-//! Never fails on a verified kernel; ops of the lower level pass through untouched.
+//! Never fails on a verified kernel; ops of the lower level pass through unchanged.
 pub mod anchors;
 mod groups;
 mod narrow;

@@ -1,6 +1,7 @@
 //! Loop-invariant code motion: what a loop computes from values outside of it moves in front of it.
 //!
-//! Pure ops always; loads through `readonly` pointers where the loop is known to run, so that nothing is read that was not.
+//! Pure ops always; loads through `readonly` pointers only where the loop is known to run, so that no load is executed
+//! that was not before.
 use super::is_pure;
 use crate::{Inst, InstData, Kernel, Op, Region, Value, analysis};
 use std::collections::HashSet;
@@ -30,13 +31,13 @@ fn region(k: &mut Kernel, facts: &analysis::Analysis, r: &mut Region) {
     }
 }
 
-/// At least one trip, in every instance.
+/// Whether the loop has at least one iteration in every instance.
 fn runs(facts: &analysis::Analysis, data: &InstData) -> bool {
     let number = |v: Value| facts.affine(v).and_then(analysis::Affine::as_constant);
     matches!((number(data.args[0]), number(data.args[1])), (Some(lo), Some(hi)) if lo < hi)
 }
 
-/// Takes the instructions out of the region that depend on nothing inside.
+/// Takes the instructions out of the region that depend on nothing inside it.
 fn invariant(k: &Kernel, facts: &analysis::Analysis, runs: bool, r: &mut Region) -> Vec<Inst> {
     let mut inside: HashSet<Value> = r.params.iter().copied().collect();
     let readonly = |v: Value| {

@@ -1,4 +1,4 @@
-//! Integer arithmetic at compile time; the same as at run time.
+//! Integer arithmetic at compile time, with the results of run time.
 use crate::{BinaryOp, CmpOp, Elem, UnaryOp};
 
 pub fn unary(op: UnaryOp, elem: Elem, x: i64) -> Option<i64> {
@@ -42,7 +42,7 @@ pub fn compare(op: CmpOp, x: i64, y: i64) -> bool {
     }
 }
 
-/// The comparison's outcome where `x - y` lies between two numbers, if it is the same for all.
+/// The comparison's outcome where `x - y` lies in the range, if it is the same for all.
 pub fn decided(op: CmpOp, (lo, hi): (i64, i64)) -> Option<bool> {
     match op {
         CmpOp::Lt if hi < 0 => Some(true),

@@ -1,9 +1,13 @@
-//! Instances that stay: each walks over what were instances of their own, with the loads of the next one in flight while it
-//! computes.
+//! Persistent kernels over rows: a pass that puts a grid-stride loop around a program and prefetches the next
+//! iteration's loads to shared memory while the current iteration computes.
 //!
-//! Takes a straight program over one axis of the grid, gives one with a loop around it. What is read for each instance goes
-//! to shared memory asynchronously, and from there into registers when its turn comes; what is the same for all that one
-//! walks over is copied to shared memory once, in front of the loop. No value changes.
+//! Takes a straight-line program over one axis of the grid; gives one with fewer instances and a loop around it. Loads
+//! that change per iteration go to shared memory asynchronously and are read into registers when their iteration
+//! begins; loads that are the same in all iterations of an instance are copied to shared memory once, in front of the
+//! loop. Each thread copies exactly what it will read itself, so it waits for its own copies only. No value changes.
+//!
+//! On `sm_90` an instance of this kind is a cluster of blocks. Lowering uses the pass for long rows that fill most of
+//! their tiles; `crates/lower/src/persistent.rs` decides where it is profitable.
 use super::is_pure;
 use super::warpgroup::Refusal;
 use crate::analysis::{self, Analysis};
@@ -13,39 +17,39 @@ use std::collections::{HashMap, HashSet};
 /// Bytes of one asynchronous copy.
 const VECTOR: usize = 16;
 
-/// Warps of a block that stays: with its tiles in shared memory it has a processor to itself, and all registers.
+/// Warps of a persistent block: with its tiles in shared memory it has a multiprocessor, and all registers, to itself.
 pub const WARPS: usize = 16;
 
-/// Whether a program is one of instances that stay.
+/// Whether a program is the result of this pass.
 pub fn is_persistent(k: &Kernel) -> bool {
     k.body.insts.iter().any(|i| k.inst(*i).op == Op::AsyncCommit)
 }
 
-/// The program with so many instances.
-pub fn run(k: &Kernel, stay: usize) -> Result<Kernel, Refusal> {
+/// The program with that many persistent instances.
+pub fn run(k: &Kernel, instances: usize) -> Result<Kernel, Refusal> {
     let count = k.grid[0];
-    if k.grid[1..] != [1, 1] || k.cluster != 1 || stay == 0 || count < stay || count + stay >= 1 << 30 {
-        return Err(Refusal(format!("{stay} instances that stay for a grid of {:?}", k.grid)));
+    if k.grid[1..] != [1, 1] || k.cluster != 1 || instances == 0 || count < instances || count + instances >= 1 << 30 {
+        return Err(Refusal(format!("{instances} persistent instances do not fit a grid of {:?}", k.grid)));
     }
     if !k.body.insts.iter().all(|i| is_straight(&k.inst(*i).op)) {
-        return Err(Refusal("loops, branches or ops of the lower level stand in the program".into()));
+        return Err(Refusal("the program has loops, branches or ops of the lower level".into()));
     }
     let facts = analysis::analyse(k);
-    let growth = growth(k, &facts, stay);
+    let growth = growth(k, &facts, instances);
     let moves = |i: &Inst| k.inst(*i).args.iter().any(|v| growth.get(v) != Some(&0));
     let copied: Vec<Inst> = k.body.insts.iter().copied().filter(|i| is_copied(k, &facts, *i, moves(i))).collect();
-    let (ahead, once): (Vec<Inst>, Vec<Inst>) = copied.into_iter().partition(moves);
-    if ahead.is_empty() {
-        return Err(Refusal("nothing is read in whole vectors for each instance".into()));
+    let (changing, once): (Vec<Inst>, Vec<Inst>) = copied.into_iter().partition(moves);
+    if changing.is_empty() {
+        return Err(Refusal("no load that changes per iteration reads whole aligned vectors".into()));
     }
-    let mut b = Builder::new(&k.name, [stay, 1, 1], k.warps);
+    let mut b = Builder::new(&k.name, [instances, 1, 1], k.warps);
     b.set_arithmetic(k.arithmetic);
     let mut w = Writer { k, names: HashMap::new() };
     for p in &k.params {
         let v = b.param_like(p, k.ty(p.value).clone());
         w.names.insert(p.value, v);
     }
-    w.write(&mut b, [&ahead, &once], [count, stay]);
+    w.write(&mut b, [&changing, &once], [count, instances]);
     Ok(b.finish())
 }
 
@@ -54,15 +58,16 @@ fn is_straight(op: &Op) -> bool {
         || matches!(op, Op::Load | Op::Store | Op::Check { .. } | Op::Prefetch { .. })
 }
 
-/// By how much values grow from one instance to the next that the same one walks over, `stay` further on; for those that do
-/// not grow evenly nothing. Where rows of an odd length start between two vectors comes again after some rows.
-fn growth(k: &Kernel, facts: &Analysis, stay: usize) -> HashMap<Value, i64> {
+/// By how much each value grows per iteration, that is over `instances` positions of the grid; values without constant
+/// growth are absent. An unaligned row's offset within a vector (a remainder) does not grow if the stride spans whole
+/// periods of it.
+fn growth(k: &Kernel, facts: &Analysis, instances: usize) -> HashMap<Value, i64> {
     let mut known: HashMap<Value, i64> = k.params.iter().map(|p| (p.value, 0)).collect();
     k.walk(&mut |_, d| {
         let of = |n: usize| d.args.get(n).and_then(|v| known.get(v)).copied();
         let constant = |n: usize| d.args.get(n).and_then(|v| facts.affine(*v)?.as_constant());
         let by = match d.op {
-            Op::ProgramId(0) => Some(stay as i64),
+            Op::ProgramId(0) => Some(instances as i64),
             _ if d.args.iter().all(|v| known.get(v) == Some(&0)) => Some(0),
             Op::Binary(B::Add) | Op::PtrAdd => of(0).zip(of(1)).map(|(a, b)| a + b),
             Op::Binary(B::Sub) => of(0).zip(of(1)).map(|(a, b)| a - b),
@@ -82,7 +87,8 @@ fn growth(k: &Kernel, facts: &Analysis, stay: usize) -> HashMap<Value, i64> {
     known
 }
 
-/// A load of at least one vector a thread, from where indices alone say. What `moves` is copied as it lies.
+/// Whether a load takes at least one vector per thread, from addresses that indices alone determine. One that `moves`
+/// (changes per iteration) must be aligned, too.
 fn is_copied(k: &Kernel, facts: &Analysis, i: Inst, moves: bool) -> bool {
     let (Op::Load, args @ ([ptr] | [ptr, _])) = (&k.inst(i).op, &k.inst(i).args[..]) else { return false };
     let (ty, bytes) = (k.ty(*ptr), k.ty(*ptr).elem().map_or(1, Elem::bytes));
@@ -94,7 +100,7 @@ fn is_copied(k: &Kernel, facts: &Analysis, i: Inst, moves: bool) -> bool {
     lies && ty.count() * bytes >= 32 * k.warps * VECTOR && readonly && slice(k, args).is_some()
 }
 
-/// What these values follow from, in the program's order, if all of it is pure.
+/// The instructions that compute these values, in program order; `None` unless all are pure.
 fn slice(k: &Kernel, of: &[Value]) -> Option<Vec<Inst>> {
     let mut wanted: HashSet<Value> = of.iter().copied().collect();
     let mut found = vec![];
@@ -112,7 +118,7 @@ fn slice(k: &Kernel, of: &[Value]) -> Option<Vec<Inst>> {
     Some(found)
 }
 
-/// Whether nobody looks at what a load gives outside of its mask, and at what follows from that.
+/// Whether the elements that a load gives outside of its mask, and what is computed from them, are never used.
 fn is_hidden(k: &Kernel, load: Inst) -> bool {
     let (value, mask) = (k.inst(load).results[0], k.inst(load).args.get(1));
     let mut outside = HashSet::from([value]);
@@ -132,32 +138,33 @@ fn is_hidden(k: &Kernel, load: Inst) -> bool {
     })
 }
 
-/// A load, and the tile it goes through.
+/// A load, and the shared tile it is staged in.
 type Staged = (Inst, Value);
 
 struct Writer<'k> {
     k: &'k Kernel,
-    /// Old values in the new program.
+    /// Values of the new program, by old value.
     names: HashMap<Value, Value>,
 }
 
 impl Writer<'_> {
-    fn write(&mut self, b: &mut Builder, [ahead, once]: [&[Inst]; 2], [count, stay]: [usize; 2]) {
-        let [ahead, once] = [ahead, once].map(|all| all.iter().map(|i| (*i, self.tile(b, *i))).collect::<Vec<_>>());
+    fn write(&mut self, b: &mut Builder, [changing, once]: [&[Inst]; 2], [count, instances]: [usize; 2]) {
+        let [changing, once] =
+            [changing, once].map(|all| all.iter().map(|i| (*i, self.tile(b, *i))).collect::<Vec<_>>());
         let (stage, first) = (b.i32(0), b.program_id(0));
-        let (last, step) = (b.i32(count as i64), b.i32(stay as i64));
+        let (last, step) = (b.i32(count as i64), b.i32(instances as i64));
         self.fetch(b, &once, [stage, first], None);
-        self.fetch(b, &ahead, [stage, first], None);
+        self.fetch(b, &changing, [stage, first], None);
         b.inst(Op::AsyncCommit, &[], &[], vec![]);
         b.for_loop([first, last, step], &[], |b, at, _| {
             b.inst(Op::AsyncWait { pending: 0 }, &[], &[], vec![]);
-            let read: Vec<Value> = ahead.iter().map(|s| self.read(b, *s, stage)).collect();
+            let read: Vec<Value> = changing.iter().map(|s| self.read(b, *s, stage)).collect();
             let next = b.binary(B::Add, at, step);
             let there = b.cmp(CmpOp::Lt, next, last);
-            self.fetch(b, &ahead, [stage, next], Some(there));
+            self.fetch(b, &changing, [stage, next], Some(there));
             b.inst(Op::AsyncCommit, &[], &[], vec![]);
             for &i in &self.k.body.insts {
-                let read = ahead.iter().position(|s| s.0 == i).map(|n| read[n]);
+                let read = changing.iter().position(|s| s.0 == i).map(|n| read[n]);
                 let read = read.or_else(|| once.iter().find(|s| s.0 == i).map(|s| self.read(b, *s, stage)));
                 match read {
                     Some(v) => self.name(b, i, v),
@@ -177,7 +184,7 @@ impl Writer<'_> {
         let ty = self.k.ty(self.k.inst(load).results[0]).clone();
         b.inst(Op::SharedLoad, &[tile, stage], &[ty], vec![])[0]
     }
-    /// What a load gives, from what was copied for it: a copy leaves anything outside of its mask.
+    /// Binds the result of a load to what was staged for it; a copy leaves elements outside of its mask unspecified.
     fn name(&mut self, b: &mut Builder, load: Inst, mut read: Value) {
         let d = self.k.inst(load);
         if let Some(mask) = d.args.get(1).filter(|_| !is_hidden(self.k, load)) {
@@ -200,7 +207,7 @@ impl Writer<'_> {
         self.names = outside;
         places
     }
-    /// What instance `at` reads by these loads, on its way to shared memory; nothing if it is not `there`.
+    /// Starts the asynchronous copies of what instance `at` loads; none where `there` is false.
     fn fetch(&mut self, b: &mut Builder, loads: &[Staged], [stage, at]: [Value; 2], there: Option<Value>) {
         for (place, (_, tile)) in self.places(b, loads, at).into_iter().zip(loads) {
             let there = there.map(|c| b.broadcast_to(c, &b.shape(place[0])));
@@ -212,7 +219,7 @@ impl Writer<'_> {
             b.inst(Op::AsyncCopy, &args, &[], vec![]);
         }
     }
-    /// An instruction of instance `at`. Nothing has to be asked for any more.
+    /// Copies an instruction for instance `at`. Prefetch hints are dropped: the loop prefetches itself.
     fn copy(&mut self, b: &mut Builder, i: Inst, at: Value) {
         let d = self.k.inst(i);
         let op = match d.op {

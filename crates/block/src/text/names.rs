@@ -65,7 +65,7 @@ pub const REDUCE: &[(&str, ReduceOp)] = &[
 pub const TERMS: &[(&str, Terms)] = &[("squares", Terms::Squares), ("distances", Terms::Distances)];
 pub const SCAN: &[(&str, ScanOp)] = &[("sum", ScanOp::Sum), ("prod", ScanOp::Prod), ("max", ScanOp::Max)];
 
-/// Ops written by their name and operands alone.
+/// Ops written as their name and operands only.
 pub const PLAIN: &[(&str, Op)] = &[
     ("iota", Op::Iota),
     ("splat", Op::Splat),

@@ -1,4 +1,4 @@
-//! Text to kernels. Any text gives kernels or an error with its place and what to do.
+//! Text to kernels. Any text gives a kernel or an error with its position and what to do.
 mod ops;
 mod types;
 mod words;
@@ -9,7 +9,7 @@ use crate::{
 };
 use std::collections::HashMap;
 
-/// Regions inside regions, at most.
+/// The deepest nesting of regions.
 pub const MAX_DEPTH: usize = 64;
 type Result<T> = std::result::Result<T, BlockError>;
 
@@ -130,7 +130,7 @@ impl Parser {
         self.expect_word("grid")?;
         let grid: Vec<usize> = self.numbers("the size of the grid")?;
         let Ok(grid) = <[usize; 3]>::try_from(grid) else {
-            return self.fail("the grid before has not three sizes; write `grid [x, y, z]`");
+            return self.fail("a grid has three sizes; write `grid [x, y, z]`");
         };
         self.k.grid = grid;
         self.expect_word("warps")?;
@@ -187,7 +187,7 @@ impl Parser {
         }
         k.renumbered(&to)
     }
-    /// Instructions up to and with `}`.
+    /// Instructions up to and including `}`.
     fn insts(&mut self, depth: usize) -> Result<Vec<Inst>> {
         if depth > MAX_DEPTH {
             return self.fail(format!("regions are nested deeper than {MAX_DEPTH}; flatten the program"));
@@ -268,7 +268,7 @@ impl Parser {
         }
         Ok(self.k.new_inst(InstData { op, args, results: values, regions }))
     }
-    /// A role's head, and the name of the number of its copy.
+    /// A role's header, and the name of its region's parameter.
     fn role(&mut self) -> Result<(Role, Option<Token>)> {
         let name = self.next().text;
         self.expect_word("warps")?;

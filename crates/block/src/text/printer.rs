@@ -156,7 +156,7 @@ impl<'a> Printer<'a> {
             return None;
         }
         let n = |v: &Value| self.name(*v);
-        // The index is an i32; its type is written where it says more.
+        // The index is an i32; its type is written only if it says more (a layout).
         let index = match self.ty(*index) {
             ty if ty == "i32" => n(index),
             ty => format!("{} : {ty}", n(index)),
@@ -191,7 +191,7 @@ fn constant(c: &Const) -> String {
     }
 }
 
-/// What stands before and after the operands.
+/// Text before and after the operands.
 fn op_text(op: &Op) -> (String, String) {
     let before = match op {
         Op::Const(c) => format!("const {}", constant(c)),

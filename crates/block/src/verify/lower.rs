@@ -142,7 +142,7 @@ pub fn check(k: &Kernel, data: &InstData, facts: &mut Facts, place: &Place) -> R
     }
 }
 
-/// Operand `n` is a shared tile, `n + 1` its stage: the type of a block that holds a stage.
+/// Operand `n` is a shared tile and `n + 1` its stage: gives the type of a block that fits a stage.
 fn tile_at(k: &Kernel, data: &InstData, facts: &Facts, n: usize) -> Result<Type, String> {
     match k.ty(data.args[n]) {
         Type::Shared { elem, shape, stages, .. } => {
@@ -159,7 +159,8 @@ fn stage(k: &Kernel, facts: &Facts, v: Value, stages: usize) -> Rule {
         None => Ok(()),
     }
 }
-/// A tile and a descriptor that are copied to each other; the descriptor is of one of `parts` along the first axis.
+/// A tile and a descriptor that are copied to each other; the descriptor covers one of `parts` slices along the first
+/// axis.
 fn copied(tile: &Type, desc: &Type, block: &Type, parts: usize) -> Rule {
     let whole = upper::descriptor(desc)?;
     let extra = whole.shape().len().saturating_sub(block.shape().len());
@@ -175,7 +176,7 @@ fn copied(tile: &Type, desc: &Type, block: &Type, parts: usize) -> Rule {
         _ => Ok(()),
     }
 }
-/// Rows, columns and depth of a matmul of tiles into `out`. The right tile may have fewer columns if it is `narrow`.
+/// Rows, columns and depth of a matmul of tiles into `out`. With `narrow` the right tile may have fewer columns.
 fn sizes(
     [transpose_a, transpose_b]: [bool; 2],
     a: &Type,
@@ -213,7 +214,7 @@ fn matmul([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type,
         format!("{a} by {b}: rows must be a multiple of 64, columns of 8, a row of K at least 32 bytes")
     })?;
     ensure(e.bytes() == 2 || (!transpose_a && transpose_b), || {
-        format!("{a} by {b}: rows of operands of other than 16 bits run along K")
+        format!("{a} by {b}: operands of other than 16 bits must be K-major")
     })?;
     match acc {
         Type::Token { .. } => same("the accumulator", acc, out),
@@ -221,7 +222,7 @@ fn matmul([transpose_a, transpose_b]: [bool; 2], a: &Type, b: &Type, acc: &Type,
     }
 }
 
-/// A token goes on once, and is waited for after its commit.
+/// A token is used once, and waited for after its commit.
 fn tokens(k: &Kernel, data: &InstData, facts: &mut Facts) -> Rule {
     for v in data.args.iter().filter(|v| matches!(k.ty(**v), Type::Token { .. })) {
         ensure(matches!(data.op, Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::For), || {

@@ -1,4 +1,4 @@
-//! Checks that many ops share. Each gives what is wrong and what is needed.
+//! Checks that many ops share. Each says what is wrong and what is needed.
 use super::Rule;
 use crate::{Array, Elem, Layout, Swizzle, Type};
 
@@ -9,7 +9,7 @@ pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Rule {
 /// The invariants of a type by itself.
 pub fn well_formed(ty: &Type) -> Rule {
     let shape = ty.shape();
-    // What threads hold is of powers of two; tiles in shared memory may have as many rows or columns as there are.
+    // What threads hold has power-of-two sizes; tiles in shared memory may have any multiple of 8.
     let tile = matches!(ty, Type::Shared { .. } | Type::Desc { .. });
     let sizes = shape.iter().all(|n| n.is_power_of_two() || tile && *n > 0 && n.is_multiple_of(8));
     ensure(sizes, || {
@@ -98,7 +98,7 @@ pub fn pointer<'a>(name: &str, ty: &'a Type) -> Result<(Elem, &'a [usize]), Stri
         _ => Err(format!("{name} is {ty}; a pointer is needed")),
     }
 }
-/// A block or a block of pointers: what moves elements takes.
+/// A block or a block of pointers: what ops that move elements take.
 pub fn held(name: &str, ty: &Type) -> Rule {
     match ty {
         Type::Ptr { .. } => Ok(()),

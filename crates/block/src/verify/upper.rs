@@ -23,7 +23,7 @@ pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
     }
 }
 
-/// The op that is checked.
+/// The op being checked.
 struct Seen<'a> {
     k: &'a Kernel,
     data: &'a InstData,
@@ -39,7 +39,7 @@ impl<'a> Seen<'a> {
     fn out(&self) -> &'a Type {
         self.k.ty(self.data.results[0])
     }
-    /// Whether it has so many operands and results, and no regions.
+    /// Whether it has this number of operands and results, and no regions.
     fn arity(&self, least: usize, most: usize, out: usize) -> Rule {
         count("operands", self.data.args.len(), least, most)?;
         count("results", self.data.results.len(), out, out)?;
@@ -47,7 +47,7 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Constants, places in the grid, and counting.
+/// Constants, positions in the grid, and iota.
 fn sources(s: &Seen) -> Rule {
     match &s.data.op {
         Op::Const(c) => {
@@ -69,7 +69,7 @@ fn sources(s: &Seen) -> Rule {
     }
 }
 
-/// Ops that rename, repeat or leave out elements, and compute none.
+/// Ops that rename, repeat or leave out elements and compute none.
 fn shapes(s: &Seen) -> Rule {
     match &s.data.op {
         Op::Splat => {
@@ -149,7 +149,7 @@ fn shapes(s: &Seen) -> Rule {
     }
 }
 
-/// One value for each element.
+/// One result element per operand element.
 fn pointwise(s: &Seen) -> Rule {
     match &s.data.op {
         Op::Unary(op) => {
@@ -195,7 +195,7 @@ fn pointwise(s: &Seen) -> Rule {
     }
 }
 
-/// Accesses by pointers and by descriptors.
+/// Accesses through pointers and descriptors.
 fn memory(s: &Seen) -> Rule {
     match &s.data.op {
         Op::Load => {
@@ -282,7 +282,7 @@ fn folds(s: &Seen) -> Rule {
             s.arity(3, 3, 1)?;
             dot(*precision, s.ty(0), s.ty(1), s.ty(2))?;
             let exact = *precision == DotPrecision::Exact && s.ty(0).elem() == Some(Elem::F32);
-            ensure(*terms == Terms::Products || exact, || "sums of differences are of f32, exactly".into())?;
+            ensure(*terms == Terms::Products || exact, || "sums of differences are only for exact f32".into())?;
             same("the result", s.out(), s.ty(2))
         }
         _ => Ok(()),

@@ -1,11 +1,13 @@
 //! Which block values are kept in scratch memory, and which are computed where they are used.
 //!
-//! A value is demanded by the loops that it reaches through lazily computed values. Demanded by two loops, or from a loop of the
-//! program while defined outside of it, it is kept if computing it again costs more than reading it. Operands of matmuls are
-//! kept always (they are packed), and so are loads whose memory is overwritten before their last use.
+//! A loop demands a value if it reads the value through lazily computed ones. A value that two loops demand, or that a
+//! loop of the program demands from outside of that loop, is kept if recomputing it costs more than reading it.
+//! Operands of matmuls are always kept (they are packed), and so are loads whose memory is overwritten before their
+//! last use.
 //!
-//! Blocks are wider than what they hold where an extent is no power of two. Which elements of a value nothing looks at is
-//! found from the masks of stores and from what reductions are fed there; loops end before those.
+//! Blocks are wider than their contents where an extent is not a power of two. Which elements of a value are never read
+//! follows from the masks of stores and from what reductions are fed outside of a mask; loops end before those
+//! elements.
 use kiln_block::{BinaryOp, Const, Inst, Kernel, Op, ReduceOp, Region, Type, UnaryOp, Value};
 use std::collections::{BTreeSet, HashMap};
 
@@ -19,15 +21,15 @@ pub(super) struct Demand {
     place: HashMap<Inst, (usize, Vec<Inst>)>,
     cost: HashMap<Value, u32>,
     sinks: HashMap<Value, BTreeSet<Inst>>,
-    /// Masks outside of which no use looks at the element of a value; absent: no uses so far.
+    /// Masks outside of which no use reads the elements of a value; absent: no uses so far.
     within: HashMap<Value, BTreeSet<Value>>,
     roots: HashMap<Value, Value>,
 }
 
-/// Recomputation above this, in vector instructions, is worth a buffer.
+/// A value that costs more vector instructions than this to recompute is kept in a buffer.
 const KEEP_COST: u32 = 8;
 
-/// Rough vector instructions of an op.
+/// Approximate number of vector instructions of an op.
 fn own_cost(op: &Op) -> u32 {
     use kiln_block::BinaryOp as B;
     match op {
@@ -49,7 +51,7 @@ fn own_cost(op: &Op) -> u32 {
     }
 }
 
-/// Ops whose block operands are read by loops.
+/// Ops that read their block operands in loops.
 pub(super) fn forces(op: &Op) -> bool {
     matches!(
         op,
@@ -95,7 +97,7 @@ impl Demand {
         }
         d
     }
-    /// Notes for the operands of an instruction where it looks at them.
+    /// Records for the operands of an instruction where it reads them.
     fn confine(&mut self, k: &Kernel, i: Inst) {
         let inst = k.inst(i);
         let own = inst.results.first().map_or_else(BTreeSet::new, |&r| self.within(r));
@@ -114,11 +116,11 @@ impl Demand {
             }
         }
     }
-    /// Masks outside of which nothing looks at an element of `v`.
+    /// Masks outside of which no element of `v` is read.
     pub fn within(&self, v: Value) -> BTreeSet<Value> {
         self.within.get(&v).cloned().unwrap_or_default()
     }
-    /// Masks outside of which the operand of a reduction is what the reduction starts from.
+    /// Masks outside of which the operand of a reduction is the reduction's identity.
     pub fn reduced(&self, k: &Kernel, op: ReduceOp, operand: Value) -> BTreeSet<Value> {
         let inst = |v: Value| self.def.get(&v).map(|&i| k.inst(i));
         let Some((Op::Select, [mask, _, other])) = inst(operand).map(|i| (&i.op, &i.args[..])) else {
@@ -133,7 +135,7 @@ impl Demand {
         };
         if neutral { self.conjuncts(k, *mask) } else { BTreeSet::new() }
     }
-    /// The masks that a mask is the conjunction of.
+    /// The conjuncts of a mask.
     pub fn conjuncts(&self, k: &Kernel, mask: Value) -> BTreeSet<Value> {
         let (mut open, mut all) = (vec![mask], BTreeSet::new());
         while let Some(m) = open.pop() {
@@ -181,7 +183,8 @@ impl Demand {
     fn loops(&self, i: Inst) -> &[Inst] {
         self.place.get(&i).map_or(&[], |p| &p.1)
     }
-    /// Loads from memory that a later store (or an earlier one of the same loop) writes elsewhere than where the load reads.
+    /// Loads from a buffer that a later store (or an earlier one of the same loop) writes at other addresses than the
+    /// load reads.
     fn overwritten(&self, k: &Kernel, order: &[Inst]) -> BTreeSet<Value> {
         let at = |i: Inst| self.place.get(&i).map_or(0, |p| p.0);
         let mut found = BTreeSet::new();
@@ -243,7 +246,7 @@ impl Demand {
     pub fn inside(&self, v: Value, loop_inst: Inst) -> bool {
         self.def.get(&v).is_some_and(|i| self.loops(*i).contains(&loop_inst))
     }
-    /// Whether `v` has one value in all turns of the loop, and can be computed before it.
+    /// Whether `v` has the same value in all iterations of the loop, and can be computed before it.
     pub fn invariant(&self, k: &Kernel, v: Value, loop_inst: Inst) -> bool {
         let Some(&i) = self.def.get(&v) else {
             return !k.inst(loop_inst).regions.iter().any(|r| r.params.contains(&v));
@@ -264,7 +267,7 @@ impl Demand {
                 && !self.keep.contains_key(&v)
                 && inst.args.iter().all(|a| self.invariant(k, *a, loop_inst))
     }
-    /// Whether several loops read the value, each computing it anew.
+    /// Whether several loops read the value, each recomputing it.
     pub fn repeated(&self, v: Value) -> bool {
         !self.keep.contains_key(&v) && self.sinks.get(&v).is_some_and(|s| s.len() > 1)
     }

@@ -23,7 +23,7 @@ impl Emit<'_> {
         self.memo = vec![Default::default()];
         self.lanes = self.machine.lanes.min(n);
         let lanes = self.lanes;
-        // Sums held in registers: rows x columns vectors, 8 of them.
+        // Accumulators in registers: rows x columns vectors, 8 of them.
         let columns = (n / lanes).min(2);
         let rows = m.min(if columns == 2 { 4 } else { 8 });
         let (li, i) = self.text.open_loop();

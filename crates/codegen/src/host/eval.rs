@@ -1,7 +1,8 @@
-//! Block values on demand: the element (or W elements) at given coordinates, computed where it is asked for.
+//! Lazy evaluation of block values: the element (or W elements) at given coordinates, computed where it is needed.
 //!
-//! Coordinates are I64 values, one per axis; at most the vectorised axis varies over lanes. Results are remembered per scope, so
-//! that a value used twice at the same place is computed once, and are written into the outermost scope that they can be.
+//! Coordinates are I64 values, one per axis; at most the vectorised axis varies over lanes. Results are memoised per
+//! scope, so a value used twice at the same coordinates is computed once, and are written into the outermost scope
+//! possible.
 use super::memory::{Guard, Store};
 use super::text::Name;
 use super::value::{Arith, Form, Num, Val};
@@ -24,7 +25,7 @@ pub(super) enum Place {
     Buffer(Buffer),
     /// Computed by its instruction where it is used.
     Virtual(Inst),
-    /// A loop-carried value that grows by the same each turn: initial value + turn * step.
+    /// A loop-carried value that grows by the same amount per iteration: initial value + iteration * step.
     Induction {
         init: Value,
         step: Value,
@@ -41,7 +42,7 @@ impl Emit<'_> {
             }
         }
         let x = self.compute(v, at)?;
-        // What was computed under an assumption holds in this loop only.
+        // What was computed under an assumption is valid in this loop only.
         let scope = if self.assumed.is_empty() { x.depth.min(self.memo.len() - 1) } else { self.memo.len() - 1 };
         self.memo[scope].insert(key, x.clone());
         Ok(x)
@@ -74,7 +75,7 @@ impl Emit<'_> {
         let depth = sum.depth.max(x.depth);
         Ok(Val { elem: x.elem, form: Form::Ptr(root.clone(), Box::new(sum)), depth })
     }
-    /// An index as I64: affine forms as they are (indices do not overflow), others sign-extended.
+    /// An index as I64: affine forms unchanged (indices do not overflow), others sign-extended.
     fn offset(&mut self, v: &Val) -> Val {
         match &v.form {
             Form::Num(_) | Form::Lanes(..) => Val { elem: Elem::I64, ..v.clone() },
@@ -119,7 +120,7 @@ impl Emit<'_> {
         Ok(at)
     }
     fn reshape(&mut self, from: &[usize], to: &[usize], at: &[Val]) -> Res<Vec<Val>> {
-        // Only unit axes come or go: the coordinates stay.
+        // Only unit axes are added or removed: the coordinates stay.
         if from.iter().filter(|&&n| n > 1).eq(to.iter().filter(|&&n| n > 1)) {
             let mut kept = at.iter().zip(to).filter(|(_, n)| **n > 1).map(|(c, _)| c.clone());
             return Ok(from

@@ -1,9 +1,10 @@
-//! Floats of eight bits to and from f32, which registers hold; beyond the largest number infinity or NaN, as PyTorch casts.
+//! Conversions between 8-bit floats and f32, in which registers hold them. Numbers beyond the largest become infinity
+//! or NaN, as in PyTorch's casts.
 use super::Emit;
 use super::text::{Name, float, literal, vector};
 use kiln_block::Format;
 
-/// Types and literals of `n` lanes.
+/// LLVM types and literals of `n` lanes.
 struct Lanes {
     n: usize,
     f: String,
@@ -22,19 +23,20 @@ impl Lanes {
     }
 }
 
-/// 3/2 of the power of two whose last place in f32 is the format's least number: adding it leaves a multiple of that in the low bits.
+/// 1.5 times the power of two whose last place in f32 is the format's least number: adding it leaves a multiple of that
+/// number in the low bits.
 fn magic(format: Format) -> f64 {
     1.5 * format.least() / f64::from(f32::EPSILON)
 }
 
 impl Emit<'_> {
-    /// An f32 to the nearest value, ties to even.
+    /// Rounds an f32 to the nearest value of the format, ties to even.
     pub fn f8_round(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
         let l = Lanes::new(n);
         let (f, i, c) = (&l.f, &l.i, &l.c);
         let dropped = 23 - format.fraction;
         let a = self.intrinsic(d, "fabs", "float", n, &[x]);
-        // Normal: the fraction's lower bits are rounded off.
+        // Normal numbers: the lower bits of the fraction are rounded off.
         let u = self.text.emit(d, format!("bitcast {f} {a} to {i}"));
         let s = self.text.emit(d, format!("lshr {i} {u}, {}", l.int(dropped.into())));
         let odd = self.text.emit(d, format!("and {i} {s}, {}", l.int(1)));
@@ -42,15 +44,15 @@ impl Emit<'_> {
         let r = self.text.emit(d, format!("add {i} {r}, {odd}"));
         let r = self.text.emit(d, format!("and {i} {r}, {}", l.int(-1 << dropped)));
         let normal = self.text.emit(d, format!("bitcast {i} {r} to {f}"));
-        // Below the normal ones: a multiple of the least number.
+        // Subnormal numbers: a multiple of the least number.
         let magic = l.float(magic(format));
         let t = self.text.emit(d, format!("fadd {f} {a}, {magic}"));
         let small = self.text.emit(d, format!("fsub {f} {t}, {magic}"));
         let is_small = self.text.emit(d, format!("fcmp olt {f} {a}, {}", l.float(format.least_normal())));
         let r = self.text.emit(d, format!("select {c} {is_small}, {f} {small}, {f} {normal}"));
-        // More than this rounds to more than the largest number.
+        // Anything larger rounds to more than the largest number.
         let fits = self.text.emit(d, format!("fcmp ole {f} {a}, {}", l.float(format.last().into())));
-        // An infinity added to NaN stays NaN.
+        // NaN plus infinity stays NaN.
         let beyond = match format.infinities {
             true => self.text.emit(d, format!("fadd {f} {a}, {}", l.float(f64::INFINITY))),
             false => l.float(f64::NAN),
@@ -58,7 +60,7 @@ impl Emit<'_> {
         let r = self.text.emit(d, format!("select {c} {fits}, {f} {r}, {f} {beyond}"));
         self.intrinsic(d, "copysign", "float", n, &[&r, x])
     }
-    /// A rounded value to its byte.
+    /// Encodes a rounded value as a byte.
     pub fn f8_pack(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
         let l = Lanes::new(n);
         let (f, i, c) = (&l.f, &l.i, &l.c);
@@ -85,7 +87,7 @@ impl Emit<'_> {
         let r = self.text.emit(d, format!("or {i} {r}, {sign}"));
         self.text.emit(d, format!("trunc {i} {r} to {}", vector("i8", n)))
     }
-    /// A byte to its value.
+    /// Decodes a byte.
     pub fn f8_unpack(&mut self, d: usize, format: Format, x: &Name, n: usize) -> Name {
         let l = Lanes::new(n);
         let (f, i, c) = (&l.f, &l.i, &l.c);
@@ -102,7 +104,7 @@ impl Emit<'_> {
             let finite = self.text.emit(d, format!("icmp ult {i} {m}, {}", l.int(infinity.into())));
             r = self.text.emit(d, format!("select {c} {finite}, {f} {r}, {f} {}", l.float(f64::INFINITY)));
         }
-        // Without infinities one bit pattern is NaN, else all above that of infinity.
+        // Without infinities one bit pattern is NaN, otherwise all patterns above infinity's are.
         let (is, bits) = format.infinity().map_or(("eq", format.nan()), |infinity| ("ugt", infinity));
         let nan = self.text.emit(d, format!("icmp {is} {i} {m}, {}", l.int(bits.into())));
         let r = self.text.emit(d, format!("select {c} {nan}, {f} {}, {f} {r}", l.float(f64::NAN)));

@@ -6,7 +6,7 @@ use super::{Emit, Res};
 use kiln_block::{Elem, Inst, ReduceOp, ScanOp, Type, Value};
 use std::collections::{BTreeSet, HashSet};
 
-/// What a nest is written for.
+/// A result that a nest is written for.
 #[derive(Clone, Debug)]
 pub(super) enum Sink {
     Store {
@@ -14,14 +14,14 @@ pub(super) enum Sink {
         value: Value,
         mask: Option<Value>,
     },
-    /// Indices where the condition holds, as faults.
+    /// Stores faults for the indices where the condition holds.
     Check {
-        /// Where to, condition, index.
+        /// Destination, condition, index.
         values: [Value; 3],
         mask: Option<Value>,
         site: u32,
     },
-    /// Into scratch memory; `place`: the value is read from there afterwards.
+    /// Into scratch memory; `place`: later uses read the value from there.
     Keep {
         value: Value,
         buffer: Buffer,
@@ -46,13 +46,13 @@ pub(super) enum Sink {
 pub(super) struct Group {
     pub shape: Vec<usize>,
     pub sinks: Vec<(Inst, Sink)>,
-    /// Results that exist only after the nest.
+    /// Results that are available only after the nest.
     pub late: HashSet<Value>,
-    /// Kept values: computed at the same place inside the nest.
+    /// Kept values that the nest itself can use at the same coordinates.
     pub same: HashSet<Value>,
     /// Roots of pending stores.
     pub stored: HashSet<Value>,
-    /// Roots read inside, with the pointers.
+    /// Roots that the nest reads, with the pointers.
     pub read: Vec<(Value, Value)>,
 }
 
@@ -81,7 +81,7 @@ impl Group {
         masks.extend(self.common_masks(e));
         masks
     }
-    /// Masks outside of which no sink has anything to do.
+    /// Masks outside of which no sink has an effect.
     pub fn common_masks(&self, e: &Emit) -> Vec<Value> {
         let of = |s: &Sink| match s {
             Sink::Store { mask, .. } => mask.map_or_else(BTreeSet::new, |m| e.demand.conjuncts(e.kernel, m)),
@@ -94,7 +94,7 @@ impl Group {
             a.retain(|m| b.contains(m));
             a
         });
-        // A mask of a later loop says nothing yet.
+        // A mask that is computed later cannot be used yet.
         all.into_iter().flatten().filter(|m| e.place.contains_key(m)).collect()
     }
 }
@@ -107,16 +107,16 @@ pub(super) enum Running {
     None,
 }
 
-/// Where a reduction gathers, in one nest.
+/// The accumulators of a reduction in one nest.
 pub(super) struct Accumulators {
     pub elem: Elem,
-    /// Values and, for arg reductions, indices; one of each per unrolled turn.
+    /// Values and, for arg reductions, indices; one of each per unrolled iteration.
     pub slots: Vec<(Name, Option<Name>)>,
-    /// Lanes of f64 that the slots are emptied into now and then.
+    /// Lanes of f64 that the slots are flushed into periodically.
     pub wide: Option<Name>,
-    /// Of a result that is a block.
+    /// If the result is a block.
     pub buffer: Option<Buffer>,
-    /// Of a result that is a scalar, after the nest.
+    /// If the result is a scalar, after the nest.
     pub done: Option<Val>,
 }
 

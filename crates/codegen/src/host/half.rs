@@ -1,7 +1,7 @@
 //! Rounding of constants to short floats.
 use kiln_block::{Elem, Format};
 
-/// The nearest value of `e`, ties to even; `None` if it is beyond those of a float without infinities.
+/// The nearest value of `e`, ties to even; `None` if it is out of range for a float without infinities.
 pub(super) fn round(e: Elem, v: f64) -> Option<f64> {
     match e.format() {
         Some(Format::F64) | None => Some(v),
@@ -10,7 +10,7 @@ pub(super) fn round(e: Elem, v: f64) -> Option<f64> {
     }
 }
 
-/// Once from f64; infinite beyond the largest number.
+/// Rounds once from f64; infinite beyond the largest number.
 fn nearest(v: f64, format: Format) -> f64 {
     if v == 0.0 || !v.is_finite() {
         return v;

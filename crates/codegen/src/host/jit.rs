@@ -1,7 +1,7 @@
 //! From LLVM text to code in memory, for this machine's processor.
 //!
-//! A module has a context of its own, so modules may be compiled in parallel. The pipeline is short: the text is vectorised
-//! already, so that promotion to registers, common subexpressions, loop-invariant motion and cleaning are all that is left.
+//! Each module has a context of its own, so modules can be compiled in parallel. The pipeline is short, since the text
+//! is already vectorised: promotion to registers, common subexpressions, loop-invariant code motion and cleanup.
 use inkwell::OptimizationLevel;
 use inkwell::context::Context;
 use inkwell::execution_engine::ExecutionEngine;
@@ -39,13 +39,13 @@ pub(super) fn machine() -> &'static Machine {
     })
 }
 
-/// LLVM's name of the processor and its features, for a level on a processor whose best is given: those of the processor itself but
-/// where the level leaves out vectors that it has.
+/// LLVM's name of the processor and its features, for a level on a processor whose best level is given: the processor's
+/// own, unless the level leaves out vectors that it has.
 fn target(level: Level, best: Level) -> (String, String) {
     match level {
         Level::Portable if best > level => ("x86-64".into(), "+sse2".into()),
         Level::Avx2 if best > level => ("x86-64-v3".into(), "+avx2,+fma,+f16c".into()),
-        // The matrix unit is used by no generated code.
+        // Generated code never uses the matrix unit.
         _ => (TargetMachine::get_host_cpu_name().to_string(), TargetMachine::get_host_cpu_features().to_string()),
     }
 }
@@ -57,8 +57,8 @@ pub(super) struct Code {
     pub addresses: Vec<usize>,
 }
 
-// SAFETY: the engine and the context are not touched after compilation but for being dropped once, by the only owner; the code
-// itself is immutable memory.
+// SAFETY: after compilation the engine and the context are not touched except to be dropped once, by the only owner;
+// the code itself is immutable memory.
 unsafe impl Send for Code {}
 // SAFETY: as above.
 unsafe impl Sync for Code {}
@@ -139,7 +139,7 @@ mod tests {
         let has = |level, best, what: &str| target(level, best).1.split(',').any(|f| f == what);
         assert!(!has(Level::Portable, Level::Amx, "+avx2"));
         assert!(has(Level::Avx2, Level::Amx, "+avx2") && !has(Level::Avx2, Level::Amx, "+avx512f"));
-        // Without a level below the best all that the processor has is used.
+        // Without a level below the best, all features of the processor are used.
         assert_eq!(target(Level::best(), Level::best()).1, TargetMachine::get_host_cpu_features().to_string());
     }
 }

@@ -1,8 +1,9 @@
-//! Transcendental functions: vector polynomials for f32, the C library lane by lane for f64 and where a polynomial does not hold.
+//! Transcendental functions: vector polynomials for f32; the C library lane by lane for f64 and where a polynomial does
+//! not apply.
 //!
-//! The polynomials are within 2 ulp of the true value (tests/host_math.rs). Frequent and short ones are written in place, the
-//! others once per width, as internal functions. Coefficients called minimax were fitted to be so in relative error, each rounded
-//! to f32 before the next was fitted.
+//! The polynomials are within 2 ulp of the true value (tests/host_math.rs). Frequent and short ones are inlined, the
+//! others are written once per width, as internal functions. Coefficients called minimax were fitted for the least
+//! maximal relative error, each rounded to f32 before the next was fitted.
 // Coefficients are written as published; each is read as the nearest f32.
 #![allow(clippy::excessive_precision)]
 mod exp;
@@ -135,7 +136,7 @@ fn library(e: &mut Emit, d: usize, symbol: &'static str, ty: &str, args: &[&Name
             params.join(", "),
             call.join(", ")
         );
-        // The host's features must match the caller's, or vectors pass differently.
+        // The target features must match the caller's, or vectors are passed differently.
         e.text.add_helper(&name, text.replace(" noinline nounwind {", " noinline nounwind #0 {"));
     }
     e.text.call(d, &t, &name, &list)
@@ -151,7 +152,8 @@ struct F32<'e, 'k> {
 impl F32<'_, '_> {
     /// The function of one or two arguments that `body` writes, as an internal function of this width; for one lane the library's.
     fn outlined(&mut self, symbol: &'static str, args: &[&Name], body: impl FnOnce(&mut F32, &[Name]) -> Name) -> Name {
-        // Under IEEE arithmetic an element has the same bits wherever it lies, so the last few take the vectors' way.
+        // Under IEEE arithmetic an element's bits must not depend on its position, so the scalar tail uses the vector
+        // formula, too.
         if self.n == 1 && self.e.kernel.arithmetic != Arithmetic::Ieee {
             return library(self.e, self.d, symbol, "float", args, 1);
         }
@@ -171,7 +173,7 @@ impl F32<'_, '_> {
         let list: Vec<(&str, &str)> = args.iter().map(|a| (t.as_str(), &***a)).collect();
         self.e.text.call(self.d, &t, &name, &list)
     }
-    /// `fast`, but the library's function in lanes where `far` is set. In outlined functions only.
+    /// `fast`, but the library's function in lanes where `far` is set. Only in outlined functions.
     fn unless(&mut self, far: &Name, fast: Name, symbol: &'static str, args: &[&Name]) -> Name {
         let (t, c, n) = (self.t(), vector("i1", self.n), self.n);
         let any = match n {

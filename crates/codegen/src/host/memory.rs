@@ -1,4 +1,4 @@
-//! Loads and stores of lanes: contiguous, uniform, or one address a lane; masked or not.
+//! Loads and stores of lanes: contiguous, uniform, or one address per lane; masked or not.
 use super::text::{Name, literal, mem, reg, suffix, vector};
 use super::value::{Form, Val};
 use super::{Emit, Res};
@@ -7,18 +7,18 @@ use kiln_block::{
     ops::{FAULT_INDEX_BITS, fault_site},
 };
 
-/// How elements lie in memory: as tensors have them, or in scratch memory as registers have them (half types as f32).
+/// How elements are stored: as in tensors, or in scratch memory as registers hold them (half types as f32).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Store {
     Tensor,
     Scratch,
 }
-/// When a load happens, and what it gives otherwise.
+/// When a load is executed, and what it gives otherwise.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Guard<'a> {
     pub mask: Option<&'a Val>,
     pub other: Option<&'a Val>,
-    /// In the innermost scope: the memory changes there, or an assumption of that scope makes the load safe.
+    /// Emit in the innermost scope: the memory changes there, or an assumption of that scope makes the load safe.
     pub pin: bool,
 }
 impl Guard<'_> {
@@ -99,7 +99,7 @@ impl Emit<'_> {
         let o = self.reg(off, n);
         self.text.emit(d, format!("getelementptr {ty}, ptr {root}, <{n} x i64> {o}"))
     }
-    /// Somewhere to read and write when a uniform mask is false.
+    /// A dummy location to read and write when a uniform mask is false.
     fn nowhere(&mut self) -> Name {
         if self.dummy.is_none() {
             self.dummy = Some(self.text.alloca("i64", 8));
@@ -107,7 +107,7 @@ impl Emit<'_> {
         self.dummy.clone().unwrap_or_else(|| "null".into())
     }
 
-    /// `other` where the mask is false (0 without it).
+    /// Reads; gives `other` (default: 0) where the mask is false.
     pub fn read(&mut self, e: Elem, kind: Store, root: &Name, off: &Val, guard: Guard) -> Res<Val> {
         let Guard { mask, other, pin } = guard;
         let mask = mask.filter(|m| !m.is_true());
@@ -240,7 +240,8 @@ impl Emit<'_> {
         Ok(())
     }
 
-    /// A branch that is hardly ever taken: of the lanes where `bad` and the mask hold, the largest fault goes to `to`.
+    /// Writes the largest fault of the lanes where `bad` and the mask hold to `to`, behind a branch that is hardly ever
+    /// taken.
     pub fn check(&mut self, to: &Val, [bad, index]: [&Val; 2], mask: Option<&Val>, site: u32) -> Res<()> {
         let Form::Ptr(root, off) = &to.form else { return Err("a check that writes to no pointer".into()) };
         let Form::Num(off) = &off.form else { return Err("a check that writes to many places".into()) };

@@ -1,8 +1,8 @@
 //! Loop nests: forced values over one shape, computed by one nest.
 //!
-//! Sinks gather in a pending group while they have the same shape and do not need each other's results; then the nest is
-//! written: leading axes as loops, the last axis in vectors. Where masks are bounds on the last axis, its loop is split into a
-//! part where they hold and a masked rest.
+//! Sinks are collected in a pending group while they have the same shape and do not need each other's results; then the
+//! nest is written: leading axes as loops, the last axis in vectors. Where masks are bounds on the last axis, its loop
+//! is split into a part where they hold and a masked tail.
 use super::eval::{Buffer, Place};
 use super::group::{Group, Running, Sink};
 use super::memory::Store;
@@ -14,7 +14,7 @@ use kiln_block::{BinaryOp, Elem, Inst, Op, Value};
 use std::collections::HashSet;
 
 impl Emit<'_> {
-    /// Adds a sink to the pending group, writing the group first where they cannot share a nest.
+    /// Adds a sink to the pending group; if they cannot share a nest, the group is written first.
     pub fn push(&mut self, inst: Inst, shape: &[usize], sink: Sink) -> Res<()> {
         let inputs: Vec<Value> = match &sink {
             Sink::Store { ptr, value, mask } => [Some(*ptr), Some(*value), *mask].into_iter().flatten().collect(),
@@ -151,7 +151,7 @@ impl Emit<'_> {
         let axis = shape.iter().rposition(|&n| n > 1);
         let extent = axis.map_or(1, |a| shape[a]);
         self.lanes = self.machine.lanes.min(extent);
-        // Buffers of results, and identities where a leading axis is reduced.
+        // Buffers of results, initialised to the identity where a leading axis is reduced.
         let mut running = vec![];
         for (_, s) in &group.sinks {
             running.push(self.prepare(s, axis)?);
@@ -185,7 +185,7 @@ impl Emit<'_> {
         Val::num(Elem::I64, n, d)
     }
 
-    /// The innermost axis: its accumulators, main part and rest.
+    /// The innermost axis: its accumulators, main loop and tail.
     fn inner(
         &mut self,
         group: &Group,
@@ -226,7 +226,7 @@ impl Emit<'_> {
         at[axis] = Val::int(Elem::I64, 0);
         self.end(group, at, running)
     }
-    /// The least of a limit and of bounds, at least 0.
+    /// The minimum of a limit and of bounds, at least 0.
     fn least(&mut self, limit: &Name, bounds: &[(Value, Name)]) -> Name {
         let d = self.text.depth();
         let mut stop = limit.clone();
@@ -235,7 +235,7 @@ impl Emit<'_> {
         }
         self.text.call(d, "i64", "llvm.smax.i64", &[("i64", &stop), ("i64", "0")])
     }
-    /// A part of the innermost axis; in pieces, where sums are emptied between them.
+    /// A range of the innermost axis; in chunks, where sums are flushed between these.
     fn vectors(
         &mut self,
         group: &Group,
@@ -246,7 +246,7 @@ impl Emit<'_> {
         unroll: usize,
     ) -> Res<()> {
         if !running.iter().any(|r| matches!(r, Running::Lanes(acc) if acc.wide.is_some())) {
-            return self.turns(group, axis, at, running, (start, stop), unroll);
+            return self.vector_loop(group, axis, at, running, (start, stop), unroll);
         }
         let step = (self.lanes * unroll * CHUNK) as i64;
         let (label, i) = self.text.open_loop();
@@ -254,13 +254,13 @@ impl Emit<'_> {
         let d = self.text.depth();
         let end = self.text.emit(d, format!("add nuw nsw i64 {i}, {step}"));
         let end = self.text.call(d, "i64", "llvm.smin.i64", &[("i64", &end), ("i64", stop)]);
-        self.turns(group, axis, at, running, (&i, &end), unroll)?;
+        self.vector_loop(group, axis, at, running, (&i, &end), unroll)?;
         self.empty_into_wide(group, running)?;
         self.memo.pop();
         self.text.close_loop(&label, &i, start, stop, step);
         Ok(())
     }
-    fn turns(
+    fn vector_loop(
         &mut self,
         group: &Group,
         axis: usize,

@@ -133,7 +133,7 @@ impl Emit<'_> {
         let r = self.binary_reg(op, e, d, &x, &y, n)?;
         Ok(self.wrap(e, r, n, d))
     }
-    /// Conjunctions that keep the prefix form.
+    /// Conjunctions of masks, which keep the prefix form.
     fn and_masks(&mut self, a: &Val, b: &Val) -> Option<Val> {
         let d = a.depth.max(b.depth);
         match (&a.form, &b.form) {
@@ -211,7 +211,7 @@ impl Emit<'_> {
             _ => return Err(format!("{op:?} of {e}")),
         })
     }
-    /// Truncating; by zero 0; the smallest number by -1 wraps.
+    /// Truncates; division by zero gives 0; the smallest number by -1 wraps.
     fn int_div(&mut self, op: BinaryOp, e: Elem, d: usize, x: &Name, y: &Name, n: usize) -> Name {
         let ty = reg(e);
         let (t, c) = (vector(ty, n), vector("i1", n));
@@ -265,7 +265,7 @@ impl Emit<'_> {
         };
         self.text.emit(d, format!("icmp {p} {t} {x}, {y}"))
     }
-    /// `base + lane < bound` and its other spellings, as the number of true lanes (unclamped).
+    /// `base + lane < bound` and its variants, as the number of leading lanes that are true (unclamped).
     fn prefix(&mut self, op: CmpOp, a: &Val, b: &Val, d: usize) -> Option<Num> {
         let (lanes, bound, plus) = match (op, &a.form, &b.form) {
             (CmpOp::Lt, Form::Lanes(x, 1), Form::Num(y)) => (x, y, 0),
@@ -307,8 +307,8 @@ impl Emit<'_> {
         if from == to {
             return Ok(v.clone());
         }
-        // Between index types the affine form stays (indices do not overflow). One number may have been read from memory, so it wraps:
-        // what is compared and what becomes an address must be the same.
+        // Between index types the affine form stays (indices do not overflow). A uniform number may have been read from
+        // memory, so it wraps: what is compared and what becomes an address must be the same.
         if matches!((from, to), (Elem::I32 | Elem::I64, Elem::I32 | Elem::I64)) {
             match &v.form {
                 Form::Num(n) => {
@@ -381,7 +381,7 @@ impl Emit<'_> {
             }
         })
     }
-    /// f64 to f32 towards the odd neighbour, so that a second rounding to a half type is right.
+    /// f64 to f32, rounded to odd, so that a second rounding to a half type is correct.
     fn round_to_odd(&mut self, d: usize, x: &Name, n: usize) -> Name {
         let (f, w, i, c) = (vector("float", n), vector("double", n), vector("i32", n), vector("i1", n));
         let one = literal("i32", n, "1");

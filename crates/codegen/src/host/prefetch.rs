@@ -1,8 +1,8 @@
-//! Lines of the next instance, asked for while this one computes.
+//! Prefetches cache lines of the next instance while this one computes.
 //!
-//! A kernel that reads its rows more than once waits for memory in the first loop and computes from the cache in the later
-//! ones. The second loop over a load therefore asks for the same elements of the next instance, so that memory and arithmetic
-//! work at the same time. Asking beyond the end of a tensor is harmless.
+//! A kernel that reads its rows more than once waits for memory in the first loop and computes from the cache in the
+//! later ones. The second loop over a load therefore prefetches the same elements of the next instance, so that memory
+//! and arithmetic work at the same time. Prefetching past the end of a tensor is harmless.
 use super::Emit;
 use super::demand::Demand;
 use super::text::Name;
@@ -11,7 +11,7 @@ use kiln_block::{Elem, Kernel, Op, Type, Value};
 use kiln_machine::Caches;
 use std::collections::{HashMap, HashSet};
 
-/// An instance further away than this is not worth asking for.
+/// The largest distance in bytes to the next instance's elements at which prefetching is profitable.
 const REACH: i64 = Caches::HOST.reach as i64;
 
 #[derive(Default)]
@@ -45,7 +45,7 @@ impl Prefetch {
         }
         ahead
     }
-    /// The loop that was being written is complete.
+    /// Called when the loop being written is complete.
     pub fn turn(&mut self) {
         for v in self.read.drain() {
             if !self.warm.insert(v) {
@@ -56,7 +56,7 @@ impl Prefetch {
 }
 
 impl Emit<'_> {
-    /// Beside a load from `root` at element `base`: asks for the next instance's line, if it is time to.
+    /// Next to a load from `root` at element `base`: prefetches the next instance's line, if this is the loop to do so.
     pub fn prefetch(&mut self, load: Value, d: usize, elem: Elem, root: &Name, base: &str) {
         let Some(&bytes) = self.prefetch.distance.get(&load) else { return };
         self.prefetch.read.insert(load);

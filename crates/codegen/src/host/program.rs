@@ -1,4 +1,4 @@
-//! One kernel: its function, its instructions in order, loops and conditions of the program.
+//! One kernel: its function, its instructions in order, and the program's loops and branches.
 use super::demand::{Demand, forces};
 use super::eval::{Buffer, Place};
 use super::group::{Sink, block_elem};
@@ -9,7 +9,7 @@ use super::value::{Form, Num, Val};
 use super::{Emit, Res};
 use kiln_block::{Elem, Inst, Op, Region, Terms, Type, Value};
 
-/// Scratch memory of an instance above this comes from the heap (one buffer per thread), not from the stack.
+/// Scratch memory of an instance above this many bytes comes from the heap (one buffer per thread), not from the stack.
 const STACK: usize = 256 << 10;
 
 /// The function `name` that runs instances lo..hi.
@@ -34,13 +34,13 @@ pub(super) fn function(e: &mut Emit, name: &str) -> Res<String> {
     }
     let (label, i) = e.text.open_loop();
     let grid = k.grid.map(|g| g.max(1));
-    // The scope of the instance loop is the program's scope 0: its text is taken out and put back.
+    // The scope of the instance loop becomes the program's scope 0; the outer scopes are set aside and put back.
     let mut rest = i.clone();
     for (axis, &g) in grid.iter().enumerate().take(2) {
         let (p, q): (Name, Name) = if g == 1 {
             ("0".into(), rest.clone())
         } else if grid[axis + 1..].iter().all(|&n| n == 1) {
-            // The last axis with instances: nothing is left to divide.
+            // The last axis with instances needs no division.
             (rest.clone(), "0".into())
         } else {
             let d = e.text.depth();
@@ -209,14 +209,14 @@ impl Emit<'_> {
             self.place.insert(p, place);
         }
         self.region(region)?;
-        // Next values: blocks into the other buffer, scalars all before any is stored.
+        // Next values: blocks go to the other buffer; all scalars are computed before any is stored.
         let mut stores = vec![];
         for (c, &n) in carried.iter().zip(next) {
             match c {
                 Carried::Block { other, elem, shape, .. } => {
                     let ptr = self.text.emit(0, format!("load ptr, ptr {other}"));
                     let buffer = Buffer { ptr, elem: *elem, shape: shape.clone() };
-                    // The yield itself is the sink, so that values it alone demands stay in registers.
+                    // The yield itself is the sink, so that values that only the yield demands stay in registers.
                     self.push(i, shape, Sink::Keep { value: n, buffer, place: false })?;
                 }
                 Carried::Scalar { .. } => stores.push((c, n)),
@@ -253,7 +253,7 @@ impl Emit<'_> {
         self.text.mark(&format!("{label}.exit"));
         for (c, &r) in carried.iter().zip(&inst.results) {
             if let Carried::Induction { step, .. } = c {
-                // The body's own names do not reach here.
+                // The body's own names are out of scope here.
                 self.hoist(*step, i)?;
             }
             let place = self.current(c, &turn_num)?;
@@ -395,7 +395,7 @@ enum Home {
     Buffer(Buffer),
 }
 
-/// How a loop holds a carried value: two buffers that change places, a stack slot, or nothing at all.
+/// How a loop holds a carried value: two buffers that are swapped, a stack slot, or nothing at all.
 enum Carried {
     Block { cur: Name, other: Name, elem: Elem, shape: Vec<usize> },
     Scalar { slot: Name, elem: Elem },

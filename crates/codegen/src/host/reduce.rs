@@ -65,7 +65,7 @@ impl Emit<'_> {
                     let buffer = (!shape.is_empty()).then(|| self.new_buffer(to, &shape));
                     return Ok(Running::Lanes(Accumulators { elem, slots: vec![], wide: None, buffer, done: None }));
                 }
-                // Many terms: a sum of f32 is rounded once.
+                // A sum of many f32 terms is rounded once.
                 let elem = if (*op, elem) == (ReduceOp::Sum, Elem::F32) { Elem::F64 } else { elem };
                 let values = self.new_buffer(elem, &shape);
                 self.fill(&values, &identity(*op, elem))?;
@@ -116,7 +116,7 @@ impl Emit<'_> {
         Ok(())
     }
 
-    /// Accumulators at their identities, before the innermost loop of so many turns.
+    /// Initialises accumulators to their identities, before the innermost loop of this many iterations.
     pub fn begin(&mut self, group: &Group, running: &mut [Running], unroll: usize, turns: usize) -> Res<()> {
         let d = self.text.depth();
         for ((_, sink), run) in group.sinks().iter().zip(running) {
@@ -235,7 +235,7 @@ impl Emit<'_> {
         let i = self.text.emit(d, format!("select {c} {take}, {it} {}, {it} {}", x.1, a.1));
         (v, i)
     }
-    /// After the innermost loop: accumulators to one element.
+    /// After the innermost loop: reduces the accumulators to one element.
     pub fn end(&mut self, group: &Group, at: &[Val], running: &mut [Running]) -> Res<()> {
         let d = self.text.depth();
         for ((_, sink), run) in group.sinks().iter().zip(running) {
@@ -289,7 +289,7 @@ impl Emit<'_> {
         }
         Ok(())
     }
-    /// The accumulators of all unrolled turns as one vector.
+    /// The accumulators of all unrolled iterations, merged into one vector.
     pub fn merged(&mut self, op: ReduceOp, acc: &Accumulators) -> Res<(Name, Name)> {
         let (d, e, n) = (self.text.depth(), acc.elem, self.lanes);
         let (t, it) = (vector(reg(e), n), vector("i32", n));
@@ -321,7 +321,7 @@ impl Emit<'_> {
         }
         Ok((self.binary_reg(combiner(op, e), e, d, &a.0, &b.0, n)?, "".into()))
     }
-    /// After the nest: where the results are.
+    /// After the nest: records where the results are.
     pub fn settle(&mut self, group: &Group, running: Vec<Running>) -> Res<()> {
         for ((_, sink), run) in group.sinks().iter().zip(running) {
             let (operand, result) = match sink {

@@ -1,8 +1,9 @@
 //! Scans inside a nest.
 //!
-//! Along the innermost axis a vector of lanes is scanned in log2 steps, each combining lanes at twice the distance of the one
-//! before, and then combined with what the vectors before came to. Sums and products of f32 are held in f64 meanwhile, as
-//! PyTorch does. Along a leading axis an element is combined with the one before it, from the result's scratch memory.
+//! Along the innermost axis a vector of lanes is scanned in log2 steps, each combining lanes at twice the distance of
+//! the step before, and then combined with the carry of the previous vectors. Sums and products of f32 are accumulated
+//! in f64, as PyTorch does. Along a leading axis an element is combined with the one before it, from the result's
+//! scratch memory.
 use super::group::{Accumulators, Running};
 use super::memory::{Guard, Store};
 use super::reduce::{combiner, identity, scan_reduce};
@@ -11,13 +12,13 @@ use super::value::{Form, Num, Val};
 use super::{Emit, Res};
 use kiln_block::{Elem, ScanOp};
 
-/// The element that a scan along the innermost axis is held in.
+/// The element in which a scan along the innermost axis accumulates.
 fn held(op: ScanOp, e: Elem) -> Elem {
     if e == Elem::F32 && op != ScanOp::Max { Elem::F64 } else { e }
 }
 
 impl Emit<'_> {
-    /// What precedes a row: nothing, in all lanes.
+    /// Sets the carry at the start of a row to the identity, in all lanes.
     pub fn begin_scan(&mut self, op: ScanOp, acc: &mut Accumulators) {
         let (d, n, e) = (self.text.depth(), self.lanes, held(op, acc.elem));
         let t = vector(reg(e), n);
@@ -29,7 +30,7 @@ impl Emit<'_> {
             self.text.line(d, format!("store {t} {first}, ptr {slot}"));
         }
     }
-    /// The scan of one vector after what `carry` holds, which goes on to hold the last lane's result in all lanes.
+    /// Scans one vector, given the carry; `carry` then holds the last lane's result in all lanes.
     fn scan_lanes(&mut self, op: ScanOp, from: Elem, x: Name, carry: &Name) -> Res<Name> {
         let (d, n, e) = (self.text.depth(), self.lanes, held(op, from));
         let (t, reduce) = (vector(reg(e), n), scan_reduce(op));
@@ -49,7 +50,7 @@ impl Emit<'_> {
         let result = self.binary_reg(combine, e, d, &old, &x, n)?;
         let mut next = result.clone();
         if n > 1 {
-            // Not from `result`, so that vectors wait for each other for one operation only.
+            // Not from `result`, so that only one operation of each vector depends on the vector before.
             let last = literal("i32", n, &(n - 1).to_string());
             let total = self.text.emit(d, format!("shufflevector {t} {x}, {t} poison, <{n} x i32> {last}"));
             next = self.binary_reg(combine, e, d, &old, &total, n)?;

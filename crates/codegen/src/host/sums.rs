@@ -1,29 +1,29 @@
-//! Sums of f32 that stay within a rounding or two of exact.
+//! Sums of f32 that are within a rounding or two of exact.
 //!
-//! A vector accumulator of f32 takes at most [`CHUNK`] terms a lane before it is emptied into lanes of f64, and lanes are added
-//! up in f64: a row is rounded to f32 once, whatever its length.
+//! A vector accumulator of f32 takes at most [`CHUNK`] terms per lane before it is flushed into lanes of f64, and lanes
+//! are added up in f64: a row is rounded to f32 once, whatever its length.
 use super::group::{Accumulators, Group, Running, Sink, block_elem};
 use super::text::{Name, literal, vector};
 use super::{Emit, Res};
 use kiln_block::{Elem, ReduceOp};
 
-/// Vectors that an accumulator of f32 takes in a row.
+/// Vectors that an f32 accumulator takes before it is flushed.
 pub(super) const CHUNK: usize = 32;
 
 impl Emit<'_> {
-    /// Whether lanes of f32 are to be added up in f64.
+    /// Whether lanes of f32 are added up in f64.
     pub fn widens(&self, sink: &Sink) -> bool {
         let Sink::Reduce { op: ReduceOp::Sum, operand, .. } = sink else { return false };
         self.lanes > 1 && block_elem(self.kernel.ty(*operand)) == Ok(Elem::F32)
     }
-    /// Lanes of f64 at zero, for accumulators that will be emptied.
+    /// Lanes of f64 at zero, for accumulators that will be flushed.
     pub fn open_wide(&mut self) -> Name {
         let (d, t) = (self.text.depth(), vector("double", self.lanes));
         let wide = self.text.alloca(&t, 64);
         self.text.line(d, format!("store {t} zeroinitializer, ptr {wide}"));
         wide
     }
-    /// Empties accumulators of f32 into their lanes of f64.
+    /// Flushes accumulators of f32 into their lanes of f64.
     pub fn empty_into_wide(&mut self, group: &Group, running: &[Running]) -> Res<()> {
         let (d, n) = (self.text.depth(), self.lanes);
         let t = vector("float", n);
@@ -39,7 +39,7 @@ impl Emit<'_> {
         }
         Ok(())
     }
-    /// Lanes of f32 as f64, plus what was emptied before.
+    /// Lanes of f32 as f64, plus what was flushed before.
     pub fn plus_wide(&mut self, x: &Name, wide: Option<&Name>) -> Name {
         let (d, n) = (self.text.depth(), self.lanes);
         let t = vector("double", n);

@@ -1,7 +1,8 @@
 //! LLVM IR as text, written into a stack of scopes.
 //!
-//! Scope 0 is the function's straight code; each open loop adds one. Loop-invariant code is appended to the scope of its own
-//! depth, which lies before the inner loop: hoisting is where a thing is written, not a pass. Names are unique per module.
+//! Scope 0 is the function's straight-line code; each open loop adds one. Loop-invariant code is appended to the scope
+//! of its own depth, which precedes the inner loop: code is hoisted as it is written, not by a pass. Names are unique
+//! per module.
 use kiln_block::{Elem, Format, Kind};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -40,7 +41,7 @@ pub(super) fn mem(elem: Elem) -> &'static str {
         _ => whole(elem),
     }
 }
-/// The integer that is as long.
+/// The integer type of the same size.
 fn whole(elem: Elem) -> &'static str {
     match elem.bytes() {
         8 => "i64",
@@ -78,7 +79,7 @@ impl Text {
         self.scopes = vec![String::new()];
         self.entry.clear();
     }
-    /// Ends a function and gives its entry's allocas and its body.
+    /// Ends a function; gives its entry's allocas and its body.
     pub fn finish(&mut self) -> (String, String) {
         (std::mem::take(&mut self.entry), self.scopes.pop().unwrap_or_default())
     }
@@ -161,7 +162,7 @@ impl Text {
         self.scopes.extend(inner);
     }
 
-    /// Puts the open scopes aside and starts a helper's body; `close_helper` gives that body and takes them back.
+    /// Sets the open scopes aside and starts a helper's body; `close_helper` gives that body and restores them.
     pub fn open_helper(&mut self) -> Vec<String> {
         std::mem::replace(&mut self.scopes, vec![String::new()])
     }
@@ -169,7 +170,7 @@ impl Text {
         std::mem::replace(&mut self.scopes, outer).concat()
     }
 
-    /// Opens `for (i = lo; i < hi; i += step)`; gives the counter. The text is placed by `close_loop`.
+    /// Opens `for (i = lo; i < hi; i += step)`; gives the counter. `close_loop` inserts the text.
     pub fn open_loop(&mut self) -> (String, Name) {
         let label = self.label();
         self.scopes.push(String::new());

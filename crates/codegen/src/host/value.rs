@@ -1,8 +1,8 @@
 //! Values during emission: what is known about an element (or W of them) at given coordinates.
 //!
-//! Integers keep their affine form over the lanes, so that contiguous accesses, uniform values and prefix masks are seen where
-//! they are used. An i32 in affine form is an ideal integer (64 bits): sums and products wrap on truncation just as well, and
-//! addresses and bounds assume that indices do not overflow.
+//! Integers keep their affine form over the lanes, so that contiguous accesses, uniform values and prefix masks are
+//! recognised where they are used. An i32 in affine form is not wrapped (64 bits): sums and products are correct after
+//! truncation, and addresses and bounds assume that indices do not overflow.
 use super::text::{Name, literal, reg, vector};
 use super::{Emit, Res};
 use kiln_block::Elem;
@@ -15,7 +15,7 @@ pub(super) struct Num {
     /// It is a multiple of 2^tz.
     pub tz: u32,
     pub nonneg: bool,
-    /// Lies in the range of its element; false where an i32 may have wrapped.
+    /// In the range of its element; false where an i32 may have wrapped.
     pub exact: bool,
 }
 impl Num {
@@ -243,7 +243,7 @@ impl Emit<'_> {
                 self.text.emit(d, format!("add {} {b}, <{}>", vector(ty, lanes), steps.join(", ")))
             }
             Form::Prefix(n) => {
-                // Compared in 32 bits: the count is clamped to the lanes first.
+                // Compared in 32 bits: the count is first clamped to the number of lanes.
                 let w = lanes.to_string();
                 let lo = self.text.call(d, "i64", "llvm.smax.i64", &[("i64", &n.text), ("i64", "0")]);
                 let hi = self.text.call(d, "i64", "llvm.smin.i64", &[("i64", &lo), ("i64", &w)]);

@@ -1,17 +1,19 @@
-//! Loads of a turn of a loop that are all on their way before the first of them is added up.
+//! Batches the loads of a summing loop: all loads of an iteration are in flight before the first of them is added.
 //!
-//! The assembler saves registers where it can: it puts loads between the sums of what came before, so that a thread waits
-//! several times a turn, each time for few loads. It moves none of them behind a branch.
+//! To save registers, the assembler would put loads between the sums of earlier ones, so that a thread waits several
+//! times per iteration, each time for few loads. It moves no load across a branch, so this module puts a branch that is
+//! never taken behind the last load of an iteration. Never changes a value.
 use super::emit::Res;
 use super::r#gen::Gen;
 use kiln_block::{InstData, Kernel, Op, Region, Value};
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
-/// Loads of a thread, of words or more, that are worth a branch and whose results do not fill its registers.
-const ASKED: RangeInclusive<usize> = 4..=32;
+/// Numbers of accesses per thread, each of 4 bytes or more, for which the branch is profitable and the results leave
+/// registers free.
+const BATCH: RangeInclusive<usize> = 4..=32;
 
-/// The last load of each loop that adds up what it reads and does nothing else.
+/// The last load of each loop that only sums what it reads.
 pub(super) fn last(k: &Kernel) -> HashSet<Value> {
     let mut found = HashSet::new();
     k.walk(&mut |_, d| {
@@ -46,9 +48,10 @@ fn last_of(k: &Kernel, region: &Region) -> Option<Value> {
 }
 
 impl<'c> Gen<'c, '_> {
-    /// Behind the last load of a loop, so many in a thread, a branch that no turn takes: its number is never negative.
-    pub fn ask_first(&mut self, load: Value, count: usize) -> Res<()> {
-        if let Some(turn) = self.turn.filter(|_| self.asked.contains(&load) && ASKED.contains(&count)) {
+    /// Behind the last load of a loop, of which a thread has `count` accesses: a branch that no iteration takes, as the
+    /// loop index is never negative.
+    pub fn batch_loads(&mut self, load: Value, count: usize) -> Res<()> {
+        if let Some(turn) = self.turn.filter(|_| self.batched.contains(&load) && BATCH.contains(&count)) {
             let text = "{ .reg .pred never; setp.eq.s32 never, $0, -1; @never exit; }";
             self.e.asm(text, "r", None, &[turn], true, false)?;
         }

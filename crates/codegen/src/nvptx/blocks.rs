@@ -1,7 +1,9 @@
-//! Instances of more warps than one block should hold: the blocks of a cluster share one, each with its part of the warps.
+//! Large instances: on `sm_90` the blocks of a cluster share an instance of more than 16 warps (for example one long
+//! row), each with its part of the warps.
 //!
-//! Layouts see one large block: the upper bits of the warp number are the block's rank in its cluster. Blocks differ from
-//! warps in what lies between them: partial results go into the other blocks' shared memory, and barriers are the cluster's.
+//! Layouts see one large block: the upper bits of the warp number are the block's rank in its cluster. Unlike warps,
+//! blocks write partial results into each other's shared memory, and their barriers are the cluster's. While blocks
+//! wait, the row of an instance that starts soon is prefetched to the L2 cache (`crates/lower/src/prefetch.rs`).
 use super::emit::{Emit, Fail, Res, Val, int};
 use super::r#gen::Gen;
 use super::places::Places;
@@ -13,14 +15,15 @@ use kiln_block::passes::persistent_rows;
 use kiln_block::{Elem, InstData, Kernel, Op, Param, ReduceOp, Region};
 use kiln_machine::{Machine, isa};
 
-/// Warps of a block when several share an instance: few, so that other instances' blocks fill the processor while these wait.
+/// Warps of a block when several blocks share an instance: few, so that blocks of other instances fill the
+/// multiprocessor while these wait.
 const WARPS: usize = 8;
-/// Warps from which on an instance is spread over several blocks.
+/// An instance of more warps than this is spread over several blocks.
 const MANY: usize = 16;
-/// Warps of a multiprocessor that have registers beside each other.
-const BESIDE: usize = 32;
+/// Warps that a multiprocessor's registers must suffice for at the same time.
+const RESIDENT: usize = 32;
 
-/// Blocks an instance is spread over.
+/// The number of blocks that an instance is spread over.
 pub(super) fn of(k: &Kernel, m: &Machine) -> Res<usize> {
     let (warps, each) = (k.warps, if persistent_rows::is_persistent(k) { persistent_rows::WARPS } else { WARPS });
     let shares = m.arch.has_clusters() && warps > MANY;
@@ -34,46 +37,46 @@ pub(super) fn of(k: &Kernel, m: &Machine) -> Res<usize> {
 /// The blocks that share an instance.
 pub(super) struct Blocks<'c> {
     pub count: usize,
-    /// The others may not have started yet: their shared memory must not be written.
+    /// Other blocks may not have started yet, so their shared memory must not be written.
     apart: bool,
-    /// Inside a loop, where memory is used again.
+    /// Inside a loop, where shared memory is reused.
     pub repeats: usize,
-    /// Barriers that count bytes arriving, used once each, or once a turn of the loop.
+    /// Barriers in use that count arriving bytes: one per exchange, reused by every iteration of a loop.
     signals: usize,
-    /// Inside a loop whose exchanges are counted so: the turn's parity.
+    /// Inside a loop whose exchanges use such barriers: the parity of the iteration.
     pub turn: Option<IntValue<'c>>,
-    /// Bytes of exchanges that were given out.
+    /// Bytes given to exchanges so far.
     exchanged: usize,
 }
 
-/// Barriers that count arriving bytes, at most; they lie at the start of shared memory.
+/// The most barriers that count arriving bytes; they are at the start of shared memory.
 const SIGNALS: usize = 8;
-/// Shared memory for partial results that blocks give each other turn by turn; it lies behind the barriers.
+/// Shared memory for partial results that blocks exchange in every iteration; it follows the barriers.
 const EXCHANGES: usize = 5 << 10;
 
 impl<'c> Blocks<'c> {
-    /// Says that this block has started.
+    /// Signals that this block has started.
     pub fn enter(e: &Emit<'c>, count: usize) -> Res<Blocks<'c>> {
         if count > 1 {
             e.invoke("llvm.nvvm.barrier.cluster.arrive.relaxed.aligned", &[], &[])?;
         }
         Ok(Blocks { count, apart: count > 1, repeats: 0, signals: 0, turn: None, exchanged: 0 })
     }
-    /// Registers a thread may have, so that several instances' blocks run beside each other; None where the code generator
-    /// needs no fewer by itself. Half types are kept two a register.
+    /// Limit of registers per thread, so that blocks of several instances run on one multiprocessor; `None` where the
+    /// code generator needs no more by itself. Half types are kept two per register.
     pub fn registers(k: &Kernel, m: &Machine, count: usize) -> Option<usize> {
         let warps = k.warps / count;
         let half = |p: &Param| matches!(k.ty(p.value).elem(), Some(Elem::F16 | Elem::Bf16));
         let many = warps > WARPS || k.params.len() > 3 || k.params.iter().any(half);
-        let each = m.limits.registers_per_multiprocessor / (BESIDE * isa::WARP);
+        let each = m.limits.registers_per_multiprocessor / (RESIDENT * isa::WARP);
         (count > 1 && warps <= MANY && many && !persistent_rows::is_persistent(k)).then_some(each)
     }
-    /// Shared memory that is no scratch.
+    /// Shared memory that is not scratch.
     pub fn kept(k: &Kernel, count: usize) -> usize {
         let exchanges = if persistent_rows::is_persistent(k) { EXCHANGES } else { 0 };
         if count > 1 { SIGNALS * 8 + exchanges } else { 0 }
     }
-    /// Waits until all have started; once, where every thread comes by.
+    /// Waits until all blocks have started; emitted once, where every thread passes.
     pub fn meet(&mut self, e: &Emit<'c>) -> Res<()> {
         if std::mem::take(&mut self.apart) {
             e.invoke("llvm.nvvm.barrier.cluster.wait.aligned", &[], &[])?;
@@ -96,17 +99,17 @@ impl<'c> Gen<'c, '_> {
         self.e.invoke("llvm.nvvm.barrier.cluster.wait.aligned", &[], &[])?;
         Ok(())
     }
-    /// Has bytes brought to the second-level cache, by each of the blocks that share the instance its part.
+    /// Prefetches bytes to the L2 cache; each of the blocks that share the instance prefetches its part.
     pub fn prefetch(&mut self, data: &InstData, bytes: usize) -> Res<()> {
         let own = 5 + self.own_warp_bits();
-        // Whole units of 16 bytes from the one before the pointer on, and none behind the last byte.
+        // Whole units of 16 bytes, starting at the one that holds the pointer, none past the last byte.
         let share = bytes / self.blocks.count / 16 * 16;
         let Some(reg) = self.regs(data.args[0])?.first().copied().filter(|_| self.blocks.count > 1 && share > 0) else {
             return Ok(());
         };
         let first = self.threads.first(&self.e, (1 << own) - 1)?;
         let e = &self.e;
-        // From the block's own rank, that the address is seen to be the same in all threads.
+        // From the block's own rank, so that the address is seen to be uniform.
         let rank = int(e.call("llvm.nvvm.read.ptx.sreg.cluster.ctarank", &[], &[])?)?;
         let part = e.zext(e.mul(rank, e.int(share as i64))?, e.i64())?;
         let ptr = e.gep(e.i8().into(), reg.pointer()?.value(e)?, part)?;
@@ -118,8 +121,9 @@ impl<'c> Gen<'c, '_> {
     pub fn own_warp_bits(&self) -> usize {
         self.warp_bits() - self.blocks.count.ilog2() as usize
     }
-    /// Every block's partial results, one a block side by side for each element of the result, in every block's shared
-    /// memory; read there and combined in the order of the blocks. `slice`: the result's layout, a copy in every block.
+    /// Combines the partial results of blocks: every block writes its own to every block's shared memory, side by side
+    /// for each element of the result; each reads and combines them in the order of the blocks. `slice`: the result's
+    /// layout, replicated in every block.
     pub fn over_blocks(
         &mut self,
         op: ReduceOp,
@@ -139,7 +143,7 @@ impl<'c> Gen<'c, '_> {
         self.blocks.meet(&self.e)?;
         let bytes: usize = elems.iter().map(|e| (count << bits) * e.bytes()).sum();
         let signal = self.signal(bytes)?;
-        // Threads that hold copies of an element write to a block each.
+        // Threads that hold replicas of an element write to one block each.
         let copies: Vec<usize> =
             slice.threads().take(own).enumerate().filter(|(_, b)| b.is_none()).map(|t| t.0).collect();
         let (numbered, rest) = copies.split_at(copies.len().min(count.ilog2() as usize));
@@ -168,8 +172,9 @@ impl<'c> Gen<'c, '_> {
         }
         self.collect(op, elems, slice, bits, count, &starts)
     }
-    /// Whether the blocks exchange partial results often enough in a turn of a loop that none is two exchanges ahead of
-    /// another: what one gives in the next turn then comes when all have read what they were given in this one.
+    /// Whether the blocks exchange partial results at least twice per iteration of a loop, so that no block is two
+    /// exchanges ahead of another: what it sends in the next iteration then arrives after all have read what they were
+    /// sent in this one.
     pub fn takes_turns(&self, region: &Region) -> Res<bool> {
         let (k, own) = (self.k, self.own_warp_bits());
         let (mut exchanges, mut bytes, mut inner) = (0, 0, false);
@@ -185,11 +190,11 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(self.blocks.count > 1 && !inner && (2..=SIGNALS).contains(&exchanges) && bytes <= EXCHANGES)
     }
-    /// Bytes of an exchange of so many results: a partial one from every block, and room for the results.
+    /// Bytes of an exchange of this many results: a partial result of every block, and room for the results.
     fn exchange_bytes(&self, elem: Elem, results: usize) -> usize {
         ((self.blocks.count + 1) * results * elem.bytes()).next_multiple_of(16)
     }
-    /// Room for partial results of 2^`bits` elements, which is no one else's.
+    /// Room for partial results of 2^`bits` elements that no other exchange uses.
     fn exchange(&mut self, elems: &[Elem], bits: usize) -> Vec<usize> {
         let mut starts = vec![];
         for elem in elems {
@@ -198,7 +203,7 @@ impl<'c> Gen<'c, '_> {
         }
         starts
     }
-    /// A barrier that opens once so many bytes have arrived. None in loops whose blocks may be ahead of each other.
+    /// A barrier that opens once that many bytes have arrived. `None` in loops whose blocks may be ahead of each other.
     fn signal(&mut self, bytes: usize) -> Res<Option<PointerValue<'c>>> {
         let turns = self.blocks.turn.is_some();
         if self.blocks.repeats > 0 && !turns || self.blocks.signals == SIGNALS {
@@ -208,7 +213,7 @@ impl<'c> Gen<'c, '_> {
         self.blocks.signals += 1;
         let first = self.threads.first(&self.e, (1 << (5 + self.own_warp_bits())) - 1)?;
         let e = &self.e;
-        // At the entry, before this block says that it has started.
+        // At the entry, before this block signals that it has started.
         let here = e.b.get_insert_block();
         if let Some(entry) = self.threads.entry().get_insert_block() {
             e.b.position_at_end(entry);
@@ -243,7 +248,7 @@ impl<'c> Gen<'c, '_> {
         };
         Ok(())
     }
-    /// Writes to where `ptr` is in the shared memory of the cluster's block `to`, if `when`.
+    /// Where `when` holds, writes to the address of `ptr` in the shared memory of the cluster's block `to`.
     fn store_into(
         &mut self,
         ptr: PointerValue<'c>,

@@ -1,6 +1,13 @@
-//! Indices that must not be: one word of memory says which, and nothing waits for it.
+//! Checks of indices: an index out of range is an error.
 //!
-//! A thread writes at most one of its own, by a store with a condition: no branch, so that loads behind it are asked for as before.
+//! Where an index is read from memory and nothing known about it (lowering's `Dag::range`) keeps it in range, a program
+//! has a `check`: a conditional store of the index and its node of the body to the kernel's record of 16 bytes. Reads
+//! and writes are masked as well, so nothing outside of a buffer is touched. The host looks at the records after each
+//! kernel on the CPU, and after a run on a GPU. A negative index is out of range: the importer resolves indices from
+//! the end (`x[-1]`).
+//!
+//! A thread writes at most one of its bad indices, by a predicated store instead of a branch, so that loads after it
+//! are issued as early as without it. Nothing waits for the store.
 use super::emit::{Res, int, mistyped};
 use super::r#gen::Gen;
 use kiln_block::{
@@ -17,7 +24,7 @@ impl<'c> Gen<'c, '_> {
         let (mut any, mut which) = (None, None);
         for (r, (bad, index)) in bad.into_iter().zip(index).enumerate() {
             let bad = mask.as_ref().map_or(Ok(bad), |m| self.e.and(bad, m[r]))?;
-            // What is known of a register here.
+            // A register whose index is known to be in range.
             if bad.get_zero_extended_constant() == Some(0) {
                 continue;
             }
@@ -46,7 +53,7 @@ impl<'c> Gen<'c, '_> {
         let bits = e.and(kept, e.int_of(i64, (1 << FAULT_INDEX_BITS) - 1))?;
         let word = e.or(bits, e.int_of(i64, fault_site(site)))?;
         let text = format!("@$0 st.global.b64 [$1 + {}], $2;", to.off * Elem::I64.bytes() as i64);
-        // Nothing in the program reads it, so it keeps no load from moving.
+        // Nothing in the program reads it, so loads may move across it.
         e.asm(&text, "b,l,l", None, &[bad.into(), to.base.into(), word.into()], true, false)?;
         Ok(())
     }

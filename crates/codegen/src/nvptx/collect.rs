@@ -1,4 +1,5 @@
-//! Partial results in shared memory, side by side for each element of a reduction's result: read and combined.
+//! Reads and combines partial results of a reduction, which lie side by side in shared memory for each element of the
+//! result.
 use super::emit::Res;
 use super::exchange::Placement;
 use super::r#gen::Gen;
@@ -9,14 +10,14 @@ use kiln_block::layout::Flat;
 use kiln_block::{Elem, ReduceOp};
 
 impl<'c> Gen<'c, '_> {
-    /// Room for `sharers` partial results of each of 2^`bits` elements, and behind them for the results if these are made
-    /// there first.
+    /// Room for `sharers` partial results of each of 2^`bits` elements, followed by room for the results if these are
+    /// first combined there.
     pub fn partials(&mut self, elems: &[Elem], bits: usize, sharers: usize, registers: usize) -> Res<Vec<usize>> {
         let places = sharers + usize::from(registers * sharers > READS);
         let sizes: Vec<usize> = elems.iter().map(|e| (places << bits) * e.bytes()).collect();
         self.room(&sizes)
     }
-    /// The results for the registers of `slice`, the same in every thread that holds them.
+    /// The results for the registers of `slice`, the same in every replica.
     pub fn collect(
         &mut self,
         op: ReduceOp,
@@ -29,7 +30,7 @@ impl<'c> Gen<'c, '_> {
         let places = Places::of(slice, bits, sharers);
         let element: Vec<i64> = slice.threads().map(|b| b.map_or(0, |b| places.element << b)).collect();
         let registers = slice.per_thread();
-        // Lanes may take one partial result each where they do not already tell elements of the result apart.
+        // Lanes may take one partial result each if they do not already distinguish elements of the result.
         let lanes = sharers.ilog2() as usize;
         let by_lane = (8..=32).contains(&sharers) && registers == 1 && element[..lanes].iter().all(|w| *w == 0);
         if !by_lane && registers * sharers > READS {
@@ -59,7 +60,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(out)
     }
-    /// Every thread combines its share of the results, then all read what they need.
+    /// Every thread combines its share of the results; then all read what they need.
     fn collect_shared_out(
         &mut self,
         op: ReduceOp,
@@ -73,7 +74,7 @@ impl<'c> Gen<'c, '_> {
         let lanes = sharers.min(32);
         let (low, each) = (lanes.ilog2() as usize, sharers / lanes);
         let together = (1usize << bits).min(1 << (own - low));
-        // Threads: lanes of one element, then elements, then copies.
+        // Bits of the thread number: lanes of one element, then elements, then replicas.
         let weights = |lane: i64, element: i64| -> Vec<i64> {
             let elements = low + together.ilog2() as usize;
             let weight = |i: usize| match i {
@@ -114,7 +115,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(out)
     }
-    /// Appends to each slot the next number from `at + start`.
+    /// Appends to each slot the next value from `at + start` on.
     fn read_partials(&mut self, at: IntValue<'c>, start: usize, elem: Elem, slots: &mut [Part<'c>]) -> Res<()> {
         let vector = slots.len().min(16 / elem.bytes());
         for first in (0..slots.len()).step_by(vector) {

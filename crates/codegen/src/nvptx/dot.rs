@@ -16,7 +16,7 @@ struct Instruction {
     name: &'static str,
     left: usize,
     right: usize,
-    /// Elements in a register.
+    /// Elements per register.
     per: usize,
 }
 
@@ -45,7 +45,7 @@ impl<'c> Gen<'c, '_> {
         let i = instruction(elem)?;
         let (a, b) = (self.plain(data.args[0])?, self.plain(data.args[1])?);
         let mut acc = self.plain(data.args[2])?;
-        // (large parts, small parts) of the operands as registers; the small ones only for tf32x3.
+        // (large parts, small parts) of the operands in registers; the small ones only for tf32x3.
         let (a, b) = (self.operand(&a, i.per, precision)?, self.operand(&b, i.per, precision)?);
         let k_tiles = t.k / (8 * i.per);
         let (m_tiles, n_tiles) = ((t.m / 16) >> t.warps_m, (t.n / 8) >> t.warps_n);
@@ -69,7 +69,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(acc)
     }
-    /// An operand's registers, two halves or one tf32 each; for tf32x3 also what rounding to tf32 left.
+    /// An operand's registers, two halves or one tf32 each; for tf32x3 also the remainders of rounding to tf32.
     fn operand(&mut self, values: &[Val<'c>], per: usize, precision: DotPrecision) -> Res<Vec<Vec<Val<'c>>>> {
         let e = &self.e;
         if per == 2 {
@@ -84,7 +84,8 @@ impl<'c> Gen<'c, '_> {
                 continue;
             }
             let v = float(*v)?;
-            // Infinity is that and 1, so that its product with what the other operand leaves is none.
+            // An infinity is split into ±1 and itself, so that it never meets the other operand's remainder, which may
+            // be 0.
             let size = e.call_float("llvm.fabs", &[v])?;
             let infinite = e.fcmp(FloatPredicate::OEQ, size, e.f32().const_float(f64::INFINITY))?;
             let one = e.call_float("llvm.copysign", &[e.f32().const_float(1.0), v])?;
@@ -111,7 +112,7 @@ impl<'c> Gen<'c, '_> {
         self.e.fields(v.ok_or_else(|| mistyped("a matmul"))?, 4)
     }
 
-    /// Every thread its own elements, over k in a loop. Exact in f32 and f64.
+    /// Every thread computes its own elements, in a loop over k. Exact in f32 and f64.
     fn multiply_add(&mut self, data: &InstData, terms: Terms, elem: Elem, sum: Elem) -> Res<Vec<Val<'c>>> {
         let k = self.k;
         let (shape_a, shape_b) = (k.ty(data.args[0]).shape(), k.ty(data.args[1]).shape());
@@ -132,7 +133,7 @@ impl<'c> Gen<'c, '_> {
         let size = elem.bytes();
         let sides = [self.side(&flat, [m, n], 0, &places[0], size)?, self.side(&flat, [m, n], 1, &places[1], size)?];
         let acc = self.plain(data.args[2])?;
-        // Several of k at once: a row of a comes in 16-byte accesses.
+        // Several k at once: a row of a is read in 16-byte accesses.
         let step = (16 / elem.bytes()).min(depth).min(4);
         let (before, body, after) = (self.block()?, self.new_block("k"), self.new_block("k_done"));
         self.e.b.build_unconditional_branch(body)?;
@@ -180,7 +181,8 @@ impl<'c> Gen<'c, '_> {
         self.e.b.position_at_end(after);
         Ok(sums)
     }
-    /// Where the accumulator's registers find their row of a (`axis` 0) or column of b (1), of elements of `size` bytes.
+    /// Addresses at which the accumulator's registers find their row of a (`axis` 0) or column of b (1), of elements of
+    /// `size` bytes.
     fn side(&mut self, flat: &Flat, shape: [usize; 2], axis: usize, place: &Placement, size: usize) -> Res<Side<'c>> {
         let bits = axis_bits(&shape, axis);
         // The operand's bits of that axis: high ones for a's rows, low ones for b's columns.
@@ -214,7 +216,7 @@ impl<'c> Gen<'c, '_> {
 }
 
 impl<'c> Emit<'c> {
-    /// The sum with the term of two elements added.
+    /// The sum plus the term of two elements.
     pub fn term(&self, terms: Terms, x: Val<'c>, y: Val<'c>, sum: Val<'c>) -> Res<Val<'c>> {
         let (x, y, sum) = match (x, y, sum) {
             (Val::FloatValue(x), Val::FloatValue(y), Val::FloatValue(sum)) => (x, y, sum),
@@ -242,10 +244,10 @@ impl<'c> Emit<'c> {
 struct Side<'c> {
     /// The thread's part of the address, in bytes.
     base: IntValue<'c>,
-    /// In elements, of each row or column.
+    /// Offset in elements of each row or column.
     offsets: Vec<usize>,
-    /// Which of them a register needs.
+    /// For each register, the row or column it needs.
     of: Vec<usize>,
-    /// How many lie together in one access.
+    /// How many of them one access reads.
     vector: usize,
 }

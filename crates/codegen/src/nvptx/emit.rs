@@ -11,7 +11,7 @@ use kiln_block::Elem;
 
 pub(super) type Val<'c> = BasicValueEnum<'c>;
 
-/// Why there is no code; the kernel's name is added at the top.
+/// Why there is no code; the caller adds the kernel's name.
 #[derive(Debug)]
 pub(super) enum Fail {
     Unsupported(String),
@@ -26,7 +26,7 @@ impl From<BuilderError> for Fail {
 }
 pub(super) type Res<T> = Result<T, Fail>;
 
-/// A wrong kind of LLVM value: a program that the verifier should have refused.
+/// A wrong kind of LLVM value: a program that the verifier should have rejected.
 pub(super) fn mistyped(what: &str) -> Fail {
     Fail::Unsupported(format!("{what} of this type"))
 }
@@ -38,13 +38,13 @@ pub(super) struct Emit<'c> {
     pub cx: &'c Context,
     pub module: Module<'c>,
     pub b: Builder<'c>,
-    /// For this machine's processor, to test formulas on: instructions of the GPU have stand-ins.
+    /// For this machine's CPU, to test formulas on: the GPU's own instructions are replaced.
     pub host: bool,
-    /// All results are rounded to half types: functions need 2^-20, not their last bit.
+    /// All results are rounded to half types: functions need an accuracy of 2^-20, not of the last bit.
     pub rounded: bool,
-    /// No FMAs from a product and a sum.
+    /// A product and a sum do not contract to an FMA.
     pub ieee: bool,
-    /// The GPU converts to floats of eight bits: from `sm_89` on.
+    /// The GPU converts to 8-bit floats: from `sm_89` on.
     pub f8: bool,
 }
 
@@ -81,7 +81,7 @@ impl<'c> Emit<'c> {
             (Elem::F16, _) => self.cx.f16_type().into(),
             (Elem::Bf16, _) => self.cx.bf16_type().into(),
             (Elem::Bool, _) => self.i1().into(),
-            // Integers, and floats of eight bits.
+            // Integers, and 8-bit floats.
             (_, 8) => self.i64().into(),
             (_, 4) => self.i32().into(),
             (_, 2) => self.cx.i16_type().into(),
@@ -139,7 +139,7 @@ impl<'c> Emit<'c> {
         }
         float(self.call("llvm.nvvm.ex2.approx.ftz", &[self.f32().into()], &[x.into()])?)
     }
-    /// 1/x by the GPU's own instruction, within 1 ulp; 0 where the result is below the normal numbers.
+    /// 1/x by the GPU's own instruction, within 1 ulp; 0 where the result is subnormal.
     pub fn rcp(&self, x: FloatValue<'c>) -> Res<FloatValue<'c>> {
         if self.host {
             return self.fdiv(x.get_type().const_float(1.0), x);
@@ -157,7 +157,7 @@ impl<'c> Emit<'c> {
         let v = self.asm("fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", Some(self.f32().into()), &args, false, false)?;
         float(v.ok_or_else(|| mistyped("a sum"))?)
     }
-    /// Lets a product and a sum become one rounding.
+    /// Lets a product and a sum contract to an FMA.
     pub fn contracted(&self, v: FloatValue<'c>) -> Res<FloatValue<'c>> {
         /// LLVM's flag for contraction.
         const CONTRACT: u32 = 1 << 5;
@@ -221,7 +221,7 @@ impl<'c> Emit<'c> {
         if offset.is_const() && offset.is_null() {
             return Ok(ptr);
         }
-        // SAFETY: building an address is no access; offsets of accesses stay in their buffers by the program's masks.
+        // SAFETY: this only builds an address; the program's masks keep accesses in their buffers.
         Ok(unsafe { self.b.build_in_bounds_gep(ty, ptr, &[offset], "") }?)
     }
     /// An intrinsic that gives a value. `over`: the types it is overloaded on.
@@ -242,7 +242,8 @@ impl<'c> Emit<'c> {
         let args: Vec<BasicMetadataValueEnum> = args.iter().map(|a| (*a).into()).collect();
         Ok(self.b.build_call(f, &args, "")?.try_as_basic_value().basic())
     }
-    /// Inline assembly. `effects`: must stay, and in order; `together`: all lanes of the warp must come here together.
+    /// Inline assembly. `effects`: must be kept, and in order; `together`: convergent, all lanes of the warp must reach
+    /// it together.
     pub fn asm(
         &self,
         text: &str,

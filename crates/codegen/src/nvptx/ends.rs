@@ -1,6 +1,8 @@
-//! Ends of rows: the conditions of a thread's neighbouring elements follow from one another, since all that lies behind the
-//! start of a row is inside, or all that lies before its end. So one condition says whether a whole vector is inside, and what
-//! is done to elements outside stands behind a branch that few threads take.
+//! Masks at the ends of rows.
+//!
+//! The masks of a thread's neighbouring elements imply one another, since all elements behind the start of a row are
+//! inside, or all before its end. So one condition says whether a whole vector is inside, and single elements are
+//! distinguished behind a branch that few threads take.
 use super::emit::{Res, Val};
 use super::r#gen::Gen;
 use super::index::{Index, Memo, Reg};
@@ -8,20 +10,20 @@ use inkwell::values::IntValue;
 use kiln_block::{BinaryOp, CmpOp, Elem, InstData, Kernel, Op, Type};
 use std::collections::{HashMap, HashSet};
 
-/// Elements of a block from which on few warps have an end of its row.
+/// Blocks of at least this many elements: few of their warps have an end of the row.
 const LONG: usize = 4096;
-/// Elements that are chosen together: a vector of half types; and those of one of f32.
+/// Elements that are selected together: a vector of half types; and a vector of f32.
 const TOGETHER: usize = 8;
 const VECTOR: usize = 4;
 
-/// What is known of conditions of elements.
+/// What is known about the conditions of elements.
 #[derive(Default)]
 pub(super) struct Conditions<'c> {
-    /// Where many threads have an end, conditions that wait in registers are as good.
+    /// Whether rows are long. Where many threads have an end, conditions held in registers are as good.
     wanted: bool,
-    /// Pairs of which the first implies the second.
+    /// Pairs of conditions of which the first implies the second.
     implied: HashSet<(IntValue<'c>, IntValue<'c>)>,
-    /// The comparisons that a condition is made of.
+    /// The comparisons that a condition is the conjunction of.
     made: HashMap<IntValue<'c>, Vec<Comparison<'c>>>,
 }
 
@@ -38,7 +40,7 @@ impl<'c> Conditions<'c> {
     fn holds(&self, a: IntValue<'c>, b: IntValue<'c>) -> bool {
         a == b || self.implied.contains(&(a, b))
     }
-    /// Each implies the next one.
+    /// Whether each implies the next one.
     fn up(&self, all: &[IntValue<'c>]) -> bool {
         all.windows(2).all(|w| self.holds(w[0], w[1]))
     }
@@ -54,8 +56,8 @@ impl<'c> Conditions<'c> {
 }
 
 impl<'c> Gen<'c, '_> {
-    /// Learns how conditions are made, and what those of neighbouring registers imply: those of a comparison with what grows
-    /// from one register to the next, and of several such.
+    /// Records how conditions are made, and which conditions of neighbouring registers imply each other: those that
+    /// compare a value which grows from register to register, and conjunctions of such.
     pub fn learn(&mut self, data: &InstData, args: &[Vec<Reg<'c>>], out: &[Reg<'c>]) -> Res<()> {
         let ([a, b], Op::Cmp(_) | Op::Binary(BinaryOp::And)) = (args, &data.op) else { return Ok(()) };
         if !self.conditions.wanted {
@@ -97,7 +99,8 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    /// The condition, made anew where it is asked for: behind a branch that few threads take, so that others need not.
+    /// The condition, recomputed at its use: behind a branch that few threads take, so that the others need not compute
+    /// it.
     pub fn made_here(&mut self, condition: IntValue<'c>) -> Res<IntValue<'c>> {
         let Some(made) = self.conditions.of(condition) else { return Ok(condition) };
         let mut memo = Memo::default();
@@ -124,7 +127,7 @@ impl<'c> Gen<'c, '_> {
             _ => all.iter().try_fold(self.e.bool(true), |all, m| self.e.and(all, *m)),
         }
     }
-    /// A choice between elements of a long row and others outside of it, vector by vector; `None` for other choices.
+    /// A select between elements of a long row and values outside of it, vector by vector; `None` for other selects.
     pub fn select_at_ends(&mut self, data: &InstData, args: &[Vec<Reg<'c>>]) -> Res<Option<Vec<Reg<'c>>>> {
         let [inside, values, others] = args else { return Ok(None) };
         let ty = self.k.ty(data.results[0]);
@@ -144,7 +147,7 @@ impl<'c> Gen<'c, '_> {
                 let each = inside.iter().zip(values.iter().zip(others));
                 each.map(|(inside, (v, other))| g.e.select(*inside, *v, *other)).collect()
             };
-            // Where rows end with a vector, a choice for each is as good.
+            // Where rows end with a vector, one select per element is as good.
             let alike = inside.chunks(VECTOR).all(|v| v.iter().all(|m| *m == v[0]));
             let chosen = if alike || !self.conditions.up(inside) && !self.conditions.down(inside) {
                 pick(self, inside, &values)?
@@ -159,7 +162,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(Some(out))
     }
-    /// The values, or what is made of them where a condition holds that does so in few threads.
+    /// The values, or those that `make` gives where `when` holds, which it does in few threads.
     pub fn in_part(
         &mut self,
         when: IntValue<'c>,
@@ -188,7 +191,7 @@ fn is_long(ty: &Type) -> bool {
     matches!(ty.shape(), [n] if *n >= LONG)
 }
 
-/// By how much the left side grows against the right one from a register to the next, if both keep their base.
+/// By how much the left side grows relative to the right one from register to register, if both keep their base.
 fn growth(a: &[Reg], b: &[Reg]) -> Option<i64> {
     let by = |x: &[Reg]| match x {
         [Reg::Int(x), Reg::Int(y)] if x.base == y.base => y.off.checked_sub(x.off),

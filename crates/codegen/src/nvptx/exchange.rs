@@ -1,4 +1,5 @@
-//! Values between threads: conversions of layouts by registers, warp shuffles or shared memory, and the shared scratch.
+//! Exchange of values between threads: layout conversions by registers, warp shuffles or shared memory, and the scratch
+//! memory for these.
 use super::emit::{Fail, Res, Val, int};
 use super::r#gen::Gen;
 use super::index::Reg;
@@ -6,19 +7,19 @@ use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::{Flat, bits_of};
 use kiln_block::{Elem, Op, Type, Value};
 
-/// Shared memory for exchanges: which bytes other threads may still be reading.
+/// Scratch in shared memory: which bytes other threads may still be reading.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Bytes at the start that are not scratch, and those of them that are tiles.
+    /// Bytes at the start that are not scratch, and how many of them are tiles.
     kept: usize,
     tiles: usize,
     high: usize,
     busy: usize,
-    /// Another way through the program may have left reads behind.
+    /// Another path through the program may have left reads pending.
     unknown: bool,
 }
 
-/// Exchanges start over at the bottom (after a barrier) rather than grow past this.
+/// Past this size exchanges start over at the bottom (after a barrier).
 const SOFT_LIMIT: usize = 32 << 10;
 
 impl Scratch {
@@ -38,7 +39,7 @@ impl Scratch {
     }
 }
 
-/// Where the elements of a block lie in scratch: what each bit of the element number adds, in elements.
+/// Where the elements of a block are in scratch: the offset of each bit of the element number, in elements.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Placement {
     pub weights: Vec<usize>,
@@ -46,7 +47,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Address bits take element bits in this order; from bit `every` on, `pad` more elements lie between neighbours.
+    /// Address bits take element bits in this order; from bit `every` on, neighbours are `pad` more elements apart.
     pub fn of(order: &[u8], every: usize, pad: usize) -> Placement {
         let mut weights = vec![0; order.len()];
         for (p, b) in order.iter().enumerate() {
@@ -57,18 +58,18 @@ impl Placement {
     pub fn at(&self, element: usize) -> usize {
         self.weights.iter().enumerate().filter(|(b, _)| element >> b & 1 == 1).map(|(_, w)| w).sum()
     }
-    /// Registers of `flat` that lie together, at most 16 bytes.
+    /// Registers of `flat` that are adjacent, at most 16 bytes.
     fn vector(&self, flat: &Flat, bytes: usize) -> usize {
         let run = flat.registers.iter().enumerate().take_while(|(i, b)| self.weights[**b as usize] == 1 << i).count();
         let mut n = (1usize << run).min((16 / bytes).max(1));
-        // Every other bit must keep the accesses aligned.
+        // All other bits must keep the accesses aligned.
         let rest = |n: usize| self.weights.iter().all(|w| *w < n && w.is_power_of_two() || w.is_multiple_of(n));
         while n > 1 && !rest(n) {
             n /= 2;
         }
         n
     }
-    /// Shared-memory passes of one warp to access the whole block in this layout.
+    /// Shared-memory passes that one warp takes to access the whole block in this layout.
     fn cost(&self, flat: &Flat, bytes: usize) -> usize {
         let n = self.vector(flat, bytes);
         let lanes = (128 / (n * bytes)).clamp(1, 32);
@@ -116,13 +117,13 @@ impl Placement {
     }
 }
 
-/// A conversion within warps: for every register of the result, the operand's register and what its lane adds to the
-/// number of the lane to read from; `moves`: weights of the thread's own bits in that number.
+/// A conversion within warps: for every register of the result, the operand's register and an offset to the number of
+/// the lane to read from; `moves`: weights of the thread's own bits in that number.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shuffle {
     pub sources: Vec<(usize, usize)>,
     pub moves: Vec<i64>,
-    /// Every thread has what it needs.
+    /// Every thread already has what it needs.
     pub stays: bool,
 }
 
@@ -134,7 +135,7 @@ pub(super) fn shuffle(from: &Flat, to: &Flat) -> Option<Shuffle> {
     let mut moves = vec![0i64; 5 + to.warps.len()];
     for (i, b) in from.lanes.iter().enumerate() {
         match b {
-            // Copies: keep to the own half.
+            // Replicas: stay in the own half.
             None => moves[i] += 1 << i,
             Some(b) => {
                 if let Some(j) = to.lanes.iter().position(|t| t == &Some(*b)) {
@@ -174,12 +175,12 @@ pub(super) fn op_name(op: &Op) -> String {
 }
 
 impl<'c> Gen<'c, '_> {
-    /// Room for blocks of these bytes, free of earlier readers.
+    /// Room for blocks of these bytes that no earlier reader uses.
     pub fn room(&mut self, sizes: &[usize]) -> Res<Vec<usize>> {
         let total: usize = sizes.iter().map(|s| s.next_multiple_of(16)).sum();
         let full = self.scratch.busy + total > (self.scratch.tiles + SOFT_LIMIT).max(self.scratch.high);
         if self.scratch.unknown || full && self.scratch.busy > self.scratch.kept {
-            // What other blocks write then lies elsewhere.
+            // Other blocks then write elsewhere, so a barrier of this block suffices.
             if self.blocks.turn.is_some() {
                 self.e.barrier()?
             } else {
@@ -199,7 +200,7 @@ impl<'c> Gen<'c, '_> {
         self.scratch.high = self.scratch.high.max(at);
         Ok(starts)
     }
-    /// Between writing to room and reading from it.
+    /// A barrier between writing to the room and reading from it.
     pub fn filled(&mut self) -> Res<()> {
         self.wrote = false;
         self.e.barrier()
@@ -214,7 +215,7 @@ impl<'c> Gen<'c, '_> {
         for &(from, to) in pairs {
             let (a, b) = (self.flat(from)?, self.flat(to)?);
             if self.blocks.count > 1 && a.warps != b.warps {
-                return Err(Fail::Unsupported("a change of layout in an instance of several blocks".into()));
+                return Err(Fail::Unsupported("a layout conversion in an instance of several blocks".into()));
             }
             match shuffle(&a, &b) {
                 Some(s) if s.stays || s.sources.len() <= 16 => {
@@ -232,7 +233,7 @@ impl<'c> Gen<'c, '_> {
         for (from, _, a, b) in &through_memory {
             let elem = match k.ty(*from) {
                 Type::Block { elem, .. } => *elem,
-                // Addresses travel as integers.
+                // Addresses are exchanged as integers.
                 _ => Elem::I64,
             };
             plans.push((elem, Placement::best(a, b, bits_of(k.ty(*from).shape()), elem.bytes())));
@@ -345,7 +346,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(out)
     }
-    /// What a thread adds to the address of each of its elements, in bytes.
+    /// The thread's offset in bytes, which is added to the address of each of its elements.
     pub fn scratch_base(&mut self, flat: &Flat, p: &Placement, elem: Elem) -> Res<IntValue<'c>> {
         let weight = |b: Option<u8>| b.map_or(0, |b| (p.weights[b as usize] * elem.bytes()) as i64);
         let weights: Vec<i64> = flat.threads().map(weight).collect();
@@ -358,7 +359,7 @@ mod tests {
     use super::*;
     use kiln_block::layout::fragment::Tiling;
 
-    /// Shuffles the element numbers themselves and looks whether each register gets its own.
+    /// Shuffles element numbers and checks that each register gets its own.
     fn check_shuffle(from: &Flat, to: &Flat) {
         let s = shuffle(from, to).unwrap();
         for w in 0..1 << to.warps.len() {
@@ -412,7 +413,7 @@ mod tests {
         let from = Flat::blocked(&[64, 64], &[1, 0], 4, 2, &[]);
         let to = Flat::blocked(&[64, 64], &[0, 1], 4, 2, &[]);
         let p = check_memory(&from, &to, 12, 4);
-        // 32 registers a thread, at best 1 pass each (4 bytes) or 4 passes for 4 (16 bytes).
+        // 32 registers per thread, at best 1 pass each (4 bytes) or 4 passes for 4 (16 bytes).
         assert!(p.cost(&from, 4) + p.cost(&to, 4) <= 2 * 32 + 64, "{} + {}", p.cost(&from, 4), p.cost(&to, 4));
     }
 

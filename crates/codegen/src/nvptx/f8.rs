@@ -1,5 +1,5 @@
-//! Floats of eight bits, a byte in registers: to f16, which holds all their numbers, and from f32, to the nearest, beyond the
-//! largest to infinity or NaN.
+//! 8-bit floats, which registers hold as bytes: to f16, which represents all of them, and from f32, to the nearest.
+//! Numbers beyond the largest become infinity or NaN.
 use super::emit::{Emit, Res, Val, float, int};
 use inkwell::values::{FloatValue, IntValue};
 use inkwell::{FloatPredicate, IntPredicate};
@@ -14,7 +14,7 @@ fn instruction(format: Format) -> Option<&'static str> {
     }
 }
 
-/// Exponent and fraction lie in those of f16 as they are, but for the bias.
+/// Exponent and fraction are encoded as in f16, except for the bias.
 pub(super) fn to_f16<'c>(e: &Emit<'c>, format: Format, x: IntValue<'c>) -> Res<Val<'c>> {
     let i16 = e.cx.i16_type();
     let f16 = e.cx.f16_type();
@@ -33,7 +33,7 @@ pub(super) fn to_f16<'c>(e: &Emit<'c>, format: Format, x: IntValue<'c>) -> Res<V
     e.select(is_nan, f16.const_float(f64::NAN).into(), value.into())
 }
 
-/// By the conversion of `sm_89` on, which gives the largest number for what is beyond it; else by arithmetic.
+/// By the conversion of `sm_89` on, which saturates to the largest number; otherwise by arithmetic.
 pub(super) fn from_f32<'c>(e: &Emit<'c>, format: Format, x: FloatValue<'c>) -> Res<Val<'c>> {
     let size = e.call_float("llvm.fabs", &[x])?;
     let instruction = instruction(format).filter(|_| e.f8);
@@ -53,7 +53,7 @@ pub(super) fn from_f32<'c>(e: &Emit<'c>, format: Format, x: FloatValue<'c>) -> R
             let fits = e.fcmp(FloatPredicate::OLE, size, last)?;
             e.select(fits, bits.into(), nan(bits)?.into())
         }
-        // NaN is one already.
+        // The instruction converts NaN to NaN.
         (Some(infinity), Some(_)) => {
             let beyond = e.fcmp(FloatPredicate::OGT, size, last)?;
             let infinite = e.or(e.and(bits, c(0x80))?, c(infinity))?;
@@ -66,17 +66,17 @@ pub(super) fn from_f32<'c>(e: &Emit<'c>, format: Format, x: FloatValue<'c>) -> R
     }
 }
 
-/// The byte of a number; without infinities it is one that is not too large.
+/// The byte of a number, by arithmetic. In formats without infinities the number must not be too large.
 fn rounded<'c>(e: &Emit<'c>, format: Format, x: FloatValue<'c>, size: FloatValue<'c>) -> Res<IntValue<'c>> {
     let c = |v: i64| e.int(v);
     let dropped = i64::from(23 - format.fraction);
-    // Bits of the fraction are rounded off, to the nearest, of two the even one.
+    // The lower bits of the fraction are rounded off to the nearest, ties to even.
     let bits = e.bits_of_float(size, e.i32())?;
     let odd = e.and(e.lshr(bits, c(dropped))?, c(1))?;
     let up = e.add(e.add(bits, c((1 << (dropped - 1)) - 1))?, odd)?;
     let below = format.bias_below_f32() << format.fraction;
     let normal = e.sub(e.lshr(up, c(dropped))?, c(below.into()))?;
-    // Below the normal ones: a multiple of the least number, which is the last place of 3/2 of a power of two.
+    // Subnormal numbers: a multiple of the least number, which is the last place of 1.5 times a power of two.
     let magic = 1.5 * format.least() / f64::from(f32::EPSILON);
     let shifted = e.fadd(size, e.f32().const_float(magic))?;
     let small = e.and(e.bits_of_float(shifted, e.i32())?, c((2 << format.fraction) - 1))?;

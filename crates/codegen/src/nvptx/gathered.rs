@@ -1,5 +1,9 @@
-//! Elements that lie in few aligned vectors, but not in order: neighbours in pairs, every second element, one that several
-//! registers read. Each vector is read once, and its elements are handed to their registers.
+//! Loads from few aligned vectors, for elements that are in these but not in order: one of each pair, every second
+//! element, one that several registers read. Each vector is read once, and its elements are distributed to the
+//! registers.
+//!
+//! Windows are read in the same way: three or more loads of one buffer, each of which reads the neighbours of what the
+//! others read.
 use super::emit::{Res, Val};
 use super::r#gen::Gen;
 use super::index::Pointer;
@@ -12,18 +16,18 @@ use std::collections::{HashMap, HashSet};
 /// A load by aligned vectors.
 #[derive(Debug, PartialEq)]
 pub(super) struct Gathered<'c> {
-    /// Elements of a vector.
+    /// Elements per vector.
     n: usize,
-    /// Where each begins, and under which condition it is there.
+    /// Start of each vector, and the condition under which it is read.
     vectors: Vec<(Pointer<'c>, Option<IntValue<'c>>)>,
-    /// The vector of each register's element and the place in it; `None` where no thread has an element.
+    /// For each register the vector of its element and the position in it; `None`: no thread has an element.
     places: Vec<Option<(usize, usize)>>,
 }
 
 impl<'c> Gathered<'c> {
-    /// In the fewest vectors, and in the narrowest of which there are so few; `None` unless they are fewer than `others`.
-    /// Of a window the widest, and as many as `others`: what is beside an element is what the window's other loads read.
-    /// Only of memory that the kernel never writes; elements of a vector must be there together.
+    /// The fewest vectors, and of equally few the narrowest; `None` unless they are fewer than `others`. For a window
+    /// the widest, and at most `others`: the neighbours of an element are what the window's other loads read. Only for
+    /// memory that the kernel never writes; all elements of a vector must have the same mask.
     pub fn fewer(
         pointers: &[Pointer<'c>],
         masks: Option<&[IntValue<'c>]>,
@@ -67,7 +71,7 @@ impl<'c> Gathered<'c> {
     }
 }
 
-/// Loads of a buffer from which an element needs so many make a window: they read what lies side by side.
+/// Least number of loads from one buffer that make a window.
 const WINDOW: usize = 3;
 
 /// Loads of windows, by their results.
@@ -87,10 +91,10 @@ pub(super) fn windows(k: &Kernel) -> HashSet<Value> {
 }
 
 impl<'c> Gen<'c, '_> {
-    /// One value a register, zeros where nothing is.
+    /// One value per register, zero where there is none.
     pub fn load_gathered(&mut self, g: &Gathered<'c>, elem: Elem) -> Res<Vec<Val<'c>>> {
         let w = Words::of(g.n * elem.bytes(), elem);
-        // All are on their way before the first is looked at.
+        // All loads are issued before the first result is used.
         let loaded: Vec<_> = g.vectors.iter().map(|(p, m)| self.load_words(*p, *m, w)).collect::<Res<_>>()?;
         let values: Vec<_> = loaded.iter().map(|words| self.unpack(words, elem)).collect::<Res<_>>()?;
         let zero = self.e.elem(elem).const_zero();

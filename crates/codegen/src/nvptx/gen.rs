@@ -1,4 +1,4 @@
-//! The walk over a program with layouts: every op for one thread, loops and branches as LLVM's.
+//! The walk over a program with layouts: every op for one thread, loops and branches as LLVM control flow.
 use super::batched_loads;
 use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, SHARED, Val, int, mistyped};
@@ -31,18 +31,18 @@ pub(super) struct Gen<'c, 'k> {
     pub k: &'k Kernel,
     pub m: &'k Machine,
     pub threads: Threads<'c>,
-    /// For the instruction at hand.
+    /// Values made for the current instruction.
     pub memo: Memo<'c>,
     pub shared: PointerValue<'c>,
     pub scratch: Scratch,
     /// Global memory may have been written since the last barrier.
     pub wrote: bool,
     pub blocks: Blocks<'c>,
-    /// The kernel begins by waiting for those before it.
+    /// The kernel begins by waiting for earlier kernels.
     pub waits: bool,
     /// Values that are 1 + exp(…): at least 1, or NaN.
     pub above_one: HashSet<Value>,
-    /// Where shared tiles and barriers lie, and what an arrival at a barrier is in hardware.
+    /// Offsets of shared tiles and barriers, and hardware arrivals per arrival at each barrier.
     pub places: Places,
     pub arrivals: HashMap<Value, usize>,
     /// Tensor maps by descriptor.
@@ -53,12 +53,12 @@ pub(super) struct Gen<'c, 'k> {
     pub group: Option<Group<'c>>,
     pub function: FunctionValue<'c>,
     pub conditions: Conditions<'c>,
-    /// Threads have several rows, which the assembler must not load one after the other.
+    /// Threads have several rows, whose loads the assembler must not serialise.
     pub in_turns: bool,
-    /// Loads whose neighbours in memory others read.
+    /// Loads that are part of a window.
     pub windows: HashSet<Value>,
-    /// The last loads of loops that add up what they read, and the number of the turn at hand.
-    pub asked: HashSet<Value>,
+    /// The last loads of loops that sum what they read, and the index of the current iteration.
+    pub batched: HashSet<Value>,
     pub turn: Option<Val<'c>>,
     regs: Vec<Option<Vec<Reg<'c>>>>,
 }
@@ -78,11 +78,11 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
     };
     let shared = e.module.add_global(e.i8().array_type(0), Some(AddressSpace::from(SHARED)), "_shared");
     shared.set_linkage(Linkage::External);
-    // Tiles of instances that stay lie between what is kept and scratch.
+    // Tiles of persistent instances lie between reserved memory and scratch.
     let kept = Blocks::kept(k, blocks);
-    let stays = persistent_rows::is_persistent(k);
-    let places = Places::of(k, if stays { kept } else { 0 }, blocks);
-    let tiled = if stays { places.bytes - kept } else { 0 };
+    let persistent = persistent_rows::is_persistent(k);
+    let places = Places::of(k, if persistent { kept } else { 0 }, blocks);
+    let tiled = if persistent { places.bytes - kept } else { 0 };
     shared.set_alignment(if places.bytes > 0 { 1024 } else { 128 });
     let function = head::declare(&e, k, m, blocks)?;
     let (entry, body) = (cx.append_basic_block(function, "entry"), cx.append_basic_block(function, "body"));
@@ -115,7 +115,7 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
         conditions: Conditions::of_kernel(k),
         in_turns: rows::in_turns(k),
         windows: gathered::windows(k),
-        asked: batched_loads::last(k),
+        batched: batched_loads::last(k),
         turn: None,
         regs: vec![None; k.values.len()],
     };
@@ -125,8 +125,8 @@ pub(super) fn generate<'c>(cx: &'c Context, k: &Kernel, m: &Machine, blocks: usi
     g.e.b.build_return(None)?;
     g.threads.entry().build_unconditional_branch(body)?;
     let (tiles, scratch) = (g.places.bytes, g.scratch.bytes());
-    if tiles > 0 && scratch > 0 && !stays {
-        return Err(Fail::Unsupported("values that move between threads beside shared tiles".into()));
+    if tiles > 0 && scratch > 0 && !persistent {
+        return Err(Fail::Unsupported("an exchange between threads in a program with shared tiles".into()));
     }
     Ok((g.e.module, tiles.max(scratch)))
 }
@@ -319,7 +319,7 @@ impl<'c> Gen<'c, '_> {
         };
         Ok(vec![reg; self.flat(v)?.per_thread()])
     }
-    /// What the thread adds to the coordinate along `axis`, and what each register adds.
+    /// Coordinates along `axis` of each register: the thread's part plus the register's.
     pub fn coordinates(&mut self, flat: &Flat, shape: &[usize], axis: usize) -> Res<Vec<Index<'c>>> {
         let bits = axis_bits(shape, axis);
         let weight = |b: Option<u8>| b.filter(|b| bits.contains(b)).map_or(0, |b| 1i64 << (b - bits.start));
@@ -445,7 +445,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    /// A block value's registers as phis, set as its value.
+    /// Makes the registers of a block value phis.
     fn phis(&mut self, v: Value, count: usize) -> Res<Vec<PhiValue<'c>>> {
         let ty = self.register_type(v)?;
         let phis: Vec<PhiValue<'c>> = (0..count).map(|_| Ok(self.e.b.build_phi(ty, "")?)).collect::<Res<_>>()?;
@@ -472,14 +472,14 @@ impl<'c> Gen<'c, '_> {
     pub fn new_block(&self, name: &str) -> BasicBlock<'c> {
         self.e.cx.append_basic_block(self.function, name)
     }
-    /// Whether the thread is the first of those that hold copies in this layout; `None` if there are no copies.
+    /// Whether the thread is the first of those that hold replicas in this layout; `None` if there are no replicas.
     pub fn first_copy(&mut self, flat: &Flat) -> Res<Option<IntValue<'c>>> {
         let copies: i64 = flat.threads().enumerate().filter(|(_, b)| b.is_none()).map(|(i, _)| 1i64 << i).sum();
         if copies == 0 { Ok(None) } else { Ok(Some(self.threads.first(&self.e, copies)?)) }
     }
 }
 
-/// Adds to the n-th phi the n-th value of every way in.
+/// Adds to the n-th phi the n-th value of every incoming path.
 fn join<'c>(phis: &[PhiValue<'c>], ways: &[(&Vec<Val<'c>>, BasicBlock<'c>)]) {
     for (n, phi) in phis.iter().enumerate() {
         for (values, block) in ways {

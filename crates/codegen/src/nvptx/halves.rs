@@ -1,5 +1,5 @@
-//! Largest and smallest of half types: two at once, as they were loaded, where a program casts them to f32 first. A cast keeps
-//! the order of numbers, and one that is picked is exact.
+//! Maxima and minima of half types, two elements at once as they were loaded, where a program first casts them to f32.
+//! A cast keeps the order of numbers, and the selected number is exact.
 use super::emit::{Res, int, mistyped};
 use super::r#gen::Gen;
 use super::reduce::Part;
@@ -9,10 +9,11 @@ use kiln_block::layout::Flat;
 use kiln_block::{Const, Elem, Kernel, Op, ReduceOp, Type, Value};
 use std::collections::HashMap;
 
-/// Registers of a thread from which on it is worth it.
+/// Registers per thread from which on this is profitable.
 const LEAST: usize = 8;
 
-/// What an f32 block was cast from, and where that is not there, with the infinity that stands there instead.
+/// The half block that an f32 block was cast from; `outside`: its mask, and the infinity that a select puts outside of
+/// it.
 #[derive(Clone, Copy)]
 pub(super) struct Half {
     of: Value,
@@ -50,8 +51,8 @@ pub(super) fn of(k: &Kernel) -> HashMap<Value, Half> {
 }
 
 impl<'c> Gen<'c, '_> {
-    /// A thread's registers of `arg` that differ in axis bits, combined in pairs of half types; `None` where it is no such
-    /// block or reduction.
+    /// Combines a thread's registers of `arg` that differ in axis bits, in pairs of half types; `None` if the block or
+    /// the reduction is not of this kind.
     pub fn over_halves(
         &mut self,
         op: ReduceOp,
@@ -80,7 +81,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(Some(parts))
     }
-    /// Two elements a word, infinities where they are not there; `None` where one of two is there and the other is not.
+    /// Two elements per word, infinities outside of the mask; `None` if the mask differs within a pair.
     fn words_there(&mut self, half: Half, elem: Elem) -> Res<Option<Vec<IntValue<'c>>>> {
         let values = self.plain(half.of)?;
         let words = self.pack(&values, elem, Words { words: values.len() / 2, bits: 32 })?;

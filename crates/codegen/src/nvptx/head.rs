@@ -1,4 +1,9 @@
-//! The head of a kernel: its name, parameters and attributes, and the wait for the kernels before it.
+//! The head of a kernel: its name, parameters and attributes, and the wait for earlier kernels.
+//!
+//! Programmatic dependent launch: on `sm_90` a kernel of few blocks is launched before the kernel ahead of it has
+//! ended, and begins by waiting for that end. Such a kernel does without `ld.global.nc`, which the assembler would move
+//! ahead of the wait. A kernel does not trigger the next one before its own end: the next one's blocks would crowd on
+//! the multiprocessors that are free first.
 use super::blocks::Blocks;
 use super::emit::{Emit, Fail, GLOBAL, Res, Val, int, mistyped};
 use super::r#gen::Gen;
@@ -14,12 +19,13 @@ use kiln_machine::{Machine, isa};
 
 /// LLVM's number of the calling convention of PTX entry points.
 const PTX_KERNEL: u32 = 71;
-/// Blocks for each multiprocessor up to which a kernel waits for those before: as many as find a place there at once.
+/// Blocks per multiprocessor up to which a kernel waits for earlier ones: as many as fit at once.
 const MOST_WAITING: usize = 8;
 /// A tensor map as the driver encodes it.
 const TENSOR_MAP_BYTES: u32 = 128;
 
-/// A name PTX takes: it starts with a letter, where those of a module's own variables start with `_`, and is no constant's.
+/// A valid PTX name: it starts with a letter (a module's own variables start with `_`), and is not a predefined
+/// constant.
 pub(super) fn entry_name(k: &Kernel) -> String {
     let plain: String = k.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
     let fits = plain.starts_with(|c: char| c.is_ascii_alphabetic()) && plain != "WARP_SZ";
@@ -72,8 +78,9 @@ pub(super) fn declare<'c>(e: &Emit<'c>, k: &Kernel, m: &Machine, blocks: usize) 
     Ok(f)
 }
 
-/// Whether a kernel may be launched before those ahead of it have ended, and waits for that end itself (programmatic dependent
-/// launch): where it has few blocks. Long ones gain nothing, and read constants by a path that has to be free of writers.
+/// Whether a kernel may be launched before earlier ones have ended, and waits for their end itself (programmatic
+/// dependent launch): if it has few blocks. Long kernels gain nothing, and read through `ld.global.nc`, which needs
+/// memory without writers.
 pub(super) fn waits(k: &Kernel, m: &Machine, blocks: usize) -> bool {
     let most = MOST_WAITING * m.units.multiprocessors;
     m.arch.has_dependent_launch() && k.grid.iter().product::<usize>() * blocks <= most
@@ -100,9 +107,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    /// Waits for the kernels ahead of this one. Addresses go through the wait, so that LLVM moves no access ahead of it; nor does
-    /// the assembler, but for loads through the cache for constants (`ld.global.nc`), of which there are none then. That the
-    /// next kernel may come is not said before the end: its blocks would crowd on the multiprocessors that are free first.
+    /// Waits for earlier kernels. Addresses pass through the wait, so that LLVM moves no access ahead of it.
     fn after_kernels_before(&mut self) -> Res<Vec<Val<'c>>> {
         let mut args = self.function.get_params();
         let is_address = |a: &Val<'c>| matches!(a, Val::PointerValue(p) if p.get_type().get_address_space() == AddressSpace::from(GLOBAL));

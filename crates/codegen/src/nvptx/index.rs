@@ -1,10 +1,10 @@
 //! Integers and pointers of a thread as `base + constant`.
 //!
-//! The registers of an index block mostly differ by constants: they share one base, of which the divisor and the range are
-//! known. Kept so through sums, products by constants, division and comparison, addresses come out as one base with
-//! immediate offsets, and the mask of neighbouring elements as one condition. Integers wrap, as those of PyTorch do: what
-//! follows from a sum's order holds only where its range shows that the sum stays within the type (`fits`). Only the
-//! offsets of pointers are taken not to wrap, as in `kiln_block::analysis`.
+//! The registers of an index block mostly differ by constants: they share one base, whose divisor and range are known.
+//! Sums, products with constants, division and comparison keep this form, so addresses come out as one base with
+//! immediate offsets, and the masks of neighbouring elements as one condition. Integers wrap, as PyTorch's do: what
+//! follows from the order of sums holds only where the range shows that the sum stays within the type (`fits`). Only
+//! the offsets of pointers are assumed not to wrap, as in `kiln_block::analysis`.
 use super::emit::{Emit, Res, Val, int, mistyped};
 use inkwell::IntPredicate;
 use inkwell::values::{IntValue, PointerValue};
@@ -60,7 +60,7 @@ enum Key {
     Extend,
 }
 
-/// Values made for one instruction, so that registers that need the same one share it.
+/// Values made for one instruction, shared by registers that need the same one.
 #[derive(Default)]
 pub(super) struct Memo<'c> {
     ints: HashMap<(Key, Option<IntValue<'c>>, Option<IntValue<'c>>, i64), IntValue<'c>>,
@@ -209,7 +209,7 @@ impl<'c> Index<'c> {
         if most < c {
             return Ok(Some((Index::constant(0, bits), self)));
         }
-        // Within multiples of g of the base, constants below g do not carry over.
+        // Within multiples of g of the base, constants below g do not carry.
         let g = self.div.min(two(c)) as i64;
         let (whole, rest) = (self.off.div_euclid(g) * g, self.off.rem_euclid(g));
         let ty = self.ty(e);
@@ -244,7 +244,7 @@ impl<'c> Index<'c> {
         let Some(base) = self.base.filter(|_| bits != self.bits) else {
             return Ok(Index { bits, off: wrap(self.off, bits), ..self });
         };
-        // Extended apart from its offset only where the sum does not wrap.
+        // Base and offset are extended separately only where the sum does not wrap.
         if bits > self.bits && !self.fits() {
             return Index::opaque(self.value(e, memo)?).resize(bits, e, memo);
         }
@@ -284,8 +284,8 @@ impl<'c> Index<'c> {
         let above = o.less(self, e, memo)?;
         memo.int((Key::Not, Some(above), None, 0), || e.not(above))
     }
-    /// a < b, where nothing wraps as base_a < base_b + t, with t rounded up to what divides both bases: neighbours then
-    /// ask the same.
+    /// a < b; where nothing wraps as base_a < base_b + t, with t rounded up to a multiple of what divides both bases,
+    /// so that neighbouring registers share one comparison.
     fn less(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
         if let (Some((least_a, most_a)), Some((least_b, most_b))) = (self.bounds(0), o.bounds(0)) {
             if most_a < least_b {
@@ -304,7 +304,7 @@ impl<'c> Index<'c> {
         let (a, b) = (self.value(e, memo)?, o.value(e, memo)?);
         memo.int((Key::Less, Some(a), Some(b), 0), || e.icmp(IntPredicate::SLT, a, b))
     }
-    /// base_a == base_b + t: holds of integers that wrap as well.
+    /// base_a == base_b + t: valid for integers that wrap, too.
     fn equal(self, o: Index<'c>, e: &Emit<'c>, memo: &mut Memo<'c>) -> Res<IntValue<'c>> {
         let t = wrap(o.off.wrapping_sub(self.off), self.bits);
         let div = self.div.min(o.div) as i64;
@@ -321,7 +321,7 @@ impl<'c> Index<'c> {
     }
 }
 
-/// The constant as a number of so many bits.
+/// The constant wrapped to this many bits.
 fn wrap(c: i64, bits: u32) -> i64 {
     if bits == 32 { i64::from(c as i32) } else { c }
 }

@@ -1,9 +1,11 @@
 //! Elementary functions, without a device library.
 //!
-//! The functions that models spend their time in ([`exp`], `tanh`, `erf`, `log`, …) are f32 polynomials within 2 ulp; the
-//! others are computed in f64 ([`wide`], [`trig`]) and rounded once; some of f64 take two numbers on the way ([`double`]). Sources: exp by `ex2` with a two-part log2 e, as CUDA's
-//! `expf`; log and erf after N. Juffa's published minimax polynomials; tanh's polynomial from Cephes.
-//! NaN and infinities go as IEEE and C say. No fast-math flag but contraction of a product and a sum.
+//! The functions that models spend their time in ([`exp`], `tanh`, `erf`, `log`, …) are f32 polynomials within 2 ulp.
+//! The others are computed in f64 ([`wide`], [`trig`]) and rounded once; some f64 functions use pairs of f64 internally
+//! ([`double`]).
+//! Sources: exp by `ex2` with a two-part log2 e, as CUDA's `expf`; log and erf after N. Juffa's published minimax
+//! polynomials; tanh's polynomial from Cephes.
+//! NaN and infinities follow IEEE and C. The only fast-math flag is contraction of a product and a sum.
 mod double;
 mod trig;
 mod wide;
@@ -57,7 +59,7 @@ pub(super) fn unary<'c>(e: &Emit<'c>, op: UnaryOp, x: F<'c>) -> Res<F<'c>> {
 pub(super) fn binary<'c>(e: &Emit<'c>, op: BinaryOp, x: F<'c>, y: F<'c>) -> Res<F<'c>> {
     match op {
         BinaryOp::Add => e.contracted(e.fadd(x, y)?),
-        // x - mean(x) is zero where all of x is equal only if both take the same rounded x.
+        // Not contracted: x - mean(x) is zero where all of x is equal only if both use the same rounded x.
         BinaryOp::Sub => e.fsub(x, y),
         BinaryOp::Mul => e.contracted(e.fmul(x, y)?),
         BinaryOp::Div if e.rounded && !e.host && !is_double(x) => {
@@ -111,7 +113,7 @@ fn copysign<'c>(e: &Emit<'c>, size: F<'c>, sign: F<'c>) -> Res<F<'c>> {
     e.call_float("llvm.copysign", &[size, sign])
 }
 
-/// 1.5 · 2^23: a sum with it rounds to an integer, which stands in the low bits.
+/// 1.5 · 2^23: a sum with it rounds to an integer, in the low bits.
 const ROUND: f64 = 12582912.0;
 const ROUND_BITS: i64 = 0x4b40_0000;
 
@@ -125,9 +127,9 @@ fn scaled<'c>(e: &Emit<'c>, f: F<'c>, shifted: F<'c>) -> Res<F<'c>> {
     e.fmul(e.fmul(p, power(first)?)?, power(e.sub(i, first)?)?)
 }
 
-/// With k = round(x log2 e) and f what is left: 2^f by the processor, times 2^k made of bits. k is clamped to ±126 by the
-/// saturation of a sum; beyond, f grows instead, so the ends come out right: the smallest numbers rounded once, overflow as
-/// infinity, NaN as it is.
+/// With k = round(x log2 e) and f the remainder: 2^f by the GPU's instruction, times 2^k made of bits. k is clamped to
+/// ±126 by a saturating sum; beyond, f grows instead, so the ends come out right: the smallest numbers rounded once,
+/// overflow as infinity, NaN as it is.
 pub(super) fn exp<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     const LOG2_E: f64 = std::f64::consts::LOG2_E;
     if e.rounded {
@@ -173,14 +175,14 @@ fn log<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     log_ends(e, x, r)
 }
 
-/// `r`, but the logarithm's values outside the positive numbers.
+/// `r`, with the logarithm's values outside of the positive finite numbers.
 fn log_ends<'c>(e: &Emit<'c>, x: F<'c>, r: F<'c>) -> Res<F<'c>> {
     let zero = c(x, 0.0);
     let inside = e.fcmp(FloatPredicate::OGT, x, zero)?;
     let finite = e.fcmp(FloatPredicate::OLT, x, c(x, f64::INFINITY))?;
     let is_zero = e.fcmp(FloatPredicate::OEQ, x, zero)?;
     let negative = e.fcmp(FloatPredicate::OLT, x, zero)?;
-    // Infinity and NaN are their own sums.
+    // Infinity and NaN plus themselves are themselves.
     let other = e.fselect(negative, c(x, f64::NAN), e.fadd(x, x)?)?;
     let other = e.fselect(is_zero, c(x, f64::NEG_INFINITY), other)?;
     e.fselect(e.and(inside, finite)?, r, other)
@@ -264,7 +266,7 @@ fn horner_from<'c>(e: &Emit<'c>, start: F<'c>, x: F<'c>, coefficients: &[f64]) -
     coefficients.iter().try_fold(start, |r, k| fma(e, r, x, c(x, *k)))
 }
 
-/// The processor's approximation, within 2 ulp.
+/// The GPU's approximation, within 2 ulp.
 fn rsqrt<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     match e.host {
         true => e.fdiv(c(x, 1.0), e.call_float("llvm.sqrt", &[x])?),

@@ -1,8 +1,8 @@
-//! Loads and stores: registers that lie together in memory go in one access of up to 16 bytes.
+//! Loads and stores: registers that are adjacent in memory go in one access of up to 16 bytes.
 //!
-//! Masks are predicates of the accesses themselves, so a thread's loads stay independent. Where the mask differs between the
-//! elements of one access, that is an end of a row or of the buffer: all of it is read, and written by element, behind a branch
-//! that few threads take. Buffers can be read up to the next multiple of 16 bytes.
+//! Masks are predicates of the accesses themselves, so a thread's loads stay independent. If the mask differs between
+//! the elements of one access, a row or the buffer ends there: a load reads all of it, and a store writes by element,
+//! behind a branch that few threads take. Buffers can be read up to the next multiple of 16 bytes.
 use super::emit::{Res, Val, int, mistyped};
 use super::gathered::Gathered;
 use super::r#gen::Gen;
@@ -12,13 +12,13 @@ use inkwell::types::{BasicType, BasicTypeEnum, IntType};
 use inkwell::values::{IntValue, PointerValue};
 use kiln_block::{Elem, InstData};
 
-/// Whether the elements of one access are there.
+/// When the elements of one access are inside the mask.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum When<'c> {
     Always,
     Never,
     If(IntValue<'c>),
-    /// Each under a condition of its own.
+    /// Each under its own condition.
     Each(Vec<IntValue<'c>>),
 }
 impl<'c> When<'c> {
@@ -38,10 +38,10 @@ impl<'c> When<'c> {
 /// How the registers of a block are divided into accesses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Split {
-    /// In groups of so many that start at multiples of their bytes.
+    /// In groups of this many registers that are aligned to their size.
     Groups(usize),
-    /// In groups of 16 bytes that start anywhere.
-    Anywhere(usize),
+    /// In unaligned groups of 16 bytes.
+    Unaligned(usize),
 }
 
 impl<'c> Gen<'c, '_> {
@@ -60,9 +60,9 @@ impl<'c> Gen<'c, '_> {
         };
         let window = self.windows.contains(&data.results[0]);
         let values = self.load_all(&pointers, masks.as_deref(), others.as_deref(), elem, window)?;
-        let (Split::Groups(n) | Split::Anywhere(n)) = split(&pointers, masks.as_deref(), true);
+        let (Split::Groups(n) | Split::Unaligned(n)) = split(&pointers, masks.as_deref(), true);
         if n * elem.bytes() >= 4 {
-            self.ask_first(data.results[0], pointers.len() / n)?;
+            self.batch_loads(data.results[0], pointers.len() / n)?;
         }
         Ok(values.into_iter().map(|v| Reg::of(v, elem)).collect())
     }
@@ -107,10 +107,10 @@ impl<'c> Gen<'c, '_> {
         window: bool,
     ) -> Res<Vec<Val<'c>>> {
         let split = split(pointers, masks, true);
-        let (Split::Groups(n) | Split::Anywhere(n)) = split;
-        let anywhere = matches!(split, Split::Anywhere(_));
-        let count = || accesses(pointers, masks, n) * if anywhere { 2 } else { 1 };
-        if (n * elem.bytes() < 16 || anywhere && window)
+        let (Split::Groups(n) | Split::Unaligned(n)) = split;
+        let unaligned = matches!(split, Split::Unaligned(_));
+        let count = || accesses(pointers, masks, n) * if unaligned { 2 } else { 1 };
+        if (n * elem.bytes() < 16 || unaligned && window)
             && others.is_none()
             && let Some(gathered) = Gathered::fewer(pointers, masks, count(), window)
         {
@@ -124,23 +124,23 @@ impl<'c> Gen<'c, '_> {
             let known = done.iter().enumerate().rev().take(8).find(|d| others.is_none() && *d.1 == (ptr, when.clone()));
             let loaded = match (known, split) {
                 (Some((same, _)), _) => values[same].clone(),
-                (None, Split::Anywhere(_)) => self.load_around(ptr, &when, elem, n)?,
+                (None, Split::Unaligned(_)) => self.load_around(ptr, &when, elem, n)?,
                 (None, Split::Groups(_)) => self.load_group(ptr, &when, elem, n)?,
             };
             values.push(loaded);
             done.push((ptr, when));
         }
-        // All are on their way before the first is looked at.
+        // All loads are issued before the first result is used.
         let mut out = vec![];
         for (i, (loaded, (ptr, when))) in values.into_iter().zip(done).enumerate() {
             let other = others.map(|o| &o[i * n..(i + 1) * n]);
-            let around = matches!(split, Split::Anywhere(_));
+            let around = matches!(split, Split::Unaligned(_));
             let loaded = if around { self.chosen_around(loaded, (ptr, &when), elem, n)? } else { loaded };
             out.extend(if around && other.is_none() { loaded } else { self.chosen(&when, loaded, other)? });
         }
         Ok(out)
     }
-    /// A group in one access: all of it where any of it is there, as of 16 aligned bytes all can be read where one can;
+    /// A group in one access: all of it where any element is inside (of 16 aligned bytes all can be read if one can);
     /// zeros elsewhere.
     fn load_group(&mut self, ptr: Pointer<'c>, when: &When<'c>, elem: Elem, n: usize) -> Res<Vec<Val<'c>>> {
         let w = Words::of(n * elem.bytes(), elem);
@@ -153,7 +153,7 @@ impl<'c> Gen<'c, '_> {
         let words = self.load_words(ptr, mask, w)?;
         self.unpack(&words, elem)
     }
-    /// The values where they are there, else the others, or zeros.
+    /// The values where the mask holds, otherwise `other`, or zeros.
     fn chosen(&mut self, when: &When<'c>, values: Vec<Val<'c>>, other: Option<&[Val<'c>]>) -> Res<Vec<Val<'c>>> {
         let e = &self.e;
         let pick = |m: IntValue<'c>, (i, v): (usize, &Val<'c>)| {
@@ -165,7 +165,7 @@ impl<'c> Gen<'c, '_> {
             (When::If(m), Some(_)) => values.iter().enumerate().map(|v| pick(*m, v)).collect(),
             (When::Each(masks), _) if values.len() == 1 => values.iter().map(|v| pick(masks[0], (0, v))).collect(),
             (When::Each(masks), _) => {
-                // Few threads stand at an end of a row.
+                // Few threads are at an end of a row.
                 let end = self.e.not(self.all(masks)?)?;
                 self.in_part(end, values, |g, values| {
                     let mut chosen = vec![];
@@ -183,7 +183,8 @@ impl<'c> Gen<'c, '_> {
         let word = self.word(w);
         let init: Vec<Val<'c>> = vec![word.const_zero().into(); w.words];
         let bytes = w.words * w.bits / 8;
-        // What a kernel before may still be writing is not constant while this one is there; and loads of constants are moved.
+        // Not `ld.global.nc` while an earlier kernel may still write, nor where loads must stay in order: the assembler
+        // moves it.
         let constant = ptr.readonly && !self.waits && !self.in_turns;
         let Some(mask) = mask else {
             let ty: BasicTypeEnum = if w.words > 1 { word.vec_type(w.words as u32).into() } else { word.into() };
@@ -194,7 +195,7 @@ impl<'c> Gen<'c, '_> {
         if mask.get_zero_extended_constant() == Some(0) {
             return Ok(init);
         }
-        // Eight bits travel in a register of 32.
+        // 8 bits are held in a 32-bit register.
         let wide = |v: Val<'c>| if w.bits == 8 { Ok(self.e.zext(int(v)?, self.e.i32())?.into()) } else { Ok(v) };
         let init: Vec<Val<'c>> = init.into_iter().map(wide).collect::<Res<_>>()?;
         let (letter, ty) = w.asm();
@@ -224,7 +225,7 @@ impl<'c> Gen<'c, '_> {
         masks: Option<&[IntValue<'c>]>,
         elem: Elem,
     ) -> Res<()> {
-        let (Split::Groups(n) | Split::Anywhere(n)) = split(pointers, masks, false);
+        let (Split::Groups(n) | Split::Unaligned(n)) = split(pointers, masks, false);
         for (i, group) in pointers.chunks(n).enumerate() {
             let (ptr, values) = (group[0], &values[i * n..(i + 1) * n]);
             match When::of(masks.map(|m| &m[i * n..(i + 1) * n])) {
@@ -236,7 +237,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    /// A group at an end of its row: together where all elements are there, else those that are.
+    /// A group at an end of its row: in one access where all elements are inside, otherwise those that are.
     fn store_part(&mut self, group: &[Pointer<'c>], values: &[Val<'c>], masks: &[IntValue<'c>], elem: Elem) -> Res<()> {
         let all = self.all(masks)?;
         self.store_group(group[0], values, Some(all), elem)?;
@@ -344,7 +345,7 @@ fn vector_of(ty: BasicTypeEnum, n: usize) -> Res<BasicTypeEnum> {
     }
 }
 
-/// Accesses in groups of `n` registers; those of the same elements are one, and those of nothing none.
+/// Number of accesses in groups of `n` registers; equal ones count once, those that are masked off not at all.
 fn accesses<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, n: usize) -> usize {
     let mut seen = vec![];
     for (i, group) in pointers.chunks(n).enumerate() {
@@ -361,7 +362,7 @@ pub(super) fn in_vectors(pointers: &[Pointer], per: usize) -> bool {
     pointers.len().is_multiple_of(per) && split(pointers, None, false) == Split::Groups(per)
 }
 
-/// The largest groups for which every access is one, and in which masks are worth a branch where they differ.
+/// The largest groups that are one access each, and whose masks, where they differ, are worth a branch.
 fn split<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, load: bool) -> Split {
     let Some(elem) = pointers.first().map(|p| p.elem) else { return Split::Groups(1) };
     let run =
@@ -376,16 +377,16 @@ fn split<'c>(pointers: &[Pointer<'c>], masks: Option<&[IntValue<'c>]>, load: boo
     while n < most && pointers.len().is_multiple_of(n * 2) && together(n * 2) {
         n *= 2;
     }
-    // Two aligned accesses and a shift are less than an access for every element.
+    // Two aligned accesses and a shift cost less than one access per element.
     if load && 2 * n < most && pointers.len().is_multiple_of(most) && pointers.chunks(most).all(run) {
-        return Split::Anywhere(most);
+        return Split::Unaligned(most);
     }
     let Some(masks) = masks else { return Split::Groups(n) };
     let alike = |n: usize| masks.chunks(n).all(|c| c.iter().all(|m| *m == c[0]));
     if alike(n) {
         return Split::Groups(n);
     }
-    // Half a vector, or pairs, are worth no branch.
+    // Half a vector, or a pair, is not worth a branch.
     if n > 1 && alike(n / 2) && n / 2 * elem.bytes() >= 4 {
         return Split::Groups(n / 2);
     }

@@ -1,10 +1,10 @@
 //! Where partial results lie in shared memory.
 use kiln_block::layout::Flat;
 
-/// Reads a thread does rather than share them out, which costs one more barrier.
+/// Reads that a thread does itself; more are shared out among threads, at the cost of one more barrier.
 pub(super) const READS: usize = 16;
 
-/// How far partial results lie apart: those of neighbouring elements of the result, and those of one element.
+/// Distances between partial results: of neighbouring elements of the result, and of one element.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
     pub element: i64,
@@ -12,8 +12,8 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Lanes that have an element each lie side by side, that all banks are used; else the partial results of an element do,
-    /// that they are read together.
+    /// If lanes have one element each, these are adjacent, so that all banks are used; otherwise the partial results of
+    /// an element are, so that they are read together.
     pub fn of(slice: &Flat, bits: usize, sharers: usize) -> Places {
         let lanes = slice.lanes.iter().flatten().count();
         if slice.per_thread() == 1 && lanes > 2 && sharers <= READS {

@@ -36,7 +36,7 @@ impl<'c> Gen<'c, '_> {
         if let Some(chosen) = self.select_at_ends(data, &args)? {
             return Ok(chosen);
         }
-        // Registers that hold the same operands (copies along a broadcast axis) share the result.
+        // Registers that hold the same operands (replicas along a broadcast axis) share the result.
         let mut known: HashMap<Vec<Val<'c>>, Reg<'c>> = HashMap::new();
         let mut out = vec![];
         for r in 0..count {
@@ -54,7 +54,7 @@ impl<'c> Gen<'c, '_> {
                     let reg = match self.k.ty(data.results[0]) {
                         Type::Block { elem, .. } => Reg::of(v, *elem),
                         _ => match row.get(1) {
-                            // A choice between pointers: aligned to its elements at least.
+                            // A select between pointers: aligned to its elements at least.
                             Some(Reg::Ptr(p)) => self.pointer_like(p, v)?,
                             _ => return Err(mistyped("pointers")),
                         },
@@ -68,8 +68,8 @@ impl<'c> Gen<'c, '_> {
         self.learn(data, &args, &out)?;
         Ok(out)
     }
-    /// Quotients by products with reciprocals, each made once: what the divisor's is, and what the product is to be
-    /// multiplied with.
+    /// Quotients as products with reciprocals, each made once. `make` gives the factor for a divisor, and a second one
+    /// if the product needs it.
     fn by_reciprocals(
         &mut self,
         args: &[Vec<Reg<'c>>],
@@ -83,12 +83,12 @@ impl<'c> Gen<'c, '_> {
                 Some(r) => *r,
                 None => *known.entry(y).or_insert(make(self, y)?),
             };
-            let matmul = self.e.fmul(x, by)?;
-            out.push(Reg::Plain(then.map_or(Ok(matmul), |s| self.e.fmul(matmul, s))?.into()));
+            let product = self.e.fmul(x, by)?;
+            out.push(Reg::Plain(then.map_or(Ok(product), |s| self.e.fmul(product, s))?.into()));
         }
         Ok(out)
     }
-    /// 1/y in two factors, as that of a number below the normal ones is none.
+    /// 1/y in two factors, since the reciprocal of a subnormal number is not finite.
     fn reciprocal(&self, y: FloatValue<'c>) -> Res<(FloatValue<'c>, Option<FloatValue<'c>>)> {
         let e = &self.e;
         let number = |v: f64| e.f32().const_float(v);
@@ -109,7 +109,7 @@ impl<'c> Gen<'c, '_> {
             _ => Err(mistyped("pointers")),
         }
     }
-    /// Arithmetic on `base + constant`, where it stays of that form.
+    /// Arithmetic that keeps the form `base + constant`.
     fn by_index(&mut self, op: &Op, args: &[Reg<'c>], elem: Option<Elem>) -> Res<Option<Reg<'c>>> {
         let (e, memo) = (&self.e, &mut self.memo);
         if let (Op::PtrAdd, [p, i]) = (op, args) {
@@ -198,8 +198,8 @@ impl<'c> Gen<'c, '_> {
             UnaryOp::Neg => e.sub(zero, a)?.into(),
             UnaryOp::Not => e.not(a)?.into(),
             UnaryOp::Abs if !elem.is_signed() => a.into(),
-            // abs.s16 of the least number gives 32768 in a register of 32 bits, which comparisons see; LLVM writes it for any
-            // other form of the same.
+            // abs.s16 of the least number gives 32768 in a 32-bit register, which comparisons see; LLVM emits it for
+            // any other form of the same.
             UnaryOp::Abs if elem == Elem::I16 => {
                 let wide = e.sext(a, e.i32())?;
                 let size = e.asm("abs.s32 $0, $1;", "=r,r", Some(e.i32().into()), &[wide.into()], false, false)?;
@@ -234,7 +234,7 @@ impl<'c> Gen<'c, '_> {
             BinaryOp::Max => pick(if signed { "llvm.smax" } else { "llvm.umax" })?,
             BinaryOp::Min => pick(if signed { "llvm.smin" } else { "llvm.umin" })?,
             BinaryOp::Shl | BinaryOp::Shr => {
-                // Shifting by the width or more gives what is left of the number: 0, or its sign.
+                // A shift by the width or more gives 0, or the sign.
                 let width = ty.const_int(ty.get_bit_width().into(), false);
                 let over = e.icmp(IntPredicate::UGE, b, width)?;
                 let last = ty.const_int(u64::from(ty.get_bit_width()) - 1, false);
@@ -313,7 +313,7 @@ impl<'c> Gen<'c, '_> {
                 Ok(match (x.get_type() == e.f32(), to) {
                     (_, Elem::F64) => e.b.build_float_ext(x, t, "")?.into(),
                     (true, Elem::F32) => x.into(),
-                    // The processor has no conversion from f64 to bf16.
+                    // The GPU has no conversion from f64 to bf16.
                     (false, Elem::Bf16) => {
                         let x = e.b.build_float_trunc(x, e.f32(), "")?;
                         e.b.build_float_trunc(x, t, "")?.into()

@@ -1,7 +1,8 @@
 //! Reductions: over a thread's registers, then lanes by shuffles, then warps through shared memory.
 //!
-//! Every step combines two neighbouring ranges of the axis, whatever bits of the layout they lie on, so one loop over the
-//! axis's bits serves all layouts. Half types accumulate in f32 and are rounded once.
+//! Every step combines two neighbouring ranges of the axis, whatever bits of the layout they lie on, so one loop over
+//! the axis's bits serves all layouts. Where a thread has several results, as in sums of columns, each step between
+//! lanes halves the number of results that a lane is in charge of. Half types accumulate in f32 and are rounded once.
 use super::emit::{Fail, Res, Val, int};
 use super::exchange::shuffle;
 use super::r#gen::Gen;
@@ -11,7 +12,7 @@ use inkwell::{FloatPredicate, IntPredicate};
 use kiln_block::layout::{Flat, axis_bits, bits_of};
 use kiln_block::{BinaryOp, CmpOp, Elem, InstData, ReduceOp};
 
-/// Registers of a row from which on partial results of half as many are too much.
+/// From this many registers of a row on, holding partial results of half as many at once is too much.
 const MANY: usize = 32;
 
 /// A partial result: the value and, for arg-reductions, its index.
@@ -63,7 +64,7 @@ impl<'c> Gen<'c, '_> {
         let across = flat.lanes.iter().enumerate().filter(|(_, b)| b.is_some_and(|b| bits.contains(&b)));
         let mut slice = whole.clone();
         for i in across.map(|l| l.0) {
-            // What goes on through memory is shared out between the lanes.
+            // What continues through shared memory is divided among the lanes.
             if (!warps.is_empty() || !blocks.is_empty()) && parts.len() > 1 {
                 parts = self.halve(op, &elems, parts, i)?;
                 slice.lanes[i] = slice.registers.pop();
@@ -93,7 +94,7 @@ impl<'c> Gen<'c, '_> {
             })
             .collect()
     }
-    /// Combines registers that differ in axis bits, as a tree; the rest keep their order.
+    /// Combines registers that differ in axis bits, as a tree; the others keep their order.
     fn over_registers(
         &mut self,
         op: ReduceOp,
@@ -113,7 +114,7 @@ impl<'c> Gen<'c, '_> {
             return Ok(out);
         }
         let mut parts = parts;
-        // From the highest register bit down, so that lower ones keep their places.
+        // From the highest register bit down, so that lower ones keep their positions.
         for i in axis.into_iter().rev() {
             let mut next = vec![];
             for r in (0..parts.len()).filter(|r| r >> i & 1 == 0) {
@@ -123,7 +124,8 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(parts)
     }
-    /// Neighbours first, and each branch of the tree before the next is begun: few partial results are held at a time.
+    /// Neighbours first, and each branch of the tree before the next one, so that few partial results are held at a
+    /// time.
     fn branch_by_branch(&mut self, op: ReduceOp, elems: &[Elem], parts: &[&Part<'c>]) -> Res<Part<'c>> {
         match parts.split_at(parts.len() / 2) {
             ([], [one]) => Ok((*one).clone()),
@@ -134,7 +136,8 @@ impl<'c> Gen<'c, '_> {
             }
         }
     }
-    /// Combines what two lanes have, each for half of the results: the lower lane for those of the lower registers.
+    /// Combines the partial results of two lanes, each lane for half of them: the lower lane for those of the lower
+    /// registers.
     fn halve(&mut self, op: ReduceOp, elems: &[Elem], parts: Vec<Part<'c>>, lane: usize) -> Res<Vec<Part<'c>>> {
         let upper = self.threads.bit(&self.e, lane)?;
         let (low, high) = parts.split_at(parts.len() / 2);
@@ -149,7 +152,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(out)
     }
-    /// Results that lanes share out, to all that want them.
+    /// Sends results that are divided among lanes to all lanes that need them.
     fn handed_out(&mut self, from: &Flat, to: &Flat, parts: &[Part<'c>]) -> Res<Vec<Part<'c>>> {
         let s = shuffle(from, to).ok_or_else(|| Fail::Unsupported("the layout of this reduction".into()))?;
         let lane = self.threads.sum(&self.e, &s.moves)?.value(&self.e, &mut self.memo)?;
@@ -190,7 +193,7 @@ impl<'c> Gen<'c, '_> {
         self.filled()?;
         self.collect(op, elems, slice, bits, sharers, &starts)
     }
-    /// Neighbours first.
+    /// Combines neighbours first.
     pub fn combine_all(&mut self, op: ReduceOp, elems: &[Elem], mut slots: Vec<Part<'c>>) -> Res<Part<'c>> {
         while slots.len() > 1 {
             slots = slots.chunks(2).map(|c| self.combine(op, elems, &c[0], &c[1])).collect::<Res<_>>()?;

@@ -1,7 +1,7 @@
-//! Groups of warps with jobs of their own, and the barriers they wait for each other at.
+//! Roles: groups of warps with programs of their own, and the barriers between them.
 //!
-//! A role that touches nothing but scalars, barriers and tensor-map copies is run by one thread of its group; in the others
-//! what one thread must do (a copy, its commit) is done by the group's first.
+//! A role that uses only scalars, barriers and tensor-map copies is run by one thread of its group; in other roles the
+//! group's first thread does what one thread must do (a copy, its commit).
 use super::emit::{Fail, Res, Val, int, mistyped};
 use super::r#gen::Gen;
 use super::index::{Index, Reg};
@@ -16,11 +16,11 @@ pub(super) struct Group<'c> {
     /// Number among the groups of the kernel.
     index: IntValue<'c>,
     warps: usize,
-    /// One thread runs it all.
+    /// One thread runs the whole role.
     single: bool,
 }
 
-/// Whether one thread can do all of it.
+/// Whether one thread can run the whole region.
 pub(super) fn is_single(k: &Kernel, r: &Region) -> bool {
     let mut yes = true;
     k.walk_region(r, &mut |_, data| {
@@ -46,7 +46,7 @@ impl<'c> Gen<'c, '_> {
         self.e.b.position_at_end(after);
         Ok(())
     }
-    /// One thread of the group (of the block, outside of roles).
+    /// Runs `f` in one thread of the group (of the block, outside of roles).
     pub fn once(&mut self, f: impl FnOnce(&mut Self) -> Res<()>) -> Res<()> {
         let first = match self.group {
             Some(g) if g.single => None,
@@ -61,7 +61,7 @@ impl<'c> Gen<'c, '_> {
     pub fn effect(&self, name: &str, args: &[Val<'c>]) -> Res<()> {
         self.e.invoke(&format!("llvm.nvvm.{name}"), &[], args).map(|_| ())
     }
-    /// All warps of a group.
+    /// A barrier of all warps of a group.
     pub fn group_sync(&mut self, g: Group<'c>) -> Res<()> {
         let e = &self.e;
         let id = e.add(g.index, e.int(1))?;
@@ -80,7 +80,7 @@ impl<'c> Gen<'c, '_> {
         }
         let thread = int(self.e.call("llvm.nvvm.read.ptx.sreg.tid.x", &[], &[])?)?;
         let warp = self.e.lshr(thread, self.e.int(5))?;
-        // The same in all lanes, which the assembler then knows.
+        // Uniform over the warp, which the shuffle tells the assembler.
         let all = self.e.int(-1);
         let args = [all.into(), warp.into(), self.e.int(0).into(), self.e.int(31).into()];
         let warp = int(self.e.call("llvm.nvvm.shfl.sync.idx.i32", &[], &args)?)?;
@@ -191,7 +191,7 @@ impl<'c> Gen<'c, '_> {
             g.effect("mbarrier.arrive.expect.tx.scope.cta.space.cta", &args)
         })
     }
-    /// Every warp arrives once, with `multicast` at the barrier of every block of the cluster.
+    /// Every warp arrives once; with `multicast`, at the barrier of every block of the cluster.
     pub fn barrier_arrive(&mut self, data: &InstData, multicast: bool) -> Res<()> {
         let at = self.barrier_at(data.args[0], data.args[1])?;
         let one = self.e.int(1);

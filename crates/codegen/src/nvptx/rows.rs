@@ -1,4 +1,4 @@
-//! Rows one behind the other, as they lie in memory, to rows of a tile and back, through shared memory; and rows kept as they
+//! Consecutive rows of any length to rows of a tile and back, through shared memory; and rows that are kept as they
 //! were loaded.
 use super::emit::{Fail, Res, Val};
 use super::exchange::Placement;
@@ -32,7 +32,7 @@ impl<'c> Gen<'c, '_> {
         let values = self.gather(&b, &flat, start, elem)?;
         Ok(values.into_iter().map(|v| Reg::of(v, elem)).collect())
     }
-    /// The same registers, two elements of a half type in one, of which LLVM knows nothing.
+    /// The same registers, half types two per register, opaque to LLVM.
     pub fn keep(&mut self, data: &InstData) -> Res<Vec<Reg<'c>>> {
         let elem = self.elem(data.args[0])?;
         let values = self.plain(data.args[0])?;
@@ -55,17 +55,17 @@ impl<'c> Gen<'c, '_> {
     fn places_of_rows(&self, v: Value, row: usize) -> Res<Placement> {
         let [high, wide] = self.k.ty(v).shape() else { return Err(shape()) };
         let weights = (0..wide.ilog2()).map(|b| 1 << b).chain((0..high.ilog2()).map(|b| row << b)).collect();
-        // Ends of rows reach into the next row, that of the last behind all.
+        // The end of a row overlaps the next row; that of the last row reaches past all.
         Ok(Placement { weights, elements: (high - 1) * row + wide })
     }
-    /// Where the rows start.
+    /// Scratch for the rows.
     fn rows_room(&mut self, flat: &Placement, tile: &Placement, bytes: usize) -> Res<usize> {
         if self.blocks.count > 1 {
-            return Err(Fail::Unsupported("rows one behind the other in an instance of several blocks".into()));
+            return Err(Fail::Unsupported("pack and unpack in an instance of several blocks".into()));
         }
         Ok(self.room(&[flat.elements.max(tile.elements) * bytes])?[0])
     }
-    /// Writes rows to their places, but not what is behind their ends.
+    /// Writes rows to their places, without the elements past their ends.
     fn scatter_rows(
         &mut self,
         v: Value,
@@ -95,7 +95,7 @@ impl<'c> Gen<'c, '_> {
         let (ty, letter, word) = match elem.bytes() {
             4 => ("b32", 'r', e.i32()),
             2 => ("b16", 'h', e.cx.i16_type()),
-            _ => return Err(Fail::Unsupported(format!("rows of {elem} one behind the other"))),
+            _ => return Err(Fail::Unsupported(format!("pack and unpack of {elem}"))),
         };
         let at = e.b.build_ptr_to_int(ptr, e.i32(), "")?;
         let text = format!("@$0 st.shared.{ty} [$1], $2;");
@@ -105,8 +105,9 @@ impl<'c> Gen<'c, '_> {
     }
 }
 
-/// Whether threads reduce several rows each, every one within a warp. To save registers the assembler would load one when it is
-/// done with another; what is not said to be constant it does not move past stores.
+/// Whether threads reduce several rows each, every one within a warp. To save registers, the assembler would load a row
+/// only when it is done with the one before. It does not move loads past stores unless they are marked constant, so
+/// these are not.
 pub(super) fn in_turns(k: &Kernel) -> bool {
     let mut found = false;
     k.walk(&mut |_, d| {

@@ -1,6 +1,6 @@
-//! Scans: for each bit of the axis from the lowest, the upper half of every range of that size takes on the total of its lower
-//! half. Once a range is spread over threads, what comes before it is the same for all of a thread's elements that were
-//! together until then: it is carried beside them and added at the end.
+//! Scans: for each bit of the axis from the lowest, the upper half of every range of that size takes on the total of
+//! its lower half. Once a range is spread over threads, the prefix from other threads is the same for all elements that
+//! a thread held together until then: it is kept as a separate carry and added at the end.
 use super::emit::{Fail, Res, Val, float, mistyped};
 use super::exchange::Placement;
 use super::r#gen::Gen;
@@ -12,17 +12,17 @@ use kiln_block::{Elem, InstData, ReduceOp, ScanOp};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// A scan in flight, by registers.
+/// A scan in progress, by registers.
 struct Scan<'c> {
     op: ReduceOp,
     elem: Elem,
-    /// Within what a thread had together when it was first to look at another.
+    /// Prefix within what a thread held together before its first exchange.
     prefix: Vec<Val<'c>>,
-    /// Of what comes before that, in the ranges so far.
+    /// Prefix of what precedes that, in the ranges so far.
     carry: Vec<Option<Val<'c>>>,
-    /// Of the ranges so far; registers of one range have the same.
+    /// Totals of the ranges so far; registers of one range have the same.
     total: Vec<Val<'c>>,
-    /// What registers that have the same share.
+    /// Sums made so far, so that registers with the same operands share one.
     sums: HashMap<(Val<'c>, Val<'c>), Val<'c>>,
 }
 
@@ -73,7 +73,7 @@ impl<'c> Gen<'c, '_> {
         scan.sums.insert((a, b), v);
         Ok(v)
     }
-    /// Halves that differ in bit `i` of the register.
+    /// Combines halves that differ in bit `i` of the register.
     fn scan_registers(&mut self, scan: &mut Scan<'c>, i: usize) -> Res<()> {
         let spread = scan.carry.iter().any(Option::is_some);
         for low in (0..scan.prefix.len()).filter(|r| r >> i & 1 == 0) {
@@ -89,11 +89,11 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    /// Halves that differ in a bit of the lane or warp; those before it on the axis are `done`.
+    /// Combines halves that differ in a bit of the lane or warp; the lower bits of the axis are `done`.
     fn scan_threads(&mut self, scan: &mut Scan<'c>, flat: &Flat, bits: usize, done: Range<u8>, bit: u8) -> Res<()> {
         let thread = flat.threads().position(|b| b == Some(bit)).ok_or_else(|| mistyped("a scan"))?;
         let upper = self.threads.bit(&self.e, thread)?;
-        // One register of each range.
+        // One register per range.
         let first = |r: usize| flat.register_of(flat.register(r) & !done.clone().fold(0, |m, b| m | 1 << b));
         let firsts: Vec<usize> =
             (0..flat.per_thread()).map(|r| first(r).ok_or_else(|| mistyped("a scan"))).collect::<Res<_>>()?;
@@ -130,7 +130,7 @@ impl<'c> Gen<'c, '_> {
         Ok(())
     }
 
-    /// What combines with anything without changing it.
+    /// The identity of the op.
     fn nothing(&self, op: ReduceOp, elem: Elem, like: Val<'c>) -> Res<Val<'c>> {
         Ok(match (op, like.get_type()) {
             (ReduceOp::Sum, BasicTypeEnum::FloatType(t)) => t.const_float(-0.0).into(),
@@ -143,7 +143,7 @@ impl<'c> Gen<'c, '_> {
             (_, other) => return Err(Fail::Unsupported(format!("a scan of {other}"))),
         })
     }
-    /// The totals of registers `own`, one for each range, of the warp that differs in element bit `bit`, through scratch.
+    /// The totals of the warp that differs in element bit `bit`, for registers `own` (one per range), through scratch.
     fn warps_value(
         &mut self,
         flat: &Flat,
@@ -167,7 +167,7 @@ impl<'c> Gen<'c, '_> {
             self.shared_store(ptr, &[*v], elem)?;
         }
         self.filled()?;
-        // The partner's place: the own one with the bit flipped.
+        // The partner's position: the own one with the bit flipped.
         let at = self.e.xor(at, self.e.int((place.weights[bit as usize] * elem.bytes()) as i64))?;
         let mut others = vec![];
         for (r, _) in own {

@@ -1,8 +1,9 @@
-//! Matmuls of shared tiles by FMAs: every thread a part of the result in registers, operands in 16-byte reads.
+//! Matmuls of shared tiles on the FMA engine: every thread computes a part of the result in registers and reads
+//! operands 16 bytes at a time.
 //!
-//! A tile whose rows run along K gives a thread four of K for one row of the result at a time; one whose rows run along the
-//! result's axis, four neighbours for one of K. The layout of the sums (`fragment::multiply_add_accumulator`) has neighbours
-//! in different lanes in the first case and in one thread in the second, so that neither has bank conflicts.
+//! A K-major tile gives a thread four elements along K of one row of the result per read; an M- or N-major tile gives
+//! four neighbours at one position of K. The layout of the accumulators (`fragment::multiply_add_accumulator`) has
+//! neighbours in different lanes in the first case and in one thread in the second, so that neither has bank conflicts.
 use super::emit::{Fail, Res, Val, int, mistyped};
 use super::r#gen::Gen;
 use super::index::Reg;
@@ -11,9 +12,9 @@ use inkwell::values::{IntValue, PointerValue};
 use kiln_block::layout::{Flat, axis_bits};
 use kiln_block::{Elem, InstData, Swizzle, Terms, Value};
 
-/// Elements of one read.
+/// Elements per read.
 const READ: usize = 4;
-/// Elements of K in one trip of the loop; a swizzled tile repeats its pattern after as many rows.
+/// Elements of K per iteration of the loop; a swizzled tile repeats its pattern after as many rows.
 const TRIP: usize = 8;
 /// Bytes of a row of a swizzled panel.
 const LINE: usize = 128;
@@ -21,13 +22,14 @@ const LINE: usize = 128;
 /// An operand as one thread reads it.
 struct Side<'c> {
     tile: Tile,
-    /// Rows of the tile run along K.
+    /// The tile is K-major: its rows are contiguous along K.
     deep: bool,
-    /// Start of the stage, with the thread's part of its rows (along K), or of its panel (along the result's axis).
+    /// Start of the stage, plus the thread's rows (K-major) or its panel (M- or N-major).
     base: PointerValue<'c>,
-    /// What the thread's part adds to the number of a 16-byte chunk, exclusively.
+    /// What the thread's rows XOR into the number of a 16-byte chunk (the swizzle).
     turn: IntValue<'c>,
-    /// Positions along the result's axis that registers add, ascending, and which of them each register of the sums has.
+    /// Positions along the result's axis that registers add, ascending, and for each accumulator register which of them
+    /// it has.
     positions: Vec<usize>,
     of: Vec<usize>,
 }
@@ -45,7 +47,7 @@ impl<'c> Gen<'c, '_> {
         if !depth.is_multiple_of(TRIP) {
             return Err(Fail::Unsupported(format!("a matmul of tiles {depth} deep")));
         }
-        // Beyond what there is of K tiles are zero.
+        // Past the valid part of K tiles are zero.
         let end = match there.first() {
             Some(n) => int(self.plain(*n)?[0])?,
             None => self.e.int(depth as i64),
@@ -74,13 +76,13 @@ impl<'c> Gen<'c, '_> {
             phi.add_incoming(&[(s, body)]);
         }
         self.e.b.position_at_end(after);
-        // Whoever says next that the stage is free says it for all lanes.
+        // Any lane may release the stage next, on behalf of all lanes.
         self.effect("bar.warp.sync", &[self.e.int(-1).into()])?;
         Ok(sums.into_iter().map(Reg::Plain).collect())
     }
-    /// Adds the products of four of K, from `now + first` on. Reads of the right operand stand beside their FMAs, so
-    /// that few are held at once. Rows go up and down in turn: each FMA shares an operand with the one before, which
-    /// leaves two registers to read, one from each bank.
+    /// Adds the products at four positions of K, from `now + first` on. Reads of the right operand are placed next to
+    /// their FMAs, so that few are held at once. Rows go up and down alternately: each FMA shares an operand with the
+    /// one before, which leaves two registers to read, one from each bank.
     fn four_of_k(
         &mut self,
         terms: Terms,
@@ -104,7 +106,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    /// For each of four of K, the elements at some of the thread's positions.
+    /// For each of four positions of K, the elements at some of the thread's positions.
     fn read(
         &mut self,
         s: &Side<'c>,
@@ -114,7 +116,7 @@ impl<'c> Gen<'c, '_> {
     ) -> Res<Vec<Vec<Val<'c>>>> {
         let mut all = vec![vec![]; READ];
         if s.deep {
-            // The chunk's number, turned by the row's.
+            // The chunk's number, swizzled by the row's.
             let chunk = self.e.add(self.e.lshr(now, self.e.int(2))?, self.e.int((first / READ) as i64))?;
             let chunk = self.e.shl(self.e.xor(chunk, s.turn)?, self.e.int(4))?;
             let row = self.e.gep(self.e.i8().into(), s.base, chunk)?;
@@ -164,7 +166,7 @@ impl<'c> Gen<'c, '_> {
         let of = each.iter().map(|p| positions.binary_search(p).unwrap_or(0)).collect();
         let swizzled = t.swizzle == Swizzle::B128;
         let line = t.row_bytes() == LINE;
-        // Registers step over whole patterns of the swizzle, and in runs of four.
+        // Registers step by whole periods of the swizzle, and in runs of four.
         let fits = match deep {
             true => swizzled && line && t.panels() == 1 && registers.iter().all(|w| w % 8 == 0),
             false => {

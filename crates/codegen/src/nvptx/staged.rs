@@ -1,5 +1,5 @@
-//! Loads that are in flight while the program computes: every thread copies what it will read to its own places in shared
-//! memory, so that nothing but its own copies has to be waited for.
+//! Loads in flight while the program computes (`cp.async`): every thread copies what it will read to its own places in
+//! shared memory, so that it waits for its own copies only.
 use super::emit::{Fail, Res, Val, mistyped};
 use super::r#gen::Gen;
 use super::index::{Pointer, Reg};
@@ -47,7 +47,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    /// Elements that do not lie in aligned vectors go through registers.
+    /// Elements that are not in aligned vectors go through registers.
     fn copy_at_once(
         &mut self,
         tile: Value,
@@ -87,8 +87,8 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(out)
     }
-    /// The tile has one stage, is only copied to and read, all in the layout of `like`, in which no thread holds what another
-    /// has too.
+    /// Whether every thread has its own part of the tile: the tile has one stage, is only copied to and read, always in
+    /// the layout of `like`, and that layout has no replicas.
     fn are_private(&self, tile: Value, like: Value) -> bool {
         let Ok(flat) = self.flat(like) else { return false };
         let mut alike = flat.threads().all(|b| b.is_some());
@@ -103,7 +103,7 @@ impl<'c> Gen<'c, '_> {
         });
         alike && matches!(self.k.ty(tile), kiln_block::Type::Shared { stages: 1, .. })
     }
-    /// Where the thread has its vector number `n` of a tile: those of a warp side by side.
+    /// Address of the thread's `n`-th vector of a tile: those of a warp are adjacent.
     fn own_vector(&mut self, tile: Value, n: usize) -> Res<PointerValue<'c>> {
         let own = 5 + self.own_warp_bits();
         let weights: Vec<i64> =

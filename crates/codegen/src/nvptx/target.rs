@@ -10,7 +10,7 @@ use inkwell::targets::{
 use kiln_machine::Arch;
 use std::sync::Once;
 
-/// The machine for an architecture. PTX 8.1 is the oldest that has all of `sm_90a` that is used.
+/// The target machine of an architecture. PTX 8.1 is the oldest version that has all that is used of `sm_90a`.
 pub(super) fn machine(arch: Arch) -> Res<TargetMachine> {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| Target::initialize_nvptx(&InitializationConfig::default()));
@@ -27,7 +27,7 @@ pub(super) fn machine(arch: Arch) -> Res<TargetMachine> {
         .ok_or_else(|| Fail::Llvm(format!("this LLVM has no back end for {}", arch.name())))
 }
 
-/// What a kernel needs of the optimiser: its loops are written out already, so no vectoriser and no unrolling.
+/// The passes that a kernel needs: its loops are already written out, so there is no vectoriser and no unrolling.
 const PASSES: &str = "function(sroa,early-cse<memssa>,instcombine<no-verify-fixpoint>,simplifycfg,reassociate,gvn,loop-mssa(licm),\
                       separate-const-offset-from-gep,early-cse,instcombine<no-verify-fixpoint>,simplifycfg,sink,adce)";
 

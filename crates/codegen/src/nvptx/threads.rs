@@ -1,4 +1,4 @@
-//! Where a thread stands: numbers that follow from the thread's index, computed once at the entry.
+//! A thread's position: values that follow from the thread's index, computed once at the entry.
 use super::emit::{Emit, Res, int};
 use super::index::Index;
 use inkwell::IntPredicate;
@@ -10,7 +10,7 @@ use std::collections::HashMap;
 pub(super) type Weights = Vec<i64>;
 
 pub(super) struct Threads<'c> {
-    /// Stands at the end of the entry block.
+    /// Positioned at the end of the entry block.
     entry: Builder<'c>,
     thread: IntValue<'c>,
     /// Bits of the thread index: five, and log2 of the warps.
@@ -20,9 +20,9 @@ pub(super) struct Threads<'c> {
 }
 
 impl<'c> Threads<'c> {
-    /// `e` stands in the entry block, which ends only after the whole program is written.
-    /// The threads of all `blocks` that share an instance are numbered through. With several `groups` of warps the thread
-    /// index is that in its group.
+    /// `e` must be in the entry block, which ends only after the whole program is written. The threads of all `blocks`
+    /// that share an instance are numbered consecutively. With several `groups` of warps the thread index is that
+    /// within its group.
     pub fn new(e: &Emit<'c>, entry: Builder<'c>, warp_bits: usize, blocks: usize, groups: usize) -> Res<Threads<'c>> {
         let mut thread = int(e.call("llvm.nvvm.read.ptx.sreg.tid.x", &[], &[])?)?;
         if blocks > 1 {
@@ -36,11 +36,11 @@ impl<'c> Threads<'c> {
         }
         Ok(Threads { entry, thread, bits: 5 + warp_bits, sums: HashMap::new(), firsts: HashMap::new() })
     }
-    /// Weights of the bits from `own` up, the block's rank in its cluster.
+    /// Weights of the bits from `own` up, which are the block's rank in its cluster.
     pub fn rank(&self, own: usize) -> Vec<i64> {
         (0..self.bits - own).map(|i| 1 << i).collect()
     }
-    /// The end of the entry block, for what must be there on all ways.
+    /// The end of the entry block, for values that are needed on all paths.
     pub fn entry(&self) -> &Builder<'c> {
         &self.entry
     }
@@ -97,7 +97,7 @@ impl<'c> Threads<'c> {
         let zero = self.first(e, 1 << i)?;
         Ok(self.entry.build_not(zero, "")?)
     }
-    /// Whether all bits of `mask` are zero in the thread index: the first of the threads that hold copies.
+    /// Whether all bits of `mask` are zero in the thread index: the first of the threads that hold replicas.
     pub fn first(&mut self, e: &Emit<'c>, mask: i64) -> Res<IntValue<'c>> {
         if let Some(v) = self.firsts.get(&mask) {
             return Ok(*v);

@@ -1,7 +1,8 @@
-//! Shared tiles and barriers: where they lie, and stores of blocks into tiles.
+//! Shared tiles and barriers: their addresses, and stores and loads of blocks.
 //!
-//! A stage of a swizzled tile whose rows are longer than the swizzle's span lies as panels of that width one after the other;
-//! within a panel the 16-byte chunks of a row are permuted by the row's number, as tensor-map copies and `wgmma` have it.
+//! A stage of a swizzled tile whose rows are longer than the swizzle's span is stored as panels of that width one after
+//! the other; within a panel the 16-byte chunks of a row are permuted by the row's number, as tensor-map copies and
+//! `wgmma` have it.
 use super::emit::{Fail, Res, Val, int, mistyped};
 use super::r#gen::Gen;
 use super::index::{Index, Reg};
@@ -51,7 +52,7 @@ impl Places {
     }
 }
 
-/// A shared tile's type, taken apart.
+/// A shared tile's type in parts.
 pub(super) struct Tile {
     pub elem: Elem,
     pub rows: usize,
@@ -83,7 +84,7 @@ impl Tile {
     }
 }
 
-/// How many arrivals in hardware each arrival of the program is, by barrier: warps arrive one by one.
+/// Hardware arrivals per arrival of the program, by barrier: warps arrive one by one.
 pub(super) fn arrivals(k: &Kernel) -> Res<HashMap<Value, usize>> {
     let mut all: HashMap<Value, usize> = HashMap::new();
     let mut uneven = false;
@@ -106,7 +107,7 @@ pub(super) fn arrivals(k: &Kernel) -> Res<HashMap<Value, usize>> {
 }
 
 impl<'c> Gen<'c, '_> {
-    /// Address of a byte of shared memory: a constant, and a number that is added.
+    /// Address of a byte of shared memory: a constant plus a number.
     pub fn tile_byte(&self, constant: usize, more: Option<IntValue<'c>>) -> Res<PointerValue<'c>> {
         let base = self.e.gep(self.e.i8().into(), self.shared, self.e.int(constant as i64))?;
         more.map_or(Ok(base), |m| self.e.gep(self.e.i8().into(), base, m))
@@ -129,7 +130,8 @@ impl<'c> Gen<'c, '_> {
         }
         self.store_pairs(&t, base, &flat, &values)
     }
-    /// An accumulator's layout by `stmatrix`: four 8x8 matrices an instruction, 16 rows of a warp by 16 columns.
+    /// Stores an accumulator's layout by `stmatrix`: four 8x8 matrices per instruction, 16 rows of a warp by 16
+    /// columns.
     fn store_matrices(&mut self, t: &Tile, base: PointerValue<'c>, values: &[Val<'c>]) -> Res<()> {
         let thread = self.threads.sum(&self.e, &[1, 2, 4, 8, 16, 32, 64])?.value(&self.e, &mut self.memo)?;
         let e = &self.e;
@@ -151,8 +153,8 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(())
     }
-    /// Any layout, neighbouring registers of a row in pairs. Sums of FMAs in 32 bits go one by one, those of even
-    /// registers first: pairs would tie each sum to the register bank of what is multiplied for it.
+    /// Stores any layout, neighbouring registers of a row in pairs. 32-bit sums of FMAs go one by one, those of even
+    /// registers first: pairs would tie each sum to the register bank of its operands.
     fn store_pairs(&mut self, t: &Tile, base: PointerValue<'c>, flat: &Flat, values: &[Val<'c>]) -> Res<()> {
         let shape = [t.rows, t.columns];
         let bytes = t.elem.bytes();
@@ -219,7 +221,7 @@ impl<'c> Gen<'c, '_> {
     }
 }
 
-/// Registers of a part along `axis`: the element number in the operand of an element of the result.
+/// Element number in the operand, for an element of a slice of it along `axis`.
 pub(super) fn whole_of(element: usize, from: &[usize], to: &[usize], axis: usize, at: usize) -> usize {
     let mut whole = 0;
     for a in 0..to.len() {

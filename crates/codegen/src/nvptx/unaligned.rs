@@ -1,4 +1,4 @@
-//! Loads of 16 bytes that start at no multiple of 16: the two aligned accesses they lie in, shifted into place.
+//! Unaligned loads of 16 bytes: reads the two aligned vectors that contain them, and shifts the bytes into place.
 use super::emit::{Res, Val, int};
 use super::r#gen::Gen;
 use super::index::Pointer;
@@ -11,10 +11,10 @@ use kiln_block::Elem;
 const BYTES: usize = 16;
 
 impl<'c> Gen<'c, '_> {
-    /// The 32 aligned bytes that those from `ptr` on lie in, if all of these are there.
+    /// The 32 aligned bytes that contain the 16 from `ptr` on, if all elements of these are inside.
     pub fn load_around(&mut self, ptr: Pointer<'c>, when: &When<'c>, elem: Elem, n: usize) -> Res<Vec<Val<'c>>> {
         let w = Words::of(BYTES, elem);
-        // Groups of a block lie whole vectors apart, so all of them are as far from an aligned address.
+        // Groups of a block are whole vectors apart, so all have the same misalignment.
         let first = Pointer { off: ptr.off.rem_euclid(n as i64), ..ptr };
         let past = self.past(ptr, n)?;
         let e = &self.e;
@@ -36,7 +36,7 @@ impl<'c> Gen<'c, '_> {
         words.extend(self.load_words(high, Some(next), w)?);
         Ok(words)
     }
-    /// The `n` elements from `ptr` on out of the words around them, zeros where they are not there.
+    /// The `n` elements from `ptr` on, extracted from the words around them; zeros outside of the mask.
     pub fn chosen_around(
         &mut self,
         words: Vec<Val<'c>>,
@@ -49,7 +49,7 @@ impl<'c> Gen<'c, '_> {
         let words = self.shifted(words, past, w, elem)?;
         let values = self.unpack(&words, elem)?;
         let When::Each(masks) = when else { return Ok(values) };
-        // Few threads stand at an end of a row.
+        // Few threads are at an end of a row.
         let end = self.e.and(self.any(masks)?, self.e.not(self.all(masks)?)?)?;
         self.in_part(end, values, |g, _| {
             let one = Words::of(elem.bytes(), elem);
@@ -62,14 +62,14 @@ impl<'c> Gen<'c, '_> {
             Ok(out)
         })
     }
-    /// Bytes from the aligned address before to `ptr`.
+    /// Bytes from the preceding aligned address to `ptr`.
     fn past(&self, ptr: Pointer<'c>, n: usize) -> Res<IntValue<'c>> {
         let e = &self.e;
         let first = Pointer { off: ptr.off.rem_euclid(n as i64), ..ptr };
         let address = e.b.build_ptr_to_int(first.value(e)?, e.i64(), "")?;
         e.and(e.trunc(address, e.i32())?, e.int(BYTES as i64 - 1))
     }
-    /// The 16 bytes that start `past` bytes into twice as many.
+    /// The 16 bytes that start `past` bytes into the 32.
     fn shifted(&self, mut words: Vec<Val<'c>>, past: IntValue<'c>, w: Words, elem: Elem) -> Res<Vec<Val<'c>>> {
         let e = &self.e;
         // By whole words, the largest steps first.

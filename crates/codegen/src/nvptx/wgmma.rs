@@ -1,5 +1,5 @@
-//! Matmuls by warpgroups: operands in shared memory named by matrix descriptors, accumulators in registers that stay tied to
-//! the instructions until they are waited for.
+//! Matmuls by warpgroups (`wgmma`): operands in shared memory addressed by matrix descriptors, accumulators in
+//! registers that stay tied to the instructions until they are waited for.
 use super::emit::{Fail, Res, Val, mistyped};
 use super::r#gen::Gen;
 use super::index::Reg;
@@ -8,10 +8,10 @@ use inkwell::types::BasicTypeEnum;
 use inkwell::values::{BasicValueEnum, IntValue};
 use kiln_block::{Elem, InstData, Op, Swizzle, Value};
 
-/// Bytes of K that one instruction takes.
+/// Bytes of K per instruction.
 const STEP: usize = 32;
 
-/// What the instruction calls an element, and how many of K it takes: 32 bytes. `None` where there is no such matmul.
+/// The instruction's name of an element type, and how many elements of K it takes (32 bytes). `None`: no such matmul.
 fn operand_type(elem: Elem) -> Option<(&'static str, usize)> {
     let name = match elem {
         Elem::F32 => "tf32",
@@ -24,15 +24,16 @@ fn operand_type(elem: Elem) -> Option<(&'static str, usize)> {
     Some((name, STEP / elem.bytes()))
 }
 
-/// An operand: a matrix descriptor of its first 64 rows (or all columns) at K = 0, and how to step from there, in 16 bytes.
+/// An operand: the matrix descriptor of its first 64 rows (or all columns) at K = 0, and the steps from there, in units
+/// of 16 bytes.
 struct Operand<'c> {
     base: IntValue<'c>,
     tile: Tile,
-    /// Rows of the tile run along K.
+    /// M- or N-major: each row of the tile is one position of K.
     transposed: bool,
 }
 impl Operand<'_> {
-    /// To step `n` of K.
+    /// Offset of step `n` along K.
     fn step(&self, n: usize) -> usize {
         if self.transposed {
             // Sixteen rows of K further.
@@ -41,7 +42,7 @@ impl Operand<'_> {
         let byte = n * STEP;
         (byte / self.tile.row_bytes() * self.tile.panel_bytes() + byte % self.tile.row_bytes()) / 16
     }
-    /// To block `n` of 64 rows of the matmul.
+    /// Offset of the `n`-th block of 64 rows of the matmul.
     fn block(&self, n: usize) -> usize {
         if self.transposed { n * self.tile.panel_bytes() / 16 } else { n * 64 * self.tile.row_bytes() / 16 }
     }
@@ -76,7 +77,7 @@ impl<'c> Gen<'c, '_> {
         }
         Ok(values.into_iter().map(Reg::Plain).collect())
     }
-    /// Matrix descriptor of a stage. `transposed`: the tile's rows run along K, so the other axis is contiguous.
+    /// Matrix descriptor of a stage. `transposed`: the tile is M- or N-major.
     fn operand_of(&mut self, tile: Value, stage: Value, transposed: bool) -> Res<Operand<'c>> {
         let t = Tile::of(self.k, tile)?;
         if t.swizzle != Swizzle::B128 || operand_type(t.elem).is_none() {
@@ -89,7 +90,7 @@ impl<'c> Gen<'c, '_> {
         // Bits 62-63: swizzle of 128 bytes; 32-45: from eight rows to the next; 16-29: from panel to panel.
         let leading = if transposed { t.panel_bytes() >> 4 } else { 1 };
         let fixed = 1u64 << 62 | (1024 >> 4) << 32 | (leading as u64) << 16;
-        // In a cluster the block's number stands above the address, where the descriptor has other fields.
+        // In a cluster the upper bits of the address hold the block's rank, where the descriptor has other fields.
         let address = e.and(address, e.int_of(e.i64(), 0x3ffff))?;
         let base = e.or(e.lshr(address, e.int_of(e.i64(), 4))?, e.i64().const_int(fixed, false))?;
         let at = self.staged(stage, bytes >> 4)?;
@@ -108,26 +109,26 @@ impl<'c> Gen<'c, '_> {
     ) -> Res<Vec<Val<'c>>> {
         let count = sums.len();
         let regs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
-        // Operands of 32 and 8 bits lie along K, and there is no word for another way.
+        // 32- and 8-bit operands must be K-major, and the instruction has no flags for other ones.
         let (ty, k) = operand_type(a.tile.elem).ok_or_else(|| mistyped("a matmul"))?;
-        let turned = match a.tile.elem.bytes() {
+        let transposes = match a.tile.elem.bytes() {
             2 => format!(", {}, {}", u8::from(a.transposed), u8::from(b.transposed)),
             _ => String::new(),
         };
         let (x, y, p) = (2 * count, 2 * count + 1, 2 * count + 2);
         let text = format!(
-            "{{ .reg .pred p; setp.ne.b32 p, ${p}, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{ty}.{ty} {{{}}}, ${x}, ${y}, p, 1, 1{turned}; }}",
+            "{{ .reg .pred p; setp.ne.b32 p, ${p}, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{ty}.{ty} {{{}}}, ${x}, ${y}, p, 1, 1{transposes}; }}",
             regs.join(", "),
         );
         let mut args: Vec<Val<'c>> = match keep {
             true => sums.to_vec(),
-            // What was there is not read.
+            // The previous contents are not read.
             false => vec![self.e.f32().get_poison().into(); count],
         };
         args.extend::<[Val<'c>; 3]>([da.into(), db.into(), self.e.int(i64::from(keep)).into()]);
         self.tied(&text, count, "l,l,r", &args)
     }
-    /// Assembly over accumulators that stay in their registers.
+    /// Inline assembly over accumulators that stay in their registers.
     fn tied(&self, text: &str, count: usize, more: &str, args: &[Val<'c>]) -> Res<Vec<Val<'c>>> {
         let mut constraints: Vec<String> = vec!["=f".into(); count];
         constraints.extend((0..count).map(|i| i.to_string()));
@@ -137,7 +138,7 @@ impl<'c> Gen<'c, '_> {
         let v = self.e.asm(text, &constraints.join(","), Some(ty.into()), args, true, true)?;
         self.e.fields(v.ok_or_else(|| mistyped("a matmul"))?, count)
     }
-    /// Columns of a token that matmuls of its type make.
+    /// Columns of a token that its matmuls compute.
     fn multiplied(&self, token: Value) -> usize {
         let (ty, mut most) = (self.k.ty(token), 0);
         self.k.walk(&mut |_, d| {

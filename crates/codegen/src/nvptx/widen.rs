@@ -1,6 +1,6 @@
-//! bf16 to f32 in one instruction, after LLVM's optimiser: an f32's upper bits are a bf16, so a shift or a mask of the word that
-//! two halves lie in widens one of them, where by way of the half it takes two instructions. Before, the optimiser would no
-//! longer see that a number is narrowed again.
+//! bf16 to f32 in one instruction, after LLVM's optimiser: an f32's upper bits are a bf16, so a shift or a mask of a
+//! word of two halves widens one of them, where going through the half takes two instructions. Before the optimiser
+//! this would hide from it that a number is narrowed again.
 use super::emit::{Fail, Res};
 use inkwell::module::Module;
 use inkwell::values::{BasicValue, BasicValueEnum, InstructionOpcode, InstructionValue, IntValue};
@@ -24,7 +24,7 @@ pub(super) fn run(module: &Module) -> Res<()> {
     Ok(())
 }
 
-/// The word of which this widens a bf16, and whether it is the high half.
+/// The word from which this instruction widens a bf16, and whether it is the high half.
 fn half_of_word<'c>(widens: InstructionValue<'c>) -> Option<(IntValue<'c>, bool)> {
     let operand = |of: InstructionValue<'c>, n, op| {
         (of.get_opcode() == op).then(|| of.get_operand(n)).flatten().and_then(|o| o.value())

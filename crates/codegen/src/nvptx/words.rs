@@ -1,7 +1,7 @@
-//! How accesses to memory divide their bytes among registers.
+//! How memory accesses divide their bytes among registers.
 use kiln_block::Elem;
 
-/// How bytes of one access travel: `words` registers of `bits`.
+/// How the bytes of one access are held: in `words` registers of `bits`.
 #[derive(Clone, Copy)]
 pub(super) struct Words {
     pub words: usize,

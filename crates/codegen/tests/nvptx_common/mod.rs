@@ -1,4 +1,4 @@
-//! Block programs that PTX is made of in tests and in the `dump_ptx` example, as a model's lowering would build them.
+//! Block programs for PTX in tests and in the `dump_ptx` example, as a model's lowering would build them.
 #![allow(dead_code)]
 use kiln_block::{BinaryOp, Builder, CmpOp, Const, DotPrecision, Elem, Kernel, ReduceOp, ScanOp, Type, UnaryOp, Value};
 
@@ -45,7 +45,7 @@ fn every_row(b: &mut Builder, v: Value, m: usize) -> Value {
     broadcast(b, v, &[m, n])
 }
 
-/// z = x + y on n elements, 1024 a block.
+/// z = x + y on n elements, 1024 per block.
 pub fn vector_add(n: usize, elem: Elem) -> Kernel {
     let mut b = Builder::new(format!("add_{elem}_{n}"), [n.div_ceil(1024), 1, 1], 4);
     let ptrs = [b.param("x", elem, true), b.param("y", elem, true), b.param("z", elem, false)];
@@ -120,7 +120,7 @@ pub fn binary(op: BinaryOp, n: usize, elem: Elem) -> Kernel {
     b.finish()
 }
 
-/// Softmax of rows of `width` (`block`: next power of two), one row a block.
+/// Softmax of rows of `width` (`block`: next power of two), one row per block.
 pub fn softmax(rows: usize, width: usize, warps: usize) -> Kernel {
     let block = width.next_power_of_two();
     let mut b = Builder::new(format!("softmax_{width}"), [rows, 1, 1], warps);
@@ -141,7 +141,7 @@ pub fn softmax(rows: usize, width: usize, warps: usize) -> Kernel {
     b.finish()
 }
 
-/// Sums of rows of a `[rows, 256]` matrix, four rows a block.
+/// Sums of rows of a `[rows, 256]` matrix, four rows per block.
 pub fn row_sum(rows: usize) -> Kernel {
     let mut b = Builder::new("row_sum", [rows / 4, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
@@ -154,7 +154,7 @@ pub fn row_sum(rows: usize) -> Kernel {
     b.finish()
 }
 
-/// Sums of columns of a `[rows, cols]` matrix, 128 columns a block, 32 rows a trip.
+/// Sums of columns of a `[rows, cols]` matrix, 128 columns per block, 32 rows per iteration.
 pub fn column_sum(rows: usize, cols: usize) -> Kernel {
     let mut b = Builder::new("column_sum", [cols / 128, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
@@ -175,7 +175,7 @@ pub fn column_sum(rows: usize, cols: usize) -> Kernel {
     b.finish()
 }
 
-/// The largest of elements 2x - 1, 2x and 2x + 1, those inside, of rows of 14: seven a row.
+/// The maximum of elements 2x - 1, 2x and 2x + 1 that are inside, of rows of 14: seven per row.
 pub fn window(rows: usize) -> Kernel {
     let mut b = Builder::new("window", [rows / 128, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::Bf16, true), b.param("y", Elem::Bf16, false));
@@ -203,8 +203,8 @@ pub fn window(rows: usize) -> Kernel {
     b.finish()
 }
 
-/// Sums of the parts of a row that lies in memory in runs of `run` elements, each `pitch` after the one before: 512 elements a
-/// part, the last one what is left.
+/// Sums of parts of a row that is stored in memory as runs of `run` elements, each `pitch` after the one before: 512
+/// elements per part, the last one the remainder.
 pub fn sum_of_runs(len: usize, run: usize, pitch: usize) -> Kernel {
     let mut b = Builder::new("sum_of_runs", [len.div_ceil(512), 1, 1], 1);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::F32, false));
@@ -244,7 +244,7 @@ pub fn transpose(rows: usize, cols: usize, elem: Elem) -> Kernel {
     b.finish()
 }
 
-/// c = a b by 64x64 tiles, `step` along k a trip.
+/// c = a b by 64x64 tiles, `step` along k per iteration.
 pub fn matmul([m, n, k]: [usize; 3], step: usize, elem: Elem, precision: DotPrecision) -> Kernel {
     let mut b = Builder::new(format!("matmul_{elem}_{precision:?}").to_lowercase(), [m / 64, n / 64, 1], 4);
     let ptrs = [b.param("a", elem, true), b.param("b", elem, true), b.param("c", elem, false)];
@@ -267,7 +267,7 @@ pub fn matmul([m, n, k]: [usize; 3], step: usize, elem: Elem, precision: DotPrec
     b.finish()
 }
 
-/// Attention of one head with width 64: 64 rows of q a block, 32 keys a trip, running maximum and sum.
+/// Attention of one head with width 64: 64 rows of q per block, 32 keys per iteration, running maximum and sum.
 pub fn attention(rows: usize, keys: usize, causal: bool) -> Kernel {
     const D: usize = 64;
     let mut b = Builder::new(if causal { "attention_causal" } else { "attention" }, [rows / 64, 1, 1], 4);
@@ -322,7 +322,7 @@ pub fn attention(rows: usize, keys: usize, causal: bool) -> Kernel {
     b.finish()
 }
 
-/// Index of the largest of each row of `width`.
+/// Index of the maximum of each row of `width`.
 pub fn argmax(rows: usize, width: usize) -> Kernel {
     let mut b = Builder::new("argmax", [rows, 1, 1], 4);
     let (x, y) = (b.param("x", Elem::F32, true), b.param("y", Elem::I32, false));
@@ -348,7 +348,7 @@ pub fn scan(rows: usize, width: usize, op: ScanOp) -> Kernel {
     b.finish()
 }
 
-/// A program and what to run it on.
+/// A program and the sizes of its buffers.
 pub struct Program {
     pub kernel: Kernel,
     /// Elements of each parameter.

@@ -2,7 +2,7 @@
 use kiln_block::*;
 use kiln_codegen::host;
 
-/// An element's value: floats and integers apart.
+/// An element's value, a float or an integer.
 #[derive(Clone, Copy, Debug)]
 pub enum Num {
     F(f64),
@@ -67,7 +67,7 @@ pub fn encode(e: Elem, v: Num) -> Vec<u8> {
         f => vec![(0..=255u8).find(|&b| f8(f, b).to_bits() == v.f().to_bits()).unwrap_or(0x7f)],
     }
 }
-/// The number of a byte, but for NaN, by the definition of the format.
+/// The number that a byte encodes, except NaN, by the definition of the format.
 pub fn f8(e: Elem, b: u8) -> f64 {
     let f = e.format().unwrap();
     let s = if b & 0x80 != 0 { -1.0 } else { 1.0 };

@@ -1,4 +1,4 @@
-//! The layouts that ops wish for: memory accesses and matmuls.
+//! The layouts that ops prefer: those of memory accesses and of matmuls.
 use crate::analysis::Analysis;
 use crate::layout::{Flat, axis_bits, fragment, fragment::Tiling};
 use crate::{DotPrecision, Elem, InstData, Kernel, Op, Role, Value};
@@ -11,14 +11,14 @@ pub fn roles(k: &Kernel) -> Option<&[Role]> {
     })
 }
 
-/// log2 of the warps that hold a block: the kernel's, or with roles those of one copy of the largest.
+/// log2 of the warps that hold a block: the kernel's, or with roles those of one copy of the largest role.
 pub fn warp_bits(k: &Kernel) -> usize {
     let warps = roles(k).map_or(k.warps, |r| r.iter().map(|r| r.warps).max().unwrap_or(1));
     warps.max(1).ilog2() as usize
 }
 
-/// A tensor-core matmul's sharing of warps, and whether its operands are 32 bits wide (tf32). `None`: computed by
-/// FMAs in the accumulator's layout.
+/// How warps share a tensor-core matmul, and whether its operands are 32 bits wide (tf32). `None`: computed on the FMA
+/// engine in the accumulator's layout.
 pub fn tensor_matmul(k: &Kernel, dot: &InstData) -> Option<(Tiling, bool)> {
     let Op::Dot { precision, .. } = dot.op else { return None };
     let [a, b, _] = dot.args[..] else { return None };
@@ -30,12 +30,12 @@ pub fn tensor_matmul(k: &Kernel, dot: &InstData) -> Option<(Tiling, bool)> {
     let ([m, kk], [_, n]) = (k.ty(a).shape(), k.ty(b).shape()) else { return None };
     let mut dots = 0;
     k.walk(&mut |_, d| dots += usize::from(matches!(d.op, Op::Dot { .. })));
-    // With several matmuls rows stay with their warp, so that one's result is another's operand as it lies.
+    // With several matmuls each warp keeps whole rows, so that one's result is another's operand without a conversion.
     let tiling = Tiling::new([*m, *n, *kk], if wide { 8 } else { 16 }, warp_bits(k), dots > 1)?;
     Some((tiling, wide))
 }
 
-/// Layout of a block nobody has a wish for.
+/// Layout of a block without a preference.
 pub(super) fn default_layout(k: &Kernel, shape: &[usize]) -> Flat {
     let order: Vec<usize> = (0..shape.len()).rev().collect();
     Flat::blocked(shape, &order, width(k, shape, 4), warp_bits(k), &[])
@@ -55,18 +55,18 @@ pub(super) fn accumulator(k: &Kernel, dot: &InstData) -> Flat {
     }
 }
 
-/// `wish`, but no more than leaves every thread an element.
+/// `wish`, reduced so that every thread gets an element.
 fn width(k: &Kernel, shape: &[usize], wish: usize) -> usize {
     let elements: usize = shape.iter().product();
     wish.min(elements / (32 << warp_bits(k))).max(1)
 }
 
-/// How a memory access would best be spread: the contiguous axis and the elements one thread takes along it.
+/// The preferred distribution of a memory access: the contiguous axis and the elements that one thread takes along it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Access {
     pub axis: usize,
     pub vector: usize,
-    /// Elements contiguous along the axis.
+    /// Length of the contiguous runs along the axis.
     pub run: usize,
     pub bytes: usize,
 }
@@ -85,8 +85,8 @@ impl Access {
         let wide = (align.min(16) / bytes).max(1).min(run);
         Access { axis, vector: width(k, shape, wide), run, bytes }
     }
-    /// Rows that are read from or written to shared memory by elements: short ones by one thread each, so that nothing is
-    /// exchanged between lanes; of longer ones neighbouring lanes take neighbouring elements.
+    /// Rows that go through shared memory element by element: a short row belongs to one thread, so that lanes exchange
+    /// nothing; in a longer one neighbouring lanes take neighbouring elements.
     pub fn of_rows(k: &Kernel, rows: Value) -> Access {
         let (shape, bytes) = (k.ty(rows).shape(), k.ty(rows).elem().map_or(1, Elem::bytes));
         let run = shape.last().copied().unwrap_or(1);
@@ -98,22 +98,23 @@ impl Access {
         std::iter::once(self.axis).chain((0..rank).rev().filter(|a| *a != self.axis)).collect()
     }
     pub fn layout(&self, k: &Kernel, shape: &[usize], vector: usize, reduced: &[usize]) -> Flat {
-        // Where other axes are reduced, and a word of each row is there for every thread, columns stay in theirs; sums that a loop
-        // carries are put together once.
+        // Where other axes are reduced and each row has a 32-bit word for every thread, a column stays in one thread.
+        // Sums that a loop carries are combined across threads only once, so loops need not do this.
         let loops = k.body.insts.iter().any(|i| k.inst(*i).op == Op::For);
         let across = !loops && !reduced.is_empty() && !reduced.contains(&self.axis);
         let each = shape.get(self.axis).map_or(0, |n| n >> (5 + warp_bits(k)));
         let vector = if across && each * self.bytes >= 4 { vector.min(each) } else { vector };
         Flat::blocked(shape, &self.order(shape.len()), vector, warp_bits(k), reduced)
     }
-    /// The layout of what is scanned along `axis`. Along memory a thread has whole vectors also where these start anywhere: loads
-    /// of them take two accesses and a shift, and stores are converted ([`Access::scatters`]).
+    /// The layout of what is scanned along `axis`. Along the contiguous axis a thread takes whole vectors even if these
+    /// are unaligned: such a load takes two accesses and a shift, and stores are converted ([`Access::scatters`]).
     pub fn scanned(&self, k: &Kernel, shape: &[usize], vector: usize, axis: usize) -> Flat {
         let whole = (16 / self.bytes).min(self.run);
         let vector = if axis == self.axis { vector.max(width(k, shape, whole)) } else { vector };
         Flat::scanned(shape, &self.order(shape.len()), vector, warp_bits(k), axis)
     }
-    /// Whether a store in this layout writes less than 8 bytes at a time of neighbours that a thread has more of.
+    /// Whether a store in this layout writes fewer than 8 bytes at a time although the thread holds more neighbouring
+    /// elements.
     pub fn scatters(&self, flat: &Flat, shape: &[usize]) -> bool {
         let axis = axis_bits(shape, self.axis);
         let own = flat.registers.iter().zip(axis).take_while(|(r, b)| **r == *b).count();

@@ -1,12 +1,12 @@
-//! Which values are computed where they are needed, and which others must share a layout.
+//! Which values are rematerialised where they are needed, and which of the others must share a layout.
 use crate::{InstData, Kernel, Op, Region, Type, Value};
 
-/// How a block value comes about.
+/// How a block value is produced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// From thread numbers and scalars alone: recomputed in any layout.
+    /// From thread numbers and scalars alone: rematerialised in any layout.
     Pure,
-    /// Moves or repeats elements of another value: the layout wish goes to its operand.
+    /// Moves or repeats elements of another value: passes a requested layout on to its operand.
     View,
     /// Computed once, in its home layout.
     Heavy,

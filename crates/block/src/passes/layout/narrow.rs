@@ -1,16 +1,19 @@
-//! Long rows of half types: between reductions a thread holds what it loaded, two elements a register, and not what it
-//! computed from it, which is computed again after the barrier.
+//! Rematerialisation for long rows of half types.
 //!
-//! Takes and gives a program with layouts. Whatever is computed twice is computed from the same operands by the same ops, so
-//! no bit changes. Only rows that several blocks share are looked at: there registers decide how many rows are in flight.
+//! Inside a kernel half types are computed in f32, and rounded where they are stored and where the graph casts. Between
+//! reductions of a long row a thread keeps what it loaded (two elements per register) instead of the f32 values
+//! computed from it, and recomputes these after each reduction.
+//! Takes and gives a program with layouts. Recomputation applies the same ops to the same operands, so no bit changes.
+//! Only rows shared by several blocks are considered: there the number of registers decides how many rows are in
+//! flight.
 use crate::{BinaryOp, Elem, Inst, InstData, Kernel, Op, UnaryOp, Value};
 use std::collections::{BTreeSet, HashMap};
 
-/// Warps of an instance from which on several blocks share it.
+/// Instances of at least this many warps are shared by several blocks.
 const SHARED: usize = 32;
-/// Registers of a value from which on it counts.
+/// Values of at least this many registers per thread are considered.
 const WIDE: usize = 64;
-/// Ops that are done again for an element, and of them those that take long, at most.
+/// Limits per element: ops that are recomputed, and how many of these may be slow.
 const OPS: usize = 16;
 const SLOW: usize = 1;
 
@@ -22,7 +25,7 @@ pub(super) fn run(k: &mut Kernel) {
     k.body.insts = narrowed(k, insts);
 }
 
-/// These instructions of one region.
+/// Rewrites the instructions of one region.
 fn narrowed(k: &mut Kernel, insts: Vec<Inst>) -> Vec<Inst> {
     let mut n = Narrow {
         k,
@@ -39,7 +42,7 @@ fn narrowed(k: &mut Kernel, insts: Vec<Inst>) -> Vec<Inst> {
     n.out
 }
 
-/// How a value follows from loaded ones.
+/// How a value is computed from loaded ones.
 #[derive(Clone, Default)]
 struct Origin {
     loaded: BTreeSet<Value>,
@@ -49,13 +52,13 @@ struct Origin {
 
 struct Narrow<'k> {
     k: &'k mut Kernel,
-    /// Wide values that can be computed again: how, and by which instruction as it was.
+    /// Wide values that can be recomputed: their origin and the original instruction.
     known: HashMap<Value, (Origin, InstData)>,
-    /// Reductions that came before a wide value.
+    /// For each wide value, the number of reductions before its definition.
     born: HashMap<Value, usize>,
-    /// Loaded values as they are now.
+    /// Loaded values: the phase of their latest [`Op::Keep`] and its result.
     kept: HashMap<Value, (usize, Value)>,
-    /// What has been computed again since the last reduction.
+    /// What has been recomputed since the last reduction.
     made: HashMap<Value, Value>,
     phase: usize,
     out: Vec<Inst>,
@@ -86,7 +89,7 @@ impl Narrow<'_> {
             self.made.clear();
         }
     }
-    /// A block of f32 of many registers a thread.
+    /// Whether the value is an f32 block with many registers per thread.
     fn is_wide(&self, v: Value) -> bool {
         let ty = self.k.ty(v);
         ty.elem() == Some(Elem::F32) && ty.count() / (32 * self.k.warps) >= WIDE
@@ -102,7 +105,7 @@ impl Narrow<'_> {
         {
             return Some(Origin { loaded: BTreeSet::from([arg]), ops: 1, slow: 0 });
         }
-        // What is the same along the row takes no registers; the rest must be known.
+        // Values that are uniform along the row take no registers; all others must be recomputable.
         let mut origin = match data.op {
             Op::Unary(op) => Origin { ops: 1, slow: usize::from(is_slow(op)), ..Origin::default() },
             Op::Binary(BinaryOp::Pow | BinaryOp::Atan2 | BinaryOp::Rem) => return None,
@@ -121,12 +124,12 @@ impl Narrow<'_> {
         }
         (origin.loaded.len() == 1 && origin.ops <= OPS && origin.slow <= SLOW).then_some(origin)
     }
-    /// The same value in all registers of a thread.
+    /// Whether all registers of a thread hold the same value.
     fn is_uniform(&self, v: Value) -> bool {
         let made = self.out.iter().rev().map(|i| self.k.inst(*i)).find(|d| d.results.first() == Some(&v));
         made.is_some_and(|d| matches!(d.op, Op::Splat | Op::Broadcast | Op::Const(_)))
     }
-    /// The value, computed again where it is from before a reduction.
+    /// The value, recomputed if it was defined before the last reduction.
     fn again(&mut self, v: Value) -> Value {
         if self.born.get(&v).is_none_or(|b| *b == self.phase) {
             return v;
@@ -143,7 +146,8 @@ impl Narrow<'_> {
         self.made.insert(v, made);
         made
     }
-    /// A loaded value, such that nothing computed from it before is taken for what is computed from it now.
+    /// A loaded value behind an [`Op::Keep`], so that nothing computed from it earlier is reused for what is computed
+    /// from it now.
     fn keep(&mut self, v: Value) -> Value {
         let (phase, now) = self.kept.get(&v).copied().unwrap_or((0, v));
         if phase == self.phase {
@@ -153,7 +157,7 @@ impl Narrow<'_> {
         self.kept.insert(v, (self.phase, next));
         next
     }
-    /// An op with a result like `like`.
+    /// Appends an op whose result has the type and layout of `like`.
     fn push(&mut self, op: Op, args: Vec<Value>, like: Value) -> Value {
         let made = self.k.new_value(self.k.ty(like).clone());
         self.k.values[made.0 as usize].layout = self.k.value(like).layout.clone();

@@ -1,4 +1,4 @@
-//! The program again, every use in the layout it wants.
+//! Rebuilds the program with every use in the layout it needs.
 use super::anchors::{Access, default_layout, roles, tensor_matmul, warp_bits};
 use super::groups::{Groups, Kind, shares};
 use super::spread::staged;
@@ -49,13 +49,13 @@ struct Rebuild<'k> {
     groups: &'k Groups,
     natural: Vec<Option<Flat>>,
     defs: Vec<Option<Inst>>,
-    /// Something is scanned, so that threads have neighbours whatever they are stored to.
+    /// The program has a scan, so threads hold consecutive elements whatever layout stores prefer.
     scans: bool,
-    /// How many regions deep a value is defined.
+    /// Region depth at which each value is defined.
     depth: Vec<usize>,
     /// Instructions of the open regions, outermost first.
     out: Vec<Vec<Inst>>,
-    /// What has been made for uses, by region: (value, layout) to the value in that layout.
+    /// Values made for uses, by open region: (value, layout) to the value in that layout.
     made: Vec<HashMap<(Value, Flat), Value>>,
 }
 
@@ -82,7 +82,7 @@ impl Rebuild<'_> {
     fn inst(&mut self, i: Inst) {
         let old = self.old;
         let data = old.inst(i);
-        // Recomputed at its uses.
+        // Rematerialised at its uses.
         let lazy = |v: &Value| !old.ty(*v).is_scalar() && !self.groups.is_heavy(*v);
         if !data.results.is_empty() && data.results.iter().all(lazy) {
             return;
@@ -93,7 +93,7 @@ impl Rebuild<'_> {
             Op::Load => self.load(i, data),
             Op::Store => self.store(i, data),
             Op::Check { .. } => {
-                // Where the index lies already: it is not worth a word of exchange.
+                // In the index's layout: a check is not worth a conversion.
                 let flat = self.home(data.args[2]);
                 let args = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
                 self.keep(i, args, vec![]);
@@ -136,7 +136,7 @@ impl Rebuild<'_> {
             }
         }
     }
-    /// The instruction with these operands, in the open region.
+    /// Appends the instruction with these operands to the open region.
     fn keep(&mut self, i: Inst, args: Vec<Value>, regions: Vec<Region>) {
         let data = self.new.inst_mut(i);
         data.args = args;
@@ -148,7 +148,7 @@ impl Rebuild<'_> {
             out.push(i);
         }
     }
-    /// The instruction with a result in `flat`, converted to the result's home if that is another.
+    /// Appends the instruction with a result in `flat`, converted to the result's home layout if that is another.
     fn keep_in(&mut self, i: Inst, result: Value, flat: &Flat, args: Vec<Value>) {
         if self.home(result) == *flat {
             return self.keep(i, args, vec![]);
@@ -167,12 +167,13 @@ impl Rebuild<'_> {
         self.place(v, flat);
         v
     }
-    /// The value wherever it is cheapest to have.
+    /// The value in its home layout, which needs no conversion.
     fn as_it_lies(&mut self, v: Value) -> (Value, Flat) {
         let flat = self.home(v);
         (self.demand(v, &flat), flat)
     }
-    /// The value in this layout. What has to be made for it goes to the outermost region where its operands are known.
+    /// The value in this layout. Instructions made for it go to the outermost region in which their operands are
+    /// available.
     fn demand(&mut self, v: Value, flat: &Flat) -> Value {
         let old = self.old;
         if old.ty(v).is_scalar() || self.groups.is_heavy(v) && self.home(v) == *flat {
@@ -212,13 +213,14 @@ impl Rebuild<'_> {
             Some(natural) => self.access_layout(data.args[0], natural),
             None => self.preferred(data.args[0]),
         };
-        // The value first: a conversion comes before the addresses, which then live shorter.
+        // The value first: its conversion precedes the addresses, which shortens their live ranges.
         let value = self.demand(data.args[1], &flat);
         let mut args: Vec<Value> = data.args.iter().map(|a| self.demand(*a, &flat)).collect();
         args[1] = value;
         self.keep(i, args, vec![]);
     }
-    /// `flat` if it suits the access, else the access's own. Between roles there is no room for conversions.
+    /// `flat` if it suits the access, else the access's own. Programs with roles have no scratch memory for
+    /// conversions.
     fn access_layout(&self, ptr: Value, flat: Flat) -> Flat {
         if roles(self.old).is_some() {
             return flat;
@@ -236,10 +238,10 @@ impl Rebuild<'_> {
     fn reduce(&mut self, i: Inst, data: &InstData, axis: usize) {
         let (arg, flat) = self.as_it_lies(data.args[0]);
         let slice = flat.without(&axis_bits(self.old.ty(data.args[0]).shape(), axis));
-        // Scalars lie alike in every layout.
+        // A scalar is the same in every layout.
         self.keep_in(i, data.results[0], &slice, vec![arg]);
     }
-    /// From pointers in the layout in which the tile is read.
+    /// Copies from pointers in the layout in which the tile is read.
     fn async_copy(&mut self, i: Inst, data: &InstData) {
         let flat = match staged(self.old).get(&data.args[0]) {
             Some(read) => self.home(*read),
@@ -270,7 +272,7 @@ impl Rebuild<'_> {
         let regions = data.regions.iter().map(|r| self.branch(data, r)).collect();
         self.keep(i, args, regions);
     }
-    /// A region that yields the results of `data`, each in its home.
+    /// A region that yields the results of `data`, each in its home layout.
     fn branch(&mut self, data: &InstData, region: &Region) -> Region {
         let (last, rest) = match region.insts.split_last() {
             Some((last, rest)) if self.old.inst(*last).op == Op::Yield => (*last, rest),
@@ -290,7 +292,7 @@ impl Rebuild<'_> {
     }
 }
 
-/// The layout an operand needs for the result (of a pure op or view) to have `flat`.
+/// The layout in which an operand of a pure op or view is needed for the result to have `flat`.
 fn operand_layout(k: &Kernel, data: &InstData, arg: Value, flat: &Flat) -> Flat {
     let from = k.ty(arg).shape();
     match &data.op {

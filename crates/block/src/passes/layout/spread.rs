@@ -1,4 +1,4 @@
-//! From anchors to the layout of every value.
+//! Propagates layouts from anchors to every value.
 use super::anchors::{Access, accumulator, default_layout};
 use super::groups::{Groups, Kind, shares};
 use crate::analysis::Analysis;
@@ -6,19 +6,20 @@ use crate::layout::{Flat, axis_bits};
 use crate::{InstData, Kernel, Op, Value};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What a group's ops wish for.
+/// Layout preferences of a group's ops.
 #[derive(Default)]
 struct Wishes {
     matmul: Option<Flat>,
     /// The largest access and its bytes.
     access: Option<(usize, Access)>,
     accesses: Vec<Access>,
-    /// Axes reduced or scanned over, and one of the latter.
+    /// Axes that are reduced or scanned, and one that is scanned.
     reduced: Vec<usize>,
     scanned: Option<usize>,
 }
 
-/// The home of heavy values, and the layout in which views are had without moving anything; `None` for the rest.
+/// The home layouts of heavy values, and the layouts in which views are available without moving elements; `None` for
+/// the rest.
 pub(super) fn natural(k: &Kernel, facts: &Analysis, groups: &Groups) -> Vec<Option<Flat>> {
     let mut s = Spread { k, groups, natural: vec![None; k.values.len()] };
     let wishes = wishes(k, facts, groups);
@@ -54,7 +55,7 @@ pub(super) fn natural(k: &Kernel, facts: &Analysis, groups: &Groups) -> Vec<Opti
     s.natural
 }
 
-/// The wishes of all groups of heavy blocks, by representative.
+/// The preferences of all groups of heavy blocks, by representative.
 fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wishes> {
     let mut all: BTreeMap<Value, Wishes> = BTreeMap::new();
     for v in (0..k.values.len() as u32).map(Value) {
@@ -81,7 +82,8 @@ fn wishes(k: &Kernel, facts: &Analysis, groups: &Groups) -> BTreeMap<Value, Wish
     all
 }
 
-/// What is read from each shared tile that is filled by asynchronous copies from pointers: its threads copy what they read.
+/// For each shared tile that is filled by asynchronous copies from pointers, the value read from it: its threads copy
+/// exactly what they read.
 pub(super) fn staged(k: &Kernel) -> HashMap<Value, Value> {
     let (mut filled, mut loaded) = (HashSet::new(), HashMap::new());
     k.walk(&mut |_, d| match d.op {
@@ -115,7 +117,7 @@ impl Wishes {
             let a = Access::of(k, facts, ptr);
             let bytes = k.ty(ptr).count() * a.bytes;
             self.accesses.push(a);
-            // A contiguous access has a wish; a gather takes any layout.
+            // A contiguous access has a preference; a gather takes any layout.
             let weight = if a.run > 1 { bytes } else { 0 };
             if self.access.is_none_or(|(w, _)| weight > w) {
                 self.access = Some((weight, a));
@@ -127,7 +129,7 @@ impl Wishes {
 struct Spread<'k> {
     k: &'k Kernel,
     groups: &'k Groups,
-    /// Heavy values by representative.
+    /// By value; a group of heavy values by its representative.
     natural: Vec<Option<Flat>>,
 }
 
@@ -138,7 +140,7 @@ impl Spread<'_> {
     fn get(&self, v: Value) -> Option<Flat> {
         self.natural[self.slot(v)].clone()
     }
-    /// Whether the value had none and now has one.
+    /// Sets the layout of a value without one; true if that changed anything.
     fn set(&mut self, v: Value, flat: Option<Flat>) -> bool {
         let slot = self.slot(v);
         let fresh = self.groups.kind(v) != Kind::Pure && !self.k.ty(v).is_scalar();
@@ -148,7 +150,7 @@ impl Spread<'_> {
         }
         fresh
     }
-    /// One pass over the program; true if something new was learnt.
+    /// One pass over the program; true if it found a new layout.
     fn sweep(&mut self) -> bool {
         let k = self.k;
         let mut learnt = false;
@@ -163,7 +165,7 @@ impl Spread<'_> {
             let known = all.iter().filter(|v| self.groups.is_heavy(**v)).find_map(|v| self.get(*v));
             let known =
                 known.or_else(|| all.iter().filter(|v| self.groups.kind(**v) == Kind::View).find_map(|v| self.get(*v)));
-            // Every value is set, also after the first that learnt something.
+            // Counts all, so that every value is set.
             return all.iter().filter(|v| self.set(**v, known.clone())).count() > 0;
         }
         let ([arg], [result]) = (&data.args[..], &data.results[..]) else { return false };

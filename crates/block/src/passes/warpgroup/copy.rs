@@ -1,15 +1,15 @@
-//! Instructions of one kernel again in another, with their operands renamed.
+//! Copies instructions of one kernel into another, with renamed operands.
 use super::form::is_scalar;
 use crate::{Builder, Inst, InstData, Kernel, Op, Value};
 use std::collections::HashMap;
 
-/// Names of old values in the new program, by scope.
+/// New names of old values, by scope.
 #[derive(Clone)]
 pub struct Copier<'k> {
     pub k: &'k Kernel,
     definitions: HashMap<Value, Inst>,
     scopes: Vec<HashMap<Value, Value>>,
-    /// What was asked for and is not there.
+    /// The first value that was looked up and has no new name.
     pub missing: Option<Value>,
 }
 
@@ -17,7 +17,7 @@ impl<'k> Copier<'k> {
     pub fn new(k: &'k Kernel) -> Copier<'k> {
         let mut definitions = HashMap::new();
         k.walk(&mut |i, data| {
-            // What loops and branches give is not made again.
+            // Results of loops and branches are not copied.
             if data.regions.is_empty() {
                 data.results.iter().for_each(|v| _ = definitions.insert(*v, i));
             }
@@ -41,7 +41,7 @@ impl<'k> Copier<'k> {
     pub fn leave(&mut self) {
         self.scopes.pop();
     }
-    /// The new names; a value without one stays as it is, and is remembered.
+    /// The new names; a value without one keeps its old name and is recorded as missing.
     pub fn all(&mut self, old: &[Value]) -> Vec<Value> {
         let mut one = |v: &Value| {
             self.get(*v).unwrap_or_else(|| {
@@ -51,7 +51,7 @@ impl<'k> Copier<'k> {
         };
         old.iter().map(&mut one).collect()
     }
-    /// Copies what is pure and scalar, as far as it follows from what is there.
+    /// Copies pure scalar instructions whose operands have new names.
     pub fn scalars(&mut self, b: &mut Builder, insts: &[Inst]) {
         insts.iter().for_each(|i| self.scalar(b, *i));
     }
@@ -63,7 +63,7 @@ impl<'k> Copier<'k> {
         let made = b.inst(data.op.clone(), &args, &types, vec![]);
         data.results.iter().zip(made).for_each(|(old, new)| self.set(*old, new));
     }
-    /// Whether a pointer starts from a parameter that is only read.
+    /// Whether a pointer starts from a `readonly` parameter.
     pub fn is_readonly(&self, mut pointer: Value) -> bool {
         while let Some(data) = self.definition(pointer) {
             match (&data.op, data.args.first()) {

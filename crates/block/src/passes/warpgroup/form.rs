@@ -1,11 +1,11 @@
-//! What the roles are made from: a loop over K of tile loads and matmuls, what is done with the sums, and perhaps a loop over
-//! tiles around both.
+//! Recognises the programs that roles are made from: a loop over K of tile loads and matmuls, an epilogue on the sums,
+//! and optionally a loop over tiles around both.
 use super::Refusal;
 use crate::passes::is_pure;
 use crate::{BinaryOp, Const, DotPrecision, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, analysis};
 use std::collections::{HashMap, HashSet};
 
-/// What multiplies.
+/// The engine that multiplies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Engine {
     /// bf16, f16, tf32 and f8 by `wgmma`.
@@ -20,32 +20,32 @@ pub enum Side {
     Right,
 }
 
-/// A tile of an operand, loaded once a trip.
+/// A tile of an operand, loaded once per iteration of the loop over K.
 pub struct Load {
     pub inst: Inst,
     pub desc: Value,
     pub side: Side,
     pub elem: Elem,
-    /// As it lies in memory.
+    /// As stored in memory.
     pub shape: [usize; 2],
-    /// The matmul takes it with its axes swapped.
+    /// The matmul takes it transposed.
     pub swapped: bool,
 }
 
-/// Matmuls of the loads, added up in their order and to a carried value.
+/// A sum of matmuls of the loads, in their order, accumulated in a carried value.
 pub struct Sum {
-    /// Numbers of left and right loads.
+    /// Left and right load of each matmul, by number.
     pub matmuls: Vec<[usize; 2]>,
-    /// Number among the carried values.
+    /// Number of the carried value.
     pub carried: usize,
-    /// The matmuls of a trip are added up from zero, and their sum to the carried value.
+    /// The matmuls of an iteration are summed from zero, and their sum is added to the carried value.
     pub apart: bool,
     pub terms: Terms,
 }
 
-/// Matmuls that were found, added up in their order.
+/// Matmuls found so far that are summed in their order.
 struct Chain {
-    /// What they are added to, if that is known; else they start from zero.
+    /// The carried value they accumulate on; `None` if they start from zero.
     carried: Option<usize>,
     matmuls: Vec<[usize; 2]>,
     apart: bool,
@@ -58,7 +58,7 @@ pub struct Form {
     pub engine: Engine,
     /// The loop over tiles.
     pub tiles: Option<Inst>,
-    /// What is done for a tile: the kernel's own list, or the region of the loop over tiles.
+    /// The instructions of one tile: the kernel's own list, or the region of the loop over tiles.
     pub tile: Region,
     /// The loop over K, and its position in `tile`.
     pub depth: Inst,
@@ -66,9 +66,9 @@ pub struct Form {
     pub trips: usize,
     pub loads: Vec<Load>,
     pub sums: Vec<Sum>,
-    /// Carried scalars that starts of tiles may follow.
+    /// Carried scalars, which the starts of tiles may depend on.
     pub kept: Vec<usize>,
-    /// Of each sum.
+    /// Size of each sum.
     pub m: usize,
     pub n: usize,
 }
@@ -77,12 +77,12 @@ fn refuse<T>(what: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal(what.into()))
 }
 
-/// Pure, and gives scalars.
+/// Whether an instruction is pure and gives scalars only.
 pub fn is_scalar(k: &Kernel, data: &InstData) -> bool {
     is_pure(&data.op) && data.results.iter().all(|v| k.ty(*v).is_scalar())
 }
 
-/// What a block is in all its elements, if it is a constant.
+/// The constant that all elements of a block have, if it is one.
 pub fn constant(k: &Kernel, v: Value) -> Option<Const> {
     let data = k.insts.iter().find(|d| d.results[..] == [v])?;
     match (&data.op, &data.args[..]) {
@@ -96,7 +96,7 @@ fn is_zero(k: &Kernel, v: Value) -> bool {
     constant(k, v) == Some(Const::Float(0.0))
 }
 
-/// The one loop of a list, and where it stands.
+/// The only loop of a list, and its position.
 fn only_loop(k: &Kernel, r: &Region) -> Result<(Inst, usize), Refusal> {
     let mut nested = r.insts.iter().enumerate().filter(|(_, i)| !k.inst(**i).regions.is_empty());
     match (nested.next(), nested.next()) {
@@ -137,7 +137,7 @@ pub fn recognise(k: &Kernel) -> Result<Form, Refusal> {
     Ok(form)
 }
 
-/// Trips of a loop with constant bounds, at least one.
+/// Iterations of a loop whose bounds must be constants, at least one.
 fn trips(k: &Kernel, i: Inst) -> Result<usize, Refusal> {
     let facts = analysis::analyse(k);
     let number = |v: &Value| facts.affine(*v).and_then(analysis::Affine::as_constant);
@@ -152,9 +152,9 @@ fn trips(k: &Kernel, i: Inst) -> Result<usize, Refusal> {
 impl Form {
     fn read_loop(&mut self, k: &Kernel) -> Result<(), Refusal> {
         let data = k.inst(self.depth);
-        // Tiles of operands by value: the load, and whether its axes are swapped.
+        // Operand tiles by value: the load, and whether the value is its transpose.
         let mut tiles: HashMap<Value, (Inst, bool)> = HashMap::new();
-        // What is summed so far, with what it started from.
+        // Partial sums by value, with what they accumulate on.
         let mut chains: HashMap<Value, Chain> = HashMap::new();
         for &i in &data.regions[0].insts {
             let inst = k.inst(i);
@@ -173,8 +173,8 @@ impl Form {
                 op => {
                     let name = crate::text::print_inst(k, i);
                     let more =
-                        if *op == Op::Load { "; give the tile's array rows of multiples of 16 bytes" } else { "" };
-                    return refuse(format!("`{name}` stands in the loop over K beside tile loads and matmuls{more}"));
+                        if *op == Op::Load { "; a tensor map needs rows that are multiples of 16 bytes" } else { "" };
+                    return refuse(format!("`{name}` in the loop over K is neither a tile load nor a matmul{more}"));
                 }
             }
         }
@@ -194,13 +194,10 @@ impl Form {
             (Some(Elem::F32), DotPrecision::Tf32) => Engine::TensorCores,
             (Some(Elem::F32), DotPrecision::Exact) => Engine::Simt,
             _ => {
-                return refuse(format!(
-                    "there is no matmul of {} by warpgroups; use bf16, f16, f8, tf32 or exact f32",
-                    k.ty(a)
-                ));
+                return refuse(format!("warpgroups do not multiply {}; use bf16, f16, f8, tf32 or exact f32", k.ty(a)));
             }
         };
-        let [m, n] = k.ty(sum).shape() else { return refuse("a matmul of other than two axes") };
+        let [m, n] = k.ty(sum).shape() else { return refuse("a matmul that does not have two axes") };
         if self.m > 0 && (self.engine, self.m, self.n) != (engine, *m, *n) {
             return refuse("the matmuls are of different types or sizes; make them alike");
         }
@@ -217,17 +214,17 @@ impl Form {
         let right = self.load(k, b, Side::Right, tiles)?;
         let halves = matches!(k.ty(a).elem(), Some(Elem::Bf16 | Elem::F16)) || engine == Engine::Simt;
         if !halves && (self.loads[left].swapped || !self.loads[right].swapped) {
-            return refuse("rows of tf32 and f8 operands run along K; store the other one transposed");
+            return refuse("tf32 and f8 operands must be K-major; store the other one transposed");
         }
         chain.matmuls.push([left, right]);
         chains.insert(dot.results[0], chain);
         Ok(())
     }
-    /// Number of a carried value.
+    /// Number of a carried value, if it is one.
     fn carried(&self, k: &Kernel, v: Value) -> Option<usize> {
         k.inst(self.depth).regions[0].params.iter().skip(1).position(|p| *p == v)
     }
-    /// The sum of a trip's matmuls, added to a carried value.
+    /// An addition that adds the sum of an iteration's matmuls to a carried value.
     fn whole(&self, k: &Kernel, add: &InstData, chains: &mut HashMap<Value, Chain>) -> Result<(), Refusal> {
         let [x, y] = add.args[..] else { return refuse("an addition without operands") };
         let (chain, other) = if chains.contains_key(&x) { (x, y) } else { (y, x) };
@@ -239,7 +236,7 @@ impl Form {
             _ => refuse(CHANGED),
         }
     }
-    /// What the loop yields: every sum goes on from its matmuls alone.
+    /// What the loop yields: every sum must be carried on directly from its matmuls.
     fn summed(&mut self, yielded: &[Value], chains: &mut HashMap<Value, Chain>) -> Result<(), Refusal> {
         for (n, v) in yielded.iter().enumerate() {
             match chains.remove(v) {
@@ -261,32 +258,34 @@ impl Form {
         tiles: &HashMap<Value, (Inst, bool)>,
     ) -> Result<usize, Refusal> {
         let Some(&(inst, swapped)) = tiles.get(&v) else {
-            return refuse(format!("an operand ({v}) is not a tile as it was loaded"));
+            return refuse(format!("an operand ({v}) is not a loaded tile"));
         };
         if let Some(n) = self.loads.iter().position(|l| l.inst == inst) {
             let known = &self.loads[n];
             return match known.side == side && known.swapped == swapped {
                 true => Ok(n),
-                false => refuse("one tile is used on both sides or both ways round; load it twice"),
+                false => refuse("one tile is used on both sides, or both plain and transposed; load it twice"),
             };
         }
         let desc = k.inst(inst).args[0];
-        let Type::Block { elem, shape } = k.ty(k.inst(inst).results[0]) else { return refuse("a tile of no block") };
-        let &[rows, columns] = &shape[..] else { return refuse("an operand's tile has other than two axes") };
+        let Type::Block { elem, shape } = k.ty(k.inst(inst).results[0]) else {
+            return refuse("a tile that is not a block");
+        };
+        let &[rows, columns] = &shape[..] else { return refuse("an operand's tile does not have two axes") };
         self.loads.push(Load { inst, desc, side, elem: *elem, shape: [rows, columns], swapped });
         Ok(self.loads.len() - 1)
     }
-    /// Sums start from constants; what else is carried are scalars for the starts of tiles.
+    /// Sums must start from constants; other carried values must be scalars for the starts of tiles.
     fn check_carried(&mut self, k: &Kernel) -> Result<(), Refusal> {
         if self.sums.is_empty() {
             return refuse("the loop has no matmul");
         }
         let data = k.inst(self.depth);
         if self.sums.iter().any(|s| constant(k, data.args[3 + s.carried]).is_none()) {
-            return refuse("the sums start from something else than a constant; add it after the loop");
+            return refuse("the sums do not start from a constant; add the initial value after the loop");
         }
         if self.sums.iter().any(|s| s.apart != self.sums[0].apart) {
-            return refuse("some matmuls are added up apart and others are not; make them alike");
+            return refuse("some sums start from zero in every iteration and others do not; make them alike");
         }
         let mut used: HashSet<Value> = HashSet::new();
         k.walk(&mut |_, d| used.extend(&d.args));
@@ -295,7 +294,7 @@ impl Form {
                 continue;
             }
             if !k.ty(data.results[n]).is_scalar() || used.contains(&data.results[n]) {
-                return refuse("the loop over K carries something else than sums and offsets");
+                return refuse("the loop over K carries values other than sums and offsets");
             }
             self.kept.push(n);
         }

@@ -1,8 +1,9 @@
-//! Pointers that walk strided arrays become descriptors: operands of matmuls, and what is stored of their results.
+//! Turns pointers to strided arrays into tensor-map descriptors: for operands of matmuls, and for stores of their
+//! results.
 //!
-//! The form of a pointer block says the array: a contiguous axis, rows a pitch apart, and where the tile starts on both. What
-//! no mask bounds ends where the program's own positions end. A parameter must have this one use; it becomes the
-//! descriptor, so arguments stay in their order. What is of no such form stays a pointer.
+//! The affine form of a pointer block gives the array: a contiguous axis, a row pitch, and the tile's start along both.
+//! An axis that no mask bounds ends where the program's own positions end. A parameter must have this one use; it
+//! becomes the descriptor, so the order of arguments does not change. Pointers of other forms stay pointers.
 use super::Refusal;
 use crate::analysis::{Affine, Analysis, analyse};
 use crate::passes::dce;
@@ -13,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 struct Tile {
     param: Value,
     array: Array,
-    /// Of the array: outer, inner.
+    /// Sizes in the array: outer, inner.
     shape: [usize; 2],
     /// The block's first axis is the contiguous one.
     swapped: bool,
@@ -21,7 +22,7 @@ struct Tile {
     starts: [Affine; 2],
 }
 
-/// The same program, with descriptors where the forms allow.
+/// The same program, with descriptors where the forms allow them.
 pub fn run(kernel: &Kernel) -> Result<Kernel, Refusal> {
     let mut k = kernel.clone();
     let facts = analyse(&k);
@@ -46,7 +47,7 @@ pub fn run(kernel: &Kernel) -> Result<Kernel, Refusal> {
     Ok(k)
 }
 
-/// Loads that matmuls take as they are, and stores of blocks of a matmul's size.
+/// Loads that are operands of matmuls as they are, and stores of blocks of a matmul's size.
 fn accesses(k: &Kernel) -> Vec<Inst> {
     let (mut operands, mut sizes) = (HashSet::new(), HashSet::new());
     k.walk(&mut |_, d| {
@@ -69,7 +70,7 @@ fn accesses(k: &Kernel) -> Vec<Inst> {
     all
 }
 
-/// How many accesses go through each parameter; pointers whose start is unknown may be of any.
+/// The number of accesses through each parameter; a pointer of unknown origin counts for all of them.
 fn uses(k: &Kernel, facts: &Analysis) -> HashMap<Value, usize> {
     let mut all: HashMap<Value, usize> = HashMap::new();
     let mut unknown = 0;
@@ -114,7 +115,7 @@ fn tile(k: &Kernel, facts: &Analysis, uses: &HashMap<Value, usize>, i: Inst) -> 
         Some(mask) => facts.bounds(*mask)?.clone(),
         None => vec![],
     };
-    // Positions on the block, along the outer and the inner axis.
+    // Positions in the block, along the outer and the inner axis.
     let positions = [0, 1].map(|n| {
         let mut coeffs = vec![0, 0];
         coeffs[n ^ usize::from(swapped)] = 1;
@@ -139,8 +140,8 @@ fn tile(k: &Kernel, facts: &Analysis, uses: &HashMap<Value, usize>, i: Inst) -> 
     fits.then_some(Tile { param, array, shape, swapped, starts })
 }
 
-/// Where rows a pitch apart and the elements of a row start. Which of the two a term counts for changes no address; the
-/// bounds of a mask must agree.
+/// Splits an address into the starts of rows (a pitch apart) and of elements in a row. Counting a term for one or the
+/// other changes no address, but the bounds of a mask must agree.
 fn split(form: &Affine, pitch: i64) -> Option<[Affine; 2]> {
     let mut starts =
         [Affine::constant(form.constant.div_euclid(pitch), 0), Affine::constant(form.constant.rem_euclid(pitch), 0)];
@@ -191,7 +192,7 @@ fn emit(k: &mut Kernel, out: &mut Vec<Inst>, op: Op, args: &[Value], ty: Type) -
     v
 }
 
-/// The value of a form over scalars.
+/// Emits the value of a form over scalars.
 fn scalar(k: &mut Kernel, out: &mut Vec<Inst>, form: &Affine) -> Value {
     let i32 = Type::scalar(Elem::I32);
     let mut sum = None;

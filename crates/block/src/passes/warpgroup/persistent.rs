@@ -1,23 +1,23 @@
-//! Blocks that stay for the whole launch and walk over the tiles of the result, in an order in which operands stay in the
-//! second-level cache; in a cluster two blocks have tiles one below the other.
+//! Persistent kernels over tiles: blocks loop over the tiles of the result with a grid stride, in an order that keeps
+//! operands in the L2 cache; the two blocks of a cluster have tiles one below the other.
 //!
-//! Takes a program of one tile an instance, gives one with a loop over tiles around it. Axes of the grid along which the
-//! matmul's left and right operands move are its rows and columns; what is left are batches.
+//! Takes a program of one tile per instance; gives one with a loop over tiles around it. The axes of the grid along
+//! which the matmul's left and right operands move are its rows and columns; the others are batches.
 use super::Refusal;
 use crate::{BinaryOp as B, Const, Elem, Inst, InstData, Kernel, Op, Region, Type, Value};
 use std::collections::HashMap;
 
-/// Rows of tiles that are walked before the next column of tiles.
+/// Rows of tiles that are visited before the next column of tiles.
 pub const GROUP: usize = 16;
 
-/// How many blocks stay, in clusters of how many, and in what order they walk.
+/// The number of persistent blocks, the size of their clusters, and the order of tiles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Launch {
     pub blocks: usize,
     pub cluster: usize,
-    /// Rows of tiles that are walked before the next column, where the axes are known.
+    /// Rows of tiles that are visited before the next column, where the axes are known.
     pub group: usize,
-    /// The axes of the grid that are rows and columns of the matmul; `None`: the grid's own order.
+    /// The axes of the grid that are rows and columns of the matmul; `None`: tiles in the grid's own order.
     pub axes: Option<[usize; 2]>,
 }
 
@@ -29,7 +29,8 @@ struct Tiles {
 }
 
 impl Launch {
-    /// As many blocks as there are multiprocessors or tiles; pairs where the tile is large and the rows are even.
+    /// As many blocks as there are multiprocessors, at most one per tile; clusters of two where the tile is large and
+    /// the number of rows of tiles is even.
     pub fn of(k: &Kernel, processors: usize) -> Launch {
         let axes = axes(k);
         let tiles = Tiles::of(k, axes);
@@ -55,11 +56,11 @@ impl Tiles {
     }
 }
 
-/// Axes of the grid that move the left and the right operand of the first matmul, each alone.
+/// Axes of the grid that move the left and the right operand of the first matmul, one each.
 fn axes(k: &Kernel) -> Option<[usize; 2]> {
     let mut moved: HashMap<Value, u8> = HashMap::new();
     let mut sides = None;
-    // Twice: carried values come back.
+    // Twice, as carried values feed back.
     for _ in 0..2 {
         k.walk(&mut |_, d| {
             let of = |v: &Value| moved.get(v).copied().unwrap_or(0);
@@ -95,7 +96,7 @@ fn axes(k: &Kernel) -> Option<[usize; 2]> {
     Some([row, one(columns, 1 << row)?])
 }
 
-/// The program with the loop over tiles.
+/// The program with a loop over tiles.
 pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
     let tiles = Tiles::of(kernel, launch.axes);
     let count = tiles.rows * tiles.columns * tiles.batch;
@@ -125,7 +126,7 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
     let t = w.k.new_value(Type::scalar(Elem::I32));
     let place = w.place(&tiles, launch, t, rank);
     w.rename(&old, place, kernel.grid);
-    // What the old positions came from is dead now, and goes.
+    // What only computed the old positions is dead now; `dce` removes it.
     w.out.extend(old);
     let end = w.k.new_inst(InstData { op: Op::Yield, args: vec![], results: vec![], regions: vec![] });
     w.out.push(end);
@@ -137,7 +138,7 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
     Ok(w.k)
 }
 
-/// Writes scalars one after the other.
+/// Appends scalar instructions to a list.
 struct Writer {
     k: Kernel,
     out: Vec<Inst>,
@@ -156,7 +157,8 @@ impl Writer {
     fn binary(&mut self, op: B, a: Value, b: Value) -> Value {
         self.one(Op::Binary(op), &[a, b])
     }
-    /// Tile number to positions along the grid's axes: batch, then groups of rows of tiles, column by column.
+    /// Tile number to positions along the grid's axes: batches are outermost, then groups of rows of tiles; within a
+    /// group, column by column.
     fn place(&mut self, tiles: &Tiles, launch: Launch, t: Value, rank: Option<Value>) -> [Value; 3] {
         let grid = self.k.grid;
         let Launch { cluster, group, .. } = launch;
@@ -197,7 +199,7 @@ impl Writer {
         };
         self.split(rest, &others, grid, place)
     }
-    /// Positions along `axes` of their number, the first axis fastest.
+    /// A number as positions along `axes`, the first axis fastest.
     fn split(&mut self, mut number: Value, axes: &[usize], grid: [usize; 3], mut place: [Value; 3]) -> [Value; 3] {
         for (i, &axis) in axes.iter().enumerate() {
             let n = self.int(grid[axis]);
@@ -209,7 +211,7 @@ impl Writer {
         }
         place
     }
-    /// Positions in the old grid become `place`, its sizes constants.
+    /// Replaces positions in the old grid by `place`, and its sizes by constants.
     fn rename(&mut self, old: &[Inst], place: [Value; 3], grid: [usize; 3]) {
         let mut to: HashMap<Value, Value> = HashMap::new();
         let mut sizes: Vec<(Inst, usize)> = vec![];

@@ -1,7 +1,8 @@
-//! The ring of stages between the roles: barriers that say full and empty, and a place in the ring; and whose turn it is.
+//! The ring of stages between producer and consumers (full and empty barriers, position in the ring), and the order of
+//! ping-pong consumers.
 use crate::{BinaryOp as B, Builder, CmpOp, Elem, Op, Type, Value};
 
-/// Position in the ring: the stage, and the parity of the turn.
+/// Position in the ring: the stage, and the phase parity of its barriers.
 #[derive(Clone, Copy)]
 pub struct Ring {
     pub stage: Value,
@@ -21,7 +22,7 @@ pub struct Rings {
     full: Value,
     empty: Value,
     stages: usize,
-    /// Stages are given back to the other blocks of the cluster too.
+    /// Stages are released to the other blocks of the cluster, too.
     multicast: bool,
 }
 
@@ -40,7 +41,7 @@ impl Rings {
         let turn = b.cast(wraps, Elem::I32);
         Ring { stage: b.select(wraps, zero, stage), phase: b.binary(B::Xor, ring.phase, turn) }
     }
-    /// So many stages on.
+    /// The position `n` stages further.
     pub fn skip(&self, b: &mut Builder, ring: Ring, n: Value) -> Ring {
         let (one, all) = (b.i32(1), b.i32(self.stages as i64));
         let to = b.binary(B::Add, ring.stage, n);
@@ -48,19 +49,19 @@ impl Rings {
         let odd = b.binary(B::And, turns, one);
         Ring { stage: b.binary(B::Rem, to, all), phase: b.binary(B::Xor, ring.phase, odd) }
     }
-    /// The producer's: waits until the stage is free, and says how many bytes will come.
+    /// Producer: waits until the stage is empty, and announces the bytes that will arrive.
     pub fn claim(&self, b: &mut Builder, ring: Ring, bytes: usize) {
         let one = b.i32(1);
         let free = b.binary(B::Xor, ring.phase, one);
         b.inst(Op::BarrierWait, &[self.empty, ring.stage, free], &[], vec![]);
         b.inst(Op::BarrierExpect { bytes: bytes as u32 }, &[self.full, ring.stage], &[], vec![]);
     }
-    /// Copies a tile (shared tile, its stage, descriptor) that the ring's stage waits for.
+    /// Starts the copy of a tile (shared tile, its stage, descriptor), which completes on the stage's full barrier.
     pub fn load(&self, b: &mut Builder, what: [Value; 3], ring: Ring, starts: &[Value], multicast: bool) {
         let args = [&what[..], &[self.full, ring.stage], starts].concat();
         b.inst(Op::TmaLoad { multicast }, &args, &[], vec![]);
     }
-    /// The consumers': waits until the stage is full.
+    /// Consumers: wait until the stage is full.
     pub fn wait(&self, b: &mut Builder, ring: Ring) {
         b.inst(Op::BarrierWait, &[self.full, ring.stage, ring.phase], &[], vec![]);
     }
@@ -69,8 +70,9 @@ impl Rings {
     }
 }
 
-/// Consumers that multiply by turns. A parity tells a phase from the next one only: who waits for a stage must know that those
-/// before him have had theirs.
+/// The order of ping-pong consumers: each waits for the one before it to have started its matmuls. The ring's barriers
+/// alone would not do, as a parity distinguishes a phase only from the next one: a consumer may wait for a stage only
+/// once those before it have been through theirs.
 pub struct PingPong {
     ready: Value,
     consumers: usize,
@@ -81,7 +83,7 @@ impl PingPong {
         let ty = Type::Barrier { count: consumers, arrivals: 1 };
         PingPong { ready: b.inst(Op::AllocBarriers, &[], &[ty], vec![])[0], consumers }
     }
-    /// The parity that a consumer waits for first: the first consumer's turn is at once.
+    /// The parity that a consumer waits for first; the first consumer starts at once.
     pub fn first(&self, b: &mut Builder, consumer: Value) -> Value {
         let zero = b.i32(0);
         let now = b.cmp(CmpOp::Eq, consumer, zero);
@@ -90,7 +92,7 @@ impl PingPong {
     pub fn wait(&self, b: &mut Builder, consumer: Value, parity: Value) {
         b.inst(Op::BarrierWait, &[self.ready, consumer, parity], &[], vec![]);
     }
-    /// Lets the next one multiply.
+    /// Lets the next consumer multiply.
     pub fn pass(&self, b: &mut Builder, consumer: Value) {
         let (one, all) = (b.i32(1), b.i32(self.consumers as i64));
         let next = b.binary(B::Add, consumer, one);

@@ -1,9 +1,16 @@
-//! The roles: a producer that copies tiles into a ring of stages, consumers that multiply and finish the elements.
+//! Warp specialisation: a producer role copies tiles into a ring of stages, a consumer role multiplies and computes the
+//! epilogue.
 //!
-//! Takes a program of the upper level with one loop over K ([`super::form`]). Each consumer has its rows of the tile, or by ping_pong
-//! (ping-pong) a tile of its own: then one finishes its tile while the other multiplies. Results go out through shared memory
-//! some columns at a time, one part while the next is computed. In a cluster all blocks read the same right operands: each
-//! loads its part and gives it to all.
+//! Takes a program of the upper level with one loop over K ([`super::form`]). Two consumers either share a tile, each
+//! with its rows of it, or take whole tiles in ping-pong: one multiplies while the other runs its epilogue. Ping-pong
+//! tiles are smaller, so shared memory is read more often, but epilogues are hidden; lowering's cost model weighs both
+//! (`crates/lower/src/warpgroup/cost.rs`).
+//!
+//! A role is a group of four warps, so that a block value has the layout that it would have in a kernel of four warps.
+//! Barriers count arrivals of groups; how many threads arrive is up to code generation.
+//!
+//! Results leave through shared memory, some columns at a time, one slice being stored while the next is computed. In a
+//! cluster all blocks read the same right operands: each loads its slice and multicasts it.
 mod consumer;
 
 use super::copy::Copier;
@@ -17,19 +24,19 @@ use crate::{BinaryOp as B, Builder, Elem, Inst, Kernel, Op, Role, Swizzle, Type,
 use kiln_machine::Machine;
 use std::collections::HashMap;
 
-/// Buffers of a consumer for results on their way out.
+/// Output buffers per consumer.
 pub const BUFFERS: usize = 2;
 
-/// How the work of a block is shared.
+/// How the warps of a block share its work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Crew {
     pub consumers: usize,
     pub stages: usize,
-    /// Consumers take whole tiles, one after the other.
+    /// Ping-pong: consumers take whole tiles in alternation.
     pub ping_pong: bool,
-    /// Columns that a tile has at most: none after these is stored. `None`: all of the tile's.
+    /// Columns of a tile that are used, at most: none after these is stored. `None`: all.
     pub columns: Option<usize>,
-    /// Elements of K in the last trip, the others of which are zero. `None`: as many as a tile has.
+    /// Valid elements of K in the last iteration; the others are zero. `None`: all of a tile's.
     pub last: Option<usize>,
 }
 impl Crew {
@@ -39,7 +46,7 @@ impl Crew {
     }
 }
 
-/// The same program in roles; without a crew, of one that suits the tile.
+/// The same program in roles; without a crew, with one that suits the tile.
 pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, Refusal> {
     let mut k = kernel.clone();
     dce::run(&mut k);
@@ -48,10 +55,10 @@ pub fn run(kernel: &Kernel, crew: Option<Crew>, m: &Machine) -> Result<Kernel, R
     w.write()
 }
 
-/// The tile in shared memory that results of a type go through.
+/// Shared tiles that results go through, by element type.
 type Outputs = Vec<(Elem, Value)>;
 
-/// What both roles see.
+/// What both roles use.
 struct Shared {
     rings: Rings,
     ping_pong: Option<PingPong>,
@@ -65,7 +72,7 @@ struct Writer<'k> {
     form: Form,
     crew: Crew,
     part: Part,
-    /// Stores of the tile, in order, and of which type those are that go through shared memory.
+    /// Stores of the tile, in order, with the element type of those that go through shared memory.
     effects: Vec<(Inst, Option<Elem>)>,
 }
 
@@ -98,7 +105,7 @@ impl<'k> Writer<'k> {
         w.check(room)?;
         Ok(w)
     }
-    /// What the instructions and the memory of a multiprocessor hold.
+    /// Checks the limits of the instructions and of a multiprocessor's memory.
     fn check(&self, room: usize) -> Result<(), Refusal> {
         let (f, rows) = (&self.form, self.part.rows);
         let ensure = |holds: bool, what: String| if holds { Ok(()) } else { Err(Refusal(what)) };
@@ -106,7 +113,7 @@ impl<'k> Writer<'k> {
             rows * self.crew.shares() == f.m && rows > 0,
             format!("{} rows for {} consumers", f.m, self.crew.consumers),
         )?;
-        ensure(!self.crew.ping_pong || f.tiles.is_some(), "ping_pong need a loop over tiles".into())?;
+        ensure(!self.crew.ping_pong || f.tiles.is_some(), "ping-pong consumers need a loop over tiles".into())?;
         ensure(room >= self.crew.stages && self.crew.stages >= 2, {
             format!(
                 "{} stages of these tiles do not fit shared memory, and two are needed; make tiles smaller",
@@ -117,7 +124,7 @@ impl<'k> Writer<'k> {
         ensure(held <= 128, format!("a thread would hold {held} sums, and has room for 128; make the tile smaller"))?;
         if f.engine == Engine::TensorCores {
             ensure(rows.is_multiple_of(64) && (8..=256).contains(&f.n), {
-                format!("sums of {}x{} are no multiple of 64 rows by 8 to 256 columns", f.m, f.n)
+                format!("sums of {}x{} are not a multiple of 64 rows by 8 to 256 columns", f.m, f.n)
             })?;
         }
         for l in &f.loads {
@@ -128,9 +135,12 @@ impl<'k> Writer<'k> {
             let moves = self.k.cluster == 1 || l.side == Side::Left || uniform::over_cluster(self.k, l.inst);
             ensure(moves, "blocks of a cluster read different right operands; let them share columns".into())?;
         }
-        ensure(self.k.cluster == 1 || f.engine == Engine::TensorCores, "FMAs have no clusters".into())
+        ensure(
+            self.k.cluster == 1 || f.engine == Engine::TensorCores,
+            "clusters are for tensor cores; matmuls in exact f32 do not use them".into(),
+        )
     }
-    /// A consumer's part of a left tile, all that is used of a right one.
+    /// A consumer's part of a left tile; of a right one, the part that is used.
     fn shape(&self, l: &Load) -> [usize; 2] {
         let mut shape = whole(self.k, &self.form, self.crew, l);
         if l.side == Side::Left {
@@ -140,7 +150,7 @@ impl<'k> Writer<'k> {
     }
 
     // ---- Parameters and memory ----
-    /// Types of descriptors for the tiles that are copied at once.
+    /// Types of descriptors, for the tiles that are copied at once.
     fn descriptors(&self) -> Result<HashMap<Value, Type>, Refusal> {
         let mut all: HashMap<Value, Type> = HashMap::new();
         let copied = self.form.loads.iter().map(|l| {
@@ -228,11 +238,12 @@ impl<'k> Writer<'k> {
             ),
         ]);
         if self.k.cluster > 1 {
-            // The other block may still send here.
+            // The other block may still multicast into this one's shared memory.
             b.inst(Op::ClusterSync, &[], &[], vec![]);
         }
         let missing = mine.missing.or(theirs.missing);
-        let missing = missing.map(|v| Refusal(format!("{v} decides where tiles are, and is no arithmetic on scalars")));
+        let missing =
+            missing.map(|v| Refusal(format!("the starts of tiles depend on {v}, which is not arithmetic on scalars")));
         failed.or(missing).map_or_else(|| Ok(b.finish()), Err)
     }
     /// Runs `body` for every tile of this block, with the ring's stage and phase carried.
@@ -252,7 +263,7 @@ impl<'k> Writer<'k> {
             self.at_tile(b, c, (tiles, t), |b, c| body(b, c, Ring::of(ring))).values().to_vec()
         });
     }
-    /// Runs `body` for every tile of which it is this consumer's turn, past the stages of the others'.
+    /// Runs `body` for every tile of this consumer in ping-pong, skipping the stages of the other consumers' tiles.
     fn ping_pong_tiles(
         &self,
         b: &mut Builder,
@@ -282,7 +293,7 @@ impl<'k> Writer<'k> {
         let bounds = c.all(&self.k.inst(tiles).args);
         Some((tiles, bounds.try_into().ok()?))
     }
-    /// What is done at tile `t` of the loop over tiles.
+    /// Runs `body` for tile `t` of the loop over tiles.
     fn at_tile<T>(
         &self,
         b: &mut Builder,
@@ -327,7 +338,7 @@ impl<'k> Writer<'k> {
             Ring::of(&out)
         });
     }
-    /// Copies of a load into its stage: one a consumer on the left, one for all on the right.
+    /// Copies a load into its stage: on the left one copy per consumer, on the right one for all.
     fn copy_tile(&self, b: &mut Builder, c: &mut Copier, s: &Shared, n: usize, ring: Ring) {
         let load = &self.form.loads[n];
         let starts = c.all(&self.k.inst(load.inst).args[1..]);
@@ -349,7 +360,7 @@ impl<'k> Writer<'k> {
             s.rings.load(b, [s.tiles[n], stage, desc], ring, &starts, false);
         }
     }
-    /// Number of a consumer's tile of a left operand in the ring. `copy`: the consumer, among those that share a tile.
+    /// Stage of a consumer's tile of a left operand. `copy`: the consumer, where several share a tile.
     fn left_stage(&self, b: &mut Builder, ring: Ring, copy: Option<Value>) -> Value {
         let Some(copy) = copy else { return ring.stage };
         let n = b.i32(self.crew.shares() as i64);
@@ -358,8 +369,9 @@ impl<'k> Writer<'k> {
     }
 }
 
-/// The tile of a load, of a right one the columns that are used: tensor cores take any multiple of 8 of them, and rows that run along
-/// the columns fill the swizzle's span. Blocks of a cluster share a whole tile out.
+/// The part of a load's tile that is copied: of a right operand only the columns that are used. Tensor cores take any
+/// multiple of 8 columns of a K-major operand; rows of an N-major one must fill the swizzle's span of 128 bytes. The
+/// blocks of a cluster share whole tiles.
 fn whole(k: &Kernel, form: &Form, crew: Crew, l: &Load) -> [usize; 2] {
     let mut shape = l.shape;
     if let (Side::Right, Engine::TensorCores, 1, Some(n)) = (l.side, form.engine, k.cluster.max(1), crew.columns) {
@@ -372,7 +384,7 @@ fn bytes_of(l: &Load, shape: [usize; 2]) -> usize {
     shape[0] * shape[1] * l.elem.bytes()
 }
 
-/// Consumers for a tile: each of 64 rows or more, two where there are enough.
+/// Consumers per tile: each of at least 64 rows, two where there are enough rows.
 fn consumers(form: &Form) -> usize {
     match form.engine {
         Engine::TensorCores => (form.m / 64).clamp(1, 2),
@@ -380,7 +392,7 @@ fn consumers(form: &Form) -> usize {
     }
 }
 
-/// What a tile writes, after the loop over K; anything else with an effect is refused.
+/// The stores and checks of a tile, after the loop over K; any other effect is refused.
 fn effects(k: &Kernel, form: &Form) -> Result<Vec<Inst>, Refusal> {
     let rest = form.tile.insts.iter().enumerate().filter(|(at, _)| *at != form.at);
     let outside = k.body.insts.iter().filter(|i| form.tiles.is_some_and(|t| t != **i));
@@ -389,7 +401,7 @@ fn effects(k: &Kernel, form: &Form) -> Result<Vec<Inst>, Refusal> {
         let data = k.inst(i);
         let after = at > Some(form.at);
         match &data.op {
-            // Columns by themselves are written again for every consumer, with the same values.
+            // A single row is stored again by every consumer, with the same values.
             Op::Store
                 if after
                     && matches!(k.ty(data.args[0]).shape(), [m, n] if (*m == 1 || *m == form.m) && (*n == 1 || *n == form.n)) =>
@@ -407,7 +419,10 @@ fn effects(k: &Kernel, form: &Form) -> Result<Vec<Inst>, Refusal> {
             op if crate::passes::is_pure(op) => {}
             _ => {
                 let name = crate::text::print_inst(k, i);
-                return Err(Refusal(format!("`{name}` is not done part by part beside sums of {}x{}", form.m, form.n)));
+                return Err(Refusal(format!(
+                    "`{name}` cannot be computed slice by slice on sums of {}x{}",
+                    form.m, form.n
+                )));
             }
         }
     }
@@ -417,11 +432,12 @@ fn effects(k: &Kernel, form: &Form) -> Result<Vec<Inst>, Refusal> {
     Ok(all)
 }
 
-/// Elements of a row that one store of a warp writes together, at least, for that to be better than as the sums lie.
+/// Least run of contiguous elements in a row for which a store through shared memory beats one from the accumulators'
+/// layout.
 const RUN: i64 = 8;
 
-/// Whether a store goes through shared memory: by tensor map, or of rows that no tensor map describes. Threads that hold the sums have
-/// a few columns of many rows each; what they read from there is rows.
+/// Whether a store goes through shared memory: one by tensor map, or one of rows that no tensor map describes. In the
+/// accumulators' layout a thread has a few columns of many rows; from shared memory threads read whole rows.
 fn goes_through(k: &Kernel, facts: &Analysis, form: &Form, i: Inst) -> bool {
     let data = k.inst(i);
     let floats = |v| matches!(k.ty(v).elem(), Some(Elem::F32 | Elem::F16 | Elem::Bf16));

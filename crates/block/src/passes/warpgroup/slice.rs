@@ -1,25 +1,27 @@
-//! The epilogue on a part of the tile: what is done with the sums, again, for a consumer's rows and some of the columns.
+//! The epilogue on a slice of the tile: repeats what is computed from the sums for a consumer's rows and some of the
+//! columns.
 //!
-//! A row that is reduced is needed whole: its parts are made once, in registers, combined column by column, and reduced as one
-//! part. Tensor cores leave a row in four lanes of a warp, so nothing goes through shared memory.
+//! A row reduction needs whole rows: their slices are computed once, kept in registers, combined column by column, and
+//! the result is reduced like a single slice. Tensor cores leave a row in four lanes of one warp, so nothing goes
+//! through shared memory.
 use super::Refusal;
 use super::{copy::Copier, form::Engine};
 use crate::{BinaryOp, Builder, Const, Elem, InstData, Kernel, Op, ReduceOp, Type, Value};
 use std::collections::{HashMap, HashSet};
 
-/// What of an axis is wanted.
+/// Which part of an axis is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Axis {
     /// All of it.
     Whole,
     /// The consumer's rows.
     Rows,
-    /// The columns of the part.
+    /// The columns of the slice.
     Columns,
 }
 use Axis::{Columns, Rows, Whole};
 
-/// Sizes of the tile and of what is made of it at once.
+/// Sizes of the tile and of a slice.
 #[derive(Clone, Copy)]
 pub struct Part {
     pub engine: Engine,
@@ -31,12 +33,12 @@ pub struct Part {
 pub struct Slicer<'a, 'k> {
     copier: &'a mut Copier<'k>,
     part: Part,
-    /// Sums by the loop's results.
+    /// Sums by the results of the loop over K.
     sums: HashMap<Value, Value>,
-    /// The consumer's first row; `None` where there is one consumer.
+    /// The consumer's first row; `None`: it has all rows.
     first_row: Option<Value>,
     first_column: usize,
-    /// What was made, by the first column of what follows the columns.
+    /// Values made so far, keyed by first column where they depend on columns.
     made: HashMap<(Value, Vec<Axis>, usize), Value>,
     pub failed: Option<Refusal>,
 }
@@ -50,19 +52,19 @@ impl<'a, 'k> Slicer<'a, 'k> {
     ) -> Slicer<'a, 'k> {
         Slicer { copier, part, sums, first_row, first_column: 0, made: HashMap::new(), failed: None }
     }
-    /// Goes to the columns from `first` on.
+    /// Moves to the columns from `first` on.
     pub fn columns_from(&mut self, first: usize) {
         self.first_column = first;
     }
-    /// A parameter.
+    /// The new name of a parameter.
     pub fn param(&self, v: Value) -> Option<Value> {
         self.copier.get(v)
     }
-    /// A scalar.
+    /// The new value of a scalar.
     pub fn scalar(&mut self, b: &mut Builder, v: Value) -> Value {
         self.value(b, v, &[])
     }
-    /// A block of the tile's rows and columns, or of one of them, on the part.
+    /// A block over the tile's rows and columns, or over one of these, restricted to the slice.
     pub fn block(&mut self, b: &mut Builder, v: Value) -> Value {
         let shape = self.kernel().ty(v).shape();
         let axes: Vec<Axis> = shape.iter().zip([Rows, Columns]).map(|(n, a)| if *n == 1 { Whole } else { a }).collect();
@@ -86,7 +88,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
                 Columns => (tile[1], columns),
             };
             if *n != whole {
-                self.refuse(v, format!("{} beside sums of {}x{}", k.ty(v), tile[0], tile[1]));
+                self.refuse(v, format!("{} does not fit sums of {}x{}", k.ty(v), tile[0], tile[1]));
             }
             *n = part;
         }
@@ -116,7 +118,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
     fn make(&mut self, b: &mut Builder, v: Value, axes: &[Axis]) -> Value {
         let k = self.kernel();
         let Some(data) = self.copier.definition(v) else {
-            return self.refuse(v, format!("{v} comes from a loop whose values stay in its role"));
+            return self.refuse(v, format!("{v} is the result of a loop or branch, which the epilogue cannot repeat"));
         };
         let shape = self.shape(v, axes);
         if self.failed.is_some() {
@@ -141,7 +143,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
                 vec![to]
             }
             Op::Load if !self.copier.is_readonly(data.args[0]) => {
-                return self.refuse(v, "what is read beside the matmul may be written too; mark it readonly");
+                return self.refuse(v, "what the epilogue reads may be written, too; mark it readonly");
             }
             Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_) | Op::PtrAdd | Op::Load => {
                 vec![axes.to_vec(); data.args.len()]
@@ -154,17 +156,17 @@ impl<'a, 'k> Slicer<'a, 'k> {
                 axes.insert(*axis as usize, Whole);
                 vec![axes]
             }
-            op => return self.refuse(v, format!("{op:?} on the sums is not done part by part")),
+            op => return self.refuse(v, format!("{op:?} on the sums cannot be computed slice by slice")),
         };
         let args: Vec<Value> = data.args.iter().zip(&wanted).map(|(a, axes)| self.value(b, *a, axes)).collect();
         b.inst(data.op.clone(), &args, &[ty], vec![])[0]
     }
-    /// A reduction of whole rows: of the parts' combination.
+    /// A reduction of whole rows: combines the slices, then reduces the combination.
     fn reduce(&mut self, b: &mut Builder, data: &InstData, op: ReduceOp, ty: Type) -> Value {
         let (arg, own) = (data.args[0], self.first_column);
         let Part { engine, tile, columns, .. } = self.part;
         if engine != Engine::TensorCores || !self.follows_sums(arg) {
-            return self.refuse(arg, "rows that are not a tensor core's sums, or made of them, lie in several warps");
+            return self.refuse(arg, "rows that are not computed from a tensor core's sums lie in several warps");
         }
         let mut whole: Option<Value> = None;
         for first in (0..tile[1]).step_by(columns) {
@@ -174,7 +176,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
                 (None, _) => Some(part),
                 (Some(before), Some(op)) => Some(b.binary(op, before, part)),
                 (Some(_), None) => {
-                    return self.refuse(arg, format!("{op:?} of a row is not put together of its parts"));
+                    return self.refuse(arg, format!("{op:?} of a row cannot be combined from its slices"));
                 }
             };
         }
@@ -182,7 +184,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
         let whole = whole.unwrap_or(arg);
         b.inst(data.op.clone(), &[whole], &[ty], vec![])[0]
     }
-    /// Whether a block is made of the sums element by element, so that it lies as they do.
+    /// Whether a block is computed from the sums element by element, so that it has their layout.
     fn follows_sums(&self, v: Value) -> bool {
         let elementwise = |op: &Op| matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Select | Op::Cast(_));
         let (mut open, mut seen) = (vec![v], HashSet::new());
@@ -206,7 +208,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
     }
 }
 
-/// What makes one partial result of two.
+/// The op that combines two partial results.
 fn combiner(op: ReduceOp, elem: Option<Elem>) -> Option<BinaryOp> {
     Some(match (op, elem) {
         (ReduceOp::Sum, Some(Elem::Bool)) => BinaryOp::Or,
@@ -221,8 +223,8 @@ fn combiner(op: ReduceOp, elem: Option<Elem>) -> Option<BinaryOp> {
     })
 }
 
-/// Columns that are finished together, for outputs of these bytes: a line of 128 bytes of the widest, of two to four bytes;
-/// where threads hold columns far apart, all that lie in one register.
+/// Columns of a slice, for outputs of these element sizes: 128 bytes of the widest (counted as two to four bytes). On
+/// the FMA engine, whose threads hold columns far apart, a slice is the columns that lie in the same registers.
 pub fn columns(engine: Engine, outputs: &[usize], n: usize) -> usize {
     match engine {
         Engine::TensorCores => 128 / outputs.iter().max().copied().unwrap_or(2).clamp(2, 4),

@@ -2,10 +2,10 @@
 use crate::{BinaryOp, Const, Inst, Kernel, Op, Region, Value};
 use std::collections::HashSet;
 
-/// Whether a tile load of this program reads the same in all blocks of a cluster, as often in each.
+/// Whether a tile load reads the same tile in all blocks of a cluster, equally often.
 pub fn over_cluster(k: &Kernel, load: Inst) -> bool {
     let mut d = Differ { k, numbers: HashSet::new(), sizes: HashSet::new(), values: HashSet::new(), trips: false };
-    // Until nothing more is found: carried values come back.
+    // To a fixed point, as carried values feed back.
     loop {
         let before = d.values.len();
         d.region(&k.body);
@@ -23,7 +23,7 @@ struct Differ<'k> {
     sizes: HashSet<Value>,
     /// Values that differ.
     values: HashSet<Value>,
-    /// The trips of a loop differ.
+    /// The number of iterations of a loop differs.
     trips: bool,
 }
 
@@ -38,7 +38,7 @@ impl Differ<'_> {
                     self.numbers.insert(data.results[0]);
                     self.values.insert(data.results[0]);
                 }
-                // Blocks of a cluster have neighbouring numbers.
+                // Blocks of a cluster have consecutive numbers.
                 (Op::Binary(BinaryOp::Div), [n, size]) if self.numbers.contains(n) && self.sizes.contains(size) => {}
                 (Op::For, args) => {
                     self.trips |= args[..3].iter().any(|v| self.values.contains(v));

@@ -1,4 +1,4 @@
-//! Ops without regions, and what is written with them.
+//! Ops without regions, and their attributes.
 use super::{Parser, Result, fail_at};
 use crate::text::{
     lexer::{Kind, Token},
@@ -13,10 +13,10 @@ impl Parser {
                 self.at += 1;
                 Ok(x)
             }
-            _ => self.fail(format!("`{}` is no {what}; known: {}", self.peek().text, names::list(table))),
+            _ => self.fail(format!("`{}` is not a {what}; known: {}", self.peek().text, names::list(table))),
         }
     }
-    /// What a matmul sums, if the text says.
+    /// What a `dot` sums, if the text says.
     pub(super) fn terms(&mut self) -> Terms {
         let found = names::TERMS.iter().find(|(name, _)| self.eat_word(name));
         found.map_or_else(Terms::default, |t| t.1)
@@ -98,7 +98,9 @@ impl Parser {
                     .or_else(|| names::find(names::BINARY, name).map(Op::Binary));
                 match op {
                     Some(op) => op,
-                    None => return fail_at(start, format!("`{name}` is no op; see the ops' names in crates/block")),
+                    None => {
+                        return fail_at(start, format!("there is no op `{name}`; see the ops' names in crates/block"));
+                    }
                 }
             }
         };
@@ -128,7 +130,7 @@ impl Parser {
             Some(v) => Ok(v),
             None => fail_at(
                 &t,
-                format!("`{text}` is no constant; write 3, 1.5, 0x<bits of an f64>, inf, nan, true or false"),
+                format!("`{text}` is not a constant; write 3, 1.5, 0x<bits of an f64>, inf, nan, true or false"),
             ),
         }
     }

@@ -13,7 +13,7 @@ impl Parser {
             }
             None => {
                 let known = Elem::ALL.map(Elem::name).join(" ");
-                self.fail(format!("`{}` is no element type; known: {known}", t.text))
+                self.fail(format!("`{}` is not an element type; known: {known}", t.text))
             }
         }
     }
@@ -28,7 +28,7 @@ impl Parser {
                 self.at += 1;
                 Ok(s)
             }
-            None => self.fail(format!("`{t}` is no swizzle; write plain, b32, b64 or b128")),
+            None => self.fail(format!("`{t}` is not a swizzle; write plain, b32, b64 or b128")),
         }
     }
     pub(super) fn ty(&mut self) -> Result<Type> {
@@ -85,7 +85,7 @@ impl Parser {
         let (registers, lanes) = (bases("registers", ",")?, bases("lanes", ",")?);
         Ok((ty, Some(Layout { registers, lanes, warps: bases("warps", ")")? })))
     }
-    /// `: type, …`, one a result.
+    /// `: type, …`, one per result.
     pub(super) fn result_types(&mut self, n: usize) -> Result<Vec<(Type, Option<Layout>)>> {
         let mut all = vec![];
         for i in 0..n {

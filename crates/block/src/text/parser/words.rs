@@ -1,4 +1,4 @@
-//! Tokens of the text, one by one, and lists of them.
+//! Tokens of the text one by one, and lists of them.
 use super::{Parser, Result, fail_at};
 use crate::text::lexer::{Kind, Token};
 
@@ -20,7 +20,7 @@ impl Parser {
     pub(super) fn fail<T>(&self, what: impl Into<String>) -> Result<T> {
         fail_at(self.peek(), what)
     }
-    /// On the line of the token before.
+    /// Whether the next token is on the line of the one before.
     pub(super) fn same_line(&self) -> bool {
         self.at > 0 && self.tokens[self.at - 1].line == self.peek().line
     }

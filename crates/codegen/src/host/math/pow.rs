@@ -1,8 +1,8 @@
 //! Powers and remainders.
 //!
-//! |x|^y = 2^(y log2 |x|): the exponent is held in f64, so that the result is right to about one rounding, and split into its
-//! nearest integer and a rest in f32. log2 by s = (m - 1) / (m + 1) with m in sqrt(1/2)..sqrt(2), the quotient by one Newton step
-//! from f32; its polynomial (4.2e-12) and that of 2^f (3.0e-9) are minimax.
+//! |x|^y = 2^(y log2 |x|): the exponent is held in f64, so that the result is right to about one rounding, and split
+//! into its nearest integer and a remainder in f32. log2 by s = (m - 1) / (m + 1) with m in sqrt(1/2)..sqrt(2), the
+//! quotient by one Newton step from f32; its polynomial (4.2e-12) and that of 2^f (3.0e-9) are minimax.
 use super::F32;
 use crate::host::text::{Name, float, literal, vector};
 
@@ -18,7 +18,7 @@ impl F32<'_, '_> {
         let r = self.exp2_wide(&exponent);
         self.power_cases(x, y, &a, &regular, r)
     }
-    /// y log2 a in f64, limited to -200..200; log2 is that of f32's C for 0, infinity and NaN.
+    /// y log2 a in f64, clamped to -200..200; log2 is that of f32's C function for 0, infinity and NaN.
     fn exponent(&mut self, a: &Name, regular: &Name, y: &Name) -> Name {
         let (m, k) = self.split_exponent(a);
         let (one, minus) = (self.c(1.0), self.w(-1.0));
@@ -107,7 +107,7 @@ impl F32<'_, '_> {
         let below = self.fcmp("olt", &r, &zero);
         let up = self.add(&r, &b);
         let r = self.select(&below, &up, &r);
-        // Also by infinity.
+        // This holds for an infinite y, too.
         let small = self.fcmp("olt", &a, &b);
         let r = self.select(&small, &a, &r);
         let r = self.copysign(&r, x);

@@ -103,7 +103,7 @@ impl F32<'_, '_> {
         let far = self.is_far(x);
         self.unless(&far, y, "tanf", &[x])
     }
-    /// `y`, but `x` where that is a zero.
+    /// `y`, but `x` where that is zero.
     fn keep_zero(&mut self, x: &Name, y: &Name) -> Name {
         let zero = self.c(0.0);
         let is_zero = self.fcmp("oeq", x, &zero);
@@ -175,7 +175,7 @@ impl F32<'_, '_> {
         let ps = self.mul(&p, &s);
         self.fma(&ps, t, t)
     }
-    /// Of 1/|x| above 1.
+    /// Above 1 by way of the atan of 1/|x|.
     pub(super) fn atan(&mut self, x: &Name) -> Name {
         let (a, one, right) = (self.abs(x), self.c(1.0), self.c(FRAC_PI_2));
         let large = self.fcmp("ogt", &a, &one);

@@ -1,4 +1,5 @@
-//! f64 functions that need more than f64 on the way, within 2 ulp: powers by a logarithm in two numbers, and erf.
+//! f64 functions that need more than f64 precision internally, within 2 ulp: powers by a logarithm in two numbers, and
+//! erf.
 //!
 //! Coefficients interpolate the functions at Chebyshev points, computed with 60 digits and rounded to f64.
 use super::wide::{exp, exp_of_sum, fraction};
@@ -6,24 +7,24 @@ use super::{F, abs, c, clamp, copysign, fma, horner, log_ends};
 use crate::nvptx::emit::{Emit, Res};
 use inkwell::FloatPredicate;
 
-/// The sum of two numbers, the second far smaller.
+/// An unevaluated sum of two numbers, the second far smaller.
 #[derive(Clone, Copy)]
 struct Pair<'c> {
     high: F<'c>,
     low: F<'c>,
 }
 
-/// a + b without loss, where a is zero or the larger.
+/// a + b exactly, where a is zero or the larger.
 fn sum<'c>(e: &Emit<'c>, a: F<'c>, b: F<'c>) -> Res<Pair<'c>> {
     let high = e.fadd(a, b)?;
     Ok(Pair { high, low: e.fsub(b, e.fsub(high, a)?)? })
 }
-/// a · b without loss.
+/// a · b exactly.
 fn product<'c>(e: &Emit<'c>, a: F<'c>, b: F<'c>) -> Res<Pair<'c>> {
     let high = e.fmul(a, b)?;
     Ok(Pair { high, low: fma(e, a, b, e.fneg(high)?)? })
 }
-/// a · b but for the product of what is small.
+/// a · b without the product of the small parts.
 fn times<'c>(e: &Emit<'c>, a: Pair<'c>, b: Pair<'c>) -> Res<Pair<'c>> {
     let p = product(e, a.high, b.high)?;
     let low = fma(e, a.high, b.low, p.low)?;
@@ -46,7 +47,7 @@ const TWO_THIRDS: [f64; 2] = [0.6666666666666666, 3.700743415417188e-17];
 /// The logarithm of 2 in two parts, the first of 38 bits, so that its multiples by exponents are exact.
 const LN_2: [f64; 2] = [0.6931471805582987, 1.6465949582897082e-12];
 
-/// The logarithm, to 64 bits; of zero, infinity and NaN in the first number alone.
+/// The logarithm, to 64 bits; zero, infinity and NaN give a result in the first number only.
 fn log<'c>(e: &Emit<'c>, x: F<'c>) -> Res<Pair<'c>> {
     let (k, m) = fraction(e, x)?;
     let one = c(x, 1.0);
@@ -77,7 +78,7 @@ pub(super) fn power<'c>(e: &Emit<'c>, a: F<'c>, y: F<'c>) -> Res<F<'c>> {
     let l = log(e, a)?;
     let t = product(e, y, l.high)?;
     let low = fma(e, y, l.low, t.low)?;
-    // Far out, where the parts may be infinite, the power is 0 or infinity anyway.
+    // For large exponents, where the parts may be infinite, the power is 0 or infinity anyway.
     let near = e.fcmp(FloatPredicate::OLT, abs(e, t.high)?, c(a, 1000.0))?;
     exp_of_sum(e, t.high, e.fselect(near, low, c(a, 0.0))?)
 }

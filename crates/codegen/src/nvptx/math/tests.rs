@@ -1,5 +1,5 @@
-//! The formulas on this machine's processor, against f64 arithmetic of the standard library. Only `ex2` and `rsqrt`, which
-//! are the GPU's own, are replaced.
+//! The formulas on this machine's CPU, against f64 arithmetic of the standard library. Only `ex2` and `rsqrt`, which
+//! are GPU instructions, are replaced.
 use super::*;
 use inkwell::OptimizationLevel;
 use inkwell::context::Context;
@@ -92,7 +92,7 @@ fn single_functions() {
     check(UnaryOp::Rsqrt, |x| 1.0 / x.sqrt(), 2.0);
 }
 
-/// What half types are rounded from: 2^-16 of the result at least.
+/// Results that are rounded to half types need an error of at most 2^-16.
 #[test]
 fn functions_for_half_types() {
     check_as(UnaryOp::Exp, f64::exp, 128.0, true);
@@ -318,7 +318,7 @@ fn powers_of_doubles() {
     println!("pow: {worst} ulp");
 }
 
-/// To f8 by arithmetic and back: every number of it is met, and all others go to the nearest.
+/// To f8 by arithmetic and back: every f8 number is reached, and all others go to the nearest.
 #[test]
 fn f8_there_and_back() {
     let cx = Context::create();

@@ -40,7 +40,7 @@ fn other_leg<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     e.call_float("llvm.sqrt", &[e.fmul(e.fsub(one, x)?, e.fadd(one, x)?)?])
 }
 
-/// 1.5 · 2^52: a sum with it rounds to an integer, which stands in the low bits.
+/// 1.5 · 2^52: a sum with it rounds to an integer, in the low bits.
 pub(super) const ROUND: f64 = 6_755_399_441_055_744.0;
 
 /// The integer in the low 32 bits of a sum with [`ROUND`].
@@ -137,7 +137,7 @@ fn far<'c>(e: &Emit<'c>, a: F<'c>, v: F<'c>) -> Res<F<'c>> {
     e.fselect(e.fcmp(FloatPredicate::OGT, a, c(a, 700.0))?, large, v)
 }
 
-/// (k, m) with x = m · 2^k and m from the root of one half to that of two.
+/// (k, m) with x = m · 2^k and m from sqrt(1/2) to sqrt(2).
 pub(super) fn fraction<'c>(e: &Emit<'c>, x: F<'c>) -> Res<(F<'c>, F<'c>)> {
     let small = e.fcmp(FloatPredicate::OLT, x, c(x, f64::MIN_POSITIVE))?;
     let a = e.fselect(small, e.fmul(x, c(x, 18_014_398_509_481_984.0))?, x)?;
@@ -189,7 +189,7 @@ fn log1p<'c>(e: &Emit<'c>, x: F<'c>) -> Res<F<'c>> {
     let finite = e.fcmp(FloatPredicate::OLT, u, c(x, f64::INFINITY))?;
     let share = e.fselect(e.and(inside, finite)?, share, c(x, 0.0))?;
     let v = e.fadd(log(e, u, 1.0, std::f64::consts::LN_2)?, share)?;
-    // Minus zero is its own logarithm.
+    // Minus zero gives itself.
     let zero = e.fcmp(FloatPredicate::OEQ, x, c(x, 0.0))?;
     e.fselect(zero, x, v)
 }

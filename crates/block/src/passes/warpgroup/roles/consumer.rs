@@ -1,4 +1,5 @@
-//! The consumers: matmuls over the ring, then the epilogue on parts of the tile, each sent out while the next is computed.
+//! The consumer role: matmuls over the ring, then the epilogue on slices of the tile, each being stored while the next
+//! is computed.
 use super::super::{
     Refusal,
     copy::Copier,
@@ -9,14 +10,14 @@ use super::super::{
 use super::{BUFFERS, Shared, Writer};
 use crate::{BinaryOp as B, Builder, CmpOp, Const, Elem, Op, Type, Value};
 
-/// When a buffer for results is free.
+/// When an output buffer is free.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Threads met after the last but one, and that was the buffer's.
+    /// At once: threads have synchronised since the store before the last, which used the buffer.
     Free,
-    /// When threads meet.
+    /// Once threads have synchronised.
     Met,
-    /// When so many stores by tensor map are in flight at most, and threads meet.
+    /// Once at most that many stores by tensor map are in flight, and threads have synchronised.
     Sent(usize),
 }
 
@@ -56,7 +57,7 @@ impl<'k> Writer<'k> {
     fn transposed(&self, matmul: [usize; 2]) -> [bool; 2] {
         matmul.map(|n| self.form.loads[n].swapped)
     }
-    /// Starts the matmuls of a stage for every sum, on `from`.
+    /// Starts the matmuls of a stage for every sum, accumulating on `from`.
     fn start(&self, b: &mut Builder, s: &Shared, (copy, ring): (Option<Value>, Ring), from: &[Value]) -> Vec<Value> {
         let token = self.token();
         s.rings.wait(b, ring);
@@ -71,7 +72,7 @@ impl<'k> Writer<'k> {
         b.inst(Op::WgmmaCommit, &[], &[], vec![]);
         made
     }
-    /// The sums of a token, when all that was started is done.
+    /// The sums of a token, once all matmuls in flight are done.
     fn done(&self, b: &mut Builder, token: Value) -> Value {
         b.inst(Op::WgmmaWait { pending: 0 }, &[token], &[self.block()], vec![])[0]
     }
@@ -81,23 +82,24 @@ impl<'k> Writer<'k> {
     fn token(&self) -> Type {
         Type::Token { elem: Elem::F32, shape: vec![self.part.rows, self.form.n] }
     }
-    /// Which of a tile's rows the consumer has; `None` for all.
+    /// Which part of a tile's rows the consumer has; `None`: all.
     fn share(&self, copy: Option<Value>) -> Option<Value> {
         copy.filter(|_| !self.crew.ping_pong)
     }
-    /// All of a tile's matmuls are started: the next tile's may be.
+    /// All matmuls of a tile are started, so the next consumer may start its own.
     fn pass(&self, b: &mut Builder, s: &Shared, copy: Option<Value>) {
         if let (Some(ping_pong), Some(consumer)) = (&s.ping_pong, copy) {
             ping_pong.pass(b, consumer);
         }
     }
-    /// What the sums start from, on the consumer's rows.
+    /// Initial values of the sums, on the consumer's rows.
     fn starts(&self, b: &mut Builder) -> Vec<Value> {
         let args = &self.k.inst(self.form.depth).args;
         let constants = self.form.sums.iter().filter_map(|s| form::constant(self.k, args[3 + s.carried]));
         constants.map(|c| b.constant(self.block(), c)).collect()
     }
-    /// The sums over all of K. The first matmuls start the sums; one group stays in flight over a stage's end.
+    /// The sums over all of K. The first stage is peeled off the loop; one group of matmuls stays in flight across
+    /// stages.
     fn multiply(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
         let none = self.starts(b);
         let started = self.start(b, s, (copy, ring), &none);
@@ -116,7 +118,7 @@ impl<'k> Writer<'k> {
         s.rings.release(b, out[2]);
         (sums, Ring::of(&out))
     }
-    /// The sums over all of K, each stage's from zero and then added to the others in f32.
+    /// The sums over all of K; each stage's sum starts from zero and is added to the others in f32.
     fn multiply_apart(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
         let none = self.starts(b);
         let zeros = vec![b.constant(self.block(), Const::Float(0.0)); none.len()];
@@ -132,7 +134,7 @@ impl<'k> Writer<'k> {
         self.pass(b, s, copy);
         (out[2..].to_vec(), Ring::of(&out))
     }
-    /// The sums over all of K in f32, stage by stage.
+    /// The sums over all of K on the FMA engine, stage by stage.
     fn multiply_add(&self, b: &mut Builder, s: &Shared, copy: Option<Value>, ring: Ring) -> (Vec<Value>, Ring) {
         let block = self.block();
         let none = self.starts(b);
@@ -157,7 +159,7 @@ impl<'k> Writer<'k> {
         (out[2..].to_vec(), Ring::of(&out))
     }
 
-    /// Elements of K in a trip, where the last one has fewer.
+    /// Valid elements of K in an iteration, where the last one has fewer.
     fn there(&self, b: &mut Builder, trip: Value) -> Option<Value> {
         let last = b.i32(self.crew.last? as i64);
         let load = self.form.loads.first()?;
@@ -168,7 +170,7 @@ impl<'k> Writer<'k> {
     }
 
     // ---- The epilogue ----
-    /// Some columns at a time.
+    /// Computes and stores some columns at a time.
     fn finish(
         &self,
         b: &mut Builder,
@@ -192,7 +194,7 @@ impl<'k> Writer<'k> {
             slicer.columns_from(part * columns);
             for (data, through) in self.effects.iter().map(|e| (self.k.inst(e.0), e.1)) {
                 if data.op == Op::Store && part > 0 && self.k.ty(data.args[0]).shape()[1] == 1 {
-                    // A value a row is written with the first part.
+                    // One value per row: stored with the first slice only.
                     continue;
                 }
                 if matches!(data.op, Op::Check { .. }) {
@@ -233,11 +235,11 @@ impl<'k> Writer<'k> {
         }
         slicer.failed
     }
-    /// What stores wait for before they take a buffer.
+    /// What stores wait for before they reuse a buffer.
     fn way_out(&self, parts: usize) -> Way {
         let through: Vec<&Op> = self.effects.iter().filter(|e| e.1.is_some()).map(|e| &self.k.inst(e.0).op).collect();
         let by_map = through.iter().filter(|op| ***op == Op::TileStore).count();
-        // An odd number of stores would meet the last tile's buffer again at once.
+        // With an odd number of stores, the next tile's first store would reuse the buffer of this tile's last one.
         let even = (parts * through.len()).is_multiple_of(BUFFERS);
         match (by_map, even) {
             (0, true) => Way::Free,
@@ -246,7 +248,7 @@ impl<'k> Writer<'k> {
             _ => Way::Sent(0),
         }
     }
-    /// The tile that results of a value's type go through, and the number of the consumer's buffer in it.
+    /// The shared tile that results of a value's type go through, and the number of the consumer's buffer in it.
     fn buffer(&self, b: &mut Builder, s: &Shared, value: Value, copy: Option<Value>, n: usize) -> Option<[Value; 2]> {
         let tile = s.outputs.iter().find(|o| Some(o.0) == b.elem(value))?.1;
         let mut at = b.i32(n as i64);
@@ -266,7 +268,7 @@ impl<'k> Writer<'k> {
             b.inst(Op::Sync, &[], &[], vec![]);
         }
     }
-    /// Through a buffer in shared memory, when the store before the last has read its own.
+    /// Stores by tensor map through a buffer in shared memory, once the store before the last has read that buffer.
     fn send(
         &self,
         b: &mut Builder,
@@ -283,7 +285,7 @@ impl<'k> Writer<'k> {
         b.inst(Op::Sync, &[], &[], vec![]);
         b.inst(Op::TmaStore, &[&[desc, tile, at], starts].concat(), &[], vec![]);
     }
-    /// The value as its threads read it from a buffer, row by row.
+    /// The value, read back row by row from a buffer.
     fn in_rows(
         &self,
         b: &mut Builder,
