@@ -1,4 +1,4 @@
-//! What can be wrong with a plan.
+//! Errors of reading and verifying a plan.
 use crate::BufferId;
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Text form of a plan: prints everything, parses back to the same plan.
+//! Text form of a plan: prints everything, and parses back to the same plan.
 //!
 //! ```text
 //! plan "mlp" machine="h200" numerics=torch lower_bound_us=2.3 {
@@ -125,6 +125,6 @@ mod tests {
     fn errors_say_the_line_and_what_is_wanted() {
         let text = "plan \"x\" machine=\"h\" numerics=exact lower_bound_us=0 {\n  b1: f32[] = temp\n  return\n}";
         let e = parse(text).expect_err("buffers count from 0");
-        assert_eq!(e.to_string(), "plan text, line 2: b1 where b0 is wanted; buffers are numbered from 0");
+        assert_eq!(e.to_string(), "plan text, line 2: expected b0, found b1; buffers are numbered from 0");
     }
 }
