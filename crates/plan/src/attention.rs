@@ -9,24 +9,32 @@ use kiln_graph::DType;
 /// Queries and keys per tile, warps per block, and slices of the keys that separate blocks process (a second launch combines them).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tiles {
+    /// Queries per block.
     pub queries: usize,
+    /// Keys per tile, which a block processes one after another.
     pub keys: usize,
+    /// Warps per block.
     pub warps: usize,
     /// Keys per slice: a multiple of `keys`.
     pub part: usize,
+    /// Number of slices; 1 if the keys are not split.
     pub parts: usize,
 }
 
 /// Sizes of an attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
+    /// Element type of the operands.
     pub dtype: DType,
-    /// Heads of all batches.
+    /// Query heads of all batches.
     pub heads: usize,
+    /// Queries per head.
     pub queries: usize,
+    /// Keys per head.
     pub keys: usize,
-    /// Elements of a query and of a value.
+    /// Elements of a query, and of a value.
     pub widths: [usize; 2],
+    /// Does each query attend only to keys up to its own position?
     pub causal: bool,
 }
 
@@ -79,6 +87,7 @@ impl Sizes {
         };
         large.iter().find(fits).copied().unwrap_or([rows.min(16), 64, 4])
     }
+    /// The tiles for these sizes. Keys are split into slices where blocks are few and that is predicted to be faster.
     pub fn tiles(&self, m: &Hardware) -> Tiles {
         let [queries, keys, warps] = self.block(m);
         let keys = keys.min(self.seen().next_power_of_two().max(16));

@@ -10,8 +10,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Slot {
+    /// The kernel's n-th input buffer.
     Input(u32),
+    /// The kernel's n-th output buffer.
     Output(u32),
+    /// Scratch memory of the n-th type in [`Steps::scratch`].
     Scratch(u32),
     /// The kernel's record of an index out of range ([`crate::index::Fault`]): an i64, aligned as other buffers are.
     Faults,
@@ -20,7 +23,9 @@ pub enum Slot {
 /// An axis of the rows or columns of a matrix: its size, and its stride in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Axis {
+    /// Number of positions.
     pub size: usize,
+    /// Elements between neighbouring positions.
     pub stride: usize,
 }
 
@@ -41,9 +46,13 @@ pub fn axes(all: impl IntoIterator<Item = (usize, usize)>) -> Vec<Axis> {
 /// axis in a plain matrix, several in the windows of a convolution.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Matrix {
+    /// The buffer that it is in.
     pub slot: Slot,
+    /// Elements before the first one of the matrix.
     pub offset: usize,
+    /// Axes of the rows; none for a single row.
     pub rows: Vec<Axis>,
+    /// Axes of the columns; none for a single column.
     pub cols: Vec<Axis>,
     /// One per batch axis; 0 where the operand is broadcast.
     pub batch_strides: Vec<usize>,
@@ -54,6 +63,7 @@ pub struct Matrix {
 pub struct GemmCall {
     /// Of a and b. Half types are accumulated in f32 and rounded once, unless `c_dtype` is f32.
     pub dtype: DType,
+    /// Element type of c.
     pub c_dtype: DType,
     /// f32 operands may be rounded to tf32.
     #[serde(default)]
@@ -61,12 +71,19 @@ pub struct GemmCall {
     /// The order of sums must not depend on m, n and the batch.
     #[serde(default)]
     pub batch_invariant: bool,
+    /// Rows of a and c.
     pub m: usize,
+    /// Columns of b and c.
     pub n: usize,
+    /// Columns of a and rows of b.
     pub k: usize,
+    /// Sizes of the batch axes, outermost first.
     pub batch: Vec<usize>,
+    /// The left operand, m × k.
     pub a: Matrix,
+    /// The right operand, k × n.
     pub b: Matrix,
+    /// The result, m × n.
     pub c: Matrix,
     /// Memory for the library's intermediate results.
     #[serde(default)]
@@ -80,16 +97,20 @@ pub struct GemmCall {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Epilogue {
+    /// Factor on the matmul; 1 if there is none.
     pub scale: f64,
     /// A matrix of c's type and batch, and its factor.
     pub residual: Option<(Matrix, f64)>,
     /// A number of c's type per column: a buffer, and the offset in elements from which they are contiguous.
     pub bias: Option<(Slot, usize)>,
+    /// Applied last.
     pub activation: Option<Activation>,
 }
+/// An activation function that libraries can apply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
+    /// `max(x, 0)`.
     Relu,
     /// GELU by its approximation with tanh.
     GeluTanh,
@@ -119,10 +140,13 @@ impl Epilogue {
 /// A batch of matrices in the form that GPU libraries take; offset, pitch and stride in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Strided {
+    /// Elements before the first matrix.
     pub offset: usize,
     /// Leading dimension: the stride between rows, or between columns if `by_columns`.
     pub pitch: usize,
+    /// Column-major: the elements of a column are contiguous, not those of a row.
     pub by_columns: bool,
+    /// Stride between matrices; 0 if there is only one, or all are the same.
     pub batch_stride: usize,
 }
 
@@ -180,6 +204,7 @@ impl Matrix {
 /// One of libtorch's operators on the kernel's inputs, in their order.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LibraryCall {
+    /// The operator, with its arguments and the types of its results.
     pub op: FallbackOp,
     /// Module and `file:line` of the model's source, as far as known.
     #[serde(default)]
@@ -195,20 +220,26 @@ impl LibraryCall {
     }
 }
 
+/// A step of a kernel, with code of type `K`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work<K> {
-    /// Code with its arguments, in the order of its parameters.
+    /// A program.
     Block {
+        /// Its code.
         code: K,
+        /// Its arguments, in the order of its parameters.
         args: Vec<Slot>,
     },
+    /// A matmul by a library.
     Gemm(GemmCall),
     /// The kernel's whole body by libtorch.
     Fallback(LibraryCall),
     /// The kernel's whole body by the graph interpreter on the host: correct but slow, for what cannot be lowered yet.
     Interpret {
+        /// The kernel's body.
         body: Box<BodyGraph>,
+        /// Why it was not lowered, for reports.
         why: String,
     },
 }
@@ -223,10 +254,12 @@ impl PartialEq for BodyGraph {
     }
 }
 
+/// The steps of a kernel, with code of type `K`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Steps<K> {
     /// Types of `Slot::Scratch(i)`.
     pub scratch: Vec<Type>,
+    /// In the order in which they run.
     pub steps: Vec<Work<K>>,
     /// Steps without library matmuls that compute the same, for a GPU whose library is missing or has no algorithm for one of them.
     #[serde(default)]
@@ -238,7 +271,7 @@ impl<K> From<Vec<Work<K>>> for Steps<K> {
     }
 }
 impl<K> Steps<K> {
-    /// The same steps with the code of each block step replaced.
+    /// The same steps, with the code of each block step replaced by what `f` makes of it. The first error of `f` is the error.
     pub fn map<L, E>(self, mut f: impl FnMut(K) -> Result<L, E>) -> Result<Steps<L>, E> {
         self.map_with(&mut f)
     }

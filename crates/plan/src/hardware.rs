@@ -7,7 +7,9 @@ use kiln_machine::Machine;
 /// A machine under a contract; dereferences to the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardware<'a> {
+    /// The machine that the plan is for.
     pub machine: &'a Machine,
+    /// How results may differ from the graph as written.
     pub contract: Contract,
 }
 

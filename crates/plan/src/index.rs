@@ -10,6 +10,7 @@ const INDEX_BITS: u32 = 44;
 pub struct Fault {
     /// The node of the kernel's body that used it.
     pub site: ValueId,
+    /// The index as given, which may be negative.
     pub index: i64,
 }
 impl Fault {
@@ -25,7 +26,9 @@ impl Fault {
 /// A node of a kernel's body that takes indices.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IndexSite {
+    /// The node, in the kernel's body.
     pub node: ValueId,
+    /// Name of its op.
     pub op: &'static str,
     /// Module and `file:line` of the model's source, as far as known.
     pub place: String,

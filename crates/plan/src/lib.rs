@@ -5,6 +5,8 @@
 //! Also holds what several later stages must agree on: steps of a kernel ([`exec`]), templates ([`template`]), the tiling of attention
 //! and scans, which the planner prices before lowering applies it ([`attention`], [`scan`]), records of out-of-range indices ([`index`]).
 //! Never: block programs, launches, measurements.
+#![warn(missing_docs)]
+
 pub mod attention;
 pub mod error;
 pub mod exec;
@@ -40,6 +42,7 @@ impl fmt::Display for BufferId {
 pub enum BufferKind {
     /// The n-th input of the graph.
     Input(u32),
+    /// A parameter (weight) of the graph.
     Param(ParamId),
     /// Computed from parameters only, once at load time.
     Frozen,
@@ -47,9 +50,12 @@ pub enum BufferKind {
     Temp,
 }
 
+/// Memory for one value: dense and row-major.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Buffer {
+    /// Element type and shape.
     pub ty: Type,
+    /// Where its contents come from.
     pub kind: BufferKind,
 }
 
@@ -61,17 +67,23 @@ pub enum KernelKind {
     Pointwise,
     /// Reductions that share their rows, with pointwise work before, between and after.
     Reduction,
+    /// One scan (as a cumulative sum), with pointwise work over the same iteration space.
     Scan,
     /// One matmul, or two of one left operand (dual GEMM), with views of the operands and an epilogue.
     Gemm,
+    /// One attention, with views of its operands and its result.
     Attention,
+    /// One convolution with an epilogue.
     Conv,
+    /// One pooling with an epilogue.
     Pool,
+    /// One scatter alone.
     Scatter,
     /// Run by libtorch.
     Fallback,
 }
 impl KernelKind {
+    /// The name in the text form.
     pub fn name(self) -> &'static str {
         match self {
             KernelKind::Pointwise => "pointwise",
@@ -90,7 +102,9 @@ impl KernelKind {
 /// Predicted work and time of a kernel.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Cost {
+    /// Bytes read from memory.
     pub bytes_read: u64,
+    /// Bytes written to memory.
     pub bytes_written: u64,
     /// Floating-point operations on matrix units (2·M·N·K).
     pub matrix_flops: u64,
@@ -100,21 +114,24 @@ pub struct Cost {
     pub us: Option<f64>,
 }
 impl Cost {
+    /// Bytes read plus bytes written.
     pub fn bytes(&self) -> u64 {
         self.bytes_read + self.bytes_written
     }
+    /// Operations on matrix units plus other arithmetic.
     pub fn flops(&self) -> u64 {
         self.matrix_flops + self.other_flops
     }
 }
 
-/// Where a kernel's predicted time comes from; the terms add up to it.
+/// Where a kernel's predicted time comes from, in microseconds; the terms add up to it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Terms {
     /// Bytes moved over the machine's bandwidth.
     pub memory_us: f64,
     /// Matrix units and other arithmetic, over their rates.
     pub arithmetic_us: f64,
+    /// Overhead of the launch.
     pub launch_us: f64,
     /// What the overlap of memory and arithmetic saves: zero or negative.
     pub overlap_us: f64,
@@ -143,11 +160,20 @@ pub struct Reason {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tuning {
-    /// The kernel's template is the fastest that was measured on this device: its median microseconds, and those of the template that
-    /// lowering chooses without the store.
-    Measured { device: String, us: f64, default_us: f64 },
+    /// The kernel's template is the fastest that was measured on this device.
+    Measured {
+        /// Name of the device, as its driver reports it.
+        device: String,
+        /// Median microseconds of this template.
+        us: f64,
+        /// Median microseconds of the template that lowering chooses by itself.
+        default_us: f64,
+    },
     /// There is an entry, but it was not used.
-    Unused { why: String },
+    Unused {
+        /// The reason, as a clause for the user.
+        why: String,
+    },
 }
 /// Where a value of a kernel's body comes from.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -160,12 +186,15 @@ pub struct Origin {
     /// Rules that gave it this form.
     pub rules: Vec<String>,
 }
+/// Another way to compute a kernel's outputs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Alternative {
     /// As `cut after linear %25 f32[64,768] (2 kernels)`.
     pub what: String,
+    /// Predicted microseconds.
     pub us: f64,
 }
+/// Why a kernel was not merged with a neighbour.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Stop {
     /// Name of the neighbouring kernel.
@@ -180,6 +209,7 @@ pub struct Stop {
 pub enum Stage {
     /// Once, when parameters are loaded.
     Load,
+    /// In every run.
     Run,
 }
 
@@ -188,30 +218,42 @@ pub enum Stage {
 pub struct Kernel {
     /// Unique in the plan, made of its main ops: `softmax_3`, `gemm_gelu_7`.
     pub name: String,
+    /// What it is lowered as.
     pub kind: KernelKind,
+    /// When it runs.
     pub stage: Stage,
-    /// Inputs and outputs correspond to `inputs` and `outputs`; has no parameters of its own. Contains no dead values.
+    /// What it computes. Inputs and outputs correspond to `inputs` and `outputs`; there are no parameters and no dead values.
     pub body: Graph,
+    /// Buffers read, in the order of the body's inputs.
     pub inputs: Vec<BufferId>,
+    /// Buffers written, in the order of the body's outputs. The first one's shape is the iteration space.
     pub outputs: Vec<BufferId>,
+    /// Predicted work and time.
     pub cost: Cost,
+    /// The precision of its f32 matmuls and convolutions.
     #[serde(default)]
     pub precision: Precision,
+    /// Where it rounds.
     #[serde(default)]
     pub rounding: Rounding,
     /// The order of sums does not depend on the number of rows ([`Contract::batch_invariant`]).
     pub batch_invariant: bool,
+    /// Why the planner chose it.
     pub reason: Reason,
 }
 
 /// What the e-graph and the planner did.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Search {
+    /// Iterations of saturation.
     pub iterations: usize,
+    /// E-nodes of the imported graph.
     pub enodes_before: usize,
+    /// E-nodes after saturation.
     pub enodes_after: usize,
-    /// `saturated`, `node limit`, `iteration limit`.
+    /// `saturated`, `node limit` or `iteration limit`; `not fused` for an unfused plan.
     pub stopped: String,
+    /// Distinct regions that were checked as kernels.
     pub candidates: usize,
     /// Programs (choices of form) that were planned and priced.
     pub tried: usize,
@@ -219,24 +261,29 @@ pub struct Search {
     pub greedy_us: f64,
 }
 
+/// The kernels that compute a graph on a machine, and their buffers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Plan {
+    /// Name of the graph.
     pub name: String,
     /// Name of the machine description it was made for.
     pub machine: String,
     /// How results may differ from the graph as written.
     pub contract: Contract,
+    /// By [`BufferId`].
     pub buffers: Vec<Buffer>,
     /// In launch order.
     pub kernels: Vec<Kernel>,
     /// Buffers of the graph's outputs, in order. May repeat, and may be inputs, parameters or frozen buffers.
     pub outputs: Vec<BufferId>,
+    /// How the plan was found.
     pub search: Search,
     /// A lower bound in microseconds of the predicted time of any plan of these forms on this machine.
     pub lower_bound_us: f64,
 }
 
 impl Plan {
+    /// The buffer of this id. Panics if there is none, which [`verify`](mod@verify) excludes for the ids in a plan.
     pub fn buffer(&self, b: BufferId) -> &Buffer {
         &self.buffers[b.0 as usize]
     }

@@ -10,6 +10,7 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
+/// A family of templates.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
@@ -25,7 +26,9 @@ pub enum Family {
     Library,
 }
 impl Family {
+    /// Every family.
     pub const ALL: [Family; 5] = [Family::Warpgroup, Family::Tile, Family::Flash, Family::Rows, Family::Library];
+    /// The name in the text form.
     pub fn name(self) -> &'static str {
         match self {
             Family::Warpgroup => "warpgroup",
@@ -72,9 +75,11 @@ impl Schedule {
 /// A template, as `warpgroup`, `tile 64x128`, `warpgroup 64x256 split-k 3 stages 5`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Template {
+    /// The kind of program, or the library.
     pub family: Family,
     /// Rows and columns of a tile of the result; `None` leaves the choice to lowering.
     pub tile: Option<[usize; 2]>,
+    /// Further parameters, of [`Family::Warpgroup`] only.
     #[serde(default)]
     pub schedule: Schedule,
 }

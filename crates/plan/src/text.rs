@@ -33,6 +33,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 impl Stage {
+    /// The name in the text form.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Load => "load",
@@ -41,6 +42,7 @@ impl Stage {
     }
 }
 impl KernelKind {
+    /// Every kind.
     pub const ALL: [KernelKind; 9] = [
         KernelKind::Pointwise,
         KernelKind::Reduction,
