@@ -1,36 +1,42 @@
-//! What code is generated for, and which instructions it has.
+//! Targets of code generation (instruction sets), and which instructions each one has.
+//!
+//! A target is an instruction set; a machine ([`Machine`](crate::Machine)) is one GPU of that target. Stages ask an [`Arch`] what it
+//! can do (`has_wgmma`, `has_clusters`, …) and never compare targets by name. [`Arch::machine`] is the machine that stands for a target
+//! where none is named. `sm_89` is compiled like `sm_80` (no `wgmma`, TMA or clusters), with a machine description of its own.
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// The host, or GPUs of NVIDIA by the name that the assembler has for them.
+/// The host CPU, or NVIDIA GPUs by the target name that ptxas uses.
 ///
-/// What each has is in the PTX ISA's notes on targets, and in the table of compute capabilities of the CUDA C++ programming guide.
+/// The features of each target are listed in the PTX ISA's target notes and in the table of compute capabilities of the CUDA C++
+/// programming guide.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub enum Arch {
-    /// The processor that Kiln runs on; which of its instruction sets is used is `kiln-cpu`'s.
+    /// The CPU that Kiln runs on; `kiln-cpu` chooses among its instruction sets.
     #[default]
     #[serde(rename = "cpu")]
     Cpu,
-    /// Ampere (A100), and what later GPUs run that have no target of their own.
+    /// Ampere (A100); also used for later GPUs that have no target of their own.
     #[serde(rename = "sm_80")]
     Sm80,
     /// Ada (RTX 4090, L40S).
     #[serde(rename = "sm_89")]
     Sm89,
-    /// Hopper (H100, H200), with what is of this architecture alone.
+    /// Hopper (H100, H200), with its architecture-specific instructions.
     #[serde(rename = "sm_90a")]
     Sm90a,
 }
 
-/// A name that is no target's.
+/// The name is not the name of a target.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("there is no target `{0}`: give {all}", all = Arch::ALL.map(Arch::name).join(", "))]
+#[error("there is no target `{0}`; targets are {all}", all = Arch::ALL.map(Arch::name).join(", "))]
 pub struct NoSuchArch(pub String);
 
 impl Arch {
+    /// Every target.
     pub const ALL: [Arch; 4] = [Arch::Cpu, Arch::Sm80, Arch::Sm89, Arch::Sm90a];
 
-    /// As the assembler and the command line call it.
+    /// The name that ptxas and the command line use.
     pub fn name(self) -> &'static str {
         match self {
             Arch::Cpu => "cpu",
@@ -39,7 +45,7 @@ impl Arch {
             Arch::Sm90a => "sm_90a",
         }
     }
-    /// What code for a GPU of this compute capability is generated for; `None` before 8.0.
+    /// The target for a GPU of this compute capability (major, minor); `None` before 8.0.
     pub fn of_capability(capability: (u32, u32)) -> Option<Arch> {
         match capability {
             (9, _) => Some(Arch::Sm90a),
@@ -49,34 +55,35 @@ impl Arch {
         }
     }
 
+    /// Every target but [`Arch::Cpu`].
     pub fn is_gpu(self) -> bool {
         self != Arch::Cpu
     }
-    /// Gemm by groups of four warps from shared memory (`wgmma`), registers that pass from group to group (`setmaxnreg`).
+    /// Warpgroup matmuls with operands in shared memory (`wgmma`), and register reallocation between warpgroups (`setmaxnreg`).
     pub fn has_wgmma(self) -> bool {
         self == Arch::Sm90a
     }
-    /// Copies of tiles that a tensor map describes (`cp.async.bulk.tensor`), and barriers that count their bytes.
+    /// TMA: tile copies described by a tensor map (`cp.async.bulk.tensor`), and mbarriers that count the copied bytes.
     pub fn has_tma(self) -> bool {
         self == Arch::Sm90a
     }
-    /// Blocks that read and write each other's shared memory.
+    /// Thread block clusters with distributed shared memory.
     pub fn has_clusters(self) -> bool {
         self == Arch::Sm90a
     }
-    /// Launches that begin before the kernel ahead has ended, and wait for that themselves (`griddepcontrol`).
+    /// Programmatic dependent launch: a kernel starts before the previous one has ended and waits for it itself (`griddepcontrol`).
     pub fn has_dependent_launch(self) -> bool {
         self == Arch::Sm90a
     }
-    /// Copies to shared memory that threads do not wait for (`cp.async`).
+    /// Asynchronous copies from global to shared memory (`cp.async`).
     pub fn has_cp_async(self) -> bool {
         self.is_gpu()
     }
-    /// Casts between f8 and f16 (`cvt.e4m3x2`).
+    /// Cast instructions between f8 and f16 (`cvt.e4m3x2`).
     pub fn has_f8_casts(self) -> bool {
         matches!(self, Arch::Sm89 | Arch::Sm90a)
     }
-    /// Gemm of f8 on tensor cores.
+    /// f8 matmuls on tensor cores.
     pub fn has_fp8_mma(self) -> bool {
         matches!(self, Arch::Sm89 | Arch::Sm90a)
     }
@@ -107,7 +114,7 @@ mod tests {
             assert_eq!(arch.machine().arch, arch);
         }
         let wrong = "sm_75".parse::<Arch>().unwrap_err();
-        assert_eq!(wrong.to_string(), "there is no target `sm_75`: give cpu, sm_80, sm_89, sm_90a");
+        assert_eq!(wrong.to_string(), "there is no target `sm_75`; targets are cpu, sm_80, sm_89, sm_90a");
     }
 
     #[test]

@@ -1,30 +1,30 @@
-//! How matmuls on the host use caches.
+//! Cache blocking of host matmuls, and the prefetch distance of host code: constants, the same on every CPU.
 
-/// Sizes of blocks of a matmul on the host, in bytes unless said. They decide the order of sums, so they are the same on every
-/// processor, and small enough for those that servers have: 32 KiB of first-level cache and 1 MiB of second-level cache a core
-/// (Intel Xeon Scalable; AMD EPYC from Zen 4 on), or more.
+/// Block sizes of a host matmul, in bytes unless noted. They determine the order of summation, so they are the same on every CPU, and
+/// small enough for server CPUs: 32 KiB of L1 and 1 MiB of L2 per core (Intel Xeon Scalable; AMD EPYC from Zen 4 on), or more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caches {
-    /// Of the right operand's panels over one slice of the depth: they stay in the second-level cache beside [`Caches::rows`].
+    /// The right operand's panels over one slice of K: they stay in L2 together with [`Caches::rows`].
     pub columns: usize,
-    /// Of the left operand's panels over one slice, which are walked for each panel of the right one.
+    /// The left operand's panels over one slice of K, which are traversed once per panel of the right operand.
     pub rows: usize,
-    /// Elements of the depth in a slice: a panel of the right operand stays in the first-level cache.
+    /// Elements of K in a slice, such that a panel of the right operand stays in L1.
     pub depth: usize,
-    /// Within which places in the first-level cache are told apart: its sets times a line.
+    /// Addresses this far apart map to the same L1 set: number of sets times the line size.
     pub page: usize,
-    /// Ways of that cache which the right operand may fill.
+    /// L1 ways that the right operand may fill.
     pub ways: usize,
-    /// Pages whose addresses the processor has at hand: entries of the first-level TLB.
+    /// Entries of the L1 TLB.
     pub pages: usize,
-    /// That each thread may read for itself, of what another one has just written.
+    /// Up to this size of the right operand, each thread packs it for itself: reading panels that another core has just written is slow.
     pub near: usize,
-    /// From one instance to the next, within which the next one's lines are asked for: further on they would push out those in use.
+    /// Largest distance from a program instance's data to the next one's at which the next one's lines are prefetched: further away
+    /// they would evict lines in use.
     pub reach: usize,
 }
 
 impl Caches {
-    /// What code and matmuls on the host go by.
+    /// The constants that host code and host matmuls use.
     pub const HOST: Caches = Caches {
         columns: 448 << 10,
         rows: 160 << 10,

@@ -1,15 +1,16 @@
-//! What can be wrong with a description.
+//! Errors of machine descriptions.
 use crate::Arch;
 
+/// What is wrong with a machine description.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    #[error("it is no machine description: {0}")]
+    #[error("not a machine description: {0}")]
     Json(#[from] serde_json::Error),
-    /// Written before a description had a target.
-    #[error("it was written by an earlier version of Kiln, and lacks what plans are made with now")]
+    /// The format before descriptions had a target (`arch`).
+    #[error("the description was written by an earlier version of Kiln and lacks fields that planning needs now")]
     Old,
     #[error("{0} is not positive")]
     NotPositive(String),
-    #[error("it is of {arch}, and says nothing of {section}")]
+    #[error("the description is for {arch} but lacks {section}")]
     Missing { arch: Arch, section: &'static str },
 }

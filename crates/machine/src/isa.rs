@@ -1,12 +1,12 @@
-//! What all GPUs of NVIDIA have in common, which no description repeats.
+//! Constants that all NVIDIA GPUs share; machine descriptions do not repeat them.
 
-/// Threads of a warp.
+/// Threads per warp.
 pub const WARP: usize = 32;
-/// Warps of a block, at most: 1024 threads.
+/// Most warps per block: 1024 threads.
 pub const BLOCK_WARPS: usize = 32;
-/// Rows that a warpgroup multiplies at once (`wgmma.m64`).
+/// Rows of the result of one warpgroup matmul (`wgmma.m64`).
 pub const GROUP_ROWS: usize = 64;
-/// Registers that a thread is given at a time (`setmaxnreg` takes multiples of as many).
+/// Granularity of register allocation per thread (`setmaxnreg` takes multiples of it).
 pub const REGISTERS: usize = 8;
-/// Bytes of shared memory that a block gets without asking (CUDA C++ programming guide, table of compute capabilities).
+/// Bytes of shared memory that a block may use without opting in to more (CUDA C++ programming guide, table of compute capabilities).
 pub const SHARED_UNASKED: usize = 48 << 10;

@@ -1,10 +1,16 @@
-//! What any stage asks of hardware, as plain data: what code is generated for ([`Arch`]), one description a machine ([`Machine`]), what
-//! every GPU of NVIDIA has ([`isa`]), and the host's caches ([`Caches`]).
+//! Hardware facts as plain data: compilation targets ([`Arch`]), one description per machine ([`Machine`]), constants of all NVIDIA
+//! GPUs ([`isa`]), and the host's cache blocking ([`Caches`]).
 //!
-//! Takes: nothing but JSON. Gives: figures with units and sources; `machines/*.json` come with Kiln.
-//! Never: what is computed from them, which is each stage's own; a second place for any of these figures (`kiln-xtask tests` looks).
+//! Takes: machine descriptions as JSON. Gives: figures with units and sources; `machines/*.json` are built in.
+//! Never: quantities derived from the figures, which each stage computes itself.
 //!
-//! To add a machine: a file in `machines/`, a line in `machines.rs`. To add a target: [`Arch`], with what it can do, and a machine for it.
+//! All hardware figures are in `machines/*.json`, with their sources, and nowhere else: `kiln-xtask tests` searches the other crates for
+//! such figures. Stages take them from the `Machine` that is passed to them, and express thresholds as multiples of its number of
+//! multiprocessors. Tuned figures (weights of cost models) are sections of the description too, since they were measured on one GPU.
+//!
+//! To add a machine: a file in `machines/` and its line in `machines.rs`; it is selected at run time by the device name that the driver
+//! reports. A device without a description of its own gets the one of its target, with the properties that the driver reports.
+//! To add a target: a variant of [`Arch`] with its features, and a machine for it.
 mod arch;
 mod caches;
 mod error;

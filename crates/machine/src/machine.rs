@@ -1,129 +1,146 @@
-//! The description of a machine.
+//! The description of a machine: its fields, reading it from JSON, and the check that a plan can be made for it.
 use crate::{Arch, Attention, Gemm, Library, MachineError, Rows, Warpgroups};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Everything that stages ask of the hardware that they plan and generate code for. Plain data (`machines/*.json`); the host leaves out
-/// what is a GPU's.
+/// Everything that stages need to know about the hardware they plan and generate code for. Plain data (`machines/*.json`); the
+/// description of a host omits the sections that only GPUs have.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
+    /// Unique name, as given on the command line and noted in plans.
     pub name: String,
-    /// The device it describes, as its driver calls it; empty for none in particular.
+    /// Name of the described device, as the driver reports it; empty for no device in particular.
     #[serde(default)]
     pub device: String,
+    /// The target that it runs.
     pub arch: Arch,
-    /// Where the figures of a section come from, by its name.
+    /// Where the figures of each section come from, by name of the section.
     #[serde(default)]
     pub sources: BTreeMap<String, String>,
+    /// Roofline rates.
     pub rates: Rates,
+    /// What Kiln's templates can hold on chip.
     pub templates: Templates,
+    /// Size and clock of a GPU.
     #[serde(default)]
     pub units: Units,
+    /// Resource limits of blocks and multiprocessors.
     #[serde(default)]
     pub limits: Limits,
+    /// Cost model of row kernels.
     #[serde(default)]
     pub rows: Rows,
+    /// Cost model of matmuls without warpgroup instructions.
     #[serde(default)]
     pub gemm: Gemm,
+    /// Cost model of warpgroup matmuls.
     #[serde(default)]
     pub warpgroups: Warpgroups,
+    /// Cost model of fused attention.
     #[serde(default)]
     pub attention: Attention,
+    /// Cost model of cuBLASLt matmuls.
     #[serde(default)]
     pub library: Library,
 }
 
-/// What the roofline goes by. Rates as measured, not from data sheets: `kiln doctor --calibrate` fits them.
+/// Rates of the planner's roofline. Measured, not taken from data sheets: `kiln doctor --calibrate` fits them.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rates {
-    /// Bytes per second of a large copy, read plus written.
+    /// Bytes per second of a large copy, reads plus writes.
     pub bandwidth: f64,
     /// Seconds per launch.
     pub launch: f64,
-    /// Flops per second (f32) of what is no matmul.
+    /// f32 flops per second outside of matmuls.
     pub alu: f64,
-    /// Matmul flops per second by the operands' type (the entry of `f32` is the default for others).
+    /// Matmul flops per second by the operands' type; types without an entry use that of `f32`.
     pub matrix: BTreeMap<String, f64>,
-    /// The same in f32 whose operands are taken as tf32, where the machine can.
+    /// The same of f32 matmuls with operands rounded to tf32, if the machine supports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tf32: Option<f64>,
-    /// The same in three such matmuls each.
+    /// The same of f32 matmuls by 3xTF32, in flops of the f32 matmul.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tf32x3: Option<f64>,
 }
 
-/// What Kiln's templates can hold, which the planner fuses by.
+/// What Kiln's templates can hold on chip: legality limits of fusion.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Templates {
-    /// Bytes of a row, and of what is made of it, that a kernel can hold: in a block, or on a GPU with clusters in several.
+    /// Bytes of a row, including its intermediate values, that a kernel can hold: in one block, or in several on a GPU with clusters.
     pub on_chip: u64,
-    /// Columns of a matmul's tile: a row no wider can be reduced in its epilogue.
+    /// Columns of a matmul tile: rows up to this width can be reduced in the epilogue.
     pub tile: usize,
-    /// Factor on a matmul's time when arithmetic on an operand takes it off the fast copy path.
+    /// Factor on a matmul's time when arithmetic on an operand keeps it off the asynchronous copy path.
     pub prologue: f64,
-    /// Types whose matmuls share a kernel with another of the same left operand, in tiles with two sums.
+    /// Operand types for which there are dual GEMMs: one kernel for two matmuls of one left operand, with two accumulator tiles.
     #[serde(default)]
     pub dual_gemm: Vec<String>,
 }
 
-/// What there is of a GPU.
+/// Size and clock of a GPU.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Units {
     /// Streaming multiprocessors.
     pub multiprocessors: usize,
-    /// Clock cycles of a second under load.
+    /// Clock frequency under load, in Hz.
     pub clock: f64,
-    /// Bytes of the second-level cache.
+    /// Bytes of the L2 cache.
     pub l2: usize,
 }
 
-/// What blocks of a GPU can have (CUDA C++ programming guide, table of compute capabilities).
+/// Resource limits of blocks and multiprocessors (CUDA C++ programming guide, table of compute capabilities).
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Bytes of shared memory of a block, and of a multiprocessor.
+    /// Most bytes of shared memory per block.
     pub shared_per_block: usize,
+    /// Bytes of shared memory per multiprocessor.
     pub shared_per_multiprocessor: usize,
-    /// Registers of 32 bits of a thread, and of a multiprocessor.
+    /// Most 32-bit registers per thread.
     pub registers_per_thread: usize,
+    /// 32-bit registers per multiprocessor.
     pub registers_per_multiprocessor: usize,
-    /// Warps and blocks that a multiprocessor has at a time.
+    /// Most resident warps per multiprocessor.
     pub warps_per_multiprocessor: usize,
+    /// Most resident blocks per multiprocessor.
     pub blocks_per_multiprocessor: usize,
-    /// Clusters by the number of their blocks, the smallest first; none where blocks do not share.
+    /// The cluster sizes and how many of each fit on the GPU, smallest first; empty on a GPU without clusters.
     #[serde(default)]
     pub clusters: Vec<Clusters>,
 }
 
-/// How many clusters there are at once, of blocks that have a multiprocessor to themselves: those of one lie in one of the GPU's parts
-/// (`cudaOccupancyMaxActiveClusters`).
+/// How many clusters of a size are resident at once when each block has a multiprocessor to itself
+/// (`cudaOccupancyMaxActiveClusters`). All blocks of a cluster are in one graphics processing cluster (GPC) of the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Clusters {
+    /// Blocks per cluster.
     pub blocks: usize,
+    /// Clusters resident at once.
     pub at_once: usize,
 }
 
 impl Limits {
-    /// Blocks of a cluster, at most.
+    /// Blocks in the largest cluster; 1 on a GPU without clusters.
     pub fn cluster(&self) -> usize {
         self.clusters.last().map_or(1, |c| c.blocks)
     }
-    /// Clusters of so many blocks that there are at once; none if there are no such clusters.
+    /// Clusters of `blocks` blocks that are resident at once; 0 if there are no clusters of this size.
     pub fn clusters_of(&self, blocks: usize) -> usize {
         self.clusters.iter().find(|c| c.blocks == blocks.max(1)).map_or(0, |c| c.at_once)
     }
 }
 
 impl Machine {
-    /// Reads a description, and says what is wrong with one that no plan could be made for.
+    /// Reads a JSON description. An error if it cannot be read, has rates that are not positive, or lacks a section that its target
+    /// needs.
     pub fn parse(text: &str) -> Result<Machine, MachineError> {
         let json: serde_json::Value = serde_json::from_str(text)?;
-        // What such files had beside each other is in sections now.
+        // Earlier versions had these fields at the top level, without sections.
         if json.get("arch").is_none() && json.get("bandwidth").is_some() {
             return Err(MachineError::Old);
         }
@@ -131,12 +148,12 @@ impl Machine {
         machine.check()?;
         Ok(machine)
     }
-    /// Flops per second of matmuls whose operands have the type of this name.
+    /// Flops per second of matmuls with operands of the type of this name.
     pub fn matrix_rate(&self, dtype: &str) -> f64 {
         let find = |d: &str| self.rates.matrix.get(d).copied();
         find(dtype).or_else(|| find("f32")).unwrap_or(self.rates.alu)
     }
-    /// Whether two matmuls in this type share a kernel, as [`Templates::dual_gemm`].
+    /// Whether the machine has dual GEMMs for operands of this type ([`Templates::dual_gemm`]).
     pub fn dual_gemm(&self, dtype: &str) -> bool {
         self.templates.dual_gemm.iter().any(|d| d == dtype)
     }
@@ -174,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_earlier_versions_wrote_is_told_from_what_is_no_description() {
+    fn descriptions_of_earlier_versions_are_distinguished_from_other_files() {
         let old = r#"{"name": "mine", "bandwidth": 1e12, "matrix": [["f32", 1e12]], "alu": 1e12, "launch": 1e-6, "gpu": true}"#;
         assert!(matches!(Machine::parse(old), Err(MachineError::Old)));
         assert!(matches!(Machine::parse("{}"), Err(MachineError::Json(_))));
@@ -182,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_plans_cannot_be_made_for_is_refused_by_name() {
+    fn incomplete_descriptions_are_refused_with_the_name_of_what_is_missing() {
         let wrong = |change: fn(&mut Machine)| {
             let mut m = Arch::Sm90a.machine().clone();
             change(&mut m);
@@ -191,9 +208,12 @@ mod tests {
         };
         assert_eq!(wrong(|m| m.rates.bandwidth = 0.0), "rates: bandwidth is not positive");
         assert_eq!(wrong(|m| _ = m.rates.matrix.insert("bf16".into(), -1.0)), "rates: matrix bf16 is not positive");
-        assert_eq!(wrong(|m| m.units = Units::default()), "it is of sm_90a, and says nothing of units");
-        assert_eq!(wrong(|m| m.limits.clusters.clear()), "it is of sm_90a, and says nothing of limits: clusters");
-        assert_eq!(wrong(|m| m.warpgroups = Warpgroups::default()), "it is of sm_90a, and says nothing of warpgroups");
+        assert_eq!(wrong(|m| m.units = Units::default()), "the description is for sm_90a but lacks units");
+        assert_eq!(wrong(|m| m.limits.clusters.clear()), "the description is for sm_90a but lacks limits: clusters");
+        assert_eq!(
+            wrong(|m| m.warpgroups = Warpgroups::default()),
+            "the description is for sm_90a but lacks warpgroups"
+        );
     }
 
     #[test]

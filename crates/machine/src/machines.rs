@@ -1,4 +1,4 @@
-//! The machine descriptions that come with Kiln: data, one file each under `machines/`.
+//! The machine descriptions that are built into Kiln: one JSON file each under `machines/`, found by name or by device.
 use crate::{Arch, Machine};
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ const FILES: [(&str, &str); 6] = [
     ("cpu", include_str!("../machines/cpu.json")),
 ];
 
-/// All of them, each read once.
+/// The parsed descriptions.
 static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
     // Invariant: the files are part of the program, and a test reads each of them.
     let read = |(name, text): &(&str, &str)| {
@@ -20,7 +20,7 @@ static MACHINES: LazyLock<Vec<Machine>> = LazyLock::new(|| {
     FILES.iter().map(read).collect()
 });
 
-/// Every machine that comes with Kiln.
+/// Every built-in machine.
 pub fn machines() -> &'static [Machine] {
     &MACHINES
 }
@@ -28,17 +28,17 @@ pub fn machines() -> &'static [Machine] {
 pub fn names() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(|f| f.0)
 }
-/// The description of that name.
+/// The built-in description of this name.
 pub fn machine(name: &str) -> Option<&'static Machine> {
     machines().iter().find(|m| m.name == name)
 }
-/// The description of the device that its driver calls so.
+/// The built-in description for this target of the device with this name, as its driver reports it.
 pub fn of_device(arch: Arch, device: &str) -> Option<&'static Machine> {
     machines().iter().find(|m| m.arch == arch && !m.device.is_empty() && m.device == device)
 }
 
 impl Arch {
-    /// The machine that plans are made for where none is named.
+    /// The machine that stands for this target where none is named.
     pub fn machine(self) -> &'static Machine {
         let name = match self {
             Arch::Cpu => "cpu",
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(of(Arch::Sm90a, "NVIDIA H200"), Some("h200"));
         assert_eq!(of(Arch::Sm90a, "NVIDIA H100 80GB HBM3"), Some("h100"));
         assert_eq!(of(Arch::Sm89, "NVIDIA L40S"), Some("l40s"));
-        // Fewer multiprocessors than the card of that name.
+        // The laptop GPU has fewer multiprocessors than the card of that name.
         assert_eq!(of(Arch::Sm89, "NVIDIA GeForce RTX 4090 Laptop GPU"), None);
         assert_eq!(of(Arch::Sm80, "NVIDIA H200"), None);
         assert_eq!(of(Arch::Cpu, ""), None);

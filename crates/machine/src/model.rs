@@ -1,148 +1,171 @@
-//! Figures of the cost models that choose templates and tiles: no facts of hardware, but measured on it, one set a machine.
+//! Parameters of the cost models that choose templates and tiles: not facts of the hardware but fitted to measurements on it, one set
+//! per machine. Cycles are clock cycles at [`Units::clock`](crate::Units::clock).
 use serde::{Deserialize, Serialize};
 
-/// Rows that are reduced, scanned and summed.
+/// Kernels that reduce, scan or sum rows or columns.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rows {
-    /// Bytes that are read between an instance and the one whose rows it asks for: enough to cover the memory's latency at its full
-    /// speed, and few enough to be still there.
+    /// Bytes that are read between a program instance and the one whose rows it prefetches into L2: enough to cover memory latency at
+    /// full bandwidth, few enough that the rows are not evicted before they are used.
     pub prefetch_distance: usize,
-    /// Instances of a scan that are faster with a row each than if they shared them and read twice.
+    /// Number of program instances from which a scan is faster with one instance per row; with fewer, instances share rows, which are
+    /// then read twice.
     pub scans_alone: usize,
-    /// Threads whose loads keep memory busy where each has eight in flight.
+    /// Number of threads that saturates memory bandwidth with eight loads in flight each.
     pub loading: usize,
 }
 
-/// Matmuls without pipelining, sums along rows, and what goes through memory before and after a matmul.
+/// Matmuls without software pipelining, matmuls as row sums (template `rows`), and copies of operands and results around a matmul.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gemm {
-    /// Tiles of 128 by 128 from which on smaller ones are not needed to keep the GPU busy.
+    /// Number of 128x128 tiles from which smaller tiles are not needed to fill the GPU.
     pub large: usize,
-    /// Tiles that a multiprocessor has at a time.
+    /// Resident tiles per multiprocessor.
     pub tiles_per_multiprocessor: usize,
-    /// FMAs a cycle of a multiprocessor.
+    /// FMAs per cycle and multiprocessor.
     pub rate: f64,
-    /// Cycles until the operands of a step of K are there: of aligned rows, and of such as start anywhere, which are read by elements.
+    /// Cycles of latency until the operands of an iteration over K have arrived, if rows are aligned.
     pub aligned: f64,
+    /// The same of unaligned rows, which are read element by element.
     pub unaligned: f64,
-    /// Bytes a cycle, from memory to all, of rows that start anywhere.
+    /// Bytes of unaligned rows per cycle, from memory to all multiprocessors.
     pub ragged: f64,
-    /// Of sums along rows: bytes a cycle from memory to all, and FMAs a cycle of a multiprocessor.
+    /// Template `rows`: bytes per cycle, from memory to all multiprocessors.
     pub rows_read: f64,
+    /// Template `rows`: FMAs per cycle and multiprocessor.
     pub rows_rate: f64,
-    /// Cycles of a launch, of one that begins while what is before it ends, and bytes that either reads in one.
+    /// Cycles of a launch.
     pub launch: f64,
+    /// Cycles of a launch that overlaps the end of the previous kernel (programmatic dependent launch).
     pub soon: f64,
+    /// Bytes per cycle that the kernels of either kind of launch read and write.
     pub read: f64,
 }
 
-/// Gemm by warpgroups. All rates are of a clock cycle.
+/// Warpgroup matmuls. All rates are per clock cycle.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Warpgroups {
-    /// Bytes from the second-level cache to a multiprocessor, and from memory to all.
+    /// Bytes from L2 to one multiprocessor.
     pub cache: f64,
+    /// Bytes from memory to all multiprocessors.
     pub all: f64,
-    /// Bytes of a multiprocessor's shared memory, written by copies and read by the tensor cores.
+    /// Bytes of shared memory per multiprocessor, written by copies and read by tensor cores.
     pub shared: f64,
-    /// Cycles until a copy has come from memory; one multiprocessor gets what is in flight in that time.
+    /// Cycles of memory latency of a copy. The bytes in flight divided by it are the bandwidth of one multiprocessor.
     pub latency: f64,
-    /// Cycles for filling the ring, for finishing a tile: any, and more for one of 128 by 256.
+    /// Cycles to fill the ring of operand stages at the start.
     pub fill: f64,
+    /// Cycles of the epilogue of a tile of any size.
     pub finish: f64,
+    /// Cycles on top of [`Warpgroups::finish`] for a tile of 128x256; proportionally fewer for smaller tiles.
     pub finish_wide: f64,
-    /// An epilogue's arithmetic of a multiprocessor; cycles of a turn that passes from one consumer to the other.
+    /// Epilogue operations per multiprocessor.
     pub after: f64,
+    /// Cycles per tile to hand the tensor cores over from one consumer to the other (ping-pong).
     pub pass: f64,
-    /// FMAs from which a matmul in half precision ends at the power limit, and what is left of the clock there: while tensor
-    /// cores are busy for so much of the time, and in tiles of less than 256 columns, which were slower by as much.
+    /// Number of FMAs from which a half-precision matmul runs into the power limit.
     pub hot: usize,
+    /// Fraction of the time that tensor cores must be busy for the power limit to apply. It applies to tiles of fewer than 256 columns
+    /// regardless, which were slower by the same factor.
     pub busy: f64,
+    /// Fraction of the clock frequency that is left at the power limit.
     pub power: f64,
-    /// FMAs from which two blocks share an operand unasked. Waiting for each other costs a hundredth or two; but a matmul of
-    /// some milliseconds runs at the power limit, where what is not read from the second-level cache pays.
+    /// Number of FMAs from which clusters of two blocks share an operand tile (multicast) by default. Synchronising the two costs one or
+    /// two percent, but a matmul of some milliseconds runs at the power limit, where fewer L2 reads make it faster.
     pub multicast: usize,
+    /// Arithmetic rates.
     pub engines: Engines,
 }
 
-/// FMAs of a multiprocessor.
+/// FMAs per cycle and multiprocessor, by operand type.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Engines {
     /// bf16 and f16.
     pub half: f64,
+    /// f32 operands rounded to tf32.
     pub tf32: f64,
-    /// f32 by three matmuls in tf32.
+    /// f32 by 3xTF32, in FMAs of the f32 matmul.
     pub tf32x3: f64,
+    /// f8e4m3 and f8e5m2.
     pub f8: f64,
-    /// f32 without tensor cores, by the size of a tile, the largest first; the last is of any size.
+    /// f32 without tensor cores (SIMT), by tile size, largest first; the last entry holds for tiles of any size.
     pub single: Vec<Simt>,
 }
-/// Of a tile of at least so many elements: threads with few of them read more.
+/// The SIMT rate for tiles of at least `area` elements; threads with fewer elements load more operands per FMA.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Simt {
+    /// Elements of the result tile, at least.
     pub area: usize,
+    /// FMAs per cycle and multiprocessor.
     pub rate: f64,
-    /// Where both operands' rows run along the result's axes.
+    /// The same if both operands are M/N-major (contiguous along the result's axes, not along K).
     pub transposed: f64,
 }
 
 impl Engines {
+    /// f32 FMAs per cycle and multiprocessor without tensor cores, for tiles of `area` elements; `transposed` as
+    /// [`Simt::transposed`].
     pub fn single(&self, area: usize, transposed: bool) -> f64 {
         let of = self.single.iter().find(|t| area >= t.area).or(self.single.last());
         of.map_or(0.0, |t| if transposed { t.transposed } else { t.rate })
     }
 }
 
-/// Attention in one program.
+/// Fused attention (template `flash`).
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
-    /// Flops a second of a multiprocessor: half types, and f32.
+    /// Flops per second and multiprocessor with half types.
     pub half: f64,
+    /// Flops per second and multiprocessor with f32.
     pub single: f64,
-    /// Of a block alone, in half types: with fewer than 64 queries, and with more.
+    /// Flops per second of a single block of fewer than 64 queries, with half types.
     pub half_narrow: f64,
+    /// Flops per second of a single block of 64 queries or more, with half types.
     pub half_block: f64,
-    /// In f32, the share of a multiprocessor's that a block has: of 1 query, 2, 4, … 128.
+    /// Fraction of [`Attention::single`] that a single block reaches with f32: with 1, 2, 4, … 128 queries.
     pub single_shares: [f64; 8],
-    /// Blocks that keep the GPU busy, if they are large; blocks side by side up to which more parts are a gain.
+    /// Number of large blocks that fills the GPU.
     pub enough: usize,
+    /// Number of concurrent blocks up to which more slices of the keys make attention faster.
     pub most: usize,
-    /// Seconds that a second step takes, which joins the parts.
+    /// Seconds of the second launch, which combines the slices.
     pub join: f64,
 }
 
-/// How long matmuls by a GPU's library take: shares of the time of Kiln's own template. What a description leaves out is an H200's.
+/// Time of cuBLASLt matmuls as a fraction of the time of Kiln's own template. Fields that a description omits have the values of an H200.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Library {
-    /// Of most matmuls.
+    /// Fraction for matmuls in general.
     pub share: f64,
-    /// Gemm in half precision of so much work, most of it along K: at the power limit the library draws less.
+    /// Large half-precision matmuls with a long K: at the power limit the library draws less power.
     pub long: Large,
-    /// K of such a matmul in rows or columns, whichever are more.
+    /// Least ratio of K to the larger of M and N for a matmul to count as [`Library::long`].
     pub depth: f64,
-    /// Gemm in tf32 of so much work, for which Kiln turns an operand.
+    /// Large tf32 matmuls of which Kiln's template has to copy (transpose) an operand first.
     pub transposed: Large,
 }
 
-/// Gemm of a size.
+/// The fraction for matmuls of at least a size.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Large {
-    /// FMAs, at least.
+    /// Number of FMAs, at least.
     pub work: u64,
-    /// Of the time of Kiln's own template.
+    /// Fraction of the time of Kiln's own template.
     pub share: f64,
 }
 
 impl Default for Library {
-    /// cuBLASLt 13 on an H200: the table of GEMMs in `benches/results/gemm.md`. 4096x4096x65536 took 0.94 of the time; half of that
-    /// K as long as Kiln's own, and so did wide matmuls of as much work. In tf32 4096 cubed took 0.92, 1024 cubed 1.5.
+    /// cuBLASLt 13 on an H200: the table of GEMMs in `benches/results/gemm.md`. 4096x4096x65536 (M, N, K) took 0.94 of the time of Kiln's
+    /// template; with half of that K both took the same time, as did wide matmuls of as much work. In tf32, 4096 cubed took 0.92 of the
+    /// time and 1024 cubed 1.5.
     fn default() -> Library {
         let long = Large { work: 1 << 40, share: 0.94 };
         Library { share: 1.02, long, depth: 8.0, transposed: Large { work: 1 << 36, share: 0.92 } }
@@ -154,14 +177,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptions_leave_out_what_they_like_of_the_library() {
+    fn omitted_library_fields_have_defaults() {
         assert_eq!(serde_json::from_str::<Library>("{}").ok(), Some(Library::default()));
         let some = serde_json::from_str::<Library>(r#"{"share": 0.9}"#).ok();
         assert_eq!(some, Some(Library { share: 0.9, ..Library::default() }));
     }
 
     #[test]
-    fn the_largest_tile_that_fits_says_what_multiply_adds_take() {
+    fn the_simt_rate_is_that_of_the_largest_tile_that_fits() {
         let of = |area, rate, transposed| Simt { area, rate, transposed };
         let single = vec![of(4096, 70.0, 80.0), of(0, 45.0, 46.0)];
         let e = Engines { single, ..Engines::default() };

@@ -1,53 +1,63 @@
-//! How the blocks of a GPU share an attention, and about how long they take: what lowering does is what the planner prices.
+//! Tiling of fused attention on a GPU, and its predicted time. Tiles are chosen where they are priced: lowering follows this choice.
 //!
-//! Its figures are the machine's ([`kiln_machine::Attention`]).
+//! [`Sizes::tiles`] says how many queries and keys a block takes, and into how many slices the keys are split where there are few blocks.
+//! The planner compares the time of these blocks ([`Sizes::seconds`]) with that of two matmuls with a softmax in between. The figures are
+//! the machine's ([`kiln_machine::Attention`]).
 use crate::Hardware;
 use kiln_graph::DType;
 
-/// Queries and keys of a block, its warps, and parts of the keys that blocks of their own take.
+/// Queries and keys per tile, warps per block, and slices of the keys that separate blocks process (a second launch combines them).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tiles {
+    /// Queries per block.
     pub queries: usize,
+    /// Keys per tile, which a block processes one after another.
     pub keys: usize,
+    /// Warps per block.
     pub warps: usize,
-    /// Keys of a part, whole tiles of them.
+    /// Keys per slice: a multiple of `keys`.
     pub part: usize,
+    /// Number of slices; 1 if the keys are not split.
     pub parts: usize,
 }
 
-/// An attention's sizes.
+/// Sizes of an attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
+    /// Element type of the operands.
     pub dtype: DType,
-    /// Heads of all batches.
+    /// Query heads of all batches.
     pub heads: usize,
+    /// Queries per head.
     pub queries: usize,
+    /// Keys per head.
     pub keys: usize,
-    /// Elements of a query and of a value.
+    /// Elements of a query, and of a value.
     pub widths: [usize; 2],
+    /// Does each query attend only to keys up to its own position?
     pub causal: bool,
 }
 
-/// Widest heads that are held in registers.
+/// Widest heads that fit in registers.
 const WIDEST: usize = 256;
-/// Large blocks for each multiprocessor from which on blocks of twice the queries still leave none without work.
+/// Least number of blocks of 128 queries per multiprocessor for which these are used: with fewer, multiprocessors would be idle.
 const TWICE: usize = 2;
 
 impl Sizes {
-    /// Of operands of these shapes: batch…, heads, rows, columns.
+    /// The sizes for operands of these shapes: batch…, heads, rows, columns.
     pub fn of(dtype: DType, [q, k, v]: [&[usize]; 3], causal: bool) -> Sizes {
         let end = |s: &[usize], i: usize| s.len().checked_sub(i).and_then(|at| s.get(at)).copied().unwrap_or(1);
         let heads = q[..q.len().saturating_sub(2)].iter().product();
         Sizes { dtype, heads, queries: end(q, 2), keys: end(k, 2), widths: [end(q, 1), end(v, 1)], causal }
     }
-    /// Is there a program for it at all?
+    /// Is there a fused program for these sizes?
     pub fn has_program(&self) -> bool {
         self.widest() <= WIDEST && self.dtype != DType::F64
     }
     fn widest(&self) -> usize {
         self.widths[0].max(self.widths[1]).next_power_of_two()
     }
-    /// Keys that any query sees.
+    /// Number of keys that at least one query attends to.
     pub fn seen(&self) -> usize {
         if self.causal { self.keys.min(self.queries) } else { self.keys }
     }
@@ -77,6 +87,7 @@ impl Sizes {
         };
         large.iter().find(fits).copied().unwrap_or([rows.min(16), 64, 4])
     }
+    /// The tiles for these sizes. Keys are split into slices where blocks are few and that is predicted to be faster.
     pub fn tiles(&self, m: &Hardware) -> Tiles {
         let [queries, keys, warps] = self.block(m);
         let keys = keys.min(self.seen().next_power_of_two().max(16));
@@ -89,7 +100,8 @@ impl Sizes {
         let cut = Tiles { part, parts: self.seen().div_ceil(part).max(1), ..whole };
         if self.seconds(&cut, m) < self.seconds(&whole, m) { cut } else { whole }
     }
-    /// Seconds of arithmetic with these tiles, launches aside: of the longest block, or of all of them where they wait for each other.
+    /// Predicted seconds with these tiles, without the kernel's launch: those of the longest block, or of all blocks if they share
+    /// multiprocessors; and those of the launch that combines slices.
     pub fn seconds(&self, t: &Tiles, m: &Hardware) -> f64 {
         let a = &m.attention;
         let (of_block, of_processor) = if self.is_half() {
@@ -120,7 +132,7 @@ mod tests {
         [t.queries, t.keys, t.parts]
     }
     #[test]
-    fn few_blocks_are_small_and_take_parts_of_the_keys() {
+    fn few_blocks_are_small_and_split_the_keys() {
         assert_eq!(tiles(DType::F32, 16, [128, 128, 64]), [16, 64, 1]);
         assert_eq!(tiles(DType::F32, 256, [197, 197, 64]), [128, 64, 1]);
         assert_eq!(tiles(DType::F32, 1, [17, 4096, 64]), [16, 64, 64]);

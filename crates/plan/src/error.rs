@@ -1,14 +1,39 @@
-//! What can be wrong with a plan.
+//! Errors of reading and verifying a plan.
 use crate::BufferId;
 
+/// What is wrong with a plan or its text.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
+    /// The text is not that of a plan.
     #[error("plan text, line {line}: {what}")]
-    Parse { line: usize, what: String },
+    Parse {
+        /// From 1.
+        line: usize,
+        /// A clause for the user.
+        what: String,
+    },
+    /// A kernel violates an invariant.
     #[error("kernel `{kernel}`: {what}")]
-    Kernel { kernel: String, what: String },
+    Kernel {
+        /// The kernel's name.
+        kernel: String,
+        /// A clause for the user.
+        what: String,
+    },
+    /// A buffer violates an invariant.
     #[error("{buffer}: {what}")]
-    Buffer { buffer: BufferId, what: String },
+    Buffer {
+        /// The buffer.
+        buffer: BufferId,
+        /// A clause for the user.
+        what: String,
+    },
+    /// An output of the plan violates an invariant.
     #[error("output {index}: {what}")]
-    Output { index: usize, what: String },
+    Output {
+        /// Position in [`Plan::outputs`](crate::Plan::outputs).
+        index: usize,
+        /// A clause for the user.
+        what: String,
+    },
 }

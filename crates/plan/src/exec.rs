@@ -1,5 +1,8 @@
-//! What a kernel becomes: steps that a runtime carries out in order. Generic over the code of a step, so that lowering gives
+//! What a kernel is lowered to: steps that a runtime carries out in order. Generic over the code of a step, so that lowering gives
 //! steps of block programs and code generation turns them into steps of machine code.
+//!
+//! A kernel of the plan may take several steps: block programs, and matmuls by a library. So a GEMM with its epilogue is one kernel of the
+//! plan, however the device runs it.
 use kiln_graph::{DType, FallbackOp, Graph, Type};
 use serde::{Deserialize, Serialize};
 
@@ -7,21 +10,27 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Slot {
+    /// The kernel's n-th input buffer.
     Input(u32),
+    /// The kernel's n-th output buffer.
     Output(u32),
+    /// Scratch memory of the n-th type in [`Steps::scratch`].
     Scratch(u32),
     /// The kernel's record of an index out of range ([`crate::index::Fault`]): an i64, aligned as other buffers are.
     Faults,
 }
 
-/// An axis of the rows or columns of a matrix: positions, and how far apart they lie in elements.
+/// An axis of the rows or columns of a matrix: its size, and its stride in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Axis {
+    /// Number of positions.
     pub size: usize,
+    /// Elements between neighbouring positions.
     pub stride: usize,
 }
 
-/// Axes, outermost first, with those of one position left out and those that continue each other joined.
+/// Normalises axes of these sizes and strides, outermost first: leaves out those of size 1, and merges neighbours that form one axis of
+/// constant stride.
 pub fn axes(all: impl IntoIterator<Item = (usize, usize)>) -> Vec<Axis> {
     let mut out: Vec<Axis> = vec![];
     for (size, stride) in all.into_iter().filter(|a| a.0 != 1) {
@@ -33,13 +42,17 @@ pub fn axes(all: impl IntoIterator<Item = (usize, usize)>) -> Vec<Axis> {
     out
 }
 
-/// A strided operand of a host matmul; the offset in elements. Rows and columns are numbers whose digits are their
-/// axes: one axis in a plain matrix, several in what is read through windows.
+/// A strided operand or result of a library's matmul. Rows are enumerated over one or more axes, outermost first, and so are columns: one
+/// axis in a plain matrix, several in the windows of a convolution.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Matrix {
+    /// The buffer that it is in.
     pub slot: Slot,
+    /// Elements before the first one of the matrix.
     pub offset: usize,
+    /// Axes of the rows; none for a single row.
     pub rows: Vec<Axis>,
+    /// Axes of the columns; none for a single column.
     pub cols: Vec<Axis>,
     /// One per batch axis; 0 where the operand is broadcast.
     pub batch_strides: Vec<usize>,
@@ -50,44 +63,56 @@ pub struct Matrix {
 pub struct GemmCall {
     /// Of a and b. Half types are accumulated in f32 and rounded once, unless `c_dtype` is f32.
     pub dtype: DType,
+    /// Element type of c.
     pub c_dtype: DType,
-    /// Operands in f32 may be taken as tf32.
+    /// f32 operands may be rounded to tf32.
     #[serde(default)]
     pub tf32: bool,
-    /// Sums are made in an order that does not depend on m, n and the batch.
+    /// The order of sums must not depend on m, n and the batch.
     #[serde(default)]
     pub batch_invariant: bool,
+    /// Rows of a and c.
     pub m: usize,
+    /// Columns of b and c.
     pub n: usize,
+    /// Columns of a and rows of b.
     pub k: usize,
+    /// Sizes of the batch axes, outermost first.
     pub batch: Vec<usize>,
+    /// The left operand, m × k.
     pub a: Matrix,
+    /// The right operand, k × n.
     pub b: Matrix,
+    /// The result, m × n.
     pub c: Matrix,
     /// Memory for the library's intermediate results.
     #[serde(default)]
     pub workspace: Option<Slot>,
-    /// What becomes of the matmul before it is stored.
+    /// Applied to the result before it is stored.
     #[serde(default)]
     pub epilogue: Box<Epilogue>,
 }
 
-/// `c = activation(scale · a × b + residual + bias)`, in the type of sums.
+/// `c = activation(scale · a × b + factor · residual + bias)`, in the accumulation type.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Epilogue {
+    /// Factor on the matmul; 1 if there is none.
     pub scale: f64,
-    /// A matrix of c's type and batch, and what it is multiplied by.
+    /// A matrix of c's type and batch, and its factor.
     pub residual: Option<(Matrix, f64)>,
-    /// A number of c's type for each column, side by side from this element of a buffer on.
+    /// A number of c's type per column: a buffer, and the offset in elements from which they are contiguous.
     pub bias: Option<(Slot, usize)>,
+    /// Applied last.
     pub activation: Option<Activation>,
 }
+/// An activation function that libraries can apply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
+    /// `max(x, 0)`.
     Relu,
-    /// By the hyperbolic tangent.
+    /// GELU by its approximation with tanh.
     GeluTanh,
 }
 impl Default for Epilogue {
@@ -96,7 +121,7 @@ impl Default for Epilogue {
     }
 }
 impl Epilogue {
-    /// In words, as `scaled, residual, bias, relu`.
+    /// The parts of the epilogue in words, as `scaled`, `residual`, `bias`, `relu`.
     pub fn words(&self) -> Vec<&'static str> {
         let activation = self.activation.map(|a| match a {
             Activation::Relu => "relu",
@@ -112,25 +137,27 @@ impl Epilogue {
     }
 }
 
-/// A batch of matrices as libraries for GPUs take it; numbers in elements.
+/// A batch of matrices in the form that GPU libraries take; offset, pitch and stride in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Strided {
+    /// Elements before the first matrix.
     pub offset: usize,
-    /// From row to row, or from column to column where those of a column lie side by side.
+    /// Leading dimension: the stride between rows, or between columns if `by_columns`.
     pub pitch: usize,
+    /// Column-major: the elements of a column are contiguous, not those of a row.
     pub by_columns: bool,
+    /// Stride between matrices; 0 if there is only one, or all are the same.
     pub batch_stride: usize,
 }
 
 impl GemmCall {
-    /// Buffers of a, b and c, then those of the epilogue.
+    /// The buffers of a, b and c, then those of the epilogue.
     pub fn slots(&self) -> Vec<Slot> {
         let residual = self.epilogue.residual.iter().map(|r| r.0.slot);
         let more = residual.chain(self.epilogue.bias.iter().map(|b| b.0));
         [self.a.slot, self.b.slot, self.c.slot].into_iter().chain(more).collect()
     }
-    /// a, b, c and what is added to it as plain matrices, the last two by rows; `None` if one is not. The last is c where nothing is
-    /// added.
+    /// a, b, c and the residual as plain matrices, the last two row-major; `None` if one is not. Without a residual, the last is c.
     pub fn strided(&self) -> Option<[Strided; 4]> {
         let added = self.epilogue.residual.as_ref().map_or(&self.c, |r| &r.0);
         let (m, n) = (self.m, self.n);
@@ -144,7 +171,7 @@ impl GemmCall {
 
 impl Matrix {
     fn strided(&self, rows: usize, columns: usize, batch: &[usize]) -> Option<Strided> {
-        // Axes of one position have any stride.
+        // Without an axis (size 1), the stride is arbitrary.
         let stride = |axes: &[Axis]| match axes {
             [] => Some(None),
             [axis] => Some(Some(axis.stride)),
@@ -177,6 +204,7 @@ impl Matrix {
 /// One of libtorch's operators on the kernel's inputs, in their order.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LibraryCall {
+    /// The operator, with its arguments and the types of its results.
     pub op: FallbackOp,
     /// Module and `file:line` of the model's source, as far as known.
     #[serde(default)]
@@ -185,32 +213,38 @@ pub struct LibraryCall {
     pub results: Vec<usize>,
 }
 impl LibraryCall {
-    /// One entry for each of the operator's results: what `of` gives for the kernel's output that it is.
+    /// For each of the operator's results, `of` of the kernel's output that it is; `None` for unused results.
     pub fn in_order<T>(&self, of: impl Fn(usize) -> T) -> Vec<Option<T>> {
         let output = |r: usize| self.results.iter().position(|&x| x == r);
         (0..self.op.results.len()).map(|r| output(r).map(&of)).collect()
     }
 }
 
+/// A step of a kernel, with code of type `K`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work<K> {
-    /// Code with its arguments, in the order of its parameters.
+    /// A program.
     Block {
+        /// Its code.
         code: K,
+        /// Its arguments, in the order of its parameters.
         args: Vec<Slot>,
     },
+    /// A matmul by a library.
     Gemm(GemmCall),
     /// The kernel's whole body by libtorch.
     Fallback(LibraryCall),
-    /// The kernel's whole body by the graph interpreter on the host: right but slow; what cannot be lowered yet.
+    /// The kernel's whole body by the graph interpreter on the host: correct but slow, for what cannot be lowered yet.
     Interpret {
+        /// The kernel's body.
         body: Box<BodyGraph>,
+        /// Why it was not lowered, for reports.
         why: String,
     },
 }
 
-/// A kernel's body; equality by its JSON is never needed, so two are equal if they print the same.
+/// A kernel's body; two are equal if their debug output is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BodyGraph(pub Graph);
@@ -220,12 +254,14 @@ impl PartialEq for BodyGraph {
     }
 }
 
+/// The steps of a kernel, with code of type `K`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Steps<K> {
     /// Types of `Slot::Scratch(i)`.
     pub scratch: Vec<Type>,
+    /// In the order in which they run.
     pub steps: Vec<Work<K>>,
-    /// What computes the same where a GPU has no library for the matmuls among the steps.
+    /// Steps without library matmuls that compute the same, for a GPU whose library is missing or has no algorithm for one of them.
     #[serde(default)]
     pub otherwise: Option<Box<Steps<K>>>,
 }
@@ -235,7 +271,7 @@ impl<K> From<Vec<Work<K>>> for Steps<K> {
     }
 }
 impl<K> Steps<K> {
-    /// The same steps with the code of each block step replaced.
+    /// The same steps, with the code of each block step replaced by what `f` makes of it. The first error of `f` is the error.
     pub fn map<L, E>(self, mut f: impl FnMut(K) -> Result<L, E>) -> Result<Steps<L>, E> {
         self.map_with(&mut f)
     }

@@ -1,12 +1,15 @@
-//! The machine that a plan is made for, and the contract that it is made under: what planning and lowering choose by.
+//! The machine that a plan is made for together with the contract that it is made under: the basis of all choices of planning and
+//! lowering.
 use crate::{Contract, Precision};
 use kiln_graph::{DType, Op};
 use kiln_machine::Machine;
 
-/// A machine under a contract. Facts of the machine are read through it.
+/// A machine under a contract; dereferences to the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardware<'a> {
+    /// The machine that the plan is for.
     pub machine: &'a Machine,
+    /// How results may differ from the graph as written.
     pub contract: Contract,
 }
 
@@ -18,25 +21,25 @@ impl std::ops::Deref for Hardware<'_> {
 }
 
 impl Hardware<'_> {
-    /// The number of rows, or of blocks that have some, by which the order of a sum is chosen: under a batch-invariant contract as
-    /// many as keep any machine busy, however many there are.
+    /// The number to use where the order of a sum is chosen by a number of rows, or of blocks of rows: `rows` itself, but under a
+    /// batch-invariant contract a constant that is large enough to keep any machine busy.
     pub fn counted(&self, rows: usize) -> usize {
         const MANY: usize = 1 << 24;
         if self.contract.batch_invariant { MANY } else { rows }
     }
-    /// How a matmul or a convolution of f32 is made, and its flops per second.
+    /// The precision in which an f32 matmul or convolution is computed, and its flops per second.
     pub fn f32_matmul(&self, op: &Op) -> (Precision, f64) {
-        // A transposed one is lowered as a matmul.
-        let asked = if matches!(op, Op::Conv { transposed: false, .. }) {
+        // A transposed convolution is lowered as a matmul.
+        let allowed = if matches!(op, Op::Conv { transposed: false, .. }) {
             self.contract.conv()
         } else {
             self.contract.matmul()
         };
-        let rate = match asked {
+        let rate = match allowed {
             Precision::Exact => None,
             Precision::Tf32x3 => self.rates.tf32x3,
             Precision::Tf32 => self.rates.tf32,
         };
-        rate.map_or((Precision::Exact, self.matrix_rate(DType::F32.name())), |rate| (asked, rate))
+        rate.map_or((Precision::Exact, self.matrix_rate(DType::F32.name())), |rate| (allowed, rate))
     }
 }

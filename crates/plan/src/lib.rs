@@ -1,10 +1,12 @@
 //! The plan: which kernels compute a graph, over which buffers, and the reason for each. Plain data.
 //!
 //! A kernel's body is itself a [`Graph`]: its inputs are the buffers read, its outputs the buffers written. So a plan can be
-//! interpreted, printed and compared with nothing but the graph crate's means.
-//! Also what several later stages have to agree on: steps of a kernel ([`exec`]), templates ([`template`]), how instances share an
-//! attention or a scan, which is priced before it is lowered ([`attention`], [`scan`]), records of bad indices ([`index`]).
-//! Never: block programs, launches, measuring.
+//! interpreted, printed and compared with the graph crate alone.
+//! Also holds what several later stages must agree on: steps of a kernel ([`exec`]), templates ([`template`]), the tiling of attention
+//! and scans, which the planner prices before lowering applies it ([`attention`], [`scan`]), records of out-of-range indices ([`index`]).
+//! Never: block programs, launches, measurements.
+#![warn(missing_docs)]
+
 pub mod attention;
 pub mod error;
 pub mod exec;
@@ -40,6 +42,7 @@ impl fmt::Display for BufferId {
 pub enum BufferKind {
     /// The n-th input of the graph.
     Input(u32),
+    /// A parameter (weight) of the graph.
     Param(ParamId),
     /// Computed from parameters only, once at load time.
     Frozen,
@@ -47,13 +50,16 @@ pub enum BufferKind {
     Temp,
 }
 
+/// Memory for one value: dense and row-major.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Buffer {
+    /// Element type and shape.
     pub ty: Type,
+    /// Where its contents come from.
     pub kind: BufferKind,
 }
 
-/// The family a kernel is lowered by.
+/// The kind of a kernel, by which it is lowered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KernelKind {
@@ -61,17 +67,23 @@ pub enum KernelKind {
     Pointwise,
     /// Reductions that share their rows, with pointwise work before, between and after.
     Reduction,
+    /// One scan (as a cumulative sum), with pointwise work over the same iteration space.
     Scan,
-    /// One matmul with prologue views and an epilogue.
+    /// One matmul, or two of one left operand (dual GEMM), with views of the operands and an epilogue.
     Gemm,
+    /// One attention, with views of its operands and its result.
     Attention,
+    /// One convolution with an epilogue.
     Conv,
+    /// One pooling with an epilogue.
     Pool,
+    /// One scatter alone.
     Scatter,
     /// Run by libtorch.
     Fallback,
 }
 impl KernelKind {
+    /// The name in the text form.
     pub fn name(self) -> &'static str {
         match self {
             KernelKind::Pointwise => "pointwise",
@@ -87,89 +99,107 @@ impl KernelKind {
     }
 }
 
-/// Predicted work and time of one launch of a kernel.
+/// Predicted work and time of a kernel.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Cost {
+    /// Bytes read from memory.
     pub bytes_read: u64,
+    /// Bytes written to memory.
     pub bytes_written: u64,
     /// Floating-point operations on matrix units (2·M·N·K).
     pub matrix_flops: u64,
     /// Other arithmetic, weighted (a transcendental counts as 8).
     pub other_flops: u64,
-    /// `None`: nobody knows, as libtorch runs it.
+    /// Predicted microseconds; `None` if libtorch runs the kernel, whose time is unknown.
     pub us: Option<f64>,
 }
 impl Cost {
+    /// Bytes read plus bytes written.
     pub fn bytes(&self) -> u64 {
         self.bytes_read + self.bytes_written
     }
+    /// Operations on matrix units plus other arithmetic.
     pub fn flops(&self) -> u64 {
         self.matrix_flops + self.other_flops
     }
 }
 
-/// Where a kernel's predicted time comes from; the terms add up to it.
+/// Where a kernel's predicted time comes from, in microseconds; the terms add up to it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Terms {
     /// Bytes moved over the machine's bandwidth.
     pub memory_us: f64,
     /// Matrix units and other arithmetic, over their rates.
     pub arithmetic_us: f64,
+    /// Overhead of the launch.
     pub launch_us: f64,
-    /// What memory and arithmetic save by running side by side: zero or negative.
+    /// What the overlap of memory and arithmetic saves: zero or negative.
     pub overlap_us: f64,
     /// `memory`, `arithmetic` or `launch`: the largest.
     pub bound: String,
 }
 
-/// Why a kernel is as it is.
+/// Why the planner chose this kernel.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Reason {
     /// Rewrite rules whose result is part of the body, by name, sorted.
     pub rules: Vec<String>,
     /// The next best way to compute the same outputs, and its predicted microseconds.
     pub alternative: Option<Alternative>,
-    /// What stopped the kernel from growing: neighbour and named legality fact or cost.
+    /// Neighbours that the kernel was not merged with, and the named legality fact or the cost that prevented it.
     pub stops: Vec<Stop>,
     /// Where the body's values come from, in the order of the body; operands and constants are left out.
     pub origins: Vec<Origin>,
-    /// How it must be lowered, where a constraint or a measurement says so.
+    /// The template to lower it by, if a constraint or a measurement chose one.
     pub template: Option<Template>,
-    /// What measurements say of it, where the plan was made with some.
+    /// What a store of measurements says about it, if the plan was made with one.
     #[serde(default)]
     pub tuning: Option<Tuning>,
 }
-/// What a store of measurements says of a kernel.
+/// What a store of measurements says about a kernel.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tuning {
-    /// Its template is the fastest that was measured on this device: median microseconds, and those of the choice without the store.
-    Measured { device: String, us: f64, default_us: f64 },
+    /// The kernel's template is the fastest that was measured on this device.
+    Measured {
+        /// Name of the device, as its driver reports it.
+        device: String,
+        /// Median microseconds of this template.
+        us: f64,
+        /// Median microseconds of the template that lowering chooses by itself.
+        default_us: f64,
+    },
     /// There is an entry, but it was not used.
-    Unused { why: String },
+    Unused {
+        /// The reason, as a clause for the user.
+        why: String,
+    },
 }
 /// Where a value of a kernel's body comes from.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Origin {
     /// In the body.
     pub value: ValueId,
-    /// What it is called outside: the values of the imported graph that it equals (`%17`), or, where a rule made it, what it is
-    /// computed from (`linear(%17,concat(%46,%50))`). The first is unique in the plan's program.
+    /// Its names outside: the values of the imported graph that it equals (`%17`), or, if a rule made it, the expression that computes
+    /// it (`linear(%17,concat(%46,%50))`). The first is unique in the plan's program.
     pub names: Vec<String>,
     /// Rules that gave it this form.
     pub rules: Vec<String>,
 }
+/// Another way to compute a kernel's outputs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Alternative {
-    /// As `split before softmax (2 kernels)`.
+    /// As `cut after linear %25 f32[64,768] (2 kernels)`.
     pub what: String,
+    /// Predicted microseconds.
     pub us: f64,
 }
+/// Why a kernel was not merged with a neighbour.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Stop {
     /// Name of the neighbouring kernel.
     pub kernel: String,
-    /// As `two anchors`, `rows differ`, `row wider than a tile`, `no gain: 12.1 us together, 11.8 us apart`.
+    /// As `two anchor ops`, `row reduction after a matmul`, `no gain: 12.10 us together, 11.80 us apart`.
     pub why: String,
 }
 
@@ -179,71 +209,89 @@ pub struct Stop {
 pub enum Stage {
     /// Once, when parameters are loaded.
     Load,
+    /// In every run.
     Run,
 }
 
-/// One kernel: one launch, as far as the plan is concerned.
+/// One kernel: the plan's unit of execution, which may be lowered to several steps ([`exec`]).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Kernel {
-    /// Unique in the plan, made of what it does: `softmax_3`, `gemm_gelu_7`.
+    /// Unique in the plan, made of its main ops: `softmax_3`, `gemm_gelu_7`.
     pub name: String,
+    /// What it is lowered as.
     pub kind: KernelKind,
+    /// When it runs.
     pub stage: Stage,
-    /// Inputs and outputs correspond to `inputs` and `outputs`; has no parameters of its own. Contains no dead values.
+    /// What it computes. Inputs and outputs correspond to `inputs` and `outputs`; there are no parameters and no dead values.
     pub body: Graph,
+    /// Buffers read, in the order of the body's inputs.
     pub inputs: Vec<BufferId>,
+    /// Buffers written, in the order of the body's outputs. The first one's shape is the iteration space.
     pub outputs: Vec<BufferId>,
+    /// Predicted work and time.
     pub cost: Cost,
+    /// The precision of its f32 matmuls and convolutions.
     #[serde(default)]
     pub precision: Precision,
+    /// Where it rounds.
     #[serde(default)]
     pub rounding: Rounding,
-    /// Sums are made in an order that does not depend on how many rows there are ([`Contract::batch_invariant`]).
+    /// The order of sums does not depend on the number of rows ([`Contract::batch_invariant`]).
     pub batch_invariant: bool,
+    /// Why the planner chose it.
     pub reason: Reason,
 }
 
 /// What the e-graph and the planner did.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Search {
+    /// Iterations of saturation.
     pub iterations: usize,
+    /// E-nodes of the imported graph.
     pub enodes_before: usize,
+    /// E-nodes after saturation.
     pub enodes_after: usize,
-    /// `saturated`, `node limit`, `iteration limit`.
+    /// `saturated`, `node limit` or `iteration limit`; `not fused` for an unfused plan.
     pub stopped: String,
+    /// Distinct regions that were checked as kernels.
     pub candidates: usize,
     /// Programs (choices of form) that were planned and priced.
     pub tried: usize,
-    /// Of the first choice of forms, before any other was tried.
+    /// Predicted microseconds of the first choice of forms, before any other was tried.
     pub greedy_us: f64,
 }
 
+/// The kernels that compute a graph on a machine, and their buffers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Plan {
+    /// Name of the graph.
     pub name: String,
     /// Name of the machine description it was made for.
     pub machine: String,
-    /// What is promised of the results' numbers.
+    /// How results may differ from the graph as written.
     pub contract: Contract,
+    /// By [`BufferId`].
     pub buffers: Vec<Buffer>,
     /// In launch order.
     pub kernels: Vec<Kernel>,
     /// Buffers of the graph's outputs, in order. May repeat, and may be inputs, parameters or frozen buffers.
     pub outputs: Vec<BufferId>,
+    /// How the plan was found.
     pub search: Search,
-    /// No plan of this graph can take less on this machine.
+    /// A lower bound in microseconds of the predicted time of any plan of these forms on this machine.
     pub lower_bound_us: f64,
 }
 
 impl Plan {
+    /// The buffer of this id. Panics if there is none, which [`verify`](mod@verify) excludes for the ids in a plan.
     pub fn buffer(&self, b: BufferId) -> &Buffer {
         &self.buffers[b.0 as usize]
     }
-    /// Sum over the kernels of a run whose time is predicted: all but fallbacks.
+    /// Predicted microseconds of a run: the sum over its kernels, without fallbacks, whose time is unknown.
     pub fn predicted_us(&self) -> f64 {
         self.kernels.iter().filter(|k| k.stage == Stage::Run).filter_map(|k| k.cost.us).sum()
     }
-    /// Kernels of a run whose time is unknown, which [`Plan::predicted_us`] leaves out: fallbacks.
+    /// Number of kernels of a run whose time is unknown (fallbacks), which [`Plan::predicted_us`] leaves out.
     pub fn unpriced(&self) -> usize {
         self.kernels.iter().filter(|k| k.stage == Stage::Run && k.cost.us.is_none()).count()
     }

@@ -1,15 +1,42 @@
 //! The contract of a plan: how its results may differ from the graph as written.
+//!
+//! A plan states its [`Contract`]: a class (`exact`, `torch` or `fast`), and the options `splits` and `batch_invariant`. Planning and
+//! lowering choose by [`Hardware`](crate::Hardware), a machine under a contract.
+//!
+//! - **Half types** are f32 inside a kernel, rounded where they are stored and where the graph casts. Long rows that several blocks share
+//!   are kept between reductions as they were loaded, two elements per register, and what follows is recomputed
+//!   (`crates/block/src/passes/layout/narrow.rs`).
+//! - **Exact rounding** is a property of a kernel. Kernels of an exact plan have `rounding per-op` ([`Rounding`]): lowering rounds every
+//!   value of a half type (`Resolver::rounds`), block programs are `ieee`, and code generation neither contracts products and sums to FMAs
+//!   nor replaces quotients by products with reciprocals. Kernels are fused as usual; rules that round differently are left out. Chains
+//!   of IEEE 754 operations are compared bit by bit with libtorch's eager operators.
+//! - **tf32** is a property of a kernel, not a type: `precision tf32` ([`Precision`]). Convolutions of f32 use it unless numerics are
+//!   exact, matmuls under `fast`; tensors stay f32. `wgmma` needs K-major tf32 operands, so other layouts are transposed by a copy. Tensor
+//!   cores truncate to tf32, which adds up over many layers: copies round to nearest, and the operands of a convolution are always copied.
+//! - **3xTF32** (`precision tf32x3`, allowed by `splits`): a copy writes each operand as the sum of two tf32 numbers, and three tf32
+//!   products of these give a large matmul. Where the cost model finds that slower, and in dual GEMMs, matmuls stay exact. Tensor cores
+//!   truncate when they accumulate, so the accumulators of a stage are zero-initialised, and added to the others in f32. An infinity is
+//!   split into itself and 1, so that it stays infinite. Operands below 2^-100 lose accuracy; operands from 2^127 on, or products, may
+//!   become infinite.
+//! - **f8** is only stored and multiplied. Tensors of `f8e4m3` and `f8e5m2` are cast, moved and multiplied as matrices, both operands of
+//!   one type; the result is f32, and scales, bias and the cast of the result are an epilogue (`aten::_scaled_mm`). Accumulators are
+//!   zero-initialised every 128 elements of K, as with 3xTF32. Casts of numbers beyond the largest give NaN, or infinity if the type has
+//!   one, as in PyTorch. The host multiplies in f32, and GPUs in f16 where `wgmma` does not take the matmul.
+//! - **Batch invariance**: the order of sums may not depend on the number of rows, which decides what form, fusion and schedule is the
+//!   cheapest. So only rules that keep all bits apply, every op rounds to its type, K is not split, operands are not swapped, tiles hold
+//!   one row, and [`Hardware::counted`](crate::Hardware::counted) replaces the number of rows where the order of a sum is chosen.
+//!   `crates/kiln/src/trial/invariance.rs` checks it.
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// What arithmetic may be done differently. Each class allows what the ones before it allow.
+/// Which deviations from the graph's arithmetic are allowed. Each class allows what the ones before it allow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Numerics {
-    /// The graph's operations as they are written, each rounded to its type ([`Rounding::PerOp`]): nothing is regrouped.
+    /// The graph's operations as written, each rounded to its type ([`Rounding::PerOp`]), nothing reassociated.
     Exact,
-    /// What PyTorch's own defaults allow: sums are regrouped, half types are f32 within a kernel, and on GPUs convolutions of f32 take
-    /// their operands as tf32, as `torch.backends.cudnn.allow_tf32` is true unless it is set. Matmuls of f32 are full f32, as
+    /// What PyTorch's defaults allow: sums are reassociated, half types are f32 within a kernel, and on GPUs convolutions of f32 round
+    /// their operands to tf32, as `torch.backends.cudnn.allow_tf32` is true by default. Matmuls of f32 are full f32, as
     /// `torch.get_float32_matmul_precision()` is "highest".
     #[default]
     Torch,
@@ -18,9 +45,9 @@ pub enum Numerics {
 }
 
 impl Numerics {
-    /// All of them, the strictest first.
+    /// All classes, the strictest first.
     pub const ALL: [Numerics; 3] = [Numerics::Exact, Numerics::Torch, Numerics::Fast];
-    /// As on the command line.
+    /// The name on the command line and in plans.
     pub fn name(self) -> &'static str {
         match self {
             Numerics::Exact => "exact",
@@ -30,39 +57,41 @@ impl Numerics {
     }
 }
 
-/// All that a plan promises of its numbers.
+/// The numerical guarantees of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Contract {
-    /// What arithmetic may be done differently.
+    /// Which deviations from the graph's arithmetic are allowed.
     pub numerics: Numerics,
-    /// Large matmuls of f32 may be three of tf32, as accurate but for operands near either end of the range ([`Precision::Tf32x3`]).
+    /// Large f32 matmuls may use 3xTF32, which is as accurate except for operands near either end of the range
+    /// ([`Precision::Tf32x3`]).
     pub splits: bool,
     /// The bytes of a row of the result do not depend on how many other rows there are.
     pub batch_invariant: bool,
 }
 
 impl Contract {
-    /// Which rules may be applied: which form is the cheapest depends on the batch, so of an invariant plan all forms have the same bits.
+    /// The class of the rewrite rules that may be applied. Which form is the cheapest depends on the batch, so all forms of a
+    /// batch-invariant plan must have the same bits.
     pub fn rules(self) -> Numerics {
         if self.batch_invariant { Numerics::Exact } else { self.numerics }
     }
-    /// Where kernels round. Which values share a kernel depends on the batch, so an invariant plan rounds after every op.
+    /// Where kernels round. Which values share a kernel depends on the batch, so a batch-invariant plan rounds after every op.
     pub fn rounding(self) -> Rounding {
         if self.rules() == Numerics::Exact { Rounding::PerOp } else { Rounding::AtStores }
     }
-    /// What convolutions of f32 are made of on a GPU with tf32.
+    /// The precision of f32 convolutions on a GPU with tf32.
     pub fn conv(self) -> Precision {
         match self.numerics {
             Numerics::Exact => self.split(),
             Numerics::Torch | Numerics::Fast => Precision::Tf32,
         }
     }
-    /// What matmuls of f32 are made of on a GPU with tf32.
+    /// The precision of f32 matmuls on a GPU with tf32.
     pub fn matmul(self) -> Precision {
         if self.numerics == Numerics::Fast { Precision::Tf32 } else { self.split() }
     }
     fn split(self) -> Precision {
-        // Where three matmuls are faster than one depends on the batch.
+        // Whether 3xTF32 is faster depends on the batch.
         if self.splits && !self.batch_invariant { Precision::Tf32x3 } else { Precision::Exact }
     }
 }
@@ -116,7 +145,7 @@ pub enum Rounding {
     PerOp,
 }
 impl Rounding {
-    /// `None` for the usual.
+    /// The name in plans; `None` for the default.
     pub fn name(self) -> Option<&'static str> {
         match self {
             Rounding::AtStores => None,
@@ -125,21 +154,21 @@ impl Rounding {
     }
 }
 
-/// What the f32 matmuls and convolutions of a kernel are made of.
+/// The precision of the f32 matmuls and convolutions of a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
-    /// f32.
+    /// Full f32.
     #[default]
     Exact,
-    /// Three matmuls of operands as sums of two numbers in tf32, where that is faster. As accurate as in f32 for operands from 2^-100
-    /// on (where a sum is one product, to 22 bits), and finite where the operands are below 2^127 and so are the products.
+    /// 3xTF32, where that is faster: operands are sums of two tf32 numbers. As accurate as f32 for operands from 2^-100 on (to 22 bits
+    /// where a sum is a single product), and finite if operands and products are below 2^127.
     Tf32x3,
-    /// Operands in tf32, with 10 bits after the point, summed in f32.
+    /// Operands in tf32 (10 bits of mantissa), accumulated in f32.
     Tf32,
 }
 impl Precision {
-    /// What is said of it; nothing of full f32.
+    /// The name in plans; `None` for full f32.
     pub fn name(self) -> Option<&'static str> {
         match self {
             Precision::Exact => None,

@@ -1,33 +1,33 @@
-//! Scans of few long rows on a GPU: instances share a row, which is then read twice, for the totals of its parts and for the
-//! scan itself. Lowering does so, and the planner prices it.
+//! Scans of few long rows on a GPU: program instances share a row, which is then read twice, for the totals of its slices and for the
+//! scan itself. Lowering decides by these functions, and the planner prices scans by them.
 use crate::Hardware;
 use kiln_machine::Machine;
 
-/// Instances for each multiprocessor that keep a GPU busy without sharing their rows.
+/// Program instances per multiprocessor that keep a GPU busy.
 const BUSY: usize = 2;
-/// Instances that keep a GPU busy without sharing their rows.
+/// Number of program instances that keep this GPU busy without sharing rows.
 pub fn busy(m: &Machine) -> usize {
     BUSY * m.units.multiprocessors
 }
 
-/// How much larger the chunks of a scan are whose rows lie across memory, where no rows are shared: its threads wait for each
-/// other once a chunk.
+/// Factor on the chunk size of a scan along an axis that is not innermost, if no rows are shared: its threads synchronise once per chunk,
+/// so chunks are larger.
 pub const COLUMN_CHUNKS: usize = 2;
 
-/// Chunks of a row from which on it is worth being read twice.
+/// Least number of chunks of a row for which reading it twice is profitable.
 const CHUNKS: usize = 8;
 
-/// Elements a thread holds of rows whose widest element has so many bytes: four loads of 16 bytes in flight.
+/// Elements per thread for rows whose widest element has `bytes` bytes: four loads of 16 bytes in flight.
 pub fn per_thread(bytes: usize) -> usize {
     (64 / bytes.max(1)).clamp(4, 32)
 }
 
-/// Whether instances share rows of `n` elements that so many walk by chunks.
+/// Whether several program instances share a row of `n` elements, where otherwise `instances` of them would scan it in chunks of `chunk`.
 pub fn in_parts(instances: usize, n: usize, chunk: usize, m: &Hardware) -> bool {
     m.counted(instances) < m.rows.scans_alone && n >= CHUNKS * chunk
 }
 
-/// Whether a scan over the middle axis of `[outer, n, inner]` reads its operand twice.
+/// Whether a scan over the middle axis of `[outer, n, inner]`, of elements of `bytes` bytes, reads its operand twice.
 pub fn reads_twice([outer, n, inner]: [usize; 3], bytes: usize, m: &Hardware) -> bool {
     let tile = 256 * per_thread(bytes);
     if inner == 1 {

@@ -1,23 +1,34 @@
-//! The way a kernel's matmul, convolution or attention is lowered, where a constraint asks for one.
+//! Templates: the way in which a kernel's matmul, convolution or attention is lowered, as a constraint or a measurement names it.
+//!
+//! The template of a lowered kernel is read off its steps (`crates/lower/src/template.rs`), not recorded by whoever chose it. A constraint
+//! requests one through the plan ([`Reason::template`](crate::Reason::template)), and lowering returns an error if the steps have another.
+//!
+//! Tuning only names templates. A store says which template of a matmul was the fastest, for exactly this body, machine and version of the
+//! templates (`kiln_lower::TEMPLATES`, raised when the generated programs change). A plan made with a store names that template, so it can
+//! be printed, pinned and compiled without the store. An entry that lowering refuses is left out, and `explain` says why. The template that
+//! lowering chooses by itself is always a candidate, and stays unless another is measurably faster.
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
+/// A family of templates.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// Asynchronous matmuls of warpgroups, fed by tensor maps.
+    /// Asynchronous matmuls by warpgroups, with operands loaded through tensor maps (TMA).
     Warpgroup,
-    /// A tile of the result an instance, operands through registers.
+    /// One tile of the result per program instance, with operands loaded through registers.
     Tile,
-    /// Attention with the softmax carried along.
+    /// Fused attention with an online softmax.
     Flash,
-    /// Each element a sum along a row.
+    /// Each element of the result as a sum along a row.
     Rows,
-    /// A library: the packed matmuls of the host, on a GPU cuBLASLt.
+    /// A library: Kiln's packed matmuls on the host, cuBLASLt on a GPU.
     Library,
 }
 impl Family {
+    /// Every family.
     pub const ALL: [Family; 5] = [Family::Warpgroup, Family::Tile, Family::Flash, Family::Rows, Family::Library];
+    /// The name in the text form.
     pub fn name(self) -> &'static str {
         match self {
             Family::Warpgroup => "warpgroup",
@@ -29,25 +40,25 @@ impl Family {
     }
 }
 
-/// How a matmul of warpgroups is cut beyond its tile. What is not given, lowering chooses.
+/// Parameters of a warpgroup matmul other than its tile. Lowering chooses those that are not given.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Schedule {
-    /// Parts of K that are summed apart.
+    /// Slices of K that are accumulated separately (split-K).
     pub split_k: Option<usize>,
-    /// Bytes of K in a stage of the ring of operand tiles.
+    /// Bytes of K per stage of the ring of operand tiles.
     pub depth: Option<usize>,
     /// Stages of that ring.
     pub stages: Option<usize>,
-    /// Blocks of a cluster.
+    /// Blocks per cluster.
     pub cluster: Option<usize>,
-    /// Rows of tiles that are walked before the next column of tiles.
+    /// Rows of tiles in a group: each column of tiles is computed for these rows before the next column.
     pub group: Option<usize>,
-    /// Tiles that a block works on at once: 1, which its consumers share, or 2, one a consumer (ping-pong).
+    /// Tiles that a block has in flight: 1, which its consumers share, or 2, one per consumer (ping-pong).
     pub tiles: Option<usize>,
 }
 impl Schedule {
-    /// Names and values, in the order of the text.
+    /// Names and values, in the order of the text form.
     fn fields(&mut self) -> [(&'static str, &mut Option<usize>); 6] {
         let Schedule { split_k, depth, stages, cluster, group, tiles } = self;
         [
@@ -61,23 +72,25 @@ impl Schedule {
     }
 }
 
-/// As `warpgroup`, `tile 64x128`, `warpgroup 64x256 split-k 3 stages 5`.
+/// A template, as `warpgroup`, `tile 64x128`, `warpgroup 64x256 split-k 3 stages 5`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Template {
+    /// The kind of program, or the library.
     pub family: Family,
-    /// Rows and columns of a tile.
+    /// Rows and columns of a tile of the result; `None` leaves the choice to lowering.
     pub tile: Option<[usize; 2]>,
+    /// Further parameters, of [`Family::Warpgroup`] only.
     #[serde(default)]
     pub schedule: Schedule,
 }
 impl Template {
-    /// Without its schedule.
+    /// The template without its schedule.
     pub fn bare(self) -> Template {
         Template { schedule: Schedule::default(), ..self }
     }
-    /// Is `other`, as its program shows it, one of those that this stands for?
+    /// Does `other`, the template of a lowered program, satisfy this one?
     pub fn fits(self, other: Template) -> bool {
-        // What the program does not show cannot disagree.
+        // Parameters that a program does not show agree with any value.
         let agree = |a: Option<usize>, b: Option<usize>| a.is_none() || b.is_none() || a == b;
         let (a, b) = (self.schedule, other.schedule);
         let same = agree(a.depth, b.depth)
@@ -107,7 +120,7 @@ impl FromStr for Template {
         let name = words.next().unwrap_or_default();
         let family = Family::ALL.into_iter().find(|f| f.name() == name).ok_or_else(|| {
             let all: Vec<&str> = Family::ALL.map(Family::name).to_vec();
-            format!("there is no template `{name}`; there are {}", all.join(", "))
+            format!("there is no template `{name}`; templates are {}", all.join(", "))
         })?;
         let mut template = Template::from(family);
         let tiled = matches!(family, Family::Warpgroup | Family::Tile);
@@ -117,14 +130,14 @@ impl FromStr for Template {
                 true => {
                     format!("`{size}` is not a tile; write rows and columns as 64x128, powers of two from 16 to 256")
                 }
-                false => format!("the template `{name}` has no tile, and `{size}` follows it"),
+                false => format!("the template `{name}` takes no tile, but `{size}` is given"),
             })?);
             word = words.next();
         }
         while let Some(key) = word {
             let mut fields = template.schedule.fields();
             let field = fields.iter_mut().find(|f| f.0 == key && family == Family::Warpgroup && f.1.is_none());
-            let Some((_, field)) = field else { return Err(format!("`{key}` follows the template `{text}`")) };
+            let Some((_, field)) = field else { return Err(format!("unexpected `{key}` in the template `{text}`")) };
             let number = words.next().and_then(|n| n.parse().ok()).filter(|n| (1..=1024).contains(n));
             **field = Some(number.ok_or_else(|| {
                 format!("`{key}` in the template `{text}` is not followed by a number from 1 to 1024")

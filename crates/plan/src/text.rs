@@ -1,4 +1,4 @@
-//! Text form of a plan: prints everything, parses back to the same plan.
+//! Text form of a plan: prints everything, and parses back to the same plan.
 //!
 //! ```text
 //! plan "mlp" machine="h200" numerics=torch lower_bound_us=2.3 {
@@ -33,6 +33,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 impl Stage {
+    /// The name in the text form.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Load => "load",
@@ -41,6 +42,7 @@ impl Stage {
     }
 }
 impl KernelKind {
+    /// Every kind.
     pub const ALL: [KernelKind; 9] = [
         KernelKind::Pointwise,
         KernelKind::Reduction,
@@ -125,6 +127,6 @@ mod tests {
     fn errors_say_the_line_and_what_is_wanted() {
         let text = "plan \"x\" machine=\"h\" numerics=exact lower_bound_us=0 {\n  b1: f32[] = temp\n  return\n}";
         let e = parse(text).expect_err("buffers count from 0");
-        assert_eq!(e.to_string(), "plan text, line 2: b1 where b0 is wanted; buffers are numbered from 0");
+        assert_eq!(e.to_string(), "plan text, line 2: expected b0, found b1; buffers are numbered from 0");
     }
 }

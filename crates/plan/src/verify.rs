@@ -3,8 +3,8 @@
 //! 2. a kernel's body is a verified graph without parameters, without dead values, and with at least one output;
 //! 3. body inputs and outputs correspond to the kernel's buffers in number and type; no buffer is written twice by one kernel;
 //! 4. a buffer is written before it is read, by exactly one kernel; input and parameter buffers are never written;
-//! 5. kernels of the load stage come first, read parameters and frozen buffers, and write frozen buffers; those of the run write
-//!    temporaries;
+//! 5. kernels of the load stage come first, read parameters and frozen buffers, and write frozen buffers; kernels of the run stage
+//!    write temporaries;
 //! 6. outputs are defined buffers.
 use crate::{BufferId, BufferKind, Kernel, Plan, PlanError, Stage};
 use kiln_graph::{Op, ValueId, count};
@@ -23,14 +23,14 @@ pub fn verify(p: &Plan) -> Result<(), PlanError> {
         body(p, k).map_err(wrong)?;
         running |= k.stage == Stage::Run;
         if running && k.stage == Stage::Load {
-            return Err(wrong("a kernel of the load stage stands after one of the run".into()));
+            return Err(wrong("a kernel of the load stage comes after one of the run stage".into()));
         }
         for &b in &k.inputs {
             if !defined[b.0 as usize] {
                 return Err(wrong(format!("reads {b} before any kernel writes it")));
             }
             if k.stage == Stage::Load && matches!(p.buffer(b).kind, BufferKind::Input(_) | BufferKind::Temp) {
-                return Err(wrong(format!("runs at load time and reads {b}, which only a run has")));
+                return Err(wrong(format!("runs at load time and reads {b}, which exists only during a run")));
             }
         }
         for &b in &k.outputs {
@@ -54,7 +54,7 @@ pub fn verify(p: &Plan) -> Result<(), PlanError> {
     }
 }
 
-/// The body against the kernel's buffers.
+/// Checks a kernel's body against its buffers.
 fn body(p: &Plan, k: &Kernel) -> Result<(), String> {
     let g = &k.body;
     kiln_graph::verify::verify(g).map_err(|e| format!("its body is not valid: {e}"))?;
@@ -84,7 +84,7 @@ fn body(p: &Plan, k: &Kernel) -> Result<(), String> {
     while let Some(v) = todo.pop() {
         if seen.insert(v) {
             todo.extend(g.args(v));
-            // A fallback's results belong to its one call.
+            // All results of a fallback belong to its one call.
             if matches!(g.op(v), Op::Fallback(_)) {
                 seen.extend(g.users(v));
             }

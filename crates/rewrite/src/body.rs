@@ -1,15 +1,15 @@
-//! A kernel's body: its values as a graph of their own, whose inputs are what it reads and whose outputs are what it stores.
+//! Builds a kernel's body: its members as a graph, whose inputs are the values it reads and whose outputs are the values it stores.
 use crate::dag::Dag;
 use crate::planner::Kernel;
 use crate::region::main_output;
 use kiln_graph::{BinaryOp, Graph, Op, Scalar, Source, Type, UnaryOp, ValueId};
 use std::collections::BTreeMap;
 
-/// A body with the values it stores, in the order of its outputs; its inputs are what the kernel reads, in that order.
+/// A body with the values it stores, in the order of its outputs; its inputs are the values the kernel reads, in the kernel's order.
 pub struct Body {
     pub graph: Graph,
     pub stores: Vec<usize>,
-    /// The body's value of every member.
+    /// Every member of the kernel with its value in the body.
     pub values: Vec<(usize, ValueId)>,
 }
 
@@ -35,7 +35,7 @@ pub fn body(dag: &Dag, k: &Kernel, name: &str) -> Body {
         at.insert(m, v);
         values.push((m, v));
     }
-    // The iteration space is the first output's.
+    // The first output defines the iteration space.
     let main = main_output(dag, &k.members, &k.outs);
     let rest = k.outs.iter().copied().filter(|&o| Some(o) != main);
     let stores: Vec<usize> = main.into_iter().chain(rest).collect();

@@ -1,7 +1,7 @@
-//! Builds values in the e-graph, in normal form: what is always better needs no rule.
+//! Adds values to the e-graph in normal form. Simplifications that are always better are made here and need no rule.
 //!
-//! Normalised: chains of views of one kind, views that change nothing, broadcasts that a pointwise op makes by itself, casts there
-//! and back through a wider type. All of it is exact.
+//! Normalised: chains of views of one kind, views that change nothing, explicit broadcasts of operands that a pointwise op broadcasts
+//! itself, casts to a wider type and back. All of this is exact.
 use crate::concat;
 use crate::language::{Fact, Head, Term, Values, op};
 use egg::Id;
@@ -9,12 +9,13 @@ use kiln_graph::ops::Class;
 use kiln_graph::{BinaryOp, DType, Graph, Op, Scalar, Source, Type, UnaryOp, infer::infer};
 use std::collections::BTreeMap;
 
+/// The e-graph under construction.
 #[derive(Default)]
 pub struct Builder {
     pub g: Values,
-    /// Where in the model a class comes from: that of the value it was first made for.
+    /// Source location in the model of each class: that of the value for which it was created.
     pub source: BTreeMap<Id, Source>,
-    /// What new classes inherit.
+    /// Source location given to new classes.
     pub origin: Source,
 }
 
@@ -89,7 +90,7 @@ impl Builder {
         p.swap(n.checked_sub(2)?, n - 1);
         self.permute(x, &p)
     }
-    /// Says that two values are equal. False if they were known to be, or cannot be, for their types differ.
+    /// Merges the classes of two equal values. False if they are one class already, or if their types differ.
     pub fn equate(&mut self, a: Id, b: Id) -> bool {
         self.ty(a) == self.ty(b) && self.g.union(a, b)
     }
@@ -102,7 +103,7 @@ impl Builder {
                 self.typed(Op::Concat { axis }, ty, None, group.to_vec())
             });
         }
-        // Classes may be views of each other, so that the steps would go round for ever.
+        // Classes may be views of each other, so the simplification might not terminate without a limit.
         for _ in 0..MAX_STEPS {
             match self.normal(&op, &ty, &mut args) {
                 Some(Normal::Is(x)) => return x,
@@ -119,7 +120,7 @@ impl Builder {
         id
     }
 
-    /// A better way to write `op` on `args`, if there is one. May exchange operands for equal ones.
+    /// A simpler form of `op` on `args`, if there is one. May replace operands by equal ones.
     fn normal(&self, o: &Op, ty: &Type, args: &mut [Id]) -> Option<Normal> {
         let x = args.first().copied()?;
         if Class::of(o) == Class::View && self.ty(x) == ty {
@@ -162,7 +163,7 @@ impl Builder {
             _ => None,
         }
     }
-    /// Operands that were broadcast beforehand are broadcast by the op itself, as long as the result keeps its shape.
+    /// Removes explicit broadcasts of operands that the op can broadcast itself, as long as the result keeps its shape.
     fn drop_broadcasts(&self, o: &Op, ty: &Type, args: &mut [Id]) {
         for i in 0..args.len() {
             let Some(inner) = self.form(args[i], |o, a| matches!(o, Op::Broadcast(_)).then(|| a[0])) else { continue };
@@ -175,7 +176,7 @@ impl Builder {
     }
 }
 
-/// Steps from a value as given to its normal form.
+/// Most simplification steps on the way to a normal form.
 const MAX_STEPS: usize = 8;
 
 enum Normal {

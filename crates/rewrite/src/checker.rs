@@ -1,4 +1,4 @@
-//! `region::check` with a memory: regions that look alike (repeated layers, a region met again) are checked once.
+//! A cache for `region::check`: regions of the same structure (repeated layers, or the same region again) are checked once.
 use crate::Work;
 use crate::cost::Price;
 use crate::dag::Dag;
@@ -9,10 +9,10 @@ use kiln_plan::Hardware;
 use rustc_hash::FxHashMap;
 use std::hash::{DefaultHasher, Hasher};
 
-/// Words of a key that is kept as it is.
+/// Most words of a key that is stored unhashed.
 const LONG: usize = 256;
 
-/// What legality and cost can tell a value apart by, its operands aside.
+/// Everything about a value, apart from its operands, that legality and cost depend on.
 type Kind = (Option<Op>, Type, Class);
 
 pub struct Checker<'a> {
@@ -20,9 +20,9 @@ pub struct Checker<'a> {
     kinds: FxHashMap<Kind, u32>,
     known: FxHashMap<Vec<u32>, Result<Price, Reject>>,
     pub work: Work,
-    /// The key at hand.
+    /// The key under construction.
     key: Vec<u32>,
-    /// By value of a program: the last region it was met in, and its number there.
+    /// For each value of a program: the last region in which it occurred, and its number there.
     met: Vec<(usize, u32)>,
 }
 
@@ -31,11 +31,11 @@ impl<'a> Checker<'a> {
         let (kinds, known) = (FxHashMap::default(), FxHashMap::default());
         Checker { machine, kinds, known, work: Work::default(), key: vec![], met: vec![] }
     }
-    /// Regions that differ.
+    /// Number of distinct regions checked.
     pub fn distinct(&self) -> usize {
         self.known.len()
     }
-    /// A number per value of the program; alike values share it.
+    /// A number for each value of the program; values that legality and cost cannot distinguish share it.
     pub fn kinds(&mut self, dag: &Dag) -> Vec<u32> {
         let mut kinds = vec![u32::MAX; dag.nodes.len()];
         for &v in &dag.live {
@@ -48,7 +48,7 @@ impl<'a> Checker<'a> {
     pub fn price(&mut self, dag: &Dag, kinds: &[u32], members: &[usize], outs: &[usize]) -> Result<Price, Reject> {
         self.work.regions += 1;
         if members.len() > MAX_MEMBERS {
-            // Refused at a glance.
+            // Refused at once: not worth a key.
             return check(dag, members, outs, self.machine);
         }
         self.write_key(dag, kinds, members, outs);
@@ -61,7 +61,7 @@ impl<'a> Checker<'a> {
         self.known.insert(self.key.clone(), r);
         r
     }
-    /// The region with its values numbered in order of appearance; the tags keep the sequence unambiguous.
+    /// Writes the region with its values numbered in order of appearance; the tags keep the sequence unambiguous.
     fn write_key(&mut self, dag: &Dag, kinds: &[u32], members: &[usize], outs: &[usize]) {
         const OUTSIDE: u32 = 1 << 30;
         const MEMBER: u32 = 1 << 31;
@@ -86,10 +86,10 @@ impl<'a> Checker<'a> {
             self.key.extend([kinds[m] | MEMBER, u32::from(outs.binary_search(&m).is_ok())]);
         }
     }
-    /// A long key by its fingerprint, as regions of many values would fill the memory. With 128 bits no two of a billion regions are alike
-    /// but by a chance of one in 10^20.
+    /// Replaces a long key by a hash, since keys of large regions would take too much memory. With 128 bits, the probability of a
+    /// collision among a billion regions is below 10^-20.
     fn shorten_key(&mut self) {
-        // No key begins so: its first word is a kind of value or a place, which have the uppermost bits only in part.
+        // No unhashed key begins with this word: its first word is a kind or a number with only some of the upper bits set.
         const SHORT: u32 = u32::MAX;
         if self.key.len() <= LONG {
             return;

@@ -1,12 +1,12 @@
-//! Concatenations of many parts, made in steps.
+//! Concatenations of many parts, built as a tree of smaller ones.
 //!
-//! A kernel picks the part that each element comes from, so its code grows with the parts, and so does every question about it. Beyond
-//! [`MOST`] parts, neighbours are put together first. Groups begin at the first part, so that the concatenations of a dense network, each of
-//! which has the parts of the one before and one more, share them.
+//! A kernel selects the part that each element comes from, so its code grows with the number of parts, and so does the work of every
+//! check on it. With more than [`MOST`] parts, neighbouring parts are joined in groups first. Groups start at the first part, so that
+//! the concatenations of a densely connected network, each of which has the parts of the previous one and one more, share their groups.
 
 use kiln_graph::Type;
 
-/// Parts of one concatenation.
+/// Most parts of one concatenation.
 pub const MOST: usize = 32;
 
 /// Type of the concatenation of parts whose other axes agree.
@@ -16,10 +16,10 @@ pub fn ty(axis: usize, parts: &[&Type]) -> Type {
     ty
 }
 
-/// `parts` in as few as one concatenation takes; `join` puts a group together.
+/// Reduces `parts` to at most [`MOST`]; `join` concatenates a group.
 pub fn grouped<T: Clone>(mut parts: Vec<T>, mut join: impl FnMut(&[T]) -> T) -> Vec<T> {
     while parts.len() > MOST {
-        // A group leaves one part of `MOST`.
+        // Joining a group replaces `MOST` parts by one.
         let groups = (parts.len() - MOST).div_ceil(MOST - 1);
         let (first, rest) = parts.split_at((groups * MOST).min(parts.len()));
         let mut next: Vec<T> = first.chunks(MOST).map(|g| if let [one] = g { one.clone() } else { join(g) }).collect();

@@ -1,4 +1,8 @@
-//! What the caller wants fused, kept apart, or kept in memory; and what that means for one program.
+//! Constraints: values that the caller wants fused, kept apart or kept in memory; and their translation to the values of one program.
+//!
+//! The planner meets constraints, not the e-graph: the search over forms runs as if there were none, then the programs that it tried
+//! are planned again under the constraints, cheapest first. So a plan whose own kernels are pinned is reproduced byte for byte, and the
+//! price of a forced fusion (`--why-not`) is that of a complete plan.
 use crate::dag::{Dag, Program};
 use crate::names::Names;
 use crate::planner::{Limits, Pin, inputs};
@@ -7,20 +11,20 @@ use kiln_graph::{Graph, ValueId};
 use kiln_plan::Template;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Values of the graph that a constraint speaks of.
+/// Values of the graph that a constraint refers to.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Group {
-    /// The words it was written in, for messages.
+    /// The text it was written as, for messages.
     pub label: String,
     pub values: BTreeSet<ValueId>,
 }
 
-/// A kernel exactly as it shall be, by names as [`kiln_plan::Origin`] has them.
+/// A kernel that the plan must contain exactly like this, by value names as in [`kiln_plan::Origin`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Pinned {
     pub name: String,
     pub stores: Vec<String>,
-    /// What it finds in memory; all else that the stored values need is computed in the kernel.
+    /// Values that it reads from memory; everything else that the stored values depend on is computed in the kernel.
     pub reads: Vec<String>,
     pub template: Option<Template>,
 }
@@ -29,11 +33,11 @@ pub struct Pinned {
 pub struct Constraints {
     /// One kernel computes all values of a group.
     pub must_fuse: Vec<Group>,
-    /// No kernel computes values of two groups of a set; a set of one group: none of its values shares a kernel.
+    /// No kernel computes values of two groups of a set. If a set has one group, no two of its values share a kernel.
     pub never_fuse: Vec<Vec<Group>>,
     pub keep_in_memory: Vec<Group>,
     pub kernels: Vec<Pinned>,
-    /// How the matmuls, attentions and convolutions of a group are lowered.
+    /// Templates by which the matmuls, attentions and convolutions of a group are lowered.
     pub templates: Vec<(Group, Template)>,
 }
 impl Constraints {
@@ -42,14 +46,14 @@ impl Constraints {
     }
 }
 
-/// A constraint that cannot be met: its words, and why.
+/// A constraint that cannot be met: its text, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Impossible {
     pub constraint: String,
     pub why: String,
 }
 
-/// The constraints on `program`, whose values to keep are noted in `dag`.
+/// Translates the constraints to `program`, and notes in `dag` the values to keep in memory.
 pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> Result<Limits, Impossible> {
     let at = locate(g, program);
     let nodes = |group: &Group, constraint: &str| -> Result<BTreeSet<usize>, Impossible> {
@@ -94,13 +98,13 @@ pub fn resolve(g: &Graph, program: &Program, dag: &mut Dag, c: &Constraints) -> 
     Ok(limits)
 }
 
-/// Those that lowering has templates for.
+/// The values among these that lowering has templates for.
 fn anchors(dag: &Dag, mut values: BTreeSet<usize>) -> BTreeSet<usize> {
     values.retain(|&v| matches!(dag.class[v], Class::Matmul | Class::Attention | Class::Conv));
     values
 }
 
-/// A set of one group keeps every value of it apart from all others of it.
+/// The groups to keep apart: those of the set, or each value by itself if the set has one group.
 fn disjoint(set: &[Group], sets: Vec<BTreeSet<usize>>) -> Result<Vec<BTreeSet<usize>>, Impossible> {
     if let [one] = &sets[..] {
         return Ok(one.iter().map(|&v| BTreeSet::from([v])).collect());
@@ -128,7 +132,7 @@ fn contradictions(c: &Constraints, limits: &Limits) -> Result<(), Impossible> {
     Ok(())
 }
 
-/// For every value of the graph, the values of the program that compute it: itself, or what it became part of.
+/// For every value of the graph, the values of the program that compute it: the value itself, or those that it became part of.
 fn locate(g: &Graph, program: &Program) -> Vec<Vec<usize>> {
     let mut at: Vec<Vec<usize>> = vec![vec![]; g.len()];
     for (i, node) in program.nodes.iter().enumerate() {
@@ -143,7 +147,7 @@ fn locate(g: &Graph, program: &Program) -> Vec<Vec<usize>> {
     at
 }
 
-/// The value that a run computes for `v`: itself, or what it is a view of; `None` for what is in memory before.
+/// The value that a run computes for `v`: itself, or the value that it is a view of; `None` if it is in memory before a run.
 fn computed(dag: &Dag, mut v: usize) -> Option<usize> {
     while dag.class[v] == Class::View {
         v = *dag.args(v).first()?;
@@ -172,7 +176,7 @@ fn pin(dag: &Dag, by_name: &BTreeMap<&str, usize>, k: &Pinned) -> Result<Pin, Im
     }
     let members: Vec<usize> = members.into_iter().collect();
     if outs.iter().any(|o| members.binary_search(o).is_err()) {
-        return Err(refuse("it reads what it stores, or stores what is in memory before a run".into()));
+        return Err(refuse("it reads a value that it stores, or stores one that is in memory before a run".into()));
     }
     debug_assert!(inputs(dag, &members).iter().all(|i| members.binary_search(i).is_err()));
     Ok(Pin { name: k.name.clone(), members, outs })

@@ -1,4 +1,6 @@
-//! Roofline: bytes over bandwidth, flops over rate, launches.
+//! Roofline cost model: bytes over bandwidth, flops over rate, plus launches.
+//!
+//! The time of an op that libtorch runs is unknown: a fallback's kernel has no predicted time, and totals leave it out.
 use crate::dag::Dag;
 use kiln_graph::{DType, Op, Type};
 use kiln_machine::Machine;
@@ -12,15 +14,15 @@ pub struct Price {
     pub written: f64,
     /// Flops on matrix units.
     pub matrix: f64,
-    /// Seconds those take.
+    /// Seconds of [`Price::matrix`].
     pub matrix_seconds: f64,
     pub other: f64,
     pub seconds: f64,
 }
 
 impl Price {
-    /// The slower of memory and arithmetic, plus one launch, plus a tenth of the faster one: overlap is not perfect, and a pure
-    /// maximum would make work under the roof free, so that ties would break by chance.
+    /// The slower of memory and arithmetic, plus one launch, plus a tenth of the faster one: overlap is not perfect, and with a pure
+    /// maximum all work below the roofline bound would be free, so that ties would be broken by chance.
     pub fn timed(mut self, m: &Machine) -> Price {
         let memory = (self.read + self.written) / m.rates.bandwidth;
         let math = self.matrix_seconds + self.other / m.rates.alu;
@@ -38,7 +40,7 @@ impl Price {
     }
 }
 
-/// The terms of [`Price::timed`] for a kernel with a matmul of this many flops per second; none where the time is unknown.
+/// The terms of [`Price::timed`] for a kernel with a matmul of this many flops per second; all zero where the time is unknown.
 pub fn terms(c: &Cost, matrix_rate: f64, m: &Machine) -> Terms {
     let Some(us) = c.us else { return Terms::default() };
     let memory = c.bytes() as f64 / m.rates.bandwidth;
@@ -51,7 +53,7 @@ pub fn terms(c: &Cost, matrix_rate: f64, m: &Machine) -> Terms {
     Terms { memory_us, arithmetic_us, launch_us, overlap_us, bound }
 }
 
-/// Microseconds to a tenth of a nanosecond, so that plans print alike.
+/// Seconds as microseconds, rounded to a tenth of a nanosecond so that plans print the same.
 pub fn microseconds(seconds: f64) -> f64 {
     (seconds * 1e10).round() / 1e4
 }
@@ -78,16 +80,16 @@ pub fn matrix_flops(dag: &Dag, v: usize) -> f64 {
                 2. * dag.count(v) * (x[1] as f64 / *groups as f64) * window
             }
         }
-        // What libtorch does in a fallback is unknown, and no part of a price.
+        // The work of libtorch in a fallback is unknown and not priced.
         _ => 0.,
     }
 }
 
-/// Type of the operands of a matmul or another anchor, all of which have some.
+/// Element type of the operands of a matmul or another anchor op, each of which has at least one operand.
 pub fn operands(dag: &Dag, v: usize) -> DType {
     dag.ty(dag.nodes[v].args[0]).dtype
 }
-/// Whether this is a matmul or a convolution of f32, which a contract may have made of tf32.
+/// Whether this is a matmul or a convolution of f32, for which a contract may allow tf32.
 pub fn is_f32_matmul(dag: &Dag, v: usize) -> bool {
     matches!(dag.op(v), Op::Dot | Op::Linear | Op::Conv { .. }) && operands(dag, v) == DType::F32
 }
@@ -96,7 +98,7 @@ pub fn matrix_rate(dag: &Dag, v: usize, m: &Hardware) -> f64 {
     if is_f32_matmul(dag, v) { m.f32_matmul(dag.op(v)).1 } else { m.matrix_rate(operands(dag, v).name()) }
 }
 
-/// Seconds of an op on matrix units: attention in one program takes as long as its blocks do.
+/// Seconds of an op on matrix units. Fused attention on a GPU is priced by the tiles that lowering uses.
 pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
     if let (Op::Attention { causal, .. }, [q, k, w, ..], true) = (dag.op(v), dag.args(v), m.arch.is_gpu()) {
         let shapes = [q, k, w].map(|&a| dag.shape(a));
@@ -106,21 +108,21 @@ pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
     let flops = matrix_flops(dag, v);
     if flops > 0. { flops / matrix_rate(dag, v, m) } else { 0. }
 }
-/// Seconds of what no program takes: more than of any other way.
+/// Price of attention without a block program, in seconds: more than any alternative.
 const INTERPRETED: f64 = 1.0;
 
-/// Two bounds no plan of this program can beat, the larger of them: inputs, parameters and results moved once (tables that are
-/// only looked up aside); and a launch per matmul, each at its roof with its weights read. In seconds.
+/// A lower bound in seconds of the time of every plan of this program, the larger of two: moving inputs, parameters and results once
+/// (except lookup tables); and a launch per matmul, each at its roofline bound and reading its weights.
 pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
     let computes = |v: &&usize| matrix_flops(dag, **v) > 0. && !dag.args(**v).is_empty();
     let matmuls = dag.live.iter().filter(computes);
-    // Matmuls that may be computed side by side: those of one left operand.
-    let mut beside: FxHashMap<(&Type, Option<&usize>), usize> = FxHashMap::default();
+    // Matmuls that may share a launch (dual GEMM): those of one left operand.
+    let mut siblings: FxHashMap<(&Type, Option<&usize>), usize> = FxHashMap::default();
     for &v in matmuls.clone() {
-        *beside.entry((dag.ty(v), dag.args(v).first())).or_default() += 1;
+        *siblings.entry((dag.ty(v), dag.args(v).first())).or_default() += 1;
     }
     let shares_launch = |v: usize| {
-        m.dual_gemm(dag.ty(v).dtype.name()) && beside.get(&(dag.ty(v), dag.args(v).first())).is_some_and(|n| *n > 1)
+        m.dual_gemm(dag.ty(v).dtype.name()) && siblings.get(&(dag.ty(v), dag.args(v).first())).is_some_and(|n| *n > 1)
     };
     let kernels: f64 = matmuls
         .map(|&v| {

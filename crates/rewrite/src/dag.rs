@@ -1,7 +1,7 @@
-//! The program the planner works on: one form per value, operands before users, with what is frozen told apart.
+//! The program that the planner works on: one form per value, operands before users, frozen values marked.
 //!
-//! Takes: a [`Graph`] as it is, or the forms chosen from the e-graph. Gives: nodes by index, alike for both.
-//! A frozen value (computed from parameters only) is a leaf of the run and a result of the load, so one [`Program`] has two
+//! Takes: a [`Graph`] as it is, or the forms chosen from the e-graph. Gives: nodes by index, in the same way for both.
+//! A frozen value (computed from parameters only) is a leaf of the run stage and a result of the load stage, so one [`Program`] has two
 //! [`Dag`]s, one per stage, over the same indices.
 use crate::concat;
 use kiln_graph::ops::Class;
@@ -10,7 +10,7 @@ use kiln_plan::Stage;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// A value, apart from its operands. Shared between the many programs that are tried.
+/// A value without its operands. Shared between the many programs that are tried.
 #[derive(Clone, Debug)]
 pub struct Value {
     pub op: Op,
@@ -20,16 +20,18 @@ pub struct Value {
     pub frozen: bool,
     /// Rules that gave the value this form.
     pub rules: Vec<&'static str>,
-    /// Values of the graph that it equals, ascending; none where a rule made it.
+    /// Values of the graph that it equals, ascending; none if a rule made it.
     pub of: Vec<ValueId>,
 }
 
+/// A value with its operands, which are earlier nodes.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub value: Rc<Value>,
     pub args: Vec<usize>,
 }
 
+/// Nodes, operands before users, and those that are the graph's outputs, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     pub nodes: Vec<Node>,
@@ -67,16 +69,16 @@ pub fn is_frozen(op: &Op, mut args: impl Iterator<Item = bool>) -> bool {
     !matches!(op, Op::Input(_) | Op::Fallback(_)) && args.all(|a| a)
 }
 
-/// What one stage has to compute.
+/// The part of a program that one stage computes.
 #[derive(Clone, Debug)]
 pub struct Dag {
     pub nodes: Vec<Node>,
     pub class: Vec<Class>,
     /// Values to be stored, each once, ascending.
     pub roots: Vec<usize>,
-    /// Values that a constraint wants in memory, whoever reads them; ascending.
+    /// Values that a constraint keeps in memory, ascending.
     pub kept: Vec<usize>,
-    /// What the roots need in this stage, ascending.
+    /// All values that the roots depend on in this stage, ascending.
     pub live: Vec<usize>,
     pub stage: Stage,
 }
@@ -132,7 +134,7 @@ impl Dag {
     pub fn bytes(&self, v: usize) -> f64 {
         self.count(v) * self.ty(v).dtype.bytes() as f64
     }
-    /// Is the value to be stored, whoever reads it?
+    /// Must the value be stored, whether or not another kernel reads it?
     pub fn is_root(&self, v: usize) -> bool {
         self.roots.binary_search(&v).is_ok() || self.kept.binary_search(&v).is_ok()
     }

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fusion {
     Fused,
-    /// One per op; there is nothing to give reasons for.
+    /// One kernel per op, without reasons.
     Unfused,
 }
 impl Fusion {
@@ -47,7 +47,7 @@ struct Emitter<'a> {
     fusion: Fusion,
 }
 
-/// The plan of `run`'s kernels, and of the kernels that compute what they read frozen.
+/// The plan of the kernels of `run`, and of the load-time kernels that compute the frozen values they read.
 pub fn emit(
     g: &Graph,
     program: &Program,
@@ -85,7 +85,7 @@ impl Emitter<'_> {
         let wanted = read.chain(run.roots.iter().copied()).filter(|&v| run.class[v] == Class::Leaf);
         wanted.filter(|&v| !matches!(run.op(v), Op::Input(_) | Op::Param(_))).collect()
     }
-    /// The buffer of a value, made when first asked for.
+    /// The buffer of a value, created on first use.
     fn buffer(&mut self, v: usize, stage: Stage) -> BufferId {
         let value = &self.program.nodes[v].value;
         if let Op::Input(n) = value.op {
@@ -98,7 +98,7 @@ impl Emitter<'_> {
         };
         let buffers = &mut self.plan.buffers;
         if let BufferKind::Param(_) = kind {
-            // Several values may read one parameter.
+            // Several values may be the same parameter.
             if let Some(&known) = self.params.get(&kind) {
                 return known;
             }
@@ -111,7 +111,7 @@ impl Emitter<'_> {
     }
     fn stage(&mut self, dag: &Dag, kernels: &Kernels, check: &mut Checker) -> Result<(), RewriteError> {
         let mut order = kernels.launches().ok_or(RewriteError::Cycle)?;
-        // The load may have stored a view of a frozen value that the run needs in memory too.
+        // The load stage may have stored a view of a frozen value that the run stage needs in memory too.
         order.retain(|id| !kernels.by_id[id].outs.iter().all(|o| self.at.contains_key(o)));
         let fused = self.fusion == Fusion::Fused;
         let mut apart = Neighbours::default();
@@ -119,7 +119,7 @@ impl Emitter<'_> {
             apart.entry(a).or_default().push((true, b, text(&why)));
             apart.entry(b).or_default().push((false, a, text(&why)));
         }
-        // By id: the place in the program, and the name.
+        // By kernel id: the position in the plan, and the name.
         let mut names: BTreeMap<usize, (usize, String)> = BTreeMap::new();
         for &id in &order {
             let name = format!("{}_{}", describe(dag, &kernels.by_id[&id].members), self.serial);
@@ -176,7 +176,7 @@ fn rules(dag: &Dag, k: &Kernel) -> Vec<String> {
     names.into_iter().map(String::from).collect()
 }
 
-/// The next best way to the same outputs: the kernel cut in two at its cheapest place, or its ops as kernels of their own.
+/// The next best way to compute the same outputs: the kernel cut in two at the cheapest place, or one kernel per op.
 fn alternative(dag: &Dag, kinds: &[u32], k: &Kernel, check: &mut Checker) -> Option<Alternative> {
     let ops: Vec<usize> = k.members.iter().copied().filter(|&m| !dag.class[m].is_free()).collect();
     let seconds: f64 = ops.iter().map(|&v| alone(dag, v, check.machine).seconds).sum();
@@ -188,27 +188,27 @@ fn alternative(dag: &Dag, kinds: &[u32], k: &Kernel, check: &mut Checker) -> Opt
     (ops.len() > 1).then(|| Alternative { what, us: microseconds(seconds) })
 }
 
-/// Neighbours that a kernel was not merged with, by its id: whether they read from it, their ids, and why.
+/// Neighbours that a kernel was not merged with, by kernel id: whether the neighbour reads from it, the neighbour's id, and why.
 type Neighbours = FxHashMap<usize, Vec<(bool, usize, String)>>;
 
-/// Why a kernel and its neighbours stay apart: those it reads from first, each in the order of the program.
+/// Why a kernel was not merged with its neighbours: first those it reads from, then its readers, each in order of position.
 fn stops(apart: &[(bool, usize, String)], names: &BTreeMap<usize, (usize, String)>) -> Vec<Stop> {
     let known = apart.iter().filter_map(|(reader, other, why)| {
         let (place, name) = names.get(other)?;
         Some(((*reader, *place), Stop { kernel: name.clone(), why: why.clone() }))
     });
-    // By place: no two kernels have the same.
+    // By position, which is unique.
     known.collect::<BTreeMap<(bool, usize), Stop>>().into_values().collect()
 }
 fn text(why: &Apart) -> String {
     match why {
         Apart::Illegal(r) => r.name().to_string(),
         Apart::NoGain(one, two) => format!("no gain: {:.2} us together, {:.2} us apart", one * 1e6, two * 1e6),
-        Apart::WouldWaitForItself => "would wait for itself".to_string(),
+        Apart::WouldWaitForItself => "the merged kernel would depend on itself".to_string(),
     }
 }
 
-/// Names of the ops that say most about a kernel, first to last: at most three.
+/// A kernel's name from its most characteristic ops, at most three, in order.
 fn describe(dag: &Dag, members: &[usize]) -> String {
     let telling: Vec<(u8, usize)> = members.iter().map(|&m| (rank(dag.op(m)), m)).collect();
     let best = telling.iter().map(|t| t.0).max().unwrap_or(0);
@@ -222,7 +222,7 @@ fn describe(dag: &Dag, members: &[usize]) -> String {
     }
     words.join("_")
 }
-/// How much an op says about what a kernel does.
+/// How characteristic an op is of a kernel.
 fn rank(op: &Op) -> u8 {
     match Class::of(op) {
         Class::Leaf | Class::Generator => 0,

@@ -1,8 +1,8 @@
-//! One form per value, chosen together with the kernels that compute it.
+//! Extraction: chooses one form per value, together with the kernels that compute it.
 //!
-//! A bottom-up choice by an additive stand-in for time is the starting point; it prices shared values once per use. From there,
-//! families of alternative forms (all values of a kind at once, so that repeated layers change together) are tried, and
-//! every choice is priced by planning it.
+//! The starting point is a bottom-up choice by an additive estimate of time, which counts a shared value once per use. From there,
+//! hill climbing tries families of alternative forms (all values of a kind at once, so that repeated layers change together). Every
+//! choice is priced by planning its kernels.
 use crate::checker::Checker;
 use crate::dag::{Dag, Node, Program, Value};
 use crate::language::{Fact, Term, op};
@@ -17,19 +17,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 pub type Choice = BTreeMap<Id, Term>;
-/// Classes that take another form together, by what they have in common.
+/// Sets of classes that change form together, by a description of what they have in common.
 type Families = BTreeMap<String, Vec<(Id, Term)>>;
 
-/// Plans tried at most; every family is tried before any is tried again.
+/// Most plans tried; every family is tried before any is tried again.
 const MAX_TRIES: usize = 96;
-/// Values of all programs tried, after which no more are.
+/// Total number of values in the programs tried after which the search stops.
 const MAX_VALUES: usize = 1 << 18;
 
-/// A saturated graph with what extraction asks of it again and again.
+/// A saturated e-graph with lookup tables for extraction.
 pub struct Extractor<'a> {
     s: &'a Saturated,
     roots: Vec<Id>,
-    /// Heads of the forms that the graph was written with.
+    /// Classes and heads of the forms in the imported graph.
     written: BTreeSet<(Id, u32)>,
     /// Values of the graph by class.
     of: BTreeMap<Id, Vec<ValueId>>,
@@ -62,7 +62,7 @@ impl<'a> Extractor<'a> {
         Extractor { s, roots, written, of, values: HashMap::new(), tried: vec![] }
     }
 
-    /// Time of a form by itself, while kernels are unknown: arithmetic, launches of anchors, and what anchors must store.
+    /// Estimated seconds of a form by itself, before kernels are known: arithmetic, plus launches and stores of anchor ops.
     fn own_seconds(&self, fact: &Fact, t: &Term, m: &Hardware) -> f64 {
         let g = &self.s.builder.g;
         // Invariant: a term has the operands of its op, of the ranks that inference asks for.
@@ -147,7 +147,7 @@ impl<'a> Extractor<'a> {
         self.values.entry((id, t.head)).or_insert_with(make).clone()
     }
 
-    /// The program a choice stands for, and the class of each of its nodes; `None` when the choice goes in a circle.
+    /// The program of a choice, and the class of each of its nodes; `None` if the choice is cyclic.
     fn program(&mut self, choice: &Choice) -> Option<(Program, Vec<Id>)> {
         let s = self.s;
         let g = &s.builder.g;
@@ -176,8 +176,8 @@ impl<'a> Extractor<'a> {
         Some((p, ids))
     }
 
-    /// Sets of classes that could take another form together: all that now have op A and could have op B, those of one shape,
-    /// and, where parts of several shapes would be read from one value (slices of a joined matmul), all parts of such values.
+    /// Sets of classes that could change form together: all that have op A now and could have op B; those among them of one shape;
+    /// and, where parts of several shapes would be read from one value (slices of a joined matmul), all parts of that value.
     fn families(&self, choice: &Choice, program: &Program, ids: &[Id], m: &Hardware) -> Families {
         let g = &self.s.builder.g;
         let mut out = Families::new();
@@ -212,8 +212,7 @@ impl<'a> Extractor<'a> {
         out
     }
 
-    /// Forms and kernels by one cost: hill climbing over families, every step priced with its kernels. `None` only if the graph
-    /// itself goes in a circle.
+    /// Hill climbing over families, with every step priced by its kernels. `None` only if the graph itself is cyclic.
     pub fn best(&mut self, check: &mut Checker) -> Option<Best> {
         let mut choice = self.choose(check.machine);
         let (program, mut ids) = self.program(&choice)?;
@@ -241,7 +240,7 @@ impl<'a> Extractor<'a> {
                 best.tried += 1;
                 values += program.nodes.len();
                 self.tried.push((kernels.seconds(), program.clone()));
-                // Short matmuls take somewhat longer than their price.
+                // Short matmuls take somewhat longer than predicted.
                 let spare = if how.starts_with("attention") { size * check.machine.rates.launch } else { 0. };
                 if kernels.seconds() + spare < best.kernels.seconds() * (1. - 1e-6) {
                     best = Best { program, dag, kernels, ..best };
@@ -255,26 +254,26 @@ impl<'a> Extractor<'a> {
     }
 }
 
-/// A named form of a composite, which is never worse than its primitives: one op to price, to read and to lower.
+/// Is this a composite op? It is never worse than its primitives: one op to price, to read and to lower.
 fn is_recognised(o: &Op) -> bool {
     matches!(Class::of(o), Class::Row | Class::Attention) || matches!(o, Op::Unary(u) if u.is_composite())
 }
-/// Is this an attention that two matmuls with a softmax between may beat? On a GPU, where there is no program for it or rows of scores
-/// are multiples of 16 bytes, without which matmuls are slower than their price.
+/// Could two matmuls with a softmax in between be faster than this attention? Only on a GPU, if there is no fused program for it or rows
+/// of scores are multiples of 16 bytes (otherwise the matmuls are slower than predicted).
 fn may_be_matmuls(o: &Op, args: &[&Type], m: &Hardware) -> bool {
     let (Op::Attention { causal, .. }, [q, k, v, ..]) = (o, args) else { return false };
     let sizes = Sizes::of(q.dtype, [&q.shape, &k.shape, &v.shape], *causal);
     m.arch.is_gpu() && (!sizes.has_program() || (sizes.keys * q.dtype.bytes()).is_multiple_of(16))
 }
 
-/// Classes with the heads of their terms, as imported.
+/// Classes with the heads of their e-nodes, as imported.
 pub fn written(s: &crate::build::Builder) -> Vec<(Id, u32)> {
     let mut out: Vec<(Id, u32)> = s.g.classes().flat_map(|c| c.nodes.iter().map(|t| (c.id, t.head))).collect();
     out.sort();
     out
 }
 
-/// Ops of a program in words, for tests and messages.
+/// Names of a program's ops, for tests and messages.
 pub fn names(p: &Program) -> Vec<&'static str> {
     p.nodes.iter().map(|n| Op::name(&n.value.op)).collect()
 }

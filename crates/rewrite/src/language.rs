@@ -1,13 +1,13 @@
-//! The e-graph's language: tensor values, one sort. Absent on purpose: load, store, kernels.
+//! The e-graph's language: tensor values only. Loads, stores and kernels are absent on purpose.
 //!
-//! A node is an op of the graph's own op set over e-classes. Ops with their result types are numbered once ([`Facts::heads`]), so
-//! that e-nodes are small, ordered, and congruent nodes have equal types.
+//! An e-node is an op of the graph's op set over e-classes. Each op with its result type is interned ([`Facts::heads`]), so e-nodes are
+//! small and ordered, and congruent nodes have equal types.
 use crate::dag::is_frozen;
 use egg::{Analysis, DidMerge, EGraph, Id, Language};
 use kiln_graph::{BinaryOp, DType, Op, Scalar, Type, UnaryOp};
 use std::collections::HashMap;
 
-/// An op with its result type; `serial` keeps calls with effects of their own (fallbacks) apart.
+/// An op with its result type; `serial` keeps fallback calls distinct, which may have side effects.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Head {
     pub op: Op,
@@ -37,7 +37,7 @@ impl Language for Term {
     }
 }
 
-/// What every e-class knows. Rules may test it; nothing in it is about kernels, since a class holds forms of many kernels.
+/// Analysis data of an e-class, which rules may test. Nothing in it is about kernels, since a class holds forms of many kernels.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Fact {
     pub ty: Type,
@@ -52,6 +52,7 @@ impl Fact {
     }
 }
 
+/// The e-class analysis, with the interned heads.
 #[derive(Default, Clone)]
 pub struct Facts {
     pub heads: Vec<Head>,
@@ -84,7 +85,7 @@ impl Analysis<Term> for Facts {
         let uniform = fold(&head.op, &head.ty, &args).map(f64::to_bits);
         Fact { ty: head.ty.clone(), uniform, frozen }
     }
-    /// Equal terms have equal types (`Builder::equate` sees to it); knowledge is joined.
+    /// Merged classes have equal types (`Builder::equate` checks); other facts are joined.
     fn merge(&mut self, a: &mut Fact, b: Fact) -> DidMerge {
         let before = (a.uniform, a.frozen);
         (a.uniform, a.frozen) = (a.uniform.or(b.uniform), a.frozen | b.frozen);
@@ -105,13 +106,13 @@ pub fn round_to(v: f64, dtype: DType) -> f64 {
     dtype.round(v)
 }
 
-/// The number that every element of the result is, if operands say so. Rounds as the op itself would.
+/// Constant folding: the number that every element of the result equals, if the operands determine it. Rounds as the op itself does.
 fn fold(op: &Op, ty: &Type, args: &[&Fact]) -> Option<f64> {
     let arg = |i: usize| args.get(i).and_then(|a| a.number());
     let float = ty.dtype.is_float();
     let v = match op {
         Op::Const(s @ Scalar::Float(_)) => round_to(s.as_f64(), ty.dtype),
-        // Integers that an f64 holds exactly.
+        // Integers that are exact in f64.
         Op::Const(Scalar::Int(i)) if i.unsigned_abs() < 1 << 53 => *i as f64,
         Op::Reshape(_) | Op::Permute(_) | Op::Broadcast(_) | Op::Slice { .. } | Op::Flip(_) => arg(0)?,
         Op::Cast(_) if float => arg(0)?,

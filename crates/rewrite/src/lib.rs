@@ -1,9 +1,21 @@
-//! Fusion as equality: from a graph to the kernels that compute it.
+//! The planner: rewrites a graph by equality saturation and partitions it into kernels.
 //!
-//! Takes: a verified [`Graph`], a [`Machine`], [`Options`]. Gives: a [`Plan`], the same for the same input, byte for byte.
-//! Stages: the graph as an e-graph of values, saturated by rules as data; one form per value, chosen together with
-//! the kernels that compute it (`planner`), each of which is legal (`region`) and priced by a roofline (`cost`); bodies (`emit`).
-//! Never: kernels, loads or stores in the e-graph; clocks; how a kernel is lowered.
+//! Takes: a verified [`Graph`], a [`Machine`], [`Options`]. Gives: a [`Plan`], byte for byte the same for the same input.
+//! Stages: import into an e-graph of tensor values (`build`), which the rules saturate (`rules`); one form per value, chosen together
+//! with the kernels that compute it (`extract`, `planner`), each of which is a legal region (`region`) priced by a roofline (`cost`);
+//! kernel bodies and reasons (`emit`).
+//! Never: kernels, loads or stores in the e-graph; decisions by wall-clock time; how a kernel is lowered.
+//!
+//! Fusion is an equality too, but only values saturate in the e-graph, not kernels: a kernel is a legal region of the chosen program.
+//! Composite ops (softmax, layer norm, attention, …) stay whole; if a rule recognises one, it is added next to the primitives it was
+//! written in.
+//!
+//! Planning work is proportional to the size of the graph, wide or deep (`benches/growth.py`; counted, not timed, in `tests/growth.rs`):
+//! - A concatenation of more than 32 parts is built in steps (`concat`), since each part is one more choice for every element.
+//! - A kernel has at most 160 values and 256 buffers (`region`).
+//! - Of many readers of one value, a kernel is paired with the 16 created just before it and the 16 just after, and its own readers are
+//!   considered 32 at a time (`planner`).
+//! - The topological order of the kernels, which detects merges that would create a cycle, is updated incrementally (`planner/ways.rs`).
 pub mod body;
 pub mod build;
 pub mod checker;
@@ -38,7 +50,7 @@ use kiln_plan::{Contract, Hardware, Plan, Search};
 pub struct Options {
     /// How results may differ from the graph as written.
     pub contract: Contract,
-    /// `false`: one kernel per op, views aside, as a framework runs it.
+    /// `false`: one kernel per op (views excepted), as a framework runs the graph.
     pub fuse: bool,
 }
 impl Default for Options {
@@ -50,7 +62,7 @@ impl Default for Options {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RewriteError {
     #[error(
-        "planning the graph failed: kernels wait for each other; please report this graph, and run it unfused meanwhile"
+        "planning the graph failed: kernels depend on each other in a cycle; please report this graph, and run it unfused meanwhile"
     )]
     Cycle,
     #[error("{constraint} cannot be met: {why}")]
@@ -67,8 +79,8 @@ pub fn plan(g: &Graph, machine: &Machine, options: &Options) -> Result<Plan, Rew
     plan_under(g, machine, options, &Constraints::default())
 }
 
-/// The kernels that compute `g` on `machine` within `constraints`: the cheapest that meet them all, over the forms that the
-/// search without them tries. An unfused plan knows no constraints.
+/// The kernels that compute `g` on `machine` under `constraints`: the cheapest that meet them all, among the programs that the search
+/// without constraints tries. An unfused plan ignores constraints.
 pub fn plan_under(
     g: &Graph,
     machine: &Machine,
@@ -78,18 +90,18 @@ pub fn plan_under(
     plan_counted(g, machine, options, constraints).map(|p| p.0)
 }
 
-/// What planning took, counted and not timed.
+/// The work of planning: counts, not times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Work {
-    /// Regions asked about.
+    /// Regions checked.
     pub regions: usize,
-    /// Their members and operands.
+    /// Members and operands of these regions.
     pub values: usize,
-    /// Kernels met in questions about their order.
+    /// Kernels visited in searches of their dependencies.
     pub steps: usize,
 }
 
-/// As [`plan_under`], with what it took.
+/// [`plan_under`] with counts of its work.
 pub fn plan_counted(
     g: &Graph,
     machine: &Machine,
@@ -138,8 +150,8 @@ fn search(g: &Graph, options: &Options, constraints: &Constraints, check: &mut C
     Ok(plan)
 }
 
-/// The cheapest plan within `constraints`, over the programs tried. `best` comes first, then the others by their price without
-/// constraints, which is the least they can cost within them.
+/// The cheapest plan under `constraints`, over the programs tried. `best` is planned first, then the others by their price without
+/// constraints, which is a lower bound of their price under constraints.
 fn within(
     g: &Graph,
     best: Best,

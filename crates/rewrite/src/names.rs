@@ -1,13 +1,13 @@
-//! What a program's values are called in reports and constraints.
+//! Names of a program's values, for reports and constraints.
 //!
-//! A value that equals values of the graph has their names (`%17`). One that a rule made is named by what it is computed from:
-//! `linear(%17,concat(%46,%50))`. The first name is unique in the program and the same whenever the program is.
+//! A value that equals values of the graph has their names (`%17`). One that a rule made is named by the expression that computes it:
+//! `linear(%17,concat(%46,%50))`. The first name is unique in the program, and equal programs give equal names.
 use crate::dag::Program;
 use std::collections::BTreeMap;
 
-/// Operands that a name spells out.
+/// Most operands that a name spells out.
 const SPELLED: usize = 8;
-/// Levels of nameless operands that a name spells out.
+/// Most levels of unnamed operands that a name spells out.
 const DEPTH: usize = 3;
 
 pub struct Names(Vec<String>);

@@ -1,9 +1,9 @@
-//! Patterns over values, matched in every operand order.
+//! Patterns over values, matched in every order of commutative operands.
 //!
-//! `(mul ?x (sigmoid ?x))`: an op by its name in the text form, operands in order; `?x` any value, the same at every place;
-//! a number: a value all of whose elements are that number; `(reduce.max:a ?x)`: the op itself is bound as `a`, and where the name
-//! is met again, its axes must agree. Operands of commutative ops match in both orders, so commutativity is no rule
-//! and saturation stays linear.
+//! `(mul ?x (sigmoid ?x))`: an op by its name in the text form, with operands in order; `?x` is any value, the same wherever it occurs;
+//! a number is a value all of whose elements are that number; `(reduce.max:a ?x)` binds the op itself as `a`, and where `a` occurs
+//! again, the axes must be equal. Operands of commutative ops match in both orders, so there is no rule of commutativity and
+//! saturation stays linear.
 use crate::language::{Fact, Values, op};
 use egg::Id;
 use kiln_graph::{DType, Op};
@@ -15,12 +15,12 @@ pub enum Pattern {
     Node { name: String, bind: Option<String>, args: Vec<Pattern> },
 }
 
-/// What a pattern's names stand for.
+/// What a pattern's names are bound to.
 #[derive(Clone, Default, Debug)]
 pub struct Bindings {
     pub vars: Vec<(String, Id)>,
     pub ops: Vec<(String, Op)>,
-    /// Classes and heads of the e-nodes that the pattern's ops stand for.
+    /// Classes and heads of the e-nodes that the pattern's ops matched.
     pub through: Vec<(Id, u32)>,
 }
 impl Bindings {
@@ -141,8 +141,8 @@ fn commutes(op: &Op) -> bool {
     matches!(op, Op::Binary(b) if b.commutes())
 }
 
-/// Is every element the number `n`, as far as its type can tell? Numbers like 0.5 are met exactly; roots and fitted constants to
-/// the precision of the type they were rounded to.
+/// Is every element the number `n`, up to the precision of the type? Short numbers like 0.5 must be equal; roots and fitted constants
+/// match within the rounding error of the type.
 pub fn is_number(f: &Fact, n: f64) -> bool {
     let Some(v) = f.number() else { return false };
     let short = (n * 1024.).fract() == 0.;

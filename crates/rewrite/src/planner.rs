@@ -1,7 +1,9 @@
-//! Which values are stored and which kernels compute them: local search on the program with three moves.
+//! Fusion: decides which values are stored and which kernels compute them, by local search on the program.
 //!
-//! Every value is `x = load(store x)`; this module decides where that identity is used. A kernel may store several values, and
-//! a value may be computed in several kernels instead of stored. Ties break by number: the same program gives the same kernels.
+//! There are three moves: merge two kernels, recompute a value in its readers instead of storing it, and shift part of a kernel to one
+//! that feeds it. Every value satisfies `x = load(store x)`; this module decides where that identity is used. A kernel may store several
+//! values, and a value may be computed in several kernels instead of being stored. Ties are broken by number, so the same program gives
+//! the same kernels.
 use crate::checker::Checker;
 use crate::cost::Price;
 use crate::dag::Dag;
@@ -17,13 +19,14 @@ use ways::Ways;
 mod limits;
 mod ways;
 
+/// A kernel: a legal region of the program with its price.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// Ascending; each is needed for some output.
     pub members: Vec<usize>,
-    /// Ascending.
+    /// Members that it stores, ascending.
     pub outs: Vec<usize>,
-    /// What the members read of others, ascending.
+    /// Values that the members read from outside of the kernel, ascending.
     pub reads: Vec<usize>,
     pub price: Price,
 }
@@ -41,8 +44,8 @@ impl Kernels {
     pub fn seconds(&self) -> f64 {
         self.by_id.values().map(|k| k.price.seconds).sum()
     }
-    /// Kernels so that each comes after those whose results it reads, as near the order of the program as that allows; `None` if
-    /// some wait for each other (never: merges check for detours).
+    /// Kernel ids in launch order: each after those whose results it reads, otherwise in the order of the program. `None` if there is a
+    /// cycle (never: merges check for it).
     pub fn launches(&self) -> Option<Vec<usize>> {
         let mut home: BTreeMap<usize, usize> = BTreeMap::new();
         for (&id, k) in &self.by_id {
@@ -77,12 +80,13 @@ impl Kernels {
 
 type Set = BTreeSet<usize>;
 
-/// Siblings before a kernel, and as many behind it, that it may be merged with; inputs with more readers have none.
+/// A kernel may be merged with this many siblings (readers of the same value) created before it, and as many created after it. Readers of
+/// a graph input are siblings only if there are no more than this.
 const NEAR: usize = 16;
-/// Readers of a kernel that are asked about at once.
+/// Readers of a kernel that are considered at once.
 const FEW: usize = 32;
 
-/// Seconds gained.
+/// Seconds saved.
 #[derive(PartialEq)]
 struct Gain(f64);
 impl Eq for Gain {}
@@ -103,7 +107,7 @@ fn sorted(i: impl IntoIterator<Item = usize>) -> Vec<usize> {
     v
 }
 
-/// The values of either, ascending, as both are.
+/// The union of two ascending lists, ascending.
 fn joined(a: &[usize], b: &[usize]) -> Vec<usize> {
     let mut out = Vec::with_capacity(a.len() + b.len());
     let (mut a, mut b) = (a, b);
@@ -128,14 +132,14 @@ struct Planner<'a, 'm> {
     check: &'a mut Checker<'m>,
     kinds: Vec<u32>,
     plan: Kernels,
-    /// Kernels that read a stored value.
+    /// By value: the kernels that read it from memory.
     readers: Vec<Set>,
-    /// The kernel that stores a value.
+    /// By value: the kernel that stores it.
     home: Vec<Option<usize>>,
     next: usize,
     ways: Ways,
     limits: Option<&'a Limits>,
-    /// Kernels that stay as they are.
+    /// Pinned kernels, which no move may change.
     locked: Set,
 }
 
@@ -146,7 +150,7 @@ pub fn unfused(dag: &Dag, check: &mut Checker) -> Kernels {
     p.plan
 }
 
-/// Merging the best pair until none gains; then recomputing and shifting what that leaves; until nothing moves.
+/// Merges the best pair until no merge saves time, then recomputes and shifts values; repeats until nothing changes.
 pub fn fused(dag: &Dag, check: &mut Checker) -> Kernels {
     let mut p = Planner::new(dag, check);
     p.one_kernel_per_op(p.ops());
@@ -182,7 +186,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         }
         Ok(Kernel::new(self.dag, members, outs, price))
     }
-    /// Price of a kernel of the plan. Invariant: whoever asks has looked it up and changed nothing since.
+    /// Predicted seconds of a kernel. Invariant: the plan has a kernel of this id.
     fn seconds(&self, id: usize) -> f64 {
         self.plan.by_id[&id].price.seconds
     }
@@ -214,7 +218,7 @@ impl<'a, 'm> Planner<'a, 'm> {
 
     fn improve(&mut self) {
         let dag = self.dag;
-        // Every round gains, so rounds are few; the bound keeps a pathological program from taking long.
+        // Every round saves time, so there are few rounds; the limit bounds the work for pathological programs.
         for _ in 0..16 {
             self.merge_all();
             let mut moved = false;
@@ -230,14 +234,13 @@ impl<'a, 'm> Planner<'a, 'm> {
             }
         }
     }
-    /// What needs a kernel: all ops but views, and views that are to be stored.
+    /// Values that need a kernel: all ops except views, and views that must be stored.
     fn ops(&self) -> Vec<usize> {
         let dag = self.dag;
         let computes = |v: &usize| !matches!(dag.class[*v], Class::Leaf | Class::Result);
         dag.live.iter().copied().filter(|v| computes(v) && (!dag.class[*v].is_free() || dag.is_root(*v))).collect()
     }
-    /// Views belong to whoever reads through them, unless they cannot be followed from there: then they are stored too. libtorch
-    /// follows none.
+    /// Views belong to the kernels that read through them. Views that such a kernel cannot follow are stored too; libtorch follows none.
     fn one_kernel_per_op(&mut self, mut todo: Vec<usize>) {
         let dag = self.dag;
         let mut stored: Set = todo.iter().copied().collect();
@@ -263,7 +266,7 @@ impl<'a, 'm> Planner<'a, 'm> {
                     let views: Vec<usize> =
                         dag.args(v).iter().copied().filter(free).filter(|&a| stored.insert(a)).collect();
                     if views.is_empty() {
-                        // An op on stored operands is always a kernel.
+                        // A single op on stored operands is always legal.
                         let price = alone(dag, v, self.check.machine);
                         self.install(Kernel::new(dag, vec![v], vec![v], price));
                         continue;
@@ -274,7 +277,7 @@ impl<'a, 'm> Planner<'a, 'm> {
             }
         }
     }
-    /// What reads each fallback.
+    /// The users of each fallback.
     fn users_of_fallbacks(&self) -> FxHashMap<usize, Vec<usize>> {
         let (dag, mut out) = (self.dag, FxHashMap::<usize, Vec<usize>>::default());
         for &u in &dag.live {
@@ -284,7 +287,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         }
         out
     }
-    /// A fallback with those of its results that are used; `users` read it.
+    /// The kernel of a fallback and those of its results that are used; `users` read it.
     fn fallback(&mut self, v: usize, users: &[usize]) -> Kernel {
         let dag = self.dag;
         let is_result = |u: &usize| dag.class[*u] == Class::Result;
@@ -298,7 +301,8 @@ impl<'a, 'm> Planner<'a, 'm> {
         let Some(k) = self.plan.by_id.get(&id) else { return Set::new() };
         k.outs.iter().flat_map(|&o| self.readers[o].iter().copied()).filter(|&k| k != id).collect()
     }
-    /// `a` and `b` as one kernel and the gain, if legal and a gain; stores that only the two read are gone.
+    /// `a` and `b` as one kernel, with the seconds saved, if that is legal and saves time. Values that only these two read are no longer
+    /// stored.
     fn merged(&mut self, a: usize, b: usize) -> Option<(f64, Kernel)> {
         if self.locked.contains(&a) || self.locked.contains(&b) {
             return None;
@@ -314,7 +318,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         let members = self.cone(&joined(&ka.members, &kb.members), &outs);
         Some(self.price(members, outs))
     }
-    /// The next kernels that read from `id`, behind `last`: [`FEW`] at most.
+    /// The next readers of `id` after kernel `last`, at most [`FEW`].
     fn readers_behind(&self, id: usize, last: Option<usize>) -> Vec<usize> {
         let Some(k) = self.plan.by_id.get(&id) else { return vec![] };
         let from = last.map_or(0, |l| l + 1);
@@ -323,8 +327,8 @@ impl<'a, 'm> Planner<'a, 'm> {
         readers.truncate(FEW);
         readers
     }
-    /// `id` with those it reads from, and with siblings that read the same computed value. Of many siblings those that were made just
-    /// before and after it: else one value with n readers would have n² pairs.
+    /// Candidates for merging: `id` with the kernels it reads from, and with siblings that read the same computed value. Of many siblings,
+    /// only those created just before and after it: otherwise a value with n readers would have n² pairs.
     fn pairs_of(&self, id: usize, out: &mut BTreeSet<(usize, usize)>) {
         let Some(k) = self.plan.by_id.get(&id) else { return };
         for &i in &k.reads {
@@ -335,7 +339,7 @@ impl<'a, 'm> Planner<'a, 'm> {
                     out.insert((h, id));
                     out.extend(siblings);
                 }
-                // Parameters have many readers that have nothing else in common.
+                // Readers of a parameter usually have nothing else in common.
                 None if !self.dag.frozen(i) && self.readers[i].len() <= NEAR => out.extend(siblings),
                 None => {}
             }
@@ -343,11 +347,11 @@ impl<'a, 'm> Planner<'a, 'm> {
     }
     fn merge_all(&mut self) {
         let mut asked: FxHashSet<(usize, usize)> = FxHashSet::default();
-        // The best first; of equals, those with the lowest numbers.
+        // The best first; of equally good ones, those with the lowest numbers.
         let mut best: BinaryHeap<(Gain, Reverse<(usize, usize)>)> = BinaryHeap::new();
         let mut fresh: Vec<usize> = self.plan.by_id.keys().copied().collect();
-        // Kernels with more readers than were asked about, and the last that was. They wait until nothing else gains: while a kernel
-        // with n readers grows, each step would ask about all of them.
+        // Kernels with more readers than were considered, and the last one considered. They are deferred until no other merge saves time:
+        // otherwise each growth step of a kernel with n readers would consider all of them.
         let mut later: VecDeque<(usize, usize)> = VecDeque::new();
         loop {
             let (mut pairs, mut readers_of) = (BTreeSet::new(), vec![]);
@@ -373,7 +377,7 @@ impl<'a, 'm> Planner<'a, 'm> {
                     best.push((Gain(gain), Reverse(p)));
                 }
             }
-            // A merge elsewhere may have taken one of the two, or closed a way round since this pair was priced.
+            // Since this pair was priced, another merge may have removed one of the two or created a path between them.
             if let Some((_, Reverse((a, b)))) = best.pop()
                 && let Some((_, k)) = self.merged(a, b)
             {
@@ -384,12 +388,12 @@ impl<'a, 'm> Planner<'a, 'm> {
     fn cone(&self, members: &[usize], outs: &[usize]) -> Vec<usize> {
         cone(self.dag, members, outs, &[])
     }
-    /// Does it gain to have `new` in the place of `gone`, and is it allowed?
+    /// Does replacing `gone` by `new` save time, and do the constraints allow it?
     fn gains(&self, gone: &[usize], new: &[Kernel]) -> bool {
         let before: f64 = gone.iter().map(|&k| self.seconds(k)).sum();
         new.iter().map(|k| k.price.seconds).sum::<f64>() < before - 1e-12 && self.keeps_together(gone, new)
     }
-    /// Stops storing `v`: every reader computes it again. True when that is legal everywhere and gains.
+    /// Stops storing `v`: every reader recomputes it. True if that is legal everywhere and saves time.
     fn recompute(&mut self, v: usize) -> bool {
         if self.dag.is_root(v) || self.dag.class[v].is_anchor() {
             return false;
@@ -409,7 +413,7 @@ impl<'a, 'm> Planner<'a, 'm> {
         let new: Result<Vec<Kernel>, Reject> = regions.into_iter().map(|(m, o)| self.price(m, o)).collect();
         let gone: Vec<usize> = readers.into_iter().chain(self.home[v]).collect();
         match new {
-            // What readers read now, the kernel before them did.
+            // Readers read what the kernel that stored `v` read, so there is no cycle.
             Ok(new) if self.gains(&gone, &new) => {
                 self.swap(&gone, new);
                 true
@@ -417,7 +421,7 @@ impl<'a, 'm> Planner<'a, 'm> {
             _ => false,
         }
     }
-    /// Moves the part of kernel `b` that computes `m` over to a kernel that feeds it. True when that gains.
+    /// Moves the part of kernel `b` that computes `m` to a kernel that feeds `b`. True if that saves time.
     fn shift(&mut self, b: usize, m: usize) -> bool {
         let Some(kb) = self.plan.by_id.get(&b).cloned() else { return false };
         if kb.outs.contains(&m) {
@@ -448,13 +452,13 @@ impl<'a, 'm> Planner<'a, 'm> {
     }
 }
 
-/// Why `a` and `b` stay apart: the refusal, or the two prices in seconds (together, apart).
+/// Why two kernels were not merged: the refusal, or the two prices in seconds (together, apart).
 pub enum Apart {
     Illegal(Reject),
     NoGain(f64, f64),
     WouldWaitForItself,
 }
-/// For every kernel, its neighbours that it was not merged with.
+/// For every kernel and each of its readers: why they were not merged.
 pub fn boundaries(
     dag: &Dag,
     kernels: &Kernels,
@@ -510,7 +514,7 @@ pub fn best_cut(dag: &Dag, kinds: &[u32], k: &Kernel, check: &mut Checker) -> Op
 /// Cuts tried in one kernel.
 const MAX_CUTS: usize = 32;
 
-/// What `outs` need among `members`, short of `stored`.
+/// The members that `outs` depend on, without `stored` values and what only those depend on.
 fn cone(dag: &Dag, members: &[usize], outs: &[usize], stored: &[usize]) -> Vec<usize> {
     // Users come after what they use.
     let mut needed = vec![false; members.len()];

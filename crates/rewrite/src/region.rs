@@ -1,8 +1,9 @@
-//! Can one kernel hold a set of values, and what does it cost? Legality is a fact about a whole region, never about a pair.
+//! Legality and price of a kernel: can one kernel compute a set of values (a region), and how long does it take?
 //!
-//! Walking backward from the outputs, every value gets its access maps (`space`). A reduction fixes the kernel's rows: all
-//! reductions must agree on which atoms choose a row and which run along it. An anchor (matmul, attention, …) is computed
-//! whole, once. What lowering can do is written here and nowhere else; every refusal has a name.
+//! Legality is a property of the whole region, never of a pair. Going backward from the outputs, every value gets its access maps
+//! (`space`). A reduction fixes the kernel's rows: all reductions must agree on which atoms select a row and which run along it. An
+//! anchor op (matmul, attention, convolution, pooling, scatter, scan) is computed whole and once. This module alone knows what lowering
+//! can fuse; every refusal has a name ([`Reject`]).
 use crate::cost::{Price, matrix_flops, matrix_seconds};
 use crate::dag::Dag;
 use crate::space::{Atom, AxisMap, Map, Space, align};
@@ -72,40 +73,40 @@ impl Reject {
     pub fn name(self) -> &'static str {
         use Reject::*;
         match self {
-            TwoAnchors => "two anchors",
-            RowsDiffer => "rows differ",
+            TwoAnchors => "two anchor ops",
+            RowsDiffer => "reductions over different rows",
             RowReductionAfterMatmul => "row reduction after a matmul",
             RowReductionBeforeMatmul => "row reduction before a matmul",
             ArithmeticBeforeMatmul => "arithmetic before a matmul",
             ArithmeticAroundAttention => "arithmetic around attention",
             OperandNotStrided => "operand is not a strided matrix",
-            AnchorRecomputed => "matmul would be computed again",
+            AnchorRecomputed => "anchor op would be recomputed",
             AnchorNeedsStoredOperands => "operands must be in memory",
-            ViewAfterAnchor => "view after an anchor",
+            ViewAfterAnchor => "view after an anchor op",
             DataMovementAfterMatmul => "data movement after a matmul",
             OutputNotCovered => "output not covered by the iteration space",
             OutputPermutedAfterReduction => "output permuted after a reduction",
-            RowsOfOtherOutput => "no reduction reaches the full-size output",
-            SecondOutputOfAnchor => "second output of an anchor",
-            PlaceReductionNotAlone => "argmax stands alone",
-            ScanSpaceDiffers => "scan over another space",
+            RowsOfOtherOutput => "full-size output depends on no reduction",
+            SecondOutputOfAnchor => "second output of an anchor op",
+            PlaceReductionNotAlone => "argmax with another reduction or output",
+            ScanSpaceDiffers => "scan over another iteration space",
             RecomputedTooOften => "recomputed too often",
             TooLarge => "kernel too large",
             Empty => "empty tensor",
-            Fallback => "fallback stands alone",
+            Fallback => "fallback cannot be fused",
             KeptApart => "a constraint keeps them apart",
         }
     }
 }
 
-/// Values in one kernel; past this, compile time outweighs any saving.
+/// Most values of one kernel; beyond this, compile time outweighs any saving.
 pub const MAX_MEMBERS: usize = 160;
-/// Buffers of one kernel: each is an argument of its programs, and a GPU's take 512.
+/// Most buffers of one kernel: each is an argument of its programs, and GPU programs take up to 512.
 pub const MAX_BUFFERS: usize = 256;
-/// Different ways to reach one value; each is computed apart.
+/// Most different access maps of one value; it is computed separately for each.
 pub const MAX_USES: usize = 8;
 
-/// One way a value is reached.
+/// One access to a value.
 #[derive(Clone, PartialEq)]
 struct Use {
     map: Map,
@@ -115,7 +116,7 @@ struct Use {
     times: f64,
 }
 
-/// Rows of a kernel: the atoms that choose a row, in no order, and those along it, outermost first.
+/// Rows of a kernel: the atoms that select a row, unordered, and those along it, outermost first.
 struct Rows {
     across: BTreeSet<Atom>,
     along: Vec<Atom>,
@@ -131,17 +132,18 @@ struct Region<'a> {
     uses: BTreeMap<usize, Vec<Use>>,
     price: Price,
     anchor: Option<usize>,
-    /// What is summed beside the anchor: another matmul, or its own other half.
+    /// The second matmul of a dual GEMM, or the anchor itself if the second one is the other half of its columns.
     dual: Option<usize>,
     /// Groups of atoms that must be one strided range each, per operand of the anchor.
     operands: Vec<(usize, Vec<Map>)>,
     rows: Option<Rows>,
+    /// The argmax or argmin.
     place: Option<usize>,
-    /// Reductions that follow one another at most.
+    /// How often the reductions read a row that does not fit on chip.
     levels: usize,
 }
 
-/// The output whose shape is the kernel's iteration space: of the largest, the last that a reduction reaches, or else the last.
+/// The output whose shape is the kernel's iteration space: among the largest, the last that depends on a reduction, or else the last.
 pub fn main_output(dag: &Dag, members: &[usize], outs: &[usize]) -> Option<usize> {
     let largest = outs.iter().map(|&o| dag.count(o)).fold(0., f64::max);
     let large = || outs.iter().copied().filter(|&o| dag.count(o) == largest);
@@ -153,7 +155,7 @@ pub fn main_output(dag: &Dag, members: &[usize], outs: &[usize]) -> Option<usize
 fn reduces(c: Class) -> bool {
     matches!(c, Class::Reduce | Class::ArgReduce | Class::Row)
 }
-/// Is a reduction among the members that `v` needs?
+/// Does `v` depend on a reduction among the members?
 fn reads_rows(dag: &Dag, members: &[usize], v: usize) -> bool {
     let (mut seen, mut todo) = (BTreeSet::new(), vec![v]);
     while let Some(x) = todo.pop() {
@@ -168,7 +170,7 @@ fn reads_rows(dag: &Dag, members: &[usize], v: usize) -> bool {
     false
 }
 
-/// The family `members` are lowered by.
+/// The kind of kernel that `members` are lowered as.
 pub fn kind(dag: &Dag, members: &[usize]) -> KernelKind {
     let of = |v: &usize| match dag.class[*v] {
         Class::Matmul => KernelKind::Gemm,
@@ -220,7 +222,7 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
     for &v in members.iter().rev() {
         r.visit(v, outs)?;
     }
-    // What is reached and no member is read.
+    // Values with uses that are not members are read from memory.
     if r.uses.len() + outs.len() > members.len() + MAX_BUFFERS {
         return Err(Reject::TooLarge);
     }
@@ -228,7 +230,7 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
     Ok(r.priced(members))
 }
 
-/// A fallback stands alone with its further results.
+/// A fallback shares a kernel only with its further results.
 fn fallback(dag: &Dag, members: &[usize], machine: &Hardware) -> Result<Price, Reject> {
     let first = members[0];
     let ours = |&v: &usize| v == first || (dag.class[v] == Class::Result && dag.args(v) == [first]);
@@ -250,14 +252,14 @@ pub fn alone(dag: &Dag, v: usize, machine: &Hardware) -> Price {
         seconds: 0.,
     };
     match dag.class[v] {
-        // libtorch's time is not ours to predict, and no choice changes it.
+        // libtorch's time is unknown, and no choice changes it.
         Class::Fallback => price,
         _ => price.timed(machine),
     }
 }
 
 impl Region<'_> {
-    /// Works out how `v` is reached and reaches its operands.
+    /// Deduplicates and checks the uses of `v`, and adds those of its operands.
     fn visit(&mut self, v: usize, outs: &[usize]) -> Result<(), Reject> {
         if outs.binary_search(&v).is_ok() {
             self.store(v)?;
@@ -306,7 +308,7 @@ impl Region<'_> {
     }
 
     /// A stored value must be computed in full, in the order of the iteration space or of its rows. One that no other member reads
-    /// is walked along the main output.
+    /// gets its map from the main output.
     fn store(&mut self, v: usize) -> Result<(), Reject> {
         self.price.written += self.dag.bytes(v);
         if v == self.main {
@@ -320,7 +322,7 @@ impl Region<'_> {
             uses.insert(0, Use { map, prologue: false, times: 1. });
             return Ok(());
         }
-        // The result of a reduction beside full rows; whether it is one is known at the end (`row_sized`).
+        // Probably the result of a reduction, stored next to full rows; `row_sized` checks that at the end.
         if !self.uses.contains_key(&v) {
             let main = dag.shape(self.main);
             let fits = shape.len() == main.len() && shape.iter().zip(main).all(|(&a, &b)| a == 1 || a == b);
@@ -332,7 +334,7 @@ impl Region<'_> {
         }
         Ok(())
     }
-    /// Outputs that are not full-size have one element per row, in the order of the rows.
+    /// Outputs that are not full-size must have one element per row, in the order of the rows.
     fn row_sized(&self, v: usize) -> Result<(), Reject> {
         let Some(rows) = &self.rows else { return Err(Reject::OutputNotCovered) };
         let across: Vec<Atom> = self.space.now(&rows.across.iter().copied().collect::<Vec<_>>());
@@ -354,7 +356,7 @@ impl Region<'_> {
                 }
             }
             Op::Slice { axis, start, len, step } => {
-                // From a single element nothing is stepped, whatever the step: it may be any number.
+                // A slice of one element ignores its step, which may be any number.
                 let (w, step) = (&mut out[*axis], if *len > 1 { *step as i64 } else { 1 });
                 (w.from, w.step) = (*start as i64 + step * w.from, step * w.step);
             }
@@ -369,7 +371,7 @@ impl Region<'_> {
                 let (to, from) = (dag.shape(a), dag.shape(v));
                 out = self.space.reshape(m, from, to).unwrap_or_else(|| self.space.unknown(m, to.len()));
             }
-            // A view that is not told how it is followed cannot be.
+            // Other views are not followed.
             _ => out = self.space.unknown(m, dag.shape(a).len()),
         }
         out
@@ -413,7 +415,7 @@ impl Region<'_> {
                 table[*axis] = AxisMap::computed(table[*axis].atoms.clone());
                 vec![(args[0], table), (args[1], m.clone())]
             }
-            // The index's axes stand where the table's axis stood.
+            // The axes of the index replace the table's axis.
             Op::Take { axis } => {
                 let index = m[*axis..axis + dag.shape(args[1]).len()].to_vec();
                 let mut table = m[..*axis].to_vec();
@@ -421,12 +423,12 @@ impl Region<'_> {
                 table.extend_from_slice(&m[axis + index.len()..]);
                 vec![(args[0], table), (args[1], index)]
             }
-            // As of a view.
+            // Other ops are not followed.
             _ => args.iter().map(|&a| (a, self.space.unknown(m, dag.shape(a).len()))).collect(),
         }
     }
 
-    /// What only the whole region can tell, once all maps are known.
+    /// Checks that need the whole region, once all maps are known.
     fn agree(&mut self, members: &[usize], outs: &[usize]) -> Result<(), Reject> {
         let small: Vec<usize> =
             outs.iter().copied().filter(|&v| self.dag.count(v) != self.dag.count(self.main)).collect();
@@ -481,7 +483,7 @@ impl Region<'_> {
         self.strided_operands(anchor, members)
     }
 
-    /// Adds what is read, once all maps are known.
+    /// Completes the price with the bytes read, once all maps are known.
     fn priced(mut self, members: &[usize]) -> Price {
         let row: Vec<Atom> = self.rows.as_ref().map(|r| self.space.now(&r.along)).unwrap_or_default();
         let innermost = |m: &Map| m.iter().rev().find_map(|w| self.space.now(&w.atoms).pop());
@@ -490,10 +492,10 @@ impl Region<'_> {
             self.uses.iter().filter(|(v, _)| members.binary_search(v).is_err()).map(|(&v, us)| (v, us)).collect();
         let on_row =
             |us: &[Use]| !row.is_empty() && us.iter().any(|u| row.iter().all(|a| self.space.flat(&u.map).contains(a)));
-        // Gains and biases are the same for every row, so nothing is lost if they are read again.
+        // Gains and biases are the same for every row: they need not be held on chip, as reading them again is cheap.
         let own = |v: usize, us: &[Use]| on_row(us) && self.dag.count(v) > self.space.extent(&row) as f64;
         let live = 1. + inputs.iter().filter(|(v, us)| own(*v, us)).count() as f64;
-        // A row that does not fit on chip is legal: it is read for every reduction, and once more for results as long as it.
+        // A row that does not fit on chip is legal: it is read once per reduction, and once more for outputs as long as the row.
         let wide = self.space.extent(&row) as f64 * 4. * live > self.machine.templates.on_chip as f64;
         let along = self.space.flat(&self.root);
         let last = if row.iter().all(|a| along.contains(a)) { 1. } else { 0. };
@@ -513,12 +515,13 @@ impl Region<'_> {
         Price { seconds: price.seconds + launches * self.machine.rates.launch, ..price }
     }
 
-    /// How often what `v` scans is read, and launches beyond one. Strips across memory are as dear as half a reading more.
+    /// How often the operand of scan `v` is read, and launches beyond one. A scan along an axis that is not innermost costs half a read
+    /// more.
     fn scans(&self, v: usize) -> (f64, f64) {
         let &Op::Scan { axis, .. } = self.dag.op(v) else { return (1., 0.) };
         let (shape, bytes) = (self.dag.shape(v), self.dag.ty(v).dtype.bytes());
-        let matmul = |axes: &[usize]| axes.iter().product();
-        let sizes = [matmul(&shape[..axis]), shape[axis], matmul(&shape[axis + 1..])];
+        let count = |axes: &[usize]| axes.iter().product();
+        let sizes = [count(&shape[..axis]), shape[axis], count(&shape[axis + 1..])];
         let columns = if sizes[2] > 1 { 1.5 } else { 1. };
         match self.machine.arch.is_gpu() {
             true if scan::reads_twice(sizes, bytes, self.machine) => (2. * columns, 1.),
@@ -527,9 +530,10 @@ impl Region<'_> {
         }
     }
 
-    /// Elements of `v` that are read: each part that is not within another (slices, shifted windows), up to all there are.
+    /// Elements of `v` that are read: the sum over accessed parts (slices, shifted windows) that are not contained in another, at most all
+    /// elements.
     fn touched(&self, v: usize, uses: &[Use]) -> f64 {
-        // Of a walk that could not be followed it is known how often it reads.
+        // Of an access that could not be followed, only the number of reads is known.
         if uses.iter().any(|u| u.map.len() > 1 && u.map.iter().all(|w| w.computed)) {
             let times = |u: &Use| self.space.extent(&self.space.flat(&u.map)) as f64;
             return uses.iter().map(times).sum::<f64>().min(self.dag.count(v));
@@ -553,7 +557,7 @@ impl Region<'_> {
     }
 }
 
-/// Places along an axis that are walked, and how many.
+/// Range of the indices along an axis that are read, and their number.
 struct Reach {
     low: i64,
     high: i64,

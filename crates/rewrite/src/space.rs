@@ -1,12 +1,12 @@
-//! Iteration spaces: which loop ranges walk which axes of a value.
+//! Iteration spaces: which loop ranges index which axes of a value.
 //!
-//! An *atom* is a loop range. Going backward from a kernel's result, every value gets a map: for each of its axes, the atoms that
-//! walk it. Views only rewrite maps; a reshape splits an atom where it must. What cannot be followed is `computed`: legal to read
-//! element by element, but neither a row nor a tile.
+//! An *atom* is a loop range. Going backward from a kernel's result, every value gets an access map: for each of its axes, the atoms
+//! that index it. Views only rewrite maps; a reshape splits an atom where it must. An index that cannot be expressed like this is
+//! `computed`: the value may be read element by element, but not as rows or tiles.
 
 pub type Atom = u32;
 
-/// How one axis is walked: index = `from` + `step` · (the atoms, outermost first, as one number).
+/// How one axis is indexed: index = `from` + `step` · (the linear index over the atoms, outermost first).
 #[derive(Clone, PartialEq, Debug)]
 pub struct AxisMap {
     pub atoms: Vec<Atom>,
@@ -29,12 +29,14 @@ impl AxisMap {
     }
 }
 
-/// One walk per axis.
+/// The access map of a value: one entry per axis.
 pub type Map = Vec<AxisMap>;
 
+/// The atoms of a kernel.
 #[derive(Default)]
 pub struct Space {
     size: Vec<i64>,
+    /// The two atoms, outer and inner, that each split atom was split into.
     parts: Vec<Option<[Atom; 2]>>,
 }
 
@@ -44,11 +46,11 @@ impl Space {
         self.parts.push(None);
         self.size.len() as Atom - 1
     }
-    /// A fresh walk over an axis of `n` elements.
+    /// The map of an axis of `n` elements over a new atom.
     pub fn axis(&mut self, n: usize) -> AxisMap {
         if n == 1 { AxisMap::default() } else { AxisMap::over(vec![self.atom(n as i64)]) }
     }
-    /// Atoms as they are now, after splits.
+    /// The atoms with split ones replaced by their parts.
     pub fn now(&self, atoms: &[Atom]) -> Vec<Atom> {
         let mut out = Vec::with_capacity(atoms.len());
         for &a in atoms {
@@ -69,7 +71,7 @@ impl Space {
     pub fn extent(&self, atoms: &[Atom]) -> i64 {
         atoms.iter().map(|&a| self.size[a as usize]).product()
     }
-    /// Every element of the axis once, in order.
+    /// Is every element of the axis visited once, in order?
     pub fn full(&self, w: &AxisMap, size: usize) -> bool {
         !w.computed && w.from == 0 && w.step == 1 && self.extent(&w.atoms) == size as i64
     }
@@ -81,7 +83,7 @@ impl Space {
     pub fn flat(&self, m: &[AxisMap]) -> Vec<Atom> {
         m.iter().flat_map(|w| self.now(&w.atoms)).collect()
     }
-    /// Deals atoms out to axes of the given sizes, splitting where a size ends inside an atom.
+    /// Distributes atoms over axes of the given sizes, splitting an atom where a size ends inside it. `None` if sizes do not divide.
     pub fn deal(&mut self, atoms: &[Atom], sizes: &[usize]) -> Option<Vec<AxisMap>> {
         let mut rest: Vec<Atom> = self.now(atoms);
         rest.reverse();
@@ -114,7 +116,7 @@ impl Space {
         rest.is_empty().then_some(out)
     }
     /// The map of a reshape's operand (of shape `to`) from the map of its result (of shape `from`): axes are matched in groups of
-    /// equal product. `None` when the operand's axes are not walked by whole atoms.
+    /// equal product. `None` if the operand's axes are not indexed by whole atoms.
     pub fn reshape(&mut self, m: &[AxisMap], from: &[usize], to: &[usize]) -> Option<Map> {
         let wide = |s: &[usize]| -> Vec<usize> { (0..s.len()).filter(|&i| s[i] != 1).collect() };
         let (f, t) = (wide(from), wide(to));
@@ -136,7 +138,7 @@ impl Space {
                 out[t[j0]] = m[*a].clone();
                 continue;
             }
-            // Behind what runs there may be places that are fixed, as one of each pair.
+            // Inner axes may have a fixed index, as for one element of each pair.
             let fixed = group[1..].iter().rev().take_while(|&&a| m[a].atoms.is_empty() && !m[a].computed).count();
             let (group, ends) = group.split_at(group.len() - fixed);
             if group[1..].iter().any(|&a| !self.full(&m[a], from[a])) {
@@ -165,7 +167,7 @@ impl Space {
         }
         Some(out)
     }
-    /// A map that only says which atoms matter.
+    /// A map of `computed` axes, which only records the atoms involved.
     pub fn unknown(&self, m: &[AxisMap], rank: usize) -> Map {
         let mut out = vec![AxisMap::computed(vec![]); rank];
         if let Some(first) = out.first_mut() {
@@ -173,11 +175,11 @@ impl Space {
         }
         out
     }
-    /// Do these atoms, outermost first, with their strides, walk memory as one evenly strided range?
+    /// Do these atoms with their strides, outermost first, form one range of constant stride in memory?
     pub fn strided(&self, group: &[(Atom, i64)]) -> bool {
         group.windows(2).all(|p| p[0].1 == p[1].1 * self.size[p[1].0 as usize])
     }
-    /// Stride in memory of every atom that walks a dense row-major buffer of `shape`; `None` if an index is computed.
+    /// Stride in memory of every atom that indexes a dense row-major buffer of `shape`; `None` if an index is computed.
     pub fn strides(&self, m: &[AxisMap], shape: &[usize]) -> Option<Vec<(Atom, i64)>> {
         let (mut stride, mut out) = (1i64, vec![]);
         for (w, &s) in m.iter().zip(shape).rev() {
@@ -195,7 +197,7 @@ impl Space {
     }
 }
 
-/// Map of an operand of shape `s` that broadcasts (as numpy does) to a result of rank `rank` walked by `m`.
+/// Map of an operand of shape `s` that broadcasts (as in NumPy) to a result of rank `rank` with map `m`.
 pub fn align(s: &[usize], rank: usize, m: &[AxisMap]) -> Map {
     let missing = rank - s.len().min(rank);
     s.iter().enumerate().map(|(i, &n)| if n == 1 { AxisMap::default() } else { m[missing + i].clone() }).collect()

@@ -1,4 +1,4 @@
-//! A refusal in a sentence: which values of the region it is about, with their numbers.
+//! Refusals in words: the fact behind each, and the values of the region that it is about.
 use crate::dag::Dag;
 use crate::region::{MAX_BUFFERS, MAX_MEMBERS, MAX_USES, Reject};
 use kiln_graph::ops::Class;
@@ -10,32 +10,46 @@ impl Reject {
         use Reject::*;
         match self {
             TwoAnchors => {
-                "a kernel computes at most one matmul, attention, convolution, pooling, scatter or scan whole, or, where the machine \
-                 has tiles with two sums, two matmuls of one left operand"
+                "a kernel has at most one anchor op (matmul, attention, convolution, pooling, scatter or scan), or two matmuls of one \
+                 left operand where the machine has dual GEMMs"
             }
-            RowsDiffer => "all reductions of a kernel share its rows, and these run over different ones",
-            RowReductionAfterMatmul => "a matmul is computed in tiles, and a row spans several of them",
-            RowReductionBeforeMatmul => "a matmul reads its operands in tiles before a whole row of them is known",
-            ArithmeticBeforeMatmul => "a matmul's operands are copied from memory straight into its tiles",
-            ArithmeticAroundAttention => "attention's operands and result are copied as they are",
-            OperandNotStrided => "rows and columns of an operand must be evenly spaced in memory",
+            RowsDiffer => "all reductions of a kernel must run over the same rows",
+            RowReductionAfterMatmul => {
+                "a row reduction needs the whole row; a GEMM tile holds only part of it, or its epilogue cannot reduce rows"
+            }
+            RowReductionBeforeMatmul => {
+                "a row reduction needs the whole row; a matmul, attention or convolution reads its operands tile by tile"
+            }
+            ArithmeticBeforeMatmul => {
+                "a matmul, attention or convolution copies its operands from memory into its tiles unchanged"
+            }
+            ArithmeticAroundAttention => "the attention kernel reads its operands and writes its result unchanged",
+            OperandNotStrided => "rows and columns of an operand must have constant strides in memory",
             AnchorRecomputed => {
-                "a matmul, attention or convolution is computed once, and this would need it more than once"
+                "an anchor op, such as a matmul, is computed whole and once; this kernel would compute parts of it, or compute it again"
             }
-            AnchorNeedsStoredOperands => "this op reads its operands from memory at places of its own",
-            ViewAfterAnchor => "the result is stored in the order it is computed in",
-            DataMovementAfterMatmul => "gathers, pads and concatenations do not follow a matmul in its tiles",
-            OutputNotCovered => "a kernel's outputs share one iteration space, and one of these lies outside of it",
-            OutputPermutedAfterReduction => "rows are stored in the order they are reduced in",
-            RowsOfOtherOutput => "an output with one element a row needs a full-size output that the rows belong to",
-            SecondOutputOfAnchor => "a kernel with a matmul, attention or convolution stores one result",
-            PlaceReductionNotAlone => "argmax and argmin share a kernel with no other reduction or output",
-            ScanSpaceDiffers => "a scan walks its own axis in order, and the kernel walks another space",
-            RecomputedTooOften => "a value would be reached in too many different ways, each computed apart",
-            TooLarge => "past this size, compile time outweighs any saving",
+            AnchorNeedsStoredOperands => {
+                "this op reads its operands by an access pattern of its own, so they must be in memory"
+            }
+            ViewAfterAnchor => "an anchor op stores its result in the order in which it computes it",
+            DataMovementAfterMatmul => "a GEMM's epilogue cannot contain gathers, pads or concatenations",
+            OutputNotCovered => "all outputs of a kernel share one iteration space, and one of these is outside of it",
+            OutputPermutedAfterReduction => "rows are stored in the order in which they are reduced",
+            RowsOfOtherOutput => {
+                "an output of one element per row needs a full-size output that is computed from the same rows"
+            }
+            SecondOutputOfAnchor => "a kernel with an anchor op, such as a matmul, stores one result",
+            PlaceReductionNotAlone => "a kernel with argmax or argmin has no other reduction and no other output",
+            ScanSpaceDiffers => {
+                "a scan iterates over its own axis in order, and the kernel has another iteration space"
+            }
+            RecomputedTooOften => {
+                "a value would be read by too many different access patterns, and computed separately for each"
+            }
+            TooLarge => "beyond this size, compile time outweighs any saving",
             Empty => "an empty tensor has no iteration space to share",
-            Fallback => "libtorch runs it, one call by itself",
-            KeptApart => "a constraint says so",
+            Fallback => "libtorch runs it as a separate call",
+            KeptApart => "required by `never_fuse`",
         }
     }
     pub fn by_name(name: &str) -> Option<Reject> {
@@ -65,9 +79,9 @@ pub fn refusal(dag: &Dag, members: &[usize], outs: &[usize], r: Reject) -> Strin
         ArithmeticBeforeMatmul | ArithmeticAroundAttention => {
             let mut ops = pointwise();
             ops.extend(moves());
-            format!("{} beside {}", listed(dag, &ops), listed(dag, &anchors()))
+            format!("{} next to {}", listed(dag, &ops), listed(dag, &anchors()))
         }
-        DataMovementAfterMatmul => format!("{} beside {}", listed(dag, &moves()), listed(dag, &anchors())),
+        DataMovementAfterMatmul => format!("{} next to {}", listed(dag, &moves()), listed(dag, &anchors())),
         OperandNotStrided | AnchorRecomputed | AnchorNeedsStoredOperands | ViewAfterAnchor | ScanSpaceDiffers => {
             listed(dag, &anchors())
         }
@@ -75,8 +89,8 @@ pub fn refusal(dag: &Dag, members: &[usize], outs: &[usize], r: Reject) -> Strin
             format!("outputs {}", listed(dag, outs))
         }
         PlaceReductionNotAlone => listed(dag, &rows()),
-        RecomputedTooOften => format!("more than {MAX_USES} ways"),
-        TooLarge if members.len() > MAX_MEMBERS => format!("{} values, of {MAX_MEMBERS} at most", members.len()),
+        RecomputedTooOften => format!("more than {MAX_USES} access patterns"),
+        TooLarge if members.len() > MAX_MEMBERS => format!("{} values; at most {MAX_MEMBERS}", members.len()),
         TooLarge => format!("more than {MAX_BUFFERS} buffers"),
         Fallback => listed(dag, &of(&|c| matches!(c, Class::Fallback | Class::Result))),
         Empty | KeptApart => String::new(),
@@ -104,7 +118,7 @@ fn listed(dag: &Dag, values: &[usize]) -> String {
 
 /// A reduction with the length of its rows.
 fn row(dag: &Dag, v: usize) -> String {
-    // Invariant: a value that is reduced in this stage has what it reduces as its first operand.
+    // Invariant: the first operand of a reduction is the value that it reduces.
     let of = dag.args(v)[0];
     let (x, y) = (dag.count(of), dag.count(v));
     let length = match crate::pattern::axes(dag.op(v)) {

@@ -1,10 +1,10 @@
-//! What constraints do to a plan, and what they say when they cannot be met.
+//! Effects of constraints on plans, and errors for constraints that cannot be met.
 use crate::common::{agrees, graph, h200, kinds};
 use kiln_graph::{Graph, ValueId};
 use kiln_plan::{KernelKind::*, Plan};
 use kiln_rewrite::{Constraints, Group, Options, RewriteError, plan_under};
 
-/// exp and tanh of a sum, then rows: %2 add, %3 exp, %4 reduce, %5 sub.
+/// exp of a sum, then a row reduction: %2 add, %3 exp, %4 reduce, %5 sub.
 const ROWS: &str = "graph g(%x: f32[64,96], %y: f32[64,96]) {
     %a = add %x, %y
     %e = exp %a
@@ -70,7 +70,7 @@ fn must_fuse_overrules_the_price_but_not_legality() {
     let both = (0..g.len() as u32).filter(|v| g.op(ValueId(*v)).name() == "linear").collect::<Vec<_>>();
     let why = refused(&g, &must(&both));
     assert!(why.contains("cannot be met") && why.contains("arithmetic before a matmul (relu"), "{why}");
-    assert!(why.contains("lies between (relu"), "{why}");
+    assert!(why.contains("the values in between (relu"), "{why}");
 }
 
 #[test]

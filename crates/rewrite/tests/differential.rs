@@ -5,7 +5,7 @@ use kiln_graph::{FallbackOp, Graph, Init, Op, Type, ValueId};
 use kiln_plan::Numerics;
 use kiln_rewrite::{Constraints, Group, Options, RewriteError, plan_under};
 
-/// A random graph with parameters in the place of some inputs, and with values that go through fallbacks.
+/// A random graph with parameters instead of some inputs, and with values that pass through fallbacks.
 fn random_graph(seed: u64) -> Graph {
     let mut r = Random(seed);
     let options = random::Options { ops: 4 + r.below(20), ..random::Options::default() };
@@ -22,7 +22,7 @@ fn random_graph(seed: u64) -> Graph {
     });
     changed.unwrap_or_else(|e| panic!("seed {seed}: {e}\n{g}"))
 }
-/// `x` by way of a fallback that gives its operands, of which `x` is the first or the second.
+/// `x` passed through a fallback that returns its operands, of which `x` is the first or the second.
 fn fall_back(g: &mut Graph, x: ValueId, other: ValueId, place: usize) -> ValueId {
     let args = if place == 0 { [x, other] } else { [other, x] };
     let results: Vec<Type> = args.iter().map(|a| g.ty(*a).clone()).collect();
@@ -53,7 +53,7 @@ fn cases() {
     }
 }
 
-/// Constraints drawn at random are met, or refused in words; what is planned within them computes the same.
+/// Random constraints are met, or refused with a reason; plans under constraints compute the same results.
 #[test]
 fn generated_graphs_under_constraints() {
     let (mut met, mut refused) = (0, 0);

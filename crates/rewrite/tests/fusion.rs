@@ -1,4 +1,4 @@
-//! What well-known blocks fuse into, written out in primitives as models write them.
+//! The kernels of well-known blocks, written in primitives as models write them.
 use crate::common::{self, agrees, exact, fused, graph, kinds, plan_with, unfused};
 use kiln_plan::{KernelKind::*, Plan};
 use kiln_rewrite::Options;
@@ -141,10 +141,10 @@ fn gate_and_up_are_one_matmul() {
         @w: f32[128,64] = random(seed=1, scale=0.1)\n @u: f32[128,64] = random(seed=2, scale=0.1)
         %a = linear %x, @w\n %b = linear %x, @u\n %s = silu %a\n %y = mul %s, %b\n return %y\n}",
     );
-    // Small: up reads gate in its epilogue, which is as many launches, or joined; never three.
+    // Small: gate is read in the epilogue of up, or both matmuls are joined. Both take two launches, never three.
     assert_eq!(kinds(&p).len(), 2, "{p}");
 }
-/// Rows of a matmul that a tile spans are reduced in its epilogue, where tensor cores make it.
+/// Rows of a tensor-core matmul that fit a tile are reduced in its epilogue.
 #[test]
 fn rows_of_a_matmul_are_reduced_in_its_tile() {
     let plan = |dtype: &str, [m, n]: [usize; 2], lines: &str| {
@@ -166,7 +166,7 @@ fn rows_of_a_matmul_are_reduced_in_its_tile() {
     assert_eq!(plan("bf16", [32, 64], "%y = softmax %h axis=0"), [Gemm, Reduction], "columns");
     assert_eq!(plan("bf16", [32, 64], "%y = reduce.argmax %h axes=[1]"), [Gemm, Reduction], "places");
 }
-/// Two matmuls of one left operand in one kernel, on machines that have tiles with two sums.
+/// Two matmuls of one left operand share a kernel on machines with dual GEMMs.
 #[test]
 fn pairs_of_matmuls_on_machines_that_have_them() {
     let gated = |d: &str, k: usize, left: &str| {
@@ -205,7 +205,7 @@ fn pairs_of_matmuls_on_machines_that_have_them() {
         %a = linear %x, %w\n %b = linear %x, %u\n %c = linear %x, %v\n %s = silu %a\n %y = mul %s, %b\n %z = add %y, %c\n return %z\n}";
     assert_eq!(kernels(&graph(three), "h200"), 2);
 }
-/// f32 matmuls are taken as tf32, or as three matmuls of it, where that is allowed and the machine can.
+/// f32 matmuls are in tf32, or 3xTF32, where the contract allows it and the machine has it.
 #[test]
 fn tf32_only_where_it_is_allowed() {
     let g = graph(
@@ -225,7 +225,7 @@ fn tf32_only_where_it_is_allowed() {
         assert_eq!(tf32(contract, machine), "");
     }
 }
-/// Convolutions of f32 are in tf32 by PyTorch's defaults, matmuls are not.
+/// By PyTorch's defaults, convolutions of f32 are in tf32 and matmuls are not.
 #[test]
 fn convolutions_are_in_tf32_unless_exact() {
     let g = graph("graph g(%x: f32[2,8,9,9], %w: f32[16,8,3,3]) {\n %y = conv %x, %w padding=[1,1]\n return %y\n}");
@@ -238,12 +238,12 @@ fn convolutions_are_in_tf32_unless_exact() {
     assert_eq!(["torch", "fast", "torch+batch_invariant"].map(|c| precision(c, "h200")), [Some("tf32"); 3]);
     assert_eq!((precision("exact", "h200"), precision("torch", "cpu")), (None, None));
 }
-/// Differences of all pairs, summed as squares, where a plan may approximate: one matmul with all the rest in its epilogue, and
-/// a small kernel for the squares of each side.
+/// Sums of squared pairwise differences, where a plan may approximate: one matmul with everything else in its epilogue, and a small
+/// kernel for the squares of each side.
 #[test]
 fn distances_by_matmuls() {
     use kiln_plan::Numerics::{Fast, Torch};
-    // Where arithmetic decides, as it does for more rows than an interpreter has time for.
+    // A slow ALU, so that arithmetic dominates as with more rows than the interpreter has time for.
     let mut machine = common::h200();
     machine.rates.alu = 1e11;
     let planned = |text: &str, numerics: kiln_plan::Numerics| {
@@ -362,12 +362,12 @@ fn a_fallback_stands_alone_with_its_results() {
     );
     let p = plan_with(&g, Options::default());
     assert_eq!(kinds(&p), [Pointwise, Fallback, Pointwise]);
-    // Nobody knows what libtorch takes: no time is made up, and the total leaves it out.
+    // The time of libtorch is unknown: there is no prediction, and the total leaves it out.
     let us: Vec<Option<f64>> = p.kernels.iter().map(|k| k.cost.us).collect();
     assert!(matches!(us[..], [Some(a), None, Some(b)] if (p.predicted_us() - a - b).abs() < 1e-9), "{us:?}");
     assert!(p.to_string().contains("us=unknown"), "{p}");
     assert_eq!(p.to_string().parse::<kiln_plan::Plan>().map(|again| again.to_string()), Ok(p.to_string()));
-    // A plan comes out of a file as well.
+    // A plan may also be read from a file.
     let attack = p.to_string().replace("aten::topk", "aten::from_file").parse::<kiln_plan::Plan>();
     let e = attack.map(|p| p.to_string()).expect_err("refused").to_string();
     assert!(e.contains("`aten::from_file` is not among the operators"), "{e}");

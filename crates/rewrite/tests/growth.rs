@@ -1,9 +1,9 @@
-//! Planning takes work in proportion to the graph, wide or deep: counted, not timed.
+//! The work of planning is proportional to the size of the graph, wide or deep: counted, not timed.
 use crate::common::{differential, graph, h200};
 use kiln_rewrite::{Constraints, Options, Work, plan_counted};
 use std::fmt::Write as _;
 
-/// Text of a graph with `n` values or so.
+/// Text of a graph with about `n` values.
 type Family = fn(usize) -> String;
 
 const FAMILIES: [(&str, Family); 10] = [
@@ -74,7 +74,7 @@ fn users(n: usize) -> String {
     let all: Vec<String> = (0..n).map(|i| format!("%m{i}")).collect();
     t + &format!(" return {}\n}}", all.join(", "))
 }
-/// Pairs of `row`, and pairs of these, until there is one.
+/// A binary tree of `op` over `row`.
 fn paired(t: &mut String, op: &str, mut row: Vec<String>) -> String {
     let mut next = 0;
     while row.len() > 1 {
@@ -92,7 +92,7 @@ fn paired(t: &mut String, op: &str, mut row: Vec<String>) -> String {
     }
     row.remove(0)
 }
-/// One value with many users, whose results become one.
+/// One value with many users, whose results are reduced to one.
 fn shared(n: usize) -> String {
     let mut t = "graph g(%x: f32[64]) {\n %y = exp %x\n".to_string();
     for i in 0..n / 2 {
@@ -145,8 +145,8 @@ fn work(text: &str, machine: &str) -> Work {
     plan_counted(&graph(text), machine, &Options::default(), &Constraints::default()).expect("plans").1
 }
 
-/// Four times the graph is at most so many times the work: 4 if it grows as the graph, 16 if as its square. Kernels of the smaller one are
-/// not all as large as they may be.
+/// A graph of four times the size may take at most this many times the work: linear growth gives 4, quadratic growth 16. More than 4, as
+/// not all kernels of the smaller graph have the largest size.
 const MOST: f64 = 6.5;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Every test of this crate in one program. A new file under `tests/` needs a line here (`kiln-xtask tests` checks): a program
-//! for each would link what the crate stands on, LLVM for some, once for each.
+//! All tests of this crate in one program. A new file under `tests/` needs a line here (`kiln-xtask tests` checks): with one program per
+//! file, the crate's dependencies (LLVM for some) would be linked once per file.
 mod common;
 mod constraints;
 mod differential;

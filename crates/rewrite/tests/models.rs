@@ -208,7 +208,7 @@ fn twelve_layers_of_bert() {
 #[test]
 fn four_layers_of_llama() {
     let (unfused, fused) = counts("Llama 4 layers", &llama(4, "bf16", [1, 128, 16, 64], 4));
-    // Queries and keys turn in two kernels, for they differ in size.
+    // The rotary embeddings of queries and keys take two kernels, as they differ in size.
     assert!(fused <= 4 * 10 && unfused > 4 * 20, "{fused} of {unfused}");
 }
 #[test]

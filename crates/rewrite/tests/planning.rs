@@ -1,4 +1,4 @@
-//! What becomes of small graphs: how many kernels, of which kind, and that every plan verifies.
+//! Plans of small graphs: the number and kinds of kernels, and that every plan verifies.
 use crate::common::{fused, kinds, planned, unfused};
 use kiln_plan::KernelKind::*;
 
@@ -136,7 +136,7 @@ fn a_residual_and_its_norm_are_one_kernel_with_two_results() {
     assert_eq!(p.kernels[0].outputs.len(), 2);
 }
 
-/// Pairs taken apart by a view and stacked again: what is read is all of them, once.
+/// Pairs that are separated by a view and stacked again: all of them are read, once.
 #[test]
 fn both_of_pairs_are_priced() {
     let g = "graph g(%x: f32[4,16,64], %s: f32[16,32]) {

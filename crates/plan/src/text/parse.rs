@@ -1,4 +1,4 @@
-//! Text to plan.
+//! Parses a plan's text.
 use super::words::{Lines, Parsed, Words};
 use crate::{
     Alternative, Buffer, BufferKind, Cost, Kernel, KernelKind, Origin, Plan, PlanError, Precision, Reason, Rounding,
@@ -6,13 +6,14 @@ use crate::{
 };
 use kiln_graph::{Graph, ParamId};
 
-/// Reads the form that [`print`](super::print) writes. The result is not verified.
+/// Parses the text that [`print`](super::print()) writes. The error names the line and what was expected there. The result is not
+/// verified: see [`verify`](crate::verify::verify()).
 pub fn parse(text: &str) -> Result<Plan, PlanError> {
     let mut lines = Lines { lines: text.lines().collect(), at: 0 };
     plan(&mut lines).map_err(|what| PlanError::Parse { line: lines.at, what })
 }
 
-/// `us=unknown`: of what libtorch runs.
+/// The value of `us=`: `unknown` for what libtorch runs.
 fn known(word: &str) -> Parsed<Option<f64>> {
     match word {
         "unknown" => Ok(None),
@@ -47,7 +48,7 @@ fn plan(lines: &mut Lines) -> Parsed<Plan> {
                 w.rest = start;
                 let id = w.buffer()?;
                 if id.0 as usize != p.buffers.len() {
-                    return Err(format!("{id} where b{} is wanted; buffers are numbered from 0", p.buffers.len()));
+                    return Err(format!("expected b{}, found {id}; buffers are numbered from 0", p.buffers.len()));
                 }
                 p.buffers.push(buffer(&mut w)?);
             }
@@ -71,7 +72,7 @@ fn search(w: &mut Words) -> Parsed<Search> {
 }
 fn buffer(w: &mut Words) -> Parsed<Buffer> {
     w.expect(":")?;
-    let (ty, kind) = w.rest.split_once(" = ").ok_or("`= input`, `= param`, `= frozen` or `= temp` is wanted")?;
+    let (ty, kind) = w.rest.split_once(" = ").ok_or("expected `= input`, `= param`, `= frozen` or `= temp`")?;
     w.rest = kind;
     let kind = match w.word()? {
         "input" => BufferKind::Input(w.value()?),
@@ -179,7 +180,7 @@ fn origins(w: &mut Words) -> Parsed<Vec<Origin>> {
     }
     Ok(out)
 }
-/// The graph that begins on the line just read, up to the line of its closing brace.
+/// Parses the graph that begins on the line just read, up to the line of its closing brace.
 fn body(lines: &mut Lines) -> Parsed<Graph> {
     let from = lines.at - 1;
     while lines.lines.get(lines.at).ok_or("the text ends inside a body")?.trim() != "}" {

@@ -1,4 +1,4 @@
-//! Plan to text.
+//! Prints a plan as text.
 use crate::{BufferId, BufferKind, Kernel, Plan, Tuning};
 use std::fmt::Write;
 

@@ -1,9 +1,9 @@
-//! Lines and words of a plan's text.
+//! Splits a plan's text into lines and words.
 use crate::BufferId;
 use kiln_graph::ValueId;
 use std::str::FromStr;
 
-/// Words of one line: quoted strings whole; `(`, `)`, `,`, `=`, `:` on their own.
+/// Words of one line: quoted strings are one word; so are each `(`, `)`, `,`, `=` and `:`.
 pub struct Words<'a> {
     pub rest: &'a str,
 }
@@ -25,12 +25,12 @@ impl<'a> Words<'a> {
     }
     pub fn expect(&mut self, want: &str) -> Parsed<()> {
         let found = self.word()?;
-        if found == want { Ok(()) } else { Err(format!("`{found}` where `{want}` is wanted")) }
+        if found == want { Ok(()) } else { Err(format!("expected `{want}`, found `{found}`")) }
     }
     pub fn string(&mut self) -> Parsed<String> {
         self.rest = self.rest.trim_start();
         let mut stream = serde_json::Deserializer::from_str(self.rest).into_iter::<String>();
-        let text = stream.next().and_then(Result::ok).ok_or("a quoted string is wanted")?;
+        let text = stream.next().and_then(Result::ok).ok_or("expected a quoted string")?;
         self.rest = &self.rest[stream.byte_offset()..];
         Ok(text)
     }
@@ -75,7 +75,7 @@ impl<'a> Words<'a> {
         Ok(out)
     }
     pub fn end(&mut self) -> Parsed<()> {
-        if self.peek().is_none() { Ok(()) } else { Err(format!("`{}` is too much", self.rest)) }
+        if self.peek().is_none() { Ok(()) } else { Err(format!("unexpected `{}` at the end of the line", self.rest)) }
     }
 }
 

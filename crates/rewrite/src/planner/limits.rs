@@ -1,4 +1,4 @@
-//! Planning under constraints: kernels given as they shall be, values that must or must not share one.
+//! Planning under constraints: pinned kernels, and values that must or must not share a kernel.
 use super::{Kernels, Planner, Set, sorted};
 use crate::checker::Checker;
 use crate::constraints::Impossible;
@@ -9,7 +9,7 @@ use kiln_graph::ops::Class;
 use kiln_plan::Template;
 use std::collections::BTreeSet;
 
-/// A kernel as it shall be.
+/// A kernel that the plan must contain exactly like this.
 #[derive(Clone, Debug)]
 pub struct Pin {
     pub name: String,
@@ -18,38 +18,39 @@ pub struct Pin {
     pub outs: Vec<usize>,
 }
 
-/// Constraints in the numbers of one program.
+/// Constraints in terms of the values of one program.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
-    /// Values of one kernel, with the words of the constraint.
+    /// Groups of values that one kernel must compute, with the text of the constraint.
     pub together: Vec<(String, BTreeSet<usize>)>,
     /// Sets of groups; no kernel has values of two groups of a set.
     pub apart: Vec<Vec<BTreeSet<usize>>>,
     pub pinned: Vec<Pin>,
-    /// Products, attentions and convolutions, with the template they shall take and the words of the constraint.
+    /// The text of the constraint, a group of matmuls, attentions and convolutions, and the template they must use.
     pub templates: Vec<(String, BTreeSet<usize>, Template)>,
 }
 impl Limits {
-    /// The template of the kernel that holds these; an error if it is told two.
+    /// The template required of a kernel with these members; an error if there are two different ones.
     pub fn template(&self, members: &[usize]) -> Result<Option<Template>, Impossible> {
         let holds = |group: &BTreeSet<usize>| members.iter().any(|m| group.contains(m));
-        let mut told = self.templates.iter().filter(|(_, group, _)| holds(group));
-        let Some((_, _, template)) = told.next() else { return Ok(None) };
-        match told.find(|(.., other)| other != template) {
+        let mut required = self.templates.iter().filter(|(_, group, _)| holds(group));
+        let Some((_, _, template)) = required.next() else { return Ok(None) };
+        match required.find(|(.., other)| other != template) {
             None => Ok(Some(*template)),
             Some((label, _, other)) => Err(Impossible {
                 constraint: label.clone(),
-                why: format!("the same kernel is told `{template}` and `{other}`"),
+                why: format!("the same kernel is required to use `{template}` and `{other}`"),
             }),
         }
     }
+    /// Does `apart` allow a kernel with these members?
     pub fn allows(&self, members: &[usize]) -> bool {
         let holds = |group: &&BTreeSet<usize>| members.iter().any(|m| group.contains(m));
         self.apart.iter().all(|set| set.iter().filter(holds).count() < 2)
     }
 }
 
-/// As `fused`, within `limits`.
+/// [`fused`](super::fused) under `limits`.
 pub fn fused_under(dag: &Dag, check: &mut Checker, limits: &Limits) -> Result<Kernels, Impossible> {
     let mut p = Planner::new(dag, check);
     p.limits = Some(limits);
@@ -66,7 +67,7 @@ fn holds(k: &Kernel, group: &BTreeSet<usize>) -> bool {
 }
 
 impl Planner<'_, '_> {
-    /// Does the exchange leave together what must be, and pinned kernels alone?
+    /// Does replacing `gone` by `new` keep groups of `together` whole and pinned kernels unchanged?
     pub(super) fn keeps_together(&self, gone: &[usize], new: &[Kernel]) -> bool {
         let Some(limits) = self.limits else { return true };
         let had = |group: &BTreeSet<usize>| gone.iter().filter_map(|g| self.plan.by_id.get(g)).any(|k| holds(k, group));
@@ -74,7 +75,7 @@ impl Planner<'_, '_> {
             && limits.together.iter().all(|(_, group)| !had(group) || new.iter().any(|k| holds(k, group)))
     }
 
-    /// Pinned kernels, and one kernel for every other op that is needed.
+    /// Installs the pinned kernels, and one kernel for every other op that is needed.
     fn install_pinned(&mut self, limits: &Limits) -> Result<(), Impossible> {
         if limits.pinned.is_empty() {
             self.one_kernel_per_op(self.ops());
@@ -97,11 +98,11 @@ impl Planner<'_, '_> {
             Some(_) => Ok(()),
             None => Err(Impossible {
                 constraint: "the pinned kernels".into(),
-                why: "they would wait for each other: each reads what another stores".into(),
+                why: "they depend on each other in a cycle: each reads what another stores".into(),
             }),
         }
     }
-    /// What is needed beside the pinned kernels: their operands, and what no kernel stores yet.
+    /// Values that need a kernel in addition to the pinned ones: their operands, and results that no kernel stores yet.
     fn unpinned(&self) -> Vec<usize> {
         let dag = self.dag;
         let (mut seen, mut out) = (Set::new(), Set::new());
@@ -128,7 +129,7 @@ impl Planner<'_, '_> {
         out.into_iter().collect()
     }
 
-    /// One kernel of all those that compute values of `group`, and of those that lie between them.
+    /// Merges all kernels that compute values of `group`, and all kernels between them, into one.
     fn bring_together(&mut self, constraint: &str, group: &BTreeSet<usize>) -> Result<(), Impossible> {
         if self.plan.by_id.values().any(|k| holds(k, group)) {
             return Ok(());
@@ -137,8 +138,8 @@ impl Planner<'_, '_> {
         let has = |k: &Kernel| k.outs.iter().any(|o| group.contains(o)) || k.members.iter().any(|m| group.contains(m));
         let asked: Set = self.plan.by_id.iter().filter(|(_, k)| has(k)).map(|(&id, _)| id).collect();
         let ids = self.with_between(&asked);
-        if let Some(id) = ids.iter().find(|id| self.locked.contains(id)) {
-            return Err(refuse(format!("kernel {id} among them is pinned")));
+        if ids.iter().any(|id| self.locked.contains(id)) {
+            return Err(refuse("one of the kernels to be merged is pinned".into()));
         }
         let parts: Vec<&Kernel> = ids.iter().filter_map(|id| self.plan.by_id.get(id)).collect();
         let read_elsewhere = |o: &usize| self.dag.is_root(*o) || self.readers[*o].iter().any(|r| !ids.contains(r));
@@ -157,13 +158,13 @@ impl Planner<'_, '_> {
             }
             let more = if between.len() > 3 { format!(" and {} more", between.len() - 3) } else { String::new() };
             let between = between[..between.len().min(3)].join(", ");
-            refuse(format!("the kernel would also hold what lies between ({between}{more}); {why}"))
+            refuse(format!("the kernel would also have to compute the values in between ({between}{more}); {why}"))
         })?;
         ids.into_iter().for_each(|id| self.remove(id));
         self.install(kernel);
         Ok(())
     }
-    /// `ids` and all kernels on the way from one of them to another.
+    /// `ids` and all kernels on a path from one of them to another.
     fn with_between(&self, ids: &Set) -> Set {
         let reach = |next: &dyn Fn(usize) -> Set| {
             let (mut seen, mut todo) = (Set::new(), ids.iter().copied().collect::<Vec<_>>());

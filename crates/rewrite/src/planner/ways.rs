@@ -1,19 +1,20 @@
-//! Which kernels come after which.
+//! The dependency order of kernels: updated incrementally, and used to detect merges that would create a cycle.
 use super::{Kernel, Planner, Set};
 
-/// An order of the kernels in which each comes after those that it reads from, and who reads from whom; by id.
+/// A topological order of the kernels, and the readers of each; by kernel id.
 #[derive(Default)]
 pub(super) struct Ways {
-    /// Kernels in that order, with gaps; empty when it is to be found again.
+    /// Kernels in that order, with gaps; empty if the order has to be recomputed.
     line: Vec<usize>,
-    /// Places in the line.
+    /// Position of each kernel in `line`.
     place: Vec<usize>,
+    /// Kernels that read from each kernel.
     after: Vec<Vec<usize>>,
-    /// The last search that met a kernel on its way down, and on its way up.
+    /// For each kernel, the last search that visited it from above (`met`) and from below (`met_up`).
     met: Vec<usize>,
     met_up: Vec<usize>,
     searches: usize,
-    /// Kernels met since they were last counted.
+    /// Kernels visited since the count was last collected.
     steps: usize,
 }
 const GAP: usize = usize::MAX;
@@ -22,7 +23,7 @@ impl Ways {
     pub(super) fn forget(&mut self) {
         self.line.clear();
     }
-    /// Moves `a` towards `b`, behind all between the two that do not come after it.
+    /// Moves `a` towards `b`, behind all kernels between the two that do not depend on it.
     fn delay(&mut self, a: usize, b: usize) {
         let (from, to) = (self.place[a], self.place[b]);
         self.searches += 1;
@@ -48,10 +49,10 @@ impl Ways {
 }
 
 impl Planner<'_, '_> {
-    /// Is there a way from `a` to `b` other than the direct edge? Then one kernel would wait for itself.
+    /// Is there a path from `a` to `b` other than the direct edge? Then the merged kernel would depend on itself.
     ///
-    /// Searched from both ends, the cheaper step first, until one end has nowhere to go: a value may have thousands of
-    /// readers, and a kernel may read thousands of values, but seldom both.
+    /// Bidirectional search, the cheaper step first, until one side is exhausted: a value may have thousands of readers, and a kernel may
+    /// read thousands of values, but rarely both.
     pub(super) fn detour(&mut self, a: usize, b: usize) -> bool {
         self.sort();
         let mut ways = std::mem::take(&mut self.ways);
@@ -103,11 +104,11 @@ impl Planner<'_, '_> {
         }
         false
     }
-    /// Kernels that `id`, which the plan holds, reads from; one may come several times.
+    /// Kernels that `id` reads from, possibly with repetitions; `id` must be in the plan.
     fn feeds(&self, id: usize) -> impl Iterator<Item = usize> + '_ {
         self.plan.by_id[&id].reads.iter().filter_map(|&i| self.home[i]).filter(move |&h| h != id)
     }
-    /// Exchanges two kernels for one that computes what they do, short of what only they read.
+    /// Replaces two kernels by `k`, which does the work of both. Gives its id.
     pub(super) fn exchange(&mut self, a: usize, b: usize, k: Kernel) -> usize {
         self.sort();
         let place = |id: usize| self.ways.place[id];
@@ -123,7 +124,7 @@ impl Planner<'_, '_> {
         };
         self.swap(&gone, vec![k])[0]
     }
-    /// Exchanges `a` and `b`, which reads from it, for two that share their work in another way.
+    /// Replaces `a` and its reader `b` by two kernels that divide the work differently.
     pub(super) fn share_anew(&mut self, a: usize, b: usize, new: [Kernel; 2]) {
         self.sort();
         let first = self.ways.place[a];
@@ -133,9 +134,10 @@ impl Planner<'_, '_> {
         }
         self.swap(&[a, b], new.into());
     }
-    /// Exchanges kernels for others, each in the place of one, in order: nothing that the new ones read may stand behind it. New ids.
+    /// Replaces kernels by others, each at the position of one of them, in order; all that a new kernel reads must be stored before that
+    /// position. Gives the new ids.
     pub(super) fn swap(&mut self, gone: &[usize], new: Vec<Kernel>) -> Vec<usize> {
-        // The order is kept here, not found again.
+        // The order is updated here, not recomputed.
         let mut ways = std::mem::take(&mut self.ways);
         self.check.work.steps += std::mem::take(&mut ways.steps);
         let sorted = !ways.line.is_empty();
@@ -169,7 +171,7 @@ impl Planner<'_, '_> {
         self.ways = ways;
         ids
     }
-    /// Finds the order after a change.
+    /// Recomputes the order if a change has invalidated it.
     fn sort(&mut self) {
         if !self.ways.line.is_empty() {
             return;

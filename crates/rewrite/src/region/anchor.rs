@@ -1,4 +1,4 @@
-//! Anchors: ops that are computed whole and once, in tiles of their own, from operands that lie evenly in memory.
+//! Anchor ops: computed whole and once, in tiles of their own, from operands with constant strides in memory.
 use super::{Region, Reject, Use};
 use crate::cost::{matrix_flops, matrix_seconds};
 use crate::space::{Atom, AxisMap, Map, align};
@@ -18,8 +18,8 @@ pub(super) enum Anchor {
 }
 
 impl Region<'_> {
-    /// An op that is computed whole and once, in tiles of its own; two matmuls of one left operand may be, side by side.
-    /// `before`: the use of the same op that was met first.
+    /// Adds the anchor op `v`. A kernel has one, or two matmuls of one left operand (dual GEMM).
+    /// `before`: the first use of the same op, if this is the second.
     pub(super) fn anchor(
         &mut self,
         v: usize,
@@ -56,26 +56,26 @@ impl Region<'_> {
                 self.price.other += dag.count(v);
                 if same_space { Ok(vec![(args[0], m.clone())]) } else { Err(Reject::ScanSpaceDiffers) }
             }
-            // A convolution's arithmetic is that of matrix units, a pool's is a step for each place of its windows, and a scatter is
-            // priced as a copy.
+            // A convolution is priced by its flops on matrix units, a pool by one operation per element of its windows, a scatter as a
+            // copy.
             Anchor::Conv | Anchor::Pool | Anchor::Scatter if !same_space => Err(Reject::ViewAfterAnchor),
             Anchor::Conv | Anchor::Pool | Anchor::Scatter => {
                 if let Op::Pool { window, .. } = dag.op(v) {
                     self.price.other += dag.count(v) * window.iter().map(|&w| w as f64).product::<f64>();
                 }
-                // Operands are walked by windows of their own.
+                // Operands are indexed by windows, not by the iteration space.
                 Ok(args.iter().map(|&a| (a, dag.shape(a).iter().map(|&n| self.space.axis(n)).collect())).collect())
             }
         }
     }
-    /// Can two sums of this matmul's tiles stand side by side? Their operands must be rows of multiples of 16 bytes.
+    /// Can this matmul be half of a dual GEMM? Rows of its operands must be multiples of 16 bytes.
     fn fits_dual_gemm(&self, v: usize) -> bool {
         let (dag, dtype) = (self.dag, self.dag.ty(v).dtype);
         let rows = |a: usize| dag.shape(a).last().is_some_and(|n| (n * dtype.bytes()).is_multiple_of(16));
         let matmul = matches!(dag.op(v), Op::Dot | Op::Linear);
         matmul && self.machine.dual_gemm(dtype.name()) && dag.args(v).iter().take(2).all(|&a| rows(a))
     }
-    /// Matmuls of the same left operand, read in the same order.
+    /// Are these matmuls of the same left operand, read with the same map?
     fn are_siblings(&self, first: usize, v: usize, u: &Use) -> bool {
         let dag = self.dag;
         let alike = dag.op(first) == dag.op(v) && dag.ty(first) == dag.ty(v) && dag.args(first)[0] == dag.args(v)[0];
@@ -87,7 +87,7 @@ impl Region<'_> {
         };
         alike && self.fits_dual_gemm(v) && known.len() == 1 && same(&known[0])
     }
-    /// Is `v` read in two halves of its columns alone?
+    /// Is `v` read only as the two halves of its columns?
     fn has_halves(&self, v: usize) -> bool {
         let mut uses: Vec<Use> = vec![];
         for mut u in self.uses.get(&v).cloned().unwrap_or_default() {
@@ -98,7 +98,7 @@ impl Region<'_> {
         }
         matches!(&uses[..], [a, b] if self.are_halves(v, a, b))
     }
-    /// Do the two read the first and the second half of the columns, at the same places otherwise?
+    /// Do the two uses read the first and the second half of the columns, with equal maps otherwise?
     fn are_halves(&self, v: usize, a: &Use, b: &Use) -> bool {
         let shape = self.dag.shape(v);
         let (Some((c, rows)), Some((d, others)), Some((n, lead))) =
@@ -145,7 +145,7 @@ impl Region<'_> {
         let (q, k) = (dag.shape(args[0]), dag.shape(args[1]));
         let (keys, depth) = (self.space.axis(k[lead]), self.space.axis(q[lead + 1]));
         self.price.other += 12. * dag.count(v) / dag.shape(v)[lead + 1].max(1) as f64 * k[lead] as f64;
-        // A key head serves a group of query heads, which are next to one another.
+        // A key head is shared by a group of consecutive query heads.
         let mut shared = m[..lead].to_vec();
         if lead > 0 && q[lead - 1] != k[lead - 1] {
             let heads = k[lead - 1].max(1);
@@ -167,7 +167,7 @@ impl Region<'_> {
         reach
     }
 
-    /// Operands of matmuls and attention are matrices of even strides in memory, and so is attention's result.
+    /// Checks that operands of matmuls and attention are matrices of constant strides in memory, and attention's result too.
     pub(super) fn strided_operands(&self, anchor: usize, members: &[usize]) -> Result<(), Reject> {
         for (a, groups) in &self.operands {
             let mut leaf = *a;
@@ -177,7 +177,7 @@ impl Region<'_> {
             let uses = self.uses.get(&leaf).map_or(&[][..], Vec::as_slice);
             for u in uses.iter().filter(|u| u.prologue) {
                 let strides = self.space.strides(&u.map, self.dag.shape(leaf)).ok_or(Reject::OperandNotStrided)?;
-                // A leaf that is several operands is checked for each with the use that has its atoms.
+                // A leaf that is several operands is checked for each of them, with the use that has the operand's atoms.
                 let flat: Vec<Atom> = groups.iter().flat_map(|g| self.space.flat(g)).collect();
                 if uses.len() > 1 && !flat.iter().all(|a| strides.iter().any(|s| s.0 == *a)) {
                     continue;

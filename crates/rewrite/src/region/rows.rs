@@ -1,4 +1,4 @@
-//! Reductions and whole-row ops: they fix the kernel's rows, and all of them must agree on these.
+//! Reductions and whole-row ops (softmax, norms): they fix the kernel's rows, and all of them must agree on these.
 use super::{Region, Reject, Rows, Use};
 use crate::cost::{is_f32_matmul, operands};
 use crate::space::{Atom, AxisMap, Map, align};
@@ -7,12 +7,12 @@ use kiln_graph::{DType, Op};
 use kiln_plan::Precision;
 use std::collections::BTreeSet;
 
-/// Rows or columns of a matmul that is computed along rows instead.
+/// A matmul of at most this many rows or columns is computed by row sums, not in tiles.
 const FEW: usize = 4;
-/// Elements of a matmul whose heads are reduced in tiles of their own.
+/// Least number of elements of a matmul whose heads are reduced in tiles as wide as a head.
 const MANY: usize = 1 << 22;
-/// Most terms of a matmul whose heads are half as wide as a tile: with 1024 it took 0.83 of the time of two kernels on an H200, with
-/// 2048 0.95, with 4096 1.04.
+/// Largest K of a matmul with a fused reduction of heads that are half as wide as a tile: with K = 1024 it took 0.83 of the time of two
+/// kernels on an H200, with 2048 0.95, with 4096 1.04.
 const DEEP: usize = 2048;
 
 impl Region<'_> {
@@ -84,7 +84,7 @@ impl Region<'_> {
         }
     }
 
-    /// Makes the kernel's rows, or checks that these are the same; gives the atoms along a row.
+    /// Sets the kernel's rows, or checks that these are the same; gives the atoms along a row.
     fn join_rows(&mut self, outer: &[AxisMap], sizes: &[usize]) -> Result<Vec<Atom>, Reject> {
         let across: BTreeSet<Atom> = self.space.flat(outer).into_iter().collect();
         let all = self.space.flat(&self.root);
@@ -109,8 +109,8 @@ impl Region<'_> {
         Ok(along)
     }
 
-    /// Do the rows lie in the tile of this matmul on a GPU, so that its epilogue can reduce them? Matmuls of few rows or columns have no
-    /// tiles, and sums by FMAs have their rows in several warps.
+    /// Does a tile of this matmul on a GPU hold whole rows, so that its epilogue can reduce them? Matmuls of few rows or columns have no
+    /// tiles, and in SIMT tiles (FMAs) a row is spread over several warps.
     pub(super) fn fits_tile(&self, anchor: usize) -> bool {
         let (dag, m) = (self.dag, self.machine);
         let along = self.rows.as_ref().map(|r| self.space.now(&r.along)).unwrap_or_default();
@@ -120,7 +120,7 @@ impl Region<'_> {
             return false;
         };
         let rows = if *dag.op(anchor) == Op::Dot { lead.last().copied().unwrap_or(1) } else { lead.iter().product() };
-        // Where the sums of a stage start from zero, a second set of them takes half of a tile's columns.
+        // Accumulators that are zero-initialised in each stage need a second set of accumulators, which halves a tile's columns.
         let half = 2 * columns.min(self.space.extent(&along) as usize) <= m.templates.tile;
         let tensor_cores = match (operands(dag, anchor), m.f32_matmul(dag.op(anchor)).0) {
             (DType::Bf16 | DType::F16, _) => true,
@@ -131,26 +131,27 @@ impl Region<'_> {
         let across = u.map.last().map(|w| self.space.now(&w.atoms)).unwrap_or_default();
         let matmul = dag.class[anchor] == Class::Matmul && self.dual.is_none() && self.place.is_none();
         let whole = rows > FEW && columns > FEW && columns <= m.templates.tile && across == along;
-        // A row that a tile reduces adds up in another order than a row alone, and there must be some rows for it.
+        // A tile sums a row in another order than a reduction kernel does, and it is only used for more than a few rows: not
+        // batch-invariant.
         !m.contract.batch_invariant
             && m.arch.is_gpu()
             && matmul
             && tensor_cores
             && (whole || across.ends_with(&along) && self.has_wide_heads(anchor, rows, &along))
     }
-    /// Are rows heads that are worth tiles as wide as they are? Those narrower than a tile make a matmul slower, which a short one
-    /// makes up for by what does not go through memory; few of them leave multiprocessors without work.
+    /// Are the rows heads, and are tiles as wide as a head profitable? Narrow tiles make a matmul slower, which is outweighed for a small K
+    /// by the result not going through memory; a small matmul would leave multiprocessors idle.
     fn has_wide_heads(&self, anchor: usize, rows: usize, along: &[Atom]) -> bool {
         let (dag, head) = (self.dag, self.space.extent(along) as usize);
         let columns = dag.shape(anchor).last().copied().unwrap_or(1);
         let depth = dag.nodes[anchor].args.first().and_then(|&a| dag.shape(a).last().copied()).unwrap_or(1);
         let wide = head == self.machine.templates.tile || 2 * head == self.machine.templates.tile && depth <= DEEP;
-        // What reads two sums in a tile has warpgroups, whose programs these are.
+        // Machines with dual GEMMs have warpgroup matmuls, whose programs these are.
         let half = self.machine.dual_gemm(operands(dag, anchor).name());
         half && wide && head < columns && rows.saturating_mul(columns) >= MANY
     }
 
-    /// Between a reduction and the output nothing is permuted: rows are stored in the order they are computed in.
+    /// Checks that nothing is permuted between a reduction and the output: rows are stored in the order in which they are computed.
     fn in_order(&self, operand: &Map, outer: &[AxisMap]) -> Result<(), Reject> {
         let root = self.space.flat(&self.root);
         let (full, rows) = (self.space.flat(operand), self.space.flat(outer));

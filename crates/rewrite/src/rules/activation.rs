@@ -1,4 +1,4 @@
-//! Activation functions from their primitives: the whole function rounds once where the primitives round each.
+//! Recognises activation functions written in primitives: the composite op rounds once, where every primitive rounds.
 use super::Rule;
 use crate::build::Builder;
 use crate::pattern::Bindings;

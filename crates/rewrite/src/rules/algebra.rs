@@ -1,4 +1,4 @@
-//! Arithmetic with constants: powers, factors, and their way through views.
+//! Arithmetic with constants: powers, factors, and moving factors through views.
 use super::{Premise::*, Rule};
 use crate::build::Builder;
 use crate::language::round_to;
@@ -7,8 +7,8 @@ use egg::Id;
 use kiln_graph::{BinaryOp, DType, Op, UnaryOp};
 use kiln_plan::Numerics::*;
 
-/// `x · (1 / c)`, for a number `c`; only for powers of two if the quotient must not change. The quotient of a reduction is one
-/// value a row, where a division costs nothing and an inexact reciprocal would round once more.
+/// `x · (1 / c)`, for a number `c`: powers of two if `exact`, else other numbers. The result of a reduction keeps its division: it is one
+/// value per row, where a division costs nothing and an inexact reciprocal would round once more.
 fn by_reciprocal(b: &mut Builder, m: &Bindings, exact: bool) -> Option<Id> {
     let (x, c) = (m.var("x")?, m.var("c")?);
     let (v, dtype) = (b.fact(c).number()?, b.ty(c).dtype);
@@ -28,11 +28,11 @@ fn by_reciprocal(b: &mut Builder, m: &Bindings, exact: bool) -> Option<Id> {
     let c = b.constant(dtype, inverse);
     b.binary(BinaryOp::Mul, x, c)
 }
-/// Whether a number of this type has all its digits: neither so small that it loses some, nor infinite.
+/// Whether a number of this type has full precision: neither subnormal nor infinite.
 fn keeps_digits(v: f64, dtype: DType) -> bool {
     v.is_normal() && (dtype != DType::F16 || v.abs() >= 2f64.powi(-14))
 }
-/// `x · (c · d)`, unless the product of the factors leaves the range that each of them keeps to.
+/// `x · (c · d)`, unless the product of the factors may be subnormal or infinite.
 fn merged(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (x, c, d) = (m.var("x")?, m.var("c")?, m.var("d")?);
     if b.shape(x).is_empty() && b.fact(x).uniform.is_some() {
@@ -47,7 +47,7 @@ fn merged(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let factor = b.binary(BinaryOp::Mul, c, d)?;
     b.binary(BinaryOp::Mul, x, factor)
 }
-/// `op (x · c)` as `(op x) · c` for a view.
+/// `view(x · c)` as `view(x) · c`.
 fn factor_out(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (view, x, c) = (m.op("v")?.clone(), m.var("x")?, m.var("c")?);
     let y = b.add(view, &[x])?;

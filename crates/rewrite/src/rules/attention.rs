@@ -1,4 +1,4 @@
-//! Attention from its primitives: scores, scale, mask, softmax, values; heads shared by groups of queries.
+//! Recognises attention written in primitives (scores, scale, mask, softmax, values), and grouped-query attention.
 use super::Rule;
 use crate::build::Builder;
 use crate::pattern::Bindings;
@@ -6,7 +6,7 @@ use egg::Id;
 use kiln_graph::{BinaryOp, Op, Scalar};
 use kiln_plan::Numerics::*;
 
-/// What stands under the softmax.
+/// The operand of the softmax.
 struct Scores {
     q: Id,
     /// Keys, transposed.
@@ -15,7 +15,7 @@ struct Scores {
     mask: Option<Id>,
 }
 
-/// Reads `scale · q·kᵀ (+ mask)`; a mask may also be a choice between scores and a very low number.
+/// Matches `scale · q·kᵀ (+ mask)`; a mask may also be a select between scores and a very low number.
 fn scores(b: &mut Builder, x: Id) -> Option<Scores> {
     if let Some(s) = scaled(b, x, 1., 0) {
         return Some(s);
@@ -36,7 +36,7 @@ fn scores(b: &mut Builder, x: Id) -> Option<Scores> {
         if v == f64::NEG_INFINITY {
             return Some(Scores { mask: Some(keep), ..s });
         }
-        // So low that adding it to a score gives it back.
+        // So low that adding it to a score gives this number again.
         if v < -1e30 || (b.ty(low).dtype == kiln_graph::DType::F16 && v < -6e4) {
             let zero = b.constant(b.ty(low).dtype, 0.);
             let low = b.constant(b.ty(low).dtype, v);
@@ -46,11 +46,11 @@ fn scores(b: &mut Builder, x: Id) -> Option<Scores> {
     }
     None
 }
-/// Reads `q·kᵀ` with constant factors, at most a few.
+/// Matches `q·kᵀ` with a few constant factors.
 fn scaled(b: &Builder, x: Id, scale: f64, depth: usize) -> Option<Scores> {
     let found = b.form(x, |o, a| (*o == Op::Dot).then(|| bare(b, a[0], a[1], scale)));
     if found.is_some() || depth > 3 {
-        // A factor on an operand may also stand outside the matmul; the bare matmul has none left inside.
+        // A form may have the factors of operands outside of the matmul; it is preferred, as no factor is left inside.
         let bare = factors(b, x)
             .into_iter()
             .find_map(|(y, c)| if depth < 3 { scaled(b, y, scale * c, depth + 1) } else { None });
@@ -58,7 +58,7 @@ fn scaled(b: &Builder, x: Id, scale: f64, depth: usize) -> Option<Scores> {
     }
     factors(b, x).into_iter().find_map(|(y, c)| scaled(b, y, scale * c, depth + 1))
 }
-/// The matmul of `q` and `k`, without the factors they have.
+/// The matmul of `q` and `k`, with their constant factors moved to the scale.
 fn bare(b: &Builder, mut q: Id, mut k: Id, mut scale: f64) -> Scores {
     for x in [&mut q, &mut k] {
         if let Some((y, c)) = factors(b, *x).into_iter().find(|&(y, _)| b.shape(y) == b.shape(*x)) {
@@ -101,7 +101,7 @@ fn attention(b: &mut Builder, m: &Bindings) -> Option<Id> {
     b.add(Op::Attention { scale: Scalar::Float(s.scale), causal: false }, &args)
 }
 
-/// The keys or values of which `x` repeats each head for a group of query heads next to one another.
+/// The keys or values of which `x` repeats each head for a group of consecutive query heads.
 fn repeated(b: &Builder, x: Id) -> Option<Id> {
     let full = b.shape(x).to_vec();
     let heads = full.len().checked_sub(3)?;

@@ -1,4 +1,4 @@
-//! Distances of all pairs of rows, from their differences, as matmuls.
+//! Squared pairwise distances, written as differences, computed by matmuls.
 use super::Rule;
 use crate::build::Builder;
 use crate::pattern::{Bindings, axes};
@@ -7,11 +7,12 @@ use kiln_graph::pairwise::{Pairwise, padded, pairs};
 use kiln_graph::{BinaryOp::*, DType, Op, ReduceOp};
 use kiln_plan::Numerics::*;
 
-/// Terms of a sum from which a matmul does less work than differences do.
+/// Length of the summed axis from which a matmul does less work than the differences.
 const TERMS: usize = 8;
 
-/// `max(|x|² + |y|² - 2 x·y, 0)`, as PyTorch's `cdist` computes distances of many rows: where points are near, digits cancel, and
-/// rows with infinite elements give NaN. Half types are widened first, so that what is left is the rounding of products in f32.
+/// `max(|x|² + |y|² - 2 x·y, 0)`, as PyTorch's `cdist` computes distances of many rows: the distance of near points suffers from
+/// cancellation, and rows with infinite elements give NaN. Half types are widened first, so that only the rounding of products in f32
+/// remains.
 fn by_matmul(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (x, y) = (m.var("x")?, m.var("y")?);
     let [along] = axes(m.op("r")?)?[..] else { return None };
@@ -32,16 +33,16 @@ fn by_matmul(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let matmul = matmuls(b, x, y, &p)?;
     let two = b.constant(b.ty(matmul).dtype, 2.);
     let twice = b.binary(Mul, matmul, two)?;
-    let rest = b.binary(Sub, squares, twice)?;
-    let zero = b.constant(b.ty(rest).dtype, 0.);
-    let rest = b.binary(Max, rest, zero)?;
-    b.add(Op::Cast(dtype), &[rest])
+    let distances = b.binary(Sub, squares, twice)?;
+    let zero = b.constant(b.ty(distances).dtype, 0.);
+    let distances = b.binary(Max, distances, zero)?;
+    b.add(Op::Cast(dtype), &[distances])
 }
 fn squares(b: &mut Builder, x: Id, along: usize) -> Option<Id> {
     let squared = b.binary(Mul, x, x)?;
     b.add(Op::Reduce { op: ReduceOp::Sum, axes: vec![along] }, &[squared])
 }
-/// Matmuls of all pairs, with the pairs' axes.
+/// The dot products of all pairs of rows by a matmul, in the layout of the pairwise sum.
 fn matmuls(b: &mut Builder, x: Id, y: Id, p: &Pairwise) -> Option<Id> {
     let size = |b: &Builder, v: Id, axes: &[usize]| -> Vec<usize> { axes.iter().map(|&i| b.shape(v)[i]).collect() };
     let matrix = |b: &mut Builder, v: Id, last: [usize; 2], none: usize| {

@@ -1,4 +1,4 @@
-//! Matmuls: one form for matmuls with weights, factors moved through, batch norms folded.
+//! Matmuls and convolutions: one form for matmuls with weights, constant factors moved out, batch norms folded into convolutions.
 use super::{Premise::*, Rule};
 use crate::build::Builder;
 use crate::pattern::Bindings;
@@ -6,7 +6,7 @@ use egg::Id;
 use kiln_graph::{BinaryOp::*, DType, Op, UnaryOp};
 use kiln_plan::Numerics::*;
 
-/// Gain over deviation, and the shift that goes with it, of a batch norm bound as `n`: both `[C]`.
+/// The scale (gain over standard deviation) and the shift of a batch norm bound as `n`: both `[C]`.
 fn batch_norm(b: &mut Builder, m: &Bindings) -> Option<(Id, Id)> {
     let Op::BatchNorm { eps } = *m.op("n")? else { return None };
     let (g, c, mean, variance) = (m.var("g")?, m.var("c")?, m.var("m")?, m.var("s")?);
@@ -23,7 +23,7 @@ fn column(b: &mut Builder, x: Id, after: usize) -> Option<Id> {
     s.extend(std::iter::repeat_n(1, after));
     b.reshape(x, &s)
 }
-/// `(x · y) · c`. Not in f16, whose range is narrow: what a factor keeps within it may leave it without.
+/// `(x · y) · c`. Not in f16: without the factor on an operand, the matmul may overflow the narrow range.
 fn factor_outside(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (x, y, c) = (m.var("x")?, m.var("y")?, m.var("c")?);
     if b.ty(x).dtype == DType::F16 {

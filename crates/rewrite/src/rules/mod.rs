@@ -1,8 +1,8 @@
-//! Rules as data, and saturation by them.
+//! Rewrite rules as data, and saturation of the e-graph with them.
 //!
-//! A rule says that two forms are one value: the written forms (patterns, matched in every operand order), premises on e-class
-//! facts, and how the equal form is built. Each has its numerics class, an example that it fires on and a near miss that it must
-//! leave alone; the tests run both. Limits count nodes and iterations, never time.
+//! A rule states that two forms are equal: the forms to match (patterns, in every order of commutative operands), premises on e-class
+//! facts, and how to build the equal form. Each has a numerics class, an example that it fires on, and a near miss that it must not fire
+//! on; the tests run both. Limits are counts of nodes and iterations, never times.
 mod activation;
 mod algebra;
 mod attention;
@@ -22,10 +22,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A test on facts of what a pattern bound.
 #[derive(Clone, Copy, Debug)]
 pub enum Premise {
-    /// One number, of rank 0.
+    /// A tensor of rank 0 whose value is known.
     Scalar(&'static str),
-    /// Computed from parameters only.
+    /// Computed from parameters and constants only.
     Frozen(&'static str),
+    /// Of this rank.
     Rank(&'static str, usize),
     /// The bound op works along the last axis of the value.
     LastAxis(&'static str, &'static str),
@@ -33,16 +34,21 @@ pub enum Premise {
     TrailingAxes(&'static str, &'static str),
 }
 
+/// A rewrite rule.
 pub struct Rule {
     pub name: &'static str,
+    /// The strictest numerics class in which the rule applies.
     pub numerics: Numerics,
-    /// The class on f16 and bf16, where the equal form rounds less often.
+    /// The same for f16 and bf16, where the equal form rounds less often.
     pub half: Numerics,
+    /// Patterns of the forms to match.
     pub left: &'static [&'static str],
     pub when: &'static [Premise],
+    /// Builds the equal form; `None` if the rule does not apply after all.
     pub right: fn(&mut Builder, &Bindings) -> Option<Id>,
-    /// Graphs from the parenthesis of their inputs on.
+    /// A graph on which the rule fires, from the parenthesis of its inputs on.
     pub example: &'static str,
+    /// A similar graph on which it must not fire.
     pub near_miss: &'static str,
 }
 
@@ -52,7 +58,7 @@ pub fn all() -> Vec<&'static Rule> {
     families.into_iter().chain([attention::RULES]).flatten().collect()
 }
 
-/// How far the results of a rule may differ, by its name; on half types if `half`. Joining siblings computes every element as before.
+/// The numerics class of a rule by its name; for half types if `half`. Joining siblings is no [`Rule`] and exact.
 pub fn numerics(name: &str, half: bool) -> Numerics {
     let rule = all().into_iter().find(|r| r.name == name);
     rule.map_or(Numerics::Exact, |r| if half { r.numerics.max(r.half) } else { r.numerics })
@@ -83,7 +89,7 @@ pub struct Saturated {
     pub iterations: usize,
     /// `saturated`, `node limit`, `iteration limit`.
     pub stopped: &'static str,
-    /// Rules that made a form: by class and head, those of the forms it was made from included.
+    /// Rules that made a form, by class and head, including the rules of the forms it was made from.
     pub made: Made,
 }
 pub type Made = BTreeMap<(Id, u32), BTreeSet<&'static str>>;
@@ -93,7 +99,7 @@ struct Compiled {
     left: Vec<Pattern>,
 }
 
-/// Applies every rule of at most this class until nothing is new.
+/// Applies every rule of at most this numerics class until nothing new is found.
 pub fn saturate(builder: Builder, upto: Numerics) -> Saturated {
     let rules: Vec<Compiled> = all()
         .into_iter()
@@ -118,7 +124,7 @@ pub fn saturate(builder: Builder, upto: Numerics) -> Saturated {
 }
 
 impl Saturated {
-    /// Makes two classes one and notes the rule whose result `form` is, and the forms it was made from.
+    /// Merges two classes, and notes the rule that made `form` and the rules of the forms it was made from.
     fn equate(&mut self, class: Id, form: Id, rule: &'static str, from: &[(Id, u32)]) -> bool {
         let heads: Vec<u32> = self.builder.g[form].nodes.iter().map(|t| t.head).collect();
         let new = self.builder.equate(class, form);
@@ -133,7 +139,7 @@ impl Saturated {
         }
         new
     }
-    /// Keys by today's class names.
+    /// Updates the keys of `made` to the current canonical class ids.
     fn rename(&mut self) {
         let mut out = Made::new();
         for ((id, h), names) in std::mem::take(&mut self.made) {
@@ -141,7 +147,7 @@ impl Saturated {
         }
         self.made = out;
     }
-    /// One iteration: all matches are found, then applied. True if anything is new.
+    /// One iteration: finds all matches, then applies them. True if anything is new.
     fn round(&mut self, rules: &[Compiled], upto: Numerics) -> bool {
         let b = &mut self.builder;
         let mut found: Vec<(&Compiled, Id, Bindings)> = vec![];

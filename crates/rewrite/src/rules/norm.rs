@@ -1,4 +1,4 @@
-//! Whole-row functions from their primitives: softmax, log-softmax, layer norm, RMS norm; and casts around them.
+//! Recognises row functions written in primitives: softmax, log-softmax, layer norm, RMS norm; and casts around them.
 use super::{Premise::*, Rule};
 use crate::build::{Builder, widens};
 use crate::pattern::{Bindings, axes};
@@ -14,12 +14,12 @@ fn row(b: &mut Builder, m: &Bindings, make: fn(usize) -> Op) -> Option<Id> {
 fn number(b: &Builder, x: Id) -> Option<Scalar> {
     b.form(x, |o, _| if let Op::Const(s @ Scalar::Float(_)) = o { Some(*s) } else { None })
 }
-/// Chosen elements of a log-softmax: only these are computed, beside the row's maximum and sum.
+/// A gather from a log-softmax: computes only the gathered elements, and each row's maximum and sum.
 fn chosen_logs(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (Op::Gather { axis }, Op::LogSoftmax { axis: along }) = (m.op("g")?, m.op("s")?) else { return None };
     let (axis, x, i) = (*axis, m.var("x")?, m.var("i")?);
     let whole = b.shape(x).iter().zip(b.shape(i)).enumerate().all(|(a, (n, k))| a == axis || n == k);
-    // As many as there are: the row is as well written whole.
+    // Where as many elements are gathered as a row has, nothing is saved.
     if axis != *along || !whole || b.shape(i)[axis] >= b.shape(x)[axis] {
         return None;
     }
@@ -46,7 +46,7 @@ fn affine(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let Op::LayerNorm { axes, affine: false, eps } = bare else { return None };
     b.add(Op::LayerNorm { axes, affine: true, eps }, &[x, g, c])
 }
-/// A gain or bias in the shape that the norm wants: that of the normalised axes, without leading axes of size 1.
+/// A gain or bias in the shape that the norm op requires: that of the normalised axes, without leading axes of size 1.
 fn flat(b: &mut Builder, gain: Id, x: Id, norm: &Op) -> Option<Id> {
     let n = if let Op::LayerNorm { axes, .. } = norm { *axes } else { 1 };
     let want = b.shape(x)[b.shape(x).len().checked_sub(n)?..].to_vec();
@@ -61,7 +61,7 @@ fn rms_norm(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let g = flat(b, m.var("g")?, x, &op)?;
     b.add(op, &[x, g])
 }
-/// A row function done in f32 between casts is what the op does on the half type by itself.
+/// A row function in f32 between casts equals the op on the half type, which computes in f32 itself.
 fn in_half(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let Op::Cast(to) = *m.op("to")? else { return None };
     let x = m.var("x")?;

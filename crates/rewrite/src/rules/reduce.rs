@@ -1,4 +1,4 @@
-//! Reductions of what is computed row by row.
+//! Reductions of the result of a row function (softmax, norms, reductions), split into two steps.
 use super::Rule;
 use crate::build::Builder;
 use crate::language::op;
@@ -8,10 +8,10 @@ use kiln_graph::ops::Class;
 use kiln_graph::{Op, ReduceOp};
 use kiln_plan::Numerics::*;
 
-/// Values that are looked through for a row function, at most.
+/// Most values that are searched for a row function.
 const DEPTH: usize = 64;
 
-/// Row by row, then over the rows: what is left of a row is one number, which the row's own kernel computes.
+/// Reduces each row, then the results over the rows: the kernel of the row function stores one number per row.
 fn by_rows(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (Op::Reduce { op, axes }, x) = (m.op("s")?.clone(), m.var("x")?) else { return None };
     let row = row_axes(b, x)?;
@@ -20,7 +20,7 @@ fn by_rows(b: &mut Builder, m: &Bindings) -> Option<Id> {
     if !row.iter().all(|a| axes.contains(a)) || rows < 2 {
         return None;
     }
-    // What stands between the two sums has all the digits of a sum.
+    // Sums of rows are kept in the accumulation type.
     let dtype = b.ty(x).dtype;
     let sums = matches!(op, ReduceOp::Sum | ReduceOp::Mean);
     let wide = if sums { b.add(Op::Cast(dtype.compute()), &[x])? } else { x };
@@ -29,7 +29,7 @@ fn by_rows(b: &mut Builder, m: &Bindings) -> Option<Id> {
     if sums { b.add(Op::Cast(dtype), &[outer]) } else { Some(outer) }
 }
 
-/// The axes of a row function that `x` is computed from element by element.
+/// The axes of a row function from whose result `x` is computed by pointwise ops.
 fn row_axes(b: &Builder, x: Id) -> Option<Vec<usize>> {
     let rank = b.shape(x).len();
     let mut seen = vec![b.g.find(x)];

@@ -1,7 +1,7 @@
-//! Matmuls of one value with several weights become one matmul with the weights side by side, and slices of it.
+//! Joins matmuls of one left operand with several weights: one matmul with the concatenated weights, and slices of its result.
 //!
-//! One pass after saturation, not a rule: joining pairs would also join what is joined already. Exact: every element is computed
-//! as before. Weights must be frozen, so that laying them side by side is done once, at load time.
+//! One pass after saturation, not a rule: a rule for pairs would join the results of earlier joins again. Exact: every element is computed
+//! as before. Weights must be frozen, so that they are concatenated once, at load time.
 use super::Saturated;
 use crate::language::op;
 use egg::Id;
@@ -20,7 +20,7 @@ struct Matmul {
 
 pub fn join(s: &mut Saturated) {
     for (x, matmuls) in matmuls(s) {
-        // Of a matmul that is also another's inner part, the outer one (with its bias) is joined.
+        // If the same matmul exists with and without bias, the one with bias is joined.
         let biased = |w: Id| matmuls.iter().any(|p| p.weight == w && p.bias.is_some());
         let outer: Vec<Matmul> = matmuls.iter().copied().filter(|p| p.bias.is_some() || !biased(p.weight)).collect();
         let (with, without): (Vec<Matmul>, Vec<Matmul>) = outer.into_iter().partition(|p| p.bias.is_some());
@@ -31,7 +31,7 @@ pub fn join(s: &mut Saturated) {
     s.builder.g.rebuild();
 }
 
-/// Matmuls with frozen weights by their left operand, in the order they were written.
+/// Matmuls with frozen weights by their left operand, in the order in which they were written.
 fn matmuls(s: &Saturated) -> BTreeMap<Id, Vec<Matmul>> {
     let b = &s.builder;
     let mut out: BTreeMap<Id, Vec<Matmul>> = BTreeMap::new();

@@ -43,7 +43,7 @@ use kiln_graph::{DType, Init, Tensor, Type};
 use kiln_interp::graph::{Precision, run_with};
 use kiln_plan::BufferKind;
 
-/// A small generator of its own, so that cases stay as they are.
+/// A small generator of random numbers, so that cases never change.
 pub struct Random(pub u64);
 impl Random {
     pub fn next(&mut self) -> u64 {
@@ -76,7 +76,7 @@ pub fn params(g: &Graph) -> Vec<Tensor> {
     g.params.iter().enumerate().map(one).collect()
 }
 fn interpret(g: &Graph, inputs: &[Tensor], params: &[Tensor], precision: Precision) -> Vec<Tensor> {
-    // The fallback of generated graphs gives its operands as they are.
+    // The fallback of generated graphs returns its operands unchanged.
     run_with(g, inputs, params, precision, &mut |_, args| Ok(args.to_vec())).unwrap_or_else(|e| panic!("{e}\n{g}"))
 }
 /// Runs the plan kernel by kernel, each body by the interpreter.
@@ -126,7 +126,7 @@ pub fn agrees_on(g: &Graph, p: &Plan, inputs: &[Tensor]) {
         }
     }
 }
-/// Plans in every way and checks each against the interpreter.
+/// Plans unfused, exact and by default, and checks each plan against the interpreter.
 pub fn differential(g: &Graph) {
     for options in [
         Options { fuse: false, ..Options::default() },
