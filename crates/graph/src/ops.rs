@@ -238,6 +238,17 @@ impl Op {
     pub fn is_pointwise(&self) -> bool {
         self.row().class == Pointwise && self.row().infer.is_none()
     }
+    /// Axes of an operand of this rank that are reduced, scanned or normalised together; of `group_norm` those of a channel. Row-wise ops
+    /// that do not say otherwise work along the last axis.
+    pub fn row_axes(&self, rank: usize) -> Vec<usize> {
+        match self {
+            Op::Reduce { axes, .. } => axes.clone(),
+            Op::Scan { axis, .. } | Op::Softmax { axis } | Op::LogSoftmax { axis } => vec![*axis],
+            Op::LayerNorm { axes, .. } => (rank.saturating_sub(*axes)..rank).collect(),
+            Op::GroupNorm { .. } => (2..rank).collect(),
+            _ => (rank.saturating_sub(1)..rank).collect(),
+        }
+    }
     /// Moves elements (or none) without computing: reshape, permute, broadcast, slice, flip.
     pub fn is_view(&self) -> bool {
         self.row().class == View

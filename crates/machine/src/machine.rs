@@ -73,8 +73,6 @@ pub struct Templates {
     pub on_chip: u64,
     /// Columns of a matmul tile: rows up to this width can be reduced in the epilogue.
     pub tile: usize,
-    /// Factor on a matmul's time when arithmetic on an operand keeps it off the asynchronous copy path.
-    pub prologue: f64,
     /// Operand types for which there are dual GEMMs: one kernel for two matmuls of one left operand, with two accumulator tiles.
     #[serde(default)]
     pub dual_gemm: Vec<String>,

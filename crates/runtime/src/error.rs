@@ -37,6 +37,14 @@ pub enum RuntimeError {
         /// What to do; depends on whether the dtype or the shape differs.
         remedy: &'static str,
     },
+    /// A kernel was asked for that a run does not have.
+    #[error("timing kernel {kernel} of `{model}`, which has fewer; kernels of a run are numbered from 0")]
+    NoKernel {
+        /// Name of the model.
+        model: String,
+        /// The number asked for.
+        kernel: usize,
+    },
     /// A session was given too few parameters.
     #[error(
         "loading `{model}` with {}, but it uses {want}; pass the parameters of the graph it was compiled from",
@@ -47,7 +55,7 @@ pub enum RuntimeError {
         model: String,
         /// Number of parameters that were passed.
         got: usize,
-        /// The model uses at least this many.
+        /// Number of parameters that the model reads.
         want: usize,
     },
     /// A parameter has another dtype or shape than the code was compiled for.

@@ -129,12 +129,19 @@ impl Session {
     /// Microseconds of one launch of the n-th run-time kernel. `timer` must come from this session,
     /// and `inputs` must be those that it was made with.
     ///
-    /// # Panics
-    /// If there is no n-th run-time kernel.
+    /// # Errors
+    /// If the inputs do not fit the model, there is no n-th run-time kernel, or the device fails.
     pub fn sample_kernel(&self, timer: &KernelTimer, inputs: &[Tensor], n: usize) -> Result<f64, RuntimeError> {
+        let exe = self.executable();
+        check_inputs(exe, inputs)?;
+        let missing = || RuntimeError::NoKernel { model: exe.name.clone(), kernel: n };
         match &mut *self.backend() {
-            Backend::Host(s) => s.run_profiled(inputs).map(|all| (all[n][1] - all[n][0]).as_secs_f64() * 1e6),
-            Backend::Cuda(s) => s.sample(&timer.on_gpu[n]),
+            Backend::Host(s) => {
+                let all = s.run_profiled(inputs)?;
+                let [from, to] = all.get(n).ok_or_else(missing)?;
+                Ok((*to - *from).as_secs_f64() * 1e6)
+            }
+            Backend::Cuda(s) => s.sample(timer.on_gpu.get(n).ok_or_else(missing)?),
         }
     }
 }

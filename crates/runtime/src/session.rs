@@ -134,11 +134,12 @@ pub(crate) fn check_inputs(exe: &Executable, inputs: &[Tensor]) -> Result<(), Ru
 }
 
 fn check_params(exe: &Executable, params: &[Tensor]) -> Result<(), RuntimeError> {
-    for b in &exe.buffers {
-        let BufferKind::Param(p) = b.kind else { continue };
+    let used = exe.buffers.iter().filter_map(|b| if let BufferKind::Param(p) = b.kind { Some((p, b)) } else { None });
+    let want = used.clone().map(|(p, _)| p.0 as usize + 1).max().unwrap_or(0);
+    for (p, b) in used {
         let model = exe.name.clone();
         match params.get(p.0 as usize) {
-            None => return Err(RuntimeError::ParamCount { model, got: params.len(), want: p.0 as usize + 1 }),
+            None => return Err(RuntimeError::ParamCount { model, got: params.len(), want }),
             Some(t) if t.ty != b.ty => {
                 let types = Box::new(Mismatch { got: t.ty.clone(), want: b.ty.clone() });
                 return Err(RuntimeError::ParamType { model, param: p.0, types });

@@ -28,13 +28,7 @@ impl Region<'_> {
         let args = dag.args(v);
         let x = args[0];
         let mut m = u.map.clone();
-        let axes: Vec<usize> = match dag.op(v) {
-            Op::Reduce { axes, .. } => axes.clone(),
-            Op::Softmax { axis } | Op::LogSoftmax { axis } => vec![*axis],
-            Op::LayerNorm { axes, .. } => (rank - axes..rank).collect(),
-            Op::GroupNorm { .. } => (2..rank).collect(),
-            _ => vec![rank - 1],
-        };
+        let axes = dag.op(v).row_axes(rank);
         let mut outer: Vec<AxisMap> = (0..rank).filter(|i| !axes.contains(i)).map(|i| m[i].clone()).collect();
         let mut sizes: Vec<usize> = axes.iter().map(|&a| dag.shape(x)[a]).collect();
         let mut inner: Vec<Atom> = self.space.flat(&axes.iter().map(|&a| m[a].clone()).collect::<Vec<_>>());

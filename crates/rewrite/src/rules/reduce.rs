@@ -39,10 +39,10 @@ fn row_axes(b: &Builder, x: Id) -> Option<Vec<usize>> {
         for t in &b.g[id].nodes {
             let o = op(&b.g, t);
             let found = match o {
-                Op::Softmax { axis } | Op::LogSoftmax { axis } => Some(vec![*axis]),
-                Op::LayerNorm { axes, .. } => Some((rank - axes..rank).collect()),
-                Op::RmsNorm { .. } => Some(vec![rank - 1]),
-                Op::Reduce { axes, .. } if id != seen[0] => Some(axes.clone()),
+                Op::Reduce { .. } if id == seen[0] => None,
+                // Its rows are channels too.
+                Op::GroupNorm { .. } => None,
+                o if matches!(Class::of(o), Class::Row | Class::Reduce) => Some(o.row_axes(rank)),
                 _ => None,
             };
             if found.is_some() {
