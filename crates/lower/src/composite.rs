@@ -1,4 +1,4 @@
-//! Normalisations and softmax as scalar programs over the row, in the type arithmetic is done in.
+//! Normalisations and softmax as scalar programs over the row, in their compute type.
 use crate::LowerError;
 use crate::dag::{Guard, NodeId};
 use crate::expr::{Expr, delinear, linear};
@@ -71,7 +71,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Whether the row is a matmul's, in the registers of those that made it.
+    /// Whether the row is in the accumulators of a matmul.
     fn in_epilogue(&self) -> bool {
         matches!(self.matmul, Some((_, Matmul::Node)))
     }
@@ -86,7 +86,7 @@ impl Resolver<'_> {
             self.row_index(shape)
         }
     }
-    /// An element of the row, wherever along it; `kept` is where the row is.
+    /// The element of the row at the reduction's coordinates; `kept` is the index of the row.
     fn other(&mut self, x: ValueId, ix: &[Expr], len: usize, kept: &[(Expr, usize)], guards: &[Guard]) -> Resolved {
         if len == 1 {
             return self.at(x, ix, guards);
@@ -120,8 +120,8 @@ impl Resolver<'_> {
         if self.machine.arch.is_gpu() && !self.in_epilogue() {
             return Ok(self.dag.binary(BinaryOp::Div, mine, sum));
         }
-        // One division a row: a vector of them takes as long as an exponential, and nothing hides that of a matmul's tile. The
-        // sum is at least 1.
+        // One division per row: dividing every element takes as long as the exponentials, and in a matmul's epilogue
+        // nothing hides that. The sum is at least 1.
         let one = self.dag.number(self.dag.node(sum).dtype, 1.0);
         let scale = self.dag.binary(BinaryOp::Div, one, sum);
         Ok(self.dag.binary(BinaryOp::Mul, mine, scale))
