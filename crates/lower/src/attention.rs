@@ -1,6 +1,6 @@
-//! Attention on the host: scores by a library matmul, softmax in a block step, a matmul with the values; a bounded number
-//! of batches at a time. Queries are taken in bands whose scores stay in the caches, under a causal mask with the keys only that
-//! the last of them sees.
+//! Attention: on GPUs by [`flash`]. On the host, scores by a library matmul, softmax in a block step, and a matmul with
+//! the values; a bounded number of batches at a time. Queries are processed in bands whose scores stay in the caches;
+//! under a causal mask a band has only the keys that its last query attends to.
 use crate::dag::{Guard, NodeId, NodeOp, Scene, Store};
 use crate::expr::{Expr, linear};
 use crate::flash;
@@ -14,7 +14,7 @@ use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::exec::{Matrix, Slot};
 
-/// Scores held at a time.
+/// Most scores in memory at a time.
 const SCORES: usize = 1 << 25;
 
 /// Most bands of queries, and fewest queries of a band.
@@ -83,7 +83,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let v = the_matmul(of, |v| matches!(g.op(v), Op::Attention { .. }))?;
     let z = sizes(of, v);
     if z.t == 0 || z.d == 0 {
-        return Err(of.unsupported("attention over nothing"));
+        return Err(of.unsupported("attention without keys, or with heads of width 0"));
     }
     if machine.arch.is_gpu() {
         return flash::lower(of, v, &z, machine);
@@ -105,7 +105,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let place = h.destination(v)?;
     let out = Operand { slot: place.0, offset: 0, strides: Type::new(dtype, shape(z.s, z.e)).strides() };
 
-    // The first axis of the batch is taken in pieces.
+    // The first axis of the batch is processed in pieces.
     let bands = bands(&z, matches!(g.op(v), Op::Attention { causal: true, .. }));
     let tallest = bands.iter().map(|b| b.rows).max().unwrap_or(0);
     let first_len = z.batch.first().copied().unwrap_or(1);
@@ -150,7 +150,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     h.finish(v, place)
 }
 
-/// Queries that are taken together, and the keys that they may see.
+/// Queries that are processed together, and the number of keys that they may attend to.
 #[derive(Clone, Copy)]
 struct Band {
     first: usize,
@@ -227,7 +227,7 @@ fn softmax(
     rows::emit(name, Space::new(shape, &row_axes), &scene, of.machine, scratch)
 }
 
-/// Softmax of a row of scores; zeros where nothing takes part, as PyTorch's `_safe_softmax`.
+/// Softmax of a row of scores; zeros where all scores are masked, as PyTorch's `_safe_softmax`.
 fn safe_softmax(r: &mut Resolver, own: NodeId, other: NodeId, len: usize) -> Resolved {
     let p = r.softmax(own, other, len)?;
     let dtype = r.dag.node(own).dtype;

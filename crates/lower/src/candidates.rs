@@ -1,4 +1,4 @@
-//! What could be chosen for a kernel's matmul: the space that tuning searches.
+//! Template candidates for a kernel's matmul: the space that tuning searches.
 use crate::composite::Decomposed;
 use crate::resolve::Body;
 use crate::warpgroup::GROUP;
@@ -6,19 +6,19 @@ use crate::{gemm, lower_at, template, under};
 use kiln_machine::Machine;
 use kiln_plan::{Family, Hardware, Kernel, KernelKind, Reason, Schedule, Template};
 
-/// Raised whenever a template's programs change so that measurements of the old ones say nothing of the new.
+/// Version of the templates: raised whenever their programs change so much that old measurements are void.
 pub const TEMPLATES: u32 = 5;
 
-/// A template that takes a kernel.
+/// A template that applies to a kernel.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Candidate {
     pub template: Template,
-    /// Microseconds that a coarse model predicts for the matmul and the sum of its parts.
+    /// Microseconds that a coarse model predicts for the matmul, the sum of its split-K slices included.
     pub us: f64,
 }
 
-/// Templates of a kernel's matmul on a GPU: first the one that lowering chooses unasked, then all others that may take it, the
-/// fastest in the model first. Empty where there is nothing to choose.
+/// Templates of a kernel's matmul on a GPU: first the one that lowering chooses by default, then all others that may
+/// apply, the fastest in the model first. Empty where there is nothing to choose.
 pub fn candidates(kernel: &Kernel, machine: &Machine) -> Vec<Candidate> {
     let machine = &under(machine, kernel);
     let Some(decomposed) = decomposed(kernel) else { return vec![] };
@@ -47,14 +47,14 @@ fn body<'a>(kernel: &'a Kernel, decomposed: &'a Decomposed, machine: &'a Hardwar
     Body { name, graph, decomposed, matmul: None, dual: None, machine, precision, rounding, template: None }
 }
 
-/// Whether an open choice falls on the GPU's library.
+/// Whether lowering chooses the GPU's library by default.
 pub fn prefers_library(kernel: &Kernel, machine: &Hardware) -> bool {
     let free = !machine.contract.batch_invariant && kernel.reason.template.is_none();
     let open = kernel.kind == KernelKind::Gemm && free;
     open && decomposed(kernel).is_some_and(|d| gemm::prefers_library(&body(kernel, &d, machine), machine))
 }
 
-/// All that lowering chooses for a kernel's matmul unasked.
+/// The template that lowering chooses for a kernel's matmul by default, with all choices explicit.
 fn chosen(kernel: &Kernel, of: &Body) -> Option<Template> {
     let by = |template| {
         let mut kernel = kernel.clone();
@@ -71,8 +71,8 @@ fn chosen(kernel: &Kernel, of: &Body) -> Option<Template> {
     by(Some(template)).map(|_| template)
 }
 
-/// Templates that differ from one of warpgroups in one choice that the model does not price: fewer stages, deeper ones, the order
-/// of tiles, clusters. Not all of them take a kernel.
+/// Templates that differ from a warpgroup template in one choice that the model does not price: the number of stages,
+/// their depth, the order of tiles, clusters, tiles in flight. Not all of them apply to a kernel.
 pub fn neighbours(t: Template) -> Vec<Template> {
     let s = t.schedule;
     let (Family::Warpgroup, Some(stages), Some(cluster), Some(depth)) = (t.family, s.stages, s.cluster, s.depth) else {

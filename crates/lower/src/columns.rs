@@ -1,8 +1,12 @@
-//! Schedules of rows across memory: a kept coordinate lies along the tile's last axis, in strips, and the row along its first.
+//! Schedules of column reductions, whose rows are strided in memory: a kept coordinate lies along the tile's last axis,
+//! in strips, and the row along its first.
 //!
-//! - columns belong to a thread each where they are short, or so many that a sum keeps the machine busy by them alone;
+//! - a short column (up to 256 bytes) belongs to one thread, whose neighbours have the next columns; so do columns of
+//!   any length that are only summed, where there are enough of them to keep memory busy;
 //! - others that fit are held by a block or a cluster, or summed at once;
-//! - sums of long ones are walked in chunks, by so many instances as keep the machine busy.
+//! - sums of long ones are processed in chunks, by as many instances as keep the machine busy;
+//! - where no vector divides a large matrix's rows, or they are narrow, several rows are summed as one wide row
+//!   ([`crate::wide_rows`]).
 use crate::expr::CoordId;
 use crate::persistent::{self, Tiles};
 use crate::rows::{Limits, RowPlan, parts, wanted};
@@ -12,12 +16,14 @@ use crate::unaligned::VECTOR;
 use kiln_plan::Hardware;
 use kiln_plan::scan::{self, COLUMN_CHUNKS};
 
-/// Bytes of columns that a thread has alone, of a row that it reads at a time, and of columns of single words.
+/// Most bytes of the columns that belong to one thread.
 const ALONE: usize = 256;
+/// Least bytes of a row that a thread reads at a time.
 const WORD: usize = 4;
+/// Most bytes of the columns of a thread that reads single such words.
 const ALONE_IN_WORDS: usize = 320;
 
-/// Bytes of a strip of columns that an instance of a GPU takes.
+/// Bytes of a strip of columns that a program instance of a GPU takes.
 pub const STRIP: usize = 256;
 /// Instances for each multiprocessor that keep a GPU busy where strips are shared.
 const SHARING: usize = 8;
@@ -29,17 +35,17 @@ pub fn sharing(machine: &Hardware) -> usize {
 const LARGE: usize = 32 << 20;
 const SUMMED_AT_ONCE: usize = 64 << 10;
 
-/// Loads that a thread has in flight, of as many threads as keep memory busy so ([`kiln_machine::Rows::loading`]); half as many have
-/// twice as many.
+/// Loads in flight per thread; twice as many with fewer than twice the threads that keep memory busy with this many
+/// ([`kiln_machine::Rows::loading`]).
 const LOADS: usize = 8;
 
-/// Elements of a column that are summed before they are added to the rest.
+/// Elements of a column that are summed before they are added to the accumulator.
 const SUMMED: usize = 64;
 
-/// Elements that are worth a second step, which adds up what instances found.
+/// Elements from which on a second step, which combines partial sums, is profitable.
 const STREAMED: usize = 1 << 20;
 
-/// Rows across memory: the tile's last axis is the kept coordinate `along`, the row is its first.
+/// Schedule of rows that are strided in memory: the tile's last axis is the kept coordinate `along`, its first the row.
 pub fn across<'m>(
     space: &mut Space,
     kept: Vec<Coord>,
@@ -51,7 +57,7 @@ pub fn across<'m>(
 ) -> RowPlan<'m> {
     let gpu = machine.arch.is_gpu();
     let extent = space.find(along).map_or(1, |c| c.extent);
-    // What choices go by: the columns of one image, or of as many as keep the machine busy.
+    // The number that choices depend on: the columns of one image, or of as many as keep the machine busy.
     let others = machine.counted(kept.iter().filter(|c| c.id != along).map(|c| c.extent).product());
     let limits = &Limits { columns: true, ..*limits };
     let high = n.next_power_of_two();
@@ -78,7 +84,7 @@ pub fn across<'m>(
     }
     // Pieces of whole lines where such a tile can be held and their words are as wide as a bank, else of half a line.
     let line = if limits.again && limits.bytes >= 4 && high * 128 / limits.bytes <= limits.tile { 128 } else { 64 };
-    // On the host a sum walks whole rows of memory, which is what it asks for ahead; instances share the columns.
+    // On the host a sum streams whole rows of memory, which suits the hardware prefetcher; instances share the columns.
     let mut tile = if gpu { 256 * limits.thread } else { 4096 };
     // Nothing of a sum is kept, so a thread has registers for eight loads.
     let sums = gpu && limits.any_order && !limits.again;
@@ -98,7 +104,8 @@ pub fn across<'m>(
     while wide > least && (whole && high * wide > tile || (limits.again || !gpu) && few(wide)) {
         wide /= 2;
     }
-    // A row that fits is held; else it is walked, on the host by chunks that are summed, or one element at a time.
+    // A row that fits is held; else a loop processes it, on the host in chunks that are summed, or one element at a
+    // time.
     let instances = others * extent.div_ceil(wide);
     let short = sums && high * wide * limits.bytes <= SUMMED_AT_ONCE && instances >= sharing(machine) / 4;
     let held = short || high * wide <= tile;
@@ -141,8 +148,8 @@ pub fn across<'m>(
 }
 
 impl Limits {
-    /// Rows and columns of a tile in which every thread has columns to itself, and its warps: where they are short, so that nothing
-    /// is exchanged and no thread has elements that are not there.
+    /// Rows and columns of a tile in which every thread has whole columns, and its warps: where columns are short, so
+    /// that threads exchange nothing and no thread has masked elements.
     fn alone(&self, n: usize, columns: usize, others: usize, wanted: usize) -> Option<(usize, usize, usize)> {
         let word = WORD.div_ceil(self.narrow);
         let each = match (ALONE / (n * self.bytes)).min(VECTOR / self.bytes) {
@@ -158,7 +165,7 @@ impl Limits {
         Some((n.next_power_of_two(), 32 * each * warps, warps))
     }
 
-    /// The same of a sum: where there are so many columns that their loads keep memory busy.
+    /// The same for a sum, where there are so many columns that their loads keep memory busy.
     fn summed_alone(
         &self,
         n: usize,
@@ -192,7 +199,7 @@ fn strips(
     sharing: usize,
 ) -> usize {
     let busy = if columns < strip { sharing } else { sharing / 2 };
-    // The second step is short beside a large sum.
+    // The second step takes little time compared with a large sum.
     let few = if n * instances * strip.min(columns) * bytes >= LARGE { sharing / 2 } else { sharing / 4 };
     if instances >= few || n < 4 * chunk { 1 } else { busy.div_ceil(instances).clamp(1, n / (2 * chunk)) }
 }

@@ -1,6 +1,13 @@
-//! Convolutions as matmuls of the weight with patches of the input. Patches are read where they are wanted: on the host
-//! through windows of the input, padded in scratch if need be, on GPUs by windows of a padded copy ([`implicit_gemm`]) or with guards.
-//! Transposed ones are matmuls of every point with the whole window, summed where windows meet. Depthwise ones are direct.
+//! Convolutions as matmuls of the weight with patches of the input.
+//!
+//! - On the host, the matmul reads patches through strided windows of the input, which is copied to scratch only for
+//!   padding.
+//! - On GPUs: an implicit GEMM over a padded copy where that is predicted to be faster ([`implicit_gemm`]), else im2col
+//!   with guarded loads.
+//! - Transposed convolutions are matmuls of every point's channels with the whole window; the epilogue sums what
+//!   overlapping windows contribute to one place. No weight is multiplied with the zeros between points, so an infinite
+//!   weight gives what PyTorch gives.
+//! - Depthwise convolutions are direct.
 mod implicit_gemm;
 
 use crate::composite::Decomposed;
@@ -16,7 +23,7 @@ use kiln_graph::{DType, Graph, Op, Scalar, ValueId, decompose::transposed_conv};
 use kiln_plan::Hardware;
 use kiln_plan::exec::{Matrix, Slot, axes};
 
-/// A convolution's operands and numbers.
+/// A convolution's operands and sizes.
 struct Conv<'a> {
     x: ValueId,
     w: ValueId,
@@ -28,7 +35,7 @@ struct Conv<'a> {
     dilation: &'a [usize],
     groups: usize,
     transposed: bool,
-    /// Channels of a group: read, written.
+    /// Input and output channels of a group.
     cin: usize,
     cout: usize,
     /// Elements of a patch, and points of an image of the result.
@@ -47,16 +54,16 @@ impl<'a> Conv<'a> {
         let (x, w, groups, transposed) = (args[0], args[1], *groups, *transposed);
         Some(Conv { x, w, x_shape, w_shape, out, stride, padding, dilation, groups, transposed, cin, cout, k, points })
     }
-    /// Windows of one point at every point.
+    /// A window of one point, without strides and padding.
     fn is_pointwise(&self) -> bool {
         let window = self.w_shape[2..].iter().chain(self.stride).all(|&n| n == 1);
         window && self.padding.iter().all(|&p| p == 0)
     }
-    /// A position in a patch as channel and window.
+    /// A position in a patch as channel and point of the window.
     fn in_patch(&self, k: &Expr) -> Vec<Expr> {
         delinear(k, &[&[self.cin], &self.w_shape[2..]].concat())
     }
-    /// Index of the weight at (group, channel written, position in the patch).
+    /// Index of the weight at (group, output channel, position in the patch).
     fn weight_index(&self, at: &[Expr]) -> Vec<Expr> {
         let inner = self.in_patch(&at[2]);
         let mut ix = vec![at[0].clone().scale(self.cout as i64).plus(&at[1]), inner[0].clone()];
@@ -68,7 +75,7 @@ impl<'a> Conv<'a> {
         let a = h.operand(self.w, &[self.groups, self.cout, self.k], "weight", |at| self.weight_index(at))?;
         Ok(Matrix { batch_strides: vec![0, a.strides[0]], ..a.matrix([self.cout, self.k]) })
     }
-    /// Results on the host from an image on.
+    /// The result on the host as a matrix, from image `first` on.
     fn result(&self, slot: Slot, first: usize) -> Matrix {
         let image = self.out[1] * self.points;
         Matrix {
@@ -123,7 +130,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
     let v = the_matmul(of, |v| matches!(g.op(v), Op::Conv { .. }))?;
     let c = Conv::new(g, v).ok_or_else(|| of.unsupported("not a convolution"))?;
-    // Depthwise and nearly so: no matmul worth the name.
+    // Depthwise, or nearly so: too small to be a matmul.
     if c.k == 0 || (c.cout <= 2 && c.k <= UNROLL) {
         return reduction::lower(of, machine, 0);
     }
@@ -136,7 +143,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     }
 }
 
-/// By windows of a padded copy where that pays, else by patches that are read where the matmul wants them.
+/// Implicit GEMM where that is profitable, else im2col: the matmul reads patches.
 fn gpu(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, LowerError> {
     let images = c.x_shape[0];
     if c.is_pointwise() && c.points >= POINTS {
@@ -178,7 +185,7 @@ fn gpu(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, L
 /// Points of an image that fill a tile by themselves.
 const POINTS: usize = 192;
 
-/// A window of one point: images are a batch of matmuls of matrices as they lie in memory.
+/// A window of one point: a batch of matmuls, one per image, that read the input in place.
 fn by_image(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitted, LowerError> {
     let matmul = matmul::Matmul {
         v,
@@ -206,10 +213,10 @@ fn by_image(of: &Body, v: ValueId, c: &Conv, machine: &Hardware) -> Result<Emitt
     matmul::lower(of, &matmul, machine)
 }
 
-/// Images of fewer points than this are taken together, so that the matmul is wide.
+/// Images of fewer points than this share a matmul, so that it is wide.
 const FEW: usize = 256;
 
-/// The matmul reads patches through windows of the input, which is copied only to get its padding.
+/// The matmul reads patches through strided windows of the input, which is copied only to add its padding.
 fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
     let (n, dims) = (c.x_shape[0], c.stride.len());
     let mut h = Host::new(*of);
@@ -248,7 +255,7 @@ fn host(of: &Body, v: ValueId, c: &Conv) -> Result<Emitted, LowerError> {
     h.finish(v, place)
 }
 
-/// A transposed convolution as a product and sums of what it gives: to all else it is an epilogue of that matmul.
+/// A transposed convolution as a matmul with an epilogue that sums overlapping windows.
 fn by_columns(of: &Body, v: ValueId, machine: &Hardware) -> Result<Emitted, LowerError> {
     let graph = of.graph.rebuild(|new, u, args| match u == v {
         true => transposed_conv(new, of.graph.op(v), args).map(Some),

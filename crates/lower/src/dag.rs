@@ -1,7 +1,8 @@
-//! The scalar program of a kernel: what one element of each output is, with every view already turned into index expressions.
+//! The scalar program of a kernel: how one element of each output is computed, with every view already folded into
+//! index expressions.
 //!
-//! Nodes are hash-consed, operands before users. Half-precision values are held in f32: they are rounded where the graph
-//! says `cast` and where they are stored. Where every op rounds, each has a `cast` of its own.
+//! Nodes are hash-consed, operands before users. Half-precision values are held in f32: they are rounded where the
+//! graph says `cast` and where they are stored. Under per-op rounding every op is followed by a `cast`.
 use crate::expr::{CoordId, Expr};
 use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, ScanOp, UnaryOp, ValueId};
 use kiln_plan::exec::Slot;
@@ -20,7 +21,7 @@ pub struct Guard {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum NodeOp {
     Const(Scalar),
-    /// An index as a number.
+    /// An index expression as a number.
     Index(Expr),
     /// Element `at` of a dense buffer; nothing is read where a guard fails (the value is then 0).
     Load {
@@ -34,13 +35,14 @@ pub enum NodeOp {
     Select(NodeId, NodeId, NodeId),
     /// Rounds to the node's dtype.
     Cast(NodeId),
-    /// A number of f32 in tf32.
+    /// An f32 number rounded to tf32, or one of its two tf32 parts (3xTF32).
     Tf32 {
         of: NodeId,
         part: Tf32,
     },
-    /// An index as it is (emitted as i64, whatever the node's type); where the guards hold and it is not in `0..extent`, that is an error at this node of the body. `at` is the
-    /// position among all indices: lanes outside of its coordinates are none.
+    /// An index as read (emitted as i64, whatever the node's type). Where the guards hold, an index outside of
+    /// `0..extent` is an error at node `site` of the body. `at` is the position among all indices: lanes outside of its
+    /// coordinates are not checked.
     Check {
         index: NodeId,
         extent: usize,
@@ -50,29 +52,30 @@ pub enum NodeOp {
     },
     /// Whether all guards hold.
     Inside(Vec<Guard>),
-    /// Over the row: the reduction space of the kernel.
+    /// Reduction over the row, the reduction space of the kernel.
     Reduce {
         op: ReduceOp,
         body: NodeId,
     },
-    /// Inclusive, along the row.
+    /// Inclusive scan along the row.
     Scan {
         op: ScanOp,
         body: NodeId,
     },
-    /// The matmul (or attention) a kernel is built around, at an element.
+    /// An element of the result of the matmul (or attention) that the kernel is built around.
     Anchor {
         at: Vec<Expr>,
     },
 }
 
-/// How a number of f32 is taken as tf32.
+/// How an f32 number is represented in tf32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Tf32 {
-    /// The nearest, which tensor cores would cut off instead.
+    /// Rounded to nearest; tensor cores by themselves truncate.
     Nearest,
-    /// The larger of two whose sum it is, or the smaller.
+    /// The high part of a 3xTF32 split: high + low = the number.
     Large,
+    /// The low part.
     Rest,
 }
 
@@ -95,7 +98,7 @@ impl Node {
         self.exprs(&mut |e| e.nodes(&mut |n| ids.push(n)));
         ids
     }
-    /// Not a scan or an arg-reduction, which follow the order of the row.
+    /// Whether the row may be combined in any order: scans and arg-reductions depend on it.
     pub fn sums_in_any_order(&self) -> bool {
         let arg = matches!(self.op, NodeOp::Reduce { op: ReduceOp::ArgMax | ReduceOp::ArgMin, .. });
         !arg && !matches!(self.op, NodeOp::Scan { .. })
@@ -135,7 +138,7 @@ impl Dag {
         self.nodes.push(node);
         id
     }
-    /// A constant of a type arithmetic is done in.
+    /// A constant in the compute type of `dtype`.
     pub fn number(&mut self, dtype: DType, v: f64) -> NodeId {
         let value = if dtype.is_float() { Scalar::Float(v) } else { Scalar::Int(v as i64) };
         self.add(NodeOp::Const(value), dtype.compute())
@@ -158,7 +161,7 @@ impl Dag {
     }
     /// Least and greatest value of an integer node, as far as known from constants, coordinates and the node's type.
     pub fn range(&self, n: NodeId) -> (i64, i64) {
-        /// Nodes looked at below one another: shared ones are looked at again.
+        /// Recursion limit: shared nodes are visited once per path.
         const DEEP: usize = 8;
         self.range_within(n, DEEP)
     }
@@ -195,14 +198,14 @@ impl Dag {
             }
             _ => all,
         };
-        // What leaves the type wraps.
+        // Values outside of the type wrap around.
         if lo < all.0 || hi > all.1 { all } else { (lo, hi) }
     }
     /// Nodes reachable from `roots`, ascending (operands first).
     pub fn reach(&self, roots: &[NodeId]) -> Vec<NodeId> {
         self.reach_until(roots, |_| false)
     }
-    /// As [`Dag::reach`], not looking below nodes where `stop` holds (they are included).
+    /// As [`Dag::reach`], but not below nodes where `stop` holds (which are included).
     pub fn reach_until(&self, roots: &[NodeId], stop: impl Fn(NodeId) -> bool) -> Vec<NodeId> {
         let mut seen = vec![false; self.nodes.len()];
         let mut open: Vec<NodeId> = roots.to_vec();
@@ -214,7 +217,8 @@ impl Dag {
         }
         (0..self.nodes.len() as NodeId).filter(|n| seen[*n as usize]).collect()
     }
-    /// For every node, the coordinates its value depends on (a reduction not on the row's), as sorted lists.
+    /// For every node, the coordinates its value depends on (for a reduction without those of the row), as sorted
+    /// lists.
     pub fn depends(&self, row: &[CoordId]) -> Vec<Vec<CoordId>> {
         let mut deps: Vec<Vec<CoordId>> = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {

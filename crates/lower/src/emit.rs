@@ -1,4 +1,4 @@
-//! Scalar programs to block instructions: every node once, at the smallest shape its coordinates need.
+//! Emits scalar programs as block instructions: every node once, at the smallest shape its coordinates need.
 //!
 //! A coordinate is a uniform scalar, lanes along one axis of the tile, or both (`base + lane`). Addresses keep the two apart,
 //! so a contiguous access is a scalar pointer plus an iota.
@@ -11,7 +11,7 @@ use kiln_graph::{DType, ReduceOp, Scalar, ScanOp, ValueId};
 use kiln_plan::exec::Slot;
 use std::collections::HashMap;
 
-/// A coordinate in the instance at hand.
+/// The values of a coordinate in a program instance.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lanes {
     pub base: Option<Value>,
@@ -20,7 +20,7 @@ pub struct Lanes {
     pub mask: Option<Value>,
 }
 
-/// How a reduction inside the tile is done: the whole row lies along one axis of it.
+/// Where the row is for a reduction inside the tile: as a whole along one axis.
 #[derive(Clone, Copy, Debug)]
 pub struct TileRow {
     pub coord: CoordId,
@@ -41,11 +41,11 @@ struct Split {
 pub struct Scope {
     values: HashMap<NodeId, Value>,
     exprs: HashMap<Expr, Split>,
-    /// Checks of indices, which stand at the end of the region, behind all that it loads.
+    /// Index checks, which are emitted at the end of the region, after all of its loads.
     checks: Vec<Checked>,
 }
 
-/// Whether indices are wrong, and the indices.
+/// A pending index check: whether indices are out of range, and the indices.
 struct Checked {
     values: [Value; 2],
     mask: Option<Value>,
@@ -59,13 +59,13 @@ pub struct Emitter<'a> {
     /// i32, or i64 where offsets need it.
     pub index: Elem,
     pub row: Option<TileRow>,
-    /// The tile's rows as one run in memory.
+    /// Set if the tile's rows are loaded and stored as one contiguous run.
     pub run: Option<Run>,
     /// The record of indices out of range, once something is checked.
     faults: Option<Value>,
-    /// A coordinate that is computed from others.
+    /// The row's coordinate, where rows are unaligned and it is computed from lanes.
     pub skew: Option<(CoordId, Expr)>,
-    /// What scans of f32 add up in.
+    /// Accumulator type of f32 scans.
     pub scan_in: Elem,
     scopes: Vec<Scope>,
 }
@@ -85,7 +85,7 @@ impl<'a> Emitter<'a> {
             scopes: vec![Scope::default()],
         }
     }
-    /// What is emitted until `leave` is forgotten then: it is inside a region.
+    /// Enters a region: values emitted until `leave` are out of scope after it.
     pub fn enter(&mut self) {
         self.scopes.push(Scope::default());
     }
@@ -93,7 +93,7 @@ impl<'a> Emitter<'a> {
         self.checks(b);
         self.scopes.pop().unwrap_or_default()
     }
-    /// Writes the checks that the region still lacks.
+    /// Emits the pending index checks of the region.
     fn checks(&mut self, b: &mut Builder) {
         let checks = self.scopes.last_mut().map(|s| std::mem::take(&mut s.checks)).unwrap_or_default();
         for c in checks {
@@ -101,16 +101,17 @@ impl<'a> Emitter<'a> {
             b.check(to, c.values, c.mask, c.site.0);
         }
     }
-    /// Ends the program; gives the parameter for its record of indices out of range, if it has one. It is the last.
+    /// Ends the program; returns the parameter for its record of indices out of range, if it has one. It is the last
+    /// parameter.
     pub fn end(&mut self, b: &mut Builder) -> Option<Value> {
         self.checks(b);
         self.faults
     }
-    /// Goes on where a scope was left.
+    /// Enters a scope again that was left.
     pub fn resume(&mut self, scope: Scope) {
         self.scopes.push(scope);
     }
-    /// States the value of a node.
+    /// Sets the value of a node.
     pub fn set(&mut self, node: NodeId, v: Value) {
         if let Some(s) = self.scopes.last_mut() {
             s.values.insert(node, v);
@@ -140,7 +141,7 @@ impl<'a> Emitter<'a> {
         }
         self.operand(b, node)
     }
-    /// A node that is there: `value` emits in ascending order, operands before their users.
+    /// A node that has been emitted: `value` emits in ascending order, operands before their users.
     fn operand(&self, b: &mut Builder, n: NodeId) -> Value {
         self.get(n).unwrap_or_else(|| b.broken(format!("node {n} is used before it is emitted")))
     }
@@ -207,13 +208,13 @@ impl<'a> Emitter<'a> {
                 let sums = self.scan_lanes(b, *op, v);
                 b.cast(sums, held)
             }
-            NodeOp::Anchor { .. } => b.broken("a matmul is read where its schedule has not stated it"),
+            NodeOp::Anchor { .. } => b.broken("a matmul is read before its schedule has set its value"),
         }
     }
 
-    /// The value over the whole tile axis of the row, reduced; keeps the axis with size 1 in tiles of rank 2.
+    /// Reduces a value along the row's axis of the tile; keeps the axis with size 1 in tiles of rank 2.
     fn reduce_in_tile(&mut self, b: &mut Builder, op: ReduceOp, v: Value) -> Value {
-        let Some(row) = self.row else { return b.broken("a reduction where the tile has no row") };
+        let Some(row) = self.row else { return b.broken("a reduction in a tile without a row") };
         let Some(lanes) = self.coords.get(&row.coord).copied() else {
             return b.broken("a reduction over a row that is not in the tile");
         };
@@ -221,7 +222,7 @@ impl<'a> Emitter<'a> {
         let r = self.reduce_axis(b, op, v, row);
         if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { b.cast(r, Elem::I64) } else { r }
     }
-    /// The value with the reduction's identity outside the row, spread over the row's lanes.
+    /// The value broadcast over the row's lanes, with the reduction's identity outside the row.
     pub fn fill_outside(&mut self, b: &mut Builder, op: ReduceOp, v: Value, lanes: Lanes) -> Value {
         let elem = math::elem(b, v);
         let v = match lanes.lane {
@@ -247,7 +248,7 @@ impl<'a> Emitter<'a> {
 
     /// Inclusive scan along the row's lanes; lanes outside the row come after all others.
     pub fn scan_lanes(&mut self, b: &mut Builder, op: ScanOp, v: Value) -> Value {
-        let Some(row) = self.row else { return b.broken("a scan where the tile has no row") };
+        let Some(row) = self.row else { return b.broken("a scan in a tile without a row") };
         let Some(lane) = self.coords.get(&row.coord).and_then(|l| l.lane) else { return v };
         let shape = joint(&b.shape(v), &b.shape(lane));
         let v = b.broadcast_to(v, &shape);
@@ -258,7 +259,7 @@ impl<'a> Emitter<'a> {
         b.scan(op, v, row.axis)
     }
 
-    /// The node's value in its own dtype, zero outside the lanes of `coords`: an operand of a matmul.
+    /// A tile of a matmul operand: the node's value in its own dtype, zero where a load is masked.
     pub fn operand_tile(&mut self, b: &mut Builder, node: NodeId, dtype: DType, shape: &[usize]) -> Value {
         let dag = self.dag;
         if let NodeOp::Load { slot, at, guards } = &dag.node(node).op
@@ -287,7 +288,7 @@ impl<'a> Emitter<'a> {
         let v = b.load(p, run.mask, None);
         Some(b.unpack(v, run.len, run.shape))
     }
-    /// Where guards and the coordinates of `at` hold.
+    /// Mask of the lanes where the guards hold and the coordinates of `at` are in range.
     fn inside(&mut self, b: &mut Builder, at: &Expr, guards: &[Guard]) -> Option<Value> {
         let mut mask = self.guard(b, guards, None);
         let mut used = vec![];
@@ -302,7 +303,7 @@ impl<'a> Emitter<'a> {
         }
         mask
     }
-    /// An index (i64) that has to be in `0..extent`. It is looked at as it was read: an offset's type may be narrower.
+    /// Checks that an index (i64) is in `0..extent`. It is checked as it was read: an offset's type may be narrower.
     fn check(&mut self, b: &mut Builder, index: Value, extent: usize, site: ValueId, (at, guards): (&Expr, &[Guard])) {
         let mask = self.inside(b, at, guards);
         let [zero, end] = [0, extent as i64].map(|n| b.constant(Type::scalar(Elem::I64), Const::Int(n)));
@@ -325,9 +326,9 @@ impl<'a> Emitter<'a> {
         b.load(p, mask, None)
     }
     pub fn address(&mut self, b: &mut Builder, slot: Slot, at: &Expr) -> Value {
-        // Parameters are made for every slot of the program before emission.
+        // Every slot of the program has a parameter before emission.
         let p = self.params.get(&slot).copied();
-        let p = p.unwrap_or_else(|| b.broken(format!("buffer {slot:?} is no parameter")));
+        let p = p.unwrap_or_else(|| b.broken(format!("buffer {slot:?} is not a parameter")));
         let split = self.split(b, at);
         let p = match self.uniform(b, split) {
             Some(u) => b.ptr_add(p, u),
@@ -352,11 +353,12 @@ impl<'a> Emitter<'a> {
         b.constant(Type::scalar(self.index), Const::Int(v))
     }
 
-    /// Whether all guards hold, and `mask`.
+    /// The conjunction of `mask` and all guards.
     pub fn guard(&mut self, b: &mut Builder, guards: &[Guard], mut mask: Option<Value>) -> Option<Value> {
         for g in guards {
             let (least, most) = g.expr.range();
-            // What a value read from memory is in is what the guard is for.
+            // The range of an index read from memory is what its guard enforces, so it must not be used to drop the
+            // guard.
             let mut read = false;
             g.expr.nodes(&mut |_| read = true);
             let v = self.expr(b, &g.expr);
@@ -396,7 +398,7 @@ impl<'a> Emitter<'a> {
             return self.split(b, &straight);
         }
         let in_lanes = |id| self.coords.get(&id).is_some_and(|l| l.lane.is_some());
-        // Where rows start anywhere, quotients say where they are aligned.
+        // Not for unaligned rows: their quotients say where they are aligned.
         if let Some(by_remainder) = e.rounded_down(in_lanes).filter(|_| self.skew.is_none()) {
             let s = self.split(b, &by_remainder);
             return self.keep(e, s);
@@ -407,15 +409,15 @@ impl<'a> Emitter<'a> {
             match a {
                 Atom::Coord { id, .. } => {
                     let Some(lanes) = self.coords.get(id).copied() else {
-                        b.broken(format!("coordinate {id} has no place in the tile or grid"));
+                        b.broken(format!("coordinate {id} is neither in the tile nor in the grid"));
                         continue;
                     };
                     uniform.extend(lanes.base.map(|v| (v, *c)));
                     varying.extend(lanes.lane.map(|v| (v, *c)));
                 }
                 Atom::Div(x, k) | Atom::Mod(x, k) => {
-                    // Quotients here round down, those of block programs toward zero: whole multiples of the divisor
-                    // make a dividend that may be negative positive first.
+                    // Quotients of expressions round down, those of block programs toward zero: a dividend that may be
+                    // negative is first made positive by adding a multiple of the divisor.
                     let lift = match x.range().0 {
                         lo if lo < 0 && lo > -(1 << 40) => -lo.div_euclid(*k),
                         _ => 0,
@@ -465,7 +467,7 @@ impl<'a> Emitter<'a> {
     }
 }
 
-/// Shape two values broadcast to.
+/// The shape that two shapes broadcast to.
 pub fn joint(a: &[usize], b: &[usize]) -> Vec<usize> {
     let n = a.len().max(b.len());
     let at = |s: &[usize], i: usize| if i + s.len() >= n { s[i + s.len() - n] } else { 1 };

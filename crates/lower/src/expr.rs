@@ -2,7 +2,7 @@
 //!
 //! Views rewrite these and nothing else, so a chain of views costs nothing where quotients and remainders cancel.
 //! Expressions are in a canonical form: equal ones compare equal in the common cases, so they serve as keys.
-//! Quotients round toward minus infinity. Where a value may be negative a guard masks the access it is for.
+//! Quotients round toward minus infinity. Where a value may be negative, a guard masks the access that uses it.
 
 /// A coordinate of an iteration space.
 pub type CoordId = u32;
@@ -123,8 +123,8 @@ impl Expr {
         }
         None
     }
-    /// `k·(x / k)`, for a `k` of elements that one vector holds and an `x` that runs with a coordinate of `lanes`, as `x - x % k`:
-    /// like `x`, but for a part that is known of each register, so that what is read lies as the neighbours of `x` do.
+    /// Rewrites `k·(x / k)` as `x - x % k`, where `k` elements fit a vector and `x` has a coordinate of `lanes` with
+    /// stride 1. The remainder is a constant of each register, so that an access vectorises as one at `x` does.
     pub fn rounded_down(&self, lanes: impl Fn(CoordId) -> bool) -> Option<Expr> {
         let runs = |t: &(Atom, i64)| matches!(t, (Atom::Coord { id, .. }, 1) if lanes(*id));
         let rounds = |(a, c): &(Atom, i64)| match a {
@@ -141,7 +141,7 @@ impl Expr {
     fn is_atom(&self, a: &Atom) -> bool {
         matches!(&self.terms[..], [(b, 1)] if b == a) && self.constant == 0
     }
-    /// Parts with a coefficient divisible by `k` (divided), and the rest.
+    /// Terms with a coefficient divisible by `k` (divided), and the remaining terms.
     fn divide_terms(self, k: i64) -> (Expr, Expr) {
         let mut whole = Expr::constant(self.constant.div_euclid(k));
         let mut rest = Expr::constant(self.constant.rem_euclid(k));
@@ -224,7 +224,7 @@ impl Expr {
             sum.plus(&e.scale(*c))
         })
     }
-    /// The same expression of other coordinates, of the same extents.
+    /// The same expression with coordinates renamed; their extents stay.
     pub fn renamed(&self, f: &impl Fn(CoordId) -> CoordId) -> Expr {
         let mut terms: Vec<(Atom, i64)> = vec![];
         for (a, c) in &self.terms {
@@ -239,7 +239,7 @@ impl Expr {
         terms.sort();
         Expr { terms, constant: self.constant }
     }
-    /// The value where coordinates have these, and what is read from memory is 0.
+    /// The value at these coordinates; indices read from memory count as 0.
     pub fn value_at(&self, coord: &impl Fn(CoordId) -> i64) -> i64 {
         self.terms.iter().fold(self.constant, |sum, (a, c)| {
             let v = match a {
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(delinear(&at, &[4, 6, 5]), [c(0, 4), c(1, 6), c(2, 5)]);
     }
 
-    /// Channels of a position in rows of rows: what lies within a row does not count.
+    /// The channel of a position does not depend on the offset within a row.
     #[test]
     fn quotients_of_rows_drop_what_lies_within_them() {
         let at = linear(&[c(0, 3072), c(1, 49)], &[3072, 49]);

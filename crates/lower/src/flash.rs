@@ -1,5 +1,14 @@
-//! Attention on GPUs: a block of queries per instance, keys and values block by block, softmax carried along. Where there are few
-//! queries, instances take parts of the keys, which a second step joins.
+//! Flash attention on GPUs: a block of queries per instance, a loop over blocks of keys and values, and an online
+//! softmax. With few queries, instances take slices of the keys (split-KV), which a second step combines.
+//!
+//! Takes: an attention with whatever follows it, and the tiles that [`kiln_plan::attention`] chose. Gives: one program,
+//! or two steps.
+//!
+//! A single f32 query takes sums of products along rows of keys, as they lie in memory, instead of matmuls of a tile
+//! that is mostly empty.
+//!
+//! With a causal mask, keys after the query are skipped where possible. Where PyTorch multiplies an infinite or NaN
+//! value there by zero, which gives NaN, the result here may be finite.
 use crate::LowerError;
 use crate::attention::{Sizes, masked_score};
 use crate::dag::{NodeId, NodeOp, Scene, Store};
@@ -60,7 +69,8 @@ pub fn lower(of: &Body, v: ValueId, z: &Sizes, machine: &Hardware) -> Result<Emi
     Ok(Emitted { scratch, steps: vec![step] }.then(rest))
 }
 
-/// What the program leaves: the kernel's outputs, or of a part of the keys the sums, maxima and sums of weights.
+/// What the program stores: the kernel's outputs, or for a slice of the keys its weighted sums, maxima and sums of
+/// weights.
 fn results(of: &Body, v: ValueId, z: &Sizes, parts: usize, r: &mut Resolver) -> Result<Vec<Store>, LowerError> {
     let part = Expr::coord(part_id(z), parts);
     let nb = z.batch.len();
@@ -90,7 +100,7 @@ fn results(of: &Body, v: ValueId, z: &Sizes, parts: usize, r: &mut Resolver) -> 
     placed.iter().map(|o| o.store(r, &at)).collect()
 }
 
-/// Coordinate of the part of the keys.
+/// Coordinate of the slice of the keys.
 fn part_id(z: &Sizes) -> CoordId {
     z.batch.len() as CoordId + 8
 }
@@ -120,7 +130,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
     let q = r.at(args[0], &[lead, &[q_head.clone(), at[nb + 2].clone(), cd1]].concat(), &[])?;
     let k = r.at(args[1], &[lead, &[at[nb].clone(), ct1.clone(), cd2]].concat(), &[])?;
     let w = r.at(args[2], &[lead, &[at[nb].clone(), ct2, at[nb + 3].clone()]].concat(), &[])?;
-    // The raw score stands as an index no value has.
+    // The raw score is an anchor at the empty index, which no element of a value has.
     let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, dtype.compute());
     let score = masked_score(&mut r, raw, v, &[lead, &[q_head, at[nb + 2].clone(), ct1]].concat())?;
     scene.dag = r.dag;
@@ -169,7 +179,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
         let most = b.reduce(R::Max, x, along);
         let most = b.expand_dims(most, along);
         let most = b.binary(B::Max, now[0], most);
-        // Where nothing has taken part yet, minus infinity must not be subtracted from itself.
+        // Where all keys so far are masked, the maximum is minus infinity, which must not be subtracted from itself.
         let nothing = b.cmp(CmpOp::Eq, most, lowest);
         let safe = b.select(nothing, zero, most);
         let p = b.binary(B::Sub, x, safe);
@@ -183,7 +193,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
         let p = b.cast(p, math::stored(dtype));
         let values = operand(f, w, dtype, [tiles.keys, way.wide_e], t2);
         let acc = f.b.binary(B::Mul, now[2], keep);
-        let acc = way.weighed(f, p, values, acc);
+        let acc = way.weighted(f, p, values, acc);
         vec![most, sum, acc]
     });
     let values = match sums[..] {
@@ -199,7 +209,8 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
     f.finish()
 }
 
-/// An operand of a matmul over `along`, zero behind its end: also where it is one element repeated, which need not be finite.
+/// An operand of a matmul over `along`, zero beyond its end: also if it does not depend on `along`, as a repeated
+/// element need not be finite.
 fn operand(f: &mut Frame, node: NodeId, dtype: DType, shape: [usize; 2], along: CoordId) -> Value {
     let v = f.em.operand_tile(&mut f.b, node, dtype, &shape);
     let masked = matches!(&f.em.dag.node(node).op, NodeOp::Load { at, .. } if at.uses(along));
@@ -207,7 +218,7 @@ fn operand(f: &mut Frame, node: NodeId, dtype: DType, shape: [usize; 2], along: 
     zero_outside(f, v, mask)
 }
 
-/// The keys of an instance: first, last, step. `queries`: the queries' coordinate under a causal mask.
+/// The loop over the keys of an instance: first, end, step. `queries`: the queries' coordinate under a causal mask.
 fn bounds(f: &mut Frame, z: &Sizes, tiles: &Tiles, queries: Option<CoordId>) -> [Value; 3] {
     let seen = if queries.is_some() { z.t.min(z.s) } else { z.t };
     let (mut lo, mut hi, step) = (f.b.i32(0), f.b.i32(seen as i64), f.b.i32(tiles.keys as i64));
@@ -218,7 +229,7 @@ fn bounds(f: &mut Frame, z: &Sizes, tiles: &Tiles, queries: Option<CoordId>) -> 
         hi = f.b.binary(B::Min, hi, end);
     }
     if let Some(base) = queries.and_then(|s| f.em.coords.get(&s)?.base) {
-        // Keys past the block's last query see none of it.
+        // Keys past the block's last query are masked for all of its queries.
         let base = f.b.cast(base, Elem::I32);
         let own = f.b.i32(tiles.queries as i64);
         let end = f.b.binary(B::Add, base, own);
@@ -227,9 +238,10 @@ fn bounds(f: &mut Frame, z: &Sizes, tiles: &Tiles, queries: Option<CoordId>) -> 
     [lo, hi, step]
 }
 
-/// Matmuls of a block: of matrices, scores `[queries, keys]`; or where there is one query, sums over rows of keys and of values,
-/// as they lie in memory, scores `[keys, 1]`.
+/// How a block multiplies: by matmuls, with scores `[queries, keys]`; or for a single query by sums over rows of keys
+/// and of values as they lie in memory, with scores `[keys, 1]`.
 struct Way {
+    /// A single query.
     one: bool,
     queries: usize,
     keys: usize,
@@ -261,7 +273,7 @@ impl Way {
         let none = f.b.splat(zero, &[self.queries, self.keys]);
         f.b.dot(query, keys, none, DotPrecision::Exact)
     }
-    fn weighed(&self, f: &mut Frame, weights: Value, values: Value, acc: Value) -> Value {
+    fn weighted(&self, f: &mut Frame, weights: Value, values: Value, acc: Value) -> Value {
         if self.one {
             let more = row_sums(f, weights, values, 0);
             return f.b.binary(B::Add, acc, more);
@@ -273,12 +285,12 @@ impl Way {
 /// The sum of products along an axis, which stays with size 1.
 fn row_sums(f: &mut Frame, a: Value, b: Value, axis: usize) -> Value {
     let [a, b] = [a, b].map(|x| f.b.cast(x, Elem::F32));
-    let matmuls = f.b.binary(B::Mul, a, b);
-    let sum = f.b.reduce(R::Sum, matmuls, axis);
+    let products = f.b.binary(B::Mul, a, b);
+    let sum = f.b.reduce(R::Sum, products, axis);
     f.b.expand_dims(sum, axis)
 }
 
-/// Sums over the sum of their weights; zero where nothing took part.
+/// Weighted sums divided by the sum of their weights; zero where all keys are masked.
 fn quotient(f: &mut Frame, sums: Value, weights: Value) -> Value {
     let zero = math::float(&mut f.b, Elem::F32, 0.0);
     let one = math::float(&mut f.b, Elem::F32, 1.0);

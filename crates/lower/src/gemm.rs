@@ -1,4 +1,15 @@
 //! Matmuls with views before and pointwise work (or a reduction of rows) after.
+//!
+//! Takes: a body with one matmul, or two of the same left operand. Gives: steps by one template: [`matmul`] on GPUs,
+//! [`library`], [`reduction`] for few rows or columns and for integers, or the host's library.
+//!
+//! **Skinny GEMM: operands swapped.** On `sm_90` a matmul in half precision of 5 to 32 rows, and more than twice as
+//! many columns, is computed with its operands swapped, in tiles as narrow as 16 columns: a tile has at least 64 rows,
+//! and copies of rows outside of the operand cost as much as others.
+//!
+//! **Dual GEMM.** Two matmuls of one left operand (gate and up of a gated layer), or the two halves of one matmul,
+//! share a kernel with two accumulators where the machine has tiles for that (`dual_gemm` in its description) and rows
+//! are multiples of 16 bytes. To the planner they are a region like any other.
 use crate::expr::{Expr, delinear, linear};
 use crate::host::{Host, the_matmul};
 use crate::placed;
@@ -56,7 +67,7 @@ pub fn operand_index(g: &Graph, v: ValueId, which: usize, at: &[Expr]) -> Vec<Ex
     }
 }
 
-/// Where an element of the value is in the matmul: (batch…, m, n).
+/// The position in the matmul, (batch…, m, n), of an element of the value.
 pub fn place(g: &Graph, v: ValueId, ix: &[Expr]) -> Vec<Expr> {
     match (g.op(v), ix.split_last()) {
         (Op::Linear, Some((column, lead))) => vec![linear(lead, &g.shape(v)[..lead.len()]), column.clone()],
@@ -89,7 +100,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     }
 }
 
-/// Templates that take the kernel's matmul on a GPU, with the microseconds they are predicted to take.
+/// Templates that apply to the kernel's matmul on a GPU, with the microseconds they are predicted to take.
 pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Template, f64)>, LowerError> {
     let g = of.graph;
     let Found { v, dual, d } = find(of, machine)?;
@@ -106,7 +117,7 @@ pub fn candidates(of: &Body, machine: &Hardware) -> Result<Vec<(Template, f64)>,
     Ok(all)
 }
 
-/// Whether the GPU's library is expected to be faster than all templates.
+/// Whether the GPU's library is predicted to be faster than Kiln's own templates.
 pub fn prefers_library(of: &Body, machine: &Hardware) -> bool {
     if !machine.arch.has_wgmma() || !share(of, machine).is_ok_and(|share| share < 1.0) {
         return false;
@@ -116,40 +127,41 @@ pub fn prefers_library(of: &Body, machine: &Hardware) -> bool {
     library.zip(best(&all)).is_some_and(|(library, best)| library.1 < best)
 }
 
-/// The least time of Kiln's own templates; those of warpgroups are taken wherever there are any.
+/// The least predicted time of Kiln's own templates; warpgroup templates are taken wherever any applies.
 fn best(all: &[(Template, f64)]) -> Option<f64> {
     let least = |family| all.iter().filter(|c| c.0.family == family).map(|c| c.1).fold(f64::INFINITY, f64::min);
     [Family::Warpgroup, Family::Tile, Family::Rows].map(least).into_iter().find(|us| us.is_finite())
 }
 
-/// The library's share of the time of Kiln's own templates.
+/// Expected time of the library, relative to that of Kiln's own templates.
 fn share(of: &Body, machine: &Hardware) -> Result<f64, LowerError> {
     let Found { v, dual, d } = find(of, machine)?;
     let copied = || on_gpu(of, v, dual, &d, |p| matmul::copies_operands(of, p, machine)).unwrap_or(false);
     Ok(library::share(of, v, &whole(&d, dual), copied))
 }
 
-/// Sizes of the whole matmul, of which halves may stand beside each other.
+/// Sizes of the whole matmul; `d` has those of one half where the halves are a dual GEMM.
 fn whole(d: &Dims, dual: Option<Second>) -> Dims {
     let halves = if matches!(dual, Some(Second::Half(_))) { 2 } else { 1 };
     Dims { batch: d.batch.clone(), n: halves * d.n, ..*d }
 }
 
-/// Parts of K that lowering cuts the kernel's matmul into unasked.
+/// Split-K slices that lowering chooses by default.
 pub fn parts(of: &Body, machine: &Hardware) -> Result<usize, LowerError> {
     let Found { v, dual, d } = find(of, machine)?;
     on_gpu(of, v, dual, &d, |p| matmul::chosen_parts(of, p, machine))
 }
 
-/// What stands beside a matmul in a kernel: another of the same left operand, or its own other half.
+/// The second half of a dual GEMM: another matmul of the same left operand, or the other half of the same matmul's
+/// columns.
 #[derive(Clone, Copy)]
 enum Second {
     Other(ValueId),
-    /// The last so many columns, which are read together with as many before them.
+    /// The last `n` columns, which are read together with the `n` before them.
     Half(usize),
 }
 
-/// The matmul of a body, and what stands beside it on a GPU; of halves, the sizes are those of one.
+/// The matmul of a body and, on a GPU, its dual; for halves of a matmul, the sizes are those of one half.
 struct Found {
     v: ValueId,
     dual: Option<Second>,
@@ -237,14 +249,14 @@ fn on_gpu<T>(of: &Body, v: ValueId, dual: Option<Second>, d: &Dims, then: impl F
     then(&matmul)
 }
 
-/// Elements of the rows that what comes after the matmul reduces.
+/// Length of the rows that the epilogue reduces.
 fn reduced(of: &Body, v: ValueId) -> Option<usize> {
     let rest = Body { matmul: Some((v, resolve::Matmul::Node)), ..*of };
     reduction::row_len(&rest).ok().flatten()
 }
 
-/// Few rows are the columns of the matmul with its operands swapped: tiles may be as narrow as they are, where rows of a tile come
-/// in 64, and most would be copied from outside of the operand.
+/// Whether to swap the operands of a skinny GEMM, so that its few rows are columns: tiles may have as few columns, but
+/// have at least 64 rows, most of which would be copied from outside of the operand.
 fn is_swapped(of: &Body, v: ValueId, d: &Dims) -> bool {
     let g = of.graph;
     let half = matches!(g.dtype(v), DType::Bf16 | DType::F16);
@@ -258,7 +270,7 @@ fn is_swapped(of: &Body, v: ValueId, d: &Dims) -> bool {
         && g.args(v).iter().take(2).all(whole)
 }
 
-/// The matmul by the target's library, and programs that prepare operands and finish the result.
+/// The matmul by the target's library, with programs that prepare its operands and compute its epilogue.
 pub fn by_library(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     let (mut h, [a, b]) = for_library(of, v, d)?;
     let place = h.destination(v)?;
@@ -269,7 +281,7 @@ pub fn by_library(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError
     h.finish(v, place)
 }
 
-/// Operands as matrices, with the steps that bring them into memory.
+/// Operands as matrices, with the steps that copy them where they cannot be read in place.
 pub fn for_library<'a>(of: &Body<'a>, v: ValueId, d: &Dims) -> Result<(Host<'a>, [Matrix; 2]), LowerError> {
     let (g, mut h) = (of.graph, Host::new(*of));
     let args = g.args(v);

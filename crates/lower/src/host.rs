@@ -1,5 +1,5 @@
-//! Matmuls by a library, on the host first of all: calls on strided operands, with block steps that prepare operands and
-//! finish results.
+//! Library matmuls, on the host and on GPUs: calls on strided operands, with block steps that prepare operands and
+//! compute the epilogue.
 use crate::conv::or_zero;
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Expr, linear};
@@ -10,13 +10,13 @@ use crate::{LowerError, if_taken, pointwise, reduction};
 use kiln_graph::{DType, Type, ValueId};
 use kiln_plan::exec::{GemmCall, Matrix, Slot, Work, axes};
 
-/// Steps being put together.
+/// The steps of a kernel under construction.
 pub struct Host<'a> {
     pub of: Body<'a>,
     pub out: Emitted,
 }
 
-/// An operand in memory: slot, offset, and a stride per axis of the shape it was asked in.
+/// An operand in memory: slot, offset, and a stride per axis of the requested shape.
 #[derive(Clone, Debug)]
 pub struct Operand {
     pub slot: Slot,
@@ -25,7 +25,7 @@ pub struct Operand {
 }
 
 impl Operand {
-    /// What lies at `at`, if that is a stride for each of the axes, and an offset.
+    /// The operand at `at`, if that is an offset and a stride for each of the axes.
     pub fn at(slot: Slot, at: &Expr, axes: &[Expr]) -> Option<Operand> {
         let mut rest = Expr::constant(at.constant);
         let mut strides = vec![];
@@ -59,7 +59,7 @@ impl<'a> Host<'a> {
         Slot::Scratch(self.out.scratch.len() as u32 - 1)
     }
 
-    /// A value at `index(coordinates of shape)`: where it lies, or after a step that copies it into scratch.
+    /// The value at `index(coordinates of shape)`: in place, or copied to scratch by a step.
     pub fn operand<F>(&mut self, v: ValueId, shape: &[usize], what: &str, index: F) -> Result<Operand, LowerError>
     where
         F: Fn(&[Expr]) -> Vec<Expr>,
@@ -72,7 +72,7 @@ impl<'a> Host<'a> {
     where
         F: Fn(&[Expr]) -> (Vec<Expr>, Vec<(Expr, i64, i64)>),
     {
-        // There are no matmuls of f8 on the host: operands are widened.
+        // The host has no f8 matmuls: operands are widened.
         let dtype = self.of.graph.dtype(v).matmul();
         let read = |r: &mut Resolver, axes: &[Expr]| {
             let (ix, bounds) = index(axes);
@@ -128,7 +128,7 @@ impl<'a> Host<'a> {
         self.out.steps.push(Work::Gemm(call));
     }
 
-    /// Where the matmul goes: the output if it is that and nothing more, else scratch in the type it accumulates in.
+    /// Where the matmul is stored: in the output if nothing comes after it, else in scratch in its accumulator type.
     pub fn destination(&mut self, v: ValueId) -> Result<(Slot, DType), LowerError> {
         let g = self.of.graph;
         let (shape, dtype) = (g.shape(v).to_vec(), g.dtype(v));
@@ -150,7 +150,7 @@ impl<'a> Host<'a> {
         let acc = dtype.compute();
         Ok((self.scratch(acc, &[g.ty(v).count()]), acc))
     }
-    /// The rest of the body after its matmul is in memory.
+    /// Adds the rest of the body, which reads its matmul from memory.
     pub fn finish(mut self, v: ValueId, place: (Slot, DType)) -> Result<Emitted, LowerError> {
         if place.0 == Slot::Output(0) {
             return Ok(self.out);

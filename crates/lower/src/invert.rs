@@ -1,13 +1,14 @@
-//! Index expressions solved for their coordinates: which output element a position of a matmul (or a scan) goes to.
+//! Inverts index expressions, solving them for their coordinates: which output element a position of a matmul (or a
+//! scan) goes to. `None` for expressions that are no mixed radix.
 use crate::dag::Guard;
 use crate::expr::{Atom, CoordId, Expr, delinear};
 
-/// Coordinates as expressions of a position, and where the position is one that has them.
+/// Coordinates as expressions of a position, and for which positions there are any.
 pub struct Inverse {
     pub coords: Vec<(CoordId, Expr)>,
-    /// Where positions begin and end.
+    /// The range of positions.
     pub guard: Guard,
-    /// Between them, where there are positions without coordinates.
+    /// Guards against positions in that range without coordinates (padding).
     pub gaps: Vec<Guard>,
 }
 
@@ -19,8 +20,8 @@ impl Inverse {
     }
 }
 
-/// Solves `e = position` if `e` counts through its coordinates (mixed radix, in either direction). Counting up it may leave gaps behind
-/// the positions of an axis, as rows of padded images do.
+/// Solves `e = position` if `e` enumerates its coordinates (mixed radix, ascending or descending). If ascending, an
+/// axis may be followed by gaps, as in rows of padded images.
 pub fn invert(e: &Expr, position: &Expr) -> Option<Inverse> {
     let mut coords: Vec<(CoordId, usize, i64)> = vec![];
     for (a, c) in &e.terms {
@@ -29,7 +30,7 @@ pub fn invert(e: &Expr, position: &Expr) -> Option<Inverse> {
     }
     coords.sort_by_key(|c| -c.2.abs());
     let down = coords.first().is_some_and(|c| c.2 < 0);
-    // Positions of all axes so far, and those from one of the last to the next.
+    // Positions that the axes so far span, and the stride of the last of these.
     let (mut unit, mut step) = (1i64, 1i64);
     let mut padded: Vec<usize> = coords.iter().map(|c| c.1).collect();
     for (i, (_, extent, c)) in coords.iter().enumerate().rev() {
@@ -46,7 +47,7 @@ pub fn invert(e: &Expr, position: &Expr) -> Option<Inverse> {
     let lo = if down { e.constant - (unit - 1) } else { e.constant };
     let guard = Guard { expr: position.clone(), lo, hi: lo + unit };
     let from = if down { position.clone().scale(-1).shift(e.constant) } else { position.clone().shift(-e.constant) };
-    // Positions outside the guard have no coordinates: a remainder on the first axis is not needed.
+    // Positions outside the guard are masked, so the first axis needs no remainder.
     let parts = delinear_unbounded(&from, &padded);
     let gap = |((c, part), n): ((&(CoordId, usize, i64), &Expr), &usize)| {
         (*n > c.1).then(|| Guard { expr: part.clone(), lo: 0, hi: c.1 as i64 })
@@ -55,7 +56,7 @@ pub fn invert(e: &Expr, position: &Expr) -> Option<Inverse> {
     Some(Inverse { coords: coords.iter().map(|c| c.0).zip(parts).collect(), guard, gaps })
 }
 
-/// As `delinear`, the first axis not reduced: exact where the position is inside the shape.
+/// As `delinear`, without a remainder on the first axis: exact where the position is inside the shape.
 fn delinear_unbounded(position: &Expr, shape: &[usize]) -> Vec<Expr> {
     let mut parts = delinear(position, shape);
     let inner: usize = shape.iter().skip(1).product();
@@ -69,8 +70,8 @@ fn delinear_unbounded(position: &Expr, shape: &[usize]) -> Vec<Expr> {
 mod tests {
     use super::*;
 
-    /// Points of images of 3 by 5 whose lines are padded to 6 and images to 4 lines: every position with coordinates has those it came
-    /// from, and all others are guarded.
+    /// Images of 3 by 5 points whose lines are padded to 6 points and images to 4 lines: every point's position gives
+    /// back its coordinates, and all other positions are guarded.
     #[test]
     fn gaps_are_guarded() {
         let c = |id, extent| Expr::coord(id, extent);
@@ -88,7 +89,7 @@ mod tests {
             let inside = guards.iter().all(|g| (g.lo..g.hi).contains(&at(&g.expr)));
             assert_eq!(inside.then(|| [0, 1, 2].map(|d: usize| at(&coords[d]))), point, "{i}");
         }
-        // Lines may not overlap, and what is innermost follows itself.
+        // Lines may not overlap, and the innermost axis has stride 1.
         assert!(invert(&c(0, 4).scale(4).plus(&c(1, 5)), &c(9, 60)).is_none());
         assert!(invert(&c(0, 4).scale(2), &c(9, 60)).is_none());
     }

@@ -1,11 +1,11 @@
-//! Plan kernels to block programs, by family.
+//! Lowers kernels of a plan to block programs, one module per kernel family.
 //!
-//! Takes: a kernel of a plan. Gives: steps of block programs, and matmuls by libraries.
-//! Never: which kernels exist (the plan's), registers or threads (code generation's).
+//! Takes: a kernel of a plan. Gives: its steps, which are block programs and library calls.
+//! Never decides which kernels exist (the plan does), nor registers and threads (code generation does).
 //!
-//! A body becomes a *scalar program* first ([`resolve`]): what one element of each output is, with every view folded into
-//! index expressions ([`expr`]). Its iteration space is split and merged until accesses are plain ([`space`]), a schedule
-//! cuts it into tiles ([`tile`], [`pointwise`], …), and [`emit`] writes the block instructions.
+//! A body first becomes a *scalar program* ([`resolve`]): how one element of each output is computed, with every view
+//! folded into index expressions ([`expr`]). Its iteration space is split and merged until index expressions are affine
+//! ([`space`]), a schedule cuts it into tiles ([`tile`], [`pointwise`], …), and [`emit`] writes the block instructions.
 mod attention;
 mod candidates;
 mod columns;
@@ -58,16 +58,16 @@ use resolve::Body;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LowerError {
-    /// The kernel is right but no template takes it; the caller runs it by the interpreter.
+    /// The kernel is valid but no template applies; the caller runs it with the interpreter.
     #[error("kernel {kernel} cannot be lowered: {why}")]
     Unsupported { kernel: String, why: String },
-    /// What lowering takes for granted does not hold.
+    /// An invariant of lowering is broken.
     #[error("lowering kernel {kernel} hit a defect of Kiln: {what}; please report it with the model")]
     Invariant { kernel: String, what: String },
 }
 
 impl LowerError {
-    /// Without the kernel's name.
+    /// The reason alone, without the kernel's name.
     pub fn why(self) -> String {
         match self {
             LowerError::Unsupported { why, .. } => why,
@@ -76,7 +76,7 @@ impl LowerError {
     }
 }
 
-/// What a template gives, `None` where it does not take the kernel. Defects are not taken for that.
+/// The result of a template, `None` if it does not apply. Broken invariants are passed on.
 fn if_taken<T>(by: Result<T, LowerError>) -> Result<Option<T>, LowerError> {
     match by {
         Ok(found) => Ok(Some(found)),
@@ -85,13 +85,14 @@ fn if_taken<T>(by: Result<T, LowerError>) -> Result<Option<T>, LowerError> {
     }
 }
 
-/// The steps of one kernel, on the machine that a target stands for.
+/// Lowers one kernel for the default machine of a target.
 pub fn lower(kernel: &Kernel, arch: Arch) -> Result<Steps<kiln_block::Kernel>, LowerError> {
     lower_at(kernel, arch.machine())
 }
 
-/// The steps of one kernel: on the host loops over blocks that fit the first-level cache, and matmuls by a library; on a GPU blocks
-/// spread over threads, whose sizes follow from the machine. Those of a GPU's library come with others that do without it.
+/// Lowers one kernel. On the host: loops over blocks that fit the L1 cache, and library matmuls. On a GPU: block
+/// programs whose sizes follow from the machine. Steps that call a GPU's library come with alternative steps without it
+/// (`otherwise`).
 pub fn lower_at(kernel: &Kernel, machine: &Machine) -> Result<Steps<kiln_block::Kernel>, LowerError> {
     let machine = &under(machine, kernel);
     let own = |kernel: &Kernel| own(kernel, machine);
@@ -112,12 +113,12 @@ pub fn lower_at(kernel: &Kernel, machine: &Machine) -> Result<Steps<kiln_block::
     }
 }
 
-/// The machine, under what a kernel promises.
+/// The machine, under the contract of a kernel.
 fn under<'a>(machine: &'a Machine, kernel: &Kernel) -> Hardware<'a> {
     Hardware { machine, contract: Contract { batch_invariant: kernel.batch_invariant, ..Contract::default() } }
 }
 
-/// The steps of one kernel, by a library only where its template says so.
+/// Lowers one kernel; on a GPU it calls a library only if the kernel's template says so.
 fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>, LowerError> {
     let (name, body) = (kernel.name.as_str(), &kernel.body);
     let unsupported = |why: &str| LowerError::Unsupported { kernel: name.to_string(), why: why.to_string() };
@@ -141,7 +142,7 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
         template: kernel.reason.template,
     };
     let rows::Emitted { scratch, mut steps } = match kernel.kind {
-        // Which of two orders of summing is faster depends on the number of rows.
+        // Which of two summation orders is faster depends on the number of rows: a batch-invariant kernel has only one.
         KernelKind::Reduction | KernelKind::Pool if machine.contract.batch_invariant => {
             reduction::lower(&of, machine, 0)?
         }
@@ -159,7 +160,7 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
         KernelKind::Attention => attention::lower(&of, machine)?,
         KernelKind::Conv => conv::lower(&of, machine)?,
         KernelKind::Scatter => scatter::lower(&of, machine)?,
-        KernelKind::Fallback => return Err(unsupported("a fallback kernel without the op")),
+        KernelKind::Fallback => return Err(unsupported("a fallback kernel without a fallback op")),
     };
     if kernel.rounding == Rounding::PerOp {
         for step in &mut steps {
@@ -178,8 +179,8 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
     Ok(Steps { scratch, steps, otherwise: None })
 }
 
-/// The call that a fallback kernel is, if its inputs are the operands in their order and its outputs are different results.
-/// The interpreter walks other bodies and calls libtorch in the middle.
+/// The libtorch call of a fallback kernel, if the kernel's inputs are the operands in order and its outputs are
+/// distinct results. The interpreter runs other bodies, and calls libtorch for the fallback in them.
 fn library_call(body: &Graph) -> Option<LibraryCall> {
     let (call, op) = body.values().find_map(|v| match body.op(v) {
         Op::Fallback(f) => Some((v, (**f).clone())),
@@ -195,10 +196,11 @@ fn library_call(body: &Graph) -> Option<LibraryCall> {
     (once && body.args(call) == body.inputs).then(|| LibraryCall { op, place: body.source(call).place(), results })
 }
 
-/// Every emitted program is verified, in release builds too: about a thirtieth of the time that compiling takes.
+/// Verifies every emitted program, in release builds too: it takes about a thirtieth of the compile time.
 fn check(kernel: &str, steps: &[Work<kiln_block::Kernel>]) -> Result<(), LowerError> {
     for step in steps {
-        // Of tensors that no machine holds; who allocates them says so.
+        // Only tensors that fit no machine have such a grid, so this is no broken invariant; allocating them reports
+        // their size.
         if let Work::Block { code, .. } = step
             && let Err(why) = kiln_block::verify::grid(code.grid)
         {

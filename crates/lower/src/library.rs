@@ -1,5 +1,12 @@
-//! Matmuls by the library of a GPU (cuBLASLt): operands and result as matrices in memory. What comes after the matmul is the library's
-//! epilogue where it has one like it, and else a program of its own.
+//! Matmuls by the library of a GPU (cuBLASLt), as one more template.
+//!
+//! Takes: a body with one matmul. Gives: steps with a library call whose operands and result are matrices in memory.
+//! Bias, residual, scale, ReLU and tanh GELU are the library's epilogue where they come in its order and types
+//! ([`epilogue`]); what else comes after the matmul is a program of its own.
+//!
+//! The algorithm is chosen when a session is made, and the call is recorded with the launches. `library` in a machine's
+//! description says where the library is faster than Kiln's templates. Its steps come with alternative steps without
+//! it: a machine whose library is missing, or has no algorithm for the call, runs those.
 mod epilogue;
 
 use crate::gemm::Dims;
@@ -13,19 +20,19 @@ use kiln_plan::{
     exec::{GemmCall, Slot, Work},
 };
 
-/// Bytes of its intermediate results, as NVIDIA recommends for Hopper.
+/// Bytes of the workspace, as NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
-/// Most rows, columns or terms.
+/// Rows, columns and terms must be below this.
 const MOST: usize = 1 << 31;
 
-/// The matmul `v` by the library. Refused unless operands and result are matrices in memory of one pitch.
+/// The matmul `v` by the library. Refused unless operands and result are strided matrices with a single pitch.
 pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     let takes = matches!(of.graph.dtype(v), DType::Bf16 | DType::F16 | DType::F32 | DType::F64);
     if !takes || [d.m, d.n, d.k].iter().any(|n| *n >= MOST) {
         return Err(of.unsupported("the library takes matmuls of floats, of fewer than 2^31 rows, columns and terms"));
     }
     if precision(of, v) == Precision::Tf32x3 {
-        return Err(of.unsupported("the library makes no matmul in f32 as three in tf32"));
+        return Err(of.unsupported("the library has no 3xTF32 matmul"));
     }
     let mut out = match epilogue::lower(of, v, d) {
         Some(whole) => whole,
@@ -35,7 +42,9 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     for step in &mut out.steps {
         if let Work::Gemm(call) = step {
             if call.strided().is_none() {
-                return Err(of.unsupported("the library takes matrices whose rows or columns are one pitch apart"));
+                return Err(
+                    of.unsupported("the library takes strided matrices only: rows or columns must be one pitch apart")
+                );
             }
             *call = GemmCall { tf32: precision(of, v) == Precision::Tf32, workspace: Some(workspace), ..call.clone() };
         }
@@ -44,8 +53,8 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Result<Emitted, LowerError> {
     Ok(out)
 }
 
-/// How much of the time of Kiln's own template the library is expected to take. `copied`: an operand goes through memory first, which
-/// the library does without.
+/// Expected time of the library, relative to that of Kiln's own template. `copied`: whether that template copies an
+/// operand first, which the library need not.
 pub fn share(of: &Body, v: ValueId, d: &Dims, copied: impl FnOnce() -> bool) -> f64 {
     let kiln_machine::Library { share, long, depth, transposed } = of.machine.library;
     let sizes = d.batch.iter().copied().chain([d.m, d.n, d.k]);
@@ -57,7 +66,8 @@ pub fn share(of: &Body, v: ValueId, d: &Dims, copied: impl FnOnce() -> bool) -> 
     }
 }
 
-/// Microseconds that are expected of these steps, where the matmul takes `matmul`: what comes after it goes through memory.
+/// Expected microseconds of these steps, of which the matmul takes `matmul`: what comes after the matmul goes through
+/// memory.
 pub fn us(of: &Body, d: &Dims, steps: &Emitted, matmul: f64) -> f64 {
     let after = steps.steps.iter().rev().take_while(|w| matches!(w, Work::Block { .. })).count();
     let elements = d.batch.iter().product::<usize>() as f64 * d.m as f64 * d.n as f64;

@@ -1,4 +1,4 @@
-//! Graph arithmetic as block instructions. Operands are in the type arithmetic is done in (halves in f32).
+//! Graph arithmetic as block instructions. Operands are in the compute type of their dtype (f32 for half types).
 use crate::dag::Tf32;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, UnaryOp as U, Value};
 use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, Scalar, UnaryOp, decompose::decompose_op};
@@ -25,7 +25,7 @@ pub fn held(d: DType) -> Elem {
     stored(d.compute())
 }
 
-/// A scalar constant of a dtype, rounded to it and held for arithmetic.
+/// A scalar constant of a dtype, rounded to it, in its compute type.
 pub fn constant(b: &mut Builder, d: DType, v: Scalar) -> Value {
     let c = match d {
         _ if d.is_float() => Const::Float(v.as_f64()),
@@ -68,8 +68,8 @@ impl Chain<'_> {
     }
 }
 
-/// The nearest number in tf32, or of two whose sum is `x` to 22 bits the larger or the rest. Infinity is that and 1, so that products
-/// of the parts are no infinity times zero where the other operand is none.
+/// The nearest tf32 number, or the high or low part of the 3xTF32 split, whose sum is `x` to 22 bits. An infinity is
+/// split into ±1 and itself, so that products of parts are infinity times zero only where the other operand is zero.
 pub fn tf32(b: &mut Builder, x: Value, part: Tf32) -> Value {
     if part == Tf32::Nearest {
         return b.unary(U::Tf32, x);
@@ -90,18 +90,18 @@ pub fn tf32(b: &mut Builder, x: Value, part: Tf32) -> Value {
     c.un(U::Tf32, rest)
 }
 
-/// The element of numbers, which values of nodes are, and what is computed from them.
+/// The element type of a value, which must be a number: values of nodes are, and what is computed from them.
 pub fn elem(b: &mut Builder, v: Value) -> Elem {
     match b.elem(v) {
         Some(elem) => elem,
         None => {
-            b.broken("arithmetic on what is no number");
+            b.broken("arithmetic on a value that is not a number");
             Elem::F32
         }
     }
 }
 
-/// Functions that are made of others take their formulas, but where a line here says otherwise.
+/// Composite functions take the formula in their row of the op table, unless a line here has a special lowering.
 pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
     let elem = elem(b, x);
     let mut c = Chain { b, elem };
@@ -174,7 +174,7 @@ pub fn unary(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
     }
 }
 
-/// A function that is made of others, by the formula in its row.
+/// A composite function, by the formula in its row of the op table.
 fn formula(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
     let elem = elem(b, x);
     let Some(dtype) = DType::ALL.into_iter().find(|d| stored(*d) == elem) else {
@@ -201,7 +201,7 @@ fn formula(b: &mut Builder, op: UnaryOp, x: Value) -> Value {
     }
     match apart.outputs.first() {
         Some(y) => values[y.0 as usize],
-        None => b.broken(format!("the formula of {} gives nothing", op.name())),
+        None => b.broken(format!("the formula of {} has no output", op.name())),
     }
 }
 
@@ -229,7 +229,7 @@ pub fn binary(b: &mut Builder, op: BinaryOp, x: Value, y: Value, power: Option<f
     }
 }
 
-/// Whether the remainder's sign is not the divisor's (and it is not 0), and the remainder with it corrected.
+/// Whether a nonzero remainder's sign differs from the divisor's, and the remainder corrected for that.
 fn remainder(b: &mut Builder, x: Value, y: Value) -> (Value, Value) {
     let elem = elem(b, x);
     let zero = float(b, elem, 0.0);
@@ -247,7 +247,7 @@ fn remainder(b: &mut Builder, x: Value, y: Value) -> (Value, Value) {
     (wrong, out)
 }
 
-/// As `torch.floor_divide`: exact for integers; for floats from the remainder, so that it agrees with it.
+/// As `torch.floor_divide`: exact for integers; for floats computed from the remainder, so that the two agree.
 fn floor_div(b: &mut Builder, elem: Elem, x: Value, y: Value) -> Value {
     let (wrong, _) = remainder(b, x, y);
     let (zero, one) = (float(b, elem, 0.0), float(b, elem, 1.0));
@@ -300,7 +300,7 @@ fn small_power(b: &mut Builder, elem: Elem, x: Value, p: f64) -> Option<Value> {
     })
 }
 
-/// Squaring, bit by bit. Negative exponents give 0 but for bases 1 and -1, as PyTorch.
+/// Exponentiation by squaring. Negative exponents give 0 except for bases 1 and -1, as in PyTorch.
 fn int_power(b: &mut Builder, x: Value, y: Value) -> Value {
     let elem = elem(b, x);
     let (zero, one) = (float(b, elem, 0.0), float(b, elem, 1.0));
@@ -348,8 +348,8 @@ pub fn compare(b: &mut Builder, op: CompareOp, x: Value, y: Value) -> Value {
     b.cmp(op, x, y)
 }
 
-/// To `d`, rounded to it, held for arithmetic. Floats out of the range of a narrow integer wrap, as i32. Half types are rounded from
-/// f32, as PyTorch's are.
+/// Converts to `d`, rounded to it, in its compute type. Floats out of the range of a narrow integer wrap as i32 does.
+/// Half types are rounded from f32, as in PyTorch.
 pub fn cast(b: &mut Builder, x: Value, d: DType) -> Value {
     let narrow = d.is_int() && d.bytes() < 4;
     let x = if narrow && b.elem(x).is_some_and(Elem::is_float) { b.cast(x, Elem::I32) } else { x };
@@ -359,7 +359,7 @@ pub fn cast(b: &mut Builder, x: Value, d: DType) -> Value {
     b.cast(rounded, held(d))
 }
 
-/// What a reduction starts from, as a scalar of the element.
+/// The identity of a reduction, as a scalar of the element type.
 pub fn identity(b: &mut Builder, op: ReduceOp, elem: Elem) -> Value {
     let lowest = matches!(op, ReduceOp::Max | ReduceOp::ArgMax);
     let extreme = matches!(op, ReduceOp::Min | ReduceOp::ArgMin) || lowest;
@@ -368,7 +368,7 @@ pub fn identity(b: &mut Builder, op: ReduceOp, elem: Elem) -> Value {
         _ if extreme && elem.is_float() => Const::Float(if lowest { f64::NEG_INFINITY } else { f64::INFINITY }),
         _ if extreme => match elem.int_range() {
             Some((least, largest)) => Const::Int(if lowest { least } else { largest }),
-            None => return b.broken(format!("{elem:?} has no least and largest number")),
+            None => return b.broken(format!("{elem:?} has no minimum and maximum")),
         },
         _ => {
             let one = matches!(op, ReduceOp::Prod | ReduceOp::All);
@@ -395,7 +395,7 @@ pub fn reduce_op(op: ReduceOp, elem: Elem) -> kiln_block::ReduceOp {
     }
 }
 
-/// Two partial results into one.
+/// Combines two partial results.
 pub fn combine(b: &mut Builder, op: ReduceOp, x: Value, y: Value) -> Value {
     let bool = b.elem(x) == Some(Elem::Bool);
     let op = match op {

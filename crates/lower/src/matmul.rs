@@ -1,5 +1,15 @@
-//! Matmuls on GPUs: a tile of the result per instance, a loop over K with masked pointer loads, the epilogue on the
-//! accumulator. Operands may go through memory first, and K may be cut into parts.
+//! GPU matmuls: one tile of the result per program instance, a loop over K, the epilogue on the accumulators.
+//!
+//! Takes: a batched matmul, its operands as functions of an index, and the body around it. Gives: the steps. Warpgroups
+//! compute it where they apply ([`crate::warpgroup`]), else tiles of masked pointer loads ([`tiles`]). Operands may be
+//! copied first ([`memory`]), and K may be split ([`split_k`]). An epilogue that does not fit a tile is a step of its
+//! own.
+//!
+//! **Row reductions in the epilogue.** Softmax, norms and sums over the columns of a tensor-core matmul are computed in
+//! its tile where one tile has all columns (`tile` in a machine's description: 256 on an H200). A thread computes its
+//! part of a row once, combines it column by column, and the row is reduced in registers and across four lanes. Under
+//! split-K the step that sums the slices reduces. Rows that are heads are reduced in tiles as wide as a head, where the
+//! model predicts that to be faster ([`heads`]).
 mod candidates;
 mod heads;
 mod memory;
@@ -32,37 +42,38 @@ use tiles::{accumulate, grouped, tile};
 
 pub type OperandAt<'a> = &'a dyn Fn(&mut Resolver, &[Expr]) -> Resolved;
 
-/// A matmul as a batch of matrices; operands are asked at (batch…, m, k) and (batch…, k, n).
+/// A batched matmul; operands are resolved at (batch…, m, k) and (batch…, k, n).
 pub struct Matmul<'a> {
     pub v: ValueId,
-    /// Whose times decide how it is made.
+    /// The machine whose cost model chooses the template.
     pub machine: &'a Hardware<'a>,
     pub batch: Vec<usize>,
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    /// All of K, where `k` is that of a part and the first axis of the batch counts parts.
+    /// Split-K: the full K, where `k` is that of a slice and the first axis of the batch counts slices.
     pub whole: Option<usize>,
-    /// How the right operand's K lies in memory, where it moves along two axes of an array.
+    /// Implicit GEMM: the array of the right operand, where K runs along two of its axes.
     pub run: Option<Run>,
     pub a: OperandAt<'a>,
     pub b: OperandAt<'a>,
     /// (batch…, m, n) from an index of the value.
     pub place: &'a dyn Fn(&[Expr]) -> Vec<Expr>,
-    /// A second right operand of as many columns, which come after those of the first.
+    /// Dual GEMM: a second right operand with as many columns, which come after those of the first.
     pub dual: Option<Dual<'a>>,
-    /// What it is made of in f32.
+    /// How f32 is multiplied.
     pub precision: Precision,
-    /// In tf32 operands are rounded to the nearest, as cuDNN's are, and not cut off by tensor cores.
+    /// In tf32, operands are rounded to nearest, as in cuDNN, and not truncated by tensor cores.
     pub nearest: bool,
-    /// The smaller parts of operands that are sums of two numbers in tf32; `a` and `b` are the larger then.
+    /// 3xTF32: the low parts of the operands; `a` and `b` are then the high parts.
     pub low: Option<[OperandAt<'a>; 2]>,
-    /// What is summed of the operands' elements.
+    /// The terms of the sum: products, or functions of differences.
     pub terms: Terms,
-    /// Elements of the rows that the rest of the kernel reduces. In a tile that has all columns its epilogue can, and in tiles as wide as
-    /// the heads that rows are cut into.
+    /// Length of the rows that the epilogue reduces. It can do so in a tile that has all columns, or in tiles as wide
+    /// as a head.
     pub row: Option<usize>,
-    /// Arithmetic on what is summed: [`Op::weight`](kiln_graph::Op::weight) of every element of the rest of the kernel, whichever step does it.
+    /// Arithmetic of the epilogue: [`Op::weight`](kiln_graph::Op::weight) of every element outside of the matmul,
+    /// whichever step computes it.
     pub after: f64,
 }
 
@@ -70,26 +81,26 @@ pub struct Matmul<'a> {
 pub fn operands(of: &Body, v: ValueId) -> DType {
     of.graph.args(v).first().map_or(DType::F32, |a| of.graph.dtype(*a))
 }
-/// Arithmetic of a kernel beside its matmul.
+/// Arithmetic of a kernel outside of its matmul.
 pub fn after(of: &Body, v: ValueId) -> f64 {
     let g = of.graph;
     g.values().filter(|&u| u != v).map(|u| g.op(u).weight() * g.ty(u).count() as f64).sum()
 }
-/// How a matmul is made: in f32 as the plan says.
+/// Precision of a matmul: the plan's for f32 operands.
 pub fn precision(of: &Body, v: ValueId) -> Precision {
     if operands(of, v) == DType::F32 { of.precision } else { Precision::Exact }
 }
 
-/// What stands beside a matmul of the same left operand: both are summed in one kernel.
+/// The second right operand of a dual GEMM.
 #[derive(Clone, Copy)]
 pub struct Dual<'a> {
     pub b: OperandAt<'a>,
-    /// The value, where it is not the other half of the matmul itself.
+    /// The second matmul; absent if this is the other half of the first one's columns.
     pub v: Option<ValueId>,
 }
 
 impl Matmul<'_> {
-    /// Matmuls of one kernel.
+    /// Accumulators of a tile: two in a dual GEMM.
     pub fn sums(&self) -> usize {
         1 + usize::from(self.dual.is_some())
     }
@@ -102,13 +113,13 @@ impl Matmul<'_> {
         let other = self.dual.and_then(|t| t.v);
         Body { matmul: Some((self.v, place(0))), dual: other.map(|v| (v, place(1))), ..*of }
     }
-    /// Values that are in memory where the matmuls go through it.
+    /// The values that are stored where matmuls go through memory.
     fn values(&self) -> impl Iterator<Item = ValueId> {
         std::iter::once(self.v).chain(self.dual.and_then(|t| t.v))
     }
 }
 
-/// Rows of an array as long as the run of K that each of them holds. Behind the last all is zero.
+/// An array of `rows` rows, each with `len` consecutive elements of K. Everything beyond the last row is zero.
 #[derive(Clone, Copy)]
 pub struct Run {
     pub len: usize,
@@ -119,7 +130,7 @@ pub fn lower(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Emitted, Lower
     memory::prepared(of, p, machine, |p, out| with_operands(of, p, machine, out))
 }
 
-/// The matmul of operands as they are to be read; `out` has the steps that come before.
+/// Lowers the matmul with the operands that it is to read; `out` has the steps that come before.
 pub fn with_operands(of: &Body, p: &Matmul, machine: &Hardware, mut out: Emitted) -> Result<Emitted, LowerError> {
     let p = &heads::settled(of, p, machine)?;
     let plain = of.template.is_some_and(|t| t.family == Family::Tile);
@@ -134,7 +145,7 @@ pub fn with_operands(of: &Body, p: &Matmul, machine: &Hardware, mut out: Emitted
         out.steps.push(step);
         return Ok(out);
     }
-    // The epilogue is neither element by element nor row by row in a tile: the matmuls go through memory.
+    // The epilogue is neither elementwise nor row by row within a tile: the matmuls go through memory.
     let p = &Matmul { batch: p.batch.clone(), row: None, ..*p };
     let acc = of.graph.dtype(p.v).compute();
     let first = out.scratch.len() as u32;
@@ -149,26 +160,26 @@ pub fn with_operands(of: &Body, p: &Matmul, machine: &Hardware, mut out: Emitted
     Ok(out.then(reduction::lower(&rest, machine, scratch)?))
 }
 
-/// Whether an operand goes through memory first.
+/// Whether an operand is copied first.
 pub fn copies_operands(of: &Body, p: &Matmul, machine: &Hardware) -> Result<bool, LowerError> {
     memory::prepared(of, p, machine, |_, before| Ok(!before.steps.is_empty()))
 }
 
-/// The matmul in parts of K that are summed apart, so that all multiprocessors have work; `None`: K stays whole.
+/// Split-K, so that all multiprocessors have work; `None`: K is not split.
 fn in_parts(of: &Body, p: &Matmul, machine: &Hardware, scratch: u32) -> Result<Option<(Parts, Emitted)>, LowerError> {
     if machine.contract.batch_invariant {
         return Ok(None);
     }
     let (dtype, asked) = (operands(of, p.v), Asked::from(of.template));
     let Some(sides) = sides(of, p, machine)? else { return Ok(None) };
-    // What is read at quotients of K is an array in parts of some lengths alone.
+    // An operand that is indexed by quotients of K is a strided array only in slices of some lengths.
     for parts in warpgroup::parts(p, dtype, sides, asked) {
         if parts.count == 1 {
             return Ok(None);
         }
         match split_k::lower(of, p, parts, machine, scratch) {
             Ok(split) => return Ok(Some((parts, split))),
-            // Faster as one matmul that is cut.
+            // Halves of a matmul: split-K of the whole matmul is faster than of a dual GEMM.
             Err(e) if p.values().count() < p.sums() => return Err(e),
             refused => {
                 if_taken(refused)?;
@@ -181,7 +192,7 @@ fn in_parts(of: &Body, p: &Matmul, machine: &Hardware, scratch: u32) -> Result<O
     }
 }
 
-/// Which axes of the operands are contiguous, where warpgroups take both.
+/// Which axes of the operands are contiguous, if warpgroups can read both.
 fn sides(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Option<[Major; 2]>, LowerError> {
     if !warpgroup::takes(operands(of, p.v), machine) {
         return Ok(None);
@@ -193,29 +204,30 @@ fn sides(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Option<[Major; 2]>
     Ok(sides.filter(|s| other.is_some_and(|o| o.major == s[1])))
 }
 
-/// Stores of the sums at `at` (batch…, m, n), each value in a scratch buffer from `first` on, in its own order, which the
-/// epilogue reads; `from`: where in the buffer it begins.
+/// Stores of the accumulators at `at` (batch…, m, n), for an epilogue in a later step: each value in a scratch buffer
+/// from `first` on, in its own row-major order. `from`: where in the buffer it begins.
 fn sums(of: &Body, p: &Matmul, at: &[Expr], first: u32, from: &Expr) -> Stored {
     if p.values().count() < p.sums() {
-        return Err(of.unsupported("halves of a matmul go through memory together"));
+        return Err(of.unsupported("a dual GEMM of the halves of one matmul cannot store them separately"));
     }
     let (mut dag, dtype) = (Dag::default(), of.graph.dtype(p.v));
     let (order, guards) = own_order(of, p, at)?;
     let order = from.plus(&order);
     let mut stores = vec![];
     for i in 0..p.sums() {
-        let mut beside = at.to_vec();
-        if let Some(column) = beside.last_mut() {
+        let mut shifted = at.to_vec();
+        if let Some(column) = shifted.last_mut() {
             *column = column.clone().shift((i * p.n) as i64);
         }
-        let value = dag.add(NodeOp::Anchor { at: beside }, dtype);
+        let value = dag.add(NodeOp::Anchor { at: shifted }, dtype);
         let slot = Slot::Scratch(first + i as u32);
         stores.push(Store { slot, dtype: dtype.compute(), at: order.clone(), guards: guards.clone(), value });
     }
     Ok((dag, stores))
 }
 
-/// Row-major position in the value of an element of the matmul, and in its dual, and where it has one.
+/// Row-major position of an element of the matmul in its value (and of the dual in its own), and guards for where it
+/// has one.
 fn own_order(of: &Body, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), LowerError> {
     let shape = of.graph.shape(p.v).to_vec();
     let space = Space::new(&shape, &vec![false; shape.len()]);
@@ -224,7 +236,8 @@ fn own_order(of: &Body, p: &Matmul, at: &[Expr]) -> Result<(Expr, Vec<Guard>), L
     let strides = Type::new(DType::F32, shape).strides();
     let exprs = (p.place)(&space.axes);
     for ((e, d), extent) in exprs.iter().zip(at).zip(dims) {
-        let inverse = crate::invert::invert(e, d).ok_or_else(|| of.unsupported("a matmul in an unknown order"))?;
+        let inverse = crate::invert::invert(e, d)
+            .ok_or_else(|| of.unsupported("a matmul whose result order cannot be inverted"))?;
         for (id, expr) in &inverse.coords {
             if let Some(axis) = space.axes.iter().position(|a| a.as_coord() == Some(*id)) {
                 position = position.plus(&expr.clone().scale(strides[axis] as i64));
@@ -325,9 +338,9 @@ fn tiled(
     if wanted == Some(Family::Warpgroup) || p.whole.is_some() || p.low.is_some() {
         return Err(of.unsupported(warpgroup::NEEDS));
     }
-    // Where warpgroups take the matmul alone, that and a step for its rows are faster.
+    // Where warpgroups apply to the matmul without the rows, that and a step for the rows are faster.
     if row.is_some() && (t.n < p.n || wanted != Some(Family::Tile) && sides(of, p, machine)?.is_some()) {
-        return Err(of.unsupported("rows of the result that lie in several tiles"));
+        return Err(of.unsupported("rows of the result that span several tiles"));
     }
     let cut = |id: CoordId, extent: usize, block: usize, axis: usize| Cut { id, extent, block, axis };
     let mut cuts: Vec<Cut> = (p.batch.iter().enumerate()).map(|(i, &d)| Cut::uniform(i as CoordId, d)).collect();
@@ -348,7 +361,7 @@ fn tiled(
     f.finish()
 }
 
-/// The last two swapped.
+/// Swaps the last two.
 pub fn swapped<T>(mut all: Vec<T>) -> Vec<T> {
     let n = all.len();
     all.swap(n - 2, n - 1);

@@ -1,5 +1,6 @@
-//! Short rows whose length no vector divides: a tile of several such rows is one run in memory, which starts at a multiple of
-//! a vector where enough rows are together. It is read and written as a run, and its rows are told apart on the way.
+//! Several short rows per tile, where no vector divides their length: the rows of a tile are one contiguous run in
+//! memory, which is aligned if there are enough rows. It is loaded and stored as a run, and its rows are separated on
+//! the way, in shared memory.
 use crate::dag::{NodeOp, Scene};
 use crate::emit::Emitter;
 use crate::expr::{CoordId, Expr};
@@ -24,11 +25,11 @@ pub struct Run {
     base: Option<Value>,
     /// The run's elements.
     lane: Value,
-    /// Those that are there.
+    /// The valid ones of these.
     pub mask: Option<Value>,
 }
 
-/// Whether rows of the plan's tile are read and written as runs.
+/// Whether the rows of the plan's tile are loaded and stored as a run.
 pub fn packs(plan: &RowPlan, scene: &Scene) -> bool {
     let [kept] = plan.kept[..] else { return false };
     let tile = plan.rank == 2 && plan.row.axis == 1 && kept.axis == 0 && plan.whole();
@@ -47,13 +48,14 @@ pub fn packs(plan: &RowPlan, scene: &Scene) -> bool {
     loads || scene.stores.iter().any(|s| s.guards.is_empty() && fits(&s.at, s.dtype))
 }
 
-/// Whether rows of so many of these elements are worth it. Words that neighbouring lanes read one by one are as good, but in
-/// rows that are shorter than the lanes. Ends of rows hold anything, which must not become an address.
+/// Whether this is profitable for rows of `len` such elements. Single words that neighbouring lanes read are as fast,
+/// except in rows that are shorter than a warp. Floats only: padding lanes hold arbitrary values, which must not become
+/// an address.
 fn packable(dtype: DType, len: usize) -> bool {
     dtype.is_float() && (dtype.bytes() == 2 || dtype.bytes() == 4 && len < 32)
 }
 
-/// What an access adds to the positions of the rows, if that is a constant of whole vectors.
+/// The offset of an access from the start of the rows, if that is a constant number of vectors.
 fn behind(at: &Expr, kept: CoordId, row: CoordId, len: usize, vector: usize) -> Option<i64> {
     if at.stride(kept) != Some(len as i64) || at.stride(row) != Some(1) || at.terms.len() != 2 {
         return None;
@@ -62,7 +64,7 @@ fn behind(at: &Expr, kept: CoordId, row: CoordId, len: usize, vector: usize) -> 
 }
 
 impl Run {
-    /// What an access to elements of this dtype adds to the run's place, if it is to the run.
+    /// The offset of an access to elements of this dtype from the start of the run, if it is an access to the run.
     pub fn at(&self, at: &Expr, dtype: DType) -> Option<i64> {
         let vector = VECTOR / dtype.bytes().max(1);
         let odd = !self.len.is_multiple_of(vector) && self.shape[0].is_multiple_of(vector);
@@ -97,7 +99,7 @@ impl Frame<'_> {
 }
 
 impl Emitter<'_> {
-    /// Addresses of a run, `more` elements on.
+    /// Addresses of a run, at an offset of `more` elements.
     pub fn run_address(&mut self, b: &mut kiln_block::Builder, p: Value, run: &Run, more: i64) -> Value {
         let mut p = p;
         if let Some(base) = run.base {

@@ -1,7 +1,8 @@
-//! Pools whose windows overlap: a thread has a strip of results, a vector along the image's rows and several rows of it, so that
-//! what it loads, and what it makes of a row of a window, serves all of its windows that lie there.
+//! Pools whose windows overlap: a GPU thread computes a strip of results, a vector along the image's rows and several
+//! rows of it, so that its loads and its partial result of a window's row serve all of its windows that have that row.
 //!
-//! Takes: a body with one pool, whose outputs have the pool's shape. Gives: one step over the strips, with a store for each row.
+//! Takes: a body with one pool, whose outputs have the pool's shape. Gives: one step over the strips, with a store for
+//! each row.
 use crate::LowerError;
 use crate::dag::{Guard, Scene, Store};
 use crate::expr::{CoordId, Expr, delinear};
@@ -15,7 +16,7 @@ use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
-/// Windows that an element lies in, from which on they are worth sharing.
+/// Windows that share an element, from which on strips are profitable.
 const SHARED: usize = 4;
 /// Results of a thread, and rows of them.
 const RESULTS: usize = 32;
@@ -30,7 +31,7 @@ struct Pool<'a> {
     shape: &'a [usize],
     window: &'a [usize],
     stride: &'a [usize],
-    /// Whether nothing but the pool reads memory, so that places outside of the result can be computed.
+    /// Whether only the pool reads memory, so that points outside of the result may be computed.
     alone: bool,
 }
 
@@ -78,7 +79,8 @@ impl Pool<'_> {
         let [.., window, _] = self.window[..] else { return Strip { rows: 1, vector } };
         let [.., stride, _] = self.stride[..] else { return Strip { rows: 1, vector } };
         let (height, count) = (self.height(), self.shape.iter().product::<usize>());
-        // A thread's elements of a row share loads already, so that more rows than windows have are worth no registers.
+        // A thread's elements of a row share loads already, so more rows than a window has are not worth their
+        // registers.
         let outer: usize = self.window[..self.window.len() - 1].iter().product();
         let most = if vector == 1 { ROWS } else { ROWS.min(outer.saturating_sub(1)) };
         let fits = |rows: &usize| {

@@ -1,7 +1,9 @@
-//! Sums of squared or absolute differences of all pairs of rows: tiles of a matmul whose terms are not products, so that a block
-//! reads rows and columns for a whole tile of pairs.
+//! Pairwise distances: sums of squared or absolute differences of all pairs of rows (f32, at least 32 rows on each
+//! side). They take the matmul templates with `(a - b)²` or `|a - b|` in place of `a · b`, so that a block loads rows
+//! and columns once for a whole tile of pairs. Where a plan may approximate, the rewrite rule `distance-by-product`
+//! makes a matmul of the squares instead.
 //!
-//! Anything else that reduces broadcast pairs is refused with `None`, and goes row by row.
+//! Gives `None` for anything else that reduces broadcast pairs, which is then reduced row by row.
 use crate::expr::Expr;
 use crate::matmul::{self, Matmul};
 use crate::resolve::{Body, Resolver, broadcast_index};
@@ -13,7 +15,7 @@ use kiln_graph::{BinaryOp, DType, Graph, Op, ReduceOp, UnaryOp, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{Family, Precision};
 
-/// Least rows and columns, and terms in all, for which tiles pay.
+/// Least rows and columns, and least terms in all, for which tiles are profitable.
 const LEAST: usize = 32;
 const WORK: usize = 1 << 22;
 /// Most terms of a sum: they are added one after the other.
@@ -32,7 +34,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Option<Result<Emitted, LowerError
     let tiles = of.template.is_none_or(|t| t.family != Family::Rows);
     let found = find(of.graph).filter(|_| machine.arch.is_gpu() && tiles)?;
     let (g, p) = (of.graph, &found.pairs);
-    // One place for each axis of the pairs, from those that an operand has.
+    // An index along each axis of the pairs, from the axes that an operand has.
     let at = |r: &mut Resolver, side: usize, axes: &[usize], at: &[Expr]| {
         let mut ix = vec![Expr::default(); found.shape.len()];
         axes.iter().zip(at).for_each(|(&axis, e)| ix[axis] = e.clone());
@@ -86,8 +88,8 @@ fn find(g: &Graph) -> Option<Found> {
     let pairs = pairs(&padded(left, shape.len()), right, along)?;
     let (m, n, k) = (shape[pairs.rows], shape[pairs.columns], shape[along]);
     let work = shape.iter().fold(1usize, |all, n| all.saturating_mul(*n));
-    let pays = m.min(n) >= LEAST && work >= WORK && k <= LONGEST;
-    pays.then_some(Found { v, terms, sides, pairs, shape })
+    let profitable = m.min(n) >= LEAST && work >= WORK && k <= LONGEST;
+    profitable.then_some(Found { v, terms, sides, pairs, shape })
 }
 
 /// What is summed, and the difference it is made of.

@@ -1,4 +1,5 @@
-//! Outputs of a body seen from its matmul: where an element of the matmul goes, and what becomes of it on the way.
+//! The outputs of a body in terms of its matmul: to which output element an element of the matmul goes, and what is
+//! computed from it on the way (the fused epilogue).
 use crate::LowerError;
 use crate::dag::{Dag, Guard, NodeId, NodeOp, Scene, Store};
 use crate::expr::{CoordId, Expr, linear};
@@ -22,10 +23,11 @@ fn stand_in(i: usize, extent: usize) -> Expr {
     Expr::coord(u32::MAX - i as u32, extent)
 }
 
-/// Solves every output for the dimensions of the body's matmul, a node; `place` gives them from an index of it. `None` if an
-/// output is not reached element by element (a repetition, an order no mixed radix describes), or reads several
-/// elements other than those of a pair, which are solved for the first. Of reduced rows of `row` elements, one for each column, the
-/// element itself stands for the others; a row without one is stored once for all of its columns.
+/// Solves every output for the dimensions of the body's matmul (a node); `place` gives them from an index of the
+/// matmul's value. `None` if an output is not elementwise in the matmul (repeated elements, an order that is no mixed
+/// radix), or reads several of its elements. The two elements of a dual GEMM are solved for the first.
+/// `row`: length of the rows that the epilogue reduces. An output along the row is solved for its own element; an
+/// output with one value per row is stored once for all columns.
 pub fn outputs(
     of: &Body,
     dims: &[usize],
@@ -67,7 +69,7 @@ fn output(
     let along = space.row_ids();
     let (others, own): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|at| at.iter().any(|e| along.iter().any(|id| e.uses(*id))));
-    // Rows are all columns of the matmul, or heads of as many each, in their order.
+    // A row must be all columns of the matmul, or the columns of one head, in order.
     let is_row = |at: &[Expr]| {
         let lead = place(at);
         let (column, lead) = lead.split_last()?;
@@ -100,7 +102,7 @@ fn output(
     Some(Placed { output: i, axes: space.axes[..rank].iter().map(|e| e.substitute(&find)).collect(), guards })
 }
 
-/// Frees what `value` loads of those guards that have nothing to do with where it loads from: the rest holds for what is stored.
+/// Drops guards from the loads of `value` that do not concern their addresses: the store has these guards anyway.
 fn unguarded(dag: &mut Dag, value: NodeId, guards: &[Guard]) {
     for n in dag.reach(&[value]) {
         let NodeOp::Load { at, guards: own, .. } = &mut dag.nodes[n as usize].op else { continue };
@@ -121,7 +123,7 @@ fn anchors(dag: &Dag, roots: &[NodeId]) -> Vec<Vec<Expr>> {
 }
 
 impl Placed {
-    /// The store of this output at the matmul's element `dims`. Its value reads the matmul as a node.
+    /// The store of this output at element `dims` of the matmul, which its value reads as a node.
     pub fn store(&self, r: &mut Resolver, dims: &[Expr]) -> Result<Store, LowerError> {
         let real = |id: CoordId| dims.get((u32::MAX - id) as usize).cloned();
         let ix: Vec<Expr> = self.axes.iter().map(|e| e.substitute(&real)).collect();
@@ -148,7 +150,7 @@ pub fn reads_halves(of: &Body, v: ValueId, half: usize) -> bool {
     })
 }
 
-/// The former of two places that lie `n` columns apart.
+/// The first of two places that are `n` columns apart.
 fn first_of_pair(a: &[Expr], b: &[Expr], n: usize) -> Option<Vec<Expr>> {
     let later = |at: &[Expr]| {
         let mut at = at.to_vec();
@@ -162,8 +164,8 @@ fn first_of_pair(a: &[Expr], b: &[Expr], n: usize) -> Option<Vec<Expr>> {
     }
 }
 
-/// The matmul's nodes in a program that reads it at one element of each of its sums, and at nothing else: in the order of
-/// their columns.
+/// The anchors of a program, in the order of their columns, if it reads each of the `sums` accumulators at exactly one
+/// element.
 pub fn the_sums(scene: &Scene, sums: usize) -> Option<Vec<NodeId>> {
     let column = |n: NodeId| match &scene.dag.node(n).op {
         NodeOp::Anchor { at } => Some((at.last()?.constant, n)),

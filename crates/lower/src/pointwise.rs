@@ -1,4 +1,9 @@
 //! Pointwise programs: one value per point of a space, no point needing another.
+//!
+//! Takes: a body without reductions, or a scalar program of a point's coordinates. Gives: one step per output size.
+//! On a GPU, where no tile fits the innermost axis (images of 7x7, 14x14, 28x28) and everything that changes along it
+//! is contiguous over outer axes too, these axes are processed as one; what belongs to a channel is indexed by a
+//! quotient.
 use crate::LowerError;
 use crate::dag::{NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr, delinear, linear};
@@ -10,12 +15,12 @@ use kiln_block::Kernel;
 use kiln_plan::Hardware;
 use kiln_plan::exec::{Slot, Work};
 
-/// Side of the square tiles that transposing programs walk: 128 bytes of a row.
+/// Side of the square tiles of transposing programs: 128 bytes of a row.
 fn side_of(bytes: usize) -> usize {
     (128 / bytes.max(1)).clamp(16, 64)
 }
 
-/// All outputs of a body in one step; they have the first one's element count.
+/// All outputs of a body, in one step if they have the same number of elements.
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Vec<Work<Kernel>>, LowerError> {
     let (name, body) = (of.name, of.graph);
     let mut steps = vec![];
@@ -80,7 +85,7 @@ pub fn widest(scene: &Scene) -> usize {
     loads.chain(scene.stores.iter().map(|s| s.dtype.bytes())).max().unwrap_or(4)
 }
 
-/// Elements a thread of a GPU has: 32 bytes of the widest.
+/// Elements of a thread on a GPU: 32 bytes of the widest type, unless loads are mostly masked or shared.
 fn per_thread(scene: &Scene, last: Option<&Coord>) -> usize {
     if widest(scene) >= 4 {
         return 8;
@@ -94,15 +99,15 @@ fn per_thread(scene: &Scene, last: Option<&Coord>) -> usize {
             }
         }
     }
-    // Each element comes from one of several buffers, so that most loads of a thread are of nothing.
+    // Each element comes from one of several buffers, so most loads of a thread are masked off.
     if loads.len() > 3 && loads.iter().all(|l| !l.2) {
         return 32;
     }
-    // A thread asks for each several times over.
+    // Windows load each element several times.
     if windows(scene) { 8 } else { 16 }
 }
 
-/// Whether neighbours in one buffer make an element.
+/// Whether more than two elements of one buffer make an element of a result, as in a window.
 fn windows(scene: &Scene) -> bool {
     let mut loads: Vec<(Slot, &Expr)> = vec![];
     for n in scene.live() {
@@ -115,7 +120,7 @@ fn windows(scene: &Scene) -> bool {
     loads.iter().any(|l| loads.iter().filter(|m| m.0 == l.0).count() > 2)
 }
 
-/// Whether what a guard asks for takes turns within a vector, as the two of pairs do.
+/// Whether a guard alternates within a vector, as for interleaved pairs.
 fn within_vector(e: &Expr, last: Option<&Coord>) -> bool {
     match &e.terms[..] {
         [(Atom::Mod(_, k), 1)] => *k <= 16,
@@ -155,11 +160,11 @@ fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), mach
         let run = flat(run, block, warps);
         return Shape { cuts: cuts.chain(run.cuts).collect(), ..run };
     }
-    // Pieces of rows shorter than a line, or rows that no vector is written along: the results are one run, whose elements find
-    // what they read by quotients.
+    // Pieces of rows shorter than a cache line, or unaligned rows: the results are one contiguous run, and what is read
+    // is indexed by quotients of the position.
     let short = inner < last.extent && inner * widest(scene) < LINE;
-    let anywhere = space.count() <= 1 << 30 && starts_anywhere(scene, last.id) && !windows(scene);
-    if machine.arch.is_gpu() && (short || anywhere) {
+    let unaligned = space.count() <= 1 << 30 && stores_unaligned(scene, last.id) && !windows(scene);
+    if machine.arch.is_gpu() && (short || unaligned) {
         return merged(space, block, warps);
     }
     let inner_cut = |rank: usize| Cut { id: last.id, extent: last.extent, block: inner, axis: rank - 1 };
@@ -170,7 +175,7 @@ fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), mach
         cuts.push(inner_cut(1));
         return Shape { cuts, rank: 1, parts: 1, warps: warps.min(warps_for(inner, 4)) };
     }
-    // Only as many outer coordinates as a tile is high are divided out per row; the others are scalars.
+    // Only the outer coordinates that fill a tile's height are computed per row, by division; the others are scalars.
     let mut taken = 0;
     let mut extent = 1;
     while extent < high && taken < outer.len() {
@@ -187,19 +192,20 @@ fn tiling(space: &mut Space, scene: &Scene, (block, warps): (usize, usize), mach
     Shape { cuts, rank: 2, parts: 1, warps }
 }
 
-/// Bytes of memory that rows of a tile should fill.
+/// Bytes of a cache line, which rows of a tile should fill.
 const LINE: usize = 128;
 
-/// Bytes of the accesses that rows should be written by.
+/// Bytes of the vector stores that rows should allow.
 const WRITTEN: usize = 8;
 
-/// Whether rows of a result start where no such access does.
-fn starts_anywhere(scene: &Scene, last: CoordId) -> bool {
+/// Whether rows of a result are not aligned to such stores.
+fn stores_unaligned(scene: &Scene, last: CoordId) -> bool {
     scene.stores.iter().any(|s| starts_between(&s.at, last, (WRITTEN / s.dtype.bytes().max(1)).max(1)))
 }
 
-/// The innermost coordinates as one, if what changes with the last of them runs on over all: rows of any length are then
-/// read and written as one, and what belongs to a row (a bias of its channel) is looked up by the quotient of a position.
+/// Merges the innermost coordinates, if everything that changes with the last of them is contiguous over all: rows of
+/// any length are then loaded and stored as one run, and what belongs to a row (a bias of its channel) is indexed by a
+/// quotient of the position.
 fn in_one_run(space: &mut Space, scene: &Scene, block: usize) -> Option<Coord> {
     let coords = space.coords.clone();
     let last = coords.last()?;
@@ -210,7 +216,7 @@ fn in_one_run(space: &mut Space, scene: &Scene, block: usize) -> Option<Coord> {
         }
     });
     let (mut first, mut extent) = (coords.len() - 1, last.extent);
-    // So many that few lanes are left over at the end.
+    // As many as leave few lanes idle at the end.
     while first > 0 && extent < 32 * block && !extent.is_multiple_of(block) {
         let outer = coords[first - 1];
         extent *= outer.extent;
@@ -238,7 +244,7 @@ fn flat(c: Coord, block: usize, warps: usize) -> Shape {
     Shape { cuts: vec![Cut { id: c.id, extent: c.extent, block, axis: 0 }], rank: 1, parts: 1, warps }
 }
 
-/// Block along the innermost axis that wastes few lanes; nothing if the axis is too short to be one.
+/// Block along the innermost axis that wastes few lanes; `None` if the axis is too short for one.
 fn inner_block(extent: usize, block: usize) -> Option<usize> {
     let waste = |c: usize| (extent.div_ceil(c) * c) as f64 / extent as f64;
     let mut best = extent.next_power_of_two().min(block);
@@ -252,7 +258,7 @@ fn inner_block(extent: usize, block: usize) -> Option<usize> {
     (best >= 8 && waste(best) <= 1.4).then_some(best)
 }
 
-/// An outer coordinate along which some access is contiguous that jumps along the innermost.
+/// An outer coordinate along which some access is contiguous that is strided along the innermost.
 fn transposed(scene: &Scene, outer: &[Coord], last: CoordId) -> Option<CoordId> {
     let mut votes: Vec<(usize, CoordId)> = outer.iter().map(|c| (0, c.id)).collect();
     let mut look = |at: &Expr| {

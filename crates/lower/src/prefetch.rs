@@ -1,5 +1,6 @@
-//! Long rows are asked for ahead: an instance that several blocks share waits for its row at a barrier, with no registers left
-//! for the next one. Meanwhile the row of an instance that will start soon is brought to the second-level cache.
+//! Prefetch of long rows to the L2 cache. An instance that is spread over several blocks waits for its row at a
+//! barrier, with no registers left for the next one; meanwhile it prefetches the row of an instance that will start
+//! soon.
 use crate::dag::{NodeOp, Scene};
 use crate::expr::Expr;
 use crate::rows::RowPlan;
@@ -7,13 +8,13 @@ use crate::tile::Frame;
 use kiln_block::BinaryOp as B;
 use kiln_plan::exec::Slot;
 
-/// Instances between the two, at least: fewer are so large that what they read and write fills the cache.
+/// Least instances between the two: fewer are so large that what they read and write fills the cache.
 const LEAST: usize = 8;
-/// Warps from which on several blocks share an instance.
+/// Warps from which on an instance is spread over several blocks.
 const SHARED: usize = 32;
 
 impl Frame<'_> {
-    /// Asks for the rows of an instance that starts soon.
+    /// Prefetches the rows of an instance that starts soon.
     pub fn prefetch(&mut self, scene: &Scene, plan: &RowPlan) {
         if !plan.machine.arch.is_gpu() || plan.warps < SHARED {
             return;
@@ -21,11 +22,11 @@ impl Frame<'_> {
         let rows = rows(scene, plan);
         let bytes: usize = rows.iter().map(|r| r.2).sum();
         let shape = plan.shape(1);
-        let (ahead, instances) = (plan.machine.rows.prefetch_distance / bytes.max(1), shape.instances());
-        if bytes == 0 || ahead < LEAST || instances <= 2 * ahead {
+        let (distance, instances) = (plan.machine.rows.prefetch_distance / bytes.max(1), shape.instances());
+        if bytes == 0 || distance < LEAST || instances <= 2 * distance {
             return;
         }
-        let (number, by) = (self.number(), self.em.int(&mut self.b, ahead as i64));
+        let (number, by) = (self.number(), self.em.int(&mut self.b, distance as i64));
         let later = self.b.binary(B::Add, number, by);
         let last = self.em.int(&mut self.b, instances as i64 - 1);
         let later = self.b.binary(B::Min, later, last);
@@ -44,7 +45,7 @@ impl Frame<'_> {
     }
 }
 
-/// Where an instance's rows start, and their bytes.
+/// Start and bytes of an instance's rows in each buffer.
 fn rows(scene: &Scene, plan: &RowPlan) -> Vec<(Slot, Expr, usize)> {
     let (row, len) = (plan.row.id, plan.row.extent);
     let one = |n| {
@@ -55,7 +56,7 @@ fn rows(scene: &Scene, plan: &RowPlan) -> Vec<(Slot, Expr, usize)> {
         at.nodes(&mut |_| reads = true);
         let along = at.stride(row) == Some(1) && others && !reads && guards.is_empty();
         let start = at.substitute(&|c| (c == row).then(|| Expr::constant(0)));
-        // Rows of a tile that lie one behind the other, and all of which are there.
+        // Rows of a tile that are contiguous in memory, and all of which are valid.
         let together = plan.kept.iter().filter(|c| c.block > 1 && c.extent.is_multiple_of(c.block));
         let high = together.filter(|c| at.stride(c.id) == Some(len as i64)).map(|c| c.block).max().unwrap_or(1);
         along.then(|| (*slot, start, high * len * node.dtype.bytes()))

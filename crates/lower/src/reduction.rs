@@ -1,7 +1,9 @@
 //! Reductions: kernels whose outputs are rows, or one value per row.
 //!
-//! Coordinates are either *kept* or of the *row*. All reductions of a kernel are over the same row; a reduced output with the
-//! most elements gives the coordinates, and those that no reduction keeps are its row.
+//! Takes: a body whose reductions all have one length. Gives: steps by [`rows`], or by [`pointwise`] if nothing is
+//! reduced.
+//! Coordinates are either *kept* or of the *row*. The output with the most elements (the driver) gives the coordinates;
+//! those that no reduction depends on are its row.
 use crate::dag::{Dag, NodeOp, Scene, Store};
 use crate::expr::{CoordId, Expr, delinear, linear};
 use crate::resolve::Body;
@@ -21,15 +23,15 @@ pub fn lower(of: &Body, machine: &Hardware, scratch: u32) -> Result<Emitted, Low
     };
     let live: Vec<usize> = (0..body.outputs.len()).filter(|&i| body.ty(body.outputs[i]).count() > 0).collect();
     let count = |i: usize| body.ty(body.outputs[i]).count();
-    // The first of the largest, and of those one that a reduction tells what its rows are.
+    // The first of the largest outputs, preferring one that depends on a reduction.
     let reduces = |i: usize| reached(of, vec![body.outputs[i]]).iter().any(|v| reduced_len(of, *v) == Some(len));
     let Some(&driver) = live.iter().rev().max_by_key(|&&i| (count(i), reduces(i))) else {
         return Ok(Emitted::default());
     };
     let shape = body.shape(body.outputs[driver]).to_vec();
 
-    // Which of the driver's coordinates are the row's: those no reduction depends on. The row of the reductions themselves
-    // is a coordinate of its own for now.
+    // Which of the driver's coordinates are the row's: those that no reduction depends on. For now the reductions' own
+    // row is a separate coordinate.
     let extents = [&shape[..], &[len]].concat();
     let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == shape.len()).collect();
     let mut space = Space::new(&extents, &row_axes);
@@ -48,12 +50,12 @@ pub fn lower(of: &Body, machine: &Hardware, scratch: u32) -> Result<Emitted, Low
     let mut across: Vec<_> = own.iter().filter(|c| !kept.contains(&c.id)).copied().collect();
     let wide: usize = across.iter().map(|c| c.extent).product();
     if wide != len {
-        // Every coordinate names a row; those no reduction reads repeat it.
+        // The output has one value per row; coordinates that no reduction depends on only repeat it.
         across.clear();
     }
     let full = !across.is_empty();
 
-    // The final space: kept coordinates, then the row. The driver's axes in it.
+    // The final space: kept coordinates, then the row; and the driver's axes in terms of it.
     let kept: Vec<_> = own.iter().filter(|c| !across.iter().any(|a| a.id == c.id)).copied().collect();
     let mut extents: Vec<usize> = kept.iter().map(|c| c.extent).collect();
     let rows: usize = extents.iter().product();
@@ -112,24 +114,25 @@ fn driver_scene(of: &Body, driver: usize, space: &Space, len: usize) -> Result<S
     Ok(Scene { dag: r.dag, stores: vec![store] })
 }
 
-/// Elements of a row: what the body's reductions agree on. `None` if nothing is reduced (rows of one element are not).
+/// The row length that all reductions of the body share. `None` if nothing is reduced (rows of one element do not
+/// count).
 pub fn row_len(of: &Body) -> Result<Option<usize>, LowerError> {
     let mut found: Option<usize> = None;
     for v in needed(of) {
         let Some(len) = reduced_len(of, v).filter(|&n| n > 1) else { continue };
         if *found.get_or_insert(len) != len {
-            let why = format!("rows of {len} and of {} elements", found.unwrap_or(0));
+            let why = format!("reductions over rows of {len} and of {} elements", found.unwrap_or(0));
             return Err(of.unsupported(why));
         }
     }
     Ok(found)
 }
 
-/// Values that the outputs need, not looking below the matmul.
+/// Values that the outputs depend on, not looking below the matmul.
 pub fn needed(of: &Body) -> Vec<ValueId> {
     reached(of, of.graph.outputs.clone())
 }
-/// Those that these values need.
+/// Values that these depend on.
 fn reached(of: &Body, mut open: Vec<ValueId>) -> Vec<ValueId> {
     let mut seen = vec![false; of.graph.len()];
     while let Some(v) = open.pop() {

@@ -1,5 +1,5 @@
-//! What all rows share, as a gain, beside rows that start between two multiples of a vector: it is copied once for each place
-//! at which a row can start, so that every row finds it where its own vectors lie.
+//! Operands that many unaligned rows share (a gain), replicated per alignment: one copy for each place at which a row can
+//! start between two multiples of a vector, so that every row finds the operand aligned with its own vectors.
 use crate::dag::{NodeOp, Scene};
 use crate::expr::{CoordId, Expr};
 use crate::math;
@@ -9,19 +9,19 @@ use kiln_block::{BinaryOp as B, Builder, CmpOp, Kernel};
 use kiln_graph::{DType, Type};
 use kiln_plan::exec::{Slot, Work};
 
-/// Elements of all rows from which on the step that makes the copies is short beside the kernel.
+/// Elements of all rows from which on the step that makes the copies takes little time compared with the kernel.
 const LARGE: usize = 1 << 22;
 /// Elements that an instance of that step copies, and its warps.
 const BLOCK: usize = 1024;
 const WARPS: usize = 4;
 
-/// Whether there are so many rows that copies are worth it.
+/// Whether there are so many rows that copies are profitable.
 pub fn large(plan: &RowPlan) -> bool {
     plan.kept.iter().map(|c| c.extent).product::<usize>() * plan.row.extent >= LARGE
 }
 
-/// Has what is read along the row alone read from copies: their buffers, from scratch buffer `first` on, and the step that
-/// makes them. Instances that stay read it once, from anywhere.
+/// Redirects loads of shared operands to copies; returns their buffers, from scratch buffer `first` on, and the step
+/// that makes them. Persistent kernels read shared operands once, unaligned.
 pub fn copied(name: &str, plan: &RowPlan, scene: &mut Scene, first: u32) -> Emitted {
     let mut out = Emitted::default();
     let Some(shift) = plan.unaligned.as_ref().filter(|_| large(plan) && plan.persistent.is_none()) else { return out };
@@ -45,17 +45,17 @@ pub fn copied(name: &str, plan: &RowPlan, scene: &mut Scene, first: u32) -> Emit
     out
 }
 
-/// The row's position and a constant.
+/// Whether an index is the row's position and a constant.
 fn follows(at: &Expr, row: CoordId) -> bool {
     at.terms.len() == 1 && at.stride(row) == Some(1)
 }
 
-/// A lane in the copy for where its row starts.
+/// The index of a lane in the copy for its row's alignment.
 fn place(shift: &Unaligned, lanes: usize, width: usize) -> Expr {
     Expr::coord(shift.lane, lanes).plus(&shift.start.clone().scale(width as i64))
 }
 
-/// What is copied, from which of its elements on, and where to.
+/// A replicated operand: its buffer, its first element, and the buffer of its copies.
 struct Copy {
     from: Slot,
     offset: i64,
@@ -63,7 +63,8 @@ struct Copy {
     dtype: DType,
 }
 
-/// Makes `count` copies of `len` elements, each a place further on than the one before, in rows of `width`.
+/// The step that makes `count` copies of `len` elements in rows of `width`, each shifted by one element more than the
+/// one before.
 fn step(name: &str, copies: &[Copy], [count, len, width]: [usize; 3]) -> Work<Kernel> {
     let parts = width.div_ceil(BLOCK);
     let mut b = Builder::new(name, [count * parts, 1, 1], WARPS);

@@ -1,7 +1,8 @@
-//! Graph values to scalar programs: a value is asked for at a vector of index expressions, and asks its operands.
+//! Resolves graph values to scalar programs: a value is resolved at a vector of index expressions, and resolves its
+//! operands in turn.
 //!
-//! Takes: a body, where its inputs (and values computed by earlier steps) lie, the reduction space. Gives: nodes of a [`Dag`].
-//! Never: blocks, schedules.
+//! Takes: a body, where its inputs (and values computed by earlier steps) are in memory, the reduction space. Gives:
+//! nodes of a [`Dag`]. Never decides blocks or schedules.
 use crate::LowerError;
 use crate::composite::Decomposed;
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
@@ -15,40 +16,34 @@ use std::collections::HashMap;
 /// Programs larger than this are refused (concatenations of concatenations can double at each level).
 const MAX_NODES: usize = 40_000;
 
-/// Where the matmul of a kernel is.
+/// Where the result of a kernel's matmul is.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Matmul {
+    /// A node of the scalar program.
     Node,
     /// In memory, dense, in this dtype.
     At(Slot, DType),
-    /// In memory as so many parts, one after the other, that are summed.
-    Parts {
-        slot: Slot,
-        dtype: DType,
-        count: usize,
-    },
-    /// Attention over so many parts of its keys, in three scratch buffers from `first` on: weighed sums of values, maxima of scores, and
-    /// sums of weights, all relative to the part's maximum and in f32.
-    KeyParts {
-        first: u32,
-        count: usize,
-    },
+    /// In memory as `count` split-K slices, one after the other, which are still to be summed.
+    Parts { slot: Slot, dtype: DType, count: usize },
+    /// Attention over `count` slices of its keys, in three scratch buffers from `first` on: weighted sums of values,
+    /// maxima of scores, and sums of weights, in f32 and relative to the slice's maximum.
+    KeyParts { first: u32, count: usize },
 }
 
-/// What is lowered: a graph with its inputs, and its matmul if that is computed apart.
+/// What is lowered: a graph with its inputs, and its matmul if another part of the program computes that.
 #[derive(Clone, Copy)]
 pub struct Body<'a> {
     pub name: &'a str,
     pub graph: &'a Graph,
     pub decomposed: &'a Decomposed,
     pub matmul: Option<(ValueId, Matmul)>,
-    /// A second matmul of the same left operand beside it.
+    /// The second matmul of a dual GEMM, of the same left operand.
     pub dual: Option<(ValueId, Matmul)>,
     pub machine: &'a Hardware<'a>,
-    /// What f32 matmuls are made of.
+    /// How f32 matmuls are computed: exactly, in tf32, or as 3xTF32.
     pub precision: Precision,
     pub rounding: Rounding,
-    /// What a constraint asks for.
+    /// The template that the plan asks for.
     pub template: Option<Template>,
 }
 impl<'a> Body<'a> {
@@ -60,7 +55,7 @@ impl<'a> Body<'a> {
     pub fn unsupported(&self, why: impl Into<String>) -> LowerError {
         LowerError::Unsupported { kernel: self.name.to_string(), why: why.into() }
     }
-    /// Whether `v` is computed apart.
+    /// Whether `v` is the kernel's matmul or its dual.
     pub fn is_matmul(&self, v: ValueId) -> bool {
         self.matmul.iter().chain(&self.dual).any(|p| p.0 == v)
     }
@@ -75,17 +70,17 @@ pub struct Resolver<'a> {
     kernel: &'a str,
     pub machine: &'a Hardware<'a>,
     pub dag: Dag,
-    /// Values in memory, dense: inputs, and what earlier steps left in scratch, with the dtype they have there.
+    /// Values in memory, dense: inputs, and results of earlier steps in scratch, with the dtype they have there.
     pub places: HashMap<ValueId, (Slot, DType)>,
-    /// The matmul the kernel is built around: left as a node of its own, or in memory. A bias is added to it here.
+    /// The matmul that the kernel is built around: a node, or read from memory. The resolver adds its bias.
     pub matmul: Option<(ValueId, Matmul)>,
-    /// A second one: left as a node, its columns come after those of the first.
+    /// The second matmul of a dual GEMM: as a node, its columns follow those of the first.
     pub dual: Option<(ValueId, Matmul)>,
     pub row: Option<Row>,
-    /// Reductions around what is resolved.
+    /// How many reductions enclose what is being resolved.
     pub depth: u32,
     rounding: Rounding,
-    /// Where, along its axis, a scan was asked for.
+    /// The indices along the scan's axis at which scans were resolved.
     pub scan_at: Vec<Expr>,
     memo: HashMap<Key, NodeId>,
 }
@@ -138,7 +133,8 @@ impl<'a> Resolver<'a> {
         Ok(n)
     }
 
-    /// Whether a value of a half type is to be rounded here: not what is one of its operands' elements, or read in its own type.
+    /// Whether a value of a half type is rounded here: not if it is an element of one of its operands (views, maxima,
+    /// …) or read from memory in its own type.
     fn rounds(&self, v: ValueId) -> bool {
         let dtype = self.graph.dtype(v);
         if self.rounding == Rounding::AtStores || dtype.compute() == dtype || self.within.is_some() {
@@ -226,7 +222,7 @@ impl<'a> Resolver<'a> {
             }
             Op::Broadcast(_) => self.arg(args[0], here),
             Op::Slice { axis, start, len, step } => {
-                // From a single element nothing is stepped, whatever the step: it may be any number.
+                // A slice of one element takes no step; its `step` may be any number.
                 let step = if *len > 1 { *step as i64 } else { 1 };
                 let mut inner = ix.to_vec();
                 inner[*axis] = inner[*axis].clone().scale(step).shift(*start as i64);
@@ -266,13 +262,13 @@ impl<'a> Resolver<'a> {
             Op::Pool { .. } => self.pool(&op, &args, here),
             Op::Input(_) | Op::Param(_) => Err(self.unsupported("a parameter inside a kernel")),
             Op::Scatter { .. } => Err(self.unsupported("scatter inside a kernel")),
-            Op::Attention { .. } => Err(self.unsupported("attention beside another matmul")),
+            Op::Attention { .. } => Err(self.unsupported("attention and another matmul in one kernel")),
             Op::Fallback(_) | Op::Result(_) => Err(self.unsupported("a fallback inside a kernel")),
             _ => self.composite(here),
         }
     }
 
-    /// The matmul without its bias, and the bias on it. `before`: matmuls whose columns come before its own.
+    /// The matmul's result with its bias. `before`: the number of matmuls whose columns come before its own.
     fn finished_matmul(&mut self, matmul: Matmul, here: &Here, before: i64) -> Resolved {
         let dtype = self.graph.dtype(here.v);
         let value = match matmul {
@@ -289,7 +285,7 @@ impl<'a> Resolver<'a> {
         };
         self.biased(value, here)
     }
-    /// A bias is part of the matmul.
+    /// Adds the bias operand of a linear layer or convolution.
     fn biased(&mut self, value: NodeId, here: &Here) -> Resolved {
         let args = self.graph.args(here.v);
         let axis = match self.graph.op(here.v) {
@@ -306,7 +302,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// The parts in their order, so that results are the same from run to run.
+    /// Sums split-K slices in order, so that results are the same from run to run.
     fn sum_of_parts(&mut self, slot: Slot, dtype: DType, count: usize, here: &Here) -> NodeId {
         let at = linear(here.ix, self.graph.shape(here.v));
         let size = self.graph.ty(here.v).count();
@@ -319,7 +315,7 @@ impl<'a> Resolver<'a> {
         sum.unwrap_or_else(|| self.dag.number(dtype, 0.0))
     }
 
-    /// Attention from parts of its keys, in their order; zero where no key took part.
+    /// Combines attention over slices of the keys, in order; zero where all keys are masked.
     fn joined_parts(&mut self, first: u32, count: usize, here: &Here) -> NodeId {
         let shape = self.graph.shape(here.v);
         let (whole, lead) = (linear(here.ix, shape), shape.len() - 1);
@@ -336,7 +332,7 @@ impl<'a> Resolver<'a> {
         let most = maxima[1..].iter().fold(maxima[0], |a, b| dag.binary(BinaryOp::Max, a, *b));
         let lowest = dag.number(DType::F32, f64::NEG_INFINITY);
         let (zero, one) = (dag.number(DType::F32, 0.0), dag.number(DType::F32, 1.0));
-        // Where nothing has taken part, minus infinity must not be subtracted from itself.
+        // Where all keys are masked, the maximum is minus infinity, which must not be subtracted from itself.
         let nothing = dag.add(NodeOp::Compare(CompareOp::Eq, most, lowest), DType::Bool);
         let most = dag.add(NodeOp::Select(nothing, zero, most), DType::F32);
         let [mut sum, mut all] = [zero; 2];
@@ -351,7 +347,7 @@ impl<'a> Resolver<'a> {
         dag.binary(BinaryOp::Div, sum, all)
     }
 
-    /// An operand that broadcasts to the value asked for.
+    /// An operand that broadcasts to the value being resolved.
     pub fn arg(&mut self, a: ValueId, here: &Here) -> Resolved {
         let ix = broadcast_index(here.ix, self.graph.shape(a));
         self.at(a, &ix, here.guards)
@@ -359,7 +355,8 @@ impl<'a> Resolver<'a> {
 
     fn load(&mut self, v: ValueId, slot: Slot, stored: DType, ix: &[Expr], guards: &[Guard]) -> NodeId {
         let at = linear(ix, self.graph.shape(v));
-        // What is guarded against is only what the address or a read index depends on; the rest is a select outside.
+        // Guards only keep the address, or an index that is read, in bounds; other conditions are a select around the
+        // load.
         let op = NodeOp::Load { slot, at, guards: guards.to_vec() };
         self.dag.add(op, stored)
     }
@@ -396,7 +393,7 @@ impl<'a> Resolver<'a> {
                 Inside::When(own) => own,
             };
             let mut inner = here.ix.to_vec();
-            // Of a part of one element there is one index within its bounds.
+            // A part of one element has no index but 0.
             inner[axis] = if len == 1 { Expr::default() } else { inner[axis].clone().shift(-offset) };
             let x = self.at(a, &inner, &joined(here.guards, &own))?;
             parts.push((own, x));
@@ -405,7 +402,7 @@ impl<'a> Resolver<'a> {
             return Ok(self.dag.number(dtype, 0.0));
         };
         for (own, x) in parts.into_iter().rev() {
-            // Parts are asked in order, so the upper bound decides.
+            // Parts are tested in order, so the upper bound alone decides.
             let own = own.into_iter().map(|g| Guard { lo: i64::MIN, ..g }).collect();
             let c = self.dag.add(NodeOp::Inside(own), DType::Bool);
             value = self.dag.add(NodeOp::Select(c, x, value), dtype);
@@ -413,12 +410,12 @@ impl<'a> Resolver<'a> {
         Ok(value)
     }
 
-    /// Puts the index a node computes into `at`; gives the guards that keep what is read inside the axis. `place`: the position among
-    /// all indices.
+    /// Puts the index that a node computes into `at`, with a check unless it is known to be in range; returns the
+    /// guards that mask reads outside of the axis. `place`: the position among all indices.
     fn indexed(&mut self, index: NodeId, len: usize, place: Expr, at: &mut Expr, here: &Here) -> Vec<Guard> {
         let mut index = index;
         if matches!(self.dag.node(index).dtype, DType::I16 | DType::I8) {
-            // The axis may be longer than such numbers reach.
+            // The axis may be longer than these types can count.
             index = self.dag.add(NodeOp::Cast(index), DType::I32);
         }
         let (least, most) = self.dag.range(index);
@@ -468,24 +465,24 @@ impl<'a> Resolver<'a> {
         self.reduced(op, body, len)
     }
 
-    /// An element of a matmul's operand, in the matmul's type.
+    /// An element of a matmul's operand, in the type that the matmul multiplies in.
     fn factor(&mut self, v: ValueId, ix: &[Expr], guards: &[Guard]) -> Resolved {
         let (n, dtype) = (self.at(v, ix, guards)?, self.graph.dtype(v));
         Ok(if dtype.matmul() == dtype { n } else { self.dag.add(NodeOp::Cast(n), dtype.matmul()) })
     }
     /// The sum over `k` products of two operands at these indices.
-    fn sum_of_matmuls(&mut self, [x, y]: [ValueId; 2], [xi, yi]: [&[Expr]; 2], k: usize, here: &Here) -> Resolved {
-        let matmuls = |r: &mut Self, guards: &[Guard]| {
+    fn sum_of_products(&mut self, [x, y]: [ValueId; 2], [xi, yi]: [&[Expr]; 2], k: usize, here: &Here) -> Resolved {
+        let products = |r: &mut Self, guards: &[Guard]| {
             let (a, b) = (r.factor(x, xi, guards)?, r.factor(y, yi, guards)?);
             Ok(r.dag.binary(BinaryOp::Mul, a, b))
         };
         if k == 1 {
-            return matmuls(self, here.guards);
+            return products(self, here.guards);
         }
-        let body = self.body(&kept(here.ix, self.graph.shape(here.v), &[]), here.guards, matmuls)?;
+        let body = self.body(&kept(here.ix, self.graph.shape(here.v), &[]), here.guards, products)?;
         self.reduced(ReduceOp::Sum, body, k)
     }
-    /// A matmul as a sum over the row: for vectors, small and integer matmuls.
+    /// A matmul as a reduction over the row (K): for vectors, small and integer matmuls.
     fn dot(&mut self, args: &[ValueId], here: &Here) -> Resolved {
         let (x, y) = (self.graph.shape(args[0]).to_vec(), self.graph.shape(args[1]).to_vec());
         let (batch, mn) = here.ix.split_at(here.ix.len() - 2);
@@ -498,7 +495,7 @@ impl<'a> Resolver<'a> {
         xi.extend([mn[0].clone(), along.clone()]);
         let mut yi = broadcast_index(batch, &y[..y.len() - 2]);
         yi.extend([along, mn[1].clone()]);
-        self.sum_of_matmuls([args[0], args[1]], [&xi, &yi], k, here)
+        self.sum_of_products([args[0], args[1]], [&xi, &yi], k, here)
     }
 
     fn linear(&mut self, args: &[ValueId], here: &Here) -> Resolved {
@@ -509,7 +506,7 @@ impl<'a> Resolver<'a> {
         } else {
             let along = if k == 1 { Expr::default() } else { self.row_index(&[k])?[0].clone() };
             let xi = [lead, std::slice::from_ref(&along)].concat();
-            self.sum_of_matmuls([args[0], args[1]], [&xi, &[n.clone(), along]], k, here)?
+            self.sum_of_products([args[0], args[1]], [&xi, &[n.clone(), along]], k, here)?
         };
         if let Some(&bias) = args.get(2) {
             let b = self.at(bias, std::slice::from_ref(n), here.guards)?;
@@ -526,7 +523,7 @@ pub struct Here<'b> {
     pub guards: &'b [Guard],
 }
 
-/// An index along axes of a shape, but for those that are reduced.
+/// Index and extent along the axes of a shape that are not reduced.
 pub fn kept(ix: &[Expr], shape: &[usize], reduced: &[usize]) -> Vec<(Expr, usize)> {
     let all = ix.iter().cloned().zip(shape.iter().copied()).enumerate();
     all.filter(|(axis, _)| !reduced.contains(axis)).map(|(_, e)| e).collect()

@@ -1,11 +1,14 @@
-//! The row of reductions and scans: a coordinate that they bind, so that nothing around them may speak of it.
+//! The row of reductions and scans: coordinates that they bind, so that nothing outside of a reduction may refer to
+//! them.
 //!
-//! Takes: what is reduced, and where its result is wanted. Gives: bodies, resolved at the row's coordinates and within guards of their own.
-//! Never: guards that a body inherits. A pad, a concatenation or a slice assignment around a reduction says which of its *results* are
-//! wanted; all of them are made of whole rows.
+//! Takes: an operand that is reduced, and the index and guards of the result. Gives: the reduction's body, resolved at
+//! the row's coordinates and within guards of its own.
+//! Never passes the guards of the result on to the body. A pad, a concatenation or a slice assignment around a
+//! reduction says which *results* are needed; each of them is a reduction of the whole row.
 //!
-//! In programs that are emitted all reductions share the row's coordinates with what is written along the row, so that elements are read
-//! once. [`Row::apart`] gives each level of nesting coordinates of its own instead: then a body that depends on a row around it is seen.
+//! In emitted programs all reductions share the row's coordinates with the stores along the row, so that elements are
+//! read once. With [`Row::apart`] each level of nesting has coordinates of its own instead: a second resolution checks
+//! with these that no body depends on the row of an enclosing reduction.
 use crate::LowerError;
 use crate::dag::{Guard, NodeId, NodeOp};
 use crate::expr::{CoordId, Expr, delinear};
@@ -13,14 +16,14 @@ use crate::resolve::{Here, Inside, Resolved, Resolver, inside, joined, kept};
 use crate::space::Space;
 use kiln_graph::{BinaryOp, ReduceOp, ScanOp, ValueId};
 
-/// How a reduction's elements are counted: position in the row as an expression of the row's coordinates.
+/// The position within the row, as an expression of the row's coordinates.
 #[derive(Clone, Debug)]
 pub struct Row {
     position: Expr,
     pub len: usize,
-    /// The row's coordinates; none where what is kept is an expression of them too.
+    /// The row's coordinates; none where the kept index is an expression of them too.
     ids: Vec<CoordId>,
-    /// Reductions inside of others have coordinates of their own: for checks.
+    /// Nested reductions have coordinates of their own: for the check.
     apart: bool,
 }
 
@@ -29,19 +32,19 @@ impl Row {
     pub fn of(space: &Space, position: &Expr, len: usize) -> Row {
         Row { position: position.clone(), len, ids: space.row_ids(), apart: space.apart }
     }
-    /// A row that has a coordinate which nothing else uses.
+    /// A row with coordinates that nothing else uses.
     pub fn alone(position: Expr, len: usize) -> Row {
         let mut ids = vec![];
         position.coords(&mut |c| ids.push(c));
         Row { position, len, ids, apart: false }
     }
-    /// A part of a coordinate that has several rows, one after the other.
+    /// One of several consecutive rows along a coordinate, such as heads along the columns of a matmul.
     pub fn part_of(coord: &Expr, len: usize) -> Row {
         let position = coord.clone().rem(len as i64);
         let ids = position.as_coord().into_iter().collect();
         Row { position, len, ids, apart: false }
     }
-    /// The position that reductions inside so many others are resolved at.
+    /// The position at which reductions inside `depth` others are resolved.
     fn at(&self, depth: u32) -> Expr {
         if !self.apart || depth == 0 {
             return self.position.clone();
@@ -53,26 +56,27 @@ impl Row {
     }
 }
 
-/// Ids of a space are less.
+/// Coordinate ids of a space are below this.
 const LEVEL: CoordId = 1 << 20;
-/// A row's coordinate for reductions inside so many others.
+/// A row's coordinate for reductions inside `depth` others.
 fn level(id: CoordId, depth: u32) -> CoordId {
     id | (LEVEL * depth)
 }
 
 impl Resolver<'_> {
-    /// The row as the index along axes of these lengths, for a reduction that is resolved now. The first fixes the row's length.
+    /// The row's position as an index along axes of these lengths, for the reduction being resolved. Their product must
+    /// be the row's length.
     pub fn row_index(&self, shape: &[usize]) -> Result<Vec<Expr>, LowerError> {
         let len: usize = shape.iter().product();
         match &self.row {
             Some(row) if row.len == len => Ok(delinear(&row.at(self.depth + 1), shape)),
-            Some(row) => Err(self.unsupported(format!("rows of {len} and of {} elements", row.len))),
+            Some(row) => Err(self.unsupported(format!("reductions over rows of {len} and of {} elements", row.len))),
             None => Err(self.unsupported("a reduction in a kernel without rows")),
         }
     }
 
-    /// What is reduced or scanned: `f` resolves it, at the row's coordinates and within the guards that it is given. `kept` is the
-    /// index of the result along axes of these lengths, wanted where `guards` hold.
+    /// Resolves the operand of a reduction or scan with `f`, at the row's coordinates and within the guards that `f` is
+    /// given. `kept`: index and length along each axis of the result, which is needed where `guards` hold.
     pub fn body<T>(
         &mut self,
         kept: &[(Expr, usize)],
@@ -86,7 +90,7 @@ impl Resolver<'_> {
         found
     }
 
-    /// Guards for a body: of those around it, the ones that keep its index inside, in terms of what is kept alone.
+    /// Guards for a body: those of the result that bound the body's index and depend on kept coordinates alone.
     fn own_guards(&self, kept: &[(Expr, usize)], guards: &[Guard]) -> Result<Vec<Guard>, LowerError> {
         let Some(row) = &self.row else { return Ok(guards.to_vec()) };
         let along = |ids: &[CoordId]| ids.iter().any(|id| row.has(*id));
@@ -95,10 +99,10 @@ impl Resolver<'_> {
             self.depends(e, &mut used);
         }
         if along(&used) {
-            return Err(self.unsupported("a reduction at a place that lies along another's row"));
+            return Err(self.unsupported("a nested reduction whose index depends on the row of an enclosing one"));
         }
         if row.ids.is_empty() && !guards.is_empty() {
-            return Err(self.unsupported("parts of rows that lie side by side"));
+            return Err(self.unsupported("a guarded reduction of rows that are parts of one axis"));
         }
         let mut own = vec![];
         let mut dropped = false;
@@ -108,7 +112,7 @@ impl Resolver<'_> {
             let shared = of.iter().any(|id| used.contains(id));
             match along(&of) {
                 false if shared => own.push(g.clone()),
-                // What it says of the index is said by the index itself.
+                // Replaced below by bounds on the index itself.
                 true if shared => dropped = true,
                 _ => {}
             }
@@ -119,14 +123,14 @@ impl Resolver<'_> {
         Ok(own)
     }
 
-    /// Coordinates that an expression depends on, also by what it reads from memory.
+    /// Coordinates that an expression depends on, directly or through indices read from memory.
     fn depends(&self, e: &Expr, of: &mut Vec<CoordId>) {
         e.coords(&mut |c| of.push(c));
         let mut read = vec![];
         e.nodes(&mut |n| read.push(n));
         of.extend(self.free(&read));
     }
-    /// Coordinates that nodes depend on, but for those that reductions below them bind.
+    /// Coordinates that nodes depend on, without those that reductions below them bind.
     fn free(&self, nodes: &[NodeId]) -> Vec<CoordId> {
         if nodes.is_empty() {
             return vec![];
@@ -146,7 +150,7 @@ impl Resolver<'_> {
         found
     }
 
-    /// Elements along the axis up to the one asked for.
+    /// An inclusive scan along an axis, at the element being resolved.
     pub fn scan(&mut self, op: ScanOp, x: ValueId, axis: usize, here: &Here) -> Resolved {
         let (shape, dtype) = (self.graph.shape(x), self.graph.dtype(here.v));
         if shape[axis] == 1 {
@@ -164,7 +168,7 @@ impl Resolver<'_> {
         Ok(self.dag.add(NodeOp::Scan { op, body }, dtype))
     }
 
-    /// A body over the row; the mean is a sum and a division.
+    /// Reduces a body over the row; a mean is a sum and a division.
     pub fn reduced(&mut self, op: ReduceOp, body: NodeId, len: usize) -> Resolved {
         let sum = if op == ReduceOp::Mean { ReduceOp::Sum } else { op };
         self.closed(body)?;
@@ -176,7 +180,8 @@ impl Resolver<'_> {
         Ok(self.dag.binary(BinaryOp::Div, sum, n))
     }
 
-    /// Checks that a body reads no coordinate of a row around its reduction or scan, where these are told apart.
+    /// Checks that a body reads no row coordinate of an enclosing reduction or scan, where levels have coordinates of
+    /// their own.
     pub fn closed(&self, body: NodeId) -> Result<(), LowerError> {
         let Some(row) = self.row.as_ref().filter(|row| row.apart) else { return Ok(()) };
         let binds = |n: NodeId| matches!(self.dag.node(n).op, NodeOp::Reduce { .. } | NodeOp::Scan { .. });
@@ -186,7 +191,7 @@ impl Resolver<'_> {
             self.dag.node(n).exprs(&mut |e| e.coords(&mut |c| around |= row.has(c) && !own(c)));
         }
         if around {
-            return Err(self.invariant("what a reduction reads depends on a row around it"));
+            return Err(self.invariant("the operand of a reduction depends on the row of an enclosing reduction"));
         }
         Ok(())
     }
@@ -201,7 +206,7 @@ mod tests {
     use kiln_machine::Arch;
     use kiln_plan::{Precision, Rounding};
 
-    /// Rows of 8, and a guard that lets half of the elements written along them through.
+    /// Reduces rows of 8 under a guard that holds for half of the elements stored along them.
     fn reduced(apart: bool, inherit: bool) -> Result<(), LowerError> {
         let graph: Graph = "graph k(%x: f32[4,8]) { %y = neg %x\n return %y }".parse().unwrap();
         let body = Body {
@@ -234,7 +239,7 @@ mod tests {
     #[test]
     fn a_body_that_inherits_guards_is_found() {
         assert!(matches!(reduced(true, true), Err(LowerError::Invariant { .. })));
-        // Told apart by nothing, the guard would be one of the body's own.
+        // Without separate coordinates the inherited guard cannot be distinguished from one of the body's own.
         assert!(reduced(false, true).is_ok());
         for apart in [false, true] {
             assert!(reduced(apart, false).is_ok());

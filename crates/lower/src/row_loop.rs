@@ -1,4 +1,7 @@
-//! Emission of row programs: in one tile, or level by level in loops, with partial results in scratch where a row is shared.
+//! Emits row programs: in one tile, or in loops over chunks of the row with one pass per level of reductions. Rows that
+//! several instances share leave partial results in scratch.
+//!
+//! Takes: a scene and the [`RowPlan`] that [`crate::rows`] chose. Gives: its steps.
 use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::{Lanes, TileRow};
@@ -24,19 +27,20 @@ pub struct RowLoop<'a> {
     name: &'a str,
     pub scene: &'a Scene,
     pub plan: RowPlan<'a>,
-    /// Coordinates a node depends on, the row of its own reductions left out.
+    /// Coordinates that a node depends on, without the row of its own reductions.
     deps: Vec<Vec<CoordId>>,
-    /// Reductions that depend on no other of the list before theirs.
+    /// Levels of reductions, which depend on those of earlier levels alone.
     pub levels: Vec<Vec<NodeId>>,
     scratch: Vec<Type>,
     first_scratch: u32,
-    /// Parts whose results lie side by side in scratch, as one row of columns.
+    /// Rows of the matrix in a wide row, whose partial results are side by side in scratch ([`crate::wide_rows`]); else
+    /// 1.
     per_wide_row: usize,
-    /// A sum and the squares around its mean that are found in one pass, in place of the first two levels.
+    /// A sum and the squared deviations from its mean, computed in one pass in place of the first two levels.
     moments: Option<Moments>,
 }
 
-/// Loads of a thread that are all asked for first, at most.
+/// Most loads of a thread that are issued before everything else.
 const FIRST: usize = 4;
 
 impl<'a> RowLoop<'a> {
@@ -93,8 +97,8 @@ impl<'a> RowLoop<'a> {
             f.prefetch(self.scene, p);
         }
         let any_order = || self.scene.live().into_iter().all(|n| self.scene.dag.node(n).sums_in_any_order());
-        if let Some(rest) = tail::tail(p).filter(|_| any_order()) {
-            self.in_pieces(&mut f, rest);
+        if let Some(lanes) = tail::tail(p).filter(|_| any_order()) {
+            self.in_pieces(&mut f, lanes);
             return f.finish();
         }
         let lanes = match &p.unaligned {
@@ -105,7 +109,7 @@ impl<'a> RowLoop<'a> {
         f.em.run = if p.multi_row { f.run(p) } else { None };
         f.em.scan_in = p.scanned(Elem::F32);
         f.em.row = Some(self.tile_row());
-        for n in self.asked_first() {
+        for n in self.first_loads() {
             f.em.value(&mut f.b, n);
         }
         for s in &self.scene.stores {
@@ -120,9 +124,10 @@ impl<'a> RowLoop<'a> {
         })
     }
 
-    /// Loads that are in flight before the first reduction, also of what is needed behind it, as a gain: where threads have
-    /// registers for them. The assembler makes short rows of halves that were read as a run worse by it.
-    fn asked_first(&self) -> Vec<NodeId> {
+    /// Loads that are issued before the first reduction, also of what is needed only after it (a gain), where threads
+    /// have registers for them. Not of short rows of half types that are loaded as a run: the assembler makes slower
+    /// code of these.
+    fn first_loads(&self) -> Vec<NodeId> {
         let p = &self.plan;
         let load = |n: &NodeId| matches!(self.scene.dag.node(*n).op, NodeOp::Load { .. });
         let loads: Vec<NodeId> = self.scene.live().into_iter().filter(load).collect();
@@ -150,7 +155,7 @@ impl<'a> RowLoop<'a> {
         f.finish()
     }
 
-    /// Values before a loop that all of it needs: what the nodes read and does not depend on the row.
+    /// Emits before a loop what `roots` need and does not depend on the row.
     fn hoist(&self, f: &mut Frame, roots: &[NodeId]) {
         let row = self.plan.row.id;
         let inside = |n: NodeId| self.deps[n as usize].contains(&row);
@@ -258,7 +263,7 @@ impl<'a> RowLoop<'a> {
             })
             .collect()
     }
-    /// What is combined along the row for a reduction, or for the totals of a scan.
+    /// Op and body of a reduction, or of the reduction that gives a scan's totals.
     fn reduced(&self, n: NodeId) -> Option<(ReduceOp, NodeId)> {
         match self.scene.dag.node(n).op {
             NodeOp::Reduce { op, body } => Some((op, body)),
@@ -266,15 +271,15 @@ impl<'a> RowLoop<'a> {
             _ => None,
         }
     }
-    /// What a reduction is carried in, from chunk to chunk and part to part. The host has f64 for sums of f32, which are then
-    /// as exact as those of a chunk, whatever the number of chunks.
+    /// Accumulator type of a reduction, across chunks and parts. The host accumulates f32 sums in f64, so that they are
+    /// as exact as those of one chunk, whatever the number of chunks.
     fn carried(&self, op: ReduceOp, body: NodeId) -> DType {
         let dtype = self.scene.dag.node(body).dtype.compute();
         if op == ReduceOp::Sum && dtype == DType::F32 && self.sums_chunks() { DType::F64 } else { dtype }
     }
 
-    /// On the host chunks are summed before they are added to what the row has so far: lanes of a whole chunk would not stay
-    /// in registers, nor in the cache where rows lie across memory.
+    /// Whether chunks are reduced before they are added to the accumulator, which the host does: accumulators for all
+    /// lanes of a chunk would not stay in registers, nor in the cache for strided rows.
     fn sums_chunks(&self) -> bool {
         let p = &self.plan;
         let chunks = (p.rank == 1 || p.row.axis == 0) && p.row.block > 1 && !p.whole();
@@ -297,8 +302,8 @@ impl<'a> RowLoop<'a> {
         }
         shape
     }
-    /// What is left of a chunk where each thread of a GPU adds up its vectors before it adds them to the rest, which leaves it
-    /// registers for loads: of rows across memory so many rows, else so many elements.
+    /// Shape of the accumulators where each thread of a GPU adds up its vectors of a chunk before it adds them to the
+    /// accumulators, which leaves registers for loads: rows and columns for strided rows, else elements.
     fn few_lanes(&self, roots: &[NodeId]) -> Option<Vec<usize>> {
         let p = &self.plan;
         let across = p.rank == 2 && p.row.axis == 0;
@@ -316,7 +321,7 @@ impl<'a> RowLoop<'a> {
         let rows = (lanes / wide.max(1)).max(1);
         (rows < p.row.block).then(|| vec![rows, wide])
     }
-    /// Every lane of the tile.
+    /// Shape with every lane of the tile.
     fn tile_shape(&self) -> Vec<usize> {
         let mut shape = vec![1; self.plan.rank];
         let mut lanes = false;
@@ -332,7 +337,7 @@ impl<'a> RowLoop<'a> {
         f.b.broadcast_to(at, shape)
     }
 
-    /// The lanes of an accumulator into one, keeping the axis.
+    /// Reduces the lanes of an accumulator to one, keeping the axis.
     fn fold_lanes(&self, f: &mut Frame, op: ReduceOp, acc: Acc, lane: Option<Value>) -> Acc {
         let row = lane.filter(|_| !self.sums_chunks()).map(|_| self.tile_row());
         fold(f, op, acc, row)
@@ -343,7 +348,7 @@ impl<'a> RowLoop<'a> {
         let acc = self.fold_lanes(f, op, acc, lane);
         self.settled(f, body, acc)
     }
-    /// What is in an accumulator, in the type that nodes are held in.
+    /// The value of an accumulator, in the compute type of its node.
     fn settled(&self, f: &mut Frame, body: NodeId, acc: Acc) -> Value {
         match acc.at {
             Some(at) => f.b.cast(at, Elem::I64),
@@ -351,7 +356,7 @@ impl<'a> RowLoop<'a> {
         }
     }
 
-    /// Stores: those along the row in one more pass, the others once.
+    /// Emits the stores: those along the row in one more pass, the others once.
     fn write(&self, f: &mut Frame, lane: Option<Value>) {
         let row = self.plan.row.id;
         let (along, once): (Vec<&Store>, Vec<&Store>) = self.scene.stores.iter().partition(|s| s.at.uses(row));
@@ -376,7 +381,7 @@ impl<'a> RowLoop<'a> {
     }
 }
 
-/// The next value that a loop carries: there are as many as reductions were started.
+/// The next of the values that a loop carries, of which every reduction has its own.
 fn next_of(b: &mut Builder, values: &mut impl Iterator<Item = Value>) -> Value {
     values.next().unwrap_or_else(|| b.broken("a loop carries fewer values than it reduces"))
 }

@@ -1,12 +1,15 @@
-//! Schedules of row programs: how kept coordinates and rows lie in tiles, in loops and in the grid.
+//! Schedules of row programs (reductions and scans): how rows and kept coordinates map to tiles, loops and the grid.
 //!
-//! - a row that fits a tile is held whole, several short ones together;
-//! - a long row is walked in chunks, once per level of reductions and once more to write it;
-//! - rows across memory (a leading or middle axis) are walked with a kept coordinate along the tile's last axis;
-//! - rows that start between multiples of a vector are counted from the multiple before ([`shift`]), and short ones are
-//!   read several at once ([`crate::multi_row`]);
-//! - few long rows are cut into parts: each level leaves partial results in scratch, which the next one combines in a fixed
+//! - a row that fits a tile is held whole; short rows are processed several per tile;
+//! - a long row is processed in chunks by a loop, once per level of reductions and once more to store it;
+//! - rows that are strided in memory (a leading or middle axis is reduced) have a kept coordinate along the tile's last
+//!   axis ([`columns`]);
+//! - unaligned rows are peeled to alignment ([`unaligned`]), and short ones are loaded several at once
+//!   ([`crate::multi_row`]);
+//! - few long rows are split: each level leaves partial results in scratch, which the next one combines in a fixed
 //!   order.
+//!
+//! Takes: a space with a row and its scalar program. Gives: a [`RowPlan`], which [`crate::row_loop`] emits.
 use crate::LowerError;
 use crate::columns;
 use crate::dag::{NodeId, NodeOp, Scene};
@@ -33,7 +36,7 @@ pub struct Emitted {
 }
 
 impl Emitted {
-    /// These steps, then `rest`, whose scratch is counted after theirs.
+    /// These steps, then those of `rest`, whose scratch buffers are numbered after these.
     pub fn then(mut self, rest: Emitted) -> Emitted {
         self.scratch.extend(rest.scratch);
         self.steps.extend(rest.steps);
@@ -41,7 +44,7 @@ impl Emitted {
     }
 }
 
-/// The shape of a row program.
+/// The schedule of a row program.
 #[derive(Clone, Debug)]
 pub struct RowPlan<'m> {
     pub kept: Vec<Cut>,
@@ -52,13 +55,13 @@ pub struct RowPlan<'m> {
     pub warps: usize,
     pub machine: &'m Hardware<'m>,
     pub unaligned: Option<Unaligned>,
-    /// Rows of the tile are one run in memory, and read as such.
+    /// The rows of a tile are one contiguous run in memory, and are loaded and stored as one.
     pub multi_row: bool,
-    /// Instances that stay and walk over the rows.
+    /// Clusters of a persistent kernel that loop over the rows.
     pub persistent: Option<usize>,
 }
 impl RowPlan<'_> {
-    /// The row lies in one tile.
+    /// Whether one tile holds the whole row.
     pub fn whole(&self) -> bool {
         self.row.block >= self.row.extent && self.parts == 1
     }
@@ -66,7 +69,8 @@ impl RowPlan<'_> {
     pub fn part_len(&self) -> usize {
         self.row.extent.div_ceil(self.parts).next_multiple_of(self.row.block)
     }
-    /// What a scan of `elem` adds up in. A running sum is as long as its row: the host has f64 for it, as PyTorch.
+    /// Accumulator type of a scan of `elem`. A running sum has as many terms as its row: the host accumulates f32 in
+    /// f64, as PyTorch does.
     pub fn scanned(&self, elem: Elem) -> Elem {
         if !self.machine.arch.is_gpu() && elem == Elem::F32 { Elem::F64 } else { elem }
     }
@@ -81,31 +85,31 @@ where
     F: Fn(&Space) -> Result<Scene, LowerError>,
 {
     let settled = space.settle(scene)?;
-    // Resolved again with rows apart, which refuses what depends on a row around it.
+    // Resolved a second time with a row per nesting level, which refuses bodies that depend on an enclosing row.
     scene(&space.apart())?;
     let Some(plan) = plan(&mut space, &settled, machine) else {
         return Err(LowerError::Unsupported { kernel: name.to_string(), why: "a reduction without a row".into() });
     };
-    if let Some(folded) = wide_rows::reshaped(name, &space, &plan, scene, scratch)? {
-        return Ok(folded);
+    if let Some(reshaped) = wide_rows::reshaped(name, &space, &plan, scene, scratch)? {
+        return Ok(reshaped);
     }
     let mut scene = scene(&space)?;
     let plan = unaligned::peeled(plan, &scene, &mut space);
     let mut out = replicate::copied(name, &plan, &mut scene, scratch);
     let alone = machine.contract.batch_invariant && plan.kept.iter().all(|c| c.extent == 1);
     let row = plan.row.extent;
-    let mut rest = RowLoop::new(name, &scene, plan, scratch + out.scratch.len() as u32).emit()?;
+    let mut emitted = RowLoop::new(name, &scene, plan, scratch + out.scratch.len() as u32).emit()?;
     if alone {
-        rest.steps.iter_mut().for_each(|step| starts_as_any(step, row));
+        emitted.steps.iter_mut().for_each(|step| forget_alignment(step, row));
     }
-    out.scratch.extend(rest.scratch);
-    out.steps.extend(rest.steps);
+    out.scratch.extend(emitted.scratch);
+    out.steps.extend(emitted.steps);
     Ok(out)
 }
 
-/// A row that is alone starts at a multiple of a vector, and others of its length may not: which elements lanes have follows from
-/// that, so it must not be known.
-fn starts_as_any(step: &mut Work<Kernel>, row: usize) {
+/// For batch invariance: lowers the alignment of the buffers of a single row to what every row of its length has. The
+/// lane layout follows from the alignment, and must be that of several rows.
+fn forget_alignment(step: &mut Work<Kernel>, row: usize) {
     let Work::Block { code, .. } = step else { return };
     for i in 0..code.params.len() {
         let elem = match code.ty(code.params[i].value) {
@@ -132,7 +136,8 @@ pub fn plan<'m>(space: &mut Space, scene: &Scene, machine: &'m Hardware<'m>) -> 
     })
 }
 
-/// The kept coordinate that accesses of the row's elements are contiguous along, if more elements are so than along the row.
+/// The kept coordinate along which accesses of the row's elements are contiguous, if that is so for more elements than
+/// along the row.
 fn contiguous(scene: &Scene, coords: &[Coord], kept: &[Coord], row: CoordId) -> Option<CoordId> {
     let mut along_row = 0.0;
     let mut votes: Vec<(f64, CoordId)> = kept.iter().map(|c| (0.0, c.id)).collect();
@@ -163,7 +168,7 @@ fn reads_again(scene: &Scene, row: &[CoordId]) -> bool {
         || scene.stores.iter().any(|s| row.iter().any(|r| s.at.uses(*r)))
 }
 
-/// Whether elements are computed with special functions when all reductions are done.
+/// Whether special functions are applied to elements after all reductions.
 fn late(scene: &Scene, row: &[CoordId]) -> bool {
     let bodies: Vec<NodeId> = (scene.live().into_iter())
         .filter_map(|n| match scene.dag.node(n).op {
@@ -181,26 +186,26 @@ fn late(scene: &Scene, row: &[CoordId]) -> bool {
     scene.live().iter().any(|n| slow(n) && !early.contains(n) && along(n))
 }
 
-/// What a block can hold and has to move.
+/// What a block can hold, and what it has to load and store.
 #[derive(Clone, Copy)]
 pub struct Limits {
-    /// Elements a thread holds: 64 bytes of the widest, as four loads in flight.
+    /// Elements that a thread holds: 64 bytes of the widest type, as four vector loads in flight.
     pub thread: usize,
-    /// Elements of a tile, which may be spread over the blocks of a cluster.
+    /// Most elements of a tile, which may be spread over the blocks of a cluster.
     pub tile: usize,
     /// Bytes of the widest and of the narrowest element.
     pub bytes: usize,
     pub narrow: usize,
     /// Elements are needed more than once.
     pub again: bool,
-    /// Something is read along the row that all rows share, as a gain.
+    /// Something that all rows share, such as a gain, is read along the row.
     pub shares: bool,
     /// No scans or arg-reductions.
     pub any_order: bool,
     pub scans: bool,
-    /// Rows lie across memory.
+    /// Rows are strided in memory: columns are reduced.
     pub columns: bool,
-    /// So few rows that blocks of all of them find a place at once.
+    /// So few rows that the blocks of all of them are resident at once.
     pub few: bool,
     pub reads: Reads,
 }
@@ -230,12 +235,12 @@ impl Limits {
         let any_order = scene.live().into_iter().all(|n| scene.dag.node(n).sums_in_any_order());
         let scans = scene.live().into_iter().any(|n| matches!(scene.dag.node(n).op, NodeOp::Scan { .. }));
         let tile = match machine.arch {
-            // What is kept of a row fits the second-level cache.
+            // What is kept of a row fits the L2 cache.
             Arch::Cpu => 65536,
             arch if arch.has_clusters() && !scans && bytes <= 4 => 262144,
             _ => 16384,
         };
-        // What differs with the innermost coordinate of the row is of its length.
+        // Loads that vary with the innermost coordinate of the row have its full length.
         let long = |e: &Expr| row.last().is_some_and(|r| e.stride(*r).is_some_and(|s| s != 0));
         let own = loads.iter().filter(|l| !alone(l.0) && long(l.0)).count();
         let reduces = |n: &NodeId| matches!(scene.dag.node(*n).op, NodeOp::Reduce { .. });
@@ -258,14 +263,15 @@ impl Limits {
             reads,
         }
     }
-    /// Warps for a tile of which so many elements are there: few with many elements each, so that barriers join few and
-    /// other instances run beside.
+    /// Warps for a tile with `there` valid elements: few warps with many elements each, so that barriers join few warps
+    /// and other instances are resident alongside.
     pub fn warps(&self, tile: usize, there: usize, padded: bool) -> usize {
         let of = |there: usize, each: usize| there.div_ceil(32 * each).next_power_of_two().clamp(1, 512);
-        // Half types are kept two a register, of which a thread has no more. Where no lane is idle but by what follows the
-        // reductions, beside weights, and where few rows leave room for blocks, that measures slower.
+        // Half types are packed two per register, so 64 of them take a thread no more registers. That measures slower
+        // where no lanes are idle (full tiles, nothing slow after the reductions), next to shared weights, and where
+        // few rows leave room for more blocks.
         let halves = self.bytes == 2 && (padded || self.reads.late) && !self.shares && !self.columns;
-        // Of others rather a quarter more a thread than twice the warps.
+        // Otherwise rather a quarter more elements per thread than twice the warps.
         match tile {
             65536 if halves => of(there, 64),
             65537.. if halves && !self.few => of(there, 64),
@@ -275,10 +281,10 @@ impl Limits {
     }
 }
 
-/// Elements of half types that a block of a cluster has.
+/// Elements of half types that a block of a cluster holds.
 const RESIDENT: usize = 16384;
 
-/// Instances that keep the host busy, and a GPU for each of its multiprocessors.
+/// Instances that keep the host busy, and that keep a GPU busy per multiprocessor.
 const HOST_BUSY: usize = 16;
 const BUSY: usize = 4;
 /// Instances that keep a machine busy.
@@ -286,7 +292,7 @@ pub fn wanted(machine: &Hardware) -> usize {
     if machine.arch.is_gpu() { BUSY * machine.units.multiprocessors } else { HOST_BUSY }
 }
 
-/// How many instances share a row, for all to have something to do; each has `wide` rows side by side.
+/// How many instances share a row so that the machine is busy; each has `wide` rows side by side.
 pub fn parts(instances: usize, n: usize, chunk: usize, wide: usize, machine: &Hardware) -> usize {
     let (least, few) = if machine.arch.is_gpu() { (16384, scan::busy(machine)) } else { (65536, 4) };
     if instances >= few || n * instances * wide < least || n < 4 * chunk {
@@ -295,7 +301,7 @@ pub fn parts(instances: usize, n: usize, chunk: usize, wide: usize, machine: &Ha
     (wanted(machine) / instances.max(1)).clamp(1, n / (2 * chunk))
 }
 
-/// Rows along memory: the row is the tile's last axis.
+/// Schedule of rows that are contiguous in memory: the row is the tile's last axis.
 fn inner<'m>(
     space: &mut Space,
     kept: Vec<Coord>,
@@ -306,20 +312,20 @@ fn inner<'m>(
 ) -> RowPlan<'m> {
     let gpu = machine.arch.is_gpu();
     let rows: usize = kept.iter().map(|c| c.extent).product();
-    // What choices go by.
+    // The number of rows that choices depend on, which is fixed under a batch-invariant contract.
     let many = machine.counted(rows);
     let limits = &Limits { few: many * n <= wanted(machine) * RESIDENT, ..*limits };
     let ids: Vec<CoordId> = kept.iter().map(|c| c.id).collect();
     let wide = n.next_power_of_two();
-    // Many small blocks hide each other's waits; rows shorter than a warp go through shared memory together.
+    // Many small blocks hide each other's latency; rows shorter than a warp go through shared memory together.
     let threads = if n < 32 { 128 } else { 64 };
     let (chunk, together) = if gpu { (256 * limits.thread, threads * limits.thread) } else { (4096, 4096) };
-    // A cluster is better than parts where elements are needed again.
+    // A cluster is better than a split row where elements are needed again.
     let fits = wide <= limits.tile;
     let shared = if gpu && fits && limits.again { wide.div_ceil(8192).min(16) } else { 1 };
     let held = gpu && fits && limits.again && limits.any_order;
     let split = if held { 1 } else { parts(many * shared, n, chunk, 1, machine) };
-    // Nothing of a sum is kept, so a thread has registers for eight loads.
+    // A sum keeps no elements, so a thread has registers for eight loads in flight.
     let chunk = if gpu && limits.any_order && !limits.again { 2 * chunk } else { chunk };
     let uniform = || kept.iter().map(|c| Cut::uniform(c.id, c.extent)).collect::<Vec<_>>();
     if !fits || split > 1 {
@@ -337,10 +343,11 @@ fn inner<'m>(
         };
     }
     let vector = VECTOR / limits.narrow.clamp(1, VECTOR);
-    // Two long rows together: what they share comes from the second-level cache once for both, if they start alike.
+    // Two long rows per tile: what they share is loaded from the L2 cache once for both, if they have the same
+    // alignment.
     let pair = gpu && limits.shares && wide > 8192 && 2 * wide <= limits.tile && n.is_multiple_of(vector);
     let mut together = if pair { 2 * wide } else { together };
-    // So many that they start at a multiple of a vector.
+    // As many rows per tile as make every tile start at a multiple of a vector.
     let short = limits.narrow == 2 || n < 32;
     if gpu && short && !n.is_multiple_of(vector) && wide * vector <= 16384 {
         together = together.max(wide * vector);
@@ -349,7 +356,7 @@ fn inner<'m>(
     while high > 1 && many / high < wanted(machine) {
         high /= 2;
     }
-    // Lanes share out several rows in another way than one.
+    // Several rows are distributed over lanes differently from one row.
     if machine.contract.batch_invariant && gpu {
         high = 1;
     }
@@ -387,11 +394,12 @@ fn inner<'m>(
     }
 }
 
-/// Rows of `n` elements as tiles of a walk, in which those that start between two vectors begin a part of a vector later.
+/// Rows of `n` elements as tiles of a persistent kernel; unaligned rows begin a part of a vector into their tile.
 fn tiles(rows: usize, n: usize, vector: usize, kept: &[Coord]) -> Tiles {
     let even = n.is_multiple_of(vector);
     let there = if even { n } else { n + vector - 1 };
-    // Rows that are counted by several coordinates start alike after so many that none of them are walked together.
+    // Rows indexed by several coordinates have a common alignment only after all rows, which rules out a persistent
+    // kernel.
     let one = kept.iter().filter(|c| c.extent > 1).count() <= 1;
     let period = if one || even { (vector >> n.trailing_zeros().min(vector.trailing_zeros())).max(1) } else { rows };
     Tiles { count: rows, elements: there.next_power_of_two(), there, period }

@@ -1,4 +1,6 @@
 //! Scans: running sums and products along an axis, with pointwise work before and after.
+//!
+//! Takes: a body whose scans have one length, axis and direction. Gives: steps by [`rows`].
 use crate::dag::{Scene, Store};
 use crate::expr::{Expr, delinear, linear};
 use crate::invert::{Inverse, invert};
@@ -29,7 +31,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
         return Err(of.unsupported("a scan with outputs of different sizes"));
     }
 
-    // Where the first output meets the scan fixes the row.
+    // The index at which the first output reads the scan defines the row.
     let mut space = Space::new(&shape, &vec![false; shape.len()]);
     let apart = || Some(Row::alone(Expr::coord(u32::MAX - 1, len), len));
     let first = |s: &Space| Ok(outputs(of, &s.axes, &shape, apart())?.0);
@@ -45,7 +47,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let row_id = u32::MAX;
     let whole = |i: &Inverse| i.guard.lo == 0 && i.guard.hi == len as i64 && i.gaps.is_empty();
     let Some(inverse) = invert(&at, &Expr::coord(row_id, len)).filter(whole) else {
-        return Err(of.unsupported("a part of a scan"));
+        return Err(of.unsupported("an output that needs only a part of a scan"));
     };
     let kept: Vec<_> = space.coords.iter().filter(|c| !inverse.coords.iter().any(|i| i.0 == c.id)).copied().collect();
     let old = space.axes.clone();
@@ -63,7 +65,7 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
         let (scene, positions) = outputs(of, &axes, &shape, Some(Row::of(s, row, len)))?;
         match positions.iter().all(|p| p == row) {
             true => Ok(scene),
-            false => Err(of.unsupported("a scan along an axis that views cut")),
+            false => Err(of.unsupported("a scan along an axis that views split")),
         }
     };
     rows::emit(of.name, Space::new(&extents, &row_axes), &scene, machine, 0)

@@ -1,8 +1,8 @@
 //! Scatter: a copy of the operand, then indexed writes into it.
 //!
-//! Elements that may write to the same place lie on one line along the axis. Lines are spread over instances and lanes, and each
-//! is walked in order: the last of equal indices wins, and sums are added in the order of the indices, however the work is
-//! divided. An index outside of the axis writes nothing, and is an error.
+//! Elements that may write to the same place lie on one line along the axis. Lines are distributed over instances and
+//! lanes, and each is processed in order: the last of equal indices wins, and sums are added in the order of the
+//! indices, however the work is divided. An index outside of the axis writes nothing, and is an error.
 use crate::dag::{Scene, Store};
 use crate::expr::{Expr, linear};
 use crate::resolve::Body;
@@ -13,18 +13,19 @@ use kiln_graph::{DType, Op, ScatterMode, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::exec::{Slot, Work};
 
-/// On a GPU a line is one thread's; few long ones are walked faster by the host.
+/// On a GPU one thread processes a line. Fewer lines than this that are longer than that are refused: the host is
+/// faster.
 const FEW_LINES: usize = 32;
 const LONG_LINE: usize = 1 << 16;
-/// Blocks are halved down to this while there are too few instances to go round.
+/// Blocks are halved down to this many lanes, while there are fewer instances than enough.
 const FEW_LANES: usize = 32;
 const ENOUGH: usize = 64;
 
-/// An axis along which indices do not meet.
+/// An axis other than the scatter's: elements along it never write to the same place.
 #[derive(Clone, Copy)]
 struct Across {
     extent: usize,
-    /// Elements from one to the next, in the index and in the operand.
+    /// Strides in the index and in the operand.
     index: usize,
     operand: usize,
 }
@@ -87,7 +88,7 @@ fn writes(
     let inner = outer.pop().unwrap_or(Across { extent: 1, index: 0, operand: 0 });
     let lines = inner.extent * count(&outer.iter().map(|a| a.extent).collect::<Vec<_>>());
     let most = match machine.arch.is_gpu() {
-        // Lanes are worth it where they are neighbours.
+        // Several lanes are profitable only where they are contiguous.
         false if inner.index == 1 => 1024,
         false => 1,
         true if lines < FEW_LINES && walked[axis] > LONG_LINE => {

@@ -1,4 +1,4 @@
-//! Iteration spaces: coordinates, split until views cancel, then merged where every access runs on.
+//! Iteration spaces: coordinates, split until views cancel, then merged where every access is contiguous across them.
 //!
 //! A space starts with one coordinate per axis. `refine` splits coordinates at the sizes that reshapes ask for, so that
 //! index expressions become affine; `coarsen` merges neighbours that are contiguous in every expression.
@@ -10,7 +10,7 @@ use crate::expr::{Atom, CoordId, Expr};
 pub struct Coord {
     pub id: CoordId,
     pub extent: usize,
-    /// Part of the row.
+    /// Whether the coordinate belongs to the row.
     pub row: bool,
 }
 
@@ -20,7 +20,7 @@ pub struct Space {
     pub coords: Vec<Coord>,
     /// One expression per original axis.
     pub axes: Vec<Expr>,
-    /// Reductions inside of others are resolved at coordinates of their own, for checks ([`crate::row::Row`]).
+    /// Nested reductions are resolved at coordinates of their own, for a check ([`crate::row::Row`]).
     pub apart: bool,
     next: CoordId,
 }
@@ -35,11 +35,11 @@ impl Space {
         }
         s
     }
-    /// Axes that are already expressions of something else.
+    /// A space whose axes are expressions of coordinates elsewhere.
     pub fn of(axes: &[Expr]) -> Space {
         Space { axes: axes.to_vec(), ..Space::default() }
     }
-    /// The same space for a check of what reductions depend on.
+    /// The same space, for the check that no reduction depends on an enclosing row.
     pub fn apart(&self) -> Space {
         Space { apart: true, ..self.clone() }
     }
@@ -79,7 +79,8 @@ impl Space {
         let whole = Expr::coord(a, outer).scale(inner as i64).plus(&Expr::coord(b, inner));
         self.replace(|c| (c == id).then(|| whole.clone()));
     }
-    /// Takes `count` neighbours of `row` as parts of `along`, outermost; gives the coordinate of both.
+    /// Moves groups of `count` neighbours of `row` into `along`, as its outermost part (wide rows); returns the merged
+    /// coordinate.
     pub fn deal(&mut self, row: CoordId, count: usize, along: CoordId) -> Option<CoordId> {
         let at = self.coords.iter().position(|c| c.id == row)?;
         self.split(row, count);
@@ -162,7 +163,7 @@ pub fn runs_on(e: &Expr, a: CoordId, b: Coord) -> bool {
     ok
 }
 
-/// Where a quotient or remainder asks a coordinate to be split: the coordinate and the extent of its inner part.
+/// The splits that quotients and remainders need: the coordinate and the extent of its inner part.
 fn cuts(scene: &Scene, space: &Space) -> Vec<(CoordId, usize)> {
     let mut found: Vec<(CoordId, usize)> = vec![];
     let mut look = |e: &Expr| {

@@ -1,5 +1,6 @@
-//! Rows a little longer than a power of two: a tile of that many lanes has most of the row, and one of few lanes the rest, which
-//! all warps read. A tile of twice the lanes would have every thread compute with a vector that only the first few need.
+//! Rows with a short tail: half-type rows a little longer than a power of two. A tile of that many lanes has most of
+//! the row, and a tile of few lanes its tail, which all warps read. In a tile of twice the lanes every thread would
+//! compute with a vector that only the first few threads need.
 use crate::dag::{NodeId, NodeOp};
 use crate::emit::{Lanes, Scope};
 use crate::expr::CoordId;
@@ -10,9 +11,9 @@ use crate::tile::{Cut, Frame};
 use kiln_block::Value;
 use kiln_graph::ReduceOp;
 
-/// Lanes of a rest: a warp's.
+/// Most lanes of a tail: a warp's.
 const MOST: usize = 32;
-/// Lanes before it, at least.
+/// Least lanes before it.
 const LEAST: usize = 1024;
 
 /// Lanes of a row from `first` on.
@@ -22,29 +23,29 @@ struct Piece {
     lanes: usize,
 }
 
-/// A piece with what has been computed of it.
+/// A piece, with the values that have been emitted for it.
 struct Held {
     row: Lanes,
     shifted: Option<(CoordId, Lanes)>,
     scope: Scope,
 }
 
-/// Lanes of the rest, if a row of the plan has one.
+/// Lanes of the tail, if the rows of the plan have one.
 pub fn tail(plan: &RowPlan) -> Option<usize> {
     let there = plan.unaligned.as_ref().map_or(plan.row.extent, |s| s.width(plan.row.extent));
-    let rest = there.checked_sub(plan.row.block / 2).filter(|n| (1..=MOST).contains(n))?;
+    let tail = there.checked_sub(plan.row.block / 2).filter(|n| (1..=MOST).contains(n))?;
     let one = plan.rank == 1 && plan.whole() && !plan.multi_row && plan.persistent.is_none() && plan.warps <= 16;
-    // A vector of wider elements is less to compute with than a rest is to read.
+    // With wider elements, a vector more per thread costs less than reading a tail.
     let halves = plan.unaligned.as_ref().is_some_and(|s| s.vector >= 8);
     let gpu = plan.machine.arch.is_gpu();
-    (gpu && one && halves && plan.row.block / 2 >= LEAST).then(|| rest.next_power_of_two().max(2))
+    (gpu && one && halves && plan.row.block / 2 >= LEAST).then(|| tail.next_power_of_two().max(2))
 }
 
 impl RowLoop<'_> {
-    /// The whole row, in a tile and a rest of so many lanes.
-    pub fn in_pieces(&self, f: &mut Frame, rest: usize) {
+    /// Emits the whole row, in a tile and a tail of `tail` lanes.
+    pub fn in_pieces(&self, f: &mut Frame, tail: usize) {
         let half = self.plan.row.block / 2;
-        let pieces = [Piece { first: 0, lanes: half }, Piece { first: half, lanes: rest }];
+        let pieces = [Piece { first: 0, lanes: half }, Piece { first: half, lanes: tail }];
         let mut held: Vec<Held> = pieces.into_iter().map(|p| self.held(f, p)).collect();
         for level in &self.levels {
             let bodies: Vec<_> = level.iter().filter_map(|n| Some((*n, self.reduction(*n)?))).collect();
@@ -61,8 +62,8 @@ impl RowLoop<'_> {
                 piece.scope = f.em.leave(&mut f.b);
             }
             for (i, (n, (op, _))) in bodies.into_iter().enumerate() {
-                let [tile, rest] = [0, 1].map(|p: usize| f.em.reduce_axis(&mut f.b, op, parts[p][i], self.tile_row()));
-                let whole = math::combine(&mut f.b, op, tile, rest);
+                let [tile, tail] = [0, 1].map(|p: usize| f.em.reduce_axis(&mut f.b, op, parts[p][i], self.tile_row()));
+                let whole = math::combine(&mut f.b, op, tile, tail);
                 f.em.set(n, whole);
             }
         }
@@ -89,7 +90,7 @@ impl RowLoop<'_> {
         let shifted = f.em.coords.get(&shift.lane).map(|lanes| (shift.lane, *lanes));
         Held { row, shifted, scope: Scope::default() }
     }
-    /// Has what is emitted be of this piece, until the scope is left.
+    /// Makes this piece the current one, until its scope is left.
     fn take_up(&self, f: &mut Frame, piece: &mut Held) {
         f.em.coords.insert(self.plan.row.id, piece.row);
         f.em.coords.extend(piece.shifted);

@@ -1,4 +1,6 @@
-//! Which template a kernel was lowered by, as its steps show it: parts of K and the order of tiles they do not show.
+//! Which template a kernel was lowered by, read off its steps and not noted by who chose it. A constraint requests a
+//! template through the plan, and lowering refuses where another one came out. Split-K and the order of tiles do not
+//! show in the steps.
 use kiln_block::{Kernel, Op, Type, Value, passes::layout::anchors::roles};
 use kiln_plan::{Family, KernelKind, Schedule, Template, exec::Work};
 
@@ -23,7 +25,7 @@ pub fn of<'a>(kind: KernelKind, steps: impl Iterator<Item = Part<'a>>) -> Templa
         Part::Program(_) if kind == KernelKind::Attention => Some(Family::Flash.into()),
         Part::Program(k) => program(k),
     });
-    // What stands beside a library's matmul prepares its operands or finishes its result.
+    // Programs around a library matmul prepare its operands or compute its epilogue.
     templates.max_by_key(|t| t.family == Family::Library).unwrap_or(Family::Rows.into())
 }
 
@@ -38,7 +40,7 @@ fn program(k: &Kernel) -> Option<Template> {
             schedule.depth = schedule.depth.or_else(|| depth(k, d.args[0], m));
         }
         if let Some(Type::Barrier { count, arrivals: n }) = d.results.first().map(|r| k.ty(*r)) {
-            // The ring's come first.
+            // The barriers of the ring of stages come first.
             schedule.stages.get_or_insert(*count);
             arrivals = arrivals.max(*n);
         }
@@ -47,7 +49,7 @@ fn program(k: &Kernel) -> Option<Template> {
     Some(match roles(k) {
         Some(roles) => {
             let (copies, cluster) = (roles.iter().map(|r| r.copies).max().unwrap_or(1), k.cluster.max(1));
-            // Those that share a tile say together that a stage is free.
+            // The consumers that share a tile all arrive at the barrier that frees a stage.
             let shares = arrivals / cluster;
             schedule.cluster = Some(cluster);
             schedule.tiles = Some(copies / shares);

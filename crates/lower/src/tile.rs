@@ -1,4 +1,8 @@
-//! The frame of a block program: parameters, the place of an instance in the grid, and lanes of its tile.
+//! The frame of a block program: its parameters, the position of a program instance in the grid, and the lanes of its
+//! tile.
+//!
+//! Takes: a scene and the shape that a schedule chose. Gives: a builder in which coordinates are bound to values, and
+//! stores of results.
 use crate::LowerError;
 use crate::dag::{Dag, NodeId, NodeOp, Scene, Store};
 use crate::emit::{Emitter, Lanes, joint};
@@ -30,17 +34,18 @@ impl Cut {
     }
 }
 
-/// What a step is made with.
+/// A block program under construction.
 pub struct Frame<'a> {
     pub b: Builder,
     pub em: Emitter<'a>,
     pub rank: usize,
-    /// Which of `parts` the instance is (a scalar of the index type); absent if there is one.
+    /// Which of [`Shape::parts`] the instance computes (a scalar of the index type); absent if there is only one.
     pub part: Option<Value>,
     args: Vec<Slot>,
 }
 
-/// Shape of a step: its cuts (outermost first), the tile's rank, equal parts of something else, warps on a GPU.
+/// Shape of a step: its cuts (outermost first), the tile's rank, parts of a row (or of attention's keys) that instances
+/// share, warps on a GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Shape {
     pub cuts: Vec<Cut>,
@@ -50,7 +55,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Positions of parts and of cuts.
+    /// Grid extents: parts, then the blocks of each cut.
     fn counts(&self) -> Vec<usize> {
         std::iter::once(self.parts.max(1)).chain(self.cuts.iter().map(Cut::count)).collect()
     }
@@ -59,10 +64,10 @@ impl Shape {
     }
 }
 
-/// A buffer a step uses: where, of what, only read.
+/// A buffer that a program uses: its slot, its dtype, whether it is only read.
 pub type Used = (Slot, DType, bool);
 
-/// Buffers that nodes read, not looking below those where `stop` holds.
+/// Buffers that nodes read, not looking below nodes where `stop` holds.
 pub fn loads(dag: &Dag, roots: &[NodeId], stop: impl Fn(NodeId) -> bool) -> Vec<Used> {
     let load = |n: NodeId| match dag.node(n).op {
         NodeOp::Load { slot, .. } => Some((slot, dag.node(n).dtype, true)),
@@ -88,7 +93,8 @@ pub fn open_with<'a>(name: &str, scene: &'a Scene, shape: &Shape, used: &[Used])
     frame
 }
 
-/// Starts a program of that many instances that finds its place in the grid itself; tiles have two axes.
+/// Starts a program of `instances` instances without binding coordinates: the caller computes the position in the grid.
+/// Tiles have two axes.
 pub fn open_bare<'a>(name: &str, scene: &'a Scene, used: &[Used], cuts: &[Cut], instances: usize) -> Frame<'a> {
     let slots: BTreeMap<Slot, (DType, bool)> = used.iter().map(|&(slot, d, readonly)| (slot, (d, readonly))).collect();
     let mut b = Builder::new(name, [instances, 1, 1], 1);
@@ -111,7 +117,7 @@ fn slot_name(slot: Slot) -> String {
     }
 }
 
-/// i64 where an offset, or a position rounded up to a tile, can pass i32.
+/// i64 where an offset, or a position rounded up to a tile, can exceed i32.
 fn index_elem(scene: &Scene, cuts: &[Cut]) -> Elem {
     const LIMIT: i128 = 1 << 30;
     let points: i128 = cuts.iter().map(|c| (c.count() * c.block) as i128).product();
@@ -179,7 +185,7 @@ impl Frame<'_> {
         let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
         Lanes { base, lane, mask }
     }
-    /// Lanes of the cut's block that are counted from `first` on.
+    /// Lanes of the cut's block that starts at `first`.
     pub fn lanes_from(&mut self, cut: Cut, first: usize) -> Lanes {
         let base = (first > 0).then(|| self.em.int(&mut self.b, first as i64));
         let lane = self.iota(cut);
@@ -187,7 +193,7 @@ impl Frame<'_> {
         let mask = lane.filter(|_| ragged).map(|l| self.below(base, l, cut.extent));
         Lanes { base, lane, mask }
     }
-    /// Lanes from `first` on of a row that starts at some lane of the tile.
+    /// Lanes from `first` on of an unaligned row, which starts at some lane of the tile.
     pub fn peeled(&mut self, cut: Cut, shift: &Unaligned, first: usize) -> Lanes {
         let width = shift.width(cut.extent);
         let lanes = self.lanes_from(Cut { extent: width, ..cut }, first);
@@ -221,11 +227,12 @@ impl Frame<'_> {
         let n = self.em.int(&mut self.b, extent as i64);
         self.b.cmp(CmpOp::Lt, at, n)
     }
-    /// Writes a value wherever its coordinates and guards hold. Coordinates it does not depend on must be uniform.
+    /// Stores a value where its coordinates are in range and its guards hold. Coordinates that it does not depend on
+    /// must be uniform.
     pub fn store(&mut self, s: &Store) {
         self.store_within(s, &[]);
     }
-    /// A store of the lanes inside of these coordinates and of those that its place depends on.
+    /// Stores the lanes that are in range of the coordinates `within` and of those that the address depends on.
     pub fn store_within(&mut self, s: &Store, within: &[CoordId]) {
         let v = self.em.value(&mut self.b, s.value);
         if !self.store_run(s, v) {
@@ -259,7 +266,7 @@ impl Frame<'_> {
         let p = self.b.broadcast_to(p, &shape);
         self.b.store(p, v, mask);
     }
-    /// Writes whole rows of the tile as a run.
+    /// Stores the tile's rows as one contiguous run, if they are one.
     fn store_run(&mut self, s: &Store, v: Value) -> bool {
         let Some(run) = self.em.run.clone().filter(|_| s.guards.is_empty()) else { return false };
         let (Some(more), Some(&p)) = (run.at(&s.at, s.dtype), self.em.params.get(&s.slot)) else { return false };
@@ -270,7 +277,7 @@ impl Frame<'_> {
         self.b.store(p, v, run.mask);
         true
     }
-    /// The step, or what was found to be wrong with it while it was written.
+    /// The step, or the invariant that was broken while it was built.
     pub fn finish(mut self) -> Result<Work<Kernel>, LowerError> {
         let faults = self.em.end(&mut self.b).map(|_| Slot::Faults);
         self.args.extend(faults);
@@ -281,10 +288,10 @@ impl Frame<'_> {
     }
 }
 
-/// Blocks of pointwise work for each multiprocessor below which smaller ones are better.
+/// Blocks per multiprocessor below which pointwise work takes smaller blocks.
 const BUSY: usize = 2;
 
-/// Elements of a block of plain pointwise work of which a thread of a GPU has so many, and the warps for it.
+/// Elements of a block of pointwise work, and its warps. `per_thread`: elements of a GPU thread.
 pub fn pointwise_block(machine: &Hardware, per_thread: usize, total: usize) -> (usize, usize) {
     match machine.arch.is_gpu() {
         false => {
@@ -310,7 +317,7 @@ pub fn warps_for(elements: usize, per_thread: usize) -> usize {
     (elements / (32 * per_thread)).next_power_of_two().clamp(1, 32)
 }
 
-/// A loop whose body uses the frame; what it emits is forgotten after.
+/// A loop whose body uses the frame; values that the body emits are out of scope after it.
 pub fn looped(
     f: &mut Frame,
     bounds: [Value; 3],

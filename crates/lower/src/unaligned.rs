@@ -1,6 +1,6 @@
-//! Rows whose length no vector divides: each starts somewhere between two multiples of a vector's length. Lanes are then
-//! counted from the multiple before the row's start, so that accesses to the row are aligned, and the first few lanes are
-//! outside.
+//! Unaligned rows, peeled to alignment: rows whose length no vector divides start between two multiples of a vector.
+//! Lanes are counted from the multiple before the row's start, so that accesses to the row are aligned vectors, and the
+//! first few lanes are masked. Buffers can be read up to the next multiple of 16 bytes.
 use crate::dag::{NodeOp, Scene};
 use crate::expr::{Atom, CoordId, Expr};
 use crate::multi_row::packs;
@@ -11,7 +11,7 @@ use crate::space::Space;
 /// Bytes of a vector access.
 pub const VECTOR: usize = 16;
 
-/// How the row's coordinate follows from lanes.
+/// How the coordinate of an unaligned row follows from lanes.
 #[derive(Clone, Debug)]
 pub struct Unaligned {
     /// The coordinate of lanes.
@@ -25,13 +25,13 @@ pub struct Unaligned {
 }
 
 impl Unaligned {
-    /// Lanes that can be the row's, in whole vectors.
+    /// Lanes that a row can occupy, in whole vectors.
     pub fn width(&self, row: usize) -> usize {
         (row + self.vector - 1).next_multiple_of(self.vector)
     }
 }
 
-/// The plan with rows in runs, or with a shift, where that aligns accesses that were not.
+/// The plan with several rows loaded as one run, or with peeled rows, where that aligns accesses that were not.
 pub fn peeled<'m>(plan: RowPlan<'m>, scene: &Scene, space: &mut Space) -> RowPlan<'m> {
     let inner = plan.row.axis + 1 == plan.rank && plan.whole();
     if packs(&plan, scene) {
@@ -42,12 +42,12 @@ pub fn peeled<'m>(plan: RowPlan<'m>, scene: &Scene, space: &mut Space) -> RowPla
     let wide = (plan.row.extent + vector - 1).next_power_of_two();
     // Short rows would leave most lanes of a longer tile idle.
     let fits = wide == plan.row.block || plan.row.extent >= 32 * 8 * vector;
-    // Where an element is added depends on where its row starts, which depends on the rows before it.
+    // Batch invariance: which lane adds an element depends on the row's alignment, which depends on the row's number.
     let invariant = plan.machine.contract.batch_invariant;
     if !plan.machine.arch.is_gpu() || invariant || !inner || !fits || !any_order() {
         return plan;
     }
-    // What all rows share would then be read from anywhere, for which a thread of a long row has no registers left.
+    // What all rows share would then be read unaligned, for which a thread of a long row has no registers left.
     if plan.warps > 16 && shares(scene, plan.row.id) && !large(&plan) {
         return plan;
     }
@@ -58,8 +58,8 @@ pub fn peeled<'m>(plan: RowPlan<'m>, scene: &Scene, space: &mut Space) -> RowPla
     RowPlan { row: crate::tile::Cut { block: wide, ..plan.row }, unaligned: Some(shift), ..plan }
 }
 
-/// Where rows start, modulo the elements of a vector, and how many those are. None if all start at multiples, or if the row's
-/// coordinate is not only added in index expressions.
+/// Where rows start, modulo the elements of a vector, and the number of these. `None` if all rows are aligned, or if
+/// index expressions do not just add the row's coordinate.
 fn start(scene: &Scene, row: CoordId) -> Option<(Expr, usize)> {
     let mut plain = true;
     scene.exprs(&mut |e| plain &= e.stride(row).is_some());
@@ -71,7 +71,7 @@ fn start(scene: &Scene, row: CoordId) -> Option<(Expr, usize)> {
         _ => None,
     });
     let stores = scene.stores.iter().map(|s| (&s.at, s.dtype.bytes()));
-    // What belongs to one row alone.
+    // Accesses that belong to one row alone.
     let rows: Vec<(&Expr, usize)> = loads
         .chain(stores)
         .filter(|(at, _)| {
@@ -82,19 +82,19 @@ fn start(scene: &Scene, row: CoordId) -> Option<(Expr, usize)> {
         .collect();
     let bytes = rows.iter().map(|r| r.1).min()?;
     let vector = VECTOR / bytes.clamp(1, VECTOR);
-    let most = |at: &Expr| rows.iter().filter(|r| rest(r.0, row, vector) == rest(at, row, vector)).count();
-    let start = rest(rows.iter().max_by_key(|r| most(r.0))?.0, row, vector);
+    let most = |at: &Expr| rows.iter().filter(|r| offset(r.0, row, vector) == offset(at, row, vector)).count();
+    let start = offset(rows.iter().max_by_key(|r| most(r.0))?.0, row, vector);
     let mut reads = false;
     start.nodes(&mut |_| reads = true);
     (start != Expr::default() && start.range().0 >= 0 && !reads).then_some((start, vector))
 }
 
-/// Whether rows of this access along `row` start between multiples of so many elements.
+/// Whether the rows of this access along `row` are not aligned to `elements`.
 pub fn starts_between(at: &Expr, row: CoordId, elements: usize) -> bool {
-    at.stride(row) == Some(1) && rest(at, row, elements) != Expr::default()
+    at.stride(row) == Some(1) && offset(at, row, elements) != Expr::default()
 }
 
-/// Whether something is read along the row alone.
+/// Whether something that all rows share is read along the row.
 fn shares(scene: &Scene, row: CoordId) -> bool {
     scene.live().into_iter().any(|n| match &scene.dag.node(n).op {
         NodeOp::Load { at, .. } => {
@@ -107,14 +107,14 @@ fn shares(scene: &Scene, row: CoordId) -> bool {
 }
 
 /// The expression without the row's coordinate, its factors modulo `vector`.
-fn rest(at: &Expr, row: CoordId, vector: usize) -> Expr {
+fn offset(at: &Expr, row: CoordId, vector: usize) -> Expr {
     let v = vector as i64;
-    let mut rest = Expr::constant(at.constant.rem_euclid(v));
+    let mut offset = Expr::constant(at.constant.rem_euclid(v));
     for (atom, factor) in &at.terms {
         let own = matches!(atom, Atom::Coord { id, .. } if *id == row);
         if !own && factor.rem_euclid(v) != 0 {
-            rest.terms.push((atom.clone(), factor.rem_euclid(v)));
+            offset.terms.push((atom.clone(), factor.rem_euclid(v)));
         }
     }
-    rest
+    offset
 }

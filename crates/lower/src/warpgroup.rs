@@ -1,13 +1,17 @@
-//! Matmuls by warpgroups: the program that reaches the speed of the tensor cores, and in f32 that of FMAs, from
-//! `sm_90` on.
+//! The warpgroup template, from `sm_90` on: pipelined matmuls by `wgmma`, and exact f32 matmuls by a pipelined FMA
+//! (SIMT) engine.
 //!
-//! What is written here is the plain matmul of a tile: a loop over K of tile loads and a `dot`, then the epilogue on the sums.
-//! The passes of the block IR ([`kiln_block::passes::warpgroup`]) make blocks that stay of it, a producer that copies tiles of
-//! the operands by tensor maps into a ring of stages, and consumers; two blocks of a cluster lie one below the other and
-//! share the right operand. How many of each is the [`shape::Shape`]'s.
+//! Takes: a matmul whose operands are strided arrays with rows of multiples of 16 bytes, and its epilogue. Gives: a
+//! block program, or `None` if the template does not apply; the caller then takes another one.
 //!
-//! Takes: a matmul whose operands are strided arrays with rows of multiples of 16 bytes, and what becomes of an element.
-//! Anything else is refused with `None`, and the caller takes the other template.
+//! This module writes the plain matmul of a tile: a loop over K of tile loads and a `dot`, then the epilogue on the
+//! accumulators. The passes of the block IR ([`kiln_block::passes::warpgroup`]) make a persistent kernel of it, with a
+//! producer that copies operand tiles by tensor maps into a ring of stages, and consumers. Two blocks of a cluster
+//! compute tiles one below the other and share the right operand. [`shape::Shape`] says how many of each there are.
+//!
+//! Tiles are powers of two, matmuls need not be. Of a tile that is wider than the matmul, `wgmma` computes only the
+//! columns that exist, rounded up to 8 if the right operand is K-major, else to panels of 128 bytes. Results whose rows
+//! no tensor map describes are stored through the same buffers in shared memory.
 mod cost;
 mod operand;
 mod shape;
@@ -30,16 +34,16 @@ pub use shape::{Asked, FEW, GROUP, SPAN};
 use shape::{Engine, Shape};
 pub use split_k::{Parts, candidates, cycles, parts, prefers_3xtf32};
 
-/// What is multiplied, and what is written.
+/// A matmul to lower, with its epilogue.
 pub struct Task<'a> {
     pub name: &'a str,
     pub matmul: &'a Matmul<'a>,
     pub scene: &'a Scene,
     pub coords: &'a Coords,
     pub left: NodeId,
-    /// One right operand for each sum, and the node that stands for it.
+    /// One right operand for each accumulator; `anchors` has the nodes that stand for these.
     pub right: &'a [NodeId],
-    /// The smaller parts of operands in two, left and right.
+    /// 3xTF32: the low parts of the left and the right operand.
     pub low: Option<[NodeId; 2]>,
     pub anchors: &'a [NodeId],
     pub dtype: DType,
@@ -48,17 +52,17 @@ pub struct Task<'a> {
     pub asked: Asked,
 }
 
-/// What a matmul must be for this template.
+/// Why the template does not apply, as an error message.
 pub const NEEDS: &str = "warpgroups need sm_90, operands of bf16, f16, f32 or f8 that are strided arrays with rows of multiples of 16 bytes, those of f8 along K, and one of the \
      tiles 128x256, 256x128, 128x128, 128x64, 128x32, 128x16, 64x256, 64x128, 64x64, 64x32, 64x16 (exact f32 has 32x64 in place of \
      256x128, 64x256 and those narrower than 64); a schedule must fit the matmul and the memory of a multiprocessor";
 
-/// Whether matmuls of this type go this way, their operands permitting.
+/// Whether the template takes matmuls of this type; [`lower`] looks at the operands.
 pub fn takes(dtype: DType, machine: &Hardware) -> bool {
     machine.arch.has_wgmma() && (matches!(dtype, DType::Bf16 | DType::F16 | DType::F32) || dtype.is_f8())
 }
 
-/// The step, where warpgroups take the matmul.
+/// The step; `None` if the template does not apply.
 pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<Work<Kernel>, LowerError>> {
     let p = task.matmul;
     if !machine.arch.has_wgmma() {
@@ -107,7 +111,7 @@ pub fn lower(task: &Task, machine: &Hardware) -> Option<Result<Work<Kernel>, Low
     Some(Ok(Work::Block { code, args }))
 }
 
-/// Bytes of the types that go out through shared memory, each once.
+/// Element sizes of the types that are stored through shared memory, each type once.
 fn widths(task: &Task, outputs: &[Option<Strided>]) -> Vec<usize> {
     let stores = task.scene.stores.iter().zip(outputs);
     let through = |s: &Store, o: &Option<Strided>| o.is_some() || operand::in_rows(s, task.coords.n);
@@ -122,7 +126,7 @@ const ROWS: usize = 0;
 const COLUMNS: usize = 1;
 const BATCH: usize = 2;
 
-/// Where the tile of the result is: positions along the batch axes, its first row and column (i32).
+/// Position of the result's tile: indices along the batch axes, first row and column (i32).
 struct Spot {
     batch: Vec<Value>,
     m: Value,
@@ -136,16 +140,16 @@ struct Maps {
     low: Option<[Value; 2]>,
 }
 
-/// One tile of the result an instance.
+/// The program before the passes: one tile of the result per instance.
 struct Plain<'a> {
     task: &'a Task<'a>,
     shape: Shape,
     a: Strided,
-    /// One for each sum.
+    /// One for each accumulator.
     b: Vec<Strided>,
-    /// Smaller parts of operands in two.
+    /// 3xTF32: the low parts of the operands.
     low: Option<[Strided; 2]>,
-    /// What goes out by tensor map; the rest element by element.
+    /// The outputs that are stored by tensor map; others are stored by address.
     outputs: Vec<Option<Strided>>,
 }
 
@@ -201,7 +205,7 @@ impl Plain<'_> {
         batch.reverse();
         Spot { batch, m, n }
     }
-    /// The sums over all of K, or over a part of it.
+    /// Accumulates over K, or over a split-K slice.
     fn multiply(&self, b: &mut Builder, spot: &Spot, maps: &Maps) -> Vec<Value> {
         let z = self.shape;
         let elem = crate::math::stored(self.task.dtype);
@@ -236,7 +240,8 @@ impl Plain<'_> {
             let sums = right.iter().zip(now).map(|(&right, &now)| {
                 let mut sum = if z.engine.apart() { none } else { now };
                 if let Some((left_low, right_low)) = low {
-                    // The smaller products first. What two small parts give is less than f32 holds beside the rest.
+                    // The smaller products first. The product of the two low parts is below f32's precision and left
+                    // out.
                     sum = dot(b, left_low, right, sum);
                     sum = dot(b, left, right_low, sum);
                 }
@@ -257,7 +262,7 @@ impl Plain<'_> {
             let lanes = lanes(f, cut, first);
             f.em.coords.insert(cut.id, lanes);
         }
-        // Where a matmul has one row or column, no place depends on which lane it is.
+        // Addresses do not depend on an axis of one row or column, so its lanes are masked explicitly.
         let single: Vec<CoordId> = self.cuts().iter().filter(|c| c.extent == 1).map(|c| c.id).collect();
         f.em.row = self.task.row;
         for (anchor, sum) in self.task.anchors.iter().zip(sums) {

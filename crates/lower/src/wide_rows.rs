@@ -1,5 +1,6 @@
-//! Sums of columns whose rows no vector divides, or that are narrower than a strip: so many rows as fill vectors are one wide
-//! row. What its columns give lies side by side in scratch, and a second step puts the columns of one name together.
+//! Column sums reshaped to wide rows, where no vector divides a large matrix's rows, or rows are narrower than a strip:
+//! as many rows as fill vectors are one wide row. The results of its columns are side by side in scratch, and a second
+//! step combines those that belong to the same column of the matrix.
 use crate::LowerError;
 use crate::columns::{STRIP, sharing};
 use crate::dag::{NodeId, NodeOp, Scene};
@@ -9,19 +10,19 @@ use crate::space::{Coord, Space, runs_on};
 use crate::tile::Cut;
 use crate::unaligned::VECTOR;
 
-/// Bytes from which on the second step is short beside the first.
+/// Bytes from which on the second step takes little time compared with the first.
 const LARGE: usize = 8 << 20;
-/// Strips that a row has at least.
+/// Least strips of a wide row.
 const STRIPS: usize = 4;
-/// Percent of the lanes of strips that are enough.
+/// Percentage of used lanes in strips that is enough.
 const FULL: usize = 95;
-/// Rows side by side, at most, and wide rows at least.
+/// Most rows in a wide row, and least wide rows.
 const MOST: usize = 64;
 const LEAST: usize = 64;
-/// Parts that a block of the second step can put together.
+/// Most parts that a block of the second step combines.
 const PARTS: usize = 4096;
 
-/// The steps of a kernel that is better folded.
+/// The steps of a kernel that is faster with wide rows.
 pub fn reshaped<F>(
     name: &str,
     space: &Space,
@@ -36,7 +37,7 @@ where
         return Ok(None);
     }
     let own = scene(space)?;
-    let Some((along, count)) = beside(space, plan, &own) else { return Ok(None) };
+    let Some((along, count)) = rows_per_wide_row(space, plan, &own) else { return Ok(None) };
     let mut dealt = space.clone();
     if dealt.deal(plan.row.id, count, along.id).is_none() {
         return Ok(None);
@@ -57,13 +58,13 @@ where
     Ok(Some(Emitted { scratch: before.into_scratch(), steps: vec![step, last] }))
 }
 
-/// Rows across memory.
+/// Whether rows are strided in memory (columns are reduced).
 fn across(plan: &RowPlan) -> bool {
     plan.rank == 2 && plan.row.axis == 0
 }
 
-/// The coordinate that columns lie along, and how many rows are best side by side.
-fn beside(space: &Space, plan: &RowPlan, scene: &Scene) -> Option<(Coord, usize)> {
+/// The coordinate along which columns lie, and the number of rows in a wide row.
+fn rows_per_wide_row(space: &Space, plan: &RowPlan, scene: &Scene) -> Option<(Coord, usize)> {
     let along = *space.find(plan.kept.last()?.id)?;
     let stored_along = scene.stores.iter().any(|s| s.at.uses(plan.row.id));
     if !plan.machine.arch.is_gpu() || !across(plan) || plan.whole() || stored_along {
@@ -81,7 +82,7 @@ fn beside(space: &Space, plan: &RowPlan, scene: &Scene) -> Option<(Coord, usize)
     }
     let (rows, columns) = (plan.row.extent, along.extent);
     let strip = STRIP / bytes;
-    // Half a vector is worth no second step.
+    // With rows of half vectors a second step is not profitable.
     let odd = !(columns * bytes).is_multiple_of(VECTOR / 2);
     let narrow = columns < strip && 4 * columns < 3 * columns.next_power_of_two();
     let all: usize = plan.kept.iter().map(|c| c.extent).product::<usize>() * rows;
@@ -92,14 +93,14 @@ fn beside(space: &Space, plan: &RowPlan, scene: &Scene) -> Option<(Coord, usize)
         let aligned = (p * columns * bytes).is_multiple_of(VECTOR) && p * columns >= STRIPS * strip;
         aligned && rows.is_multiple_of(p) && rows / p >= LEAST
     };
-    // The fewest of which the last strip is nearly full, else those of which it is the fullest.
+    // The fewest rows that nearly fill the last strip, else those that fill it most.
     let filled = |p: usize| (100 * p * columns / (p * columns).next_multiple_of(strip)).min(FULL);
     let counts = (1..=MOST.ilog2()).map(|i| 1usize << i).filter(|p| fits(*p));
     let count = counts.max_by_key(|p| (filled(*p), std::cmp::Reverse(*p)))?;
     Some((along, count))
 }
 
-/// What is reduced, if nothing depends on another reduction and all may be put together in any order.
+/// The bodies of all reductions, if none depends on another one and all may be combined in any order.
 fn bodies(scene: &Scene) -> Option<Vec<NodeId>> {
     let mut found = vec![];
     for n in scene.live() {

@@ -1,4 +1,5 @@
-//! Convolutions and pools as scalar programs: the window unrolled into masked loads, or taken as the row when it is large.
+//! Convolutions and pools as scalar programs: the window is unrolled into masked loads, or reduced as the row when it
+//! is large.
 use crate::dag::{Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear};
 use crate::resolve::{Here, Inside, Resolved, Resolver, inside, joined, kept};
@@ -7,7 +8,7 @@ use kiln_graph::{BinaryOp, DType, Op, PoolKind, ReduceOp, Scalar, ValueId};
 /// Windows up to this many elements are unrolled.
 pub const UNROLL: usize = 64;
 
-/// Elements that one element of a windowed op reads, if the node is one.
+/// Elements that one result of a convolution or pool reads; `None` for other ops.
 pub fn window_len(op: &Op, arg_shapes: &[&[usize]]) -> Option<usize> {
     match op {
         Op::Pool { window, .. } => Some(window.iter().product()),
@@ -20,16 +21,16 @@ pub fn window_len(op: &Op, arg_shapes: &[&[usize]]) -> Option<usize> {
     }
 }
 
-/// A window of a pool: of what, and along each of its axes the places it reads.
+/// A window of a pool: its operand, and the positions that it reads along each axis.
 struct Taps<'a> {
     x: ValueId,
     op: ReduceOp,
     axes: &'a [Vec<Expr>],
-    /// Where the result is wanted.
+    /// Guards of the result.
     guards: &'a [Guard],
 }
 
-/// What a window holds in the padding.
+/// The padding value of a pool.
 fn nothing(op: ReduceOp) -> f64 {
     if op == ReduceOp::Max { f64::NEG_INFINITY } else { 0.0 }
 }
@@ -84,7 +85,8 @@ impl Resolver<'_> {
             wi.extend_from_slice(&at[1..]);
             let term = |r: &mut Self, guards: &[Guard]| {
                 let a = r.at(args[0], &xi, &joined(guards, &own))?;
-                // Between the points of a transposed convolution no weight is read: one that is infinite would make NaN of a zero.
+                // The zeros between points of a transposed convolution must not meet a weight: an infinite one would
+                // give NaN.
                 let also = if *transposed { joined(guards, &own) } else { guards.to_vec() };
                 let a = r.where_inside(own.clone(), a, 0.0, dtype);
                 let b = r.at(args[1], &wi, &also)?;
@@ -101,12 +103,12 @@ impl Resolver<'_> {
         Ok(sum)
     }
 
-    /// One term over the row is reduced; several are summed.
+    /// Reduces a single term over the row, or adds up several.
     fn summed(&mut self, terms: Vec<NodeId>, window: &[usize], dtype: DType) -> Resolved {
         let len: usize = window.iter().product();
         let mut terms = terms.into_iter();
         match terms.next() {
-            // A window that lies in the padding everywhere.
+            // The window is all padding.
             None => Ok(self.lowest(0.0, dtype)),
             Some(row) if len > UNROLL => self.reduced(ReduceOp::Sum, row, len),
             Some(first) => Ok(terms.fold(first, |sum, t| self.dag.binary(BinaryOp::Add, sum, t))),
@@ -117,7 +119,7 @@ impl Resolver<'_> {
         if own.is_empty() {
             return x;
         }
-        // What a masked load gives is 0 already.
+        // A masked load is 0 outside already.
         if outside == 0.0 && matches!(self.dag.node(x).op, NodeOp::Load { .. }) {
             return x;
         }
@@ -125,7 +127,7 @@ impl Resolver<'_> {
         let other = self.lowest(outside, dtype);
         self.dag.add(NodeOp::Select(c, x, other), dtype)
     }
-    /// A number, or minus infinity as the type has it.
+    /// A constant; minus infinity is the minimum of an integer type.
     fn lowest(&mut self, v: f64, dtype: DType) -> NodeId {
         match dtype.int_range() {
             Some((least, _)) if v == f64::NEG_INFINITY => self.dag.add(NodeOp::Const(Scalar::Int(least)), dtype),
@@ -153,10 +155,10 @@ impl Resolver<'_> {
             let window = Taps { x: args[0], op: reduce, axes: &axes, guards: here.guards };
             self.fold_window(&window, &here.ix[..lead], &[])?
         };
-        // A window that lies in the padding everywhere.
+        // The window is all padding.
         let folded = folded.unwrap_or_else(|| self.lowest(nothing(reduce), dtype));
         let PoolKind::Avg { count_pad } = kind else { return Ok(folded) };
-        // Windows that reach past the padding (`ceil`) count what is inside it.
+        // Windows that reach past the padding (ceil mode) count only positions up to its end.
         let margin = |d: usize| if *count_pad { padding[d] as i64 } else { 0 };
         let bound = |d: usize, k: usize| (start(d).shift(k as i64), -margin(d), shape[lead + d] as i64 + margin(d));
         let bounds = (0..window.len()).map(|d| (0..window[d]).map(|k| bound(d, k)).collect()).collect();
@@ -164,7 +166,7 @@ impl Resolver<'_> {
         Ok(self.dag.binary(BinaryOp::Div, folded, divisor))
     }
 
-    /// A large window along the axes from `lead` on is the row; `None` where all of it is padding.
+    /// Reduces a large window, along the axes from `lead` on, as the row; `None` where all of it is padding.
     fn reduced_window(
         &mut self,
         x: ValueId,
@@ -183,12 +185,12 @@ impl Resolver<'_> {
         let wanted = kept(here.ix, self.graph.shape(here.v), &[]);
         let element = self.body(&wanted, here.guards, |r, guards| r.at(x, xi, &joined(guards, &own)))?;
         let element = self.where_inside(own, element, nothing(op), dtype);
-        // An average divides by what is inside.
+        // A sum: an average is divided by the number of elements inside later.
         let len = self.row.as_ref().map_or(1, |row| row.len);
         self.reduced(op, element, len).map(Some)
     }
 
-    /// How many elements of a window lie inside, by the bounds of each along every axis.
+    /// How many elements of a window are inside, from the bounds of each position along every axis.
     fn inside_window(&mut self, axes: Vec<Vec<(Expr, i64, i64)>>, dtype: DType) -> NodeId {
         let mut divisor: Option<NodeId> = None;
         let mut constant = 1usize;
@@ -205,15 +207,15 @@ impl Resolver<'_> {
         divisor.map_or(fixed, |n| self.dag.binary(BinaryOp::Mul, n, fixed))
     }
 
-    /// A window folded along its innermost axis first, so that windows that share a row share what is made of it. `ix` is the
-    /// index so far, which is inside where `own` holds; `None` where all is padding.
+    /// Reduces a window along its innermost axis first, so that windows that share a row share its partial result. `ix`
+    /// is the index so far, which is inside where `own` holds; `None` where all is padding.
     fn fold_window(&mut self, w: &Taps, ix: &[Expr], own: &[Guard]) -> Result<Option<NodeId>, crate::LowerError> {
         let dtype = self.graph.dtype(w.x);
         let axis = ix.len();
         let rank = self.graph.shape(w.x).len();
         if axis == rank {
             let x = self.at(w.x, ix, &joined(w.guards, own))?;
-            // A sum is of zeros outside, whichever axis leads there.
+            // A sum takes zeros outside of any axis.
             let outside = if w.op == ReduceOp::Sum { own.to_vec() } else { vec![] };
             return Ok(Some(self.where_inside(outside, x, 0.0, dtype)));
         }

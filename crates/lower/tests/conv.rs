@@ -1,4 +1,4 @@
-//! Convolutions: on the host, and on GPUs by patches and by windows.
+//! Convolutions: on the host, and on GPUs by im2col and by implicit GEMM.
 use crate::common::{TARGETS, check, check_on, checked_text, compare};
 use kiln_graph::{Graph, random};
 use kiln_machine::Arch;
@@ -76,8 +76,9 @@ fn generated_convolutions() {
     }
 }
 
-/// Convolutions as matmuls with rows of a padded copy of the input, where that is priced below patches: padding that neighbours share and
-/// that they do not, windows of any size, strides (each remainder has rows of its own), groups, channels that do not fill a stage.
+/// Implicit GEMM, where the model predicts it to be faster than im2col: padding that neighbouring lines share and that
+/// they do not, windows of any size, strides (each phase has rows of its own), groups, channels that do not fill a
+/// stage.
 #[test]
 fn convolutions_by_windows() {
     let by_windows = |d: &str, x: &str, w: &str, attrs: &str| {
@@ -105,11 +106,11 @@ fn convolutions_by_windows() {
     by_windows("f16", "[6,64,7,40]", "[16,64,5,5]", &attrs("[1,2]", "[2,2]", "[1,1]", 1));
     by_windows("bf16", "[8,64,150]", "[16,64,25]", &attrs("[1]", "[12]", "[1]", 1));
     by_windows("bf16", "[4,64,6,7,5]", "[16,64,3,3,3]", &attrs("[1,1,1]", "[1,1,1]", "[1,1,1]", 1));
-    // Few points of one image: K is cut into parts.
+    // Few points of one image: split-K.
     by_windows("bf16", "[1,128,17,17]", "[24,128,7,7]", &attrs("[1,1]", "[3,3]", "[1,1]", 1));
 }
 
-/// Infinities and NaN reach the results that they reach in PyTorch: those at whose places windows with them lie, and no others.
+/// Infinities and NaN reach the results that they reach in PyTorch: those whose windows contain them, and no others.
 #[test]
 fn what_is_not_finite_stays_where_it_is() {
     let specials = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];

@@ -1,4 +1,4 @@
-//! Every epilogue with every template of matmuls: each computes what the graph does, or is refused with a reason that is known.
+//! Every epilogue with every matmul template: each computes what the graph does, or is refused for a known reason.
 use crate::common::{difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision as As, no_fallback, run_with};
@@ -6,8 +6,8 @@ use kiln_lower::{LowerError, lower};
 use kiln_machine::Arch;
 use kiln_plan::{KernelKind, Precision};
 
-/// What comes after the matmul `%c`, `M` by `N`. `%v` and `%w` have a number for each column, `%u` one for each row, `%r` one for
-/// each element, `%d` is the matmul of the same left operand with another right one.
+/// What comes after the matmul `%c`, `M` by `N`. `%v` and `%w` have an element per column, `%u` one per row, `%r` is of
+/// the same shape, and `%d` is a matmul of the same left operand with another right one.
 const EPILOGUES: [&str; 22] = [
     "return %c",
     "%y = add %c, %v\n return %y",
@@ -32,7 +32,7 @@ const EPILOGUES: [&str; 22] = [
     "%y = reduce.argmax %c axes=[1]\n return %y",
     "%y = reduce.sum %c axes=[0]\n return %y",
 ];
-/// With a second matmul.
+/// A dual GEMM.
 const PAIR: &str = "%d = linear %a, %e\n %s = silu %c\n %y = mul %s, %d\n return %y";
 
 /// Operands, precision, template, compute capability, and why some epilogues may be refused.
@@ -63,16 +63,16 @@ const TEMPLATES: [(&str, Precision, &str, Arch, &[&str]); 24] = [
     ("f8e4m3", Precision::Exact, "warpgroup 64x64 split-k 2", Arch::Sm90a, &["warpgroups need"]),
 ];
 
-/// Rows, columns, and terms of matmuls: whole tiles and what is left of some; few rows, which swap operands.
+/// M, N and K of matmuls: whole and partial tiles, and few rows, for which operands are swapped.
 const SIZES: [[usize; 3]; 3] = [[66, 40, 272], [17, 72, 272], [65, 24, 272]];
 
 fn graph(d: &str, [m, n, k]: [usize; 3], rest: &str) -> String {
-    // Matmuls of f8 are f32.
+    // Matmuls of f8 give f32.
     let r = if d.starts_with("f8") { "f32" } else { d };
-    let twin = if rest == PAIR { format!(", %e: {d}[{n},{k}]") } else { String::new() };
+    let dual = if rest == PAIR { format!(", %e: {d}[{n},{k}]") } else { String::new() };
     let rest = rest.replace("HALF", &(n / 2).to_string());
     format!(
-        "graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {r}[{n}], %w: {r}[{n}], %u: {r}[{m},1], %r: {r}[{m},{n}]{twin}) {{ %c = linear %a, %b\n {rest} }}"
+        "graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}], %v: {r}[{n}], %w: {r}[{n}], %u: {r}[{m},1], %r: {r}[{m},{n}]{dual}) {{ %c = linear %a, %b\n {rest} }}"
     )
 }
 
@@ -97,7 +97,7 @@ fn check((d, precision, template, arch, reasons): (&str, Precision, &str, Arch, 
         let want = run_with(&k.body, &inputs, &[], As::F64, &mut no_fallback).expect("interprets");
         let native = run_with(&k.body, &inputs, &[], As::Native, &mut no_fallback).expect("interprets");
         let got = run_steps(&k.body, &steps, &inputs).expect("runs");
-        // Where half types decide which element is the largest, either is right.
+        // Where rounding to half types decides which element is the largest, either is right.
         let right = difference(&k.body, &want, &got).or_else(|e| difference(&k.body, &native, &got).map_err(|_| e));
         right.unwrap_or_else(|e| panic!("{d} {template} {arch}: {e}\n{text_of}\n{}", text(&steps)));
         done += 1;
@@ -112,6 +112,6 @@ fn every_epilogue_with_every_template() {
         all.map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
     });
     let [done, refused] = counts.into_iter().fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
-    // Refused is what needs more registers or columns than a tile that is asked for has.
+    // Refused are epilogues that need more registers or columns than the requested tile has.
     assert!(done > 5 * refused, "{done} done, {refused} refused");
 }

@@ -1,4 +1,4 @@
-//! Indices out of range: the program says which, at whatever place of a kernel they are used; and says nothing of lanes that are none.
+//! Indices out of range: the program reports which one, wherever in a kernel it is used, and ignores masked lanes.
 use crate::common::{self, TARGETS, compare};
 use kiln_graph::{Graph, Tensor, Type, ValueId};
 use kiln_plan::KernelKind::{self, Pointwise, Reduction, Scatter};
@@ -10,7 +10,7 @@ struct Case {
     extent: usize,
 }
 
-/// Shapes that fill no tile, so that every program has lanes that are none.
+/// Shapes that fill no tile, so that every program has masked lanes.
 const CASES: [Case; 8] = [
     Case { kind: Pointwise, text: "%x: f32[37,19], %i: i64[5,11] -> %y = take %x, %i axis=0", extent: 37 },
     Case { kind: Pointwise, text: "%x: f32[7,19], %i: i64[7,300] -> %y = gather %x, %i axis=1", extent: 19 },
@@ -47,7 +47,7 @@ fn body(case: &Case) -> Graph {
     let text = format!("graph k({inputs}) {{ {ops}\n return %y }}");
     text.parse().unwrap_or_else(|e| panic!("{text}: {e}"))
 }
-/// Indices in range, the first and the last of the axis among them, one of them another.
+/// Indices in range, the first and the last of the axis among them; `wrong` replaces one of them.
 fn inputs(g: &Graph, extent: usize, wrong: Option<(usize, i64)>) -> Vec<Tensor> {
     let one = |(n, v): (usize, &ValueId)| {
         let ty: Type = g.ty(*v).clone();
@@ -81,7 +81,7 @@ fn an_index_out_of_range_is_named() {
     for case in &CASES {
         let g = body(case);
         let site = g.values().find(|v| matches!(g.op(*v).name(), "take" | "gather" | "scatter")).expect("the op");
-        // An offset in i32 does not see the last two.
+        // An offset in i32 would truncate the last two.
         let far = if case.text.contains("i32[") { i64::from(i32::MAX) } else { 1 << 32 };
         for wrong in [case.extent as i64, -1, -(case.extent as i64), far, -far] {
             for at in [0, 5, usize::MAX] {
@@ -98,7 +98,7 @@ fn an_index_out_of_range_is_named() {
     }
 }
 
-/// What cannot be out of range costs nothing.
+/// Indices that cannot be out of range are not checked.
 #[test]
 fn indices_that_are_known_are_not_checked() {
     for ops in [

@@ -1,4 +1,4 @@
-//! What is too large to run: offsets past 2^31 are i64; names and parameters are as promised.
+//! Kernels too large to run here: offsets past 2^31 are i64; names and parameters are as promised.
 use crate::common::{TARGETS, kernel, text};
 use kiln_graph::Graph;
 use kiln_lower::lower;

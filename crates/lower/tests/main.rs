@@ -1,5 +1,5 @@
-//! Every test of this crate in one program. A new file under `tests/` needs a line here (`kiln-xtask tests` checks): a program
-//! for each would link what the crate stands on, LLVM for some, once for each.
+//! All tests of this crate in one program, so that dependencies (LLVM for some crates) are linked once. A new file
+//! under `tests/` needs a line here (`kiln-xtask tests` checks).
 mod common;
 mod conv;
 mod epilogue;

@@ -24,7 +24,7 @@ fn scans() {
             body(Scan, &format!("(%x: i64{shape}) {{ %y = scan.sum %x axis={axis}\n %z = add %y, %x\n return %z }}"));
         }
     }
-    // Rows that several instances share on a GPU.
+    // Split rows on a GPU.
     for (shape, axis) in [("[2,40001]", 1), ("[40001,3]", 0), ("[1,33000]", 1), ("[2,9000,5]", 1)] {
         body(Scan, &format!("(%x: f32{shape}) {{ %y = scan.sum %x axis={axis}\n return %y }}"));
         body(Scan, &format!("(%x: i64{shape}) {{ %y = scan.sum %x axis={axis}\n return %y }}"));
@@ -135,9 +135,9 @@ fn attentions() {
     );
 }
 
-/// One query, or few blocks of them: keys in parts, whole rows masked away, a mask that hides whole parts.
+/// One query, or few blocks of them: slices of the keys (split-KV), whole rows masked, a mask that hides whole slices.
 #[test]
-fn attention_over_parts_of_the_keys() {
+fn attention_split_along_keys() {
     for d in ["f32", "bf16"] {
         for (shapes, how) in [
             ("%q: {d}[2,1,24], %k: {d}[2,700,24], %v: {d}[2,700,17]", "%q, %k, %v scale=0.25"),
@@ -156,7 +156,7 @@ fn attention_over_parts_of_the_keys() {
     );
 }
 
-/// One key, whose value is infinite or not a number in places; columns of keys of width one.
+/// A single key, whose value is infinite or NaN in places; keys of width one.
 #[test]
 fn attention_of_axes_of_one() {
     for d in ["f32", "bf16"] {
@@ -204,8 +204,8 @@ fn pools() {
     );
 }
 
-/// Matmuls whose rows are multiples of 16 bytes go by warpgroups on GPUs: every order of operands, ragged edges, batches,
-/// epilogues that go out in rows, in columns and twice.
+/// Matmuls whose rows are multiples of 16 bytes take warpgroups on GPUs: every operand layout, ragged edges, batches,
+/// results that are stored in rows, in columns and twice.
 #[test]
 fn matmuls_by_warpgroups() {
     let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
@@ -226,10 +226,10 @@ fn matmuls_by_warpgroups() {
     gpu("(%a: bf16[1536,8], %b: bf16[8,2816]) { %c = dot %a, %b\n return %c }");
 }
 
-/// Matmuls in f32 by FMAs from shared tiles: both orders of both operands, ragged edges, batches, epilogues, every
-/// tile on offer.
+/// Exact f32 matmuls by FMAs from tiles in shared memory: every operand layout, ragged edges, batches, epilogues, every
+/// available tile.
 #[test]
-fn matmuls_by_multiply_adds() {
+fn matmuls_by_fmas() {
     let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
     for (m, n, k) in [(64, 64, 32), (65, 68, 36), (132, 264, 68), (17, 32, 4), (5, 1000, 64)] {
         gpu(&format!("(%a: f32[{m},{k}], %b: f32[{k},{n}]) {{ %c = dot %a, %b\n return %c }}"));
@@ -249,9 +249,10 @@ fn matmuls_by_multiply_adds() {
     gpu("(%a: f32[40,24], %b: f32[72,24]) { %c = linear %a, %b\n %s = softmax %c axis=1\n return %s }");
 }
 
-/// Long K and few tiles: parts of K, summed in a second step. Rows that are no multiple of 16 bytes go through memory.
+/// Long K and few tiles: split-K, summed in a second step. Operands whose rows are no multiple of 16 bytes are copied
+/// first.
 #[test]
-fn matmuls_in_parts_and_through_memory() {
+fn split_k_and_copied_operands() {
     let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);
     gpu("(%a: bf16[16,4096], %b: bf16[72,4096], %v: bf16[72]) { %c = linear %a, %b, %v\n %s = silu %c\n return %s }");
     gpu("(%a: f32[40,4096], %b: f32[4096,72]) { %c = dot %a, %b\n %t = permute %c perm=[1,0]\n return %t }");
@@ -262,10 +263,10 @@ fn matmuls_in_parts_and_through_memory() {
     gpu("(%a: f16[2,129,129], %b: f16[129,1001]) { %t = permute %a perm=[0,2,1]\n %c = dot %t, %b\n return %c }");
 }
 
-/// Two matmuls of one left operand, or the halves of one, in kernels with two sums: every order of operands, ragged edges, biases,
-/// views of the result, long K with few tiles, epilogues that are not element by element, and few rows.
+/// Dual GEMMs, of two matmuls or of the halves of one: every operand layout, ragged edges, biases, views of the result,
+/// long K with few tiles, epilogues that are not elementwise, and few rows.
 #[test]
-fn pairs_of_matmuls() {
+fn dual_gemms() {
     let gpu = |lines: &str| {
         for arch in [Arch::Sm90a, Arch::Sm89, Arch::Sm80] {
             check_on(Gemm, &format!("graph k{lines}"), arch);
@@ -313,8 +314,8 @@ fn pairs_of_matmuls() {
     );
 }
 
-/// Matmuls in f32 whose operands are taken as tf32: by warpgroups where rows run along K, as they lie or turned by a copy; small
-/// ones exactly; on `sm_80` by tensor cores as well. The interpreter computes all of them in full precision.
+/// f32 matmuls in tf32: by warpgroups where operands are K-major, in place or transposed by a copy; without warpgroups
+/// and on `sm_80` by tensor cores as well. The interpreter computes all of them in full precision.
 #[test]
 fn matmuls_in_tf32() {
     let precisions = |lines: &str, arch: Arch| checked_text(lines, Precision::Tf32, arch);
@@ -338,8 +339,8 @@ fn matmuls_in_tf32() {
     );
 }
 
-/// Rows that are reduced after the matmul: in its tile where that has all columns, by warpgroups or without them; by a step of
-/// their own where K is cut, a tile is narrower, or sums are by FMAs.
+/// Rows that are reduced after the matmul: in its tile if that has all columns, with warpgroups or without them; in a
+/// step of their own under split-K, in narrower tiles, or with FMAs.
 #[test]
 fn rows_in_a_tile() {
     let reduced = |lines: &str, arch: Arch| {
@@ -380,7 +381,8 @@ fn rows_in_a_tile() {
     );
 }
 
-/// Rows of heads: in tiles as wide as a head where those are faster than a step for the rows, whatever is around them.
+/// Rows that are heads: reduced in tiles as wide as a head where these are faster than a step for the rows, whatever is
+/// around them.
 #[test]
 fn heads_in_a_tile() {
     let kernels =
@@ -402,7 +404,7 @@ fn heads_in_a_tile() {
                 let found = kernels(&lines, Precision::Tf32);
                 assert!(found == 1 || head == 64 && found == 2, "{lines}: {found}");
             }
-            // One number a head is a step of its own.
+            // One value per head takes a step of its own.
             assert_eq!(kernels(&rank("%y = reduce.sum %h axes=[2]"), Precision::Tf32), 2);
         }
     }
@@ -420,9 +422,9 @@ fn heads_in_a_tile() {
     );
 }
 
-/// Matmuls in f32 as three in tf32, of operands that a copy writes as sums of two: where they are large enough.
+/// 3xTF32, of operands that a copy splits in two: for large enough f32 matmuls.
 #[test]
-fn matmuls_in_three() {
+fn matmuls_as_3xtf32() {
     let text = |lines: &str| checked_text(lines, Precision::Tf32x3, Arch::Sm90a);
     for lines in [
         "(%a: f32[524,516], %b: f32[580,516], %v: f32[580], %r: f32[524,580]) { %c = linear %a, %b, %v\n %s = silu %c\n %y = add %s, %r\n return %y }",
@@ -435,7 +437,8 @@ fn matmuls_in_three() {
     assert!(!small.contains("tf32"), "{small}");
 }
 
-/// f8: by warpgroups where rows run along K, as they lie or turned by a copy; others by tensor cores in f16, few rows along rows.
+/// f8: by warpgroups where operands are K-major, in place or transposed by a copy; others by tensor cores in f16, few
+/// rows by row reductions.
 #[test]
 fn matmuls_of_f8() {
     matmuls_of("f8e4m3");
@@ -468,7 +471,7 @@ fn matmuls_of(d: &str) {
     }
 }
 
-/// Few rows by many columns: the operands swapped, in narrow tiles.
+/// Skinny GEMMs, few rows by many columns: operands swapped, narrow tiles.
 #[test]
 fn matmuls_of_few_rows() {
     let gpu = |lines: &str| check_on(Gemm, &format!("graph k{lines}"), Arch::Sm90a);

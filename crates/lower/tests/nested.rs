@@ -1,14 +1,15 @@
-//! Functions of rows, seen through views that let a part of them through, under another reduction or scan of the same rows: what is
-//! reduced inside is always the whole row.
+//! Functions of rows, seen through views of a part of them, under another reduction or scan of the same rows: the inner
+//! reduction always covers the whole row.
 use crate::common::{TARGETS, check, compare, kernel};
 use kiln_graph::{Graph, random};
 use kiln_lower::{LowerError, lower};
 use kiln_plan::KernelKind::{self, Reduction, Scan};
 
-/// Rows that are one element, fit registers, tiles, a cluster, or nothing.
+/// Row lengths: one element, rows that fit registers or tiles, with and without a tail.
 const LENGTHS: [usize; 12] = [1, 3, 4, 5, 7, 8, 31, 64, 77, 255, 1000, 4097];
 
-/// A body over rows of `n` along the last axis, the middle one or the first, in place of `SHAPE`, `AXIS` and names of lengths.
+/// Checks a body over rows of `n` along the last, the middle or the first axis, which replaces `TYPE`, `AXIS` and names
+/// of lengths.
 fn body(kind: KernelKind, lines: &str, dtype: &str, n: usize, axis: usize) {
     let half = n / 2;
     let shape = match axis {
@@ -112,7 +113,7 @@ fn three_deep() {
     );
 }
 
-/// Long rows go by loops, parts and clusters.
+/// Long rows, in loops, split rows and clusters.
 #[test]
 fn long_rows() {
     for (n, dtype) in [(70000, "f32"), (20001, "bf16")] {
@@ -141,7 +142,7 @@ fn padded_scans() {
     );
 }
 
-/// A scan of what a norm of the same rows leaves, of which a part is seen.
+/// A scan of a part of normed rows, padded, where the norm is over the same rows.
 #[test]
 fn scans_of_padded_rows() {
     everywhere(
@@ -155,7 +156,7 @@ fn scans_of_padded_rows() {
     );
 }
 
-/// Rows that are pads of all rows before them: what a guard says of rows, and not of their elements, stays.
+/// Whole rows that are padding: guards on rows, which do not concern their elements, are kept.
 #[test]
 fn pads_of_rows() {
     for (rows, n) in [(6, 8), (5, 77), (3, 1000)] {
@@ -170,7 +171,7 @@ fn pads_of_rows() {
                  return %y }}"
             ),
         );
-        // As one run, so that one guard speaks of row and element at once.
+        // Padded as one axis, so that one guard concerns row and element at once.
         check(
             Reduction,
             &format!(
@@ -186,7 +187,7 @@ fn pads_of_rows() {
     }
 }
 
-/// Where the place of an inner row lies along the outer one, no row program computes both.
+/// No row program computes nested reductions of which the inner row's index depends on the outer row.
 #[test]
 fn rows_of_columns_are_refused() {
     let g: Graph =

@@ -46,7 +46,7 @@ fn movement() {
     );
 }
 
-/// Rows that no tile fits are read as the run they are; what belongs to a channel changes anywhere in it.
+/// Rows that no tile fits are loaded as one contiguous run, in which the channel may change anywhere.
 #[test]
 fn channels() {
     for d in ["f32", "bf16"] {
@@ -62,9 +62,9 @@ fn channels() {
     );
 }
 
-/// Long rows that start between multiples of a vector: lanes are counted from the multiple before what is written.
+/// Long unaligned rows: lanes are counted from the multiple of a vector before the stored row.
 #[test]
-fn rows_that_start_anywhere() {
+fn unaligned_rows() {
     for d in ["f32", "bf16"] {
         for n in [257, 333, 1021, 2047, 2501] {
             body(&format!(
@@ -81,7 +81,7 @@ fn rows_that_start_anywhere() {
     }
 }
 
-/// Neighbours of pairs, in the ways that rotary embeddings are written.
+/// Interleaved pairs, in the forms in which rotary embeddings are written.
 #[test]
 fn pairs() {
     for (n, half) in [(64, 32), (6, 3), (34, 17)] {
@@ -104,7 +104,7 @@ fn pairs() {
             body(&format!("(%x: {t}[3,7,{n}]) {{ {even}\n {odd}\n %y = mul %a, %n\n return %y }}"));
         }
     }
-    // Three of a kind, and pairs of rows.
+    // Triples, and pairs of rows.
     body(
         "(%x: f32[5,12]) { %v = reshape %x shape=[5,4,3]\n %f = flip %v axes=[2]\n %r = reshape %f shape=[5,12]\n %y = sub %x, %r\n return %y }",
     );

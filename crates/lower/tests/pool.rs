@@ -1,4 +1,4 @@
-//! Pools whose windows overlap: on a GPU a thread has a strip of results.
+//! Pools whose windows overlap: a GPU thread computes a strip of results.
 use crate::common::{compare, kernel};
 use kiln_graph::{Graph, Tensor, random};
 use kiln_lower::lower;
@@ -7,7 +7,7 @@ use kiln_plan::{KernelKind::Pool, exec::Work};
 
 const GPU: Arch = Arch::Sm90a;
 
-/// The graph on random inputs in which some numbers are infinite or none.
+/// The graph on random inputs, some of which are infinite or NaN.
 #[track_caller]
 fn check(lines: &str) {
     let g: Graph = format!("graph k{lines}").parse().unwrap_or_else(|e| panic!("{e}\n{lines}"));
@@ -26,7 +26,7 @@ fn spoil(x: &mut Tensor) {
     }
 }
 
-/// Rows of the result that a thread has: a store of the program for each.
+/// Rows of the result per thread: the program has one store for each.
 fn rows(lines: &str) -> usize {
     let g: Graph = format!("graph k{lines}").parse().expect("a graph");
     let steps = lower(&kernel(Pool, g), GPU).expect("is lowered");
@@ -60,7 +60,7 @@ fn windows_of_every_kind() {
     check(&pool("bf16[2,3,5,6,8]", "max", "window=[3,3,3] stride=[1,1,1] padding=[1,1,1]"));
 }
 
-/// Strips of several rows: such that divide the image's, others, and what is read beside the pool's operand.
+/// Strips of several rows: numbers of rows that divide the image's and others, and operands besides the pool's.
 #[test]
 fn several_rows_a_thread() {
     let window = "window=[3,3] stride=[1,1] padding=[1,1]";
@@ -70,12 +70,12 @@ fn several_rows_a_thread() {
         check(&max);
         check(&pool(shape, "avg", &format!("{window} count_pad=false")));
     }
-    let beside = format!(
+    let with_bias = format!(
         "(%x: f32[48,48,13,17], %b: f32[48,1,1]) {{ %p = pool.avg %x {window}\n %d = sub %p, %x\n %y = mul %d, %b\n return %y }}"
     );
-    assert_eq!(rows(&beside), 1, "13 rows have no divisor");
-    check(&beside);
-    let divided = beside.replace("13,17", "14,17");
+    assert_eq!(rows(&with_bias), 1, "13 rows have no divisor");
+    check(&with_bias);
+    let divided = with_bias.replace("13,17", "14,17");
     assert_eq!(rows(&divided), 7);
     check(&divided);
 }

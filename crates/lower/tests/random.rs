@@ -15,7 +15,7 @@ fn kind_of(g: &Graph) -> KernelKind {
     }
 }
 
-/// What bodies that no planner made may be refused for.
+/// Reasons for which bodies that no planner made may be refused.
 const REFUSALS: [&str; 7] = [
     "a reduction in a kernel without rows",
     "a reduction of a scan",
@@ -26,7 +26,7 @@ const REFUSALS: [&str; 7] = [
     "two matmuls in the body",
 ];
 
-/// All are lowered and right, but for at most so many that are refused, for one of the reasons above.
+/// All are lowered and correct, except at most `most_refused` that are refused for one of the reasons above.
 fn run(options: &random::Options, seeds: std::ops::Range<u64>, most_refused: usize) {
     let mut refused = vec![];
     for seed in seeds {

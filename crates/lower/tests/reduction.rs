@@ -1,4 +1,4 @@
-//! Row kernels under every schedule: rows in a tile, in loops, across memory, in parts.
+//! Row kernels under every schedule: rows in a tile, in loops, strided in memory, split.
 use crate::common::{check, check_on, compare, kernel};
 use kiln_graph::{DType, Graph, Tensor, Type};
 use kiln_lower::lower;
@@ -70,7 +70,7 @@ fn rows_with_arithmetic() {
     );
 }
 
-/// Mean and variance of rows that do not fit a tile take one pass, by an instance for each row and by parts of it.
+/// Mean and variance of rows that do not fit a tile take one pass, with one instance per row and with split rows.
 #[test]
 fn moments_in_one_pass() {
     let target = Arch::Sm80;
@@ -93,7 +93,7 @@ fn moments_in_one_pass() {
     check_on(Reduction, text, target);
 }
 
-/// What one pass finds is as near as what two would: far from zero, without a difference, and with one element far off.
+/// One pass is as accurate as two: far from zero, for equal elements, and with one outlier.
 #[test]
 fn moments_do_not_cancel() {
     let n = 30011;
@@ -123,21 +123,21 @@ fn moments_do_not_cancel() {
     }
 }
 
-/// Rows that start between multiples of a vector: together in a tile, or each counted from the multiple before it.
+/// Unaligned rows: several per tile, or peeled to alignment.
 #[test]
-fn rows_of_any_length() {
+fn unaligned_rows() {
     for d in ["f32", "bf16", "f16"] {
         for shape in ["[5,1001]", "[3,8193]"] {
             let n = shape.trim_matches(']').rsplit(',').next().unwrap_or("1");
             body(&format!("(%x: {d}{shape}) {{ %y = softmax %x axis=1\n return %y }}"));
-            // An output that is no reduction's, first.
+            // The first output is not a result of the reduction.
             body(&format!(
                 "(%x: {d}{shape}, %r: {d}{shape}, %w: {d}[{n}], %c: {d}[{n}]) {{ %s = add %x, %r\n %y = layer_norm %s, %w, %c eps=1e-5\n return %s, %y }}"
             ));
         }
         body(&format!("(%x: {d}[8500,15]) {{ %y = softmax %x axis=1\n return %y }}"));
     }
-    // A result of another type, and a column of its own.
+    // A result of another type, and an operand with one element per row.
     body(
         "(%x: bf16[9000,7], %w: f32[9000,1]) { %f = cast %x to=f32\n %s = reduce.sum %f axes=[1]\n %d = sub %f, %s\n %y = mul %d, %w\n return %y, %s }",
     );
@@ -145,9 +145,9 @@ fn rows_of_any_length() {
     body("(%x: f32[5,3,4097]) { %v = slice %x axis=1 start=1 len=2\n %y = softmax %v axis=2\n return %y }");
 }
 
-/// Many such rows read copies of what they share, which a step before makes.
+/// Many such rows read replicated copies of the operands that they share, which a step before makes.
 #[test]
-fn copies_of_what_rows_share() {
+fn replicated_operands() {
     let text = "graph k(%x: f32[4112,1021], %v: f32[1022]) { %w = slice %v axis=0 start=1 len=1021\n %s = reduce.sum %x axes=[1]\n %d = sub %x, %s\n %y = mul %d, %w\n return %y }";
     let target = Arch::Sm90a;
     let steps = lower(&kernel(Reduction, text.parse().unwrap()), target).unwrap();
@@ -155,11 +155,12 @@ fn copies_of_what_rows_share() {
     check_on(Reduction, text, target);
 }
 
-/// Long rows that share something are walked by instances that stay, also where they do not fill their tiles; of an odd length
-/// in such steps that those of one instance start alike. Copies are for what is not walked.
+/// Long rows with shared operands take a persistent kernel, also where they do not fill their tiles. For unaligned rows
+/// the number of clusters is such that all rows of a cluster have one alignment. Persistent kernels replicate no
+/// operands.
 #[test]
-fn rows_that_are_walked() {
-    for (d, rows, n, walked) in [
+fn persistent_rows() {
+    for (d, rows, n, clusters) in [
         ("bf16", 2670, 50257, Some(64)),
         ("f16", 2670, 50304, Some(66)),
         ("f32", 2670, 50257, Some(28)),
@@ -175,12 +176,12 @@ fn rows_that_are_walked() {
             "graph k(%x: {d}[{rows},{n}], %g: {d}[{n}], %b: {d}[{n}]) {{ %y = layer_norm %x, %g, %b eps=1e-5\n return %y }}"
         );
         let steps = lower(&kernel(Reduction, text.parse().unwrap()), Arch::Sm90a).unwrap();
-        let stays = |w: &Work<kiln_block::Kernel>| match w {
+        let persistent = |w: &Work<kiln_block::Kernel>| match w {
             Work::Block { code, .. } if kiln_block::passes::persistent_rows::is_persistent(code) => Some(code.grid[0]),
             _ => None,
         };
-        assert_eq!(steps.steps.iter().find_map(stays), walked, "{text}");
-        assert!(walked.is_none() || steps.steps.len() == 1, "{text}");
+        assert_eq!(steps.steps.iter().find_map(persistent), clusters, "{text}");
+        assert!(clusters.is_none() || steps.steps.len() == 1, "{text}");
     }
 }
 
@@ -248,10 +249,10 @@ fn steps_on_a_gpu(graph: &str) -> Vec<Work<kiln_block::Kernel>> {
     lower(&k, GPU).expect("lowers").steps
 }
 
-/// Large sums of columns whose rows no vector divides, or that are narrow: several rows are a wide one, and a second step puts their
-/// columns together.
+/// Large sums of columns of unaligned or narrow rows: several rows are reshaped to a wide one, whose columns a second
+/// step combines.
 #[test]
-fn columns_of_several_rows_are_summed_side_by_side() {
+fn columns_are_summed_in_wide_rows() {
     for graph in [
         "(%x: f32[65536,33]) { %s = reduce.sum %x axes=[0]\n %n = neg %s\n return %n }",
         "(%x: bf16[2,8192,259], %y: bf16[2,8192,259]) { %p = mul %x, %y\n %s = reduce.mean %p axes=[1]\n return %s }",
@@ -259,12 +260,12 @@ fn columns_of_several_rows_are_summed_side_by_side() {
     ] {
         assert_eq!(steps_on_a_gpu(graph).len(), 2, "{graph}");
     }
-    // Rows that are read with something else, or do not come out even, are not.
+    // Not if the number of rows does not divide, or if rows are read together with something else.
     body("(%x: f32[65537,33]) { %s = reduce.sum %x axes=[0]\n return %s }");
     body("(%x: f32[65536,33], %w: f32[33]) { %p = mul %x, %w\n %s = reduce.sum %p axes=[0]\n return %s }");
 }
 
-/// Short columns of many: each thread has its own, and nothing is exchanged.
+/// Many short columns: each thread has columns of its own and exchanges nothing.
 #[test]
 fn short_columns_belong_to_threads() {
     for (d, shape) in [("f32", "[2,3,140000]"), ("bf16", "[3,5,200001]"), ("f16", "[1,7,140000]")] {
@@ -278,7 +279,7 @@ fn short_columns_belong_to_threads() {
     check_on(Reduction, &format!("graph k{scaled}"), GPU);
 }
 
-/// So many columns that each thread has its own: short and longer ones, of sizes that no tile divides.
+/// So many columns that each thread has columns of its own: short and longer ones, of sizes that no tile divides.
 #[test]
 fn sums_of_many_columns_belong_to_threads() {
     for graph in [
@@ -294,7 +295,7 @@ fn sums_of_many_columns_belong_to_threads() {
     }
 }
 
-/// Sums of columns: at once, in chunks of which threads add up several rows first, and in parts.
+/// Sums of columns: at once, in chunks of which threads add up several rows first, and split.
 #[test]
 fn strips_of_columns() {
     for (d, shape, ops) in [

@@ -1,4 +1,4 @@
-//! Scatter: indexed writes, equal indices among them, along every axis.
+//! Scatter: indexed writes, with repeated indices, along every axis.
 use crate::common::{self, compare};
 use kiln_graph::{DType, Graph, Tensor, Type};
 use kiln_plan::KernelKind::Scatter;

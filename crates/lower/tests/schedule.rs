@@ -1,5 +1,5 @@
-//! Schedules that a measurement or a constraint asks for: each computes the same or is refused, and the first candidate is what
-//! lowering chooses unasked.
+//! Schedules that tuning or a constraint requests: each computes the same or is refused, and the first candidate is
+//! what lowering chooses by default.
 use crate::common::{difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
@@ -20,7 +20,7 @@ fn steps(graph: &str, wanted: Option<Template>) -> Result<Steps<kiln_block::Kern
 fn template(text: &str) -> Template {
     text.parse().expect("a template")
 }
-/// Lowered so, interpreted, and compared; the template must show.
+/// Lowers with this template, interprets and compares; the steps must show the template.
 fn computes(graph: &str, wanted: &str) {
     let k = matmul(graph, Some(template(wanted)));
     let steps = lower(&k, GPU).unwrap_or_else(|e| panic!("{wanted}: {e}\n{graph}"));
@@ -78,7 +78,7 @@ fn every_choice_of_a_schedule_computes_the_same() {
         ),
         ("f16", [70, 33, 72], &["warpgroup 64x64", "warpgroup 128x64"]),
         ("f32", [130, 77, 72], &["warpgroup 64x64", "warpgroup 128x128"]),
-        // One row or one column: the others of the tile go nowhere.
+        // One row or one column: the others of the tile are not stored.
         (
             "f16",
             [1, 90, 520],
@@ -93,7 +93,7 @@ fn every_choice_of_a_schedule_computes_the_same() {
 }
 
 #[test]
-fn tiles_wider_than_the_matmul_read_what_there_is() {
+fn tiles_wider_than_the_matmul_read_only_its_columns() {
     for graph in [
         "graph k(%a: bf16[2,130,136], %b: bf16[2,136,72]) { %y = dot %a, %b\n return %y }",
         "graph k(%a: bf16[2,130,136], %b: bf16[2,136,200]) { %y = dot %a, %b\n %s = softmax %y axis=2\n return %s }",
@@ -107,7 +107,7 @@ fn tiles_wider_than_the_matmul_read_what_there_is() {
 }
 
 #[test]
-fn parts_of_k_are_cut_from_operands_in_any_order_and_of_any_batch() {
+fn split_k_takes_operands_of_any_layout_and_batch() {
     for graph in [
         "graph k(%a: bf16[328,72], %b: bf16[328,64]) { %t = permute %a perm=[1,0]\n %y = dot %t, %b\n return %y }",
         "graph k(%a: bf16[2,3,72,328], %b: bf16[3,328,64]) { %y = dot %a, %b\n return %y }",
@@ -171,11 +171,11 @@ fn the_first_candidate_is_the_choice_without_tuning() {
 }
 
 #[test]
-fn what_is_read_at_quotients_of_k_is_cut_into_equal_parts() {
+fn operands_indexed_by_quotients_of_k_are_split_evenly() {
     let graph = "graph k(%x: f32[1,256,14,14], %w: f32[256,256,3,3]) {
         %y = conv %x, %w stride=[1,1] padding=[1,1] dilation=[1,1] groups=1
         return %y }";
     let k = kernel(KernelKind::Conv, graph.parse::<Graph>().expect("a graph"));
     let steps = lower(&k, GPU).expect("lowers");
-    assert_eq!(steps.steps.len(), 3, "patches, parts of the matmul, their sums: {}", text(&steps));
+    assert_eq!(steps.steps.len(), 3, "im2col patches, split-K slices, their sum: {}", text(&steps));
 }

@@ -1,4 +1,4 @@
-//! Templates that a constraint asks for: each computes the same, shows as what was asked, or is refused with the reason.
+//! Templates that a constraint requests: each computes the same and shows in the steps, or is refused with the reason.
 use crate::common::{self, difference, kernel, run_steps, text};
 use kiln_graph::{Graph, random};
 use kiln_interp::graph::{Precision, no_fallback, run_with};
@@ -9,7 +9,7 @@ use kiln_plan::{
     exec::{Slot, Work},
 };
 
-/// The template that `text`, lowered as `wanted`, shows; its results are checked.
+/// Lowers `graph` with the template `wanted`, checks the results, and returns the template that the steps show.
 fn lowered(kind: KernelKind, graph: &str, wanted: &str, target: Arch) -> Result<Template, String> {
     let body: Graph = graph.parse().expect("a graph");
     let mut k = kernel(kind, body);
@@ -24,7 +24,7 @@ fn lowered(kind: KernelKind, graph: &str, wanted: &str, target: Arch) -> Result<
 const GPU: Arch = Arch::Sm90a;
 
 #[test]
-fn matmuls_take_the_template_they_are_told() {
+fn matmuls_take_the_requested_template() {
     let matmul = |d: &str, m: usize| {
         format!(
             "graph k(%a: {d}[{m},72], %b: {d}[48,72], %c: {d}[48]) {{ %y = linear %a, %b, %c\n %z = tanh %y\n return %z }}"
@@ -76,7 +76,7 @@ fn attention_has_one_template_on_each_side() {
 }
 
 #[test]
-fn sums_over_pairs_go_in_tiles_where_they_are_many() {
+fn pairwise_distances_take_matmul_tiles_where_profitable() {
     let squares = "%d = sub %x, %y\n %s = mul %d, %d\n %t = reduce.sum %s axes=[2]\n %r = sqrt %t\n return %r }";
     let apart = "%d = sub %y, %x\n %s = abs %d\n %r = reduce.sum %s axes=[0]\n return %r }";
     let batched =
@@ -102,7 +102,7 @@ fn sums_over_pairs_go_in_tiles_where_they_are_many() {
     }
 }
 
-/// The library's epilogue of a matmul, in words; `None` where programs of Kiln's do the rest.
+/// The library's epilogue of a matmul, in words; `None` where block programs compute the rest.
 fn epilogue(text: &str) -> Option<String> {
     let found = lowered(KernelKind::Gemm, text, "library", GPU);
     assert_eq!(found.map(|t| t.family.name()), Ok("library"), "{text}");
@@ -139,9 +139,9 @@ fn the_library_of_a_gpu_has_epilogues() {
     for (d, lead) in [("bf16", "70,"), ("f16", "2,9,"), ("f32", "70,"), ("bf16", "1,")] {
         for (rest, words) in wholly {
             let text = graph(d, lead, rest);
-            // One row is a bias.
+            // The residual of a single row is a bias.
             let words = if lead == "1," && words == "residual" { "bias" } else { words };
-            // GELU of the library is not good enough for f32; nor does f32 take another order of sums.
+            // In f32 the library's GELU is not accurate enough, and terms must not be added in another order.
             let takes = d != "f32" || !rest.contains("gelu") && words != "residual, bias";
             assert_eq!(epilogue(&text).as_deref(), takes.then_some(words), "{text}");
         }
@@ -170,7 +170,7 @@ fn the_library_of_a_gpu_has_epilogues() {
     assert_eq!(epilogue(double), None);
 }
 
-/// The library's matmuls in every order of the operands, with what comes after them, and the steps that do without it.
+/// The library's matmuls with every operand layout and with epilogues, and the alternative steps without the library.
 #[test]
 fn the_library_of_a_gpu_takes_strided_matmuls() {
     for text in [
@@ -212,7 +212,7 @@ fn the_library_of_a_gpu_takes_strided_matmuls() {
 }
 
 #[test]
-fn the_library_is_taken_unasked_where_it_was_measured_to_be_faster() {
+fn the_library_is_the_default_where_it_was_measured_to_be_faster() {
     let linear = |d: &str, m: usize, n: usize, k: usize| {
         format!("graph k(%a: {d}[{m},{k}], %b: {d}[{n},{k}]) {{ %y = linear %a, %b\n return %y }}")
     };
@@ -240,7 +240,7 @@ fn the_library_is_taken_unasked_where_it_was_measured_to_be_faster() {
     }
 }
 
-/// A description of a machine says how long its library takes.
+/// A machine's description says how fast its library is.
 #[test]
 fn the_library_is_taken_at_its_price() {
     let text = "graph k(%a: bf16[512,512], %b: bf16[512,512]) { %y = linear %a, %b\n return %y }";

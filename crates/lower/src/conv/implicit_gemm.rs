@@ -1,11 +1,17 @@
-//! Convolutions on GPUs without patches in memory: matmuls with the rows of a padded copy of the input.
+//! Implicit GEMM: convolutions on GPUs without im2col patches in memory, as matmuls with the rows of a padded copy of
+//! the input.
 //!
-//! Points of all images, each with its padding, are rows of the copy, and channels lie along them. A point of the window then reads what
-//! its neighbour reads so many rows further on, for all points of the result at once: K runs over points of the window and their
-//! channels, and a stage of it is a tile of some channels, from a row that depends on the point.
+//! Takes: a convolution and its im2col matmul. Gives: the copies and the matmul, or `None` where that is not predicted
+//! to be faster.
 //!
-//! Without strides neighbours share their padding: what a line of points needs after it, the next has before it. With strides, positions
-//! of each remainder (phase) lie together. Rows that are padding, no points of the result, are multiplied and not stored.
+//! The rows of the copy are the points of all images, each image with its padding; channels lie along a row. A point of
+//! the window reads, for all points of the result at once, the same rows shifted by a constant: K runs over points of
+//! the window and their channels, and a stage of K is a tile of some channels, from rows that are shifted by the
+//! window's point.
+//!
+//! Without strides neighbouring lines share their padding: that after a line of points is that before the next. With
+//! strides, positions of each remainder (phase) are stored together. Rows that are padding, not points of the result,
+//! are multiplied and not stored ([`crate::invert`] gives the guards).
 use super::{Conv, or_zero};
 use crate::dag::{NodeOp, Scene, Store, Tf32};
 use crate::expr::{Expr, delinear, linear};
@@ -25,7 +31,7 @@ use kiln_plan::{
 /// Scratch buffers: the copy of the input, and the weight in the order of K.
 const INPUT: Slot = Slot::Scratch(0);
 const WEIGHT: Slot = Slot::Scratch(1);
-/// Elements of a buffer.
+/// Most elements of a buffer.
 const MOST: usize = 1 << 30;
 
 struct Windows<'a> {
@@ -33,23 +39,24 @@ struct Windows<'a> {
     /// The convolution.
     v: ValueId,
     dtype: DType,
-    /// Remainders of positions along an axis that the window reads.
+    /// Phases (remainders of positions by the stride) that the window reads, along each axis.
     phases: Vec<usize>,
-    /// Positions along an axis, padding included.
+    /// Positions of one phase along each axis, padding included.
     padded: Vec<usize>,
     /// Channels of a group, rounded up to whole stages of K.
     channels: usize,
     points: usize,
 }
 
-/// The convolution by windows where it is expected to be faster than by patches.
+/// The implicit GEMM, where it is predicted to be faster than im2col (`by_patches`).
 pub fn lower(of: &Body, c: &Conv, by_patches: &Matmul, machine: &Hardware) -> Result<Option<Emitted>, LowerError> {
     let dtype = matmul::operands(of, by_patches.v);
     let by_warpgroups = warpgroup::takes(dtype, machine) && of.template.is_none_or(|t| t.family == Family::Warpgroup);
-    // Exact f32 wants both operands' rows along the result's axes, where starts of tiles cannot be shifted: they are multiples of 16 bytes.
+    // Exact f32 wants M-major and N-major operands, in which tiles cannot be shifted by a point: their starts are
+    // multiples of 16 bytes.
     let deep = matches!(dtype, DType::F16 | DType::Bf16) || by_patches.precision == Precision::Tf32;
     let w = Windows::new(c, by_patches.v, dtype);
-    // Patches add up in another order, and which is faster depends on the number of images.
+    // Batch invariance: im2col sums in another order, and which is faster depends on the number of images.
     let either = !machine.contract.batch_invariant;
     if !either || !by_warpgroups || !deep || c.transposed || !(1..=MOST).contains(&w.input().iter().product()) {
         return Ok(None);
@@ -77,7 +84,8 @@ pub fn lower(of: &Body, c: &Conv, by_patches: &Matmul, machine: &Hardware) -> Re
     }
     let before =
         Emitted { scratch: scratch.into(), steps: vec![w.copy_input(of, machine)?, w.copy_weight(of, machine)?] };
-    // Where a padded image has several columns and its result one, no order of the matmul's columns is the result's.
+    // Does not apply where a padded image has several columns and its result one: the result's order cannot be inverted
+    // then.
     if_taken(matmul::with_operands(of, &matmul, machine, before))
 }
 

@@ -1,8 +1,8 @@
-//! What comes after a matmul as the library's epilogue: `activation(scale · a × b + residual + bias)`, with a number for each column
-//! as bias, and ReLU or GELU by tanh, which is the library's.
+//! Matches what comes after a matmul with the library's epilogue: `activation(scale · a × b + residual + bias)`, with
+//! one bias per column, and ReLU or the tanh approximation of GELU.
 //!
-//! GELU is taken in half types alone: the library's is good to some 2^-17 of its argument, which f32 is not satisfied with. The
-//! library adds the residual before the bias, and so must the graph where the difference shows, in f32.
+//! GELU is matched in half types alone: the library's error is some 2^-17 of its argument, too much for f32. The
+//! library adds the residual before the bias, and so must the graph in f32, where the order shows.
 use crate::dag::{Dag, NodeId, NodeOp, Scene};
 use crate::expr::Expr;
 use crate::gemm::{self, Dims};
@@ -33,7 +33,7 @@ pub fn lower(of: &Body, v: ValueId, d: &Dims) -> Option<Emitted> {
     let whole = store.guards.is_empty() && store.dtype == dtype && g.ty(g.outputs[0]).count() == g.ty(v).count();
     let c = Operand::at(store.slot, &store.at, &axes).filter(|_| whole)?;
     let sizes = [d.m, d.n];
-    // The library rounds what it stores.
+    // The library rounds when it stores: the graph's own cast is dropped.
     let value = match scene.dag.node(store.value).op {
         NodeOp::Cast(inner) if scene.dag.node(store.value).dtype == dtype => inner,
         _ => store.value,
@@ -69,7 +69,7 @@ impl Reader<'_> {
         let at = terms.iter().position(|t| t.0 == self.anchor)?;
         let scale = terms.remove(at).1;
         let mut found = Epilogue { scale, activation, ..Epilogue::default() };
-        // The last one first, which may be the bias.
+        // From the last term, which may be the bias.
         for (n, factor) in terms.into_iter().rev() {
             let operand = self.operand(n)?;
             match self.bias(&operand) {
@@ -81,7 +81,7 @@ impl Reader<'_> {
         let both = found.bias.is_some() && found.residual.is_some();
         (!both || self.dtype != DType::F32 || self.adds_bias_last(sum)).then_some(found)
     }
-    /// What a sum adds, each with its factor.
+    /// The terms of a sum, each with its factor.
     fn terms(&self, n: NodeId, all: &mut Vec<(NodeId, f64)>) -> Option<()> {
         let number = |n: NodeId| match self.dag.node(n).op {
             NodeOp::Const(s) => Some(s.as_f64()).filter(|f| f.is_finite() && *f != 0.0),
@@ -107,7 +107,7 @@ impl Reader<'_> {
         let plain = guards.is_empty() && node.dtype == self.dtype;
         Operand::at(*slot, at, self.axes).filter(|_| plain)
     }
-    /// A number for each column, side by side.
+    /// Whether an operand has one element per column, contiguous in memory.
     fn bias(&self, o: &Operand) -> bool {
         let Some((column, lead)) = o.strides.split_last() else { return false };
         lead.iter().all(|s| *s == 0) && (*column == 1 || self.sizes[1] == 1)

@@ -1,4 +1,4 @@
-//! What could be chosen for a matmul, with a prediction of its time that is good enough to leave out what cannot win.
+//! Template candidates of a matmul, with predicted times that are good enough to leave out what cannot win.
 use super::{Matmul, heads, in_parts, memory, sides};
 use crate::LowerError;
 use crate::resolve::Body;
@@ -8,10 +8,10 @@ use kiln_plan::{Family, Template};
 
 /// Tiles of the template without pipelining.
 const TILES: [[usize; 2]; 6] = [[16, 64], [32, 64], [64, 64], [64, 128], [128, 64], [128, 128]];
-/// Rows or columns of matmuls for which sums along rows are worth a try.
+/// Most rows or columns of a matmul for which row reductions ([`Family::Rows`]) are a candidate.
 const FEW: usize = 16;
 
-/// Templates with the microseconds they are predicted to take, in no order.
+/// Templates with the microseconds they are predicted to take, unordered.
 pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Template, f64)>, LowerError> {
     let dtype = super::operands(of, p.v);
     let by_warpgroups = |p: &Matmul, _| {
@@ -31,7 +31,7 @@ pub fn candidates(of: &Body, p: &Matmul, machine: &Hardware) -> Result<Vec<(Temp
     Ok(all)
 }
 
-/// Parts of K that lowering takes unasked.
+/// Split-K slices that lowering chooses by default.
 pub fn chosen_parts(of: &Body, p: &Matmul, machine: &Hardware) -> Result<usize, LowerError> {
     memory::prepared(of, p, machine, |p, _| {
         let p = &heads::settled(of, p, machine)?;
@@ -39,18 +39,18 @@ pub fn chosen_parts(of: &Body, p: &Matmul, machine: &Hardware) -> Result<usize, 
     })
 }
 
-/// Cycles without pipelining: a turn of tiles waits so long for its operands at every step of K.
+/// Cycles without pipelining: every wave of tiles waits `wait` cycles for its operands at each step of K.
 pub fn tiles(p: &Matmul, [m, n]: [usize; 2], wait: f64) -> f64 {
     /// Elements of a step of K.
     const STEP: usize = 64;
     let of = &p.machine.gemm;
     let tiles = p.batch.iter().product::<usize>() * p.m.div_ceil(m) * p.n.div_ceil(n) * p.sums();
     let step = (m * n * STEP) as f64 / of.rate;
-    let turns = tiles.div_ceil(p.machine.units.multiprocessors * of.tiles_per_multiprocessor);
-    turns as f64 * p.k.div_ceil(STEP) as f64 * (wait + of.tiles_per_multiprocessor as f64 * step)
+    let waves = tiles.div_ceil(p.machine.units.multiprocessors * of.tiles_per_multiprocessor);
+    waves as f64 * p.k.div_ceil(STEP) as f64 * (wait + of.tiles_per_multiprocessor as f64 * step)
 }
 
-/// Cycles of sums along rows: memory's time, or that of FMAs from the cache.
+/// Cycles of row reductions: the time of memory, or that of FMAs from the cache.
 fn rows(p: &Matmul, bytes: usize) -> f64 {
     let of = &p.machine.gemm;
     let batch = p.batch.iter().product::<usize>() as f64;

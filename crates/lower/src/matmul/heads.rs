@@ -1,12 +1,12 @@
-//! Rows that are parts of a matmul's rows, as a norm of each head after a projection: reduced in tiles as wide as a head, where that is
-//! expected to be faster than wider tiles and a step for the rows.
+//! Epilogues that reduce parts of a matmul's rows, such as a norm of each head after a projection: reduced in tiles as
+//! wide as a head, where that is predicted to be faster than wider tiles and a separate step for the rows.
 use super::{Matmul, operands, sides};
 use crate::LowerError;
 use crate::resolve::Body;
 use crate::warpgroup;
 use kiln_plan::Hardware;
 
-/// The matmul, with rows to reduce only where its tiles may do that.
+/// The matmul, with `row` only where its tiles are to reduce rows.
 pub fn settled<'a>(of: &Body, p: &Matmul<'a>, machine: &Hardware) -> Result<Matmul<'a>, LowerError> {
     let row = match p.row {
         Some(len) if len < p.n && !is_profitable(of, p, len, machine)? => None,
@@ -15,7 +15,7 @@ pub fn settled<'a>(of: &Body, p: &Matmul<'a>, machine: &Hardware) -> Result<Matm
     Ok(Matmul { batch: p.batch.clone(), row, ..*p })
 }
 
-/// Whether heads of this many columns are worth tiles of their own.
+/// Whether tiles as wide as a head of `len` columns are predicted to be faster.
 fn is_profitable(of: &Body, p: &Matmul, len: usize, machine: &Hardware) -> Result<bool, LowerError> {
     let even = len.is_power_of_two() && len >= 64 && p.n.is_multiple_of(len) && p.dual.is_none();
     let Some(sides) = sides(of, p, machine)?.filter(|_| even) else { return Ok(false) };
@@ -25,8 +25,8 @@ fn is_profitable(of: &Body, p: &Matmul, len: usize, machine: &Hardware) -> Resul
         warpgroup::cycles(&p, dtype, sides, of.template.into()).map(|cycles| cycles / machine.units.clock * 1e6)
     };
     let elements = p.batch.iter().product::<usize>() * p.m * p.n;
-    // Sums are written in f32 and read again.
-    let apart = (of.machine.rates.launch + elements as f64 * 8.0 / of.machine.rates.bandwidth) * 1e6;
+    // A separate step: the accumulators are written in f32 and read again.
+    let separate = (of.machine.rates.launch + elements as f64 * 8.0 / of.machine.rates.bandwidth) * 1e6;
     let Some(heads) = us(Some(len)) else { return Ok(false) };
-    Ok(us(None).is_none_or(|wide| heads < wide + apart))
+    Ok(us(None).is_none_or(|wide| heads < wide + separate))
 }

@@ -1,6 +1,16 @@
-//! Operands that no tensor map describes (rows of any length, windows, gathers, arithmetic before the matmul) go through
-//! memory first, in rows of multiples of 16 bytes, where the matmul is large enough to pay for that. So do operands of large
-//! matmuls in f32 whose rows run along K: turned, their FMAs have no bank conflicts.
+//! Copies of operands before a matmul.
+//!
+//! A tensor map describes rows of multiples of 16 bytes. Operands that none describes (rows of any length, windows,
+//! gathers, arithmetic before the matmul) may be copied to padded rows first: for a large matmul that costs less than a
+//! template without tensor maps, for a smaller one the model decides. In large exact f32 matmuls the copy also
+//! transposes K-major operands: FMAs want neighbours of the result in neighbouring registers, and read M/N-major
+//! operands without bank conflicts.
+//!
+//! **3xTF32** (`precision tf32x3`, under `splits`). The copy writes each operand as the sum of two tf32 numbers, and
+//! three tf32 matmuls of these give a large f32 matmul. Where the model predicts that to be slower, and for dual GEMMs,
+//! the matmul stays exact. Tensor cores truncate when they accumulate, so the accumulator of each stage is
+//! zero-initialised and added to the others in f32. An infinity is split into itself and 1, which keeps it infinite.
+//! Operands below 2^-100 lose accuracy; from 2^127 on they, or products, may become infinite.
 use super::candidates::tiles;
 use super::{Matmul, OperandAt, swapped};
 use crate::dag::{NodeId, NodeOp, Scene, Store, Tf32};
@@ -18,26 +28,26 @@ use kiln_plan::{
     exec::{Slot, Work},
 };
 
-/// Rows or columns that read each element of the copy, at least, for the copy to cost less than it saves.
+/// Least rows or columns of the result that read each element of a copy, for the copy to cost less than it saves.
 const USES: usize = 64;
-/// The same for turning an operand of FMAs, and their number.
-const TURNED: (usize, usize) = (1024, 1 << 31);
-/// FMAs of a matmul that is worth another launch without a price.
+/// The same for transposing an operand of the FMA engine, and the least number of FMAs.
+const TRANSPOSED: (usize, usize) = (1024, 1 << 31);
+/// FMAs from which on a matmul is worth another launch without asking the model.
 const WORK: usize = 1 << 24;
-/// Elements of K from which that holds for half types: a shorter one is read at once.
+/// Elements of K above which that holds for half types: a shorter K is read at once.
 const SHORT: usize = 64;
-/// Bytes of a copy.
+/// Most bytes of a copy.
 const MOST: usize = 1 << 29;
 
-/// An operand's copy: axes of the matmul's batch that it has, then its two axes, the contiguous one last.
+/// The copy of an operand: the batch axes that it depends on, then its two axes, the contiguous one last.
 pub struct Copied {
     slot: Slot,
     dtype: DType,
     batch: Vec<usize>,
-    /// K is the last axis.
+    /// K-major: K is the last axis.
     deep: bool,
     shape: Vec<usize>,
-    /// With 2, one behind the other: the larger parts of numbers that are sums of two in tf32, then the smaller ones.
+    /// 2 for 3xTF32: the high parts of all elements, then the low parts.
     parts: usize,
 }
 
@@ -67,7 +77,7 @@ pub struct Read {
     depth: (CoordId, usize),
 }
 
-/// Operand `which` (0: left) at a point.
+/// Resolves operand `which` (0: left) at a point.
 pub fn read(of: &Body, p: &Matmul, which: usize) -> Result<Read, LowerError> {
     let n = p.batch.len() as CoordId;
     let batch: Vec<Expr> = p.batch.iter().enumerate().map(|(i, &d)| Expr::coord(i as CoordId, d)).collect();
@@ -83,18 +93,19 @@ pub fn read(of: &Body, p: &Matmul, which: usize) -> Result<Read, LowerError> {
 }
 
 impl Read {
-    /// As an array that a tensor map describes.
+    /// As a strided array that a tensor map describes.
     pub fn strided(&self, p: &Matmul) -> Option<Strided> {
         Strided::load(&self.scene, self.node, p, self.outer, self.depth)
     }
-    /// Whether neighbours along K are neighbours in memory.
+    /// Whether the operand is K-major.
     fn is_deep(&self) -> bool {
         let NodeOp::Load { at, .. } = &self.scene.dag.node(self.node).op else { return false };
         at.terms.iter().any(|(a, c)| *c == 1 && matches!(a, Atom::Coord { id, .. } if *id == self.depth.0))
     }
 }
 
-/// The matmul with operands that go through memory where that makes it faster, and the steps that bring them there.
+/// Calls `then` with the matmul, its operands replaced by copies where that is faster, and the steps that make these
+/// copies.
 pub fn prepared<T>(
     of: &Body,
     p: &Matmul,
@@ -125,7 +136,8 @@ pub fn prepared<T>(
     then(&Matmul { batch: p.batch.clone(), a: &a, b: &b, ..*p }, out)
 }
 
-/// Operands as sums of two numbers in tf32, where three matmuls of such take less time than one in f32.
+/// Copies of the operands that are split in two for 3xTF32, where that is predicted to be faster than one exact f32
+/// matmul.
 fn split_3xtf32(
     of: &Body,
     p: &Matmul,
@@ -167,26 +179,27 @@ fn wanted(of: &Body, p: &Matmul, machine: &Hardware) -> Result<[Option<Copied>; 
     if !warpgroup::takes(dtype, machine) || p.dual.is_some() {
         return Ok([None, None]);
     }
-    // Which engine multiplies must not depend on the number of rows: where operands can be copied, they are.
+    // Batch invariance: which engine multiplies must not depend on the number of rows, so operands are copied wherever
+    // they can be.
     let invariant = machine.contract.batch_invariant;
     let large = invariant || work >= WORK;
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
     let mut sure = large && (p.k > SHORT || dtype.bytes() != 2);
-    // What tensor cores would read as it lies is cut off, not rounded.
+    // Tensor cores truncate tf32 operands that they read in place.
     let cut_off = |r: &Read| r.strided(p).is_some_and(|s| s.major == Major::Depth);
     let rounds = (p.nearest || invariant) && p.precision == Precision::Tf32;
     let cut_off = rounds && reads.iter().all(cut_off);
     if !large && !cut_off && reads.iter().all(|r| r.strided(p).is_some()) {
         return Ok([None, None]);
     }
-    // Where both sides of FMAs are turned, turning one alone gains nothing.
+    // For the FMA engine, transposing only one of two K-major operands gains nothing.
     let deep = is_deep(p, dtype);
-    let lies = |s: &Strided| s.major == if deep { Major::Depth } else { Major::Outer };
-    let runs = |r: &Read| r.strided(p).is_some_and(|s| s.major == Major::Outer);
-    let turn = dtype == DType::F32
+    let has_layout = |s: &Strided| s.major == if deep { Major::Depth } else { Major::Outer };
+    let is_outer = |r: &Read| r.strided(p).is_some_and(|s| s.major == Major::Outer);
+    let transpose = dtype == DType::F32
         && !deep
-        && work >= TURNED.1
-        && reads.iter().zip([p.n, p.m]).all(|(r, uses)| uses >= TURNED.0 || runs(r));
+        && work >= TRANSPOSED.1
+        && reads.iter().zip([p.n, p.m]).all(|(r, uses)| uses >= TRANSPOSED.0 || is_outer(r));
     let mut copies = [None, None];
     for (which, r) in reads.iter().enumerate() {
         let uses = [p.n, p.m][which];
@@ -197,7 +210,7 @@ fn wanted(of: &Body, p: &Matmul, machine: &Hardware) -> Result<[Option<Copied>; 
                 sure &= invariant || uses >= USES;
                 copies[which] = layout;
             }
-            Some(s) if lies(&s) || !(turn || deep && (invariant || uses >= USES) && layout.is_some()) => {}
+            Some(s) if has_layout(&s) || !(transpose || deep && (invariant || uses >= USES) && layout.is_some()) => {}
             _ => copies[which] = layout,
         }
     }
@@ -213,12 +226,12 @@ fn wanted(of: &Body, p: &Matmul, machine: &Hardware) -> Result<[Option<Copied>; 
     Ok(copies)
 }
 
-/// Whether copies and a matmul of them take less time than a matmul of operands as they are.
+/// Whether copies and a matmul of them are predicted to be faster than a matmul that reads its operands in place.
 fn is_profitable(of: &Body, p: &Matmul, reads: &[Read; 2], copies: &[Option<Copied>; 2]) -> bool {
     by_copies(of, p, (reads, copies), warpgroup::copy).is_some_and(|cycles| cycles < as_they_are(of, p))
 }
 
-/// Cycles of copies, by their bytes, and a matmul of them, where warpgroups take it.
+/// Predicted cycles of copies (`copy` gives them by bytes) and of a matmul of them, if warpgroups apply to it.
 fn by_copies(
     of: &Body,
     p: &Matmul,
@@ -235,7 +248,7 @@ fn by_copies(
     Some(matmul + copies.iter().flatten().map(|c| copy(&p.machine.gemm, c.count() * dtype.bytes())).sum::<f64>())
 }
 
-/// Cycles of a matmul that reads its operands wherever they are.
+/// Predicted cycles of a matmul that reads its operands in place.
 fn as_they_are(of: &Body, p: &Matmul) -> f64 {
     let dtype = super::operands(of, p.v);
     let tile = super::tile(p, dtype, None);
@@ -244,20 +257,20 @@ fn as_they_are(of: &Body, p: &Matmul) -> f64 {
     tiles(p, [tile.m, tile.n], times.unaligned).max((elements * dtype.bytes()) as f64 / times.ragged)
 }
 
-/// Cycles of a matmul of patches, with what is copied before it.
+/// Predicted cycles of an im2col matmul, with the copies before it.
 pub fn of_patches(of: &Body, p: &Matmul, machine: &Hardware) -> Result<f64, LowerError> {
     let reads = [read(of, p, 0)?, read(of, p, 1)?];
     let by_copies = by_copies(of, p, (&reads, &wanted(of, p, machine)?), warpgroup::gather);
     Ok(by_copies.unwrap_or_else(|| as_they_are(of, p)))
 }
 
-/// Whether rows of operands must run along K: `wgmma` reads halves alone the other way.
+/// Whether operands must be K-major: `wgmma` reads M/N-major ones only in half types.
 fn is_deep(p: &Matmul, dtype: DType) -> bool {
     p.precision != Precision::Exact || dtype.is_f8()
 }
 
 impl Read {
-    /// How a copy lies, if it is not too large.
+    /// The layout of a copy, if it is not too large.
     fn layout(&self, p: &Matmul, dtype: DType, which: usize) -> Option<Copied> {
         let mut used = vec![];
         for n in self.scene.dag.reach(&[self.node]) {
@@ -274,7 +287,7 @@ impl Read {
 }
 
 impl Copied {
-    /// Has a scratch buffer, and a step that fills it.
+    /// Adds a scratch buffer for the copy, and the step that fills it.
     fn put(
         &mut self,
         of: &Body,
@@ -290,7 +303,7 @@ impl Copied {
     }
     /// The step that makes the copy.
     fn step(&self, of: &Body, p: &Matmul, which: usize, machine: &Hardware) -> Result<Work<Kernel>, LowerError> {
-        // Axes that the copy does not have are at their first position.
+        // Batch axes that the copy does not have stay at 0.
         let axis = |(i, &d): (usize, &usize)| if self.batch.contains(&i) { d } else { 1 };
         let batch = p.batch.iter().enumerate().map(axis);
         let outer = [p.m, p.n][which];

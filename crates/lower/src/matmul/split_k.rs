@@ -1,4 +1,6 @@
-//! Matmuls with few tiles and a long K: parts of K side by side, like batches, and their sums in the order of the parts.
+//! Split-K, for matmuls with few tiles and a long K: slices of K are computed like batches, and a second step sums them
+//! in order, so results are the same from run to run. Slices are whole stages of the pipeline; the last may reach
+//! beyond K, where a tensor map reads zeros.
 use super::{Dual, Matmul, OperandAt, sums, tiled};
 use crate::expr::Expr;
 use crate::resolve::{Body, Matmul as Place, Resolver};
@@ -9,8 +11,8 @@ use kiln_graph::Type;
 use kiln_plan::Hardware;
 use kiln_plan::exec::Slot;
 
-/// The matmul in parts of K, and the step that sums them up and does the rest of the kernel. Scratch memory before `scratch` is
-/// others'.
+/// The matmul in slices of K, and the step that sums them and computes the rest of the kernel. `scratch`: the number of
+/// the first free scratch buffer.
 pub fn lower(of: &Body, p: &Matmul, parts: Parts, machine: &Hardware, scratch: u32) -> Result<Emitted, LowerError> {
     let dtype = of.graph.dtype(p.v);
     let (acc, count) = (dtype.compute(), of.graph.ty(p.v).count());

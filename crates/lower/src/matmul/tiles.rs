@@ -1,4 +1,5 @@
-//! Matmuls without pipelining: tiles of masked pointer loads, and the loop over K.
+//! The matmul template without pipelining: tiles of masked pointer loads, and the loop over K. Takes operands of any
+//! layout.
 use super::{Coords, Matmul};
 use crate::dag::NodeId;
 use crate::emit::Lanes;
@@ -17,10 +18,11 @@ pub struct Tile {
     pub warps: usize,
 }
 
-/// Tiles of rows that are walked together before the next columns, so that operands stay in the second-level cache.
+/// Rows of tiles in a group, which are computed together before the next columns, so that operands stay in the L2
+/// cache.
 const GROUP: usize = 8;
 
-/// The tile that suits a matmul, or the one wanted.
+/// The tile that suits a matmul, or the requested one.
 pub fn tile(p: &Matmul, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
     let batch: usize = p.batch.iter().product();
     let tiles = |m: usize, n: usize| batch * p.m.div_ceil(m) * p.n.div_ceil(n);
@@ -33,7 +35,7 @@ pub fn tile(p: &Matmul, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
     let large = dtype.bytes() < 8 && p.m > 64 && p.n > 64 && tiles(128, 128) >= p.machine.gemm.large;
     let (m, n) = if large { (fit(p.m, 128), fit(p.n, 128)) } else { (fit(p.m, 64), fit(p.n, 64)) };
     let [m, n] = match p.row {
-        // All columns, and rows for as many threads.
+        // All columns, and fewer rows.
         Some(_) if p.n > n => [m.min(64), p.n.next_power_of_two()],
         _ => [m, n],
     };
@@ -48,7 +50,7 @@ pub fn tile(p: &Matmul, dtype: DType, wanted: Option<[usize; 2]>) -> Tile {
     Tile { m, n, k: k.min(p.k.next_power_of_two().max(16)), warps }
 }
 
-/// Walks the tiles in groups of rows, where the rows are whole groups.
+/// Orders the tiles in groups of rows, if the rows of tiles are whole groups.
 pub fn grouped(f: &mut Frame, p: &Matmul, ids: &Coords, t: Tile) {
     let (rows, columns) = (p.m.div_ceil(t.m), p.n.div_ceil(t.n));
     if rows % GROUP != 0 || rows == GROUP || columns < 2 || !p.batch.iter().all(|&b| b == 1) {
@@ -94,7 +96,7 @@ pub fn accumulate(
         }
         let a = f.em.operand_tile(&mut f.b, a, dtype, &[t.m, t.k]);
         let a = widened(f, a);
-        // A mask on one side is enough against products of garbage, but 0 · NaN is NaN: both sides are zero there.
+        // Zeroing one operand beyond K is not enough: 0 · NaN is NaN, so both are zeroed.
         let a = zero_outside(f, a, masks[0]);
         let one = |(b, now): (&NodeId, &Value)| {
             let b = f.em.operand_tile(&mut f.b, *b, dtype, &[t.k, t.n]);
@@ -103,7 +105,8 @@ pub fn accumulate(
             if dtype != DType::F32 {
                 return f.b.dot(a, b, *now, DotPrecision::Exact);
             }
-            // Sums of tiles, then the sum of those: the rounding error of a long f32 sum grows with the number of terms.
+            // Each step of K is summed by itself, then added to the total: the rounding error of an f32 sum grows with
+            // its number of terms.
             let part = match p.precision {
                 Precision::Tf32 => f.b.dot(a, b, start, DotPrecision::Tf32),
                 _ => f.b.sum_of(p.terms, a, b, start),
@@ -114,12 +117,12 @@ pub fn accumulate(
     })
 }
 
-/// f8 as f16, which holds all of its numbers, and which tensor cores take everywhere.
+/// f8 as f16, which represents all of its numbers and which tensor cores take on every target.
 fn widened(f: &mut Frame, v: Value) -> Value {
     if f.b.elem(v).is_some_and(Elem::is_f8) { f.b.cast(v, Elem::F16) } else { v }
 }
 
-/// Zeros where the mask is not.
+/// Zero where the mask does not hold.
 pub fn zero_outside(f: &mut Frame, v: Value, mask: Option<Value>) -> Value {
     let Some(mask) = mask else { return v };
     let elem = math::elem(&mut f.b, v);

@@ -1,11 +1,11 @@
-//! Reductions in flight: how lanes are folded, and which of two positions an arg-reduction keeps.
+//! Accumulators of reductions: how lanes are combined, and which of two positions an arg-reduction keeps.
 use crate::emit::TileRow;
 use crate::math;
 use crate::tile::Frame;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, UnaryOp as U, Value};
 use kiln_graph::ReduceOp;
 
-/// A reduction in flight: the value so far, and for arg-reductions its position.
+/// An accumulator: the value so far, and for arg-reductions its position.
 #[derive(Clone, Copy)]
 pub struct Acc {
     pub value: Value,
@@ -19,7 +19,7 @@ pub fn is_arg(op: ReduceOp) -> bool {
     matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin)
 }
 
-/// Lanes of a chunk into as many as `to` has, of which each is made of those that lie as far apart.
+/// Reduces the lanes of a chunk to the shape `to`: lanes that are a multiple of its size apart become one.
 pub fn over_groups(b: &mut Builder, op: ReduceOp, v: Value, to: &[usize]) -> Value {
     let count = |shape: &[usize]| shape.iter().product::<usize>();
     let groups = count(&b.shape(v)) / count(to);
@@ -28,7 +28,7 @@ pub fn over_groups(b: &mut Builder, op: ReduceOp, v: Value, to: &[usize]) -> Val
     b.reduce(math::reduce_op(op, elem), v, 0)
 }
 
-/// Folds the lanes of `row`'s axis, keeping the axis in tiles of rank 2. Of equal values the first position wins.
+/// Reduces the lanes of `row`'s axis, keeping the axis in tiles of rank 2. Of equal values the first position wins.
 pub fn fold(f: &mut Frame, op: ReduceOp, acc: Acc, row: Option<TileRow>) -> Acc {
     let Some(row) = row else { return acc };
     let Some(at) = acc.at else {
@@ -48,7 +48,8 @@ pub fn fold(f: &mut Frame, op: ReduceOp, acc: Acc, row: Option<TileRow>) -> Acc 
     Acc { value: best, at: Some(at) }
 }
 
-/// The better of what an arg-reduction has and a new value at a later position. NaN is better than all but an earlier NaN.
+/// The better of an arg-reduction's accumulator and a new value at a later position. NaN is better than all but an
+/// earlier NaN.
 pub fn take(b: &mut Builder, op: ReduceOp, acc: Acc, v: Value, position: Value, mask: Option<Value>) -> Acc {
     let Some(at) = acc.at else { return acc };
     let better = if op == ReduceOp::ArgMin { CmpOp::Lt } else { CmpOp::Gt };

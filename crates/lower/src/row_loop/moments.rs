@@ -1,6 +1,6 @@
-//! Mean and variance of rows that do not fit a tile, in one pass on a GPU: while a thread adds up what it reads, it also keeps the
-//! sum of squared differences from the mean of its own elements. Such sums are put together by the formula of Chan, Golub and
-//! LeVeque (1979), of elements, of lanes and of parts in this order, so nothing cancels that does not in two passes.
+//! Mean and variance of rows that do not fit a tile, in one pass on a GPU: each thread accumulates the sum of its
+//! elements and the sum of their squared deviations from its own mean. These are combined across elements, lanes and
+//! parts, in this order, by the formula of Chan, Golub and LeVeque (1979), so that no more cancels than in two passes.
 use super::split_row::Partial;
 use super::{RowLoop, over_groups};
 use crate::LowerError;
@@ -11,17 +11,17 @@ use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, Kernel, Value};
 use kiln_graph::{BinaryOp, ReduceOp};
 use kiln_plan::exec::Work;
 
-/// A sum, and the sum of squared differences from its mean.
+/// A sum, and the sum of squared deviations from its mean.
 #[derive(Clone, Copy, Debug)]
 pub struct Moments {
     pub sum: NodeId,
     mean: NodeId,
     pub squares: NodeId,
-    /// What is added up.
+    /// The elements that are summed.
     body: NodeId,
 }
 
-/// So many elements with this sum and sum of squared differences, in lanes.
+/// In each lane: a number of elements, their sum and their sum of squared deviations.
 #[derive(Clone, Copy)]
 struct Of {
     count: Value,
@@ -30,7 +30,7 @@ struct Of {
 }
 
 impl RowLoop<'_> {
-    /// Those of the first two levels, if these are nothing else.
+    /// The moments that the first two levels compute, if these compute nothing else.
     pub(super) fn find_moments(&self) -> Option<Moments> {
         let p = &self.plan;
         let ([sum], [squares]) = (&self.levels.first()?[..], &self.levels.get(1)?[..]) else { return None };
@@ -49,7 +49,7 @@ impl RowLoop<'_> {
         (float && same).then_some(Moments { sum: *sum, mean, squares: *squares, body })
     }
 
-    /// The step that leaves those of each part.
+    /// The step that leaves the moments of each part in scratch.
     pub(super) fn partial_moments(&self, m: &Moments, own: &[Partial]) -> Result<Work<Kernel>, LowerError> {
         let name = format!("{}_part", self.name);
         let mut f = self.open_partial(&name, &[m.sum], &[], own);
@@ -63,13 +63,13 @@ impl RowLoop<'_> {
         f.finish()
     }
 
-    /// One pass over this instance's part of the row: its sum and sum of squared differences.
+    /// One pass over this instance's part of the row: its sum and sum of squared deviations.
     pub(super) fn moments(&self, f: &mut Frame, m: &Moments, lane: Option<Value>) -> [Value; 2] {
         self.hoist(f, &[m.body]);
         let few = self.few_lanes(&[m.body]).unwrap_or_else(|| self.tile_shape());
         let [lo, hi] = self.bounds(f);
         let chunk = f.b.i32(self.plan.row.block as i64);
-        // Whole chunks count the same in every lane; what is left at the end of the row does not.
+        // Whole chunks have the same number of elements in every lane; the tail of the row has not.
         let there = f.b.binary(B::Sub, hi, lo);
         let left = f.b.binary(B::Rem, there, chunk);
         let whole = f.b.binary(B::Sub, hi, left);
@@ -110,7 +110,7 @@ impl RowLoop<'_> {
         f.b.broadcast_to(x, &self.tile_shape())
     }
 
-    /// Sum of squared differences from the mean of all lanes.
+    /// Sum of squared deviations from the mean of all lanes.
     fn about(&self, f: &mut Frame, of: Of, mean: Value) -> Value {
         let b = &mut f.b;
         let own = mean_of(b, of);
@@ -122,7 +122,7 @@ impl RowLoop<'_> {
         f.em.reduce_axis(&mut f.b, ReduceOp::Sum, squares, self.tile_row())
     }
 
-    /// States the sum, the mean and the squares from what all parts left.
+    /// Sets the sum, the mean and the squares from the moments of all parts.
     pub(super) fn combine_moments(&self, f: &mut Frame, m: &Moments, done: &[Partial]) {
         let slots = |n: NodeId| done.iter().find(|d| d.0 == n).map(|d| &d.1[..]).unwrap_or_default();
         let mut read = vec![];
@@ -130,7 +130,7 @@ impl RowLoop<'_> {
             read.extend(self.read_lanes(f, ReduceOp::Sum, slots(n), None));
         }
         let [sum, squares] = read[..] else {
-            f.b.broken("moments left other than a sum and squares");
+            f.b.broken("moments of a row are not one sum and one sum of squares");
             return;
         };
         let p = &self.plan;
@@ -150,14 +150,14 @@ impl RowLoop<'_> {
     }
 }
 
-/// Elements of each of so many lanes, of as many in all.
+/// Elements of each lane, of `all` in `lanes` lanes.
 fn count_of(b: &mut Builder, all: Value, lanes: i64) -> Value {
     let lanes = b.i32(lanes);
     let each = b.binary(B::Div, all, lanes);
     b.cast(each, Elem::F32)
 }
 
-/// Elements of a chunk, those that lie as far apart as `few` is long in one lane.
+/// Moments of a chunk: elements that are a multiple of `few`'s size apart belong to one lane.
 fn of_groups(b: &mut Builder, x: Value, mask: Option<Value>, few: &[usize]) -> Of {
     let shape = b.shape(x);
     let count = |shape: &[usize]| shape.iter().product::<usize>();
@@ -183,7 +183,7 @@ fn of_groups(b: &mut Builder, x: Value, mask: Option<Value>, few: &[usize]) -> O
     Of { count, sum, squares: over_groups(b, ReduceOp::Sum, square, few) }
 }
 
-/// Both together: of means that are `d` apart, squares grow by `d² · n·k / (n + k)`.
+/// Combines two: for means that are `d` apart, squares grow by `d² · n·k / (n + k)`.
 fn joined(b: &mut Builder, x: Of, y: Of) -> Of {
     let count = b.binary(B::Add, x.count, y.count);
     let (of_x, of_y) = (mean_of(b, x), mean_of(b, y));
@@ -198,7 +198,7 @@ fn joined(b: &mut Builder, x: Of, y: Of) -> Of {
     Of { count, sum: b.binary(B::Add, x.sum, y.sum), squares: b.binary(B::Add, squares, square) }
 }
 
-/// `x / all`, 0 of none.
+/// `x / all`, where `all` counts as 1 if it is 0.
 fn part_of(b: &mut Builder, x: Value, all: Value) -> Value {
     let one = math::float(b, Elem::F32, 1.0);
     let some = b.binary(B::Max, all, one);
@@ -209,7 +209,7 @@ fn mean_of(b: &mut Builder, x: Of) -> Value {
     let each = part_of(b, one, x.count);
     b.binary(B::Mul, x.sum, each)
 }
-/// `v`, 0 where there are no elements, whatever they would be apart.
+/// `v`, or 0 where there are no elements.
 fn where_some(b: &mut Builder, count: Value, v: Value) -> Value {
     let zero = math::float(b, Elem::F32, 0.0);
     let some = b.cmp(CmpOp::Gt, count, zero);

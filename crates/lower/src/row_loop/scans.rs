@@ -1,4 +1,6 @@
-//! Scans of row programs: carried from chunk to chunk, and by the totals of parts where a row is shared.
+//! Scans of row programs, carried from chunk to chunk. On a GPU few long rows are split and read twice: one step
+//! computes the total of each part, the next scans each part from the totals before it, added in order, so results are
+//! the same from run to run.
 use super::RowLoop;
 use super::split_row::{Partial, places};
 use crate::LowerError;
@@ -30,7 +32,7 @@ impl RowLoop<'_> {
         })
         .collect()
     }
-    /// What scans start from: one value per row.
+    /// Start values of scans: one per row.
     pub(super) fn scan_starts(&self, f: &mut Frame) -> Vec<Value> {
         let mut shape = self.tile_shape();
         if let (Some(n), true) = (shape.get_mut(self.plan.row.axis), self.plan.row.block > 1) {
@@ -47,7 +49,7 @@ impl RowLoop<'_> {
         }
         starts
     }
-    /// Scans of a chunk, continued from the carried values; gives the next ones.
+    /// Emits the scans of a chunk, continued from the carried values; returns the next ones.
     pub(super) fn scan_chunk(&self, f: &mut Frame, lanes: Lanes, carried: &[Value]) -> Vec<Value> {
         let row = self.tile_row();
         let mut next = vec![];
@@ -78,7 +80,7 @@ impl RowLoop<'_> {
         next
     }
 
-    /// Whether instances can share a row: all that its scans need of the parts before is their totals.
+    /// Whether instances may share a row: its scans need nothing of the parts before but their totals.
     pub(super) fn scans_in_parts(&self) -> bool {
         let nested = |body: NodeId| self.scene.dag.reach(&[body]).into_iter().any(|n| self.is_scan(n));
         let p = &self.plan;

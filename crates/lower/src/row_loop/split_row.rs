@@ -1,5 +1,5 @@
-//! Rows that several instances share: a step for each level of reductions leaves partial results in scratch, which the next one
-//! puts together in a fixed order.
+//! Split rows, which several instances share: a step for each level of reductions leaves partial results in scratch,
+//! which the next one combines in a fixed order.
 use super::{Acc, NOWHERE, RowLoop, fold, is_arg, take};
 use crate::LowerError;
 use crate::dag::{NodeId, Store};
@@ -16,10 +16,10 @@ pub type Partial = (NodeId, Vec<(Slot, DType)>);
 /// A step, and the partial results that it leaves.
 pub type Step = (Work<kiln_block::Kernel>, Vec<Partial>);
 
-/// Partial results that a block puts together at a time, and columns of which at least.
+/// Most partial results that a block combines at a time, and the least columns that they are of.
 const JOINED: usize = 16384;
 const COLUMNS: usize = 4;
-/// Parts that a thread puts together alone, one after the other.
+/// Most parts that a thread combines by itself, one after the other.
 const FEW: usize = 16;
 
 impl RowLoop<'_> {
@@ -50,8 +50,8 @@ impl RowLoop<'_> {
         self.settle_parts();
         self.level_step(0, &[])
     }
-    /// The step that puts together what [`RowLoop::first_level`] left, of another walk of these reductions whose columns are those of
-    /// `per_wide_row` rows of the matrix.
+    /// The step that combines what [`RowLoop::first_level`] left in another row loop of these reductions, over wide
+    /// rows that are `per_wide_row` rows of the matrix each.
     pub fn joined(mut self, found: Vec<Partial>, per_wide_row: usize) -> Result<Work<kiln_block::Kernel>, LowerError> {
         self.per_wide_row = per_wide_row;
         let level = self.levels.first().into_iter().flatten();
@@ -61,11 +61,11 @@ impl RowLoop<'_> {
     pub fn into_scratch(self) -> Vec<Type> {
         self.scratch
     }
-    /// As many parts as there are with whole chunks in each.
+    /// Recomputes the number of parts from their length, which is whole chunks: there may be fewer.
     pub fn settle_parts(&mut self) {
         self.plan.parts = self.plan.row.extent.div_ceil(self.plan.part_len());
     }
-    /// Room for a partial result of each part and row.
+    /// Allocates scratch for a partial result of each part and row.
     pub fn partials(&mut self, level: &[NodeId]) -> Vec<Partial> {
         let count = self.plan.parts * self.rows();
         let mut own = vec![];
@@ -140,7 +140,7 @@ impl RowLoop<'_> {
         f.em.params.insert(slot, p);
     }
 
-    /// Reductions whose parts are in scratch.
+    /// Sets the reductions whose partial results are in scratch.
     pub fn combine_parts(&self, f: &mut Frame, done: &[Partial]) {
         if let Some(m) = &self.moments {
             self.combine_moments(f, m, done);
@@ -160,14 +160,14 @@ impl RowLoop<'_> {
             self.combine_loop(f, op, places, until)
         }
     }
-    /// Parts of all rows of a tile are a tile themselves.
+    /// Whether the partial results of all rows of a tile are combined as a tile themselves.
     fn combines_in_lanes(&self) -> bool {
         let rows: usize = self.plan.kept.iter().map(|c| c.block).product();
         let tile = rows * self.plan.parts.next_power_of_two();
         let many = (self.plan.parts > FEW || self.per_wide_row > 1) && self.scans().is_empty();
         rows == 1 || self.plan.machine.arch.is_gpu() && many && tile <= JOINED
     }
-    /// All parts in one block.
+    /// Combines all parts as lanes of one block.
     fn combine_lanes(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
         let read = self.read_lanes(f, op, places, until);
         let Some(&value) = read.first() else {
@@ -175,14 +175,14 @@ impl RowLoop<'_> {
         };
         fold(f, op, Acc { value, at: read.get(1).copied() }, Some(self.parts_row()))
     }
-    /// The tile of parts.
+    /// The row of a tile whose lanes are parts.
     fn parts_row(&self) -> TileRow {
         let p = &self.plan;
         // Tiles of rank 2 take scalars as they are.
         let rank = if p.kept.iter().all(|c| c.block == 1) { 1 } else { p.rank };
         TileRow { coord: p.row.id, axis: if rank == 1 { 0 } else { p.row.axis }, rank }
     }
-    /// What parts left at each of these places, in lanes.
+    /// Loads the partial results of all parts as lanes, from each of these places.
     pub(super) fn read_lanes(
         &self,
         f: &mut Frame,
@@ -224,15 +224,16 @@ impl RowLoop<'_> {
             return f.b.binary(B::Mul, part, rows);
         }
         let columns = self.plan.kept.last().map_or(1, |c| c.extent);
-        let (beside, columns) = (f.em.int(&mut f.b, self.per_wide_row as i64), f.em.int(&mut f.b, columns as i64));
-        let (above, within) = (f.b.binary(B::Div, part, beside), f.b.binary(B::Rem, part, beside));
+        let (per_wide_row, columns) =
+            (f.em.int(&mut f.b, self.per_wide_row as i64), f.em.int(&mut f.b, columns as i64));
+        let (above, within) = (f.b.binary(B::Div, part, per_wide_row), f.b.binary(B::Rem, part, per_wide_row));
         let (above, within) = (f.b.binary(B::Mul, above, rows), f.b.binary(B::Mul, within, columns));
         f.b.binary(B::Add, above, within)
     }
     fn combine_loop(&self, f: &mut Frame, op: ReduceOp, places: &[(Slot, DType)], until: Option<Value>) -> Acc {
         let lanes: Vec<Value> = self.plan.kept.iter().filter_map(|c| f.em.coords.get(&c.id)?.lane).collect();
         let shape = lanes.iter().fold(vec![], |s, l| joint(&s, &f.b.shape(*l)));
-        // Hundreds of parts, one after the other: sums of f32 are rounded once.
+        // Hundreds of parts are added one after the other: f32 sums accumulate in f64, so that they are rounded once.
         let elem = match (op, math::held(places.first().map_or(DType::F32, |p| p.1))) {
             (ReduceOp::Sum, Elem::F32) => Elem::F64,
             (_, elem) => elem,
@@ -277,7 +278,7 @@ impl RowLoop<'_> {
         Acc { value: end[0], at: end.get(1).copied() }
     }
 
-    /// Narrower columns, such that a block has all their parts.
+    /// Narrows blocks of columns, so that a block has all parts of its columns.
     fn narrow_to_parts(&mut self) {
         let parts = self.plan.parts.next_power_of_two();
         if parts <= FEW {

@@ -1,34 +1,34 @@
-//! A model of the time that a matmul takes, in clock cycles. Its figures are the machine's ([`kiln_machine::Warpgroups`],
-//! [`kiln_machine::Gemm`]).
+//! The cost model of the warpgroup template, in clock cycles. Its figures are the machine's
+//! ([`kiln_machine::Warpgroups`], [`kiln_machine::Gemm`]).
 use super::shape::{Engine, SPAN, Shape};
 use crate::matmul::Matmul;
 use kiln_machine::{Gemm, isa};
 
-/// Cycles of the launches that bring both operands of so many elements into memory as sums of two numbers.
+/// Cycles of the launches that split both operands for 3xTF32, `elements` in all.
 pub fn split_3xtf32(of: &Gemm, elements: usize) -> f64 {
     2.0 * of.launch + (elements * 12) as f64 / of.read
 }
 
-/// Cycles of the launch that brings so many bytes of an operand into memory, in rows that a tensor map describes: rows of any length are
-/// copied at half the speed of memory.
+/// Cycles of the launch that copies `bytes` of an operand to rows that a tensor map describes: rows of any length are
+/// copied at half the bandwidth of memory.
 pub fn copy(of: &Gemm, bytes: usize) -> f64 {
     of.launch + (4 * bytes) as f64 / of.read
 }
 
-/// The same of patches or of a padded copy: what is read lies together, and mostly in the second-level cache. It begins while what is before
-/// it ends.
+/// The same for im2col patches or a padded copy: reads have locality and mostly hit the L2 cache. The launch overlaps
+/// the end of the one before.
 pub fn gather(of: &Gemm, bytes: usize) -> f64 {
     of.soon + (2 * bytes) as f64 / of.read
 }
 
-/// Cycles of the launch that sums `parts` of a matmul of so many elements.
+/// Cycles of the launch that sums `parts` split-K slices of a matmul whose result has `elements` elements.
 pub fn sum(of: &Gemm, parts: usize, elements: usize) -> f64 {
     if parts == 1 { 0.0 } else { of.launch + (elements * parts * 4) as f64 / of.read }
 }
 
 impl Shape {
-    /// Clock cycles of the launch: turns of as many tiles as there are multiprocessors, each by the slowest of arithmetic,
-    /// the copies from the second-level cache, and memory's share.
+    /// Clock cycles of the launch: waves of as many tiles as there are multiprocessors, each bound by the slowest of
+    /// arithmetic, copies from the L2 cache, and its share of memory bandwidth.
     pub fn cycles(&self, p: &Matmul, transposed: bool) -> f64 {
         let of = &p.machine.warpgroups;
         let multiprocessors = p.machine.units.multiprocessors;
@@ -39,50 +39,52 @@ impl Shape {
         let right = (self.sums * self.used.min(p.n)) as f64 / self.cluster as f64;
         let span = (self.engine.parts() * self.spans * SPAN) as f64;
         let copied = (self.m.min(p.m) as f64 + right) * span * depths;
-        // A copy for both blocks of a cluster is written in both.
+        // A copy for both blocks of a cluster is written to the shared memory of both.
         let written = (self.m.min(p.m) + self.sums * self.n.min(p.n)) as f64 * span * depths;
         let one = (self.stages * (self.m.min(p.m) + self.sums * self.n.min(p.n))) as f64 * span / of.latency;
-        // What a tile reads that no other has read before, on average.
-        // Of rows that all points of a window read, one does.
+        // Bytes that a tile is the first to read, on average. Of the window points that read a row in an implicit GEMM,
+        // one is the first.
         let elements = p.m * p.k + self.sums * p.n * p.run.map_or(p.k, |run| run.len);
         let own = (self.batch * elements * self.engine.bytes() * self.engine.parts()) as f64 / tiles as f64;
-        // What goes out of a tile; of rows that are reduced, little.
+        // Bytes that a tile stores; few where rows are reduced.
         let width = if p.whole.is_some() { 4 } else { self.engine.bytes().max(2) };
         let sent = if p.row.is_none() { (self.batch * p.m * p.n * width) as f64 / tiles as f64 } else { 0.0 };
-        // Tensor cores take whole stages, FMAs eight of K.
+        // Tensor cores compute whole stages, the FMA engine multiples of 8 along K.
         let deep = match self.engine {
             Engine::Simt => p.k.next_multiple_of(8),
             _ => self.depths * self.depth(),
         };
         let arithmetic = area * deep as f64 / self.engine.rate(&of.engines, self.sums * self.m * self.n, transposed);
-        // Rows are reduced here or by a step of their own, which is not priced either: it counts where blocks have tiles enough to take
-        // by turns. Beside FMAs in f32 it is little.
+        // Arithmetic of the epilogue. A row reduction happens here or in a step of its own, which is not priced either,
+        // so it counts only where blocks have tiles enough for ping-pong. Next to f32 FMAs it is little.
         let parts = p.whole.map_or(1, |_| p.batch[0]);
         let many = p.row.is_none() || self.batch / parts * p.m >= 2 * isa::GROUP_ROWS * multiprocessors;
         let after = if many && self.engine != Engine::Simt { p.after } else { 0.0 };
         let after = after / (self.batch * p.m * p.n) as f64 * (self.m * self.n) as f64;
         let finish = of.finish + of.finish_wide * area / 32768.0 + after / of.after;
         let processors = multiprocessors / self.cluster * self.cluster;
-        // By turns a tile is finished while the next is multiplied; copies never stop, and smaller tiles are read more often.
-        // Epilogues that reduce rows gain from it where blocks have two tiles and more.
+        // Ping-pong: the epilogue of a tile overlaps the multiplication of the next. Copies never stop, but smaller
+        // tiles are read more often from shared memory. Epilogues that reduce rows gain from it where blocks have two
+        // tiles and more.
         let least = if p.row.is_some() { 2 * processors } else { processors + 1 };
-        let turns = self.in_flight > 1 && tiles >= least;
+        let ping_pong = self.in_flight > 1 && tiles >= least;
         let again = (self.m.div_ceil(64) * (64 + self.sums * self.used)) as f64 * span * depths;
-        let moved = if turns { (written + again) / of.shared } else { copied / of.cache };
+        let moved = if ping_pong { (written + again) / of.shared } else { copied / of.cache };
         let work = [self.batch, self.sums, p.m, p.n, p.k].into_iter().fold(1usize, usize::saturating_mul);
         let hot = self.engine == Engine::TensorCores && work >= of.hot;
-        let turn = |running: usize| {
+        let wave = |running: usize| {
             let memory = (own / one).max(own * running as f64 / of.all);
             let multiplied = arithmetic.max(moved).max(memory);
             let passed = if self.in_flight > 1 { of.pass } else { 0.0 };
-            // A tile is finished when all but its last part is on its way to memory.
+            // The epilogue of a tile ends when all but its last part is on its way to memory.
             let finish = finish.max(sent * running as f64 / of.all);
-            let all = passed + if turns { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish };
+            let all =
+                passed + if ping_pong { multiplied.max((multiplied + finish) / 2.0) } else { multiplied + finish };
             let all = all.max((own + sent) * running as f64 / of.all);
             if hot && (arithmetic > of.busy * all || self.n < 256) { all / of.power } else { all }
         };
-        let (whole, rest) = (tiles / processors, tiles % processors);
-        let last = if turns { finish } else { 0.0 };
-        of.fill + whole as f64 * turn(processors) + if rest > 0 { turn(rest) } else { 0.0 } + last
+        let (whole, left) = (tiles / processors, tiles % processors);
+        let last = if ping_pong { finish } else { 0.0 };
+        of.fill + whole as f64 * wave(processors) + if left > 0 { wave(left) } else { 0.0 } + last
     }
 }

@@ -1,4 +1,4 @@
-//! Operands and results as strided arrays that tensor maps describe.
+//! Operands and results as strided arrays that tensor maps describe; `None` for what is no such array.
 use super::shape::SPAN;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::expr::{Atom, CoordId, Expr};
@@ -10,9 +10,9 @@ use kiln_plan::exec::Slot;
 /// Which axis of an operand is contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Major {
-    /// The one that is summed over.
+    /// The axis that is summed over: K-major.
     Depth,
-    /// The matmul's rows or columns.
+    /// The matmul's rows or columns: M-major or N-major.
     Outer,
 }
 
@@ -24,15 +24,15 @@ pub struct Strided {
     /// Batch axes of the matmul that the array has.
     batch: Vec<usize>,
     array: Array,
-    /// Where K moves along both axes of the array.
+    /// Implicit GEMM: K runs along both axes of the array.
     window: Option<Window>,
 }
 
-/// Rows of an array that K moves along both axes of, in whole stages. So lie patches of padded images whose rows are channels of a point:
-/// a point of the window shifts all rows that are read.
+/// An array of which K runs along both axes, in whole stages: a padded input of an implicit GEMM, whose rows are the
+/// channels of one image point. A point of the window shifts all rows that are read.
 #[derive(Clone, Debug)]
 struct Window {
-    /// Of the coordinates of K: the part that it is cut into, and the position in it.
+    /// Functions of K's coordinates, which are the split-K slice and the position in it.
     row: Expr,
     column: Expr,
     depth: CoordId,
@@ -41,13 +41,14 @@ struct Window {
 /// A coordinate and how many positions it has.
 type Axis = (CoordId, usize);
 
-/// Coefficients of coordinates in an expression that has nothing else.
+/// The coefficient of a coordinate, in an expression that has nothing but coordinates.
 fn coefficient(at: &Expr, id: CoordId) -> usize {
     let found = at.terms.iter().find(|(a, _)| matches!(a, Atom::Coord { id: i, .. } if *i == id));
     found.map_or(0, |t| t.1.max(0) as usize)
 }
 
-/// Whether a store may write floats to rows of any length along the matmul's columns, which then go through shared memory.
+/// Whether a store writes floats to rows along the matmul's columns, which may have any length and then go through
+/// shared memory.
 pub fn in_rows(s: &Store, columns: CoordId) -> bool {
     let mut used = false;
     s.at.coords(&mut |c| used |= c == columns);
@@ -57,8 +58,8 @@ pub fn in_rows(s: &Store, columns: CoordId) -> bool {
 }
 
 impl Strided {
-    /// The operand that node `n` reads, at the matmul's batch coordinates, `outer` and `depth`. Of a matmul in parts of K the array
-    /// has all of K, so that what the last part reads beyond is zero.
+    /// The operand that node `n` reads, at the matmul's batch coordinates, `outer` and `depth`. Under split-K the array
+    /// has all of K, so that the last slice reads zeros beyond it.
     pub fn load(scene: &Scene, n: NodeId, p: &Matmul, outer: Axis, depth: Axis) -> Option<Strided> {
         let node = scene.dag.node(n);
         let NodeOp::Load { slot, at, guards } = &node.op else { return None };
@@ -76,7 +77,8 @@ impl Strided {
         }
         of([outer, depth], Major::Depth).or_else(|| of([depth, outer], Major::Outer))
     }
-    /// Rows and columns that are functions of K. Beyond K such an array goes on: its parts must be whole.
+    /// An operand of an implicit GEMM: rows and columns are functions of K. Such an array goes on beyond K, so split-K
+    /// slices must be whole.
     fn windows(slot: Slot, at: &Expr, p: &Matmul, (outer, depth): (Axis, CoordId), bytes: usize) -> Option<Strided> {
         let (parts, own) = p.whole.map_or((1, 0), |_| (p.batch[0], 1));
         let run =
@@ -103,18 +105,18 @@ impl Strided {
         s.window = Some(Window { row: along.clone().div(pitch), column: along.rem(pitch), depth });
         Some(s)
     }
-    /// What a store writes, if it is rows of the matmul in their order.
+    /// The array that a store writes, if that has the rows of the matmul in order.
     pub fn store(s: &Store, extents: &[usize], rows: Axis, columns: Axis) -> Option<Strided> {
         let floats = matches!(s.dtype, DType::F32 | DType::F16 | DType::Bf16);
         if !s.guards.is_empty() || !floats {
             return None;
         }
         let all = Strided::of(s.slot, &s.at, extents, 0, [rows, columns], s.dtype.bytes(), Major::Depth)?;
-        // Every batch has its own place.
+        // Every batch must write elements of its own.
         let own = extents.iter().enumerate().all(|(i, n)| *n == 1 || all.batch.contains(&i));
         own.then_some(all)
     }
-    /// `extents`: of the batch axes, of which the first `skipped` are not the array's.
+    /// `extents`: those of the batch axes, of which the array does not have the first `skipped`.
     fn of(
         slot: Slot,
         at: &Expr,
@@ -131,7 +133,7 @@ impl Strided {
             return None;
         }
         let offset = at.constant as usize;
-        // An axis of size 1 is no coordinate: any stride will do.
+        // An axis of size 1 has no coordinate: any stride will do.
         let row = if inner.1 == 1 { 1 } else { coefficient(at, inner.0) };
         let pitch = if outer.1 == 1 { 16 / bytes } else { coefficient(at, outer.0) };
         if row != 1 || pitch == 0 || !whole(pitch) || !whole(offset) {
@@ -157,7 +159,8 @@ impl Strided {
         let shape = [vec![1; self.batch.len()], tile.to_vec()].concat();
         (Type::Desc { elem, shape, swizzle: Swizzle::widest(elem, tile[1]) }, self.array.clone())
     }
-    /// Starts of a tile from the matmul's batch positions, the position along the outer axis, and that in all of K and in its part.
+    /// Start indices of a tile, from the matmul's batch indices, the position along the outer axis, and the positions
+    /// in all of K and in its split-K slice.
     pub fn starts(&self, b: &mut Builder, batch: &[Value], outer: Value, [depth, within]: [Value; 2]) -> Vec<Value> {
         let mut all: Vec<Value> = self.batch.iter().map(|i| batch[*i]).collect();
         match (&self.window, self.major) {
@@ -173,7 +176,7 @@ impl Strided {
     }
 }
 
-/// An expression that is nowhere negative, of scalars (i32).
+/// Emits an expression of scalars (i32) that is never negative.
 fn count(b: &mut Builder, e: &Expr, coord: &impl Fn(CoordId) -> Value) -> Value {
     let mut sum = b.i32(e.constant);
     for (a, c) in &e.terms {
@@ -183,7 +186,7 @@ fn count(b: &mut Builder, e: &Expr, coord: &impl Fn(CoordId) -> Value) -> Value 
                 let (x, by) = (count(b, x, coord), b.i32(*by));
                 b.binary(if matches!(a, Atom::Div(..)) { B::Div } else { B::Rem }, x, by)
             }
-            // Windows at indices from memory are no arrays.
+            // Operands at indices read from memory are no strided arrays.
             Atom::Value { .. } => b.i32(0),
         };
         let c = b.i32(*c);

@@ -1,4 +1,5 @@
-//! Sizes of the tiles: those with the least time, or what is asked for where there is room for it.
+//! Sizes of tiles and pipeline of the warpgroup template: those with the least predicted time, or the requested ones if
+//! there is room for them.
 use super::operand::Major;
 use crate::matmul::Matmul;
 use kiln_block::DotPrecision;
@@ -9,17 +10,18 @@ use kiln_machine::Engines;
 use kiln_plan::Hardware;
 use kiln_plan::{Precision, Schedule, Template};
 
-/// Bytes of K that a copy takes: the swizzle's span.
+/// Bytes along K of one tensor-map copy: the swizzle's span.
 pub const SPAN: usize = 128;
-/// Columns of a matmul for which there are narrow tiles.
+/// Most columns of a matmul for which there are narrow tiles.
 pub const FEW: usize = 32;
-/// How much faster than those before it a tile must be in the model: larger ones come first, and read less from the second-level cache.
-/// Not where they leave multiprocessors without a tile, of which memory needs as many as there are.
+/// A tile must be this much faster in the model than those before it: larger tiles come first, and read less from the
+/// L2 cache. Not where these leave multiprocessors without a tile: memory bandwidth needs all multiprocessors.
 const CLOSE: f64 = 0.99;
-/// Most stages that are taken unasked.
+/// Most stages that are chosen by default.
 const STAGES: usize = 12;
 
-/// Tiles of tensor cores, first those of 64 columns and more: rows, columns, consumers, copies along K in a stage.
+/// Tiles of tensor cores: rows, columns, consumer warpgroups, copies along K in a stage. Those of 64 columns and more
+/// come first.
 const TENSOR_TILES: [(usize, usize, usize, usize); 12] = [
     (128, 256, 2, 1),
     (256, 128, 2, 1),
@@ -34,20 +36,21 @@ const TENSOR_TILES: [(usize, usize, usize, usize); 12] = [
     (64, 32, 1, 1),
     (64, 16, 1, 1),
 ];
+/// How many of them have 64 columns or more.
 const WIDE: usize = 8;
 
-/// What multiplies.
+/// The unit that multiplies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Engine {
     /// bf16 and f16 by `wgmma`.
     TensorCores,
-    /// f32 by `wgmma`, operands as tf32 with rows along K.
+    /// f32 in tf32 by `wgmma`, operands K-major.
     Tf32,
-    /// f32 by three such matmuls of operands that are sums of two numbers in tf32.
+    /// 3xTF32: f32 by three such matmuls, of operands split into two tf32 numbers.
     Tf32x3,
-    /// Floats of eight bits by `wgmma`, rows along K.
+    /// 8-bit floats by `wgmma`, operands K-major.
     F8,
-    /// f32, exactly.
+    /// Exact f32 by FMAs.
     Simt,
 }
 
@@ -64,16 +67,16 @@ impl Engine {
             _ => None,
         }
     }
-    /// What its matmuls are called in block programs.
+    /// The precision of its `dot` in block programs.
     pub fn precision(self) -> DotPrecision {
         if matches!(self, Engine::Tf32 | Engine::Tf32x3) { DotPrecision::Tf32 } else { DotPrecision::Exact }
     }
-    /// Whether the sums of a stage start from zero and are added to the others in f32: tensor cores cut off what they add, and over
-    /// a long K always towards zero.
+    /// Whether the accumulator of each stage is zero-initialised and added to the total in f32: tensor cores truncate
+    /// when they accumulate, which over a long K always errs towards zero.
     pub fn apart(self) -> bool {
         matches!(self, Engine::Tf32x3 | Engine::F8)
     }
-    /// Tiles of an operand in a stage.
+    /// Tiles of an operand in a stage: two for high and low parts.
     pub fn parts(self) -> usize {
         if self == Engine::Tf32x3 { 2 } else { 1 }
     }
@@ -81,11 +84,11 @@ impl Engine {
     fn most_spans(self) -> usize {
         if matches!(self, Engine::Simt | Engine::F8) { 1 } else { 2 }
     }
-    /// Most tiles that a block has in flight unasked: where two have been measured.
+    /// Most tiles that a block has in flight by default: two where that has been measured.
     fn most_tiles_in_flight(self) -> usize {
         if self == Engine::TensorCores { 2 } else { 1 }
     }
-    /// Columns of `n` that are read and multiplied where a tile has `columns` at most.
+    /// Columns that are loaded and multiplied, of a tile of `n` columns of which the matmul has `columns`.
     fn used(self, columns: usize, n: usize, right: Major) -> usize {
         match (self, right) {
             (Engine::Simt, _) => n,
@@ -101,19 +104,19 @@ impl Engine {
             _ => 4,
         }
     }
-    /// Tiles on offer: rows, columns, consumers, copies along K in a stage.
+    /// The available tiles: rows, columns, consumer warpgroups, copies along K in a stage.
     pub fn tiles(self) -> &'static [(usize, usize, usize, usize)] {
         match self {
             Engine::TensorCores | Engine::F8 => &TENSOR_TILES,
-            // Few rows of tf32 go in tiles of 64.
+            // tf32 has no tiles narrower than 64 columns.
             Engine::Tf32 | Engine::Tf32x3 => &TENSOR_TILES[..WIDE],
             Engine::Simt => {
                 &[(128, 256, 2, 1), (128, 128, 2, 1), (64, 128, 2, 1), (128, 64, 2, 1), (64, 64, 2, 1), (32, 64, 2, 1)]
             }
         }
     }
-    /// FMAs a cycle of a multiprocessor for a tile of this many elements: threads with few of them read more.
-    /// `transposed`: both operands' rows run along the result's axes.
+    /// FMAs per cycle of a multiprocessor, for a tile of `area` elements: threads with few accumulators load more
+    /// operands per FMA. `transposed`: the left operand is M-major and the right one N-major.
     pub fn rate(self, of: &Engines, area: usize, transposed: bool) -> f64 {
         match self {
             Engine::TensorCores => of.half,
@@ -125,31 +128,31 @@ impl Engine {
     }
 }
 
-/// How the work is cut.
+/// How a matmul is divided into tiles and stages.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub engine: Engine,
     /// Tile of a block.
     pub m: usize,
     pub n: usize,
-    /// Columns of it that are read and multiplied: a matmul may have fewer than a tile.
+    /// Columns of the tile that are loaded and multiplied: the matmul may have fewer.
     pub used: usize,
     pub stages: usize,
     /// Copies along K in a stage, each of the swizzle's span.
     pub spans: usize,
-    /// Consumers of a tile, each with its rows.
+    /// Consumer warpgroups of a tile, each with rows of its own.
     pub copies: usize,
-    /// Tiles of a block in flight: with two, one is finished while the other is multiplied (ping-pong).
+    /// Tiles of a block in flight: with two, the epilogue of one overlaps the multiplication of the other (ping-pong).
     pub in_flight: usize,
-    /// Right operands, each with sums of its own.
+    /// Right operands, each with an accumulator of its own: two in a dual GEMM.
     pub sums: usize,
     pub cluster: usize,
     pub tiles_m: usize,
     pub tiles_n: usize,
     pub batch: usize,
-    /// Stages of K in all.
+    /// Stages along all of K.
     pub depths: usize,
-    /// Rows of tiles that are walked before the next column.
+    /// Rows of tiles in a group, which are computed before the next column of tiles.
     pub group: usize,
 }
 
@@ -162,7 +165,7 @@ impl Shape {
     pub fn stage_bytes(&self) -> usize {
         self.engine.parts() * self.spans * SPAN * (self.m + self.sums * self.used)
     }
-    /// Tiles (of a cluster).
+    /// Number of tiles, counting those of a cluster as one.
     pub fn tiles(&self) -> usize {
         self.batch * self.tiles_m.div_ceil(self.cluster) * self.tiles_n
     }
@@ -170,7 +173,7 @@ impl Shape {
     pub fn blocks(&self, machine: &Hardware) -> usize {
         (self.tiles() * self.cluster).min(machine.units.multiprocessors / self.cluster * self.cluster)
     }
-    /// Columns of the result that are finished together, for outputs of these bytes.
+    /// Columns of the result that the epilogue processes together, for outputs with elements of these bytes.
     pub fn columns(&self, outputs: &[usize]) -> usize {
         let engine = match self.engine {
             Engine::Simt => form::Engine::Simt,
@@ -180,7 +183,7 @@ impl Shape {
     }
 }
 
-/// What a constraint or a measurement asks for.
+/// What a constraint or tuning requests.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Asked {
     pub tile: Option<[usize; 2]>,
@@ -191,10 +194,11 @@ impl From<Option<Template>> for Asked {
         t.map_or(Asked::default(), |t| Asked { tile: t.tile, schedule: t.schedule })
     }
 }
-/// The shape with the least time, if there is room for it. `outputs`: bytes of the types that go out through shared memory.
+/// The shape with the least predicted time of those that fit. `outputs`: element sizes of the types that are stored
+/// through shared memory.
 pub fn choose(p: &Matmul, (engine, asked): (Engine, Asked), sides: [Major; 2], outputs: &[usize]) -> Option<Shape> {
     let transposed = sides == [Major::Outer; 2];
-    // Half a tile would do.
+    // A tile of half as many columns is enough.
     let wide = |m: usize, n: usize| engine.tiles().iter().any(|t| t.0 == m && 2 * t.1 == n && p.n <= t.1);
     let fits = |m: usize, n: usize| asked.tile.map_or(!wide(m, n), |tile| tile == [m, n]);
     let mut best: Option<(f64, Shape)> = None;
@@ -217,7 +221,7 @@ pub fn choose(p: &Matmul, (engine, asked): (Engine, Asked), sides: [Major; 2], o
     best.map(|b| b.1)
 }
 
-/// A tile of this size with what else it takes; `None` if there is no room for that, or the matmul is too large to count.
+/// The shape with a tile of this size; `None` if it does not fit, or if the matmul is too large for 32-bit positions.
 pub fn shape(
     p: &Matmul,
     engine: Engine,
@@ -229,19 +233,20 @@ pub fn shape(
     let batch: usize = p.batch.iter().product();
     let in_flight = asked.tiles.unwrap_or(1);
     let copies = if in_flight > 1 { 1 } else { copies };
-    // Rows of a tile that runs along the result's axis must fill the swizzle.
+    // Rows of an M/N-major tile must fill the swizzle's span.
     let runs = [m / copies, n].into_iter().zip(sides).any(|(n, s)| s == Major::Outer && n * engine.bytes() < SPAN);
     let sums = p.sums();
-    // Sums of a thread.
+    // Accumulators of a thread.
     let held = sums * m * n / copies / 128 * (1 + usize::from(engine.apart()));
-    // Parts of K are summed, and rows reduced, by a step of its own. Heads are as wide as a tile.
+    // Rows to reduce that do not fit a tile: heads must be as wide as one. Under split-K the step that sums slices
+    // reduces.
     let cut = p.row.is_some_and(|len| p.whole.is_none() && (n < len || len < p.n && n != len));
     // Tensor cores are slower in narrow tiles.
     let narrow = n < 64 && p.n > FEW;
-    let turns = in_flight == 1 || in_flight == 2 && engine != Engine::Simt;
-    // Runs of K are read in whole stages.
+    let schedulable = in_flight == 1 || in_flight == 2 && engine != Engine::Simt;
+    // Implicit GEMM: a stage must not cross rows of the array.
     let crossed = p.run.is_some_and(|run| run.len % (spans * SPAN / engine.bytes()) != 0);
-    if runs || cut || crossed || narrow || !turns || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
+    if runs || cut || crossed || narrow || !schedulable || !(1..=engine.most_spans()).contains(&spans) || held > 128 {
         return None;
     }
     let (tiles_m, tiles_n) = (p.m.div_ceil(m), p.n.div_ceil(n));
@@ -256,7 +261,7 @@ pub fn shape(
     let mut shape = Shape {
         engine, m, n, used, stages, spans, copies, in_flight, sums, cluster, tiles_m, tiles_n, batch, depths, group,
     };
-    // A buffer's row holds a part of the tile in each of the types that go out.
+    // A row of a store buffer holds a part of the tile in each of the output types.
     let line = outputs.iter().sum::<usize>() * shape.columns(outputs);
     let room = memory(p.machine).checked_sub(BUFFERS * in_flight * m * line)? / shape.stage_bytes();
     shape.stages = asked.stages.unwrap_or(room.min(STAGES));

@@ -1,4 +1,4 @@
-//! How K is cut, and what could be chosen for a matmul.
+//! How K is split into slices, and the template candidates of a matmul for warpgroups.
 use super::cost;
 use super::operand::Major;
 use super::shape::{self, Asked, Engine, SPAN, Shape};
@@ -7,10 +7,10 @@ use kiln_graph::DType;
 use kiln_plan::{Family, Schedule, Template};
 use std::ops::RangeInclusive;
 
-/// Most parts of K.
+/// Most split-K slices.
 const MOST: usize = 16;
 
-/// Parts of K: so many, each of this length but for the last, which may end earlier.
+/// Split-K slices: `count` of them, each of length `len` except the last, which may end earlier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parts {
     pub count: usize,
@@ -26,7 +26,7 @@ impl Parts {
         let len = k.div_ceil(count).next_multiple_of(stage);
         ((count - 1) * len < k).then_some(Parts { count, len })
     }
-    /// One batch more in front: the parts.
+    /// The matmul of slices, which has them as an additional first batch axis.
     fn piece<'a>(self, p: &Matmul<'a>) -> Matmul<'a> {
         match self.count {
             1 => Matmul { batch: p.batch.clone(), ..*p },
@@ -35,7 +35,7 @@ impl Parts {
     }
 }
 
-/// The matmul in these parts of K, and what a tile sends out.
+/// For each number of slices: the slices, the matmul of them, and the bytes of an element that a tile stores.
 fn pieces<'a>(
     p: &'a Matmul,
     engine: Engine,
@@ -50,12 +50,12 @@ fn elements(p: &Matmul) -> usize {
     p.batch.iter().product::<usize>() * p.m * p.n * p.sums()
 }
 
-/// Parts of K that some shape fits, those with the least time first, the launch that sums them included.
+/// Splits of K that some shape fits, those with the least predicted time first, the launch that sums slices included.
 pub fn parts(p: &Matmul, dtype: DType, sides: [Major; 2], asked: Asked) -> Vec<Parts> {
     let Some(engine) = Engine::of(dtype, p.precision, sides) else { return vec![] };
     timed(p, engine, sides, asked).into_iter().map(|t| t.1).collect()
 }
-/// Clock cycles of the matmul as it is chosen, the launch that sums its parts included.
+/// Predicted clock cycles of the matmul as lowering chooses it, the launch that sums slices included.
 pub fn cycles(p: &Matmul, dtype: DType, sides: [Major; 2], asked: Asked) -> Option<f64> {
     let engine = Engine::of(dtype, p.precision, sides)?;
     timed(p, engine, sides, asked).first().map(|t| t.0)
@@ -73,15 +73,15 @@ fn timed(p: &Matmul, engine: Engine, sides: [Major; 2], asked: Asked) -> Vec<(f6
     all
 }
 
-/// Whether three matmuls in tf32 take less time than one in f32, with the copies of both operands, of so many `elements`, that come
-/// before.
+/// Whether 3xTF32 is predicted to be faster than one exact f32 matmul, the copies that split both operands (`elements`
+/// in all) included.
 pub fn prefers_3xtf32(p: &Matmul, elements: usize, asked: Asked) -> bool {
     let best = |engine, side| timed(p, engine, [side; 2], asked).first().map(|t| t.0);
     let Some(three) = best(Engine::Tf32x3, Major::Depth) else { return false };
     best(Engine::Simt, Major::Outer).is_none_or(|one| three + cost::split_3xtf32(&p.machine.gemm, elements) < one)
 }
 
-/// Templates of this family that take the matmul, with the microseconds they are predicted to take.
+/// Templates of this family that apply to the matmul, with the microseconds they are predicted to take.
 pub fn candidates(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Vec<(Template, f64)> {
     let Some(engine) = Engine::of(dtype, p.precision, sides) else { return vec![] };
     let mut all = vec![];
@@ -102,7 +102,7 @@ pub fn candidates(p: &Matmul, dtype: DType, sides: [Major; 2]) -> Vec<(Template,
 }
 
 impl Shape {
-    /// All that was chosen.
+    /// The template with all choices explicit.
     fn template(&self, parts: usize) -> Template {
         let schedule = Schedule {
             split_k: Some(parts),

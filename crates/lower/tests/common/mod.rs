@@ -35,7 +35,7 @@ fn dtype(e: Elem) -> DType {
     DType::ALL.into_iter().find(|d| d.name() == e.name()).expect("every element is a dtype")
 }
 
-/// Memory that nothing has written: NaN in floats, nonsense elsewhere.
+/// Uninitialised memory: NaN in floats, garbage elsewhere.
 fn poison(ty: &Type) -> Buffer {
     Buffer::new(elem(ty.dtype), &ty.shape, vec![0xff; ty.bytes()])
 }
@@ -82,12 +82,12 @@ pub fn run_steps(body: &Graph, steps: &Steps<kiln_block::Kernel>, inputs: &[Tens
     (0..body.outputs.len()).map(output).collect()
 }
 
-/// Offset of a position whose digits are these axes.
+/// Memory offset of a position that is counted through these axes.
 fn place(axes: &[Axis], i: usize) -> usize {
     axes.iter().rev().fold((i, 0), |(rest, at), a| (rest / a.size, at + rest % a.size * a.stride)).1
 }
 
-/// What a library's epilogue makes of a matmul's element in column `q`. `at`: where it is in a matrix.
+/// A library's epilogue, applied to a matmul's element in column `q`. `at`: the element's offset in a matrix.
 fn finished(e: &Epilogue, sum: f64, residual: &[f64], bias: &[f64], q: usize, at: impl Fn(&Matrix) -> usize) -> f64 {
     let mut v = e.scale * sum;
     v += e.residual.as_ref().map_or(0.0, |(m, factor)| factor * residual[at(m)]);
@@ -174,7 +174,7 @@ pub fn difference(body: &Graph, want: &[Tensor], got: &[Tensor]) -> Result<(), S
             let (x, y) = (w.get_f64(j), g.get_f64(j));
             let same = x == y || (x.is_nan() && y.is_nan());
             let near = tolerance * x.abs().max(1.0);
-            // Beyond the largest number of a type is infinity of the same sign; at its edge rounding decides.
+            // Beyond the largest number of a type, infinity of the same sign is right; at its edge rounding decides.
             let overflow = y.is_infinite() && y.signum() == x.signum() && x.abs() + near >= largest(d);
             let close = x.is_finite() && (x - y).abs() <= near;
             if !same && !overflow && !close {
@@ -198,7 +198,7 @@ pub fn compare_kernel(k: &Kernel, inputs: &[Tensor], target: Arch) -> Result<Res
     let body = &k.body;
     let precise = run_with(body, inputs, &[], Precision::F64, &mut no_fallback);
     let native = run_with(body, inputs, &[], Precision::Native, &mut no_fallback);
-    // Where half types decide a comparison or an integer, either is right.
+    // Where rounding to half types decides a comparison or an integer, either result is right.
     let want = precise.map_err(|e| format!("the graph interpreter: {e}"))?;
     let native = native.map_err(|e| format!("the graph interpreter: {e}"))?;
     let steps = match lower(k, target) {
@@ -261,7 +261,7 @@ pub fn checked_text(lines: &str, precision: kiln_plan::Precision, arch: Arch) ->
     lower(&k, arch).unwrap().steps.iter().map(text).collect::<String>()
 }
 
-/// Cuts numbers of f32 to what tf32 holds, so that rounding to it changes nothing and results can be held to f32's accuracy.
+/// Truncates f32 numbers to tf32, so that rounding to it changes nothing and results must have f32's accuracy.
 fn in_tf32(t: &mut Tensor) {
     if t.ty.dtype == DType::F32 {
         for x in t.bytes_mut().chunks_exact_mut(4) {
