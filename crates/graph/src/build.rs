@@ -1,6 +1,7 @@
-//! Building graphs by hand: one method per op, for tests, decompositions and importers.
+//! Builder methods of [`Graph`], one per op, for tests, decompositions and importers.
 //!
-//! Each method infers and checks, as [`Graph::add`] does. Methods that take numbers make constants of the right dtype.
+//! Each method infers and checks the result type, as [`Graph::add`] does. Methods that take numbers create constants of the operand's
+//! dtype.
 use crate::{BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
 
 type Built = Result<ValueId, GraphError>;
@@ -12,7 +13,7 @@ impl Graph {
     pub fn binary(&mut self, op: BinaryOp, a: ValueId, b: ValueId) -> Built {
         self.add(Op::Binary(op), &[a, b])
     }
-    /// `x op number`, the number a constant of `x`'s dtype.
+    /// `x op number`, where the number becomes a constant of `x`'s dtype.
     pub fn binary_scalar(&mut self, op: BinaryOp, x: ValueId, number: f64) -> Built {
         let c = self.constant_like(x, number)?;
         self.binary(op, x, c)
@@ -23,16 +24,16 @@ impl Graph {
     pub fn select(&mut self, cond: ValueId, yes: ValueId, no: ValueId) -> Built {
         self.add(Op::Select, &[cond, yes, no])
     }
-    /// `x` itself if it has the dtype already.
+    /// Casts to a dtype; `x` itself if it already has the dtype.
     pub fn cast(&mut self, x: ValueId, to: DType) -> Built {
         if self.contains(x) && self.dtype(x) == to { Ok(x) } else { self.add(Op::Cast(to), &[x]) }
     }
-    /// `x` itself if it has the shape already.
+    /// Reshapes to `shape`; `x` itself if it already has the shape.
     pub fn reshape(&mut self, x: ValueId, shape: impl Into<Vec<usize>>) -> Built {
         let shape = shape.into();
         if self.contains(x) && self.shape(x) == shape { Ok(x) } else { self.add(Op::Reshape(shape), &[x]) }
     }
-    /// `x` itself if the order is the present one.
+    /// Result axis i is axis `perm[i]` of `x`; `x` itself if `perm` is the identity.
     pub fn permute(&mut self, x: ValueId, perm: impl Into<Vec<usize>>) -> Built {
         let perm = perm.into();
         let same = self.contains(x) && perm.iter().copied().eq(0..self.shape(x).len());
@@ -47,17 +48,17 @@ impl Graph {
         }
         self.permute(x, perm)
     }
-    /// `x` itself if it has the shape already.
+    /// Broadcasts to `shape`; `x` itself if it already has the shape.
     pub fn broadcast_to(&mut self, x: ValueId, shape: impl Into<Vec<usize>>) -> Built {
         let shape = shape.into();
         if self.contains(x) && self.shape(x) == shape { Ok(x) } else { self.add(Op::Broadcast(shape), &[x]) }
     }
-    /// `len` elements from `start`, every `step`-th. `x` itself if that is the whole axis.
+    /// Every `step`-th element along `axis`, `len` of them, from `start`; `x` itself if that is the whole axis.
     pub fn slice(&mut self, x: ValueId, axis: usize, start: usize, len: usize, step: usize) -> Built {
         let whole = self.contains(x) && self.shape(x).get(axis) == Some(&len) && start == 0 && (step == 1 || len <= 1);
         if whole { Ok(x) } else { self.add(Op::Slice { axis, start, len, step }, &[x]) }
     }
-    /// Pads with a number; `x` itself if there is nothing to pad.
+    /// Pads each axis with a number, `lo` elements before and `hi` after (negative crops); `x` itself if all are 0.
     pub fn pad(&mut self, x: ValueId, value: f64, lo: Vec<i64>, hi: Vec<i64>) -> Built {
         if lo.iter().chain(&hi).all(|p| *p == 0) {
             return Ok(x);
@@ -65,7 +66,7 @@ impl Graph {
         let c = self.constant_like(x, value)?;
         self.add(Op::Pad { lo, hi }, &[x, c])
     }
-    /// The operand itself if it is the only one.
+    /// Concatenates along `axis`; the operand itself if there is only one.
     pub fn concat(&mut self, parts: &[ValueId], axis: usize) -> Built {
         if let [one] = parts { Ok(*one) } else { self.add(Op::Concat { axis }, parts) }
     }

@@ -1,9 +1,9 @@
-//! What can be wrong with a graph.
+//! Errors in graphs and in their text and JSON forms.
 use crate::ValueId;
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GraphError {
-    /// An op's operands do not fit it.
+    /// The operands do not fit the op.
     #[error("{value}: {op}: {what}")]
     Operand { value: ValueId, op: String, what: String },
     #[error("line {line}, column {column}: {what}")]

@@ -1,4 +1,4 @@
-//! The graph itself: a petgraph DAG whose node weights are ops with their types; edges carry the operand position.
+//! The graph itself: a petgraph DAG. Node weights are ops with their types; edge weights are operand positions.
 use crate::{DType, GraphError, Op, Scalar, Tensor, Type, infer, verify};
 use petgraph::{
     Direction,
@@ -8,7 +8,7 @@ use petgraph::{
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A value, which is a node: every op has one result. `Display` is the text syntax (`%3`).
+/// A value, identified by its node: every op has one result. `Display` is the text syntax (`%3`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct ValueId(pub u32);
 impl fmt::Display for ValueId {
@@ -26,11 +26,11 @@ impl fmt::Display for ParamId {
     }
 }
 
-/// Where a parameter's data comes from.
+/// Source of a parameter's data.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
-    /// Supplied beside the graph, in the order of the parameters.
+    /// Supplied alongside the graph, in the order of the parameters.
     External,
     /// Normal(0, scale²) from a fixed generator seeded by the parameter's index and `seed` (integers: uniform in 0..scale).
     Random {
@@ -38,7 +38,7 @@ pub enum Init {
         scale: Scalar,
     },
     Fill(Scalar),
-    /// Written out, row-major.
+    /// Literal elements, row-major.
     Data(Vec<Scalar>),
 }
 
@@ -49,19 +49,19 @@ pub struct ParamInfo {
     pub init: Init,
 }
 
-/// Where in the user's model a node comes from.
+/// A node's source location in the user's model.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Source {
-    /// Module path, as `encoder.layer.3.attention`.
+    /// Module path, such as `encoder.layer.3.attention`; empty if unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub module: String,
-    /// `file:line`.
+    /// `file:line`; empty if unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub line: String,
 }
 
 impl Source {
-    /// Module and line in words, as far as known: `encoder.embed, model.py:12`.
+    /// Module and line as text, as far as known: `encoder.embed, model.py:12`.
     pub fn place(&self) -> String {
         let known = [&self.module, &self.line].into_iter().filter(|s| !s.is_empty());
         known.map(String::as_str).collect::<Vec<_>>().join(", ")
@@ -76,7 +76,7 @@ pub struct Node {
     pub source: Source,
 }
 
-/// A dataflow graph. Nodes are stored in topological order: operands before users.
+/// A dataflow graph. Nodes are stored in topological order: operands come before their users.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Graph {
     pub name: String,
@@ -92,7 +92,7 @@ impl Graph {
         Graph { name: name.into(), ..Graph::default() }
     }
 
-    /// Adds an op whose result type follows from its operands.
+    /// Adds an op with its inferred result type. An error if an operand does not exist or the operand types do not fit the op.
     pub fn add(&mut self, op: Op, args: &[ValueId]) -> Result<ValueId, GraphError> {
         match self.result_type(&op, args) {
             Ok(ty) => Ok(self.push(op, ty, args)),
@@ -111,7 +111,7 @@ impl Graph {
         let types: Vec<&Type> = args.iter().map(|a| self.ty(*a)).collect();
         infer::infer(op, &types)
     }
-    /// Adds a node with a stated type (leaves; the parser, which verifies afterwards).
+    /// Adds a node with an explicit type, unchecked: for leaves, and for callers that verify the graph afterwards.
     pub fn push(&mut self, op: Op, ty: Type, args: &[ValueId]) -> ValueId {
         let n = self.dag.add_node(Node { op, ty, source: Source::default() });
         for (i, a) in args.iter().enumerate() {
@@ -129,8 +129,8 @@ impl Graph {
         self.params.push(ParamInfo { name: name.into(), ty: ty.clone(), init });
         self.push(Op::Param(id), ty, &[])
     }
-    /// A scalar constant of rank 0. A value of another kind is converted where nothing is lost (`2` to a float, `2.0` to
-    /// an integer, a bool to either); else it stays as it is, and the verifier refuses it.
+    /// Adds a scalar constant of rank 0. A value of another kind is converted if that is exact (`2` to a float, `2.0` to an integer, a
+    /// bool to either); otherwise it stays unconverted, and the verifier rejects it.
     pub fn constant(&mut self, dtype: DType, value: Scalar) -> ValueId {
         self.push(Op::Const(value.for_dtype(dtype)), Type::new(dtype, []), &[])
     }
@@ -185,23 +185,23 @@ impl Graph {
     pub fn verify(&self) -> Result<(), GraphError> {
         verify::verify(self)
     }
-    /// JSON form. Fails only if a graph holds what JSON cannot (it cannot).
+    /// The graph as JSON. Non-finite floats are strings, so this does not fail for any graph.
     pub fn to_json(&self) -> Result<String, GraphError> {
         serde_json::to_string(self).map_err(json_error)
     }
-    /// From the JSON form; the graph is verified, so hostile text ends here.
+    /// Parses the JSON form and verifies the graph, so untrusted text is safe to parse.
     pub fn from_json(text: &str) -> Result<Graph, GraphError> {
         let g: Graph = serde_json::from_str(text).map_err(json_error)?;
         g.verify()?;
         Ok(g)
     }
-    /// The petgraph underneath, for its algorithms.
+    /// The underlying petgraph, for its algorithms.
     pub fn dag(&self) -> &DiGraph<Node, u32> {
         &self.dag
     }
 }
 
-/// Node for node: names, types, operands, sources, inputs, outputs, parameters.
+/// Structural equality, node by node: ops, types, operands, sources, name, inputs, outputs and parameters.
 impl PartialEq for Graph {
     fn eq(&self, o: &Graph) -> bool {
         (&self.name, &self.inputs, &self.outputs, &self.params) == (&o.name, &o.inputs, &o.outputs, &o.params)
@@ -214,10 +214,10 @@ fn json_error(e: serde_json::Error) -> GraphError {
     GraphError::Parse { line: e.line(), column: e.column(), what: e.to_string() }
 }
 
-/// Parameter data beside a graph, in the order of [`Graph::params`].
+/// Parameter data that accompanies a graph, in the order of [`Graph::params`].
 pub type ParamData = Vec<Tensor>;
 
-/// Floats in JSON: a number, or a string: "inf", "-inf", "nan", or a NaN of other bits as "nan:7ff8000000000001".
+/// Floats in JSON: a number, or one of the strings "inf", "-inf", "nan"; NaNs with other bits are "nan:7ff8000000000001".
 pub(crate) mod float_text {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

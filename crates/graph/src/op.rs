@@ -1,12 +1,12 @@
-//! The op set: small enough to reason about. Every op has one result; its operands' order is in its doc.
+//! The op set, small enough to reason about. Every op has one result; its doc gives the order of its operands.
 //!
-//! Conventions: pointwise operands broadcast as numpy does (missing leading axes, size-1 axes); axes are counted from 0;
-//! reductions and scans keep their axes (a reduced axis has size 1); integer lists are compile-time constants.
-//! What stages know of an op is its row in [`crate::ops`].
+//! Conventions: pointwise operands broadcast as in numpy (missing leading axes, size-1 axes); axes count from 0; reductions and scans
+//! keep their axes (a reduced axis has size 1); integer lists are compile-time constants.
+//! The properties of an op that compiler stages use are in its row of the registry, [`crate::ops`].
 use crate::{BinaryOp, CompareOp, DType, ReduceOp, ScanOp, Type, UnaryOp};
 use serde::{Deserialize, Serialize};
 
-/// A compile-time scalar. Equality and hash go by bits, so NaN equals itself.
+/// A compile-time scalar. Equality and hash are bitwise, so a NaN equals itself.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scalar {
@@ -24,7 +24,7 @@ impl Scalar {
             Scalar::Bool(v) => f64::from(u8::from(v)),
         }
     }
-    /// The same number in the kind of `dtype`, where nothing is lost; else unchanged.
+    /// Converts to the kind of `dtype` if that is exact; otherwise `self` unchanged.
     pub fn for_dtype(self, dtype: DType) -> Scalar {
         let value = self.as_f64();
         match self {
@@ -61,29 +61,32 @@ impl std::hash::Hash for Scalar {
 pub enum PoolKind {
     /// Padding counts as minus infinity.
     Max,
-    /// `count_pad`: divide by the window size, else by the elements inside the input.
-    Avg { count_pad: bool },
+    /// The mean of a window.
+    Avg {
+        /// Whether padding counts: divide by the window size, else by the number of elements inside the input.
+        count_pad: bool,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScatterMode {
-    /// Later index wins where indices repeat (along the scatter axis, ascending).
+    /// Overwrites. If an index repeats, the last write wins, in ascending order along the scatter axis.
     Replace,
     Add,
 }
 
-/// An op that libtorch runs: the whole call, so that it can be made again.
+/// A call that libtorch runs: everything needed to repeat it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct FallbackOp {
-    /// Schema name, as `aten::topk`.
+    /// Schema name, such as `aten::topk`.
     pub name: String,
     pub overload: String,
     /// JSON of the argument list; `{"tensor": i}` stands for operand i of the node.
     pub args: String,
     /// Types of all results; the node's own value is the first.
     pub results: Vec<Type>,
-    /// Why this op is not compiled.
+    /// Why the operator is not compiled.
     pub why: String,
 }
 
@@ -104,18 +107,18 @@ pub enum Op {
     // Pointwise.
     Unary(UnaryOp),
     Binary(BinaryOp),
-    /// Result bool.
+    /// Two operands of one dtype; the result is bool.
     Compare(CompareOp),
-    /// `cond` (bool), `if true`, `if false`.
+    /// Operands: condition (bool), value if true, value if false.
     Select,
     Cast(DType),
     // Views and data movement.
     Reshape(Vec<usize>),
     /// Result axis i is operand axis `perm[i]`.
     Permute(Vec<usize>),
-    /// To the full result shape; operand axes of size 1 or missing in front are repeated.
+    /// Broadcasts to the full result shape; operand axes of size 1 and missing leading axes are repeated.
     Broadcast(Vec<usize>),
-    /// `len` elements from `start`, every `step`-th (step ≥ 1), along `axis`.
+    /// Every `step`-th element (step ≥ 1) along `axis`, `len` of them, from `start`.
     Slice {
         axis: usize,
         start: usize,
@@ -123,27 +126,27 @@ pub enum Op {
         step: usize,
     },
     Flip(Vec<usize>),
-    /// Operand, value (rank 0). `lo` and `hi` elements added before and after each axis; negative crops.
+    /// Operands: input, padding value (rank 0). Adds `lo` and `hi` elements before and after each axis; negative numbers crop.
     Pad {
         lo: Vec<i64>,
         hi: Vec<i64>,
     },
-    /// Any number of operands.
+    /// Concatenates any number of operands, at least one.
     Concat {
         axis: usize,
     },
-    /// Operand, index (integer, operand's rank): `out[.., i, ..] = x[.., index[.., i, ..], ..]` (`torch.gather`). An
-    /// index outside of the axis, also a negative one, is an error.
+    /// Operands: x, index (integer, rank of x): `out[.., i, ..] = x[.., index[.., i, ..], ..]` (`torch.gather`). An index out of range,
+    /// including a negative one, is a runtime error.
     Gather {
         axis: usize,
     },
-    /// Table, index (any rank): the table's `axis` is replaced by the index's shape (`index_select`, embedding).
-    /// Indices as for `Gather`.
+    /// Operands: table, index (integer, any rank). The table's `axis` is replaced by the index's shape (`index_select`, embedding).
+    /// Range of indices as for `Gather`.
     Take {
         axis: usize,
     },
-    /// Operand, index, source (index's shape): `x` with `x[.., index, ..] op= source` (`torch.scatter`).
-    /// Indices as for `Gather`.
+    /// Operands: x, index, source (shape of the index). The result is x after `x[.., index, ..] op= source` (`torch.scatter`). Range of
+    /// indices as for `Gather`.
     Scatter {
         axis: usize,
         mode: ScatterMode,
@@ -157,10 +160,10 @@ pub enum Op {
         op: ScanOp,
         axis: usize,
     },
-    // Matmuls.
-    /// `[…, M, K] × […, K, N]`, leading axes broadcast. Accumulates in `compute()`; result dtype is the operands'.
+    // Matmuls and windows.
+    /// `[…, M, K] × […, K, N]`; leading axes broadcast. Accumulates in [`DType::compute`]; the result dtype is [`DType::matmul`].
     Dot,
-    /// Input `[N, C, spatial…]`, weight `[O, C/groups, window…]`, optional bias `[O]`. `transposed`: weight `[C, O/groups, window…]`.
+    /// Operands: input `[N, C, spatial…]`, weight `[O, C/groups, window…]` (`[C, O/groups, window…]` if transposed), optional bias `[O]`.
     Conv {
         stride: Vec<usize>,
         padding: Vec<usize>,
@@ -178,37 +181,38 @@ pub enum Op {
         dilation: Vec<usize>,
         ceil: bool,
     },
-    // Composites: whole here, with a decomposition in `decompose`.
+    // Composites: one op each, with a decomposition in `decompose`.
     Softmax {
         axis: usize,
     },
     LogSoftmax {
         axis: usize,
     },
-    /// Operand, then gain and bias if `affine` (shape of the last `axes` axes); `eps`. Normalises over the last `axes` axes.
+    /// Normalises over the last `axes` axes. Operands: input, then gain and bias (with the shape of these axes) if `affine`.
     LayerNorm {
         axes: usize,
         affine: bool,
         eps: Scalar,
     },
-    /// Operand, gain: `x * rsqrt(mean(x², last axis) + eps) * gain`.
+    /// Operands: x, gain. `x * rsqrt(mean(x², last axis) + eps) * gain`.
     RmsNorm {
         eps: Scalar,
     },
-    /// Operand `[N, C, …]`, then gain and bias `[C]` if `affine`.
+    /// Normalises over groups of channels. Operands: input `[N, C, …]`, then gain and bias `[C]` if `affine`.
     GroupNorm {
         groups: usize,
         affine: bool,
         eps: Scalar,
     },
-    /// Inference: operand `[N, C, …]`, gain, bias, running mean, running variance (all `[C]`).
+    /// Batch norm in evaluation mode. Operands: input `[N, C, …]`, gain, bias, running mean, running variance (all `[C]`).
     BatchNorm {
         eps: Scalar,
     },
-    /// `x [.., K]`, weight `[N, K]`, optional bias `[N]`.
+    /// `x · weightᵀ + bias`. Operands: x `[.., K]`, weight `[N, K]`, optional bias `[N]`.
     Linear,
-    /// q `[B.., Hq, S, D]`, k `[B.., Hk, T, D]`, v `[B.., Hk, T, E]` (Hq a multiple of Hk), optional mask broadcast to `[B.., Hq, S, T]`
-    /// (bool: true takes part; float: added). Result `[B.., Hq, S, E]`. `causal`: query i sees keys ≤ i.
+    /// Scaled dot-product attention. Operands: q `[B.., Hq, S, D]`, k `[B.., Hk, T, D]`, v `[B.., Hk, T, E]` (Hq is a multiple of Hk),
+    /// and an optional mask that broadcasts to `[B.., Hq, S, T]` (bool: false masks out; float: added to the scores). Result
+    /// `[B.., Hq, S, E]`.
     Attention {
         scale: Scalar,
         causal: bool,

@@ -1,4 +1,4 @@
-//! Pointwise ops of two operands of one type, which broadcast.
+//! Rows of pointwise ops with two operands of one dtype, which broadcast: arithmetic, logic, comparison.
 use super::{Class, Operands, Rounding, Row, family};
 
 const fn row(name: &'static str, weight: f64, rounding: Rounding) -> Row {
@@ -8,7 +8,7 @@ const fn row(name: &'static str, weight: f64, rounding: Rounding) -> Row {
 use Rounding::{Exact, Once, Sums};
 
 family! {
-    /// Pointwise ops of two operands of one dtype.
+    /// Pointwise ops with two operands of one dtype. The result has that dtype.
     BinaryOp, 14:
     Add => row("add", 1., Sums),
     Sub => row("sub", 1., Sums),
@@ -21,7 +21,7 @@ family! {
     Remainder => row("remainder", 8., Once),
     /// Remainder with the sign of the dividend (`torch.fmod`).
     Fmod => row("fmod", 8., Once),
-    /// An exponent of rank 0 that is 0.5 or -0.5 is a root (`torch.pow` with a number).
+    /// A rank-0 exponent of 0.5 or -0.5 is computed as a root, as `torch.pow` does with a number.
     Pow => row("pow", 8., Once),
     /// NaN if either is NaN.
     Max => row("max", 1., Exact),
@@ -35,7 +35,7 @@ family! {
 }
 
 impl BinaryOp {
-    /// Whether operands may change places.
+    /// Whether the operands may be swapped.
     pub fn commutes(self) -> bool {
         use BinaryOp::*;
         matches!(self, Add | Mul | Max | Min | And | Or | Xor)
@@ -43,7 +43,7 @@ impl BinaryOp {
 }
 
 family! {
-    /// Comparisons. The result is bool; with NaN all but `Ne` are false.
+    /// Comparisons of two operands of one dtype. The result is bool; with a NaN all but `Ne` are false.
     CompareOp, 6:
     Eq => row("eq", 1., Exact),
     Ne => row("ne", 1., Exact),

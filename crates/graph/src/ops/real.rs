@@ -1,6 +1,6 @@
-//! f32 and f64 under one name, with the functions of the op set: through libm, so that results are the same on every machine.
+//! A trait over f32 and f64 with the functions of the op set. Implemented by libm, so that results are the same on every machine.
 
-/// A float that arithmetic is done in. Functions are named and defined as C's `math.h` has them, unless said.
+/// A float type in which references compute. Functions have the names and definitions of C's `math.h`, unless stated.
 #[allow(missing_docs)]
 pub trait Real:
     Copy
@@ -47,10 +47,11 @@ pub trait Real:
     fn round(self) -> Self;
     fn trunc(self) -> Self;
 
-    /// NaN if either is.
+    /// The larger operand; NaN if either is NaN.
     fn max_nan(self, o: Self) -> Self {
         if self.nan() || self > o { self } else { o }
     }
+    /// The smaller operand; NaN if either is NaN.
     fn min_nan(self, o: Self) -> Self {
         if self.nan() || self < o { self } else { o }
     }

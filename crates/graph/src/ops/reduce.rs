@@ -1,4 +1,4 @@
-//! Reductions and scans, which keep their axes.
+//! Rows of reductions and scans. Both keep their axes.
 use super::{Class, Operands, Rounding, Row, family};
 
 const fn row(name: &'static str, class: Class, rounding: Rounding) -> Row {
@@ -8,7 +8,8 @@ const fn row(name: &'static str, class: Class, rounding: Rounding) -> Row {
 use Rounding::{Exact, Sums};
 
 family! {
-    /// Reductions. `Sum` and `Prod` of bool are i64 (insert a cast); `ArgMax`/`ArgMin` give i64, the first of equals, NaN wins.
+    /// Reductions. `Sum` and `Prod` do not take bool (cast to i64 first). `ArgMax` and `ArgMin` give i64, the first of equal elements; NaN
+    /// wins over all numbers.
     ReduceOp, 9:
     Sum => row("reduce.sum", Class::Reduce, Sums),
     Mean => row("reduce.mean", Class::Reduce, Sums),
@@ -24,7 +25,7 @@ family! {
 }
 
 family! {
-    /// Scans: inclusive, along one axis.
+    /// Inclusive scans along one axis.
     ScanOp, 2:
     Sum => row("scan.sum", Class::Scan, Sums),
     Prod => row("scan.prod", Class::Scan, Sums),
