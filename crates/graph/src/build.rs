@@ -7,9 +7,11 @@ use crate::{BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, Scalar,
 type Built = Result<ValueId, GraphError>;
 
 impl Graph {
+    /// `op(x)`, elementwise; the shape of `x`.
     pub fn unary(&mut self, op: UnaryOp, x: ValueId) -> Built {
         self.add(Op::Unary(op), &[x])
     }
+    /// `a op b`, elementwise over broadcast operands of one dtype.
     pub fn binary(&mut self, op: BinaryOp, a: ValueId, b: ValueId) -> Built {
         self.add(Op::Binary(op), &[a, b])
     }
@@ -18,9 +20,11 @@ impl Graph {
         let c = self.constant_like(x, number)?;
         self.binary(op, x, c)
     }
+    /// `a op b` as bool, elementwise over broadcast operands of one dtype.
     pub fn compare(&mut self, op: CompareOp, a: ValueId, b: ValueId) -> Built {
         self.add(Op::Compare(op), &[a, b])
     }
+    /// `yes` if `cond` (bool) is true, else `no`, elementwise over broadcast operands.
     pub fn select(&mut self, cond: ValueId, yes: ValueId, no: ValueId) -> Built {
         self.add(Op::Select, &[cond, yes, no])
     }
@@ -70,19 +74,23 @@ impl Graph {
     pub fn concat(&mut self, parts: &[ValueId], axis: usize) -> Built {
         if let [one] = parts { Ok(*one) } else { self.add(Op::Concat { axis }, parts) }
     }
+    /// Reduces `axes`, which keep size 1 in the result.
     pub fn reduce(&mut self, op: ReduceOp, x: ValueId, axes: impl Into<Vec<usize>>) -> Built {
         self.add(Op::Reduce { op, axes: axes.into() }, &[x])
     }
+    /// Inclusive scan along `axis`; the shape of `x`.
     pub fn scan(&mut self, op: ScanOp, x: ValueId, axis: usize) -> Built {
         self.add(Op::Scan { op, axis }, &[x])
     }
+    /// Matmul `[…, M, K] × […, K, N]` with broadcast leading axes.
     pub fn dot(&mut self, a: ValueId, b: ValueId) -> Built {
         self.add(Op::Dot, &[a, b])
     }
+    /// A leaf of this shape with the values `0, 1, 2, …` along `axis`. Unchecked: the verifier rejects an axis out of range.
     pub fn iota(&mut self, dtype: DType, shape: impl Into<Vec<usize>>, axis: usize) -> ValueId {
         self.push(Op::Iota { axis }, Type::new(dtype, shape), &[])
     }
-    /// A constant of `x`'s dtype.
+    /// A rank-0 constant of `x`'s dtype. An error if `x` does not exist.
     pub fn constant_like(&mut self, x: ValueId, number: f64) -> Built {
         if !self.contains(x) {
             let what = format!("operand {x} does not exist");
@@ -91,6 +99,7 @@ impl Graph {
         let dtype = self.dtype(x);
         Ok(self.constant(dtype, Scalar::Float(number)))
     }
+    /// Appends `v` to the outputs.
     pub fn output(&mut self, v: ValueId) {
         self.outputs.push(v);
     }

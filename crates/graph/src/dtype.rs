@@ -13,19 +13,29 @@ use std::{fmt, str::FromStr};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
+    /// `torch.float64`.
     F64,
+    /// `torch.float32`.
     F32,
+    /// `torch.float16`.
     F16,
+    /// `torch.bfloat16`.
     Bf16,
     /// PyTorch's `float8_e4m3fn` ([`Format::F8E4M3`]).
     F8e4m3,
     /// PyTorch's `float8_e5m2` ([`Format::F8E5M2`]).
     F8e5m2,
+    /// `torch.int64`.
     I64,
+    /// `torch.int32`.
     I32,
+    /// `torch.int16`.
     I16,
+    /// `torch.int8`.
     I8,
+    /// `torch.uint8`.
     U8,
+    /// `torch.bool`, one byte.
     Bool,
 }
 
@@ -76,6 +86,7 @@ static TABLE: [Row; 12] = {
 };
 
 impl DType {
+    /// All dtypes, in the order of the enum.
     pub const ALL: [DType; TABLE.len()] = {
         let mut all = [DType::F64; TABLE.len()];
         let mut i = 0;
@@ -93,6 +104,7 @@ impl DType {
     pub fn names() -> String {
         DType::ALL.map(DType::name).join(" ")
     }
+    /// Name in the text form, such as `f32`.
     pub fn name(self) -> &'static str {
         self.row().name
     }
@@ -104,6 +116,7 @@ impl DType {
     pub fn bytes(self) -> usize {
         self.kind().bits() as usize / 8
     }
+    /// Whether it is a float dtype, including f8.
     pub fn is_float(self) -> bool {
         self.format().is_some()
     }
@@ -115,6 +128,7 @@ impl DType {
     pub fn is_f8(self) -> bool {
         self.kind().f8().is_some()
     }
+    /// Whether it is an integer dtype. Bool is not.
     pub fn is_int(self) -> bool {
         self.int_range().is_some()
     }

@@ -34,18 +34,25 @@ pub enum Init {
     External,
     /// Normal(0, scale²) from a fixed generator seeded by the parameter's index and `seed` (integers: uniform in 0..scale).
     Random {
+        /// Combined with the parameter's index.
         seed: u64,
+        /// Standard deviation of floats, exclusive upper bound of integers.
         scale: Scalar,
     },
+    /// Every element has this value.
     Fill(Scalar),
     /// Literal elements, row-major.
     Data(Vec<Scalar>),
 }
 
+/// Declaration of a parameter.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ParamInfo {
+    /// Name in the model, such as `encoder.layer.3.weight`. Need not be unique.
     pub name: String,
+    /// Element type and shape.
     pub ty: Type,
+    /// Source of the data.
     pub init: Init,
 }
 
@@ -68,10 +75,14 @@ impl Source {
     }
 }
 
+/// A node: an op, the type of its result, and its source location.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Node {
+    /// The op with its attributes.
     pub op: Op,
+    /// Type of the result.
     pub ty: Type,
+    /// Source location in the user's model.
     #[serde(default)]
     pub source: Source,
 }
@@ -79,15 +90,19 @@ pub struct Node {
 /// A dataflow graph. Nodes are stored in topological order: operands come before their users.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Graph {
+    /// Name of the model.
     pub name: String,
     dag: DiGraph<Node, u32>,
     /// Values of the inputs, in the order of forward's arguments.
     pub inputs: Vec<ValueId>,
+    /// Values of the results, in order. May repeat values and contain inputs.
     pub outputs: Vec<ValueId>,
+    /// Declarations of the parameters; a [`ParamId`] is an index into them.
     pub params: Vec<ParamInfo>,
 }
 
 impl Graph {
+    /// An empty graph.
     pub fn new(name: impl Into<String>) -> Graph {
         Graph { name: name.into(), ..Graph::default() }
     }
@@ -119,11 +134,13 @@ impl Graph {
         }
         ValueId(n.index() as u32)
     }
+    /// Appends an input.
     pub fn input(&mut self, ty: Type) -> ValueId {
         let v = self.push(Op::Input(self.inputs.len() as u32), ty, &[]);
         self.inputs.push(v);
         v
     }
+    /// Declares a parameter, and adds a node that reads it.
     pub fn param(&mut self, name: impl Into<String>, ty: Type, init: Init) -> ValueId {
         let id = ParamId(self.params.len() as u32);
         self.params.push(ParamInfo { name: name.into(), ty: ty.clone(), init });
@@ -134,13 +151,16 @@ impl Graph {
     pub fn constant(&mut self, dtype: DType, value: Scalar) -> ValueId {
         self.push(Op::Const(value.for_dtype(dtype)), Type::new(dtype, []), &[])
     }
+    /// Sets the source location of `v`. Panics if `v` does not exist.
     pub fn set_source(&mut self, v: ValueId, source: Source) {
         self.dag[NodeIndex::new(v.0 as usize)].source = source;
     }
 
+    /// Number of nodes, including inputs, parameters and dead nodes.
     pub fn len(&self) -> usize {
         self.dag.node_count()
     }
+    /// Whether there are no nodes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -148,32 +168,38 @@ impl Graph {
     pub fn values(&self) -> impl DoubleEndedIterator<Item = ValueId> + ExactSizeIterator + use<> {
         (0..self.len() as u32).map(ValueId)
     }
+    /// The node of `v`. This and the following accessors panic if `v` does not exist.
     pub fn node(&self, v: ValueId) -> &Node {
         &self.dag[NodeIndex::new(v.0 as usize)]
     }
+    /// The op that computes `v`.
     pub fn op(&self, v: ValueId) -> &Op {
         &self.node(v).op
     }
+    /// The type of `v`.
     pub fn ty(&self, v: ValueId) -> &Type {
         &self.node(v).ty
     }
+    /// The shape of `v`.
     pub fn shape(&self, v: ValueId) -> &[usize] {
         &self.node(v).ty.shape
     }
+    /// The element type of `v`.
     pub fn dtype(&self, v: ValueId) -> DType {
         self.node(v).ty.dtype
     }
+    /// The source location of `v`.
     pub fn source(&self, v: ValueId) -> &Source {
         &self.node(v).source
     }
-    /// Operands in order.
+    /// The operands of `v`, in order; empty if `v` does not exist.
     pub fn args(&self, v: ValueId) -> Vec<ValueId> {
         let edges = self.dag.edges_directed(NodeIndex::new(v.0 as usize), Direction::Incoming);
         let mut args: Vec<(u32, ValueId)> = edges.map(|e| (*e.weight(), ValueId(e.source().index() as u32))).collect();
         args.sort_unstable();
         args.into_iter().map(|a| a.1).collect()
     }
-    /// Values that use `v`, each once, ascending.
+    /// The values that have `v` as an operand, each once, ascending.
     pub fn users(&self, v: ValueId) -> Vec<ValueId> {
         let next = self.dag.neighbors_directed(NodeIndex::new(v.0 as usize), Direction::Outgoing);
         let mut users: Vec<ValueId> = next.map(|n| ValueId(n.index() as u32)).collect();
@@ -181,7 +207,7 @@ impl Graph {
         users.dedup();
         users
     }
-    /// Checks every invariant listed in [`crate::verify`].
+    /// Checks all invariants listed in [`crate::verify`]; the first violation is the error.
     pub fn verify(&self) -> Result<(), GraphError> {
         verify::verify(self)
     }

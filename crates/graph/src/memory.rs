@@ -24,8 +24,11 @@ unsafe impl Sync for Memory {}
     "{what} needs {bytes} bytes of memory and {free} are free; use a smaller shape or batch, or a machine with more memory"
 )]
 pub struct NoMemory {
+    /// What needs the memory.
     pub what: String,
+    /// Bytes needed.
     pub bytes: usize,
+    /// Bytes free at the time of the request ([`free`]).
     pub free: usize,
 }
 
@@ -90,19 +93,24 @@ impl Memory {
         }
         Some(memory)
     }
+    /// Pointer to the first byte, aligned to at least 64; to 2 MiB for blocks of 4 MiB and more.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.start)
     }
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
+    /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the allocation holds `start + bytes` initialised bytes (`align_offset` is less than the slack).
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes) }
     }
+    /// The bytes, writable.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`; the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.bytes) }

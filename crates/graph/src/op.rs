@@ -10,13 +10,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scalar {
+    /// A float of any float dtype.
     #[serde(with = "crate::graph::float_text")]
     Float(f64),
+    /// An integer of any integer dtype.
     Int(i64),
+    /// A bool.
     Bool(bool),
 }
 
 impl Scalar {
+    /// The number as f64, rounded for integers beyond 2^53; bool is 0 or 1.
     pub fn as_f64(self) -> f64 {
         match self {
             Scalar::Float(v) => v,
@@ -56,10 +60,11 @@ impl std::hash::Hash for Scalar {
     }
 }
 
+/// The reduction of a pooling window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolKind {
-    /// Padding counts as minus infinity.
+    /// The maximum. Padding counts as minus infinity.
     Max,
     /// The mean of a window.
     Avg {
@@ -68,11 +73,13 @@ pub enum PoolKind {
     },
 }
 
+/// How a scatter combines the source with existing elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScatterMode {
     /// Overwrites. If an index repeats, the last write wins, in ascending order along the scatter axis.
     Replace,
+    /// Adds. Not defined on bool and f8.
     Add,
 }
 
@@ -81,6 +88,7 @@ pub enum ScatterMode {
 pub struct FallbackOp {
     /// Schema name, such as `aten::topk`.
     pub name: String,
+    /// Overload name in the schema; empty for the default overload.
     pub overload: String,
     /// JSON of the argument list; `{"tensor": i}` stands for operand i of the node.
     pub args: String,
@@ -90,6 +98,7 @@ pub struct FallbackOp {
     pub why: String,
 }
 
+/// An op with its attributes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
@@ -102,17 +111,22 @@ pub enum Op {
     Const(Scalar),
     /// `0, 1, 2, …` along `axis`, constant along the others. Type in the node.
     Iota {
+        /// The axis along which the values count.
         axis: usize,
     },
     // Pointwise.
+    /// One operand; see [`UnaryOp`].
     Unary(UnaryOp),
+    /// Two operands of one dtype, which broadcast; see [`BinaryOp`].
     Binary(BinaryOp),
     /// Two operands of one dtype; the result is bool.
     Compare(CompareOp),
     /// Operands: condition (bool), value if true, value if false.
     Select,
+    /// Converts to this dtype. Floats truncate to integers; nonzero is true.
     Cast(DType),
     // Views and data movement.
+    /// The same elements in row-major order with this shape, which has as many elements.
     Reshape(Vec<usize>),
     /// Result axis i is operand axis `perm[i]`.
     Permute(Vec<usize>),
@@ -120,44 +134,62 @@ pub enum Op {
     Broadcast(Vec<usize>),
     /// Every `step`-th element (step ≥ 1) along `axis`, `len` of them, from `start`.
     Slice {
+        /// The sliced axis.
         axis: usize,
+        /// Index of the first element.
         start: usize,
+        /// Size of the axis in the result.
         len: usize,
+        /// Distance between elements, at least 1.
         step: usize,
     },
+    /// Reverses these axes.
     Flip(Vec<usize>),
     /// Operands: input, padding value (rank 0). Adds `lo` and `hi` elements before and after each axis; negative numbers crop.
     Pad {
+        /// Elements before each axis.
         lo: Vec<i64>,
+        /// Elements after each axis.
         hi: Vec<i64>,
     },
     /// Concatenates any number of operands, at least one.
     Concat {
+        /// The concatenated axis; all other sizes are equal.
         axis: usize,
     },
     /// Operands: x, index (integer, rank of x): `out[.., i, ..] = x[.., index[.., i, ..], ..]` (`torch.gather`). An index out of range,
     /// including a negative one, is a runtime error.
     Gather {
+        /// The indexed axis of x.
         axis: usize,
     },
     /// Operands: table, index (integer, any rank). The table's `axis` is replaced by the index's shape (`index_select`, embedding).
     /// Range of indices as for `Gather`.
     Take {
+        /// The indexed axis of the table.
         axis: usize,
     },
     /// Operands: x, index, source (shape of the index). The result is x after `x[.., index, ..] op= source` (`torch.scatter`). Range of
     /// indices as for `Gather`.
     Scatter {
+        /// The indexed axis of x.
         axis: usize,
+        /// How source elements are written.
         mode: ScatterMode,
     },
     // Reductions.
+    /// Reduces axes, which keep size 1.
     Reduce {
+        /// The reduction.
         op: ReduceOp,
+        /// The reduced axes, without repeats.
         axes: Vec<usize>,
     },
+    /// Inclusive scan along an axis; the operand's shape. Not defined on bool and f8.
     Scan {
+        /// The scan.
         op: ScanOp,
+        /// The scanned axis.
         axis: usize,
     },
     // Matmuls and windows.
@@ -165,47 +197,71 @@ pub enum Op {
     Dot,
     /// Operands: input `[N, C, spatial…]`, weight `[O, C/groups, window…]` (`[C, O/groups, window…]` if transposed), optional bias `[O]`.
     Conv {
+        /// Stride per spatial axis, at least 1.
         stride: Vec<usize>,
+        /// Zeros on both sides of each spatial axis of the input; a transposed convolution crops its result by them instead.
         padding: Vec<usize>,
+        /// Distance between window elements per spatial axis, at least 1.
         dilation: Vec<usize>,
+        /// Groups of channels, which are convolved independently.
         groups: usize,
+        /// Whether it is a transposed convolution.
         transposed: bool,
+        /// Elements added at the end of each spatial axis of a transposed convolution's result; empty or zeros otherwise.
         output_padding: Vec<usize>,
     },
     /// Windowed reduction over the trailing `window.len()` axes.
     Pool {
+        /// Maximum or average.
         kind: PoolKind,
+        /// Window size per pooled axis.
         window: Vec<usize>,
+        /// Stride per pooled axis, at least 1.
         stride: Vec<usize>,
+        /// Padding on both sides of each pooled axis, at most half of the dilated window.
         padding: Vec<usize>,
+        /// Distance between window elements per pooled axis; 1 for averages.
         dilation: Vec<usize>,
+        /// Whether a last partial window counts (`ceil_mode`).
         ceil: bool,
     },
     // Composites: one op each, with a decomposition in `decompose`.
+    /// `aten::softmax` of a float operand.
     Softmax {
+        /// The normalised axis.
         axis: usize,
     },
+    /// `aten::log_softmax` of a float operand.
     LogSoftmax {
+        /// The normalised axis.
         axis: usize,
     },
     /// Normalises over the last `axes` axes. Operands: input, then gain and bias (with the shape of these axes) if `affine`.
     LayerNorm {
+        /// Number of normalised axes, counted from the last.
         axes: usize,
+        /// Whether there are gain and bias operands.
         affine: bool,
+        /// Added to the variance.
         eps: Scalar,
     },
     /// Operands: x, gain. `x * rsqrt(mean(x², last axis) + eps) * gain`.
     RmsNorm {
+        /// Added to the mean square.
         eps: Scalar,
     },
     /// Normalises over groups of channels. Operands: input `[N, C, …]`, then gain and bias `[C]` if `affine`.
     GroupNorm {
+        /// Number of groups, a divisor of C.
         groups: usize,
+        /// Whether there are gain and bias operands.
         affine: bool,
+        /// Added to the variance.
         eps: Scalar,
     },
     /// Batch norm in evaluation mode. Operands: input `[N, C, …]`, gain, bias, running mean, running variance (all `[C]`).
     BatchNorm {
+        /// Added to the running variance.
         eps: Scalar,
     },
     /// `x · weightᵀ + bias`. Operands: x `[.., K]`, weight `[N, K]`, optional bias `[N]`.
@@ -214,11 +270,14 @@ pub enum Op {
     /// and an optional mask that broadcasts to `[B.., Hq, S, T]` (bool: false masks out; float: added to the scores). Result
     /// `[B.., Hq, S, E]`.
     Attention {
+        /// Factor of the scores `q · kᵀ`.
         scale: Scalar,
+        /// Whether query i attends only to keys 0 to i.
         causal: bool,
     },
-    // The rest.
+    // Calls into libtorch.
+    /// A call that libtorch runs. Its value is the first result.
     Fallback(Box<FallbackOp>),
-    /// Result `i` (≥ 1) of a fallback node.
+    /// Result `i` (≥ 1) of its operand, a fallback node.
     Result(u32),
 }

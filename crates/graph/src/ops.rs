@@ -35,20 +35,29 @@ pub enum Class {
     Generator,
     /// Only reindexes elements; its users read through it.
     View,
+    /// Elementwise: one result element from one element of each operand.
     Pointwise,
     /// Pointwise over its result, with computed positions in its operands: pad, concat, gather, take.
     Movement,
+    /// A reduction that gives a value: sum, mean, maximum, …
     Reduce,
     /// A reduction that gives a position: argmax, argmin.
     ArgReduce,
     /// Each result row depends on the whole operand row: softmax, norms.
     Row,
+    /// An inclusive scan.
     Scan,
+    /// A matmul: `dot`, `linear`.
     Matmul,
+    /// Scaled dot-product attention.
     Attention,
+    /// A convolution.
     Conv,
+    /// A pool.
     Pool,
+    /// A scatter.
     Scatter,
+    /// A call into libtorch.
     Fallback,
     /// The second or a later result of a fallback.
     Result,
@@ -99,15 +108,20 @@ pub type Decompose = fn(&mut Graph, &Op, &[ValueId], &Type) -> Result<ValueId, G
 pub struct Row {
     /// Name in the text form and in messages.
     pub name: &'static str,
+    /// How many operands it takes.
     pub operands: Operands,
+    /// How a kernel can contain it.
     pub class: Class,
     /// Arithmetic per element of the result, in simple operations; an elementary function counts as 8. A composite never costs more than
     /// its primitives. The cost of summing (reductions, matmuls) is modelled separately and not included.
     pub weight: f64,
+    /// How rounding affects its result.
     pub rounding: Rounding,
     /// Whether it accepts 8-bit floats: moves, casts and matmuls do.
     pub f8: bool,
+    /// Type inference of a composite; `None` for ops that [`crate::infer`] handles itself.
     pub infer: Option<Infer>,
+    /// Decomposition of a composite. Pointwise functions have a [`unary::Formula`] instead.
     pub decompose: Option<Decompose>,
 }
 

@@ -63,9 +63,11 @@ pub struct Random {
 }
 
 impl Random {
+    /// A generator whose numbers depend only on `seed`.
     pub fn new(seed: u64) -> Random {
         Random { state: seed, spare: None }
     }
+    /// Uniform over all 64-bit numbers.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -21,8 +21,11 @@ pub struct Options {
     pub ops: usize,
     /// Float dtypes of inputs.
     pub dtypes: Vec<DType>,
+    /// Permute, reshape, slice, flip, broadcast.
     pub views: bool,
+    /// Reductions, including argmax, argmin, any, all.
     pub reductions: bool,
+    /// Matmuls.
     pub dots: bool,
     /// Softmax, norms, named functions.
     pub composites: bool,

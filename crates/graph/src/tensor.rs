@@ -10,14 +10,18 @@ use std::{alloc::Layout, fmt, sync::Arc};
 /// Element type and shape. `Display` is the text syntax: `f32[8,128]`; rank 0 prints as `f32[]`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Type {
+    /// Element type.
     pub dtype: DType,
+    /// Sizes of the axes; empty for rank 0, which has one element.
     pub shape: Vec<usize>,
 }
 
 impl Type {
+    /// A type of this dtype and shape, unchecked.
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Type {
         Type { dtype, shape: shape.into() }
     }
+    /// Number of axes.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
@@ -25,7 +29,7 @@ impl Type {
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
-    /// Size in bytes, dense.
+    /// Size of a dense tensor in bytes.
     pub fn bytes(&self) -> usize {
         self.count() * self.dtype.bytes()
     }
@@ -75,6 +79,7 @@ fn low(bytes: &[u8]) -> u64 {
 /// A dense row-major tensor in host memory, 64-byte aligned. Cheap to clone: clones share data, copied on write.
 #[derive(Clone)]
 pub struct Tensor {
+    /// Element type and shape.
     pub ty: Type,
     data: Arc<Memory>,
 }
@@ -118,9 +123,11 @@ impl Tensor {
         }
         t
     }
+    /// The elements as little-endian bytes, row-major.
     pub fn bytes(&self) -> &[u8] {
         self.data.as_slice()
     }
+    /// The bytes, writable. Copies the data first if a clone shares it.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         Arc::make_mut(&mut self.data).as_mut_slice()
     }
@@ -128,6 +135,7 @@ impl Tensor {
     pub fn as_slice<T: bytemuck::Pod>(&self) -> Option<&[T]> {
         (size_of::<T>() == self.ty.dtype.bytes()).then(|| bytemuck::cast_slice(self.bytes()))
     }
+    /// The elements as a writable typed slice; `None` if the size of `T` differs from the dtype's. Copies shared data first.
     pub fn as_mut_slice<T: bytemuck::Pod>(&mut self) -> Option<&mut [T]> {
         (size_of::<T>() == self.ty.dtype.bytes()).then(|| bytemuck::cast_slice_mut(self.bytes_mut()))
     }
@@ -148,6 +156,8 @@ impl Tensor {
             _ => self.get_f64(i) as i64,
         }
     }
+    /// Sets element `i`, in row-major order. Floats round to nearest even. Integers truncate toward zero: i64 and i32 saturate, narrower
+    /// ones keep the low bits. Nonzero is true. Panics if `i` is out of bounds.
     pub fn set_f64(&mut self, i: usize, v: f64) {
         let (dtype, size) = (self.ty.dtype, self.ty.dtype.bytes());
         let b = &mut self.bytes_mut()[i * size..(i + 1) * size];
@@ -159,6 +169,7 @@ impl Tensor {
         };
         b.copy_from_slice(&low.to_le_bytes()[..size]);
     }
+    /// Sets element `i`, exactly for i64, with the low bits for i32, and as [`Tensor::set_f64`] for other dtypes.
     pub fn set_i64(&mut self, i: usize, v: i64) {
         match self.ty.dtype {
             DType::I64 => self.bytes_mut()[i * 8..i * 8 + 8].copy_from_slice(&v.to_le_bytes()),
@@ -166,6 +177,7 @@ impl Tensor {
             _ => self.set_f64(i, v as f64),
         }
     }
+    /// All elements as f64, row-major.
     pub fn to_f64_vec(&self) -> Vec<f64> {
         (0..self.ty.count()).map(|i| self.get_f64(i)).collect()
     }

@@ -5,12 +5,17 @@ use std::fmt::Display;
 /// The value of an attribute as parsed from text.
 #[derive(Clone, Debug)]
 pub enum Attr {
+    /// An integer.
     Int(i128),
     /// A float or a bool.
     Scalar(Scalar),
+    /// An unquoted word.
     Word(String),
+    /// A quoted string, with escapes decoded.
     Str(String),
+    /// A list of integers.
     List(Vec<i128>),
+    /// A list of tensor types.
     Types(Vec<Type>),
 }
 

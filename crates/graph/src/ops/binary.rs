@@ -10,8 +10,11 @@ use Rounding::{Exact, Once, Sums};
 family! {
     /// Pointwise ops with two operands of one dtype. The result has that dtype.
     BinaryOp, 14:
+    /// `aten::add`.
     Add => row("add", 1., Sums),
+    /// `aten::sub`.
     Sub => row("sub", 1., Sums),
+    /// `aten::mul`.
     Mul => row("mul", 1., Once),
     /// True division (floats); truncating division (integers).
     Div => row("div", 8., Once),
@@ -27,10 +30,13 @@ family! {
     Max => row("max", 1., Exact),
     /// NaN if either is NaN.
     Min => row("min", 1., Exact),
+    /// `aten::atan2`.
     Atan2 => row("atan2", 16., Once),
     /// Logical (bool) or bitwise (integers).
     And => row("and", 1., Once),
+    /// Logical (bool) or bitwise (integers).
     Or => row("or", 1., Once),
+    /// Logical (bool) or bitwise (integers).
     Xor => row("xor", 1., Once),
 }
 
@@ -45,10 +51,16 @@ impl BinaryOp {
 family! {
     /// Comparisons of two operands of one dtype. The result is bool; with a NaN all but `Ne` are false.
     CompareOp, 6:
+    /// `a == b`.
     Eq => row("eq", 1., Exact),
+    /// `a != b`.
     Ne => row("ne", 1., Exact),
+    /// `a < b`.
     Lt => row("lt", 1., Exact),
+    /// `a <= b`.
     Le => row("le", 1., Exact),
+    /// `a > b`.
     Gt => row("gt", 1., Exact),
+    /// `a >= b`.
     Ge => row("ge", 1., Exact),
 }

@@ -10,6 +10,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 /// The dtypes on which a function is defined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Takes {
+    /// Floats only.
     Floats,
     /// Floats and integers.
     Numbers,
@@ -33,7 +34,9 @@ impl Takes {
 /// The function on scalars, in each precision.
 #[derive(Clone, Copy, Debug)]
 pub struct Reference {
+    /// In f32.
     pub f32: fn(f32) -> f32,
+    /// In f64.
     pub f64: fn(f64) -> f64,
 }
 
@@ -43,7 +46,9 @@ pub type Formula = fn(&mut Graph, ValueId) -> Built;
 /// A row of a pointwise function: its [`Row`], and the properties that only functions have.
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
+    /// Its row as an op.
     pub row: Row,
+    /// The dtypes on which it is defined.
     pub takes: Takes,
     /// Names of the PyTorch operators (`aten::NAME`) that compute it from one tensor. It is checked against the first one.
     pub torch: &'static [&'static str],
@@ -53,6 +58,7 @@ pub struct Function {
     pub reference: Option<Reference>,
     /// The function on integers; `None` if it takes none.
     pub whole: Option<fn(i64) -> i64>,
+    /// How it is composed of primitives; `None` if it is a primitive.
     pub formula: Option<Formula>,
     /// Whether the formula is computed in f64 and rounded once, because f32 would lose too many digits.
     pub wide: bool,
@@ -148,54 +154,91 @@ macro_rules! functions {
 }
 
 functions! { 43:
+    /// `aten::neg`.
     Neg => exact("neg", i64::wrapping_neg).torch(&["neg"]), |x| -x;
+    /// `aten::abs`.
     Abs => exact("abs", i64::wrapping_abs).torch(&["abs"]), |x| x.abs();
     /// -1, 0 or 1; 0 for NaN, as in PyTorch.
     Sign => exact("sign", i64::signum).torch(&["sign", "sgn"]), |x| sign(x);
+    /// `aten::exp`.
     Exp => float("exp").torch(&["exp"]), |x| x.exp();
+    /// `aten::exp2`.
     Exp2 => float("exp2").torch(&["exp2"]), |x| x.exp2();
+    /// `aten::expm1`: `exp(x) - 1`.
     Expm1 => float("expm1").torch(&["expm1"]), |x| x.expm1();
+    /// `aten::log`: the natural logarithm.
     Log => float("log").torch(&["log"]), |x| x.ln();
+    /// `aten::log2`.
     Log2 => float("log2").torch(&["log2"]), |x| x.log2();
+    /// `aten::log10`.
     Log10 => float("log10").torch(&["log10"]), |x| x.log10();
+    /// `aten::log1p`: `log(1 + x)`.
     Log1p => float("log1p").torch(&["log1p"]), |x| x.log1p();
+    /// `aten::sqrt`.
     Sqrt => float("sqrt").torch(&["sqrt"]), |x| x.sqrt();
+    /// `aten::rsqrt`: `1 / sqrt(x)`.
     Rsqrt => float("rsqrt").torch(&["rsqrt"]), |x| R::ONE / x.sqrt();
+    /// `aten::reciprocal`: `1 / x`.
     Reciprocal => float("reciprocal").torch(&["reciprocal"]), |x| R::ONE / x;
+    /// `aten::sin`.
     Sin => float("sin").torch(&["sin"]), |x| x.sin();
+    /// `aten::cos`.
     Cos => float("cos").torch(&["cos"]), |x| x.cos();
+    /// `aten::tan`.
     Tan => float("tan").torch(&["tan"]), |x| x.tan();
+    /// `aten::asin`.
     Asin => float("asin").torch(&["asin"]), |x| x.asin();
+    /// `aten::acos`.
     Acos => float("acos").torch(&["acos"]), |x| x.acos();
+    /// `aten::atan`.
     Atan => float("atan").torch(&["atan"]), |x| x.atan();
+    /// `aten::sinh`.
     Sinh => float("sinh").torch(&["sinh"]), |x| x.sinh();
+    /// `aten::cosh`.
     Cosh => float("cosh").torch(&["cosh"]), |x| x.cosh();
+    /// `aten::tanh`.
     Tanh => float("tanh").torch(&["tanh"]), |x| x.tanh();
+    /// `aten::erf`.
     Erf => float("erf").torch(&["erf", "special_erf"]), |x| x.erf();
+    /// `aten::floor`.
     Floor => exact("floor", |x| x).torch(&["floor"]), |x| x.floor();
+    /// `aten::ceil`.
     Ceil => exact("ceil", |x| x).torch(&["ceil"]), |x| x.ceil();
-    /// To nearest, ties to even.
+    /// `aten::round`: to the nearest integer, ties to even.
     Round => exact("round", |x| x).torch(&["round"]), |x| x.round();
+    /// `aten::trunc`: toward zero.
     Trunc => exact("trunc", |x| x).torch(&["trunc", "fix"]), |x| x.trunc();
     /// Logical not (bool) or bitwise not (integers).
     Not => logical("not", Takes::Whole).torch(&["bitwise_not"]);
+    /// `aten::isnan`; the result is bool.
     IsNan => logical("is_nan", Takes::Any).torch(&["isnan"]);
+    /// `aten::isinf`; the result is bool.
     IsInf => logical("is_inf", Takes::Any).torch(&["isinf"]);
     // Composed of other functions, but single ops here, so that plans show and price them as one.
+    /// `aten::relu`: `max(x, 0)`.
     Relu => exact("relu", |x| x.max(0)).torch(&["relu"]).formula(relu), |x| x.max_nan(R::ZERO);
+    /// `aten::sigmoid`: `1 / (1 + exp(-x))`.
     Sigmoid => float("sigmoid").torch(&["sigmoid", "special_expit"]).formula(sigmoid), |x| R::ONE / (R::ONE + (-x).exp());
+    /// `aten::silu`: `x / (1 + exp(-x))`.
     Silu => float("silu").torch(&["silu"]).formula(silu), |x| x / (R::ONE + (-x).exp());
+    /// `aten::gelu` with `approximate="none"`: `x / 2 (1 + erf(x / sqrt(2)))`.
     GeluErf => float("gelu_erf").weight(11.).torch(&["gelu"]).arguments(r#"["none"]"#).formula(gelu_erf),
         |x| x * R::of(0.5) * (R::ONE + (x * R::of(FRAC_1_SQRT_2)).erf());
+    /// `aten::gelu` with `approximate="tanh"`: `x / 2 (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))`.
     GeluTanh => float("gelu_tanh").weight(11.).torch(&["gelu"]).arguments(r#"["tanh"]"#).formula(gelu_tanh),
         |x| R::of(0.5) * x * (R::ONE + (R::of((2.0 / PI).sqrt()) * (x + R::of(0.044715) * x * x * x)).tanh());
+    /// `aten::softplus` with beta 1 and threshold 20: `log(1 + exp(x))`, x above 20.
     Softplus => float("softplus").weight(16.).torch(&["softplus"]).arguments("[1, 20]").formula(softplus),
         |x| if x > R::of(20.0) { x } else { x.exp().log1p() };
+    /// `aten::mish`: `x tanh(log(1 + exp(x)))`.
     Mish => float("mish").weight(16.).torch(&["mish"]).formula(mish), |x| x * x.exp().log1p().tanh();
+    /// `aten::hardswish`: `x min(max(x + 3, 0), 6) / 6`.
     Hardswish => float("hardswish").weight(4.).torch(&["hardswish"]).formula(hardswish),
         |x| x * (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0);
+    /// `aten::hardsigmoid`: `min(max(x + 3, 0), 6) / 6`.
     Hardsigmoid => float("hardsigmoid").weight(4.).torch(&["hardsigmoid"]).formula(hardsigmoid),
         |x| (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0);
+    /// `aten::log_sigmoid`: `log(1 / (1 + exp(-x)))`.
     LogSigmoid => float("log_sigmoid").weight(16.).torch(&["log_sigmoid"]).formula(log_sigmoid),
         |x| x.min_nan(R::ZERO) - (-x.abs()).exp().log1p();
     /// The inverse of erf.
