@@ -9,7 +9,7 @@ fn main() {
     let Some(lib) = env::var_os("DEP_TCH_LIBTORCH_LIB").map(PathBuf::from) else {
         panic!("torch-sys did not say where libtorch is; run scripts/setup");
     };
-    // The headers lie beside the libraries, in the libtorch archive as in the Python wheel.
+    // The headers are next to the libraries, both in the libtorch archive and in the Python wheel.
     let include = lib.parent().map(|root| root.join("include")).unwrap_or_default();
     cc::Build::new()
         .cpp(true)
@@ -25,7 +25,7 @@ fn main() {
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=torch_cpu");
     println!("cargo:rustc-link-lib=c10");
-    // For this package's tests and examples only: the plugin finds libtorch already loaded by its host.
+    // Only this package's tests and examples need an rpath: the plugin's host has loaded libtorch already.
     for target in ["tests", "examples"] {
         println!("cargo:rustc-link-arg-{target}=-Wl,-rpath,{}", lib.display());
     }

@@ -1,38 +1,43 @@
-//! Building graphs by hand: one method per op, for tests, decompositions and importers.
+//! Builder methods of [`Graph`], one per op, for tests, decompositions and importers.
 //!
-//! Each method infers and checks, as [`Graph::add`] does. Methods that take numbers make constants of the right dtype.
+//! Each method infers and checks the result type, as [`Graph::add`] does. Methods that take numbers create constants of the operand's
+//! dtype.
 use crate::{BinaryOp, CompareOp, DType, Graph, GraphError, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
 
 type Built = Result<ValueId, GraphError>;
 
 impl Graph {
+    /// `op(x)`, elementwise; the shape of `x`.
     pub fn unary(&mut self, op: UnaryOp, x: ValueId) -> Built {
         self.add(Op::Unary(op), &[x])
     }
+    /// `a op b`, elementwise over broadcast operands of one dtype.
     pub fn binary(&mut self, op: BinaryOp, a: ValueId, b: ValueId) -> Built {
         self.add(Op::Binary(op), &[a, b])
     }
-    /// `x op number`, the number a constant of `x`'s dtype.
+    /// `x op number`, where the number becomes a constant of `x`'s dtype.
     pub fn binary_scalar(&mut self, op: BinaryOp, x: ValueId, number: f64) -> Built {
         let c = self.constant_like(x, number)?;
         self.binary(op, x, c)
     }
+    /// `a op b` as bool, elementwise over broadcast operands of one dtype.
     pub fn compare(&mut self, op: CompareOp, a: ValueId, b: ValueId) -> Built {
         self.add(Op::Compare(op), &[a, b])
     }
+    /// `yes` if `cond` (bool) is true, else `no`, elementwise over broadcast operands.
     pub fn select(&mut self, cond: ValueId, yes: ValueId, no: ValueId) -> Built {
         self.add(Op::Select, &[cond, yes, no])
     }
-    /// `x` itself if it has the dtype already.
+    /// Casts to a dtype; `x` itself if it already has the dtype.
     pub fn cast(&mut self, x: ValueId, to: DType) -> Built {
         if self.contains(x) && self.dtype(x) == to { Ok(x) } else { self.add(Op::Cast(to), &[x]) }
     }
-    /// `x` itself if it has the shape already.
+    /// Reshapes to `shape`; `x` itself if it already has the shape.
     pub fn reshape(&mut self, x: ValueId, shape: impl Into<Vec<usize>>) -> Built {
         let shape = shape.into();
         if self.contains(x) && self.shape(x) == shape { Ok(x) } else { self.add(Op::Reshape(shape), &[x]) }
     }
-    /// `x` itself if the order is the present one.
+    /// Result axis i is axis `perm[i]` of `x`; `x` itself if `perm` is the identity.
     pub fn permute(&mut self, x: ValueId, perm: impl Into<Vec<usize>>) -> Built {
         let perm = perm.into();
         let same = self.contains(x) && perm.iter().copied().eq(0..self.shape(x).len());
@@ -47,17 +52,17 @@ impl Graph {
         }
         self.permute(x, perm)
     }
-    /// `x` itself if it has the shape already.
+    /// Broadcasts to `shape`; `x` itself if it already has the shape.
     pub fn broadcast_to(&mut self, x: ValueId, shape: impl Into<Vec<usize>>) -> Built {
         let shape = shape.into();
         if self.contains(x) && self.shape(x) == shape { Ok(x) } else { self.add(Op::Broadcast(shape), &[x]) }
     }
-    /// `len` elements from `start`, every `step`-th. `x` itself if that is the whole axis.
+    /// Every `step`-th element along `axis`, `len` of them, from `start`; `x` itself if that is the whole axis.
     pub fn slice(&mut self, x: ValueId, axis: usize, start: usize, len: usize, step: usize) -> Built {
         let whole = self.contains(x) && self.shape(x).get(axis) == Some(&len) && start == 0 && (step == 1 || len <= 1);
         if whole { Ok(x) } else { self.add(Op::Slice { axis, start, len, step }, &[x]) }
     }
-    /// Pads with a number; `x` itself if there is nothing to pad.
+    /// Pads each axis with a number, `lo` elements before and `hi` after (negative crops); `x` itself if all are 0.
     pub fn pad(&mut self, x: ValueId, value: f64, lo: Vec<i64>, hi: Vec<i64>) -> Built {
         if lo.iter().chain(&hi).all(|p| *p == 0) {
             return Ok(x);
@@ -65,23 +70,27 @@ impl Graph {
         let c = self.constant_like(x, value)?;
         self.add(Op::Pad { lo, hi }, &[x, c])
     }
-    /// The operand itself if it is the only one.
+    /// Concatenates along `axis`; the operand itself if there is only one.
     pub fn concat(&mut self, parts: &[ValueId], axis: usize) -> Built {
         if let [one] = parts { Ok(*one) } else { self.add(Op::Concat { axis }, parts) }
     }
+    /// Reduces `axes`, which keep size 1 in the result.
     pub fn reduce(&mut self, op: ReduceOp, x: ValueId, axes: impl Into<Vec<usize>>) -> Built {
         self.add(Op::Reduce { op, axes: axes.into() }, &[x])
     }
+    /// Inclusive scan along `axis`; the shape of `x`.
     pub fn scan(&mut self, op: ScanOp, x: ValueId, axis: usize) -> Built {
         self.add(Op::Scan { op, axis }, &[x])
     }
+    /// Matmul `[…, M, K] × […, K, N]` with broadcast leading axes.
     pub fn dot(&mut self, a: ValueId, b: ValueId) -> Built {
         self.add(Op::Dot, &[a, b])
     }
+    /// A leaf of this shape with the values `0, 1, 2, …` along `axis`. Unchecked: the verifier rejects an axis out of range.
     pub fn iota(&mut self, dtype: DType, shape: impl Into<Vec<usize>>, axis: usize) -> ValueId {
         self.push(Op::Iota { axis }, Type::new(dtype, shape), &[])
     }
-    /// A constant of `x`'s dtype.
+    /// A rank-0 constant of `x`'s dtype. An error if `x` does not exist.
     pub fn constant_like(&mut self, x: ValueId, number: f64) -> Built {
         if !self.contains(x) {
             let what = format!("operand {x} does not exist");
@@ -90,6 +99,7 @@ impl Graph {
         let dtype = self.dtype(x);
         Ok(self.constant(dtype, Scalar::Float(number)))
     }
+    /// Appends `v` to the outputs.
     pub fn output(&mut self, v: ValueId) {
         self.outputs.push(v);
     }

@@ -1,11 +1,11 @@
-//! Numbers of things in messages.
+//! Counts of things in messages.
 
-/// As `1 kernel`, `3 kernels`.
+/// A count with its noun: `1 kernel`, `3 kernels`.
 pub fn count(n: usize, what: &str) -> String {
     format!("{n} {}", plural(n, what))
 }
 
-/// As `kernel` of one, `kernels` of others.
+/// The noun in singular for `n` = 1, else in plural: `kernel`, `kernels`.
 pub fn plural(n: usize, what: &str) -> String {
     format!("{what}{}", if n == 1 { "" } else { "s" })
 }

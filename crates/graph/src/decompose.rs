@@ -1,20 +1,20 @@
 //! Decompositions: a composite op as a graph of primitives that computes the same.
 //!
-//! Takes an op and its operand types; gives a graph with the operands as inputs and one output. Numerics are PyTorch's:
-//! on half types a composite computes in f32 and rounds once, so its decomposition casts up first and down last.
-//! Primitives are what is left: pointwise ops that are no named function, views, movement, reductions, `Dot`.
-//! How each is taken apart stands beside its row ([`crate::ops`]).
+//! Takes an op and its operand types; gives a graph with the operands as inputs and one output. Numerics are PyTorch's: on f16 and bf16
+//! a composite computes in f32 and rounds once, so its decomposition casts up first and down last.
+//! Primitives are pointwise ops without a formula, views, movement, reductions and `Dot`. The decomposition of each op is next to its
+//! row ([`crate::ops`]).
 use crate::{DType, Graph, GraphError, Op, Type, ValueId, infer, ops::Rounding};
 
 pub use crate::ops::window::transposed_conv;
 
-/// `v`'s op in primitives, with `v`'s operands as inputs; `None` if it is primitive already.
+/// Decomposes `v`'s op; the inputs of the result are `v`'s operands. `None` if the op is primitive.
 pub fn decompose(g: &Graph, v: ValueId) -> Result<Option<Graph>, GraphError> {
     let types: Vec<Type> = g.args(v).iter().map(|a| g.ty(*a).clone()).collect();
     decompose_op(g.op(v), &types)
 }
 
-/// An op on operands of given types in primitives; `None` if it is primitive already.
+/// Decomposes an op on operands of the given types. `None` if it is primitive; an error if the types do not fit the op.
 pub fn decompose_op(op: &Op, types: &[Type]) -> Result<Option<Graph>, GraphError> {
     if !is_composite(op) {
         return Ok(None);
@@ -33,7 +33,7 @@ pub fn decompose_op(op: &Op, types: &[Type]) -> Result<Option<Graph>, GraphError
             Some(formula) => formula(&mut g, wide[0])?,
             None => return Ok(None),
         },
-        (_, Some(apart)) => apart(&mut g, op, &wide, &ty)?,
+        (_, Some(decompose)) => decompose(&mut g, op, &wide, &ty)?,
         (_, None) => return Ok(None),
     };
     let result = g.cast(result, ty.dtype)?;
@@ -41,7 +41,7 @@ pub fn decompose_op(op: &Op, types: &[Type]) -> Result<Option<Graph>, GraphError
     Ok(Some(g.without_dead()))
 }
 
-/// Whether [`decompose`] takes the op apart.
+/// Whether [`decompose`] has a decomposition of the op.
 pub fn is_composite(op: &Op) -> bool {
     match op {
         Op::Unary(u) => u.is_composite(),
@@ -49,7 +49,7 @@ pub fn is_composite(op: &Op) -> bool {
     }
 }
 
-/// The graph with every composite that `which` accepts taken apart.
+/// The graph with every composite for which `which` is true replaced by its decomposition.
 pub fn decompose_all(g: &Graph, which: impl Fn(&Op) -> bool) -> Result<Graph, GraphError> {
     g.rebuild(|new, v, args| {
         if !which(g.op(v)) {
@@ -62,10 +62,10 @@ pub fn decompose_all(g: &Graph, which: impl Fn(&Op) -> bool) -> Result<Graph, Gr
     })
 }
 
-/// The operands in the precision the composite computes in. A matmul without anything after it keeps its half types:
-/// `Dot` accumulates in f32 and rounds once itself. So does a maximum, which never rounds.
+/// The operands, cast to the precision in which the composite computes. Operands of a bare matmul (without a bias) keep their dtype,
+/// because `Dot` accumulates in f32 and rounds once itself; so do operands of a maximum, which never rounds.
 fn widen(g: &mut Graph, op: &Op, args: &[ValueId]) -> Result<Vec<ValueId>, GraphError> {
-    let stays = match op {
+    let keeps_dtype = match op {
         Op::Linear if args.first().is_some_and(|a| g.dtype(*a).is_f8()) => true,
         Op::Linear | Op::Conv { transposed: false, .. } => args.len() == 2,
         Op::Pool { kind, .. } => *kind == crate::PoolKind::Max,
@@ -76,7 +76,7 @@ fn widen(g: &mut Graph, op: &Op, args: &[ValueId]) -> Result<Vec<ValueId>, Graph
     let widened = |g: &mut Graph, a: &ValueId| {
         let dtype = g.dtype(*a);
         let to = if wide { DType::F64 } else { dtype.compute() };
-        if stays || !dtype.is_float() { Ok(*a) } else { g.cast(*a, to) }
+        if keeps_dtype || !dtype.is_float() { Ok(*a) } else { g.cast(*a, to) }
     };
     args.iter().map(|a| widened(g, a)).collect()
 }

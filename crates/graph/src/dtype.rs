@@ -1,4 +1,10 @@
-//! Element types: a table with a row for each, of which everything else asks.
+//! Element types: one table row per dtype, which answers all questions about it.
+//!
+//! f8 is a storage and GEMM-operand format only. `f8e4m3` and `f8e5m2` tensors can be cast, moved, and multiplied as matrices, both
+//! operands of one f8 dtype; no other arithmetic is defined on them. The GEMM's result is f32, and scales, bias and the cast of the
+//! result are its epilogue (`aten::_scaled_mm`). Along K, accumulators are zero-initialised every 128 elements and the partial sums are
+//! added in f32, as with 3xTF32, because tensor cores truncate as they accumulate. A cast of a number beyond the largest one gives
+//! NaN, or infinity if the dtype has one, as in PyTorch. The host multiplies in f32; GPUs multiply in f16 if `wgmma` does not apply.
 use kiln_number::{Format, Kind};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -7,34 +13,44 @@ use std::{fmt, str::FromStr};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
+    /// `torch.float64`.
     F64,
+    /// `torch.float32`.
     F32,
+    /// `torch.float16`.
     F16,
+    /// `torch.bfloat16`.
     Bf16,
-    /// Torch's `float8_e4m3fn` ([`Format::F8E4M3`]).
+    /// PyTorch's `float8_e4m3fn` ([`Format::F8E4M3`]).
     F8e4m3,
-    /// Torch's `float8_e5m2` ([`Format::F8E5M2`]).
+    /// PyTorch's `float8_e5m2` ([`Format::F8E5M2`]).
     F8e5m2,
+    /// `torch.int64`.
     I64,
+    /// `torch.int32`.
     I32,
+    /// `torch.int16`.
     I16,
+    /// `torch.int8`.
     I8,
+    /// `torch.uint8`.
     U8,
+    /// `torch.bool`, one byte.
     Bool,
 }
 
-/// What there is to know of a type.
+/// The properties of a dtype.
 struct Row {
     dtype: DType,
     name: &'static str,
     kind: Kind,
-    /// Type in which arithmetic on this type is done and reductions accumulate.
+    /// Dtype in which arithmetic on this dtype is done and reductions accumulate.
     compute: DType,
-    /// Type of a matmul of operands of this type.
+    /// Result dtype of a matmul with operands of this dtype.
     matmul: DType,
-    /// PyTorch's number of the type (`c10/core/ScalarType.h`).
+    /// PyTorch's number of the dtype (`c10/core/ScalarType.h`).
     torch: u8,
-    /// What safetensors files call it.
+    /// Name in safetensors files.
     safetensors: &'static str,
 }
 
@@ -49,7 +65,7 @@ const fn row(
     Row { dtype, name, kind, compute, matmul, torch, safetensors }
 }
 
-/// In the order of the enum.
+/// One row per variant, in the order of the enum.
 static TABLE: [Row; 12] = {
     use DType::*;
     use Kind::Float;
@@ -70,6 +86,7 @@ static TABLE: [Row; 12] = {
 };
 
 impl DType {
+    /// All dtypes, in the order of the enum.
     pub const ALL: [DType; TABLE.len()] = {
         let mut all = [DType::F64; TABLE.len()];
         let mut i = 0;
@@ -83,14 +100,15 @@ impl DType {
     fn row(self) -> &'static Row {
         &TABLE[self as usize]
     }
-    /// Names of all of them, for messages.
+    /// The names of all dtypes, separated by spaces, for messages.
     pub fn names() -> String {
         DType::ALL.map(DType::name).join(" ")
     }
+    /// Name in the text form, such as `f32`.
     pub fn name(self) -> &'static str {
         self.row().name
     }
-    /// What numbers it has.
+    /// Numeric kind: float format, integer range, or bool.
     pub fn kind(self) -> Kind {
         self.row().kind
     }
@@ -98,49 +116,51 @@ impl DType {
     pub fn bytes(self) -> usize {
         self.kind().bits() as usize / 8
     }
+    /// Whether it is a float dtype, including f8.
     pub fn is_float(self) -> bool {
         self.format().is_some()
     }
-    /// Of a float.
+    /// The float format; `None` for integers and bool.
     pub fn format(self) -> Option<Format> {
         self.kind().format()
     }
-    /// Floats of eight bits: stored, moved, cast and multiplied as matrices; there is no other arithmetic on them.
+    /// Whether it is an 8-bit float, which can be stored, moved, cast and used as a GEMM operand, but has no other arithmetic.
     pub fn is_f8(self) -> bool {
         self.kind().f8().is_some()
     }
+    /// Whether it is an integer dtype. Bool is not.
     pub fn is_int(self) -> bool {
         self.int_range().is_some()
     }
-    /// Least and largest value of an integer type.
+    /// Smallest and largest value of an integer dtype; `None` for others.
     pub fn int_range(self) -> Option<(i64, i64)> {
         self.kind().int_range()
     }
-    /// The nearest number of a float type ([`Format::round`]); others stay as they are.
+    /// The nearest number of a float dtype ([`Format::round`]); `x` unchanged for other dtypes.
     pub fn round(self, x: f64) -> f64 {
         self.format().map_or(x, |f| f.round(x))
     }
-    /// Type of a matmul of operands of this type.
+    /// Result dtype of a matmul with operands of this dtype: f32 for f8, else the same.
     pub fn matmul(self) -> DType {
         self.row().matmul
     }
-    /// Type in which arithmetic on this type is done and reductions accumulate: f32 for shorter floats, else itself.
+    /// Dtype in which arithmetic on this dtype is done and reductions accumulate: f32 for narrower floats, else the same.
     pub fn compute(self) -> DType {
         self.row().compute
     }
-    /// PyTorch's number of the type (`c10/core/ScalarType.h`), as operators take it among their arguments.
+    /// PyTorch's number of the dtype (`c10/core/ScalarType.h`), as in arguments of operators.
     pub fn torch_number(self) -> u8 {
         self.row().torch
     }
-    /// The type behind PyTorch's number; `None` for one that graphs do not have.
+    /// The dtype with this PyTorch number; `None` if graphs do not have it.
     pub fn of_torch_number(number: i64) -> Option<DType> {
         DType::ALL.into_iter().find(|d| i64::from(d.torch_number()) == number)
     }
-    /// What safetensors files call it.
+    /// Name in safetensors files.
     pub fn safetensors_name(self) -> &'static str {
         self.row().safetensors
     }
-    /// The type of this name in safetensors files; `None` for one that graphs do not have.
+    /// The dtype with this name in safetensors files; `None` if graphs do not have it.
     pub fn of_safetensors_name(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|d| d.safetensors_name() == name)
     }

@@ -1,7 +1,7 @@
-//! Which operators a graph may leave to libtorch, and whether a call of one fits its schema; all without libtorch.
+//! The allowlist of operators that may fall back to libtorch, and the check of a call against its schema. Works without libtorch.
 //!
-//! A graph comes out of files that anyone may have written, so an operator of it must do nothing but compute its results from its
-//! operands. `fallback/operators.txt` lists those that do, with their schemas, and says what is left out and why;
+//! Graphs come from files that anyone may have written, so a fallback operator must do nothing but compute its results from its
+//! operands. `fallback/operators.txt` lists the operators for which this holds, with their schemas, and says what is excluded and why;
 //! `scripts/fallback_operators.py` writes it.
 use crate::{DType, FallbackOp, Type};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::LazyLock};
 
 const LIST: &str = include_str!("fallback/operators.txt");
 
-/// More layers than a recurrent network has.
+/// Upper bound on the layers of a recurrent network, well above any real one.
 const MOST_LAYERS: u64 = 1 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,14 +22,14 @@ enum Kind {
     Scalar,
     Str,
     Device,
-    /// None is the only one.
+    /// Only null is accepted.
     Generator,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Length {
     Any,
-    /// Exactly so many; none where that is the default.
+    /// Exactly `n` elements; also none, if the default is an empty list.
     Fixed(usize),
 }
 
@@ -37,39 +37,39 @@ enum Length {
 struct Argument {
     name: &'static str,
     kind: Kind,
-    /// An element may be none.
+    /// An element may be null.
     optional: bool,
     list: Option<Length>,
-    /// The whole may be none.
+    /// The whole list may be null.
     optional_list: bool,
     default: Option<&'static str>,
 }
 
-/// What else must hold for libtorch to be safe with the arguments.
+/// A precondition beyond the schema's types: libtorch crashes if it is violated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Condition {
     None,
-    /// No operand is empty.
+    /// No operand has zero elements.
     Filled,
-    /// States and weights are those that layers and directions ask for.
+    /// The states and weights have the shapes that the layers and directions require.
     Recurrent,
 }
 
 #[derive(Debug)]
 struct Operator {
     arguments: Vec<Argument>,
-    /// `None`: a list.
+    /// Number of results; `None` if the operator returns a list.
     results: Option<usize>,
     condition: Condition,
 }
 
 static OPERATORS: LazyLock<HashMap<&'static str, Operator>> = LazyLock::new(|| {
     let lines = LIST.lines().filter(|l| !l.is_empty() && !l.starts_with('#'));
-    // A line that does not read is an operator less; a test reads them all.
+    // An invalid line would only disable its operator; a test checks that there are none.
     lines.filter_map(|l| Some((l.split_once('(')?.0, operator(l)?))).collect()
 });
 
-/// Reads `topk(Tensor self, int k, int dim=-1) -> (Tensor values, Tensor indices)  # filled`.
+/// Parses `topk(Tensor self, int k, int dim=-1) -> (Tensor values, Tensor indices)  # filled`.
 fn operator(line: &'static str) -> Option<Operator> {
     let (schema, condition) = match line.split_once("  # ") {
         Some((schema, "filled")) => (schema, Condition::Filled),
@@ -87,7 +87,7 @@ fn operator(line: &'static str) -> Option<Operator> {
     Some(Operator { arguments, results, condition })
 }
 
-/// Parts between commas that stand in no bracket.
+/// Splits at commas outside of brackets.
 fn split(text: &'static str) -> Vec<&'static str> {
     let (mut depth, mut start, mut parts) = (0, 0, vec![]);
     for (i, c) in text.char_indices() {
@@ -117,7 +117,7 @@ fn argument(text: &'static str) -> Option<Argument> {
         Some((element, rest)) => {
             let (n, optional) = rest.split_once(']')?;
             let length = match n {
-                // libtorch takes a list of any length where one is wanted.
+                // libtorch accepts a list of any length for `[1]`.
                 "" | "1" => Length::Any,
                 n => Length::Fixed(n.parse().ok()?),
             };
@@ -141,19 +141,19 @@ fn argument(text: &'static str) -> Option<Argument> {
 
 impl Argument {
     fn wanted(&self) -> String {
-        let one = match self.kind {
-            Kind::Tensor => "tensor",
-            Kind::Int => "integer",
-            Kind::Float | Kind::Scalar => "number",
-            Kind::Bool => "bool",
-            Kind::Str => "word",
-            Kind::Device => "device",
-            Kind::Generator => "null",
+        let (article, one) = match self.kind {
+            Kind::Tensor => ("a ", "tensor"),
+            Kind::Int => ("an ", "integer"),
+            Kind::Float | Kind::Scalar => ("a ", "number"),
+            Kind::Bool => ("a ", "bool"),
+            Kind::Str => ("a ", "string"),
+            Kind::Device => ("a ", "device"),
+            Kind::Generator => ("", "null"),
         };
         match self.list {
-            None => one.into(),
-            Some(Length::Any) => format!("list of {one}s"),
-            Some(Length::Fixed(n)) => format!("list of {n} {one}s"),
+            None => format!("{article}{one}"),
+            Some(Length::Any) => format!("a list of {one}s"),
+            Some(Length::Fixed(n)) => format!("a list of {n} {one}s"),
         }
     }
     fn takes(&self, v: &Value, operands: &[&Type]) -> bool {
@@ -167,7 +167,7 @@ impl Argument {
                 };
                 fits && items.iter().all(|i| self.takes_one(i, operands))
             }
-            // One number for all of them.
+            // A single number stands for a list of equal numbers.
             (Some(_), _) => {
                 matches!(self.kind, Kind::Int | Kind::Float) && v.is_number() && self.takes_one(v, operands)
             }
@@ -201,7 +201,8 @@ impl Argument {
     }
 }
 
-/// May a graph leave this call to libtorch? Else a sentence says why not.
+/// Checks that a graph may leave this call to libtorch: [`check_arguments`], and the number of declared results. The error is a
+/// sentence that says why not.
 pub fn check(op: &FallbackOp, operands: &[&Type]) -> Result<(), String> {
     let listed = check_call(&op.name, &op.overload, &op.args, operands)?;
     match listed.results {
@@ -212,7 +213,7 @@ pub fn check(op: &FallbackOp, operands: &[&Type]) -> Result<(), String> {
     }
 }
 
-/// The same for a call by its parts: the operator is on the list, and its arguments are of the types in its schema.
+/// Checks a call by its parts: the operator is on the allowlist, and its arguments (JSON, as in [`FallbackOp::args`]) fit its schema.
 pub fn check_arguments(name: &str, overload: &str, args: &str, operands: &[&Type]) -> Result<(), String> {
     check_call(name, overload, args, operands).map(|_| ())
 }
@@ -234,14 +235,14 @@ fn check_call(name: &str, overload: &str, args: &str, operands: &[&Type]) -> Res
         ));
     };
     let given: Vec<Value> =
-        serde_json::from_str(args).map_err(|e| format!("the arguments of {said} do not read: {e}"))?;
+        serde_json::from_str(args).map_err(|e| format!("the arguments of {said} do not parse: {e}"))?;
     if given.len() > op.arguments.len() {
         return Err(format!("{said} takes {} argument(s), {} are given", op.arguments.len(), given.len()));
     }
     for (i, a) in op.arguments.iter().enumerate() {
         match given.get(i) {
             Some(v) if !a.takes(v, operands) => {
-                return Err(format!("argument `{}` of {said} is {v}, not a {}", a.name, a.wanted()));
+                return Err(format!("argument `{}` of {said} is {v}, not {}", a.name, a.wanted()));
             }
             None if a.default.is_none() => return Err(format!("argument `{}` of {said} is missing", a.name)),
             _ => {}
@@ -254,15 +255,15 @@ fn check_call(name: &str, overload: &str, args: &str, operands: &[&Type]) -> Res
     match op.condition {
         Condition::None => Ok(op),
         Condition::Filled if operands.iter().all(|ty| ty.count() > 0) => Ok(op),
-        Condition::Filled => Err(format!("{said} cannot be left to libtorch where an operand is empty")),
+        Condition::Filled => Err(format!("{said} cannot run in libtorch, because an operand is empty")),
         Condition::Recurrent if recurrent(name, op, &given, operands) => Ok(op),
         Condition::Recurrent => {
-            Err(format!("{said} has not the states and weights that its layers and directions ask for"))
+            Err(format!("{said} does not have the states and weights that its layers and directions require"))
         }
     }
 }
 
-/// Tensors named in an argument.
+/// Number of tensors that an argument refers to.
 fn tensors(v: &Value) -> usize {
     match v {
         Value::Array(items) => items.iter().map(tensors).sum(),
@@ -271,9 +272,9 @@ fn tensors(v: &Value) -> usize {
     }
 }
 
-/// States and weights of the shapes that layers and directions ask for, all of one float type: libtorch reads them unchecked. For
-/// each layer and direction `[gates·hidden, in]`, `[gates·hidden, hidden]`, their two biases if there are some, and
-/// `[projected, hidden]` where an LSTM's states are projected; states are `[layers·directions, batch, hidden]`.
+/// Whether states and weights have the shapes that layers and directions require, and the input's float dtype: libtorch reads them
+/// unchecked. Per layer and direction the weights are `[gates·hidden, in]`, `[gates·hidden, hidden]`, two biases if `has_biases`, and
+/// `[projected, hidden]` if an LSTM projects its states; states are `[layers·directions, batch, hidden]`.
 fn recurrent(name: &str, op: &Operator, given: &[Value], operands: &[&Type]) -> bool {
     let get = |name: &str| op.arguments.iter().position(|a| a.name == name).and_then(|i| given.get(i));
     let flag = |name: &str| get(name).and_then(Value::as_bool);
@@ -284,7 +285,7 @@ fn recurrent(name: &str, op: &Operator, given: &[Value], operands: &[&Type]) -> 
     };
     let all = || {
         let layers = get("num_layers")?.as_u64().filter(|n| (1..=MOST_LAYERS).contains(n))? as usize;
-        let ways = 1 + usize::from(flag("bidirectional")?);
+        let directions = 1 + usize::from(flag("bidirectional")?);
         let (biases, batch_first) = (flag("has_biases")?, flag("batch_first")?);
         let (input, states, weights) = (ty(get("input")?)?, types(get("hx")?)?, types(get("params")?)?);
         let gates = match name {
@@ -293,7 +294,7 @@ fn recurrent(name: &str, op: &Operator, given: &[Value], operands: &[&Type]) -> 
             _ => 1,
         };
         let [first, second, features] = input.shape[..] else { return None };
-        let (batch, cells) = (if batch_first { first } else { second }, layers * ways);
+        let (batch, cells) = (if batch_first { first } else { second }, layers * directions);
         let each = if biases { 4 } else { 2 };
         let projected = gates == 4 && weights.len() == cells * (each + 1);
         let each = each + usize::from(projected);
@@ -304,10 +305,10 @@ fn recurrent(name: &str, op: &Operator, given: &[Value], operands: &[&Type]) -> 
         let out = if projected { *weights.get(each - 1)?.shape.first()? } else { hidden };
         let is = |t: &Type, shape: &[usize]| t.dtype == input.dtype && t.shape == shape && t.count() > 0;
         let cell = |i: usize| {
-            let entering = if i < ways { features } else { out * ways };
+            let inputs = if i < directions { features } else { out * directions };
             let w = &weights[i * each..(i + 1) * each];
             let rows = gates * hidden;
-            is(w[0], &[rows, entering])
+            is(w[0], &[rows, inputs])
                 && is(w[1], &[rows, out])
                 && (!biases || (is(w[2], &[rows]) && is(w[3], &[rows])))
                 && (!projected || is(w[each - 1], &[out, hidden]))
@@ -323,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_of_the_list_reads() {
+    fn every_line_of_the_list_parses() {
         for line in LIST.lines().filter(|l| !l.is_empty() && !l.starts_with('#')) {
             assert!(operator(line).is_some(), "{line}");
         }
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn no_door_lets_another_operator_in() {
+    fn text_and_json_reject_other_operators() {
         let text = r#"graph g(%x: f32[4]) {
             %1 = fallback %x name="aten::NAME" overload="" args="[{\"tensor\":0}]" results=[f32[4]] why=""
             return %1
@@ -381,11 +382,11 @@ mod tests {
     #[test]
     fn arguments_are_those_of_the_schema() {
         for (args, want) in [
-            ("[", "do not read"),
+            ("[", "do not parse"),
             (r#"[{"tensor": 0}]"#, "argument `k` of `aten::topk` is missing"),
             (r#"[{"tensor": 1}, 1]"#, r#"argument `self` of `aten::topk` is {"tensor":1}, not a tensor"#),
             (r#"[1, 1]"#, "`self`"),
-            (r#"[{"tensor": 0}, "x"]"#, "argument `k` of `aten::topk` is \"x\", not a integer"),
+            (r#"[{"tensor": 0}, "x"]"#, "argument `k` of `aten::topk` is \"x\", not an integer"),
             (r#"[{"tensor": 0}, 1, -1, 1]"#, "`largest`"),
             (r#"[{"tensor": 0}, 1, null]"#, "`dim`"),
             (r#"[{"tensor": 0}, 1, -1, true, true, 1]"#, "takes 5 argument(s), 6 are given"),

@@ -1,17 +1,17 @@
-//! Shape and dtype inference: the result type of an op on operands of given types, or what is wrong with them.
+//! Shape and dtype inference: the result type of an op on operands of given types, or why the operands do not fit.
 //!
-//! Takes any op and any types, checked or not; gives a type within [`check_type`]'s limits or a clause for the user.
-//! Never panics, never overflows: sizes are multiplied with checks. Leaves and [`Op::Result`] have no operand types to
-//! infer from; their rules are in `verify`.
+//! Takes any op and any types, valid or not; gives a type within [`check_type`]'s limits, or an error clause for the user.
+//! Never panics or overflows: all size arithmetic is checked. Leaves and [`Op::Result`] have no operand types to infer from; their
+//! rules are in `verify`.
 pub use crate::ops::window::{conv_len, pool_len};
 use crate::{BinaryOp, DType, Op, ReduceOp, Scalar, ScatterMode, Type, UnaryOp, count, plural};
 
-/// Largest tensor, in bytes, that a graph may name (as in the text form of types).
+/// Largest size of a tensor type, in bytes.
 pub const MAX_BYTES: usize = 1 << 46;
-/// Largest rank.
+/// Largest rank of a tensor type.
 pub const MAX_RANK: usize = 32;
 
-/// Result type of `op`. The error is a clause for the user: what was given and what is wanted.
+/// Result type of `op` on operands of types `args`. The error is a clause for the user: what was given and what is expected.
 pub fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
     let (least, most) = op.arity();
     if args.len() < least || args.len() > most {
@@ -33,7 +33,7 @@ pub fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
     Ok(ty)
 }
 
-/// Fails if a type has too many axes or bytes to be addressed (empty axes count as 1, so strides fit too).
+/// An error if a type exceeds [`MAX_RANK`] or [`MAX_BYTES`]. Axes of size 0 count as 1, so that strides stay in range too.
 pub fn check_type(ty: &Type) -> Result<(), String> {
     if ty.rank() > MAX_RANK {
         return Err(format!("{} axes, at most {MAX_RANK} are supported", ty.rank()));
@@ -45,7 +45,7 @@ pub fn check_type(ty: &Type) -> Result<(), String> {
     }
 }
 
-/// Joint shape of pointwise operands, as numpy broadcasts.
+/// Common shape of two pointwise operands by numpy's broadcasting rules.
 pub fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>, String> {
     let rank = a.len().max(b.len());
     let at = |s: &[usize], i: usize| if i + s.len() < rank { 1 } else { s[i + s.len() - rank] };
@@ -67,7 +67,7 @@ fn result(op: &Op, args: &[&Type]) -> Result<Type, String> {
     let with_shape = |shape: Vec<usize>| first().map(|x| Type { dtype: x.dtype, shape });
     match op {
         Op::Input(_) | Op::Param(_) | Op::Const(_) | Op::Iota { .. } => {
-            Err("a leaf's type is stated, not inferred; add it with `push`, `input`, `param` or `constant`".into())
+            Err("a leaf's type cannot be inferred; add it with `push`, `input`, `param` or `constant`".into())
         }
         Op::Result(_) => Err("the type of a fallback's result is in the fallback; add it with `Graph::add`".into()),
         Op::Unary(u) => unary(*u, &first()?),
@@ -101,7 +101,7 @@ fn result(op: &Op, args: &[&Type]) -> Result<Type, String> {
             let mut sorted = perm.clone();
             sorted.sort_unstable();
             if !sorted.into_iter().eq(0..x.rank()) {
-                return Err(format!("{perm:?} is not an order of the axes 0..{}", x.rank()));
+                return Err(format!("{perm:?} is not a permutation of the axes 0..{}", x.rank()));
             }
             with_shape(perm.iter().map(|&p| x.shape[p]).collect())
         }
@@ -183,9 +183,9 @@ fn result(op: &Op, args: &[&Type]) -> Result<Type, String> {
     }
 }
 
-/// By the rule that stands beside the op's row.
+/// Applies the inference rule in the op's registry row.
 fn own(op: &Op, args: &[&Type]) -> Result<Type, String> {
-    let rule = op.row().infer.ok_or("has no rule for its type; please report it")?;
+    let rule = op.row().infer.ok_or("has no type inference rule; please report it")?;
     rule(op, args)
 }
 
@@ -229,7 +229,7 @@ fn reduce(op: ReduceOp, x: &Type, axes: &[usize]) -> Result<Type, String> {
         _ => x.dtype,
     };
     if matches!(op, Max | Min | ArgMax | ArgMin) && axes.iter().any(|&a| x.shape[a] == 0) {
-        return Err(format!("axes {axes:?} of {x} hold no elements, which have no maximum or minimum"));
+        return Err(format!("axes {axes:?} of {x} have no elements, so there is no maximum or minimum"));
     }
     let mut shape = x.shape.clone();
     for &a in axes {
@@ -243,7 +243,7 @@ fn pad(x: &Type, value: &Type, lo: &[i64], hi: &[i64]) -> Result<Type, String> {
         return Err(format!("the padding value is {value}, it must be {}[]", x.dtype));
     }
     if lo.len() != x.rank() || hi.len() != x.rank() {
-        return Err(format!("lo={lo:?} hi={hi:?}: {x} wants {} each", count(x.rank(), "number")));
+        return Err(format!("lo={lo:?} hi={hi:?}: {x} needs {} in each", count(x.rank(), "number")));
     }
     let padded = |i: usize| {
         let (dim, lo, hi) = (x.shape[i] as i128, i128::from(lo[i]), i128::from(hi[i]));
@@ -266,7 +266,7 @@ fn concat(args: &[&Type], axis: usize) -> Result<Type, String> {
     for (i, t) in args.iter().enumerate() {
         let fits = t.rank() == shape.len() && (0..shape.len()).all(|d| d == axis || t.shape[d] == shape[d]);
         if !fits {
-            return Err(format!("operand {i} is {t}; but for axis {axis} it must have the sizes of {}", args[0]));
+            return Err(format!("operand {i} is {t}; except for axis {axis} it must have the sizes of {}", args[0]));
         }
         total = total.checked_add(t.shape[axis]).ok_or("the result is too large")?;
     }
@@ -274,7 +274,7 @@ fn concat(args: &[&Type], axis: usize) -> Result<Type, String> {
     Ok(Type { dtype, shape })
 }
 
-/// The common rules of gather and scatter: the index has the operand's rank and is no longer than it but along `axis`.
+/// The common rules of gather and scatter: the index has the operand's rank, and no larger sizes except along `axis`.
 fn gathered(x: &Type, index: &Type, axis: usize) -> Result<(), String> {
     axis_len(x, axis)?;
     index_dtype(index)?;
@@ -282,7 +282,7 @@ fn gathered(x: &Type, index: &Type, axis: usize) -> Result<(), String> {
     if fits {
         Ok(())
     } else {
-        Err(format!("the index is {index}; it needs the rank of {x} and, but for axis {axis}, no larger sizes"))
+        Err(format!("the index is {index}; it needs the rank of {x} and, except for axis {axis}, no larger sizes"))
     }
 }
 
@@ -320,10 +320,10 @@ pub(crate) fn float(x: &Type) -> Result<(), String> {
     if x.dtype.is_float() { Ok(()) } else { Err(format!("takes floats, got {}; cast first", x.dtype)) }
 }
 
-/// `eps` and `scale`: any number.
+/// Checks an `eps` or `scale` attribute: any number, but not a bool.
 pub(crate) fn number(s: Scalar) -> Result<(), String> {
     match s {
-        Scalar::Bool(_) => Err("a bool where a number is wanted".into()),
+        Scalar::Bool(_) => Err("expected a number, got a bool".into()),
         _ => Ok(()),
     }
 }

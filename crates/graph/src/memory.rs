@@ -1,36 +1,42 @@
-//! Blocks of zeroed host memory. Large ones ask for huge pages: a first touch of 4 KiB at a time can cost more than the work.
+//! Zeroed, aligned host memory, and checks that enough memory is free before it is allocated.
+//!
+//! Large blocks request huge pages: page faults on first touch of 4 KiB pages can cost more than the computation.
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-/// Plain bytes of fixed size, aligned to at least 64; freed when dropped.
+/// Zero-initialised bytes of fixed size, aligned to at least 64 bytes; freed on drop.
 pub struct Memory {
-    /// What was allocated, and where the bytes start in it.
+    /// Start of the allocation.
     base: NonNull<u8>,
     layout: Layout,
+    /// Offset of the aligned bytes in the allocation.
     start: usize,
     bytes: usize,
 }
-// SAFETY: the bytes are owned, and reached through `&self` and `&mut self` like those of a vector.
+// SAFETY: the bytes are owned, and accessed through `&self` and `&mut self` like those of a vector.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-/// There is not so much memory. The sentence says what needs it, and what to do.
+/// Not enough memory. The message says what needs it, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
 #[error(
     "{what} needs {bytes} bytes of memory and {free} are free; use a smaller shape or batch, or a machine with more memory"
 )]
 pub struct NoMemory {
+    /// What needs the memory.
     pub what: String,
+    /// Bytes needed.
     pub bytes: usize,
+    /// Bytes free at the time of the request ([`free`]).
     pub free: usize,
 }
 
-/// What is less is allocated without asking how much is free.
+/// Requests below this size skip the check for free memory.
 const SMALL: usize = 64 << 20;
 
-/// Bytes that can be had without swapping, as the operating system and this process's limits have it; all there are where they say
-/// nothing.
+/// Bytes available without swapping: the smaller of the system's `MemAvailable` and what the cgroup's limit leaves. `usize::MAX` if
+/// unknown.
 pub fn free() -> usize {
     #[cfg(target_os = "linux")]
     {
@@ -50,7 +56,8 @@ pub fn free() -> usize {
     usize::MAX
 }
 
-/// Fails if so many bytes are not free: an operating system that promises more than it has ends whoever uses it.
+/// An error if fewer than `bytes` bytes are free; `what` names the consumer in the message. Without this check, an operating system that
+/// overcommits would kill the process when it touches the memory.
 pub fn require(bytes: usize, what: &str) -> Result<(), NoMemory> {
     if bytes < SMALL {
         return Ok(());
@@ -59,7 +66,7 @@ pub fn require(bytes: usize, what: &str) -> Result<(), NoMemory> {
     if bytes <= free { Ok(()) } else { Err(NoMemory { what: what.into(), bytes, free }) }
 }
 
-/// An empty vector with room for so many bytes.
+/// An empty vector with capacity for `bytes` bytes, or an error as from [`require`].
 pub fn reserve(bytes: usize, what: &str) -> Result<Vec<u8>, NoMemory> {
     require(bytes, what)?;
     let mut room = vec![];
@@ -72,12 +79,12 @@ const ALIGN: usize = 64;
 const HUGE: usize = 2 << 20;
 
 impl Memory {
-    /// `None` if there is not so much memory.
+    /// Allocates `bytes` zeroed bytes; `None` if the allocation fails.
     pub fn zeroed(bytes: usize) -> Option<Memory> {
         let align = if bytes >= 2 * HUGE { HUGE } else { ALIGN };
-        // The allocator's own alignment, so that fresh pages are not cleared a second time.
+        // Use the allocator's default alignment: with a larger one it would clear fresh pages a second time.
         let layout = Layout::from_size_align(bytes.checked_add(align)?, 16).ok()?;
-        // SAFETY: the size is not zero.
+        // SAFETY: the layout's size is not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let start = base.as_ptr().align_offset(align);
         let memory = Memory { base, layout, start, bytes };
@@ -86,19 +93,24 @@ impl Memory {
         }
         Some(memory)
     }
+    /// Pointer to the first byte, aligned to at least 64; to 2 MiB for blocks of 4 MiB and more.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.start)
     }
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
+    /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the allocation holds `start + bytes` initialised bytes (`align_offset` is less than the slack).
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes) }
     }
+    /// The bytes, writable.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`; the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.bytes) }
@@ -121,7 +133,7 @@ impl Drop for Memory {
     }
 }
 
-/// Advice only: where it is not taken, pages are small.
+/// Requests huge pages. Only a hint: if it is refused, pages stay small.
 fn huge_pages(at: *mut u8, bytes: usize) {
     #[cfg(target_os = "linux")]
     {
@@ -154,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_is_is_refused_in_a_sentence() {
+    fn too_large_requests_are_errors() {
         for bytes in [1 << 45, usize::MAX] {
             let e = require(bytes, "input 0").unwrap_err();
             assert_eq!((e.bytes, e.free < bytes), (bytes, true));

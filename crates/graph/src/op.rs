@@ -1,22 +1,26 @@
-//! The op set: small enough to reason about. Every op has one result; its operands' order is in its doc.
+//! The op set, small enough to reason about. Every op has one result; its doc gives the order of its operands.
 //!
-//! Conventions: pointwise operands broadcast as numpy does (missing leading axes, size-1 axes); axes are counted from 0;
-//! reductions and scans keep their axes (a reduced axis has size 1); integer lists are compile-time constants.
-//! What stages know of an op is its row in [`crate::ops`].
+//! Conventions: pointwise operands broadcast as in numpy (missing leading axes, size-1 axes); axes count from 0; reductions and scans
+//! keep their axes (a reduced axis has size 1); integer lists are compile-time constants.
+//! The properties of an op that compiler stages use are in its row of the registry, [`crate::ops`].
 use crate::{BinaryOp, CompareOp, DType, ReduceOp, ScanOp, Type, UnaryOp};
 use serde::{Deserialize, Serialize};
 
-/// A compile-time scalar. Equality and hash go by bits, so NaN equals itself.
+/// A compile-time scalar. Equality and hash are bitwise, so a NaN equals itself.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scalar {
+    /// A float of any float dtype.
     #[serde(with = "crate::graph::float_text")]
     Float(f64),
+    /// An integer of any integer dtype.
     Int(i64),
+    /// A bool.
     Bool(bool),
 }
 
 impl Scalar {
+    /// The number as f64, rounded for integers beyond 2^53; bool is 0 or 1.
     pub fn as_f64(self) -> f64 {
         match self {
             Scalar::Float(v) => v,
@@ -24,7 +28,7 @@ impl Scalar {
             Scalar::Bool(v) => f64::from(u8::from(v)),
         }
     }
-    /// The same number in the kind of `dtype`, where nothing is lost; else unchanged.
+    /// Converts to the kind of `dtype` if that is exact; otherwise `self` unchanged.
     pub fn for_dtype(self, dtype: DType) -> Scalar {
         let value = self.as_f64();
         match self {
@@ -56,37 +60,45 @@ impl std::hash::Hash for Scalar {
     }
 }
 
+/// The reduction of a pooling window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolKind {
-    /// Padding counts as minus infinity.
+    /// The maximum. Padding counts as minus infinity.
     Max,
-    /// `count_pad`: divide by the window size, else by the elements inside the input.
-    Avg { count_pad: bool },
+    /// The mean of a window.
+    Avg {
+        /// Whether padding counts: divide by the window size, else by the number of elements inside the input.
+        count_pad: bool,
+    },
 }
 
+/// How a scatter combines the source with existing elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScatterMode {
-    /// Later index wins where indices repeat (along the scatter axis, ascending).
+    /// Overwrites. If an index repeats, the last write wins, in ascending order along the scatter axis.
     Replace,
+    /// Adds. Not defined on bool and f8.
     Add,
 }
 
-/// An op that libtorch runs: the whole call, so that it can be made again.
+/// A call that libtorch runs: everything needed to repeat it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct FallbackOp {
-    /// Schema name, as `aten::topk`.
+    /// Schema name, such as `aten::topk`.
     pub name: String,
+    /// Overload name in the schema; empty for the default overload.
     pub overload: String,
     /// JSON of the argument list; `{"tensor": i}` stands for operand i of the node.
     pub args: String,
     /// Types of all results; the node's own value is the first.
     pub results: Vec<Type>,
-    /// Why this op is not compiled.
+    /// Why the operator is not compiled.
     pub why: String,
 }
 
+/// An op with its attributes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
@@ -99,124 +111,175 @@ pub enum Op {
     Const(Scalar),
     /// `0, 1, 2, …` along `axis`, constant along the others. Type in the node.
     Iota {
+        /// The axis along which the values count.
         axis: usize,
     },
     // Pointwise.
+    /// One operand; see [`UnaryOp`].
     Unary(UnaryOp),
+    /// Two operands of one dtype, which broadcast; see [`BinaryOp`].
     Binary(BinaryOp),
-    /// Result bool.
+    /// Two operands of one dtype; the result is bool.
     Compare(CompareOp),
-    /// `cond` (bool), `if true`, `if false`.
+    /// Operands: condition (bool), value if true, value if false.
     Select,
+    /// Converts to this dtype. Floats truncate to integers; nonzero is true.
     Cast(DType),
     /// `log(exp(a) + exp(b))` without overflow.
     Logaddexp,
     // Views and data movement.
+    /// The same elements in row-major order with this shape, which has as many elements.
     Reshape(Vec<usize>),
     /// Result axis i is operand axis `perm[i]`.
     Permute(Vec<usize>),
-    /// To the full result shape; operand axes of size 1 or missing in front are repeated.
+    /// Broadcasts to the full result shape; operand axes of size 1 and missing leading axes are repeated.
     Broadcast(Vec<usize>),
-    /// `len` elements from `start`, every `step`-th (step ≥ 1), along `axis`.
+    /// Every `step`-th element (step ≥ 1) along `axis`, `len` of them, from `start`.
     Slice {
+        /// The sliced axis.
         axis: usize,
+        /// Index of the first element.
         start: usize,
+        /// Size of the axis in the result.
         len: usize,
+        /// Distance between elements, at least 1.
         step: usize,
     },
+    /// Reverses these axes.
     Flip(Vec<usize>),
-    /// Operand, value (rank 0). `lo` and `hi` elements added before and after each axis; negative crops.
+    /// Operands: input, padding value (rank 0). Adds `lo` and `hi` elements before and after each axis; negative numbers crop.
     Pad {
+        /// Elements before each axis.
         lo: Vec<i64>,
+        /// Elements after each axis.
         hi: Vec<i64>,
     },
-    /// Any number of operands.
+    /// Concatenates any number of operands, at least one.
     Concat {
+        /// The concatenated axis; all other sizes are equal.
         axis: usize,
     },
-    /// Operand, index (integer, operand's rank): `out[.., i, ..] = x[.., index[.., i, ..], ..]` (`torch.gather`). An
-    /// index outside of the axis, also a negative one, is an error.
+    /// Operands: x, index (integer, rank of x): `out[.., i, ..] = x[.., index[.., i, ..], ..]` (`torch.gather`). An index out of range,
+    /// including a negative one, is a runtime error.
     Gather {
+        /// The indexed axis of x.
         axis: usize,
     },
-    /// Table, index (any rank): the table's `axis` is replaced by the index's shape (`index_select`, embedding).
-    /// Indices as for `Gather`.
+    /// Operands: table, index (integer, any rank). The table's `axis` is replaced by the index's shape (`index_select`, embedding).
+    /// Range of indices as for `Gather`.
     Take {
+        /// The indexed axis of the table.
         axis: usize,
     },
-    /// Operand, index, source (index's shape): `x` with `x[.., index, ..] op= source` (`torch.scatter`).
-    /// Indices as for `Gather`.
+    /// Operands: x, index, source (shape of the index). The result is x after `x[.., index, ..] op= source` (`torch.scatter`). Range of
+    /// indices as for `Gather`.
     Scatter {
+        /// The indexed axis of x.
         axis: usize,
+        /// How source elements are written.
         mode: ScatterMode,
     },
     // Reductions.
+    /// Reduces axes, which keep size 1.
     Reduce {
+        /// The reduction.
         op: ReduceOp,
+        /// The reduced axes, without repeats.
         axes: Vec<usize>,
     },
+    /// Inclusive scan along an axis; the operand's shape. Not defined on bool and f8.
     Scan {
+        /// The scan.
         op: ScanOp,
+        /// The scanned axis.
         axis: usize,
     },
-    // Matmuls.
-    /// `[…, M, K] × […, K, N]`, leading axes broadcast. Accumulates in `compute()`; result dtype is the operands'.
+    // Matmuls and windows.
+    /// `[…, M, K] × […, K, N]`; leading axes broadcast. Accumulates in [`DType::compute`]; the result dtype is [`DType::matmul`].
     Dot,
-    /// Input `[N, C, spatial…]`, weight `[O, C/groups, window…]`, optional bias `[O]`. `transposed`: weight `[C, O/groups, window…]`.
+    /// Operands: input `[N, C, spatial…]`, weight `[O, C/groups, window…]` (`[C, O/groups, window…]` if transposed), optional bias `[O]`.
     Conv {
+        /// Stride per spatial axis, at least 1.
         stride: Vec<usize>,
+        /// Zeros on both sides of each spatial axis of the input; a transposed convolution crops its result by them instead.
         padding: Vec<usize>,
+        /// Distance between window elements per spatial axis, at least 1.
         dilation: Vec<usize>,
+        /// Groups of channels, which are convolved independently.
         groups: usize,
+        /// Whether it is a transposed convolution.
         transposed: bool,
+        /// Elements added at the end of each spatial axis of a transposed convolution's result; empty or zeros otherwise.
         output_padding: Vec<usize>,
     },
     /// Windowed reduction over the trailing `window.len()` axes.
     Pool {
+        /// Maximum or average.
         kind: PoolKind,
+        /// Window size per pooled axis.
         window: Vec<usize>,
+        /// Stride per pooled axis, at least 1.
         stride: Vec<usize>,
+        /// Padding on both sides of each pooled axis, at most half of the dilated window.
         padding: Vec<usize>,
+        /// Distance between window elements per pooled axis; 1 for averages.
         dilation: Vec<usize>,
+        /// Whether a last partial window counts (`ceil_mode`).
         ceil: bool,
     },
-    // Composites: whole here, with a decomposition in `decompose`.
+    // Composites: one op each, with a decomposition in `decompose`.
+    /// `aten::softmax` of a float operand.
     Softmax {
+        /// The normalised axis.
         axis: usize,
     },
+    /// `aten::log_softmax` of a float operand.
     LogSoftmax {
+        /// The normalised axis.
         axis: usize,
     },
-    /// Operand, then gain and bias if `affine` (shape of the last `axes` axes); `eps`. Normalises over the last `axes` axes.
+    /// Normalises over the last `axes` axes. Operands: input, then gain and bias (with the shape of these axes) if `affine`.
     LayerNorm {
+        /// Number of normalised axes, counted from the last.
         axes: usize,
+        /// Whether there are gain and bias operands.
         affine: bool,
+        /// Added to the variance.
         eps: Scalar,
     },
-    /// Operand, gain: `x * rsqrt(mean(x², last axis) + eps) * gain`.
+    /// Operands: x, gain. `x * rsqrt(mean(x², last axis) + eps) * gain`.
     RmsNorm {
+        /// Added to the mean square.
         eps: Scalar,
     },
-    /// Operand `[N, C, …]`, then gain and bias `[C]` if `affine`.
+    /// Normalises over groups of channels. Operands: input `[N, C, …]`, then gain and bias `[C]` if `affine`.
     GroupNorm {
+        /// Number of groups, a divisor of C.
         groups: usize,
+        /// Whether there are gain and bias operands.
         affine: bool,
+        /// Added to the variance.
         eps: Scalar,
     },
-    /// Inference: operand `[N, C, …]`, gain, bias, running mean, running variance (all `[C]`).
+    /// Batch norm in evaluation mode. Operands: input `[N, C, …]`, gain, bias, running mean, running variance (all `[C]`).
     BatchNorm {
+        /// Added to the running variance.
         eps: Scalar,
     },
-    /// `x [.., K]`, weight `[N, K]`, optional bias `[N]`.
+    /// `x · weightᵀ + bias`. Operands: x `[.., K]`, weight `[N, K]`, optional bias `[N]`.
     Linear,
-    /// q `[B.., Hq, S, D]`, k `[B.., Hk, T, D]`, v `[B.., Hk, T, E]` (Hq a multiple of Hk), optional mask broadcast to `[B.., Hq, S, T]`
-    /// (bool: true takes part; float: added). Result `[B.., Hq, S, E]`. `causal`: query i sees keys ≤ i.
+    /// Scaled dot-product attention. Operands: q `[B.., Hq, S, D]`, k `[B.., Hk, T, D]`, v `[B.., Hk, T, E]` (Hq is a multiple of Hk),
+    /// and an optional mask that broadcasts to `[B.., Hq, S, T]` (bool: false masks out; float: added to the scores). Result
+    /// `[B.., Hq, S, E]`.
     Attention {
+        /// Factor of the scores `q · kᵀ`.
         scale: Scalar,
+        /// Whether query i attends only to keys 0 to i.
         causal: bool,
     },
-    // The rest.
+    // Calls into libtorch.
+    /// A call that libtorch runs. Its value is the first result.
     Fallback(Box<FallbackOp>),
-    /// Result `i` (≥ 1) of a fallback node.
+    /// Result `i` (≥ 1) of its operand, a fallback node.
     Result(u32),
 }

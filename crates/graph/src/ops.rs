@@ -1,9 +1,8 @@
-//! The registry: one row per op, with all that most stages know of it.
+//! The registry: one row per op, with the properties that most compiler stages use.
 //!
-//! From a row follow the text form, arity, the class that the planner goes by, the cost model's weight, which operators of PyTorch
-//! mean it, and how the checks treat its rounding. Pointwise functions have their reference and their formula beside the row
-//! ([`unary`], [`binary`]), composites their inference and decomposition (`softmax`, `norm`, `window`, …).
-//! A row never names a kernel, a device or a machine.
+//! A row gives the name in the text form, the arity, the class for the planner, the weight for the cost model, and how checks treat
+//! rounding. Pointwise functions also have their PyTorch names, reference and formula ([`unary`], [`binary`]); composites have their
+//! inference and decomposition (`softmax`, `norm`, `window`, …). A row never names a kernel, a device or a machine.
 pub mod attention;
 mod attributes;
 pub mod binary;
@@ -25,34 +24,43 @@ use crate::{
     UnaryOp, ValueId,
 };
 
-/// What decompositions give.
+/// Result of a builder or decomposition step.
 pub(crate) type Built = Result<ValueId, GraphError>;
 
-/// How a kernel can hold an op: all that legality and cost need to know about it.
+/// How a kernel can contain an op: all that the planner's legality and cost need to know about it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Class {
-    /// In memory before this stage begins: an input, a parameter, a value frozen at load time.
+    /// In memory before execution begins: an input, a parameter, a value frozen at load time.
     Leaf,
-    /// Made from nothing wherever it is needed: constants, iota.
+    /// Recomputed wherever it is needed, from no operands: constants, iota.
     Generator,
-    /// Renames elements; read through by whoever uses it.
+    /// Only reindexes elements; its users read through it.
     View,
+    /// Elementwise: one result element from one element of each operand.
     Pointwise,
-    /// Pointwise over its result, with computed places in its operands: pad, concat, gather, take.
+    /// Pointwise over its result, with computed positions in its operands: pad, concat, gather, take.
     Movement,
+    /// A reduction that gives a value: sum, mean, maximum, …
     Reduce,
-    /// A reduction that gives a place.
+    /// A reduction that gives a position: argmax, argmin.
     ArgReduce,
-    /// Reads and writes whole rows: softmax, norms.
+    /// Each result row depends on the whole operand row: softmax, norms.
     Row,
+    /// An inclusive scan.
     Scan,
+    /// A matmul: `dot`, `linear`.
     Matmul,
+    /// Scaled dot-product attention.
     Attention,
+    /// A convolution.
     Conv,
+    /// A pool.
     Pool,
+    /// A scatter.
     Scatter,
+    /// A call into libtorch.
     Fallback,
-    /// A further result of a fallback.
+    /// The second or a later result of a fallback.
     Result,
 }
 
@@ -61,55 +69,60 @@ impl Class {
     pub fn of(op: &Op) -> Class {
         op.row().class
     }
-    /// At most one of these is in a kernel, and its whole result is computed there once.
+    /// Whether a kernel may contain at most one op of this class, whose whole result it computes once.
     pub fn is_anchor(self) -> bool {
         matches!(self, Class::Matmul | Class::Attention | Class::Conv | Class::Pool | Class::Scatter | Class::Scan)
     }
-    /// Costs no kernel of its own when its reader can follow it.
+    /// Whether it needs no kernel of its own if its users can compute it inline.
     pub fn is_free(self) -> bool {
         matches!(self, Class::View | Class::Generator)
     }
 }
 
-/// What rounding does to a result: the treatment of an op by numerics classes and by error bounds.
+/// How rounding affects a result; used by numerics classes and error bounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rounding {
-    /// The result is an element of an operand, or has no last place.
+    /// Not rounded: the result is an element of an operand, or not a float.
     Exact,
-    /// The exact result, rounded once or within a few units in the last place.
+    /// The exact result rounded once, or within a few units in the last place.
     Once,
-    /// Numbers are added on the way, in any order: rounding of the terms shows in the result.
+    /// Sums terms in any order, so that rounding of the terms and their order affects the result.
     Sums,
 }
 
-/// How many operands an op takes.
+/// Number of operands an op takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operands {
-    /// From the first number to the second.
+    /// At least the first number, at most the second.
     Count(usize, usize),
-    /// One, or with gain and bias three, as the attribute `affine` says.
+    /// Three (input, gain, bias) if the attribute `affine` is set, else one.
     Affine,
 }
 
-/// The type of a composite's result on operands of these types. The error is a clause for the user.
+/// Infers a composite's result type from its operand types. The error is a clause for the user.
 pub type Infer = fn(&Op, &[&Type]) -> Result<Type, String>;
-/// A composite in primitives: on operands in the type it computes in, and the type of its result.
+/// Adds a composite's decomposition to a graph. Takes operands already cast to the type in which it computes, and the result type.
 pub type Decompose = fn(&mut Graph, &Op, &[ValueId], &Type) -> Result<ValueId, GraphError>;
 
-/// All that most stages know of an op.
+/// The properties of an op that most compiler stages use.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// In the text form and in messages.
+    /// Name in the text form and in messages.
     pub name: &'static str,
+    /// How many operands it takes.
     pub operands: Operands,
+    /// How a kernel can contain it.
     pub class: Class,
-    /// Arithmetic per element of the result; an elementary function counts as 8. A composite never costs more than its primitives.
-    /// Sums are priced apart: this is what is done with them.
+    /// Arithmetic per element of the result, in simple operations; an elementary function counts as 8. A composite never costs more than
+    /// its primitives. The cost of summing (reductions, matmuls) is modelled separately and not included.
     pub weight: f64,
+    /// How rounding affects its result.
     pub rounding: Rounding,
-    /// Whether it takes the 8-bit floats: stores, moves, casts or multiplies matrices.
+    /// Whether it accepts 8-bit floats: moves, casts and matmuls do.
     pub f8: bool,
+    /// Type inference of a composite; `None` for ops that [`crate::infer`] handles itself.
     pub infer: Option<Infer>,
+    /// Decomposition of a composite. Pointwise functions have a [`unary::Formula`] instead.
     pub decompose: Option<Decompose>,
 }
 
@@ -140,7 +153,7 @@ impl Row {
         self.f8 = true;
         self
     }
-    /// Its own inference, and how it is taken apart.
+    /// Sets the inference and decomposition of a composite.
     const fn composite(mut self, infer: Infer, decompose: Decompose) -> Row {
         (self.infer, self.decompose) = (Some(infer), Some(decompose));
         self
@@ -230,11 +243,11 @@ impl Op {
     pub fn name(&self) -> &'static str {
         self.row().name
     }
-    /// Arithmetic per element ([`Row::weight`]).
+    /// Arithmetic per element of the result ([`Row::weight`]).
     pub fn weight(&self) -> f64 {
         self.row().weight
     }
-    /// Elementwise over broadcast operands.
+    /// Whether it is elementwise over broadcast operands.
     pub fn is_pointwise(&self) -> bool {
         self.row().class == Pointwise && self.row().infer.is_none()
     }
@@ -253,11 +266,11 @@ impl Op {
     pub fn is_view(&self) -> bool {
         self.row().class == View
     }
-    /// Has no operands.
+    /// Whether it has no operands: input, param, const, iota.
     pub fn is_leaf(&self) -> bool {
         matches!(self.row().class, Leaf | Generator)
     }
-    /// Fewest and most operands.
+    /// Minimum and maximum number of operands.
     pub fn arity(&self) -> (usize, usize) {
         match (self.row().operands, self) {
             (Operands::Count(least, most), _) => (least, most),
@@ -265,7 +278,7 @@ impl Op {
             (Operands::Affine, _) => (1, 1),
         }
     }
-    /// The op called so, its attributes those that are left out in text.
+    /// The op with this name in the text form, with default attributes.
     pub fn named(name: &str) -> Option<Op> {
         let family = UnaryOp::from_name(name).map(Op::Unary);
         let family = family.or_else(|| BinaryOp::from_name(name).map(Op::Binary));
@@ -274,7 +287,7 @@ impl Op {
         let family = family.or_else(|| ScanOp::from_name(name).map(|op| Op::Scan { op, axis: 0 }));
         family.or_else(|| own_ops().into_iter().find(|op| op.name() == name))
     }
-    /// The name of every op that there is, once.
+    /// The names of all ops, each once.
     pub fn names() -> impl Iterator<Item = &'static str> {
         let names = UnaryOp::ALL.map(UnaryOp::name).into_iter().chain(BinaryOp::ALL.map(BinaryOp::name));
         let names = names.chain(CompareOp::ALL.map(CompareOp::name)).chain(ReduceOp::ALL.map(ReduceOp::name));
@@ -294,17 +307,17 @@ macro_rules! family {
             $($(#[$doc])* $variant),*
         }
         impl $ty {
-            /// All of them.
+            /// All variants.
             pub const ALL: [$ty; $n] = [$($ty::$variant),*];
             /// The op's row in the registry.
             pub fn row(self) -> &'static crate::ops::Row {
                 match self { $($ty::$variant => { const ROW: &crate::ops::Row = &$row; ROW })* }
             }
-            /// In the text form.
+            /// The op's name in the text form.
             pub fn name(self) -> &'static str {
                 self.row().name
             }
-            /// The op of this name.
+            /// The op with this name in the text form.
             pub fn from_name(name: &str) -> Option<$ty> {
                 $ty::ALL.into_iter().find(|v| v.name() == name)
             }

@@ -1,18 +1,21 @@
-//! Broadcast pairs: operands of an op that each have an axis of their own, so that the result has every pair of their rows.
+//! Recognises pairwise ops, such as pairwise distances: each operand has one axis that the other lacks, so that broadcasting combines
+//! every row of the left operand with every row of the right one.
 
-/// Axes of the result of a pointwise op, and of a reduction along `along` that keeps it.
+/// Roles of the axes of a pairwise pointwise op, which is then reduced over `along`. Axes count from the result's first axis.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pairwise {
-    /// Axes that both operands have.
+    /// Axes that both operands have, except `along`.
     pub batch: Vec<usize>,
-    /// The axis that only the left operand has, and the one that only the right operand has.
+    /// The axis that only the left operand has.
     pub rows: usize,
+    /// The axis that only the right operand has.
     pub columns: usize,
+    /// The reduced axis, which both operands have.
     pub along: usize,
 }
 
-/// How operands of these shapes are paired where the result is reduced along one axis that both have; `None` unless each has
-/// one axis of its own. Axes count from the result's first.
+/// The axis roles of operands with these shapes, whose result is reduced over the axis `along`; `None` unless each operand has exactly
+/// one axis of its own and all other axes are equal.
 pub fn pairs(left: &[usize], right: &[usize], along: usize) -> Option<Pairwise> {
     let rank = left.len().max(right.len());
     let (left, right) = (padded(left, rank), padded(right, rank));
@@ -26,13 +29,13 @@ pub fn pairs(left: &[usize], right: &[usize], along: usize) -> Option<Pairwise> 
     (along < rank && along != rows && along != columns && shared).then_some(Pairwise { batch, rows, columns, along })
 }
 
-/// The shape with axes of size 1 in front, so that it has `rank` of them.
+/// The shape with leading axes of size 1 added up to `rank` axes.
 pub fn padded(shape: &[usize], rank: usize) -> Vec<usize> {
     [vec![1; rank.saturating_sub(shape.len())], shape.to_vec()].concat()
 }
 
 impl Pairwise {
-    /// The axes as those of a batch of matrices: batch, then rows, columns, and the axis that is reduced.
+    /// The axes in the order of a batched GEMM: batch, M (rows), N (columns), K (the reduced axis).
     pub fn order(&self) -> Vec<usize> {
         [&self.batch[..], &[self.rows, self.columns, self.along]].concat()
     }

@@ -1,23 +1,24 @@
-//! Parameter data from [`Init`]: the same on every machine, bit for bit.
+//! Generates parameter data from [`Init`], bit for bit the same on every machine.
 //!
-//! Uses only arithmetic that IEEE 754 fixes (no system `ln` or `cos`): splitmix64 and the polar form of Box-Muller.
+//! Uses only arithmetic that IEEE 754 specifies exactly (no system `ln` or `cos`): splitmix64 and the polar form of Box-Muller.
 use crate::{
     DType, Graph, Init, ParamInfo, Tensor,
     memory::{self, NoMemory},
 };
 
-/// Whether there is memory for the data of every parameter.
+/// An error if there is not enough free memory for the data of all parameters.
 pub fn require(g: &Graph) -> Result<(), NoMemory> {
     let bytes = g.params.iter().fold(0usize, |sum, p| sum.saturating_add(p.ty.bytes()));
     memory::require(bytes, &format!("the parameters of {}", g.name))
 }
 
-/// Data of every parameter, in order. `External` parameters, whose data is elsewhere, get Normal(0, 0.05²).
+/// Data of all parameters, in order. `External` parameters, whose real data is elsewhere, get random data: Normal(0, 0.05²) for floats,
+/// 0 or 1 for integers, even odds for bool.
 pub fn random_params(g: &Graph) -> Vec<Tensor> {
     g.params.iter().enumerate().map(|(i, p)| param_data(i, p)).collect()
 }
 
-/// A tensor of Normal(0, scale²) (integers: uniform in `0..scale`; bool: even odds) for tests and benchmarks.
+/// A random tensor for tests and benchmarks: Normal(0, scale²) for floats, uniform in `0..scale` for integers, even odds for bool.
 pub fn random_tensor(ty: crate::Type, seed: u64, scale: f64) -> Tensor {
     let mut random = Random::new(seed);
     let count = ty.count();
@@ -31,7 +32,7 @@ pub fn random_tensor(ty: crate::Type, seed: u64, scale: f64) -> Tensor {
     }
 }
 
-/// Data of one parameter; `index` is its place in the graph.
+/// Data of one parameter; `index` is its position in [`Graph::params`].
 pub fn param_data(index: usize, p: &ParamInfo) -> Tensor {
     let seeded = |seed: u64| seed ^ (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let ty = p.ty.clone();
@@ -54,7 +55,7 @@ fn from_scalars(p: &ParamInfo, values: impl Iterator<Item = crate::Scalar>) -> T
     t
 }
 
-/// splitmix64 (Steele, Lea, Flood 2014).
+/// A random number generator: splitmix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
 pub struct Random {
     state: u64,
@@ -62,16 +63,18 @@ pub struct Random {
 }
 
 impl Random {
+    /// A generator whose numbers depend only on `seed`.
     pub fn new(seed: u64) -> Random {
         Random { state: seed, spare: None }
     }
+    /// Uniform over all 64-bit numbers.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
-    /// Uniform in 0..1, multiples of 2^-53.
+    /// Uniform in `0..1`, a multiple of 2^-53.
     pub fn uniform(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -79,11 +82,11 @@ impl Random {
     pub fn below(&mut self, n: usize) -> usize {
         if n == 0 { 0 } else { (self.next_u64() % n as u64) as usize }
     }
-    /// One of the items, which are not empty.
+    /// A random item. Panics if there are none.
     pub fn pick<T: Clone>(&mut self, items: &[T]) -> T {
         items[self.below(items.len())].clone()
     }
-    /// Normal(0, 1) by the polar method.
+    /// Normal(0, 1), by the polar method.
     pub fn normal(&mut self) -> f64 {
         if let Some(spare) = self.spare.take() {
             return spare;
@@ -100,7 +103,7 @@ impl Random {
     }
 }
 
-/// Natural logarithm of a positive normal number from the four operations alone: `m · 2^e` with m near 1, then
+/// Natural logarithm of a positive normal number by the four basic operations alone: splits it into `m · 2^e` with m near 1, then
 /// `ln m = 2 atanh((m-1)/(m+1))` by its series.
 fn ln(x: f64) -> f64 {
     let mut exponent = ((x.to_bits() >> 52) & 0x7ff) as i64 - 1023;

@@ -1,7 +1,7 @@
-//! Random graphs for differential tests, and shrinking of those that fail.
+//! Random graphs for differential tests, and shrinking of failing ones.
 //!
-//! A graph follows from its seed and options alone, on every machine. Values stay moderate (functions with poles are fed
-//! safe arguments), so results can be compared with tolerances. Print the seed when a test fails.
+//! A graph depends only on its seed and options, on every machine. Values stay moderate (functions with poles get safe arguments), so
+//! results can be compared with tolerances. Print the seed when a test fails.
 mod cases;
 mod shrink;
 
@@ -14,23 +14,26 @@ use crate::{
     random_tensor,
 };
 
-/// What a random graph is made of.
+/// Options of [`graph`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Ops beside inputs (helper ops, as casts, come on top).
+    /// Number of ops, not counting inputs and helper ops such as casts.
     pub ops: usize,
     /// Float dtypes of inputs.
     pub dtypes: Vec<DType>,
+    /// Permute, reshape, slice, flip, broadcast.
     pub views: bool,
+    /// Reductions, including argmax, argmin, any, all.
     pub reductions: bool,
+    /// Matmuls.
     pub dots: bool,
     /// Softmax, norms, named functions.
     pub composites: bool,
     /// Concat, pad, take, scan.
     pub movement: bool,
-    /// With `movement`: reflected and flipped edges, cropping pads: indices that run backwards and below 0.
+    /// With `movement`: reflected and flipped edges and cropping pads, whose indices run backwards and below 0.
     pub edges: bool,
-    /// Also sizes 0 and 1, and rank 0.
+    /// Also axes of size 0 and 1, and rank 0.
     pub odd_shapes: bool,
 }
 
@@ -50,7 +53,7 @@ impl Default for Options {
     }
 }
 
-/// A random graph of one float dtype (with integers and bools on the way), verified by construction.
+/// A random graph of one float dtype, with some integer and bool intermediates. Valid by construction.
 pub fn graph(seed: u64, options: &Options) -> Graph {
     let mut r = Random::new(seed);
     let mut g = Graph::new(format!("random_{seed}"));
@@ -60,7 +63,7 @@ pub fn graph(seed: u64, options: &Options) -> Graph {
     let rank = (least_rank + r.below(4)).min(3);
     let base: Vec<usize> = (0..rank).map(|_| r.pick(sizes)).collect();
     for _ in 0..1 + r.below(3) {
-        // Operands that broadcast against each other: some axes 1, some leading axes missing.
+        // Shapes that broadcast against each other: some axes of size 1, some leading axes missing.
         let mut shape: Vec<usize> = base.iter().map(|&d| if r.below(4) == 0 { 1 } else { d }).collect();
         if r.below(5) == 0 && !shape.is_empty() {
             shape.remove(0);
@@ -71,7 +74,7 @@ pub fn graph(seed: u64, options: &Options) -> Graph {
     let (mut made, mut tries) = (0, 0);
     while made < options.ops && tries < options.ops * 20 {
         tries += 1;
-        // What does not fit (shapes that do not broadcast, too large results) is not added; helper ops it left are dead.
+        // Skip steps that do not fit (shapes that do not broadcast, results that are too large); helper ops they leave are dead.
         if let Ok(v) = step(&mut g, &mut r, &floats, options)
             && g.ty(v).count() <= 1 << 16
         {
@@ -89,7 +92,7 @@ pub fn graph(seed: u64, options: &Options) -> Graph {
     g.without_dead()
 }
 
-/// Inputs for a graph: Normal(0, 1), small integers.
+/// Random inputs for a graph: Normal(0, 1) for floats, `0..5` for integers, even odds for bool.
 pub fn inputs(g: &Graph, seed: u64) -> Vec<Tensor> {
     let input = |(i, v): (usize, &ValueId)| {
         let ty = g.ty(*v).clone();
@@ -99,9 +102,9 @@ pub fn inputs(g: &Graph, seed: u64) -> Vec<Tensor> {
     g.inputs.iter().enumerate().map(input).collect()
 }
 
-/// One more float value.
+/// Adds one more float value.
 fn step(g: &mut Graph, r: &mut Random, values: &[ValueId], o: &Options) -> Result<ValueId, GraphError> {
-    // Recent values are likelier, so that graphs are deep.
+    // Prefers recent values, so that graphs get deep.
     let near = |r: &mut Random| values[values.len() - 1 - r.below(values.len()).min(r.below(values.len()))];
     let x = near(r);
     match r.below(12) {
@@ -186,7 +189,7 @@ fn view(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError
             g.permute(x, perm)
         }
         1 => {
-            // Joins two axes, or splits off an axis of 1.
+            // Merges two axes, or inserts an axis of size 1.
             let mut to = shape.clone();
             if rank >= 2 && r.below(2) == 0 {
                 let i = r.below(rank - 1);
@@ -235,7 +238,7 @@ fn reduce(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphErr
         }
         _ => {
             let op = r.pick(&[ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min]);
-            // The mean of nothing is NaN; that has its own tests.
+            // The mean of no elements is NaN, which has its own tests.
             let empty = axes.iter().any(|&a| g.shape(x)[a] == 0);
             g.reduce(if empty { ReduceOp::Sum } else { op }, x, axes)
         }
@@ -287,7 +290,7 @@ fn movement(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphE
     }
 }
 
-/// An axis whose ends are mirrored, turned round or cut, so that positions in the operand are negative somewhere.
+/// Reflects, flips or crops the ends of an axis, so that some index into the operand runs backwards or below 0.
 fn edge(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError> {
     let shape = g.shape(x).to_vec();
     if shape.is_empty() {
@@ -297,7 +300,7 @@ fn edge(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError
     let n = shape[axis];
     let flipped = g.add(Op::Flip(vec![axis]), &[x])?;
     match r.below(4) {
-        // Reflection, the outermost element not repeated, on one side or both.
+        // Reflection without repeating the outermost element, on one side or both.
         0 if n > 1 => {
             let width = 1 + r.below(n - 1);
             let before = g.slice(flipped, axis, n - 1 - width, width, 1)?;
@@ -312,7 +315,7 @@ fn edge(g: &mut Graph, r: &mut Random, x: ValueId) -> Result<ValueId, GraphError
             let joined = g.concat(&[x, flipped], axis)?;
             g.add(Op::Flip(vec![axis]), &[joined])
         }
-        // Cut at one end, widened at the other, then seen as a longer row.
+        // Crop one end, pad the other, then flatten.
         _ => {
             let (mut lo, mut hi) = (vec![0; shape.len()], vec![0; shape.len()]);
             let cut = r.below(n.max(1)) as i64;

@@ -1,11 +1,10 @@
-//! Copies of graphs: with substitutions, without dead nodes, with other graphs set in, without names.
+//! Copies of graphs: with substitutions, without dead nodes, with other graphs inlined, without names.
 use crate::{Graph, GraphError, Op, Source, Type, ValueId};
 
 impl Graph {
-    /// A copy in topological order. For every node `replace` gets the new graph, the old value and its operands in the
-    /// new graph, and returns the value that takes its place, or `None` to copy the node as it is (with its type
-    /// inferred anew). Nodes made on the way get the old node's source. Inputs, outputs and parameters keep their order;
-    /// an input stays in the copy even when replaced.
+    /// Copies the graph node by node, in topological order. For every node, `replace` gets the new graph, the old value, and its operands
+    /// in the new graph. It returns the replacement value, or `None` to copy the node unchanged, with its type inferred again. Nodes that
+    /// `replace` adds get the old node's source. Inputs, outputs and parameters keep their order; inputs stay even if replaced.
     pub fn rebuild(
         &self,
         mut replace: impl FnMut(&mut Graph, ValueId, &[ValueId]) -> Result<Option<ValueId>, GraphError>,
@@ -43,7 +42,7 @@ impl Graph {
         Ok(new)
     }
 
-    /// Values that lead to an output.
+    /// For each value, whether an output depends on it.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.len()];
         for o in &self.outputs {
@@ -59,8 +58,8 @@ impl Graph {
         live
     }
 
-    /// A copy without the nodes that lead to no output. Inputs stay (they are the signature), and so does the list of
-    /// parameters (their data is given in its order).
+    /// A copy without dead nodes. All inputs stay, since they are the signature, and so does the list of parameters, since its order is
+    /// that of their data.
     pub fn without_dead(&self) -> Graph {
         let live = self.live();
         let mut new = Graph::new(self.name.clone());
@@ -77,7 +76,8 @@ impl Graph {
         new
     }
 
-    /// Adds the nodes of `part` with `args` for its inputs; gives its outputs here. `part` has no parameters.
+    /// Copies the nodes of `part` into this graph with `args` as its inputs; returns its outputs. An error if `part` has parameters, or if
+    /// `args` do not have the types of its inputs.
     pub fn inline(&mut self, part: &Graph, args: &[ValueId]) -> Result<Vec<ValueId>, GraphError> {
         let invalid = |what: String| GraphError::Invalid { value: ValueId(0), what };
         if !part.params.is_empty() {
@@ -85,7 +85,7 @@ impl Graph {
         }
         let given: Vec<&Type> = args.iter().map(|a| self.ty(*a)).collect();
         if !given.iter().copied().eq(part.inputs.iter().map(|i| part.ty(*i))) {
-            return Err(invalid(format!("operands {given:?} are not what `{}` takes", part.name)));
+            return Err(invalid(format!("operands {given:?} do not have the types of the inputs of `{}`", part.name)));
         }
         let mut map: Vec<ValueId> = Vec::with_capacity(part.len());
         for v in part.values() {
@@ -103,7 +103,7 @@ impl Graph {
         Ok(part.outputs.iter().map(|o| map[o.0 as usize]).collect())
     }
 
-    /// The same without names and source locations.
+    /// A copy without names and source locations.
     pub fn bare(&self) -> Graph {
         let mut bare = self.clone();
         bare.name.clear();

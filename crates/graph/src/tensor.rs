@@ -1,4 +1,4 @@
-//! Types of values, and tensors as plain host data.
+//! Tensor types, and tensors as dense host data.
 use crate::{
     DType,
     memory::{self, Memory, NoMemory},
@@ -10,14 +10,18 @@ use std::{alloc::Layout, fmt, sync::Arc};
 /// Element type and shape. `Display` is the text syntax: `f32[8,128]`; rank 0 prints as `f32[]`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Type {
+    /// Element type.
     pub dtype: DType,
+    /// Sizes of the axes; empty for rank 0, which has one element.
     pub shape: Vec<usize>,
 }
 
 impl Type {
+    /// A type of this dtype and shape, unchecked.
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Type {
         Type { dtype, shape: shape.into() }
     }
+    /// Number of axes.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
@@ -25,7 +29,7 @@ impl Type {
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
-    /// Size in bytes, dense.
+    /// Size of a dense tensor in bytes.
     pub fn bytes(&self) -> usize {
         self.count() * self.dtype.bytes()
     }
@@ -65,22 +69,23 @@ impl std::str::FromStr for Type {
     }
 }
 
-/// One to eight bytes as a number, the least one first.
+/// One to eight little-endian bytes as a number.
 fn low(bytes: &[u8]) -> u64 {
     let mut all = [0; 8];
     all[..bytes.len()].copy_from_slice(bytes);
     u64::from_le_bytes(all)
 }
 
-/// A dense row-major tensor in host memory, 64-byte aligned. Cheap to clone (shared, copied on write).
+/// A dense row-major tensor in host memory, 64-byte aligned. Cheap to clone: clones share data, copied on write.
 #[derive(Clone)]
 pub struct Tensor {
+    /// Element type and shape.
     pub ty: Type,
     data: Arc<Memory>,
 }
 
 impl Tensor {
-    /// All bytes zero, if there is memory for them; `what` is the tensor's name in the message.
+    /// A tensor of zeros, or an error if there is not enough memory; `what` names the tensor in the message.
     pub fn try_zeros(ty: Type, what: &str) -> Result<Tensor, NoMemory> {
         let bytes = ty.bytes();
         memory::require(bytes, what)?;
@@ -88,8 +93,7 @@ impl Tensor {
             Memory::zeroed(bytes).ok_or_else(|| NoMemory { what: what.into(), bytes, free: memory::free() })?;
         Ok(Tensor { ty, data: Arc::new(memory) })
     }
-    /// All bytes zero. Ends the process where there is no memory for them: for what is small, or has been required before
-    /// ([`memory::require`]).
+    /// A tensor of zeros. Aborts the process if there is not enough memory: only for small tensors, or after [`memory::require`].
     pub fn zeros(ty: Type) -> Tensor {
         let bytes = ty.bytes();
         let memory = Memory::zeroed(bytes).unwrap_or_else(|| {
@@ -97,11 +101,11 @@ impl Tensor {
         });
         Tensor { ty, data: Arc::new(memory) }
     }
-    /// Whether no clone of it is left, so that its memory can be written without a copy.
+    /// Whether no other clone shares its data, so that it can be written without a copy.
     pub fn is_unique(&mut self) -> bool {
         Arc::get_mut(&mut self.data).is_some()
     }
-    /// From row-major bytes. `None` if the length is not the type's.
+    /// A tensor of the given row-major bytes. `None` if their number is not `ty.bytes()`.
     pub fn from_bytes(ty: Type, bytes: &[u8]) -> Option<Tensor> {
         if bytes.len() != ty.bytes() {
             return None;
@@ -110,7 +114,8 @@ impl Tensor {
         t.bytes_mut().copy_from_slice(bytes);
         Some(t)
     }
-    /// From f64 values, converted to `dtype` (saturating for integers; nonzero is true).
+    /// A tensor of the given row-major values, each converted as by [`Tensor::set_f64`]. Missing elements are zero; extra ones are
+    /// ignored.
     pub fn from_f64(ty: Type, values: impl IntoIterator<Item = f64>) -> Tensor {
         let mut t = Tensor::zeros(ty);
         for (i, v) in values.into_iter().take(t.ty.count()).enumerate() {
@@ -118,20 +123,23 @@ impl Tensor {
         }
         t
     }
+    /// The elements as little-endian bytes, row-major.
     pub fn bytes(&self) -> &[u8] {
         self.data.as_slice()
     }
+    /// The bytes, writable. Copies the data first if a clone shares it.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         Arc::make_mut(&mut self.data).as_mut_slice()
     }
-    /// Elements as a typed slice; `None` if `T`'s size is not the dtype's.
+    /// The elements as a typed slice; `None` if the size of `T` differs from the dtype's.
     pub fn as_slice<T: bytemuck::Pod>(&self) -> Option<&[T]> {
         (size_of::<T>() == self.ty.dtype.bytes()).then(|| bytemuck::cast_slice(self.bytes()))
     }
+    /// The elements as a writable typed slice; `None` if the size of `T` differs from the dtype's. Copies shared data first.
     pub fn as_mut_slice<T: bytemuck::Pod>(&mut self) -> Option<&mut [T]> {
         (size_of::<T>() == self.ty.dtype.bytes()).then(|| bytemuck::cast_slice_mut(self.bytes_mut()))
     }
-    /// Element `i` (row-major) as f64. Integers over 2^53 lose precision.
+    /// Element `i`, in row-major order, as f64. Integers beyond 2^53 lose precision. Panics if `i` is out of bounds.
     pub fn get_f64(&self, i: usize) -> f64 {
         let n = self.ty.dtype.bytes();
         let low = low(&self.bytes()[i * n..(i + 1) * n]);
@@ -141,13 +149,15 @@ impl Tensor {
             Kind::Bool => low as f64,
         }
     }
-    /// Element `i` as i64 (floats truncate toward zero).
+    /// Element `i` as i64; floats truncate toward zero and saturate. Panics if `i` is out of bounds.
     pub fn get_i64(&self, i: usize) -> i64 {
         match self.ty.dtype {
             DType::I64 => bytemuck::pod_read_unaligned(&self.bytes()[i * 8..i * 8 + 8]),
             _ => self.get_f64(i) as i64,
         }
     }
+    /// Sets element `i`, in row-major order. Floats round to nearest even. Integers truncate toward zero: i64 and i32 saturate, narrower
+    /// ones keep the low bits. Nonzero is true. Panics if `i` is out of bounds.
     pub fn set_f64(&mut self, i: usize, v: f64) {
         let (dtype, size) = (self.ty.dtype, self.ty.dtype.bytes());
         let b = &mut self.bytes_mut()[i * size..(i + 1) * size];
@@ -159,6 +169,7 @@ impl Tensor {
         };
         b.copy_from_slice(&low.to_le_bytes()[..size]);
     }
+    /// Sets element `i`, exactly for i64, with the low bits for i32, and as [`Tensor::set_f64`] for other dtypes.
     pub fn set_i64(&mut self, i: usize, v: i64) {
         match self.ty.dtype {
             DType::I64 => self.bytes_mut()[i * 8..i * 8 + 8].copy_from_slice(&v.to_le_bytes()),
@@ -166,6 +177,7 @@ impl Tensor {
             _ => self.set_f64(i, v as f64),
         }
     }
+    /// All elements as f64, row-major.
     pub fn to_f64_vec(&self) -> Vec<f64> {
         (0..self.ty.count()).map(|i| self.get_f64(i)).collect()
     }
@@ -180,7 +192,7 @@ impl fmt::Debug for Tensor {
 }
 
 impl PartialEq for Tensor {
-    /// Bitwise.
+    /// Equal types and bitwise equal data.
     fn eq(&self, o: &Tensor) -> bool {
         self.ty == o.ty && self.bytes() == o.bytes()
     }

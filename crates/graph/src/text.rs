@@ -1,4 +1,4 @@
-//! The text form of a graph: printed, parsed back to the same graph, and pleasant to write by hand.
+//! The text form of a graph: prints, parses back to an equal graph, and is easy to write by hand.
 //!
 //! ```text
 //! # Comments run from `#` or `;` to the end of the line.
@@ -9,13 +9,13 @@
 //!   return %y
 //! }
 //! ```
-//! - Values (`%x`) and parameters (`@b`) may have any names of letters, digits, `_` and `.`; the printer numbers them.
-//! - A line is `%name = op operands attributes : type loc("module", "file:line")`; type and loc may be left out, but for
+//! - Names of values (`%x`) and parameters (`@b`) consist of letters, digits, `_` and `.`; the printer uses numbers.
+//! - A line is `%name = op operands attributes : type loc("module", "file:line")`. `loc` is optional, and so is the type, except for
 //!   `iota` and `input`. Operands are separated by commas; attributes are `key=value`, in any order.
-//! - An operand is a value, a parameter, or (by hand) a number: a constant of the other operands' dtype.
-//! - A parameter's data is `external` (or nothing), `random(seed=, scale=)`, `fill(value)` or a list `[1.0, 2.0]`.
+//! - An operand is a value, a parameter, or (not printed) a number, which becomes a constant of the other operands' dtype.
+//! - A parameter's data is `external` (the default), `random(seed=, scale=)`, `fill(value)` or a list `[1.0, 2.0]`.
 //!
-//! Never panics: what does not parse, infer and verify is an error with line and column.
+//! Never panics: text that does not parse, infer and verify is an error with line and column.
 mod lex;
 mod ops;
 mod parse;

@@ -1,23 +1,23 @@
-//! The verifier: what every graph obeys, whoever made it. After it, no stage has to check again.
+//! The verifier: checks the invariants of every graph, however it was built. Later stages rely on them and do not check again.
 //!
 //! Invariants:
-//! - operands stand before their users, and operand positions are 0, 1, 2, … without gaps or repeats;
+//! - operands come before their users, and operand positions are 0, 1, 2, … without gaps or repeats;
 //! - every node's type is the one [`crate::infer::infer`] gives, within [`crate::infer::check_type`]'s limits;
 //! - `Input(i)` is the value `inputs[i]`, and every entry of `inputs` is such a node (so inputs are dense and unique);
 //! - `Param(p)` names an entry of `params` and has its type (several nodes may read one parameter, and none need to);
 //! - a constant has rank 0 and a scalar of its dtype's kind (float, integer in range, bool);
-//! - `Iota` counts along an axis that exists, in a number type;
-//! - a fallback names an operator that a graph may leave to libtorch, with arguments that fit it ([`crate::fallback`]);
-//! - `Result(i)` reads a fallback that has more than `i` results, `i` ≥ 1, and has that result's type;
-//! - a parameter's initial data has as many elements as its type, and its random scale is finite
-//!   (floats: at least 0, integers: at least 1);
-//! - outputs exist (any value, repeats allowed, at least none).
+//! - `Iota` counts along an existing axis, in an integer or float dtype;
+//! - a fallback calls an operator of the allowlist with arguments that fit its schema ([`crate::fallback`]);
+//! - `Result(i)`, with `i` ≥ 1, reads a fallback that has more than `i` results, and has that result's type;
+//! - a parameter's literal data has as many elements as its type, and its random scale is finite (floats: at least 0, integers: at
+//!   least 1);
+//! - outputs are existing values; repeats and zero outputs are allowed.
 use crate::{
     DType, Graph, GraphError, Init, Op, ParamInfo, Scalar, Type, ValueId, count, fallback,
     infer::{check_type, infer},
 };
 
-/// Checks every invariant of the module's doc; the first violation is the error.
+/// Checks all invariants in the module's doc; the first violation is the error.
 pub fn verify(g: &Graph) -> Result<(), GraphError> {
     for (i, p) in g.params.iter().enumerate() {
         check_param(p).map_err(|what| {
@@ -51,12 +51,12 @@ fn check_node(g: &Graph, v: ValueId) -> Result<(), GraphError> {
         use petgraph::visit::EdgeRef;
         positions.push(*edge.weight());
         if edge.source().index() >= v.0 as usize {
-            return Err(invalid(format!("operand %{} does not stand before it", edge.source().index())));
+            return Err(invalid(format!("operand %{} does not come before it", edge.source().index())));
         }
     }
     positions.sort_unstable();
     if !positions.iter().copied().eq(0..positions.len() as u32) {
-        return Err(invalid(format!("operand positions are {positions:?}, they must count from 0")));
+        return Err(invalid(format!("operand positions are {positions:?}, but they must be 0, 1, 2, …")));
     }
     let (op, ty) = (g.op(v), g.ty(v));
     check_type(ty).map_err(invalid)?;
@@ -101,7 +101,7 @@ fn check_node(g: &Graph, v: ValueId) -> Result<(), GraphError> {
     if *ty == expected { Ok(()) } else { Err(invalid(format!("has type {ty}, but {} gives {expected}", op.name()))) }
 }
 
-/// Type of result `i` of the fallback `of`, or why there is none.
+/// Type of result `i` (≥ 1) of the fallback `of`, or why there is none.
 pub(crate) fn fallback_result(g: &Graph, of: ValueId, i: u32) -> Result<Type, String> {
     let Op::Fallback(f) = g.op(of) else {
         return Err(format!("{of} is not a fallback, so it has one result; use it directly"));
@@ -120,7 +120,7 @@ fn check_const(s: Scalar, ty: &Type) -> Result<(), String> {
     check_scalar(s, ty.dtype)
 }
 
-/// A scalar fits a dtype if it is of the same kind and, for integers, in range.
+/// Checks that a scalar has the dtype's kind and, for integers, is in range.
 fn check_scalar(s: Scalar, dtype: DType) -> Result<(), String> {
     let ok = match s {
         Scalar::Float(_) => dtype.is_float(),

@@ -1,11 +1,11 @@
-//! Inference and verifier: result types, and what each rejection says.
+//! Inference and verifier: result types, and the messages of rejections.
 use kiln_graph::{
     BinaryOp, DType, Graph, Init, Op, ParamId, ParamInfo, ReduceOp, Scalar, Type, UnaryOp, ValueId,
     infer::{conv_len, infer, pool_len},
     text,
 };
 
-/// `body` defines `%y` from `args`; its type.
+/// The type of `%y` in a graph with inputs `args` and `%y = body`, or the error.
 fn ty(args: &str, body: &str) -> String {
     let source = format!("graph g({args}) {{ %y = {body} return %y }}");
     match text::parse(&source) {
@@ -54,7 +54,7 @@ fn rejections() {
         ("%a: f32[0]", "reduce.max %a axes=[0]", "no elements"),
         ("%a: f32[2,2]", "reduce.sum %a axes=[0,0]", "named twice"),
         ("%a: f32[2,2]", "reduce.argmax %a axes=[0,1]", "takes one axis"),
-        ("%a: f32[2,2]", "permute %a perm=[0,0]", "not an order"),
+        ("%a: f32[2,2]", "permute %a perm=[0,0]", "not a permutation"),
         ("%a: f32[2]", "slice %a axis=0 start=1 len=2", "does not lie in"),
         ("%a: f32[2]", "slice %a axis=0 start=0 len=2 step=0", "does not lie in"),
         ("%a: f32[2]", "slice %a axis=0 start=18446744073709551615 len=3", "does not lie in"),

@@ -1,4 +1,4 @@
-//! Properties of random graphs: verified, printed and parsed back, rebuilt alike; shrinking shrinks.
+//! Properties of random graphs: they verify, round-trip through text and JSON, and rebuild to equal graphs; shrinking shrinks them.
 use kiln_graph::{Graph, Op, UnaryOp, ValueId, decompose, random, text};
 
 #[test]

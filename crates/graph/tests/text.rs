@@ -1,4 +1,4 @@
-//! The text form: what is written parses, prints canonically and parses back to an equal graph; what is wrong says where.
+//! The text form: valid text parses, prints canonically and parses back to an equal graph; invalid text is an error with a position.
 use kiln_graph::{
     BinaryOp, DType, FallbackOp, Graph, GraphError, Init, Op, PoolKind, ReduceOp, Scalar, ScatterMode, Source, Type,
     UnaryOp, text,
@@ -61,14 +61,14 @@ fn errors_have_places() {
     check("%y = neg %x axis=1", "neg has no attribute axis=");
     check("%y = reshape %x shape=[4]", "6 elements");
     check("%y = select %x, %x, %x", "must be bool");
-    check("%y = add 1, 2", "only numbers");
+    check("%y = add 1, 2", "all operands are numbers");
     check("%y = linear %x, @w", "`@w` is not declared above");
     check("%y = const 300 : u8[]", "not a value of u8");
-    check("%y = iota axis=0 : f32[99999999999999999999]", "a size is wanted");
+    check("%y = iota axis=0 : f32[99999999999999999999]", "expected a size");
     check("%y = iota axis=0 : f32[99999999999,9999999999]", "too large");
-    check("%y = neg %x loc(\"a)", "no end");
+    check("%y = neg %x loc(\"a)", "no closing quote");
     check("%y = input 3 : f32[2]", "not listed as the graph's input");
-    check("}", "`return` is wanted here");
+    check("}", "expected `return`");
 }
 
 #[test]

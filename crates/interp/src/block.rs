@@ -1,12 +1,14 @@
-//! Block-program interpreter: every instance in order, element by element, over plain bytes.
+//! Interpreter of block programs: runs the program instances one after the other, element by element, over plain bytes.
 //!
-//! Takes: a verified kernel and one buffer a parameter. Gives: the buffers as the kernel leaves them, or what it did wrong.
-//! Floats: each op is computed in f64 and rounded to f32 (f64 stays), then to its own type; sums and products of a reduction
-//! are rounded once. So the result is as good as the types allow, and other ways of running come close to it.
-//! Lower-level ops have their meaning in one instance: an asynchronous copy arrives at its wait, shared memory starts as
-//! NaN, roles run in turn, each until it waits for a barrier. Of a cluster every block is run by itself: what the others send
-//! is what it sends, as all do the same.
-//! Never: optimises, guesses what an access outside a buffer could mean.
+//! Takes: a kernel, which it verifies, and one buffer per parameter. Gives: the buffers as the kernel leaves them, or its first error.
+//! Never optimises, and never gives an out-of-bounds access a meaning.
+//!
+//! Floats: each op is computed in f64 and rounded to f32 (f64 ops stay in f64), then to its own type; a reduction is rounded once, at
+//! its end. So results are as exact as the types allow, and generated code is compared with them within a tolerance.
+//!
+//! Low-level ops are simulated per instance: an asynchronous copy becomes visible at its wait, shared memory starts as NaN, and warp
+//! roles run in turn, each until it blocks on a barrier. The blocks of a cluster are simulated one at a time: since all blocks send
+//! the same, what a block would receive from the others is what it sends itself.
 mod machine;
 mod memory;
 mod scalar;
@@ -17,21 +19,26 @@ pub use memory::Buffer;
 
 use kiln_block::{BlockError, Kernel};
 
+/// Why a program could not be run to its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InterpError {
+    /// The verifier rejects the program.
     #[error("the program is not valid: {0}")]
     Invalid(#[from] BlockError),
+    /// The buffers do not fit the parameters.
     #[error("kernel {kernel}: {what}")]
     Buffers { kernel: String, what: String },
+    /// An op failed at run time, such as an access out of bounds.
     #[error("kernel {kernel}, instance {instance:?}, `{op}`: {what}")]
     Op { kernel: String, instance: [usize; 3], op: String, what: String },
+    /// No role can continue.
     #[error(
-        "kernel {kernel}, instance {instance:?}: every role waits for a barrier: {waits}; check phases and arrivals"
+        "kernel {kernel}, instance {instance:?}: deadlock, every role waits for a barrier: {waits}; check phases and arrivals"
     )]
     Deadlock { kernel: String, instance: [usize; 3], waits: String },
 }
 
-/// Runs all instances, axis 0 fastest. `buffers`: one a parameter, in order.
+/// Runs all program instances, axis 0 fastest. `buffers`: one per parameter, in order; the kernel's writes land in them.
 pub fn run(kernel: &Kernel, buffers: &mut [Buffer]) -> Result<(), InterpError> {
     kiln_block::verify::verify(kernel)?;
     memory::check(kernel, buffers).map_err(|what| InterpError::Buffers { kernel: kernel.name.clone(), what })?;

@@ -1,9 +1,9 @@
-//! The graph interpreter: every op in the plainest way that has PyTorch's semantics.
+//! Graph interpreter: implements every op in the plainest way that has PyTorch's semantics.
 //!
-//! Takes a verified graph with its inputs and parameters as host tensors; gives the outputs. It is the oracle of the
-//! differential tests, the f64 reference of error measurements, and what runs a kernel that cannot be compiled.
-//! Never panics on a verified graph: bad data (an index out of range, division by zero) is an error that names the op
-//! and its place in the model. Never reorders or fuses: one op at a time, in the graph's order.
+//! Takes a verified graph with its inputs and parameters as host tensors; gives the outputs. It is the oracle of the differential
+//! tests, the f64 reference of error measurements, and the fallback for kernels that cannot be compiled.
+//! Never panics on a verified graph: bad data (an index out of range, division by zero) is an error that names the op and its source
+//! location in the model. Never reorders or fuses: runs one op at a time, in the graph's order.
 mod composite;
 mod matmul;
 mod movement;
@@ -18,45 +18,52 @@ use kiln_graph::{DType, FallbackOp, Graph, Op, Scalar, Tensor, Type, ValueId, co
 use std::collections::HashMap;
 use value::{Data, Value};
 
-/// In which precision floats are computed.
+/// The precision in which floats are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Precision {
-    /// Each op in its dtype's `compute()` type, rounded once to its dtype, as PyTorch does. (Long sums are carried in
-    /// f64, so they are no worse than PyTorch's blocked sums.)
+    /// Each op computes in its dtype's `compute()` type and rounds once to its dtype, as PyTorch does. Long sums accumulate in f64, so
+    /// they are at least as exact as PyTorch's blocked sums.
     Native,
-    /// Every float op in f64 without rounding: the reference. Float outputs have dtype f64.
+    /// Every float op computes in f64 without rounding: the reference. Float outputs have dtype f64.
     F64,
-    /// As `Native`, each rounding moved a little at random by this seed: how far results move is what rounding may do to them.
+    /// As `Native`, with a random perturbation at every rounding. How far results move estimates the error that rounding can cause.
     Sampled {
+        /// Seed of the perturbations.
         seed: u64,
         /// Operands of f32 convolutions are rounded to tf32, as PyTorch lets cuDNN do.
         tf32_convs: bool,
     },
 }
 
+/// Why a graph could not be interpreted.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InterpError {
+    /// Wrong number of inputs.
     #[error("{} given, the graph takes {wanted}", count(*.given, "input"))]
     InputCount { given: usize, wanted: usize },
+    /// Wrong number of parameters.
     #[error("{} given, the graph has {wanted}", count(*.given, "parameter"))]
     ParamCount { given: usize, wanted: usize },
+    /// An input of the wrong type.
     #[error("input {index} is {given}, the graph takes {wanted}")]
     Input { index: usize, given: Type, wanted: Type },
+    /// A parameter of the wrong type.
     #[error("parameter @{index} is {given}, the graph takes {wanted}")]
     Param { index: usize, given: Type, wanted: Type },
+    /// An op failed; `place` is its source location in the model.
     #[error("{value} = {op}{place}: {what}")]
     Op { value: ValueId, op: &'static str, place: String, what: String },
 }
 
-/// Runs a fallback op: the op and its operands, to all its results.
+/// Callback that runs a fallback op: takes the op and its operands, returns all its results.
 pub type Fallback<'a> = dyn FnMut(&FallbackOp, &[Tensor]) -> Result<Vec<Tensor>, String> + 'a;
 
-/// For graphs without fallbacks: refuses.
+/// A [`Fallback`] for graphs without fallback ops: always an error.
 pub fn no_fallback(op: &FallbackOp, _: &[Tensor]) -> Result<Vec<Tensor>, String> {
-    Err(format!("{} needs libtorch, which is not at hand here", op.name))
+    Err(format!("{} needs libtorch, which is not available here", op.name))
 }
 
-/// Outputs of the graph in its own dtypes.
+/// Runs the graph in [`Precision::Native`]; outputs have the graph's dtypes.
 pub fn run(
     g: &Graph,
     inputs: &[Tensor],
@@ -66,8 +73,8 @@ pub fn run(
     run_with(g, inputs, params, Precision::Native, fallback)
 }
 
-/// Outputs of the graph computed in `precision`. With [`Precision::F64`] float outputs are f64 tensors, and float inputs
-/// and parameters may be given as f64 in place of their dtype.
+/// Runs the graph in `precision`. With [`Precision::F64`] float outputs are f64 tensors, and float inputs and parameters may be
+/// given as f64 instead of their dtype. Ops that no output depends on are skipped.
 pub fn run_with(
     g: &Graph,
     inputs: &[Tensor],
@@ -120,8 +127,8 @@ pub fn run_with(
     g.outputs.iter().map(output).collect()
 }
 
-/// One op on host tensors, in its own dtypes. `ty` is the op's result type. Leaves but constants and iotas, and
-/// fallbacks, are errors. For folding constants and for single steps of a plan.
+/// Runs one op on host tensors in [`Precision::Native`]. `ty` is the op's result type. Leaves other than constants and iotas, and
+/// fallbacks, are errors. Used for constant folding and for single steps of a plan.
 pub fn eval_op(op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor, String> {
     let values: Vec<Value> = args.iter().map(|t| Value::from_tensor(t, t.ty.dtype, Precision::Native)).collect();
     let refs: Vec<&Value> = values.iter().collect();
@@ -159,7 +166,7 @@ fn check_arguments(g: &Graph, inputs: &[Tensor], params: &[Tensor], precision: P
     Ok(())
 }
 
-/// How often each value is read on the way to an output; 0 for values that lead to none, which are skipped.
+/// Number of uses of each value by live values and outputs; 0 for dead values.
 fn use_counts(g: &Graph) -> Vec<u32> {
     let mut uses = vec![0; g.len()];
     for v in &g.outputs {
@@ -175,7 +182,7 @@ fn use_counts(g: &Graph) -> Vec<u32> {
     uses
 }
 
-/// Bytes of a value while interpreting.
+/// Bytes of a value in the interpreter's carrier type.
 fn carried(ty: &Type, precision: Precision) -> usize {
     let each = match ty.dtype {
         DType::Bool => 1,
@@ -197,7 +204,7 @@ fn call(f: &FallbackOp, args: &[&Value], precision: Precision, run: &mut Fallbac
     if results.is_empty() || !results.iter().map(|t| &t.ty).eq(&f.results) {
         let given: Vec<String> = results.iter().map(|t| t.ty.to_string()).collect();
         let wanted: Vec<String> = f.results.iter().map(Type::to_string).collect();
-        return Err(format!("{} gave [{}], the graph says [{}]", f.name, given.join(", "), wanted.join(", ")));
+        return Err(format!("{} gave [{}], the graph declares [{}]", f.name, given.join(", "), wanted.join(", ")));
     }
     Ok(results.iter().map(|t| Value::from_tensor(t, t.ty.dtype, precision)).collect())
 }
@@ -243,7 +250,7 @@ fn eval(op: &Op, ty: &Type, args: &[&Value], precision: Precision) -> Result<Val
     })
 }
 
-/// The value of a scalar in a dtype, as tensors hold it.
+/// A scalar as an integer, as an integer tensor stores it.
 fn scalar_int(s: Scalar) -> i64 {
     match s {
         Scalar::Int(v) => v,

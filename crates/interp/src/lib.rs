@@ -1,3 +1,3 @@
-//! Slow, obvious interpreters of graphs and of block programs: what every other way of running must agree with.
+//! Slow, obvious interpreters of graphs ([`graph`]) and of block programs ([`block`]): the oracle that compiled code must match.
 pub mod block;
 pub mod graph;

@@ -1,4 +1,4 @@
-//! The seed kernels against plain loops, and what the interpreter refuses.
+//! The seed kernels compared with plain loops, and programs that the interpreter rejects.
 use kiln_block::{Elem, Kernel, text::parse};
 use kiln_interp::block::{Buffer, InterpError, run};
 
@@ -8,7 +8,7 @@ fn seed(name: &str) -> Kernel {
         .unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// Numbers between -1 and 1, the same every time.
+/// Deterministic numbers between -1 and 1.
 fn numbers(n: usize, mut seed: u64) -> Vec<f64> {
     let next = || {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -102,7 +102,7 @@ fn roles_and_tensor_maps() {
     close(&buffers[2].to_f64(), &wanted, 1e-5);
 }
 
-/// The copy engine traps at tiles that start between multiples of 16 bytes.
+/// TMA traps at tiles that do not start at a multiple of 16 bytes.
 #[test]
 fn unaligned_tiles_are_refused() {
     let text = include_str!("../../block/tests/kernels/pipeline.block");
@@ -113,7 +113,7 @@ fn unaligned_tiles_are_refused() {
     assert!(wrong.contains("multiples of 16 bytes"), "{wrong}");
 }
 
-/// Runs lines with `%x`, `%y`: f32 pointers to 8 elements, x = 1, 2, …; gives y.
+/// Runs a kernel body with `%x` and `%y`, f32 pointers to 8 elements, x = 1, 2, …; returns y.
 fn lines(body: &str) -> Result<Vec<f64>, InterpError> {
     let source = format!("kernel @k(%x: ptr<f32> readonly, %y: ptr<f32>) grid [1, 1, 1] warps 4 {{\n{body}\n}}");
     let k = parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"));

@@ -1,4 +1,4 @@
-//! Passes change no result: random programs and the seed kernels, interpreted before and after.
+//! Passes change no result: random programs and norm kernels, interpreted before and after each pass.
 use crate::common::Random;
 use kiln_block::{
     Arithmetic, BinaryOp, Builder, CmpOp, Const, Elem, Kernel, Op, ReduceOp, ScanOp, Type, UnaryOp, Value, passes, text,
@@ -6,7 +6,7 @@ use kiln_block::{
 use kiln_interp::block::{Buffer, run};
 use kiln_machine::Arch;
 
-/// Values at hand: integers, floats and masks, all of one shape.
+/// Values available as operands: integers, floats and masks, all of one shape.
 #[derive(Clone)]
 struct Pool {
     ints: Vec<Value>,
@@ -54,7 +54,7 @@ fn grow(b: &mut Builder, r: &mut Random, pool: &mut Pool, x: Value, depth: usize
                 pool.floats.push(b.cast(pool.ints[pool.ints.len() - 1], Elem::F32));
             }
             8 => {
-                // An index inside the buffer: the remainder, made positive.
+                // An index inside the buffer: SIZE is a power of two.
                 let (i, mask) = (r.pick(&pool.ints), r.pick(&pool.masks));
                 let size = b.constant(Type::block(Elem::I32, [N]), Const::Int(SIZE as i64 - 1));
                 let at = b.binary(BinaryOp::And, i, size);
@@ -114,7 +114,7 @@ fn result(k: &Kernel) -> Vec<u8> {
     let mut buffers = [Buffer::from_f64(Elem::F32, &[SIZE], x), Buffer::zeros(Elem::F32, &[24])];
     run(k, &mut buffers).unwrap_or_else(|e| panic!("{e}\n{}", text::print(k)));
     let [_, y] = buffers;
-    // One NaN is as good as another.
+    // All NaNs compare equal.
     y.to_f64().iter().flat_map(|v| if v.is_nan() { f64::NAN } else { *v }.to_le_bytes()).collect()
 }
 
@@ -139,19 +139,19 @@ fn random_programs() {
     }
 }
 
-/// Rows of a norm that instances walk over, read ahead: as many as they are, one more, one fewer, and several rounds.
+/// A persistent norm kernel that prefetches the next row: one row per block, one row more, several rows each, and a single block.
 #[test]
-fn rows_read_ahead() {
-    for (rows, stay) in [(3, 3), (4, 3), (11, 3), (6, 1)] {
-        walked([rows, 128], stay, true);
+fn persistent_rows() {
+    for (rows, blocks) in [(3, 3), (4, 3), (11, 3), (6, 1)] {
+        check_persistent([rows, 128], blocks, true);
     }
 }
 
-/// Rows that do not fill their lanes, of lengths that vectors divide and of others. What such rows share is read once where
-/// those of an instance start alike.
+/// Rows that do not fill their lanes, with lengths that are multiples of a vector and others. The shared gain is copied once if all
+/// rows of a block have the same alignment.
 #[test]
-fn odd_rows_read_ahead() {
-    for (rows, wide, stay, once) in [
+fn persistent_odd_rows() {
+    for (rows, wide, blocks, once) in [
         (11, 120, 3, true),
         (9, 101, 4, true),
         (19, 125, 8, true),
@@ -159,11 +159,11 @@ fn odd_rows_read_ahead() {
         (9, 101, 3, false),
         (9, 102, 5, false),
     ] {
-        walked([rows, wide], stay, once);
+        check_persistent([rows, wide], blocks, once);
     }
 }
 
-/// Rows that start anywhere: lanes are counted from the multiple of a vector before.
+/// A norm over unaligned rows: lanes are counted from the vector boundary before the row's start.
 fn norm([rows, wide]: [usize; 2]) -> Kernel {
     let mut b = Builder::new("norm", [rows, 1, 1], 1);
     let [x, gain, y] = [("x", true), ("gain", true), ("y", false)].map(|(n, ro)| b.param(n, Elem::F32, ro));
@@ -188,25 +188,25 @@ fn norm([rows, wide]: [usize; 2]) -> Kernel {
     b.finish()
 }
 
-fn walked([rows, wide]: [usize; 2], stay: usize, once: bool) {
+fn check_persistent([rows, wide]: [usize; 2], blocks: usize, once: bool) {
     let k = Kernel { arithmetic: Arithmetic::Ieee, ..norm([rows, wide]) };
-    let walked = passes::persistent_rows::run(&k, stay).unwrap();
-    assert_eq!(walked.arithmetic, k.arithmetic);
-    kiln_block::verify::verify(&walked).unwrap_or_else(|e| panic!("{e}\n{}", text::print(&walked)));
-    assert_eq!(text::parse(&text::print(&walked)), Ok(walked.compacted()));
+    let looped = passes::persistent_rows::run(&k, blocks).unwrap();
+    assert_eq!(looped.arithmetic, k.arithmetic);
+    kiln_block::verify::verify(&looped).unwrap_or_else(|e| panic!("{e}\n{}", text::print(&looped)));
+    assert_eq!(text::parse(&text::print(&looped)), Ok(looped.compacted()));
     let mut copies = 0;
-    walked.walk(&mut |_, d| copies += usize::from(d.op == Op::AsyncCopy));
-    assert_eq!(copies, 2 + usize::from(once), "{rows} rows of {wide}\n{}", text::print(&walked));
-    let mut clean = walked.clone();
+    looped.walk(&mut |_, d| copies += usize::from(d.op == Op::AsyncCopy));
+    assert_eq!(copies, 2 + usize::from(once), "{rows} rows of {wide}\n{}", text::print(&looped));
+    let mut clean = looped.clone();
     passes::canonicalise(&mut clean).unwrap();
-    let found = [&k, &walked, &clean].map(|k| {
+    let found = [&k, &looped, &clean].map(|k| {
         let value = |i: usize| (i as f64 * 0.37).sin();
         let input = |n: usize| Buffer::from_f64(Elem::F32, &[n], (0..n).map(value));
         let mut buffers = [input(rows * wide), input(wide), Buffer::zeros(Elem::F32, &[rows * wide])];
         run(k, &mut buffers).unwrap_or_else(|e| panic!("{e}\n{}", text::print(k)));
         buffers[2].to_f64()
     });
-    assert_eq!(found[0], found[1], "{rows} rows of {wide}, {stay} instances\n{}", text::print(&walked));
-    assert_eq!(found[0], found[2], "{rows} rows of {wide}, {stay} instances\n{}", text::print(&clean));
-    assert_eq!(walked.grid, [stay, 1, 1]);
+    assert_eq!(found[0], found[1], "{rows} rows of {wide}, {blocks} instances\n{}", text::print(&looped));
+    assert_eq!(found[0], found[2], "{rows} rows of {wide}, {blocks} instances\n{}", text::print(&clean));
+    assert_eq!(looped.grid, [blocks, 1, 1]);
 }

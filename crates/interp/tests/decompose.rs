@@ -1,4 +1,4 @@
-//! Decompositions compute what their composites do: in f64, and with the same roundings in half types.
+//! Decompositions compute the same as their composites: in f64, and with the same roundings in f32 and bf16.
 use kiln_graph::{Graph, Tensor, UnaryOp, decompose, random_tensor, text};
 use kiln_interp::graph::{Precision, no_fallback, run, run_with};
 
@@ -32,7 +32,7 @@ fn check(types: &[&str], line: &str) {
         };
         close(Precision::F64, 1e-9);
         close(Precision::Native, if dtype == "f32" { 1e-5 } else { 0.008 });
-        // And natively it is run without trouble.
+        // The decomposition also runs natively without an error.
         run(&apart, &x, &[], &mut no_fallback).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! The graph interpreter, op by op: a line of text, the inputs, what PyTorch gives.
+//! The graph interpreter, op by op: a line of graph text, its inputs, and PyTorch's result.
 use kiln_graph::{Graph, Tensor, Type, text};
 use kiln_interp::graph::{InterpError, Precision, no_fallback, run, run_with};
 

@@ -1,4 +1,4 @@
-//! Random graphs: never an error, and whole composites agree with their decompositions in f64.
+//! Random graphs run without errors, and composites agree with their decompositions in f64.
 use kiln_graph::{DType, Graph, decompose, random};
 use kiln_interp::graph::{Precision, no_fallback, run, run_with};
 

@@ -1,4 +1,4 @@
-//! Every graph in `graphs/` parses, verifies, round-trips, and computes the same whole and taken apart.
+//! Every graph in `graphs/` parses, verifies, round-trips, and computes the same with composites whole and decomposed.
 use kiln_graph::{DType, Graph, Tensor, decompose, random_params, random_tensor, text};
 use kiln_interp::graph::{Precision, no_fallback, run, run_with};
 
@@ -11,7 +11,7 @@ fn seeds() -> Vec<(String, Graph)> {
     let parse = |f: &std::path::PathBuf| {
         let name = f.file_stem().unwrap().to_string_lossy().to_string();
         let g = text::parse(&std::fs::read_to_string(f).unwrap()).unwrap_or_else(|e| panic!("{}: {e}", f.display()));
-        assert_eq!(g.name, name, "a graph is named as its file");
+        assert_eq!(g.name, name, "a graph has the name of its file");
         (name, g)
     };
     files.iter().map(parse).collect()
@@ -26,7 +26,7 @@ fn inputs(g: &Graph) -> Vec<Tensor> {
     g.inputs.iter().enumerate().map(input).collect()
 }
 
-/// Distance from `y`, of numbers over 1 relative; infinite if either alone is NaN, which `max` would drop.
+/// Error of `x` against `y`, relative if `|y| > 1`; infinite if exactly one is NaN, since `max` would drop a NaN.
 fn off(x: f64, y: f64) -> f64 {
     let off = (x - y).abs() / y.abs().max(1.0);
     if x == y || (x.is_nan() && y.is_nan()) {
@@ -71,7 +71,7 @@ fn interpret() {
             for (a, b) in apart.iter().zip(&exact) {
                 let pairs = a.to_f64_vec().into_iter().zip(b.to_f64_vec());
                 let worst = pairs.fold(0.0f64, |m, (x, y)| m.max(off(x, y)));
-                assert!(worst < 1e-9, "{name}: taken apart it is off by {worst}");
+                assert!(worst < 1e-9, "{name}: decomposed it is off by {worst}");
             }
         }
     }

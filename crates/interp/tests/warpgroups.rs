@@ -1,4 +1,5 @@
-//! The passes from a plain matmul to warpgroups change no bit: generated programs, interpreted before and after each step.
+//! The passes that turn a plain matmul into a warp-specialised kernel change no bit: generated programs, interpreted before and after
+//! each pass.
 use crate::common::Random;
 use kiln_block::passes::warpgroup::{Crew, Launch, Refusal, maps, persistent, roles};
 use kiln_block::{
@@ -13,25 +14,26 @@ impl Random {
     }
 }
 
-/// A matmul of matrices in memory, rows a pitch apart.
+/// A tiled matmul of row-major matrices in memory, whose rows are a pitch apart.
 #[derive(Clone, Copy, Debug)]
 struct Plain {
     elem: Elem,
-    /// What is summed in f32.
+    /// The terms that f32 kernels sum along K.
     terms: Terms,
-    /// Rows, columns, depth; of the matmul and of a tile.
+    /// M, N, K of the matmul.
     size: [usize; 3],
+    /// M, N, K of a tile.
     tile: [usize; 3],
     batch: usize,
-    /// The left operand is stored by columns, the right one by rows of the result's columns.
+    /// Whether the left operand is stored as `[K, M]`, and the right one as `[N, K]`.
     transposed: [bool; 2],
-    /// Another right operand, whose matmul is multiplied in.
+    /// Dual GEMM: the result is multiplied by the matmul with a second right operand.
     gated: bool,
     bias: bool,
     residual: bool,
-    /// How the grid is numbered: rows first, columns first, or one axis for both.
+    /// Grid order: 0 rows first, 1 columns first, 2 one axis for both.
     grid: usize,
-    /// Pointers move along K, or follow the index.
+    /// Whether the loop carries pointers that advance along K, or computes them from the index.
     carried: bool,
 }
 
@@ -44,7 +46,7 @@ impl Plain {
         let tile = [m * (1 + r.below(2)), n, k];
         let batch = r.pick(&[1, 1, 3]);
         let size = [1 + r.below(3 * tile[0]), 1 + r.below(3 * n), 1 + r.below(4 * depth)];
-        // The rows of batches lie one after the other: masks do not say where one ends.
+        // Batches are stored back to back, and masks do not mark where one ends: their sizes are whole tiles.
         let whole = batch > 1 || r.below(4) == 0;
         let size = if whole {
             [size[0].next_multiple_of(tile[0]), size[1].next_multiple_of(n), size[2].next_multiple_of(k)]
@@ -72,7 +74,7 @@ impl Plain {
     fn tiles(&self) -> [usize; 2] {
         [self.size[0].div_ceil(self.tile[0]), self.size[1].div_ceil(self.tile[1])]
     }
-    /// Elements from row to row of an array with rows of so many.
+    /// Elements from row to row of an array with `n` columns.
     fn pitch(n: usize) -> usize {
         n.next_multiple_of(8)
     }
@@ -113,7 +115,7 @@ impl Plain {
         let kl = b.iota(tk);
         let (lo, hi, step) = (b.i32(0), b.i32(self.size[2] as i64), b.i32(tk as i64));
         let zero = b.constant(Type::block(Elem::F32, [tm, tn]), Const::Float(0.0));
-        // A pointer block at (outer, inner) of the block, contiguous along the inner one or, transposed, the outer one.
+        // Pointers to (outer, inner), contiguous along the inner axis, or along the outer one if transposed.
         let pointers =
             |b: &mut Builder, p: Value, outer: Value, inner: Value, transposed: bool, pitch: usize, rows: usize| {
                 let outer = b.expand_dims(outer, 1);
@@ -201,7 +203,7 @@ impl Plain {
         b.store(p, value, mask);
         b.finish()
     }
-    /// Random operands with NaN where nothing may be read.
+    /// Random operands, with NaN in the padding that must not be read.
     fn buffers(&self, seed: u64) -> Vec<Buffer> {
         let mut r = Random(seed ^ 0x5eed);
         let [m, n, k] = self.size;
@@ -211,8 +213,8 @@ impl Plain {
                 .map(|i| if i % pitch < columns { r.below(2000) as f64 / 1000.0 - 1.0 } else { f64::NAN });
             Buffer::from_f64(elem, &[self.batch * rows, pitch], values.collect::<Vec<_>>())
         };
-        let turn = |transposed: bool, [x, y]: [usize; 2]| if transposed { (y, x) } else { (x, y) };
-        let (a, b) = (turn(self.transposed[0], [m, k]), turn(self.transposed[1], [k, n]));
+        let stored = |transposed: bool, [x, y]: [usize; 2]| if transposed { (y, x) } else { (x, y) };
+        let (a, b) = (stored(self.transposed[0], [m, k]), stored(self.transposed[1], [k, n]));
         let operands = [matrix(self.elem, a.0, a.1), matrix(self.elem, b.0, b.1), matrix(self.elem, b.0, b.1)];
         let bias = matrix(Elem::F32, 1, n.next_multiple_of(8));
         let (residual, out) = (matrix(self.elem, m, n), matrix(self.elem, m, n));
@@ -250,18 +252,18 @@ fn every_step_keeps_every_bit() {
         assert!(has(&mapped, |op| *op == Op::TileLoad), "{about}\n{}", text::print(&mapped));
         let [rows, _] = plain.tiles();
         let clusters = if plain.elem != Elem::F32 && plain.grid < 2 && rows.is_multiple_of(2) { 2 } else { 1 };
-        let walking = persistent::run(&mapped, Launch { blocks: 2, cluster: 1, group: 3, ..Launch::of(&mapped, 132) })
+        let single = persistent::run(&mapped, Launch { blocks: 2, cluster: 1, group: 3, ..Launch::of(&mapped, 132) })
             .unwrap_or_else(|e| panic!("{about}: {e}"));
-        check("persistent", &walking);
+        check("persistent", &single);
         let clustered =
             persistent::run(&mapped, Launch { blocks: 4, cluster: clusters, ..Launch::of(&mapped, 132) }).unwrap();
-        let turns = |stages| Some(Crew { consumers: 2, stages, ping_pong: true, columns: None, last: None });
+        let ping_pong = |stages| Some(Crew { consumers: 2, stages, ping_pong: true, columns: None, last: None });
         for (name, before, crew) in [
             ("roles", mapped.clone(), None),
-            ("persistent, roles", walking.clone(), None),
+            ("persistent, roles", single.clone(), None),
             ("clusters, roles", clustered.clone(), None),
-            ("persistent, turns", walking, turns(2)),
-            ("clusters, turns", clustered, turns(3)),
+            ("persistent, ping-pong", single, ping_pong(2)),
+            ("clusters, ping-pong", clustered, ping_pong(3)),
         ] {
             match roles::run(&before, crew, Arch::Sm90a.machine()) {
                 Ok(k) => {
@@ -271,7 +273,7 @@ fn every_step_keeps_every_bit() {
                     kiln_block::passes::canonicalise(&mut clean).unwrap();
                     check(&format!("{name}, canonical"), &clean);
                 }
-                // A thread holds the sums of twice the rows.
+                // With ping-pong a consumer owns a whole tile, so a thread has twice the accumulators.
                 Err(Refusal(why)) if crew.is_some() && why.contains("a thread would hold 256 sums") => {}
                 Err(Refusal(why)) => panic!("{about}: {why}\n{}", text::print(&before)),
             }

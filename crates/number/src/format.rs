@@ -1,29 +1,36 @@
-//! Formats of floating-point numbers, and the conversions of those that are shorter than f32.
+//! Floating-point formats, and conversion between f32/f64 and the narrower ones (f16, bf16, f8).
+//!
+//! Takes and gives plain numbers and their bit patterns. Rounds to nearest, ties to even; overflow follows PyTorch.
 use half::{bf16, f16};
 
-/// A binary floating-point format: a sign, an exponent, and a fraction after an implied 1, which numbers below the least normal
-/// one do without (IEEE 754; for eight bits the OCP 8-bit floating point specification, v1.0).
+/// A binary floating-point format: sign, exponent, fraction with an implied leading 1, and subnormals (IEEE 754; for eight bits
+/// the OCP 8-bit floating point specification, v1.0).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Format {
-    /// Bits of the exponent, whose bias is half of its range.
+    /// Exponent bits. The bias is `2^(exponent - 1) - 1`.
     pub exponent: u32,
-    /// Bits of the fraction, as they are stored.
+    /// Stored fraction bits, without the implied 1.
     pub fraction: u32,
-    /// Whether the largest exponent is kept for infinities and NaN. Without, there are no infinities, and NaN alone has all bits set.
+    /// Whether the largest exponent is reserved for infinities and NaN. If not, there are no infinities, and NaN is the pattern with
+    /// all exponent and fraction bits set.
     pub infinities: bool,
 }
 
 impl Format {
+    /// IEEE 754 binary64.
     pub const F64: Format = Format { exponent: 11, fraction: 52, infinities: true };
+    /// IEEE 754 binary32.
     pub const F32: Format = Format { exponent: 8, fraction: 23, infinities: true };
+    /// IEEE 754 binary16.
     pub const F16: Format = Format { exponent: 5, fraction: 10, infinities: true };
+    /// bfloat16: the upper half of an f32.
     pub const BF16: Format = Format { exponent: 8, fraction: 7, infinities: true };
-    /// Torch's `float8_e4m3fn`: exponents from -6 to 8, the largest number is 448.
+    /// PyTorch's `float8_e4m3fn`: exponents from -6 to 8, the largest number is 448.
     pub const F8E4M3: Format = Format { exponent: 4, fraction: 3, infinities: false };
-    /// Torch's `float8_e5m2`: exponents from -14 to 15, the largest number is 57344.
+    /// PyTorch's `float8_e5m2`: exponents from -14 to 15, the largest number is 57344.
     pub const F8E5M2: Format = Format { exponent: 5, fraction: 2, infinities: true };
 
-    /// Bits of a number.
+    /// Width in bits.
     pub fn bits(self) -> u32 {
         1 + self.exponent + self.fraction
     }
@@ -31,16 +38,17 @@ impl Format {
     pub fn bias(self) -> i32 {
         (1 << (self.exponent - 1)) - 1
     }
-    /// Exponent of the least normal number.
+    /// Exponent of the smallest normal number.
     pub fn least_exponent(self) -> i32 {
         1 - self.bias()
     }
+    /// The smallest positive normal number.
     pub fn least_normal(self) -> f64 {
         2f64.powi(self.least_exponent())
     }
-    /// The least number above zero.
+    /// The smallest positive subnormal number.
     pub fn least(self) -> f64 {
-        // In two factors: of f64 the power alone is below its normal numbers.
+        // Two factors, since for f64 the result itself is below the normal range.
         self.least_normal() * self.epsilon()
     }
     /// The distance from 1 to the next number.
@@ -49,11 +57,11 @@ impl Format {
     }
     /// The largest finite number.
     pub fn largest(self) -> f64 {
-        // Without infinities the largest exponent has numbers too, all but NaN.
+        // Without infinities the largest exponent also encodes finite numbers, except for the NaN pattern.
         let (above, missing) = if self.infinities { (0, 1.0) } else { (1, 2.0) };
         (2.0 - missing * self.epsilon()) * 2f64.powi(self.bias() + above)
     }
-    /// Does this format have every number of `other`?
+    /// Whether every number of `other` is representable in this format.
     pub fn holds(self, other: Format) -> bool {
         self.exponent >= other.exponent
             && self.fraction >= other.fraction
@@ -61,26 +69,27 @@ impl Format {
             && (self.infinities || !other.infinities)
     }
 
-    /// Bits of infinity, if there is one, and of NaN: all of exponent and fraction, as PyTorch's conversions give it.
+    /// Bits of positive infinity, if the format has one.
     pub fn infinity(self) -> Option<u32> {
         self.infinities.then(|| (1 << (self.exponent + self.fraction)) - (1 << self.fraction))
     }
+    /// Bits of NaN: all exponent and fraction bits set, as PyTorch's conversions produce it.
     pub fn nan(self) -> u32 {
         (1 << (self.exponent + self.fraction)) - 1
     }
-    /// Bits of what is beyond the largest number: infinity, or NaN.
+    /// Bits that overflow gives: infinity, or NaN if there is none.
     pub fn beyond(self) -> u32 {
         self.infinity().unwrap_or(self.nan())
     }
-    /// The largest f32 that rounds to a number of a shorter format, and not to what is beyond.
+    /// The largest f32 that rounds to a finite number of this format (which is narrower than f32) and does not overflow.
     pub fn last(self) -> f32 {
         let between = (self.largest() + self.epsilon() * 2f64.powi(self.largest().log2().floor() as i32) / 2.0) as f32;
-        // What lies halfway goes to the even one.
+        // A tie rounds to the even bit pattern.
         if self.beyond().is_multiple_of(2) { between.next_down() } else { between }
     }
 
-    /// The nearest number of a format shorter than f32, of two the even one; what rounds to more than the largest is infinity, or
-    /// NaN where there is none, as PyTorch converts.
+    /// Bits of the nearest number of a format narrower than f32, ties to even. Overflow gives infinity, or NaN if the format has no
+    /// infinity, as in PyTorch.
     pub fn encode(self, x: f32) -> u32 {
         let sign = x.to_bits() >> 31 << (self.bits() - 1);
         let (size, dropped) = (x.abs(), 23 - self.fraction);
@@ -96,7 +105,7 @@ impl Format {
         };
         sign | bits.min(self.beyond())
     }
-    /// The number of these bits, of a format shorter than f32.
+    /// The number with these bits, for a format narrower than f32.
     pub fn decode(self, bits: u32) -> f32 {
         let size = bits & self.nan();
         let dropped = 23 - self.fraction;
@@ -111,16 +120,16 @@ impl Format {
         };
         if bits >> (self.bits() - 1) & 1 == 0 { value } else { -value }
     }
-    /// What is added to a stored exponent to make it one of f32.
+    /// Difference of the exponent biases: added to a stored exponent, it gives the f32 exponent.
     pub fn bias_below_f32(self) -> u32 {
         (Format::F32.bias() - self.bias()) as u32
     }
-    /// The numbers of all bytes, of a format of eight bits.
+    /// Decoding table of an 8-bit format, indexed by the byte.
     pub fn table(self) -> [f32; 256] {
         std::array::from_fn(|byte| self.decode(byte as u32))
     }
 
-    /// The nearest number, ties to even; to eight bits by way of f32, as PyTorch converts.
+    /// The nearest number, ties to even. 8-bit formats round through f32, as in PyTorch.
     pub fn round(self, x: f64) -> f64 {
         match self {
             Format::F64 => x,
@@ -130,7 +139,7 @@ impl Format {
             short => f64::from(short.decode(short.encode(x as f32))),
         }
     }
-    /// The nearest number of a format that is not longer than f32, ties to even.
+    /// The nearest number of a format no wider than f32, ties to even.
     pub fn round_f32(self, x: f32) -> f32 {
         match self {
             Format::F64 | Format::F32 => x,
@@ -139,7 +148,7 @@ impl Format {
             short => short.decode(short.encode(x)),
         }
     }
-    /// Bits of the nearest number, as [`Format::round`] gives it.
+    /// Bits of the number that [`Format::round`] gives.
     pub fn to_bits(self, x: f64) -> u64 {
         match self {
             Format::F64 => x.to_bits(),
@@ -149,7 +158,7 @@ impl Format {
             short => short.encode(x as f32).into(),
         }
     }
-    /// The number of these bits; those above the format's are not looked at.
+    /// The number with these bits; bits above the format's width are ignored.
     pub fn from_bits(self, bits: u64) -> f64 {
         match self {
             Format::F64 => f64::from_bits(bits),
@@ -167,7 +176,7 @@ mod tests {
 
     const SHORT: [Format; 4] = [Format::F16, Format::BF16, Format::F8E4M3, Format::F8E5M2];
 
-    /// Every number comes back, and what lies between two goes to the nearest.
+    /// Every number survives a round trip, and a value between two numbers rounds to the nearest.
     #[test]
     fn numbers_and_their_neighbours() {
         for f in SHORT {
@@ -195,7 +204,7 @@ mod tests {
         }
     }
 
-    /// The tables of the specification.
+    /// Extreme values, from the tables of the OCP specification.
     #[test]
     fn ends_of_the_formats_of_eight_bits() {
         let (a, b) = (Format::F8E4M3, Format::F8E5M2);
@@ -206,7 +215,7 @@ mod tests {
         assert!((0x7c..0x80).all(|bits| b.decode(bits).is_infinite() == (bits == 0x7c)));
     }
 
-    /// A byte of e5m2 is the upper one of f16.
+    /// An e5m2 byte is the upper byte of an f16.
     #[test]
     fn e5m2_is_half_of_f16() {
         for byte in 0..=0xff {

@@ -1,17 +1,20 @@
-//! What numbers elements are: floats of a [`Format`], integers of a range, or bool. Graphs and block programs share it.
+//! The numeric kinds of elements: floats of a [`Format`], integers of a range, or bool. Graphs and block programs share them.
 //!
-//! Takes and gives plain numbers and bits. Never: tensors, names of types, memory.
+//! Takes and gives plain numbers and bit patterns. Knows nothing of tensors, type names or memory.
 mod format;
 
 pub use format::Format;
 
-/// The numbers of an element type.
+/// The numeric kind of an element type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
+    /// A floating-point number.
     Float(Format),
-    /// From the least to the largest. Arithmetic wraps; where the least is negative, it is that of two's complement.
+    /// An integer from `least` to `most`. Arithmetic wraps; a negative `least` means two's complement.
     Int {
+        /// Smallest value.
         least: i64,
+        /// Largest value.
         most: i64,
     },
     /// One byte, 0 or 1.
@@ -19,21 +22,26 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Signed 64-bit integers.
     pub const I64: Kind = Kind::Int { least: i64::MIN, most: i64::MAX };
+    /// Signed 32-bit integers.
     pub const I32: Kind = Kind::Int { least: i32::MIN as i64, most: i32::MAX as i64 };
+    /// Signed 16-bit integers.
     pub const I16: Kind = Kind::Int { least: i16::MIN as i64, most: i16::MAX as i64 };
+    /// Signed 8-bit integers.
     pub const I8: Kind = Kind::Int { least: i8::MIN as i64, most: i8::MAX as i64 };
+    /// Unsigned 8-bit integers.
     pub const U8: Kind = Kind::Int { least: 0, most: u8::MAX as i64 };
 
-    /// The format of a float.
+    /// The float format; `None` for integers and bool.
     pub fn format(self) -> Option<Format> {
         if let Kind::Float(format) = self { Some(format) } else { None }
     }
-    /// Least and largest value of an integer.
+    /// Smallest and largest value of an integer; `None` for floats and bool.
     pub fn int_range(self) -> Option<(i64, i64)> {
         if let Kind::Int { least, most } = self { Some((least, most)) } else { None }
     }
-    /// Bits of an element in memory.
+    /// Width of an element in memory, in bits.
     pub fn bits(self) -> u32 {
         match self {
             Kind::Float(format) => format.bits(),
@@ -41,11 +49,12 @@ impl Kind {
             Kind::Bool => 8,
         }
     }
-    /// The format of a float of eight bits. These are stored, moved, cast and multiplied as matrices; there is no other arithmetic.
+    /// The format of an 8-bit float; `None` for all other kinds. f8 elements are stored, moved, cast and used as GEMM operands; no
+    /// other arithmetic is defined on them.
     pub fn f8(self) -> Option<Format> {
         self.format().filter(|f| f.bits() == 8)
     }
-    /// A number as the element holds it: wrapped to its width; for bool, whether it is not 0. Floats stay as they are.
+    /// `x` as the element stores it: integers wrap to their width, bool is 1 unless `x` is 0. For floats, `x` unchanged.
     pub fn wrapped(self, x: i64) -> i64 {
         match self {
             Kind::Float(_) => x,

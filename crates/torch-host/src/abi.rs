@@ -1,4 +1,6 @@
-//! The plugin's C ABI as seen from the host (`crates/torchscript/src/plugin.rs` is the other side).
+//! The plugin's C ABI as seen from the host: mirrors the `repr(C)` types and functions of `crates/torchscript/src/plugin.rs`.
+//!
+//! Resolves the plugin's symbols after checking its ABI version, and turns its JSON errors into [`TorchError`].
 use crate::error::{ImportErrors, Problem, TorchError};
 use kiln_graph::{DType, Tensor, Type};
 use libloading::os::unix::Library;
@@ -9,10 +11,10 @@ use std::{
     ptr::{null, null_mut},
 };
 
-/// Bumped with every change of the ABI.
+/// Bumped with every change of the ABI; both sides must agree.
 pub const ABI_VERSION: u32 = 2;
 
-/// A text the plugin hands out.
+/// A text allocated by the plugin; freed by [`Symbols::take`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Text {
@@ -24,7 +26,7 @@ impl Text {
     pub const EMPTY: Text = Text { ptr: null_mut(), len: 0 };
 }
 
-/// A text the plugin may read during a call, or one that lives as long as the object it was asked of.
+/// A borrowed text: lent to the plugin for one call, or owned by the plugin object it came from.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Str {
@@ -38,14 +40,14 @@ impl Str {
         Str { ptr: s.as_ptr(), len: s.len() }
     }
     /// # Safety
-    /// The bytes live as long as `'a`.
+    /// The bytes must live for `'a`.
     pub unsafe fn bytes<'a>(self) -> &'a [u8] {
         // SAFETY: this function's contract.
         if self.len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.ptr, self.len) } }
     }
 }
 
-/// A dense tensor in someone's memory; borrows the type's sizes.
+/// A dense tensor in memory owned elsewhere; borrows the sizes of its [`Type`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Dense<'a> {
@@ -66,11 +68,12 @@ impl<'a> Dense<'a> {
     }
 }
 
-/// Objects of the plugin.
+/// Opaque handle of an imported model.
 #[repr(C)]
 pub struct RawModel {
     _private: [u8; 0],
 }
+/// Opaque handle of a module loaded for execution.
 #[repr(C)]
 pub struct RawModule {
     _private: [u8; 0],
@@ -78,7 +81,7 @@ pub struct RawModule {
 
 type Inputs<'a> = *const Dense<'a>;
 
-/// The plugin's functions.
+/// The plugin's functions, each documented in `crates/torchscript/src/plugin.rs`.
 pub struct Symbols {
     pub arguments: unsafe extern "C" fn(Str, *mut Text, *mut Text) -> c_int,
     pub import: unsafe extern "C" fn(Str, Inputs, usize, *mut Text) -> *mut RawModel,
@@ -96,9 +99,9 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Looks the functions up. The library stays open for good.
+    /// Resolves all functions. The library is never closed.
     pub fn resolve(library: Library, path: &Path) -> Result<Symbols, TorchError> {
-        // SAFETY: `T` is the function's type in the plugin of this ABI version.
+        // SAFETY: `T` is the type that this ABI version gives the function.
         unsafe fn get<T: Copy>(library: &Library, path: &Path, name: &str) -> Result<T, TorchError> {
             // SAFETY: this function's contract.
             let symbol = unsafe { library.get::<T>(name.as_bytes()) };
@@ -130,12 +133,12 @@ impl Symbols {
         Ok(symbols)
     }
 
-    /// Copies a text of the plugin and frees it.
+    /// Copies a text of the plugin, then frees the original.
     fn take(&self, text: Text) -> String {
         if text.ptr.is_null() {
             return String::new();
         }
-        // SAFETY: a text of the plugin, freed once.
+        // SAFETY: the plugin allocated the text; it is freed exactly once.
         unsafe {
             let copy = String::from_utf8_lossy(std::slice::from_raw_parts(text.ptr, text.len)).into_owned();
             (self.free_text)(text);
@@ -143,7 +146,7 @@ impl Symbols {
         }
     }
 
-    /// Turns a failed call into its error.
+    /// Gives the error of a failed call, and frees its text either way.
     pub fn checked(&self, worked: bool, error: Text) -> Result<(), TorchError> {
         let text = self.take(error);
         if worked {

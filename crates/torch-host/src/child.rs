@@ -1,7 +1,8 @@
-//! Importing in a process of its own, with a limit on its time and memory: a TorchScript archive is a program, which importing runs.
+//! Import in a child process with limits on time and memory, because a TorchScript archive is a program and importing runs it.
 //!
-//! The child is told everything on its standard input and answers on its standard output: lengths as eight bytes, JSON, then the
-//! bytes of tensors in their order. What the archive's program prints goes to standard error.
+//! The `kiln` executable starts itself again as the child. The parent writes the request to the child's standard input and reads the
+//! graph and the weights from its standard output. Each message is an 8-byte little-endian length and JSON, followed by the bytes of
+//! the tensors in order. What the archive prints goes to standard error.
 use crate::{Guard, Imported, Torch, TorchError};
 use kiln_graph::{Graph, Tensor, Type};
 use serde::{Deserialize, Serialize};
@@ -15,18 +16,19 @@ use std::{
     time::Duration,
 };
 
-/// How long importing may take, and how much memory it may use.
+/// Limits on the wall time and memory of one import.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
+    /// Wall time in seconds.
     pub seconds: f64,
-    /// Bytes.
+    /// Private memory in bytes.
     pub memory: u64,
 }
 
 impl Default for Limits {
-    /// Five minutes, and three quarters of the machine's memory.
+    /// Five minutes, and three quarters of the machine's physical memory.
     fn default() -> Limits {
-        // SAFETY: takes and gives plain numbers.
+        // SAFETY: `sysconf` takes and returns plain numbers.
         let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
         let bytes = u64::try_from(pages).ok().zip(u64::try_from(page).ok()).map(|(n, size)| n.saturating_mul(size));
         Limits { seconds: 300.0, memory: bytes.map_or(u64::MAX, |b| b / 4 * 3) }
@@ -67,7 +69,10 @@ fn tensor(from: &mut impl Read, ty: &Type) -> io::Result<Tensor> {
     Ok(t)
 }
 
-/// Imports `path` by `command`, a process that calls [`serve`].
+/// Imports `path` in the child process that `command` starts, which must call [`serve`].
+///
+/// # Errors
+/// The import's own errors, an exceeded limit, or a child that could not start or crashed.
 pub fn import(mut command: Command, limits: Limits, path: &Path, inputs: &[Tensor]) -> Result<Imported, TorchError> {
     let name = crate::error::utf8(path)?;
     let program = PathBuf::from(command.get_program());
@@ -91,7 +96,7 @@ pub fn import(mut command: Command, limits: Limits, path: &Path, inputs: &[Tenso
                 put(&mut stdin, &request).and_then(|()| inputs.iter().try_for_each(|t| stdin.write_all(t.bytes())));
             drop(stdin);
             let answer = asked.and_then(|()| answer(&mut BufReader::with_capacity(1 << 20, stdout)));
-            // The watch ends with it, also where this thread is killed by a panic: the sender is dropped.
+            // Dropping the sender ends the wait below; a panic of this thread drops it too.
             drop(ended);
             answer
         });
@@ -99,7 +104,7 @@ pub fn import(mut command: Command, limits: Limits, path: &Path, inputs: &[Tenso
         let late = end.recv_timeout(Duration::try_from_secs_f64(limits.seconds).unwrap_or(Duration::MAX));
         let late = late == Err(RecvTimeoutError::Timeout);
         if late {
-            // Its pipes close, which ends both threads.
+            // Killing the child closes its pipes, which ends both threads.
             let _ = child.kill();
         }
         let status = child.wait();
@@ -112,19 +117,19 @@ pub fn import(mut command: Command, limits: Limits, path: &Path, inputs: &[Tenso
             Err(TorchError::TooLarge { path: path.into(), bytes: limits.memory })
         }
         (_, Ok(status), ..) if status.signal().is_some() => {
-            Err(failed(format!("it ended by signal {}, a crash of libtorch", status.signal().unwrap_or_default())))
+            Err(failed(format!("it was killed by signal {}: libtorch crashed", status.signal().unwrap_or_default())))
         }
         (Ok(Ok(answer)), ..) => answer.map_err(|e| too_large(e, path, limits)),
-        (Ok(Err(e)), ..) => Err(failed(format!("its answer is cut short ({e})"))),
+        (Ok(Err(e)), ..) => Err(failed(format!("its reply is incomplete ({e})"))),
         (Err(panic), ..) => std::panic::resume_unwind(panic),
     }
 }
 
-fn is_out_of_memory(status: ExitStatus, said: bool) -> bool {
-    status.signal() == Some(libc::SIGKILL) || (said && status.signal().is_some())
+fn is_out_of_memory(status: ExitStatus, reported: bool) -> bool {
+    status.signal() == Some(libc::SIGKILL) || (reported && status.signal().is_some())
 }
 
-/// libtorch says in words that it has no memory.
+/// Recognises libtorch's out-of-memory errors by their message.
 fn too_large(e: TorchError, path: &Path, limits: Limits) -> TorchError {
     let words = ["can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory"];
     match &e {
@@ -136,7 +141,7 @@ fn too_large(e: TorchError, path: &Path, limits: Limits) -> TorchError {
     }
 }
 
-/// Passes on what the child says; whether it said that there is no memory.
+/// Forwards the child's standard error; true if the child reported that it ran out of memory.
 fn forward(stderr: impl Read) -> bool {
     let mut no_memory = false;
     for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
@@ -163,9 +168,11 @@ fn answer(from: &mut impl Read) -> io::Result<Result<Imported, TorchError>> {
     Ok(Ok(Imported { graph, params, guards: reply.guards, structure: reply.structure }))
 }
 
-/// The child: answers one request and is done. Only a process that was started for this may call it.
+/// The child's side: reads one request from standard input, writes one reply to standard output. Only a process started for this
+/// purpose may call it: it redirects standard output and limits the memory of the whole process.
 pub fn serve() -> io::Result<()> {
-    // SAFETY: plain numbers. The child ends with its parent; what libtorch or the model prints does not get into the answer.
+    // SAFETY: plain numbers. The child dies with its parent. Standard output is redirected to standard error, so that prints of
+    // libtorch or the model do not corrupt the reply.
     let mut out = unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         let out = libc::dup(libc::STDOUT_FILENO);
@@ -181,7 +188,8 @@ pub fn serve() -> io::Result<()> {
     let inputs = types.iter().map(|ty| tensor(&mut input, ty)).collect::<io::Result<Vec<_>>>()?;
     let limit = libc::rlimit { rlim_cur: request.memory, rlim_max: request.memory };
     let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: reads the structs. Private memory is limited, not addresses: libtorch's libraries reserve more of those than they use.
+    // SAFETY: only reads the structs. The limit is on private memory, not on address space, of which libtorch's libraries reserve
+    // more than they use.
     if unsafe { libc::setrlimit(libc::RLIMIT_DATA, &limit) | libc::setrlimit(libc::RLIMIT_CORE, &no_core) } != 0 {
         return Err(io::Error::last_os_error());
     }

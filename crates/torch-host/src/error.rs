@@ -1,4 +1,4 @@
-//! What can go wrong: with the installation, or with the model.
+//! Errors of the installation (libtorch or plugin missing, wrong version) and of the model.
 use serde::{Deserialize, Serialize};
 use std::{
     fmt,
@@ -36,7 +36,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything found wrong with a model, at once.
+/// All problems found in a model, reported together.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ImportErrors {
     pub errors: Vec<Problem>,
@@ -63,22 +63,22 @@ pub enum TorchError {
     NoLibtorch { looked_at: Vec<String> },
     #[error(
         "a TorchScript archive needs the plugin libkiln_torchscript.so, which was not found (looked at: {}); build it with \
-         `cargo build --release`, which puts it beside `kiln`, or set KILN_TORCHSCRIPT_PLUGIN to its path",
+         `cargo build --release`, which puts it next to `kiln`, or set KILN_TORCHSCRIPT_PLUGIN to its path",
         looked_at.join(", ")
     )]
     NoPlugin { looked_at: Vec<String> },
     #[error("cannot open {}: {what}; check that libtorch and the plugin are both built for torch 2.11", path.display())]
     Open { path: PathBuf, what: String },
-    #[error("the plugin {} speaks version {found} of the interface, {wanted} is wanted; build it again with `cargo build --release`", path.display())]
+    #[error("the plugin {} has ABI version {found}, but {wanted} is needed; rebuild it with `cargo build --release`", path.display())]
     Version { path: PathBuf, found: u32, wanted: u32 },
-    #[error("the TorchScript plugin answered something unreadable ({0}); build it again with `cargo build --release`")]
+    #[error("the TorchScript plugin sent an invalid reply ({0}); rebuild it with `cargo build --release`")]
     Plugin(String),
-    #[error("libtorch cannot be given the path {}: it is not UTF-8; rename the file, or link to it by another name", path.display())]
+    #[error("cannot pass the path {} to libtorch: it is not UTF-8; rename the file, or link to it under another name", path.display())]
     Path { path: PathBuf },
     #[error("{0}")]
     Memory(#[from] kiln_graph::memory::NoMemory),
     #[error(
-        "importing {} took more than {seconds} s; a TorchScript archive is a program that importing runs: if you trust it, allow \
+        "importing {} took more than {seconds} s; a TorchScript archive is a program, and importing runs it: if you trust it, allow \
          more with --import-seconds", path.display()
     )]
     TooLong { path: PathBuf, seconds: f64 },
@@ -94,7 +94,7 @@ pub enum TorchError {
     Model(ImportErrors),
 }
 
-/// A path as libtorch takes it.
+/// The path as UTF-8, which libtorch requires.
 pub(crate) fn utf8(path: &Path) -> Result<&str, TorchError> {
     path.to_str().ok_or_else(|| TorchError::Path { path: path.into() })
 }

@@ -1,4 +1,4 @@
-//! Where libtorch and the plugin are.
+//! Locates libtorch and the plugin on disk. Loads nothing.
 use crate::error::TorchError;
 use std::{
     env,
@@ -8,8 +8,8 @@ use std::{
 
 const PLUGIN: &str = "libkiln_torchscript.so";
 
-/// The folder that holds libtorch's `lib`: the environment's `LIBTORCH`, `.deps/libtorch` of a clone around the current
-/// folder or the executable, or the torch of `python3`.
+/// The folder that contains libtorch's `lib`. Tries in order: the environment variable `LIBTORCH`; `.deps/libtorch` in the current
+/// folder, the executable's folder and all their parents; the torch package of `python3`.
 pub fn find_libtorch() -> Result<PathBuf, TorchError> {
     let mut looked_at = vec![];
     let mut good = |p: PathBuf, origin: &str| {
@@ -38,8 +38,8 @@ pub fn find_libtorch() -> Result<PathBuf, TorchError> {
     Err(TorchError::NoLibtorch { looked_at })
 }
 
-/// The plugin: the environment's `KILN_TORCHSCRIPT_PLUGIN`, beside the executable or one folder up (test binaries), or in
-/// the target folder of a clone around the current folder.
+/// The plugin's file. Tries in order: the environment variable `KILN_TORCHSCRIPT_PLUGIN`; the executable's folder, its parent (for
+/// test binaries) and the parent's `lib`; the target folder of Cargo, then of a checkout that contains the current folder.
 pub fn find_plugin() -> Result<PathBuf, TorchError> {
     let mut candidates: Vec<PathBuf> = env::var_os("KILN_TORCHSCRIPT_PLUGIN").map(PathBuf::from).into_iter().collect();
     if let Some(exe) = executable() {
@@ -67,7 +67,7 @@ fn starts() -> Vec<PathBuf> {
     env::current_dir().into_iter().chain(executable()).collect()
 }
 
-/// Where `python3` would import torch from, without importing it.
+/// The folder from which `python3` would import torch, found without importing it.
 fn python_torch() -> Option<PathBuf> {
     let script = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])";
     let run = Command::new("python3").args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;

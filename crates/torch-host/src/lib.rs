@@ -1,11 +1,15 @@
-//! libtorch at run time: finds it, opens the TorchScript plugin, and wraps the plugin's C ABI in a safe API.
+//! Loads libtorch at run time, opens the TorchScript plugin, and wraps the plugin's C ABI in a safe API.
 //!
-//! Takes: paths of archives, host tensors, raw device memory. Gives: [`kiln_graph::Graph`]s with their parameters,
-//! reference runs, fallback runs. Never links libtorch: without it, [`Torch::load`] says what is missing and how to get it.
+//! Takes: paths of archives, host tensors, raw device memory. Gives: [`kiln_graph::Graph`]s with their parameters, reference runs of
+//! whole modules, and runs of single fallback operators.
 //!
-//! All calls are made on one thread of this crate ([`thread`]), whichever thread asks; [`child`] imports in a process of its own.
+//! libtorch is a plugin: Kiln never links it. This crate loads the libtorch that it finds, then `libkiln_torchscript.so`, which is
+//! linked against libtorch, so one binary works with and without libtorch. The plugin's interface is C: JSON and raw memory. Without
+//! libtorch, [`Torch::load`] says what is missing and how to install it. Libraries stay loaded for the life of the process, since
+//! libtorch cannot be unloaded safely.
 //!
-//! libtorch stays loaded for the life of the process: its libraries cannot be closed safely.
+//! Every call into libtorch runs on one dedicated thread ([`thread`]), whichever thread makes it. [`child`] imports in a separate
+//! process.
 mod abi;
 pub mod child;
 mod error;
@@ -29,15 +33,17 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-/// Where a run happens.
+/// The device of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Device {
+    /// The host.
     Cpu,
+    /// The CUDA device with this index.
     Cuda(u32),
 }
 
 impl Device {
-    /// The plugin's number: -1 for the host.
+    /// The device's number in the plugin's ABI: -1 is the host.
     fn number(self) -> i32 {
         match self {
             Device::Cpu => -1,
@@ -46,14 +52,16 @@ impl Device {
     }
 }
 
-/// A dense tensor in memory of the caller, on the device of the call.
+/// A dense row-major tensor in memory owned by the caller, on the device of the call.
 #[derive(Debug, Clone)]
 pub struct Memory {
+    /// First byte, on the call's device.
     pub ptr: *mut c_void,
+    /// Element type and shape.
     pub ty: Type,
 }
 
-/// libtorch and the plugin, loaded. Cheap to clone.
+/// A loaded libtorch with its plugin. Cheap to clone.
 #[derive(Clone)]
 pub struct Torch {
     symbols: Arc<Symbols>,
@@ -62,7 +70,7 @@ pub struct Torch {
 }
 
 impl Torch {
-    /// Loads libtorch and the plugin, once per process; later calls give the same (or the same error).
+    /// Loads libtorch and the plugin once per process; later calls return the same handle or the same error.
     pub fn load() -> Result<Torch, TorchError> {
         static TORCH: OnceLock<Result<Torch, TorchError>> = OnceLock::new();
         TORCH.get_or_init(|| thread::call(|| Torch::load_from(&find_libtorch()?, &find_plugin()?))).clone()
@@ -70,7 +78,7 @@ impl Torch {
 
     fn load_from(libtorch: &Path, plugin: &Path) -> Result<Torch, TorchError> {
         let lib = libtorch.join("lib");
-        // In the order of their needs; all but the first two may be missing in a CPU build.
+        // In dependency order. A CPU build may lack all but the first two.
         for (name, required) in [
             ("libc10.so", true),
             ("libtorch_cpu.so", true),
@@ -82,7 +90,7 @@ impl Torch {
             if !required && !path.is_file() {
                 continue;
             }
-            // SAFETY: libtorch's initialisers are what every user of it runs.
+            // SAFETY: opening libtorch runs its initialisers, as it does in every program that links it.
             match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
                 Ok(library) => std::mem::forget(library),
                 Err(e) if required => return Err(TorchError::Open { path, what: e.to_string() }),
@@ -96,16 +104,16 @@ impl Torch {
         Ok(Torch { symbols: Arc::new(symbols), libtorch: libtorch.into(), plugin: plugin.into() })
     }
 
-    /// The folder libtorch was loaded from.
+    /// The folder from which libtorch was loaded.
     pub fn libtorch(&self) -> &Path {
         &self.libtorch
     }
-    /// The plugin's file.
+    /// Path of the plugin's file.
     pub fn plugin(&self) -> &Path {
         &self.plugin
     }
 
-    /// Arguments of an archive's forward.
+    /// The arguments of an archive's `forward`.
     pub fn arguments(&self, path: &Path) -> Result<Vec<Argument>, TorchError> {
         let (mut text, mut error) = (Text::EMPTY, Text::EMPTY);
         let path = error::utf8(path)?;
@@ -115,13 +123,13 @@ impl Torch {
         self.symbols.json(text)
     }
 
-    /// Imports a TorchScript archive, specialised on example inputs.
+    /// Imports a TorchScript archive, specialised on example inputs, in this process. See [`child::import`] for untrusted archives.
     pub fn import(&self, path: &Path, inputs: &[Tensor]) -> Result<Imported, TorchError> {
         thread::call(|| model::import(&self.symbols, path, inputs))
     }
 
-    /// Loads a module to be run again and again on these inputs. `threads` 0 is libtorch's choice; the number holds for
-    /// the whole process.
+    /// Loads a module for repeated runs on these inputs. `threads` sets the number of libtorch threads for the whole process; 0 leaves
+    /// the choice to libtorch.
     pub fn session(
         &self,
         path: &Path,
@@ -132,14 +140,14 @@ impl Torch {
         thread::call(|| Session::open(&self.symbols, path, inputs, device, threads))
     }
 
-    /// Runs a module once on the host. Its outputs, flattened.
+    /// Runs a module once on the host and returns its flattened outputs. `threads` as in [`Torch::session`].
     pub fn run_module(&self, path: &Path, inputs: &[Tensor], threads: usize) -> Result<Vec<Tensor>, TorchError> {
         let mut session = self.session(path, inputs, Device::Cpu, threads)?;
         session.run()?;
         session.outputs()
     }
 
-    /// Runs a fallback op on host tensors. All its results.
+    /// Runs a fallback op on host tensors and returns all its results.
     pub fn run_fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, TorchError> {
         let zeros = |ty: &Type| Tensor::try_zeros(ty.clone(), &format!("a result of {}", op.name));
         let mut results: Vec<Tensor> = op.results.iter().map(zeros).collect::<Result<_, _>>()?;
@@ -147,27 +155,27 @@ impl Torch {
             args.iter().map(|t| Memory { ptr: t.bytes().as_ptr().cast_mut().cast(), ty: t.ty.clone() }).collect();
         let outs: Vec<Memory> =
             results.iter_mut().map(|t| Memory { ty: t.ty.clone(), ptr: t.bytes_mut().as_mut_ptr().cast() }).collect();
-        // SAFETY: dense host tensors of these types; results are new, so apart from the operands.
+        // SAFETY: dense host tensors of these types; results are newly allocated, so they do not overlap the operands.
         unsafe { self.run_fallback_on(op, &ins, &outs, Device::Cpu) }?;
         Ok(results)
     }
 
-    /// Threads that have called libtorch so far: one, whatever threads call this crate.
+    /// Number of threads that have called libtorch so far: one, however many threads use this crate.
     pub fn calling_threads(&self) -> usize {
-        // SAFETY: takes nothing.
+        // SAFETY: no arguments; reads a counter.
         unsafe { (self.symbols.threads)() }
     }
 
-    /// Can this libtorch compute on a GPU? (Whether there is one is another question.)
+    /// Whether this libtorch is a CUDA build. Does not check for a GPU.
     pub fn has_cuda(&self) -> bool {
         self.libtorch.join("lib/libtorch_cuda.so").is_file()
     }
 
-    /// Runs a fallback op on memory of `device`, its first results into `outs`; waits for the device.
+    /// Runs a fallback op on memory of `device`, writes its first results to `outs`, and waits for the device.
     ///
     /// # Safety
-    /// Every `Memory` holds a dense tensor of its type on `device` that no one else writes during the call, work that
-    /// produces operands is done, and no result overlaps an operand.
+    /// Every `Memory` holds a dense tensor of its type on `device` that nothing else writes during the call, the work that produces
+    /// the operands has finished, and no result overlaps an operand.
     pub unsafe fn run_fallback_on(
         &self,
         op: &FallbackOp,
@@ -180,7 +188,7 @@ impl Torch {
         }
         let (ins, outs): (Vec<Dense>, Vec<Dense>) = (ins.iter().map(dense).collect(), outs.iter().map(dense).collect());
         let mut error = Text::EMPTY;
-        // SAFETY: the caller's promise, and the lists live through the call.
+        // SAFETY: this function's contract; the lists outlive the call.
         let status = thread::call(|| unsafe {
             (self.symbols.call)(
                 Str::new(&op.name),

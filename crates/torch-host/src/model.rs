@@ -1,4 +1,4 @@
-//! Imported models.
+//! Imports a model through the plugin and copies its graph and parameters out of the plugin's memory.
 use crate::{
     abi::{Dense, RawModel, Str, Symbols, Text, parse},
     error::{TorchError, utf8},
@@ -7,32 +7,37 @@ use kiln_graph::{Graph, Scalar, Tensor};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// A scalar argument of forward, fixed by the example: the graph holds for this value only.
+/// A scalar argument of `forward` whose example value is baked into the graph: the graph is valid for this value only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Guard {
     /// Index among the graph's inputs.
     pub input: usize,
+    /// Name of the argument.
     pub name: String,
+    /// The only value for which the graph is valid.
     pub value: Scalar,
 }
 
-/// An argument of forward.
+/// An argument of `forward`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Argument {
+    /// Name of the argument.
     pub name: String,
-    /// As TorchScript writes it: `Tensor`, `int`, `Optional[Tensor]`.
+    /// TorchScript's spelling of the type: `Tensor`, `int`, `Optional[Tensor]`.
     #[serde(rename = "type")]
     pub ty: String,
-    /// May be left out at the end.
+    /// Whether a call may omit it, if it omits all later arguments too.
     pub optional: bool,
 }
 
 /// An imported model.
 #[derive(Debug, Clone)]
 pub struct Imported {
+    /// The verified graph.
     pub graph: Graph,
-    /// In the order of `graph.params`.
+    /// Parameter data, in the order of `graph.params`.
     pub params: Vec<Tensor>,
+    /// Scalar arguments that the graph depends on.
     pub guards: Vec<Guard>,
     /// How the flat outputs nest: `{"tensor": i}`, `{"tuple": […]}`, `{"list": […]}`, `{"dict": [[key, …]]}`, `{"constant": …}`.
     pub structure: serde_json::Value,
@@ -58,7 +63,7 @@ pub fn import(symbols: &Symbols, path: &Path, inputs: &[Tensor]) -> Result<Impor
     let model = Owned(raw, symbols);
 
     #[derive(Deserialize)]
-    struct Rest {
+    struct Reply {
         graph: serde_json::Value,
         guards: Vec<Guard>,
         structure: serde_json::Value,
@@ -66,13 +71,13 @@ pub fn import(symbols: &Symbols, path: &Path, inputs: &[Tensor]) -> Result<Impor
     // SAFETY: the text lives as long as `model`.
     let json = unsafe { (symbols.imported_json)(model.0).bytes() };
     let text = std::str::from_utf8(json).map_err(|e| TorchError::Plugin(e.to_string()))?;
-    let Rest { graph, guards, structure } = parse(text)?;
+    let Reply { graph, guards, structure } = parse(text)?;
     let graph = Graph::from_json(&graph.to_string()).map_err(|e| TorchError::Plugin(e.to_string()))?;
 
     let mut params = vec![];
     for (i, info) in graph.params.iter().enumerate() {
         let mut bytes = Str::EMPTY;
-        // SAFETY: as above; the bytes are copied before `model` goes.
+        // SAFETY: as above; the bytes are copied before `model` is freed.
         let data = unsafe {
             (symbols.imported_param)(model.0, i, &mut bytes);
             bytes.bytes()

@@ -1,4 +1,4 @@
-//! Modules run by libtorch: the reference of checks and benchmarks.
+//! Modules run by libtorch: the reference for correctness checks and benchmarks.
 use crate::{
     Device,
     abi::{Dense, RawModule, Str, Symbols, Text},
@@ -8,13 +8,13 @@ use crate::{
 use kiln_graph::{Tensor, Type};
 use std::{path::Path, sync::Arc};
 
-/// A loaded module with its inputs. `run` does the work and nothing else, so it can be timed.
+/// A loaded module with its inputs. [`Session::run`] does nothing but run forward, so it can be timed.
 pub struct Session {
     raw: *mut RawModule,
     symbols: Arc<Symbols>,
 }
 
-// SAFETY: the module is used by libtorch's thread alone, for one caller at a time (`&mut self`).
+// SAFETY: only libtorch's thread uses the module, for one caller at a time (`&mut self`).
 unsafe impl Send for Session {}
 
 impl Drop for Session {
@@ -46,12 +46,12 @@ impl Session {
     /// Runs forward once and waits until the device is done.
     pub fn run(&mut self) -> Result<(), TorchError> {
         let mut error = Text::EMPTY;
-        // SAFETY: alive, and ours alone.
+        // SAFETY: the module is alive, and `&mut self` is exclusive.
         let status = thread::call(|| unsafe { (self.symbols.session_run)(self.raw, &mut error) });
         self.symbols.checked(status == 0, error)
     }
 
-    /// Host copies of the last run's outputs, flattened.
+    /// Host copies of the flattened outputs of the last run.
     pub fn outputs(&mut self) -> Result<Vec<Tensor>, TorchError> {
         let (mut types, mut error) = (Text::EMPTY, Text::EMPTY);
         // SAFETY: as above.

@@ -1,8 +1,8 @@
-//! The one thread that calls libtorch.
+//! The one thread that calls libtorch. Callers hand it their work and sleep until it is done.
 //!
-//! OpenMP, by which libtorch computes in parallel, keeps a team of threads for each thread that asks for parallel work. Two teams are
-//! more threads than there are cores; each then puts its threads to sleep after every loop and wakes them for the next, which
-//! makes a model of short operators many times slower. So callers hand their work to one thread and sleep until it is done.
+//! libtorch parallelises with OpenMP, which keeps a thread pool ("team") for every thread that starts parallel work. Two teams have
+//! more threads than the machine has cores; each team then puts its threads to sleep after every loop and wakes them for the next,
+//! which makes a model of short operators many times slower.
 use std::{
     any::Any,
     cell::Cell,
@@ -14,17 +14,18 @@ use std::{
     thread::Builder,
 };
 
-/// Work of a caller that waits for its end.
+/// Work of a caller that blocks until the work has run.
 struct Job(Box<dyn FnOnce()>);
 
-// SAFETY: `call` does not return before its job has run or is dropped, and nothing else touches what the job borrows meanwhile.
+// SAFETY: `call` does not return before its job has run or was dropped, and nothing else uses the job's borrows meanwhile.
 unsafe impl Send for Job {}
 
 thread_local! {
+    /// True on libtorch's thread.
     static HERE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// `None` where the system gives no thread.
+/// The queue of libtorch's thread, started on first use; `None` if the thread could not be created.
 fn sender() -> Option<&'static Sender<Job>> {
     static SENDER: OnceLock<Option<Sender<Job>>> = OnceLock::new();
     let start = || {
@@ -38,7 +39,8 @@ fn sender() -> Option<&'static Sender<Job>> {
     SENDER.get_or_init(start).as_ref()
 }
 
-/// Runs `f` on libtorch's thread and waits for it. Panics of `f` go on in the caller.
+/// Runs `f` on libtorch's thread and waits for it. A panic of `f` resumes in the caller. Nested calls, and calls when there is no such
+/// thread, run `f` on the current thread.
 pub fn call<R>(f: impl FnOnce() -> R) -> R {
     let Some(sender) = sender().filter(|_| !HERE.get()) else { return f() };
     let mut outcome: Option<Result<R, Box<dyn Any + Send>>> = None;
@@ -46,12 +48,12 @@ pub fn call<R>(f: impl FnOnce() -> R) -> R {
     let slot = &mut outcome;
     let job: Box<dyn FnOnce() + '_> = Box::new(move || {
         *slot = Some(catch_unwind(AssertUnwindSafe(f)));
-        // The caller is there: it waits.
+        // Cannot fail: the caller waits at the other end.
         let _ = done.send(());
     });
-    // SAFETY: `end.recv` returns when the job has run or was dropped, so it does not outlive what it borrows.
+    // SAFETY: `end.recv` returns only after the job has run or was dropped, so the job does not outlive its borrows.
     let job: Box<dyn FnOnce()> = unsafe { std::mem::transmute(job) };
-    // A job that is not taken comes back and is dropped here.
+    // If the queue is closed, the job comes back in the error and is dropped here.
     let _ = sender.send(Job(job));
     let _ = end.recv();
     match outcome {
@@ -70,7 +72,7 @@ mod tests {
     fn all_callers_meet_on_one_thread() {
         let here = call(|| current().id());
         assert_ne!(here, current().id());
-        // Also from within, and borrowing from the caller.
+        // Nested calls stay on that thread, and jobs may borrow from the caller.
         let mut seen = vec![];
         call(|| seen.push(call(|| current().id())));
         assert_eq!(seen, [here]);

@@ -1,4 +1,4 @@
-//! The whole way: libtorch and the plugin found and opened, a model imported, run, and a fallback run.
+//! End to end: finds and opens libtorch and the plugin, imports a model, runs it, and runs a fallback operator.
 use kiln_graph::{DType, FallbackOp, Tensor, Type};
 use kiln_torch_host::{Device, Torch};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-// Calls, values and problems as JSON. src/raw.rs reads it.
+// Writes calls, values and problems as JSON, which src/raw.rs and src/error.rs read.
 #include "shim.h"
 
 #include <torch/csrc/jit/frontend/source_range.h>
@@ -86,7 +86,7 @@ void write_string(std::ostream& o, const std::string& s) {
   o << '"';
 }
 
-// Externally tagged, as serde reads enums.
+// Externally tagged, as serde expects enums.
 void write_plain(std::ostream& o, const c10::IValue& v) {
   if (v.isNone() || (v.isTensor() && !v.toTensor().defined())) o << "\"none\"";
   else if (v.isInt()) o << "{\"int\":" << v.toInt() << '}';
@@ -138,9 +138,10 @@ const char* dtype_name(at::ScalarType t) {
 
 namespace {
 
-// Adds `file:line` of a range. A traced node's text is its whole Python stack, innermost first: `file(line): function`.
+// Appends `file:line` of a range. The source text of a traced node is its whole Python stack, innermost frame first, one
+// `file(line): function` per line.
 void add_frames(SourceRange range, std::string& frames) {
-  if (auto original = range.findSourceRangeThatGenerated()) range = *original;  // the Python file behind the archive's own code
+  if (auto original = range.findSourceRangeThatGenerated()) range = *original;  // the Python source behind the archive's generated code
   static const std::regex frame("(.+)\\(([0-9]+)\\): .*");
   std::smatch match;
   if (range.source()) {

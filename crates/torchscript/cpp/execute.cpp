@@ -1,4 +1,4 @@
-// Execution by libtorch: the whole module as a reference, and one operator by its schema name.
+// Execution by libtorch: whole modules as the reference, and single operators by schema name for fallback nodes.
 #include "shim.h"
 
 #include <ATen/Parallel.h>
@@ -15,7 +15,7 @@
 namespace kiln {
 using namespace torch::jit;
 
-// A loaded module with its arguments, ready to run again and again.
+// A loaded module with its arguments, for repeated runs.
 struct Session {
   Module module;
   std::vector<c10::IValue> arguments;
@@ -33,7 +33,7 @@ void synchronise(at::Device d) {
 
 void require_device(at::Device d) {
   if (d.is_cuda() && !c10::impl::hasDeviceGuardImpl(d.type()))
-    throw Failure("libtorch has no CUDA backend here, but " + d.str() + " was asked for", "point LIBTORCH at a CUDA build of torch, or use --device cpu");
+    throw Failure("this libtorch has no CUDA backend, but " + d.str() + " was requested", "point LIBTORCH at a CUDA build of torch, or use --device cpu");
 }
 
 void flatten(const c10::IValue& v, std::vector<at::Tensor>& out) {
@@ -43,7 +43,8 @@ void flatten(const c10::IValue& v, std::vector<at::Tensor>& out) {
   else if (v.isGenericDict()) for (auto& e : v.toGenericDict()) flatten(e.value(), out);
 }
 
-// `v` as an argument of type `t`: numbers widen, generic lists get their element type, and a number for a list of `n` becomes one.
+// Converts `v` to an argument of type `t`: integers become floats, generic lists get their element type, and a single number given for
+// a list of `n` is repeated.
 c10::IValue coerce(const c10::IValue& v, const TypePtr& t, int32_t n = 1) {
   switch (t->kind()) {
     case TypeKind::OptionalType: return v.isNone() ? v : coerce(v, t->expectRef<OptionalType>().getElementType(), n);
@@ -65,19 +66,19 @@ c10::IValue coerce(const c10::IValue& v, const TypePtr& t, int32_t n = 1) {
 void call_schema(const c10::FunctionSchema& schema, Stack& stack, const std::function<void(Stack&)>& run) {
   const auto& args = schema.arguments();
   for (size_t i = 0; i < stack.size() && i < args.size(); i++) stack[i] = coerce(stack[i], args[i].type(), args[i].N().value_or(1));
-  // A Scalar may be a bool, which the check does not take for a number.
+  // A Scalar argument may be a bool, which checkAndNormalizeInputs does not accept as a number.
   std::vector<size_t> bools;
   auto scalar = [](TypePtr t) { if (auto o = t->cast<OptionalType>()) t = o->getElementType(); return t->kind() == TypeKind::NumberType; };
   for (size_t i = 0; i < stack.size() && i < args.size(); i++)
     if (stack[i].isBool() && scalar(args[i].type())) { bools.push_back(i); stack[i] = (int64_t)stack[i].toBool(); }
-  schema.checkAndNormalizeInputs(stack, {});  // throws where number or types are not the schema's; adds defaults
+  schema.checkAndNormalizeInputs(stack, {});  // throws if the count or types do not fit the schema; adds defaults
   for (size_t i : bools) stack[i] = stack[i].toInt() != 0;
   run(stack);
 }
 
 using Handle = std::optional<c10::OperatorHandle>;
 
-// Whether `other` takes the arguments of `schema` and then one tensor for each of its results to be written.
+// Whether `other` is the out= variant of `schema`: the same arguments, then one output tensor per result.
 bool writes_results_of(const c10::FunctionSchema& schema, const c10::FunctionSchema& other) {
   const auto &args = schema.arguments(), &more = other.arguments();
   const auto& results = schema.returns();
@@ -89,7 +90,7 @@ bool writes_results_of(const c10::FunctionSchema& schema, const c10::FunctionSch
   return std::all_of(results.begin(), results.end(), [](auto& r) { return r.type()->kind() == TypeKind::TensorType; });
 }
 
-// The overload of an operator that writes its results into tensors it is given, if there is one.
+// The out= overload of an operator, if there is one. Cached.
 Handle writing_form(const c10::OperatorHandle& op) {
   static std::mutex mutex;
   static std::unordered_map<c10::OperatorName, Handle> known;
@@ -105,7 +106,7 @@ Handle writing_form(const c10::OperatorHandle& op) {
   return at->second;
 }
 
-// Calls `op`, its results written into `into` where it has a form for that. What that form refuses, the plain one may do.
+// Calls `op` through its out= overload, writing to `into`, if that exists and accepts the call; otherwise calls `op` itself.
 void call_operator(const c10::OperatorHandle& op, Stack& stack, const std::vector<at::Tensor>& into) {
   if (!into.empty() && into.size() == op.schema().returns().size()) {
     if (Handle form = writing_form(op)) {
@@ -147,7 +148,7 @@ Session* kt_session(const char* path, int device, at::Tensor** tensors, int n, c
 }
 void kt_session_close(Session* s) { delete s; }
 
-// Runs forward once and waits for the device; the number of flattened output tensors, or -1.
+// Runs forward once and waits for the device. Returns the number of flattened output tensors, or -1.
 int kt_session_run(Session* s, char** error) {
   return kiln::guarded(error, -1, [&] {
     at::NoGradGuard no_grad;
@@ -158,15 +159,15 @@ int kt_session_run(Session* s, char** error) {
     return (int)s->outputs.size();
   });
 }
-// A dense host copy of output i; owned by the caller.
+// Returns a dense host copy of output i, owned by the caller.
 at::Tensor* kt_session_output(Session* s, int i, char** error) {
   return kiln::guarded(error, (at::Tensor*)nullptr, [&] { return new at::Tensor(s->outputs.at(i).cpu().contiguous()); });
 }
 
 void kt_set_threads(int n) { at::set_num_threads(n); }
 
-// Calls an operator; results that are lists or tuples are flattened. The number of results, or -1.
-// `into`: memory for all its results, which are written there where that can be done; or nothing.
+// Calls an operator. Results that are lists or tuples are flattened. Returns the number of results, or -1.
+// `into`: empty, or memory for all results, which the operator writes directly if it has an out= overload.
 int kt_call(const char* name, const char* overload, IValue** ins, int n, at::Tensor** into, int n_into, int device, at::Tensor** outs, int most, char** error) {
   return kiln::guarded(error, -1, [&] {
     at::NoGradGuard no_grad;
@@ -188,24 +189,24 @@ int kt_call(const char* name, const char* overload, IValue** ins, int n, at::Ten
   });
 }
 
-// A tensor over memory that stays the caller's. dtype is torch's number; device -1 is the host.
+// A non-owning tensor over the caller's memory. `dtype` is torch's number; device -1 is the host.
 at::Tensor* kt_tensor(void* data, int dtype, const int64_t* sizes, int rank, int device, char** error) {
   return kiln::guarded(error, (at::Tensor*)nullptr, [&] {
     const at::Device d = kiln::device_of(device);
     kiln::require_device(d);
     at::IntArrayRef shape(sizes, rank);
     auto options = at::TensorOptions().dtype((at::ScalarType)dtype).device(d);
-    // An empty tensor has no address of its own.
+    // An empty tensor needs no memory.
     if (c10::multiply_integers(shape) == 0) return new at::Tensor(at::empty(shape, options));
     return new at::Tensor(at::from_blob(data, shape, options));
   });
 }
-// Dtype number, rank and sizes (at most 16) of a tensor.
+// Returns dtype number * 100 + rank, and writes the first 16 sizes.
 int kt_tensor_type(const at::Tensor* t, int64_t* sizes) {
   for (int64_t i = 0; i < t->dim() && i < 16; i++) sizes[i] = t->size(i);
   return (int)t->scalar_type() * 100 + (int)t->dim();
 }
-// Copies src into dst (same shape and dtype, any devices).
+// Copies src into dst (same shape and dtype, any devices); a no-op if they share memory.
 int kt_tensor_copy(at::Tensor* dst, const at::Tensor* src, char** error) {
   return kiln::guarded(error, -1, [&] {
     if (dst->sizes() != src->sizes() || dst->scalar_type() != src->scalar_type())
@@ -226,7 +227,7 @@ IValue* kt_iv_float(double v) { return new IValue(v); }
 IValue* kt_iv_bool(int v) { return new IValue(v != 0); }
 IValue* kt_iv_str(const char* v) { return new IValue(std::string(v)); }
 IValue* kt_iv_device() { return new IValue(at::Device(at::kCPU)); }
-// A list whose element type is settled by the operator it is given to.
+// A generic list; `coerce` gives it its element type when an operator takes it.
 IValue* kt_iv_list(IValue** items, int n) {
   c10::impl::GenericList list(c10::AnyType::get());
   for (int i = 0; i < n; i++) list.push_back(*items[i]);

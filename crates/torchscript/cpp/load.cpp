@@ -1,8 +1,7 @@
-// Archive -> frozen, inlined, cleaned TorchScript graph; forward's arguments from a flat list of tensors.
+// Loads an archive into a frozen, inlined, cleaned TorchScript graph, and binds forward's arguments to a flat list of tensors.
 //
-// Exceptions and asserts are left in: specialising evaluates their conditions. Changes of tensors in place are left in as
-// well: specialising resolves them. torch's own pass (RemoveTensorMutation) would give results other strides, which
-// as_strided could then read.
+// Exceptions and asserts stay in the graph: specialisation evaluates their conditions. In-place operators stay too: specialisation
+// resolves them. torch's own pass (RemoveTensorMutation) would change the strides of results, which as_strided could observe.
 #include "shim.h"
 
 #include <torch/csrc/jit/passes/common_subexpression_elimination.h>
@@ -37,7 +36,7 @@ void clean(std::shared_ptr<Graph>& g) {
   EliminateDeadCode(g);
 }
 
-// Whether the node is one that only training has: random zeros, or statistics of the batch in place of those that were learnt.
+// Whether the node shows training mode: active dropout, or batch statistics although running statistics exist.
 bool trains(const Node* n) {
   static const std::set<std::string> dropouts = {"aten::dropout", "aten::dropout_", "aten::feature_dropout", "aten::feature_dropout_", "aten::alpha_dropout", "aten::alpha_dropout_", "aten::feature_alpha_dropout", "aten::feature_alpha_dropout_"};
   auto on = [&](size_t i) { auto v = i < n->inputs().size() ? toIValue(n->input(i)) : std::nullopt; return v && v->isBool() && v->toBool(); };
@@ -46,12 +45,12 @@ bool trains(const Node* n) {
     auto rate = toIValue(n->input(1));
     return on(2) && !(rate && rate->isDouble() && rate->toDouble() == 0);
   }
-  // Without learnt statistics (track_running_stats=False) the batch's own are what the model means.
+  // Without running statistics (track_running_stats=False) batch statistics are correct in evaluation too.
   return name == "aten::batch_norm" && on(5) && !n->input(3)->type()->isSubtypeOf(*NoneType::get());
 }
 
-// Refuses an archive that was saved in training mode, at its first node that shows it. Evaluation mode of a scripted module has been
-// set by now; a trace has the mode it was traced in.
+// Refuses an archive that was saved in training mode, at the first node that shows it. Scripted modules have been switched to evaluation
+// mode by now; a trace keeps the mode in which it was traced.
 void refuse_training(const Block* b) {
   for (auto* n : b->nodes()) {
     if (trains(n))
@@ -67,7 +66,7 @@ std::string missing_operator_help(const std::string& what) {
   return "check that the file is a TorchScript archive written by torch.jit.save (torch 2.11 or older)";
 }
 
-// Operators that read or write files, or memory that is not their operands'. Freezing would run them, where they only take constants.
+// Operators that access files, or memory outside of their operands. Freezing would execute those that take only constants.
 const std::unordered_set<std::string> forbidden = {"aten::from_file", "aten::save", "aten::_reshape_alias", "aten::_reshape_alias_copy"};
 
 void refuse_in(at::ArrayRef<const Block*> blocks, std::vector<Problem>& found) {
@@ -75,7 +74,7 @@ void refuse_in(at::ArrayRef<const Block*> blocks, std::vector<Problem>& found) {
     for (const Node* n : b->nodes()) {
       const std::string kind = n->kind().toQualString();
       if (forbidden.count(kind))
-        found.push_back({"`" + kind + "` reads or writes outside of the model's tensors, so Kiln does not run it", source_of(n), module_of(n), "compute this part outside the model"});
+        found.push_back({"`" + kind + "` accesses files or memory outside of the model's tensors, so Kiln does not run it", source_of(n), module_of(n), "compute this part outside the model"});
       refuse_in(n->blocks(), found);
     }
 }
@@ -87,7 +86,8 @@ void refuse_attacks(const Module& m) {
   if (!found.empty()) throw Failure(found);
 }
 
-// The modules that `path` leads to from every object of type `type`, as an attribute of their own, named by the whole path.
+// Adds an attribute `name` to class `type` that holds the module found by following `path`, and sets it on every object of the class.
+// False if some object has no such path.
 bool add_shortcut(const c10::IValue::HashAliasedIValues& all, const ClassTypePtr& type, const std::vector<std::string>& path, const std::string& name) {
   if (type->hasAttribute(name)) return true;
   std::vector<std::pair<c10::intrusive_ptr<c10::ivalue::Object>, c10::IValue>> ends;
@@ -106,8 +106,8 @@ bool add_shortcut(const c10::IValue::HashAliasedIValues& all, const ClassTypePtr
   return true;
 }
 
-// Inlining keeps the last name by which a called module was reached: of `self.layer.0`, where `layer` is a list, it would be `0`.
-// So calls reach their modules in one step, by an attribute that is named `layer.0`.
+// Inlining records only the last attribute name of a called module: for `self.layer.0`, where `layer` is a list, just `0`. So every call
+// is rewritten to reach its module in one step, through an attribute named `layer.0`.
 void name_calls(at::ArrayRef<Block*> blocks, const c10::IValue::HashAliasedIValues& all) {
   for (Block* b : blocks)
     for (Node* n : b->nodes()) {
@@ -181,7 +181,7 @@ c10::IValue bind_one(const c10::Argument& arg, const TypePtr& t, const std::vect
       [[fallthrough]];
     default:
       throw Failure("argument `" + arg.name() + "` of forward is " + t->annotation_str() + ", which has no form as input tensors",
-                    "wrap the model in a module whose forward takes tensors, numbers and tuples of these");
+                    "wrap the model in a module whose forward takes tensors, numbers, and tuples of these");
   }
 }
 
@@ -214,12 +214,12 @@ std::unique_ptr<Archive> load(const std::string& path) {
   return a;
 }
 
-// How inputs are given, in Python and without.
+// Help text: how to pass inputs, from Python or at random.
 static std::string inputs_help(const std::vector<c10::Argument>& args) {
   std::ostringstream o;
   o << "give a file with a tensor for each argument, written in Python:\n    from safetensors.torch import save_file\n    save_file({";
   for (size_t i = 1; i < args.size(); i++) o << (i > 1 ? ", " : "") << '"' << i - 1 << "\": " << args[i].name();
-  o << "}, \"in.safetensors\")\nas --inputs in.safetensors; or random ones, by --input 'f32[8,128]' for each argument in order";
+  o << "}, \"in.safetensors\")\nand pass it as --inputs in.safetensors; or use random inputs, with --input 'f32[8,128]' for each argument in order";
   return o.str();
 }
 
@@ -261,7 +261,7 @@ kiln::Archive* kt_open(const char* path, char** error) {
 }
 void kt_close(kiln::Archive* a) { delete a; }
 
-// JSON of forward's arguments; owned by the archive until the next call.
+// JSON of forward's arguments. The archive owns the text until the next call.
 const char* kt_arguments(kiln::Archive* a, char** error) {
   return kiln::guarded(error, (const char*)nullptr, [&] {
     a->text = kiln::dump_arguments(a->module.get_method("forward").function().getSchema());

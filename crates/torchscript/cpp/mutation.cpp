@@ -1,6 +1,7 @@
-// In-place operators while specialising: each becomes a call without side effects, and every name for the changed
-// memory gets a new value. A change through a view is written back into what it is a view of, up to the base; other views
-// of what changed are made again when they are used. What cannot be written back or made again is refused, never dropped.
+// Functionalises in-place operators during specialisation: each becomes a call without side effects, and every alias of the changed
+// memory gets a new value. A write through a view is scattered back into the view's base, and so on up to the root; other views of the
+// changed memory are recomputed at their next use. Whatever cannot be scattered back or recomputed is refused with its source line,
+// never dropped.
 #include "specialise.h"
 
 #include <ATen/WrapDimUtils.h>
@@ -21,7 +22,7 @@ const std::set<std::string> changes_shape = {"aten::resize_", "aten::squeeze_", 
                                              "aten::as_strided_", "aten::set_", "aten::resize_as_", "aten::swapaxes_", "aten::swapdims_"};
 const std::set<std::string> changes_nothing = {"aten::requires_grad_", "aten::detach_"};
 
-// Views whose elements are the base's, in the same order.
+// Views that show the base's elements in the same order.
 const std::set<std::string> reshapes = {"aten::view", "aten::reshape", "aten::unsqueeze", "aten::squeeze", "aten::flatten", "aten::unflatten", "aten::view_as",
                                         "aten::_unsafe_view", "aten::alias", "aten::detach", "aten::contiguous", "aten::to", "aten::reshape_as", "aten::ravel", "aten::expand", "aten::expand_as"};
 
@@ -47,7 +48,7 @@ void Specialiser::mutate(Node* n) {
   if (changes_nothing.count(name)) return bind(n->output(), ins[0]);
   const bool writes_first = schema.arguments()[0].alias_info() && schema.arguments()[0].alias_info()->isWrite();
   if (!writes_first || changes_shape.count(name) || name.back() != '_') {
-    refuse(n, "`" + name + "` changes a tensor in a way import cannot resolve", "use the operator that gives a new tensor");
+    refuse(n, "`" + name + "` changes a tensor in a way import cannot resolve", "use the operator that returns a new tensor");
     throw Failure(problems);
   }
   const SymP target = ins[0];
@@ -60,11 +61,11 @@ void Specialiser::mutate(Node* n) {
   }
   if (!path_known) refuse(n, "`" + name + "` changes part of a tensor through a view that import cannot follow", "index the tensor itself, as in x[:, 2:4] = value, or change a copy (clone)");
 
-  // The same operator without the underscore, first: its result type tells whether a cast back is needed.
+  // Run the functional form (the name without the underscore) first: its result dtype tells whether a cast back is needed.
   const std::string functional = name == "aten::normal_" ? "aten::normal_functional" : name.substr(0, name.size() - 1);
   auto op = c10::Dispatcher::singleton().findSchema({functional, schema.overload_name()});
   if (!op) {
-    refuse(n, "`" + name + "` has no form that gives a new tensor", "use an operator that gives a new tensor");
+    refuse(n, "`" + name + "` has no out-of-place form", "use an operator that returns a new tensor");
     throw Failure(problems);
   }
   Stack stack;
@@ -73,7 +74,7 @@ void Specialiser::mutate(Node* n) {
   try {
     op->callBoxed(before);
   } catch (const std::exception&) {
-    before.clear();  // the in-place form below gives the error
+    before.clear();  // the in-place form below reports the error
   }
   std::vector<Arg> args;
   bool data = false;
@@ -83,12 +84,12 @@ void Specialiser::mutate(Node* n) {
   }
   data |= n->isNondeterministic();
   for (auto& s : families[storage_of(target->value.toTensor())])
-    if (s->id >= 0) out.values[s->id].folded = at::Tensor();  // its memory is about to change
+    if (s->id >= 0) out.values[s->id].folded = at::Tensor();  // the in-place operator is about to overwrite its memory
   for (auto& v : out.values)
     if (v.folded.defined() && storage_of(v.folded) == storage_of(target->value.toTensor())) v.folded = at::Tensor();
   execute(n, stack);
   if (before.empty()) {
-    refuse(n, "`" + functional + "` does not accept what `" + name + "` does", "use an operator that gives a new tensor");
+    refuse(n, "`" + functional + "` does not accept the arguments of `" + name + "`", "use an operator that returns a new tensor");
     throw Failure(problems);
   }
 
@@ -110,13 +111,13 @@ void Specialiser::write_back(const SymP& target, int value, const Node* at) {
     path.push_back(s);
     if (s->base) v = scatter_into(s, v, at);
   }
-  // In the order of their making a view of a view comes after what it views.
+  // Families are in creation order, so a view comes after its base.
   std::set<const Sym*> changed;
   for (auto& s : path) {
     changed.insert(s.get());
     if (s->base) part_of(s);
   }
-  auto beside = [&](const SymP& a, const SymP& b) { return a->part->axis >= 0 && a->part->axis == b->part->axis && (a->part->end <= b->part->start || b->part->end <= a->part->start); };
+  auto disjoint = [&](const SymP& a, const SymP& b) { return a->part->axis >= 0 && a->part->axis == b->part->axis && (a->part->end <= b->part->start || b->part->end <= a->part->start); };
   for (auto& other : families[storage_of(target->value.toTensor())]) {
     if (changed.count(other.get())) continue;
     if (!other->base || other->view < 0) {
@@ -125,7 +126,7 @@ void Specialiser::write_back(const SymP& target, int value, const Node* at) {
     }
     if (!changed.count(other->base.get())) continue;
     part_of(other);
-    if (std::any_of(path.begin(), path.end(), [&](const SymP& s) { return s->base == other->base && beside(s, other); })) continue;
+    if (std::any_of(path.begin(), path.end(), [&](const SymP& s) { return s->base == other->base && disjoint(s, other); })) continue;
     other->stale = true;
     changed.insert(other.get());
   }
@@ -145,7 +146,7 @@ const Span& Specialiser::part_of(const SymP& view) {
   return *view->part;
 }
 
-// The base of `view` with `value` put where the view looks.
+// Records the base of `view` with the viewed elements replaced by `value`. Returns the new value id.
 int Specialiser::scatter_into(const SymP& view, int value, const Node* at) {
   const at::Tensor base = view->base->value.toTensor();
   if (view->view < 0) return id_of(view->base);  // refused already
@@ -176,7 +177,7 @@ int Specialiser::scatter_into(const SymP& view, int value, const Node* at) {
   return scatter_by_table(view, value, at);
 }
 
-// As above for a view of any form that shows every element once: a table says where its elements lie in the base.
+// The same for any view that shows each element at most once: applies the view to an index tensor, and scatters by the resulting table.
 int Specialiser::scatter_by_table(const SymP& view, int value, const Node* at) {
   const at::Tensor base = view->base->value.toTensor(), seen = view->value.toTensor();
   const Call made = out.calls[view->view];
@@ -204,7 +205,7 @@ int Specialiser::scatter_by_table(const SymP& view, int value, const Node* at) {
   return id_of(view->base);
 }
 
-// A view's value after its base has changed: the call that made it, on the base as it is now.
+// Recomputes a view whose base has changed: repeats the call that made it, on the base's current value.
 void Specialiser::renew(const SymP& view) {
   Call made = out.calls[view->view];
   made.args[0] = Arg::value(id_of(view->base));
@@ -216,7 +217,7 @@ void Specialiser::renew(const SymP& view) {
 
 void Specialiser::check_lost(const SymP& s) {
   if (s->lost)
-    refuse(s->lost, std::string("`") + s->lost->kind().toQualString() + "` changes memory that is read through another name afterwards, which import cannot follow", "change a copy: clone() before the operator that changes it in place");
+    refuse(s->lost, std::string("`") + s->lost->kind().toQualString() + "` changes memory that is read through an alias afterwards, which import cannot follow", "change a copy: clone() before the operator that changes it in place");
   for (auto& i : s->items) check_lost(i);
 }
 

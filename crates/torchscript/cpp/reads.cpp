@@ -1,5 +1,5 @@
-// What a call reads of an input's data that a compiled graph cannot follow: numbers, and the shapes of results. The graph
-// is the same for every input, so both are refused, with the line in the model's source and what to write instead.
+// Refuses calls that turn an input's data into Python numbers or into the shape of a result. A compiled graph is the same for every
+// input, so it cannot follow either. Each refusal names the line in the model's source and what to write instead.
 #include "specialise.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,10 +16,10 @@ const char* kDataHelp =
     "a compiled graph is the same for every input: compute the choice with tensors (torch.where, masks), or pass the number as an argument of forward";
 const char* kMaskHelp = "keep the shape fixed: torch.where or masked_fill instead of selecting by a mask; a mean over what it selects is (x * mask).sum() / mask.sum()";
 const char* kPlacesHelp = "use the mask itself (torch.where(mask, a, b), mask.sum()), or torch.nonzero_static(x, size=n)";
-const char* kUniqueHelp = "compute this outside of the model and pass it in";
+const char* kUniqueHelp = "compute this outside of the model and pass it in as an input";
 const char* kPackHelp = "run the module on the padded batch, without pack_padded_sequence, and mask its outputs by the lengths";
 
-// Calls the shape of whose result depends on the contents of their operands.
+// Operators whose result shape depends on the contents of their operands.
 const std::map<std::string, const char*> shape_from_data = {
     {"aten::nonzero", kPlacesHelp},
     {"aten::nonzero_numpy", kPlacesHelp},
@@ -31,7 +31,7 @@ const std::map<std::string, const char*> shape_from_data = {
     {"aten::unique_dim", kUniqueHelp},
     {"aten::unique_consecutive", kUniqueHelp},
     {"aten::unique_dim_consecutive", kUniqueHelp},
-    {"aten::bincount", "count with F.one_hot(x, n).sum(0), which has a place for each of n values"},
+    {"aten::bincount", "count with F.one_hot(x, n).sum(0), whose size n is fixed"},
     {"aten::_pack_padded_sequence", kPackHelp},
     {"aten::_pad_packed_sequence", kPackHelp},
 };
@@ -48,7 +48,7 @@ struct Reason {
   std::string what, help;
 };
 
-// Why the shape of a result of `n` follows from data, if it does. Some operators do so for some arguments only.
+// Why the shape of a result of `n` depends on data, if it does. Some operators do so only for some arguments.
 std::optional<Reason> shape_reason(Node* n, const std::vector<SymP>& ins) {
   const std::string name = n->kind().toQualString();
   const std::string plain = "`" + name + "`";
@@ -69,15 +69,15 @@ std::optional<Reason> shape_reason(Node* n, const std::vector<SymP>& ins) {
   if (name == "aten::repeat_interleave") {
     const bool from_list = n->schema().overload_name() == "Tensor";  // (repeats, output_size?)
     const SymP& repeats = ins[from_list ? 0 : 1];
-    // One repeat for all is read as a number elsewhere; with output_size libtorch checks the sum at every run.
+    // A single repeat count is handled elsewhere as a number read; with output_size libtorch checks the sum at every run.
     if (!is_tensor(repeats) || !repeats->data || given(from_list ? 1 : 3)) return {};
-    return Reason{plain + " by a tensor", "repeat every element as often (by an int), or give output_size"};
+    return Reason{plain + " by a tensor", "repeat every element equally often (by an int), or give output_size"};
   }
   if (name == "aten::tensor_split") {
     if (is_tensor(ins[1]) && ins[1]->data) return Reason{plain + " at places given by a tensor", "split at fixed places: a list of ints"};
     return {};
   }
-  // Only results that say how the operator went have such shapes.
+  // Tagged dynamic_output_shape, but only for auxiliary results such as status codes.
   if (name == "aten::_ctc_loss" || name == "aten::linalg_lstsq" || !n->maybeSchema()) return {};
   auto op = c10::Dispatcher::singleton().findSchema({n->schema().name(), n->schema().overload_name()});
   if (op && op->hasTag(at::Tag::dynamic_output_shape)) return Reason{plain, kUniqueHelp};
@@ -94,7 +94,7 @@ void Specialiser::check_data_reads(Node* n, const std::vector<SymP>& ins, const 
   if (auto reason = shape_reason(n, ins)) refuse(n, "the shape of a result depends on the input's data (" + reason->what + ")", reason->help);
 }
 
-// Refuses results that are not dense tensors, at once: nothing after them can be followed.
+// Refuses results that are not dense tensors. Stops the import at once, since nothing after them can be followed.
 void Specialiser::check_layout(Node* n, const Stack& results) {
   std::vector<at::Tensor> tensors;
   for (auto& v : results) {
@@ -106,7 +106,7 @@ void Specialiser::check_layout(Node* n, const Stack& results) {
     if (t.is_nested()) {
       refuse(n, "makes a nested tensor (`" + name + "`): the lengths of its rows depend on the input's data", "build nn.TransformerEncoder with enable_nested_tensor=False (inside nn.Transformer: transformer.encoder.use_nested_tensor = False); elsewhere pad rows to one length and pass a mask");
     } else if (t.layout() != at::kStrided) {
-      refuse(n, "`" + name + "` gives a tensor of layout " + c10::str(t.layout()) + ", which has no form in a graph", "use dense tensors (to_dense) inside the model");
+      refuse(n, "`" + name + "` gives a tensor of layout " + c10::str(t.layout()) + ", which a graph cannot represent", "use dense tensors (to_dense) inside the model");
     } else {
       continue;
     }

@@ -1,14 +1,14 @@
-// What the files of this shim share: the C ABI towards Rust (src/ffi.rs mirrors it) and the data behind its handles.
+// Shared declarations of the C++ shim: data structures behind its handles. src/ffi.rs mirrors the extern "C" functions of its files.
 //
 // load.cpp        archive -> frozen, inlined, cleaned TorchScript graph
-// specialise.cpp  that graph, run once on example inputs -> flat list of calls, everything typed
-// views.cpp       views as one call each; what reads strides (part of specialising)
-// reads.cpp       what depends on data and cannot be followed (part of specialising)
-// mutation.cpp    in-place operators -> calls without side effects (part of specialising)
+// specialise.cpp  runs that graph once on example inputs -> flat list of typed calls
+// views.cpp       one call per view; operators that read strides (part of specialisation)
+// reads.cpp       refuses data-dependent numbers and shapes (part of specialisation)
+// mutation.cpp    in-place operators -> calls without side effects (part of specialisation)
 // dump.cpp        calls, values, problems -> JSON
-// execute.cpp     the whole module as a reference; one operator by name
+// execute.cpp     whole modules as the reference; single operators by name
 //
-// No C++ exception leaves an extern "C" function: failures are JSON texts, {"errors": [{message, source, module, help}]}.
+// No C++ exception crosses an extern "C" function: failures are JSON texts, {"errors": [{message, source, module, help}]}.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -22,12 +22,12 @@
 
 namespace kiln {
 
-// Something in the model that import refuses. `source` is as `source_of` gives it, empty if unknown.
+// Something in the model that import refuses. `source` has the format of `source_of`; empty if unknown.
 struct Problem {
   std::string message, source, module, help;
 };
 
-// Thrown inside the shim; carries everything found so far.
+// Thrown inside the shim; carries all problems found so far.
 struct Failure : std::exception {
   std::vector<Problem> problems;
   explicit Failure(std::vector<Problem> p) : problems(std::move(p)) {}
@@ -53,17 +53,17 @@ struct Call {
   std::string source, module;
 };
 
-// A tensor value: its type as running gave it, and its contents where they do not depend on the inputs.
+// A tensor value: its type in the example run, and its contents if they do not depend on the inputs.
 struct ValueInfo {
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
   at::Tensor constant;     // a weight or literal: always available
-  at::Tensor folded;       // computed from constants alone: the caller may take it instead of the call
+  at::Tensor folded;       // computed from constants alone: the caller may use it instead of the call
 };
 
 struct Input {
   std::string name;
-  int id = -1;             // value id; -1 for a scalar, which is fixed by specialising
+  int id = -1;             // value id; -1 for a scalar, whose example value is baked in
   c10::IValue scalar;
 };
 
@@ -86,8 +86,8 @@ struct Archive {
 
 // load.cpp
 std::unique_ptr<Archive> load(const std::string& path);
-// Forward's arguments after self, from the flat list of tensors; unused trailing optionals take their defaults. `given`
-// gets the number of those that tensors were given for.
+// Binds forward's arguments (without self) to the flat list of tensors. Trailing arguments without tensors take their defaults. `given`
+// receives the number of arguments that consumed tensors.
 std::vector<c10::IValue> bind_arguments(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors, size_t* given = nullptr);
 std::string type_text(const at::Tensor& t);
 
@@ -95,9 +95,9 @@ std::string type_text(const at::Tensor& t);
 void specialise(Archive& archive, const std::vector<at::Tensor>& tensors);
 
 // dump.cpp
-// Frames of the model's source behind a node, innermost first, `file:line` a line; src/source.rs picks the one to show.
+// Python stack frames of a node, innermost first, one `file:line` per line; src/source.rs picks the frame to show.
 std::string source_of(const torch::jit::Node* n);
-// `encoder.layer.0`: the names by which modules were called.
+// Module path of a node, as `encoder.layer.0`.
 std::string module_of(const torch::jit::Node* n);
 std::string dump_result(const Archive& archive);
 std::string dump_arguments(const c10::FunctionSchema& schema);
@@ -106,7 +106,7 @@ void write_string(std::ostream& o, const std::string& s);
 void write_plain(std::ostream& o, const c10::IValue& v);
 const char* dtype_name(at::ScalarType t);
 
-// Runs `body`; a failure of any kind becomes a JSON text in *error and `otherwise` is returned.
+// Runs `body`. Any failure becomes a JSON text in *error, and `otherwise` is returned.
 template <class T, class F>
 T guarded(char** error, T otherwise, F body) {
   auto fail = [&](const std::vector<Problem>& p) {

@@ -1,8 +1,9 @@
-// Specialising: the frozen graph runs once on example inputs. Branches taken are inlined, loops unrolled, numbers and
-// lists are constants, every tensor value has its type; module path and source line stay on every call.
+// Specialisation: runs the frozen graph once on example inputs, operator by operator, and records the calls. Taken branches are
+// inlined, loops are unrolled, numbers and lists become constants, and every tensor value gets its type. Each call keeps its module
+// path and source line.
 //
-// A number that was read from the contents of an input would be wrong for the next input. Such reads are refused, all
-// of them together: running goes on after one so that the others are found.
+// A number read from the contents of an input would be wrong for the next input, so such reads are refused. The run continues after a
+// refusal, so that all of them are reported together.
 #include "specialise.h"
 
 #include <torch/csrc/jit/ir/constants.h>
@@ -17,7 +18,7 @@ using namespace torch::jit;
 
 namespace {
 
-// Calls whose results depend on the operands' types alone, never on their contents.
+// Operators whose results depend only on the operands' types, never on their contents.
 const std::set<std::string> reads_type_only = {
     "aten::size", "aten::sym_size", "aten::dim", "aten::ndimension", "aten::len", "aten::numel", "aten::sym_numel", "aten::stride",
     "aten::is_floating_point", "aten::is_complex", "aten::is_signed", "aten::is_contiguous", "aten::__is__", "aten::__isnot__",
@@ -42,8 +43,8 @@ bool holds_tensors(const c10::IValue& v) {
   return v.isGenericDict();
 }
 
-// Tracing records the Python number in `x * 0.5` as a tensor of rank 0, and saving loses the mark that it takes part in
-// type promotion by its kind only. torch's optimising executor treats such literals as numbers; so does this.
+// Tracing records the Python number in `x * 0.5` as a rank-0 tensor, and saving loses the flag that makes it take part in type
+// promotion as a number. torch's optimising executor treats such literals as numbers; so does this.
 at::Tensor as_number(const at::Tensor& t) {
   if (t.dim() != 0 || (t.scalar_type() != at::kDouble && t.scalar_type() != at::kLong && t.scalar_type() != at::kBool)) return t;
   at::Tensor number = t.clone();
@@ -191,7 +192,7 @@ void Specialiser::unpack(Node* n) {
   }
 }
 
-// List and dict operators on groups: the shadow does what the real one does.
+// Applies list and dict operators to groups: `items` and `keys` mirror the change to the real list or dict.
 bool Specialiser::list_operator(Node* n, const std::vector<SymP>& ins) {
   if (ins.empty()) return false;
   const std::string name = n->kind().toQualString();
@@ -208,11 +209,11 @@ bool Specialiser::list_operator(Node* n, const std::vector<SymP>& ins) {
   if (name == "prim::TupleIndex" || name == "aten::__getitem__" || name == "aten::get") {
     if (!g->group) return false;
     int64_t i = index_of(ins[1]->value);
-    if (!item_exists(i)) return false;  // running it gives the error
+    if (!item_exists(i)) return false;  // executing the operator raises the error
     bind(n->output(), g->items[i]);
     return true;
   }
-  // A list may be empty so far and still be about to hold tensors.
+  // A list that is still empty may receive tensors.
   const bool of_tensors = g->group || (ins.size() > 1 && ins.back()->value.isTensor());
   if (!of_tensors || !(g->value.isList() || g->value.isGenericDict())) return false;
   auto bind_self = [&] { if (!n->outputs().empty()) bind(n->output(), g); };
@@ -261,7 +262,7 @@ bool Specialiser::list_operator(Node* n, const std::vector<SymP>& ins) {
   return false;
 }
 
-// Nodes that are no operator calls. True if `n` was one of them.
+// Handles nodes that are not operator calls. True if `n` was one of them.
 bool Specialiser::structural(Node* n) {
   switch (n->kind()) {
     case prim::If: branch(n); return true;
@@ -313,7 +314,7 @@ bool Specialiser::structural(Node* n) {
 
 // ---- operator calls ----
 
-// Interpreter instructions without an operator (isinstance, TupleSlice, ...): a graph of this one node.
+// Executes an interpreter instruction without an operator (isinstance, TupleSlice, ...) as a graph of this one node.
 void Specialiser::one_node(Node* n, Stack& stack) {
   auto g = std::make_shared<Graph>();
   std::unordered_map<Value*, Value*> map;
@@ -342,7 +343,7 @@ void Specialiser::execute(Node* n, Stack& stack) {
   }
 }
 
-// The Sym of one result. Tensors get value ids, which are appended to `outs`.
+// Creates the Sym of one result. Tensors get value ids, which are appended to `outs`.
 SymP Specialiser::bind_result(const c10::IValue& v, const std::vector<SymP>& ins, bool data, bool fold, int call_index, std::vector<int>& outs) {
   auto s = std::make_shared<Sym>();
   s->value = v;
@@ -370,7 +371,7 @@ SymP Specialiser::bind_result(const c10::IValue& v, const std::vector<SymP>& ins
     else { auto l = v.toList(); for (size_t i = 0; i < l.size(); i++) items.push_back(l.get(i)); }
     for (auto& i : items) {
       s->items.push_back(bind_result(i, ins, data, fold, call_index, outs));
-      s->items.back()->view = -1;  // one of several: no recipe to make it again by
+      s->items.back()->view = -1;  // one of several results: the call alone cannot recompute it
     }
   }
   return s;
@@ -402,7 +403,7 @@ void Specialiser::call(Node* n) {
     }
     return;
   }
-  // A result that is the operand itself (contiguous, to, dropout where they change nothing) is no call.
+  // If the result is the operand itself (a no-op contiguous, to or dropout), record no call.
   if (stack.size() == 1 && stack[0].isTensor())
     for (auto& s : ins)
       if (s->value.isTensor() && s->value.toTensor().is_same(stack[0].toTensor())) return bind(n->output(), s);
@@ -423,7 +424,7 @@ void Specialiser::call(Node* n) {
 void Specialiser::node(Node* n) {
   if (structural(n) || list_operator(n, operands(n))) return;
   if (n->kind() == prim::CallFunction || n->kind() == prim::CallMethod || n->kind() == prim::CreateObject || n->kind() == prim::fork || n->kind() == prim::Enter) {
-    refuse(n, std::string("uses `") + n->kind().toQualString() + "`, which import does not follow", "trace the model (torch.jit.trace) instead of scripting it");
+    refuse(n, std::string("uses `") + n->kind().toQualString() + "`, which import does not support", "trace the model (torch.jit.trace) instead of scripting it");
     throw Failure(problems);
   }
   if (mutates_tensor(n)) mutate(n);
@@ -452,7 +453,7 @@ SymP Specialiser::input(const std::string& name, const c10::IValue& v) {
   return s;
 }
 
-// JSON of how the outputs nest; tensors are appended to the flat list.
+// Returns JSON of how the outputs nest, and appends their tensors to the flat list of outputs.
 std::string Specialiser::structure(const SymP& s, const Node* at) {
   check_lost(s);
   std::ostringstream o;
@@ -495,13 +496,13 @@ void Specialiser::run(const std::vector<at::Tensor>& tensors) {
     first = 1;
   }
   for (size_t i = 0; i < values.size() && first + i < params.size(); i++) {
-    if (i >= given) {  // left out: a constant of the graph
+    if (i >= given) {  // omitted: its default is a constant of the graph
       auto s = std::make_shared<Sym>();
       s->value = values[i];
       bind(params[first + i], s);
       continue;
     }
-    // Own copies: in-place operators must not reach the caller's data.
+    // Copy the inputs: in-place operators must not change the caller's data.
     std::function<c10::IValue(const c10::IValue&)> own = [&](const c10::IValue& v) -> c10::IValue {
       if (v.isTensor() && v.toTensor().defined()) return v.toTensor().clone();
       if (v.isTuple()) {
@@ -535,7 +536,7 @@ void specialise(Archive& archive, const std::vector<at::Tensor>& tensors) {
 
 extern "C" {
 
-// Specialises on example tensors; the JSON of the result, owned by the archive until the next call.
+// Specialises on example tensors. Returns the result as JSON, owned by the archive until the next call.
 const char* kt_specialise(kiln::Archive* a, at::Tensor** tensors, int n, char** error) {
   return kiln::guarded(error, (const char*)nullptr, [&] {
     std::vector<at::Tensor> list;
@@ -546,7 +547,7 @@ const char* kt_specialise(kiln::Archive* a, at::Tensor** tensors, int n, char** 
   });
 }
 
-// Contents of a value that has any (a constant, or folded): a new dense tensor, owned by the caller. Null otherwise.
+// Contents of a constant or folded value as a new dense tensor, owned by the caller. Null for other values.
 at::Tensor* kt_value(kiln::Archive* a, int id, char** error) {
   return kiln::guarded(error, (at::Tensor*)nullptr, [&]() -> at::Tensor* {
     const kiln::ValueInfo& v = a->result.values.at(id);

@@ -1,4 +1,4 @@
-// The specialiser: runs a graph once on example inputs, node by node, and records what it did.
+// The specialiser: runs a graph once on example inputs, node by node, and records the operator calls.
 #pragma once
 #include "shim.h"
 
@@ -10,26 +10,25 @@ namespace kiln {
 struct Sym;
 using SymP = std::shared_ptr<Sym>;
 
-// The part of its base that a view looks at along one axis, where it is a slice or select. Axis -1: no such part.
+// The range of its base that a slice or select shows along one axis. Axis -1: the view is neither.
 struct Span {
   int64_t axis, start, end;
 };
 
-// What is known about one value while running. Names for the same object share one Sym, so that an in-place change
-// made through one is seen by all.
+// State of one value during the run. Aliases of the same object share one Sym, so that all of them see an in-place change.
 struct Sym {
-  c10::IValue value;          // the real thing
+  c10::IValue value;          // the actual value of the run
   int id = -1;                // a tensor's current value id
   bool data = false;          // contents depend on the contents of an input
   bool weight = false;        // a weight, a buffer, or a literal of the model
-  bool group = false;         // list, tuple or dict that holds tensors; `items` shadows it
+  bool group = false;         // list, tuple or dict that holds tensors; `items` mirrors it
   std::vector<SymP> items;    // of a dict: its values, in the order of `keys`
   std::vector<c10::IValue> keys;
-  SymP base;                  // this tensor is a view of that one,
-  int view = -1;              // made by this call (index into Specialised::calls), whose argument 0 is the base
-  std::optional<Span> part;   // known once it was asked for
-  bool stale = false;         // its base has changed since: `view` is called again when it is next used
-  const torch::jit::Node* lost = nullptr;  // this has changed its memory, and nothing can make it again: refused when used
+  SymP base;                  // the tensor that this one is a view of
+  int view = -1;              // the call that made the view (index into Specialised::calls; argument 0 is the base), or -1 if unknown
+  std::optional<Span> part;   // cache of part_of
+  bool stale = false;         // the base has changed: repeat the call `view` at the next use
+  const torch::jit::Node* lost = nullptr;  // a node that changed its memory in a way that cannot be recomputed: refused at the next use
 };
 
 class Specialiser {
@@ -42,7 +41,7 @@ class Specialiser {
   Archive& archive;
   Specialised& out;
   std::unordered_map<const torch::jit::Value*, SymP> env;
-  std::map<const void*, std::vector<SymP>> families;  // tensors by storage, in the order of their making
+  std::map<const void*, std::vector<SymP>> families;  // tensors by storage, in creation order
   std::map<const void*, int> literals;                // constant tensor -> value id
   std::vector<Problem> problems;
 

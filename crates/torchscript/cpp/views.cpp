@@ -1,6 +1,8 @@
-// Views, each with one recipe: one call on one base. Operators that give several views at once become a slice for each.
-// as_strided, which speaks of memory and not of elements, becomes a view of all elements in the order in which they lie
-// in memory: a graph's values have no strides, so what reads them is resolved here or refused.
+// Records each view as one call on one base. Operators that return several views at once (split, chunk, unbind) become one slice or
+// select per view, so that each can be changed in place by itself.
+//
+// A graph's values have no strides, but the example run sees the strides that PyTorch has, so operators that read strides are resolved
+// here or refused: as_strided, which addresses memory, becomes a view of all elements of the base in memory order.
 #include "specialise.h"
 
 #include <ATen/WrapDimUtils.h>
@@ -19,12 +21,12 @@ const std::set<std::string> several_views = {"aten::split",        "aten::split_
                                              "aten::unsafe_chunk", "aten::unsafe_split_with_sizes", "aten::tensor_split", "aten::hsplit",
                                              "aten::vsplit",       "aten::dsplit",                  "aten::unbind"};
 
-// Calls whose results' elements depend on how an operand lies in memory, and which stay calls.
+// Operators that depend on the memory layout of an operand and are recorded as calls, so the operand must be dense and row-major.
 const std::set<std::string> reads_memory = {"aten::as_strided_copy", "aten::as_strided_scatter", "aten::resize", "aten::resize_as"};
 
 const char* kMemoryHelp = "name the elements instead (x[a:b], x.unfold(dim, size, step), x.diagonal(), x.reshape), or call contiguous() on the tensor first";
 
-// All of its memory, each element once, in row-major order.
+// Whether the tensor is contiguous and covers its whole storage.
 bool is_plain(const at::Tensor& t) {
   return t.is_contiguous() && t.storage_offset() == 0 && (int64_t)t.storage().nbytes() == t.numel() * (int64_t)t.element_size();
 }
@@ -38,7 +40,7 @@ int64_t piece_axis(const std::string& name, const std::vector<SymP>& ins, int64_
 
 }  // namespace
 
-// What `name` gives of `base` and further arguments, recorded; a view of the base.
+// Executes and records the view operator `name` on `base` and further arguments; returns the view.
 SymP Specialiser::view_of(const SymP& base, const char* name, const char* overload, std::vector<c10::IValue> rest, const Node* at) {
   Stack stack{base->value};
   Call c{name, overload, {Arg::value(id_of(base))}, {}, source_of(at), module_of(at)};
@@ -60,7 +62,7 @@ SymP Specialiser::view_of(const SymP& base, const char* name, const char* overlo
   return s;
 }
 
-// The results of split, chunk, unbind and the like as a slice or select for each. True if `n` is one of these.
+// Records the results of split, chunk, unbind and the like as one slice or select each. True if `n` is one of these.
 bool Specialiser::pieces(Node* n, const std::vector<SymP>& ins, const Stack& results) {
   const std::string name = n->kind().toQualString();
   if (!several_views.count(name) || results.size() != 1 || !results[0].isTensorList()) return false;
@@ -74,7 +76,7 @@ bool Specialiser::pieces(Node* n, const std::vector<SymP>& ins, const Stack& res
     if (name == "aten::unbind") {
       s->items.push_back(view_of(base, "aten::select", "int", {axis, i}, n));
     } else {
-      // Where a piece without elements starts does not matter; where the stride is 0, all places hold the same.
+      // The start of an empty piece is irrelevant; with stride 0 all positions are the same element.
       const int64_t stride = whole.stride(axis);
       const int64_t start = t.numel() == 0 || stride == 0 ? 0 : (t.storage_offset() - whole.storage_offset()) / stride;
       s->items.push_back(view_of(base, "aten::slice", "Tensor", {axis, start, start + t.size(axis), (int64_t)1}, n));
@@ -87,7 +89,7 @@ bool Specialiser::pieces(Node* n, const std::vector<SymP>& ins, const Stack& res
   return true;
 }
 
-// as_strided over the elements of the memory it reads, in their order. True if `n` was one and could be resolved.
+// Resolves as_strided to a view of the root's elements in memory order. True if `n` was one and could be resolved.
 bool Specialiser::strided_view(Node* n, const std::vector<SymP>& ins) {
   const std::string name = n->kind().toQualString();
   if (name != "aten::as_strided" && name != "aten::_reshape_alias") return false;
@@ -101,7 +103,7 @@ bool Specialiser::strided_view(Node* n, const std::vector<SymP>& ins) {
   for (size_t i = 0; i < sizes.size(); i++) last += (sizes[i] - 1) * strides[i];
   const bool empty = std::count(sizes.begin(), sizes.end(), 0) > 0;
   if (!memory.is_non_overlapping_and_dense() || memory.storage_offset() != 0 || (!empty && last >= memory.numel())) {
-    refuse(n, "`" + name + "` reads memory beside the elements of a tensor", kMemoryHelp);
+    refuse(n, "`" + name + "` reads memory outside of a tensor's elements", kMemoryHelp);
     return false;
   }
   std::vector<int64_t> order(memory.dim());
@@ -114,11 +116,11 @@ bool Specialiser::strided_view(Node* n, const std::vector<SymP>& ins) {
   return true;
 }
 
-// Refuses a call that reads memory where the operand does not lie as a graph's values do.
+// Refuses a layout-dependent call if the operand is not dense and row-major, as all values of a graph are.
 void Specialiser::check_memory_reads(Node* n, const std::vector<SymP>& ins) {
   const std::string name = n->kind().toQualString();
   if (reads_memory.count(name) && ins[0]->value.isTensor() && !is_plain(ins[0]->value.toTensor()))
-    refuse(n, "`" + name + "` reads a tensor as it lies in memory, and this one is not dense and row-major", kMemoryHelp);
+    refuse(n, "`" + name + "` depends on a tensor's memory layout, and this one is not dense and row-major", kMemoryHelp);
 }
 
 }  // namespace kiln

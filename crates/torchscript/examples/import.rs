@@ -1,4 +1,4 @@
-//! Imports archives and prints what they became: `import MODEL.pt INPUTS.safetensors [--graph]`.
+//! Imports an archive and prints a summary of its graph: `import MODEL.pt INPUTS.safetensors [--graph] [--check]`.
 #[path = "../tests/common/mod.rs"]
 #[allow(dead_code)]
 mod common;

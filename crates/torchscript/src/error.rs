@@ -1,4 +1,4 @@
-//! What can go wrong with a model, each with the place in the model's source.
+//! Problems of a model, each with its location in the model's source.
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -43,7 +43,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything found wrong, at once. Also the JSON that crosses the plugin's boundary.
+/// All problems found, reported together. Also the JSON form of errors in the plugin's C ABI.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub struct ImportErrors {
     pub errors: Vec<Problem>,

@@ -1,4 +1,5 @@
-//! Execution by libtorch: whole modules as the reference, and single operators for fallback nodes.
+//! Execution by libtorch: whole modules as the reference, and single operators for fallback nodes. An operator is checked against the
+//! list of allowed ones ([`kiln_graph::fallback`]) before it runs.
 use crate::{
     error::{ImportErrors, Problem},
     ffi::{self, RawSession, RawValue, TorchTensor, c_string, checked, checked_count},
@@ -18,11 +19,11 @@ use std::{
 /// More results than any operator has.
 const MOST_RESULTS: usize = 256;
 
-/// A loaded module with its inputs, to be run again and again.
+/// A loaded module with its inputs, for repeated runs.
 pub struct Session {
     raw: NonNull<RawSession>,
     outputs: usize,
-    /// The module's arguments may point into these.
+    /// Kept alive, since the module's arguments may point into them.
     _inputs: Vec<Tensor>,
 }
 
@@ -34,7 +35,7 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// `device` -1 is the host, else the CUDA device's number. `threads` 0 leaves libtorch's choice.
+    /// Loads a module. `device` is a CUDA device's number, or -1 for the host. `threads` sets libtorch's threads; 0 keeps its default.
     pub fn open(path: &Path, inputs: &[Tensor], device: i32, threads: usize) -> Result<Session, ImportErrors> {
         if threads > 0 {
             // SAFETY: plain number.
@@ -45,23 +46,23 @@ impl Session {
         let raw: Vec<_> = tensors.iter().map(TorchTensor::as_ptr).collect();
         let c_path = c_string(&path.to_string_lossy())?;
         let n = raw.len() as i32;
-        // SAFETY: pointers are good for the call; `e` can be written.
+        // SAFETY: pointers are valid for the call; `e` can be written.
         let raw = checked(|e| unsafe { ffi::kt_session(c_path.as_ptr(), device, raw.as_ptr(), n, e) })?;
         Ok(Session { raw, outputs: 0, _inputs: inputs })
     }
 
-    /// Runs forward once and waits until it is done. Gives the number of flattened outputs.
+    /// Runs forward once and waits until it is done. Returns the number of flattened outputs.
     pub fn run(&mut self) -> Result<usize, ImportErrors> {
-        // SAFETY: a live session; pointers are good for the call; `e` can be written.
+        // SAFETY: a live session; pointers are valid for the call; `e` can be written.
         self.outputs = checked_count(|e| unsafe { ffi::kt_session_run(self.raw.as_ptr(), e) })?;
         Ok(self.outputs)
     }
 
     /// A host copy of output `i` of the last run.
     pub fn output(&self, i: usize) -> Result<Tensor, ImportErrors> {
-        // SAFETY: a live session; pointers are good for the call; `e` can be written.
+        // SAFETY: a live session; pointers are valid for the call; `e` can be written.
         let raw = checked(|e| unsafe { ffi::kt_session_output(self.raw.as_ptr(), i as i32, e) })?;
-        // SAFETY: the shim gives ownership.
+        // SAFETY: the shim transfers ownership.
         unsafe { TorchTensor::from_raw(raw) }.to_host()
     }
 
@@ -70,14 +71,14 @@ impl Session {
     }
 }
 
-/// Dense tensor memory of a caller, on the host or on a CUDA device.
+/// A dense tensor in memory owned by the caller, on the host or on a CUDA device.
 #[derive(Debug, Clone)]
 pub struct Memory {
     pub ptr: *mut c_void,
     pub ty: Type,
 }
 
-/// An argument in libtorch's form, freed with its owner.
+/// An argument as a `c10::IValue`, freed on drop.
 struct Argument(NonNull<RawValue>);
 
 impl Drop for Argument {
@@ -89,8 +90,8 @@ impl Drop for Argument {
 
 impl Argument {
     fn from_json(v: &Value, tensors: &[TorchTensor]) -> Result<Argument, ImportErrors> {
-        let bad = || ImportErrors::from(Problem::new(format!("a fallback's argument `{v}` has no meaning")));
-        // SAFETY: the constructors take plain values or live pointers and give ownership.
+        let bad = || ImportErrors::from(Problem::new(format!("a fallback's argument `{v}` is not a valid argument")));
+        // SAFETY: the constructors take plain values or live pointers, and transfer ownership.
         let raw = unsafe {
             match v {
                 Value::Null => ffi::kt_iv_none(),
@@ -123,8 +124,8 @@ impl Argument {
     }
 }
 
-/// Calls that were made and gave the types declared: such a call need not be checked again, and libtorch may write its results itself.
-/// (It would cast or resize what it is given to write to, so types are seen only where it makes them.)
+/// Calls that have run once and returned the declared types. Such a call need not be checked again, and may use the operator's out=
+/// overload. (An out= overload casts to and resizes the given outputs, so it would hide a wrong result type.)
 struct Seen {
     calls: Mutex<HashSet<u64>>,
     hasher: RandomState,
@@ -145,8 +146,8 @@ impl Seen {
     }
 }
 
-/// Calls an operator that a graph may leave to libtorch, and copies its first results into `outs`, which must have their types;
-/// those without memory are left out.
+/// Calls an allowed fallback operator and copies its first results to `outs`, which must have the results' types. Results whose
+/// `Memory` is null are skipped.
 ///
 /// # Safety
 /// Every `Memory` holds a dense tensor of its type on `device` (-1: host), and no result overlaps an operand.
@@ -171,13 +172,13 @@ pub unsafe fn call(
     let tensors: Vec<TorchTensor> = ins.iter().map(over).collect::<Result<_, _>>()?;
     let arguments: Vec<Argument> = parsed.iter().map(|a| Argument::from_json(a, &tensors)).collect::<Result<_, _>>()?;
     let raw: Vec<_> = arguments.iter().map(|a| a.0.as_ptr()).collect();
-    // Memory for every result, so that libtorch may write there itself.
+    // If every result has memory, an out= overload may write to it directly.
     let whole = seen && outs.iter().all(|m| !m.ptr.is_null());
     let into: Vec<TorchTensor> = outs.iter().filter(|_| whole).map(over).collect::<Result<_, _>>()?;
     let raw_into: Vec<_> = into.iter().map(TorchTensor::as_ptr).collect();
     let (c_name, c_overload) = (c_string(name)?, c_string(overload)?);
     let mut results = vec![null_mut(); MOST_RESULTS];
-    // SAFETY: live values and tensors, as many as said; room for `MOST_RESULTS` results; `e` can be written.
+    // SAFETY: live values and tensors with their counts; room for `MOST_RESULTS` results; `e` can be written.
     let n = checked_count(|e| unsafe {
         ffi::kt_call(
             c_name.as_ptr(),
@@ -200,7 +201,7 @@ pub unsafe fn call(
         .into_iter()
         .take(n)
         .filter_map(NonNull::new)
-        // SAFETY: the shim gives ownership.
+        // SAFETY: the shim transfers ownership.
         .map(|r| unsafe { TorchTensor::from_raw(r) })
         .collect();
     if results.len() < outs.len() {
@@ -220,9 +221,9 @@ pub unsafe fn call(
     Ok(())
 }
 
-/// A result of another type than the example inputs gave.
+/// The error for a result whose type differs from the example run.
 fn misfit(name: &str, what: &str) -> ImportErrors {
-    Problem::new(format!("`{name}` by libtorch does not give what it gave on the example inputs: {what}"))
-        .help("its shape depends on data, which a compiled graph cannot follow: keep it fixed, as by a mask instead of a selection")
+    Problem::new(format!("libtorch's `{name}` gave another type than on the example inputs: {what}"))
+        .help("its shape depends on data, which a compiled graph cannot follow: keep it fixed, e.g. by a mask instead of a selection")
         .into()
 }

@@ -1,6 +1,6 @@
-//! The C ABI of the shim in `cpp/`, and thin owners of its handles.
+//! The C ABI of the shim in `cpp/`, and thin RAII owners of its handles.
 //!
-//! Every function that can fail takes `error`: on failure it holds a JSON text, `{"errors": […]}`, to be freed.
+//! Every function that can fail takes `error`: on failure it receives a JSON text, `{"errors": […]}`, which the caller must free.
 use crate::error::{ImportErrors, Problem};
 use kiln_graph::{DType, Tensor, Type};
 use std::{
@@ -74,7 +74,7 @@ unsafe extern "C" {
     pub fn kt_iv_free(v: *mut RawValue);
 }
 
-/// Takes the JSON text the shim left in `error`.
+/// Parses and frees the JSON text that the shim left in `error`.
 ///
 /// # Safety
 /// `error` is null or a text from the shim that was not freed.
@@ -91,7 +91,7 @@ pub unsafe fn take_error(error: *mut c_char) -> ImportErrors {
     serde_json::from_str(&text).unwrap_or_else(|_| Problem::new(text).into())
 }
 
-/// Calls a shim function that reports through `error`; null pointers are failures.
+/// Calls a shim function that reports through `error`; a null result is a failure.
 pub fn checked<T>(call: impl FnOnce(*mut *mut c_char) -> *mut T) -> Result<NonNull<T>, ImportErrors> {
     let mut error = null_mut();
     let result = call(&mut error);
@@ -99,7 +99,7 @@ pub fn checked<T>(call: impl FnOnce(*mut *mut c_char) -> *mut T) -> Result<NonNu
     NonNull::new(result).ok_or_else(|| unsafe { take_error(error) })
 }
 
-/// Calls a shim function that reports through `error`; negative numbers are failures.
+/// Calls a shim function that reports through `error`; a negative result is a failure.
 pub fn checked_count(call: impl FnOnce(*mut *mut c_char) -> c_int) -> Result<usize, ImportErrors> {
     let mut error = null_mut();
     let result = call(&mut error);
@@ -111,7 +111,7 @@ pub fn c_string(text: &str) -> Result<CString, ImportErrors> {
     CString::new(text).map_err(|_| Problem::new(format!("`{}` contains a NUL byte", text.escape_debug())).into())
 }
 
-/// A libtorch tensor. What it points at may be someone else's memory: see [`TorchTensor::over`].
+/// A libtorch tensor. It may borrow the caller's memory: see [`TorchTensor::over`].
 pub struct TorchTensor(NonNull<RawTensor>);
 
 impl Drop for TorchTensor {
@@ -123,12 +123,12 @@ impl Drop for TorchTensor {
 
 impl TorchTensor {
     /// # Safety
-    /// `raw` is a tensor of the shim that nobody else frees.
+    /// `raw` is a tensor from the shim that nothing else frees.
     pub unsafe fn from_raw(raw: NonNull<RawTensor>) -> TorchTensor {
         TorchTensor(raw)
     }
 
-    /// A tensor over memory of the caller; `device` -1 is the host.
+    /// A non-owning tensor over the caller's memory; `device` -1 is the host.
     ///
     /// # Safety
     /// `data` holds a dense tensor of type `ty` on that device and outlives the result and all views of it.
@@ -155,7 +155,7 @@ impl TorchTensor {
         Ok(Type::new(dtype, sizes.iter().map(|d| *d as usize).collect::<Vec<_>>()))
     }
 
-    /// The bytes of a dense host tensor.
+    /// A dense host copy.
     pub fn to_host(&self) -> Result<Tensor, ImportErrors> {
         let ty = self.ty()?;
         let what = format!("a copy of libtorch's {ty}");

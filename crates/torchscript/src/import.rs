@@ -1,4 +1,4 @@
-//! Archive and example inputs → graph and parameter data.
+//! Imports an archive: takes its path and example inputs; gives the verified graph and the parameters' data.
 use crate::{
     convert::{self, ParamData},
     error::{ImportErrors, Problem},
@@ -10,7 +10,7 @@ use kiln_graph::{Graph, Scalar, Tensor};
 use serde::{Deserialize, Serialize};
 use std::{ffi::CStr, path::Path, ptr::NonNull};
 
-/// A scalar argument of forward, fixed by the example: the graph holds for this value only.
+/// A scalar argument of `forward` whose example value is baked into the graph: the graph is valid for this value only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Guard {
     /// Index among the graph's inputs.
@@ -19,14 +19,14 @@ pub struct Guard {
     pub value: Scalar,
 }
 
-/// An argument of forward.
+/// An argument of `forward`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Argument {
     pub name: String,
-    /// As TorchScript writes it: `Tensor`, `int`, `Optional[Tensor]`.
+    /// TorchScript's spelling of the type: `Tensor`, `int`, `Optional[Tensor]`.
     #[serde(rename = "type")]
     pub ty: String,
-    /// May be left out at the end.
+    /// Whether a call may omit it, if it omits all later arguments too.
     pub optional: bool,
 }
 
@@ -62,7 +62,7 @@ impl Archive {
     }
 
     fn arguments(&self) -> Result<Vec<Argument>, ImportErrors> {
-        // SAFETY: a live archive; pointers are good for the call; `e` can be written.
+        // SAFETY: a live archive; pointers are valid for the call; `e` can be written.
         let text = checked(|e| unsafe { ffi::kt_arguments(self.0.as_ptr(), e).cast_mut() })?;
         // SAFETY: a NUL-terminated text that lives until the next call on this archive.
         read_json(&unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy())
@@ -72,16 +72,16 @@ impl Archive {
         let tensors = borrow_all(inputs)?;
         let raw: Vec<_> = tensors.iter().map(TorchTensor::as_ptr).collect();
         let n = raw.len() as i32;
-        // SAFETY: a live archive; pointers are good for the call; `e` can be written.
+        // SAFETY: a live archive; pointers are valid for the call; `e` can be written.
         let text = checked(|e| unsafe { ffi::kt_specialise(self.0.as_ptr(), raw.as_ptr(), n, e).cast_mut() })?;
         // SAFETY: as above.
         read_json(&unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy())
     }
 
     fn contents(&self, id: usize) -> Result<Tensor, ImportErrors> {
-        // SAFETY: a live archive; pointers are good for the call; `e` can be written.
+        // SAFETY: a live archive; pointers are valid for the call; `e` can be written.
         let raw = checked(|e| unsafe { ffi::kt_value(self.0.as_ptr(), id as i32, e) })?;
-        // SAFETY: the shim gives ownership.
+        // SAFETY: the shim transfers ownership.
         unsafe { TorchTensor::from_raw(raw) }.to_host()
     }
 }
@@ -90,13 +90,13 @@ fn read_json<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, ImportErro
     serde_json::from_str(text).map_err(|e| Problem::new(format!("the shim's JSON does not parse: {e}")).into())
 }
 
-/// libtorch tensors over host tensors, which must outlive them and are not written.
+/// Non-owning libtorch tensors over host tensors, which must outlive them. Nothing writes to them.
 pub(crate) fn borrow_all(inputs: &[Tensor]) -> Result<Vec<TorchTensor>, ImportErrors> {
     // SAFETY: dense host memory of that type; callers keep `inputs` alive, and the shim copies before writing.
     inputs.iter().map(|t| unsafe { TorchTensor::over(t.bytes().as_ptr().cast_mut().cast(), &t.ty, -1) }).collect()
 }
 
-/// Arguments of an archive's forward.
+/// The arguments of an archive's `forward`.
 pub fn arguments(path: &Path) -> Result<Vec<Argument>, ImportErrors> {
     Archive::open(path)?.arguments()
 }
@@ -111,7 +111,7 @@ pub fn import(path: &Path, inputs: &[Tensor]) -> Result<Imported, ImportErrors> 
     converted
         .graph
         .verify()
-        .map_err(|e| Problem::new(format!("the imported graph is not valid (a defect of the importer): {e}")))?;
+        .map_err(|e| Problem::new(format!("the imported graph is not valid (a bug of the importer): {e}")))?;
     let params = converted.params.iter().map(|p| match p {
         ParamData::Raw(id) => archive.contents(*id),
         ParamData::Made(t) => Ok(t.clone()),

@@ -1,7 +1,7 @@
-//! The plugin's C ABI: JSON and raw bytes, nothing of Rust's own layout. `kiln-torch-host` is the other side.
+//! The plugin's C ABI: JSON, raw memory and `repr(C)` structs, nothing with Rust's own layout. `kiln-torch-host` is the other side.
 //!
-//! Every function catches panics. Failures leave a JSON text `{"errors": [{message, source, module, help}]}` in `*error`,
-//! to be freed with `kiln_torch_free_text`. Strings are UTF-8 with a length, not NUL-terminated.
+//! Every function that can fail catches panics. A failure leaves a JSON text `{"errors": [{message, source, module, help}]}` in
+//! `*error`, which the caller frees with `kiln_torch_free_text`. Strings are UTF-8 with a length, not NUL-terminated.
 use crate::{
     Imported, Session,
     error::{ImportErrors, Problem},
@@ -19,17 +19,17 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// Bumped with every change of this ABI.
+/// Bumped with every change of this ABI; the host refuses other versions.
 pub const ABI_VERSION: u32 = 2;
 
-/// A text handed out; free it with `kiln_torch_free_text`.
+/// A text owned by the caller; free it with `kiln_torch_free_text`.
 #[repr(C)]
 pub struct Text {
     ptr: *mut u8,
     len: usize,
 }
 
-/// A text of the caller.
+/// A borrowed text: the caller's during a call, or one that lives as long as the object it came from.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Str {
@@ -37,7 +37,7 @@ pub struct Str {
     len: usize,
 }
 
-/// A dense tensor in someone's memory. `dtype` counts `DType::ALL`.
+/// A dense tensor in memory owned elsewhere. `dtype` is an index into `DType::ALL`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Dense {
@@ -47,13 +47,13 @@ pub struct Dense {
     sizes: *const usize,
 }
 
-/// An imported model: its JSON and its parameters.
+/// An imported model: its JSON and its parameters' data.
 pub struct ImportedModel {
     json: String,
     params: Vec<Tensor>,
 }
 
-/// A module ready to run, and the outputs of its last run.
+/// A loaded module, and host copies of its last outputs.
 pub struct RunningModule {
     session: Session,
     outputs: Vec<Tensor>,
@@ -63,12 +63,12 @@ type Outcome<T> = Result<T, ImportErrors>;
 
 impl Str {
     /// # Safety
-    /// The bytes live during the call.
+    /// The bytes must live during the call.
     unsafe fn get(&self) -> Outcome<&str> {
         if self.len == 0 {
             return Ok("");
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: this function's contract.
         let bytes = unsafe { std::slice::from_raw_parts(self.ptr, self.len) };
         std::str::from_utf8(bytes).map_err(|_| Problem::new("a name or path is not UTF-8").into())
     }
@@ -92,7 +92,7 @@ impl Dense {
         let ty = unsafe { self.ty() }?;
         let bytes = match ty.bytes() {
             0 => &[],
-            // SAFETY: this function's contract: so many bytes lie there.
+            // SAFETY: this function's contract: `ptr` holds a tensor of `n` bytes.
             n => unsafe { std::slice::from_raw_parts(self.ptr.cast::<u8>(), n) },
         };
         Tensor::from_bytes(ty, bytes).ok_or_else(|| Problem::new("a tensor's bytes do not fit its type").into())
@@ -126,7 +126,7 @@ fn panic_text(payload: Box<dyn Any + Send>) -> String {
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts the calling thread, once.
+/// Counts the calling thread, once per thread.
 fn note_thread() {
     thread_local! {
         static NOTED: usize = THREADS.fetch_add(1, Ordering::Relaxed);
@@ -134,7 +134,7 @@ fn note_thread() {
     NOTED.with(|_| ());
 }
 
-/// Threads from which functions of this plugin were called: those for which OpenMP keeps a team.
+/// Number of threads that have called this plugin. OpenMP keeps a thread pool for each of them.
 #[unsafe(no_mangle)]
 pub extern "C" fn kiln_torch_threads() -> usize {
     THREADS.load(Ordering::Relaxed)
@@ -150,7 +150,7 @@ unsafe fn guarded<T>(error: *mut Text, otherwise: T, body: impl FnOnce() -> Outc
         Ok(Ok(v)) => return v,
         Ok(Err(e)) => e,
         Err(p) => Problem::new(format!("the TorchScript plugin panicked: {}", panic_text(p)))
-            .help("this is a defect of Kiln; please report it with the model")
+            .help("this is a bug of Kiln; please report it with the model")
             .into(),
     };
     let text = serde_json::to_string(&failure).unwrap_or_else(|_| r#"{"errors":[]}"#.into());
@@ -159,6 +159,7 @@ unsafe fn guarded<T>(error: *mut Text, otherwise: T, body: impl FnOnce() -> Outc
     otherwise
 }
 
+/// The ABI version of this plugin. The host checks it before it resolves the other functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn kiln_torch_abi_version() -> u32 {
     ABI_VERSION
@@ -174,10 +175,10 @@ pub unsafe extern "C" fn kiln_torch_free_text(text: Text) {
     }
 }
 
-/// JSON list of forward's arguments: `[{name, type, optional}]`. 0 if it worked.
+/// Writes a JSON list of forward's arguments to `out`: `[{name, type, optional}]`. Returns 0 on success.
 ///
 /// # Safety
-/// The pointers are good for the call.
+/// The pointers are valid for the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_arguments(path: Str, out: *mut Text, error: *mut Text) -> c_int {
     // SAFETY: this function's contract. The pointers are read and written during the call alone.
@@ -190,10 +191,10 @@ pub unsafe extern "C" fn kiln_torch_arguments(path: Str, out: *mut Text, error: 
     }
 }
 
-/// Imports an archive on `n` example inputs in host memory. Null if that failed.
+/// Imports an archive on `n` example inputs in host memory. Returns null on failure.
 ///
 /// # Safety
-/// The pointers are good for the call.
+/// The pointers are valid for the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_import(
     path: Str,
@@ -215,7 +216,7 @@ pub unsafe extern "C" fn kiln_torch_import(
     }
 }
 
-/// `{"graph": …, "guards": […], "structure": …}`; lives as long as the model.
+/// The model as JSON, `{"graph": …, "guards": […], "structure": …}`. The text lives as long as the model.
 ///
 /// # Safety
 /// `model` is alive.
@@ -226,7 +227,7 @@ pub unsafe extern "C" fn kiln_torch_imported_json(model: *const ImportedModel) -
     Str { ptr: json.as_ptr(), len: json.len() }
 }
 
-/// Number of parameters; with `bytes`, the data of parameter `i` (its type is in the graph).
+/// Returns the number of parameters. If `bytes` is not null, writes the data of parameter `i`, whose type is in the graph.
 ///
 /// # Safety
 /// `model` is alive; `bytes` is null or can be written.
@@ -250,10 +251,10 @@ pub unsafe extern "C" fn kiln_torch_imported_free(model: *mut ImportedModel) {
     drop(unsafe { Box::from_raw(model) });
 }
 
-/// Loads a module for running with these inputs. `device` -1 is the host; `threads` 0 is libtorch's choice.
+/// Loads a module to run on these inputs. `device` -1 is the host; `threads` 0 keeps libtorch's default. Returns null on failure.
 ///
 /// # Safety
-/// The pointers are good for the call.
+/// The pointers are valid for the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_session(
     path: Str,
@@ -273,7 +274,7 @@ pub unsafe extern "C" fn kiln_torch_session(
     }
 }
 
-/// Runs forward once and waits for it. 0 if it worked.
+/// Runs forward once and waits for it. Returns 0 on success.
 ///
 /// # Safety
 /// `module` is alive and used by one thread.
@@ -283,7 +284,7 @@ pub unsafe extern "C" fn kiln_torch_session_run(module: *mut RunningModule, erro
     unsafe { guarded(error, 1, || (*module).session.run().map(|_| 0)) }
 }
 
-/// Brings the last run's outputs to the host. JSON list of their types (`["f32[8,16]", …]`). 0 if it worked.
+/// Copies the last run's outputs to the host and writes a JSON list of their types (`["f32[8,16]", …]`). Returns 0 on success.
 ///
 /// # Safety
 /// `module` is alive and used by one thread; `types` can be written.
@@ -305,7 +306,7 @@ pub unsafe extern "C" fn kiln_torch_session_outputs(
     }
 }
 
-/// Bytes of output `i`, as brought to the host last.
+/// Bytes of output `i`, as last copied by `kiln_torch_session_outputs`.
 ///
 /// # Safety
 /// `module` is alive.
@@ -326,10 +327,10 @@ pub unsafe extern "C" fn kiln_torch_session_free(module: *mut RunningModule) {
     drop(unsafe { Box::from_raw(module) });
 }
 
-/// Runs one operator: operands from `ins`, results into `outs`, all dense and on `device` (-1: host). 0 if it worked.
+/// Runs one operator with operands `ins` and results `outs`, all dense and on `device` (-1: host). Returns 0 on success.
 ///
 /// # Safety
-/// The pointers are good for the call, and no result overlaps an operand.
+/// The pointers are valid for the call, and no result overlaps an operand.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_torch_call(
     name: Str,

@@ -1,11 +1,11 @@
-//! The specialised graph as the shim writes it (`cpp/dump.cpp`): a flat list of operator calls, everything typed.
+//! The specialised model as the shim writes it (`cpp/dump.cpp`): a flat list of operator calls on typed values.
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
 pub struct Raw {
     pub inputs: Vec<RawInput>,
     pub values: Vec<RawInfo>,
-    /// In the order of running.
+    /// In execution order.
     pub calls: Vec<Call>,
     /// Ids of the flattened output tensors.
     pub outputs: Vec<usize>,
@@ -19,23 +19,23 @@ pub struct RawInput {
     /// A tensor's value id.
     #[serde(default)]
     pub value: Option<usize>,
-    /// A scalar, fixed by specialising.
+    /// A scalar's example value, which is baked into the graph.
     #[serde(default)]
     pub scalar: Option<Arg>,
 }
 
 #[derive(Debug, Deserialize)]
 pub struct RawInfo {
-    /// Kiln's name, or torch's where Kiln has no such type.
+    /// Kiln's name of the dtype, or torch's if Kiln does not have it.
     pub dtype: String,
     pub shape: Vec<usize>,
     /// A weight or literal of the model.
     #[serde(default)]
     pub constant: bool,
-    /// Computed from constants alone; its contents can be had.
+    /// Computed from constants alone; the shim keeps its contents.
     #[serde(default)]
     pub folded: bool,
-    /// The one element of a constant or folded value that has one.
+    /// The element of a constant or folded value with exactly one element.
     #[serde(default)]
     pub scalar: Option<Arg>,
     /// Name of a parameter or buffer.
@@ -51,7 +51,7 @@ pub struct Call {
     pub args: Vec<Arg>,
     /// Value ids; results that are lists are flattened.
     pub outs: Vec<usize>,
-    /// Frames as the shim gives them; [`crate::source::settle`] makes it the one to show.
+    /// All stack frames as the shim gives them; [`crate::source::settle`] replaces them with the one to show.
     #[serde(default)]
     pub source: String,
     #[serde(default)]
@@ -71,12 +71,12 @@ pub enum Arg {
     Device(String),
     Ints(Vec<i64>),
     List(Vec<Arg>),
-    /// Something with no plain form (a generator, an object).
+    /// A value that cannot be serialised (a generator, an object).
     Opaque(String),
 }
 
 impl Arg {
-    /// Value ids in this argument, in order.
+    /// Appends the value ids in this argument to `found`, in order.
     pub fn values(&self, found: &mut Vec<usize>) {
         match self {
             Arg::Value(id) => found.push(*id),

@@ -1,23 +1,26 @@
-//! Which line of the model's source an operator is shown at, and how it is spelled.
+//! Chooses the source line that is shown for an operator, and shortens its path.
 //!
-//! Takes the frames that the shim gives, innermost first, one `file:line` a line. The innermost frame outside of torch is the one
-//! that people look for: their own model's, or that of the library which wrote it. Frames outside of the traced call (the script
-//! that exported the model) come last. Paths are short: relative to the folder that all of the model's own files have in common,
-//! or to `site-packages`; never the place on the disk of whoever exported the model.
+//! Takes the stack frames from the shim, innermost first, one `file:line` per line. Shows the innermost frame outside of torch: a line of
+//! the user's model, or of the library that defines it. Frames outside of the traced call (the script that exported the model) are a
+//! last resort. Paths are relative to the common folder of the model's own files, or to `site-packages`, so that they are the same on
+//! every machine and never contain a path of the exporting one.
 use crate::{
     error::{ImportErrors, Problem},
     raw::Raw,
 };
 
+/// Whose code a frame is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
+    /// The user's own file.
     Own,
+    /// An installed package.
     Library,
-    /// torch itself, Python's own library, code without a file.
+    /// torch itself, Python's standard library, or code without a file.
     Torch,
 }
 
-/// Folders and files of torch, where it is not installed but built in place.
+/// Folders and files in the Python package of a torch that is built in place instead of installed.
 const TORCH: [&str; 8] = ["nn/", "jit/", "_", "utils/", "autograd/", "functional.py", "overrides.py", "ao/"];
 
 /// The part of a path after `site-packages`.
@@ -25,7 +28,7 @@ fn installed(file: &str) -> Option<&str> {
     ["site-packages/", "dist-packages/"].iter().find_map(|p| file.rsplit_once(p)).map(|(_, rest)| rest)
 }
 
-/// The part of a path that begins with `torch/`, if it is torch's.
+/// The part of a path that begins with `torch/`, if the file belongs to torch.
 fn torch(file: &str) -> Option<&str> {
     if let Some(rest) = installed(file) {
         return rest.starts_with("torch/").then_some(rest);
@@ -59,7 +62,7 @@ fn shown(frames: &str) -> &str {
     traced().find(outside_torch).or_else(|| traced().next()).or_else(|| frames.lines().next()).unwrap_or("")
 }
 
-/// The folder that the model's own files have in common, with its last `/`.
+/// The common folder of the model's own files, with a trailing `/`.
 fn common<'a>(frames: impl Iterator<Item = &'a str>) -> &'a str {
     let own = frames.filter(|f| owner(f) == Owner::Own && f.starts_with('/'));
     let folder = |f: &'a str| f.rfind('/').map_or("", |i| &f[..=i]);
@@ -79,7 +82,7 @@ fn short(frame: &str, root: &str) -> String {
     format!("{}{line}", file.unwrap_or_else(|| self::file(frame)))
 }
 
-/// Turns the frames of every call into the line to show.
+/// Replaces the frames of every call with the line to show.
 pub fn settle(raw: &mut Raw) {
     let chosen: Vec<String> = raw.calls.iter().map(|c| shown(&c.source).to_string()).collect();
     let root = common(chosen.iter().map(String::as_str));
@@ -88,7 +91,7 @@ pub fn settle(raw: &mut Raw) {
     }
 }
 
-/// The same for what the shim found wrong.
+/// The same for problems that the shim reports.
 pub fn settle_problems(mut errors: ImportErrors) -> ImportErrors {
     let chosen: Vec<String> = errors.errors.iter().map(|p| shown(&p.source).to_string()).collect();
     let root = common(chosen.iter().map(String::as_str));
@@ -119,7 +122,7 @@ mod tests {
             line(&[linear[0], bert, "/home/me/wrap.py:5", trace]),
             "transformers/models/bert/modeling_bert.py:301"
         );
-        // Nothing but torch: a module of it was traced as it is.
+        // Only torch frames: a torch module was traced directly.
         assert_eq!(line(&[linear[0], linear[1], trace, "/home/me/export.py:3"]), "torch/nn/functional.py:1723");
         assert_eq!(line(&["/src/pytorch/torch/nn/functional.py:3", "/src/torch/net.py:2"]), "net.py:2");
         assert_eq!(line(&["<string>:2"]), "<string>:2");
@@ -127,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn own_files_are_told_apart_below_their_common_folder() {
+    fn own_files_are_relative_to_their_common_folder() {
         let frames = ["/home/me/nets/a/block.py:1", "/home/me/nets/b/block.py:2", "/opt/site-packages/timm/x.py:3"];
         let root = common(frames.into_iter());
         assert_eq!(frames.map(|f| short(f, root)), ["a/block.py:1", "b/block.py:2", "timm/x.py:3"]);

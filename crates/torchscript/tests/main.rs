@@ -1,5 +1,5 @@
-//! Every test of this crate in one program. A new file under `tests/` needs a line here (`kiln-xtask tests` checks): a program
-//! for each would link what the crate stands on, LLVM for some, once for each.
+//! All integration tests of this crate in one binary. A new file under `tests/` needs a line here (`kiln-xtask tests` checks). One
+//! binary per file would link the crate's dependencies (for some crates LLVM) once per file.
 mod common;
 mod models;
 mod numbers;

@@ -1,4 +1,4 @@
-//! Imported graphs compute what libtorch computes from the same archive, on the example and on fresh data.
+//! Imported graphs compute the same as libtorch from the same archive, on the example inputs and on different data.
 use crate::common::*;
 
 /// Imports, compares, and checks which operators fall back.
@@ -18,7 +18,7 @@ fn check(name: &str, expected_fallbacks: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Every failure of a group in one message.
+/// Checks a group of models and reports all failures in one message.
 fn check_all(cases: &[(&str, &[&str])]) {
     let failures: Vec<String> = cases
         .iter()
@@ -208,7 +208,7 @@ fn matmuls() {
     ]);
 }
 
-/// An index out of range for its own axis is refused also where it would name another element of the table; as libtorch does.
+/// An index out of range for its own axis is an error even if the combined position is inside the table, as in libtorch.
 #[test]
 fn indices_stay_in_their_own_axes() {
     let (path, example) = (archive("op_index_get"), inputs("op_index_get"));
@@ -218,10 +218,10 @@ fn indices_stay_in_their_own_axes() {
         data[input].set_i64(0, index);
         kiln_interp::graph::run(&model.graph, &data, &model.params, &mut fallback).err().map(|e| e.to_string())
     };
-    // `x[i, j]` and others use j on an axis of 4, and one step further lies the next row.
+    // `x[i, j]` and others use j on an axis of 4; j = 4 would address the next row.
     assert_eq!(refusal(2, 3), None);
     assert!(refusal(2, 4).is_some_and(|e| e.contains("take") && e.contains("is out of range")));
-    // Indices from the end, which `index_select` with i does not take.
+    // Negative indices count from the end, but `index_select` rejects them.
     assert_eq!(refusal(2, -1), None);
     assert!(refusal(1, -1).is_some_and(|e| e.contains("index -1 is out of range for an axis of 4")));
 }

@@ -1,16 +1,16 @@
-//! A Python number beyond an integer type's range does what it does in PyTorch: it wraps, promotes, or is refused.
+//! A Python number out of an integer dtype's range behaves as in PyTorch: it wraps, promotes, or is rejected.
 use crate::common::*;
 use kiln_graph::{DType, Tensor, Type};
 use kiln_torchscript::{ImportErrors, Session};
 
-/// A tensor that reaches both ends of the type, and numbers inside and outside of it.
+/// A tensor with values near both ends of the dtype's range, and numbers inside and outside of the range.
 fn operands(dtype: DType) -> (Tensor, Vec<i64>) {
     let of = |v: Vec<i64>| {
         let bytes = v.iter().flat_map(|v| v.to_le_bytes()[..dtype.bytes()].to_vec()).collect::<Vec<u8>>();
         Tensor::from_bytes(Type::new(dtype, [v.len()]), &bytes).unwrap()
     };
     let Some((low, high)) = dtype.int_range() else { return (of(vec![0, 1, 1, 0]), vec![-1, 2, 1 << 40]) };
-    // Not the lowest number: divided by -1 it ends libtorch's process.
+    // Not the lowest number: dividing it by -1 crashes libtorch.
     let x = of(vec![0, 1, 2, 7, 100, high, high - 1, low + 1]);
     let beyond = [low.checked_sub(1), high.checked_add(1)].into_iter().flatten();
     (x, [-1, 3, 1 << 40].into_iter().chain(beyond).collect())

@@ -1,4 +1,4 @@
-//! What import refuses, and how it says so: everything at once, each with its line in the model's source.
+//! What import refuses: all problems are reported together, each with its line in the model's source.
 use crate::common::*;
 use kiln_graph::{DType, Tensor, Type};
 use kiln_torchscript::Memory;
@@ -39,7 +39,7 @@ fn a_change_of_the_models_own_state_is_refused() {
 }
 
 #[test]
-fn an_archive_in_training_mode_is_refused_with_what_mends_it() {
+fn an_archive_in_training_mode_is_refused_with_a_remedy() {
     for (name, op) in [("trains_dropout", "aten::dropout"), ("trains_norm", "aten::batch_norm")] {
         let found = errors(name, &inputs(name));
         assert_eq!(found.len(), 1, "{found:#?}");
@@ -47,7 +47,7 @@ fn an_archive_in_training_mode_is_refused_with_what_mends_it() {
         assert!(found[0].help.contains("model.eval()"), "{found:#?}");
         assert!(found[0].source.contains(".py:"), "{found:#?}");
     }
-    // A norm that never learns statistics is no sign of training.
+    // A norm without running statistics does not indicate training mode.
     if let Err(e) = kiln_torchscript::import(&archive("batch_statistics"), &inputs("batch_statistics")) {
         assert!(e.errors.iter().all(|p| !p.message.contains("training mode")), "{e:#?}");
     }
@@ -68,7 +68,7 @@ fn element_types_without_a_name_are_refused() {
     assert!(found.iter().any(|p| p.message.contains("Complex")), "{found:#?}");
 }
 
-/// The line of the model's source that a problem points at; empty where it is none of the models' own files.
+/// The line of the model's source that a problem points at; empty if it is not in one of the example models' files.
 fn source_line(p: &kiln_torchscript::Problem) -> String {
     let (file, line) = p.source.rsplit_once(':').unwrap_or_else(|| panic!("no source: {p:#?}"));
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/example_models");
@@ -101,7 +101,7 @@ fn shapes_that_depend_on_data_are_refused_with_a_remedy() {
             p.message.contains("depends on the input's data") || p.message.contains("reads a number"),
             "{name}: {p:#?}"
         );
-        // What PyTorch's own Python calls is a line of its files where those are the innermost ones.
+        // If the operator is called by PyTorch's own Python code, the line may be in PyTorch's files.
         assert!(source_line(p).contains(line) || p.source.contains(line), "{name}: {p:#?}: {}", source_line(p));
     }
 }
@@ -109,9 +109,9 @@ fn shapes_that_depend_on_data_are_refused_with_a_remedy() {
 #[test]
 fn what_cannot_be_followed_in_memory_is_refused() {
     for (name, message) in [
-        ("op_as_strided_beside", "reads memory beside the elements"),
+        ("op_as_strided_beside", "reads memory outside of a tensor's elements"),
         ("op_as_strided_scatter", "not dense and row-major"),
-        ("mutates_through_list", "read through another name"),
+        ("mutates_through_list", "read through an alias"),
         ("mutates_overlapping", "a view made by `aten::unfold`"),
         ("mutates_shape", "in a way import cannot resolve"),
     ] {
@@ -128,7 +128,7 @@ fn a_fallback_whose_result_changes_its_type_is_named() {
         let (x, mut y) = (zeros(have), zeros(want));
         let ins = [Memory { ptr: x.bytes().as_ptr().cast_mut().cast(), ty: x.ty.clone() }];
         let outs = [Memory { ty: y.ty.clone(), ptr: y.bytes_mut().as_mut_ptr().cast() }];
-        // SAFETY: host tensors of these types, alive during the call, the result apart from the operand.
+        // SAFETY: host tensors of these types, alive during the call; the result does not overlap the operand.
         let e = unsafe { kiln_torchscript::call("aten::neg", "", r#"[{"tensor":0}]"#, &ins, &outs, -1) }.unwrap_err();
         let said = e.to_string();
         assert!(said.contains("`aten::neg`") && said.contains(&format!("f32[{have}]")), "{said}");
@@ -238,7 +238,7 @@ fn a_call_is_checked_where_it_is_made() {
             results: results.iter().map(|r| r.parse().unwrap()).collect(),
             why: String::new(),
         };
-        // Twice: what was checked once may write its results itself.
+        // Twice: after a checked first call, libtorch may write results in place.
         let _ = fallback(&op, std::slice::from_ref(&x));
         fallback(&op, std::slice::from_ref(&x)).map(|r| r[0].to_f64_vec())
     };
@@ -249,7 +249,7 @@ fn a_call_is_checked_where_it_is_made() {
     assert!(
         call("aten::topk", r#"[{"tensor":0},"x"]"#, &["f32[2,1]", "i64[2,1]"]).unwrap_err().contains("argument `k`")
     );
-    // Declared as something else: another shape, another type.
+    // Declared with another shape or dtype.
     for declared in ["f32[3,2]", "f64[2,3]", "f32[600]"] {
         let e = call("aten::erfc", r#"[{"tensor":0}]"#, &[declared]).unwrap_err();
         assert!(e.contains("`aten::erfc`") && e.contains("result 0 is f32[2,3], where the graph declares"), "{e}");

@@ -1,4 +1,4 @@
-//! Where an operator of an imported graph says that it comes from: the whole module path, and the model's own line.
+//! Source locations of imported operators: the full module path, and the line in the model's own source.
 use crate::common::*;
 use kiln_graph::{DType, Tensor, Type};
 

@@ -1,4 +1,4 @@
-//! Scaled dot-product attention.
+//! Inference and decomposition of scaled dot-product attention.
 use super::{Built, softmax::softmax};
 use crate::{
     BinaryOp, CompareOp, DType, Graph, Op, Type, ValueId,
@@ -45,17 +45,17 @@ pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> 
     let mut scores_shape = [&q_shape[..r - 1], &[t]].concat();
     let grouped = heads != key_heads;
     if grouped {
-        // Query heads that share a key head stand beside each other on an axis of their own.
+        // Query heads that share a key head get an axis of their own.
         let group = heads / key_heads.max(1);
         q = g.reshape(q, [lead, &[key_heads, group], &q_shape[r - 2..]].concat())?;
         scores_shape = [lead, &[key_heads, group, s, t]].concat();
-        let own_axis = |g: &mut Graph, x: ValueId| {
+        let with_group_axis = |g: &mut Graph, x: ValueId| {
             let mut shape = g.shape(x).to_vec();
             shape.insert(r - 2, 1);
             g.reshape(x, shape)
         };
-        k = own_axis(g, k)?;
-        v = own_axis(g, v)?;
+        k = with_group_axis(g, k)?;
+        v = with_group_axis(g, v)?;
     }
     let k = g.transpose(k)?;
     let mut scores = g.dot(q, k)?;

@@ -1,41 +1,46 @@
-//! Attributes of ops, visited one by one: the text form is read and printed by the same visit.
+//! Attributes of ops, visited one by one. The parser and the printer of the text form share this visit.
 use super::*;
 use std::fmt::Display;
 
-/// The value of an attribute as it stands in text.
+/// The value of an attribute as parsed from text.
 #[derive(Clone, Debug)]
 pub enum Attr {
+    /// An integer.
     Int(i128),
     /// A float or a bool.
     Scalar(Scalar),
+    /// An unquoted word.
     Word(String),
+    /// A quoted string, with escapes decoded.
     Str(String),
+    /// A list of integers.
     List(Vec<i128>),
+    /// A list of tensor types.
     Types(Vec<Type>),
 }
 
-/// What an attribute can be.
+/// A type that an attribute can have.
 pub trait Attribute: Sized {
-    /// What is wanted, for messages.
+    /// Description of a valid value, for messages.
     const WANTS: &'static str;
-    /// The value that the text stands for.
+    /// Converts from the parsed text; `None` if it is not a valid value.
     fn read(text: Attr) -> Option<Self>;
-    /// As it stands in the text.
+    /// The value in the text form.
     fn show(&self) -> String;
 }
 
-/// Reads or prints the attributes of an op.
+/// Parses or prints the attributes of an op.
 pub trait Visitor {
-    /// One that must be given.
+    /// A required attribute.
     fn needed<T: Attribute>(&mut self, key: &'static str, value: &mut T);
-    /// One that is as it was before where it is not given.
+    /// An optional attribute that keeps its present value if it is not given.
     fn optional<T: Attribute>(&mut self, key: &'static str, value: &mut T);
-    /// One that is as this where it is not given. Calls `default` only if so.
+    /// An optional attribute that becomes `default()` if it is not given.
     fn or<T: Attribute>(&mut self, key: &'static str, value: &mut T, default: impl FnOnce() -> T);
 }
 
 impl Op {
-    /// Visits the attributes in the order of the text. Leaves' own syntax is the text form's.
+    /// Visits the attributes in the order of the text form. Leaves (other than iota) have their own syntax and no attributes here.
     pub fn visit<V: Visitor>(&mut self, v: &mut V) {
         match self {
             Op::Input(_) | Op::Param(_) | Op::Const(_) => {}
@@ -103,7 +108,7 @@ impl Op {
             Op::Result(index) => v.needed("index", index),
         }
     }
-    /// The op called so, with what is left out on operands of these types.
+    /// The op with this name, with default attributes for operands of these types.
     pub(crate) fn on(name: &str, args: &[Type]) -> Option<Op> {
         let mut op = Op::named(name)?;
         let rank = args.first().map_or(0, Type::rank);
@@ -123,7 +128,7 @@ impl Op {
 fn list<T: Display>(items: &[T]) -> String {
     format!("[{}]", items.iter().map(T::to_string).collect::<Vec<_>>().join(", "))
 }
-/// JSON's escapes.
+/// A string in quotes, with JSON escapes.
 pub(crate) fn quoted(s: &str) -> String {
     serde_json::Value::from(s).to_string()
 }

@@ -1,4 +1,4 @@
-//! Pointwise ops of two operands of one type, which broadcast.
+//! Rows of pointwise ops with two operands of one dtype, which broadcast: arithmetic, logic, comparison.
 use super::{Class, Operands, Rounding, Row, family};
 
 const fn row(name: &'static str, weight: f64, rounding: Rounding) -> Row {
@@ -8,10 +8,13 @@ const fn row(name: &'static str, weight: f64, rounding: Rounding) -> Row {
 use Rounding::{Exact, Once, Sums};
 
 family! {
-    /// Pointwise ops of two operands of one dtype.
+    /// Pointwise ops with two operands of one dtype. The result has that dtype.
     BinaryOp, 14:
+    /// `aten::add`.
     Add => row("add", 1., Sums),
+    /// `aten::sub`.
     Sub => row("sub", 1., Sums),
+    /// `aten::mul`.
     Mul => row("mul", 1., Once),
     /// True division (floats); truncating division (integers).
     Div => row("div", 8., Once),
@@ -21,21 +24,24 @@ family! {
     Remainder => row("remainder", 8., Once),
     /// Remainder with the sign of the dividend (`torch.fmod`).
     Fmod => row("fmod", 8., Once),
-    /// An exponent of rank 0 that is 0.5 or -0.5 is a root (`torch.pow` with a number).
+    /// A rank-0 exponent of 0.5 or -0.5 is computed as a root, as `torch.pow` does with a number.
     Pow => row("pow", 8., Once),
     /// NaN if either is NaN.
     Max => row("max", 1., Exact),
     /// NaN if either is NaN.
     Min => row("min", 1., Exact),
+    /// `aten::atan2`.
     Atan2 => row("atan2", 16., Once),
     /// Logical (bool) or bitwise (integers).
     And => row("and", 1., Once),
+    /// Logical (bool) or bitwise (integers).
     Or => row("or", 1., Once),
+    /// Logical (bool) or bitwise (integers).
     Xor => row("xor", 1., Once),
 }
 
 impl BinaryOp {
-    /// Whether operands may change places.
+    /// Whether the operands may be swapped.
     pub fn commutes(self) -> bool {
         use BinaryOp::*;
         matches!(self, Add | Mul | Max | Min | And | Or | Xor)
@@ -43,12 +49,18 @@ impl BinaryOp {
 }
 
 family! {
-    /// Comparisons. The result is bool; with NaN all but `Ne` are false.
+    /// Comparisons of two operands of one dtype. The result is bool; with a NaN all but `Ne` are false.
     CompareOp, 6:
+    /// `a == b`.
     Eq => row("eq", 1., Exact),
+    /// `a != b`.
     Ne => row("ne", 1., Exact),
+    /// `a < b`.
     Lt => row("lt", 1., Exact),
+    /// `a <= b`.
     Le => row("le", 1., Exact),
+    /// `a > b`.
     Gt => row("gt", 1., Exact),
+    /// `a >= b`.
     Ge => row("ge", 1., Exact),
 }

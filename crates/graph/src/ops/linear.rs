@@ -1,4 +1,4 @@
-//! `x · Wᵀ + b`.
+//! Inference and decomposition of `linear`: `x · Wᵀ + b`.
 use super::Built;
 use crate::{
     BinaryOp, Graph, Op, Type, ValueId,

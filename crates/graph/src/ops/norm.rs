@@ -1,4 +1,4 @@
-//! Normalisations: over the last axes, over groups of channels, by running statistics.
+//! Inference and decomposition of normalisations: over the last axes, over groups of channels, by running statistics.
 use super::Built;
 use crate::{
     BinaryOp, Graph, GraphError, Op, ReduceOp, Scalar, Type, UnaryOp, ValueId,
@@ -33,7 +33,7 @@ pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
             number(*eps)?;
             all_shaped(x, &args[1..], &[axis_len(x, 1)?], "gain, bias, mean and variance")
         }
-        _ => Err("is no normalisation".into()),
+        _ => Err("is not a normalisation".into()),
     }
 }
 
@@ -81,14 +81,14 @@ fn all_shaped(x: &Type, rest: &[&Type], shape: &[usize], what: &str) -> Result<T
     }
 }
 
-/// `x · gain + bias`, or `x` when there are none.
+/// `x · gain + bias`; `x` itself without gain and bias.
 fn affine(g: &mut Graph, x: ValueId, rest: &[ValueId]) -> Built {
     let [gain, bias] = rest else { return Ok(x) };
     let y = g.binary(BinaryOp::Mul, x, *gain)?;
     g.binary(BinaryOp::Add, y, *bias)
 }
 
-/// `[C]` as `[C, 1, …]`, to meet axis 1 of `rank` axes.
+/// Reshapes `[C]` to `[C, 1, …]`, to broadcast along axis 1 of `rank` axes.
 fn per_channel(g: &mut Graph, values: &[ValueId], rank: usize) -> Result<Vec<ValueId>, GraphError> {
     let reshaped = |v: &ValueId| {
         let mut shape = g.shape(*v).to_vec();

@@ -1,7 +1,6 @@
-//! f32 and f64 under one name, with the functions of the op set: through libm, so that results are the same on every machine.
+//! A trait over f32 and f64 with the functions of the op set. Implemented by libm, so that results are the same on every machine.
 
-/// A float that arithmetic is done in. Functions are named and defined as C's `math.h` has them, unless said.
-#[allow(missing_docs)]
+/// A float type in which references compute. Functions have the names and definitions of C's `math.h`, unless stated.
 pub trait Real:
     Copy
     + PartialOrd
@@ -13,44 +12,76 @@ pub trait Real:
     + std::ops::Neg<Output = Self>
     + std::ops::AddAssign
 {
+    /// 0.
     const ZERO: Self;
+    /// 1.
     const ONE: Self;
+    /// The nearest number of this type.
     fn of(v: f64) -> Self;
+    /// The number as f64, exactly.
     fn wide(self) -> f64;
+    /// Whether it is NaN.
     fn nan(self) -> bool;
+    /// Whether it is an infinity.
     fn infinite(self) -> bool;
+    /// e to the power of `self`.
     fn exp(self) -> Self;
+    /// Natural logarithm.
     fn ln(self) -> Self;
+    /// `ln(1 + self)`.
     fn log1p(self) -> Self;
+    /// Hyperbolic tangent.
     fn tanh(self) -> Self;
+    /// Square root.
     fn sqrt(self) -> Self;
+    /// Absolute value.
     fn abs(self) -> Self;
+    /// Rounds down.
     fn floor(self) -> Self;
+    /// The magnitude of `self` with the sign of `sign`.
     fn copysign(self, sign: Self) -> Self;
+    /// `self` to the power of `e`.
     fn pow(self, e: Self) -> Self;
+    /// The angle of the point (`x`, `self`), in radians.
     fn atan2(self, x: Self) -> Self;
+    /// Error function.
     fn erf(self) -> Self;
+    /// 2 to the power of `self`.
     fn exp2(self) -> Self;
+    /// `exp(self) - 1`.
     fn expm1(self) -> Self;
+    /// Logarithm to base 2.
     fn log2(self) -> Self;
+    /// Logarithm to base 10.
     fn log10(self) -> Self;
+    /// Sine of an angle in radians.
     fn sin(self) -> Self;
+    /// Cosine of an angle in radians.
     fn cos(self) -> Self;
+    /// Tangent of an angle in radians.
     fn tan(self) -> Self;
+    /// Inverse sine, in radians.
     fn asin(self) -> Self;
+    /// Inverse cosine, in radians.
     fn acos(self) -> Self;
+    /// Inverse tangent, in radians.
     fn atan(self) -> Self;
+    /// Hyperbolic sine.
     fn sinh(self) -> Self;
+    /// Hyperbolic cosine.
     fn cosh(self) -> Self;
+    /// Rounds up.
     fn ceil(self) -> Self;
-    /// Ties to even.
+    /// Rounds to the nearest integer, ties to even (unlike C's `round`).
     fn round(self) -> Self;
+    /// Rounds toward zero.
     fn trunc(self) -> Self;
 
-    /// NaN if either is.
+    /// The larger operand; NaN if either is NaN.
     fn max_nan(self, o: Self) -> Self {
         if self.nan() || self > o { self } else { o }
     }
+    /// The smaller operand; NaN if either is NaN.
     fn min_nan(self, o: Self) -> Self {
         if self.nan() || self < o { self } else { o }
     }

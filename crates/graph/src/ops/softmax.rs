@@ -1,4 +1,4 @@
-//! Softmax and its logarithm along one axis.
+//! Inference and decomposition of softmax and log-softmax along one axis.
 use super::Built;
 use crate::{
     BinaryOp, CompareOp, Graph, Op, ReduceOp, Type, UnaryOp, ValueId,
@@ -6,7 +6,7 @@ use crate::{
 };
 
 pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
-    let (Op::Softmax { axis } | Op::LogSoftmax { axis }) = op else { return Err("is no softmax".into()) };
+    let (Op::Softmax { axis } | Op::LogSoftmax { axis }) = op else { return Err("is not a softmax".into()) };
     float(args[0])?;
     axis_len(args[0], *axis)?;
     Ok(args[0].clone())
@@ -20,7 +20,7 @@ pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], _: &Type) -> B
     }
 }
 
-/// `safe`: a row in which nothing takes part gives zeros, as attention's rows do.
+/// `safe`: a fully masked row (all minus infinity) gives zeros instead of NaN, as in attention.
 pub(super) fn softmax(g: &mut Graph, x: ValueId, axis: usize, safe: bool) -> Built {
     if g.shape(x)[axis] == 0 {
         return Ok(x);
@@ -33,11 +33,10 @@ pub(super) fn softmax(g: &mut Graph, x: ValueId, axis: usize, safe: bool) -> Bui
     if !safe {
         return Ok(y);
     }
-    // A row in which nothing takes part gives zeros.
-    let nothing = g.constant_like(x, f64::NEG_INFINITY)?;
-    let empty = g.compare(CompareOp::Eq, max, nothing)?;
+    let masked = g.constant_like(x, f64::NEG_INFINITY)?;
+    let all_masked = g.compare(CompareOp::Eq, max, masked)?;
     let zero = g.constant_like(x, 0.0)?;
-    g.select(empty, zero, y)
+    g.select(all_masked, zero, y)
 }
 
 fn log_softmax(g: &mut Graph, x: ValueId, axis: usize) -> Built {

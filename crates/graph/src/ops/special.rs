@@ -1,8 +1,8 @@
-//! Special functions by their formulas, in f64: erfinv, lgamma, digamma.
+//! Formulas of special functions, in f64: erfinv, lgamma, digamma.
 //!
-//! Polynomials are near-minimax fits (Chebyshev, at 60 digits) of the functions named beside them; their errors are below that of
-//! rounding. The asymptotic series are Stirling's, with Bernoulli numbers (DLMF 5.11.1 and 5.11.2); the reflections are DLMF 5.5.3
-//! and 5.5.4. `erfinv(x) / x` is smooth in `w = -log(1 - x²)`, as M. Giles found ("Approximating the erfinv function", 2010).
+//! Polynomials are near-minimax fits (Chebyshev, at 60 digits) of the functions in their docs; their errors are below that of rounding.
+//! The asymptotic series are Stirling's, with Bernoulli numbers (DLMF 5.11.1 and 5.11.2); the reflections are DLMF 5.5.3 and 5.5.4.
+//! `erfinv(x) / x` is smooth in `w = -log(1 - x²)` (M. Giles, "Approximating the erfinv function", 2010).
 use super::Built;
 use crate::{BinaryOp, CompareOp, Graph, UnaryOp, ValueId};
 use BinaryOp::{Add, Div, Min, Mul, Sub};
@@ -37,7 +37,7 @@ const CENTRE: &[f64] = &[
     0.24015818242558834,
     1.6536545626831027,
 ];
-/// For w from 6.25 to 16, in sqrt(w) - 3.25.
+/// `erfinv(x) / x` for w from 6.25 to 16, in sqrt(w) - 3.25.
 const TAIL: &[f64] = &[
     -5.508714490952429e-10,
     -1.3642746356447974e-09,
@@ -63,7 +63,7 @@ const TAIL: &[f64] = &[
     1.0052589676941652,
     3.0838856104922208,
 ];
-/// For w from 16 to 37.5 (an f64 next to 1), in sqrt(w) - 5.
+/// `erfinv(x) / x` for w from 16 to 37.5 (x is the f64 next to 1), in sqrt(w) - 5.
 const FAR: &[f64] = &[
     -3.293672383007505e-14,
     -8.425420380895237e-13,
@@ -171,6 +171,7 @@ fn polynomial(g: &mut Graph, x: ValueId, coefficients: &[f64]) -> Built {
     }
     Ok(y)
 }
+/// `below` if `x < limit`, else `other`.
 fn select_below(g: &mut Graph, x: ValueId, limit: f64, below: ValueId, other: ValueId) -> Built {
     let limit = g.constant_like(x, limit)?;
     let is_below = g.compare(Lt, x, limit)?;
@@ -181,7 +182,7 @@ fn from(g: &mut Graph, c: f64, x: ValueId) -> Built {
     let c = g.constant_like(x, c)?;
     g.binary(Sub, c, x)
 }
-/// What `x` is away from the nearest whole number: from -1/2 to 1/2.
+/// `x` minus the nearest integer: from -1/2 to 1/2.
 fn off_whole(g: &mut Graph, x: ValueId) -> Built {
     let whole = g.unary(UnaryOp::Round, x)?;
     g.binary(Sub, x, whole)
@@ -220,7 +221,7 @@ pub(super) fn lgamma(g: &mut Graph, x: ValueId) -> Built {
     let a = g.unary(UnaryOp::Abs, x)?;
     let (small, large) = (lgamma_below_3(g, a)?, lgamma_from_3(g, a)?);
     let positive = select_below(g, a, 3.0, small, large)?;
-    // lgamma(x) = log(π / |x sin πx|) - lgamma(-x); next to zero that is lgamma(-x), and the product too small for an f64.
+    // lgamma(x) = log(π / |x sin πx|) - lgamma(-x). Near zero the product underflows, and the result is lgamma(-x).
     let r = off_whole(g, a)?;
     let (sin, _) = sin_pi(g, r)?;
     let product = g.binary(Mul, a, sin)?;
@@ -231,12 +232,12 @@ pub(super) fn lgamma(g: &mut Graph, x: ValueId) -> Built {
     let reflected = g.binary(Sub, log, positive)?;
     let reflected = select_below(g, a, 1e-30, positive, reflected)?;
     let negative = select_below(g, x, 0.0, reflected, positive)?;
-    // All numbers from 2^52 on are whole; so are the infinities.
+    // All finite f64 below -2^52 are integers, where the function has poles; minus infinity gives infinity too.
     let whole = g.constant_like(x, f64::INFINITY)?;
     select_below(g, x, -4503599627370496.0, whole, negative)
 }
 
-/// From 1 to 2 by a polynomial with the function's zeros; elsewhere by lgamma(y + 1) = lgamma(y) + log(y).
+/// From 1 to 2 by a polynomial times the function's zeros; elsewhere reduced to that by lgamma(y + 1) = lgamma(y) + log(y).
 fn lgamma_below_3(g: &mut Graph, a: ValueId) -> Built {
     let (up, down) = (g.binary_scalar(Add, a, 1.0)?, g.binary_scalar(Sub, a, 1.0)?);
     let upper = select_below(g, a, 2.0, a, down)?;
@@ -246,7 +247,7 @@ fn lgamma_below_3(g: &mut Graph, a: ValueId) -> Built {
     let (first, second) = (g.binary_scalar(Sub, y, 1.0)?, g.binary_scalar(Sub, y, 2.0)?);
     let zeros = g.binary(Mul, first, second)?;
     let middle = g.binary(Mul, zeros, p)?;
-    // log(1) where there is no step; minus log(a) where the step is up.
+    // log(1) if no step was taken; minus log(a) if the step was up.
     let one = g.constant_like(a, 1.0)?;
     let step = select_below(g, a, 2.0, one, down)?;
     let step = select_below(g, a, 1.0, a, step)?;
@@ -256,15 +257,15 @@ fn lgamma_below_3(g: &mut Graph, a: ValueId) -> Built {
     g.binary(Add, middle, log)
 }
 
-/// Stirling's series from 8 on; below, of `a + 5`, less the logarithm of what lies between.
+/// Stirling's series from 8 on; below 8, the series at `a + 5` minus `log(a (a + 1) … (a + 4))`.
 fn lgamma_from_3(g: &mut Graph, a: ValueId) -> Built {
-    let mut between = a;
+    let mut factors = a;
     for k in 1..5 {
         let next = g.binary_scalar(Add, a, f64::from(k))?;
-        between = g.binary(Mul, between, next)?;
+        factors = g.binary(Mul, factors, next)?;
     }
     let one = g.constant_like(a, 1.0)?;
-    let between = select_below(g, a, 8.0, between, one)?;
+    let factors = select_below(g, a, 8.0, factors, one)?;
     let shifted = g.binary_scalar(Add, a, 5.0)?;
     let z = select_below(g, a, 8.0, shifted, a)?;
     // (z - 1/2) (log z - 1) - 1/2 + log(2π)/2 + series.
@@ -279,15 +280,15 @@ fn lgamma_from_3(g: &mut Graph, a: ValueId) -> Built {
     let series = g.binary(Mul, series, inverse)?;
     let series = g.binary_scalar(Add, series, 0.5 * (2.0 * PI).ln() - 0.5)?;
     let stirling = g.binary(Add, main, series)?;
-    let less = g.unary(UnaryOp::Log, between)?;
+    let less = g.unary(UnaryOp::Log, factors)?;
     g.binary(Sub, stirling, less)
 }
 
 pub(super) fn digamma(g: &mut Graph, x: ValueId) -> Built {
-    // digamma(x) = digamma(1 - x) - π / tan πx.
+    // Reflection for x < 0: digamma(x) = digamma(1 - x) - π / tan πx.
     let mirrored = from(g, 1.0, x)?;
     let y = select_below(g, x, 0.0, mirrored, x)?;
-    // Ten steps of digamma(y) = digamma(y + 1) - 1/y: the sum of 1/(y + k) as one quotient.
+    // Ten steps of digamma(y) = digamma(y + 1) - 1/y, with the sum of 1/(y + k) as one quotient.
     let near = g.binary_scalar(Min, y, 10.0)?;
     let mut bottom = near;
     let mut top = g.constant_like(y, 1.0)?;
@@ -319,25 +320,25 @@ pub(super) fn digamma(g: &mut Graph, x: ValueId) -> Built {
     let cos = g.binary_scalar(Mul, cos, PI)?;
     let cotangent = g.binary(Div, cos, sin)?;
     let reflected = g.binary(Sub, positive, cotangent)?;
-    // No limit at a negative whole number.
+    // A pole at a negative integer, whose two sides differ: NaN.
     let size = g.unary(UnaryOp::Abs, r)?;
     let none = g.constant_like(x, f64::NAN)?;
     let zero = g.constant_like(x, 0.0)?;
     let between = g.compare(Gt, size, zero)?;
     let reflected = g.select(between, reflected, none)?;
     let result = select_below(g, x, 0.0, reflected, positive)?;
-    // Minus infinity at 0, infinity at -0, as PyTorch.
+    // Minus infinity at 0, infinity at -0, as in PyTorch.
     let at_zero = g.compare(Eq, x, zero)?;
     let minus_one = g.constant_like(x, -1.0)?;
     let pole = g.binary(Div, minus_one, x)?;
     g.select(at_zero, pole, result)
 }
 
-/// The same functions by other ways: what the formulas are checked against.
+/// Independent implementations, against which the formulas are checked.
 pub(super) mod reference {
     use std::f64::consts::PI;
 
-    /// Newton's method on erf in the middle and on the logarithm of erfc in the tails, from a rough start.
+    /// Newton's method, on erf in the middle and on the logarithm of erfc in the tails, from an approximate start.
     pub fn erfinv(x: f64) -> f64 {
         let size = x.abs();
         if size.is_nan() || size > 1.0 {
@@ -369,7 +370,7 @@ pub(super) mod reference {
         y.copysign(x)
     }
 
-    /// The recurrence up to 30, then the series, which needs five terms there; reflected by the tangent.
+    /// The recurrence up to 30, then five terms of the asymptotic series; negative arguments by reflection.
     pub fn digamma(x: f64) -> f64 {
         if x == 0.0 {
             return (1.0 / -x).signum() * f64::INFINITY;

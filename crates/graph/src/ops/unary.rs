@@ -1,25 +1,26 @@
-//! Pointwise functions of one operand: a row each, with the reference and, where it is made of others, the formula beside it.
+//! Pointwise functions of one operand: a row each, with its reference and, if it is composed of other functions, its formula.
 //!
-//! A function with a formula is written here alone: code for every device is made from the formula. One without is an
-//! instruction of the block IR. The reference is what the interpreter computes, after PyTorch's CPU kernels
-//! (`aten/src/ATen/native/cpu/Activation.cpp` and `UnaryOpsKernel.cpp`); it shares no code with the formula.
+//! A function with a formula is defined here alone: code for every device is generated from the formula. A function without one is an
+//! instruction of the block IR. The interpreter computes the reference, which follows PyTorch's CPU kernels
+//! (`aten/src/ATen/native/cpu/Activation.cpp` and `UnaryOpsKernel.cpp`) and shares no code with the formula.
 use super::{Built, Class, Operands, Rounding, Row, real::Real, special};
 use crate::{BinaryOp, CompareOp, DType, Graph, ValueId};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-/// Which types a function is defined on.
+/// The dtypes on which a function is defined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Takes {
+    /// Floats only.
     Floats,
     /// Floats and integers.
     Numbers,
     /// Integers and bool.
     Whole,
-    /// Every type; the result is bool.
+    /// Every dtype; the result is bool.
     Any,
 }
 impl Takes {
-    /// Whether values of this type are taken.
+    /// Whether the function is defined on this dtype.
     pub fn takes(self, d: DType) -> bool {
         match self {
             Takes::Floats => d.is_float(),
@@ -30,31 +31,36 @@ impl Takes {
     }
 }
 
-/// The function on numbers, in each precision.
+/// The function on scalars, in each precision.
 #[derive(Clone, Copy, Debug)]
 pub struct Reference {
+    /// In f32.
     pub f32: fn(f32) -> f32,
+    /// In f64.
     pub f64: fn(f64) -> f64,
 }
 
-/// Makes the function of primitives, in the type of its operand.
+/// Adds the function's primitives to a graph, in the dtype of its operand.
 pub type Formula = fn(&mut Graph, ValueId) -> Built;
 
-/// What the stages know of a function beyond its [`Row`].
+/// A row of a pointwise function: its [`Row`], and the properties that only functions have.
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
+    /// Its row as an op.
     pub row: Row,
+    /// The dtypes on which it is defined.
     pub takes: Takes,
-    /// Operators of PyTorch that compute it from one tensor, as `aten::NAME`; the first is what it is checked against.
+    /// Names of the PyTorch operators (`aten::NAME`) that compute it from one tensor. It is checked against the first one.
     pub torch: &'static [&'static str],
-    /// Arguments that the first of them takes behind the tensor, as JSON.
+    /// JSON list of the arguments that this first operator takes after the tensor.
     pub arguments: &'static str,
-    /// Absent where the result is no float.
+    /// The function on floats; `None` if the result is not a float.
     pub reference: Option<Reference>,
-    /// On integers; absent where it takes none.
+    /// The function on integers; `None` if it takes none.
     pub whole: Option<fn(i64) -> i64>,
+    /// How it is composed of primitives; `None` if it is a primitive.
     pub formula: Option<Formula>,
-    /// Its formula is computed in f64, and rounded once: in f32 too many digits would be lost.
+    /// Whether the formula is computed in f64 and rounded once, because f32 would lose too many digits.
     pub wide: bool,
 }
 
@@ -73,14 +79,14 @@ const fn float(name: &'static str) -> Function {
     let (torch, arguments) = (&[] as &[&str], "[]");
     Function { row, takes: Takes::Floats, torch, arguments, reference: None, whole: None, formula: None, wide: false }
 }
-/// Of floats and integers; the result is exact.
+/// A function on floats and integers with an exact result.
 const fn exact(name: &'static str, whole: fn(i64) -> i64) -> Function {
     let mut f = float(name).weight(1.);
     f.row.rounding = Rounding::Exact;
     (f.takes, f.whole) = (Takes::Numbers, Some(whole));
     f
 }
-/// Questions, and what floats have not.
+/// A predicate or a bitwise function, with an exact result.
 const fn logical(name: &'static str, takes: Takes) -> Function {
     let mut f = float(name).weight(1.);
     f.row.rounding = Rounding::Exact;
@@ -100,7 +106,7 @@ impl Function {
         self.arguments = json;
         self
     }
-    /// Made of primitives, whose terms may cancel.
+    /// Composed of primitives, whose terms may cancel, so it counts as [`Rounding::Sums`].
     const fn formula(mut self, formula: Formula) -> Function {
         self.formula = Some(formula);
         if !matches!(self.row.rounding, Rounding::Exact) {
@@ -116,15 +122,15 @@ impl Function {
 
 macro_rules! functions {
     ($n:literal: $($(#[$doc:meta])* $variant:ident => $function:expr $(, |$x:ident| $body:expr)?;)*) => {
-        /// Pointwise ops of one operand. The result's type is the operand's, but for `IsNan` and `IsInf` (bool).
-        /// On half types arithmetic is done in f32 and rounded once per op, as PyTorch does.
+        /// Pointwise ops of one operand. The result has the operand's dtype, except for `IsNan` and `IsInf` (bool).
+        /// On f16 and bf16, arithmetic is done in f32 and rounded once per op, as in PyTorch.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum UnaryOp {
             $($(#[$doc])* $variant),*
         }
         impl UnaryOp {
-            /// All of them.
+            /// All variants.
             pub const ALL: [UnaryOp; $n] = [$(UnaryOp::$variant),*];
             /// The function's row in the registry.
             pub fn function(self) -> &'static Function {
@@ -148,54 +154,91 @@ macro_rules! functions {
 }
 
 functions! { 43:
+    /// `aten::neg`.
     Neg => exact("neg", i64::wrapping_neg).torch(&["neg"]), |x| -x;
+    /// `aten::abs`.
     Abs => exact("abs", i64::wrapping_abs).torch(&["abs"]), |x| x.abs();
-    /// Zero for NaN, as in PyTorch.
+    /// -1, 0 or 1; 0 for NaN, as in PyTorch.
     Sign => exact("sign", i64::signum).torch(&["sign", "sgn"]), |x| sign(x);
+    /// `aten::exp`.
     Exp => float("exp").torch(&["exp"]), |x| x.exp();
+    /// `aten::exp2`.
     Exp2 => float("exp2").torch(&["exp2"]), |x| x.exp2();
+    /// `aten::expm1`: `exp(x) - 1`.
     Expm1 => float("expm1").torch(&["expm1"]), |x| x.expm1();
+    /// `aten::log`: the natural logarithm.
     Log => float("log").torch(&["log"]), |x| x.ln();
+    /// `aten::log2`.
     Log2 => float("log2").torch(&["log2"]), |x| x.log2();
+    /// `aten::log10`.
     Log10 => float("log10").torch(&["log10"]), |x| x.log10();
+    /// `aten::log1p`: `log(1 + x)`.
     Log1p => float("log1p").torch(&["log1p"]), |x| x.log1p();
+    /// `aten::sqrt`.
     Sqrt => float("sqrt").torch(&["sqrt"]), |x| x.sqrt();
+    /// `aten::rsqrt`: `1 / sqrt(x)`.
     Rsqrt => float("rsqrt").torch(&["rsqrt"]), |x| R::ONE / x.sqrt();
+    /// `aten::reciprocal`: `1 / x`.
     Reciprocal => float("reciprocal").torch(&["reciprocal"]), |x| R::ONE / x;
+    /// `aten::sin`.
     Sin => float("sin").torch(&["sin"]), |x| x.sin();
+    /// `aten::cos`.
     Cos => float("cos").torch(&["cos"]), |x| x.cos();
+    /// `aten::tan`.
     Tan => float("tan").torch(&["tan"]), |x| x.tan();
+    /// `aten::asin`.
     Asin => float("asin").torch(&["asin"]), |x| x.asin();
+    /// `aten::acos`.
     Acos => float("acos").torch(&["acos"]), |x| x.acos();
+    /// `aten::atan`.
     Atan => float("atan").torch(&["atan"]), |x| x.atan();
+    /// `aten::sinh`.
     Sinh => float("sinh").torch(&["sinh"]), |x| x.sinh();
+    /// `aten::cosh`.
     Cosh => float("cosh").torch(&["cosh"]), |x| x.cosh();
+    /// `aten::tanh`.
     Tanh => float("tanh").torch(&["tanh"]), |x| x.tanh();
+    /// `aten::erf`.
     Erf => float("erf").torch(&["erf", "special_erf"]), |x| x.erf();
+    /// `aten::floor`.
     Floor => exact("floor", |x| x).torch(&["floor"]), |x| x.floor();
+    /// `aten::ceil`.
     Ceil => exact("ceil", |x| x).torch(&["ceil"]), |x| x.ceil();
-    /// To nearest, ties to even.
+    /// `aten::round`: to the nearest integer, ties to even.
     Round => exact("round", |x| x).torch(&["round"]), |x| x.round();
+    /// `aten::trunc`: toward zero.
     Trunc => exact("trunc", |x| x).torch(&["trunc", "fix"]), |x| x.trunc();
     /// Logical not (bool) or bitwise not (integers).
     Not => logical("not", Takes::Whole).torch(&["bitwise_not"]);
+    /// `aten::isnan`; the result is bool.
     IsNan => logical("is_nan", Takes::Any).torch(&["isnan"]);
+    /// `aten::isinf`; the result is bool.
     IsInf => logical("is_inf", Takes::Any).torch(&["isinf"]);
-    // Made of others, and kept whole so that they are read and priced as one op.
+    // Composed of other functions, but single ops here, so that plans show and price them as one.
+    /// `aten::relu`: `max(x, 0)`.
     Relu => exact("relu", |x| x.max(0)).torch(&["relu"]).formula(relu), |x| x.max_nan(R::ZERO);
+    /// `aten::sigmoid`: `1 / (1 + exp(-x))`.
     Sigmoid => float("sigmoid").torch(&["sigmoid", "special_expit"]).formula(sigmoid), |x| R::ONE / (R::ONE + (-x).exp());
+    /// `aten::silu`: `x / (1 + exp(-x))`.
     Silu => float("silu").torch(&["silu"]).formula(silu), |x| x / (R::ONE + (-x).exp());
+    /// `aten::gelu` with `approximate="none"`: `x / 2 (1 + erf(x / sqrt(2)))`.
     GeluErf => float("gelu_erf").weight(11.).torch(&["gelu"]).arguments(r#"["none"]"#).formula(gelu_erf),
         |x| x * R::of(0.5) * (R::ONE + (x * R::of(FRAC_1_SQRT_2)).erf());
+    /// `aten::gelu` with `approximate="tanh"`: `x / 2 (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))`.
     GeluTanh => float("gelu_tanh").weight(11.).torch(&["gelu"]).arguments(r#"["tanh"]"#).formula(gelu_tanh),
         |x| R::of(0.5) * x * (R::ONE + (R::of((2.0 / PI).sqrt()) * (x + R::of(0.044715) * x * x * x)).tanh());
+    /// `aten::softplus` with beta 1 and threshold 20: `log(1 + exp(x))`, x above 20.
     Softplus => float("softplus").weight(16.).torch(&["softplus"]).arguments("[1, 20]").formula(softplus),
         |x| if x > R::of(20.0) { x } else { x.exp().log1p() };
+    /// `aten::mish`: `x tanh(log(1 + exp(x)))`.
     Mish => float("mish").weight(16.).torch(&["mish"]).formula(mish), |x| x * x.exp().log1p().tanh();
+    /// `aten::hardswish`: `x min(max(x + 3, 0), 6) / 6`.
     Hardswish => float("hardswish").weight(4.).torch(&["hardswish"]).formula(hardswish),
         |x| x * (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0);
+    /// `aten::hardsigmoid`: `min(max(x + 3, 0), 6) / 6`.
     Hardsigmoid => float("hardsigmoid").weight(4.).torch(&["hardsigmoid"]).formula(hardsigmoid),
         |x| (x + R::of(3.0)).max_nan(R::ZERO).min_nan(R::of(6.0)) / R::of(6.0);
+    /// `aten::log_sigmoid`: `log(1 / (1 + exp(-x)))`.
     LogSigmoid => float("log_sigmoid").weight(16.).torch(&["log_sigmoid"]).formula(log_sigmoid),
         |x| x.min_nan(R::ZERO) - (-x.abs()).exp().log1p();
     /// The inverse of erf.
@@ -210,20 +253,20 @@ functions! { 43:
 }
 
 impl UnaryOp {
-    /// In the text form.
+    /// The op's name in the text form.
     pub fn name(self) -> &'static str {
         self.function().row.name
     }
-    /// The op of this name.
+    /// The op with this name in the text form.
     pub fn from_name(name: &str) -> Option<UnaryOp> {
         UnaryOp::ALL.into_iter().find(|op| op.name() == name)
     }
-    /// What the operator `aten::NAME` of one tensor computes.
+    /// The function that PyTorch's operator `aten::NAME` computes from one tensor, without further arguments.
     pub fn of_torch(name: &str) -> Option<UnaryOp> {
         let means = |op: &UnaryOp| op.function().arguments == "[]" && op.function().torch.contains(&name);
         UnaryOp::ALL.into_iter().find(means)
     }
-    /// Made of other functions, which `decompose` shows.
+    /// Whether it is composed of other functions, into which [`crate::decompose`] splits it.
     pub fn is_composite(self) -> bool {
         self.function().formula.is_some()
     }

@@ -1,4 +1,4 @@
-//! Convolutions and pools: inference, and how they are made of slices, sums and matmuls.
+//! Inference and decomposition of convolutions and pools.
 mod apart;
 
 use super::Built;
@@ -8,21 +8,21 @@ use crate::{
 };
 use apart::Steps;
 
-/// A pool of this kind, its other attributes those that are left out in text.
+/// A pool of this kind, with the text form's defaults for the other attributes.
 pub(super) fn pool_op(kind: PoolKind) -> Op {
     Op::Pool { kind, window: vec![], stride: vec![], padding: vec![], dilation: vec![], ceil: false }
 }
 
 pub(super) fn infer_conv(op: &Op, args: &[&Type]) -> Result<Type, String> {
     let Op::Conv { stride, padding, dilation, groups, transposed, output_padding } = op else {
-        return Err("is no convolution".into());
+        return Err("is not a convolution".into());
     };
     let g = Window { stride, padding, dilation };
     conv(args, &g, *groups, transposed.then_some(output_padding.as_slice()), output_padding)
 }
 
 pub(super) fn infer_pool(op: &Op, args: &[&Type]) -> Result<Type, String> {
-    let Op::Pool { kind, window, stride, padding, dilation, ceil } = op else { return Err("is no pool".into()) };
+    let Op::Pool { kind, window, stride, padding, dilation, ceil } = op else { return Err("is not a pool".into()) };
     pool(args[0], *kind, window, &Window { stride, padding, dilation }, *ceil)
 }
 
@@ -41,27 +41,28 @@ pub(super) fn decompose_pool(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type
     apart::pool(g, args[0], *kind, &Steps { window, stride, padding, dilation }, &ty.shape)
 }
 
-/// A transposed convolution of these operands as one matmul and sums of what it gives, in the type the matmul sums in. The
-/// matmul's operands are as they are given.
+/// Decomposes a transposed convolution into one matmul and overlap-adds of its result, in the type in which the matmul accumulates. The
+/// operands keep their dtype. An error if `op` is not a transposed convolution or the operands do not fit.
 pub fn transposed_conv(g: &mut Graph, op: &Op, args: &[ValueId]) -> Result<ValueId, GraphError> {
     let types: Vec<&Type> = args.iter().map(|a| g.ty(*a)).collect();
     let refused = |what: String| GraphError::Operand { value: ValueId(0), op: op.name().to_string(), what };
     let ty = infer::infer(op, &types).map_err(refused)?;
     if !matches!(op, Op::Conv { transposed: true, .. }) {
-        return Err(refused("it is no transposed convolution".into()));
+        return Err(refused("it is not a transposed convolution".into()));
     }
     let y = decompose_conv(g, op, args, &ty)?;
     g.cast(y, ty.dtype)
 }
 
-/// Length of a convolution's result along one spatial axis, or `None` if the window does not fit.
+/// Length of a convolution's result along one spatial axis; `None` if the window does not fit or `stride` is 0.
 pub fn conv_len(len: usize, window: usize, stride: usize, padding: usize, dilation: usize) -> Option<usize> {
     let reach = dilation.checked_mul(window.checked_sub(1)?)?.checked_add(1)?;
     let padded = len.checked_add(padding.checked_mul(2)?)?;
     Some(padded.checked_sub(reach)?.checked_div(stride)? + 1)
 }
 
-/// Length of a pooled axis. With `ceil` a last partial window counts if it starts inside the input or the left padding.
+/// Length of a pooled axis; `None` if the window does not fit. With `ceil`, a last partial window counts if it starts inside the input
+/// or the left padding.
 pub fn pool_len(
     len: usize,
     window: usize,
@@ -82,7 +83,7 @@ pub fn pool_len(
     (out > 0).then_some(out)
 }
 
-/// Bounds windows and their steps, so that positions can be computed without checks.
+/// Upper bound on window sizes, strides, paddings and dilations, so that positions can be computed unchecked.
 const LARGEST_STEP: usize = 1 << 31;
 
 struct Window<'a> {

@@ -1,7 +1,7 @@
-//! Graphs as users write them, over the dtypes, lengths and access patterns that kernels specialise on.
+//! Random graphs similar to those of users, over the dtypes, lengths and access patterns on which kernels specialise.
 //!
-//! Each case belongs to a family (rows, matmuls, data movement, …) that decides its first inputs and which steps are
-//! likely. Steps draw on all values so far, so families mix. What does not fit is not added.
+//! Each case belongs to a family (rows, matmuls, data movement, …) that determines its first inputs and the probabilities of its steps.
+//! Steps pick from all values so far, so families mix. Steps that do not fit are skipped.
 mod families;
 mod inputs;
 mod layers;
@@ -14,20 +14,20 @@ use crate::params::Random;
 use crate::{DType, Graph, GraphError, Init, Scalar, Type, ValueId};
 use families::FAMILIES;
 
-/// How large the tensors of a case are.
+/// Size of the tensors of a case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scale {
-    /// Up to some ten thousand elements: hundreds of cases a second.
+    /// Up to 2^14 elements per value: hundreds of cases per second.
     Small,
-    /// Up to a million elements and matmuls of up to 512: what tiles by warpgroups and clusters take.
+    /// Up to 2^20 elements per value and matmul sizes up to 512, which reach warpgroup and cluster kernels.
     Large,
 }
 impl Scale {
-    /// Elements of a value.
+    /// Maximum number of elements of a value.
     fn limit(self) -> usize {
         if self == Scale::Small { 1 << 14 } else { 1 << 20 }
     }
-    /// FMAs of a matmul.
+    /// Maximum number of FMAs of a matmul.
     fn work(self) -> usize {
         if self == Scale::Small { 1 << 19 } else { 1 << 26 }
     }
@@ -53,14 +53,15 @@ struct Maker {
     r: Random,
     scale: Scale,
     dtype: DType,
-    /// Values of float types, and all others.
+    /// Values of float dtypes.
     floats: Vec<ValueId>,
+    /// Integer and bool values.
     others: Vec<ValueId>,
 }
 
 type Made = Result<ValueId, GraphError>;
 
-/// A random graph with several inputs, parameters and outputs, verified by construction. It follows from its seed and scale alone.
+/// A random graph with several inputs, parameters and outputs. Valid by construction; depends only on its seed and scale.
 pub fn case(seed: u64, scale: Scale) -> Graph {
     let family = &FAMILIES[(seed % FAMILIES.len() as u64) as usize];
     let mut r = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -102,7 +103,7 @@ impl Maker {
     fn keep(&mut self, v: ValueId) {
         if self.g.dtype(v).is_float() { self.floats.push(v) } else { self.others.push(v) }
     }
-    /// Results: the last value, some others, at times an input as it came or a value twice.
+    /// Chooses the outputs: the last values and some others; occasionally an unmodified input, or one value twice.
     fn finish(mut self) -> Graph {
         let mut outputs: Vec<ValueId> = self.floats.last().into_iter().chain(self.others.last()).copied().collect();
         let all: Vec<ValueId> = self.floats.iter().chain(&self.others).copied().collect();
@@ -110,7 +111,7 @@ impl Maker {
             outputs.push(self.r.pick(&all));
         }
         if self.r.below(8) != 0 {
-            // A value twice is the exception.
+            // Usually remove duplicate outputs.
             let mut seen = vec![];
             outputs.retain(|v| {
                 !seen.contains(v) && {
@@ -129,7 +130,7 @@ impl Maker {
         self.g.without_dead()
     }
 
-    /// A new input, or now and then a parameter.
+    /// A new input, or occasionally a parameter.
     fn input(&mut self, dtype: DType, shape: &[usize]) -> ValueId {
         let ty = Type::new(dtype, shape);
         if self.r.below(5) == 0 && ty.count() < 1 << 14 {
@@ -139,7 +140,7 @@ impl Maker {
         }
         self.g.input(ty)
     }
-    /// A length such that `others` of them stay within the limit.
+    /// A length such that `others` rows of it stay within the size limit.
     fn length(&mut self, others: usize) -> usize {
         let most = (self.scale.limit() / others.max(1)).max(1);
         let fitting: Vec<usize> = self.scale.rows().iter().copied().filter(|&n| n <= most).collect();
@@ -150,7 +151,7 @@ impl Maker {
             _ => self.r.pick(&fitting),
         }
     }
-    /// A value of a float type; recent ones are likelier, so that graphs are deep.
+    /// A float value; prefers recent ones, so that graphs get deep.
     fn near(&mut self) -> Made {
         let n = self.floats.len();
         let back = self.r.below(n).min(self.r.below(n));
@@ -167,7 +168,7 @@ impl Maker {
         let ints: Vec<ValueId> = self.others.iter().copied().filter(|v| self.g.dtype(*v).is_int()).collect();
         if ints.is_empty() { Err(unfit()) } else { Ok(self.r.pick(&ints)) }
     }
-    /// Something to combine with `x`: a value so far, or a new input that broadcasts to it.
+    /// A second operand for `x`: an existing value, or a new input that broadcasts to it.
     fn partner(&mut self, x: ValueId) -> Made {
         let (dtype, shape) = (self.g.dtype(x), self.g.shape(x).to_vec());
         if self.r.below(5) < 3 {
@@ -272,7 +273,7 @@ impl Maker {
             self.floats.push(v);
         }
     }
-    /// Once in `n`.
+    /// True with probability 1/n.
     fn once_in(&mut self, n: usize) -> bool {
         self.r.below(n) == 0
     }

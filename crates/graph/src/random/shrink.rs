@@ -1,8 +1,8 @@
-//! Smaller graphs that still fail.
+//! Shrinks a failing graph to a smaller one that still fails.
 use crate::{Graph, Op, ValueId};
 
-/// A smaller graph that still fails, found greedily: fewer outputs, nodes replaced by an operand or an input.
-/// `fails` is called a few hundred times at most; it gets verified graphs only.
+/// A smaller graph that still fails, found greedily: drops outputs, and replaces nodes by an operand or a new input. `fails` gets only
+/// verified graphs and is called at most 400 times.
 pub fn shrink(g: &Graph, mut fails: impl FnMut(&Graph) -> bool) -> Graph {
     let mut best = g.clone();
     let mut budget = 400;
@@ -27,7 +27,7 @@ fn candidates(g: &Graph) -> Vec<Graph> {
             all.push(trimmed(&one));
         }
     }
-    // An operand of an output as the output.
+    // Replace an output by one of its operands.
     for (i, o) in g.outputs.iter().enumerate() {
         for a in g.args(*o) {
             let mut earlier = g.clone();
@@ -66,12 +66,12 @@ fn candidates(g: &Graph) -> Vec<Graph> {
     all
 }
 
-/// Ops first, then nodes, then outputs.
+/// Size of a graph, compared lexicographically: ops, then nodes, then outputs.
 fn weight(g: &Graph) -> (usize, usize, usize) {
     (g.values().filter(|v| !g.op(*v).is_leaf()).count(), g.len(), g.outputs.len())
 }
 
-/// Without dead nodes and without inputs that nothing reads.
+/// A copy without dead nodes and unused inputs.
 fn trimmed(g: &Graph) -> Graph {
     let live = g.live();
     let mut new = Graph::new(g.name.clone());

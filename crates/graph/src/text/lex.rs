@@ -1,14 +1,14 @@
-//! Text to tokens, each with its place.
+//! Lexer: text to tokens, each with its byte offset.
 use crate::{GraphError, Scalar, graph::float_text};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
-    /// `%name`, without the sign.
+    /// `%name`, without the `%`.
     Value(String),
-    /// `@name`, without the sign.
+    /// `@name`, without the `@`.
     Param(String),
     Word(String),
-    /// Decoded.
+    /// A quoted string, with escapes decoded.
     Str(String),
     Int(i128),
     Float(f64),
@@ -29,7 +29,7 @@ impl Token {
             Token::End => "the end of the text".into(),
         }
     }
-    /// The scalar a token stands for.
+    /// The scalar that the token denotes.
     pub fn scalar(&self) -> Option<Scalar> {
         match self {
             Token::Int(v) => i64::try_from(*v).ok().map(Scalar::Int),
@@ -62,14 +62,14 @@ pub(super) fn lex(text: &str) -> Result<Vec<(Token, usize)>, GraphError> {
             sign @ (b'%' | b'@') => {
                 let name = word(bytes, at + 1);
                 if name.is_empty() {
-                    let what = "a name of letters, digits, `_` or `.` is wanted after the sign";
+                    let what = "expected a name of letters, digits, `_` or `.` after the sign";
                     return Err(error(text, start, what));
                 }
                 at += 1 + name.len();
                 if sign == b'%' { Token::Value(name) } else { Token::Param(name) }
             }
             b'"' => {
-                at = string_end(bytes, at).ok_or_else(|| error(text, start, "this string has no end"))?;
+                at = string_end(bytes, at).ok_or_else(|| error(text, start, "this string has no closing quote"))?;
                 let decoded = serde_json::from_str(&text[start..at]);
                 Token::Str(decoded.map_err(|_| error(text, start, "not a string with JSON escapes"))?)
             }
@@ -91,7 +91,7 @@ pub(super) fn lex(text: &str) -> Result<Vec<(Token, usize)>, GraphError> {
                 at += 1;
                 Token::Punct(c as char)
             }
-            _ => return Err(error(text, start, "a letter outside ASCII: put it in a string or a comment")),
+            _ => return Err(error(text, start, "non-ASCII characters are allowed only in strings and comments")),
         };
         tokens.push((token, start));
     }
@@ -151,7 +151,7 @@ fn number(text: &str, start: usize) -> Option<(Token, usize)> {
     Some((token, at))
 }
 
-/// After `nan`: optional bits, as `nan(7ff8000000000001)`.
+/// The optional bits after `nan`, as in `nan(7ff8000000000001)`.
 fn nan_bits(text: &str, at: &mut usize) -> f64 {
     let bits = text[*at..].strip_prefix('(').and_then(|t| t.split_once(')'));
     match bits.and_then(|(bits, _)| Some((bits, float_text::parse_special(&format!("nan:{bits}"))?))) {

@@ -1,13 +1,13 @@
-//! From an op's name and attributes to the op, with defaults for what is left out.
+//! Builds an op from its name and attributes, with defaults for omitted attributes.
 use crate::{
     Op, Type,
     ops::{Attr, Attribute, Visitor},
 };
 
-/// Attributes in the order of the text; each is taken once, and none may be left over.
+/// Parsed attributes in the order of the text. Each is consumed once, and none may remain.
 pub(super) struct Attrs(pub Vec<(String, Attr)>);
 
-/// Takes attributes; the first that does not fit is the error.
+/// Consumes attributes; keeps the first error.
 struct Reader<'a> {
     attrs: &'a mut Attrs,
     error: Option<String>,
@@ -41,7 +41,7 @@ impl Visitor for Reader<'_> {
     }
 }
 
-/// The op called `name` on `args`. Leaves are not built here. The error is a clause.
+/// The op called `name` on operands of types `args`. Not for leaves. The error is a clause.
 pub(super) fn build(name: &str, attrs: &mut Attrs, args: &[Type]) -> Result<Op, String> {
     let mut op = Op::on(name, args).filter(|op| !op.is_leaf()).ok_or_else(|| unknown(name))?;
     let mut reader = Reader { attrs, error: None };
@@ -53,7 +53,7 @@ pub(super) fn build(name: &str, attrs: &mut Attrs, args: &[Type]) -> Result<Op, 
     }
 }
 
-/// Names the op that was probably meant, if one is near.
+/// The message for an unknown op; suggests a similar name if there is one.
 fn unknown(name: &str) -> String {
     let near = Op::names().min_by_key(|k| distance(k, name)).filter(|k| distance(k, name) * 2 <= name.len());
     match near {
@@ -64,7 +64,7 @@ fn unknown(name: &str) -> String {
     }
 }
 
-/// Edit distance; names are short, longer ones are cut.
+/// Edit distance of the first 40 bytes.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<u8>, Vec<u8>) = (a.bytes().take(40).collect(), b.bytes().take(40).collect());
     let mut row: Vec<usize> = (0..=b.len()).collect();

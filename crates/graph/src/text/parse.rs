@@ -1,4 +1,4 @@
-//! Text to graph.
+//! Parser: text to graph.
 mod words;
 
 use super::{
@@ -8,7 +8,7 @@ use super::{
 use crate::{DType, Graph, GraphError, Init, Op, ParamId, ParamInfo, Scalar, Type, ValueId, ops::Attr};
 use std::collections::HashMap;
 
-/// Parses, infers and verifies one graph.
+/// Parses one graph, infers its types and verifies it. The error has line and column.
 pub fn parse(text: &str) -> Result<Graph, GraphError> {
     let tokens = lex(text)?;
     let mut p = Parser {
@@ -38,11 +38,11 @@ struct Parser<'a> {
     graph: Graph,
     values: HashMap<String, ValueId>,
     params: HashMap<String, ParamId>,
-    /// First node that reads a parameter, for its direct use as an operand.
+    /// First node that reads each parameter; reused when the parameter is an operand.
     param_nodes: HashMap<ParamId, ValueId>,
-    /// Inputs written as nodes: index and value.
+    /// Inputs written as nodes instead of in the header: index and value.
     inputs: Vec<(u32, ValueId)>,
-    /// Where each node was written.
+    /// Byte offset of each node in the text.
     places: Vec<usize>,
 }
 
@@ -59,7 +59,7 @@ impl Parser<'_> {
         self.keyword("graph")?;
         self.graph.name = match self.advance() {
             Token::Word(name) | Token::Str(name) => name,
-            other => return self.fail_back(format!("a graph's name is wanted, not {}", other.describe())),
+            other => return self.fail_back(format!("expected the graph's name, found {}", other.describe())),
         };
         self.punct('(')?;
         while !self.eat(')') {
@@ -104,7 +104,7 @@ impl Parser<'_> {
     /// `@0 "name": type = init`.
     fn param(&mut self) -> Parsed<()> {
         let place = self.place();
-        let Token::Param(id) = self.advance() else { return self.fail("a parameter is wanted, as @0") };
+        let Token::Param(id) = self.advance() else { return self.fail("expected a parameter, as @0") };
         let name = match self.peek().clone() {
             Token::Str(name) => {
                 self.next += 1;
@@ -117,7 +117,7 @@ impl Parser<'_> {
         let init = if self.eat('=') { self.init(ty.dtype)? } else { Init::External };
         let p = ParamId(self.graph.params.len() as u32);
         if self.params.insert(id.clone(), p).is_some() {
-            return Err(error(self.text, place, format!("`@{id}` is declared twice; give one another name")));
+            return Err(error(self.text, place, format!("`@{id}` is declared twice; rename one")));
         }
         self.graph.params.push(ParamInfo { name, ty, init });
         Ok(())
@@ -145,7 +145,7 @@ impl Parser<'_> {
             }
             Token::Word(w) if w == "random" => self.random(),
             other => self.fail_back(format!(
-                "external, random(seed=1, scale=0.1), fill(0.0) or a list of numbers is wanted, not {}",
+                "expected external, random(seed=1, scale=0.1), fill(0.0) or a list of numbers, found {}",
                 other.describe()
             )),
         }
@@ -160,14 +160,14 @@ impl Parser<'_> {
                     self.punct('=')?;
                     seed = match self.advance() {
                         Token::Int(v) if u64::try_from(v).is_ok() => v as u64,
-                        _ => return self.fail_back("a seed is a number from 0"),
+                        _ => return self.fail_back("expected a seed: an integer from 0"),
                     };
                 }
                 Token::Word(w) if w == "scale" => {
                     self.punct('=')?;
                     scale = self.scalar()?;
                 }
-                other => return self.fail_back(format!("seed= or scale= is wanted, not {}", other.describe())),
+                other => return self.fail_back(format!("expected seed= or scale=, found {}", other.describe())),
             }
             if !self.eat(',') {
                 self.punct(')')?;
@@ -183,7 +183,7 @@ impl Parser<'_> {
         self.punct('=')?;
         let op_place = self.place();
         let Token::Word(op_name) = self.advance() else {
-            return self.fail_back("an op's name is wanted, as add or reduce.sum");
+            return self.fail_back("expected an op's name, as add or reduce.sum");
         };
         let v = match op_name.as_str() {
             "param" => {
@@ -194,7 +194,7 @@ impl Parser<'_> {
             "input" => {
                 let index = match self.advance() {
                     Token::Int(i) if u32::try_from(i).is_ok() => i as u32,
-                    _ => return self.fail_back("the input's position is wanted, from 0"),
+                    _ => return self.fail_back("expected the input's position, from 0"),
                 };
                 self.punct(':')?;
                 let ty = self.ty()?;
@@ -254,7 +254,7 @@ impl Parser<'_> {
                     return Err(error(
                         self.text,
                         op_place,
-                        "only numbers: write at least one operand as a value, or use const",
+                        "all operands are numbers, so their dtype is unknown: write at least one as a value, or use const",
                     ));
                 }
             });
@@ -280,7 +280,7 @@ impl Parser<'_> {
                         operands.push(Operand::Literal(s));
                     }
                     None if operands.is_empty() => return Ok(operands),
-                    None => return self.fail(format!("an operand is wanted after the comma, not {}", t.describe())),
+                    None => return self.fail(format!("expected an operand after the comma, found {}", t.describe())),
                 },
             }
             if !self.eat(',') {
@@ -307,7 +307,7 @@ impl Parser<'_> {
 
     fn param_node(&mut self, place: usize) -> Parsed<ValueId> {
         let at = self.place();
-        let Token::Param(id) = self.advance() else { return self.fail_back("a parameter is wanted, as @0") };
+        let Token::Param(id) = self.advance() else { return self.fail_back("expected a parameter, as @0") };
         let p = self.declared(&id, at)?;
         let ty = self.graph.params[p.0 as usize].ty.clone();
         let v = self.push(Op::Param(p), ty, &[], place);
@@ -315,7 +315,7 @@ impl Parser<'_> {
         Ok(v)
     }
 
-    /// A value by name, or a parameter, read by a node of its own at its first use.
+    /// A reference to a value, or to a parameter, for which the first use adds a `param` node.
     fn reference(&mut self) -> Parsed<ValueId> {
         let place = self.place();
         match self.advance() {
@@ -337,7 +337,7 @@ impl Parser<'_> {
                 self.param_nodes.insert(p, v);
                 Ok(v)
             }
-            other => self.fail_back(format!("a value is wanted, as %0, not {}", other.describe())),
+            other => self.fail_back(format!("expected a value, as %0, found {}", other.describe())),
         }
     }
 
@@ -356,7 +356,7 @@ impl Parser<'_> {
     fn define(&mut self, place: usize, name: String, v: ValueId) -> Parsed<()> {
         self.places.resize(self.graph.len(), place);
         match self.values.insert(name.clone(), v) {
-            Some(_) => Err(error(self.text, place, format!("`%{name}` is defined twice; give one another name"))),
+            Some(_) => Err(error(self.text, place, format!("`%{name}` is defined twice; rename one"))),
             None => Ok(()),
         }
     }

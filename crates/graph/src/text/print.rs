@@ -1,4 +1,4 @@
-//! Graph to text: canonical, one line per node, values numbered by position.
+//! Printer: graph to canonical text, one line per node, with values numbered by position.
 use crate::{
     Graph, Init, Op, Scalar,
     graph::float_text,
@@ -6,12 +6,12 @@ use crate::{
 };
 use std::fmt::Write;
 
-/// The canonical text. Parsing it gives an equal graph.
+/// The canonical text of a graph. Parsing it gives an equal graph.
 pub fn print(g: &Graph) -> String {
     let mut out = String::new();
     let leading = g.inputs.iter().enumerate().all(|(i, v)| v.0 as usize == i && *g.source(*v) == Default::default());
     let header = if leading { join(&g.inputs, |v| format!("{v}: {}", g.ty(*v))) } else { String::new() };
-    // Writing to a string cannot fail; the results are dropped throughout.
+    // Writing to a string cannot fail, so results are ignored throughout.
     let _ = writeln!(out, "graph {}({header}) {{", name(&g.name));
     for (i, p) in g.params.iter().enumerate() {
         let _ = writeln!(out, "  @{i} {}: {}{}", quoted(&p.name), p.ty, init(&p.init));
@@ -35,7 +35,7 @@ pub fn print(g: &Graph) -> String {
     out
 }
 
-/// An op's attributes as they stand in the text: `axis=1 start=0 len=4 step=1`.
+/// An op's attributes in the text form: `axis=1 start=0 len=4 step=1`.
 pub fn attributes(op: &Op) -> String {
     match op {
         Op::Input(i) => return i.to_string(),
@@ -44,7 +44,7 @@ pub fn attributes(op: &Op) -> String {
         _ => {}
     }
     let mut shown = Shown(vec![]);
-    // A visit may write, as reading does; printing does not.
+    // `visit` takes `&mut self` for parsing; printing visits a clone.
     op.clone().visit(&mut shown);
     shown.0.join(" ")
 }

@@ -1,26 +1,27 @@
-//! Runs one instance: control flow as a stack of frames, so that roles can stop at a barrier and go on later.
+//! Runs one program instance. Control flow is an explicit stack of frames, so that a role can stop at a barrier and resume later.
 use super::{Buffer, InterpError, memory::*, scalar, shape, value::*};
 use kiln_block::{Const, Elem, Inst, InstData, Kernel, Op, Region, Terms, Type, Value, ops::fault, text};
 use std::{collections::VecDeque, rc::Rc};
 
-/// Where a region goes on, and what to do at its end.
+/// A region being executed: its next instruction, and the op that owns it.
 struct Frame<'a> {
     region: &'a Region,
     next: usize,
     owner: Option<&'a InstData>,
-    /// Index, upper bound and step of a loop.
+    /// Of a loop: current index, upper bound, step.
     counter: Option<[i64; 3]>,
 }
 
 type Copies = Vec<(usize, usize, Rc<Block>)>;
 
-/// A flow of control: the instance's, or a role's.
+/// A thread of control: the whole instance, or one role of it.
 #[derive(Default)]
 struct Flow<'a> {
     values: Vec<Option<Val>>,
     frames: Vec<Frame<'a>>,
-    /// Asynchronous copies of the open group, and of the groups in flight.
+    /// Asynchronous copies issued since the last commit.
     open: Copies,
+    /// Committed groups in flight, oldest first.
     groups: VecDeque<Copies>,
 }
 
@@ -38,15 +39,17 @@ struct Machine<'a, 'b> {
     barriers: Vec<Vec<Barrier>>,
 }
 
-/// What an instruction means for its flow.
+/// How a flow proceeds after an instruction.
 enum Next {
+    /// With the next instruction.
     On,
+    /// It blocks on a barrier and retries this instruction later.
     Wait,
 }
 
 type Said<T> = Result<T, String>;
 
-/// Runs a verified kernel's instance on buffers that were checked.
+/// Runs one instance of a verified kernel on checked buffers.
 pub fn run_instance(k: &Kernel, instance: [usize; 3], buffers: &mut [Buffer]) -> Result<(), InterpError> {
     let mut m = Machine { k, instance, buffers, tiles: vec![], barriers: vec![] };
     let mut flow = Flow { values: vec![None; k.values.len()], ..Flow::default() };
@@ -76,7 +79,7 @@ impl<'a> Flow<'a> {
         }
     }
     fn int(&self, v: Value) -> Said<i64> {
-        self.block(v)?.ints().first().copied().ok_or_else(|| format!("{v} is no integer"))
+        self.block(v)?.ints().first().copied().ok_or_else(|| format!("{v} is not an integer"))
     }
     fn set(&mut self, v: Value, val: Val) {
         self.values[v.0 as usize] = Some(val);
@@ -99,7 +102,7 @@ impl<'a> Machine<'a, '_> {
         let waits: Vec<String> = waiting.iter().map(|(name, f)| format!("{name} at `{}`", at(f))).collect();
         InterpError::Deadlock { kernel: self.k.name.clone(), instance: self.instance, waits: waits.join(", ") }
     }
-    /// Until the flow ends or waits.
+    /// Runs the flow until it ends or blocks on a barrier.
     fn run(&mut self, flow: &mut Flow<'a>) -> Result<Stop, InterpError> {
         let k = self.k;
         while let Some(frame) = flow.frames.last_mut() {
@@ -116,8 +119,8 @@ impl<'a> Machine<'a, '_> {
                 }
                 Op::If => {
                     frame.next += 1;
-                    let taken = flow.int(data.args[0]).map_err(|e| self.wrong(i, e))? == 0;
-                    let region = &data.regions[usize::from(taken)];
+                    let is_else = flow.int(data.args[0]).map_err(|e| self.wrong(i, e))? == 0;
+                    let region = &data.regions[usize::from(is_else)];
                     flow.frames.push(Frame { region, next: 0, owner: Some(data), counter: None });
                 }
                 Op::Roles(_) => {
@@ -151,7 +154,7 @@ impl<'a> Machine<'a, '_> {
         flow.frames.push(Frame { region, next: 0, owner: Some(data), counter: Some([lo, hi, step]) });
         Ok(())
     }
-    /// `yield`: the next trip, or on after the op.
+    /// `yield`: starts the next loop iteration, or leaves the region and continues after its op.
     fn end_region(&mut self, flow: &mut Flow<'a>, data: &InstData) -> Said<()> {
         let Some(mut frame) = flow.frames.pop() else { return Ok(()) };
         let Some(owner) = frame.owner else { return Ok(()) };
@@ -166,7 +169,7 @@ impl<'a> Machine<'a, '_> {
         }
         Ok(())
     }
-    /// All roles in turn, each until it waits.
+    /// Runs all roles round-robin, each until it blocks, until all are done. A round without progress is a deadlock.
     fn roles(&mut self, flow: &mut Flow<'a>, data: &'a InstData) -> Result<(), InterpError> {
         let Op::Roles(roles) = &data.op else { return Ok(()) };
         let mut all: Vec<(&str, Flow)> = vec![];
@@ -202,7 +205,7 @@ impl<'a> Machine<'a, '_> {
         }
         Ok(())
     }
-    /// An op without regions.
+    /// Executes an op without regions.
     fn inst(&mut self, flow: &mut Flow<'a>, data: &InstData) -> Said<Next> {
         let arg = |n: usize| flow.block(data.args[n]);
         let (elem, to) = match data.results.first() {
@@ -267,7 +270,7 @@ impl<'a> Machine<'a, '_> {
         flow.set(data.results[0], Val::Block(Rc::new(result)));
         Ok(Next::On)
     }
-    /// An op that changes memory or waits.
+    /// Executes an op that changes memory or blocks.
     fn effect(&mut self, flow: &mut Flow<'a>, data: &InstData) -> Said<Next> {
         let args = &data.args;
         match &data.op {
@@ -318,7 +321,7 @@ impl<'a> Machine<'a, '_> {
                 b.settle();
             }
             Op::BarrierArrive { multicast } => {
-                // The other blocks of the cluster do the same as this one.
+                // A multicast arrival counts once per block of the cluster, since all blocks do the same as this one.
                 let arrivals = if *multicast { self.k.cluster } else { 1 };
                 let b = self.barrier(flow, args[0], args[1])?;
                 b.arrived += arrivals;
@@ -353,23 +356,23 @@ impl<'a> Machine<'a, '_> {
             | Op::TmaStoreWait { .. }
             | Op::WgmmaCommit
             | Op::ClusterSync => {}
-            other => return Err(format!("{other:?} has no meaning here")),
+            other => return Err(format!("{other:?} is not executable here")),
         }
         Ok(Next::On)
     }
 
     // ---- Memory ----
-    /// Number of a shared tile, and a stage that exists.
+    /// Index of a shared tile and of one of its stages, bounds-checked.
     fn stage(&self, flow: &Flow, tile: Value, stage: Value) -> Said<(usize, usize)> {
         let Some(Val::Shared(t)) = flow.values[tile.0 as usize] else {
-            return Err(format!("{tile} is no shared tile"));
+            return Err(format!("{tile} is not a shared tile"));
         };
         let (n, s) = (self.tiles[t].stages.len(), flow.int(stage)?);
         usize::try_from(s).ok().filter(|s| *s < n).map(|s| (t, s)).ok_or(format!("stage {s} of {n}"))
     }
     fn barrier(&mut self, flow: &Flow, barrier: Value, stage: Value) -> Said<&mut Barrier> {
         let Some(Val::Barrier(b)) = flow.values[barrier.0 as usize] else {
-            return Err(format!("{barrier} is no barrier"));
+            return Err(format!("{barrier} is not a barrier"));
         };
         let (n, s) = (self.barriers[b].len(), flow.int(stage)?);
         usize::try_from(s).ok().and_then(|s| self.barriers[b].get_mut(s)).ok_or(format!("barrier {s} of {n}"))
@@ -381,7 +384,7 @@ impl<'a> Machine<'a, '_> {
             format!("element {} of `{name}`, which has {n}; mask the access or give a larger buffer", a.at)
         })
     }
-    /// Pointer, then mask, then value outside of it.
+    /// `args`: pointers, optional mask, optional value for masked-out elements (default 0).
     fn load(&self, flow: &Flow, args: &[Value], elem: Elem, shape: &[usize]) -> Said<Block> {
         let optional = |n: usize| args.get(n).map(|v| flow.block(*v)).transpose();
         let (p, mask, other) = (flow.block(args[0])?, optional(1)?, optional(2)?);
@@ -408,7 +411,7 @@ impl<'a> Machine<'a, '_> {
         }
         Ok(())
     }
-    /// The first index that must not be is kept.
+    /// Records the first bad index in the fault buffer, unless a fault is already recorded there.
     fn check(&mut self, flow: &Flow, args: &[Value], site: u32) -> Said<()> {
         let (p, bad, index) = (flow.block(args[0])?, flow.block(args[1])?, flow.block(args[2])?);
         let Some(to) = p.pointers().first().copied() else { return Ok(()) };
@@ -422,14 +425,14 @@ impl<'a> Machine<'a, '_> {
         }
         Ok(())
     }
-    /// Parameter of a descriptor, and for each element of a tile of `shape` the place in the array, if inside.
+    /// Parameter of a descriptor, and for each element of a tile of `shape` its position in the array; `None` out of bounds.
     fn tile(&self, flow: &Flow, desc: Value, starts: &[Value], shape: &[usize]) -> Said<(usize, Vec<Option<usize>>)> {
         let Some(Val::Desc(param)) = flow.values[desc.0 as usize] else {
-            return Err(format!("{desc} is no descriptor"));
+            return Err(format!("{desc} is not a descriptor"));
         };
         let starts = starts.iter().map(|v| flow.int(*v)).collect::<Said<Vec<_>>>()?;
         let array = self.buffers[param].array(&self.k.params[param]);
-        // Axes that the tile lacks have size 1 there.
+        // Leading axes of the array that the tile lacks have size 1 in the tile.
         let lead = starts.len() - shape.len();
         let place = |i: usize| {
             let at = [vec![0; lead], shape::coordinates(i, shape)].concat();
@@ -441,13 +444,13 @@ impl<'a> Machine<'a, '_> {
         };
         Ok((param, (0..shape.iter().product()).map(place).collect()))
     }
-    /// The copy engine traps where a tile does not start at a multiple of 16 bytes along the contiguous axis.
+    /// TMA traps if a tile does not start at a multiple of 16 bytes along the contiguous axis.
     fn starts_aligned(&self, flow: &Flow, elem: Elem, starts: &[Value]) -> Said<()> {
         let first = starts.last().map_or(Ok(0), |v| flow.int(*v))?;
         match first * elem.bytes() as i64 % 16 {
             0 => Ok(()),
             _ => Err(format!(
-                "a tile of {elem} starts at element {first} of a row: copies start at multiples of 16 bytes"
+                "a tile of {elem} starts at element {first} of a row: TMA copies must start at multiples of 16 bytes"
             )),
         }
     }

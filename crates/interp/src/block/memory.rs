@@ -1,13 +1,13 @@
-//! Buffers behind the parameters; shared tiles and barriers of an instance.
+//! Memory of a run: buffers behind the parameters, and an instance's shared tiles and barriers.
 use super::value::*;
 use kiln_block::{Array, Elem, Kernel, Kind, Type};
 use std::rc::Rc;
 
-/// Memory of a parameter: an array behind a pointer, the array of a descriptor, or one scalar.
+/// Memory of one parameter: the array behind a pointer, the array of a descriptor, or one scalar.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Buffer {
     pub elem: Elem,
-    /// Row-major; descriptors need the sizes, for pointers they mean nothing.
+    /// Row-major sizes. Descriptors use them; for pointers only the number of bytes matters.
     pub shape: Vec<usize>,
     pub bytes: Vec<u8>,
 }
@@ -16,11 +16,11 @@ impl Buffer {
     pub fn new(elem: Elem, shape: &[usize], bytes: Vec<u8>) -> Buffer {
         Buffer { elem, shape: shape.to_vec(), bytes }
     }
-    /// Zeros.
+    /// A buffer of zeros.
     pub fn zeros(elem: Elem, shape: &[usize]) -> Buffer {
         Buffer::new(elem, shape, vec![0; shape.iter().product::<usize>() * elem.bytes()])
     }
-    /// Numbers, rounded to the type.
+    /// A buffer of the given numbers, rounded (or wrapped) to `elem`; missing ones are zero.
     pub fn from_f64(elem: Elem, shape: &[usize], values: impl IntoIterator<Item = f64>) -> Buffer {
         let mut b = Buffer::zeros(elem, shape);
         for (i, x) in values.into_iter().enumerate().take(b.count()) {
@@ -36,11 +36,11 @@ impl Buffer {
         };
         (0..self.count()).map(number).collect()
     }
-    /// Elements.
+    /// Number of elements.
     pub fn count(&self) -> usize {
         self.bytes.len() / self.elem.bytes()
     }
-    /// What a descriptor of this buffer is of: the parameter's array, else the whole buffer.
+    /// The array that a descriptor of this buffer describes: the parameter's own, else the whole buffer.
     pub(super) fn array(&self, p: &kiln_block::Param) -> Array {
         p.array.clone().unwrap_or_else(|| {
             let mut strides = vec![1; self.shape.len()];
@@ -50,7 +50,7 @@ impl Buffer {
             Array { offset: 0, sizes: self.shape.clone(), strides }
         })
     }
-    /// Element `i`, which exists.
+    /// Element `i`, which must be in bounds.
     pub(super) fn read(&self, i: usize) -> Scalar {
         let n = self.elem.bytes();
         let mut b = [0; 8];
@@ -72,7 +72,7 @@ impl Buffer {
     }
 }
 
-/// An element on its way.
+/// One element, between memory and a block.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Scalar {
     Float(f64),
@@ -85,7 +85,7 @@ pub fn element(b: &Block, i: usize) -> Scalar {
         Data::Ptr(v) => Scalar::Int(v[i].at),
     }
 }
-/// Elements as a block of this type.
+/// Collects elements into a block of this type.
 pub fn collected(elem: Elem, shape: &[usize], all: impl Iterator<Item = Scalar>) -> Block {
     let data = if elem.is_float() {
         Data::Float(all.map(|s| if let Scalar::Float(x) = s { x } else { 0.0 }).collect())
@@ -95,7 +95,7 @@ pub fn collected(elem: Elem, shape: &[usize], all: impl Iterator<Item = Scalar>)
     Block { elem, shape: shape.to_vec(), data }
 }
 
-/// One buffer a parameter, of its element type; arrays of descriptors have their sizes.
+/// Checks that there is one buffer per parameter, of its element type, and large enough for the arrays of descriptors.
 pub fn check(k: &Kernel, buffers: &[Buffer]) -> Result<(), String> {
     if buffers.len() != k.params.len() {
         return Err(format!("{} buffers for {} parameters", buffers.len(), k.params.len()));
@@ -129,32 +129,32 @@ pub fn check(k: &Kernel, buffers: &[Buffer]) -> Result<(), String> {
     Ok(())
 }
 
-/// A ring of shared tiles.
+/// A ring buffer of tiles in shared memory.
 pub struct Tile {
     pub stages: Vec<Rc<Block>>,
 }
 
-/// One barrier: completes a phase when all arrivals and all expected bytes have come.
+/// An mbarrier: a phase completes when all arrivals and all expected bytes have come.
 #[derive(Clone)]
 pub struct Barrier {
     pub arrivals: usize,
     pub arrived: usize,
     pub bytes: i64,
-    /// Completed phases.
+    /// Number of completed phases.
     pub phase: u64,
 }
 impl Barrier {
     pub fn new(arrivals: usize) -> Barrier {
         Barrier { arrivals, arrived: 0, bytes: 0, phase: 0 }
     }
-    /// After a change: on to the next phase if this one is complete.
+    /// Advances to the next phase if the current one is complete; called after every change.
     pub fn settle(&mut self) {
         if self.arrived >= self.arrivals && self.bytes == 0 {
             self.arrived -= self.arrivals;
             self.phase += 1;
         }
     }
-    /// True once the phase of this parity is complete; before the first, the odd one counts as complete.
+    /// Whether the phase of this parity is complete. Before the first phase, the odd parity counts as complete.
     pub fn passed(&self, parity: i64) -> bool {
         (self.phase & 1) as i64 != parity & 1
     }

@@ -2,9 +2,9 @@
 use super::value::*;
 use kiln_block::{BinaryOp, CmpOp, Elem, UnaryOp};
 
-/// What the verifier keeps from ever being run.
+/// The message for an op on operands that the verifier should have rejected.
 pub fn undefined(op: impl std::fmt::Debug, on: &str) -> String {
-    format!("{op:?} is not defined on {on}, which the verifier must refuse; please report it with the program")
+    format!("{op:?} is not defined on {on}, which the verifier should have rejected; please report it with the program")
 }
 
 pub fn unary(op: UnaryOp, a: &Block) -> Result<Block, String> {
@@ -81,7 +81,7 @@ pub fn binary(op: BinaryOp, a: &Block, b: &Block) -> Result<Block, String> {
     Ok(Block { elem: a.elem, shape: a.shape.clone(), data })
 }
 
-/// NaN if either is; of zeros, the positive one is larger.
+/// The larger operand; NaN if either is NaN. +0 is larger than -0.
 pub fn float_max(x: f64, y: f64) -> f64 {
     if x.is_nan() || y.is_nan() {
         f64::NAN
@@ -124,7 +124,7 @@ fn int_binary(op: BinaryOp, elem: Elem, x: i64, y: i64) -> Result<i64, String> {
         BinaryOp::And => x & y,
         BinaryOp::Or => x | y,
         BinaryOp::Xor => x ^ y,
-        // Shifts by more than the width leave zeros, or copies of the sign.
+        // Shifts by the width or more give zeros, or copies of the sign bit.
         BinaryOp::Shl if (0..bits).contains(&y) => x.wrapping_shl(y as u32),
         BinaryOp::Shl => 0,
         BinaryOp::Shr => x >> if (0..bits).contains(&y) { y } else { 63 },

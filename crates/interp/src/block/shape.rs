@@ -5,7 +5,7 @@ use super::{
 };
 use kiln_block::{Elem, ReduceOp, ScanOp, Terms};
 
-/// Row-major coordinates of place `i`.
+/// Coordinates of row-major position `i`.
 pub fn coordinates(mut i: usize, shape: &[usize]) -> Vec<usize> {
     let mut at = vec![0; shape.len()];
     for (a, n) in at.iter_mut().zip(shape).rev() {
@@ -38,7 +38,7 @@ pub fn permute(a: &Block, perm: &[u8]) -> Block {
     a.gathered(&shape, (0..a.count()).map(from))
 }
 
-/// Places of each line along `axis`: outer coordinates slowest.
+/// Row-major positions of every line along `axis`, outer coordinates slowest.
 fn lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
     let (n, inner): (usize, usize) = (shape[axis], shape[axis + 1..].iter().product());
     let outer: usize = shape[..axis].iter().product();
@@ -57,7 +57,7 @@ pub fn reduce(op: ReduceOp, axis: usize, a: &Block) -> Result<Block, String> {
     let float = |v: &[f64], line: &[usize]| {
         let x = line.iter().map(|i| v[*i]);
         let all = match op {
-            // -0.0 is the sum of nothing.
+            // -0.0 is the identity of addition: 0.0 would turn a sum of -0.0 into +0.0.
             ReduceOp::Sum => x.fold(-0.0, |a, b| a + b),
             ReduceOp::Prod => x.product(),
             ReduceOp::Max => x.fold(f64::NEG_INFINITY, float_max),
@@ -89,7 +89,7 @@ pub fn reduce(op: ReduceOp, axis: usize, a: &Block) -> Result<Block, String> {
     Ok(Block { elem: a.elem, shape, data })
 }
 
-/// Index of the first largest (smallest) on a line; the first NaN comes before all.
+/// Index of the first largest (or smallest) element of a line; the first NaN wins over all numbers.
 fn position(smallest: bool, a: &Block, line: &[usize]) -> i64 {
     let better = |i: usize, j: usize| match &a.data {
         Data::Float(v) => {
@@ -142,7 +142,7 @@ pub fn scan(op: ScanOp, axis: usize, a: &Block) -> Block {
     out
 }
 
-/// Elements from `at` on along `axis`, a block of shape `to`.
+/// A slice of shape `to` that starts at `at` along `axis`.
 pub fn part(v: &Block, axis: usize, at: usize, to: &[usize]) -> Block {
     let from = |i: usize| {
         let mut c = coordinates(i, to);
@@ -152,21 +152,21 @@ pub fn part(v: &Block, axis: usize, at: usize, to: &[usize]) -> Block {
     v.gathered(to, (0..to.iter().product()).map(from))
 }
 
-/// Rows of `row` elements one behind the other, as a block of shape `to`; ends of rows repeat the first element.
+/// Splits a flat block of back-to-back rows of `row` elements into a block of shape `to`, one row each. Elements past the end of a row
+/// repeat the block's first element.
 pub fn unpack(v: &Block, row: usize, to: &[usize]) -> Block {
     let from = |i: usize| if i % to[1] < row { i / to[1] * row + i % to[1] } else { 0 };
     v.gathered(to, (0..to[0] * to[1]).map(from))
 }
 
-/// The first `row` elements of each row one behind the other; the rest repeats the first.
+/// The inverse of [`unpack`]: the first `row` elements of each row, back to back. Elements past the end repeat the block's first one.
 pub fn pack(v: &Block, row: usize, to: &[usize]) -> Block {
     let wide = v.shape[1];
     let from = |i: usize| if i < v.shape[0] * row { i / row * wide + i % row } else { 0 };
     v.gathered(to, (0..to[0]).map(from))
 }
 
-/// `[M,K]` by `[K,N]`, added to `[M,N]`.
-/// One of the summed terms.
+/// One term of the sum along K.
 fn term(terms: Terms, x: f64, y: f64) -> f64 {
     match terms {
         Terms::Products => x * y,
@@ -174,7 +174,7 @@ fn term(terms: Terms, x: f64, y: f64) -> f64 {
         Terms::Distances => (x - y).abs(),
     }
 }
-/// `deep`: so many of K at most.
+/// `acc + sum over K of term(a, b)` for a `[M,K]`, b `[K,N]`, acc `[M,N]` or wider. The sum covers the first `deep` elements of K.
 pub fn dot(terms: Terms, a: &Block, b: &Block, acc: &Block, deep: usize) -> Block {
     let (m, k, n) = (a.shape[0], a.shape[1], b.shape[1]);
     let deep = k.min(deep);

@@ -1,8 +1,8 @@
-//! Values at run time, and rounding to element types.
+//! Runtime values of the interpreter, and rounding to element types.
 use kiln_block::{Elem, Type};
 use std::rc::Rc;
 
-/// Element `at` of the buffer of parameter `param`.
+/// A pointer: element `at` of the buffer of parameter `param`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Address {
     pub param: usize,
@@ -17,7 +17,7 @@ pub enum Data {
     Ptr(Vec<Address>),
 }
 
-/// A scalar, a block, or a block of pointers (then `elem` is what they point to).
+/// A scalar (empty shape), a block, or a block of pointers, whose `elem` is the pointee.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Block {
     pub elem: Elem,
@@ -28,11 +28,11 @@ pub struct Block {
 #[derive(Clone, Debug)]
 pub enum Val {
     Block(Rc<Block>),
-    /// Number of a shared tile.
+    /// Index of a shared tile.
     Shared(usize),
-    /// Number of a group of barriers.
+    /// Index of a group of barriers.
     Barrier(usize),
-    /// Parameter of a descriptor.
+    /// Index of the descriptor's parameter.
     Desc(usize),
 }
 
@@ -43,7 +43,7 @@ impl Block {
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
-    /// The same value in every element; NaN or all bits set for what nobody wrote.
+    /// Uninitialised memory: NaN for floats, all bits set for integers, true for bool.
     pub fn unwritten(elem: Elem, shape: &[usize]) -> Block {
         let n = shape.iter().product();
         let data = match elem {
@@ -72,7 +72,7 @@ impl Block {
             _ => &[],
         }
     }
-    /// Element `of[i]` at place i.
+    /// A block whose element i is element `of[i]` of this one.
     pub fn gathered(&self, shape: &[usize], of: impl Iterator<Item = usize>) -> Block {
         let data = match &self.data {
             Data::Float(v) => Data::Float(of.map(|i| v[i]).collect()),
@@ -83,16 +83,16 @@ impl Block {
     }
 }
 
-/// A block type's element and shape; others have none.
+/// Element and shape of a type; i32 and an empty shape for types without them.
 pub fn block_type(ty: &Type) -> (Elem, Vec<usize>) {
     (ty.elem().unwrap_or(Elem::I32), ty.shape().to_vec())
 }
 
-/// Nearest value of a float type, ties to even, directly from f64 (to eight bits by way of f32).
+/// Nearest value of a float type, ties to even, rounded directly from f64 (8-bit floats through f32). Other types: `x` unchanged.
 pub fn nearest(elem: Elem, x: f64) -> f64 {
     elem.format().map_or(x, |f| f.round(x))
 }
-/// What an op's exact result becomes: f32 first, but for f64.
+/// Rounds an op's exact result to `elem`: through f32, unless it is f64.
 pub fn rounded(elem: Elem, x: f64) -> f64 {
     if elem == Elem::F64 { x } else { nearest(elem, f64::from(x as f32)) }
 }

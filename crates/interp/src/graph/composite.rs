@@ -1,4 +1,4 @@
-//! Composites, each in one go: computed in the carrier's precision, rounded once by the caller.
+//! Composite ops (softmax, norms, attention), computed whole in the carrier's precision; the caller rounds the result once.
 use super::{
     pointwise::map2,
     reduce::{sum, sum_of},
@@ -64,14 +64,14 @@ fn softmax(x: &Value, axis: usize, log: bool) -> Result<Data, String> {
     Ok(on_floats!(&x.data, v => run(v, [outer, len, inner], log)))
 }
 
-/// In place. A row of minus infinities gives NaN, as in PyTorch.
+/// Softmax of one row, in place. A row of minus infinities gives NaN, as in PyTorch.
 fn softmax_row<R: Real>(row: &mut [R], log: bool) {
     let Some(&first) = row.first() else { return };
     let max = row.iter().fold(first, |m, x| m.max_nan(*x));
     if log {
         let total = sum_of(row, |x| (x - max).exp().wide());
-        let shift = R::of(total).ln();
-        row.iter_mut().for_each(|x| *x = *x - max - shift);
+        let log_sum = R::of(total).ln();
+        row.iter_mut().for_each(|x| *x = *x - max - log_sum);
     } else {
         row.iter_mut().for_each(|x| *x = (*x - max).exp());
         let total = R::of(sum(row));
@@ -79,7 +79,7 @@ fn softmax_row<R: Real>(row: &mut [R], log: bool) {
     }
 }
 
-/// Mean and 1/sqrt(variance + eps), carried in f64.
+/// Mean and 1/sqrt(variance + eps), accumulated in f64.
 fn moments<R: Real>(row: &[R], eps: f64) -> (R, R) {
     let n = row.len() as f64;
     let mean = sum(row) / n;
@@ -87,7 +87,7 @@ fn moments<R: Real>(row: &[R], eps: f64) -> (R, R) {
     (R::of(mean), R::of(1.0 / (variance + eps).sqrt()))
 }
 
-/// The operands after the first, in the carrier of the first.
+/// The operands after the first, which must have the first one's carrier type.
 fn rest<'a, R: 'a>(args: &[&'a Value], get: impl Fn(&'a Data) -> Option<&'a [R]>) -> Result<Vec<&'a [R]>, String> {
     let all: Option<Vec<&[R]>> = args[1..].iter().map(|v| get(&v.data)).collect();
     all.ok_or_else(|| "operands are of different types".into())
@@ -99,13 +99,13 @@ fn f64s(d: &Data) -> Option<&[f64]> {
     if let Data::F64(v) = d { Some(v) } else { None }
 }
 
-/// Runs a generic function on the first operand's elements and those of the rest.
+/// Runs a generic function on the elements of the first operand and of the remaining ones.
 macro_rules! on_all {
     ($args:expr, $run:expr) => {
         match &$args[0].data {
             Data::F32(v) => Ok(Data::F32(Arc::new($run(v, &rest($args, f32s)?)))),
             Data::F64(v) => Ok(Data::F64(Arc::new($run(v, &rest($args, f64s)?)))),
-            _ => Err("floats are wanted".to_string()),
+            _ => Err("expected floats".to_string()),
         }
     };
 }
@@ -184,7 +184,7 @@ fn attention(args: &[&Value], scale: f64, causal: bool) -> Result<Data, String> 
     let (heads, s, d) = (q.ty.shape[r - 3], q.ty.shape[r - 2], q.ty.shape[r - 1]);
     let (key_heads, t, e) = (k.ty.shape[r - 3], k.ty.shape[r - 2], v.ty.shape[r - 1]);
     let batch: usize = q.ty.shape[..r - 3].iter().product();
-    // Offset of each row of scores in the mask, and the mask's step along a row.
+    // Offset of each row of scores in the mask, and the mask's stride along a row (0 if broadcast).
     let scores = [&q.ty.shape[..r - 1], &[t]].concat();
     let mut mask_rows = Vec::new();
     let mut mask_step = 0;
@@ -221,7 +221,7 @@ fn attention(args: &[&Value], scale: f64, causal: bool) -> Result<Data, String> 
     Ok(match &q.data {
         Data::F32(q) => on!(F32, q),
         Data::F64(q) => on!(F64, q),
-        _ => return Err("floats are wanted".into()),
+        _ => return Err("expected floats".into()),
     })
 }
 
@@ -246,7 +246,7 @@ fn attend<R: Real>(
 ) -> Vec<R> {
     let mut out = vec![R::ZERO; z.batch * z.heads * z.s * z.e];
     let mut scores = vec![R::ZERO; z.t];
-    let nothing = R::of(f64::NEG_INFINITY);
+    let masked = R::of(f64::NEG_INFINITY);
     for row in 0..z.batch * z.heads * z.s {
         let (query, head, b) = (row % z.s, row / z.s % z.heads, row / z.s / z.heads);
         let key_head = b * z.key_heads + head / (z.heads / z.key_heads);
@@ -254,11 +254,11 @@ fn attend<R: Real>(
         for (j, score) in scores.iter_mut().enumerate() {
             let key = &k[(key_head * z.t + j) * z.d..][..z.d];
             let dot = query_row.iter().zip(key).fold(R::ZERO, |s, (x, y)| s + *x * *y);
-            *score = if causal && j > query { nothing } else { dot * R::of(scale) };
+            *score = if causal && j > query { masked } else { dot * R::of(scale) };
         }
         mask(row, &mut scores);
-        // Where nothing takes part all weights are zero, which a value that is not finite still makes NaN.
-        match scores.iter().all(|x| *x == nothing) {
+        // A fully masked row has weights of zero; a non-finite value still gives NaN.
+        match scores.iter().all(|x| *x == masked) {
             true => scores.fill(R::ZERO),
             false => softmax_row(&mut scores, false),
         }

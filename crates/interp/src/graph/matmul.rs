@@ -1,4 +1,4 @@
-//! Matmuls and convolutions.
+//! Matmuls (`dot`, `linear`) and convolutions.
 use super::{
     value::{Data, Value, on_floats},
     walk::{broadcast_strides, collect, walk},
@@ -7,10 +7,10 @@ use super::{
 use kiln_graph::ops::real::Real;
 use std::sync::Arc;
 
-/// Partial sums are as long as this, so that f32 errors stay those of a blocked matmul.
+/// Length of partial sums along K, so that f32 rounding errors are those of a blocked matmul.
 const BLOCK: usize = 256;
 
-/// Sizes m, k, n; operands; result.
+/// Arguments: sizes `[m, k, n]`, left operand, right operand, result.
 type Gemm<T> = fn([usize; 3], &[T], &[T], &mut [T]);
 
 /// `c[m,n] = a[m,k] · b[k,n]`.
@@ -98,11 +98,11 @@ pub(super) fn linear(x: &Value, w: &Value, bias: Option<&Value>) -> Result<Data,
         (Data::F64(x), Data::F64(w), None) => Data::F64(Arc::new(run([m, k, n], x, w, None))),
         (Data::F32(x), Data::F32(w), Some(Data::F32(b))) => Data::F32(Arc::new(run([m, k, n], x, w, Some(b)))),
         (Data::F64(x), Data::F64(w), Some(Data::F64(b))) => Data::F64(Arc::new(run([m, k, n], x, w, Some(b)))),
-        _ => return Err("floats of one type are wanted".into()),
+        _ => return Err("expected floats of one type".into()),
     })
 }
 
-/// Direct convolution, one result plane at a time, carried in f64.
+/// Direct convolution, one result plane at a time, accumulated in f64.
 pub(super) fn conv(
     x: &Value,
     w: &Value,
@@ -116,7 +116,7 @@ pub(super) fn conv(
         match &v.data {
             Data::F32(d) => Ok(d.iter().map(|x| f64::from(*x)).collect()),
             Data::F64(d) => Ok(d.to_vec()),
-            _ => Err("floats are wanted".into()),
+            _ => Err("expected floats".into()),
         }
     };
     let (xs, ws, bias) = (wide(x)?, wide(w)?, bias.map(wide).transpose()?);
@@ -125,7 +125,7 @@ pub(super) fn conv(
     let count = |s: &[usize]| s.iter().product::<usize>();
     let (in_plane, out_plane, taps) = (count(inside), count(outside), count(window));
     let (in_group, out_group) = (channels / groups, outs / groups);
-    // A convolution gathers from the input, a transposed one scatters to the result: the same pairs of positions.
+    // A convolution gathers from its input, a transposed one scatters to its result; both use the same pairs of positions.
     let (small, big) = if transposed { (inside, outside) } else { (outside, inside) };
     let pairs = segments(small, big, window, steps);
     let stride = steps.stride.last().copied().unwrap_or(1);
@@ -156,7 +156,7 @@ pub(super) fn conv(
         }
     }
     Ok(on_floats!(&x.data, v => {
-        // Names the carrier to convert to.
+        // The second argument only selects the carrier type.
         narrow(&result, v.first().copied())
     }))
 }

@@ -1,4 +1,4 @@
-//! Views and data movement: everything is copied into a new dense value.
+//! Views and data movement. Every op copies into a new dense value.
 use super::{
     Precision,
     value::{Data, Value, on_any, on_both},
@@ -32,7 +32,7 @@ pub(super) fn broadcast(x: &Value, shape: &[usize]) -> Data {
 pub(super) fn slice(x: &Value, shape: &[usize], axis: usize, start: usize, step: usize) -> Data {
     let mut s = strides(&x.ty.shape);
     let first = s[axis] * start as isize;
-    // A single element is never stepped from, whatever the step.
+    // With a single element the step is irrelevant, and may be too large to multiply.
     s[axis] = if shape[axis] > 1 { s[axis] * step as isize } else { 0 };
     on_any!(&x.data, v => collect(v, shape, &s, first))
 }
@@ -49,7 +49,7 @@ pub(super) fn flip(x: &Value, axes: &[usize]) -> Data {
 
 pub(super) fn pad(x: &Value, value: &Value, lo: &[i64], shape: &[usize]) -> Result<Data, String> {
     let (from, to) = (strides(&x.ty.shape), strides(shape));
-    // The part of the operand that is kept, and where it goes.
+    // The part of the operand that is kept, and its position in the result.
     let mut kept = Vec::with_capacity(shape.len());
     let (mut read, mut write) = (0isize, 0isize);
     for (i, &lo) in lo.iter().enumerate() {
@@ -94,7 +94,7 @@ pub(super) fn concat(args: &[&Value], axis: usize, shape: &[usize]) -> Result<Da
     })
 }
 
-/// All indices as positions in `0..len`.
+/// All indices as positions in `0..len`; an index out of range is an error.
 fn positions(index: &Value, len: usize) -> Result<Vec<usize>, String> {
     let inside = |&i: &i64| match usize::try_from(i) {
         Ok(i) if i < len => Ok(i),
@@ -137,7 +137,7 @@ pub(super) fn take(x: &Value, index: &Value, axis: usize) -> Result<Data, String
     }))
 }
 
-/// Writes, or sums in the order of the indices; sums of half types are rounded after each addition, as PyTorch does.
+/// Writes or adds in row-major order of the indices. Sums in f16 and bf16 are rounded after each addition, as in PyTorch.
 pub(super) fn scatter(
     [x, index, source]: [&Value; 3],
     axis: usize,

@@ -1,4 +1,4 @@
-//! Pointwise ops.
+//! Pointwise ops: unary functions, arithmetic, comparison, selection.
 use super::{
     value::{Data, Value, on_both},
     walk::{broadcast_strides, walk},
@@ -6,7 +6,7 @@ use super::{
 use kiln_graph::{BinaryOp, CompareOp, UnaryOp, ops::real::Real};
 use std::sync::Arc;
 
-/// By the references of the registry (`kiln_graph::ops::unary`).
+/// Applies the op's reference function from the registry (`kiln_graph::ops::unary`).
 pub(super) fn unary(op: UnaryOp, x: &Value) -> Result<Data, String> {
     let f = op.function();
     let undefined = |on: &str| format!("{} is not defined on {on}", op.name());
@@ -74,7 +74,7 @@ pub(super) fn binary(op: BinaryOp, a: &Value, b: &Value, shape: &[usize]) -> Res
     })
 }
 
-/// A power by a number that PyTorch takes a root for, which is another at minus infinity and minus zero.
+/// The root by which PyTorch computes a power with the rank-0 exponent 0.5 or -0.5; it differs from `pow` at -inf and -0.
 fn root(op: BinaryOp, power: &Value) -> Option<UnaryOp> {
     let number = match &power.data {
         Data::F32(y) if power.ty.shape.is_empty() => f64::from(*y.first()?),
@@ -108,13 +108,13 @@ fn reals<R: Real>(op: BinaryOp, a: Operand<R>, b: Operand<R>, shape: &[usize]) -
     })
 }
 
-/// `torch.remainder`: the sign of the divisor.
+/// `torch.remainder`: the result has the divisor's sign.
 fn remainder<R: Real>(x: R, y: R) -> R {
     let r = x % y;
     if r != R::ZERO && (r < R::ZERO) != (y < R::ZERO) { r + y } else { r }
 }
 
-/// `c10::div_floor_floating`: exact where the quotient is.
+/// `c10::div_floor_floating`: exact if the quotient is.
 fn floor_div<R: Real>(x: R, y: R) -> R {
     if y == R::ZERO {
         return x / y;
@@ -161,7 +161,7 @@ fn ints(op: BinaryOp, a: Operand<i64>, b: Operand<i64>, shape: &[usize]) -> Resu
     Ok(map2(a, b, shape, f))
 }
 
-/// Wrapping; a negative exponent gives 0 but for bases 1 and -1.
+/// Wrapping integer power. A negative exponent gives 0, except for bases 1 and -1.
 fn int_pow(base: i64, exponent: i64) -> i64 {
     if exponent < 0 {
         return match base {

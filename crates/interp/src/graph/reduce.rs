@@ -68,12 +68,12 @@ fn reals<R: Real>(op: ReduceOp, row: &[R]) -> Result<R, String> {
     })
 }
 
-/// Sum carried in f64.
+/// Sum accumulated in f64.
 pub(super) fn sum<R: Real>(row: &[R]) -> f64 {
     sum_of(row, |x| x.wide())
 }
 
-/// Sum of `f` over the row, halves first: of many f64 elements too it has nearly all digits.
+/// Pairwise sum of `f` over the row, so that even long f64 rows keep nearly all digits.
 pub(super) fn sum_of<R: Real>(row: &[R], f: impl Fn(R) -> f64 + Copy) -> f64 {
     if row.len() <= 64 {
         return row.iter().fold(0.0, |s, x| s + f(*x));
@@ -82,8 +82,8 @@ pub(super) fn sum_of<R: Real>(row: &[R], f: impl Fn(R) -> f64 + Copy) -> f64 {
     sum_of(a, f) + sum_of(b, f)
 }
 
-/// Scan along `axis`, carried in f64. Sums in [`Precision::F64`] carry what each addition rounds away as well (Neumaier):
-/// one after the other, thousands of f64 elements would lose digits, and the reference must be better than what it judges.
+/// Scan along `axis`, accumulated in f64. Sums in [`Precision::F64`] use Neumaier's compensation: sequential addition of thousands of
+/// f64 elements would lose digits, and the reference must be more exact than the results it judges.
 pub(super) fn scan(op: ScanOp, x: &Value, axis: usize, precision: Precision) -> Result<Data, String> {
     let shape = &x.ty.shape;
     let (len, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
@@ -110,16 +110,16 @@ pub(super) fn scan(op: ScanOp, x: &Value, axis: usize, precision: Precision) -> 
     fn reals<R: Real>(op: ScanOp, v: &[R], each: &Lines, compensated: bool) -> Vec<R> {
         let mut out = v.to_vec();
         each(&mut |line| {
-            let (mut acc, mut lost) = (if op == ScanOp::Sum { 0.0 } else { 1.0 }, 0.0);
+            let (mut acc, mut error) = (if op == ScanOp::Sum { 0.0 } else { 1.0 }, 0.0);
             for i in line {
                 let x = v[i].wide();
                 let next = if op == ScanOp::Sum { acc + x } else { acc * x };
                 if compensated && op == ScanOp::Sum && next.is_finite() {
                     let (large, small) = if f64::abs(acc) >= x.abs() { (acc, x) } else { (x, acc) };
-                    lost += (large - next) + small;
+                    error += (large - next) + small;
                 }
                 acc = next;
-                out[i] = R::of(if lost == 0.0 { acc } else { acc + lost });
+                out[i] = R::of(if error == 0.0 { acc } else { acc + error });
             }
         });
         out

@@ -1,7 +1,7 @@
-//! Rounding tried at random: what it may do to a result, which error bounds are made from.
+//! Random perturbation of rounding, to estimate how far rounding can move a result. Error bounds are derived from it.
 //!
-//! Every result that is rounded moves by up to a unit in its last place, and what goes into a sum moves before it is added, as
-//! another order of adding would move it. Equal results of one op move alike, so that ties stay ties.
+//! Every rounded result moves by up to a unit in its last place. Operands of a sum move before they are added, as another order of
+//! summation would move it. Equal results of one op move alike, so that ties stay ties.
 use super::{
     Precision, eval,
     value::{Data, Value},
@@ -9,16 +9,16 @@ use super::{
 use kiln_graph::{DType, Format, Op, Type, ops::Rounding};
 use std::sync::Arc;
 
-/// One op, its rounding moved as `seed` says.
+/// Runs one op with its roundings perturbed by `seed`.
 pub(super) fn sample(op: &Op, ty: &Type, args: &[&Value], (seed, tf32_convs): (u64, bool)) -> Result<Value, String> {
     let moved_args: Vec<Value>;
     let mut operands = args.to_vec();
-    // Operands are summed in an order that is not fixed; a matmul that is an operand need not be rounded before.
+    // The order of summation is not fixed, and an FMA adds a product that was not rounded.
     let rounding = op.row().rounding;
     if rounding == Rounding::Sums {
         let data = |i: usize, a: &Value| match op {
             Op::Unary(_) => nudged(&a.data, a.ty.dtype.compute(), by_value(seed + 1)),
-            // Probabilities are rounded to the operands' type before they meet the values.
+            // Probabilities are rounded to the operands' dtype before the second matmul.
             Op::Attention { .. } => nudged(&a.data, a.ty.dtype, by_place(seed + i as u64)),
             Op::Conv { .. } if tf32_convs && a.ty.dtype == DType::F32 => {
                 moved(&a.data, Format::F32, 1.0 / 1024.0, by_place(seed + i as u64))
@@ -35,29 +35,32 @@ pub(super) fn sample(op: &Op, ty: &Type, args: &[&Value], (seed, tf32_convs): (u
     Ok(value)
 }
 
+/// splitmix64's finaliser.
 fn mixed(v: u64) -> u64 {
     let z = (v ^ (v >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
-/// From -1 to 1.
+/// Uniform in -1..1.
 fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0
 }
+/// A factor that depends on the element's position.
 fn by_place(seed: u64) -> impl Fn(usize, f64) -> f64 {
     move |i, _| unit(mixed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(i as u64)))
 }
+/// A factor that depends on the element's value: equal elements move alike.
 fn by_value(seed: u64) -> impl Fn(usize, f64) -> f64 {
     move |_, x| unit(mixed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ x.to_bits()))
 }
 
-/// Floats moved by up to twice the relative distance of `dtype`'s neighbours; rounded to it where it is a half type.
+/// Perturbs floats by a relative error of up to one epsilon of `dtype` (two for f32 and f64), and rounds f32 carriers to `dtype`.
 fn nudged(data: &Data, dtype: DType, by: impl Fn(usize, f64) -> f64) -> Data {
     let format = dtype.format().unwrap_or(Format::F32);
     moved(data, format, format.epsilon() * if format.bits() < 32 { 1.0 } else { 2.0 }, by)
 }
 
-/// Floats moved by up to so much of themselves, and rounded to a format.
+/// Perturbs floats by a relative error of up to `step`; rounds f32 carriers to `format`.
 fn moved(data: &Data, format: Format, step: f64, by: impl Fn(usize, f64) -> f64) -> Data {
     match data {
         Data::F32(v) => {

@@ -1,11 +1,11 @@
-//! Values while interpreting: dense row-major data in one of four carriers.
+//! Values of the interpreter: dense row-major data in one of four carrier types.
 use super::{Precision, scalar_int};
 use half::{bf16, f16};
 use kiln_graph::{DType, Format, Scalar, Tensor, Type};
 use std::sync::Arc;
 
-/// Elements. Half types are carried in f32 (rounded after every op), integers in i64 (wrapped after every op);
-/// in f64 precision all floats are carried in f64.
+/// Elements in a carrier type. Floats narrower than f32 are carried in f32 and rounded after every op, integers in i64 and wrapped
+/// after every op. In [`Precision::F64`] all floats are carried in f64.
 #[derive(Clone, Debug)]
 pub(super) enum Data {
     F32(Arc<Vec<f32>>),
@@ -16,12 +16,12 @@ pub(super) enum Data {
 
 #[derive(Clone, Debug)]
 pub(super) struct Value {
-    /// The dtype is the graph's, also where floats are carried in f64.
+    /// The type in the graph, even if floats are carried in f64.
     pub ty: Type,
     pub data: Data,
 }
 
-/// Runs a body on the elements, whatever their type; it gives a vector of the same type.
+/// Runs a body on the elements of any carrier; the body gives a vector of the same type.
 macro_rules! on_any {
     ($data:expr, $xs:ident => $body:expr) => {
         match $data {
@@ -32,7 +32,7 @@ macro_rules! on_any {
         }
     };
 }
-/// The same for two operands of one carrier; else the enclosing function returns an error.
+/// The same for two operands of one carrier; on a mismatch the enclosing function returns an error.
 macro_rules! on_both {
     ($a:expr, $b:expr, ($xs:ident, $ys:ident) => $body:expr) => {
         match ($a, $b) {
@@ -44,13 +44,13 @@ macro_rules! on_both {
         }
     };
 }
-/// On floats only; else the enclosing function returns an error.
+/// The same for float carriers only; otherwise the enclosing function returns an error.
 macro_rules! on_floats {
     ($data:expr, $xs:ident => $body:expr) => {
         match $data {
             Data::F32($xs) => Data::F32(std::sync::Arc::new($body)),
             Data::F64($xs) => Data::F64(std::sync::Arc::new($body)),
-            _ => return Err("floats are wanted".into()),
+            _ => return Err("expected floats".into()),
         }
     };
 }
@@ -58,10 +58,10 @@ pub(super) use {on_any, on_both, on_floats};
 
 impl Data {
     pub fn ints(&self) -> Result<&[i64], String> {
-        if let Data::Int(v) = self { Ok(v) } else { Err("integers are wanted".into()) }
+        if let Data::Int(v) = self { Ok(v) } else { Err("expected integers".into()) }
     }
     pub fn bools(&self) -> Result<&[bool], String> {
-        if let Data::Bool(v) = self { Ok(v) } else { Err("bools are wanted".into()) }
+        if let Data::Bool(v) = self { Ok(v) } else { Err("expected bools".into()) }
     }
     /// `n` copies of a scalar.
     pub fn full(dtype: DType, s: Scalar, n: usize, precision: Precision) -> Data {
@@ -73,10 +73,10 @@ impl Data {
             _ => Data::F32(Arc::new(vec![s.as_f64() as f32; n])).rounded(dtype, precision),
         }
     }
-    /// What the dtype can hold of the elements: half types rounded, narrow integers wrapped.
+    /// The elements as `dtype` can hold them: narrow floats rounded, narrow integers wrapped.
     pub fn rounded(mut self, dtype: DType, precision: Precision) -> Data {
         match (&mut self, dtype) {
-            // Without the rounding to eight bits it would be another op.
+            // f8 is rounded in every precision: without that rounding a cast to f8 would be a different op.
             (Data::F32(v), d) if d.is_f8() || precision == Precision::Native => {
                 if let Some(format) = d.format().filter(|f| f.bits() < 32) {
                     Arc::make_mut(v).iter_mut().for_each(|x| *x = format.round_f32(*x));
@@ -90,8 +90,8 @@ impl Data {
         }
         self
     }
-    /// Conversion as C does it: floats truncate to integers (out of range: i64 and i32 saturate, narrower ones
-    /// are i32 first, and wrap), nonzero is true.
+    /// Conversion between dtypes. Floats truncate to integers; out of range, i64 and i32 saturate, narrower types convert through i32
+    /// and wrap. Nonzero is true.
     pub fn cast(&self, from: DType, to: DType, precision: Precision) -> Data {
         if from == to {
             return self.clone();
@@ -134,7 +134,7 @@ impl Data {
 }
 
 impl Value {
-    /// Reads a tensor as a value of `dtype`; the tensor is of that dtype, or f64 standing in for another float.
+    /// Reads a tensor as a value of `dtype`. The tensor has that dtype, or is f64 in place of another float.
     pub fn from_tensor(t: &Tensor, dtype: DType, precision: Precision) -> Value {
         fn read<T: Copy + Plain, U>(t: &Tensor, get: impl Fn(T) -> U) -> Arc<Vec<U>> {
             Arc::new(T::of(t).iter().map(|x| get(*x)).collect())
@@ -163,12 +163,12 @@ impl Value {
         };
         Value { ty: Type { dtype, shape: t.ty.shape.clone() }, data }
     }
-    /// As carried: floats in f64 precision become f64 tensors.
+    /// A tensor in the carrier's precision: floats carried in f64 become f64 tensors.
     pub fn to_tensor(&self) -> Tensor {
         let dtype = if matches!(self.data, Data::F64(_)) { DType::F64 } else { self.ty.dtype };
         self.write(dtype)
     }
-    /// In the graph's own dtype.
+    /// A tensor in the graph's dtype.
     pub fn to_own_tensor(&self) -> Tensor {
         self.write(self.ty.dtype)
     }
@@ -203,7 +203,7 @@ impl Value {
     }
 }
 
-/// Element types that tensors give slices of.
+/// Element types for which a tensor gives a typed slice.
 trait Plain: Sized {
     fn of(t: &Tensor) -> &[Self];
     fn of_mut(t: &mut Tensor) -> &mut [Self];

@@ -1,4 +1,4 @@
-//! Walking strided positions without per-element allocation.
+//! Iteration over strided positions without per-element allocation.
 
 /// Row-major strides.
 pub(super) fn strides(shape: &[usize]) -> Vec<isize> {
@@ -9,7 +9,7 @@ pub(super) fn strides(shape: &[usize]) -> Vec<isize> {
     s
 }
 
-/// Strides of an operand of shape `from` seen as `to`, which it broadcasts to: 0 along repeated axes.
+/// Strides of an operand of shape `from` broadcast to `to`: 0 along repeated axes.
 pub(super) fn broadcast_strides(from: &[usize], to: &[usize]) -> Vec<isize> {
     let own = strides(from);
     let lead = to.len() - from.len();

@@ -1,4 +1,4 @@
-//! Windows sliding over the trailing axes: which positions meet, and pooling.
+//! Sliding windows over the trailing axes: which input and output positions meet, and pooling.
 use super::value::{Data, Value};
 use kiln_graph::PoolKind;
 use kiln_graph::ops::real::Real;
@@ -10,7 +10,7 @@ pub(super) struct Steps<'a> {
     pub dilation: &'a [usize],
 }
 
-/// A run of pairs: positions `small + t` and `big + t * (last stride)` for `t < len` meet under window element `tap`.
+/// A run of position pairs: `small + t` and `big + t * (last stride)`, for `t < len`, meet under window element `tap`.
 pub(super) struct Segment {
     pub tap: usize,
     pub small: usize,
@@ -18,7 +18,7 @@ pub(super) struct Segment {
     pub len: usize,
 }
 
-/// All pairs with `big = small * stride + tap * dilation - padding` inside both shapes.
+/// All pairs with `big = small * stride + tap * dilation - padding` that lie inside both shapes.
 pub(super) fn segments(small: &[usize], big: &[usize], window: &[usize], steps: &Steps) -> Vec<Segment> {
     let rank = small.len();
     let mut all = vec![Segment { tap: 0, small: 0, big: 0, len: 1 }];
@@ -114,15 +114,15 @@ pub(super) fn pool(
             match data {
                 Data::F32(v) => Data::F32(Arc::new(avg(v, &divisor, &pairs, stride, sizes))),
                 Data::F64(v) => Data::F64(Arc::new(avg(v, &divisor, &pairs, stride, sizes))),
-                _ => return Err("floats are wanted".into()),
+                _ => return Err("expected floats".into()),
             }
         }
-        _ => return Err("numbers are wanted".into()),
+        _ => return Err("expected numbers".into()),
     })
 }
 
-/// How many elements an average counts at each position. A window that hangs over the padding (`ceil`) counts only what
-/// lies inside the padded input.
+/// The divisor of the average at each position. A window that reaches past the padding (with `ceil`) counts only elements inside the
+/// padded input.
 fn divisors(inside: &[usize], outside: &[usize], window: &[usize], steps: &Steps, count_pad: bool) -> Vec<f64> {
     let mut all = vec![1.0];
     for axis in 0..window.len() {

@@ -1,4 +1,4 @@
-//! Numbers for generated programs, from a seed that a failing test prints.
+//! Random numbers for generated programs, from a seed that a failing test prints.
 
 /// A linear congruential generator (Knuth's MMIX).
 pub struct Random(pub u64);

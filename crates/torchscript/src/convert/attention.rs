@@ -1,4 +1,4 @@
-//! Scaled dot-product attention, and the modules around it that PyTorch runs as one operator outside training.
+//! Scaled dot-product attention, and the modules built on it that PyTorch runs as one operator in evaluation mode.
 use super::{
     Table,
     context::{Ctx, Res},
@@ -21,7 +21,7 @@ fn attention(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let ty = c.out(call, 0)?;
     let width = *c.shape(q).last().ok_or("attention of rank 0")?;
     let scale = c.opt_scalar(call, 6)?.map_or(1.0 / (width as f64).sqrt(), Scalar::as_f64);
-    // Without a heads axis there is one head.
+    // Rank 2 has no heads axis: add one of size 1.
     if c.rank(q) == 2 {
         for x in [&mut q, &mut k, &mut v] {
             let shape = [&[1], &c.shape(*x)[..]].concat();
@@ -36,19 +36,19 @@ fn attention(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![c.reshape(r, &ty.shape)?])
 }
 
-/// What a layer's multi-head attention is made of.
+/// The parameters of a multi-head attention layer.
 struct Heads {
     heads: usize,
-    /// The weight, then the bias, of the joined query, key and value, and of the output.
+    /// Weight and bias of the joined QKV projection, then weight and bias of the output projection.
     weights: [ValueId; 4],
-    /// What is left out of the scores, over `[batch, heads, queries, keys]`.
+    /// True for masked-out scores, over `[batch, heads, queries, keys]`.
     hidden: Option<ValueId>,
 }
 
-/// The rows of the joined projection that belong to part `i` (query, key, value), as `[batch, heads, tokens, depth]`.
+/// Projection `i` (0 query, 1 key, 2 value) of `x`, as `[batch, heads, tokens, depth]`: sliced from the joined projection if there is one.
 fn project(c: &mut Ctx, x: ValueId, joined: Option<ValueId>, h: &Heads, i: usize) -> Res<ValueId> {
     let [batch, tokens, width] = c.shape(x)[..] else {
-        return Err("multi-head attention of another rank than 3".into());
+        return Err("multi-head attention of a rank other than 3".into());
     };
     let part = match joined {
         Some(joined) => c.slice(joined, 2, i * width, width, 1)?,
@@ -62,8 +62,8 @@ fn project(c: &mut Ctx, x: ValueId, joined: Option<ValueId>, h: &Heads, i: usize
     c.permute(part, &[0, 2, 1, 3])
 }
 
-/// Attention of `[query, key, value]` (`[batch, tokens, width]`) between its projections; with the probabilities
-/// (`[batch, heads, queries, keys]`) if they are asked for.
+/// Input projections, attention and output projection of `[query, key, value]`, each `[batch, tokens, width]`. Also returns the
+/// probabilities `[batch, heads, queries, keys]` if `probabilities`.
 fn projected_attention(
     c: &mut Ctx,
     from: [ValueId; 3],
@@ -71,13 +71,13 @@ fn projected_attention(
     probabilities: bool,
 ) -> Res<(ValueId, Option<ValueId>)> {
     let [batch, queries, width] = c.shape(from[0])[..] else {
-        return Err("multi-head attention of another rank than 3".into());
+        return Err("multi-head attention of a rank other than 3".into());
     };
     if h.heads == 0 || width % h.heads != 0 {
         return Err(format!("{} heads of {width} columns", h.heads));
     }
-    let of_one = from[1] == from[0] && from[2] == from[0];
-    let joined = if of_one { Some(c.node(Op::Linear, &[from[0], h.weights[0], h.weights[1]])?) } else { None };
+    let is_self = from[1] == from[0] && from[2] == from[0];
+    let joined = if is_self { Some(c.node(Op::Linear, &[from[0], h.weights[0], h.weights[1]])?) } else { None };
     let mut parts = vec![];
     for (i, x) in from.into_iter().enumerate() {
         parts.push(project(c, x, joined, h, i)?);
@@ -88,8 +88,8 @@ fn projected_attention(
         let scores = c.node(Op::Dot, &[parts[0], keys])?;
         let mut scores = c.with(BinaryOp::Mul, scores, scale)?;
         if let Some(hidden) = h.hidden {
-            let nothing = c.float_const(c.dtype(scores), f64::NEG_INFINITY);
-            scores = c.select(hidden, nothing, scores)?;
+            let masked = c.float_const(c.dtype(scores), f64::NEG_INFINITY);
+            scores = c.select(hidden, masked, scores)?;
         }
         let weights = c.node(Op::Softmax { axis: 3 }, &[scores])?;
         (c.node(Op::Dot, &[weights, parts[2]])?, Some(weights))
@@ -98,23 +98,23 @@ fn projected_attention(
             parts.push(c.unary(UnaryOp::Not, hidden)?);
         }
         let r = c.node(Op::Attention { scale: Scalar::Float(scale), causal: false }, &parts)?;
-        (rows_of_nothing(c, r, h.hidden)?, None)
+        (nan_if_fully_masked(c, r, h.hidden)?, None)
     };
     let r = c.permute(r, &[0, 2, 1, 3])?;
     let r = c.reshape(r, &[batch, queries, width])?;
     Ok((c.node(Op::Linear, &[r, h.weights[2], h.weights[3]])?, weights))
 }
 
-/// A query that sees no key gets NaN from these modules (`masked_softmax` in ATen/native/transformers), but zero from attention.
-fn rows_of_nothing(c: &mut Ctx, r: ValueId, hidden: Option<ValueId>) -> Res<ValueId> {
+/// A fully masked query gives NaN in these modules (`masked_softmax` in ATen/native/transformers), but zero in [`Op::Attention`].
+fn nan_if_fully_masked(c: &mut Ctx, r: ValueId, hidden: Option<ValueId>) -> Res<ValueId> {
     let Some(hidden) = hidden else { return Ok(r) };
     let blind = c.reduce(ReduceOp::All, hidden, &[3])?;
     let nan = c.float_const(c.dtype(r), f64::NAN);
     c.select(blind, nan, r)
 }
 
-/// The mask at `at`, its kind behind it at `kind_at`, in the form [`Heads::hidden`] has: true, or a number other than 0,
-/// where a query does not look. Kind 0 is `[queries, keys]`, 1 `[batch, keys]`, 2 has all four axes.
+/// The mask argument at `at` in the form of [`Heads::hidden`]. Nonzero masks a key out. Its mask type, at `kind_at`, is 0 for
+/// `[queries, keys]`, 1 for `[batch, keys]`, 2 for all four axes.
 fn hidden(c: &mut Ctx, call: &Call, at: usize, kind_at: usize, batch: usize) -> Res<Option<ValueId>> {
     let Some(mask) = c.opt_tensor(call, at)? else { return Ok(None) };
     let hidden = c.cast(mask, DType::Bool)?;
@@ -127,7 +127,7 @@ fn hidden(c: &mut Ctx, call: &Call, at: usize, kind_at: usize, batch: usize) -> 
     c.reshape(hidden, &shape).map(Some)
 }
 
-/// The weights at `at..at + 4`.
+/// The four weights at `at..at + 4`, in the order of [`Heads::weights`].
 fn projections(c: &mut Ctx, call: &Call, at: usize) -> Res<[ValueId; 4]> {
     Ok([c.tensor(call, at)?, c.tensor(call, at + 1)?, c.tensor(call, at + 2)?, c.tensor(call, at + 3)?])
 }
@@ -135,15 +135,15 @@ fn heads(c: &Ctx, call: &Call, at: usize) -> Res<usize> {
     usize::try_from(c.int(call, at)?).map_err(|_| "a negative number of heads".to_string())
 }
 
-/// `(q, k, v, width, heads, qkv weight, bias, out weight, bias, mask?, need_weights, average, mask_type?)`; gives the
-/// probabilities too where they are asked for, averaged over the heads or not.
+/// `(q, k, v, width, heads, qkv weight, bias, out weight, bias, mask?, need_weights, average, mask_type?)`. The second result, if it
+/// is used, is the probabilities, optionally averaged over the heads.
 fn multi_head(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let from = [c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?];
     let batch = *c.shape(from[0]).first().ok_or("multi-head attention of rank 0")?;
     let h =
         Heads { heads: heads(c, call, 4)?, weights: projections(c, call, 5)?, hidden: hidden(c, call, 9, 12, batch)? };
-    let asked = c.only_results(call, 1).is_err();
-    let (r, weights) = projected_attention(c, from, &h, asked)?;
+    let probabilities = c.only_results(call, 1).is_err();
+    let (r, weights) = projected_attention(c, from, &h, probabilities)?;
     let Some(mut weights) = weights else { return Ok(vec![r]) };
     if c.bool(call, 11)? {
         weights = c.reduce(ReduceOp::Mean, weights, &[1])?;

@@ -1,25 +1,25 @@
-//! What the conversion functions work with: the graph under construction, and typed access to a call's arguments.
+//! State of a conversion: the graph under construction, and typed access to the arguments of a call.
 //!
-//! Nodes are hash-consed, so asking for the same node twice gives the same value. A conversion that gives up half way
-//! leaves unused nodes behind; `prune` drops them at the end.
+//! Nodes are hash-consed: building the same node twice gives the same value. A conversion that fails half way leaves unused nodes
+//! behind, which `prune` drops at the end.
 //!
-//! Invariant: libtorch ran every call on the example inputs, so operands have the ranks that the operator needs, and axes are among
-//! them. It takes any number where it clamps or wraps one (shifts, offsets, steps), so these are computed without overflow.
+//! Invariant: libtorch has run every call on the example inputs, so operands have valid ranks and axes are in range. But libtorch
+//! accepts any number that it clamps or wraps (shifts, offsets, steps), so arithmetic on these must not overflow.
 use crate::raw::{Arg, Call, Raw, RawInfo};
 use kiln_graph::{
     BinaryOp, CompareOp, DType, Graph, Init, Op, ReduceOp, Scalar, Source, Tensor, Type, UnaryOp, ValueId,
 };
 use std::collections::HashMap;
 
-/// `Err` says why the call is not compiled; it becomes a fallback with that reason.
+/// `Err` is the reason why a call is not compiled; the call becomes a fallback with that reason.
 pub type Res<T> = Result<T, String>;
 
-/// Where a parameter's data comes from.
+/// Source of a parameter's data.
 #[derive(Debug, Clone)]
 pub enum ParamData {
     /// The contents of this raw value.
     Raw(usize),
-    /// Made while converting.
+    /// A tensor computed by the conversion.
     Made(Tensor),
 }
 
@@ -29,7 +29,7 @@ pub struct Ctx<'a> {
     pub params: Vec<ParamData>,
     /// Raw value id → graph value.
     values: Vec<Option<ValueId>>,
-    /// Raw values that something reachable from the outputs uses.
+    /// Raw values that the outputs depend on.
     live: Vec<bool>,
     seen: HashMap<(Op, Type, Vec<ValueId>), ValueId>,
     source: Source,
@@ -54,7 +54,7 @@ impl<'a> Ctx<'a> {
         self.values[id] = Some(v);
     }
 
-    // The call's results, as running gave them.
+    // Results of the call in the example run.
 
     pub fn info(&self, id: usize) -> &'a RawInfo {
         &self.raw.values[id]
@@ -67,7 +67,7 @@ impl<'a> Ctx<'a> {
     pub fn out(&self, call: &Call, i: usize) -> Res<Type> {
         self.raw_type(*call.outs.get(i).ok_or("fewer results than expected")?)
     }
-    /// Fails if any result after the first `n` is used.
+    /// An error if any result after the first `n` is used.
     pub fn only_results(&self, call: &Call, n: usize) -> Res<()> {
         match call.outs.iter().skip(n).any(|id| self.live[*id]) {
             true => Err(format!("result {n} or a later one is used")),
@@ -80,7 +80,7 @@ impl<'a> Ctx<'a> {
     pub fn arg<'c>(&self, call: &'c Call, i: usize) -> &'c Arg {
         call.args.get(i).unwrap_or(&Arg::None)
     }
-    /// The graph value of a raw value; constants appear when first asked for.
+    /// The graph value of a raw value; a constant becomes a parameter at its first use.
     pub fn value(&mut self, id: usize) -> Res<ValueId> {
         if let Some(v) = self.values[id] {
             return Ok(v);
@@ -92,7 +92,7 @@ impl<'a> Ctx<'a> {
         self.values[id] = Some(v);
         Ok(v)
     }
-    /// A parameter (or rank-0 constant) with a raw value's contents.
+    /// A parameter (or constant, for rank 0) with the contents of a raw value.
     pub fn leaf(&mut self, id: usize) -> Res<ValueId> {
         let (info, ty) = (self.info(id), self.raw_type(id)?);
         if let (0, Some(s)) = (ty.rank(), info.scalar.as_ref().and_then(scalar_of)) {
@@ -106,7 +106,7 @@ impl<'a> Ctx<'a> {
         self.params.push(data);
         self.graph.param(name, ty, init)
     }
-    /// A parameter whose contents are computed here (index tables).
+    /// A parameter whose contents the conversion computed, such as an index table.
     pub fn table(&mut self, name: &str, data: Tensor) -> ValueId {
         let name = format!("{name}.{}", self.params.len());
         self.param(name, data.ty.clone(), Init::External, ParamData::Made(data))
@@ -127,7 +127,7 @@ impl<'a> Ctx<'a> {
         let Arg::List(items) = self.arg(call, i) else { return Err(format!("argument {i} is not a list of tensors")) };
         let each = |a: &Arg| match a {
             Arg::Value(id) => self.value(*id),
-            _ => Err(format!("argument {i} holds something that is no tensor")),
+            _ => Err(format!("argument {i} holds an element that is not a tensor")),
         };
         items.iter().map(each).collect()
     }
@@ -175,11 +175,11 @@ impl<'a> Ctx<'a> {
     pub fn opt_scalar(&self, call: &Call, i: usize) -> Res<Option<Scalar>> {
         if *self.arg(call, i) == Arg::None { Ok(None) } else { self.scalar(call, i).map(Some) }
     }
-    /// An axis argument, counted from 0, of something with `rank` axes (rank 0 counts as 1, as in torch).
+    /// An axis argument for `rank` axes, normalised to count from 0. Rank 0 counts as 1, as in torch.
     pub fn axis(&self, call: &Call, i: usize, rank: usize) -> Res<usize> {
         normal_axis(self.int(call, i)?, rank)
     }
-    /// A list of axes; none or empty means all.
+    /// A list of axes, normalised; none or empty means all.
     pub fn axes(&self, call: &Call, i: usize, rank: usize) -> Res<Vec<usize>> {
         let given = if *self.arg(call, i) == Arg::None { vec![] } else { self.ints(call, i)? };
         if given.is_empty() {
@@ -190,13 +190,13 @@ impl<'a> Ctx<'a> {
 
     // Building.
 
-    /// The value of `op` on `args`.
+    /// The value of `op` on `args`, with inferred type.
     pub fn node(&mut self, op: Op, args: &[ValueId]) -> Res<ValueId> {
         let types: Vec<&Type> = args.iter().map(|a| self.graph.ty(*a)).collect();
         let ty = kiln_graph::infer::infer(&op, &types)?;
         Ok(self.typed(op, ty, args))
     }
-    /// A node with a stated type: leaves.
+    /// The value of `op` with an explicit type, for leaves.
     pub fn typed(&mut self, op: Op, ty: Type, args: &[ValueId]) -> ValueId {
         let key = (op, ty, args.to_vec());
         if let Some(v) = self.seen.get(&key) {
@@ -206,7 +206,7 @@ impl<'a> Ctx<'a> {
         self.seen.insert(key, v);
         v
     }
-    /// A node of its own, even if there is an equal one: calls that may draw random numbers.
+    /// A new node even if an equal one exists, for calls that may draw random numbers.
     pub fn unshared(&mut self, op: Op, ty: Type, args: &[ValueId]) -> ValueId {
         let v = self.graph.push(op, ty, args);
         self.graph.set_source(v, self.source.clone());
@@ -230,7 +230,7 @@ impl<'a> Ctx<'a> {
     pub fn float_const(&mut self, dtype: DType, v: f64) -> ValueId {
         self.constant(dtype, Scalar::Float(v))
     }
-    /// A constant of a full shape.
+    /// A constant broadcast to a full shape.
     pub fn full(&mut self, ty: &Type, s: Scalar) -> Res<ValueId> {
         let c = self.constant(ty.dtype, s);
         self.broadcast(c, &ty.shape)
@@ -243,7 +243,7 @@ impl<'a> Ctx<'a> {
             return Ok(v);
         }
         if let Op::Const(s) = *self.graph.op(v) {
-            // Narrowing would have to round here; leave that to the cast itself.
+            // Fold only widening casts: narrowing would have to round here.
             if dtype.bytes() >= self.dtype(v).bytes()
                 && (dtype.is_float() || !self.dtype(v).is_float())
                 && dtype != DType::F16
@@ -263,7 +263,7 @@ impl<'a> Ctx<'a> {
     pub fn permute(&mut self, v: ValueId, perm: &[usize]) -> Res<ValueId> {
         if perm.iter().copied().eq(0..perm.len()) { Ok(v) } else { self.node(Op::Permute(perm.to_vec()), &[v]) }
     }
-    /// The last two axes exchanged.
+    /// Swaps the last two axes.
     pub fn transpose(&mut self, v: ValueId) -> Res<ValueId> {
         let mut perm: Vec<usize> = (0..self.rank(v)).collect();
         let n = perm.len();
@@ -283,7 +283,7 @@ impl<'a> Ctx<'a> {
         self.node(Op::Unary(op), &[v])
     }
     pub fn binary(&mut self, op: BinaryOp, a: ValueId, b: ValueId) -> Res<ValueId> {
-        // On bool, torch's sum is or and its product is and.
+        // On bool, torch's addition is OR and its multiplication is AND.
         let op = match (op, self.dtype(a)) {
             (BinaryOp::Add, DType::Bool) => BinaryOp::Or,
             (BinaryOp::Mul, DType::Bool) => BinaryOp::And,
@@ -297,7 +297,7 @@ impl<'a> Ctx<'a> {
     pub fn select(&mut self, cond: ValueId, yes: ValueId, no: ValueId) -> Res<ValueId> {
         self.node(Op::Select, &[cond, yes, no])
     }
-    /// With a float constant of the operand's dtype.
+    /// `a op s`, with `s` a constant of `a`'s dtype.
     pub fn with(&mut self, op: BinaryOp, a: ValueId, s: f64) -> Res<ValueId> {
         let s = self.float_const(self.dtype(a), s);
         self.binary(op, a, s)
@@ -306,14 +306,14 @@ impl<'a> Ctx<'a> {
         let s = self.float_const(self.dtype(a), s);
         self.compare(op, a, s)
     }
-    /// Reduces; the axes stay with size 1.
+    /// Reduces `axes`, which keep size 1. No axes: `v` itself.
     pub fn reduce(&mut self, op: ReduceOp, v: ValueId, axes: &[usize]) -> Res<ValueId> {
         if axes.is_empty() && !matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) {
             return Ok(v);
         }
         self.node(Op::Reduce { op, axes: axes.to_vec() }, &[v])
     }
-    /// Runs `body` on `v` in the type arithmetic is done in (f32 for the half types) and rounds once, to `dtype`.
+    /// Runs `body` on `v` in `dtype`'s compute type (f32 for narrower floats), then rounds once to `dtype`.
     pub fn in_compute(
         &mut self,
         v: ValueId,
@@ -326,7 +326,7 @@ impl<'a> Ctx<'a> {
     }
 }
 
-/// `axis` counted from 0.
+/// `axis`, which may count from the end, normalised to count from 0.
 pub fn normal_axis(axis: i64, rank: usize) -> Res<usize> {
     let rank = rank.max(1) as i64;
     let a = if axis < 0 { axis + rank } else { axis };
@@ -342,8 +342,8 @@ pub fn scalar_of(arg: &Arg) -> Option<Scalar> {
     }
 }
 
-/// `s` in the form a constant of `dtype` has. What an integer type cannot hold wraps, as where torch takes such a number;
-/// where torch refuses it, running the model on the example inputs has said so.
+/// `s` as a constant of `dtype`. Integers out of range wrap, as in torch where it accepts such a number; where torch rejects it, the
+/// example run has failed already.
 pub fn scalar_for(dtype: DType, s: Scalar) -> Scalar {
     let int = |v: i64| dtype.kind().wrapped(v);
     match (dtype, s) {
@@ -354,7 +354,7 @@ pub fn scalar_for(dtype: DType, s: Scalar) -> Scalar {
     }
 }
 
-/// Whether `dtype` holds `v` without rounding (NaN counts as held).
+/// Whether `dtype` can represent `v` exactly (true for NaN).
 pub fn holds(dtype: DType, v: f64) -> bool {
     let back = Tensor::from_f64(Type::new(dtype, []), [v]).get_f64(0);
     back == v || (back.is_nan() && v.is_nan())

@@ -1,4 +1,4 @@
-//! Convolutions.
+//! Convolutions, direct and transposed.
 use super::{
     Table,
     context::{Ctx, Res},
@@ -23,11 +23,11 @@ struct Geometry {
     padding: Vec<usize>,
     dilation: Vec<usize>,
     groups: usize,
-    /// Output padding of a transposed convolution.
+    /// Output padding, if the convolution is transposed.
     transposed: Option<Vec<usize>>,
 }
 
-/// A list of `n` numbers; one number stands for all.
+/// A list of `n` numbers; a single number is repeated.
 pub fn per_axis(c: &Ctx, call: &Call, i: usize, n: usize) -> Res<Vec<usize>> {
     let list = c.sizes(call, i)?;
     match list[..] {
@@ -37,7 +37,7 @@ pub fn per_axis(c: &Ctx, call: &Call, i: usize, n: usize) -> Res<Vec<usize>> {
     }
 }
 
-/// Adds the batch axis where it is missing.
+/// Adds a batch axis of 1 if `x` has none.
 fn batched(c: &mut Ctx, x: ValueId, rank: usize) -> Res<ValueId> {
     if c.rank(x) == rank {
         return Ok(x);
@@ -63,7 +63,7 @@ fn convolve(c: &mut Ctx, call: &Call, x: ValueId, g: Geometry) -> Res<Vec<ValueI
     Ok(vec![c.reshape(r, &ty.shape)?])
 }
 
-/// `(x, w, bias?, stride, padding, dilation, groups)`; the padding may be "same" or "valid".
+/// `(x, w, bias?, stride, padding, dilation, groups)`; `padding` may be "same" or "valid".
 fn direct(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let (stride, dilation) = (per_axis(c, call, 3, n)?, per_axis(c, call, 5, n)?);
@@ -85,7 +85,7 @@ fn by_mode(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     direct(c, call, c.rank(w) - 2)
 }
 
-/// The padding "same" stands for. An odd total is padded by hand: the extra element goes to the end.
+/// Resolves padding "same" or "valid". For an odd total, pads `x` explicitly, with the extra element at the end.
 fn named_padding(
     c: &mut Ctx,
     x: ValueId,

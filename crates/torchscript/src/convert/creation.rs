@@ -1,4 +1,4 @@
-//! Tensors from nothing.
+//! Operators that create tensors: constants, `arange`, `eye`, fills and copies.
 use super::{
     Table,
     context::{Ctx, Res},
@@ -13,7 +13,7 @@ pub const TABLE: Table = &[
     ("aten::zeros_like", |c, call| constant(c, call, Scalar::Int(0))),
     ("aten::new_zeros", |c, call| constant(c, call, Scalar::Int(0))),
     ("aten::zero", |c, call| constant(c, call, Scalar::Int(0))),
-    // Unset memory: zero is as good as anything.
+    // Uninitialised memory: any value is correct, so zero.
     ("aten::empty", |c, call| constant(c, call, Scalar::Int(0))),
     ("aten::empty_like", |c, call| constant(c, call, Scalar::Int(0))),
     ("aten::new_empty", |c, call| constant(c, call, Scalar::Int(0))),
@@ -35,7 +35,7 @@ fn constant(c: &mut Ctx, call: &Call, value: Scalar) -> Res<Vec<ValueId>> {
     Ok(vec![c.full(&ty, value)?])
 }
 
-/// Filled with argument `i`, a number or a tensor of rank 0.
+/// A tensor filled with argument `i`, a number or a rank-0 tensor.
 fn given(c: &mut Ctx, call: &Call, i: usize) -> Res<Vec<ValueId>> {
     let ty = c.out(call, 0)?;
     let value = operand(c, call, i)?;
@@ -43,14 +43,14 @@ fn given(c: &mut Ctx, call: &Call, i: usize) -> Res<Vec<ValueId>> {
     Ok(vec![c.broadcast(value, &ty.shape)?])
 }
 
-/// `(x, source)`: the source in x's type and shape.
+/// `(x, source)`: the source, cast to x's dtype and broadcast to its shape.
 fn copy(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (src, ty) = (c.tensor(call, 1)?, c.out(call, 0)?);
     let src = c.cast(src, ty.dtype)?;
     Ok(vec![c.broadcast(src, &ty.shape)?])
 }
 
-/// `start + i * step`, in f64 for float types as torch does.
+/// `start + i * step`, computed in f64 for float dtypes, as in torch.
 fn arange(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let ty = c.out(call, 0)?;
     let numbers = call.args.iter().map_while(super::context::scalar_of).collect::<Vec<_>>();
@@ -73,7 +73,7 @@ fn arange(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 fn eye(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let ty = c.out(call, 0)?;
-    let [rows, columns] = ty.shape[..] else { return Err("eye of other than two axes".into()) };
+    let [rows, columns] = ty.shape[..] else { return Err("eye with other than two axes".into()) };
     let row = c.iota(Type::new(DType::I64, [rows, 1]), 0);
     let column = c.iota(Type::new(DType::I64, [1, columns]), 1);
     let on = c.compare(CompareOp::Eq, row, column)?;

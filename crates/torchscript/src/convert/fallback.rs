@@ -1,4 +1,5 @@
-//! Calls that stay calls: libtorch runs them. Where all operands are constants, their contents are taken instead.
+//! Calls without a conversion: they become fallback nodes, which libtorch runs. If all operands are constants, the folded results of
+//! the example run become parameters instead.
 use super::context::Ctx;
 use crate::{
     error::Problem,
@@ -25,8 +26,8 @@ pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem>
     for id in &call.outs {
         results.push(ctx.raw_type(*id).map_err(|_| {
             problem(
-                format!("`{}` gives {} values, which Kiln has no type for", call.name, ctx.info(*id).dtype),
-                &format!("Kiln's types are {}; compute this part outside the model", DType::names()),
+                format!("`{}` gives {} values, a dtype that Kiln does not have", call.name, ctx.info(*id).dtype),
+                &format!("Kiln's dtypes are {}; compute this part outside the model", DType::names()),
             )
         })?);
     }
@@ -60,7 +61,7 @@ pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem>
     Ok(())
 }
 
-/// The argument as JSON; a tensor is `{"tensor": i}`, operand i of the node.
+/// The argument as JSON; a tensor becomes `{"tensor": i}`, operand i of the node.
 fn template(ctx: &mut Ctx, arg: &Arg, operands: &mut Vec<ValueId>) -> Result<Value, String> {
     Ok(match arg {
         Arg::None => Value::Null,

@@ -1,4 +1,4 @@
-//! Reading and writing by index tensors.
+//! Reading and writing by index tensors: embedding, gather, scatter, advanced indexing.
 use super::{
     Table,
     context::{Ctx, Res},
@@ -47,7 +47,7 @@ fn gather(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.node(Op::Gather { axis }, &[x, i])?)
 }
 
-/// `(x, indices, axis?)`: a gather after both broadcast, but for the axis.
+/// `(x, indices, axis?)`: a gather after both are broadcast, except along the axis.
 fn take_along_dim(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     if *c.arg(call, 2) == Arg::None {
@@ -63,16 +63,16 @@ fn take_along_dim(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.node(Op::Gather { axis }, &[x, i])?)
 }
 
-/// `x[i, :, j]`: the indexed axes are brought together, their indices combined into one, and one take does the rest.
+/// `x[i, :, j]`: permutes the indexed axes next to each other, flattens them, combines their indices into one, and takes.
 fn index(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let (axes, indices) = index_list(c, call)?;
     let rank = c.rank(x);
-    // Neighbouring axes stay in place, others come to the front.
-    let together = axes.windows(2).all(|w| w[1] == w[0] + 1);
-    let first = if together { axes[0] } else { 0 };
+    // Adjacent indexed axes stay in place, others move to the front, as in PyTorch.
+    let adjacent = axes.windows(2).all(|w| w[1] == w[0] + 1);
+    let first = if adjacent { axes[0] } else { 0 };
     let mut perm: Vec<usize> = (0..rank).filter(|a| !axes.contains(a)).collect();
-    let rest_before = perm.iter().take_while(|a| together && **a < axes[0]).count();
+    let rest_before = perm.iter().take_while(|a| adjacent && **a < axes[0]).count();
     perm.splice(rest_before..rest_before, axes.iter().copied());
     let sizes: Vec<usize> = axes.iter().map(|a| c.shape(x)[*a]).collect();
     let moved = c.permute(x, &perm)?;
@@ -84,7 +84,7 @@ fn index(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.reshape(r, &ty.shape)?)
 }
 
-/// Which axes argument 1 indexes, and by what (integers, broadcast together).
+/// The axes that argument 1 indexes, and their index tensors (i64, not yet broadcast together).
 fn index_list(c: &mut Ctx, call: &Call) -> Res<(Vec<usize>, Vec<ValueId>)> {
     let Arg::List(items) = c.arg(call, 1) else { return Err("argument 1 is not a list of indices".into()) };
     let (mut axes, mut indices) = (vec![], vec![]);
@@ -101,8 +101,7 @@ fn index_list(c: &mut Ctx, call: &Call) -> Res<(Vec<usize>, Vec<ValueId>)> {
     if axes.is_empty() { Err("no index".into()) } else { Ok((axes, indices)) }
 }
 
-/// Row-major position from one index per axis; negative indices count from the end. Where one of several is outside of its axis, the
-/// position is outside of all.
+/// Row-major position from one index per axis; negative indices count from the end. If any index is out of range, so is the position.
 fn combined(c: &mut Ctx, indices: &[ValueId], sizes: &[usize]) -> Res<ValueId> {
     let [first, rest @ ..] = indices else { return Err("no index".into()) };
     let mut at = wrapped(c, *first, sizes[0])?;
@@ -122,16 +121,17 @@ fn combined(c: &mut Ctx, indices: &[ValueId], sizes: &[usize]) -> Res<ValueId> {
     c.select(outside, nowhere, at)
 }
 
-/// A position outside of every axis, far enough from the ends of i64 that nothing added to it comes near them.
+/// A position out of range for every axis, far enough from the ends of i64 that adding offsets cannot overflow.
 const NOWHERE: i64 = -(1 << 62);
 
-/// Whether an index is outside of an axis.
+/// Whether an index is out of range for an axis.
 fn beyond(c: &mut Ctx, i: ValueId, size: usize) -> Res<ValueId> {
     let (zero, n) = (c.constant(DType::I64, Scalar::Int(0)), c.constant(DType::I64, Scalar::Int(size as i64)));
     let (below, above) = (c.compare(CompareOp::Lt, i, zero)?, c.compare(CompareOp::Ge, i, n)?);
     c.binary(BinaryOp::Or, below, above)
 }
 
+/// Adds `size` to negative indices.
 fn wrapped(c: &mut Ctx, i: ValueId, size: usize) -> Res<ValueId> {
     let (zero, n) = (c.constant(DType::I64, Scalar::Int(0)), c.constant(DType::I64, Scalar::Int(size as i64)));
     let negative = c.compare(CompareOp::Lt, i, zero)?;
@@ -139,7 +139,7 @@ fn wrapped(c: &mut Ctx, i: ValueId, size: usize) -> Res<ValueId> {
     c.select(negative, up, i)
 }
 
-/// `(x, axis, index, source)`, the source cut to the index's shape.
+/// `(x, axis, index, source)`; the source is cropped to the index's shape.
 fn scatter_by(c: &mut Ctx, call: &Call, mode: ScatterMode) -> Res<Vec<ValueId>> {
     let (x, i) = (c.tensor(call, 0)?, c.tensor(call, 2)?);
     let axis = c.axis(call, 1, c.rank(x))?;
@@ -160,7 +160,7 @@ fn scatter_by(c: &mut Ctx, call: &Call, mode: ScatterMode) -> Res<Vec<ValueId>> 
     one(c.node(Op::Scatter { axis, mode }, &[x, i, src])?)
 }
 
-/// Plain, or with `reduce="add"`.
+/// `scatter`, plain or with `reduce="add"`.
 fn scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     match c.arg(call, 4) {
         Arg::Str(s) if s == "add" => scatter_by(c, call, ScatterMode::Add),
@@ -176,7 +176,7 @@ fn scatter_reduce(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     }
 }
 
-/// A vector of indices along `axis`, repeated over the other axes of `like`.
+/// A vector of indices laid along `axis` and broadcast over the other axes of `like`.
 fn spread_index(c: &mut Ctx, i: ValueId, axis: usize, like: &[usize]) -> Res<ValueId> {
     let n = c.ty(i).count();
     let mut shape = vec![1; like.len()];
@@ -187,14 +187,14 @@ fn spread_index(c: &mut Ctx, i: ValueId, axis: usize, like: &[usize]) -> Res<Val
     c.broadcast(i, &full)
 }
 
-/// What an op does with negative indices: they count from the end, or are out of range.
+/// How an operator treats negative indices: they count from the end, or are out of range.
 enum FromEnd {
     Counted,
     Refused,
 }
 
-/// `(x, axis, index, …)`: whole rows of x along the axis are written, those the index names. `source` is given the shape
-/// of what is written, and gives that. Operands of rank 0 count as one row of one element.
+/// `(x, axis, index, …)`: writes the slices of x along the axis that the index names. `source` receives the shape of the written slices
+/// and builds them. A rank-0 operand counts as one slice of one element.
 fn write_rows(
     c: &mut Ctx,
     call: &Call,
@@ -235,14 +235,15 @@ fn index_copy(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 fn index_fill(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let value = operand(c, call, 3)?;
     let dtype = c.out(call, 0)?.dtype;
-    // The one op along one axis in which PyTorch counts negative indices from the end.
+    // Unlike index_add and index_copy, index_fill counts negative indices from the end.
     write_rows(c, call, (ScatterMode::Replace, FromEnd::Counted), |c, shape| {
         let value = as_value(c, value, dtype)?;
         c.broadcast(value, shape)
     })
 }
 
-/// `(x, indices, values, accumulate)`: a mask of x's shape selects; leading axes indexed together scatter rows.
+/// `(x, indices, values, accumulate)`: a single bool mask with one value becomes a select; integer indices of the leading axes become a
+/// scatter of rows.
 fn index_put(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, values, add) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.bool(call, 3)?);
     if let Arg::List(items) = c.arg(call, 1)
@@ -275,7 +276,7 @@ fn index_put(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.reshape(r, &shape)?)
 }
 
-/// Compared with the class numbers along a new last axis.
+/// Compares each index with the class numbers along a new last axis.
 fn one_hot(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (i, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let classes = *ty.shape.last().ok_or("one_hot of rank 0")?;

@@ -1,4 +1,4 @@
-//! Products, and what is made of them.
+//! Matmuls, and operators built on them: `addmm`, `einsum`, `_scaled_mm`, `cdist`.
 mod einsum;
 
 use super::{
@@ -42,7 +42,7 @@ fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.node(Op::Linear, &args)?)
 }
 
-/// `a × b` with vectors as a row on the left and a column on the right; the axes they add are dropped.
+/// `a × b`; a vector is a row on the left and a column on the right. The result is reshaped to `shape`, which drops the added axes.
 pub fn dot(c: &mut Ctx, a: ValueId, b: ValueId, shape: &[usize]) -> Res<ValueId> {
     let a = match c.shape(a)[..] {
         [k] => c.reshape(a, &[1, k])?,
@@ -56,7 +56,7 @@ pub fn dot(c: &mut Ctx, a: ValueId, b: ValueId, shape: &[usize]) -> Res<ValueId>
     c.reshape(r, shape)
 }
 
-/// Products of 8-bit integers, summed in i32.
+/// `_int_mm`: 8-bit integer operands, accumulated in i32.
 fn integer_matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
     let (a, b) = (c.cast(a, DType::I32)?, c.cast(b, DType::I32)?);
@@ -68,7 +68,7 @@ fn matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(dot(c, a, b, &ty.shape)?)
 }
 
-/// Over the last axis of both.
+/// `inner`: contracts the last axis of both operands.
 fn inner(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     if c.rank(b) > 2 || c.rank(a) == 0 || c.rank(b) == 0 {
@@ -85,20 +85,20 @@ fn outer(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.binary(BinaryOp::Mul, a, b)?)
 }
 
-/// `beta c + alpha a × b`; with beta 0, c is not read (its NaN would not count).
+/// `beta c + alpha a × b`; with beta 0, c is not read, so its NaNs do not propagate.
 fn add_matmul(c: &mut Ctx, call: &Call, beta_at: usize, alpha_at: usize) -> Res<Vec<ValueId>> {
     let (add, a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?, c.out(call, 0)?);
     let r = dot(c, a, b, &ty.shape)?;
     one(plus(c, add, r, c.scalar(call, beta_at)?, c.scalar(call, alpha_at)?)?)
 }
 
-/// `(a, b, scale of a, scale of b, bias?, scale of the result?, dtype?, fast?)`: `a × b` of f8, summed in f32, times both scales (one each,
-/// or one for each row of a and column of b), plus the bias.
+/// `(a, b, scale of a, scale of b, bias?, scale of the result?, dtype?, fast?)`: `a × b` of f8 with f32 accumulation, times both scales
+/// (per tensor, or per row of a and per column of b), plus the bias.
 fn scaled_matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     let types = [a, b].map(|v| c.dtype(v));
     if !types[0].is_f8() || types[0] != types[1] {
-        return Err(format!("_scaled_mm of {} by {}; two operands of one type of f8 are wanted", types[0], types[1]));
+        return Err(format!("_scaled_mm of {} by {}; both operands must have the same f8 dtype", types[0], types[1]));
     }
     if c.opt_tensor(call, 5)?.is_some() {
         return Err("_scaled_mm with a scale for the result".into());
@@ -122,7 +122,7 @@ fn scaled_matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.cast(r, ty.dtype)?)
 }
 
-/// Scaled in f32 for the half types; only the sum is rounded.
+/// `beta add + alpha r`. Scaling computes in f32 for narrower floats, and only the sum is rounded.
 fn plus(c: &mut Ctx, add: ValueId, r: ValueId, beta: Scalar, alpha: Scalar) -> Res<ValueId> {
     let dtype = c.dtype(r);
     let scaled = alpha.as_f64() != 1.0 || !matches!(beta.as_f64(), 0.0 | 1.0);
@@ -138,7 +138,7 @@ fn plus(c: &mut Ctx, add: ValueId, r: ValueId, beta: Scalar, alpha: Scalar) -> R
     c.cast(sum, dtype)
 }
 
-/// `beta c + alpha sum over the batch of a × b`.
+/// `beta c + alpha * (sum of a × b over the batch)`.
 fn addbmm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (add, a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?, c.out(call, 0)?);
     let r = c.node(Op::Dot, &[a, b])?;
@@ -147,7 +147,7 @@ fn addbmm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(plus(c, add, r, c.scalar(call, 3)?, c.scalar(call, 4)?)?)
 }
 
-/// Above this many rows torch computes Euclidean distances through a matmul
+/// Above this many rows torch computes Euclidean distances by a matmul
 /// (`use_mm_for_euclid_dist_if_necessary` in ATen/native/Distance.cpp).
 const DISTANCE_BY_MATMUL: usize = 25;
 
@@ -183,7 +183,7 @@ fn distance_by_matmul(c: &mut Ctx, a: ValueId, b: ValueId) -> Res<ValueId> {
     c.unary(UnaryOp::Sqrt, d)
 }
 
-/// Differences of all pairs, then the norm over the last axis.
+/// Pairwise differences, then their p-norm over the last axis.
 fn distance(c: &mut Ctx, a: ValueId, b: ValueId, p: f64) -> Res<ValueId> {
     let (mut sa, mut sb) = (c.shape(a), c.shape(b));
     sa.insert(sa.len() - 1, 1);

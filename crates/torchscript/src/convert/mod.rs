@@ -1,8 +1,8 @@
-//! TorchScript operators to Kiln's: one small function per operator, in tables by family.
+//! Converts TorchScript operators to Kiln's ops: one small function per operator, in tables by family.
 //!
-//! Takes the specialised graph ([`Raw`]); gives a verified [`Graph`]. A conversion's result must have the type torch's
-//! run had, else it is not used. What has no conversion becomes a fallback, which libtorch runs; what libtorch could not
-//! run again either (a type Kiln has no name for) is a [`Problem`].
+//! Takes the specialised calls ([`Raw`]); gives a [`Graph`]. A conversion is used only if its result has the type of the example run.
+//! A call without a conversion becomes a fallback, which libtorch runs; if libtorch cannot run it for Kiln either (for example, its
+//! dtype has no name in Kiln), it is a [`Problem`].
 mod attention;
 mod context;
 mod conv;
@@ -29,7 +29,7 @@ use context::{Ctx, Res};
 use kiln_graph::{DType, Graph, Source, Type, ValueId};
 use std::collections::HashMap;
 
-/// Converts one call; gives the values of its results, in order (later ones may be left out if nothing uses them).
+/// Converts one call; returns the values of its results in order. Trailing results that nothing uses may be omitted.
 type Handler = fn(&mut Ctx, &Call) -> Res<Vec<ValueId>>;
 type Table = &'static [(&'static str, Handler)];
 
@@ -46,14 +46,16 @@ const TABLES: [Table; 10] = [
     creation::TABLE,
 ];
 
-/// A converted graph and where its parameters' data comes from, in the order of `graph.params`.
+/// A converted graph and the sources of its parameters' data.
 #[derive(Debug)]
 pub struct Converted {
+    /// The graph, without dead nodes.
     pub graph: Graph,
+    /// In the order of `graph.params`.
     pub params: Vec<ParamData>,
 }
 
-/// Converts a specialised graph. `name` becomes the graph's.
+/// Converts specialised calls to a graph called `name`. The error lists all problems found.
 pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
     let handlers: HashMap<&str, Handler> =
         TABLES.iter().copied().flatten().chain(resample::TABLE).map(|(n, h)| (*n, *h)).collect();
@@ -91,7 +93,7 @@ pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
     Ok(prune::prune(ctx.graph, ctx.params))
 }
 
-/// Which raw values the outputs depend on.
+/// For each raw value, whether an output depends on it.
 fn liveness(raw: &Raw) -> Vec<bool> {
     let mut live = vec![false; raw.values.len()];
     raw.outputs.iter().for_each(|id| live[*id] = true);
@@ -110,20 +112,20 @@ fn input_type(raw: &Raw, input: &crate::raw::RawInput) -> Result<Type, Problem> 
         (Some(id), _) => {
             let info = &raw.values[id];
             let dtype: DType = info.dtype.parse().map_err(|_| {
-                Problem::new(format!("input `{}` is {}, which Kiln has no type for", input.name, info.dtype))
-                    .help(format!("Kiln's types are {}; convert the input", DType::names()))
+                Problem::new(format!("input `{}` is {}, a dtype that Kiln does not have", input.name, info.dtype))
+                    .help(format!("Kiln's dtypes are {}; convert the input", DType::names()))
             })?;
             Ok(Type::new(dtype, info.shape.clone()))
         }
         (None, Some(Arg::Int(_))) => Ok(Type::new(DType::I64, [])),
         (None, Some(Arg::Bool(_))) => Ok(Type::new(DType::Bool, [])),
-        // torch.tensor(0.5) is f32, and so are stored scalars.
+        // Float scalars are f32, as torch.tensor(0.5) is.
         _ => Ok(Type::new(DType::F32, [])),
     }
 }
 
 fn convert_call(ctx: &mut Ctx, handlers: &HashMap<&str, Handler>, call: &Call) -> Result<(), Problem> {
-    // A constant of one element needs no computing.
+    // A folded value of one element becomes a constant.
     if let [out] = call.outs[..]
         && ctx.info(out).folded
         && let Some(s) = ctx.info(out).scalar.as_ref().and_then(context::scalar_of)
@@ -149,7 +151,7 @@ fn convert_call(ctx: &mut Ctx, handlers: &HashMap<&str, Handler>, call: &Call) -
     }
 }
 
-/// The types must be those that running gave.
+/// Checks that the converted values have the types of the example run.
 fn check(ctx: &Ctx, call: &Call, values: &[ValueId]) -> Res<()> {
     ctx.only_results(call, values.len())?;
     for (i, v) in values.iter().enumerate() {

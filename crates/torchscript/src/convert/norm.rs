@@ -1,4 +1,4 @@
-//! Normalisations. They stay whole; missing gains and biases become ones and zeros where the op wants both.
+//! Normalisations, converted to composite ops. A missing gain or bias becomes ones or zeros if the op needs both.
 use super::{
     Table,
     context::{Ctx, Res},
@@ -16,7 +16,7 @@ pub const TABLE: Table = &[
     ("aten::_fused_rms_norm", rms_norm),
 ];
 
-/// Gain and bias of the given shape in `dtype`; `None` if both are missing.
+/// Gain and bias (arguments `gain_at` and `gain_at + 1`) of the given shape in `dtype`; `None` if both are missing.
 fn affine(c: &mut Ctx, call: &Call, gain_at: usize, dtype: DType, shape: &[usize]) -> Res<Option<[ValueId; 2]>> {
     let (gain, bias) = (c.opt_tensor(call, gain_at)?, c.opt_tensor(call, gain_at + 1)?);
     if gain.is_none() && bias.is_none() {
@@ -77,8 +77,8 @@ fn batch_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![c.node(Op::BatchNorm { eps: Scalar::Float(eps) }, &[x, gain, bias, mean, var])?])
 }
 
-/// `(x, gain?, bias?, mean?, var?, use_input_stats, momentum, eps, …)`: a group norm with one channel per group, or a
-/// batch norm where the running statistics are used.
+/// `(x, gain?, bias?, mean?, var?, use_input_stats, momentum, eps, …)`: a group norm with one channel per group, or a batch norm if the
+/// running statistics are used.
 fn instance_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     if !c.bool(call, 5)? {
         let mut same = Call { args: call.args.clone(), ..empty(call) };
@@ -101,11 +101,11 @@ fn empty(call: &Call) -> Call {
     }
 }
 
-/// `(x, shape, gain?, eps?)`; eps defaults to the type's machine epsilon.
+/// `(x, shape, gain?, eps?)`; eps defaults to the machine epsilon of the compute type.
 fn rms_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, shape) = (c.tensor(call, 0)?, c.sizes(call, 1)?);
     let dtype = c.dtype(x);
-    // torch takes the epsilon of the type it computes in: f32 for the half types.
+    // torch uses the epsilon of the type it computes in, which is f32 for narrower floats.
     let machine = if dtype == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
     let eps = c.opt_scalar(call, 3)?.map_or(machine, Scalar::as_f64);
     let gain = match c.opt_tensor(call, 2)? {

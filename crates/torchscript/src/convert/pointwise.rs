@@ -100,7 +100,7 @@ pub const TABLE: Table = &[
     ("aten::glu", activations::glu),
 ];
 
-/// A tensor or number argument.
+/// Argument `i`, which is a tensor or a number.
 pub fn operand(c: &mut Ctx, call: &Call, i: usize) -> Res<Operand> {
     match c.arg(call, i) {
         Arg::Value(_) => Ok(Operand::Value(c.tensor(call, i)?)),
@@ -112,16 +112,16 @@ fn one(v: ValueId) -> Res<Vec<ValueId>> {
     Ok(vec![v])
 }
 
-/// Operators that are a function of one tensor, as the registry has them.
+/// Converts an operator that the registry lists as a function of one tensor; `None` for all others.
 pub fn function(c: &mut Ctx, call: &Call) -> Option<Res<Vec<ValueId>>> {
     UnaryOp::of_torch(call.name.strip_prefix("aten::")?).map(|op| unary(c, call, op))
 }
 
-/// Computed in the result's type: integers become floats first where the function asks for it.
+/// Applies `op` in the result's dtype: integers are cast to float first if the function requires it.
 fn unary(c: &mut Ctx, call: &Call, op: UnaryOp) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
-    let asks = op.function().takes == Takes::Any;
-    let x = if asks { x } else { c.cast(x, c.out(call, 0)?.dtype)? };
+    let takes_any = op.function().takes == Takes::Any;
+    let x = if takes_any { x } else { c.cast(x, c.out(call, 0)?.dtype)? };
     one(c.unary(op, x)?)
 }
 
@@ -221,7 +221,7 @@ fn div(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     }
 }
 
-/// The larger (or smaller), the other one where one is NaN.
+/// `fmax` and `fmin`: if one operand is NaN, the other one.
 fn ignoring_nan(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
     let dtype = c.out(call, 0)?.dtype;
     let (a, b) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
@@ -235,7 +235,7 @@ fn ignoring_nan(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
     one(c.select(na, b, without_b)?)
 }
 
-/// Numbers as exponents are special-cased as torch does.
+/// Special-cases constant exponents, as torch does.
 fn pow(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let dtype = c.out(call, 0)?.dtype;
     let (base, exponent) = (operand(c, call, 0)?, operand(c, call, 1)?);
@@ -271,7 +271,7 @@ fn pow(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     }
 }
 
-/// Shifts by a number: products with, or floor divisions by, a power of two.
+/// Shifts by a constant: multiplication or floor division by a power of two.
 fn shift(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
     let dtype = c.out(call, 0)?.dtype;
     let by = c.int(call, 1).map_err(|_| "shift by a tensor".to_string())?;
@@ -288,7 +288,7 @@ fn logical(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
     one(c.binary(op, a, b)?)
 }
 
-/// Compared in the operands' common type.
+/// Compares in the compute type of the operands' common dtype.
 fn compare(c: &mut Ctx, call: &Call, op: CompareOp) -> Res<Vec<ValueId>> {
     let (a, b) = (operand(c, call, 0)?, operand(c, call, 1)?);
     let dtype = result_type(c, &[a, b]).compute();
@@ -330,7 +330,7 @@ fn masked_fill(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.select(mask, value, x)?)
 }
 
-/// From the nearer end, as torch: `a + w (b - a)` for `|w| < 0.5`, else `b - (b - a)(1 - w)`.
+/// Interpolates from the nearer end, as torch does: `a + w (b - a)` for `|w| < 0.5`, else `b - (b - a)(1 - w)`.
 fn lerp(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let dtype = c.out(call, 0)?.dtype;
     let work = dtype.compute();
@@ -360,7 +360,7 @@ fn lerp(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.cast(r, dtype)?)
 }
 
-/// `x + value * (a op b)`, multiplied from the left.
+/// `x + value * (a op b)`, evaluated as `x + ((value * a) op b)`.
 fn addc(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
     let dtype = c.out(call, 0)?.dtype;
     let work = dtype.compute();

@@ -1,4 +1,4 @@
-//! Pooling.
+//! Pooling: windowed pools, and adaptive pools to a given output size.
 use super::{
     Table,
     context::{Ctx, Res},
@@ -24,14 +24,14 @@ pub const TABLE: Table = &[
     ("aten::adaptive_max_pool3d", |c, call| adaptive(c, call, 3, true)),
 ];
 
-/// Window and stride; an empty stride is the window.
+/// Window and stride; an empty stride defaults to the window.
 fn window(c: &Ctx, call: &Call, n: usize) -> Res<(Vec<usize>, Vec<usize>)> {
     let window = per_axis(c, call, 1, n)?;
     let stride = if c.ints(call, 2)?.is_empty() { window.clone() } else { per_axis(c, call, 2, n)? };
     Ok((window, stride))
 }
 
-/// `(x, window, stride, padding, dilation, ceil)`; indices are not computed.
+/// `(x, window, stride, padding, dilation, ceil)`. The indices are not computed.
 fn max_pool(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let (window, stride) = window(c, call, n)?;
@@ -52,7 +52,7 @@ fn avg_pool(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
     Ok(vec![c.node(Op::Pool { kind, window, stride, padding, dilation: vec![1; n], ceil }, &[x])?])
 }
 
-/// To a given output size: a reduction for size 1, a plain pool where the input's size is a multiple of it.
+/// Adaptive pooling: a reduction for output size 1, a plain pool if the input size is a multiple of the output size, else [`uneven`].
 fn adaptive(c: &mut Ctx, call: &Call, n: usize, max: bool) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let lead = c.rank(x) - n;
@@ -73,17 +73,17 @@ fn adaptive(c: &mut Ctx, call: &Call, n: usize, max: bool) -> Res<Vec<ValueId>> 
     Ok(vec![c.node(op, &[x])?])
 }
 
-/// Windows of different sizes: window `i` of `want` begins at `⌊i·have / want⌋` and ends before `⌈(i+1)·have / want⌉`. All are
-/// taken as long as the longest, short ones with their last element again, which counts once in a mean.
+/// Windows of different sizes: window `i` of `want` begins at `⌊i·have / want⌋` and ends before `⌈(i+1)·have / want⌉`. All windows are
+/// gathered at the length of the longest; shorter ones repeat their last element, which a mean counts only once.
 fn uneven(c: &mut Ctx, x: ValueId, have: &[usize], want: &[usize], max: bool) -> Res<ValueId> {
     let lead = c.rank(x) - have.len();
     let mut out = c.shape(x);
     out.splice(lead.., want.iter().copied());
     let ends = |i: usize, h: usize, w: usize| (i * h / w, ((i + 1) * h).div_ceil(w));
     let longest = |h, w| (0..w).map(|i| ends(i, h, w)).map(|(start, end)| end - start).max().unwrap_or(1);
-    // An axis becomes two: its windows, and places in a window.
-    let mut apart = out[..lead].to_vec();
-    apart.extend(want.iter().zip(have).flat_map(|(&w, &h)| [w, longest(h, w)]));
+    // Each axis becomes two: the windows, and the positions in a window.
+    let mut split = out[..lead].to_vec();
+    split.extend(want.iter().zip(have).flat_map(|(&w, &h)| [w, longest(h, w)]));
     let places: Vec<usize> = (0..have.len()).map(|a| lead + 2 * a + 1).collect();
     let (mut taken, mut counts) = (x, vec![]);
     for (a, (&h, &w)) in have.iter().zip(want).enumerate().rev() {
@@ -108,7 +108,7 @@ fn uneven(c: &mut Ctx, x: ValueId, have: &[usize], want: &[usize], max: bool) ->
     }
     let (mut sizes, zero) = (None, c.constant(c.dtype(x), Scalar::Int(0)));
     for (a, inside, count) in counts {
-        let mut alone = vec![1; apart.len()];
+        let mut alone = vec![1; split.len()];
         alone[lead + 2 * a] = want[a];
         let count = c.reshape(count, &alone)?;
         alone[lead + 2 * a + 1] = longest(have[a], want[a]);

@@ -1,4 +1,4 @@
-//! Drops what the outputs do not use: nodes of conversions that gave up, and parameters nobody reads. Inputs stay.
+//! Drops dead nodes, such as those of failed conversions, and parameters that nothing reads. All inputs stay.
 use super::{Converted, ParamData};
 use kiln_graph::{Graph, Op, ParamId, ValueId};
 

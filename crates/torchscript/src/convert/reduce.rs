@@ -1,4 +1,4 @@
-//! Reductions, scans, softmaxes. Graph reductions keep their axes; a reshape drops them where torch does.
+//! Reductions, scans, softmax, losses. Graph reductions keep their axes; a reshape drops them if torch does.
 mod losses;
 mod moments;
 
@@ -58,7 +58,7 @@ fn one(v: ValueId) -> Res<Vec<ValueId>> {
     Ok(vec![v])
 }
 
-/// The overload without axes has its optional dtype first; result types tell all there is to know.
+/// The axes in argument 1; all axes for the overload without axes, whose argument 1 is the optional dtype.
 pub fn axes_or_all(c: &Ctx, call: &Call, x: ValueId) -> Res<Vec<usize>> {
     let rank = c.rank(x);
     match c.arg(call, 1) {
@@ -68,7 +68,7 @@ pub fn axes_or_all(c: &Ctx, call: &Call, x: ValueId) -> Res<Vec<usize>> {
     }
 }
 
-/// Reduces `x` in the result's type and shape.
+/// Reduces `x`, then casts and reshapes to the result's type.
 pub fn finish(c: &mut Ctx, call: &Call, op: ReduceOp, x: ValueId, axes: &[usize]) -> Res<Vec<ValueId>> {
     let ty = c.out(call, 0)?;
     let r = c.reduce(op, x, axes)?;
@@ -76,7 +76,7 @@ pub fn finish(c: &mut Ctx, call: &Call, op: ReduceOp, x: ValueId, axes: &[usize]
     one(c.reshape(r, &ty.shape)?)
 }
 
-/// `(x, dtype?)` or `(x, axes?, keepdim, dtype?)`: added up in the result's type.
+/// `(x, dtype?)` or `(x, axes?, keepdim, dtype?)`: `x` is cast to the result's dtype before the reduction.
 fn summed(c: &mut Ctx, call: &Call, op: ReduceOp) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let x = c.cast(x, c.out(call, 0)?.dtype)?;
@@ -136,7 +136,7 @@ fn extreme(c: &mut Ctx, call: &Call, op: ReduceOp, arg: ReduceOp, pair: BinaryOp
     }
 }
 
-/// Without an axis, the place in the flattened tensor.
+/// Without an axis, the position in the flattened tensor.
 fn arg_extreme(c: &mut Ctx, call: &Call, op: ReduceOp) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     match c.opt_int(call, 1)? {
@@ -159,7 +159,7 @@ fn truth(c: &mut Ctx, call: &Call, op: ReduceOp) -> Res<Vec<ValueId>> {
     finish(c, call, op, x, &axes)
 }
 
-/// `m + log(sum(exp(x - m)))` with m the maximum, 0 where that is infinite.
+/// `m + log(sum(exp(x - m)))`, with m the maximum, or 0 if that is infinite.
 fn logsumexp(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let axes = c.axes(call, 1, c.rank(x))?;

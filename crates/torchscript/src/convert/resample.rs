@@ -1,4 +1,4 @@
-//! Interpolation: rows and columns picked by index tables made here, blended by constant weights.
+//! Upsampling: takes rows and columns by precomputed index tables, and blends them with constant weights.
 use super::{
     Handler,
     context::{Ctx, Res},
@@ -15,7 +15,7 @@ pub const TABLE: &[(&str, Handler)] = &[
     ("aten::upsample_trilinear3d", linear),
 ];
 
-/// Input positions per output position, along one axis: the inverse of the given scale, or the sizes' ratio.
+/// Input positions per output position along one axis: the inverse of the given scale, else the ratio of the sizes.
 fn ratio(scale: Option<f64>, have: usize, want: usize) -> f64 {
     match scale {
         Some(s) if s > 0.0 => 1.0 / s,
@@ -23,7 +23,7 @@ fn ratio(scale: Option<f64>, have: usize, want: usize) -> f64 {
     }
 }
 
-/// The scale of spatial axis `i`: from the list of the `vec` overload or from the trailing arguments of the others.
+/// The scale of spatial axis `i`: from the list of the `vec` overload, or from the trailing arguments of the others.
 fn scale(c: &Ctx, call: &Call, i: usize, from: usize) -> Option<f64> {
     match c.arg(call, from) {
         Arg::List(items) => items.get(i).and_then(super::context::scalar_of).map(|s| s.as_f64()),
@@ -63,19 +63,19 @@ fn widen(c: &mut Ctx, x: ValueId, axis: usize, times: usize) -> Res<ValueId> {
     let mut shape = c.shape(x);
     let total = shape[axis] * times;
     shape.insert(axis + 1, 1);
-    let apart = c.reshape(x, &shape)?;
+    let split = c.reshape(x, &shape)?;
     shape[axis + 1] = times;
-    let r = c.broadcast(apart, &shape)?;
+    let r = c.broadcast(split, &shape)?;
     shape.remove(axis + 1);
     shape[axis] = total;
     c.reshape(r, &shape)
 }
 
-/// `(x, size?, align_corners, scales)`: blends the two neighbours along each axis.
+/// `(x, size?, align_corners, scales)`: interpolates linearly between the two neighbours along each axis.
 fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     if !ty.dtype.is_float() {
-        return Err(format!("blending {}, whose weights torch rounds", ty.dtype));
+        return Err(format!("linear interpolation of {}, for which torch rounds the weights", ty.dtype));
     }
     let corners = c.bool(call, 2)?;
     let r = c.in_compute(x, ty.dtype, |c, mut x| {

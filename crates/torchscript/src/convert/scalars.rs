@@ -1,16 +1,17 @@
-//! Element types as torch promotes them, and arithmetic with Python scalars.
+//! torch's type promotion, and arithmetic with Python scalars.
 use super::context::{Ctx, Res, holds, scalar_for};
 use kiln_graph::{BinaryOp, DType, Op, Scalar, ValueId};
 
 /// An operand of a pointwise operator.
 #[derive(Clone, Copy)]
 pub enum Operand {
+    /// A tensor.
     Value(ValueId),
-    /// A Python number: takes part in promotion by its kind only.
+    /// A Python number: only its kind (bool, int, float) takes part in promotion.
     Number(Scalar),
 }
 
-/// Kind of a type or number, in the order of promotion.
+/// Rank of a dtype's kind in promotion: 0 bool, 1 integer, 2 float.
 fn kind(dtype: DType) -> u8 {
     match dtype {
         DType::Bool => 0,
@@ -19,7 +20,7 @@ fn kind(dtype: DType) -> u8 {
     }
 }
 
-/// torch's default type for a Python number.
+/// torch's default dtype of a Python number.
 fn number_type(s: Scalar) -> DType {
     match s {
         Scalar::Bool(_) => DType::Bool,
@@ -28,7 +29,7 @@ fn number_type(s: Scalar) -> DType {
     }
 }
 
-/// The common type of two tensor types (`torch.promote_types`).
+/// The common dtype of two dtypes (`torch.promote_types`).
 pub fn promote(a: DType, b: DType) -> DType {
     use DType::*;
     if a == b {
@@ -43,7 +44,7 @@ pub fn promote(a: DType, b: DType) -> DType {
         (_, 2) => b,
         (0, _) => b,
         (_, 0) => a,
-        // Neither holds the other.
+        // Neither can represent the other.
         (1, 1) if matches!((a, b), (U8, I8) | (I8, U8)) => I16,
         // The wider.
         _ => {
@@ -56,7 +57,7 @@ pub fn promote(a: DType, b: DType) -> DType {
     }
 }
 
-/// `torch.result_type`: tensors with axes first; rank-0 tensors and numbers count only if their kind is higher.
+/// `torch.result_type`: tensors with axes decide; rank-0 tensors and numbers count only if their kind is higher.
 pub fn result_type(ctx: &Ctx, operands: &[Operand]) -> DType {
     let mut best: [Option<DType>; 3] = [None; 3]; // with axes, rank 0, numbers
     for o in operands {
@@ -74,7 +75,7 @@ pub fn result_type(ctx: &Ctx, operands: &[Operand]) -> DType {
     weak(weak(best[0], best[1]), best[2]).unwrap_or(DType::F32)
 }
 
-/// `operand` as a value of type `dtype`.
+/// The operand as a value of type `dtype`.
 pub fn as_value(ctx: &mut Ctx, o: Operand, dtype: DType) -> Res<ValueId> {
     match o {
         Operand::Value(v) => ctx.cast(v, dtype),
@@ -82,8 +83,8 @@ pub fn as_value(ctx: &mut Ctx, o: Operand, dtype: DType) -> Res<ValueId> {
     }
 }
 
-/// The type in which torch computes a pointwise operator with a result of `dtype`: a half type becomes f32 if an operand
-/// of rank 0 or a number would lose digits in it (torch reads these unrounded).
+/// The dtype in which torch computes a pointwise operator with a result of `dtype`: a dtype narrower than f32 becomes f32 if a rank-0
+/// operand or a number would lose digits in it, since torch reads these unrounded.
 fn working_type(ctx: &Ctx, operands: &[Operand], dtype: DType) -> DType {
     let loses = |o: &Operand| match o {
         Operand::Number(s) => !holds(dtype, s.as_f64()),
@@ -95,7 +96,7 @@ fn working_type(ctx: &Ctx, operands: &[Operand], dtype: DType) -> DType {
     if dtype.compute() != dtype && operands.iter().any(loses) { dtype.compute() } else { dtype }
 }
 
-/// A binary operator with operands and result in `dtype`.
+/// A binary op with result `dtype`, computed in the working type.
 pub fn binary(ctx: &mut Ctx, op: BinaryOp, a: Operand, b: Operand, dtype: DType) -> Res<ValueId> {
     let work = working_type(ctx, &[a, b], dtype);
     let (a, b) = (as_value(ctx, a, work)?, as_value(ctx, b, work)?);
@@ -103,7 +104,7 @@ pub fn binary(ctx: &mut Ctx, op: BinaryOp, a: Operand, b: Operand, dtype: DType)
     ctx.cast(r, dtype)
 }
 
-/// `v * s`, nothing for 1.
+/// `v * s`; `v` itself if `s` is 1.
 pub fn scale(ctx: &mut Ctx, v: ValueId, s: Scalar) -> Res<ValueId> {
     if s.as_f64() == 1.0 {
         return Ok(v);

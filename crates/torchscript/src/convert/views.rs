@@ -1,4 +1,4 @@
-//! Shapes and data movement. Whether torch makes a view or a copy does not matter here.
+//! Shapes and data movement. Whether torch returns a view or a copy does not matter here, since graph values are immutable.
 mod joins;
 mod moves;
 
@@ -90,7 +90,7 @@ pub const TABLE: Table = &[
     ("aten::channel_shuffle", moves::channel_shuffle),
 ];
 
-/// The shape torch's run gave, whatever the arguments spelled.
+/// Reshapes to the shape of the example run, whatever the arguments.
 fn reshape(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     Ok(vec![c.reshape(x, &ty.shape)?])
@@ -158,7 +158,7 @@ fn broadcast_all(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     xs.into_iter().enumerate().map(|(i, x)| c.out(call, i).and_then(|ty| c.broadcast(x, &ty.shape))).collect()
 }
 
-/// `start:end:step` with torch's wrapping and clamping; missing or huge ends mean the axis's end.
+/// `start:end:step` with torch's wrapping and clamping; a missing or huge end means the end of the axis.
 fn slice(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let axis = c.axis(call, 1, c.rank(x))?;
@@ -174,7 +174,7 @@ fn bounds(c: &Ctx, call: &Call, i: usize, size: usize) -> Res<(usize, usize, usi
     let end = place(c.opt_int(call, i + 1)?.unwrap_or(n)).max(start);
     let step = c.opt_int(call, i + 2)?.unwrap_or(1).max(1) as usize;
     let len = ((end - start) as usize).div_ceil(step);
-    // Of one element the step says nothing, and may be any number.
+    // With at most one element the step is irrelevant, and may be any number.
     Ok((start as usize, len, if len > 1 { step } else { 1 }))
 }
 
@@ -197,7 +197,7 @@ fn select(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![c.reshape(row, &ty.shape)?])
 }
 
-/// The results follow each other along the axis at argument `axis_at`; their sizes are known from running.
+/// Consecutive slices along the axis in argument `axis_at`, with the sizes of the example run.
 fn pieces(c: &mut Ctx, call: &Call, axis_at: usize) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let axis = c.axis(call, axis_at, c.rank(x))?;
@@ -229,7 +229,7 @@ fn unbind(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     (0..call.outs.len()).map(row).collect()
 }
 
-/// The two axes moved last and flattened; the diagonal is every (columns + 1)-th element.
+/// Moves the two axes last and flattens them; the diagonal is then every (columns + 1)-th element.
 fn diagonal(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let rank = c.rank(x);
@@ -247,7 +247,7 @@ fn diagonal(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![c.slice(x, rank - 2, start, len, columns + 1)?])
 }
 
-/// Where a diagonal of `len` elements starts in rows of so many columns; one without elements may lie anywhere, also outside.
+/// Start of a diagonal of `len` elements in a flattened matrix with `columns` columns. An empty diagonal may have any offset.
 fn diagonal_start(offset: i64, columns: usize, len: usize) -> Res<usize> {
     let distance = usize::try_from(offset.unsigned_abs()).ok();
     match len {

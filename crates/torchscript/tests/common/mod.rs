@@ -1,4 +1,4 @@
-//! Example archives, made once by `scripts/export-models`, and the comparison of an imported graph with libtorch.
+//! Example archives, exported once by `scripts/export-models`, and comparison of an imported graph with libtorch.
 use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, Type};
 use kiln_torchscript::{Imported, Memory, Session};
 use std::{
@@ -7,7 +7,7 @@ use std::{
     sync::OnceLock,
 };
 
-/// The folder with all archives of the group `small` and the small networks.
+/// The folder with all archives of the group `small` and the small networks, exported at the first call.
 pub fn archives() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
@@ -21,8 +21,7 @@ pub fn archives() -> &'static Path {
         let made = std::fs::metadata(&stamp).and_then(|m| m.modified()).ok();
         let scripts = newest(&root.join("scripts/example_models"));
         if made.is_none() || made < scripts {
-            // Several test processes may come here at once: each writes its own folder, and the first rename wins, for its
-            // owner reads from it.
+            // Several test processes may export at once: each writes its own folder, and the first one to rename it wins.
             let own = dir.with_extension(std::process::id().to_string());
             let status = Command::new(root.join("scripts/export-models"))
                 .args(["--group", "small", "mlp", "loopif", "datadep", "llama", "llama_eager", "--out"])
@@ -74,8 +73,8 @@ pub fn inputs(name: &str) -> Vec<Tensor> {
     load_inputs(&archives().join(format!("{name}.safetensors")))
 }
 
-/// Other data of the same types: floats with axes moved a little and turned around, so that nothing of the example that
-/// was baked in goes unseen. Integers and scalars stay (they are indices, masks and fixed arguments).
+/// Different data of the same types: floats are reversed and perturbed, which reveals example data baked into a graph. Integers and
+/// scalars stay the same, since they are indices, masks and fixed arguments.
 pub fn fresh(inputs: &[Tensor]) -> Vec<Tensor> {
     let other = |t: &Tensor| {
         if !t.ty.dtype.is_float() || t.ty.rank() == 0 {
@@ -99,12 +98,12 @@ pub fn fallback(op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, String>
             Memory { ptr: t.bytes_mut().as_mut_ptr().cast(), ty }
         })
         .collect();
-    // SAFETY: host tensors of these types, alive during the call, results apart from operands.
+    // SAFETY: host tensors of these types, alive during the call; results do not overlap operands.
     unsafe { kiln_torchscript::call(&op.name, &op.overload, &op.args, &ins, &outs, -1) }.map_err(|e| e.to_string())?;
     Ok(results)
 }
 
-/// Outputs of the imported graph by the interpreter, fallbacks by libtorch.
+/// Runs the imported graph in the interpreter, with fallbacks by libtorch.
 pub fn evaluate(model: &Imported, inputs: &[Tensor]) -> Vec<Tensor> {
     let run = kiln_interp::graph::run(&model.graph, inputs, &model.params, &mut fallback);
     run.unwrap_or_else(|e| panic!("{e}\n{}", summary(&model.graph)))
@@ -116,7 +115,7 @@ pub fn reference(path: &Path, inputs: &[Tensor]) -> Vec<Tensor> {
     session.outputs().unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Relative and absolute tolerance: some rounding steps of the dtype.
+/// Relative and absolute tolerance: a few rounding steps of the dtype.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-11,
@@ -127,7 +126,7 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// What differs, if anything: NaN equals NaN, infinities must be the same.
+/// The first difference beyond the tolerance times `scale`, if any. NaN equals NaN; infinities must be equal.
 pub fn difference(got: &[Tensor], want: &[Tensor], scale: f64) -> Option<String> {
     if got.len() != want.len() {
         return Some(format!("{} outputs, torch has {}", got.len(), want.len()));
@@ -148,7 +147,7 @@ pub fn difference(got: &[Tensor], want: &[Tensor], scale: f64) -> Option<String>
     None
 }
 
-/// Fallbacks as `name: why`, each once, in order.
+/// Fallbacks as `name: why`, sorted, without duplicates.
 pub fn fallbacks(graph: &Graph) -> Vec<String> {
     let mut list: Vec<String> = graph
         .values()

@@ -1,4 +1,4 @@
-//! Convolutions as windows and a matmul, pooling as slices and a running maximum or sum.
+//! Decompositions: convolutions as im2col and a matmul, pooling as slices and a running maximum or sum.
 use super::Built;
 use crate::{BinaryOp, DType, Graph, GraphError, Op, PoolKind, Scalar, ValueId};
 
@@ -9,7 +9,7 @@ pub(super) struct Steps<'a> {
     pub dilation: &'a [usize],
 }
 
-/// Pads axes `lead..` to exactly the length that `out` windows reach (a negative number crops what no window reads).
+/// Pads the trailing axes to exactly the length that the windows cover; crops what no window reads.
 fn pad_to_windows(g: &mut Graph, x: ValueId, steps: &Steps, out: &[usize], value: crate::Scalar) -> Built {
     let shape = g.shape(x).to_vec();
     let lead = shape.len() - out.len();
@@ -51,7 +51,7 @@ pub(super) fn pool(g: &mut Graph, x: ValueId, kind: PoolKind, steps: &Steps, sha
     Ok(y)
 }
 
-/// Divides by the number of elements that each window along one axis holds.
+/// Divides by the number of elements that each window counts along one axis.
 fn divide_by_count(
     g: &mut Graph,
     y: ValueId,
@@ -83,7 +83,7 @@ fn divide_by_count(
     g.binary(BinaryOp::Div, y, count)
 }
 
-/// `args`: input, weight, optional bias. Windows are laid out so that one matmul per group does all the work.
+/// `args`: input, weight, optional bias. im2col, then one batched matmul over batch and groups.
 pub(super) fn conv(g: &mut Graph, args: &[ValueId], steps: &Steps, groups: usize, shape: &[usize]) -> Built {
     let (batch, outs, out) = (shape[0], shape[1], &shape[2..]);
     let (x, w) = (args[0], args[1]);
@@ -110,8 +110,8 @@ fn biased(g: &mut Graph, y: ValueId, bias: Option<&ValueId>) -> Built {
     g.binary(BinaryOp::Add, y, bias)
 }
 
-/// A matmul of every point's channels with the whole window; what windows leave at one place is summed, an axis at a time. Nothing is
-/// multiplied by zeros between points: an infinite weight times such a zero would be NaN where PyTorch has none.
+/// One matmul of every input point's channels with the whole window, then an overlap-add (col2im), one axis at a time. Zeros are inserted
+/// only after the matmul: an infinite weight times an inserted zero would be NaN where PyTorch has none.
 pub(super) fn transposed(g: &mut Graph, args: &[ValueId], steps: &Steps, groups: usize, shape: &[usize]) -> Built {
     let (x, w) = (args[0], args[1]);
     let (batch, outs, out) = (shape[0], shape[1], &shape[2..]);
@@ -124,10 +124,10 @@ pub(super) fn transposed(g: &mut Graph, args: &[ValueId], steps: &Steps, groups:
     let y = g.dot(w, x)?;
     let wide = g.dtype(y).compute();
     let mut y = g.cast(y, wide)?;
-    // Axes so far: N, C, those of the window that are left, those that are summed, the rest of the points.
+    // Axes: N, C, the window axes still to be summed, the result axes done, the remaining input axes.
     y = g.reshape(y, [&[batch, outs][..], steps.window, &inside[..]].concat())?;
     for (i, &n) in out.iter().enumerate() {
-        // One axis of the window less for each that is summed; those before it among the points are results already.
+        // Each iteration removes one window axis, so the input axis to replace is always at this position.
         let axis = 1 + out.len();
         let mut without = g.shape(y).to_vec();
         without.remove(2);
@@ -140,7 +140,7 @@ pub(super) fn transposed(g: &mut Graph, args: &[ValueId], steps: &Steps, groups:
             }
             let part = g.slice(y, 2, tap, 1, 1)?;
             let part = g.reshape(part, without.clone())?;
-            let part = apart(g, part, axis, [steps.stride[i], n], lo)?;
+            let part = spread(g, part, axis, [steps.stride[i], n], lo)?;
             total = Some(match total {
                 Some(total) => g.binary(BinaryOp::Add, total, part)?,
                 None => part,
@@ -158,8 +158,8 @@ pub(super) fn transposed(g: &mut Graph, args: &[ValueId], steps: &Steps, groups:
     biased(g, y, args.get(2))
 }
 
-/// `stride - 1` zeros after each element of an axis, `lo` before all, and as many at the end as make it `n` long.
-fn apart(g: &mut Graph, x: ValueId, axis: usize, [stride, n]: [usize; 2], lo: i64) -> Built {
+/// Inserts `stride - 1` zeros after each element of an axis and `lo` zeros in front, then pads or crops the end to length `n`.
+fn spread(g: &mut Graph, x: ValueId, axis: usize, [stride, n]: [usize; 2], lo: i64) -> Built {
     let mut shape = g.shape(x).to_vec();
     let (rank, len) = (shape.len(), shape[axis]);
     let mut x = x;
@@ -179,17 +179,17 @@ fn apart(g: &mut Graph, x: ValueId, axis: usize, [stride, n]: [usize; 2], lo: i6
     g.pad(x, 0.0, before, after)
 }
 
-/// `[N, C, L1, L2, …]` to `[N, C, k1, k2, …, o1, o2, …]`: element `tap` of the window at each position.
+/// im2col: `[N, C, L1, L2, …]` to `[N, C, k1, k2, …, o1, o2, …]`, window elements by output positions.
 fn unfold(g: &mut Graph, x: ValueId, steps: &Steps, out: &[usize]) -> Result<ValueId, GraphError> {
     let mut x = x;
     for (i, &n) in out.iter().enumerate() {
-        // Axes so far: N, C, (k, o) per axis done, the rest.
+        // Axes so far: N, C, a pair (k, o) per axis done, the remaining input axes.
         let axis = 2 + 2 * i;
         let (k, s, d) = (steps.window[i], steps.stride[i], steps.dilation[i]);
         let shape = g.shape(x).to_vec();
         let with = |a: usize, b: usize| [&shape[..axis], &[a, b], &shape[axis + 1..]].concat();
         if k > 1 && s == k && d == 1 {
-            // Windows side by side: only a view.
+            // Windows tile the axis without overlap: only a view.
             x = g.reshape(x, with(n, k))?;
             let mut perm: Vec<usize> = (0..shape.len() + 1).collect();
             perm.swap(axis, axis + 1);
@@ -209,7 +209,7 @@ fn unfold(g: &mut Graph, x: ValueId, steps: &Steps, out: &[usize]) -> Result<Val
     g.permute(x, [0, 1].into_iter().chain(taps).chain(positions).collect::<Vec<_>>())
 }
 
-/// The least value of a dtype: what a maximum starts from.
+/// The smallest value of a dtype: the identity of maximum.
 fn least(dtype: DType) -> Scalar {
     match dtype {
         DType::Bool => Scalar::Bool(false),

@@ -1,7 +1,7 @@
-//! The families of cases.
+//! The families of cases, with the probabilities of their steps.
 use super::{Maker, layers, rows, steps, steps::Step};
 
-/// A family: its first inputs, and how likely its steps are.
+/// A family: how it creates its first inputs, and its steps with their relative weights.
 pub(super) struct Family {
     pub name: &'static str,
     pub start: fn(&mut Maker),

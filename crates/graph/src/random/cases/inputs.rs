@@ -1,10 +1,10 @@
-//! Inputs for cases.
+//! Random inputs for cases, including special values.
 use crate::params::Random;
 use crate::{DType, Graph, Op, Tensor, ValueId, random_tensor};
 
-/// Inputs for a case: normal numbers; of some seeds with NaN, infinities and zeros among them, with many equal values, or
-/// large. Indices stay within the axes that they are used on. Weights of convolutions and values of causal attention stay
-/// finite: whether padding, or the zero that stands for a masked key, is multiplied by them differs between implementations.
+/// Inputs for a case: normally distributed; for some seeds with NaNs, infinities and zeros, with many equal values, or large. Indices stay
+/// in range of the axes that they index. Weights of convolutions and the V operand of causal attention stay finite: implementations
+/// differ in whether they multiply padding, or the zero weight of a masked key, by them.
 pub fn case_inputs(g: &Graph, seed: u64) -> Vec<Tensor> {
     let mut r = Random::new(seed ^ 0x5eed);
     let kind = r.below(8);
@@ -29,6 +29,7 @@ pub fn case_inputs(g: &Graph, seed: u64) -> Vec<Tensor> {
     g.inputs.iter().enumerate().map(|(i, v)| one(i, *v)).collect()
 }
 
+/// Overwrites a few random elements with values from `of`.
 fn sprinkle(t: &mut Tensor, r: &mut Random, of: &[f64]) {
     let n = t.ty.count();
     for _ in 0..(n.min(1) + n / 200).min(50) {
@@ -37,7 +38,7 @@ fn sprinkle(t: &mut Tensor, r: &mut Random, of: &[f64]) {
     }
 }
 
-/// For each value, whether weights of a convolution or values of causal attention are computed from it.
+/// For each value, whether a convolution's weights or the V operand of causal attention depend on it.
 fn kept_finite(g: &Graph) -> Vec<bool> {
     let mut marked = vec![false; g.len()];
     for v in g.values().rev() {
@@ -53,7 +54,7 @@ fn kept_finite(g: &Graph) -> Vec<bool> {
     marked
 }
 
-/// Integers for an input: indices of the axes it is used on, else small ones of either sign.
+/// Integers for an input: valid indices if it is used as an index, else small numbers of either sign.
 fn integers(g: &Graph, v: ValueId, seed: u64) -> Tensor {
     let ty = g.ty(v).clone();
     let along = |user: ValueId| {
@@ -66,7 +67,7 @@ fn integers(g: &Graph, v: ValueId, seed: u64) -> Tensor {
     };
     let bound = g.users(v).into_iter().filter_map(along).min();
     let mut r = Random::new(seed);
-    // What an index of this type reaches.
+    // The range of indices that the dtype can hold.
     let reach = ty.dtype.int_range().map_or(256, |(_, last)| last.min(255) as usize + 1);
     let count = ty.count();
     let dtype = ty.dtype;

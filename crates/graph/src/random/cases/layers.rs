@@ -1,4 +1,4 @@
-//! Products, convolutions, pooling, norms over channels, attention.
+//! Steps that add layers: matmuls, convolutions, pooling, norms over channels, attention.
 use super::{Made, Maker, unfit};
 use crate::random::dot;
 use crate::{BinaryOp, CompareOp, DType, GraphError, Op, PoolKind, Scalar, Type, UnaryOp, ValueId};
@@ -12,7 +12,7 @@ fn each(m: &mut Maker, axes: usize, of: &[usize]) -> Vec<usize> {
     (0..axes).map(|_| m.r.pick(of)).collect()
 }
 
-/// A matmul of two values so far, transposed as is needed; or of a value with itself transposed.
+/// A matmul of two existing values, transposed as needed; possibly of a value with its own transpose.
 pub(super) fn matmul(m: &mut Maker) -> Made {
     let x = m.near()?;
     let y = m.r.pick(&m.floats.clone());
@@ -33,7 +33,7 @@ pub(super) fn matmul(m: &mut Maker) -> Made {
     dot(&mut m.g, x, y)
 }
 
-/// A layer: matmul with a weight, bias, at times an activation.
+/// A linear layer, with an optional bias and activation.
 pub(super) fn linear(m: &mut Maker) -> Made {
     let x = m.near()?;
     let (shape, dtype) = (m.g.shape(x).to_vec(), m.g.dtype(x));
@@ -114,7 +114,7 @@ pub(super) fn channels(m: &mut Maker) -> Made {
     m.g.add(Op::GroupNorm { groups, affine, eps: EPS }, &args)
 }
 
-/// Attention over values so far, with no mask, a causal one or one that is given.
+/// Attention over existing values, without a mask, causal, or with an explicit mask.
 pub(super) fn attention(m: &mut Maker) -> Made {
     let heads: Vec<ValueId> = m.floats.iter().copied().filter(|v| m.g.shape(*v).len() == 4).collect();
     if heads.is_empty() {
@@ -136,7 +136,7 @@ pub(super) fn attention(m: &mut Maker) -> Made {
     m.g.add(Op::Attention { scale, causal }, &args)
 }
 
-/// Scores with those above the diagonal at minus infinity, and their softmax.
+/// Softmax of causally masked scores, from primitives.
 pub(super) fn masked(m: &mut Maker) -> Made {
     let x = m.near()?;
     let shape = m.g.shape(x).to_vec();

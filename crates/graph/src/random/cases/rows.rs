@@ -1,4 +1,4 @@
-//! What is computed along rows.
+//! Steps that compute along rows: norms, reductions, scans, losses.
 use super::{Made, Maker, unfit};
 use crate::{BinaryOp, DType, GraphError, Op, ReduceOp, Scalar, ScanOp, Type, UnaryOp, ValueId};
 
@@ -13,7 +13,7 @@ fn axis(m: &mut Maker, x: ValueId) -> Result<usize, GraphError> {
     }
 }
 
-/// Softmax and norms, as one op or in primitives.
+/// Softmax and norms, as one op or as primitives.
 pub(super) fn normed(m: &mut Maker) -> Made {
     let x = m.near()?;
     let (shape, dtype) = (m.g.shape(x).to_vec(), m.g.dtype(x));
@@ -66,8 +66,7 @@ pub(super) fn normed(m: &mut Maker) -> Made {
     }
 }
 
-/// Functions of rows, each seen through a view that lets a part of the last one through: two or three inside of each other, under a
-/// reduction or a scan of the same rows.
+/// Two or three nested row functions, each followed by a view that keeps part of its result, under a reduction or scan of the same rows.
 pub(super) fn nested(m: &mut Maker) -> Made {
     let mut x = m.near()?;
     let along = axis(m, x)?;
@@ -90,7 +89,7 @@ pub(super) fn nested(m: &mut Maker) -> Made {
     }
 }
 
-/// A value of which each element is computed from a whole row of `x`.
+/// A value whose elements each depend on a whole row of `x`.
 fn row_function(m: &mut Maker, x: ValueId, along: usize) -> Made {
     let rank = m.g.shape(x).len();
     match m.r.below(6) {
@@ -119,7 +118,7 @@ fn row_function(m: &mut Maker, x: ValueId, along: usize) -> Made {
     }
 }
 
-/// As long as `y`, of which it shows some elements, at times beside some of `x`.
+/// A value of `y`'s shape that contains some of `y`'s elements, possibly next to some of `x`'s.
 fn windowed(m: &mut Maker, y: ValueId, x: ValueId, along: usize) -> Made {
     let shape = m.g.shape(y).to_vec();
     let n = shape[along];
@@ -134,14 +133,14 @@ fn windowed(m: &mut Maker, y: ValueId, x: ValueId, along: usize) -> Made {
             let value = m.r.pick(&[0.0, 0.0, 1.0]);
             m.g.pad(part, value, lo, hi)
         }
-        // Halves changed over, or a roll.
+        // Swapped halves (possibly with one negated), or a roll.
         1 => {
             let head = m.g.slice(y, along, 0, cut, 1)?;
             let tail = m.g.slice(y, along, cut, n - cut, 1)?;
             let tail = if m.once_in(2) { m.g.unary(UnaryOp::Neg, tail)? } else { tail };
             m.g.concat(&[tail, head], along)
         }
-        // A slice that is assigned to.
+        // Assignment to a slice of `x`.
         2 => {
             let end = start + 1 + m.r.below(n - start);
             let dtype = m.g.dtype(y);
@@ -162,14 +161,14 @@ fn windowed(m: &mut Maker, y: ValueId, x: ValueId, along: usize) -> Made {
     }
 }
 
-/// Values about one, whose products stay moderate.
+/// Values near one, whose products stay moderate.
 fn about_one(m: &mut Maker, x: ValueId) -> Made {
     let t = m.g.unary(UnaryOp::Tanh, x)?;
     let t = m.g.binary_scalar(BinaryOp::Mul, t, 0.01)?;
     m.g.binary_scalar(BinaryOp::Add, t, 1.0)
 }
 
-/// A reduction of one axis, of some or of all; at times taken back to the operand, or without the axes it reduced.
+/// A reduction over one, some or all axes; sometimes subtracted from its operand, or with the reduced axes dropped.
 pub(super) fn reduced(m: &mut Maker) -> Made {
     use ReduceOp::*;
     let x = m.near()?;
@@ -192,7 +191,7 @@ pub(super) fn reduced(m: &mut Maker) -> Made {
     }
 }
 
-/// Where the largest or smallest element is.
+/// The position of the largest or smallest element.
 pub(super) fn placed(m: &mut Maker) -> Made {
     let x = if m.once_in(3) { m.any()? } else { m.near()? };
     if m.g.dtype(x) == DType::Bool {
@@ -213,7 +212,7 @@ pub(super) fn scanned(m: &mut Maker) -> Made {
     m.g.scan(ScanOp::Sum, x, along)
 }
 
-/// Cross entropy with its gather, mean squared error, or a divergence.
+/// Cross entropy with a gather, mean squared error, or KL divergence.
 pub(super) fn loss(m: &mut Maker) -> Made {
     let x = m.near()?;
     let shape = m.g.shape(x).to_vec();

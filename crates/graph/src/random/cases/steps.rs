@@ -1,4 +1,4 @@
-//! Steps of a case: each adds one value, or what a user writes as one.
+//! Steps of a case. Each adds one value, or one idiom that users write.
 use super::{Made, Maker, unfit};
 use crate::random::{Options, edge, movement, unary, view};
 use crate::{BinaryOp, CompareOp, DType, Op, ReduceOp, ScanOp, ScatterMode, Type, UnaryOp, ValueId};
@@ -10,7 +10,7 @@ const FLOATS: [DType; 4] = [DType::F32, DType::Bf16, DType::F16, DType::F64];
 pub(super) fn pointwise(m: &mut Maker) -> Made {
     let x = m.near()?;
     match m.r.below(8) {
-        // A quotient and a power whose arguments are safe.
+        // Division with a safe divisor; the next arm: a power with a safe base.
         0 => {
             let y = m.partner(x)?;
             let y = m.g.unary(UnaryOp::Abs, y)?;
@@ -70,7 +70,7 @@ pub(super) fn cast(m: &mut Maker) -> Made {
     m.g.cast(x, to)
 }
 
-/// A view: of two kinds, or with an axis split.
+/// A view: a transpose, a split axis, a chunk, or a random view.
 pub(super) fn viewed(m: &mut Maker) -> Made {
     let x = m.near()?;
     let shape = m.g.shape(x).to_vec();
@@ -78,7 +78,7 @@ pub(super) fn viewed(m: &mut Maker) -> Made {
     match m.r.below(6) {
         0 if rank >= 2 => m.g.transpose(x),
         1 if rank > 0 => {
-            // Splits an axis in two.
+            // Split an axis in two.
             let axis = m.r.below(rank);
             let by = m.r.pick(&[2, 3, 4, 8]);
             let mut to = shape.clone();
@@ -87,7 +87,7 @@ pub(super) fn viewed(m: &mut Maker) -> Made {
             m.g.reshape(x, to)
         }
         2 if rank > 0 => {
-            // One of several parts, as chunk gives it.
+            // One result of a chunk.
             let (axis, parts) = (m.r.below(rank), m.r.pick(&[2, 3]));
             let len = shape[axis] / parts;
             let start = m.r.below(parts) * len;
@@ -102,7 +102,7 @@ pub(super) fn moved(m: &mut Maker) -> Made {
     if m.once_in(2) { edge(&mut m.g, &mut m.r, x) } else { movement(&mut m.g, &mut m.r, x) }
 }
 
-/// Several values along an axis, some of them parts of a value; or a roll.
+/// A concatenation of values and slices of values, or a roll.
 pub(super) fn joined(m: &mut Maker) -> Made {
     let x = m.near()?;
     let shape = m.g.shape(x).to_vec();
@@ -127,7 +127,7 @@ pub(super) fn joined(m: &mut Maker) -> Made {
     m.g.concat(&parts, axis)
 }
 
-/// Rows by an index, as an embedding or a gather takes them; or a scatter.
+/// An embedding lookup, a gather, or a scatter.
 pub(super) fn taken(m: &mut Maker) -> Made {
     let x = m.near()?;
     let shape = m.g.shape(x).to_vec();
@@ -154,7 +154,7 @@ pub(super) fn taken(m: &mut Maker) -> Made {
     m.g.add(Op::Gather { axis }, &[x, index])
 }
 
-/// Rotary embedding, by halves or by pairs.
+/// Rotary position embedding, on halves or on interleaved pairs.
 pub(super) fn rope(m: &mut Maker) -> Made {
     let x = m.near()?;
     let shape = m.g.shape(x).to_vec();
@@ -165,7 +165,7 @@ pub(super) fn rope(m: &mut Maker) -> Made {
     let dtype = m.g.dtype(x);
     let angles = if m.once_in(2) { vec![2 * half] } else { shape[rank.saturating_sub(2)..].to_vec() };
     let [cos, sin] = [0; 2].map(|_| m.input(dtype, &angles));
-    let turned = if m.once_in(2) {
+    let rotated = if m.once_in(2) {
         let lo = m.g.slice(x, rank - 1, 0, half, 1)?;
         let hi = m.g.slice(x, rank - 1, half, half, 1)?;
         let minus = m.g.unary(UnaryOp::Neg, hi)?;
@@ -179,11 +179,11 @@ pub(super) fn rope(m: &mut Maker) -> Made {
         m.g.reshape(joined, shape)?
     };
     let p = m.g.binary(BinaryOp::Mul, x, cos)?;
-    let q = m.g.binary(BinaryOp::Mul, turned, sin)?;
+    let q = m.g.binary(BinaryOp::Mul, rotated, sin)?;
     m.g.binary(BinaryOp::Add, p, q)
 }
 
-/// Integer arithmetic, and floats made integers where that is defined.
+/// Integer arithmetic, and casts of floats to integers within range.
 pub(super) fn counted(m: &mut Maker) -> Made {
     use BinaryOp::*;
     if m.once_in(4) {
@@ -241,7 +241,7 @@ pub(super) fn counted(m: &mut Maker) -> Made {
     }
 }
 
-/// Comparisons and logic.
+/// Comparisons and logical ops.
 pub(super) fn compared(m: &mut Maker) -> Made {
     use CompareOp::*;
     let bools: Vec<ValueId> = m.others.iter().copied().filter(|v| m.g.dtype(*v) == DType::Bool).collect();

@@ -1,4 +1,4 @@
-//! What lines are made of: names, types, attributes, and the tokens under them.
+//! The parser's building blocks: names, types, attributes, and token access.
 use super::{Parsed, Parser};
 use crate::ops::Attr;
 use crate::text::{
@@ -8,7 +8,7 @@ use crate::text::{
 use crate::{DType, Scalar, Source, Type, infer::check_type};
 
 impl Parser<'_> {
-    /// `key=value` as long as they come.
+    /// Zero or more `key=value`.
     pub(super) fn attrs(&mut self) -> Parsed<Attrs> {
         let mut attrs: Vec<(String, Attr)> = Vec::new();
         while let (Token::Word(key), Token::Punct('=')) = (self.peek().clone(), self.peek_at(1)) {
@@ -32,7 +32,7 @@ impl Parser<'_> {
             t => match (t.scalar(), t) {
                 (Some(s), _) => Ok(Attr::Scalar(s)),
                 (None, Token::Word(w)) => Ok(Attr::Word(w)),
-                (None, t) => self.fail_back(format!("an attribute's value is wanted, not {}", t.describe())),
+                (None, t) => self.fail_back(format!("expected an attribute's value, found {}", t.describe())),
             },
         }
     }
@@ -47,7 +47,7 @@ impl Parser<'_> {
                 }
                 Token::Word(_) if numbers.is_empty() => types.push(self.ty()?),
                 other => {
-                    return self.fail(format!("a list is of numbers or of types; {} does not fit", other.describe()));
+                    return self.fail(format!("a list holds numbers or types; found {}", other.describe()));
                 }
             }
             if !self.eat(',') {
@@ -63,14 +63,14 @@ impl Parser<'_> {
         let place = self.place();
         let dtype: DType = match self.advance() {
             Token::Word(w) => w.parse().map_err(|e: String| error(self.text, place, e))?,
-            other => return self.fail_back(format!("a type is wanted, as f32[8,128], not {}", other.describe())),
+            other => return self.fail_back(format!("expected a type, as f32[8,128], found {}", other.describe())),
         };
         let mut shape = Vec::new();
         if self.eat('[') {
             while !self.eat(']') {
                 match self.advance() {
                     Token::Int(v) if usize::try_from(v).is_ok() => shape.push(v as usize),
-                    other => return self.fail_back(format!("a size is wanted, not {}", other.describe())),
+                    other => return self.fail_back(format!("expected a size, found {}", other.describe())),
                 }
                 if !self.eat(',') {
                     self.punct(']')?;
@@ -97,13 +97,13 @@ impl Parser<'_> {
         let place = self.place();
         match self.advance() {
             Token::Value(name) => Ok((place, name)),
-            other => self.fail_back(format!("a value's name is wanted, as %0, not {}", other.describe())),
+            other => self.fail_back(format!("expected a value's name, as %0, found {}", other.describe())),
         }
     }
     pub(super) fn string(&mut self) -> Parsed<String> {
         match self.advance() {
             Token::Str(s) => Ok(s),
-            other => self.fail_back(format!("a string in quotes is wanted, not {}", other.describe())),
+            other => self.fail_back(format!("expected a string in quotes, found {}", other.describe())),
         }
     }
     pub(super) fn scalar(&mut self) -> Parsed<Scalar> {
@@ -112,7 +112,7 @@ impl Parser<'_> {
                 self.next += 1;
                 Ok(s)
             }
-            None => self.fail(format!("a number, true or false is wanted, not {}", self.peek().describe())),
+            None => self.fail(format!("expected a number, true or false, found {}", self.peek().describe())),
         }
     }
     pub(super) fn keyword(&mut self, word: &str) -> Parsed<()> {
@@ -121,11 +121,11 @@ impl Parser<'_> {
                 self.next += 1;
                 Ok(())
             }
-            other => self.fail(format!("`{word}` is wanted here, not {}", other.describe())),
+            other => self.fail(format!("expected `{word}`, found {}", other.describe())),
         }
     }
     pub(super) fn punct(&mut self, c: char) -> Parsed<()> {
-        if self.eat(c) { Ok(()) } else { self.fail(format!("`{c}` is wanted here, not {}", self.peek().describe())) }
+        if self.eat(c) { Ok(()) } else { self.fail(format!("expected `{c}`, found {}", self.peek().describe())) }
     }
     pub(super) fn eat(&mut self, c: char) -> bool {
         let found = *self.peek() == Token::Punct(c);
@@ -149,7 +149,7 @@ impl Parser<'_> {
     pub(super) fn fail<T>(&self, what: impl Into<String>) -> Parsed<T> {
         Err(error(self.text, self.place(), what))
     }
-    /// An error at the token just taken.
+    /// An error at the token just consumed.
     pub(super) fn fail_back<T>(&mut self, what: impl Into<String>) -> Parsed<T> {
         self.next = self.next.saturating_sub(1);
         self.fail(what)

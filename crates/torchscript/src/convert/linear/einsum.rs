@@ -1,4 +1,4 @@
-//! Einstein sums of one or two operands: letters become batch, kept and summed axes of one matmul.
+//! `einsum` of one or two operands: each letter becomes a batch, free or contracted axis of one matmul.
 use super::one;
 use crate::{
     convert::context::{Ctx, Res},
@@ -11,12 +11,12 @@ pub fn einsum(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (equation, operands) = (c.str(call, 0)?.replace(' ', ""), c.tensors(call, 1)?);
     let (inputs, output) = parse(&equation)?;
     if inputs.len() != operands.len() {
-        return Err("as many terms as operands are needed".into());
+        return Err("the number of terms differs from the number of operands".into());
     }
     let mut sizes = HashMap::new();
     for (term, v) in inputs.iter().zip(&operands) {
         if term.len() != c.rank(*v) {
-            return Err("a term does not fit its operand".into());
+            return Err("a term's length differs from its operand's rank".into());
         }
         for (letter, size) in term.iter().zip(c.shape(*v)) {
             if *sizes.entry(*letter).or_insert(size) != size {
@@ -35,7 +35,7 @@ pub fn einsum(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 type Term = Vec<char>;
 
-/// Terms and result; without an arrow, the letters that occur once, in alphabetical order.
+/// The terms and the result's letters; without an arrow, the letters that occur once, in alphabetical order.
 fn parse(equation: &str) -> Res<(Vec<Term>, Term)> {
     if equation.contains('.') {
         return Err("an einsum with an ellipsis".into());
@@ -62,7 +62,7 @@ fn parse(equation: &str) -> Res<(Vec<Term>, Term)> {
     Ok((terms, output))
 }
 
-/// `x` with its axes in the order of `to`, all of which `from` has.
+/// Permutes `x` from the letter order `from` to `to`, which has the same letters.
 fn arrange(c: &mut Ctx, x: ValueId, from: &[char], to: &[char]) -> Res<ValueId> {
     let perm: Vec<usize> = to.iter().filter_map(|l| from.iter().position(|f| f == l)).collect();
     if perm.len() != c.rank(x) {
@@ -71,7 +71,7 @@ fn arrange(c: &mut Ctx, x: ValueId, from: &[char], to: &[char]) -> Res<ValueId> 
     c.permute(x, &perm)
 }
 
-/// Sums away the letters that `keep` refuses.
+/// Sums over the letters for which `keep` is false.
 fn summed(c: &mut Ctx, x: ValueId, term: &[char], keep: impl Fn(char) -> bool) -> Res<(ValueId, Term)> {
     let axes: Vec<usize> = (0..term.len()).filter(|i| !keep(term[*i])).collect();
     let kept: Term = term.iter().copied().filter(|l| keep(*l)).collect();

@@ -1,4 +1,4 @@
-//! Activations without an op of their own: composed, with half types computed in f32 and rounded once.
+//! Activations. Those without an op of their own are composed of primitives, in f32 for narrower floats, and rounded once.
 use super::{one, operand};
 use crate::{
     convert::{
@@ -32,7 +32,7 @@ pub fn softplus(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     })?)
 }
 
-/// `min(max(x, lo), hi)`; the bounds are numbers, tensors or missing.
+/// `min(max(x, lo), hi)`. `lo` and `hi` are argument positions; each bound is a number, a tensor, or missing.
 fn bounded(c: &mut Ctx, call: &Call, lo: Option<usize>, hi: Option<usize>) -> Res<Vec<ValueId>> {
     let dtype = c.out(call, 0)?.dtype;
     let x = c.tensor(call, 0)?;
@@ -102,7 +102,7 @@ pub fn leaky_relu(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     })?)
 }
 
-/// The slopes belong to axis 1.
+/// Slopes apply to axis 1.
 pub fn prelu(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, w) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
     let mut shape = vec![1; c.rank(x)];

@@ -1,4 +1,4 @@
-//! Losses: a pointwise expression, then none, mean or sum of it.
+//! Losses: a pointwise expression, then no reduction, its mean or its sum.
 use super::one;
 use crate::{
     convert::context::{Ctx, Res},
@@ -6,7 +6,7 @@ use crate::{
 };
 use kiln_graph::{BinaryOp, CompareOp, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 
-/// torch's numbers for the kinds of reduction.
+/// `at::Reduction`'s numbers.
 const MEAN: i64 = 1;
 const SUM: i64 = 2;
 
@@ -38,7 +38,7 @@ pub fn l1(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     reduced(c, size, c.int(call, 2)?)
 }
 
-/// `d² / 2` near zero, `|d| - 1/2` beyond; scaled by beta.
+/// `d² / (2 beta)` for `|d| < beta`, else `|d| - beta / 2`.
 pub fn smooth_l1(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let beta = c.float(call, 3)?;
     if beta == 0.0 {
@@ -55,7 +55,7 @@ pub fn smooth_l1(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     reduced(c, r, c.int(call, 2)?)
 }
 
-/// `d² / 2` within delta, `delta (|d| - delta / 2)` beyond.
+/// `d² / 2` for `|d| < delta`, else `delta (|d| - delta / 2)`.
 pub fn huber(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let delta = c.float(call, 3)?;
     let d = difference(c, call)?;
@@ -101,7 +101,7 @@ pub fn bce_with_logits(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     reduced(c, r, c.int(call, 4)?)
 }
 
-/// The negated log probability of each row's class; rows whose class is `ignore` count for nothing.
+/// The negative log-likelihood of each row's class, reduced by `kind`; rows whose class is `ignore` do not count.
 fn picked(c: &mut Ctx, log: ValueId, classes: ValueId, kind: i64, ignore: i64) -> Res<Vec<ValueId>> {
     let [n, _] = c.shape(log)[..] else { return Err("a loss over other than rows of classes".into()) };
     let skip = c.constant(c.dtype(classes), Scalar::Int(ignore));

@@ -1,4 +1,4 @@
-//! Variances and norms, computed in f32 for the half types.
+//! Variances, p-norms and distances, computed in f32 for narrower floats.
 use super::{axes_or_all, one};
 use crate::{
     convert::context::{Ctx, Res},
@@ -6,7 +6,7 @@ use crate::{
 };
 use kiln_graph::{BinaryOp, CompareOp, ReduceOp, Scalar, UnaryOp, ValueId};
 
-/// Mean, and the mean square deviation times `n / (n - correction)`; axes kept.
+/// Mean and variance, the latter with divisor `n - correction`; the axes keep size 1.
 fn moments(c: &mut Ctx, x: ValueId, axes: &[usize], correction: f64) -> Res<(ValueId, ValueId)> {
     let n: usize = axes.iter().map(|a| c.shape(x)[*a]).product();
     let mean = c.reduce(ReduceOp::Mean, x, axes)?;
@@ -17,7 +17,7 @@ fn moments(c: &mut Ctx, x: ValueId, axes: &[usize], correction: f64) -> Res<(Val
     Ok((mean, var))
 }
 
-/// Axes and correction of `(x, unbiased)`, `(x, axes?, unbiased, keepdim)` and `(x, axes?, correction?, keepdim)`.
+/// Axes and correction from `(x, unbiased)`, `(x, axes?, unbiased, keepdim)` or `(x, axes?, correction?, keepdim)`.
 fn arguments(c: &Ctx, call: &Call, x: ValueId) -> Res<(Vec<usize>, f64)> {
     if call.args.len() == 2 {
         return Ok(((0..c.rank(x)).collect(), f64::from(u8::from(c.bool(call, 1)?))));
@@ -26,7 +26,7 @@ fn arguments(c: &Ctx, call: &Call, x: ValueId) -> Res<(Vec<usize>, f64)> {
     Ok((c.axes(call, 1, c.rank(x))?, correction))
 }
 
-/// Results of `var`, `std` (with `root`), and with `mean` their pairs.
+/// The results of `var`, or of `std` if `root`; followed by the mean if `mean`.
 fn spread(c: &mut Ctx, call: &Call, root: bool, mean: bool) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let (axes, correction) = arguments(c, call, x)?;
@@ -56,7 +56,7 @@ pub fn std_mean(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     spread(c, call, true, true)
 }
 
-/// The p-norm over `axes`, which stay.
+/// The p-norm over `axes`, which keep size 1.
 fn p_norm(c: &mut Ctx, x: ValueId, p: f64, axes: &[usize]) -> Res<ValueId> {
     let size = c.unary(UnaryOp::Abs, x)?;
     if p == f64::INFINITY {
@@ -104,7 +104,7 @@ pub fn vector_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     norm_of(c, call, x, p, &axes)
 }
 
-/// Without an order it is the 2-norm of all elements; matrix norms stay with torch.
+/// Without an order, the 2-norm of all elements. Matrix norms fall back to libtorch.
 pub fn linalg_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let axes = c.axes(call, 2, c.rank(x))?;
@@ -133,7 +133,7 @@ pub fn pairwise_distance(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.reshape(r, &ty.shape)?)
 }
 
-/// Each side divided by its own norm (at least eps), then multiplied and added up.
+/// Divides each operand by its own norm (at least eps), multiplies, and sums.
 pub fn cosine_similarity(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     let eps = c.float(call, 3)?;
@@ -149,7 +149,7 @@ pub fn cosine_similarity(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     };
     let work = ty.dtype.compute();
     let (a, b) = (c.cast(a, work)?, c.cast(b, work)?);
-    // Lengths are those of the broadcast operands.
+    // Norms are over the broadcast length of the axis.
     let [na, nb] = [a, b].map(|x| c.shape(x).get(axis).copied().unwrap_or(1));
     let along = |c: &mut Ctx, x, n| {
         let mut shape = c.shape(x);

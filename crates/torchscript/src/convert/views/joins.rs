@@ -1,4 +1,4 @@
-//! Concatenation, padding, and writing a part into a whole.
+//! Concatenation, padding, and writing a slice into a tensor.
 use super::{bounds, normal_start};
 use crate::{
     convert::{
@@ -13,8 +13,8 @@ fn one(v: ValueId) -> Res<Vec<ValueId>> {
     Ok(vec![v])
 }
 
-/// Casts to the common type.
-fn together(c: &mut Ctx, parts: Vec<ValueId>) -> Res<Vec<ValueId>> {
+/// Casts all operands to their common dtype.
+fn promoted(c: &mut Ctx, parts: Vec<ValueId>) -> Res<Vec<ValueId>> {
     let dtype = parts.iter().map(|p| c.dtype(*p)).reduce(promote).unwrap_or(DType::F32);
     parts.into_iter().map(|p| c.cast(p, dtype)).collect()
 }
@@ -23,8 +23,8 @@ pub fn cat(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let parts = c.tensors(call, 0)?;
     let rank = c.out(call, 0)?.rank();
     let axis = c.axis(call, 1, rank)?;
-    let parts = together(c, parts)?;
-    // torch skips empty tensors of rank 1, whatever the others' rank.
+    let parts = promoted(c, parts)?;
+    // torch skips empty rank-1 tensors, whatever the rank of the others.
     let parts: Vec<ValueId> = parts.into_iter().filter(|p| c.rank(*p) == rank).collect();
     one(c.concat(&parts, axis)?)
 }
@@ -32,7 +32,7 @@ pub fn cat(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 pub fn stack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let parts = c.tensors(call, 0)?;
     let axis = c.axis(call, 1, c.out(call, 0)?.rank())?;
-    let parts = together(c, parts)?;
+    let parts = promoted(c, parts)?;
     let mut rows = vec![];
     for p in parts {
         let mut shape = c.shape(p);
@@ -44,7 +44,7 @@ pub fn stack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 pub fn hstack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let parts = c.tensors(call, 0)?;
-    let parts = together(c, parts)?;
+    let parts = promoted(c, parts)?;
     let mut rows = vec![];
     for p in parts {
         let shape = if c.rank(p) == 0 { vec![1] } else { c.shape(p) };
@@ -56,7 +56,7 @@ pub fn hstack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 pub fn vstack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let parts = c.tensors(call, 0)?;
-    let parts = together(c, parts)?;
+    let parts = promoted(c, parts)?;
     let mut rows = vec![];
     for p in parts {
         let shape = match c.shape(p)[..] {
@@ -69,7 +69,7 @@ pub fn vstack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.concat(&rows, 0)?)
 }
 
-/// Vector i varies along axis i; with "xy" the first two axes are exchanged.
+/// Vector i varies along axis i; with indexing "xy" the first two axes are swapped.
 pub fn meshgrid(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let parts = c.tensors(call, 0)?;
     let xy = c.str(call, 1).is_ok_and(|s| s == "xy");
@@ -85,7 +85,7 @@ pub fn meshgrid(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(grids)
 }
 
-/// torch's padding list: pairs from the last axis backwards.
+/// torch's padding list: (before, after) pairs, from the last axis backwards.
 fn pads(c: &Ctx, call: &Call, rank: usize) -> Res<(Vec<i64>, Vec<i64>)> {
     let list = c.ints(call, 1)?;
     if list.len() % 2 != 0 || list.len() / 2 > rank {
@@ -162,7 +162,7 @@ fn border(c: &mut Ctx, x: ValueId, axis: usize, mode: &str, n: usize, before: bo
     }
 }
 
-/// `x` with `start..start + len` of `axis` replaced.
+/// `x` with `start..start + len` along `axis` replaced by `part`.
 fn replace(c: &mut Ctx, x: ValueId, part: ValueId, axis: usize, start: usize, len: usize) -> Res<ValueId> {
     let size = c.shape(x)[axis];
     let part = c.cast(part, c.dtype(x))?;

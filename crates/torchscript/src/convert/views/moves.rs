@@ -1,4 +1,4 @@
-//! Reordering and repeating elements.
+//! Reordering and repeating elements: rolls, windows, triangles, diagonals, shuffles.
 use super::diagonal_start;
 use crate::{
     convert::context::{Ctx, Res, normal_axis},
@@ -31,7 +31,7 @@ fn roll_axis(c: &mut Ctx, x: ValueId, axis: usize, shift: i64) -> Res<ValueId> {
     c.concat(&[tail, head], axis)
 }
 
-/// Without axes, of the flattened tensor.
+/// Rolls each given axis; without axes, the flattened tensor.
 pub fn roll(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let mut x = c.tensor(call, 0)?;
     let (shifts, axes, shape) = (c.ints(call, 1)?, c.ints(call, 2)?, c.shape(x));
@@ -68,25 +68,25 @@ pub fn rot90(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     })
 }
 
-/// Each axis gets an axis of repeats in front, which is then merged into it.
+/// Inserts an axis of repeats before each axis, then merges the two.
 pub fn repeat(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let mut shape = vec![1; ty.rank() - c.rank(x)];
     shape.extend(c.shape(x));
-    let (mut apart, mut full) = (vec![], vec![]);
+    let (mut split, mut full) = (vec![], vec![]);
     for (size, total) in shape.iter().zip(&ty.shape) {
-        apart.extend([1, *size]);
+        split.extend([1, *size]);
         full.extend([if *size == 0 { 1 } else { total / size }, *size]);
     }
     if ty.count() == 0 {
         return one(c.full(&ty, Scalar::Int(0))?);
     }
-    let r = c.reshape(x, &apart)?;
+    let r = c.reshape(x, &split)?;
     let r = c.broadcast(r, &full)?;
     one(c.reshape(r, &ty.shape)?)
 }
 
-/// By a number: each element gets an axis of repeats behind it.
+/// Repeats by one number: inserts an axis of repeats after the axis, then merges the two.
 pub fn repeat_interleave(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (mut x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     if let Arg::Value(repeats) = c.arg(call, 1)
@@ -108,13 +108,13 @@ pub fn repeat_interleave(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     };
     let times = total.checked_div(*size).unwrap_or(0);
     shape.insert(axis + 1, 1);
-    let apart = c.reshape(x, &shape)?;
+    let split = c.reshape(x, &shape)?;
     shape[axis + 1] = times;
-    let r = c.broadcast(apart, &shape)?;
+    let r = c.broadcast(split, &shape)?;
     one(c.reshape(r, &ty.shape)?)
 }
 
-/// `(x, axis, size, step)`: windows along an axis, their elements along a new last one.
+/// `(x, axis, size, step)`: sliding windows along an axis; the elements of a window lie along a new last axis.
 pub fn unfold(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let axis = c.axis(call, 1, c.rank(x))?;
@@ -133,12 +133,12 @@ pub fn unfold(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.permute(taken, &order)?)
 }
 
-/// `(vector, sizes, strides, offset)`. Strides are those of memory, which values here do not have: `cpp/views.cpp` leaves
-/// this operator only over all elements in the order in which they lie there.
+/// `(vector, sizes, strides, offset)`. Graph values have no strides: `cpp/views.cpp` has rewritten the operator so that its operand is
+/// the vector of all elements in memory order.
 pub fn as_strided(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty, strides, offset) = (c.tensor(call, 0)?, c.out(call, 0)?, c.ints(call, 2)?, c.int(call, 3)?);
     if c.rank(x) != 1 || strides.len() != ty.rank() {
-        return Err("as_strided of other than a vector".into());
+        return Err("as_strided of an operand that is not a vector".into());
     }
     if ty.count() == 0 {
         return one(c.full(&ty, Scalar::Int(0))?);
@@ -169,7 +169,7 @@ fn grid(c: &mut Ctx, rows: usize, columns: usize) -> (ValueId, ValueId) {
     (row, column)
 }
 
-/// The elements with `column - row <= k` (lower) or `>= k` (upper); zero elsewhere.
+/// Keeps the elements with `column - row <= k` (lower) or `>= k` (upper); zero elsewhere.
 pub fn triangle(c: &mut Ctx, call: &Call, lower: bool) -> Res<Vec<ValueId>> {
     let (x, k) = (c.tensor(call, 0)?, c.int(call, 1)?);
     let [.., rows, columns] = c.shape(x)[..] else { return Err("a triangle of a vector".into()) };
@@ -181,14 +181,14 @@ pub fn triangle(c: &mut Ctx, call: &Call, lower: bool) -> Res<Vec<ValueId>> {
     one(c.select(inside, x, zero)?)
 }
 
-/// A vector (or the last axis) on the diagonal of the last two axes.
+/// Places a vector (or the last axis) on a diagonal of the last two axes of the result.
 fn embed(c: &mut Ctx, x: ValueId, offset: i64, n: usize) -> Res<ValueId> {
     let rank = c.rank(x);
     let (row, column) = grid(c, n, n);
     let k = c.constant(DType::I64, Scalar::Int(offset));
     let at = c.binary(BinaryOp::Add, row, k)?;
     let on = c.compare(CompareOp::Eq, column, at)?;
-    // The element of row r is x[r] for offsets >= 0, x[column] below the diagonal: pad x to n along the right axis.
+    // The diagonal element is x[row] for offsets >= 0, else x[column]: pad x to n, and broadcast it along the other axis.
     let len = c.shape(x)[rank - 1];
     let pad = n - len;
     let mut shape = c.shape(x);
@@ -198,8 +198,8 @@ fn embed(c: &mut Ctx, x: ValueId, offset: i64, n: usize) -> Res<ValueId> {
     let padded = if pad == 0 { x } else { c.node(Op::Pad { lo: vec![0; rank], hi }, &[x, zero])? };
     shape[rank - 1] = n;
     shape.insert(if offset >= 0 { rank } else { rank - 1 }, 1);
-    let spread = c.reshape(padded, &shape)?;
-    let r = c.select(on, spread, zero)?;
+    let vector = c.reshape(padded, &shape)?;
+    let r = c.select(on, vector, zero)?;
     let mut full = shape;
     full[rank - 1] = n;
     full[rank] = n;
@@ -234,10 +234,10 @@ pub fn pixel_shuffle(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let shape = c.shape(x);
     let [lead @ .., channels, h, w] = &shape[..] else { return Err("pixel_shuffle of rank below 3".into()) };
     let n = lead.len();
-    let apart = c.reshape(x, &[lead, &[channels / (r * r), r, r, *h, *w]].concat())?;
+    let split = c.reshape(x, &[lead, &[channels / (r * r), r, r, *h, *w]].concat())?;
     let mut perm: Vec<usize> = (0..n).collect();
     perm.extend([n, n + 3, n + 1, n + 4, n + 2]);
-    let p = c.permute(apart, &perm)?;
+    let p = c.permute(split, &perm)?;
     one(c.reshape(p, &ty.shape)?)
 }
 
@@ -247,10 +247,10 @@ pub fn pixel_unshuffle(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let shape = c.shape(x);
     let [lead @ .., channels, h, w] = &shape[..] else { return Err("pixel_unshuffle of rank below 3".into()) };
     let n = lead.len();
-    let apart = c.reshape(x, &[lead, &[*channels, h / r, r, w / r, r]].concat())?;
+    let split = c.reshape(x, &[lead, &[*channels, h / r, r, w / r, r]].concat())?;
     let mut perm: Vec<usize> = (0..n).collect();
     perm.extend([n, n + 2, n + 4, n + 1, n + 3]);
-    let p = c.permute(apart, &perm)?;
+    let p = c.permute(split, &perm)?;
     one(c.reshape(p, &ty.shape)?)
 }
 
@@ -258,9 +258,9 @@ pub fn channel_shuffle(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, groups) = (c.tensor(call, 0)?, c.int(call, 1)? as usize);
     let shape = c.shape(x);
     let [batch, channels, rest @ ..] = &shape[..] else { return Err("channel_shuffle of rank below 2".into()) };
-    let apart = c.reshape(x, &[&[*batch, groups, channels / groups], rest].concat())?;
+    let split = c.reshape(x, &[&[*batch, groups, channels / groups], rest].concat())?;
     let mut perm: Vec<usize> = (0..shape.len() + 1).collect();
     perm.swap(1, 2);
-    let p = c.permute(apart, &perm)?;
+    let p = c.permute(split, &perm)?;
     one(c.reshape(p, &shape)?)
 }
