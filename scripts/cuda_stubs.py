@@ -4,9 +4,9 @@
     cuda_stubs.py SITE_PACKAGES
 
 The PyPI wheel of torch for x86-64 is a CUDA build: libtorch_python.so needs libtorch_cuda.so, libcudnn.so.9 and
-libcufile.so.0, which with their own dependencies are 4 GB. On a CPU none of that code runs. This script reads which
-symbols libtorch_python.so (and torchvision's extension) would take from them and writes three small libraries that
-define just these; each one stops the process with its name if it is ever called.
+libcufile.so.0, which with their own dependencies are 4 GB. On a CPU none of that code runs. This script finds the symbols
+that libtorch_python.so (and torchvision's extension) import from them, and writes three small libraries that define just
+these; calling any of them aborts the process with a message that names it.
 """
 
 import os
@@ -43,7 +43,7 @@ def symbols(library, which):
 
 
 def provided(site):
-    """Symbols that the libraries which stay do define."""
+    """Symbols that the remaining libraries define."""
     lib, cuda = site / "torch/lib", site / "nvidia/cu13/lib"
     libs = [lib / n for n in ("libtorch_cpu.so", "libc10.so", "libc10_cuda.so", "libshm.so", "libgomp.so.1")]
     libs += list(cuda.glob("libcudart.so.13")) + list(cuda.glob("libcupti.so.13"))
@@ -56,7 +56,7 @@ def provided(site):
 
 
 def missing_symbols(site):
-    """Symbols that Python's part of torch needs and nothing that stays defines: name -> name with version."""
+    """Symbols that torch's Python extension needs and no remaining library defines: name -> name with version."""
     python = site / "torch/lib/libtorch_python.so"
     wanted = symbols(python, "undefined-only")
     vision = site / "torchvision/_C.so"

@@ -89,7 +89,7 @@ def main():
         try:
             size = export(name, args.out, args.strip_sources)
             print(f"{name}: {size / 1e6:.2f} MB", flush=True)
-        except Exception as e:  # one model must not keep the others from being written
+        except Exception as e:  # a failure must not prevent the export of other models
             failed.append(name)
             print(f"{name}: failed: {e!r}"[:2000], file=sys.stderr, flush=True)
     if failed:

@@ -1,8 +1,8 @@
 """Writes the list of operators that a graph may leave to libtorch: crates/graph/src/fallback/operators.txt.
 
-A graph comes out of files that anyone may have written, so an operator of it must do nothing but compute its results from its
-operands. Each class below is left out for the reason beside it; what remains is called with wrong arguments in processes of
-their own, and what ends its process is left out too.
+Graphs come from untrusted files, so their operators must do nothing but compute results from operands. Each class of operators below
+is excluded for the reason given with it. The others are called with random, mostly invalid arguments, each in a process of its own, and
+operators that crash the process are excluded too.
 
     .deps/venv/bin/python scripts/fallback_operators.py [--calls N]
 """
@@ -19,8 +19,8 @@ import torch
 
 LIST = Path(__file__).parent.parent / "crates/graph/src/fallback/operators.txt"
 
-# Views that libtorch checks against their operand, which is dense. All others stay out: `as_strided` and `_reshape_alias` take
-# strides on trust.
+# Views that libtorch checks against their operand, which is dense. All other views are excluded: `as_strided` and `_reshape_alias` do not
+# check their strides.
 VIEWS = set(
     """adjoint alias broadcast_to chunk contiguous detach diagonal dsplit.array dsplit.int expand expand_as flatten.using_ints
     hsplit.array hsplit.int linalg_diagonal mH mT matrix_H movedim.int movedim.intlist moveaxis.int moveaxis.intlist narrow
@@ -28,7 +28,7 @@ VIEWS = set(
     split_with_sizes squeeze squeeze.dim squeeze.dims swapaxes swapdims t tensor_split.indices tensor_split.sections to.dtype
     to.other transpose.int unbind.int unflatten.int unfold unsqueeze view view.dtype view_as vsplit.array vsplit.int""".split()
 )
-# Operators named as libtorch's own that exported models hold, and that check what they are given.
+# Operators with the names of libtorch internals that exported models contain, and that check their arguments.
 INTERNAL = set(
     """__and__ __lshift__ __or__ __rshift__ __xor__ _adaptive_avg_pool2d _adaptive_avg_pool3d _aminmax _conj_physical
     _convolution _convolution_mode _dim_arange _euclidean_dist _int_mm _is_all_true _is_any_true _linalg_det _linalg_slogdet
@@ -39,7 +39,7 @@ INTERNAL = set(
     _transformer_encoder_layer_fwd _trilinear _unique _unique2 _upsample_bicubic2d_aa _upsample_bilinear2d_aa
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_norm _weight_norm_interface""".split()
 )
-# What a text argument may be: a choice among words, or an equation. Never a path.
+# Names of string arguments that are allowed: a choice among words, or an equation. Never a path.
 TEXTS = set("approximate driver equation indexing interpolation mode norm ord padding reduce rounding_mode side UPLO".split())
 LEFT_OUT = [
     (r"_backward|_jvp$|_double_backward|_grad$", "gradients: they trust tensors saved by the forward"),
@@ -54,14 +54,14 @@ LEFT_OUT = [
     (r"^unsafe_|^embedding_renorm$|^segment_reduce$|^infinitely_differentiable", "made for callers that checked before"),
     (r"^_test|^_foo", "libtorch's own tests"),
 ]
-# What libtorch gives weights of any shape to; crates/graph/src/fallback.rs checks them all.
+# Operators to which libtorch passes weights of any shape; crates/graph/src/fallback.rs checks the shapes.
 RECURRENT = re.compile(r"^(lstm|gru|rnn_tanh|rnn_relu)\.input$")
 FAKE_QUANTISED = re.compile(r"^fake_quantize_per_(tensor|channel)_affine$")
 TYPES = re.compile(r"^(Tensor|int|float|bool|Scalar|str|Generator|Device)(\[\d*\])?\??(\[\d*\])?\??$")
 
 
 def arguments(text):
-    """The arguments in a schema's text, split at commas outside of brackets."""
+    """The arguments in a schema's text, split at commas outside of parentheses and brackets."""
     inner, depth, part, found = text[text.index("(") + 1 :], 0, "", []
     for c in inner:
         if c == ")" and depth == 0:
@@ -85,7 +85,7 @@ def plain(text):
 
 
 def why_not(schema, full):
-    """The reason why an operator is left out, or None."""
+    """The reason why an operator is excluded, or None."""
     name, overload = full.split(".")[0], full
     if any(a.alias_info and a.alias_info.is_write for a in schema.arguments):
         return "it writes an operand"
@@ -138,7 +138,7 @@ def value(r, kind, shapes=SHAPES):
 
 
 def calls(full, text, n, condition):
-    """Calls an operator with random arguments in this process; errors are fine."""
+    """Calls an operator with random arguments in this process; ignores errors."""
     r = random.Random(full)
     name, _, overload = full.partition(".")
     op = getattr(getattr(torch.ops.aten, name), overload or "default")
@@ -161,7 +161,7 @@ def calls(full, text, n, condition):
 
 
 def ends(full, text, n, condition):
-    """The signal that ends a process which makes such calls, or None."""
+    """The signal that kills a process which makes such calls, or None."""
     pid = os.fork()
     if pid == 0:
         null = os.open(os.devnull, os.O_WRONLY)
@@ -202,7 +202,7 @@ def main():
         out.write("\n")
         out.writelines(f"{text}\n" for text, _ in sorted(set(kept)))
     for text, end in ended:
-        print(f"left out, as it ends with {end}: {text.split('(')[0]}")
+        print(f"excluded, since it crashes with {end}: {text.split('(')[0]}")
     print(f"{len(kept)} operators")
 
 

@@ -1,4 +1,4 @@
-# Sourced by the other scripts: says what is going on for as long as it goes on.
+# Sourced by the other scripts: progress and error messages.
 
 have() { printf '  ok    %s\n' "$1"; }
 fail() { printf '%s: %s\n' "$(basename "$0")" "$1" >&2; exit 1; }
@@ -6,11 +6,11 @@ fail() { printf '%s: %s\n' "$(basename "$0")" "$1" >&2; exit 1; }
 # 75 -> "1 min 15 s"
 duration() { if [ "$1" -lt 60 ]; then echo "$1 s"; else echo "$(($1 / 60)) min $(($1 % 60)) s"; fi; }
 
-# Size of folders that may not be there: "1.2G"
+# Total size of folders, which need not exist: "1.2G"
 size_of() { du -shc "$@" 2>/dev/null | tail -1 | cut -f1; }
 
-# during TEXT COMMAND…: runs the command. On a terminal one line counts the seconds and shows the command's last word; elsewhere a
-# line comes at the start and twice a minute. What the command printed is shown if it fails.
+# during TEXT COMMAND…: runs the command. On a terminal, one line shows the seconds passed and the last line of the command's output;
+# elsewhere, a line is printed at the start and twice a minute. If the command fails, the end of its output is shown.
 during() {
     local text=$1 log pid status=0 start=$SECONDS
     shift
@@ -18,7 +18,7 @@ during() {
     printf '  ....  %s\n' "$text"
     "$@" >"$log" 2>&1 &
     pid=$!
-    # A command in the background does not see Ctrl-C.
+    # A background command does not receive Ctrl-C.
     trap 'kill "$pid" 2>/dev/null; exit 130' INT TERM
     while kill -0 "$pid" 2>/dev/null; do
         sleep 1

@@ -1,11 +1,11 @@
-"""A table of what `kiln bench --json` measured: summary.py FOLDER NAME..., which reads FOLDER/NAME.json."""
+"""Prints a table of `kiln bench --json` results: summary.py FOLDER NAME..., which reads FOLDER/NAME.json."""
 
 import json
 import sys
 from pathlib import Path
 
-NOISY = 2  # p90 over p10, as `kiln bench` marks it,
-BUSY = 0.2  # and so is the share of the processor that others took
+NOISY = 2  # limit of p90 over p10, as in `kiln bench`
+BUSY = 0.2  # limit of the share of the processor taken by other processes, as in `kiln bench`
 
 
 def noisy(side):
@@ -13,7 +13,7 @@ def noisy(side):
 
 
 def ratio(bench, name):
-    """How much longer a side takes than the fused kernels; `~` where runs of either differed widely, or the machine was busy."""
+    """A side's time relative to the fused kernels; marked with `~` if runs of either differed widely or the machine was busy."""
     side, fused = bench.get(name), bench["fused"]
     if not side:
         return "-"

@@ -102,7 +102,7 @@ def dtype_narrow():
 
 
 class QuantisedLinear(nn.Module):
-    """Weights of 8 bits, a scale for each row; activations quantised as they come."""
+    """8-bit weights with one scale per row; activations are quantised dynamically."""
 
     def __init__(self, inner, outer):
         super().__init__()
@@ -238,7 +238,7 @@ def mutates_weight():
 
 
 class Trains(nn.Module):
-    """Trains whatever mode it is in: as a trace of a module that nobody called eval() on."""
+    """Uses training mode unconditionally, like a trace of a module on which eval() was not called."""
 
     def __init__(self, norm):
         super().__init__()
@@ -261,7 +261,7 @@ def trains_norm():
 
 
 class BatchStatistics(nn.Module):
-    """A norm without learnt statistics: those of the batch are what it means, in evaluation too."""
+    """A norm without running statistics: it uses those of the batch, in evaluation mode too."""
 
     def __init__(self):
         super().__init__()

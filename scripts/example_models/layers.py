@@ -1,4 +1,4 @@
-"""Layers that PyTorch runs as one operator outside of training, with every mask; and recurrent cells, which change parts in place."""
+"""Layers that PyTorch runs as one operator in evaluation mode, with every kind of mask; and recurrent cells with in-place updates."""
 
 import torch
 from torch import nn

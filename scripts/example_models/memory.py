@@ -1,4 +1,4 @@
-"""What speaks of memory rather than of values: strides, views, changes in place; and shapes that depend on data."""
+"""Models that depend on the memory layout: strides, views, in-place changes; and shapes that depend on data."""
 
 import torch
 from torch import nn

@@ -45,7 +45,7 @@ def vit_b_16():
     # Otherwise tracing records one opaque `_native_multi_head_attention` per layer.
     torch.backends.mha.set_fastpath_enabled(False)
     model = torchvision.models.vit_b_16(weights=None)
-    # Its head starts at zero: every result would be right.
+    # Its head is initialised to zero: all results would be zero, and no error would show.
     torch.nn.init.normal_(model.heads.head.weight, std=0.05)
     return model, (torch.randn(1, 3, 224, 224),)
 

@@ -1,4 +1,4 @@
-//! File tests: a graph as text, and what a stage makes of it, in one file that shows one mechanism.
+//! File tests: a graph as text and the output of a stage for it, in one file that shows one mechanism.
 //!
 //! ```text
 //! # What the mechanism is for.
@@ -9,9 +9,10 @@
 //! …
 //! ```
 //!
-//! The first `;` line says what to run: `lower TARGET` (block programs and library steps), `ptx TARGET` (names of instructions, with
-//! their numbers where one follows itself), `plan MACHINE`. `only` keeps the lines with one of its words (`tma_*`: all that begin so), and
-//! what encloses them; values are then numbered anew, so that a line elsewhere changes nothing here. All below `gives` is compared, or written by [`FileTest::blessed`].
+//! The first `;` line says what to run: `lower TARGET` (block programs and library steps), `ptx TARGET` (names of instructions, with a
+//! count where one repeats), `plan MACHINE`. `only` keeps the lines that contain one of its words (`tma_*`: any word that begins so) and
+//! the blocks that enclose them; values are then renumbered, so that changes in other lines do not show. The text below `gives` is what
+//! [`FileTest::difference`] compares and [`FileTest::blessed`] writes.
 mod text;
 
 use kiln::{CompileOptions, Compiled, Error, Model, Target, compile::CompiledCode, snapshot, stages};
@@ -21,10 +22,10 @@ const GIVES: &str = "; gives\n";
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct FileTest {
-    /// The file down to its expected text.
+    /// The file up to its expected text.
     head: String,
     run: Run,
-    /// Words of the lines to show; all lines without any.
+    /// Words that select the lines to show; if empty, all lines are shown.
     only: Vec<String>,
     expected: String,
 }
@@ -37,25 +38,25 @@ enum Run {
 }
 
 impl FileTest {
-    /// Reads a file; an error says what its header lacks.
+    /// Reads a file; the error says what is wrong with its header.
     pub fn parse(text: &str) -> Result<FileTest, String> {
         let (head, expected) = text.split_once(GIVES).unwrap_or((text, ""));
         let mut lines = head.lines().filter_map(|l| l.strip_prefix("; "));
-        let run = lines.next().ok_or("the file says not what to run; add `; lower sm_90a`")?;
+        let run = lines.next().ok_or("the file does not say what to run; add `; lower sm_90a`")?;
         let mut only = vec![];
         for line in lines {
             let words =
-                line.strip_prefix("only ").ok_or_else(|| format!("`; {line}` is not known; there is `only`"))?;
+                line.strip_prefix("only ").ok_or_else(|| format!("`; {line}` is not known; write `; only WORDS`"))?;
             only.extend(words.split(',').map(|w| w.trim().to_string()));
         }
         Ok(FileTest { head: head.into(), run: Run::parse(run)?, only, expected: expected.trim().into() })
     }
 
-    /// What the stage gives, as far as the file shows it.
+    /// The stage's output, reduced to the lines that the file shows.
     pub fn actual(&self) -> Result<String, String> {
         let said = |e: Error| format!("{e}; {}", e.help());
         let graph: Vec<&str> = self.head.lines().filter(|l| !l.starts_with(';')).collect();
-        let graph: kiln::Graph = graph.join("\n").parse().map_err(|e| format!("the graph does not read: {e}"))?;
+        let graph: kiln::Graph = graph.join("\n").parse().map_err(|e| format!("the graph does not parse: {e}"))?;
         let model = Model::from_graph(graph).map_err(said)?;
         let compile = |target| kiln::compile(&model, &CompileOptions { target, ..CompileOptions::default() });
         let whole = match &self.run {
@@ -71,7 +72,7 @@ impl FileTest {
         Ok(text::wrapped(shown.trim()))
     }
 
-    /// How `actual` differs from what is expected, for a reader; nothing if it does not.
+    /// The difference between the expected text and `actual`; `None` if they are equal.
     pub fn difference(&self, actual: &str) -> Option<String> {
         let same = self.expected == actual.trim();
         let diff = || {
@@ -97,7 +98,7 @@ impl Run {
             "lower" => Ok(Run::Lower(target()?)),
             "ptx" => Ok(Run::Ptx(target()?)),
             "plan" => Ok(Run::Plan(on.into())),
-            _ => Err(format!("`; {line}` is nothing to run; there are lower, ptx and plan")),
+            _ => Err(format!("`; {line}` is nothing to run; write lower, ptx or plan")),
         }
     }
 }

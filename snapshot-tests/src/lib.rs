@@ -1,10 +1,10 @@
-//! What tests of whole stages stand on: file tests, and facts about PTX as snapshots state them.
+//! Support for tests of whole stages: file tests, and facts about PTX in the form in which snapshots contain them.
 pub mod filetest;
 
 use kiln::facts::{assemble, instruction_counts};
 use std::{fmt::Write as _, path::Path};
 
-/// Instruction counts of a kernel, and what `ptxas` says of spills; an error if it refuses the text.
+/// Instruction counts of a kernel, and its spills as `ptxas` reports them; an error if `ptxas` rejects the text.
 pub fn ptx_facts(ptxas: &Path, ptx: &str) -> Result<String, kiln::Error> {
     let assembled = assemble(ptxas, ptx, "sm_90a")?;
     let mut t = String::new();

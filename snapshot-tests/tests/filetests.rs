@@ -1,8 +1,8 @@
-//! `filetests/`: one mechanism a file. `KILN_BLESS=1` writes what stages give now into the files; read the difference before you commit it.
+//! Runs `filetests/`, one mechanism per file. `KILN_BLESS=1` updates the expected text in the files; read the difference before committing.
 use kiln_snapshot_tests::filetest::FileTest;
 use std::path::PathBuf;
 
-/// So that a person reads it whole.
+/// Most lines of a file, so that it is short enough to be read as a whole.
 const LONGEST: usize = 80;
 
 fn files() -> Vec<PathBuf> {
@@ -13,7 +13,7 @@ fn files() -> Vec<PathBuf> {
     files
 }
 
-/// What is wrong with a file, if anything; with `bless` it is written anew instead.
+/// Fails if the output differs from the file's expected text; with `bless` updates the file instead.
 fn run(file: &PathBuf, bless: bool) -> Result<(), String> {
     let text = std::fs::read_to_string(file).map_err(|e| e.to_string())?;
     let test = FileTest::parse(&text)?;
@@ -24,7 +24,7 @@ fn run(file: &PathBuf, bless: bool) -> Result<(), String> {
     }
     match test.difference(&actual) {
         Some(_) if bless => std::fs::write(file, now).map_err(|e| e.to_string()),
-        Some(diff) => Err(format!("KILN_BLESS=1 takes this over:\n{diff}")),
+        Some(diff) => Err(format!("the output differs; KILN_BLESS=1 updates the file:\n{diff}")),
         None => Ok(()),
     }
 }
@@ -43,16 +43,16 @@ const RELU: &str =
     "# One op.\n; lower sm_90a\n; only load, max\ngraph relu(%x: f32[512]) {\n  %y = relu %x\n  return %y\n}\n";
 
 #[test]
-fn a_wrong_expectation_fails_and_blessing_mends_it() {
+fn a_wrong_expectation_fails_and_blessing_fixes_it() {
     let test = FileTest::parse(&format!("{RELU}; gives\n  v0 = load nothing\n")).expect("parses");
     let actual = test.actual().expect("compiles");
     assert!(actual.contains("load") && !actual.contains("store"), "{actual}");
     let diff = test.difference(&actual).expect("differs");
     assert!(diff.contains("-  v0 = load nothing") || diff.contains("-v0 = load nothing"), "{diff}");
     assert!(diff.contains("+kernel @relu_0"), "{diff}");
-    let mended = FileTest::parse(&test.blessed(&actual)).expect("parses");
-    assert_eq!(mended.difference(&actual), None);
-    assert_eq!(mended.blessed(&actual), test.blessed(&actual));
+    let fixed = FileTest::parse(&test.blessed(&actual)).expect("parses");
+    assert_eq!(fixed.difference(&actual), None);
+    assert_eq!(fixed.blessed(&actual), test.blessed(&actual));
 }
 
 #[test]
@@ -67,5 +67,5 @@ fn headers_that_say_nothing_are_refused() {
         assert!(e.contains(why), "{e}");
     }
     let test = FileTest::parse("; lower cpu\ngraph a(%x: f32[2]) {\n").expect("parses");
-    assert!(test.actual().expect_err("no graph").contains("does not read"));
+    assert!(test.actual().expect_err("no graph").contains("does not parse"));
 }

@@ -1,8 +1,8 @@
-//! The kernels of the memory-bound table: how many a row takes, how each is launched, and how wide it reads and writes.
+//! Snapshot of the kernels of the memory-bound benches: numbers of kernels and launches, launch shapes, and widths of loads and stores.
 use kiln::{CompileOptions, Model, Target, compile, compile::CompiledCode, facts};
 use std::fmt::Write as _;
 
-/// Accesses to global memory by their bytes, the widest first: `loads 16 bytes ×4, 4 bytes ×1`.
+/// Counts of accesses to global memory by width, the widest first: `loads 16 bytes ×4, 4 bytes ×1`.
 fn accesses(what: &str, ptx: &str, prefix: &str) -> String {
     let list: Vec<String> = facts::widths(ptx, prefix).iter().rev().map(|(b, n)| format!("{b} bytes ×{n}")).collect();
     if list.is_empty() { format!("no {what}") } else { format!("{what} {}", list.join(", ")) }
@@ -20,15 +20,15 @@ fn row(text: &str) -> String {
     for p in programs {
         let blocks: usize = p.grid.iter().product();
         let cluster = if p.cluster > 1 { format!(" in clusters of {}", p.cluster) } else { String::new() };
-        // What is on its way while the program computes.
-        let ahead = match p.text.matches("cp.async.cg.").count() {
+        // Asynchronous copies to shared memory, which prefetch while the program computes.
+        let prefetch = match p.text.matches("cp.async.cg.").count() {
             0 => String::new(),
             n => format!("; copies ahead 16 bytes ×{n}"),
         };
         let (loads, stores) = (accesses("loads", &p.text, "ld.global"), accesses("stores", &p.text, "st.global"));
         let _ = writeln!(
             out,
-            "  {blocks} blocks{cluster} of {} threads, {} bytes shared: {loads}; {stores}{ahead}",
+            "  {blocks} blocks{cluster} of {} threads, {} bytes shared: {loads}; {stores}{prefetch}",
             p.threads, p.shared
         );
     }
@@ -41,7 +41,7 @@ fn rows_of_the_memory_bound_table() {
     let graphs: Vec<&str> = file.split("graph ").skip(1).collect();
     assert!(graphs.len() >= 84, "only {} graphs", graphs.len());
     let half = graphs.len().div_ceil(2);
-    // Two threads; the order stays that of the file.
+    // Compiles on two threads; results stay in the order of the file.
     let texts: Vec<String> = std::thread::scope(|s| {
         let parts: Vec<_> = graphs
             .chunks(half)

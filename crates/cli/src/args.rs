@@ -1,4 +1,4 @@
-//! The command line, as scripts rely on it.
+//! The command line's grammar (clap), on which scripts rely. Doc comments of commands and options are the `--help` texts and man pages.
 use clap::{
     Args, Parser, Subcommand, ValueEnum,
     builder::{PossibleValuesParser, TypedValueParser},
@@ -12,10 +12,10 @@ use std::path::PathBuf;
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
-    /// Seconds that importing a TorchScript archive, which runs it, may take.
+    /// Time limit in seconds for importing a TorchScript archive; importing runs the archive's code.
     #[arg(long, global = true, value_name = "N", default_value_t = 300.0, value_parser = positive)]
     pub import_seconds: f64,
-    /// GiB of memory that it may use [default: three quarters of the machine's].
+    /// Memory limit in GiB for importing a TorchScript archive [default: three quarters of the machine's memory].
     #[arg(long, global = true, value_name = "GIB", value_parser = positive)]
     pub import_memory: Option<f64>,
 }
@@ -31,38 +31,39 @@ pub enum Command {
     Run(Run),
     /// Compile a model to an artifact.
     Compile(Compile),
-    /// Say what was fused, why, at what predicted cost, and what fell back.
+    /// Report which ops were fused, why, at what predicted cost, and which ops fall back.
     Explain(Explain),
-    /// Measure fused against unfused against PyTorch, kernel by kernel.
+    /// Time the fused plan and each of its kernels; --against adds the unfused plan and PyTorch.
     Bench(Bench),
-    /// Measure which template of each matmul is the fastest on this GPU, and keep it in a store.
+    /// Find the fastest template of each matmul by measuring on this GPU, and save it in a store.
     Tune(Tune),
-    /// Write the plan's kernels as constraints.
+    /// Write a plan's kernels as a constraints file.
     #[command(subcommand)]
     Plan(PlanCommand),
-    /// Say how two plans differ. Exit status: 0 the same, 1 different, 2 trouble.
+    /// Compare two plans. Exit status: 0 if they are the same, 1 if they differ, 2 on error.
     Diff(Diff),
-    /// Check or bless the plans of a folder's models. Exit status: 0 the same, 1 different, 2 trouble.
+    /// Compare the plans of a folder's models with stored snapshots, or update these. Exit status: 0 if they are the same, 1 if they
+    /// differ, 2 on error.
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
-    /// Print any stage as text.
+    /// Print any compilation stage as text.
     Print(Print),
-    /// Print a kernel's PTX, or facts about it.
+    /// Print the PTX of kernels, or facts about it: registers, spills, instruction counts.
     Ptx(PtxArgs),
     /// Run passes on a block program.
     Opt(Opt),
-    /// Say what was found on this machine, what is missing, and how to get it.
+    /// Report what Kiln can use on this machine, what is missing, and how to install it.
     Doctor(Doctor),
     /// Print completions for a shell.
     Completions { shell: clap_complete::Shell },
     /// Write man pages to a folder.
     Man { folder: PathBuf },
-    /// The process that imports an archive for another: asked and answering through pipes.
+    /// Child process that imports an archive; request and result go through pipes.
     #[command(name = "__import", hide = true)]
     Import,
 }
 
-/// A model and what it is fed with.
+/// A model and its inputs.
 #[derive(Args, Debug)]
 pub struct ModelArgs {
     /// A TorchScript archive (.pt), a text graph or an artifact (.kiln).
@@ -70,28 +71,28 @@ pub struct ModelArgs {
     /// Inputs: a safetensors file with tensors named "0", "1", … in the order of forward's arguments.
     #[arg(long, value_name = "FILE")]
     pub inputs: Option<PathBuf>,
-    /// Type of a random input, as 'f32[8,128]', integers as 'i64[2,32]<30522'; once for each, in order.
+    /// Type of a random input: 'f32[8,128]', or 'i64[2,32]<30522' for integers below 30522. Repeat once per input, in order.
     #[arg(long = "input", value_name = "TYPE", conflicts_with = "inputs")]
     pub input: Vec<String>,
     #[command(flatten)]
     pub contract: ContractArgs,
 }
 
-/// What is promised of the results' numbers.
+/// The numerics contract: what the plan guarantees about results.
 #[derive(Args, Clone, Copy, Default, Debug)]
 pub struct ContractArgs {
-    /// What may differ from the graph as written; default: what an artifact was compiled with, else torch.
+    /// How results may differ from the graph as written [default: what an artifact was compiled with, else torch].
     #[arg(long, value_enum)]
     pub numerics: Option<Numerics>,
-    /// On GPUs large f32 matmuls may be three of tf32, as accurate for operands from 2^-100 to 2^126.
+    /// On GPUs, allow large f32 matmuls as 3xTF32: as accurate as f32 for operands from 2^-100 to 2^126.
     #[arg(long)]
     pub splits: bool,
-    /// A row's bytes do not depend on how many other rows there are.
+    /// Make each row's result bitwise independent of the number of other rows in the batch.
     #[arg(long)]
     pub batch_invariant: bool,
 }
 impl ContractArgs {
-    /// Nothing is asked for.
+    /// Whether no option of the contract was given.
     pub fn is_empty(&self) -> bool {
         self.numerics.is_none() && !self.splits && !self.batch_invariant
     }
@@ -100,40 +101,40 @@ impl ContractArgs {
 /// As [`kiln::Numerics`], for the command line's help.
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub enum Numerics {
-    /// The graph's operations, each rounded to its type: nothing is regrouped.
+    /// Every op rounds to its own type, as in the graph; rewrites that change rounding are not used.
     Exact,
-    /// What PyTorch's defaults allow: sums regrouped, convolutions of f32 in tf32 on GPUs, matmuls in full f32.
+    /// What PyTorch's defaults allow: sums may be reassociated; on GPUs f32 convolutions use tf32, f32 matmuls do not.
     Torch,
-    /// Approximations as well: matmuls of f32 in tf32 on GPUs.
+    /// Approximations as well: on GPUs f32 matmuls use tf32.
     Fast,
 }
 
-/// Names of targets, which help and completions list.
+/// Parser of target names; help and completions list them.
 fn targets() -> impl TypedValueParser<Value = Target> {
     PossibleValuesParser::new(Target::ALL.map(Target::name)).try_map(|name| name.parse())
 }
 
 #[derive(Args, Debug)]
 pub struct DeviceArgs {
-    /// cpu, cuda or cuda:0. Default: cuda:0 where there is a GPU, else cpu.
+    /// Device to run on: cpu, cuda or cuda:N [default: cuda:0 if there is a GPU, else cpu].
     #[arg(long)]
     pub device: Option<String>,
-    /// Threads on the cpu (default: all).
+    /// Number of CPU threads [default: one per core].
     #[arg(long)]
     pub threads: Option<usize>,
 }
 
-/// What shall be fused, or shall not, and which templates matmuls take.
+/// What must or must not be fused, which templates matmuls use, and the machine that plans are priced for.
 #[derive(Args, Debug)]
 pub struct ConstraintArgs {
-    /// Constraints on fusion, a TOML file: must_fuse, never_fuse, keep_in_memory, [[use_template]], [[kernel]].
+    /// TOML file with constraints on fusion: must_fuse, never_fuse, keep_in_memory, [[use_template]], [[kernel]].
     #[arg(long, value_name = "FILE")]
     pub constraints: Option<PathBuf>,
-    /// Measurements to take templates of matmuls from, as `kiln tune` wrote them.
+    /// Store written by `kiln tune`: matmuls measured there use the fastest template found.
     #[arg(long, value_name = "STORE")]
     pub tuned: Option<PathBuf>,
-    /// The description of the machine to plan for, as `kiln doctor --calibrate` wrote it, or the name of one that comes with Kiln
-    /// (h100, l40s, …), instead of the target's own.
+    /// Machine description to plan for in place of the target's default: a file written by `kiln doctor --calibrate`, or the name of
+    /// a built-in description (h100, l40s, …).
     #[arg(long, value_name = "FILE")]
     pub machine: Option<PathBuf>,
 }
@@ -149,15 +150,15 @@ pub struct Run {
     pub model: ModelArgs,
     #[command(flatten)]
     pub constraints: ConstraintArgs,
-    /// Outputs, named "0", "1", … in the order of the flattened outputs.
+    /// Safetensors file to write; tensors are named "0", "1", … in the order of the flattened outputs.
     #[arg(long, value_name = "FILE")]
     pub outputs: PathBuf,
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// One kernel per op, as a framework runs them.
+    /// Do not fuse: one kernel per op, as a framework runs them.
     #[arg(long)]
     pub unfused: bool,
-    /// Write what was done, with times.
+    /// Write a summary of the run, with times, as JSON ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
@@ -168,50 +169,52 @@ pub struct Compile {
     pub model: ModelArgs,
     #[command(flatten)]
     pub constraints: ConstraintArgs,
+    /// Target to compile for.
     #[arg(long, value_parser = targets(), default_value_t)]
     pub target: Target,
-    /// The artifact to write.
+    /// Artifact to write.
     #[arg(short, long, value_name = "OUT.kiln")]
     pub output: PathBuf,
-    /// Stages to write beside it as OUT.STAGE: graph, plan, block, llvm, ptx, asm.
+    /// Also write these stages next to the artifact, as OUT.STAGE: graph, plan, block, llvm, ptx, asm.
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub emit: Vec<String>,
-    /// Write those stages (default: all) to a folder instead, one file a kernel, named as in the report.
+    /// Write the stages of --emit (default: all) to this folder instead, one file per kernel, named as in the report.
     #[arg(long, value_name = "DIR")]
     pub emit_dir: Option<PathBuf>,
-    /// Write where the time went.
+    /// Write the time spent in each stage as JSON ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
 pub struct Explain {
-    /// The model may also be a report that `--json` wrote.
+    /// The model may also be a report written by `--json`.
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
     pub constraints: ConstraintArgs,
-    /// Default: what an artifact was compiled for, else cpu.
+    /// Target to plan for [default: what an artifact was compiled for, else cpu].
     #[arg(long, value_parser = targets())]
     pub target: Option<Target>,
+    /// Do not fuse: one kernel per op.
     #[arg(long)]
     pub unfused: bool,
-    /// One kernel in depth.
+    /// Show one kernel in detail.
     #[arg(long, value_name = "NAME", group = "question")]
     pub kernel: Option<String>,
-    /// Why A and B share a kernel: values (%12), module paths, source lines (file.py:12), op:NAME or kernels.
+    /// Explain why A and B share a kernel. Each names values (%12), a module path, a source line (file.py:12), op:NAME or a kernel.
     #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
     pub why: Vec<String>,
-    /// Why A and B do not share a kernel, and what it would cost if they did.
+    /// Explain why A and B do not share a kernel, and what the plan would cost if they did.
     #[arg(long, value_names = ["A", "B"], num_args = 2, group = "question")]
     pub why_not: Vec<String>,
-    /// Every kernel, a line each.
+    /// List every kernel, one line each.
     #[arg(long, group = "question")]
     pub all: bool,
-    /// Write the report ("-" for standard output).
+    /// Write the report as JSON ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the report as a page.
+    /// Write the report as an HTML page.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 }
@@ -224,31 +227,31 @@ pub struct Bench {
     pub constraints: ConstraintArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// What to compare with: unfused, torch.
+    /// Also time these, for comparison: unfused, torch.
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub against: Vec<String>,
-    /// The TorchScript archive that PyTorch runs in comparisons, where the model is an artifact. An archive is a program.
+    /// TorchScript archive for PyTorch to run in comparisons, if the model is an artifact. An archive contains code that will be run.
     #[arg(long, value_name = "FILE.pt", conflicts_with = "sweep")]
     pub archive: Option<PathBuf>,
-    /// Seconds of measured runs for each side.
+    /// Seconds to spend measuring each of fused, unfused and torch.
     #[arg(long, default_value_t = 1.0)]
     pub seconds: f64,
-    /// Write the report of the fused plan as a page, prediction beside measurement.
+    /// Write the report of the fused plan as an HTML page, with predicted and measured times.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Write the kernels under the machine's roofs as an SVG.
+    /// Write a roofline plot of the kernels as SVG.
     #[arg(long, value_name = "FILE.svg")]
     pub roofline: Option<PathBuf>,
-    /// Measure an archive at several sizes of its inputs' first dimension, as 'batch=1,8,64'.
+    /// Measure an archive at several batch sizes (first dimension of its inputs): 'batch=1,8,64'.
     #[arg(long, value_name = "SIZES", conflicts_with_all = ["html", "trace", "roofline"])]
     pub sweep: Option<String>,
-    /// Write times over the sweep as an SVG.
+    /// Plot the times of the sweep as SVG.
     #[arg(long, value_name = "FILE.svg", requires = "sweep")]
     pub plot: Option<PathBuf>,
     /// Write a trace of a few runs, host and device, for Perfetto or chrome://tracing.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Write the figures ("-" for standard output).
+    /// Write the measurements as JSON ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
@@ -257,32 +260,32 @@ pub struct Bench {
 pub struct Tune {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// The store: made if it is not there, and added to if it is.
+    /// Store of measurements: created if it does not exist, added to if it does.
     #[arg(long, value_name = "FILE")]
     pub store: PathBuf,
-    /// Constraints on fusion, a TOML file, as for the other commands.
+    /// TOML file with constraints on fusion, as for the other commands.
     #[arg(long, value_name = "FILE")]
     pub constraints: Option<PathBuf>,
-    /// cuda or cuda:0 (default).
+    /// GPU to tune on: cuda or cuda:N [default: cuda:0].
     #[arg(long)]
     pub device: Option<String>,
-    /// Tune this kernel alone.
+    /// Tune only this kernel.
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
-    /// Measure what the store already has, too.
+    /// Measure matmuls again that the store already has.
     #[arg(long)]
     pub again: bool,
-    /// Candidates that are compiled and measured for a matmul; about as many variants of the best follow.
+    /// Candidate templates to compile and measure per matmul; up to as many variants of the best one follow.
     #[arg(long, default_value_t = 20, value_name = "N")]
     pub candidates: usize,
-    /// Write what was found ("-" for standard output).
+    /// Write the results as JSON ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
 
 #[derive(Subcommand, Debug)]
 pub enum PlanCommand {
-    /// Write the kernels of the plan as constraints that give this plan again.
+    /// Write the plan's kernels as a constraints file that reproduces this plan.
     Pin(Pin),
 }
 
@@ -290,55 +293,58 @@ pub enum PlanCommand {
 pub struct Pin {
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Target to plan for [default: what an artifact was compiled for, else cpu].
     #[arg(long, value_parser = targets())]
     pub target: Option<Target>,
     #[command(flatten)]
     pub constraints: ConstraintArgs,
-    /// The constraints file to write ("-" for standard output).
+    /// Constraints file to write ("-" for standard output).
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
 }
 
 #[derive(Args, Debug)]
 pub struct Diff {
-    /// A model, an artifact, or a plan's text.
+    /// First plan: a model, an artifact, or a plan as text.
     pub before: PathBuf,
+    /// Second plan, of the same kinds.
     pub after: PathBuf,
-    /// Inputs of archives, as for the other commands.
+    /// Inputs of archives: a safetensors file, as for the other commands.
     #[arg(long, value_name = "FILE")]
     pub inputs: Option<PathBuf>,
+    /// Types of random inputs of archives, as for the other commands.
     #[arg(long = "input", value_name = "TYPE", conflicts_with = "inputs")]
     pub input: Vec<String>,
     #[command(flatten)]
     pub contract: ContractArgs,
-    /// What models are planned for; default: what an artifact was compiled for, else cpu.
+    /// Target to plan models for [default: what an artifact was compiled for, else cpu].
     #[arg(long, value_parser = targets())]
     pub target: Option<Target>,
     /// Constraints on the second plan.
     #[command(flatten)]
     pub constraints: ConstraintArgs,
-    /// Plan the second one kernel per op.
+    /// Do not fuse in the second plan: one kernel per op.
     #[arg(long)]
     pub unfused: bool,
-    /// Write the difference ("-" for standard output).
+    /// Write the differences as JSON ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
 
 #[derive(Subcommand, Debug)]
 pub enum SnapshotCommand {
-    /// Compare the plans with those in DIR/plans.
+    /// Compare the models' plans with the snapshots in DIR/plans.
     Check(Snapshot),
-    /// Write the plans to DIR/plans.
+    /// Write the models' plans to DIR/plans as the new snapshots.
     Bless(Snapshot),
 }
 
 #[derive(Args, Debug)]
 pub struct Snapshot {
-    /// A folder of models: text graphs, and archives with their inputs beside them (NAME.pt, NAME.safetensors).
+    /// Folder of models: text graphs (NAME.kiln), and archives with their inputs (NAME.pt and NAME.safetensors).
     #[arg(value_name = "DIR")]
     pub folder: PathBuf,
-    /// The machine that comes with Kiln to make the plans for: h200, h100, a100, rtx4090, l40s or cpu.
+    /// Built-in machine description to plan for: h200, h100, a100, rtx4090, l40s or cpu.
     #[arg(long, default_value = "h200")]
     pub machine: String,
 }
@@ -347,14 +353,16 @@ pub struct Snapshot {
 pub struct Print {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// graph, plan, block, llvm, ptx or asm.
+    /// Stage to print: graph, plan, block, llvm, ptx or asm.
     #[arg(long, default_value = "graph")]
     pub stage: String,
-    /// Of this kernel alone.
+    /// Print only this kernel.
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
+    /// Target to compile for.
     #[arg(long, value_parser = targets(), default_value_t)]
     pub target: Target,
+    /// Do not fuse: one kernel per op.
     #[arg(long)]
     pub unfused: bool,
 }
@@ -365,36 +373,37 @@ pub struct PtxArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub constraints: ConstraintArgs,
-    /// A GPU: sm_80, sm_89 or sm_90a.
+    /// GPU target: sm_80, sm_89 or sm_90a.
     #[arg(long, value_parser = targets(), default_value_t = Target::Sm90a)]
     pub target: Target,
-    /// Default: all kernels.
+    /// Print only this kernel [default: all kernels].
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
-    /// Registers, spills, vector widths and instruction counts instead of the text.
+    /// Print registers, spills, vector widths and instruction counts in place of the PTX.
     #[arg(long)]
     pub facts: bool,
-    /// Write the facts ("-" for standard output).
+    /// Write the facts as JSON ("-" for standard output).
     #[arg(long, value_name = "FILE", requires = "facts")]
     pub json: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
 pub struct Opt {
-    /// A block program.
+    /// Text file with a block program.
     pub file: PathBuf,
-    /// Passes, in order (default: all).
+    /// Passes to run, in order [default: all those that apply to every program].
     #[arg(long, value_delimiter = ',')]
     pub passes: Vec<String>,
 }
 
 #[derive(Args, Debug)]
 pub struct Doctor {
-    /// Fit the description of this machine, by which plans are priced, to measurements, and write it here.
+    /// Measure this machine and write the description by which the cost model prices plans to this file.
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     pub calibrate: Option<PathBuf>,
     #[command(flatten)]
     pub device: DeviceArgs,
+    /// Write the findings as JSON ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

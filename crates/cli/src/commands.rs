@@ -1,4 +1,4 @@
-//! What each command does.
+//! What each command does: resolves options, calls the `kiln` library, prints or writes the result. Gives an exit status or an error.
 mod measure;
 mod plans;
 mod stage;
@@ -14,7 +14,7 @@ use kiln::{
 };
 use std::{process::ExitCode, sync::Arc, time::Instant};
 
-/// Whatever was asked for was done; commands that compare have a status of their own.
+/// Runs a command. Commands that compare have exit statuses of their own; all others succeed or fail.
 pub fn run(command: Command) -> Result<ExitCode, Error> {
     match command {
         Command::Diff(a) => return Ok(plans::diff(&a)),
@@ -45,26 +45,26 @@ fn work(command: Command) -> Result<(), Error> {
     }
 }
 
-/// What an artifact was compiled under, but for what is asked for.
+/// The contract an artifact was compiled under, overridden by the options given.
 fn contract(made: Contract, a: &ContractArgs) -> Contract {
     let numerics = a.numerics.map_or(made.numerics, |n| match n {
         Numerics::Exact => kiln::Numerics::Exact,
         Numerics::Torch => kiln::Numerics::Torch,
         Numerics::Fast => kiln::Numerics::Fast,
     });
-    // A class that is asked for is asked for as a whole.
+    // An explicit numerics class replaces the artifact's whole contract.
     let made = if a.numerics.is_some() { Contract::default() } else { made };
     Contract { numerics, splits: made.splits || a.splits, batch_invariant: made.batch_invariant || a.batch_invariant }
 }
 
-/// Those of an artifact, or else the usual ones, but for what is given.
+/// The options an artifact was compiled with, or else the defaults, overridden by what is given.
 fn options(m: &ModelArgs, target: Option<Target>, fuse: bool) -> Result<CompileOptions, Error> {
     let made = match FileKind::of(&m.model)? {
         FileKind::Artifact => kiln::artifact::options(&m.model)?,
         _ => CompileOptions::default(),
     };
     let target = target.unwrap_or(made.target);
-    // A description is of one target's machine.
+    // A machine description belongs to one target.
     let machine = made.machine.filter(|_| made.target == target);
     let contract = contract(made.contract, &m.contract);
     Ok(CompileOptions { target, fuse, contract, machine, ..CompileOptions::default() })
@@ -81,8 +81,8 @@ fn constrained(mut o: CompileOptions, c: &ConstraintArgs) -> Result<CompileOptio
     }
     Ok(o)
 }
-/// The same for what runs on this device: plans are for its machine, but for those of artifacts, and measurements of another one do not
-/// count.
+/// The same for a run on this device: plans are made for its machine, unless they come from an artifact, and measurements taken on other
+/// devices are ignored.
 fn options_on(place: &Place, m: &ModelArgs, fuse: bool, c: &ConstraintArgs) -> Result<CompileOptions, Error> {
     let mut o = options(m, Some(place.target), fuse)?;
     if FileKind::of(&m.model)? != FileKind::Artifact {
@@ -95,24 +95,21 @@ fn options_on(place: &Place, m: &ModelArgs, fuse: bool, c: &ConstraintArgs) -> R
     Ok(o)
 }
 
-/// A device, the target it takes, and its description where that is not the target's usual one.
+/// A device, its target, and its machine description where that is not the target's default.
 struct Place {
     device: DeviceKind,
     target: Target,
     machine: Option<Machine>,
 }
 
-/// The device asked for, or the best there is.
+/// The device requested, or else the first GPU, or else the CPU.
 fn device(a: &DeviceArgs) -> Result<Place, Error> {
     if a.threads == Some(0) {
         return Err(Error::usage("0 threads cannot run anything", "give --threads 1 or more"));
     }
     if let Some(n) = a.threads.filter(|n| *n > kiln::MAX_THREADS) {
         let help = "give as many as the processor has cores, or leave --threads out";
-        return Err(Error::usage(
-            format!("{n} threads are more than the {} that Kiln starts", kiln::MAX_THREADS),
-            help,
-        ));
+        return Err(Error::usage(format!("{n} threads are more than Kiln's limit of {}", kiln::MAX_THREADS), help));
     }
     let cuda = |i: usize| -> Result<Place, Error> {
         let (target, machine) = kiln::compile::gpu_machine(i)?;
@@ -130,7 +127,7 @@ fn device(a: &DeviceArgs) -> Result<Place, Error> {
     }
 }
 
-/// Inputs from a file, or random ones of the types given; empty if neither is given.
+/// Inputs from a file, or random inputs of the types given; empty if neither is given.
 fn inputs(a: &ModelArgs) -> Result<Vec<Tensor>, Error> {
     match &a.inputs {
         Some(path) => io::read(path),
@@ -145,7 +142,7 @@ fn open(a: &ModelArgs, progress: &Progress) -> Result<(Model, Vec<Tensor>), Erro
     Ok((Model::open(&a.model, &given)?, given))
 }
 
-/// What to run the model on: inputs given, or random ones of its types.
+/// The inputs to run the model on: those given, or random ones of its input types.
 fn given_or_random(given: Vec<Tensor>, model: &Model) -> Result<Vec<Tensor>, Error> {
     if !given.is_empty() {
         return Ok(given);
@@ -197,7 +194,7 @@ fn explain(a: &args::Explain) -> Result<(), Error> {
     let width = render::width();
     let kind = FileKind::of(&a.model.model)?;
     if kind == FileKind::Report && (a.why.len() + a.why_not.len() > 0 || !a.constraints.is_empty()) {
-        return Err(Error::usage("a report cannot be planned anew", "ask with the model or the artifact"));
+        return Err(Error::usage("a report cannot be planned again", "give the model or the artifact"));
     }
     if !a.why.is_empty() || !a.why_not.is_empty() {
         return ask(a, &progress, width);
@@ -234,13 +231,14 @@ fn ask(a: &args::Explain, progress: &Progress, width: usize) -> Result<(), Error
     }
 }
 
-/// A report is read where there is one, and made where not; the page needs the compiled model besides.
+/// Reads the report from a report file or an artifact if it has one that fits, else compiles the model. An HTML page needs the compiled
+/// model as well.
 fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Report, Option<Compiled>), Error> {
     let path = &a.model.model;
     let as_compiled = a.target.is_none() && a.model.contract.is_empty() && !a.unfused && a.constraints.is_empty();
     match kind {
         FileKind::Report if a.html.is_some() => {
-            Err(Error::usage("the page shows code, which a report does not hold", "give the model or the artifact"))
+            Err(Error::usage("the page shows code, which a report does not contain", "give the model or the artifact"))
         }
         FileKind::Report => {
             let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
@@ -255,7 +253,7 @@ fn report(a: &args::Explain, kind: FileKind, progress: &Progress) -> Result<(Rep
     }
 }
 
-/// Measures, shows the description beside the one that comes with Kiln, and writes it.
+/// Measures, prints the fitted description next to the one it started from, and writes it.
 fn calibrate(path: &std::path::Path, a: &DeviceArgs) -> Result<(), Error> {
     let Place { device, target, machine } = device(a)?;
     let options = CompileOptions { target, machine, ..CompileOptions::default() };

@@ -1,4 +1,4 @@
-//! The `kiln` command: parses the call, lets the library work, renders what it says.
+//! The `kiln` command: parses the command line, calls the library, renders results and errors.
 mod args;
 mod commands;
 mod render;
@@ -6,7 +6,7 @@ mod render;
 use clap::Parser;
 use std::process::ExitCode;
 
-/// Archives are imported by this program once more, within limits.
+/// Archives are imported by a child process, which is this program again, under limits on time and memory.
 fn limit_imports(call: &args::Cli) {
     let Ok(program) = std::env::current_exe() else { return };
     let mut limits = kiln::Limits { seconds: call.import_seconds, ..kiln::Limits::default() };

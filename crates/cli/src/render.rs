@@ -1,9 +1,10 @@
-//! Errors as a user reads them, with the model's own source line where it can be found; and output that survives a closed pipe.
+//! Terminal output: errors with the model's source line where it can be found, a progress display, and writes to standard output that
+//! tolerate a closed pipe.
 use kiln::{Error, error::Problem};
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, NamedSource, Report, Severity};
 use std::io::{IsTerminal, Write};
 
-/// Writes to standard output; a reader that has gone is no error.
+/// Writes to standard output; a closed pipe is not an error.
 pub fn out(text: &str) -> Result<(), Error> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -14,7 +15,7 @@ pub fn out(text: &str) -> Result<(), Error> {
     }
 }
 
-/// Columns of the terminal; 100 where standard output is none.
+/// Columns of the terminal; 100 if standard output is not a terminal.
 pub fn width() -> usize {
     let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
     let terminal = || terminal_size::terminal_size_of(std::io::stdout()).map(|s| usize::from(s.0.0));
@@ -81,7 +82,7 @@ fn show(d: MietteDiagnostic, source: Option<NamedSource<String>>) -> String {
         (true, false) => GraphicalTheme::unicode_nocolor(),
         _ => GraphicalTheme::none(),
     };
-    // A sentence stays on its line when it is not read by a person.
+    // Outside of a terminal messages are not wrapped, so that scripts can match whole sentences.
     let handler = GraphicalReportHandler::new_themed(theme).with_width(if terminal { 100 } else { 10_000 });
     let report = match source {
         Some(s) => Report::from(d).with_source_code(s),
@@ -110,7 +111,7 @@ impl Progress {
             bar.set_message(what.to_string());
         }
     }
-    /// A bar in place of the spinner: how much is done, and what.
+    /// Shows a progress bar in place of the spinner: `done` of `of`, and what is being done.
     pub fn count(&self, done: usize, of: usize, what: &str) {
         let Some(bar) = &self.0 else { return };
         if bar.length().is_none()

@@ -16,7 +16,7 @@ fn file(folder: &Path, name: &str, bytes: &[u8]) -> String {
     path.display().to_string()
 }
 
-/// Runs, and checks status, the message's words, that there was no panic, and that `out` was not left behind.
+/// Runs, and checks the exit status, words of the message, that nothing panicked, and that `out` was not left behind.
 fn refuses(status: i32, args: &[&str], words: &[&str], out: Option<&Path>) {
     let o = kiln(args);
     let text = String::from_utf8_lossy(&o.stderr);
@@ -174,7 +174,7 @@ fn more_memory_than_there_is() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let out = dir.path().join("out.safetensors");
     let o = out.to_str().expect("UTF-8");
-    // 64 TB each: a type that can be written, of a tensor that no machine holds.
+    // 64 TB each: a valid type of a tensor that fits no machine's memory.
     let shape = "f32[4000000,4000000]";
     let given = file(
         dir.path(),
@@ -200,7 +200,7 @@ fn more_memory_than_there_is() {
     refuses(1, &["run", &graph("softmax"), "--input", shape, "--outputs", o], &words, Some(&out));
 }
 
-/// A file's name is bytes: every command takes it, and libtorch's refusal is a sentence.
+/// File names need not be UTF-8: every command takes them, except that libtorch refuses them with a message.
 #[cfg(unix)]
 #[test]
 fn paths_that_are_not_utf8() {

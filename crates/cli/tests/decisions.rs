@@ -1,4 +1,4 @@
-//! What the commands about fusion decisions print, word for word, and their exit statuses.
+//! Snapshots of what the commands about fusion decisions print, and their exit statuses.
 use std::{
     path::Path,
     process::{Command, Output, Stdio},
@@ -82,7 +82,7 @@ fn the_report_travels_with_the_artifact() {
     let old = write(dir.path(), "old.json", &report.replace("\"schema\": 2", "\"schema\": 1"));
     let e = complains(1, &["explain", &old]);
     assert!(e.contains("schema 1") && e.contains("make it again"), "{e}");
-    assert!(complains(1, &["explain", &write(dir.path(), "x.json", "{}")]).contains("not a report"));
+    assert!(complains(1, &["explain", &write(dir.path(), "x.json", "{}")]).contains("not a Kiln report"));
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn templates_are_chosen_by_constraint() {
         let text = kernel(&wish("intermediate.dense", template));
         assert!(text.contains(&format!("template {template} ops")), "{text}");
     }
-    // It travels with the artifact, and a pin keeps it.
+    // The artifact and a pinned plan keep the template.
     let file = wish("intermediate.dense", "tile 16x32");
     let (out, pin) =
         (dir.path().join("t.kiln").display().to_string(), dir.path().join("pin.toml").display().to_string());
@@ -237,7 +237,7 @@ fn completions_and_man_pages() {
     assert!(page.contains("why\\-not"), "{page}");
 }
 
-/// Hash seeds differ from process to process; threads and the terminal must not matter either.
+/// Hash seeds differ between processes; neither they nor the number of threads may change a plan or a report.
 #[test]
 fn twenty_runs_give_the_same_bytes() {
     let run = |i: usize| {
@@ -247,7 +247,7 @@ fn twenty_runs_give_the_same_bytes() {
             assert!(o.status.success());
             o.stdout
         };
-        // Reports take code generation: of a small graph each time, of a large one now and then.
+        // Reports need code generation, so the large graph's report is made in every fifth run only.
         let report = |g: &str| at(&["explain", g, "--target", "sm_90a", "--json", "-"]);
         let large = i.is_multiple_of(5).then(|| report(&g));
         (at(&["print", &g, "--stage", "plan", "--target", "sm_90a"]), report(&graph("causal_attention")), large)

@@ -1,6 +1,6 @@
-"""Files that are no archives: foreign.py write FOLDER writes them with a model and inputs; `mend` runs the lines of Python in
-FILE.lines as a reader would, with `model` and `inputs` at hand, and keeps the archive they write as FILE.mended.pt; `inputs` runs
-good.lines, which write an inputs file."""
+"""Test files that are not TorchScript archives. `foreign.py write FOLDER` writes them, with a model and inputs. `fix` runs the lines of
+Python in each FILE.lines as a user would, with `model` and `inputs` defined, and keeps the archive they write as FILE.fixed.pt.
+`inputs` runs good.lines, which write an inputs file."""
 
 import io
 import os
@@ -62,7 +62,7 @@ if mode == "write":
         vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=16
     )
     transformers.BertModel(config).save_pretrained("transformers")
-    # Version, producer, a graph with a name, and the version of the operators.
+    # IR version, producer, a graph with a name, and the opset version.
     onnx = field(1, 8) + field(2, b"pytorch") + field(7, field(2, b"main")) + field(8, field(2, 17))
     Path("graph.pt").write_bytes(onnx)
     Path("llama.pt").write_bytes(b"GGUF\x03\0\0\0" + bytes(64))
@@ -71,13 +71,13 @@ if mode == "write":
     Path("source.pt").write_text("# a model\nimport torch\n")
     Path("pointer.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     Path("page.pt").write_text("<!DOCTYPE html><html></html>")
-elif mode == "mend":
+elif mode == "fix":
     for lines in folder.glob("*.lines"):
         name = lines.name.removesuffix(".lines")
         scope = {"torch": torch, "safetensors": safetensors, "transformers": transformers, "model": fresh()}
         scope["inputs"] = ids if name == "transformers" else inputs
         exec(lines.read_text(), scope)
-        os.replace("model.pt", f"{name}.mended.pt")
+        os.replace("model.pt", f"{name}.fixed.pt")
 else:
     scope = {name: inputs for name in ["x", "input"]}
     exec(Path("good.lines").read_text(), scope)

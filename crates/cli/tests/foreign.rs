@@ -1,5 +1,5 @@
-//! Files that people give in place of an archive: each is named for what it is, and the lines of Python in the answer are run, and must
-//! make an archive that Kiln compiles. `foreign.py` writes the files and runs the lines.
+//! Files that users pass in place of a TorchScript archive: the error must say what each file is, and the lines of Python in its help must
+//! produce an archive that Kiln compiles. `foreign.py` writes the files and runs the lines.
 use std::{
     path::{Path, PathBuf},
     process::Command,
@@ -17,7 +17,7 @@ fn python(mode: &str, folder: &Path) {
     assert!(run.status.success(), "{}{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
 }
 
-/// Status and standard error of `kiln explain FILE` with inputs, in the folder.
+/// Exit status and standard error of `kiln explain FILE` with inputs, run in the folder.
 fn explain(folder: &Path, file: &str, inputs: &str) -> (Option<i32>, String) {
     let mut call = Command::new(env!("CARGO_BIN_EXE_kiln"));
     call.args(["explain", file]).current_dir(folder);
@@ -30,18 +30,18 @@ fn explain(folder: &Path, file: &str, inputs: &str) -> (Option<i32>, String) {
     (o.status.code(), text)
 }
 
-/// The lines of Python in an answer: those after the one that begins with `help:`, up to one that is none.
+/// The lines of Python in an error's help: those after the line that begins with `help:`.
 fn lines_of_python(answer: &str) -> Vec<&str> {
     let after = answer.lines().skip_while(|l| !l.trim_start().starts_with("help:")).skip(1);
     after.map(str::trim).take_while(|l| !l.starts_with("as --inputs")).filter(|l| !l.is_empty()).collect()
 }
 
 #[test]
-fn wrong_files_are_recognised_and_the_answers_python_mends_them() {
+fn wrong_files_are_recognised_and_the_answers_python_fixes_them() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let at = dir.path();
     python("write", at);
-    // The names say nothing, or lie.
+    // File names are uninformative or wrong on purpose.
     let cases = [
         ("weights.onnx", "holds weights without a model (a state_dict)"),
         ("old.pt", "holds weights without a model (a state_dict)"),
@@ -61,13 +61,13 @@ fn wrong_files_are_recognised_and_the_answers_python_mends_them() {
         assert_eq!(lines.len(), 2, "{file}: {text}");
         std::fs::write(at.join(format!("{file}.lines")), lines.join("\n")).expect("written");
     }
-    python("mend", at);
+    python("fix", at);
     for (file, _) in cases {
         let inputs = if file == "transformers" { "ids.safetensors" } else { "in.safetensors" };
-        let (status, text) = explain(at, &format!("{file}.mended.pt"), inputs);
-        assert_eq!(status, Some(0), "{file}, mended: {text}");
+        let (status, text) = explain(at, &format!("{file}.fixed.pt"), inputs);
+        assert_eq!(status, Some(0), "{file}, fixed: {text}");
     }
-    // An archive without inputs: the lines write them.
+    // An archive without inputs: the help's lines write them.
     let (status, text) = explain(at, "good.pt", "");
     assert_eq!(status, Some(1), "{text}");
     std::fs::write(at.join("good.lines"), lines_of_python(&text).join("\n")).expect("written");
@@ -92,7 +92,7 @@ fn wrong_files_are_recognised_and_the_answers_python_mends_them() {
     }
 }
 
-/// Archives of all kinds, cut and changed at random places: an answer every time.
+/// An archive cut or changed at random places: always an error with help, never a panic.
 #[test]
 fn damaged_files_are_answered() {
     let dir = tempfile::tempdir().expect("a temporary folder");
@@ -106,7 +106,7 @@ fn damaged_files_are_answered() {
         let mut bytes = whole.clone();
         match i % 2 {
             0 => bytes.truncate(place),
-            // Names and lengths in the directory, which is at the end.
+            // Changes a byte of the zip directory (names and lengths), which is at the end.
             _ => {
                 let end = bytes.len() - 1 - place % 400;
                 bytes[end] ^= 0x55;

@@ -1,6 +1,6 @@
-//! The guide under docs/ stays true: every `console` block is run again, and must print what the page says.
+//! Runs every command in the `console` blocks of the guide (docs/src) and compares the output with the page.
 //!
-//! `GUIDE=write` (as `scripts/guide` sets it) writes the outputs anew instead.
+//! With `GUIDE=write`, which `scripts/guide` sets, it writes the new outputs into the pages instead.
 use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
@@ -11,7 +11,7 @@ fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
-/// What a command prints, in a folder that has the guide's model.
+/// Output of a shell command, run in a folder with the guide's model.
 fn run(command: &str, folder: &Path) -> String {
     let kiln = Path::new(env!("CARGO_BIN_EXE_kiln")).parent().expect("a folder").display().to_string();
     let o = Command::new("sh")
@@ -26,14 +26,14 @@ fn run(command: &str, folder: &Path) -> String {
     assert!(!text.contains("panicked"), "{command}\n{text}");
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
-/// The one of the repository; the commands run elsewhere.
+/// libtorch's folder: `LIBTORCH`, or the repository's own, as an absolute path, since commands run in another folder.
 fn libtorch() -> String {
     let local = docs().join("../.deps/libtorch");
     let found = std::env::var("LIBTORCH").ok().or_else(|| Some(local.canonicalize().ok()?.display().to_string()));
     found.expect("libtorch is missing: run scripts/setup")
 }
 
-/// The page with the output of every command in its `console` blocks as it is now.
+/// The page with the current output of every command in its `console` blocks.
 fn renewed(page: &str, folder: &Path) -> String {
     let (mut out, mut inside) = (String::new(), false);
     for line in page.lines() {
@@ -41,7 +41,7 @@ fn renewed(page: &str, folder: &Path) -> String {
             (false, "```console") => inside = true,
             (true, "```") => inside = false,
             (true, _) => {
-                // Old output goes, new output follows its command.
+                // Drops the old output and writes the new output after its command.
                 if let Some(command) = line.strip_prefix("$ ") {
                     let text = run(command, folder);
                     let _ = writeln!(out, "{line}");
@@ -80,5 +80,5 @@ fn the_guide_shows_what_the_commands_print() {
             wrong.push(format!("{page}, line {}:\n{}\n-- now:\n{}", line + 1, shown(&old), shown(&new)));
         }
     }
-    assert!(wrong.is_empty(), "the guide is not true any more; scripts/guide writes it anew\n{}", wrong.join("\n\n"));
+    assert!(wrong.is_empty(), "the guide is out of date; run scripts/guide to update it\n{}", wrong.join("\n\n"));
 }

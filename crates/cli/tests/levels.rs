@@ -1,5 +1,4 @@
-//! `KILN_CPU`: each instruction set of this processor is used where it is asked for, by generated code as by matmuls, and what
-//! cannot be is refused in words.
+//! `KILN_CPU`: generated code and the runtime's matmuls use the instruction set it names; an unknown one is refused with a message.
 use serde_json::Value;
 use std::process::{Command, Output};
 
@@ -12,7 +11,7 @@ fn graph(name: &str) -> String {
 fn text(o: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&o.stdout), String::from_utf8_lossy(&o.stderr))
 }
-/// Those of this processor, as `doctor` lists them.
+/// Instruction sets of this processor, as `kiln doctor` lists them.
 fn levels() -> Vec<&'static str> {
     let said = text(&kiln("portable", &["doctor"]));
     assert!(said.contains("uses portable"), "{said}");

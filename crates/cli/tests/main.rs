@@ -1,5 +1,5 @@
-//! Every test of this crate in one program. A new file under `tests/` needs a line here (`kiln-xtask tests` checks): a program
-//! for each would link what the crate stands on, LLVM for some, once for each.
+//! All tests of this crate as one program, since each test program links all dependencies (for some crates LLVM) again. A new file under
+//! `tests/` needs a line here; `kiln-xtask tests` checks that.
 mod bad_input;
 mod decisions;
 mod foreign;

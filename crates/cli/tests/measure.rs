@@ -1,4 +1,4 @@
-//! `kiln bench` with its trace, plots and sweep; stages as files; facts about PTX.
+//! `kiln bench` with trace, plots and sweep; stages written as files; facts about PTX.
 use serde_json::Value;
 use std::{
     path::{Path, PathBuf},
@@ -125,7 +125,7 @@ fn facts_about_ptx_with_and_without_ptxas() {
     assert_eq!((f["kernel"].as_str(), f["widest_load"].as_u64()), (Some("attention_3"), Some(16)));
     assert!(f["assembled"]["registers"].as_u64().is_some_and(|n| n > 16), "{f}");
     assert_eq!(f["assembled"]["spill_stores"], 0);
-    // A copy elsewhere finds no ptxas.
+    // A copy of the program in another folder finds no ptxas.
     let dir = tempfile::tempdir().expect("a temporary folder");
     let lone = dir.path().join("kiln");
     std::fs::copy(env!("CARGO_BIN_EXE_kiln"), &lone).expect("copies");

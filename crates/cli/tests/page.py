@@ -1,5 +1,5 @@
-"""Clicks through a report's page in Chromium: page.py FILE KERNELS REPEATS MEASURED. Exits with an assertion if something does not
-work. MEASURED: the page is of `kiln bench` on the host, which has times and no PTX."""
+"""Clicks through a report's page in Chromium: page.py FILE KERNELS REPEATS MEASURED. Fails with an assertion if something does not
+work. MEASURED: the page comes from `kiln bench` on the host, so it has measured times and no PTX."""
 import sys
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def check(page):
     boxes, detail = page.locator(".kernel"), page.locator("#detail")
     assert page.locator("#rows tr").count() == kernels
     if repeats:
-        # Repeated kernels are drawn once until their bracket is clicked.
+        # Repeated kernels are drawn once until their bracket is clicked to unfold them.
         assert boxes.count() < kernels, boxes.count()
         page.locator(".fold").first.click()
         assert page.locator(".fold").first.get_attribute("aria-expanded") == "true"
@@ -41,7 +41,7 @@ def check(page):
         code = detail.locator("details").filter(has=page.get_by_text(title, exact=True)).first
         code.locator("summary").click()
         assert word in code.locator("pre").inner_text(), title
-    # So do a bar of the timeline and a link.
+    # A click on a bar of the timeline or on a link does the same.
     page.locator(".timeline rect").first.dispatch_event("click")
     assert boxes.first.get_attribute("aria-pressed") == "true"
     if detail.locator("button.link").count():
@@ -49,7 +49,7 @@ def check(page):
         detail.locator("button.link").first.click()
         assert detail.locator("h2").inner_text() == to
 
-    # By keyboard: down from the first box chooses the second; Enter chooses again.
+    # Keyboard: ArrowDown from the first box selects the second; Enter selects the focused one.
     boxes.first.focus()
     page.keyboard.press("ArrowDown")
     assert boxes.nth(1).get_attribute("aria-pressed") == "true"
@@ -58,7 +58,7 @@ def check(page):
     page.keyboard.press("Enter")
     assert boxes.first.get_attribute("aria-pressed") == "true"
 
-    # The table sorts both ways and finds.
+    # The table sorts in both directions and filters.
     column = page.locator("th").filter(has_text="Mflop")
     index = [h.strip() for h in page.locator("th").all_inner_texts()].index("Mflop")
     for order in ["descending", "ascending"]:

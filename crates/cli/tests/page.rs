@@ -1,4 +1,4 @@
-//! The report's page in a browser, as a reader uses it: `page.py` clicks through it in Chromium.
+//! The report's HTML page in a browser: `page.py` clicks through it in Chromium.
 use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
@@ -19,7 +19,7 @@ fn page(command: &[&str], model: &Path, out: &Path) {
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
 }
 
-/// Kernels of the page's report.
+/// Number of kernels in the page's report.
 fn kernels(file: &Path) -> usize {
     let text = std::fs::read_to_string(file).expect("the page was written");
     let data = text.split_once("id=\"data\">").and_then(|t| t.1.split_once("</script>")).expect("the page has data").0;
@@ -27,7 +27,8 @@ fn kernels(file: &Path) -> usize {
     data["report"]["kernels"].as_array().expect("kernels").len()
 }
 
-/// Opens the page in Chromium and checks it; `kernels` is how many it must show once all is unfolded, `measured` whether it has times.
+/// Opens the page in Chromium and checks it. `kernels`: how many it must show once all repeats are unfolded. `measured`: whether it has
+/// measured times.
 fn look(file: &Path, kernels: usize, repeats: bool, measured: bool) {
     let python = root().join(".deps/browser/bin/python");
     assert!(python.exists(), "{} is missing: run scripts/setup --browser", python.display());
@@ -65,7 +66,7 @@ fn the_page_of_three_thousand_ops_works_in_a_browser() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let mut text = "graph long(%0: f32[64,64]) {\n".to_string();
     for i in 0..1000 {
-        // Three kernels that repeat when each op is one.
+        // Without fusion: three kernels, repeated.
         let _ = writeln!(text, "  %{} = tanh %{}", 3 * i + 1, 3 * i);
         let _ = writeln!(text, "  %{} = softmax %{} axis=1", 3 * i + 2, 3 * i + 1);
         let _ = writeln!(text, "  %{} = dot %{}, %0", 3 * i + 3, 3 * i + 2);

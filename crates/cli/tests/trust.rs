@@ -1,4 +1,4 @@
-//! Files that anyone may have written: what they ask for beyond computing is refused, in one sentence and in time.
+//! Untrusted files: whatever they request beyond computing is refused with one message and within the limits on time and memory.
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -12,7 +12,7 @@ fn kiln(args: &[&str]) -> Output {
 fn refused(out: &Output) -> String {
     let text = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(1), "{text}");
-    // However wide the terminal is.
+    // Undoes line wrapping.
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

@@ -1,9 +1,9 @@
-//! Indices out of range on a device: each is refused with its op, line, index and axis, and the session goes on after it.
+//! Tests indices out of range on a device: each run is refused with op, line, index and axis, and the session stays usable.
 //!
 //!     cargo run --release -p kiln --example indices -- [cpu|cuda:0]
 use kiln::{CompileOptions, Model, Target, Tensor, compile, compile::DeviceKind, compile::cuda_capability};
 
-/// The op, inputs and ops, and the length of the axis; indices are input 1.
+/// The op, the inputs and ops of the graph, and the length of the indexed axis. Indices are input 1.
 const GRAPHS: [(&str, &str, usize); 7] = [
     ("take", "%x: f32[37,48], %i: i64[5,11] -> %t = take %x, %i axis=0 loc(\"emb\", \"m.py:7\")\n%y = exp %t", 37),
     (
@@ -38,7 +38,7 @@ const GRAPHS: [(&str, &str, usize); 7] = [
     ),
 ];
 
-/// Indices in range, the last of them another.
+/// Inputs with indices in range; the last index is replaced by `wrong`, if given.
 fn inputs(model: &Model, extent: usize, wrong: Option<i64>) -> Vec<Tensor> {
     let mut all = model.example_inputs(3);
     let index = &mut all[1];
@@ -52,10 +52,10 @@ fn inputs(model: &Model, extent: usize, wrong: Option<i64>) -> Vec<Tensor> {
     all
 }
 
-/// Runs that a session needs until it replays what it has recorded.
+/// Runs after which a session replays a recorded graph.
 const WARM: usize = 3;
 
-/// Every graph, fused and unfused, on right indices and on wrong ones.
+/// Runs every graph, fused and unfused, with valid and with invalid indices. Gives the number of refused runs.
 pub fn check(device: DeviceKind) -> Result<usize, String> {
     let target = match device {
         DeviceKind::Cpu => Target::Cpu,
@@ -86,7 +86,7 @@ pub fn check(device: DeviceKind) -> Result<usize, String> {
                     return Err(at(&format!("`{said}` is wanted, it said: {e}")));
                 }
                 refused += 1;
-                // Nothing of it is left for the next run.
+                // The fault must not affect the next run.
                 if session.run(&right).map_err(|e| at(&e))? != first {
                     return Err(at(&format!("other results after index {wrong}")));
                 }

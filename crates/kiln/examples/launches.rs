@@ -1,9 +1,9 @@
-//! Text graphs as the launches they become: for benches that run Kiln's kernels beside others in one process.
+//! Writes the kernel launches of text graphs as JSON, for benches that run Kiln's kernels and others in one process.
 //!
 //!     cargo run --release -p kiln --example launches -- OUT.json GRAPH.kiln…
 //!
-//! Writes a list, one entry a graph: buffers (bytes), which of them are inputs and outputs, and the launches in order with
-//! their code, shape and arguments (numbers of buffers; scratch lies behind the plan's own).
+//! Writes a list with one entry per graph: buffers (bytes), which of them are inputs and outputs, and the launches in order with
+//! their code, shape and arguments (indices of buffers; scratch buffers follow those of the plan).
 use kiln::{CompileOptions, Compiled, Model, compile::CompiledCode};
 use kiln_plan::{BufferKind, Stage, exec::Slot, exec::Work};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut list = vec![];
     for path in args {
         let model = Model::open(path.as_ref(), &[])?;
-        // Once to warm up, so that the compile time is that of a process at work.
+        // The first compilation is a warm-up, so that the compile time does not include one-time costs.
         kiln::compile(&model, &options)?;
         let compiled = kiln::compile(&model, &options)?;
         list.push(entry(&compiled).map_err(|e| format!("{path}: {e}"))?);

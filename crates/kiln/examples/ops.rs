@@ -1,6 +1,6 @@
-//! Every op on every type that it takes, and chains under exact numerics, on a device against what libtorch gave.
+//! Tests every op on every type that it takes, and chains under exact numerics, on a device against stored results of libtorch.
 //!
-//!     cargo run --release -p kiln --example ops -- write FILE                       where libtorch is
+//!     cargo run --release -p kiln --example ops -- write FILE                       needs libtorch
 //!     cargo run --release -p kiln --example ops -- check FILE [cpu|cuda:0]          on any machine
 //!     cargo run --release -p kiln --example ops -- rows [cpu|cuda:0]                rows of batch-invariant plans at several batch sizes
 use kiln::trial::{invariance, near, pack, pack::Packed};
@@ -10,7 +10,7 @@ use kiln::{
 use kiln_runtime::Device;
 use std::{path::Path, process::exit};
 
-/// Chains in a file.
+/// Number of chains in a file.
 const CHAINS: u64 = 1000;
 
 fn main() {
@@ -53,7 +53,7 @@ fn target(kind: DeviceKind) -> Target {
     }
 }
 
-/// The number of contracts under which rows differ.
+/// Checks batch invariance; gives the number of contracts under which rows differ.
 fn rows(kind: DeviceKind) -> Result<usize, Error> {
     let device = open_device(kind, Some(1))?;
     let mut failed = 0;
@@ -70,7 +70,7 @@ fn rows(kind: DeviceKind) -> Result<usize, Error> {
     Ok(failed)
 }
 
-/// The number of cases that fail.
+/// Runs the cases of a file; gives the number of cases that fail.
 fn check(file: &Path, kind: DeviceKind) -> Result<usize, Error> {
     let (all, device) = (pack::read(file)?, open_device(kind, Some(1))?);
     let target = target(kind);

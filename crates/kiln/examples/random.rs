@@ -1,12 +1,11 @@
-//! Random graphs on a device against the interpreter, fused and unfused; failing seeds with their graphs, made small.
+//! Tests random graphs on a device against the interpreter, fused and unfused; prints failing seeds with their graphs, shrunk.
 //!
 //!     cargo run --release -p kiln --example random -- [--device cpu|cuda:0] [--seeds FROM..TO] [--large] [--threads N] [--shrink N]
 //!         [--seconds S] [--unfused N] [--family NAME] [--print]
 //!
-//! Cases are compiled and checked on N threads. `--shrink N` makes the first N failures small (default 3). `--unfused N` runs one
-//! case in N op by op as well (default: every case). `--family NAME` leaves out seeds of other families. `--print`
-//! writes the graphs and runs nothing. A fault that leaves the
-//! GPU unusable ends the process with status 3 and prints the seeds that were running: try each of them alone.
+//! Cases are compiled and checked on N threads. `--shrink N` shrinks the first N failures (default 3). `--unfused N` also runs one case in
+//! N without fusion (default: every case). `--family NAME` skips seeds of other families. `--print` writes the graphs and runs nothing. A
+//! fault that leaves the GPU unusable ends the process with status 3 and prints the seeds that were running: try each of them alone.
 use kiln::{CompileOptions, Target, compile::DeviceKind, compile::open_device, trial};
 use kiln_graph::random::{Scale, case, case_inputs, shrink};
 use kiln_runtime::Device;
@@ -24,11 +23,11 @@ struct Options {
     scale: Scale,
     threads: usize,
     shrink: usize,
-    /// After these no new seed is begun.
+    /// After this many seconds no new seed is started.
     seconds: f64,
-    /// Which of the cases are also run op by op: one in this many.
+    /// One case in this many is also run without fusion.
     unfused: u64,
-    /// Cases of other families are left out.
+    /// Skip cases of other families.
     family: Option<String>,
     /// Only write the graphs.
     print: bool,
@@ -172,15 +171,15 @@ fn one(seed: u64, o: &Options, device: &Device, all: &Totals, printing: &Mutex<(
     }
     let now = trial::whole(&small, &case_inputs(&small, seed), ways, device).err().map(|f| f.to_string());
     let _held = printing.lock();
-    println!("seed {seed} ({:?}): {text}\n  small: {}\n{small}", o.scale, now.unwrap_or_default());
+    println!("seed {seed} ({:?}): {text}\n  shrunk: {}\n{small}", o.scale, now.unwrap_or_default());
     if unusable(&text) {
         let running = all.running.lock().map(|r| r.clone()).unwrap_or_default();
-        println!("the GPU is unusable from here on; running were {running:?}");
+        println!("the GPU is unusable from here on; seeds that were running: {running:?}");
         std::process::exit(3);
     }
 }
 
-/// Fused and op by op.
+/// Fused and unfused.
 fn ways(device: DeviceKind) -> [CompileOptions; 2] {
     let target = match device {
         DeviceKind::Cpu => Target::Cpu,

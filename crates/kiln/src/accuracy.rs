@@ -1,4 +1,4 @@
-//! Differences between results and a reference.
+//! Differences between results and a reference: absolute, relative, and in the 2-norm.
 use kiln_graph::Tensor;
 use serde::Serialize;
 
@@ -7,14 +7,14 @@ use serde::Serialize;
 pub struct Difference {
     /// Largest absolute difference of an element.
     pub max_abs: f64,
-    /// Of elements over a thousandth of the largest.
+    /// Largest relative difference, over elements above a thousandth of the largest.
     pub max_rel: f64,
     /// ‖a − b‖₂ / ‖b‖₂.
     pub norm_rel: f64,
 }
 
 impl Difference {
-    /// The larger of each.
+    /// The larger of each of the figures.
     pub fn join(self, o: Difference) -> Difference {
         Difference {
             max_abs: worse(self.max_abs, o.max_abs),
@@ -29,7 +29,7 @@ fn worse(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 
-/// Of `a` from the reference `b`. Types that differ in shape differ infinitely.
+/// Difference of `a` from the reference `b`; infinite if their shapes differ.
 pub fn difference(a: &Tensor, b: &Tensor) -> Difference {
     let infinite = Difference { max_abs: f64::INFINITY, max_rel: f64::INFINITY, norm_rel: f64::INFINITY };
     if a.ty.shape != b.ty.shape {
@@ -59,7 +59,7 @@ pub fn difference(a: &Tensor, b: &Tensor) -> Difference {
     d
 }
 
-/// Over several outputs; a different number of them differs infinitely.
+/// Largest difference over several outputs; infinite if there is another number of them.
 pub fn differences(a: &[Tensor], b: &[Tensor]) -> Difference {
     let start = if a.len() == b.len() {
         Difference::default()

@@ -1,7 +1,10 @@
 //! The compiled artifact, a zip: `graph.json`, `plan.txt` (the plan's text form), `explain.json` (the report), `meta.json`,
-//! parameters, and for GPU targets `ptx/NAME.ptx`, which are for people: code is always generated again from the plan.
-//! `digests.json` has the SHA-256 of every part. Never: believes a part whose digest is another, or a plan that is not verified;
-//! opens a file that an artifact names.
+//! parameters, and for GPU targets `ptx/NAME.ptx`, which are for people to read. `digests.json` has the SHA-256 of every other part.
+//!
+//! Artifacts are not trusted. A part's digest is checked when the part is read. Whoever changes a part can also compute a new digest, so
+//! the plan is verified and checked against the graph as well, code is always generated again from the plan, and no part may be larger
+//! than the file. A file that an artifact names is never opened: the path of its archive is for messages alone, and `bench --archive`
+//! takes the path from the user.
 use crate::{
     CompileOptions, Compiled, Error, Model, Target, compile,
     compile::{CompiledCode, from_plan},
@@ -26,10 +29,10 @@ struct Meta {
     target: String,
     fuse: bool,
     contract: kiln_plan::Contract,
-    /// The description that priced the plan and its templates, if it was not the target's own.
+    /// The machine description that the plan was priced with, if it was not the target's default.
     machine: Option<kiln_machine::Machine>,
     guards: Vec<(usize, kiln_graph::Scalar)>,
-    /// The archive it was compiled from, for messages: whoever wrote the artifact chose the path, so nothing opens it.
+    /// The archive it was compiled from, for messages only: the path is untrusted and never opened.
     archive: Option<String>,
 }
 
@@ -39,17 +42,17 @@ pub struct Opened {
     pub model: Model,
     /// Its plan, as it was compiled.
     pub plan: kiln_plan::Plan,
-    /// What it was compiled with.
+    /// The options it was compiled with.
     pub options: CompileOptions,
 }
 
-/// Whether a zip that starts so is one of Kiln's, also when it is cut short.
+/// Whether a file that starts with these bytes is an artifact, even if it is truncated.
 pub fn is_artifact(start: &[u8]) -> bool {
-    /// Bytes of a zip's entry before its name.
+    /// Bytes of a zip entry's header before its name.
     const HEADER: usize = 30;
     start.get(HEADER..).is_some_and(|name| name.starts_with(b"kiln/meta.json"))
 }
-/// Bytes that `is_artifact` looks at.
+/// Number of bytes that `is_artifact` needs.
 pub const START: u64 = 64;
 
 /// Writes an artifact.
@@ -78,7 +81,7 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
     put("graph.json", &serde_json::to_vec(&c.graph).map_err(|e| encode(&e))?)?;
     put("plan.txt", kiln_plan::text::print(&c.plan).as_bytes())?;
     put("explain.json", crate::Report::new(c).to_json()?.as_bytes())?;
-    // Seeded parameters are made again from the graph.
+    // Parameters with an initialiser are computed again from the graph.
     let stored = c.graph.params.iter().zip(&c.params).filter(|(p, _)| p.init == Init::External);
     for (i, (_, t)) in stored.enumerate() {
         put(&format!("params/{i}"), t.bytes())?;
@@ -94,7 +97,7 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
     io::write_whole(path, &bytes)
 }
 
-/// Stored: weights do not compress, and no part can be larger than the file.
+/// Adds a part uncompressed: weights do not compress, and so no part can be larger than the file.
 fn add(zip: &mut ZipWriter<Cursor<Vec<u8>>>, name: &str, bytes: &[u8]) -> zip::result::ZipResult<()> {
     zip.start_file(
         format!("kiln/{name}"),
@@ -103,7 +106,7 @@ fn add(zip: &mut ZipWriter<Cursor<Vec<u8>>>, name: &str, bytes: &[u8]) -> zip::r
     Ok(zip.write_all(bytes)?)
 }
 
-/// The digest of every part but this one.
+/// Name of the part with the digests of all others.
 const DIGESTS: &str = "digests.json";
 /// SHA-256 by part, in hexadecimal.
 type Digests = BTreeMap<String, String>;
@@ -112,7 +115,7 @@ fn digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// An artifact, of which only what is asked for is read.
+/// An artifact whose parts are read on demand.
 struct Reader<'a> {
     path: &'a Path,
     zip: ZipArchive<BufReader<File>>,
@@ -127,7 +130,10 @@ impl<'a> Reader<'a> {
         let text = part(path, &mut zip, META)?;
         let Version { version } = serde_json::from_slice(&text).map_err(|e| unusable(path, e))?;
         if version != VERSION {
-            return Err(unusable(path, format!("it is of version {version}, this Kiln reads {VERSION}")));
+            return Err(unusable(
+                path,
+                format!("it has format version {version}, but this Kiln reads version {VERSION}"),
+            ));
         }
         let digests: Digests =
             serde_json::from_slice(&part(path, &mut zip, DIGESTS)?).map_err(|e| unusable(path, e))?;
@@ -143,7 +149,7 @@ impl<'a> Reader<'a> {
     fn text(&mut self, name: &str) -> Result<String, Error> {
         String::from_utf8(self.get(name)?).map_err(|e| unusable(self.path, e))
     }
-    /// What it was compiled with, but for constraints and measurements, which the plan has taken up.
+    /// The options it was compiled with, except constraints and measurements, whose effects are in the plan.
     fn options(&self) -> Result<CompileOptions, Error> {
         let Meta { fuse, contract, ref machine, .. } = self.meta;
         let (target, machine) = (self.target()?, machine.clone());
@@ -167,7 +173,7 @@ impl<'a> Reader<'a> {
             let bytes = self.get(&format!("params/{stored}"))?;
             stored += 1;
             Tensor::from_bytes(info.ty.clone(), &bytes)
-                .ok_or_else(|| unusable(self.path, format!("parameter {} is cut short", info.name)))
+                .ok_or_else(|| unusable(self.path, format!("parameter {} is truncated", info.name)))
         };
         graph.params.iter().enumerate().map(&mut one).collect()
     }
@@ -182,12 +188,12 @@ struct Version {
 fn unchanged(path: &Path, digests: &Digests, name: &str, bytes: &[u8]) -> Result<(), Error> {
     match digests.get(name) {
         Some(d) if *d == digest(bytes) => Ok(()),
-        Some(_) => Err(unusable(path, format!("{name} is not what was written: its digest is another"))),
+        Some(_) => Err(unusable(path, format!("{name} was changed: its digest does not match"))),
         None => Err(unusable(path, format!("{name} has no digest"))),
     }
 }
 
-/// A part's bytes. They are stored as they are, so that none can be larger than the file.
+/// A part's bytes. Parts are uncompressed, so none can be larger than the file.
 fn part(path: &Path, zip: &mut ZipArchive<BufReader<File>>, name: &str) -> Result<Vec<u8>, Error> {
     let whole = std::fs::metadata(path).map_err(|e| Error::reading(path, e))?.len();
     let file = zip.by_name(&format!("kiln/{name}")).map_err(|_| unusable(path, format!("{name} is missing")))?;
@@ -216,7 +222,7 @@ pub fn report(path: &Path) -> Result<crate::Report, Error> {
 pub fn plan(path: &Path) -> Result<kiln_plan::Plan, Error> {
     Reader::open(path)?.plan()
 }
-/// What an artifact was compiled with, but for constraints and measurements, which its plan has taken up.
+/// The options an artifact was compiled with, except constraints and measurements, whose effects are in its plan.
 pub fn options(path: &Path) -> Result<CompileOptions, Error> {
     Reader::open(path)?.options()
 }
@@ -235,7 +241,7 @@ pub fn read(path: &Path) -> Result<Opened, Error> {
     Ok(Opened { model, plan, options })
 }
 
-/// Whether the plan takes the graph's inputs and parameters and gives its outputs, and guards name numbers among the inputs.
+/// Checks that the plan takes the graph's inputs and parameters and gives its outputs, and that guards refer to scalar inputs.
 fn fits(graph: &Graph, plan: &kiln_plan::Plan, guards: &[(usize, kiln_graph::Scalar)]) -> Result<(), String> {
     use kiln_plan::BufferKind;
     let inputs: Vec<&Type> = graph.inputs.iter().map(|v| graph.ty(*v)).collect();
@@ -248,21 +254,21 @@ fn fits(graph: &Graph, plan: &kiln_plan::Plan, guards: &[(usize, kiln_graph::Sca
         match given {
             Some(ty) if *ty == b.ty => {}
             Some(ty) => return Err(format!("{what} is {} in its plan and {ty} in its graph", b.ty)),
-            None => return Err(format!("its plan reads {what}, which its graph has not")),
+            None => return Err(format!("its plan reads {what}, which its graph does not have")),
         }
     }
     let given: Vec<&Type> = plan.outputs.iter().map(|b| &plan.buffer(*b).ty).collect();
     let wanted: Vec<&Type> = graph.outputs.iter().map(|v| graph.ty(*v)).collect();
     if given != wanted {
-        return Err("its plan gives other outputs than its graph".into());
+        return Err("the outputs of its plan and of its graph differ".into());
     }
     match guards.iter().find(|(i, _)| inputs.get(*i).is_none_or(|ty| ty.count() != 1)) {
-        Some((i, _)) => Err(format!("it is said to hold for one value of input {i}, which is no number")),
+        Some((i, _)) => Err(format!("it is specialised on the value of input {i}, which is not a scalar")),
         None => Ok(()),
     }
 }
 
-/// Compiled as it was when written, if `options` are those it was written with ([`options`]); others plan anew.
+/// Opens an artifact and compiles it: with its own plan if `options` are those it was written with ([`options`]), else with a new plan.
 pub fn open(path: &Path, options: &CompileOptions) -> Result<(Model, Compiled), Error> {
     let opened = read(path)?;
     let same = opened.options.target == options.target

@@ -1,4 +1,5 @@
-//! Fused against unfused against PyTorch, in one run, interleaved; kernel by kernel, prediction beside measurement.
+//! Benchmarks: times the fused plan, the unfused plan and PyTorch, interleaved in one process, and every kernel by itself, with its
+//! predicted time. Also compares the results with PyTorch's, or with the interpreter's.
 mod load;
 mod table;
 mod text;
@@ -19,7 +20,7 @@ use kiln_runtime::{RunTrace, Session, TimeOptions};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// What to measure beside the fused plan.
+/// What to measure in addition to the fused plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Against {
     /// One kernel per op.
@@ -31,15 +32,15 @@ pub struct Against {
 /// What to measure, on what, and for how long.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
-    /// How the fused plan is made.
+    /// Options of the fused plan.
     pub compile: CompileOptions,
     /// Where all sides run.
     pub device: DeviceKind,
-    /// Threads of the host; all cores if none are named.
+    /// Threads of the host; `None`: all cores.
     pub threads: Option<usize>,
-    /// The other sides.
+    /// The sides to compare with.
     pub against: Against,
-    /// Measured runs of each side are made until this much time is spent, at least 5.
+    /// Time to spend on measured runs of each side, of which there are at least 5.
     pub min_time: Duration,
 }
 
@@ -52,7 +53,7 @@ pub struct Bench {
     pub device: String,
     /// Threads of the host that ran kernels.
     pub threads: usize,
-    /// Share of all cores' time that other processes took meanwhile.
+    /// Share of all cores' time that other processes took during the measurement.
     pub others: f64,
     /// Runs of the fused plan.
     pub fused: Spread,
@@ -60,26 +61,26 @@ pub struct Bench {
     pub unfused: Option<Spread>,
     /// Runs by libtorch.
     pub torch: Option<Spread>,
-    /// Why a side was asked for and is missing.
+    /// Requested sides that could not be measured, each with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
     /// Seconds to compile the fused plan.
     pub compile_s: f64,
     /// Seconds of each of its stages.
     pub timings: crate::compile::Timings,
-    /// From libtorch's results, or the interpreter's where libtorch is not asked for.
+    /// Largest absolute difference from libtorch's results, or from the interpreter's if libtorch was not requested.
     pub max_abs_err: f64,
-    /// Largest relative difference, of elements over a thousandth of the largest.
+    /// Largest relative difference, over elements above a thousandth of the largest.
     pub max_rel_err: f64,
-    /// What results were held against.
+    /// What the results were compared with.
     pub reference: String,
-    /// Ops of the imported graph, without leaves.
+    /// Number of ops of the imported graph, without inputs, parameters and constants.
     pub ops: usize,
     /// The kernels of a run, in order.
     pub kernels: Vec<KernelTime>,
     /// The same by module path.
     pub modules: Vec<ModuleTime>,
-    /// What predictions were made for, where that is not this device; else empty.
+    /// What predictions were made for, if not for this device; else empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub predicted_for: String,
     /// Microseconds of a traced run in which the device waited for its next kernel.
@@ -101,20 +102,20 @@ pub struct Spread {
     /// Measured runs.
     pub runs: usize,
 }
-/// Runs spread so widely (p90 over p10) that their median says little.
+/// Above this ratio of p90 to p10, the median of the runs is unreliable.
 const NOISY: f64 = 2.0;
 
-/// Others took so much of the processor that a side's threads may have waited for each other.
+/// Above this share of the processor taken by other processes, times are unreliable: a side's threads may have waited for each other.
 const BUSY: f64 = 0.2;
 
 impl Bench {
-    /// Whether a ratio of this side's time says little: runs of it or of the fused kernels differed, or the machine was busy.
+    /// Whether the ratio of this side's time to the fused time is unreliable: runs of either differed widely, or the machine was busy.
     pub fn doubtful(&self, s: &Spread) -> bool {
         s.noisy() || self.fused.noisy() || self.others > BUSY
     }
 }
 impl Spread {
-    /// Whether runs differed so much that a ratio made with the median cannot be relied on.
+    /// Whether runs differed so much that the median is unreliable.
     pub fn noisy(&self) -> bool {
         noisy(self.p10, self.p90)
     }
@@ -129,7 +130,7 @@ fn noisy(p10: f64, p90: f64) -> bool {
     p90 > NOISY * p10
 }
 
-/// Compiles and measures a model. What was measured comes with it.
+/// Compiles and measures a model; gives the measurements and the compiled model.
 pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result<(Bench, Compiled), Error> {
     let fused = compile(model, &options.compile)?;
     let session = fused.session_on(options.device, options.threads)?;
@@ -147,15 +148,16 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
     }
     let (error, name) = match &peer.outputs {
         Some(outs) => (differences(&outputs, outs), peer.name),
-        // In f64 an op at a time: minutes for the largest graphs.
-        None if work(model) > 1 << 32 => {
-            (Difference { max_abs: f64::NAN, max_rel: f64::NAN, norm_rel: f64::NAN }, "nothing (too large)")
-        }
+        // The interpreter runs op by op in f64, which would take minutes for the largest graphs.
+        None if work(model) > 1 << 32 => (
+            Difference { max_abs: f64::NAN, max_rel: f64::NAN, norm_rel: f64::NAN },
+            "nothing (too large to interpret)",
+        ),
         None => (against_interpreter(model, inputs, &outputs)?, "interpreter"),
     };
 
     let before = load::Ticks::now();
-    // Rounds of all sides, so that a noisy neighbour meets each of them.
+    // Interleaved rounds of all sides, so that load from other processes affects each of them.
     let (mut f, mut u, mut t) = (vec![], vec![], vec![]);
     let rounds = 5;
     let slice = options.min_time / rounds;
@@ -196,19 +198,19 @@ pub fn bench(model: &Model, inputs: &[Tensor], options: &BenchOptions) -> Result
     Ok((bench, fused))
 }
 
-/// Runs that are traced.
+/// Number of runs that are traced.
 const TRACED: usize = 5;
 
 /// PyTorch's side.
 #[derive(Default)]
 struct Peer {
-    /// To be timed on the same device.
+    /// The session to time, if the archive runs on the same device.
     session: Option<kiln_torch_host::Session>,
     outputs: Option<Vec<Tensor>>,
     name: &'static str,
 }
 impl Peer {
-    /// An archive may have been traced for the processor alone; then its results there are the reference, and nothing is timed.
+    /// An archive may have been traced for the CPU only; then its results on the CPU are the reference, and nothing is timed.
     fn torch(
         model: &Model,
         inputs: &[Tensor],
@@ -218,7 +220,7 @@ impl Peer {
         let Some(path) = &model.archive else {
             missing.push(match &model.compiled_from {
                 Some(from) => format!(
-                    "torch: an artifact names an archive ({from}) that is not opened unasked; give --archive {from} if you trust it"
+                    "torch: the archive that the artifact names ({from}) is not opened automatically; give --archive {from} if you trust it"
                 ),
                 None => "torch: no TorchScript archive to run; give one with --archive".to_string(),
             });
@@ -249,12 +251,12 @@ impl Peer {
     }
 }
 
-/// The line of libtorch's message that says what was wrong; those before it say where.
+/// The last line of libtorch's message, which says what was wrong; those before it say where.
 fn last_line(message: &str) -> &str {
     message.lines().rfind(|l| !l.trim().is_empty()).unwrap_or(message).trim()
 }
 
-/// Elements computed and matmuls summed: what the interpreter has to do.
+/// Estimate of the interpreter's work: for each element computed, the length of its sum, or 8 for ops without one.
 fn work(model: &Model) -> u64 {
     let g = &model.graph;
     let one = |v| {
@@ -287,13 +289,13 @@ fn whole(s: &Session, inputs: &[Tensor], min_time: Duration) -> Result<Vec<f64>,
     Ok(s.time(inputs, options)?.samples_us.iter().map(|us| us / 1e3).collect())
 }
 
-/// Difference from the graph interpreter in f64.
+/// Difference of the outputs from the graph interpreter's in f64.
 pub fn against_interpreter(model: &Model, inputs: &[Tensor], outputs: &[Tensor]) -> Result<Difference, Error> {
     let reference = interpret(model, inputs)?;
     Ok(differences(outputs, &reference))
 }
 
-/// The model by the interpreter, floats in f64.
+/// Runs the model with the interpreter, all floats in f64.
 pub fn interpret(model: &Model, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
     let mut fallback = |op: &kiln_graph::FallbackOp, args: &[Tensor]| {
         let torch = torch::torch().map_err(|e| e.to_string())?;

@@ -1,20 +1,20 @@
-//! A machine's description, fitted to what the machine does: graphs of known work are timed, and the roofline that prices plans
-//! is solved for its rates.
+//! Calibration: fits a machine description to measurements. Times graphs whose work is known, and solves the roofline of the cost model
+//! for its rates.
 //!
-//! Fitted are bandwidth, cost of a launch, and the rates of matmuls and of other arithmetic. What follows from the templates
-//! (sizes of tiles and of rows, the price of a prologue) is taken from the description that one starts from.
+//! Fitted are the bandwidth, the cost of a launch, and the rates of matmuls and of other arithmetic. What follows from the templates
+//! (sizes of tiles and of rows, the price of a prologue) is copied from the description that the fit starts from.
 use crate::{CompileOptions, Error, Model, compile, compile::DeviceKind};
 use kiln_graph::{Graph, Tensor, Type, random_tensor};
 use kiln_machine::{Machine, MachineError};
 use kiln_plan::{Cost, Plan};
 use kiln_runtime::TimeOptions;
 
-/// What one graph took.
+/// Time and work of one graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
-    /// Of the median run.
+    /// Median of the runs.
     pub seconds: f64,
-    /// Of all kernels.
+    /// Bytes moved by all kernels.
     pub bytes: f64,
     /// Floating-point operations of matmuls.
     pub matrix_flops: f64,
@@ -22,7 +22,7 @@ pub struct Seen {
     pub other_flops: f64,
 }
 impl Seen {
-    /// Work by the plan, time as given.
+    /// Takes the work from the plan.
     fn new(plan: &Plan, seconds: f64) -> Seen {
         let sum = |of: fn(&Cost) -> u64| plan.kernels.iter().map(|k| of(&k.cost) as f64).sum();
         let (matrix_flops, other_flops) = (sum(|c| c.matrix_flops), sum(|c| c.other_flops));
@@ -30,21 +30,21 @@ impl Seen {
     }
 }
 
-/// The description of the machine that `time` measures on, starting from one of its kind.
+/// The description of the machine that `time` measures on, starting from the description `base` of a similar one.
 pub fn fit(base: &Machine, mut time: impl FnMut(&Graph) -> Result<Seen, Error>) -> Result<Machine, Error> {
     let mut m = base.clone();
     m.rates.launch = time(&graph(&chain(1 << 5, 0))?)?.seconds;
     let copy = time(&graph(&chain(if m.arch.is_gpu() { 1 << 27 } else { 1 << 24 }, 0))?)?;
     m.rates.bandwidth = rate(copy.bytes, copy.seconds - m.rates.launch).unwrap_or(m.rates.bandwidth);
     let busy = time(&graph(&chain(if m.arch.is_gpu() { 1 << 24 } else { 1 << 21 }, 48))?)?;
-    // The roofline adds a tenth of the faster side.
-    let beside = |s: &Seen, m: &Machine| s.seconds - m.rates.launch - 0.1 * s.bytes / m.rates.bandwidth;
-    if beside(&busy, &m) > busy.bytes / m.rates.bandwidth {
-        m.rates.alu = rate(busy.other_flops, beside(&busy, &m)).unwrap_or(m.rates.alu);
+    // The roofline is the slower of memory and arithmetic plus a tenth of the faster: the time of arithmetic where that is the slower.
+    let arithmetic = |s: &Seen, m: &Machine| s.seconds - m.rates.launch - 0.1 * s.bytes / m.rates.bandwidth;
+    if arithmetic(&busy, &m) > busy.bytes / m.rates.bandwidth {
+        m.rates.alu = rate(busy.other_flops, arithmetic(&busy, &m)).unwrap_or(m.rates.alu);
     }
     for (dtype, known) in base.rates.matrix.clone() {
         let matmul = time(&graph(&matmul(&dtype, if m.arch.is_gpu() { 4096 } else { 768 }))?)?;
-        let found = rate(matmul.matrix_flops, beside(&matmul, &m)).unwrap_or(known);
+        let found = rate(matmul.matrix_flops, arithmetic(&matmul, &m)).unwrap_or(known);
         m.rates.matrix.insert(dtype, found);
     }
     let copied = copy.seconds - m.rates.launch - 0.1 * copy.other_flops / m.rates.alu;
@@ -52,7 +52,7 @@ pub fn fit(base: &Machine, mut time: impl FnMut(&Graph) -> Result<Seen, Error>) 
     Ok(m)
 }
 
-/// To three digits; `None` if the time is none.
+/// Work per second to three digits; `None` if work or time is not positive.
 fn rate(work: f64, seconds: f64) -> Option<f64> {
     (seconds > 0.0 && work > 0.0).then(|| digits(work / seconds))
 }
@@ -63,9 +63,9 @@ fn digits(v: f64) -> f64 {
 }
 
 fn graph(text: &str) -> Result<Graph, Error> {
-    text.parse().map_err(|e| Error::failed(format!("a graph to calibrate with does not read: {e}"), "report this"))
+    text.parse().map_err(|e| Error::failed(format!("a calibration graph does not parse: {e}"), "report this"))
 }
-/// A pointwise kernel: a relu and so many rounds of four ops, one of which is an exponential; that is about what softmax is.
+/// A pointwise kernel: a relu, then `rounds` times four ops, one of which is an exponential; about the mix of a softmax.
 fn chain(n: usize, rounds: usize) -> String {
     let mut t = format!("graph chain(%x: f32[{n}]) {{\n  %y0 = relu %x\n");
     for i in 0..rounds {
@@ -78,7 +78,7 @@ fn matmul(d: &str, n: usize) -> String {
     format!("graph matmul(%a: {d}[{n},{n}], %b: {d}[{n},{n}]) {{\n  %y = dot %a, %b\n  return %y\n}}\n")
 }
 
-/// Measures on a device.
+/// Measures a device and fits its description.
 pub fn calibrate(
     options: &CompileOptions,
     device: DeviceKind,
@@ -110,7 +110,7 @@ pub fn calibrate(
     Ok(fitted)
 }
 
-/// Random numbers, a block of them over and over: zeros would cost the units less power.
+/// Random numbers, one block repeated: with zeros the arithmetic units would draw less power than with real data.
 fn filled(ty: Type) -> Tensor {
     let block = random_tensor(Type::new(ty.dtype, [(1 << 16).min(ty.count())]), 1, 1.0);
     let mut t = Tensor::zeros(ty);
@@ -118,7 +118,7 @@ fn filled(ty: Type) -> Tensor {
     t
 }
 
-/// Both descriptions beside each other.
+/// The rates of both descriptions as a table with a column for each.
 pub fn table(base: &Machine, fitted: &Machine) -> String {
     let mut rows = vec![
         ("bandwidth, GB/s".to_string(), base.rates.bandwidth / 1e9, fitted.rates.bandwidth / 1e9),
@@ -133,28 +133,28 @@ pub fn table(base: &Machine, fitted: &Machine) -> String {
     t
 }
 
-/// The name of a description of calibrated machines ends so.
+/// Suffix of the names of calibrated descriptions.
 const CALIBRATED: &str = "-calibrated";
 
-/// What predictions for a device are really made for, if nobody measured the description on it; and what to do about it. `device`: as
+/// What predictions are made for if the description was not measured on this device, with a remedy; `None` if it was. `device`: as
 /// [`compile::device_name`] gives it.
 pub fn unmeasured(m: &Machine, device: &str) -> Option<String> {
     let general = general_processor(&m.name, device == "cpu");
     let other_gpu = !m.device.is_empty() && !device.contains(&m.device);
     match (general, other_gpu) {
         (Some(text), _) => Some(text),
-        (None, true) => Some(format!("for an {}, not for this device; {REMEDY}", m.device)),
+        (None, true) => Some(format!("for {}, not for this device; {REMEDY}", m.device)),
         (None, false) => None,
     }
 }
 
-/// The same for a plan of which only the names are known: no processor in particular was measured.
+/// The same for a plan of which only the machine's name is known: the built-in CPU description is of no particular processor.
 pub(crate) fn general_processor(machine: &str, cpu: bool) -> Option<String> {
-    (cpu && !machine.ends_with(CALIBRATED)).then(|| format!("for no processor in particular; {REMEDY}"))
+    (cpu && !machine.ends_with(CALIBRATED)).then(|| format!("for a generic processor, not for this one; {REMEDY}"))
 }
-const REMEDY: &str = "`kiln doctor --calibrate m.json` measures this one, `--machine m.json` takes it";
+const REMEDY: &str = "`kiln doctor --calibrate m.json` measures this one, and `--machine m.json` uses the result";
 
-/// The description in a file, or of that name among those that come with Kiln.
+/// The machine description in a file, or the built-in one of that name.
 pub fn read(path: &std::path::Path) -> Result<Machine, Error> {
     let known = path.to_str().and_then(kiln_machine::machine).filter(|_| !path.exists());
     if let Some(known) = known {
@@ -164,13 +164,13 @@ pub fn read(path: &std::path::Path) -> Result<Machine, Error> {
     let shown = path.display();
     Machine::parse(&text).map_err(|e| match e {
         MachineError::Json(e) => Error::failed(
-            format!("{shown} is no machine description: {e}"),
+            format!("{shown} is not a machine description: {e}"),
             "`kiln doctor --calibrate FILE` writes one",
         ),
         MachineError::NotPositive(_) => {
-            Error::failed(format!("{shown}: a rate or a time is not positive"), "mend it, or calibrate again")
+            Error::failed(format!("{shown}: a rate or a time is not positive"), "correct it, or calibrate again")
         }
-        e => Error::failed(format!("{shown}: {e}"), "calibrate again: `kiln doctor --calibrate FILE` writes it anew"),
+        e => Error::failed(format!("{shown}: {e}"), "calibrate again: `kiln doctor --calibrate FILE` writes a new one"),
     })
 }
 
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
     use crate::Target;
 
-    /// The clock is the price on another machine: fitting must find that machine.
+    /// Times are predictions for another, hidden machine; the fit must find the rates of that machine.
     #[test]
     fn finds_the_machine_that_was_timed() {
         for target in [Target::Cpu, Target::Sm90a] {

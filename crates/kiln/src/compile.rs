@@ -1,4 +1,8 @@
-//! The way of the data, in order: graph → plan → block programs → code → something that runs.
+//! The whole pipeline, in order: graph → plan → block programs → code → session. Takes a model and options, gives a [`Compiled`].
+//!
+//! Block programs that are equal except for their names are compiled once, so repeated layers cost one compilation. There is no cache of
+//! code on disk: compiling takes less than half a second for the models of `benches/results/cpu.md`. To keep a compiled model, write an
+//! artifact, which records what it was made from and so cannot become stale.
 use crate::{Error, Model, constraints::Constraints, error::Cause, torch, tune::Measurements};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
@@ -34,7 +38,7 @@ pub enum DeviceKind {
     Cuda(usize),
 }
 
-/// What a model is compiled for, and within which bounds.
+/// What a model is compiled for, and under which contract and constraints.
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
     /// What code is generated for.
@@ -43,11 +47,11 @@ pub struct CompileOptions {
     pub fuse: bool,
     /// How results may differ from the graph as written.
     pub contract: Contract,
-    /// What shall be fused, or shall not.
+    /// What must or must not be fused.
     pub constraints: Constraints,
-    /// Measurements that templates are taken from.
+    /// Measurements from which matmuls take their templates.
     pub tuned: Option<Measurements>,
-    /// The description that prices plans, where it is not the target's.
+    /// The machine description that the cost model uses; `None`: the target's default.
     pub machine: Option<Machine>,
 }
 impl CompileOptions {
@@ -55,15 +59,15 @@ impl CompileOptions {
     pub fn machine(&self) -> &Machine {
         self.machine.as_ref().unwrap_or_else(|| self.target.machine())
     }
-    /// Whether the machine is the target's.
+    /// Fails if the machine description is for another target.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let (machine, target) = (self.machine(), self.target);
         if machine.arch == target {
             return Ok(());
         }
         Err(Error::usage(
-            format!("the description of the machine {} is of {}, the target is {target}", machine.name, machine.arch),
-            format!("give --target {}, or another description", machine.arch),
+            format!("the machine description {} is for {}, but the target is {target}", machine.name, machine.arch),
+            format!("give --target {}, or another machine description", machine.arch),
         ))
     }
 }
@@ -77,44 +81,44 @@ impl Default for CompileOptions {
 /// Seconds spent in each stage.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Timings {
-    /// To read the model.
+    /// Reading or importing the model.
     pub import_s: f64,
-    /// To plan: saturation, extraction, kernels.
+    /// Planning: saturation, extraction, choice of kernels.
     pub rewrite_s: f64,
-    /// To make block programs.
+    /// Lowering kernels to block programs.
     pub lower_s: f64,
-    /// To make code of them.
+    /// Generating code from block programs.
     pub codegen_s: f64,
-    /// Of plan, lowering and code generation.
+    /// Planning, lowering and code generation together.
     pub compile_s: f64,
 }
 
 /// Index of a distinct block program.
 pub type ProgramId = usize;
 
-/// A compiled model: data, until a session makes it run.
+/// A compiled model, as data; a session runs it.
 pub struct Compiled {
     /// The imported graph.
     pub graph: Graph,
     /// Weights, in the order of the graph's parameters.
     pub params: Vec<Tensor>,
-    /// What it was compiled with.
+    /// The options it was compiled with.
     pub options: CompileOptions,
     /// Its kernels and buffers.
     pub plan: Plan,
-    /// For each kernel of the plan.
+    /// For each kernel of the plan, its launches and library calls.
     pub steps: Vec<Steps<ProgramId>>,
-    /// Distinct block programs; kernels that are alike but for their names share one.
+    /// Distinct block programs; kernels that differ only in their names share one.
     pub programs: Vec<Program>,
     /// Code of the block programs.
     pub code: CompiledCode,
-    /// Seconds of each stage.
+    /// Seconds spent in each stage.
     pub timings: Timings,
 }
 
 /// Code of block programs.
 pub enum CompiledCode {
-    /// For each program, its module and its place in it.
+    /// For each program, its module and its index in that module.
     Host(Vec<(Arc<host::HostModule>, usize)>),
     /// One for each program.
     Ptx(Vec<nvptx::Ptx>),
@@ -136,14 +140,14 @@ pub fn compile(model: &Model, options: &CompileOptions) -> Result<Compiled, Erro
 pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
     options.check()?;
     if !options.fuse && !options.constraints.is_empty() {
-        return Err(Error::usage("an unfused plan knows no constraints", "leave out --unfused or --constraints"));
+        return Err(Error::usage("an unfused plan takes no constraints", "leave out --unfused or --constraints"));
     }
     let constraints = options.constraints.resolve(&model.graph)?;
     let mut plan = plan_under(model, options, &constraints).map_err(|e| not_planned(model, e))?;
     if let Some(measurements) = &options.tuned {
         measurements.apply(&mut plan, options)?;
     }
-    // A template that does not take its kernel is found here, so that no command goes on without it.
+    // A requested template that does not apply to its kernel fails here, so that no command continues without it.
     for k in plan.kernels.iter().filter(|k| k.reason.template.is_some()) {
         let lowered = kiln_lower::lower_at(k, options.machine());
         match lowered {
@@ -154,15 +158,15 @@ pub fn plan(model: &Model, options: &CompileOptions) -> Result<Plan, Error> {
     }
     Ok(plan)
 }
-/// A constraint on how a kernel is lowered that cannot be met.
+/// The error for a requested template that does not apply to its kernel.
 fn no_template(model: &str, k: &kiln_plan::Kernel, why: &str) -> Error {
     let template = k.reason.template.map(|t| t.to_string()).unwrap_or_default();
     Error::failed(
-        format!("cannot plan {model}: the template `{template}` does not take kernel {}: {why}", k.name),
-        "leave the constraint out, or name a template that does; `kiln explain MODEL --kernel NAME` says which it takes now",
+        format!("cannot plan {model}: the template `{template}` does not apply to kernel {}: {why}", k.name),
+        "leave the constraint out, or name a template that applies; `kiln explain MODEL --kernel NAME` shows which one the kernel has now",
     )
 }
-/// The same within constraints in values of the graph.
+/// The same under constraints that are resolved to values of the graph.
 pub(crate) fn plan_under(
     model: &Model,
     options: &CompileOptions,
@@ -181,15 +185,15 @@ pub(crate) fn not_planned(model: &Model, e: RewriteError) -> Error {
     Error::caused(format!("cannot plan {}: {e}", model.graph.name), help, e)
 }
 
-/// A defect of the compiler: nothing that could be interpreted instead, as the plan may be wrong too.
+/// The error for a compiler bug found while lowering. The kernel is not interpreted instead, since the plan may be wrong too.
 fn not_lowered(defect: LowerError) -> Error {
-    Error::caused(defect.to_string(), "run with --unfused until it is mended", defect)
+    Error::caused(defect.to_string(), "run with --unfused until it is fixed", defect)
 }
-/// The same of what comes after lowering.
+/// The same for bugs found after lowering.
 fn defect<E: Into<Cause> + std::fmt::Display>(e: E) -> Error {
     Error::caused(
         format!("{e}; this is a defect of Kiln: please report it with the model"),
-        "run with --unfused until it is mended",
+        "run with --unfused until it is fixed",
         e,
     )
 }
@@ -203,7 +207,7 @@ pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> 
     let mut steps: Vec<Steps<ProgramId>> = plan.kernels.iter().map(lower).collect::<Result<_, _>>()?;
     let lowered = start.elapsed();
     let (code, failed) = generate(&programs.list, options.machine())?;
-    // What code generation refuses is run by the interpreter, and `explain` says so.
+    // Kernels that code generation does not support are interpreted; `explain` lists them.
     for (kernel, steps) in plan.kernels.iter().zip(&mut steps) {
         steps.otherwise = steps.otherwise.take().filter(|o| !o.steps.iter().any(|w| has_failed(w, &failed)));
         let why = steps.steps.iter().find_map(|w| match w {
@@ -237,7 +241,7 @@ fn interpreted<K>(kernel: &kiln_plan::Kernel, why: String) -> Steps<K> {
     vec![Work::Interpret { body, why }].into()
 }
 
-/// Block programs without repetition: repeated layers are compiled once.
+/// Deduplicated block programs: repeated layers are compiled once.
 #[derive(Default)]
 struct Programs {
     list: Vec<Program>,
@@ -272,7 +276,8 @@ fn has_failed(work: &Work<ProgramId>, failed: &Failed) -> bool {
     matches!(work, Work::Block { code, .. } if failed.contains_key(code))
 }
 
-/// Code for every program, on all cores; programs that code generation refuses, with its reason. What LLVM refuses is a defect.
+/// Generates code for every program, on all cores. Also gives the programs that code generation does not support, with the reason; an error
+/// of LLVM is a bug.
 fn generate(programs: &[Program], machine: &Machine) -> Result<(CompiledCode, Failed), Error> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let chunk = programs.len().div_ceil(cores).max(1);
@@ -292,7 +297,7 @@ fn generate(programs: &[Program], machine: &Machine) -> Result<(CompiledCode, Fa
                     let module = Arc::new(module);
                     (0..chunk.len()).map(|i| Ok((module.clone(), i))).collect()
                 }
-                // One at a time, to find which it was.
+                // Compiles the programs one at a time to find which of them failed.
                 Err(_) => chunk
                     .iter()
                     .map(|p| host::compile(std::slice::from_ref(p)).map(|m| (Arc::new(m), 0)))
@@ -322,7 +327,7 @@ fn generate(programs: &[Program], machine: &Machine) -> Result<(CompiledCode, Fa
     }
 }
 
-/// `f` over chunks, each on a thread of its own; results in order.
+/// Runs `f` on chunks, each on its own thread; gives the results in order.
 fn parallel<T: Send>(programs: &[Program], chunk: usize, f: impl Fn(&[Program]) -> Vec<T> + Sync) -> Vec<T> {
     let mut out = vec![];
     std::thread::scope(|s| {
@@ -338,12 +343,12 @@ fn parallel<T: Send>(programs: &[Program], chunk: usize, f: impl Fn(&[Program]) 
 }
 
 impl Compiled {
-    /// What the runtime needs.
+    /// The form that the runtime loads.
     pub(crate) fn executable(&self) -> Executable {
         let code = |id: ProgramId| match &self.code {
             CompiledCode::Host(list) => {
                 let (module, n) = &list[id];
-                // A program whose code is missing was replaced by the interpreter, so its function is never asked for.
+                // A kernel without code is interpreted, so this placeholder is never called.
                 let f = module.function(*n).unwrap_or(nothing);
                 Code::Host { f, instances: self.programs[id].instances() as u64, keep: module.clone() }
             }
@@ -367,7 +372,7 @@ impl Compiled {
         let input = |v: &kiln_graph::ValueId| InputSpec { name: String::new(), ty: self.graph.ty(*v).clone() };
         Executable::new(&self.plan, self.graph.inputs.iter().map(input).collect(), steps.collect())
     }
-    /// A session on the device that the target stands for, with all cores.
+    /// A session on the target's default device: the CPU with all cores, or the first GPU.
     pub fn session(&self) -> Result<Session, Error> {
         match self.options.target {
             Target::Cpu => self.session_on(DeviceKind::Cpu, None),
@@ -384,10 +389,10 @@ impl Compiled {
     }
 }
 
-/// A parameter as the runtime passes it.
+/// A kernel parameter in the runtime's form.
 fn passed(a: &nvptx::Argument) -> Passed {
     let nvptx::Argument::Map(m) = a else { return Passed::Address };
-    // Maps are made of tensors' buffers, so their elements are a tensor's.
+    // Tensor maps describe tensors' buffers, so their element type is a tensor's.
     let dtype = DType::ALL.into_iter().find(|d| d.name() == m.elem.name()).unwrap_or(DType::U8);
     Passed::Map(TensorMap {
         dtype,
@@ -411,8 +416,8 @@ pub fn open_device(device: DeviceKind, threads: Option<usize>) -> Result<Device,
     }
 }
 
-/// The description with what a device's driver says of it. How many clusters there are at once is no such thing: of another number of
-/// multiprocessors as large a part.
+/// The description, updated with what the driver reports of a device. The driver does not report how many clusters run at once; that is
+/// scaled with the number of multiprocessors.
 pub fn with_facts(m: &Machine, info: &kiln_runtime::cuda::DeviceInfo) -> Machine {
     let were = m.units.multiprocessors.max(1);
     let part = |c: &Clusters| Clusters { at_once: c.at_once * info.multiprocessors / were, ..*c };
@@ -450,8 +455,8 @@ pub fn gpu_name(index: usize) -> Result<String, Error> {
     CudaDevice::open(index).map(|d| d.info().name.clone()).map_err(Error::from)
 }
 
-/// The target for the n-th GPU, and its description where that is not the target's usual one: what comes with Kiln for a device of its
-/// name, or else the usual one with what the driver says of this device.
+/// The target of the n-th GPU, and its machine description where that is not the target's default: the built-in one for a device of this
+/// name, or else the default updated with what the driver reports.
 pub fn gpu_machine(index: usize) -> Result<(Target, Option<Machine>), Error> {
     let device = CudaDevice::open(index)?;
     let info = device.info();
@@ -475,7 +480,7 @@ pub fn cuda_capability(index: usize) -> Result<(u32, u32), Error> {
     CudaDevice::open(index).map(|d| d.info().capability).map_err(Error::from)
 }
 
-/// Why the interpreter stopped; of an index out of range as compiled kernels say it.
+/// The interpreter's error; an index out of range is reported in the same words as by compiled kernels.
 fn refused(body: &Graph, e: InterpError) -> Refused {
     let indexed = |v: ValueId| matches!(body.op(v), Op::Gather { .. } | Op::Take { .. } | Op::Scatter { .. });
     match e {
@@ -486,7 +491,7 @@ fn refused(body: &Graph, e: InterpError) -> Refused {
     }
 }
 
-/// Ops outside Kiln's: libtorch for fallbacks, the graph interpreter for kernels without code.
+/// Runs what has no code: libtorch runs fallback ops, the graph interpreter runs kernels without code.
 pub(crate) struct Reference;
 impl Callbacks for Reference {
     fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
@@ -512,8 +517,8 @@ impl Callbacks for Reference {
         let memory = |t: &DeviceTensor| Memory { ptr: t.address as *mut _, ty: t.ty.clone() };
         let (args, outs): (Vec<Memory>, Vec<Memory>) =
             (args.iter().map(memory).collect(), results.iter().map(memory).collect());
-        // SAFETY: the runtime's buffers, dense and of these types; results have buffers of their own, and operands are ready.
-        // What fails here is tried again on copies, which says why it fails if it does.
+        // SAFETY: these are the runtime's buffers, dense and of these types; results have buffers of their own, and operands are complete.
+        // If this call fails, the runtime tries again on copies, and that attempt reports the reason.
         unsafe { torch.run_fallback_on(op, &args, &outs, device) }.ok()
     }
 }
@@ -522,7 +527,7 @@ impl Callbacks for Reference {
 mod tests {
     use super::*;
 
-    /// What a user sees of a defect: its kernel, that it is one, and what to do until it is mended; and no kernel that is interpreted.
+    /// The error for a bug of the compiler names the kernel, asks for a report and offers a workaround.
     #[test]
     fn defects_are_told() {
         let e = not_lowered(LowerError::Invariant { kernel: "softmax_3".into(), what: "a row is missing".into() });

@@ -1,9 +1,9 @@
-//! Constraints on fusion as a file, and a plan written as one.
+//! Constraints files (TOML): what must or must not be fused, which templates matmuls take; and a plan's kernels written as such a file.
 //!
 //! ```toml
 //! must_fuse = [["%67", "%68"]]                       # one kernel computes all of these
-//! never_fuse = [["op:gelu_erf", "op:linear"]]        # no kernel computes both; one name alone: it shares no kernel
-//! keep_in_memory = ["encoder.layer.0.output"]        # stored, whoever reads it
+//! never_fuse = [["op:gelu_erf", "op:linear"]]        # no kernel computes both; a single name: it is fused with nothing
+//! keep_in_memory = ["encoder.layer.0.output"]        # always written to memory and read from there
 //!
 //! [[kernel]]                                         # exactly this kernel; `kiln plan pin` writes these
 //! name = "gemm_gelu_erf_23"
@@ -14,7 +14,7 @@
 //! at = "op:linear"
 //! template = "tile 64x128"                           # as `explain --kernel` names them
 //! ```
-//! Names are those of [`crate::select`]; kernels are not known here, as constraints are what kernels follow from.
+//! Names are the selectors of [`crate::select`], except names of kernels, since the kernels follow from the constraints.
 use crate::{Error, select::select};
 use kiln_graph::Graph;
 use kiln_plan::{BufferId, Plan, Stage, Template};
@@ -22,7 +22,7 @@ use kiln_rewrite::{Group, Pinned};
 use serde::Deserialize;
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
-/// The file as it is written.
+/// The content of a constraints file.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Constraints {
@@ -32,21 +32,21 @@ pub struct Constraints {
     pub never_fuse: Vec<Vec<String>>,
     /// Values that are written to memory and read from there.
     pub keep_in_memory: Vec<String>,
-    /// Kernels as they have to be.
+    /// Kernels that the plan must contain exactly as given.
     pub kernel: Vec<KernelText>,
     /// Templates of matmuls, attentions and convolutions.
     pub use_template: Vec<TemplateText>,
 }
-/// How what is named is lowered.
+/// The template for a matmul, attention or convolution.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemplateText {
-    /// A name of values.
+    /// Selector of values.
     pub at: String,
-    /// As `tile 64x128`.
+    /// Template, such as `tile 64x128`.
     pub template: String,
 }
-/// A kernel as it has to be.
+/// A kernel that the plan must contain.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelText {
@@ -58,13 +58,13 @@ pub struct KernelText {
     /// Values that it reads.
     #[serde(default)]
     pub reads: Vec<String>,
-    /// How it is lowered, if that is fixed.
+    /// Its template, if that is fixed.
     #[serde(default)]
     pub template: Option<String>,
 }
 
 impl Constraints {
-    /// Reads a file; an error names the line that is wrong.
+    /// Reads a file; the error names the wrong line.
     pub fn read(path: &Path) -> Result<Constraints, Error> {
         let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
         toml::from_str(&text).map_err(|e| {
@@ -75,11 +75,11 @@ impl Constraints {
             )
         })
     }
-    /// Whether nothing is asked for.
+    /// Whether there are no constraints.
     pub fn is_empty(&self) -> bool {
         *self == Constraints::default()
     }
-    /// In the values of `graph`.
+    /// Resolves names to values of `graph`.
     pub fn resolve(&self, graph: &Graph) -> Result<kiln_rewrite::Constraints, Error> {
         let group = |names: &[String]| -> Result<Group, Error> {
             let found = names.iter().map(|n| select(n, graph, None)).collect::<Result<Vec<_>, _>>()?;
@@ -100,7 +100,7 @@ impl Constraints {
                 .collect::<Result<_, Error>>()?,
         })
     }
-    /// The kernels of a plan's run, each exactly as it is.
+    /// Constraints that fix every kernel of a plan's run as it is.
     pub fn pin(plan: &Plan) -> Constraints {
         let names = stored_names(plan);
         let name = |b: &BufferId| names.get(b).map(|n| n.to_string());
@@ -113,7 +113,7 @@ impl Constraints {
         let run = plan.kernels.iter().filter(|k| k.stage == Stage::Run);
         Constraints { kernel: run.map(kernel).collect(), ..Constraints::default() }
     }
-    /// As [`Constraints::read`] reads it.
+    /// The TOML text, which [`Constraints::read`] reads.
     pub fn text(&self) -> String {
         let quoted = |s: &String| toml::Value::from(s.as_str()).to_string();
         let list = |l: &[String]| format!("[{}]", l.iter().map(quoted).collect::<Vec<_>>().join(", "));
@@ -142,13 +142,13 @@ impl Constraints {
 }
 
 fn template(text: &str) -> Result<Template, Error> {
-    let help = "`kiln explain MODEL --kernel NAME` says which template a kernel takes";
+    let help = "`kiln explain MODEL --kernel NAME` shows which template a kernel has";
     text.parse().map_err(|why: String| Error::usage(why, help))
 }
 
 impl KernelText {
     fn pinned(&self, graph: &Graph) -> Result<Pinned, Error> {
-        // Values are checked here, where near names are known; what rules made, in the program.
+        // Values of the graph are checked here, where similar names can be suggested; values made by rules are checked by the planner.
         for v in self.stores.iter().chain(&self.reads).filter(|n| n.starts_with('%')) {
             select(v, graph, None)?;
         }
@@ -159,7 +159,7 @@ impl KernelText {
     }
 }
 
-/// The unique names of what kernels write to buffers.
+/// The unique names of the values that kernels write to buffers.
 pub fn stored_names(plan: &Plan) -> BTreeMap<BufferId, &str> {
     let mut names = BTreeMap::new();
     for k in &plan.kernels {

@@ -1,7 +1,7 @@
-//! How two plans differ: kernels split, joined, changed, gone and new, with what they cost before and after.
+//! How two plans differ: kernels split, joined, changed, removed and new, with their predicted times before and after.
 //!
-//! Ops are matched first: by their names where both plans are of one graph, else by what they are, in the order of the models, so
-//! that plans of a changed model can be compared. Kernels are then compared by the ops they hold.
+//! Matches ops first: by name if both plans are of the same graph, else by kind and type in the order of the models, so that plans of a
+//! changed model can be compared. Then compares kernels by the ops they contain.
 use crate::{
     explain::{count, left_out, op_name, wrapped},
     parts,
@@ -13,7 +13,7 @@ use serde::Serialize;
 use similar::{Algorithm, DiffOp, capture_diff_slices};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What became of kernels.
+/// How kernels changed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
@@ -23,20 +23,20 @@ pub enum Change {
     Joined,
     /// Several kernels became several others.
     Regrouped,
-    /// Ops came, went or took another form.
+    /// Ops were added, removed or rewritten.
     Changed,
     /// The same ops at another cost.
     Cost,
-    /// Its ops are in no kernel before.
+    /// Its ops are in no kernel of the plan before.
     New,
-    /// Its ops are in no kernel after.
+    /// Its ops are in no kernel of the plan after.
     Gone,
 }
 
-/// A kernel's name and its predicted time in us; unknown where libtorch runs it.
+/// A kernel's name and its predicted time in us; `None` if libtorch runs it, whose time is unknown.
 pub type Priced = (String, Option<f64>);
 
-/// Sum of the times that are known, and how many are not.
+/// Sum of the known times, and the number of unknown ones.
 pub(crate) fn total<'k>(list: impl IntoIterator<Item = &'k Priced>) -> (f64, usize) {
     let add = |(us, unknown): (f64, usize), k: &Priced| match k.1 {
         Some(more) => (us + more, unknown),
@@ -44,47 +44,47 @@ pub(crate) fn total<'k>(list: impl IntoIterator<Item = &'k Priced>) -> (f64, usi
     };
     list.into_iter().fold((0., 0), add)
 }
-/// A kernel's line, as `  -      2.11 us  gemm_9`.
+/// A kernel's line, such as `  -      2.11 us  gemm_9`.
 pub(crate) fn line(sign: &str, (name, us): &Priced) -> String {
     let us = us.map_or("unknown".to_string(), |us| format!("{us:.2} us"));
     format!("  {sign} {us:>12}  {name}\n")
 }
 
-/// Kernels that hold the same ops before and after; repeated layers that changed alike are one entry.
+/// Kernels that contain the same ops before and after; repeated layers that changed in the same way are one entry.
 #[derive(Clone, Debug, Serialize)]
 pub struct Entry {
-    /// What became of them.
+    /// How they changed.
     pub change: Change,
-    /// How often.
+    /// How often this change occurs.
     pub count: usize,
-    /// Of the first; without a time where libtorch runs it.
+    /// Kernels of the plan before, of the first occurrence.
     pub before: Vec<Priced>,
-    /// The same of the plan after.
+    /// Kernels of the plan after, of the first occurrence.
     pub after: Vec<Priced>,
 }
 
 /// Two plans, kernel by kernel.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diff {
-    /// The plan that is compared.
+    /// The first plan.
     pub before: Side,
-    /// The plan that it is compared with.
+    /// The second plan.
     pub after: Side,
     /// Kernels that changed.
     pub entries: Vec<Entry>,
-    /// Number of kernels that did not.
+    /// Number of kernels that did not change.
     pub same: usize,
 }
 /// One of two plans.
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
-    /// Of its graph.
+    /// Name of its graph.
     pub name: String,
-    /// The description it is made for.
+    /// Name of the machine description it is made for.
     pub machine: String,
-    /// How many it has.
+    /// Number of kernels.
     pub kernels: usize,
-    /// Of all kernels but those whose time is unknown.
+    /// Sum over all kernels except those whose time is unknown.
     pub predicted_us: f64,
     /// Kernels whose time is unknown.
     pub unpriced: usize,
@@ -102,7 +102,7 @@ fn run(p: &Plan) -> Vec<&Kernel> {
     p.kernels.iter().filter(|k| k.stage == Stage::Run).collect()
 }
 
-/// Ops of a plan's run in the order of the model; what rules made comes where its first named operand's users do.
+/// Ops of a plan's run in the order of the model. A value that a rule made is placed by the last graph value in its name.
 fn ops_of(kernels: &[&Kernel]) -> Vec<OpAt> {
     let mut ops: BTreeMap<(u32, String), OpAt> = BTreeMap::new();
     for (i, k) in kernels.iter().enumerate() {
@@ -127,7 +127,7 @@ fn ops_of(kernels: &[&Kernel]) -> Vec<OpAt> {
     list
 }
 
-/// Ops of the graph that a rule joined into one: each with the kernel that computes the whole.
+/// Ops of the graph that a rule joined into one, each with the kernel that computes the joined op.
 fn joined(kernels: &[&Kernel]) -> Vec<OpAt> {
     let one = |p: parts::Part| {
         let (reader, (i, whole)) = (&kernels[p.reader].body, p.whole);
@@ -143,11 +143,11 @@ fn joined(kernels: &[&Kernel]) -> Vec<OpAt> {
     };
     parts::parts(kernels).into_iter().map(one).collect()
 }
-/// What is the same of an op before and after.
+/// Identifies an op in both plans: name, attributes, type and module.
 fn key(op: &Op, ty: &Type, module: &str) -> String {
     format!("{} {} {ty} {module}", op_name(op), kiln_graph::text::attributes(op))
 }
-/// The last value of the imported graph that a name speaks of.
+/// The highest number of an imported graph's value that occurs in a name.
 fn number(name: &str) -> u32 {
     let digits = |text: &str| text.chars().take_while(char::is_ascii_digit).collect::<String>().parse::<u32>().ok();
     name.split('%').skip(1).filter_map(digits).max().unwrap_or(0)
@@ -191,7 +191,7 @@ pub fn diff(a: &Plan, b: &Plan) -> Diff {
     Diff { before: side(a, ka.len()), after: side(b, kb.len()), entries, same }
 }
 
-/// Ops that are the same by what they are, in the order of the models.
+/// Matches ops with equal keys, in the order of the models.
 fn by_sequence(a: &[OpAt], b: &[OpAt]) -> Vec<(usize, usize)> {
     let keys = |ops: &[OpAt]| ops.iter().map(|o| o.key.clone()).collect::<Vec<_>>();
     let mut matched = vec![];
@@ -203,17 +203,17 @@ fn by_sequence(a: &[OpAt], b: &[OpAt]) -> Vec<(usize, usize)> {
     matched
 }
 
-/// Ops that are the same value of one graph, whatever form rules gave them; `None` if the plans are of different graphs.
+/// Matches ops that are the same value of one graph, whatever form rules gave them; `None` if the plans are of different graphs.
 fn by_name(a: &[OpAt], b: &[OpAt]) -> Option<Vec<(usize, usize)>> {
     let places: BTreeMap<&str, usize> = b.iter().enumerate().map(|(j, o)| (o.order.1.as_str(), j)).collect();
     let pairs = a.iter().enumerate().filter_map(|(i, o)| Some((i, *places.get(o.order.1.as_str())?)));
     let pairs: Vec<(usize, usize)> = pairs.collect();
     let agree = pairs.iter().all(|(i, j)| a[*i].ty == b[*j].ty);
-    // Values that rules made away with are in one plan alone.
+    // Values that rules removed occur in one plan only.
     (agree && 3 * pairs.len() >= a.len().min(b.len())).then_some(pairs)
 }
 
-/// In one graph no kernel comes from nowhere: what only one plan computes belongs to the part that all its readers are in.
+/// For plans of one graph: moves kernels that only one of the plans has into the group that contains all of their readers.
 fn absorbed(mut parts: Vec<Part>, a: &[&Kernel], b: &[&Kernel]) -> Vec<Part> {
     for (after, kernels) in [(false, a), (true, b)] {
         let mut home = vec![0; kernels.len()];
@@ -242,10 +242,10 @@ fn absorbed(mut parts: Vec<Part>, a: &[&Kernel], b: &[&Kernel]) -> Vec<Part> {
     parts
 }
 
-/// Indices of kernels before and after.
+/// A group of kernels: indices before and after.
 type Part = (Vec<usize>, Vec<usize>);
 
-/// Kernels that share ops, by way of others too: indices before and after, in the order of the plans.
+/// Connected components of kernels that share ops: indices before and after, in the order of the plans.
 fn components(a: &[OpAt], b: &[OpAt], matched: &[(usize, usize)], na: usize, nb: usize) -> Vec<Part> {
     let mut root: Vec<usize> = (0..na + nb).collect();
     fn find(root: &mut [usize], mut i: usize) -> usize {
@@ -256,7 +256,7 @@ fn components(a: &[OpAt], b: &[OpAt], matched: &[(usize, usize)], na: usize, nb:
         i
     }
     for (i, j) in matched {
-        // A value computed again in many kernels says little about what became of each.
+        // A value that several kernels compute does not show which of them correspond.
         if a[*i].kernels.len() > 1 || b[*j].kernels.len() > 1 {
             continue;
         }
@@ -273,7 +273,7 @@ fn components(a: &[OpAt], b: &[OpAt], matched: &[(usize, usize)], na: usize, nb:
     parts.into_values().collect()
 }
 
-/// Kernels that share no op with others (constants, views, ops that many compute) are paired where they are equal.
+/// Pairs equal kernels among those that share no op with others (constants, views, ops that several kernels compute).
 fn pair_equal(parts: Vec<Part>, before: &[&Kernel], after: &[&Kernel]) -> Vec<Part> {
     let mut spare: BTreeMap<Vec<String>, Vec<usize>> = BTreeMap::new();
     for (_, right) in parts.iter().rev().filter(|p| p.0.is_empty()) {
@@ -291,12 +291,12 @@ fn pair_equal(parts: Vec<Part>, before: &[&Kernel], after: &[&Kernel]) -> Vec<Pa
     out
 }
 
-/// A kernel without its number in the plan.
+/// Names without their number in the plan, and times: equal for repeated layers.
 fn alike(kernels: &[&Kernel]) -> Vec<(String, Option<u64>)> {
     let base = |k: &Kernel| k.name.rsplit_once('_').map_or(k.name.clone(), |n| n.0.to_string());
     kernels.iter().map(|k| (base(k), k.cost.us.map(f64::to_bits))).collect()
 }
-/// What a kernel computes, names and places in the source aside.
+/// What a kernel computes, without names and source lines.
 fn content(k: &Kernel) -> Vec<String> {
     let g = &k.body;
     let one = |v| format!("{v} {:?} {} {:?}", g.op(v), g.ty(v), g.args(v));

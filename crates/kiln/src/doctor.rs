@@ -1,4 +1,4 @@
-//! What this machine has, what is missing, and how to get it.
+//! `kiln doctor`: what Kiln can use on this machine, what is missing, and how to install it.
 use kiln_cpu::{Level, VARIABLE};
 use kiln_runtime::cuda;
 use serde::Serialize;
@@ -9,11 +9,11 @@ use std::process::Command;
 pub struct Finding {
     /// Its name.
     pub what: String,
-    /// Whether it is there.
+    /// Whether it was found.
     pub found: bool,
-    /// Where or which; or why it is missing.
+    /// Version or path; or why it is missing.
     pub detail: String,
-    /// Empty if found.
+    /// How to get it; empty if found.
     pub remedy: String,
 }
 
@@ -26,7 +26,7 @@ fn finding(what: &str, r: Result<String, String>, remedy: &str) -> Finding {
 /// Looks for everything Kiln can use.
 pub fn findings() -> Vec<Finding> {
     vec![
-        finding("processor", processor(), "unset KILN_CPU: Kiln then uses the best that this processor has"),
+        finding("processor", processor(), "unset KILN_CPU; Kiln then uses the best instruction set of this processor"),
         finding("LLVM", Ok("22, built in (X86, NVPTX)".into()), ""),
         finding(
             "CUDA device",
@@ -42,25 +42,25 @@ pub fn findings() -> Vec<Finding> {
                     Ok(format!("driver {}: {}", d.version, list.join("; ")))
                 }
             }),
-            "on a machine with an NVIDIA GPU, install driver 580 or later; without one Kiln runs on the processor",
+            "on a machine with an NVIDIA GPU, install driver 580 or later; without a GPU, Kiln runs on the CPU",
         ),
         finding(
             "cuBLASLt",
             cuda::library_version().ok_or("not found".into()),
-            "put CUDA's or PyTorch's libcublasLt.so on the library path (Kiln's own templates take all matmuls without it)",
+            "optional: put CUDA's or PyTorch's libcublasLt.so on the library path; without it, Kiln's own kernels run all matmuls",
         ),
         finding(
             "libtorch",
             crate::torch::torch()
                 .map(|t| format!("{} (plugin {})", t.libtorch().display(), t.plugin().display()))
                 .map_err(|e| e.to_string()),
-            "scripts/setup puts one in .deps; or set LIBTORCH to a libtorch 2.11 folder (only .pt archives and fallbacks need it)",
+            "run scripts/setup, or set LIBTORCH to a libtorch 2.11 folder; needed only for .pt archives and fallbacks",
         ),
-        finding("ptxas", ptxas(), "scripts/setup puts one in .deps (only register and spill facts need it)"),
+        finding("ptxas", ptxas(), "run scripts/setup; needed only for register and spill facts"),
     ]
 }
 
-/// Its name, the instruction sets that Kiln has code for, and which of them it uses.
+/// The processor's name, its instruction sets that Kiln has code for, and which of them Kiln uses.
 fn processor() -> Result<String, String> {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|l| l.strip_prefix("model name")).and_then(|l| l.split_once(':'));
@@ -69,10 +69,10 @@ fn processor() -> Result<String, String> {
     let why = if level == Level::best() { String::new() } else { format!(" ({VARIABLE})") };
     let cores = crate::cores::cores();
     let name = name.map_or("unknown", |n| n.1.trim());
-    Ok(format!("{cores} threads, {name}; {}; uses {level}{why}", all.join(", ")))
+    Ok(format!("{cores} threads, {name}; instruction sets {}; uses {level}{why}", all.join(", ")))
 }
 
-/// The ptxas in `.deps` of a folder above, or on the PATH.
+/// The ptxas in `.deps` of a parent folder (of the current folder or of the program), or on the PATH.
 pub fn find_ptxas() -> Option<std::path::PathBuf> {
     let here = std::env::current_dir().ok()?;
     let exe = std::env::current_exe().ok();

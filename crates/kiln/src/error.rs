@@ -1,4 +1,4 @@
-//! What can go wrong, as a user reads it: one sentence, where in the model, what to do.
+//! Errors as users read them: one sentence, the place in the model, what to do. Each keeps the typed error of the stage that caused it.
 use std::path::Path;
 
 /// An error as a user reads it.
@@ -15,7 +15,7 @@ pub enum Error {
     /// The work failed: exit status 1.
     #[error("{what}")]
     Failed {
-        /// In one sentence; what the cause says is part of it.
+        /// In one sentence, which includes the cause's message.
         what: String,
         /// What to do; may be empty.
         help: String,
@@ -31,7 +31,7 @@ pub enum Error {
         /// In the order of the source.
         problems: Vec<Problem>,
     },
-    /// A device or a run failed; the sentence has its remedy.
+    /// A device or a run failed; the message includes the remedy.
     #[error(transparent)]
     Runtime(#[from] kiln_runtime::RuntimeError),
 }
@@ -54,7 +54,7 @@ pub enum Cause {
     /// A block program is wrong.
     #[error(transparent)]
     Block(#[from] kiln_block::BlockError),
-    /// No code could be made of a block program.
+    /// No code could be generated from a block program.
     #[error(transparent)]
     Codegen(#[from] kiln_codegen::CodegenError),
     /// A device or a run failed.
@@ -96,11 +96,11 @@ impl Error {
     pub fn failed(what: impl Into<String>, help: impl Into<String>) -> Error {
         Error::Failed { what: what.into(), help: help.into(), cause: None }
     }
-    /// The same because of an error of a stage, whose words `what` has.
+    /// The same, caused by an error of a stage; `what` includes that error's message.
     pub fn caused(what: impl Into<String>, help: impl Into<String>, cause: impl Into<Cause>) -> Error {
         Error::Failed { what: what.into(), help: help.into(), cause: Some(Box::new(cause.into())) }
     }
-    /// This error, told with other words.
+    /// This error with its message changed by `tell`.
     pub(crate) fn retold(self, tell: impl Fn(&str) -> String) -> Error {
         match self {
             Error::Usage { .. } => self,
@@ -126,7 +126,7 @@ impl Error {
             e,
         )
     }
-    /// There is not enough memory; the sentence has its remedy.
+    /// There is not enough memory; the message includes the remedy.
     pub fn memory(e: kiln_graph::memory::NoMemory) -> Error {
         Error::caused(e.to_string(), "", e)
     }
@@ -137,7 +137,7 @@ impl Error {
             Error::Model { .. } | Error::Runtime(_) => "",
         }
     }
-    /// Of the command that ends with it: 2 for wrong usage, else 1.
+    /// Exit status of a command that fails with it: 2 for wrong usage, else 1.
     pub fn exit_status(&self) -> u8 {
         match self {
             Error::Usage { .. } => 2,
@@ -146,7 +146,7 @@ impl Error {
     }
 }
 
-/// An I/O error without the operating system's number.
+/// The message of an I/O error without the operating system's error number.
 fn plain(e: &std::io::Error) -> String {
     let text = e.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_lowercase()

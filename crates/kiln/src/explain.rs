@@ -1,6 +1,10 @@
-//! What was fused, why, at what predicted cost. One struct feeds the text, the JSON, the page and the artifact.
+//! The report: what was fused, why, at what predicted cost. Takes a compiled model, gives one struct, [`Report`], from which text, JSON and
+//! HTML page are made. It is stored in the artifact, so that explaining an artifact needs no compilation.
 //!
-//! The JSON form is versioned: `schema` is [`SCHEMA`], and a report of another schema is refused. It holds no clock times and
+//! What it says of a kernel comes from the plan: each value of a kernel's body keeps the names it has in the imported graph, or, where a
+//! rule made it, what it is computed from, and the rules.
+//!
+//! The JSON form is versioned: `schema` is [`SCHEMA`], and a report of another schema is refused. It holds no measured times and
 //! depends on the graph, the machine description and the options alone. The fields are described in `docs/src/explain-json.md`.
 mod build;
 mod kernel;
@@ -17,7 +21,7 @@ pub use kiln_graph::{count, plural};
 pub use names::op_name;
 pub use wrap::{tail, wrapped};
 
-/// What a sum of predicted times leaves out: nothing, or `, without 2 fallbacks, whose time is unknown`.
+/// Says what a sum of predicted times leaves out: empty, or `, without 2 fallbacks, whose time is unknown`.
 pub fn left_out(unpriced: usize) -> String {
     if unpriced == 0 {
         return String::new();
@@ -28,7 +32,7 @@ pub fn left_out(unpriced: usize) -> String {
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 2;
 
-/// Kernels that a value or a buffer lists: each of n kernels that read one value would list all others.
+/// Most kernels listed for a value or a buffer, since the lists of n kernels that read one value would have n² entries.
 pub const LISTED: usize = 16;
 
 /// `explain --json`.
@@ -40,11 +44,11 @@ pub struct Report {
     pub model: String,
     /// Name of the target.
     pub target: String,
-    /// The description that the plan is made for.
+    /// Name of the machine description that the plan is made for.
     pub machine: String,
     /// How far results may differ from the graph as written.
     pub numerics: String,
-    /// Ops of the imported graph, without leaves.
+    /// Number of ops of the imported graph, without inputs, parameters and constants.
     pub nodes: usize,
     /// The kernels of a run, in order.
     pub kernels: Vec<KernelReport>,
@@ -54,14 +58,14 @@ pub struct Report {
     pub fallback: Vec<String>,
     /// The same with reasons.
     pub fallback_why: Vec<Fallback>,
-    /// Microseconds that no plan can beat: inputs, weights and results moved once, or matmuls at their roofs.
+    /// Microseconds that no plan can beat: the time to move inputs, weights and results once, or of matmuls at peak rate.
     pub lower_bound_us: f64,
-    /// Of all kernels but those whose time is unknown.
+    /// Sum over all kernels except those whose time is unknown.
     pub predicted_us: f64,
-    /// Kernels of a run whose time is unknown: libtorch runs them.
+    /// Number of kernels of a run whose time is unknown, because libtorch runs them.
     #[serde(default)]
     pub unpriced: usize,
-    /// What the search over forms did.
+    /// What the search did (saturation, extraction, planning).
     pub search: Search,
 }
 
@@ -83,21 +87,21 @@ pub struct Fallback {
 pub struct KernelReport {
     /// As in the plan.
     pub name: String,
-    /// Its family, as `gemm`.
+    /// Its family, such as `gemm`.
     pub kind: String,
-    /// Names of the ops in order, without leaves.
+    /// Names of the ops in order, without inputs and constants.
     pub nodes: Vec<String>,
-    /// From memory, predicted.
+    /// Bytes read from memory, predicted.
     pub bytes_read: u64,
-    /// To memory, predicted.
+    /// Bytes written to memory, predicted.
     pub bytes_written: u64,
     /// Floating-point operations, predicted.
     pub flops: u64,
-    /// `null` for what libtorch runs.
+    /// `null` for fallbacks, which libtorch runs.
     pub predicted_us: Option<f64>,
-    /// In one line.
+    /// Why the kernel is as it is, in one line.
     pub reason: String,
-    /// What the predicted time is made of.
+    /// The terms of the predicted time.
     pub terms: Terms,
     /// The ops in order, with where they come from.
     pub ops: Vec<OpReport>,
@@ -109,40 +113,39 @@ pub struct KernelReport {
     pub numerics: String,
     /// Names of the rules whose results it computes.
     pub rules: Vec<String>,
-    /// The same, with what each made.
+    /// The same, with the results of each.
     pub rewrites: Vec<Rewrite>,
     /// The next best choice, if there was one.
     pub alternative: Option<Alternative>,
-    /// Neighbours that it was not merged with.
+    /// Neighbours that it was not fused with.
     pub stops: Vec<StopReport>,
-    /// Module paths and source lines that the ops come from.
+    /// Module paths that the ops come from.
     pub modules: Vec<String>,
     /// Source lines that the ops come from.
     pub lines: Vec<String>,
-    /// Block programs and library calls that carry it out.
+    /// Number of block programs and library calls that run it.
     pub launches: usize,
     /// How its matmul, convolution or attention is lowered, as constraints name it; else empty.
     #[serde(default)]
     pub template: String,
-    /// Ways to lower its matmul on a GPU, by what they are predicted to take: the one that is taken unasked, the best others, and
-    /// the library.
+    /// Templates for its matmul on a GPU with their predicted times: the default choice, the best others, and the library.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<CandidateReport>,
-    /// What batch invariance costs it, in microseconds by the model: of matmuls and attentions on a GPU, whose schedules would be chosen
-    /// by the batch. Absent where the plan is not invariant or the model has no price for the kernel.
+    /// Predicted cost of batch invariance in microseconds, for matmuls and attentions on a GPU, whose schedules otherwise depend on the
+    /// batch. Absent if the plan is not batch-invariant or the cost model has no time for the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub invariance_us: Option<f64>,
-    /// What measurements say of it, where the plan was made with some.
+    /// What a store of measurements says of it, if the plan was made with one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tuning: Option<Tuning>,
 }
 
-/// A template that takes a kernel's matmul.
+/// A template that applies to a kernel's matmul.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CandidateReport {
-    /// As constraints name it.
+    /// In the syntax of constraints.
     pub template: String,
-    /// Of the matmul alone, by a coarse model; absent where that knows none.
+    /// Predicted time of the matmul alone, by a coarse model; absent if the model has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub us: Option<f64>,
 }
@@ -150,26 +153,26 @@ pub struct CandidateReport {
 /// An op of a kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpReport {
-    /// In the kernel's body.
+    /// Name of its value in the kernel's body.
     pub value: String,
     /// Its name.
     pub op: String,
-    /// As they stand in the text form.
+    /// Its attributes, as in the text form.
     pub attributes: String,
-    /// Of its result.
+    /// Type of its result.
     #[serde(rename = "type")]
     pub ty: String,
-    /// Values of the imported graph that it equals, or, where a rule made it, what it is computed from.
+    /// Values of the imported graph that it equals, or, if a rule made it, what it is computed from.
     pub names: Vec<String>,
     /// Module path; may be empty.
     pub module: String,
     /// Where it is in the model's source; may be empty.
     pub line: String,
-    /// Renames elements and costs nothing.
+    /// Whether it is a view, which moves no data and costs nothing.
     pub view: bool,
-    /// Other kernels that compute it too, instead of reading it from memory: the first [`LISTED`].
+    /// Other kernels that also compute it instead of reading it from memory: the first [`LISTED`].
     pub recomputed_in: Vec<String>,
-    /// How many there are.
+    /// Number of such kernels.
     #[serde(default)]
     pub recomputed: usize,
 }
@@ -190,7 +193,7 @@ pub struct BufferReport {
     pub written_by: String,
     /// Kernels that read it: the first [`LISTED`].
     pub read_by: Vec<String>,
-    /// How many there are.
+    /// Number of kernels that read it.
     #[serde(default)]
     pub readers: usize,
     /// Whether it is a result of the model.
@@ -204,20 +207,20 @@ pub struct Rewrite {
     pub rule: String,
     /// How far its two sides may differ.
     pub numerics: String,
-    /// As `softmax %15`.
+    /// The result, such as `softmax %15`.
     pub made: String,
-    /// Ops of the imported graph that it stands for, as `exp %12`.
+    /// Ops of the imported graph that it replaces, such as `exp %12`.
     pub replaced: Vec<String>,
 }
 
-/// Why the kernel was not merged with a neighbour.
+/// Why the kernel was not fused with a neighbour.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StopReport {
     /// The neighbour.
     pub kernel: String,
-    /// The name of the legality fact, or the two costs.
+    /// The name of the legality rule, or the two costs.
     pub why: String,
-    /// The fact behind the name.
+    /// What that legality rule says.
     pub means: String,
 }
 
@@ -229,14 +232,14 @@ impl Report {
             schema: Option<u32>,
         }
         let remedy = "make it again with `kiln explain MODEL --json FILE`, or compile the model again";
-        let wrong = |e: serde_json::Error| Error::failed(format!("{file} is not a report of Kiln's: {e}"), remedy);
+        let wrong = |e: serde_json::Error| Error::failed(format!("{file} is not a Kiln report: {e}"), remedy);
         match serde_json::from_str::<Head>(text).map_err(wrong)?.schema {
             Some(SCHEMA) => serde_json::from_str(text).map_err(wrong),
             Some(other) => Err(Error::failed(
-                format!("{file} holds a report of schema {other}, and this Kiln reads schema {SCHEMA}"),
+                format!("{file} holds a report of schema {other}, but this Kiln reads schema {SCHEMA}"),
                 remedy,
             )),
-            None => Err(Error::failed(format!("{file} is JSON, but not a report of Kiln's"), remedy)),
+            None => Err(Error::failed(format!("{file} is JSON, but not a Kiln report"), remedy)),
         }
     }
     /// The JSON form.
@@ -245,7 +248,7 @@ impl Report {
             .map(|s| s + "\n")
             .map_err(|e| Error::failed(format!("cannot write the report as JSON: {e}"), "report this"))
     }
-    /// The kernel of that name, of the run or of the load.
+    /// The kernel of that name, of a run or of loading.
     pub fn kernel(&self, name: &str) -> Result<&KernelReport, Error> {
         let mut all = self.kernels.iter().chain(&self.load_kernels);
         all.find(|k| k.name == name).ok_or_else(|| {

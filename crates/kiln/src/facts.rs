@@ -1,9 +1,9 @@
-//! Facts about PTX: what its text shows, and what `ptxas` says of registers and spills.
+//! Facts about PTX: instruction counts and access widths read from its text, registers and spills as `ptxas` reports them.
 use crate::Error;
 use serde::Serialize;
 use std::{collections::BTreeMap, io::Write as _, path::Path, process::Command};
 
-/// What `ptxas -v` says of one kernel.
+/// What `ptxas -v` reports for one kernel.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Assembled {
     pub registers: u64,
@@ -14,7 +14,7 @@ pub struct Assembled {
     pub warnings: Vec<String>,
 }
 
-/// Instruction groups worth counting, by prefix.
+/// Instruction groups that are counted, by prefix.
 const COUNTED: &[&str] = &[
     "ld.global",
     "st.global",
@@ -53,7 +53,7 @@ pub fn instruction_counts(ptx: &str) -> BTreeMap<String, usize> {
     counts
 }
 
-/// All instructions: opcodes end with `;` somewhere on their line, labels and directives do not count.
+/// Number of instructions: lines that end with `;`, without directives and comments.
 pub fn instructions(ptx: &str) -> usize {
     let code = |l: &&str| l.ends_with(';') && !l.starts_with('.') && !l.starts_with("//");
     ptx.lines().map(str::trim).filter(code).count()
@@ -64,7 +64,7 @@ pub fn widths(ptx: &str, prefix: &str) -> BTreeMap<usize, usize> {
     let bytes = |op: &str| {
         let parts: Vec<&str> = op.trim_end_matches(';').split('.').collect();
         let lanes = parts.iter().find_map(|p| p.strip_prefix('v')?.parse::<usize>().ok()).unwrap_or(1);
-        // Copies to shared memory past the first-level cache are of one size.
+        // `cp.async.cg` (copies to shared memory that bypass L1) always moves 16 bytes.
         if op.starts_with("cp.async.cg") {
             return 16;
         }
@@ -76,12 +76,12 @@ pub fn widths(ptx: &str, prefix: &str) -> BTreeMap<usize, usize> {
     counts
 }
 
-/// The widest of them.
+/// The widest access in bytes.
 pub fn widest(ptx: &str, prefix: &str) -> usize {
     widths(ptx, prefix).into_keys().last().unwrap_or(0)
 }
 
-/// Runs `ptxas -v`; an error holds what it says of PTX that it refuses.
+/// Runs `ptxas -v`; if it rejects the PTX, the error holds its output.
 pub fn assemble(ptxas: &Path, ptx: &str, arch: &str) -> Result<Assembled, Error> {
     let help = "`kiln doctor` shows which ptxas was found";
     let failed = |what: String| Error::failed(format!("{}: {what}", ptxas.display()), help);

@@ -1,5 +1,5 @@
-//! The report as one self-contained page, without a network: the kernels drawn in launch order with what they read from each other
-//! (repeated layers folded), a timeline, a table that sorts, and for each kernel its reason, source lines, block program and PTX.
+//! The report as one self-contained HTML page that loads nothing from a network: the kernels drawn in launch order with their data flow
+//! (repeated layers folded), a timeline, a sortable table, and for each kernel its reason, source lines, block program and PTX.
 use crate::{
     Compiled,
     compile::CompiledCode,
@@ -9,17 +9,17 @@ use kiln_plan::{BufferId, BufferKind, Kernel, Stage, exec::Work};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the page's script draws.
+/// The page's data, which its script draws.
 #[derive(Serialize)]
 struct Data<'a> {
     report: Report,
-    /// For each kernel of the report.
+    /// One for each kernel of the report.
     kernels: Vec<Detail>,
     programs: Vec<ProgramText>,
-    /// Kernels that read what another has written: writer, reader.
+    /// Data flow between kernels: writer, reader.
     edges: BTreeSet<(usize, usize)>,
     repeats: Vec<Repeat>,
-    /// Microseconds for each kernel.
+    /// Measured microseconds of each kernel.
     measured: Option<&'a [f64]>,
 }
 
@@ -37,7 +37,7 @@ struct ProgramText {
     ptx: Option<String>,
 }
 
-/// `count` times the same `period` kernels, from kernel `start` on.
+/// The same `period` kernels `count` times in a row, beginning with kernel `start`.
 #[derive(Serialize, PartialEq, Eq, Debug)]
 struct Repeat {
     start: usize,
@@ -45,7 +45,7 @@ struct Repeat {
     count: usize,
 }
 
-/// The page. `measured`: microseconds for each kernel of the run, if they are known.
+/// The page. `measured`: measured microseconds of each kernel of the run, if known.
 pub fn page(report: &Report, c: &Compiled, measured: Option<&[f64]>) -> String {
     let run: Vec<(usize, &Kernel)> = c.plan.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Run).collect();
     let kernels: Vec<Detail> = run.iter().map(|(i, k)| detail(c, *i, k)).collect();
@@ -62,7 +62,7 @@ pub fn page(report: &Report, c: &Compiled, measured: Option<&[f64]>) -> String {
     fill(&data)
 }
 
-/// What the page shows of a report.
+/// The report without the fields that the page does not show.
 fn shown(report: &Report) -> Report {
     let mut report = report.clone();
     for k in report.kernels.iter_mut().chain(&mut report.load_kernels) {
@@ -110,10 +110,10 @@ fn edges<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> BTreeSet<(usize, usiz
     edges
 }
 
-/// Longest period that is looked for: kernels of one layer.
+/// Longest period that is searched for: the kernels of one layer.
 const PERIOD: usize = 64;
 
-/// Runs of kernels that repeat, first to last: at each place the period that covers most, and of those the shortest.
+/// Repeating sequences of kernels, first to last: at each position the period that covers the most kernels, and among equals the shortest.
 fn repeats<T: PartialEq>(kernels: &[T]) -> Vec<Repeat> {
     let (mut found, mut start) = (vec![], 0);
     while start < kernels.len() {
@@ -122,7 +122,7 @@ fn repeats<T: PartialEq>(kernels: &[T]) -> Vec<Repeat> {
         let longest = PERIOD.min(rest.len() / 2);
         let best = (1..=longest).rev().map(|p| (p * times(p), p)).filter(|(all, p)| all / p > 1).max_by_key(|b| b.0);
         match best {
-            // Two kernels in a row that happen to be alike are no layer.
+            // Two equal kernels in a row do not count as repeated layers.
             Some((all, period)) if all > 2 => {
                 found.push(Repeat { start, period, count: all / period });
                 start += all;
@@ -133,7 +133,7 @@ fn repeats<T: PartialEq>(kernels: &[T]) -> Vec<Repeat> {
     found
 }
 
-/// Text made safe between tags and in quoted attributes.
+/// Escapes text for use between tags and in quoted attributes.
 fn escape(s: &str) -> String {
     s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -164,7 +164,7 @@ fn summary(r: &Report) -> String {
         ),
     ];
     match r.fallback_why.is_empty() {
-        true => lines.push("Nothing falls back.".into()),
+        true => lines.push("No op falls back.".into()),
         false => lines.extend(
             r.fallback_why
                 .iter()
@@ -193,15 +193,15 @@ fn fill(data: &Data) -> String {
     let head = |(name, class): (&str, &str)| {
         format!("<th class=\"{class}\" scope=\"col\"><button type=\"button\">{name}</button></th>")
     };
-    // In a script element only `<` could end the data early.
+    // In a script element only `<` could end the data.
     let json = serde_json::to_string(data).unwrap_or_default().replace('<', "\\u003c");
     let bars = match data.measured {
         Some(_) => {
-            "<p class=\"label\">time measured (in the drawing: predicted → measured, and under each name a bar for either, on one scale)</p>\n<svg class=\"timeline\" id=\"measured\" role=\"img\" aria-label=\"measured time of each kernel\"></svg>"
+            "<p class=\"label\">measured time (in the drawing: predicted → measured; the two bars under each name show both on one scale)</p>\n<svg class=\"timeline\" id=\"measured\" role=\"img\" aria-label=\"measured time of each kernel\"></svg>"
         }
         None => "",
     };
-    // The data comes last: it may hold anything.
+    // The data is filled in last, since it may contain anything, even the names of other placeholders.
     [
         ("{title}", format!("{} on {}", escape(&r.model), escape(&r.target))),
         ("{style}", include_str!("html/page.css").into()),

@@ -1,4 +1,4 @@
-//! Tensors in safetensors files, named "0", "1", … in order; and random inputs.
+//! Reads and writes tensors in safetensors files, named "0", "1", … in order; makes random inputs; writes files whole or not at all.
 use crate::Error;
 use kiln_graph::{DType, Tensor, Type};
 use safetensors::{Dtype as StDtype, SafeTensorError, SafeTensors, tensor::TensorView};
@@ -10,13 +10,13 @@ use std::{
 pub(crate) fn dtype(d: StDtype) -> Option<DType> {
     DType::of_safetensors_name(&d.to_string())
 }
-/// A tensor as these files have it.
+/// A tensor as a view that safetensors can write.
 pub(crate) fn view(t: &Tensor) -> Result<TensorView<'_>, SafeTensorError> {
     let dtype: StDtype = serde_json::from_value(t.ty.dtype.safetensors_name().into())?;
     TensorView::new(dtype, t.ty.shape.clone(), t.bytes())
 }
 
-/// Reads tensors "0", "1", … ; other names are an error, so that a misnamed input is not dropped in silence.
+/// Reads tensors "0", "1", … ; other names are an error, so that a misnamed input is not silently ignored.
 pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
     let bytes = whole(path)?;
     let help = "write it with safetensors.torch.save_file({\"0\": first, \"1\": second, …}, path)";
@@ -39,12 +39,12 @@ pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
         let ty = Type::new(d, view.shape().to_vec());
         kiln_graph::memory::require(view.data().len(), &format!("tensor \"{i}\" of {}", path.display()))
             .map_err(Error::memory)?;
-        out.push(Tensor::from_bytes(ty, view.data()).ok_or_else(|| bad(format!("tensor \"{i}\" is cut short")))?);
+        out.push(Tensor::from_bytes(ty, view.data()).ok_or_else(|| bad(format!("tensor \"{i}\" is truncated")))?);
     }
     Ok(out)
 }
 
-/// A file's bytes, if there is memory for them.
+/// A file's bytes; fails if there is not enough memory for them.
 fn whole(path: &Path) -> Result<Vec<u8>, Error> {
     let mut file = std::fs::File::open(path).map_err(|e| Error::reading(path, e))?;
     let size = file.metadata().map_err(|e| Error::reading(path, e))?.len();
@@ -54,7 +54,7 @@ fn whole(path: &Path) -> Result<Vec<u8>, Error> {
     Ok(all)
 }
 
-/// Writes tensors "0", "1", … : to a temporary file beside `path`, then renamed, so that no half-written file is left.
+/// Writes tensors "0", "1", … to a temporary file next to `path`, which is then renamed, so that no half-written file is left.
 pub fn write(path: &Path, tensors: &[Tensor]) -> Result<(), Error> {
     let views: Result<Vec<(String, TensorView<'_>)>, _> =
         tensors.iter().enumerate().map(|(i, t)| view(t).map(|v| (i.to_string(), v))).collect();
@@ -89,9 +89,9 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// A random input: normal for floats, uniform in `0..limit` for integers, fair for bool. The same on every machine.
+/// A random input: normal for floats, uniform in `0..limit` for integers, even odds for bool. The same on every machine.
 pub fn random(ty: &Type, limit: i64, seed: u64) -> Tensor {
-    /// Elements that are worth a thread.
+    /// Least number of elements for which a thread is started.
     const LEAST: usize = 1 << 16;
     let mut all = Tensor::zeros(ty.clone());
     let (bytes, chunk) = (ty.dtype.bytes(), ty.count().div_ceil(crate::cores::cores()).max(LEAST));
@@ -105,9 +105,9 @@ pub fn random(ty: &Type, limit: i64, seed: u64) -> Tensor {
     all
 }
 
-/// Elements from `first` on of a random input.
+/// The elements of a random input that begin at index `first`.
 fn random_from(ty: Type, limit: i64, seed: u64, first: usize) -> Tensor {
-    /// What the state of splitmix64 (Steele, Lea, Flood 2014) grows by.
+    /// Increment of the state of splitmix64 (Steele, Lea, Flood 2014).
     const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
     let float = ty.dtype.is_float();
     let drawn = first as u64 * if float { 2 } else { 1 };
@@ -146,7 +146,7 @@ pub fn parse_input(text: &str) -> Result<(Type, i64), Error> {
     Ok((ty.parse().map_err(wrong)?, limit))
 }
 
-/// The random input that `text` describes ([`parse_input`]), if there is memory for it.
+/// The random input that `text` describes ([`parse_input`]); fails if there is not enough memory for it.
 pub fn described(text: &str, seed: u64) -> Result<Tensor, Error> {
     let (ty, limit) = parse_input(text)?;
     kiln_graph::memory::require(ty.bytes(), &format!("an input {ty}")).map_err(Error::memory)?;

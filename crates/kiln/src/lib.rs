@@ -10,8 +10,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Each stage is a crate of its own; this one calls them in order and turns what they say into reports. Beside that: artifacts,
-//! constraints and measuring ([`mod@bench`], [`tune`]). Modules that only the command, its pages and tests use are left out of this
+//! Each stage is a crate of its own; this one calls them in order and turns their results into reports. It also has artifacts,
+//! constraints and measuring ([`mod@bench`], [`tune`]). Modules that only the `kiln` command and tests use are left out of this
 //! documentation and may change.
 #![warn(missing_docs)]
 pub mod accuracy;

@@ -13,21 +13,25 @@ pub struct Model {
     pub params: Vec<Tensor>,
     /// The file it came from.
     pub path: PathBuf,
-    /// The TorchScript archive that the user named, when libtorch can run the original.
+    /// The TorchScript archive that the user gave, which libtorch can run for comparison.
     pub archive: Option<PathBuf>,
-    /// What an artifact says that it was compiled from: for messages, never opened.
+    /// The archive that an artifact says it was compiled from: for messages only, never opened.
     pub compiled_from: Option<String>,
-    /// Scalar arguments that the graph was specialised on: index of the input, and the one value it holds for.
+    /// Scalar arguments that the graph was specialised on: index of the input, and the only value the graph is valid for.
     pub guards: Vec<(usize, Scalar)>,
     /// Seconds spent importing.
     pub import_s: f64,
 }
 
 impl Model {
-    /// A graph made by hand, with its seeded parameters.
+    /// A model from a graph. Parameters come from their initialisers, or are random (seeded) where the graph names external data.
     pub fn from_graph(graph: Graph) -> Result<Model, Error> {
         kiln_graph::verify::verify(&graph).map_err(|e| {
-            Error::caused(format!("the graph {} is wrong: {e}", graph.name), "mend the line it names", e)
+            Error::caused(
+                format!("the graph {} is invalid: {e}", graph.name),
+                "correct the line that the message names",
+                e,
+            )
         })?;
         kiln_graph::params::require(&graph).map_err(Error::memory)?;
         let params = kiln_graph::params::random_params(&graph);
@@ -47,7 +51,7 @@ impl Model {
     }
     /// Seeded random inputs of the graph's types; integers are below 2, and 0 where they index a table of one row.
     ///
-    /// Where they may be large, [`Model::require_inputs`] says first whether there is memory for them.
+    /// If they may be large, call [`Model::require_inputs`] first, which fails if there is not enough memory for them.
     pub fn example_inputs(&self, seed: u64) -> Vec<Tensor> {
         let guard = |i: usize| self.guards.iter().find(|g| g.0 == i).map(|g| g.1.as_f64());
         let one = |(i, ty): (usize, &Type)| match guard(i) {
@@ -56,7 +60,7 @@ impl Model {
         };
         self.input_types().iter().enumerate().map(one).collect()
     }
-    /// What random integers of an input stay below: 2, or the axis that it indexes, as it is or moved about.
+    /// Exclusive bound of an input's random integers: 2, or less if it indexes a shorter axis, directly or through casts and views.
     fn below(&self, input: usize) -> i64 {
         let (g, mut below) = (&self.graph, 2);
         let mut todo: Vec<ValueId> = g.inputs.get(input).copied().into_iter().collect();
@@ -79,12 +83,12 @@ impl Model {
         }
         below
     }
-    /// Whether there is memory for inputs of these types.
+    /// Fails if there is not enough memory for inputs of the graph's types.
     pub fn require_inputs(&self) -> Result<(), Error> {
         let bytes = self.input_types().iter().fold(0usize, |sum, ty| sum.saturating_add(ty.bytes()));
         kiln_graph::memory::require(bytes, &format!("random inputs of {}", self.graph.name)).map_err(Error::memory)
     }
-    /// Inputs given must be those of the graph; none given is fine.
+    /// Fails if inputs are given that differ from the graph's in number or type, or from a value the graph was specialised on.
     pub fn check_inputs(&self, inputs: &[Tensor]) -> Result<(), Error> {
         let want = self.input_types();
         if inputs.is_empty() {
@@ -94,8 +98,12 @@ impl Model {
             return match self.guards.iter().find(|(i, v)| inputs.get(*i).is_some_and(|t| t.get_f64(0) != v.as_f64())) {
                 None => Ok(()),
                 Some((i, v)) => Err(Error::failed(
-                    format!("input {i} is a number that {} was compiled for: {}", self.path.display(), v.as_f64()),
-                    "compile the model again with the value you want",
+                    format!(
+                        "input {i} must be {}, the value that {} is specialised on",
+                        v.as_f64(),
+                        self.path.display()
+                    ),
+                    "give that value, or compile the model again with the one you want",
                 )),
             };
         }
@@ -103,7 +111,7 @@ impl Model {
         let have: Vec<Type> = inputs.iter().map(|t| t.ty.clone()).collect();
         Err(Error::failed(
             format!(
-                "the inputs do not fit {}: it takes ({}), given are ({})",
+                "the inputs do not fit {}: it takes ({}), but ({}) were given",
                 self.path.display(),
                 list(&want),
                 list(&have)

@@ -1,9 +1,9 @@
-//! What a file holds, and models of it: of a TorchScript archive, a text graph, or a compiled artifact.
+//! Detects what a file contains, and opens models: from a TorchScript archive, a text graph, or a compiled artifact.
 use crate::{Error, Model, artifact, recognise, torch};
 use kiln_graph::Tensor;
 use std::{fs::File, io::Read, path::Path};
 
-/// What a file holds, by its first bytes.
+/// What a file contains, detected from its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileKind {
     /// A zip archive that `torch.jit.save` wrote.
@@ -20,11 +20,11 @@ pub enum FileKind {
     Report,
 }
 
-/// Bytes that tell text from data.
+/// Bytes read to distinguish text from binary data.
 const SNIFFED: u64 = 4096;
 
 impl FileKind {
-    /// Reads a zip's directory, or the text whole. What is no file of Kiln's is named in the error, with what makes a model of it.
+    /// Reads a zip's directory, or a whole text. For a file of another known format the error names it and says how to make a model of it.
     pub fn of(path: &Path) -> Result<FileKind, Error> {
         use FileKind::{Artifact, GraphText, TorchScript};
         let reading = |e| Error::reading(path, e);
@@ -40,7 +40,7 @@ impl FileKind {
                 false => recognise::zip(path).map(|()| FileKind::TorchScript),
             };
         }
-        // Kiln's own files are text; of others, which may be large, the start is enough.
+        // Kiln's own files are text. Other files may be large, so only their start is read.
         file.by_ref().take(SNIFFED).read_to_end(&mut start).map_err(reading)?;
         let is_text =
             std::str::from_utf8(&start).map_or_else(|e| e.error_len().is_none(), |_| true) && !start.contains(&0);
@@ -88,8 +88,9 @@ impl Model {
     fn from_text(path: &Path) -> Result<Model, Error> {
         let text = std::fs::read_to_string(path)
             .map_err(|_| Error::failed(format!("{} is not UTF-8 text", path.display()), "give a text graph"))?;
-        let graph = kiln_graph::text::parse(&text)
-            .map_err(|e| Error::caused(format!("{}: {e}", path.display()), "mend the line it names", e))?;
+        let graph = kiln_graph::text::parse(&text).map_err(|e| {
+            Error::caused(format!("{}: {e}", path.display()), "correct the line that the message names", e)
+        })?;
         Ok(Model { path: path.into(), ..Model::from_graph(graph)? })
     }
     fn import(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {

@@ -1,20 +1,20 @@
-//! What rules joined: one kernel computes the whole (three projections as one matmul), and its readers cut out the parts, each a
-//! value of the imported graph.
+//! Values that a rewrite rule joined: one kernel computes the whole (such as three projections as one matmul), and the kernels that read it
+//! slice out the parts, each of which is a value of the imported graph.
 use kiln_graph::{Op, ValueId};
 use kiln_plan::{BufferId, Kernel, Origin};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A value of the imported graph that is part of a joined one. Kernels are numbered as they were given.
+/// A value of the imported graph that is part of a joined value. Kernels are indices into the list given.
 pub struct Part<'k> {
     pub value: ValueId,
-    /// The kernel that computes the whole, and the whole in its body.
+    /// The kernel that computes the joined value, and that value in its body.
     pub whole: (usize, ValueId),
-    /// The kernel that cuts it out, and where it comes from there.
+    /// The kernel that slices the part out, and the part's origin there.
     pub reader: usize,
     pub origin: &'k Origin,
 }
 
-/// All parts that these kernels cut out of each other's results.
+/// All parts that these kernels slice out of each other's results.
 pub fn parts<'k>(kernels: &[&'k Kernel]) -> Vec<Part<'k>> {
     let mut wholes: BTreeMap<BufferId, (usize, ValueId)> = BTreeMap::new();
     for (i, k) in kernels.iter().enumerate() {
@@ -39,7 +39,8 @@ pub fn parts<'k>(kernels: &[&'k Kernel]) -> Vec<Part<'k>> {
     found
 }
 
-/// Values of the imported graph that each of these kernels computes, views of them included. Parts are with their whole.
+/// Values of the imported graph that each of these kernels computes, including views of them. A part counts for the kernel that computes
+/// the joined value.
 pub fn computed(kernels: &[&Kernel]) -> Vec<BTreeSet<ValueId>> {
     let names = |o: &Origin| -> Vec<ValueId> { o.names.iter().filter_map(|n| graph_value(n)).collect() };
     let all = |k: &&Kernel| k.reason.origins.iter().flat_map(names).collect::<BTreeSet<ValueId>>();
@@ -53,7 +54,7 @@ pub fn computed(kernels: &[&Kernel]) -> Vec<BTreeSet<ValueId>> {
     sets
 }
 
-/// The value of the imported graph that it equals first.
+/// The first value of the imported graph among an origin's names.
 fn value(o: &Origin) -> Option<ValueId> {
     o.names.first().and_then(|n| graph_value(n))
 }

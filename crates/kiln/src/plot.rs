@@ -1,4 +1,4 @@
-//! Plots as SVG: kernels under the machine's roofs, and times over a sweep.
+//! Plots as SVG: a roofline plot of measured kernels, and the times of a sweep.
 mod labels;
 
 use crate::{
@@ -19,9 +19,9 @@ use plotters::{
 use std::collections::BTreeSet;
 
 const SIZE: (u32, u32) = (960, 600);
-/// Kernels that carry their names: those with the largest share of the run that find a free place.
+/// Most kernels that are labelled: those with the largest share of the run, if there is space for the label.
 const NAMED: usize = 10;
-/// Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
+/// Colours that people with any colour vision can distinguish (Okabe and Ito, 2008).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -32,7 +32,7 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(80, 80, 80),
 ];
 
-/// What a dark page shows in place of a colour: black and white change places, and what would be too dark is lighter.
+/// Replacements of colours on a dark page: black and white are exchanged, and colours that would be too dark are lighter.
 const DARK: [(RGBColor, &str); 5] =
     [(WHITE, "#14171b"), (BLACK, "#e6e9ec"), (COLOURS[0], "#4da3e0"), (COLOURS[1], "#f08a4b"), (COLOURS[6], "#b4bac0")];
 
@@ -52,7 +52,7 @@ fn svg(draw: impl FnOnce(&Area) -> Result<(), Box<dyn std::error::Error>>) -> Re
     Ok(with_dark_mode(&text))
 }
 
-/// The same plot with a style sheet for readers who asked for dark pages; rules of a sheet go before an element's attributes.
+/// The same plot with a style sheet for dark mode; rules of a style sheet override an element's attributes.
 fn with_dark_mode(svg: &str) -> String {
     let rule = |(light, dark): &(RGBColor, &str)| {
         let hex = format!("#{:02X}{:02X}{:02X}", light.0, light.1, light.2);
@@ -63,14 +63,14 @@ fn with_dark_mode(svg: &str) -> String {
     format!("{tag}>\n<style>@media (prefers-color-scheme: dark) {{{rules}}}</style>{rest}")
 }
 
-/// The least and the greatest, with room on a logarithmic axis; `None` if there are none.
+/// The least and the greatest value, with a margin on a logarithmic axis; `None` without positive values.
 fn log_range(values: impl Iterator<Item = f64> + Clone) -> Option<(f64, f64)> {
     let finite = values.filter(|v| v.is_finite() && *v > 0.0);
     let (low, high) = (finite.clone().reduce(f64::min)?, finite.reduce(f64::max)?);
     Some((low / 2.0, high * 2.0))
 }
 
-/// A number with the prefix of its size, as `120 G`.
+/// A number with an SI prefix, such as `120 G`.
 fn prefixed(v: f64) -> String {
     let units = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     let (scale, unit) = units.into_iter().find(|u| v >= u.0 * 0.9995).unwrap_or((1.0, ""));
@@ -78,13 +78,13 @@ fn prefixed(v: f64) -> String {
     format!("{:.digits$} {unit}", v / scale)
 }
 
-/// A kernel as a point: flops for each byte, and flops a second.
+/// A kernel as a point: flops per byte, and flops per second.
 fn point(k: &KernelTime) -> Option<(f64, f64)> {
     let at = (k.flops as f64 / k.bytes as f64, k.tflops * 1e12);
     (at.0.is_finite() && at.0 > 0.0 && at.1.is_finite() && at.1 > 0.0).then_some(at)
 }
 
-/// The roofs that the plan's kernels can reach, lowest first.
+/// The arithmetic roofs that apply to the plan's kernels, lowest first: names and flops per second.
 fn roofs(plan: &Plan, m: &Machine) -> Vec<(String, f64)> {
     let matmuls = plan.kernels.iter().filter(|k| k.cost.matrix_flops > 0);
     let anchor = |k: &Kernel| k.body.values().find(|v| Class::of(k.body.op(*v)).is_anchor()).map(|v| k.body.dtype(v));
@@ -101,14 +101,14 @@ fn roofs(plan: &Plan, m: &Machine) -> Vec<(String, f64)> {
     roofs
 }
 
-/// Measured kernels under the roofs of the machine description that priced them.
+/// Roofline plot of the measured kernels, with the rates of the machine description that priced them.
 pub fn roofline(b: &Bench, c: &Compiled) -> Result<String, Error> {
     let m = c.options.machine();
-    let title = format!("{} on {}, under the roofs of `{}`", b.model, b.device, m.name);
+    let title = format!("{} on {}, roofline of `{}`", b.model, b.device, m.name);
     under_roofs(&title, &b.kernels, &roofs(&c.plan, m), m.rates.bandwidth)
 }
 
-/// `roofs`: names and flops a second; `bandwidth`: bytes a second.
+/// `roofs`: names and flops per second; `bandwidth`: bytes per second.
 fn under_roofs(title: &str, kernels: &[KernelTime], roofs: &[(String, f64)], bandwidth: f64) -> Result<String, Error> {
     let points: Vec<(&KernelTime, (f64, f64))> = kernels.iter().filter_map(|k| Some((k, point(k)?))).collect();
     let without = kernels.len() - points.len();
@@ -124,14 +124,14 @@ fn under_roofs(title: &str, kernels: &[KernelTime], roofs: &[(String, f64)], ban
             .y_label_area_size(76)
             .build_cartesian_2d((x.0..x.1).log_scale(), (y.0..y.1).log_scale())?;
         let aside = if without > 0 {
-            format!(" ({} without arithmetic)", kiln_graph::count(without, "kernel"))
+            format!(" (not shown: {} without arithmetic)", kiln_graph::count(without, "kernel"))
         } else {
             String::new()
         };
         chart
             .configure_mesh()
             .light_line_style(WHITE.mix(0.0))
-            .x_desc(format!("flop for each byte moved{aside}"))
+            .x_desc(format!("flop per byte moved{aside}"))
             .y_desc("flop/s")
             .x_label_formatter(&|v| format!("{v}"))
             .y_label_formatter(&|v| prefixed(*v))
@@ -140,7 +140,7 @@ fn under_roofs(title: &str, kernels: &[KernelTime], roofs: &[(String, f64)], ban
         kinds.sort_unstable();
         kinds.dedup();
 
-        // Labels go where nothing is: inside the plot, off the key and the points, and off one another.
+        // Labels go into free space: inside the plot, away from the legend, the points and one another.
         let (across, down) = chart.plotting_area().get_pixel_range();
         let mut labels = Labels::new((across.start, down.start), (across.end, down.end));
         let key = (120, 12 + 22 * kinds.len() as i32);
@@ -198,7 +198,7 @@ fn under_roofs(title: &str, kernels: &[KernelTime], roofs: &[(String, f64)], ban
     })
 }
 
-/// Medians of every side over the swept values, with the 10th and 90th percentile as bars.
+/// Plot of a sweep: the median of every side over the swept values, with bars from the 10th to the 90th percentile.
 pub fn sweep(s: &Sweep) -> Result<String, Error> {
     let (x, y) = (
         log_range(s.points.iter().map(|p| p.value as f64)).unwrap_or((1.0, 10.0)),
@@ -216,7 +216,7 @@ pub fn sweep(s: &Sweep) -> Result<String, Error> {
             .configure_mesh()
             .light_line_style(WHITE.mix(0.0))
             .x_desc(s.variable.as_str())
-            .y_desc("milliseconds of a run")
+            .y_desc("milliseconds per run")
             .x_label_formatter(&|v| format!("{v}"))
             .y_label_formatter(&|v| format!("{v}"))
             .draw()?;
@@ -270,7 +270,7 @@ mod tests {
             gap_us: 0.0,
         }
     }
-    /// Texts of a plot as boxes, by where they are anchored, and what they say.
+    /// Texts of a plot with their bounding boxes.
     fn texts(svg: &str) -> Vec<(String, Frame)> {
         let value = |tag: &str, name: &str| -> String {
             let rest = tag.split_once(&format!("{name}=\"")).map_or("0", |t| t.1);
@@ -293,7 +293,7 @@ mod tests {
         .collect()
     }
 
-    /// Twelve kernels that lie side by side, roofs that nearly coincide.
+    /// Twelve kernels close together, and roofs that nearly coincide.
     fn crowded() -> String {
         let kernels: Vec<KernelTime> =
             (0..12).map(|i| kernel(i, 1 << 20, (1 << 20) + (i as u64) * 20_000, 12.0 + i as f64 / 10.0)).collect();

@@ -1,5 +1,5 @@
-//! Files that people give in place of a model: told by what is in them, not by their names, and answered with the lines of Python that
-//! make a model of them. Takes a path, gives an error; reads as little of the file as tells.
+//! Recognises files that users pass in place of a model, by content, never by name, and answers with the lines of Python that make an
+//! archive of them. Takes a path, gives an error. Reads only as much of the file as needed, and never runs code in it.
 mod pickle;
 
 use crate::Error;
@@ -12,26 +12,26 @@ use std::{
 };
 use zip::ZipArchive;
 
-/// The line that writes an archive, once there is a module.
+/// The Python line that writes an archive of a module.
 const SAVE: &str = "torch.jit.trace(model, inputs).save(\"model.pt\")";
 
-/// `what` is wrong with `path`; `lines` of Python mend it.
+/// The error: `what` is wrong with `path`, and `lines` of Python that fix it, introduced by `lead`.
 fn answer(path: &Path, what: &str, lead: &str, lines: &[&str]) -> Error {
     let lines: String = lines.iter().map(|l| format!("\n    {l}")).collect();
     Error::failed(format!("{} {what}", path.display()), format!("{lead}{lines}"))
 }
 
-/// A path as Python has it in quotes.
+/// A path as a Python string literal.
 fn quoted(path: &Path) -> String {
     format!("{:?}", path.display().to_string())
 }
 
-/// `load`: the line that gives them to a model.
+/// The error for a file of weights; `load`: the Python line that loads them into a model.
 fn weights(path: &Path, what: &str, load: &str) -> Error {
     answer(path, what, "build the model in Python, give it these weights, and write an archive:", &[load, SAVE])
 }
 
-/// A folder.
+/// The error for a folder.
 pub fn folder(path: &Path, is_model: impl Fn(&Path) -> bool) -> Error {
     let has = |name: &str| path.join(name).is_file();
     if has("config.json") {
@@ -56,19 +56,19 @@ pub fn folder(path: &Path, is_model: impl Fn(&Path) -> bool) -> Error {
 /// Names of a folder's files that hold archives or text graphs.
 fn models_in(path: &Path, is_model: impl Fn(&Path) -> bool) -> BTreeSet<std::ffi::OsString> {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-    // A folder of thousands is not looked through.
+    // Looks at no more than 100 files.
     let files = entries.filter(|e| e.path().is_file()).take(100);
     files.filter(|e| is_model(&e.path())).map(|e| e.file_name()).collect()
 }
 
-/// A zip that is no artifact: fine if it is a TorchScript archive.
+/// Checks a zip that is not an artifact: an error unless it is a TorchScript archive.
 pub fn zip(path: &Path) -> Result<(), Error> {
     let file = File::open(path).map_err(|e| Error::reading(path, e))?;
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|e| {
         let text = format!("{} begins as a zip file, but cannot be read as one: {e}", path.display());
         Error::failed(text, "it may have been cut short: copy or save it again")
     })?;
-    // All of PyTorch's files lie in one folder, whose name says nothing.
+    // All files of a PyTorch archive are in one folder of any name.
     let names: BTreeSet<String> = zip.file_names().map(String::from).collect();
     let inside = |name: &str| names.iter().find(|n| n.split_once('/').is_some_and(|n| n.1 == name)).cloned();
     if inside("constants.pkl").is_some() {
@@ -79,7 +79,7 @@ pub fn zip(path: &Path) -> Result<(), Error> {
         return Err(answer(path, what, "write an archive of the model it was made from:", &[SAVE]));
     }
     if inside("models/model.json").is_some() || names.contains("serialized_exported_program.json") {
-        // PyTorch takes the name's word for it; an open file it reads.
+        // Given a path, PyTorch goes by its extension; given an open file, it reads any.
         let ends = path.extension().is_some_and(|e| e == "pt2");
         let file = if ends { quoted(path) } else { format!("open({}, \"rb\")", quoted(path)) };
         let line = format!("model = torch.export.load({file}).module()");
@@ -92,7 +92,7 @@ pub fn zip(path: &Path) -> Result<(), Error> {
         return match read {
             Ok(Ok(_)) => Err(pickled(path, &bytes, 0)),
             _ => Err(Error::failed(
-                format!("{} is damaged: its data.pkl does not read", path.display()),
+                format!("{} is damaged: its data.pkl cannot be read", path.display()),
                 "save it again",
             )),
         };
@@ -100,10 +100,10 @@ pub fn zip(path: &Path) -> Result<(), Error> {
     Err(answer(path, "is a zip file without a model", "give an archive:", &[SAVE]))
 }
 
-/// What `torch.save` or `pickle.dump` wrote; `skip` pickles come before it.
+/// The error for a file written by `torch.save` or `pickle.dump`; the first `skip` pickles are not the object.
 fn pickled(path: &Path, bytes: &[u8], skip: usize) -> Error {
     let file = quoted(path);
-    // PyTorch's reader that runs nothing knows protocols 2 and 3 alone.
+    // PyTorch's safe reader (`weights_only`) supports only protocols 2 and 3.
     let (safe, warning) = match bytes.get(1) {
         Some(4..) => (", weights_only=False", RUNS),
         _ => ("", ""),
@@ -129,10 +129,10 @@ fn pickled(path: &Path, bytes: &[u8], skip: usize) -> Error {
         }
     }
 }
-/// Beside a line that loads a pickle in full.
+/// Warning on a line that loads a pickle in full.
 const RUNS: &str = "  # runs code that the file names";
 
-/// A file that is neither a zip nor one of Kiln's texts; `start` is how it begins. `None`: nothing that is known.
+/// The error for a file that is neither a zip nor one of Kiln's text forms; `start` is its beginning. `None`: not a known format.
 pub fn other(path: &Path, start: &[u8]) -> Option<Error> {
     let says = |what: &str, help: &str| Some(Error::failed(format!("{} {what}", path.display()), help));
     let text = String::from_utf8_lossy(start);
@@ -158,7 +158,7 @@ pub fn other(path: &Path, start: &[u8]) -> Option<Error> {
         return Some(weights(path, "holds weights without a model (safetensors)", &load));
     }
     if text.starts_with("version https://git-lfs.github.com/") {
-        return says("is a pointer of Git LFS in place of the file", "fetch the file itself: `git lfs pull`");
+        return says("is a Git LFS pointer in place of the file", "fetch the file itself: `git lfs pull`");
     }
     let first = text.trim_start().to_lowercase();
     if first.starts_with("<!doctype html") || first.starts_with("<html") {
@@ -201,8 +201,8 @@ fn safetensors(path: &Path) -> Option<Vec<String>> {
     tensors.map(|(name, t)| t.get("data_offsets").map(|_| name.clone())).collect()
 }
 
-/// Whether the file is a protobuf message as ONNX has it: field 1 (version) a number, field 7 (graph) a message, no field over 25, and
-/// all of it to the file's end. Lengths are followed, contents are not read.
+/// Whether the whole file is a protobuf message like ONNX's: field 1 (version) is a number, field 7 (graph) a message, and no field number
+/// is above 25. Skips contents by their lengths.
 fn onnx(path: &Path) -> bool {
     let walk = || -> Option<bool> {
         let mut file = BufReader::new(File::open(path).ok()?);
@@ -229,7 +229,7 @@ fn onnx(path: &Path) -> bool {
     walk().unwrap_or(false)
 }
 
-/// A number as protobuf writes it: seven bits a byte, the lowest first.
+/// A protobuf varint: seven bits per byte, the lowest first.
 fn varint(file: &mut impl Read) -> Option<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {

@@ -1,14 +1,14 @@
-//! How users name parts of a model: a value (`%12`), a module path, a source line, an op, a kernel of the plan.
+//! Selectors, by which users name parts of a model: a value (`%12`), a module path, a source line, an op, a kernel of the plan.
 //!
-//! A selector is words that must all fit: `encoder.layer.*.attention op:linear` is every linear in every attention. A module
-//! takes all beneath it; `*` stands for any part of a path's segment or op's name. An op's bare name will do where no module has it,
-//! and a path may leave out the modules above it where nothing else has its name: a wrapper's `model.`, say.
+//! A selector is one or more words that must all match: `encoder.layer.*.attention op:linear` is every linear in every attention. A module
+//! path selects everything beneath it; `*` stands for any part of a path's segment or of an op's name. An op's bare name is enough where
+//! no module has that name, and a path may omit its outer modules (such as a wrapper's `model.`) where nothing else matches.
 use crate::{Error, explain::op_name, parts};
 use kiln_graph::{Graph, Op, ValueId};
 use kiln_plan::{Kernel, Plan};
 use std::collections::BTreeSet;
 
-/// Values that `text` names. Kernels are known if there is a plan of the graph.
+/// Values that `text` selects. Kernel names are available if a plan of the graph is given.
 pub fn select(text: &str, graph: &Graph, plan: Option<&Plan>) -> Result<BTreeSet<ValueId>, Error> {
     let mut found: Option<BTreeSet<ValueId>> = None;
     for word in text.split_whitespace() {
@@ -17,7 +17,7 @@ pub fn select(text: &str, graph: &Graph, plan: Option<&Plan>) -> Result<BTreeSet
     }
     match found {
         Some(f) if !f.is_empty() => Ok(f),
-        Some(_) => Err(Error::usage(format!("nothing in {} fits all of `{text}`", graph.name), "leave out a word")),
+        Some(_) => Err(Error::usage(format!("nothing in {} matches all of `{text}`", graph.name), "leave out a word")),
         None => Err(Error::usage("an empty name", GIVE)),
     }
 }
@@ -54,7 +54,7 @@ fn tails(module: &str) -> impl Iterator<Item = &str> {
     module.match_indices('.').map(|(at, _)| &module[at + 1..])
 }
 
-/// An op's name, and its last part: `reduce.mean` and `mean`.
+/// An op's full name and the last part of it: `reduce.mean` and `mean`.
 fn spelled(graph: &Graph, v: ValueId) -> Vec<String> {
     let name = op_name(graph.op(v));
     let last = name.rsplit(['.', ':']).next().map(String::from);
@@ -65,12 +65,12 @@ fn is_leaf(graph: &Graph, v: ValueId) -> bool {
     matches!(graph.op(v), Op::Input(_) | Op::Param(_) | Op::Const(_))
 }
 
-/// Is `module` the one that `pattern` names, or beneath it?
+/// Whether `module` is the one that `pattern` names, or is beneath it.
 fn within(pattern: &str, module: &str) -> bool {
     let (p, m): (Vec<&str>, Vec<&str>) = (pattern.split('.').collect(), module.split('.').collect());
     p.len() <= m.len() && p.iter().zip(&m).all(|(p, m)| glob(p, m))
 }
-/// `*` is any run of letters.
+/// Glob match; `*` is any sequence of characters.
 fn glob(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
@@ -100,7 +100,7 @@ fn unknown(word: &str, graph: &Graph, plan: Option<&Plan>) -> Error {
     Error::usage(format!("nothing in {} is called `{word}`{count}", graph.name), help)
 }
 
-/// The nearest names, as a question; `None` if none is near.
+/// A question with the most similar names; `None` if no name is similar.
 pub fn suggest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     let near = |name: &'a str| {
         (strsim::normalized_damerau_levenshtein(word, name).max(strsim::jaro_winkler(word, name) - 0.2), name)

@@ -1,6 +1,6 @@
-//! Plans as snapshots: the text to compare, and the comparison of a folder.
+//! Snapshots of plans: the text to compare, and the comparison for a folder of models.
 //!
-//! The text is the plan's own form: the same on every machine, for the machine description named. In a test of your own:
+//! The text is the plan's text form, which for a given machine description is the same wherever it is made. In a test of your own:
 //!
 //! ```no_run
 //! # fn main() -> Result<(), kiln::Error> {
@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What compiles for a machine that comes with Kiln.
+/// Options to compile for a built-in machine description.
 pub fn options(machine: &str) -> Result<CompileOptions, Error> {
     let found = kiln_machine::machine(machine).ok_or_else(|| {
         let names: Vec<&str> = kiln_machine::names().collect();
@@ -36,24 +36,24 @@ pub fn plan_text_of(model: &Model, machine: &str) -> Result<String, Error> {
     Ok(kiln_plan::text::print(&compile::plan(model, &options(machine)?)?))
 }
 
-/// What became of one graph's snapshot.
+/// Result of comparing one model's plan with its snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum State {
-    /// The plan is as it was.
+    /// The plan equals the snapshot.
     Same,
-    /// There is none yet.
+    /// There is no snapshot yet.
     Missing,
-    /// There is one, but no graph of that name any more.
+    /// There is a snapshot, but no model of that name any more.
     Stale,
-    /// How it differs, for a reader.
+    /// The plan differs; how, as text.
     Changed(String),
-    /// Nothing says what its inputs are.
+    /// The model was not planned since its inputs are missing; the reason.
     Skipped(String),
-    /// It has no plan, and why.
+    /// Planning failed; the error.
     Failed(String),
 }
 impl State {
-    /// Is there nothing to look at?
+    /// Whether the state needs no attention.
     pub fn is_fine(&self) -> bool {
         matches!(self, State::Same | State::Skipped(_))
     }
@@ -61,24 +61,24 @@ impl State {
 /// A model of a folder and its plan's text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Snapshot {
-    /// The model's, without ending.
+    /// Name of the model's file, without extension.
     pub name: String,
-    /// Where the text is.
+    /// The snapshot's file.
     pub file: PathBuf,
-    /// What became of it.
+    /// Result of the comparison.
     pub state: State,
 }
 
 /// A model of a folder, not yet opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// Of the file, without ending.
+    /// Name of the file, without extension.
     pub name: String,
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
 }
 impl Entry {
-    /// The model, specialised to the inputs beside it if it is an archive.
+    /// Opens the model; an archive is specialised to the inputs in the file next to it.
     pub fn open(&self) -> Result<Model, Error> {
         let archive = self.path.extension().is_some_and(|e| e == "pt");
         let inputs = if archive { io::read(&self.path.with_extension("safetensors"))? } else { vec![] };
@@ -86,7 +86,7 @@ impl Entry {
     }
 }
 
-/// Models in a folder, by name: text graphs, and archives with their inputs beside them (`NAME.pt`, `NAME.safetensors`).
+/// Models in a folder, sorted by name: text graphs, and archives with their inputs (`NAME.pt` and `NAME.safetensors`).
 pub fn models(folder: &Path) -> Result<Vec<Entry>, Error> {
     Ok(found(folder)?.0)
 }
@@ -110,8 +110,8 @@ fn found(folder: &Path) -> Result<(Vec<Entry>, Vec<Entry>), Error> {
     Ok((entries(paths), entries(skipped)))
 }
 
-/// Compares the plans of a folder's models with the snapshots in `folder/plans`; writes them anew if `bless`. A model that cannot be planned
-/// does not end it, and its snapshot stays.
+/// Compares the plans of a folder's models with the snapshots in `folder/plans`; updates these if `bless`. If a model cannot be planned,
+/// the others are still compared, and its snapshot stays.
 pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>, Error> {
     options(machine)?;
     let plans = folder.join("plans");
@@ -121,7 +121,7 @@ pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>
     for Entry { name, .. } in skipped {
         let file = file(&name);
         known.insert(file.clone());
-        let why = format!("{name}.safetensors, which would say what its inputs are, is not beside it");
+        let why = format!("{name}.safetensors, which gives its inputs, is missing");
         out.push(Snapshot { name, file, state: State::Skipped(why) });
     }
     for entry in entries {
@@ -159,15 +159,15 @@ pub fn folder(folder: &Path, machine: &str, bless: bool) -> Result<Vec<Snapshot>
     Ok(out)
 }
 
-/// Lines of the text shown of one difference.
+/// Most lines shown of one difference.
 const MAX_LINES: usize = 60;
 
-/// What changed between two plan texts: in kernels first, then in lines.
+/// The differences between two plan texts: first by kernels, then by lines.
 pub fn readable(old: &str, new: &str) -> String {
     let mut t = match (old.parse::<Plan>(), new.parse::<Plan>()) {
         (Ok(a), Ok(b)) => diff::diff(&a, &b).text(100) + "\n",
         (Err(e), _) => format!("the snapshot is not a plan: {e}\n"),
-        (_, Err(e)) => format!("the plan does not read back: {e}\n"),
+        (_, Err(e)) => format!("the new plan's text does not parse: {e}\n"),
     };
     let lines = TextDiff::from_lines(old, new).unified_diff().context_radius(1).to_string();
     let count = lines.lines().count();

@@ -1,4 +1,4 @@
-//! Any stage as text, and passes on text.
+//! Prints any stage of a model or of a text file, and runs passes on block programs in text form.
 pub mod kernel;
 
 use crate::{CompileOptions, Compiled, Error, Model, compile, error::Cause, model::FileKind};
@@ -13,11 +13,11 @@ pub enum Stage {
     Plan,
     /// Block programs.
     Block,
-    /// Before LLVM's own passes.
+    /// LLVM IR, before LLVM's own passes.
     Llvm,
-    /// For GPUs.
+    /// PTX, for GPU targets.
     Ptx,
-    /// Of this processor.
+    /// Assembly of the host's processor.
     Asm,
 }
 impl Stage {
@@ -30,13 +30,13 @@ impl Stage {
         ("ptx", Stage::Ptx),
         ("asm", Stage::Asm),
     ];
-    /// The stage of that name; an error lists those there are.
+    /// The stage of that name; the error lists all names.
     pub fn parse(name: &str) -> Result<Stage, Error> {
         let known = Stage::NAMES.map(|n| n.0).join(", ");
         let found = Stage::NAMES.iter().find(|n| n.0 == name).map(|n| n.1);
         found.ok_or_else(|| Error::usage(format!("there is no stage `{name}`"), format!("the stages are {known}")))
     }
-    /// As it is written on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         Stage::NAMES.iter().find(|n| n.1 == self).map_or("", |n| n.0)
     }
@@ -64,9 +64,9 @@ pub fn text(c: &Compiled, stage: Stage) -> Result<String, Error> {
     }
 }
 
-/// The text in a file is wrong.
+/// The error for a file whose text is invalid.
 fn wrong<E: Into<Cause> + std::fmt::Display>(path: &Path, e: E) -> Error {
-    Error::caused(format!("{}: {e}", path.display()), "mend the line it names", e)
+    Error::caused(format!("{}: {e}", path.display()), "correct the line that the message names", e)
 }
 
 /// The plan in a text file.
@@ -77,7 +77,8 @@ pub fn read_plan(path: &Path) -> Result<kiln_plan::Plan, Error> {
     Ok(plan)
 }
 
-/// Reads a file of any stage and prints it at `stage` or the first later one it can reach; of a model or plan, `kernel` picks one.
+/// Reads a file of any stage and prints it at `stage`, or as it is if the file is of a later stage. `kernel`: only this kernel of a model
+/// or plan.
 pub fn print_file(
     path: &Path,
     inputs: &[kiln_graph::Tensor],
@@ -137,13 +138,13 @@ pub fn print_file(
     }
 }
 
-/// A program as it is best for the GPU: matmuls by warpgroups where that is possible.
+/// The program in the form that suits the GPU: matmuls use warpgroups (wgmma) where that is possible.
 fn suited(block: &kiln_block::Kernel, m: &kiln_machine::Machine) -> kiln_block::Kernel {
     let by_warpgroups = if m.arch.has_wgmma() { kiln_block::passes::warpgroup::run(block, m).ok() } else { None };
     by_warpgroups.unwrap_or_else(|| block.clone())
 }
 
-/// Runs passes, by name and in order, on a block program; without names, all those that every program takes.
+/// Runs passes, by name and in order, on a block program; without names, all passes that apply to every program.
 pub fn optimise(path: &Path, passes: &[String]) -> Result<String, Error> {
     let names: Vec<&str> = passes.iter().map(String::as_str).collect();
     let known: Vec<&str> = kiln_block::passes::known().collect();
@@ -157,13 +158,13 @@ pub fn optimise(path: &Path, passes: &[String]) -> Result<String, Error> {
     if FileKind::of(path)? != FileKind::BlockText {
         return Err(Error::usage(
             format!("{} is not a block program", path.display()),
-            "passes run on block programs; `kiln print --stage block` writes them, one kernel each",
+            "passes run on block programs; `kiln print MODEL --stage block --kernel NAME` prints those of a kernel",
         ));
     }
     let text = std::fs::read_to_string(path).map_err(|e| Error::reading(path, e))?;
     let mut kernel = kiln_block::text::parse(&text).map_err(|e| wrong(path, e))?;
     kiln_block::verify::verify(&kernel).map_err(|e| wrong(path, e))?;
-    // Passes for a machine are those toward warpgroups.
+    // The passes that depend on a machine are those for warpgroups, which only sm_90a has.
     let machine = kiln_machine::Arch::Sm90a.machine();
     kiln_block::passes::run(if names.is_empty() { &every } else { &names }, &mut kernel, machine)
         .map_err(|e| wrong(path, e))?;

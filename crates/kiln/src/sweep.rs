@@ -1,4 +1,4 @@
-//! The same model over several sizes of its batch, each specialised, compiled and measured.
+//! Sweeps: imports, compiles and measures an archive at several batch sizes.
 use crate::{
     Error, Model,
     bench::{BenchOptions, Spread, bench, mark_means, marked},
@@ -15,7 +15,7 @@ pub struct Axis {
     /// In ascending order, each once.
     pub values: Vec<usize>,
 }
-/// The one variable there is.
+/// The only variable that can be swept.
 const BATCH: &str = "batch";
 
 impl Axis {
@@ -57,9 +57,9 @@ pub struct Point {
     pub value: usize,
     /// Kernels of a run.
     pub kernels: usize,
-    /// Of all kernels but those whose time is unknown.
+    /// Sum over all kernels except those whose time is unknown.
     pub predicted_us: f64,
-    /// Kernels whose time is unknown: libtorch runs them.
+    /// Number of kernels whose time is unknown, because libtorch runs them.
     pub unpriced: usize,
     /// Runs of the fused plan.
     pub fused: Spread,
@@ -69,7 +69,7 @@ pub struct Point {
     pub torch: Option<Spread>,
     /// Largest relative difference from the reference.
     pub max_rel_err: f64,
-    /// Why a side was asked for and is missing.
+    /// Requested sides that could not be measured, each with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
@@ -81,7 +81,7 @@ impl Point {
     }
 }
 
-/// Measures the archive at `path` at every size. `say` hears of each before it begins.
+/// Measures the archive at `path` at every size; calls `say` before each.
 pub fn sweep(
     path: &Path,
     inputs: &[Tensor],
@@ -127,7 +127,7 @@ fn batch(inputs: &[Tensor]) -> Result<usize, Error> {
     })
 }
 
-/// The inputs at another batch: those whose first dimension is the batch get `n` rows, their own over and over.
+/// The inputs at another batch size: those whose first dimension is the batch get `n` rows, which repeat their own.
 pub fn with_batch(inputs: &[Tensor], n: usize) -> Result<Vec<Tensor>, Error> {
     let old = batch(inputs)?;
     let one = |t: &Tensor| {
@@ -143,7 +143,7 @@ pub fn with_batch(inputs: &[Tensor], n: usize) -> Result<Vec<Tensor>, Error> {
 }
 
 impl Sweep {
-    /// A line a size.
+    /// A table with one line per size.
     pub fn text(&self, width: usize) -> String {
         let mut t = wrapped("", &format!("{} on {}, times in ms", self.model, self.device), width);
         let sides: Vec<&str> = self

@@ -1,4 +1,5 @@
-//! The one libtorch of this process, loaded when first needed, and its errors as Kiln's.
+//! Access to libtorch, which is loaded once per process when first needed; imports archives, in a child process if one is set; turns
+//! libtorch's errors into [`Error`].
 use crate::{Error, error::Problem};
 use kiln_graph::Tensor;
 use kiln_torch_host::{Imported, Limits, Torch, TorchError};
@@ -12,18 +13,18 @@ pub(crate) fn torch() -> Result<Torch, Error> {
     Torch::load().map_err(failed)
 }
 
-/// What imports archives, if not this process: a program with its arguments, and its limits.
+/// The program that imports archives in place of this process: path, arguments and limits.
 static CHILD: OnceLock<(PathBuf, Vec<String>, Limits)> = OnceLock::new();
 
-/// From now on archives are imported by a process of their own, `program` with `arguments`, which calls
-/// [`kiln_torch_host::child::serve`]. A TorchScript archive is a program, which importing runs: without this it runs in the process
-/// of the caller, for as long and with as much memory as it likes. The first call counts.
+/// Makes all further imports of archives run in a child process, `program` with `arguments`, which must call
+/// [`kiln_torch_host::child::serve`]. A TorchScript archive is a program, which importing runs: without this it runs in the caller's
+/// process, without limits on time and memory. Only the first call has an effect.
 pub fn import_in_child(program: PathBuf, arguments: Vec<String>, limits: Limits) {
-    // A second call changes nothing, as said.
+    // A second call has no effect, as documented.
     let _ = CHILD.set((program, arguments, limits));
 }
 
-/// Imports an archive, in a child where there is one.
+/// Imports an archive, in a child process if one is set.
 pub(crate) fn import(path: &Path, inputs: &[Tensor]) -> Result<Imported, Error> {
     let imported = match CHILD.get() {
         None => torch()?.import(path, inputs),
@@ -36,7 +37,7 @@ pub(crate) fn import(path: &Path, inputs: &[Tensor]) -> Result<Imported, Error> 
     imported.map_err(failed)
 }
 
-/// Problems of a model keep their lines; the rest is one sentence with its remedy.
+/// Converts an error of libtorch: problems in a model keep their source lines, other errors become one sentence with a remedy.
 pub(crate) fn failed(e: TorchError) -> Error {
     match e {
         TorchError::Model(e) if e.errors.len() == 1 && e.errors[0].source.is_empty() => {

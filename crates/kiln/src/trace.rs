@@ -1,4 +1,4 @@
-//! Traced runs in the trace-event form that Chrome's tracing page and Perfetto read.
+//! Traced runs in the trace-event JSON format of Chrome's tracing page and Perfetto.
 //!
 //! Two tracks: what the host did, and what ran on the device, each kernel with its bytes, flops and predicted time.
 use crate::bench::{Bench, KernelTime};

@@ -1,8 +1,11 @@
-//! A graph tried on a device against the interpreter: what tests on random graphs and `examples/random` share.
+//! Differential testing of a graph on a device against the interpreter; shared by tests on random graphs and `examples/random`.
 //!
-//! The reference is the interpreter in f64. How far a result may be from it is measured, not fixed: the interpreter runs the
-//! graph as a framework does, an op at a time in the graph's dtypes, and again with its roundings moved at random. Where
-//! those runs disagree on what is NaN, infinite or an integer, rounding decides, and any result will do.
+//! The reference is the interpreter in f64, compared element by element. The tolerance is measured, not fixed: the interpreter runs the
+//! graph as a framework does, op by op in the graph's dtypes, and several times more with its roundings perturbed at random. Where these
+//! runs disagree on whether a value is NaN or infinite, or on an integer, the result depends on rounding, and any result is accepted.
+//!
+//! The random graphs come from `crates/graph/src/random`. Tests run a thousand of them on the host; `examples/random` runs any number on a
+//! GPU.
 pub mod aten;
 pub mod chains;
 pub mod invariance;
@@ -17,33 +20,33 @@ use kiln_interp::graph::{Precision, run_with};
 use kiln_plan::exec::Work;
 use kiln_runtime::Device;
 
-/// Runs of the interpreter with roundings moved.
+/// Runs of the interpreter with perturbed roundings.
 const SAMPLES: u64 = 3;
-/// As many more before a graph is called wrong: where one rounding decides between two rows of values, few samples may all
-/// fall to one side.
+/// Additional runs before a graph is reported as wrong: where one rounding decides between two sets of values, few samples may all give the
+/// same one.
 const MORE_SAMPLES: u64 = 29;
-/// By how much an error may exceed the largest of the samples, which are few.
+/// Factor by which an error may exceed the spread of the samples, since these are few.
 const SLACK: f64 = 8.0;
 
-/// What a graph computes, and how exactly that is known.
+/// The reference results of a graph, and their tolerances.
 pub struct Expected {
     values: Vec<Tensor>,
-    /// Allowed distance per output and element; infinite where anything will do.
+    /// Allowed distance per output and element; infinite where any result is accepted.
     allowed: Vec<Vec<f64>>,
 }
 
-/// What became of a graph that is right.
+/// Statistics of a graph whose results are right.
 #[derive(Clone, Default, Debug)]
 pub struct Tried {
     pub kernels: usize,
-    /// Why each of the kernels without code, which the interpreter ran, has none.
+    /// For each kernel that was interpreted, the reason why it has no code.
     pub interpreted: Vec<String>,
 }
 
 /// Why a graph failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// The interpreter refuses the graph or its inputs; that says nothing of the compiler.
+    /// The interpreter refuses the graph or its inputs; not a fault of the compiler.
     #[error("no reference: {0}")]
     Reference(Error),
     #[error("{0}")]
@@ -52,14 +55,14 @@ pub enum Fault {
     Wrong(String),
 }
 impl Fault {
-    /// Whether it is the compiler's.
+    /// Whether it is a fault of the compiler.
     pub fn counts(&self) -> bool {
         !matches!(self, Fault::Reference(_))
     }
 }
 
 impl Expected {
-    /// What any of these `ways` may give.
+    /// The results expected of a compilation with any of these `ways`.
     pub fn new(model: &Model, inputs: &[Tensor], ways: &[CompileOptions]) -> Result<Expected, Error> {
         Expected::sampled(model, inputs, ways, SAMPLES)
     }
@@ -80,7 +83,7 @@ impl Expected {
         Ok(Expected { values, allowed })
     }
 
-    /// The first element that is farther from the reference than it may be.
+    /// Fails with the first element that is farther from the reference than allowed.
     pub fn check(&self, outputs: &[Tensor]) -> Result<(), String> {
         if outputs.len() != self.values.len() {
             return Err(format!("{} outputs, should be {}", outputs.len(), self.values.len()));
@@ -140,29 +143,29 @@ fn allowed(dtype: DType, want: &Tensor, samples: &[&Tensor]) -> Vec<f64> {
         return spreads;
     }
     let size = |i: usize| Some(want.get_f64(i).abs()).filter(|w| w.is_finite()).unwrap_or(0.0);
-    // Samples are few, so that some elements hardly move by chance: they may as far as most others do.
+    // Samples are few, so some elements hardly move by chance; they are allowed the median spread of all elements.
     let usual = median(spreads.iter().copied());
-    // A clamp hides how far what is below it moves, and most may be below.
-    let beside = usual.max(median(spreads.iter().copied().filter(|s| *s > 0.0)));
-    let usual = |i: usize| if want.get_f64(i) == 0.0 { beside } else { usual };
+    // A clamp to zero hides the spread of the elements below it, which may be most: zeros are allowed the median of the nonzero spreads.
+    let of_zeros = usual.max(median(spreads.iter().copied().filter(|s| *s > 0.0)));
+    let usual = |i: usize| if want.get_f64(i) == 0.0 { of_zeros } else { usual };
     let share = median((0..n).filter(|i| size(*i) > 0.0).map(|i| spreads[i] / size(i)));
     let epsilon = |d: DType| d.format().unwrap_or(Format::F32).epsilon();
     let (last, compute) = (epsilon(dtype), epsilon(dtype.compute()));
-    // Zeros alone come of numbers that cancel, which are taken to be about one.
+    // If all results are zero, they are assumed to be sums of numbers of about one that cancel.
     let largest = Some((0..n).map(size).fold(0.0, f64::max).min(1.0)).filter(|l| *l > 0.0).unwrap_or(1.0);
     let floor = |i: usize| last * size(i) + 8.0 * compute * size(i).max(largest);
     (0..n).map(|i| SLACK * (spreads[i] + usual(i).max(share * size(i)) / 2.0) + floor(i)).collect()
 }
 
-/// The middle one of the finite numbers; 0 if there are none.
+/// The median of the finite numbers; 0 if there are none.
 fn median(of: impl Iterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = of.filter(|s| s.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Compiles the model in each of these ways, runs each twice on the device, and compares with what is expected. The second
-/// run, which may be a replay, must give the same bytes.
+/// Compiles the model in each of these ways, runs each twice on the device, and compares with the expected results. The second run, which
+/// may replay a recorded graph, must give the same bytes.
 pub fn attempt(
     model: &Model,
     inputs: &[Tensor],
@@ -185,14 +188,14 @@ pub fn attempt(
         expected.check(&first).map_err(|e| Fault::Wrong(format!("{way}: {e}")))?;
         let again = session.run(inputs).map_err(|e| Fault::Refused(e.into()))?;
         if let Some(o) = (0..first.len()).find(|o| first[*o].bytes() != again[*o].bytes()) {
-            let exact = expected.check(&again).err().unwrap_or_else(|| "within what is allowed".into());
-            return Err(Fault::Wrong(format!("{way}: a second run gives another output {o}: {exact}")));
+            let exact = expected.check(&again).err().unwrap_or_else(|| "within the tolerance".into());
+            return Err(Fault::Wrong(format!("{way}: output {o} of a second run differs: {exact}")));
         }
     }
     Ok(tried)
 }
 
-/// All of it for a graph: reference, ways, comparison.
+/// Tests a graph: computes the reference, compiles it in each way, runs and compares.
 pub fn whole(
     graph: &kiln_graph::Graph,
     inputs: &[Tensor],
@@ -215,7 +218,7 @@ mod tests {
     use super::*;
     use kiln_graph::Type;
 
-    /// What a clamp holds at zero may move as far as what it lets through, and no farther; where nothing moves, zero is zero.
+    /// Values that a clamp holds at zero get the tolerance of those it lets through; where no sample moves, zero has to be zero.
     #[test]
     fn clamps_hide_how_far_a_value_moves() {
         let of = |v: &[f64]| Tensor::from_f64(Type::new(DType::Bf16, [v.len()]), v.iter().copied());

@@ -1,8 +1,13 @@
-//! Tuning: the fastest templates of a model's matmuls are found by measuring, kept in a store, and taken from it by plans.
+//! Autotuning: finds the fastest templates of a model's matmuls by measuring, keeps them in a store, and applies a store to plans.
 //!
-//! Takes: a model, a GPU, a store. Gives: the store with an entry for every matmul there is a choice for; and plans whose
-//! kernels name the templates of such entries, so that they follow from graph, target and store alone.
-//! Never: needed. Without a store every matmul gets the template that a model of the machine prefers.
+//! Takes: a model, a GPU, a store. Gives: the store with an entry for every matmul that has a choice of templates; and plans whose
+//! kernels name the templates of such entries, so that a plan is determined by graph, target and store alone.
+//! Never: required. Without a store every matmul gets the template that the cost model prefers.
+//!
+//! Tuning only names templates. An entry says which template was the fastest for exactly one kernel body, machine and version of the
+//! templates (`kiln_lower::TEMPLATES`, which is raised when their programs change). A plan made with a store names the templates, so it can
+//! be printed, pinned and compiled without the store. An entry that lowering refuses is ignored, and `explain` says why. The template that
+//! lowering chooses by default is always one of the candidates, and it is kept unless another is measurably faster.
 mod measure;
 mod measurements;
 mod report;
@@ -23,7 +28,7 @@ pub fn read(path: &Path) -> Result<Store, Error> {
     Store::parse(&text).map_err(|e| {
         Error::caused(
             format!("{} is not a usable store of measurements: {e}", path.display()),
-            "make it anew: remove it and run `kiln tune MODEL --store FILE`",
+            "remove it and run `kiln tune MODEL --store FILE` to make a new one",
             e,
         )
     })
@@ -33,12 +38,12 @@ pub fn write(path: &Path, store: &Store) -> Result<(), Error> {
     io::write_whole(path, store.text().as_bytes())
 }
 
-/// Version of Kiln and of its templates.
+/// Versions of Kiln and of its templates.
 fn compiler() -> String {
     format!("{}/{}", env!("CARGO_PKG_VERSION"), kiln_lower::TEMPLATES)
 }
 
-/// The kernel's precision and its body without names, on one line.
+/// The store's key of a kernel; its problem is the kernel's precision and its body without names, on one line.
 fn key(k: &Kernel, machine: &Machine) -> Key {
     let text = kiln_graph::text::print(&k.body.bare());
     let precision = k.precision.name().map(|p| format!("{p} ")).unwrap_or_default();
@@ -46,12 +51,12 @@ fn key(k: &Kernel, machine: &Machine) -> Key {
     Key { problem, machine: machine.clone(), compiler: compiler() }
 }
 
-/// Whether the kernel's template may come from a store: a matmul that no constraint speaks of.
+/// Whether the kernel's template may come from a store: it is a matmul without a template from a constraint.
 fn is_open(k: &Kernel) -> bool {
     k.kind == KernelKind::Gemm && k.reason.template.is_none()
 }
 
-/// Whether lowering takes the kernel with this template.
+/// Fails with lowering's reason if the template does not apply to the kernel.
 fn takes(k: &Kernel, template: kiln_plan::Template, options: &CompileOptions) -> Result<(), String> {
     let mut k = k.clone();
     k.reason.template = Some(template);
@@ -59,7 +64,7 @@ fn takes(k: &Kernel, template: kiln_plan::Template, options: &CompileOptions) ->
 }
 
 impl Measurements {
-    /// Names the template of every matmul that the store has a usable entry for, and says what was measured.
+    /// Sets the template of every matmul that the store has a usable entry for, and records what was measured, or why an entry is not used.
     pub fn apply(&self, plan: &mut Plan, options: &CompileOptions) -> Result<(), Error> {
         let Some(machine) = self.machine(options.target) else { return Ok(()) };
         for k in plan.kernels.iter_mut().filter(|k| is_open(k)) {
@@ -72,7 +77,7 @@ impl Measurements {
                         Tuning::Measured { device: machine.device.clone(), us: e.us, default_us: e.default_us }
                     }
                     Err(why) => {
-                        Tuning::Unused { why: format!("the template `{template}` does not take the kernel: {why}") }
+                        Tuning::Unused { why: format!("the template `{template}` does not apply to the kernel: {why}") }
                     }
                 }),
             };
@@ -87,34 +92,34 @@ impl Measurements {
     }
 }
 
-/// What to tune, and how long.
+/// What to tune, and with how much effort.
 #[derive(Clone, Debug)]
 pub struct TuneOptions {
-    /// What is planned; its target is the GPU's.
+    /// Options of the plan; its target is the GPU's.
     pub compile: CompileOptions,
-    /// The n-th GPU.
+    /// Index of the GPU.
     pub gpu: usize,
-    /// This kernel alone.
+    /// Tune only this kernel.
     pub kernel: Option<String>,
-    /// Measures what the store already has, too.
+    /// Measure matmuls again that the store already has.
     pub again: bool,
-    /// How much is tried.
+    /// Limits of the search.
     pub budget: Budget,
 }
 
-/// Where tuning stands: the kernel, its number and their count, samples taken and expected, the best so far.
+/// Progress of tuning.
 pub struct Step<'a> {
-    /// Its name.
+    /// Name of the kernel that is being tuned.
     pub kernel: &'a str,
-    /// Counted from 0.
+    /// Index of its problem.
     pub at: usize,
-    /// How many there are.
+    /// Number of problems.
     pub of: usize,
-    /// Of this kernel's search.
+    /// Progress of this kernel's search.
     pub search: kiln_tune::Progress,
 }
 
-/// Tunes the matmuls of a model's run. `save` gets the store after every matmul, so that an interrupted run keeps what it has.
+/// Tunes the matmuls of a model's run. `save` is called with the store after every matmul, so that an interrupted run keeps its results.
 pub fn tune(
     model: &Model,
     options: &TuneOptions,
@@ -153,7 +158,7 @@ pub fn tune(
     Ok(tuned)
 }
 
-/// The matmuls of a run by their problem, each with the kernels that have it, in the plan's order.
+/// The distinct problems among the matmuls of a run, each with its kernels, in the plan's order.
 fn problems<'a>(
     plan: &'a Plan,
     options: &TuneOptions,
@@ -179,7 +184,7 @@ fn problems<'a>(
     Ok(all)
 }
 
-/// The search for one matmul; `None` if there is nothing to choose.
+/// Searches for the best template of one matmul; `None` if there is only one.
 fn measured(
     kernel: &Kernel,
     options: &TuneOptions,
@@ -197,7 +202,7 @@ fn measured(
     let failed = |why: String| {
         Error::failed(
             format!("cannot tune kernel {}: {why}", kernel.name),
-            "what was measured before is in the store; `--kernel NAME` tunes one kernel alone",
+            "earlier measurements are in the store; `--kernel NAME` tunes a single kernel",
         )
     };
     kiln_tune::search(&mut bench, &candidates, kiln_lower::neighbours, &options.budget, progress)
@@ -216,7 +221,7 @@ fn entry(key: &Key, o: &kiln_tune::Outcome) -> Entry {
     }
 }
 
-/// To a nanosecond: what lies beyond is noise.
+/// Rounds to a nanosecond; further digits are noise.
 fn rounded(us: f64) -> f64 {
     (us * 1e3).round() / 1e3
 }

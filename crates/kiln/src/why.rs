@@ -1,4 +1,5 @@
-//! Why two parts of a model share a kernel, or do not: the fact that forbids it, or what the plan costs with it the other way.
+//! Answers why two parts of a model share a kernel or do not (`kiln explain --why`, `--why-not`): gives the legality rule that forbids it,
+//! or plans again with the opposite decision and gives that plan's cost.
 use crate::{
     CompileOptions, Error, Model, compile,
     constraints::Constraints,
@@ -14,7 +15,7 @@ use kiln_rewrite::{Group, RewriteError};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Pairs of kernels that are planned anew for one question.
+/// Most pairs of kernels for which one question plans again.
 const MAX_PAIRS: usize = 3;
 
 /// The answer about `a` and `b`.
@@ -24,53 +25,53 @@ pub struct Answer {
     pub a: Side,
     /// The second name.
     pub b: Side,
-    /// Of all kernels but those whose time is unknown.
+    /// Predicted time of the plan: the sum over all kernels except those whose time is unknown.
     pub predicted_us: f64,
-    /// Kernels whose time is unknown.
+    /// Number of kernels whose time is unknown.
     pub unpriced: usize,
-    /// Of the plan as it is.
+    /// Number of kernels of the plan.
     pub kernels: usize,
     /// Kernels that compute values of both.
     pub shared: Vec<String>,
-    /// What changes if it is overoverturned.
+    /// What changes if the planner's decision is overturned.
     pub overturned: Vec<Overturned>,
 }
-/// What one of the names stands for.
+/// What one of the names selects.
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
-    /// As it was asked for.
+    /// The name as given.
     pub name: String,
-    /// The ops it names: as `gelu_erf %68`.
+    /// The ops it selects, such as `gelu_erf %68`.
     pub ops: Vec<String>,
     /// Kernels that compute them.
     pub kernels: Vec<String>,
-    /// Why no kernel of a run does, where none does.
+    /// If no kernel of a run computes them, the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub absent: Option<String>,
 }
 /// The plan with two kernels' values forced together, or two parts of one kernel forced apart.
 #[derive(Clone, Debug, Serialize)]
 pub struct Overturned {
-    /// Those that are forced together or apart.
+    /// Kernels whose values are forced together or apart.
     pub kernels: Vec<String>,
-    /// Why it cannot be.
+    /// Why that is impossible.
     pub forbidden: Option<String>,
-    /// Of the whole plan, in microseconds; none if it cannot be.
+    /// Predicted time of the whole new plan in microseconds; `None` if it is impossible.
     pub predicted_us: Option<f64>,
-    /// Kernels in the place of those named, with their cost, and those they replace.
+    /// Kernels that only the original plan has, with their times.
     pub gone: Vec<Priced>,
-    /// Kernels that come instead.
+    /// Kernels that only the new plan has, with their times.
     pub new: Vec<Priced>,
 }
 
-/// Asks about `a` and `b`, named as [`crate::select`] says.
+/// Answers about `a` and `b`, which are selectors of [`crate::select`].
 pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<Answer, Error> {
     let plan = compile::plan(model, options)?;
     let (left, right) = (select(a, &model.graph, Some(&plan))?, select(b, &model.graph, Some(&plan))?);
     let homes = Homes::new(&plan);
     let (ka, kb) = (homes.of(&left, &right), homes.of(&right, &left));
     let side = |name: &str, values: &BTreeSet<ValueId>, kernels: &[&Kernel]| {
-        // Views are named where there is nothing else.
+        // Views are listed only if nothing else is selected.
         let (views, work): (Vec<ValueId>, Vec<ValueId>) =
             values.iter().partition(|v| Class::of(model.graph.op(**v)).is_free());
         let shown = if work.is_empty() { views } else { work };
@@ -90,14 +91,14 @@ pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<
             values.extend(homes.among(y, &right));
             let mut forced = options.constraints.resolve(&model.graph)?;
             forced.must_fuse.push(group(values, &format!("{a}, {b}")));
-            overturned.push(turn(model, options, &plan, &[x, y], &forced)?);
+            overturned.push(overturn(model, options, &plan, &[x, y], &forced)?);
         }
     } else if left != right {
         let (both, label) = (left.intersection(&right).copied().collect::<BTreeSet<_>>(), [a, b]);
         let mut forced = options.constraints.resolve(&model.graph)?;
         let [l, r] = [&left, &right].map(|s| s.difference(&both).copied().collect::<BTreeSet<_>>());
         forced.never_fuse.push(vec![group(l, label[0]), group(r, label[1])]);
-        overturned.push(turn(model, options, &plan, &shared, &forced)?);
+        overturned.push(overturn(model, options, &plan, &shared, &forced)?);
     }
     Ok(Answer {
         a: side(a, &left, &ka),
@@ -110,7 +111,7 @@ pub fn ask(model: &Model, options: &CompileOptions, a: &str, b: &str) -> Result<
     })
 }
 
-/// Why no kernel of a run computes any of `values`: the reason of the last that is no view, or of the last.
+/// Why no kernel of a run computes any of `values`: the reason for the last of them that is not a view, or for the last.
 fn absent(g: &Graph, plan: &Plan, homes: &Homes, values: &BTreeSet<ValueId>) -> String {
     let work = values.iter().rev().find(|v| !Class::of(g.op(**v)).is_free());
     let Some(&v) = work.or_else(|| values.last()) else { return "nothing has that name".into() };
@@ -128,7 +129,7 @@ fn absent(g: &Graph, plan: &Plan, homes: &Homes, values: &BTreeSet<ValueId>) -> 
             if makers.is_empty() { "folded into them".to_string() } else { format!("computed by {}", listed(&makers)) };
         return format!("it depends on weights alone, so it is {by} once, when they are loaded");
     }
-    // The nearest values after it that are computed, and the rules that did without it.
+    // Finds the nearest users of the value that are computed, and the rules by which they do not need it.
     let (mut seen, mut next) = (BTreeSet::from([v]), vec![v]);
     while !next.is_empty() {
         let users: BTreeSet<ValueId> = next.iter().flat_map(|v| g.users(*v)).filter(|u| seen.insert(*u)).collect();
@@ -169,7 +170,7 @@ fn frozen(g: &Graph) -> Vec<bool> {
 fn run(plan: &Plan) -> impl Iterator<Item = &Kernel> {
     plan.kernels.iter().filter(|k| k.stage == Stage::Run)
 }
-/// Kernels of the run with the values of the graph that each computes.
+/// Kernels of a run with the graph's values that each computes.
 struct Homes<'p>(Vec<(&'p Kernel, BTreeSet<ValueId>)>);
 impl<'p> Homes<'p> {
     fn new(plan: &'p Plan) -> Homes<'p> {
@@ -177,19 +178,19 @@ impl<'p> Homes<'p> {
         let values = parts::computed(&kernels);
         Homes(kernels.into_iter().zip(values).collect())
     }
-    /// Those of `values` that a kernel computes.
+    /// The subset of `values` that a kernel computes.
     fn among(&self, kernel: &Kernel, values: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
         let found = self.0.iter().find(|(k, _)| k.name == kernel.name);
         found.map(|(_, computed)| computed.intersection(values).copied().collect()).unwrap_or_default()
     }
-    /// Kernels that compute some of `values`; where a value is computed in several, those that hold `others` too.
+    /// Kernels that compute some of `values`; only those that also compute some of `others`, if there are any.
     fn of(&self, values: &BTreeSet<ValueId>, others: &BTreeSet<ValueId>) -> Vec<&'p Kernel> {
         let all: Vec<_> = self.0.iter().filter(|(_, computed)| !computed.is_disjoint(values)).collect();
         let both: Vec<_> = all.iter().filter(|(_, computed)| !computed.is_disjoint(others)).collect();
         if both.is_empty() { all.iter().map(|h| h.0).collect() } else { both.iter().map(|h| h.0).collect() }
     }
 }
-/// Kernels that feed one another first; else the first of each.
+/// Pairs of kernels to force together: those where one reads the other's result, or else the first of each side.
 fn pairs<'p>(plan: &Plan, a: &[&'p Kernel], b: &[&'p Kernel]) -> Vec<(&'p Kernel, &'p Kernel)> {
     let feeds = |x: &Kernel, y: &Kernel| x.outputs.iter().any(|o| y.inputs.contains(o) && !plan.outputs.is_empty());
     let all = a.iter().flat_map(|x| b.iter().map(move |y| (*x, *y)));
@@ -199,7 +200,8 @@ fn pairs<'p>(plan: &Plan, a: &[&'p Kernel], b: &[&'p Kernel]) -> Vec<(&'p Kernel
     near
 }
 
-fn turn(
+/// Plans again under constraints that overturn a decision, and compares the kernels.
+fn overturn(
     model: &Model,
     options: &CompileOptions,
     plan: &Plan,
@@ -219,7 +221,7 @@ fn turn(
     }
     Ok(out)
 }
-/// Kernels of `p` that `q` does not have, with their cost.
+/// Kernels of `p` that `q` does not have, with their times.
 fn only_in(p: &Plan, q: &Plan) -> Vec<Priced> {
     let known: BTreeSet<String> = run(q).map(|k| kiln_graph::text::print(&nameless(k))).collect();
     let new = run(p).filter(|k| !known.contains(&kiln_graph::text::print(&nameless(k))));
@@ -288,7 +290,7 @@ impl Answer {
     }
 }
 
-/// Words or kernels that are listed.
+/// Most words or kernels listed.
 const SHOWN: usize = 6;
 
 fn listed(words: &[String]) -> String {
@@ -296,7 +298,7 @@ fn listed(words: &[String]) -> String {
     words[..words.len().min(SHOWN)].join(", ") + &more
 }
 
-/// A plan's kernels as constraints, with where they come from.
+/// A plan's kernels as a constraints file, with a comment that says what plan they are from.
 pub fn pinned_text(plan: &Plan) -> String {
     let n = run(plan).count();
     format!(

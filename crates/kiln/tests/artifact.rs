@@ -1,4 +1,4 @@
-//! Artifacts that somebody changed: a digest says so, and what a right digest cannot say is checked besides.
+//! Modified artifacts are refused: by digests, and, where the digests were recomputed, by checking the plan against the graph.
 use kiln::{CompileOptions, Error, Model, artifact, compile};
 use sha2::{Digest, Sha256};
 use std::{
@@ -43,7 +43,7 @@ fn change(parts: &mut Parts, name: &str, from: &str, to: &str) {
     assert!(text.contains(from), "no `{from}` in {name}:\n{text}");
     part.1 = text.replace(from, to).into_bytes();
 }
-/// As an attacker would: digests of what is there.
+/// Recomputes the digests, as an attacker would.
 fn sign(parts: &mut Parts) {
     let digest = |b: &[u8]| Sha256::digest(b).iter().map(|b| format!("{b:02x}")).collect::<String>();
     let digests: BTreeMap<&str, String> =
@@ -72,7 +72,7 @@ fn every_part_that_was_changed_is_named() {
         change(&mut changed, name, from, to);
         write(&path, &changed);
         let said = refusal(&path);
-        assert!(said.contains(name) && said.contains("its digest is another"), "{said}");
+        assert!(said.contains(name) && said.contains("its digest does not match"), "{said}");
         assert!(!said.contains('\n'), "{said}");
     }
     let mut without = whole.clone();
@@ -96,7 +96,7 @@ fn weights_have_a_digest() {
     assert!(said.contains("params/0") && said.contains("digest"), "{said}");
 }
 
-/// Other numerics or another machine than an artifact was compiled with are not answered with its plan.
+/// An artifact's own plan is used only with the numerics and the machine it was compiled with.
 #[test]
 fn an_artifact_is_what_was_compiled_or_planned_anew() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -118,7 +118,7 @@ fn an_artifact_is_what_was_compiled_or_planned_anew() {
     assert!(!rounds_each(&CompileOptions { contract: kiln::Contract::default(), ..made }));
 }
 
-/// Digests can be made again by whoever changes a part: the plan is held against the graph besides.
+/// Whoever changes a part can recompute its digest, so the plan is also checked against the graph.
 #[test]
 fn a_plan_of_another_graph_is_refused() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -140,7 +140,7 @@ fn a_plan_of_another_graph_is_refused() {
     }
 }
 
-/// The archive that an artifact names is whatever its writer chose.
+/// The archive path in an artifact is untrusted.
 #[test]
 fn the_archive_an_artifact_names_is_not_opened() {
     let dir = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! Pins, reports and their stability, over the sample graphs.
+//! Pinned plans, reports, and the stability of both, over the sample graphs.
 use kiln::{CompileOptions, Model, Plan, Report, Target, compile::plan, constraints::Constraints};
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Exact numerics: chains of the operations that IEEE 754 defines, fused, give the bits of PyTorch's eager operators.
+//! Exact numerics: fused chains of the operations that IEEE 754 defines give the same bits as PyTorch's eager operators.
 use kiln::trial::{aten, chains::chain, programs};
 use kiln::{CompileOptions, DType, Graph, Model, Numerics, Target, Tensor, Torch};
 use kiln::{compile::CompiledCode, compile::DeviceKind, compile::open_device};
@@ -70,7 +70,7 @@ fn chains_have_the_bits_of_eager_pytorch_2() {
     all_the_same(400..800);
 }
 
-/// `(x + 1) - x` on bf16: what rounds once gives 1.
+/// `(x + 1) - x` on bf16: always 1 if only the result is rounded, sometimes 0 if the sum is rounded as well.
 #[test]
 fn a_sum_is_rounded_before_it_is_used() {
     let g: Graph = "graph g(%x: bf16[64]) {\n %a = add %x, 1\n %b = sub %a, %x\n return %b\n}".parse().unwrap();
@@ -81,7 +81,7 @@ fn a_sum_is_rounded_before_it_is_used() {
     assert!(default[0].to_f64_vec().iter().all(|v| *v == 1.0) && exactly[0].to_f64_vec().contains(&0.0));
 }
 
-/// PTX of exact plans has no FMA from a matmul and a sum, no quotient that is nearly right, and the roundings between ops.
+/// PTX of exact plans contracts no product and sum into an FMA, has no approximate division, and rounds between ops.
 #[test]
 fn ptx_rounds_as_written() {
     let ptx = |text: &str, numerics: Numerics| -> String {
@@ -96,7 +96,7 @@ fn ptx_rounds_as_written() {
     let (exact, usual) = (ptx(f32s, Numerics::Exact), ptx(f32s, Numerics::default()));
     assert!(usual.contains("fma.rn.f32"), "{usual}");
     assert!(!exact.contains("fma") && exact.contains("div.rn.f32"), "{exact}");
-    // Without `.rn` the assembler would contract.
+    // Without `.rn`, ptxas would contract `mul` and `add` to `fma`.
     for op in ["mul", "add"] {
         assert!(exact.contains(&format!("{op}.rn.f32")) && !exact.contains(&format!("{op}.f32")), "{exact}");
     }
@@ -115,7 +115,7 @@ fn ptx_rounds_as_written() {
     assert!(!exact.contains("div.full"), "{exact}");
 }
 
-/// The op of the chains' graphs that are not leaves.
+/// The chains contain every operation that they are meant to test.
 #[test]
 fn chains_have_every_operation_of_ieee() {
     let mut seen: Vec<&str> = (0..300)

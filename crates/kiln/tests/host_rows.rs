@@ -1,8 +1,8 @@
-//! Rows of every length through the whole host path, against the interpreter: tails, several schedules, NaN and infinity.
+//! Row functions over many row lengths, compiled for the host, against the interpreter: tails, several schedules, NaN and infinity.
 use kiln::{CompileOptions, DType, Model, Tensor, bench::interpret, compile};
 use kiln_graph::{params::Random, random};
 
-/// Row functions of `%x: dtype[rows,n]`, and column functions of the same.
+/// Functions of the rows and of the columns of `%x: dtype[rows,n]`.
 fn model(dtype: DType, rows: usize, n: usize) -> Model {
     let d = dtype.name();
     let text = format!(
@@ -23,7 +23,7 @@ fn model(dtype: DType, rows: usize, n: usize) -> Model {
     Model::from_graph(text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"))).unwrap()
 }
 
-/// Random rows, and among them constant ones, one with NaN, one with each infinity, and one of minus infinity alone.
+/// Random rows. With `special`: among them a constant row, one with a NaN, one with each infinity, and one of only minus infinity.
 fn inputs(model: &Model, seed: u64, special: bool) -> Vec<Tensor> {
     let mut all = random::inputs(&model.graph, seed);
     let [rows, n] = all[0].ty.shape[..] else { panic!("rows") };
@@ -56,7 +56,7 @@ fn check(dtype: DType, rows: usize, n: usize, seed: u64, special: bool) {
         _ => 1.6e-2,
     };
     for (o, (g, w)) in got.iter().zip(&want).enumerate() {
-        // Sums of a long row are as large as its length is.
+        // The tolerance grows with the results: sums of long rows are large.
         let scale = w.to_f64_vec().iter().filter(|v| v.is_finite()).fold(1.0f64, |a, v| a.max(v.abs()));
         for i in 0..w.ty.count() {
             let (g, w) = (g.get_f64(i), w.get_f64(i));
@@ -102,7 +102,7 @@ fn lengths_at_random() {
     }
 }
 
-/// The root of the sum of squared errors against the sums in f64, relative to these: rounding a result once is 3e-8.
+/// Relative error (2-norm) of sums in f32 against sums in f64; rounding the results once gives 3e-8.
 fn error_of_sums(rows: usize, columns: usize, axis: usize) -> f64 {
     let kept = if axis == 0 { columns } else { rows };
     let text = format!(

@@ -1,4 +1,4 @@
-//! An index out of range is an error with the op, its line, the index and the axis, fused or not; and a session goes on after it.
+//! An index out of range is an error that names the op, its line, the index and the axis, fused or not; the session stays usable.
 #[allow(dead_code)]
 #[path = "../examples/indices.rs"]
 mod example;
@@ -8,7 +8,7 @@ fn the_host_refuses_indices_out_of_range() {
     assert_eq!(example::check(kiln::DeviceKind::Cpu), Ok(7 * 2 * 3));
 }
 
-/// Code and runtime agree on what a record says.
+/// Generated code and runtime agree on the encoding of fault records.
 #[test]
 fn faults_are_read_as_they_are_written() {
     for (site, index) in [(0, 0), (4, -1), (70, 30522), (1000, i64::from(i32::MAX) + 1)] {
@@ -17,7 +17,7 @@ fn faults_are_read_as_they_are_written() {
     }
 }
 
-/// Random inputs are indices of whatever table they are for.
+/// Random inputs that are indices are in range of their table.
 #[test]
 fn random_inputs_fit_a_table_of_one_row() {
     let text =

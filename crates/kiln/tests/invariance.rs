@@ -1,4 +1,4 @@
-//! Batch-invariant plans: on the host, rows of 1, 2, 8, 64 and 512 have the same bytes.
+//! Batch-invariant plans on the host: a row has the same bytes in batches of 1, 2, 8, 64 and 512 rows.
 use kiln::{Contract, Numerics, Target, trial::invariance};
 use kiln_runtime::{Device, HostDevice};
 
@@ -14,9 +14,9 @@ fn a_rows_bytes_do_not_depend_on_the_batch() {
     }
 }
 
-/// The check finds what it looks for: plans that are not invariant differ.
+/// The check detects plans that are not batch-invariant.
 #[test]
 fn other_plans_differ() {
     let found = invariance::check(&host(), Target::Cpu, Contract::default(), &[1, 8, 64]);
-    assert!(found.is_err_and(|e| e.contains("is another in")));
+    assert!(found.is_err_and(|e| e.contains("differs between batches")));
 }

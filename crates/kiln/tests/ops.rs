@@ -1,4 +1,4 @@
-//! Every op on every element type against libtorch's eager operators: the interpreter, host code, and the programs that PTX is made of.
+//! Every op on every element type against libtorch's eager operators: by the interpreter, host code, and the block programs for GPUs.
 use kiln::trial::near::{self, Wanted};
 use kiln::trial::{ops, ops::Case, pack::wanted, programs};
 use kiln::{CompileOptions, DType, Model, Target, Tensor, Torch, compile::CompiledCode, compile::open_device};
@@ -11,7 +11,7 @@ fn torch() -> Torch {
         .unwrap_or_else(|e| panic!("this test compares with libtorch: run scripts/setup and scripts/test\n{e}"))
 }
 
-/// Every part-th case by `f`, against libtorch; all failures together.
+/// Runs one of `parts` shares of the cases by `f`, compares with libtorch, and reports all failures together.
 fn against_torch(f: impl Fn(&Case) -> Result<Vec<Tensor>, String> + Sync, part: usize, parts: usize) {
     let torch = torch();
     let cases = ops::cases().unwrap();
@@ -55,7 +55,7 @@ fn by_host_code(case: &Case) -> Result<Vec<Tensor>, String> {
     let session = compiled.session_in(&device).map_err(|e| e.to_string())?;
     session.run(&case.inputs).map_err(|e| e.to_string())
 }
-/// What GPUs have no program for: the graph interpreter runs it, and `explain` says so.
+/// Cases without a GPU program, which the graph interpreter runs.
 const NO_PROGRAMS: [&str; 7] =
     ["sin f64", "cos f64", "tan f64", "floor_div f64", "remainder f64", "fmod f64", "attention f64"];
 
@@ -91,7 +91,7 @@ fn gpu_programs_are_libtorch_2() {
     against_torch(by_gpu_programs, 1, 2);
 }
 
-/// What is expected to be the same for each architecture is its PTX: it assembles, without spills.
+/// The PTX of every case must assemble for the architecture, without warnings.
 fn assembles(target: Target, arch: &str) {
     let ptxas = doctor::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
     let cases = ops::cases().unwrap();
@@ -102,7 +102,7 @@ fn assembles(target: Target, arch: &str) {
                 while let Some(case) = { next.lock().unwrap().next() } {
                     let compiled = kiln::compile(&model(case).unwrap(), &options(target)).unwrap();
                     let CompiledCode::Ptx(all) = &compiled.code else { panic!("{} has no PTX", case.name) };
-                    // What is refused has no text.
+                    // Programs that code generation does not support have no text.
                     for ptx in all.iter().filter(|p| !p.text.is_empty()) {
                         let assembled = facts::assemble(&ptxas, &ptx.text, arch);
                         let fine = assembled.as_ref().is_ok_and(|a| a.warnings.is_empty());
@@ -126,7 +126,7 @@ fn ptx_assembles_for_ada() {
     assembles(Target::Sm89, "sm_89");
 }
 
-/// Tensor cores take each type of f8 by its name, and where there are none for it, as f16.
+/// Matmuls of f8 use the tensor-core instruction of their type, or that of f16 on targets without one for f8.
 #[test]
 fn matmuls_of_f8_assemble() {
     let ptxas = doctor::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");

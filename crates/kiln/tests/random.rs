@@ -1,16 +1,16 @@
-//! Random graphs as users write them: the interpreter in f64, the fused plan's host code and the unfused one agree.
+//! Random graphs on the host: the results of fused and unfused plans agree with the interpreter in f64.
 use kiln::trial::{self, Fault};
 use kiln::{CompileOptions, compile::DeviceKind, compile::open_device};
 use kiln_graph::random::{Scale, case, case_inputs, shrink};
 use std::ops::Range;
 
-/// All failing seeds, the first ones as small graphs.
+/// Reports all failing seeds, the first three with a shrunk graph.
 fn run(seeds: Range<u64>, scale: Scale) {
     let device = open_device(DeviceKind::Cpu, Some(2)).unwrap();
     let ways = [true, false].map(|fuse| CompileOptions { fuse, ..CompileOptions::default() });
     let mut failures = vec![];
     for seed in seeds.clone() {
-        // Op by op is most of the time: every other case.
+        // Unfused plans take most of the time, so only every other case is run with one.
         let ways = &ways[..if seed.is_multiple_of(2) { 2 } else { 1 }];
         let attempt = |g: &kiln::Graph| trial::whole(g, &case_inputs(g, seed), ways, &device);
         let graph = case(seed, scale);
@@ -23,7 +23,7 @@ fn run(seeds: Range<u64>, scale: Scale) {
         if failures.len() < 3 {
             let small = shrink(&graph, |g| attempt(g).is_err_and(|f| f.counts()));
             let now = attempt(&small).err().map(|f| f.to_string()).unwrap_or_default();
-            text += &format!("\nmade small: {now}\n{small}");
+            text += &format!("\nshrunk: {now}\n{small}");
         }
         failures.push(text);
     }
@@ -31,7 +31,7 @@ fn run(seeds: Range<u64>, scale: Scale) {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-// A thousand, in parts that run beside each other.
+// A thousand cases, in parts that run in parallel.
 #[test]
 fn first_cases() {
     run(0..250, Scale::Small);

@@ -1,4 +1,4 @@
-//! Targets and machines: what is compiled for each assembles there, and holds no instruction that it lacks.
+//! Targets and machines: PTX compiled for each assembles there, and has no instruction that the target lacks.
 use kiln::{CompileOptions, Machine, Model, Target, calibrate, compile::CompiledCode, doctor, facts, snapshot};
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ fn graphs() -> Vec<PathBuf> {
     all
 }
 
-/// Instructions that `sm_90` brought.
+/// Instructions that exist only from `sm_90` on.
 const HOPPER: [&str; 11] = [
     "wgmma",
     "setmaxnreg",
@@ -27,7 +27,7 @@ const HOPPER: [&str; 11] = [
     "mbarrier.try_wait",
 ];
 
-/// Compiles every graph for every machine that comes with Kiln but the targets' own on Hopper, which snapshots look at.
+/// Compiles every graph for every built-in GPU description except the H200, which the snapshots cover.
 #[test]
 fn every_graph_assembles_for_every_machine() {
     let ptxas = doctor::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
@@ -62,10 +62,10 @@ fn a_machine_is_of_its_target() {
     let machine = Some(Target::Sm89.machine().clone());
     let options = CompileOptions { target: Target::Sm90a, machine, ..CompileOptions::default() };
     let wrong = kiln::compile(&model, &options).map(|_| ()).expect_err("is refused").to_string();
-    assert_eq!(wrong, "the description of the machine rtx4090 is of sm_89, the target is sm_90a");
+    assert_eq!(wrong, "the machine description rtx4090 is for sm_89, but the target is sm_90a");
 }
 
-/// Descriptions are read back as they were written, by a file's name or their own; those of earlier versions are to be made anew.
+/// Machine descriptions are read from files or by their built-in names; files of earlier versions are refused.
 #[test]
 fn descriptions_are_files_or_names() {
     let folder = tempfile::tempdir().expect("a folder");

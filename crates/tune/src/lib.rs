@@ -1,9 +1,9 @@
-//! Tuning: which of the templates that take a matmul is the fastest on this machine, found by measuring, and kept.
+//! Autotuning: measures which of the templates that apply to a matmul is the fastest on this machine, and stores the result.
 //!
 //! Takes: candidates with predicted times, and a [`Bench`] that compiles and times them. Gives: an [`Outcome`], and a [`Store`] of
 //! such outcomes as text.
-//! Never: makes candidates, knows a device or a clock, reads or writes files. What it finds depends on the bench alone, so a bench
-//! that makes up its times gives the same outcome on every machine.
+//! Never: generates candidates, accesses a device or a clock, reads or writes files. The outcome depends on the bench alone, so a fake
+//! bench with fixed times gives the same outcome on every machine.
 pub mod search;
 pub mod store;
 

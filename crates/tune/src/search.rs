@@ -1,42 +1,42 @@
-//! The search: candidates that the model gives no chance are left out before anything is compiled; the rest is compiled in
-//! parallel and measured in turns, so that a change of the machine's clock meets all of them; those that are clearly slower leave
-//! early. Then the same for the neighbours of the best.
+//! The search. It drops candidates whose predicted time is far above the best before anything is compiled, compiles the others in
+//! parallel, and samples them round-robin, so that a change of the GPU's clock affects all of them; candidates that are clearly slower
+//! are dropped early. Then it does the same for the neighbours of the best.
 use kiln_plan::{Family, Template};
 use rayon::prelude::*;
 
-/// A template, with the microseconds that a model predicts.
+/// A template with the time that the cost model predicts, in microseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Candidate {
     pub template: Template,
     pub us: f64,
 }
 
-/// What compiles and times candidates.
+/// Compiles and times candidates.
 pub trait Bench: Sync {
     /// A compiled candidate; candidates with equal code are measured once.
     type Code: Send + PartialEq;
-    /// Candidates that are ready to run.
+    /// Loaded candidates, ready to run.
     type Ready;
-    /// Compiles one; called from several threads. The error says why the template does not take the matmul.
+    /// Compiles one; called from several threads. The error says why the template does not apply to the matmul.
     fn compile(&self, template: Template) -> Result<Self::Code, String>;
-    /// Makes candidates ready, in their order.
+    /// Loads candidates, in their order.
     fn load(&mut self, codes: Vec<Self::Code>) -> Result<Self::Ready, String>;
-    /// Microseconds of the n-th of those made ready.
+    /// One sample of the n-th loaded candidate, in microseconds.
     fn sample(&mut self, ready: &mut Self::Ready, n: usize) -> Result<f64, String>;
 }
 
 /// How much is tried.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Budget {
-    /// Candidates compiled in the first round; as many neighbours follow at most.
+    /// Most candidates compiled in the first pass, and again in the pass over the neighbours of the best.
     pub most: usize,
     /// Candidates predicted to take more than this many times the least prediction are left out.
     pub factor: f64,
-    /// Samples of each candidate that stays.
+    /// Samples of each candidate that is not dropped.
     pub rounds: usize,
-    /// A candidate leaves when its fastest sample is slower than the best median by this factor.
+    /// A candidate is dropped when its fastest sample is slower than the best median by this factor.
     pub slower: f64,
-    /// What the best must gain over the choice without tuning to be taken instead.
+    /// Speedup over the untuned default that the best needs to replace it.
     pub gain: f64,
 }
 impl Default for Budget {
@@ -45,18 +45,18 @@ impl Default for Budget {
     }
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Outcome {
     pub best: Template,
     /// Median of its samples.
     pub us: f64,
-    /// The choice without tuning, and its median in the same rounds.
+    /// The template chosen without tuning, and its median in the same rounds.
     pub default: Template,
     pub default_us: f64,
-    /// Candidates that there were.
+    /// Number of candidates given.
     pub candidates: usize,
-    /// Those that were measured, in both rounds.
+    /// Templates that were measured, in both passes.
     pub measured: Vec<Timed>,
 }
 
@@ -68,7 +68,7 @@ pub struct Timed {
     pub samples: usize,
 }
 
-/// Where a search stands.
+/// Progress of a search.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Progress {
     /// Samples taken, of those expected.
@@ -77,7 +77,7 @@ pub struct Progress {
     pub best: Option<(Template, f64)>,
 }
 
-/// The fastest of `candidates`, the first of which is the choice without tuning, and of the best one's `neighbours`.
+/// The fastest of `candidates`, the first of which is the untuned default, and of the `neighbours` of the best of them.
 pub fn search<B: Bench>(
     bench: &mut B,
     candidates: &[Candidate],
@@ -93,7 +93,7 @@ pub fn search<B: Bench>(
     // Invariant: `measure` gives a median for the first of its list, or fails.
     let mut default_us = medians[0].us;
     if !near.is_empty() {
-        // The best so far goes first, and is measured again beside them.
+        // The best so far goes first and is measured again together with its neighbours.
         let list = [vec![best.template, default], near].concat();
         let second = measure(bench, list[..list.len().min(budget.most)].to_vec(), budget, progress)?;
         best = second.best;
@@ -105,10 +105,11 @@ pub fn search<B: Bench>(
     Ok(Outcome { best: template, us, default, default_us, candidates: candidates.len(), measured: medians })
 }
 
-/// The default, and those with a chance; a library, which the model knows least of, before others.
+/// The default and the candidates predicted to be close to the best; those of the library, which the model predicts least reliably, come
+/// first.
 fn promising(candidates: &[Candidate], budget: &Budget) -> Vec<Template> {
     let least = candidates.iter().map(|c| c.us).fold(f64::INFINITY, f64::min);
-    // Invariant: `search` found a first one.
+    // Invariant: `search` checked that there is a first candidate.
     let (default, rest) = candidates.split_at(1);
     let mut rest: Vec<&Candidate> = rest.iter().filter(|c| c.us <= least * budget.factor).collect();
     let own = |c: &Candidate| c.template.family != Family::Library;
@@ -124,7 +125,7 @@ struct Measured {
     medians: Vec<Timed>,
 }
 
-/// Compiles and measures a list. Its first must work; others that do not are left out.
+/// Compiles and measures a list. The first must compile; others that do not are left out.
 fn measure<B: Bench>(
     bench: &mut B,
     list: Vec<Template>,
@@ -145,16 +146,16 @@ fn measure<B: Bench>(
     }
     let mut ready = bench.load(codes)?;
     let mut samples: Vec<Vec<f64>> = vec![vec![]; templates.len()];
-    // One sample each to warm up, of which nothing is kept.
+    // One discarded sample each as warm-up.
     for n in 0..templates.len() {
         bench.sample(&mut ready, n)?;
     }
-    let mut staying: Vec<usize> = (0..templates.len()).collect();
+    let mut remaining: Vec<usize> = (0..templates.len()).collect();
     for round in 0..budget.rounds {
-        for &n in &staying {
+        for &n in &remaining {
             samples[n].push(bench.sample(&mut ready, n)?);
         }
-        let best = best(&samples, &staying);
+        let best = best(&samples, &remaining);
         progress(Progress {
             done: round + 1,
             of: budget.rounds,
@@ -163,17 +164,17 @@ fn measure<B: Bench>(
         if let Some(best) = best.filter(|_| round >= 1) {
             let limit = median(&samples[best]) * budget.slower;
             let fastest = |n: usize| samples[n].iter().copied().fold(f64::INFINITY, f64::min);
-            // The first stays as the measure of the others.
-            staying.retain(|&n| n == 0 || fastest(n) <= limit);
+            // The first is never dropped: the others are compared with it.
+            remaining.retain(|&n| n == 0 || fastest(n) <= limit);
         }
     }
-    let n = best(&samples, &staying).ok_or("nothing was measured")?;
+    let n = best(&samples, &remaining).ok_or("nothing was measured")?;
     let timed = |(t, s): (&Template, &Vec<f64>)| Timed { template: *t, us: median(s), samples: s.len() };
     let medians: Vec<Timed> = templates.iter().zip(&samples).map(timed).collect();
     Ok(Measured { best: medians[n], tried: list, medians })
 }
 
-/// The one with the least median; of equals the first.
+/// The candidate with the least median; the first of equals.
 fn best(samples: &[Vec<f64>], among: &[usize]) -> Option<usize> {
     among.iter().copied().min_by(|a, b| median(&samples[*a]).total_cmp(&median(&samples[*b])))
 }
@@ -193,7 +194,7 @@ mod tests {
     use super::*;
     use std::{collections::BTreeMap, sync::Mutex};
 
-    /// Times that are made up: a base for each template, and a wave over the samples that slows all of them now and then.
+    /// A bench with fixed times: one per template, and a periodic slowdown by `wave` of all of them.
     #[derive(Default)]
     struct Fake {
         us: BTreeMap<String, f64>,

@@ -1,20 +1,20 @@
-//! What was measured, as text that a later compilation reads: one entry for each problem, machine and compiler.
+//! The store of measurements, as JSON text that later compilations read: one entry for each problem, machine and compiler version.
 //!
-//! An entry is a claim to be checked: whoever uses one lowers the kernel with its template and goes without where that fails.
+//! Entries are not trusted: whoever uses one lowers the kernel with its template, and ignores the entry if lowering refuses.
 use kiln_plan::Template;
 use serde::{Deserialize, Serialize};
 
-/// Version of the text. Others are not read.
+/// Version of the text format. Other versions are refused.
 pub const VERSION: u32 = 1;
 
-/// A machine: what it is called by its driver, and what code is generated for.
+/// A machine: the device name that its driver reports, and the target of its code.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Machine {
     pub device: String,
     pub target: String,
 }
 
-/// What a measurement holds for.
+/// What a measurement is valid for.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Key {
     /// The kernel's body without names: shapes, dtypes, which axes are contiguous, prologue and epilogue.
@@ -30,18 +30,18 @@ pub struct Key {
 pub struct Entry {
     #[serde(flatten)]
     pub key: Key,
-    /// As constraints write it.
+    /// In the syntax of constraints files.
     pub template: String,
     /// Median microseconds.
     pub us: f64,
-    /// What is chosen without the store, and its median in the same rounds.
+    /// The template chosen without the store, and its median in the same rounds.
     pub default: String,
     pub default_us: f64,
     /// Candidates that were compiled and measured.
     pub measured: usize,
 }
 
-/// What a store has for a problem.
+/// Result of looking up a problem in a store.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Found<'a> {
     Entry(&'a Entry, Template),
@@ -54,7 +54,7 @@ pub enum Found<'a> {
 pub enum StoreError {
     #[error("it is damaged at line {line}: {what}")]
     Damaged { line: usize, what: String },
-    #[error("it is of version {0}, and this Kiln reads version {VERSION}")]
+    #[error("it has format version {0}, but this Kiln reads version {VERSION}")]
     Version(u64),
 }
 
@@ -86,23 +86,23 @@ impl Store {
         file.entries.into_iter().for_each(|e| store.put(e));
         Ok(store)
     }
-    /// As [`Store::parse`] reads it. The same entries give the same text, in whatever order they came.
+    /// The text form, which [`Store::parse`] reads. The same entries give the same text, in whatever order they were added.
     pub fn text(&self) -> String {
         let file = File { kiln_measurements: u64::from(VERSION), entries: &self.entries };
-        // Invariant: strings and finite numbers, which JSON has.
+        // Invariant: only strings and finite numbers, which JSON can represent.
         serde_json::to_string_pretty(&file).map(|t| t + "\n").unwrap_or_default()
     }
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
-    /// Adds an entry in place of one with the same key.
+    /// Adds an entry, replacing one with the same key.
     pub fn put(&mut self, entry: Entry) {
         match self.entries.binary_search_by(|e| e.key.cmp(&entry.key)) {
             Ok(i) => self.entries[i] = entry,
             Err(i) => self.entries.insert(i, entry),
         }
     }
-    /// The entry of exactly this key; of another compiler's, that it is there.
+    /// The entry of exactly this key. An entry that differs only in the compiler version is reported as useless.
     pub fn find(&self, key: &Key) -> Found<'_> {
         if let Ok(i) = self.entries.binary_search_by(|e| e.key.cmp(key)) {
             let entry = &self.entries[i];
@@ -119,8 +119,7 @@ impl Store {
             None => Found::Nothing,
         }
     }
-    /// The machine of this target whose entries a compilation for no machine in particular uses: `usual` if it is there, else
-    /// the first by name.
+    /// The machine of this target whose entries a compilation without a device uses: `usual` if the store has it, else the first by name.
     pub fn machine(&self, target: &str, usual: &str) -> Option<&Machine> {
         let mut all = self.entries.iter().map(|e| &e.key.machine).filter(|m| m.target == target);
         let first = all.clone().min();
@@ -128,7 +127,7 @@ impl Store {
     }
 }
 
-/// Without the place, which is given apart.
+/// The message without its position, which is reported separately.
 fn plain(e: &serde_json::Error) -> String {
     let text = e.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_string()

@@ -1,7 +1,7 @@
-//! Circles of imports inside a crate: modules that use each other, each of which can only be read with the other in mind. A module and
-//! those inside it may use each other: a parent calls its children, which stand on what the parent holds.
+//! Checks for circular imports inside a crate: modules that use each other and can only be understood together. A module and its submodules
+//! may use each other: a parent calls its children, and these use what the parent defines.
 //!
-//! Imports are read from the text: `use` items, and paths that begin with `crate` or `super`, followed through `pub use`.
+//! Imports are read from the source text: `use` items, and paths that begin with `crate` or `super`, resolved through `pub use`.
 mod paths;
 
 use std::{
@@ -9,14 +9,14 @@ use std::{
     path::Path,
 };
 
-/// Crates that are not yet free of circles, and the module that these lie in; empty: anywhere.
+/// Crates that still have cycles, and the module that contains these; empty: anywhere in the crate.
 const NOT_YET: &[(&str, &str)] =
     &[("kiln-codegen", "nvptx::math"), ("kiln-graph", ""), ("kiln-lower", ""), ("kiln-rewrite", "")];
 
-/// Modules by their path (`host::nest`; the crate's root is empty), and those they use.
+/// Modules by path (`host::nest`; empty for the crate's root), and the modules each uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// Number of crates without a circle; or the circles of others that should have none, and crates named as having some that have none.
+/// Number of crates without a cycle; or the cycles in crates that should have none, and entries of [`NOT_YET`] that are obsolete.
 pub fn check(packages: &[crate::metadata::Package]) -> Result<usize, Vec<String>> {
     let (mut free, mut problems) = (0, vec![]);
     for p in packages {
@@ -26,16 +26,17 @@ pub fn check(packages: &[crate::metadata::Package]) -> Result<usize, Vec<String>
         let (known, new): (Vec<_>, Vec<_>) = circles(&uses(&files)).into_iter().partition(is_known);
         free += usize::from(known.is_empty() && new.is_empty());
         if place.is_some() && known.is_empty() {
-            problems.push(format!("{} has no circle there any more; remove it from NOT_YET", p.name));
+            problems.push(format!("{} has no circular imports there any more; remove it from NOT_YET", p.name));
         }
-        let said =
-            |c: Vec<String>| format!("in {} modules use each other: {}; move what they share", p.name, c.join(", "));
+        let said = |c: Vec<String>| {
+            format!("circular imports in {}: {}; move what they share into its own module", p.name, c.join(", "))
+        };
         problems.extend(new.into_iter().map(said));
     }
     if problems.is_empty() { Ok(free) } else { Err(problems) }
 }
 
-/// Text of each module, without what only tests have.
+/// Source text of each module.
 fn sources(src: &Path) -> std::io::Result<BTreeMap<String, String>> {
     let (mut files, mut folders) = (BTreeMap::new(), vec![src.to_path_buf()]);
     while let Some(folder) = folders.pop() {
@@ -55,11 +56,11 @@ fn sources(src: &Path) -> std::io::Result<BTreeMap<String, String>> {
     Ok(files)
 }
 
-/// What each module uses, but for modules that it is in or that are in it.
+/// The modules that each module uses, except its parents and its submodules.
 fn uses(files: &BTreeMap<String, String>) -> Uses {
     let read: BTreeMap<&str, paths::Paths> = files.iter().map(|(m, t)| (m.as_str(), paths::read(t))).collect();
     let known = |m: &str| files.contains_key(m);
-    // By module and name: where `pub use` has it from.
+    // Re-exports: from a module and a name in it to the module and name that `pub use` points to.
     let mut given = BTreeMap::new();
     for (module, paths) in &read {
         for (name, path) in &paths.given {
@@ -71,7 +72,7 @@ fn uses(files: &BTreeMap<String, String>) -> Uses {
         let into = all.entry(module.to_string()).or_default();
         for path in &paths.used {
             let Some((mut to, mut item)) = resolve(module, path, &known) else { continue };
-            // A name may be passed on a few times, and two modules might pass it to each other.
+            // A name may be re-exported several times; the bound ends the loop if two modules re-export it from each other.
             for _ in 0..files.len() {
                 let Some(next) = given.get(&(to.clone(), item.clone())).filter(|n| n.0 != to) else { break };
                 (to, item) = next.clone();
@@ -88,7 +89,7 @@ fn inside(a: &str, b: &str) -> bool {
     b.is_empty() || a == b || a.strip_prefix(b).is_some_and(|rest| rest.starts_with("::"))
 }
 
-/// The module that a path in `module` leads to, and the name it has there; nothing for other crates.
+/// The module that a path in `module` points into, and the item's name there; `None` for paths into other crates.
 fn resolve(module: &str, path: &[String], known: &dyn Fn(&str) -> bool) -> Option<(String, String)> {
     let mut at: Vec<&str> = module.split("::").filter(|s| !s.is_empty()).collect();
     let mut rest = path.iter().map(String::as_str).peekable();
@@ -112,7 +113,7 @@ fn resolve(module: &str, path: &[String], known: &dyn Fn(&str) -> bool) -> Optio
     Some((at.join("::"), rest.next().unwrap_or_default().to_string()))
 }
 
-/// Groups of modules each of which reaches all others.
+/// The strongly connected components with a cycle: groups of modules each of which reaches all others.
 fn circles(uses: &Uses) -> Vec<Vec<String>> {
     let reach = |from: &String| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
@@ -157,7 +158,7 @@ mod tests {
         assert_eq!(found(&files), [["a", "b"]]);
     }
 
-    /// A parent and its children, comments and tests.
+    /// A parent and its children may use each other; comments and tests do not count.
     #[test]
     fn what_is_no_circle_is_not_one() {
         assert!(found(&[("a", "mod c; use c::C;"), ("a::c", "use super::A; use crate::a::B;")]).is_empty());

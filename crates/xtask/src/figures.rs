@@ -1,17 +1,17 @@
-//! Figures of hardware stand in crates/machine alone: a plan for one GPU has nothing of another.
+//! Checks that hardware constants occur in crates/machine alone, so that a plan for one GPU uses no constant of another.
 use std::path::{Path, PathBuf};
 
-/// What says that a figure is some GPU's: multiprocessors of an H100 or H200 and their multiples, its clock in MHz and Hz, bytes of a
-/// block's shared memory; and names of constants that held such figures.
+/// Tokens that betray a constant of some GPU: the number of multiprocessors of an H100 or H200 and its multiples, the clock in MHz and Hz,
+/// a block's shared memory in bytes; and names of constants that held such values.
 const WORDS: [&str; 11] =
     ["132", "264", "528", "1056", "1755", "1755e6", "232448", "166912", "101376", "PROCESSORS", "CLOCK"];
-/// The same of figures that are several words, without spaces.
+/// The same for constants written as expressions, without spaces.
 const TERMS: [&str; 7] = ["1.755e9", "227<<10", "227*1024", "163<<10", "163*1024", "99<<10", "99*1024"];
 
-/// Elementary functions have coefficients, which may be any number.
+/// Modules of elementary functions, whose coefficients may be any number, are skipped.
 const FUNCTIONS: [&str; 2] = ["math", "special"];
 
-/// Number of source files looked at, or every line with a figure. `crates`: those that may ask crates/machine.
+/// Number of source files checked, or every line with such a constant. `crates`: those that depend on crates/machine.
 pub fn check(crates: &[PathBuf]) -> Result<usize, Vec<String>> {
     let (mut count, mut problems) = (0, vec![]);
     for folder in crates.iter().map(|c| c.join("src")) {
@@ -26,7 +26,7 @@ pub fn check(crates: &[PathBuf]) -> Result<usize, Vec<String>> {
                 Ok(text) => problems.extend(found(&text).map(|(line, what)| {
                     let file = file.display();
                     format!(
-                        "{file}:{line}: `{what}` is a figure of hardware; put it into crates/machine and ask for it"
+                        "{file}:{line}: `{what}` is a hardware constant; move it to crates/machine and read it from there"
                     )
                 })),
                 Err(e) => problems.push(format!("cannot read {}: {e}", file.display())),
@@ -36,7 +36,7 @@ pub fn check(crates: &[PathBuf]) -> Result<usize, Vec<String>> {
     if problems.is_empty() { Ok(count) } else { Err(problems) }
 }
 
-/// Rust files of a folder, those of tests and elementary functions left out.
+/// Rust files of a folder, except tests and elementary functions.
 fn sources(folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -52,7 +52,7 @@ fn sources(folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Lines, from 1, with figures, up to a file's tests, its only module with a body. Comments may speak of figures, and messages.
+/// Line numbers, from 1, and constants found, up to the file's test module (the only module with a body). Comments and strings are ignored.
 fn found(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
     let code = text.lines().take_while(|l| !l.starts_with("mod ") || !l.ends_with('{'));
     code.enumerate().filter_map(|(n, line)| Some((n + 1, figure(&bare(line))?)))
@@ -68,7 +68,7 @@ fn figure(code: &str) -> Option<&'static str> {
     WORDS.iter().find(has).or_else(|| TERMS.iter().find(term)).copied()
 }
 
-/// A line without its comment and without what stands in quotes.
+/// A line without its comment and without string literals.
 fn bare(line: &str) -> String {
     let (mut out, mut quoted, mut last) = (String::new(), false, ' ');
     for c in line.chars() {

@@ -1,10 +1,9 @@
-//! What dependencies ask of who uses them: licences against the `licenses.allow` of deny.toml, sources (registries only, as deny.toml
-//! says), and versions (none may be `*`). It reads `cargo metadata` alone, so it needs no network and no other tool; advisories are for
-//! `cargo deny`.
+//! Checks dependencies: licences against `licenses.allow` of deny.toml, sources (registries only, as deny.toml says), and versions (none
+//! may be `*`). Reads only `cargo metadata`, so it needs no network and no other tool; security advisories are checked by `cargo deny`.
 use crate::metadata::Metadata;
 use std::collections::BTreeSet;
 
-/// Number of packages held against the list, or what is wrong with some.
+/// Number of packages checked, or the problems found.
 pub fn check(metadata: &Metadata, deny: &str) -> Result<usize, Vec<String>> {
     let allow = allowed(deny).map_err(|e| vec![e])?;
     let (mut problems, mut used) = (vec![], BTreeSet::new());
@@ -52,7 +51,7 @@ impl Licence {
         let spaced = text.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
         let mut words = spaced.split_whitespace().peekable();
         let licence = any(&mut words)?;
-        words.next().map_or(Ok(licence), |w| Err(format!("`{w}` is one word too many")))
+        words.next().map_or(Ok(licence), |w| Err(format!("unexpected `{w}`")))
     }
     fn met(&self, allow: &BTreeSet<String>) -> bool {
         match self {
@@ -71,7 +70,7 @@ impl Licence {
 
 type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 
-/// `a OR b`: of all operators the one that binds least.
+/// `a OR b`, the operator with the lowest precedence.
 fn any(words: &mut Words) -> Result<Licence, String> {
     let mut list = vec![all(words)?];
     while words.next_if_eq(&"OR").is_some() {

@@ -1,7 +1,7 @@
-//! `cargo run -p kiln-xtask -- deps`: checks `cargo metadata` against ARCHITECTURE.md's table: which crate may depend on which, and
-//! which one alone may use tch, egg, inkwell and cudarc. Development dependencies are free.
-//! `-- tests`: that each crate's tests are one program, and that figures of hardware stand in crates/machine alone.
-//! `-- licences`: that dependencies are under licences that deny.toml allows. `-- circles`: that modules of a crate do not use each other.
+//! Repository checks. `cargo run -p kiln-xtask -- deps` compares `cargo metadata` with the table in ARCHITECTURE.md: which crate may depend
+//! on which, and which single crate may use tch, egg, inkwell and cudarc. Development dependencies are not restricted.
+//! `-- tests`: each crate's tests are one program, and hardware constants occur in crates/machine alone.
+//! `-- licences`: dependencies are under licences that deny.toml allows. `-- circles`: modules of a crate have no circular imports.
 mod circles;
 mod figures;
 mod licences;
@@ -16,12 +16,12 @@ use table::Table;
 
 fn main() -> ExitCode {
     let done = match std::env::args().nth(1).as_deref() {
-        Some("deps") => check().map(|n| format!("{n} crates depend on each other as the table says")),
+        Some("deps") => check().map(|n| format!("{n} crates depend on each other as the table allows")),
         Some("tests") => check_tests().map(|(tests, sources)| {
-            format!("{tests} files of tests are named where they have to be, {sources} of sources ask crates/machine for figures")
+            format!("{tests} test files are named in their main.rs, {sources} source files hold no hardware constants")
         }),
         Some("licences") => check_licences().map(|n| format!("{n} packages are under licences that deny.toml allows")),
-        Some("circles") => check_circles().map(|n| format!("{n} crates have no circle of imports")),
+        Some("circles") => check_circles().map(|n| format!("{n} crates have no circular imports")),
         _ => {
             eprintln!("usage: cargo run -p kiln-xtask -- deps|tests|licences|circles");
             return ExitCode::from(2);
@@ -54,7 +54,7 @@ fn check_circles() -> Result<usize, Vec<String>> {
     circles::check(&Metadata::workspace().map_err(|e| vec![e])?.packages)
 }
 
-/// Number of crates checked, or every breach of the table.
+/// Number of crates checked, or every violation of the table.
 fn check() -> Result<usize, Vec<String>> {
     let metadata = Metadata::workspace().map_err(|e| vec![e])?;
     let packages: BTreeMap<&str, &Package> = metadata.packages.iter().map(|p| (p.name.as_str(), p)).collect();
@@ -66,7 +66,7 @@ fn check() -> Result<usize, Vec<String>> {
     let mut problems: Vec<String> = table
         .folders()
         .filter(|f| !by_folder.contains_key(*f))
-        .map(|f| format!("ARCHITECTURE.md's table has {f}, where no crate is"))
+        .map(|f| format!("ARCHITECTURE.md's table lists {f}, which is not a crate"))
         .collect();
     for (name, package) in &packages {
         let own = folder(package);
@@ -93,7 +93,7 @@ mod checks {
         super::check_tests().unwrap_or_else(|problems| panic!("{}", problems.join("\n")));
     }
 
-    /// A file beside `main.rs` that it does not name, and a crate with two programs.
+    /// A file next to `main.rs` that it does not name, and a crate with two test programs.
     #[test]
     fn files_that_never_run_are_found() {
         let folder = std::env::temp_dir().join(format!("kiln-xtask-{}", std::process::id()));

@@ -1,8 +1,8 @@
-//! What `cargo metadata` says of packages.
+//! Packages and their dependencies, as `cargo metadata` reports them.
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Packages of the workspace, or these and all that they stand on.
+/// Packages of the workspace, or these and all of their dependencies.
 #[derive(Debug, Default)]
 pub struct Metadata {
     pub packages: Vec<Package>,
@@ -15,7 +15,7 @@ pub struct Package {
     pub folder: PathBuf,
     /// An SPDX expression.
     pub license: Option<String>,
-    /// Where it is from; none for packages of the workspace.
+    /// The registry or repository it comes from; `None` for packages of the workspace.
     pub source: Option<String>,
     pub deps: Vec<Dep>,
 }
@@ -23,7 +23,7 @@ pub struct Package {
 #[derive(Debug, Default)]
 pub struct Dep {
     pub name: String,
-    /// A requirement, as `^1.2`; `*` is any.
+    /// A requirement such as `^1.2`; `*` matches any version.
     pub version: String,
     pub from_registry: bool,
     /// For tests, examples and benches only.
@@ -35,7 +35,7 @@ impl Metadata {
     pub fn workspace() -> Result<Metadata, String> {
         read(&["--no-deps"])
     }
-    /// Every package that a build for Linux on x86-64 takes, those of tests and build scripts as well.
+    /// Every package of a build for Linux on x86-64, including those of tests and build scripts.
     pub fn everything() -> Result<Metadata, String> {
         read(&["--filter-platform=x86_64-unknown-linux-gnu", "--locked"])
     }

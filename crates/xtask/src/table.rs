@@ -1,14 +1,14 @@
-//! The table of crates in ARCHITECTURE.md: `| folder | what it is | may depend on |`.
+//! Reads the table of crates in ARCHITECTURE.md: `| folder | what it is | may depend on |`.
 use std::collections::BTreeMap;
 
-/// What the description of a crate says before the names of outside crates that no other may use.
+/// The words in a crate's description that precede the names of external crates which only it may use.
 const SOLE: &str = "only user of ";
 
-/// Crates by their folders.
+/// Allowed dependencies, by crate folder.
 #[derive(Debug, Default)]
 pub struct Table {
     may_use: BTreeMap<String, Vec<String>>,
-    /// Outside crates, and the folder of the only crate that may use each.
+    /// External crates, and the folder of the only crate that may use each.
     sole: BTreeMap<String, String>,
 }
 
@@ -43,7 +43,7 @@ impl Table {
     pub fn may_use(&self, folder: &str) -> Option<&[String]> {
         self.may_use.get(folder).map(Vec::as_slice)
     }
-    /// Folder of the only crate that may use this outside crate.
+    /// Folder of the only crate that may use this external crate.
     pub fn sole_user(&self, outside: &str) -> Option<&str> {
         self.sole.get(outside).map(String::as_str)
     }

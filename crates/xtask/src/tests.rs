@@ -1,8 +1,10 @@
-//! A crate's tests are one program: `tests/main.rs` names every other file as a module. Each program would link all that the crate
-//! stands on, 150 MB where that is LLVM; and a file that nothing names would never run.
+//! Checks that each crate's integration tests are one program: `tests/main.rs` names every other file in `tests/` as a module.
+//!
+//! Every test program links all of the crate's dependencies, 150 MB where LLVM is one of them, so one program per crate links LLVM once.
+//! A file that `main.rs` does not name would never run.
 use std::{collections::BTreeSet, path::Path};
 
-/// Number of test files, or what is wrong: files that `main.rs` does not name, crates with several test programs.
+/// Number of test files, or the problems: files that `main.rs` does not name, crates with several test programs.
 pub fn check(crates: &[std::path::PathBuf]) -> Result<usize, Vec<String>> {
     let (mut count, mut problems) = (0, vec![]);
     for folder in crates.iter().map(|c| c.join("tests")).filter(|f| f.is_dir()) {
@@ -34,7 +36,7 @@ pub fn check(crates: &[std::path::PathBuf]) -> Result<usize, Vec<String>> {
     if problems.is_empty() { Ok(count) } else { Err(problems) }
 }
 
-/// Names of a folder's Rust files, without their ending.
+/// Names of a folder's Rust files, without extension.
 fn sources(folder: &Path) -> std::io::Result<Vec<String>> {
     let mut names = vec![];
     for entry in std::fs::read_dir(folder)? {

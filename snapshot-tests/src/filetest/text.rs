@@ -1,12 +1,12 @@
-//! The part of a text that a file test shows.
+//! Selects and formats the part of a stage's text that a file test shows.
 use std::{collections::HashMap, fmt::Write as _};
 
-/// Longest line of a program's header before it is broken at its parameters.
+/// A program's header that is longer than this is wrapped, one parameter per line.
 const WIDTH: usize = 140;
 
-/// Lines with one of the words (`tma_*`: all words that begin so), with the headers of programs and the blocks around them.
+/// Lines with one of the words (`tma_*`: any word that begins so), with the headers of programs and the blocks that enclose them.
 pub fn only(text: &str, words: &[String]) -> String {
-    // Lines that open a block, and how many of them are shown.
+    // Lines that opened the current blocks, and how many of them are shown.
     let (mut open, mut shown) = (Vec::<&str>::new(), 0);
     let mut out = String::new();
     for line in text.lines() {
@@ -44,7 +44,7 @@ fn has_one(line: &str, words: &[String]) -> bool {
         .any(|token| words.iter().any(|w| w.strip_suffix('*').map_or(token == w, |start| token.starts_with(start))))
 }
 
-/// Values `v7` named in the order in which a block program names them.
+/// Renumbers values such as `v7` in the order of their first occurrence in a block program.
 pub fn renumbered(text: &str) -> String {
     let (mut out, mut names) = (String::new(), HashMap::new());
     for line in text.lines() {
@@ -67,10 +67,10 @@ pub fn renumbered(text: &str) -> String {
     out
 }
 
-/// Names of PTX instructions, one a line; `×n` where one follows itself.
+/// Names of PTX instructions, one per line; `×n` where one repeats n times in a row.
 pub fn instructions(ptx: &str) -> String {
     let mut list: Vec<(&str, usize)> = vec![];
-    // A line of inline assembly has several.
+    // A line of inline assembly has several instructions.
     let all = ptx.lines().filter(|l| l.trim_end().ends_with([';', '}'])).flat_map(|l| l.split(';'));
     for one in all.map(|i| i.trim().trim_start_matches(['{', ' '])).filter(|i| !i.starts_with(['.', '}', '/'])) {
         let one = if one.starts_with('@') { one.split_once(' ').map_or(one, |i| i.1).trim() } else { one };
@@ -86,7 +86,7 @@ pub fn instructions(ptx: &str) -> String {
     list.iter().map(|(name, n)| if *n == 1 { format!("  {name}\n") } else { format!("  {name} ×{n}\n") }).collect()
 }
 
-/// Long headers of programs with a line for each parameter.
+/// Wraps long headers of programs, with one line per parameter.
 pub fn wrapped(text: &str) -> String {
     let line = |l: &str| {
         let long = l.starts_with("kernel @") && l.len() > WIDTH;

@@ -1,4 +1,4 @@
-//! `kiln bench`: one measurement with its page, trace and plot, or a sweep over sizes.
+//! `kiln bench`: one measurement with its page, trace and plot, or a sweep over batch sizes.
 use super::{device, given_or_random, inputs, json, open, options_on};
 use crate::{
     args,
@@ -79,7 +79,7 @@ fn over_sizes(a: &args::Bench, axis: &Axis, options: &BenchOptions, progress: Pr
     written(a, &result.text(render::width()), &result)
 }
 
-/// The text, unless standard output is for the JSON.
+/// Prints the text, unless the JSON goes to standard output.
 fn written(a: &args::Bench, text: &str, result: &impl serde::Serialize) -> Result<(), Error> {
     if a.json.as_ref().is_none_or(|path| path.as_os_str() != "-") {
         render::out(text)?;

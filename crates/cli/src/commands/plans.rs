@@ -1,4 +1,4 @@
-//! Commands about plans without running them: pin, diff, snapshots; and the command line's own papers.
+//! Commands on plans that run nothing: pin, diff, snapshots; and shell completions and man pages.
 use super::{constrained, json, open, options};
 use crate::{
     args::{self, Cli, SnapshotCommand},
@@ -23,7 +23,7 @@ pub fn pin(a: &args::Pin) -> Result<(), Error> {
     render::to(&a.output, &kiln::why::pinned_text(&plan))
 }
 
-/// Status of a comparison: 0 the same, 1 different, 2 trouble.
+/// Exit status of a comparison: 0 if equal, 1 if different, 2 on error.
 fn status(same: Result<bool, Error>) -> ExitCode {
     match same {
         Ok(same) => ExitCode::from(u8::from(!same)),
@@ -62,7 +62,7 @@ fn compare(a: &args::Diff) -> Result<kiln::diff::Diff, Error> {
     Ok(kiln::diff::diff(&before, &after))
 }
 
-/// The plan a file holds, or the one made for the model it holds; `unbound`: under no constraints.
+/// The plan in a file, or the plan made for the model in it. `unbound`: no constraints were given.
 fn plan(
     a: &args::ModelArgs,
     target: Option<kiln::Target>,
@@ -107,9 +107,9 @@ fn snapshots_are_same(command: &SnapshotCommand) -> Result<bool, Error> {
                 continue;
             }
             (State::Missing, true) => format!("new      {}\n", s.name),
-            (State::Missing, false) => format!("missing  {}: `kiln snapshot bless` writes it\n", s.name),
+            (State::Missing, false) => format!("missing  {}: write it with `kiln snapshot bless`\n", s.name),
             (State::Stale, true) => format!("removed  {}\n", s.name),
-            (State::Stale, false) => format!("stale    {}: there is no model of that name\n", s.name),
+            (State::Stale, false) => format!("stale    {}: the folder has no model of that name\n", s.name),
             (State::Changed(_), true) => format!("changed  {}\n", s.name),
             (State::Changed(how), false) => format!("changed  {}\n{how}\n", s.name),
         };

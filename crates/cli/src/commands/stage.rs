@@ -20,13 +20,13 @@ pub fn compile(a: &args::Compile) -> Result<(), Error> {
         let out = a.output.display();
         return Err(Error::usage(
             format!("the stage {name} and the artifact would both be written to {out}"),
-            "give the artifact another name, as -o model.kiln",
+            "give the artifact another name, such as -o model.kiln",
         ));
     }
     let options = constrained(options(&a.model, Some(a.target), true)?, &a.constraints)?;
     let (model, compiled, _) = compiled(&a.model, &options, &progress)?;
     progress.say("writing");
-    // First, so that a stage that the target does not have leaves it.
+    // The artifact is written first: it stays if a stage does not exist for the target.
     kiln::artifact::write(&a.output, &compiled, &model)?;
     match &a.emit_dir {
         Some(folder) => {
@@ -80,7 +80,7 @@ pub fn ptx(a: &args::PtxArgs) -> Result<(), Error> {
     let facts: Vec<kernel::Facts> = facts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
     match &a.json {
         Some(path) => render::to(path, &json(&facts)?),
-        None if facts.is_empty() => render::out("no block program: a library or the interpreter does the work\n"),
+        None if facts.is_empty() => render::out("no block programs: a library or the interpreter runs these kernels\n"),
         None => render::out(&facts.iter().map(kernel::Facts::text).collect::<Vec<_>>().join("\n")),
     }
 }

@@ -1,4 +1,4 @@
-//! `kiln tune`: measures the templates of a model's matmuls, with a bar that shows the best so far.
+//! `kiln tune`: measures templates of a model's matmuls; a progress bar shows the best so far.
 use super::{Place, device, inputs, json, options_on};
 use crate::{
     args::{self, ConstraintArgs, DeviceArgs},
@@ -12,10 +12,11 @@ use kiln::{
 pub fn tune(a: &args::Tune) -> Result<(), Error> {
     let (gpu, place) = gpu(a)?;
     if a.candidates < 2 {
-        return Err(Error::usage(format!("--candidates {} leaves nothing to choose", a.candidates), "give 2 or more"));
+        let what = format!("--candidates {} leaves nothing to choose from", a.candidates);
+        return Err(Error::usage(what, "give 2 or more"));
     }
     let mut store = if a.store.exists() { tune::read(&a.store)? } else { Store::default() };
-    // A store that cannot be written is found before anything is measured.
+    // Fails before anything is measured if the store cannot be written.
     tune::write(&a.store, &store)?;
     let constraints = ConstraintArgs { constraints: a.constraints.clone(), tuned: None, machine: None };
     let options = TuneOptions {
@@ -46,10 +47,10 @@ fn show(progress: &Progress, step: &Step) {
     progress.count(step.at * s.of + s.done, step.of * s.of, &format!("{}{best}", step.kernel));
 }
 
-/// The GPU asked for, or the first one. On the host matmuls have one form.
+/// The GPU requested, or the first one. On the host each matmul has only one implementation.
 fn gpu(a: &args::Tune) -> Result<(usize, Place), Error> {
     let args = DeviceArgs { device: Some(a.device.clone().unwrap_or_else(|| "cuda:0".into())), threads: None };
-    let remedy = "run `kiln tune` on a machine with an NVIDIA GPU; on the cpu matmuls have one form";
+    let remedy = "run `kiln tune` on a machine with an NVIDIA GPU; on the cpu each matmul has only one implementation";
     match device(&args) {
         Ok(place) => match place.device {
             DeviceKind::Cuda(i) => Ok((i, place)),

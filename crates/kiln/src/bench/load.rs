@@ -1,7 +1,7 @@
-//! How much of the processor others took while something was measured: with it, the slower side of a comparison may only have waited.
-//! Linux counts it; elsewhere nothing is known.
+//! Processor time that other processes took during a measurement: under load, the slower side of a comparison may only have waited for a
+//! core. Read from `/proc` on Linux; unknown elsewhere.
 
-/// Clock ticks since the machine started and since this process did.
+/// Clock ticks of all cores since boot (in total, and busy), and of this process since its start.
 pub struct Ticks {
     all: u64,
     busy: u64,
@@ -26,7 +26,7 @@ fn parse(stat: &str, own: &str) -> Option<Ticks> {
     let fields: Vec<u64> = stat.lines().next()?.split_whitespace().skip(1).take(8).flat_map(str::parse).collect();
     let all = fields.iter().sum();
     let idle = fields.get(3)? + fields.get(4)?;
-    // Fields 14 and 15, user and system; the second is a name in brackets that may hold anything.
+    // Fields 14 and 15 are user and system time. Field 2 is the program's name in parentheses, which may contain anything.
     let mut after = own.rsplit_once(')')?.1.split_whitespace().skip(11).flat_map(str::parse::<u64>);
     Some(Ticks { all, busy: all - idle, own: after.next()? + after.next()? })
 }
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_took_is_what_neither_idled_nor_ran_here() {
+    fn time_of_others_is_neither_idle_nor_own_time() {
         let own = |t: u64| format!("1 (a) b) R 0 0 0 0 0 0 0 0 0 0 {t} 5 0 0");
         let start = parse("cpu  100 0 10 800 90 0 0 0\ncpu0 1", &own(10)).expect("reads");
         let end = parse("cpu  200 0 10 890 100 0 0 0\ncpu0 1", &own(60)).expect("reads");

@@ -1,4 +1,4 @@
-//! Measured times by kernel and by module: share of the run, achieved rates, gaps, prediction beside measurement.
+//! Measured times by kernel and by module: share of the run, achieved rates, gaps, predicted times.
 use crate::{Compiled, Error};
 use kiln_graph::Tensor;
 use kiln_graph::ops::Class;
@@ -7,16 +7,16 @@ use kiln_runtime::{RunTrace, Session, TimeOptions};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A kernel's measured time beside its prediction.
+/// A kernel's measured and predicted time.
 #[derive(Clone, Debug, Serialize)]
 pub struct KernelTime {
     /// As in the plan.
     pub name: String,
-    /// Its family, as `gemm`.
+    /// Its family, such as `gemm`.
     pub kind: String,
     /// Module path that all its ops share; may be empty.
     pub module: String,
-    /// `null` for what libtorch runs.
+    /// `null` for fallbacks, which libtorch runs.
     pub predicted_us: Option<f64>,
     /// Median of its runs, in microseconds.
     pub median_us: f64,
@@ -24,15 +24,15 @@ pub struct KernelTime {
     pub p10: f64,
     /// Nine tenths of its runs took at most this, in microseconds.
     pub p90: f64,
-    /// Of the sum over all kernels.
+    /// Share of the sum over all kernels.
     pub share: f64,
-    /// Bytes it reads and writes, by the plan.
+    /// Bytes it reads and writes, according to the plan.
     pub bytes: u64,
-    /// Floating-point operations, by the plan.
+    /// Floating-point operations, according to the plan.
     pub flops: u64,
-    /// 10^9 bytes a second.
+    /// 10^9 bytes per second.
     pub gbps: f64,
-    /// 10^12 operations a second.
+    /// 10^12 operations per second.
     pub tflops: f64,
     /// Microseconds the device waited before it, in a traced run.
     pub gap_us: f64,
@@ -45,25 +45,25 @@ pub struct ModuleTime {
     pub module: String,
     /// Kernels that lie in it.
     pub kernels: usize,
-    /// `null` where a kernel's is.
+    /// `null` if the time of one of its kernels is unknown.
     pub predicted_us: Option<f64>,
     /// Sum of their medians, in microseconds.
     pub median_us: f64,
-    /// Of the sum over all kernels.
+    /// Share of the sum over all kernels.
     pub share: f64,
-    /// Bytes they read and write, by the plan.
+    /// Bytes they read and write, according to the plan.
     pub bytes: u64,
-    /// Floating-point operations, by the plan.
+    /// Floating-point operations, according to the plan.
     pub flops: u64,
-    /// 10^9 bytes a second.
+    /// 10^9 bytes per second.
     pub gbps: f64,
-    /// 10^12 operations a second.
+    /// 10^12 operations per second.
     pub tflops: f64,
     /// Microseconds the device waited before them, in a traced run.
     pub gap_us: f64,
 }
 
-/// Every kernel of a run, timed by itself, with the gaps of `trace`.
+/// Times every kernel of a run by itself; the gaps are those of `trace`.
 pub fn kernels(c: &Compiled, s: &Session, inputs: &[Tensor], trace: &[RunTrace]) -> Result<Vec<KernelTime>, Error> {
     let options = TimeOptions { warmup: 1, runs: 1, min_seconds: 0.0, kernel_runs: 20 };
     let profile = s.time(inputs, options)?;
@@ -94,12 +94,12 @@ pub fn kernels(c: &Compiled, s: &Session, inputs: &[Tensor], trace: &[RunTrace])
         .collect())
 }
 
-/// `amount` over microseconds, in units of `scale` a second.
+/// `amount` over microseconds, in units of `scale` per second.
 fn rate(amount: u64, us: f64, scale: f64) -> f64 {
     amount as f64 / us / scale
 }
 
-/// The median wait before the i-th kernel.
+/// The median idle time before the i-th kernel.
 fn gap(trace: &[RunTrace], i: usize) -> f64 {
     let Some(before) = i.checked_sub(1) else { return 0.0 };
     let one = |t: &RunTrace| Some((t.kernels.get(i)?.start_us - t.kernels.get(before)?.end_us).max(0.0));
@@ -122,11 +122,11 @@ pub fn module(k: &Kernel) -> String {
     common.unwrap_or_default().join(".")
 }
 
-/// Kernels by their module, in the order of their first.
+/// Kernels grouped by module, in the order of each module's first kernel.
 pub fn modules(kernels: &[KernelTime]) -> Vec<ModuleTime> {
     by(kernels, |k| k.module.clone())
 }
-/// The same with the numbers of repeated layers left out (`encoder.layer.*`).
+/// The same with repeated layers grouped together: numbers in paths are replaced by `*` (`encoder.layer.*`).
 pub fn folded(kernels: &[KernelTime]) -> Vec<ModuleTime> {
     let number = |part: &str| if part.parse::<usize>().is_ok() { "*".to_string() } else { part.to_string() };
     by(kernels, |k| k.module.split('.').map(number).collect::<Vec<_>>().join("."))

@@ -1,9 +1,9 @@
-//! What was measured, for a terminal.
+//! Measurements as text for a terminal.
 use super::{BUSY, Bench, KernelTime, ModuleTime, NOISY, Spread, noisy, table};
 use crate::explain::{count, tail, wrapped};
 use std::fmt::Write as _;
 
-/// Modules that the table lists.
+/// Number of modules that the table lists.
 const SHOWN: usize = 16;
 
 /// A row of either table.
@@ -55,11 +55,11 @@ fn rows(t: &mut String, title: &str, list: &[Row], width: usize) {
     }
 }
 
-/// A figure of runs that differed widely.
+/// A figure, marked with `~` if its runs differed widely.
 pub(crate) fn marked(noisy: bool, figure: String) -> String {
     if noisy { format!("~{figure}") } else { figure }
 }
-/// What the mark means, where a table has one.
+/// Explains the mark, for tables that contain one.
 pub(crate) fn mark_means() -> String {
     format!("  ~ noisy: p90 is over {NOISY} times p10; measure again on an idle machine, or for longer (--seconds 5)\n")
 }
@@ -81,7 +81,7 @@ impl Bench {
         }
         if self.others > BUSY {
             let text = format!(
-                "other processes took {:.0} % of the processor; ratios with ~ are of a busy machine",
+                "other processes took {:.0} % of the processor, so ratios marked with ~ are unreliable",
                 100.0 * self.others
             );
             t += &wrapped("  ~ ", &text, width);
@@ -117,7 +117,7 @@ impl Bench {
     fn side(&self, t: &mut String, name: &str, s: &Spread) {
         let ratio = s.median_ms / self.fused.median_ms;
         let spread = format!("(p10 {:.4}, p90 {:.4}, {})", s.p10, s.p90, count(s.runs, "run"));
-        // A ratio is no better than the worse of its two medians.
+        // A ratio is marked if either of its two medians is unreliable.
         let ratio = marked(self.doubtful(s), format!("{ratio:.2}x"));
         let _ =
             writeln!(t, "  {name:8} {:>9} ms {ratio:>6} {spread}", marked(s.noisy(), format!("{:.4}", s.median_ms)));
@@ -159,11 +159,11 @@ mod tests {
     fn ratios_of_noisy_runs_are_marked() {
         let quiet = bench(spread(0.9, 1.0, 1.1), spread(1.9, 2.0, 2.1)).text(100);
         assert!(quiet.contains(" 2.00x") && !quiet.contains('~'), "{quiet}");
-        // Either side's noise spoils the ratio.
+        // Noise in either side marks the ratio.
         let torch = bench(spread(0.9, 1.0, 1.1), spread(1.0, 4534.0, 9000.0)).text(100);
         assert!(torch.contains("~4534.00x") && torch.contains("~ noisy"), "{torch}");
         let fused = bench(spread(0.1, 1.0, 1.1), spread(1.9, 2.0, 2.1)).text(100);
-        // So do threads that wait for other processes, however alike the runs are.
+        // So does load from other processes, however similar the runs are.
         let busy = Bench { others: 0.5, ..bench(spread(0.9, 1.0, 1.1), spread(4533.0, 4534.0, 4535.0)) }.text(100);
         assert!(busy.contains("~4534.00x") && busy.contains("took 50 % of the processor"), "{busy}");
         assert!(fused.contains("~2.00x") && fused.contains("~1.0000 ms"), "{fused}");

@@ -1,4 +1,4 @@
-//! From a compiled model to its report.
+//! Builds the report of a compiled model.
 use super::*;
 use crate::compile::{Compiled, ProgramId};
 use kiln_graph::ops::Class;
@@ -19,26 +19,26 @@ pub fn ops(g: &Graph) -> impl Iterator<Item = ValueId> + '_ {
     g.values().filter(|v| !is_leaf(g.op(*v)))
 }
 
-/// What several kernels' reports ask of the plan.
+/// Tables over the whole plan that the reports of kernels look up.
 struct Facts<'a> {
     plan: &'a Plan,
     graph: &'a Graph,
     /// Names of the kernels that write and read a buffer.
     writers: BTreeMap<BufferId, &'a str>,
     readers: BTreeMap<BufferId, Vec<&'a str>>,
-    /// Names of what kernels write to buffers.
+    /// Names of the values that kernels write to buffers.
     stored: BTreeMap<BufferId, &'a str>,
     results: BTreeSet<BufferId>,
-    /// What is computed, by its unique name: the kernels that do.
+    /// For each computed value, by its unique name, the kernels that compute it.
     homes: BTreeMap<&'a str, Vec<&'a str>>,
     /// Values of the graph that some kernel computes.
     present: BTreeSet<ValueId>,
-    /// By the buffer it is computed from: what rules made of a value that has no name in the graph.
+    /// For each buffer, the values of the graph that a rule computes from it, with the rule's name.
     made_of: BTreeMap<BufferId, Vec<(&'a str, ValueId)>>,
 }
 
 impl Report {
-    /// What became of a model.
+    /// The report of a compiled model.
     pub fn new(c: &Compiled) -> Report {
         let facts = Facts::new(&c.plan, &c.graph);
         let (mut run, mut load, mut fallback_why) = (vec![], vec![], vec![]);
@@ -213,7 +213,7 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// What rules made that this kernel computes, and what stood in its place.
+    /// The values made by rules that this kernel computes, and the ops they replace.
     fn rewrites(&self, k: &Kernel) -> Vec<Rewrite> {
         let half = k.body.values().any(|v| k.body.dtype(v).is_float() && k.body.dtype(v).bytes() == 2);
         let mut out = vec![];
@@ -239,7 +239,7 @@ impl<'a> Facts<'a> {
         }
         out
     }
-    /// The op that the graph has at `v`, and those before it that nothing computes any more.
+    /// The graph's op at `v`, and its operands, transitively, that no kernel computes any more.
     fn replaced(&self, v: ValueId) -> Vec<String> {
         let (mut seen, mut todo) = (BTreeSet::from([v]), self.graph.args(v));
         while let Some(a) = todo.pop() {
@@ -251,7 +251,7 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// Flops per second of an attention on a GPU, as the planner has them.
+/// Flops per second of an attention on a GPU, computed as in the planner.
 fn attention_rate(k: &Kernel, v: ValueId, causal: bool, m: &kiln_machine::Machine) -> f64 {
     let args = k.body.args(v);
     let shape = |i: usize| args.get(i).map_or(&[][..], |&a| k.body.shape(a));
@@ -260,7 +260,7 @@ fn attention_rate(k: &Kernel, v: ValueId, causal: bool, m: &kiln_machine::Machin
     k.cost.matrix_flops as f64 / sizes.seconds(&sizes.tiles(m), m)
 }
 
-/// The template that lowering took, where there was a choice of templates at all.
+/// The template that lowering chose; empty for kernels that have no choice of templates.
 fn template(c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> String {
     let anchored = |v: ValueId| matches!(Class::of(k.body.op(v)), Class::Matmul | Class::Attention | Class::Conv);
     if !k.body.values().any(anchored) || steps.steps.iter().any(|w| matches!(w, Work::Interpret { .. })) {
@@ -271,13 +271,13 @@ fn template(c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> String {
         _ => kiln_lower::template::Part::Library,
     });
     let seen = kiln_lower::template::of(k.kind, programs).bare();
-    // A schedule is named where one was asked for.
+    // The full schedule is named only if one was requested.
     k.reason.template.filter(|t| *t != t.bare()).unwrap_or(seen).to_string()
 }
 
-/// Templates of a matmul on a GPU: those of different tiles, and the library.
+/// Templates of a matmul on a GPU: the best of each tile, and the library.
 fn candidates(c: &Compiled, k: &Kernel) -> Vec<CandidateReport> {
-    /// So many are listed, the library aside.
+    /// Most templates listed, not counting the library.
     const SHOWN: usize = 4;
     let mut seen: Vec<kiln_plan::Template> = vec![];
     let mut all = kiln_lower::candidates(k, c.options.machine());
@@ -287,13 +287,13 @@ fn candidates(c: &Compiled, k: &Kernel) -> Vec<CandidateReport> {
         new
     });
     let listed = |(i, c): (usize, &kiln_lower::Candidate)| i < SHOWN || c.template.family == Family::Library;
-    // To a hundredth: more says nothing.
+    // Rounded to a hundredth; more digits would be meaningless.
     let us = |us: f64| us.is_finite().then(|| (us * 100.0).round() / 100.0);
     let one = |c: &kiln_lower::Candidate| CandidateReport { template: c.template.bare().to_string(), us: us(c.us) };
     all.iter().enumerate().filter(|c| listed(*c)).map(|(_, c)| one(c)).collect()
 }
 
-/// Microseconds that a kernel loses to choices that must not depend on the batch, by the model that makes them.
+/// Predicted cost of batch invariance for a kernel in microseconds: its time minus that with a schedule that may depend on the batch.
 fn invariance_us(c: &Compiled, k: &Kernel) -> Option<f64> {
     if !k.batch_invariant {
         return None;
@@ -312,21 +312,21 @@ fn invariance_us(c: &Compiled, k: &Kernel) -> Option<f64> {
         }
     };
     let lost = us(k)? - us(&free)?;
-    // What the model does not price has no time.
+    // The difference is not finite if the model has no time for the kernel.
     lost.is_finite().then(|| (lost.max(0.0) * 100.0).round() / 100.0)
 }
 
-/// What lowering knows of the plan's contract.
+/// The part of the plan's contract that a kernel carries.
 fn contract(k: &Kernel) -> kiln_plan::Contract {
     kiln_plan::Contract { batch_invariant: k.batch_invariant, ..kiln_plan::Contract::default() }
 }
 
-/// The widest class of its arithmetic and of the rules that made it.
+/// The numerics class of a kernel: the loosest of its arithmetic and of the rules that made it.
 fn class(k: &Kernel) -> Numerics {
     let conv = k.body.values().any(|v| matches!(k.body.op(v), Op::Conv { .. }));
     let matmuls = match k.precision {
         Precision::Exact => Numerics::Exact,
-        // As accurate as f32: another order of summing.
+        // As accurate as f32, with another order of summation.
         Precision::Tf32x3 => Numerics::Torch,
         Precision::Tf32 if conv => Numerics::Torch,
         Precision::Tf32 => Numerics::Fast,
@@ -340,14 +340,14 @@ fn stop(s: &kiln_plan::Stop) -> StopReport {
     StopReport { kernel: s.kernel.clone(), why: s.why.clone(), means: means.into() }
 }
 
-/// One clause a fact.
+/// The reason in one line, one clause per fact.
 fn reason(k: &Kernel) -> String {
     let mut parts = vec![];
     let n = ops(&k.body).filter(|v| !Class::of(k.body.op(*v)).is_free()).count();
     if n > 1 {
         let inner = ops(&k.body).filter(|v| !k.body.outputs.contains(v) && !Class::of(k.body.op(*v)).is_free());
         let saved: u64 = inner.map(|v| 2 * k.body.ty(v).bytes() as u64).sum();
-        parts.push(format!("{n} ops in one pass keep {:.2} MB out of memory", saved as f64 / 1e6));
+        parts.push(format!("fusing {n} ops saves {:.2} MB of memory traffic", saved as f64 / 1e6));
     }
     if !k.reason.rules.is_empty() {
         parts.push(format!("rules: {}", k.reason.rules.join(", ")));
@@ -358,7 +358,7 @@ fn reason(k: &Kernel) -> String {
     if let Some(s) = k.reason.stops.first() {
         let more =
             if k.reason.stops.len() > 1 { format!(" (and {} more)", k.reason.stops.len() - 1) } else { String::new() };
-        parts.push(format!("not with {}: {}{more}", s.kernel, s.why));
+        parts.push(format!("not fused with {}: {}{more}", s.kernel, s.why));
     }
-    if parts.is_empty() { "an op alone".into() } else { parts.join("; ") }
+    if parts.is_empty() { "a single op".into() } else { parts.join("; ") }
 }

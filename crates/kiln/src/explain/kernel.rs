@@ -1,4 +1,4 @@
-//! One kernel in depth.
+//! Text of one kernel in detail (`kiln explain --kernel`).
 use super::wrap::{tail, wrapped};
 use super::*;
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ fn listed(list: &[String], n: usize) -> String {
 }
 
 impl Report {
-    /// One kernel: ops, buffers, time, rules, alternative, and what stopped it from growing.
+    /// One kernel: ops, buffers, time, rules, alternative, and why it was not fused with its neighbours.
     pub fn in_depth(&self, name: &str, width: usize) -> Result<String, Error> {
         let k = self.kernel(name)?;
         let load = self.load_kernels.iter().any(|l| l.name == k.name);
@@ -31,7 +31,7 @@ impl Report {
         };
         let time = match k.predicted_us {
             Some(us) => format!("{us:.2} us ({}), bound by {}", share(us), k.terms.bound),
-            None => "time unknown, as libtorch runs it".to_string(),
+            None => "time unknown, since libtorch runs it".to_string(),
         };
         let mut t = wrapped(
             &format!("{}: ", k.name),
@@ -44,7 +44,7 @@ impl Report {
             width,
         );
         if let Some(us) = k.invariance_us {
-            t += &wrapped("batch-invariant ", &format!("at the cost of {us:.2} us"), width);
+            t += &wrapped("batch invariance ", &format!("costs {us:.2} us (predicted)"), width);
         }
         k.ops_text(&mut t, width);
         k.buffers_text(&mut t, "reads", k.bytes_read, &k.inputs, width);
@@ -70,13 +70,13 @@ impl KernelReport {
             let what = if o.attributes.is_empty() { o.op.clone() } else { format!("{} {}", o.op, o.attributes) };
             let mut text = format!("{what} : {}", o.ty);
             if o.names.first().is_some_and(|n| !n.starts_with('%')) {
-                text += ", made by a rule";
+                text += ", made by a rewrite rule";
             }
             if !place(o).is_empty() {
                 let _ = write!(text, ", {}", place(o));
             }
             if !o.recomputed_in.is_empty() {
-                let _ = write!(text, "; computed in {} too", listed(&o.recomputed_in, o.recomputed));
+                let _ = write!(text, "; also computed in {}", listed(&o.recomputed_in, o.recomputed));
             }
             let name = o.names.first().filter(|n| n.starts_with('%')).map_or("", String::as_str);
             *t += &wrapped(&format!("  {name:6}"), &text, width);
@@ -87,16 +87,16 @@ impl KernelReport {
         for b in list {
             let mut text = format!("{}, {}", tail(&b.name, width.saturating_sub(30).max(24)), b.ty);
             if title == "reads" && !b.written_by.is_empty() {
-                let _ = write!(text, ", from {}", b.written_by);
+                let _ = write!(text, ", written by {}", b.written_by);
             }
             if title == "writes" {
                 let read = if b.read_by.is_empty() {
                     String::new()
                 } else {
-                    format!(", for {}", listed(&b.read_by, b.readers))
+                    format!(", read by {}", listed(&b.read_by, b.readers))
                 };
                 text += &read;
-                text += if b.is_result { ", a result" } else { "" };
+                text += if b.is_result { ", a result of the model" } else { "" };
             }
             *t += &wrapped(&format!("  {:5} {:>10}  ", b.buffer, megabytes(b.bytes)), &text, width);
         }
@@ -120,19 +120,17 @@ impl KernelReport {
     fn reasons_text(&self, t: &mut String, width: usize) {
         if !self.candidates.is_empty() {
             let one = |c: &CandidateReport| {
-                let taken = if c.template == self.template { " (taken)" } else { "" };
+                let chosen = if c.template == self.template { " (chosen)" } else { "" };
                 let us = c.us.map_or(String::new(), |us| format!(" {us:.2} us"));
-                format!("{}{taken}{us}", c.template)
+                format!("{}{chosen}{us}", c.template)
             };
             let all: Vec<String> = self.candidates.iter().map(one).collect();
-            let text = format!("{}: the matmul alone, by a coarse model", all.join("; "));
+            let text = format!("coarse predictions for the matmul alone: {}", all.join("; "));
             *t += &wrapped("templates   ", &text, width);
         }
         match &self.tuning {
             Some(Tuning::Measured { device, us, default_us }) => {
-                let text = format!(
-                    "{us:.2} us measured on {device}; {default_us:.2} us with the template that is taken without measurements"
-                );
+                let text = format!("{us:.2} us measured on {device}; {default_us:.2} us with the default template");
                 *t += &wrapped("tuned       ", &text, width);
             }
             Some(Tuning::Unused { why }) => *t += &wrapped("not tuned   ", why, width),
@@ -144,11 +142,11 @@ impl KernelReport {
         }
         if let (Some(a), Some(us)) = (&self.alternative, self.predicted_us) {
             let more = 100. * (a.us - us) / us.max(1e-12);
-            *t += &wrapped("instead     ", &format!("{}: {:.2} us, {more:+.1} %", a.what, a.us), width);
+            *t += &wrapped("next best   ", &format!("{}: {:.2} us, {more:+.1} %", a.what, a.us), width);
         }
         for s in &self.stops {
             let means = if s.means.is_empty() { String::new() } else { format!(" ({})", s.means) };
-            *t += &wrapped("not with    ", &format!("{}: {}{means}", s.kernel, s.why), width);
+            *t += &wrapped("not fused   ", &format!("with {}: {}{means}", s.kernel, s.why), width);
         }
     }
 }

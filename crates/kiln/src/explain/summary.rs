@@ -1,17 +1,17 @@
-//! The summary that fits a screen, and the table of all kernels.
+//! Text of the summary that fits a screen (`kiln explain`), and of the table of all kernels (`--all`).
 use super::wrap::{tail, wrapped};
 use super::*;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Kinds of kernels that the summary lists.
+/// Number of kinds of kernels that the summary lists.
 const SHOWN: usize = 12;
 
-/// Kernels that are alike: repeated layers.
+/// Kernels with the same name (but for its number) and the same work: those of repeated layers.
 struct Kind<'a> {
     first: &'a KernelReport,
     count: usize,
-    /// Of all of them; unknown where libtorch runs one.
+    /// Predicted time of all of them; `None` if libtorch runs one.
     us: Option<f64>,
 }
 
@@ -20,7 +20,7 @@ fn percent(part: f64, of: f64) -> f64 {
 }
 
 impl Report {
-    /// The summary: ops to kernels, predicted against lower bound, what the search did, what fell back, where the time goes.
+    /// The summary: ops and kernels, predicted time and lower bound, what the search did, fallbacks, and where the time goes.
     pub fn summary(&self, width: usize) -> String {
         let mut t = String::new();
         let s = &self.search;
@@ -70,7 +70,8 @@ impl Report {
             row("invariance", text);
         }
         if !self.load_kernels.is_empty() {
-            row("load", format!("{} more, once, when weights are loaded", count(self.load_kernels.len(), "kernel")));
+            let n = count(self.load_kernels.len(), "additional kernel");
+            row("load", format!("{n}, run once when weights are loaded"));
         }
         if let Some(text) = self.tuned() {
             row("tuned", text);
@@ -89,7 +90,7 @@ impl Report {
         t + &self.kinds_table(width)
     }
 
-    /// What batch invariance costs, the kernels that lose most first.
+    /// The predicted cost of batch invariance, with the kernels that it slows down most.
     fn invariance(&self) -> Option<String> {
         let mut lost: Vec<(&str, f64)> =
             self.kernels.iter().filter_map(|k| Some((&*k.name, k.invariance_us?))).collect();
@@ -101,10 +102,10 @@ impl Report {
         let all = lost.iter().fold(0.0, |all, l| all + l.1);
         let named: Vec<String> = lost.iter().take(3).map(|(name, us)| format!("{name} {us:.2} us")).collect();
         let listed = if named.is_empty() { String::new() } else { format!(": {}", named.join(", ")) };
-        Some(format!("costs {all:.2} us of matmuls and attention{listed}; every op rounds to its type"))
+        Some(format!("costs {all:.2} us in matmuls and attention{listed}; in addition, every op rounds to its type"))
     }
 
-    /// How many kernels' templates were measured, and where, if any.
+    /// How many kernels have measured templates, and on which device; `None` without measurements.
     fn tuned(&self) -> Option<String> {
         let all = || self.kernels.iter().chain(&self.load_kernels).filter_map(|k| k.tuning.as_ref());
         let devices = all().filter_map(|t| match t {
@@ -114,7 +115,7 @@ impl Report {
         let (n, device) = (devices.clone().count(), devices.clone().next());
         let unused = all().count() - n;
         let mut parts = vec![];
-        parts.extend(device.map(|d| format!("{} by measurements on {d}", count(n, "kernel"))));
+        parts.extend(device.map(|d| format!("templates of {} measured on {d}", count(n, "kernel"))));
         if unused > 0 {
             parts.push(format!("measurements of {} are not used; --kernel NAME says why", count(unused, "kernel")));
         }
@@ -129,7 +130,7 @@ impl Report {
             kind.count += 1;
             kind.us = kind.us.zip(k.predicted_us).map(|(all, us)| all + us);
         }
-        // Those of unknown time come last.
+        // Kinds of unknown time come last.
         let known = |k: &Kind| k.us.unwrap_or(f64::NEG_INFINITY);
         let mut list: Vec<Kind> = kinds.into_values().collect();
         list.sort_by(|a, b| known(b).total_cmp(&known(a)).then(a.first.name.cmp(&b.first.name)));
@@ -164,10 +165,11 @@ impl Report {
             let _ = writeln!(t, "{n:>4} {:name$} {:>8} {:>7}{}", "others", "", share(us), left_out(unknown));
         }
         t += "\n";
-        t + &wrapped("", "--kernel NAME: one in depth; --all: every kernel; --why A B, --why-not A B", width)
+        let more = "--kernel NAME: one kernel in detail; --all: every kernel; --why A B, --why-not A B: why they are fused or not";
+        t + &wrapped("", more, width)
     }
 
-    /// Every kernel of a run in launch order, a line each.
+    /// Every kernel of a run in launch order, one line each.
     pub fn table(&self, width: usize) -> String {
         let name =
             self.kernels.iter().map(|k| k.name.len()).max().unwrap_or(0).clamp(6, if width < 90 { 24 } else { 36 });

@@ -1,4 +1,4 @@
-//! Text that fits a terminal's width.
+//! Wraps and shortens text to a terminal's width.
 
 /// `text` broken at spaces to `width` columns; the first line begins with `first`, the others are indented as far, or by 4 if that
 /// leaves no room.
@@ -30,7 +30,7 @@ pub fn wrapped(first: &str, text: &str, width: usize) -> String {
     out
 }
 
-/// At most `width` characters, the end kept: of a path, that is what tells it apart.
+/// Shortens text to `width` characters and keeps its end, which distinguishes paths best.
 pub fn tail(text: &str, width: usize) -> String {
     let n = text.chars().count();
     if n <= width {

@@ -2,7 +2,7 @@
 const data = JSON.parse(document.getElementById('data').textContent);
 const kernels = data.report.kernels;
 const $ = id => document.getElementById(id);
-// Times measured, where the page has any; a kernel that was not timed has none.
+// Measured time of a kernel; undefined if the page has no measurements or the kernel was not timed.
 const measured = i => data.measured?.[i] ?? undefined;
 const us = v => v == null ? 'unknown' : (v >= 1000 ? (v / 1000).toFixed(2) + ' ms' : v.toFixed(2) + ' µs');
 const size = b => (b >= 1e6 ? (b / 1e6).toFixed(2) + ' MB' : b >= 1e3 ? (b / 1e3).toFixed(1) + ' kB' : b + ' B');
@@ -13,7 +13,7 @@ function el(tag, attributes = {}, ...children) {
   e.append(...children);
   return e;
 }
-// Called by a click, and by Enter or Space on what has the focus.
+// Calls `run` on a click, and on Enter or Space when the element has the focus.
 function act(e, run) {
   e.addEventListener('click', run);
   e.addEventListener('keydown', k => { if (k.key === 'Enter' || k.key === ' ') { k.preventDefault(); run(); } });
@@ -23,7 +23,7 @@ let chosen = -1, boxes = [], edges = [], drawn = [];
 const open = new Set();
 const ROW = 30, BOX = 24, LEFT = 74;
 
-// Rows of the drawing: a repeated run of kernels is drawn once, unless it has been unfolded. `at[k]` is the row of kernel k.
+// Rows of the drawing: a repeated sequence of kernels is drawn once unless it is unfolded. `at[k]` is the row of kernel k.
 function rows() {
   const list = [], at = [];
   for (let k = 0; k < kernels.length;) {
@@ -49,13 +49,13 @@ function draw() {
     const [from, to] = [at[a], at[b]], name = from + ':' + to;
     if (from === to || seen.has(name)) continue;
     seen.add(name);
-    // Neighbours are joined straight; others by an arc on the left, wider the further they are apart.
+    // Adjacent rows are joined by a straight line, others by an arc on the left, which is wider the further they are apart.
     const far = Math.min(8 + 7 * Math.sqrt(Math.abs(to - from) - 1), LEFT - 12);
     const d = to === from + 1 ? `M${LEFT + 14} ${y(from) + BOX / 2}V${y(to) - BOX / 2}` : `M${LEFT} ${y(from)}C${LEFT - far * 1.3} ${y(from)} ${LEFT - far * 1.3} ${y(to)} ${LEFT} ${y(to)}`;
     svg.append(el('svg:path', { class: 'edge', d, 'data-from': from, 'data-to': to }));
   }
   const most = Math.max(...kernels.map((k, i) => Math.max(k.predicted_us ?? 0, measured(i) ?? 0)), 1e-9), name = data.measured ? 18 : 30;
-  // Predicted above, measured below, on one scale.
+  // Bars: predicted above, measured below, on one scale.
   const bar = (kind, top, time) => el('svg:rect', { class: kind, x: LEFT + 6, y: top, width: (width - LEFT - 70) * time / most, height: 2 });
   list.forEach(({ kernel, fold, end }, row) => {
     const k = kernels[kernel], top = row * ROW + 6;
@@ -84,7 +84,7 @@ function draw() {
   mark();
 }
 
-// Shows in the drawing what is chosen.
+// Highlights the selected kernel and its edges in the drawing.
 function mark() {
   const row = drawn[chosen];
   boxes.forEach((box, i) => { if ((box.getAttribute('aria-pressed') === 'true') !== (i === row)) box.setAttribute('aria-pressed', i === row); });
@@ -127,7 +127,7 @@ function detail(i) {
   row(list, 'ops', el('code', {}, k.nodes.join(' ')));
   row(list, 'rules', k.rules.join(', '));
   if (k.alternative) row(list, 'next best', `${k.alternative.what}: ${us(k.alternative.us)}`);
-  for (const s of k.stops) row(list, 'not with', link(s.kernel), ': ' + s.why);
+  for (const s of k.stops) row(list, 'not fused with', link(s.kernel), ': ' + s.why);
   row(list, 'reads from', ...near(1, 0));
   row(list, 'read by', ...near(0, 1));
   row(list, 'inputs', x.inputs.join(', '));
@@ -175,7 +175,7 @@ function table() {
   };
 }
 
-// Up and down move along the drawing.
+// Arrow keys up and down move along the drawing.
 $('flow').addEventListener('keydown', e => {
   if (e.key !== 'ArrowDown' && e.key !== 'ArrowUp') return;
   const box = boxes[boxes.indexOf(document.activeElement) + (e.key === 'ArrowDown' ? 1 : -1)];

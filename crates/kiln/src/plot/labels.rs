@@ -1,9 +1,9 @@
-//! Where labels of a plot go, so that none covers another, a point, or the key. Pixels, from the upper left.
+//! Places labels of a plot so that none covers another label, a point, or the legend. Coordinates are pixels from the upper left.
 
-/// Height of a label's letters.
+/// Font size of labels.
 pub const FONT: i32 = 12;
 
-/// A rectangle that is taken.
+/// An occupied rectangle.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Frame {
     pub left: i32,
@@ -23,7 +23,8 @@ impl Frame {
     }
 }
 
-/// Width and height of a text. A viewer takes its own font; letters and digits of sans-serif fonts are 0.6 of their height wide at most.
+/// Upper bound of a text's width and height. The viewer chooses the font; in sans-serif fonts characters are at most 0.6 of their height
+/// wide.
 pub fn text_size(text: &str) -> (i32, i32) {
     (text.chars().count() as i32 * FONT * 3 / 5, FONT + 2)
 }
@@ -40,7 +41,7 @@ impl Labels {
         let plot = Frame { left: from.0, top: from.1, right: to.0, bottom: to.1 };
         Labels { plot, taken: vec![] }
     }
-    /// The first of these corners at which the text is inside the plot and covers nothing.
+    /// Places the text at the first of these corners where it is inside the plot and covers nothing.
     fn place(&mut self, text: String, corners: impl IntoIterator<Item = (i32, i32)>) -> Option<Label> {
         let size = text_size(&text);
         let free = |corner: &(i32, i32)| {
@@ -51,14 +52,14 @@ impl Labels {
         self.taken.push(Frame::at(corner, size));
         Some((text, corner))
     }
-    /// Beside, above or below a point.
+    /// Places a label next to, above or below a point.
     pub fn beside_point(&mut self, text: String, (x, y): (i32, i32)) -> Option<Label> {
         let (w, h) = text_size(&text);
         let near = [(x + 8, y - h / 2), (x - 8 - w, y - h / 2), (x - w / 2, y - 8 - h), (x - w / 2, y + 8)];
         let aside = [(x + 8, y - 6 - h), (x + 8, y + 6), (x - 8 - w, y - 6 - h), (x - 8 - w, y + 6)];
         self.place(text, near.into_iter().chain(aside))
     }
-    /// Along a roof whose end, or start, is at `end`: above the line if that is free, below it, or further along.
+    /// Places a label along a roof whose end, or start, is at `end`: above the line if there is space, else below it, or further along.
     pub fn beside_roof(&mut self, text: String, end: (i32, i32)) -> Option<Label> {
         let (w, h) = text_size(&text);
         let start = (end.0 - w).max(self.plot.left + 4).min(self.plot.right - w);

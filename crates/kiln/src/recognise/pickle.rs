@@ -1,6 +1,6 @@
-//! What a pickle's outermost object is, found without running it: its instructions are read, and none is carried out.
+//! Finds out what a pickle's outermost object is. Only scans the pickle's instructions; never executes any.
 
-/// As much of a pickle as is read: names come first, and a checkpoint's list of tensors is small.
+/// Most bytes of a pickle that are read: names come first, and a checkpoint's list of tensors is small.
 pub const ENOUGH: u64 = 1 << 24;
 
 /// The outermost object.
@@ -13,23 +13,24 @@ pub enum Top {
     /// An `nn.Module`, by its class.
     Module(String),
     Tensor,
-    /// In words.
+    /// Anything else, described in words.
     Other(String),
 }
 
-/// What `torch.save` wrote before zip files: a magic number, a version and the machine, each a pickle, come before the object.
+/// Start of a file of the old (not zip) `torch.save` format: a magic number, a version and the system's properties precede the object, each
+/// as a pickle.
 const LEGACY: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
 
-/// How many pickles come before the object, if a file that starts so holds pickles.
+/// The number of pickles that precede the object, if a file with this start contains pickles.
 pub fn begins(start: &[u8]) -> Option<usize> {
     if start.starts_with(LEGACY) {
         return Some(3);
     }
-    // Protocols 2 to 5 begin with their number, and go on with an instruction that makes an object.
+    // Protocols 2 to 5 begin with their number, followed by an instruction that makes an object.
     matches!(start, [0x80, 2..=5, next, ..] if b"\x95}](c\x8cX\x8a".contains(next)).then_some(0)
 }
 
-/// What matters of an instruction.
+/// The part of an instruction that matters here.
 #[derive(Debug, PartialEq)]
 enum Item<'a> {
     /// A class or function by module and name.
@@ -58,7 +59,7 @@ pub fn top(bytes: &[u8], skip: usize) -> Top {
             Item::End => break,
             Item::Text(t) => texts.push(t),
             Item::Nothing => {}
-            // The first that makes something says what it is.
+            // The first instruction that makes an object determines the result.
             made => {
                 first.get_or_insert(made);
             }
@@ -75,7 +76,7 @@ pub fn top(bytes: &[u8], skip: usize) -> Top {
     }
 }
 
-/// A dict by the texts in it: keys and what is below them.
+/// Classifies a dict by the strings in it, at any depth.
 fn dict(texts: &[&str]) -> Top {
     const KEYS: [&str; 6] = ["state_dict", "model_state_dict", "model_state", "model", "net", "ema"];
     match KEYS.iter().find(|k| texts.contains(k)) {
@@ -87,7 +88,7 @@ fn dict(texts: &[&str]) -> Top {
 
 struct Reader<'a> {
     bytes: &'a [u8],
-    /// The last two texts: where a protocol has its names on the stack, they are a class's.
+    /// The last two strings: the module and name of a class in protocols that take these from the stack.
     last: Vec<&'a str>,
 }
 impl<'a> Reader<'a> {
@@ -96,7 +97,7 @@ impl<'a> Reader<'a> {
         self.bytes = rest;
         Some(head)
     }
-    /// A little-endian number of `n` bytes, and as many bytes as it says.
+    /// A little-endian length of `n` bytes, and that many bytes.
     fn counted(&mut self, n: usize) -> Option<&'a [u8]> {
         let length =
             self.take(n)?.iter().rev().try_fold(0usize, |v, b| v.checked_mul(256)?.checked_add(usize::from(*b)))?;
@@ -115,7 +116,7 @@ impl<'a> Reader<'a> {
         self.last.push(text);
         Some(Item::Text(text))
     }
-    /// One instruction (Python's pickletools lists them); `None` at the end, or where it is none.
+    /// The next instruction (Python's pickletools lists them); `None` at the end or at an unknown one.
     fn next(&mut self) -> Option<Item<'a>> {
         let code = self.take(1)?[0];
         let pass = |bytes: Option<&[u8]>| bytes.map(|_| Item::Nothing);

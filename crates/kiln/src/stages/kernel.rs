@@ -1,4 +1,4 @@
-//! One kernel at a stage, and all of them as files of a folder, named as the report names them.
+//! Prints one kernel at a stage, writes all kernels as files of a folder with the names of the report, and collects facts about PTX.
 use super::Stage;
 use crate::{
     Compiled, Error,
@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
 impl Stage {
-    /// What a line of remarks begins with.
+    /// What a comment line begins with.
     fn remark(self) -> &'static str {
         match self {
             Stage::Ptx => "//",
@@ -21,7 +21,7 @@ impl Stage {
             _ => ";",
         }
     }
-    /// Whether the stage is of every kernel or of the model.
+    /// Whether the stage is printed per kernel rather than for the whole model.
     pub fn is_of_kernels(self) -> bool {
         !matches!(self, Stage::Graph | Stage::Plan)
     }
@@ -39,7 +39,7 @@ pub fn find(c: &Compiled, name: &str) -> Result<usize, Error> {
     })
 }
 
-/// A kernel at a stage: its body as a graph, or its steps in order, those without code as remarks.
+/// A kernel at a stage: its body as a graph, or its steps in order; steps without code become comments.
 pub fn text(c: &Compiled, kernel: usize, stage: Stage) -> Result<String, Error> {
     let k = &c.plan.kernels[kernel];
     if !stage.is_of_kernels() {
@@ -85,11 +85,11 @@ pub(super) fn program(c: &Compiled, id: ProgramId, stage: Stage) -> Result<Strin
         (Stage::Ptx, ..) => Err(Error::usage("the target cpu has no PTX", "add --target sm_90a (or sm_89, sm_80)")),
         (Stage::Asm, None, _) => host::assembly(alone).map_err(failed),
         (Stage::Asm, Some(_), _) => Err(Error::usage(
-            "assembly of a GPU is made by its driver",
-            "take --stage ptx, or --target cpu for this processor's assembly",
+            "the driver generates a GPU's assembly, not Kiln",
+            "use --stage ptx, or --target cpu for this processor's assembly",
         )),
         (Stage::Graph | Stage::Plan, ..) => {
-            Err(Error::usage("a program has no such stage", "take block or a later one"))
+            Err(Error::usage("a block program has no such stage", "use block or a later stage"))
         }
     }
 }
@@ -123,25 +123,25 @@ pub struct Facts {
     pub entry: String,
     /// Blocks along each axis.
     pub grid: [usize; 3],
-    /// Of a block.
+    /// Threads per block.
     pub threads: usize,
-    /// Blocks of a cluster; 1 without any.
+    /// Blocks per cluster; 1 without clusters.
     pub cluster: usize,
     /// Bytes of dynamic shared memory.
     pub shared: usize,
-    /// Instructions of the PTX.
+    /// Number of PTX instructions.
     pub instructions: usize,
-    /// Bytes of the widest access to global memory.
+    /// Bytes of the widest load from global memory.
     pub widest_load: usize,
-    /// The same of stores.
+    /// Bytes of the widest store to global memory.
     pub widest_store: usize,
-    /// Instructions of interest by their name.
+    /// Counts of selected instructions.
     pub counts: BTreeMap<String, usize>,
     /// `None` without ptxas.
     pub assembled: Option<Assembled>,
 }
 
-/// Facts about every launch of a kernel; those of ptxas if there is one.
+/// Facts about every launch of a kernel; those from ptxas only if one is given.
 pub fn facts(c: &Compiled, kernel: usize, ptxas: Option<&Path>) -> Result<Vec<Facts>, Error> {
     let CompiledCode::Ptx(list) = &c.code else {
         return Err(Error::usage("the target cpu has no PTX", "add --target sm_90a (or sm_89, sm_80)"));
@@ -170,7 +170,7 @@ pub fn facts(c: &Compiled, kernel: usize, ptxas: Option<&Path>) -> Result<Vec<Fa
 }
 
 impl Facts {
-    /// A line for each fact.
+    /// The facts as text, one per line.
     pub fn text(&self) -> String {
         let mut t = format!("{}\n", self.entry);
         let mut row = |name: &str, text: String| {

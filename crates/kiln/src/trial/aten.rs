@@ -1,4 +1,4 @@
-//! Graphs by libtorch's eager operators, one op at a time: a reference that computes by no code of the compiler or the interpreter.
+//! Computes a graph with libtorch's eager operators, op by op: a reference that shares no code with the compiler or the interpreter.
 //!
 //! Takes a graph without parameters and its inputs; gives the outputs, each value rounded to its type by libtorch itself.
 use kiln_graph::{
@@ -15,7 +15,7 @@ pub fn run(torch: &Torch, g: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, S
         let args = g.args(v);
         let value = match *g.op(v) {
             Op::Input(i) => inputs.get(i as usize).cloned().ok_or(format!("input {i} is not given"))?,
-            // A number as exponent is an operator of its own.
+            // A power with a constant exponent is a separate operator in libtorch.
             Op::Binary(BinaryOp::Pow) if matches!(g.op(args[1]), Op::Const(_)) => {
                 let (x, power) = (&values[args[0].0 as usize], &values[args[1].0 as usize]);
                 let power = if power.ty.dtype.is_float() { json!(power.get_f64(0)) } else { json!(power.get_i64(0)) };
@@ -32,7 +32,7 @@ pub fn run(torch: &Torch, g: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, S
     Ok(g.outputs.iter().map(|v| values[v.0 as usize].clone()).collect())
 }
 
-/// The number as an argument; JSON has no infinities.
+/// A scalar as an argument in JSON, which cannot represent infinities and NaN as numbers.
 fn number(s: Scalar) -> Value {
     match s {
         Scalar::Int(v) => json!(v),
@@ -65,16 +65,16 @@ impl Eager<'_> {
     }
 }
 
-/// Whether elements of the result are elements of operands, but for those that choose.
+/// Whether the op only moves elements: each result element is an element of an operand.
 fn only_moves(op: &Op) -> bool {
     op.is_view()
         || matches!(op, Op::Select | Op::Concat { .. } | Op::Gather { .. } | Op::Take { .. } | Op::Scatter { .. })
 }
 
-/// One op. The match has an arm for each, so that one that is added here is added to the reference.
+/// Computes one op. The match has an arm for every op, so that a new op has to be added to this reference.
 pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor, String> {
     if ty.dtype.is_f8() && only_moves(op) {
-        // libtorch has no f8 in most of these; they move bytes.
+        // Most of these operators do not take f8 in libtorch, so they move the bytes as u8.
         let bytes = |t: &Tensor| match t.ty.dtype {
             d if d.is_f8() => Tensor::from_bytes(Type::new(DType::U8, t.ty.shape.clone()), t.bytes()),
             _ => Some(t.clone()),
@@ -252,7 +252,7 @@ fn reduce(e: &Eager, op: ReduceOp, axes: &[usize], ty: &Type, x: &Tensor) -> Res
     }
 }
 
-/// Name, overload, and arguments behind the operands.
+/// Name, overload, and the arguments that follow the operands.
 fn binary(op: BinaryOp, float: bool) -> (&'static str, &'static str, Vec<Value>) {
     match op {
         BinaryOp::Add => ("add", "Tensor", vec![json!(1)]),

@@ -1,11 +1,12 @@
-//! Random chains of the operations that IEEE 754 defines, on every type, and integers' and bools' own: under exact numerics their bits
-//! are PyTorch's, however they are fused.
+//! Random chains of the operations that IEEE 754 defines, on every float type, and of integer and bool operations: under exact numerics
+//! their results must equal PyTorch's bit by bit, however they are fused.
 //!
-//! No sums over several elements, whose order is open, and no elementary functions, which libraries round differently.
+//! The chains have no sums over several elements, whose order is unspecified, and no elementary functions, which libraries round
+//! differently.
 use crate::{DType, Graph, Tensor, Type};
 use kiln_graph::{BinaryOp, CompareOp, GraphError, Scalar, UnaryOp, ValueId};
 
-/// A small generator of its own stream of numbers (splitmix64).
+/// A random number generator (splitmix64).
 struct Draw(u64);
 impl Draw {
     fn next(&mut self) -> u64 {
@@ -28,7 +29,7 @@ impl Draw {
 const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::Bf16];
 const INTEGERS: [DType; 5] = [DType::I64, DType::I32, DType::I16, DType::I8, DType::U8];
 
-/// Values of a chain by type, newest last.
+/// A chain under construction; its values, newest last.
 struct Chain {
     g: Graph,
     draw: Draw,
@@ -38,7 +39,7 @@ struct Chain {
 impl Chain {
     fn any(&mut self, fits: impl Fn(DType) -> bool) -> Option<ValueId> {
         let of_type: Vec<ValueId> = self.values.iter().copied().filter(|v| fits(self.g.dtype(*v))).collect();
-        // One of the newest, so that chains grow long.
+        // Picks one of the three newest values, so that chains grow long.
         let last = of_type.len().min(3);
         (last > 0).then(|| of_type[of_type.len() - 1 - self.draw.below(last)])
     }
@@ -61,7 +62,7 @@ impl Chain {
         let choice = self.draw.below(10);
         let made = match d {
             _ if choice == 0 => {
-                // Of floats to integers only bounded ones have a meaning.
+                // Floats are not cast to integers: that is undefined out of the integer's range.
                 let to = match d {
                     d if d.is_float() => self.draw.of(&FLOATS),
                     _ => self.draw.of(&[&FLOATS[..], &INTEGERS, &[DType::Bool]].concat()),
@@ -91,13 +92,13 @@ impl Chain {
                 2 | 3 => {
                     let list = [U::Neg, U::Abs, U::Sign, U::Sqrt, U::Reciprocal, U::Floor, U::Ceil, U::Round, U::Trunc];
                     let op = self.draw.of(&list);
-                    // PyTorch's roots in f32 and f64 are Intel's library's, which rounds the other way now and then.
-                    let others = op == U::Sqrt && matches!(d, DType::F32 | DType::F64);
-                    let op = if others { U::Abs } else { op };
+                    // PyTorch takes square roots in f32 and f64 from Intel's library, which sometimes rounds the other way.
+                    let inexact = op == U::Sqrt && matches!(d, DType::F32 | DType::F64);
+                    let op = if inexact { U::Abs } else { op };
                     self.g.unary(op, x)?
                 }
                 4 => {
-                    // PyTorch's sign of a zero that is a maximum depends on where the element lies: adding zero settles it.
+                    // The sign of PyTorch's zero as a maximum or minimum depends on the element's position; adding zero makes it positive.
                     let (op, y) = (self.draw.of(&[B::Max, B::Min]), self.same_type(x));
                     let m = self.g.binary(op, x, y)?;
                     self.g.binary_scalar(B::Add, m, 0.0)?
@@ -156,7 +157,7 @@ fn tensor(d: DType, shape: &[usize], draw: &mut Draw) -> Tensor {
         match d {
             DType::Bool => t.set_i64(i, draw.below(2) as i64),
             d if d.is_float() => {
-                // Over many powers of two, and now and then what is no ordinary number.
+                // Spread over many powers of two, with a special value now and then.
                 let size = 2f64.powi(draw.below(24) as i32 - 12) * (draw.unit() - 0.5);
                 let strange = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e-7, 65504.0];
                 t.set_f64(i, if draw.below(12) == 0 { draw.of(&strange) } else { size });

@@ -1,15 +1,15 @@
-//! Whether a row's bytes depend on how many other rows there are, or on its place among them: models at several batch sizes, and with
-//! their rows in another order, byte for byte.
+//! Checks batch invariance: a row's result must not depend on the number of other rows or on its position among them. Runs models at
+//! several batch sizes and with reversed rows, and compares the results byte for byte.
 use crate::{CompileOptions, Contract, Graph, Model, Target, Tensor, compile};
 use kiln_graph::{Type, random_tensor};
 use kiln_runtime::Device;
 
-/// Batch sizes that are compared: each with all larger ones.
+/// Batch sizes that are compared, each with the next larger one.
 pub const BATCHES: [usize; 5] = [1, 2, 8, 64, 512];
 
-/// A model as a graph's text from the parenthesis of its inputs on: `B` stands for the batch, `D` for the type.
+/// A model as a graph's text, beginning with the list of inputs: `B` stands for the batch size, `D` for the type.
 pub struct Case {
-    /// As `mlp`.
+    /// Such as `mlp`.
     pub name: &'static str,
     text: &'static str,
     dtypes: &'static [&'static str],
@@ -17,8 +17,8 @@ pub struct Case {
 
 const FLOATS: &[&str] = &["f32", "bf16", "f16"];
 
-/// What is tried: multilayer perceptrons, layers of transformers whole and in primitives, a small convolutional network, rows of
-/// many lengths.
+/// The models: multilayer perceptrons, transformer layers with composites and in primitives, a small convolutional network, rows of many
+/// lengths.
 pub const CASES: &[Case] = &[
     Case {
         name: "mlp",
@@ -97,8 +97,8 @@ impl Case {
     }
 }
 
-/// Compiles each case for each batch and type under `contract`, and compares what the rows that two batches have in common give.
-/// The error names all that differ.
+/// Compiles and runs each case for each batch size and type under `contract`, and compares the rows that two batches have in common.
+/// Gives the number of comparisons; the error lists all differences.
 pub fn check(device: &Device, target: Target, contract: Contract, batches: &[usize]) -> Result<usize, String> {
     let (mut wrong, mut compared) = (vec![], 0);
     for case in CASES {
@@ -114,7 +114,7 @@ pub fn check(device: &Device, target: Target, contract: Contract, batches: &[usi
                     compared += 1;
                     wrong.extend(differing(small, &outputs).map(|(o, at)| {
                         format!(
-                            "{} in {dtype}: output {o} of {fewer} rows is another in {batch}, first in row {at}",
+                            "{} in {dtype}: output {o} differs between batches of {fewer} and {batch}, first in row {at}",
                             case.name
                         )
                     }));
@@ -127,7 +127,7 @@ pub fn check(device: &Device, target: Target, contract: Contract, batches: &[usi
                         .map_err(|e| format!("{} in {dtype}, {batch} rows reversed: {e}", case.name))?;
                     let again: Vec<Tensor> = again.iter().map(self::reversed).collect();
                     wrong.extend(differing(&again, &outputs).map(|(o, at)| {
-                        format!("{} in {dtype}: output {o} of {batch} rows is another in the opposite order, first in row {at}", case.name)
+                        format!("{} in {dtype}: output {o} of {batch} rows differs if the rows are reversed, first in row {at}", case.name)
                     }));
                 }
                 before = Some((batch, outputs));
@@ -150,7 +150,7 @@ fn first(t: &Tensor, count: usize) -> Option<Tensor> {
     Tensor::from_bytes(ty, bytes)
 }
 
-/// The rows in the opposite order.
+/// The rows in reverse order.
 fn reversed(t: &Tensor) -> Tensor {
     let rows = t.ty.shape.first().copied().unwrap_or(1).max(1);
     let bytes: Vec<u8> = t.bytes().chunks((t.bytes().len() / rows).max(1)).rev().flatten().copied().collect();
@@ -172,7 +172,7 @@ fn run(
     session.run(&given).map_err(|e| e.to_string())
 }
 
-/// Outputs whose bytes are not those that the larger batch begins with, and the first such row.
+/// Outputs whose bytes differ from the first rows of the larger batch, with the first row that differs.
 fn differing<'a>(small: &'a [Tensor], large: &'a [Tensor]) -> impl Iterator<Item = (usize, usize)> + 'a {
     small.iter().zip(large).enumerate().filter_map(|(o, (s, l))| {
         let row = s.bytes().len() / s.ty.shape.first().copied().unwrap_or(1).max(1);

@@ -1,27 +1,27 @@
-//! How near a result must be to a reference.
+//! Tolerances: how near a result must be to a reference.
 use crate::{DType, Tensor};
 use kiln_graph::Format;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Near {
-    /// The same bits; any NaN is as good as another.
+    /// The same bits; all NaNs are equal.
     Bits,
-    /// The same numbers: zeros of either sign are one. For maxima and minima, where PyTorch's sign of zero depends on where in a
-    /// tensor the element lies.
+    /// The same numbers: zeros of either sign are equal. For maxima and minima, where PyTorch's sign of zero depends on the element's
+    /// position in the tensor.
     Numbers,
-    /// As `Bits`, but in f32 and f64 the neighbour is as good.
+    /// As `Bits`, but in f32 and f64 an adjacent number is accepted as well.
     AlmostBits,
     /// On half types within one unit in the last place of PyTorch's result in f64; else as `Bits`.
     BitsInF64,
-    /// Within so many units in the last place of the reference, or of `scale` where that is more; to this come twice PyTorch's own error.
+    /// Within `ulps` units in the last place of the reference, or of `scale` if that is larger, plus twice PyTorch's own error.
     Ulps { ulps: f64, scale: f64 },
-    /// Of functions that are computed in f64: narrower types within two units in the last place, f64 within four of its `terms`,
-    /// which cancel.
+    /// For functions that are computed in f64: narrower types within two units in the last place, f64 within four units of `terms`, the
+    /// size of the terms that cancel.
     Wide { terms: f64 },
 }
 
-/// What is expected of an output.
+/// The reference for an output.
 #[derive(Clone)]
 pub struct Wanted {
     /// PyTorch's result in the graph's own type.
@@ -30,11 +30,11 @@ pub struct Wanted {
     pub precise: Tensor,
 }
 
-/// Where GPU code may give zero for an elementary function on bf16: its own instructions for powers of two and reciprocals
-/// take f32 numbers below the normal ones for zero, and `x * sigmoid(x)` multiplies what is left by up to 89.
+/// Below this, GPU code may give zero for an elementary function on bf16: the hardware instructions for powers of two and reciprocals flush
+/// subnormal f32 numbers to zero, and `x * sigmoid(x)` multiplies them by up to 89.
 pub const FLUSHED: f64 = 7.6e-37;
 
-/// The first element that is not as near as it must be. `flushes`: on bf16 zero does for numbers below [`FLUSHED`].
+/// Fails with the first element that is not near enough. `flushes`: on bf16, zero is accepted for numbers below [`FLUSHED`].
 pub fn check(near: Near, got: &Tensor, want: &Wanted, flushes: bool) -> Result<(), String> {
     if got.ty != want.torch.ty {
         return Err(format!("the result is {}, should be {}", got.ty, want.torch.ty));
@@ -61,7 +61,7 @@ pub fn check(near: Near, got: &Tensor, want: &Wanted, flushes: bool) -> Result<(
                 let rounded = round(d, p);
                 let flushed = flushes && d == DType::Bf16 && g == 0.0 && p.abs() < FLUSHED;
                 flushed || g == t || g == rounded || (g.is_nan() && p.is_nan()) || (g - p).abs() <= allowed || {
-                    // Rounding may go either way where the range ends.
+                    // Near the end of the range, rounding to infinity is accepted.
                     g.is_infinite() && g.signum() == p.signum() && p.abs() + allowed >= largest(d)
                 }
             }
@@ -90,7 +90,7 @@ fn ulp(d: DType, size: f64) -> f64 {
     let least = format.least_exponent();
     let exponent = if size > 0.0 { size.log2().floor() as i32 } else { least };
     let exponent = exponent.max(least) - format.fraction as i32;
-    // In two factors: one alone may be too small for its reciprocal to be a number.
+    // Computed as two factors, since a single power may be out of range.
     2f64.powi(exponent / 2) * 2f64.powi(exponent - exponent / 2)
 }
 /// The nearest number of a type.

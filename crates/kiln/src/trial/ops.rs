@@ -1,29 +1,34 @@
-//! Every op of the graph on every element type that it takes, with inputs that hold what usually goes wrong: zeros of both signs,
-//! infinities, NaN, numbers below the normal ones, the ends of integers.
+//! Test cases for every graph op on every element type that it takes, with inputs that contain special values: zeros of both signs,
+//! infinities, NaN, subnormal numbers, the extremes of integers.
 //!
-//! `ROWS` is the table. Which types an op takes is asked of the graph's inference, not of the table, so a type that is added is
-//! tried. An op without a row is an error of [`missing`].
+//! The interpreter, host code and the block programs that PTX is generated from must give libtorch's bits (computed by
+//! [`crate::trial::aten`]), or stay within a few units in the last place, as each row says; `examples/ops` packs the cases for a GPU.
+//!
+//! `ROWS` is the table. The types that an op takes come from the graph's inference, not from the table, so a type that is added is
+//! tested as well. An op without a row is listed by [`missing`] and fails a test.
 use crate::trial::near::{self, Near, round};
 use crate::{DType, Graph, Tensor, Type};
 use kiln_graph::{Format, Op};
 
-/// What an input of a row holds, of the type it has there.
+/// The values of a row's input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Holds {
     /// Each special value once.
     Special,
-    /// As `Special`, without what lies next to a negative whole number: PyTorch's digamma loses all digits there.
+    /// As `Special`, without values next to a negative integer: PyTorch's digamma loses all digits there.
     OffPoles,
-    /// Each special value beside each: the left, and the right operand.
+    /// The left operand of all pairs of special values.
     Left,
+    /// The right operand of all pairs of special values.
     Right,
-    /// As `Left`, without the least integer, which divided by -1 is none.
+    /// As `Left`, without the least integer, whose quotient by -1 overflows.
     Dividend,
-    /// As `Right`, without zero among integers, by which PyTorch refuses to divide.
+    /// As `Right`, without the integer zero, by which PyTorch refuses to divide.
     Divisor,
-    /// As `Divisor`, without pairs of finite floats whose quotient is infinite: their remainder is a number, but PyTorch's vectors give NaN.
+    /// As `Divisor`, without pairs of finite floats whose quotient is infinite: their remainder is a number, but PyTorch's vector code
+    /// gives NaN.
     Quotient,
-    /// Special values that truncate to a number of type E: what C leaves undefined is left out.
+    /// Special values that truncate to a number of type E; others are undefined in C.
     Within,
     /// Small whole numbers: sums and products of some dozens are exact in every type.
     Small,
@@ -44,8 +49,8 @@ enum Holds {
 }
 use Holds::*;
 
-/// One op in a graph. In the text `D` stands for the type that is tried, `E` for every other one, and `N` for as many elements as
-/// the first input has values.
+/// One op in a graph. In the text `D` stands for the type under test, `E` for each other type, and `N` for the number of values of the
+/// first input.
 struct Row {
     op: &'static str,
     text: &'static str,
@@ -58,7 +63,7 @@ const fn row(op: &'static str, inputs: &'static [Holds], near: Near, text: &'sta
 }
 /// `op` of one operand.
 const ONE: &str = "(%x: D[N]) {\n %y = OP %x\n return %y\n}";
-/// `op` of two.
+/// `op` of two operands.
 const TWO: &str = "(%x: D[N], %z: D[N]) {\n %y = OP %x, %z\n return %y\n}";
 /// Reductions over one axis, over the other, and over both.
 const ROWS_AND_COLUMNS: &str =
@@ -66,12 +71,12 @@ const ROWS_AND_COLUMNS: &str =
 const EACH_AXIS: &str = "(%x: D[5,12]) {\n %a = OP %x axes=[1]\n %b = OP %x axes=[0]\n return %a, %b\n}";
 const SCANS: &str = "(%x: D[5,12]) {\n %a = OP %x axis=1\n %b = OP %x axis=0\n return %a, %b\n}";
 
-/// Of elementary functions.
+/// Tolerance of elementary functions.
 const FUNCTION: Near = Near::Ulps { ulps: 4.0, scale: 0.0 };
-/// Of functions whose formula in PyTorch loses digits where two numbers cancel, also in f64.
+/// Tolerance of functions whose formula in PyTorch loses digits by cancellation, even in f64.
 const WIDE: Near = Near::Wide { terms: 32.0 };
 const CANCELS: Near = Near::Ulps { ulps: 4.0, scale: 1.0 };
-/// Of sums of numbers of about one.
+/// Tolerance of sums of numbers of about one.
 const SUMS: Near = Near::Ulps { ulps: 8.0, scale: 1.0 };
 use Near::Bits;
 
@@ -91,7 +96,7 @@ const ROWS: &[Row] = &[
     exact("neg"),
     exact("abs"),
     exact("sign"),
-    // PyTorch's roots in f32 and f64 are Intel's library's, which rounds the other way now and then.
+    // PyTorch takes square roots in f32 and f64 from Intel's library, which sometimes rounds the other way.
     row("sqrt", &[Special], Near::AlmostBits, ONE),
     exact("reciprocal"),
     exact("floor"),
@@ -139,7 +144,7 @@ const ROWS: &[Row] = &[
     pairs("sub"),
     pairs("mul"),
     row("div", &[Dividend, Divisor], Bits, TWO),
-    // PyTorch rounds each step of it to the half type, and is off by one at times.
+    // PyTorch rounds each step of the computation to the half type, and is sometimes off by one.
     row("floor_div", &[Dividend, Divisor], Near::BitsInF64, TWO),
     row("remainder", &[Dividend, Quotient], Bits, TWO),
     row("fmod", &[Dividend, Quotient], Bits, TWO),
@@ -313,7 +318,7 @@ const ROWS: &[Row] = &[
     ),
 ];
 
-/// Ops that compute nothing by themselves: parameters are inputs that stay, and libtorch runs fallbacks.
+/// Ops without rows: parameters are tested as inputs, and libtorch runs fallbacks and their results.
 const NO_ROWS: [&str; 3] = ["param", "fallback", "result"];
 
 /// Ops without a row.
@@ -324,14 +329,14 @@ pub fn missing() -> Vec<&'static str> {
 
 /// One op on one type, with its inputs.
 pub struct Case {
-    /// As `add f32`.
+    /// Such as `add f32`.
     pub name: String,
     pub graph: Graph,
     pub inputs: Vec<Tensor>,
     pub near: Near,
 }
 
-/// Every row on every type that it takes. The error names a row that takes none.
+/// Every row on every type that its op takes. The error names a row whose op takes no type.
 pub fn cases() -> Result<Vec<Case>, String> {
     let mut all = vec![];
     for row in ROWS {
@@ -340,7 +345,7 @@ pub fn cases() -> Result<Vec<Case>, String> {
             let others = if row.text.contains("to=E") { &DType::ALL[..] } else { &DType::ALL[..1] };
             all.extend(others.iter().filter_map(|e| row.case(d, *e)));
         }
-        // Rows of one op have names of their own.
+        // Makes names unique if an op has several rows.
         let (earlier, own): (&mut [Case], &mut [Case]) = all.split_at_mut(before);
         for case in own {
             let same =
@@ -358,7 +363,7 @@ pub fn cases() -> Result<Vec<Case>, String> {
 }
 
 impl Row {
-    /// `None` where the op does not take the type.
+    /// The case on type `d` (and `e`); `None` if the op does not take the type.
     fn case(&self, d: DType, e: DType) -> Option<Case> {
         let count = match self.inputs.first() {
             Some(Left | Dividend) => paired(d, self.inputs).0.len(),
@@ -381,7 +386,7 @@ impl Row {
         let n = ty.count();
         let floats = |f: &dyn Fn(usize) -> f64| (0..n).map(|i| Number::Float(f(i))).collect::<Vec<_>>();
         let ints = |f: &dyn Fn(usize) -> i64| (0..n).map(|i| Number::Int(f(i))).collect::<Vec<_>>();
-        // Numbers without a pattern that lines up with rows.
+        // Hash of the index, so that values have no pattern that repeats with the row length.
         let mixed = |i: usize| (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         let unit = |i: usize| mixed(i) as f64 / f64::from(1 << 24);
         let signed = !matches!(d, DType::U8 | DType::Bool);
@@ -397,10 +402,10 @@ impl Row {
             Ordinary => ints(&|i| (mixed(i) % 100) as i64),
             Positive => floats(&|i| unit(i) * 1.5 + 0.5),
             Spread => floats(&|i| unit(i) * 40.0 - 20.0),
-            // 1 - u^k comes as near to 1 as the type does.
+            // 1 - u^k gets as near to 1 as the type allows.
             Inside => floats(&|i| (1.0 - unit(i).powi(i as i32 % 12)) * if i % 2 == 0 { 1.0 } else { -1.0 }),
             Index(len) => ints(&|i| (mixed(i) % len as u64) as i64),
-            // Steps that share no factor with the length.
+            // A step of 3, which has no common factor with the lengths used.
             Distinct(len) => {
                 let line = ty.shape.last().copied().unwrap_or(1);
                 ints(&|i| ((i % line * 3 + i / line) % len) as i64)
@@ -423,7 +428,7 @@ enum Number {
     Int(i64),
 }
 
-/// Values of a type that usually go wrong.
+/// Special values of a type, on which implementations usually go wrong.
 fn special(d: DType) -> Vec<Number> {
     if d == DType::Bool {
         return [0, 1].map(Number::Int).to_vec();
@@ -434,7 +439,7 @@ fn special(d: DType) -> Vec<Number> {
         inside.dedup();
         return inside.into_iter().map(Number::Int).collect();
     }
-    // The least number above zero, the least normal one, and the step above 1.
+    // The least number above zero, the least normal number, and the step above 1.
     let largest = near::largest(d);
     let format = d.format().unwrap_or(Format::F32);
     let [tiny, normal, step] = [format.least(), format.least_normal(), format.epsilon()];
@@ -477,7 +482,7 @@ fn special(d: DType) -> Vec<Number> {
     let beyond = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN].into_iter().filter(|v| v.is_nan() || round(d, *v) == *v);
     all.into_iter().chain(beyond).map(Number::Float).collect()
 }
-/// Special values but those next to a negative whole number.
+/// Special values except those next to a negative integer.
 fn off_poles(d: DType) -> Vec<Number> {
     let far = |v: &Number| match *v {
         Number::Float(x) => x >= 0.0 || !(1e-300..1e-6).contains(&(x - x.round()).abs()) || x > -0.5,
@@ -485,7 +490,7 @@ fn off_poles(d: DType) -> Vec<Number> {
     };
     special(d).into_iter().filter(far).collect()
 }
-/// Left and right operands: each special value beside each, but for those that an op refuses.
+/// Left and right operands: all pairs of special values, except those that the row's inputs exclude.
 fn paired(d: DType, inputs: &[Holds]) -> (Vec<Number>, Vec<Number>) {
     let least = d.int_range().map(|r| Number::Int(r.0));
     let lefts = special(d).into_iter().filter(|v| !inputs.contains(&Dividend) || d == DType::U8 || Some(*v) != least);
@@ -501,7 +506,8 @@ fn paired(d: DType, inputs: &[Holds]) -> (Vec<Number>, Vec<Number>) {
     pairs.filter(|(l, r)| !overflows(l, r)).unzip()
 }
 
-/// What a cast of `d` to `e` may get wrong: of eight bits every number, and what lies about halfway between two.
+/// Additional values for casts of `d` to `e` where one of them is an f8 type: every number of an f8 source, and for an f8 destination
+/// values at and next to the midpoints between its numbers.
 fn converted(d: DType, e: DType) -> Vec<f64> {
     let mut all = vec![];
     if let Some(format) = d.kind().f8() {
@@ -518,7 +524,7 @@ fn converted(d: DType, e: DType) -> Vec<f64> {
     }
     all
 }
-/// Special values of `d` that a cast to `e` has a meaning for.
+/// Special values of `d` whose cast to `e` is defined.
 fn within(d: DType, e: DType) -> Vec<Number> {
     let all = special(d).into_iter().chain(converted(d, e).into_iter().map(Number::Float));
     let Some((least, most)) = e.int_range() else { return all.collect() };

@@ -1,4 +1,4 @@
-//! Cases with what libtorch makes of them in one file, so that a machine without libtorch checks its own results against it.
+//! Packs test cases with libtorch's results into one file, so that a machine without libtorch can check its own results against them.
 use crate::io::{dtype, view, write_whole};
 use crate::trial::near::{Near, Wanted};
 use crate::trial::ops::{Case, cases};
@@ -8,7 +8,7 @@ use kiln_graph::Op;
 use safetensors::{SafeTensorError, SafeTensors};
 use std::{collections::HashMap, path::Path};
 
-/// A graph with its inputs, and what its outputs must be near to.
+/// A graph with its inputs and the reference for its outputs.
 pub struct Packed {
     pub case: Case,
     pub numerics: Numerics,
@@ -65,7 +65,7 @@ fn precise(g: &Graph) -> Graph {
     new
 }
 
-/// What of a case is no tensor: its place, how near, numerics and the graph, in this order.
+/// The parts of a case that are not tensors: its index, tolerance, numerics and graph, in this order.
 type Head = (usize, Near, Numerics, String);
 
 pub fn write(path: &Path, all: &[Packed]) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! The block programs of a compiled model by their interpreter: what PTX is made of, run where there is no GPU.
+//! Runs the block programs of a compiled model with the block interpreter: tests the programs that PTX is generated from without a GPU.
 use crate::{Compiled, Tensor, Type};
 use kiln_block::Elem;
 use kiln_graph::DType;
@@ -17,7 +17,7 @@ fn tensor(ty: &Type, b: &Buffer) -> Result<Tensor, String> {
     Tensor::from_bytes(ty.clone(), &b.bytes).ok_or_else(|| format!("a buffer does not hold {ty}"))
 }
 
-/// Outputs of the model; the graph interpreter runs what has no program, and the kernels' names come beside them.
+/// The model's outputs, and the kernels without a program, with reasons; the graph interpreter runs those.
 pub fn run(c: &Compiled, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Vec<String>), String> {
     let plan = &c.plan;
     let mut memory: HashMap<BufferId, Buffer> = HashMap::new();
@@ -27,7 +27,7 @@ pub fn run(c: &Compiled, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Vec<String>)
             BufferKind::Param(p) => c.params.get(p.0 as usize),
             BufferKind::Frozen | BufferKind::Temp => None,
         };
-        // Memory that nothing has written holds NaN, and nonsense among integers.
+        // Memory that has not been written holds NaN, or meaningless integers.
         let bytes = given.map_or_else(|| vec![0xff; b.ty.bytes()], |t| t.bytes().to_vec());
         memory.insert(BufferId(i as u32), buffer(&b.ty, bytes)?);
     }
@@ -87,12 +87,12 @@ pub fn run(c: &Compiled, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Vec<String>)
     Ok((outputs, interpreted))
 }
 
-/// The steps that do without a GPU's library.
+/// The kernel's steps, or its alternative steps if the former call a GPU library.
 fn without_library(steps: &Steps<usize>) -> Result<&Steps<usize>, String> {
     let calls = |s: &Steps<usize>| s.steps.iter().any(|w| matches!(w, Work::Gemm(_)));
     match &steps.otherwise {
         _ if !calls(steps) => Ok(steps),
         Some(other) if !calls(other) => Ok(other),
-        _ => Err("a matmul has no way without a library".into()),
+        _ => Err("a matmul needs a library".into()),
     }
 }

@@ -1,4 +1,5 @@
-//! Candidates for one kernel on a GPU: compiled apart, then in one session, on the same inputs, so that they can take turns.
+//! Compiles and times candidate templates of one kernel on a GPU. Candidates are compiled separately and loaded into one session with the
+//! same inputs, so that their samples can be interleaved.
 use super::TuneOptions;
 use crate::{
     CompileOptions, DeviceKind, Error, Model,
@@ -9,8 +10,8 @@ use kiln_plan::{Buffer, BufferId, BufferKind, Family, Kernel, Plan, Stage, Templ
 use kiln_runtime::{Code, Device, Executable, KernelTimer, Session};
 use std::{sync::Arc, time::Duration};
 
-/// Times a launch's duration between samples.
-const REST: f64 = 8.0;
+/// Pause after each sample, in multiples of the sample's duration.
+const PAUSE: f64 = 8.0;
 
 pub struct GpuBench {
     /// The kernel's body as a model of its own.
@@ -33,13 +34,13 @@ impl GpuBench {
 }
 
 impl GpuBench {
-    /// Whether the GPU has a library of matmuls to measure.
+    /// Whether cuBLASLt is available on the GPU.
     pub fn has_library(&self) -> bool {
         matches!(&self.device, Device::Cuda(d) if d.has_library())
     }
 }
 
-/// A plan of this kernel and nothing else.
+/// A plan with this kernel alone.
 fn alone(kernel: &Kernel) -> Plan {
     let body = &kernel.body;
     let input = |i: usize| Buffer { ty: body.ty(body.inputs[i]).clone(), kind: BufferKind::Input(i as u32) };
@@ -52,7 +53,7 @@ fn alone(kernel: &Kernel) -> Plan {
     Plan { name: kernel.name.clone(), buffers, kernels: vec![kernel], outputs, ..Plan::default() }
 }
 
-/// A compiled candidate; equal if the code is.
+/// A compiled candidate; candidates are equal if their code is.
 pub struct Compiled {
     exe: Executable,
 }
@@ -107,13 +108,13 @@ impl kiln_tune::Bench for GpuBench {
         Ok(Ready { timer, session })
     }
 
-    /// The GPU rests after each sample: at its power limit it is slower, and other templates are the best, than in runs with pauses.
+    /// Pauses after each sample: without pauses the GPU reaches its power limit, where it is slower and other templates are the best.
     fn sample(&mut self, ready: &mut Ready, n: usize) -> Result<f64, String> {
         const LEAST_US: f64 = 100.0;
         const MOST: Duration = Duration::from_millis(60);
         let us = ready.session.sample_kernel(&ready.timer, &self.inputs, n).map_err(|e| e.to_string())?;
-        let rest = Duration::try_from_secs_f64(REST * us.max(LEAST_US) / 1e6).unwrap_or(MOST);
-        std::thread::sleep(rest.min(MOST));
+        let pause = Duration::try_from_secs_f64(PAUSE * us.max(LEAST_US) / 1e6).unwrap_or(MOST);
+        std::thread::sleep(pause.min(MOST));
         Ok(us)
     }
 }

@@ -1,13 +1,13 @@
-//! Measurements that plans take templates from.
+//! A store of measurements, and the device whose entries a plan uses.
 use kiln_tune::Store;
 use std::sync::Arc;
 
-/// A store as plans use it.
+/// A store of measurements for use by plans.
 #[derive(Clone, Debug)]
 pub struct Measurements {
     /// All measurements, of all machines.
     pub store: Arc<Store>,
-    /// The GPU whose entries count, as its driver calls it; `None`: the one that the target's machine description is of, or else the
-    /// store's own.
+    /// The GPU whose entries are used, by its driver's name; `None`: the device of the target's default machine description, or else the
+    /// first device in the store.
     pub device: Option<String>,
 }

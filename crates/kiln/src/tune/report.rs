@@ -1,4 +1,4 @@
-//! What tuning found, as text and JSON.
+//! Results of tuning, as text and JSON.
 use crate::explain::{count, tail};
 use kiln_plan::Kernel;
 use kiln_tune::Entry;
@@ -16,30 +16,30 @@ pub struct Tuned {
     pub kernels: Vec<KernelTuning>,
 }
 
-/// What tuning found for one problem.
+/// Result of tuning for one problem.
 #[derive(Clone, Debug, Serialize)]
 pub struct KernelTuning {
     /// The kernels that have this problem.
     pub names: Vec<String>,
-    /// `measured` now, `known` from the store, or `one form` where there is nothing to choose.
+    /// `measured` now, `known` from the store, or `one form` if only one template applies.
     pub state: &'static str,
-    /// As in the store.
+    /// The store's entry.
     pub entry: Option<Entry>,
-    /// Everything that was measured now.
+    /// All templates that were measured now.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tried: Vec<Tried>,
-    /// It took.
+    /// Seconds that tuning took.
     pub seconds: f64,
 }
 
 /// A template, and the median of its samples.
 #[derive(Clone, Debug, Serialize)]
 pub struct Tried {
-    /// As constraints name it.
+    /// In the syntax of constraints.
     pub template: String,
-    /// Microseconds.
+    /// Median in microseconds.
     pub us: f64,
-    /// How many were taken.
+    /// Number of samples.
     pub samples: usize,
 }
 impl From<&kiln_tune::Timed> for Tried {
@@ -49,7 +49,7 @@ impl From<&kiln_tune::Timed> for Tried {
 }
 
 impl KernelTuning {
-    /// Of the kernels that have one problem; `known`: the entry was in the store.
+    /// The result for the kernels of one problem; `known`: the entry was already in the store.
     pub fn new(
         kernels: &[&Kernel],
         entry: Option<Entry>,
@@ -86,11 +86,11 @@ impl Tuned {
             let first = k.names.first().map_or("", String::as_str);
             let _ = write!(t, "{:>4} {:name$} ", k.names.len(), tail(first, name));
             let _ = match &k.entry {
-                None => writeln!(t, "{:>11} {:>9} {:>7}  one form", "", "", ""),
+                None => writeln!(t, "{:>11} {:>9} {:>7}  only one applies", "", "", ""),
                 Some(e) => {
                     let gain = 100. * (e.default_us / e.us - 1.0);
-                    let template = if e.template == e.default { "as without tuning" } else { &e.template };
-                    let known = if k.state == "known" { " (known)" } else { "" };
+                    let template = if e.template == e.default { "same as untuned" } else { &e.template };
+                    let known = if k.state == "known" { " (from the store)" } else { "" };
                     writeln!(t, "{:>11.2} {:>9.2} {gain:>5.1} %  {template}{known}", e.default_us, e.us)
                 }
             };

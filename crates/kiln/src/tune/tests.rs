@@ -52,7 +52,7 @@ fn a_plan_takes_its_templates_from_the_store_and_says_so() {
     let store = Arc::new(store(CUT, "NVIDIA H200", &compiler()));
     let tuned = Some(Measurements { store, device: Some("NVIDIA H200".into()) });
     let report = Report::new(&crate::compile(&model(), &CompileOptions { tuned, ..options() }).expect("compiles"));
-    assert!(report.summary(100).contains("2 kernels by measurements on NVIDIA H200"), "{}", report.summary(100));
+    assert!(report.summary(100).contains("templates of 2 kernels measured on NVIDIA H200"), "{}", report.summary(100));
     let deep = report.in_depth(&plan.kernels[0].name, 100).expect("the kernel");
     let flat = deep.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(flat.contains("4.50 us measured on NVIDIA H200; 5.25 us") && flat.contains(CUT), "{deep}");
@@ -77,9 +77,9 @@ fn entries_that_do_not_hold_here_leave_the_plan_as_it_is() {
     assert_eq!(planned(&store(CUT, "NVIDIA H100", &compiler()), here).to_string(), free, "another machine");
     assert_eq!(planned(&Store::default(), None).to_string(), free, "nothing measured");
     for (template, compiler, why) in [
-        ("warpgroup 128x256 split-k 1 depth 128 stages 99", compiler(), "does not take the kernel"),
+        ("warpgroup 128x256 split-k 1 depth 128 stages 99", compiler(), "does not apply to the kernel"),
         ("warpgroup 63x256", compiler(), "is not a tile"),
-        ("flash", compiler(), "does not take the kernel"),
+        ("flash", compiler(), "does not apply to the kernel"),
         (CUT, "0.0.1/1".to_string(), "measured with Kiln 0.0.1/1"),
     ] {
         let mut plan = planned(&store(template, "NVIDIA H200", &compiler), here);

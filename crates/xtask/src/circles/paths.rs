@@ -1,14 +1,14 @@
-//! Paths in a module's text.
+//! Finds the Rust paths in a module's text: `use` items, and paths in code that begin with `crate` or `super`.
 
-/// Paths by their parts, as `crate`, `host`, `nest`.
+/// Paths as lists of segments, such as `crate`, `host`, `nest`.
 #[derive(Debug, Default)]
 pub struct Paths {
     pub used: Vec<Vec<String>>,
-    /// What `pub use` gives on: the name here, and the path.
+    /// Re-exports (`pub use`): the name in this module, and the path.
     pub given: Vec<(String, Vec<String>)>,
 }
 
-/// Reads `use` items, and paths in code that begin with `crate` or `super`. What follows `#[cfg(test)]` and a module is left out.
+/// Reads the paths of a module's text, up to its `#[cfg(test)]` module.
 pub fn read(text: &str) -> Paths {
     let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
     let code: String = text.lines().map(|l| l.split("//").next().unwrap_or(l).to_string() + "\n").collect();
@@ -49,24 +49,24 @@ fn next_word(code: &str, from: usize) -> Option<(usize, &str)> {
     Some((start, &code[start..start + len]))
 }
 
-/// What stands before a word on its line.
+/// The text before a word on its line.
 fn line_before(before: &str) -> &str {
     before.rsplit('\n').next().unwrap_or(before).trim()
 }
 
-/// Whether a word can begin an item here: words of texts do not.
+/// Whether a `use` after this text begins an item, rather than being a word in a string.
 fn begins_item(before: &str) -> bool {
     let line = line_before(before);
     line.is_empty() || is_public(before)
 }
 
-/// Whether an item that begins here is visible outside of its module: `pub`, `pub(crate)`.
+/// Whether an item after this text is visible outside of its module: `pub`, `pub(crate)`.
 fn is_public(before: &str) -> bool {
     let line = line_before(before);
     line == "pub" || line.starts_with("pub(") && line.ends_with(')')
 }
 
-/// The paths of a tree as `a::{b, c::{d as e}}`, each with the name it gets, if it gets one.
+/// The paths of a use tree such as `a::{b, c::{d as e}}`, each with the name it is bound to, if any.
 fn expanded(tree: &str) -> Vec<(Vec<String>, Option<String>)> {
     let Some((open, close)) = tree.find('{').zip(tree.rfind('}')).filter(|(open, close)| open < close) else {
         let (path, name) = tree.split_once(" as ").map_or((tree, None), |(p, n)| (p, Some(n.trim().to_string())));
