@@ -175,11 +175,11 @@ def text(case, i):
         lines += [f"%s{i} = gelu_erf %g{i}", f"%y{i} = mul %l{i}, %s{i}"]
     elif e == "swiglu":
         args.append((f"w{i}", args[1][1]))
-        twin = lines[-1].replace(f"%c{i} =", f"%u{i} =").replace(f"%b{i}", f"%w{i}")
+        dual = lines[-1].replace(f"%c{i} =", f"%u{i} =").replace(f"%b{i}", f"%w{i}")
         if form == "bt":
             lines.append(f"%tw{i} = permute %w{i} perm={perm}")
-            twin = f"%u{i} = dot {x}, %tw{i}"
-        lines += [twin, f"%s{i} = silu {c}", f"%y{i} = mul %s{i}, %u{i}"]
+            dual = f"%u{i} = dot {x}, %tw{i}"
+        lines += [dual, f"%s{i} = silu {c}", f"%y{i} = mul %s{i}, %u{i}"]
     return args, lines, results
 
 

@@ -5,7 +5,7 @@
     python3 benches/ladder.py report FIGURES.json   # writes benches/results/ladder.md and ladder.svg
 
 Every step is a block program of benches/ladder/ and the passes it goes through; from the wgmma step on the programs say only
-`for k { load; load; dot }`; SwiGLU is a dual GEMM: two matmuls of one left operand.
+`for k { load; load; dot }`; SwiGLU is a dual GEMM: two matmuls that share their left operand.
 """
 
 import ctypes

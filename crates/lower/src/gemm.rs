@@ -7,7 +7,7 @@
 //! many columns, is computed with its operands swapped, in tiles as narrow as 16 columns: a tile has at least 64 rows,
 //! and copies of rows outside of the operand cost as much as others.
 //!
-//! **Dual GEMM.** Two matmuls of one left operand (gate and up of a gated layer), or the two halves of one matmul,
+//! **Dual GEMM.** Two matmuls that share their left operand (gate and up of a gated layer), or the two halves of one matmul,
 //! share a kernel with two accumulators where the machine has tiles for that (`dual_gemm` in its description) and rows
 //! are multiples of 16 bytes. To the planner they are a region like any other.
 use crate::expr::{Expr, delinear, linear};

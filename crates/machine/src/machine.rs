@@ -73,7 +73,7 @@ pub struct Templates {
     pub on_chip: u64,
     /// Columns of a matmul tile: rows up to this width can be reduced in the epilogue.
     pub tile: usize,
-    /// Operand types for which there are dual GEMMs: one kernel for two matmuls of one left operand, with two accumulator tiles.
+    /// Operand types for which there are dual GEMMs: one kernel for two matmuls that share their left operand, with two accumulator tiles.
     #[serde(default)]
     pub dual_gemm: Vec<String>,
 }

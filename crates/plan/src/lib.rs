@@ -69,7 +69,7 @@ pub enum KernelKind {
     Reduction,
     /// One scan (as a cumulative sum), with pointwise work over the same iteration space.
     Scan,
-    /// One matmul, or two of one left operand (dual GEMM), with views of the operands and an epilogue.
+    /// One matmul, or two that share their left operand (dual GEMM), with views of the operands and an epilogue.
     Gemm,
     /// One attention, with views of its operands and its result.
     Attention,

@@ -116,7 +116,7 @@ const INTERPRETED: f64 = 1.0;
 pub fn lower_bound(dag: &Dag, m: &Hardware) -> f64 {
     let computes = |v: &&usize| matrix_flops(dag, **v) > 0. && !dag.args(**v).is_empty();
     let matmuls = dag.live.iter().filter(computes);
-    // Matmuls that may share a launch (dual GEMM): those of one left operand.
+    // Matmuls that may share a launch (dual GEMM): those that share their left operand.
     let mut siblings: FxHashMap<(&Type, Option<&usize>), usize> = FxHashMap::default();
     for &v in matmuls.clone() {
         *siblings.entry((dag.ty(v), dag.args(v).first())).or_default() += 1;

@@ -166,7 +166,7 @@ fn rows_of_a_matmul_are_reduced_in_its_tile() {
     assert_eq!(plan("bf16", [32, 64], "%y = softmax %h axis=0"), [Gemm, Reduction], "columns");
     assert_eq!(plan("bf16", [32, 64], "%y = reduce.argmax %h axes=[1]"), [Gemm, Reduction], "places");
 }
-/// Two matmuls of one left operand share a kernel on machines with dual GEMMs.
+/// Two matmuls that share their left operand share a kernel on machines with dual GEMMs.
 #[test]
 fn pairs_of_matmuls_on_machines_that_have_them() {
     let gated = |d: &str, k: usize, left: &str| {

@@ -2,15 +2,17 @@
 //! on which, and which single crate may use tch, egg, inkwell and cudarc. Development dependencies are not restricted.
 //! `-- tests`: each crate's tests are one program, and hardware constants occur in crates/machine alone.
 //! `-- licences`: dependencies are under licences that deny.toml allows. `-- circles`: modules of a crate have no circular imports.
+//! `-- words`: that no text uses a private word where the field has one.
 mod circles;
 mod figures;
 mod licences;
 mod metadata;
 mod table;
 mod tests;
+mod words;
 
 use metadata::{Metadata, Package};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{collections::BTreeMap, process::ExitCode};
 use table::Table;
 
@@ -22,8 +24,9 @@ fn main() -> ExitCode {
         }),
         Some("licences") => check_licences().map(|n| format!("{n} packages are under licences that deny.toml allows")),
         Some("circles") => check_circles().map(|n| format!("{n} crates have no circular imports")),
+        Some("words") => words::check(Path::new(".")).map(|n| format!("{n} files speak the words of the field")),
         _ => {
-            eprintln!("usage: cargo run -p kiln-xtask -- deps|tests|licences|circles");
+            eprintln!("usage: cargo run -p kiln-xtask -- deps|tests|licences|circles|words");
             return ExitCode::from(2);
         }
     };
@@ -88,6 +91,12 @@ fn check() -> Result<usize, Vec<String>> {
 
 #[cfg(test)]
 mod checks {
+    #[test]
+    fn words_are_those_of_the_field() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        super::words::check(super::Path::new(root)).unwrap_or_else(|problems| panic!("{}", problems.join("\n")));
+    }
+
     #[test]
     fn every_file_of_tests_is_named_and_figures_are_in_one_place() {
         super::check_tests().unwrap_or_else(|problems| panic!("{}", problems.join("\n")));

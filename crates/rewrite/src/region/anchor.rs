@@ -18,7 +18,7 @@ pub(super) enum Anchor {
 }
 
 impl Region<'_> {
-    /// Adds the anchor op `v`. A kernel has one, or two matmuls of one left operand (dual GEMM).
+    /// Adds the anchor op `v`. A kernel has one, or two matmuls that share their left operand (dual GEMM).
     /// `before`: the first use of the same op, if this is the second.
     pub(super) fn anchor(
         &mut self,

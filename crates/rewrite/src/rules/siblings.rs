@@ -1,4 +1,4 @@
-//! Joins matmuls of one left operand with several weights: one matmul with the concatenated weights, and slices of its result.
+//! Joins matmuls that share their left operand with several weights: one matmul with the concatenated weights, and slices of its result.
 //!
 //! One pass after saturation, not a rule: a rule for pairs would join the results of earlier joins again. Exact: every element is computed
 //! as before. Weights must be frozen, so that they are concatenated once, at load time.
