@@ -10,7 +10,7 @@ impl Reject {
         use Reject::*;
         match self {
             TwoAnchors => {
-                "a kernel has at most one anchor op (matmul, attention, convolution, pooling, scatter or scan), or two matmuls of one \
+                "a kernel has at most one anchor op (matmul, attention, convolution, pooling, scatter or scan), or two matmuls that share their \
                  left operand where the machine has dual GEMMs"
             }
             RowsDiffer => "all reductions of a kernel must run over the same rows",
