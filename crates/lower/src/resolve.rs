@@ -178,8 +178,8 @@ impl<'a> Resolver<'a> {
             return Ok(self.load(v, slot, stored, ix, guards));
         }
         match (self.matmul, self.dual) {
-            (Some((p, matmul)), _) if p == v => return self.finished_matmul(matmul, &here, 0),
-            (_, Some((p, matmul))) if p == v => return self.finished_matmul(matmul, &here, 1),
+            (Some((p, matmul)), _) if p == v => self.finished_matmul(matmul, &here, 0),
+            (_, Some((p, matmul))) if p == v => self.finished_matmul(matmul, &here, 1),
             _ => self.op(&here),
         }
     }
