@@ -85,9 +85,6 @@ impl Builder {
     pub fn program_id(&mut self, axis: u8) -> Value {
         self.one(Op::ProgramId(axis), &[], Type::scalar(Elem::I32))
     }
-    pub fn num_programs(&mut self, axis: u8) -> Value {
-        self.one(Op::NumPrograms(axis), &[], Type::scalar(Elem::I32))
-    }
     pub fn iota(&mut self, n: usize) -> Value {
         self.one(Op::Iota, &[], Type::block(Elem::I32, [n]))
     }

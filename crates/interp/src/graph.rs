@@ -127,21 +127,6 @@ pub fn run_with(
     g.outputs.iter().map(output).collect()
 }
 
-/// Runs one op on host tensors in [`Precision::Native`]. `ty` is the op's result type. Leaves other than constants and iotas, and
-/// fallbacks, are errors. Used for constant folding and for single steps of a plan.
-pub fn eval_op(op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor, String> {
-    let values: Vec<Value> = args.iter().map(|t| Value::from_tensor(t, t.ty.dtype, Precision::Native)).collect();
-    let refs: Vec<&Value> = values.iter().collect();
-    if !op.is_leaf() {
-        let types: Vec<&Type> = args.iter().map(|t| &t.ty).collect();
-        let inferred = kiln_graph::infer::infer(op, &types)?;
-        if inferred != *ty {
-            return Err(format!("{} gives {inferred}, not {ty}", op.name()));
-        }
-    }
-    Ok(eval(op, ty, &refs, Precision::Native)?.to_tensor())
-}
-
 fn check_arguments(g: &Graph, inputs: &[Tensor], params: &[Tensor], precision: Precision) -> Result<(), InterpError> {
     let fits = |given: &Type, wanted: &Type| {
         let widened = precision == Precision::F64 && wanted.dtype.is_float() && given.dtype == DType::F64;

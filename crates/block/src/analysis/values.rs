@@ -189,7 +189,6 @@ impl Analysis {
                 self.ranges.insert(v, (0, (n - 1).max(0)));
                 Some(Affine::scalar(v))
             }
-            Op::NumPrograms(axis) => Some(Affine::constant(*k.grid.get(*axis as usize)? as i64, 0)),
             Op::Iota => Some(Affine { coeffs: vec![1], ..Affine::default() }),
             Op::Splat | Op::Broadcast | Op::ExpandDims(_) | Op::Permute(_) | Op::Reshape | Op::ConvertLayout => {
                 arg(0)?.moved(&data.op, k.ty(data.args[0]).shape(), ty.shape())

@@ -148,7 +148,6 @@ impl Folder<'_> {
                 };
                 (identity && ty(arg(0)) == ty(data.results[0])).then(|| To::Value(arg(0)))
             }
-            Op::NumPrograms(axis) => Some(To::Const(Const::Int(self.k.grid[*axis as usize] as i64))),
             Op::ProgramId(axis) if self.k.grid[*axis as usize] == 1 => Some(To::Const(Const::Int(0))),
             Op::Cast(to) => match constant(0) {
                 _ if ty(arg(0)).elem() == Some(*to) => Some(To::Value(arg(0))),

@@ -228,7 +228,6 @@ impl Writer<'_> {
                 self.names.insert(d.results[0], at);
                 return;
             }
-            Op::NumPrograms(axis) => Op::Const(Const::Int(self.k.grid[axis as usize] as i64)),
             ref op => op.clone(),
         };
         let args: Vec<Value> = d.args.iter().map(|v| self.names[v]).collect();

@@ -196,7 +196,6 @@ fn op_text(op: &Op) -> (String, String) {
     let before = match op {
         Op::Const(c) => format!("const {}", constant(c)),
         Op::ProgramId(axis) => format!("program_id {axis}"),
-        Op::NumPrograms(axis) => format!("num_programs {axis}"),
         Op::Unary(u) => names::name_of(names::UNARY, u).unwrap_or("unary").into(),
         Op::Binary(b) => names::name_of(names::BINARY, b).unwrap_or("binary").into(),
         Op::Cmp(c) => format!("cmp {}", names::name_of(names::CMP, c).unwrap_or("?")),

@@ -6,7 +6,7 @@ use crate::{BinaryOp, Const, DotPrecision, Elem, InstData, Kernel, Op, ReduceOp,
 pub fn check(k: &Kernel, data: &InstData, facts: &Facts) -> Rule {
     let seen = Seen { k, data, facts };
     match &data.op {
-        Op::Const(_) | Op::ProgramId(_) | Op::NumPrograms(_) | Op::Iota => sources(&seen),
+        Op::Const(_) | Op::ProgramId(_) | Op::Iota => sources(&seen),
         Op::Splat
         | Op::Broadcast
         | Op::ExpandDims(_)
@@ -54,7 +54,7 @@ fn sources(s: &Seen) -> Rule {
             s.arity(0, 0, 1)?;
             constant(*c, block("the result", s.out())?.0)
         }
-        Op::ProgramId(axis) | Op::NumPrograms(axis) => {
+        Op::ProgramId(axis) => {
             s.arity(0, 0, 1)?;
             ensure(*axis < 3, || format!("axis {axis} of the grid; 0, 1 or 2"))?;
             scalar_i32("the result", s.out())

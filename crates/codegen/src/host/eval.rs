@@ -183,7 +183,6 @@ impl Emit<'_> {
                 let n = self.pid.get(*a as usize).cloned().ok_or("a fourth grid axis")?;
                 Ok(Val::num(Elem::I32, n, 0))
             }
-            Op::NumPrograms(a) => Ok(Val::int(Elem::I32, kernel.grid.get(*a as usize).copied().unwrap_or(1) as i64)),
             Op::Iota => {
                 let c = at.first().ok_or("iota without an axis")?;
                 let mark = |n: &Num| Num { exact: true, ..n.clone() };

@@ -408,7 +408,6 @@ fn upper(op: &Op) -> bool {
         op,
         Op::Const(_)
             | Op::ProgramId(_)
-            | Op::NumPrograms(_)
             | Op::Iota
             | Op::Splat
             | Op::Broadcast

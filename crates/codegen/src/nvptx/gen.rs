@@ -267,7 +267,6 @@ impl<'c> Gen<'c, '_> {
             Op::Wgmma { transpose_a, transpose_b } => self.wgmma(data, [*transpose_a, *transpose_b])?,
             Op::Const(c) => self.constant(data.results[0], *c)?,
             Op::ProgramId(axis) => vec![self.program_id(*axis)?],
-            Op::NumPrograms(axis) => vec![Reg::Int(Index::constant(self.grid(*axis), 32))],
             Op::Iota => self.iota(data.results[0])?,
             Op::Splat => {
                 let one = self.scalar(data.args[0])?;

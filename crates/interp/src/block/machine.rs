@@ -223,7 +223,6 @@ impl<'a> Machine<'a, '_> {
                 Block { elem, shape: to, data }
             }
             Op::ProgramId(axis) => Block::int(elem, self.instance[*axis as usize] as i64),
-            Op::NumPrograms(axis) => Block::int(elem, self.k.grid[*axis as usize] as i64),
             Op::Iota => Block { elem, data: Data::Int((0..to[0] as i64).collect()), shape: to },
             Op::Splat => shape::splat(&*arg(0)?, &to),
             Op::Broadcast => shape::broadcast(&*arg(0)?, &to),

@@ -125,7 +125,7 @@ pub fn run(kernel: &Kernel, launch: Launch) -> Result<Kernel, Refusal> {
     let outside = std::mem::take(&mut w.out);
     let t = w.k.new_value(Type::scalar(Elem::I32));
     let place = w.place(&tiles, launch, t, rank);
-    w.rename(&old, place, kernel.grid);
+    w.rename(&old, place);
     // What only computed the old positions is dead now; `dce` removes it.
     w.out.extend(old);
     let end = w.k.new_inst(InstData { op: Op::Yield, args: vec![], results: vec![], regions: vec![] });
@@ -211,19 +211,15 @@ impl Writer {
         }
         place
     }
-    /// Replaces positions in the old grid by `place`, and its sizes by constants.
-    fn rename(&mut self, old: &[Inst], place: [Value; 3], grid: [usize; 3]) {
+    /// Replaces positions in the old grid by `place`.
+    fn rename(&mut self, old: &[Inst], place: [Value; 3]) {
         let mut to: HashMap<Value, Value> = HashMap::new();
-        let mut sizes: Vec<(Inst, usize)> = vec![];
         let region = Region { params: vec![], insts: old.to_vec() };
-        self.k.walk_region(&region, &mut |i, d| match d.op {
-            Op::ProgramId(axis) => _ = to.insert(d.results[0], place[axis as usize]),
-            Op::NumPrograms(axis) => sizes.push((i, grid[axis as usize])),
-            _ => {}
+        self.k.walk_region(&region, &mut |_, d| {
+            if let Op::ProgramId(axis) = d.op {
+                to.insert(d.results[0], place[axis as usize]);
+            }
         });
-        for (i, n) in sizes {
-            self.k.inst_mut(i).op = Op::Const(Const::Int(n as i64));
-        }
         for data in &mut self.k.insts {
             data.args.iter_mut().for_each(|v| *v = to.get(v).copied().unwrap_or(*v));
         }

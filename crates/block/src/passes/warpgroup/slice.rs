@@ -128,7 +128,7 @@ impl<'a, 'k> Slicer<'a, 'k> {
         let of = |arg: Value| k.ty(arg).shape();
         let wanted: Vec<Vec<Axis>> = match &data.op {
             Op::Iota => return self.iota(b, ty, axes),
-            Op::Const(_) | Op::Splat | Op::ProgramId(_) | Op::NumPrograms(_) => vec![vec![]; data.args.len()],
+            Op::Const(_) | Op::Splat | Op::ProgramId(_) => vec![vec![]; data.args.len()],
             Op::Broadcast => {
                 vec![of(data.args[0]).iter().zip(axes).map(|(n, a)| if *n == 1 { Whole } else { *a }).collect()]
             }
