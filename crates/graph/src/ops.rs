@@ -16,8 +16,8 @@ mod special;
 pub mod unary;
 pub mod window;
 
-pub(crate) use attributes::quoted;
 pub use attributes::{Attr, Attribute, Visitor};
+pub(crate) use attributes::{quoted, scalar};
 
 use crate::{
     BinaryOp, CompareOp, DType, Graph, GraphError, Op, ParamId, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, Type,

@@ -22,7 +22,6 @@ mod parse;
 mod print;
 
 pub use parse::parse;
-pub(crate) use print::scalar;
 pub use print::{attributes, print};
 
 use crate::{Graph, GraphError};

@@ -10,7 +10,6 @@
 //! With a causal mask, keys after the query are skipped where possible. Where PyTorch multiplies an infinite or NaN
 //! value there by zero, which gives NaN, the result here may be finite.
 use crate::LowerError;
-use crate::attention::{Sizes, masked_score};
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
@@ -20,6 +19,7 @@ use crate::placed::{self, the_sums};
 use crate::reduction;
 use crate::resolve::{Body, Matmul as Place, Resolver};
 use crate::rows::Emitted;
+use crate::scores::{Sizes, masked_score};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
 use kiln_graph::{DType, Op, Type, ValueId};

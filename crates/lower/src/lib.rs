@@ -36,6 +36,7 @@ mod row_loop;
 mod rows;
 mod scan;
 mod scatter;
+mod scores;
 mod space;
 mod tail;
 pub mod template;

@@ -11,6 +11,7 @@
 //! split-K the step that sums the slices reduces. Rows that are heads are reduced in tiles as wide as a head, where the
 //! model predicts that to be faster ([`heads`]).
 mod candidates;
+mod cost;
 mod heads;
 mod memory;
 mod split_k;

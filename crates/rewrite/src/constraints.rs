@@ -4,6 +4,7 @@
 //! are planned again under the constraints, cheapest first. So a plan whose own kernels are pinned is reproduced byte for byte, and the
 //! price of a forced fusion (`--why-not`) is that of a complete plan.
 use crate::dag::{Dag, Program};
+use crate::impossible::Impossible;
 use crate::names::Names;
 use crate::planner::{Limits, Pin, inputs};
 use kiln_graph::ops::Class;
@@ -44,13 +45,6 @@ impl Constraints {
     pub fn is_empty(&self) -> bool {
         *self == Constraints::default()
     }
-}
-
-/// A constraint that cannot be met: its text, and why.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Impossible {
-    pub constraint: String,
-    pub why: String,
 }
 
 /// Translates the constraints to `program`, and notes in `dag` the values to keep in memory.

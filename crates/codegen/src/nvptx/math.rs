@@ -7,6 +7,7 @@
 //! polynomials; tanh's polynomial from Cephes.
 //! NaN and infinities follow IEEE and C. The only fast-math flag is contraction of a product and a sum.
 mod double;
+mod exp_log;
 mod trig;
 mod wide;
 

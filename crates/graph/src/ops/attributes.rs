@@ -1,5 +1,6 @@
 //! Attributes of ops, visited one by one. The parser and the printer of the text form share this visit.
 use super::*;
+use crate::graph::float_text;
 use std::fmt::Display;
 
 /// The value of an attribute as parsed from text.
@@ -172,7 +173,7 @@ impl Attribute for Scalar {
         }
     }
     fn show(&self) -> String {
-        crate::text::scalar(*self)
+        scalar(*self)
     }
 }
 impl Attribute for bool {
@@ -226,5 +227,18 @@ impl Attribute for Vec<Type> {
     }
     fn show(&self) -> String {
         list(self)
+    }
+}
+
+/// A scalar in the text form.
+pub(crate) fn scalar(s: Scalar) -> String {
+    match s {
+        Scalar::Int(v) => v.to_string(),
+        Scalar::Bool(v) => v.to_string(),
+        Scalar::Float(v) if v.is_finite() => format!("{v:?}"),
+        Scalar::Float(v) => match float_text::special(v).strip_prefix("nan:") {
+            Some(bits) => format!("nan({bits})"),
+            None => float_text::special(v),
+        },
     }
 }

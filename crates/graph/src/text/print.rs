@@ -1,8 +1,7 @@
 //! Printer: graph to canonical text, one line per node, with values numbered by position.
 use crate::{
-    Graph, Init, Op, Scalar,
-    graph::float_text,
-    ops::{Attribute, Visitor, quoted},
+    Graph, Init, Op,
+    ops::{Attribute, Visitor, quoted, scalar},
 };
 use std::fmt::Write;
 
@@ -68,18 +67,6 @@ fn init(init: &Init) -> String {
         Init::Random { seed, scale } => format!(" = random(seed={seed}, scale={})", scalar(*scale)),
         Init::Fill(s) => format!(" = fill({})", scalar(*s)),
         Init::Data(data) => format!(" = [{}]", join(data, |s| scalar(*s))),
-    }
-}
-
-pub(crate) fn scalar(s: Scalar) -> String {
-    match s {
-        Scalar::Int(v) => v.to_string(),
-        Scalar::Bool(v) => v.to_string(),
-        Scalar::Float(v) if v.is_finite() => format!("{v:?}"),
-        Scalar::Float(v) => match float_text::special(v).strip_prefix("nan:") {
-            Some(bits) => format!("nan({bits})"),
-            None => float_text::special(v),
-        },
     }
 }
 

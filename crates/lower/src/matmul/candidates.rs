@@ -1,4 +1,5 @@
 //! Template candidates of a matmul, with predicted times that are good enough to leave out what cannot win.
+use super::cost::tiles;
 use super::{Matmul, heads, in_parts, memory, sides};
 use crate::LowerError;
 use crate::resolve::Body;
@@ -37,17 +38,6 @@ pub fn chosen_parts(of: &Body, p: &Matmul, machine: &Hardware) -> Result<usize, 
         let p = &heads::settled(of, p, machine)?;
         Ok(in_parts(of, p, machine, 0)?.map_or(1, |(parts, _)| parts.count))
     })
-}
-
-/// Cycles without pipelining: every wave of tiles waits `wait` cycles for its operands at each step of K.
-pub fn tiles(p: &Matmul, [m, n]: [usize; 2], wait: f64) -> f64 {
-    /// Elements of a step of K.
-    const STEP: usize = 64;
-    let of = &p.machine.gemm;
-    let tiles = p.batch.iter().product::<usize>() * p.m.div_ceil(m) * p.n.div_ceil(n) * p.sums();
-    let step = (m * n * STEP) as f64 / of.rate;
-    let waves = tiles.div_ceil(p.machine.units.multiprocessors * of.tiles_per_multiprocessor);
-    waves as f64 * p.k.div_ceil(STEP) as f64 * (wait + of.tiles_per_multiprocessor as f64 * step)
 }
 
 /// Cycles of row reductions: the time of memory, or that of FMAs from the cache.

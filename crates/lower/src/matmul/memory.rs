@@ -11,7 +11,7 @@
 //! the matmul stays exact. Tensor cores truncate when they accumulate, so the accumulator of each stage is
 //! zero-initialised and added to the others in f32. An infinity is split into itself and 1, which keeps it infinite.
 //! Operands below 2^-100 lose accuracy; from 2^127 on they, or products, may become infinite.
-use super::candidates::tiles;
+use super::cost::tiles;
 use super::{Matmul, OperandAt, swapped};
 use crate::dag::{NodeId, NodeOp, Scene, Store, Tf32};
 use crate::expr::{Atom, CoordId, Expr, linear};

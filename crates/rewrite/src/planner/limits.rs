@@ -1,8 +1,8 @@
 //! Planning under constraints: pinned kernels, and values that must or must not share a kernel.
 use super::{Kernels, Planner, Set, sorted};
 use crate::checker::Checker;
-use crate::constraints::Impossible;
 use crate::dag::Dag;
+use crate::impossible::Impossible;
 use crate::planner::Kernel;
 use crate::why::{label, refusal};
 use kiln_graph::ops::Class;

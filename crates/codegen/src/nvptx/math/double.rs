@@ -2,7 +2,7 @@
 //! erf.
 //!
 //! Coefficients interpolate the functions at Chebyshev points, computed with 60 digits and rounded to f64.
-use super::wide::{exp, exp_of_sum, fraction};
+use super::exp_log::{exp, exp_of_sum, fraction};
 use super::{F, abs, c, clamp, copysign, fma, horner, log_ends};
 use crate::nvptx::emit::{Emit, Res};
 use inkwell::FloatPredicate;

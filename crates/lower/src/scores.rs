@@ -1,0 +1,60 @@
+//! What attention on the host and on GPUs share: its sizes, and a score from its raw dot product.
+use crate::dag::{Guard, NodeId, NodeOp};
+use crate::expr::Expr;
+use crate::resolve::{Body, Resolved, Resolver, broadcast_index};
+use kiln_graph::{BinaryOp, DType, Op, ValueId};
+
+/// Sizes of an attention: batch axes, key heads, queries per key head, query and key lengths, widths of keys and values.
+pub struct Sizes {
+    pub batch: Vec<usize>,
+    pub heads: usize,
+    pub group: usize,
+    pub s: usize,
+    pub t: usize,
+    pub d: usize,
+    pub e: usize,
+}
+
+pub fn sizes(of: &Body, v: ValueId) -> Sizes {
+    let args = of.graph.args(v);
+    let (q, k, w) = (of.graph.shape(args[0]), of.graph.shape(args[1]), of.graph.shape(args[2]));
+    let n = q.len();
+    Sizes {
+        batch: q[..n - 3].to_vec(),
+        heads: k[n - 3],
+        group: q[n - 3] / k[n - 3].max(1),
+        s: q[n - 2],
+        t: k[n - 2],
+        d: q[n - 1],
+        e: w[n - 1],
+    }
+}
+
+/// Index of a score in a mask, from (batch…, head, s, t).
+fn mask_index(shape: &[usize], at: &[Expr]) -> Vec<Expr> {
+    broadcast_index(at, shape)
+}
+
+/// A score from its raw dot product: scaled, masked.
+pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr]) -> Resolved {
+    let Op::Attention { scale, causal } = *r.graph.op(v) else { return Err(r.unsupported("not attention")) };
+    let dtype = r.dag.node(raw).dtype;
+    let scale = r.dag.number(dtype, scale.as_f64());
+    let mut x = r.dag.binary(BinaryOp::Mul, raw, scale);
+    let lowest = r.dag.number(dtype, f64::NEG_INFINITY);
+    if let Some(&mask) = r.graph.args(v).get(3) {
+        let ix = mask_index(r.graph.shape(mask), at);
+        let m = r.at(mask, &ix, &[])?;
+        x = if r.graph.dtype(mask) == DType::Bool {
+            r.dag.add(NodeOp::Select(m, x, lowest), dtype)
+        } else {
+            r.dag.binary(BinaryOp::Add, x, m)
+        };
+    }
+    if causal {
+        let ahead = at[at.len() - 2].plus(&at[at.len() - 1].clone().scale(-1));
+        let seen = r.dag.add(NodeOp::Inside(vec![Guard { expr: ahead, lo: 0, hi: i64::MAX }]), DType::Bool);
+        x = r.dag.add(NodeOp::Select(seen, x, lowest), dtype);
+    }
+    Ok(x)
+}
