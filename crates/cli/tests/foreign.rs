@@ -33,7 +33,7 @@ fn explain(folder: &Path, file: &str, inputs: &str) -> (Option<i32>, String) {
 /// The lines of Python in an error's help: those after the line that begins with `help:`.
 fn lines_of_python(answer: &str) -> Vec<&str> {
     let after = answer.lines().skip_while(|l| !l.trim_start().starts_with("help:")).skip(1);
-    after.map(str::trim).take_while(|l| !l.starts_with("as --inputs")).filter(|l| !l.is_empty()).collect()
+    after.map(str::trim).take_while(|l| !l.starts_with("and pass it as --inputs")).filter(|l| !l.is_empty()).collect()
 }
 
 #[test]
