@@ -1,10 +1,10 @@
 //! Execution by libtorch: whole modules as the reference, and single operators for fallback nodes. An operator is checked against the
 //! list of allowed ones ([`kiln_graph::fallback`]) before it runs.
 use crate::{
-    error::{ImportErrors, Problem},
     ffi::{self, RawSession, RawValue, TorchTensor, c_string, checked, checked_count},
     import::borrow_all,
 };
+use kiln_aten::{ImportErrors, Problem};
 use kiln_graph::{Tensor, Type};
 use serde_json::Value;
 use std::{

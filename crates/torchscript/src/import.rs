@@ -1,11 +1,6 @@
 //! Imports an archive: takes its path and example inputs; gives the verified graph and the parameters' data.
-use crate::{
-    convert::{self, ParamData},
-    error::{ImportErrors, Problem},
-    ffi::{self, RawArchive, TorchTensor, c_string, checked},
-    raw::{Arg, Raw},
-    source,
-};
+use crate::ffi::{self, RawArchive, TorchTensor, c_string, checked};
+use kiln_aten::{ImportErrors, ParamData, Problem, Raw, convert, raw::Arg, source};
 use kiln_graph::{Graph, Scalar, Tensor};
 use serde::{Deserialize, Serialize};
 use std::{ffi::CStr, path::Path, ptr::NonNull};

@@ -4,10 +4,10 @@
 //! `*error`, which the caller frees with `kiln_torch_free_text`. Strings are UTF-8 with a length, not NUL-terminated.
 use crate::{
     Imported, Session,
-    error::{ImportErrors, Problem},
     execute::{self, Memory},
     import,
 };
+use kiln_aten::{ImportErrors, Problem};
 use kiln_graph::{DType, Tensor, Type};
 use serde_json::json;
 use std::{

@@ -1,4 +1,5 @@
-//! The specialised model as the shim writes it (`cpp/dump.cpp`): a flat list of operator calls on typed values.
+//! A specialised model: a flat list of operator calls on typed values, in execution order. The TorchScript plugin writes it as JSON
+//! (`crates/torchscript/cpp/dump.cpp`).
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
