@@ -359,6 +359,8 @@ pub struct Print {
     /// Print only this kernel.
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
+    #[command(flatten)]
+    pub constraints: ConstraintArgs,
     /// Target to compile for.
     #[arg(long, value_parser = targets(), default_value_t)]
     pub target: Target,

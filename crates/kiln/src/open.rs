@@ -24,6 +24,17 @@ pub enum FileKind {
 const SNIFFED: u64 = 4096;
 
 impl FileKind {
+    /// With its article, for messages.
+    pub fn words(self) -> &'static str {
+        match self {
+            FileKind::TorchScript => "a TorchScript archive",
+            FileKind::Artifact => "an artifact",
+            FileKind::GraphText => "a text graph",
+            FileKind::PlanText => "a plan",
+            FileKind::BlockText => "a block program",
+            FileKind::Report => "a report of `kiln explain --json`",
+        }
+    }
     /// Reads a zip's directory, or a whole text. For a file of another known format the error names it and says how to make a model of it.
     pub fn of(path: &Path) -> Result<FileKind, Error> {
         use FileKind::{Artifact, GraphText, TorchScript};
@@ -76,7 +87,7 @@ impl Model {
             FileKind::Artifact => artifact::read(path)?.model,
             kind => {
                 return Err(Error::usage(
-                    format!("{} holds a {kind:?}, not a model", path.display()),
+                    format!("{} holds {}, not a model", path.display(), kind.words()),
                     "give a .pt archive or a text graph; `kiln print` and `kiln opt` take plans and block programs",
                 ));
             }

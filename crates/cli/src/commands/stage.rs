@@ -54,7 +54,7 @@ pub fn compile(a: &args::Compile) -> Result<(), Error> {
 pub fn print(a: &args::Print) -> Result<(), Error> {
     let stage = Stage::parse(&a.stage)?;
     let t = if stage == Stage::Ptx && a.target == Target::Cpu { Target::Sm90a } else { a.target };
-    let options = options(&a.model, Some(t), !a.unfused)?;
+    let options = constrained(options(&a.model, Some(t), !a.unfused)?, &a.constraints)?;
     let text = stages::print_file(&a.model.model, &inputs(&a.model)?, &options, stage, a.kernel.as_deref())?;
     render::out(&text)
 }

@@ -156,6 +156,10 @@ impl Drop for LoopGuard<'_> {
             }
             state = self.0.state.0.load(Ordering::Acquire);
         }
+        if std::thread::panicking() {
+            // The caller's own panic is raised; a worker's is not left to the next loop.
+            self.0.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
         self.0.busy.store(false, Ordering::Release);
     }
 }
@@ -300,10 +304,14 @@ mod tests {
             let run = || team.each(8, |i| assert_ne!(i, bad, "task {bad}"));
             assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "the panic of task {bad} was lost");
         }
-        let count = AtomicUsize::new(0);
-        team.each(8, |_| {
-            count.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(count.into_inner(), 8);
+        for _ in 0..100 {
+            let all = || team.each(64, |i| panic!("task {i}"));
+            assert!(catch_unwind(AssertUnwindSafe(all)).is_err());
+            let count = AtomicUsize::new(0);
+            team.each(8, |_| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 8);
+        }
     }
 }
