@@ -55,6 +55,14 @@ enum Condition {
     Recurrent,
 }
 
+/// The parameters of an operator in order: names, and defaults as its schema writes them (`[1, 1]`, `None`, `1e-05`). `None` if the operator is
+/// not on the list. `name`: with its namespace, `aten::add`.
+pub fn parameters(name: &str, overload: &str) -> Option<Vec<(&'static str, Option<&'static str>)>> {
+    let name = name.strip_prefix("aten::")?;
+    let full = if overload.is_empty() { name.to_string() } else { format!("{name}.{overload}") };
+    Some(OPERATORS.get(full.as_str())?.arguments.iter().map(|a| (a.name, a.default)).collect())
+}
+
 #[derive(Debug)]
 struct Operator {
     arguments: Vec<Argument>,

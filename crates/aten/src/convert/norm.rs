@@ -11,6 +11,7 @@ pub const TABLE: Table = &[
     ("aten::native_layer_norm", layer_norm),
     ("aten::group_norm", group_norm),
     ("aten::batch_norm", batch_norm),
+    ("aten::_native_batch_norm_legit_no_training", batch_norm_functional),
     ("aten::instance_norm", instance_norm),
     ("aten::rms_norm", rms_norm),
     ("aten::_fused_rms_norm", rms_norm),
@@ -75,6 +76,13 @@ fn batch_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (mean, var) = (c.tensor(call, 3)?, c.tensor(call, 4)?);
     let (mean, var) = (c.cast(mean, dtype)?, c.cast(var, dtype)?);
     Ok(vec![c.node(Op::BatchNorm { eps: Scalar::Float(eps) }, &[x, gain, bias, mean, var])?])
+}
+
+/// `(x, gain?, bias?, mean, var, momentum, eps)`: batch norm of a functional program; mean and deviation, its further results, are empty.
+fn batch_norm_functional(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let [before, after] = [&call.args[..5.min(call.args.len())], call.args.get(5..).unwrap_or_default()];
+    let args = [before, &[Arg::Bool(false)], after].concat();
+    batch_norm(c, &Call { args, ..empty(call) })
 }
 
 /// `(x, gain?, bias?, mean?, var?, use_input_stats, momentum, eps, …)`: a group norm with one channel per group, or a batch norm if the

@@ -1,0 +1,92 @@
+"""Writes programs of torch.export: `programs.py FOLDER` writes NAME.pt2 with NAME.safetensors, which holds inputs "in0", … and results "out0", …"""
+
+import sys
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import nn
+
+folder = Path(sys.argv[1])
+torch.manual_seed(0)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.qkv = nn.Linear(32, 96)
+        self.out = nn.Linear(32, 32)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        split = lambda t: t.view(*t.shape[:2], 4, 8).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(split(q), split(k), split(v), is_causal=True)
+        return x + self.out(y.transpose(1, 2).reshape(x.shape))
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3))).softmax(-1)
+
+
+class Tied(nn.Module):
+    """One weight as embedding and as projection, a transposed parameter, a constant, two results and a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.mixed = nn.Parameter(torch.randn(4, 6).t())
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+
+    def forward(self, ids, scale):
+        x = self.embedding(ids) * scale
+        return {"logits": x @ self.embedding.weight.t(), "mixed": x @ self.mixed + self.table + torch.tensor([1.0, 2.0, 3.0, 4.0])}
+
+
+class Sizes(nn.Module):
+    """Sizes that follow from the batch's."""
+
+    def forward(self, x):
+        n = x.shape[0]
+        return torch.cat([x, x.new_ones(n // 2, x.shape[1])]).reshape(-1) * n
+
+
+batch = torch.export.Dim("batch", min=4, max=64)
+cases = {
+    "attention": (Attention(), (torch.randn(2, 7, 32),), None),
+    "convolutions": (Convolutions(), (torch.randn(2, 3, 8, 8),), None),
+    "tied": (Tied(), (torch.randint(11, (3, 5)), torch.tensor(0.5)), None),
+    "sizes": (Sizes(), (torch.randn(6, 3),), {"x": {0: batch}}),
+}
+for name, (model, inputs, dynamic) in cases.items():
+    model = model.eval()
+    program = torch.export.export(model, inputs, dynamic_shapes=dynamic)
+    if name == "convolutions":
+        torch.export.save(program, folder / "in_place.pt2")
+    torch.export.save(program.run_decompositions({}), folder / f"{name}.pt2")
+    torch.export.save(program.run_decompositions(), folder / f"{name}.core.pt2")
+    for suffix, given in [("", inputs), ("9", (torch.randn(9, 3),))][: 2 if dynamic else 1]:
+        with torch.no_grad():
+            results = model(*given)
+        results = list(results.values()) if isinstance(results, dict) else [results]
+        tensors = {f"in{i}": t for i, t in enumerate(given)} | {f"out{i}": t.contiguous() for i, t in enumerate(results)}
+        safetensors.torch.save_file({k: v.clone() for k, v in tensors.items()}, folder / f"{name}{suffix}.safetensors")
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return x + self.count
+
+
+torch.export.save(torch.export.export(Counter(), (torch.randn(3),)).run_decompositions({}), folder / "counter.pt2")
