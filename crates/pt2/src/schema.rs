@@ -77,6 +77,7 @@ pub struct SymExpr {
 }
 #[derive(Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "the schema's names")]
 pub enum Hint {
     AsInt(i64),
     AsBool(#[serde(deserialize_with = "ignored")] ()),
@@ -93,6 +94,7 @@ pub struct Device {
 }
 #[derive(Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "the schema's names")]
 pub enum SymArg {
     AsName(String),
     AsInt(i64),
