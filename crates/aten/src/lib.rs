@@ -9,6 +9,6 @@ pub mod error;
 pub mod raw;
 pub mod source;
 
-pub use convert::{ParamData, convert};
+pub use convert::ParamData;
 pub use error::{ImportErrors, Problem};
 pub use raw::Raw;

@@ -48,7 +48,6 @@ fn wrong_files_are_recognised_and_the_answers_python_fixes_them() {
         ("new_pickle.pt", "holds weights without a model (a state_dict)"),
         ("checkpoint.pt2", "is a checkpoint: a dict with weights under \"model_state_dict\""),
         ("module.pth", "holds a pickled module (torch.nn.modules.container.Sequential)"),
-        ("program.pt", "is a program of torch.export"),
         ("tensors", "holds weights without a model (safetensors)"),
         ("train.kiln", "was saved in training mode"),
         ("transformers", "is a folder of a transformers model"),
@@ -67,6 +66,9 @@ fn wrong_files_are_recognised_and_the_answers_python_fixes_them() {
         let (status, text) = explain(at, &format!("{file}.fixed.pt"), inputs);
         assert_eq!(status, Some(0), "{file}, fixed: {text}");
     }
+    // A program of torch.export by any name is a model, which libtorch has no part in.
+    let (status, text) = explain(at, "program.pt", "in.safetensors");
+    assert_eq!(status, Some(0), "{text}");
     // An archive without inputs: the help's lines write them.
     let (status, text) = explain(at, "good.pt", "");
     assert_eq!(status, Some(1), "{text}");

@@ -88,6 +88,16 @@ pub struct Problem {
 }
 
 impl Error {
+    /// A model cannot be compiled: one problem without a line is a sentence, others are listed.
+    pub(crate) fn model(problems: Vec<Problem>) -> Error {
+        match &problems[..] {
+            [p] if p.line.is_empty() => Error::failed(p.what.clone(), p.help.clone()),
+            all => {
+                let (n, s) = (all.len(), if all.len() == 1 { "" } else { "s" });
+                Error::Model { what: format!("the model cannot be compiled: {n} problem{s}"), problems }
+            }
+        }
+    }
     /// The call is wrong; `help` says how to write it.
     pub fn usage(what: impl Into<String>, help: impl Into<String>) -> Error {
         Error::Usage { what: what.into(), help: help.into() }

@@ -1,13 +1,15 @@
 //! Detects what a file contains, and opens models: from a TorchScript archive, a text graph, or a compiled artifact.
-use crate::{Error, Model, artifact, recognise, torch};
-use kiln_graph::Tensor;
-use std::{fs::File, io::Read, path::Path};
+use crate::{Error, Model, artifact, error::Problem, recognise, torch};
+use kiln_graph::{Tensor, Type};
+use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
 /// What a file contains, detected from its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileKind {
     /// A zip archive that `torch.jit.save` wrote.
     TorchScript,
+    /// A zip archive that `torch.export.save` wrote.
+    ExportedProgram,
     /// What `kiln compile` wrote.
     Artifact,
     /// A graph as text.
@@ -28,6 +30,7 @@ impl FileKind {
     pub fn words(self) -> &'static str {
         match self {
             FileKind::TorchScript => "a TorchScript archive",
+            FileKind::ExportedProgram => "a program of torch.export",
             FileKind::Artifact => "an artifact",
             FileKind::GraphText => "a text graph",
             FileKind::PlanText => "a plan",
@@ -48,7 +51,10 @@ impl FileKind {
         if start.starts_with(b"PK") {
             return match artifact::is_artifact(&start) {
                 true => Ok(FileKind::Artifact),
-                false => recognise::zip(path).map(|()| FileKind::TorchScript),
+                false => Ok(match recognise::zip(path)? {
+                    recognise::Archive::TorchScript => FileKind::TorchScript,
+                    recognise::Archive::ExportedProgram => FileKind::ExportedProgram,
+                }),
             };
         }
         // Kiln's own files are text. Other files may be large, so only their start is read.
@@ -83,6 +89,7 @@ impl Model {
         let start = std::time::Instant::now();
         let mut model = match FileKind::of(path)? {
             FileKind::TorchScript => Model::import(path, inputs)?,
+            FileKind::ExportedProgram => Model::exported(path, inputs)?,
             FileKind::GraphText => Model::from_text(path)?,
             FileKind::Artifact => artifact::read(path)?.model,
             kind => {
@@ -95,6 +102,23 @@ impl Model {
         model.import_s = start.elapsed().as_secs_f64();
         model.check_inputs(inputs)?;
         Ok(model)
+    }
+    /// A program of torch.export, for the sizes of these inputs or else those at export. Nothing of it is run.
+    fn exported(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
+        let types: Vec<Type> = inputs.iter().map(|t| t.ty.clone()).collect();
+        let problem =
+            |p: kiln_aten::Problem| Problem { what: p.message, line: p.source, module: p.module, help: p.help };
+        let program = kiln_pt2::import(path, &BTreeMap::new(), &types)
+            .map_err(|e| Error::model(e.errors.into_iter().map(problem).collect()))?;
+        Ok(Model {
+            graph: program.graph,
+            params: program.params,
+            path: path.into(),
+            archive: None,
+            compiled_from: None,
+            guards: vec![],
+            import_s: 0.0,
+        })
     }
     fn from_text(path: &Path) -> Result<Model, Error> {
         let text = std::fs::read_to_string(path)

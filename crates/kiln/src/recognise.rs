@@ -12,6 +12,14 @@ use std::{
 };
 use zip::ZipArchive;
 
+/// A zip that holds a model.
+pub enum Archive {
+    /// `torch.jit.save` wrote it.
+    TorchScript,
+    /// `torch.export.save` wrote it.
+    ExportedProgram,
+}
+
 /// The Python line that writes an archive of a module.
 const SAVE: &str = "torch.jit.trace(model, inputs).save(\"model.pt\")";
 
@@ -61,8 +69,8 @@ fn models_in(path: &Path, is_model: impl Fn(&Path) -> bool) -> BTreeSet<std::ffi
     files.filter(|e| is_model(&e.path())).map(|e| e.file_name()).collect()
 }
 
-/// Checks a zip that is not an artifact: an error unless it is a TorchScript archive.
-pub fn zip(path: &Path) -> Result<(), Error> {
+/// Checks a zip that is not an artifact: an error unless it is a TorchScript archive or a program of torch.export.
+pub fn zip(path: &Path) -> Result<Archive, Error> {
     let file = File::open(path).map_err(|e| Error::reading(path, e))?;
     let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|e| {
         let text = format!("{} begins as a zip file, but cannot be read as one: {e}", path.display());
@@ -72,19 +80,18 @@ pub fn zip(path: &Path) -> Result<(), Error> {
     let names: BTreeSet<String> = zip.file_names().map(String::from).collect();
     let inside = |name: &str| names.iter().find(|n| n.split_once('/').is_some_and(|n| n.1 == name)).cloned();
     if inside("constants.pkl").is_some() {
-        return Ok(());
+        return Ok(Archive::TorchScript);
     }
     if names.iter().any(|n| n.contains("data/aotinductor/")) {
         let what = "holds a model that AOTInductor has compiled: machine code, not a graph";
         return Err(answer(path, what, "write an archive of the model it was made from:", &[SAVE]));
     }
-    if inside("models/model.json").is_some() || names.contains("serialized_exported_program.json") {
-        // Given a path, PyTorch goes by its extension; given an open file, it reads any.
-        let ends = path.extension().is_some_and(|e| e == "pt2");
-        let file = if ends { quoted(path) } else { format!("open({}, \"rb\")", quoted(path)) };
-        let line = format!("model = torch.export.load({file}).module()");
-        let what = "is a program of torch.export (.pt2), which Kiln does not read yet";
-        return Err(answer(path, what, "trace it, on inputs of the shapes it was exported for:", &[&line, SAVE]));
+    if inside("archive_format").is_some() {
+        return Ok(Archive::ExportedProgram);
+    }
+    if names.contains("serialized_exported_program.json") {
+        let what = "is a program that torch.export of PyTorch before 2.8 saved";
+        return Err(answer(path, what, "export the model again with PyTorch 2.8 or later, or trace it:", &[SAVE]));
     }
     if let Some(name) = inside("data.pkl") {
         let mut bytes = vec![];

@@ -40,10 +40,6 @@ pub(crate) fn import(path: &Path, inputs: &[Tensor]) -> Result<Imported, Error> 
 /// Converts an error of libtorch: problems in a model keep their source lines, other errors become one sentence with a remedy.
 pub(crate) fn failed(e: TorchError) -> Error {
     match e {
-        TorchError::Model(e) if e.errors.len() == 1 && e.errors[0].source.is_empty() => {
-            let p = &e.errors[0];
-            Error::failed(p.message.clone(), p.help.clone())
-        }
         TorchError::Model(e) => {
             let problem = |p: kiln_torch_host::Problem| Problem {
                 what: p.message,
@@ -51,9 +47,7 @@ pub(crate) fn failed(e: TorchError) -> Error {
                 module: p.module,
                 help: p.help,
             };
-            let n = e.errors.len();
-            let what = format!("the model cannot be compiled: {n} problem{}", if n == 1 { "" } else { "s" });
-            Error::Model { what, problems: e.errors.into_iter().map(problem).collect() }
+            Error::model(e.errors.into_iter().map(problem).collect())
         }
         other => Error::caused(other.to_string(), "`kiln doctor` shows what was found", other),
     }

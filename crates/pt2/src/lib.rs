@@ -13,7 +13,7 @@ mod read;
 mod schema;
 
 use kiln_aten::{ImportErrors, ParamData, Problem, convert, source};
-use kiln_graph::{Graph, Tensor};
+use kiln_graph::{Graph, Tensor, Type};
 use std::{collections::BTreeMap, path::Path};
 
 /// A program for given sizes.
@@ -31,13 +31,14 @@ pub struct Program {
 
 /// Reads the program of an archive.
 ///
-/// `sizes`: of symbols by name (`s53`); others get the size they had at export.
+/// `sizes`: of symbols by name (`s53`). `inputs`: types of the inputs, which give the sizes of their symbolic dimensions; may be empty.
+/// Other symbols get the size they had at export.
 ///
 /// # Errors
 /// If the file is no such archive, a size is outside its range, or the program cannot be converted: all problems, with what to do.
-pub fn import(path: &Path, sizes: &BTreeMap<String, i64>) -> Result<Program, ImportErrors> {
+pub fn import(path: &Path, sizes: &BTreeMap<String, i64>, inputs: &[Type]) -> Result<Program, ImportErrors> {
     let mut archive = archive::Archive::open(path)?;
-    let mut reading = read::read(&mut archive, sizes)?;
+    let mut reading = read::read(&mut archive, sizes, inputs)?;
     source::settle(&mut reading.raw);
     let name = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let converted = convert::convert(&reading.raw, &name)?;

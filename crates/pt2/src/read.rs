@@ -33,7 +33,7 @@ struct Reader<'a> {
 }
 
 /// Reads the archive's only program.
-pub fn read(archive: &mut Archive, sizes: &BTreeMap<String, i64>) -> Result<Reading, ImportErrors> {
+pub fn read(archive: &mut Archive, sizes: &BTreeMap<String, i64>, inputs: &[Type]) -> Result<Reading, ImportErrors> {
     let programs = archive.programs();
     let [name] = &programs[..] else {
         let what = format!("the archive holds {} programs", programs.len());
@@ -48,7 +48,9 @@ pub fn read(archive: &mut Archive, sizes: &BTreeMap<String, i64>) -> Result<Read
     let folders =
         [("weights", archive.payloads("weights", name)?), ("constants", archive.payloads("constants", name)?)];
     let graph = &program.graph_module.graph;
-    let symbols = symbols(graph, &program.range_constraints, sizes)?;
+    let mut wanted = sizes_of(&program.graph_module, inputs);
+    wanted.extend(sizes.clone());
+    let symbols = symbols(graph, &program.range_constraints, &wanted)?;
     let raw =
         Raw { inputs: vec![], values: vec![], calls: vec![], outputs: vec![], structure: serde_json::Value::Null };
     let mut r = Reader { graph, symbols, raw, ids: HashMap::new(), numbers: HashMap::new() };
@@ -64,6 +66,7 @@ pub fn read(archive: &mut Archive, sizes: &BTreeMap<String, i64>) -> Result<Read
     for node in &graph.nodes {
         if let Err(p) = r.node(node) {
             problems.push(Problem { source: frames(node), module: module(node), ..p });
+            r.declare(node);
         }
     }
     for spec in &program.graph_module.signature.output_specs {
@@ -75,6 +78,24 @@ pub fn read(archive: &mut Archive, sizes: &BTreeMap<String, i64>) -> Result<Read
         true => Ok(Reading { raw: r.raw, stored, symbols: r.symbols }),
         false => Err(kiln_aten::source::settle_problems(ImportErrors { errors: problems })),
     }
+}
+
+/// Sizes of the symbols that are dimensions of inputs, by the inputs' types.
+fn sizes_of(module: &GraphModule, inputs: &[Type]) -> BTreeMap<String, i64> {
+    let tensors = module.signature.input_specs.iter().filter_map(|spec| match spec {
+        InputSpec::UserInput { arg: Argument::AsTensor(t) } => module.graph.tensor_values.get(&t.name),
+        _ => None,
+    });
+    let mut found = BTreeMap::new();
+    for (meta, ty) in tensors.zip(inputs) {
+        for (size, n) in meta.sizes.iter().zip(&ty.shape) {
+            let SymInt::AsExpr(e) = size else { continue };
+            if let Ok(Extent::Symbol(name)) = Extent::parse(&e.expr_str) {
+                found.insert(name, *n as i64);
+            }
+        }
+    }
+    found
 }
 
 /// The size of every symbol: the one asked for, else the one at export.
@@ -234,6 +255,20 @@ impl<'a> Reader<'a> {
         let (source, module) = (frames(node), module(node));
         self.raw.calls.push(Call { name, overload: overload.into(), args, outs, source, module });
         Ok(())
+    }
+    /// Values for the results of a node that was refused, so that only its own problem is reported.
+    fn declare(&mut self, node: &'a Node) {
+        let names = node.outputs.iter().flat_map(|out| match out {
+            Argument::AsTensor(t) => std::slice::from_ref(t),
+            Argument::AsTensors(all) => &all[..],
+            _ => &[],
+        });
+        for t in names {
+            if !self.ids.contains_key(t.name.as_str()) {
+                // A value without a type is one more problem of the same node.
+                let _ = self.value(&t.name, None);
+            }
+        }
     }
     fn tensor(&self, name: &str) -> Result<Arg, Problem> {
         let undefined = || Problem::new(format!("value {name} is used before it is defined"));

@@ -36,7 +36,7 @@ fn tensors(name: &str, kind: &str) -> Vec<Tensor> {
 /// Results of the program for these sizes, against those that PyTorch stored as `data`.
 fn check(archive: &str, data: &str, sizes: &[(&str, i64)]) {
     let sizes: BTreeMap<String, i64> = sizes.iter().map(|(name, n)| (name.to_string(), *n)).collect();
-    let program = kiln_pt2::import(&at(archive), &sizes).unwrap_or_else(|e| panic!("{archive}: {e}"));
+    let program = kiln_pt2::import(&at(archive), &sizes, &[]).unwrap_or_else(|e| panic!("{archive}: {e}"));
     let (inputs, wanted) = (tensors(data, "in"), tensors(data, "out"));
     assert_eq!(program.inputs.len(), inputs.len(), "{archive}: {:?}", program.inputs);
     let results =
@@ -67,13 +67,16 @@ fn programs_in_core_aten_compute_what_pytorch_computes() {
 
 #[test]
 fn sizes_are_bound_within_their_range() {
-    let known = kiln_pt2::import(&at("sizes.pt2"), &BTreeMap::new()).expect("read").symbols;
+    let known = kiln_pt2::import(&at("sizes.pt2"), &BTreeMap::new(), &[]).expect("read").symbols;
     let (symbol, size) = known.first_key_value().expect("a symbol");
     assert_eq!((known.len(), *size), (1, 6));
     check("sizes.pt2", "sizes9", &[(symbol, 9)]);
+    let by_inputs =
+        kiln_pt2::import(&at("sizes.pt2"), &BTreeMap::new(), &[Type::new(DType::F32, [9, 3])]).expect("read");
+    assert_eq!(by_inputs.symbols[symbol], 9);
     let refused = |sizes: &[(&str, i64)]| {
         let sizes = sizes.iter().map(|(name, n)| (name.to_string(), *n)).collect();
-        kiln_pt2::import(&at("sizes.pt2"), &sizes).expect_err("a bad size").to_string()
+        kiln_pt2::import(&at("sizes.pt2"), &sizes, &[]).expect_err("a bad size").to_string()
     };
     assert!(refused(&[(symbol, 65)]).contains("cannot be 65: it was exported for 4 to 64"));
     assert!(refused(&[("rows", 9)]).contains("no dimension `rows`"));
@@ -81,7 +84,7 @@ fn sizes_are_bound_within_their_range() {
 
 #[test]
 fn composites_stay_whole_and_ops_know_their_lines() {
-    let graph = kiln_pt2::import(&at("attention.pt2"), &BTreeMap::new()).expect("read").graph.to_string();
+    let graph = kiln_pt2::import(&at("attention.pt2"), &BTreeMap::new(), &[]).expect("read").graph.to_string();
     for op in ["layer_norm", "attention", "linear"] {
         assert!(graph.contains(&format!("= {op} ")), "no {op} in\n{graph}");
     }
@@ -91,12 +94,13 @@ fn composites_stay_whole_and_ops_know_their_lines() {
 
 #[test]
 fn what_is_not_functional_is_refused_with_a_remedy() {
-    let refused = |name: &str| kiln_pt2::import(&at(name), &BTreeMap::new()).expect_err(name).to_string();
+    let refused = |name: &str| kiln_pt2::import(&at(name), &BTreeMap::new(), &[]).expect_err(name).to_string();
     let in_place = refused("in_place.pt2");
     assert!(
         in_place.contains("changes a tensor in place") && in_place.contains("run_decompositions({})"),
         "{in_place}"
     );
+    assert_eq!(in_place.matches("help:").count(), 1, "one problem alone: {in_place}");
     let state = refused("counter.pt2");
     assert!(state.contains("writes its buffer `count`"), "{state}");
     let other = refused("attention.safetensors");
