@@ -14,6 +14,21 @@ use std::collections::{BTreeMap, HashMap};
 /// The form in which programs are read.
 const FUNCTIONAL: &str = "save `program.run_decompositions({})`, which has no in-place operators";
 
+/// Operators that are converted, but that a graph may not leave to libtorch: parameters with their defaults, as in torch's schemas.
+const CONVERTED_ONLY: &str = "_unsafe_view(self, size)
+lift_fresh(self)
+lift_fresh_copy(self)
+empty_like(self, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None)
+empty.memory_format(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None)
+new_empty(self, size, dtype=None, layout=None, device=None, pin_memory=None)
+unsafe_split.Tensor(self, split_size, dim=0)
+unsafe_split_with_sizes(self, split_sizes, dim=0)
+unsafe_chunk(self, chunks, dim=0)
+to.dtype_layout(self, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, copy=False, memory_format=None)
+to.device(self, device, dtype, non_blocking=False, copy=False, memory_format=None)
+_fused_rms_norm(input, normalized_shape, weight, eps)
+_scaled_mm(self, mat2, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False)";
+
 /// A program as operator calls.
 pub struct Reading {
     pub raw: Raw,
@@ -218,7 +233,12 @@ impl<'a> Reader<'a> {
             self.numbers.insert(name, number);
             return Ok(());
         }
-        let unknown = || Problem::new(format!("`{}` is not an ATen operator", node.target)).help("export without it");
+        if node.target.starts_with("_operator.") && matches!(node.outputs[..], [Argument::Other(_)]) {
+            // A comparison of sizes, which only assertions read.
+            return Ok(());
+        }
+        let unknown =
+            || Problem::new(format!("`{}` is not an ATen operator", node.target)).help("write it with ATen operators");
         let target = node.target.strip_prefix("torch.ops.aten.").ok_or_else(unknown)?;
         let (operator, overload) = target.split_once('.').ok_or_else(unknown)?;
         if operator.starts_with("_assert") || node.outputs.is_empty() {
@@ -228,9 +248,11 @@ impl<'a> Reader<'a> {
             return Err(Problem::new(format!("`{operator}` changes a tensor in place")).help(FUNCTIONAL));
         }
         let (name, overload) = (format!("aten::{operator}"), if overload == "default" { "" } else { overload });
-        let parameters = fallback::parameters(&name, overload).ok_or_else(|| {
-            Problem::new(format!("Kiln does not know the operator `{target}`")).help("export without it")
-        })?;
+        let unlisted = || {
+            Problem::new(format!("Kiln does not know the operator `{target}`")).help("write it with other operators")
+        };
+        let parameters = fallback::parameters(&name, overload).or_else(|| converted_only(operator, overload));
+        let parameters = parameters.ok_or_else(unlisted)?;
         let argument = |(parameter, default): (&str, Option<&'static str>)| match (
             node.inputs.iter().find(|i| i.name == parameter),
             default,
@@ -341,6 +363,15 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The parameters of an operator of [`CONVERTED_ONLY`].
+fn converted_only(operator: &str, overload: &str) -> Option<Vec<(&'static str, Option<&'static str>)>> {
+    let full = if overload.is_empty() { operator.to_string() } else { format!("{operator}.{overload}") };
+    let parameters =
+        CONVERTED_ONLY.lines().find_map(|l| l.strip_prefix(&full)?.strip_prefix('(')?.strip_suffix(')'))?;
+    let parameter = |p: &'static str| p.split_once('=').map_or((p, None), |(name, default)| (name, Some(default)));
+    Some(parameters.split(", ").map(parameter).collect())
+}
+
 /// The value of a default as a schema writes it.
 fn default_value(text: &str) -> Arg {
     let list = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
@@ -395,6 +426,19 @@ mod tests {
             ("\"none\"", Arg::Str("none".into())),
         ] {
             assert_eq!(default_value(text), value, "{text}");
+        }
+    }
+
+    #[test]
+    fn operators_that_are_only_converted_have_parameters_too() {
+        assert_eq!(converted_only("_unsafe_view", ""), Some(vec![("self", None), ("size", None)]));
+        let split = vec![("self", None), ("split_size", None), ("dim", Some("0"))];
+        assert_eq!(converted_only("unsafe_split", "Tensor"), Some(split));
+        assert_eq!((converted_only("unsafe_split", ""), converted_only("empty", "")), (None, None));
+        for line in CONVERTED_ONLY.lines() {
+            let (full, _) = line.split_once('(').unwrap();
+            let (operator, overload) = full.split_once('.').unwrap_or((full, ""));
+            assert!(fallback::parameters(&format!("aten::{operator}"), overload).is_none(), "{line} is listed twice");
         }
     }
 
