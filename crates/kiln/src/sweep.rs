@@ -89,10 +89,10 @@ pub fn sweep(
     options: &BenchOptions,
     say: impl Fn(&str),
 ) -> Result<Sweep, Error> {
-    if FileKind::of(path)? != FileKind::TorchScript {
+    if !matches!(FileKind::of(path)?, FileKind::TorchScript | FileKind::ExportedProgram) {
         return Err(Error::usage(
             format!("{} has fixed shapes, so its batch cannot be varied", path.display()),
-            "give the TorchScript archive it came from, or measure one file for each size",
+            "give the TorchScript archive or the .pt2 program it came from, or measure one file for each size",
         ));
     }
     batch(inputs)?;

@@ -65,7 +65,11 @@ pub fn read(archive: &mut Archive, sizes: &BTreeMap<String, i64>, inputs: &[Type
     let graph = &program.graph_module.graph;
     let mut wanted = sizes_of(&program.graph_module, inputs);
     wanted.extend(sizes.clone());
+    let exported = symbols(graph, &program.range_constraints, &BTreeMap::new())?;
     let symbols = symbols(graph, &program.range_constraints, &wanted)?;
+    if symbols != exported {
+        holds_for_other_sizes(program.guards_code.as_deref())?;
+    }
     let raw =
         Raw { inputs: vec![], values: vec![], calls: vec![], outputs: vec![], structure: serde_json::Value::Null };
     let mut r = Reader { graph, symbols, raw, ids: HashMap::new(), numbers: HashMap::new() };
@@ -93,6 +97,35 @@ pub fn read(archive: &mut Archive, sizes: &BTreeMap<String, i64>, inputs: &[Type
         true => Ok(Reading { raw: r.raw, stored, symbols: r.symbols }),
         false => Err(kiln_aten::source::settle_problems(ImportErrors { errors: problems })),
     }
+}
+
+/// An error if the program is known, or not known not, to depend on more about its sizes than their ranges: export may have followed a
+/// branch on a size (`if x.shape[0] % 2 == 0`), and guards say so.
+fn holds_for_other_sizes(guards: Option<&[String]>) -> Result<(), Problem> {
+    let help = "give inputs of the sizes at export, or export again for these sizes";
+    let Some(guards) = guards else {
+        let what = "the archive does not say for which sizes it holds, other than those at export";
+        return Err(
+            Problem::new(what).help("save it again with a newer PyTorch, or give inputs of the sizes at export")
+        );
+    };
+    match guards.iter().find(|g| !is_of_types(g)) {
+        None => Ok(()),
+        Some(g) => {
+            let what = format!("the program holds only where `{g}`, which Kiln does not evaluate");
+            Err(Problem::new(what).help(help))
+        }
+    }
+}
+
+/// Whether a guard says no more than the types of inputs: that a size is a number, or another size.
+fn is_of_types(guard: &str) -> bool {
+    let size = |s: &str| {
+        let index = s.strip_prefix("L[").and_then(|s| s.split_once("].size()["));
+        index.and_then(|(_, axis)| axis.strip_suffix(']')).is_some_and(|axis| axis.parse::<usize>().is_ok())
+    };
+    let side = |s: &str| s.parse::<i64>().is_ok() || size(s);
+    guard.split_once(" == ").is_some_and(|(a, b)| side(a) && side(b))
 }
 
 /// Sizes of the symbols that are dimensions of inputs, by the inputs' types.
@@ -439,6 +472,23 @@ mod tests {
             let (full, _) = line.split_once('(').unwrap();
             let (operator, overload) = full.split_once('.').unwrap_or((full, ""));
             assert!(fallback::parameters(&format!("aten::{operator}"), overload).is_none(), "{line} is listed twice");
+        }
+    }
+
+    #[test]
+    fn only_guards_that_types_imply_are_passed_over() {
+        for implied in ["L['x'].size()[0] == L['y'].size()[0]", "L['x'].size()[1] == 3", "L['args'][0].size()[1] == 3"]
+        {
+            assert!(is_of_types(implied), "{implied}");
+        }
+        for more in [
+            "(L['x'].size()[0] % 2) == 0",
+            "L['x'].size()[0] != 1",
+            "L['x'].size()[0] == 2*L['y'].size()[0]",
+            "L['n'] == 3",
+            "x",
+        ] {
+            assert!(!is_of_types(more), "{more}");
         }
     }
 

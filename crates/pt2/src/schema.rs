@@ -13,6 +13,8 @@ fn ignored<'de, D: serde::Deserializer<'de>>(d: D) -> Result<(), D::Error> {
 pub struct ExportedProgram {
     pub graph_module: GraphModule,
     pub schema_version: Version,
+    /// Conditions on the inputs, as Python: `(L['x'].size()[0] % 2) == 0`. Early minor versions do not have them.
+    pub guards_code: Option<Vec<String>>,
     #[serde(default)]
     pub range_constraints: BTreeMap<String, Range>,
 }

@@ -82,6 +82,17 @@ fn sizes_are_bound_within_their_range() {
     assert!(refused(&[("rows", 9)]).contains("no dimension `rows`"));
 }
 
+/// A guard beyond the types of inputs keeps a program to the sizes that it was exported for.
+#[test]
+fn a_branch_on_a_size_holds_at_export_alone() {
+    let at_size = |n| kiln_pt2::import(&at("branch.pt2"), &BTreeMap::new(), &[Type::new(DType::F32, [n, 3])]);
+    assert!(at_size(6).is_ok());
+    for n in [7, 8] {
+        let e = at_size(n).expect_err("another size").to_string();
+        assert!(e.contains("% 2") && e.contains("export again for these sizes"), "{e}");
+    }
+}
+
 #[test]
 fn composites_stay_whole_and_ops_know_their_lines() {
     let graph = kiln_pt2::import(&at("attention.pt2"), &BTreeMap::new(), &[]).expect("read").graph.to_string();

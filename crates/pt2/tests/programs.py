@@ -57,6 +57,13 @@ class Sizes(nn.Module):
         return torch.cat([x, x.new_ones(n // 2, x.shape[1])]).reshape(-1) * n
 
 
+class Branch(nn.Module):
+    """Export follows the branch of an even batch."""
+
+    def forward(self, x):
+        return x + 1 if x.shape[0] % 2 == 0 else x * 2
+
+
 batch = torch.export.Dim("batch", min=4, max=64)
 cases = {
     "attention": (Attention(), (torch.randn(2, 7, 32),), None),
@@ -77,6 +84,9 @@ for name, (model, inputs, dynamic) in cases.items():
         results = list(results.values()) if isinstance(results, dict) else [results]
         tensors = {f"in{i}": t for i, t in enumerate(given)} | {f"out{i}": t.contiguous() for i, t in enumerate(results)}
         safetensors.torch.save_file({k: v.clone() for k, v in tensors.items()}, folder / f"{name}{suffix}.safetensors")
+
+branch = torch.export.export(Branch(), (torch.randn(6, 3),), dynamic_shapes={"x": {0: torch.export.Dim.AUTO}})
+torch.export.save(branch.run_decompositions({}), folder / "branch.pt2")
 
 
 class Counter(nn.Module):
