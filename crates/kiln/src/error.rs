@@ -89,7 +89,10 @@ pub struct Problem {
 
 impl Error {
     /// A model cannot be compiled: one problem without a line is a sentence, others are listed.
-    pub(crate) fn model(problems: Vec<Problem>) -> Error {
+    pub(crate) fn model(errors: kiln_aten::ImportErrors) -> Error {
+        let problem =
+            |p: kiln_aten::Problem| Problem { what: p.message, line: p.source, module: p.module, help: p.help };
+        let problems: Vec<Problem> = errors.errors.into_iter().map(problem).collect();
         match &problems[..] {
             [p] if p.line.is_empty() => Error::failed(p.what.clone(), p.help.clone()),
             all => {

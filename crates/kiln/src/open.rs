@@ -1,5 +1,5 @@
 //! Detects what a file contains, and opens models: from a TorchScript archive, a text graph, or a compiled artifact.
-use crate::{Error, Model, artifact, error::Problem, recognise, torch};
+use crate::{Error, Model, artifact, recognise, torch};
 use kiln_graph::{Tensor, Type};
 use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
@@ -106,10 +106,7 @@ impl Model {
     /// A program of torch.export, for the sizes of these inputs or else those at export. Nothing of it is run.
     fn exported(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
         let types: Vec<Type> = inputs.iter().map(|t| t.ty.clone()).collect();
-        let problem =
-            |p: kiln_aten::Problem| Problem { what: p.message, line: p.source, module: p.module, help: p.help };
-        let program = kiln_pt2::import(path, &BTreeMap::new(), &types)
-            .map_err(|e| Error::model(e.errors.into_iter().map(problem).collect()))?;
+        let program = kiln_pt2::import(path, &BTreeMap::new(), &types).map_err(Error::model)?;
         Ok(Model {
             graph: program.graph,
             params: program.params,

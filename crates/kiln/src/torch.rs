@@ -1,6 +1,6 @@
 //! Access to libtorch, which is loaded once per process when first needed; imports archives, in a child process if one is set; turns
 //! libtorch's errors into [`Error`].
-use crate::{Error, error::Problem};
+use crate::Error;
 use kiln_graph::Tensor;
 use kiln_torch_host::{Imported, Limits, Torch, TorchError};
 use std::{
@@ -40,15 +40,7 @@ pub(crate) fn import(path: &Path, inputs: &[Tensor]) -> Result<Imported, Error> 
 /// Converts an error of libtorch: problems in a model keep their source lines, other errors become one sentence with a remedy.
 pub(crate) fn failed(e: TorchError) -> Error {
     match e {
-        TorchError::Model(e) => {
-            let problem = |p: kiln_torch_host::Problem| Problem {
-                what: p.message,
-                line: p.source,
-                module: p.module,
-                help: p.help,
-            };
-            Error::model(e.errors.into_iter().map(problem).collect())
-        }
+        TorchError::Model(e) => Error::model(e),
         other => Error::caused(other.to_string(), "`kiln doctor` shows what was found", other),
     }
 }
