@@ -1,5 +1,6 @@
 //! A specialised model: a flat list of operator calls on typed values, in execution order. The TorchScript plugin writes it as JSON
 //! (`crates/torchscript/cpp/dump.cpp`).
+use crate::extent::Extent;
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
@@ -44,7 +45,7 @@ pub struct RawInfo {
     pub name: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct Call {
     /// Schema name, as `aten::add`.
     pub name: String,
@@ -72,6 +73,8 @@ pub enum Arg {
     Device(String),
     Ints(Vec<i64>),
     List(Vec<Arg>),
+    /// A number that follows from sizes; only in a [`crate::Program`].
+    Size(Extent),
     /// A value that cannot be serialised (a generator, an object).
     Opaque(String),
 }

@@ -66,7 +66,7 @@ pub enum Command {
 /// A model and its inputs.
 #[derive(Args, Debug)]
 pub struct ModelArgs {
-    /// A TorchScript archive (.pt), a text graph or an artifact (.kiln).
+    /// A program of torch.export (.pt2), a TorchScript archive (.pt), a text graph or an artifact (.kiln).
     pub model: PathBuf,
     /// Inputs: a safetensors file with tensors named "0", "1", … in the order of forward's arguments.
     #[arg(long, value_name = "FILE")]
@@ -74,8 +74,19 @@ pub struct ModelArgs {
     /// Type of a random input: 'f32[8,128]', or 'i64[2,32]<30522' for integers below 30522. Repeat once per input, in order.
     #[arg(long = "input", value_name = "TYPE", conflicts_with = "inputs")]
     pub input: Vec<String>,
+    /// Size of a symbolic dimension of a .pt2 program: s53=128 by its symbol, or x.0=128 by input and axis. May be repeated.
+    #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = dimension)]
+    pub dim: Vec<(String, i64)>,
     #[command(flatten)]
     pub contract: ContractArgs,
+}
+
+/// `NAME=SIZE`.
+fn dimension(text: &str) -> Result<(String, i64), String> {
+    let usage = || format!("`{text}` is not NAME=SIZE, such as x.0=128");
+    let (name, size) = text.split_once('=').ok_or_else(usage)?;
+    let size = size.trim().parse().ok().filter(|n: &i64| *n >= 0).ok_or_else(usage)?;
+    Ok((name.trim().to_string(), size))
 }
 
 /// The numerics contract: what the plan guarantees about results.

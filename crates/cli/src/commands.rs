@@ -10,7 +10,7 @@ use crate::{
 };
 use kiln::{
     CompileOptions, Compiled, Contract, DeviceKind, Error, Machine, Model, Report, Target, Tensor,
-    constraints::Constraints, io, model::FileKind, stages, tune::Measurements,
+    constraints::Constraints, io, model::FileKind, program::Sizes, stages, tune::Measurements,
 };
 use std::{process::ExitCode, sync::Arc, time::Instant};
 
@@ -135,17 +135,28 @@ fn inputs(a: &ModelArgs) -> Result<Vec<Tensor>, Error> {
     }
 }
 
+/// The sizes of --dim.
+fn sizes(a: &ModelArgs) -> Result<Sizes, Error> {
+    let mut all = Sizes::new();
+    for (name, size) in &a.dim {
+        if all.insert(name.clone(), *size).is_some_and(|other| other != *size) {
+            return Err(Error::usage(format!("--dim gives {name} two sizes"), "give it one"));
+        }
+    }
+    Ok(all)
+}
+
 /// The model, and the inputs given for it.
 fn open(a: &ModelArgs, progress: &Progress) -> Result<(Model, Vec<Tensor>), Error> {
     let given = inputs(a)?;
     progress.say("importing");
-    Ok((Model::open(&a.model, &given)?, given))
+    Ok((Model::open_at(&a.model, &given, &sizes(a)?)?, given))
 }
 
 /// The inputs to run the model on: those given, or random ones of its input types.
 fn given_or_random(given: Vec<Tensor>, model: &Model) -> Result<Vec<Tensor>, Error> {
     if !given.is_empty() {
-        return Ok(given);
+        return Ok(model.with_states(given));
     }
     model.require_inputs()?;
     Ok(model.example_inputs(0))
@@ -155,6 +166,10 @@ fn given_or_random(given: Vec<Tensor>, model: &Model) -> Result<Vec<Tensor>, Err
 fn compiled(a: &ModelArgs, o: &CompileOptions, progress: &Progress) -> Result<(Model, Compiled, Vec<Tensor>), Error> {
     if FileKind::of(&a.model)? == FileKind::Artifact {
         let given = inputs(a)?;
+        if !a.dim.is_empty() {
+            let what = format!("the sizes of an artifact are fixed: {}", a.model.display());
+            return Err(Error::usage(what, "leave out --dim, or give the .pt2 program"));
+        }
         let (model, compiled) = kiln::artifact::open(&a.model, o)?;
         model.check_inputs(&given)?;
         return Ok((model, compiled, given));
@@ -174,8 +189,10 @@ fn run_model(a: &args::Run) -> Result<(), Error> {
     progress.say("running");
     let session = compiled.session_on(device, a.device.threads)?;
     let start = Instant::now();
-    let outputs = session.run(&inputs)?;
+    let mut outputs = session.run(&inputs)?;
     let run_s = start.elapsed().as_secs_f64();
+    // What the run leaves in buffers and inputs is no result.
+    outputs.truncate(model.results());
     io::write(&a.outputs, &outputs)?;
     if let Some(path) = &a.json {
         let report = Report::new(&compiled);

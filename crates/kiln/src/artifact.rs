@@ -9,6 +9,7 @@ use crate::{
     CompileOptions, Compiled, Error, Model, Target, compile,
     compile::{CompiledCode, from_plan},
     io,
+    model::{State, Written},
 };
 use kiln_graph::{Graph, Init, ParamInfo, Tensor, Type, params::param_data};
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ use std::{
 };
 use zip::{ZipArchive, ZipWriter, write::SimpleFileOptions};
 
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 #[derive(Serialize, Deserialize)]
 struct Meta {
@@ -32,6 +33,9 @@ struct Meta {
     /// The machine description that the plan was priced with, if it was not the target's default.
     machine: Option<kiln_machine::Machine>,
     guards: Vec<(usize, kiln_graph::Scalar)>,
+    /// Names of the state, whose initial contents are the parts `states/N`.
+    states: Vec<String>,
+    writes: Vec<Written>,
     /// The archive it was compiled from, for messages only: the path is untrusted and never opened.
     archive: Option<String>,
 }
@@ -67,6 +71,8 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
         contract: c.options.contract,
         machine: c.options.machine.clone(),
         guards: model.guards.clone(),
+        states: model.states.iter().map(|s| s.name.clone()).collect(),
+        writes: model.writes.clone(),
         archive,
     };
     let encode =
@@ -85,6 +91,9 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
     let stored = c.graph.params.iter().zip(&c.params).filter(|(p, _)| p.init == Init::External);
     for (i, (_, t)) in stored.enumerate() {
         put(&format!("params/{i}"), t.bytes())?;
+    }
+    for (i, s) in model.states.iter().enumerate() {
+        put(&format!("states/{i}"), s.initial.bytes())?;
     }
     if let CompiledCode::Ptx(list) = &c.code {
         for p in list.iter().filter(|p| !p.text.is_empty()) {
@@ -177,6 +186,18 @@ impl<'a> Reader<'a> {
         };
         graph.params.iter().enumerate().map(&mut one).collect()
     }
+    fn states(&mut self, graph: &Graph) -> Result<Vec<State>, Error> {
+        let names = self.meta.states.clone();
+        // Invariant: there are as many inputs at least (`fits`).
+        let types = graph.inputs[graph.inputs.len() - names.len()..].iter().map(|v| graph.ty(*v));
+        let mut one = |(i, (name, ty)): (usize, (String, &Type))| {
+            let bytes = self.get(&format!("states/{i}"))?;
+            let truncated = || unusable(self.path, format!("state {name} is truncated"));
+            let initial = Tensor::from_bytes(ty.clone(), &bytes).ok_or_else(truncated)?;
+            Ok(State { name, initial })
+        };
+        names.into_iter().zip(types).enumerate().map(&mut one).collect()
+    }
 }
 
 const META: &str = "meta.json";
@@ -233,17 +254,19 @@ pub fn read(path: &Path) -> Result<Opened, Error> {
     let options = reader.options()?;
     let graph = Graph::from_json(&reader.text("graph.json")?).map_err(|e| unusable(path, e))?;
     let plan = reader.plan()?;
-    fits(&graph, &plan, &reader.meta.guards).map_err(|what| unusable(path, what))?;
+    fits(&graph, &plan, &reader.meta).map_err(|what| unusable(path, what))?;
     let params = reader.params(&graph)?;
-    let Meta { guards, archive, .. } = reader.meta;
-    let model =
-        Model { graph, params, path: path.into(), archive: None, compiled_from: archive, guards, import_s: 0.0 };
+    let states = reader.states(&graph)?;
+    let Meta { guards, archive, writes, .. } = reader.meta;
+    let model = Model { params, path: path.into(), compiled_from: archive, guards, states, writes, ..Model::of(graph) };
     Ok(Opened { model, plan, options })
 }
 
-/// Checks that the plan takes the graph's inputs and parameters and gives its outputs, and that guards refer to scalar inputs.
-fn fits(graph: &Graph, plan: &kiln_plan::Plan, guards: &[(usize, kiln_graph::Scalar)]) -> Result<(), String> {
+/// Checks that the plan takes the graph's inputs and parameters and gives its outputs, that guards refer to scalar inputs, and that state
+/// and what is written are inputs and outputs.
+fn fits(graph: &Graph, plan: &kiln_plan::Plan, meta: &Meta) -> Result<(), String> {
     use kiln_plan::BufferKind;
+    let Meta { guards, states, writes, .. } = meta;
     let inputs: Vec<&Type> = graph.inputs.iter().map(|v| graph.ty(*v)).collect();
     for b in &plan.buffers {
         let (what, given) = match b.kind {
@@ -261,6 +284,12 @@ fn fits(graph: &Graph, plan: &kiln_plan::Plan, guards: &[(usize, kiln_graph::Sca
     let wanted: Vec<&Type> = graph.outputs.iter().map(|v| graph.ty(*v)).collect();
     if given != wanted {
         return Err("the outputs of its plan and of its graph differ".into());
+    }
+    let results = graph.outputs.len().checked_sub(writes.len());
+    let last = |w: &Written| results.is_some_and(|n| (n..graph.outputs.len()).contains(&w.output));
+    let typed = |w: &Written| graph.inputs.get(w.input).map(|v| graph.ty(*v)) == wanted.get(w.output).copied();
+    if states.len() > inputs.len() || !writes.iter().all(|w| last(w) && typed(w)) {
+        return Err("its state is not in its graph".into());
     }
     match guards.iter().find(|(i, _)| inputs.get(*i).is_none_or(|ty| ty.count() != 1)) {
         Some((i, _)) => Err(format!("it is specialised on the value of input {i}, which is not a scalar")),

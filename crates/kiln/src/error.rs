@@ -23,6 +23,14 @@ pub enum Error {
         #[source]
         cause: Option<Box<Cause>>,
     },
+    /// The inputs do not fit the model: exit status 1.
+    #[error("{what}")]
+    Inputs {
+        /// In one sentence.
+        what: String,
+        /// What to do.
+        help: String,
+    },
     /// Several problems of one model, each with its own line.
     #[error("{what}")]
     Model {
@@ -105,6 +113,10 @@ impl Error {
     pub fn usage(what: impl Into<String>, help: impl Into<String>) -> Error {
         Error::Usage { what: what.into(), help: help.into() }
     }
+    /// The inputs do not fit the model; `help` says what to give.
+    pub fn inputs(what: impl Into<String>, help: impl Into<String>) -> Error {
+        Error::Inputs { what: what.into(), help: help.into() }
+    }
     /// The work failed; `help` says what to do.
     pub fn failed(what: impl Into<String>, help: impl Into<String>) -> Error {
         Error::Failed { what: what.into(), help: help.into(), cause: None }
@@ -117,6 +129,7 @@ impl Error {
     pub(crate) fn retold(self, tell: impl Fn(&str) -> String) -> Error {
         match self {
             Error::Usage { .. } => self,
+            Error::Inputs { what, help } => Error::Inputs { what: tell(&what), help },
             Error::Failed { what, help, cause } => Error::Failed { what: tell(&what), help, cause },
             Error::Model { what, problems } => Error::Model { what: tell(&what), problems },
             Error::Runtime(e) => Error::caused(tell(&e.to_string()), "", e),
@@ -146,7 +159,7 @@ impl Error {
     /// What to do about it.
     pub fn help(&self) -> &str {
         match self {
-            Error::Usage { help, .. } | Error::Failed { help, .. } => help,
+            Error::Usage { help, .. } | Error::Inputs { help, .. } | Error::Failed { help, .. } => help,
             Error::Model { .. } | Error::Runtime(_) => "",
         }
     }
@@ -154,7 +167,7 @@ impl Error {
     pub fn exit_status(&self) -> u8 {
         match self {
             Error::Usage { .. } => 2,
-            Error::Failed { .. } | Error::Model { .. } | Error::Runtime(_) => 1,
+            Error::Inputs { .. } | Error::Failed { .. } | Error::Model { .. } | Error::Runtime(_) => 1,
         }
     }
 }

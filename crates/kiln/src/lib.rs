@@ -36,6 +36,7 @@ mod open;
 pub mod parts;
 #[doc(hidden)]
 pub mod plot;
+pub mod program;
 mod recognise;
 #[doc(hidden)]
 pub mod select;
@@ -58,4 +59,5 @@ pub use kiln_plan::{Contract, Numerics, Plan};
 pub use kiln_runtime::{Device, MAX_THREADS, RuntimeError, Session};
 pub use kiln_torch_host::{Limits, Torch, child::serve as serve_import};
 pub use model::Model;
+pub use program::Program;
 pub use torch::import_in_child;

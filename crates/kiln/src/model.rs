@@ -1,6 +1,7 @@
 //! Models as they are compiled: a graph, its weights, and where they came from.
 use crate::{Error, io};
 use kiln_graph::{Graph, Op, Scalar, Tensor, Type, ValueId};
+use serde::{Deserialize, Serialize};
 use std::{collections::HashSet, path::PathBuf};
 
 pub use crate::open::FileKind;
@@ -19,8 +20,30 @@ pub struct Model {
     pub compiled_from: Option<String>,
     /// Scalar arguments that the graph was specialised on: index of the input, and the only value the graph is valid for.
     pub guards: Vec<(usize, Scalar)>,
+    /// State: the graph's last inputs, which its runs change.
+    pub states: Vec<State>,
+    /// What a run leaves in inputs; these are the graph's last outputs.
+    pub writes: Vec<Written>,
     /// Seconds spent importing.
     pub import_s: f64,
+}
+
+/// A buffer of a model that runs change, as a cache.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// As the model names it.
+    pub name: String,
+    /// What it holds before the first run.
+    pub initial: Tensor,
+}
+
+/// After a run, the graph's input `input` holds output `output`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Written {
+    /// Index of the graph's inputs.
+    pub input: usize,
+    /// Index of the graph's outputs.
+    pub output: usize,
 }
 
 impl Model {
@@ -35,21 +58,38 @@ impl Model {
         })?;
         kiln_graph::params::require(&graph).map_err(Error::memory)?;
         let params = kiln_graph::params::random_params(&graph);
-        Ok(Model {
+        Ok(Model { params, ..Model::of(graph) })
+    }
+    /// A model of a graph without parameters.
+    pub(crate) fn of(graph: Graph) -> Model {
+        Model {
             graph,
-            params,
+            params: vec![],
             path: PathBuf::new(),
             archive: None,
             compiled_from: None,
             guards: vec![],
+            states: vec![],
+            writes: vec![],
             import_s: 0.0,
-        })
+        }
     }
-    /// Element types and shapes, in the order of the inputs.
+    /// Element types and shapes of what a caller passes, in order.
     pub fn input_types(&self) -> Vec<Type> {
-        self.graph.inputs.iter().map(|v| self.graph.ty(*v).clone()).collect()
+        let given = self.graph.inputs.len() - self.states.len();
+        self.graph.inputs[..given].iter().map(|v| self.graph.ty(*v).clone()).collect()
     }
-    /// Seeded random inputs of the graph's types; integers are below 2, and 0 where they index a table of one row.
+    /// The graph's inputs: those that a caller passes, and the state before the first run.
+    pub fn with_states(&self, mut inputs: Vec<Tensor>) -> Vec<Tensor> {
+        inputs.extend(self.states.iter().map(|s| s.initial.clone()));
+        inputs
+    }
+    /// The number of the graph's outputs that a caller gets; what runs leave in inputs follows.
+    pub fn results(&self) -> usize {
+        self.graph.outputs.len() - self.writes.len()
+    }
+    /// Seeded random inputs of the graph's types, and the state before the first run. Integers are below 2, and 0 where they index a table
+    /// of one row.
     ///
     /// If they may be large, call [`Model::require_inputs`] first, which fails if there is not enough memory for them.
     pub fn example_inputs(&self, seed: u64) -> Vec<Tensor> {
@@ -58,7 +98,7 @@ impl Model {
             Some(v) => Tensor::from_f64(ty.clone(), [v]),
             None => io::random(ty, self.below(i), seed * 1000 + i as u64),
         };
-        self.input_types().iter().enumerate().map(one).collect()
+        self.with_states(self.input_types().iter().enumerate().map(one).collect())
     }
     /// Exclusive bound of an input's random integers: 2, or less if it indexes a shorter axis, directly or through casts and views.
     fn below(&self, input: usize) -> i64 {
@@ -97,7 +137,7 @@ impl Model {
         if inputs.iter().map(|t| &t.ty).eq(want.iter()) {
             return match self.guards.iter().find(|(i, v)| inputs.get(*i).is_some_and(|t| t.get_f64(0) != v.as_f64())) {
                 None => Ok(()),
-                Some((i, v)) => Err(Error::failed(
+                Some((i, v)) => Err(Error::inputs(
                     format!(
                         "input {i} must be {}, the value that {} is specialised on",
                         v.as_f64(),
@@ -109,7 +149,7 @@ impl Model {
         }
         let list = |t: &[Type]| t.iter().map(Type::to_string).collect::<Vec<_>>().join(", ");
         let have: Vec<Type> = inputs.iter().map(|t| t.ty.clone()).collect();
-        Err(Error::failed(
+        Err(Error::inputs(
             format!(
                 "the inputs do not fit {}: it takes ({}), but ({}) were given",
                 self.path.display(),

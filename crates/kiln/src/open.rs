@@ -1,7 +1,11 @@
 //! Detects what a file contains, and opens models: from a TorchScript archive, a text graph, or a compiled artifact.
-use crate::{Error, Model, artifact, recognise, torch};
+use crate::{
+    Error, Model, artifact,
+    program::{Program, Sizes},
+    recognise, torch,
+};
 use kiln_graph::{Tensor, Type};
-use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
+use std::{fs::File, io::Read, path::Path};
 
 /// What a file contains, detected from its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,12 +88,24 @@ impl FileKind {
 }
 
 impl Model {
-    /// Opens `path`. An archive needs example inputs: its graph is specialised to their types.
+    /// Opens `path`. An archive of TorchScript needs example inputs: its graph is specialised to their types.
     pub fn open(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
+        Model::open_at(path, inputs, &Sizes::new())
+    }
+    /// The same, with sizes of the symbolic dimensions of a `.pt2` program by name ([`Program::sizes`]).
+    pub fn open_at(path: &Path, inputs: &[Tensor], sizes: &Sizes) -> Result<Model, Error> {
         let start = std::time::Instant::now();
-        let mut model = match FileKind::of(path)? {
+        let kind = FileKind::of(path)?;
+        if kind != FileKind::ExportedProgram && !sizes.is_empty() {
+            let what = format!("{} holds {}, whose sizes are fixed", path.display(), kind.words());
+            return Err(Error::usage(
+                what,
+                "leave out --dim, or give a .pt2 program that was exported with `dynamic_shapes`",
+            ));
+        }
+        let mut model = match kind {
             FileKind::TorchScript => Model::import(path, inputs)?,
-            FileKind::ExportedProgram => Model::exported(path, inputs)?,
+            FileKind::ExportedProgram => Model::exported(path, inputs, sizes)?,
             FileKind::GraphText => Model::from_text(path)?,
             FileKind::Artifact => artifact::read(path)?.model,
             kind => {
@@ -104,18 +120,10 @@ impl Model {
         Ok(model)
     }
     /// A program of torch.export, for the sizes of these inputs or else those at export. Nothing of it is run.
-    fn exported(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
+    fn exported(path: &Path, inputs: &[Tensor], sizes: &Sizes) -> Result<Model, Error> {
         let types: Vec<Type> = inputs.iter().map(|t| t.ty.clone()).collect();
-        let program = kiln_pt2::import(path, &BTreeMap::new(), &types).map_err(Error::model)?;
-        Ok(Model {
-            graph: program.graph,
-            params: program.params,
-            path: path.into(),
-            archive: None,
-            compiled_from: None,
-            guards: vec![],
-            import_s: 0.0,
-        })
+        let program = Program::open(path)?;
+        program.at(&program.sizes(sizes, &types)?)
     }
     fn from_text(path: &Path) -> Result<Model, Error> {
         let text = std::fs::read_to_string(path)
@@ -133,13 +141,11 @@ impl Model {
         let imported = torch::import(path, inputs).map_err(named)?;
         let guards = imported.guards.iter().map(|g| (g.input, g.value)).collect();
         Ok(Model {
-            graph: imported.graph,
             params: imported.params,
             path: path.into(),
             archive: Some(path.into()),
-            compiled_from: None,
             guards,
-            import_s: 0.0,
+            ..Model::of(imported.graph)
         })
     }
 }

@@ -78,15 +78,21 @@ pub struct Entry {
     pub path: PathBuf,
 }
 impl Entry {
-    /// Opens the model; an archive is specialised to the inputs in the file next to it.
+    /// Opens the model. An archive is specialised to the inputs in the file next to it; a `.pt2` program without such a file to the sizes
+    /// at export.
     pub fn open(&self) -> Result<Model, Error> {
-        let archive = self.path.extension().is_some_and(|e| e == "pt");
-        let inputs = if archive { io::read(&self.path.with_extension("safetensors"))? } else { vec![] };
-        Model::open(&self.path, &inputs)
+        let beside = self.path.with_extension("safetensors");
+        let needed = has_extension(&self.path, "pt") || has_extension(&self.path, "pt2") && beside.exists();
+        Model::open(&self.path, &if needed { io::read(&beside)? } else { vec![] })
     }
 }
 
-/// Models in a folder, sorted by name: text graphs, and archives with their inputs (`NAME.pt` and `NAME.safetensors`).
+fn has_extension(path: &Path, wanted: &str) -> bool {
+    path.extension().is_some_and(|e| e == wanted)
+}
+
+/// Models in a folder, sorted by name: text graphs, programs of torch.export (`NAME.pt2`), and archives of TorchScript with their inputs
+/// (`NAME.pt` and `NAME.safetensors`).
 pub fn models(folder: &Path) -> Result<Vec<Entry>, Error> {
     Ok(found(folder)?.0)
 }
@@ -94,15 +100,15 @@ pub fn models(folder: &Path) -> Result<Vec<Entry>, Error> {
 fn found(folder: &Path) -> Result<(Vec<Entry>, Vec<Entry>), Error> {
     let entries = std::fs::read_dir(folder).map_err(|e| Error::reading(folder, e))?;
     let mut paths: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
-    let extension = |p: &PathBuf, wanted: &str| p.extension().is_some_and(|e| e == wanted);
-    paths.retain(|p| extension(p, "kiln") || extension(p, "pt"));
+    paths.retain(|p| ["kiln", "pt", "pt2"].iter().any(|e| has_extension(p, e)));
     paths.sort();
     let (skipped, paths): (Vec<PathBuf>, Vec<PathBuf>) =
-        paths.into_iter().partition(|p| extension(p, "pt") && !p.with_extension("safetensors").exists());
+        paths.into_iter().partition(|p| has_extension(p, "pt") && !p.with_extension("safetensors").exists());
     if paths.is_empty() && skipped.is_empty() {
         return Err(Error::failed(
             format!("{} holds no models", folder.display()),
-            "put text graphs (NAME.kiln) there, or archives with their inputs (NAME.pt and NAME.safetensors)",
+            "put text graphs (NAME.kiln), programs of torch.export (NAME.pt2), or archives with their inputs (NAME.pt and \
+             NAME.safetensors) there",
         ));
     }
     let name = |p: &PathBuf| p.file_stem().unwrap_or_default().to_string_lossy().into_owned();

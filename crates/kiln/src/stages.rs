@@ -1,7 +1,7 @@
 //! Prints any stage of a model or of a text file, and runs passes on block programs in text form.
 pub mod kernel;
 
-use crate::{CompileOptions, Compiled, Error, Model, compile, error::Cause, model::FileKind};
+use crate::{CompileOptions, Compiled, Error, Model, compile, error::Cause, model::FileKind, program::Sizes};
 use std::path::Path;
 
 /// A form of a model or of one of its kernels.
@@ -78,10 +78,11 @@ pub fn read_plan(path: &Path) -> Result<kiln_plan::Plan, Error> {
 }
 
 /// Reads a file of any stage and prints it at `stage`, or as it is if the file is of a later stage. `kernel`: only this kernel of a model
-/// or plan.
+/// or plan. `inputs` and `sizes`: as [`Model::open_at`] takes them.
 pub fn print_file(
     path: &Path,
     inputs: &[kiln_graph::Tensor],
+    sizes: &Sizes,
     options: &CompileOptions,
     stage: Stage,
     kernel: Option<&str>,
@@ -114,19 +115,11 @@ pub fn print_file(
                 return Ok(kiln_plan::text::print(&plan));
             }
             let graph = kiln_graph::Graph::new(plan.name.clone());
-            let model = Model {
-                graph,
-                params: vec![],
-                path: path.into(),
-                archive: None,
-                compiled_from: None,
-                guards: vec![],
-                import_s: 0.0,
-            };
+            let model = Model { path: path.into(), ..Model::of(graph) };
             whole_or_one(&compile::from_plan(&model, plan, options)?)
         }
         _ => {
-            let model = Model::open(path, inputs)?;
+            let model = Model::open_at(path, inputs, sizes)?;
             if stage == Stage::Graph && kernel.is_none() {
                 return Ok(graph_text(&model.graph));
             }

@@ -169,7 +169,10 @@ pub enum InputSpec {
         tensor_constant_name: String,
     },
     /// A number or None, for whose value the program was specialised.
-    ConstantInput {},
+    ConstantInput {
+        name: String,
+        value: Argument,
+    },
     #[serde(untagged)]
     Other(Value),
 }
@@ -180,9 +183,11 @@ pub enum OutputSpec {
         arg: Argument,
     },
     BufferMutation {
+        arg: Named,
         buffer_name: String,
     },
     UserInputMutation {
+        arg: Named,
         user_input_name: String,
     },
     #[serde(untagged)]

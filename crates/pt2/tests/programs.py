@@ -64,6 +64,14 @@ class Branch(nn.Module):
         return x + 1 if x.shape[0] % 2 == 0 else x * 2
 
 
+def store(name, model, inputs):
+    with torch.no_grad():
+        results = model(*inputs)
+    results = list(results.values()) if isinstance(results, dict) else [results]
+    tensors = {f"in{i}": t for i, t in enumerate(inputs)} | {f"out{i}": t for i, t in enumerate(results)}
+    safetensors.torch.save_file({k: v.clone().contiguous() for k, v in tensors.items()}, folder / f"{name}.safetensors")
+
+
 batch = torch.export.Dim("batch", min=4, max=64)
 cases = {
     "attention": (Attention(), (torch.randn(2, 7, 32),), None),
@@ -78,15 +86,14 @@ for name, (model, inputs, dynamic) in cases.items():
         torch.export.save(program, folder / "in_place.pt2")
     torch.export.save(program.run_decompositions({}), folder / f"{name}.pt2")
     torch.export.save(program.run_decompositions(), folder / f"{name}.core.pt2")
-    for suffix, given in [("", inputs), ("9", (torch.randn(9, 3),))][: 2 if dynamic else 1]:
-        with torch.no_grad():
-            results = model(*given)
-        results = list(results.values()) if isinstance(results, dict) else [results]
-        tensors = {f"in{i}": t for i, t in enumerate(given)} | {f"out{i}": t.contiguous() for i, t in enumerate(results)}
-        safetensors.torch.save_file({k: v.clone() for k, v in tensors.items()}, folder / f"{name}{suffix}.safetensors")
+    store(name, model, inputs)
+    if dynamic:
+        store(f"{name}9", model, (torch.randn(9, 3),))
 
 branch = torch.export.export(Branch(), (torch.randn(6, 3),), dynamic_shapes={"x": {0: torch.export.Dim.AUTO}})
 torch.export.save(branch.run_decompositions({}), folder / "branch.pt2")
+store("branch", Branch(), (torch.randn(6, 3),))
+store("branch8", Branch(), (torch.randn(8, 3),))
 
 
 class Counter(nn.Module):

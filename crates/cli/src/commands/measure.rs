@@ -71,6 +71,9 @@ fn once(a: &args::Bench, options: &BenchOptions, progress: Progress) -> Result<(
 }
 
 fn over_sizes(a: &args::Bench, axis: &Axis, options: &BenchOptions, progress: Progress) -> Result<(), Error> {
+    if !a.model.dim.is_empty() {
+        return Err(Error::usage("--sweep and --dim both choose sizes", "leave out --dim"));
+    }
     let result = sweep::sweep(&a.model.model, &inputs(&a.model)?, axis, options, |what| progress.say(what))?;
     drop(progress);
     if let Some(path) = &a.plot {

@@ -53,6 +53,7 @@ fn compare(a: &args::Diff) -> Result<kiln::diff::Diff, Error> {
         model: path.into(),
         inputs: a.inputs.clone(),
         input: a.input.clone(),
+        dim: vec![],
         contract: a.contract,
     };
     let (before, after) = (model(&a.before), model(&a.after));
@@ -75,7 +76,7 @@ fn plan(
         FileKind::Artifact if as_compiled => kiln::artifact::plan(&a.model),
         _ => {
             let given: Vec<Tensor> = super::inputs(a)?;
-            compile::plan(&Model::open(&a.model, &given)?, &options)
+            compile::plan(&Model::open_at(&a.model, &given, &super::sizes(a)?)?, &options)
         }
     }
 }

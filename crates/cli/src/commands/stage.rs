@@ -1,5 +1,5 @@
 //! Commands that compile and write stages: the artifact, any stage as text, PTX and facts about it.
-use super::{compiled, constrained, inputs, json, options};
+use super::{compiled, constrained, inputs, json, options, sizes};
 use crate::{
     args,
     render::{self, Progress},
@@ -55,7 +55,14 @@ pub fn print(a: &args::Print) -> Result<(), Error> {
     let stage = Stage::parse(&a.stage)?;
     let t = if stage == Stage::Ptx && a.target == Target::Cpu { Target::Sm90a } else { a.target };
     let options = constrained(options(&a.model, Some(t), !a.unfused)?, &a.constraints)?;
-    let text = stages::print_file(&a.model.model, &inputs(&a.model)?, &options, stage, a.kernel.as_deref())?;
+    let text = stages::print_file(
+        &a.model.model,
+        &inputs(&a.model)?,
+        &sizes(&a.model)?,
+        &options,
+        stage,
+        a.kernel.as_deref(),
+    )?;
     render::out(&text)
 }
 

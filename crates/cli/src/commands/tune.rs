@@ -1,11 +1,11 @@
 //! `kiln tune`: measures templates of a model's matmuls; a progress bar shows the best so far.
-use super::{Place, device, inputs, json, options_on};
+use super::{Place, device, json, open, options_on};
 use crate::{
     args::{self, ConstraintArgs, DeviceArgs},
     render::{self, Progress},
 };
 use kiln::{
-    DeviceKind, Error, Model,
+    DeviceKind, Error,
     tune::{self, Budget, Step, Store, TuneOptions},
 };
 
@@ -27,7 +27,7 @@ pub fn tune(a: &args::Tune) -> Result<(), Error> {
         budget: Budget { most: a.candidates, ..Budget::default() },
     };
     let progress = Progress::new("loading");
-    let model = Model::open(&a.model.model, &inputs(&a.model)?)?;
+    let (model, _) = open(&a.model, &progress)?;
     progress.say("compiling candidates");
     let mut save = |store: &Store| tune::write(&a.store, store);
     let tuned = tune::tune(&model, &options, &mut store, &mut save, &mut |step| show(&progress, step))?;

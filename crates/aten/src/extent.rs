@@ -1,5 +1,14 @@
 //! Sizes as expressions over symbols, in the form of sympy's `srepr`: `Mul(Integer(64), Symbol('s53', positive=True, integer=True))`.
-use std::collections::BTreeMap;
+//!
+//! A condition is an expression whose value is 0 or 1.
+use serde::{Deserialize, Deserializer};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+/// The size of each symbol.
+pub type Sizes = BTreeMap<String, i64>;
 
 /// An integer expression.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,8 +31,16 @@ impl Extent {
             more => Err(format!("`{more}` follows the expression `{text}`")),
         }
     }
+    /// The symbols that it mentions.
+    pub fn symbols(&self) -> BTreeSet<&str> {
+        match self {
+            Extent::Integer(_) => BTreeSet::new(),
+            Extent::Symbol(s) => BTreeSet::from([s.as_str()]),
+            Extent::Call(_, args) => args.iter().flat_map(Extent::symbols).collect(),
+        }
+    }
     /// The value for these sizes of symbols.
-    pub fn value(&self, symbols: &BTreeMap<String, i64>) -> Result<i64, String> {
+    pub fn value(&self, symbols: &Sizes) -> Result<i64, String> {
         let (name, args) = match self {
             Extent::Integer(n) => return Ok(*n),
             Extent::Symbol(s) => {
@@ -43,9 +60,52 @@ impl Extent {
             ("Mod" | "PythonMod", [a, b]) if *b > 0 => Some(a.rem_euclid(*b)),
             ("ModularIndexing", [a, b, c]) if *b > 0 && *c > 0 => Some(a.div_euclid(*b).rem_euclid(*c)),
             ("Identity", [a]) => Some(*a),
+            ("Equality" | "Eq", [a, b]) => Some(i64::from(a == b)),
+            ("Unequality" | "Ne", [a, b]) => Some(i64::from(a != b)),
+            ("StrictLessThan" | "Lt", [a, b]) => Some(i64::from(a < b)),
+            ("LessThan" | "Le", [a, b]) => Some(i64::from(a <= b)),
+            ("StrictGreaterThan" | "Gt", [a, b]) => Some(i64::from(a > b)),
+            ("GreaterThan" | "Ge", [a, b]) => Some(i64::from(a >= b)),
+            ("And", all) => Some(i64::from(all.iter().all(|a| *a != 0))),
+            ("Or", all) => Some(i64::from(all.iter().any(|a| *a != 0))),
+            ("Not", [a]) => Some(i64::from(*a == 0)),
             _ => return Err(format!("`{name}` of {args:?} is not a size that Kiln can compute")),
         };
         value.ok_or_else(|| format!("`{name}` of {args:?} is beyond 64 bits"))
+    }
+}
+
+/// As people write it: `2*s0 + 1`, `FloorDiv(s0, 2)`.
+impl fmt::Display for Extent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, args) = match self {
+            Extent::Integer(n) => return write!(f, "{n}"),
+            Extent::Symbol(s) => return f.write_str(s),
+            Extent::Call(name, args) => (name.as_str(), args),
+        };
+        let sum = |a: &Extent| matches!(a, Extent::Call(name, _) if name == "Add");
+        let all = args.iter().map(|a| if name == "Mul" && sum(a) { format!("({a})") } else { a.to_string() });
+        match name {
+            "Add" => f.write_str(&all.collect::<Vec<_>>().join(" + ")),
+            "Mul" => f.write_str(&all.collect::<Vec<_>>().join("*")),
+            _ => write!(f, "{name}({})", all.collect::<Vec<_>>().join(", ")),
+        }
+    }
+}
+
+/// A number, or the text of an expression.
+impl<'de> Deserialize<'de> for Extent {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Extent, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            Number(i64),
+            Text(String),
+        }
+        match Form::deserialize(d)? {
+            Form::Number(n) => Ok(Extent::Integer(n)),
+            Form::Text(text) => Extent::parse(&text).map_err(serde::de::Error::custom),
+        }
     }
 }
 
@@ -104,7 +164,7 @@ mod tests {
 
     #[test]
     fn sizes_are_computed_from_symbols() {
-        let symbols = BTreeMap::from([("s53".to_string(), 7), ("s0".to_string(), -3)]);
+        let symbols = Sizes::from([("s53".to_string(), 7), ("s0".to_string(), -3)]);
         let value = |text: &str| Extent::parse(text).and_then(|e| e.value(&symbols));
         let s = "Symbol('s53', positive=True, integer=True)";
         assert_eq!(value(&format!("Mul(Integer(64), {s})")), Ok(448));
@@ -117,8 +177,30 @@ mod tests {
     }
 
     #[test]
+    fn conditions_are_0_or_1() {
+        let symbols = Sizes::from([("n".to_string(), 6)]);
+        let value = |text: &str| Extent::parse(text).and_then(|e| e.value(&symbols));
+        for (text, holds) in [
+            ("Equality(Mod(Symbol('n'), Integer(2)), Integer(0))", 1),
+            ("Not(GreaterThan(Symbol('n'), Integer(6)))", 0),
+            ("And(StrictLessThan(Symbol('n'), Integer(7)), Unequality(Symbol('n'), Integer(5)))", 1),
+            ("Or(LessThan(Symbol('n'), Integer(5)), StrictGreaterThan(Symbol('n'), Integer(6)))", 0),
+        ] {
+            assert_eq!(value(text), Ok(holds), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_extent_is_a_number_or_text_in_json() {
+        let read = |json: &str| serde_json::from_str::<Extent>(json).map_err(|e| e.to_string());
+        assert_eq!(read("7"), Ok(Extent::Integer(7)));
+        assert_eq!(read("\"Symbol('s0')\""), Ok(Extent::Symbol("s0".into())));
+        assert!(read("\"s0\"").is_err() && read("1.5").is_err());
+    }
+
+    #[test]
     fn what_cannot_be_computed_is_an_error() {
-        let none = BTreeMap::new();
+        let none = Sizes::new();
         let value = |text: &str| Extent::parse(text).and_then(|e| e.value(&none)).unwrap_err();
         assert_eq!(value("Symbol('u0')"), "the size u0 depends on data");
         assert!(value("Pow(Integer(2), Integer(64))").contains("beyond 64 bits"));

@@ -1,0 +1,95 @@
+//! A program at given sizes, as a graph: the way from every door that has symbols.
+use crate::{
+    ParamData,
+    convert::convert,
+    error::{ImportErrors, Problem},
+    extent::Sizes,
+    program::Program,
+    raw::{Raw, RawInput},
+    source,
+};
+use kiln_graph::Graph;
+
+/// A program for given sizes.
+///
+/// Parameters that a run changes are state: they are inputs of the graph, after the program's tensor inputs. What a run leaves in an input
+/// is an output of the graph, after the program's tensor outputs.
+#[derive(Debug)]
+pub struct Specialised {
+    /// The verified graph.
+    pub graph: Graph,
+    /// Where the data of the graph's parameters is; a [`ParamData::Raw`] is an index of the program's parameters.
+    pub params: Vec<ParamData>,
+    /// The parameters that are state, as indices of the program's parameters, in the order of the graph's inputs.
+    pub states: Vec<usize>,
+    /// What a run leaves in inputs: indices of the graph's inputs and outputs.
+    pub writes: Vec<Written>,
+}
+
+/// After a run, the graph's input `input` holds output `output`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// Index of the graph's inputs.
+    pub input: usize,
+    /// Index of the graph's outputs.
+    pub output: usize,
+}
+
+impl Program {
+    /// The graph for these sizes ([`Program::sizes`]).
+    ///
+    /// # Errors
+    /// All problems of the program: sizes that depend on data, writes that cannot be followed, operators that neither Kiln nor libtorch runs.
+    pub fn specialise(&self, sizes: &Sizes) -> Result<Specialised, ImportErrors> {
+        let mut raw = self.at(sizes)?;
+        in_place(&raw)?;
+        let results = raw.outputs.len() - self.writes.len();
+        let mut states = vec![];
+        let mut writes = vec![];
+        for (output, write) in (results..).zip(&self.writes) {
+            let known = raw.inputs.iter().position(|i| i.value == Some(write.target));
+            let input = match known {
+                Some(input) => input,
+                None => {
+                    let param = self.params.iter().position(|p| *p == write.target);
+                    let missing = || Problem::new("the program writes a tensor that is neither input nor parameter");
+                    states.push(param.ok_or_else(missing)?);
+                    state(&mut raw, write.target)
+                }
+            };
+            writes.push(Written { input, output });
+        }
+        source::settle(&mut raw);
+        let mut converted = convert(&raw, &self.name)?;
+        let defect =
+            |e| Problem::new(format!("the imported graph is invalid (a defect of Kiln; please report it): {e}"));
+        converted.graph.verify().map_err(defect)?;
+        for p in &mut converted.params {
+            if let ParamData::Raw(id) = p {
+                *id = self.params.iter().position(|p| p == id).unwrap_or(*id);
+            }
+        }
+        Ok(Specialised { graph: converted.graph, params: converted.params, states, writes })
+    }
+}
+
+/// Makes a parameter an input; gives the input's index.
+fn state(raw: &mut Raw, id: usize) -> usize {
+    let info = &mut raw.values[id];
+    info.constant = false;
+    raw.inputs.push(RawInput { name: info.name.clone().unwrap_or_default(), value: Some(id), scalar: None });
+    raw.inputs.len() - 1
+}
+
+/// Fails if an operator changes a tensor in place.
+fn in_place(raw: &Raw) -> Result<(), ImportErrors> {
+    let changes = |name: &str| name.ends_with('_') && !name.ends_with("__");
+    let problem = |c: &crate::raw::Call| Problem {
+        source: c.source.clone(),
+        module: c.module.clone(),
+        ..Problem::new(format!("`{}` changes a tensor in place", c.name))
+            .help("save `program.run_decompositions({})`, which has no in-place operators")
+    };
+    let errors: Vec<Problem> = raw.calls.iter().filter(|c| changes(&c.name)).map(problem).collect();
+    if errors.is_empty() { Ok(()) } else { Err(source::settle_problems(ImportErrors { errors })) }
+}
