@@ -71,6 +71,17 @@ pub enum RuntimeError {
         /// The type that was passed and the one that is required.
         types: Box<Mismatch>,
     },
+    /// A parameter lies in memory of a GPU, and the session runs on the host.
+    #[error(
+        "loading `{model}` on the host: parameter @{param} lies in memory of a GPU; \
+         copy it to the host, or compile the model for the GPU"
+    )]
+    ParamPlace {
+        /// Name of the model.
+        model: String,
+        /// Index of the parameter in the graph.
+        param: usize,
+    },
     /// The executable is inconsistent: a bug in whatever produced it.
     #[error("loading `{model}`: {at}: {what}; the compiled program is damaged, compile the model again")]
     Invalid {

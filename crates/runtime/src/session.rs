@@ -2,7 +2,7 @@
 //!
 //! Takes: an executable, parameters and callbacks, then the inputs of each run. Gives: the outputs. Never: runs two calls at once.
 use crate::{
-    Callbacks, CudaDevice, Executable, HostDevice, KernelCode, RuntimeError,
+    Callbacks, CudaDevice, Executable, HostDevice, KernelCode, Param, RuntimeError,
     cuda::session::CudaSession,
     error::Mismatch,
     host::session::HostSession,
@@ -63,6 +63,20 @@ impl Session {
         params: Vec<Tensor>,
         callbacks: Arc<dyn Callbacks>,
     ) -> Result<Session, RuntimeError> {
+        Session::with_params(device, exe, params.into_iter().map(Param::Host).collect(), callbacks)
+    }
+
+    /// As [`Session::new`], with parameters that may lie in memory of the session's GPU. Such a parameter is neither copied nor uploaded:
+    /// kernels read it where it is, those that run at load time too.
+    ///
+    /// # Errors
+    /// Those of [`Session::new`], and if a parameter lies in memory of a GPU and the session runs on the host.
+    pub fn with_params(
+        device: &Device,
+        exe: impl Into<Arc<Executable>>,
+        params: Vec<Param>,
+        callbacks: Arc<dyn Callbacks>,
+    ) -> Result<Session, RuntimeError> {
         let mut exe: Arc<Executable> = exe.into();
         let has_alternative = |k: &KernelCode| k.steps.otherwise.is_some();
         if exe.kernels.iter().any(has_alternative) {
@@ -95,6 +109,19 @@ impl Session {
         match &mut *self.backend() {
             Backend::Host(s) => s.run(inputs),
             Backend::Cuda(s) => s.run(inputs),
+        }
+    }
+
+    /// Reads parameters that another owner holds again, after their values have changed: runs the load-time kernels again, and packs or
+    /// copies again what was packed or copied. Does nothing if the session owns all of its parameters. Waits for runs that are under way,
+    /// and until it is done. Values that runs read in place need no refresh.
+    ///
+    /// # Errors
+    /// If memory is short, a load-time kernel fails, or the device does. Runs may then use old and new values together: refresh again.
+    pub fn refresh(&self) -> Result<(), RuntimeError> {
+        match &mut *self.backend() {
+            Backend::Host(s) => s.refresh(),
+            Backend::Cuda(s) => s.refresh(),
         }
     }
 
@@ -133,15 +160,15 @@ pub(crate) fn check_inputs(exe: &Executable, inputs: &[Tensor]) -> Result<(), Ru
     Ok(())
 }
 
-fn check_params(exe: &Executable, params: &[Tensor]) -> Result<(), RuntimeError> {
+fn check_params(exe: &Executable, params: &[Param]) -> Result<(), RuntimeError> {
     let used = exe.buffers.iter().filter_map(|b| if let BufferKind::Param(p) = b.kind { Some((p, b)) } else { None });
     let want = used.clone().map(|(p, _)| p.0 as usize + 1).max().unwrap_or(0);
     for (p, b) in used {
         let model = exe.name.clone();
         match params.get(p.0 as usize) {
             None => return Err(RuntimeError::ParamCount { model, got: params.len(), want }),
-            Some(t) if t.ty != b.ty => {
-                let types = Box::new(Mismatch { got: t.ty.clone(), want: b.ty.clone() });
+            Some(t) if *t.ty() != b.ty => {
+                let types = Box::new(Mismatch { got: t.ty().clone(), want: b.ty.clone() });
                 return Err(RuntimeError::ParamType { model, param: p.0, types });
             }
             Some(_) => {}
