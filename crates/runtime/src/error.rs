@@ -25,6 +25,16 @@ pub enum RuntimeError {
         /// Names and types of all inputs of the model, as text.
         inputs: String,
     },
+    /// A run was given the wrong number of places for its outputs.
+    #[error("running `{model}` with addresses of {}, but it gives {want}; pass one address per output, in order", count(*.got, "output"))]
+    OutputCount {
+        /// Name of the model.
+        model: String,
+        /// Number of addresses that were passed.
+        got: usize,
+        /// Number of outputs that the model gives.
+        want: usize,
+    },
     /// An input has another dtype or shape than the code was compiled for.
     #[error("running `{model}`: {input} is {}, but the model was compiled for {}; {remedy}", types.got, types.want)]
     InputType {

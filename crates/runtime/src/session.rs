@@ -112,6 +112,64 @@ impl Session {
         }
     }
 
+    /// Runs the model on the caller's memory: reads its inputs and writes its outputs at these addresses, one for each, in the order of the
+    /// graph. Every output is written, also one that is an input, a parameter, or another output again.
+    ///
+    /// On the host the run is over when this returns, and `stream` is ignored. On a GPU everything is enqueued on `stream` (a `CUstream`;
+    /// `None` and 0 are the default stream), and this returns without waiting, unless a step needs the host. Calls may come on different
+    /// streams: their work is ordered by the calls, because all runs of a session share its memory.
+    ///
+    /// While `stream` is being captured, kernels are captured one by one, and nothing waits. The session then cannot order the captured
+    /// work: the caller orders a launch of the captured graph after other runs of this session, and keeps the session alive.
+    ///
+    /// Addresses that are not multiples of [`crate::host_align`] or [`crate::CUDA_ALIGN`] are served through a copy.
+    ///
+    /// An index out of range is an error of this call on the host. On a GPU it is found later, as failing assertions of a device are: the
+    /// error is that of the first later call that finds the run complete, which then does not run, or of [`Session::check`].
+    ///
+    /// # Errors
+    /// Those of [`Session::run`], and during a capture if a step needs the host. Outputs may then be written in part.
+    ///
+    /// # Safety
+    /// Each address is that of a dense row-major tensor on the session's device, of the type of the executable's input or output (any
+    /// address if the type has no elements). No output overlaps an input or another output. On a GPU, `stream` is a stream of the primary
+    /// context of the session's device, or 0, 1 or 2 for the driver's own; all of the memory stays allocated until the work is done, in
+    /// stream order.
+    pub unsafe fn run_on(&self, inputs: &[u64], outputs: &[u64], stream: Option<u64>) -> Result<(), RuntimeError> {
+        check_input_count(&self.exe, inputs.len())?;
+        if outputs.len() != self.exe.outputs.len() {
+            let (model, want) = (self.exe.name.clone(), self.exe.outputs.len());
+            return Err(RuntimeError::OutputCount { model, got: outputs.len(), want });
+        }
+        match &mut *self.backend() {
+            // SAFETY: this function's contract; the numbers of addresses were checked.
+            Backend::Host(s) => unsafe { s.run_on(inputs, outputs) },
+            // SAFETY: as above.
+            Backend::Cuda(s) => unsafe { s.run_on(inputs, outputs, stream.unwrap_or(0)) },
+        }
+    }
+
+    /// Waits for all runs. Fails if a run since the last error found an index out of range, or the device failed.
+    ///
+    /// # Errors
+    /// As described.
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        match &mut *self.backend() {
+            Backend::Host(_) => Ok(()),
+            Backend::Cuda(s) => s.check_runs(),
+        }
+    }
+
+    /// Bytes of memory on its device that the session holds: intermediate and precomputed values, packed weights, and its own copies of
+    /// parameters, inputs and outputs. Memory of other owners does not count. On the host, parameters that were passed as tensors count,
+    /// though the caller may share them.
+    pub fn bytes_held(&self) -> usize {
+        match &*self.backend() {
+            Backend::Host(s) => s.bytes_held(),
+            Backend::Cuda(s) => s.bytes_held(),
+        }
+    }
+
     /// Reads parameters that another owner holds again, after their values have changed: runs the load-time kernels again, and packs or
     /// copies again what was packed or copied. Does nothing if the session owns all of its parameters. Waits for runs that are under way,
     /// and until it is done. Values that runs read in place need no refresh.
@@ -140,12 +198,7 @@ impl Session {
 }
 
 pub(crate) fn check_inputs(exe: &Executable, inputs: &[Tensor]) -> Result<(), RuntimeError> {
-    if inputs.len() != exe.inputs.len() {
-        let all: Vec<String> =
-            (0..exe.inputs.len()).map(|i| format!("{}: {}", exe.input_name(i), exe.inputs[i].ty)).collect();
-        let (model, inputs_text) = (exe.name.clone(), if all.is_empty() { "none".into() } else { all.join(", ") });
-        return Err(RuntimeError::InputCount { model, got: inputs.len(), want: exe.inputs.len(), inputs: inputs_text });
-    }
+    check_input_count(exe, inputs.len())?;
     for (i, (t, spec)) in inputs.iter().zip(&exe.inputs).enumerate() {
         if t.ty != spec.ty {
             let remedy = match t.ty.dtype == spec.ty.dtype {
@@ -158,6 +211,16 @@ pub(crate) fn check_inputs(exe: &Executable, inputs: &[Tensor]) -> Result<(), Ru
         }
     }
     Ok(())
+}
+
+fn check_input_count(exe: &Executable, got: usize) -> Result<(), RuntimeError> {
+    let want = exe.inputs.len();
+    if got == want {
+        return Ok(());
+    }
+    let all: Vec<String> = (0..want).map(|i| format!("{}: {}", exe.input_name(i), exe.inputs[i].ty)).collect();
+    let (model, inputs) = (exe.name.clone(), if all.is_empty() { "none".into() } else { all.join(", ") });
+    Err(RuntimeError::InputCount { model, got, want, inputs })
 }
 
 fn check_params(exe: &Executable, params: &[Param]) -> Result<(), RuntimeError> {

@@ -1,11 +1,11 @@
 //! Sessions on the host over memory of another owner: parameters that change, and inputs and outputs at the caller's addresses.
-use crate::host::{N, add, buffer, chain, double, executable, host, kernel, matmul, tensor, ty};
+use crate::host::{N, Plus, add, buffer, chain, double, executable, host, kernel, matmul, tensor, ty, with_fallback};
 use kiln_graph::{ParamId, Tensor, Type};
 use kiln_plan::{BufferKind, Stage, exec::Slot};
 use kiln_runtime::{Executable, NoCallbacks, Param, RuntimeError, Session};
 use std::sync::{
     Arc,
-    atomic::{AtomicU32, Ordering},
+    atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 /// Memory of another library, of `N` f32 that may change.
@@ -19,6 +19,9 @@ impl Foreign {
     }
     fn get(&self, i: usize) -> f32 {
         f32::from_bits(self.0[i].load(Ordering::Relaxed))
+    }
+    fn address(&self) -> u64 {
+        self.0.as_ptr().expose_provenance() as u64
     }
     fn param(self: &Arc<Foreign>) -> Param {
         // SAFETY: `N` f32 that live as long as the owner, and change only between runs.
@@ -114,4 +117,134 @@ fn memory_of_a_gpu_is_no_parameter_of_the_host() {
     let wrong = unsafe { Param::device(Type::new(ty().dtype, [3]), 4096, Arc::new(())) };
     let e = Session::with_params(&host(1), chain(), vec![wrong], Arc::new(NoCallbacks)).err().unwrap();
     assert!(e.to_string().contains("parameter @0 is f32[3]"), "{e}");
+}
+
+/// Room for `count` tensors, `skip` bytes past an aligned address, filled with 0xff so that what is not written shows.
+struct Room(Vec<u64>, usize);
+impl Room {
+    fn new(skip: usize, tensors: &[&Tensor]) -> Room {
+        let mut room = Room(vec![u64::MAX; tensors.len().max(1) * N / 2 + 1], skip);
+        for (i, t) in tensors.iter().enumerate() {
+            let at = room.at(i);
+            let bytes: &mut [u8] = &mut room.bytes()[at..at + 4 * N];
+            bytes.copy_from_slice(t.bytes());
+        }
+        room
+    }
+    /// Room for outputs.
+    fn empty(skip: usize, count: usize) -> Room {
+        Room(vec![u64::MAX; count * N / 2 + 1], skip)
+    }
+    fn at(&self, i: usize) -> usize {
+        self.1 + i * 4 * N
+    }
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the bytes of the vector.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), 8 * self.0.len()) }
+    }
+    fn addresses(&mut self, count: usize) -> Vec<u64> {
+        let base = self.0.as_mut_ptr().expose_provenance();
+        (0..count).map(|i| (base + self.at(i)) as u64).collect()
+    }
+    fn tensor(&mut self, i: usize) -> Tensor {
+        let at = self.at(i);
+        Tensor::from_bytes(ty(), &self.bytes()[at..at + 4 * N]).unwrap()
+    }
+}
+
+/// Runs over the caller's memory, inputs and outputs as many bytes past an aligned address as `skip` says.
+fn run_on(session: &Session, inputs: &[&Tensor], skip: [usize; 2]) -> Result<Vec<Tensor>, RuntimeError> {
+    let count = session.executable().outputs.len();
+    let (mut from, mut to) = (Room::new(skip[0], inputs), Room::empty(skip[1], count));
+    let (inputs, outputs) = (from.addresses(inputs.len()), to.addresses(count));
+    // SAFETY: the rooms have the tensors at these addresses, and live.
+    unsafe { session.run_on(&inputs, &outputs, None) }?;
+    assert!(to.bytes()[..skip[1]].iter().all(|b| *b == 0xff), "wrote before the first output");
+    let end = to.at(count);
+    assert!(to.bytes()[end..].iter().all(|b| *b == 0xff), "wrote behind the last output");
+    Ok((0..count).map(|i| to.tensor(i)).collect())
+}
+
+/// Outputs: computed, the input, a parameter, a frozen buffer, and computed again.
+fn all_kinds_of_outputs() -> Executable {
+    Executable { outputs: [5, 0, 1, 2, 5].map(kiln_plan::BufferId).into(), ..chain() }
+}
+
+#[test]
+fn runs_over_the_callers_memory_equal_runs() {
+    for (threads, skip) in [(1, [0, 0]), (2, [0, 0]), (2, [4, 4]), (2, [1, 0]), (2, [0, 3]), (1, [2, 7])] {
+        let params = || vec![tensor(|i| i as f64)];
+        let session = Session::new(&host(threads), all_kinds_of_outputs(), params(), Arc::new(NoCallbacks)).unwrap();
+        for round in 0..3 {
+            let x = tensor(|i| (i * round) as f64);
+            let want = session.run(std::slice::from_ref(&x)).unwrap();
+            assert_eq!(want[2], params()[0]);
+            assert_eq!(run_on(&session, &[&x], skip).unwrap(), want, "{skip:?}, round {round}");
+        }
+    }
+}
+
+/// The caller's tensors are used where they are: kernels see their addresses.
+#[test]
+fn aligned_tensors_are_not_copied() {
+    static SEEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+    unsafe extern "C" fn note(args: *const *mut u8, lo: u64, hi: u64) {
+        // SAFETY: as `double`, with two arguments.
+        unsafe {
+            for (i, seen) in SEEN.iter().enumerate() {
+                seen.store((*args.add(i)).addr() as u64, Ordering::Relaxed);
+            }
+            double(args, lo, hi);
+        }
+    }
+    let kinds = [BufferKind::Input(0), BufferKind::Temp];
+    let exe = executable(1, kinds.map(buffer).into(), vec![kernel("note", Stage::Run, &[0], &[1], note)], &[1]);
+    let session = Session::new(&host(1), exe, vec![], Arc::new(NoCallbacks)).unwrap();
+    let held = session.bytes_held();
+    let (from, to) = (Foreign::new(|i| i as f32), Foreign::new(|_| 0.0));
+    // SAFETY: both have `N` f32 and live.
+    unsafe { session.run_on(&[from.address()], &[to.address()], None) }.unwrap();
+    assert_eq!(SEEN.each_ref().map(|s| s.load(Ordering::Relaxed)), [from.address(), to.address()]);
+    assert_eq!((to.get(7), session.bytes_held()), (14.0, held));
+}
+
+#[test]
+fn steps_without_code_run_over_the_callers_memory() {
+    let session = Session::new(&host(2), with_fallback("aten::plus"), vec![], Arc::new(Plus)).unwrap();
+    let x = tensor(|i| i as f64);
+    for skip in [[0, 0], [2, 2]] {
+        assert_eq!(run_on(&session, &[&x], skip).unwrap(), session.run(std::slice::from_ref(&x)).unwrap());
+    }
+    let session = Session::new(&host(1), with_fallback("aten::topk"), vec![], Arc::new(Plus)).unwrap();
+    assert!(run_on(&session, &[&x], [0, 0]).unwrap_err().to_string().contains("no aten::topk"));
+}
+
+#[test]
+fn addresses_are_counted() {
+    let session = Session::new(&host(1), chain(), vec![tensor(|_| 0.0)], Arc::new(NoCallbacks)).unwrap();
+    let say = |inputs: &[u64], outputs: &[u64]| {
+        // SAFETY: the numbers of addresses are wrong, so none is used.
+        unsafe { session.run_on(inputs, outputs, None) }.unwrap_err().to_string()
+    };
+    assert!(say(&[], &[8; 4]).starts_with("running `test` with 0 inputs, but it takes 1 (input 0 (`x`): f32[1000]);"));
+    assert_eq!(
+        say(&[8], &[8; 3]),
+        "running `test` with addresses of 3 outputs, but it gives 4; pass one address per output, in order"
+    );
+}
+
+/// Frozen, packed and own memory counts; foreign memory does not.
+#[test]
+fn held_bytes_are_those_of_the_session() {
+    let weight = Foreign::new(|i| i as f32);
+    let owned = Session::new(&host(1), chain(), vec![tensor(|_| 0.0)], Arc::new(NoCallbacks)).unwrap();
+    let foreign = Session::with_params(&host(1), chain(), vec![weight.param()], Arc::new(NoCallbacks)).unwrap();
+    // One frozen buffer and two temporaries in the arena; the parameter is read at load time only.
+    let (frozen, arena) = (4 * N, 2 * 4096);
+    assert_eq!([owned.bytes_held(), foreign.bytes_held()], [frozen + arena; 2]);
+    let one = |params| Session::with_params(&host(1), panels(), params, Arc::new(NoCallbacks)).unwrap().bytes_held();
+    let packed = one(vec![Param::Host(tensor(|_| 0.0)), Param::Host(tensor(|_| 0.0))]);
+    // Four packed weights, whose originals are dropped: each has 100 rows of at least 10 columns, rounded up to a whole panel of f32.
+    assert!(packed >= 4 * 4 * N && packed.is_multiple_of(4 * 4 * 100), "{packed}");
+    assert_eq!(one(vec![weight.param(), weight.param()]), packed);
 }

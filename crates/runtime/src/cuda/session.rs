@@ -410,3 +410,18 @@ impl CudaSession {
         }
     }
 }
+impl CudaSession {
+    /// # Safety
+    /// As [`crate::Session::run_on`].
+    pub unsafe fn run_on(&mut self, _: &[u64], _: &[u64], _: u64) -> Result<(), RuntimeError> {
+        let what = "a run over the caller's memory is only possible on the host";
+        let remedy = "use Session::run, or compile for the host";
+        Err(RuntimeError::Device { device: self.device.name(), what: what.into(), remedy: remedy.into() })
+    }
+    pub fn check_runs(&mut self) -> Result<(), RuntimeError> {
+        self.indices("checking")
+    }
+    pub fn bytes_held(&self) -> usize {
+        self.memory.frozen + self.memory.params + self.memory.run.bytes
+    }
+}

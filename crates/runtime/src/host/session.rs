@@ -2,7 +2,7 @@
 //!
 //! Takes: an executable whose code is [`Code::Host`]. Gives: outputs that belong to the caller. The record of out-of-range indices of a
 //! kernel is read right after the kernel.
-use super::{HostDevice, Parallel, Tally, gemm, run_grid, weights};
+use super::{HostDevice, Parallel, Tally, caller::Boundary, gemm, run_grid, weights};
 use crate::{
     Callbacks, Code, DeviceTensor, Executable, KernelCode, Param, RuntimeError,
     callbacks::{call, call_in_place},
@@ -18,7 +18,12 @@ use kiln_plan::{
     BufferId, Stage,
     exec::{Epilogue, LibraryCall, Work},
 };
-use std::{collections::VecDeque, ptr::null_mut, sync::Arc, time::Instant};
+use std::{
+    collections::{HashMap, VecDeque},
+    ptr::null_mut,
+    sync::Arc,
+    time::Instant,
+};
 
 pub(crate) struct HostSession {
     device: HostDevice,
@@ -26,8 +31,8 @@ pub(crate) struct HostSession {
 }
 
 /// Everything of a session but the device.
-struct Inner {
-    exe: Arc<Executable>,
+pub(super) struct Inner {
+    pub(super) exe: Arc<Executable>,
     layout: Layout,
     memory: Arc<MemoryPlan>,
     callbacks: Arc<dyn Callbacks>,
@@ -41,7 +46,8 @@ struct Inner {
     records: Memory,
     spare: Spare,
     /// By number of the layout. Each run sets the addresses of inputs and outputs.
-    addresses: Vec<*mut u8>,
+    pub(super) addresses: Vec<*mut u8>,
+    pub(super) boundary: Boundary,
     /// Arguments of the current step.
     args: Vec<*mut u8>,
     tallies: Vec<Tally>,
@@ -83,6 +89,7 @@ impl HostSession {
             tallies: (0..layout.steps).map(|_| Tally::default()).collect(),
             params,
             kept,
+            boundary: Boundary::new(&exe, &memory),
             weights: (0..layout.steps).map(|_| gemm::Weights::default()).collect(),
             clock: None,
             layout,
@@ -107,6 +114,20 @@ impl HostSession {
     /// One run. `inputs` have been checked against the executable.
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
         self.inner.run(self.device.parallel(), inputs)
+    }
+
+    /// One run over the caller's memory.
+    ///
+    /// # Safety
+    /// As [`crate::Session::run_on`]; there is an address for each input and output of the executable.
+    pub unsafe fn run_on(&mut self, inputs: &[u64], outputs: &[u64]) -> Result<(), RuntimeError> {
+        // SAFETY: this function's contract.
+        unsafe { self.inner.run_on(self.device.parallel(), inputs, outputs) }
+    }
+
+    /// Bytes that the session holds, without foreign parameters.
+    pub fn bytes_held(&self) -> usize {
+        self.inner.bytes_held()
     }
 
     /// One run. Returns start and end of each run-time kernel.
@@ -241,6 +262,16 @@ impl Inner {
         Ok(exe.outputs.iter().map(|b| value(b).unwrap_or_else(|| Tensor::zeros(exe.ty(*b).clone()))).collect())
     }
 
+    fn bytes_held(&self) -> usize {
+        let own = self.params.iter().chain(&self.frozen).flatten().filter(|t| !t.is_foreign());
+        let spare = self.spare.0.iter().flatten();
+        let tensors: usize = own.chain(spare).map(|t| t.bytes().len()).sum();
+        // Steps may share panels.
+        let panels = self.weights.iter().flat_map(|w| [&w.a, &w.b]).flatten();
+        let panels: HashMap<_, _> = panels.map(|p| (Arc::as_ptr(p), p.bytes())).collect();
+        tensors + panels.values().sum::<usize>() + self.arena.len() + self.records.len() + self.boundary.bytes()
+    }
+
     /// The tensor that holds a buffer; `None` if the buffer lies in an arena.
     fn tensor(&self, b: usize, inputs: &[Tensor]) -> Option<Tensor> {
         match self.memory.buffers[b] {
@@ -251,7 +282,7 @@ impl Inner {
         }
     }
 
-    fn kernels(&mut self, p: Parallel, stage: Stage, inputs: &[Tensor]) -> Result<(), RuntimeError> {
+    pub(super) fn kernels(&mut self, p: Parallel, stage: Stage, inputs: &[Tensor]) -> Result<(), RuntimeError> {
         let exe = self.exe.clone();
         for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == stage) {
             let start = self.clock.is_some().then(Instant::now);
