@@ -1,19 +1,31 @@
-//! Zeroed, aligned host memory, and checks that enough memory is free before it is allocated.
+//! Host memory: zeroed and aligned, or held by another owner; and checks that enough memory is free before it is allocated.
 //!
 //! Large blocks request huge pages: page faults on first touch of 4 KiB pages can cost more than the computation.
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-/// Zero-initialised bytes of fixed size, aligned to at least 64 bytes; freed on drop.
+/// Bytes of fixed size. Either allocated here: zero-initialised, aligned to at least 64 bytes and freed on drop. Or foreign
+/// ([`Memory::foreign`]): held by another owner, aligned as it happens to be, never written, and copied before a write.
 pub struct Memory {
     /// Start of the allocation.
     base: NonNull<u8>,
-    layout: Layout,
     /// Offset of the aligned bytes in the allocation.
     start: usize,
     bytes: usize,
+    held: Held,
 }
-// SAFETY: the bytes are owned, and accessed through `&self` and `&mut self` like those of a vector.
+/// Who frees the bytes.
+enum Held {
+    Here(Layout),
+    /// Whatever frees them when the last clone is dropped.
+    Elsewhere {
+        _owner: Arc<dyn Any + Send + Sync>,
+    },
+}
+// SAFETY: owned bytes are accessed through `&self` and `&mut self` like those of a vector; foreign bytes are only read, and whoever
+// called `foreign` vouches that nothing writes them meanwhile. Owners are `Send` and `Sync` themselves.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -87,13 +99,29 @@ impl Memory {
         // SAFETY: the layout's size is not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let start = base.as_ptr().align_offset(align);
-        let memory = Memory { base, layout, start, bytes };
+        let memory = Memory { base, start, bytes, held: Held::Here(layout) };
         if align == HUGE {
             huge_pages(memory.as_ptr(), bytes / HUGE * HUGE);
         }
         Some(memory)
     }
-    /// Pointer to the first byte, aligned to at least 64; to 2 MiB for blocks of 4 MiB and more.
+    /// Memory that another owner holds, such as a tensor of another library or a mapped file. Nothing is copied; `owner` is dropped with
+    /// the memory. The address may have any alignment. A writer ([`Memory::as_mut_slice`]) gets a copy.
+    ///
+    /// # Safety
+    /// While `owner` lives, `bytes` initialised bytes at `at` stay readable at this address, from any thread. Nothing writes them
+    /// while a slice of them is in use; between uses they may change, and readers then see the new values. `at` may be null if `bytes`
+    /// is 0.
+    pub unsafe fn foreign(at: *const u8, bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> Memory {
+        let base = NonNull::new(at.cast_mut()).unwrap_or(NonNull::dangling());
+        Memory { base, start: 0, bytes, held: Held::Elsewhere { _owner: owner } }
+    }
+    /// Whether another owner holds the bytes.
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.held, Held::Elsewhere { .. })
+    }
+    /// Pointer to the first byte. Memory allocated here is aligned to at least 64; to 2 MiB for blocks of 4 MiB and more. Foreign memory
+    /// must not be written through it.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.start)
     }
@@ -107,19 +135,24 @@ impl Memory {
     }
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the allocation holds `start + bytes` initialised bytes (`align_offset` is less than the slack).
+        // SAFETY: the allocation holds `start + bytes` initialised bytes (`align_offset` is less than the slack); foreign bytes by the
+        // contract of `foreign`.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes) }
     }
-    /// The bytes, writable.
+    /// The bytes, writable. Foreign memory is replaced by a copy first.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as in `as_slice`; the borrow is unique.
+        if self.is_foreign() {
+            *self = self.clone();
+        }
+        // SAFETY: as in `as_slice`; the bytes are owned, and the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.bytes) }
     }
 }
 
 impl Clone for Memory {
+    /// A copy, which is not foreign.
     fn clone(&self) -> Memory {
-        let layout = Layout::from_size_align(self.bytes, ALIGN).unwrap_or(self.layout);
+        let layout = Layout::from_size_align(self.bytes, 1).unwrap_or(Layout::new::<u8>());
         let mut new = Memory::zeroed(self.bytes).unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
         new.as_mut_slice().copy_from_slice(self.as_slice());
         new
@@ -128,8 +161,10 @@ impl Clone for Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout by `zeroed`.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+        if let Held::Here(layout) = self.held {
+            // SAFETY: allocated with this layout by `zeroed`.
+            unsafe { dealloc(self.base.as_ptr(), layout) };
+        }
     }
 }
 
@@ -163,6 +198,23 @@ mod tests {
             assert_eq!(m.clone().as_slice().last(), m.as_slice().last());
         }
         assert!(Memory::zeroed(usize::MAX).is_none());
+    }
+
+    #[test]
+    fn foreign_memory_is_read_in_place_and_copied_before_a_write() {
+        let owner: Arc<Vec<u8>> = Arc::new((0..100).collect());
+        // SAFETY: the vector is never changed, and lives as long as the memory.
+        let mut m = unsafe { Memory::foreign(owner.as_ptr().wrapping_add(3), 50, owner.clone()) };
+        assert_eq!((m.as_ptr().cast_const(), m.len(), m.is_foreign()), (owner[3..].as_ptr(), 50, true));
+        let copy = m.clone();
+        assert_eq!((copy.is_foreign(), copy.as_ptr() as usize % 64, copy.as_slice()), (false, 0, &owner[3..53]));
+        assert_eq!(Arc::strong_count(&owner), 2, "a copy does not hold the owner");
+        m.as_mut_slice()[0] = 77;
+        assert_eq!((m.as_slice()[0], m.as_slice()[1], owner[3], m.is_foreign()), (77, 4, 3, false));
+        assert_eq!(Arc::strong_count(&owner), 1, "written memory has let its owner go");
+        // SAFETY: no bytes are read.
+        let empty = unsafe { Memory::foreign(std::ptr::null(), 0, owner) };
+        assert!(empty.is_empty() && empty.as_slice().is_empty());
     }
 
     #[test]

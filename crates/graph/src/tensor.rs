@@ -5,7 +5,7 @@ use crate::{
 };
 use kiln_number::Kind;
 use serde::{Deserialize, Serialize};
-use std::{alloc::Layout, fmt, sync::Arc};
+use std::{alloc::Layout, any::Any, fmt, sync::Arc};
 
 /// Element type and shape. `Display` is the text syntax: `f32[8,128]`; rank 0 prints as `f32[]`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -76,7 +76,8 @@ fn low(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(all)
 }
 
-/// A dense row-major tensor in host memory, 64-byte aligned. Cheap to clone: clones share data, copied on write.
+/// A dense row-major tensor in host memory. Cheap to clone: clones share data, copied on write. Its memory is its own and aligned to 64
+/// bytes, or foreign ([`Tensor::foreign`]) and aligned at least to the size of an element.
 #[derive(Clone)]
 pub struct Tensor {
     /// Element type and shape.
@@ -101,9 +102,25 @@ impl Tensor {
         });
         Tensor { ty, data: Arc::new(memory) }
     }
-    /// Whether no other clone shares its data, so that it can be written without a copy.
+    /// A tensor in memory that another owner holds, such as a tensor of another library or a mapped file; `owner` is dropped with the last
+    /// clone. Nothing is copied, unless `at` is not a multiple of the element's size: then the values of now are copied, and later changes
+    /// are not seen ([`Tensor::is_foreign`] tells).
+    ///
+    /// # Safety
+    /// As [`Memory::foreign`], with `ty.bytes()` bytes, row-major and dense. Bools are 0 or 1.
+    pub unsafe fn foreign(ty: Type, at: *const u8, owner: Arc<dyn Any + Send + Sync>) -> Tensor {
+        // SAFETY: this function's contract.
+        let memory = unsafe { Memory::foreign(at, ty.bytes(), owner) };
+        let aligned = memory.is_empty() || (at as usize).is_multiple_of(ty.dtype.bytes());
+        Tensor { ty, data: Arc::new(if aligned { memory } else { memory.clone() }) }
+    }
+    /// Whether another owner holds the data.
+    pub fn is_foreign(&self) -> bool {
+        self.data.is_foreign()
+    }
+    /// Whether no other clone shares its data and no other owner holds it, so that it can be written without a copy.
     pub fn is_unique(&mut self) -> bool {
-        Arc::get_mut(&mut self.data).is_some()
+        Arc::get_mut(&mut self.data).is_some_and(|m| !m.is_foreign())
     }
     /// A tensor of the given row-major bytes. `None` if their number is not `ty.bytes()`.
     pub fn from_bytes(ty: Type, bytes: &[u8]) -> Option<Tensor> {
@@ -127,13 +144,18 @@ impl Tensor {
     pub fn bytes(&self) -> &[u8] {
         self.data.as_slice()
     }
-    /// The bytes, writable. Copies the data first if a clone shares it.
+    /// The bytes, writable. Copies the data first if a clone shares it or another owner holds it.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         Arc::make_mut(&mut self.data).as_mut_slice()
     }
     /// The elements as a typed slice; `None` if the size of `T` differs from the dtype's.
     pub fn as_slice<T: bytemuck::Pod>(&self) -> Option<&[T]> {
-        (size_of::<T>() == self.ty.dtype.bytes()).then(|| bytemuck::cast_slice(self.bytes()))
+        // Invariant: the data is aligned to the size of an element, or has no elements (a cast of nothing from any address).
+        match self.ty.bytes() {
+            _ if size_of::<T>() != self.ty.dtype.bytes() => None,
+            0 => Some(&[]),
+            _ => Some(bytemuck::cast_slice(self.bytes())),
+        }
     }
     /// The elements as a writable typed slice; `None` if the size of `T` differs from the dtype's. Copies shared data first.
     pub fn as_mut_slice<T: bytemuck::Pod>(&mut self) -> Option<&mut [T]> {
@@ -195,5 +217,48 @@ impl PartialEq for Tensor {
     /// Equal types and bitwise equal data.
     fn eq(&self, o: &Tensor) -> bool {
         self.ty == o.ty && self.bytes() == o.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_tensors_are_shared_and_copied_on_write() {
+        let owner: Arc<Vec<f32>> = Arc::new(vec![1.0, 2.0, 3.0, 4.0]);
+        let bytes: *const u8 = owner.as_ptr().cast();
+        let make = |ty: &str, skip: usize| {
+            // SAFETY: the tests ask for types within the vector, which is never changed.
+            unsafe { Tensor::foreign(ty.parse().unwrap(), bytes.wrapping_add(skip), owner.clone()) }
+        };
+        let mut a = make("f32[3]", 4);
+        let b = a.clone();
+        assert_eq!((a.bytes().as_ptr(), b.bytes().as_ptr()), (bytes.wrapping_add(4), bytes.wrapping_add(4)));
+        assert_eq!(Arc::strong_count(&owner), 2, "clones share the owner");
+        assert!(a.is_foreign() && !a.is_unique());
+        a.set_f64(0, 9.0);
+        assert_eq!((a.to_f64_vec(), b.to_f64_vec(), owner[1]), (vec![9.0, 3.0, 4.0], vec![2.0, 3.0, 4.0], 2.0));
+        assert!(a.is_unique() && !a.is_foreign());
+        drop(b);
+        assert_eq!(Arc::strong_count(&owner), 1, "the last clone drops the owner");
+        let mut alone = make("f32[4]", 0);
+        assert!(!alone.is_unique(), "foreign data must not be written, even if no clone shares it");
+        alone.bytes_mut()[0] = 1;
+        assert_eq!(owner[0], 1.0);
+    }
+
+    #[test]
+    fn foreign_tensors_that_are_less_aligned_than_an_element_are_copied() {
+        let owner: Arc<Vec<u64>> = Arc::new(vec![0x0807_0605_0403_0201, 0x100f_0e0d_0c0b_0a09]);
+        // SAFETY: the eight bytes lie within the vector, which is never changed.
+        let t = unsafe {
+            Tensor::foreign("i32[2]".parse().unwrap(), owner.as_ptr().cast::<u8>().wrapping_add(1), owner.clone())
+        };
+        assert_eq!((t.is_foreign(), Arc::strong_count(&owner)), (false, 1));
+        assert_eq!(t.as_slice::<i32>(), Some(&[0x0504_0302, 0x0908_0706][..]));
+        // SAFETY: the tensor has no bytes.
+        let empty = unsafe { Tensor::foreign("f64[0]".parse().unwrap(), std::ptr::null(), owner) };
+        assert_eq!(empty.as_slice::<f64>(), Some(&[][..]));
     }
 }

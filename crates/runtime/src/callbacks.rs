@@ -55,7 +55,7 @@ pub trait Callbacks: Send + Sync {
     /// Interprets a kernel's body on the host. `args`: the kernel's inputs. Returns its outputs.
     fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, Refused>;
     /// Runs one op on the device that holds its operands (`cuda`: the device's number; `None`: the host). The operands are ready.
-    /// Writes each result in place, except those whose address is 0, and waits for the device.
+    /// Writes each result in place, except those whose address is 0, and waits for the device, unless [`Callbacks::in_order`].
     /// `None` if it cannot; the session then calls [`Callbacks::fallback`] with copies on the host.
     fn fallback_in_place(
         &self,
@@ -66,6 +66,12 @@ pub trait Callbacks: Send + Sync {
     ) -> Option<()> {
         let _ = (op, args, results, cuda);
         None
+    }
+    /// Whether [`Callbacks::fallback_in_place`] enqueues its work on the stream that the caller of [`crate::Session::run_on`] passes, as
+    /// operators of a framework enqueue theirs on its current stream, and returns without waiting. `run_on` then does not wait before or
+    /// after the call either, and the call may be captured. Other runs wait for the whole device after it.
+    fn in_order(&self) -> bool {
+        false
     }
 }
 

@@ -25,6 +25,16 @@ pub enum RuntimeError {
         /// Names and types of all inputs of the model, as text.
         inputs: String,
     },
+    /// A run was given the wrong number of places for its outputs.
+    #[error("running `{model}` with addresses of {}, but it gives {want}; pass one address per output, in order", count(*.got, "output"))]
+    OutputCount {
+        /// Name of the model.
+        model: String,
+        /// Number of addresses that were passed.
+        got: usize,
+        /// Number of outputs that the model gives.
+        want: usize,
+    },
     /// An input has another dtype or shape than the code was compiled for.
     #[error("running `{model}`: {input} is {}, but the model was compiled for {}; {remedy}", types.got, types.want)]
     InputType {
@@ -70,6 +80,17 @@ pub enum RuntimeError {
         param: u32,
         /// The type that was passed and the one that is required.
         types: Box<Mismatch>,
+    },
+    /// A parameter lies in memory of a GPU, and the session runs on the host.
+    #[error(
+        "loading `{model}` on the host: parameter @{param} lies in memory of a GPU; \
+         copy it to the host, or compile the model for the GPU"
+    )]
+    ParamPlace {
+        /// Name of the model.
+        model: String,
+        /// Index of the parameter in the graph.
+        param: usize,
     },
     /// The executable is inconsistent: a bug in whatever produced it.
     #[error("loading `{model}`: {at}: {what}; the compiled program is damaged, compile the model again")]

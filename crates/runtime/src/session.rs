@@ -2,7 +2,7 @@
 //!
 //! Takes: an executable, parameters and callbacks, then the inputs of each run. Gives: the outputs. Never: runs two calls at once.
 use crate::{
-    Callbacks, CudaDevice, Executable, HostDevice, KernelCode, RuntimeError,
+    Callbacks, CudaDevice, Executable, HostDevice, KernelCode, Param, RuntimeError,
     cuda::session::CudaSession,
     error::Mismatch,
     host::session::HostSession,
@@ -63,6 +63,20 @@ impl Session {
         params: Vec<Tensor>,
         callbacks: Arc<dyn Callbacks>,
     ) -> Result<Session, RuntimeError> {
+        Session::with_params(device, exe, params.into_iter().map(Param::Host).collect(), callbacks)
+    }
+
+    /// As [`Session::new`], with parameters that may lie in memory of the session's GPU. Such a parameter is neither copied nor uploaded:
+    /// kernels read it where it is, those that run at load time too.
+    ///
+    /// # Errors
+    /// Those of [`Session::new`], and if a parameter lies in memory of a GPU and the session runs on the host.
+    pub fn with_params(
+        device: &Device,
+        exe: impl Into<Arc<Executable>>,
+        params: Vec<Param>,
+        callbacks: Arc<dyn Callbacks>,
+    ) -> Result<Session, RuntimeError> {
         let mut exe: Arc<Executable> = exe.into();
         let has_alternative = |k: &KernelCode| k.steps.otherwise.is_some();
         if exe.kernels.iter().any(has_alternative) {
@@ -98,6 +112,77 @@ impl Session {
         }
     }
 
+    /// Runs the model on the caller's memory: reads its inputs and writes its outputs at these addresses, one for each, in the order of the
+    /// graph. Every output is written, also one that is an input, a parameter, or another output again.
+    ///
+    /// On the host the run is over when this returns, and `stream` is ignored. On a GPU everything is enqueued on `stream` (a `CUstream`;
+    /// `None` and 0 are the default stream), and this returns without waiting, unless a step needs the host. Calls may come on different
+    /// streams: their work is ordered by the calls, because all runs of a session share its memory.
+    ///
+    /// While `stream` is being captured, kernels are captured one by one, and nothing waits. The session then cannot order the captured
+    /// work: the caller orders a launch of the captured graph after other runs of this session, and keeps the session alive.
+    ///
+    /// Addresses that are not multiples of [`crate::host_align`] or [`crate::CUDA_ALIGN`] are served through a copy.
+    ///
+    /// An index out of range is an error of this call on the host. On a GPU it is found later, as failing assertions of a device are: the
+    /// error is that of the first later call that finds the run complete, which then does not run, or of [`Session::check`].
+    ///
+    /// # Errors
+    /// Those of [`Session::run`], and during a capture if a step needs the host. Outputs may then be written in part.
+    ///
+    /// # Safety
+    /// Each address is that of a dense row-major tensor on the session's device, of the type of the executable's input or output (any
+    /// address if the type has no elements). No output overlaps an input or another output. On a GPU, `stream` is a stream of the primary
+    /// context of the session's device, or 0, 1 or 2 for the driver's own; all of the memory stays allocated until the work is done, in
+    /// stream order.
+    pub unsafe fn run_on(&self, inputs: &[u64], outputs: &[u64], stream: Option<u64>) -> Result<(), RuntimeError> {
+        check_input_count(&self.exe, inputs.len())?;
+        if outputs.len() != self.exe.outputs.len() {
+            let (model, want) = (self.exe.name.clone(), self.exe.outputs.len());
+            return Err(RuntimeError::OutputCount { model, got: outputs.len(), want });
+        }
+        match &mut *self.backend() {
+            // SAFETY: this function's contract; the numbers of addresses were checked.
+            Backend::Host(s) => unsafe { s.run_on(inputs, outputs) },
+            // SAFETY: as above.
+            Backend::Cuda(s) => unsafe { s.run_on(inputs, outputs, stream.unwrap_or(0)) },
+        }
+    }
+
+    /// Waits for all runs. Fails if a run since the last error found an index out of range, or the device failed.
+    ///
+    /// # Errors
+    /// As described.
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        match &mut *self.backend() {
+            Backend::Host(_) => Ok(()),
+            Backend::Cuda(s) => s.check_runs(),
+        }
+    }
+
+    /// Bytes of memory on its device that the session holds: intermediate and precomputed values, packed weights, and its own copies of
+    /// parameters, inputs and outputs. Memory of other owners does not count. On the host, parameters that were passed as tensors count,
+    /// though the caller may share them.
+    pub fn bytes_held(&self) -> usize {
+        match &*self.backend() {
+            Backend::Host(s) => s.bytes_held(),
+            Backend::Cuda(s) => s.bytes_held(),
+        }
+    }
+
+    /// Reads parameters that another owner holds again, after their values have changed: runs the load-time kernels again, and packs or
+    /// copies again what was packed or copied. Does nothing if the session owns all of its parameters. Waits for runs that are under way,
+    /// and until it is done. Values that runs read in place need no refresh.
+    ///
+    /// # Errors
+    /// If memory is short, a load-time kernel fails, or the device does. Runs may then use old and new values together: refresh again.
+    pub fn refresh(&self) -> Result<(), RuntimeError> {
+        match &mut *self.backend() {
+            Backend::Host(s) => s.refresh(),
+            Backend::Cuda(s) => s.refresh(),
+        }
+    }
+
     /// What this session runs. Kernels may use their steps without a library ([`Executable::without_library`]).
     pub fn executable(&self) -> &Executable {
         &self.exe
@@ -113,12 +198,7 @@ impl Session {
 }
 
 pub(crate) fn check_inputs(exe: &Executable, inputs: &[Tensor]) -> Result<(), RuntimeError> {
-    if inputs.len() != exe.inputs.len() {
-        let all: Vec<String> =
-            (0..exe.inputs.len()).map(|i| format!("{}: {}", exe.input_name(i), exe.inputs[i].ty)).collect();
-        let (model, inputs_text) = (exe.name.clone(), if all.is_empty() { "none".into() } else { all.join(", ") });
-        return Err(RuntimeError::InputCount { model, got: inputs.len(), want: exe.inputs.len(), inputs: inputs_text });
-    }
+    check_input_count(exe, inputs.len())?;
     for (i, (t, spec)) in inputs.iter().zip(&exe.inputs).enumerate() {
         if t.ty != spec.ty {
             let remedy = match t.ty.dtype == spec.ty.dtype {
@@ -133,15 +213,25 @@ pub(crate) fn check_inputs(exe: &Executable, inputs: &[Tensor]) -> Result<(), Ru
     Ok(())
 }
 
-fn check_params(exe: &Executable, params: &[Tensor]) -> Result<(), RuntimeError> {
+fn check_input_count(exe: &Executable, got: usize) -> Result<(), RuntimeError> {
+    let want = exe.inputs.len();
+    if got == want {
+        return Ok(());
+    }
+    let all: Vec<String> = (0..want).map(|i| format!("{}: {}", exe.input_name(i), exe.inputs[i].ty)).collect();
+    let (model, inputs) = (exe.name.clone(), if all.is_empty() { "none".into() } else { all.join(", ") });
+    Err(RuntimeError::InputCount { model, got, want, inputs })
+}
+
+fn check_params(exe: &Executable, params: &[Param]) -> Result<(), RuntimeError> {
     let used = exe.buffers.iter().filter_map(|b| if let BufferKind::Param(p) = b.kind { Some((p, b)) } else { None });
     let want = used.clone().map(|(p, _)| p.0 as usize + 1).max().unwrap_or(0);
     for (p, b) in used {
         let model = exe.name.clone();
         match params.get(p.0 as usize) {
             None => return Err(RuntimeError::ParamCount { model, got: params.len(), want }),
-            Some(t) if t.ty != b.ty => {
-                let types = Box::new(Mismatch { got: t.ty.clone(), want: b.ty.clone() });
+            Some(t) if *t.ty() != b.ty => {
+                let types = Box::new(Mismatch { got: t.ty().clone(), want: b.ty.clone() });
                 return Err(RuntimeError::ParamType { model, param: p.0, types });
             }
             Some(_) => {}

@@ -10,10 +10,10 @@ use kiln_runtime::{
 };
 use std::sync::Arc;
 
-const N: usize = 1000;
+pub(crate) const N: usize = 1000;
 
 /// `c = a + b`, ten elements per instance.
-unsafe extern "C" fn add(args: *const *mut u8, lo: u64, hi: u64) {
+pub(crate) unsafe extern "C" fn add(args: *const *mut u8, lo: u64, hi: u64) {
     // SAFETY: the tests pass three buffers of `N` f32.
     unsafe {
         let [a, b, c] = [0, 1, 2].map(|i| (*args.add(i)).cast::<f32>());
@@ -23,7 +23,7 @@ unsafe extern "C" fn add(args: *const *mut u8, lo: u64, hi: u64) {
     }
 }
 /// `b = 2 a`, ten elements per instance.
-unsafe extern "C" fn double(args: *const *mut u8, lo: u64, hi: u64) {
+pub(crate) unsafe extern "C" fn double(args: *const *mut u8, lo: u64, hi: u64) {
     // SAFETY: the tests pass two buffers of `N` f32.
     unsafe {
         let [a, b] = [0, 1].map(|i| (*args.add(i)).cast::<f32>());
@@ -37,37 +37,37 @@ unsafe extern "C" fn never(_: *const *mut u8, _: u64, _: u64) {
     std::process::abort();
 }
 
-fn ty() -> Type {
+pub(crate) fn ty() -> Type {
     Type::new(DType::F32, [N])
 }
-fn buffer(kind: BufferKind) -> Buffer {
+pub(crate) fn buffer(kind: BufferKind) -> Buffer {
     Buffer { ty: ty(), kind }
 }
-fn b(i: u32) -> BufferId {
+pub(crate) fn b(i: u32) -> BufferId {
     BufferId(i)
 }
-fn code(f: HostFn) -> Code {
+pub(crate) fn code(f: HostFn) -> Code {
     Code::Host { f, instances: N as u64 / 10, keep: Arc::new(()) }
 }
-fn kernel(name: &str, stage: Stage, inputs: &[u32], outputs: &[u32], f: HostFn) -> KernelCode {
+pub(crate) fn kernel(name: &str, stage: Stage, inputs: &[u32], outputs: &[u32], f: HostFn) -> KernelCode {
     let args = (0..inputs.len() as u32).map(Slot::Input).chain((0..outputs.len() as u32).map(Slot::Output)).collect();
     let steps = vec![Work::Block { code: code(f), args }].into();
     let ids = |x: &[u32]| x.iter().map(|i| b(*i)).collect();
     KernelCode { name: name.into(), stage, inputs: ids(inputs), outputs: ids(outputs), steps, sites: vec![] }
 }
-fn executable(inputs: usize, buffers: Vec<Buffer>, kernels: Vec<KernelCode>, outputs: &[u32]) -> Executable {
+pub(crate) fn executable(inputs: usize, buffers: Vec<Buffer>, kernels: Vec<KernelCode>, outputs: &[u32]) -> Executable {
     let inputs = (0..inputs).map(|_| InputSpec { name: "x".into(), ty: ty() }).collect();
     Executable { name: "test".into(), inputs, buffers, kernels, outputs: outputs.iter().map(|i| b(*i)).collect() }
 }
-fn tensor(f: impl Fn(usize) -> f64) -> Tensor {
+pub(crate) fn tensor(f: impl Fn(usize) -> f64) -> Tensor {
     Tensor::from_f64(ty(), (0..N).map(f))
 }
-fn host(threads: usize) -> Device {
+pub(crate) fn host(threads: usize) -> Device {
     Device::Host(HostDevice::new(threads).unwrap())
 }
 
 /// input 0, param 0, frozen = 2 param, t = input + frozen, u = 2 t, out = t + u.
-fn chain() -> Executable {
+pub(crate) fn chain() -> Executable {
     let kinds = [
         BufferKind::Input(0),
         BufferKind::Param(ParamId(0)),
@@ -199,7 +199,7 @@ fn scratch_buffers_and_matmuls() {
 }
 
 /// A matmul of `10×100` by `100×10`, all at offset 0 of their buffers.
-fn matmul(a: Slot, b: Slot, c: Slot) -> Work<Code> {
+pub(crate) fn matmul(a: Slot, b: Slot, c: Slot) -> Work<Code> {
     let m =
         |slot, rows, cols| Matrix { slot, offset: 0, rows: axes([rows]), cols: axes([cols]), batch_strides: vec![] };
     let dtype = DType::F32;
@@ -259,7 +259,7 @@ fn weights_in_panels() {
 }
 
 /// Fallback: adds 1. Interpreter: negates.
-struct Plus;
+pub(crate) struct Plus;
 impl Callbacks for Plus {
     fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
         match op.name.as_str() {
@@ -275,7 +275,7 @@ impl Callbacks for Plus {
     }
 }
 
-fn with_fallback(name: &str) -> Executable {
+pub(crate) fn with_fallback(name: &str) -> Executable {
     let op = FallbackOp {
         name: name.into(),
         overload: String::new(),

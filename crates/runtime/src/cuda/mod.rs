@@ -4,6 +4,7 @@
 //! No other module calls the driver.
 mod launch;
 mod library;
+mod load;
 mod map;
 mod nvtx;
 mod raw;

@@ -187,6 +187,17 @@ pub unsafe fn download(to: &mut [u8], from: u64, stream: &Stream) -> Result<(), 
         _ => unsafe { result::memcpy_dtoh_async(to, from, stream.raw) },
     }
 }
+/// Copies within the device, in stream order.
+///
+/// # Safety
+/// `to` and `from` are device addresses of at least `bytes` bytes each, which do not overlap and live until the copy is done.
+pub unsafe fn copy(to: u64, from: u64, bytes: usize, stream: &Stream) -> Result<(), DriverError> {
+    match bytes {
+        0 => Ok(()),
+        // SAFETY: this function's contract.
+        _ => unsafe { result::memcpy_dtod_async(to, from, bytes, stream.raw) },
+    }
+}
 
 pub struct Module {
     context: Arc<Context>,

@@ -6,22 +6,23 @@
 use super::{
     CudaDevice,
     launch::Launch,
-    library::{Matmul, Places},
+    library::Matmul,
     nvtx,
     raw::{Graph, Memory, Stream, download, text, upload},
 };
 use crate::{
-    Callbacks, Code, DeviceTensor, Executable, HostDevice, KernelCode, RuntimeError,
+    Callbacks, Code, DeviceTensor, Executable, HostDevice, KernelCode, Param, RuntimeError,
     callbacks::{call, call_in_place},
     host::{Tally, gemm, run_grid},
     layout::Layout,
-    memory::{ALIGN, MemoryPlan, Place, RECORD},
+    memory::{MemoryPlan, Place, RECORD},
+    param::Kept,
 };
 use cudarc::driver::result::DriverError;
 use kiln_graph::Tensor;
 use kiln_plan::{
     BufferId, Stage,
-    exec::{GemmCall, Slot, Work},
+    exec::{Slot, Work},
 };
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -29,19 +30,22 @@ pub(crate) struct CudaSession {
     pub(super) device: CudaDevice,
     pub(super) stream: Stream,
     pub(super) exe: Arc<Executable>,
-    layout: Layout,
-    memory: Arc<MemoryPlan>,
+    pub(super) layout: Layout,
+    pub(super) memory: Arc<MemoryPlan>,
     callbacks: Arc<dyn Callbacks>,
     /// For steps that only the host can run.
-    host: Option<HostDevice>,
-    /// Parameters that are also outputs, by index.
-    params: BTreeMap<usize, Tensor>,
+    pub(super) host: Option<HostDevice>,
+    /// By index; `None` after loading if it is not an output, no device memory of another owner, and refreshing does not read it.
+    pub(super) params: Vec<Option<Param>>,
+    pub(super) kept: Kept,
+    /// The session's copies of parameters on the device, by index.
+    pub(super) copies: Vec<Option<Memory>>,
     /// Device memory that lives as long as the session.
-    _owned: Vec<Memory>,
+    pub(super) owned: Vec<Memory>,
     /// Device addresses, by number of the layout.
-    addresses: Vec<u64>,
-    /// Per kernel and step; `None` if the host runs the step.
-    launches: Vec<Vec<Option<Step>>>,
+    pub(super) addresses: Vec<u64>,
+    /// Per kernel and step; `None` if the host runs the step. None for load-time kernels once they have run.
+    pub(super) launches: Vec<Vec<Option<Step>>>,
     pub(super) segments: Vec<Segment>,
     /// Whether a run has completed. Launches are captured only then, so that errors of the first run name their kernel.
     warm: bool,
@@ -50,14 +54,14 @@ pub(crate) struct CudaSession {
 }
 
 /// A step that runs on the device.
-enum Step {
+pub(super) enum Step {
     Launch(Launch),
     Matmul(Matmul),
 }
 impl Step {
     /// # Safety
     /// The buffers have the types that the step was made for, and live.
-    unsafe fn enqueue(&self, session: &CudaSession, kernel: &str) -> Result<(), RuntimeError> {
+    pub(super) unsafe fn enqueue(&self, session: &CudaSession, kernel: &str) -> Result<(), RuntimeError> {
         let doing = || format!("running kernel `{kernel}`");
         match self {
             // SAFETY: this function's contract.
@@ -116,7 +120,7 @@ impl CudaSession {
         device: &CudaDevice,
         exe: Arc<Executable>,
         memory: Arc<MemoryPlan>,
-        params: Vec<Tensor>,
+        params: Vec<Param>,
         callbacks: Arc<dyn Callbacks>,
     ) -> Result<CudaSession, RuntimeError> {
         let context = &device.inner.context;
@@ -131,17 +135,15 @@ impl CudaSession {
         };
         let host =
             exe.kernels.iter().any(|k| k.steps.steps.iter().any(on_host)).then(|| HostDevice::new(0)).transpose()?;
-        let outputs = exe.outputs.iter().filter_map(|b| match memory.buffers[b.0 as usize] {
-            Place::Param(p) => Some((p, params[p].clone())),
-            _ => None,
-        });
         let mut session = CudaSession {
             stream: device.check(doing, Stream::new(context))?,
             device: device.clone(),
             addresses: vec![0; layout.len()],
-            params: outputs.collect(),
-            _owned: vec![],
-            launches: vec![],
+            kept: Kept::new(&exe, &params),
+            copies: params.iter().map(|_| None).collect(),
+            params: params.into_iter().map(Some).collect(),
+            owned: vec![],
+            launches: exe.kernels.iter().map(|_| vec![]).collect(),
             segments: vec![],
             warm: false,
             stale: false,
@@ -151,95 +153,13 @@ impl CudaSession {
             memory,
             exe,
         };
-        session.load(&params)?;
+        session.load()?;
         session.segments = session.split();
         Ok(session)
     }
 
-    /// Allocates and fills memory, prepares all launches, and runs the load-time kernels.
-    fn load(&mut self, params: &[Tensor]) -> Result<(), RuntimeError> {
-        let (exe, memory) = (self.exe.clone(), self.memory.clone());
-        let load_arena = self.allocate(memory.load.bytes, "intermediate results of loading")?;
-        let mut load_only = vec![];
-        let mut uploaded: BTreeMap<usize, u64> = BTreeMap::new();
-        // Inputs and outputs follow the temporaries in one allocation.
-        let mut end = memory.run.bytes;
-        let mut offsets = vec![0; exe.buffers.len()];
-        for (b, place) in memory.buffers.iter().enumerate() {
-            if matches!(place, Place::Input(_) | Place::Output(_)) {
-                offsets[b] = end;
-                end += exe.buffers[b].ty.bytes().next_multiple_of(ALIGN);
-            }
-        }
-        let arena = self.allocate(end, "inputs, outputs and intermediate results")?;
-        for (b, place) in memory.buffers.iter().enumerate() {
-            let bytes = exe.buffers[b].ty.bytes();
-            self.addresses[b] = match *place {
-                _ if bytes == 0 => 0,
-                Place::Input(_) | Place::Output(_) => arena.address + offsets[b] as u64,
-                Place::Arena(at) => arena.address + at as u64,
-                Place::LoadArena(at) => load_arena.address + at as u64,
-                Place::Nowhere => 0,
-                Place::Frozen => {
-                    let m = self.allocate(bytes, "precomputed parameters")?;
-                    let at = m.address;
-                    self._owned.push(m);
-                    at
-                }
-                Place::Param(p) => match uploaded.get(&p) {
-                    Some(at) => *at,
-                    None => {
-                        let m = self.allocate(bytes, "parameters")?;
-                        let at = m.address;
-                        // SAFETY: the memory was allocated for this parameter.
-                        let copied = unsafe { upload(at, params[p].bytes(), &self.stream) };
-                        self.device.check(|| format!("copying parameter @{p}"), copied)?;
-                        let keep = if memory.load_only_params.contains(&p) { &mut load_only } else { &mut self._owned };
-                        keep.push(m);
-                        uploaded.insert(p, at);
-                        at
-                    }
-                },
-            };
-        }
-        let texts = exe.kernels.iter().flat_map(|k| &k.steps.steps).filter_map(|w| match w {
-            Work::Block { code: Code::Ptx(p), .. } => Some(p.text.clone()),
-            _ => None,
-        });
-        self.device.preload(texts);
-        let records = self.allocate(self.layout.checked.len() * RECORD, "records of out-of-range indices")?;
-        for n in 0..self.layout.checked.len() {
-            self.addresses[self.layout.record(n)] = records.address + (n * RECORD) as u64;
-        }
-        self._owned.push(records);
-        for (k, kernel) in exe.kernels.iter().enumerate() {
-            let base = if kernel.stage == Stage::Load { load_arena.address } else { arena.address };
-            for (s, at) in memory.scratch[k].iter().enumerate() {
-                self.addresses[self.layout.scratch(k, s)] = base + *at as u64;
-            }
-            let launches = kernel.steps.steps.iter().map(|w| self.prepare(k, kernel, w)).collect::<Result<_, _>>()?;
-            self.launches.push(launches);
-        }
-        self._owned.push(arena);
-        self.clear_records()?;
-        let on_host = |(k, l): (&KernelCode, &Vec<Option<Step>>)| {
-            k.steps.steps.iter().zip(l).any(|(w, step)| matches!(w, Work::Gemm(_)) && step.is_none())
-        };
-        if self.host.is_none() && exe.kernels.iter().zip(&self.launches).any(on_host) {
-            self.host = Some(HostDevice::new(0)?);
-        }
-        for k in self.kernels(Stage::Load) {
-            self.kernel(k)?;
-        }
-        self.warm_matmuls()?;
-        self.indices("loading")?;
-        drop(load_only);
-        drop(load_arena);
-        Ok(())
-    }
-
     /// Waits for the stream. Fails if a kernel found an index out of range since the records were cleared.
-    fn indices(&mut self, doing: &str) -> Result<(), RuntimeError> {
+    pub(super) fn indices(&mut self, doing: &str) -> Result<(), RuntimeError> {
         let mut records = vec![0u8; self.layout.checked.len() * RECORD];
         if records.is_empty() {
             return self.wait(doing);
@@ -257,7 +177,7 @@ impl CudaSession {
         }
     }
     /// Clears the records of out-of-range indices. Kernels that are timed may run on any data.
-    fn clear_records(&mut self) -> Result<(), RuntimeError> {
+    pub(super) fn clear_records(&mut self) -> Result<(), RuntimeError> {
         let zeros = vec![0u8; self.layout.checked.len() * RECORD];
         self.stale = false;
         if zeros.is_empty() {
@@ -268,49 +188,7 @@ impl CudaSession {
         self.device.check(|| format!("loading `{}`", self.exe.name), copied)
     }
 
-    /// Allocates, rounded up to the alignment: kernels may read up to the next multiple of 16 bytes.
-    fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, RuntimeError> {
-        let bytes = bytes.next_multiple_of(ALIGN);
-        Memory::new(&self.device.inner.context, bytes).map_err(|e| RuntimeError::Memory {
-            bytes,
-            what: format!("{what} on {} ({})", self.device.name(), self.device.info().name),
-            why: text(e),
-        })
-    }
-
-    /// Prepares a step for the device; `None` if the host runs it.
-    fn prepare(&self, k: usize, kernel: &KernelCode, work: &Work<Code>) -> Result<Option<Step>, RuntimeError> {
-        match work {
-            Work::Block { code: Code::Ptx(ptx), args } => {
-                let args = args.iter().map(|a| self.address(k, kernel, *a)).collect();
-                Launch::new(&self.device, &kernel.name, ptx, args).map(|l| Some(Step::Launch(l)))
-            }
-            Work::Gemm(g) => Ok(self.matmul(k, kernel, g).map(Step::Matmul)),
-            _ => Ok(None),
-        }
-    }
-    /// `None` if the library does not take the matmul; the host then computes it.
-    fn matmul(&self, k: usize, kernel: &KernelCode, g: &GemmCall) -> Option<Matmul> {
-        let at = |slot| self.address(k, kernel, slot);
-        let space = g.workspace?;
-        let workspace = (at(space), self.exe.slot_type(kernel, space)?.bytes());
-        let residual = g.epilogue.residual.as_ref().map(|r| at(r.0.slot));
-        let bias = g.epilogue.bias.map(|b| at(b.0));
-        let places = Places { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot), residual, bias, workspace };
-        Matmul::new(&self.device.library()?, g, places)
-    }
-    /// Runs each library matmul once: the library loads a kernel on its first launch, which is not possible during a capture.
-    fn warm_matmuls(&self) -> Result<(), RuntimeError> {
-        for k in self.kernels(Stage::Run) {
-            for step in self.launches[k].iter().flatten().filter(|s| matches!(s, Step::Matmul(_))) {
-                // SAFETY: as in `kernel`; every run overwrites the results.
-                unsafe { step.enqueue(self, &self.exe.kernels[k].name) }?;
-            }
-        }
-        Ok(())
-    }
-
-    fn address(&self, k: usize, kernel: &KernelCode, slot: Slot) -> u64 {
+    pub(super) fn address(&self, k: usize, kernel: &KernelCode, slot: Slot) -> u64 {
         self.addresses[self.layout.slot(k, kernel, slot)]
     }
 
@@ -350,8 +228,12 @@ impl CudaSession {
         // A computed buffer is copied once, even if it is an output several times.
         let mut fetched: BTreeMap<BufferId, Tensor> = BTreeMap::new();
         for b in &self.exe.outputs {
-            if matches!(self.memory.buffers[b.0 as usize], Place::Output(_) | Place::Frozen) && !fetched.contains_key(b)
-            {
+            let on_device = match self.memory.buffers[b.0 as usize] {
+                Place::Output(_) | Place::Frozen => true,
+                Place::Param(p) => self.tensor(p).is_none(),
+                _ => false,
+            };
+            if on_device && !fetched.contains_key(b) {
                 let mut t = Tensor::zeros(self.exe.ty(*b).clone());
                 // SAFETY: the address is that of a buffer of this type; `wait` follows before the tensor is used or dropped.
                 let copied = unsafe { download(t.bytes_mut(), self.addresses[b.0 as usize], &self.stream) };
@@ -364,11 +246,17 @@ impl CudaSession {
         }
         self.indices("running")?;
         let value = |b: &BufferId| match self.memory.buffers[b.0 as usize] {
-            Place::Input(i) => inputs[i].clone(),
-            Place::Param(p) => self.params.get(&p).cloned().unwrap_or_else(|| Tensor::zeros(self.exe.ty(*b).clone())),
-            _ => fetched.get(b).cloned().unwrap_or_else(|| Tensor::zeros(self.exe.ty(*b).clone())),
+            Place::Input(i) => Some(inputs[i].clone()),
+            Place::Param(p) if !fetched.contains_key(b) => self.tensor(p).cloned(),
+            _ => fetched.get(b).cloned(),
         };
+        // Invariant: every output was fetched, is an input, a parameter on the host, or empty (`Executable::check`).
+        let value = |b: &BufferId| value(b).unwrap_or_else(|| Tensor::zeros(self.exe.ty(*b).clone()));
         Ok(self.exe.outputs.iter().map(value).collect())
+    }
+    /// A parameter that is kept on the host.
+    fn tensor(&self, param: usize) -> Option<&Tensor> {
+        self.params[param].as_ref().and_then(Param::host)
     }
 
     /// Copies the inputs to their fixed addresses on the device.
@@ -520,5 +408,20 @@ impl CudaSession {
             },
             _ => {}
         }
+    }
+}
+impl CudaSession {
+    /// # Safety
+    /// As [`crate::Session::run_on`].
+    pub unsafe fn run_on(&mut self, _: &[u64], _: &[u64], _: u64) -> Result<(), RuntimeError> {
+        let what = "a run over the caller's memory is only possible on the host";
+        let remedy = "use Session::run, or compile for the host";
+        Err(RuntimeError::Device { device: self.device.name(), what: what.into(), remedy: remedy.into() })
+    }
+    pub fn check_runs(&mut self) -> Result<(), RuntimeError> {
+        self.indices("checking")
+    }
+    pub fn bytes_held(&self) -> usize {
+        self.memory.frozen + self.memory.params + self.memory.run.bytes
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! Takes: an executable whose code is [`Code::Host`]. Gives: outputs that belong to the caller. The record of out-of-range indices of a
 //! kernel is read right after the kernel.
-use super::{HostDevice, Parallel, Tally, gemm, run_grid, weights};
+use super::{HostDevice, Parallel, Tally, caller::Boundary, gemm, run_grid, weights};
 use crate::{
-    Callbacks, Code, DeviceTensor, Executable, KernelCode, RuntimeError,
+    Callbacks, Code, DeviceTensor, Executable, KernelCode, Param, RuntimeError,
     callbacks::{call, call_in_place},
     layout::Layout,
     memory::{MemoryPlan, Place, RECORD},
+    param::Kept,
 };
 use kiln_graph::{
     Tensor, Type,
@@ -17,7 +18,12 @@ use kiln_plan::{
     BufferId, Stage,
     exec::{Epilogue, LibraryCall, Work},
 };
-use std::{collections::VecDeque, ptr::null_mut, sync::Arc, time::Instant};
+use std::{
+    collections::{HashMap, VecDeque},
+    ptr::null_mut,
+    sync::Arc,
+    time::Instant,
+};
 
 pub(crate) struct HostSession {
     device: HostDevice,
@@ -25,13 +31,14 @@ pub(crate) struct HostSession {
 }
 
 /// Everything of a session but the device.
-struct Inner {
-    exe: Arc<Executable>,
+pub(super) struct Inner {
+    pub(super) exe: Arc<Executable>,
     layout: Layout,
     memory: Arc<MemoryPlan>,
     callbacks: Arc<dyn Callbacks>,
-    /// By index; `None` after loading if no run reads it.
+    /// By index; `None` after loading if no run reads it and refreshing does not either.
     params: Vec<Option<Tensor>>,
+    kept: Kept,
     /// By buffer; `None` for buffers that are not frozen, or that only packed matmuls read.
     frozen: Vec<Option<Tensor>>,
     arena: Memory,
@@ -39,7 +46,8 @@ struct Inner {
     records: Memory,
     spare: Spare,
     /// By number of the layout. Each run sets the addresses of inputs and outputs.
-    addresses: Vec<*mut u8>,
+    pub(super) addresses: Vec<*mut u8>,
+    pub(super) boundary: Boundary,
     /// Arguments of the current step.
     args: Vec<*mut u8>,
     tallies: Vec<Tally>,
@@ -56,47 +64,70 @@ impl HostSession {
         device: &HostDevice,
         exe: Arc<Executable>,
         memory: Arc<MemoryPlan>,
-        params: Vec<Tensor>,
+        params: Vec<Param>,
         callbacks: Arc<dyn Callbacks>,
     ) -> Result<HostSession, RuntimeError> {
         check_code(&exe)?;
         let layout = Layout::new(&exe);
-        let frozen =
-            |(b, place): (usize, &Place)| (*place == Place::Frozen).then(|| Tensor::zeros(exe.buffers[b].ty.clone()));
+        let kept = Kept::new(&exe, &params);
+        let on_host = |(param, p): (usize, Param)| match p {
+            Param::Host(t) => Ok(Some(t)),
+            Param::Device(_) => Err(RuntimeError::ParamPlace { model: exe.name.clone(), param }),
+        };
+        let params = params.into_iter().enumerate().map(on_host).collect::<Result<Vec<_>, _>>()?;
         let outputs = exe.outputs.iter().map(|b| exe.ty(*b).bytes());
         let own = [memory.frozen, memory.run.bytes, memory.load.bytes].into_iter().chain(outputs);
         let bytes = own.fold(0, usize::saturating_add);
         require(bytes, &format!("intermediate and final results of {}", exe.name))?;
         let mut inner = Inner {
-            frozen: memory.buffers.iter().enumerate().map(frozen).collect(),
+            frozen: vec![None; memory.buffers.len()],
             arena: arena(memory.run.bytes)?,
             records: arena(layout.checked.len() * RECORD)?,
             spare: Spare::new(exe.outputs.len()),
             addresses: vec![null_mut(); layout.len()],
             args: Vec::with_capacity(layout.max_args),
             tallies: (0..layout.steps).map(|_| Tally::default()).collect(),
-            params: params.into_iter().map(Some).collect(),
-            weights: vec![],
+            params,
+            kept,
+            boundary: Boundary::new(&exe, &memory),
+            weights: (0..layout.steps).map(|_| gemm::Weights::default()).collect(),
             clock: None,
             layout,
             exe,
             callbacks,
             memory,
         };
-        let load_arena = arena(inner.memory.load.bytes)?;
-        inner.fill_addresses(&load_arena);
-        inner.kernels(device.parallel(), Stage::Load, &[])?;
-        for p in inner.memory.load_only_params.clone() {
-            inner.params[p] = None;
-        }
-        drop(load_arena);
-        inner.pack_weights(device.parallel());
+        inner.load(device.parallel())?;
         Ok(HostSession { device: device.clone(), inner })
+    }
+
+    /// Loads again, if the value of a parameter may have changed.
+    pub fn refresh(&mut self) -> Result<(), RuntimeError> {
+        if !self.inner.kept.changes {
+            return Ok(());
+        }
+        let m = &self.inner.memory;
+        require(m.frozen.saturating_add(m.load.bytes), &format!("refreshing {}", self.inner.exe.name))?;
+        self.inner.load(self.device.parallel())
     }
 
     /// One run. `inputs` have been checked against the executable.
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
         self.inner.run(self.device.parallel(), inputs)
+    }
+
+    /// One run over the caller's memory.
+    ///
+    /// # Safety
+    /// As [`crate::Session::run_on`]; there is an address for each input and output of the executable.
+    pub unsafe fn run_on(&mut self, inputs: &[u64], outputs: &[u64]) -> Result<(), RuntimeError> {
+        // SAFETY: this function's contract.
+        unsafe { self.inner.run_on(self.device.parallel(), inputs, outputs) }
+    }
+
+    /// Bytes that the session holds, without foreign parameters.
+    pub fn bytes_held(&self) -> usize {
+        self.inner.bytes_held()
     }
 
     /// One run. Returns start and end of each run-time kernel.
@@ -131,6 +162,25 @@ fn check_code(exe: &Executable) -> Result<(), RuntimeError> {
 }
 
 impl Inner {
+    /// Runs the load-time kernels and packs weights; then drops what runs do not read, unless refreshing needs it.
+    fn load(&mut self, p: Parallel) -> Result<(), RuntimeError> {
+        for (b, place) in self.memory.buffers.iter().enumerate() {
+            if *place == Place::Frozen && self.frozen[b].is_none() {
+                self.frozen[b] = Some(Tensor::zeros(self.exe.buffers[b].ty.clone()));
+            }
+        }
+        let load_arena = arena(self.memory.load.bytes)?;
+        self.fill_addresses(&load_arena);
+        self.kernels(p, Stage::Load, &[])?;
+        for &param in &self.memory.load_only_params {
+            if !self.kept.params[param] {
+                self.params[param] = None;
+            }
+        }
+        self.pack_weights(p);
+        Ok(())
+    }
+
     /// Sets the addresses that stay the same over all runs.
     fn fill_addresses(&mut self, load: &Memory) {
         for (b, place) in self.memory.buffers.iter().enumerate() {
@@ -156,11 +206,17 @@ impl Inner {
         }
     }
 
-    /// Packs the weights of matmuls and frees the originals that nothing else reads.
+    /// Packs the weights of matmuls and frees the originals that nothing else reads. Weights that are packed and cannot have changed since
+    /// stay as they are: their originals may be gone.
     fn pack_weights(&mut self, p: Parallel) {
         let (exe, layout, places) = (&self.exe, &self.layout, &self.memory.buffers);
-        // SAFETY: the addresses and values of parameters and frozen buffers are set.
-        self.weights = unsafe { weights::pack(p, exe, layout, places, &self.addresses) };
+        let changed = |b: BufferId| match places[b.0 as usize] {
+            Place::Param(p) => self.params[p].as_ref().is_some_and(Tensor::is_foreign),
+            _ => true,
+        };
+        let packed = std::mem::take(&mut self.weights);
+        // SAFETY: the addresses and values of frozen buffers are set, and those of parameters but for packed ones that were dropped.
+        self.weights = unsafe { weights::pack(p, exe, layout, places, &self.addresses, packed, changed) };
         let read = weights::read(exe, layout, &self.weights);
         let unread = |b: &usize| !read.contains(&BufferId(*b as u32));
         for b in (0..places.len()).filter(unread) {
@@ -168,6 +224,9 @@ impl Inner {
                 Place::Frozen => self.frozen[b] = None,
                 // A parameter may have several buffers.
                 Place::Param(p) if (0..places.len()).all(|o| places[o] != places[b] || unread(&o)) => {
+                    if self.kept.params[p] {
+                        continue;
+                    }
                     self.params[p] = None;
                 }
                 _ => continue,
@@ -203,6 +262,16 @@ impl Inner {
         Ok(exe.outputs.iter().map(|b| value(b).unwrap_or_else(|| Tensor::zeros(exe.ty(*b).clone()))).collect())
     }
 
+    fn bytes_held(&self) -> usize {
+        let own = self.params.iter().chain(&self.frozen).flatten().filter(|t| !t.is_foreign());
+        let spare = self.spare.0.iter().flatten();
+        let tensors: usize = own.chain(spare).map(|t| t.bytes().len()).sum();
+        // Steps may share panels.
+        let panels = self.weights.iter().flat_map(|w| [&w.a, &w.b]).flatten();
+        let panels: HashMap<_, _> = panels.map(|p| (Arc::as_ptr(p), p.bytes())).collect();
+        tensors + panels.values().sum::<usize>() + self.arena.len() + self.records.len() + self.boundary.bytes()
+    }
+
     /// The tensor that holds a buffer; `None` if the buffer lies in an arena.
     fn tensor(&self, b: usize, inputs: &[Tensor]) -> Option<Tensor> {
         match self.memory.buffers[b] {
@@ -213,7 +282,7 @@ impl Inner {
         }
     }
 
-    fn kernels(&mut self, p: Parallel, stage: Stage, inputs: &[Tensor]) -> Result<(), RuntimeError> {
+    pub(super) fn kernels(&mut self, p: Parallel, stage: Stage, inputs: &[Tensor]) -> Result<(), RuntimeError> {
         let exe = self.exe.clone();
         for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == stage) {
             let start = self.clock.is_some().then(Instant::now);

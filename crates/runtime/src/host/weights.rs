@@ -14,18 +14,21 @@ use kiln_plan::{
 };
 use std::{collections::HashSet, sync::Arc};
 
-/// Packs the weights of all matmuls. Returns the packed operands of each step of the executable.
+/// Packs the weights of all matmuls. Returns the packed operands of each step of the executable. `packed`: those of before, which stay
+/// where the buffer has not `changed`.
 ///
 /// # Safety
-/// `addresses` are those of the layout; parameters and frozen buffers hold their values.
+/// `addresses` are those of the layout; parameters and frozen buffers hold their values, but for those that are packed and not changed.
 pub(super) unsafe fn pack(
     p: Parallel,
     exe: &Executable,
     layout: &Layout,
     places: &[Place],
     addresses: &[*mut u8],
+    packed: Vec<Weights>,
+    changed: impl Fn(BufferId) -> bool,
 ) -> Vec<Weights> {
-    let mut all: Vec<Weights> = (0..layout.steps).map(|_| Weights::default()).collect();
+    let mut all = packed;
     let mut known: Vec<(BufferId, Matrix, Arc<Panels>)> = vec![];
     for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Run) {
         for (s, work) in kernel.steps.steps.iter().enumerate() {
@@ -33,6 +36,9 @@ pub(super) unsafe fn pack(
             let of = &mut all[layout.first_step(k) + s];
             for (role, m, to) in [(Role::A, &g.a, &mut of.a), (Role::B, &g.b, &mut of.b)] {
                 let Some(b) = constant(kernel, m.slot, places) else { continue };
+                if to.is_some() && !changed(b) {
+                    continue;
+                }
                 let same = |(x, y, panels): &&(BufferId, Matrix, Arc<Panels>)| {
                     *x == b && Matrix { slot: y.slot, ..m.clone() } == *y && panels.fit(g, role)
                 };

@@ -97,6 +97,10 @@ fn pitch<T: Real>(level: Level, left: bool, rows: usize) -> usize {
 }
 
 impl Panels {
+    /// Bytes of memory.
+    pub fn bytes(&self) -> usize {
+        self.form.bytes * self.form.matrices
+    }
     /// Panels of batch `i`.
     pub(super) fn at<T>(&self, batch: &[usize], i: usize) -> *const T {
         self.data.at::<u8>().wrapping_add(offset(&self.form.strides, batch, i) * self.form.bytes).cast()
