@@ -167,7 +167,7 @@ impl Program {
     /// # Errors
     /// If a name is unknown, or [`Program::bind`] or [`Program::holds`] fails.
     pub fn sizes(&self, wanted: &Sizes, inputs: &[Type]) -> Result<Sizes, Problem> {
-        let mut sizes = if inputs.is_empty() { Sizes::new() } else { self.bind(inputs)? };
+        let mut sizes = if inputs.is_empty() { Sizes::new() } else { self.bind(inputs, &[])? };
         for (name, size) in wanted {
             let symbol = match self.symbols.contains_key(name) {
                 true => name.clone(),
@@ -210,11 +210,12 @@ impl Program {
         })
     }
 
-    /// The sizes of the symbols that tensor inputs of these types have.
+    /// The sizes of the symbols for tensor inputs of these types. `numbers` are the inputs that are sizes, in order; those that are left
+    /// out are not checked.
     ///
     /// # Errors
-    /// If the number of inputs, a dtype, a rank or a dimension does not fit.
-    pub fn bind(&self, inputs: &[Type]) -> Result<Sizes, Problem> {
+    /// If the number of inputs, a dtype, a rank, a dimension or a number does not fit.
+    pub fn bind(&self, inputs: &[Type], numbers: &[i64]) -> Result<Sizes, Problem> {
         let count = self.tensor_inputs().count();
         if inputs.len() != count {
             let all: Vec<String> = self.tensor_inputs().map(|(i, v)| format!("{}: {}", i.name, v)).collect();
@@ -239,6 +240,14 @@ impl Program {
                     }
                 }
             }
+        }
+        let sized =
+            self.inputs.iter().filter_map(|i| if let InputKind::Size(e) = &i.kind { Some((i, e)) } else { None });
+        for ((input, e), n) in sized.zip(numbers) {
+            fit(e, *n, &mut sizes).map_err(|want| {
+                let what = format!("input `{}` has to be {want}, not {n}", input.name);
+                Problem::new(what).help("pass the size that it stands for")
+            })?;
         }
         Ok(sizes)
     }
@@ -431,6 +440,9 @@ mod tests {
     #[test]
     fn sizes_follow_from_inputs_and_are_checked() {
         let mut p = Program::from_json(TEXT).expect("valid");
+        assert!(p.bind(&types(&[&[6, 3], &[7]]), &[6]).is_ok());
+        let e = p.bind(&types(&[&[6, 3], &[7]]), &[5]).expect_err("another number").to_string();
+        assert!(e.contains("input `n` has to be 6, not 5"), "{e}");
         let sizes =
             |p: &Program, shapes: &[&[usize]]| p.sizes(&Sizes::new(), &types(shapes)).map_err(|e| e.to_string());
         assert_eq!(sizes(&p, &[]), Ok(Sizes::from([("s0".into(), 4), ("s1".into(), 3)])));

@@ -289,14 +289,7 @@ fn doctor(a: &args::Doctor) -> Result<(), Error> {
     if let Some(path) = &a.json {
         return render::to(path, &json(&findings)?);
     }
-    let mut text = String::new();
-    for f in &findings {
-        text += &format!("{} {:12} {}\n", if f.found { "ok     " } else { "missing" }, f.what, f.detail);
-        if !f.remedy.is_empty() {
-            text += &format!("                     {}\n", f.remedy);
-        }
-    }
-    render::out(&text)
+    render::out(&kiln::doctor::text(&findings))
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String, Error> {

@@ -6,7 +6,8 @@
 use crate::{Error, Model, constraints::Constraints, error::Cause, torch, tune::Measurements};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
-use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, ValueId};
+pub use kiln_graph::FallbackOp;
+use kiln_graph::{DType, Graph, Op, Tensor, ValueId};
 use kiln_interp::graph::InterpError;
 use kiln_lower::LowerError;
 pub use kiln_machine::Arch as Target;
@@ -16,15 +17,13 @@ use kiln_plan::{
     exec::{BodyGraph, Steps, Work},
 };
 use kiln_rewrite::RewriteError;
-use kiln_runtime::{
-    Callbacks, Code, CudaDevice, Device, DeviceTensor, Executable, HostDevice, InputSpec, Passed, Ptx, Refused,
-    Session, TensorMap,
-};
+pub use kiln_runtime::{Callbacks, DeviceTensor, Refused};
+use kiln_runtime::{Code, CudaDevice, Device, Executable, HostDevice, InputSpec, Passed, Ptx, Session, TensorMap};
 use kiln_torch_host::Memory;
 use serde::Serialize;
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -200,13 +199,23 @@ fn defect<E: Into<Cause> + std::fmt::Display>(e: E) -> Error {
 
 /// Lowers a plan and generates its code.
 pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> Result<Compiled, Error> {
+    from_plan_with(model, plan, options, &Codes::default())
+}
+
+/// The same. Block programs whose code is in `codes` are not compiled again; new code is added.
+pub(crate) fn from_plan_with(
+    model: &Model,
+    plan: Plan,
+    options: &CompileOptions,
+    codes: &Codes,
+) -> Result<Compiled, Error> {
     options.check()?;
     let start = Instant::now();
     let mut programs = Programs::default();
     let lower = |k| programs.lower(k, options.machine());
     let mut steps: Vec<Steps<ProgramId>> = plan.kernels.iter().map(lower).collect::<Result<_, _>>()?;
     let lowered = start.elapsed();
-    let (code, failed) = generate(&programs.list, options.machine())?;
+    let (code, failed) = codes.generate(&programs, options.machine())?;
     // Kernels that code generation does not support are interpreted; `explain` lists them.
     for (kernel, steps) in plan.kernels.iter().zip(&mut steps) {
         steps.otherwise = steps.otherwise.take().filter(|o| !o.steps.iter().any(|w| has_failed(w, &failed)));
@@ -245,6 +254,7 @@ fn interpreted<K>(kernel: &kiln_plan::Kernel, why: String) -> Steps<K> {
 #[derive(Default)]
 struct Programs {
     list: Vec<Program>,
+    /// By text without the name.
     known: HashMap<String, ProgramId>,
 }
 impl Programs {
@@ -270,65 +280,103 @@ impl Programs {
     }
 }
 
+/// Code by the text of its block program without the name. Compilations for one machine that share it compile equal programs once.
+#[derive(Default)]
+pub(crate) struct Codes(Mutex<HashMap<String, Coded>>);
+
+/// The code of one block program.
+#[derive(Clone)]
+enum Coded {
+    /// Index in its module.
+    Host(Arc<host::HostModule>, usize),
+    Ptx(nvptx::Ptx),
+    /// Why code generation does not support it; its kernels are interpreted.
+    Refused(String),
+}
+
 type Failed = HashMap<ProgramId, String>;
 
 fn has_failed(work: &Work<ProgramId>, failed: &Failed) -> bool {
     matches!(work, Work::Block { code, .. } if failed.contains_key(code))
 }
 
-/// Generates code for every program, on all cores. Also gives the programs that code generation does not support, with the reason; an error
-/// of LLVM is a bug.
-fn generate(programs: &[Program], machine: &Machine) -> Result<(CompiledCode, Failed), Error> {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let chunk = programs.len().div_ceil(cores).max(1);
-    let mut failed = Failed::new();
-    let mut refused = |program: ProgramId, e: CodegenError| match e {
-        CodegenError::Unsupported { .. } => {
-            failed.insert(program, e.to_string());
-            Ok(())
+impl Codes {
+    /// Code for every program. Also gives the programs that code generation does not support, with the reason; an error of LLVM is a bug.
+    fn generate(&self, programs: &Programs, machine: &Machine) -> Result<(CompiledCode, Failed), Error> {
+        let mut texts: Vec<&str> = vec![""; programs.list.len()];
+        programs.known.iter().for_each(|(text, id)| texts[*id] = text);
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let new: Vec<ProgramId> = (0..texts.len()).filter(|id| !all.contains_key(texts[*id])).collect();
+        let list: Vec<&Program> = new.iter().map(|id| &programs.list[*id]).collect();
+        for (id, coded) in new.iter().zip(generate(&list, machine)?) {
+            all.insert(texts[*id].to_string(), coded);
         }
-        CodegenError::Llvm { .. } | CodegenError::Defect { .. } => Err(defect(e)),
-    };
-    match machine.arch.is_gpu() {
-        false => {
-            kiln_cpu::Level::chosen().map_err(|e| Error::usage(e.to_string(), ""))?;
-            let compiled = parallel(programs, chunk, |chunk| match host::compile(chunk) {
-                Ok(module) => {
-                    let module = Arc::new(module);
-                    (0..chunk.len()).map(|i| Ok((module.clone(), i))).collect()
-                }
-                // Compiles the programs one at a time to find which of them failed.
-                Err(_) => chunk
-                    .iter()
-                    .map(|p| host::compile(std::slice::from_ref(p)).map(|m| (Arc::new(m), 0)))
-                    .collect::<Vec<_>>(),
-            });
-            let empty = Arc::new(host::compile(&[]).map_err(defect)?);
-            let each = compiled.into_iter().enumerate();
-            let list = each.map(|(i, r)| r.or_else(|e| refused(i, e).map(|()| (empty.clone(), 0))));
-            Ok((CompiledCode::Host(list.collect::<Result<_, _>>()?), failed))
-        }
-        true => {
-            let compile = |p: &Program| nvptx::compile(p, machine);
-            let compiled = parallel(programs, chunk, |chunk| chunk.iter().map(compile).collect());
-            let empty = || nvptx::Ptx {
-                name: String::new(),
-                text: String::new(),
-                grid: [0; 3],
-                threads: 1,
-                shared: 0,
-                cluster: 1,
-                args: vec![],
-            };
-            let each = compiled.into_iter().enumerate();
-            let list = each.map(|(i, r)| r.or_else(|e| refused(i, e).map(|()| empty())));
-            Ok((CompiledCode::Ptx(list.collect::<Result<_, _>>()?), failed))
-        }
+        let coded = || texts.iter().map(|text| &all[*text]).enumerate();
+        let why =
+            |(id, c): (ProgramId, &Coded)| if let Coded::Refused(why) = c { Some((id, why.clone())) } else { None };
+        let failed: Failed = coded().filter_map(why).collect();
+        let code = match machine.arch.is_gpu() {
+            false => {
+                // In the place of a program that has no code.
+                let nothing =
+                    (!failed.is_empty()).then(|| host::compile(&[]).map(Arc::new).map_err(defect)).transpose()?;
+                let host = |(_, c): (ProgramId, &Coded)| match (c, &nothing) {
+                    (Coded::Host(module, index), _) => Some((module.clone(), *index)),
+                    (_, nothing) => nothing.clone().map(|n| (n, 0)),
+                };
+                CompiledCode::Host(coded().filter_map(host).collect())
+            }
+            true => {
+                let ptx = |(_, c): (ProgramId, &Coded)| if let Coded::Ptx(p) = c { p.clone() } else { no_ptx() };
+                CompiledCode::Ptx(coded().map(ptx).collect())
+            }
+        };
+        Ok((code, failed))
     }
 }
 
+/// In the place of a program that has no code; its kernel is interpreted.
+fn no_ptx() -> nvptx::Ptx {
+    let (name, text, args) = (String::new(), String::new(), vec![]);
+    nvptx::Ptx { name, text, grid: [0; 3], threads: 1, shared: 0, cluster: 1, args }
+}
+
+/// Generates code for every program, on all cores.
+fn generate(programs: &[&Program], machine: &Machine) -> Result<Vec<Coded>, Error> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let chunk = programs.len().div_ceil(cores).max(1);
+    let refused = |e: CodegenError| match e {
+        CodegenError::Unsupported { .. } => Ok(Coded::Refused(e.to_string())),
+        CodegenError::Llvm { .. } | CodegenError::Defect { .. } => Err(defect(e)),
+    };
+    let compiled = match machine.arch.is_gpu() {
+        false => {
+            kiln_cpu::Level::chosen().map_err(|e| Error::usage(e.to_string(), ""))?;
+            parallel(programs, chunk, |chunk| {
+                let chunk: Vec<Program> = chunk.iter().map(|p| (*p).clone()).collect();
+                match host::compile(&chunk) {
+                    Ok(module) => {
+                        let module = Arc::new(module);
+                        (0..chunk.len()).map(|i| Ok(Coded::Host(module.clone(), i))).collect()
+                    }
+                    // Compiles the programs one at a time to find which of them failed.
+                    Err(_) => {
+                        let alone = |p| host::compile(std::slice::from_ref(p)).map(|m| Coded::Host(Arc::new(m), 0));
+                        chunk.iter().map(alone).collect::<Vec<_>>()
+                    }
+                }
+            })
+        }
+        true => {
+            let compile = |p: &&Program| nvptx::compile(p, machine).map(Coded::Ptx);
+            parallel(programs, chunk, |chunk| chunk.iter().map(compile).collect())
+        }
+    };
+    compiled.into_iter().map(|r| r.or_else(refused)).collect()
+}
+
 /// Runs `f` on chunks, each on its own thread; gives the results in order.
-fn parallel<T: Send>(programs: &[Program], chunk: usize, f: impl Fn(&[Program]) -> Vec<T> + Sync) -> Vec<T> {
+fn parallel<T: Send>(programs: &[&Program], chunk: usize, f: impl Fn(&[&Program]) -> Vec<T> + Sync) -> Vec<T> {
     let mut out = vec![];
     std::thread::scope(|s| {
         let handles: Vec<_> = programs.chunks(chunk).map(|c| s.spawn(|| f(c))).collect();
@@ -344,7 +392,7 @@ fn parallel<T: Send>(programs: &[Program], chunk: usize, f: impl Fn(&[Program]) 
 
 impl Compiled {
     /// The form that the runtime loads.
-    pub(crate) fn executable(&self) -> Executable {
+    pub fn executable(&self) -> Executable {
         let code = |id: ProgramId| match &self.code {
             CompiledCode::Host(list) => {
                 let (module, n) = &list[id];
@@ -492,7 +540,7 @@ fn refused(body: &Graph, e: InterpError) -> Refused {
 }
 
 /// Runs what has no code: libtorch runs fallback ops, the graph interpreter runs kernels without code.
-pub(crate) struct Reference;
+pub struct Reference;
 impl Callbacks for Reference {
     fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
         let missing = |e: Error| Refused::Missing(format!("{} needs libtorch: {e}; {}", op.name, e.help()));

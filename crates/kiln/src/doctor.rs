@@ -23,6 +23,18 @@ fn finding(what: &str, r: Result<String, String>, remedy: &str) -> Finding {
     Finding { what: what.into(), found, detail: r.unwrap_or_else(|e| e), remedy }
 }
 
+/// Findings as `kiln doctor` prints them: a line each, and what to do about what is missing.
+pub fn text(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for f in findings {
+        text += &format!("{} {:12} {}\n", if f.found { "ok     " } else { "missing" }, f.what, f.detail);
+        if !f.remedy.is_empty() {
+            text += &format!("                     {}\n", f.remedy);
+        }
+    }
+    text
+}
+
 /// Looks for everything Kiln can use.
 pub fn findings() -> Vec<Finding> {
     vec![

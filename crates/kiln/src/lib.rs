@@ -23,6 +23,7 @@ pub mod constraints;
 mod cores;
 pub mod diff;
 pub mod doctor;
+pub mod engine;
 pub mod error;
 pub mod explain;
 #[doc(hidden)]
@@ -51,12 +52,13 @@ pub mod tune;
 pub mod why;
 
 pub use compile::{CompileOptions, Compiled, DeviceKind, Target, compile};
+pub use engine::{Binding, Engine};
 pub use error::Error;
 pub use explain::Report;
 pub use kiln_graph::{DType, Graph, Tensor, Type};
 pub use kiln_machine::Machine;
 pub use kiln_plan::{Contract, Numerics, Plan};
-pub use kiln_runtime::{Device, MAX_THREADS, RuntimeError, Session};
+pub use kiln_runtime::{CUDA_ALIGN, Device, MAX_THREADS, Param, RuntimeError, Session};
 pub use kiln_torch_host::{Limits, Torch, child::serve as serve_import};
 pub use model::Model;
 pub use program::Program;

@@ -33,7 +33,11 @@ pub fn plan_text(path: &Path, inputs: &[Tensor], machine: &str) -> Result<String
 }
 /// The same of a model that is open.
 pub fn plan_text_of(model: &Model, machine: &str) -> Result<String, Error> {
-    Ok(kiln_plan::text::print(&compile::plan(model, &options(machine)?)?))
+    Ok(text(&compile::plan(model, &options(machine)?)?))
+}
+/// A plan as text.
+pub fn text(plan: &Plan) -> String {
+    kiln_plan::text::print(plan)
 }
 
 /// Result of comparing one model's plan with its snapshot.

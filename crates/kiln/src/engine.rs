@@ -1,0 +1,232 @@
+//! A program that is compiled for the sizes it is called with, as they come.
+//!
+//! Takes: a [`Program`], a device and options. Gives: a [`Binding`] for each binding of its symbols: the program specialised to these sizes,
+//! compiled and loaded. Bindings are kept, the least recently used go first; weights, state and code that bindings have in common are
+//! shared. Never: rounds a size up, or runs a kernel for sizes it was not compiled for.
+use crate::{
+    CompileOptions, Compiled, Error, Program, compile,
+    compile::Codes,
+    model::Written,
+    program::{InputKind, Output, Sizes, Specialised},
+};
+use kiln_aten::raw::Arg;
+use kiln_graph::Type;
+use kiln_runtime::{Callbacks, Device, Param, Session};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// How many bindings an engine keeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// The most bindings.
+    pub bindings: usize,
+    /// The most bytes that sessions hold, weights that are read in place left out; one binding is kept whatever it takes.
+    pub bytes: usize,
+}
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { bindings: 64, bytes: usize::MAX }
+    }
+}
+
+/// A program, its weights, and what was compiled from it.
+pub struct Engine {
+    program: Program,
+    device: Device,
+    options: CompileOptions,
+    callbacks: Arc<dyn Callbacks>,
+    limits: Limits,
+    /// Least recently used first.
+    bindings: Mutex<Vec<Arc<Binding>>>,
+    /// Held while a binding is compiled, so that threads that want the same one compile it once.
+    compiling: Mutex<()>,
+    codes: Codes,
+}
+
+/// A program at given sizes, compiled and loaded.
+pub struct Binding {
+    /// The sizes of the symbols.
+    pub sizes: Sizes,
+    /// Types of the tensors that a caller passes, in order.
+    pub inputs: Vec<Type>,
+    /// The program's parameters that are state; they follow the caller's inputs in a run.
+    pub states: Vec<usize>,
+    /// What a run leaves in inputs and state.
+    pub writes: Vec<Written>,
+    /// What a run gives, in order.
+    pub results: Vec<Result>,
+    /// The plan and its code; weights are left out.
+    pub compiled: Compiled,
+    /// What runs it.
+    pub session: Session,
+    /// Seconds from the program to the loaded session.
+    pub seconds: f64,
+    hits: AtomicU64,
+}
+impl Binding {
+    /// How often it was asked for.
+    pub fn hits(&self) -> u64 {
+        self.hits.load(Ordering::Relaxed)
+    }
+    /// Counts a use that did not go through [`Engine::bind`].
+    pub fn hit(&self) {
+        self.hits.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// One thing that a run gives.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Result {
+    /// An output of the session: its index and type.
+    Tensor(usize, Type),
+    /// A number that follows from sizes.
+    Number(i64),
+    /// A number or text of the program.
+    Constant(Arg),
+    /// Nothing.
+    None,
+}
+
+impl Engine {
+    /// An engine without bindings. `callbacks` run what Kiln does not compile.
+    pub fn new(
+        program: Program,
+        device: Device,
+        options: CompileOptions,
+        limits: Limits,
+        callbacks: Arc<dyn Callbacks>,
+    ) -> Engine {
+        Engine {
+            program,
+            device,
+            options,
+            callbacks,
+            limits,
+            bindings: Mutex::default(),
+            compiling: Mutex::default(),
+            codes: Codes::default(),
+        }
+    }
+    /// What is compiled.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+    /// Where it runs.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+    /// Most recently used last.
+    pub fn bindings(&self) -> Vec<Arc<Binding>> {
+        lock(&self.bindings).clone()
+    }
+    /// The most recently used binding.
+    pub fn last(&self) -> Option<Arc<Binding>> {
+        lock(&self.bindings).last().cloned()
+    }
+
+    /// The binding for tensors of these types, and the inputs that are numbers, in order; compiles it if it is new.
+    ///
+    /// # Errors
+    /// [`Error::Inputs`] if the inputs do not fit the program; others if it cannot be compiled for these sizes.
+    pub fn bind(&self, inputs: &[Type], numbers: &[i64]) -> std::result::Result<Arc<Binding>, Error> {
+        self.at(&self.program.bind(inputs, numbers)?)
+    }
+
+    /// The binding for these sizes of all symbols; compiles it if it is new.
+    ///
+    /// # Errors
+    /// If the program cannot be compiled for these sizes, or the device fails.
+    pub fn at(&self, sizes: &Sizes) -> std::result::Result<Arc<Binding>, Error> {
+        if let Some(known) = self.known(sizes) {
+            return Ok(known);
+        }
+        let _alone = lock(&self.compiling);
+        if let Some(known) = self.known(sizes) {
+            return Ok(known);
+        }
+        let made = Arc::new(self.make(sizes)?);
+        made.hit();
+        let mut bindings = lock(&self.bindings);
+        bindings.push(made.clone());
+        let over = |all: &[Arc<Binding>]| {
+            let bytes = all.iter().map(|b| b.session.bytes_held()).fold(0, usize::saturating_add);
+            all.len() > 1 && (all.len() > self.limits.bindings.max(1) || bytes > self.limits.bytes)
+        };
+        while over(&bindings) {
+            bindings.remove(0);
+        }
+        Ok(made)
+    }
+
+    /// A binding that was made before; it becomes the most recently used.
+    fn known(&self, sizes: &Sizes) -> Option<Arc<Binding>> {
+        let mut bindings = lock(&self.bindings);
+        let at = bindings.iter().position(|b| b.sizes == *sizes)?;
+        let found = bindings.remove(at);
+        found.hit();
+        bindings.push(found.clone());
+        Some(found)
+    }
+
+    fn make(&self, sizes: &Sizes) -> std::result::Result<Binding, Error> {
+        let start = std::time::Instant::now();
+        let Specialised { model, params, states } = self.program.specialise(sizes)?;
+        let plan = compile::plan(&model, &self.options)?;
+        let mut compiled = compile::from_plan_with(&model, plan, &self.options, &self.codes)?;
+        compiled.timings.import_s = model.import_s;
+        let executable = compiled.executable();
+        let session = Session::with_params(&self.device, executable, params, self.callbacks.clone())?;
+        let given = model.graph.inputs.len() - states.len();
+        let inputs = model.graph.inputs[..given].iter().map(|v| model.graph.ty(*v).clone()).collect();
+        let mut outputs = model.graph.outputs.iter().map(|v| model.graph.ty(*v).clone()).enumerate();
+        let mut result = |o: &Output| match o {
+            Output::Value(_) => outputs.next().map_or(Result::None, |(i, ty)| Result::Tensor(i, ty)),
+            // Invariant: specialising has computed all sizes of the program.
+            Output::Size(e) => e.value(sizes).map_or(Result::None, Result::Number),
+            Output::Constant(a) => Result::Constant(a.clone()),
+            Output::None => Result::None,
+        };
+        Ok(Binding {
+            sizes: sizes.clone(),
+            inputs,
+            results: self.program.outputs().iter().map(&mut result).collect(),
+            states,
+            writes: model.writes,
+            compiled,
+            session,
+            seconds: start.elapsed().as_secs_f64(),
+            hits: AtomicU64::new(0),
+        })
+    }
+
+    /// Folds and packs weights again, after their values have changed.
+    ///
+    /// # Errors
+    /// If memory is short or the device fails.
+    pub fn refresh(&self) -> std::result::Result<(), Error> {
+        self.bindings().iter().try_for_each(|b| b.session.refresh()).map_err(Error::from)
+    }
+    /// The parameters of the program that some binding changes.
+    pub fn states(&self) -> Vec<usize> {
+        let mut all: Vec<usize> = self.bindings().iter().flat_map(|b| b.states.clone()).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+    /// The weights and state, in the order of the program's parameters.
+    pub fn params(&self) -> &[Param] {
+        self.program.params()
+    }
+    /// Positions of the inputs that are tensors.
+    pub fn tensor_positions(&self) -> Vec<usize> {
+        let is = |k: &InputKind| matches!(k, InputKind::Value(_));
+        self.program.inputs().iter().enumerate().filter(|(_, i)| is(&i.kind)).map(|(at, _)| at).collect()
+    }
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What the lock guards is changed by single operations that do not panic.
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,555 @@
+//! `kiln._native.Engine`: one program, its weights, and its specialisations by sizes.
+use crate::{
+    errors::{InputError, ShapeError, UnsupportedError, UsageError, compiling, raised},
+    exchange::{Borrowed, CPU, CUDA, DLDevice, Exchange, Match, New, Wanted, dl_dtype, shape_of},
+    fallback::Torch,
+    options::Options,
+};
+use kiln::{
+    Binding, CompileOptions, DeviceKind, Param, Program, Report, Tensor, Type, engine,
+    program::{Arg, InputKind, Sizes},
+};
+use pyo3::{prelude::*, types::*};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// One program with its weights, and its specialisations by sizes.
+#[pyclass(frozen, module = "kiln._native")]
+pub struct Engine {
+    engine: engine::Engine,
+    options: CompileOptions,
+    device: DLDevice,
+    refuses_fallbacks: bool,
+    /// The program's JSON, if it came as such.
+    text: Option<String>,
+    /// Tensors of the program's parameters, by their order: all of a traced program, else those that are state.
+    tensors: Mutex<Vec<Option<Py<PyAny>>>>,
+    /// What calls were last prepared for; the first is the last one used.
+    ready: Mutex<Vec<Arc<Ready>>>,
+}
+
+/// All that a call needs of a binding.
+struct Ready {
+    binding: Arc<Binding>,
+    inputs: Vec<Slot>,
+    /// Addresses of state.
+    states: Vec<u64>,
+    /// The state's tensors.
+    states_kept: Vec<Py<PyAny>>,
+    outputs: Vec<Wanted>,
+    /// For each output of the session, what it is left in, if anything.
+    written: Vec<Option<Target>>,
+    results: Vec<Given>,
+}
+
+/// What a call passes.
+enum Slot {
+    Tensor(Wanted),
+    Number(i64),
+    Constant(Arg),
+}
+
+/// Where a run leaves a value.
+#[derive(Clone, Copy)]
+enum Target {
+    /// In the argument at this position.
+    Input(usize),
+    /// In a state of the binding.
+    State(usize),
+}
+
+/// What a call gets.
+enum Given {
+    Output(usize),
+    Object(Py<PyAny>),
+}
+
+impl Engine {
+    fn build(program: Program, options: Options, text: Option<String>, tensors: Vec<Option<Py<PyAny>>>) -> Engine {
+        let device = dl_device(options.kind);
+        let compile = options.compile.clone();
+        let engine = engine::Engine::new(program, options.device, options.compile, options.limits, Arc::new(Torch));
+        Engine {
+            engine,
+            options: compile,
+            device,
+            refuses_fallbacks: options.refuses_fallbacks,
+            text,
+            tensors: Mutex::new(tensors),
+            ready: Mutex::default(),
+        }
+    }
+
+    /// An engine of a file.
+    pub fn open(py: Python<'_>, path: &str, options: &Bound<'_, PyDict>) -> PyResult<Engine> {
+        let options = Options::read(options)?;
+        Exchange::of(py)?;
+        let program = py.detach(|| Program::open(Path::new(path))).map_err(raised)?;
+        let tensors = program.params().iter().map(|_| None).collect();
+        Ok(Engine::build(program, options, None, tensors))
+    }
+
+    /// The sizes asked for, else those last used, else those of tracing.
+    fn sizes(&self, sizes: Option<Sizes>) -> PyResult<Sizes> {
+        match (sizes, self.engine.last()) {
+            (Some(wanted), _) => self.engine.program().sizes(&wanted, &[]).map_err(raised),
+            (None, Some(last)) => Ok(last.sizes.clone()),
+            (None, None) => self.engine.program().sizes(&Sizes::new(), &[]).map_err(raised),
+        }
+    }
+    fn binding(&self, py: Python<'_>, sizes: Option<Sizes>) -> PyResult<Arc<Binding>> {
+        let sizes = self.sizes(sizes)?;
+        let found = py.detach(|| self.engine.at(&sizes)).map_err(compiling)?;
+        self.accept(found)
+    }
+    /// Refuses a binding with operators that torch would run, if the options say so.
+    fn accept(&self, binding: Arc<Binding>) -> PyResult<Arc<Binding>> {
+        let fallbacks = if self.refuses_fallbacks { Report::new(&binding.compiled).fallback } else { vec![] };
+        match fallbacks.is_empty() {
+            true => Ok(binding),
+            false => Err(UnsupportedError::new_err(format!(
+                "Kiln does not compile {}; leave out fallback='error' to let torch run it",
+                fallbacks.join(", ")
+            ))),
+        }
+    }
+
+    /// What the call with these arguments needs: of the last call, of an earlier one, or new.
+    fn prepare(&self, py: Python<'_>, exchange: &Exchange, args: &Bound<'_, PyList>) -> PyResult<Arc<Ready>> {
+        let mut types = vec![];
+        let mut numbers = vec![];
+        let inputs = self.engine.program().inputs();
+        if args.len() != inputs.len() {
+            let names: Vec<&str> = inputs.iter().map(|i| i.name.as_str()).collect();
+            return Err(InputError::new_err(format!(
+                "{} inputs were given, but the program takes {}; give ({})",
+                args.len(),
+                inputs.len(),
+                names.join(", ")
+            )));
+        }
+        for (input, given) in inputs.iter().zip(args.iter()) {
+            match &input.kind {
+                InputKind::Value(_) => types.push(self.tensor(exchange, &input.name, &given)?),
+                InputKind::Size(_) => numbers.push(given.extract().map_err(|_| {
+                    InputError::new_err(format!("input `{}` is {given}, but the program takes a number", input.name))
+                })?),
+                InputKind::Constant(_) => {}
+            }
+        }
+        let sizes = self.engine.program().bind(&types, &numbers).map_err(raised)?;
+        let binding = self.accept(py.detach(|| self.engine.at(&sizes)).map_err(compiling)?)?;
+        let mut all = lock(&self.ready);
+        let known = all.iter().position(|r| Arc::ptr_eq(&r.binding, &binding));
+        let ready = match known {
+            Some(at) => all.remove(at),
+            None => Arc::new(self.make_ready(py, exchange, &binding, &numbers)?),
+        };
+        // Bindings that the engine let go have no use here either.
+        let kept = self.engine.bindings();
+        all.retain(|r| kept.iter().any(|b| Arc::ptr_eq(b, &r.binding)));
+        all.insert(0, ready.clone());
+        Ok(ready)
+    }
+
+    /// The type of an input tensor on the engine's device.
+    fn tensor(&self, exchange: &Exchange, name: &str, given: &Bound<'_, PyAny>) -> PyResult<Type> {
+        let told = |e: PyErr| {
+            let text = e.value(given.py()).to_string();
+            InputError::new_err(text.replacen("an input", &format!("input `{name}`"), 1))
+        };
+        let Borrowed { device, ty, .. } = exchange.borrow(given).map_err(told)?;
+        if device != self.device {
+            return Err(InputError::new_err(format!(
+                "input `{name}` is on {}, but the program was compiled for {}; move it there",
+                device_name(device),
+                device_name(self.device)
+            )));
+        }
+        Ok(ty)
+    }
+
+    fn make_ready(
+        &self,
+        py: Python<'_>,
+        exchange: &Exchange,
+        binding: &Arc<Binding>,
+        numbers: &[i64],
+    ) -> PyResult<Ready> {
+        let wanted = |ty: &Type| Wanted { dtype: dl_dtype(ty.dtype), shape: shape_of(ty), device: self.device };
+        let (mut tensors, mut numbers) = (binding.inputs.iter(), numbers.iter());
+        let slot = |input: &kiln::program::Input| match &input.kind {
+            InputKind::Value(_) => tensors.next().map(|ty| Slot::Tensor(wanted(ty))),
+            InputKind::Size(_) => numbers.next().map(|n| Slot::Number(*n)),
+            InputKind::Constant(a) => Some(Slot::Constant(a.clone())),
+        };
+        let inputs = self.engine.program().inputs().iter().filter_map(slot).collect();
+        let states: Vec<Py<PyAny>> =
+            binding.states.iter().map(|s| self.state_tensor(py, exchange, *s)).collect::<PyResult<_>>()?;
+        let address = |t: &Py<PyAny>| exchange.borrow(t.bind(py)).map(|b| b.address);
+        let addresses = states.iter().map(address).collect::<PyResult<_>>()?;
+        let graph = &binding.compiled.graph;
+        let mut written = vec![None; graph.outputs.len()];
+        let positions = self.engine.tensor_positions();
+        for w in &binding.writes {
+            written[w.output] = Some(match positions.get(w.input) {
+                Some(position) => Target::Input(*position),
+                None => Target::State(w.input - positions.len()),
+            });
+        }
+        let result = |r: &engine::Result| {
+            Ok(match r {
+                engine::Result::Tensor(i, _) => Given::Output(*i),
+                engine::Result::Number(n) => Given::Object(n.into_pyobject(py)?.into_any().unbind()),
+                engine::Result::Constant(a) => Given::Object(object(py, a)?),
+                engine::Result::None => Given::Object(py.None()),
+            })
+        };
+        Ok(Ready {
+            binding: binding.clone(),
+            inputs,
+            states: addresses,
+            states_kept: states,
+            outputs: graph.outputs.iter().map(|v| wanted(graph.ty(*v))).collect(),
+            written,
+            results: binding.results.iter().map(result).collect::<PyResult<_>>()?,
+        })
+    }
+
+    /// The tensor of a parameter that is state: torch's own, or one that is made from the file's contents.
+    fn state_tensor(&self, py: Python<'_>, exchange: &Exchange, index: usize) -> PyResult<Py<PyAny>> {
+        if let Some(t) = &lock(&self.tensors)[index] {
+            return Ok(t.clone_ref(py));
+        }
+        let Param::Host(initial) = &self.engine.params()[index] else {
+            return Err(UsageError::new_err("state lies in memory of a GPU that Python does not own"));
+        };
+        let cpu = Wanted {
+            dtype: dl_dtype(initial.ty.dtype),
+            shape: shape_of(&initial.ty),
+            device: DLDevice { kind: CPU, id: 0 },
+        };
+        let (address, new) = exchange.allocate(py, &cpu)?;
+        // SAFETY: torch has just allocated a dense tensor of this type.
+        unsafe {
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+            to.copy_from_nonoverlapping(initial.bytes().as_ptr(), initial.bytes().len());
+        }
+        let t = exchange.finish(py, new)?;
+        let t = t.bind(py).call_method1("to", (device_name(self.device),))?.unbind();
+        lock(&self.tensors)[index] = Some(t.clone_ref(py));
+        Ok(t)
+    }
+
+    /// Addresses of a call's tensors; `None` if this binding is not the one for the call. Copies of tensors that are not dense go to `copies`.
+    fn addresses(
+        &self,
+        exchange: &Exchange,
+        ready: &Ready,
+        args: &Bound<'_, PyList>,
+        copies: &mut Vec<Py<PyAny>>,
+    ) -> PyResult<Option<Vec<u64>>> {
+        if args.len() != ready.inputs.len() {
+            return Ok(None);
+        }
+        let mut all = Vec::with_capacity(ready.inputs.len() + ready.states.len());
+        for (position, (slot, given)) in ready.inputs.iter().zip(args.iter()).enumerate() {
+            match slot {
+                Slot::Number(n) => {
+                    if given.extract::<i64>().ok() != Some(*n) {
+                        return Ok(None);
+                    }
+                }
+                Slot::Constant(want) => same_constant(&self.engine.program().inputs()[position].name, want, &given)?,
+                Slot::Tensor(want) => {
+                    if !exchange.is_tensor(&given) {
+                        return Ok(None);
+                    }
+                    match exchange.compare(&given, want)? {
+                        Match::Other => return Ok(None),
+                        Match::At(address) if self.is_aligned(address) => all.push(address),
+                        // A copy is dense, and aligned as torch's allocator aligns.
+                        Match::At(_) | Match::Strided => {
+                            let contiguous = given.call_method0("resolve_neg")?.call_method0("detach")?;
+                            let format = given.py().import("torch")?.getattr("contiguous_format")?;
+                            let kwargs = PyDict::new(given.py());
+                            kwargs.set_item("memory_format", format)?;
+                            let copy = contiguous.call_method("clone", (), Some(&kwargs))?;
+                            let Match::At(address) = exchange.compare(&copy, want)? else { return Ok(None) };
+                            copies.push(copy.unbind());
+                            all.push(address);
+                        }
+                    }
+                }
+            }
+        }
+        all.extend(&ready.states);
+        Ok(Some(all))
+    }
+    /// Whether the device's code may read a tensor at this address.
+    fn is_aligned(&self, address: u64) -> bool {
+        self.device.kind != CUDA || address % kiln::CUDA_ALIGN as u64 == 0
+    }
+
+    fn call(&self, py: Python<'_>, args: &Bound<'_, PyList>) -> PyResult<Py<PyList>> {
+        let exchange = Exchange::of(py)?;
+        let mut copies = vec![];
+        let last = lock(&self.ready).first().cloned();
+        let found = match last {
+            Some(ready) => self.addresses(exchange, &ready, args, &mut copies)?.map(|inputs| (ready, inputs)),
+            None => None,
+        };
+        let (ready, inputs) = match found {
+            Some((ready, inputs)) => {
+                ready.binding.hit();
+                (ready, inputs)
+            }
+            None => {
+                copies.clear();
+                let ready = self.prepare(py, exchange, args)?;
+                let inputs = self.addresses(exchange, &ready, args, &mut copies)?;
+                let changed = || ShapeError::new_err("an input was resized during the call; pass another tensor");
+                (ready, inputs.ok_or_else(changed)?)
+            }
+        };
+        let mut outputs = Vec::with_capacity(ready.outputs.len());
+        let mut new = Vec::with_capacity(ready.outputs.len());
+        for want in &ready.outputs {
+            let (address, tensor) = exchange.allocate(py, want)?;
+            outputs.push(address);
+            new.push(tensor);
+        }
+        let stream = exchange.stream(py, self.device)?;
+        let session = &ready.binding.session;
+        // SAFETY: types were compared with the binding's; the tensors stay in `args`, `copies` and `new`, and torch's allocator keeps memory
+        // that is freed on a stream for work that was enqueued on it before.
+        let done = py.detach(|| unsafe { session.run_on(&inputs, &outputs, stream) });
+        if let Err(e) = done {
+            new.into_iter().try_for_each(|t| exchange.finish(py, t).map(drop))?;
+            return Err(raised(e.into()));
+        }
+        let new: Vec<Py<PyAny>> = new.into_iter().map(|t: New| exchange.finish(py, t)).collect::<PyResult<_>>()?;
+        for (value, written) in new.iter().zip(&ready.written) {
+            let target = match written {
+                Some(Target::Input(position)) => &args.get_item(*position)?.call_method0("detach")?,
+                Some(Target::State(state)) => ready.states_kept[*state].bind(py),
+                None => continue,
+            };
+            target.call_method1("copy_", (value,))?;
+        }
+        let results = ready.results.iter().map(|r| match r {
+            Given::Object(o) => o.clone_ref(py),
+            Given::Output(i) => new[*i].clone_ref(py),
+        });
+        Ok(PyList::new(py, results)?.unbind())
+    }
+}
+
+#[pymethods]
+impl Engine {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        program: &str,
+        params: Vec<Bound<'_, PyAny>>,
+        options: &Bound<'_, PyDict>,
+    ) -> PyResult<Engine> {
+        let options = Options::read(options)?;
+        let exchange = Exchange::of(py)?;
+        let device = dl_device(options.kind);
+        let mut tensors = vec![];
+        let mut given = vec![];
+        for p in &params {
+            // An alias keeps the memory, whatever becomes of the parameter.
+            let alias = p.call_method0("detach")?;
+            let mut borrowed = exchange.borrow(&alias)?;
+            if borrowed.device != device {
+                return Err(InputError::new_err(format!(
+                    "a parameter is on {}, but the program is compiled for {}; move the module there",
+                    device_name(borrowed.device),
+                    device_name(device)
+                )));
+            }
+            let alias = match borrowed.dense {
+                true => alias,
+                false => {
+                    let dense = alias.call_method0("contiguous")?;
+                    borrowed = exchange.borrow(&dense)?;
+                    dense
+                }
+            };
+            let owner: Arc<dyn std::any::Any + Send + Sync> = Arc::new(alias.clone().unbind());
+            given.push(match device.kind {
+                // SAFETY: the alias keeps the memory; torch writes it only from Python code, which the run does not overlap.
+                CPU => Param::Host(unsafe { foreign(borrowed.ty, borrowed.address, owner) }),
+                // SAFETY: as above, and torch's allocations end at multiples of 512 bytes.
+                _ => unsafe { Param::device(borrowed.ty, borrowed.address, owner) },
+            });
+            tensors.push(Some(alias.unbind()));
+        }
+        let program_text = program.to_string();
+        let program = Program::from_json(program, given).map_err(compiling)?;
+        Ok(Engine::build(program, options, Some(program_text), tensors))
+    }
+
+    /// Runs the program on flat inputs; gives flat outputs.
+    fn run(&self, py: Python<'_>, args: &Bound<'_, PyAny>) -> PyResult<Py<PyList>> {
+        match args.cast::<PyList>() {
+            Ok(list) => self.call(py, list),
+            Err(_) => self.call(py, &PyList::new(py, args.try_iter()?.collect::<PyResult<Vec<_>>>()?)?),
+        }
+    }
+
+    /// Compiles for these sizes.
+    fn warm(&self, py: Python<'_>, sizes: Sizes) -> PyResult<()> {
+        self.binding(py, Some(sizes)).map(drop)
+    }
+    /// The report as JSON.
+    #[pyo3(signature = (sizes = None))]
+    fn report(&self, py: Python<'_>, sizes: Option<Sizes>) -> PyResult<String> {
+        Report::new(&self.binding(py, sizes)?.compiled).to_json().map_err(raised)
+    }
+    /// The report as `kiln explain` prints it.
+    #[pyo3(signature = (sizes = None))]
+    fn text(&self, py: Python<'_>, sizes: Option<Sizes>) -> PyResult<String> {
+        let report = Report::new(&self.binding(py, sizes)?.compiled);
+        Ok(report.summary(WIDTH))
+    }
+    /// The report as a page.
+    #[pyo3(signature = (sizes = None))]
+    fn html(&self, py: Python<'_>, sizes: Option<Sizes>) -> PyResult<String> {
+        let binding = self.binding(py, sizes)?;
+        Ok(kiln::html::page(&Report::new(&binding.compiled), &binding.compiled, None))
+    }
+    /// Why two parts share a kernel or do not.
+    #[pyo3(signature = (a, b, sizes = None))]
+    fn why(&self, py: Python<'_>, a: &str, b: &str, sizes: Option<Sizes>) -> PyResult<String> {
+        let sizes = self.sizes(sizes)?;
+        let answer = py.detach(|| {
+            let model = self.engine.program().without_weights(&sizes)?;
+            kiln::why::ask(&model, &self.options, a, b)
+        });
+        Ok(answer.map_err(compiling)?.text(WIDTH))
+    }
+    /// The plan as text.
+    #[pyo3(signature = (sizes = None))]
+    fn plan(&self, py: Python<'_>, sizes: Option<Sizes>) -> PyResult<String> {
+        Ok(kiln::snapshot::text(&self.binding(py, sizes)?.compiled.plan))
+    }
+    /// The bindings, least recently used first.
+    fn bindings(&self, py: Python<'_>) -> PyResult<Vec<Py<PyDict>>> {
+        let one = |b: &Arc<Binding>| {
+            let d = PyDict::new(py);
+            d.set_item("sizes", b.sizes.clone())?;
+            d.set_item("hits", b.hits())?;
+            d.set_item("compile_s", b.seconds)?;
+            d.set_item("bytes", b.session.bytes_held())?;
+            Ok(d.unbind())
+        };
+        self.engine.bindings().iter().map(one).collect()
+    }
+    /// Operators that torch runs.
+    #[pyo3(signature = (sizes = None))]
+    fn fallbacks(&self, py: Python<'_>, sizes: Option<Sizes>) -> PyResult<Vec<String>> {
+        Ok(Report::new(&self.binding(py, sizes)?.compiled).fallback)
+    }
+    /// Folds and packs weights again.
+    fn refresh(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.engine.refresh()).map_err(raised)
+    }
+    /// The tensors that runs change, by name.
+    fn state(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
+        let exchange = Exchange::of(py)?;
+        let all = PyDict::new(py);
+        self.binding(py, None)?;
+        for index in self.engine.states() {
+            let name = self.engine.program().param_names().nth(index).unwrap_or_default().to_string();
+            all.set_item(name, self.state_tensor(py, exchange, index)?)?;
+        }
+        Ok(all.unbind())
+    }
+    /// Writes an artifact for these sizes.
+    #[pyo3(signature = (path, sizes = None))]
+    fn save(&self, py: Python<'_>, path: &str, sizes: Option<Sizes>) -> PyResult<()> {
+        let binding = self.binding(py, sizes)?;
+        let write = |program: &Program| {
+            let model = program.at(&binding.sizes)?;
+            let compiled = kiln::compile(&model, &self.options)?;
+            kiln::artifact::write(Path::new(path), &compiled, &model)
+        };
+        let Some(text) = self.text.as_ref().filter(|_| self.device.kind != CPU) else {
+            return py.detach(|| write(self.engine.program())).map_err(raised);
+        };
+        let exchange = Exchange::of(py)?;
+        let on_host = |t: &Option<Py<PyAny>>| {
+            let t = t.as_ref().ok_or_else(|| UsageError::new_err("a parameter is missing; please report it"))?;
+            let t = t.bind(py).call_method0("cpu")?.call_method0("contiguous")?;
+            let Borrowed { ty, address, .. } = exchange.borrow(&t)?;
+            // SAFETY: the owner keeps the memory, which nothing else has.
+            PyResult::Ok(Param::Host(unsafe { foreign(ty, address, Arc::new(t.unbind())) }))
+        };
+        let params = lock(&self.tensors).iter().map(on_host).collect::<PyResult<_>>()?;
+        let program = Program::from_json(text, params).map_err(raised)?;
+        py.detach(|| write(&program)).map_err(raised)
+    }
+    fn __repr__(&self) -> String {
+        let (name, n) = (self.engine.program().name(), self.engine.bindings().len());
+        format!("Engine({name}, {}, {n} bindings)", device_name(self.device))
+    }
+}
+
+/// Columns of reports as text.
+const WIDTH: usize = 100;
+
+/// # Safety
+/// `owner` keeps a dense tensor of this type at this address.
+unsafe fn foreign(ty: Type, address: u64, owner: Arc<dyn std::any::Any + Send + Sync>) -> Tensor {
+    // SAFETY: this function's contract.
+    unsafe { Tensor::foreign(ty, std::ptr::with_exposed_provenance(address as usize), owner) }
+}
+
+fn dl_device(kind: DeviceKind) -> DLDevice {
+    match kind {
+        DeviceKind::Cpu => DLDevice { kind: CPU, id: 0 },
+        DeviceKind::Cuda(index) => DLDevice { kind: CUDA, id: index as i32 },
+    }
+}
+fn device_name(d: DLDevice) -> String {
+    if d.kind == CUDA { format!("cuda:{}", d.id) } else { "cpu".into() }
+}
+
+/// A constant of the program as Python's object.
+fn object(py: Python<'_>, a: &Arg) -> PyResult<Py<PyAny>> {
+    Ok(match a {
+        Arg::Int(n) => n.into_pyobject(py)?.into_any().unbind(),
+        Arg::Float(x) => x.into_pyobject(py)?.into_any().unbind(),
+        Arg::Bool(b) => PyBool::new(py, *b).to_owned().into_any().unbind(),
+        Arg::Str(s) => s.into_pyobject(py)?.into_any().unbind(),
+        _ => py.None(),
+    })
+}
+
+/// Fails unless an argument is the one that the program was traced with.
+fn same_constant(name: &str, want: &Arg, given: &Bound<'_, PyAny>) -> PyResult<()> {
+    let same = match want {
+        Arg::Int(_) | Arg::Float(_) | Arg::Bool(_) | Arg::Str(_) => {
+            given.eq(object(given.py(), want)?.bind(given.py()))?
+        }
+        Arg::None => given.is_none(),
+        _ => true,
+    };
+    if same {
+        return Ok(());
+    }
+    let want = object(given.py(), want)?;
+    let what =
+        format!("input `{name}` is {given}, but the program was compiled for {want}; compile it again with this value");
+    Err(InputError::new_err(what))
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What the locks guard is changed by single operations that do not panic.
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}

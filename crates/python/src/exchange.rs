@@ -1,0 +1,418 @@
+//! Tensors of torch as addresses, and memory of torch's allocator as tensors.
+//!
+//! torch gives a table of C functions for it (DLPack's exchange API, `torch.Tensor.__dlpack_c_exchange_api__`), which costs 55 ns a tensor. A
+//! torch without the table is asked through the tensors' methods instead.
+use crate::errors::{InputError, KilnError};
+use kiln::{DType, Type};
+use pyo3::{ffi, intern, prelude::*, sync::PyOnceLock, types::*};
+use std::ffi::{c_char, c_void};
+
+/// DLPack's device: a kind ([`CPU`], [`CUDA`]) and a number.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DLDevice {
+    pub kind: i32,
+    pub id: i32,
+}
+pub const CPU: i32 = 1;
+pub const CUDA: i32 = 2;
+
+/// DLPack's dtype.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DLDataType {
+    pub code: u8,
+    pub bits: u8,
+    pub lanes: u16,
+}
+
+/// DLPack's view of a tensor. `strides` may be null for a dense tensor.
+#[repr(C)]
+struct DLTensor {
+    data: *mut c_void,
+    device: DLDevice,
+    ndim: i32,
+    dtype: DLDataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct Version {
+    major: u32,
+    minor: u32,
+}
+
+/// DLPack's tensor with an owner.
+#[repr(C)]
+struct Managed {
+    version: Version,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    flags: u64,
+    tensor: DLTensor,
+}
+
+type SetError = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char);
+
+/// The table (`DLPackExchangeAPI` of DLPack 1.3).
+#[repr(C)]
+struct Table {
+    version: Version,
+    previous: *mut c_void,
+    allocate: unsafe extern "C" fn(*mut DLTensor, *mut *mut Managed, *mut c_void, SetError) -> i32,
+    from_python: unsafe extern "C" fn(*mut ffi::PyObject, *mut *mut Managed) -> i32,
+    to_python: unsafe extern "C" fn(*mut Managed, *mut *mut ffi::PyObject) -> i32,
+    borrow: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut DLTensor) -> i32>,
+    stream: unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> i32,
+}
+
+// SAFETY: functions that torch calls from any thread, and a link that is not followed.
+unsafe impl Sync for Table {}
+// SAFETY: as above.
+unsafe impl Send for Table {}
+
+/// The way to torch's tensors.
+pub struct Exchange {
+    table: Option<&'static Table>,
+    tensor: Py<PyType>,
+    parameter: Py<PyType>,
+    torch: Py<PyModule>,
+}
+
+/// A tensor's memory and layout, valid while the tensor lives and is not resized.
+pub struct Borrowed {
+    pub address: u64,
+    pub device: DLDevice,
+    pub ty: Type,
+    /// Elements lie in row-major order without gaps.
+    pub dense: bool,
+}
+
+/// What an input has to be.
+pub struct Wanted {
+    pub dtype: DLDataType,
+    pub shape: Vec<i64>,
+    pub device: DLDevice,
+}
+
+/// How a tensor compares with what is wanted.
+pub enum Match {
+    /// It is as wanted and dense, at this address.
+    At(u64),
+    /// It is as wanted, but its elements are not in row-major order.
+    Strided,
+    /// Its dtype or shape is another.
+    Other,
+}
+
+/// A new tensor of torch that no Python object owns yet.
+pub enum New {
+    /// Through the table.
+    Managed(*mut c_void),
+    /// Through `torch.empty`.
+    Python(Py<PyAny>),
+}
+
+static EXCHANGE: PyOnceLock<Exchange> = PyOnceLock::new();
+
+impl Exchange {
+    /// The exchange of the torch that is imported.
+    pub fn of(py: Python<'_>) -> PyResult<&Exchange> {
+        EXCHANGE.get_or_try_init(py, || {
+            let torch = py.import("torch")?;
+            let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
+            let parameter = py.import("torch.nn")?.getattr("Parameter")?.cast_into::<PyType>()?;
+            let table = tensor.getattr("__dlpack_c_exchange_api__").ok().and_then(|capsule| {
+                // SAFETY: the capsule lives as long as its type; a wrong name gives null and an error, which is cleared.
+                let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), c"dlpack_exchange_api".as_ptr()) };
+                drop(PyErr::take(py));
+                // SAFETY: the capsule's name says that it is such a table; torch keeps it for ever.
+                unsafe { table.cast::<Table>().as_ref() }.filter(|t| t.version.major == 1 && t.borrow.is_some())
+            });
+            Ok(Exchange { table, tensor: tensor.unbind(), parameter: parameter.unbind(), torch: torch.unbind() })
+        })
+    }
+
+    /// Whether the object is exactly a tensor or a parameter: subclasses may mean something else by their memory.
+    pub fn is_tensor(&self, o: &Bound<'_, PyAny>) -> bool {
+        let ty = o.get_type().as_ptr();
+        ty == self.tensor.as_ptr() || ty == self.parameter.as_ptr()
+    }
+
+    /// Fails unless the object is a plain tensor: of torch's own classes, with elements in memory.
+    fn plain(&self, o: &Bound<'_, PyAny>) -> PyResult<()> {
+        if self.is_tensor(o) {
+            return Ok(());
+        }
+        let name = o.get_type().fully_qualified_name()?.to_string();
+        Err(InputError::new_err(format!(
+            "an input is a {name}, but the program takes a torch.Tensor; pass a plain tensor"
+        )))
+    }
+
+    /// Memory and layout of a tensor.
+    pub fn borrow(&self, o: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
+        self.plain(o)?;
+        let py = o.py();
+        let layout = o.getattr(intern!(py, "layout"))?;
+        if !layout.is(&self.torch.bind(py).getattr(intern!(py, "strided"))?) {
+            return Err(InputError::new_err(format!(
+                "an input has the layout {layout}; pass a dense tensor (`to_dense()`)"
+            )));
+        }
+        let device = o.getattr(intern!(py, "device"))?;
+        let kind: String = device.getattr(intern!(py, "type"))?.extract()?;
+        let id: Option<i32> = device.getattr(intern!(py, "index"))?.extract()?;
+        let device = match kind.as_str() {
+            "cpu" => DLDevice { kind: CPU, id: 0 },
+            "cuda" => DLDevice { kind: CUDA, id: id.unwrap_or(0) },
+            other => {
+                let what = format!("an input is on the device {other}; Kiln runs on cpu and cuda");
+                return Err(InputError::new_err(what));
+            }
+        };
+        let dtype = o.getattr(intern!(py, "dtype"))?;
+        let name = dtype.str()?.to_string();
+        let dtype = dtype_of(name.trim_start_matches("torch.")).ok_or_else(|| {
+            InputError::new_err(format!("an input is {name}, a dtype that Kiln does not have; convert it"))
+        })?;
+        let shape: Vec<usize> = o.getattr(intern!(py, "shape"))?.extract()?;
+        let dense = o.call_method0(intern!(py, "is_contiguous"))?.extract()? && !self.is_lazy(o)?;
+        let address = o.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        Ok(Borrowed { address, device, ty: Type::new(dtype, shape), dense })
+    }
+
+    /// Whether the tensor's elements are those of its memory negated or conjugated, which torch does when they are read.
+    fn is_lazy(&self, o: &Bound<'_, PyAny>) -> PyResult<bool> {
+        o.call_method0(intern!(o.py(), "is_neg"))?.extract()
+    }
+
+    /// Compares a tensor with what is wanted, as fast as possible. The object has to be a tensor ([`Exchange::is_tensor`]).
+    pub fn compare(&self, o: &Bound<'_, PyAny>, want: &Wanted) -> PyResult<Match> {
+        let Some(borrow) = self.table.and_then(|t| t.borrow) else {
+            let b = self.borrow(o)?;
+            let same = b.device == want.device && dl_dtype(b.ty.dtype) == want.dtype && shape_of(&b.ty) == want.shape;
+            return Ok(match (same, b.dense) {
+                (true, true) => Match::At(b.address),
+                (true, false) => Match::Strided,
+                (false, _) => Match::Other,
+            });
+        };
+        let mut t = std::mem::MaybeUninit::<DLTensor>::uninit();
+        // SAFETY: the object is a tensor; the table fills the view, or raises.
+        let t = unsafe {
+            if borrow(o.as_ptr(), t.as_mut_ptr()) != 0 {
+                // What DLPack has no form for is told in torch's words.
+                let e = PyErr::fetch(o.py());
+                return Err(InputError::new_err(format!("an input cannot be read: {e}")));
+            }
+            t.assume_init()
+        };
+        // SAFETY: torch gives `ndim` sizes and strides that live as long as the tensor's view.
+        let (shape, strides) = unsafe { (list(t.shape, t.ndim), list(t.strides, t.ndim)) };
+        if t.dtype != want.dtype || shape != want.shape || t.device != want.device {
+            return Ok(Match::Other);
+        }
+        let mut next = 1;
+        let mut dense = true;
+        if !t.strides.is_null() {
+            for (n, s) in shape.iter().zip(strides).rev() {
+                dense &= *n == 1 || *s == next;
+                next *= n;
+            }
+            dense |= next == 0;
+        }
+        if !dense || self.is_lazy(o)? {
+            return Ok(Match::Strided);
+        }
+        Ok(Match::At(t.data as u64 + t.byte_offset))
+    }
+
+    /// A new dense tensor of torch's allocator, uninitialised: its address, and the tensor.
+    pub fn allocate(&self, py: Python<'_>, want: &Wanted) -> PyResult<(u64, New)> {
+        if let Some(table) = self.table {
+            let mut prototype = DLTensor {
+                data: std::ptr::null_mut(),
+                device: want.device,
+                ndim: want.shape.len() as i32,
+                dtype: want.dtype,
+                shape: want.shape.as_ptr().cast_mut(),
+                strides: std::ptr::null_mut(),
+                byte_offset: 0,
+            };
+            let mut managed = std::ptr::null_mut();
+            let mut why = String::new();
+            // SAFETY: the prototype lives through the call, which only reads it; `why` outlives the call as well.
+            let failed = unsafe {
+                let why = (&raw mut why).cast();
+                (table.allocate)(&mut prototype, &mut managed, why, told) != 0 || managed.is_null()
+            };
+            if failed {
+                drop(PyErr::take(py));
+                return Err(crate::errors::DeviceError::new_err(format!("torch cannot allocate a result: {why}")));
+            }
+            // SAFETY: the table gave a managed tensor.
+            let address = unsafe { (*managed).tensor.data as u64 + (*managed).tensor.byte_offset };
+            return Ok((address, New::Managed(managed.cast())));
+        }
+        let torch = self.torch.bind(py);
+        let kwargs = PyDict::new(py);
+        kwargs.set_item("dtype", torch.getattr(torch_name(want.dtype)?)?)?;
+        let device = if want.device.kind == CPU { "cpu".into() } else { format!("cuda:{}", want.device.id) };
+        kwargs.set_item("device", device)?;
+        let t = torch.call_method("empty", (want.shape.clone(),), Some(&kwargs))?;
+        let address = t.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        Ok((address, New::Python(t.unbind())))
+    }
+
+    /// The tensor as a Python object.
+    pub fn finish(&self, py: Python<'_>, new: New) -> PyResult<Py<PyAny>> {
+        match (new, self.table) {
+            (New::Python(t), _) => Ok(t),
+            (New::Managed(managed), Some(table)) => {
+                let mut object = std::ptr::null_mut();
+                // SAFETY: `allocate` or `view` made the tensor; this call takes it over.
+                unsafe {
+                    if (table.to_python)(managed.cast(), &mut object) != 0 {
+                        return Err(PyErr::fetch(py));
+                    }
+                    Ok(Bound::from_owned_ptr(py, object).unbind())
+                }
+            }
+            // Only the table makes managed tensors.
+            (New::Managed(_), None) => Err(KilnError::new_err("torch's exchange table is gone; please report it")),
+        }
+    }
+
+    /// A tensor that shows memory which it does not own.
+    ///
+    /// # Safety
+    /// The memory stays in place while the tensor, or any that shares its storage, is used.
+    pub unsafe fn view(&self, py: Python<'_>, ty: &Type, address: u64, device: DLDevice) -> PyResult<Py<PyAny>> {
+        let Some(table) = self.table else {
+            let what = "this torch cannot run operators for Kiln: it has no DLPack exchange table; update torch to 2.10 or later";
+            return Err(KilnError::new_err(what));
+        };
+        /// What the tensor's description points to.
+        struct Owner {
+            managed: Managed,
+            shape: Vec<i64>,
+            strides: Vec<i64>,
+        }
+        unsafe extern "C" fn delete(managed: *mut Managed) {
+            // SAFETY: `context` is the box that `view` leaked; torch calls the deleter once.
+            drop(unsafe { Box::from_raw((*managed).context.cast::<Owner>()) });
+        }
+        let strides = ty.strides().iter().map(|s| *s as i64).collect();
+        let mut owner = Box::new(Owner {
+            managed: Managed {
+                version: Version { major: 1, minor: 0 },
+                context: std::ptr::null_mut(),
+                deleter: Some(delete),
+                flags: 0,
+                tensor: DLTensor {
+                    data: std::ptr::with_exposed_provenance_mut(address as usize),
+                    device,
+                    ndim: ty.rank() as i32,
+                    dtype: dl_dtype(ty.dtype),
+                    shape: std::ptr::null_mut(),
+                    strides: std::ptr::null_mut(),
+                    byte_offset: 0,
+                },
+            },
+            shape: shape_of(ty),
+            strides,
+        });
+        owner.managed.tensor.shape = owner.shape.as_mut_ptr();
+        owner.managed.tensor.strides = owner.strides.as_mut_ptr();
+        let owner = Box::into_raw(owner);
+        let mut object = std::ptr::null_mut();
+        // SAFETY: the box lives until the deleter is called, with the description that the table takes over.
+        unsafe {
+            (*owner).managed.context = owner.cast();
+            if (table.to_python)(&raw mut (*owner).managed, &mut object) != 0 {
+                return Err(PyErr::fetch(py));
+            }
+            Ok(Bound::from_owned_ptr(py, object).unbind())
+        }
+    }
+
+    /// torch's current stream on a device; `None` on the CPU.
+    pub fn stream(&self, py: Python<'_>, device: DLDevice) -> PyResult<Option<u64>> {
+        if device.kind != CUDA {
+            return Ok(None);
+        }
+        if let Some(table) = self.table {
+            let mut stream = std::ptr::null_mut();
+            // SAFETY: the table writes one pointer.
+            if unsafe { (table.stream)(device.kind, device.id, &mut stream) } != 0 {
+                return Err(PyErr::fetch(py));
+            }
+            return Ok(Some(stream as u64));
+        }
+        let cuda = self.torch.bind(py).getattr("cuda")?;
+        Ok(Some(cuda.call_method1("current_stream", (device.id,))?.getattr("cuda_stream")?.extract()?))
+    }
+}
+
+/// Stores the message of an error of the table; `to` is a `String`.
+unsafe extern "C" fn told(to: *mut c_void, kind: *const c_char, what: *const c_char) {
+    let text = |p: *const c_char| match p.is_null() {
+        true => String::new(),
+        // SAFETY: the table gives texts that end in zero.
+        false => unsafe { std::ffi::CStr::from_ptr(p) }.to_string_lossy().into_owned(),
+    };
+    // SAFETY: `allocate` passes its string.
+    unsafe { *to.cast::<String>() = format!("{} {}", text(kind), text(what)).trim().to_string() };
+}
+
+/// # Safety
+/// `at` is null, or points to `n` numbers that live for `'a`.
+unsafe fn list<'a>(at: *const i64, n: i32) -> &'a [i64] {
+    match (at.is_null(), usize::try_from(n)) {
+        // SAFETY: this function's contract.
+        (false, Ok(n)) => unsafe { std::slice::from_raw_parts(at, n) },
+        _ => &[],
+    }
+}
+
+/// The shape in DLPack's numbers.
+pub fn shape_of(ty: &Type) -> Vec<i64> {
+    ty.shape.iter().map(|n| *n as i64).collect()
+}
+
+/// Kiln's dtypes, as torch and DLPack have them.
+const DTYPES: [(DType, &str, DLDataType); 12] = {
+    const fn d(code: u8, bits: u8) -> DLDataType {
+        DLDataType { code, bits, lanes: 1 }
+    }
+    [
+        (DType::F32, "float32", d(2, 32)),
+        (DType::F64, "float64", d(2, 64)),
+        (DType::F16, "float16", d(2, 16)),
+        (DType::Bf16, "bfloat16", d(4, 16)),
+        (DType::F8e4m3, "float8_e4m3fn", d(10, 8)),
+        (DType::F8e5m2, "float8_e5m2", d(12, 8)),
+        (DType::I64, "int64", d(0, 64)),
+        (DType::I32, "int32", d(0, 32)),
+        (DType::I16, "int16", d(0, 16)),
+        (DType::I8, "int8", d(0, 8)),
+        (DType::U8, "uint8", d(1, 8)),
+        (DType::Bool, "bool", d(6, 8)),
+    ]
+};
+
+/// DLPack's number of a dtype.
+pub fn dl_dtype(dtype: DType) -> DLDataType {
+    // Invariant: the table has a row for each of Kiln's dtypes; the first row stands in for none.
+    DTYPES.iter().find(|row| row.0 == dtype).unwrap_or(&DTYPES[0]).2
+}
+fn dtype_of(torch: &str) -> Option<DType> {
+    DTYPES.iter().find(|row| row.1 == torch).map(|row| row.0)
+}
+fn torch_name(dtype: DLDataType) -> PyResult<&'static str> {
+    let row = DTYPES.iter().find(|row| row.2 == dtype);
+    row.map(|row| row.1).ok_or_else(|| KilnError::new_err("a result has a dtype that torch does not have"))
+}

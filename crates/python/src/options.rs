@@ -1,0 +1,93 @@
+//! The options of an engine, as Python passes them.
+use crate::errors::{UsageError, raised};
+use kiln::{
+    CompileOptions, Device, DeviceKind, Numerics, Target,
+    compile::{gpu_machine, open_device},
+    engine::Limits,
+};
+use pyo3::{prelude::*, types::PyDict};
+
+/// What an engine is made with.
+pub struct Options {
+    pub compile: CompileOptions,
+    pub device: Device,
+    pub kind: DeviceKind,
+    pub limits: Limits,
+    /// Programs with operators that Kiln does not compile are refused.
+    pub refuses_fallbacks: bool,
+}
+
+const KNOWN: &str = "device, numerics, splits, batch_invariant, fuse, threads, cache_size, cache_bytes and fallback";
+
+impl Options {
+    /// Reads the options; what is left out has its default.
+    pub fn read(given: &Bound<'_, PyDict>) -> PyResult<Options> {
+        let mut compile = CompileOptions::default();
+        let (mut kind, mut threads, mut limits, mut refuses_fallbacks) =
+            (DeviceKind::Cpu, None, Limits::default(), false);
+        for (key, value) in given {
+            let key: String = key.extract()?;
+            let wrong = |want: &str| {
+                let shown = value.repr().map_or_else(|_| "another value".into(), |r| r.to_string());
+                UsageError::new_err(format!("option {} is {shown}; give {want}", Quoted(&key)))
+            };
+            let number = || value.extract::<usize>().ok().filter(|n| *n > 0).ok_or_else(|| wrong("a number above 0"));
+            let flag = || value.extract::<bool>().map_err(|_| wrong("True or False"));
+            let text = || value.extract::<String>().map_err(|_| wrong("a text"));
+            if value.is_none() {
+                continue;
+            }
+            match key.as_str() {
+                "device" => kind = device(&text()?).ok_or_else(|| wrong("'cpu' or 'cuda:0'"))?,
+                "numerics" => {
+                    compile.contract.numerics = match text()?.as_str() {
+                        "exact" => Numerics::Exact,
+                        "torch" => Numerics::Torch,
+                        "fast" => Numerics::Fast,
+                        _ => return Err(wrong("'exact', 'torch' or 'fast'")),
+                    }
+                }
+                "splits" => compile.contract.splits = flag()?,
+                "batch_invariant" => compile.contract.batch_invariant = flag()?,
+                "fuse" => compile.fuse = flag()?,
+                "threads" => threads = Some(number()?),
+                "cache_size" => limits.bindings = number()?,
+                "cache_bytes" => limits.bytes = number()?,
+                "fallback" => {
+                    refuses_fallbacks = match text()?.as_str() {
+                        "torch" => false,
+                        "error" => true,
+                        _ => return Err(wrong("'torch' or 'error'")),
+                    }
+                }
+                _ => {
+                    let what = format!("there is no option {}; the options are {KNOWN}", Quoted(&key));
+                    return Err(UsageError::new_err(what));
+                }
+            }
+        }
+        if let DeviceKind::Cuda(index) = kind {
+            (compile.target, compile.machine) = gpu_machine(index).map_err(raised)?;
+        } else {
+            compile.target = Target::Cpu;
+        }
+        let device = open_device(kind, threads).map_err(raised)?;
+        Ok(Options { compile, device, kind, limits, refuses_fallbacks })
+    }
+}
+
+fn device(name: &str) -> Option<DeviceKind> {
+    match name.split_once(':').unwrap_or((name, "0")) {
+        ("cpu", _) => Some(DeviceKind::Cpu),
+        ("cuda", index) => index.parse().ok().map(DeviceKind::Cuda),
+        _ => None,
+    }
+}
+
+/// A text in Python's quotes.
+struct Quoted<'a>(&'a str);
+impl std::fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "'{}'", self.0)
+    }
+}
