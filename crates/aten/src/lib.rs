@@ -3,9 +3,11 @@
 //!
 //! Takes: [`raw::Raw`]. Gives: a graph in which every value is typed, and where its parameters come from; or all problems of the model at
 //! once ([`ImportErrors`]), each with its line in the model's source ([`source`]).
+//! In-place operators are rewritten first ([`mutation`]), since values of a graph never change.
 //! Never: libtorch. What has no conversion becomes a fallback, which names an operator for libtorch to run.
 pub mod convert;
 pub mod error;
+pub mod mutation;
 pub mod raw;
 pub mod source;
 

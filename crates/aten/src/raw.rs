@@ -2,7 +2,7 @@
 //! (`crates/torchscript/cpp/dump.cpp`).
 use serde::Deserialize;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct Raw {
     pub inputs: Vec<RawInput>,
     pub values: Vec<RawInfo>,
@@ -14,7 +14,7 @@ pub struct Raw {
 }
 
 /// One tensor or scalar argument of forward.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct RawInput {
     pub name: String,
     /// A tensor's value id.
@@ -25,7 +25,7 @@ pub struct RawInput {
     pub scalar: Option<Arg>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct RawInfo {
     /// Kiln's name of the dtype, or torch's if Kiln does not have it.
     pub dtype: String,
@@ -44,7 +44,7 @@ pub struct RawInfo {
     pub name: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct Call {
     /// Schema name, as `aten::add`.
     pub name: String,
