@@ -1,6 +1,10 @@
 //! In-place operators in, functional calls out, as text.
 use super::{Write, functionalise};
-use crate::raw::{Arg, Call, Raw, RawInfo, RawInput};
+use crate::{
+    convert::convert,
+    raw::{Arg, Call, Raw, RawInfo, RawInput},
+};
+use kiln_graph::Op;
 
 /// Writes a program down call by call.
 pub struct Builder {
@@ -423,4 +427,79 @@ fn dropout_in_inference_is_its_operand() {
          return %7",
         &[],
     );
+}
+
+#[test]
+fn functional_forms_are_compiled() {
+    let mut b = Builder::default();
+    let (x, cache, mask) = (b.input("f32", &[4, 6]), b.buffer("f16", &[4, 6], "cache"), b.input("bool", &[4, 6]));
+    let (rows, values) = (b.input("i64", &[2]), b.input("f32", &[2, 6]));
+    let y = b.call("neg", "", vec![v(x)], &[4, 6]);
+    let calls = [
+        ("relu_", "", vec![]),
+        ("add_", "Tensor", vec![v(x), n(2)]),
+        ("mul_", "Scalar", vec![Arg::Float(0.5)]),
+        ("clamp_", "", vec![n(0), Arg::None]),
+        ("gt_", "Scalar", vec![n(0)]),
+        ("pow_", "Scalar", vec![Arg::Float(2.0)]),
+        ("masked_fill_", "Scalar", vec![v(mask), Arg::Float(f64::NEG_INFINITY)]),
+        ("index_copy_", "", vec![n(0), v(rows), v(values)]),
+        ("index_put_", "", vec![Arg::List(vec![v(rows)]), v(values), Arg::Bool(false)]),
+        ("copy_", "", vec![v(cache), Arg::Bool(false)]),
+    ];
+    for (name, overload, rest) in calls {
+        b.call(name, overload, [vec![v(y)], rest].concat(), &[4, 6]);
+        let now = b.call("clone", "", vec![v(y), Arg::None], &[4, 6]);
+        b.raw.outputs.push(now);
+    }
+    let row = b.call("select", "int", vec![v(y), n(0), n(1)], &[6]);
+    b.call("fill_", "Scalar", vec![v(row), n(3)], &[6]);
+    let columns = b.call("slice", "Tensor", vec![v(y), n(1), n(0), n(3), n(1)], &[4, 3]);
+    b.call("zero_", "", vec![v(columns)], &[4, 3]);
+    b.call("mul_", "Tensor", vec![v(cache), v(y)], &[4, 6]);
+    b.raw.outputs.extend([row, y]);
+    let (mut raw, writes) = functionalise(b.raw).unwrap();
+    assert_eq!(writes.iter().map(|w| w.target).collect::<Vec<_>>(), [cache]);
+    raw.outputs.extend(writes.iter().map(|w| w.value));
+    let graph = convert(&raw, "f").unwrap_or_else(|e| panic!("{e}")).graph;
+    graph.verify().unwrap();
+    let whole = graph.to_string();
+    assert!(graph.values().all(|id| !matches!(graph.op(id), Op::Fallback(_))), "{whole}");
+    let written = graph.outputs.last().map(|v| graph.ty(*v).to_string());
+    assert_eq!(written.as_deref(), Some("f16[4,6]"), "{whole}");
+}
+
+#[test]
+fn as_strided_is_compiled_where_the_order_in_memory_is_known() {
+    let strided = |operand: fn(&mut Builder) -> usize, shape: &[usize], strides: &[i64], offset: Arg| {
+        let mut b = Builder::default();
+        let x = operand(&mut b);
+        let sizes = shape.iter().map(|n| *n as i64).collect();
+        let args = vec![v(x), Arg::Ints(sizes), Arg::Ints(strides.to_vec()), offset];
+        b.raw.outputs = vec![b.call("as_strided", "", args, shape)];
+        convert(&b.raw, "f").map(|c| c.graph.to_string()).map_err(|e| e.to_string())
+    };
+    let vector = |b: &mut Builder| b.input("f32", &[12]);
+    let matrix = |b: &mut Builder| b.input("f32", &[3, 4]);
+    let reordered = |b: &mut Builder| {
+        let x = b.input("f32", &[4, 3]);
+        let t = b.call("t", "", vec![v(x)], &[3, 4]);
+        b.call("contiguous", "", vec![v(t), Arg::None], &[3, 4])
+    };
+    let part = |b: &mut Builder| {
+        let x = b.input("f32", &[24]);
+        b.call("slice", "Tensor", vec![v(x), n(0), n(0), n(24), n(2)], &[12])
+    };
+    let dense = strided(vector, &[2, 3], &[3, 1], n(4)).unwrap();
+    assert!(dense.contains("slice") && !dense.contains("take"), "{dense}");
+    for (operand, offset) in [(vector as fn(&mut Builder) -> usize, n(1)), (reordered, Arg::None)] {
+        let table = strided(operand, &[2, 3], &[1, 4], offset).unwrap();
+        assert!(table.contains("take"), "{table}");
+    }
+    for operand in [matrix as fn(&mut Builder) -> usize, part] {
+        let why = strided(operand, &[2, 3], &[3, 1], n(0)).unwrap_err();
+        assert!(why.contains("whose order in memory is not known"), "{why}");
+    }
+    let why = strided(vector, &[2, 3], &[7, 2], n(1)).unwrap_err();
+    assert!(why.contains("beyond its operand"), "{why}");
 }
