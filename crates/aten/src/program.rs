@@ -6,6 +6,7 @@
 use crate::{
     error::{ImportErrors, Problem},
     extent::{Extent, Sizes},
+    mutation::Write,
     raw::{Arg, Call, Raw, RawInfo, RawInput},
 };
 use kiln_graph::{DType, Type};
@@ -108,15 +109,6 @@ pub enum Output {
     Constant(Arg),
     /// Nothing.
     None,
-}
-
-/// After a run, the input or parameter `target` holds `value`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-pub struct Write {
-    /// An input's or parameter's value.
-    pub target: usize,
-    /// What it holds then.
-    pub value: usize,
 }
 
 impl Program {

@@ -3,7 +3,7 @@
 use crate::extent::Extent;
 use serde::Deserialize;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct Raw {
     pub inputs: Vec<RawInput>,
     pub values: Vec<RawInfo>,
@@ -15,7 +15,7 @@ pub struct Raw {
 }
 
 /// One tensor or scalar argument of forward.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct RawInput {
     pub name: String,
     /// A tensor's value id.
@@ -26,7 +26,7 @@ pub struct RawInput {
     pub scalar: Option<Arg>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct RawInfo {
     /// Kiln's name of the dtype, or torch's if Kiln does not have it.
     pub dtype: String,

@@ -4,6 +4,7 @@ use crate::{
     convert::convert,
     error::{ImportErrors, Problem},
     extent::Sizes,
+    mutation::functionalise,
     program::Program,
     raw::{Raw, RawInput},
     source,
@@ -41,12 +42,13 @@ impl Program {
     /// # Errors
     /// All problems of the program: sizes that depend on data, writes that cannot be followed, operators that neither Kiln nor libtorch runs.
     pub fn specialise(&self, sizes: &Sizes) -> Result<Specialised, ImportErrors> {
-        let mut raw = self.at(sizes)?;
-        in_place(&raw)?;
+        let raw = self.at(sizes)?;
         let results = raw.outputs.len() - self.writes.len();
+        let (mut raw, found) = functionalise(raw).map_err(source::settle_problems)?;
+        raw.outputs.extend(found.iter().map(|w| w.value));
         let mut states = vec![];
         let mut writes = vec![];
-        for (output, write) in (results..).zip(&self.writes) {
+        for (output, write) in (results..).zip(self.writes.iter().chain(&found)) {
             let known = raw.inputs.iter().position(|i| i.value == Some(write.target));
             let input = match known {
                 Some(input) => input,
@@ -79,17 +81,4 @@ fn state(raw: &mut Raw, id: usize) -> usize {
     info.constant = false;
     raw.inputs.push(RawInput { name: info.name.clone().unwrap_or_default(), value: Some(id), scalar: None });
     raw.inputs.len() - 1
-}
-
-/// Fails if an operator changes a tensor in place.
-fn in_place(raw: &Raw) -> Result<(), ImportErrors> {
-    let changes = |name: &str| name.ends_with('_') && !name.ends_with("__");
-    let problem = |c: &crate::raw::Call| Problem {
-        source: c.source.clone(),
-        module: c.module.clone(),
-        ..Problem::new(format!("`{}` changes a tensor in place", c.name))
-            .help("save `program.run_decompositions({})`, which has no in-place operators")
-    };
-    let errors: Vec<Problem> = raw.calls.iter().filter(|c| changes(&c.name)).map(problem).collect();
-    if errors.is_empty() { Ok(()) } else { Err(source::settle_problems(ImportErrors { errors })) }
 }

@@ -67,7 +67,8 @@ class Branch(nn.Module):
 def store(name, model, inputs):
     with torch.no_grad():
         results = model(*inputs)
-    results = list(results.values()) if isinstance(results, dict) else [results]
+    results = list(results.values()) if isinstance(results, dict) else results
+    results = results if isinstance(results, (list, tuple)) else [results]
     tensors = {f"in{i}": t for i, t in enumerate(inputs)} | {f"out{i}": t for i, t in enumerate(results)}
     safetensors.torch.save_file({k: v.clone().contiguous() for k, v in tensors.items()}, folder / f"{name}.safetensors")
 
@@ -106,4 +107,23 @@ class Counter(nn.Module):
         return x + self.count
 
 
-torch.export.save(torch.export.export(Counter(), (torch.randn(3),)).run_decompositions({}), folder / "counter.pt2")
+class Slices(nn.Module):
+    """Writes through views of views, and reads other views afterwards."""
+
+    def forward(self, x, y):
+        z = x.clone()
+        row, rest = z[0], z[1:]
+        row.mul_(2).clamp_(max=1.5)
+        rest[:, 1:3].copy_(y)
+        z.transpose(0, 1)[0].fill_(7)
+        z[z > 5] = -1.0
+        return z, row + 1, rest.relu_()
+
+
+given = (torch.randn(4, 5), torch.randn(3, 2))
+torch.export.save(torch.export.export(Slices(), given), folder / "slices.pt2")
+store("slices", Slices(), given)
+
+counter = torch.export.export(Counter(), (torch.randn(3),))
+torch.export.save(counter, folder / "counter_in_place.pt2")
+torch.export.save(counter.run_decompositions({}), folder / "counter.pt2")

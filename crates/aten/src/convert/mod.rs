@@ -4,7 +4,7 @@
 //! A call without a conversion becomes a fallback, which libtorch runs; if libtorch cannot run it for Kiln either (for example, its
 //! dtype has no name in Kiln), it is a [`Problem`].
 mod attention;
-mod context;
+pub(crate) mod context;
 mod conv;
 mod creation;
 mod fallback;
@@ -16,7 +16,7 @@ mod pool;
 mod prune;
 mod reduce;
 mod resample;
-mod scalars;
+pub(crate) mod scalars;
 mod views;
 
 pub use context::ParamData;

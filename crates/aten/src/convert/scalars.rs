@@ -21,7 +21,7 @@ fn kind(dtype: DType) -> u8 {
 }
 
 /// torch's default dtype of a Python number.
-fn number_type(s: Scalar) -> DType {
+pub fn number_type(s: Scalar) -> DType {
     match s {
         Scalar::Bool(_) => DType::Bool,
         Scalar::Int(_) => DType::I64,
@@ -57,22 +57,46 @@ pub fn promote(a: DType, b: DType) -> DType {
     }
 }
 
-/// `torch.result_type`: tensors with axes decide; rank-0 tensors and numbers count only if their kind is higher.
-pub fn result_type(ctx: &Ctx, operands: &[Operand]) -> DType {
-    let mut best: [Option<DType>; 3] = [None; 3]; // with axes, rank 0, numbers
-    for o in operands {
-        let (class, dtype) = match o {
-            Operand::Value(v) => (usize::from(ctx.rank(*v) == 0), ctx.dtype(*v)),
-            Operand::Number(s) => (2, number_type(*s)),
-        };
-        best[class] = Some(best[class].map_or(dtype, |b| promote(b, dtype)));
+/// How much an operand counts in promotion, the strongest first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// A tensor with axes.
+    Tensor,
+    /// A tensor of rank 0.
+    Rank0,
+    /// A Python number.
+    Number,
+}
+
+impl Weight {
+    /// Of a tensor.
+    pub fn of_rank(rank: usize) -> Weight {
+        if rank == 0 { Weight::Rank0 } else { Weight::Tensor }
+    }
+}
+
+/// `torch.result_type`: tensors with axes decide; rank-0 tensors and numbers count only if their kind is higher. `None` without operands.
+pub fn common_type(operands: impl IntoIterator<Item = (Weight, DType)>) -> Option<DType> {
+    let mut best: [Option<DType>; 3] = [None; 3]; // by weight
+    for (weight, dtype) in operands {
+        let of_weight = &mut best[weight as usize];
+        *of_weight = Some(of_weight.map_or(dtype, |b| promote(b, dtype)));
     }
     let weak = |strong: Option<DType>, weak: Option<DType>| match (strong, weak) {
         (Some(s), Some(w)) if kind(w) > kind(s) => Some(promote(s, w)),
         (Some(s), _) => Some(s),
         (None, w) => w,
     };
-    weak(weak(best[0], best[1]), best[2]).unwrap_or(DType::F32)
+    weak(weak(best[0], best[1]), best[2])
+}
+
+/// `torch.result_type` of operands in the graph.
+pub fn result_type(ctx: &Ctx, operands: &[Operand]) -> DType {
+    let each = operands.iter().map(|o| match o {
+        Operand::Value(v) => (Weight::of_rank(ctx.rank(*v)), ctx.dtype(*v)),
+        Operand::Number(s) => (Weight::Number, number_type(*s)),
+    });
+    common_type(each).unwrap_or(DType::F32)
 }
 
 /// The operand as a value of type `dtype`.

@@ -2,6 +2,7 @@
 use super::diagonal_start;
 use crate::{
     convert::context::{Ctx, Res, normal_axis},
+    mutation::views::row_major,
     raw::{Arg, Call},
 };
 use kiln_graph::{BinaryOp, CompareOp, DType, Op, Scalar, Type, ValueId};
@@ -133,28 +134,38 @@ pub fn unfold(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.permute(taken, &order)?)
 }
 
-/// `(vector, sizes, strides, offset)`. Graph values have no strides: `cpp/views.cpp` has rewritten the operator so that its operand is
-/// the vector of all elements in memory order.
+/// `(x, sizes, strides, offset)`. Graph values have no strides, so x must be known to be all of its memory, in memory order: a new vector,
+/// or what `cpp/views.cpp` makes of other operands.
 pub fn as_strided(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (x, ty, strides, offset) = (c.tensor(call, 0)?, c.out(call, 0)?, c.ints(call, 2)?, c.int(call, 3)?);
-    if c.rank(x) != 1 || strides.len() != ty.rank() {
-        return Err("as_strided of an operand that is not a vector".into());
+    let (x, ty, strides) = (c.tensor(call, 0)?, c.out(call, 0)?, c.sizes(call, 2)?);
+    if !matches!(c.arg(call, 0), Arg::Value(id) if row_major(c.raw, *id)) || strides.len() != ty.rank() {
+        return Err("as_strided of a tensor whose order in memory is not known".into());
+    }
+    let count = c.ty(x).count();
+    let x = c.reshape(x, &[count])?;
+    let offset = usize::try_from(c.opt_int(call, 3)?.unwrap_or(0)).map_err(|_| "as_strided before its operand")?;
+    let end = ty
+        .shape
+        .iter()
+        .zip(&strides)
+        .try_fold(offset, |end, (n, s)| end.checked_add(n.saturating_sub(1).checked_mul(*s)?));
+    if ty.count() > 0 && end.is_none_or(|end| end >= count) {
+        return Err("as_strided beyond its operand".into());
     }
     if ty.count() == 0 {
         return one(c.full(&ty, Scalar::Int(0))?);
     }
-    let dense =
-        (0..ty.rank()).all(|a| strides[a] as usize == ty.shape[a + 1..].iter().product::<usize>() || ty.shape[a] == 1);
+    let dense = (0..ty.rank()).all(|a| strides[a] == ty.shape[a + 1..].iter().product::<usize>() || ty.shape[a] == 1);
     if dense {
-        let run = c.slice(x, 0, offset as usize, ty.count(), 1)?;
+        let run = c.slice(x, 0, offset, ty.count(), 1)?;
         return one(c.reshape(run, &ty.shape)?);
     }
-    let mut index = c.constant(DType::I64, Scalar::Int(offset));
+    let mut index = c.constant(DType::I64, Scalar::Int(offset as i64));
     for (axis, stride) in strides.into_iter().enumerate().filter(|(a, s)| ty.shape[*a] > 1 && *s != 0) {
         let mut shape = vec![1; ty.rank()];
         shape[axis] = ty.shape[axis];
         let place = c.iota(Type::new(DType::I64, shape), axis);
-        let stride = c.constant(DType::I64, Scalar::Int(stride));
+        let stride = c.constant(DType::I64, Scalar::Int(stride as i64));
         let place = c.binary(BinaryOp::Mul, place, stride)?;
         index = c.binary(BinaryOp::Add, index, place)?;
     }
