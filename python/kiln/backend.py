@@ -161,7 +161,8 @@ def _boxed(run: Callable[..., Any]) -> Boxed:
     def boxed(args: list[Any]) -> Sequence[Any]:
         taken = list(args)
         args.clear()
-        return run(*taken)
+        outputs: Sequence[Any] = run(*taken)
+        return outputs
 
     boxed._boxed_call = True  # type: ignore[attr-defined]
     return boxed
@@ -362,7 +363,8 @@ class _Runner:
     def eagerly(self, args: list[Any]) -> Sequence[Any]:
         taken = list(args)
         args.clear()
-        return self.gm.forward(*taken)
+        outputs: Sequence[Any] = self.gm.forward(*taken)
+        return outputs
 
 
 class _Bound:

@@ -43,15 +43,21 @@ def compile(
     and the module share them, as they share all weights.
 
     >>> import torch, kiln
-    >>> double = kiln.compile(torch.nn.ReLU(), (torch.ones(3),))
+    >>> double = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
     >>> double(torch.tensor([-1.0, 0.0, 1.0]))
     tensor([0., 0., 1.])
     """
+    given = known_options.check(options, backend=False)
     if isinstance(module_or_program, ExportedProgram):
         module, exported, signature = None, module_or_program, None
     elif isinstance(module_or_program, torch.nn.Module):
         module = module_or_program
-        exported = export.export(module, example_inputs, dynamic)
+        if example_inputs is None:
+            raise UsageError(
+                "kiln.compile was given a module without example inputs: pass a tuple of its "
+                "arguments, or a dict of them by name"
+            )
+        exported = export.export(module, *export.arguments(example_inputs), dynamic)
         signature = inspect.signature(module.forward)
     else:
         raise UsageError(
@@ -61,8 +67,11 @@ def compile(
     exported = export.functional(exported)
     if device is not None:
         exported = export.moved(exported, str(device))
-    name = type(module).__name__ if module is not None else "forward"
-    compiled = Compiled(export.read(exported, name=name, signature=signature), options, module)
+    name = type(module).__name__ if module is not None else "program"
+    original = None if module is None else lambda: module
+    read = export.read(exported, name=name, signature=signature, original=original)
+    for_engine = known_options.for_engine(given, read.face.device)
+    compiled = Compiled(Engine(read.program.text, read.params, for_engine), read.face)
     for sizes in warm or ():
         compiled.warm(sizes)
     return compiled
@@ -77,38 +86,30 @@ class Compiled:
     """A compiled program. Call it as the module is called.
 
     >>> import torch, kiln
-    >>> relu = kiln.compile(torch.nn.ReLU(), (torch.ones(3),))
+    >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
     >>> relu
-    Compiled(ReLU, 1 operator, cpu)
+    Compiled(ReLU, cpu)
     """
 
-    def __init__(
-        self,
-        exported: export.Exported,
-        chosen: Mapping[str, Any] | None = None,
-        module: torch.nn.Module | None = None,
-    ) -> None:
-        program = exported.program
-        given = known_options.check(chosen, backend=False)
-        self._exported = exported
-        self._module = module
-        self._name = type(module).__name__ if module is not None else "program"
-        self.device = program.device
-        self.engine = Engine(
-            program.text, exported.params, known_options.for_engine(given, program.device)
-        )
-        self._run = self.engine.run
-        self._in_spec, self._out_spec = exported.in_spec, exported.out_spec
-        self._constants = exported.constants
-        #: How many positional tensors a call without nesting has, else -1.
-        n = self._in_spec.num_leaves
-        self._flat = n if export.caller(self._in_spec, n) else -1
-        self._single = self._out_spec.is_leaf() and not self._constants
+    def __init__(self, engine: Engine, face: export.Face) -> None:
+        self.engine = engine
+        self.face = face
+        self.device = face.device
+        self._run = engine.run
+        self._constants = face.constants
+        self._in_spec, self._out_spec = face.in_spec, face.out_spec
+        #: How many arguments a call without nesting has, else -1.
+        self._flat = -1
+        #: Whether the one output is the result.
+        self._single = False
+        if self._in_spec is not None and self._out_spec is not None:
+            n = self._in_spec.num_leaves
+            self._flat = n if export.caller(self._in_spec, n) else -1
+            self._single = self._out_spec.is_leaf() and not self._constants
 
     def __repr__(self) -> str:
-        calls = self._exported.program.calls
-        plural = "" if calls == 1 else "s"
-        return f"Compiled({self._name}, {calls} operator{plural}, {self.device})"
+        sizes = f", sizes {', '.join(self.symbols)}" if self.symbols else ""
+        return f"Compiled({self.face.name}, {self.device}{sizes})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program. Gives what the module gives, nested as the module nests it."""
@@ -119,16 +120,23 @@ class Compiled:
         return outputs[0] if self._single else self._unflatten(outputs)
 
     def _unflatten(self, outputs: list[Any]) -> Any:
+        if self._out_spec is None:
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
         for i, value in self._constants.items():
             outputs[i] = value
         return pytree.tree_unflatten(outputs, self._out_spec)
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call, in the order of the program's inputs."""
+        if self._in_spec is None:
+            if kwargs:
+                names = ", ".join(kwargs)
+                raise InputError(f"the program was called with keywords {names}: give positions")
+            return list(args)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec == self._in_spec:
             return leaves
-        args, kwargs = self._as_exported(args, kwargs)
+        args, kwargs = self._as_exported(self._in_spec, args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._in_spec:
             raise InputError(
@@ -139,12 +147,12 @@ class Compiled:
         return leaves
 
     def _as_exported(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, in_spec: pytree.TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same arguments, given by position or by name as the example inputs were."""
-        positional, keywords = self._in_spec.children()
+        positional, keywords = in_spec.children()
         names = list(keywords.context or ())
-        signature = self._exported.signature
+        signature = self.face.signature
         if signature is not None:
             try:
                 bound = signature.bind(*args, **kwargs).arguments
@@ -170,27 +178,27 @@ class Compiled:
         """The names of the symbols that sizes depend on.
 
         >>> import torch, kiln
-        >>> relu = kiln.compile(torch.nn.ReLU(), (torch.ones(3, 4),), dynamic=True)
+        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
         >>> len(relu.symbols)
         2
         """
-        return list(self._exported.program.symbols)
+        return list(self.face.symbols)
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
         """The buffers that the program writes to, by name: the module's own tensors.
 
         >>> import torch, kiln
-        >>> kiln.compile(torch.nn.ReLU(), (torch.ones(3),)).state
+        >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),)).state
         {}
         """
-        return dict(self._exported.state)
+        return dict(self.face.state)
 
     def warm(self, sizes: Sizes) -> None:
         """Compiles for these sizes now: by symbol, in the symbols' order, or as example inputs.
 
         >>> import torch, kiln
-        >>> relu = kiln.compile(torch.nn.ReLU(), (torch.ones(3, 4),), dynamic=True)
+        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
         >>> relu.warm((1, 128))
         """
         self.engine.warm(self._sizes(sizes))
@@ -207,13 +215,23 @@ class Compiled:
                 )
             return dict(zip(symbols, sizes, strict=True))
         args, kwargs = export.arguments(sizes)
-        return self._exported.sizes_of(self._flatten(args, kwargs))
+        return self.sizes(*args, **kwargs)
+
+    def sizes(self, *args: Any, **kwargs: Any) -> dict[str, int]:
+        """The sizes of the symbols for these inputs.
+
+        >>> import torch, kiln
+        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
+        >>> sorted(relu.sizes(torch.ones(5, 6)).values())
+        [5, 6]
+        """
+        return self.face.sizes_of(self._flatten(args, kwargs))
 
     def explain(self, sizes: Sizes | None = None) -> Report:
         """What was fused, why, and at what predicted cost.
 
         >>> import torch, kiln
-        >>> report = kiln.compile(torch.nn.ReLU(), (torch.ones(3),)).explain()
+        >>> report = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),)).explain()
         >>> len(report.kernels)
         1
         """
@@ -225,7 +243,7 @@ class Compiled:
         """The sizes that were compiled: hits, seconds of compilation and bytes of each.
 
         >>> import torch, kiln
-        >>> kiln.compile(torch.nn.ReLU(), (torch.ones(3, 4),), dynamic=True).bindings()
+        >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True).bindings()
         []
         """
         return self.engine.bindings()
@@ -264,15 +282,17 @@ class Compiled:
         "inductor", or a callable's name and the callable.
 
         >>> import torch, kiln
-        >>> relu = kiln.compile(torch.nn.ReLU(), (torch.ones(3),))
+        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
         >>> [row.name for row in relu.bench(against=("eager",), repetitions=3).rows]
         ['kiln', 'eager']
         """
         from kiln import bench
 
         if not args and not kwargs:
-            args, kwargs = pytree.tree_unflatten(self._exported.examples, self._in_spec)
-        peers = bench.peers(self._module, against)
+            if self.face.examples is None:
+                raise UsageError("the program has no example inputs: pass the inputs to bench")
+            args, kwargs = self.face.examples
+        peers = bench.peers(self.face.original, against)
         return bench.measure({"kiln": self, **peers}, args, kwargs, self.device, repetitions)
 
 

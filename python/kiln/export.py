@@ -11,11 +11,12 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._dynamo.exc import UserError, UserErrorType
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
@@ -29,6 +30,9 @@ from torch.utils import _pytree as pytree
 from kiln import graph
 from kiln._native import UnsupportedError, UsageError
 
+#: Errors of torch.export that say that `dynamic` or the inputs do not fit the module.
+_OF_USERS = (UserErrorType.INVALID_INPUT, UserErrorType.CONSTRAINT_VIOLATION)
+
 _SYMBOL = re.compile(r"^Symbol\('([^']*)'")
 
 #: What `dynamic` may be: static shapes, every dimension dynamic, or as torch.export takes it.
@@ -36,37 +40,50 @@ Dynamic = bool | Mapping[str, Any] | Sequence[Any] | None
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A program and everything that is needed to call it as the module is called."""
+class Face:
+    """How a program is called, and what it is called by its users."""
 
-    program: graph.Program
-    #: Tensors of the program's parameters, in order.
-    params: list[torch.Tensor]
-    in_spec: pytree.TreeSpec
-    out_spec: pytree.TreeSpec
+    name: str
+    device: str
+    #: Nesting of `(args, kwargs)` and of the result; None where only flat inputs are known.
+    in_spec: pytree.TreeSpec | None = None
+    out_spec: pytree.TreeSpec | None = None
+    #: Names of the symbols that sizes depend on.
+    symbols: list[str] = field(default_factory=list)
+    #: For each input the expressions of its dimensions; None for what is no tensor.
+    shapes: list[list[int | str] | None] = field(default_factory=list)
     #: Outputs that are fixed: position in the flat outputs, and value.
-    constants: dict[int, Any]
+    constants: dict[int, Any] = field(default_factory=dict)
     #: Buffers that the program writes to.
-    state: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
     #: How the module is called; None for a program that came without it.
     signature: inspect.Signature | None = None
-    #: The flat example inputs, if there are any.
-    examples: list[Any] = field(default_factory=list)
+    #: The example inputs, `(args, kwargs)`, if there are any.
+    examples: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    #: Gives what it was compiled from, as a callable of PyTorch.
+    original: Callable[[], Callable[..., Any]] | None = None
 
     def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]:
         """The sizes of the symbols for these flat inputs."""
-        program = json.loads(self.program.text)
         sizes = {}
-        for entry, leaf in zip(program["inputs"], leaves, strict=True):
-            if "value" not in entry or not isinstance(leaf, torch.Tensor):
+        for shape, leaf in zip(self.shapes, leaves, strict=False):
+            if shape is None or not isinstance(leaf, torch.Tensor):
                 continue
-            shape = program["values"][entry["value"]]["shape"]
             for dimension, size in zip(shape, leaf.shape, strict=False):
                 # Other expressions are computed from these.
                 symbol = _SYMBOL.match(str(dimension))
                 if symbol is not None:
                     sizes[symbol.group(1)] = int(size)
         return sizes
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A program, the tensors of its parameters in order, and how it is called."""
+
+    program: graph.Program
+    params: list[torch.Tensor]
+    face: Face
 
 
 def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -84,39 +101,35 @@ def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (example_inputs,), {}
 
 
-def export(module: torch.nn.Module, example_inputs: Any, dynamic: Dynamic) -> ExportedProgram:
-    """Exports a module in functional form."""
-    if example_inputs is None:
-        raise UsageError(
-            "kiln.compile was given a module without example inputs: pass a tuple of its "
-            "arguments, or a dict of them by name"
-        )
+def export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic = None
+) -> ExportedProgram:
+    """Exports a module as it is called with these arguments, without gradients."""
     if module.training:
         warnings.warn(
-            "kiln.compile: the module is in training mode; call .eval() first unless dropout and "
-            "batch statistics are wanted",
+            "kiln: the module is in training mode; call .eval() first unless dropout and batch "
+            "statistics are wanted",
             stacklevel=3,
         )
-    args, kwargs = arguments(example_inputs)
     shapes = _dynamic_shapes(module, args, kwargs, dynamic)
     with torch.no_grad():
         try:
-            exported = torch.export.export(
-                module, args, kwargs, dynamic_shapes=shapes, strict=False
-            )
-        except Exception as first:
-            # Tracing by bytecode follows what plain tracing cannot, such as caches that are made
-            # in the call.
-            try:
-                exported = torch.export.export(
-                    module, args, kwargs, dynamic_shapes=shapes, strict=True
-                )
-            except Exception:
-                raise UnsupportedError(
-                    f"torch.export cannot trace the module ({_first_line(first)}): mend it, or use "
-                    'torch.compile(model, backend="kiln"), which runs what it cannot trace'
-                ) from first
-    return exported
+            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+        except UserError as error:
+            if error.error_type in _OF_USERS:
+                raise UsageError(f"torch.export refused the arguments: {error}") from None
+            first: Exception = error
+        except Exception as error:
+            first = error
+        # Tracing by bytecode follows what plain tracing cannot, such as caches that are made in
+        # the call.
+        try:
+            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
+        except Exception:
+            raise UnsupportedError(
+                f"torch.export cannot trace the module ({_first_line(first)}): mend it, or use "
+                'torch.compile(model, backend="kiln"), which runs what it cannot trace'
+            ) from first
 
 
 def _first_line(error: Exception) -> str:
@@ -146,6 +159,7 @@ def read(
     *,
     name: str = "forward",
     signature: inspect.Signature | None = None,
+    original: Callable[[], Callable[..., Any]] | None = None,
 ) -> Exported:
     """Writes an exported program, which must be in functional form (see `functional`)."""
     specs = exported.graph_signature
@@ -198,22 +212,25 @@ def read(
         mutations=mutations,
         guards=getattr(exported, "_guards_code", ()),
     )
-    examples = []
-    if exported.example_inputs is not None:
-        examples = pytree.tree_leaves(exported.example_inputs)
     call = exported.call_spec
-    if call.in_spec is None or call.out_spec is None:
-        raise UnsupportedError("the program does not say how it is called: export it again")
-    return Exported(
-        program,
-        [tensors[p] if isinstance(p, int) else p for p in program.params],
+    written = json.loads(program.text)
+    values = written["values"]
+    shapes = [values[e["value"]]["shape"] if "value" in e else None for e in written["inputs"]]
+    face = Face(
+        name,
+        program.device,
         call.in_spec,
         call.out_spec,
+        list(program.symbols),
+        shapes,
         constants,
         state,
         signature,
-        examples,
+        exported.example_inputs,
+        original or exported.module,
     )
+    params_in_order = [tensors[p] if isinstance(p, int) else p for p in program.params]
+    return Exported(program, params_in_order, face)
 
 
 def functional(exported: ExportedProgram) -> ExportedProgram:
@@ -221,14 +238,16 @@ def functional(exported: ExportedProgram) -> ExportedProgram:
     with warnings.catch_warnings():
         # Of torch's own copying of tree specs.
         warnings.simplefilter("ignore", FutureWarning)
-        return exported.run_decompositions({})
+        program: ExportedProgram = exported.run_decompositions({})
+        return program
 
 
 def moved(exported: ExportedProgram, device: str) -> ExportedProgram:
     """The program on another device."""
     from torch.export.passes import move_to_device_pass
 
-    return move_to_device_pass(exported, device)
+    program: ExportedProgram = move_to_device_pass(exported, device)
+    return program
 
 
 def _tensor(exported: ExportedProgram, target: str) -> torch.Tensor:

@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
@@ -113,8 +113,8 @@ class Program:
     device: str
     #: Number of operator calls.
     calls: int
-    #: Names of the symbols that sizes depend on.
-    symbols: list[str] = field(default_factory=list)
+    #: The symbols that sizes depend on: `min`, `max` and `hint` of each.
+    symbols: dict[str, Json] = field(default_factory=dict)
 
 
 def place(stack_trace: str | None) -> str:
@@ -124,7 +124,9 @@ def place(stack_trace: str | None) -> str:
     'layer.py:7\\nmodel.py:3'
     """
     frames = _FRAME.findall(stack_trace or "")
-    return "\n".join(f"{file}:{line}" for file, line in reversed(frames))
+    # Names in angle brackets are of generated code.
+    kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith("<")]
+    return "\n".join(kept)
 
 
 def path(source: str) -> str:
@@ -308,7 +310,7 @@ class _Writer:
             self.input_positions,
             self.device(),
             len(self.calls),
-            list(self.symbols),
+            self.symbols,
         )
 
     def device(self) -> str:
@@ -371,7 +373,7 @@ class _Writer:
         elif device not in self.devices:
             self.devices[device] = node
         shape = [
-            s if type(s) is int else self.number(s.node.expr, s.node.shape_env)
+            self.number(s.node.expr, s.node.shape_env) if isinstance(s, torch.SymInt) else s
             for s in tensor.shape
         ]
         dtype = DTYPES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
@@ -433,7 +435,7 @@ class _Writer:
             return
         if isinstance(target, torch._ops.HigherOrderOperator):
             remedy = "take it out of the compiled part, or write it with tensor operators"
-            raise refusal(f"Kiln does not compile {target.name()}", node, remedy)
+            raise refusal(f"Kiln does not compile {target}", node, remedy)
         if not isinstance(target, torch._ops.OpOverload):
             return  # Arithmetic on sizes: its result is an expression wherever it is used.
         schema = _schema(target)
