@@ -1,0 +1,75 @@
+"""Kiln compiles PyTorch programs to fused kernels, and says why it fused what it fused.
+
+    torch.compile(model, backend="kiln")          # anywhere; what Kiln cannot take runs eagerly
+    compiled = kiln.compile(model, (x,))          # a whole program, with the least cost a call
+    print(kiln.explain(model, x))                 # what was fused and why, graph breaks, fallbacks
+    kiln.check(model, (x,)).raise_if_failed()     # compiled against eager against float64
+
+Importing this imports neither torch's compiler nor any model library: they come with the first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kiln._native import (
+    DeviceError,
+    InputError,
+    KilnError,
+    ShapeError,
+    UnsupportedError,
+    UsageError,
+    __version__,
+)
+
+if TYPE_CHECKING:
+    from kiln.accuracy import check
+    from kiln.artifact import load
+    from kiln.compiled import Compiled, compile
+    from kiln.environment import doctor
+    from kiln.plans import snapshot
+    from kiln.report import Report, explain
+
+__all__ = [
+    "Compiled",
+    "DeviceError",
+    "InputError",
+    "KilnError",
+    "Report",
+    "ShapeError",
+    "UnsupportedError",
+    "UsageError",
+    "__version__",
+    "check",
+    "compile",
+    "doctor",
+    "explain",
+    "load",
+    "snapshot",
+]
+
+#: Where a name comes from that is imported at its first use.
+_LAZY = {
+    "Compiled": "compiled",
+    "Report": "report",
+    "check": "accuracy",
+    "compile": "compiled",
+    "doctor": "environment",
+    "explain": "report",
+    "load": "artifact",
+    "snapshot": "plans",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'kiln' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"kiln.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,64 @@
+"""`kiln.load`: artifacts (`.kiln`), programs of torch.export (`.pt2`) and text graphs, from a file.
+
+The native module reads all of them; torch.export is not needed. Of a `.pt2` the nesting of inputs
+and results is read here, from the description of the call that the archive has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from kiln import _native, export
+from kiln import options as known_options
+from kiln.compiled import Compiled
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Compiled:
+    """Opens a file as a callable.
+
+    A `.pt2` is called as its module was; everything else takes its inputs by position, flat, and
+    gives one tensor or a tuple. `device`: `cpu`, or `cuda:0` and the like.
+
+    >>> import tempfile, torch, kiln
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),)).save(folder + "/relu.kiln")
+    ...     kiln.load(folder + "/relu.kiln")(torch.tensor([-1.0, 0.0, 1.0]))
+    tensor([0., 0., 1.])
+    """
+    file = Path(path)
+    device = device or "cpu"
+    given = known_options.check(options, backend=False)
+    engine = _native.open(os.fspath(file), known_options.for_engine(given, device))
+    in_spec, out_spec = _nesting(file)
+    return Compiled(engine, export.Face(file.name, device, in_spec, out_spec))
+
+
+def _nesting(file: Path) -> tuple[pytree.TreeSpec | None, pytree.TreeSpec | None]:
+    """How a `.pt2` nests the inputs and results of its module; None where that is not known
+    here."""
+    if not zipfile.is_zipfile(file):
+        return None, None
+    with zipfile.ZipFile(file) as archive:
+        models = [n for n in archive.namelist() if n.endswith("models/model.json")]
+        if not models:
+            return None, None
+        program = json.loads(archive.read(models[0]))
+    try:
+        signature = program["graph_module"]["module_call_graph"][0]["signature"]
+        in_spec = pytree.treespec_loads(signature["in_spec"])
+        return in_spec, pytree.treespec_loads(signature["out_spec"])
+    except (KeyError, IndexError, TypeError, ValueError, NotImplementedError):
+        # A class that is not registered in this process, as when its library was not imported.
+        return None, None

@@ -1,0 +1,416 @@
+"""The backend of `torch.compile`: the entry point `kiln` of the group `torch_dynamo_backends`.
+
+Takes a graph of dynamo and gives a callable. AOT autograd makes functional ATen of the graph, with
+composite operators whole; `kiln.graph` writes it, and a native engine runs it. What Kiln refuses,
+and what needs gradients, runs eagerly in place; `kiln.explain` says why.
+
+Parameters and buffers that the graph does not write to become parameters of the engine. Dynamo's
+guards do not look at which tensors they are (two layers of one class share a graph), so each call
+compares identities, and each set of parameters has an engine of its own. An engine holds the
+storage of its parameters; when a parameter itself goes, its engines go.
+
+AOT's runtime wrapper is kept: without it a call is about 3 microseconds faster, but it rebuilds
+outputs that alias inputs, repeats mutations of sizes and strides, and sets the gradient mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+
+from kiln import graph, pieces
+from kiln import options as known_options
+from kiln._native import Engine, KilnError, UnsupportedError
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+_warned_of_training = False
+
+
+def kiln(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Callable[..., Any]:
+    """Compiles a graph of dynamo; `torch.compile(model, backend="kiln")` calls it.
+
+    `mode`: every mode of torch.compile is taken; Kiln makes no difference between them. `options`:
+    see `kiln.options`.
+
+    >>> import torch
+    >>> double = torch.compile(lambda x: x + x, backend="kiln")
+    >>> double(torch.ones(3))
+    tensor([2., 2., 2.])
+    """
+    try:
+        return _compile(gm, example_inputs, options)
+    except KilnError as error:
+        # Dynamo wraps what a backend raises in an exception of its own. Raised by the first call,
+        # which comes right after, it is the user's to catch by its class.
+        return _raising(error)
+
+
+def _raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def _compile(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], given: Mapping[str, Any] | None
+) -> Callable[..., Any]:
+    chosen = known_options.check(given, backend=True)
+    piece = pieces.register(_piece(gm))
+    if _needs_gradients(gm, example_inputs):
+        return _train(gm, chosen, piece)
+    names = _names(gm)
+
+    def inference(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
+        return _lowered(lowered, names, chosen, piece)
+
+    def eagerly(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
+        return _boxed(_train(lowered, chosen, piece))
+
+    compiler = aot_autograd(
+        fw_compiler=eagerly,
+        bw_compiler=eagerly,
+        inference_compiler=inference,
+        decompositions={},
+        keep_inference_input_mutations=True,
+    )
+    with _composites_kept():
+        return compiler(gm, example_inputs)
+
+
+# What dynamo's graph says
+
+
+def _piece(gm: fx.GraphModule) -> pieces.Piece:
+    first = next((n for n in gm.graph.nodes if n.meta.get("stack_trace")), None)
+    where = graph.place(first.meta["stack_trace"]) if first is not None else ""
+    piece = pieces.Piece(where.partition("\n")[0])
+    ended = getattr(gm, "compile_subgraph_reason", None)
+    if ended is not None and ended.graph_break:
+        piece.break_reason = ended.reason
+        if ended.user_stack:
+            frame = ended.user_stack[-1]
+            piece.break_source = f"{frame.filename}:{frame.lineno}"
+    return piece
+
+
+def _names(gm: fx.GraphModule) -> list[str]:
+    """The user's name of each placeholder, empty where there is none."""
+    names = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        tensor = isinstance(node.meta.get("example_value"), torch.Tensor)
+        # A property in newer releases of torch.
+        name = getattr(source, "name", "") if tensor else ""
+        names.append(graph.path(name() if callable(name) else name))
+    return names
+
+
+def _needs_gradients(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether autograd must see the graph: an output needs gradients, or an input that was computed
+    with gradients comes in, which the graph may write to."""
+    if not torch.is_grad_enabled():
+        return False
+    (output,) = gm.graph.find_nodes(op="output")
+    tensors = [n.meta.get("example_value") for n in output.all_input_nodes]
+    if any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+        return True
+    inputs = (t for t in example_inputs if isinstance(t, torch.Tensor))
+    return any(t.requires_grad and not t.is_leaf for t in inputs)
+
+
+def _train(
+    gm: fx.GraphModule, chosen: Mapping[str, Any], piece: pieces.Piece
+) -> Callable[..., Any]:
+    """Runs a graph that needs gradients, and says once that Kiln does not compile it."""
+    global _warned_of_training
+    reason = "gradients are on; use torch.no_grad()"
+    piece.state, piece.reason = "eager", reason
+    if chosen.get("training") == "error":
+        at = f" at {piece.source}" if piece.source else ""
+        raise UnsupportedError(f"a graph that needs gradients{at}: run it under torch.no_grad()")
+    if not _warned_of_training:
+        _warned_of_training = True
+        text = "kiln: gradients are on: the model runs eagerly; use torch.no_grad()"
+        warnings.warn(text, stacklevel=2)
+    return gm.forward
+
+
+def _boxed(run: Callable[..., Any]) -> Boxed:
+    """As AOT calls it: with a list, which is emptied so that inputs can be freed."""
+
+    def boxed(args: list[Any]) -> Sequence[Any]:
+        taken = list(args)
+        args.clear()
+        outputs: Sequence[Any] = run(*taken)
+        return outputs
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+# Composite operators
+
+
+def _decline(*_: Any, **__: Any) -> Any:
+    return NotImplemented
+
+
+@cache
+def _composites() -> dict[Any, Callable[..., Any]]:
+    """The composite operators that torch.export keeps: Kiln takes the same ones here, so that a
+    model has one plan whichever way it comes."""
+    from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace
+
+    # Restoring an operator takes torch 0.2 ms. These are never in a graph of inference.
+    rare = ("backward", "sparse", "fbgemm", "quantize", "_test_", "_cufft", "dimname", "names")
+    found = _collect_all_valid_cia_ops_for_aten_namespace()
+    return {op: _decline for op in found if not any(r in str(op).lower() for r in rare)}
+
+
+def _composites_kept() -> AbstractContextManager[Any]:
+    """Meanwhile AOT keeps composite operators such as linear and attention.
+
+    The function is private to torch: without it they come decomposed, and Kiln's own patterns find
+    some of them again."""
+    try:
+        from torch.export.exported_program import _override_composite_implicit_decomp
+
+        return _override_composite_implicit_decomp(_composites())
+    except (ImportError, AttributeError) as error:
+        pieces.log.info("composite operators are decomposed: %s", error)
+        return contextlib.nullcontext()
+
+
+# AOT's graph
+
+
+def _lowered(
+    gm: fx.GraphModule, names: Sequence[str], chosen: Mapping[str, Any], piece: pieces.Piece
+) -> Boxed:
+    """What runs a graph of functional ATen."""
+    try:
+        program = _write(gm, names)
+    except UnsupportedError as error:
+        if chosen.get("fallback") == "error":
+            raise
+        piece.refuse(str(error))
+        return _boxed(gm.forward)
+    piece.calls, piece.symbols = program.calls, program.symbols
+    if program.calls == 0:
+        piece.state, piece.reason = "eager", "it has no operators"
+        return _boxed(gm.forward)
+    return _runner(gm, program, chosen, piece)
+
+
+def _write(gm: fx.GraphModule, names: Sequence[str]) -> graph.Program:
+    """The graph as a program whose parameters are the static inputs that it does not write to."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    static = set(metadata.static_input_indices) if metadata is not None else set()
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    # Positions agree unless AOT added or removed inputs, for subclasses and duplicates.
+    known = names if len(names) == len(placeholders) else []
+    input_names = {i: name for i, name in enumerate(known) if name}
+    written = _written(gm.graph)
+    params = {
+        i: input_names.get(i, node.name)
+        for i, node in enumerate(placeholders)
+        if i in static and node not in written and isinstance(node.meta["val"], torch.Tensor)
+    }
+    return graph.write(gm.graph, gm, params=params, input_names=input_names)
+
+
+def _written(lowered: fx.Graph) -> set[fx.Node]:
+    """Nodes that an operator of the graph writes to."""
+    found = set()
+    for node in lowered.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.is_mutable:
+            continue
+        for i, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+                if isinstance(value, fx.Node):
+                    found.add(value)
+    return found
+
+
+# Calls
+
+
+def _picker(positions: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """What takes the items at these positions out of a list."""
+    if len(positions) == 1:
+        (only,) = positions
+        return lambda items: (items[only],)
+    return operator.itemgetter(*positions) if positions else lambda _: ()
+
+
+class _Runner:
+    """Calls of one graph."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        program: graph.Program,
+        chosen: Mapping[str, Any],
+        piece: pieces.Piece,
+    ) -> None:
+        self.gm, self.program, self.piece = gm, program, piece
+        self.options = known_options.for_engine(chosen, program.device)
+        self.strict = chosen.get("fallback") == "error"
+        self.checked = chosen.get("weights") == "checked"
+        static = [p for p in program.params if isinstance(p, int)]
+        self.pick_static = _picker(static)
+        self.pick_inputs = _picker(program.inputs)
+        #: By identities of the parameters.
+        self.bound: dict[tuple[int, ...], _Bound] = {}
+        #: The parameters of the last call, and what ran it.
+        self.ids: list[int] | None = None
+        self.current: _Bound | None = None
+        #: Sizes for which the engine refused.
+        self.refused: set[tuple[int, ...]] = set()
+
+    def run(self, args: list[Any]) -> Sequence[Any]:
+        if self.piece.state == "eager":
+            return self.eagerly(args)
+        static = self.pick_static(args)
+        # The quickest way to compare identities of many objects: 3 microseconds for 200.
+        ids = [*map(id, static)]
+        try:
+            if self.current is None or ids != self.ids:
+                self.bind(ids, static)
+            elif self.checked:
+                self.follow(ids, static)
+            inputs = list(self.pick_inputs(args))
+            if self.refused and _sizes(inputs) in self.refused:
+                return self.eagerly(args)
+            outputs = self.current.engine.run(inputs)  # type: ignore[union-attr]
+        except UnsupportedError as error:
+            if self.strict:
+                raise
+            self.refuse(args, str(error))
+            return self.eagerly(args)
+        args.clear()
+        return outputs
+
+    def bind(self, ids: list[int], static: Sequence[torch.Tensor]) -> None:
+        """Finds or makes the engine for these parameters."""
+        key = tuple(ids)
+        found = self.bound.get(key)
+        if found is None:
+            tensors = iter(static)
+            # `data` shares the storage without keeping the parameter itself alive.
+            params = [next(tensors).data if isinstance(p, int) else p for p in self.program.params]
+            engine = Engine(self.program.text, params, self.options)
+            found = self.bound[key] = _Bound(engine, static, _forget(self, key))
+            self.piece.engines.append(engine)
+            self.piece.state = "compiled"
+        if self.checked:
+            found.marks = _marks(static)
+        self.ids, self.current = ids, found
+
+    def follow(self, ids: list[int], static: Sequence[torch.Tensor]) -> None:
+        """Takes up what happened to the parameters since the last call."""
+        marks, known = _marks(static), self.current
+        if known is None or marks == known.marks:
+            return
+        if [address for address, _ in marks] == [address for address, _ in known.marks]:
+            known.engine.refresh()
+            known.marks = marks
+        else:
+            self.drop(tuple(ids))
+            self.bind(ids, static)
+
+    def drop(self, key: tuple[int, ...]) -> None:
+        """Lets go of an engine whose parameters are gone."""
+        gone = self.bound.pop(key, None)
+        if gone is not None:
+            self.piece.engines[:] = [e for e in self.piece.engines if e is not gone.engine]
+            if gone is self.current:
+                self.current, self.ids = None, None
+
+    def refuse(self, args: list[Any], reason: str) -> None:
+        sizes = _sizes(self.pick_inputs(args))
+        # Other sizes of the same graph may do.
+        if sizes and self.bound:
+            self.refused.add(sizes)
+            self.piece.reason = reason
+            pieces.log.warning("sizes %s run eagerly: %s", sizes, reason)
+        else:
+            self.piece.refuse(reason)
+
+    def eagerly(self, args: list[Any]) -> Sequence[Any]:
+        taken = list(args)
+        args.clear()
+        outputs: Sequence[Any] = self.gm.forward(*taken)
+        return outputs
+
+
+class _Bound:
+    """An engine, and what tells that its parameters are gone."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        static: Sequence[torch.Tensor],
+        gone: Callable[[Any], None],
+    ) -> None:
+        self.engine = engine
+        self.watches = [weakref.ref(t, gone) for t in static]
+        #: Address and version of each parameter at the last call.
+        self.marks: list[tuple[int, int]] = []
+
+
+def _forget(runner: _Runner, key: tuple[int, ...]) -> Callable[[Any], None]:
+    runner_ref = weakref.ref(runner)
+
+    def gone(_: Any) -> None:
+        live = runner_ref()
+        if live is not None:
+            live.drop(key)
+
+    return gone
+
+
+def _marks(static: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in static]
+
+
+def _sizes(inputs: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(i for i in inputs if type(i) is int)
+
+
+def _runner(
+    gm: fx.GraphModule,
+    program: graph.Program,
+    chosen: Mapping[str, Any],
+    piece: pieces.Piece,
+) -> Boxed:
+    runner = _Runner(gm, program, chosen, piece)
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        return runner.run(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

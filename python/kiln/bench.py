@@ -1,0 +1,182 @@
+"""Timing of callables beside each other, in the same run.
+
+Rounds go over all callables in turn, so that what slows the machine down slows them all. On the
+host a sample is of at least a millisecond, by `time.perf_counter`; on a CUDA device it is one call,
+between two events of the current stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kiln._native import UsageError
+
+#: Seconds that a sample on the host takes at least.
+SAMPLE_S = 1e-3
+
+
+@dataclass(frozen=True)
+class Row:
+    """Times of one callable."""
+
+    name: str
+    median_ms: float
+    #: A tenth of the samples took less, and a tenth more.
+    p10_ms: float
+    p90_ms: float
+    #: Its median over that of the first row.
+    ratio: float
+    #: Seconds of its first call, compilation included.
+    first_s: float
+    #: Why it was not timed.
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Times of several callables; prints as a table.
+
+    >>> print(Table("cpu", [Row("kiln", 1.0, 0.9, 1.2, 1.0, 0.5)]))
+    cpu           median ms       p10       p90   ratio  first call s
+    kiln              1.000     0.900     1.200    1.00          0.50
+    """
+
+    device: str
+    rows: list[Row]
+
+    def __str__(self) -> str:
+        head = f"{self.device:<12}{'median ms':>11}{'p10':>10}{'p90':>10}{'ratio':>8}"
+        lines = [f"{head}{'first call s':>14}"]
+        for row in self.rows:
+            if row.error:
+                lines.append(f"{row.name:<12}  {row.error}")
+                continue
+            times = f"{row.median_ms:>11.3f}{row.p10_ms:>10.3f}{row.p90_ms:>10.3f}"
+            lines.append(f"{row.name:<12}{times}{row.ratio:>8.2f}{row.first_s:>14.2f}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def __getitem__(self, name: str) -> Row:
+        """The row of this name."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+
+def peers(
+    original: Callable[[], Callable[..., Any]] | None,
+    against: Sequence[str | Callable[..., Any]],
+) -> dict[str, Callable[..., Any]]:
+    """What to compare with: "eager", a backend of torch.compile by name, or any callable."""
+    found: dict[str, Callable[..., Any]] = {}
+    for peer in against:
+        if callable(peer):
+            found[getattr(peer, "__name__", type(peer).__name__)] = peer
+        elif original is None:
+            raise UsageError(
+                f"bench against {peer!r} needs the module, and an artifact has none: pass "
+                "callables, or use kiln.compile"
+            )
+        else:
+            found[peer] = original() if peer == "eager" else _backend(original(), peer)
+    return found
+
+
+def _backend(module: Callable[..., Any], name: str) -> Callable[..., Any]:
+    from torch._dynamo import list_backends
+
+    if name not in list_backends(exclude_tags=None):
+        known = ", ".join(["eager", *list_backends()])
+        raise UsageError(f"bench against {name!r}: use one of {known}, or a callable")
+    return torch.compile(module, backend=name)
+
+
+def measure(
+    functions: Mapping[str, Callable[..., Any]],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: str,
+    repetitions: int = 50,
+) -> Table:
+    """Times the functions on the same inputs; the first one is what ratios are to.
+
+    >>> table = measure({"a": lambda x: x + x}, (torch.ones(3),), {}, "cpu", repetitions=3)
+    >>> table["a"].ratio
+    1.0
+    """
+    sample = _on_cuda if device.startswith("cuda") else _on_host
+    samples: dict[str, list[float]] = {}
+    first: dict[str, float] = {}
+    errors: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    with torch.no_grad():
+        for name, function in functions.items():
+            started = time.perf_counter()
+            try:
+                function(*args, **kwargs)
+            except Exception as error:
+                if name == next(iter(functions)):
+                    raise
+                lines = str(error).strip().splitlines()
+                errors[name] = f"{type(error).__name__}: {lines[0] if lines else ''}"
+                continue
+            _synchronize(device)
+            first[name] = time.perf_counter() - started
+            for _ in range(3):
+                function(*args, **kwargs)
+            once = sample(functools.partial(function, *args, **kwargs), 1)
+            counts[name] = max(1, round(SAMPLE_S / max(once, 1e-7)))
+            samples[name] = []
+        for _ in range(max(repetitions, 2)):
+            for name, taken in samples.items():
+                call = functools.partial(functions[name], *args, **kwargs)
+                taken.append(sample(call, counts[name]))
+    base = statistics.median(next(iter(samples.values())))
+    rows = []
+    for name in functions:
+        if name in errors:
+            nan = float("nan")
+            rows.append(Row(name, nan, nan, nan, nan, nan, errors[name]))
+            continue
+        median = statistics.median(samples[name])
+        tenths = statistics.quantiles(samples[name], n=10, method="inclusive")
+        low, high = tenths[0], tenths[-1]
+        ratio = median / base
+        rows.append(Row(name, 1e3 * median, 1e3 * low, 1e3 * high, ratio, first[name]))
+    return Table(device, rows)
+
+
+def _synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _on_host(call: Callable[[], Any], count: int) -> float:
+    """Seconds a call."""
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - started) / count
+
+
+def _on_cuda(call: Callable[[], Any], count: int) -> float:
+    """Seconds a call, on the device. What came before is waited for, so that the calls of one
+    sample are enqueued behind each other."""
+    event = torch.cuda.Event
+    start, end = event(enable_timing=True), event(enable_timing=True)  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / count

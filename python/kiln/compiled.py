@@ -1,0 +1,305 @@
+"""`kiln.compile`: a module or an exported program as a callable, and what can be asked of it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from kiln import export
+from kiln import options as known_options
+from kiln._native import Engine, InputError, UsageError
+
+if TYPE_CHECKING:
+    from kiln.bench import Table
+    from kiln.report import Report
+
+#: Sizes to compile ahead: sizes by symbol, sizes in the symbols' order, or example inputs.
+Sizes = Mapping[str, int] | Sequence[int] | Sequence[Any]
+
+
+def compile(
+    module_or_program: torch.nn.Module | ExportedProgram,
+    example_inputs: Any = None,
+    *,
+    dynamic: export.Dynamic = None,
+    device: str | torch.device | None = None,
+    options: Mapping[str, Any] | None = None,
+    warm: Iterable[Sizes] | None = None,
+) -> Compiled:
+    """Compiles a module, or a program of `torch.export`.
+
+    `example_inputs`: a tuple of the arguments, or a dict of them by name. `dynamic`: None or False
+    for static shapes, True for dynamic ones wherever the module allows them, or as `torch.export`
+    takes `dynamic_shapes`. `device`: moves the program there first. `options`: see `kiln.options`.
+    `warm`: sizes to compile now rather than at the first call.
+
+    Gradients are off. Buffers that the module writes to are written in place: the compiled program
+    and the module share them, as they share all weights.
+
+    >>> import torch, kiln
+    >>> double = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
+    >>> double(torch.tensor([-1.0, 0.0, 1.0]))
+    tensor([0., 0., 1.])
+    """
+    given = known_options.check(options, backend=False)
+    if isinstance(module_or_program, ExportedProgram):
+        module, exported, signature = None, module_or_program, None
+    elif isinstance(module_or_program, torch.nn.Module):
+        module = module_or_program
+        if example_inputs is None:
+            raise UsageError(
+                "kiln.compile was given a module without example inputs: pass a tuple of its "
+                "arguments, or a dict of them by name"
+            )
+        exported = export.export(module, *export.arguments(example_inputs), dynamic)
+        signature = inspect.signature(module.forward)
+    else:
+        raise UsageError(
+            f"kiln.compile was given {_a(module_or_program)}: pass a torch.nn.Module or the result "
+            'of torch.export.export; for functions use torch.compile(f, backend="kiln")'
+        )
+    exported = export.functional(exported)
+    if device is not None:
+        exported = export.moved(exported, str(device))
+    name = type(module).__name__ if module is not None else "program"
+    original = None if module is None else lambda: module
+    read = export.read(exported, name=name, signature=signature, original=original)
+    for_engine = known_options.for_engine(given, read.face.device)
+    compiled = Compiled(Engine(read.program.text, read.params, for_engine), read.face)
+    for sizes in warm or ():
+        compiled.warm(sizes)
+    return compiled
+
+
+def _a(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[:1] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+class Compiled:
+    """A compiled program. Call it as the module is called.
+
+    >>> import torch, kiln
+    >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
+    >>> relu
+    Compiled(ReLU, cpu)
+    """
+
+    def __init__(self, engine: Engine, face: export.Face) -> None:
+        self.engine = engine
+        self.face = face
+        self.device = face.device
+        self._run = engine.run
+        self._constants = face.constants
+        self._in_spec, self._out_spec = face.in_spec, face.out_spec
+        #: How many arguments a call without nesting has, else -1.
+        self._flat = -1
+        #: Whether the one output is the result.
+        self._single = False
+        if self._in_spec is not None and self._out_spec is not None:
+            n = self._in_spec.num_leaves
+            self._flat = n if export.caller(self._in_spec, n) else -1
+            self._single = self._out_spec.is_leaf() and not self._constants
+
+    def __repr__(self) -> str:
+        sizes = f", sizes {', '.join(self.symbols)}" if self.symbols else ""
+        return f"Compiled({self.face.name}, {self.device}{sizes})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program. Gives what the module gives, nested as the module nests it."""
+        if not kwargs and len(args) == self._flat:
+            outputs = self._run(list(args))
+        else:
+            outputs = self._run(self._flatten(args, kwargs))
+        return outputs[0] if self._single else self._unflatten(outputs)
+
+    def _unflatten(self, outputs: list[Any]) -> Any:
+        if self._out_spec is None:
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        for i, value in self._constants.items():
+            outputs[i] = value
+        return pytree.tree_unflatten(outputs, self._out_spec)
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a call, in the order of the program's inputs."""
+        if self._in_spec is None:
+            if kwargs:
+                names = ", ".join(kwargs)
+                raise InputError(f"the program was called with keywords {names}: give positions")
+            return list(args)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec == self._in_spec:
+            return leaves
+        args, kwargs = self._as_exported(self._in_spec, args, kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self._in_spec:
+            raise InputError(
+                f"the program was called with {_shape_of(spec)}, and compiled for "
+                f"{_shape_of(self._in_spec)}: call it as it was compiled, or compile it again with "
+                "such example inputs"
+            )
+        return leaves
+
+    def _as_exported(
+        self, in_spec: pytree.TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments, given by position or by name as the example inputs were."""
+        positional, keywords = in_spec.children()
+        names = list(keywords.context or ())
+        signature = self.face.signature
+        if signature is not None:
+            try:
+                bound = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise InputError(f"the program was called wrongly: {error}") from None
+            plain = [
+                p.name
+                for p in signature.parameters.values()
+                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            ]
+            first = plain[: positional.num_children]
+            if set(first) | set(names) >= set(bound) and set(first) <= set(bound):
+                args = tuple(bound[name] for name in first)
+                kwargs = {name: bound[name] for name in bound if name not in first}
+        if set(kwargs) == set(names):
+            kwargs = {name: kwargs[name] for name in names}
+        return args, kwargs
+
+    # What can be asked
+
+    @property
+    def symbols(self) -> list[str]:
+        """The names of the symbols that sizes depend on.
+
+        >>> import torch, kiln
+        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
+        >>> len(relu.symbols)
+        2
+        """
+        return list(self.face.symbols)
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """The buffers that the program writes to, by name: the module's own tensors.
+
+        >>> import torch, kiln
+        >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),)).state
+        {}
+        """
+        return dict(self.face.state)
+
+    def warm(self, sizes: Sizes) -> None:
+        """Compiles for these sizes now: by symbol, in the symbols' order, or as example inputs.
+
+        >>> import torch, kiln
+        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
+        >>> relu.warm((1, 128))
+        """
+        self.engine.warm(self._sizes(sizes))
+
+    def _sizes(self, sizes: Sizes) -> dict[str, int]:
+        symbols = self.symbols
+        if isinstance(sizes, Mapping):
+            return {str(k): int(v) for k, v in sizes.items()}
+        if all(type(s) is int for s in sizes):
+            if len(sizes) != len(symbols):
+                raise UsageError(
+                    f"{len(sizes)} sizes for {len(symbols)} symbols: give one for each of "
+                    f"{', '.join(symbols) or 'none'}"
+                )
+            return dict(zip(symbols, sizes, strict=True))
+        args, kwargs = export.arguments(sizes)
+        return self.sizes(*args, **kwargs)
+
+    def sizes(self, *args: Any, **kwargs: Any) -> dict[str, int]:
+        """The sizes of the symbols for these inputs.
+
+        >>> import torch, kiln
+        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
+        >>> sorted(relu.sizes(torch.ones(5, 6)).values())
+        [5, 6]
+        """
+        return self.face.sizes_of(self._flatten(args, kwargs))
+
+    def explain(self, sizes: Sizes | None = None) -> Report:
+        """What was fused, why, and at what predicted cost.
+
+        >>> import torch, kiln
+        >>> report = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),)).explain()
+        >>> len(report.kernels)
+        1
+        """
+        from kiln.report import Report
+
+        return Report.of_engine(self.engine, None if sizes is None else self._sizes(sizes))
+
+    def bindings(self) -> list[dict[str, Any]]:
+        """The sizes that were compiled: hits, seconds of compilation and bytes of each.
+
+        >>> import torch, kiln
+        >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True).bindings()
+        []
+        """
+        return self.engine.bindings()
+
+    def refresh(self) -> None:
+        """Takes up changed weights. Needed after writing to a weight that was folded or packed.
+
+        >>> import torch, kiln
+        >>> layer = torch.nn.Linear(2, 2).eval()
+        >>> compiled = kiln.compile(layer, (torch.ones(1, 2),))
+        >>> with torch.no_grad():
+        ...     _ = layer.weight.zero_(), layer.bias.zero_()
+        >>> compiled.refresh()
+        >>> compiled(torch.ones(1, 2))
+        tensor([[0., 0.]])
+        """
+        self.engine.refresh()
+
+    def save(self, path: str | os.PathLike[str], sizes: Sizes | None = None) -> None:
+        """Writes an artifact (`.kiln`), which `kiln.load` and the command `kiln` read.
+
+        `sizes`: what to compile for where sizes are dynamic; the last used ones if left out.
+        """
+        self.engine.save(os.fspath(path), None if sizes is None else self._sizes(sizes))
+
+    def bench(
+        self,
+        *args: Any,
+        against: Sequence[str] = ("eager", "inductor"),
+        repetitions: int = 50,
+        **kwargs: Any,
+    ) -> Table:
+        """Times the program beside others in the same run.
+
+        `args`, `kwargs`: the inputs; the example inputs if there are none. `against`: "eager",
+        "inductor", or a callable's name and the callable.
+
+        >>> import torch, kiln
+        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
+        >>> [row.name for row in relu.bench(against=("eager",), repetitions=3).rows]
+        ['kiln', 'eager']
+        """
+        from kiln import bench
+
+        if not args and not kwargs:
+            if self.face.examples is None:
+                raise UsageError("the program has no example inputs: pass the inputs to bench")
+            args, kwargs = self.face.examples
+        peers = bench.peers(self.face.original, against)
+        return bench.measure({"kiln": self, **peers}, args, kwargs, self.device, repetitions)
+
+
+def _shape_of(spec: pytree.TreeSpec) -> str:
+    positional, keywords = spec.children()
+    plural = "" if positional.num_children == 1 else "s"
+    parts = [f"{positional.num_children} positional argument{plural}"]
+    if keywords.context:
+        parts.append("keywords " + ", ".join(keywords.context))
+    return f"{' and '.join(parts)} ({spec.num_leaves} leaves)"

@@ -1,0 +1,81 @@
+"""`kiln.doctor`: what is installed, and what Kiln finds on this machine."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from kiln import _native
+
+
+class Text(str):
+    """Text that a prompt shows as it is printed.
+
+    >>> Text("a b")
+    a b
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def doctor() -> str:
+    """Versions, the devices that torch has, whether `torch.compile` knows the backend, and what the
+    native module finds.
+
+    >>> import kiln
+    >>> "torch" in kiln.doctor()
+    True
+    """
+    lines = [
+        f"kiln      {_native.__version__}  {Path(__file__).parent}",
+        f"python    {platform.python_version()}  {sys.executable}",
+        *_torch(),
+        f"backend   {_backend()}",
+        "",
+        _native.doctor().rstrip(),
+    ]
+    return Text("\n".join(lines))
+
+
+def _torch() -> list[str]:
+    try:
+        import torch
+    except ImportError as error:
+        return [f"torch     cannot be imported ({error}): pip install torch"]
+    lines = [f"torch     {torch.__version__}  {Path(torch.__file__).parent}"]
+    table = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    how = (
+        "by DLPack's C table"
+        if table
+        else "by methods, which takes longer; newer torch has a table"
+    )
+    lines.append(f"tensors   {how}")
+    if not torch.cuda.is_available():
+        built = (
+            f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+        )
+        lines.append(f"cuda      no device ({built})")
+        return lines
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        memory = f"{properties.total_memory / 2**30:.0f} GiB"
+        lines.append(
+            f"cuda:{i}    {properties.name}, sm_{properties.major}{properties.minor}, {memory}, "
+            f"CUDA {torch.version.cuda}"
+        )
+    return lines
+
+
+def _backend() -> str:
+    found = metadata.entry_points(group="torch_dynamo_backends", name="kiln")
+    if found:
+        return f'torch.compile(model, backend="kiln") finds {next(iter(found)).value}'
+    return (
+        "not registered: install the wheel of kiln, or pass "
+        "torch.compile(model, backend=kiln.backend.kiln)"
+    )

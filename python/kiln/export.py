@@ -1,0 +1,273 @@
+"""From a module or an `ExportedProgram` to the program that the native engine reads.
+
+A module goes through `torch.export.export` without gradients, then `run_decompositions({})`:
+composite operators stay whole, and mutations are in the signature. Shapes are static unless asked
+otherwise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._dynamo.exc import UserError, UserErrorType
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
+
+from kiln import graph
+from kiln._native import UnsupportedError, UsageError
+
+#: Errors of torch.export that say that `dynamic` or the inputs do not fit the module.
+_OF_USERS = (UserErrorType.INVALID_INPUT, UserErrorType.CONSTRAINT_VIOLATION)
+
+_SYMBOL = re.compile(r"^Symbol\('([^']*)'")
+
+#: What `dynamic` may be: static shapes, every dimension dynamic, or as torch.export takes it.
+Dynamic = bool | Mapping[str, Any] | Sequence[Any] | None
+
+
+@dataclass(frozen=True)
+class Face:
+    """How a program is called, and what it is called by its users."""
+
+    name: str
+    device: str
+    #: Nesting of `(args, kwargs)` and of the result; None where only flat inputs are known.
+    in_spec: pytree.TreeSpec | None = None
+    out_spec: pytree.TreeSpec | None = None
+    #: Names of the symbols that sizes depend on.
+    symbols: list[str] = field(default_factory=list)
+    #: For each input the expressions of its dimensions; None for what is no tensor.
+    shapes: list[list[int | str] | None] = field(default_factory=list)
+    #: Outputs that are fixed: position in the flat outputs, and value.
+    constants: dict[int, Any] = field(default_factory=dict)
+    #: Buffers that the program writes to.
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: How the module is called; None for a program that came without it.
+    signature: inspect.Signature | None = None
+    #: The example inputs, `(args, kwargs)`, if there are any.
+    examples: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    #: Gives what it was compiled from, as a callable of PyTorch.
+    original: Callable[[], Callable[..., Any]] | None = None
+
+    def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]:
+        """The sizes of the symbols for these flat inputs."""
+        sizes = {}
+        for shape, leaf in zip(self.shapes, leaves, strict=False):
+            if shape is None or not isinstance(leaf, torch.Tensor):
+                continue
+            for dimension, size in zip(shape, leaf.shape, strict=False):
+                # Other expressions are computed from these.
+                symbol = _SYMBOL.match(str(dimension))
+                if symbol is not None:
+                    sizes[symbol.group(1)] = int(size)
+        return sizes
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A program, the tensors of its parameters in order, and how it is called."""
+
+    program: graph.Program
+    params: list[torch.Tensor]
+    face: Face
+
+
+def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments: of a tuple or list, a dict by name, or one value.
+
+    >>> arguments((1, 2)), arguments({"x": 1}), arguments(3)
+    (((1, 2), {}), ((), {'x': 1}), ((3,), {}))
+    """
+    if example_inputs is None:
+        return (), {}
+    if isinstance(example_inputs, Mapping) and all(isinstance(k, str) for k in example_inputs):
+        return (), dict(example_inputs)
+    if type(example_inputs) in (tuple, list):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+def export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic = None
+) -> ExportedProgram:
+    """Exports a module as it is called with these arguments, without gradients."""
+    if module.training:
+        warnings.warn(
+            "kiln: the module is in training mode; call .eval() first unless dropout and batch "
+            "statistics are wanted",
+            stacklevel=3,
+        )
+    shapes = _dynamic_shapes(module, args, kwargs, dynamic)
+    with torch.no_grad():
+        try:
+            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+        except UserError as error:
+            if error.error_type in _OF_USERS:
+                raise UsageError(f"torch.export refused the arguments: {error}") from None
+            first: Exception = error
+        except Exception as error:
+            first = error
+        # Tracing by bytecode follows what plain tracing cannot, such as caches that are made in
+        # the call.
+        try:
+            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=True)
+        except Exception:
+            raise UnsupportedError(
+                f"torch.export cannot trace the module ({_first_line(first)}): mend it, or use "
+                'torch.compile(model, backend="kiln"), which runs what it cannot trace'
+            ) from first
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _dynamic_shapes(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic
+) -> Any:
+    if dynamic is None or dynamic is False:
+        return None
+    if dynamic is not True:
+        return dynamic
+    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+
+    def every_dimension(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return None
+        return dict.fromkeys(range(leaf.dim()), Dim.AUTO) if leaf.dim() else None
+
+    return pytree.tree_map(every_dimension, dict(bound))
+
+
+def read(
+    exported: ExportedProgram,
+    *,
+    name: str = "forward",
+    signature: inspect.Signature | None = None,
+    original: Callable[[], Callable[..., Any]] | None = None,
+) -> Exported:
+    """Writes an exported program, which must be in functional form (see `functional`)."""
+    specs = exported.graph_signature
+    params: dict[int, str] = {}
+    input_names: dict[int, str] = {}
+    tensors: dict[int, torch.Tensor] = {}
+    for i, spec in enumerate(specs.input_specs):
+        if spec.kind is InputKind.USER_INPUT:
+            input_names[i] = spec.arg.name
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            target = str(spec.target)
+            params[i], tensors[i] = target, _tensor(exported, target)
+        else:
+            raise UnsupportedError(
+                f"the program takes {spec.target or spec.arg.name}, which is no tensor "
+                f"({spec.kind.name.lower()}): keep objects out of the compiled part"
+            )
+    placeholder = {spec.target: spec.arg.name for spec in specs.input_specs if spec.target}
+    mutations: dict[int, str] = {}
+    state: dict[str, torch.Tensor] = {}
+    constants: dict[int, Any] = {}
+    users = 0
+    for i, spec in enumerate(specs.output_specs):
+        if spec.kind is OutputKind.USER_OUTPUT:
+            if isinstance(spec.arg, ConstantArgument):
+                constants[users] = spec.arg.value
+            elif not isinstance(spec.arg, (TensorArgument, SymIntArgument)):
+                raise UnsupportedError(
+                    f"the program returns {type(spec.arg).__name__}: return tensors, sizes and "
+                    "plain Python values"
+                )
+            users += 1
+        elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+            target = str(spec.target)
+            mutations[i] = placeholder[target]
+            state[target] = _tensor(exported, target)
+        elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+            mutations[i] = str(spec.target)
+        else:
+            raise UnsupportedError(
+                f"the program returns {spec.kind.name.lower()}: export it for inference, under "
+                "torch.no_grad()"
+            )
+    program = graph.write(
+        exported.graph,
+        exported.graph_module,
+        name=name,
+        params=params,
+        input_names=input_names,
+        mutations=mutations,
+        guards=getattr(exported, "_guards_code", ()),
+    )
+    call = exported.call_spec
+    written = json.loads(program.text)
+    values = written["values"]
+    shapes = [values[e["value"]]["shape"] if "value" in e else None for e in written["inputs"]]
+    face = Face(
+        name,
+        program.device,
+        call.in_spec,
+        call.out_spec,
+        list(program.symbols),
+        shapes,
+        constants,
+        state,
+        signature,
+        exported.example_inputs,
+        original or exported.module,
+    )
+    params_in_order = [tensors[p] if isinstance(p, int) else p for p in program.params]
+    return Exported(program, params_in_order, face)
+
+
+def functional(exported: ExportedProgram) -> ExportedProgram:
+    """The program without in-place operators, composite operators whole."""
+    with warnings.catch_warnings():
+        # Of torch's own copying of tree specs.
+        warnings.simplefilter("ignore", FutureWarning)
+        program: ExportedProgram = exported.run_decompositions({})
+        return program
+
+
+def moved(exported: ExportedProgram, device: str) -> ExportedProgram:
+    """The program on another device."""
+    from torch.export.passes import move_to_device_pass
+
+    program: ExportedProgram = move_to_device_pass(exported, device)
+    return program
+
+
+def _tensor(exported: ExportedProgram, target: str) -> torch.Tensor:
+    found = exported.state_dict.get(target)
+    if found is None:
+        found = exported.constants.get(target)
+    if not isinstance(found, torch.Tensor):
+        raise UnsupportedError(
+            f"the program holds {target}, which is no tensor: keep objects out of the compiled part"
+        )
+    return found
+
+
+def caller(spec: pytree.TreeSpec, n: int) -> bool:
+    """Whether a call has `n` positional arguments, each of them one leaf, and no others.
+
+    >>> flat, nested = pytree.tree_structure(((1, 2), {})), pytree.tree_structure((([1],), {}))
+    >>> caller(flat, 2), caller(nested, 1)
+    (True, False)
+    """
+    positional, keywords = spec.children()
+    flat = all(child.is_leaf() for child in positional.children())
+    return flat and positional.num_children == n and keywords.num_children == 0

@@ -1,0 +1,563 @@
+"""Writes an fx graph of ATen calls as the program that the native engine reads: JSON text.
+
+Takes a graph whose nodes have `meta["val"]`: one from AOT autograd, or the graph of an
+`ExportedProgram` after `run_decompositions({})`. Gives a `Program`: the text, and where the tensors
+of its parameters are. It never looks at the contents of a tensor, and decides nothing about fusion.
+
+The text is one object with these keys:
+
+`name`      of the program.
+`symbols`   by name `{"min", "max", "hint"}`: the range of a size, and its value at tracing; `max`
+            and `hint` may be null.
+`guards`    conditions on sizes as Python text; empty where the caller checks its own.
+`values`    `{"dtype", "shape"}`, and `"name"` for parameters. A value's id is its position. A
+            dimension is a number, or an expression over the symbols as `sympy.srepr` writes it.
+`inputs`    `{"name", "value": id}` for a tensor, `{"name", "size": expression}` for a size, and
+            `{"name", "constant": argument}` for what was fixed at tracing.
+`params`    ids of the values whose tensors are handed over beside the text, in this order.
+`calls`     in order: `{"name", "overload", "args", "outs", "source", "module"}`. `args` has every
+            argument by its position in the operator's schema. `source` has the frames of the user's
+            source as `file:line`, the innermost first, one a line.
+`outputs`   `{"value": id}`, `{"size": expression}`, `{"constant": argument}` or `"none"`.
+`writes`    `{"target", "value"}`: after a run the input or parameter `target` holds `value`.
+
+An argument is `"none"` or an object with one key: `value`, `int`, `float` (a number, or "inf",
+"-inf", "nan"), `bool`, `str`, `device`, `ints`, `list`, `size` (an expression over symbols) or
+`opaque` (what cannot be written down). A dtype is the number that ATen gives it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import fx
+
+from kiln._native import UnsupportedError
+
+Json = Any
+
+#: Kiln's names of dtypes. Others go by torch's name, and are refused or run by torch.
+DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "f8e4m3",
+    torch.float8_e5m2: "f8e5m2",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+
+#: ATen's numbers of dtypes (c10/core/ScalarType.h).
+ATEN_DTYPES: dict[torch.dtype, int] = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+    torch.float8_e5m2: 23,
+    torch.float8_e4m3fn: 24,
+}
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_SUBSCRIPT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+_ROOT = re.compile(r"^L\['([^']*)'\]")
+
+#: Operators without a result that only check their arguments. A compiled program has checked sizes
+#: before it runs, and values of tensors cannot be checked without waiting for the device.
+_CHECKS = frozenset(
+    {
+        "aten::_assert_async",
+        "aten::_assert_scalar",
+        "aten::_assert_tensor_metadata",
+        "aten::_functional_assert_async",
+        "aten::_functional_assert_scalar",
+        "aten::sym_constrain_range",
+        "aten::sym_constrain_range_for_size",
+    }
+)
+
+#: Operators that give a number which depends on the elements of a tensor.
+_READS_DATA = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"})
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph as text, and where its parameters' tensors are."""
+
+    text: str
+    #: For each parameter, in order: the position of its placeholder, or a constant of the graph.
+    params: list[int | torch.Tensor]
+    #: Positions of the placeholders that are inputs of the program, in order.
+    inputs: list[int]
+    #: Where its tensors are, as `cpu` or `cuda:0`.
+    device: str
+    #: Number of operator calls.
+    calls: int
+    #: The symbols that sizes depend on: `min`, `max` and `hint` of each.
+    symbols: dict[str, Json] = field(default_factory=dict)
+
+
+def place(stack_trace: str | None) -> str:
+    """The frames of a stack trace as `file:line`, the innermost first, one a line.
+
+    >>> place('  File "model.py", line 3, in forward\\n  File "layer.py", line 7, in forward')
+    'layer.py:7\\nmodel.py:3'
+    """
+    frames = _FRAME.findall(stack_trace or "")
+    # Names in angle brackets are of generated code.
+    kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith("<")]
+    return "\n".join(kept)
+
+
+def path(source: str) -> str:
+    """The path of a module or parameter from dynamo's name of where it comes from.
+
+    >>> path("L['self']._modules['encoder']._parameters['weight']"), path("L['x']")
+    ('encoder.weight', 'x')
+    """
+    root = _ROOT.match(source)
+    if root is None:
+        return source
+    rest = _SUBSCRIPT.sub(r".\1", source[root.end() :])
+    if rest.startswith("["):
+        return root.group(1) + rest
+    # The name of the variable that holds a module says nothing about the module.
+    return rest.strip(".") or root.group(1)
+
+
+def refusal(what: str, node: fx.Node | None, remedy: str) -> UnsupportedError:
+    """An error that says what cannot be compiled, where it is in the user's source, what to do."""
+    where = place(node.meta.get("stack_trace")) if node is not None else ""
+    at = f" at {where.splitlines()[0]}" if where else ""
+    return UnsupportedError(f"{what}{at}: {remedy}")
+
+
+def write(
+    graph: fx.Graph,
+    owner: Any,
+    *,
+    name: str = "forward",
+    params: Mapping[int, str] | None = None,
+    input_names: Mapping[int, str] | None = None,
+    mutations: Mapping[int, str] | None = None,
+    guards: Sequence[str] = (),
+) -> Program:
+    """Writes `graph`.
+
+    `owner`: the module that has the graph's attributes. `params`: the names of the parameters by
+    the positions of their placeholders; every other placeholder is an input. `mutations`: the
+    placeholder's name for each output (by position) that is written to it, and not returned.
+
+    >>> class Double(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x + x
+    >>> exported = torch.export.export(Double(), (torch.ones(3),)).run_decompositions({})
+    >>> program = write(exported.graph, exported.graph_module)
+    >>> [call["name"] for call in json.loads(program.text)["calls"]]
+    ['aten::add']
+    """
+    writer = _Writer(owner, params or {}, input_names or {}, mutations or {})
+    return writer.write(graph, name, guards)
+
+
+@dataclass
+class _Schema:
+    """What a call needs of an operator's schema."""
+
+    name: str
+    overload: str
+    #: Each argument's name and its default as it is written.
+    arguments: list[tuple[str, Json]]
+
+
+_SCHEMAS: dict[Any, _Schema] = {}
+
+
+def _schema(target: Any) -> _Schema:
+    known = _SCHEMAS.get(target)
+    if known is None:
+        schema = target._schema
+        arguments = [
+            (a.name, _literal(a.default_value) if a.has_default_value() else None)
+            for a in schema.arguments
+        ]
+        known = _SCHEMAS[target] = _Schema(schema.name, schema.overload_name, arguments)
+    return known
+
+
+def _float(value: float) -> Json:
+    return {"float": value if math.isfinite(value) else str(value)}
+
+
+def _dtype(value: torch.dtype) -> Json:
+    number = ATEN_DTYPES.get(value)
+    return {"opaque": str(value)} if number is None else {"int": number}
+
+
+#: How a plain value is written, by its exact type.
+_LITERALS: dict[type, Callable[[Any], Json]] = {
+    type(None): lambda _: "none",
+    bool: lambda v: {"bool": v},
+    int: lambda v: {"int": v},
+    float: _float,
+    str: lambda v: {"str": v},
+    torch.dtype: _dtype,
+    torch.device: lambda v: {"device": str(v)},
+    torch.memory_format: lambda _: "none",
+    torch.layout: lambda _: "none",
+}
+
+
+def _literal(value: Any) -> Json:
+    """A value that is known without the graph."""
+    known = _LITERALS.get(type(value))
+    if known is not None:
+        return known(value)
+    if isinstance(value, (list, tuple)):
+        if all(type(v) is int for v in value):
+            return {"ints": list(value)}
+        return {"list": [_literal(v) for v in value]}
+    return {"opaque": str(value)}
+
+
+class _Writer:
+    """The state of writing one graph."""
+
+    def __init__(
+        self,
+        owner: Any,
+        params: Mapping[int, str],
+        input_names: Mapping[int, str],
+        mutations: Mapping[int, str],
+    ) -> None:
+        self.owner = owner
+        self.param_names = params
+        self.input_names = input_names
+        self.mutations = mutations
+        self.values: list[Json] = []
+        #: The id of a node's tensor, or nested lists of ids (None where there is no tensor).
+        self.ids: dict[fx.Node, Any] = {}
+        self.inputs: list[Json] = []
+        self.input_positions: list[int] = []
+        self.params: list[int] = []
+        self.param_tensors: list[int | torch.Tensor] = []
+        self.calls: list[Json] = []
+        self.devices: dict[torch.device, fx.Node] = {}
+        self.scalars_on: torch.device | None = None
+        self.symbols: dict[str, Json] = {}
+        self.texts: dict[sympy.Expr, int | str] = {}
+        self.places: dict[str | None, str] = {}
+        self.modules: dict[Any, str] = {}
+
+    def write(self, graph: fx.Graph, name: str, guards: Sequence[str]) -> Program:
+        outputs: list[Json] = []
+        writes: list[Json] = []
+        position = 0
+        placeholders: dict[str, fx.Node] = {}
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                placeholders[node.name] = node
+                self.placeholder(node, position)
+                position += 1
+            elif node.op == "get_attr":
+                self.constant(node)
+            elif node.op == "call_function":
+                self.call(node)
+            elif node.op == "output":
+                for i, result in enumerate(node.args[0]):
+                    target = self.mutations.get(i)
+                    if target is None:
+                        outputs.append(self.output(result, node))
+                    else:
+                        pair = (self.ids[placeholders[target]], self.ids[result])
+                        writes.append({"target": pair[0], "value": pair[1]})
+            else:
+                raise refusal(f"a call of {node.target}", node, "only operators can be compiled")
+        program = {
+            "name": name,
+            "symbols": self.symbols,
+            "guards": list(guards),
+            "values": self.values,
+            "inputs": self.inputs,
+            "params": self.params,
+            "calls": self.calls,
+            "outputs": outputs,
+            "writes": writes,
+        }
+        return Program(
+            json.dumps(program, separators=(",", ":"), allow_nan=False),
+            self.param_tensors,
+            self.input_positions,
+            self.device(),
+            len(self.calls),
+            self.symbols,
+        )
+
+    def device(self) -> str:
+        """The device of the program's tensors. Tensors of rank 0 on the host go with any device."""
+        if len(self.devices) > 1:
+            names = " and ".join(str(d) for d in self.devices)
+            node = list(self.devices.values())[1]
+            remedy = "put the module and its inputs on one device"
+            raise refusal(f"the program has tensors on {names}", node, remedy)
+        found = next(iter(self.devices), self.scalars_on or torch.device("cpu"))
+        if found.type not in ("cpu", "cuda"):
+            raise refusal(f"the program's tensors are on {found}", None, "use cpu or cuda")
+        return str(found)
+
+    # Values and sizes
+
+    def number(self, expr: sympy.Expr, shape_env: Any) -> int | str:
+        """A size as a number, or as the text of an expression whose symbols are then known."""
+        known = self.texts.get(expr)
+        if known is not None:
+            return known
+        if expr.is_Integer:
+            text: int | str = int(expr)
+        else:
+            for symbol in expr.free_symbols:
+                self.symbol(symbol, shape_env)
+            text = sympy.srepr(expr)
+        self.texts[expr] = text
+        return text
+
+    def symbol(self, symbol: sympy.Symbol, shape_env: Any) -> None:
+        if symbol.name in self.symbols:
+            return
+        low, high = 0, None
+        bounds = shape_env.var_to_range.get(symbol)
+        if bounds is not None:
+            low = int(bounds.lower) if bounds.lower.is_Integer else 0
+            high = int(bounds.upper) if bounds.upper.is_Integer else None
+        # The name changed between releases of torch.
+        hints = getattr(shape_env, "backed_var_to_val", None)
+        if hints is None:
+            hints = getattr(shape_env, "var_to_val", {})
+        hint = hints.get(symbol)
+        # A range's end that torch puts in place of "no end".
+        if high is not None and high >= 2**62:
+            high = None
+        self.symbols[symbol.name] = {
+            "min": low,
+            "max": high,
+            "hint": None if hint is None else int(hint),
+        }
+
+    def value(self, tensor: torch.Tensor, node: fx.Node, name: str | None = None) -> int:
+        if tensor.layout is not torch.strided:
+            remedy = "use dense tensors"
+            raise refusal(f"a tensor of layout {tensor.layout}", node, remedy)
+        device = tensor.device
+        if tensor.dim() == 0 and device.type == "cpu":
+            self.scalars_on = device
+        elif device not in self.devices:
+            self.devices[device] = node
+        shape = [
+            self.number(s.node.expr, s.node.shape_env) if isinstance(s, torch.SymInt) else s
+            for s in tensor.shape
+        ]
+        dtype = DTYPES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
+        info: Json = {"dtype": dtype, "shape": shape}
+        if name is not None:
+            info["name"] = name
+        self.values.append(info)
+        return len(self.values) - 1
+
+    def results(self, value: Any, node: fx.Node) -> Any:
+        """Ids for the tensors of a result, nested as the result is."""
+        if isinstance(value, torch.Tensor):
+            return self.value(value, node)
+        if isinstance(value, (list, tuple)):
+            return [self.results(v, node) for v in value]
+        return None
+
+    # Nodes
+
+    def placeholder(self, node: fx.Node, position: int) -> None:
+        value = node.meta.get("val")
+        param = self.param_names.get(position)
+        if param is not None:
+            if not isinstance(value, torch.Tensor):
+                remedy = "Kiln takes tensors only; keep it out of the compiled part"
+                raise refusal(f"the parameter {param} is no tensor", node, remedy)
+            self.ids[node] = self.value(value, node, param)
+            self.params.append(self.ids[node])
+            self.param_tensors.append(position)
+            return
+        entry: Json = {"name": self.input_names.get(position, node.name)}
+        if isinstance(value, torch.Tensor):
+            self.ids[node] = entry["value"] = self.value(value, node)
+        elif isinstance(value, torch.SymInt):
+            text = self.number(value.node.expr, value.node.shape_env)
+            entry["size"] = text if isinstance(text, str) else f"Integer({text})"
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            entry["constant"] = _literal(value)
+        else:
+            remedy = "pass tensors, sizes and plain Python values"
+            raise refusal(f"an input of type {type(value).__name__}", node, remedy)
+        self.inputs.append(entry)
+        self.input_positions.append(position)
+
+    def constant(self, node: fx.Node) -> None:
+        tensor = operator.attrgetter(str(node.target))(self.owner)
+        if not isinstance(tensor, torch.Tensor):
+            return  # A subgraph of a higher-order operator, which is refused where it is called.
+        self.ids[node] = self.value(tensor, node, str(node.target))
+        self.params.append(self.ids[node])
+        self.param_tensors.append(tensor)
+
+    def call(self, node: fx.Node) -> None:
+        target, value = node.target, node.meta.get("val")
+        if target is operator.getitem:
+            source, index = node.args
+            if isinstance(source, fx.Node) and source in self.ids:
+                self.ids[node] = self.ids[source][index]
+            return
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            remedy = "take it out of the compiled part, or write it with tensor operators"
+            raise refusal(f"Kiln does not compile {target}", node, remedy)
+        if not isinstance(target, torch._ops.OpOverload):
+            return  # Arithmetic on sizes: its result is an expression wherever it is used.
+        schema = _schema(target)
+        if schema.name in _CHECKS:
+            return
+        if schema.name in _READS_DATA:
+            remedy = "keep it a tensor, or do this outside of the compiled part"
+            raise refusal("a number is read from a tensor", node, remedy)
+        if value is not None and not isinstance(value, (torch.Tensor, list, tuple)):
+            return  # A size, as of `sym_size`.
+        if schema.name == "prims::convert_element_type":
+            no = {"bool": False}
+            dtype = self.argument(node.args[1], node)
+            args = [self.argument(node.args[0], node), dtype, no, no, "none"]
+            schema = _Schema("aten::to", "dtype", [])
+        else:
+            args = self.arguments(schema, node)
+        ids = self.results(value, node)
+        self.ids[node] = ids
+        self.calls.append(
+            {
+                "name": schema.name,
+                "overload": schema.overload,
+                "args": args,
+                "outs": _flat(ids),
+                "source": self.place(node),
+                "module": self.module(node),
+            }
+        )
+
+    def arguments(self, schema: _Schema, node: fx.Node) -> list[Json]:
+        """All arguments in the schema's order, with defaults filled in."""
+        given, kwargs, args = node.args, node.kwargs, []
+        for i, (name, default) in enumerate(schema.arguments):
+            if i < len(given):
+                args.append(self.argument(given[i], node))
+            elif name in kwargs:
+                args.append(self.argument(kwargs[name], node))
+            else:
+                # An argument without a default that is left out is an optional one.
+                args.append("none" if default is None else default)
+        return args
+
+    def argument(self, value: Any, node: fx.Node) -> Json:
+        if isinstance(value, fx.Node):
+            ids = self.ids.get(value)
+            if ids is not None:
+                return _values(ids)
+            return self.size(value.meta.get("val"), value)
+        if isinstance(value, (list, tuple)):
+            if all(type(v) is int for v in value):
+                return {"ints": list(value)}
+            return {"list": [self.argument(v, node) for v in value]}
+        if value is torch.strided or not isinstance(value, torch.layout):
+            return _literal(value)
+        raise refusal(f"a tensor of layout {value}", node, "use dense tensors")
+
+    def size(self, value: Any, node: fx.Node) -> Json:
+        """A number that was computed from sizes."""
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            text = self.number(value.node.expr, value.node.shape_env)
+            return {"size": text} if isinstance(text, str) else {"int": text}
+        if isinstance(value, (list, tuple)):
+            return {"list": [self.size(v, node) for v in value]}
+        return _literal(value)
+
+    def output(self, result: Any, node: fx.Node) -> Json:
+        if result is None:
+            return "none"
+        if not isinstance(result, fx.Node):
+            return {"constant": _literal(result)}
+        ids = self.ids.get(result)
+        if isinstance(ids, int):
+            return {"value": ids}
+        value = result.meta.get("val")
+        if value is None:
+            return "none"
+        size = self.size(value, result)
+        return size if "size" in size else {"constant": size}
+
+    # Where a call comes from
+
+    def place(self, node: fx.Node) -> str:
+        trace = node.meta.get("stack_trace")
+        known = self.places.get(trace)
+        if known is None:
+            known = self.places[trace] = place(trace)
+        return known
+
+    def module(self, node: fx.Node) -> str:
+        stack = node.meta.get("nn_module_stack")
+        if not stack:
+            return ""
+        last = next(reversed(stack.values()))[0]
+        known = self.modules.get(last)
+        if known is None:
+            known = self.modules[last] = module_path(last)
+        return known
+
+
+def module_path(source: str) -> str:
+    """The path of a module within the compiled one, from the name in a node's module stack.
+
+    >>> module_path("L['self'].layer.0"), module_path("layer.0"), module_path("L['self']")
+    ('layer.0', 'layer.0', '')
+    """
+    root = _ROOT.match(source)
+    return _SUBSCRIPT.sub(r".\1", source[root.end() :] if root else source).strip(".")
+
+
+def _values(ids: Any) -> Json:
+    """Ids as an argument."""
+    if isinstance(ids, int):
+        return {"value": ids}
+    if ids is None:
+        return "none"
+    return {"list": [_values(i) for i in ids]}
+
+
+def _flat(ids: Any) -> list[int]:
+    if isinstance(ids, int):
+        return [ids]
+    if ids is None:
+        return []
+    return [i for item in ids for i in _flat(item)]

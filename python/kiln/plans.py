@@ -1,0 +1,56 @@
+"""`kiln.snapshot`: the plan of a model as stable text, for tests that hold fusion decisions in
+place.
+
+The text has kernels in order with what they compute and why, and what PyTorch runs; it has no
+times, sizes in bytes or addresses. With `kiln.pytest_plugin` a test is one line:
+
+    def test_plan(kiln_plan, kiln_snapshot):
+        assert kiln_plan(model, (x,)) == kiln_snapshot
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kiln.compiled import Compiled, compile
+from kiln.report import Report
+
+
+def snapshot(
+    model: Any,
+    args: Any = None,
+    *,
+    dynamic: Any = None,
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """The plan of a module, an exported program, a `Compiled` or a `Report` as text.
+
+    `args`: the example inputs, as `kiln.compile` takes them.
+
+    >>> import torch, kiln
+    >>> plan = kiln.snapshot(torch.nn.ReLU().eval(), (torch.ones(3),))
+    >>> plan.splitlines()[0]
+    'kernels 1, fallbacks 0'
+    """
+    if isinstance(model, Report):
+        report = model
+    elif isinstance(model, Compiled):
+        report = model.explain()
+    else:
+        report = compile(model, args, dynamic=dynamic, options=options).explain()
+    return plan(report)
+
+
+def plan(report: Report) -> str:
+    """The kernels and fallbacks of a report as text."""
+    kernels, fallbacks = report.kernels, report.fallbacks
+    lines = [f"kernels {len(kernels)}, fallbacks {len(fallbacks)}"]
+    for kernel in kernels:
+        lines.append(f"{kernel.name}: {kernel.kind}")
+        lines += [f"    {node}" for node in kernel.nodes]
+        lines += [f"    because {line}" for line in kernel.reason.splitlines() if line.strip()]
+    lines += [f"fallback {op}" for op in fallbacks]
+    for part in report.eager:
+        lines.append(f"eager: {part.reason}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,300 @@
+"""`kiln.explain`: what was fused and why, what runs eagerly and why, where a graph broke.
+
+A report is over pieces. A program of `kiln.compile` is one piece; what `torch.compile` traces can
+be many, of which some run eagerly.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from kiln import pieces
+from kiln._native import Engine, KilnError, UsageError
+from kiln.compiled import Compiled
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One fused kernel of a plan."""
+
+    name: str
+    kind: str
+    #: What it computes, in order.
+    nodes: list[str]
+    #: Why it is one kernel.
+    reason: str
+    predicted_us: float | None = None
+    bytes_read: int | None = None
+    bytes_written: int | None = None
+    flops: int | None = None
+    #: The piece that it is in.
+    piece: int = 0
+
+    @classmethod
+    def read(cls, entry: dict[str, Any], piece: int) -> Kernel:
+        """From an entry of a report's `kernels`.
+
+        >>> Kernel.read({"name": "k0", "kind": "gemm", "nodes": ["linear"]}, 0).kind
+        'gemm'
+        """
+        numbers = ("predicted_us", "bytes_read", "bytes_written", "flops")
+        reason = entry.get("reason") or ""
+        return cls(
+            str(entry["name"]),
+            str(entry["kind"]),
+            [str(node) for node in entry.get("nodes", [])],
+            reason if isinstance(reason, str) else json.dumps(reason),
+            **{n: entry.get(n) for n in numbers},
+            piece=piece,
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of a report."""
+
+    #: `compiled`, `eager`, or `waiting` if it was not called.
+    state: str
+    #: The user's line where it starts.
+    source: str = ""
+    #: Why it runs eagerly.
+    reason: str = ""
+    #: Why dynamo ended it, and at which of the user's lines; empty at the end of a function.
+    break_reason: str = ""
+    break_source: str = ""
+    #: The ranges of its sizes.
+    symbols: dict[str, Any] = field(default_factory=dict)
+    #: The sizes that were compiled.
+    bindings: list[dict[str, Any]] = field(default_factory=list)
+    #: The engine's report, terminal text and page.
+    plan: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+    page: str = ""
+    engine: Engine | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of_engine(cls, engine: Engine, sizes: dict[str, int] | None = None, **more: Any) -> Part:
+        """What an engine says of itself for these sizes, the last used ones if left out."""
+        return cls(
+            "compiled",
+            bindings=engine.bindings(),
+            plan=json.loads(engine.report(sizes)),
+            text=engine.text(sizes),
+            page=engine.html(sizes),
+            engine=engine,
+            **more,
+        )
+
+
+class Report:
+    """What was fused, why, and at what predicted cost. Prints as text; a notebook shows a page.
+
+    >>> import kiln
+    >>> report = kiln.explain(torch.nn.ReLU().eval(), torch.ones(3))
+    >>> len(report.kernels), report.graph_breaks
+    (1, [])
+    """
+
+    def __init__(
+        self, parts: list[Part], *, dynamo: bool, sizes: dict[str, int] | None = None
+    ) -> None:
+        self.parts = parts
+        self._dynamo = dynamo
+        self._sizes = sizes
+
+    @classmethod
+    def of_engine(cls, engine: Engine, sizes: dict[str, int] | None = None) -> Report:
+        """The report of one program."""
+        return cls([Part.of_engine(engine, sizes)], dynamo=False, sizes=sizes)
+
+    @classmethod
+    def of_pieces(cls, found: list[pieces.Piece]) -> Report:
+        """The report of what dynamo handed over."""
+        parts = []
+        for piece in found:
+            about: dict[str, Any] = {
+                "source": piece.source,
+                "reason": piece.reason,
+                "break_reason": piece.break_reason,
+                "break_source": piece.break_source,
+                "symbols": piece.symbols,
+            }
+            if piece.state == "compiled":
+                parts += [Part.of_engine(engine, **about) for engine in piece.engines]
+            else:
+                parts.append(Part(piece.state, **about))
+        return cls(parts, dynamo=True)
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """All kernels, in order."""
+        return [
+            Kernel.read(entry, i)
+            for i, part in enumerate(self.parts)
+            for entry in part.plan.get("kernels", [])
+        ]
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """Operators that PyTorch runs, one for each call, within compiled pieces."""
+        return [str(op) for part in self.parts for op in part.plan.get("fallback", [])]
+
+    @property
+    def eager(self) -> list[Part]:
+        """The pieces that run eagerly."""
+        return [part for part in self.parts if part.state != "compiled"]
+
+    @property
+    def graph_breaks(self) -> list[tuple[str, str]]:
+        """Where dynamo could not trace on: the user's line, and the reason."""
+        breaks = [(p.break_source, p.break_reason) for p in self.parts if p.break_reason]
+        return list(dict.fromkeys(breaks))
+
+    def why(self, a: str, b: str) -> str:
+        """Why `a` and `b` (kernels, or values by name) are in one kernel, or are not."""
+        answers = []
+        for part in self.parts:
+            if part.engine is not None:
+                try:
+                    answers.append(part.engine.why(a, b, self._sizes))
+                except KilnError as error:
+                    problem = error
+        if answers:
+            return "\n".join(answers)
+        if not any(part.engine for part in self.parts):
+            raise UsageError("nothing was compiled: the report's `eager` says why")
+        raise problem
+
+    def why_not(self, a: str, b: str) -> str:
+        """Why `a` and `b` are not in one kernel; the same question as `why`."""
+        return self.why(a, b)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data. Of one program it is what `kiln explain --json` writes; of
+        dynamo's pieces it has also `pieces` and `graph_breaks`, and sums over the pieces."""
+        if not self._dynamo:
+            return self.parts[0].plan
+        plans = [part.plan for part in self.parts]
+        hidden = ("engine", "text", "page", "plan")
+        described = [
+            {k: v for k, v in vars(part).items() if k not in hidden} for part in self.parts
+        ]
+        return {
+            "kernels": [asdict(kernel) for kernel in self.kernels],
+            "fallback": self.fallbacks,
+            "nodes": sum(plan.get("nodes", 0) for plan in plans),
+            "lower_bound_us": sum(plan.get("lower_bound_us") or 0 for plan in plans),
+            "predicted_us": sum(plan.get("predicted_us") or 0 for plan in plans),
+            "pieces": described,
+            "graph_breaks": [{"source": s, "reason": r} for s, r in self.graph_breaks],
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict())
+
+    def _headings(self) -> Iterator[tuple[str, Part]]:
+        for i, part in enumerate(self.parts):
+            at = f" at {part.source}" if part.source else ""
+            how = {"eager": "runs eagerly", "waiting": "was not called"}.get(part.state, "compiled")
+            why = f": {part.reason}" if part.reason else ""
+            yield f"piece {i}{at}: {how}{why}", part
+
+    def __str__(self) -> str:
+        if not self._dynamo:
+            return self.parts[0].text
+        if not self.parts:
+            return "dynamo found nothing to compile"
+        lines = []
+        for heading, part in self._headings():
+            lines.append(heading)
+            for name, range_ in part.symbols.items():
+                high = "" if range_["max"] is None else range_["max"]
+                lines.append(
+                    f"  size {name} in {range_['min']}..{high}, {range_['hint']} at tracing"
+                )
+            if part.text:
+                lines += ["  " + line if line else "" for line in part.text.splitlines()]
+            if part.break_reason:
+                at = f" at {part.break_source}" if part.break_source else ""
+                lines.append(f"  graph break{at}: {part.break_reason}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        n, eager, breaks = len(self.kernels), len(self.eager), len(self.graph_breaks)
+        return f"Report({n} kernels, {eager} pieces run eagerly, {breaks} graph breaks)"
+
+    def _repr_html_(self) -> str:
+        shown = []
+        for heading, part in self._headings():
+            if self._dynamo:
+                shown.append(f"<p>{html.escape(heading)}</p>")
+            if part.page:
+                # A page of its own, so that its style stays within.
+                page = html.escape(part.page, quote=True)
+                style = "width:100%;height:40em;border:0"
+                shown.append(f'<iframe srcdoc="{page}" style="{style}"></iframe>')
+            if part.break_reason:
+                text = f"graph break at {part.break_source}: {part.break_reason}"
+                shown.append(f"<p>{html.escape(text)}</p>")
+        return "\n".join(shown)
+
+
+def explain(
+    target: Callable[..., Any] | torch.nn.Module | Compiled, *args: Any, **kwargs: Any
+) -> Report:
+    """Says what Kiln makes of a function, a module or a compiled program.
+
+    A function or module is compiled anew by `torch.compile` and called once with the arguments,
+    without gradients. What is compiled already stays as it is. For a `Compiled` the arguments
+    choose the sizes; without them the last used ones are shown.
+
+    >>> import kiln
+    >>> def f(x):
+    ...     return (x + x).relu()
+    >>> report = kiln.explain(f, torch.ones(3))
+    >>> report.eager
+    []
+    """
+    if isinstance(target, Compiled):
+        sizes = target.sizes(*args, **kwargs) if args or kwargs else None
+        return target.explain(sizes)
+    if not callable(target):
+        raise UsageError(
+            f"kiln.explain was given {type(target).__name__}: pass a function, a module or the "
+            "result of kiln.compile"
+        )
+    return Report.of_pieces(_pieces(_unwrapped(target), args, kwargs))
+
+
+def _unwrapped(target: Callable[..., Any]) -> Callable[..., Any]:
+    """What was given to torch.compile."""
+    target = getattr(target, "_orig_mod", target)
+    return getattr(target, "_torchdynamo_orig_callable", target)
+
+
+def _pieces(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[pieces.Piece]:
+    from kiln import backend
+
+    # Dynamo keeps what it compiled by code object and by backend. With an entry and a backend of
+    # its own this call neither finds what the user compiled nor takes its place.
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    def anew(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        return backend.kiln(gm, inputs)
+
+    code = entry.__code__.replace()
+    fresh = types.FunctionType(code, entry.__globals__, "entry", None, entry.__closure__)
+    with pieces.collecting() as found, torch.no_grad():
+        torch.compile(fresh, backend=anew)(*args, **kwargs)
+    return found

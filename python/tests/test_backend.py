@@ -1,0 +1,488 @@
+"""`torch.compile` with the backend: results, state and errors are those of eager."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import kiln
+from kiln import backend, pieces
+
+
+def compiled(f, dynamic=None, fullgraph=True, **options):
+    options.setdefault("fallback", "error")
+    return torch.compile(
+        f, backend=backend.kiln, dynamic=dynamic, fullgraph=fullgraph, options=options
+    )
+
+
+def same(got, want):
+    """Equal nesting, types, dtypes and shapes; values equal but for rounding."""
+    assert type(got) is type(want)
+    if isinstance(want, torch.Tensor):
+        torch.testing.assert_close(got, want, equal_nan=True)
+    elif isinstance(want, dict):
+        assert list(got) == list(want)
+        for key in want:
+            same(got[key], want[key])
+    elif isinstance(want, (list, tuple)):
+        assert len(got) == len(want)
+        for a, b in zip(got, want, strict=True):
+            same(a, b)
+    elif hasattr(want, "__dataclass_fields__"):
+        same(vars(got), vars(want))
+    else:
+        assert got == want
+
+
+@torch.no_grad()
+def agree(f, *args, dynamic=None, fullgraph=True, calls=2, **kwargs):
+    """Calls `f` eagerly and compiled on copies: results and inputs must agree, call by call."""
+    module = isinstance(f, nn.Module)
+    eager = copy.deepcopy(f) if module else f
+    run = compiled(f, dynamic, fullgraph)
+    ours, theirs = copy.deepcopy((args, kwargs)), copy.deepcopy((args, kwargs))
+    with pieces.collecting() as found:
+        for _ in range(calls):
+            got, want = run(*ours[0], **ours[1]), eager(*theirs[0], **theirs[1])
+            same(got, want)
+            same(ours, theirs)
+    if module:
+        same(OrderedDict(f.state_dict()), OrderedDict(eager.state_dict()))
+    assert found and all(p.state == "compiled" or "no operators" in p.reason for p in found)
+    return found
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+@dataclass
+class Result:
+    a: torch.Tensor
+    b: torch.Tensor | None = None
+
+
+X = torch.arange(12.0).reshape(3, 4) - 5
+
+RESULTS = {
+    "tensor": lambda x: x + 1,
+    "tuple": lambda x: (x + 1, x * 2),
+    "list": lambda x: [x + 1, x * 2],
+    "nested": lambda x: {"a": (x + 1, [x * 2]), "b": None},
+    "named tuple": lambda x: Pair(x + 1, x * 2),
+    "dataclass": lambda x: Result(x + 1),
+    "size": lambda x: (x + 1, x.shape[0], x.shape),
+    "constants": lambda x: (x + 1, 3, "a", 2.5, None, True),
+    "the same twice": lambda x: (lambda y: (y, y))(x + 1),
+    "an input": lambda x: (x, x + 1),
+    "a view of an input": lambda x: (x.t(), x[1], x.view(-1), x + 1),
+    "a view of a result": lambda x: (lambda y: (y, y.t(), y[1:]))(x + 1),
+    "a transposed result": lambda x: (x + 1).t(),
+    "an expanded result": lambda x: (x.sum() + 1).expand(3, 2),
+    "an integer": lambda x: x.argmax(-1),
+    "a boolean": lambda x: x > 0,
+    "rank 0": lambda x: x.sum(),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results(name):
+    agree(RESULTS[name], X)
+
+
+def write(x):
+    x.mul_(2)
+
+
+MUTATIONS = {
+    "an input": lambda x: x.add_(1),
+    "an input, and nothing is returned": write,
+    "part of an input": lambda x: x[1].zero_().sum(),
+    "a column of an input": lambda x: x[:, ::2].fill_(3).sum(),
+    "an input and a view of it": lambda x: (x.t().add_(1), x.view(-1)[0]),
+    "an index of an input": lambda x: x.index_copy_(0, torch.tensor([1]), x[2:3] * 2) + 0,
+    "an input by an operator with out": lambda x: torch.add(x, 1, out=x) * 2,
+    "a result's shape": lambda x: (x + 1).t_(),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mutations_of_inputs(name):
+    agree(MUTATIONS[name], X)
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+        self.scale = 2.0
+
+    def forward(self, x):
+        self.count += 1
+        self.mean.lerp_(x.mean(0), 0.5)
+        return self.linear(x) * self.scale + self.mean, self.count
+
+
+def test_mutations_of_buffers():
+    counter = Counter().eval()
+    (piece,) = agree(counter, X, calls=3)
+    assert len(piece.engines) == 1
+
+
+def test_a_batch_norm_in_training_mode_updates_its_statistics():
+    agree(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(), X)
+
+
+INPUTS = {
+    "rank 0": (torch.tensor(2.0),),
+    "empty": (torch.zeros(0, 4),),
+    "transposed": (X.t(),),
+    "strided": (torch.arange(24.0).reshape(4, 6)[::2, 1::2],),
+    "expanded": (torch.ones(1, 4).expand(3, 4),),
+    "offset": (torch.arange(24.0).reshape(6, 4)[2:],),
+    "channels last": (torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),),
+    "a parameter": (nn.Parameter(torch.ones(3)),),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs(name):
+    agree(lambda x: (x * 2 + 1).relu(), *INPUTS[name])
+
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(dtype):
+    x = torch.tensor([0, 1, 2, 3]).to(dtype)
+    agree(lambda x: ((x + x) * 2, x == 1, x.float(), x.sum()), x)
+    agree(lambda x: x.logical_not() & True, x.bool())
+
+
+def test_python_numbers_static_and_dynamic():
+    f = lambda x, k, n, flag: (x * k + n, n + 1) if flag else x  # noqa: E731
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            run = compiled(f, dynamic)
+            for k, n in ((2.5, 3), (0.5, 7), (-1.5, 4)):
+                same(run(X, k, n, True), f(X, k, n, True))
+
+
+def test_keyword_arguments_and_nested_inputs():
+    f = lambda x, *, scale=1.0, more=None: (x * scale, more["b"][0] - x)  # noqa: E731
+    agree(f, X, scale=2.0, more={"a": None, "b": [X + 1]})
+    agree(f, X, more={"b": (X + 1,)})
+
+
+def test_optional_inputs_that_come_and_go():
+    f = lambda x, mask=None: x if mask is None else x.masked_fill(mask, 0.0)  # noqa: E731
+    with torch.no_grad():
+        run = compiled(lambda x, mask=None: f(x + 1, mask))
+        same(run(X), f(X + 1))
+        same(run(X, X > 0), f(X + 1, X > 0))
+
+
+def test_one_symbolic_graph_serves_all_sizes():
+    with torch.no_grad(), pieces.collecting() as found:
+        module = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)).eval()
+        run = compiled(lambda x: module(x).softmax(-1) + x.shape[0], dynamic=True)
+        for rows in (3, 5, 8, 5):
+            x = torch.randn(rows, 4)
+            same(run(x), module(x).softmax(-1) + rows)
+    (piece,) = found
+    (engine,) = piece.engines
+    assert sorted(next(iter(b["sizes"].values())) for b in engine.bindings()) == [3, 5, 8]
+
+
+def test_sizes_in_shapes_and_numbers():
+    f = lambda x: (x.view(x.shape[0] // 2, -1), torch.arange(x.shape[0]) * x.shape[1])  # noqa: E731
+    with torch.no_grad():
+        run = compiled(f, dynamic=True)
+        for shape in ((4, 6), (8, 3)):
+            x = torch.randn(shape)
+            same(run(x), f(x))
+
+
+def test_a_graph_break_gives_pieces_that_know_their_lines():
+    def f(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y.relu() + 1
+
+    found = agree(f, X, fullgraph=False)
+    assert len(found) == 2
+    assert "test_backend.py:" in found[0].source
+    assert found[0].break_reason and "test_backend.py:" in found[0].break_source
+    assert not found[1].break_reason
+
+
+def test_control_flow_that_depends_on_data_is_outside():
+    def f(x):
+        y = x * 2
+        return y + 1 if y.sum() > 0 else y - 1
+
+    agree(f, X, fullgraph=False)
+    agree(f, -X, fullgraph=False)
+
+
+def test_composites_stay_whole():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.linear(self.norm(x))
+            return nn.functional.scaled_dot_product_attention(y, y, y)
+
+    (piece,) = agree(Block().eval(), torch.randn(2, 3, 8))
+    assert piece.calls == 3
+
+
+@pytest.mark.fake
+def test_parameters_have_the_users_names_and_are_not_passed():
+    counter = Counter().eval()
+    (piece,) = agree(counter, X)
+    program = piece.engines[0].program
+    names = [program["values"][i]["name"] for i in program["params"]]
+    assert names == ["linear.weight", "linear.bias"]
+    assert sorted(entry["name"] for entry in program["inputs"]) == ["count", "mean", "x"]
+    modules = {call["module"] for call in program["calls"]}
+    assert modules == {"", "linear"}
+
+
+@pytest.mark.fake
+def test_composites_come_decomposed_where_torch_cannot_keep_them(monkeypatch):
+    from torch.export import exported_program
+
+    monkeypatch.delattr(exported_program, "_override_composite_implicit_decomp")
+    layer = nn.Linear(4, 4).eval()
+    (piece,) = agree(layer, X)
+    assert [c["name"] for c in piece.engines[0].program["calls"]] == ["aten::t", "aten::addmm"]
+
+
+def test_layers_of_one_class_share_a_graph_and_not_their_weights():
+    first, second = nn.Linear(4, 4).eval(), nn.Linear(4, 4).eval()
+    with torch.no_grad(), pieces.collecting() as found:
+        runs = [compiled(layer) for layer in (first, second)]
+        for _ in range(2):
+            same(runs[0](X), first(X))
+            same(runs[1](X), second(X))
+    assert sum(len(piece.engines) for piece in found) == 2
+
+
+def test_a_replaced_parameter_is_used():
+    layer = nn.Linear(4, 4).eval()
+    with torch.no_grad():
+        run = compiled(layer)
+        run(X)
+        layer.weight = nn.Parameter(torch.eye(4))
+        same(run(X), layer(X))
+
+
+def test_engines_go_with_their_parameters():
+    layer = nn.Linear(4, 4).eval()
+
+    def call(layer, x):
+        return layer(x)
+
+    with torch.no_grad(), pieces.collecting() as found:
+        run = compiled(call)
+        run(layer, X)
+        (piece,) = found
+        assert len(piece.engines) == 1
+        weight = weakref.ref(layer.weight)
+        del layer
+        gc.collect()
+        assert weight() is None
+        assert piece.engines == []
+        other = nn.Linear(4, 4).eval()
+        same(run(other, X), other(X))
+
+
+@pytest.mark.fake
+def test_checked_weights_are_taken_up_again():
+    layer = nn.Linear(4, 4).eval()
+    with torch.no_grad(), pieces.collecting() as found:
+        run = compiled(layer, weights="checked")
+        same(run(X), layer(X))
+        (engine,) = found[0].engines
+        run(X)
+        assert engine.refreshed == 0
+        layer.weight.mul_(2)
+        same(run(X), layer(X))
+        assert engine.refreshed == 1
+        layer.weight.data = torch.eye(4)
+        same(run(X), layer(X))
+        assert found[0].engines != [engine]
+
+
+def test_inference_mode():
+    layer = nn.Linear(4, 4).eval()
+    with torch.inference_mode():
+        same(compiled(layer)(X), layer(X))
+
+
+def test_autocast_is_in_the_graph():
+    layer = nn.Linear(4, 4).eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        same(compiled(layer)(X), layer(X))
+
+
+def test_every_mode_is_taken():
+    layer = nn.Linear(4, 4).eval()
+    for mode in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            same(torch.compile(layer, backend=backend.kiln, mode=mode)(X), layer(X))
+
+
+# Training
+
+
+def test_gradients_run_eagerly_and_that_is_said_once():
+    layer = nn.Linear(4, 4)
+    want = layer(X).sum()
+    want.backward()
+    grads = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    with pieces.collecting() as found, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        got = compiled(layer)(X).sum()
+        compiled(lambda x: layer(x) * 2)(X)
+    got.backward()
+    same(got, want)
+    same([p.grad for p in layer.parameters()], grads)
+    assert [piece.state for piece in found] == ["eager", "eager"]
+    assert all("gradients are on" in piece.reason for piece in found)
+    said = [w for w in said if "kiln" in str(w.message)]
+    assert [str(w.message) for w in said] == [
+        "kiln: gradients are on: the model runs eagerly; use torch.no_grad()"
+    ]
+
+
+def test_gradients_may_be_an_error():
+    layer = nn.Linear(4, 4)
+    text = r"needs gradients at .*test_backend.py:\d+: run it under"
+    with pytest.raises(kiln.UnsupportedError, match=text):
+        compiled(lambda x: layer(x), training="error")(X)
+
+
+def test_what_needs_no_gradients_is_compiled_while_they_are_on():
+    layer = nn.Linear(4, 4)
+    with pieces.collecting() as found:
+        same(compiled(lambda x: layer(x).argmax(-1))(X), layer(X).argmax(-1))
+        same(compiled(lambda x: x * 2 + 1)(X), X * 2 + 1)
+    assert [piece.state for piece in found] == ["compiled", "compiled"]
+
+
+def test_no_grad_within_the_function_is_compiled():
+    layer = nn.Linear(4, 4)
+
+    @torch.no_grad()
+    def f(x):
+        return layer(x).relu()
+
+    with pieces.collecting() as found:
+        got = compiled(f)(X)
+    same(got, f(X))
+    assert not got.requires_grad
+    assert [piece.state for piece in found] == ["compiled"]
+
+
+# Refusals
+
+
+def branch(x):
+    return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
+def test_what_kiln_refuses_runs_eagerly_and_says_why():
+    with torch.no_grad(), pieces.collecting() as found:
+        run = torch.compile(branch, backend=backend.kiln)
+        same(run(X), branch(X))
+        same(run(-X), branch(-X))
+    (piece,) = found
+    assert piece.state == "eager" and "cond" in piece.reason
+
+
+def test_what_kiln_refuses_may_be_an_error():
+    with torch.no_grad(), pytest.raises(kiln.UnsupportedError, match="cond"):
+        compiled(branch, fallback="error")(X)
+
+
+@pytest.mark.fake
+def test_what_the_engine_refuses_runs_eagerly(monkeypatch):
+    import fake_native
+
+    monkeypatch.setattr(fake_native, "REFUSED", {"aten::mul"})
+    with torch.no_grad(), pieces.collecting() as found:
+        run = torch.compile(lambda x: x * 2, backend=backend.kiln)
+        same(run(X), X * 2)
+        same(run(X + 1), (X + 1) * 2)
+        with pytest.raises(kiln.UnsupportedError, match=r"aten::mul at .*test_backend.py"):
+            compiled(lambda x: x * 3)(X)
+    assert found[0].state == "eager" and "aten::mul" in found[0].reason
+
+
+@pytest.mark.fake
+def test_sizes_that_the_engine_refuses_run_eagerly_and_others_do_not(monkeypatch):
+    import fake_native
+
+    original = fake_native.Engine.run
+
+    def run(self, args):
+        if any(type(a) is int and a == 5 for a in args):
+            raise kiln.UnsupportedError("5 rows: use another number")
+        return original(self, args)
+
+    monkeypatch.setattr(fake_native.Engine, "run", run)
+    with torch.no_grad(), pieces.collecting() as found:
+        f = torch.compile(lambda x: x * 2, backend=backend.kiln, dynamic=True)
+        for rows in (3, 5, 4, 5):
+            x = torch.randn(rows, 4)
+            same(f(x), x * 2)
+    (piece,) = found
+    assert piece.state == "compiled" and piece.reason.startswith("5 rows")
+    assert len(piece.engines[0].bindings()) == 2
+
+
+def test_unknown_options_are_named_with_the_known_ones():
+    with torch.no_grad():
+        with pytest.raises(kiln.UsageError, match=r"'numeric'.*did you mean 'numerics'.*threads"):
+            compiled(lambda x: x + 1, numeric="exact")(X)
+        torch._dynamo.reset()
+        with pytest.raises(kiln.UsageError, match="'training' is 'no': use 'eager' or 'error'"):
+            compiled(lambda x: x + 2, training="no")(X)
+
+
+def test_a_graph_without_operators():
+    with torch.no_grad():
+        same(compiled(lambda x: (x, 3))(X), (X, 3))
+
+
+def test_the_backend_is_found_by_its_name():
+    with torch.no_grad():
+        same(torch.compile(lambda x: x + 1, backend="kiln")(X), X + 1)

@@ -1,0 +1,291 @@
+"""`kiln.compile`: calls as of the module, state, sizes, saving and timing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import kiln
+from kiln import bench
+
+X = torch.arange(12.0).reshape(3, 4) - 5
+
+
+@dataclass
+class Result:
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+torch.export.register_dataclass(Result)
+
+
+class Nested(nn.Module):
+    def forward(self, x, scale=1.0, *, more=None):
+        y = x * scale
+        if more is not None:
+            y = y + more["a"][0]
+        return {"y": y, "rows": x.shape[0], "none": None, "pair": (y.relu(), "text")}
+
+
+class Cache(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("cache", torch.zeros(8, 4))
+        self.register_buffer("length", torch.zeros(1, dtype=torch.int64), persistent=False)
+
+    def forward(self, x):
+        self.cache.index_copy_(0, self.length, self.linear(x))
+        self.length += 1
+        return self.cache.sum(0)
+
+
+def test_one_tensor():
+    layer = nn.Linear(4, 2).eval()
+    compiled = kiln.compile(layer, (X,))
+    torch.testing.assert_close(compiled(X), layer(X).detach())
+    assert not compiled(X).requires_grad
+    assert repr(compiled) == "Compiled(Linear, cpu)"
+
+
+def test_one_tensor_without_a_tuple_and_a_dict_of_keywords():
+    layer = nn.Linear(4, 2).eval()
+    for example in (X, [X], {"input": X}):
+        compiled = kiln.compile(layer, example)
+        torch.testing.assert_close(compiled(X), layer(X).detach())
+        torch.testing.assert_close(compiled(input=X), layer(X).detach())
+
+
+def test_nested_inputs_and_results():
+    module = Nested().eval()
+    more = {"a": [X + 1]}
+    compiled = kiln.compile(module, {"x": X, "scale": 2.0, "more": more})
+    want = module(X, 2.0, more=more)
+    for got in (
+        compiled(X, 2.0, more=more),
+        compiled(x=X, scale=2.0, more=more),
+        compiled(more=more, x=X, scale=2.0),
+    ):
+        assert list(got) == list(want)
+        torch.testing.assert_close(got["y"], want["y"])
+        torch.testing.assert_close(got["pair"][0], want["pair"][0])
+        assert (got["rows"], got["none"], got["pair"][1]) == (3, None, "text")
+
+
+def test_registered_dataclasses():
+    class Module(nn.Module):
+        def forward(self, x):
+            return Result(x + 1, x * 2)
+
+    got = kiln.compile(Module().eval(), (X,))(X)
+    assert isinstance(got, Result)
+    torch.testing.assert_close(got.b, X * 2)
+
+
+def test_a_call_of_another_nesting_says_so():
+    compiled = kiln.compile(Nested().eval(), (X, 2.0))
+    with pytest.raises(kiln.InputError, match=r"2 positional arguments.*compile it again"):
+        compiled(X, 2.0, more={"a": [X]})
+    with pytest.raises(kiln.InputError, match="called wrongly"):
+        compiled(X, 2.0, nothing=1)
+
+
+def test_wrong_tensors_are_errors_of_their_own():
+    compiled = kiln.compile(nn.ReLU().eval(), (X,))
+    with pytest.raises(kiln.ShapeError):
+        compiled(torch.ones(2, 2))
+    with pytest.raises(kiln.InputError):
+        compiled(X.double())
+    with pytest.raises(kiln.InputError):
+        compiled(3)
+
+
+def test_an_exported_program_and_its_decomposed_form():
+    layer = nn.Linear(4, 2).eval()
+    with torch.no_grad():
+        program = torch.export.export(layer, (X,))
+    for form in (program, program.run_decompositions({}), program.run_decompositions()):
+        torch.testing.assert_close(kiln.compile(form)(X), layer(X).detach())
+
+
+def test_what_cannot_be_compiled_says_what_can():
+    with pytest.raises(kiln.UsageError, match=r"a function: pass a torch.nn.Module"):
+        kiln.compile(lambda x: x, (X,))
+    with pytest.raises(kiln.UsageError, match="without example inputs: pass a tuple"):
+        kiln.compile(nn.ReLU())
+    with pytest.raises(kiln.UsageError, match="unknown option 'trainin'"):
+        kiln.compile(nn.ReLU().eval(), (X,), options={"trainin": "error"})
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+def test_what_torch_export_cannot_trace():
+    with pytest.raises(kiln.UnsupportedError, match=r"torch.export cannot trace the module"):
+        kiln.compile(Branching().eval(), (X,))
+
+
+def test_a_module_in_training_mode_is_warned_of():
+    with pytest.warns(UserWarning, match="kiln: the module is in training mode"):
+        kiln.compile(nn.ReLU().train(), (X,))
+
+
+# Sizes
+
+
+def test_dynamic_sizes_by_every_way_to_ask():
+    layer = nn.Linear(4, 2).eval()
+    batch = torch.export.Dim("batch", min=2, max=16)
+    for dynamic in (True, {"input": {0: torch.export.Dim.AUTO}}, ({0: batch},)):
+        compiled = kiln.compile(layer, (X,), dynamic=dynamic)
+        assert len(compiled.symbols) == 1
+        for rows in (3, 5, 3):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(compiled(x), layer(x).detach())
+        assert len(compiled.bindings()) == 2
+
+
+def test_sizes_outside_of_their_range_are_errors():
+    batch = torch.export.Dim("batch", min=2, max=16)
+    compiled = kiln.compile(nn.ReLU().eval(), (X,), dynamic=({0: batch},))
+    with pytest.raises(kiln.ShapeError):
+        compiled(torch.ones(17, 4))
+
+
+def test_dynamic_sizes_that_do_not_fit_the_module_are_the_users_errors():
+    with pytest.raises(kiln.UsageError, match=r"torch.export refused the arguments"):
+        kiln.compile(nn.ReLU().eval(), (X,), dynamic={"nothing": {0: torch.export.Dim.AUTO}})
+
+
+def test_warm_takes_sizes_and_examples():
+    compiled = kiln.compile(
+        nn.ReLU().eval(), (X,), dynamic=True, warm=[(5, 4), (torch.ones(6, 4),)]
+    )
+    a, b = compiled.symbols
+    compiled.warm({a: 7, b: 4})
+    assert [entry["sizes"] for entry in compiled.bindings()] == [
+        {a: 5, b: 4},
+        {a: 6, b: 4},
+        {a: 7, b: 4},
+    ]
+    with pytest.raises(kiln.UsageError, match="1 sizes for 2 symbols"):
+        compiled.warm((5,))
+
+
+# State
+
+
+def test_state_is_the_modules_own():
+    module, reference = Cache().eval(), Cache().eval()
+    reference.load_state_dict(module.state_dict())
+    compiled = kiln.compile(module, (X[:1],))
+    assert sorted(compiled.state) == ["cache", "length"]
+    with torch.no_grad():
+        for row in range(3):
+            x = X[row : row + 1]
+            torch.testing.assert_close(compiled(x), reference(x))
+    torch.testing.assert_close(compiled.state["cache"], reference.cache)
+    assert compiled.state["length"].item() == 3
+    assert module.cache.data_ptr() == compiled.state["cache"].data_ptr()
+    compiled.state["length"].zero_()
+    reference.length.zero_()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(X[:1]), reference(X[:1]))
+
+
+def test_inputs_are_written_to():
+    class Module(nn.Module):
+        def forward(self, x):
+            x.add_(1)
+            return x * 2
+
+    compiled = kiln.compile(Module().eval(), (X.clone(),))
+    x = X.clone()
+    torch.testing.assert_close(compiled(x), (X + 1) * 2)
+    torch.testing.assert_close(x, X + 1)
+
+
+def test_refresh_takes_up_new_weights():
+    layer = nn.Linear(4, 2).eval()
+    compiled = kiln.compile(layer, (X,))
+    compiled(X)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    compiled.refresh()
+    torch.testing.assert_close(compiled(X), layer(X).detach())
+
+
+# Files and times
+
+
+def test_an_artifact_is_loaded(tmp_path):
+    layer = nn.Linear(4, 2).eval()
+    compiled = kiln.compile(layer, (X,))
+    compiled.save(tmp_path / "layer.kiln")
+    loaded = kiln.load(tmp_path / "layer.kiln")
+    torch.testing.assert_close(loaded(X), layer(X).detach())
+    assert repr(loaded) == "Compiled(layer.kiln, cpu)"
+    with pytest.raises(kiln.InputError, match="keywords x: give positions"):
+        loaded(x=X)
+    with pytest.raises(kiln.UsageError, match="no example inputs"):
+        loaded.bench()
+    with pytest.raises(kiln.UsageError, match="needs the module"):
+        loaded.bench(X)
+
+
+@pytest.mark.native
+def test_a_program_of_torch_export_is_loaded_with_its_nesting(tmp_path):
+    module = Nested().eval()
+    with torch.no_grad():
+        program = torch.export.export(module, (X,), {"more": {"a": [X]}})
+    torch.export.save(program.run_decompositions({}), tmp_path / "nested.pt2")
+    got = kiln.load(tmp_path / "nested.pt2")(X, more={"a": [X]})
+    torch.testing.assert_close(got["pair"][0], (X + X).relu())
+
+
+def test_the_nesting_of_an_archive_is_read(tmp_path):
+    from kiln import artifact
+
+    with torch.no_grad():
+        program = torch.export.export(Nested().eval(), (X,), {"more": {"a": [X]}})
+    torch.export.save(program, tmp_path / "nested.pt2")
+    in_spec, out_spec = artifact._nesting(tmp_path / "nested.pt2")
+    assert in_spec == program.call_spec.in_spec
+    assert out_spec == program.call_spec.out_spec
+    (tmp_path / "text").write_text("graph")
+    assert artifact._nesting(tmp_path / "text") == (None, None)
+
+
+def test_bench_times_in_one_table():
+    layer = nn.Linear(4, 2).eval()
+
+    def double(x):
+        return layer(x) * 2
+
+    def broken(x):
+        raise ValueError("no")
+
+    compiled = kiln.compile(layer, (X,))
+    table = compiled.bench(against=("eager", double, broken), repetitions=5)
+    assert [row.name for row in table.rows] == ["kiln", "eager", "double", "broken"]
+    first = table["kiln"]
+    assert first.ratio == 1.0 and 0 < first.p10_ms <= first.median_ms <= first.p90_ms
+    assert table["eager"].ratio == table["eager"].median_ms / first.median_ms
+    assert table["broken"].error == "ValueError: no"
+    assert "ValueError: no" in str(table)
+    with pytest.raises(kiln.UsageError, match="'inductr': use one of eager"):
+        compiled.bench(against=("inductr",))
+
+
+def test_a_failure_of_what_is_timed_is_not_hidden():
+    def broken():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        bench.measure({"a": broken}, (), {}, "cpu")

@@ -1,0 +1,239 @@
+"""`kiln.explain`, `kiln.check`, `kiln.snapshot`, `kiln.doctor`, and what importing costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import kiln
+from kiln import accuracy, backend, pieces
+
+X = torch.arange(12.0).reshape(3, 4) - 5
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x)).relu()
+
+
+def test_explain_of_a_module():
+    report = kiln.explain(Block().eval(), X)
+    assert report.kernels and not report.eager and not report.graph_breaks
+    assert all(kernel.name and kernel.kind and kernel.nodes for kernel in report.kernels)
+    data = json.loads(report.to_json())
+    assert {"kernels", "fallback", "nodes", "lower_bound_us", "predicted_us"} <= set(data)
+    assert len(data["kernels"]) == len(report.kernels)
+    assert data["pieces"][0]["state"] == "compiled"
+    assert str(report).startswith("piece 0 at ")
+    assert "<iframe srcdoc=" in report._repr_html_()
+
+
+def test_explain_of_a_compiled_program_is_the_engines_report():
+    compiled = kiln.compile(Block().eval(), (X,))
+    for report in (compiled.explain(), kiln.explain(compiled), kiln.explain(compiled, X)):
+        assert str(report) == compiled.engine.text()
+        assert json.loads(report.to_json()) == json.loads(compiled.engine.report())
+
+
+def test_explain_shows_sizes_of_a_dynamic_program():
+    compiled = kiln.compile(nn.ReLU().eval(), (X,), dynamic=True)
+    compiled(torch.ones(5, 6))
+    report = kiln.explain(compiled, torch.ones(7, 8))
+    assert len(report.parts[0].bindings) >= 1
+
+
+def broken(x):
+    y = x * 2
+    torch._dynamo.graph_break()
+    z = torch.cond(y.sum() > 0, lambda x: x + 1, lambda x: x - 1, (y,))
+    torch._dynamo.graph_break()
+    return z.relu()
+
+
+def test_explain_lists_breaks_and_pieces_that_run_eagerly():
+    report = kiln.explain(broken, X)
+    assert [part.state for part in report.parts] == ["compiled", "eager", "compiled"]
+    (eager,) = report.eager
+    assert "cond" in eager.reason and "test_report.py:" in eager.source
+    assert len(report.graph_breaks) == 2
+    source, reason = report.graph_breaks[0]
+    assert "test_report.py:" in source and reason
+    text = str(report)
+    assert "runs eagerly" in text and "graph break at" in text
+    assert repr(report).endswith("1 pieces run eagerly, 2 graph breaks)")
+
+
+def test_explain_leaves_what_is_compiled_as_it_is():
+    layer = Block().eval()
+    with torch.no_grad(), pieces.collecting() as found:
+        run = torch.compile(layer, backend=backend.kiln)
+        run(X)
+        for _ in range(12):
+            assert kiln.explain(run, X).kernels
+        made = len(found)
+        run(X)
+        assert len(found) == made == 13
+
+
+def test_explain_runs_without_gradients_and_gives_no_engine_away():
+    report = kiln.explain(nn.Linear(4, 4), X)
+    assert not report.eager
+    assert "engine" not in report.to_json()
+
+
+def test_explain_of_something_else():
+    with pytest.raises(kiln.UsageError, match="pass a function, a module"):
+        kiln.explain(3)
+
+
+def test_why_asks_the_piece_that_knows():
+    report = kiln.compile(Block().eval(), (X,)).explain()
+    first, *_, last = report.kernels
+    assert report.why(first.name, last.name) == report.why_not(first.name, last.name)
+    with pytest.raises(kiln.UsageError, match="nothing was compiled"):
+        kiln.explain(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), X).why("a", "b")
+
+
+# Check
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_check_passes_for_a_block(dtype):
+    module = Block().eval().to(dtype)
+    result = kiln.check(module, (X.to(dtype),))
+    assert result and result.ok
+    result.raise_if_failed()
+    (output,) = result.outputs
+    assert output.dtype == str(dtype).removeprefix("torch.") and output.shape == (3, 4)
+    assert 0 < output.allowed < 1
+
+
+def test_check_leaves_the_module_and_the_inputs_alone():
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros(4))
+
+        def forward(self, x):
+            x.add_(1)
+            self.n.add_(x.sum(0))
+            return {"n": self.n * 2, "i": x.argmax(-1), "k": x.shape[0]}
+
+    module, x = Module().eval(), X.clone()
+    result = kiln.check(module, (), {"x": x})
+    assert result.ok, result
+    assert [output.name for output in result.outputs] == ["['n']", "['i']", "['k']"]
+    assert torch.equal(x, X) and not module.n.any()
+
+
+def test_compare_fails_for_what_is_wrong():
+    eager = torch.tensor([1.0, 2.0, float("inf"), float("nan")])
+    exact = torch.tensor([1.0, 2.0, float("inf"), float("nan")], dtype=torch.float64)
+    assert accuracy.compare(eager.clone(), eager, exact)
+    for wrong in (
+        torch.tensor([1.0, 2.001, float("inf"), float("nan")]),
+        torch.tensor([1.0, 2.0, float("-inf"), float("nan")]),
+        torch.tensor([1.0, 2.0, 3.0, float("nan")]),
+        torch.tensor([1.0, 2.0, float("inf"), 0.0]),
+        torch.tensor([1.0, float("nan"), float("inf"), float("nan")]),
+        eager.double(),
+        eager[:2],
+        None,
+    ):
+        assert not accuracy.compare(wrong, eager, exact), wrong
+    one = torch.tensor([1, 2])
+    assert not accuracy.compare(torch.tensor([1, 3]), one, one)
+    assert not accuracy.compare([eager, eager], [eager], [exact])
+    with pytest.raises(AssertionError, match="1 elements differ"):
+        accuracy.compare(torch.tensor([1, 3]), one, one).raise_if_failed()
+
+
+def test_compare_allows_twice_eagers_error_and_one_unit():
+    exact = torch.tensor([1.0], dtype=torch.float64)
+    eps = torch.finfo(torch.float32).eps
+    eager = torch.tensor([1.0 + 2 * eps])
+    assert accuracy.compare(torch.tensor([1.0 + 5 * eps]), eager, exact)
+    assert not accuracy.compare(torch.tensor([1.0 + 6 * eps]), eager, exact)
+
+
+# Snapshots
+
+
+def test_a_plan_is_text_without_numbers_of_the_machine(kiln_plan):
+    module = Block().eval()
+    text = kiln_plan(module, (X,))
+    assert text == kiln_plan(module, (X,)) == kiln.snapshot(kiln.compile(module, (X,)))
+    assert text.startswith("kernels ") and "because" in text
+    assert "us" not in text.split("\n")[0]
+
+
+pytest_plugins = ["pytester"]
+
+PLAN_TEST = """
+def test_plan(kiln_snapshot):
+    assert "plan {}\\n" == kiln_snapshot
+"""
+
+
+def test_a_snapshot_is_written_kept_and_compared(pytester):
+    options = ["-p", "no:cacheprovider"]
+    if not any(p.startswith("kiln") for p in _entry_points()):
+        options += ["-p", "kiln.pytest_plugin"]
+    pytester.makepyfile(test_plan=PLAN_TEST.format(1))
+    missing = pytester.runpytest_inprocess(*options)
+    missing.assert_outcomes(failed=1)
+    missing.stdout.fnmatch_lines(["*write it by `pytest --kiln-update`*"])
+    pytester.runpytest_inprocess(*options, "--kiln-update").assert_outcomes(passed=1)
+    kept = pytester.path / "__kiln__" / "test_plan" / "test_plan.txt"
+    assert kept.read_text() == "plan 1\n"
+    pytester.runpytest_inprocess(*options).assert_outcomes(passed=1)
+    pytester.makepyfile(test_plan=PLAN_TEST.format(2))
+    changed = pytester.runpytest_inprocess(*options)
+    changed.assert_outcomes(failed=1)
+    changed.stdout.fnmatch_lines(["*-plan 1*", "*+plan 2*"])
+    assert kept.read_text() == "plan 1\n"
+
+
+def _entry_points():
+    from importlib import metadata
+
+    return [e.name for e in metadata.entry_points(group="pytest11")]
+
+
+# Doctor and import
+
+
+def test_doctor_names_versions_and_the_backend():
+    text = kiln.doctor()
+    for part in ("kiln ", "python ", torch.__version__, "cuda", "backend"):
+        assert part in text
+    assert repr(text) == str(text)
+
+
+def test_importing_kiln_is_light():
+    setup = f"import sys; sys.path[:0] = {sys.path!r}\n"
+    if "fake_native" in sys.modules:
+        setup += "import fake_native; fake_native.install()\n"
+    code = setup + (
+        "import kiln\n"
+        "heavy = ('torch._dynamo', 'torch._inductor', 'transformers', 'sympy')\n"
+        "assert not [m for m in heavy if m in sys.modules and 'fake_native' not in sys.modules]\n"
+        "assert 'kiln.compiled' not in sys.modules\n"
+        "assert callable(kiln.compile) and callable(kiln.check) and callable(kiln.load)\n"
+        "assert set(kiln.__all__) <= set(dir(kiln))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_unknown_names_are_not_there():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        kiln.nothing  # noqa: B018
