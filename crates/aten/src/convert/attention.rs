@@ -8,19 +8,56 @@ use kiln_graph::{BinaryOp, DType, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 
 pub const TABLE: Table = &[
     ("aten::scaled_dot_product_attention", attention),
+    ("aten::_scaled_dot_product_attention_math", attention),
+    ("aten::_scaled_dot_product_cudnn_attention", attention),
+    ("aten::_scaled_dot_product_efficient_attention", attention),
+    ("aten::_scaled_dot_product_flash_attention", attention),
+    ("aten::_scaled_dot_product_flash_attention_for_cpu", attention),
+    ("aten::_scaled_dot_product_fused_attention_overrideable", attention),
     ("aten::_native_multi_head_attention", multi_head),
     ("aten::_transformer_encoder_layer_fwd", encoder_layer),
 ];
 
-/// `(q, k, v, mask?, dropout, causal, scale?, enable_gqa)`.
+/// Positions of the arguments that follow query, key and value.
+pub struct Places {
+    mask: Option<usize>,
+    pub dropout: usize,
+    causal: usize,
+    scale: usize,
+}
+
+/// Scaled dot-product attention and the forms that torch chooses for a device, without `aten::`; `None` for all other operators.
+pub fn places(name: &str) -> Option<Places> {
+    let (mask, dropout, causal, scale) = match name {
+        // (mask?, dropout, causal, scale?, enable_gqa)
+        "scaled_dot_product_attention" => (Some(3), 4, 5, 6),
+        // (mask?, dropout, causal, mask of the dropout?, scale?, enable_gqa)
+        "_scaled_dot_product_attention_math" => (Some(3), 4, 5, 7),
+        // (mask?, with logsumexp, dropout, causal, with the mask of the dropout, scale?)
+        "_scaled_dot_product_cudnn_attention" => (Some(3), 5, 6, 8),
+        // (mask?, with logsumexp, dropout, causal, scale?)
+        "_scaled_dot_product_efficient_attention" => (Some(3), 5, 6, 7),
+        // (dropout, causal, with the mask of the dropout, scale?)
+        "_scaled_dot_product_flash_attention" => (None, 3, 4, 6),
+        // (dropout, causal, mask?, scale?)
+        "_scaled_dot_product_flash_attention_for_cpu" => (Some(5), 3, 4, 6),
+        // (mask?, dropout, causal, with the mask of the dropout, scale?)
+        "_scaled_dot_product_fused_attention_overrideable" => (Some(3), 4, 5, 7),
+        _ => return None,
+    };
+    Some(Places { mask, dropout, causal, scale })
+}
+
+/// `(q, k, v, …)`, without dropout. The further results of the forms of a device are of use in training alone.
 fn attention(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    if c.float(call, 4)? != 0.0 {
-        return Err("attention with dropout draws random numbers".into());
+    let places = call.name.strip_prefix("aten::").and_then(places).ok_or("arguments in an unknown order")?;
+    if !matches!(call.overload.as_str(), "" | "default") {
+        return Err(format!("attention with the arguments of its overload `{}`", call.overload));
     }
     let (mut q, mut k, mut v) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?);
     let ty = c.out(call, 0)?;
     let width = *c.shape(q).last().ok_or("attention of rank 0")?;
-    let scale = c.opt_scalar(call, 6)?.map_or(1.0 / (width as f64).sqrt(), Scalar::as_f64);
+    let scale = c.opt_scalar(call, places.scale)?.map_or(1.0 / (width as f64).sqrt(), Scalar::as_f64);
     // Rank 2 has no heads axis: add one of size 1.
     if c.rank(q) == 2 {
         for x in [&mut q, &mut k, &mut v] {
@@ -29,10 +66,15 @@ fn attention(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         }
     }
     let mut args = vec![q, k, v];
-    if let Some(mask) = c.opt_tensor(call, 3)? {
+    let mask = places.mask.map_or(Ok(None), |at| c.opt_tensor(call, at))?;
+    if let Some(mask) = mask {
+        // The public operator has turned a bool mask into an additive one for the forms of a device.
+        if c.dtype(mask) == DType::Bool && call.name != "aten::scaled_dot_product_attention" {
+            return Err("a bool mask where torch adds it".into());
+        }
         args.push(if c.dtype(mask) == DType::Bool { mask } else { c.cast(mask, c.dtype(q))? });
     }
-    let r = c.node(Op::Attention { scale: Scalar::Float(scale), causal: c.bool(call, 5)? }, &args)?;
+    let r = c.node(Op::Attention { scale: Scalar::Float(scale), causal: c.bool(call, places.causal)? }, &args)?;
     Ok(vec![c.reshape(r, &ty.shape)?])
 }
 

@@ -6,7 +6,7 @@ use super::{
     scalars::as_value,
 };
 use crate::raw::Call;
-use kiln_graph::{BinaryOp, CompareOp, DType, Scalar, Type, ValueId};
+use kiln_graph::{BinaryOp, CompareOp, DType, Scalar, Tensor, Type, ValueId};
 
 pub const TABLE: Table = &[
     ("aten::zeros", |c, call| constant(c, call, Scalar::Int(0))),
@@ -17,6 +17,9 @@ pub const TABLE: Table = &[
     ("aten::empty", |c, call| constant(c, call, Scalar::Int(0))),
     ("aten::empty_like", |c, call| constant(c, call, Scalar::Int(0))),
     ("aten::new_empty", |c, call| constant(c, call, Scalar::Int(0))),
+    ("aten::empty_permuted", |c, call| constant(c, call, Scalar::Int(0))),
+    ("aten::empty_strided", |c, call| constant(c, call, Scalar::Int(0))),
+    ("aten::new_empty_strided", |c, call| constant(c, call, Scalar::Int(0))),
     ("aten::ones", |c, call| constant(c, call, Scalar::Int(1))),
     ("aten::ones_like", |c, call| constant(c, call, Scalar::Int(1))),
     ("aten::new_ones", |c, call| constant(c, call, Scalar::Int(1))),
@@ -28,6 +31,11 @@ pub const TABLE: Table = &[
     ("aten::copy", copy),
     ("aten::arange", arange),
     ("aten::eye", eye),
+    ("aten::linspace", |c, call| spaced(c, call, None)),
+    ("aten::logspace", |c, call| spaced(c, call, Some(3))),
+    ("aten::tril_indices", |c, call| triangle(c, call, true)),
+    ("aten::triu_indices", |c, call| triangle(c, call, false)),
+    ("prims::iota", count),
 ];
 
 fn constant(c: &mut Ctx, call: &Call, value: Scalar) -> Res<Vec<ValueId>> {
@@ -60,6 +68,16 @@ fn arange(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         ("", _) => (Scalar::Int(0), Scalar::Int(1)),
         (other, _) => return Err(format!("arange.{other}")),
     };
+    count_from(c, ty, start, step)
+}
+
+/// `(length, start, step, …)`.
+fn count(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let ty = c.out(call, 0)?;
+    count_from(c, ty, c.scalar(call, 1)?, c.scalar(call, 2)?)
+}
+
+fn count_from(c: &mut Ctx, ty: Type, start: Scalar, step: Scalar) -> Res<Vec<ValueId>> {
     let work = if ty.dtype.is_float() { DType::F64 } else { DType::I64 };
     let plain = start.as_f64() == 0.0 && step.as_f64() == 1.0;
     let mut v = c.iota(Type::new(if plain { ty.dtype } else { work }, ty.shape.clone()), 0);
@@ -78,4 +96,51 @@ fn eye(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let column = c.iota(Type::new(DType::I64, [1, columns]), 1);
     let on = c.compare(CompareOp::Eq, row, column)?;
     Ok(vec![c.cast(on, ty.dtype)?])
+}
+
+/// `(start, end, steps, base?, …)`: numbers at equal distances, counted from the nearer end; or powers of the base, with such exponents.
+/// torch computes narrower floats and integers with a step that it has rounded, which f64 does not follow.
+fn spaced(c: &mut Ctx, call: &Call, base_at: Option<usize>) -> Res<Vec<ValueId>> {
+    let ty = c.out(call, 0)?;
+    let (start, end) = (c.float(call, 0)?, c.float(call, 1)?);
+    let steps = ty.count();
+    if !matches!(ty.dtype, DType::F32 | DType::F64) {
+        return Err(format!("a range of {}, whose step torch rounds", ty.dtype));
+    }
+    let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
+    let place = c.iota(Type::new(DType::F64, [steps]), 0);
+    let from_start = c.with(BinaryOp::Mul, place, step)?;
+    let from_start = c.with(BinaryOp::Add, from_start, start)?;
+    let back = c.with(BinaryOp::Sub, place, steps.saturating_sub(1) as f64)?;
+    let from_end = c.with(BinaryOp::Mul, back, step)?;
+    let from_end = c.with(BinaryOp::Add, from_end, end)?;
+    let first_half = c.compare_with(CompareOp::Lt, place, (steps / 2) as f64)?;
+    let mut v = if steps > 1 { c.select(first_half, from_start, from_end)? } else { from_start };
+    if let Some(at) = base_at {
+        let base = c.float_const(DType::F64, c.float(call, at)?);
+        v = c.binary(BinaryOp::Pow, base, v)?;
+    }
+    Ok(vec![c.cast(v, ty.dtype)?])
+}
+
+/// `(rows, columns, offset, …)`: rows and columns of the elements of a triangle, as a table.
+fn triangle(c: &mut Ctx, call: &Call, lower: bool) -> Res<Vec<ValueId>> {
+    let ty = c.out(call, 0)?;
+    let (rows, columns, offset) = (c.int(call, 0)?, c.int(call, 1)?, c.int(call, 2)?);
+    // Each of these rows has an element, so their number is at most that of the results.
+    let some = if lower { offset.saturating_neg().max(0)..rows } else { 0..rows.min(columns.saturating_sub(offset)) };
+    let mut places = [vec![], vec![]];
+    for row in some.filter(|_| columns > 0) {
+        let diagonal = row.saturating_add(offset);
+        let within = if lower { 0..columns.min(diagonal.saturating_add(1)) } else { diagonal.max(0)..columns };
+        for column in within {
+            if places[0].len() == ty.shape.last().copied().unwrap_or(0) {
+                return Err("a triangle of more elements than in the example run".into());
+            }
+            places[0].push(row as f64);
+            places[1].push(column as f64);
+        }
+    }
+    let found = Type::new(ty.dtype, [2, places[0].len()]);
+    Ok(vec![c.table("triangle", Tensor::from_f64(found, places.concat()))])
 }

@@ -1,4 +1,8 @@
 //! Reading and writing by index tensors: embedding, gather, scatter, advanced indexing.
+mod bags;
+mod masked;
+mod sorted;
+
 use super::{
     Table,
     context::{Ctx, Res},
@@ -22,6 +26,14 @@ pub const TABLE: Table = &[
     ("aten::index_fill", index_fill),
     ("aten::index_put", index_put),
     ("aten::one_hot", one_hot),
+    ("aten::take", take),
+    ("aten::embedding_bag", bags::embedding_bag),
+    ("aten::_embedding_bag", bags::embedding_bag),
+    ("aten::masked_scatter", masked::masked_scatter),
+    ("aten::_unsafe_masked_index", masked::unsafe_masked_index),
+    ("aten::bucketize", sorted::bucketize),
+    ("aten::searchsorted", sorted::searchsorted),
+    ("aten::isin", sorted::isin),
 ];
 
 fn one(v: ValueId) -> Res<Vec<ValueId>> {
@@ -63,42 +75,75 @@ fn take_along_dim(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.node(Op::Gather { axis }, &[x, i])?)
 }
 
-/// `x[i, :, j]`: permutes the indexed axes next to each other, flattens them, combines their indices into one, and takes.
+/// `x[i, :, j]`.
 fn index(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
-    let (axes, indices) = index_list(c, call)?;
-    let rank = c.rank(x);
-    // Adjacent indexed axes stay in place, others move to the front, as in PyTorch.
-    let adjacent = axes.windows(2).all(|w| w[1] == w[0] + 1);
-    let first = if adjacent { axes[0] } else { 0 };
-    let mut perm: Vec<usize> = (0..rank).filter(|a| !axes.contains(a)).collect();
-    let rest_before = perm.iter().take_while(|a| adjacent && **a < axes[0]).count();
-    perm.splice(rest_before..rest_before, axes.iter().copied());
-    let sizes: Vec<usize> = axes.iter().map(|a| c.shape(x)[*a]).collect();
-    let moved = c.permute(x, &perm)?;
-    let mut flat = c.shape(moved);
-    flat.splice(first..first + axes.len(), [sizes.iter().product()]);
-    let table = c.reshape(moved, &flat)?;
-    let at = combined(c, &indices, &sizes)?;
-    let r = c.node(Op::Take { axis: first }, &[table, at])?;
-    one(c.reshape(r, &ty.shape)?)
+    let indices = index_list(c, call)?;
+    one(index_as(c, call, indices)?)
 }
 
-/// The axes that argument 1 indexes, and their index tensors (i64, not yet broadcast together).
-fn index_list(c: &mut Ctx, call: &Call) -> Res<(Vec<usize>, Vec<ValueId>)> {
+/// Result of the call if its first argument is indexed along these axes: permutes the indexed axes next to each other, flattens them,
+/// combines their indices into one, and takes.
+fn index_as(c: &mut Ctx, call: &Call, indices: Vec<(usize, ValueId)>) -> Res<ValueId> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let place = Indexed::new(&indices, c.rank(x))?;
+    let sizes: Vec<usize> = place.axes.iter().map(|a| c.shape(x)[*a]).collect();
+    let moved = c.permute(x, &place.order)?;
+    let mut flat = c.shape(moved);
+    flat.splice(place.first..place.first + sizes.len(), [sizes.iter().product()]);
+    let table = c.reshape(moved, &flat)?;
+    let at = combined(c, &place.indices, &sizes)?;
+    let r = c.node(Op::Take { axis: place.first }, &[table, at])?;
+    c.reshape(r, &ty.shape)
+}
+
+/// How `x[i, :, j]` orders axes: adjacent indexed axes stay in place, others move to the front, as in PyTorch.
+struct Indexed {
+    axes: Vec<usize>,
+    indices: Vec<ValueId>,
+    /// All axes of x, with the indexed ones next to each other.
+    order: Vec<usize>,
+    /// Where in this order the first indexed axis is.
+    first: usize,
+}
+
+impl Indexed {
+    fn new(indices: &[(usize, ValueId)], rank: usize) -> Res<Indexed> {
+        let (axes, indices): (Vec<usize>, Vec<ValueId>) = indices.iter().copied().unzip();
+        let adjacent = axes.windows(2).all(|w| w[1] == w[0] + 1);
+        let first = if adjacent { *axes.first().ok_or("no index")? } else { 0 };
+        let mut order: Vec<usize> = (0..rank).filter(|a| !axes.contains(a)).collect();
+        if first > order.len() {
+            return Err("more indices than axes".into());
+        }
+        order.splice(first..first, axes.iter().copied());
+        Ok(Indexed { axes, indices, order, first })
+    }
+}
+
+/// The axes that argument 1 indexes, each with its index tensor (i64, not yet broadcast together).
+fn index_list(c: &mut Ctx, call: &Call) -> Res<Vec<(usize, ValueId)>> {
     let Arg::List(items) = c.arg(call, 1) else { return Err("argument 1 is not a list of indices".into()) };
-    let (mut axes, mut indices) = (vec![], vec![]);
+    let mut found = vec![];
     for (axis, item) in items.iter().enumerate() {
         if let Arg::Value(id) = item {
             let v = c.value(*id)?;
             if !matches!(c.dtype(v), DType::I64 | DType::I32) {
                 return Err(format!("indexing by a tensor of {}", c.dtype(v)));
             }
-            axes.push(axis);
-            indices.push(c.cast(v, DType::I64)?);
+            found.push((axis, c.cast(v, DType::I64)?));
         }
     }
-    if axes.is_empty() { Err("no index".into()) } else { Ok((axes, indices)) }
+    if found.is_empty() { Err("no index".into()) } else { Ok(found) }
+}
+
+/// `(x, index)`: elements of the flattened tensor; negative indices count from the end.
+fn take(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, i) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
+    let n = c.ty(x).count();
+    let flat = c.reshape(x, &[n])?;
+    let i = c.cast(i, DType::I64)?;
+    let i = wrapped(c, i, n)?;
+    one(c.node(Op::Take { axis: 0 }, &[flat, i])?)
 }
 
 /// Row-major position from one index per axis; negative indices count from the end. If any index is out of range, so is the position.
@@ -141,7 +186,13 @@ fn wrapped(c: &mut Ctx, i: ValueId, size: usize) -> Res<ValueId> {
 
 /// `(x, axis, index, source)`; the source is cropped to the index's shape.
 fn scatter_by(c: &mut Ctx, call: &Call, mode: ScatterMode) -> Res<Vec<ValueId>> {
-    let (x, i) = (c.tensor(call, 0)?, c.tensor(call, 2)?);
+    let x = c.tensor(call, 0)?;
+    scatter_onto(c, call, x, mode)
+}
+
+/// The same with another tensor in the place of x.
+fn scatter_onto(c: &mut Ctx, call: &Call, x: ValueId, mode: ScatterMode) -> Res<Vec<ValueId>> {
+    let i = c.tensor(call, 2)?;
     let axis = c.axis(call, 1, c.rank(x))?;
     let shape = c.shape(i);
     let src = match operand(c, call, 3)? {
@@ -169,11 +220,19 @@ fn scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     }
 }
 
+/// `(x, axis, index, source, reduce, include_self)`: sums; without x's own elements, those that are written to become zero before.
 fn scatter_reduce(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    match (c.str(call, 4)?, c.bool(call, 5)?) {
-        ("sum", true) => scatter_by(c, call, ScatterMode::Add),
-        (how, _) => Err(format!("scatter_reduce with {how}")),
-    }
+    let (x, i) = (c.tensor(call, 0)?, c.tensor(call, 2)?);
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let onto = match (c.str(call, 4)?, c.bool(call, 5)?) {
+        ("sum", true) => x,
+        ("sum", false) => {
+            let none = c.full(&Type::new(c.dtype(x), c.shape(i)), Scalar::Int(0))?;
+            c.node(Op::Scatter { axis, mode: ScatterMode::Replace }, &[x, i, none])?
+        }
+        (how, _) => return Err(format!("scatter_reduce with {how}")),
+    };
+    scatter_onto(c, call, onto, ScatterMode::Add)
 }
 
 /// A vector of indices laid along `axis` and broadcast over the other axes of `like`.
@@ -242,8 +301,8 @@ fn index_fill(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     })
 }
 
-/// `(x, indices, values, accumulate)`: a single bool mask with one value becomes a select; integer indices of the leading axes become a
-/// scatter of rows.
+/// `(x, indices, values, accumulate)`: a single bool mask with one value becomes a select; integer indices become a scatter of rows, with
+/// the indexed axes in front.
 fn index_put(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, values, add) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.bool(call, 3)?);
     if let Arg::List(items) = c.arg(call, 1)
@@ -257,23 +316,32 @@ fn index_put(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
             return one(c.select(mask, value, x)?);
         }
     }
-    let (axes, indices) = index_list(c, call)?;
-    if !axes.iter().copied().eq(0..axes.len()) {
-        return Err("index_put into other than the leading axes".into());
-    }
-    let shape = c.shape(x);
-    let (sizes, rest) = shape.split_at(axes.len());
-    let at = combined(c, &indices, sizes)?;
-    let n = c.ty(at).count();
-    let full = [&c.shape(at)[..], rest].concat();
-    let table = c.reshape(x, &[&[sizes.iter().product()], rest].concat())?;
-    let rows = [&[n], rest].concat();
+    let indices = index_list(c, call)?;
+    let (shape, place) = (c.shape(x), Indexed::new(&indices, c.rank(x))?);
+    let indexed = place.axes.len();
+    let sizes: Vec<usize> = place.axes.iter().map(|a| shape[*a]).collect();
+    let at = combined(c, &place.indices, &sizes)?;
+    let (n, picked) = (c.ty(at).count(), c.rank(at));
+    // The values have the shape of `x[indices]`; there as in x, the indexed axes go to the front.
+    let rest: Vec<usize> = place.order.iter().copied().filter(|a| !place.axes.contains(a)).collect();
+    let kept: Vec<usize> = rest.iter().map(|a| shape[*a]).collect();
+    let full = [&kept[..place.first], &c.shape(at), &kept[place.first..]].concat();
     let values = c.broadcast(values, &full)?;
+    let last = place.first + picked;
+    let front: Vec<usize> = (place.first..last).chain(0..place.first).chain(last..full.len()).collect();
+    let values = c.permute(values, &front)?;
+    let rows = [&[n], &kept[..]].concat();
     let values = c.reshape(values, &rows)?;
+    let order = [&place.axes[..], &rest].concat();
+    let moved = c.permute(x, &order)?;
+    let moved_shape = c.shape(moved);
+    let table = c.reshape(moved, &[&[sizes.iter().product()], &moved_shape[indexed..]].concat())?;
     let at = spread_index(c, at, 0, &rows)?;
     let mode = if add { ScatterMode::Add } else { ScatterMode::Replace };
     let r = c.node(Op::Scatter { axis: 0, mode }, &[table, at, values])?;
-    one(c.reshape(r, &shape)?)
+    let r = c.reshape(r, &moved_shape)?;
+    let back: Vec<usize> = (0..shape.len()).map(|a| order.iter().position(|o| *o == a).unwrap_or(a)).collect();
+    one(c.permute(r, &back)?)
 }
 
 /// Compares each index with the class numbers along a new last axis.

@@ -3,7 +3,7 @@ mod einsum;
 
 use super::{
     Table,
-    context::{Ctx, Res},
+    context::{Ctx, Res, normal_axis},
     scalars::scale,
 };
 use crate::raw::Call;
@@ -24,10 +24,19 @@ pub const TABLE: Table = &[
     ("aten::baddbmm", |c, call| add_matmul(c, call, 3, 4)),
     ("aten::addmv", |c, call| add_matmul(c, call, 3, 4)),
     ("aten::addbmm", addbmm),
+    ("aten::addr", addr),
+    ("aten::bilinear", bilinear),
+    ("aten::tensordot", tensordot),
+    ("aten::kron", kron),
     ("aten::einsum", einsum::einsum),
     ("aten::_scaled_mm", scaled_matmul),
     ("aten::_int_mm", integer_matmul),
     ("aten::cdist", cdist),
+    ("aten::_euclidean_dist", |c, call| {
+        let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
+        let r = distance_by_matmul(c, a, b)?;
+        one(c.reshape(r, &ty.shape)?)
+    }),
 ];
 
 fn one(v: ValueId) -> Res<Vec<ValueId>> {
@@ -145,6 +154,77 @@ fn addbmm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let r = c.reduce(ReduceOp::Sum, r, &[0])?;
     let r = c.reshape(r, &ty.shape)?;
     one(plus(c, add, r, c.scalar(call, 3)?, c.scalar(call, 4)?)?)
+}
+
+/// `beta c + alpha a bᵀ` of vectors.
+fn addr(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let ty = c.out(call, 0)?;
+    let get = |c: &mut Ctx, i| c.tensor(call, i).and_then(|v| c.cast(v, ty.dtype));
+    let (add, a, b) = (get(c, 0)?, get(c, 1)?, get(c, 2)?);
+    let n = c.ty(a).count();
+    let column = c.reshape(a, &[n, 1])?;
+    let outer = c.binary(BinaryOp::Mul, column, b)?;
+    one(plus(c, add, outer, c.scalar(call, 3)?, c.scalar(call, 4)?)?)
+}
+
+/// `(a, b, w, bias?)`: `sum of a[i] w[o, i, j] b[j]`, as `a` times the matrix `[i, o j]`, then times b and summed over j.
+fn bilinear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b, w, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?, c.out(call, 0)?);
+    let [outs, n, m] = c.shape(w)[..] else { return Err("bilinear weights of a rank other than 3".into()) };
+    let rows = c.ty(a).count() / n.max(1);
+    let by_row = c.permute(w, &[1, 0, 2])?;
+    let matrix = c.reshape(by_row, &[n, outs * m])?;
+    let a = c.reshape(a, &[rows, n])?;
+    let left = c.node(Op::Dot, &[a, matrix])?;
+    let left = c.reshape(left, &[rows, outs, m])?;
+    let b = c.reshape(b, &[rows, 1, m])?;
+    let work = ty.dtype.compute();
+    let (left, b) = (c.cast(left, work)?, c.cast(b, work)?);
+    let products = c.binary(BinaryOp::Mul, left, b)?;
+    let mut r = c.reduce(ReduceOp::Sum, products, &[2])?;
+    r = c.reshape(r, &[rows, outs])?;
+    if let Some(bias) = c.opt_tensor(call, 3)? {
+        let bias = c.cast(bias, work)?;
+        r = c.binary(BinaryOp::Add, r, bias)?;
+    }
+    let r = c.cast(r, ty.dtype)?;
+    one(c.reshape(r, &ty.shape)?)
+}
+
+/// `(a, b, axes of a, axes of b)`: a matmul with the axes to contract last in a and first in b.
+fn tensordot(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
+    let split = |c: &Ctx, v: ValueId, at: usize| {
+        let rank = c.rank(v);
+        let inner = c.ints(call, at)?.into_iter().map(|x| normal_axis(x, rank)).collect::<Res<Vec<usize>>>()?;
+        let outer: Vec<usize> = (0..rank).filter(|x| !inner.contains(x)).collect();
+        Ok::<_, String>((inner, outer))
+    };
+    let ((inner_a, outer_a), (inner_b, outer_b)) = (split(c, a, 2)?, split(c, b, 3)?);
+    let size = |c: &Ctx, v: ValueId, axes: &[usize]| axes.iter().map(|x| c.shape(v)[*x]).product::<usize>();
+    let (rows, inner, columns) = (size(c, a, &outer_a), size(c, a, &inner_a), size(c, b, &outer_b));
+    if inner != size(c, b, &inner_b) {
+        return Err("tensordot of axes that broadcast".into());
+    }
+    let left = c.permute(a, &[outer_a, inner_a].concat())?;
+    let left = c.reshape(left, &[rows, inner])?;
+    let right = c.permute(b, &[inner_b, outer_b].concat())?;
+    let right = c.reshape(right, &[inner, columns])?;
+    one(dot(c, left, right, &ty.shape)?)
+}
+
+/// Every element of a times all of b: each axis of a is before the same one of b, and both become one.
+fn kron(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
+    let spread = |c: &mut Ctx, v: ValueId, first: bool| {
+        let shape = [vec![1; ty.rank() - c.rank(v)], c.shape(v)].concat();
+        let apart: Vec<usize> = shape.into_iter().flat_map(|n| if first { [n, 1] } else { [1, n] }).collect();
+        let v = c.cast(v, ty.dtype)?;
+        c.reshape(v, &apart)
+    };
+    let (a, b) = (spread(c, a, true)?, spread(c, b, false)?);
+    let r = c.binary(BinaryOp::Mul, a, b)?;
+    one(c.reshape(r, &ty.shape)?)
 }
 
 /// Above this many rows torch computes Euclidean distances by a matmul

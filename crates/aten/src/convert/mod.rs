@@ -2,7 +2,7 @@
 //!
 //! Takes the specialised calls ([`Raw`]); gives a [`Graph`]. A conversion is used only if its result has the type of the example run.
 //! A call without a conversion becomes a fallback, which libtorch runs; if libtorch cannot run it for Kiln either (for example, its
-//! dtype has no name in Kiln), it is a [`Problem`].
+//! dtype has no name in Kiln), it is a [`Problem`]. So is a call that draws random numbers ([`random`]).
 mod attention;
 pub(crate) mod context;
 mod conv;
@@ -10,10 +10,13 @@ mod creation;
 mod fallback;
 mod index;
 mod linear;
+mod names;
 mod norm;
 mod pointwise;
 mod pool;
 mod prune;
+mod random;
+mod recurrent;
 mod reduce;
 mod resample;
 pub(crate) mod scalars;
@@ -33,7 +36,7 @@ use std::collections::HashMap;
 type Handler = fn(&mut Ctx, &Call) -> Res<Vec<ValueId>>;
 type Table = &'static [(&'static str, Handler)];
 
-const TABLES: [Table; 10] = [
+const TABLES: [Table; 12] = [
     pointwise::TABLE,
     views::TABLE,
     reduce::TABLE,
@@ -44,7 +47,14 @@ const TABLES: [Table; 10] = [
     index::TABLE,
     attention::TABLE,
     creation::TABLE,
+    recurrent::TABLE,
+    resample::TABLE,
 ];
+
+/// The conversions of all tables by the name of their operator.
+fn handlers() -> HashMap<&'static str, Handler> {
+    TABLES.iter().copied().flatten().copied().collect()
+}
 
 /// A converted graph and the sources of its parameters' data.
 #[derive(Debug)]
@@ -57,8 +67,7 @@ pub struct Converted {
 
 /// Converts specialised calls to a graph called `name`. The error lists all problems found.
 pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
-    let handlers: HashMap<&str, Handler> =
-        TABLES.iter().copied().flatten().chain(resample::TABLE).map(|(n, h)| (*n, *h)).collect();
+    let handlers = handlers();
     let live = liveness(raw);
     let mut ctx = Ctx::new(raw, name, live.clone());
     let mut problems = vec![];
@@ -135,8 +144,10 @@ fn convert_call(ctx: &mut Ctx, handlers: &HashMap<&str, Handler>, call: &Call) -
         ctx.bind(out, v);
         return Ok(());
     }
-    let own = handlers.get(call.name.as_str()).map(|handler| handler(ctx, call));
-    let converted = match own.or_else(|| pointwise::function(ctx, call)) {
+    random::refuse(call)?;
+    let name = names::canonical(&call.name);
+    let own = handlers.get(name).map(|handler| handler(ctx, call));
+    let converted = match own.or_else(|| pointwise::function(ctx, call, name)) {
         Some(converted) => converted.and_then(|vs| check(ctx, call, &vs).map(|()| vs)),
         None => Err("Kiln has no conversion for this operator yet".into()),
     };

@@ -10,11 +10,23 @@ pub const TABLE: Table = &[
     ("aten::layer_norm", layer_norm),
     ("aten::native_layer_norm", layer_norm),
     ("aten::group_norm", group_norm),
+    ("aten::native_group_norm", |c, call| {
+        let (x, groups, eps) = (c.tensor(call, 0)?, c.int(call, 6)? as usize, c.float(call, 7)?);
+        grouped(c, call, x, groups, 1, eps)
+    }),
     ("aten::batch_norm", batch_norm),
+    ("aten::native_batch_norm", batch_norm),
+    ("aten::_native_batch_norm_legit", |c, call| match call.overload.as_str() {
+        "no_stats" => by_the_batch(c, call, 5),
+        _ => batch_norm(c, call),
+    }),
+    ("aten::_native_batch_norm_legit_functional", batch_norm),
     ("aten::_native_batch_norm_legit_no_training", batch_norm_functional),
+    ("aten::_batch_norm_no_update", batch_norm_functional),
     ("aten::instance_norm", instance_norm),
     ("aten::rms_norm", rms_norm),
     ("aten::_fused_rms_norm", rms_norm),
+    ("aten::_weight_norm", weight_norm),
 ];
 
 /// Gain and bias (arguments `gain_at` and `gain_at + 1`) of the given shape in `dtype`; `None` if both are missing.
@@ -58,10 +70,11 @@ fn grouped(c: &mut Ctx, call: &Call, x: ValueId, groups: usize, gain_at: usize, 
     Ok(vec![c.node(op, &with_affine(x, affine))?])
 }
 
-/// `(x, gain?, bias?, mean?, var?, training, momentum, eps, …)`.
+/// `(x, gain?, bias?, mean?, var?, training, momentum, eps, …)`. Training without running statistics means those of the batch, in
+/// evaluation too.
 fn batch_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     if c.bool(call, 5)? {
-        return Err("batch norm in training mode".into());
+        return by_the_batch(c, call, 7);
     }
     let (x, eps) = (c.tensor(call, 0)?, c.float(call, 7)?);
     let channels = *c.shape(x).get(1).ok_or("no channel axis")?;
@@ -76,6 +89,21 @@ fn batch_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (mean, var) = (c.tensor(call, 3)?, c.tensor(call, 4)?);
     let (mean, var) = (c.cast(mean, dtype)?, c.cast(var, dtype)?);
     Ok(vec![c.node(Op::BatchNorm { eps: Scalar::Float(eps) }, &[x, gain, bias, mean, var])?])
+}
+
+/// `(x, gain?, bias?, …)` with eps at `eps_at`: a norm by mean and variance of each channel over the batch. One group of a group norm is a
+/// channel of one sample, so the batch becomes part of the sample.
+fn by_the_batch(c: &mut Ctx, call: &Call, eps_at: usize) -> Res<Vec<ValueId>> {
+    let (x, eps) = (c.tensor(call, 0)?, c.float(call, eps_at)?);
+    let shape = c.shape(x);
+    let [batch, channels, rest @ ..] = &shape[..] else { return Err("no channel axis".into()) };
+    let mut swap: Vec<usize> = (0..shape.len()).collect();
+    swap.swap(0, 1);
+    let by_channel = c.permute(x, &swap)?;
+    let one_sample = c.reshape(by_channel, &[1, *channels, batch * rest.iter().product::<usize>()])?;
+    let normed = grouped(c, call, one_sample, *channels, 1, eps)?;
+    let apart = c.reshape(normed[0], &[&[*channels, *batch], rest].concat())?;
+    Ok(vec![c.permute(apart, &swap)?])
 }
 
 /// `(x, gain?, bias?, mean, var, momentum, eps)`: batch norm of a functional program; mean and deviation, its further results, are empty.
@@ -133,5 +161,24 @@ fn rms_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         let r = c.binary(BinaryOp::Mul, x, r)?;
         let gain = c.cast(gain, c.dtype(x))?;
         c.binary(BinaryOp::Mul, r, gain)
+    })?])
+}
+
+/// `(v, g, axis)`: `v g / |v|`, with the norm over all axes but one; over all for axis -1.
+fn weight_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (v, g) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
+    let (rank, dtype) = (c.rank(v), c.dtype(v));
+    let kept = match c.int(call, 2)? {
+        -1 => None,
+        axis => Some(super::context::normal_axis(axis, rank)?),
+    };
+    let axes: Vec<usize> = (0..rank).filter(|a| Some(*a) != kept).collect();
+    Ok(vec![c.in_compute(v, dtype, |c, v| {
+        let vv = c.binary(BinaryOp::Mul, v, v)?;
+        let sum = c.reduce(ReduceOp::Sum, vv, &axes)?;
+        let norm = c.unary(UnaryOp::Sqrt, sum)?;
+        let g = c.cast(g, c.dtype(v))?;
+        let factor = c.binary(BinaryOp::Div, g, norm)?;
+        c.binary(BinaryOp::Mul, v, factor)
     })?])
 }

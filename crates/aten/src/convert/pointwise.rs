@@ -1,5 +1,6 @@
 //! Pointwise operators: arithmetic, comparison, selection, casts.
 mod activations;
+mod functions;
 
 use super::{
     Table,
@@ -26,7 +27,7 @@ macro_rules! logical {
 }
 
 pub const TABLE: Table = &[
-    ("aten::round", round),
+    ("aten::round", functions::round),
     ("aten::frac", frac),
     ("aten::square", square),
     ("aten::logical_not", logical_not),
@@ -65,18 +66,35 @@ pub const TABLE: Table = &[
     ("aten::le", compare!(Le)),
     ("aten::gt", compare!(Gt)),
     ("aten::ge", compare!(Ge)),
-    ("aten::isclose", isclose),
+    ("aten::isclose", functions::isclose),
     ("aten::where", select),
     ("aten::masked_fill", masked_fill),
     ("aten::lerp", lerp),
     ("aten::addcmul", |c, call| addc(c, call, BinaryOp::Mul)),
     ("aten::addcdiv", |c, call| addc(c, call, BinaryOp::Div)),
     ("aten::logaddexp", |c, call| composite(c, call, Op::Logaddexp, 2)),
-    ("aten::xlogy", xlogy),
+    ("aten::logaddexp2", functions::logaddexp2),
+    ("aten::xlogy", |c, call| functions::times_log(c, call, UnaryOp::Log)),
+    ("aten::special_xlog1py", |c, call| functions::times_log(c, call, UnaryOp::Log1p)),
+    ("aten::acosh", functions::acosh),
+    ("aten::asinh", functions::asinh),
+    ("aten::atanh", functions::atanh),
+    ("aten::copysign", functions::copysign),
+    ("aten::deg2rad", |c, call| functions::times(c, call, std::f64::consts::PI / 180.0)),
+    ("aten::rad2deg", |c, call| functions::times(c, call, 180.0 / std::f64::consts::PI)),
+    ("aten::heaviside", functions::heaviside),
+    ("aten::hypot", functions::hypot),
+    ("aten::isposinf", |c, call| functions::is_infinity(c, call, f64::INFINITY)),
+    ("aten::isneginf", |c, call| functions::is_infinity(c, call, f64::NEG_INFINITY)),
+    ("aten::ldexp", functions::ldexp),
+    ("aten::logit", functions::logit),
+    ("aten::signbit", functions::signbit),
+    ("aten::sinc", functions::sinc),
     ("aten::nan_to_num", nan_to_num),
     ("aten::to", cast),
     ("aten::_to_copy", cast),
     ("aten::type_as", cast),
+    ("prims::convert_element_type", cast),
     ("aten::float", cast),
     ("aten::half", cast),
     // Activations.
@@ -98,6 +116,7 @@ pub const TABLE: Table = &[
     ("aten::softshrink", activations::softshrink),
     ("aten::threshold", activations::threshold),
     ("aten::glu", activations::glu),
+    ("aten::rrelu", functions::rrelu),
 ];
 
 /// Argument `i`, which is a tensor or a number.
@@ -112,9 +131,9 @@ fn one(v: ValueId) -> Res<Vec<ValueId>> {
     Ok(vec![v])
 }
 
-/// Converts an operator that the registry lists as a function of one tensor; `None` for all others.
-pub fn function(c: &mut Ctx, call: &Call) -> Option<Res<Vec<ValueId>>> {
-    UnaryOp::of_torch(call.name.strip_prefix("aten::")?).map(|op| unary(c, call, op))
+/// Converts an operator that the registry lists as a function of one tensor under `name`; `None` for all others.
+pub fn function(c: &mut Ctx, call: &Call, name: &str) -> Option<Res<Vec<ValueId>>> {
+    UnaryOp::of_torch(name.strip_prefix("aten::")?).map(|op| unary(c, call, op))
 }
 
 /// Applies `op` in the result's dtype: integers are cast to float first if the function requires it.
@@ -130,21 +149,6 @@ fn isfinite(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (nan, inf) = (c.unary(UnaryOp::IsNan, x)?, c.unary(UnaryOp::IsInf, x)?);
     let bad = c.binary(BinaryOp::Or, nan, inf)?;
     one(c.unary(UnaryOp::Not, bad)?)
-}
-
-fn round(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let decimals = c.opt_int(call, 1)?.unwrap_or(0);
-    if decimals == 0 {
-        return unary(c, call, UnaryOp::Round);
-    }
-    let (x, dtype) = (c.tensor(call, 0)?, c.out(call, 0)?.dtype);
-    let ten = 10f64.powi(decimals.unsigned_abs().min(300) as i32);
-    let (up, down) = if decimals > 0 { (BinaryOp::Mul, BinaryOp::Div) } else { (BinaryOp::Div, BinaryOp::Mul) };
-    one(c.in_compute(x, dtype, |c, x| {
-        let y = c.with(up, x, ten)?;
-        let y = c.unary(UnaryOp::Round, y)?;
-        c.with(down, y, ten)
-    })?)
 }
 
 fn frac(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
@@ -296,25 +300,6 @@ fn compare(c: &mut Ctx, call: &Call, op: CompareOp) -> Res<Vec<ValueId>> {
     one(c.compare(op, a, b)?)
 }
 
-/// `a == b` or both finite with `|a - b| <= atol + |rtol * b|`.
-fn isclose(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (a, b) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
-    let (rtol, atol) = (c.float(call, 2)?, c.float(call, 3)?);
-    if c.bool(call, 4)? || !c.dtype(a).is_float() {
-        return Err("isclose with equal_nan or integers".into());
-    }
-    let equal = c.compare(CompareOp::Eq, a, b)?;
-    let allowed = c.with(BinaryOp::Mul, b, rtol)?;
-    let allowed = c.unary(UnaryOp::Abs, allowed)?;
-    let allowed = c.with(BinaryOp::Add, allowed, atol)?;
-    let diff = c.binary(BinaryOp::Sub, a, b)?;
-    let diff = c.unary(UnaryOp::Abs, diff)?;
-    let finite = c.compare_with(CompareOp::Lt, diff, f64::INFINITY)?;
-    let near = c.compare(CompareOp::Le, diff, allowed)?;
-    let near = c.binary(BinaryOp::And, finite, near)?;
-    one(c.binary(BinaryOp::Or, equal, near)?)
-}
-
 fn select(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let cond = c.tensor(call, 0)?;
     let cond = c.cast(cond, DType::Bool)?;
@@ -377,22 +362,6 @@ fn composite(c: &mut Ctx, call: &Call, op: Op, operands: usize) -> Res<Vec<Value
     let dtype = c.out(call, 0)?.dtype;
     let args: Res<Vec<ValueId>> = (0..operands).map(|i| c.tensor(call, i).and_then(|v| c.cast(v, dtype))).collect();
     one(c.node(op, &args?)?)
-}
-
-/// `x log y`; 0 where x is 0, unless y is NaN.
-fn xlogy(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let dtype = c.out(call, 0)?.dtype;
-    let work = dtype.compute();
-    let (x, y) = (operand(c, call, 0)?, operand(c, call, 1)?);
-    let (x, y) = (as_value(c, x, work)?, as_value(c, y, work)?);
-    let log = c.unary(UnaryOp::Log, y)?;
-    let product = c.binary(BinaryOp::Mul, x, log)?;
-    let zero = c.float_const(work, 0.0);
-    let none = c.compare(CompareOp::Eq, x, zero)?;
-    let r = c.select(none, zero, product)?;
-    let nan = c.unary(UnaryOp::IsNan, y)?;
-    let r = c.select(nan, y, r)?;
-    one(c.cast(r, dtype)?)
 }
 
 fn nan_to_num(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {

@@ -1,4 +1,6 @@
 //! Pooling: windowed pools, and adaptive pools to a given output size.
+mod patches;
+
 use super::{
     Table,
     context::{Ctx, Res},
@@ -22,6 +24,8 @@ pub const TABLE: Table = &[
     ("aten::adaptive_max_pool1d", |c, call| adaptive(c, call, 1, true)),
     ("aten::adaptive_max_pool2d", |c, call| adaptive(c, call, 2, true)),
     ("aten::adaptive_max_pool3d", |c, call| adaptive(c, call, 3, true)),
+    ("aten::im2col", patches::im2col),
+    ("aten::col2im", patches::col2im),
 ];
 
 /// Window and stride; an empty stride defaults to the window.
@@ -42,14 +46,21 @@ fn max_pool(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
 
 /// `(x, window, stride, padding, ceil, count_include_pad, divisor?)`.
 fn avg_pool(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
-    if c.opt_int(call, 6)?.is_some() {
-        return Err("average pooling with its own divisor".into());
-    }
     let x = c.tensor(call, 0)?;
     let (window, stride) = window(c, call, n)?;
-    let kind = PoolKind::Avg { count_pad: c.bool(call, 5)? };
-    let (padding, ceil) = (per_axis(c, call, 3, n)?, c.bool(call, 4)?);
-    Ok(vec![c.node(Op::Pool { kind, window, stride, padding, dilation: vec![1; n], ceil }, &[x])?])
+    let (padding, ceil, divisor) = (per_axis(c, call, 3, n)?, c.bool(call, 4)?, c.opt_int(call, 6)?);
+    let size = window.iter().product::<usize>() as f64;
+    let count_pad = c.bool(call, 5)? || divisor.is_some();
+    let op = Op::Pool { kind: PoolKind::Avg { count_pad }, window, stride, padding, dilation: vec![1; n], ceil };
+    let Some(divisor) = divisor else { return Ok(vec![c.node(op, &[x])?]) };
+    if ceil {
+        return Err("average pooling with its own divisor, and windows beyond the padding".into());
+    }
+    // A mean over whole windows, padding included, times their size is the sum.
+    Ok(vec![c.in_compute(x, c.dtype(x), |c, x| {
+        let mean = c.node(op, &[x])?;
+        c.with(BinaryOp::Mul, mean, size / divisor as f64)
+    })?])
 }
 
 /// Adaptive pooling: a reduction for output size 1, a plain pool if the input size is a multiple of the output size, else [`uneven`].

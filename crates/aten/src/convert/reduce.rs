@@ -24,6 +24,9 @@ pub const TABLE: Table = &[
     ("aten::argmin", |c, call| arg_extreme(c, call, ReduceOp::ArgMin)),
     ("aten::any", |c, call| truth(c, call, ReduceOp::Any)),
     ("aten::all", |c, call| truth(c, call, ReduceOp::All)),
+    ("aten::count_nonzero", count_nonzero),
+    ("aten::aminmax", aminmax),
+    ("aten::nanmean", nanmean),
     ("aten::var", moments::var),
     ("aten::std", moments::std),
     ("aten::var_mean", moments::var_mean),
@@ -32,12 +35,14 @@ pub const TABLE: Table = &[
     ("aten::linalg_vector_norm", moments::vector_norm),
     ("aten::linalg_norm", moments::linalg_norm),
     ("aten::frobenius_norm", moments::frobenius_norm),
+    ("aten::dist", moments::dist),
     ("aten::pairwise_distance", moments::pairwise_distance),
     ("aten::cosine_similarity", moments::cosine_similarity),
     ("aten::logsumexp", logsumexp),
     ("aten::softmax", |c, call| softmax(c, call, false)),
     ("aten::_softmax", |c, call| softmax(c, call, false)),
     ("aten::special_softmax", |c, call| softmax(c, call, false)),
+    ("aten::_safe_softmax", safe_softmax),
     ("aten::log_softmax", |c, call| softmax(c, call, true)),
     ("aten::_log_softmax", |c, call| softmax(c, call, true)),
     ("aten::special_log_softmax", |c, call| softmax(c, call, true)),
@@ -48,6 +53,7 @@ pub const TABLE: Table = &[
     ("aten::smooth_l1_loss", losses::smooth_l1),
     ("aten::huber_loss", losses::huber),
     ("aten::kl_div", losses::kl_div),
+    ("aten::binary_cross_entropy", losses::bce),
     ("aten::binary_cross_entropy_with_logits", losses::bce_with_logits),
     ("aten::nll_loss", losses::nll),
     ("aten::nll_loss_nd", losses::nll),
@@ -186,6 +192,50 @@ fn softmax(c: &mut Ctx, call: &Call, log: bool) -> Res<Vec<ValueId>> {
     }
     let axis = c.axis(call, 1, c.rank(x))?;
     one(c.node(if log { Op::LogSoftmax { axis } } else { Op::Softmax { axis } }, &[x])?)
+}
+
+/// Softmax that is zero, not NaN, where all of a row is minus infinity.
+fn safe_softmax(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let given = c.tensor(call, 0)?;
+    let x = c.cast(given, c.out(call, 0)?.dtype)?;
+    let plain = softmax(c, call, false)?[0];
+    let axis = c.axis(call, 1, c.rank(x))?;
+    let masked = c.compare_with(CompareOp::Eq, x, f64::NEG_INFINITY)?;
+    let blind = c.reduce(ReduceOp::All, masked, &[axis])?;
+    let zero = c.float_const(c.dtype(x), 0.0);
+    one(c.select(blind, zero, plain)?)
+}
+
+/// `(x, axis?)` or `(x, axes)`.
+fn count_nonzero(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let axes = if c.arg(call, 1) == &Arg::None { (0..c.rank(x)).collect() } else { c.axes(call, 1, c.rank(x))? };
+    let some = c.cast(x, DType::Bool)?;
+    let some = c.cast(some, DType::I64)?;
+    finish(c, call, ReduceOp::Sum, some, &axes)
+}
+
+/// `(x, axis?, keepdim)`.
+fn aminmax(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let axes = c.axes(call, 1, c.rank(x))?;
+    let (least, most) = (c.reduce(ReduceOp::Min, x, &axes)?, c.reduce(ReduceOp::Max, x, &axes)?);
+    Ok(vec![c.reshape(least, &ty.shape)?, c.reshape(most, &ty.shape)?])
+}
+
+/// The mean of what is not NaN.
+fn nanmean(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let axes = c.axes(call, 1, c.rank(x))?;
+    let r = c.in_compute(x, ty.dtype, |c, x| {
+        let nan = c.unary(UnaryOp::IsNan, x)?;
+        let (zero, unit) = (c.float_const(c.dtype(x), 0.0), c.float_const(c.dtype(x), 1.0));
+        let (value, count) = (c.select(nan, zero, x)?, c.select(nan, zero, unit)?);
+        let count = c.broadcast(count, &c.shape(x))?;
+        let (sum, count) = (c.reduce(ReduceOp::Sum, value, &axes)?, c.reduce(ReduceOp::Sum, count, &axes)?);
+        c.binary(BinaryOp::Div, sum, count)
+    })?;
+    one(c.reshape(r, &ty.shape)?)
 }
 
 fn scan(c: &mut Ctx, call: &Call, op: ScanOp) -> Res<Vec<ValueId>> {

@@ -1,18 +1,22 @@
 //! Upsampling: takes rows and columns by precomputed index tables, and blends them with constant weights.
 use super::{
-    Handler,
+    Table,
     context::{Ctx, Res},
 };
 use crate::raw::{Arg, Call};
 use kiln_graph::{BinaryOp, DType, Op, Tensor, Type, ValueId};
 
-pub const TABLE: &[(&str, Handler)] = &[
-    ("aten::upsample_nearest1d", nearest),
-    ("aten::upsample_nearest2d", nearest),
-    ("aten::upsample_nearest3d", nearest),
+pub const TABLE: Table = &[
+    ("aten::upsample_nearest1d", |c, call| nearest(c, call, 0.0)),
+    ("aten::upsample_nearest2d", |c, call| nearest(c, call, 0.0)),
+    ("aten::upsample_nearest3d", |c, call| nearest(c, call, 0.0)),
+    ("aten::_upsample_nearest_exact1d", |c, call| nearest(c, call, 0.5)),
+    ("aten::_upsample_nearest_exact2d", |c, call| nearest(c, call, 0.5)),
+    ("aten::_upsample_nearest_exact3d", |c, call| nearest(c, call, 0.5)),
     ("aten::upsample_linear1d", linear),
     ("aten::upsample_bilinear2d", linear),
     ("aten::upsample_trilinear3d", linear),
+    ("aten::upsample_bicubic2d", cubic),
 ];
 
 /// Input positions per output position along one axis: the inverse of the given scale, else the ratio of the sizes.
@@ -36,8 +40,8 @@ fn index(c: &mut Ctx, values: &[usize]) -> ValueId {
     c.table("positions", Tensor::from_f64(ty, values.iter().map(|v| *v as f64)))
 }
 
-/// `(x, size?, scales)`: the input element at `floor(output position * ratio)`.
-fn nearest(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+/// `(x, size?, scales)`: the input element at `floor((output position + centre) * ratio)`.
+fn nearest(c: &mut Ctx, call: &Call, centre: f32) -> Res<Vec<ValueId>> {
     let (mut x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     for axis in 2..ty.rank() {
         let (have, want) = (c.shape(x)[axis], ty.shape[axis]);
@@ -46,7 +50,7 @@ fn nearest(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         }
         // torch computes the positions in f32.
         let step = ratio(scale(c, call, axis - 2, 2), have, want) as f32;
-        let at: Vec<usize> = (0..want).map(|i| ((i as f32 * step) as usize).min(have - 1)).collect();
+        let at: Vec<usize> = (0..want).map(|i| (((i as f32 + centre) * step) as usize).min(have - 1)).collect();
         let whole = want % have == 0 && at.iter().enumerate().all(|(i, a)| *a == i / (want / have));
         x = if whole {
             widen(c, x, axis, want / have)?
@@ -115,4 +119,56 @@ fn blend(c: &mut Ctx, x: ValueId, axis: usize, positions: &[f64]) -> Res<ValueId
     let (a, b) = (c.node(Op::Take { axis }, &[x, low])?, c.node(Op::Take { axis }, &[x, high])?);
     let (a, b) = (c.binary(BinaryOp::Mul, a, rest)?, c.binary(BinaryOp::Mul, b, w)?);
     c.binary(BinaryOp::Add, a, b)
+}
+
+/// `(x, size?, align_corners, scales)`: the cubic through four neighbours along each axis.
+fn cubic(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    if !ty.dtype.is_float() {
+        return Err(format!("cubic interpolation of {}, for which torch rounds the weights", ty.dtype));
+    }
+    let corners = c.bool(call, 2)?;
+    let r = c.in_compute(x, ty.dtype, |c, mut x| {
+        for axis in (2..ty.rank()).rev() {
+            let (have, want) = (c.shape(x)[axis], ty.shape[axis]);
+            let step = match (corners, want) {
+                (true, 1) => 0.0,
+                (true, _) => (have - 1) as f64 / (want - 1) as f64,
+                _ => ratio(scale(c, call, axis - 2, 3), have, want),
+            };
+            let at = |i: usize| if corners { i as f64 * step } else { (i as f64 + 0.5) * step - 0.5 };
+            let positions: Vec<f64> = (0..want).map(at).collect();
+            if positions.iter().enumerate().all(|(i, p)| *p == i as f64) && have == want {
+                continue;
+            }
+            x = through_four(c, x, axis, &positions)?;
+        }
+        Ok(x)
+    })?;
+    Ok(vec![r])
+}
+
+/// The cubic convolution of R. Keys (1981) with a = -3/4 at each position along `axis`; positions beyond an end count as the end's.
+fn through_four(c: &mut Ctx, x: ValueId, axis: usize, positions: &[f64]) -> Res<ValueId> {
+    const A: f64 = -0.75;
+    let near = |d: f64| ((A + 2.0) * d - (A + 3.0)) * d * d + 1.0;
+    let far = |d: f64| ((A * d - 5.0 * A) * d + 8.0 * A) * d - 4.0 * A;
+    let (have, dtype) = (c.shape(x)[axis], c.dtype(x));
+    let mut shape = vec![1; c.rank(x)];
+    shape[axis] = positions.len();
+    let mut sum = None;
+    for tap in -1..3i64 {
+        let places: Vec<usize> =
+            positions.iter().map(|p| (p.floor() as i64 + tap).clamp(0, have as i64 - 1) as usize).collect();
+        let weights = positions.iter().map(|p| {
+            let d = (p - p.floor() - tap as f64).abs();
+            if d <= 1.0 { near(d) } else { far(d) }
+        });
+        let w = c.table("weights", Tensor::from_f64(Type::new(dtype, shape.clone()), weights));
+        let places = index(c, &places);
+        let taken = c.node(Op::Take { axis }, &[x, places])?;
+        let term = c.binary(BinaryOp::Mul, taken, w)?;
+        sum = Some(sum.map_or(Ok(term), |s| c.binary(BinaryOp::Add, s, term))?);
+    }
+    sum.ok_or_else(|| "no neighbours".into())
 }

@@ -1,13 +1,14 @@
 //! Shapes and data movement. Whether torch returns a view or a copy does not matter here, since graph values are immutable.
 mod joins;
 mod moves;
+mod writes;
 
 use super::{
     Table,
     context::{Ctx, Res, normal_axis},
 };
 use crate::raw::{Arg, Call};
-use kiln_graph::ValueId;
+use kiln_graph::{Scalar, ValueId};
 
 pub const TABLE: Table = &[
     ("aten::view", reshape),
@@ -29,9 +30,12 @@ pub const TABLE: Table = &[
     ("aten::lift_fresh", reshape),
     ("aten::lift_fresh_copy", reshape),
     ("aten::positive", reshape),
-    ("aten::dropout", in_inference),
-    ("aten::feature_dropout", in_inference),
-    ("aten::alpha_dropout", in_inference),
+    // Dropout that is on is refused before.
+    ("aten::dropout", reshape),
+    ("aten::feature_dropout", reshape),
+    ("aten::alpha_dropout", reshape),
+    ("aten::feature_alpha_dropout", reshape),
+    ("aten::native_dropout", native_dropout),
     ("aten::t", transposed),
     ("aten::numpy_T", reversed),
     ("aten::mT", transposed),
@@ -55,7 +59,10 @@ pub const TABLE: Table = &[
     ("aten::unsafe_split_with_sizes", |c, call| pieces(c, call, 2)),
     ("aten::chunk", |c, call| pieces(c, call, 2)),
     ("aten::unsafe_chunk", |c, call| pieces(c, call, 2)),
-    ("aten::tensor_split", tensor_split),
+    ("aten::tensor_split", |c, call| tensor_split(c, call, 2)),
+    ("aten::hsplit", |c, call| split_along(c, call, 1)),
+    ("aten::vsplit", |c, call| split_along(c, call, 0)),
+    ("aten::dsplit", |c, call| split_along(c, call, 2)),
     ("aten::unbind", unbind),
     ("aten::diagonal", diagonal),
     ("aten::cat", joins::cat),
@@ -64,16 +71,25 @@ pub const TABLE: Table = &[
     ("aten::stack", joins::stack),
     ("aten::hstack", joins::hstack),
     ("aten::vstack", joins::vstack),
+    ("aten::dstack", joins::dstack),
+    ("aten::column_stack", joins::column_stack),
+    ("aten::block_diag", joins::block_diag),
     ("aten::meshgrid", joins::meshgrid),
     ("aten::constant_pad_nd", joins::constant_pad),
     ("aten::pad", joins::pad),
     ("aten::reflection_pad1d", |c, call| joins::pad_by(c, call, "reflect")),
     ("aten::reflection_pad2d", |c, call| joins::pad_by(c, call, "reflect")),
+    ("aten::reflection_pad3d", |c, call| joins::pad_by(c, call, "reflect")),
     ("aten::replication_pad1d", |c, call| joins::pad_by(c, call, "replicate")),
     ("aten::replication_pad2d", |c, call| joins::pad_by(c, call, "replicate")),
-    ("aten::slice_scatter", joins::slice_scatter),
-    ("aten::select_scatter", joins::select_scatter),
+    ("aten::replication_pad3d", |c, call| joins::pad_by(c, call, "replicate")),
+    ("aten::_pad_circular", |c, call| joins::pad_by(c, call, "circular")),
+    ("aten::slice_scatter", writes::slice_scatter),
+    ("aten::select_scatter", writes::select_scatter),
+    ("aten::diagonal_scatter", writes::diagonal_scatter),
     ("aten::flip", moves::flip),
+    ("aten::flipud", |c, call| moves::flip_axis(c, call, 0)),
+    ("aten::fliplr", |c, call| moves::flip_axis(c, call, 1)),
     ("aten::roll", moves::roll),
     ("aten::rot90", moves::rot90),
     ("aten::repeat", moves::repeat),
@@ -85,6 +101,10 @@ pub const TABLE: Table = &[
     ("aten::triu", |c, call| moves::triangle(c, call, false)),
     ("aten::diag_embed", moves::diag_embed),
     ("aten::diag", moves::diag),
+    ("aten::trace", moves::trace),
+    ("aten::diff", moves::diff),
+    ("aten::linalg_cross", moves::cross),
+    ("aten::cross", moves::cross),
     ("aten::pixel_shuffle", moves::pixel_shuffle),
     ("aten::pixel_unshuffle", moves::pixel_unshuffle),
     ("aten::channel_shuffle", moves::channel_shuffle),
@@ -96,11 +116,11 @@ fn reshape(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     Ok(vec![c.reshape(x, &ty.shape)?])
 }
 
-fn in_inference(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    if c.bool(call, 2)? && c.float(call, 1)? != 0.0 {
-        return Err("dropout in training mode draws random numbers".into());
-    }
-    Ok(vec![c.tensor(call, 0)?])
+/// `(x, rate, train?)`, off: x, and a mask that keeps everything.
+fn native_dropout(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let mask = c.full(&c.out(call, 1)?, Scalar::Bool(true))?;
+    Ok(vec![x, mask])
 }
 
 fn transposed(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
@@ -211,11 +231,42 @@ fn pieces(c: &mut Ctx, call: &Call, axis_at: usize) -> Res<Vec<ValueId>> {
     Ok(parts)
 }
 
-fn tensor_split(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+/// `(x, number of parts or indices, axis)`: parts between the indices, with the sizes of the example run.
+fn tensor_split(c: &mut Ctx, call: &Call, axis_at: usize) -> Res<Vec<ValueId>> {
     match c.arg(call, 1) {
-        Arg::Int(_) => pieces(c, call, 2),
-        _ => Err("tensor_split at given indices".into()),
+        Arg::Int(_) => pieces(c, call, axis_at),
+        Arg::Ints(indices) => {
+            let x = c.tensor(call, 0)?;
+            let axis = c.axis(call, axis_at, c.rank(x))?;
+            split_at(c, call, x, axis, indices)
+        }
+        _ => Err("tensor_split at the elements of a tensor".into()),
     }
+}
+
+/// The parts of `x` that begin at the start of `axis` and at each index, which may count from the end or exceed the axis.
+fn split_at(c: &mut Ctx, call: &Call, x: ValueId, axis: usize, indices: &[i64]) -> Res<Vec<ValueId>> {
+    let size = c.shape(x).get(axis).copied().ok_or("a split of rank 0")?;
+    let starts = std::iter::once(0).chain(indices.iter().map(|i| normal_start(*i, size).min(size)));
+    let part = |(i, start): (usize, usize)| {
+        let len = *c.out(call, i)?.shape.get(axis).ok_or("a part of rank 0")?;
+        c.slice(x, axis, start, len, 1)
+    };
+    starts.enumerate().map(part).collect()
+}
+
+/// `(x, number of parts or indices)` along a fixed axis; `hsplit` of a vector splits its only axis.
+fn split_along(c: &mut Ctx, call: &Call, axis: usize) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    let axis = axis.min(c.rank(x).saturating_sub(1));
+    let indices = match c.arg(call, 1) {
+        Arg::Int(parts) => {
+            let each = c.shape(x).get(axis).copied().unwrap_or(0) as i64 / (*parts).max(1);
+            (1..call.outs.len() as i64).map(|i| i * each).collect()
+        }
+        _ => c.ints(call, 1)?,
+    };
+    split_at(c, call, x, axis, &indices)
 }
 
 fn unbind(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {

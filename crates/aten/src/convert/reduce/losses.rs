@@ -69,6 +69,30 @@ pub fn huber(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     reduced(c, r, c.int(call, 2)?)
 }
 
+/// `(x, t, weight?, reduction)`: `-(t log x + (1 - t) log(1 - x))`, with logarithms of at least -100.
+pub fn bce(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    const LEAST: f64 = -100.0;
+    let (x, t, weight) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.opt_tensor(call, 2)?);
+    let dtype = c.dtype(x);
+    let work = dtype.compute();
+    let (x, t) = (c.cast(x, work)?, c.cast(t, work)?);
+    let log = c.unary(UnaryOp::Log, x)?;
+    let log = c.with(BinaryOp::Max, log, LEAST)?;
+    let minus = c.unary(UnaryOp::Neg, x)?;
+    let other = c.unary(UnaryOp::Log1p, minus)?;
+    let other = c.with(BinaryOp::Max, other, LEAST)?;
+    // (t - 1) log(1 - x) - t log x.
+    let rest = c.with(BinaryOp::Sub, t, 1.0)?;
+    let (rest, own) = (c.binary(BinaryOp::Mul, rest, other)?, c.binary(BinaryOp::Mul, t, log)?);
+    let mut r = c.binary(BinaryOp::Sub, rest, own)?;
+    if let Some(weight) = weight {
+        let weight = c.cast(weight, work)?;
+        r = c.binary(BinaryOp::Mul, r, weight)?;
+    }
+    let r = c.cast(r, dtype)?;
+    reduced(c, r, c.int(call, 3)?)
+}
+
 /// `t (log t - x)`, or `exp(t) (t - x)` for logarithmic targets.
 pub fn kl_div(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, t) = (c.tensor(call, 0)?, c.tensor(call, 1)?);

@@ -122,6 +122,14 @@ pub fn frobenius_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     norm_of(c, call, x, 2.0, &axes)
 }
 
+/// `(a, b, p)`: the p-norm of all differences.
+pub fn dist(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b, p) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.float(call, 2)?);
+    let d = c.binary(BinaryOp::Sub, a, b)?;
+    let axes: Vec<usize> = (0..c.rank(d)).collect();
+    norm_of(c, call, d, p, &axes)
+}
+
 /// `norm(a - b + eps)` over the last axis.
 pub fn pairwise_distance(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);

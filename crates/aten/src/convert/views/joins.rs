@@ -1,5 +1,4 @@
-//! Concatenation, padding, and writing a slice into a tensor.
-use super::{bounds, normal_start};
+//! Concatenation and padding.
 use crate::{
     convert::{
         context::{Ctx, Res},
@@ -162,39 +161,52 @@ fn border(c: &mut Ctx, x: ValueId, axis: usize, mode: &str, n: usize, before: bo
     }
 }
 
-/// `x` with `start..start + len` along `axis` replaced by `part`.
-fn replace(c: &mut Ctx, x: ValueId, part: ValueId, axis: usize, start: usize, len: usize) -> Res<ValueId> {
-    let size = c.shape(x)[axis];
-    let part = c.cast(part, c.dtype(x))?;
-    let mut parts = vec![];
-    if start > 0 {
-        parts.push(c.slice(x, axis, 0, start, 1)?);
+/// Gives each operand the shape that `shape` makes of its own, and concatenates them along `axis`.
+fn joined(c: &mut Ctx, call: &Call, axis: usize, shape: impl Fn(&[usize]) -> Vec<usize>) -> Res<Vec<ValueId>> {
+    let parts = c.tensors(call, 0)?;
+    let mut shaped = vec![];
+    for p in promoted(c, parts)? {
+        let shape = shape(&c.shape(p));
+        shaped.push(c.reshape(p, &shape)?);
     }
-    if len > 0 {
-        parts.push(part);
-    }
-    if start + len < size {
-        parts.push(c.slice(x, axis, start + len, size - start - len, 1)?);
-    }
-    c.concat(&parts, axis)
+    one(c.concat(&shaped, axis)?)
 }
 
-pub fn slice_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (x, part) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
-    let axis = c.axis(call, 2, c.rank(x))?;
-    let (start, len, step) = bounds(c, call, 3, c.shape(x)[axis])?;
-    if step != 1 {
-        return Err("slice_scatter with a step".into());
-    }
-    one(replace(c, x, part, axis, start, len)?)
+pub fn dstack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    joined(c, call, 2, |shape| match *shape {
+        [] => vec![1, 1, 1],
+        [n] => vec![1, n, 1],
+        [a, b] => vec![a, b, 1],
+        _ => shape.to_vec(),
+    })
 }
 
-pub fn select_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (x, part) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
-    let axis = c.axis(call, 2, c.rank(x))?;
-    let at = normal_start(c.int(call, 3)?, c.shape(x)[axis]);
-    let mut shape = c.shape(x);
-    shape[axis] = 1;
-    let part = c.reshape(part, &shape)?;
-    one(replace(c, x, part, axis, at, 1)?)
+pub fn column_stack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    joined(c, call, 1, |shape| match *shape {
+        [] => vec![1, 1],
+        [n] => vec![n, 1],
+        _ => shape.to_vec(),
+    })
+}
+
+/// Matrices along the diagonal of a matrix of zeros; a vector is a row.
+pub fn block_diag(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (parts, ty) = (c.tensors(call, 0)?, c.out(call, 0)?);
+    let [_, width] = ty.shape[..] else { return Err("block_diag that gives no matrix".into()) };
+    let (mut rows, mut before) = (vec![], 0);
+    for p in parts {
+        let p = c.cast(p, ty.dtype)?;
+        let shape = match c.shape(p)[..] {
+            [] => [1, 1],
+            [n] => [1, n],
+            [a, b] => [a, b],
+            _ => return Err("block_diag of more than two axes".into()),
+        };
+        let block = c.reshape(p, &shape)?;
+        let after = width - before - shape[1];
+        let zero = c.constant(ty.dtype, Scalar::Int(0));
+        rows.push(c.node(Op::Pad { lo: vec![0, before as i64], hi: vec![0, after as i64] }, &[block, zero])?);
+        before += shape[1];
+    }
+    one(c.concat(&rows, 0)?)
 }

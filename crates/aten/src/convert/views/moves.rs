@@ -5,7 +5,7 @@ use crate::{
     mutation::views::row_major,
     raw::{Arg, Call},
 };
-use kiln_graph::{BinaryOp, CompareOp, DType, Op, Scalar, Type, ValueId};
+use kiln_graph::{BinaryOp, CompareOp, DType, Op, ReduceOp, Scalar, Type, ValueId};
 
 fn one(v: ValueId) -> Res<Vec<ValueId>> {
     Ok(vec![v])
@@ -16,6 +16,58 @@ pub fn flip(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let rank = c.rank(x);
     let axes: Vec<usize> = c.ints(call, 1)?.into_iter().map(|a| normal_axis(a, rank)).collect::<Res<_>>()?;
     one(c.node(Op::Flip(axes), &[x])?)
+}
+
+pub fn flip_axis(c: &mut Ctx, call: &Call, axis: usize) -> Res<Vec<ValueId>> {
+    let x = c.tensor(call, 0)?;
+    one(c.node(Op::Flip(vec![axis]), &[x])?)
+}
+
+/// `(a, b, axis?)`: cross products of vectors of three along an axis: `a' b'' - a'' b'`, with ' a roll by one.
+pub fn cross(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
+    let axis = match c.opt_int(call, 2)? {
+        Some(axis) => normal_axis(axis, ty.rank())?,
+        None => ty.shape.iter().position(|n| *n == 3).ok_or("no axis of three")?,
+    };
+    let (a, b) = (c.cast(a, ty.dtype.compute())?, c.cast(b, ty.dtype.compute())?);
+    let (a, b) = (c.broadcast(a, &ty.shape)?, c.broadcast(b, &ty.shape)?);
+    let (a1, b1) = (roll_axis(c, a, axis, -1)?, roll_axis(c, b, axis, -1)?);
+    let (a2, b2) = (roll_axis(c, a, axis, 1)?, roll_axis(c, b, axis, 1)?);
+    let (plus, minus) = (c.binary(BinaryOp::Mul, a1, b2)?, c.binary(BinaryOp::Mul, a2, b1)?);
+    let r = c.binary(BinaryOp::Sub, plus, minus)?;
+    one(c.cast(r, ty.dtype)?)
+}
+
+/// `(x, times, axis, before?, after?)`: differences of neighbours along an axis, taken so many times; of bool, where they differ.
+pub fn diff(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let mut x = c.tensor(call, 0)?;
+    let axis = c.axis(call, 2, c.rank(x))?;
+    let (before, after) = (c.opt_tensor(call, 3)?, c.opt_tensor(call, 4)?);
+    let parts: Vec<ValueId> = before.into_iter().chain([x]).chain(after).collect();
+    x = c.concat(&parts, axis)?;
+    for _ in 0..c.int(call, 1)? {
+        let size = *c.shape(x).get(axis).ok_or("diff of rank 0")?;
+        let Some(len) = size.checked_sub(1) else { break };
+        let (low, high) = (c.slice(x, axis, 0, len, 1)?, c.slice(x, axis, 1, len, 1)?);
+        let op = if c.dtype(x) == DType::Bool { BinaryOp::Xor } else { BinaryOp::Sub };
+        x = c.binary(op, high, low)?;
+        if len == 0 {
+            break;
+        }
+    }
+    one(x)
+}
+
+/// The sum of a matrix's diagonal.
+pub fn trace(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let [rows, columns] = c.shape(x)[..] else { return Err("trace of other than a matrix".into()) };
+    let flat = c.reshape(x, &[rows * columns])?;
+    let diagonal = c.slice(flat, 0, 0, rows.min(columns), columns + 1)?;
+    let wide = c.cast(diagonal, ty.dtype)?;
+    let sum = c.reduce(ReduceOp::Sum, wide, &[0])?;
+    one(c.reshape(sum, &[])?)
 }
 
 fn roll_axis(c: &mut Ctx, x: ValueId, axis: usize, shift: i64) -> Res<ValueId> {

@@ -1,0 +1,2 @@
+//! All integration tests of this crate in one binary. A new file under `tests/` needs a line here (`kiln-xtask tests` checks).
+mod operators;

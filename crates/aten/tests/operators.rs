@@ -1,0 +1,123 @@
+//! Converted operators compute what PyTorch's eager operators compute. `operators.py` makes the calls, runs them and stores the results.
+use kiln_aten::{ImportErrors, ParamData, Raw, convert::convert};
+use kiln_graph::{DType, Op, Tensor, Type, verify::verify};
+use serde::Deserialize;
+use std::{path::Path, process::Command, sync::LazyLock};
+
+#[derive(Deserialize)]
+struct Case {
+    /// The operator, its overload, and what is special about the call.
+    name: String,
+    raw: Raw,
+    /// Words of the refusal, if the call is not to be converted.
+    refused: Option<String>,
+}
+
+struct Calls {
+    cases: Vec<Case>,
+    tensors: Vec<u8>,
+}
+
+static CALLS: LazyLock<Calls> = LazyLock::new(|| {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut call = Command::new(root.join("../../.deps/venv/bin/python"));
+    let run = call.arg(root.join("tests/operators.py")).arg(dir.path()).output();
+    let run = run.expect("scripts/setup has made .deps/venv");
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let read = |name: &str| std::fs::read(dir.path().join(name)).expect("written");
+    let cases = serde_json::from_slice(&read("calls.json")).expect("calls");
+    Calls { cases, tensors: read("tensors.safetensors") }
+});
+
+/// The tensors `CASE.KIND0`, `CASE.KIND1`, …
+fn tensors(file: &safetensors::SafeTensors, case: usize, kind: &str) -> Vec<Tensor> {
+    let read = |i: usize| {
+        let view = file.tensor(&format!("{case}.{kind}{i}")).ok()?;
+        let dtype = DType::of_safetensors_name(&view.dtype().to_string()).expect("a dtype of Kiln");
+        Tensor::from_bytes(Type::new(dtype, view.shape()), view.data())
+    };
+    (0..).map_while(read).collect()
+}
+
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-11,
+        DType::F32 => 2e-5,
+        DType::F16 => 4e-3,
+        DType::Bf16 => 3e-2,
+        _ => 0.0,
+    }
+}
+
+fn difference(got: &[Tensor], want: &[Tensor]) -> Option<String> {
+    if got.len() != want.len() {
+        return Some(format!("{} results, torch has {}", got.len(), want.len()));
+    }
+    for (o, (g, w)) in got.iter().zip(want).enumerate() {
+        if g.ty != w.ty {
+            return Some(format!("result {o} is {}, torch's is {}", g.ty, w.ty));
+        }
+        let tolerance = tolerance(g.ty.dtype);
+        for (i, (a, b)) in g.to_f64_vec().into_iter().zip(w.to_f64_vec()).enumerate() {
+            let same = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * (1.0 + b.abs());
+            if !same {
+                return Some(format!("result {o} ({}), element {i}: {a}, torch has {b}", g.ty));
+            }
+        }
+    }
+    None
+}
+
+/// What is wrong with a case, if anything.
+fn wrong(case: &Case, inputs: &[Tensor], wanted: &[Tensor]) -> Option<String> {
+    let converted = match (convert(&case.raw, "case"), &case.refused) {
+        (Ok(c), None) => c,
+        (Ok(c), Some(_)) => return Some(format!("was converted\n{}", c.graph)),
+        (Err(e), None) => return Some(e.to_string()),
+        (Err(e), Some(words)) => return refusal_lacks(&e, words),
+    };
+    let graph = &converted.graph;
+    let fallback = graph.values().find_map(|v| match graph.op(v) {
+        Op::Fallback(f) => Some(f.why.clone()),
+        _ => None,
+    });
+    if let Some(why) = fallback {
+        return Some(format!("falls back: {why}"));
+    }
+    if let Err(e) = verify(graph) {
+        return Some(format!("{e}\n{graph}"));
+    }
+    let params: Option<Vec<Tensor>> = converted
+        .params
+        .iter()
+        .map(|p| match p {
+            ParamData::Made(t) => Some(t.clone()),
+            ParamData::Raw(_) => None,
+        })
+        .collect();
+    let params = params.expect("cases have no constants");
+    match kiln_interp::graph::run(graph, inputs, &params, &mut kiln_interp::graph::no_fallback) {
+        Ok(results) => difference(&results, wanted).map(|d| format!("{d}\n{graph}")),
+        Err(e) => Some(format!("{e}\n{graph}")),
+    }
+}
+
+fn refusal_lacks(e: &ImportErrors, words: &str) -> Option<String> {
+    let said = e.to_string();
+    let complete = said.contains(words) && said.contains("help:") && e.errors.len() == 1;
+    (!complete).then(|| format!("is refused with other words than `{words}`: {said}"))
+}
+
+#[test]
+fn operators_compute_what_eager_pytorch_computes() {
+    let file = safetensors::SafeTensors::deserialize(&CALLS.tensors).expect("safetensors");
+    let each = CALLS.cases.iter().enumerate();
+    let failures: Vec<String> = each
+        .filter_map(|(i, case)| {
+            let found = wrong(case, &tensors(&file, i, "in"), &tensors(&file, i, "out"))?;
+            Some(format!("{}: {found}", case.name))
+        })
+        .collect();
+    assert!(failures.is_empty(), "{} of {}:\n{}", failures.len(), CALLS.cases.len(), failures.join("\n\n"));
+}
