@@ -4,7 +4,7 @@
 //!
 //! An in-place operator becomes the operator that returns a new tensor. If the written tensor is a view, the new elements are scattered
 //! into its base, and so on up to the root of the memory; other views of that memory are computed again at their next use, unless they
-//! share no element with the written one. What shares memory follows from the names of operators ([`views`]).
+//! share no element with the written one. What shares memory follows from the names of operators ([`mod@views`]).
 //!
 //! A program has no strides, so it is not always known whether a tensor is a view or a copy (`reshape`, `contiguous`). Such tensors are
 //! in the same family, but in other groups: a group has certain views only. A write changes its own group; tensors of other groups that
