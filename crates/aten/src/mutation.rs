@@ -4,7 +4,7 @@
 //!
 //! An in-place operator becomes the operator that returns a new tensor. If the written tensor is a view, the new elements are scattered
 //! into its base, and so on up to the root of the memory; other views of that memory are computed again at their next use, unless they
-//! share no element with the written one. What shares memory follows from the names of operators ([`views`]).
+//! share no element with the written one. What shares memory follows from the names of operators ([`mod@views`]).
 //!
 //! A program has no strides, so it is not always known whether a tensor is a view or a copy (`reshape`, `contiguous`). Such tensors are
 //! in the same family, but in other groups: a group has certain views only. A write changes its own group; tensors of other groups that
@@ -36,7 +36,8 @@ const COPY: &str =
     "work on a copy (clone()), or save `program.run_decompositions({})`, which has no in-place operators";
 
 /// A change that outlives a run: after it the input or constant `target` (a value id) holds `value`, which has the same type. Nothing else
-/// need use `value`, so whoever converts the program lists it among the outputs.
+/// need use `value`, so whoever converts the program lists it among the outputs. A constant that is written is state: a run starts with
+/// what the last one left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 pub struct Write {
     /// The id of an input's or constant's value.
@@ -180,10 +181,9 @@ impl Program {
         let from = self.read(base);
         let (info, shape) = (&self.values[tensor], &self.values[base].shape);
         let value = match step.view(from, shape, &info.shape) {
-            Some((name, overload, args)) => {
-                let dtype = info.dtype.clone();
-                let shape = info.shape.clone();
-                self.push((name, overload, args), dtype, shape, &made)
+            Some(form) => {
+                let (dtype, shape) = (info.dtype.clone(), info.shape.clone());
+                self.push(form, dtype, shape, &made)
             }
             None if step == Step::Opaque => {
                 let mut call = Call::clone(&made);
@@ -261,17 +261,18 @@ impl Program {
     fn functional(&mut self, mut call: Call) {
         let views = views(&call, &self.values);
         call.args = call.args.into_iter().map(|a| self.argument(a)).collect();
-        let made = Rc::new(call.clone());
-        let several = call.outs.len() > 1;
-        for (out, view) in call.outs.iter().zip(views) {
-            if let Some(view) = view {
-                self.define(*out, view, several, &made);
+        if views.iter().any(Option::is_some) {
+            let made = Rc::new(call.clone());
+            for (out, view) in call.outs.iter().zip(views) {
+                if let Some(view) = view {
+                    self.define(*out, view, &made);
+                }
             }
         }
         self.calls.push(call);
     }
 
-    fn define(&mut self, out: usize, view: View, several: bool, made: &Rc<Call>) {
+    fn define(&mut self, out: usize, view: View, made: &Rc<Call>) {
         let operand = self.names[view.base];
         let repeats = matches!(&self.tensors[operand].link, Some(Link { step: Step::Expand, .. }));
         if repeats && made.name == "aten::contiguous" {
@@ -281,7 +282,7 @@ impl Program {
         let root = self.tensors[operand].root;
         let base = if view.beyond { root } else { operand };
         // Repeating a call gives all its results.
-        let certain = view.certain && !(several && view.step == Step::Opaque);
+        let certain = view.certain && (view.step != Step::Opaque || made.outs.len() == 1);
         let group = if certain { self.tensors[base].group } else { out };
         let link = Some(Link { base, step: view.step, certain, made: made.clone() });
         self.tensors[out] = Tensor { link, root, group, ..Tensor::new(out) };

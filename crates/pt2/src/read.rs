@@ -7,7 +7,7 @@ use crate::archive::{Archive, Stored, dtype};
 use crate::schema::*;
 use kiln_aten::extent::Extent;
 use kiln_aten::guard;
-use kiln_aten::mutation::Write;
+use kiln_aten::mutation::{Write, functional_form};
 use kiln_aten::program::{Guard, Input, InputKind, Output, Program, Symbol, Value};
 use kiln_aten::raw::{Arg, Call};
 use kiln_aten::{ImportErrors, Problem};
@@ -241,8 +241,9 @@ impl<'a> Reader<'a> {
             Problem::new(format!("Kiln does not know the operator `{target}`")).help("write it with other operators")
         };
         // An in-place operator has the parameters of its functional form.
-        let functional = name.strip_suffix('_').filter(|n| !n.ends_with('_')).unwrap_or(&name);
-        let parameters = fallback::parameters(functional, overload).or_else(|| converted_only(operator, overload));
+        let functional = functional_form(&name, overload).unwrap_or_else(|| (name.clone(), overload.to_string()));
+        let parameters =
+            fallback::parameters(&functional.0, &functional.1).or_else(|| converted_only(operator, overload));
         let parameters = parameters.ok_or_else(unlisted)?;
         let argument = |(parameter, default): (&str, Option<&'static str>)| match (
             node.inputs.iter().find(|i| i.name == parameter),

@@ -49,7 +49,7 @@ const GIVES_BOOL: [&str; 16] = [
 ];
 
 /// Operators whose first two operands are promoted to a common dtype.
-const PROMOTES_TWO: [&str; 32] = [
+const PROMOTES_TWO: [&str; 34] = [
     "add",
     "sub",
     "subtract",
@@ -82,10 +82,12 @@ const PROMOTES_TWO: [&str; 32] = [
     "clamp_min",
     "clamp_max",
     "heaviside",
+    "igamma",
+    "igammac",
 ];
 
 /// Operators whose first three operands are promoted to a common dtype.
-const PROMOTES_THREE: [&str; 4] = ["addcmul", "addcdiv", "clamp", "clip"];
+const PROMOTES_THREE: [&str; 5] = ["addr", "addcmul", "addcdiv", "clamp", "clip"];
 
 /// Operators whose in-place form has another overload name than the functional one, both with the overload.
 const RENAMED: [[&str; 4]; 7] = [
@@ -159,8 +161,14 @@ pub fn result_dtype(name: &str, call: &Call, own: &RawInfo, values: &[RawInfo]) 
     let promoted = match op {
         _ if PROMOTES_TWO.contains(&op) => 2,
         _ if PROMOTES_THREE.contains(&op) => 3,
+        // Sums and products of integers are i64, unless the call names a dtype. The low bits are the same.
+        "cumsum" | "cumprod" if !matches!(call.args.get(2), Some(Arg::Int(_))) => 1,
         _ => return own.dtype.clone(),
     };
+    if own.dtype.parse::<DType>().is_err() {
+        // Such as complex; converting the call gives the problem.
+        return own.dtype.clone();
+    }
     let operand = |a: &Arg| match a {
         Arg::Value(id) => {
             let info = values.get(*id)?;
@@ -169,6 +177,7 @@ pub fn result_dtype(name: &str, call: &Call, own: &RawInfo, values: &[RawInfo]) 
         a => scalar_of(a).map(|s| (Weight::Number, number_type(s))),
     };
     let common = common_type(call.args.iter().take(promoted).filter_map(operand));
+    let common = common.map(|d| if promoted == 1 && !d.is_float() { DType::I64 } else { d });
     common.map_or_else(|| own.dtype.clone(), |d| d.name().into())
 }
 

@@ -250,6 +250,24 @@ fn a_result_of_another_dtype_is_cast_back() {
 }
 
 #[test]
+fn sums_of_integers_are_cast_back() {
+    check(
+        |b| {
+            let x = b.input("i32", &[4]);
+            let y = b.call("neg", "", vec![v(x)], &[4]);
+            b.call("cumsum_", "", vec![v(y), n(0), Arg::None], &[4]);
+            vec![b.call("bitwise_or_", "Scalar", vec![v(y), n(1)], &[4])]
+        },
+        "%1: i32[4] = neg(%0)
+         %4: i64[4] = cumsum(%1, 0, None)
+         %5: i32[4] = to.dtype(%4, 3, false, false, None)
+         %6: i32[4] = bitwise_or.Scalar(%5, 1)
+         return %6",
+        &[],
+    );
+}
+
+#[test]
 fn writes_into_inputs_and_buffers_are_reported() {
     check(
         |b| {
@@ -295,10 +313,18 @@ fn folded_contents_of_changed_memory_are_forgotten() {
     for id in [zero, view] {
         (b.raw.values[id].folded, b.raw.values[id].scalar) = (true, Some(Arg::Float(0.0)));
     }
-    b.call("add_", "Tensor", vec![v(zero), v(x), n(1)], &[1]);
-    b.raw.outputs = vec![view];
+    // Without views.
+    let one = b.call("ones_like", "", vec![v(x)], &[1]);
+    b.raw.values[one].folded = true;
+    let count = b.buffer("f32", &[], "count");
+    b.raw.values[count].scalar = Some(Arg::Float(0.0));
+    for written in [zero, one] {
+        b.call("add_", "Tensor", vec![v(written), v(x), n(1)], &[1]);
+    }
+    b.call("add_", "Scalar", vec![v(count), n(1), n(1)], &[]);
+    b.raw.outputs = vec![view, one];
     let (raw, _) = functionalise(b.raw).unwrap();
-    assert!([zero, view].iter().all(|id| !raw.values[*id].folded && raw.values[*id].scalar.is_none()));
+    assert!([zero, view, one, count].iter().all(|id| !raw.values[*id].folded && raw.values[*id].scalar.is_none()));
 }
 
 #[test]

@@ -37,8 +37,8 @@ pub fn views(call: &Call, values: &[RawInfo]) -> Vec<Option<View>> {
             let each = |a: &Arg| if let Arg::Value(id) = a { uncertain(*id, Step::Opaque) } else { None };
             items.iter().map(each).collect()
         }
-        // Of one operand: a permutation or a diagonal, if nothing is summed.
-        ("einsum", [_, Arg::List(items), ..]) => match items[..] {
+        // Of one operand: it, a permutation or a diagonal, if nothing is summed.
+        ("cartesian_prod", [Arg::List(items)]) | ("einsum", [_, Arg::List(items), ..]) => match items[..] {
             [Arg::Value(id)] => vec![uncertain(id, Step::Opaque)],
             _ => vec![],
         },
@@ -90,8 +90,8 @@ fn single(op: &str, call: &Call, base: usize, values: &[RawInfo]) -> Option<View
     let or_opaque = |step: Option<Step>| certain(base, step.unwrap_or(Step::Opaque));
     match op {
         "view" | "view_as" | "unsqueeze" | "squeeze" | "_unsafe_view" | "alias" | "detach" | "lift_fresh"
-        | "positive" | "unflatten" | "atleast_1d" | "atleast_2d" | "atleast_3d" | "real" | "conj" | "resolve_conj"
-        | "resolve_neg" => {
+        | "positive" | "unflatten" | "atleast_1d" | "atleast_2d" | "atleast_3d" | "real" | "conj" | "_conj"
+        | "conj_physical" | "resolve_conj" | "resolve_neg" => {
             // `view.dtype` reads the same bytes as other elements.
             or_opaque((from.dtype == to.dtype).then_some(Step::Reshape))
         }
@@ -102,7 +102,7 @@ fn single(op: &str, call: &Call, base: usize, values: &[RawInfo]) -> Option<View
         "contiguous" | "ravel" if count <= 1 => certain(base, Step::Reshape),
         "reshape" | "reshape_as" | "flatten" | "ravel" | "contiguous" => uncertain(base, Step::Reshape),
         "to" | "type_as" | "float" | "double" | "half" | "bfloat16" | "int" | "long" | "short" | "char" | "byte"
-        | "bool" | "cpu" | "cuda" => {
+        | "bool" | "cpu" | "cuda" | "pin_memory" => {
             let copy = match call.overload.as_str() {
                 "device" => 4,
                 "dtype_layout" => 6,
@@ -123,8 +123,8 @@ fn single(op: &str, call: &Call, base: usize, values: &[RawInfo]) -> Option<View
         "slice" | "narrow" => or_opaque(slice(op, call, &from.shape, &to.shape)),
         "select" => or_opaque(select(call, &from.shape)),
         "diagonal" | "linalg_diagonal" => or_opaque(diagonal(op, call, from.shape.len())),
-        "t" | "numpy_T" | "mT" | "mH" | "adjoint" | "transpose" | "swapaxes" | "swapdims" | "permute" | "movedim"
-        | "moveaxis" => or_opaque(permutation(op, call, from.shape.len()).map(Step::Permute)),
+        "t" | "numpy_T" | "mT" | "mH" | "matrix_H" | "adjoint" | "transpose" | "swapaxes" | "swapdims" | "permute"
+        | "movedim" | "moveaxis" => or_opaque(permutation(op, call, from.shape.len()).map(Step::Permute)),
         _ => None,
     }
 }

@@ -95,11 +95,10 @@ impl Program {
     /// Marks the views of changed tensors: those of the group as stale, others as lost. `path`: the written tensor and its bases.
     fn invalidate(&mut self, root: usize, group: usize, path: &[usize], write: &Rc<Call>) {
         let mut changed: HashSet<usize> = path.iter().copied().collect();
-        for &other in self.families.get(&root).map_or(&[][..], |f| f) {
-            // The example run saw some state of this memory, but it is not known which.
-            if !self.values[other].constant {
-                (self.values[other].folded, self.values[other].scalar) = (false, None);
-            }
+        let family = self.families.entry(root).or_insert_with(|| vec![root]);
+        for &other in family.iter() {
+            // The example run saw some state of this memory, but it is not known which; and a constant that is written is none.
+            (self.values[other].folded, self.values[other].scalar) = (false, None);
             let Some(link) = self.tensors[other].link.as_ref().filter(|_| !changed.contains(&other)) else { continue };
             let apart = |p: &usize| {
                 let written = self.tensors[*p].link.as_ref();
