@@ -2,12 +2,17 @@
 //!
 //! Takes: an executable whose code is [`crate::Code::Ptx`]. Gives: a device, and sessions on it. Never: generates code.
 //! No other module calls the driver.
+mod bind;
+mod caller;
+mod graph;
+mod host_step;
 mod launch;
 mod library;
 mod load;
 mod map;
 mod nvtx;
 mod raw;
+mod records;
 pub(crate) mod session;
 pub(crate) mod time;
 mod trace;
@@ -195,10 +200,14 @@ impl CudaDevice {
         let at = memory::ALIGN as u64;
         let (residual, bias) = (call.epilogue.residual.as_ref().map(|_| at), call.epilogue.bias.map(|_| at));
         let places = library::Places { a: at, b: at, c: at, residual, bias, workspace: (at, workspace) };
+        let Ok(_current) = self.inner.context.enter() else { return false };
         self.library().is_some_and(|library| library::Matmul::new(&library, call, places).is_some())
     }
     fn library(&self) -> Option<Arc<Library>> {
-        let load = || self.inner.context.bind().ok().and_then(|()| Library::new(&self.inner.context)).map(Arc::new);
+        let load = || {
+            let _current = self.inner.context.enter().ok()?;
+            Library::new(&self.inner.context).map(Arc::new)
+        };
         self.inner.library.get_or_init(load).clone()
     }
 
