@@ -12,6 +12,7 @@ use kiln_plan::{
 use kiln_runtime::{
     Callbacks, Code, CudaDevice, Device, DeviceTensor, Executable, InputSpec, KernelCode, NoCallbacks, Param, Passed,
     Ptx, Refused, RuntimeError, Session, TensorMap,
+    cuda::{Allocator, DeviceMemory},
 };
 use std::sync::{
     Arc,
@@ -421,4 +422,52 @@ fn library_calls_on_the_callers_stream() {
         let e = run_on(&refusing, &x, &to, on).unwrap_err().to_string();
         assert!(e.contains("`clone_1`") && e.ends_with("run the model outside of the capture"), "{e}");
     });
+}
+
+/// An allocator of the caller's: counts the bytes that are in use, and has a limit.
+struct Counted {
+    used: Arc<AtomicU64>,
+    limit: u64,
+}
+struct Block(u64, u64, Arc<AtomicU64>);
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.2.fetch_sub(self.1, Ordering::Relaxed);
+        // SAFETY: allocated by `Counted`.
+        unsafe { result::free_sync(self.0) }.unwrap();
+    }
+}
+// SAFETY: the driver's memory is aligned to 256 bytes, and freed with its block.
+unsafe impl Allocator for Counted {
+    fn allocate(&self, bytes: usize) -> Result<DeviceMemory, String> {
+        if self.used.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64 > self.limit {
+            self.used.fetch_sub(bytes as u64, Ordering::Relaxed);
+            return Err("the test's limit".into());
+        }
+        // SAFETY: the size is not zero.
+        let address = unsafe { result::malloc_sync(bytes) }.unwrap();
+        Ok(DeviceMemory { address, owner: Box::new(Block(address, bytes as u64, self.used.clone())) })
+    }
+}
+
+#[test]
+fn sessions_allocate_from_the_callers_allocator() {
+    let Some(device) = gpu() else { return };
+    let used = Arc::new(AtomicU64::new(0));
+    let make = |limit| {
+        let device = Device::Cuda(device.with_allocator(Arc::new(Counted { used: used.clone(), limit })));
+        Session::new(&device, chain(), vec![tensor(|i| i as f64)], Arc::new(NoCallbacks))
+    };
+    let session = make(1 << 20).unwrap();
+    let held = session.bytes_held() as u64;
+    assert_eq!(used.load(Ordering::Relaxed), held, "all that the session holds comes from the allocator");
+    let x = tensor(|_| 1.0);
+    assert_eq!(session.run(std::slice::from_ref(&x)).unwrap(), wanted(|_| 1.0, |i| i as f64));
+    assert!(session.bytes_held() as u64 > held, "runs of the session's own need memory for inputs and outputs");
+    assert_eq!(used.load(Ordering::Relaxed), session.bytes_held() as u64);
+    drop(session);
+    assert_eq!(used.load(Ordering::Relaxed), 0);
+    let e = make(1 << 12).err().unwrap().to_string();
+    assert!(e.contains("the test's limit"), "{e}");
+    assert_eq!(used.load(Ordering::Relaxed), 0);
 }

@@ -164,10 +164,15 @@ impl CudaSession {
     /// Allocates, rounded up to the alignment: kernels may read up to the next multiple of 16 bytes.
     pub(super) fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, RuntimeError> {
         let bytes = bytes.next_multiple_of(ALIGN);
-        Memory::new(&self.device.inner.context, bytes).map_err(|e| RuntimeError::Memory {
+        let context = &self.device.inner.context;
+        let memory = match &self.device.allocator {
+            Some(allocator) if bytes > 0 => allocator.allocate(bytes).map(|m| Memory::of(context, bytes, m)),
+            _ => Memory::new(context, bytes).map_err(text),
+        };
+        memory.map_err(|why| RuntimeError::Memory {
             bytes,
             what: format!("{what} on {} ({})", self.device.name(), self.device.info().name),
-            why: text(e),
+            why,
         })
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Takes: an executable whose code is [`crate::Code::Ptx`]. Gives: a device, and sessions on it. Never: generates code.
 //! No other module calls the driver.
+mod allocator;
 mod bind;
 mod caller;
 mod graph;
@@ -16,6 +17,8 @@ mod records;
 pub(crate) mod session;
 pub(crate) mod time;
 mod trace;
+
+pub use allocator::{Allocator, DeviceMemory};
 
 use crate::{RuntimeError, memory};
 use cudarc::driver::{
@@ -151,6 +154,7 @@ fn info(index: i32) -> Result<DeviceInfo, DriverError> {
 #[derive(Clone)]
 pub struct CudaDevice {
     inner: Arc<Inner>,
+    allocator: allocator::Chosen,
 }
 struct Inner {
     info: DeviceInfo,
@@ -179,7 +183,12 @@ impl CudaDevice {
         }
         let info = info(index as i32).map_err(refused)?;
         let context = Arc::new(Context::new(index).map_err(refused)?);
-        Ok(CudaDevice { inner: Arc::new(Inner { info, context, modules: Mutex::default(), library: OnceLock::new() }) })
+        let inner = Inner { info, context, modules: Mutex::default(), library: OnceLock::new() };
+        Ok(CudaDevice { inner: Arc::new(inner), allocator: None })
+    }
+    /// The same device, whose sessions allocate their memory from `allocator`. It shares the context and the loaded modules.
+    pub fn with_allocator(&self, allocator: Arc<dyn Allocator>) -> CudaDevice {
+        CudaDevice { inner: self.inner.clone(), allocator: Some(allocator) }
     }
     /// What the driver says of this GPU.
     pub fn info(&self) -> &DeviceInfo {

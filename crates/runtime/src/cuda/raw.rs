@@ -1,11 +1,13 @@
 //! Owning wrappers of the driver's handles, which free them when dropped.
 //!
 //! Everything but `Context` requires a current context on the calling thread.
+use super::allocator::DeviceMemory;
 use cudarc::driver::{
     result::{self, DriverError},
     sys,
 };
 use std::{
+    any::Any,
     ffi::{CString, c_void},
     sync::Arc,
 };
@@ -257,26 +259,35 @@ impl Drop for Event {
     }
 }
 
-/// An allocation on a device.
+/// Memory on a device that the session allocated.
 pub struct Memory {
     context: Arc<Context>,
     /// 0 if the allocation is empty.
     pub address: u64,
     pub bytes: usize,
+    /// Frees the memory, if it is not the driver's.
+    owner: Option<Box<dyn Any + Send + Sync>>,
 }
 impl Memory {
+    /// Memory of the driver.
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Memory, DriverError> {
         // SAFETY: the size is not zero; callers write before they read.
         let address = if bytes == 0 { 0 } else { unsafe { result::malloc_sync(bytes) }? };
-        Ok(Memory { context: context.clone(), address, bytes })
+        Ok(Memory { context: context.clone(), address, bytes, owner: None })
+    }
+    /// Memory of an allocator.
+    pub fn of(context: &Arc<Context>, bytes: usize, memory: DeviceMemory) -> Memory {
+        Memory { context: context.clone(), address: memory.address, bytes, owner: Some(memory.owner) }
     }
 }
 impl Drop for Memory {
     fn drop(&mut self) {
         let _current = self.context.enter();
-        if self.address != 0 {
-            // SAFETY: allocated by `new`; the session that owns it waits for its stream first.
-            let _ = unsafe { result::free_sync(self.address) };
+        match self.owner.take() {
+            Some(owner) => drop(owner),
+            // SAFETY: allocated by `new`; the session that owns it waits for its runs first.
+            None if self.address != 0 => drop(unsafe { result::free_sync(self.address) }),
+            None => {}
         }
     }
 }
