@@ -5,6 +5,7 @@
 //! Never: plans, lowers or generates code. libtorch and the graph interpreter are called only through [`Callbacks`].
 #![warn(missing_docs)]
 
+mod boundary;
 pub mod callbacks;
 pub mod cuda;
 pub mod error;

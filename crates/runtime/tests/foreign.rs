@@ -1,7 +1,10 @@
 //! Sessions on the host over memory of another owner: parameters that change, and inputs and outputs at the caller's addresses.
 use crate::host::{N, Plus, add, buffer, chain, double, executable, host, kernel, matmul, tensor, ty, with_fallback};
-use kiln_graph::{ParamId, Tensor, Type};
-use kiln_plan::{BufferKind, Stage, exec::Slot};
+use kiln_graph::{DType, ParamId, Tensor, Type};
+use kiln_plan::{
+    BufferKind, Stage,
+    exec::{GemmCall, Matrix, Slot, Work, axes},
+};
 use kiln_runtime::{Executable, NoCallbacks, Param, RuntimeError, Session};
 use std::sync::{
     Arc,
@@ -247,4 +250,113 @@ fn held_bytes_are_those_of_the_session() {
     // Four packed weights, whose originals are dropped: each has 100 rows of at least 10 columns, rounded up to a whole panel of f32.
     assert!(packed >= 4 * 4 * N && packed.is_multiple_of(4 * 4 * 100), "{packed}");
     assert_eq!(one(vec![weight.param(), weight.param()]), packed);
+}
+
+/// Pages that end where a page begins that nobody may touch.
+#[cfg(target_os = "linux")]
+struct Guarded {
+    at: *mut u8,
+    bytes: usize,
+}
+#[cfg(target_os = "linux")]
+mod pages {
+    use std::ffi::{c_int, c_void};
+    unsafe extern "C" {
+        pub fn mmap(at: *mut c_void, bytes: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void;
+        pub fn mprotect(at: *mut c_void, bytes: usize, prot: c_int) -> c_int;
+        pub fn munmap(at: *mut c_void, bytes: usize) -> c_int;
+    }
+    /// A multiple of the page size of all Linux systems.
+    pub const PAGE: usize = 1 << 16;
+}
+#[cfg(target_os = "linux")]
+impl Guarded {
+    fn new(bytes: usize) -> Guarded {
+        let bytes = bytes.next_multiple_of(pages::PAGE);
+        // SAFETY: new private anonymous pages, readable and writable; the last of them is then protected.
+        unsafe {
+            let at = pages::mmap(std::ptr::null_mut(), bytes + pages::PAGE, 3, 0x22, -1, 0).cast::<u8>();
+            assert_ne!(at.addr(), usize::MAX);
+            assert_eq!(pages::mprotect(at.add(bytes).cast(), pages::PAGE, 0), 0);
+            Guarded { at, bytes }
+        }
+    }
+    /// Where the last `bytes` bytes begin.
+    fn last(&self, bytes: usize) -> *mut u8 {
+        self.at.wrapping_add(self.bytes - bytes)
+    }
+}
+#[cfg(target_os = "linux")]
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`.
+        unsafe { pages::munmap(self.at.cast(), self.bytes + pages::PAGE) };
+    }
+}
+// SAFETY: owns its pages.
+#[cfg(target_os = "linux")]
+unsafe impl Send for Guarded {}
+// SAFETY: as above.
+#[cfg(target_os = "linux")]
+unsafe impl Sync for Guarded {}
+
+/// Matmuls touch nothing behind their operands, which end at the end of a page as a mapped file or a tensor of another library may.
+#[test]
+#[cfg(target_os = "linux")]
+fn matmuls_stay_within_the_callers_memory() {
+    let side = |slot, rows, cols| Matrix {
+        slot,
+        offset: 0,
+        rows: axes([(rows, cols)]),
+        cols: axes([(cols, 1)]),
+        batch_strides: vec![],
+    };
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::Bf16] {
+        for (m, n, k) in [(1, 7, 33), (3, 1, 100), (17, 5, 1), (33, 47, 65), (130, 3, 129), (2, 200, 31), (64, 64, 64)]
+        {
+            let types = [[m, k], [k, n], [m, n]].map(|shape| Type::new(dtype, shape));
+            let tensors =
+                types.each_ref().map(|ty| Tensor::from_f64(ty.clone(), (0..ty.count()).map(|i| (i % 5) as f64 - 2.0)));
+            let call = GemmCall {
+                batch_invariant: false,
+                dtype,
+                c_dtype: dtype,
+                tf32: false,
+                m,
+                n,
+                k,
+                batch: vec![],
+                a: side(Slot::Input(0), m, k),
+                b: side(Slot::Input(1), k, n),
+                c: side(Slot::Output(0), m, n),
+                workspace: None,
+                epilogue: Default::default(),
+            };
+            let mut kernel = kernel("gemm", Stage::Run, &[0, 1], &[2], add);
+            kernel.steps.steps = vec![Work::Gemm(call)];
+            let kinds = [BufferKind::Input(0), BufferKind::Param(ParamId(0)), BufferKind::Temp];
+            let mut exe = executable(1, kinds.map(buffer).into(), vec![kernel], &[2]);
+            exe.buffers.iter_mut().zip(&types).for_each(|(b, ty)| b.ty = ty.clone());
+            exe.inputs[0].ty = types[0].clone();
+            let places = types.each_ref().map(|ty| Arc::new(Guarded::new(ty.bytes())));
+            let [x, w, to] = [0, 1, 2].map(|i: usize| places[i].last(types[i].bytes()));
+            // SAFETY: the pages hold the operands and live as long as the session.
+            let param = unsafe {
+                x.copy_from(tensors[0].bytes().as_ptr(), types[0].bytes());
+                w.copy_from(tensors[1].bytes().as_ptr(), types[1].bytes());
+                Tensor::foreign(types[1].clone(), w, places[1].clone())
+            };
+            let foreign =
+                Session::with_params(&host(1), exe.clone(), vec![param.into()], Arc::new(NoCallbacks)).unwrap();
+            // SAFETY: as above.
+            unsafe {
+                foreign.run_on(&[x.expose_provenance() as u64], &[to.expose_provenance() as u64], None).unwrap();
+            }
+            let own = Session::new(&host(1), exe, vec![tensors[1].clone()], Arc::new(NoCallbacks)).unwrap();
+            let want = own.run(&tensors[..1]).unwrap();
+            // SAFETY: the run has written the result there.
+            let got = unsafe { std::slice::from_raw_parts(to, types[2].bytes()) };
+            assert_eq!(got, want[0].bytes(), "{dtype} {m}×{n}×{k}");
+        }
+    }
 }

@@ -1,11 +1,11 @@
-//! One launch of a kernel: function, grid, and arguments, which stay the same over all runs.
+//! One launch of a kernel: function, grid, and arguments. Only addresses of the caller's memory change between runs.
 //!
 //! A kernel that begins with `griddepcontrol.wait` is launched before the kernels ahead of it have ended (programmatic dependent
 //! launch), which hides the latency of short kernels; which kernels do so is up to the code generator (kiln-codegen, `nvptx/head.rs`).
 use super::{
     CudaDevice,
     map::TensorMap,
-    raw::{Module, Stream},
+    raw::{Graph, Module, Node, StreamHandle},
 };
 use crate::{Passed, Ptx, RuntimeError};
 use cudarc::driver::{
@@ -25,6 +25,8 @@ pub(super) struct Launch {
     waits: bool,
     /// In parameter order.
     args: Vec<Argument>,
+    /// The version of the session's bindings that changed an argument last.
+    pub changed: u64,
     /// Keeps `function` loaded.
     _module: Arc<Module>,
 }
@@ -34,13 +36,14 @@ unsafe impl Send for Launch {}
 /// The value of a parameter: a device address, or a tensor map, which the driver requires to be aligned to 64 bytes.
 enum Argument {
     Address(u64),
-    Map(Box<TensorMap>),
+    /// With the address of its buffer.
+    Map(Box<TensorMap>, u64),
 }
 impl Argument {
     fn pointer(&self) -> *mut c_void {
         match self {
             Argument::Address(a) => std::ptr::from_ref(a).cast_mut().cast(),
-            Argument::Map(m) => std::ptr::from_ref(&**m).cast_mut().cast(),
+            Argument::Map(m, _) => std::ptr::from_ref(&**m).cast_mut().cast(),
         }
     }
 }
@@ -82,7 +85,9 @@ impl Launch {
         let mut passed = Vec::with_capacity(args.len());
         for (i, address) in args.into_iter().enumerate() {
             passed.push(match ptx.passed.get(i) {
-                Some(Passed::Map(m)) => Argument::Map(Box::new(device.check(doing, TensorMap::new(m, address))?)),
+                Some(Passed::Map(m)) => {
+                    Argument::Map(Box::new(device.check(doing, TensorMap::new(m, address))?), address)
+                }
                 _ => Argument::Address(address),
             });
         }
@@ -94,6 +99,7 @@ impl Launch {
             cluster: narrow(ptx.cluster)?,
             waits: ptx.text.contains("griddepcontrol.wait"),
             args: passed,
+            changed: 0,
             _module: module,
         })
     }
@@ -114,12 +120,31 @@ impl Launch {
         }
     }
 
+    /// Moves an argument to another buffer of the same type; `version` is that of the session's bindings from now on.
+    pub fn set(&mut self, arg: usize, address: u64, version: u64) -> Result<(), DriverError> {
+        match self.args.get_mut(arg) {
+            Some(Argument::Address(a)) if *a != address => *a = address,
+            Some(Argument::Map(m, a)) if *a != address => {
+                m.shift(address.wrapping_sub(*a))?;
+                *a = address;
+            }
+            _ => return Ok(()),
+        }
+        self.changed = version;
+        Ok(())
+    }
+
+    /// Whether it launches anything: an empty grid does not.
+    pub fn is_launched(&self) -> bool {
+        !self.grid.contains(&0)
+    }
+
     /// Enqueues the launch. An empty grid launches nothing.
     ///
     /// # Safety
     /// The arguments are those that the kernel expects, and each points to live memory.
-    pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), DriverError> {
-        if self.grid.contains(&0) {
+    pub unsafe fn enqueue(&self, stream: StreamHandle) -> Result<(), DriverError> {
+        if !self.is_launched() {
             return Ok(());
         }
         let (mut attributes, count) = self.attributes();
@@ -135,7 +160,39 @@ impl Launch {
             attrs: attributes.as_mut_ptr(),
             numAttrs: count,
         };
-        // The driver copies what these point to before it returns.
+        self.with_pointers(|params| {
+            // SAFETY: function and stream live; one pointer per parameter by this function's contract.
+            unsafe { sys::cuLaunchKernelEx(&config, self.function, params, std::ptr::null_mut()) }.result()
+        })
+    }
+
+    /// Gives a node of a recorded graph the arguments of now. Launches of the graph from now on use them. Attributes stay as captured.
+    ///
+    /// # Safety
+    /// The node is that of this launch in this graph. The arguments are as for [`Launch::enqueue`].
+    pub unsafe fn update(&self, graph: &Graph, node: Node) -> Result<(), DriverError> {
+        self.with_pointers(|params| {
+            let node_params = sys::CUDA_KERNEL_NODE_PARAMS_v2_st {
+                func: self.function,
+                gridDimX: self.grid[0],
+                gridDimY: self.grid[1],
+                gridDimZ: self.grid[2],
+                blockDimX: self.threads,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: self.shared,
+                kernelParams: params,
+                extra: std::ptr::null_mut(),
+                kern: std::ptr::null_mut(),
+                ctx: std::ptr::null_mut(),
+            };
+            // SAFETY: graph and node live; the driver copies the arguments before it returns.
+            unsafe { sys::cuGraphExecKernelNodeSetParams_v2(graph.exec, node.0, &node_params) }.result()
+        })
+    }
+
+    /// Calls `f` with the list of pointers to arguments that the driver takes. The driver copies what they point to before it returns.
+    fn with_pointers<R>(&self, f: impl FnOnce(*mut *mut c_void) -> R) -> R {
         let mut small = [std::ptr::null_mut::<c_void>(); 32];
         let mut large = Vec::new();
         let params = match small.get_mut(..self.args.len()) {
@@ -148,7 +205,6 @@ impl Launch {
         for (p, a) in params.iter_mut().zip(&self.args) {
             *p = a.pointer();
         }
-        // SAFETY: function and stream live; one pointer per parameter by this function's contract.
-        unsafe { sys::cuLaunchKernelEx(&config, self.function, params.as_mut_ptr(), std::ptr::null_mut()) }.result()
+        f(params.as_mut_ptr())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Takes: a [`GemmCall`] and device addresses. Gives: a matmul that can be enqueued, or `None` where the library is missing or has no
 //! algorithm; a kernel then runs its steps without the library, or the host computes the matmul.
-use super::raw::{Context, Stream};
+use super::raw::{Context, StreamHandle};
 use cudarc::cublaslt::{
     result::{self, CublasError},
     sys,
@@ -44,7 +44,7 @@ impl Library {
 }
 impl Drop for Library {
     fn drop(&mut self) {
-        let _ = self.context.bind();
+        let _current = self.context.enter();
         // SAFETY: created by `new`. A failure leaves nothing to do.
         let _ = unsafe { result::destroy_handle(self.raw) };
     }
@@ -60,6 +60,30 @@ pub struct Places {
     pub workspace: (u64, usize),
 }
 
+impl Places {
+    /// The addresses of what the call reads and writes in the buffers at these addresses.
+    fn offset(self, call: &GemmCall) -> Option<Places> {
+        let [a, b, c, added] = call.strided()?;
+        let bytes = |dtype: DType, s: Strided| (s.offset * dtype.bytes()) as u64;
+        Some(Places {
+            a: self.a + bytes(call.dtype, a),
+            b: self.b + bytes(call.dtype, b),
+            c: self.c + bytes(call.c_dtype, c),
+            residual: self.residual.map(|at| at + bytes(call.c_dtype, added)),
+            bias: self.bias.zip(call.epilogue.bias).map(|(at, b)| at + (b.1 * call.c_dtype.bytes()) as u64),
+            ..self
+        })
+    }
+    /// The library's A, B, C and D.
+    fn matrices(&self) -> [u64; 4] {
+        [self.b, self.a, self.residual.unwrap_or(self.c), self.c]
+    }
+}
+/// The alignment of an address, as far as the library's algorithms go.
+fn alignment(address: u64) -> u32 {
+    1 << address.trailing_zeros().min(8)
+}
+
 /// A matmul with its algorithm, which can be enqueued any number of times.
 pub struct Matmul {
     library: Arc<Library>,
@@ -67,6 +91,8 @@ pub struct Matmul {
     /// In the library's order: our b, our a, the residual, the result.
     layouts: [Layout; 4],
     algorithm: sys::cublasLtMatmulAlgo_t,
+    /// The alignments that it was chosen for, as the library's A, B, C and D.
+    aligned: [u32; 4],
     places: Places,
     double: bool,
     /// alpha, the factor of the matmul, and beta, that of the residual.
@@ -80,15 +106,7 @@ impl Matmul {
     pub fn new(library: &Arc<Library>, call: &GemmCall, places: Places) -> Option<Matmul> {
         let [a, b, c, added] = call.strided()?;
         let batch = call.batch.iter().product::<usize>();
-        let bytes = |dtype: DType, s: Strided| (s.offset * dtype.bytes()) as u64;
-        let places = Places {
-            a: places.a + bytes(call.dtype, a),
-            b: places.b + bytes(call.dtype, b),
-            c: places.c + bytes(call.c_dtype, c),
-            residual: places.residual.map(|at| at + bytes(call.c_dtype, added)),
-            bias: places.bias.zip(call.epilogue.bias).map(|(at, b)| at + (b.1 * call.c_dtype.bytes()) as u64),
-            ..places
-        };
+        let places = places.offset(call)?;
         // The library is column-major: it computes our result transposed, from our operands transposed and swapped.
         let layouts = [
             Layout::new(call.dtype, b, [call.k, call.n], batch).ok()?,
@@ -105,14 +123,27 @@ impl Matmul {
         };
         let (algorithm, double) = (found.ok()?.algo, call.dtype == DType::F64);
         let factors = [call.epilogue.scale, call.epilogue.residual.as_ref().map_or(0.0, |r| r.1)];
-        Some(Matmul { library: library.clone(), what, layouts, algorithm, places, double, factors })
+        let aligned = places.matrices().map(alignment);
+        Some(Matmul { library: library.clone(), what, layouts, algorithm, aligned, places, double, factors })
+    }
+
+    /// Moves the matrices and the bias; the workspace stays. False if one is less aligned than the algorithm was chosen for, or the library
+    /// refuses; the matmul is then as before.
+    pub fn set(&mut self, call: &GemmCall, places: Places) -> bool {
+        let Some(places) = places.offset(call) else { return false };
+        let fits = places.matrices().map(alignment).iter().zip(self.aligned).all(|(new, least)| *new >= least);
+        if !fits || places.bias != self.places.bias && places.bias.is_none_or(|b| self.what.set_bias(b).is_err()) {
+            return false;
+        }
+        self.places = Places { workspace: self.places.workspace, ..places };
+        true
     }
 
     /// Enqueues the matmul.
     ///
     /// # Safety
     /// The addresses point to live memory of the sizes that the call describes.
-    pub unsafe fn enqueue(&self, stream: &Stream) -> Result<(), CublasError> {
+    pub unsafe fn enqueue(&self, stream: StreamHandle) -> Result<(), CublasError> {
         let factors = self.factors.map(|f| (f as f32, f));
         let [alpha, beta] = factors.each_ref().map(|n| match self.double {
             true => std::ptr::from_ref(&n.1).cast::<c_void>(),
@@ -185,17 +216,22 @@ impl Description {
             (Some(_), Some(Activation::GeluTanh)) => E::CUBLASLT_EPILOGUE_GELU_BIAS,
         };
         let epilogue = epilogue as u32;
-        // SAFETY: the description lives; an epilogue is a 32-bit number, an address a 64-bit one.
+        // SAFETY: the description lives; an epilogue is a 32-bit number.
         unsafe {
             let value = std::ptr::from_ref(&epilogue).cast();
             result::set_matmul_desc_attribute(made.0, A::CUBLASLT_MATMUL_DESC_EPILOGUE, value, size_of::<u32>())?;
-            if let Some(bias) = bias {
-                let value = std::ptr::from_ref(&bias).cast();
-                let attribute = A::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-                result::set_matmul_desc_attribute(made.0, attribute, value, size_of::<u64>())?;
-            }
+        }
+        if let Some(bias) = bias {
+            made.set_bias(bias)?;
         }
         Ok(made)
+    }
+    fn set_bias(&self, bias: u64) -> Result<(), CublasError> {
+        let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+        // SAFETY: the description lives; an address is a 64-bit number.
+        unsafe {
+            result::set_matmul_desc_attribute(self.0, attribute, std::ptr::from_ref(&bias).cast(), size_of::<u64>())
+        }
     }
 }
 impl Drop for Description {
@@ -249,13 +285,13 @@ impl Preference {
         put(A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::ptr::from_ref(&bytes).cast(), size_of::<u64>())?;
         let schemes = R::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         put(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::ptr::from_ref(&schemes).cast(), size_of::<u32>())?;
-        for (attribute, address) in [
-            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, places.b),
-            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, places.a),
-            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, places.residual.unwrap_or(places.c)),
-            (A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, places.c),
-        ] {
-            let alignment = 1u32 << address.trailing_zeros().min(8);
+        let attributes = [
+            A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ];
+        for (attribute, alignment) in attributes.into_iter().zip(places.matrices().map(alignment)) {
             put(attribute, std::ptr::from_ref(&alignment).cast(), size_of::<u32>())?;
         }
         Ok(made)

@@ -4,7 +4,7 @@
 //! Never: moves anything that the launches of runs refer to.
 use super::{
     launch::Launch,
-    library::{Matmul, Places},
+    library::Matmul,
     raw::{Memory, copy, text, upload},
     session::{CudaSession, Step},
 };
@@ -21,21 +21,11 @@ impl CudaSession {
     /// Allocates and fills memory, prepares all launches, and runs the load-time kernels.
     pub(super) fn load(&mut self) -> Result<(), RuntimeError> {
         let (exe, memory) = (self.exe.clone(), self.memory.clone());
-        // Inputs and outputs follow the temporaries in one allocation.
-        let mut end = memory.run.bytes;
-        let mut offsets = vec![0; exe.buffers.len()];
-        for (b, place) in memory.buffers.iter().enumerate() {
-            if matches!(place, Place::Input(_) | Place::Output(_)) {
-                offsets[b] = end;
-                end += exe.buffers[b].ty.bytes().next_multiple_of(ALIGN);
-            }
-        }
-        let arena = self.allocate(end, "inputs, outputs and intermediate results")?;
+        let arena = self.allocate(memory.run.bytes, "intermediate results")?;
         for (b, place) in memory.buffers.iter().enumerate() {
             let bytes = exe.buffers[b].ty.bytes();
             self.addresses[b] = match *place {
                 _ if bytes == 0 => 0,
-                Place::Input(_) | Place::Output(_) => arena.address + offsets[b] as u64,
                 Place::Arena(at) => arena.address + at as u64,
                 Place::Frozen => {
                     let m = self.allocate(bytes, "precomputed parameters")?;
@@ -43,7 +33,8 @@ impl CudaSession {
                     self.owned.push(m);
                     at
                 }
-                Place::Param(_) | Place::LoadArena(_) | Place::Nowhere => 0,
+                // Set below.
+                Place::Param(_) | Place::LoadArena(_) | Place::Input(_) | Place::Output(_) | Place::Nowhere => 0,
             };
         }
         let texts = exe.kernels.iter().flat_map(|k| &k.steps.steps).filter_map(|w| match w {
@@ -56,7 +47,8 @@ impl CudaSession {
             self.addresses[self.layout.record(n)] = records.address + (n * RECORD) as u64;
         }
         self.owned.push(records);
-        self.clear_records()?;
+        self.clear_records(self.stream.handle)?;
+        self.bind_own()?;
         self.place_params(|_| true)?;
         self.prepare_stage(Stage::Run, arena.address)?;
         self.owned.push(arena);
@@ -68,7 +60,11 @@ impl CudaSession {
             }
         }
         self.warm_matmuls()?;
-        self.wait("loading")
+        self.wait("loading")?;
+        // Runs over the caller's memory do not need it; the first other run allocates it again.
+        self.ends.own = None;
+        self.ends.forget();
+        Ok(())
     }
 
     /// Reads parameters that may have changed again, and runs the load-time kernels again.
@@ -76,10 +72,11 @@ impl CudaSession {
         if !self.kept.changes {
             return Ok(());
         }
-        let doing = || format!("refreshing `{}`", self.exe.name);
-        self.device.check(doing, self.device.inner.context.bind())?;
+        let context = self.device.inner.context.clone();
+        let _current = self.device.check(|| format!("refreshing `{}`", self.exe.name), context.enter())?;
+        self.follow(self.stream.handle)?;
         if self.stale {
-            self.clear_records()?;
+            self.clear_records(self.stream.handle)?;
         }
         self.place_params(Param::is_foreign)?;
         self.load_stage()
@@ -110,9 +107,9 @@ impl CudaSession {
             if !done[p] && (fresh || changed(&param)) {
                 let copied = match &param {
                     // SAFETY: the memory was allocated for this parameter.
-                    Param::Host(t) => unsafe { upload(to, t.bytes(), &self.stream) },
+                    Param::Host(t) => unsafe { upload(to, t.bytes(), self.stream.handle) },
                     // SAFETY: as above; the parameter is complete and lives, by the contract of `Param::device`.
-                    Param::Device(d) => unsafe { copy(to, d.address(), bytes, &self.stream) },
+                    Param::Device(d) => unsafe { copy(to, d.address(), bytes, self.stream.handle) },
                 };
                 self.device.check(|| format!("copying parameter @{p}"), copied)?;
             }
@@ -132,11 +129,11 @@ impl CudaSession {
         }
         self.prepare_stage(Stage::Load, arena.address)?;
         let kernels = self.kernels(Stage::Load);
-        let done = kernels.iter().try_for_each(|k| self.kernel(*k));
+        let done = kernels.iter().try_for_each(|k| self.own_kernel(*k));
         // The arena and parameters must not be freed while kernels use them, even if one could not be enqueued.
         let done = done.and(self.indices("loading"));
         if done.is_err() {
-            let _ = self.stream.synchronize();
+            let _ = self.stream.handle.synchronize();
         }
         for k in kernels {
             self.launches[k].clear();
@@ -167,10 +164,15 @@ impl CudaSession {
     /// Allocates, rounded up to the alignment: kernels may read up to the next multiple of 16 bytes.
     pub(super) fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, RuntimeError> {
         let bytes = bytes.next_multiple_of(ALIGN);
-        Memory::new(&self.device.inner.context, bytes).map_err(|e| RuntimeError::Memory {
+        let context = &self.device.inner.context;
+        let memory = match &self.device.allocator {
+            Some(allocator) if bytes > 0 => allocator.allocate(bytes).map(|m| Memory::of(context, bytes, m)),
+            _ => Memory::new(context, bytes).map_err(text),
+        };
+        memory.map_err(|why| RuntimeError::Memory {
             bytes,
             what: format!("{what} on {} ({})", self.device.name(), self.device.info().name),
-            why: text(e),
+            why,
         })
     }
 
@@ -187,12 +189,7 @@ impl CudaSession {
     }
     /// `None` if the library does not take the matmul; the host then computes it.
     pub(super) fn matmul(&self, k: usize, kernel: &KernelCode, g: &GemmCall) -> Option<Matmul> {
-        let at = |slot| self.address(k, kernel, slot);
-        let space = g.workspace?;
-        let workspace = (at(space), self.exe.slot_type(kernel, space)?.bytes());
-        let residual = g.epilogue.residual.as_ref().map(|r| at(r.0.slot));
-        let bias = g.epilogue.bias.map(|b| at(b.0));
-        let places = Places { a: at(g.a.slot), b: at(g.b.slot), c: at(g.c.slot), residual, bias, workspace };
+        let places = self.places(k, kernel, g)?;
         Matmul::new(&self.device.library()?, g, places)
     }
     /// Runs each library matmul once: the library loads a kernel on its first launch, which is not possible during a capture.
@@ -200,7 +197,7 @@ impl CudaSession {
         for k in self.kernels(Stage::Run) {
             for step in self.launches[k].iter().flatten().filter(|s| matches!(s, Step::Matmul(_))) {
                 // SAFETY: as in `kernel`; every run overwrites the results.
-                unsafe { step.enqueue(self, &self.exe.kernels[k].name) }?;
+                unsafe { step.enqueue(self, &self.exe.kernels[k].name, self.stream.handle) }?;
             }
         }
         Ok(())

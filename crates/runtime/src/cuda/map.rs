@@ -6,7 +6,11 @@ use kiln_graph::DType;
 
 /// An encoded map. The driver reads it at each launch, so it must outlive the launches.
 #[repr(C, align(64))]
-pub struct TensorMap(sys::CUtensorMap);
+pub struct TensorMap {
+    map: sys::CUtensorMap,
+    /// Address of the array's first element.
+    at: u64,
+}
 // SAFETY: plain data once encoded.
 unsafe impl Send for TensorMap {}
 
@@ -32,14 +36,15 @@ impl TensorMap {
             128 => S::CU_TENSOR_MAP_SWIZZLE_128B,
             _ => return Err(invalid),
         };
-        let mut map = std::mem::MaybeUninit::<TensorMap>::zeroed();
+        let at = address + m.offset as u64 * bytes;
+        let mut map = std::mem::MaybeUninit::<Encoded>::zeroed();
         // SAFETY: the lists have `rank` entries (strides one less) and outlive the call; the map is aligned by its type.
         unsafe {
             sys::cuTensorMapEncodeTiled(
                 map.as_mut_ptr().cast(),
                 format(m.dtype),
                 rank as u32,
-                std::ptr::without_provenance_mut((address + m.offset as u64 * bytes) as usize),
+                std::ptr::without_provenance_mut(at as usize),
                 sizes.as_ptr(),
                 strides.as_ptr(),
                 tile.as_ptr(),
@@ -50,10 +55,24 @@ impl TensorMap {
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
             .result()?;
-            Ok(map.assume_init())
+            Ok(TensorMap { map: map.assume_init().0, at })
         }
     }
+    /// Moves the array by this many bytes, modulo 2^64, in memory that has the same layout.
+    pub fn shift(&mut self, bytes: u64) -> Result<(), DriverError> {
+        let at = self.at.wrapping_add(bytes);
+        // SAFETY: the map was encoded by `new`, and is aligned as the first field of an aligned type.
+        unsafe {
+            sys::cuTensorMapReplaceAddress(&mut self.map, std::ptr::without_provenance_mut(at as usize)).result()?;
+        }
+        self.at = at;
+        Ok(())
+    }
 }
+
+/// A map while it is encoded.
+#[repr(C, align(64))]
+struct Encoded(sys::CUtensorMap);
 
 fn format(d: DType) -> sys::CUtensorMapDataType {
     use sys::CUtensorMapDataType as T;

@@ -2,15 +2,23 @@
 //!
 //! Takes: an executable whose code is [`crate::Code::Ptx`]. Gives: a device, and sessions on it. Never: generates code.
 //! No other module calls the driver.
+mod allocator;
+mod bind;
+mod caller;
+mod graph;
+mod host_step;
 mod launch;
 mod library;
 mod load;
 mod map;
 mod nvtx;
 mod raw;
+mod records;
 pub(crate) mod session;
 pub(crate) mod time;
 mod trace;
+
+pub use allocator::{Allocator, DeviceMemory};
 
 use crate::{RuntimeError, memory};
 use cudarc::driver::{
@@ -146,6 +154,7 @@ fn info(index: i32) -> Result<DeviceInfo, DriverError> {
 #[derive(Clone)]
 pub struct CudaDevice {
     inner: Arc<Inner>,
+    allocator: allocator::Chosen,
 }
 struct Inner {
     info: DeviceInfo,
@@ -174,7 +183,12 @@ impl CudaDevice {
         }
         let info = info(index as i32).map_err(refused)?;
         let context = Arc::new(Context::new(index).map_err(refused)?);
-        Ok(CudaDevice { inner: Arc::new(Inner { info, context, modules: Mutex::default(), library: OnceLock::new() }) })
+        let inner = Inner { info, context, modules: Mutex::default(), library: OnceLock::new() };
+        Ok(CudaDevice { inner: Arc::new(inner), allocator: None })
+    }
+    /// The same device, whose sessions allocate their memory from `allocator`. It shares the context and the loaded modules.
+    pub fn with_allocator(&self, allocator: Arc<dyn Allocator>) -> CudaDevice {
+        CudaDevice { inner: self.inner.clone(), allocator: Some(allocator) }
     }
     /// What the driver says of this GPU.
     pub fn info(&self) -> &DeviceInfo {
@@ -195,10 +209,14 @@ impl CudaDevice {
         let at = memory::ALIGN as u64;
         let (residual, bias) = (call.epilogue.residual.as_ref().map(|_| at), call.epilogue.bias.map(|_| at));
         let places = library::Places { a: at, b: at, c: at, residual, bias, workspace: (at, workspace) };
+        let Ok(_current) = self.inner.context.enter() else { return false };
         self.library().is_some_and(|library| library::Matmul::new(&library, call, places).is_some())
     }
     fn library(&self) -> Option<Arc<Library>> {
-        let load = || self.inner.context.bind().ok().and_then(|()| Library::new(&self.inner.context)).map(Arc::new);
+        let load = || {
+            let _current = self.inner.context.enter().ok()?;
+            Library::new(&self.inner.context).map(Arc::new)
+        };
         self.inner.library.get_or_init(load).clone()
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Takes: a session and inputs. Gives: samples in microseconds. Never: includes copies of inputs or outputs.
 use super::{
+    graph::Whose,
     raw::{Event, Graph},
     session::CudaSession,
 };
@@ -31,10 +32,10 @@ impl CudaSession {
         self.upload_inputs(inputs)?;
         let events = self.events(n + 1)?;
         // A run before the first event keeps the device busy while the others are enqueued.
-        self.enqueue()?;
+        self.enqueue(Whose::Own, self.stream.handle)?;
         self.record_event(&events[0])?;
         for e in &events[1..] {
-            self.enqueue()?;
+            self.enqueue(Whose::Own, self.stream.handle)?;
             self.record_event(e)?;
         }
         self.wait("timing")?;
@@ -46,7 +47,7 @@ impl CudaSession {
     pub fn time_kernels(&mut self, inputs: &[Tensor], n: usize) -> Result<Vec<Vec<f64>>, RuntimeError> {
         self.stale = true;
         self.upload_inputs(inputs)?;
-        self.enqueue()?;
+        self.enqueue(Whose::Own, self.stream.handle)?;
         self.wait("timing")?;
         let kernels = self.kernels(Stage::Run);
         let mut samples = vec![Vec::with_capacity(n); kernels.len()];
@@ -66,7 +67,7 @@ impl CudaSession {
         self.kernels(Stage::Run).into_iter().map(|k| self.timed(k)).collect()
     }
     /// Prepares a kernel; one sample decides how often to repeat it.
-    fn timed(&self, kernel: usize) -> Result<Timed, RuntimeError> {
+    fn timed(&mut self, kernel: usize) -> Result<Timed, RuntimeError> {
         let events = [self.event()?, self.event()?];
         let mut timed = Timed { kernel, graph: None, times: 1, events };
         if !self.needs_host(kernel) {
@@ -79,17 +80,19 @@ impl CudaSession {
         Ok(timed)
     }
     /// Microseconds of one launch; the mean where the kernel is repeated.
-    pub fn sample(&self, timed: &Timed) -> Result<f64, RuntimeError> {
+    pub fn sample(&mut self, timed: &Timed) -> Result<f64, RuntimeError> {
+        // A run over the caller's memory may have come between.
+        self.begin()?;
         if self.needs_host(timed.kernel) {
             self.wait("timing")?;
             let start = Instant::now();
-            self.kernel(timed.kernel)?;
+            self.own_kernel(timed.kernel)?;
             self.wait("timing")?;
             return Ok(start.elapsed().as_secs_f64() * 1e6);
         }
         let run = || match &timed.graph {
-            Some(g) => self.device.check(|| "timing".into(), g.launch(&self.stream)),
-            None => self.kernel(timed.kernel),
+            Some(g) => self.device.check(|| "timing".into(), g.launch(self.stream.handle)),
+            None => self.own_kernel(timed.kernel),
         };
         // The first launch keeps the device busy while the measured one is enqueued.
         let [start, end] = &timed.events;
@@ -108,7 +111,7 @@ impl CudaSession {
         (0..n).map(|_| self.event()).collect()
     }
     pub(super) fn record_event(&self, e: &Event) -> Result<(), RuntimeError> {
-        self.device.check(|| "timing".into(), e.record(&self.stream))
+        self.device.check(|| "timing".into(), e.record(self.stream.handle))
     }
     pub(super) fn elapsed(&self, start: &Event, end: &Event) -> Result<f64, RuntimeError> {
         self.device.check(|| "timing".into(), end.us_since(start))

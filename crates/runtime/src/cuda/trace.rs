@@ -3,8 +3,9 @@
 //! Takes: a session and inputs. Gives: spans on the host's clock. A trace replays what a run replays: the CUDA graphs are captured
 //! again with the events in them.
 use super::{
+    graph::{Fault, Mode},
     raw::{Event, Graph},
-    session::{CudaSession, Fault, Mode},
+    session::CudaSession,
 };
 use crate::{HostSpan, RunTrace, RuntimeError, Span, trace::Clock};
 use kiln_graph::Tensor;
@@ -27,7 +28,7 @@ impl CudaSession {
         for k in self.kernels(Stage::Run) {
             marks[k] = Some([self.event()?, self.event()?]);
         }
-        let segments: Vec<(Range<usize>, Option<Graph>)> = self
+        let segments: Vec<(Range<usize>, Option<Graph>)> = self.runs[0]
             .segments
             .iter()
             .map(|s| {
@@ -42,9 +43,9 @@ impl CudaSession {
     fn record_marked(&self, mut kernels: Range<usize>, marks: &Marks) -> Option<Graph> {
         let one = |k: usize| -> Result<(), Fault> {
             let Some([start, end]) = &marks[k] else { return Ok(()) };
-            start.record_in_graph(&self.stream)?;
-            self.kernel(k)?;
-            Ok(end.record_in_graph(&self.stream)?)
+            start.record_in_graph(self.stream.handle)?;
+            self.own_kernel(k)?;
+            Ok(end.record_in_graph(self.stream.handle)?)
         };
         self.stream.capture(|| kernels.try_for_each(one)).ok()
     }
@@ -61,7 +62,7 @@ impl CudaSession {
         let (start_us, mut host) = (clock.now(), vec![]);
         for (kernels, graph) in segments {
             if let Some(graph) = graph {
-                let launch = || self.device.check(|| "tracing".into(), graph.launch(&self.stream));
+                let launch = || self.device.check(|| "tracing".into(), graph.launch(self.stream.handle));
                 let name = format!("launch of {}", kiln_graph::count(kernels.len(), "kernel"));
                 host.push(HostSpan { name, span: clock.span(launch)?.1 });
                 continue;
@@ -69,7 +70,7 @@ impl CudaSession {
             for k in kernels.clone() {
                 let Some([start, end]) = &marks[k] else { continue };
                 self.record_event(start)?;
-                let span = clock.span(|| self.kernel(k))?.1;
+                let span = clock.span(|| self.own_kernel(k))?.1;
                 self.record_event(end)?;
                 host.push(HostSpan { name: self.exe.kernels[k].name.clone(), span });
             }

@@ -2,7 +2,7 @@
 //!
 //! Takes: an executable whose code is [`Code::Host`]. Gives: outputs that belong to the caller. The record of out-of-range indices of a
 //! kernel is read right after the kernel.
-use super::{HostDevice, Parallel, Tally, caller::Boundary, gemm, run_grid, weights};
+use super::{HostDevice, Parallel, Tally, caller::Callers, gemm, run_grid, weights};
 use crate::{
     Callbacks, Code, DeviceTensor, Executable, KernelCode, Param, RuntimeError,
     callbacks::{call, call_in_place},
@@ -47,7 +47,7 @@ pub(super) struct Inner {
     spare: Spare,
     /// By number of the layout. Each run sets the addresses of inputs and outputs.
     pub(super) addresses: Vec<*mut u8>,
-    pub(super) boundary: Boundary,
+    pub(super) callers: Callers,
     /// Arguments of the current step.
     args: Vec<*mut u8>,
     tallies: Vec<Tally>,
@@ -89,7 +89,7 @@ impl HostSession {
             tallies: (0..layout.steps).map(|_| Tally::default()).collect(),
             params,
             kept,
-            boundary: Boundary::new(&exe, &memory),
+            callers: Callers::new(&exe, &memory),
             weights: (0..layout.steps).map(|_| gemm::Weights::default()).collect(),
             clock: None,
             layout,
@@ -269,7 +269,7 @@ impl Inner {
         // Steps may share panels.
         let panels = self.weights.iter().flat_map(|w| [&w.a, &w.b]).flatten();
         let panels: HashMap<_, _> = panels.map(|p| (Arc::as_ptr(p), p.bytes())).collect();
-        tensors + panels.values().sum::<usize>() + self.arena.len() + self.records.len() + self.boundary.bytes()
+        tensors + panels.values().sum::<usize>() + self.arena.len() + self.records.len() + self.callers.bytes()
     }
 
     /// The tensor that holds a buffer; `None` if the buffer lies in an arena.
