@@ -109,8 +109,12 @@ impl Array {
         self.base + self.skip
     }
     fn set(&self, f: impl Fn(usize) -> f64) {
+        // The copy may end after the call: wait for the default stream.
         // SAFETY: the allocation has the bytes.
-        unsafe { result::memcpy_htod_sync(self.at(), tensor(f).bytes()) }.unwrap();
+        unsafe {
+            result::memcpy_htod_sync(self.at(), tensor(f).bytes()).unwrap();
+            result::stream::synchronize(std::ptr::null_mut()).unwrap();
+        }
     }
     fn get(&self) -> Tensor {
         let mut t = Tensor::zeros(ty());
