@@ -46,6 +46,12 @@ pub struct Session {
     backend: Mutex<Backend>,
 }
 
+/// Threads share sessions.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Session>()
+};
+
 pub(crate) enum Backend {
     Host(Box<HostSession>),
     Cuda(Box<CudaSession>),
