@@ -75,8 +75,9 @@ def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Any], given: Mapping[str, Any] | None
 ) -> Callable[..., Any]:
     chosen = known_options.check(given, backend=True)
-    piece = pieces.register(_piece(gm))
+    piece = _piece(gm)
     if _needs_gradients(gm, example_inputs):
+        pieces.register(piece)
         return _train(gm, chosen, piece)
     names = _names(gm)
 
@@ -94,7 +95,10 @@ def _compile(
         keep_inference_input_mutations=True,
     )
     with _composites_kept():
-        return compiler(gm, example_inputs)
+        run = compiler(gm, example_inputs)
+    # Not before: AOT may give up a trace and ask dynamo for another one.
+    pieces.register(piece)
+    return run
 
 
 # What dynamo's graph says
@@ -102,8 +106,7 @@ def _compile(
 
 def _piece(gm: fx.GraphModule) -> pieces.Piece:
     first = next((n for n in gm.graph.nodes if n.meta.get("stack_trace")), None)
-    where = graph.place(first.meta["stack_trace"]) if first is not None else ""
-    piece = pieces.Piece(where.partition("\n")[0])
+    piece = pieces.Piece(graph.line(first.meta["stack_trace"]) if first is not None else "")
     ended = getattr(gm, "compile_subgraph_reason", None)
     if ended is not None and ended.graph_break:
         piece.break_reason = ended.reason
