@@ -34,6 +34,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -77,6 +78,9 @@ ATEN_DTYPES: dict[torch.dtype, int] = {
     torch.float8_e5m2: 23,
     torch.float8_e4m3fn: 24,
 }
+
+#: Where torch's own source is, which says little to users.
+_TORCH = str(Path(torch.__file__).parent)
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _SUBSCRIPT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
@@ -129,6 +133,17 @@ def place(stack_trace: str | None) -> str:
     return "\n".join(kept)
 
 
+def line(stack_trace: str | None) -> str:
+    """The frame to show to a user: the innermost one outside of torch.
+
+    >>> line('  File "model.py", line 3, in forward\\n  File "layer.py", line 7, in forward')
+    'layer.py:7'
+    """
+    frames = place(stack_trace).splitlines()
+    own = (frame for frame in frames if not frame.startswith(_TORCH))
+    return next(own, frames[0] if frames else "")
+
+
 def path(source: str) -> str:
     """The path of a module or parameter from dynamo's name of where it comes from.
 
@@ -147,8 +162,8 @@ def path(source: str) -> str:
 
 def refusal(what: str, node: fx.Node | None, remedy: str) -> UnsupportedError:
     """An error that says what cannot be compiled, where it is in the user's source, what to do."""
-    where = place(node.meta.get("stack_trace")) if node is not None else ""
-    at = f" at {where.splitlines()[0]}" if where else ""
+    where = line(node.meta.get("stack_trace")) if node is not None else ""
+    at = f" at {where}" if where else ""
     return UnsupportedError(f"{what}{at}: {remedy}")
 
 
