@@ -4,6 +4,7 @@ mod einsum;
 use super::{
     Table,
     context::{Ctx, Res, normal_axis},
+    reduce::moments::p_norm,
     scalars::scale,
 };
 use crate::raw::Call;
@@ -80,9 +81,11 @@ fn matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 /// `inner`: contracts the last axis of both operands.
 fn inner(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
-    if c.rank(b) > 2 || c.rank(a) == 0 || c.rank(b) == 0 {
-        return Err("inner of higher ranks".into());
-    }
+    let (Some(&k), Some(_)) = (c.shape(b).last(), c.shape(a).last()) else {
+        return Err("inner of rank 0".into());
+    };
+    let (rows, columns) = (c.ty(a).count() / k.max(1), c.ty(b).count() / k.max(1));
+    let (a, b) = (c.reshape(a, &[rows, k])?, c.reshape(b, &[columns, k])?);
     let b = c.transpose(b)?;
     one(dot(c, a, b, &ty.shape)?)
 }
@@ -238,9 +241,6 @@ fn cdist(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let rows = |s: Vec<usize>| s[s.len() - 2];
     let many = rows(c.shape(a)) > DISTANCE_BY_MATMUL || rows(c.shape(b)) > DISTANCE_BY_MATMUL;
     let by_matmul = p == 2.0 && (mode == 1 || mode == 0 && many);
-    if c.dtype(a) == DType::Bool || !(p == 1.0 || p == 2.0) {
-        return Err(format!("cdist with p={p}"));
-    }
     let r = if by_matmul { distance_by_matmul(c, a, b)? } else { distance(c, a, b, p)? };
     one(c.reshape(r, &ty.shape)?)
 }
@@ -271,11 +271,5 @@ fn distance(c: &mut Ctx, a: ValueId, b: ValueId, p: f64) -> Res<ValueId> {
     let (a, b) = (c.reshape(a, &sa)?, c.reshape(b, &sb)?);
     let d = c.binary(BinaryOp::Sub, a, b)?;
     let last = c.rank(d) - 1;
-    if p == 1.0 {
-        let size = c.unary(UnaryOp::Abs, d)?;
-        return c.reduce(ReduceOp::Sum, size, &[last]);
-    }
-    let dd = c.binary(BinaryOp::Mul, d, d)?;
-    let s = c.reduce(ReduceOp::Sum, dd, &[last])?;
-    c.unary(UnaryOp::Sqrt, s)
+    p_norm(c, d, p, &[last])
 }
