@@ -150,12 +150,16 @@ fn plus(c: &mut Ctx, add: ValueId, r: ValueId, beta: Scalar, alpha: Scalar) -> R
     c.cast(sum, dtype)
 }
 
-/// `beta c + alpha * (sum of a × b over the batch)`.
+/// `beta c + alpha * (sum of a × b over the batch)`: one matmul, whose inner axis runs over the batch too.
 fn addbmm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (add, a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?, c.out(call, 0)?);
-    let r = c.node(Op::Dot, &[a, b])?;
-    let r = c.reduce(ReduceOp::Sum, r, &[0])?;
-    let r = c.reshape(r, &ty.shape)?;
+    let ([batch, rows, inner], [.., columns]) = (&c.shape(a)[..], &c.shape(b)[..]) else {
+        return Err("addbmm of a rank other than 3".into());
+    };
+    let (all, rows, columns) = (batch * inner, *rows, *columns);
+    let by_row = c.permute(a, &[1, 0, 2])?;
+    let (a, b) = (c.reshape(by_row, &[rows, all])?, c.reshape(b, &[all, columns])?);
+    let r = dot(c, a, b, &ty.shape)?;
     one(plus(c, add, r, c.scalar(call, 3)?, c.scalar(call, 4)?)?)
 }
 
