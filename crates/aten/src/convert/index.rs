@@ -122,7 +122,7 @@ impl Indexed {
         let adjacent = axes.windows(2).all(|w| w[1] == w[0] + 1);
         let first = if adjacent { *axes.first().ok_or("no index")? } else { 0 };
         let mut order: Vec<usize> = (0..rank).filter(|a| !axes.contains(a)).collect();
-        if first > order.len() {
+        if axes.iter().any(|a| *a >= rank) {
             return Err("more indices than axes".into());
         }
         order.splice(first..first, axes.iter().copied());

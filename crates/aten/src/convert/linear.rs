@@ -224,7 +224,8 @@ fn tensordot(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 fn kron(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     let spread = |c: &mut Ctx, v: ValueId, first: bool| {
-        let shape = [vec![1; ty.rank() - c.rank(v)], c.shape(v)].concat();
+        let missing = ty.rank().checked_sub(c.rank(v)).ok_or("a result of lower rank than its operands")?;
+        let shape = [vec![1; missing], c.shape(v)].concat();
         let apart: Vec<usize> = shape.into_iter().flat_map(|n| if first { [n, 1] } else { [1, n] }).collect();
         let v = c.cast(v, ty.dtype)?;
         c.reshape(v, &apart)

@@ -268,7 +268,7 @@ pub fn diag_embed(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let rank = ty.rank();
     let (a, b) = (c.axis(call, 2, rank)?, c.axis(call, 3, rank)?);
-    let last = embed(c, x, c.int(call, 1)?, ty.shape[a])?;
+    let last = embed(c, x, c.int(call, 1)?, *ty.shape.get(a).ok_or("diag_embed that gives no matrix")?)?;
     let mut places = (0..rank).filter(|axis| *axis != a && *axis != b).chain([a, b]).enumerate().collect::<Vec<_>>();
     places.sort_by_key(|(_, axis)| *axis);
     let perm: Vec<usize> = places.into_iter().map(|(place, _)| place).collect();
