@@ -82,6 +82,9 @@ ATEN_DTYPES: dict[torch.dtype, int] = {
 #: Where torch's own source is, which says little to users.
 _TORCH = str(Path(torch.__file__).parent)
 
+#: Files of no user.
+_NOT_USERS = ("<", str(Path(__file__).parent))
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _SUBSCRIPT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 _ROOT = re.compile(r"^L\['([^']*)'\]")
@@ -128,8 +131,8 @@ def place(stack_trace: str | None) -> str:
     'layer.py:7\\nmodel.py:3'
     """
     frames = _FRAME.findall(stack_trace or "")
-    # Names in angle brackets are of generated code.
-    kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith("<")]
+    # Names in angle brackets are of generated code; `kiln.explain` calls from a frame of its own.
+    kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith(_NOT_USERS)]
     return "\n".join(kept)
 
 

@@ -359,6 +359,24 @@ def test_every_mode_is_taken():
             same(torch.compile(layer, backend=backend.kiln, mode=mode)(X), layer(X))
 
 
+def test_subclasses_of_tensors_are_taken_apart():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    weight = nn.Parameter(TwoTensor(torch.ones(4, 4), torch.eye(4)))
+    x = TwoTensor(X, X + 1)
+    with torch.no_grad():
+        got, want = compiled(lambda x, w: (x @ w).relu())(x, weight), (x @ weight).relu()
+    assert type(got) is TwoTensor
+    same(got.a, want.a)
+    same(got.b, want.b)
+
+
+def test_tied_weights():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
+    module[1].weight = module[0].weight
+    agree(module, X)
+
+
 # Training
 
 

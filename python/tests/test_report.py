@@ -84,6 +84,13 @@ def test_explain_leaves_what_is_compiled_as_it_is():
         assert len(found) == made == 13
 
 
+def test_explain_shows_no_frame_of_its_own():
+    (part,) = kiln.explain(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), X).parts
+    assert "kiln/report" not in part.source
+    (part,) = kiln.explain(Block().eval(), X).parts
+    assert "test_report.py:" in part.source
+
+
 def test_explain_runs_without_gradients_and_gives_no_engine_away():
     report = kiln.explain(nn.Linear(4, 4), X)
     assert not report.eager
