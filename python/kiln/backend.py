@@ -76,6 +76,8 @@ def _compile(
 ) -> Callable[..., Any]:
     chosen = known_options.check(given, backend=True)
     piece = _piece(gm)
+    # A piece lives as long as what runs it.
+    gm.meta["kiln_piece"] = piece
     if _needs_gradients(gm, example_inputs):
         pieces.register(piece)
         return _train(gm, chosen, piece)
@@ -211,6 +213,7 @@ def _lowered(
     gm: fx.GraphModule, names: Sequence[str], chosen: Mapping[str, Any], piece: pieces.Piece
 ) -> Boxed:
     """What runs a graph of functional ATen."""
+    gm.meta["kiln_piece"] = piece
     try:
         program = _write(gm, names)
     except UnsupportedError as error:

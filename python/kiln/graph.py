@@ -7,8 +7,8 @@ of its parameters are. It never looks at the contents of a tensor, and decides n
 The text is one object with these keys:
 
 `name`      of the program.
-`symbols`   by name `{"min", "max", "hint"}`: the range of a size, and its value at tracing; `max`
-            and `hint` may be null.
+`symbols`   by name `{"min", "max", "hint"}`: the range of a size, and its value at tracing. `max`
+            and `hint` may be null; a number without a lower end has the least i64 as `min`.
 `guards`    conditions on sizes as Python text; empty where the caller checks its own.
 `values`    `{"dtype", "shape"}`, and `"name"` for parameters. A value's id is its position. A
             dimension is a number, or an expression over the symbols as `sympy.srepr` writes it.
@@ -81,6 +81,9 @@ ATEN_DTYPES: dict[torch.dtype, int] = {
 
 #: Where torch's own source is, which says little to users.
 _TORCH = str(Path(torch.__file__).parent)
+
+#: The `min` of a number without a lower end, as of an index that may be negative.
+_LOWEST = -(2**63)
 
 #: Files of no user.
 _NOT_USERS = ("<", str(Path(__file__).parent))
@@ -362,10 +365,10 @@ class _Writer:
     def symbol(self, symbol: sympy.Symbol, shape_env: Any) -> None:
         if symbol.name in self.symbols:
             return
-        low, high = 0, None
+        low, high = _LOWEST, None
         bounds = shape_env.var_to_range.get(symbol)
         if bounds is not None:
-            low = int(bounds.lower) if bounds.lower.is_Integer else 0
+            low = int(bounds.lower) if bounds.lower.is_Integer else _LOWEST
             high = int(bounds.upper) if bounds.upper.is_Integer else None
         # The name changed between releases of torch.
         hints = getattr(shape_env, "backed_var_to_val", None)

@@ -216,6 +216,14 @@ def test_one_symbolic_graph_serves_all_sizes():
     assert sorted(next(iter(b["sizes"].values())) for b in engine.bindings()) == [3, 5, 8]
 
 
+def test_dynamic_numbers_may_be_negative():
+    f = lambda x, i: x.select(0, i) + i  # noqa: E731
+    with torch.no_grad():
+        run = compiled(f, dynamic=True)
+        for i in (-1, -2, -3):
+            same(run(X, i), f(X, i))
+
+
 def test_sizes_in_shapes_and_numbers():
     f = lambda x: (x.view(x.shape[0] // 2, -1), torch.arange(x.shape[0]) * x.shape[1])  # noqa: E731
     with torch.no_grad():

@@ -97,6 +97,18 @@ def test_explain_runs_without_gradients_and_gives_no_engine_away():
     assert "engine" not in report.to_json()
 
 
+def test_explain_of_everything_that_was_compiled():
+    layer = Block().eval()
+    with torch.no_grad():
+        run = torch.compile(layer, backend=backend.kiln)
+        run(X)
+    taught = torch.compile(lambda x: layer(x) * 3, backend=backend.kiln)
+    with pytest.warns(UserWarning, match="gradients are on"):
+        taught(X)
+    states = [part.state for part in kiln.explain().parts]
+    assert states[-2:] == ["compiled", "eager"]
+
+
 def test_explain_of_something_else():
     with pytest.raises(kiln.UsageError, match="pass a function, a module"):
         kiln.explain(3)
