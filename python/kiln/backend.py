@@ -52,9 +52,9 @@ def kiln(
     see `kiln.options`.
 
     >>> import torch
-    >>> double = torch.compile(lambda x: x + x, backend="kiln")
-    >>> double(torch.ones(3))
-    tensor([2., 2., 2.])
+    >>> relu = torch.compile(torch.nn.ReLU(), backend="kiln")
+    >>> relu(torch.tensor([-1.0, 0.0, 1.0]))
+    tensor([0., 0., 1.])
     """
     try:
         return _compile(gm, example_inputs, options)

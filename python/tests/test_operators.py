@@ -30,8 +30,8 @@ RANDOM = (
     "geometric",
 )
 
-#: Operators that torch.compile itself cannot trace with dynamic sizes, and a view of memory outside of
-#: its tensor.
+#: Operators that torch.compile itself cannot trace with dynamic sizes, and a view of memory outside
+#: of its tensor.
 LEFT_OUT = ("backward", "as_strided-partial_views")
 
 OPERATORS = {
