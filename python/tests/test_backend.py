@@ -291,6 +291,14 @@ def test_composites_come_decomposed_where_torch_cannot_keep_them(monkeypatch):
     assert [c["name"] for c in piece.engines[0].program["calls"]] == ["aten::t", "aten::addmm"]
 
 
+def test_operators_that_torch_cannot_trace_whole(monkeypatch):
+    agree(lambda x: torch.std_mean(x, dim=1, keepdim=True), X, dynamic=True)
+    op = torch.ops.aten.std_mean.dim
+    monkeypatch.setattr(backend, "_composites", lambda: {op: lambda *_, **__: NotImplemented})
+    torch._dynamo.reset()
+    agree(lambda x: torch.std_mean(x, dim=1, keepdim=True), X, dynamic=True)
+
+
 def test_layers_of_one_class_share_a_graph_and_not_their_weights():
     first, second = nn.Linear(4, 4).eval(), nn.Linear(4, 4).eval()
     with torch.no_grad(), pieces.collecting() as found:
@@ -345,6 +353,24 @@ def test_checked_weights_are_taken_up_again():
         layer.weight.data = torch.eye(4)
         same(run(X), layer(X))
         assert found[0].engines != [engine]
+
+
+@pytest.mark.fake
+def test_checked_weights_that_changed_while_others_were_used():
+    first, second = nn.Linear(4, 4).eval(), nn.Linear(4, 4).eval()
+
+    def call(layer, x):
+        return layer(x)
+
+    with torch.no_grad(), pieces.collecting() as found:
+        run = compiled(call, weights="checked")
+        run(first, X)
+        run(second, X)
+        first.weight.mul_(2)
+        same(run(first, X), first(X))
+        same(run(second, X), second(X))
+    refreshed = [engine.refreshed for piece in found for engine in piece.engines]
+    assert sorted(refreshed) == [0, 1]
 
 
 def test_inference_mode():

@@ -30,9 +30,9 @@ RANDOM = (
     "geometric",
 )
 
-#: Operators that torch.compile itself cannot trace with dynamic sizes, and a view of memory outside
-#: of its tensor.
-LEFT_OUT = ("backward", "as_strided-partial_views")
+#: Operators that torch.compile itself cannot trace with dynamic sizes, a view of memory outside of
+#: its tensor, and operators of CUDA.
+LEFT_OUT = ("backward", "as_strided-partial_views", "jiterator", "cov")
 
 OPERATORS = {
     f"{op.name}-{op.variant_test_name}" if op.variant_test_name else op.name: op
