@@ -54,7 +54,8 @@ fn state_is_written_in_place() {
         assert_eq!(binding.copies.iter().map(|w| (w.input, w.output)).collect::<Vec<_>>(), [(3, 1)]);
         assert_eq!(binding.session.executable().outputs.len(), 2);
         let (mut sum, mut counted) = (f32s(&[2], &[0.0; 2]), f32s(&[], &[0.0]));
-        let inputs = [new.bytes().as_ptr(), places.bytes().as_ptr(), cache.bytes_mut().as_ptr(), steps.bytes().as_ptr()];
+        let inputs =
+            [new.bytes().as_ptr(), places.bytes().as_ptr(), cache.bytes_mut().as_ptr(), steps.bytes().as_ptr()];
         let outputs = [sum.bytes_mut().as_ptr(), counted.bytes_mut().as_ptr()];
         // SAFETY: dense tensors of these types, which live through the call.
         unsafe { binding.session.run_on(&inputs.map(|p| p as u64), &outputs.map(|p| p as u64), None) }.expect("runs");
