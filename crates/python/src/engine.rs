@@ -9,8 +9,9 @@ use kiln::{
     Binding, CompileOptions, DeviceKind, Param, Program, Report, Tensor, Type, engine,
     program::{Arg, InputKind, Sizes},
 };
-use pyo3::{prelude::*, types::*};
+use pyo3::{intern, prelude::*, types::*};
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -26,6 +27,10 @@ pub struct Engine {
     text: Option<String>,
     /// Tensors of the program's parameters, by their order: all of a traced program, else those that are state.
     tensors: Mutex<Vec<Option<Py<PyAny>>>>,
+    /// The tensors of a traced program's parameters as they were given, whose versions say whether they have changed.
+    originals: Vec<Py<PyAny>>,
+    /// Versions of parameters when they were folded or packed.
+    versions: Mutex<BTreeMap<usize, i64>>,
     /// What calls were last prepared for; the first is the last one used.
     ready: Mutex<Vec<Arc<Ready>>>,
 }
@@ -67,7 +72,13 @@ enum Given {
 }
 
 impl Engine {
-    fn build(program: Program, options: Options, text: Option<String>, tensors: Vec<Option<Py<PyAny>>>) -> Engine {
+    fn build(
+        program: Program,
+        options: Options,
+        text: Option<String>,
+        tensors: Vec<Option<Py<PyAny>>>,
+        originals: Vec<Py<PyAny>>,
+    ) -> Engine {
         let device = dl_device(options.kind);
         let compile = options.compile.clone();
         let engine = engine::Engine::new(program, options.device, options.compile, options.limits, Arc::new(Torch));
@@ -78,6 +89,8 @@ impl Engine {
             refuses_fallbacks: options.refuses_fallbacks,
             text,
             tensors: Mutex::new(tensors),
+            originals,
+            versions: Mutex::default(),
             ready: Mutex::default(),
         }
     }
@@ -88,7 +101,7 @@ impl Engine {
         Exchange::of(py)?;
         let program = py.detach(|| Program::open(Path::new(path))).map_err(raised)?;
         let tensors = program.params().iter().map(|_| None).collect();
-        Ok(Engine::build(program, options, None, tensors))
+        Ok(Engine::build(program, options, None, tensors, vec![]))
     }
 
     /// The sizes asked for, else those last used, else those of tracing.
@@ -147,6 +160,12 @@ impl Engine {
             Some(at) => all.remove(at),
             None => Arc::new(self.make_ready(py, exchange, &binding, &numbers)?),
         };
+        for index in &ready.binding.frozen {
+            if let Some(t) = self.originals.get(*index) {
+                let version = version(t.bind(py))?;
+                lock(&self.versions).entry(*index).or_insert(version);
+            }
+        }
         // Bindings that the engine let go have no use here either.
         let kept = self.engine.bindings();
         all.retain(|r| kept.iter().any(|b| Arc::ptr_eq(b, &r.binding)));
@@ -398,7 +417,8 @@ impl Engine {
         }
         let program_text = program.to_string();
         let program = Program::from_json(program, given).map_err(compiling)?;
-        Ok(Engine::build(program, options, Some(program_text), tensors))
+        let originals = params.into_iter().map(Bound::unbind).collect();
+        Ok(Engine::build(program, options, Some(program_text), tensors, originals))
     }
 
     /// Runs the program on flat inputs; gives flat outputs.
@@ -464,7 +484,26 @@ impl Engine {
     }
     /// Folds and packs weights again.
     fn refresh(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.engine.refresh()).map_err(raised)
+        let mut versions = lock(&self.versions).clone();
+        for (index, known) in &mut versions {
+            *known = version(self.originals[*index].bind(py))?;
+        }
+        py.detach(|| self.engine.refresh()).map_err(raised)?;
+        lock(&self.versions).extend(versions);
+        Ok(())
+    }
+    /// Whether a parameter that was folded or packed has been written since.
+    fn changed(&self, py: Python<'_>) -> PyResult<bool> {
+        for (index, known) in lock(&self.versions).iter() {
+            if version(self.originals[*index].bind(py))? != *known {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+    /// Numbers of the parameters that were folded or packed; the others are read in place.
+    fn frozen(&self) -> Vec<usize> {
+        lock(&self.versions).keys().copied().collect()
     }
     /// The tensors that runs change, by name.
     fn state(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
@@ -504,6 +543,14 @@ impl Engine {
     fn __repr__(&self) -> String {
         let (name, n) = (self.engine.program().name(), self.engine.bindings().len());
         format!("Engine({name}, {}, {n} bindings)", device_name(self.device))
+    }
+}
+
+/// How often a tensor was written in place. Tensors that are made in inference mode have no such number.
+fn version(t: &Bound<'_, PyAny>) -> PyResult<i64> {
+    match t.getattr(intern!(t.py(), "_version")) {
+        Ok(n) => n.extract(),
+        Err(_) => Ok(0),
     }
 }
 

@@ -7,17 +7,50 @@ use kiln::{
     Graph, Tensor, Type,
     compile::{Callbacks, DeviceTensor, FallbackOp, Reference, Refused},
 };
-use pyo3::{intern, prelude::*, sync::PyOnceLock, types::*};
+use pyo3::{intern, prelude::*, types::*};
 use serde_json::Value;
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock, Mutex, PoisonError},
+};
 
 /// Callbacks that go to torch.
 pub struct Torch;
 
-/// `torch.ops.NAMESPACE.NAME.OVERLOAD`.
-fn operator<'py>(py: Python<'py>, op: &FallbackOp) -> PyResult<Bound<'py, PyAny>> {
+/// An operator that is ready to be called.
+struct Prepared {
+    /// `torch.ops.NAMESPACE.NAME.OVERLOAD`.
+    operator: Py<PyAny>,
+    args: Vec<Value>,
+    /// Names of the arguments that torch takes by name alone; they are the last ones.
+    by_name: Vec<String>,
+}
+
+/// By name, overload and arguments.
+type Known = Mutex<HashMap<(String, String, String), Arc<Prepared>>>;
+
+fn prepared(py: Python<'_>, op: &FallbackOp) -> PyResult<Arc<Prepared>> {
+    static KNOWN: LazyLock<Known> = LazyLock::new(Known::default);
+    let key = (op.name.clone(), op.overload.clone(), op.args.clone());
+    // What the lock guards is changed by single insertions.
+    if let Some(found) = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        return Ok(found.clone());
+    }
     let (namespace, name) = op.name.split_once("::").unwrap_or(("aten", &op.name));
     let overload = if op.overload.is_empty() { "default" } else { &op.overload };
-    py.import(intern!(py, "torch"))?.getattr(intern!(py, "ops"))?.getattr(namespace)?.getattr(name)?.getattr(overload)
+    let operator = py.import("torch")?.getattr("ops")?.getattr(namespace)?.getattr(name)?.getattr(overload)?;
+    let mut by_name = vec![];
+    for argument in operator.getattr("_schema")?.getattr("arguments")?.try_iter()? {
+        let argument = argument?;
+        if argument.getattr("kwarg_only")?.extract()? {
+            by_name.push(argument.getattr("name")?.extract()?);
+        }
+    }
+    let unread = |e| crate::errors::KilnError::new_err(format!("arguments of {}: {e}", op.name));
+    let args = serde_json::from_str(&op.args).map_err(unread)?;
+    let made = Arc::new(Prepared { operator: operator.unbind(), args, by_name });
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner).insert(key, made.clone());
+    Ok(made)
 }
 
 /// An argument; `operands` are the tensors that it may name.
@@ -56,36 +89,32 @@ fn run(
     results: &[DeviceTensor],
     device: DLDevice,
 ) -> PyResult<()> {
-    /// `torch.no_grad`, entered for the length of a call.
-    static NO_GRAD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let exchange = Exchange::of(py)?;
+    let prepared = prepared(py, op)?;
     // SAFETY: the buffers stay in place until the run has ended, in stream order; nothing keeps the tensors.
     let view = |t: &DeviceTensor| unsafe { exchange.view(py, &t.ty, t.address, device) }.map(|t| t.into_bound(py));
     let operands: Vec<Bound<'_, PyAny>> = args.iter().map(view).collect::<PyResult<_>>()?;
-    let values: Vec<Value> = serde_json::from_str(&op.args)
-        .map_err(|e| crate::errors::KilnError::new_err(format!("arguments of {}: {e}", op.name)))?;
-    let values: Vec<_> = values.iter().map(|v| argument(py, v, &operands)).collect::<PyResult<_>>()?;
-    let no_grad = NO_GRAD.get_or_try_init(py, || PyResult::Ok(py.import("torch")?.getattr("no_grad")?.unbind()))?;
-    let guard = no_grad.bind(py).call0()?;
-    guard.call_method0(intern!(py, "__enter__"))?;
-    let called = operator(py, op).and_then(|f| f.call1(PyTuple::new(py, values)?)).and_then(|given| {
-        let given: Vec<Bound<'_, PyAny>> = match given.is_instance_of::<PyTuple>() || given.is_instance_of::<PyList>() {
-            true => given.try_iter()?.collect::<PyResult<_>>()?,
-            false => vec![given],
-        };
-        for (t, value) in results.iter().zip(given).filter(|(t, _)| t.address != 0 && t.ty.count() > 0) {
-            let shape: Vec<usize> = value.getattr(intern!(py, "shape"))?.extract()?;
-            if shape != t.ty.shape {
-                let what = format!("{} gave the shape {shape:?} where {} was traced", op.name, t.ty);
-                return Err(crate::errors::InputError::new_err(what));
-            }
-            view(t)?.call_method1(intern!(py, "copy_"), (value,))?;
+    let values: Vec<_> = prepared.args.iter().map(|v| argument(py, v, &operands)).collect::<PyResult<_>>()?;
+    let (by_position, by_name) = values.split_at(values.len().saturating_sub(prepared.by_name.len()));
+    let kwargs = PyDict::new(py);
+    for (name, value) in prepared.by_name.iter().zip(by_name) {
+        kwargs.set_item(name, value)?;
+    }
+    // None of the operands wants a gradient, so none of the results does.
+    let given = prepared.operator.bind(py).call(PyTuple::new(py, by_position)?, Some(&kwargs))?;
+    let given: Vec<Bound<'_, PyAny>> = match given.is_instance_of::<PyTuple>() || given.is_instance_of::<PyList>() {
+        true => given.try_iter()?.collect::<PyResult<_>>()?,
+        false => vec![given],
+    };
+    for (t, value) in results.iter().zip(given).filter(|(t, _)| t.address != 0 && t.ty.count() > 0) {
+        let shape: Vec<usize> = value.getattr(intern!(py, "shape"))?.extract()?;
+        if shape != t.ty.shape {
+            let what = format!("{} gave the shape {shape:?} where {} was traced", op.name, t.ty);
+            return Err(crate::errors::InputError::new_err(what));
         }
-        Ok(())
-    });
-    let none = py.None();
-    guard.call_method1(intern!(py, "__exit__"), (&none, &none, &none))?;
-    called
+        view(t)?.call_method1(intern!(py, "copy_"), (value,))?;
+    }
+    Ok(())
 }
 
 impl Callbacks for Torch {

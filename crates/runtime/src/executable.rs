@@ -13,7 +13,12 @@ use kiln_plan::{
     exec::{Axis, GemmCall, Matrix, Slot, Steps, Work},
     index::{Fault, IndexSite},
 };
-use std::{any::Any, collections::HashSet, fmt, sync::Arc};
+use std::{
+    any::Any,
+    collections::{BTreeSet, HashSet},
+    fmt,
+    sync::Arc,
+};
 
 /// Host code of a block program: runs the program instances `lo..hi` of the linearised grid. `args`: one address per parameter.
 pub type HostFn = unsafe extern "C" fn(args: *const *mut u8, lo: u64, hi: u64);
@@ -161,6 +166,19 @@ impl Executable {
             outputs: plan.outputs.clone(),
             written: vec![],
         }
+    }
+    /// Parameters whose values a session computes with when it is loaded, and not in each run: those that load-time kernels read, and
+    /// matrices of matmuls on the host, which it packs.
+    pub fn frozen_params(&self) -> BTreeSet<usize> {
+        let param = |b: &BufferId| match self.buffers[b.0 as usize].kind {
+            BufferKind::Param(p) => Some(p.0 as usize),
+            _ => None,
+        };
+        let loads = |k: &&KernelCode| k.stage == Stage::Load;
+        let folded = self.kernels.iter().filter(loads).flat_map(|k| &k.inputs).filter_map(param);
+        let packs = |k: &&KernelCode| k.steps.steps.iter().any(|w| matches!(w, Work::Gemm(_)));
+        let packed = self.kernels.iter().filter(packs).flat_map(|k| &k.inputs).filter_map(param);
+        folded.chain(packed).collect()
     }
     /// A copy in which kernels with a matmul that the library does not take (`takes` is false) use their steps without a library
     /// (`Steps::otherwise`), if they have any.
