@@ -47,11 +47,7 @@ class Block:
 
 
 def blocks(lines: list[str]) -> Iterator[Block]:
-    """The blocks of a page.
-
-    >>> [b.shown for b in blocks(["```python", "print(1)", "```", "", "```text", "1", "```"])]
-    [(5, 6)]
-    """
+    """The blocks of a page."""
     at = 0
     while PYTHON in lines[at:]:
         start = lines.index(PYTHON, at) + 1
@@ -66,20 +62,12 @@ def blocks(lines: list[str]) -> Iterator[Block]:
 
 
 def matches(want: str, got: str) -> bool:
-    """Whether an output is what is shown, which may have `...` in it.
-
-    >>> matches("took ... s", "took 3 s"), matches("a", "b")
-    (True, False)
-    """
+    """Whether an output is what is shown, which may have `...` in it."""
     return doctest.OutputChecker().check_output(f"{want}\n", f"{got}\n", doctest.ELLIPSIS)
 
 
 def renewed(want: list[str], got: list[str]) -> list[str]:
-    """The new output, with lines of the old one that have `...` and still hold.
-
-    >>> renewed(["a", "took ... s"], ["b", "took 3 s"])
-    ['b', 'took ... s']
-    """
+    """The new output, with lines of the old one that have `...` and still hold."""
     if matches("\n".join(want), "\n".join(got)):
         return want
     kept = [line for line in want if "..." in line and line.strip() != "..."]
@@ -136,6 +124,19 @@ def test_a_page_shows_what_its_code_prints(page: Path, request: pytest.FixtureRe
         return
     help = "the page shows something else; to update it run `pytest --kiln-update`"
     assert not wrong, "\n".join([help, *wrong])
+
+
+def test_blocks_have_the_output_that_follows() -> None:
+    shown, silent = [PYTHON, "print(1)", END, "", TEXT, "1", END], [PYTHON, "x = 1", END]
+    page = ["text", *shown, *silent, "text", TEXT, END]
+    assert list(blocks(page)) == [Block(2, "print(1)\n", (6, 7)), Block(9, "x = 1\n", None)]
+
+
+def test_outputs_differ_where_dots_are_alone() -> None:
+    assert matches("took ... s", "took 3 s")
+    assert not matches("took ... s", "took 3 ms")
+    assert not matches("a", "a\nb")
+    assert renewed(["a", "took ... s"], ["b", "took 3 s"]) == ["b", "took ... s"]
 
 
 def cells() -> list[str]:
