@@ -7,8 +7,8 @@ of its parameters are. It never looks at the contents of a tensor, and decides n
 The text is one object with these keys:
 
 `name`      of the program.
-`symbols`   by name `{"min", "max", "hint"}`: the range of a size, and its value at tracing; `max`
-            and `hint` may be null.
+`symbols`   by name `{"min", "max", "hint"}`: the range of a size, and its value at tracing. `max`
+            and `hint` may be null; a number without a lower end has the least i64 as `min`.
 `guards`    conditions on sizes as Python text; empty where the caller checks its own.
 `values`    `{"dtype", "shape"}`, and `"name"` for parameters. A value's id is its position. A
             dimension is a number, or an expression over the symbols as `sympy.srepr` writes it.
@@ -82,6 +82,12 @@ ATEN_DTYPES: dict[torch.dtype, int] = {
 #: Where torch's own source is, which says little to users.
 _TORCH = str(Path(torch.__file__).parent)
 
+#: The `min` of a number without a lower end, as of an index that may be negative.
+_LOWEST = -(2**63)
+
+#: Files of no user.
+_NOT_USERS = ("<", str(Path(__file__).parent))
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _SUBSCRIPT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 _ROOT = re.compile(r"^L\['([^']*)'\]")
@@ -128,8 +134,8 @@ def place(stack_trace: str | None) -> str:
     'layer.py:7\\nmodel.py:3'
     """
     frames = _FRAME.findall(stack_trace or "")
-    # Names in angle brackets are of generated code.
-    kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith("<")]
+    # Names in angle brackets are of generated code; `kiln.explain` calls from a frame of its own.
+    kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith(_NOT_USERS)]
     return "\n".join(kept)
 
 
@@ -363,10 +369,10 @@ class _Writer:
     def symbol(self, symbol: sympy.Symbol, shape_env: Any) -> None:
         if symbol.name in self.symbols:
             return
-        low, high = 0, None
+        low, high = _LOWEST, None
         bounds = self.ranges.get(symbol, shape_env.var_to_range.get(symbol))
         if bounds is not None:
-            low = int(bounds.lower) if bounds.lower.is_Integer else 0
+            low = int(bounds.lower) if bounds.lower.is_Integer else _LOWEST
             high = int(bounds.upper) if bounds.upper.is_Integer else None
         # The name changed between releases of torch.
         hints = getattr(shape_env, "backed_var_to_val", None)

@@ -39,6 +39,7 @@ SCALAR_TYPES = {
     6: torch.float32,
     7: torch.float64,
     9: torch.complex64,
+    10: torch.complex128,
     11: torch.bool,
     15: torch.bfloat16,
     23: torch.float8_e5m2,

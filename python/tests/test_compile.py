@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import bench
+from kiln import backend, bench
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 
@@ -131,9 +131,48 @@ def test_what_torch_export_cannot_trace():
         kiln.compile(Branching().eval(), (X,))
 
 
+def test_a_failed_export_leaves_torch_compile_as_it_was():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1
+            return x + self.count
+
+    with pytest.raises(kiln.UnsupportedError):
+        kiln.compile(Branching().eval(), (X,))
+    with torch.no_grad():
+        got = torch.compile(Counting(), backend=backend.kiln, fullgraph=True)(X)
+    torch.testing.assert_close(got, X + 1)
+
+
 def test_a_module_in_training_mode_is_warned_of():
     with pytest.warns(UserWarning, match="kiln: the module is in training mode"):
         kiln.compile(nn.ReLU().train(), (X,))
+
+
+def test_autocast_within_the_module():
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                y = self.linear(x)
+            return y.float() + x
+
+    module = Module().eval()
+    torch.testing.assert_close(kiln.compile(module, (X,))(X), module(X).detach())
+
+
+def test_device_moves_the_program_and_says_which_devices_there_are():
+    layer = nn.Linear(4, 2).eval()
+    assert kiln.compile(layer, (X,), device="cpu").device == "cpu"
+    with pytest.raises(kiln.UnsupportedError, match="on meta: use cpu or cuda"):
+        kiln.compile(layer, (X,), device="meta")
 
 
 # Sizes

@@ -190,10 +190,10 @@ impl Engine {
             binding.states.iter().map(|s| self.state_tensor(py, exchange, *s)).collect::<PyResult<_>>()?;
         let address = |t: &Py<PyAny>| exchange.borrow(t.bind(py)).map(|b| b.address);
         let addresses = states.iter().map(address).collect::<PyResult<_>>()?;
-        let graph = &binding.compiled.graph;
-        let mut written = vec![None; graph.outputs.len()];
+        let executable = binding.session.executable();
+        let mut written = vec![None; executable.outputs.len()];
         let positions = self.engine.tensor_positions();
-        for w in &binding.writes {
+        for w in &binding.copies {
             written[w.output] = Some(match positions.get(w.input) {
                 Some(position) => Target::Input(*position),
                 None => Target::State(w.input - positions.len()),
@@ -212,7 +212,7 @@ impl Engine {
             inputs,
             states: addresses,
             states_kept: states,
-            outputs: graph.outputs.iter().map(|v| wanted(graph.ty(*v))).collect(),
+            outputs: executable.outputs.iter().map(|b| wanted(executable.ty(*b))).collect(),
             written,
             results: binding.results.iter().map(result).collect::<PyResult<_>>()?,
         })
@@ -243,13 +243,14 @@ impl Engine {
         Ok(t)
     }
 
-    /// Addresses of a call's tensors; `None` if this binding is not the one for the call. Copies of tensors that are not dense go to `copies`.
+    /// Addresses of a call's tensors; `None` if this binding is not the one for the call. Copies of tensors that are not dense go to `copies`,
+    /// with the number of their address and the position of their argument.
     fn addresses(
         &self,
         exchange: &Exchange,
         ready: &Ready,
         args: &Bound<'_, PyList>,
-        copies: &mut Vec<Py<PyAny>>,
+        copies: &mut Vec<(usize, usize, Py<PyAny>)>,
     ) -> PyResult<Option<Vec<u64>>> {
         if args.len() != ready.inputs.len() {
             return Ok(None);
@@ -278,7 +279,7 @@ impl Engine {
                             kwargs.set_item("memory_format", format)?;
                             let copy = contiguous.call_method("clone", (), Some(&kwargs))?;
                             let Match::At(address) = exchange.compare(&copy, want)? else { return Ok(None) };
-                            copies.push(copy.unbind());
+                            copies.push((all.len(), position, copy.unbind()));
                             all.push(address);
                         }
                     }
@@ -338,6 +339,12 @@ impl Engine {
                 None => continue,
             };
             target.call_method1("copy_", (value,))?;
+        }
+        // What was written into the copy of an argument belongs into the argument.
+        for (input, position, copy) in &copies {
+            if session.executable().writes_input(*input) {
+                args.get_item(*position)?.call_method0("detach")?.call_method1("copy_", (copy,))?;
+            }
         }
         let results = ready.results.iter().map(|r| match r {
             Given::Object(o) => o.clone_ref(py),

@@ -6,7 +6,7 @@
 //! The session reads the records after each kernel on the host, and after a whole run on a GPU, and turns the first one that is set
 //! into [`RuntimeError::Index`]. Only the importer knows indices that count from the end (`x[-1]`): a negative index in a graph is
 //! out of range.
-use crate::RuntimeError;
+use crate::{RuntimeError, in_place};
 use kiln_graph::{DType, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Plan, Stage,
@@ -138,6 +138,8 @@ pub struct Executable {
     pub kernels: Vec<KernelCode>,
     /// The buffers that a run returns. The same buffer may appear twice; inputs, parameters and frozen buffers may be outputs.
     pub outputs: Vec<BufferId>,
+    /// Inputs that kernels write ([`Executable::write_in_place`]).
+    pub written: Vec<u32>,
 }
 
 impl Executable {
@@ -157,6 +159,7 @@ impl Executable {
             buffers: plan.buffers.clone(),
             kernels: kernels.collect(),
             outputs: plan.outputs.clone(),
+            written: vec![],
         }
     }
     /// A copy in which kernels with a matmul that the library does not take (`takes` is false) use their steps without a library
@@ -237,9 +240,10 @@ impl Executable {
                 if let Some(b) = k.inputs.iter().find(|b| stage == Stage::Load && from_input(b)) {
                     return fail(at(), format!("runs at load time but reads input {b}"));
                 }
-                let fixed = |b: &&BufferId| {
-                    matches!(self.buffers[b.0 as usize].kind, BufferKind::Input(_) | BufferKind::Param(_))
-                        || k.inputs.contains(b)
+                let fixed = |b: &&BufferId| match self.buffers[b.0 as usize].kind {
+                    BufferKind::Input(i) if self.written.contains(&i) => !in_place::ignores(k, **b),
+                    BufferKind::Input(_) | BufferKind::Param(_) => true,
+                    BufferKind::Frozen | BufferKind::Temp => k.inputs.contains(b),
                 };
                 if let Some(b) = k.outputs.iter().find(fixed) {
                     return fail(at(), format!("writes {b}, which it may only read"));

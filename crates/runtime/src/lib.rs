@@ -12,6 +12,7 @@ pub mod cuda;
 pub mod error;
 pub mod executable;
 pub mod host;
+mod in_place;
 mod layout;
 pub mod memory;
 pub mod param;

@@ -151,7 +151,14 @@ fn kernel(name: &str, stage: Stage, inputs: &[u32], outputs: &[u32], code: Code)
 fn executable(kinds: Vec<BufferKind>, kernels: Vec<KernelCode>, outputs: &[u32]) -> Executable {
     let inputs = vec![InputSpec { name: "x".into(), ty: ty() }];
     let buffers = kinds.into_iter().map(buffer).collect();
-    Executable { name: "test".into(), inputs, buffers, kernels, outputs: outputs.iter().map(|i| b(*i)).collect() }
+    Executable {
+        name: "test".into(),
+        inputs,
+        buffers,
+        kernels,
+        outputs: outputs.iter().map(|i| b(*i)).collect(),
+        written: vec![],
+    }
 }
 /// t = x + 2 w, u = t + x; returns u, x, w, `2 w` and u again.
 fn chain() -> Executable {
