@@ -67,11 +67,21 @@ def matches(want: str, got: str) -> bool:
 
 
 def renewed(want: list[str], got: list[str]) -> list[str]:
-    """The new output, with lines of the old one that have `...` and still hold."""
+    """The new output, with what the old one leaves out if that is still to be found: lines that
+    have `...`, and lines that are `...` between two others."""
     if matches("\n".join(want), "\n".join(got)):
         return want
-    kept = [line for line in want if "..." in line and line.strip() != "..."]
-    return [next((k for k in kept if matches(k, line)), line) for line in got]
+    alone = [i for i, line in enumerate(want) if line.strip() == "..."]
+    kept = [line for i, line in enumerate(want) if "..." in line and i not in alone]
+    new = [next((k for k in kept if matches(k, line)), line) for line in got]
+    for i in alone:
+        try:
+            start = new.index(want[i - 1]) + 1 if i > 0 else 0
+            end = new.index(want[i + 1], start) if i + 1 < len(want) else len(new)
+        except ValueError:
+            continue
+        new[start:end] = [want[i]]
+    return new
 
 
 def run(code: str, before: int, file: str, names: dict[str, Any]) -> str:
@@ -137,6 +147,9 @@ def test_outputs_differ_where_dots_are_alone() -> None:
     assert not matches("took ... s", "took 3 ms")
     assert not matches("a", "a\nb")
     assert renewed(["a", "took ... s"], ["b", "took 3 s"]) == ["b", "took ... s"]
+    shown, now = ["a", "...", "c", "..."], ["z", "a", "b", "c", "d"]
+    assert renewed(shown, now) == ["z", *shown]
+    assert renewed(["a", "...", "c"], ["a", "b", "d"]) == ["a", "b", "d"]
 
 
 def cells() -> list[str]:
