@@ -225,6 +225,8 @@ def read(
         input_names=input_names,
         mutations=mutations,
         guards=getattr(exported, "_guards_code", ()),
+        # Tracing takes 0 and 1 for special; the user's torch.export.Dim has the last word.
+        ranges=exported.range_constraints,
     )
     call = exported.call_spec
     written = json.loads(program.text)

@@ -182,12 +182,14 @@ def write(
     input_names: Mapping[int, str] | None = None,
     mutations: Mapping[int, str] | None = None,
     guards: Sequence[str] = (),
+    ranges: Mapping[sympy.Symbol, Any] | None = None,
 ) -> Program:
     """Writes `graph`.
 
     `owner`: the module that has the graph's attributes. `params`: the names of the parameters by
     the positions of their placeholders; every other placeholder is an input. `mutations`: the
     placeholder's name for each output (by position) that is written to it, and not returned.
+    `ranges`: the sizes that symbols may have, where they are others than those of tracing.
 
     >>> class Double(torch.nn.Module):
     ...     def forward(self, x):
@@ -197,7 +199,7 @@ def write(
     >>> [call["name"] for call in json.loads(program.text)["calls"]]
     ['aten::add']
     """
-    writer = _Writer(owner, params or {}, input_names or {}, mutations or {})
+    writer = _Writer(owner, params or {}, input_names or {}, mutations or {}, ranges or {})
     return writer.write(graph, name, guards)
 
 
@@ -270,8 +272,10 @@ class _Writer:
         params: Mapping[int, str],
         input_names: Mapping[int, str],
         mutations: Mapping[int, str],
+        ranges: Mapping[sympy.Symbol, Any],
     ) -> None:
         self.owner = owner
+        self.ranges = ranges
         self.param_names = params
         self.input_names = input_names
         self.mutations = mutations
@@ -366,7 +370,7 @@ class _Writer:
         if symbol.name in self.symbols:
             return
         low, high = _LOWEST, None
-        bounds = shape_env.var_to_range.get(symbol)
+        bounds = self.ranges.get(symbol, shape_env.var_to_range.get(symbol))
         if bounds is not None:
             low = int(bounds.lower) if bounds.lower.is_Integer else _LOWEST
             high = int(bounds.upper) if bounds.upper.is_Integer else None

@@ -45,7 +45,17 @@ SCALAR_TYPES = {
     23: torch.float8_e5m2,
     24: torch.float8_e4m3fn,
 }
-OPTIONS = {"device", "numerics", "fuse", "threads", "cache_size", "cache_bytes", "fallback"}
+OPTIONS = {
+    "device",
+    "numerics",
+    "splits",
+    "batch_invariant",
+    "fuse",
+    "threads",
+    "cache_size",
+    "cache_bytes",
+    "fallback",
+}
 
 
 class KilnError(RuntimeError):

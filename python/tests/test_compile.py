@@ -197,6 +197,12 @@ def test_sizes_outside_of_their_range_are_errors():
         compiled(torch.ones(17, 4))
 
 
+def test_a_range_that_begins_at_one_takes_one():
+    batch = torch.export.Dim("batch", min=1, max=16)
+    compiled = kiln.compile(nn.ReLU().eval(), (X,), dynamic=({0: batch},))
+    torch.testing.assert_close(compiled(X[:1]), X[:1].relu())
+
+
 def test_dynamic_sizes_that_do_not_fit_the_module_are_the_users_errors():
     with pytest.raises(kiln.UsageError, match=r"torch.export refused the arguments"):
         kiln.compile(nn.ReLU().eval(), (X,), dynamic={"nothing": {0: torch.export.Dim.AUTO}})
