@@ -28,6 +28,8 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from kiln import graph, pieces
 from kiln import options as known_options
@@ -171,8 +173,17 @@ def _boxed(run: Callable[..., Any]) -> Boxed:
 # Composite operators
 
 
-def _decline(*_: Any, **__: Any) -> Any:
-    return NotImplemented
+def _declined(op: Any) -> Callable[..., Any]:
+    """The decomposition of a composite operator that is kept."""
+
+    def decline(*args: Any, **kwargs: Any) -> Any:
+        # Wrapper subclasses, as DTensor, decompose what they have no rule for, such as linear.
+        tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+        if any(is_traceable_wrapper_subclass(t) for t in tensors):
+            return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        return NotImplemented
+
+    return decline
 
 
 @cache
@@ -184,7 +195,7 @@ def _composites() -> dict[Any, Callable[..., Any]]:
     # Restoring an operator takes torch 0.2 ms. These are never in a graph of inference.
     rare = ("backward", "sparse", "fbgemm", "quantize", "_test_", "_cufft", "dimname", "names")
     found = _collect_all_valid_cia_ops_for_aten_namespace()
-    return {op: _decline for op in found if not any(r in str(op).lower() for r in rare)}
+    return {op: _declined(op) for op in found if not any(r in str(op).lower() for r in rare)}
 
 
 def _composites_kept() -> AbstractContextManager[Any]:
