@@ -81,9 +81,10 @@ def _compile(
     if _needs_gradients(gm, example_inputs):
         return _train(gm, chosen, piece)
     names = _names(gm)
+    versions = _Versions(example_inputs)
 
     def inference(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        return _lowered(lowered, names, chosen, piece)
+        return _lowered(lowered, names, chosen, piece, versions)
 
     def eagerly(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         return _boxed(_train(lowered, chosen, piece))
@@ -96,7 +97,8 @@ def _compile(
         keep_inference_input_mutations=True,
     )
     with _composites_kept():
-        return compiler(gm, example_inputs)
+        run = compiler(gm, example_inputs)
+    return versions.followed(run) if chosen.get("weights") == "checked" else run
 
 
 # What dynamo's graph says
@@ -216,7 +218,11 @@ def _composites_kept() -> AbstractContextManager[Any]:
 
 
 def _lowered(
-    gm: fx.GraphModule, names: Sequence[str], chosen: Mapping[str, Any], piece: pieces.Piece
+    gm: fx.GraphModule,
+    names: Sequence[str],
+    chosen: Mapping[str, Any],
+    piece: pieces.Piece,
+    versions: _Versions,
 ) -> Boxed:
     """What runs a graph of functional ATen."""
     try:
@@ -230,7 +236,7 @@ def _lowered(
     if program.calls == 0:
         piece.state, piece.reason = "eager", "it has no operators"
         return _boxed(gm.forward)
-    return _runner(gm, program, chosen, piece)
+    return _runner(gm, program, chosen, piece, versions)
 
 
 def _write(gm: fx.GraphModule, names: Sequence[str]) -> graph.Program:
@@ -269,6 +275,30 @@ def _written(lowered: fx.Graph) -> set[fx.Node]:
 # Calls
 
 
+class _Versions:
+    """Versions of the inputs that wrap tensors, as DTensor does.
+
+    AOT passes on what they wrap, and writing to one of them counts in its own version alone."""
+
+    def __init__(self, example_inputs: Sequence[Any]) -> None:
+        wrap = is_traceable_wrapper_subclass
+        self.at = [i for i, t in enumerate(example_inputs) if wrap(t)]
+        #: Those of the current call.
+        self.now: list[int] = []
+
+    def followed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run`, with the versions of its arguments taken down before each call."""
+        if not self.at:
+            return run
+
+        def follow(*args: Any) -> Any:
+            taken = (args[i] for i in self.at)
+            self.now = [0 if t.is_inference() else t._version for t in taken]
+            return run(*args)
+
+        return follow
+
+
 def _picker(positions: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
     """What takes the items at these positions out of a list."""
     if len(positions) == 1:
@@ -286,8 +316,9 @@ class _Runner:
         program: graph.Program,
         chosen: Mapping[str, Any],
         piece: pieces.Piece,
+        versions: _Versions,
     ) -> None:
-        self.gm, self.program, self.piece = gm, program, piece
+        self.gm, self.program, self.piece, self.versions = gm, program, piece, versions
         self.options = known_options.for_engine(chosen, program.device)
         self.strict = chosen.get("fallback") == "error"
         self.checked = chosen.get("weights") == "checked"
@@ -338,17 +369,17 @@ class _Runner:
             self.piece.engines.append(engine)
             self.piece.state = "compiled"
         if self.checked:
-            found.marks = _marks(static)
+            found.marks, found.versions = _marks(static), self.versions.now
         self.ids, self.current = ids, found
 
     def follow(self, ids: list[int], static: Sequence[torch.Tensor]) -> None:
         """Takes up what happened to the parameters since the last call."""
-        marks, known = _marks(static), self.current
-        if known is None or marks == known.marks:
+        marks, known, versions = _marks(static), self.current, self.versions.now
+        if known is None or (marks, versions) == (known.marks, known.versions):
             return
         if [address for address, _ in marks] == [address for address, _ in known.marks]:
             known.engine.refresh()
-            known.marks = marks
+            known.marks, known.versions = marks, versions
         else:
             self.drop(tuple(ids))
             self.bind(ids, static)
@@ -391,6 +422,8 @@ class _Bound:
         self.watches = [weakref.ref(t, gone) for t in static]
         #: Address and version of each parameter at the last call.
         self.marks: list[tuple[int, int]] = []
+        #: Versions of wrapper subclasses at the last call.
+        self.versions: list[int] = []
 
 
 def _forget(runner: _Runner, key: tuple[int, ...]) -> Callable[[Any], None]:
@@ -417,8 +450,9 @@ def _runner(
     program: graph.Program,
     chosen: Mapping[str, Any],
     piece: pieces.Piece,
+    versions: _Versions,
 ) -> Boxed:
-    runner = _Runner(gm, program, chosen, piece)
+    runner = _Runner(gm, program, chosen, piece, versions)
 
     def run(args: list[Any]) -> Sequence[Any]:
         return runner.run(args)

@@ -229,8 +229,7 @@ impl<'a> Reader<'a> {
             // A comparison of sizes, which only assertions read.
             return Ok(());
         }
-        let unknown =
-            || Problem::new(format!("`{}` is not an ATen operator", node.target)).help("write it with ATen operators");
+        let unknown = || foreign(&node.target);
         let target = node.target.strip_prefix("torch.ops.aten.").ok_or_else(unknown)?;
         let (operator, overload) = target.split_once('.').ok_or_else(unknown)?;
         if operator.starts_with("_assert") || node.outputs.is_empty() {
@@ -417,6 +416,16 @@ fn module(node: &Node) -> String {
     stack.rsplit(';').next().and_then(|entry| entry.split(',').nth(1)).unwrap_or_default().to_string()
 }
 
+/// Why an operator that is not ATen's is refused.
+fn foreign(target: &str) -> Problem {
+    let help = match target.starts_with("torch.ops._c10d_functional") {
+        // An archive is run by one process.
+        true => "it exchanges tensors with other processes: compile the model in Python under torchrun, with torch.compile",
+        false => "write it with ATen operators",
+    };
+    Problem::new(format!("`{target}` is not an ATen operator")).help(help)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -435,6 +444,14 @@ mod tests {
         ] {
             assert_eq!(default_value(text), value, "{text}");
         }
+    }
+
+    #[test]
+    fn collectives_are_left_to_python() {
+        let e = foreign("torch.ops._c10d_functional.all_reduce.default").to_string();
+        assert!(e.contains("is not an ATen operator") && e.contains("in Python under torchrun"), "{e}");
+        let e = foreign("torch.ops.torchvision.nms.default").to_string();
+        assert!(e.contains("write it with ATen operators"), "{e}");
     }
 
     #[test]
