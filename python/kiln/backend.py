@@ -29,6 +29,8 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._guards import TracingContext
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from kiln import _native, graph, pieces
 from kiln import options as known_options
@@ -83,9 +85,10 @@ def _compile(
         pieces.register(piece)
         return _train(gm, chosen, piece)
     names = _names(gm)
+    versions = _Versions(example_inputs)
 
     def inference(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        return _lowered(lowered, names, chosen, piece)
+        return _lowered(lowered, names, chosen, piece, versions)
 
     def eagerly(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         return _boxed(_train(lowered, chosen, piece))
@@ -109,7 +112,7 @@ def _compile(
         run = compiler(gm, example_inputs)
     # Not before: AOT may give up a trace and ask dynamo for another one.
     pieces.register(piece)
-    return run
+    return versions.followed(run) if chosen.get("weights") == "checked" else run
 
 
 # What dynamo's graph says
@@ -185,8 +188,17 @@ def _boxed(run: Callable[..., Any]) -> Boxed:
 # Composite operators
 
 
-def _decline(*_: Any, **__: Any) -> Any:
-    return NotImplemented
+def _declined(op: Any) -> Callable[..., Any]:
+    """The decomposition of a composite operator that is kept."""
+
+    def decline(*args: Any, **kwargs: Any) -> Any:
+        # Wrapper subclasses, as DTensor, decompose what they have no rule for, such as linear.
+        tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+        if any(is_traceable_wrapper_subclass(t) for t in tensors):
+            return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        return NotImplemented
+
+    return decline
 
 
 @cache
@@ -200,7 +212,7 @@ def _composites() -> dict[Any, Callable[..., Any]]:
     # Torch cannot trace these whole with dynamic sizes; they become one operator each.
     broken = ("std_mean", "var_mean")
     found = _collect_all_valid_cia_ops_for_aten_namespace()
-    return {op: _decline for op in found if not any(r in str(op).lower() for r in rare + broken)}
+    return {op: _declined(op) for op in found if not any(r in str(op).lower() for r in rare + broken)}
 
 
 def _composites_kept() -> AbstractContextManager[Any]:
@@ -221,7 +233,11 @@ def _composites_kept() -> AbstractContextManager[Any]:
 
 
 def _lowered(
-    gm: fx.GraphModule, names: Sequence[str], chosen: Mapping[str, Any], piece: pieces.Piece
+    gm: fx.GraphModule,
+    names: Sequence[str],
+    chosen: Mapping[str, Any],
+    piece: pieces.Piece,
+    versions: _Versions,
 ) -> Boxed:
     """What runs a graph of functional ATen."""
     gm.meta["kiln_piece"] = piece
@@ -236,7 +252,7 @@ def _lowered(
     if program.calls == 0:
         piece.state, piece.reason = "eager", "it has no operators"
         return _boxed(gm.forward)
-    return _runner(gm, program, chosen, piece)
+    return _runner(gm, program, chosen, piece, versions)
 
 
 def _write(gm: fx.GraphModule, names: Sequence[str]) -> graph.Program:
@@ -275,6 +291,30 @@ def _written(lowered: fx.Graph) -> set[fx.Node]:
 # Calls
 
 
+class _Versions:
+    """Versions of the inputs that wrap tensors, as DTensor does.
+
+    AOT passes on what they wrap, and writing to one of them counts in its own version alone."""
+
+    def __init__(self, example_inputs: Sequence[Any]) -> None:
+        wrap = is_traceable_wrapper_subclass
+        self.at = [i for i, t in enumerate(example_inputs) if wrap(t)]
+        #: Those of the current call.
+        self.now: list[int] = []
+
+    def followed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run`, with the versions of its arguments taken down before each call."""
+        if not self.at:
+            return run
+
+        def follow(*args: Any) -> Any:
+            taken = (args[i] for i in self.at)
+            self.now = [0 if t.is_inference() else t._version for t in taken]
+            return run(*args)
+
+        return follow
+
+
 def _picker(positions: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
     """What takes the items at these positions out of a list."""
     if len(positions) == 1:
@@ -302,8 +342,9 @@ class _Runner:
         program: graph.Program,
         chosen: Mapping[str, Any],
         piece: pieces.Piece,
+        versions: _Versions,
     ) -> None:
-        self.gm, self.program, self.piece = gm, program, piece
+        self.gm, self.program, self.piece, self.versions = gm, program, piece, versions
         self.options = known_options.for_engine(chosen, program.device)
         self.strict = chosen.get("fallback") == "error"
         self.checked = chosen.get("weights") == "checked"
@@ -350,19 +391,20 @@ class _Runner:
             found = self.bound[key] = _Bound(engine, static, _forget(self, key))
             self.piece.engines.append(engine)
             self.piece.state = "compiled"
-            found.marks = _marks(static) if self.checked else []
+            if self.checked:
+                found.marks, found.versions = _marks(static), self.versions.now
         self.key, self.current = key, found
         if self.checked:
             self.follow(key, static)
 
     def follow(self, key: Hashable, static: Sequence[torch.Tensor]) -> None:
         """Takes up what happened to the parameters since the last call."""
-        marks, known = _marks(static), self.current
-        if known is None or marks == known.marks:
+        marks, known, versions = _marks(static), self.current, self.versions.now
+        if known is None or (marks, versions) == (known.marks, known.versions):
             return
         if [address for address, _ in marks] == [address for address, _ in known.marks]:
             known.engine.refresh()
-            known.marks = marks
+            known.marks, known.versions = marks, versions
         else:
             self.drop(key)
             self.bind(key, static)
@@ -405,6 +447,8 @@ class _Bound:
         self.watches = [weakref.ref(t, gone) for t in static]
         #: Address and version of each parameter at the last call.
         self.marks: list[tuple[int, int]] = []
+        #: Versions of wrapper subclasses at the last call.
+        self.versions: list[int] = []
 
 
 def _forget(runner: _Runner, key: Hashable) -> Callable[[Any], None]:
@@ -431,8 +475,9 @@ def _runner(
     program: graph.Program,
     chosen: Mapping[str, Any],
     piece: pieces.Piece,
+    versions: _Versions,
 ) -> Boxed:
-    runner = _Runner(gm, program, chosen, piece)
+    runner = _Runner(gm, program, chosen, piece, versions)
 
     def run(args: list[Any]) -> Sequence[Any]:
         return runner.run(args)

@@ -2,8 +2,11 @@
 //!
 //! Graphs come from files that anyone may have written, so a fallback operator must do nothing but compute its results from its
 //! operands. `fallback/operators.txt` lists the operators for which this holds, with their schemas, and says what is excluded and why;
-//! `scripts/fallback_operators.py` writes it.
+//! `scripts/fallback_operators.py` writes it. Collectives have a list and rules of their own ([`collective`]).
+pub mod collective;
+
 use crate::{DType, FallbackOp, Type};
+use collective::{COLLECTIVES, is_collective};
 use serde_json::Value;
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -58,9 +61,17 @@ enum Condition {
 /// The parameters of an operator in order: names, and defaults as its schema writes them (`[1, 1]`, `None`, `1e-05`). `None` if the operator is
 /// not on the list. `name`: with its namespace, `aten::add`.
 pub fn parameters(name: &str, overload: &str) -> Option<Vec<(&'static str, Option<&'static str>)>> {
-    let name = name.strip_prefix("aten::")?;
-    let full = if overload.is_empty() { name.to_string() } else { format!("{name}.{overload}") };
-    Some(OPERATORS.get(full.as_str())?.arguments.iter().map(|a| (a.name, a.default)).collect())
+    Some(listed(name, overload)?.arguments.iter().map(|a| (a.name, a.default)).collect())
+}
+
+/// The operator, if it is on one of the lists.
+fn listed(name: &str, overload: &str) -> Option<&'static Operator> {
+    match (name.strip_prefix("aten::"), overload) {
+        (Some(name), "") => OPERATORS.get(name),
+        (Some(name), overload) => OPERATORS.get(format!("{name}.{overload}").as_str()),
+        (None, "") => COLLECTIVES.get(name),
+        (None, _) => None,
+    }
 }
 
 #[derive(Debug)]
@@ -71,11 +82,14 @@ struct Operator {
     condition: Condition,
 }
 
-static OPERATORS: LazyLock<HashMap<&'static str, Operator>> = LazyLock::new(|| {
-    let lines = LIST.lines().filter(|l| !l.is_empty() && !l.starts_with('#'));
-    // An invalid line would only disable its operator; a test checks that there are none.
+static OPERATORS: LazyLock<HashMap<&'static str, Operator>> = LazyLock::new(|| lines(LIST));
+
+/// The operators of a list by what stands before their arguments.
+fn lines(list: &'static str) -> HashMap<&'static str, Operator> {
+    let lines = list.lines().filter(|l| !l.is_empty() && !l.starts_with('#'));
+    // An invalid line would only disable its operator; tests check that there are none.
     lines.filter_map(|l| Some((l.split_once('(')?.0, operator(l)?))).collect()
-});
+}
 
 /// Parses `topk(Tensor self, int k, int dim=-1) -> (Tensor values, Tensor indices)  # filled`.
 fn operator(line: &'static str) -> Option<Operator> {
@@ -232,14 +246,10 @@ fn spelled(name: &str, overload: &str) -> String {
 
 fn check_call(name: &str, overload: &str, args: &str, operands: &[&Type]) -> Result<&'static Operator, String> {
     let said = spelled(name, overload);
-    let key = name.strip_prefix("aten::").map(|n| match overload {
-        "" => n.to_string(),
-        o => format!("{n}.{o}"),
-    });
-    let Some(op) = key.and_then(|k| OPERATORS.get(k.as_str())) else {
+    let Some(op) = listed(name, overload) else {
         return Err(format!(
             "{said} is not among the operators that a graph may leave to libtorch: those of `aten` that do nothing but compute \
-             their results from their operands"
+             their results from their operands, and functional collectives"
         ));
     };
     let given: Vec<Value> =
@@ -257,7 +267,8 @@ fn check_call(name: &str, overload: &str, args: &str, operands: &[&Type]) -> Res
         }
     }
     let tensors: usize = given.iter().map(tensors).sum();
-    if tensors < operands.len() {
+    // A collective may have one operand that only orders it.
+    if tensors + usize::from(is_collective(name)) < operands.len() {
         return Err(format!("{said} has {} operands, its arguments name {tensors}", operands.len()));
     }
     match op.condition {

@@ -8,6 +8,7 @@
 //! - a constant has rank 0 and a scalar of its dtype's kind (float, integer in range, bool);
 //! - `Iota` counts along an existing axis, in an integer or float dtype;
 //! - a fallback calls an operator of the allowlist with arguments that fit its schema ([`crate::fallback`]);
+//! - a collective has the one before it among its operands ([`crate::fallback::collective`]);
 //! - `Result(i)`, with `i` ≥ 1, reads a fallback that has more than `i` results, and has that result's type;
 //! - a parameter's literal data has as many elements as its type, and its random scale is finite (floats: at least 0, integers: at
 //!   least 1);
@@ -29,6 +30,7 @@ pub fn verify(g: &Graph) -> Result<(), GraphError> {
     for v in g.values() {
         check_node(g, v)?;
     }
+    fallback::collective::check_order(g)?;
     for (i, v) in g.inputs.iter().enumerate() {
         let found = (v.0 as usize) < g.len() && *g.op(*v) == Op::Input(i as u32);
         if !found {

@@ -6,8 +6,8 @@
 use crate::{Error, Model, constraints::Constraints, error::Cause, torch, tune::Measurements};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
-pub use kiln_graph::FallbackOp;
 use kiln_graph::{DType, Graph, Op, Tensor, ValueId};
+pub use kiln_graph::{FallbackOp, fallback::collective::is_collective};
 use kiln_interp::graph::InterpError;
 use kiln_lower::LowerError;
 pub use kiln_machine::Arch as Target;
@@ -539,16 +539,29 @@ fn refused(body: &Graph, e: InterpError) -> Refused {
     }
 }
 
-/// Runs what has no code: libtorch runs fallback ops, the graph interpreter runs kernels without code.
+/// Interprets a kernel's body; `callbacks` run the fallbacks in it.
+pub fn interpret(callbacks: &dyn Callbacks, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
+    let mut fallback = |op: &FallbackOp, args: &[Tensor]| callbacks.fallback(op, args).map_err(Refused::into_words);
+    kiln_interp::graph::run(body, args, &[], &mut fallback).map_err(|e| refused(body, e))
+}
+
+/// Runs what has no code: libtorch runs fallback ops, the graph interpreter runs kernels without code. Collectives are refused: a process
+/// that runs an archive belongs to no process group.
 pub struct Reference;
 impl Callbacks for Reference {
     fn fallback(&self, op: &FallbackOp, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
+        if is_collective(&op.name) {
+            let what =
+                format!("{} exchanges tensors with other processes, and this process is in no group of them", op.name);
+            return Err(Refused::Missing(format!(
+                "{what}; run the model from Python under torchrun, with torch.compile"
+            )));
+        }
         let missing = |e: Error| Refused::Missing(format!("{} needs libtorch: {e}; {}", op.name, e.help()));
         torch::torch().map_err(missing)?.run_fallback(op, args).map_err(|e| Refused::Op(e.to_string()))
     }
     fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
-        let mut fallback = |op: &FallbackOp, args: &[Tensor]| self.fallback(op, args).map_err(Refused::into_words);
-        kiln_interp::graph::run(body, args, &[], &mut fallback).map_err(|e| refused(body, e))
+        interpret(self, body, args)
     }
     fn fallback_in_place(
         &self,
@@ -557,6 +570,9 @@ impl Callbacks for Reference {
         results: &[DeviceTensor],
         cuda: Option<usize>,
     ) -> Option<()> {
+        if is_collective(&op.name) {
+            return None;
+        }
         let torch = torch::torch().ok().filter(|t| cuda.is_none() || t.has_cuda())?;
         let device = match cuda {
             Some(index) => kiln_torch_host::Device::Cuda(u32::try_from(index).ok()?),
@@ -586,6 +602,14 @@ mod tests {
             "{text}"
         );
         assert!(e.help().contains("--unfused"));
+    }
+
+    #[test]
+    fn collectives_need_python() {
+        let op = FallbackOp { name: "_c10d_functional::all_reduce".into(), ..FallbackOp::default() };
+        assert_eq!(Reference.fallback_in_place(&op, &[], &[], None), None);
+        let e = Reference.fallback(&op, &[]).expect_err("there is no group").into_words();
+        assert!(e.contains("this process is in no group") && e.contains("under torchrun"), "{e}");
     }
 
     #[test]

@@ -252,8 +252,7 @@ impl<'a> Reader<'a> {
             // A comparison of sizes, which only assertions read.
             return Ok(());
         }
-        let unknown =
-            || Problem::new(format!("`{}` is not an ATen operator", node.target)).help("write it with ATen operators");
+        let unknown = || foreign(&node.target);
         let target = node.target.strip_prefix("torch.ops.aten.").ok_or_else(unknown)?;
         let (operator, overload) = target.split_once('.').ok_or_else(unknown)?;
         if operator.starts_with("_assert") || node.outputs.is_empty() {
@@ -268,15 +267,16 @@ impl<'a> Reader<'a> {
         let parameters =
             fallback::parameters(&functional.0, &functional.1).or_else(|| converted_only(operator, overload));
         let parameters = parameters.ok_or_else(unlisted)?;
-        let argument = |(parameter, default): (&str, Option<&'static str>)| match (
-            node.inputs.iter().find(|i| i.name == parameter),
+        let argument = |(at, (parameter, default)): (usize, (&str, Option<&'static str>))| match (
+            // The tensor that an in-place operator changes is `self`, whatever its functional form calls it.
+            node.inputs.iter().find(|i| i.name == parameter || at == 0 && i.name == "self"),
             default,
         ) {
             (Some(given), _) => self.argument(&given.arg),
             (None, Some(text)) => Ok(default_value(text)),
             (None, None) => Err(Problem::new(format!("`{target}` lacks its argument `{parameter}`"))),
         };
-        let args = parameters.into_iter().map(argument).collect::<Result<_, _>>()?;
+        let args = parameters.into_iter().enumerate().map(argument).collect::<Result<_, _>>()?;
         let mut outs = vec![];
         for out in &node.outputs {
             match out {
@@ -442,6 +442,18 @@ fn module(node: &Node) -> String {
     stack.rsplit(';').next().and_then(|entry| entry.split(',').nth(1)).unwrap_or_default().to_string()
 }
 
+/// Why an operator that is not ATen's is refused.
+fn foreign(target: &str) -> Problem {
+    let help = match target.starts_with("torch.ops._c10d_functional") {
+        // An archive is run by one process.
+        true => {
+            "it exchanges tensors with other processes: compile the model in Python under torchrun, with torch.compile"
+        }
+        false => "write it with ATen operators",
+    };
+    Problem::new(format!("`{target}` is not an ATen operator")).help(help)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -460,6 +472,14 @@ mod tests {
         ] {
             assert_eq!(default_value(text), value, "{text}");
         }
+    }
+
+    #[test]
+    fn collectives_are_left_to_python() {
+        let e = foreign("torch.ops._c10d_functional.all_reduce.default").to_string();
+        assert!(e.contains("is not an ATen operator") && e.contains("in Python under torchrun"), "{e}");
+        let e = foreign("torch.ops.torchvision.nms.default").to_string();
+        assert!(e.contains("write it with ATen operators"), "{e}");
     }
 
     #[test]

@@ -6,7 +6,9 @@ use crate::{
     options::Options,
 };
 use kiln::{
-    Binding, CompileOptions, DeviceKind, Param, Program, Report, Tensor, Type, engine,
+    Binding, CompileOptions, DeviceKind, Param, Program, Report, Tensor, Type,
+    compile::is_collective,
+    engine,
     program::{Arg, InputKind, Sizes},
 };
 use pyo3::{intern, prelude::*, types::*};
@@ -20,6 +22,7 @@ use std::{
 #[pyclass(frozen, module = "kiln._native")]
 pub struct Engine {
     engine: engine::Engine,
+    torch: Arc<Torch>,
     options: CompileOptions,
     device: DLDevice,
     refuses_fallbacks: bool,
@@ -81,9 +84,11 @@ impl Engine {
     ) -> Engine {
         let device = dl_device(options.kind);
         let compile = options.compile.clone();
-        let engine = engine::Engine::new(program, options.device, options.compile, options.limits, Arc::new(Torch));
+        let torch = Arc::new(Torch::default());
+        let engine = engine::Engine::new(program, options.device, options.compile, options.limits, torch.clone());
         Engine {
             engine,
+            torch,
             options: compile,
             device,
             refuses_fallbacks: options.refuses_fallbacks,
@@ -119,7 +124,9 @@ impl Engine {
     }
     /// Refuses a binding with operators that torch would run, if the options say so.
     fn accept(&self, binding: Arc<Binding>) -> PyResult<Arc<Binding>> {
-        let fallbacks = if self.refuses_fallbacks { Report::new(&binding.compiled).fallback } else { vec![] };
+        let mut fallbacks = if self.refuses_fallbacks { Report::new(&binding.compiled).fallback } else { vec![] };
+        // There is no other way to run these.
+        fallbacks.retain(|name| !is_collective(name));
         match fallbacks.is_empty() {
             true => Ok(binding),
             false => Err(UnsupportedError::new_err(format!(
@@ -348,7 +355,8 @@ impl Engine {
         let done = py.detach(|| unsafe { session.run_on(&inputs, &outputs, stream) });
         if let Err(e) = done {
             new.into_iter().try_for_each(|t| exchange.finish(py, t).map(drop))?;
-            return Err(raised(e.into()));
+            // What torch.distributed raised is raised as it is, as without Kiln.
+            return Err(self.torch.take_failure().unwrap_or_else(|| raised(e.into())));
         }
         let new: Vec<Py<PyAny>> = new.into_iter().map(|t: New| exchange.finish(py, t)).collect::<PyResult<_>>()?;
         for (value, written) in new.iter().zip(&ready.written) {

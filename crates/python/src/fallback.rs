@@ -1,11 +1,14 @@
 //! Operators that Kiln does not compile, run by `torch.ops` on Kiln's buffers.
 //!
 //! Takes: an operator, and addresses of its operands and results. The operator runs on torch's current stream, as Kiln's kernels do, so
-//! nothing waits for the device.
-use crate::exchange::{CPU, CUDA, DLDevice, Exchange};
+//! nothing waits for the device. Collectives run by torch.distributed on a stream of its own, for which the current one then waits.
+use crate::{
+    collective,
+    exchange::{CPU, CUDA, DLDevice, Exchange},
+};
 use kiln::{
     Graph, Tensor, Type,
-    compile::{Callbacks, DeviceTensor, FallbackOp, Reference, Refused},
+    compile::{Callbacks, DeviceTensor, FallbackOp, Refused, interpret, is_collective},
 };
 use pyo3::{intern, prelude::*, types::*};
 use serde_json::Value;
@@ -15,7 +18,40 @@ use std::{
 };
 
 /// Callbacks that go to torch.
-pub struct Torch;
+#[derive(Default)]
+pub struct Torch {
+    /// Why a collective failed.
+    failed: Mutex<Option<PyErr>>,
+}
+
+impl Torch {
+    /// The exception of a collective that failed since the last time, to be raised as it is.
+    pub fn take_failure(&self) -> Option<PyErr> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Runs an operator. A collective that fails is not tried again: other processes have gone on, or wait for the next one.
+    fn attempt(
+        &self,
+        op: &FallbackOp,
+        args: &[DeviceTensor],
+        results: &[DeviceTensor],
+        device: DLDevice,
+    ) -> Result<(), Refused> {
+        // The lock is never held while a thread waits for the interpreter.
+        let failed = || self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_collective(&op.name) && failed().is_some() {
+            return Err(Refused::Op(format!("{} has failed", op.name)));
+        }
+        Python::attach(|py| run(py, op, args, results, device)).map_err(|e| {
+            let why = Refused::Op(format!("{}: {e}", op.name));
+            if is_collective(&op.name) {
+                *failed() = Some(e);
+            }
+            why
+        })
+    }
+}
 
 /// An operator that is ready to be called.
 struct Prepared {
@@ -95,26 +131,42 @@ fn run(
     let view = |t: &DeviceTensor| unsafe { exchange.view(py, &t.ty, t.address, device) }.map(|t| t.into_bound(py));
     let operands: Vec<Bound<'_, PyAny>> = args.iter().map(view).collect::<PyResult<_>>()?;
     let values: Vec<_> = prepared.args.iter().map(|v| argument(py, v, &operands)).collect::<PyResult<_>>()?;
-    let (by_position, by_name) = values.split_at(values.len().saturating_sub(prepared.by_name.len()));
-    let kwargs = PyDict::new(py);
-    for (name, value) in prepared.by_name.iter().zip(by_name) {
-        kwargs.set_item(name, value)?;
-    }
+    let wanted: Vec<Option<Bound<'_, PyAny>>> = results
+        .iter()
+        .map(|t| Some(t).filter(|t| t.address != 0 && t.ty.count() > 0).map(&view).transpose())
+        .collect::<PyResult<_>>()?;
+    let operator = prepared.operator.bind(py);
     // None of the operands wants a gradient, so none of the results does.
-    let given = prepared.operator.bind(py).call(PyTuple::new(py, by_position)?, Some(&kwargs))?;
-    let given: Vec<Bound<'_, PyAny>> = match given.is_instance_of::<PyTuple>() || given.is_instance_of::<PyList>() {
-        true => given.try_iter()?.collect::<PyResult<_>>()?,
-        false => vec![given],
+    let given = match is_collective(&op.name) {
+        true => collective::run(operator, op, &values, &wanted)?,
+        false => {
+            let (by_position, by_name) = values.split_at(values.len().saturating_sub(prepared.by_name.len()));
+            let kwargs = PyDict::new(py);
+            for (name, value) in prepared.by_name.iter().zip(by_name) {
+                kwargs.set_item(name, value)?;
+            }
+            tensors(&operator.call(PyTuple::new(py, by_position)?, Some(&kwargs))?)?
+        }
     };
-    for (t, value) in results.iter().zip(given).filter(|(t, _)| t.address != 0 && t.ty.count() > 0) {
-        let shape: Vec<usize> = value.getattr(intern!(py, "shape"))?.extract()?;
-        if shape != t.ty.shape {
-            let what = format!("{} gave the shape {shape:?} where {} was traced", op.name, t.ty);
+    for (want, value) in wanted.iter().zip(given) {
+        let Some(want) = want.as_ref().filter(|want| !want.is(&value)) else { continue };
+        let shape = |t: &Bound<'_, PyAny>| t.getattr(intern!(py, "shape"))?.extract::<Vec<usize>>();
+        let (given, traced) = (shape(&value)?, shape(want)?);
+        if given != traced {
+            let what = format!("{} gave the shape {given:?} where {traced:?} was traced", op.name);
             return Err(crate::errors::InputError::new_err(what));
         }
-        view(t)?.call_method1(intern!(py, "copy_"), (value,))?;
+        want.call_method1(intern!(py, "copy_"), (value,))?;
     }
     Ok(())
+}
+
+/// The tensors of a result: itself, or its elements.
+pub fn tensors<'py>(result: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    match result.is_instance_of::<PyTuple>() || result.is_instance_of::<PyList>() {
+        true => result.try_iter()?.collect(),
+        false => Ok(vec![result.clone()]),
+    }
 }
 
 impl Callbacks for Torch {
@@ -124,11 +176,10 @@ impl Callbacks for Torch {
         let operands: Vec<DeviceTensor> = args.iter().map(|t| place(&t.ty, t.bytes().as_ptr())).collect();
         let outs: Vec<DeviceTensor> =
             results.iter_mut().map(|t| place(&t.ty.clone(), t.bytes_mut().as_mut_ptr())).collect();
-        let done = Python::attach(|py| run(py, op, &operands, &outs, DLDevice { kind: CPU, id: 0 }));
-        done.map(|()| results).map_err(|e| Refused::Op(format!("{}: {e}", op.name)))
+        self.attempt(op, &operands, &outs, DLDevice { kind: CPU, id: 0 }).map(|()| results)
     }
     fn interpret(&self, body: &Graph, args: &[Tensor]) -> Result<Vec<Tensor>, Refused> {
-        Reference.interpret(body, args)
+        interpret(self, body, args)
     }
     fn fallback_in_place(
         &self,
@@ -142,7 +193,7 @@ impl Callbacks for Torch {
             None => DLDevice { kind: CPU, id: 0 },
         };
         // On failure the session calls `fallback`, which tells why.
-        Python::attach(|py| run(py, op, args, results, device)).ok()
+        self.attempt(op, args, results, device).ok()
     }
     fn in_order(&self) -> bool {
         true

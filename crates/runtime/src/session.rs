@@ -193,7 +193,7 @@ impl Session {
     }
 
     /// Reads parameters that another owner holds again, after their values have changed: runs the load-time kernels again, and packs or
-    /// copies again what was packed or copied. Does nothing if the session owns all of its parameters. Waits for runs that are under way,
+    /// copies again what was packed or copied. Does nothing if the session owns all of its parameters. Waits for runs that are in progress,
     /// and until it is done. Values that runs read in place need no refresh.
     ///
     /// # Errors

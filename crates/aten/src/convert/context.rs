@@ -33,6 +33,8 @@ pub struct Ctx<'a> {
     live: Vec<bool>,
     seen: HashMap<(Op, Type, Vec<ValueId>), ValueId>,
     source: Source,
+    /// The collective that the next one has to follow.
+    pub last_collective: Option<ValueId>,
 }
 
 impl<'a> Ctx<'a> {
@@ -45,6 +47,7 @@ impl<'a> Ctx<'a> {
             live,
             seen: HashMap::new(),
             source: Source::default(),
+            last_collective: None,
         }
     }
     pub fn set_source(&mut self, source: Source) {

@@ -1,11 +1,12 @@
 //! Calls without a conversion: they become fallback nodes, which libtorch runs. If all operands are constants, the folded results of
-//! the example run become parameters instead.
+//! the example run become parameters instead. Collectives are fallbacks that are never folded, and that keep their order
+//! ([`kiln_graph::fallback::collective`]).
 use super::context::Ctx;
 use crate::{
     error::Problem,
     raw::{Arg, Call},
 };
-use kiln_graph::{DType, FallbackOp, Op, Type, ValueId};
+use kiln_graph::{DType, FallbackOp, Op, Type, ValueId, fallback::collective::is_collective};
 use serde_json::{Value, json};
 
 pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem> {
@@ -15,7 +16,8 @@ pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem>
         module: call.module.clone(),
         help: help.into(),
     };
-    if call.outs.iter().all(|id| ctx.info(*id).folded && ctx.raw_type(*id).is_ok()) {
+    let collective = is_collective(&call.name);
+    if !collective && call.outs.iter().all(|id| ctx.info(*id).folded && ctx.raw_type(*id).is_ok()) {
         for id in &call.outs {
             let v = ctx.leaf(*id).map_err(|e| problem(e, ""))?;
             ctx.bind(*id, v);
@@ -38,6 +40,9 @@ pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem>
         .map(|a| template(ctx, a, &mut operands))
         .collect::<Result<_, _>>()
         .map_err(|e| problem(format!("`{}` cannot be run by libtorch: {e}", call.name), ""))?;
+    if let Some(before) = ctx.last_collective.filter(|v| collective && !operands.contains(v)) {
+        operands.push(before);
+    }
     let op = FallbackOp {
         name: call.name.clone(),
         overload: call.overload.clone(),
@@ -54,6 +59,9 @@ pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem>
     })?;
     let Some(first) = results.first() else { return Ok(()) };
     let node = ctx.unshared(Op::Fallback(Box::new(op)), first.clone(), &operands);
+    if collective {
+        ctx.last_collective = Some(node);
+    }
     for (i, (id, ty)) in call.outs.iter().zip(results).enumerate() {
         let v = if i == 0 { node } else { ctx.typed(Op::Result(i as u32), ty, &[node]) };
         ctx.bind(*id, v);

@@ -4,6 +4,7 @@
 //! A call without a conversion becomes a fallback, which libtorch runs; if libtorch cannot run it for Kiln either (for example, its
 //! dtype has no name in Kiln), it is a [`Problem`]. So is a call that draws random numbers ([`random`]).
 mod attention;
+mod collective;
 pub(crate) mod context;
 mod conv;
 mod creation;
@@ -29,14 +30,14 @@ use crate::{
     raw::{Arg, Call, Raw},
 };
 use context::{Ctx, Res};
-use kiln_graph::{DType, Graph, Source, Type, ValueId};
+use kiln_graph::{DType, Graph, Source, Type, ValueId, fallback::collective::is_collective};
 use std::collections::HashMap;
 
 /// Converts one call; returns the values of its results in order. Trailing results that nothing uses may be omitted.
 type Handler = fn(&mut Ctx, &Call) -> Res<Vec<ValueId>>;
 type Table = &'static [(&'static str, Handler)];
 
-const TABLES: [Table; 12] = [
+const TABLES: [Table; 13] = [
     pointwise::TABLE,
     views::TABLE,
     reduce::TABLE,
@@ -49,6 +50,7 @@ const TABLES: [Table; 12] = [
     creation::TABLE,
     recurrent::TABLE,
     resample::TABLE,
+    collective::TABLE,
 ];
 
 /// The conversions of all tables by the name of their operator.
@@ -59,7 +61,7 @@ fn handlers() -> HashMap<&'static str, Handler> {
 /// A converted graph and the sources of its parameters' data.
 #[derive(Debug)]
 pub struct Converted {
-    /// The graph, without dead nodes.
+    /// The graph, without dead nodes. If it has collectives and the last one is none of the outputs, it is one more output at the end.
     pub graph: Graph,
     /// In the order of `graph.params`.
     pub params: Vec<ParamData>,
@@ -82,7 +84,7 @@ pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
             Err(p) => problems.push(p),
         }
     }
-    for call in raw.calls.iter().filter(|c| c.outs.iter().any(|id| live[*id])) {
+    for call in raw.calls.iter().filter(|c| is_needed(c, &live)) {
         ctx.set_source(Source { module: call.module.clone(), line: call.source.clone() });
         if let Err(p) = convert_call(&mut ctx, &handlers, call) {
             problems.push(p);
@@ -95,6 +97,9 @@ pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
                 Err(why) => problems.push(Problem::new(format!("an output cannot be compiled: {why}"))),
             }
         }
+        // An output that nobody asked for, so that no collective is ever unused: the last one depends on all others.
+        let last = ctx.last_collective.filter(|v| !ctx.graph.outputs.contains(v));
+        ctx.graph.outputs.extend(last);
     }
     if !problems.is_empty() {
         return Err(ImportErrors { errors: problems });
@@ -102,12 +107,17 @@ pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
     Ok(prune::prune(ctx.graph, ctx.params))
 }
 
-/// For each raw value, whether an output depends on it.
+/// Whether a call has to be in the graph: it has a live result, or other processes wait for it.
+fn is_needed(call: &Call, live: &[bool]) -> bool {
+    is_collective(&call.name) || call.outs.iter().any(|id| live[*id])
+}
+
+/// For each raw value, whether an output or a collective depends on it.
 fn liveness(raw: &Raw) -> Vec<bool> {
     let mut live = vec![false; raw.values.len()];
     raw.outputs.iter().for_each(|id| live[*id] = true);
     for call in raw.calls.iter().rev() {
-        if call.outs.iter().any(|id| live[*id]) {
+        if is_needed(call, &live) {
             let mut used = vec![];
             call.args.iter().for_each(|a| a.values(&mut used));
             used.into_iter().for_each(|id| live[id] = true);
@@ -136,6 +146,7 @@ fn input_type(raw: &Raw, input: &crate::raw::RawInput) -> Result<Type, Problem> 
 fn convert_call(ctx: &mut Ctx, handlers: &HashMap<&str, Handler>, call: &Call) -> Result<(), Problem> {
     // A folded value of one element becomes a constant.
     if let [out] = call.outs[..]
+        && !is_collective(&call.name)
         && ctx.info(out).folded
         && let Some(s) = ctx.info(out).scalar.as_ref().and_then(context::scalar_of)
         && let Ok(ty) = ctx.raw_type(out)
@@ -145,6 +156,9 @@ fn convert_call(ctx: &mut Ctx, handlers: &HashMap<&str, Handler>, call: &Call) -
         return Ok(());
     }
     random::refuse(call)?;
+    if is_collective(&call.name) {
+        return fallback::fall_back(ctx, call, "torch.distributed runs it with the other processes".into());
+    }
     let name = names::canonical(&call.name);
     let own = handlers.get(name).map(|handler| handler(ctx, call));
     let converted = match own.or_else(|| pointwise::function(ctx, call, name)) {

@@ -37,7 +37,7 @@ pub struct Analysis {
 const ANY: i64 = 1 << 40;
 
 pub(super) fn power_of_two_in(n: i64) -> i64 {
-    if n == 0 { ANY } else { (1 << n.trailing_zeros().min(40)) as i64 }
+    if n == 0 { ANY } else { 1i64 << n.trailing_zeros().min(40) }
 }
 
 /// Analyses a verified kernel.

@@ -313,7 +313,7 @@ impl Pinned {
     /// The bytes.
     ///
     /// # Safety
-    /// No copy to this memory is under way while the slice is used.
+    /// No copy to this memory is in progress while the slice is used.
     pub unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: allocated with this size and initialised by `new`; not written meanwhile by this function's contract.
         unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
