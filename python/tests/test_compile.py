@@ -165,7 +165,8 @@ def test_autocast_within_the_module():
             return y.float() + x
 
     module = Module().eval()
-    torch.testing.assert_close(kiln.compile(module, (X,))(X), module(X).detach())
+    # Eager rounds the product to bf16 before it is a float again; a fused kernel does not.
+    torch.testing.assert_close(kiln.compile(module, (X,))(X), module(X).detach(), rtol=2**-7, atol=2**-7)
 
 
 def test_device_moves_the_program_and_says_which_devices_there_are():

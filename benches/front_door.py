@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Times of the Python package on one GPU, beside eager PyTorch and Inductor in the same process.
+
+    python benches/front_door.py [calls] [cold] [lengths] [decode]        default: all
+
+calls:    microseconds of the host for a call, beyond which kernels take their own time
+cold:     seconds from a module to its first result: dynamo or export, and the rest
+lengths:  BERT at 30 sequence lengths: total of compiling, and milliseconds at each length
+decode:   a Llama of the shape of Llama-3.2-1B in bf16 with random weights: milliseconds a token by tokens in the cache
+
+Medians. The wheel must be installed (scripts/wheel).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import kiln
+
+warnings.filterwarnings("ignore")
+DEVICE = "cuda"
+
+
+def milliseconds(run: Callable[[], object], rounds: int = 30, each: int = 1) -> float:
+    """The median time of the device for a call."""
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(each):
+            run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / each)
+    return statistics.median(times)
+
+
+def host_microseconds(run: Callable[[], object], rounds: int = 15, each: int = 50) -> float:
+    """The median time of the host for a call. The device is idle before each round, and its work is short."""
+    for _ in range(10):
+        run()
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(each):
+            run()
+        times.append((time.perf_counter() - start) / each * 1e6)
+    return statistics.median(times)
+
+
+def fresh() -> None:
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def calls() -> None:
+    x = torch.randn(16, 64, device=DEVICE)
+    mlp = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).to(DEVICE).eval()
+    deep = nn.Sequential(*[nn.Linear(64, 64) for _ in range(100)]).to(DEVICE).eval()
+    print("\n## Calls: microseconds of the host\n")
+    print("| module | kiln.compile | CUDA graph alone | torch.compile, kiln | the same, backend eager | eager |")
+    print("|---|---|---|---|---|---|")
+    for name, module in [("x + 1", lambda a: a + 1), ("MLP, 4 parameters", mlp), ("100 linears, 200 parameters", deep)]:
+        fresh()
+        row = []
+        if isinstance(module, nn.Module):
+            compiled = kiln.compile(module, (x,))
+            row.append(host_microseconds(lambda: compiled(x)))
+            for _ in range(3):
+                compiled(x)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                compiled(x)
+            row.append(host_microseconds(graph.replay))
+        else:
+            row += [float("nan")] * 2
+        for backend in ("kiln", "eager"):
+            torch._dynamo.reset()
+            run = torch.compile(module, backend=backend)
+            row.append(host_microseconds(lambda: run(x)))
+        row.append(host_microseconds(lambda: module(x)))
+        print(f"| {name} | " + " | ".join(f"{us:.1f}" for us in row) + " |", flush=True)
+
+
+def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
+    from torchvision import models as vision
+    from transformers import BertConfig, BertModel
+
+    image = torch.randn(1, 3, 224, 224, device=DEVICE)
+    return {
+        "BERT base": (BertModel(BertConfig()), (torch.randint(0, 30000, (1, 128), device=DEVICE),)),
+        "ResNet-50": (vision.resnet50(), (image,)),
+        "Swin-T": (vision.swin_t(), (image,)),
+    }
+
+
+def first_tensor(result: object) -> torch.Tensor:
+    if isinstance(result, torch.Tensor):
+        return result
+    return first_tensor(next(iter(result.values() if isinstance(result, dict) else result)))  # type: ignore[call-overload]
+
+
+def cold() -> None:
+    print("\n## Cold: seconds to the first result, and milliseconds afterwards\n")
+    print("| model | torch.export | kiln.compile's rest | torch.compile, kiln | Inductor | kiln ms | eager ms | Inductor ms |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, (module, args) in models().items():
+        module = module.to(DEVICE).eval()
+        fresh()
+        start = time.perf_counter()
+        program = torch.export.export(module, args).run_decompositions({})
+        exported = time.perf_counter() - start
+        start = time.perf_counter()
+        compiled = kiln.compile(program)
+        got = first_tensor(compiled(*args))
+        torch.cuda.synchronize()
+        rest = time.perf_counter() - start
+        want = first_tensor(module(*args))
+        worst = (got - want).abs().max().item()
+        own = milliseconds(lambda: compiled(*args))
+        eager = milliseconds(lambda: module(*args))
+        del compiled, program
+        fresh()
+        start = time.perf_counter()
+        run = torch.compile(module, backend="kiln")
+        run(*args)
+        torch.cuda.synchronize()
+        traced = time.perf_counter() - start
+        fresh()
+        start = time.perf_counter()
+        inductor = torch.compile(module)
+        inductor(*args)
+        torch.cuda.synchronize()
+        peer = time.perf_counter() - start
+        peer_ms = milliseconds(lambda: inductor(*args))
+        print(
+            f"| {name} (max difference {worst:.1e}) | {exported:.2f} | {rest:.2f} | {traced:.2f} | {peer:.1f} | "
+            f"{own:.3f} | {eager:.3f} | {peer_ms:.3f} |",
+            flush=True,
+        )
+
+
+def lengths(count: int = 30) -> None:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    module = BertModel(BertConfig()).to(DEVICE).eval()
+    all_lengths = sorted(torch.randperm(480)[:count].add(16).tolist())
+    inputs = {n: torch.randint(0, 30000, (1, n), device=DEVICE) for n in all_lengths}
+    torch._dynamo.config.recompile_limit = 64
+    print(f"\n## BERT base at {count} lengths from {all_lengths[0]} to {all_lengths[-1]}\n")
+    print("| | compile, s | sum over lengths, ms | slowest against static Kiln |")
+    print("|---|---|---|---|")
+    static: dict[int, float] = {}
+    fresh()
+    for n in all_lengths[::6]:
+        alone = kiln.compile(module, (inputs[n],))
+        static[n] = milliseconds(lambda: alone(inputs[n]))
+        del alone
+    ids = {"input_ids": {1: torch.export.Dim("n", min=2, max=512)}}
+    dynamic = lambda: kiln.compile(module, (inputs[all_lengths[0]],), dynamic=ids)  # noqa: E731
+    sides = {
+        "kiln.compile, dynamic": dynamic,
+        "torch.compile, kiln, dynamic": lambda: torch.compile(module, backend="kiln", dynamic=True),
+        "Inductor, dynamic=True": lambda: torch.compile(module, dynamic=True),
+        "Inductor, dynamic=False": lambda: torch.compile(module, dynamic=False),
+        "eager": lambda: module,
+    }
+    for name, make in sides.items():
+        fresh()
+        start = time.perf_counter()
+        run = make()
+        for n in all_lengths:
+            run(inputs[n])
+        torch.cuda.synchronize()
+        first = time.perf_counter() - start
+        times = {n: milliseconds(lambda: run(inputs[n]), rounds=10) for n in all_lengths}
+        ratio = max(times[n] / static[n] for n in static)
+        print(f"| {name} | {first:.1f} | {sum(times.values()):.2f} | {ratio:.2f} |", flush=True)
+        del run
+
+
+def decode(layers: int = 16) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+    config = LlamaConfig(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=64, max_position_embeddings=16384, tie_word_embeddings=True, rope_theta=500000.0,
+    )
+    with torch.device(DEVICE):
+        torch.set_default_dtype(torch.bfloat16)
+        module = LlamaForCausalLM(config).eval()
+        torch.set_default_dtype(torch.float32)
+    weights = sum(p.numel() * p.element_size() for p in module.parameters())
+    copy = torch.empty(1 << 28, device=DEVICE), torch.empty(1 << 28, device=DEVICE)
+    speed = 2 * copy[0].numel() * 4 / milliseconds(lambda: copy[1].copy_(copy[0])) / 1e6
+    del copy
+    print(f"\n## Decoding, Llama-3.2-1B's shape in bf16, batch 1, {layers} layers; copies run at {speed:.0f} GB/s\n")
+    print("| tokens in the cache | floor ms | kiln ms | eager ms | Inductor ms | Inductor with CUDA graphs ms | logits: max difference from eager |")
+    print("|---|---|---|---|---|---|---|")
+    token = torch.tensor([[5]], device=DEVICE)
+    for tokens in (128, 1024, 8192):
+        fresh()
+        cache = StaticCache(config=config, max_cache_len=tokens + 64)
+        place = torch.tensor([tokens], device=DEVICE)
+        step = lambda: module(input_ids=token, position_ids=place[None], past_key_values=cache, use_cache=True).logits  # noqa: E731
+        # The cache is filled by a prefill of random tokens.
+        ids = torch.randint(0, 1000, (1, tokens), device=DEVICE)
+        module(input_ids=ids, past_key_values=cache, use_cache=True)
+        kept = 2 * layers * tokens * 8 * 64 * 2
+        floor = (weights + kept) / speed / 1e6
+        def again() -> torch.Tensor:
+            for layer in cache.layers:
+                if hasattr(layer, "cumulative_length"):
+                    layer.cumulative_length.fill_(tokens)
+            return step()
+        want = again().float()
+        row = []
+        difference = float("nan")
+        for backend, mode in (("kiln", None), (None, None), ("inductor", None), ("inductor", "reduce-overhead")):
+            fresh()
+            try:
+                forward = module.forward if backend is None else torch.compile(module.forward, backend=backend, mode=mode)
+                one = lambda: forward(input_ids=token, position_ids=place[None], past_key_values=cache, use_cache=True).logits  # noqa: B023,E731
+                def run() -> torch.Tensor:
+                    for layer in cache.layers:
+                        if hasattr(layer, "cumulative_length"):
+                            layer.cumulative_length.fill_(tokens)
+                    return one()
+                got = run().float()
+                if backend == "kiln":
+                    difference = (got - want).abs().max().item()
+                for _ in range(3):
+                    run()
+                row.append(milliseconds(one, rounds=10, each=4))
+            except Exception as e:  # noqa: BLE001
+                print(f"{backend} {mode}: {type(e).__name__}: {str(e)[:300]}")
+                row.append(float("nan"))
+        print(f"| {tokens} | {floor:.3f} | " + " | ".join(f"{ms:.3f}" for ms in row) + f" | {difference:.3f} |", flush=True)
+
+
+def main() -> None:
+    parts = {"calls": calls, "cold": cold, "lengths": lengths, "decode": decode}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="*", choices=[*parts, []], default=list(parts))
+    args = parser.parse_args()
+    device = torch.cuda.get_device_properties(0)
+    print(f"# The Python package: {device.name}, torch {torch.__version__}, kiln {kiln.__version__}, {time.strftime('%Y-%m-%d')}")
+    with torch.no_grad():
+        for part in args.part or parts:
+            parts[part]()
+
+
+if __name__ == "__main__":
+    main()
