@@ -30,18 +30,25 @@ if not metadata.entry_points(group="pytest11", name="kiln"):
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "test the Python side with a stand-in for the native module"
     parser.addoption("--kiln-fake", action="store_true", default=False, help=text)
+    text = "run the tests that take minutes as well"
+    parser.addoption("--kiln-slow", action="store_true", default=False, help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fake: looks into the stand-in for the native module")
     config.addinivalue_line("markers", "native: needs the native module")
+    config.addinivalue_line("markers", "slow: takes minutes; runs with --kiln-slow")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wrong, why = ("native", "needs the native module") if FAKE else ("fake", "run --kiln-fake")
+    left_out = {wrong: why}
+    if not config.getoption("--kiln-slow"):
+        left_out["slow"] = "run --kiln-slow"
     for item in items:
-        if item.get_closest_marker(wrong):
-            item.add_marker(pytest.mark.skip(reason=why))
+        for marker, reason in left_out.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""A small text classifier, and its export: `python encoder.py` writes encoder.pt and encoder.safetensors."""
+"""A small text classifier, and its export: `python encoder.py` writes encoder.pt, encoder.pt2 and encoder.safetensors."""
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -49,4 +49,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     model, tokens = Classifier().eval().requires_grad_(False), torch.randint(96, (8, 64))
     torch.jit.trace(model, tokens).save("encoder.pt")
+    batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=1, max=512)
+    program = torch.export.export(model, (tokens,), dynamic_shapes={"tokens": {0: batch, 1: length}})
+    torch.export.save(program, "encoder.pt2")
     save_file({"0": tokens}, "encoder.safetensors")

@@ -7,11 +7,12 @@ otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,7 +113,7 @@ def export(
             stacklevel=3,
         )
     shapes = _dynamic_shapes(module, args, kwargs, dynamic)
-    with torch.no_grad():
+    with torch.no_grad(), _hooks_restored():
         try:
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
         except UserError as error:
@@ -130,6 +131,19 @@ def export(
                 f"torch.export cannot trace the module ({_first_line(first)}): mend it, or use "
                 'torch.compile(model, backend="kiln"), which runs what it cannot trace'
             ) from first
+
+
+@contextlib.contextmanager
+def _hooks_restored() -> Iterator[None]:
+    """Removes the global hooks that torch.export leaves behind where it fails, with which
+    torch.compile cannot trace assignments of buffers any more."""
+    hooks = getattr(torch.nn.modules.module, "_global_buffer_registration_hooks", {})
+    before = set(hooks)
+    try:
+        yield
+    finally:
+        for left in set(hooks) - before:
+            del hooks[left]
 
 
 def _first_line(error: Exception) -> str:
@@ -211,6 +225,8 @@ def read(
         input_names=input_names,
         mutations=mutations,
         guards=getattr(exported, "_guards_code", ()),
+        # Tracing takes 0 and 1 for special; the user's torch.export.Dim has the last word.
+        ranges=exported.range_constraints,
     )
     call = exported.call_spec
     written = json.loads(program.text)

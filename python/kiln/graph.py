@@ -7,8 +7,8 @@ of its parameters are. It never looks at the contents of a tensor, and decides n
 The text is one object with these keys:
 
 `name`      of the program.
-`symbols`   by name `{"min", "max", "hint"}`: the range of a size, and its value at tracing; `max`
-            and `hint` may be null.
+`symbols`   by name `{"min", "max", "hint"}`: the range of a size, and its value at tracing. `max`
+            and `hint` may be null; a number without a lower end has the least i64 as `min`.
 `guards`    conditions on sizes as Python text; empty where the caller checks its own.
 `values`    `{"dtype", "shape"}`, and `"name"` for parameters. A value's id is its position. A
             dimension is a number, or an expression over the symbols as `sympy.srepr` writes it.
@@ -34,6 +34,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -77,6 +78,15 @@ ATEN_DTYPES: dict[torch.dtype, int] = {
     torch.float8_e5m2: 23,
     torch.float8_e4m3fn: 24,
 }
+
+#: Where torch's own source is, which says little to users.
+_TORCH = str(Path(torch.__file__).parent)
+
+#: The `min` of a number without a lower end, as of an index that may be negative.
+_LOWEST = -(2**63)
+
+#: Files of no user.
+_NOT_USERS = ("<", str(Path(__file__).parent))
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _SUBSCRIPT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
@@ -124,9 +134,20 @@ def place(stack_trace: str | None) -> str:
     'layer.py:7\\nmodel.py:3'
     """
     frames = _FRAME.findall(stack_trace or "")
-    # Names in angle brackets are of generated code.
-    kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith("<")]
+    # Names in angle brackets are of generated code; `kiln.explain` calls from a frame of its own.
+    kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith(_NOT_USERS)]
     return "\n".join(kept)
+
+
+def line(stack_trace: str | None) -> str:
+    """The frame to show to a user: the innermost one outside of torch.
+
+    >>> line('  File "model.py", line 3, in forward\\n  File "layer.py", line 7, in forward')
+    'layer.py:7'
+    """
+    frames = place(stack_trace).splitlines()
+    own = (frame for frame in frames if not frame.startswith(_TORCH))
+    return next(own, frames[0] if frames else "")
 
 
 def path(source: str) -> str:
@@ -147,8 +168,8 @@ def path(source: str) -> str:
 
 def refusal(what: str, node: fx.Node | None, remedy: str) -> UnsupportedError:
     """An error that says what cannot be compiled, where it is in the user's source, what to do."""
-    where = place(node.meta.get("stack_trace")) if node is not None else ""
-    at = f" at {where.splitlines()[0]}" if where else ""
+    where = line(node.meta.get("stack_trace")) if node is not None else ""
+    at = f" at {where}" if where else ""
     return UnsupportedError(f"{what}{at}: {remedy}")
 
 
@@ -161,12 +182,14 @@ def write(
     input_names: Mapping[int, str] | None = None,
     mutations: Mapping[int, str] | None = None,
     guards: Sequence[str] = (),
+    ranges: Mapping[sympy.Symbol, Any] | None = None,
 ) -> Program:
     """Writes `graph`.
 
     `owner`: the module that has the graph's attributes. `params`: the names of the parameters by
     the positions of their placeholders; every other placeholder is an input. `mutations`: the
     placeholder's name for each output (by position) that is written to it, and not returned.
+    `ranges`: the sizes that symbols may have, where they are others than those of tracing.
 
     >>> class Double(torch.nn.Module):
     ...     def forward(self, x):
@@ -176,7 +199,7 @@ def write(
     >>> [call["name"] for call in json.loads(program.text)["calls"]]
     ['aten::add']
     """
-    writer = _Writer(owner, params or {}, input_names or {}, mutations or {})
+    writer = _Writer(owner, params or {}, input_names or {}, mutations or {}, ranges or {})
     return writer.write(graph, name, guards)
 
 
@@ -249,8 +272,10 @@ class _Writer:
         params: Mapping[int, str],
         input_names: Mapping[int, str],
         mutations: Mapping[int, str],
+        ranges: Mapping[sympy.Symbol, Any],
     ) -> None:
         self.owner = owner
+        self.ranges = ranges
         self.param_names = params
         self.input_names = input_names
         self.mutations = mutations
@@ -344,10 +369,10 @@ class _Writer:
     def symbol(self, symbol: sympy.Symbol, shape_env: Any) -> None:
         if symbol.name in self.symbols:
             return
-        low, high = 0, None
-        bounds = shape_env.var_to_range.get(symbol)
+        low, high = _LOWEST, None
+        bounds = self.ranges.get(symbol, shape_env.var_to_range.get(symbol))
         if bounds is not None:
-            low = int(bounds.lower) if bounds.lower.is_Integer else 0
+            low = int(bounds.lower) if bounds.lower.is_Integer else _LOWEST
             high = int(bounds.upper) if bounds.upper.is_Integer else None
         # The name changed between releases of torch.
         hints = getattr(shape_env, "backed_var_to_val", None)

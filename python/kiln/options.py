@@ -9,7 +9,16 @@ from typing import Any
 from kiln._native import UsageError
 
 #: Read by the native engine, which checks their values.
-ENGINE = ("numerics", "fuse", "threads", "cache_size", "cache_bytes", "fallback")
+ENGINE = (
+    "numerics",
+    "splits",
+    "batch_invariant",
+    "fuse",
+    "threads",
+    "cache_size",
+    "cache_bytes",
+    "fallback",
+)
 
 #: Read by the backend of torch.compile: the values allowed, the default first.
 BACKEND: dict[str, tuple[Any, ...]] = {

@@ -8,6 +8,7 @@ held weakly here: they live as long as the compiled code does.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import weakref
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ class Piece:
     symbols: dict[str, Any] = field(default_factory=dict)
     #: The engines that run it, one for each set of parameters.
     engines: list[Any] = field(default_factory=list)
+    #: Counts up with every piece.
+    number: int = field(default_factory=itertools.count().__next__, init=False)
 
     def refuse(self, reason: str) -> None:
         """From now on PyTorch runs the piece."""
@@ -60,12 +63,12 @@ def register(piece: Piece) -> Piece:
 
 
 def live() -> list[Piece]:
-    """All pieces whose compiled code is alive.
+    """All pieces whose compiled code is alive, in the order of their making.
 
     >>> all(piece.state in ("waiting", "compiled", "eager") for piece in live())
     True
     """
-    return list(_LIVE)
+    return sorted(_LIVE, key=lambda piece: piece.number)
 
 
 @contextlib.contextmanager

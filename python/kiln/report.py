@@ -248,9 +248,14 @@ class Report:
 
 
 def explain(
-    target: Callable[..., Any] | torch.nn.Module | Compiled, *args: Any, **kwargs: Any
+    target: Callable[..., Any] | torch.nn.Module | Compiled | None = None,
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Report:
     """Says what Kiln makes of a function, a module or a compiled program.
+
+    Without a target it says what became of everything that `torch.compile` handed to Kiln so far.
 
     A function or module is compiled anew by `torch.compile` and called once with the arguments,
     without gradients. What is compiled already stays as it is. For a `Compiled` the arguments
@@ -263,6 +268,8 @@ def explain(
     >>> report.eager
     []
     """
+    if target is None and not args and not kwargs:
+        return Report.of_pieces(pieces.live())
     if isinstance(target, Compiled):
         sizes = target.sizes(*args, **kwargs) if args or kwargs else None
         return target.explain(sizes)

@@ -39,12 +39,23 @@ SCALAR_TYPES = {
     6: torch.float32,
     7: torch.float64,
     9: torch.complex64,
+    10: torch.complex128,
     11: torch.bool,
     15: torch.bfloat16,
     23: torch.float8_e5m2,
     24: torch.float8_e4m3fn,
 }
-OPTIONS = {"device", "numerics", "fuse", "threads", "cache_size", "cache_bytes", "fallback"}
+OPTIONS = {
+    "device",
+    "numerics",
+    "splits",
+    "batch_invariant",
+    "fuse",
+    "threads",
+    "cache_size",
+    "cache_bytes",
+    "fallback",
+}
 
 
 class KilnError(RuntimeError):
@@ -195,11 +206,13 @@ class Engine:
             kind = str(schema.real_type if hasattr(schema, "real_type") else schema.type)
             if "ScalarType" in kind and value is not None:
                 value = SCALAR_TYPES[value]
-            # What the contract writes as "none" is optional in each operator.
             if schema.kwarg_only:
                 keywords[schema.name] = value
             else:
                 positional.append(value)
+        if call["name"] in ("aten::view", "aten::_unsafe_view"):
+            # Memory formats are not written, so a copy may have kept other strides.
+            op = torch.ops.aten.reshape.default
         result = op(*positional, **keywords)
         flat = [t for t in flatten(result) if isinstance(t, torch.Tensor)]
         assert len(flat) == len(call["outs"]), call

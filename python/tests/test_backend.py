@@ -216,6 +216,14 @@ def test_one_symbolic_graph_serves_all_sizes():
     assert sorted(next(iter(b["sizes"].values())) for b in engine.bindings()) == [3, 5, 8]
 
 
+def test_dynamic_numbers_may_be_negative():
+    f = lambda x, i: x.select(0, i) + i  # noqa: E731
+    with torch.no_grad():
+        run = compiled(f, dynamic=True)
+        for i in (-1, -2, -3):
+            same(run(X, i), f(X, i))
+
+
 def test_sizes_in_shapes_and_numbers():
     f = lambda x: (x.view(x.shape[0] // 2, -1), torch.arange(x.shape[0]) * x.shape[1])  # noqa: E731
     with torch.no_grad():
@@ -283,6 +291,14 @@ def test_composites_come_decomposed_where_torch_cannot_keep_them(monkeypatch):
     assert [c["name"] for c in piece.engines[0].program["calls"]] == ["aten::t", "aten::addmm"]
 
 
+def test_operators_that_torch_cannot_trace_whole(monkeypatch):
+    agree(lambda x: torch.std_mean(x, dim=1, keepdim=True), X, dynamic=True)
+    op = torch.ops.aten.std_mean.dim
+    monkeypatch.setattr(backend, "_composites", lambda: {op: lambda *_, **__: NotImplemented})
+    torch._dynamo.reset()
+    agree(lambda x: torch.std_mean(x, dim=1, keepdim=True), X, dynamic=True)
+
+
 def test_layers_of_one_class_share_a_graph_and_not_their_weights():
     first, second = nn.Linear(4, 4).eval(), nn.Linear(4, 4).eval()
     with torch.no_grad(), pieces.collecting() as found:
@@ -339,6 +355,24 @@ def test_checked_weights_are_taken_up_again():
         assert found[0].engines != [engine]
 
 
+@pytest.mark.fake
+def test_checked_weights_that_changed_while_others_were_used():
+    first, second = nn.Linear(4, 4).eval(), nn.Linear(4, 4).eval()
+
+    def call(layer, x):
+        return layer(x)
+
+    with torch.no_grad(), pieces.collecting() as found:
+        run = compiled(call, weights="checked")
+        run(first, X)
+        run(second, X)
+        first.weight.mul_(2)
+        same(run(first, X), first(X))
+        same(run(second, X), second(X))
+    refreshed = [engine.refreshed for piece in found for engine in piece.engines]
+    assert sorted(refreshed) == [0, 1]
+
+
 def test_inference_mode():
     layer = nn.Linear(4, 4).eval()
     with torch.inference_mode():
@@ -357,6 +391,24 @@ def test_every_mode_is_taken():
         torch._dynamo.reset()
         with torch.no_grad():
             same(torch.compile(layer, backend=backend.kiln, mode=mode)(X), layer(X))
+
+
+def test_subclasses_of_tensors_are_taken_apart():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    weight = nn.Parameter(TwoTensor(torch.ones(4, 4), torch.eye(4)))
+    x = TwoTensor(X, X + 1)
+    with torch.no_grad():
+        got, want = compiled(lambda x, w: (x @ w).relu())(x, weight), (x @ weight).relu()
+    assert type(got) is TwoTensor
+    same(got.a, want.a)
+    same(got.b, want.b)
+
+
+def test_tied_weights():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
+    module[1].weight = module[0].weight
+    agree(module, X)
 
 
 # Training

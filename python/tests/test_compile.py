@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import bench
+from kiln import backend, bench
 
 X = torch.arange(12.0).reshape(3, 4) - 5
 
@@ -131,9 +131,48 @@ def test_what_torch_export_cannot_trace():
         kiln.compile(Branching().eval(), (X,))
 
 
+def test_a_failed_export_leaves_torch_compile_as_it_was():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1
+            return x + self.count
+
+    with pytest.raises(kiln.UnsupportedError):
+        kiln.compile(Branching().eval(), (X,))
+    with torch.no_grad():
+        got = torch.compile(Counting(), backend=backend.kiln, fullgraph=True)(X)
+    torch.testing.assert_close(got, X + 1)
+
+
 def test_a_module_in_training_mode_is_warned_of():
     with pytest.warns(UserWarning, match="kiln: the module is in training mode"):
         kiln.compile(nn.ReLU().train(), (X,))
+
+
+def test_autocast_within_the_module():
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                y = self.linear(x)
+            return y.float() + x
+
+    module = Module().eval()
+    torch.testing.assert_close(kiln.compile(module, (X,))(X), module(X).detach())
+
+
+def test_device_moves_the_program_and_says_which_devices_there_are():
+    layer = nn.Linear(4, 2).eval()
+    assert kiln.compile(layer, (X,), device="cpu").device == "cpu"
+    with pytest.raises(kiln.UnsupportedError, match="on meta: use cpu or cuda"):
+        kiln.compile(layer, (X,), device="meta")
 
 
 # Sizes
@@ -156,6 +195,12 @@ def test_sizes_outside_of_their_range_are_errors():
     compiled = kiln.compile(nn.ReLU().eval(), (X,), dynamic=({0: batch},))
     with pytest.raises(kiln.ShapeError):
         compiled(torch.ones(17, 4))
+
+
+def test_a_range_that_begins_at_one_takes_one():
+    batch = torch.export.Dim("batch", min=1, max=16)
+    compiled = kiln.compile(nn.ReLU().eval(), (X,), dynamic=({0: batch},))
+    torch.testing.assert_close(compiled(X[:1]), X[:1].relu())
 
 
 def test_dynamic_sizes_that_do_not_fit_the_module_are_the_users_errors():

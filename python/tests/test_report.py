@@ -84,10 +84,29 @@ def test_explain_leaves_what_is_compiled_as_it_is():
         assert len(found) == made == 13
 
 
+def test_explain_shows_no_frame_of_its_own():
+    (part,) = kiln.explain(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), X).parts
+    assert "kiln/report" not in part.source
+    (part,) = kiln.explain(Block().eval(), X).parts
+    assert "test_report.py:" in part.source
+
+
 def test_explain_runs_without_gradients_and_gives_no_engine_away():
     report = kiln.explain(nn.Linear(4, 4), X)
     assert not report.eager
     assert "engine" not in report.to_json()
+
+
+def test_explain_of_everything_that_was_compiled():
+    layer = Block().eval()
+    with torch.no_grad():
+        run = torch.compile(layer, backend=backend.kiln)
+        run(X)
+    taught = torch.compile(lambda x: layer(x) * 3, backend=backend.kiln)
+    with pytest.warns(UserWarning, match="gradients are on"):
+        taught(X)
+    states = [part.state for part in kiln.explain().parts]
+    assert states[-2:] == ["compiled", "eager"]
 
 
 def test_explain_of_something_else():

@@ -31,8 +31,9 @@ def flat(results):
     return [results] if isinstance(results, torch.Tensor) else [t for r in results for t in flat(r)]
 
 
-def case(name, *given, by=None, keep=None, refused=None, note="", **named):
-    """One call. `by`: what computes the results instead of the operator; `keep`: how many results are used; `refused`: words of the refusal."""
+def case(name, *given, by=None, keep=None, refused=None, left=None, **named):
+    """One call. `by`: what computes the results instead of the operator; `keep`: how many results are used; `refused`: words
+    of the refusal; `left`: words of the reason why the call is left to libtorch."""
     base, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, base), overload or "default")
     index, values, inputs = len(cases), [], []
@@ -78,7 +79,7 @@ def case(name, *given, by=None, keep=None, refused=None, note="", **named):
     call = {"name": f"aten::{base}", "overload": overload, "args": args, "outs": outs}
     raw = {"inputs": inputs, "values": values, "calls": [call], "outputs": outputs, "structure": None}
     shown = ", ".join(str(list(t.shape)) + " " + DTYPES[t.dtype][0] for t in flat([v for v in named.values() if isinstance(v, torch.Tensor)]))
-    cases.append({"name": f"{name}({shown}) {note}".strip(), "raw": raw, "refused": refused})
+    cases.append({"name": f"{name}({shown})", "raw": raw, "refused": refused, "left": left})
 
 
 def normal(dtype, *shape):

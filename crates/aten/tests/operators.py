@@ -44,6 +44,7 @@ for d in FLOATS:
     case(base + "fused_attention_overrideable", q, k, v, bias, scale=0.4, by=reference(q, k, v, attn_mask=bias, scale=0.4), keep=1)
     case(base + "attention_math", q, k, v, bias, scale=0.4, keep=1)
     case("scaled_dot_product_attention", q, k, v, mask(9, 7))
+    case(base + "attention_math", q, k, v, mask(9, 7), keep=1, left="a bool mask where torch adds it")
     case("_safe_softmax", bias, -1)
     case("_safe_softmax", bias, 1, f32)
     case("scaled_dot_product_attention", *square, None, 0.1, refused="saved in training mode")
@@ -113,12 +114,39 @@ for d in INTS:
     for name in ("greater", "less_equal", "not_equal", "multiply", "divide"):
         case(name + ".Tensor", x, y)
 
+# Shifts beyond the bits, of numbers at both ends, and quotients that round to a whole number.
+for d in (torch.uint8, torch.int8, torch.int16, i32, i64):
+    ends = torch.tensor([torch.iinfo(d).min, torch.iinfo(d).max, 1, 5, 100], dtype=d)
+    distances = torch.arange(0 if d == torch.uint8 else -2, 67).to(d)
+    for name in ("bitwise_left_shift", "bitwise_right_shift"):
+        case(name + ".Tensor", ends[:, None], distances)
+        case(name + ".Tensor_Scalar", ends, 3)
+for d in FLOATS:
+    case("div.Tensor_mode", normal(d, 2000) * 20, normal(d, 2000), rounding_mode="trunc")
+    case("float_power.Tensor_Scalar", positive(d, 5, 7), 1.5)
+
+# Tensors of rank 0.
+for d in (f32, torch.bfloat16):
+    x, i = torch.tensor(1.5).to(d), torch.tensor(0)
+    case("softmax.int", x, 0)
+    case("_log_softmax", x, 0, False)
+    case("_safe_softmax", x, -1)
+    case("gather", x, 0, i)
+    case("index_select", x, -1, i)
+    case("scatter.src", x, 0, i, -x)
+    case("scatter_add", x, 0, i, x)
+    case("prod.dim_int", x, 0)
+    case("flip", x, [0])
+    case("atleast_3d.Sequence", [x, normal(d, 4), normal(d, 2, 3)])
+
 # Creation.
 for steps in (0, 1, 2, 5, 12):
     for d in (f32, f64):
         case("linspace", -1.0, 2.5, steps, dtype=d)
         case("logspace", -1, 2, steps, 3.0, dtype=d)
 case("linspace", 3, -9, 7)
+case("linspace", 3.7, -9.9, 8, dtype=i64)
+case("linspace", 0, 1, 7, dtype=torch.bfloat16, left="whose step torch rounds")
 for offset in (-4, -1, 0, 2, 9):
     case("tril_indices", 4, 3, offset)
     case("triu_indices", 3, 5, offset, dtype=i32)
@@ -152,6 +180,10 @@ for name, arguments in (
 ):
     case(name, x, *arguments)
 case("t_copy", normal(f32, 3, 4))
+case("mH", normal(f32, 2, 3, 4))
+for offset in (-1, 0, 2):
+    case("diag_embed", normal(f32, 2, 3, 4), offset, 0, 2)
+    case("diag_embed", normal(f32, 2, 3), offset, 2, 1)
 
 # Splits and joins.
 x = normal(f32, 5, 6, 4)
@@ -194,6 +226,8 @@ for d in (f32, torch.bfloat16, i64):
     case("_unsafe_index.Tensor", x, [None, index, other])
     case("_unsafe_index.Tensor", x, [index, None, other])
     case("_unsafe_masked_index", x, torch.tensor([[True, False], [True, True]]), [index.abs(), index.abs(), index.abs()], 7)
+    case("take_along_dim", x, torch.tensor([-1, 2]).view(1, 2, 1), 1)
+    case("repeat_interleave.Tensor", torch.tensor([2, 1, 2]), output_size=5, left="repeat_interleave of positions")
     case("take", x, torch.tensor([[0, -1], [139, 77]]))
     case("scatter_reduce.two", x, 1, torch.randint(7, (4, 3, 5)), whole(d, 4, 7, 5), "sum", include_self=False)
 
@@ -218,6 +252,8 @@ for d in FLOATS:
         case("embedding_bag", table, indices, torch.tensor([0, 3, 9]), mode=mode, include_last_offset=True, keep=1)
         case("embedding_bag.padding_idx", table, indices, offsets, False, mode, False, None, False, int(indices[3]) - 10, keep=1)
         case("_embedding_bag", table, indices, offsets, mode=mode, padding_idx=int(indices[3]), keep=1)
+    case("_embedding_bag", table, indices, offsets, mode=2, keep=1, refused="embedding_bag of maxima")
+    case("_embedding_bag_forward_only", table, indices, offsets, mode=1, keep=1)
     case("_embedding_bag", table, indices, offsets, per_sample_weights=normal(d, 9), keep=1)
 
 # Sums and differences.
@@ -252,6 +288,12 @@ for d in FLOATS:
     case("kron", normal(d, 3, 2), normal(d, 4, 5))
     case("kron", normal(d, 2), normal(d, 4, 5))
     case("addbmm", normal(d, 3, 5), normal(d, 2, 3, 4), normal(d, 2, 4, 5), beta=0.5)
+    case("inner", normal(d, 2, 3, 4), normal(d, 5, 2, 4))
+    case("einsum", "...ij,jk->...ik", [normal(d, 2, 6, 3, 4), normal(d, 4, 5)])
+    case("einsum", "b...i,...i->...b", [normal(d, 2, 3, 4), normal(d, 3, 4)])
+    case("einsum", "...a,...b->...ab", [normal(d, 3, 4), normal(d, 2, 3, 5)])
+for p in (0.0, 0.5, 1.0, 3.0, math.inf):
+    case("cdist", normal(f32, 2, 4, 5), normal(f32, 2, 3, 5), p, None)
 case("_cdist_forward", normal(f32, 2, 9, 8), normal(f32, 2, 7, 8), 2.0, None)
 case("_euclidean_dist", normal(f32, 9, 8), normal(f32, 7, 8))
 

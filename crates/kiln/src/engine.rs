@@ -53,8 +53,11 @@ pub struct Binding {
     pub inputs: Vec<Type>,
     /// The program's parameters that are state; they follow the caller's inputs in a run.
     pub states: Vec<usize>,
-    /// What a run leaves in inputs and state.
-    pub writes: Vec<Written>,
+    /// The program's parameters whose values were folded or packed when it was loaded; [`Engine::refresh`] does that again. All others are
+    /// read in place.
+    pub frozen: Vec<usize>,
+    /// Outputs of the session that the caller copies to inputs or state after a run. All other changes are made in place.
+    pub copies: Vec<Written>,
     /// What a run gives, in order.
     pub results: Vec<Result>,
     /// The plan and its code; weights are left out.
@@ -172,11 +175,14 @@ impl Engine {
 
     fn make(&self, sizes: &Sizes) -> std::result::Result<Binding, Error> {
         let start = std::time::Instant::now();
-        let Specialised { model, params, states } = self.program.specialise(sizes)?;
+        let Specialised { model, params, origins, states } = self.program.specialise(sizes)?;
         let plan = compile::plan(&model, &self.options)?;
         let mut compiled = compile::from_plan_with(&model, plan, &self.options, &self.codes)?;
         compiled.timings.import_s = model.import_s;
-        let executable = compiled.executable();
+        let mut executable = compiled.executable();
+        let writes: Vec<(usize, usize)> = model.writes.iter().map(|w| (w.input, w.output)).collect();
+        let left = executable.write_in_place(&writes);
+        let frozen = executable.frozen_params().into_iter().filter_map(|p| *origins.get(p)?).collect();
         let session = Session::with_params(&self.device, executable, params, self.callbacks.clone())?;
         let given = model.graph.inputs.len() - states.len();
         let inputs = model.graph.inputs[..given].iter().map(|v| model.graph.ty(*v).clone()).collect();
@@ -193,7 +199,8 @@ impl Engine {
             inputs,
             results: self.program.outputs().iter().map(&mut result).collect(),
             states,
-            writes: model.writes,
+            frozen,
+            copies: left.into_iter().map(|(input, output)| Written { input, output }).collect(),
             compiled,
             session,
             seconds: start.elapsed().as_secs_f64(),

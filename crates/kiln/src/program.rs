@@ -33,6 +33,8 @@ pub(crate) struct Specialised {
     pub model: Model,
     /// In the order of the graph's parameters.
     pub params: Vec<Param>,
+    /// The program's parameter that each of them is; `None` for those that conversion made.
+    pub origins: Vec<Option<usize>>,
     /// The program's parameters that are state, in the order of the graph's last inputs.
     pub states: Vec<usize>,
 }
@@ -112,7 +114,7 @@ impl Program {
     /// # Errors
     /// [`Error::Model`] or [`Error::Failed`] with all that cannot be compiled; [`Error::Usage`] if weights are in memory of a GPU.
     pub fn at(&self, sizes: &Sizes) -> Result<Model, Error> {
-        let Specialised { model, params, states } = self.specialise(sizes)?;
+        let Specialised { model, params, states, .. } = self.specialise(sizes)?;
         let on_host = |p: &Param| match p {
             Param::Host(t) => Ok(t.clone()),
             Param::Device(_) => Err(Error::usage("the weights are in memory of a GPU", "copy them to the CPU first")),
@@ -146,6 +148,8 @@ impl Program {
         let params = made.params.iter().map(data).collect();
         let path = self.path.clone();
         let model = Model { path, writes, import_s: start.elapsed().as_secs_f64(), ..Model::of(made.graph) };
-        Ok(Specialised { model, params, states: made.states })
+        let origin = |p: &ParamData| if let ParamData::Raw(index) = p { Some(*index) } else { None };
+        let origins = made.params.iter().map(origin).collect();
+        Ok(Specialised { model, params, origins, states: made.states })
     }
 }

@@ -2,6 +2,7 @@
 //! `tests/` needs a line here; `kiln-xtask tests` checks that.
 mod artifact;
 mod decisions;
+mod engine;
 mod exact;
 mod host_rows;
 mod indices;

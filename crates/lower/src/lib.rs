@@ -177,7 +177,8 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
             return Err(unsupported(&format!("template `{wanted}` does not apply; only `{found}` does")));
         }
     }
-    Ok(Steps { scratch, steps, otherwise: None })
+    let copied = if kernel.kind == KernelKind::Scatter { scatter::copied(body, &steps) } else { None };
+    Ok(Steps { scratch, steps, otherwise: None, copied })
 }
 
 /// The libtorch call of a fallback kernel, if the kernel's inputs are the operands in order and its outputs are

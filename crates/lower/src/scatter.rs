@@ -9,7 +9,7 @@ use crate::resolve::Body;
 use crate::rows::Emitted;
 use crate::{LowerError, math, pointwise};
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Elem, Kernel, Type, Value};
-use kiln_graph::{DType, Op, ScatterMode, ValueId};
+use kiln_graph::{DType, Graph, Op, ScatterMode, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::exec::{Slot, Work};
 
@@ -60,6 +60,16 @@ pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
         steps.push(Work::Block { code, args });
     }
     Ok(Emitted { scratch: vec![], steps })
+}
+
+/// The input that the first step of a scatter copies, if no other step reads it.
+pub fn copied(body: &Graph, steps: &[Work<Kernel>]) -> Option<u32> {
+    let scatter = body.outputs.iter().find(|v| matches!(body.op(**v), Op::Scatter { .. }))?;
+    let operand = body.args(*scatter)[0];
+    let slot = body.inputs.iter().position(|i| *i == operand)? as u32;
+    let reads = |w: &Work<Kernel>| matches!(w, Work::Block { args, .. } if args.contains(&Slot::Input(slot)));
+    let rest = steps.get(1..)?;
+    (!rest.iter().any(reads)).then_some(slot)
 }
 
 fn strides(shape: &[usize]) -> Vec<usize> {

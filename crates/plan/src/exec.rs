@@ -264,10 +264,14 @@ pub struct Steps<K> {
     /// Steps without library matmuls that compute the same, for a GPU whose library is missing or has no algorithm for one of them.
     #[serde(default)]
     pub otherwise: Option<Box<Steps<K>>>,
+    /// The first step only copies `Slot::Input` of this number to `Slot::Output(0)`, and no other step reads that input: where both are one
+    /// memory the step may be left out.
+    #[serde(default)]
+    pub copied: Option<u32>,
 }
 impl<K> From<Vec<Work<K>>> for Steps<K> {
     fn from(steps: Vec<Work<K>>) -> Steps<K> {
-        Steps { scratch: vec![], steps, otherwise: None }
+        Steps { scratch: vec![], steps, otherwise: None, copied: None }
     }
 }
 impl<K> Steps<K> {
@@ -286,7 +290,7 @@ impl<K> Steps<K> {
         };
         let steps = self.steps.into_iter().map(&mut one).collect::<Result<_, E>>()?;
         let otherwise = self.otherwise.map(|s| s.map_with(f).map(Box::new)).transpose()?;
-        Ok(Steps { scratch: self.scratch, steps, otherwise })
+        Ok(Steps { scratch: self.scratch, steps, otherwise, copied: self.copied })
     }
 }
 

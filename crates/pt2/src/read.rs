@@ -15,7 +15,30 @@ use kiln_graph::{Type, fallback};
 use std::collections::{BTreeMap, HashMap};
 
 /// Operators that are converted, but that a graph may not leave to libtorch: parameters with their defaults, as in torch's schemas.
-const CONVERTED_ONLY: &str = "_unsafe_view(self, size)
+const CONVERTED_ONLY: &str = "_batch_norm_no_update(input, weight, bias, running_mean, running_var, momentum, eps)
+_cdist_forward(x1, x2, p, compute_mode)
+_conj(self)
+_embedding_bag(weight, indices, offsets, scale_grad_by_freq=False, mode=0, sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=-1)
+_embedding_bag_forward_only(weight, indices, offsets, scale_grad_by_freq=False, mode=0, sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=-1)
+_native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
+_native_batch_norm_legit_functional(input, weight, bias, running_mean, running_var, training, momentum, eps)
+_scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0., is_causal=False, return_debug_mask=False, scale=None)
+_scaled_dot_product_flash_attention(query, key, value, dropout_p=0., is_causal=False, return_debug_mask=False, scale=None)
+_scaled_dot_product_fused_attention_overrideable(query, key, value, attn_bias=None, dropout_p=0., is_causal=False, return_debug_mask=False, scale=None)
+_thnn_fused_gru_cell(input_gates, hidden_gates, hx, input_bias=None, hidden_bias=None)
+_thnn_fused_lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden_bias=None)
+_unsafe_index.Tensor(self, indices)
+_unsafe_index_put(self, indices, values, accumulate=False)
+_unsafe_masked_index(self, mask, indices, fill)
+conj(self)
+cudnn_batch_norm(input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon)
+empty_permuted(size, physical_layout, dtype=None, layout=None, device=None, pin_memory=None)
+empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None)
+lift(self)
+native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+new_empty_strided(self, size, stride, dtype=None, layout=None, device=None, pin_memory=None)
+real(self)
+_unsafe_view(self, size)
 copy_(self, src, non_blocking=False)
 zero_(self)
 lift_fresh(self)
@@ -262,6 +285,8 @@ impl<'a> Reader<'a> {
                         outs.push(self.value(&t.name, None)?);
                     }
                 }
+                // A number that attention on a GPU gives to its gradient: of no use to inference.
+                _ if operator.starts_with("_scaled_dot_product_") => {}
                 other => return Err(Problem::new(format!("a result of `{target}` is not a tensor: {other:?}"))),
             }
         }

@@ -11,8 +11,9 @@ use kiln::{
     engine,
     program::{Arg, InputKind, Sizes},
 };
-use pyo3::{prelude::*, types::*};
+use pyo3::{intern, prelude::*, types::*};
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -29,6 +30,10 @@ pub struct Engine {
     text: Option<String>,
     /// Tensors of the program's parameters, by their order: all of a traced program, else those that are state.
     tensors: Mutex<Vec<Option<Py<PyAny>>>>,
+    /// The tensors of a traced program's parameters as they were given, whose versions say whether they have changed.
+    originals: Vec<Py<PyAny>>,
+    /// Versions of parameters when they were folded or packed.
+    versions: Mutex<BTreeMap<usize, i64>>,
     /// What calls were last prepared for; the first is the last one used.
     ready: Mutex<Vec<Arc<Ready>>>,
 }
@@ -70,7 +75,13 @@ enum Given {
 }
 
 impl Engine {
-    fn build(program: Program, options: Options, text: Option<String>, tensors: Vec<Option<Py<PyAny>>>) -> Engine {
+    fn build(
+        program: Program,
+        options: Options,
+        text: Option<String>,
+        tensors: Vec<Option<Py<PyAny>>>,
+        originals: Vec<Py<PyAny>>,
+    ) -> Engine {
         let device = dl_device(options.kind);
         let compile = options.compile.clone();
         let torch = Arc::new(Torch::default());
@@ -83,6 +94,8 @@ impl Engine {
             refuses_fallbacks: options.refuses_fallbacks,
             text,
             tensors: Mutex::new(tensors),
+            originals,
+            versions: Mutex::default(),
             ready: Mutex::default(),
         }
     }
@@ -93,7 +106,7 @@ impl Engine {
         Exchange::of(py)?;
         let program = py.detach(|| Program::open(Path::new(path))).map_err(raised)?;
         let tensors = program.params().iter().map(|_| None).collect();
-        Ok(Engine::build(program, options, None, tensors))
+        Ok(Engine::build(program, options, None, tensors, vec![]))
     }
 
     /// The sizes asked for, else those last used, else those of tracing.
@@ -154,6 +167,12 @@ impl Engine {
             Some(at) => all.remove(at),
             None => Arc::new(self.make_ready(py, exchange, &binding, &numbers)?),
         };
+        for index in &ready.binding.frozen {
+            if let Some(t) = self.originals.get(*index) {
+                let version = version(t.bind(py))?;
+                lock(&self.versions).entry(*index).or_insert(version);
+            }
+        }
         // Bindings that the engine let go have no use here either.
         let kept = self.engine.bindings();
         all.retain(|r| kept.iter().any(|b| Arc::ptr_eq(b, &r.binding)));
@@ -197,10 +216,10 @@ impl Engine {
             binding.states.iter().map(|s| self.state_tensor(py, exchange, *s)).collect::<PyResult<_>>()?;
         let address = |t: &Py<PyAny>| exchange.borrow(t.bind(py)).map(|b| b.address);
         let addresses = states.iter().map(address).collect::<PyResult<_>>()?;
-        let graph = &binding.compiled.graph;
-        let mut written = vec![None; graph.outputs.len()];
+        let executable = binding.session.executable();
+        let mut written = vec![None; executable.outputs.len()];
         let positions = self.engine.tensor_positions();
-        for w in &binding.writes {
+        for w in &binding.copies {
             written[w.output] = Some(match positions.get(w.input) {
                 Some(position) => Target::Input(*position),
                 None => Target::State(w.input - positions.len()),
@@ -219,7 +238,7 @@ impl Engine {
             inputs,
             states: addresses,
             states_kept: states,
-            outputs: graph.outputs.iter().map(|v| wanted(graph.ty(*v))).collect(),
+            outputs: executable.outputs.iter().map(|b| wanted(executable.ty(*b))).collect(),
             written,
             results: binding.results.iter().map(result).collect::<PyResult<_>>()?,
         })
@@ -250,13 +269,14 @@ impl Engine {
         Ok(t)
     }
 
-    /// Addresses of a call's tensors; `None` if this binding is not the one for the call. Copies of tensors that are not dense go to `copies`.
+    /// Addresses of a call's tensors; `None` if this binding is not the one for the call. Copies of tensors that are not dense go to `copies`,
+    /// with the number of their address and the position of their argument.
     fn addresses(
         &self,
         exchange: &Exchange,
         ready: &Ready,
         args: &Bound<'_, PyList>,
-        copies: &mut Vec<Py<PyAny>>,
+        copies: &mut Vec<(usize, usize, Py<PyAny>)>,
     ) -> PyResult<Option<Vec<u64>>> {
         if args.len() != ready.inputs.len() {
             return Ok(None);
@@ -285,7 +305,7 @@ impl Engine {
                             kwargs.set_item("memory_format", format)?;
                             let copy = contiguous.call_method("clone", (), Some(&kwargs))?;
                             let Match::At(address) = exchange.compare(&copy, want)? else { return Ok(None) };
-                            copies.push(copy.unbind());
+                            copies.push((all.len(), position, copy.unbind()));
                             all.push(address);
                         }
                     }
@@ -347,6 +367,12 @@ impl Engine {
             };
             target.call_method1("copy_", (value,))?;
         }
+        // What was written into the copy of an argument belongs into the argument.
+        for (input, position, copy) in &copies {
+            if session.executable().writes_input(*input) {
+                args.get_item(*position)?.call_method0("detach")?.call_method1("copy_", (copy,))?;
+            }
+        }
         let results = ready.results.iter().map(|r| match r {
             Given::Object(o) => o.clone_ref(py),
             Given::Output(i) => new[*i].clone_ref(py),
@@ -399,7 +425,8 @@ impl Engine {
         }
         let program_text = program.to_string();
         let program = Program::from_json(program, given).map_err(compiling)?;
-        Ok(Engine::build(program, options, Some(program_text), tensors))
+        let originals = params.into_iter().map(Bound::unbind).collect();
+        Ok(Engine::build(program, options, Some(program_text), tensors, originals))
     }
 
     /// Runs the program on flat inputs; gives flat outputs.
@@ -465,7 +492,26 @@ impl Engine {
     }
     /// Folds and packs weights again.
     fn refresh(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.engine.refresh()).map_err(raised)
+        let mut versions = lock(&self.versions).clone();
+        for (index, known) in &mut versions {
+            *known = version(self.originals[*index].bind(py))?;
+        }
+        py.detach(|| self.engine.refresh()).map_err(raised)?;
+        lock(&self.versions).extend(versions);
+        Ok(())
+    }
+    /// Whether a parameter that was folded or packed has been written since.
+    fn changed(&self, py: Python<'_>) -> PyResult<bool> {
+        for (index, known) in lock(&self.versions).iter() {
+            if version(self.originals[*index].bind(py))? != *known {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+    /// Numbers of the parameters that were folded or packed; the others are read in place.
+    fn frozen(&self) -> Vec<usize> {
+        lock(&self.versions).keys().copied().collect()
     }
     /// The tensors that runs change, by name.
     fn state(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
@@ -505,6 +551,14 @@ impl Engine {
     fn __repr__(&self) -> String {
         let (name, n) = (self.engine.program().name(), self.engine.bindings().len());
         format!("Engine({name}, {}, {n} bindings)", device_name(self.device))
+    }
+}
+
+/// How often a tensor was written in place. Tensors that are made in inference mode have no such number.
+fn version(t: &Bound<'_, PyAny>) -> PyResult<i64> {
+    match t.getattr(intern!(t.py(), "_version")) {
+        Ok(n) => n.extract(),
+        Err(_) => Ok(0),
     }
 }
 

@@ -10,9 +10,12 @@ use kiln::{
     Graph, Tensor, Type,
     compile::{Callbacks, DeviceTensor, FallbackOp, Refused, interpret, is_collective},
 };
-use pyo3::{intern, prelude::*, sync::PyOnceLock, types::*};
+use pyo3::{intern, prelude::*, types::*};
 use serde_json::Value;
-use std::sync::{Mutex, PoisonError};
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock, Mutex, PoisonError},
+};
 
 /// Callbacks that go to torch.
 #[derive(Default)]
@@ -50,11 +53,40 @@ impl Torch {
     }
 }
 
-/// `torch.ops.NAMESPACE.NAME.OVERLOAD`.
-fn operator<'py>(py: Python<'py>, op: &FallbackOp) -> PyResult<Bound<'py, PyAny>> {
+/// An operator that is ready to be called.
+struct Prepared {
+    /// `torch.ops.NAMESPACE.NAME.OVERLOAD`.
+    operator: Py<PyAny>,
+    args: Vec<Value>,
+    /// Names of the arguments that torch takes by name alone; they are the last ones.
+    by_name: Vec<String>,
+}
+
+/// By name, overload and arguments.
+type Known = Mutex<HashMap<(String, String, String), Arc<Prepared>>>;
+
+fn prepared(py: Python<'_>, op: &FallbackOp) -> PyResult<Arc<Prepared>> {
+    static KNOWN: LazyLock<Known> = LazyLock::new(Known::default);
+    let key = (op.name.clone(), op.overload.clone(), op.args.clone());
+    // What the lock guards is changed by single insertions.
+    if let Some(found) = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        return Ok(found.clone());
+    }
     let (namespace, name) = op.name.split_once("::").unwrap_or(("aten", &op.name));
     let overload = if op.overload.is_empty() { "default" } else { &op.overload };
-    py.import(intern!(py, "torch"))?.getattr(intern!(py, "ops"))?.getattr(namespace)?.getattr(name)?.getattr(overload)
+    let operator = py.import("torch")?.getattr("ops")?.getattr(namespace)?.getattr(name)?.getattr(overload)?;
+    let mut by_name = vec![];
+    for argument in operator.getattr("_schema")?.getattr("arguments")?.try_iter()? {
+        let argument = argument?;
+        if argument.getattr("kwarg_only")?.extract()? {
+            by_name.push(argument.getattr("name")?.extract()?);
+        }
+    }
+    let unread = |e| crate::errors::KilnError::new_err(format!("arguments of {}: {e}", op.name));
+    let args = serde_json::from_str(&op.args).map_err(unread)?;
+    let made = Arc::new(Prepared { operator: operator.unbind(), args, by_name });
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner).insert(key, made.clone());
+    Ok(made)
 }
 
 /// An argument; `operands` are the tensors that it may name.
@@ -93,42 +125,40 @@ fn run(
     results: &[DeviceTensor],
     device: DLDevice,
 ) -> PyResult<()> {
-    /// `torch.no_grad`, entered for the length of a call.
-    static NO_GRAD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let exchange = Exchange::of(py)?;
+    let prepared = prepared(py, op)?;
     // SAFETY: the buffers stay in place until the run has ended, in stream order; nothing keeps the tensors.
     let view = |t: &DeviceTensor| unsafe { exchange.view(py, &t.ty, t.address, device) }.map(|t| t.into_bound(py));
     let operands: Vec<Bound<'_, PyAny>> = args.iter().map(view).collect::<PyResult<_>>()?;
-    let values: Vec<Value> = serde_json::from_str(&op.args)
-        .map_err(|e| crate::errors::KilnError::new_err(format!("arguments of {}: {e}", op.name)))?;
-    let values: Vec<_> = values.iter().map(|v| argument(py, v, &operands)).collect::<PyResult<_>>()?;
+    let values: Vec<_> = prepared.args.iter().map(|v| argument(py, v, &operands)).collect::<PyResult<_>>()?;
     let wanted: Vec<Option<Bound<'_, PyAny>>> = results
         .iter()
         .map(|t| Some(t).filter(|t| t.address != 0 && t.ty.count() > 0).map(&view).transpose())
         .collect::<PyResult<_>>()?;
-    let no_grad = NO_GRAD.get_or_try_init(py, || PyResult::Ok(py.import("torch")?.getattr("no_grad")?.unbind()))?;
-    let guard = no_grad.bind(py).call0()?;
-    guard.call_method0(intern!(py, "__enter__"))?;
-    let called = operator(py, op).and_then(|f| match is_collective(&op.name) {
-        true => collective::run(&f, op, &values, &wanted),
-        false => tensors(&f.call1(PyTuple::new(py, values)?)?),
-    });
-    let stored = called.and_then(|given| {
-        for (want, value) in wanted.iter().zip(given) {
-            let Some(want) = want.as_ref().filter(|want| !want.is(&value)) else { continue };
-            let shape = |t: &Bound<'_, PyAny>| t.getattr(intern!(py, "shape"))?.extract::<Vec<usize>>();
-            let (given, traced) = (shape(&value)?, shape(want)?);
-            if given != traced {
-                let what = format!("{} gave the shape {given:?} where {traced:?} was traced", op.name);
-                return Err(crate::errors::InputError::new_err(what));
+    let called = prepared.operator.bind(py);
+    // None of the operands wants a gradient, so none of the results does.
+    let given = match is_collective(&op.name) {
+        true => collective::run(called, op, &values, &wanted)?,
+        false => {
+            let (by_position, by_name) = values.split_at(values.len().saturating_sub(prepared.by_name.len()));
+            let kwargs = PyDict::new(py);
+            for (name, value) in prepared.by_name.iter().zip(by_name) {
+                kwargs.set_item(name, value)?;
             }
-            want.call_method1(intern!(py, "copy_"), (value,))?;
+            tensors(&called.call(PyTuple::new(py, by_position)?, Some(&kwargs))?)?
         }
-        Ok(())
-    });
-    let none = py.None();
-    guard.call_method1(intern!(py, "__exit__"), (&none, &none, &none))?;
-    stored
+    };
+    for (want, value) in wanted.iter().zip(given) {
+        let Some(want) = want.as_ref().filter(|want| !want.is(&value)) else { continue };
+        let shape = |t: &Bound<'_, PyAny>| t.getattr(intern!(py, "shape"))?.extract::<Vec<usize>>();
+        let (given, traced) = (shape(&value)?, shape(want)?);
+        if given != traced {
+            let what = format!("{} gave the shape {given:?} where {traced:?} was traced", op.name);
+            return Err(crate::errors::InputError::new_err(what));
+        }
+        want.call_method1(intern!(py, "copy_"), (value,))?;
+    }
+    Ok(())
 }
 
 /// The tensors of a result: itself, or its elements.

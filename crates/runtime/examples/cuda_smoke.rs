@@ -97,6 +97,7 @@ fn smoke() -> Result<(), RuntimeError> {
         buffers: kinds.map(|kind| Buffer { ty: ty.clone(), kind }).into(),
         kernels,
         outputs: [5, 0, 1, 2, 5].map(BufferId).into(),
+        written: vec![],
     };
     let p = Tensor::from_f64(ty.clone(), (0..N).map(|i| (i % 1000) as f64));
     let session = Session::new(&Device::open("cuda:0")?, exe, vec![p], Arc::new(NoCallbacks))?;

@@ -6,14 +6,19 @@
 //! The session reads the records after each kernel on the host, and after a whole run on a GPU, and turns the first one that is set
 //! into [`RuntimeError::Index`]. Only the importer knows indices that count from the end (`x[-1]`): a negative index in a graph is
 //! out of range.
-use crate::RuntimeError;
+use crate::{RuntimeError, in_place};
 use kiln_graph::{DType, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Plan, Stage,
     exec::{Axis, GemmCall, Matrix, Slot, Steps, Work},
     index::{Fault, IndexSite},
 };
-use std::{any::Any, collections::HashSet, fmt, sync::Arc};
+use std::{
+    any::Any,
+    collections::{BTreeSet, HashSet},
+    fmt,
+    sync::Arc,
+};
 
 /// Host code of a block program: runs the program instances `lo..hi` of the linearised grid. `args`: one address per parameter.
 pub type HostFn = unsafe extern "C" fn(args: *const *mut u8, lo: u64, hi: u64);
@@ -138,6 +143,8 @@ pub struct Executable {
     pub kernels: Vec<KernelCode>,
     /// The buffers that a run returns. The same buffer may appear twice; inputs, parameters and frozen buffers may be outputs.
     pub outputs: Vec<BufferId>,
+    /// Inputs that kernels write ([`Executable::write_in_place`]).
+    pub written: Vec<u32>,
 }
 
 impl Executable {
@@ -157,7 +164,21 @@ impl Executable {
             buffers: plan.buffers.clone(),
             kernels: kernels.collect(),
             outputs: plan.outputs.clone(),
+            written: vec![],
         }
+    }
+    /// Parameters whose values a session computes with when it is loaded, and not in each run: those that load-time kernels read, and
+    /// matrices of matmuls on the host, which it packs.
+    pub fn frozen_params(&self) -> BTreeSet<usize> {
+        let param = |b: &BufferId| match self.buffers[b.0 as usize].kind {
+            BufferKind::Param(p) => Some(p.0 as usize),
+            _ => None,
+        };
+        let loads = |k: &&KernelCode| k.stage == Stage::Load;
+        let folded = self.kernels.iter().filter(loads).flat_map(|k| &k.inputs).filter_map(param);
+        let packs = |k: &&KernelCode| k.steps.steps.iter().any(|w| matches!(w, Work::Gemm(_)));
+        let packed = self.kernels.iter().filter(packs).flat_map(|k| &k.inputs).filter_map(param);
+        folded.chain(packed).collect()
     }
     /// A copy in which kernels with a matmul that the library does not take (`takes` is false) use their steps without a library
     /// (`Steps::otherwise`), if they have any.
@@ -237,9 +258,10 @@ impl Executable {
                 if let Some(b) = k.inputs.iter().find(|b| stage == Stage::Load && from_input(b)) {
                     return fail(at(), format!("runs at load time but reads input {b}"));
                 }
-                let fixed = |b: &&BufferId| {
-                    matches!(self.buffers[b.0 as usize].kind, BufferKind::Input(_) | BufferKind::Param(_))
-                        || k.inputs.contains(b)
+                let fixed = |b: &&BufferId| match self.buffers[b.0 as usize].kind {
+                    BufferKind::Input(i) if self.written.contains(&i) => !in_place::ignores(k, **b),
+                    BufferKind::Input(_) | BufferKind::Param(_) => true,
+                    BufferKind::Frozen | BufferKind::Temp => k.inputs.contains(b),
                 };
                 if let Some(b) = k.outputs.iter().find(fixed) {
                     return fail(at(), format!("writes {b}, which it may only read"));

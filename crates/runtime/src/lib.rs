@@ -1,7 +1,8 @@
 //! Runs compiled models on a device: memory plan, launches, CUDA graphs, timing and traces.
 //!
 //! Takes: an [`Executable`] (what the plan says of buffers and kernels, with machine code for each kernel) and the model's parameters.
-//! Gives: a [`Session`] that runs it on a [`Device`].
+//! Gives: a [`Session`] that runs it on a [`Device`], over tensors of its own ([`Session::run`]) or over memory, parameters and a stream
+//! that belong to its caller ([`Session::run_on`], [`Param`], [`cuda::Allocator`]).
 //! Never: plans, lowers or generates code. libtorch and the graph interpreter are called only through [`Callbacks`].
 #![warn(missing_docs)]
 
@@ -11,6 +12,7 @@ pub mod cuda;
 pub mod error;
 pub mod executable;
 pub mod host;
+mod in_place;
 mod layout;
 pub mod memory;
 pub mod param;

@@ -46,6 +46,12 @@ pub struct Session {
     backend: Mutex<Backend>,
 }
 
+/// Threads share sessions.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Session>()
+};
+
 pub(crate) enum Backend {
     Host(Box<HostSession>),
     Cuda(Box<CudaSession>),
@@ -106,6 +112,13 @@ impl Session {
     /// the device fails. The session can be used again, unless the device failed.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
         check_inputs(&self.exe, inputs)?;
+        if let Some(written) = self.exe.written.first() {
+            return Err(RuntimeError::Invalid {
+                model: self.exe.name.clone(),
+                at: self.exe.input_name(*written as usize),
+                what: "is written in place, so runs need the caller's memory (`run_on`)".into(),
+            });
+        }
         match &mut *self.backend() {
             Backend::Host(s) => s.run(inputs),
             Backend::Cuda(s) => s.run(inputs),
@@ -122,7 +135,8 @@ impl Session {
     /// While `stream` is being captured, kernels are captured one by one, and nothing waits. The session then cannot order the captured
     /// work: the caller orders a launch of the captured graph after other runs of this session, and keeps the session alive.
     ///
-    /// Addresses that are not multiples of [`crate::host_align`] or [`crate::CUDA_ALIGN`] are served through a copy.
+    /// Addresses that are not multiples of [`crate::host_align`] or [`crate::CUDA_ALIGN`] are served through a copy; inputs that the run
+    /// writes ([`Executable::write_in_place`]) have to be multiples of the latter.
     ///
     /// An index out of range is an error of this call on the host. On a GPU it is found later, as failing assertions of a device are: the
     /// error is that of the first later call that finds the run complete, which then does not run, or of [`Session::check`].
@@ -140,6 +154,14 @@ impl Session {
         if outputs.len() != self.exe.outputs.len() {
             let (model, want) = (self.exe.name.clone(), self.exe.outputs.len());
             return Err(RuntimeError::OutputCount { model, got: outputs.len(), want });
+        }
+        let aligned = |i: &u32| inputs[*i as usize].is_multiple_of(crate::CUDA_ALIGN as u64);
+        if let Some(i) = self.exe.written.iter().find(|i| !aligned(i)) {
+            return Err(RuntimeError::Invalid {
+                model: self.exe.name.clone(),
+                at: self.exe.input_name(*i as usize),
+                what: format!("is written in place, so its address has to be a multiple of {}", crate::CUDA_ALIGN),
+            });
         }
         match &mut *self.backend() {
             // SAFETY: this function's contract; the numbers of addresses were checked.

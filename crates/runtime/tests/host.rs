@@ -57,7 +57,14 @@ pub(crate) fn kernel(name: &str, stage: Stage, inputs: &[u32], outputs: &[u32], 
 }
 pub(crate) fn executable(inputs: usize, buffers: Vec<Buffer>, kernels: Vec<KernelCode>, outputs: &[u32]) -> Executable {
     let inputs = (0..inputs).map(|_| InputSpec { name: "x".into(), ty: ty() }).collect();
-    Executable { name: "test".into(), inputs, buffers, kernels, outputs: outputs.iter().map(|i| b(*i)).collect() }
+    Executable {
+        name: "test".into(),
+        inputs,
+        buffers,
+        kernels,
+        outputs: outputs.iter().map(|i| b(*i)).collect(),
+        written: vec![],
+    }
 }
 pub(crate) fn tensor(f: impl Fn(usize) -> f64) -> Tensor {
     Tensor::from_f64(ty(), (0..N).map(f))

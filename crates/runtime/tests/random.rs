@@ -63,6 +63,7 @@ fn program(r: &mut Random, n: usize) -> Executable {
         buffers: kinds.into_iter().map(|kind| Buffer { ty: ty.clone(), kind }).collect(),
         kernels,
         outputs,
+        written: vec![],
     }
 }
 

@@ -99,12 +99,14 @@ fn eye(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 }
 
 /// `(start, end, steps, base?, …)`: numbers at equal distances, counted from the nearer end; or powers of the base, with such exponents.
-/// torch computes narrower floats and integers with a step that it has rounded, which f64 does not follow.
+/// torch computes narrower floats with a step that it has rounded, which f64 does not follow; ends that are integers are truncated.
 fn spaced(c: &mut Ctx, call: &Call, base_at: Option<usize>) -> Res<Vec<ValueId>> {
     let ty = c.out(call, 0)?;
-    let (start, end) = (c.float(call, 0)?, c.float(call, 1)?);
-    let steps = ty.count();
-    if !matches!(ty.dtype, DType::F32 | DType::F64) {
+    let (mut start, mut end) = (c.float(call, 0)?, c.float(call, 1)?);
+    let (steps, whole) = (ty.count(), ty.dtype.is_int() && base_at.is_none());
+    if whole {
+        (start, end) = (start.trunc(), end.trunc());
+    } else if !matches!(ty.dtype, DType::F32 | DType::F64) {
         return Err(format!("a range of {}, whose step torch rounds", ty.dtype));
     }
     let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };

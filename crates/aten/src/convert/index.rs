@@ -46,20 +46,28 @@ fn embedding(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.node(Op::Take { axis: 0 }, &[w, i])?)
 }
 
+/// A rank-0 value as a vector of one element.
+fn at_least_vector(c: &mut Ctx, x: ValueId) -> Res<ValueId> {
+    if c.rank(x) == 0 { c.reshape(x, &[1]) } else { Ok(x) }
+}
+
 fn index_select(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.out(call, 0)?);
+    let x = at_least_vector(c, x)?;
     let axis = c.axis(call, 1, c.rank(x))?;
     let r = c.node(Op::Take { axis }, &[x, i])?;
     one(c.reshape(r, &ty.shape)?)
 }
 
 fn gather(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (x, i) = (c.tensor(call, 0)?, c.tensor(call, 2)?);
+    let (x, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.out(call, 0)?);
+    let (x, i) = (at_least_vector(c, x)?, at_least_vector(c, i)?);
     let axis = c.axis(call, 1, c.rank(x))?;
-    one(c.node(Op::Gather { axis }, &[x, i])?)
+    let r = c.node(Op::Gather { axis }, &[x, i])?;
+    one(c.reshape(r, &ty.shape)?)
 }
 
-/// `(x, indices, axis?)`: a gather after both are broadcast, except along the axis.
+/// `(x, indices, axis?)`: a gather after both are broadcast, except along the axis. Negative indices count from the end.
 fn take_along_dim(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     if *c.arg(call, 2) == Arg::None {
@@ -71,6 +79,8 @@ fn take_along_dim(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         return Err("take_along_dim of rank 0 along an axis".into());
     };
     *all = size;
+    let i = c.cast(i, DType::I64)?;
+    let i = wrapped(c, i, size)?;
     let (x, i) = (c.broadcast(x, &full)?, c.broadcast(i, &ty.shape)?);
     one(c.node(Op::Gather { axis }, &[x, i])?)
 }
@@ -112,7 +122,7 @@ impl Indexed {
         let adjacent = axes.windows(2).all(|w| w[1] == w[0] + 1);
         let first = if adjacent { *axes.first().ok_or("no index")? } else { 0 };
         let mut order: Vec<usize> = (0..rank).filter(|a| !axes.contains(a)).collect();
-        if first > order.len() {
+        if axes.iter().any(|a| *a >= rank) {
             return Err("more indices than axes".into());
         }
         order.splice(first..first, axes.iter().copied());
@@ -192,7 +202,8 @@ fn scatter_by(c: &mut Ctx, call: &Call, mode: ScatterMode) -> Res<Vec<ValueId>> 
 
 /// The same with another tensor in the place of x.
 fn scatter_onto(c: &mut Ctx, call: &Call, x: ValueId, mode: ScatterMode) -> Res<Vec<ValueId>> {
-    let i = c.tensor(call, 2)?;
+    let (i, ty) = (c.tensor(call, 2)?, c.out(call, 0)?);
+    let (x, i) = (at_least_vector(c, x)?, at_least_vector(c, i)?);
     let axis = c.axis(call, 1, c.rank(x))?;
     let shape = c.shape(i);
     let src = match operand(c, call, 3)? {
@@ -208,7 +219,8 @@ fn scatter_onto(c: &mut Ctx, call: &Call, x: ValueId, mode: ScatterMode) -> Res<
             c.broadcast(v, &shape)?
         }
     };
-    one(c.node(Op::Scatter { axis, mode }, &[x, i, src])?)
+    let r = c.node(Op::Scatter { axis, mode }, &[x, i, src])?;
+    one(c.reshape(r, &ty.shape)?)
 }
 
 /// `scatter`, plain or with `reduce="add"`.
@@ -262,7 +274,7 @@ fn write_rows(
 ) -> Res<Vec<ValueId>> {
     let (x, i, ty) = (c.tensor(call, 0)?, c.tensor(call, 2)?, c.out(call, 0)?);
     let axis = c.axis(call, 1, c.rank(x))?;
-    let rows = if c.rank(x) == 0 { c.reshape(x, &[1])? } else { x };
+    let rows = at_least_vector(c, x)?;
     let i = match (from_end, c.shape(rows).get(axis)) {
         (FromEnd::Counted, Some(&len)) => {
             let i = c.cast(i, DType::I64)?;

@@ -4,6 +4,7 @@ mod einsum;
 use super::{
     Table,
     context::{Ctx, Res, normal_axis},
+    reduce::moments::p_norm,
     scalars::scale,
 };
 use crate::raw::Call;
@@ -80,9 +81,11 @@ fn matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 /// `inner`: contracts the last axis of both operands.
 fn inner(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
-    if c.rank(b) > 2 || c.rank(a) == 0 || c.rank(b) == 0 {
-        return Err("inner of higher ranks".into());
-    }
+    let (Some(&k), Some(_)) = (c.shape(b).last(), c.shape(a).last()) else {
+        return Err("inner of rank 0".into());
+    };
+    let (rows, columns) = (c.ty(a).count() / k.max(1), c.ty(b).count() / k.max(1));
+    let (a, b) = (c.reshape(a, &[rows, k])?, c.reshape(b, &[columns, k])?);
     let b = c.transpose(b)?;
     one(dot(c, a, b, &ty.shape)?)
 }
@@ -147,12 +150,16 @@ fn plus(c: &mut Ctx, add: ValueId, r: ValueId, beta: Scalar, alpha: Scalar) -> R
     c.cast(sum, dtype)
 }
 
-/// `beta c + alpha * (sum of a × b over the batch)`.
+/// `beta c + alpha * (sum of a × b over the batch)`: one matmul, whose inner axis runs over the batch too.
 fn addbmm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (add, a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.tensor(call, 2)?, c.out(call, 0)?);
-    let r = c.node(Op::Dot, &[a, b])?;
-    let r = c.reduce(ReduceOp::Sum, r, &[0])?;
-    let r = c.reshape(r, &ty.shape)?;
+    let ([batch, rows, inner], [.., columns]) = (&c.shape(a)[..], &c.shape(b)[..]) else {
+        return Err("addbmm of a rank other than 3".into());
+    };
+    let (all, rows, columns) = (batch * inner, *rows, *columns);
+    let by_row = c.permute(a, &[1, 0, 2])?;
+    let (a, b) = (c.reshape(by_row, &[rows, all])?, c.reshape(b, &[all, columns])?);
+    let r = dot(c, a, b, &ty.shape)?;
     one(plus(c, add, r, c.scalar(call, 3)?, c.scalar(call, 4)?)?)
 }
 
@@ -217,7 +224,8 @@ fn tensordot(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 fn kron(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     let spread = |c: &mut Ctx, v: ValueId, first: bool| {
-        let shape = [vec![1; ty.rank() - c.rank(v)], c.shape(v)].concat();
+        let missing = ty.rank().checked_sub(c.rank(v)).ok_or("a result of lower rank than its operands")?;
+        let shape = [vec![1; missing], c.shape(v)].concat();
         let apart: Vec<usize> = shape.into_iter().flat_map(|n| if first { [n, 1] } else { [1, n] }).collect();
         let v = c.cast(v, ty.dtype)?;
         c.reshape(v, &apart)
@@ -238,9 +246,6 @@ fn cdist(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let rows = |s: Vec<usize>| s[s.len() - 2];
     let many = rows(c.shape(a)) > DISTANCE_BY_MATMUL || rows(c.shape(b)) > DISTANCE_BY_MATMUL;
     let by_matmul = p == 2.0 && (mode == 1 || mode == 0 && many);
-    if c.dtype(a) == DType::Bool || !(p == 1.0 || p == 2.0) {
-        return Err(format!("cdist with p={p}"));
-    }
     let r = if by_matmul { distance_by_matmul(c, a, b)? } else { distance(c, a, b, p)? };
     one(c.reshape(r, &ty.shape)?)
 }
@@ -271,11 +276,5 @@ fn distance(c: &mut Ctx, a: ValueId, b: ValueId, p: f64) -> Res<ValueId> {
     let (a, b) = (c.reshape(a, &sa)?, c.reshape(b, &sb)?);
     let d = c.binary(BinaryOp::Sub, a, b)?;
     let last = c.rank(d) - 1;
-    if p == 1.0 {
-        let size = c.unary(UnaryOp::Abs, d)?;
-        return c.reduce(ReduceOp::Sum, size, &[last]);
-    }
-    let dd = c.binary(BinaryOp::Mul, d, d)?;
-    let s = c.reduce(ReduceOp::Sum, dd, &[last])?;
-    c.unary(UnaryOp::Sqrt, s)
+    p_norm(c, d, p, &[last])
 }

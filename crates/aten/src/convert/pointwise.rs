@@ -1,6 +1,7 @@
 //! Pointwise operators: arithmetic, comparison, selection, casts.
 mod activations;
 mod functions;
+mod shifts;
 
 use super::{
     Table,
@@ -53,10 +54,10 @@ pub const TABLE: Table = &[
     ("aten::__and__", arithmetic!(And)),
     ("aten::__or__", arithmetic!(Or)),
     ("aten::__xor__", arithmetic!(Xor)),
-    ("aten::__lshift__", |c, call| shift(c, call, BinaryOp::Mul)),
-    ("aten::__rshift__", |c, call| shift(c, call, BinaryOp::FloorDiv)),
-    ("aten::bitwise_left_shift", |c, call| shift(c, call, BinaryOp::Mul)),
-    ("aten::bitwise_right_shift", |c, call| shift(c, call, BinaryOp::FloorDiv)),
+    ("aten::__lshift__", |c, call| shifts::shift(c, call, BinaryOp::Mul)),
+    ("aten::__rshift__", |c, call| shifts::shift(c, call, BinaryOp::FloorDiv)),
+    ("aten::bitwise_left_shift", |c, call| shifts::shift(c, call, BinaryOp::Mul)),
+    ("aten::bitwise_right_shift", |c, call| shifts::shift(c, call, BinaryOp::FloorDiv)),
     ("aten::logical_and", logical!(And)),
     ("aten::logical_or", logical!(Or)),
     ("aten::logical_xor", logical!(Xor)),
@@ -215,11 +216,10 @@ fn div(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let mode = if let Arg::Str(s) = c.arg(call, 2) { s.as_str() } else { "" };
     match mode {
         "floor" => one(binary(c, BinaryOp::FloorDiv, a, b, dtype)?),
+        // torch truncates the quotient as it is rounded to the dtype.
         "trunc" if dtype.is_float() => {
-            let work = dtype.compute();
-            let q = binary(c, BinaryOp::Div, a, b, work)?;
-            let q = c.unary(UnaryOp::Trunc, q)?;
-            one(c.cast(q, dtype)?)
+            let q = binary(c, BinaryOp::Div, a, b, dtype)?;
+            one(c.unary(UnaryOp::Trunc, q)?)
         }
         _ => one(binary(c, BinaryOp::Div, a, b, dtype)?),
     }
@@ -273,17 +273,6 @@ fn pow(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     } else {
         one(binary(c, BinaryOp::Pow, base, exponent, dtype)?)
     }
-}
-
-/// Shifts by a constant: multiplication or floor division by a power of two.
-fn shift(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {
-    let dtype = c.out(call, 0)?.dtype;
-    let by = c.int(call, 1).map_err(|_| "shift by a tensor".to_string())?;
-    if !dtype.is_int() || !(0..dtype.bytes() as i64 * 8 - 1).contains(&by) {
-        return Err(format!("a shift of {dtype} by {by}"));
-    }
-    let x = operand(c, call, 0)?;
-    one(binary(c, op, x, Operand::Number(Scalar::Int(1 << by)), dtype)?)
 }
 
 fn logical(c: &mut Ctx, call: &Call, op: BinaryOp) -> Res<Vec<ValueId>> {

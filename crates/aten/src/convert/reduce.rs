@@ -1,6 +1,6 @@
 //! Reductions, scans, softmax, losses. Graph reductions keep their axes; a reshape drops them if torch does.
 mod losses;
-mod moments;
+pub mod moments;
 
 use super::{
     Table,
@@ -104,7 +104,8 @@ fn nansum(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 fn prod(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let x = c.cast(x, c.out(call, 0)?.dtype)?;
-    let axes = if call.args.len() > 2 { vec![c.axis(call, 1, c.rank(x))?] } else { (0..c.rank(x)).collect() };
+    let along_one = call.args.len() > 2 && c.rank(x) > 0;
+    let axes = if along_one { vec![c.axis(call, 1, c.rank(x))?] } else { (0..c.rank(x)).collect() };
     finish(c, call, ReduceOp::Prod, x, &axes)
 }
 
@@ -185,13 +186,14 @@ fn logsumexp(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 }
 
 fn softmax(c: &mut Ctx, call: &Call, log: bool) -> Res<Vec<ValueId>> {
-    let x = c.tensor(call, 0)?;
-    let x = c.cast(x, c.out(call, 0)?.dtype)?;
-    if c.rank(x) == 0 {
-        return Err("softmax of rank 0".into());
+    let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    let mut x = c.cast(x, ty.dtype)?;
+    if ty.rank() == 0 {
+        x = c.reshape(x, &[1])?;
     }
     let axis = c.axis(call, 1, c.rank(x))?;
-    one(c.node(if log { Op::LogSoftmax { axis } } else { Op::Softmax { axis } }, &[x])?)
+    let r = c.node(if log { Op::LogSoftmax { axis } } else { Op::Softmax { axis } }, &[x])?;
+    one(c.reshape(r, &ty.shape)?)
 }
 
 /// Softmax that is zero, not NaN, where all of a row is minus infinity.
@@ -199,9 +201,9 @@ fn safe_softmax(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let given = c.tensor(call, 0)?;
     let x = c.cast(given, c.out(call, 0)?.dtype)?;
     let plain = softmax(c, call, false)?[0];
-    let axis = c.axis(call, 1, c.rank(x))?;
+    let axes: Vec<usize> = if c.rank(x) == 0 { vec![] } else { vec![c.axis(call, 1, c.rank(x))?] };
     let masked = c.compare_with(CompareOp::Eq, x, f64::NEG_INFINITY)?;
-    let blind = c.reduce(ReduceOp::All, masked, &[axis])?;
+    let blind = c.reduce(ReduceOp::All, masked, &axes)?;
     let zero = c.float_const(c.dtype(x), 0.0);
     one(c.select(blind, zero, plain)?)
 }

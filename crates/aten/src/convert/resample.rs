@@ -154,12 +154,12 @@ fn through_four(c: &mut Ctx, x: ValueId, axis: usize, positions: &[f64]) -> Res<
     let near = |d: f64| ((A + 2.0) * d - (A + 3.0)) * d * d + 1.0;
     let far = |d: f64| ((A * d - 5.0 * A) * d + 8.0 * A) * d - 4.0 * A;
     let (have, dtype) = (c.shape(x)[axis], c.dtype(x));
+    let last = have.checked_sub(1).ok_or("an axis of no elements")? as i64;
     let mut shape = vec![1; c.rank(x)];
     shape[axis] = positions.len();
     let mut sum = None;
     for tap in -1..3i64 {
-        let places: Vec<usize> =
-            positions.iter().map(|p| (p.floor() as i64 + tap).clamp(0, have as i64 - 1) as usize).collect();
+        let places: Vec<usize> = positions.iter().map(|p| (p.floor() as i64 + tap).clamp(0, last) as usize).collect();
         let weights = positions.iter().map(|p| {
             let d = (p - p.floor() - tap as f64).abs();
             if d <= 1.0 { near(d) } else { far(d) }

@@ -23,6 +23,7 @@ pub const TABLE: Table = &[
     ("aten::_unsafe_view", reshape),
     ("aten::atleast_1d", reshape),
     ("aten::atleast_2d", reshape),
+    ("aten::atleast_3d", reshape),
     ("aten::alias", reshape),
     ("aten::detach", reshape),
     ("aten::contiguous", reshape),
@@ -110,8 +111,12 @@ pub const TABLE: Table = &[
     ("aten::channel_shuffle", moves::channel_shuffle),
 ];
 
-/// Reshapes to the shape of the example run, whatever the arguments.
+/// Reshapes to the shape of the example run, whatever the arguments; of a list, each tensor.
 fn reshape(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
+    if matches!(c.arg(call, 0), Arg::List(_)) {
+        let parts = c.tensors(call, 0)?.into_iter().enumerate();
+        return parts.map(|(i, x)| c.out(call, i).and_then(|ty| c.reshape(x, &ty.shape))).collect();
+    }
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     Ok(vec![c.reshape(x, &ty.shape)?])
 }

@@ -34,8 +34,8 @@ impl CudaSession {
         if !captured {
             // Also after an error: a part of the run may have been enqueued.
             let copied = self.copy_records(stream);
-            self.device.check(|| self.running(), self.found.copied.record(stream))?;
-            return done.and(copied);
+            let recorded = self.device.check(|| self.running(), self.found.copied.record(stream));
+            return done.and(copied).and(recorded);
         }
         done
     }

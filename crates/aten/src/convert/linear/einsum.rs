@@ -9,7 +9,8 @@ use std::collections::HashMap;
 
 pub fn einsum(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (equation, operands) = (c.str(call, 0)?.replace(' ', ""), c.tensors(call, 1)?);
-    let (inputs, output) = parse(&equation)?;
+    let ranks: Vec<usize> = operands.iter().map(|v| c.rank(*v)).collect();
+    let (inputs, output) = parse(&expanded(&equation, &ranks)?)?;
     if inputs.len() != operands.len() {
         return Err("the number of terms differs from the number of operands".into());
     }
@@ -34,6 +35,24 @@ pub fn einsum(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 }
 
 type Term = Vec<char>;
+
+/// The equation with letters for the axes that ellipses stand for, the same from the last axis backwards.
+fn expanded(equation: &str, ranks: &[usize]) -> Res<String> {
+    if !equation.contains("...") {
+        return Ok(equation.to_string());
+    }
+    let (left, right) = equation.split_once("->").ok_or("an einsum with an ellipsis and no arrow")?;
+    let hidden =
+        |(term, rank): (&str, &usize)| if term.contains("...") { (rank + 3).saturating_sub(term.len()) } else { 0 };
+    let most = left.split(',').zip(ranks).map(hidden).max().unwrap_or(0);
+    let fresh: Vec<char> = ('0'..='9').take(most).collect();
+    if fresh.len() < most {
+        return Err(format!("an ellipsis for {most} axes"));
+    }
+    let letters = |n: usize| fresh[most - n..].iter().collect::<String>();
+    let terms = left.split(',').zip(ranks).map(|(t, rank)| t.replacen("...", &letters(hidden((t, rank))), 1));
+    Ok(format!("{}->{}", terms.collect::<Vec<_>>().join(","), right.replacen("...", &letters(most), 1)))
+}
 
 /// The terms and the result's letters; without an arrow, the letters that occur once, in alphabetical order.
 fn parse(equation: &str) -> Res<(Vec<Term>, Term)> {

@@ -57,7 +57,7 @@ pub fn std_mean(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 }
 
 /// The p-norm over `axes`, which keep size 1.
-fn p_norm(c: &mut Ctx, x: ValueId, p: f64, axes: &[usize]) -> Res<ValueId> {
+pub fn p_norm(c: &mut Ctx, x: ValueId, p: f64, axes: &[usize]) -> Res<ValueId> {
     let size = c.unary(UnaryOp::Abs, x)?;
     if p == f64::INFINITY {
         c.reduce(ReduceOp::Max, size, axes)

@@ -203,7 +203,7 @@ pub fn block_diag(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
             _ => return Err("block_diag of more than two axes".into()),
         };
         let block = c.reshape(p, &shape)?;
-        let after = width - before - shape[1];
+        let after = width.checked_sub(before + shape[1]).ok_or("blocks wider than the result")?;
         let zero = c.constant(ty.dtype, Scalar::Int(0));
         rows.push(c.node(Op::Pad { lo: vec![0, before as i64], hi: vec![0, after as i64] }, &[block, zero])?);
         before += shape[1];

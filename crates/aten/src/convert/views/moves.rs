@@ -14,6 +14,9 @@ fn one(v: ValueId) -> Res<Vec<ValueId>> {
 pub fn flip(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let rank = c.rank(x);
+    if rank == 0 {
+        return one(x);
+    }
     let axes: Vec<usize> = c.ints(call, 1)?.into_iter().map(|a| normal_axis(a, rank)).collect::<Res<_>>()?;
     one(c.node(Op::Flip(axes), &[x])?)
 }
@@ -142,6 +145,9 @@ pub fn repeat(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 /// Repeats by one number: inserts an axis of repeats after the axis, then merges the two.
 pub fn repeat_interleave(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (mut x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
+    if call.overload == "Tensor" {
+        return Err("repeat_interleave of positions".into());
+    }
     if let Arg::Value(repeats) = c.arg(call, 1)
         && c.info(*repeats).shape.iter().product::<usize>() != 1
     {
@@ -271,11 +277,13 @@ fn embed(c: &mut Ctx, x: ValueId, offset: i64, n: usize) -> Res<ValueId> {
 
 pub fn diag_embed(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
-    let (a, b) = (c.axis(call, 2, ty.rank())?, c.axis(call, 3, ty.rank())?);
-    if (a, b) != (ty.rank() - 2, ty.rank() - 1) {
-        return Err("diag_embed into other than the last two axes".into());
-    }
-    one(embed(c, x, c.int(call, 1)?, ty.shape[ty.rank() - 1])?)
+    let rank = ty.rank();
+    let (a, b) = (c.axis(call, 2, rank)?, c.axis(call, 3, rank)?);
+    let last = embed(c, x, c.int(call, 1)?, *ty.shape.get(a).ok_or("diag_embed that gives no matrix")?)?;
+    let mut places = (0..rank).filter(|axis| *axis != a && *axis != b).chain([a, b]).enumerate().collect::<Vec<_>>();
+    places.sort_by_key(|(_, axis)| *axis);
+    let perm: Vec<usize> = places.into_iter().map(|(place, _)| place).collect();
+    one(c.permute(last, &perm)?)
 }
 
 pub fn diag(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {

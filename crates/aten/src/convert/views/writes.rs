@@ -37,7 +37,8 @@ pub fn slice_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 /// `x` with every `step`-th index of `axis` from `start` replaced by the next of `part`.
 fn interleave(c: &mut Ctx, x: ValueId, part: ValueId, axis: usize, (start, step): (usize, usize)) -> Res<ValueId> {
     let part = c.cast(part, c.dtype(x))?;
-    let (size, len) = (c.shape(x)[axis], c.shape(part)[axis]);
+    let size = c.shape(x)[axis];
+    let len = *c.shape(part).get(axis).ok_or("a part of another rank")?;
     let number = |c: &mut Ctx, n: usize| c.constant(DType::I64, Scalar::Int(n as i64));
     let place = c.iota(Type::new(DType::I64, [size]), 0);
     let (start, step, last) = (number(c, start), number(c, step), number(c, len.saturating_sub(1)));
@@ -87,8 +88,11 @@ pub fn diagonal_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     // An element of the diagonal is `part[row]` for offsets from 0, else `part[column]`: pad the part to that axis, and broadcast it along
     // the other one.
     let by_row = offset >= 0;
-    let last = c.rank(part) - 1;
-    let missing = if by_row { rows } else { columns } - c.shape(part)[last];
+    let (last, len) = match c.shape(part)[..] {
+        [.., len] => (c.rank(part) - 1, len),
+        [] => return Err("a diagonal of rank 0".into()),
+    };
+    let missing = if by_row { rows } else { columns }.checked_sub(len).ok_or("a diagonal longer than its matrix")?;
     let mut hi = vec![0; last + 1];
     hi[last] = missing as i64;
     let zero = c.constant(c.dtype(x), Scalar::Int(0));
