@@ -445,7 +445,9 @@ fn module(node: &Node) -> String {
 fn foreign(target: &str) -> Problem {
     let help = match target.starts_with("torch.ops._c10d_functional") {
         // An archive is run by one process.
-        true => "it exchanges tensors with other processes: compile the model in Python under torchrun, with torch.compile",
+        true => {
+            "it exchanges tensors with other processes: compile the model in Python under torchrun, with torch.compile"
+        }
         false => "write it with ATen operators",
     };
     Problem::new(format!("`{target}` is not an ATen operator")).help(help)
