@@ -212,7 +212,9 @@ def _composites() -> dict[Any, Callable[..., Any]]:
     # Torch cannot trace these whole with dynamic sizes; they become one operator each.
     broken = ("std_mean", "var_mean")
     found = _collect_all_valid_cia_ops_for_aten_namespace()
-    return {op: _declined(op) for op in found if not any(r in str(op).lower() for r in rare + broken)}
+    return {
+        op: _declined(op) for op in found if not any(r in str(op).lower() for r in rare + broken)
+    }
 
 
 def _composites_kept() -> AbstractContextManager[Any]:

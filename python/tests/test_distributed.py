@@ -13,6 +13,7 @@ import pytest
 import torch
 
 RANKS = Path(__file__).parent / "ranks.py"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "src" / "distributed.md"
 #: Seconds for all cases together.
 LIMIT = 600
 
@@ -32,27 +33,38 @@ def cases():
     return [f.name for f in functions if any(ast.unparse(d) == "case" for d in f.decorator_list)]
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """What each process says of each case."""
-    folder = tmp_path_factory.mktemp("ranks")
+def torchrun(script, *args):
+    """What two processes of a script print."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [sys.executable, *launch, str(RANKS), str(folder)],
-        env=env,
+        [sys.executable, *launch, str(script), *map(str, args)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=LIMIT,
         check=False,
     )
-    files = sorted(folder.glob("*.json"))
-    assert len(files) == 2, run.stdout[-8000:]
-    return [json.loads(f.read_text()) for f in files]
+    assert run.returncode == 0, run.stdout[-8000:]
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What each process says of each case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    torchrun(RANKS, folder)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", cases())
 def test_processes_agree_with_one(told, name):
     for rank, of in enumerate(told):
         assert of[name] == "", f"process {rank}:\n{of[name]}"
+
+
+def test_the_script_of_the_guide_runs(tmp_path):
+    script = tmp_path / "mlp.py"
+    # Its fence is not that of code that runs in one process.
+    script.write_text(PAGE.read_text(encoding="utf-8").split("```py\n")[1].split("```\n")[0])
+    assert "torch.Size([8, 1024])" in torchrun(script)

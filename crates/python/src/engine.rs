@@ -317,7 +317,7 @@ impl Engine {
     }
     /// Whether the device's code may read a tensor at this address.
     fn is_aligned(&self, address: u64) -> bool {
-        self.device.kind != CUDA || address % kiln::CUDA_ALIGN as u64 == 0
+        self.device.kind != CUDA || address.is_multiple_of(kiln::CUDA_ALIGN as u64)
     }
 
     fn call(&self, py: Python<'_>, args: &Bound<'_, PyList>) -> PyResult<Py<PyList>> {

@@ -135,17 +135,17 @@ fn run(
         .iter()
         .map(|t| Some(t).filter(|t| t.address != 0 && t.ty.count() > 0).map(&view).transpose())
         .collect::<PyResult<_>>()?;
-    let operator = prepared.operator.bind(py);
+    let called = prepared.operator.bind(py);
     // None of the operands wants a gradient, so none of the results does.
     let given = match is_collective(&op.name) {
-        true => collective::run(operator, op, &values, &wanted)?,
+        true => collective::run(called, op, &values, &wanted)?,
         false => {
             let (by_position, by_name) = values.split_at(values.len().saturating_sub(prepared.by_name.len()));
             let kwargs = PyDict::new(py);
             for (name, value) in prepared.by_name.iter().zip(by_name) {
                 kwargs.set_item(name, value)?;
             }
-            tensors(&operator.call(PyTuple::new(py, by_position)?, Some(&kwargs))?)?
+            tensors(&called.call(PyTuple::new(py, by_position)?, Some(&kwargs))?)?
         }
     };
     for (want, value) in wanted.iter().zip(given) {
