@@ -1,11 +1,12 @@
-"""Outputs that share memory with inputs or with each other.
+"""Outputs that share memory with inputs or with each other, or have another order in memory.
 
 The graph of AOT autograd is functional, but its outputs may be views: of inputs, or of a tensor
 that another output is or views too. What is written to one of them shows in the others, so they
 must be views in a compiled program as well. An engine gives dense tensors of their own. `split`
 takes such views off the end of a graph: the engine gives their bases, and PyTorch makes the views
 after a run. AOT autograd takes sizes and strides of what aliases an input from the outputs as well,
-where it cannot repeat the views.
+where it cannot repeat the views. Outputs whose dimensions have another order in memory, as of
+`channels_last`, come from the engine permuted to that order, and are permuted back.
 
 It never moves anything but views, and leaves a graph alone that has none of these outputs.
 """
@@ -113,8 +114,8 @@ def split(
 def _moved(
     results: Sequence[Any], written: Collection[fx.Node]
 ) -> tuple[dict[fx.Node, list[fx.Node]], set[fx.Node]] | None:
-    """The views to move, and for each of their bases those of it; None if no output must share
-    memory."""
+    """The views to move, and for each of their bases those of it; None if there is nothing to do
+    for any output."""
     paths: dict[fx.Node, list[fx.Node]] = {}
     sharing: dict[fx.Node, list[fx.Node]] = {}
     for result in results:
@@ -131,7 +132,8 @@ def _moved(
             chosen = [o for o in outputs if paths[o]]
         else:
             chosen = [o for o in outputs if paths[o] and _keeps_strides(o, base)]
-        if chosen:
+        reordered = base in outputs and base not in written and _is_reordered(base)
+        if chosen or (reordered and base.op != "placeholder"):
             bases[base] = [node for o in chosen for node in paths[o]]
     if not bases:
         return None
@@ -190,6 +192,20 @@ def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
+def _is_reordered(node: fx.Node) -> bool:
+    """Whether a tensor has no gaps in memory, and another order of its dimensions there."""
+    layout = _layout(node)
+    if layout is None or _is_dense(*layout):
+        return False
+    sizes, strides = layout
+    order = _slowest_first(sizes, strides)
+    return _is_dense([sizes[i] for i in order], [strides[i] for i in order])
+
+
+def _slowest_first(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
+    return sorted(range(len(sizes)), key=lambda i: (-strides[i], -sizes[i]))
+
+
 def _keeps_strides(view: fx.Node, base: fx.Node) -> bool:
     """Whether a view that shares its memory with no other output is better made by PyTorch: as of
     a transposition, which then takes no copy. Parts of a tensor are not: with the whole of it
@@ -210,7 +226,7 @@ def _order(base: fx.Node, views: Sequence[fx.Node]) -> list[int] | None:
         sizes, strides = layout
         if _is_dense(sizes, strides):
             return None
-        order = sorted(range(len(sizes)), key=lambda i: (-strides[i], -sizes[i]))
+        order = _slowest_first(sizes, strides)
         if _is_dense([sizes[i] for i in order], [strides[i] for i in order]):
             return order
         reason = "with gaps in memory"

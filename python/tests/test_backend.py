@@ -168,6 +168,16 @@ def test_a_view_of_a_result_may_be_written_to_where_gradients_are_on():
     assert y.requires_grad
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_keep_the_order_in_memory(dynamic):
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    f = lambda x, y: (x * 2, y + 1, y.relu().sum(0))  # noqa: E731
+    with torch.no_grad():
+        got, want = compiled(f, dynamic)(image, X.t()), f(image, X.t())
+    same(got, want)
+    assert [t.stride() for t in got] == [t.stride() for t in want]
+
+
 @pytest.mark.native
 def test_a_transposed_result_is_a_view_and_a_part_is_none():
     with torch.no_grad():
