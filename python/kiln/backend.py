@@ -5,9 +5,14 @@ composite operators whole; `kiln.graph` writes it, and a native engine runs it. 
 and what needs gradients, runs eagerly in place; `kiln.explain` says why.
 
 Parameters and buffers that the graph does not write to become parameters of the engine. Dynamo's
-guards do not look at which tensors they are (two layers of one class share a graph), so each call
-compares identities, and each set of parameters has an engine of its own. An engine holds the
-storage of its parameters; when a parameter itself goes, its engines go.
+guards do not look at which tensors they are (two layers of one class share a graph), nor where
+their memory is, so each call compares both, and each set of parameters has an engine of its own.
+An engine holds the storage of its parameters; when a parameter itself goes, its engines go. What
+was written to a parameter in place the engine tells (`Engine.changed`).
+
+Dynamo has checked the inputs of a call against those of tracing. So where an engine refuses one,
+that is about the program: the piece runs eagerly, and `kiln.explain` says why. Errors of the data,
+as of an index out of range, are the caller's.
 
 AOT's runtime wrapper is kept: without it a call is about 3 microseconds faster, but it rebuilds
 outputs that alias inputs, repeats mutations of sizes and strides, and sets the gradient mode.
@@ -32,9 +37,16 @@ from torch._guards import TracingContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from kiln import _native, graph, pieces
+from kiln import _native, graph, pieces, views
 from kiln import options as known_options
-from kiln._native import Engine, KilnError, UnsupportedError
+from kiln._native import (
+    DeviceError,
+    Engine,
+    InputError,
+    KilnError,
+    UnsupportedError,
+    UsageError,
+)
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -86,9 +98,11 @@ def _compile(
         return _train(gm, chosen, piece)
     names = _names(gm)
     versions = _Versions(example_inputs)
+    # AOT's wrapper turns them off around a call.
+    gradients = torch.is_grad_enabled()
 
     def inference(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        return _lowered(lowered, names, chosen, piece, versions)
+        return _lowered(lowered, names, chosen, piece, gradients, versions)
 
     def eagerly(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
         return _boxed(_train(lowered, chosen, piece))
@@ -112,7 +126,7 @@ def _compile(
         run = compiler(gm, example_inputs)
     # Not before: AOT may give up a trace and ask dynamo for another one.
     pieces.register(piece)
-    return versions.followed(run) if chosen.get("weights") == "checked" else run
+    return versions.followed(run) if known_options.is_checked(chosen) else run
 
 
 # What dynamo's graph says
@@ -239,40 +253,44 @@ def _lowered(
     names: Sequence[str],
     chosen: Mapping[str, Any],
     piece: pieces.Piece,
+    gradients: bool,
     versions: _Versions,
 ) -> Boxed:
     """What runs a graph of functional ATen."""
     gm.meta["kiln_piece"] = piece
+    written = _written(gm.graph)
     try:
-        program = _write(gm, names)
-    except UnsupportedError as error:
+        head, tail = views.split(gm.graph, gm, written, gradients=gradients)
+        program = _write(head, gm, names)
+    except KilnError as error:
         if chosen.get("fallback") == "error":
             raise
         piece.refuse(str(error))
         return _boxed(gm.forward)
     piece.calls, piece.symbols = program.calls, program.symbols
     if program.calls == 0:
-        piece.state, piece.reason = "eager", "it has no operators"
+        but = " but views" if tail is not None else ""
+        piece.state, piece.reason = "eager", f"it has no operators{but}"
         return _boxed(gm.forward)
-    return _runner(gm, program, chosen, piece, versions)
+    return _boxed_runner(_Runner(gm, program, tail, bool(written), chosen, piece, versions))
 
 
-def _write(gm: fx.GraphModule, names: Sequence[str]) -> graph.Program:
+def _write(lowered: fx.Graph, owner: fx.GraphModule, names: Sequence[str]) -> graph.Program:
     """The graph as a program whose parameters are the static inputs that it does not write to."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     static = set(metadata.static_input_indices) if metadata is not None else set()
-    placeholders = gm.graph.find_nodes(op="placeholder")
+    placeholders = lowered.find_nodes(op="placeholder")
     # Positions agree unless AOT added or removed inputs, for subclasses and duplicates.
     known = names if len(names) == len(placeholders) else []
     input_names = {i: name for i, name in enumerate(known) if name}
-    written = _written(gm.graph)
+    written = _written(lowered)
     params = {
         i: input_names.get(i, node.name)
         for i, node in enumerate(placeholders)
         if i in static and node not in written and isinstance(node.meta["val"], torch.Tensor)
     }
-    return graph.write(gm.graph, gm, params=params, input_names=input_names)
+    return graph.write(lowered, owner, params=params, input_names=input_names)
 
 
 def _written(lowered: fx.Graph) -> set[fx.Node]:
@@ -326,11 +344,12 @@ def _picker(positions: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
 
 
 def _identities(items: list[Any], positions: list[int]) -> Hashable:
-    return tuple([id(items[i]) for i in positions])
+    picked = [items[i] for i in positions]
+    return tuple(map(id, picked)), tuple(map(torch.Tensor.data_ptr, picked))
 
 
-#: The identities of the items at these positions, as a key. Python takes 12 microseconds for 200 of
-#: them; native code does the same without making objects.
+#: Which tensors are at these positions, and where their memory is, as a key. Python takes about 25
+#: microseconds for 200 of them; native code does the same without making objects.
 _addresses: Callable[[list[Any], list[int]], Hashable]
 _addresses = getattr(_native, "addresses", _identities)
 
@@ -342,20 +361,25 @@ class _Runner:
         self,
         gm: fx.GraphModule,
         program: graph.Program,
+        tail: views.Tail | None,
+        writes: bool,
         chosen: Mapping[str, Any],
         piece: pieces.Piece,
         versions: _Versions,
     ) -> None:
-        self.gm, self.program, self.piece, self.versions = gm, program, piece, versions
+        self.gm, self.program, self.tail, self.piece = gm, program, tail, piece
+        self.versions = versions
         self.options = known_options.for_engine(chosen, program.device)
         self.strict = chosen.get("fallback") == "error"
-        self.checked = chosen.get("weights") == "checked"
+        self.checked = known_options.is_checked(chosen) and bool(program.params)
+        #: Whether a run writes to inputs, so that it cannot be repeated.
+        self.writes = writes
         self.static = [p for p in program.params if isinstance(p, int)]
         self.pick_static = _picker(self.static)
         self.pick_inputs = _picker(program.inputs)
-        #: By identities of the parameters.
+        #: By identities and addresses of the parameters.
         self.bound: dict[Hashable, _Bound] = {}
-        #: Identities of the parameters of the last call, and what ran it.
+        #: The key of the parameters of the last call, and what ran it.
         self.key: Hashable = None
         self.current: _Bound | None = None
         #: Sizes for which the engine refused.
@@ -365,20 +389,29 @@ class _Runner:
         if self.piece.state == "eager":
             return self.eagerly(args)
         key = _addresses(args, self.static)
-        try:
-            if self.current is None or key != self.key:
+        if self.current is None or key != self.key:
+            try:
                 self.bind(key, self.pick_static(args))
-            elif self.checked:
-                self.follow(key, self.pick_static(args))
-            inputs = list(self.pick_inputs(args))
-            if self.refused and _sizes(inputs) in self.refused:
-                return self.eagerly(args)
-            outputs = self.current.engine.run(inputs)  # type: ignore[union-attr]
-        except UnsupportedError as error:
-            if self.strict:
+            except UsageError:
                 raise
-            self.refuse(args, str(error))
+            except KilnError as error:
+                return self.refuse(args, error)
+        engine = self.current.engine  # type: ignore[union-attr]
+        inputs = list(self.pick_inputs(args))
+        if self.refused and _sizes(inputs) in self.refused:
             return self.eagerly(args)
+        try:
+            if self.checked and (engine.changed() or self.current.versions != self.versions.now):  # type: ignore[union-attr]
+                engine.refresh()
+                self.current.versions = self.versions.now  # type: ignore[union-attr]
+            outputs = engine.run(inputs)
+        except InputError:
+            # The writer refuses all other inputs that an engine does not take.
+            raise
+        except KilnError as error:
+            return self.refuse(args, error)
+        if self.tail is not None:
+            outputs = self.tail(outputs, args)
         args.clear()
         return outputs
 
@@ -386,30 +419,24 @@ class _Runner:
         """Finds or makes the engine for these parameters."""
         found = self.bound.get(key)
         if found is None:
+            self.replace(static)
             tensors = iter(static)
-            # `data` shares the storage without keeping the parameter itself alive.
-            params = [next(tensors).data if isinstance(p, int) else p for p in self.program.params]
+            # The alias shares memory and version without keeping the parameter itself alive.
+            params = [
+                next(tensors).detach() if isinstance(p, int) else p for p in self.program.params
+            ]
             engine = Engine(self.program.text, params, self.options)
             found = self.bound[key] = _Bound(engine, static, _forget(self, key))
             self.piece.engines.append(engine)
             self.piece.state = "compiled"
-            if self.checked:
-                found.marks, found.versions = _marks(static), self.versions.now
+            found.versions = self.versions.now
         self.key, self.current = key, found
-        if self.checked:
-            self.follow(key, static)
 
-    def follow(self, key: Hashable, static: Sequence[torch.Tensor]) -> None:
-        """Takes up what happened to the parameters since the last call."""
-        marks, known, versions = _marks(static), self.current, self.versions.now
-        if known is None or (marks, versions) == (known.marks, known.versions):
-            return
-        if [address for address, _ in marks] == [address for address, _ in known.marks]:
-            known.engine.refresh()
-            known.marks, known.versions = marks, versions
-        else:
-            self.drop(key)
-            self.bind(key, static)
+    def replace(self, static: Sequence[torch.Tensor]) -> None:
+        """Lets go of engines for these parameters as they were: with other memory."""
+        for key, bound in list(self.bound.items()):
+            if bound.watches and all(w() is t for w, t in zip(bound.watches, static, strict=True)):
+                self.drop(key)
 
     def drop(self, key: Hashable) -> None:
         """Lets go of an engine whose parameters are gone."""
@@ -419,15 +446,23 @@ class _Runner:
             if gone is self.current:
                 self.current, self.key = None, None
 
-    def refuse(self, args: list[Any], reason: str) -> None:
+    def refuse(self, args: list[Any], error: KilnError) -> Sequence[Any]:
+        """Runs a call eagerly that the engine refuses, and from now on those like it."""
+        # The other classes come from compiling. A run that failed may have written already.
+        ran = type(error) in (KilnError, DeviceError)
+        if self.strict or (ran and self.writes):
+            raise error
         sizes = _sizes(self.pick_inputs(args))
+        # Where eager fails as well that is about the data, and its error is what callers know.
+        outputs = self.eagerly(args)
         # Other sizes of the same graph may do.
         if sizes and self.bound:
             self.refused.add(sizes)
-            self.piece.reason = reason
-            pieces.log.warning("sizes %s run eagerly: %s", sizes, reason)
+            self.piece.reason = str(error)
+            pieces.log.warning("sizes %s run eagerly: %s", sizes, error)
         else:
-            self.piece.refuse(reason)
+            self.piece.refuse(str(error))
+        return outputs
 
     def eagerly(self, args: list[Any]) -> Sequence[Any]:
         taken = list(args)
@@ -447,8 +482,6 @@ class _Bound:
     ) -> None:
         self.engine = engine
         self.watches = [weakref.ref(t, gone) for t in static]
-        #: Address and version of each parameter at the last call.
-        self.marks: list[tuple[int, int]] = []
         #: Versions of wrapper subclasses at the last call.
         self.versions: list[int] = []
 
@@ -464,23 +497,11 @@ def _forget(runner: _Runner, key: Hashable) -> Callable[[Any], None]:
     return gone
 
 
-def _marks(static: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in static]
-
-
 def _sizes(inputs: Sequence[Any]) -> tuple[int, ...]:
     return tuple(i for i in inputs if type(i) is int)
 
 
-def _runner(
-    gm: fx.GraphModule,
-    program: graph.Program,
-    chosen: Mapping[str, Any],
-    piece: pieces.Piece,
-    versions: _Versions,
-) -> Boxed:
-    runner = _Runner(gm, program, chosen, piece, versions)
-
+def _boxed_runner(runner: _Runner) -> Boxed:
     def run(args: list[Any]) -> Sequence[Any]:
         return runner.run(args)
 

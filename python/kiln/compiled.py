@@ -40,7 +40,9 @@ def compile(
     `warm`: sizes to compile now rather than at the first call.
 
     Gradients are off. Buffers that the module writes to are written in place: the compiled program
-    and the module share them, as they share all weights.
+    and the module share them, as they share all weights. Weights that are written to in place are
+    taken up at the next call (`options={"weights": "frozen"}` leaves out to look; then
+    `Compiled.refresh` does it); after `p.data = other` and the like compile again.
 
     >>> import torch, kiln
     >>> double = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
@@ -71,7 +73,9 @@ def compile(
     original = None if module is None else lambda: module
     read = export.read(exported, name=name, signature=signature, original=original)
     for_engine = known_options.for_engine(given, read.face.device)
-    compiled = Compiled(Engine(read.program.text, read.params, for_engine), read.face)
+    engine = Engine(read.program.text, read.params, for_engine)
+    checked = bool(read.params) and known_options.is_checked(given)
+    compiled = Compiled(engine, read.face, checked=checked)
     for sizes in warm or ():
         compiled.warm(sizes)
     return compiled
@@ -91,8 +95,10 @@ class Compiled:
     Compiled(ReLU, cpu)
     """
 
-    def __init__(self, engine: Engine, face: export.Face) -> None:
+    def __init__(self, engine: Engine, face: export.Face, *, checked: bool = False) -> None:
         self.engine = engine
+        #: Whether each call looks for weights that were changed in place.
+        self._checked = checked
         self.face = face
         self.device = face.device
         self._run = engine.run
@@ -112,7 +118,10 @@ class Compiled:
         return f"Compiled({self.face.name}, {self.device}{sizes})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program. Gives what the module gives, nested as the module nests it."""
+        """Runs the program. Gives what the module gives, nested as the module nests it. Tensors of
+        the result are dense, and share no memory with the inputs or with each other."""
+        if self._checked and self.engine.changed():
+            self.engine.refresh()
         if not kwargs and len(args) == self._flat:
             outputs = self._run(list(args))
         else:
@@ -249,7 +258,8 @@ class Compiled:
         return self.engine.bindings()
 
     def refresh(self) -> None:
-        """Takes up changed weights. Needed after writing to a weight that was folded or packed.
+        """Takes up changed weights: needed where `options` say that they are frozen, after writing
+        to a weight that was folded or packed.
 
         >>> import torch, kiln
         >>> layer = torch.nn.Linear(2, 2).eval()

@@ -279,6 +279,9 @@ class _Writer:
         self.param_names = params
         self.input_names = input_names
         self.mutations = mutations
+        self.written = frozenset(mutations.values())
+        #: By name the tensors on the host that are handed over.
+        self.on_host: dict[str, fx.Node] = {}
         self.values: list[Json] = []
         #: The id of a node's tensor, or nested lists of ids (None where there is no tensor).
         self.ids: dict[fx.Node, Any] = {}
@@ -348,6 +351,10 @@ class _Writer:
         found = next(iter(self.devices), self.scalars_on or torch.device("cpu"))
         if found.type not in ("cpu", "cuda"):
             raise refusal(f"the program's tensors are on {found}", None, "use cpu or cuda")
+        if found.type != "cpu" and self.on_host:
+            name, node = next(iter(self.on_host.items()))
+            text = f"{name} is on cpu, and the program's other tensors on {found}"
+            raise refusal(text, node, f"move {name} there")
         return str(found)
 
     # Values and sizes
@@ -421,6 +428,15 @@ class _Writer:
     def placeholder(self, node: fx.Node, position: int) -> None:
         value = node.meta.get("val")
         param = self.param_names.get(position)
+        if isinstance(value, torch.Tensor):
+            what = param or self.input_names.get(position, node.name)
+            if value.dtype not in DTYPES:
+                if param is not None and not node.users and node.name not in self.written:
+                    return
+                text = f"{what} is {value.dtype}, a dtype that Kiln does not have"
+                raise refusal(text, node, "convert it outside of the compiled part")
+            if value.device.type == "cpu":
+                self.on_host.setdefault(what, node)
         if param is not None:
             if not isinstance(value, torch.Tensor):
                 remedy = "Kiln takes tensors only; keep it out of the compiled part"
@@ -447,6 +463,8 @@ class _Writer:
         tensor = operator.attrgetter(str(node.target))(self.owner)
         if not isinstance(tensor, torch.Tensor):
             return  # A subgraph of a higher-order operator, which is refused where it is called.
+        if tensor.device.type == "cpu":
+            self.on_host.setdefault(str(node.target), node)
         self.ids[node] = self.value(tensor, node, str(node.target))
         self.params.append(self.ids[node])
         self.param_tensors.append(tensor)

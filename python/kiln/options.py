@@ -20,14 +20,26 @@ ENGINE = (
     "fallback",
 )
 
-#: Read by the backend of torch.compile: the values allowed, the default first.
-BACKEND: dict[str, tuple[Any, ...]] = {
-    # Graphs that need gradients run eagerly, or are an error.
+#: Read by Python: the values allowed, the default first.
+PYTHON: dict[str, tuple[Any, ...]] = {
+    # Of torch.compile: graphs that need gradients run eagerly, or are an error.
     "training": ("eager", "error"),
-    # Whether changes of parameters in place are looked for at every call, which costs about 0.2
-    # microseconds a parameter.
-    "weights": ("frozen", "checked"),
+    # Whether weights that were changed in place are looked for at every call. Tensors made in
+    # inference mode count no changes.
+    "weights": ("checked", "frozen"),
 }
+
+#: Those of torch.compile alone.
+_BACKEND = ("training",)
+
+
+def is_checked(options: Mapping[str, Any]) -> bool:
+    """Whether weights may change between calls.
+
+    >>> is_checked({}), is_checked({"weights": "frozen"})
+    (True, False)
+    """
+    return bool(options.get("weights", PYTHON["weights"][0]) == "checked")
 
 
 def check(options: Mapping[str, Any] | None, *, backend: bool) -> dict[str, Any]:
@@ -37,15 +49,15 @@ def check(options: Mapping[str, Any] | None, *, backend: bool) -> dict[str, Any]
     {'numerics': 'exact'}
     """
     given = dict(options or {})
-    known = [*ENGINE, *(BACKEND if backend else ())]
+    known = [*ENGINE, *(name for name in PYTHON if backend or name not in _BACKEND)]
     for name, value in given.items():
         if name not in known:
             close = difflib.get_close_matches(str(name), known, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             listed = ", ".join(sorted(known))
             raise UsageError(f"unknown option {name!r}: {hint}the options are {listed}")
-        if name in BACKEND and value not in BACKEND[name]:
-            allowed = " or ".join(repr(v) for v in BACKEND[name])
+        if name in PYTHON and value not in PYTHON[name]:
+            allowed = " or ".join(repr(v) for v in PYTHON[name])
             raise UsageError(f"option {name!r} is {value!r}: use {allowed}")
     return given
 

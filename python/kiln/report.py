@@ -147,6 +147,11 @@ class Report:
         return [str(op) for part in self.parts for op in part.plan.get("fallback", [])]
 
     @property
+    def plans(self) -> list[str]:
+        """The plan of each compiled piece as text."""
+        return [p.engine.plan(self._sizes) for p in self.parts if p.engine is not None]
+
+    @property
     def eager(self) -> list[Part]:
         """The pieces that run eagerly."""
         return [part for part in self.parts if part.state != "compiled"]

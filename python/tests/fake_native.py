@@ -98,6 +98,8 @@ class Engine:
         self.used: dict[str, dict[str, Any]] = {}
         self.last: dict[str, int] | None = None
         self.refreshed = 0
+        #: Versions of the parameters when they were last looked at, as if all were packed.
+        self.versions: list[int] | None = None
         assert set(self.program) == {
             "name", "symbols", "guards", "values", "inputs", "params", "calls", "outputs", "writes"
         }  # fmt: skip
@@ -175,6 +177,8 @@ class Engine:
 
     def run(self, args: list[Any]) -> list[Any]:
         COUNTS["runs"] += 1
+        if self.versions is None:
+            self.versions = self.seen()
         assert type(args) is list
         sizes = self.bind(args)
         key = json.dumps(sizes)
@@ -267,8 +271,18 @@ class Engine:
     def fallbacks(self, sizes: dict[str, int] | None = None) -> list[str]:
         return []
 
+    def seen(self) -> list[int]:
+        return [0 if p.is_inference() else p._version for p in self.params]
+
+    def changed(self) -> bool:
+        return self.versions is not None and self.versions != self.seen()
+
     def refresh(self) -> None:
         self.refreshed += 1
+        self.versions = self.seen()
+
+    def plan(self, sizes: dict[str, int] | None = None) -> str:
+        return self.text(sizes)
 
     def save(self, path: str, sizes: dict[str, int] | None = None) -> None:
         torch.save({"program": self.program, "params": self.params}, path)

@@ -102,6 +102,103 @@ def write(x):
     x.mul_(2)
 
 
+#: Results that share memory with each other or with the input.
+SHARED = {
+    "a result and a view of it": lambda x: (lambda y: (y, y.t()))(x + 1),
+    "a view before its base": lambda x: (lambda y: (y[1:], y))(x + 1),
+    "views of what is no result": lambda x: (lambda y: (y[0], y.view(-1), y.t()[1]))(x + 1),
+    "parts": lambda x: (x + 1).chunk(2, -1),
+    "an element of parts": lambda x: (lambda y: (y, y.unbind(1)[2]))(x + 1),
+    "a view by sizes": lambda x: (lambda y: (y, y.view(x.shape[1], -1), y.unsqueeze(0)))(x * 2),
+    "a view with gaps": lambda x: (lambda y: (y, y.diagonal(), y.unfold(1, 2, 1)))(x + 1),
+    "written parts": lambda x: (lambda y: (y, y[1:].mul_(2), y.t().add_(1)))(x + 1),
+    "views of the input": lambda x: (x.t(), x[1:], x.view(-1), x * 2),
+    "the input and a view": lambda x: (x, x[:, 1], x + 1),
+    "views of a written input": lambda x: (x.add_(1), x.t(), x[1:, 1], x * 2),
+    "other types": lambda x: (lambda y: (y, y.view(torch.int32)))(x + 1),
+    "another order in memory": lambda x: (lambda y: (y, y.t().view(-1), y[1]))(x.t() + 1),
+    "another order of what is no result": lambda x: (lambda y: (y.t().view(-1), y[1]))(x.t() + 1),
+    "beside sizes": lambda x: (lambda y: (x.shape[0], y, None, y.t(), 3))(x + 1),
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SHARED)
+def test_results_that_share_memory_do_so_compiled(name, dynamic, gradients):
+    f = SHARED[name]
+    ours, theirs = X.clone(), X.clone()
+    with torch.set_grad_enabled(gradients):
+        got, want = compiled(f, dynamic)(ours), f(theirs)
+        same(list(got), list(want))
+        # What is written to one shows in the others.
+        for a, b in ((ours, theirs), *zip(got, want, strict=True)):
+            if isinstance(b, torch.Tensor):
+                assert a.stride() == b.stride()
+                if b.dtype is torch.float32:
+                    a.add_(1)
+                    b.add_(1)
+                same((ours, list(got)), (theirs, list(want)))
+
+
+def test_a_view_across_a_graph_break_sees_what_is_written():
+    def f(x):
+        y = x * 2
+        v = y.t()
+        torch._dynamo.graph_break()
+        y.add_(1)
+        return v
+
+    with torch.no_grad():
+        same(compiled(f, fullgraph=False, fallback="torch")(X), f(X))
+
+
+def test_a_view_of_a_result_may_be_written_to_where_gradients_are_on():
+    scale = torch.ones(3, requires_grad=True)
+
+    def f(x):
+        y = x + 1
+        return y, y.t()
+
+    y, v = compiled(f)(X)
+    v.mul_(scale)
+    want, view = f(X)
+    view.mul_(scale)
+    same((y, v), (want, view))
+    assert y.requires_grad
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_keep_the_order_in_memory(dynamic):
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    f = lambda x, y: (x * 2, y + 1, y.relu().sum(0))  # noqa: E731
+    with torch.no_grad():
+        got, want = compiled(f, dynamic)(image, X.t()), f(image, X.t())
+    same(got, want)
+    assert [t.stride() for t in got] == [t.stride() for t in want]
+
+
+@pytest.mark.native
+def test_a_transposed_result_is_a_view_and_a_part_is_none():
+    with torch.no_grad():
+        got = compiled(lambda x: ((x + 1).t(), (x + 2)[1], (x + 3).view(-1)))(X)
+    assert got[0].stride() == (1, 4)
+    assert [t.untyped_storage().nbytes() for t in got] == [48, 16, 48]
+
+
+@pytest.mark.fake
+def test_results_that_share_nothing_cost_nothing():
+    from kiln import views
+
+    called = []
+    original, views.Tail.__call__ = views.Tail.__call__, lambda *a: called.append(1)
+    try:
+        agree(lambda x: (x + 1, (x * 2).view(-1), (x * 3)[1:]), X)
+    finally:
+        views.Tail.__call__ = original
+    assert not called
+
+
 MUTATIONS = {
     "an input": lambda x: x.add_(1),
     "an input, and nothing is returned": write,
@@ -140,7 +237,13 @@ def test_mutations_of_buffers():
 
 
 def test_a_batch_norm_in_training_mode_updates_its_statistics():
-    agree(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(), X)
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    eager = copy.deepcopy(module)
+    with torch.no_grad():
+        run = compiled(module, fallback="torch")
+        for x in (X, X * 2):
+            same(run(x), eager(x))
+    same(OrderedDict(module.state_dict()), OrderedDict(eager.state_dict()))
 
 
 INPUTS = {
@@ -338,11 +441,63 @@ def test_engines_go_with_their_parameters():
         same(run(other, X), other(X))
 
 
+def folded():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+
+
+def test_written_weights_are_taken_up():
+    layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).eval()
+    x, run = torch.randn(32, 64), compiled(layers, fallback="torch")
+    step = torch.optim.SGD(layers.parameters(), lr=0.5)
+    with torch.no_grad():
+        before = run(x)
+    layers(x).square().sum().backward()
+    step.step()
+    with torch.no_grad():
+        same(run(x), layers(x))
+        assert not torch.equal(run(x), before)
+
+
+def test_loaded_weights_are_taken_up():
+    module, x = folded(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        run = compiled(module)
+        run(x)
+        new = {k: v if v.dtype is torch.int64 else v + 1 for k, v in module.state_dict().items()}
+        module.load_state_dict(new)
+        same(run(x), module(x))
+
+
+def test_weights_with_other_memory_are_taken_up():
+    module, x = folded(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad(), pieces.collecting() as found:
+        run = compiled(module)
+        run(x)
+        for _ in range(3):
+            module[0].weight.data = torch.randn(4, 3, 3, 3)
+            same(run(x), module(x))
+        module[1].bias.set_(torch.randn(4))
+        same(run(x), module(x))
+        module[0].weight.mul_(2)
+        same(run(x), module(x))
+    # Those of the memory before are gone.
+    assert [len(piece.engines) for piece in found] == [1]
+
+
+def test_frozen_weights_are_not_looked_at(monkeypatch):
+    layer = nn.Linear(4, 4).eval()
+    monkeypatch.setattr(backend.Engine, "changed", None)
+    with torch.no_grad():
+        run = compiled(layer, weights="frozen")
+        same(run(X), layer(X))
+        same(run(X), layer(X))
+
+
 @pytest.mark.fake
 def test_checked_weights_are_taken_up_again():
     layer = nn.Linear(4, 4).eval()
     with torch.no_grad(), pieces.collecting() as found:
-        run = compiled(layer, weights="checked")
+        run = compiled(layer)
         same(run(X), layer(X))
         (engine,) = found[0].engines
         run(X)
@@ -363,7 +518,7 @@ def test_checked_weights_that_changed_while_others_were_used():
         return layer(x)
 
     with torch.no_grad(), pieces.collecting() as found:
-        run = compiled(call, weights="checked")
+        run = compiled(call)
         run(first, X)
         run(second, X)
         first.weight.mul_(2)
@@ -483,6 +638,69 @@ def test_what_kiln_refuses_runs_eagerly_and_says_why():
 def test_what_kiln_refuses_may_be_an_error():
     with torch.no_grad(), pytest.raises(kiln.UnsupportedError, match="cond"):
         compiled(branch, fallback="error")(X)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.complex64], ids=str)
+def test_an_input_of_a_dtype_that_kiln_lacks_runs_eagerly(dtype):
+    x = torch.arange(5).to(dtype)
+    f = lambda x: x.abs() + 1 if dtype.is_complex else x.float() + 1  # noqa: E731
+    with torch.no_grad(), pieces.collecting() as found:
+        same(compiled(f, fallback="torch")(x), f(x))
+        (piece,) = found
+        assert piece.state == "eager" and str(dtype) in piece.reason
+        with pytest.raises(kiln.UnsupportedError, match=f"x is {dtype}"):
+            compiled(f)(x)
+
+
+def test_an_index_out_of_range_is_the_callers_error():
+    table = torch.randn(4, 3)
+    with torch.no_grad(), pieces.collecting() as found:
+        run = torch.compile(lambda i: table[i] * 2, backend=backend.kiln)
+        with pytest.raises((kiln.InputError, IndexError), match=r"out of (range|bounds)"):
+            run(torch.tensor([5]))
+        same(run(torch.tensor([3])), table[3:] * 2)
+    assert [piece.state for piece in found] == ["compiled"]
+
+
+def test_data_that_an_operator_of_torch_refuses_gives_the_error_of_torch():
+    with torch.no_grad(), pieces.collecting() as found:
+        run = torch.compile(lambda x: torch.linalg.cholesky(x) * 2, backend=backend.kiln)
+        with pytest.raises(torch.linalg.LinAlgError):
+            run(-torch.eye(3))
+        same(run(torch.eye(3)), torch.eye(3) * 2)
+    assert len(found) == 1
+
+
+@pytest.mark.fake
+@pytest.mark.parametrize("error", ["ShapeError", "DeviceError", "KilnError"])
+def test_what_an_engine_refuses_at_a_call_runs_eagerly(monkeypatch, error):
+    import fake_native
+
+    def run(self, args):
+        raise getattr(kiln, error)("no: never")
+
+    monkeypatch.setattr(fake_native.Engine, "run", run)
+    with torch.no_grad(), pieces.collecting() as found:
+        same(torch.compile(lambda x: x * 2, backend=backend.kiln)(X), X * 2)
+        (piece,) = found
+        assert (piece.state, piece.reason) == ("eager", "no: never")
+        with pytest.raises(getattr(kiln, error)):
+            compiled(lambda x: x * 3)(X)
+
+
+@pytest.mark.fake
+def test_a_run_that_failed_after_writing_is_not_repeated(monkeypatch):
+    import fake_native
+
+    def run(self, args):
+        args[0].add_(1)
+        raise kiln.KilnError("no: never")
+
+    monkeypatch.setattr(fake_native.Engine, "run", run)
+    x = X.clone()
+    with torch.no_grad(), pytest.raises(kiln.KilnError, match="never"):
+        torch.compile(lambda x: x.add_(1), backend=backend.kiln)(x)
+    same(x, X + 1)
 
 
 @pytest.mark.fake

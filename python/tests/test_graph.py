@@ -228,6 +228,33 @@ def test_tensors_on_several_devices_are_refused():
         graph.write(g, None)
 
 
+def test_tensors_of_other_dtypes_are_refused_unless_nothing_reads_them():
+    def graph_of(read):
+        g = torch.fx.Graph()
+        x, p = g.placeholder("x"), g.placeholder("p")
+        x.meta["val"], p.meta["val"] = torch.ones(2), torch.ones(2, dtype=torch.complex64)
+        g.output((x, p) if read else (x,))
+        return g
+
+    text = "table is torch.complex64, a dtype that Kiln does not have: convert it"
+    with pytest.raises(kiln.UnsupportedError, match=text):
+        graph.write(graph_of(True), None, params={1: "table"})
+    assert graph.write(graph_of(False), None, params={1: "table"}).params == []
+
+
+def test_scalars_on_the_host_are_no_inputs_of_a_program_on_a_device():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    g = torch.fx.Graph()
+    x, scale = g.placeholder("x"), g.placeholder("scale")
+    with FakeTensorMode():
+        x.meta["val"], scale.meta["val"] = torch.empty(2, device="cuda"), torch.empty(())
+    g.output((x, scale))
+    text = "scale is on cpu, and the program's other tensors on cuda:0: move scale there"
+    with pytest.raises(kiln.UnsupportedError, match=text):
+        graph.write(g, None)
+
+
 def test_sparse_and_meta_tensors_are_refused():
     for tensor, text in (
         (torch.ones(2, 2).to_sparse(), "use dense tensors"),

@@ -191,8 +191,9 @@ def test_a_plan_is_text_without_numbers_of_the_machine(kiln_plan):
     module = Block().eval()
     text = kiln_plan(module, (X,))
     assert text == kiln_plan(module, (X,)) == kiln.snapshot(kiln.compile(module, (X,)))
-    assert text.startswith("kernels ") and "because" in text
-    assert "us" not in text.split("\n")[0]
+    assert text.startswith("kernels ")
+    for varies in ("us=", "cost ", ".py:"):
+        assert varies not in text
 
 
 pytest_plugins = ["pytester"]
