@@ -18,6 +18,7 @@ ENGINE = (
     "cache_size",
     "cache_bytes",
     "fallback",
+    "machine_code",
 )
 
 #: Read by Python: the values allowed, the default first.

@@ -55,6 +55,7 @@ OPTIONS = {
     "cache_size",
     "cache_bytes",
     "fallback",
+    "machine_code",
 }
 
 

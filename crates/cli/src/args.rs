@@ -169,6 +169,9 @@ pub struct Run {
     /// Do not fuse: one kernel per op, as a framework runs them.
     #[arg(long)]
     pub unfused: bool,
+    /// Run the machine code of an artifact as it is, which nothing can check: for files whose writer you trust.
+    #[arg(long)]
+    pub trust_machine_code: bool,
     /// Write a summary of the run, with times, as JSON ("-" for standard output).
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -186,7 +189,8 @@ pub struct Compile {
     /// Artifact to write.
     #[arg(short, long, value_name = "OUT.kiln")]
     pub output: PathBuf,
-    /// Also write these stages next to the artifact, as OUT.STAGE: graph, plan, block, llvm, ptx, asm.
+    /// Also write these stages next to the artifact, as OUT.STAGE: graph, plan, block, llvm, ptx, asm. `cubin` adds machine code to the
+    /// artifact itself, which ptxas makes; `kiln run --trust-machine-code` then loads it without compiling PTX.
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub emit: Vec<String>,
     /// Write the stages of --emit (default: all) to this folder instead, one file per kernel, named as in the report.

@@ -117,11 +117,9 @@ fn device(a: &DeviceArgs) -> Result<Place, Error> {
     };
     let cpu = || Place { device: DeviceKind::Cpu, target: Target::Cpu, machine: None };
     match a.device.as_deref() {
-        Some("cpu") => Ok(cpu()),
-        Some("cuda") => cuda(0),
-        Some(name) => match name.strip_prefix("cuda:").and_then(|n| n.parse().ok()) {
-            Some(i) => cuda(i),
-            None => Err(Error::usage(format!("there is no device `{name}`"), "give cpu, cuda or cuda:0")),
+        Some(name) => match name.parse()? {
+            DeviceKind::Cpu => Ok(cpu()),
+            DeviceKind::Cuda(i) => cuda(i),
         },
         None => Ok(cuda(0).unwrap_or_else(|_| cpu())),
     }
@@ -183,7 +181,9 @@ fn compiled(a: &ModelArgs, o: &CompileOptions, progress: &Progress) -> Result<(M
 fn run_model(a: &args::Run) -> Result<(), Error> {
     let progress = Progress::new("loading");
     let place = device(&a.device)?;
-    let (device, options) = (place.device, options_on(&place, &a.model, !a.unfused, &a.constraints)?);
+    let device = place.device;
+    let options = options_on(&place, &a.model, !a.unfused, &a.constraints)?;
+    let options = CompileOptions { machine_code: a.trust_machine_code, ..options };
     let (model, compiled, given) = compiled(&a.model, &options, &progress)?;
     let inputs = given_or_random(given, &model)?;
     progress.say("running");

@@ -203,8 +203,24 @@ fn a_stage_that_the_target_lacks_leaves_the_artifact() {
     assert!(complains(2, &["compile", &g, "-o", &path, "--emit", "plan,ptx"]).contains("has no PTX"));
     assert!(says(0, &["explain", &path]).contains("1 kernel on cpu"));
     assert!(dir.path().join("m.plan").exists());
+    assert!(complains(2, &["compile", &g, "-o", &path, "--emit", "cubin"]).contains("has no cubin"));
     let same = dir.path().join("m.plan").display().to_string();
     assert!(complains(2, &["compile", &g, "-o", &same, "--emit", "plan"]).contains("both be written"));
+}
+
+/// Machine code is a part of the artifact, and no file of its own.
+#[test]
+fn machine_code_goes_into_the_artifact() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("m.kiln").display().to_string();
+    says(0, &["compile", &graph("softmax"), "--target", "sm_90a", "-o", &path, "--emit", "cubin,plan"]);
+    let artifact = std::fs::read(&path).expect("written");
+    assert!(artifact.windows(11).any(|w| w == b"kiln/cubin/"));
+    let files: Vec<_> = std::fs::read_dir(dir.path()).expect("the folder").flatten().map(|f| f.file_name()).collect();
+    assert!(files.len() == 2 && dir.path().join("m.plan").exists(), "{files:?}");
+    // Opened for the CPU, it is planned again; there is nothing to trust.
+    let out = dir.path().join("out.safetensors").display().to_string();
+    says(0, &["run", &path, "--device", "cpu", "--trust-machine-code", "--outputs", &out]);
 }
 
 #[test]

@@ -1,19 +1,26 @@
 //! The compiled artifact, a zip: `graph.json`, `plan.txt` (the plan's text form), `explain.json` (the report), `meta.json`,
-//! parameters, and for GPU targets `ptx/NAME.ptx`, which are for people to read. `digests.json` has the SHA-256 of every other part.
+//! parameters, and for GPU targets `ptx/NAME.ptx`, which are for people to read, and on request `cubin/NAME.cubin`, machine code.
+//! `digests.json` has the SHA-256 of every other part.
 //!
 //! Artifacts are not trusted. A part's digest is checked when the part is read. Whoever changes a part can also compute a new digest, so
 //! the plan is verified and checked against the graph as well, code is always generated again from the plan, and no part may be larger
 //! than the file. A file that an artifact names is never opened: the path of its archive is for messages alone, and `bench --archive`
 //! takes the path from the user.
+//!
+//! Machine code is the exception: it cannot be checked, so it is used only on request ([`CompileOptions::machine_code`]), by those who trust
+//! the file. It is used for a program if the PTX that is generated again has the digest of the PTX it was made from, so machine code of
+//! another version of Kiln is left out; that protects from mistakes, not from whoever wrote the file.
 use crate::{
     CompileOptions, Compiled, Error, Model, Target, compile,
-    compile::{CompiledCode, from_plan},
+    compile::{Codes, CompiledCode, from_plan_with},
+    cubin::Cubins,
+    digest::digest,
     io,
     model::{State, Written},
 };
+use kiln_codegen::nvptx::Ptx;
 use kiln_graph::{Graph, Init, ParamInfo, Tensor, Type, params::param_data};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use std::{
     collections::BTreeMap,
     fs::File,
@@ -38,6 +45,18 @@ struct Meta {
     writes: Vec<Written>,
     /// The archive it was compiled from, for messages only: the path is untrusted and never opened.
     archive: Option<String>,
+    /// Absent if there is no machine code.
+    #[serde(default)]
+    machine_code: Option<MachineCode>,
+}
+
+/// What machine code is for.
+#[derive(Serialize, Deserialize)]
+struct MachineCode {
+    /// As `ptxas` names it.
+    arch: String,
+    /// By program, the digest of the PTX it was made from.
+    ptx: BTreeMap<String, String>,
 }
 
 /// A model with the plan it was compiled to.
@@ -48,6 +67,37 @@ pub struct Opened {
     pub plan: kiln_plan::Plan,
     /// The options it was compiled with.
     pub options: CompileOptions,
+    /// Its machine code, which is not trusted yet.
+    pub cubins: Cubins,
+}
+
+/// What an artifact holds besides its model.
+pub(crate) struct Made {
+    pub plan: kiln_plan::Plan,
+    pub options: CompileOptions,
+    pub cubins: Cubins,
+}
+impl Opened {
+    pub(crate) fn split(self) -> (Model, Made) {
+        (self.model, Made { plan: self.plan, options: self.options, cubins: self.cubins })
+    }
+}
+impl Made {
+    /// Compiles the model: with the plan it was compiled to if `options` are those it was written with, else with a new plan.
+    pub(crate) fn compile(&self, model: &Model, options: &CompileOptions, codes: &Codes) -> Result<Compiled, Error> {
+        let same = self.options.target == options.target
+            && self.options.fuse == options.fuse
+            && self.options.contract == options.contract
+            && self.options.machine == options.machine
+            && options.constraints.is_empty()
+            && options.tuned.is_none();
+        let plan = if same { self.plan.clone() } else { compile::plan(model, options)? };
+        let mut compiled = from_plan_with(model, plan, options, codes)?;
+        if options.machine_code {
+            compiled.cubins = self.cubins.clone();
+        }
+        Ok(compiled)
+    }
 }
 
 /// Whether a file that starts with these bytes is an artifact, even if it is truncated.
@@ -64,6 +114,12 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
     let archive =
         model.archive.as_ref().map(|p| std::path::absolute(p).unwrap_or_else(|_| p.clone()).display().to_string());
     let archive = archive.or_else(|| model.compiled_from.clone());
+    let programs: &[Ptx] = if let CompiledCode::Ptx(list) = &c.code { list } else { &[] };
+    let cubins = programs.iter().filter_map(|p| Some((p, c.cubins.of(&p.text)?))).collect::<Vec<_>>();
+    let machine_code = (!cubins.is_empty()).then(|| MachineCode {
+        arch: c.options.target.name().into(),
+        ptx: cubins.iter().map(|(p, _)| (p.name.clone(), digest(p.text.as_bytes()))).collect(),
+    });
     let meta = Meta {
         version: VERSION,
         target: c.options.target.name().into(),
@@ -74,6 +130,7 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
         states: model.states.iter().map(|s| s.name.clone()).collect(),
         writes: model.writes.clone(),
         archive,
+        machine_code,
     };
     let encode =
         |e: &dyn std::fmt::Display| Error::failed(format!("cannot encode {}: {e}", path.display()), "report this");
@@ -95,10 +152,11 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
     for (i, s) in model.states.iter().enumerate() {
         put(&format!("states/{i}"), s.initial.bytes())?;
     }
-    if let CompiledCode::Ptx(list) = &c.code {
-        for p in list.iter().filter(|p| !p.text.is_empty()) {
-            put(&format!("ptx/{}.ptx", p.name), p.text.as_bytes())?;
-        }
+    for p in programs.iter().filter(|p| !p.text.is_empty()) {
+        put(&format!("ptx/{}.ptx", p.name), p.text.as_bytes())?;
+    }
+    for (p, cubin) in cubins {
+        put(&format!("cubin/{}.cubin", p.name), &cubin.bytes)?;
     }
     let digests = serde_json::to_vec_pretty(&digests).map_err(|e| encode(&e))?;
     add(&mut zip, DIGESTS, &digests).map_err(|e| encode(&e))?;
@@ -119,10 +177,6 @@ fn add(zip: &mut ZipWriter<Cursor<Vec<u8>>>, name: &str, bytes: &[u8]) -> zip::r
 const DIGESTS: &str = "digests.json";
 /// SHA-256 by part, in hexadecimal.
 type Digests = BTreeMap<String, String>;
-
-fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
-}
 
 /// An artifact whose parts are read on demand.
 struct Reader<'a> {
@@ -171,6 +225,15 @@ impl<'a> Reader<'a> {
         let plan = kiln_plan::text::parse(&self.text("plan.txt")?).map_err(|e| unusable(self.path, e))?;
         kiln_plan::verify::verify(&plan).map_err(|e| unusable(self.path, e))?;
         Ok(plan)
+    }
+    fn cubins(&mut self) -> Result<Cubins, Error> {
+        let Some(MachineCode { arch, ptx }) = self.meta.machine_code.take() else { return Ok(Cubins::default()) };
+        let target = arch.parse().ok().filter(|t| self.target().is_ok_and(|own| own == *t)).and_then(Cubins::new);
+        let mut cubins = target.ok_or_else(|| unusable(self.path, format!("its machine code is for `{arch}`")))?;
+        for (name, ptx) in ptx {
+            cubins.put(ptx, self.get(&format!("cubin/{name}.cubin"))?);
+        }
+        Ok(cubins)
     }
     fn params(&mut self, graph: &Graph) -> Result<Vec<Tensor>, Error> {
         kiln_graph::params::require(graph).map_err(|e| unusable(self.path, e))?;
@@ -257,9 +320,10 @@ pub fn read(path: &Path) -> Result<Opened, Error> {
     fits(&graph, &plan, &reader.meta).map_err(|what| unusable(path, what))?;
     let params = reader.params(&graph)?;
     let states = reader.states(&graph)?;
+    let cubins = reader.cubins()?;
     let Meta { guards, archive, writes, .. } = reader.meta;
     let model = Model { params, path: path.into(), compiled_from: archive, guards, states, writes, ..Model::of(graph) };
-    Ok(Opened { model, plan, options })
+    Ok(Opened { model, plan, options, cubins })
 }
 
 /// Checks that the plan takes the graph's inputs and parameters and gives its outputs, that guards refer to scalar inputs, and that state
@@ -299,14 +363,7 @@ fn fits(graph: &Graph, plan: &kiln_plan::Plan, meta: &Meta) -> Result<(), String
 
 /// Opens an artifact and compiles it: with its own plan if `options` are those it was written with ([`options`]), else with a new plan.
 pub fn open(path: &Path, options: &CompileOptions) -> Result<(Model, Compiled), Error> {
-    let opened = read(path)?;
-    let same = opened.options.target == options.target
-        && opened.options.fuse == options.fuse
-        && opened.options.contract == options.contract
-        && opened.options.machine == options.machine
-        && options.constraints.is_empty()
-        && options.tuned.is_none();
-    let compiled =
-        if same { from_plan(&opened.model, opened.plan, options)? } else { compile(&opened.model, options)? };
-    Ok((opened.model, compiled))
+    let (model, made) = read(path)?.split();
+    let compiled = made.compile(&model, options, &Codes::default())?;
+    Ok((model, compiled))
 }

@@ -3,7 +3,7 @@
 //! Block programs that are equal except for their names are compiled once, so repeated layers cost one compilation. There is no cache of
 //! code on disk: compiling takes less than half a second for the models of `benches/results/cpu.md`. To keep a compiled model, write an
 //! artifact, which records what it was made from and so cannot become stale.
-use crate::{Error, Model, constraints::Constraints, error::Cause, torch, tune::Measurements};
+use crate::{Error, Model, constraints::Constraints, cubin::Cubins, error::Cause, torch, tune::Measurements};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_graph::{DType, Graph, Op, Tensor, ValueId};
@@ -36,6 +36,15 @@ pub enum DeviceKind {
     /// The n-th CUDA device.
     Cuda(usize),
 }
+impl std::str::FromStr for DeviceKind {
+    type Err = Error;
+    /// `cpu`, `cuda` (the first GPU) or `cuda:1`; PyTorch also writes `cpu:0`.
+    fn from_str(name: &str) -> Result<DeviceKind, Error> {
+        let index = name.strip_prefix("cuda:").map_or((name == "cuda").then_some(0), |n| n.parse().ok());
+        let known = if matches!(name, "cpu" | "cpu:0") { Some(DeviceKind::Cpu) } else { index.map(DeviceKind::Cuda) };
+        known.ok_or_else(|| Error::usage(format!("there is no device `{name}`"), "give cpu, cuda or cuda:0"))
+    }
+}
 
 /// What a model is compiled for, and under which contract and constraints.
 #[derive(Clone, Debug)]
@@ -52,11 +61,26 @@ pub struct CompileOptions {
     pub tuned: Option<Measurements>,
     /// The machine description that the cost model uses; `None`: the target's default.
     pub machine: Option<Machine>,
+    /// Whether machine code in an artifact is trusted. It then runs as it is, where it was made from the PTX that is generated here and for
+    /// the device's architecture. Nothing can tell whether it computes what that PTX says: trust those who wrote the file.
+    pub machine_code: bool,
 }
 impl CompileOptions {
     /// The machine that plans and code are made for.
     pub fn machine(&self) -> &Machine {
         self.machine.as_ref().unwrap_or_else(|| self.target.machine())
+    }
+    /// These options for a device: its target, and the description of its machine. They stay as they are if they are for that target, as
+    /// those of an artifact may be.
+    ///
+    /// # Errors
+    /// If the device cannot be opened, or is older than what Kiln compiles for.
+    pub fn on(self, device: DeviceKind) -> Result<CompileOptions, Error> {
+        let (target, machine) = match device {
+            DeviceKind::Cpu => (Target::Cpu, None),
+            DeviceKind::Cuda(index) => gpu_machine(index)?,
+        };
+        Ok(if self.target == target { self } else { CompileOptions { target, machine, ..self } })
     }
     /// Fails if the machine description is for another target.
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -72,8 +96,15 @@ impl CompileOptions {
 }
 impl Default for CompileOptions {
     fn default() -> CompileOptions {
-        let (contract, constraints) = (Contract::default(), Constraints::default());
-        CompileOptions { target: Target::Cpu, fuse: true, contract, constraints, tuned: None, machine: None }
+        CompileOptions {
+            target: Target::Cpu,
+            fuse: true,
+            contract: Contract::default(),
+            constraints: Constraints::default(),
+            tuned: None,
+            machine: None,
+            machine_code: false,
+        }
     }
 }
 
@@ -111,6 +142,8 @@ pub struct Compiled {
     pub programs: Vec<Program>,
     /// Code of the block programs.
     pub code: CompiledCode,
+    /// Machine code that GPUs of the target load in place of PTX.
+    pub cubins: Cubins,
     /// Seconds spent in each stage.
     pub timings: Timings,
 }
@@ -241,6 +274,7 @@ pub(crate) fn from_plan_with(
         steps,
         programs: programs.list,
         code,
+        cubins: Cubins::default(),
         timings,
     })
 }
@@ -405,6 +439,7 @@ impl Compiled {
                 Code::Ptx(Ptx {
                     entry: p.name.clone(),
                     text: p.text.as_str().into(),
+                    cubin: self.cubins.of(&p.text),
                     grid: p.grid,
                     threads: p.threads,
                     shared: p.shared,
@@ -419,6 +454,15 @@ impl Compiled {
         });
         let input = |v: &kiln_graph::ValueId| InputSpec { name: String::new(), ty: self.graph.ty(*v).clone() };
         Executable::new(&self.plan, self.graph.inputs.iter().map(input).collect(), steps.collect())
+    }
+    /// Has `ptxas` assemble its PTX, for an artifact that a GPU loads without compiling it.
+    ///
+    /// # Errors
+    /// As [`Cubins::assemble`].
+    pub fn assemble(&mut self) -> Result<(), Error> {
+        let texts: &[nvptx::Ptx] = if let CompiledCode::Ptx(list) = &self.code { list } else { &[] };
+        self.cubins = Cubins::assemble(texts.iter().map(|p| p.text.as_str()), self.options.target)?;
+        Ok(())
     }
     /// A session on the target's default device: the CPU with all cores, or the first GPU.
     pub fn session(&self) -> Result<Session, Error> {

@@ -163,6 +163,18 @@ impl Error {
             Error::Model { .. } | Error::Runtime(_) => "",
         }
     }
+    /// The message with its places and remedies, where there is nothing but text to tell it with.
+    pub fn sentence(&self) -> String {
+        let with_help = |text: String, help: &str| if help.is_empty() { text } else { format!("{text}; {help}") };
+        let Error::Model { what, problems } = self else { return with_help(self.to_string(), self.help()) };
+        let problem = |p: &Problem| {
+            let at = if p.line.is_empty() { String::new() } else { format!("\n    at {}", p.line) };
+            let module = if p.module.is_empty() { String::new() } else { format!(" in {}", p.module) };
+            let help = if p.help.is_empty() { String::new() } else { format!("\n    help: {}", p.help) };
+            format!("\n  {}{at}{module}{help}", p.what)
+        };
+        what.clone() + &problems.iter().map(problem).collect::<String>()
+    }
     /// Exit status of a command that fails with it: 2 for wrong usage, else 1.
     pub fn exit_status(&self) -> u8 {
         match self {

@@ -83,17 +83,29 @@ pub fn widest(ptx: &str, prefix: &str) -> usize {
 
 /// Runs `ptxas -v`; if it rejects the PTX, the error holds its output.
 pub fn assemble(ptxas: &Path, ptx: &str, arch: &str) -> Result<Assembled, Error> {
-    let help = "`kiln doctor` shows which ptxas was found";
-    let failed = |what: String| Error::failed(format!("{}: {what}", ptxas.display()), help);
-    let mut file = tempfile::NamedTempFile::new().map_err(|e| failed(e.to_string()))?;
-    file.write_all(ptx.as_bytes()).map_err(|e| failed(e.to_string()))?;
-    let out = Command::new(ptxas)
-        .args(["-v", &format!("-arch={arch}"), "-o", "/dev/null"])
-        .arg(file.path())
-        .output()
-        .map_err(|e| failed(e.to_string()))?;
+    run(ptxas, ptx, arch, Path::new("/dev/null")).map(|log| parse(&log))
+}
+
+/// The machine code that `ptxas` makes of PTX; if it rejects it, the error holds its output.
+pub fn cubin(ptxas: &Path, ptx: &str, arch: &str) -> Result<Vec<u8>, Error> {
+    let file = tempfile::NamedTempFile::new().map_err(|e| failed(ptxas, &e.to_string()))?;
+    run(ptxas, ptx, arch, file.path())?;
+    std::fs::read(file.path()).map_err(|e| Error::reading(file.path(), e))
+}
+
+fn failed(ptxas: &Path, what: &str) -> Error {
+    Error::failed(format!("{}: {what}", ptxas.display()), "`kiln doctor` shows which ptxas was found")
+}
+
+/// Assembles to a file; gives the log.
+fn run(ptxas: &Path, ptx: &str, arch: &str, to: &Path) -> Result<String, Error> {
+    let mut file = tempfile::NamedTempFile::new().map_err(|e| failed(ptxas, &e.to_string()))?;
+    file.write_all(ptx.as_bytes()).map_err(|e| failed(ptxas, &e.to_string()))?;
+    let mut call = Command::new(ptxas);
+    let call = call.args(["-v", &format!("-arch={arch}"), "-o"]).arg(to).arg(file.path());
+    let out = call.output().map_err(|e| failed(ptxas, &e.to_string()))?;
     let log = String::from_utf8_lossy(&out.stderr).into_owned() + &String::from_utf8_lossy(&out.stdout);
-    if out.status.success() { Ok(parse(&log)) } else { Err(failed(log.trim().to_string())) }
+    if out.status.success() { Ok(log) } else { Err(failed(ptxas, log.trim())) }
 }
 
 fn parse(log: &str) -> Assembled {

@@ -1,14 +1,20 @@
 //! Kiln as a library: load a model, compile it, run it, explain it, time it.
 //!
-//! ```no_run
-//! use kiln::{CompileOptions, Model, compile};
+//! ```
+//! use kiln::{Engine, Settings, Tensor, Type};
 //! # fn main() -> Result<(), kiln::Error> {
-//! let model = Model::open("graphs/softmax.kiln".as_ref(), &[])?;
-//! let compiled = compile(&model, &CompileOptions::default())?;
-//! let session = compiled.session()?;
-//! let outputs = session.run(&model.example_inputs(1))?;
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../graphs/softmax.kiln");
+//! // A `.pt2` of torch.export, an artifact of `kiln compile`, or a text graph.
+//! let engine = Engine::open(path.as_ref(), &Settings::default())?;
+//! let dims = &engine.program().input_dims()[0];
+//! let shape: Vec<usize> = dims.shape.iter().map(|n| n.unwrap_or(4)).collect();
+//! // Compiled at the first run with inputs of these sizes.
+//! let outputs = engine.run(&[Tensor::zeros(Type::new(kiln::DType::F32, shape))])?;
+//! assert!(outputs[0].get_f64(0) > 0.0);
 //! # Ok(()) }
 //! ```
+//!
+//! [`Model`] and [`compile()`] are the same step by step: the graph, its plan, and a session.
 //!
 //! Each stage is a crate of its own; this one calls them in order and turns their results into reports. It also has artifacts,
 //! constraints and measuring ([`mod@bench`], [`tune`]). Modules that only the `kiln` command and tests use are left out of this
@@ -21,7 +27,9 @@ pub mod calibrate;
 pub mod compile;
 pub mod constraints;
 mod cores;
+pub mod cubin;
 pub mod diff;
+mod digest;
 pub mod doctor;
 pub mod engine;
 pub mod error;
@@ -52,7 +60,7 @@ pub mod tune;
 pub mod why;
 
 pub use compile::{CompileOptions, Compiled, DeviceKind, Target, compile};
-pub use engine::{Binding, Engine};
+pub use engine::{Binding, Engine, Settings};
 pub use error::Error;
 pub use explain::Report;
 pub use kiln_graph::{DType, Graph, Tensor, Type};

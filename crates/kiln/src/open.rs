@@ -1,4 +1,4 @@
-//! Detects what a file contains, and opens models: from a TorchScript archive, a text graph, or a compiled artifact.
+//! Detects what a file contains, and opens models and programs: from torch.export or TorchScript, a text graph, or an artifact.
 use crate::{
     Error, Model, artifact,
     program::{Program, Sizes},
@@ -87,6 +87,28 @@ impl FileKind {
     }
 }
 
+impl Program {
+    /// Opens a `.pt2` archive, an artifact or a text graph.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if the file holds something else, and others if it cannot be read, each with what to do.
+    pub fn open(path: &Path) -> Result<Program, Error> {
+        match FileKind::of(path)? {
+            FileKind::ExportedProgram => Program::exported(path),
+            FileKind::Artifact => Program::from_artifact(artifact::read(path)?),
+            FileKind::GraphText => Program::from_model(Model::from_text(path)?),
+            FileKind::TorchScript => Err(Error::usage(
+                format!("{} holds a TorchScript archive, which does not say what its inputs are", path.display()),
+                "save the model with torch.export.save, or compile the archive to an artifact with `kiln compile`",
+            )),
+            kind => Err(Error::usage(
+                format!("{} holds {}, not a model", path.display(), kind.words()),
+                "give a .pt2 archive of torch.export, an artifact of `kiln compile`, or a text graph",
+            )),
+        }
+    }
+}
+
 impl Model {
     /// Opens `path`. An archive of TorchScript needs example inputs: its graph is specialised to their types.
     pub fn open(path: &Path, inputs: &[Tensor]) -> Result<Model, Error> {
@@ -122,7 +144,7 @@ impl Model {
     /// A program of torch.export, for the sizes of these inputs or else those at export. Nothing of it is run.
     fn exported(path: &Path, inputs: &[Tensor], sizes: &Sizes) -> Result<Model, Error> {
         let types: Vec<Type> = inputs.iter().map(|t| t.ty.clone()).collect();
-        let program = Program::open(path)?;
+        let program = Program::exported(path)?;
         program.at(&program.sizes(sizes, &types)?)
     }
     fn from_text(path: &Path) -> Result<Model, Error> {

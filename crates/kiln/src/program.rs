@@ -1,17 +1,20 @@
-//! Programs with symbolic sizes and their weights: what a `.pt2` archive holds, and what a traced graph of torch.compile is.
+//! Programs with symbolic sizes and their weights: what a `.pt2` archive holds, and what a traced graph of torch.compile is. A model whose
+//! sizes are fixed, as of an artifact, is a program without symbols.
 //!
-//! Takes: an archive, or a program's JSON form with its weights. Gives: a [`Model`] for each binding of its symbols.
+//! Takes: an archive, a program's JSON form with its weights, or a model. Gives: a [`Model`] for each binding of its symbols.
 use crate::{
-    Error, Model,
+    CompileOptions, Compiled, Error, Model,
+    artifact::{Made, Opened},
+    compile::{self, Codes},
     model::{State, Written},
 };
-use kiln_aten::{ParamData, program};
+use kiln_aten::{ParamData, extent::Extent, program};
 pub use kiln_aten::{
     extent::Sizes,
     program::{Input, InputKind, Output, Symbol},
     raw::Arg,
 };
-use kiln_graph::Type;
+use kiln_graph::{DType, Graph, Type, ValueId};
 use kiln_runtime::Param;
 use std::{
     collections::BTreeMap,
@@ -19,12 +22,30 @@ use std::{
 };
 
 /// A program with its weights.
-#[derive(Debug)]
 pub struct Program {
     program: program::Program,
     /// In the order of the program's parameters.
     params: Vec<Param>,
     path: PathBuf,
+    /// What the program is made of if it has a graph in place of calls.
+    fixed: Option<Box<Fixed>>,
+}
+
+/// A model whose sizes are fixed. Its state are the last parameters of the program.
+struct Fixed {
+    graph: Graph,
+    writes: Vec<Written>,
+    /// Of an artifact.
+    made: Option<Made>,
+}
+
+/// The type of an input or output whose sizes may vary.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Dims {
+    /// `None` if Kiln does not have it.
+    pub dtype: Option<DType>,
+    /// `None` where a size varies.
+    pub shape: Vec<Option<usize>>,
 }
 
 /// A program at given sizes, with its weights where they are.
@@ -44,10 +65,10 @@ impl Program {
     ///
     /// # Errors
     /// [`Error::Model`] or [`Error::Failed`]: the archive cannot be read, with what to do.
-    pub fn open(path: &Path) -> Result<Program, Error> {
+    pub(crate) fn exported(path: &Path) -> Result<Program, Error> {
         let exported = kiln_pt2::open(path).map_err(Error::model)?;
         let params = exported.params.into_iter().map(Param::Host).collect();
-        Ok(Program { program: exported.program, params, path: path.into() })
+        Ok(Program { program: exported.program, params, path: path.into(), fixed: None })
     }
     /// A program in its JSON form ([`kiln_aten::program`]) with the data of its parameters, in order.
     ///
@@ -64,7 +85,46 @@ impl Program {
         if program.params.len() != params.len() || !program.params.iter().zip(&params).all(fits) {
             return Err(Error::usage("the parameters given are not those of the traced program", "please report it"));
         }
-        Ok(Program { program, params, path: PathBuf::new() })
+        Ok(Program { program, params, path: PathBuf::new(), fixed: None })
+    }
+    /// A program without symbols, whose inputs are `input0`, `input1`, ….
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if the model is specialised on values of its inputs.
+    pub fn from_model(model: Model) -> Result<Program, Error> {
+        Program::of(model, None)
+    }
+    /// What an artifact holds. Its plan is kept.
+    ///
+    /// # Errors
+    /// As [`Program::from_model`].
+    pub fn from_artifact(opened: Opened) -> Result<Program, Error> {
+        let (model, made) = opened.split();
+        Program::of(model, Some(made))
+    }
+    fn of(model: Model, made: Option<Made>) -> Result<Program, Error> {
+        if let Some((input, value)) = model.guards.first() {
+            let what = format!(
+                "{} holds only where input {input} is {}, the value it was imported with",
+                model.path.display(),
+                value.as_f64()
+            );
+            return Err(Error::usage(
+                what,
+                "use `kiln run`, which checks the value, or export the model with torch.export",
+            ));
+        }
+        let program = interface(&model);
+        let Model { graph, params, path, states, writes, .. } = model;
+        let params = params.into_iter().chain(states.into_iter().map(|s| s.initial)).map(Param::Host).collect();
+        Ok(Program { program, params, path, fixed: Some(Box::new(Fixed { graph, writes, made })) })
+    }
+    /// The options it was compiled with, if it is an artifact's; else the defaults.
+    pub fn options(&self) -> CompileOptions {
+        self.made().map_or_else(CompileOptions::default, |m| m.options.clone())
+    }
+    fn made(&self) -> Option<&Made> {
+        self.fixed.as_ref()?.made.as_ref()
     }
 
     /// Its name, for reports.
@@ -82,6 +142,15 @@ impl Program {
     /// What a run gives, in order.
     pub fn outputs(&self) -> &[Output] {
         &self.program.outputs
+    }
+    /// Types of the inputs that are tensors, in order.
+    pub fn input_dims(&self) -> Vec<Dims> {
+        self.program.tensor_inputs().map(|(_, v)| dims(v)).collect()
+    }
+    /// Types of the outputs that are tensors, in order.
+    pub fn output_dims(&self) -> Vec<Dims> {
+        let value = |o: &Output| if let Output::Value(id) = o { Some(dims(&self.program.values[*id])) } else { None };
+        self.program.outputs.iter().filter_map(value).collect()
     }
     /// The data of its parameters, in order.
     pub fn params(&self) -> &[Param] {
@@ -128,6 +197,28 @@ impl Program {
         Ok(Model { params, states, ..model })
     }
 
+    /// The model for these sizes, compiled: with the plan of an artifact if `options` are those it was written with.
+    ///
+    /// # Errors
+    /// As [`Program::at`], and if the model cannot be compiled.
+    pub fn compile(&self, sizes: &Sizes, options: &CompileOptions) -> Result<(Model, Compiled), Error> {
+        let model = self.at(sizes)?;
+        let compiled = self.compile_model(&model, options, &Codes::default())?;
+        Ok((model, compiled))
+    }
+    /// Compiles one of its models, which may be without weights.
+    pub(crate) fn compile_model(
+        &self,
+        model: &Model,
+        options: &CompileOptions,
+        codes: &Codes,
+    ) -> Result<Compiled, Error> {
+        match self.made() {
+            Some(made) => made.compile(model, options, codes),
+            None => compile::from_plan_with(model, compile::plan(model, options)?, options, codes),
+        }
+    }
+
     /// The model for these sizes without its weights, to ask about its plan.
     ///
     /// # Errors
@@ -139,6 +230,13 @@ impl Program {
     /// The same with weights where they are.
     pub(crate) fn specialise(&self, sizes: &Sizes) -> Result<Specialised, Error> {
         let start = std::time::Instant::now();
+        if let Some(Fixed { graph, writes, .. }) = self.fixed.as_deref() {
+            let model = Model { path: self.path.clone(), writes: writes.clone(), ..Model::of(graph.clone()) };
+            let weights = graph.params.len();
+            let states = (weights..self.params.len()).collect();
+            let origins = (0..weights).map(Some).collect();
+            return Ok(Specialised { model, params: self.params[..weights].to_vec(), origins, states });
+        }
         let made = self.program.specialise(sizes).map_err(Error::model)?;
         let data = |p: &ParamData| match p {
             ParamData::Made(t) => Param::Host(t.clone()),
@@ -152,4 +250,39 @@ impl Program {
         let origins = made.params.iter().map(origin).collect();
         Ok(Specialised { model, params, origins, states: made.states })
     }
+}
+
+/// The types of a model as those of a program without calls: its parameters, then its state.
+fn interface(model: &Model) -> program::Program {
+    let graph = &model.graph;
+    let mut values = vec![];
+    let mut add = |ty: &Type, name: Option<String>| {
+        // Invariant: sizes of a graph are below 2^46.
+        let shape = ty.shape.iter().map(|n| Extent::Integer(*n as i64)).collect();
+        values.push(program::Value { dtype: ty.dtype.name().into(), shape, name });
+        values.len() - 1
+    };
+    let given = model.input_types();
+    let input = |(i, ty): (usize, &Type)| Input { name: format!("input{i}"), kind: InputKind::Value(add(ty, None)) };
+    let inputs = given.iter().enumerate().map(input).collect();
+    let result = |v: &ValueId| Output::Value(add(graph.ty(*v), None));
+    let outputs = graph.outputs[..model.results()].iter().map(result).collect();
+    let mut params: Vec<usize> = graph.params.iter().map(|p| add(&p.ty, Some(p.name.clone()))).collect();
+    params.extend(model.states.iter().map(|s| add(&s.initial.ty, Some(s.name.clone()))));
+    program::Program {
+        name: graph.name.clone(),
+        symbols: BTreeMap::new(),
+        guards: vec![],
+        values,
+        inputs,
+        params,
+        calls: vec![],
+        outputs,
+        writes: vec![],
+    }
+}
+
+fn dims(value: &program::Value) -> Dims {
+    let size = |e: &Extent| usize::try_from(e.value(&Sizes::new()).ok()?).ok();
+    Dims { dtype: value.dtype.parse().ok(), shape: value.shape.iter().map(size).collect() }
 }

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-type Parts = Vec<(String, Vec<u8>)>;
+pub(crate) type Parts = Vec<(String, Vec<u8>)>;
 
 fn compiled(folder: &Path) -> PathBuf {
     let text = "graph g(%0: f32[4,8]) {\n  @w: f32[8] = fill(2)\n  %2 = exp %0\n  %3 = mul %2, @w\n  return %3\n}";
@@ -16,7 +16,7 @@ fn compiled(folder: &Path) -> PathBuf {
     artifact::write(&path, &compile(&model, &CompileOptions::default()).expect("compiles"), &model).expect("written");
     path
 }
-fn parts(path: &Path) -> Parts {
+pub(crate) fn parts(path: &Path) -> Parts {
     let mut zip = zip::ZipArchive::new(std::fs::File::open(path).expect("there")).expect("a zip");
     let mut all = vec![];
     for i in 0..zip.len() {
@@ -27,7 +27,7 @@ fn parts(path: &Path) -> Parts {
     }
     all
 }
-fn write(path: &Path, parts: &Parts) {
+pub(crate) fn write(path: &Path, parts: &Parts) {
     let mut zip = zip::ZipWriter::new(std::fs::File::create(path).expect("created"));
     let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
     for (name, bytes) in parts {
@@ -37,21 +37,21 @@ fn write(path: &Path, parts: &Parts) {
     zip.finish().expect("finished");
 }
 /// The text of a part with something replaced.
-fn change(parts: &mut Parts, name: &str, from: &str, to: &str) {
+pub(crate) fn change(parts: &mut Parts, name: &str, from: &str, to: &str) {
     let part = parts.iter_mut().find(|p| p.0 == format!("kiln/{name}")).expect("the part");
     let text = String::from_utf8(part.1.clone()).expect("text");
     assert!(text.contains(from), "no `{from}` in {name}:\n{text}");
     part.1 = text.replace(from, to).into_bytes();
 }
 /// Recomputes the digests, as an attacker would.
-fn sign(parts: &mut Parts) {
+pub(crate) fn sign(parts: &mut Parts) {
     let digest = |b: &[u8]| Sha256::digest(b).iter().map(|b| format!("{b:02x}")).collect::<String>();
     let digests: BTreeMap<&str, String> =
         parts.iter().map(|(n, b)| (n.strip_prefix("kiln/").expect("a name"), digest(b))).collect();
     let text = serde_json::to_vec(&digests).expect("JSON");
     parts.iter_mut().find(|p| p.0 == "kiln/digests.json").expect("digests").1 = text;
 }
-fn refusal(path: &Path) -> String {
+pub(crate) fn refusal(path: &Path) -> String {
     match artifact::open(path, &CompileOptions::default()) {
         Err(e @ Error::Failed { .. }) => e.to_string(),
         Err(e) => panic!("another error: {e}"),

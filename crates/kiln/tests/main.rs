@@ -7,6 +7,8 @@ mod exact;
 mod host_rows;
 mod indices;
 mod invariance;
+mod machine_code;
+mod opened;
 mod ops;
 mod random;
 mod targets;

@@ -102,9 +102,10 @@ impl Engine {
 
     /// An engine of a file.
     pub fn open(py: Python<'_>, path: &str, options: &Bound<'_, PyDict>) -> PyResult<Engine> {
-        let options = Options::read(options)?;
         Exchange::of(py)?;
         let program = py.detach(|| Program::open(Path::new(path))).map_err(raised)?;
+        // An artifact keeps what it was compiled with.
+        let options = Options::read(options, program.options())?;
         let tensors = program.params().iter().map(|_| None).collect();
         Ok(Engine::build(program, options, None, tensors, vec![]))
     }
@@ -390,7 +391,7 @@ impl Engine {
         params: Vec<Bound<'_, PyAny>>,
         options: &Bound<'_, PyDict>,
     ) -> PyResult<Engine> {
-        let options = Options::read(options)?;
+        let options = Options::read(options, CompileOptions::default())?;
         let exchange = Exchange::of(py)?;
         let device = dl_device(options.kind);
         let mut tensors = vec![];
@@ -529,8 +530,7 @@ impl Engine {
     fn save(&self, py: Python<'_>, path: &str, sizes: Option<Sizes>) -> PyResult<()> {
         let binding = self.binding(py, sizes)?;
         let write = |program: &Program| {
-            let model = program.at(&binding.sizes)?;
-            let compiled = kiln::compile(&model, &self.options)?;
+            let (model, compiled) = program.compile(&binding.sizes, &self.options)?;
             kiln::artifact::write(Path::new(path), &compiled, &model)
         };
         let Some(text) = self.text.as_ref().filter(|_| self.device.kind != CPU) else {

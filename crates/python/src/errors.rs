@@ -22,7 +22,7 @@ pub fn add(m: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// The exception for an error of the library.
 pub fn raised(e: Error) -> PyErr {
-    let text = sentence(&e);
+    let text = e.sentence();
     match e {
         Error::Usage { .. } => UsageError::new_err(text),
         Error::Inputs { .. } => ShapeError::new_err(text),
@@ -38,20 +38,7 @@ pub fn raised(e: Error) -> PyErr {
 /// The exception for an error while a program is compiled: what Kiln cannot compile is unsupported.
 pub fn compiling(e: Error) -> PyErr {
     match e {
-        Error::Failed { .. } => UnsupportedError::new_err(sentence(&e)),
+        Error::Failed { .. } => UnsupportedError::new_err(e.sentence()),
         other => raised(other),
     }
-}
-
-/// The message of an error with its places and remedies.
-fn sentence(e: &Error) -> String {
-    let with_help = |text: String, help: &str| if help.is_empty() { text } else { format!("{text}; {help}") };
-    let Error::Model { what, problems } = e else { return with_help(e.to_string(), e.help()) };
-    let problem = |p: &kiln::error::Problem| {
-        let at = if p.line.is_empty() { String::new() } else { format!("\n    at {}", p.line) };
-        let module = if p.module.is_empty() { String::new() } else { format!(" in {}", p.module) };
-        let help = if p.help.is_empty() { String::new() } else { format!("\n    help: {}", p.help) };
-        format!("\n  {}{at}{module}{help}", p.what)
-    };
-    what.clone() + &problems.iter().map(problem).collect::<String>()
 }

@@ -1,10 +1,6 @@
 //! The options of an engine, as Python passes them.
 use crate::errors::{UsageError, raised};
-use kiln::{
-    CompileOptions, Device, DeviceKind, Numerics, Target,
-    compile::{gpu_machine, open_device},
-    engine::Limits,
-};
+use kiln::{CompileOptions, Device, DeviceKind, Numerics, compile::open_device, engine::Limits};
 use pyo3::{prelude::*, types::PyDict};
 
 /// What an engine is made with.
@@ -17,12 +13,12 @@ pub struct Options {
     pub refuses_fallbacks: bool,
 }
 
-const KNOWN: &str = "device, numerics, splits, batch_invariant, fuse, threads, cache_size, cache_bytes and fallback";
+const KNOWN: &str =
+    "device, numerics, splits, batch_invariant, fuse, threads, cache_size, cache_bytes, fallback and machine_code";
 
 impl Options {
-    /// Reads the options; what is left out has its default.
-    pub fn read(given: &Bound<'_, PyDict>) -> PyResult<Options> {
-        let mut compile = CompileOptions::default();
+    /// Reads the options; what is left out is as in `compile`, or has its default.
+    pub fn read(given: &Bound<'_, PyDict>, mut compile: CompileOptions) -> PyResult<Options> {
         let (mut kind, mut threads, mut limits, mut refuses_fallbacks) =
             (DeviceKind::Cpu, None, Limits::default(), false);
         for (key, value) in given {
@@ -38,7 +34,7 @@ impl Options {
                 continue;
             }
             match key.as_str() {
-                "device" => kind = device(&text()?).ok_or_else(|| wrong("'cpu' or 'cuda:0'"))?,
+                "device" => kind = text()?.parse().map_err(|_| wrong("'cpu' or 'cuda:0'"))?,
                 "numerics" => {
                     compile.contract.numerics = match text()?.as_str() {
                         "exact" => Numerics::Exact,
@@ -49,6 +45,7 @@ impl Options {
                 }
                 "splits" => compile.contract.splits = flag()?,
                 "batch_invariant" => compile.contract.batch_invariant = flag()?,
+                "machine_code" => compile.machine_code = flag()?,
                 "fuse" => compile.fuse = flag()?,
                 "threads" => threads = Some(number()?),
                 "cache_size" => limits.bindings = number()?,
@@ -66,21 +63,9 @@ impl Options {
                 }
             }
         }
-        if let DeviceKind::Cuda(index) = kind {
-            (compile.target, compile.machine) = gpu_machine(index).map_err(raised)?;
-        } else {
-            compile.target = Target::Cpu;
-        }
+        let compile = compile.on(kind).map_err(raised)?;
         let device = open_device(kind, threads).map_err(raised)?;
         Ok(Options { compile, device, kind, limits, refuses_fallbacks })
-    }
-}
-
-fn device(name: &str) -> Option<DeviceKind> {
-    match name.split_once(':').unwrap_or((name, "0")) {
-        ("cpu", _) => Some(DeviceKind::Cpu),
-        ("cuda", index) => index.parse().ok().map(DeviceKind::Cuda),
-        _ => None,
     }
 }
 

@@ -48,7 +48,16 @@ const THREADS: usize = 256;
 fn add(name: &str, inputs: [u32; 2], output: u32, shared: usize, cluster: usize) -> KernelCode {
     let grid = [N / 4 / THREADS, 1, 1];
     let text = if cluster > 1 { ADD.replace("sm_80", "sm_90").into() } else { ADD.into() };
-    let code = Code::Ptx(Ptx { entry: "add".into(), text, grid, threads: THREADS, shared, cluster, passed: vec![] });
+    let code = Code::Ptx(Ptx {
+        entry: "add".into(),
+        text,
+        cubin: None,
+        grid,
+        threads: THREADS,
+        shared,
+        cluster,
+        passed: vec![],
+    });
     let args = vec![Slot::Input(0), Slot::Input(1), Slot::Output(0)];
     KernelCode {
         name: name.into(),

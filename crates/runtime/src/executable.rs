@@ -65,6 +65,15 @@ pub struct TensorMap {
     pub swizzle: usize,
 }
 
+/// Machine code that was assembled from PTX (a cubin). The driver runs it as it is: whoever sets it trusts where it comes from.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Cubin {
+    /// The compute capability (major, minor) that it runs on.
+    pub capability: (u32, u32),
+    /// The file that `ptxas` writes.
+    pub bytes: Arc<[u8]>,
+}
+
 /// A kernel for an NVIDIA GPU and how it is launched.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Ptx {
@@ -72,6 +81,8 @@ pub struct Ptx {
     pub entry: String,
     /// The PTX of the whole module.
     pub text: Arc<str>,
+    /// The same code, assembled before. A device of its compute capability loads it and leaves the PTX to others.
+    pub cubin: Option<Cubin>,
     /// Blocks along x, y and z; none are launched if one is 0.
     pub grid: [usize; 3],
     /// Threads per block.

@@ -23,7 +23,7 @@ pub mod trace;
 pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks, Refused};
 pub use cuda::CudaDevice;
 pub use error::{Mismatch, RuntimeError};
-pub use executable::{Code, Executable, HostFn, InputSpec, KernelCode, Passed, Ptx, TensorMap};
+pub use executable::{Code, Cubin, Executable, HostFn, InputSpec, KernelCode, Passed, Ptx, TensorMap};
 pub use host::{HostDevice, MAX_THREADS};
 pub use param::{CUDA_ALIGN, DeviceParam, HOST_ALIGN, Param, host_align};
 pub use profile::{KernelTime, KernelTimer, Spread, TimeOptions, Timing};

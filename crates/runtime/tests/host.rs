@@ -349,8 +349,16 @@ fn times_come_with_names() {
 #[test]
 fn code_for_a_gpu_is_refused() {
     let mut exe = chain();
-    let ptx =
-        Ptx { entry: "k".into(), text: "".into(), grid: [1; 3], threads: 32, shared: 0, cluster: 1, passed: vec![] };
+    let ptx = Ptx {
+        entry: "k".into(),
+        text: "".into(),
+        cubin: None,
+        grid: [1; 3],
+        threads: 32,
+        shared: 0,
+        cluster: 1,
+        passed: vec![],
+    };
     exe.kernels[1].steps.steps = vec![Work::Block { code: Code::Ptx(ptx), args: vec![] }];
     let e = Session::new(&host(1), exe, vec![tensor(|_| 0.0)], Arc::new(NoCallbacks)).err().unwrap().to_string();
     assert_eq!(

@@ -1,11 +1,12 @@
-//! Checks dependencies: licences against `licenses.allow` of deny.toml, sources (registries only, as deny.toml says), and versions (none
+//! Checks dependencies: licences against `licenses.allow` and `licenses.exceptions` of deny.toml, sources (registries only, as deny.toml says), and versions (none
 //! may be `*`). Reads only `cargo metadata`, so it needs no network and no other tool; security advisories are checked by `cargo deny`.
 use crate::metadata::Metadata;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of packages checked, or the problems found.
 pub fn check(metadata: &Metadata, deny: &str) -> Result<usize, Vec<String>> {
     let allow = allowed(deny).map_err(|e| vec![e])?;
+    let mut exceptions = exceptions(deny).map_err(|e| vec![e])?;
     let (mut problems, mut used) = (vec![], BTreeSet::new());
     for p in &metadata.packages {
         let who = format!("{} {}", p.name, p.version);
@@ -13,6 +14,7 @@ pub fn check(metadata: &Metadata, deny: &str) -> Result<usize, Vec<String>> {
             None => problems.push(format!("{who} names no licence in its Cargo.toml")),
             Some(text) => match Licence::parse(text) {
                 Err(e) => problems.push(format!("{who}: cannot read the licence `{text}`: {e}")),
+                Ok(l) if !l.met(&allow) && exceptions.remove(&p.name).is_some_and(|also| l.met(&also)) => {}
                 Ok(l) if !l.met(&allow) => {
                     problems.push(format!("{who} is under `{text}`, which deny.toml's licenses.allow does not meet"));
                 }
@@ -28,6 +30,10 @@ pub fn check(metadata: &Metadata, deny: &str) -> Result<usize, Vec<String>> {
     }
     let unused = allow.iter().filter(|a| !used.contains(*a));
     problems.extend(unused.map(|a| format!("no dependency names {a}; remove it from deny.toml's licenses.allow")));
+    let obsolete = exceptions
+        .keys()
+        .map(|name| format!("{name} needs no exception; remove it from deny.toml's licenses.exceptions"));
+    problems.extend(obsolete);
     if problems.is_empty() { Ok(metadata.packages.len()) } else { Err(problems) }
 }
 
@@ -36,6 +42,19 @@ fn allowed(deny: &str) -> Result<BTreeSet<String>, String> {
     let list = table.get("licenses").and_then(|l| l.get("allow")).and_then(|a| a.as_array());
     let list = list.ok_or("deny.toml has no list licenses.allow")?;
     Ok(list.iter().filter_map(|v| v.as_str()).map(str::to_string).collect())
+}
+
+/// What single packages are allowed besides.
+fn exceptions(deny: &str) -> Result<BTreeMap<String, BTreeSet<String>>, String> {
+    let table: toml::Table = deny.parse().map_err(|e| format!("deny.toml: {e}"))?;
+    let list = table.get("licenses").and_then(|l| l.get("exceptions")).and_then(|a| a.as_array());
+    let one = |e: &toml::Value| {
+        let name = e.get("crate")?.as_str()?.to_string();
+        let allow = e.get("allow")?.as_array()?;
+        Some((name, allow.iter().filter_map(|v| v.as_str()).map(str::to_string).collect()))
+    };
+    let wrong = || "an exception of deny.toml has no `crate` or no `allow`".to_string();
+    list.into_iter().flatten().map(|e| one(e).ok_or_else(wrong)).collect()
 }
 
 /// An SPDX expression; `/` is the older way to write OR.
@@ -131,6 +150,19 @@ mod tests {
     fn package(name: &str, license: Option<&str>, source: Option<&str>) -> Package {
         let (license, source) = (license.map(str::to_string), source.map(str::to_string));
         Package { name: name.into(), version: "1.0.0".into(), license, source, ..Package::default() }
+    }
+
+    #[test]
+    fn an_exception_is_for_one_package() {
+        let deny = DENY.to_string() + "exceptions = [{ allow = [\"MPL-2.0\"], crate = \"tool\" }]\n";
+        let registry = Some("registry+x");
+        let mut packages =
+            vec![package("a", Some("MIT AND Zlib"), registry), package("tool", Some("MPL-2.0"), registry)];
+        assert_eq!(check(&Metadata { packages: packages.clone() }, &deny), Ok(2));
+        packages[1].name = "other".into();
+        let problems = check(&Metadata { packages }, &deny).expect_err("another package");
+        assert!(problems[0].contains("other 1.0.0 is under `MPL-2.0`"), "{problems:?}");
+        assert!(problems[1].contains("tool needs no exception"), "{problems:?}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub struct Metadata {
     pub packages: Vec<Package>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Package {
     pub name: String,
     pub version: String,
@@ -20,7 +20,7 @@ pub struct Package {
     pub deps: Vec<Dep>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Dep {
     pub name: String,
     /// A requirement such as `^1.2`; `*` matches any version.

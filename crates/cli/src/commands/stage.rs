@@ -12,8 +12,10 @@ use std::time::Instant;
 
 pub fn compile(a: &args::Compile) -> Result<(), Error> {
     let progress = Progress::new("loading");
+    // Machine code is a part of the artifact, not a stage that can be printed.
+    let (machine_code, emit): (Vec<&String>, Vec<&String>) = a.emit.iter().partition(|s| *s == "cubin");
     let emit: Vec<(String, Stage)> =
-        a.emit.iter().map(|s| Ok((s.clone(), Stage::parse(s)?))).collect::<Result<_, Error>>()?;
+        emit.into_iter().map(|s| Ok((s.clone(), Stage::parse(s)?))).collect::<Result<_, Error>>()?;
     if let Some((name, _)) =
         emit.iter().find(|(name, _)| a.emit_dir.is_none() && a.output.with_extension(name) == a.output)
     {
@@ -24,14 +26,20 @@ pub fn compile(a: &args::Compile) -> Result<(), Error> {
         ));
     }
     let options = constrained(options(&a.model, Some(a.target), true)?, &a.constraints)?;
-    let (model, compiled, _) = compiled(&a.model, &options, &progress)?;
+    let (model, mut compiled, _) = compiled(&a.model, &options, &progress)?;
+    let start = Instant::now();
+    if !machine_code.is_empty() {
+        progress.say("assembling");
+        compiled.assemble()?;
+    }
+    let assemble_s = start.elapsed().as_secs_f64();
     progress.say("writing");
     // The artifact is written first: it stays if a stage does not exist for the target.
     kiln::artifact::write(&a.output, &compiled, &model)?;
     match &a.emit_dir {
         Some(folder) => {
             let named: Vec<Stage> = emit.iter().map(|e| e.1).collect();
-            let stages = if named.is_empty() { Stage::of(compiled.options.target) } else { named };
+            let stages = if a.emit.is_empty() { Stage::of(compiled.options.target) } else { named };
             stages::kernel::write_folder(&compiled, &stages, folder)?;
         }
         None => {
@@ -45,7 +53,7 @@ pub fn compile(a: &args::Compile) -> Result<(), Error> {
         let start = Instant::now();
         let _ = Report::new(&compiled);
         let explain_s = start.elapsed().as_secs_f64();
-        let json = serde_json::json!({ "timings": compiled.timings, "explain_s": explain_s, "kernels": compiled.plan.kernels.len(), "programs": compiled.programs.len() });
+        let json = serde_json::json!({ "timings": compiled.timings, "explain_s": explain_s, "assemble_s": assemble_s, "kernels": compiled.plan.kernels.len(), "programs": compiled.programs.len() });
         render::to(path, &format!("{json:#}\n"))?;
     }
     Ok(())

@@ -69,7 +69,7 @@ impl Launch {
                 remedy: "use smaller inputs, or report the model".into(),
             })
         };
-        let module = device.module(kernel, &ptx.text)?;
+        let module = device.module(kernel, ptx)?;
         let doing = || format!("preparing kernel `{kernel}`");
         let function = device.check(doing, module.function(&ptx.entry))?;
         let set = |a, v| {

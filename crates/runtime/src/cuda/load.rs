@@ -37,11 +37,11 @@ impl CudaSession {
                 Place::Param(_) | Place::LoadArena(_) | Place::Input(_) | Place::Output(_) | Place::Nowhere => 0,
             };
         }
-        let texts = exe.kernels.iter().flat_map(|k| &k.steps.steps).filter_map(|w| match w {
-            Work::Block { code: Code::Ptx(p), .. } => Some(p.text.clone()),
+        let all = exe.kernels.iter().flat_map(|k| &k.steps.steps).filter_map(|w| match w {
+            Work::Block { code: Code::Ptx(p), .. } => Some(p),
             _ => None,
         });
-        self.device.preload(texts);
+        self.device.preload(all);
         let records = self.allocate(self.layout.checked.len() * RECORD, "records of out-of-range indices")?;
         for n in 0..self.layout.checked.len() {
             self.addresses[self.layout.record(n)] = records.address + (n * RECORD) as u64;

@@ -20,7 +20,7 @@ mod trace;
 
 pub use allocator::{Allocator, DeviceMemory};
 
-use crate::{RuntimeError, memory};
+use crate::{Ptx, RuntimeError, memory};
 use cudarc::driver::{
     result::{self, DriverError},
     sys,
@@ -159,10 +159,37 @@ pub struct CudaDevice {
 struct Inner {
     info: DeviceInfo,
     context: Arc<Context>,
-    /// Loaded modules by PTX text; equal kernels share one. The key is the text itself: a hash collision cannot swap kernels.
-    modules: Mutex<HashMap<Arc<str>, Arc<Module>>>,
+    /// Loaded modules; equal kernels share one. The key is the code itself: a hash collision cannot swap kernels, and code that was
+    /// compiled here is never that of a cubin.
+    modules: Mutex<HashMap<Image, Arc<Module>>>,
     /// cuBLASLt, loaded on first use; `None` inside if it cannot be loaded.
     library: OnceLock<Option<Arc<Library>>>,
+}
+
+/// What the driver loads for a kernel.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+enum Image {
+    /// Text, which the driver compiles.
+    Ptx(Arc<str>),
+    /// Machine code for this device.
+    Cubin(Arc<[u8]>),
+}
+impl Image {
+    /// Machine code is for one compute capability.
+    fn of(ptx: &Ptx, capability: (u32, u32)) -> Image {
+        match &ptx.cubin {
+            Some(c) if c.capability == capability => Image::Cubin(c.bytes.clone()),
+            _ => Image::Ptx(ptx.text.clone()),
+        }
+    }
+    /// An error carries the assembler's log.
+    fn load(&self, context: &Arc<Context>) -> Result<Module, (DriverError, String)> {
+        match self {
+            Image::Ptx(text) => Module::load(context, text),
+            // SAFETY: whoever set the cubin trusts it, as its type says.
+            Image::Cubin(bytes) => unsafe { Module::of_cubin(context, bytes) }.map_err(|e| (e, String::new())),
+        }
+    }
 }
 
 impl CudaDevice {
@@ -220,28 +247,38 @@ impl CudaDevice {
         self.inner.library.get_or_init(load).clone()
     }
 
-    /// The module of this PTX; the driver compiles it on first use. The context must be current.
-    fn module(&self, kernel: &str, ptx: &Arc<str>) -> Result<Arc<Module>, RuntimeError> {
+    /// The module of this code. The driver compiles PTX on first use. The context must be current.
+    fn module(&self, kernel: &str, ptx: &Ptx) -> Result<Arc<Module>, RuntimeError> {
+        let image = Image::of(ptx, self.info().capability);
         let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(m) = modules.get(ptx) {
+        if let Some(m) = modules.get(&image) {
             return Ok(m.clone());
         }
-        let module = Module::load(&self.inner.context, ptx).map_err(|(e, log)| {
+        let module = image.load(&self.inner.context).map_err(|(e, log)| {
             let log = log.trim();
             let what = if log.is_empty() { text(e) } else { format!("{}: {log}", text(e)) };
-            self.refused(format!("loading kernel `{kernel}`"), what, e)
+            match &image {
+                Image::Ptx(_) => self.refused(format!("loading kernel `{kernel}`"), what, e),
+                Image::Cubin(..) => RuntimeError::Driver {
+                    device: format!("{} ({})", self.name(), self.info().name),
+                    doing: format!("loading machine code of kernel `{kernel}`"),
+                    what,
+                    remedy: "write the artifact again, or load it without trusting its machine code".into(),
+                },
+            }
         })?;
         let module = Arc::new(module);
-        modules.insert(ptx.clone(), module.clone());
+        modules.insert(image, module.clone());
         Ok(module)
     }
 
     /// Loads modules on several threads, because the driver's compiler is slow. A module that fails here fails again in
     /// [`CudaDevice::module`], which reports the kernel's name.
-    fn preload(&self, texts: impl Iterator<Item = Arc<str>>) {
-        let mut missing: Vec<Arc<str>> = {
+    fn preload<'a>(&self, all: impl Iterator<Item = &'a Ptx>) {
+        let mut missing: Vec<Image> = {
             let modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
-            texts.filter(|t| !modules.contains_key(t)).collect()
+            let images = all.map(|p| Image::of(p, self.info().capability));
+            images.filter(|i| !modules.contains_key(i)).collect()
         };
         missing.sort_unstable();
         missing.dedup();
@@ -251,10 +288,10 @@ impl CudaDevice {
             if self.inner.context.bind().is_err() {
                 return;
             }
-            while let Some(ptx) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Ok(m) = Module::load(&self.inner.context, ptx) {
+            while let Some(image) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Ok(m) = image.load(&self.inner.context) {
                     let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
-                    modules.insert(ptx.clone(), Arc::new(m));
+                    modules.insert(image.clone(), Arc::new(m));
                 }
             }
         };
@@ -295,5 +332,23 @@ fn remedy(e: DriverError) -> &'static str {
             "compile for this GPU's architecture: the kernel needs more resources than it has"
         }
         _ => "check nvidia-smi, and restart the process",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Cubin;
+
+    /// A device of another capability compiles the PTX.
+    #[test]
+    fn machine_code_is_loaded_on_its_own_architecture_alone() {
+        let bytes: Arc<[u8]> = [1, 2, 3].into();
+        let cubin = Some(Cubin { capability: (9, 0), bytes: bytes.clone() });
+        let (entry, grid, passed) = (String::from("k"), [1; 3], vec![]);
+        let ptx = Ptx { entry, text: "text".into(), cubin, grid, threads: 32, shared: 0, cluster: 1, passed };
+        assert_eq!(Image::of(&ptx, (9, 0)), Image::Cubin(bytes));
+        assert_eq!(Image::of(&ptx, (10, 0)), Image::Ptx("text".into()));
+        assert_eq!(Image::of(&Ptx { cubin: None, ..ptx }, (9, 0)), Image::Ptx("text".into()));
     }
 }

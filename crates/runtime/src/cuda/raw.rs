@@ -413,6 +413,15 @@ impl Module {
             }
         }
     }
+    /// Loads machine code.
+    ///
+    /// # Safety
+    /// `cubin` is a whole file of `ptxas`: the driver finds its size in its header.
+    pub unsafe fn of_cubin(context: &Arc<Context>, cubin: &[u8]) -> Result<Module, DriverError> {
+        // SAFETY: this function's contract.
+        let raw = unsafe { result::module::load_data(cubin.as_ptr().cast()) }?;
+        Ok(Module { context: context.clone(), raw })
+    }
     pub fn function(&self, name: &str) -> Result<sys::CUfunction, DriverError> {
         let name = CString::new(name).map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
         // SAFETY: the module lives.
@@ -422,7 +431,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let _current = self.context.enter();
-        // SAFETY: loaded by `load`; every user of its functions keeps the module alive. A failure leaves nothing to do.
+        // SAFETY: loaded by `load` or `of_cubin`; every user of its functions keeps the module alive. A failure leaves nothing to do.
         let _ = unsafe { result::module::unload(self.raw) };
     }
 }

@@ -1,0 +1,103 @@
+//! Machine code of GPU programs (cubins), so that loading an artifact does not wait for the driver's assembler.
+//!
+//! Takes: PTX. Gives: what `ptxas` makes of it, by the digest of the text: code that was generated again finds its machine code only if it is
+//! the same text. Never: decides whether machine code from a file is trusted; that is [`crate::CompileOptions::machine_code`].
+use crate::{Error, digest::digest, doctor, facts};
+use kiln_machine::Arch as Target;
+use kiln_runtime::Cubin;
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+/// Machine code by the digest of its PTX.
+#[derive(Clone, Default, Debug)]
+pub struct Cubins {
+    capability: (u32, u32),
+    all: BTreeMap<String, Arc<[u8]>>,
+}
+
+impl Cubins {
+    /// None yet, for programs of this target; `None` if it is no GPU.
+    pub(crate) fn new(target: Target) -> Option<Cubins> {
+        let number: u32 = target.name().strip_prefix("sm_")?.trim_end_matches('a').parse().ok()?;
+        Some(Cubins { capability: (number / 10, number % 10), all: BTreeMap::new() })
+    }
+    /// Has `ptxas` assemble these texts, on all cores.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if the target is no GPU; [`Error::Failed`] if there is no `ptxas`, or it refuses a text.
+    pub fn assemble<'a>(texts: impl Iterator<Item = &'a str>, target: Target) -> Result<Cubins, Error> {
+        let mut made = Cubins::new(target)
+            .ok_or_else(|| Error::usage(format!("the target {target} has no cubin"), "add --target sm_90a"))?;
+        let ptxas = doctor::find_ptxas().ok_or_else(|| {
+            Error::failed(
+                "machine code needs ptxas, which was not found",
+                "run scripts/setup, or put ptxas on the PATH",
+            )
+        })?;
+        let texts: Vec<&str> = texts.filter(|t| !t.is_empty()).collect();
+        for (text, cubin) in texts.iter().zip(all(&ptxas, &texts, target)) {
+            made.put(digest(text.as_bytes()), cubin?);
+        }
+        Ok(made)
+    }
+    /// Adds machine code by the digest of its PTX.
+    pub(crate) fn put(&mut self, ptx: String, cubin: Vec<u8>) {
+        self.all.insert(ptx, cubin.into());
+    }
+    /// The machine code of this PTX.
+    pub fn of(&self, ptx: &str) -> Option<Cubin> {
+        if self.all.is_empty() {
+            return None;
+        }
+        let bytes = self.all.get(&digest(ptx.as_bytes()))?.clone();
+        Some(Cubin { capability: self.capability, bytes })
+    }
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+}
+
+/// The machine code of each text, in order.
+fn all(ptxas: &Path, texts: &[&str], target: Target) -> Vec<Result<Vec<u8>, Error>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = vec![];
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(text) = texts.get(at) else { return done };
+            done.push((at, facts::cubin(ptxas, text, target.name())));
+        }
+    };
+    let mut done: Vec<_> = std::thread::scope(|s| {
+        let threads: Vec<_> = (0..crate::cores::cores().min(texts.len())).map(|_| s.spawn(work)).collect();
+        let join =
+            |t: std::thread::ScopedJoinHandle<'_, Vec<_>>| t.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
+        threads.into_iter().flat_map(join).collect()
+    });
+    done.sort_by_key(|d| d.0);
+    done.into_iter().map(|d| d.1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_code_is_found_by_the_text_it_was_made_from() {
+        let mut cubins = Cubins::new(Target::Sm90a).expect("a GPU");
+        assert!(cubins.is_empty() && cubins.of("text").is_none());
+        cubins.put(digest(b"text"), vec![1, 2]);
+        let found = cubins.of("text").expect("put");
+        assert_eq!((found.capability, &found.bytes[..]), ((9, 0), &[1, 2][..]));
+        assert!(cubins.of("text ").is_none());
+        assert_eq!(Cubins::new(Target::Sm89).map(|c| c.capability), Some((8, 9)));
+        assert!(Cubins::new(Target::Cpu).is_none());
+    }
+}
