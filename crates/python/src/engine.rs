@@ -32,6 +32,8 @@ pub struct Engine {
     tensors: Mutex<Vec<Option<Py<PyAny>>>>,
     /// The tensors of a traced program's parameters as they were given, whose versions say whether they have changed.
     originals: Vec<Py<PyAny>>,
+    /// Parameters of which the engine has a copy, since their memory is in another order or on another device.
+    copied: Vec<usize>,
     /// Versions of parameters when they were folded or packed.
     versions: Mutex<BTreeMap<usize, i64>>,
     /// What calls were last prepared for; the first is the last one used.
@@ -80,7 +82,7 @@ impl Engine {
         options: Options,
         text: Option<String>,
         tensors: Vec<Option<Py<PyAny>>>,
-        originals: Vec<Py<PyAny>>,
+        (originals, copied): (Vec<Py<PyAny>>, Vec<usize>),
     ) -> Engine {
         let device = dl_device(options.kind);
         let compile = options.compile.clone();
@@ -95,6 +97,7 @@ impl Engine {
             text,
             tensors: Mutex::new(tensors),
             originals,
+            copied,
             versions: Mutex::default(),
             ready: Mutex::default(),
         }
@@ -107,7 +110,7 @@ impl Engine {
         // An artifact keeps what it was compiled with.
         let options = Options::read(options, program.options())?;
         let tensors = program.params().iter().map(|_| None).collect();
-        Ok(Engine::build(program, options, None, tensors, vec![]))
+        Ok(Engine::build(program, options, None, tensors, (vec![], vec![])))
     }
 
     /// The sizes asked for, else those last used, else those of tracing.
@@ -168,7 +171,7 @@ impl Engine {
             Some(at) => all.remove(at),
             None => Arc::new(self.make_ready(py, exchange, &binding, &numbers)?),
         };
-        for index in &ready.binding.frozen {
+        for index in ready.binding.frozen.iter().chain(&self.copied) {
             if let Some(t) = self.originals.get(*index) {
                 let version = version(t.bind(py))?;
                 lock(&self.versions).entry(*index).or_insert(version);
@@ -395,12 +398,13 @@ impl Engine {
         let exchange = Exchange::of(py)?;
         let device = dl_device(options.kind);
         let mut tensors = vec![];
-        let mut given = vec![];
+        let (mut given, mut copied) = (vec![], vec![]);
         for p in &params {
             // An alias keeps the memory, whatever becomes of the parameter.
             let alias = p.call_method0("detach")?;
             let mut borrowed = exchange.borrow(&alias)?;
-            if borrowed.device != device {
+            // A constant of the program may be on the CPU; each session gets a copy of it.
+            if borrowed.device != device && borrowed.device.kind != CPU {
                 return Err(InputError::new_err(format!(
                     "a parameter is on {}, but the program is compiled for {}; move the module there",
                     device_name(borrowed.device),
@@ -415,8 +419,11 @@ impl Engine {
                     dense
                 }
             };
+            if !p.call_method0("is_contiguous")?.extract()? || borrowed.device != device {
+                copied.push(given.len());
+            }
             let owner: Arc<dyn std::any::Any + Send + Sync> = Arc::new(alias.clone().unbind());
-            given.push(match device.kind {
+            given.push(match borrowed.device.kind {
                 // SAFETY: the alias keeps the memory; torch writes it only from Python code, which the run does not overlap.
                 CPU => Param::Host(unsafe { foreign(borrowed.ty, borrowed.address, owner) }),
                 // SAFETY: as above, and torch's allocations end at multiples of 512 bytes.
@@ -427,7 +434,7 @@ impl Engine {
         let program_text = program.to_string();
         let program = Program::from_json(program, given).map_err(compiling)?;
         let originals = params.into_iter().map(Bound::unbind).collect();
-        Ok(Engine::build(program, options, Some(program_text), tensors, originals))
+        Ok(Engine::build(program, options, Some(program_text), tensors, (originals, copied)))
     }
 
     /// Runs the program on flat inputs; gives flat outputs.
@@ -496,6 +503,14 @@ impl Engine {
         let mut versions = lock(&self.versions).clone();
         for (index, known) in &mut versions {
             *known = version(self.originals[*index].bind(py))?;
+        }
+        for index in &self.copied {
+            // The memory of a copy stays where it is.
+            let copy = lock(&self.tensors)[*index].as_ref().map(|t| t.clone_ref(py));
+            let original = self.originals[*index].bind(py).call_method0("detach")?;
+            if let Some(copy) = copy.filter(|c| !c.bind(py).is(&original)) {
+                copy.bind(py).call_method1("copy_", (original,))?;
+            }
         }
         py.detach(|| self.engine.refresh()).map_err(raised)?;
         lock(&self.versions).extend(versions);

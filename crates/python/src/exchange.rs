@@ -189,6 +189,25 @@ impl Exchange {
         o.call_method0(intern!(o.py(), "is_neg"))?.extract()
     }
 
+    /// The address of a tensor's elements, as fast as possible; 0 for other objects.
+    pub fn address(&self, o: &Bound<'_, PyAny>) -> PyResult<u64> {
+        if !self.is_tensor(o) {
+            return Ok(0);
+        }
+        let Some(borrow) = self.table.and_then(|t| t.borrow) else {
+            return o.call_method0(intern!(o.py(), "data_ptr"))?.extract();
+        };
+        let mut t = std::mem::MaybeUninit::<DLTensor>::uninit();
+        // SAFETY: the object is a tensor; the table fills the view, or raises.
+        unsafe {
+            if borrow(o.as_ptr(), t.as_mut_ptr()) != 0 {
+                return Err(PyErr::fetch(o.py()));
+            }
+            let t = t.assume_init();
+            Ok(t.data as u64 + t.byte_offset)
+        }
+    }
+
     /// Compares a tensor with what is wanted, as fast as possible. The object has to be a tensor ([`Exchange::is_tensor`]).
     pub fn compare(&self, o: &Bound<'_, PyAny>, want: &Wanted) -> PyResult<Match> {
         let Some(borrow) = self.table.and_then(|t| t.borrow) else {
@@ -354,6 +373,14 @@ impl Exchange {
         }
         let cuda = self.torch.bind(py).getattr("cuda")?;
         Ok(Some(cuda.call_method1("current_stream", (device.id,))?.getattr("cuda_stream")?.extract()?))
+    }
+}
+
+/// The tensors of a result: itself, or its elements.
+pub fn tensors<'py>(result: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    match result.is_instance_of::<PyTuple>() || result.is_instance_of::<PyList>() {
+        true => result.try_iter()?.collect(),
+        false => Ok(vec![result.clone()]),
     }
 }
 

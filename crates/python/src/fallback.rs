@@ -4,7 +4,7 @@
 //! nothing waits for the device. Collectives run by torch.distributed on a stream of its own, for which the current one then waits.
 use crate::{
     collective,
-    exchange::{CPU, CUDA, DLDevice, Exchange},
+    exchange::{CPU, CUDA, DLDevice, Exchange, tensors},
 };
 use kiln::{
     Graph, Tensor, Type,
@@ -159,14 +159,6 @@ fn run(
         want.call_method1(intern!(py, "copy_"), (value,))?;
     }
     Ok(())
-}
-
-/// The tensors of a result: itself, or its elements.
-pub fn tensors<'py>(result: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    match result.is_instance_of::<PyTuple>() || result.is_instance_of::<PyList>() {
-        true => result.try_iter()?.collect(),
-        false => Ok(vec![result.clone()]),
-    }
 }
 
 impl Callbacks for Torch {

@@ -10,7 +10,10 @@ mod exchange;
 mod fallback;
 mod options;
 
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::{
+    prelude::*,
+    types::{PyBytes, PyDict, PyList},
+};
 
 /// Opens a `.pt2` program, an artifact or a text graph.
 #[pyfunction]
@@ -24,11 +27,29 @@ fn doctor() -> String {
     kiln::doctor::text(&kiln::doctor::findings())
 }
 
+/// Which objects are at these positions, and where the memory of those that are tensors is: a key that is equal only if both are.
+#[pyfunction]
+fn addresses<'py>(
+    py: Python<'py>,
+    items: &Bound<'py, PyList>,
+    positions: &Bound<'py, PyList>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let exchange = exchange::Exchange::of(py)?;
+    let mut key: Vec<u8> = Vec::with_capacity(16 * positions.len());
+    for position in positions {
+        let item = items.get_item(position.extract()?)?;
+        key.extend((item.as_ptr() as u64).to_ne_bytes());
+        key.extend(exchange.address(&item)?.to_ne_bytes());
+    }
+    Ok(PyBytes::new(py, &key))
+}
+
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add_class::<engine::Engine>()?;
     m.add_function(wrap_pyfunction!(open, m)?)?;
     m.add_function(wrap_pyfunction!(doctor, m)?)?;
+    m.add_function(wrap_pyfunction!(addresses, m)?)?;
     errors::add(m)
 }

@@ -6,7 +6,7 @@
 //! The session reads the records after each kernel on the host, and after a whole run on a GPU, and turns the first one that is set
 //! into [`RuntimeError::Index`]. Only the importer knows indices that count from the end (`x[-1]`): a negative index in a graph is
 //! out of range.
-use crate::{RuntimeError, in_place};
+use crate::RuntimeError;
 use kiln_graph::{DType, Type};
 use kiln_plan::{
     Buffer, BufferId, BufferKind, Plan, Stage,
@@ -122,6 +122,18 @@ pub struct KernelCode {
 }
 
 impl KernelCode {
+    /// Whether no step uses this buffer as an input, so that the kernel may write it: the input's value was copied, and the copy is left out.
+    fn ignores(&self, buffer: BufferId) -> bool {
+        let slots = self.inputs.iter().enumerate().filter(|(_, b)| **b == buffer).map(|(i, _)| Slot::Input(i as u32));
+        let used = |slot: &Slot| {
+            self.steps.steps.iter().any(|w| match w {
+                Work::Block { args, .. } => args.contains(slot),
+                Work::Gemm(g) => g.slots().contains(slot),
+                Work::Fallback(_) | Work::Interpret { .. } => true,
+            })
+        };
+        !slots.into_iter().any(|s| used(&s))
+    }
     /// Whether its code checks indices and records one that is out of range.
     pub fn checks_indices(&self) -> bool {
         let checks = |w: &Work<Code>| matches!(w, Work::Block { args, .. } if args.contains(&Slot::Faults));
@@ -270,7 +282,7 @@ impl Executable {
                     return fail(at(), format!("runs at load time but reads input {b}"));
                 }
                 let fixed = |b: &&BufferId| match self.buffers[b.0 as usize].kind {
-                    BufferKind::Input(i) if self.written.contains(&i) => !in_place::ignores(k, **b),
+                    BufferKind::Input(i) if self.written.contains(&i) => !k.ignores(**b),
                     BufferKind::Input(_) | BufferKind::Param(_) => true,
                     BufferKind::Frozen | BufferKind::Temp => k.inputs.contains(b),
                 };

@@ -3,7 +3,7 @@
 //! Takes: an executable and which outputs belong into which inputs. Gives: the executable whose kernels write these inputs where that is
 //! right; the caller copies the other outputs. A kernel that changes a few elements of an input ([`Steps::copied`]) then writes only these.
 use crate::{Executable, KernelCode};
-use kiln_plan::{BufferId, BufferKind, Stage, exec::Slot};
+use kiln_plan::{BufferId, BufferKind, Stage};
 
 impl Executable {
     /// Lets kernels write outputs into inputs. `writes`: pairs of an input and an output of its type, which is left in the input after a run;
@@ -77,18 +77,4 @@ impl Executable {
     pub fn writes_input(&self, input: usize) -> bool {
         self.written.contains(&(input as u32))
     }
-}
-
-/// Whether a kernel without its copy may have the same buffer as input and output: the input's slot is no argument of its steps.
-pub(crate) fn ignores(k: &KernelCode, buffer: BufferId) -> bool {
-    use kiln_plan::exec::Work;
-    let slots = k.inputs.iter().enumerate().filter(|(_, b)| **b == buffer).map(|(i, _)| Slot::Input(i as u32));
-    let used = |slot: &Slot| {
-        k.steps.steps.iter().any(|w| match w {
-            Work::Block { args, .. } => args.contains(slot),
-            Work::Gemm(g) => g.slots().contains(slot),
-            Work::Fallback(_) | Work::Interpret { .. } => true,
-        })
-    };
-    !slots.into_iter().any(|s| used(&s))
 }

@@ -3,10 +3,8 @@
 //! Takes: addresses and a stream. Gives: work in stream order. Runs of a session share its arena, so each waits on the device for the one
 //! before if that was on another stream. Never: waits on the host, unless a step needs the host; allocates in warm calls.
 use super::{
-    bind::is_aligned,
-    graph::Whose,
     raw::{Memory, StreamHandle, copy},
-    session::CudaSession,
+    session::{CudaSession, bind::is_aligned, graph::Whose},
 };
 use crate::{RuntimeError, boundary::End};
 use cudarc::driver::result::DriverError;

@@ -3,9 +3,8 @@
 //! Takes: a step without a launch. Gives: its results on the device, in order of the stream. Waits for the stream, unless the library
 //! enqueues its work there itself. Never: runs while the stream is captured, with that exception.
 use super::{
-    graph::Whose,
     raw::{StreamHandle, download, upload},
-    session::CudaSession,
+    session::{CudaSession, graph::Whose},
 };
 use crate::{
     Code, DeviceTensor, KernelCode, RuntimeError,

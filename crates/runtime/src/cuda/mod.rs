@@ -3,9 +3,7 @@
 //! Takes: an executable whose code is [`crate::Code::Ptx`]. Gives: a device, and sessions on it. Never: generates code.
 //! No other module calls the driver.
 mod allocator;
-mod bind;
 mod caller;
-mod graph;
 mod host_step;
 mod launch;
 mod library;
@@ -13,7 +11,6 @@ mod load;
 mod map;
 mod nvtx;
 mod raw;
-mod records;
 pub(crate) mod session;
 pub(crate) mod time;
 mod trace;

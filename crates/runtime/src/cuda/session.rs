@@ -3,15 +3,16 @@
 //! Temporaries lie at fixed addresses in one allocation, and so do inputs and outputs of the session's own runs, so launches are prepared
 //! once. From the second run on, sequences of launches are replayed as CUDA graphs (`graph`). Steps that only the host can run copy their
 //! operands there and back (`host_step`). Records of out-of-range indices are read once, after the whole run (`records`).
+pub(super) mod bind;
+pub(super) mod graph;
+pub(super) mod records;
+
 use super::{
     CudaDevice,
-    bind::Ends,
-    graph::{Runs, Whose},
     launch::Launch,
     library::Matmul,
     nvtx,
     raw::{Memory, Stream, StreamHandle, download, upload},
-    records::Found,
 };
 use crate::{
     Callbacks, Code, Executable, HostDevice, KernelCode, Param, RuntimeError,
@@ -20,11 +21,14 @@ use crate::{
     memory::{MemoryPlan, Place},
     param::Kept,
 };
+use bind::Ends;
+use graph::{Runs, Whose};
 use kiln_graph::Tensor;
 use kiln_plan::{
     BufferId, Stage,
     exec::{Slot, Work},
 };
+use records::Found;
 use std::{collections::BTreeMap, sync::Arc};
 
 pub(crate) struct CudaSession {

@@ -2,9 +2,8 @@
 //!
 //! Takes: a session and inputs. Gives: samples in microseconds. Never: includes copies of inputs or outputs.
 use super::{
-    graph::Whose,
     raw::{Event, Graph},
-    session::CudaSession,
+    session::{CudaSession, graph::Whose},
 };
 use crate::RuntimeError;
 use kiln_graph::Tensor;

@@ -3,9 +3,11 @@
 //! Takes: a session and inputs. Gives: spans on the host's clock. A trace replays what a run replays: the CUDA graphs are captured
 //! again with the events in them.
 use super::{
-    graph::{Fault, Mode},
     raw::{Event, Graph},
-    session::CudaSession,
+    session::{
+        CudaSession,
+        graph::{Fault, Mode},
+    },
 };
 use crate::{HostSpan, RunTrace, RuntimeError, Span, trace::Clock};
 use kiln_graph::Tensor;

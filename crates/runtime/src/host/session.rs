@@ -2,9 +2,14 @@
 //!
 //! Takes: an executable whose code is [`Code::Host`]. Gives: outputs that belong to the caller. The record of out-of-range indices of a
 //! kernel is read right after the kernel.
-use super::{HostDevice, Parallel, Tally, caller::Callers, gemm, run_grid, weights};
+use super::{
+    HostDevice, Parallel, Tally,
+    caller::{self, Callers},
+    gemm, run_grid, weights,
+};
 use crate::{
     Callbacks, Code, DeviceTensor, Executable, KernelCode, Param, RuntimeError,
+    boundary::End,
     callbacks::{call, call_in_place},
     layout::Layout,
     memory::{MemoryPlan, Place, RECORD},
@@ -162,6 +167,35 @@ fn check_code(exe: &Executable) -> Result<(), RuntimeError> {
 }
 
 impl Inner {
+    /// One run over the caller's memory.
+    ///
+    /// # Safety
+    /// As [`crate::Session::run_on`]; there is an address for each input and output of the executable.
+    pub unsafe fn run_on(&mut self, p: Parallel, inputs: &[u64], outputs: &[u64]) -> Result<(), RuntimeError> {
+        for (b, memory) in &mut self.callers.bound {
+            let given = b.given(inputs, outputs);
+            self.addresses[b.buffer] = match caller::is_aligned(b, given) {
+                true => caller::pointer(given),
+                // SAFETY: this function's contract.
+                false => unsafe { caller::staged(b, memory, given) }?,
+            };
+        }
+        self.kernels(p, Stage::Run, &[])?;
+        for (b, _) in &self.callers.bound {
+            let given = b.given(inputs, outputs);
+            if matches!(b.end, End::Output(_)) && !caller::is_aligned(b, given) {
+                // SAFETY: this function's contract; a kernel has written the session's memory for this output.
+                unsafe { caller::pointer(given).copy_from_nonoverlapping(self.addresses[b.buffer], b.bytes) };
+            }
+        }
+        for (o, b) in &self.callers.copied {
+            // SAFETY: this function's contract; the buffer has the output's type, and is an input, a parameter, frozen or written above
+            // (`Executable::check`).
+            unsafe { caller::pointer(outputs[*o]).copy_from(self.addresses[*b], self.exe.buffers[*b].ty.bytes()) };
+        }
+        Ok(())
+    }
+
     /// Runs the load-time kernels and packs weights; then drops what runs do not read, unless refreshing needs it.
     fn load(&mut self, p: Parallel) -> Result<(), RuntimeError> {
         for (b, place) in self.memory.buffers.iter().enumerate() {

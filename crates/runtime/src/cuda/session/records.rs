@@ -2,7 +2,7 @@
 //!
 //! Kernels write a record and never clear one, so a copy that a later run enqueues still has what an earlier run found.
 //! Never: waits during a run over the caller's memory.
-use super::{
+use crate::cuda::{
     raw::{Context, Event, Pinned, StreamHandle, clear, download},
     session::CudaSession,
 };
@@ -11,7 +11,7 @@ use cudarc::driver::result::DriverError;
 use std::sync::Arc;
 
 /// The copy of the records that runs over the caller's memory leave on the host.
-pub(super) struct Found {
+pub(in crate::cuda) struct Found {
     /// `None` if no kernel checks indices.
     copy: Option<Pinned>,
     /// Recorded behind the last copy.
@@ -30,7 +30,7 @@ impl Found {
 
 impl CudaSession {
     /// Waits for the session's stream. Fails if a kernel found an index out of range since the records were cleared.
-    pub(super) fn indices(&mut self, doing: &str) -> Result<(), RuntimeError> {
+    pub(in crate::cuda) fn indices(&mut self, doing: &str) -> Result<(), RuntimeError> {
         // The records themselves are read here.
         self.found.pending = false;
         let mut records = vec![0u8; self.layout.checked.len() * RECORD];
@@ -53,7 +53,7 @@ impl CudaSession {
         self.layout.checked.iter().zip(numbers).find_map(|(k, found)| self.exe.index_error(*k, found))
     }
     /// Clears the records, in order of a stream. Kernels that are timed may run on any data.
-    pub(super) fn clear_records(&mut self, stream: StreamHandle) -> Result<(), RuntimeError> {
+    pub(in crate::cuda) fn clear_records(&mut self, stream: StreamHandle) -> Result<(), RuntimeError> {
         self.stale = false;
         if self.layout.checked.is_empty() {
             return Ok(());
@@ -65,7 +65,7 @@ impl CudaSession {
     }
 
     /// Enqueues a copy of the records behind a run over the caller's memory.
-    pub(super) fn copy_records(&mut self, stream: StreamHandle) -> Result<(), RuntimeError> {
+    pub(in crate::cuda) fn copy_records(&mut self, stream: StreamHandle) -> Result<(), RuntimeError> {
         let Some(copy) = &self.found.copy else { return Ok(()) };
         // SAFETY: this many bytes were allocated for records, and as many for the copy.
         let copied = unsafe { copy.fill(self.addresses[self.layout.record(0)], stream) };
@@ -74,7 +74,7 @@ impl CudaSession {
         Ok(())
     }
     /// The error that an earlier run over the caller's memory recorded, if the last copy of the records is complete.
-    pub(super) fn raise_found(&mut self) -> Result<(), RuntimeError> {
+    pub(in crate::cuda) fn raise_found(&mut self) -> Result<(), RuntimeError> {
         if !self.found.pending {
             return Ok(());
         }

@@ -3,20 +3,20 @@
 //! A run over the session's own memory always has the same addresses. In a run over the caller's memory those of inputs and outputs
 //! change: launches that refer to them get new arguments in the recorded graph (`Recording::nodes`); matmuls of the library, whose
 //! arguments cannot be changed there, stay outside of it. Never: records a step that needs the host.
-use super::{
+use crate::RuntimeError;
+use crate::cuda::{
     launch::Launch,
     nvtx,
     raw::{Graph, Node, StreamHandle, text},
     session::{CudaSession, Step},
 };
-use crate::RuntimeError;
 use cudarc::driver::{result::DriverError, sys};
 use kiln_plan::Stage;
 use std::ops::Range;
 
 /// Whose memory a run reads its inputs from and writes its outputs to, and how it is enqueued.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(in crate::cuda) enum Whose {
     /// The session's, on the session's stream.
     Own,
     /// The caller's, on the caller's stream.
@@ -27,17 +27,17 @@ pub(super) enum Whose {
 
 /// How runs over one kind of memory are enqueued.
 #[derive(Default)]
-pub(super) struct Runs {
+pub(in crate::cuda) struct Runs {
     pub segments: Vec<Segment>,
     /// Whether a run has completed. Launches are captured only then, so that errors of the first run name their kernel.
     warm: bool,
 }
 /// Consecutive kernels that can be captured in one CUDA graph, or one kernel that cannot.
-pub(super) struct Segment {
+pub(in crate::cuda) struct Segment {
     pub kernels: Range<usize>,
     pub mode: Mode,
 }
-pub(super) enum Mode {
+pub(in crate::cuda) enum Mode {
     /// Enqueued kernel by kernel: it needs the host, is a single kernel, could not be captured, or a profiler is attached.
     Plain,
     /// To be captured after the first run.
@@ -45,7 +45,7 @@ pub(super) enum Mode {
     /// Replayed as a CUDA graph.
     Recorded(Recording),
 }
-pub(super) struct Recording {
+pub(in crate::cuda) struct Recording {
     graph: Graph,
     /// Launches that refer to memory of the caller: kernel, step, and node of the graph.
     nodes: Vec<(usize, usize, Node)>,
@@ -54,7 +54,7 @@ pub(super) struct Recording {
 }
 
 /// An error during a capture.
-pub(super) enum Fault {
+pub(in crate::cuda) enum Fault {
     Driver(DriverError),
     Runtime(RuntimeError),
 }
@@ -71,7 +71,7 @@ impl From<RuntimeError> for Fault {
 
 impl CudaSession {
     /// Divides the run-time kernels into segments.
-    pub(super) fn split(&self, whose: Whose) -> Runs {
+    pub(in crate::cuda) fn split(&self, whose: Whose) -> Runs {
         let mut segments: Vec<Segment> = vec![];
         let profiled = nvtx::watched();
         for k in self.kernels(Stage::Run) {
@@ -92,7 +92,7 @@ impl CudaSession {
     }
 
     /// Enqueues the kernels of a run. Inputs and outputs are bound. Returns after the last step of the host, if there is one.
-    pub(super) fn enqueue(&mut self, whose: Whose, stream: StreamHandle) -> Result<(), RuntimeError> {
+    pub(in crate::cuda) fn enqueue(&mut self, whose: Whose, stream: StreamHandle) -> Result<(), RuntimeError> {
         let which = usize::from(whose != Whose::Own);
         for s in 0..self.runs[which].segments.len() {
             if self.runs[which].warm && whose != Whose::Captured {
@@ -173,7 +173,7 @@ impl CudaSession {
     }
 
     /// Captures the launches of these kernels, each kernel `times` over. None of them may need the host.
-    pub(super) fn record(&self, mut kernels: Range<usize>, times: usize) -> Result<Graph, RuntimeError> {
+    pub(in crate::cuda) fn record(&self, mut kernels: Range<usize>, times: usize) -> Result<Graph, RuntimeError> {
         let stream = self.stream.handle;
         let one = |k: usize| (0..times).try_for_each(|_| self.kernel(k, Whose::Own, stream));
         self.stream.capture(|| kernels.try_for_each(one).map_err(Fault::Runtime)).map_err(|f| match f {

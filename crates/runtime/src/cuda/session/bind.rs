@@ -2,7 +2,7 @@
 //!
 //! Runs of the session's own have them in memory that is allocated for the first such run and then stays. Runs over the caller's memory
 //! have them wherever the caller does; launches get new arguments only where an address differs from that of the run before.
-use super::{
+use crate::cuda::{
     library::Places,
     raw::Memory,
     session::{CudaSession, Step},
@@ -18,7 +18,7 @@ use kiln_plan::{
 };
 
 /// Inputs and outputs of a session on a GPU.
-pub(super) struct Ends {
+pub(in crate::cuda) struct Ends {
     pub bound: Vec<Bound>,
     /// Outputs that no kernel writes: their number and the buffer to copy.
     pub copied: Vec<(usize, usize)>,
@@ -56,26 +56,26 @@ impl Ends {
 }
 
 /// Whether kernels can use a tensor at this address.
-pub(super) fn is_aligned(address: u64) -> bool {
+pub(in crate::cuda) fn is_aligned(address: u64) -> bool {
     address.is_multiple_of(CUDA_ALIGN as u64)
 }
 
 impl CudaSession {
     /// Allocates the session's memory for inputs and outputs, if it is not yet.
-    pub(super) fn allocate_ends(&mut self) -> Result<(), RuntimeError> {
+    pub(in crate::cuda) fn allocate_ends(&mut self) -> Result<(), RuntimeError> {
         if self.ends.own.is_none() {
             self.ends.own = Some(self.allocate(self.ends.bytes, "inputs and outputs")?);
         }
         Ok(())
     }
     /// Binds inputs and outputs to the session's memory.
-    pub(super) fn bind_own(&mut self) -> Result<(), RuntimeError> {
+    pub(in crate::cuda) fn bind_own(&mut self) -> Result<(), RuntimeError> {
         self.allocate_ends()?;
         // Invariant: allocated above.
         self.bind(|ends, n| ends.own_address(n).unwrap_or(NOWHERE))
     }
     /// Binds inputs and outputs, the n-th to the address that `at` gives.
-    pub(super) fn bind(&mut self, at: impl Fn(&Ends, usize) -> u64) -> Result<(), RuntimeError> {
+    pub(in crate::cuda) fn bind(&mut self, at: impl Fn(&Ends, usize) -> u64) -> Result<(), RuntimeError> {
         let mut moved = false;
         for n in 0..self.ends.bound.len() {
             let address = at(&self.ends, n);
@@ -97,7 +97,7 @@ impl CudaSession {
     }
 
     /// The steps of runs whose operands include inputs or outputs: kernel and step.
-    pub(super) fn find_touching(&self) -> Vec<(usize, usize)> {
+    pub(in crate::cuda) fn find_touching(&self) -> Vec<(usize, usize)> {
         let moves = |kernel: &KernelCode, s: &Slot| {
             let b = match *s {
                 Slot::Input(i) => kernel.inputs[i as usize],
@@ -167,7 +167,7 @@ impl CudaSession {
         }
     }
     /// Where the operands of a matmul are; `None` without a workspace.
-    pub(super) fn places(&self, k: usize, kernel: &KernelCode, g: &GemmCall) -> Option<Places> {
+    pub(in crate::cuda) fn places(&self, k: usize, kernel: &KernelCode, g: &GemmCall) -> Option<Places> {
         let at = |slot| self.address(k, kernel, slot);
         let space = g.workspace?;
         let workspace = (at(space), self.exe.slot_type(kernel, space)?.bytes());
