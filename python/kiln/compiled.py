@@ -208,7 +208,7 @@ class Compiled:
 
         >>> import torch, kiln
         >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
-        >>> relu.warm((1, 128))
+        >>> relu.warm((2, 128))
         """
         self.engine.warm(self._sizes(sizes))
 

@@ -435,7 +435,8 @@ class _Writer:
                     return
                 text = f"{what} is {value.dtype}, a dtype that Kiln does not have"
                 raise refusal(text, node, "convert it outside of the compiled part")
-            if value.device.type == "cpu":
+            # The engine takes copies of parameters that a run does not write to.
+            if value.device.type == "cpu" and (param is None or node.name in self.written):
                 self.on_host.setdefault(what, node)
         if param is not None:
             if not isinstance(value, torch.Tensor):
@@ -463,8 +464,6 @@ class _Writer:
         tensor = operator.attrgetter(str(node.target))(self.owner)
         if not isinstance(tensor, torch.Tensor):
             return  # A subgraph of a higher-order operator, which is refused where it is called.
-        if tensor.device.type == "cpu":
-            self.on_host.setdefault(str(node.target), node)
         self.ids[node] = self.value(tensor, node, str(node.target))
         self.params.append(self.ids[node])
         self.param_tensors.append(tensor)

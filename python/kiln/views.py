@@ -62,7 +62,7 @@ def split(
     writes to. `gradients`: whether they are on around the call.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
-    >>> traced = make_fx(lambda x: x.t(), tracing_mode="fake")(torch.ones(2, 3))
+    >>> traced = make_fx(lambda x: [x.t()], tracing_mode="fake")(torch.ones(2, 3))
     >>> _, tail = split(traced.graph, traced, ())
     >>> x = torch.ones(2, 3)
     >>> tail((), (x,))[0].data_ptr() == x.data_ptr()
