@@ -181,8 +181,7 @@ fn own(kernel: &Kernel, machine: &Hardware) -> Result<Steps<kiln_block::Kernel>,
     Ok(Steps { scratch, steps, otherwise: None, copied })
 }
 
-/// The libtorch call of a fallback kernel, if the kernel's inputs are the operands in order and its outputs are
-/// distinct results. The interpreter runs other bodies, and calls libtorch for the fallback in them.
+/// The libtorch call of a fallback kernel, if its operands are the kernel's inputs and its outputs are distinct results. The interpreter runs other bodies, and calls libtorch for the fallback in them.
 fn library_call(body: &Graph) -> Option<LibraryCall> {
     let (call, op) = body.values().find_map(|v| match body.op(v) {
         Op::Fallback(f) => Some((v, (**f).clone())),
@@ -195,7 +194,9 @@ fn library_call(body: &Graph) -> Option<LibraryCall> {
     };
     let results: Vec<usize> = body.outputs.iter().map(result).collect::<Option<_>>()?;
     let once = results.iter().enumerate().all(|(i, r)| !results[..i].contains(r));
-    (once && body.args(call) == body.inputs).then(|| LibraryCall { op, place: body.source(call).place(), results })
+    let input = |v: &ValueId| body.inputs.iter().position(|i| i == v);
+    let operands: Vec<usize> = body.args(call).iter().map(input).collect::<Option<_>>()?;
+    once.then(|| LibraryCall { op, place: body.source(call).place(), operands, results })
 }
 
 /// Verifies every emitted program, in release builds too: it takes about a thirtieth of the compile time.
@@ -218,4 +219,23 @@ fn check(kernel: &str, steps: &[Work<kiln_block::Kernel>]) -> Result<(), LowerEr
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Planning numbers a kernel's inputs by where they are computed, which need not be the order of the operands.
+    #[test]
+    fn operands_of_a_library_call_are_inputs_in_any_order() {
+        let call = |operands: &str| {
+            let text = format!(
+                "graph g(%0: f32[4], %1: f32[4]) {{\n  %2 = fallback {operands} name=\"aten::kron\" overload=\"\" \
+                 args=\"[{{\\\"tensor\\\":0}},{{\\\"tensor\\\":1}}]\" results=[f32[16]] why=\"test\" : f32[16]\n  return %2\n}}"
+            );
+            library_call(&text.parse().expect("a graph")).map(|c| (c.operands, c.results))
+        };
+        assert_eq!(call("%0, %1"), Some((vec![0, 1], vec![0])));
+        assert_eq!(call("%1, %0"), Some((vec![1, 0], vec![0])));
+    }
 }

@@ -201,7 +201,7 @@ impl Matrix {
     }
 }
 
-/// One of libtorch's operators on the kernel's inputs, in their order.
+/// One of libtorch's operators on the kernel's inputs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LibraryCall {
     /// The operator, with its arguments and the types of its results.
@@ -209,6 +209,8 @@ pub struct LibraryCall {
     /// Module and `file:line` of the model's source, as far as known.
     #[serde(default)]
     pub place: String,
+    /// For each operand of the operator, the number of the kernel's input that it is.
+    pub operands: Vec<usize>,
     /// For each output of the kernel, which of the operator's results it is; none twice.
     pub results: Vec<usize>,
 }

@@ -25,7 +25,8 @@ pub(crate) fn call_in_place(
     let unwanted = |ty: &Type| DeviceTensor { ty: ty.clone(), address: 0 };
     let results = call.in_order(|o| outputs[o].clone()).into_iter().zip(&call.op.results);
     let results: Vec<DeviceTensor> = results.map(|(t, ty)| t.unwrap_or_else(|| unwanted(ty))).collect();
-    callbacks.fallback_in_place(&call.op, inputs, &results, cuda).is_some()
+    let operands: Vec<DeviceTensor> = call.operands.iter().map(|i| inputs[*i].clone()).collect();
+    callbacks.fallback_in_place(&call.op, &operands, &results, cuda).is_some()
 }
 
 /// Why a callback gave no results.
@@ -100,7 +101,8 @@ pub(crate) fn call<K>(
                 "" => "libtorch".to_string(),
                 place => format!("libtorch ({place})"),
             };
-            check_results(of, &by, callbacks.fallback(&call.op, args), &call.results, outputs)
+            let operands: Vec<Tensor> = call.operands.iter().map(|i| args[*i].clone()).collect();
+            check_results(of, &by, callbacks.fallback(&call.op, &operands), &call.results, outputs)
         }
         Work::Interpret { body, .. } => {
             let all: Vec<usize> = (0..outputs.len()).collect();

@@ -310,7 +310,11 @@ impl Executable {
                 None => Ok(()),
             },
             Work::Gemm(g) => self.check_gemm(k, g),
-            Work::Fallback(_) | Work::Interpret { .. } => Ok(()),
+            Work::Fallback(call) => match call.operands.iter().find(|i| **i >= k.inputs.len()) {
+                Some(i) => Err(format!("has no input {i}")),
+                None => Ok(()),
+            },
+            Work::Interpret { .. } => Ok(()),
         }
     }
 

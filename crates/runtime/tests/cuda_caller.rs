@@ -406,7 +406,8 @@ fn library_calls_on_the_callers_stream() {
         kernel("clone_1", Stage::Run, &[1], &[2], add()),
         kernel("add_2", Stage::Run, &[2, 0], &[3], add()),
     ];
-    kernels[1].steps.steps = vec![Work::Fallback(LibraryCall { op, place: String::new(), results: vec![0] })];
+    kernels[1].steps.steps =
+        vec![Work::Fallback(LibraryCall { op, place: String::new(), operands: vec![0], results: vec![0] })];
     let exe =
         executable(vec![BufferKind::Input(0), BufferKind::Temp, BufferKind::Temp, BufferKind::Temp], kernels, &[3]);
     let device = Device::Cuda(device);

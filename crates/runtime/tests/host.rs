@@ -296,8 +296,12 @@ pub(crate) fn with_fallback(name: &str) -> Executable {
         kernel("fallback_1", Stage::Run, &[1], &[2], double),
         kernel("interpreted_2", Stage::Run, &[2], &[3], double),
     ];
-    kernels[1].steps.steps =
-        vec![Work::Fallback(LibraryCall { op, place: "net.sort, net.py:3".into(), results: vec![0] })];
+    kernels[1].steps.steps = vec![Work::Fallback(LibraryCall {
+        op,
+        place: "net.sort, net.py:3".into(),
+        operands: vec![0],
+        results: vec![0],
+    })];
     kernels[2].steps.steps =
         vec![Work::Interpret { body: Box::new(BodyGraph(Graph::new("body"))), why: "test".into() }];
     executable(1, kinds.map(buffer).into(), kernels, &[3])
