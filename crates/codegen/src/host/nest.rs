@@ -10,7 +10,7 @@ use super::sums::CHUNK;
 use super::text::Name;
 use super::value::{Form, Num, Val};
 use super::{Emit, Res};
-use kiln_block::{BinaryOp, Elem, Inst, Op, Value};
+use kiln_block::{Arithmetic, BinaryOp, Elem, Inst, Op, Value};
 use std::collections::HashSet;
 
 impl Emit<'_> {
@@ -297,7 +297,11 @@ impl Emit<'_> {
                 Sink::Check { values: [_, bad, _], .. } => self.demand.cost(*bad).saturating_add(1),
             })
             .fold(0, u32::saturating_add);
+        // The number of its accumulators decides the bits of a sum. Under IEEE arithmetic they follow from the row alone, not from what it
+        // costs to find the row among others.
+        let sums = group.sinks.iter().any(|(_, s)| matches!(s, Sink::Reduce { .. } | Sink::Scan { .. }));
         let want = match cost {
+            _ if sums && self.kernel.arithmetic == Arithmetic::Ieee => 2,
             0..=12 => 4,
             13..=40 => 2,
             _ => 1,

@@ -60,6 +60,14 @@ pub const CASES: &[Case] = &[
         dtypes: FLOATS,
     },
     Case {
+        name: "layer norm of a sum",
+        text: "(%x: D[B,64], %y: D[B,64], %z: D[B,200]) {
+            @g: D[64] = random(seed=1, scale=1.0)\n @h: D[64] = random(seed=2, scale=0.1)
+            %s = add %x, %y\n %n = layer_norm %s, @g, @h axes=1 eps=1e-5\n %t = mul %z, %z\n %m = reduce.mean %t axes=[1]
+            return %n, %m }",
+        dtypes: FLOATS,
+    },
+    Case {
         name: "attention of one query",
         text: "(%q: D[B,8,1,64], %k: D[B,2,300,64], %v: D[B,2,300,64]) {
             %a = attention %q, %k, %v scale=0.125 causal=false\n return %a }",
