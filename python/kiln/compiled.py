@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from kiln import export
+from kiln import export, versions
 from kiln import options as known_options
 from kiln._native import Engine, InputError, UsageError
 
@@ -159,7 +159,7 @@ class Compiled:
         self, in_spec: pytree.TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same arguments, given by position or by name as the example inputs were."""
-        positional, keywords = in_spec.children()
+        positional, keywords = versions.children(in_spec)
         names = list(keywords.context or ())
         signature = self.face.signature
         if signature is not None:
@@ -307,7 +307,7 @@ class Compiled:
 
 
 def _shape_of(spec: pytree.TreeSpec) -> str:
-    positional, keywords = spec.children()
+    positional, keywords = versions.children(spec)
     plural = "" if positional.num_children == 1 else "s"
     parts = [f"{positional.num_children} positional argument{plural}"]
     if keywords.context:

@@ -28,7 +28,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from kiln import graph
+from kiln import graph, versions
 from kiln._native import UnsupportedError, UsageError
 
 #: Errors of torch.export that say that `dynamic` or the inputs do not fit the module.
@@ -206,7 +206,7 @@ def read(
                     "plain Python values"
                 )
             users += 1
-        elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+        elif spec.kind in versions.WRITTEN:
             target = str(spec.target)
             mutations[i] = placeholder[target]
             state[target] = _tensor(exported, target)
@@ -224,7 +224,7 @@ def read(
         params=params,
         input_names=input_names,
         mutations=mutations,
-        guards=getattr(exported, "_guards_code", ()),
+        guards=versions.guards(exported),
         # Tracing takes 0 and 1 for special; the user's torch.export.Dim has the last word.
         ranges=exported.range_constraints,
     )
@@ -284,6 +284,6 @@ def caller(spec: pytree.TreeSpec, n: int) -> bool:
     >>> caller(flat, 2), caller(nested, 1)
     (True, False)
     """
-    positional, keywords = spec.children()
-    flat = all(child.is_leaf() for child in positional.children())
+    positional, keywords = versions.children(spec)
+    flat = all(child.is_leaf() for child in versions.children(positional))
     return flat and positional.num_children == n and keywords.num_children == 0

@@ -54,6 +54,14 @@ struct Managed {
     tensor: DLTensor,
 }
 
+/// The same before DLPack 1.0, which every torch takes as a capsule.
+#[repr(C)]
+struct Unversioned {
+    tensor: DLTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Unversioned)>,
+}
+
 type SetError = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char);
 
 /// The table (`DLPackExchangeAPI` of DLPack 1.3).
@@ -114,6 +122,9 @@ pub enum New {
     /// Through `torch.empty`.
     Python(Py<PyAny>),
 }
+
+/// The name of a capsule that holds a tensor of before DLPack 1.0 which nobody took over.
+const UNVERSIONED: &std::ffi::CStr = c"dltensor";
 
 static EXCHANGE: PyOnceLock<Exchange> = PyOnceLock::new();
 
@@ -310,13 +321,10 @@ impl Exchange {
     /// # Safety
     /// The memory stays in place while the tensor, or any that shares its storage, is used.
     pub unsafe fn view(&self, py: Python<'_>, ty: &Type, address: u64, device: DLDevice) -> PyResult<Py<PyAny>> {
-        let Some(table) = self.table else {
-            let what = "this torch cannot run operators for Kiln: it has no DLPack exchange table; update torch to 2.10 or later";
-            return Err(KilnError::new_err(what));
-        };
         /// What the tensor's description points to.
         struct Owner {
             managed: Managed,
+            unversioned: Unversioned,
             shape: Vec<i64>,
             strides: Vec<i64>,
         }
@@ -324,33 +332,53 @@ impl Exchange {
             // SAFETY: `context` is the box that `view` leaked; torch calls the deleter once.
             drop(unsafe { Box::from_raw((*managed).context.cast::<Owner>()) });
         }
-        let strides = ty.strides().iter().map(|s| *s as i64).collect();
+        unsafe extern "C" fn delete_unversioned(managed: *mut Unversioned) {
+            // SAFETY: as above.
+            drop(unsafe { Box::from_raw((*managed).context.cast::<Owner>()) });
+        }
+        /// Frees what a capsule holds that torch did not take over; torch renames a capsule that it took.
+        unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
+            // SAFETY: a capsule that this function was given to; one of this name still holds the leaked box.
+            unsafe {
+                if ffi::PyCapsule_IsValid(capsule, UNVERSIONED.as_ptr()) != 0 {
+                    delete_unversioned(ffi::PyCapsule_GetPointer(capsule, UNVERSIONED.as_ptr()).cast());
+                }
+            }
+        }
+        let tensor = || DLTensor {
+            data: std::ptr::with_exposed_provenance_mut(address as usize),
+            device,
+            ndim: ty.rank() as i32,
+            dtype: dl_dtype(ty.dtype),
+            shape: std::ptr::null_mut(),
+            strides: std::ptr::null_mut(),
+            byte_offset: 0,
+        };
+        let context = std::ptr::null_mut();
+        let version = Version { major: 1, minor: 0 };
         let mut owner = Box::new(Owner {
-            managed: Managed {
-                version: Version { major: 1, minor: 0 },
-                context: std::ptr::null_mut(),
-                deleter: Some(delete),
-                flags: 0,
-                tensor: DLTensor {
-                    data: std::ptr::with_exposed_provenance_mut(address as usize),
-                    device,
-                    ndim: ty.rank() as i32,
-                    dtype: dl_dtype(ty.dtype),
-                    shape: std::ptr::null_mut(),
-                    strides: std::ptr::null_mut(),
-                    byte_offset: 0,
-                },
-            },
+            managed: Managed { version, context, deleter: Some(delete), flags: 0, tensor: tensor() },
+            unversioned: Unversioned { tensor: tensor(), context, deleter: Some(delete_unversioned) },
             shape: shape_of(ty),
-            strides,
+            strides: ty.strides().iter().map(|s| *s as i64).collect(),
         });
-        owner.managed.tensor.shape = owner.shape.as_mut_ptr();
-        owner.managed.tensor.strides = owner.strides.as_mut_ptr();
+        let (shape, strides) = (owner.shape.as_mut_ptr(), owner.strides.as_mut_ptr());
+        for t in [&mut owner.managed.tensor, &mut owner.unversioned.tensor] {
+            (t.shape, t.strides) = (shape, strides);
+        }
         let owner = Box::into_raw(owner);
         let mut object = std::ptr::null_mut();
-        // SAFETY: the box lives until the deleter is called, with the description that the table takes over.
+        // SAFETY: the box lives until a deleter is called, with the description that torch takes over.
         unsafe {
             (*owner).managed.context = owner.cast();
+            (*owner).unversioned.context = owner.cast();
+            let Some(table) = self.table else {
+                let held = (&raw mut (*owner).unversioned).cast();
+                let capsule = ffi::PyCapsule_New(held, UNVERSIONED.as_ptr(), Some(drop_capsule));
+                let capsule = Bound::from_owned_ptr_or_err(py, capsule)?;
+                let dlpack = py.import(intern!(py, "torch.utils.dlpack"))?;
+                return Ok(dlpack.call_method1(intern!(py, "from_dlpack"), (capsule,))?.unbind());
+            };
             if (table.to_python)(&raw mut (*owner).managed, &mut object) != 0 {
                 return Err(PyErr::fetch(py));
             }

@@ -1,0 +1,71 @@
+"""What differs between the versions of torch that the package runs with, 2.8 and later."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+#: Kinds of outputs that are written to parameters or buffers; 2.8 has none for parameters.
+WRITTEN = frozenset(
+    kind
+    for name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")
+    if (kind := getattr(OutputKind, name, None)) is not None
+)
+
+
+def children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
+    """The specs of a node's items; a method since 2.11.
+
+    >>> [item.is_leaf() for item in children(pytree.tree_structure((1, [2])))]
+    [True, False]
+    """
+    if hasattr(spec, "children"):
+        found: list[pytree.TreeSpec] = spec.children()
+        return found
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return list(spec.children_specs)
+
+
+def guards(exported: ExportedProgram) -> Sequence[str]:
+    """The conditions on sizes that export assumed, as Python text over `L['x'].size()[0]`.
+
+    Programs of 2.8 do not hold them, but the record of tracing does.
+    """
+    if hasattr(exported, "_guards_code"):
+        return list(exported._guards_code)
+    from torch.utils._sympy.printers import PythonPrinter
+
+    places: dict[sympy.Symbol, str] = {}
+    environment = None
+    named = {s.arg.name: s for s in exported.graph_signature.input_specs}
+    for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+            continue
+        if named[node.name].kind is not InputKind.USER_INPUT:
+            continue
+        for axis, size in enumerate(value.shape):
+            if not isinstance(size, torch.SymInt):
+                continue
+            environment = size.node.shape_env
+            if isinstance(size.node.expr, sympy.Symbol):
+                places.setdefault(size.node.expr, f"L['{node.name}'].size()[{axis}]")
+    if environment is None:
+        return []
+    printer = PythonPrinter()
+    found = []
+    for guard in environment.guards:
+        # Not simplified: what tracing assumed is known to be true by then.
+        expression = environment.replace(guard.expr)
+        text = printer.doprint(expression)
+        for symbol in sorted(expression.free_symbols, key=lambda s: -len(s.name)):
+            text = text.replace(symbol.name, places.get(symbol, symbol.name))
+        found.append(text)
+    return found
