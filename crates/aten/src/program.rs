@@ -124,7 +124,7 @@ impl Program {
         Ok(program)
     }
 
-    /// Fails if the program names a value that it does not have.
+    /// Fails if the program names a value that it does not have, computes one twice, or uses one before it is computed.
     pub fn check(&self) -> Result<(), String> {
         let mut used: Vec<usize> = self.params.clone();
         used.extend(self.writes.iter().flat_map(|w| [w.target, w.value]));
@@ -134,10 +134,25 @@ impl Program {
             used.extend(&call.outs);
             call.args.iter().for_each(|a| a.values(&mut used));
         }
-        match used.iter().find(|id| **id >= self.values.len()) {
-            Some(id) => Err(format!("there is no value {id}")),
-            None => Ok(()),
+        if let Some(id) = used.iter().find(|id| **id >= self.values.len()) {
+            return Err(format!("there is no value {id}"));
         }
+        let mut known = HashSet::new();
+        let inputs = self.inputs.iter().filter_map(|i| if let InputKind::Value(id) = i.kind { Some(id) } else { None });
+        let define = |known: &mut HashSet<usize>, id: usize| match known.insert(id) {
+            true => Ok(()),
+            false => Err(format!("value {id} is computed twice")),
+        };
+        inputs.chain(self.params.iter().copied()).try_for_each(|id| define(&mut known, id))?;
+        for call in &self.calls {
+            let mut used = vec![];
+            call.args.iter().for_each(|a| a.values(&mut used));
+            if let Some(id) = used.iter().find(|id| !known.contains(*id)) {
+                return Err(format!("`{}` uses value {id} before it is computed", call.name));
+            }
+            call.outs.iter().try_for_each(|id| define(&mut known, *id))?;
+        }
+        Ok(())
     }
 
     /// The tensor inputs, in order.
@@ -428,12 +443,13 @@ mod tests {
             {"dtype": "f32", "shape": ["Symbol('s0')", 3]},
             {"dtype": "f32", "shape": ["Add(Mul(Integer(2), Symbol('s1')), Integer(1))"]},
             {"dtype": "f32", "shape": [3], "name": "w"},
+            {"dtype": "f32", "shape": ["Symbol('s0')", 3]},
             {"dtype": "f32", "shape": ["Symbol('s0')", 3]}],
         "inputs": [{"name": "x", "value": 0}, {"name": "n", "size": "Symbol('s0')"}, {"name": "odd", "value": 1},
             {"name": "flag", "constant": {"bool": true}}],
         "params": [2],
         "calls": [{"name": "aten::add", "overload": "Tensor", "args": [{"value": 0}, {"value": 2}, {"int": 1}], "outs": [3]},
-            {"name": "aten::view", "overload": "", "args": [{"value": 3}, {"list": [{"size": "Symbol('s0')"}, {"int": 3}]}], "outs": [3]}],
+            {"name": "aten::view", "overload": "", "args": [{"value": 3}, {"list": [{"size": "Symbol('s0')"}, {"int": 3}]}], "outs": [4]}],
         "outputs": [{"value": 3}, {"size": "Symbol('s1')"}, "none", {"constant": "none"}],
         "writes": [{"target": 2, "value": 3}]
     }"#;
@@ -499,11 +515,20 @@ mod tests {
     }
 
     #[test]
-    fn values_that_do_not_exist_are_refused() {
-        let e = Program::from_json(&TEXT.replace("\"params\": [2]", "\"params\": [9]"))
-            .expect_err("no value 9")
-            .to_string();
-        assert!(e.contains("there is no value 9"), "{e}");
+    fn values_that_do_not_exist_or_not_yet_are_refused() {
+        for (from, to, told) in [
+            ("\"params\": [2]", "\"params\": [9]", "there is no value 9"),
+            ("\"outs\": [4]", "\"outs\": [3]", "value 3 is computed twice"),
+            ("\"outs\": [4]", "\"outs\": [2]", "value 2 is computed twice"),
+            (
+                "[{\"value\": 0}, {\"value\": 2}",
+                "[{\"value\": 0}, {\"value\": 4}",
+                "`aten::add` uses value 4 before it is computed",
+            ),
+        ] {
+            let e = Program::from_json(&TEXT.replace(from, to)).expect_err(told).to_string();
+            assert!(e.contains(told), "{e}");
+        }
         assert!(Program::from_json("{}").is_err());
     }
 }

@@ -65,10 +65,13 @@ impl Program {
         let mut converted = convert(&raw, &self.name)?;
         let defect =
             |e| Problem::new(format!("the imported graph is invalid (a defect of Kiln; please report it): {e}"));
-        converted.graph.verify().map_err(defect)?;
+        converted.graph.verify().map_err(|e| defect(e.to_string()))?;
         for p in &mut converted.params {
             if let ParamData::Raw(id) = p {
-                *id = self.params.iter().position(|p| p == id).unwrap_or(*id);
+                let of_program = self.params.iter().position(|p| p == id);
+                let missing =
+                    || defect("the graph reads a constant that is none of the program's parameters".to_string());
+                *id = of_program.ok_or_else(missing)?;
             }
         }
         Ok(Specialised { graph: converted.graph, params: converted.params, states, writes })

@@ -15,12 +15,14 @@ struct Case {
     left: Option<String>,
 }
 
-struct Calls {
+pub struct Calls {
     cases: Vec<Case>,
+    /// The text of the cases.
+    pub json: Vec<u8>,
     tensors: Vec<u8>,
 }
 
-static CALLS: LazyLock<Calls> = LazyLock::new(|| {
+pub static CALLS: LazyLock<Calls> = LazyLock::new(|| {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut call = Command::new(root.join("../../.deps/venv/bin/python"));
@@ -28,8 +30,9 @@ static CALLS: LazyLock<Calls> = LazyLock::new(|| {
     let run = run.expect("scripts/setup has made .deps/venv");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     let read = |name: &str| std::fs::read(dir.path().join(name)).expect("written");
-    let cases = serde_json::from_slice(&read("calls.json")).expect("calls");
-    Calls { cases, tensors: read("tensors.safetensors") }
+    let json = read("calls.json");
+    let cases = serde_json::from_slice(&json).expect("calls");
+    Calls { cases, json, tensors: read("tensors.safetensors") }
 });
 
 /// The tensors `CASE.KIND0`, `CASE.KIND1`, …
