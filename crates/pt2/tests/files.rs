@@ -147,7 +147,7 @@ fn archives_that_lie_are_read_or_refused() {
     let originals = programs.map(|name| entries(&at(&format!("{name}.pt2"))));
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("lies.pt2");
-    let total = cases(3000);
+    let total = cases(1500);
     let (read, refused) = recording(|panics| {
         let (mut read, mut refused) = (0, 0);
         for seed in 0..total as u64 {
