@@ -12,73 +12,30 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
 
 from kiln import pieces
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python/tests"))
+import llama
 
 #: Seconds of a round of one of the three.
 ROUND = 0.05
 
 
-class Attention(nn.Module):
-    def __init__(self, width, heads, shared):
-        super().__init__()
-        self.each = width // heads
-        self.q, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
-        self.k, self.v = (nn.Linear(width, shared * self.each, bias=False) for _ in range(2))
-
-    def forward(self, x, cos, sin):
-        def heads(t):
-            return t.unflatten(-1, (-1, self.each)).transpose(1, 2)
-
-        def turned(t):
-            a, b = t.chunk(2, -1)
-            return t * cos + torch.cat([-b, a], -1) * sin
-
-        q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
-        y = F.scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True, enable_gqa=True)
-        return self.o(y.transpose(1, 2).flatten(2))
-
-
-class Gated(nn.Module):
-    def __init__(self, width, hidden):
-        super().__init__()
-        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-class Block(nn.Module):
-    def __init__(self, width, heads, shared, hidden):
-        super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.attention, self.mlp = Attention(width, heads, shared), Gated(width, hidden)
-
-    def forward(self, x, cos, sin):
-        x = x + self.attention(self.norm1(x), cos, sin)
-        return x + self.mlp(self.norm2(x))
-
-
 class Blocks(nn.Module):
     def __init__(self, n, *sizes):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(*sizes) for _ in range(n))
+        self.blocks = nn.ModuleList(llama.Block(*sizes) for _ in range(n))
 
     def forward(self, x, cos, sin):
         for block in self.blocks:
@@ -88,19 +45,8 @@ class Blocks(nn.Module):
 
 def sharded(model, mesh, sequence):
     """The model with the weights of this process."""
-    column = {f"{at}": ColwiseParallel() for at in ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")}
-    rows = RowwiseParallel(output_layouts=Shard(1)) if sequence else RowwiseParallel()
-    plan = column | {"attention.o": rows, "mlp.down": rows}
-    if sequence:
-        whole = (Replicate(), None, None)
-        plan |= {
-            "norm1": SequenceParallel(),
-            "norm2": SequenceParallel(),
-            "attention": PrepareModuleInput(input_layouts=(Shard(1), None, None), desired_input_layouts=whole),
-            "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-        }
     for block in model.blocks:
-        parallelize_module(block, mesh, plan)
+        parallelize_module(block, mesh, llama.plan(sequence))
     return model
 
 

@@ -195,13 +195,14 @@ class Compiled:
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """The buffers that the program writes to, by name: the module's own tensors.
+        """The buffers that the program writes to, by name: the module's own tensors, or of a loaded
+        file those of its own.
 
         >>> import torch, kiln
         >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),)).state
         {}
         """
-        return dict(self.face.state)
+        return self.engine.state() if self.face.state is None else dict(self.face.state)
 
     def warm(self, sizes: Sizes) -> None:
         """Compiles for these sizes now: by symbol, in the symbols' order, or as example inputs.

@@ -15,6 +15,7 @@ import time
 import traceback
 from pathlib import Path
 
+import llama
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -23,12 +24,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInput,
     RowwiseParallel,
-    SequenceParallel,
     parallelize_module,
 )
-from torch.nn.functional import gelu, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu
 
 from kiln import pieces
 
@@ -100,58 +99,8 @@ class MLP(nn.Module):
 MLP_PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 
 
-class Attention(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.each = width // heads
-        self.q, self.k = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
-        self.v, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
-
-    def forward(self, x, cos, sin):
-        def heads(t):
-            return t.unflatten(-1, (-1, self.each)).transpose(1, 2)
-
-        def turned(t):
-            a, b = t.chunk(2, -1)
-            return t * cos + torch.cat([-b, a], -1) * sin
-
-        q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
-        y = scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True)
-        return self.o(y.transpose(1, 2).flatten(2))
-
-
-class Gated(nn.Module):
-    def __init__(self, width, hidden):
-        super().__init__()
-        self.gate = nn.Linear(width, hidden, bias=False)
-        self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width)
-
-    def forward(self, x):
-        return self.down(silu(self.gate(x)) * self.up(x))
-
-
-class Block(nn.Module):
-    """A block of Llama."""
-
-    def __init__(self, width=32, heads=4, hidden=64):
-        super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.attention, self.mlp = Attention(width, heads), Gated(width, hidden)
-
-    def forward(self, x, cos, sin):
-        x = x + self.attention(self.norm1(x), cos, sin)
-        return x + self.mlp(self.norm2(x))
-
-
-BLOCK_PLAN = {
-    "attention.q": ColwiseParallel(),
-    "attention.k": ColwiseParallel(),
-    "attention.v": ColwiseParallel(),
-    "attention.o": RowwiseParallel(),
-    "mlp.gate": ColwiseParallel(),
-    "mlp.up": ColwiseParallel(),
-    "mlp.down": RowwiseParallel(),
-}
+def block():
+    return llama.Block(width=32, heads=4, shared=4, hidden=64, bias=True)
 
 
 def block_inputs(tokens):
@@ -170,9 +119,9 @@ def mlp():
 
 @case
 def block_with_its_heads_sharded():
-    model, args = Block(), block_inputs(6)
+    model, args = block(), block_inputs(6)
     want = model(*args)
-    got, piece = run(parallelize_module(model, mesh(), BLOCK_PLAN), *args)
+    got, piece = run(parallelize_module(model, mesh(), llama.plan()), *args)
     close(got, want)
     assert collectives(piece) == ["all_reduce", "all_reduce"]
     # Attention stays whole although the projections around it are sharded.
@@ -181,21 +130,9 @@ def block_with_its_heads_sharded():
 
 @case
 def block_with_sequences_sharded():
-    model, args = Block(), block_inputs(6)
+    model, args = block(), block_inputs(6)
     want = model(*args)
-    gathered = {
-        "input_layouts": (Shard(1), None, None),
-        "desired_input_layouts": (Replicate(), None, None),
-    }
-    plan = BLOCK_PLAN | {
-        "norm1": SequenceParallel(),
-        "norm2": SequenceParallel(),
-        "attention": PrepareModuleInput(**gathered),
-        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-        "attention.o": RowwiseParallel(output_layouts=Shard(1)),
-        "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
-    }
-    model = parallelize_module(model, mesh(), plan)
+    model = parallelize_module(model, mesh(), llama.plan(sequence=True))
     x = distribute_tensor(args[0], mesh(), [Shard(1)]).to_local()
     got, piece = run(model, x, *args[1:])
     close(got, mine(*want.chunk(2, 1)))

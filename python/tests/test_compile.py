@@ -323,6 +323,34 @@ def test_a_program_of_torch_export_is_loaded_with_its_nesting(tmp_path):
     torch.testing.assert_close(got["pair"][0], (X + X).relu())
 
 
+@pytest.mark.native
+@pytest.mark.parametrize("kind", ["cache.pt2", "cache.kiln"])
+def test_the_state_of_a_loaded_file_is_its_own(kind, tmp_path):
+    module, reference = Cache().eval(), Cache().eval()
+    reference.load_state_dict(module.state_dict())
+    file = tmp_path / kind
+    if kind.endswith("pt2"):
+        with torch.no_grad():
+            program = torch.export.export(module, (X[:1],), strict=True)
+        torch.export.save(program.run_decompositions({}), file)
+    else:
+        kiln.compile(module, (X[:1],)).save(file)
+    loaded = kiln.load(file)
+    assert sorted(loaded.state) == ["cache", "length"]
+    assert not loaded.state["cache"].any()
+    with torch.no_grad():
+        for row in range(2):
+            x = X[row : row + 1]
+            torch.testing.assert_close(loaded(x), reference(x))
+    torch.testing.assert_close(loaded.state["cache"], reference.cache)
+    assert (loaded.state["length"].item(), module.length.item()) == (2, 0)
+    # What is written to it is what the next call starts from.
+    loaded.state["length"].zero_()
+    reference.length.zero_()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(X[:1]), reference(X[:1]))
+
+
 def test_the_nesting_of_an_archive_is_read(tmp_path):
     from kiln import artifact
 

@@ -24,7 +24,7 @@ pub enum Extent {
 impl Extent {
     /// Parses the text form.
     pub fn parse(text: &str) -> Result<Extent, String> {
-        let mut p = Parser { rest: text };
+        let mut p = Parser { rest: text, depth: 0 };
         let found = p.expression()?;
         match p.rest.trim() {
             "" => Ok(found),
@@ -109,8 +109,13 @@ impl<'de> Deserialize<'de> for Extent {
     }
 }
 
+/// The most functions within each other: an expression is parsed and evaluated by recursion.
+const DEEPEST: usize = 200;
+
 struct Parser<'a> {
     rest: &'a str,
+    /// How many functions the expression to parse is in.
+    depth: usize,
 }
 impl<'a> Parser<'a> {
     fn word(&mut self, belongs: impl Fn(char) -> bool) -> &'a str {
@@ -146,11 +151,14 @@ impl<'a> Parser<'a> {
                 self.word(|c| c != ')');
                 Extent::Symbol(symbol)
             }
+            _ if self.depth == DEEPEST => return Err(format!("more than {DEEPEST} functions within each other")),
             _ => {
+                self.depth += 1;
                 let mut args = vec![self.expression()?];
                 while self.eat(',') {
                     args.push(self.expression()?);
                 }
+                self.depth -= 1;
                 Extent::Call(name.to_string(), args)
             }
         };
@@ -206,6 +214,9 @@ mod tests {
         assert!(value("Pow(Integer(2), Integer(64))").contains("beyond 64 bits"));
         assert!(value("FloorDiv(Integer(1), Integer(0))").contains("not a size"));
         assert!(value("sin(Integer(1))").contains("not a size"));
+        let deep = |n: usize| format!("{}Integer(1){}", "Add(".repeat(n), ")".repeat(n));
+        assert!(Extent::parse(&deep(150)).is_ok_and(|e| e.value(&none) == Ok(1)));
+        assert!(Extent::parse(&deep(1_000_000)).is_err_and(|e| e.contains("within each other")));
         for broken in ["", "s53", "Integer(", "Integer(x)", "Add(Integer(1)", "Integer(1))", "Symbol(s)"] {
             assert!(Extent::parse(broken).is_err(), "{broken}");
         }

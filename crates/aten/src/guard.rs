@@ -9,7 +9,7 @@ pub type Dimensions<'a> = &'a dyn Fn(&str) -> Option<&'a [Extent]>;
 
 /// Parses a guard.
 pub fn parse<'a>(text: &str, dimensions: Dimensions<'a>) -> Result<Extent, String> {
-    let mut p = Parser { rest: text, dimensions };
+    let mut p = Parser { rest: text, dimensions, left: LONGEST };
     let found = p.alternatives()?;
     match p.rest.trim() {
         "" => Ok(found),
@@ -17,9 +17,14 @@ pub fn parse<'a>(text: &str, dimensions: Dimensions<'a>) -> Result<Extent, Strin
     }
 }
 
+/// The most operands and signs of a guard: it is parsed and evaluated by recursion.
+const LONGEST: usize = 400;
+
 struct Parser<'t, 'a> {
     rest: &'t str,
     dimensions: Dimensions<'a>,
+    /// How many more operands and signs it may have.
+    left: usize,
 }
 
 fn call(name: &str, args: impl Into<Vec<Extent>>) -> Extent {
@@ -36,6 +41,11 @@ impl<'t> Parser<'t, '_> {
         }
         self.rest = after;
         true
+    }
+    /// Counts an operand or a sign. All recursion passes here.
+    fn count(&mut self) -> Result<(), String> {
+        self.left = self.left.checked_sub(1).ok_or_else(|| format!("it has more than {LONGEST} operands"))?;
+        Ok(())
     }
     fn need(&mut self, token: &str) -> Result<(), String> {
         if self.eat(token) { Ok(()) } else { Err(format!("expected `{token}` before `{}`", self.rest)) }
@@ -65,7 +75,11 @@ impl<'t> Parser<'t, '_> {
         Ok(found)
     }
     fn negation(&mut self) -> Result<Extent, String> {
-        if self.eat("not") { Ok(call("Not", [self.negation()?])) } else { self.comparison() }
+        if !self.eat("not") {
+            return self.comparison();
+        }
+        self.count()?;
+        Ok(call("Not", [self.negation()?]))
     }
     /// `a < b <= c` means `a < b and b <= c`.
     fn comparison(&mut self) -> Result<Extent, String> {
@@ -105,6 +119,7 @@ impl<'t> Parser<'t, '_> {
         Ok(left)
     }
     fn factor(&mut self) -> Result<Extent, String> {
+        self.count()?;
         if self.eat("-") {
             return Ok(call("Mul", [Extent::Integer(-1), self.factor()?]));
         }
@@ -217,6 +232,10 @@ mod tests {
             "1 2",
         ] {
             assert!(holds(text, 3).is_err(), "{text}");
+        }
+        for deep in ["(", "not ", "-", "1+", "f(", "1<"] {
+            let e = holds(&format!("{}1", deep.repeat(1_000_000)), 3).expect_err(deep);
+            assert!(e.contains("more than 400 operands"), "{deep}: {}", &e[..e.len().min(80)]);
         }
     }
 }

@@ -49,8 +49,9 @@ pub struct Write {
 /// Rewrites in-place operators; a program without any is returned as it is. Value ids keep their meaning, and new ones are added.
 ///
 /// # Errors
-/// Every write that cannot be followed, with its line in the model's source.
+/// Every write that cannot be followed, with its line in the model's source; and those of [`Raw::check`].
 pub fn functionalise(raw: Raw) -> Result<(Raw, Vec<Write>), ImportErrors> {
+    raw.check()?;
     if !raw.calls.iter().any(|c| change(c).is_some()) {
         return Ok((raw, vec![]));
     }

@@ -124,7 +124,7 @@ impl Program {
         Ok(program)
     }
 
-    /// Fails if the program names a value that it does not have.
+    /// Fails if the program names a value that it does not have, computes one twice, or uses one before it is computed.
     pub fn check(&self) -> Result<(), String> {
         let mut used: Vec<usize> = self.params.clone();
         used.extend(self.writes.iter().flat_map(|w| [w.target, w.value]));
@@ -134,10 +134,25 @@ impl Program {
             used.extend(&call.outs);
             call.args.iter().for_each(|a| a.values(&mut used));
         }
-        match used.iter().find(|id| **id >= self.values.len()) {
-            Some(id) => Err(format!("there is no value {id}")),
-            None => Ok(()),
+        if let Some(id) = used.iter().find(|id| **id >= self.values.len()) {
+            return Err(format!("there is no value {id}"));
         }
+        let mut known = HashSet::new();
+        let inputs = self.inputs.iter().filter_map(|i| if let InputKind::Value(id) = i.kind { Some(id) } else { None });
+        let define = |known: &mut HashSet<usize>, id: usize| match known.insert(id) {
+            true => Ok(()),
+            false => Err(format!("value {id} is computed twice")),
+        };
+        inputs.chain(self.params.iter().copied()).try_for_each(|id| define(&mut known, id))?;
+        for call in &self.calls {
+            let mut used = vec![];
+            call.args.iter().for_each(|a| a.values(&mut used));
+            if let Some(id) = used.iter().find(|id| !known.contains(*id)) {
+                return Err(format!("`{}` uses value {id} before it is computed", call.name));
+            }
+            call.outs.iter().try_for_each(|id| define(&mut known, *id))?;
+        }
+        Ok(())
     }
 
     /// The tensor inputs, in order.
@@ -153,25 +168,40 @@ impl Program {
         self.symbols.iter().filter_map(|(name, s)| Some((name.clone(), s.hint?))).collect()
     }
 
-    /// The sizes of all symbols. `wanted` has some by a symbol's name (`s53`), or by input and axis (`x.0`); `inputs` are the types of the
-    /// tensor inputs, or empty; the rest are sizes of tracing.
+    /// The sizes of all symbols. `wanted` has some by a symbol's name (`s53`), or by input and axis (`x.0`), whose size may follow from one
+    /// (`2*s53`); `inputs` are the types of the tensor inputs, or empty; the rest are sizes of tracing.
     ///
     /// # Errors
-    /// If a name is unknown, or [`Program::bind`] or [`Program::holds`] fails.
+    /// If a name is unknown, no symbol gives an axis the size that is wanted, or [`Program::bind`] or [`Program::holds`] fails.
     pub fn sizes(&self, wanted: &Sizes, inputs: &[Type]) -> Result<Sizes, Problem> {
         let mut sizes = if inputs.is_empty() { Sizes::new() } else { self.bind(inputs, &[])? };
+        let mut dimensions = vec![];
         for (name, size) in wanted {
-            let symbol = match self.symbols.contains_key(name) {
-                true => name.clone(),
-                false => self.symbol_of_axis(name)?,
+            let extent = match self.symbols.contains_key(name) {
+                true => Extent::Symbol(name.clone()),
+                false => self.extent_of_axis(name)?.clone(),
             };
-            match sizes.insert(symbol, *size) {
-                Some(other) if other != *size => {
-                    let what = format!("dimension `{name}` is {size}, but the inputs given make it {other}");
-                    return Err(Problem::new(what).help("leave it out, or give other inputs"));
+            dimensions.push((name, *size, extent));
+        }
+        // Symbols first: expressions may need them.
+        dimensions.sort_by_key(|(.., e)| !matches!(e, Extent::Symbol(_)));
+        for (name, size, extent) in dimensions {
+            let known = sizes.clone();
+            fit(&extent, size, &mut sizes).map_err(|_| match extent.value(&known) {
+                Ok(other) => {
+                    let what =
+                        format!("dimension `{name}` is {size}, but the inputs or other sizes given make it {other}");
+                    Problem::new(what).help("leave it out, or give other inputs")
                 }
-                _ => {}
-            }
+                Err(_) => {
+                    let free: Vec<&str> = extent.symbols().into_iter().filter(|s| !known.contains_key(*s)).collect();
+                    let what = format!(
+                        "dimension `{name}` is {extent}, and Kiln finds no {} that makes it {size}",
+                        free.join(", ")
+                    );
+                    Problem::new(what).help(format!("give the size of {} in its place", free.join(" and of ")))
+                }
+            })?;
         }
         for (name, size) in self.traced_sizes() {
             sizes.entry(name).or_insert(size);
@@ -180,25 +210,23 @@ impl Program {
         Ok(sizes)
     }
 
-    /// The symbol of `INPUT.AXIS`.
-    fn symbol_of_axis(&self, name: &str) -> Result<String, Problem> {
+    /// The size of `INPUT.AXIS`, which has a symbol in it.
+    fn extent_of_axis(&self, name: &str) -> Result<&Extent, Problem> {
         let unknown = || {
-            let axes: Vec<String> = self.symbolic_axes().map(|(axis, symbol)| format!("{axis} ({symbol})")).collect();
+            let axes: Vec<String> = self.symbolic_axes().map(|(axis, e)| format!("{axis} ({e})")).collect();
             let help = match axes.len() {
                 0 => "its sizes are fixed; export it with `dynamic_shapes`".into(),
                 _ => format!("it has {}", axes.join(", ")),
             };
             Problem::new(format!("the program has no dimension `{name}` whose size can be chosen")).help(help)
         };
-        self.symbolic_axes().find(|(axis, _)| axis == name).map(|(_, symbol)| symbol.to_string()).ok_or_else(unknown)
+        self.symbolic_axes().find(|(axis, _)| axis == name).map(|(_, e)| e).ok_or_else(unknown)
     }
-    /// `INPUT.AXIS` and the symbol of every axis of an input that is a symbol.
-    fn symbolic_axes(&self) -> impl Iterator<Item = (String, &str)> {
+    /// `INPUT.AXIS` and the size of every axis of an input that is a symbol or follows from symbols.
+    fn symbolic_axes(&self) -> impl Iterator<Item = (String, &Extent)> {
         self.tensor_inputs().flat_map(|(input, v)| {
-            v.shape.iter().enumerate().filter_map(move |(axis, e)| match e {
-                Extent::Symbol(s) => Some((format!("{}.{axis}", input.name), s.as_str())),
-                _ => None,
-            })
+            let axes = v.shape.iter().enumerate().filter(|(_, e)| !e.symbols().is_empty());
+            axes.map(move |(axis, e)| (format!("{}.{axis}", input.name), e))
         })
     }
 
@@ -253,7 +281,7 @@ impl Program {
             if !(least..=most).contains(size) && *hint != Some(*size) {
                 let axis = self
                     .symbolic_axes()
-                    .find(|(_, s)| s == name)
+                    .find(|(_, e)| matches!(e, Extent::Symbol(s) if s == name))
                     .map_or(String::new(), |(axis, _)| format!(" ({axis})"));
                 let most = if most >= i64::MAX >> 1 { "any size".to_string() } else { most.to_string() };
                 let what = format!(
@@ -428,12 +456,13 @@ mod tests {
             {"dtype": "f32", "shape": ["Symbol('s0')", 3]},
             {"dtype": "f32", "shape": ["Add(Mul(Integer(2), Symbol('s1')), Integer(1))"]},
             {"dtype": "f32", "shape": [3], "name": "w"},
+            {"dtype": "f32", "shape": ["Symbol('s0')", 3]},
             {"dtype": "f32", "shape": ["Symbol('s0')", 3]}],
         "inputs": [{"name": "x", "value": 0}, {"name": "n", "size": "Symbol('s0')"}, {"name": "odd", "value": 1},
             {"name": "flag", "constant": {"bool": true}}],
         "params": [2],
         "calls": [{"name": "aten::add", "overload": "Tensor", "args": [{"value": 0}, {"value": 2}, {"int": 1}], "outs": [3]},
-            {"name": "aten::view", "overload": "", "args": [{"value": 3}, {"list": [{"size": "Symbol('s0')"}, {"int": 3}]}], "outs": [3]}],
+            {"name": "aten::view", "overload": "", "args": [{"value": 3}, {"list": [{"size": "Symbol('s0')"}, {"int": 3}]}], "outs": [4]}],
         "outputs": [{"value": 3}, {"size": "Symbol('s1')"}, "none", {"constant": "none"}],
         "writes": [{"target": 2, "value": 3}]
     }"#;
@@ -479,11 +508,19 @@ mod tests {
         assert_eq!(of("x.0").map(|s| s["s0"]), Ok(9));
         for name in ["x.1", "batch"] {
             let e = of(name).expect_err(name);
-            assert!(e.contains(&format!("no dimension `{name}`")) && e.contains("x.0 (s0)"), "{e}");
+            assert!(e.contains(&format!("no dimension `{name}`")) && e.contains("x.0 (s0), odd.0 (2*s1 + 1)"), "{e}");
         }
+        assert_eq!(of("odd.0").map(|s| s["s1"]), Ok(4), "2*s1 + 1 is 9");
+        let both = |size| p.sizes(&Sizes::from([("s1".into(), 4), ("odd.0".into(), size)]), &[]);
+        assert!(both(9).is_ok());
+        let e = both(11).expect_err("not 2*4 + 1").to_string();
+        assert!(e.contains("`odd.0` is 11, but the inputs or other sizes given make it 9"), "{e}");
+        let e = p.sizes(&Sizes::from([("odd.0".into(), 8)]), &[]).expect_err("an even size").to_string();
+        assert!(e.contains("`odd.0` is 2*s1 + 1, and Kiln finds no s1 that makes it 8"), "{e}");
+        assert!(e.ends_with("help: give the size of s1 in its place"), "{e}");
         let e =
             p.sizes(&Sizes::from([("x.0".into(), 9)]), &types(&[&[6, 3], &[7]])).expect_err("two sizes").to_string();
-        assert!(e.contains("is 9, but the inputs given make it 6"), "{e}");
+        assert!(e.contains("is 9, but the inputs or other sizes given make it 6"), "{e}");
     }
 
     #[test]
@@ -499,11 +536,20 @@ mod tests {
     }
 
     #[test]
-    fn values_that_do_not_exist_are_refused() {
-        let e = Program::from_json(&TEXT.replace("\"params\": [2]", "\"params\": [9]"))
-            .expect_err("no value 9")
-            .to_string();
-        assert!(e.contains("there is no value 9"), "{e}");
+    fn values_that_do_not_exist_or_not_yet_are_refused() {
+        for (from, to, told) in [
+            ("\"params\": [2]", "\"params\": [9]", "there is no value 9"),
+            ("\"outs\": [4]", "\"outs\": [3]", "value 3 is computed twice"),
+            ("\"outs\": [4]", "\"outs\": [2]", "value 2 is computed twice"),
+            (
+                "[{\"value\": 0}, {\"value\": 2}",
+                "[{\"value\": 0}, {\"value\": 4}",
+                "`aten::add` uses value 4 before it is computed",
+            ),
+        ] {
+            let e = Program::from_json(&TEXT.replace(from, to)).expect_err(told).to_string();
+            assert!(e.contains(told), "{e}");
+        }
         assert!(Program::from_json("{}").is_err());
     }
 }

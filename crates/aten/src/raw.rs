@@ -1,6 +1,7 @@
 //! A specialised model: a flat list of operator calls on typed values, in execution order. The TorchScript plugin writes it as JSON
 //! (`crates/torchscript/cpp/dump.cpp`).
-use crate::extent::Extent;
+use crate::{error::Problem, extent::Extent};
+use kiln_graph::{DType, Type, infer::check_type};
 use serde::Deserialize;
 
 #[derive(Debug, Clone, Deserialize)]
@@ -13,6 +14,27 @@ pub struct Raw {
     pub outputs: Vec<usize>,
     pub structure: serde_json::Value,
 }
+
+impl Raw {
+    /// Fails if a value is named that does not exist, or if a shape is beyond the limits of a graph's tensors. What reads a program may then
+    /// index by the ids in it, and count elements.
+    pub fn check(&self) -> Result<(), Problem> {
+        let mut used: Vec<usize> = self.inputs.iter().filter_map(|i| i.value).chain(self.outputs.clone()).collect();
+        for call in &self.calls {
+            used.extend(&call.outs);
+            call.args.iter().for_each(|a| a.values(&mut used));
+        }
+        if let Some(id) = used.iter().find(|id| **id >= self.values.len()) {
+            return Err(Problem::new(format!("the program names value {id}, which it does not have")).help(AGAIN));
+        }
+        // A dtype that Kiln does not have counts as the widest.
+        let dtype = |v: &RawInfo| v.dtype.parse().unwrap_or(DType::F64);
+        let wrong = self.values.iter().find_map(|v| check_type(&Type::new(dtype(v), v.shape.clone())).err());
+        wrong.map_or(Ok(()), |why| Err(Problem::new(format!("a tensor of the program: {why}")).help(AGAIN)))
+    }
+}
+
+const AGAIN: &str = "export the model again; if it is as PyTorch wrote it, please report it";
 
 /// One tensor or scalar argument of forward.
 #[derive(Debug, Clone, Deserialize)]

@@ -63,16 +63,20 @@ impl Program {
         }
         source::settle(&mut raw);
         let mut converted = convert(&raw, &self.name)?;
-        let defect =
-            |e| Problem::new(format!("the imported graph is invalid (a defect of Kiln; please report it): {e}"));
         converted.graph.verify().map_err(defect)?;
         for p in &mut converted.params {
             if let ParamData::Raw(id) = p {
-                *id = self.params.iter().position(|p| p == id).unwrap_or(*id);
+                let of_program = self.params.iter().position(|p| p == id);
+                *id =
+                    of_program.ok_or_else(|| defect("it reads a constant that is none of the program's parameters"))?;
             }
         }
         Ok(Specialised { graph: converted.graph, params: converted.params, states, writes })
     }
+}
+
+fn defect(e: impl std::fmt::Display) -> Problem {
+    Problem::new(format!("the imported graph is invalid (a defect of Kiln; please report it): {e}"))
 }
 
 /// Makes a parameter an input; gives the input's index.

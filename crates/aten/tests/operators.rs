@@ -1,4 +1,5 @@
 //! Converted operators compute what PyTorch's eager operators compute. `operators.py` makes the calls, runs them and stores the results.
+use crate::compare::difference;
 use kiln_aten::{ImportErrors, ParamData, Raw, convert::convert};
 use kiln_graph::{DType, Op, Tensor, Type, verify::verify};
 use serde::Deserialize;
@@ -15,12 +16,14 @@ struct Case {
     left: Option<String>,
 }
 
-struct Calls {
+pub struct Calls {
     cases: Vec<Case>,
+    /// The text of the cases.
+    pub json: Vec<u8>,
     tensors: Vec<u8>,
 }
 
-static CALLS: LazyLock<Calls> = LazyLock::new(|| {
+pub static CALLS: LazyLock<Calls> = LazyLock::new(|| {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut call = Command::new(root.join("../../.deps/venv/bin/python"));
@@ -28,8 +31,9 @@ static CALLS: LazyLock<Calls> = LazyLock::new(|| {
     let run = run.expect("scripts/setup has made .deps/venv");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     let read = |name: &str| std::fs::read(dir.path().join(name)).expect("written");
-    let cases = serde_json::from_slice(&read("calls.json")).expect("calls");
-    Calls { cases, tensors: read("tensors.safetensors") }
+    let json = read("calls.json");
+    let cases = serde_json::from_slice(&json).expect("calls");
+    Calls { cases, json, tensors: read("tensors.safetensors") }
 });
 
 /// The tensors `CASE.KIND0`, `CASE.KIND1`, …
@@ -40,35 +44,6 @@ fn tensors(file: &safetensors::SafeTensors, case: usize, kind: &str) -> Vec<Tens
         Tensor::from_bytes(Type::new(dtype, view.shape()), view.data())
     };
     (0..).map_while(read).collect()
-}
-
-fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => 1e-11,
-        DType::F32 => 2e-5,
-        DType::F16 => 4e-3,
-        DType::Bf16 => 3e-2,
-        _ => 0.0,
-    }
-}
-
-fn difference(got: &[Tensor], want: &[Tensor]) -> Option<String> {
-    if got.len() != want.len() {
-        return Some(format!("{} results, torch has {}", got.len(), want.len()));
-    }
-    for (o, (g, w)) in got.iter().zip(want).enumerate() {
-        if g.ty != w.ty {
-            return Some(format!("result {o} is {}, torch's is {}", g.ty, w.ty));
-        }
-        let tolerance = tolerance(g.ty.dtype);
-        for (i, (a, b)) in g.to_f64_vec().into_iter().zip(w.to_f64_vec()).enumerate() {
-            let same = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * (1.0 + b.abs());
-            if !same {
-                return Some(format!("result {o} ({}), element {i}: {a}, torch has {b}", g.ty));
-            }
-        }
-    }
-    None
 }
 
 /// What is wrong with a case, if anything.

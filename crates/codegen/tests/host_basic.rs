@@ -71,6 +71,43 @@ fn vector_add_with_tail() {
     }
 }
 
+/// Vectors are loaded and stored whole, and turned in registers.
+#[test]
+fn elements_in_reverse_order() {
+    for n in [1usize, 5, 16, 100, 1000, 1024, 5000] {
+        for (elem, size) in [(Elem::F32, 4), (Elem::I64, 8), (Elem::U8, 1), (Elem::F16, 2)] {
+            for backwards in [[true, false], [false, true], [true, true]] {
+                let mut b = Builder::new("turn", [n.div_ceil(1024), 1, 1], 4);
+                let (x, y) = (b.param("x", elem, true), b.param("y", elem, false));
+                let i = offsets(&mut b, 1024);
+                let (limit, last) = (b.i32(n as i64), b.i32(n as i64 - 1));
+                let mask = (n != 1024).then(|| b.cmp(CmpOp::Lt, i, limit));
+                let turned = b.binary(BinaryOp::Sub, last, i);
+                let [from, to] = backwards.map(|back| if back { turned } else { i });
+                let (px, py) = (b.ptr_add(x, from), b.ptr_add(y, to));
+                let v = b.load(px, mask, None);
+                b.store(py, v, mask);
+                let k = b.finish();
+                let text = host::llvm_text(std::slice::from_ref(&k)).unwrap();
+                assert!(!text.contains("masked.gather") && !text.contains("masked.scatter"), "{text}");
+                // Halves of small numbers are normal.
+                let mut x: Vec<u8> = (0..n * size).map(|i| (i * 7 % 61) as u8).collect();
+                let mut y = vec![255u8; (n + 64) * size];
+                run(&k, &mut [&mut x, &mut y]);
+                let mut want: Vec<&[u8]> = x.chunks(size).collect();
+                if backwards != [true, true] {
+                    want.reverse();
+                }
+                assert_eq!(y[..n * size], want.concat(), "{n} of {elem}, {backwards:?}");
+                assert!(
+                    y[n * size..].iter().all(|b| *b == 255),
+                    "{n} of {elem}, {backwards:?}: written beyond the end"
+                );
+            }
+        }
+    }
+}
+
 fn softmax(rows: usize, cols: usize) -> Kernel {
     let width = cols.next_power_of_two();
     let mut b = Builder::new("softmax", [rows, 1, 1], 4);

@@ -88,7 +88,8 @@ impl FileKind {
 }
 
 impl Program {
-    /// Opens a `.pt2` archive, an artifact or a text graph.
+    /// Opens a `.pt2` archive, an artifact or a text graph. The weights of a `.pt2` lie in its file, which is mapped: while the program or a
+    /// session of it lives, nothing may write into the file or cut it. Another file may be renamed to its place.
     ///
     /// # Errors
     /// [`Error::Usage`] if the file holds something else, and others if it cannot be read, each with what to do.

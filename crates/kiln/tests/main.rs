@@ -4,6 +4,7 @@ mod artifact;
 mod decisions;
 mod engine;
 mod exact;
+mod exported;
 mod host_rows;
 mod indices;
 mod invariance;

@@ -1,7 +1,7 @@
 //! Matmuls with views before and pointwise work (or a reduction of rows) after.
 //!
 //! Takes: a body with one matmul, or two of the same left operand. Gives: steps by one template: [`matmul`] on GPUs,
-//! [`library`], [`reduction`] for few rows or columns and for integers, or the host's library.
+//! [`library`], [`reduction`] for few rows or columns and for integers on GPUs, or the host's library.
 //!
 //! **Skinny GEMM: operands swapped.** On `sm_90` a matmul in half precision of 5 to 32 rows, and more than twice as
 //! many columns, is computed with its operands swapped, in tiles as narrow as 16 columns: a tile has at least 64 rows,
@@ -78,7 +78,9 @@ pub fn place(g: &Graph, v: ValueId, ix: &[Expr]) -> Vec<Expr> {
 pub fn lower(of: &Body, machine: &Hardware) -> Result<Emitted, LowerError> {
     let g = of.graph;
     let Found { v, dual, d } = find(of, machine)?;
-    if !g.dtype(v).is_float() || d.k == 0 || g.ty(v).count() == 0 {
+    // GPUs have no instructions for matmuls of integers; the host's library does them in blocks.
+    let taken = if machine.arch.is_gpu() { g.dtype(v).is_float() } else { g.dtype(v) != DType::Bool };
+    if !taken || d.k == 0 || g.ty(v).count() == 0 {
         return reduction::lower(of, machine, 0);
     }
     let invariant = machine.contract.batch_invariant;

@@ -14,7 +14,8 @@ use kiln_aten::{ImportErrors, Program};
 use kiln_graph::Tensor;
 use std::path::Path;
 
-/// A program with its data.
+/// A program with its data. Parameters lie in the mapped file where they can: while any of them lives, nothing may write into the file or cut
+/// it, or its values change and an access beyond its end ends the process. To replace the file, rename another one to its place.
 #[derive(Debug)]
 pub struct Exported {
     /// What is computed, for all sizes within its ranges.

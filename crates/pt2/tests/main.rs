@@ -1,4 +1,6 @@
 //! Archives of torch.export in functional form and in core ATen: what they compute is what PyTorch computed; others are refused.
+mod files;
+
 use kiln_aten::{ParamData, Specialised};
 use kiln_graph::{DType, Tensor, Type};
 use std::{

@@ -320,7 +320,8 @@ impl Executable {
 
     fn check_gemm(&self, k: &KernelCode, g: &GemmCall) -> Result<(), String> {
         let half = matches!(g.dtype, DType::F16 | DType::Bf16);
-        if !g.dtype.is_float() || g.dtype.is_f8() || !(g.c_dtype == g.dtype || half && g.c_dtype == DType::F32) {
+        let exists = g.dtype.is_int() || g.dtype.is_float() && !g.dtype.is_f8();
+        if !exists || !(g.c_dtype == g.dtype || half && g.c_dtype == DType::F32) {
             return Err(format!("there is no matmul of {} operands with a result of {}", g.dtype, g.c_dtype));
         }
         if matches!(g.c.slot, Slot::Input(_)) {

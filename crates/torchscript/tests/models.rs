@@ -6,7 +6,7 @@ fn check(name: &str, expected_fallbacks: &[&str]) -> Result<(), String> {
     let (path, example) = (archive(name), inputs(name));
     let model = kiln_torchscript::import(&path, &example).map_err(|e| format!("{name}: import: {e}"))?;
     for (what, data) in [("example", example.clone()), ("fresh data", fresh(&example))] {
-        if let Some(d) = difference(&evaluate(&model, &data), &reference(&path, &data), 1.0) {
+        if let Some(d) = difference(&evaluate(&model, &data), &reference(&path, &data)) {
             return Err(format!("{name} on {what}: {d}\n{}", summary(&model.graph)));
         }
     }

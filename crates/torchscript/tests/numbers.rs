@@ -42,7 +42,7 @@ fn every_operator_takes_every_number_as_pytorch_does() {
                 match (kiln_torchscript::import(&path, &inputs), by_libtorch(&path, &inputs)) {
                     (Ok(model), Ok(want)) => {
                         compared += 1;
-                        if let Some(d) = difference(&evaluate(&model, &inputs), &want, 1.0) {
+                        if let Some(d) = difference(&evaluate(&model, &inputs), &want) {
                             failures.push(format!("{case}: {d}\n{}", summary(&model.graph)));
                         }
                     }

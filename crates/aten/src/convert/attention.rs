@@ -124,17 +124,18 @@ fn projected_attention(
     for (i, x) in from.into_iter().enumerate() {
         parts.push(project(c, x, joined, h, i)?);
     }
+    let [q, k, v] = parts[..] else { return Err("attention of other than three operands".into()) };
     let scale = 1.0 / ((width / h.heads) as f64).sqrt();
     let (r, weights) = if probabilities {
-        let keys = c.transpose(parts[1])?;
-        let scores = c.node(Op::Dot, &[parts[0], keys])?;
+        let keys = c.transpose(k)?;
+        let scores = c.node(Op::Dot, &[q, keys])?;
         let mut scores = c.with(BinaryOp::Mul, scores, scale)?;
         if let Some(hidden) = h.hidden {
             let masked = c.float_const(c.dtype(scores), f64::NEG_INFINITY);
             scores = c.select(hidden, masked, scores)?;
         }
         let weights = c.node(Op::Softmax { axis: 3 }, &[scores])?;
-        (c.node(Op::Dot, &[weights, parts[2]])?, Some(weights))
+        (c.node(Op::Dot, &[weights, v])?, Some(weights))
     } else {
         if let Some(hidden) = h.hidden {
             parts.push(c.unary(UnaryOp::Not, hidden)?);

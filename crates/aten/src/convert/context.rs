@@ -3,8 +3,10 @@
 //! Nodes are hash-consed: building the same node twice gives the same value. A conversion that fails half way leaves unused nodes
 //! behind, which `prune` drops at the end.
 //!
-//! Invariant: libtorch has run every call on the example inputs, so operands have valid ranks and axes are in range. But libtorch
-//! accepts any number that it clamps or wraps (shifts, offsets, steps), so arithmetic on these must not overflow.
+//! A program may lie about its calls: about the types of results, ranks, axes, the lengths of lists. So nothing is indexed but through
+//! [`Ctx::size`], [`at`] and their like, which give an error; clippy holds the conversions to it. Shapes of the program are within the
+//! limits of [`kiln_graph::infer`] ([`crate::Raw::check`]), so that the elements of one tensor can be counted; numbers among the
+//! arguments may be any, so arithmetic on these must not overflow.
 use crate::raw::{Arg, Call, Raw, RawInfo};
 use kiln_graph::{
     BinaryOp, CompareOp, DType, Graph, Init, Op, ReduceOp, Scalar, Source, Tensor, Type, UnaryOp, ValueId,
@@ -156,6 +158,18 @@ impl<'a> Ctx<'a> {
         let ints = self.ints(call, i)?;
         ints.into_iter().map(|v| usize::try_from(v).map_err(|_| format!("argument {i} holds {v}"))).collect()
     }
+    /// A number of things.
+    pub fn count(&self, call: &Call, i: usize) -> Res<usize> {
+        let n = self.int(call, i)?;
+        usize::try_from(n).map_err(|_| format!("argument {i} is {n}, a negative number"))
+    }
+    /// A number of things, of which there is at least one.
+    pub fn positive(&self, call: &Call, i: usize) -> Res<usize> {
+        match self.count(call, i)? {
+            0 => Err(format!("argument {i} is 0")),
+            n => Ok(n),
+        }
+    }
     pub fn bool(&self, call: &Call, i: usize) -> Res<bool> {
         match self.arg(call, i) {
             Arg::Bool(v) => Ok(*v),
@@ -215,6 +229,21 @@ impl<'a> Ctx<'a> {
         self.graph.set_source(v, self.source.clone());
         v
     }
+    /// The size of an axis.
+    pub fn size(&self, v: ValueId, axis: usize) -> Res<usize> {
+        at(self.graph.shape(v), axis)
+    }
+    /// The last axis.
+    pub fn last_axis(&self, v: ValueId) -> Res<usize> {
+        self.rank(v).checked_sub(1).ok_or_else(|| "an operand of rank 0".into())
+    }
+    /// Every element of an axis `times`, along a new axis after it.
+    pub fn repeated(&mut self, v: ValueId, axis: usize, times: usize) -> Res<ValueId> {
+        let shape = self.shape(v);
+        let (before, after) = shape.split_at_checked(axis + 1).ok_or_else(|| no_axis(axis, shape.len()))?;
+        let split = self.reshape(v, &[before, &[1], after].concat())?;
+        self.broadcast(split, &[before, &[times], after].concat())
+    }
     pub fn ty(&self, v: ValueId) -> &Type {
         self.graph.ty(v)
     }
@@ -269,9 +298,8 @@ impl<'a> Ctx<'a> {
     /// Swaps the last two axes.
     pub fn transpose(&mut self, v: ValueId) -> Res<ValueId> {
         let mut perm: Vec<usize> = (0..self.rank(v)).collect();
-        let n = perm.len();
-        if n >= 2 {
-            perm.swap(n - 1, n - 2);
+        if let [.., a, b] = &mut perm[..] {
+            std::mem::swap(a, b);
         }
         self.permute(v, &perm)
     }
@@ -329,10 +357,45 @@ impl<'a> Ctx<'a> {
     }
 }
 
+fn no_axis(axis: usize, rank: usize) -> String {
+    format!("there is no axis {axis} among {rank}")
+}
+
+/// Item `i` of what is listed by axis.
+pub fn at<T: Copy>(list: &[T], i: usize) -> Res<T> {
+    list.get(i).copied().ok_or_else(|| no_axis(i, list.len()))
+}
+
+/// What is listed for axis `first` and those after it.
+pub fn from(list: &[usize], first: usize) -> Res<&[usize]> {
+    list.get(first..).ok_or_else(|| no_axis(first, list.len()))
+}
+
+/// A shape with another size of one axis.
+pub fn with_size(shape: &[usize], axis: usize, size: usize) -> Res<Vec<usize>> {
+    let mut shape = shape.to_vec();
+    let rank = shape.len();
+    *shape.get_mut(axis).ok_or_else(|| no_axis(axis, rank))? = size;
+    Ok(shape)
+}
+
+/// A shape of ones, but for one axis.
+pub fn along(rank: usize, axis: usize, size: usize) -> Res<Vec<usize>> {
+    with_size(&vec![1; rank], axis, size)
+}
+
+/// The most elements of a table that a conversion computes.
+const LARGEST_TABLE: usize = 1 << 24;
+
+/// An error if a table of `n` elements is too large to compute when a program is converted.
+pub fn table_fits(n: usize) -> Res<()> {
+    if n <= LARGEST_TABLE { Ok(()) } else { Err(format!("a table of {n} elements, computed ahead of a run")) }
+}
+
 /// `axis`, which may count from the end, normalised to count from 0.
 pub fn normal_axis(axis: i64, rank: usize) -> Res<usize> {
     let rank = rank.max(1) as i64;
-    let a = if axis < 0 { axis + rank } else { axis };
+    let a = if axis < 0 { axis.saturating_add(rank) } else { axis };
     if (0..rank).contains(&a) { Ok(a as usize) } else { Err(format!("there is no axis {axis} among {rank}")) }
 }
 

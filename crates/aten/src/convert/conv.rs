@@ -1,7 +1,7 @@
 //! Convolutions, direct and transposed.
 use super::{
     Table,
-    context::{Ctx, Res},
+    context::{Ctx, Res, from},
 };
 use crate::raw::{Arg, Call};
 use kiln_graph::{Op, Scalar, ValueId};
@@ -67,11 +67,11 @@ fn convolve(c: &mut Ctx, call: &Call, x: ValueId, g: Geometry) -> Res<Vec<ValueI
 fn direct(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let (stride, dilation) = (per_axis(c, call, 3, n)?, per_axis(c, call, 5, n)?);
-    let groups = c.int(call, 6)? as usize;
+    let groups = c.count(call, 6)?;
     let (x, padding) = match c.arg(call, 4) {
         Arg::Str(mode) => {
             let w = c.tensor(call, 1)?;
-            let window = c.shape(w)[2..].to_vec();
+            let window = from(&c.shape(w), 2)?.to_vec();
             named_padding(c, x, mode, &window, &dilation)?
         }
         _ => (x, per_axis(c, call, 4, n)?),
@@ -79,10 +79,15 @@ fn direct(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
     convolve(c, call, x, Geometry { stride, padding, dilation, groups, transposed: None })
 }
 
+/// The number of axes that windows move along.
+fn spatial_axes(c: &Ctx, w: ValueId) -> Res<usize> {
+    c.rank(w).checked_sub(2).ok_or_else(|| "a convolution by weights of rank below 2".into())
+}
+
 /// `(x, w, bias?, stride, padding: str, dilation, groups)`.
 fn by_mode(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let w = c.tensor(call, 1)?;
-    direct(c, call, c.rank(w) - 2)
+    direct(c, call, spatial_axes(c, w)?)
 }
 
 /// Resolves padding "same" or "valid". For an odd total, pads `x` explicitly, with the extra element at the end.
@@ -99,11 +104,14 @@ fn named_padding(
     if mode != "same" {
         return Err(format!("padding {mode}"));
     }
-    let total: Vec<usize> = window.iter().zip(dilation).map(|(w, d)| (w - 1) * d).collect();
+    let reach = |(w, d): (&usize, &usize)| w.checked_sub(1)?.checked_mul(*d).filter(|r| i64::try_from(*r).is_ok());
+    let total = window.iter().zip(dilation).map(reach).collect::<Option<Vec<usize>>>();
+    let total = total.ok_or("a window of no elements, or one beyond all bounds")?;
     if total.iter().all(|t| t % 2 == 0) {
         return Ok((x, total.iter().map(|t| t / 2).collect()));
     }
-    let mut lo = vec![0; c.rank(x) - window.len()];
+    let lead = c.rank(x).checked_sub(window.len()).ok_or("an operand of fewer axes than the window")?;
+    let mut lo = vec![0; lead];
     let mut hi = lo.clone();
     lo.extend(total.iter().map(|t| (t / 2) as i64));
     hi.extend(total.iter().map(|t| (t - t / 2) as i64));
@@ -118,7 +126,7 @@ fn transposed(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
         stride: per_axis(c, call, 3, n)?,
         padding: per_axis(c, call, 4, n)?,
         transposed: Some(per_axis(c, call, 5, n)?),
-        groups: c.int(call, 6)? as usize,
+        groups: c.count(call, 6)?,
         dilation: per_axis(c, call, 7, n)?,
     };
     convolve(c, call, x, g)
@@ -127,14 +135,14 @@ fn transposed(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
 /// `(x, w, bias?, stride, padding, dilation, transposed, output_padding, groups, …)`.
 fn general(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, w) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
-    let n = c.rank(w) - 2;
+    let n = spatial_axes(c, w)?;
     let transposed = c.bool(call, 6)?;
     let g = Geometry {
         stride: per_axis(c, call, 3, n)?,
         padding: per_axis(c, call, 4, n)?,
         dilation: per_axis(c, call, 5, n)?,
         transposed: if transposed { Some(per_axis(c, call, 7, n)?) } else { None },
-        groups: c.int(call, 8)? as usize,
+        groups: c.count(call, 8)?,
     };
     convolve(c, call, x, g)
 }

@@ -1,7 +1,7 @@
 //! Operators that create tensors: constants, `arange`, `eye`, fills and copies.
 use super::{
     Table,
-    context::{Ctx, Res},
+    context::{Ctx, Res, table_fits},
     pointwise::operand,
     scalars::as_value,
 };
@@ -132,17 +132,19 @@ fn triangle(c: &mut Ctx, call: &Call, lower: bool) -> Res<Vec<ValueId>> {
     // Each of these rows has an element, so their number is at most that of the results.
     let some = if lower { offset.saturating_neg().max(0)..rows } else { 0..rows.min(columns.saturating_sub(offset)) };
     let mut places = [vec![], vec![]];
+    table_fits(ty.shape.last().copied().unwrap_or(0))?;
+    let [row_places, column_places] = &mut places;
     for row in some.filter(|_| columns > 0) {
         let diagonal = row.saturating_add(offset);
         let within = if lower { 0..columns.min(diagonal.saturating_add(1)) } else { diagonal.max(0)..columns };
         for column in within {
-            if places[0].len() == ty.shape.last().copied().unwrap_or(0) {
+            if row_places.len() == ty.shape.last().copied().unwrap_or(0) {
                 return Err("a triangle of more elements than in the example run".into());
             }
-            places[0].push(row as f64);
-            places[1].push(column as f64);
+            row_places.push(row as f64);
+            column_places.push(column as f64);
         }
     }
-    let found = Type::new(ty.dtype, [2, places[0].len()]);
+    let found = Type::new(ty.dtype, [2, row_places.len()]);
     Ok(vec![c.table("triangle", Tensor::from_f64(found, places.concat()))])
 }

@@ -5,7 +5,7 @@ mod sorted;
 
 use super::{
     Table,
-    context::{Ctx, Res},
+    context::{Ctx, Res, along, at, from, with_size},
     pointwise::operand,
     scalars::{as_value, scale},
 };
@@ -96,7 +96,7 @@ fn index(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 fn index_as(c: &mut Ctx, call: &Call, indices: Vec<(usize, ValueId)>) -> Res<ValueId> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let place = Indexed::new(&indices, c.rank(x))?;
-    let sizes: Vec<usize> = place.axes.iter().map(|a| c.shape(x)[*a]).collect();
+    let sizes: Vec<usize> = place.axes.iter().map(|a| c.size(x, *a)).collect::<Res<_>>()?;
     let moved = c.permute(x, &place.order)?;
     let mut flat = c.shape(moved);
     flat.splice(place.first..place.first + sizes.len(), [sizes.iter().product()]);
@@ -119,7 +119,7 @@ struct Indexed {
 impl Indexed {
     fn new(indices: &[(usize, ValueId)], rank: usize) -> Res<Indexed> {
         let (axes, indices): (Vec<usize>, Vec<ValueId>) = indices.iter().copied().unzip();
-        let adjacent = axes.windows(2).all(|w| w[1] == w[0] + 1);
+        let adjacent = axes.iter().zip(axes.iter().skip(1)).all(|(a, b)| *b == a + 1);
         let first = if adjacent { *axes.first().ok_or("no index")? } else { 0 };
         let mut order: Vec<usize> = (0..rank).filter(|a| !axes.contains(a)).collect();
         if axes.iter().any(|a| *a >= rank) {
@@ -158,13 +158,13 @@ fn take(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 /// Row-major position from one index per axis; negative indices count from the end. If any index is out of range, so is the position.
 fn combined(c: &mut Ctx, indices: &[ValueId], sizes: &[usize]) -> Res<ValueId> {
-    let [first, rest @ ..] = indices else { return Err("no index".into()) };
-    let mut at = wrapped(c, *first, sizes[0])?;
+    let ([first, rest @ ..], [size, more @ ..]) = (indices, sizes) else { return Err("no index".into()) };
+    let mut at = wrapped(c, *first, *size)?;
     if rest.is_empty() {
         return Ok(at);
     }
-    let mut outside = beyond(c, at, sizes[0])?;
-    for (i, size) in rest.iter().zip(&sizes[1..]) {
+    let mut outside = beyond(c, at, *size)?;
+    for (i, size) in rest.iter().zip(more) {
         let i = wrapped(c, *i, *size)?;
         let also = beyond(c, i, *size)?;
         outside = c.binary(BinaryOp::Or, outside, also)?;
@@ -250,12 +250,8 @@ fn scatter_reduce(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 /// A vector of indices laid along `axis` and broadcast over the other axes of `like`.
 fn spread_index(c: &mut Ctx, i: ValueId, axis: usize, like: &[usize]) -> Res<ValueId> {
     let n = c.ty(i).count();
-    let mut shape = vec![1; like.len()];
-    *shape.get_mut(axis).ok_or("an index along no axis")? = n;
-    let i = c.reshape(i, &shape)?;
-    let mut full = like.to_vec();
-    full[axis] = n;
-    c.broadcast(i, &full)
+    let i = c.reshape(i, &along(like.len(), axis, n)?)?;
+    c.broadcast(i, &with_size(like, axis, n)?)
 }
 
 /// How an operator treats negative indices: they count from the end, or are out of range.
@@ -331,13 +327,14 @@ fn index_put(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let indices = index_list(c, call)?;
     let (shape, place) = (c.shape(x), Indexed::new(&indices, c.rank(x))?);
     let indexed = place.axes.len();
-    let sizes: Vec<usize> = place.axes.iter().map(|a| shape[*a]).collect();
-    let at = combined(c, &place.indices, &sizes)?;
-    let (n, picked) = (c.ty(at).count(), c.rank(at));
+    let sizes: Vec<usize> = place.axes.iter().map(|a| at(&shape, *a)).collect::<Res<_>>()?;
+    let place_of = combined(c, &place.indices, &sizes)?;
+    let (n, picked) = (c.ty(place_of).count(), c.rank(place_of));
     // The values have the shape of `x[indices]`; there as in x, the indexed axes go to the front.
     let rest: Vec<usize> = place.order.iter().copied().filter(|a| !place.axes.contains(a)).collect();
-    let kept: Vec<usize> = rest.iter().map(|a| shape[*a]).collect();
-    let full = [&kept[..place.first], &c.shape(at), &kept[place.first..]].concat();
+    let kept: Vec<usize> = rest.iter().map(|a| at(&shape, *a)).collect::<Res<_>>()?;
+    let (before, after) = kept.split_at_checked(place.first).ok_or("indices beyond the axes")?;
+    let full = [before, &c.shape(place_of), after].concat();
     let values = c.broadcast(values, &full)?;
     let last = place.first + picked;
     let front: Vec<usize> = (place.first..last).chain(0..place.first).chain(last..full.len()).collect();
@@ -347,8 +344,8 @@ fn index_put(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let order = [&place.axes[..], &rest].concat();
     let moved = c.permute(x, &order)?;
     let moved_shape = c.shape(moved);
-    let table = c.reshape(moved, &[&[sizes.iter().product()], &moved_shape[indexed..]].concat())?;
-    let at = spread_index(c, at, 0, &rows)?;
+    let table = c.reshape(moved, &[&[sizes.iter().product()], from(&moved_shape, indexed)?].concat())?;
+    let at = spread_index(c, place_of, 0, &rows)?;
     let mode = if add { ScatterMode::Add } else { ScatterMode::Replace };
     let r = c.node(Op::Scatter { axis: 0, mode }, &[table, at, values])?;
     let r = c.reshape(r, &moved_shape)?;

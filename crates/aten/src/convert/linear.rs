@@ -116,9 +116,9 @@ fn scaled_matmul(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         return Err("_scaled_mm with a scale for the result".into());
     }
     let mut r = dot(c, a, b, &ty.shape)?;
+    let [rows, columns] = ty.shape[..] else { return Err("_scaled_mm that gives no matrix".into()) };
     for i in [2, 3] {
         let scale = c.tensor(call, i)?;
-        let (rows, columns) = (ty.shape[0], ty.shape[1]);
         let scale = match &c.shape(scale)[..] {
             s if s.iter().product::<usize>() == 1 => c.reshape(scale, &[])?,
             s if *s == [rows, 1] && i == 2 || *s == [1, columns] && i == 3 => scale,
@@ -208,9 +208,9 @@ fn tensordot(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         Ok::<_, String>((inner, outer))
     };
     let ((inner_a, outer_a), (inner_b, outer_b)) = (split(c, a, 2)?, split(c, b, 3)?);
-    let size = |c: &Ctx, v: ValueId, axes: &[usize]| axes.iter().map(|x| c.shape(v)[*x]).product::<usize>();
-    let (rows, inner, columns) = (size(c, a, &outer_a), size(c, a, &inner_a), size(c, b, &outer_b));
-    if inner != size(c, b, &inner_b) {
+    let size = |c: &Ctx, v: ValueId, axes: &[usize]| axes.iter().map(|x| c.size(v, *x)).product::<Res<usize>>();
+    let (rows, inner, columns) = (size(c, a, &outer_a)?, size(c, a, &inner_a)?, size(c, b, &outer_b)?);
+    if inner != size(c, b, &inner_b)? {
         return Err("tensordot of axes that broadcast".into());
     }
     let left = c.permute(a, &[outer_a, inner_a].concat())?;
@@ -243,8 +243,10 @@ const DISTANCE_BY_MATMUL: usize = 25;
 fn cdist(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (a, b, ty) = (c.tensor(call, 0)?, c.tensor(call, 1)?, c.out(call, 0)?);
     let (p, mode) = (c.float(call, 2)?, c.opt_int(call, 3)?.unwrap_or(0));
-    let rows = |s: Vec<usize>| s[s.len() - 2];
-    let many = rows(c.shape(a)) > DISTANCE_BY_MATMUL || rows(c.shape(b)) > DISTANCE_BY_MATMUL;
+    let ([.., rows, _], [.., others, _]) = (&c.shape(a)[..], &c.shape(b)[..]) else {
+        return Err("distances of vectors".into());
+    };
+    let many = *rows > DISTANCE_BY_MATMUL || *others > DISTANCE_BY_MATMUL;
     let by_matmul = p == 2.0 && (mode == 1 || mode == 0 && many);
     let r = if by_matmul { distance_by_matmul(c, a, b)? } else { distance(c, a, b, p)? };
     one(c.reshape(r, &ty.shape)?)
@@ -254,7 +256,7 @@ fn cdist(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 fn distance_by_matmul(c: &mut Ctx, a: ValueId, b: ValueId) -> Res<ValueId> {
     let squares = |c: &mut Ctx, x| {
         let xx = c.binary(BinaryOp::Mul, x, x)?;
-        let last = c.rank(x) - 1;
+        let last = c.last_axis(x)?;
         c.reduce(ReduceOp::Sum, xx, &[last])
     };
     let (aa, bb) = (squares(c, a)?, squares(c, b)?);
@@ -270,11 +272,13 @@ fn distance_by_matmul(c: &mut Ctx, a: ValueId, b: ValueId) -> Res<ValueId> {
 
 /// Pairwise differences, then their p-norm over the last axis.
 fn distance(c: &mut Ctx, a: ValueId, b: ValueId, p: f64) -> Res<ValueId> {
-    let (mut sa, mut sb) = (c.shape(a), c.shape(b));
-    sa.insert(sa.len() - 1, 1);
-    sb.insert(sb.len() - 2, 1);
-    let (a, b) = (c.reshape(a, &sa)?, c.reshape(b, &sb)?);
+    let (sa, sb) = (c.shape(a), c.shape(b));
+    let ([lead_a @ .., width_a], [lead_b @ .., rows, width_b]) = (&sa[..], &sb[..]) else {
+        return Err("distances of vectors".into());
+    };
+    let a = c.reshape(a, &[lead_a, &[1, *width_a]].concat())?;
+    let b = c.reshape(b, &[lead_b, &[1, *rows, *width_b]].concat())?;
     let d = c.binary(BinaryOp::Sub, a, b)?;
-    let last = c.rank(d) - 1;
+    let last = c.last_axis(d)?;
     p_norm(c, d, p, &[last])
 }

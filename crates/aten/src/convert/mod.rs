@@ -3,8 +3,10 @@
 //! Takes the specialised calls ([`Raw`]); gives a [`Graph`]. A conversion is used only if its result has the type of the example run.
 //! A call without a conversion becomes a fallback, which libtorch runs; if libtorch cannot run it for Kiln either (for example, its
 //! dtype has no name in Kiln), it is a [`Problem`]. So is a call that draws random numbers ([`random`]).
+#![warn(clippy::indexing_slicing)]
 mod attention;
 mod collective;
+#[expect(clippy::indexing_slicing, reason = "ids are valid: Raw::check")]
 pub(crate) mod context;
 mod conv;
 mod creation;
@@ -15,6 +17,7 @@ mod names;
 mod norm;
 mod pointwise;
 mod pool;
+#[expect(clippy::indexing_slicing, reason = "the values of one graph")]
 mod prune;
 mod random;
 mod recurrent;
@@ -58,6 +61,13 @@ fn handlers() -> HashMap<&'static str, Handler> {
     TABLES.iter().copied().flatten().copied().collect()
 }
 
+/// The names of the operators that the tables convert, in alphabetical order; functions of one operand and second names are left out.
+pub fn operators() -> Vec<&'static str> {
+    let mut names: Vec<&str> = handlers().into_keys().collect();
+    names.sort_unstable();
+    names
+}
+
 /// A converted graph and the sources of its parameters' data.
 #[derive(Debug)]
 pub struct Converted {
@@ -67,8 +77,9 @@ pub struct Converted {
     pub params: Vec<ParamData>,
 }
 
-/// Converts specialised calls to a graph called `name`. The error lists all problems found.
+/// Converts specialised calls to a graph called `name`. The error lists all problems found, or is that of [`Raw::check`].
 pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
+    raw.check()?;
     let handlers = handlers();
     let live = liveness(raw);
     let mut ctx = Ctx::new(raw, name, live.clone());
@@ -108,11 +119,13 @@ pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
 }
 
 /// Whether a call has to be in the graph: it has a live result, or other processes wait for it.
+#[expect(clippy::indexing_slicing, reason = "ids are valid: Raw::check")]
 fn is_needed(call: &Call, live: &[bool]) -> bool {
     is_collective(&call.name) || call.outs.iter().any(|id| live[*id])
 }
 
 /// For each raw value, whether an output or a collective depends on it.
+#[expect(clippy::indexing_slicing, reason = "ids are valid: Raw::check")]
 fn liveness(raw: &Raw) -> Vec<bool> {
     let mut live = vec![false; raw.values.len()];
     raw.outputs.iter().for_each(|id| live[*id] = true);
@@ -126,6 +139,7 @@ fn liveness(raw: &Raw) -> Vec<bool> {
     live
 }
 
+#[expect(clippy::indexing_slicing, reason = "ids are valid: Raw::check")]
 fn input_type(raw: &Raw, input: &crate::raw::RawInput) -> Result<Type, Problem> {
     match (input.value, &input.scalar) {
         (Some(id), _) => {

@@ -97,18 +97,18 @@ fn by_the_batch(c: &mut Ctx, call: &Call, eps_at: usize) -> Res<Vec<ValueId>> {
     let (x, eps) = (c.tensor(call, 0)?, c.float(call, eps_at)?);
     let shape = c.shape(x);
     let [batch, channels, rest @ ..] = &shape[..] else { return Err("no channel axis".into()) };
-    let mut swap: Vec<usize> = (0..shape.len()).collect();
-    swap.swap(0, 1);
+    let swap: Vec<usize> = [1, 0].into_iter().chain(2..shape.len()).collect();
     let by_channel = c.permute(x, &swap)?;
     let one_sample = c.reshape(by_channel, &[1, *channels, batch * rest.iter().product::<usize>()])?;
     let normed = grouped(c, call, one_sample, *channels, 1, eps)?;
-    let apart = c.reshape(normed[0], &[&[*channels, *batch], rest].concat())?;
+    let [normed, ..] = normed[..] else { return Err("a norm without a result".into()) };
+    let apart = c.reshape(normed, &[&[*channels, *batch], rest].concat())?;
     Ok(vec![c.permute(apart, &swap)?])
 }
 
 /// `(x, gain?, bias?, mean, var, momentum, eps)`: batch norm of a functional program; mean and deviation, its further results, are empty.
 fn batch_norm_functional(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let [before, after] = [&call.args[..5.min(call.args.len())], call.args.get(5..).unwrap_or_default()];
+    let (before, after) = call.args.split_at_checked(5).unwrap_or((&call.args, &[]));
     let args = [before, &[Arg::Bool(false)], after].concat();
     batch_norm(c, &Call { args, ..empty(call) })
 }
@@ -118,7 +118,7 @@ fn batch_norm_functional(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 fn instance_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     if !c.bool(call, 5)? {
         let mut same = Call { args: call.args.clone(), ..empty(call) };
-        same.args[5] = Arg::Bool(false);
+        *same.args.get_mut(5).ok_or("no argument that says which statistics are used")? = Arg::Bool(false);
         return batch_norm(c, &same);
     }
     let (x, eps) = (c.tensor(call, 0)?, c.float(call, 7)?);
@@ -152,7 +152,8 @@ fn rms_norm(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         return Ok(vec![c.node(Op::RmsNorm { eps: Scalar::Float(eps) }, &[x, gain])?]);
     }
     let rank = c.rank(x);
-    let axes: Vec<usize> = (rank - shape.len()..rank).collect();
+    let first = rank.checked_sub(shape.len()).ok_or("a norm over more axes than there are")?;
+    let axes: Vec<usize> = (first..rank).collect();
     Ok(vec![c.in_compute(x, dtype, |c, x| {
         let xx = c.binary(BinaryOp::Mul, x, x)?;
         let mean = c.reduce(ReduceOp::Mean, xx, &axes)?;

@@ -3,7 +3,7 @@ mod patches;
 
 use super::{
     Table,
-    context::{Ctx, Res},
+    context::{Ctx, Res, at, from, table_fits, with_size},
     conv::per_axis,
 };
 use crate::raw::Call;
@@ -49,7 +49,7 @@ fn avg_pool(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let (window, stride) = window(c, call, n)?;
     let (padding, ceil, divisor) = (per_axis(c, call, 3, n)?, c.bool(call, 4)?, c.opt_int(call, 6)?);
-    let size = window.iter().product::<usize>() as f64;
+    let size = window.iter().map(|n| *n as f64).product::<f64>();
     let count_pad = c.bool(call, 5)? || divisor.is_some();
     let op = Op::Pool { kind: PoolKind::Avg { count_pad }, window, stride, padding, dilation: vec![1; n], ceil };
     let Some(divisor) = divisor else { return Ok(vec![c.node(op, &[x])?]) };
@@ -66,8 +66,8 @@ fn avg_pool(c: &mut Ctx, call: &Call, n: usize) -> Res<Vec<ValueId>> {
 /// Adaptive pooling: a reduction for output size 1, a plain pool if the input size is a multiple of the output size, else [`uneven`].
 fn adaptive(c: &mut Ctx, call: &Call, n: usize, max: bool) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
-    let lead = c.rank(x) - n;
-    let (have, want) = (c.shape(x)[lead..].to_vec(), ty.shape[lead..].to_vec());
+    let lead = c.rank(x).checked_sub(n).filter(|_| ty.rank() == c.rank(x)).ok_or("pooling of too few axes")?;
+    let (have, want) = (from(&c.shape(x), lead)?.to_vec(), from(&ty.shape, lead)?.to_vec());
     if want.iter().all(|w| *w == 1) {
         let axes: Vec<usize> = (lead..c.rank(x)).collect();
         return Ok(vec![c.reduce(if max { ReduceOp::Max } else { ReduceOp::Mean }, x, &axes)?]);
@@ -75,7 +75,7 @@ fn adaptive(c: &mut Ctx, call: &Call, n: usize, max: bool) -> Res<Vec<ValueId>> 
     if c.dtype(x) == DType::Bool || want.contains(&0) {
         return Err(format!("adaptive pooling of {} to {want:?}", c.ty(x)));
     }
-    if have.iter().zip(&want).any(|(h, w)| h % w != 0) {
+    if have.iter().zip(&want).any(|(h, w)| !h.is_multiple_of(*w)) {
         return Ok(vec![c.in_compute(x, ty.dtype, |c, x| uneven(c, x, &have, &want, max))?]);
     }
     let window: Vec<usize> = have.iter().zip(&want).map(|(h, w)| h / w).collect();
@@ -87,13 +87,15 @@ fn adaptive(c: &mut Ctx, call: &Call, n: usize, max: bool) -> Res<Vec<ValueId>> 
 /// Windows of different sizes: window `i` of `want` begins at `⌊i·have / want⌋` and ends before `⌈(i+1)·have / want⌉`. All windows are
 /// gathered at the length of the longest; shorter ones repeat their last element, which a mean counts only once.
 fn uneven(c: &mut Ctx, x: ValueId, have: &[usize], want: &[usize], max: bool) -> Res<ValueId> {
-    let lead = c.rank(x) - have.len();
-    let mut out = c.shape(x);
-    out.splice(lead.., want.iter().copied());
+    let shape = c.shape(x);
+    let lead = shape.get(..shape.len().saturating_sub(have.len())).unwrap_or_default();
+    let out = [lead, want].concat();
+    want.iter().chain(have).try_for_each(|n| table_fits(*n))?;
     let ends = |i: usize, h: usize, w: usize| (i * h / w, ((i + 1) * h).div_ceil(w));
     let longest = |h, w| (0..w).map(|i| ends(i, h, w)).map(|(start, end)| end - start).max().unwrap_or(1);
     // Each axis becomes two: the windows, and the positions in a window.
-    let mut split = out[..lead].to_vec();
+    let mut split = lead.to_vec();
+    let lead = lead.len();
     split.extend(want.iter().zip(have).flat_map(|(&w, &h)| [w, longest(h, w)]));
     let places: Vec<usize> = (0..have.len()).map(|a| lead + 2 * a + 1).collect();
     let (mut taken, mut counts) = (x, vec![]);
@@ -105,11 +107,11 @@ fn uneven(c: &mut Ctx, x: ValueId, have: &[usize], want: &[usize], max: bool) ->
         };
         let start = bound(c, &|i| ends(i, h, w).0);
         let end = bound(c, &|i| ends(i, h, w).1);
-        let at = c.binary(BinaryOp::Add, start, place)?;
+        let place = c.binary(BinaryOp::Add, start, place)?;
         let last = c.with(BinaryOp::Sub, end, 1.0)?;
-        let index = c.binary(BinaryOp::Min, at, last)?;
+        let index = c.binary(BinaryOp::Min, place, last)?;
         taken = c.node(Op::Take { axis: lead + a }, &[taken, index])?;
-        let inside = c.compare(CompareOp::Le, at, last)?;
+        let inside = c.compare(CompareOp::Le, place, last)?;
         let count = c.binary(BinaryOp::Sub, end, start)?;
         counts.push((a, inside, count));
     }
@@ -120,9 +122,10 @@ fn uneven(c: &mut Ctx, x: ValueId, have: &[usize], want: &[usize], max: bool) ->
     let (mut sizes, zero) = (None, c.constant(c.dtype(x), Scalar::Int(0)));
     for (a, inside, count) in counts {
         let mut alone = vec![1; split.len()];
-        alone[lead + 2 * a] = want[a];
+        let (have, want) = (at(have, a)?, at(want, a)?);
+        alone = with_size(&alone, lead + 2 * a, want)?;
         let count = c.reshape(count, &alone)?;
-        alone[lead + 2 * a + 1] = longest(have[a], want[a]);
+        alone = with_size(&alone, lead + 2 * a + 1, longest(have, want))?;
         let inside = c.reshape(inside, &alone)?;
         taken = c.select(inside, taken, zero)?;
         let count = c.cast(count, c.dtype(x))?;

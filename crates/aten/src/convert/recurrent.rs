@@ -45,8 +45,8 @@ fn projected(c: &mut Ctx, call: &Call, x: ValueId, h: ValueId, at: usize) -> Res
 
 /// Part `i` of `n` equal parts of the last axis.
 fn part(c: &mut Ctx, x: ValueId, i: usize, n: usize) -> Res<ValueId> {
-    let last = c.rank(x).checked_sub(1).ok_or("gates of rank 0")?;
-    let len = c.shape(x)[last] / n;
+    let last = c.last_axis(x)?;
+    let len = c.size(x, last)? / n;
     c.slice(x, last, i * len, len, 1)
 }
 

@@ -200,7 +200,7 @@ fn softmax(c: &mut Ctx, call: &Call, log: bool) -> Res<Vec<ValueId>> {
 fn safe_softmax(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let given = c.tensor(call, 0)?;
     let x = c.cast(given, c.out(call, 0)?.dtype)?;
-    let plain = softmax(c, call, false)?[0];
+    let [plain] = softmax(c, call, false)?[..] else { return Err("a softmax of several results".into()) };
     let axes: Vec<usize> = if c.rank(x) == 0 { vec![] } else { vec![c.axis(call, 1, c.rank(x))?] };
     let masked = c.compare_with(CompareOp::Eq, x, f64::NEG_INFINITY)?;
     let blind = c.reduce(ReduceOp::All, masked, &axes)?;

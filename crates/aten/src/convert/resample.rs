@@ -1,7 +1,7 @@
 //! Upsampling: takes rows and columns by precomputed index tables, and blends them with constant weights.
 use super::{
     Table,
-    context::{Ctx, Res},
+    context::{Ctx, Res, along, at, table_fits, with_size},
 };
 use crate::raw::{Arg, Call};
 use kiln_graph::{BinaryOp, DType, Op, Tensor, Type, ValueId};
@@ -35,6 +35,13 @@ fn scale(c: &Ctx, call: &Call, i: usize, from: usize) -> Option<f64> {
     }
 }
 
+/// The sizes of an axis before and after. Positions in between are tables.
+fn sizes(c: &Ctx, x: ValueId, ty: &Type, axis: usize) -> Res<(usize, usize)> {
+    let (have, want) = (c.size(x, axis)?, at(&ty.shape, axis)?);
+    table_fits(want)?;
+    if have == 0 || want == 0 { Err("resampling of no elements".into()) } else { Ok((have, want)) }
+}
+
 fn index(c: &mut Ctx, values: &[usize]) -> ValueId {
     let ty = Type::new(DType::I64, [values.len()]);
     c.table("positions", Tensor::from_f64(ty, values.iter().map(|v| *v as f64)))
@@ -44,19 +51,19 @@ fn index(c: &mut Ctx, values: &[usize]) -> ValueId {
 fn nearest(c: &mut Ctx, call: &Call, centre: f32) -> Res<Vec<ValueId>> {
     let (mut x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     for axis in 2..ty.rank() {
-        let (have, want) = (c.shape(x)[axis], ty.shape[axis]);
+        let (have, want) = sizes(c, x, &ty, axis)?;
         if have == want {
             continue;
         }
         // torch computes the positions in f32.
         let step = ratio(scale(c, call, axis - 2, 2), have, want) as f32;
-        let at: Vec<usize> = (0..want).map(|i| (((i as f32 + centre) * step) as usize).min(have - 1)).collect();
-        let whole = want % have == 0 && at.iter().enumerate().all(|(i, a)| *a == i / (want / have));
+        let places: Vec<usize> = (0..want).map(|i| (((i as f32 + centre) * step) as usize).min(have - 1)).collect();
+        let whole = want % have == 0 && places.iter().enumerate().all(|(i, p)| *p == i / (want / have));
         x = if whole {
             widen(c, x, axis, want / have)?
         } else {
-            let at = index(c, &at);
-            c.node(Op::Take { axis }, &[x, at])?
+            let places = index(c, &places);
+            c.node(Op::Take { axis }, &[x, places])?
         };
     }
     Ok(vec![x])
@@ -64,15 +71,10 @@ fn nearest(c: &mut Ctx, call: &Call, centre: f32) -> Res<Vec<ValueId>> {
 
 /// Every element of `axis` repeated `times`.
 fn widen(c: &mut Ctx, x: ValueId, axis: usize, times: usize) -> Res<ValueId> {
-    let mut shape = c.shape(x);
-    let total = shape[axis] * times;
-    shape.insert(axis + 1, 1);
-    let split = c.reshape(x, &shape)?;
-    shape[axis + 1] = times;
-    let r = c.broadcast(split, &shape)?;
-    shape.remove(axis + 1);
-    shape[axis] = total;
-    c.reshape(r, &shape)
+    let shape = c.shape(x);
+    let total = at(&shape, axis)?.checked_mul(times).ok_or("a result beyond all bounds")?;
+    let r = c.repeated(x, axis, times)?;
+    c.reshape(r, &with_size(&shape, axis, total)?)
 }
 
 /// `(x, size?, align_corners, scales)`: interpolates linearly between the two neighbours along each axis.
@@ -84,7 +86,7 @@ fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let corners = c.bool(call, 2)?;
     let r = c.in_compute(x, ty.dtype, |c, mut x| {
         for axis in (2..ty.rank()).rev() {
-            let (have, want) = (c.shape(x)[axis], ty.shape[axis]);
+            let (have, want) = sizes(c, x, &ty, axis)?;
             if have == want {
                 continue;
             }
@@ -93,11 +95,11 @@ fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
                 (true, _) => (have - 1) as f64 / (want - 1) as f64,
                 _ => ratio(scale(c, call, axis - 2, 3), have, want),
             };
-            let at = |i: usize| match corners {
+            let position = |i: usize| match corners {
                 true => i as f64 * step,
                 false => ((i as f64 + 0.5) * step - 0.5).max(0.0),
             };
-            x = blend(c, x, axis, &(0..want).map(at).collect::<Vec<_>>())?;
+            x = blend(c, x, axis, &(0..want).map(position).collect::<Vec<_>>())?;
         }
         Ok(x)
     })?;
@@ -106,12 +108,11 @@ fn linear(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 /// `x[floor p] (1 - w) + x[floor p + 1] w` with w the fraction of p, for each position p along `axis`.
 fn blend(c: &mut Ctx, x: ValueId, axis: usize, positions: &[f64]) -> Res<ValueId> {
-    let (have, dtype) = (c.shape(x)[axis], c.dtype(x));
+    let (have, dtype) = (c.size(x, axis)?, c.dtype(x));
     let low: Vec<usize> = positions.iter().map(|p| (*p as usize).min(have - 1)).collect();
     let high: Vec<usize> = low.iter().map(|l| (l + 1).min(have - 1)).collect();
     let weights = positions.iter().zip(&low).map(|(p, l)| (p - *l as f64).clamp(0.0, 1.0));
-    let mut shape = vec![1; c.rank(x)];
-    shape[axis] = positions.len();
+    let shape = along(c.rank(x), axis, positions.len())?;
     let w = c.table("weights", Tensor::from_f64(Type::new(dtype, shape), weights));
     let unit = c.float_const(dtype, 1.0);
     let rest = c.binary(BinaryOp::Sub, unit, w)?;
@@ -130,14 +131,14 @@ fn cubic(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let corners = c.bool(call, 2)?;
     let r = c.in_compute(x, ty.dtype, |c, mut x| {
         for axis in (2..ty.rank()).rev() {
-            let (have, want) = (c.shape(x)[axis], ty.shape[axis]);
+            let (have, want) = sizes(c, x, &ty, axis)?;
             let step = match (corners, want) {
                 (true, 1) => 0.0,
                 (true, _) => (have - 1) as f64 / (want - 1) as f64,
                 _ => ratio(scale(c, call, axis - 2, 3), have, want),
             };
-            let at = |i: usize| if corners { i as f64 * step } else { (i as f64 + 0.5) * step - 0.5 };
-            let positions: Vec<f64> = (0..want).map(at).collect();
+            let position = |i: usize| if corners { i as f64 * step } else { (i as f64 + 0.5) * step - 0.5 };
+            let positions: Vec<f64> = (0..want).map(position).collect();
             if positions.iter().enumerate().all(|(i, p)| *p == i as f64) && have == want {
                 continue;
             }
@@ -153,13 +154,13 @@ fn through_four(c: &mut Ctx, x: ValueId, axis: usize, positions: &[f64]) -> Res<
     const A: f64 = -0.75;
     let near = |d: f64| ((A + 2.0) * d - (A + 3.0)) * d * d + 1.0;
     let far = |d: f64| ((A * d - 5.0 * A) * d + 8.0 * A) * d - 4.0 * A;
-    let (have, dtype) = (c.shape(x)[axis], c.dtype(x));
+    let (have, dtype) = (c.size(x, axis)?, c.dtype(x));
     let last = have.checked_sub(1).ok_or("an axis of no elements")? as i64;
-    let mut shape = vec![1; c.rank(x)];
-    shape[axis] = positions.len();
+    let shape = along(c.rank(x), axis, positions.len())?;
     let mut sum = None;
     for tap in -1..3i64 {
-        let places: Vec<usize> = positions.iter().map(|p| (p.floor() as i64 + tap).clamp(0, last) as usize).collect();
+        let places: Vec<usize> =
+            positions.iter().map(|p| (p.floor() as i64).saturating_add(tap).clamp(0, last) as usize).collect();
         let weights = positions.iter().map(|p| {
             let d = (p - p.floor() - tap as f64).abs();
             if d <= 1.0 { near(d) } else { far(d) }

@@ -77,9 +77,13 @@ impl Weight {
 
 /// `torch.result_type`: tensors with axes decide; rank-0 tensors and numbers count only if their kind is higher. `None` without operands.
 pub fn common_type(operands: impl IntoIterator<Item = (Weight, DType)>) -> Option<DType> {
-    let mut best: [Option<DType>; 3] = [None; 3]; // by weight
+    let (mut tensors, mut rank_0, mut numbers) = (None::<DType>, None, None);
     for (weight, dtype) in operands {
-        let of_weight = &mut best[weight as usize];
+        let of_weight = match weight {
+            Weight::Tensor => &mut tensors,
+            Weight::Rank0 => &mut rank_0,
+            Weight::Number => &mut numbers,
+        };
         *of_weight = Some(of_weight.map_or(dtype, |b| promote(b, dtype)));
     }
     let weak = |strong: Option<DType>, weak: Option<DType>| match (strong, weak) {
@@ -87,7 +91,7 @@ pub fn common_type(operands: impl IntoIterator<Item = (Weight, DType)>) -> Optio
         (Some(s), _) => Some(s),
         (None, w) => w,
     };
-    weak(weak(best[0], best[1]), best[2])
+    weak(weak(tensors, rank_0), numbers)
 }
 
 /// `torch.result_type` of operands in the graph.

@@ -5,7 +5,7 @@ mod writes;
 
 use super::{
     Table,
-    context::{Ctx, Res, normal_axis},
+    context::{Ctx, Res, at, normal_axis},
 };
 use crate::raw::{Arg, Call};
 use kiln_graph::{Scalar, ValueId};
@@ -144,7 +144,7 @@ fn swap(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let rank = c.rank(x);
     let (a, b) = (c.axis(call, 1, rank)?, c.axis(call, 2, rank)?);
     let mut perm: Vec<usize> = (0..rank).collect();
-    if rank > 0 {
+    if a.max(b) < rank {
         perm.swap(a, b);
     }
     Ok(vec![c.permute(x, &perm)?])
@@ -164,7 +164,7 @@ fn movedim(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (from, to) = (normal(c.ints(call, 1)?)?, normal(c.ints(call, 2)?)?);
     let mut perm = vec![usize::MAX; rank];
     for (f, t) in from.iter().zip(&to) {
-        perm[*t] = *f;
+        *perm.get_mut(*t).ok_or("an axis of rank 0")? = *f;
     }
     let mut rest = (0..rank).filter(|a| !from.contains(a));
     for slot in perm.iter_mut().filter(|p| **p == usize::MAX) {
@@ -187,14 +187,15 @@ fn broadcast_all(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 fn slice(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let axis = c.axis(call, 1, c.rank(x))?;
-    let (start, len, step) = bounds(c, call, 2, c.shape(x)[axis])?;
+    let (start, len, step) = bounds(c, call, 2, c.size(x, axis)?)?;
     Ok(vec![c.slice(x, axis, start, len, step)?])
 }
 
 /// Start, length and step from the three arguments at `i`.
 fn bounds(c: &Ctx, call: &Call, i: usize, size: usize) -> Res<(usize, usize, usize)> {
     let n = size as i64;
-    let place = |v: i64| if v < 0 { (v + n).max(0) } else { v.min(n) };
+    // Invariant: sizes are below 2^46.
+    let place = |v: i64| if v < 0 { v.saturating_add(n).max(0) } else { v.min(n) };
     let start = place(c.opt_int(call, i)?.unwrap_or(0));
     let end = place(c.opt_int(call, i + 1)?.unwrap_or(n)).max(start);
     let step = c.opt_int(call, i + 2)?.unwrap_or(1).max(1) as usize;
@@ -206,18 +207,18 @@ fn bounds(c: &Ctx, call: &Call, i: usize, size: usize) -> Res<(usize, usize, usi
 fn narrow(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let axis = c.axis(call, 1, c.rank(x))?;
-    let (start, len) = (normal_start(c.int(call, 2)?, c.shape(x)[axis]), c.int(call, 3)?);
-    Ok(vec![c.slice(x, axis, start, len as usize, 1)?])
+    let (start, len) = (normal_start(c.int(call, 2)?, c.size(x, axis)?), c.count(call, 3)?);
+    Ok(vec![c.slice(x, axis, start, len, 1)?])
 }
 
 fn normal_start(start: i64, size: usize) -> usize {
-    if start < 0 { (start + size as i64).max(0) as usize } else { start as usize }
+    if start < 0 { start.saturating_add(size as i64).max(0) as usize } else { start as usize }
 }
 
 fn select(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let axis = c.axis(call, 1, c.rank(x))?;
-    let at = normal_start(c.int(call, 2)?, c.shape(x)[axis]);
+    let at = normal_start(c.int(call, 2)?, c.size(x, axis)?);
     let row = c.slice(x, axis, at, 1, 1)?;
     Ok(vec![c.reshape(row, &ty.shape)?])
 }
@@ -229,7 +230,7 @@ fn pieces(c: &mut Ctx, call: &Call, axis_at: usize) -> Res<Vec<ValueId>> {
     let mut start = 0;
     let mut parts = vec![];
     for i in 0..call.outs.len() {
-        let len = c.out(call, i)?.shape[axis];
+        let len = at(&c.out(call, i)?.shape, axis)?;
         parts.push(c.slice(x, axis, start, len, 1)?);
         start += len;
     }
@@ -267,7 +268,7 @@ fn split_along(c: &mut Ctx, call: &Call, axis: usize) -> Res<Vec<ValueId>> {
     let indices = match c.arg(call, 1) {
         Arg::Int(parts) => {
             let each = c.shape(x).get(axis).copied().unwrap_or(0) as i64 / (*parts).max(1);
-            (1..call.outs.len() as i64).map(|i| i * each).collect()
+            (1..call.outs.len() as i64).map(|i| i.saturating_mul(each)).collect()
         }
         _ => c.ints(call, 1)?,
     };
@@ -294,13 +295,11 @@ fn diagonal(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     perm.extend([a, b]);
     let x = c.permute(x, &perm)?;
     let shape = c.shape(x);
-    let (rows, columns) = (shape[rank - 2], shape[rank - 1]);
+    let [lead @ .., rows, columns] = &shape[..] else { return Err("a diagonal of a vector".into()) };
     let len = *ty.shape.last().ok_or("a diagonal of rank 0")?;
-    let start = diagonal_start(offset, columns, len)?;
-    let mut flat = shape[..rank - 2].to_vec();
-    flat.push(rows * columns);
-    let x = c.reshape(x, &flat)?;
-    Ok(vec![c.slice(x, rank - 2, start, len, columns + 1)?])
+    let start = diagonal_start(offset, *columns, len)?;
+    let x = c.reshape(x, &[lead, &[rows * columns]].concat())?;
+    Ok(vec![c.slice(x, lead.len(), start, len, columns + 1)?])
 }
 
 /// Start of a diagonal of `len` elements in a flattened matrix with `columns` columns. An empty diagonal may have any offset.

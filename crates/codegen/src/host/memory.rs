@@ -1,4 +1,4 @@
-//! Loads and stores of lanes: contiguous, uniform, or one address per lane; masked or not.
+//! Loads and stores of lanes: contiguous, forwards or backwards, uniform, or one address per lane; masked or not.
 use super::text::{Name, literal, mem, reg, suffix, vector};
 use super::value::{Form, Val};
 use super::{Emit, Res};
@@ -41,6 +41,14 @@ impl Store {
             Store::Tensor => e.bytes(),
         }
     }
+}
+
+/// Contiguous elements, one for each lane.
+struct Run {
+    /// Offset of the element at the lowest address.
+    first: Name,
+    /// Whether that is the last lane's.
+    backwards: bool,
 }
 
 impl Emit<'_> {
@@ -99,6 +107,26 @@ impl Emit<'_> {
         let o = self.reg(off, n);
         self.text.emit(d, format!("getelementptr {ty}, ptr {root}, <{n} x i64> {o}"))
     }
+    /// The contiguous elements at these offsets, if they are contiguous.
+    fn run(&mut self, d: usize, off: &Val) -> Option<Run> {
+        match &off.form {
+            Form::Lanes(b, 1) => Some(Run { first: b.text.clone(), backwards: false }),
+            Form::Lanes(b, -1) => {
+                let back = 1 - self.lanes as i64;
+                Some(Run { first: self.text.emit(d, format!("add i64 {}, {back}", b.text)), backwards: true })
+            }
+            _ => None,
+        }
+    }
+    /// A vector of lanes in the order of memory, or the other way round.
+    fn turned(&mut self, d: usize, ty: &str, run: &Run, x: Name) -> Name {
+        if !run.backwards {
+            return x;
+        }
+        let (t, n) = (vector(ty, self.lanes), self.lanes);
+        let order = (0..n).rev().map(|i| format!("i32 {i}")).collect::<Vec<_>>().join(", ");
+        self.text.emit(d, format!("shufflevector {t} {x}, {t} poison, <{n} x i32> <{order}>"))
+    }
     /// A dummy location to read and write when a uniform mask is false.
     fn nowhere(&mut self) -> Name {
         if self.dummy.is_none() {
@@ -154,21 +182,20 @@ impl Emit<'_> {
         }
         let n = self.lanes;
         let t = vector(ty, n);
-        let contiguous = match &off.form {
-            Form::Lanes(b, 1) => Some(b.text.clone()),
-            _ => None,
-        };
-        let x = match (contiguous, mask) {
-            (Some(base), None) => {
-                let p = self.gep(d, ty, root, &base);
-                self.text.emit(d, format!("load {t}, ptr {p}, align {}", kind.bytes(e)))
+        let x = match (self.run(d, off), mask) {
+            (Some(run), None) => {
+                let p = self.gep(d, ty, root, &run.first);
+                let x = self.text.emit(d, format!("load {t}, ptr {p}, align {}", kind.bytes(e)));
+                self.turned(d, ty, &run, x)
             }
-            (Some(base), Some(m)) => {
+            (Some(run), Some(m)) => {
                 let m = self.reg(m, n);
-                let p = self.gep(d, ty, root, &base);
+                let m = self.turned(d, "i1", &run, m);
+                let p = self.gep(d, ty, root, &run.first);
                 let ptr = format!("ptr align {}", kind.bytes(e));
                 let (mt, name) = (vector("i1", n), format!("llvm.masked.load.{}.p0", suffix(ty, n)));
-                self.text.call(d, &t, &name, &[(&ptr, &p), (&mt, &m), (&t, "zeroinitializer")])
+                let x = self.text.call(d, &t, &name, &[(&ptr, &p), (&mt, &m), (&t, "zeroinitializer")]);
+                self.turned(d, ty, &run, x)
             }
             (None, m) => {
                 let m = match m {
@@ -214,19 +241,21 @@ impl Emit<'_> {
         let (t, mt) = (vector(ty, n), vector("i1", n));
         let x = self.reg(v, n);
         let x = self.pack(d, e, kind, x, n)?;
-        match (&off.form, mask) {
-            (Form::Lanes(b, 1), None) => {
-                let p = self.gep(d, ty, root, &b.text);
+        match (self.run(d, off), mask) {
+            (Some(run), None) => {
+                let x = self.turned(d, ty, &run, x);
+                let p = self.gep(d, ty, root, &run.first);
                 self.text.line(d, format!("store {t} {x}, ptr {p}, align {}", kind.bytes(e)));
             }
-            (Form::Lanes(b, 1), Some(m)) => {
+            (Some(run), Some(m)) => {
                 let m = self.reg(m, n);
-                let p = self.gep(d, ty, root, &b.text);
+                let (x, m) = (self.turned(d, ty, &run, x), self.turned(d, "i1", &run, m));
+                let p = self.gep(d, ty, root, &run.first);
                 let ptr = format!("ptr align {}", kind.bytes(e));
                 let name = format!("llvm.masked.store.{}.p0", suffix(ty, n));
                 self.text.call_void(d, &name, &[(&t, &x), (&ptr, &p), (&mt, &m)]);
             }
-            (_, m) => {
+            (None, m) => {
                 let m = match m {
                     Some(m) => self.reg(m, n),
                     None => literal("i1", n, "true"),

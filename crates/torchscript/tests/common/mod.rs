@@ -1,4 +1,8 @@
 //! Example archives, exported once by `scripts/export-models`, and comparison of an imported graph with libtorch.
+#[path = "../../../aten/tests/compare.rs"]
+mod compare;
+
+pub use compare::difference;
 use kiln_graph::{DType, FallbackOp, Graph, Op, Tensor, Type};
 use kiln_torchscript::{Imported, Memory, Session};
 use std::{
@@ -113,38 +117,6 @@ pub fn reference(path: &Path, inputs: &[Tensor]) -> Vec<Tensor> {
     let mut session = Session::open(path, inputs, -1, 0).unwrap_or_else(|e| panic!("{e}"));
     session.run().unwrap_or_else(|e| panic!("{e}"));
     session.outputs().unwrap_or_else(|e| panic!("{e}"))
-}
-
-/// Relative and absolute tolerance: a few rounding steps of the dtype.
-fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => 1e-11,
-        DType::F32 => 2e-5,
-        DType::F16 => 4e-3,
-        DType::Bf16 => 3e-2,
-        _ => 0.0,
-    }
-}
-
-/// The first difference beyond the tolerance times `scale`, if any. NaN equals NaN; infinities must be equal.
-pub fn difference(got: &[Tensor], want: &[Tensor], scale: f64) -> Option<String> {
-    if got.len() != want.len() {
-        return Some(format!("{} outputs, torch has {}", got.len(), want.len()));
-    }
-    for (o, (g, w)) in got.iter().zip(want).enumerate() {
-        if g.ty != w.ty {
-            return Some(format!("output {o} is {}, torch's is {}", g.ty, w.ty));
-        }
-        let tol = tolerance(g.ty.dtype) * scale;
-        for i in 0..g.ty.count() {
-            let (a, b) = (g.get_f64(i), w.get_f64(i));
-            let same = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tol + tol * b.abs();
-            if !same {
-                return Some(format!("output {o} ({}), element {i}: {a} instead of {b}", g.ty));
-            }
-        }
-    }
-    None
 }
 
 /// Fallbacks as `name: why`, sorted, without duplicates.

@@ -42,7 +42,7 @@ pub fn embedding_bag(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     // Indices that are padding are in no bag. -1 is none in `_embedding_bag`; the public form counts it from the end.
     let padding = c.opt_int(call, 8)?.filter(|p| *p >= 0 || call.name == "aten::embedding_bag");
     if let Some(padding) = padding {
-        let padding = if padding < 0 { padding + c.shape(table)[0] as i64 } else { padding };
+        let padding = if padding < 0 { padding.saturating_add(c.size(table, 0)? as i64) } else { padding };
         let padding = c.constant(c.dtype(indices), Scalar::Int(padding));
         let kept = c.compare(CompareOp::Ne, indices, padding)?;
         counted = c.cast(kept, work)?;

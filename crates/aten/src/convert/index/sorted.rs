@@ -15,16 +15,18 @@ const LONGEST: usize = 256;
 /// A NaN is above all.
 fn place(c: &mut Ctx, call: &Call, x: Operand, sequence: ValueId, right: bool) -> Res<Vec<ValueId>> {
     let ty = c.out(call, 0)?;
-    let length = *c.shape(sequence).last().ok_or("a sequence of rank 0")?;
+    let shape = c.shape(sequence);
+    let [lead @ .., length] = &shape[..] else { return Err("a sequence of rank 0".into()) };
+    let length = *length;
     if length > LONGEST {
         return Err(format!("a place in a sequence of {length}: above {LONGEST} it is searched for"));
     }
     let dtype = result_type(c, &[x, Operand::Value(sequence)]);
     let (x, mut sequence) = (as_value(c, x, dtype)?, c.cast(sequence, dtype)?);
-    let (lead, rank) = (c.shape(sequence)[..c.rank(sequence) - 1].to_vec(), c.rank(x));
+    let rank = c.rank(x);
     if !lead.is_empty() {
         // Rows of values belong to rows of sequences.
-        sequence = c.reshape(sequence, &[&lead[..], &[1, length]].concat())?;
+        sequence = c.reshape(sequence, &[lead, &[1, length]].concat())?;
     }
     let x = c.reshape(x, &[&c.shape(x)[..], &[1]].concat())?;
     let above = c.compare(if right { CompareOp::Gt } else { CompareOp::Ge }, sequence, x)?;

@@ -49,7 +49,7 @@ fn expanded(equation: &str, ranks: &[usize]) -> Res<String> {
     if fresh.len() < most {
         return Err(format!("an ellipsis for {most} axes"));
     }
-    let letters = |n: usize| fresh[most - n..].iter().collect::<String>();
+    let letters = |n: usize| fresh.iter().skip(most.saturating_sub(n)).collect::<String>();
     let terms = left.split(',').zip(ranks).map(|(t, rank)| t.replacen("...", &letters(hidden((t, rank))), 1));
     Ok(format!("{}->{}", terms.collect::<Vec<_>>().join(","), right.replacen("...", &letters(most), 1)))
 }
@@ -64,7 +64,7 @@ fn parse(equation: &str) -> Res<(Vec<Term>, Term)> {
         None => (equation, None),
     };
     let terms: Vec<Term> = left.split(',').map(|t| t.chars().collect()).collect();
-    let repeated = |t: &Term| (1..t.len()).any(|i| t[i..].contains(&t[i - 1]));
+    let repeated = |t: &Term| t.iter().enumerate().any(|(i, l)| t.iter().skip(i + 1).any(|other| other == l));
     if terms.iter().any(repeated) {
         return Err("an einsum with a letter twice in one term".into());
     }
@@ -92,9 +92,9 @@ fn arrange(c: &mut Ctx, x: ValueId, from: &[char], to: &[char]) -> Res<ValueId> 
 
 /// Sums over the letters for which `keep` is false.
 fn summed(c: &mut Ctx, x: ValueId, term: &[char], keep: impl Fn(char) -> bool) -> Res<(ValueId, Term)> {
-    let axes: Vec<usize> = (0..term.len()).filter(|i| !keep(term[*i])).collect();
+    let axes: Vec<usize> = term.iter().enumerate().filter(|(_, l)| !keep(**l)).map(|(i, _)| i).collect();
     let kept: Term = term.iter().copied().filter(|l| keep(*l)).collect();
-    let shape: Vec<usize> = (0..term.len()).filter(|i| keep(term[*i])).map(|i| c.shape(x)[i]).collect();
+    let shape: Vec<usize> = term.iter().zip(c.shape(x)).filter(|(l, _)| keep(**l)).map(|(_, n)| n).collect();
     let r = c.reduce(ReduceOp::Sum, x, &axes)?;
     Ok((c.reshape(r, &shape)?, kept))
 }

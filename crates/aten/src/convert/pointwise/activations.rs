@@ -2,7 +2,7 @@
 use super::{one, operand};
 use crate::{
     convert::{
-        context::{Ctx, Res},
+        context::{Ctx, Res, along},
         scalars::as_value,
     },
     raw::{Arg, Call},
@@ -105,14 +105,12 @@ pub fn leaky_relu(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 /// Slopes apply to axis 1.
 pub fn prelu(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, w) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
-    let mut shape = vec![1; c.rank(x)];
     let slopes: usize = c.shape(w).iter().product();
-    if slopes > 1 && c.rank(w) == 1 {
-        *shape.get_mut(1).ok_or("prelu slopes without a channel axis")? = slopes;
-        shape[1] = slopes;
-    } else if c.rank(w) > 1 {
-        shape = c.shape(w);
-    }
+    let shape = match c.rank(w) {
+        1 if slopes > 1 => along(c.rank(x), 1, slopes)?,
+        0 | 1 => vec![1; c.rank(x)],
+        _ => c.shape(w),
+    };
     let w = c.reshape(w, &shape)?;
     one(c.in_compute(x, c.dtype(x), |c, x| {
         let w = c.cast(w, c.dtype(x))?;
@@ -156,7 +154,7 @@ pub fn threshold(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 pub fn glu(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let x = c.tensor(call, 0)?;
     let axis = c.axis(call, 1, c.rank(x))?;
-    let half = c.shape(x)[axis] / 2;
+    let half = c.size(x, axis)? / 2;
     let (a, b) = (c.slice(x, axis, 0, half, 1)?, c.slice(x, axis, half, half, 1)?);
     let gate = c.unary(UnaryOp::Sigmoid, b)?;
     one(c.binary(BinaryOp::Mul, a, gate)?)

@@ -1,6 +1,6 @@
 //! Windows of an image as columns (`F.unfold`), and sums of such columns into an image (`F.fold`).
 use super::super::{
-    context::{Ctx, Res},
+    context::{Ctx, Res, at},
     conv::per_axis,
 };
 use crate::raw::Call;
@@ -16,14 +16,15 @@ struct Axis {
     count: usize,
 }
 
-/// The two axes, from the arguments (window, dilation, padding, stride) at `at`, for an image of this size.
-fn axes(c: &Ctx, call: &Call, at: usize, image: [usize; 2]) -> Res<[Axis; 2]> {
-    let [window, dilation, padding, stride] = [0, 1, 2, 3].map(|i| per_axis(c, call, at + i, 2));
+/// The two axes, from the arguments (window, dilation, padding, stride) from `first`, for an image of this size.
+fn axes(c: &Ctx, call: &Call, first: usize, image: [usize; 2]) -> Res<[Axis; 2]> {
+    let [window, dilation, padding, stride] = [0, 1, 2, 3].map(|i| per_axis(c, call, first + i, 2));
     let (window, dilation, padding, stride) = (window?, dilation?, padding?, stride?);
     let axis = |i: usize| {
-        let (w, d, p, s) = (window[i], dilation[i], padding[i], stride[i]);
+        let [w, d, p, s, size] =
+            [at(&window, i)?, at(&dilation, i)?, at(&padding, i)?, at(&stride, i)?, at(&image, i)?];
         let reach = w.checked_sub(1).and_then(|w| w.checked_mul(d)).and_then(|r| r.checked_add(1));
-        let room = p.checked_mul(2).and_then(|p| p.checked_add(image[i])).zip(reach);
+        let room = p.checked_mul(2).and_then(|p| p.checked_add(size)).zip(reach);
         let steps = room.and_then(|(have, reach)| have.checked_sub(reach)).and_then(|room| room.checked_div(s));
         let count = steps.ok_or("windows larger than the image")? + 1;
         Ok::<Axis, String>(Axis { window: w, dilation: d, padding: p, stride: s, count })

@@ -8,7 +8,7 @@ use kiln_graph::{BinaryOp, CompareOp, ReduceOp, Scalar, UnaryOp, ValueId};
 
 /// Mean and variance, the latter with divisor `n - correction`; the axes keep size 1.
 fn moments(c: &mut Ctx, x: ValueId, axes: &[usize], correction: f64) -> Res<(ValueId, ValueId)> {
-    let n: usize = axes.iter().map(|a| c.shape(x)[*a]).product();
+    let n = axes.iter().map(|a| c.size(x, *a)).product::<Res<usize>>()?;
     let mean = c.reduce(ReduceOp::Mean, x, axes)?;
     let d = c.binary(BinaryOp::Sub, x, mean)?;
     let dd = c.binary(BinaryOp::Mul, d, d)?;
@@ -136,7 +136,7 @@ pub fn pairwise_distance(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (p, eps) = (c.float(call, 2)?, c.float(call, 3)?);
     let d = c.binary(BinaryOp::Sub, a, b)?;
     let d = c.with(BinaryOp::Add, d, eps)?;
-    let last = c.rank(d) - 1;
+    let last = c.last_axis(d)?;
     let r = c.in_compute(d, ty.dtype, |c, d| p_norm(c, d, p, &[last]))?;
     one(c.reshape(r, &ty.shape)?)
 }

@@ -1,7 +1,7 @@
 //! Concatenation and padding.
 use crate::{
     convert::{
-        context::{Ctx, Res},
+        context::{Ctx, Res, along, at, with_size},
         scalars::promote,
     },
     raw::Call,
@@ -35,6 +35,9 @@ pub fn stack(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let mut rows = vec![];
     for p in parts {
         let mut shape = c.shape(p);
+        if axis > shape.len() {
+            return Err("stacked along an axis beyond the operands'".into());
+        }
         shape.insert(axis, 1);
         rows.push(c.reshape(p, &shape)?);
     }
@@ -75,10 +78,8 @@ pub fn meshgrid(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let mut grids = vec![];
     for (i, p) in parts.iter().enumerate() {
         let ty = c.out(call, i)?;
-        let along = if xy && i < 2 && ty.rank() >= 2 { 1 - i } else { i };
-        let mut shape = vec![1; ty.rank()];
-        shape[along] = ty.shape[along];
-        let line = c.reshape(*p, &shape)?;
+        let own = if xy && i < 2 && ty.rank() >= 2 { 1 - i } else { i };
+        let line = c.reshape(*p, &along(ty.rank(), own, at(&ty.shape, own)?)?)?;
         grids.push(c.broadcast(line, &ty.shape)?);
     }
     Ok(grids)
@@ -91,8 +92,10 @@ fn pads(c: &Ctx, call: &Call, rank: usize) -> Res<(Vec<i64>, Vec<i64>)> {
         return Err(format!("padding {list:?} for {rank} axes"));
     }
     let (mut lo, mut hi) = (vec![0; rank], vec![0; rank]);
-    for (i, pair) in list.chunks(2).enumerate() {
-        (lo[rank - 1 - i], hi[rank - 1 - i]) = (pair[0], pair[1]);
+    for ((lo, hi), pair) in lo.iter_mut().zip(&mut hi).rev().zip(list.chunks(2)) {
+        if let [before, after] = pair {
+            (*lo, *hi) = (*before, *after);
+        }
     }
     Ok((lo, hi))
 }
@@ -125,8 +128,8 @@ pub fn pad_by(c: &mut Ctx, call: &Call, mode: &str) -> Res<Vec<ValueId>> {
     if lo.iter().chain(&hi).any(|p| *p < 0) {
         return Err(format!("negative padding with mode {mode}"));
     }
-    for axis in 0..c.rank(x) {
-        let (before, after, size) = (lo[axis] as usize, hi[axis] as usize, c.shape(x)[axis]);
+    for (axis, (lo, hi)) in lo.into_iter().zip(hi).enumerate() {
+        let (before, after, size) = (lo as usize, hi as usize, c.size(x, axis)?);
         let mut parts = vec![];
         if before > 0 {
             parts.push(border(c, x, axis, mode, before, true, size)?);
@@ -143,15 +146,18 @@ pub fn pad_by(c: &mut Ctx, call: &Call, mode: &str) -> Res<Vec<ValueId>> {
 fn border(c: &mut Ctx, x: ValueId, axis: usize, mode: &str, n: usize, before: bool, size: usize) -> Res<ValueId> {
     match mode {
         "reflect" => {
-            let start = if before { 1 } else { size.checked_sub(1 + n).ok_or("padding longer than the axis")? };
+            let start = if before {
+                1
+            } else {
+                size.checked_sub(1).and_then(|s| s.checked_sub(n)).ok_or("padding longer than the axis")?
+            };
             let part = c.slice(x, axis, start, n, 1)?;
             c.node(Op::Flip(vec![axis]), &[part])
         }
         "replicate" => {
-            let part = c.slice(x, axis, if before { 0 } else { size - 1 }, 1, 1)?;
-            let mut shape = c.shape(x);
-            shape[axis] = n;
-            c.broadcast(part, &shape)
+            let last = size.checked_sub(1).ok_or("padding of no elements by their last")?;
+            let part = c.slice(x, axis, if before { 0 } else { last }, 1, 1)?;
+            c.broadcast(part, &with_size(&c.shape(x), axis, n)?)
         }
         "circular" => {
             let start = if before { size.checked_sub(n).ok_or("padding longer than the axis")? } else { 0 };
@@ -196,17 +202,17 @@ pub fn block_diag(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (mut rows, mut before) = (vec![], 0);
     for p in parts {
         let p = c.cast(p, ty.dtype)?;
-        let shape = match c.shape(p)[..] {
-            [] => [1, 1],
-            [n] => [1, n],
-            [a, b] => [a, b],
+        let (height, own) = match c.shape(p)[..] {
+            [] => (1, 1),
+            [n] => (1, n),
+            [a, b] => (a, b),
             _ => return Err("block_diag of more than two axes".into()),
         };
-        let block = c.reshape(p, &shape)?;
-        let after = width.checked_sub(before + shape[1]).ok_or("blocks wider than the result")?;
+        let block = c.reshape(p, &[height, own])?;
+        let after = width.checked_sub(before + own).ok_or("blocks wider than the result")?;
         let zero = c.constant(ty.dtype, Scalar::Int(0));
         rows.push(c.node(Op::Pad { lo: vec![0, before as i64], hi: vec![0, after as i64] }, &[block, zero])?);
-        before += shape[1];
+        before += own;
     }
     one(c.concat(&rows, 0)?)
 }

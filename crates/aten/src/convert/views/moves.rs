@@ -1,7 +1,7 @@
 //! Reordering and repeating elements: rolls, windows, triangles, diagonals, shuffles.
 use super::diagonal_start;
 use crate::{
-    convert::context::{Ctx, Res, normal_axis},
+    convert::context::{Ctx, Res, along, at, normal_axis},
     mutation::views::row_major,
     raw::{Arg, Call},
 };
@@ -42,6 +42,9 @@ pub fn cross(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     one(c.cast(r, ty.dtype)?)
 }
 
+/// Each makes three ops.
+const MOST_DIFFERENCES: i64 = 256;
+
 /// `(x, times, axis, before?, after?)`: differences of neighbours along an axis, taken so many times; of bool, where they differ.
 pub fn diff(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let mut x = c.tensor(call, 0)?;
@@ -49,7 +52,11 @@ pub fn diff(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (before, after) = (c.opt_tensor(call, 3)?, c.opt_tensor(call, 4)?);
     let parts: Vec<ValueId> = before.into_iter().chain([x]).chain(after).collect();
     x = c.concat(&parts, axis)?;
-    for _ in 0..c.int(call, 1)? {
+    let times = c.int(call, 1)?;
+    if times > MOST_DIFFERENCES {
+        return Err(format!("differences taken {times} times"));
+    }
+    for _ in 0..times {
         let size = *c.shape(x).get(axis).ok_or("diff of rank 0")?;
         let Some(len) = size.checked_sub(1) else { break };
         let (low, high) = (c.slice(x, axis, 0, len, 1)?, c.slice(x, axis, 1, len, 1)?);
@@ -108,8 +115,17 @@ pub fn rot90(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (turns, axes) = (c.int(call, 1)?.rem_euclid(4), c.ints(call, 2)?);
     let [a, b] = axes[..] else { return Err("rot90 wants two axes".into()) };
     let (a, b) = (normal_axis(a, rank)?, normal_axis(b, rank)?);
-    let mut swap: Vec<usize> = (0..rank).collect();
-    swap.swap(a, b);
+    let swap: Vec<usize> = (0..rank)
+        .map(|axis| {
+            if axis == a {
+                b
+            } else if axis == b {
+                a
+            } else {
+                axis
+            }
+        })
+        .collect();
     one(match turns {
         1 => {
             let f = c.node(Op::Flip(vec![b]), &[x])?;
@@ -127,12 +143,12 @@ pub fn rot90(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 /// Inserts an axis of repeats before each axis, then merges the two.
 pub fn repeat(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
-    let mut shape = vec![1; ty.rank() - c.rank(x)];
-    shape.extend(c.shape(x));
+    let more = ty.rank().checked_sub(c.rank(x)).ok_or("a result of lower rank than its operand")?;
+    let shape = [vec![1; more], c.shape(x)].concat();
     let (mut split, mut full) = (vec![], vec![]);
     for (size, total) in shape.iter().zip(&ty.shape) {
         split.extend([1, *size]);
-        full.extend([if *size == 0 { 1 } else { total / size }, *size]);
+        full.extend([total.checked_div(*size).unwrap_or(1), *size]);
     }
     if ty.count() == 0 {
         return one(c.full(&ty, Scalar::Int(0))?);
@@ -161,15 +177,8 @@ pub fn repeat_interleave(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
             0
         }
     };
-    let mut shape = c.shape(x);
-    let (Some(total), Some(size)) = (ty.shape.get(axis), shape.get(axis)) else {
-        return Err("repeat_interleave of rank 0 along an axis".into());
-    };
-    let times = total.checked_div(*size).unwrap_or(0);
-    shape.insert(axis + 1, 1);
-    let split = c.reshape(x, &shape)?;
-    shape[axis + 1] = times;
-    let r = c.broadcast(split, &shape)?;
+    let times = at(&ty.shape, axis)?.checked_div(c.size(x, axis)?).unwrap_or(0);
+    let r = c.repeated(x, axis, times)?;
     one(c.reshape(r, &ty.shape)?)
 }
 
@@ -181,14 +190,13 @@ pub fn unfold(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     if c.rank(x) == 0 || size == 0 {
         return Err("unfold of no elements".into());
     }
-    let count = (c.shape(x)[axis] - size) / step + 1;
+    let room = c.size(x, axis)?.checked_sub(size).ok_or("windows longer than the axis")?;
+    let count = room / step + 1;
     let (window, place) = grid(c, count, size);
     let first = c.with(BinaryOp::Mul, window, step as f64)?;
     let index = c.binary(BinaryOp::Add, first, place)?;
     let taken = c.node(Op::Take { axis }, &[x, index])?;
-    let mut order: Vec<usize> = (0..=c.rank(x)).collect();
-    order.remove(axis + 1);
-    order.push(axis + 1);
+    let order: Vec<usize> = (0..=c.rank(x)).filter(|a| *a != axis + 1).chain([axis + 1]).collect();
     one(c.permute(taken, &order)?)
 }
 
@@ -213,16 +221,16 @@ pub fn as_strided(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     if ty.count() == 0 {
         return one(c.full(&ty, Scalar::Int(0))?);
     }
-    let dense = (0..ty.rank()).all(|a| strides[a] == ty.shape[a + 1..].iter().product::<usize>() || ty.shape[a] == 1);
+    let dense = strides.iter().zip(ty.strides()).zip(&ty.shape).all(|((s, row_major), n)| *s == row_major || *n == 1);
     if dense {
         let run = c.slice(x, 0, offset, ty.count(), 1)?;
         return one(c.reshape(run, &ty.shape)?);
     }
     let mut index = c.constant(DType::I64, Scalar::Int(offset as i64));
-    for (axis, stride) in strides.into_iter().enumerate().filter(|(a, s)| ty.shape[*a] > 1 && *s != 0) {
-        let mut shape = vec![1; ty.rank()];
-        shape[axis] = ty.shape[axis];
-        let place = c.iota(Type::new(DType::I64, shape), axis);
+    for (axis, (stride, size)) in
+        strides.into_iter().zip(&ty.shape).enumerate().filter(|(_, (s, n))| **n > 1 && *s != 0)
+    {
+        let place = c.iota(Type::new(DType::I64, along(ty.rank(), axis, *size)?), axis);
         let stride = c.constant(DType::I64, Scalar::Int(stride as i64));
         let place = c.binary(BinaryOp::Mul, place, stride)?;
         index = c.binary(BinaryOp::Add, index, place)?;
@@ -252,27 +260,21 @@ pub fn triangle(c: &mut Ctx, call: &Call, lower: bool) -> Res<Vec<ValueId>> {
 
 /// Places a vector (or the last axis) on a diagonal of the last two axes of the result.
 fn embed(c: &mut Ctx, x: ValueId, offset: i64, n: usize) -> Res<ValueId> {
-    let rank = c.rank(x);
+    let shape = c.shape(x);
+    let [lead @ .., len] = &shape[..] else { return Err("a diagonal of rank 0".into()) };
     let (row, column) = grid(c, n, n);
     let k = c.constant(DType::I64, Scalar::Int(offset));
     let at = c.binary(BinaryOp::Add, row, k)?;
     let on = c.compare(CompareOp::Eq, column, at)?;
     // The diagonal element is x[row] for offsets >= 0, else x[column]: pad x to n, and broadcast it along the other axis.
-    let len = c.shape(x)[rank - 1];
-    let pad = n - len;
-    let mut shape = c.shape(x);
-    let mut hi = vec![0; rank];
-    hi[rank - 1] = pad as i64;
+    let pad = n.checked_sub(*len).ok_or("a diagonal longer than its matrix")?;
+    let hi = [vec![0; lead.len()], vec![pad as i64]].concat();
     let zero = c.constant(c.dtype(x), Scalar::Int(0));
-    let padded = if pad == 0 { x } else { c.node(Op::Pad { lo: vec![0; rank], hi }, &[x, zero])? };
-    shape[rank - 1] = n;
-    shape.insert(if offset >= 0 { rank } else { rank - 1 }, 1);
-    let vector = c.reshape(padded, &shape)?;
+    let padded = if pad == 0 { x } else { c.node(Op::Pad { lo: vec![0; shape.len()], hi }, &[x, zero])? };
+    let last = if offset >= 0 { [n, 1] } else { [1, n] };
+    let vector = c.reshape(padded, &[lead, &last].concat())?;
     let r = c.select(on, vector, zero)?;
-    let mut full = shape;
-    full[rank - 1] = n;
-    full[rank] = n;
-    c.broadcast(r, &full)
+    c.broadcast(r, &[lead, &[n, n]].concat())
 }
 
 pub fn diag_embed(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
@@ -290,9 +292,9 @@ pub fn diag(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, ty) = (c.tensor(call, 0)?, c.out(call, 0)?);
     let offset = c.int(call, 1)?;
     if c.rank(x) == 1 {
-        return one(embed(c, x, offset, ty.shape[0])?);
+        return one(embed(c, x, offset, at(&ty.shape, 0)?)?);
     }
-    let columns = c.shape(x)[1];
+    let columns = c.size(x, 1)?;
     let n = c.ty(x).count();
     let start = diagonal_start(offset, columns, ty.count())?;
     let flat = c.reshape(x, &[n])?;
@@ -301,11 +303,11 @@ pub fn diag(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 /// `[.., C r r, H, W]` to `[.., C, H r, W r]`.
 pub fn pixel_shuffle(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (x, ty, r) = (c.tensor(call, 0)?, c.out(call, 0)?, c.int(call, 1)? as usize);
+    let (x, ty, r) = (c.tensor(call, 0)?, c.out(call, 0)?, c.positive(call, 1)?);
     let shape = c.shape(x);
     let [lead @ .., channels, h, w] = &shape[..] else { return Err("pixel_shuffle of rank below 3".into()) };
     let n = lead.len();
-    let split = c.reshape(x, &[lead, &[channels / (r * r), r, r, *h, *w]].concat())?;
+    let split = c.reshape(x, &[lead, &[channels / r / r, r, r, *h, *w]].concat())?;
     let mut perm: Vec<usize> = (0..n).collect();
     perm.extend([n, n + 3, n + 1, n + 4, n + 2]);
     let p = c.permute(split, &perm)?;
@@ -314,7 +316,7 @@ pub fn pixel_shuffle(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 
 /// `[.., C, H r, W r]` to `[.., C r r, H, W]`.
 pub fn pixel_unshuffle(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (x, ty, r) = (c.tensor(call, 0)?, c.out(call, 0)?, c.int(call, 1)? as usize);
+    let (x, ty, r) = (c.tensor(call, 0)?, c.out(call, 0)?, c.positive(call, 1)?);
     let shape = c.shape(x);
     let [lead @ .., channels, h, w] = &shape[..] else { return Err("pixel_unshuffle of rank below 3".into()) };
     let n = lead.len();
@@ -326,12 +328,11 @@ pub fn pixel_unshuffle(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
 }
 
 pub fn channel_shuffle(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
-    let (x, groups) = (c.tensor(call, 0)?, c.int(call, 1)? as usize);
+    let (x, groups) = (c.tensor(call, 0)?, c.positive(call, 1)?);
     let shape = c.shape(x);
     let [batch, channels, rest @ ..] = &shape[..] else { return Err("channel_shuffle of rank below 2".into()) };
     let split = c.reshape(x, &[&[*batch, groups, channels / groups], rest].concat())?;
-    let mut perm: Vec<usize> = (0..shape.len() + 1).collect();
-    perm.swap(1, 2);
+    let perm: Vec<usize> = [0, 2, 1].into_iter().chain(3..=shape.len()).collect();
     let p = c.permute(split, &perm)?;
     one(c.reshape(p, &shape)?)
 }

@@ -1,7 +1,7 @@
 //! Writing a part into a tensor: slices, one index of an axis, diagonals.
 use super::{bounds, normal_start};
 use crate::{
-    convert::context::{Ctx, Res},
+    convert::context::{Ctx, Res, along, with_size},
     raw::Call,
 };
 use kiln_graph::{BinaryOp, CompareOp, DType, Op, Scalar, Type, ValueId};
@@ -12,7 +12,8 @@ fn one(v: ValueId) -> Res<Vec<ValueId>> {
 
 /// `x` with `start..start + len` along `axis` replaced by `part`.
 fn replace(c: &mut Ctx, x: ValueId, part: ValueId, axis: usize, start: usize, len: usize) -> Res<ValueId> {
-    let size = c.shape(x)[axis];
+    let size = c.size(x, axis)?;
+    let end = start.checked_add(len).filter(|end| *end <= size).ok_or("a part beyond the end of the axis")?;
     let part = c.cast(part, c.dtype(x))?;
     let mut parts = vec![];
     if start > 0 {
@@ -21,8 +22,8 @@ fn replace(c: &mut Ctx, x: ValueId, part: ValueId, axis: usize, start: usize, le
     if len > 0 {
         parts.push(part);
     }
-    if start + len < size {
-        parts.push(c.slice(x, axis, start + len, size - start - len, 1)?);
+    if end < size {
+        parts.push(c.slice(x, axis, end, size - end, 1)?);
     }
     c.concat(&parts, axis)
 }
@@ -30,14 +31,14 @@ fn replace(c: &mut Ctx, x: ValueId, part: ValueId, axis: usize, start: usize, le
 pub fn slice_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, part) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
     let axis = c.axis(call, 2, c.rank(x))?;
-    let (start, len, step) = bounds(c, call, 3, c.shape(x)[axis])?;
+    let (start, len, step) = bounds(c, call, 3, c.size(x, axis)?)?;
     one(if step == 1 { replace(c, x, part, axis, start, len)? } else { interleave(c, x, part, axis, (start, step))? })
 }
 
 /// `x` with every `step`-th index of `axis` from `start` replaced by the next of `part`.
 fn interleave(c: &mut Ctx, x: ValueId, part: ValueId, axis: usize, (start, step): (usize, usize)) -> Res<ValueId> {
     let part = c.cast(part, c.dtype(x))?;
-    let size = c.shape(x)[axis];
+    let size = c.size(x, axis)?;
     let len = *c.shape(part).get(axis).ok_or("a part of another rank")?;
     let number = |c: &mut Ctx, n: usize| c.constant(DType::I64, Scalar::Int(n as i64));
     let place = c.iota(Type::new(DType::I64, [size]), 0);
@@ -50,19 +51,15 @@ fn interleave(c: &mut Ctx, x: ValueId, part: ValueId, axis: usize, (start, step)
     let at = c.binary(BinaryOp::Mul, nearest, step)?;
     let hit = c.compare(CompareOp::Eq, at, from)?;
     let spread = c.node(Op::Take { axis }, &[part, nearest])?;
-    let mut shape = vec![1; c.rank(x)];
-    shape[axis] = size;
-    let hit = c.reshape(hit, &shape)?;
+    let hit = c.reshape(hit, &along(c.rank(x), axis, size)?)?;
     c.select(hit, spread, x)
 }
 
 pub fn select_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     let (x, part) = (c.tensor(call, 0)?, c.tensor(call, 1)?);
     let axis = c.axis(call, 2, c.rank(x))?;
-    let at = normal_start(c.int(call, 3)?, c.shape(x)[axis]);
-    let mut shape = c.shape(x);
-    shape[axis] = 1;
-    let part = c.reshape(part, &shape)?;
+    let at = normal_start(c.int(call, 3)?, c.size(x, axis)?);
+    let part = c.reshape(part, &with_size(&c.shape(x), axis, 1)?)?;
     one(replace(c, x, part, axis, at, 1)?)
 }
 
@@ -88,18 +85,15 @@ pub fn diagonal_scatter(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
     // An element of the diagonal is `part[row]` for offsets from 0, else `part[column]`: pad the part to that axis, and broadcast it along
     // the other one.
     let by_row = offset >= 0;
-    let (last, len) = match c.shape(part)[..] {
-        [.., len] => (c.rank(part) - 1, len),
-        [] => return Err("a diagonal of rank 0".into()),
-    };
-    let missing = if by_row { rows } else { columns }.checked_sub(len).ok_or("a diagonal longer than its matrix")?;
-    let mut hi = vec![0; last + 1];
-    hi[last] = missing as i64;
+    let shape = c.shape(part);
+    let [lead @ .., len] = &shape[..] else { return Err("a diagonal of rank 0".into()) };
+    let all = if by_row { rows } else { columns };
+    let missing = all.checked_sub(*len).ok_or("a diagonal longer than its matrix")?;
+    let hi = [vec![0; lead.len()], vec![missing as i64]].concat();
     let zero = c.constant(c.dtype(x), Scalar::Int(0));
-    let padded = if missing == 0 { part } else { c.node(Op::Pad { lo: vec![0; last + 1], hi }, &[part, zero])? };
-    let mut shape = c.shape(padded);
-    shape.insert(if by_row { last + 1 } else { last }, 1);
-    let spread = c.reshape(padded, &shape)?;
+    let padded = if missing == 0 { part } else { c.node(Op::Pad { lo: vec![0; shape.len()], hi }, &[part, zero])? };
+    let line = if by_row { [all, 1] } else { [1, all] };
+    let spread = c.reshape(padded, &[lead, &line].concat())?;
     let r = c.select(on, spread, matrices)?;
     one(c.permute(r, &back)?)
 }

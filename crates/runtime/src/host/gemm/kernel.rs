@@ -35,13 +35,19 @@ pub struct Kernels<T: 'static> {
     pub rows: unsafe fn(n: usize, a: &[T; ROWS], b: *const T, ldb: usize, c: *mut T),
 }
 
-/// A type of accumulators.
-pub trait Real:
-    Copy + Default + Send + Sync + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self> + 'static
-{
+/// A type of accumulators. Integers wrap.
+pub trait Real: Copy + Default + Send + Sync + 'static {
     fn kernels(level: Level) -> &'static Kernels<Self>;
+    fn plus(self, other: Self) -> Self;
+    fn times(self, other: Self) -> Self;
 }
 impl Real for f32 {
+    fn plus(self, other: f32) -> f32 {
+        self + other
+    }
+    fn times(self, other: f32) -> f32 {
+        self * other
+    }
     fn kernels(level: Level) -> &'static Kernels<f32> {
         match level {
             #[cfg(target_arch = "x86_64")]
@@ -53,6 +59,12 @@ impl Real for f32 {
     }
 }
 impl Real for f64 {
+    fn plus(self, other: f64) -> f64 {
+        self + other
+    }
+    fn times(self, other: f64) -> f64 {
+        self * other
+    }
     fn kernels(level: Level) -> &'static Kernels<f64> {
         match level {
             #[cfg(target_arch = "x86_64")]
@@ -63,6 +75,30 @@ impl Real for f64 {
         }
     }
 }
+
+macro_rules! integer {
+    ($t:ty, $portable:ident, $avx2:ident, $avx512:ident) => {
+        impl Real for $t {
+            fn plus(self, other: $t) -> $t {
+                self.wrapping_add(other)
+            }
+            fn times(self, other: $t) -> $t {
+                self.wrapping_mul(other)
+            }
+            fn kernels(level: Level) -> &'static Kernels<$t> {
+                match level {
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx2 => &$avx2::KERNELS,
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx512 | Level::Amx => &$avx512::KERNELS,
+                    _ => &$portable::KERNELS,
+                }
+            }
+        }
+    };
+}
+integer!(i32, portable_i32, avx2_i32, avx512_i32);
+integer!(i64, portable_i64, avx2_i64, avx512_i64);
 
 /// The loops over vectors of `LANES` scalars. The operations on vectors are in scope by name.
 macro_rules! kernels {
@@ -152,15 +188,15 @@ macro_rules! kernels {
                         sum[j][0] = fma(x, load_some(b.add(j * ldb + at), n), sum[j][0]);
                     }
                 }
-                let mut out = [0.0; DOTS];
+                let mut out = [<$t>::default(); DOTS];
                 for j in 0..DOTS {
-                    let mut lanes = [0.0; LANES];
+                    let mut lanes = [<$t>::default(); LANES];
                     store(lanes.as_mut_ptr(), plus(sum[j][0], sum[j][1]));
                     // A tree reduction, so that no addition depends on all earlier ones.
                     let mut half = LANES / 2;
                     while half > 0 {
                         for l in 0..half {
-                            lanes[l] += lanes[l + half];
+                            lanes[l] = lanes[l].plus(lanes[l + half]);
                         }
                         half /= 2;
                     }
@@ -185,7 +221,7 @@ macro_rules! kernels {
                 }
                 for at in whole..n {
                     for (i, x) in x.iter().enumerate() {
-                        *c.add(at) += x * *b.add(i * ldb + at);
+                        *c.add(at) = (*c.add(at)).plus(x.times(*b.add(i * ldb + at)));
                     }
                 }
             }
@@ -197,12 +233,12 @@ macro_rules! kernels {
 macro_rules! portable {
     ($name:ident, $t:ty, $lanes:literal) => {
         mod $name {
-            use super::{AHEAD, DOTS, Kernels, ROWS, prefetch};
+            use super::{AHEAD, DOTS, Kernels, ROWS, Real, prefetch};
             const LANES: usize = $lanes;
             type V = [$t; LANES];
             #[inline(always)]
             fn zero() -> V {
-                [0.0; LANES]
+                [<$t>::default(); LANES]
             }
             #[inline(always)]
             unsafe fn load(p: *const $t) -> V {
@@ -218,7 +254,7 @@ macro_rules! portable {
             #[inline(always)]
             unsafe fn load_some(p: *const $t, n: usize) -> V {
                 // SAFETY: the caller passes the address of `n` elements.
-                std::array::from_fn(|i| if i < n { unsafe { *p.add(i) } } else { 0.0 })
+                std::array::from_fn(|i| if i < n { unsafe { *p.add(i) } } else { <$t>::default() })
             }
             #[inline(always)]
             unsafe fn store_some(p: *mut $t, v: V, n: usize) {
@@ -231,11 +267,11 @@ macro_rules! portable {
             }
             #[inline(always)]
             fn plus(a: V, b: V) -> V {
-                std::array::from_fn(|i| a[i] + b[i])
+                std::array::from_fn(|i| a[i].plus(b[i]))
             }
             #[inline(always)]
             fn fma(a: V, b: V, c: V) -> V {
-                std::array::from_fn(|i| a[i] * b[i] + c[i])
+                std::array::from_fn(|i| a[i].times(b[i]).plus(c[i]))
             }
             kernels!($t, 4: [1 2 3 4],);
         }
@@ -243,6 +279,8 @@ macro_rules! portable {
 }
 portable!(portable_f32, f32, 4);
 portable!(portable_f64, f64, 2);
+portable!(portable_i32, i32, 4);
+portable!(portable_i64, i64, 2);
 
 /// Vectors of x86: the vector type, its scalar type, and the intrinsics.
 macro_rules! x86 {
@@ -252,7 +290,9 @@ macro_rules! x86 {
     ) => {
         #[cfg(target_arch = "x86_64")]
         mod $name {
-            use super::{AHEAD, DOTS, Kernels, ROWS, prefetch};
+            use super::{AHEAD, DOTS, Kernels, ROWS, Real, prefetch};
+            #[allow(unused_imports, reason = "only vectors of integers need them")]
+            use super::integers::*;
             use std::arch::x86_64::*;
             const LANES: usize = $lanes;
             type V = $v;
@@ -313,6 +353,69 @@ x86!(
     avx512_f64, f64, __m512d, 8, 14: [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f,avx2,fma",
     _mm512_setzero_pd, _mm512_loadu_pd, _mm512_storeu_pd, _mm512_set1_pd, _mm512_add_pd, _mm512_fmadd_pd
 );
+x86!(
+    avx2_i32, i32, __m256i, 8, 6: [1 2 3 4 5 6], "avx2,fma",
+    _mm256_setzero_si256, load_256, store_256, _mm256_set1_epi32, _mm256_add_epi32, multiply_add_8_i32
+);
+x86!(
+    avx2_i64, i64, __m256i, 4, 6: [1 2 3 4 5 6], "avx2,fma",
+    _mm256_setzero_si256, load_256, store_256, _mm256_set1_epi64x, _mm256_add_epi64, multiply_add_4_i64
+);
+x86!(
+    avx512_i32, i32, __m512i, 16, 14: [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f,avx512dq,avx2,fma",
+    _mm512_setzero_si512, load_512, store_512, _mm512_set1_epi32, _mm512_add_epi32, multiply_add_16_i32
+);
+x86!(
+    avx512_i64, i64, __m512i, 8, 14: [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f,avx512dq,avx2,fma",
+    _mm512_setzero_si512, load_512, store_512, _mm512_set1_epi64, _mm512_add_epi64, multiply_add_8_i64
+);
+
+/// Vectors of integers: loads and stores of any lanes, and `a b + c`.
+#[cfg(target_arch = "x86_64")]
+mod integers {
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn load_256<T>(p: *const T) -> __m256i {
+        // SAFETY: the caller passes the address of a whole vector.
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn store_256<T>(p: *mut T, v: __m256i) {
+        // SAFETY: as for `load_256`.
+        unsafe { _mm256_storeu_si256(p.cast(), v) }
+    }
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn load_512<T>(p: *const T) -> __m512i {
+        // SAFETY: as for `load_256`.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn store_512<T>(p: *mut T, v: __m512i) {
+        // SAFETY: as for `load_256`.
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+    #[target_feature(enable = "avx2")]
+    pub fn multiply_add_8_i32(a: __m256i, b: __m256i, c: __m256i) -> __m256i {
+        _mm256_add_epi32(_mm256_mullo_epi32(a, b), c)
+    }
+    /// AVX2 multiplies 32 bits by 32: the high halves count for the high half of the product alone.
+    #[target_feature(enable = "avx2")]
+    pub fn multiply_add_4_i64(a: __m256i, b: __m256i, c: __m256i) -> __m256i {
+        let high = |v| _mm256_srli_epi64::<32>(v);
+        let crossed = _mm256_add_epi64(_mm256_mul_epu32(high(a), b), _mm256_mul_epu32(a, high(b)));
+        let product = _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64::<32>(crossed));
+        _mm256_add_epi64(product, c)
+    }
+    #[target_feature(enable = "avx512f")]
+    pub fn multiply_add_16_i32(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
+        _mm512_add_epi32(_mm512_mullo_epi32(a, b), c)
+    }
+    #[target_feature(enable = "avx512f,avx512dq")]
+    pub fn multiply_add_8_i64(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
+        _mm512_add_epi64(_mm512_mullo_epi64(a, b), c)
+    }
+}
 
 /// Masked loads and stores of the first lanes of a vector; the form of the mask depends on the instruction set.
 #[cfg(target_arch = "x86_64")]
@@ -371,5 +474,41 @@ mod some {
         |n| ((1u32 << n) - 1) as __mmask8,
         |p, m| _mm512_maskz_loadu_pd(m, p),
         |q, k, x| _mm512_mask_storeu_pd(q, k, x)
+    );
+    some!(
+        avx2_i32,
+        i32,
+        __m256i,
+        "avx2,fma",
+        |n| _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)),
+        |p, m| _mm256_maskload_epi32(p, m),
+        |q, k, x| _mm256_maskstore_epi32(q, k, x)
+    );
+    some!(
+        avx2_i64,
+        i64,
+        __m256i,
+        "avx2,fma",
+        |n| _mm256_cmpgt_epi64(_mm256_set1_epi64x(n as i64), _mm256_setr_epi64x(0, 1, 2, 3)),
+        |p, m| _mm256_maskload_epi64(p, m),
+        |q, k, x| _mm256_maskstore_epi64(q, k, x)
+    );
+    some!(
+        avx512_i32,
+        i32,
+        __m512i,
+        "avx512f,avx512dq,avx2,fma",
+        |n| ((1u32 << n) - 1) as __mmask16,
+        |p, m| _mm512_maskz_loadu_epi32(m, p),
+        |q, k, x| _mm512_mask_storeu_epi32(q, k, x)
+    );
+    some!(
+        avx512_i64,
+        i64,
+        __m512i,
+        "avx512f,avx512dq,avx2,fma",
+        |n| ((1u32 << n) - 1) as __mmask8,
+        |p, m| _mm512_maskz_loadu_epi64(m, p),
+        |q, k, x| _mm512_mask_storeu_epi64(q, k, x)
     );
 }

@@ -5,7 +5,8 @@
 //!
 //! Operands of any strides are packed into panels, in the order in which the micro-kernels read them. The instruction set (AVX-512,
 //! AVX2 or portable) is chosen at run time. f16 and bf16 are widened to f32 while packing, accumulated in f32 and rounded once; where the
-//! processor has a matrix unit (AMX), bf16 is multiplied without widening. An operand is read in place if it already has the required
+//! processor has a matrix unit (AMX), bf16 is multiplied without widening. Integers are multiplied and added with wrapping, those narrower
+//! than i32 in i32. An operand is read in place if it already has the required
 //! layout and only a few rows or columns of the other one use it. Rows and columns may have several axes, so a convolution is an implicit
 //! GEMM: it reads the windows of its padded input through strides.
 //!
@@ -64,7 +65,12 @@ unsafe fn gemm_by(level: Level, p: Parallel, g: &GemmCall, x: Operands, w: &Weig
             (DType::Bf16, DType::F32) => typed::<bf16, f32>(level, p, g, x, w),
             (DType::F16, _) => typed::<f16, f16>(level, p, g, x, w),
             (DType::Bf16, _) => typed::<bf16, bf16>(level, p, g, x, w),
-            // `Executable::check` lets only float matmuls through.
+            (DType::I64, _) => typed::<i64, i64>(level, p, g, x, w),
+            (DType::I32, _) => typed::<i32, i32>(level, p, g, x, w),
+            (DType::I16, _) => typed::<i16, i16>(level, p, g, x, w),
+            (DType::I8, _) => typed::<i8, i8>(level, p, g, x, w),
+            (DType::U8, _) => typed::<u8, u8>(level, p, g, x, w),
+            // `Executable::check` lets no others through.
             _ => typed::<f32, f32>(level, p, g, x, w),
         }
     }

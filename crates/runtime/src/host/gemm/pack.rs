@@ -16,7 +16,7 @@ pub trait Element: Copy + Send + Sync + 'static {
     /// The type of accumulators.
     type Acc: Real;
     fn widen(self) -> Self::Acc;
-    /// Rounds to the nearest, ties to even.
+    /// Rounds to the nearest, ties to even; integers keep their low bits.
     fn narrow(from: &[Self::Acc], to: &mut [Self]);
     fn packing(level: Level) -> Packing<Self>;
 }
@@ -194,18 +194,29 @@ fn portable<S: Element>() -> Packing<S> {
     Packing { transpose_lanes: plain_transpose_lanes, gather: plain_gather }
 }
 
-impl Element for f64 {
-    type Acc = f64;
-    fn widen(self) -> f64 {
-        self
-    }
-    fn narrow(from: &[f64], to: &mut [f64]) {
-        to.copy_from_slice(from);
-    }
-    fn packing(_: Level) -> Packing<f64> {
-        portable()
-    }
+/// Types with accumulators of their own type, or of a wider integer, whose low bits are the result.
+macro_rules! plain {
+    ($t:ty, $acc:ty) => {
+        impl Element for $t {
+            type Acc = $acc;
+            fn widen(self) -> $acc {
+                self as $acc
+            }
+            fn narrow(from: &[$acc], to: &mut [$t]) {
+                to.iter_mut().zip(from).for_each(|(to, x)| *to = *x as $t);
+            }
+            fn packing(_: Level) -> Packing<$t> {
+                portable()
+            }
+        }
+    };
 }
+plain!(f64, f64);
+plain!(i64, i64);
+plain!(i32, i32);
+plain!(i16, i32);
+plain!(i8, i32);
+plain!(u8, i32);
 
 /// Types whose accumulators are f32.
 macro_rules! element {

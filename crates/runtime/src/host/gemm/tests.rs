@@ -1,4 +1,4 @@
-//! Matmuls compared with three loops in f64: generated sizes, strides, batches and dtypes, on every instruction set of this processor.
+//! Matmuls compared with three loops in f64, or in i64 with wrapping: generated sizes, strides, batches and dtypes, on every instruction set of this processor.
 use super::*;
 use crate::HostDevice;
 use kiln_graph::{Tensor, Type};
@@ -16,6 +16,10 @@ impl Random {
         self.bits() as usize % n
     }
     fn tensor(&mut self, dtype: DType, count: usize) -> Tensor {
+        if dtype.is_int() {
+            let bytes: Vec<u8> = (0..count * dtype.bytes()).map(|_| self.bits() as u8).collect();
+            return Tensor::from_bytes(Type::new(dtype, [count]), &bytes).unwrap();
+        }
         let values: Vec<f64> = (0..count).map(|_| self.bits() as f64 / (1u64 << 31) as f64 - 0.5).collect();
         Tensor::from_f64(Type::new(dtype, [count]), values)
     }
@@ -143,6 +147,16 @@ fn check(device: &HostDevice, case: &Case) {
         let mut written = vec![false; sizes[2]];
         for i in 0..g.batch.iter().product() {
             for (row, col) in (0..g.m).flat_map(|r| (0..g.n).map(move |c| (r, c))) {
+                let places = |k| [element(&g.a, &g.batch, i, row, k), element(&g.b, &g.batch, i, k, col)];
+                if g.dtype.is_int() {
+                    let product = |[i, j]: [usize; 2]| a.get_i64(i).wrapping_mul(b.get_i64(j));
+                    let sum = (0..g.k).map(|k| product(places(k))).fold(0i64, i64::wrapping_add);
+                    let at = element(&g.c, &g.batch, i, row, col);
+                    let (got, want) = (c.get_i64(at), g.dtype.kind().wrapped(sum));
+                    written[at] = true;
+                    assert_eq!(got, want, "{way:?}: [{i}][{row},{col}] of {case:?}");
+                    continue;
+                }
                 let term = |k| fa[element(&g.a, &g.batch, i, row, k)] * fb[element(&g.b, &g.batch, i, k, col)];
                 let want: f64 = (0..g.k).map(term).sum();
                 let at = element(&g.c, &g.batch, i, row, col);
@@ -170,13 +184,18 @@ fn check(device: &HostDevice, case: &Case) {
     }
 }
 
-const DTYPES: [(DType, DType); 6] = [
+const DTYPES: [(DType, DType); 11] = [
     (DType::F64, DType::F64),
     (DType::F32, DType::F32),
     (DType::F16, DType::F16),
     (DType::F16, DType::F32),
     (DType::Bf16, DType::Bf16),
     (DType::Bf16, DType::F32),
+    (DType::I8, DType::I8),
+    (DType::U8, DType::U8),
+    (DType::I16, DType::I16),
+    (DType::I32, DType::I32),
+    (DType::I64, DType::I64),
 ];
 
 #[test]
@@ -192,7 +211,7 @@ fn generated_matmuls() {
         let batch = (0..r.below(3)).map(|_| 1 + r.below(3)).collect();
         let forms = [0; 3].map(|_| FORMS[r.below(4)]);
         let broadcast = [r.below(4) == 0, r.below(4) == 0];
-        let case = Case { seed, size, batch, dtypes: DTYPES[r.below(6)], forms, broadcast };
+        let case = Case { seed, size, batch, dtypes: DTYPES[r.below(11)], forms, broadcast };
         check(&HostDevice::new(1).unwrap(), &case);
     }
 }
@@ -249,7 +268,7 @@ fn empty_sizes() {
 #[test]
 fn nan_and_infinity_propagate() {
     let device = HostDevice::new(1).unwrap();
-    for (way, dtypes) in ways().flat_map(|w| DTYPES.map(|d| (w, d))) {
+    for (way, dtypes) in ways().flat_map(|w| DTYPES.map(|d| (w, d))).filter(|(_, (d, _))| d.is_float()) {
         for size in [[1, 50, 21], [20, 37, 21], [40, 5, 400]] {
             for (form, odd) in [(Form::ByRow, f64::NAN), (Form::ByColumn, f64::INFINITY)] {
                 let case = Case { seed: 3, size, batch: vec![], dtypes, forms: [form; 3], broadcast: [false; 2] };

@@ -146,7 +146,7 @@ unsafe fn add_rows<S: Element, C>(
         for k in whole..job.k {
             for (i, l) in (0..job.m).flat_map(|i| (0..n).map(move |l| (i, l))) {
                 let sum = sums.add(i * n + l);
-                *sum = *sum + *rows.add(i * job.k + k) * *b.add(k * depth + l);
+                *sum = (*sum).plus((*rows.add(i * job.k + k)).times(*b.add(k * depth + l)));
             }
         }
     }
