@@ -11,7 +11,7 @@ use crate::rows::{self, Emitted};
 use crate::scores::{Sizes, masked_score, sizes};
 use crate::space::Space;
 use crate::{LowerError, pointwise};
-use kiln_graph::{CompareOp, DType, Op, ReduceOp, Type, ValueId};
+use kiln_graph::{CompareOp, DType, FullyMasked, Op, ReduceOp, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::exec::{Matrix, Slot};
 
@@ -162,7 +162,10 @@ fn softmax(
             let along = r.row_index(&[keys])?.swap_remove(0);
             r.body(&kept(&s.axes[..last], shape, &[]), &[], |r, _| score(r, &along))?
         };
-        let value = safe_softmax(&mut r, own, other, keys)?;
+        let value = match of.graph.op(v) {
+            Op::Attention { fully_masked: FullyMasked::Nan, .. } => r.softmax(own, other, keys)?,
+            _ => safe_softmax(&mut r, own, other, keys)?,
+        };
         let store = Store { slot: p.soft.0, dtype: p.soft.1, at, guards: vec![], value };
         Ok(Scene { dag: r.dag, stores: vec![store] })
     };

@@ -22,7 +22,7 @@ use crate::rows::Emitted;
 use crate::scores::{Sizes, masked_score};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
-use kiln_graph::{DType, Op, Type, ValueId};
+use kiln_graph::{DType, FullyMasked, Op, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
@@ -107,7 +107,7 @@ fn part_id(z: &Sizes) -> CoordId {
 
 fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel>, LowerError> {
     let g = of.graph;
-    let Op::Attention { causal, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
+    let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let dtype = g.dtype(v);
     let nb = z.batch.len();
     let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
@@ -197,7 +197,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
         vec![most, sum, acc]
     });
     let values = match sums[..] {
-        [_] => vec![quotient(&mut f, out[2], out[1])],
+        [_] => vec![quotient(&mut f, out[2], out[1], fully_masked)],
         _ => vec![out[2], out[0], out[1]],
     };
     for (node, value) in sums.iter().zip(values) {
@@ -290,8 +290,11 @@ fn row_sums(f: &mut Frame, a: Value, b: Value, axis: usize) -> Value {
     f.b.expand_dims(sum, axis)
 }
 
-/// Weighted sums divided by the sum of their weights; zero where all keys are masked.
-fn quotient(f: &mut Frame, sums: Value, weights: Value) -> Value {
+/// Weighted sums divided by the sum of their weights. Where all keys are masked both are zero, and the quotient NaN.
+fn quotient(f: &mut Frame, sums: Value, weights: Value, fully_masked: FullyMasked) -> Value {
+    if fully_masked == FullyMasked::Nan {
+        return f.b.binary(B::Div, sums, weights);
+    }
     let zero = math::float(&mut f.b, Elem::F32, 0.0);
     let one = math::float(&mut f.b, Elem::F32, 1.0);
     let empty = f.b.cmp(CmpOp::Eq, weights, zero);
