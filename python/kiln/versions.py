@@ -40,6 +40,7 @@ def guards(exported: ExportedProgram) -> Sequence[str]:
     """
     if hasattr(exported, "_guards_code"):
         return list(exported._guards_code)
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     from torch.utils._sympy.printers import PythonPrinter
 
     places: dict[sympy.Symbol, str] = {}
@@ -61,9 +62,13 @@ def guards(exported: ExportedProgram) -> Sequence[str]:
         return []
     printer = PythonPrinter()
     found = []
-    for guard in environment.guards:
+    asserts = [a for of in environment.deferred_runtime_asserts.values() for a in of]
+    for condition in (*environment.guards, *asserts):
         # Not simplified: what tracing assumed is known to be true by then.
-        expression = environment.replace(guard.expr)
+        expression = environment.replace(condition.expr)
+        # Symbols that depend on data are no sizes of inputs; the operators that make them are refused.
+        if expression is sympy.true or free_unbacked_symbols(expression):
+            continue
         text = printer.doprint(expression)
         for symbol in sorted(expression.free_symbols, key=lambda s: -len(s.name)):
             text = text.replace(symbol.name, places.get(symbol, symbol.name))

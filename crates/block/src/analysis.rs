@@ -6,10 +6,12 @@
 //! Never changes a kernel, and knows nothing of threads.
 pub mod affine;
 pub mod axis;
+mod ends;
 mod loops;
 mod run;
 mod values;
 
 pub use affine::Affine;
+pub use ends::loop_ends;
 pub use run::Axis;
 pub use values::{Analysis, Bounds, Def, analyse};

@@ -29,7 +29,7 @@ pub use dtype::DType;
 pub use error::GraphError;
 pub use graph::{Graph, Init, Node, ParamId, ParamInfo, Source, ValueId};
 pub use kiln_number::{Format, Kind};
-pub use op::{FallbackOp, Op, PoolKind, Scalar, ScatterMode};
+pub use op::{FallbackOp, FullyMasked, Op, PoolKind, Scalar, ScatterMode};
 pub use ops::{
     binary::{BinaryOp, CompareOp},
     reduce::{ReduceOp, ScanOp},

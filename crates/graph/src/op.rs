@@ -83,6 +83,23 @@ pub enum ScatterMode {
     Add,
 }
 
+/// What attention gives for a query all of whose scores are minus infinity.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FullyMasked {
+    /// Zero, as PyTorch's `scaled_dot_product_attention`.
+    #[default]
+    Zero,
+    /// NaN, as a softmax of such a row gives.
+    Nan,
+}
+impl FullyMasked {
+    /// Whether this is the default, which texts leave out.
+    pub fn is_default(&self) -> bool {
+        *self == FullyMasked::default()
+    }
+}
+
 /// A call that libtorch runs: everything needed to repeat it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct FallbackOp {
@@ -276,6 +293,9 @@ pub enum Op {
         scale: Scalar,
         /// Whether query i attends only to keys 0 to i.
         causal: bool,
+        /// The result for a query that attends to no key.
+        #[serde(default, skip_serializing_if = "FullyMasked::is_default")]
+        fully_masked: FullyMasked,
     },
     // Calls into libtorch.
     /// A call that libtorch runs. Its value is the first result.

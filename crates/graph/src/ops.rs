@@ -20,8 +20,8 @@ pub use attributes::{Attr, Attribute, Visitor};
 pub(crate) use attributes::{quoted, scalar};
 
 use crate::{
-    BinaryOp, CompareOp, DType, Graph, GraphError, Op, ParamId, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, Type,
-    UnaryOp, ValueId,
+    BinaryOp, CompareOp, DType, FullyMasked, Graph, GraphError, Op, ParamId, PoolKind, ReduceOp, Scalar, ScanOp,
+    ScatterMode, Type, UnaryOp, ValueId,
 };
 
 /// Result of a builder or decomposition step.
@@ -232,7 +232,7 @@ rows! {
         row("group_norm", Class::Row, 1).affine().weight(4.).sums().composite(norm::infer, norm::decompose);
     Op::BatchNorm { .. }, Op::BatchNorm { eps: Scalar::Int(0) } =>
         row("batch_norm", Pointwise, 5).weight(4.).sums().composite(norm::infer, norm::decompose);
-    Op::Attention { .. }, Op::Attention { scale: Scalar::Int(1), causal: false } =>
+    Op::Attention { .. }, Op::Attention { scale: Scalar::Int(1), causal: false, fully_masked: FullyMasked::Zero } =>
         row("attention", Attention, 3).upto(4).sums().composite(attention::infer, attention::decompose);
     Op::Fallback(_), Op::Fallback(Box::default()) => row("fallback", Fallback, 0).upto(usize::MAX).f8();
     Op::Result(_), Op::Result(1) => row("result", Class::Result, 1).f8();

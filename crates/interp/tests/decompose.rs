@@ -67,6 +67,8 @@ fn linear_and_attention() {
     check(&["f32[4,5,8]", "f32[4,5,8]", "f32[4,5,8]"], "attention %a, %b, %c scale=0.3 causal=true");
     check(&["f32[2,4,5,8]", "f32[2,2,6,8]", "f32[2,2,6,3]"], "attention %a, %b, %c scale=0.3 causal=true");
     check(&["f32[1,2,3,4]", "f32[1,2,5,4]", "f32[1,2,5,4]", "bool[3,5]"], "attention %a, %b, %c, %d scale=0.5");
+    let line = "attention %a, %b, %c, %d scale=0.5 fully_masked=nan";
+    check(&["f32[1,2,13,4]", "f32[1,2,2,4]", "f32[1,2,2,4]", "bool[13,2]"], line);
     check(&["f32[1,4,3,4]", "f32[1,2,5,4]", "f32[1,2,5,4]", "f32[1,1,3,5]"], "attention %a, %b, %c, %d scale=0.5");
     check(&["f32[1,4,3,4]", "f32[1,2,5,4]", "f32[1,2,5,4]", "f32[4,1,5]"], "attention %a, %b, %c, %d scale=0.5");
     check(&["f32[1,2,3,4]", "f32[1,2,0,4]", "f32[1,2,0,4]"], "attention %a, %b, %c scale=0.5");

@@ -131,6 +131,7 @@ fn composites() {
     check("%y = attention %a, %b, %c scale=1.0 causal=true", &qkv(), &[first, 3.0 * p - 3.0 * (1.0 - p)]);
     let masked = || qkv().into_iter().chain([tensor("bool[2,2]", &[1.0, 0.0, 0.0, 0.0])]).collect::<Vec<_>>();
     check("%y = attention %a, %b, %c, %d scale=1.0", &masked(), &[3.0, 0.0]);
+    check("%y = attention %a, %b, %c, %d scale=1.0 fully_masked=nan", &masked(), &[3.0, NAN]);
 }
 
 #[test]

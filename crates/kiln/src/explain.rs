@@ -128,6 +128,9 @@ pub struct KernelReport {
     /// How its matmul, convolution or attention is lowered, as constraints name it; else empty.
     #[serde(default)]
     pub template: String,
+    /// Buffers from which its programs read where a loop ends, as the length of a cache up to which attention goes over the keys.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub loop_ends: Vec<String>,
     /// Templates for its matmul on a GPU with their predicted times: the default choice, the best others, and the library.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<CandidateReport>,

@@ -7,12 +7,15 @@
 //! A single f32 query takes sums of products along rows of keys, as they lie in memory, instead of matmuls of a tile
 //! that is mostly empty.
 //!
-//! With a causal mask, keys after the query are skipped where possible. Where PyTorch multiplies an infinite or NaN
-//! value there by zero, which gives NaN, the result here may be finite.
+//! Blocks of keys that no query of the block attends to are neither loaded nor computed: those after the queries under a
+//! causal mask, and those beyond the end that a mask states ([`key_end`]), which the program computes from what it
+//! reads, as the position in a cache. The loop then ends at a number read from memory. Where PyTorch multiplies an
+//! infinite or NaN value there by zero, which gives NaN, the result here may be finite.
 use crate::LowerError;
 use crate::dag::{NodeId, NodeOp, Scene, Store};
 use crate::emit::Lanes;
 use crate::expr::{CoordId, Expr, linear};
+use crate::key_end::key_end;
 use crate::math;
 use crate::matmul::zero_outside;
 use crate::placed::{self, the_sums};
@@ -22,7 +25,7 @@ use crate::rows::Emitted;
 use crate::scores::{Sizes, masked_score};
 use crate::tile::{Cut, Frame, Shape, loads, looped, open_with};
 use kiln_block::{BinaryOp as B, CmpOp, DotPrecision, Elem, Kernel, ReduceOp as R, UnaryOp as U, Value};
-use kiln_graph::{DType, Op, Type, ValueId};
+use kiln_graph::{DType, FullyMasked, Op, Type, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::attention::{self, Tiles};
 use kiln_plan::exec::{Slot, Work};
@@ -107,7 +110,7 @@ fn part_id(z: &Sizes) -> CoordId {
 
 fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel>, LowerError> {
     let g = of.graph;
-    let Op::Attention { causal, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
+    let Op::Attention { causal, fully_masked, .. } = *g.op(v) else { return Err(of.unsupported("not attention")) };
     let dtype = g.dtype(v);
     let nb = z.batch.len();
     let Coords { head, group, s, e, t: [t1, t2], d: [d1, d2] } = Coords::of(z);
@@ -133,6 +136,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
     // The raw score is an anchor at the empty index, which no element of a value has.
     let raw = r.dag.add(NodeOp::Anchor { at: vec![] }, dtype.compute());
     let score = masked_score(&mut r, raw, v, &[lead, &[q_head, at[nb + 2].clone(), ct1]].concat())?;
+    let end = key_end(&mut r.dag, score, t1, z.t);
     scene.dag = r.dag;
 
     let way = Way::of(z, &tiles);
@@ -141,7 +145,8 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
     cuts.extend([Cut::uniform(head, z.heads), Cut::uniform(group, z.group)]);
     cuts.extend([cut(s, z.s, tiles.queries, 0), cut(e, z.e, way.wide_e, 1)]);
     let shape = Shape { cuts, rank: 2, parts: tiles.parts, warps: tiles.warps };
-    let mut used = loads(&scene.dag, &[scene.roots(), vec![q, k, w, score]].concat(), |_| false);
+    let read = [scene.roots(), vec![q, k, w, score], end.into_iter().collect()].concat();
+    let mut used = loads(&scene.dag, &read, |_| false);
     used.extend(scene.stores.iter().map(|s| (s.slot, s.dtype, false)));
     let mut f = open_with(of.name, &scene, &shape, &used);
     let part = f.part;
@@ -159,7 +164,11 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
     let rows = tiles.queries;
     let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(zero, &[rows, 1]), f.b.splat(zero, &[rows, way.wide_e])];
-    let bounds = bounds(&mut f, z, &tiles, if causal { Some(s) } else { None });
+    let mut bounds = bounds(&mut f, z, &tiles, if causal { Some(s) } else { None });
+    if let Some(end) = end {
+        let end = last_of_block(&mut f, end);
+        bounds[1] = f.b.binary(B::Min, bounds[1], end);
+    }
     let out = looped(&mut f, bounds, &start, |f, index, now| {
         let base = f.b.cast(index, f.em.index);
         let mut masks = vec![];
@@ -197,7 +206,7 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
         vec![most, sum, acc]
     });
     let values = match sums[..] {
-        [_] => vec![quotient(&mut f, out[2], out[1])],
+        [_] => vec![quotient(&mut f, out[2], out[1], fully_masked)],
         _ => vec![out[2], out[0], out[1]],
     };
     for (node, value) in sums.iter().zip(values) {
@@ -236,6 +245,17 @@ fn bounds(f: &mut Frame, z: &Sizes, tiles: &Tiles, queries: Option<CoordId>) -> 
         hi = f.b.binary(B::Min, hi, end);
     }
     [lo, hi, step]
+}
+
+/// The greatest end of the keys of the block's queries, as i32.
+fn last_of_block(f: &mut Frame, end: NodeId) -> Value {
+    let end = f.em.value(&mut f.b, end);
+    // The end is at most the number of keys, which a loop can count.
+    let mut end = f.b.cast(end, Elem::I32);
+    while !f.b.ty(end).is_scalar() {
+        end = f.b.reduce(R::Max, end, 0);
+    }
+    end
 }
 
 /// How a block multiplies: by matmuls, with scores `[queries, keys]`; or for a single query by sums over rows of keys
@@ -290,8 +310,11 @@ fn row_sums(f: &mut Frame, a: Value, b: Value, axis: usize) -> Value {
     f.b.expand_dims(sum, axis)
 }
 
-/// Weighted sums divided by the sum of their weights; zero where all keys are masked.
-fn quotient(f: &mut Frame, sums: Value, weights: Value) -> Value {
+/// Weighted sums divided by the sum of their weights. Where all keys are masked both are zero, and the quotient NaN.
+fn quotient(f: &mut Frame, sums: Value, weights: Value, fully_masked: FullyMasked) -> Value {
+    if fully_masked == FullyMasked::Nan {
+        return f.b.binary(B::Div, sums, weights);
+    }
     let zero = math::float(&mut f.b, Elem::F32, 0.0);
     let one = math::float(&mut f.b, Elem::F32, 1.0);
     let empty = f.b.cmp(CmpOp::Eq, weights, zero);

@@ -18,6 +18,7 @@ mod flash;
 mod gemm;
 mod host;
 mod invert;
+mod key_end;
 mod library;
 mod math;
 mod matmul;

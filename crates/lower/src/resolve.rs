@@ -8,7 +8,7 @@ use crate::composite::Decomposed;
 use crate::dag::{Dag, Guard, NodeId, NodeOp};
 use crate::expr::{Expr, delinear, linear};
 use crate::row::Row;
-use kiln_graph::{BinaryOp, CompareOp, DType, Graph, Op, ReduceOp, Scalar, UnaryOp, ValueId};
+use kiln_graph::{BinaryOp, CompareOp, DType, FullyMasked, Graph, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{Precision, Rounding, Template, exec::Slot};
 use std::collections::HashMap;
@@ -315,7 +315,7 @@ impl<'a> Resolver<'a> {
         sum.unwrap_or_else(|| self.dag.number(dtype, 0.0))
     }
 
-    /// Combines attention over slices of the keys, in order; zero where all keys are masked.
+    /// Combines attention over slices of the keys, in order.
     fn joined_parts(&mut self, first: u32, count: usize, here: &Here) -> NodeId {
         let shape = self.graph.shape(here.v);
         let (whole, lead) = (linear(here.ix, shape), shape.len() - 1);
@@ -342,8 +342,11 @@ impl<'a> Resolver<'a> {
             let (value, weight) = (dag.binary(BinaryOp::Mul, factor, value), dag.binary(BinaryOp::Mul, factor, weight));
             (sum, all) = (dag.binary(BinaryOp::Add, sum, value), dag.binary(BinaryOp::Add, all, weight));
         }
-        let empty = dag.add(NodeOp::Compare(CompareOp::Eq, all, zero), DType::Bool);
-        let all = dag.add(NodeOp::Select(empty, one, all), DType::F32);
+        // Where all keys are masked, both sums are zero, and their quotient is NaN.
+        if !matches!(self.graph.op(here.v), Op::Attention { fully_masked: FullyMasked::Nan, .. }) {
+            let empty = dag.add(NodeOp::Compare(CompareOp::Eq, all, zero), DType::Bool);
+            all = dag.add(NodeOp::Select(empty, one, all), DType::F32);
+        }
         dag.binary(BinaryOp::Div, sum, all)
     }
 

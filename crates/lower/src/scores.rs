@@ -37,7 +37,7 @@ fn mask_index(shape: &[usize], at: &[Expr]) -> Vec<Expr> {
 
 /// A score from its raw dot product: scaled, masked.
 pub fn masked_score(r: &mut Resolver, raw: NodeId, v: ValueId, at: &[Expr]) -> Resolved {
-    let Op::Attention { scale, causal } = *r.graph.op(v) else { return Err(r.unsupported("not attention")) };
+    let Op::Attention { scale, causal, .. } = *r.graph.op(v) else { return Err(r.unsupported("not attention")) };
     let dtype = r.dag.node(raw).dtype;
     let scale = r.dag.number(dtype, scale.as_f64());
     let mut x = r.dag.binary(BinaryOp::Mul, raw, scale);

@@ -5,6 +5,7 @@ mod conv;
 mod epilogue;
 mod indices;
 mod large;
+mod lengths;
 mod matmul;
 mod nested;
 mod pointwise;

@@ -129,6 +129,21 @@ fn attentions() {
             ),
         );
     }
+    for masked in ["zero", "nan"] {
+        body(
+            Attention,
+            &format!(
+                "(%q: f32[2,3,7,10], %k: f32[2,3,9,10], %v: f32[2,3,9,10], %m: bool[2,3,7,1]) {{ %y = attention %q, %k, %v, %m scale=0.3 fully_masked={masked}\n return %y }}"
+            ),
+        );
+        // A single key.
+        body(
+            Attention,
+            &format!(
+                "(%q: f32[2,3,7,10], %k: f32[2,3,1,10], %v: f32[2,3,1,10], %m: bool[2,3,7,1]) {{ %y = attention %q, %k, %v, %m scale=0.3 fully_masked={masked}\n return %y }}"
+            ),
+        );
+    }
     body(
         Attention,
         "(%q: f32[2,130,3,16], %k: f32[2,130,3,16], %v: f32[2,130,3,16]) { %a = permute %q perm=[0,2,1,3]\n %b = permute %k perm=[0,2,1,3]\n %c = permute %v perm=[0,2,1,3]\n %y = attention %a, %b, %c scale=0.25 causal=true\n %p = permute %y perm=[0,2,1,3]\n %r = reshape %p shape=[2,130,48]\n return %r }",
@@ -143,6 +158,10 @@ fn attention_split_along_keys() {
             ("%q: {d}[2,1,24], %k: {d}[2,700,24], %v: {d}[2,700,17]", "%q, %k, %v scale=0.25"),
             ("%q: {d}[2,4,1,64], %k: {d}[2,2,900,64], %v: {d}[2,2,900,64]", "%q, %k, %v scale=0.125 causal=false"),
             ("%q: {d}[3,5,24], %k: {d}[3,1500,24], %v: {d}[3,1500,24], %m: bool[5,1]", "%q, %k, %v, %m scale=0.3"),
+            (
+                "%q: {d}[3,5,24], %k: {d}[3,1500,24], %v: {d}[3,1500,24], %m: bool[5,1]",
+                "%q, %k, %v, %m scale=0.3 fully_masked=nan",
+            ),
             ("%q: {d}[1,1,48], %k: {d}[1,1500,48], %v: {d}[1,1500,48], %m: {d}[1,1500]", "%q, %k, %v, %m scale=0.3"),
             ("%q: {d}[1,290,64], %k: {d}[1,300,64], %v: {d}[1,300,40]", "%q, %k, %v scale=0.2 causal=true"),
             ("%q: {d}[4,33,64], %k: {d}[4,513,64], %v: {d}[4,513,64], %m: bool[1,513]", "%q, %k, %v, %m scale=0.2"),

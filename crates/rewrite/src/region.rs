@@ -14,6 +14,7 @@ use kiln_plan::{KernelKind, scan};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod anchor;
+mod key_end;
 mod rows;
 
 use anchor::Anchor;
@@ -103,6 +104,8 @@ impl Reject {
 pub const MAX_MEMBERS: usize = 160;
 /// Most buffers of one kernel: each is an argument of its programs, and GPU programs take up to 512.
 pub const MAX_BUFFERS: usize = 256;
+/// Which operand of attention is its mask.
+const MASK: usize = 3;
 /// Most different access maps of one value; it is computed separately for each.
 pub const MAX_USES: usize = 8;
 
@@ -124,6 +127,8 @@ struct Rows {
 
 struct Region<'a> {
     dag: &'a Dag,
+    /// Ascending.
+    members: &'a [usize],
     machine: &'a Hardware<'a>,
     space: Space,
     /// The output whose shape is the iteration space.
@@ -132,6 +137,8 @@ struct Region<'a> {
     uses: BTreeMap<usize, Vec<Use>>,
     price: Price,
     anchor: Option<usize>,
+    /// The mask of attention, if the kernel computes it.
+    mask: Option<usize>,
     /// The second matmul of a dual GEMM, or the anchor itself if the second one is the other half of its columns.
     dual: Option<usize>,
     /// Groups of atoms that must be one strided range each, per operand of the anchor.
@@ -206,6 +213,7 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
     let uses = BTreeMap::from([(main, vec![Use { map: root.clone(), prologue: false, times: 1. }])]);
     let mut r = Region {
         dag,
+        members,
         machine,
         space,
         main,
@@ -213,6 +221,7 @@ pub fn check(dag: &Dag, members: &[usize], outs: &[usize], machine: &Hardware) -
         uses,
         price: Price::default(),
         anchor: None,
+        mask: None,
         dual: None,
         operands: vec![],
         rows: None,
@@ -295,8 +304,9 @@ impl Region<'_> {
                 Class::Pool => self.anchor(v, &u, done.first(), Anchor::Pool)?,
                 Class::Scatter => self.anchor(v, &u, done.first(), Anchor::Scatter)?,
             };
-            let prologue = u.prologue || (class.is_anchor() && class != Class::Scan);
-            for (a, map) in reach {
+            for (i, (a, map)) in reach.into_iter().enumerate() {
+                let computed = self.mask.is_some() && class == Class::Attention && i == MASK;
+                let prologue = u.prologue || (class.is_anchor() && class != Class::Scan && !computed);
                 let again = (self.dag.count(v) / self.dag.count(a).max(1.) / 64.).max(1.);
                 let times = u.times * if class == Class::Pointwise { again } else { 1. };
                 self.uses.entry(a).or_default().push(Use { map, prologue, times });
@@ -464,10 +474,15 @@ impl Region<'_> {
             Class::Conv | Class::Pool if dag.args(anchor).iter().any(held) => {
                 return Err(Reject::AnchorNeedsStoredOperands);
             }
+            Class::Attention if self.mask.is_some() => {
+                if !self.computes_mask_alone(anchor) {
+                    return Err(Reject::ArithmeticAroundAttention);
+                }
+            }
             Class::Attention if any(Class::Pointwise) || any(Class::Movement) => {
                 return Err(Reject::ArithmeticAroundAttention);
             }
-            Class::Attention if dag.args(anchor).get(3).is_some_and(held) => {
+            Class::Attention if dag.args(anchor).get(MASK).is_some_and(held) => {
                 return Err(Reject::AnchorNeedsStoredOperands);
             }
             _ => {}

@@ -310,15 +310,16 @@ fn attention_however_it_is_scaled_and_masked() {
         "%s = dot %q, %kt",
         "%d = dot %q, %kt\n %e = div %d, 4.0\n %c = lt %m, 0.0\n %s = select %c, %e, -inf",
         "%d = dot %q, %kt\n %e = div %d, 4.0\n %c = lt %m, 0.0\n %s = select %c, %e, -3.4028234663852886e38",
+        // No key counts: the softmax is NaN.
+        "%d = dot %q, %kt\n %e = div %d, 4.0\n %c = lt %m, -9.0\n %s = select %c, %e, -inf",
+        "%d = dot %q, %kt\n %c = lt %m, -9.0\n %n = select %c, %m, -inf\n %s = add %d, %n",
     ] {
         let text = attention("f32", scores);
         let g = graph(&text);
         let p = plan_with(&g, Options::default());
         let k: Vec<_> = kinds(&p).into_iter().filter(|k| *k != Pointwise).collect();
         assert_eq!(k, [Gemm, Attention, Gemm], "QKV; attention; output and residual\n{scores}\n{p}");
-        if !scores.contains("-inf") {
-            agrees(&g, &p);
-        }
+        agrees(&g, &p);
         assert!(!kinds(&exact(&text)).contains(&Attention));
     }
 }
@@ -378,5 +379,53 @@ fn same_graph_same_plan() {
     let first = fused(&text).to_string();
     for _ in 0..3 {
         assert_eq!(fused(&text).to_string(), first);
+    }
+}
+
+/// Attention over a cache of 64 keys under a mask `%m`, which `lines` compute from `%p` or `%n`.
+fn cached(lines: &str, layers: usize) -> String {
+    let layer = |i: usize| format!("%a{i} = attention %q, %k, %v, %m scale={}.5 fully_masked=nan\n", i + 1);
+    let results: Vec<String> = (0..layers).map(|i| format!("%a{i}")).collect();
+    format!(
+        "graph g(%q: f32[2,4,3,16], %k: f32[2,2,64,16], %v: f32[2,2,64,16], %p: i64[3,1], %n: bool[2,1,1,64]) {{
+        %t = iota axis=1 : i64[1,64]\n {lines}\n {}return {}\n}}",
+        (0..layers).map(layer).collect::<String>(),
+        results.join(", ")
+    )
+}
+/// A mask that ends the keys by a comparison belongs to the kernel of each attention that it masks, which reads the positions.
+#[test]
+fn attention_computes_a_mask_that_ends_the_keys() {
+    for lines in [
+        "%m = le %t, %p",
+        "%m = gt %p, %t",
+        "%c = le %t, %p\n %m = and %c, %n",
+        "%c = gt %t, %p\n %m = not %c",
+        "%c = le %t, %p\n %c1 = reshape %c shape=[1,1,3,64]\n %m = broadcast %c1 shape=[2,4,3,64]",
+        "%c = le %t, %p\n %zero = const 0.0 : f32[]\n %m = select %c, %zero, -inf",
+        "%t1 = iota axis=0 : i64[64]\n %t2 = reshape %t1 shape=[1,1,1,64]\n %m = le %t2, %p",
+    ] {
+        for layers in [1, 3] {
+            let g = graph(&cached(lines, layers));
+            let p = plan_with(&g, Options::default());
+            assert_eq!(kinds(&p), vec![Attention; layers], "{lines}\n{p}");
+            agrees(&g, &p);
+        }
+    }
+}
+/// All other masks are read from memory.
+#[test]
+fn attention_reads_masks_that_end_nowhere() {
+    for lines in [
+        "%m = ge %t, %p",
+        "%c = le %t, %p\n %m = or %c, %n",
+        "%m = not %n",
+        "%t1 = cast %n to=i64\n %m = le %t1, %p",
+        "%r = iota axis=0 : i64[3,1]\n %m = le %r, %p",
+    ] {
+        let g = graph(&cached(lines, 2));
+        let p = plan_with(&g, Options::default());
+        assert_eq!(kinds(&p), [Pointwise, Attention, Attention], "{lines}\n{p}");
+        agrees(&g, &p);
     }
 }

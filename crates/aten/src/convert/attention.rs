@@ -4,7 +4,7 @@ use super::{
     context::{Ctx, Res},
 };
 use crate::raw::Call;
-use kiln_graph::{BinaryOp, DType, Op, ReduceOp, Scalar, UnaryOp, ValueId};
+use kiln_graph::{BinaryOp, DType, FullyMasked, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 
 pub const TABLE: Table = &[
     ("aten::scaled_dot_product_attention", attention),
@@ -74,7 +74,8 @@ fn attention(c: &mut Ctx, call: &Call) -> Res<Vec<ValueId>> {
         }
         args.push(if c.dtype(mask) == DType::Bool { mask } else { c.cast(mask, c.dtype(q))? });
     }
-    let r = c.node(Op::Attention { scale: Scalar::Float(scale), causal: c.bool(call, places.causal)? }, &args)?;
+    let (scale, causal) = (Scalar::Float(scale), c.bool(call, places.causal)?);
+    let r = c.node(Op::Attention { scale, causal, fully_masked: FullyMasked::Zero }, &args)?;
     Ok(vec![c.reshape(r, &ty.shape)?])
 }
 
@@ -140,20 +141,13 @@ fn projected_attention(
         if let Some(hidden) = h.hidden {
             parts.push(c.unary(UnaryOp::Not, hidden)?);
         }
-        let r = c.node(Op::Attention { scale: Scalar::Float(scale), causal: false }, &parts)?;
-        (nan_if_fully_masked(c, r, h.hidden)?, None)
+        // `masked_softmax` in ATen/native/transformers gives NaN for a fully masked query.
+        let fully_masked = if h.hidden.is_some() { FullyMasked::Nan } else { FullyMasked::Zero };
+        (c.node(Op::Attention { scale: Scalar::Float(scale), causal: false, fully_masked }, &parts)?, None)
     };
     let r = c.permute(r, &[0, 2, 1, 3])?;
     let r = c.reshape(r, &[batch, queries, width])?;
     Ok((c.node(Op::Linear, &[r, h.weights[2], h.weights[3]])?, weights))
-}
-
-/// A fully masked query gives NaN in these modules (`masked_softmax` in ATen/native/transformers), but zero in [`Op::Attention`].
-fn nan_if_fully_masked(c: &mut Ctx, r: ValueId, hidden: Option<ValueId>) -> Res<ValueId> {
-    let Some(hidden) = hidden else { return Ok(r) };
-    let blind = c.reduce(ReduceOp::All, hidden, &[3])?;
-    let nan = c.float_const(c.dtype(r), f64::NAN);
-    c.select(blind, nan, r)
 }
 
 /// The mask argument at `at` in the form of [`Heads::hidden`]. Nonzero masks a key out. Its mask type, at `kind_at`, is 0 for

@@ -1,7 +1,7 @@
 //! Inference and decomposition of scaled dot-product attention.
 use super::{Built, softmax::softmax};
 use crate::{
-    BinaryOp, CompareOp, DType, Graph, Op, Type, ValueId,
+    BinaryOp, CompareOp, DType, FullyMasked, Graph, Op, Type, ValueId,
     infer::{broadcast, broadcasts_to, check_type, float, number, same_dtype},
 };
 
@@ -36,7 +36,7 @@ pub(super) fn infer(op: &Op, args: &[&Type]) -> Result<Type, String> {
 }
 
 pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> Built {
-    let &Op::Attention { scale, causal } = op else { return Ok(args[0]) };
+    let &Op::Attention { scale, causal, fully_masked } = op else { return Ok(args[0]) };
     let (mut q, mut k, mut v) = (args[0], args[1], args[2]);
     let q_shape = g.shape(q).to_vec();
     let r = q_shape.len();
@@ -82,7 +82,9 @@ pub(super) fn decompose(g: &mut Graph, op: &Op, args: &[ValueId], ty: &Type) -> 
         };
     }
     let axis = g.shape(scores).len() - 1;
-    let p = softmax(g, scores, axis, args.len() > 3)?;
+    // Without a mask, some key counts for every query.
+    let safe = args.len() > 3 && fully_masked == FullyMasked::Zero;
+    let p = softmax(g, scores, axis, safe)?;
     let y = g.dot(p, v)?;
     g.reshape(y, ty.shape.clone())
 }

@@ -38,6 +38,8 @@ pub trait Visitor {
     fn optional<T: Attribute>(&mut self, key: &'static str, value: &mut T);
     /// An optional attribute that becomes `default()` if it is not given.
     fn or<T: Attribute>(&mut self, key: &'static str, value: &mut T, default: impl FnOnce() -> T);
+    /// An optional attribute that the text leaves out where it is the type's default.
+    fn rare<T: Attribute + Default + PartialEq>(&mut self, key: &'static str, value: &mut T);
 }
 
 impl Op {
@@ -95,9 +97,10 @@ impl Op {
                 v.optional("affine", affine);
                 v.needed("eps", eps);
             }
-            Op::Attention { scale, causal } => {
+            Op::Attention { scale, causal, fully_masked } => {
                 v.needed("scale", scale);
                 v.optional("causal", causal);
+                v.rare("fully_masked", fully_masked);
             }
             Op::Fallback(f) => {
                 v.optional("name", &mut f.name);
@@ -213,6 +216,23 @@ impl Attribute for ScatterMode {
         match self {
             ScatterMode::Replace => "replace".into(),
             ScatterMode::Add => "add".into(),
+        }
+    }
+}
+impl Attribute for FullyMasked {
+    const WANTS: &'static str = "zero or nan";
+    fn read(text: Attr) -> Option<FullyMasked> {
+        match text {
+            Attr::Word(w) => (w == "zero").then_some(FullyMasked::Zero),
+            // The text form reads `nan` as a number.
+            Attr::Scalar(Scalar::Float(v)) => v.is_nan().then_some(FullyMasked::Nan),
+            _ => None,
+        }
+    }
+    fn show(&self) -> String {
+        match self {
+            FullyMasked::Zero => "zero".into(),
+            FullyMasked::Nan => "nan".into(),
         }
     }
 }

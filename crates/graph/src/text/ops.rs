@@ -39,6 +39,9 @@ impl Visitor for Reader<'_> {
     fn or<T: Attribute>(&mut self, key: &'static str, value: &mut T, default: impl FnOnce() -> T) {
         *value = self.take(key).unwrap_or_else(default);
     }
+    fn rare<T: Attribute + Default + PartialEq>(&mut self, key: &'static str, value: &mut T) {
+        self.or(key, value, T::default);
+    }
 }
 
 /// The op called `name` on operands of types `args`. Not for leaves. The error is a clause.

@@ -59,6 +59,11 @@ impl Visitor for Shown {
     fn or<T: Attribute>(&mut self, key: &'static str, value: &mut T, _: impl FnOnce() -> T) {
         self.needed(key, value);
     }
+    fn rare<T: Attribute + Default + PartialEq>(&mut self, key: &'static str, value: &mut T) {
+        if *value != T::default() {
+            self.needed(key, value);
+        }
+    }
 }
 
 fn init(init: &Init) -> String {

@@ -5,7 +5,7 @@ use super::{
     value::{Data, Value, on_floats},
     walk::{broadcast_strides, walk},
 };
-use kiln_graph::{Op, ops::real::Real};
+use kiln_graph::{FullyMasked, Op, ops::real::Real};
 use std::sync::Arc;
 
 /// A composite that has no module of its own. `shape`: of the result.
@@ -17,7 +17,7 @@ pub(super) fn composite(op: &Op, args: &[&Value], shape: &[usize]) -> Result<Dat
         Op::RmsNorm { eps } => rms_norm(args[0], args[1], eps.as_f64()),
         Op::GroupNorm { groups, eps, .. } => group_norm(args, *groups, eps.as_f64()),
         Op::BatchNorm { eps } => batch_norm(args, eps.as_f64()),
-        Op::Attention { scale, causal } => attention(args, scale.as_f64(), *causal),
+        Op::Attention { scale, causal, fully_masked } => attention(args, scale.as_f64(), *causal, *fully_masked),
         Op::Logaddexp => logaddexp(args[0], args[1], shape),
         _ => Err(format!("{} has no reference", op.name())),
     }
@@ -177,8 +177,8 @@ fn batch_norm(args: &[&Value], eps: f64) -> Result<Data, String> {
 }
 
 /// Softmax(q·kᵀ·scale + mask)·v, one query at a time. A row in which nothing takes part gives zeros (PyTorch's
-/// `_safe_softmax`).
-fn attention(args: &[&Value], scale: f64, causal: bool) -> Result<Data, String> {
+/// `_safe_softmax`) or NaN (its softmax).
+fn attention(args: &[&Value], scale: f64, causal: bool, fully_masked: FullyMasked) -> Result<Data, String> {
     let (q, k, v) = (args[0], args[1], args[2]);
     let r = q.ty.rank();
     let (heads, s, d) = (q.ty.shape[r - 3], q.ty.shape[r - 2], q.ty.shape[r - 1]);
@@ -215,7 +215,7 @@ fn attention(args: &[&Value], scale: f64, causal: bool) -> Result<Data, String> 
                 }
                 _ => {}
             };
-            Data::$variant(Arc::new(attend($q, k, v, &size, scale, causal, add)))
+            Data::$variant(Arc::new(attend($q, k, v, &size, (scale, causal, fully_masked), add)))
         }};
     }
     Ok(match &q.data {
@@ -240,8 +240,7 @@ fn attend<R: Real>(
     k: &[R],
     v: &[R],
     z: &Sizes,
-    scale: f64,
-    causal: bool,
+    (scale, causal, fully_masked): (f64, bool, FullyMasked),
     mask: impl Fn(usize, &mut [R]),
 ) -> Vec<R> {
     let mut out = vec![R::ZERO; z.batch * z.heads * z.s * z.e];
@@ -257,8 +256,8 @@ fn attend<R: Real>(
             *score = if causal && j > query { masked } else { dot * R::of(scale) };
         }
         mask(row, &mut scores);
-        // A fully masked row has weights of zero; a non-finite value still gives NaN.
-        match scores.iter().all(|x| *x == masked) {
+        // Weights of zero: a non-finite value still gives NaN.
+        match fully_masked == FullyMasked::Zero && scores.iter().all(|x| *x == masked) {
             true => scores.fill(R::ZERO),
             false => softmax_row(&mut scores, false),
         }

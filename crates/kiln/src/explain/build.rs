@@ -5,7 +5,7 @@ use kiln_graph::ops::Class;
 use kiln_graph::{DType, Graph, Op, ValueId};
 use kiln_plan::{
     BufferId, BufferKind, Family, Kernel, Numerics, Plan, Precision, Stage,
-    exec::{Steps, Work},
+    exec::{Slot, Steps, Work},
 };
 use kiln_rewrite::{cost::terms, region::Reject, rules};
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +46,7 @@ impl Report {
             let list = if kernel.stage == Stage::Run { &mut run } else { &mut load };
             let mut report = facts.kernel(kernel, steps.steps.len());
             report.template = template(c, kernel, steps);
+            report.loop_ends = facts.loop_ends(c, kernel, steps);
             report.candidates = candidates(c, kernel);
             report.invariance_us = invariance_us(c, kernel);
             list.push(report);
@@ -158,10 +159,32 @@ impl<'a> Facts<'a> {
             lines: set(&|v| k.body.source(v).line.clone()),
             launches,
             template: String::new(),
+            loop_ends: vec![],
             candidates: vec![],
             invariance_us: None,
             tuning: k.reason.tuning.clone(),
         }
+    }
+
+    /// Names of the buffers from which programs read where a loop ends.
+    fn loop_ends(&self, c: &Compiled, k: &Kernel, steps: &Steps<ProgramId>) -> Vec<String> {
+        let mut names = BTreeSet::new();
+        // On the host a step computes the sizes of matmuls.
+        let limit = |w: &Work<_>| if let Work::Gemm(g) = w { g.limit.map(|l| l.slot) } else { None };
+        let limits: Vec<Slot> = steps.steps.iter().filter_map(limit).collect();
+        for work in &steps.steps {
+            let Work::Block { code, args } = work else { continue };
+            let program = &c.programs[*code];
+            let computes = |(p, slot): (&kiln_block::Param, &Slot)| !p.readonly && limits.contains(slot);
+            let sizes = program.params.iter().zip(args).any(computes);
+            let ends = kiln_block::analysis::loop_ends(program);
+            for (p, slot) in program.params.iter().zip(args) {
+                if let (true, Slot::Input(i)) = (sizes || ends.contains(&p.value), slot) {
+                    names.extend(k.inputs.get(*i as usize).map(|b| self.buffer(*b).name));
+                }
+            }
+        }
+        names.into_iter().collect()
     }
 
     fn op(&self, k: &Kernel, v: ValueId) -> OpReport {

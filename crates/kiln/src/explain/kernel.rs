@@ -43,6 +43,13 @@ impl Report {
             ),
             width,
         );
+        if !k.loop_ends.is_empty() {
+            let text = format!(
+                "ends where the mask does, by a number read on the device from {}; what is predicted is for all keys",
+                k.loop_ends.join(", ")
+            );
+            t += &wrapped("loop over keys ", &text, width);
+        }
         if let Some(us) = k.invariance_us {
             t += &wrapped("batch invariance ", &format!("costs {us:.2} us (predicted)"), width);
         }

@@ -2,7 +2,7 @@
 //!
 //! Takes a graph without parameters and its inputs; gives the outputs, each value rounded to its type by libtorch itself.
 use kiln_graph::{
-    BinaryOp, DType, FallbackOp, Graph, Op, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, Tensor, Type,
+    BinaryOp, DType, FallbackOp, FullyMasked, Graph, Op, PoolKind, ReduceOp, Scalar, ScanOp, ScatterMode, Tensor, Type,
 };
 use kiln_graph::{CompareOp, ValueId};
 use kiln_torch_host::Torch;
@@ -62,6 +62,22 @@ impl Eager<'_> {
         let ty = Type { dtype: to, shape: x.ty.shape.clone() };
         let args = json!([{"tensor": 0}, to.torch_number(), false, false, null]);
         self.call("to", "dtype", args, std::slice::from_ref(x), &ty)
+    }
+    /// The result of attention, with NaN for queries that `mask` lets attend to no key.
+    fn nan_if_fully_masked(&self, x: Tensor, mask: &Tensor) -> Result<Tensor, String> {
+        let (t, bools) = (json!({"tensor": 0}), Type { dtype: DType::Bool, ..mask.ty.clone() });
+        let one = std::slice::from_ref::<Tensor>;
+        let hidden = match mask.ty.dtype {
+            DType::Bool => self.call("logical_not", "", json!([t]), one(mask), &bools)?,
+            _ => self.call("isneginf", "", json!([t]), one(mask), &bools)?,
+        };
+        let mut rows = bools;
+        rows.shape.pop();
+        let axis = rows.rank();
+        rows.shape.push(1);
+        let blind = self.call("all", "dim", json!([t, axis, true]), one(&hidden), &rows)?;
+        let (ty, nan) = (x.ty.clone(), json!({"float": "NaN"}));
+        self.call("masked_fill", "Scalar", json!([t, {"tensor": 1}, nan]), &[x, blind], &ty)
     }
 }
 
@@ -219,10 +235,14 @@ pub fn eval(torch: &Torch, op: &Op, ty: &Type, args: &[Tensor]) -> Result<Tensor
         Op::BatchNorm { eps } => {
             call("batch_norm", "", json!([x, t(1), t(2), t(3), t(4), false, 0.0, number(*eps), false]))
         }
-        Op::Attention { scale, causal } => {
+        Op::Attention { scale, causal, fully_masked } => {
             let grouped = args[0].ty.shape[args[0].ty.rank() - 3] != args[1].ty.shape[args[1].ty.rank() - 3];
             let list = json!([x, t(1), t(2), optional(3), 0.0, causal, number(*scale), grouped]);
-            call("scaled_dot_product_attention", "", list)
+            let safe = call("scaled_dot_product_attention", "", list)?;
+            match (fully_masked, args.get(3)) {
+                (FullyMasked::Nan, Some(mask)) => e.nan_if_fully_masked(safe, mask),
+                _ => Ok(safe),
+            }
         }
         // Operators of PyTorch whose arguments are the op's operands.
         Op::Logaddexp => call(op.name(), "", (0..args.len()).map(t).collect()),

@@ -316,7 +316,17 @@ const ROWS: &[Row] = &[
         SUMS,
         "(%q: D[2,4,6,8], %k: D[2,2,6,8], %v: D[2,2,6,8]) {\n %y = attention %q, %k, %v scale=0.35 causal=true\n return %y\n}",
     ),
+    row("attention", &[Ordinary, Ordinary, Ordinary], SUMS, FULLY_MASKED),
+    row("attention", &[Ordinary, Ordinary, Ordinary], SUMS, FULLY_MASKED_NAN),
 ];
+
+/// Query 2 attends to no key.
+const FULLY_MASKED: &str = "(%q: D[2,4,6,8], %k: D[2,2,6,8], %v: D[2,2,6,8]) {
+    %i = iota axis=0 : i64[6,6]\n %m = ne %i, 2
+    %y = attention %q, %k, %v, %m scale=0.35\n return %y\n}";
+const FULLY_MASKED_NAN: &str = "(%q: D[2,4,6,8], %k: D[2,2,6,8], %v: D[2,2,6,8]) {
+    %i = iota axis=0 : i64[6,6]\n %m = ne %i, 2
+    %y = attention %q, %k, %v, %m scale=0.35 fully_masked=nan\n return %y\n}";
 
 /// Ops without rows: parameters are tested as inputs, and libtorch runs fallbacks and their results.
 const NO_ROWS: [&str; 3] = ["param", "fallback", "result"];

@@ -3,7 +3,7 @@ use super::Rule;
 use crate::build::Builder;
 use crate::pattern::Bindings;
 use egg::Id;
-use kiln_graph::{BinaryOp, Op, Scalar};
+use kiln_graph::{BinaryOp, FullyMasked, Op, Scalar};
 use kiln_plan::Numerics::*;
 
 /// The operand of the softmax.
@@ -98,7 +98,9 @@ fn attention(b: &mut Builder, m: &Bindings) -> Option<Id> {
     }
     let mut args = vec![s.q, k, v];
     args.extend(s.mask);
-    b.add(Op::Attention { scale: Scalar::Float(s.scale), causal: false }, &args)
+    // A softmax of scores that are all minus infinity is NaN, which a mask can make of finite scores.
+    let fully_masked = if s.mask.is_some() { FullyMasked::Nan } else { FullyMasked::Zero };
+    b.add(Op::Attention { scale: Scalar::Float(s.scale), causal: false, fully_masked }, &args)
 }
 
 /// The keys or values of which `x` repeats each head for a group of consecutive query heads.

@@ -112,7 +112,9 @@ impl CudaSession {
             },
             // SAFETY: `Executable::check` has checked the extents.
             Work::Gemm(g) => unsafe {
-                let x = gemm::Operands { a: args[0], b: args[1], c: args[2] };
+                // The limit's slot is the last (`GemmCall::slots`).
+                let limit = g.limit.and(args.last()).map(|at| at.cast_const());
+                let x = gemm::Operands { a: args[0], b: args[1], c: args[2], limit };
                 gemm::gemm(p, g, x, &gemm::Weights::default());
             },
             _ => {}

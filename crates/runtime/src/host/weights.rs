@@ -10,7 +10,7 @@ use super::{
 use crate::{Executable, KernelCode, layout::Layout, memory::Place};
 use kiln_plan::{
     BufferId, Stage,
-    exec::{Matrix, Slot, Work},
+    exec::{GemmCall, Matrix, Slot, Work},
 };
 use std::{collections::HashSet, sync::Arc};
 
@@ -32,7 +32,8 @@ pub(super) unsafe fn pack(
     let mut known: Vec<(BufferId, Matrix, Arc<Panels>)> = vec![];
     for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Run) {
         for (s, work) in kernel.steps.steps.iter().enumerate() {
-            let Work::Gemm(g) = work else { continue };
+            // Panels are laid out for all columns and products.
+            let Some(g) = unlimited(work) else { continue };
             let of = &mut all[layout.first_step(k) + s];
             for (role, m, to) in [(Role::A, &g.a, &mut of.a), (Role::B, &g.b, &mut of.b)] {
                 let Some(b) = constant(kernel, m.slot, places) else { continue };
@@ -52,6 +53,11 @@ pub(super) unsafe fn pack(
         }
     }
     all
+}
+
+/// A matmul whose sizes are those of its call.
+fn unlimited<C>(work: &Work<C>) -> Option<&GemmCall> {
+    if let Work::Gemm(g) = work { Some(g).filter(|g| g.limit.is_none()) } else { None }
 }
 
 /// The buffer of a slot, if it is a parameter or frozen: no run changes it.

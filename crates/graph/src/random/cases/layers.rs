@@ -1,7 +1,7 @@
 //! Steps that add layers: matmuls, convolutions, pooling, norms over channels, attention.
 use super::{Made, Maker, unfit};
 use crate::random::dot;
-use crate::{BinaryOp, CompareOp, DType, GraphError, Op, PoolKind, Scalar, Type, UnaryOp, ValueId};
+use crate::{BinaryOp, CompareOp, DType, FullyMasked, GraphError, Op, PoolKind, Scalar, Type, UnaryOp, ValueId};
 
 const EPS: Scalar = Scalar::Float(1e-5);
 
@@ -133,7 +133,8 @@ pub(super) fn attention(m: &mut Maker) -> Made {
     }
     let causal = args.len() == 3 && a[2] == b[2] && m.once_in(2);
     let scale = Scalar::Float(1.0 / (a[3].max(1) as f64).sqrt());
-    m.g.add(Op::Attention { scale, causal }, &args)
+    let fully_masked = if args.len() > 3 && m.once_in(2) { FullyMasked::Nan } else { FullyMasked::Zero };
+    m.g.add(Op::Attention { scale, causal, fully_masked }, &args)
 }
 
 /// Softmax of causally masked scores, from primitives.

@@ -40,13 +40,15 @@ pub(crate) struct Operands {
     pub a: *const u8,
     pub b: *const u8,
     pub c: *mut u8,
+    /// The value of [`GemmCall::limit`].
+    pub limit: Option<*const u8>,
 }
 
 /// Computes the matmul. Operands that `weights` holds packed are not read at their addresses.
 ///
 /// # Safety
 /// The operands' slots hold everything that the call's offsets, sizes and strides reach (as `Executable::check` makes sure),
-/// are aligned for their dtype, and nothing else accesses `c` during the call. `weights` are those that `prepack` made for this call.
+/// are aligned for their dtype, and nothing else accesses `c` during the call; the limit's is that of an i64. `weights` are those that `prepack` made for this call.
 pub(crate) unsafe fn gemm(p: Parallel, g: &GemmCall, x: Operands, weights: &Weights) {
     // SAFETY: as this function's.
     unsafe { gemm_by(Level::used(), p, g, x, weights) }
@@ -109,6 +111,11 @@ unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(
     w: &Weights,
 ) {
     let batches: usize = g.batch.iter().product();
+    let [n, k] = match (g.limit, x.limit) {
+        // SAFETY: as `gemm`'s contract.
+        (Some(limit), Some(at)) => limit.sizes(unsafe { at.cast::<i64>().read() }, [g.n, g.k]),
+        _ => [g.n, g.k],
+    };
     if g.m == 0 || g.n == 0 || batches == 0 {
         return;
     }
@@ -125,10 +132,10 @@ unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(
         let c = x.c.cast::<C>().wrapping_add(first(&g.c));
         let (rows, cols) = (Side(&g.c.rows), Side(&g.c.cols));
         let ((m, a, b, n), (rows, cols)) = match flip {
-            false => ((g.m, a, b, g.n), (rows, cols)),
-            true => ((g.n, b, a, g.m), (cols, rows)),
+            false => ((g.m, a, b, n), (rows, cols)),
+            true => ((n, b, a, g.m), (cols, rows)),
         };
-        Job { level, m, n, k: g.k, a, b, c: Result { at: c, rows, cols } }
+        Job { level, m, n, k, a, b, c: Result { at: c, rows, cols } }
     };
     // SAFETY: as `gemm`'s contract; results of different batches are disjoint.
     unsafe {

@@ -103,6 +103,7 @@ impl Case {
                 c,
                 workspace: None,
                 epilogue: Default::default(),
+                limit: None,
             },
             [na, nb, nc],
         )
@@ -123,7 +124,7 @@ fn ways() -> impl Iterator<Item = Way> {
 }
 
 fn run(device: &HostDevice, way: Way, g: &GemmCall, a: &Tensor, b: &Tensor, c: &mut Tensor) {
-    let x = Operands { a: a.bytes().as_ptr(), b: b.bytes().as_ptr(), c: c.bytes_mut().as_mut_ptr() };
+    let x = Operands { a: a.bytes().as_ptr(), b: b.bytes().as_ptr(), c: c.bytes_mut().as_mut_ptr(), limit: None };
     let p = device.parallel();
     // SAFETY: the tensors were made large enough for the call.
     unsafe {

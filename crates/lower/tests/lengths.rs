@@ -1,0 +1,192 @@
+//! Attention under a mask that says up to which key a query attends, by a number read from memory: the programs must
+//! give what the graph gives, and must read no block of keys beyond.
+use crate::common::{difference, interpreted, lowered, ran};
+use kiln_graph::{Graph, Tensor, params::Random, random};
+use kiln_machine::Arch;
+use kiln_plan::KernelKind::Attention;
+
+/// Batch, query heads, key heads, queries, keys, width.
+type Shape = [usize; 6];
+
+/// A mask computed from positions `%p`, as `%m`.
+struct Mask {
+    /// Type of `%p`, in terms of `B` (batch), `S` (queries) and `T` (keys).
+    positions: &'static str,
+    lines: &'static str,
+    /// The number of keys that query `s` attends to, from its position, if nothing else masks them.
+    end: fn(i64, i64) -> i64,
+    /// Whether positions may be the greatest number.
+    any: bool,
+}
+
+const MASKS: [Mask; 9] = [
+    Mask {
+        positions: "i64[1]",
+        lines: "%k = iota axis=0 : i64[T]\n %m = le %k, %p",
+        end: |p, _| p.saturating_add(1),
+        any: true,
+    },
+    Mask {
+        positions: "i32[B,1,1,1]",
+        lines: "%k = iota axis=3 : i32[1,1,1,T]\n %m = lt %k, %p",
+        end: |p, _| p,
+        any: true,
+    },
+    Mask {
+        positions: "i64[S]",
+        lines: "%q1 = reshape %p shape=[S,1]\n %k = iota axis=1 : i64[1,T]\n %m = ge %q1, %k",
+        end: |p, _| p.saturating_add(1),
+        any: true,
+    },
+    Mask {
+        positions: "i64[B,1,1,1]",
+        lines: "%k = iota axis=0 : i64[T]\n %k1 = reshape %k shape=[1,1,1,T]\n %c = le %k1, %p\n %m = and %c, %pad",
+        end: |p, _| p.saturating_add(1),
+        any: true,
+    },
+    Mask {
+        positions: "i64[B,1,S,1]",
+        lines: "%k = iota axis=0 : i64[T]\n %c = gt %k, %p\n %c1 = not %c\n %m = select %c1, 0.0, -inf",
+        end: |p, _| p.saturating_add(1),
+        any: true,
+    },
+    Mask {
+        positions: "i64[1]",
+        lines: "%k = iota axis=0 : i64[T]\n %k1 = add %k, 3\n %m = le %k1, %p",
+        end: |p, _| p.saturating_sub(2),
+        any: true,
+    },
+    Mask {
+        positions: "i64[1]",
+        lines: "%k = iota axis=0 : i64[T]\n %r = iota axis=0 : i64[S,1]\n %q1 = add %r, %p\n %m = le %k, %q1",
+        end: |p, s| p + s + 1,
+        any: false,
+    },
+    Mask { positions: "i32[1]", lines: "%k = iota axis=0 : i32[T]\n %m = eq %k, %p", end: |p, _| p + 1, any: true },
+    // A window: the first condition ends the keys, the second is about where they start.
+    Mask {
+        positions: "i64[S,1]",
+        lines: "%k = iota axis=1 : i64[1,T]\n %c = le %k, %p\n %low = sub %p, 40\n %d = lt %low, %k\n %m = and %c, %d",
+        end: |p, _| p + 1,
+        any: false,
+    },
+];
+
+fn graph(mask: &Mask, [b, hq, hk, s, t, d]: Shape, dtype: &str, how: &str) -> Graph {
+    let fill = |text: &str| {
+        let text = text.replace('B', &b.to_string()).replace('S', &s.to_string()).replace('T', &t.to_string());
+        text.replace("0.0, -inf", &"%zero, -inf")
+    };
+    let zero = if mask.lines.contains("-inf") { format!("%zero = const 0.0 : {dtype}[]\n") } else { String::new() };
+    let text = format!(
+        "graph k(%q: {dtype}[{b},{hq},{s},{d}], %kk: {dtype}[{b},{hk},{t},{d}], %v: {dtype}[{b},{hk},{t},{d}], %p: {},
+        %pad: bool[{b},1,1,{t}]) {{\n {zero}{}\n %y = attention %q, %kk, %v, %m scale=0.3 {how}\n return %y\n}}",
+        fill(mask.positions),
+        fill(mask.lines)
+    );
+    text.parse().unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+/// Inputs, and the same with NaN in the keys that no query attends to: on a GPU in all blocks of keys beyond the end of every query
+/// of a batch, on the host in all keys beyond the greatest end.
+fn inputs(g: &Graph, mask: &Mask, shape: Shape, target: Arch, r: &mut Random) -> [Vec<Tensor>; 2] {
+    /// A multiple of the keys of every tile.
+    const BLOCK: usize = 256;
+    let [b, _, hk, s, t, d] = shape;
+    let mut clean = random::inputs(g, r.below(1 << 20) as u64);
+    for x in &mut clean[..3] {
+        (0..x.ty.count()).for_each(|i| x.set_f64(i, r.below(1 << 12) as f64 / 2048.0 - 1.0));
+    }
+    let p = &mut clean[3];
+    let (least, most) = p.ty.dtype.int_range().unwrap();
+    let t64 = t as i64;
+    let some = |r: &mut Random| match r.below(9) {
+        0 => -1,
+        1 => -7,
+        2 => 0,
+        3 => t64 - 1,
+        4 => t64 + 9,
+        5 if mask.any => r.pick(&[least, most]),
+        _ => r.below(t) as i64,
+    };
+    (0..p.ty.count()).for_each(|i| p.set_i64(i, some(r)));
+    let mut poisoned = clean.clone();
+    let p = &clean[3];
+    let position = |batch: usize, q: usize| match (mask.positions.contains('B'), mask.positions.contains('S')) {
+        (true, true) => p.get_i64(batch * s + q),
+        (true, false) => p.get_i64(batch),
+        (false, true) => p.get_i64(q),
+        (false, false) => p.get_i64(0),
+    };
+    let end = |batch: usize| (0..s).map(|q| (mask.end)(position(batch, q), q as i64)).max().unwrap_or(0).clamp(0, t64);
+    let greatest = (0..b).map(end).max().unwrap_or(0);
+    for batch in 0..b {
+        let first = match target {
+            // At least one score is computed.
+            Arch::Cpu => (greatest as usize).max(1),
+            _ => (end(batch) as usize).next_multiple_of(BLOCK),
+        };
+        for x in &mut poisoned[1..3] {
+            let unread = (0..hk).flat_map(|h| (first.min(t)..t).map(move |k| (batch * hk + h) * t + k));
+            unread.flat_map(|row| row * d..(row + 1) * d).for_each(|i| x.set_f64(i, f64::NAN));
+        }
+    }
+    [clean, poisoned]
+}
+
+const SHAPES: [Shape; 3] = [
+    // Slices of the keys.
+    [2, 4, 2, 1, 1100, 16],
+    [1, 2, 2, 5, 600, 24],
+    // Several blocks of queries.
+    [2, 2, 1, 40, 300, 16],
+];
+
+/// The host reads up to the greatest end of a batch, and of a band of queries.
+fn check(target: Arch) {
+    let mut r = Random::new(11);
+    for (i, mask) in MASKS.iter().enumerate() {
+        for (n, shape) in SHAPES.into_iter().enumerate() {
+            let dtype = ["f32", "bf16"][(i + n) % 2];
+            let g = graph(mask, shape, dtype, r.pick(&["", "fully_masked=nan"]));
+            let [clean, poisoned] = inputs(&g, mask, shape, target, &mut r);
+            let want = interpreted(&g, &clean).unwrap();
+            let got = ran(Attention, &g, &poisoned, target).unwrap_or_else(|e| panic!("{e}\n{g}"));
+            if let Err(e) = difference(&g, &want, &got) {
+                let p = clean[3].to_f64_vec();
+                panic!("mask {i}, {target:?}, positions {p:?}: {e}\n{g}\n{}", lowered(Attention, &g, target));
+            }
+        }
+    }
+}
+
+#[test]
+fn gpu_programs_read_no_block_of_keys_beyond_the_end() {
+    check(Arch::Sm90a);
+}
+
+#[test]
+fn host_steps_read_no_key_beyond_the_end() {
+    check(Arch::Cpu);
+}
+
+/// Where something else may let a key count, all keys are read.
+#[test]
+fn a_disjunction_has_no_end() {
+    let shape = [1, 2, 2, 1, 600, 16];
+    for lines in [
+        "%k = iota axis=0 : i64[T]\n %c = le %k, %p\n %m = or %c, %pad",
+        "%k = iota axis=0 : i64[T]\n %m = ge %k, %p",
+        // The sum may wrap around.
+        "%k = iota axis=0 : i64[T]\n %k1 = sub %p, %k\n %m = ge %k1, 0",
+    ] {
+        let mask = Mask { positions: "i64[1]", lines, end: |_, _| 600, any: true };
+        let g = graph(&mask, shape, "f32", "");
+        for position in [i64::MIN, -1, 17, 300, i64::MAX] {
+            let mut all = random::inputs(&g, 5);
+            all[3].set_i64(0, position);
+            let (want, got) = (interpreted(&g, &all).unwrap(), ran(Attention, &g, &all, Arch::Sm90a).unwrap());
+            difference(&g, &want, &got).unwrap_or_else(|e| panic!("{e}\n{g}"));
+        }
+    }
+}
