@@ -42,7 +42,7 @@ def load(
     given = known_options.check(options, backend=False)
     engine = _native.open(os.fspath(file), known_options.for_engine(given, device))
     in_spec, out_spec = _nesting(file)
-    return Compiled(engine, export.Face(file.name, device, in_spec, out_spec))
+    return Compiled(engine, export.Face(file.name, device, in_spec, out_spec, state=None))
 
 
 def _nesting(file: Path) -> tuple[pytree.TreeSpec | None, pytree.TreeSpec | None]:

@@ -1,9 +1,8 @@
 //! State of engines: steps that follow each other, and what the host reads and sets between them. On the CPU, and on a GPU if there is one.
 use kiln::{
-    CompileOptions, DType, Device, DeviceKind, Engine, Param, Program, RuntimeError, Tensor, Type, compile::Reference,
-    engine::Limits,
+    CompileOptions, DType, Device, DeviceKind, Engine, Param, Program, RuntimeError, Storage, Tensor, Type,
+    compile::Reference, engine::Limits,
 };
-use kiln_runtime::Storage;
 use std::sync::Arc;
 
 /// The next token is the last one and the sum of the input. It goes to `out` at the position, which moves on.
