@@ -384,6 +384,11 @@ class Compiled:
         """
         from kiln import bench
 
+        if self._decoder is not None:
+            raise UsageError(
+                f"each call of {self.face.name} goes on where the last one stopped, until its "
+                "caches are full: time generate, whose calls begin anew"
+            )
         if not args and not kwargs:
             if self.face.examples is None:
                 raise UsageError("the program has no example inputs: pass the inputs to bench")

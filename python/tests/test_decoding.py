@@ -158,11 +158,14 @@ def test_sizes_are_compiled_ahead():
 
 @pytest.mark.native
 def test_caches_are_written_in_place():
-    """A step writes the new rows of a cache, and attention is one kernel each."""
-    compiled = kiln.compile(llama(), max_length=LENGTH, warm=[(1,)])
+    """A step writes the new rows of a cache, and holds no other copy of it."""
+    model = llama(max_position_embeddings=2048)
+    compiled = kiln.compile(model, max_length=2048, warm=[(1,)])
     report = compiled.explain((1,))
     assert report.fallbacks == []
     assert sum("attention" in kernel.name for kernel in report.kernels) == 2
+    caches = [t.nbytes for name, t in compiled.state.items() if name.startswith(("key", "value"))]
+    assert compiled.bindings()[0]["bytes"] < sum(caches) / 2
 
 
 @pytest.mark.native
@@ -196,6 +199,7 @@ def test_what_it_cannot_do_it_refuses():
     refused(kiln.InputError, r"max_new_tokens=-1", lambda: generate(prompt(3), -1))
     for token, words in ((128, "token 128, and the model has 128"), (-1, "token -1")):
         refused(kiln.InputError, words, lambda t=token: generate(torch.full((1, 3), t), 1))
+    refused(kiln.UsageError, "time generate", compiled.bench)
     refused(TypeError, "do_sample", lambda: generate(prompt(3), 4, do_sample=True))
     model.generation_config.repetition_penalty = 1.1
     refused(kiln.UsageError, r"repetition_penalty=1.1.*to None", lambda: generate(prompt(3), 4))

@@ -120,6 +120,7 @@ fn wrong_calls_say_what_there_is() {
 fn runs_over_memory_of_the_device() {
     for engine in engines() {
         let binding = engine.bind(&[Type::new(DType::I64, [1])], &[]).expect("compiled");
+        assert!(binding.session.executable().writes_input(2), "`out` is written in place");
         let mut more = Storage::of(engine.device(), &numbers(&[2]), "an input").expect("memory");
         let mut token = Storage::new(engine.device(), Type::new(DType::I64, [1]), "an output").expect("memory");
         let (from, to) = (more.address(), token.address());
