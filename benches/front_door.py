@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Times of the Python package on one GPU, beside eager PyTorch and Inductor in the same process.
 
-    python benches/front_door.py [calls] [cold] [lengths] [decode]        default: all
+    python benches/front_door.py [calls] [cold] [lengths] [decode] [generate]        default: all
 
 calls:    microseconds of the host for a call, beyond which kernels take their own time
 cold:     seconds from a module to its first result: dynamo or export, and the rest
 lengths:  BERT at 30 sequence lengths: total of compiling, and milliseconds at each length
 decode:   a Llama of the shape of Llama-3.2-1B in bf16 with random weights: milliseconds a token by tokens in the cache
+generate: the same model, whole texts by Compiled.generate and by generate of transformers; and whether its tokens are eager's in f32
 
 Medians. The wheel must be installed (scripts/wheel).
 """
@@ -194,17 +195,28 @@ def lengths(count: int = 30) -> None:
         del run
 
 
-def decode(layers: int = 16) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+def llama(layers: int, dtype: torch.dtype) -> nn.Module:
+    """A model of the shape of Llama-3.2-1B with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers, num_attention_heads=32,
         num_key_value_heads=8, head_dim=64, max_position_embeddings=16384, tie_word_embeddings=True, rope_theta=500000.0,
+        # Large enough for the texts not to repeat one token.
+        initializer_range=0.1,
     )
     with torch.device(DEVICE):
-        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_dtype(dtype)
         module = LlamaForCausalLM(config).eval()
         torch.set_default_dtype(torch.float32)
+    return module
+
+
+def decode(layers: int = 16) -> None:
+    from transformers import StaticCache
+
+    module = llama(layers, torch.bfloat16)
+    config = module.config
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
     copy = torch.empty(1 << 28, device=DEVICE), torch.empty(1 << 28, device=DEVICE)
     speed = 2 * copy[0].numel() * 4 / milliseconds(lambda: copy[1].copy_(copy[0])) / 1e6
@@ -253,8 +265,85 @@ def decode(layers: int = 16) -> None:
         print(f"| {tokens} | {floor:.3f} | " + " | ".join(f"{ms:.3f}" for ms in row) + f" | {difference:.3f} |", flush=True)
 
 
+def seconds(run: Callable[[], object], rounds: int = 5) -> float:
+    """The median time of a call and its work on the device."""
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def generators(module: nn.Module, length: int) -> dict[str, Callable[[], Callable[[torch.Tensor, int], torch.Tensor]]]:
+    """Ways to make texts of at most so many tokens: a prompt and a number of new tokens."""
+    from transformers import CompileConfig
+
+    def transformers(**more: object) -> Callable[[torch.Tensor, int], torch.Tensor]:
+        return lambda ids, new: module.generate(  # type: ignore[operator]
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, eos_token_id=None, **more
+        )
+
+    def static(**config: object) -> Callable[[torch.Tensor, int], torch.Tensor]:
+        return transformers(cache_implementation="static", compile_config=CompileConfig(**config))
+
+    def own() -> Callable[[torch.Tensor, int], torch.Tensor]:
+        compiled = kiln.compile(module, max_length=length)
+        return lambda ids, new: compiled.generate(ids, new, eos=())
+
+    return {
+        "Compiled.generate": own,
+        "generate, kiln": lambda: static(backend="kiln", fullgraph=True, dynamic=None),
+        "generate, Inductor with CUDA graphs": static,
+        "generate, eager": transformers,
+    }
+
+
+def generate(layers: int = 16) -> None:
+    few, many = 33, 161
+    print(f"\n## Texts, Llama-3.2-1B's shape, batch 1, {layers} layers, {many} new tokens\n")
+    print("First: the first text, compilation too. Read: reading the prompt and making the first token.\n")
+    print("| tokens of the prompt | | first s | read ms | ms a token | tokens/s |")
+    print("|---|---|---|---|---|---|")
+    module = llama(layers, torch.bfloat16)
+    for tokens in (128, 1000, 8000):
+        ids = torch.randint(3, 1000, (1, tokens), device=DEVICE)
+        for name, make in generators(module, tokens + many).items():
+            fresh()
+            try:
+                run = make()
+                first = seconds(lambda: run(ids, many), rounds=1)  # noqa: B023
+                # Other caches of transformers are other programs: only this number of new tokens is compiled.
+                for count in (1, few):
+                    run(ids, count)
+                read, short, long = (seconds(lambda: run(ids, n)) for n in (1, few, many))  # noqa: B023
+                each = (long - short) / (many - few)
+                print(f"| {tokens} | {name} | {first:.1f} | {read * 1e3:.1f} | {each * 1e3:.3f} | {1 / each:.0f} |", flush=True)
+                del run
+            except Exception as e:  # noqa: BLE001
+                print(f"| {tokens} | {name}: {type(e).__name__}: {str(e)[:200]} | | | | |", flush=True)
+    del module
+    fresh()
+    module = llama(layers, torch.float32)
+    for tokens in (1, 7, 75, 1000):
+        ids = torch.randint(3, 1000, (1, tokens), device=DEVICE)
+        sides = generators(module, tokens + many)
+        got, want = (sides[name]()(ids, many) for name in ("Compiled.generate", "generate, eager"))
+        same = (got == want)[0].long().cumprod(0).sum().item() - tokens
+        different = want[0, tokens:].unique().numel()
+        print(f"f32, prompt of {tokens}: the first {same} of {many} tokens are eager's ({different} different ones)", flush=True)
+        end = int(want[0, tokens + many // 2])
+        compiled = kiln.compile(module, max_length=tokens + many)
+        got = compiled.generate(ids, many, eos=end)
+        ended = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=many, do_sample=False, eos_token_id=end)  # type: ignore[operator]
+        print(f"    ended by a token: {'the same' if torch.equal(got, ended) else 'another'} text of {got.shape[1]} tokens", flush=True)
+        fresh()
+
+
 def main() -> None:
-    parts = {"calls": calls, "cold": cold, "lengths": lengths, "decode": decode}
+    parts = {"calls": calls, "cold": cold, "lengths": lengths, "decode": decode, "generate": generate}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="*", choices=[*parts, []], default=list(parts))
     args = parser.parse_args()

@@ -17,6 +17,7 @@ from kiln._native import Engine, InputError, UsageError
 
 if TYPE_CHECKING:
     from kiln.bench import Table
+    from kiln.decoding import Decoder
     from kiln.report import Report
 
 #: Sizes to compile ahead: sizes by symbol, sizes in the symbols' order, or example inputs.
@@ -31,6 +32,8 @@ def compile(
     device: str | torch.device | None = None,
     options: Mapping[str, Any] | None = None,
     warm: Iterable[Sizes] | None = None,
+    max_length: int | None = None,
+    batch_size: int = 1,
 ) -> Compiled:
     """Compiles a module, or a program of `torch.export`.
 
@@ -38,6 +41,9 @@ def compile(
     for static shapes, True for dynamic ones wherever the module allows them, or as `torch.export`
     takes `dynamic_shapes`. `device`: moves the program there first. `options`: see `kiln.options`.
     `warm`: sizes to compile now rather than at the first call.
+
+    `max_length`: compiles a causal language model of transformers for `Compiled.generate`, with
+    caches of so many tokens, for `batch_size` texts at once. There are no example inputs then.
 
     Gradients are off. Buffers that the module writes to are written in place: the compiled program
     and the module share them, as they share all weights. Weights that are written to in place are
@@ -50,7 +56,21 @@ def compile(
     tensor([0., 0., 1.])
     """
     given = known_options.check(options, backend=False)
-    if isinstance(module_or_program, ExportedProgram):
+    decoder = None
+    if max_length is not None:
+        if example_inputs is not None or dynamic is not None:
+            raise UsageError(
+                "kiln.compile was given max_length and example inputs: leave out example_inputs "
+                "and dynamic to compile a language model for generate, else max_length"
+            )
+        from kiln import decoding
+
+        module = decoding.step(module_or_program, batch_size, max_length)
+        decoder = decoding.Decoder(module_or_program, batch_size, max_length)
+        example_inputs, dynamic = decoding.examples(module)
+        signature = inspect.signature(module.forward)
+        exported = export.export(module, *export.arguments(example_inputs), dynamic)
+    elif isinstance(module_or_program, ExportedProgram):
         module, exported, signature = None, module_or_program, None
     elif isinstance(module_or_program, torch.nn.Module):
         module = module_or_program
@@ -70,12 +90,14 @@ def compile(
     if device is not None:
         exported = export.moved(exported, str(device))
     name = type(module).__name__ if module is not None else "program"
+    if decoder is not None:
+        name = type(module_or_program).__name__
     original = None if module is None else lambda: module
     read = export.read(exported, name=name, signature=signature, original=original)
     for_engine = known_options.for_engine(given, read.face.device)
     engine = Engine(read.program.text, read.params, for_engine)
     checked = bool(read.params) and known_options.is_checked(given)
-    compiled = Compiled(engine, read.face, checked=checked)
+    compiled = Compiled(engine, read.face, checked=checked, decoder=decoder)
     for sizes in warm or ():
         compiled.warm(sizes)
     return compiled
@@ -95,8 +117,16 @@ class Compiled:
     Compiled(ReLU, cpu)
     """
 
-    def __init__(self, engine: Engine, face: export.Face, *, checked: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        face: export.Face,
+        *,
+        checked: bool = False,
+        decoder: Decoder | None = None,
+    ) -> None:
         self.engine = engine
+        self._decoder = decoder
         #: Whether each call looks for weights that were changed in place.
         self._checked = checked
         self.face = face
@@ -127,6 +157,60 @@ class Compiled:
         else:
             outputs = self._run(self._flatten(args, kwargs))
         return outputs[0] if self._single else self._unflatten(outputs)
+
+    def steps(self, count: int, *args: Any, **kwargs: Any) -> Any:
+        """Calls the program `count` times with these inputs, and gives the result of the last call.
+
+        For programs with state: each call reads what the one before has left. On a GPU all of them
+        are enqueued at once, and nothing waits.
+
+        >>> import torch, kiln
+        >>> class Counter(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.register_buffer("total", torch.zeros(2))
+        ...     def forward(self, x):
+        ...         self.total += x
+        ...         return self.total * 1
+        >>> kiln.compile(Counter().eval(), (torch.ones(2),)).steps(5, torch.ones(2))
+        tensor([5., 5.])
+        """
+        if self._checked and self.engine.changed():
+            self.engine.refresh()
+        return self._unflatten(self.engine.steps(count, self._flatten(args, kwargs)))
+
+    def generate(
+        self,
+        ids: torch.Tensor,
+        max_new_tokens: int,
+        eos: int | Iterable[int] | None = None,
+    ) -> torch.Tensor:
+        """The tokens of texts and those that follow, each the likeliest, as of
+        `model.generate(ids, max_new_tokens=..., do_sample=False)`.
+
+        For a model that was compiled with `max_length`. `ids`: the tokens of the texts, without
+        padding, a row each. `eos`: tokens that end a text; the model's own if left out, `()` for
+        none. Where texts end before others, padding follows.
+
+        The prompt goes through the model in pieces of 512, 64, 8 and 1 tokens, and each size is
+        compiled when it is first needed (`warm`). Tokens are chosen on the device and stay there:
+        the host looks for the end every few tokens.
+
+        >>> import torch, kiln, transformers
+        >>> config = transformers.LlamaConfig(
+        ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        ...     num_attention_heads=2, max_position_embeddings=64)
+        >>> model = transformers.LlamaForCausalLM(config).eval()
+        >>> compiled = kiln.compile(model, max_length=32)
+        >>> compiled.generate(torch.tensor([[5, 17, 9]]), max_new_tokens=10, eos=()).shape
+        torch.Size([1, 13])
+        """
+        if self._decoder is None:
+            raise UsageError(
+                f"{self.face.name} was not compiled to generate: compile the language model with "
+                "kiln.compile(model, max_length=...)"
+            )
+        return self._decoder.generate(self, ids, max_new_tokens, eos)
 
     def _unflatten(self, outputs: list[Any]) -> Any:
         if self._out_spec is None:
@@ -195,13 +279,14 @@ class Compiled:
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """The buffers that the program writes to, by name: the module's own tensors, or of a loaded
-        file those of its own.
+        """The buffers that the program writes to, by name: the module's own tensors, or those of
+        the program where it came from a file.
 
         >>> import torch, kiln
         >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),)).state
         {}
         """
+        # Of a file only the engine knows.
         return self.engine.state() if self.face.state is None else dict(self.face.state)
 
     def warm(self, sizes: Sizes) -> None:
@@ -299,6 +384,11 @@ class Compiled:
         """
         from kiln import bench
 
+        if self._decoder is not None:
+            raise UsageError(
+                f"each call of {self.face.name} goes on where the last one stopped, until its "
+                "caches are full: time generate, whose calls begin anew"
+            )
         if not args and not kwargs:
             if self.face.examples is None:
                 raise UsageError("the program has no example inputs: pass the inputs to bench")

@@ -55,7 +55,7 @@ class Face:
     shapes: list[list[int | str] | None] = field(default_factory=list)
     #: Outputs that are fixed: position in the flat outputs, and value.
     constants: dict[int, Any] = field(default_factory=dict)
-    #: Buffers that the program writes to; None if they are the engine's.
+    #: Buffers that the program writes to; None where only the engine knows.
     state: dict[str, torch.Tensor] | None = field(default_factory=dict)
     #: How the module is called; None for a program that came without it.
     signature: inspect.Signature | None = None

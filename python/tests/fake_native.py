@@ -199,6 +199,11 @@ class Engine:
                 env[target].copy_(value)
         return outputs
 
+    def steps(self, count: int, args: list[Any]) -> list[Any]:
+        if count == 0:
+            raise UsageError("0 steps have no outputs: run at least one step")
+        return [self.run(args) for _ in range(count)][-1]
+
     def call(self, call: dict[str, Any], env: dict[int, Any], sizes: dict[str, int]) -> None:
         namespace, _, name = call["name"].partition("::")
         overload = call["overload"] or "default"

@@ -126,9 +126,6 @@ enum kiln_status kiln_model_open(const char *path,
 // Frees a model. Its sessions keep what they need, and are closed on their own. No other call may use the model meanwhile. NULL is allowed.
 void kiln_model_close(struct kiln_model *model);
 
-// Gives state that runs change, such as caches, the values that the file has. Calls of other threads see it before or after a run.
-void kiln_model_reset(const struct kiln_model *model);
-
 // Number of tensors that a run takes. Other arguments of the model, which were fixed when it was exported, do not count.
 size_t kiln_model_input_count(const struct kiln_model *model);
 
@@ -172,7 +169,7 @@ struct kiln_type kiln_session_output_type(const struct kiln_session *session, si
 //
 // inputs: an address for each input, in order; dense and row-major, of the session's types. Bools are 0 or 1.
 // outputs: an address for each output, in order, with room for its elements. No output overlaps an input or another output. The model's
-//     own state is changed as well, if it has any; kiln_model_reset undoes that. Models with state run on the CPU only.
+//     own state is changed as well, if it has any, which stays on the device; kiln_model_reset undoes that.
 // error: if it is not NULL, is set to a message that kiln_string_free frees, or to NULL if the call succeeds. After a failure outputs may
 //     be written in part.
 enum kiln_status kiln_run(const struct kiln_session *session,
@@ -185,7 +182,8 @@ enum kiln_status kiln_run(const struct kiln_session *session,
 // Enqueues a run on memory of the session's GPU, and does not wait for it.
 //
 // inputs, outputs: as for kiln_run, in memory of the GPU, which stays allocated until the run is done.
-// stream: a CUstream or cudaStream_t of the GPU's primary context, which the runtime of CUDA uses; NULL for the default stream.
+// stream: a CUstream or cudaStream_t of the GPU's primary context, which the runtime of CUDA uses; NULL for the default stream. The next
+//     run of a model with state waits for this one if it is on another stream.
 // error: as for kiln_run. What goes wrong on the GPU is found later: kiln_session_check tells.
 enum kiln_status kiln_run_cuda(const struct kiln_session *session,
                                const void *const *inputs,
@@ -199,6 +197,37 @@ enum kiln_status kiln_run_cuda(const struct kiln_session *session,
 //
 // error: if it is not NULL, is set to a message that kiln_string_free frees, or to NULL if the call succeeds.
 enum kiln_status kiln_session_check(const struct kiln_session *session, char **error);
+
+// Number of states: buffers that runs change, and that later runs read, such as caches.
+size_t kiln_model_state_count(const struct kiln_model *model);
+
+// The name of a state as in the model's source, which lives as long as the model. NULL if there is no such state.
+const char *kiln_model_state_name(const struct kiln_model *model, size_t index);
+
+// The type of a state. Its dtype is 0 if there is no such state.
+struct kiln_type kiln_model_state_type(const struct kiln_model *model, size_t index);
+
+// Copies a state to memory of the host, as the last run has left it; before the first run it has the values of the file. Waits for runs.
+//
+// index: a number below kiln_model_state_count.
+// to: room for its elements, which become dense and row-major.
+// error: if it is not NULL, is set to a message that kiln_string_free frees, or to NULL if the call succeeds.
+enum kiln_status kiln_model_read_state(const struct kiln_model *model,
+                                       size_t index,
+                                       void *to,
+                                       char **error);
+
+// Sets a state, which the next run reads. Waits for runs.
+//
+// index: a number below kiln_model_state_count.
+// from: its elements in memory of the host, dense and row-major. Bools are 0 or 1.
+// error: if it is not NULL, is set to a message that kiln_string_free frees, or to NULL if the call succeeds.
+enum kiln_status kiln_model_write_state(const struct kiln_model *model, size_t index, const void *from, char **error);
+
+// Gives all states the values that the file has. Waits for runs.
+//
+// error: if it is not NULL, is set to a message that kiln_string_free frees, or to NULL if the call succeeds.
+enum kiln_status kiln_model_reset(const struct kiln_model *model, char **error);
 
 #ifdef __cplusplus
 }  // extern "C"

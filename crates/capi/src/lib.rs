@@ -9,9 +9,11 @@
 mod call;
 mod model;
 mod session;
+mod state;
 
 pub use model::*;
 pub use session::*;
+pub use state::*;
 
 use std::ffi::{CString, c_char};
 

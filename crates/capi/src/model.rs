@@ -1,13 +1,14 @@
 //! Models: files that were opened, and what they take and give.
 use crate::{
-    call::{Shown, guarded, handle, missing, text},
+    call::{Shown, guarded, missing, text},
     kiln_status, kiln_type,
+    state::States,
 };
 use kiln::{Engine, Error, Numerics, Settings, program::Dims, program::InputKind};
 use std::{
     ffi::{CString, c_char},
     path::Path,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 /// A model on a device. Threads may share it.
@@ -16,6 +17,7 @@ pub struct kiln_model {
     names: Vec<CString>,
     inputs: Vec<Shown>,
     outputs: Vec<Shown>,
+    pub(crate) states: OnceLock<Option<States>>,
 }
 
 /// Opens a file: a program of torch.export.save (.pt2), an artifact of `kiln compile`, or a text graph. Nothing is compiled yet.
@@ -61,18 +63,6 @@ pub unsafe extern "C" fn kiln_model_close(model: *mut kiln_model) {
             // SAFETY: made by `kiln_model_open` and freed once, as the header asks.
             drop(unsafe { Box::from_raw(model) });
         }
-        Ok(())
-    };
-    // SAFETY: there is no message.
-    unsafe { guarded(std::ptr::null_mut(), work) };
-}
-
-/// Gives state that runs change, such as caches, the values that the file has. Calls of other threads see it before or after a run.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kiln_model_reset(model: *const kiln_model) {
-    let work = || {
-        // SAFETY: null or live, as the header asks.
-        unsafe { handle(model, "model") }?.engine.reset();
         Ok(())
     };
     // SAFETY: there is no message.
@@ -127,7 +117,7 @@ impl kiln_model {
         let names = tensors.map(|i| CString::new(i.name.replace('\0', " ")).unwrap_or_default()).collect();
         let all = |dims: Vec<Dims>| dims.into_iter().map(|d| Shown::new(d.dtype, d.shape)).collect();
         let (inputs, outputs) = (all(program.input_dims()), all(program.output_dims()));
-        Ok(kiln_model { engine: Arc::new(engine), names, inputs, outputs })
+        Ok(kiln_model { engine: Arc::new(engine), names, inputs, outputs, states: OnceLock::new() })
     }
 }
 

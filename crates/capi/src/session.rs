@@ -90,7 +90,7 @@ pub unsafe extern "C" fn kiln_session_output_type(session: *const kiln_session, 
 ///
 /// inputs: an address for each input, in order; dense and row-major, of the session's types. Bools are 0 or 1.
 /// outputs: an address for each output, in order, with room for its elements. No output overlaps an input or another output. The model's
-///     own state is changed as well, if it has any; kiln_model_reset undoes that. Models with state run on the CPU only.
+///     own state is changed as well, if it has any, which stays on the device; kiln_model_reset undoes that.
 /// error: if it is not NULL, is set to a message that kiln_string_free frees, or to NULL if the call succeeds. After a failure outputs may
 ///     be written in part.
 #[unsafe(no_mangle)]
@@ -119,7 +119,8 @@ pub unsafe extern "C" fn kiln_run(
 /// Enqueues a run on memory of the session's GPU, and does not wait for it.
 ///
 /// inputs, outputs: as for kiln_run, in memory of the GPU, which stays allocated until the run is done.
-/// stream: a CUstream or cudaStream_t of the GPU's primary context, which the runtime of CUDA uses; NULL for the default stream.
+/// stream: a CUstream or cudaStream_t of the GPU's primary context, which the runtime of CUDA uses; NULL for the default stream. The next
+///     run of a model with state waits for this one if it is on another stream.
 /// error: as for kiln_run. What goes wrong on the GPU is found later: kiln_session_check tells.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kiln_run_cuda(
@@ -140,12 +141,13 @@ pub unsafe extern "C" fn kiln_run_cuda(
                 "call kiln_run, or open it with device=cuda:0",
             ));
         }
-        if !session.binding.writes.is_empty() {
-            let what = "the model keeps state, which the C interface does not do on a GPU";
-            return Err(Error::usage(what, "open it with device=cpu"));
+        let stream = stream.expose_provenance() as u64;
+        match session.binding.writes.is_empty() {
+            // SAFETY: memory of the session's types and device that does not overlap, and a stream, as the header asks.
+            true => unsafe { session.run_on(&ends, Some(stream)) },
+            // SAFETY: as above.
+            false => unsafe { session.engine.run_binding_on(&session.binding, &ends.inputs, &ends.outputs, stream) },
         }
-        // SAFETY: memory of the session's types and device that does not overlap, and a stream, as the header asks.
-        unsafe { session.run_on(&ends, Some(stream.expose_provenance() as u64)) }
     };
     // SAFETY: null or the address of a pointer, as the header asks.
     unsafe { guarded(error, work) }
@@ -229,7 +231,7 @@ impl kiln_session {
             _ => unsafe { Tensor::foreign(ty.clone(), at(*address), Arc::new(())) },
         };
         let inputs: Vec<Tensor> = self.binding.inputs.iter().zip(&ends.inputs).map(borrowed).collect();
-        let results = self.engine.run_binding(&self.binding, &inputs)?;
+        let results = self.engine.run_binding(&self.binding, 1, &inputs)?;
         for (result, address) in results.iter().zip(&ends.outputs).filter(|(r, _)| !r.bytes().is_empty()) {
             // SAFETY: this function's contract: room for the output's elements, apart from all inputs.
             unsafe { at(*address).copy_from_nonoverlapping(result.bytes().as_ptr(), result.bytes().len()) };

@@ -53,7 +53,8 @@ static void wrong_calls(const char *path) {
     fails(kiln_session_open(NULL, NULL, 0, &session, &error), &error, KILN_USAGE, "model is NULL");
     fails(kiln_run(NULL, NULL, 0, NULL, 0, &error), &error, KILN_USAGE, "session is NULL");
     fails(kiln_session_check(NULL, &error), &error, KILN_USAGE, "session is NULL");
-    kiln_model_reset(NULL);
+    fails(kiln_model_reset(NULL, &error), &error, KILN_USAGE, "model is NULL");
+    EXPECT(kiln_model_state_count(NULL) == 0 && !kiln_model_state_name(NULL, 0) && !kiln_model_state_type(NULL, 0).dtype);
     kiln_model_close(NULL);
     kiln_session_close(NULL);
     kiln_string_free(NULL);
@@ -130,8 +131,25 @@ static void state_that_stays(const char *path) {
             EXPECT(kiln_run(session, inputs, 1, outputs, 1, &error) == KILN_OK);
             EXPECT(y[0] == 10 + step && y[1] == 20 + 2 * step);
         }
-        kiln_model_reset(model);
+        EXPECT(kiln_model_reset(model, &error) == KILN_OK && !error);
     }
+
+    EXPECT(kiln_model_state_count(model) == 1 && !strcmp(kiln_model_state_name(model, 0), "sum"));
+    kiln_type type = kiln_model_state_type(model, 0);
+    EXPECT(type.dtype == KILN_F32 && type.rank == 1 && type.shape[0] == 2);
+    EXPECT(!kiln_model_state_name(model, 1) && !kiln_model_state_type(model, 1).dtype);
+    float sum[] = {0, 0}, x[] = {1, 2}, y[] = {0, 0};
+    const void *inputs[] = {x};
+    void *outputs[] = {y};
+    EXPECT(kiln_model_read_state(model, 0, sum, &error) == KILN_OK && sum[0] == 10 && sum[1] == 20);
+    sum[0] = 5;
+    EXPECT(kiln_model_write_state(model, 0, sum, &error) == KILN_OK);
+    EXPECT(kiln_run(session, inputs, 1, outputs, 1, &error) == KILN_OK && y[0] == 6 && y[1] == 22);
+    EXPECT(kiln_model_read_state(model, 0, sum, &error) == KILN_OK && sum[0] == 6 && sum[1] == 22);
+    fails(kiln_model_read_state(model, 1, sum, &error), &error, KILN_USAGE, "no state 1");
+    fails(kiln_model_read_state(model, 0, NULL, &error), &error, KILN_USAGE, "to is NULL");
+    fails(kiln_model_write_state(model, 0, NULL, &error), &error, KILN_USAGE, "from is NULL");
+    fails(kiln_run_cuda(session, inputs, 1, outputs, 1, NULL, &error), &error, KILN_USAGE, "call kiln_run");
     kiln_session_close(session);
     kiln_model_close(model);
 }

@@ -3,6 +3,8 @@
 //! Takes: a [`Program`], a device and options. Gives: a [`Binding`] for each binding of its symbols: the program specialised to these sizes,
 //! compiled and loaded. Bindings are kept, the least recently used go first; weights, state and code that bindings have in common are
 //! shared. Never: rounds a size up, or runs a kernel for sizes it was not compiled for.
+mod run;
+
 use crate::{
     CompileOptions, Compiled, DeviceKind, Error, Program,
     compile::{Codes, Reference, open_device},
@@ -10,14 +12,13 @@ use crate::{
     program::{InputKind, Output, Sizes, Specialised},
 };
 use kiln_aten::raw::Arg;
-use kiln_graph::{Tensor, Type};
+use kiln_graph::Type;
 use kiln_plan::Contract;
 use kiln_runtime::{Callbacks, Device, Param, Session};
 use std::{
-    collections::BTreeMap,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -63,8 +64,10 @@ pub struct Engine {
     /// Held while a binding is compiled, so that threads that want the same one compile it once.
     compiling: Mutex<()>,
     codes: Codes,
-    /// State after [`Engine::run`], by the program's parameter. What no run has changed is missing.
-    state: Mutex<BTreeMap<usize, Tensor>>,
+    /// State of [`Engine::run`].
+    state: Mutex<run::Kept>,
+    /// The program's parameters that are state, once they were asked for by name.
+    names: OnceLock<Vec<usize>>,
 }
 
 /// A program at given sizes, compiled and loaded.
@@ -135,6 +138,7 @@ impl Engine {
             compiling: Mutex::default(),
             codes: Codes::default(),
             state: Mutex::default(),
+            names: OnceLock::new(),
         }
     }
     /// Opens a `.pt2` archive, an artifact, which keeps its plan, or a text graph. libtorch runs what Kiln does not compile, if it is here.
@@ -148,76 +152,6 @@ impl Engine {
         options.machine_code = settings.machine_code;
         let device = open_device(settings.device, settings.threads)?;
         Ok(Engine::new(program, device, options, settings.limits, Arc::new(Reference)))
-    }
-
-    /// Runs the program on tensors of the host, one for each tensor input, and gives its tensor outputs; compiles it if their sizes are
-    /// new. State that a run changes is the engine's: the next run sees it.
-    ///
-    /// # Errors
-    /// Those of [`Engine::bind`] and [`Session::run`], and if the program writes to its inputs.
-    pub fn run(&self, inputs: &[Tensor]) -> std::result::Result<Vec<Tensor>, Error> {
-        let types: Vec<Type> = inputs.iter().map(|t| t.ty.clone()).collect();
-        self.run_binding(&*self.bind(&types, &[])?, inputs)
-    }
-    /// The same at the sizes of one of the engine's bindings.
-    ///
-    /// # Errors
-    /// As [`Engine::run`].
-    pub fn run_binding(&self, binding: &Binding, inputs: &[Tensor]) -> std::result::Result<Vec<Tensor>, Error> {
-        let given = binding.inputs.len();
-        if let Some(w) = binding.writes.iter().find(|w| w.input < given) {
-            let name = self.tensor_positions().get(w.input).map_or("", |at| self.program.inputs()[*at].name.as_str());
-            let model = self.program.name();
-            let what = format!("{model} writes to its input `{name}`, which a run on borrowed tensors cannot do");
-            return Err(Error::usage(what, "let the model return the new value"));
-        }
-        if binding.states.is_empty() {
-            return Ok(binding.session.run(inputs)?);
-        }
-        if !matches!(self.device, Device::Host(_)) {
-            let what = format!("{} keeps state, which this call does not do on a GPU", self.program.name());
-            return Err(Error::usage(what, "run it on the CPU, or on memory of the GPU by `Session::run_on`"));
-        }
-        if !inputs.iter().map(|t| &t.ty).eq(&binding.inputs) {
-            return Err(Error::inputs("the inputs are of other sizes than the binding", "bind these sizes"));
-        }
-        // Held during the run: the next one sees what this one leaves.
-        let mut kept = lock(&self.state);
-        let mut addresses: Vec<u64> = inputs.iter().map(|t| t.bytes().as_ptr().expose_provenance() as u64).collect();
-        for index in &binding.states {
-            if !kept.contains_key(index) {
-                let initial = match &self.params()[*index] {
-                    Param::Host(t) => Tensor::from_bytes(t.ty.clone(), t.bytes()),
-                    Param::Device(_) => None,
-                };
-                let missing = || Error::usage("the program's state is in memory of a GPU", "give it on the CPU");
-                kept.insert(*index, initial.ok_or_else(missing)?);
-            }
-            // The engine's own memory, which no tensor shares.
-            let state = kept.get_mut(index).map(|t| t.bytes_mut().as_mut_ptr().expose_provenance() as u64);
-            addresses.extend(state);
-        }
-        let executable = binding.session.executable();
-        let mut outputs: Vec<Tensor> = executable
-            .outputs
-            .iter()
-            .map(|b| Tensor::try_zeros(executable.ty(*b).clone(), "an output"))
-            .collect::<std::result::Result<_, _>>()
-            .map_err(Error::memory)?;
-        let to: Vec<u64> = outputs.iter_mut().map(|t| t.bytes_mut().as_mut_ptr().expose_provenance() as u64).collect();
-        // SAFETY: dense tensors of the binding's types, which live through the call; outputs and state are this function's own.
-        unsafe { binding.session.run_on(&addresses, &to, None) }?;
-        for w in &binding.copies {
-            if let Some(state) = kept.get_mut(&binding.states[w.input - given]) {
-                state.bytes_mut().copy_from_slice(outputs[w.output].bytes());
-            }
-        }
-        outputs.truncate(binding.results.iter().filter(|r| matches!(r, Result::Tensor(..))).count());
-        Ok(outputs)
-    }
-    /// Gives the state of [`Engine::run`] the values that the program came with.
-    pub fn reset(&self) {
-        lock(&self.state).clear();
     }
 
     /// What is compiled.

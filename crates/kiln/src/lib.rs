@@ -66,7 +66,7 @@ pub use explain::Report;
 pub use kiln_graph::{DType, Graph, Tensor, Type};
 pub use kiln_machine::Machine;
 pub use kiln_plan::{Contract, Numerics, Plan};
-pub use kiln_runtime::{CUDA_ALIGN, Device, MAX_THREADS, Param, RuntimeError, Session};
+pub use kiln_runtime::{CUDA_ALIGN, Device, Feed, MAX_THREADS, Param, RuntimeError, Session, Storage};
 pub use kiln_torch_host::{Limits, Torch, child::serve as serve_import};
 pub use model::Model;
 pub use program::Program;

@@ -12,4 +12,5 @@ mod machine_code;
 mod opened;
 mod ops;
 mod random;
+mod state;
 mod targets;

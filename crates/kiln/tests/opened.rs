@@ -86,7 +86,7 @@ fn state_stays_from_run_to_run_until_it_is_reset() {
             assert_eq!(outputs.len(), 1);
             assert_eq!(outputs[0].to_f64_vec(), [-(10.0 + f64::from(n)), -(20.0 + 2.0 * f64::from(n))]);
         }
-        engine.reset();
+        engine.reset().expect("reset");
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     options::Options,
 };
 use kiln::{
-    Binding, CompileOptions, DeviceKind, Param, Program, Report, Tensor, Type,
+    Binding, CompileOptions, DeviceKind, Feed, Param, Program, Report, Tensor, Type,
     compile::is_collective,
     engine,
     program::{Arg, InputKind, Sizes},
@@ -51,6 +51,8 @@ struct Ready {
     outputs: Vec<Wanted>,
     /// For each output of the session, what it is left in, if anything.
     written: Vec<Option<Target>>,
+    /// The same as inputs and outputs of the session, for runs that follow each other.
+    feeds: Vec<Feed>,
     results: Vec<Given>,
 }
 
@@ -244,6 +246,7 @@ impl Engine {
             states_kept: states,
             outputs: executable.outputs.iter().map(|b| wanted(executable.ty(*b))).collect(),
             written,
+            feeds: binding.copies.iter().map(|w| (w.input, w.output)).collect(),
             results: binding.results.iter().map(result).collect::<PyResult<_>>()?,
         })
     }
@@ -324,7 +327,8 @@ impl Engine {
         self.device.kind != CUDA || address.is_multiple_of(kiln::CUDA_ALIGN as u64)
     }
 
-    fn call(&self, py: Python<'_>, args: &Bound<'_, PyList>) -> PyResult<Py<PyList>> {
+    /// Runs `count` times, on a GPU without waiting; gives the outputs of the last run.
+    fn call(&self, py: Python<'_>, count: usize, args: &Bound<'_, PyList>) -> PyResult<Py<PyList>> {
         let exchange = Exchange::of(py)?;
         let mut copies = vec![];
         let last = lock(&self.ready).first().cloned();
@@ -354,9 +358,11 @@ impl Engine {
         }
         let stream = exchange.stream(py, self.device)?;
         let session = &ready.binding.session;
+        // Of a single run, torch makes the copies below.
+        let feeds: &[Feed] = if count > 1 { &ready.feeds } else { &[] };
         // SAFETY: types were compared with the binding's; the tensors stay in `args`, `copies` and `new`, and torch's allocator keeps memory
         // that is freed on a stream for work that was enqueued on it before.
-        let done = py.detach(|| unsafe { session.run_on(&inputs, &outputs, stream) });
+        let done = py.detach(|| unsafe { session.steps_on(count, &inputs, &outputs, feeds, stream) });
         if let Err(e) = done {
             new.into_iter().try_for_each(|t| exchange.finish(py, t).map(drop))?;
             // What torch.distributed raised is raised as it is, as without Kiln.
@@ -366,8 +372,8 @@ impl Engine {
         for (value, written) in new.iter().zip(&ready.written) {
             let target = match written {
                 Some(Target::Input(position)) => &args.get_item(*position)?.call_method0("detach")?,
-                Some(Target::State(state)) => ready.states_kept[*state].bind(py),
-                None => continue,
+                Some(Target::State(state)) if count == 1 => ready.states_kept[*state].bind(py),
+                Some(Target::State(_)) | None => continue,
             };
             target.call_method1("copy_", (value,))?;
         }
@@ -440,8 +446,15 @@ impl Engine {
     /// Runs the program on flat inputs; gives flat outputs.
     fn run(&self, py: Python<'_>, args: &Bound<'_, PyAny>) -> PyResult<Py<PyList>> {
         match args.cast::<PyList>() {
-            Ok(list) => self.call(py, list),
-            Err(_) => self.call(py, &PyList::new(py, args.try_iter()?.collect::<PyResult<Vec<_>>>()?)?),
+            Ok(list) => self.call(py, 1, list),
+            Err(_) => self.call(py, 1, &PyList::new(py, args.try_iter()?.collect::<PyResult<Vec<_>>>()?)?),
+        }
+    }
+    /// Runs the program so often on the same inputs, each run after the one before; gives the outputs of the last one.
+    fn steps(&self, py: Python<'_>, count: usize, args: &Bound<'_, PyList>) -> PyResult<Py<PyList>> {
+        match count {
+            0 => Err(UsageError::new_err("0 steps have no outputs; run at least one step")),
+            _ => self.call(py, count, args),
         }
     }
 

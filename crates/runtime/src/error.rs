@@ -147,6 +147,17 @@ pub enum RuntimeError {
     /// The host has less free memory than the session needs. Found before the session allocates it.
     #[error("{0}")]
     HostMemory(#[from] kiln_graph::memory::NoMemory),
+    /// An input was to take the value of an output of another type ([`crate::Session::steps_on`]).
+    #[error("running `{model}` in steps: {what}; feed an input from an output of its type")]
+    Feed {
+        /// Name of the model.
+        model: String,
+        /// The input, the output and their types.
+        what: String,
+    },
+    /// Memory of a device was given values of another type ([`crate::Storage::write`]).
+    #[error("setting a tensor of {} to values of {}; give values of the same dtype and shape", _0.want, _0.got)]
+    StorageType(Box<Mismatch>),
     /// The device cannot be used at all.
     #[error("opening {device}: {what}; {remedy}")]
     Device {

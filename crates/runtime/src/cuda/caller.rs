@@ -106,6 +106,32 @@ impl CudaSession {
         Ok(())
     }
 
+    /// Copies behind the run that was enqueued last, on its stream: to, from and bytes of each.
+    ///
+    /// # Safety
+    /// Tensors on the device of so many bytes, which do not overlap and live until the copies are done; the stream is that of the run.
+    pub unsafe fn copy_behind(
+        &mut self,
+        mut copies: impl Iterator<Item = (u64, u64, usize)>,
+        stream: u64,
+    ) -> Result<(), RuntimeError> {
+        let context = self.device.inner.context.clone();
+        let doing = || format!("copying outputs of `{}` to inputs", self.exe.name);
+        let mut done = || {
+            let _current = context.enter()?;
+            // SAFETY: this function's contract.
+            let stream = unsafe { StreamHandle::of_caller(stream) };
+            // SAFETY: as above.
+            let copied = copies.try_for_each(|(to, from, bytes)| unsafe { copy(to, from, bytes, stream) });
+            // Work on other streams waits for the copies too.
+            match stream.is_capturing()? {
+                true => copied,
+                false => copied.and(self.found.copied.record(stream)),
+            }
+        };
+        self.device.check(doing, done())
+    }
+
     /// Makes work on this stream wait for earlier runs on other streams.
     pub(super) fn follow(&mut self, stream: StreamHandle) -> Result<(), RuntimeError> {
         let id = self.device.check(|| self.running(), stream.id())?;

@@ -5,12 +5,12 @@
 use super::{
     launch::Launch,
     library::Matmul,
-    raw::{Memory, copy, text, upload},
+    raw::{Memory, copy, upload},
     session::{CudaSession, Step},
 };
 use crate::{
     Code, HostDevice, KernelCode, Param, RuntimeError,
-    memory::{ALIGN, Place, RECORD},
+    memory::{Place, RECORD},
 };
 use kiln_plan::{
     Stage,
@@ -161,19 +161,8 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Allocates, rounded up to the alignment: kernels may read up to the next multiple of 16 bytes.
     pub(super) fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, RuntimeError> {
-        let bytes = bytes.next_multiple_of(ALIGN);
-        let context = &self.device.inner.context;
-        let memory = match &self.device.allocator {
-            Some(allocator) if bytes > 0 => allocator.allocate(bytes).map(|m| Memory::of(context, bytes, m)),
-            _ => Memory::new(context, bytes).map_err(text),
-        };
-        memory.map_err(|why| RuntimeError::Memory {
-            bytes,
-            what: format!("{what} on {} ({})", self.device.name(), self.device.info().name),
-            why,
-        })
+        self.device.allocate(bytes, what)
     }
 
     /// Prepares a step for the device; `None` if the host runs it.
