@@ -18,6 +18,7 @@ pub mod memory;
 pub mod param;
 pub mod profile;
 pub mod session;
+pub mod shared;
 pub mod trace;
 
 pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks, Refused};
@@ -28,4 +29,5 @@ pub use host::{HostDevice, MAX_THREADS};
 pub use param::{CUDA_ALIGN, DeviceParam, HOST_ALIGN, Param, host_align};
 pub use profile::{KernelTime, KernelTimer, Spread, TimeOptions, Timing};
 pub use session::{Device, Session};
+pub use shared::{Names, Shared};
 pub use trace::{HostSpan, RunTrace, Span};
