@@ -213,10 +213,29 @@ impl Program {
         options: &CompileOptions,
         codes: &Codes,
     ) -> Result<Compiled, Error> {
-        match self.made() {
-            Some(made) => made.compile(model, options, codes),
-            None => compile::from_plan_with(model, compile::plan(model, options)?, options, codes),
-        }
+        let start = std::time::Instant::now();
+        let mut compiled = match self.made() {
+            Some(made) => made.compile(model, options, codes)?,
+            None => {
+                let plan = compile::plan(model, options)?;
+                let planned = start.elapsed();
+                let mut compiled = compile::from_plan_with(model, plan, options, codes)?;
+                compiled.timings.rewrite_s = planned.as_secs_f64();
+                compiled
+            }
+        };
+        compiled.timings.import_s = model.import_s;
+        compiled.timings.compile_s = start.elapsed().as_secs_f64();
+        Ok(compiled)
+    }
+    /// Compiles for several sizes, one after the other, without weights. Programs that are equal are compiled once.
+    ///
+    /// # Errors
+    /// As [`Program::compile`].
+    pub fn compile_all(&self, all: &[Sizes], options: &CompileOptions) -> Result<Vec<Compiled>, Error> {
+        let codes = Codes::default();
+        let one = |sizes: &Sizes| self.compile_model(&self.specialise(sizes)?.model, options, &codes);
+        all.iter().map(one).collect()
     }
 
     /// The model for these sizes without its weights, to ask about its plan.

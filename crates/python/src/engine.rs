@@ -21,11 +21,13 @@ use std::{
 /// One program with its weights, and its specialisations by sizes.
 #[pyclass(frozen, module = "kiln._native")]
 pub struct Engine {
-    engine: engine::Engine,
+    engine: Arc<engine::Engine>,
     torch: Arc<Torch>,
     options: CompileOptions,
     device: DLDevice,
     refuses_fallbacks: bool,
+    /// New bindings are compiled on another thread.
+    soon: bool,
     /// The program's JSON, if it came as such.
     text: Option<String>,
     /// Tensors of the program's parameters, by their order: all of a traced program, else those that are state.
@@ -89,11 +91,12 @@ impl Engine {
         let torch = Arc::new(Torch::default());
         let engine = engine::Engine::new(program, options.device, options.compile, options.limits, torch.clone());
         Engine {
-            engine,
+            engine: Arc::new(engine),
             torch,
             options: compile,
             device,
             refuses_fallbacks: options.refuses_fallbacks,
+            soon: options.soon,
             text,
             tensors: Mutex::new(tensors),
             originals,
@@ -140,8 +143,8 @@ impl Engine {
         }
     }
 
-    /// What the call with these arguments needs: of the last call, of an earlier one, or new.
-    fn prepare(&self, py: Python<'_>, exchange: &Exchange, args: &Bound<'_, PyList>) -> PyResult<Arc<Ready>> {
+    /// What the call with these arguments needs: of the last call, of an earlier one, or new. `None` while another thread compiles it.
+    fn prepare(&self, py: Python<'_>, exchange: &Exchange, args: &Bound<'_, PyList>) -> PyResult<Option<Arc<Ready>>> {
         let mut types = vec![];
         let mut numbers = vec![];
         let inputs = self.engine.program().inputs();
@@ -164,7 +167,12 @@ impl Engine {
             }
         }
         let sizes = self.engine.program().bind(&types, &numbers).map_err(raised)?;
-        let binding = self.accept(py.detach(|| self.engine.at(&sizes)).map_err(compiling)?)?;
+        let binding = match self.soon {
+            false => Some(py.detach(|| self.engine.at(&sizes)).map_err(compiling)?),
+            true => py.detach(|| self.engine.soon(&sizes)).map_err(compiling)?,
+        };
+        let Some(binding) = binding else { return Ok(None) };
+        let binding = self.accept(binding)?;
         let mut all = lock(&self.ready);
         let known = all.iter().position(|r| Arc::ptr_eq(&r.binding, &binding));
         let ready = match known {
@@ -181,7 +189,7 @@ impl Engine {
         let kept = self.engine.bindings();
         all.retain(|r| kept.iter().any(|b| Arc::ptr_eq(b, &r.binding)));
         all.insert(0, ready.clone());
-        Ok(ready)
+        Ok(Some(ready))
     }
 
     /// The type of an input tensor on the engine's device.
@@ -324,7 +332,8 @@ impl Engine {
         self.device.kind != CUDA || address.is_multiple_of(kiln::CUDA_ALIGN as u64)
     }
 
-    fn call(&self, py: Python<'_>, args: &Bound<'_, PyList>) -> PyResult<Py<PyList>> {
+    /// Runs the program; `None` while another thread compiles it for these arguments.
+    fn call(&self, py: Python<'_>, args: &Bound<'_, PyList>) -> PyResult<Option<Py<PyList>>> {
         let exchange = Exchange::of(py)?;
         let mut copies = vec![];
         let last = lock(&self.ready).first().cloned();
@@ -339,7 +348,7 @@ impl Engine {
             }
             None => {
                 copies.clear();
-                let ready = self.prepare(py, exchange, args)?;
+                let Some(ready) = self.prepare(py, exchange, args)? else { return Ok(None) };
                 let inputs = self.addresses(exchange, &ready, args, &mut copies)?;
                 let changed = || ShapeError::new_err("an input was resized during the call; pass another tensor");
                 (ready, inputs.ok_or_else(changed)?)
@@ -381,7 +390,7 @@ impl Engine {
             Given::Object(o) => o.clone_ref(py),
             Given::Output(i) => new[*i].clone_ref(py),
         });
-        Ok(PyList::new(py, results)?.unbind())
+        Ok(Some(PyList::new(py, results)?.unbind()))
     }
 }
 
@@ -437,8 +446,9 @@ impl Engine {
         Ok(Engine::build(program, options, Some(program_text), tensors, (originals, copied)))
     }
 
-    /// Runs the program on flat inputs; gives flat outputs.
-    fn run(&self, py: Python<'_>, args: &Bound<'_, PyAny>) -> PyResult<Py<PyList>> {
+    /// Runs the program on flat inputs; gives flat outputs. `None` while another thread compiles it for these inputs, if the options ask for
+    /// that.
+    fn run(&self, py: Python<'_>, args: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyList>>> {
         match args.cast::<PyList>() {
             Ok(list) => self.call(py, list),
             Err(_) => self.call(py, &PyList::new(py, args.try_iter()?.collect::<PyResult<Vec<_>>>()?)?),
@@ -483,15 +493,24 @@ impl Engine {
     }
     /// The bindings, least recently used first.
     fn bindings(&self, py: Python<'_>) -> PyResult<Vec<Py<PyDict>>> {
-        let one = |b: &Arc<Binding>| {
+        // A run that this waits for may need the interpreter.
+        let all =
+            py.detach(|| -> Vec<_> { self.engine.bindings().into_iter().map(|b| (b.session.bytes(), b)).collect() });
+        let one = |([own, shared], b): &([usize; 2], Arc<Binding>)| {
             let d = PyDict::new(py);
             d.set_item("sizes", b.sizes.clone())?;
             d.set_item("hits", b.hits())?;
+            d.set_item("eager", b.calls_before())?;
             d.set_item("compile_s", b.seconds)?;
-            d.set_item("bytes", b.session.bytes_held())?;
+            d.set_item("bytes", own)?;
+            d.set_item("shared_bytes", shared)?;
             Ok(d.unbind())
         };
-        self.engine.bindings().iter().map(one).collect()
+        all.iter().map(one).collect()
+    }
+    /// Bytes of all bindings, what they share counted once.
+    fn bytes(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.engine.bytes())
     }
     /// Operators that torch runs.
     #[pyo3(signature = (sizes = None))]

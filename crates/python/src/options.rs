@@ -11,16 +11,17 @@ pub struct Options {
     pub limits: Limits,
     /// Programs with operators that Kiln does not compile are refused.
     pub refuses_fallbacks: bool,
+    /// New bindings are compiled on another thread, and a call meanwhile runs nothing.
+    pub soon: bool,
 }
 
-const KNOWN: &str =
-    "device, numerics, splits, batch_invariant, fuse, threads, cache_size, cache_bytes, fallback and machine_code";
+const KNOWN: &str = "device, numerics, splits, batch_invariant, fuse, threads, cache_size, cache_bytes, fallback, while_compiling and machine_code";
 
 impl Options {
     /// Reads the options; what is left out is as in `compile`, or has its default.
     pub fn read(given: &Bound<'_, PyDict>, mut compile: CompileOptions) -> PyResult<Options> {
-        let (mut kind, mut threads, mut limits, mut refuses_fallbacks) =
-            (DeviceKind::Cpu, None, Limits::default(), false);
+        let (mut kind, mut threads, mut limits, mut refuses_fallbacks, mut soon) =
+            (DeviceKind::Cpu, None, Limits::default(), false, false);
         for (key, value) in given {
             let key: String = key.extract()?;
             let wrong = |want: &str| {
@@ -57,6 +58,13 @@ impl Options {
                         _ => return Err(wrong("'torch' or 'error'")),
                     }
                 }
+                "while_compiling" => {
+                    soon = match text()?.as_str() {
+                        "wait" => false,
+                        "eager" => true,
+                        _ => return Err(wrong("'wait' or 'eager'")),
+                    }
+                }
                 _ => {
                     let what = format!("there is no option {}; the options are {KNOWN}", Quoted(&key));
                     return Err(UsageError::new_err(what));
@@ -65,7 +73,7 @@ impl Options {
         }
         let compile = compile.on(kind).map_err(raised)?;
         let device = open_device(kind, threads).map_err(raised)?;
-        Ok(Options { compile, device, kind, limits, refuses_fallbacks })
+        Ok(Options { compile, device, kind, limits, refuses_fallbacks, soon })
     }
 }
 
