@@ -161,10 +161,7 @@ impl Program {
     pub fn sizes(&self, wanted: &Sizes, inputs: &[Type]) -> Result<Sizes, Problem> {
         let mut sizes = if inputs.is_empty() { Sizes::new() } else { self.bind(inputs, &[])? };
         for (name, size) in wanted {
-            let symbol = match self.symbols.contains_key(name) {
-                true => name.clone(),
-                false => self.symbol_of_axis(name)?,
-            };
+            let symbol = self.symbol(name)?;
             match sizes.insert(symbol, *size) {
                 Some(other) if other != *size => {
                     let what = format!("dimension `{name}` is {size}, but the inputs given make it {other}");
@@ -180,8 +177,14 @@ impl Program {
         Ok(sizes)
     }
 
-    /// The symbol of `INPUT.AXIS`.
-    fn symbol_of_axis(&self, name: &str) -> Result<String, Problem> {
+    /// The symbol of this name, or of `INPUT.AXIS`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn symbol(&self, name: &str) -> Result<String, Problem> {
+        if self.symbols.contains_key(name) {
+            return Ok(name.into());
+        }
         let unknown = || {
             let axes: Vec<String> = self.symbolic_axes().map(|(axis, symbol)| format!("{axis} ({symbol})")).collect();
             let help = match axes.len() {

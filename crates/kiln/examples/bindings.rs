@@ -3,9 +3,10 @@
 //!     cargo run --release -p kiln --example bindings -- MODEL.pt2 [TARGET] SYMBOL=SIZE[,SYMBOL=SIZE] ...
 //!
 //! One row a binding, in order: seconds of import, plan, lowering and code generation; kernels, distinct block programs, how many of them no
-//! binding before had, and of these how many differ from one before in numbers alone, which extents as parameters might merge.
-use kiln::{CompileOptions, Program, Target, program::Sizes};
-use std::{collections::HashSet, path::Path};
+//! binding before had, and of these how many differ from one before in numbers alone: no more than these could be one
+//! program with extents as parameters. For a GPU also the seconds that `ptxas` takes for the new ones, on all cores.
+use kiln::{CompileOptions, Program, Target, compile::CompiledCode, cubin::Cubins, program::Sizes};
+use std::{collections::HashSet, path::Path, time::Instant};
 
 /// The text with each number replaced.
 fn skeleton(text: &str) -> String {
@@ -39,8 +40,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let all: Vec<Sizes> = args.map(sizes).collect::<Result<_, _>>()?;
     let options = CompileOptions { target, ..CompileOptions::default() };
-    println!("| sizes | import | plan | lower | code | kernels | programs | new | of them in numbers alone |");
-    println!("|---|---|---|---|---|---|---|---|---|");
+    println!("| sizes | import | plan | lower | code | kernels | programs | new | of them in numbers alone | ptxas |");
+    println!("|---|---|---|---|---|---|---|---|---|---|");
     let (mut texts, mut skeletons) = (HashSet::new(), HashSet::new());
     for (sizes, compiled) in all.iter().zip(program.compile_all(&all, &options)?) {
         let text = |p: &kiln_block::Kernel| {
@@ -48,11 +49,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             nameless.name.clear();
             kiln_block::text::print(&nameless)
         };
-        let new: Vec<String> = compiled.programs.iter().map(text).filter(|t| !texts.contains(t)).collect();
+        let all: Vec<String> = compiled.programs.iter().map(text).collect();
+        let start = Instant::now();
+        if let CompiledCode::Ptx(list) = &compiled.code {
+            let fresh = list.iter().zip(&all).filter(|(_, t)| !texts.contains(*t)).map(|(p, _)| p.text.as_str());
+            Cubins::assemble(fresh, target)?;
+        }
+        let assembled = start.elapsed().as_secs_f64();
+        let new: Vec<String> = all.into_iter().filter(|t| !texts.contains(t)).collect();
         let numbers = new.iter().filter(|t| skeletons.contains(&skeleton(t))).count();
         let t = compiled.timings;
         println!(
-            "| {sizes:?} | {:.3} | {:.3} | {:.3} | {:.3} | {} | {} | {} | {numbers} |",
+            "| {sizes:?} | {:.3} | {:.3} | {:.3} | {:.3} | {} | {} | {} | {numbers} | {assembled:.3} |",
             t.import_s,
             t.rewrite_s,
             t.lower_s,

@@ -2,10 +2,14 @@
 //!
 //! Takes: a [`Program`], a device and options. Gives: a [`Binding`] for each binding of its symbols: the program specialised to these sizes,
 //! compiled and loaded. Bindings are kept, the least recently used go first. They share weights, also folded and packed ones (`names`), state,
-//! code, and memory for intermediate results. A new binding may be compiled on another thread ([`Engine::soon`]). Never: rounds a size up, or runs a kernel for sizes it was not compiled for.
+//! code, and memory for intermediate results. A new binding may be compiled on another thread ([`Engine::soon`]), and serve smaller batches
+//! ([`Engine::rounded`]). Never: runs a kernel for sizes it was not compiled for.
+mod buckets;
 mod names;
+mod rows;
 mod soon;
 
+pub use buckets::Rounded;
 pub use soon::finish_all;
 
 use crate::{
@@ -71,6 +75,7 @@ pub struct Engine {
     /// What sessions have in common; made with the first one.
     shared: OnceLock<Arc<Shared>>,
     queue: soon::Queue,
+    buckets: buckets::Buckets,
     /// State after [`Engine::run`], by the program's parameter. What no run has changed is missing.
     state: Mutex<BTreeMap<usize, Tensor>>,
 }
@@ -100,6 +105,7 @@ pub struct Binding {
     pub seconds: f64,
     hits: AtomicU64,
     calls_before: AtomicU64,
+    padded: AtomicU64,
 }
 impl Binding {
     /// How often it was asked for.
@@ -109,6 +115,14 @@ impl Binding {
     /// How many calls of [`Engine::soon`] came before it was ready.
     pub fn calls_before(&self) -> u64 {
         self.calls_before.load(Ordering::Relaxed)
+    }
+    /// How many of its uses were calls of smaller sizes ([`Engine::rounded`]), as far as they were counted.
+    pub fn padded(&self) -> u64 {
+        self.padded.load(Ordering::Relaxed)
+    }
+    /// Counts a call of smaller sizes.
+    pub fn pad(&self) {
+        self.padded.fetch_add(1, Ordering::Relaxed);
     }
     fn count_before(&self, calls: u64) {
         self.calls_before.fetch_add(calls, Ordering::Relaxed);
@@ -152,6 +166,7 @@ impl Engine {
             codes: Codes::default(),
             shared: OnceLock::new(),
             queue: soon::Queue::default(),
+            buckets: buckets::Buckets::default(),
             state: Mutex::default(),
         }
     }
@@ -354,6 +369,7 @@ impl Engine {
             seconds: start.elapsed().as_secs_f64(),
             hits: AtomicU64::new(0),
             calls_before: AtomicU64::new(0),
+            padded: AtomicU64::new(0),
         })
     }
 

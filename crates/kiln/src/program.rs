@@ -161,6 +161,24 @@ impl Program {
         self.program.params.iter().map(|id| self.program.values[*id].name.as_deref().unwrap_or_default())
     }
 
+    /// The symbol of this name, or of a dimension (`x.0`: input and axis).
+    ///
+    /// # Errors
+    /// [`Error::Inputs`] if there is none.
+    pub fn symbol(&self, name: &str) -> Result<String, Error> {
+        self.program.symbol(name).map_err(|p| Error::inputs(p.message, p.help))
+    }
+    /// Shapes of the inputs that are tensors, for these sizes of all symbols.
+    ///
+    /// # Errors
+    /// [`Error::Inputs`] if a symbol is missing.
+    pub fn input_shapes(&self, sizes: &Sizes) -> Result<Vec<Vec<usize>>, Error> {
+        let size = |e: &Extent| usize::try_from(e.value(sizes)?).map_err(|e| e.to_string());
+        let shape = |(_, v): (&Input, &program::Value)| v.shape.iter().map(size).collect::<Result<_, _>>();
+        let shapes: Result<_, String> = self.program.tensor_inputs().map(shape).collect();
+        shapes.map_err(|what| Error::inputs(what, "give the sizes of all symbols"))
+    }
+
     /// The sizes of all symbols: of inputs of these types (which may be empty), those asked for by name (`s53`, or `x.0`: input and axis),
     /// and for the rest those of tracing.
     ///

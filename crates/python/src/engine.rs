@@ -9,7 +9,7 @@ use kiln::{
     Binding, CompileOptions, DeviceKind, Param, Program, Report, Tensor, Type,
     compile::is_collective,
     engine,
-    program::{Arg, InputKind, Sizes},
+    program::{Arg, InputKind, Output, Sizes},
 };
 use pyo3::{intern, prelude::*, types::*};
 use std::{
@@ -38,6 +38,8 @@ pub struct Engine {
     copied: Vec<usize>,
     /// Versions of parameters when they were folded or packed.
     versions: Mutex<BTreeMap<usize, i64>>,
+    /// Versions of all parameters before another thread first folded or packed any.
+    versions_before: Mutex<BTreeMap<usize, i64>>,
     /// What calls were last prepared for; the first is the last one used.
     ready: Mutex<Vec<Arc<Ready>>>,
 }
@@ -85,12 +87,15 @@ impl Engine {
         text: Option<String>,
         tensors: Vec<Option<Py<PyAny>>>,
         (originals, copied): (Vec<Py<PyAny>>, Vec<usize>),
-    ) -> Engine {
+    ) -> PyResult<Engine> {
         let device = dl_device(options.kind);
         let compile = options.compile.clone();
         let torch = Arc::new(Torch::default());
-        let engine = engine::Engine::new(program, options.device, options.compile, options.limits, torch.clone());
-        Engine {
+        let mut engine = engine::Engine::new(program, options.device, options.compile, options.limits, torch.clone());
+        if !options.buckets.is_empty() {
+            engine = engine.with_buckets(options.buckets).map_err(compiling)?;
+        }
+        Ok(Engine {
             engine: Arc::new(engine),
             torch,
             options: compile,
@@ -102,8 +107,9 @@ impl Engine {
             originals,
             copied,
             versions: Mutex::default(),
+            versions_before: Mutex::default(),
             ready: Mutex::default(),
-        }
+        })
     }
 
     /// An engine of a file.
@@ -113,7 +119,7 @@ impl Engine {
         // An artifact keeps what it was compiled with.
         let options = Options::read(options, program.options())?;
         let tensors = program.params().iter().map(|_| None).collect();
-        Ok(Engine::build(program, options, None, tensors, (vec![], vec![])))
+        Engine::build(program, options, None, tensors, (vec![], vec![]))
     }
 
     /// The sizes asked for, else those last used, else those of tracing.
@@ -143,8 +149,8 @@ impl Engine {
         }
     }
 
-    /// What the call with these arguments needs: of the last call, of an earlier one, or new. `None` while another thread compiles it.
-    fn prepare(&self, py: Python<'_>, exchange: &Exchange, args: &Bound<'_, PyList>) -> PyResult<Option<Arc<Ready>>> {
+    /// The sizes of the symbols for these arguments, and the arguments that are numbers.
+    fn sizes_of(&self, exchange: &Exchange, args: &Bound<'_, PyList>) -> PyResult<(Sizes, Vec<i64>)> {
         let mut types = vec![];
         let mut numbers = vec![];
         let inputs = self.engine.program().inputs();
@@ -167,9 +173,22 @@ impl Engine {
             }
         }
         let sizes = self.engine.program().bind(&types, &numbers).map_err(raised)?;
+        Ok((sizes, numbers))
+    }
+
+    /// What calls with these sizes and numbers need: of an earlier call, or new. `None` while another thread compiles it.
+    fn prepare(
+        &self,
+        py: Python<'_>,
+        exchange: &Exchange,
+        (sizes, numbers): &(Sizes, Vec<i64>),
+    ) -> PyResult<Option<Arc<Ready>>> {
         let binding = match self.soon {
-            false => Some(py.detach(|| self.engine.at(&sizes)).map_err(compiling)?),
-            true => py.detach(|| self.engine.soon(&sizes)).map_err(compiling)?,
+            false => Some(py.detach(|| self.engine.at(sizes)).map_err(compiling)?),
+            true => {
+                self.note_versions(py)?;
+                py.detach(|| self.engine.soon(sizes)).map_err(compiling)?
+            }
         };
         let Some(binding) = binding else { return Ok(None) };
         let binding = self.accept(binding)?;
@@ -177,19 +196,36 @@ impl Engine {
         let known = all.iter().position(|r| Arc::ptr_eq(&r.binding, &binding));
         let ready = match known {
             Some(at) => all.remove(at),
-            None => Arc::new(self.make_ready(py, exchange, &binding, &numbers)?),
+            None => Arc::new(self.make_ready(py, exchange, &binding, numbers)?),
         };
         for index in ready.binding.frozen.iter().chain(&self.copied) {
             if let Some(t) = self.originals.get(*index) {
-                let version = version(t.bind(py))?;
+                let before = lock(&self.versions_before).get(index).copied();
+                let version = before.map_or_else(|| version(t.bind(py)), Ok)?;
                 lock(&self.versions).entry(*index).or_insert(version);
             }
         }
         // Bindings that the engine let go have no use here either.
         let kept = self.engine.bindings();
-        all.retain(|r| kept.iter().any(|b| Arc::ptr_eq(b, &r.binding)));
+        let (known, gone): (Vec<_>, Vec<_>) =
+            all.drain(..).partition(|r| kept.iter().any(|b| Arc::ptr_eq(b, &r.binding)));
+        *all = known;
         all.insert(0, ready.clone());
+        drop(all);
+        // On a GPU a session waits for the runs of others, which may need the interpreter.
+        py.detach(|| drop(gone));
         Ok(Some(ready))
+    }
+
+    /// Takes down the versions that parameters have before another thread reads them: a write meanwhile then shows.
+    fn note_versions(&self, py: Python<'_>) -> PyResult<()> {
+        let mut before = lock(&self.versions_before);
+        if before.is_empty() {
+            for (index, t) in self.originals.iter().enumerate() {
+                before.insert(index, version(t.bind(py))?);
+            }
+        }
+        Ok(())
     }
 
     /// The type of an input tensor on the engine's device.
@@ -348,7 +384,11 @@ impl Engine {
             }
             None => {
                 copies.clear();
-                let Some(ready) = self.prepare(py, exchange, args)? else { return Ok(None) };
+                let wanted = self.sizes_of(exchange, args)?;
+                if let Some(rounded) = self.engine.rounded(&wanted.0).map_err(compiling)? {
+                    return self.call_padded(py, args, &rounded);
+                }
+                let Some(ready) = self.prepare(py, exchange, &wanted)? else { return Ok(None) };
                 let inputs = self.addresses(exchange, &ready, args, &mut copies)?;
                 let changed = || ShapeError::new_err("an input was resized during the call; pass another tensor");
                 (ready, inputs.ok_or_else(changed)?)
@@ -369,7 +409,7 @@ impl Engine {
         if let Err(e) = done {
             new.into_iter().try_for_each(|t| exchange.finish(py, t).map(drop))?;
             // What torch.distributed raised is raised as it is, as without Kiln.
-            return Err(self.torch.take_failure().unwrap_or_else(|| raised(e.into())));
+            return Err(self.torch.take_failure().unwrap_or_else(|| raised(kiln::Error::from(e))));
         }
         let new: Vec<Py<PyAny>> = new.into_iter().map(|t: New| exchange.finish(py, t)).collect::<PyResult<_>>()?;
         for (value, written) in new.iter().zip(&ready.written) {
@@ -391,6 +431,56 @@ impl Engine {
             Given::Output(i) => new[*i].clone_ref(py),
         });
         Ok(Some(PyList::new(py, results)?.unbind()))
+    }
+}
+
+impl Engine {
+    /// Runs the program on copies of the arguments, with zeros behind them up to the sizes of a bucket; gives views of its results.
+    fn call_padded(
+        &self,
+        py: Python<'_>,
+        args: &Bound<'_, PyList>,
+        rounded: &engine::Rounded,
+    ) -> PyResult<Option<Py<PyList>>> {
+        let program = self.engine.program();
+        let mut shapes = program.input_shapes(&rounded.sizes).map_err(raised)?.into_iter();
+        let padded = PyList::empty(py);
+        for (input, given) in program.inputs().iter().zip(args.iter()) {
+            match &input.kind {
+                InputKind::Value(_) => {
+                    let shape = shapes.next().unwrap_or_default();
+                    let given = given.call_method0("detach")?;
+                    let sizes: Vec<usize> = given.getattr("shape")?.extract()?;
+                    let mut to = given.clone();
+                    if sizes != shape {
+                        to = given.call_method1("new_zeros", (shape,))?;
+                        let mut part = to.clone();
+                        for (axis, size) in sizes.into_iter().enumerate() {
+                            part = part.call_method1("narrow", (axis, 0, size))?;
+                        }
+                        part.call_method1("copy_", (given,))?;
+                    }
+                    padded.append(to)?;
+                }
+                InputKind::Size(e) => padded.append(e.value(&rounded.sizes).map_err(UsageError::new_err)?)?,
+                InputKind::Constant(_) => padded.append(given)?,
+            }
+        }
+        let Some(outputs) = self.call(py, &padded)? else { return Ok(None) };
+        if let Some(binding) = self.engine.bindings().iter().find(|b| b.sizes == rounded.sizes) {
+            binding.pad();
+        }
+        let outputs = outputs.bind(py);
+        let is_tensor = |o: &Output| matches!(o, Output::Value(_));
+        let tensors = program.outputs().iter().enumerate().filter(|(_, o)| is_tensor(o)).map(|(at, _)| at);
+        for (at, keep) in tensors.zip(&rounded.keep) {
+            let mut kept = outputs.get_item(at)?;
+            for (axis, size) in keep {
+                kept = kept.call_method1("narrow", (*axis, 0, *size))?;
+            }
+            outputs.set_item(at, kept)?;
+        }
+        Ok(Some(outputs.clone().unbind()))
     }
 }
 
@@ -433,7 +523,8 @@ impl Engine {
             }
             let owner: Arc<dyn std::any::Any + Send + Sync> = Arc::new(alias.clone().unbind());
             given.push(match borrowed.device.kind {
-                // SAFETY: the alias keeps the memory; torch writes it only from Python code, which the run does not overlap.
+                // SAFETY: the alias keeps the memory; torch writes it only from Python code, which the run does not overlap. Loading on another
+                // thread may overlap a write, as any two threads of torch may: the version then differs, and the value is loaded again.
                 CPU => Param::Host(unsafe { foreign(borrowed.ty, borrowed.address, owner) }),
                 // SAFETY: as above, and torch's allocations end at multiples of 512 bytes.
                 _ => unsafe { Param::device(borrowed.ty, borrowed.address, owner) },
@@ -443,7 +534,7 @@ impl Engine {
         let program_text = program.to_string();
         let program = Program::from_json(program, given).map_err(compiling)?;
         let originals = params.into_iter().map(Bound::unbind).collect();
-        Ok(Engine::build(program, options, Some(program_text), tensors, (originals, copied)))
+        Engine::build(program, options, Some(program_text), tensors, (originals, copied))
     }
 
     /// Runs the program on flat inputs; gives flat outputs. `None` while another thread compiles it for these inputs, if the options ask for
@@ -501,6 +592,7 @@ impl Engine {
             d.set_item("sizes", b.sizes.clone())?;
             d.set_item("hits", b.hits())?;
             d.set_item("eager", b.calls_before())?;
+            d.set_item("padded", b.padded())?;
             d.set_item("compile_s", b.seconds)?;
             d.set_item("bytes", own)?;
             d.set_item("shared_bytes", shared)?;
