@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from kiln import _native, export
 from kiln import options as known_options
+from kiln._native import UsageError
 from kiln.compiled import Compiled
 
 
@@ -40,6 +41,11 @@ def load(
     file = Path(path)
     device = device or "cpu"
     given = known_options.check(options, backend=False)
+    if given.get("while_compiling") == "eager":
+        raise UsageError(
+            "while_compiling='eager' runs the module meanwhile, which a file does not have: leave "
+            "the option out"
+        )
     engine = _native.open(os.fspath(file), known_options.for_engine(given, device))
     in_spec, out_spec = _nesting(file)
     return Compiled(engine, export.Face(file.name, device, in_spec, out_spec, state=None))

@@ -410,6 +410,9 @@ class _Runner:
             raise
         except KilnError as error:
             return self.refuse(args, error)
+        if outputs is None:
+            # Another thread compiles for these sizes.
+            return self.eagerly(args)
         if self.tail is not None:
             outputs = self.tail(outputs, args)
         args.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,7 +97,15 @@ def compile(
     for_engine = known_options.for_engine(given, read.face.device)
     engine = Engine(read.program.text, read.params, for_engine)
     checked = bool(read.params) and known_options.is_checked(given)
-    compiled = Compiled(engine, read.face, checked=checked, decoder=decoder)
+    eager = None
+    if given.get("while_compiling") == "eager":
+        eager = module if module is not None and device is None else exported.module()
+        if read.face.state and eager is not module:
+            raise UsageError(
+                "while_compiling='eager' runs the module meanwhile, and this program writes to "
+                "buffers: pass the module itself, on the device where it is to run"
+            )
+    compiled = Compiled(engine, read.face, checked=checked, eager=eager, decoder=decoder)
     for sizes in warm or ():
         compiled.warm(sizes)
     return compiled
@@ -123,9 +131,12 @@ class Compiled:
         face: export.Face,
         *,
         checked: bool = False,
+        eager: Callable[..., Any] | None = None,
         decoder: Decoder | None = None,
     ) -> None:
         self.engine = engine
+        #: Serves calls for whose sizes another thread compiles.
+        self._eager = eager
         self._decoder = decoder
         #: Whether each call looks for weights that were changed in place.
         self._checked = checked
@@ -156,6 +167,9 @@ class Compiled:
             outputs = self._run(list(args))
         else:
             outputs = self._run(self._flatten(args, kwargs))
+        if outputs is None:
+            with torch.no_grad():
+                return self._eager(*args, **kwargs)  # type: ignore[misc]
         return outputs[0] if self._single else self._unflatten(outputs)
 
     def steps(self, count: int, *args: Any, **kwargs: Any) -> Any:
@@ -177,7 +191,14 @@ class Compiled:
         """
         if self._checked and self.engine.changed():
             self.engine.refresh()
-        return self._unflatten(self.engine.steps(count, self._flatten(args, kwargs)))
+        outputs = self.engine.steps(count, self._flatten(args, kwargs))
+        if outputs is not None:
+            return self._unflatten(outputs)
+        result = None
+        with torch.no_grad():
+            for _ in range(count):
+                result = self._eager(*args, **kwargs)  # type: ignore[misc]
+        return result
 
     def generate(
         self,
@@ -335,13 +356,25 @@ class Compiled:
         return Report.of_engine(self.engine, None if sizes is None else self._sizes(sizes))
 
     def bindings(self) -> list[dict[str, Any]]:
-        """The sizes that were compiled: hits, seconds of compilation and bytes of each.
+        """The sizes that were compiled: of each its hits, the calls that were served eagerly before
+        it was ready, seconds of compilation, bytes of its own, and bytes of what others share with
+        it (`shared_bytes`). `Compiled.bytes` counts what is shared once.
 
         >>> import torch, kiln
         >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True).bindings()
         []
         """
         return self.engine.bindings()
+
+    def bytes(self) -> int:
+        """Bytes of all bindings: folded and packed weights, copies of parameters, and memory for
+        intermediate results, which they share, and what each has of its own.
+
+        >>> import torch, kiln
+        >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),)).bytes()
+        0
+        """
+        return self.engine.bytes()
 
     def refresh(self) -> None:
         """Takes up changed weights: needed where `options` say that they are frozen, after writing

@@ -18,6 +18,8 @@ ENGINE = (
     "cache_size",
     "cache_bytes",
     "fallback",
+    "while_compiling",
+    "buckets",
     "machine_code",
 )
 
@@ -32,6 +34,9 @@ PYTHON: dict[str, tuple[Any, ...]] = {
 
 #: Those of torch.compile alone.
 _BACKEND = ("training",)
+
+#: Those of kiln.compile and kiln.load alone: graphs of dynamo have no names for their inputs' sizes.
+_PROGRAM = ("buckets",)
 
 
 def is_checked(options: Mapping[str, Any]) -> bool:
@@ -52,6 +57,8 @@ def check(options: Mapping[str, Any] | None, *, backend: bool) -> dict[str, Any]
     given = dict(options or {})
     known = [*ENGINE, *(name for name in PYTHON if backend or name not in _BACKEND)]
     for name, value in given.items():
+        if backend and name in _PROGRAM:
+            raise UsageError(f"torch.compile does not take the option {name!r}: use kiln.compile")
         if name not in known:
             close = difflib.get_close_matches(str(name), known, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""

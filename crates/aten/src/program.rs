@@ -210,6 +210,24 @@ impl Program {
         Ok(sizes)
     }
 
+    /// The symbol of this name, or that is the size of `INPUT.AXIS`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn symbol(&self, name: &str) -> Result<String, Problem> {
+        if self.symbols.contains_key(name) {
+            return Ok(name.into());
+        }
+        match self.extent_of_axis(name)? {
+            Extent::Symbol(s) => Ok(s.clone()),
+            other => {
+                let free = other.symbols().into_iter().collect::<Vec<_>>().join(" and of ");
+                Err(Problem::new(format!("dimension `{name}` is {other}"))
+                    .help(format!("name the size of {free} in its place")))
+            }
+        }
+    }
+
     /// The size of `INPUT.AXIS`, which has a symbol in it.
     fn extent_of_axis(&self, name: &str) -> Result<&Extent, Problem> {
         let unknown = || {

@@ -1,9 +1,17 @@
 //! A program that is compiled for the sizes it is called with, as they come.
 //!
 //! Takes: a [`Program`], a device and options. Gives: a [`Binding`] for each binding of its symbols: the program specialised to these sizes,
-//! compiled and loaded. Bindings are kept, the least recently used go first; weights, state and code that bindings have in common are
-//! shared. Never: rounds a size up, or runs a kernel for sizes it was not compiled for.
+//! compiled and loaded. Bindings are kept, the least recently used go first. They share weights, also folded and packed ones (`names`), state,
+//! code, and memory for intermediate results. A new binding may be compiled on another thread ([`Engine::soon`]), and serve smaller batches
+//! ([`Engine::rounded`]). Never: runs a kernel for sizes it was not compiled for.
+mod buckets;
+mod names;
+mod rows;
 mod run;
+mod soon;
+
+pub use buckets::Rounded;
+pub use soon::finish_all;
 
 use crate::{
     CompileOptions, Compiled, DeviceKind, Error, Program,
@@ -14,7 +22,7 @@ use crate::{
 use kiln_aten::raw::Arg;
 use kiln_graph::Type;
 use kiln_plan::Contract;
-use kiln_runtime::{Callbacks, Device, Param, Session};
+use kiln_runtime::{Callbacks, Device, Param, Session, Shared};
 use std::{
     path::Path,
     sync::{
@@ -28,7 +36,7 @@ use std::{
 pub struct Limits {
     /// The most bindings.
     pub bindings: usize,
-    /// The most bytes that sessions hold, weights that are read in place left out; one binding is kept whatever it takes.
+    /// The most bytes that sessions hold ([`Engine::bytes`]); one binding is kept whatever it takes.
     pub bytes: usize,
 }
 impl Default for Limits {
@@ -64,6 +72,10 @@ pub struct Engine {
     /// Held while a binding is compiled, so that threads that want the same one compile it once.
     compiling: Mutex<()>,
     codes: Codes,
+    /// What sessions have in common; made with the first one.
+    shared: OnceLock<Arc<Shared>>,
+    queue: soon::Queue,
+    buckets: buckets::Buckets,
     /// State of [`Engine::run`].
     state: Mutex<run::Kept>,
     /// The program's parameters that are state, once they were asked for by name.
@@ -94,11 +106,28 @@ pub struct Binding {
     /// Seconds from the program to the loaded session.
     pub seconds: f64,
     hits: AtomicU64,
+    calls_before: AtomicU64,
+    padded: AtomicU64,
 }
 impl Binding {
     /// How often it was asked for.
     pub fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed)
+    }
+    /// How many calls of [`Engine::soon`] came before it was ready.
+    pub fn calls_before(&self) -> u64 {
+        self.calls_before.load(Ordering::Relaxed)
+    }
+    /// How many of its uses were calls of smaller sizes ([`Engine::rounded`]), as far as they were counted.
+    pub fn padded(&self) -> u64 {
+        self.padded.load(Ordering::Relaxed)
+    }
+    /// Counts a call of smaller sizes.
+    pub fn pad(&self) {
+        self.padded.fetch_add(1, Ordering::Relaxed);
+    }
+    fn count_before(&self, calls: u64) {
+        self.calls_before.fetch_add(calls, Ordering::Relaxed);
     }
     /// Counts a use that did not go through [`Engine::bind`].
     pub fn hit(&self) {
@@ -137,6 +166,9 @@ impl Engine {
             bindings: Mutex::default(),
             compiling: Mutex::default(),
             codes: Codes::default(),
+            shared: OnceLock::new(),
+            queue: soon::Queue::default(),
+            buckets: buckets::Buckets::default(),
             state: Mutex::default(),
             names: OnceLock::new(),
         }
@@ -187,22 +219,37 @@ impl Engine {
         if let Some(known) = self.known(sizes) {
             return Ok(known);
         }
+        self.made(sizes).inspect(|made| made.hit())
+    }
+    /// As [`Engine::at`], without counting a use.
+    fn made(&self, sizes: &Sizes) -> std::result::Result<Arc<Binding>, Error> {
         let _alone = lock(&self.compiling);
-        if let Some(known) = self.known(sizes) {
+        let known = lock(&self.bindings).iter().find(|b| b.sizes == *sizes).cloned();
+        if let Some(known) = known {
             return Ok(known);
         }
         let made = Arc::new(self.make(sizes)?);
-        made.hit();
-        let mut bindings = lock(&self.bindings);
-        bindings.push(made.clone());
-        let over = |all: &[Arc<Binding>]| {
-            let bytes = all.iter().map(|b| b.session.bytes_held()).fold(0, usize::saturating_add);
-            all.len() > 1 && (all.len() > self.limits.bindings.max(1) || bytes > self.limits.bytes)
-        };
-        while over(&bindings) {
-            bindings.remove(0);
+        lock(&self.bindings).push(made.clone());
+        // Weights may have changed meanwhile.
+        made.session.refresh()?;
+        while let Some(first) = self.over() {
+            lock(&self.bindings).retain(|b| !Arc::ptr_eq(b, &first));
         }
         Ok(made)
+    }
+    /// The binding to let go, if there are too many. Not under the lock of bindings: sessions tell their bytes between runs.
+    fn over(&self) -> Option<Arc<Binding>> {
+        let all = self.bindings();
+        let too_many = all.len() > self.limits.bindings.max(1);
+        let too_large = || self.limits.bytes < usize::MAX && self.bytes() > self.limits.bytes;
+        (all.len() > 1 && (too_many || too_large())).then(|| all[0].clone())
+    }
+    /// Bytes on the device that sessions hold: what they have in common once, and what each has of its own. The program's parameters are not
+    /// among them, where runs read them in place.
+    pub fn bytes(&self) -> usize {
+        let own = |b: &Arc<Binding>| b.session.bytes()[0];
+        let own = self.bindings().iter().map(own).fold(0, usize::saturating_add);
+        own.saturating_add(self.shared.get().map_or(0, |s| s.bytes()))
     }
 
     /// A binding that was made before; it becomes the most recently used.
@@ -218,13 +265,20 @@ impl Engine {
     fn make(&self, sizes: &Sizes) -> std::result::Result<Binding, Error> {
         let start = std::time::Instant::now();
         let Specialised { model, params, origins, states } = self.program.specialise(sizes)?;
-        let mut compiled = self.program.compile_model(&model, &self.options, &self.codes)?;
-        compiled.timings.import_s = model.import_s;
+        let compiled = self.program.compile_model(&model, &self.options, &self.codes)?;
         let mut executable = compiled.executable();
         let writes: Vec<(usize, usize)> = model.writes.iter().map(|w| (w.input, w.output)).collect();
         let left = executable.write_in_place(&writes);
         let frozen = executable.frozen_params().into_iter().filter_map(|p| *origins.get(p)?).collect();
-        let session = Session::with_params(&self.device, executable, params, self.callbacks.clone())?;
+        let shared = match self.shared.get() {
+            Some(shared) => shared,
+            None => {
+                let new = Shared::new(&self.device)?;
+                self.shared.get_or_init(|| new)
+            }
+        };
+        let names = names::names(&compiled, &params, &origins);
+        let session = Session::sharing(shared, executable, params, &names, self.callbacks.clone())?;
         let given = model.graph.inputs.len() - states.len();
         let inputs = model.graph.inputs[..given].iter().map(|v| model.graph.ty(*v).clone()).collect();
         let mut outputs = model.graph.outputs.iter().map(|v| model.graph.ty(*v).clone()).enumerate();
@@ -247,14 +301,19 @@ impl Engine {
             session,
             seconds: start.elapsed().as_secs_f64(),
             hits: AtomicU64::new(0),
+            calls_before: AtomicU64::new(0),
+            padded: AtomicU64::new(0),
         })
     }
 
-    /// Folds and packs weights again, after their values have changed.
+    /// Folds and packs weights again, each once, after their values have changed.
     ///
     /// # Errors
     /// If memory is short or the device fails.
     pub fn refresh(&self) -> std::result::Result<(), Error> {
+        if let Some(shared) = self.shared.get() {
+            shared.renew();
+        }
         self.bindings().iter().try_for_each(|b| b.session.refresh()).map_err(Error::from)
     }
     /// The parameters of the program that some binding changes.

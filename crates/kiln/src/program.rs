@@ -161,6 +161,24 @@ impl Program {
         self.program.params.iter().map(|id| self.program.values[*id].name.as_deref().unwrap_or_default())
     }
 
+    /// The symbol of this name, or of a dimension (`x.0`: input and axis).
+    ///
+    /// # Errors
+    /// [`Error::Inputs`] if there is none.
+    pub fn symbol(&self, name: &str) -> Result<String, Error> {
+        self.program.symbol(name).map_err(|p| Error::inputs(p.message, p.help))
+    }
+    /// Shapes of the inputs that are tensors, for these sizes of all symbols.
+    ///
+    /// # Errors
+    /// [`Error::Inputs`] if a symbol is missing.
+    pub fn input_shapes(&self, sizes: &Sizes) -> Result<Vec<Vec<usize>>, Error> {
+        let size = |e: &Extent| usize::try_from(e.value(sizes)?).map_err(|e| e.to_string());
+        let shape = |(_, v): (&Input, &program::Value)| v.shape.iter().map(size).collect::<Result<_, _>>();
+        let shapes: Result<_, String> = self.program.tensor_inputs().map(shape).collect();
+        shapes.map_err(|what| Error::inputs(what, "give the sizes of all symbols"))
+    }
+
     /// The sizes of all symbols: of inputs of these types (which may be empty), those asked for by name (`s53`, or `x.0`: input and axis),
     /// and for the rest those of tracing.
     ///
@@ -213,10 +231,29 @@ impl Program {
         options: &CompileOptions,
         codes: &Codes,
     ) -> Result<Compiled, Error> {
-        match self.made() {
-            Some(made) => made.compile(model, options, codes),
-            None => compile::from_plan_with(model, compile::plan(model, options)?, options, codes),
-        }
+        let start = std::time::Instant::now();
+        let mut compiled = match self.made() {
+            Some(made) => made.compile(model, options, codes)?,
+            None => {
+                let plan = compile::plan(model, options)?;
+                let planned = start.elapsed();
+                let mut compiled = compile::from_plan_with(model, plan, options, codes)?;
+                compiled.timings.rewrite_s = planned.as_secs_f64();
+                compiled
+            }
+        };
+        compiled.timings.import_s = model.import_s;
+        compiled.timings.compile_s = start.elapsed().as_secs_f64();
+        Ok(compiled)
+    }
+    /// Compiles for several sizes, one after the other, without weights. Programs that are equal are compiled once.
+    ///
+    /// # Errors
+    /// As [`Program::compile`].
+    pub fn compile_all(&self, all: &[Sizes], options: &CompileOptions) -> Result<Vec<Compiled>, Error> {
+        let codes = Codes::default();
+        let one = |sizes: &Sizes| self.compile_model(&self.specialise(sizes)?.model, options, &codes);
+        all.iter().map(one).collect()
     }
 
     /// The model for these sizes without its weights, to ask about its plan.

@@ -117,3 +117,129 @@ fn inputs_that_do_not_fit_are_errors_of_their_own() {
     }
     assert!(engine.bindings().is_empty());
 }
+
+/// Rows of `x` times a weight that is transposed, and so folded when it is loaded; `n` rows.
+const PROJECT: &str = r#"{
+    "name": "project",
+    "symbols": {"n": {"min": 1, "max": 100, "hint": 8}},
+    "values": [
+        {"dtype": "f32", "shape": ["Symbol('n')", 16]},
+        {"dtype": "f32", "shape": [16, 16], "name": "weight"},
+        {"dtype": "f32", "shape": [16, 16]},
+        {"dtype": "f32", "shape": [16, 16]},
+        {"dtype": "f32", "shape": ["Symbol('n')", 16]},
+        {"dtype": "f32", "shape": ["Symbol('n')", 16]}],
+    "inputs": [{"name": "x", "value": 0}],
+    "params": [1],
+    "calls": [
+        {"name": "aten::exp", "overload": "", "args": [{"value": 1}], "outs": [2]},
+        {"name": "aten::mul", "overload": "Tensor", "args": [{"value": 2}, {"value": 1}], "outs": [3]},
+        {"name": "aten::mm", "overload": "", "args": [{"value": 0}, {"value": 3}], "outs": [4]},
+        {"name": "aten::softmax", "overload": "int", "args": [{"value": 4}, {"int": AXIS}, "none"], "outs": [5],
+         "source": "model.py:7"}],
+    "outputs": [{"value": 5}],
+    "writes": []
+}"#;
+
+fn project(axis: usize, limits: Limits) -> Engine {
+    let params = vec![Param::Host(f32s(&[16, 16], &std::array::from_fn::<_, 256, _>(|i| (i % 7) as f64 / 7.0)))];
+    let program = Program::from_json(&PROJECT.replace("AXIS", &axis.to_string()), params).expect("valid");
+    Engine::new(program, Device::open("cpu").expect("a host"), CompileOptions::default(), limits, Arc::new(Reference))
+}
+fn of(n: i64) -> Sizes {
+    Sizes::from([("n".into(), n)])
+}
+fn rows(n: usize) -> Tensor {
+    Tensor::from_f64(Type::new(DType::F32, [n, 16]), (0..16 * n).map(|i| (i % 13) as f64 / 13.0))
+}
+
+#[test]
+fn bindings_share_weights_and_the_arena() {
+    let engine = project(1, Limits::default());
+    let [first, second] = [40, 64].map(|n| engine.at(&of(n)).expect("compiled"));
+    let [own, shared] = second.session.bytes();
+    assert!(shared > 16 * 16 * 4, "the folded weight is there: {shared}");
+    // The second is larger in memory for intermediate results alone, which is the first one's as well.
+    let values = |b: &kiln::Binding| b.session.bytes()[1] - b.session.memory().run.bytes;
+    assert_eq!(values(&first), values(&second));
+    let arena = first.session.memory().run.bytes.max(second.session.memory().run.bytes);
+    let before = engine.bytes();
+    assert_eq!(before, values(&second) + arena + own + first.session.bytes()[0]);
+    assert_eq!(
+        engine.run(&[rows(40)]).expect("runs")[0].bytes(),
+        &engine.run(&[rows(64)]).expect("runs")[0].bytes()[..40 * 64]
+    );
+    let alone = project(1, Limits { bytes: before - 1, ..Limits::default() });
+    [40, 64].map(|n| alone.at(&of(n)).expect("compiled"));
+    assert_eq!(alone.bindings().len(), 1, "what is shared counts once, and one more byte is too many");
+    let both = project(1, Limits { bytes: before, ..Limits::default() });
+    [40, 64].map(|n| both.at(&of(n)).expect("compiled"));
+    assert_eq!(both.bindings().len(), 2);
+}
+
+/// A new binding is compiled elsewhere; calls meanwhile are counted.
+#[test]
+fn a_binding_soon() {
+    let engine = Arc::new(project(1, Limits::default()));
+    assert!(engine.soon(&of(5)).expect("nothing yet").is_none());
+    let mut calls = 1;
+    let ready = loop {
+        match engine.soon(&of(5)).expect("compiles") {
+            Some(ready) => break ready,
+            None => calls += 1,
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(ready.hits(), 1);
+    // The thread adds them up right after the binding is there.
+    while ready.calls_before() == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(ready.calls_before(), calls);
+    assert!(Arc::ptr_eq(&ready, &engine.at(&of(5)).expect("known")));
+    let x = rows(5);
+    assert_eq!(
+        engine.run_binding(&ready, std::slice::from_ref(&x)).expect("runs"),
+        project(1, Limits::default()).run(&[x]).expect("runs")
+    );
+}
+
+/// Threads that ask for the same and other sizes at once get each binding once.
+#[test]
+fn bindings_soon_for_many_threads() {
+    let engine = Arc::new(project(1, Limits::default()));
+    let together = std::sync::Barrier::new(4);
+    std::thread::scope(|scope| {
+        for t in 0..4 {
+            let (engine, together) = (&engine, &together);
+            scope.spawn(move || {
+                together.wait();
+                for n in [3, 4, 3 + t] {
+                    while engine.soon(&of(n)).expect("compiles").is_none() {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+    });
+    let mut sizes: Vec<i64> = engine.bindings().iter().map(|b| b.sizes["n"]).collect();
+    sizes.sort_unstable();
+    assert_eq!(sizes, [3, 4, 5, 6]);
+}
+
+#[test]
+fn a_batch_is_rounded_up_where_rows_are_independent() {
+    let buckets = || std::collections::BTreeMap::from([("x.0".to_string(), vec![32, 8])]);
+    let engine = project(1, Limits::default()).with_buckets(buckets()).expect("rows are independent");
+    let rounded = |n: i64| engine.rounded(&of(n)).expect("proved").map(|r| (r.sizes["n"], r.keep));
+    assert_eq!(rounded(5), Some((8, vec![vec![(0, 5)]])));
+    assert_eq!(rounded(1), Some((8, vec![vec![(0, 1)]])));
+    assert_eq!(rounded(9), Some((32, vec![vec![(0, 9)]])));
+    assert_eq!([rounded(8), rounded(32), rounded(33)], [None, None, None]);
+    let e = project(0, Limits::default()).with_buckets(buckets()).err().expect("softmax mixes").to_string();
+    assert_eq!(e, "`x.0` of project cannot be rounded up: `softmax` (model.py:7) mixes the rows of the batch");
+    let unknown = std::collections::BTreeMap::from([("y.0".to_string(), vec![8])]);
+    assert!(project(1, Limits::default()).with_buckets(unknown).is_err());
+    let large = std::collections::BTreeMap::from([("n".to_string(), vec![200])]);
+    assert!(project(1, Limits::default()).with_buckets(large).is_err(), "out of range");
+}

@@ -9,7 +9,7 @@ use kiln::{
     Binding, CompileOptions, DeviceKind, Feed, Param, Program, Report, Tensor, Type,
     compile::is_collective,
     engine,
-    program::{Arg, InputKind, Sizes},
+    program::{Arg, InputKind, Output, Sizes},
 };
 use pyo3::{intern, prelude::*, types::*};
 use std::{
@@ -21,11 +21,13 @@ use std::{
 /// One program with its weights, and its specialisations by sizes.
 #[pyclass(frozen, module = "kiln._native")]
 pub struct Engine {
-    engine: engine::Engine,
+    engine: Arc<engine::Engine>,
     torch: Arc<Torch>,
     options: CompileOptions,
     device: DLDevice,
     refuses_fallbacks: bool,
+    /// New bindings are compiled on another thread.
+    soon: bool,
     /// The program's JSON, if it came as such.
     text: Option<String>,
     /// Tensors of the program's parameters, by their order: all of a traced program, else those that are state.
@@ -36,6 +38,8 @@ pub struct Engine {
     copied: Vec<usize>,
     /// Versions of parameters when they were folded or packed.
     versions: Mutex<BTreeMap<usize, i64>>,
+    /// Versions of all parameters before another thread first folded or packed any.
+    versions_before: Mutex<BTreeMap<usize, i64>>,
     /// What calls were last prepared for; the first is the last one used.
     ready: Mutex<Vec<Arc<Ready>>>,
 }
@@ -85,24 +89,29 @@ impl Engine {
         text: Option<String>,
         tensors: Vec<Option<Py<PyAny>>>,
         (originals, copied): (Vec<Py<PyAny>>, Vec<usize>),
-    ) -> Engine {
+    ) -> PyResult<Engine> {
         let device = dl_device(options.kind);
         let compile = options.compile.clone();
         let torch = Arc::new(Torch::default());
-        let engine = engine::Engine::new(program, options.device, options.compile, options.limits, torch.clone());
-        Engine {
-            engine,
+        let mut engine = engine::Engine::new(program, options.device, options.compile, options.limits, torch.clone());
+        if !options.buckets.is_empty() {
+            engine = engine.with_buckets(options.buckets).map_err(compiling)?;
+        }
+        Ok(Engine {
+            engine: Arc::new(engine),
             torch,
             options: compile,
             device,
             refuses_fallbacks: options.refuses_fallbacks,
+            soon: options.soon,
             text,
             tensors: Mutex::new(tensors),
             originals,
             copied,
             versions: Mutex::default(),
+            versions_before: Mutex::default(),
             ready: Mutex::default(),
-        }
+        })
     }
 
     /// An engine of a file.
@@ -112,7 +121,7 @@ impl Engine {
         // An artifact keeps what it was compiled with.
         let options = Options::read(options, program.options())?;
         let tensors = program.params().iter().map(|_| None).collect();
-        Ok(Engine::build(program, options, None, tensors, (vec![], vec![])))
+        Engine::build(program, options, None, tensors, (vec![], vec![]))
     }
 
     /// The sizes asked for, else those last used, else those of tracing.
@@ -142,8 +151,8 @@ impl Engine {
         }
     }
 
-    /// What the call with these arguments needs: of the last call, of an earlier one, or new.
-    fn prepare(&self, py: Python<'_>, exchange: &Exchange, args: &Bound<'_, PyList>) -> PyResult<Arc<Ready>> {
+    /// The sizes of the symbols for these arguments, and the arguments that are numbers.
+    fn sizes_of(&self, exchange: &Exchange, args: &Bound<'_, PyList>) -> PyResult<(Sizes, Vec<i64>)> {
         let mut types = vec![];
         let mut numbers = vec![];
         let inputs = self.engine.program().inputs();
@@ -166,24 +175,59 @@ impl Engine {
             }
         }
         let sizes = self.engine.program().bind(&types, &numbers).map_err(raised)?;
-        let binding = self.accept(py.detach(|| self.engine.at(&sizes)).map_err(compiling)?)?;
+        Ok((sizes, numbers))
+    }
+
+    /// What calls with these sizes and numbers need: of an earlier call, or new. `None` while another thread compiles it.
+    fn prepare(
+        &self,
+        py: Python<'_>,
+        exchange: &Exchange,
+        (sizes, numbers): &(Sizes, Vec<i64>),
+    ) -> PyResult<Option<Arc<Ready>>> {
+        let binding = match self.soon {
+            false => Some(py.detach(|| self.engine.at(sizes)).map_err(compiling)?),
+            true => {
+                self.note_versions(py)?;
+                py.detach(|| self.engine.soon(sizes)).map_err(compiling)?
+            }
+        };
+        let Some(binding) = binding else { return Ok(None) };
+        let binding = self.accept(binding)?;
         let mut all = lock(&self.ready);
         let known = all.iter().position(|r| Arc::ptr_eq(&r.binding, &binding));
         let ready = match known {
             Some(at) => all.remove(at),
-            None => Arc::new(self.make_ready(py, exchange, &binding, &numbers)?),
+            None => Arc::new(self.make_ready(py, exchange, &binding, numbers)?),
         };
         for index in ready.binding.frozen.iter().chain(&self.copied) {
             if let Some(t) = self.originals.get(*index) {
-                let version = version(t.bind(py))?;
+                let before = lock(&self.versions_before).get(index).copied();
+                let version = before.map_or_else(|| version(t.bind(py)), Ok)?;
                 lock(&self.versions).entry(*index).or_insert(version);
             }
         }
         // Bindings that the engine let go have no use here either.
         let kept = self.engine.bindings();
-        all.retain(|r| kept.iter().any(|b| Arc::ptr_eq(b, &r.binding)));
+        let (known, gone): (Vec<_>, Vec<_>) =
+            all.drain(..).partition(|r| kept.iter().any(|b| Arc::ptr_eq(b, &r.binding)));
+        *all = known;
         all.insert(0, ready.clone());
-        Ok(ready)
+        drop(all);
+        // On a GPU a session waits for the runs of others, which may need the interpreter.
+        py.detach(|| drop(gone));
+        Ok(Some(ready))
+    }
+
+    /// Takes down the versions that parameters have before another thread reads them: a write meanwhile then shows.
+    fn note_versions(&self, py: Python<'_>) -> PyResult<()> {
+        let mut before = lock(&self.versions_before);
+        if before.is_empty() {
+            for (index, t) in self.originals.iter().enumerate() {
+                before.insert(index, version(t.bind(py))?);
+            }
+        }
+        Ok(())
     }
 
     /// The type of an input tensor on the engine's device.
@@ -327,8 +371,9 @@ impl Engine {
         self.device.kind != CUDA || address.is_multiple_of(kiln::CUDA_ALIGN as u64)
     }
 
-    /// Runs `count` times, on a GPU without waiting; gives the outputs of the last run.
-    fn call(&self, py: Python<'_>, count: usize, args: &Bound<'_, PyList>) -> PyResult<Py<PyList>> {
+    /// Runs `count` times, on a GPU without waiting; gives the outputs of the last run. `None` while another thread compiles the program for
+    /// these arguments.
+    fn call(&self, py: Python<'_>, count: usize, args: &Bound<'_, PyList>) -> PyResult<Option<Py<PyList>>> {
         let exchange = Exchange::of(py)?;
         let mut copies = vec![];
         let last = lock(&self.ready).first().cloned();
@@ -343,7 +388,11 @@ impl Engine {
             }
             None => {
                 copies.clear();
-                let ready = self.prepare(py, exchange, args)?;
+                let wanted = self.sizes_of(exchange, args)?;
+                if let Some(rounded) = self.engine.rounded(&wanted.0).map_err(compiling)? {
+                    return self.call_padded(py, count, args, &rounded);
+                }
+                let Some(ready) = self.prepare(py, exchange, &wanted)? else { return Ok(None) };
                 let inputs = self.addresses(exchange, &ready, args, &mut copies)?;
                 let changed = || ShapeError::new_err("an input was resized during the call; pass another tensor");
                 (ready, inputs.ok_or_else(changed)?)
@@ -366,7 +415,7 @@ impl Engine {
         if let Err(e) = done {
             new.into_iter().try_for_each(|t| exchange.finish(py, t).map(drop))?;
             // What torch.distributed raised is raised as it is, as without Kiln.
-            return Err(self.torch.take_failure().unwrap_or_else(|| raised(e.into())));
+            return Err(self.torch.take_failure().unwrap_or_else(|| raised(kiln::Error::from(e))));
         }
         let new: Vec<Py<PyAny>> = new.into_iter().map(|t: New| exchange.finish(py, t)).collect::<PyResult<_>>()?;
         for (value, written) in new.iter().zip(&ready.written) {
@@ -387,7 +436,58 @@ impl Engine {
             Given::Object(o) => o.clone_ref(py),
             Given::Output(i) => new[*i].clone_ref(py),
         });
-        Ok(PyList::new(py, results)?.unbind())
+        Ok(Some(PyList::new(py, results)?.unbind()))
+    }
+}
+
+impl Engine {
+    /// Runs the program on copies of the arguments, with zeros behind them up to the sizes of a bucket; gives views of its results.
+    fn call_padded(
+        &self,
+        py: Python<'_>,
+        count: usize,
+        args: &Bound<'_, PyList>,
+        rounded: &engine::Rounded,
+    ) -> PyResult<Option<Py<PyList>>> {
+        let program = self.engine.program();
+        let mut shapes = program.input_shapes(&rounded.sizes).map_err(raised)?.into_iter();
+        let padded = PyList::empty(py);
+        for (input, given) in program.inputs().iter().zip(args.iter()) {
+            match &input.kind {
+                InputKind::Value(_) => {
+                    let shape = shapes.next().unwrap_or_default();
+                    let given = given.call_method0("detach")?;
+                    let sizes: Vec<usize> = given.getattr("shape")?.extract()?;
+                    let mut to = given.clone();
+                    if sizes != shape {
+                        to = given.call_method1("new_zeros", (shape,))?;
+                        let mut part = to.clone();
+                        for (axis, size) in sizes.into_iter().enumerate() {
+                            part = part.call_method1("narrow", (axis, 0, size))?;
+                        }
+                        part.call_method1("copy_", (given,))?;
+                    }
+                    padded.append(to)?;
+                }
+                InputKind::Size(e) => padded.append(e.value(&rounded.sizes).map_err(UsageError::new_err)?)?,
+                InputKind::Constant(_) => padded.append(given)?,
+            }
+        }
+        let Some(outputs) = self.call(py, count, &padded)? else { return Ok(None) };
+        if let Some(binding) = self.engine.bindings().iter().find(|b| b.sizes == rounded.sizes) {
+            binding.pad();
+        }
+        let outputs = outputs.bind(py);
+        let is_tensor = |o: &Output| matches!(o, Output::Value(_));
+        let tensors = program.outputs().iter().enumerate().filter(|(_, o)| is_tensor(o)).map(|(at, _)| at);
+        for (at, keep) in tensors.zip(&rounded.keep) {
+            let mut kept = outputs.get_item(at)?;
+            for (axis, size) in keep {
+                kept = kept.call_method1("narrow", (*axis, 0, *size))?;
+            }
+            outputs.set_item(at, kept)?;
+        }
+        Ok(Some(outputs.clone().unbind()))
     }
 }
 
@@ -430,7 +530,8 @@ impl Engine {
             }
             let owner: Arc<dyn std::any::Any + Send + Sync> = Arc::new(alias.clone().unbind());
             given.push(match borrowed.device.kind {
-                // SAFETY: the alias keeps the memory; torch writes it only from Python code, which the run does not overlap.
+                // SAFETY: the alias keeps the memory; torch writes it only from Python code, which the run does not overlap. Loading on another
+                // thread may overlap a write, as any two threads of torch may: the version then differs, and the value is loaded again.
                 CPU => Param::Host(unsafe { foreign(borrowed.ty, borrowed.address, owner) }),
                 // SAFETY: as above, and torch's allocations end at multiples of 512 bytes.
                 _ => unsafe { Param::device(borrowed.ty, borrowed.address, owner) },
@@ -440,18 +541,19 @@ impl Engine {
         let program_text = program.to_string();
         let program = Program::from_json(program, given).map_err(compiling)?;
         let originals = params.into_iter().map(Bound::unbind).collect();
-        Ok(Engine::build(program, options, Some(program_text), tensors, (originals, copied)))
+        Engine::build(program, options, Some(program_text), tensors, (originals, copied))
     }
 
-    /// Runs the program on flat inputs; gives flat outputs.
-    fn run(&self, py: Python<'_>, args: &Bound<'_, PyAny>) -> PyResult<Py<PyList>> {
+    /// Runs the program on flat inputs; gives flat outputs. `None` while another thread compiles it for these inputs, if the options ask for
+    /// that.
+    fn run(&self, py: Python<'_>, args: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyList>>> {
         match args.cast::<PyList>() {
             Ok(list) => self.call(py, 1, list),
             Err(_) => self.call(py, 1, &PyList::new(py, args.try_iter()?.collect::<PyResult<Vec<_>>>()?)?),
         }
     }
     /// Runs the program so often on the same inputs, each run after the one before; gives the outputs of the last one.
-    fn steps(&self, py: Python<'_>, count: usize, args: &Bound<'_, PyList>) -> PyResult<Py<PyList>> {
+    fn steps(&self, py: Python<'_>, count: usize, args: &Bound<'_, PyList>) -> PyResult<Option<Py<PyList>>> {
         match count {
             0 => Err(UsageError::new_err("0 steps have no outputs; run at least one step")),
             _ => self.call(py, count, args),
@@ -496,15 +598,25 @@ impl Engine {
     }
     /// The bindings, least recently used first.
     fn bindings(&self, py: Python<'_>) -> PyResult<Vec<Py<PyDict>>> {
-        let one = |b: &Arc<Binding>| {
+        // A run that this waits for may need the interpreter.
+        let all =
+            py.detach(|| -> Vec<_> { self.engine.bindings().into_iter().map(|b| (b.session.bytes(), b)).collect() });
+        let one = |([own, shared], b): &([usize; 2], Arc<Binding>)| {
             let d = PyDict::new(py);
             d.set_item("sizes", b.sizes.clone())?;
             d.set_item("hits", b.hits())?;
+            d.set_item("eager", b.calls_before())?;
+            d.set_item("padded", b.padded())?;
             d.set_item("compile_s", b.seconds)?;
-            d.set_item("bytes", b.session.bytes_held())?;
+            d.set_item("bytes", own)?;
+            d.set_item("shared_bytes", shared)?;
             Ok(d.unbind())
         };
-        self.engine.bindings().iter().map(one).collect()
+        all.iter().map(one).collect()
+    }
+    /// Bytes of all bindings, what they share counted once.
+    fn bytes(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.engine.bytes())
     }
     /// Operators that torch runs.
     #[pyo3(signature = (sizes = None))]

@@ -1,6 +1,7 @@
 //! Exceptions. Each kind of failure has a class of its own, below `kiln.KilnError`.
 use kiln::{Error, RuntimeError};
 use pyo3::{create_exception, exceptions::PyRuntimeError, prelude::*};
+use std::borrow::Borrow;
 
 create_exception!(kiln, KilnError, PyRuntimeError, "Kiln cannot do what was asked.");
 create_exception!(kiln, UnsupportedError, KilnError, "The program has a part that Kiln does not compile.");
@@ -21,9 +22,9 @@ pub fn add(m: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// The exception for an error of the library.
-pub fn raised(e: Error) -> PyErr {
-    let text = e.sentence();
-    match e {
+pub fn raised(e: impl Borrow<Error>) -> PyErr {
+    let text = e.borrow().sentence();
+    match e.borrow() {
         Error::Usage { .. } => UsageError::new_err(text),
         Error::Inputs { .. } => ShapeError::new_err(text),
         Error::Model { .. } => UnsupportedError::new_err(text),
@@ -36,9 +37,9 @@ pub fn raised(e: Error) -> PyErr {
 }
 
 /// The exception for an error while a program is compiled: what Kiln cannot compile is unsupported.
-pub fn compiling(e: Error) -> PyErr {
-    match e {
-        Error::Failed { .. } => UnsupportedError::new_err(e.sentence()),
+pub fn compiling(e: impl Borrow<Error>) -> PyErr {
+    match e.borrow() {
+        Error::Failed { .. } => UnsupportedError::new_err(e.borrow().sentence()),
         other => raised(other),
     }
 }

@@ -21,6 +21,12 @@ fn open(py: Python<'_>, path: &str, options: &Bound<'_, PyDict>) -> PyResult<eng
     engine::Engine::open(py, path, options)
 }
 
+/// Waits for bindings that are being compiled on other threads, and lets go of those that wait; before the interpreter ends.
+#[pyfunction]
+fn finish(py: Python<'_>) {
+    py.detach(kiln::engine::finish_all);
+}
+
 /// What `kiln doctor` prints.
 #[pyfunction]
 fn doctor() -> String {
@@ -51,5 +57,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(open, m)?)?;
     m.add_function(wrap_pyfunction!(doctor, m)?)?;
     m.add_function(wrap_pyfunction!(addresses, m)?)?;
+    let finish = wrap_pyfunction!(finish, m)?;
+    m.py().import("atexit")?.call_method1("register", (&finish,))?;
+    m.add_function(finish)?;
     errors::add(m)
 }

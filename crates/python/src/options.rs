@@ -2,6 +2,7 @@
 use crate::errors::{UsageError, raised};
 use kiln::{CompileOptions, Device, DeviceKind, Numerics, compile::open_device, engine::Limits};
 use pyo3::{prelude::*, types::PyDict};
+use std::collections::BTreeMap;
 
 /// What an engine is made with.
 pub struct Options {
@@ -11,16 +12,20 @@ pub struct Options {
     pub limits: Limits,
     /// Programs with operators that Kiln does not compile are refused.
     pub refuses_fallbacks: bool,
+    /// New bindings are compiled on another thread, and a call meanwhile runs nothing.
+    pub soon: bool,
+    /// Sizes to round up to, by dimension.
+    pub buckets: BTreeMap<String, Vec<i64>>,
 }
 
-const KNOWN: &str =
-    "device, numerics, splits, batch_invariant, fuse, threads, cache_size, cache_bytes, fallback and machine_code";
+const KNOWN: &str = "device, numerics, splits, batch_invariant, fuse, threads, cache_size, cache_bytes, fallback, while_compiling, buckets and machine_code";
 
 impl Options {
     /// Reads the options; what is left out is as in `compile`, or has its default.
     pub fn read(given: &Bound<'_, PyDict>, mut compile: CompileOptions) -> PyResult<Options> {
-        let (mut kind, mut threads, mut limits, mut refuses_fallbacks) =
-            (DeviceKind::Cpu, None, Limits::default(), false);
+        let (mut kind, mut threads, mut limits, mut refuses_fallbacks, mut soon) =
+            (DeviceKind::Cpu, None, Limits::default(), false, false);
+        let mut buckets = BTreeMap::new();
         for (key, value) in given {
             let key: String = key.extract()?;
             let wrong = |want: &str| {
@@ -57,6 +62,20 @@ impl Options {
                         _ => return Err(wrong("'torch' or 'error'")),
                     }
                 }
+                "while_compiling" => {
+                    soon = match text()?.as_str() {
+                        "wait" => false,
+                        "eager" => true,
+                        _ => return Err(wrong("'wait' or 'eager'")),
+                    }
+                }
+                "buckets" => {
+                    let wanted = "a dict of lists of numbers above 1, such as {'x.0': [8, 32]}";
+                    buckets = value.extract::<BTreeMap<String, Vec<i64>>>().map_err(|_| wrong(wanted))?;
+                    if buckets.values().any(|all| all.is_empty() || all.iter().any(|n| *n < 2)) {
+                        return Err(wrong(wanted));
+                    }
+                }
                 _ => {
                     let what = format!("there is no option {}; the options are {KNOWN}", Quoted(&key));
                     return Err(UsageError::new_err(what));
@@ -65,7 +84,7 @@ impl Options {
         }
         let compile = compile.on(kind).map_err(raised)?;
         let device = open_device(kind, threads).map_err(raised)?;
-        Ok(Options { compile, device, kind, limits, refuses_fallbacks })
+        Ok(Options { compile, device, kind, limits, refuses_fallbacks, soon, buckets })
     }
 }
 

@@ -7,10 +7,14 @@ use crate::{
     error::Mismatch,
     host::session::HostSession,
     memory::{self, MemoryPlan},
+    shared::{Names, Pool, Shared},
 };
 use kiln_graph::{Tensor, Type};
 use kiln_plan::{BufferKind, exec::GemmCall};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 /// A device that runs code. Cheap to clone.
 #[derive(Clone)]
@@ -43,6 +47,9 @@ impl Device {
 pub struct Session {
     exe: Arc<Executable>,
     memory: Arc<MemoryPlan>,
+    shared: Arc<Shared>,
+    /// Whether no other session has anything of `shared`.
+    alone: bool,
     backend: Mutex<Backend>,
 }
 
@@ -83,26 +90,47 @@ impl Session {
         params: Vec<Param>,
         callbacks: Arc<dyn Callbacks>,
     ) -> Result<Session, RuntimeError> {
+        let exe = exe.into();
+        let names = Names::alone(&exe, params.len());
+        let session = Session::sharing(&Shared::new(device)?, exe, params, &names, callbacks)?;
+        Ok(Session { alone: true, ..session })
+    }
+
+    /// As [`Session::with_params`], with what other sessions of `shared` have as well: values that were computed of its parameters, and memory
+    /// for intermediate results. `names` tell which values are equal.
+    ///
+    /// # Errors
+    /// Those of [`Session::with_params`].
+    pub fn sharing(
+        shared: &Arc<Shared>,
+        exe: impl Into<Arc<Executable>>,
+        params: Vec<Param>,
+        names: &Names,
+        callbacks: Arc<dyn Callbacks>,
+    ) -> Result<Session, RuntimeError> {
         let mut exe: Arc<Executable> = exe.into();
         let has_alternative = |k: &KernelCode| k.steps.otherwise.is_some();
         if exe.kernels.iter().any(has_alternative) {
             let workspace =
                 |k: &KernelCode, g: &GemmCall| g.workspace.and_then(|s| exe.slot_type(k, s)).map_or(0, Type::bytes);
-            let takes = |k: &KernelCode, g: &GemmCall| matches!(device, Device::Cuda(d) if d.takes(g, workspace(k, g)));
+            let takes =
+                |k: &KernelCode, g: &GemmCall| matches!(&shared.pool, Pool::Cuda(d, _) if d.takes(g, workspace(k, g)));
             exe = Arc::new(exe.without_library(takes));
         }
         exe.check()?;
         check_params(&exe, &params)?;
         let memory = Arc::new(memory::plan(&exe));
-        let backend = match device {
-            Device::Cuda(d) => {
-                Backend::Cuda(Box::new(CudaSession::new(d, exe.clone(), memory.clone(), params, callbacks)?))
+        let common = (shared.clone(), shared.constants(&exe, &memory.buffers, names, &params));
+        let (e, m) = (exe.clone(), memory.clone());
+        let backend = match &shared.pool {
+            Pool::Cuda(d, pool) => {
+                Backend::Cuda(Box::new(CudaSession::new((d, pool), e, m, params, common, callbacks)?))
             }
-            Device::Host(d) => {
-                Backend::Host(Box::new(HostSession::new(d, exe.clone(), memory.clone(), params, callbacks)?))
+            Pool::Host(d, pool) => {
+                Backend::Host(Box::new(HostSession::new((d, pool), e, m, params, common, callbacks)?))
             }
         };
-        Ok(Session { exe, memory, backend: Mutex::new(backend) })
+        Ok(Session { exe, memory, shared: shared.clone(), alone: false, backend: Mutex::new(backend) })
     }
 
     /// Runs the model on its inputs and returns its outputs, both in the order of the graph. Concurrent calls wait for each other.
@@ -130,10 +158,11 @@ impl Session {
     ///
     /// On the host the run is over when this returns, and `stream` is ignored. On a GPU everything is enqueued on `stream` (a `CUstream`;
     /// `None` and 0 are the default stream), and this returns without waiting, unless a step needs the host. Calls may come on different
-    /// streams: their work is ordered by the calls, because all runs of a session share its memory.
+    /// streams: their work is ordered by the calls, because all runs of a session, and of those that share with it, use the same memory.
     ///
     /// While `stream` is being captured, kernels are captured one by one, and nothing waits. The session then cannot order the captured
-    /// work: the caller orders a launch of the captured graph after other runs of this session, and keeps the session alive.
+    /// work: the caller orders a launch of the captured graph after other runs of this session and of those that share memory with it, and
+    /// keeps the session alive.
     ///
     /// Addresses that are not multiples of [`crate::host_align`] or [`crate::CUDA_ALIGN`] are served through a copy; inputs that the run
     /// writes ([`Executable::write_in_place`]) have to be multiples of the latter.
@@ -186,19 +215,29 @@ impl Session {
     /// parameters, inputs and outputs. Memory of other owners does not count. On the host, parameters that were passed as tensors count,
     /// though the caller may share them.
     pub fn bytes_held(&self) -> usize {
-        match &*self.backend() {
+        let [own, shared] = self.bytes();
+        own + shared
+    }
+    /// Of [`Session::bytes_held`] those that no other session can have, and those that sessions of one [`Shared`] may have in common:
+    /// parameters, precomputed values, packed weights, and memory for intermediate results, as much as this session needs.
+    pub fn bytes(&self) -> [usize; 2] {
+        match &*lock(&self.backend) {
             Backend::Host(s) => s.bytes_held(),
             Backend::Cuda(s) => s.bytes_held(),
         }
     }
 
     /// Reads parameters that another owner holds again, after their values have changed: runs the load-time kernels again, and packs or
-    /// copies again what was packed or copied. Does nothing if the session owns all of its parameters. Waits for runs that are in progress,
-    /// and until it is done. Values that runs read in place need no refresh.
+    /// copies again what was packed or copied. Does nothing if the session owns all of its parameters, or shares values and no change was
+    /// announced since ([`Shared::renew`]). Waits for runs that are in progress, and until it is done. Values that runs read in place need no
+    /// refresh.
     ///
     /// # Errors
     /// If memory is short, a load-time kernel fails, or the device does. Runs may then use old and new values together: refresh again.
     pub fn refresh(&self) -> Result<(), RuntimeError> {
+        if self.alone {
+            self.shared.renew();
+        }
         match &mut *self.backend() {
             Backend::Host(s) => s.refresh(),
             Backend::Cuda(s) => s.refresh(),
@@ -213,10 +252,35 @@ impl Session {
     pub fn memory(&self) -> &MemoryPlan {
         &self.memory
     }
-    /// Ignores poisoning of the lock: a run that panicked leaves behind only buffers that the next run overwrites.
-    pub(crate) fn backend(&self) -> MutexGuard<'_, Backend> {
-        self.backend.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What runs the session, for this thread alone. On a GPU no other session that shares with this one enqueues work meanwhile.
+    pub(crate) fn backend(&self) -> Turn<'_> {
+        let backend = lock(&self.backend);
+        let turn = if let Pool::Cuda(_, pool) = &self.shared.pool { Some(pool.turn()) } else { None };
+        Turn { _turn: turn, backend }
     }
+}
+
+/// A session's backend while it is this thread's turn.
+pub(crate) struct Turn<'a> {
+    /// Ends before the backend is unlocked.
+    _turn: Option<MutexGuard<'a, ()>>,
+    backend: MutexGuard<'a, Backend>,
+}
+impl Deref for Turn<'_> {
+    type Target = Backend;
+    fn deref(&self) -> &Backend {
+        &self.backend
+    }
+}
+impl DerefMut for Turn<'_> {
+    fn deref_mut(&mut self) -> &mut Backend {
+        &mut self.backend
+    }
+}
+
+/// Ignores poisoning: a run that panicked leaves behind only buffers that the next run overwrites.
+fn lock(backend: &Mutex<Backend>) -> MutexGuard<'_, Backend> {
+    backend.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) fn check_inputs(exe: &Executable, inputs: &[Tensor]) -> Result<(), RuntimeError> {

@@ -20,7 +20,7 @@ use std::sync::{
 };
 
 /// `add`: c = a + b. `check`: b = 2 a, with a record of index 7 at node 0 if an element is above 5000.
-const ADD: &str = r"
+pub(crate) const ADD: &str = r"
 .version 8.0
 .target sm_80
 .address_size 64
@@ -76,7 +76,7 @@ WAIT:
 }";
 
 /// The first GPU, with its context current on this thread.
-fn gpu() -> Option<CudaDevice> {
+pub(crate) fn gpu() -> Option<CudaDevice> {
     let Ok(device) = CudaDevice::open(0) else {
         eprintln!("no GPU: nothing was tested");
         return None;
@@ -90,25 +90,25 @@ fn gpu() -> Option<CudaDevice> {
 }
 
 /// `N` f32 on the device, some bytes past an aligned address.
-struct Array {
+pub(crate) struct Array {
     base: u64,
     skip: u64,
 }
 impl Array {
-    fn skipping(skip: u64, f: impl Fn(usize) -> f64) -> Arc<Array> {
+    pub(crate) fn skipping(skip: u64, f: impl Fn(usize) -> f64) -> Arc<Array> {
         // SAFETY: the values are written before anything reads them.
         let base = unsafe { result::malloc_sync(4 * N + 64) }.unwrap();
         let array = Array { base, skip };
         array.set(f);
         Arc::new(array)
     }
-    fn new(f: impl Fn(usize) -> f64) -> Arc<Array> {
+    pub(crate) fn new(f: impl Fn(usize) -> f64) -> Arc<Array> {
         Array::skipping(0, f)
     }
-    fn at(&self) -> u64 {
+    pub(crate) fn at(&self) -> u64 {
         self.base + self.skip
     }
-    fn set(&self, f: impl Fn(usize) -> f64) {
+    pub(crate) fn set(&self, f: impl Fn(usize) -> f64) {
         // The copy may end after the call: wait for the default stream.
         // SAFETY: the allocation has the bytes.
         unsafe {
@@ -116,13 +116,13 @@ impl Array {
             result::stream::synchronize(std::ptr::null_mut()).unwrap();
         }
     }
-    fn get(&self) -> Tensor {
+    pub(crate) fn get(&self) -> Tensor {
         let mut t = Tensor::zeros(ty());
         // SAFETY: the allocation has the bytes.
         unsafe { result::memcpy_dtoh_sync(t.bytes_mut(), self.at()) }.unwrap();
         t
     }
-    fn param(self: &Arc<Array>) -> Param {
+    pub(crate) fn param(self: &Arc<Array>) -> Param {
         // SAFETY: the allocation lives as long as the owner, and is written by synchronous copies.
         unsafe { Param::device(ty(), self.at(), self.clone()) }
     }
@@ -134,11 +134,11 @@ impl Drop for Array {
     }
 }
 
-fn ptx(text: &str, entry: &str, passed: Vec<Passed>) -> Code {
+pub(crate) fn ptx(text: &str, entry: &str, passed: Vec<Passed>) -> Code {
     let (entry, text) = (entry.into(), text.into());
     Code::Ptx(Ptx { entry, text, cubin: None, grid: [4, 1, 1], threads: 256, shared: 0, cluster: 1, passed })
 }
-fn kernel(name: &str, stage: Stage, inputs: &[u32], outputs: &[u32], code: Code) -> KernelCode {
+pub(crate) fn kernel(name: &str, stage: Stage, inputs: &[u32], outputs: &[u32], code: Code) -> KernelCode {
     let mut args: Vec<Slot> =
         (0..inputs.len() as u32).map(Slot::Input).chain((0..outputs.len() as u32).map(Slot::Output)).collect();
     if matches!(&code, Code::Ptx(p) if p.entry == "check") {
@@ -148,7 +148,7 @@ fn kernel(name: &str, stage: Stage, inputs: &[u32], outputs: &[u32], code: Code)
     let steps = vec![Work::Block { code, args }].into();
     KernelCode { name: name.into(), stage, inputs: ids(inputs), outputs: ids(outputs), steps, sites: vec![] }
 }
-fn executable(kinds: Vec<BufferKind>, kernels: Vec<KernelCode>, outputs: &[u32]) -> Executable {
+pub(crate) fn executable(kinds: Vec<BufferKind>, kernels: Vec<KernelCode>, outputs: &[u32]) -> Executable {
     let inputs = vec![InputSpec { name: "x".into(), ty: ty() }];
     let buffers = kinds.into_iter().map(buffer).collect();
     Executable {
@@ -176,15 +176,15 @@ fn wanted(x: impl Fn(usize) -> f64 + Copy, w: impl Fn(usize) -> f64 + Copy) -> V
     let u = tensor(|i| 2.0 * x(i) + 2.0 * w(i));
     vec![u.clone(), tensor(x), tensor(w), tensor(|i| 2.0 * w(i)), u]
 }
-fn stream() -> sys::CUstream {
+pub(crate) fn stream() -> sys::CUstream {
     result::stream::create(StreamKind::NonBlocking).unwrap()
 }
-fn run_on(s: &Session, x: &Array, outputs: &[Arc<Array>], on: sys::CUstream) -> Result<(), RuntimeError> {
+pub(crate) fn run_on(s: &Session, x: &Array, outputs: &[Arc<Array>], on: sys::CUstream) -> Result<(), RuntimeError> {
     let outputs: Vec<u64> = outputs.iter().map(|o| o.at()).collect();
     // SAFETY: the tests keep the arrays until the stream is done, and use their own streams.
     unsafe { s.run_on(&[x.at()], &outputs, Some(on.expose_provenance() as u64)) }
 }
-fn finish(on: sys::CUstream) {
+pub(crate) fn finish(on: sys::CUstream) {
     // SAFETY: a stream of the test, or the default stream.
     unsafe { result::stream::synchronize(on) }.unwrap();
 }
@@ -293,7 +293,7 @@ fn runs_are_captured_by_the_caller() {
         assert_eq!(values(&other), wanted(values_of, w));
     }
 }
-fn capture(on: sys::CUstream, f: impl FnOnce()) -> sys::CUgraphExec {
+pub(crate) fn capture(on: sys::CUstream, f: impl FnOnce()) -> sys::CUgraphExec {
     // SAFETY: the stream is the test's; the graph was just captured.
     unsafe {
         result::stream::begin_capture(on, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();

@@ -12,12 +12,12 @@ use std::sync::{
 };
 
 /// Memory of another library, of `N` f32 that may change.
-struct Foreign(Vec<AtomicU32>);
+pub(crate) struct Foreign(Vec<AtomicU32>);
 impl Foreign {
-    fn new(f: impl Fn(usize) -> f32) -> Arc<Foreign> {
+    pub(crate) fn new(f: impl Fn(usize) -> f32) -> Arc<Foreign> {
         Arc::new(Foreign((0..N).map(|i| AtomicU32::new(f(i).to_bits())).collect()))
     }
-    fn set(&self, f: impl Fn(usize) -> f32) {
+    pub(crate) fn set(&self, f: impl Fn(usize) -> f32) {
         self.0.iter().enumerate().for_each(|(i, v)| v.store(f(i).to_bits(), Ordering::Relaxed));
     }
     fn get(&self, i: usize) -> f32 {
@@ -26,13 +26,13 @@ impl Foreign {
     fn address(&self) -> u64 {
         self.0.as_ptr().expose_provenance() as u64
     }
-    fn param(self: &Arc<Foreign>) -> Param {
+    pub(crate) fn param(self: &Arc<Foreign>) -> Param {
         // SAFETY: `N` f32 that live as long as the owner, and change only between runs.
         Param::Host(unsafe { Tensor::foreign(ty(), self.0.as_ptr().cast(), self.clone()) })
     }
 }
 
-fn first(session: &Session, x: &Tensor, i: usize) -> Vec<f64> {
+pub(crate) fn first(session: &Session, x: &Tensor, i: usize) -> Vec<f64> {
     session.run(std::slice::from_ref(x)).unwrap().iter().map(|t| t.get_f64(i)).collect()
 }
 
@@ -55,7 +55,7 @@ fn refreshing_reads_foreign_parameters_again() {
 }
 
 /// x·a, x·(2 a), x·b and x·(2 b), with the parameters a and b.
-fn panels() -> Executable {
+pub(crate) fn panels() -> Executable {
     let param = |p| BufferKind::Param(ParamId(p));
     let mut kinds = vec![BufferKind::Input(0), param(0), param(1), BufferKind::Frozen, BufferKind::Frozen];
     let mut kernels =

@@ -2,6 +2,8 @@
 //! binary per file would link the dependencies once per file.
 mod cuda;
 mod cuda_caller;
+mod cuda_shared;
 mod foreign;
 mod host;
 mod random;
+mod shared;

@@ -6,7 +6,7 @@ use super::{
     raw::{Memory, StreamHandle, copy},
     session::{CudaSession, bind::is_aligned, graph::Whose},
 };
-use crate::{RuntimeError, boundary::End};
+use crate::{RuntimeError, boundary::End, shared::lock};
 use cudarc::driver::result::DriverError;
 
 impl CudaSession {
@@ -21,6 +21,10 @@ impl CudaSession {
         let stream = unsafe { StreamHandle::of_caller(stream) };
         let captured = self.device.check(|| self.running(), stream.is_capturing())?;
         let whose = if captured { Whose::Captured } else { Whose::Caller };
+        self.meet_arena()?;
+        if captured && self.pinned.is_none() {
+            self.pinned = self.shared.arena();
+        }
         if !captured {
             self.raise_found()?;
             self.follow(stream)?;
@@ -33,6 +37,7 @@ impl CudaSession {
             // Also after an error: a part of the run may have been enqueued.
             let copied = self.copy_records(stream);
             let recorded = self.device.check(|| self.running(), self.found.copied.record(stream));
+            lock(&self.shared.order).event = Some(self.found.copied.clone());
             return done.and(copied).and(recorded);
         }
         done
@@ -126,28 +131,34 @@ impl CudaSession {
             // Work on other streams waits for the copies too.
             match stream.is_capturing()? {
                 true => copied,
-                false => copied.and(self.found.copied.record(stream)),
+                false => {
+                    let recorded = self.found.copied.record(stream);
+                    lock(&self.shared.order).event = Some(self.found.copied.clone());
+                    copied.and(recorded)
+                }
             }
         };
         self.device.check(doing, done())
     }
 
-    /// Makes work on this stream wait for earlier runs on other streams.
+    /// Makes work on this stream wait for earlier runs on other streams, also those of sessions that share with this one.
     pub(super) fn follow(&mut self, stream: StreamHandle) -> Result<(), RuntimeError> {
         let id = self.device.check(|| self.running(), stream.id())?;
-        if id == self.last_stream {
+        let mut order = lock(&self.shared.order);
+        if id == order.stream {
             return Ok(());
         }
-        let own = self.stream.handle;
+        let own = self.shared.stream.handle;
         let follow = || -> Result<(), DriverError> {
             // Behind each run over the caller's memory the event is recorded already, while its stream surely lives.
-            if own.id()? == self.last_stream {
+            if own.id()? == order.stream {
                 self.found.copied.record(own)?;
+                return stream.wait(&self.found.copied);
             }
-            stream.wait(&self.found.copied)
+            order.event.as_ref().map_or(Ok(()), |last| stream.wait(last))
         };
         self.device.check(|| self.running(), follow())?;
-        self.last_stream = id;
+        order.stream = id;
         Ok(())
     }
 
@@ -155,17 +166,18 @@ impl CudaSession {
     pub fn check_runs(&mut self) -> Result<(), RuntimeError> {
         let context = self.device.inner.context.clone();
         let _current = self.device.check(|| self.running(), context.enter())?;
-        self.follow(self.stream.handle)?;
+        self.follow(self.shared.stream.handle)?;
         if self.stale {
             // What is in the records was raised already, or comes from timing.
-            self.clear_records(self.stream.handle)?;
+            self.clear_records(self.shared.stream.handle)?;
         }
         self.indices("running")
     }
 
-    /// Bytes of device memory that the session holds.
-    pub fn bytes_held(&self) -> usize {
-        let copies = self.copies.iter().flatten();
-        self.owned.iter().chain(copies).chain(&self.ends.own).map(|m: &Memory| m.bytes).sum()
+    /// Bytes of device memory that the session alone holds, and those of what others may have as well.
+    pub fn bytes_held(&self) -> [usize; 2] {
+        let own: usize = self.owned.iter().chain(&self.ends.own).map(|m: &Memory| m.bytes).sum();
+        let values: usize = self.copies.iter().chain(&self.frozen).flatten().map(|v| v.data.bytes).sum();
+        [own, values + self.memory.run.bytes]
     }
 }

@@ -6,52 +6,56 @@ use super::{
     launch::Launch,
     library::Matmul,
     raw::{Memory, copy, upload},
-    session::{CudaSession, Step},
+    session::{CudaSession, Step, graph::Whose},
 };
 use crate::{
     Code, HostDevice, KernelCode, Param, RuntimeError,
     memory::{Place, RECORD},
+    shared::{Value, kernels_for},
 };
 use kiln_plan::{
     Stage,
     exec::{GemmCall, Work},
 };
+use std::sync::atomic::Ordering;
 
 impl CudaSession {
-    /// Allocates and fills memory, prepares all launches, and runs the load-time kernels.
+    /// Allocates and fills memory, prepares all launches, and runs the load-time kernels. It is this session's turn.
     pub(super) fn load(&mut self) -> Result<(), RuntimeError> {
         let (exe, memory) = (self.exe.clone(), self.memory.clone());
-        let arena = self.allocate(memory.run.bytes, "intermediate results")?;
+        self.follow(self.shared.stream.handle)?;
         for (b, place) in memory.buffers.iter().enumerate() {
             let bytes = exe.buffers[b].ty.bytes();
             self.addresses[b] = match *place {
-                _ if bytes == 0 => 0,
-                Place::Arena(at) => arena.address + at as u64,
-                Place::Frozen => {
-                    let m = self.allocate(bytes, "precomputed parameters")?;
-                    let at = m.address;
-                    self.owned.push(m);
-                    at
+                Place::Frozen if bytes > 0 => {
+                    let known = self.constants.of(b).and_then(|c| self.shared.values.get(c.id));
+                    let value = match known {
+                        Some(known) => known,
+                        None => Value::new(self.allocate(bytes, "precomputed parameters")?, 0),
+                    };
+                    self.frozen[b].insert(value).data.address
                 }
                 // Set below.
-                Place::Param(_) | Place::LoadArena(_) | Place::Input(_) | Place::Output(_) | Place::Nowhere => 0,
+                _ => 0,
             };
         }
-        let all = exe.kernels.iter().flat_map(|k| &k.steps.steps).filter_map(|w| match w {
-            Work::Block { code: Code::Ptx(p), .. } => Some(p),
-            _ => None,
-        });
-        self.device.preload(all);
         let records = self.allocate(self.layout.checked.len() * RECORD, "records of out-of-range indices")?;
         for n in 0..self.layout.checked.len() {
             self.addresses[self.layout.record(n)] = records.address + (n * RECORD) as u64;
         }
         self.owned.push(records);
-        self.clear_records(self.stream.handle)?;
+        self.clear_records(self.shared.stream.handle)?;
         self.bind_own()?;
         self.place_params(|_| true)?;
-        self.prepare_stage(Stage::Run, arena.address)?;
-        self.owned.push(arena);
+        let arena = self.shared.arena_of(
+            memory.run.bytes,
+            || {
+                // All work of others is behind what this stream follows.
+                self.wait("loading")
+            },
+            || self.allocate(memory.run.bytes, "intermediate results"),
+        )?;
+        self.place_arena(arena.address)?;
         self.load_stage()?;
         for p in 0..self.params.len() {
             let is_output = exe.outputs.iter().any(|b| memory.buffers[b.0 as usize] == Place::Param(p));
@@ -67,26 +71,53 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Reads parameters that may have changed again, and runs the load-time kernels again.
+    /// Makes the launches of runs refer to the arena of now, if another session has made it grow. Neither waits nor allocates.
+    pub(super) fn meet_arena(&mut self) -> Result<(), RuntimeError> {
+        // Invariant: loading has made an arena that is large enough, and it only grows.
+        let Some(arena) = self.shared.arena().filter(|a| a.address != self.arena && self.pinned.is_none()) else {
+            return Ok(());
+        };
+        self.place_arena(arena.address)?;
+        // What was recorded refers to the old one, and is not running: it was replaced when all work was done.
+        self.ends.forget();
+        self.runs = [Whose::Own, Whose::Caller].map(|whose| self.split(whose));
+        Ok(())
+    }
+    /// Makes the launches of runs, with their temporaries in this arena.
+    fn place_arena(&mut self, arena: u64) -> Result<(), RuntimeError> {
+        for (b, place) in self.memory.buffers.iter().enumerate() {
+            if let Place::Arena(at) = *place
+                && self.exe.buffers[b].ty.bytes() > 0
+            {
+                self.addresses[b] = arena + at as u64;
+            }
+        }
+        self.prepare_kernels(&self.kernels(Stage::Run), arena)?;
+        self.arena = arena;
+        Ok(())
+    }
+
+    /// Reads parameters that may have changed again, and runs the load-time kernels again, unless another session that shares their results
+    /// has done so.
     pub fn refresh(&mut self) -> Result<(), RuntimeError> {
-        if !self.kept.changes {
+        if !self.kept.changes || self.generation == self.all.generation() {
             return Ok(());
         }
         let context = self.device.inner.context.clone();
         let _current = self.device.check(|| format!("refreshing `{}`", self.exe.name), context.enter())?;
-        self.follow(self.stream.handle)?;
+        self.follow(self.shared.stream.handle)?;
         if self.stale {
-            self.clear_records(self.stream.handle)?;
+            self.clear_records(self.shared.stream.handle)?;
         }
         self.place_params(Param::is_foreign)?;
         self.load_stage()
     }
 
     /// Sets the addresses of parameters: where they are, if they are on the device and aligned; else that of a copy. A copy is made if there
-    /// is none yet, or the parameter has `changed`.
+    /// is none yet, or the parameter has `changed` since.
     fn place_params(&mut self, changed: impl Fn(&Param) -> bool) -> Result<(), RuntimeError> {
         let memory = self.memory.clone();
-        let mut done = vec![false; self.params.len()];
+        let generation = self.all.generation();
         for (b, place) in memory.buffers.iter().enumerate() {
             let (Place::Param(p), bytes) = (*place, self.exe.buffers[b].ty.bytes()) else { continue };
             // A parameter that is not kept has a copy that stays as it is.
@@ -95,45 +126,55 @@ impl CudaSession {
                 self.addresses[b] = at;
                 continue;
             }
-            let fresh = self.copies[p].is_none();
-            let to = match &self.copies[p] {
-                Some(m) => m.address,
-                None => {
-                    let m = self.allocate(bytes, "parameters")?;
-                    self.copies[p].insert(m).address
-                }
+            // Invariant: parameters are constants.
+            let Some(constant) = self.constants.of(b) else { continue };
+            let known = self.copies[p].clone().or_else(|| self.shared.values.get(constant.id));
+            let copied = match known {
+                Some(known) => known,
+                None => Value::new(self.allocate(bytes, "parameters")?, 0),
             };
+            let to = copied.data.address;
             self.addresses[b] = to;
-            if !done[p] && (fresh || changed(&param)) {
-                let copied = match &param {
+            self.copies[p] = Some(copied.clone());
+            if !copied.is_of(1) || changed(&param) && !copied.is_of(constant.least(generation)) {
+                let done = match &param {
                     // SAFETY: the memory was allocated for this parameter.
-                    Param::Host(t) => unsafe { upload(to, t.bytes(), self.stream.handle) },
+                    Param::Host(t) => unsafe { upload(to, t.bytes(), self.shared.stream.handle) },
                     // SAFETY: as above; the parameter is complete and lives, by the contract of `Param::device`.
-                    Param::Device(d) => unsafe { copy(to, d.address(), bytes, self.stream.handle) },
+                    Param::Device(d) => unsafe { copy(to, d.address(), bytes, self.shared.stream.handle) },
                 };
-                self.device.check(|| format!("copying parameter @{p}"), copied)?;
+                self.device.check(|| format!("copying parameter @{p}"), done)?;
+                copied.generation.store(generation, Ordering::Relaxed);
+                self.shared.values.put(constant.id, &copied);
             }
-            done[p] = true;
         }
         Ok(())
     }
 
-    /// Runs the load-time kernels in an arena of their own, waits for them, and frees what only they read.
+    /// Runs the load-time kernels whose results no session has computed since parameters have changed, in an arena of their own; waits for
+    /// them, and frees what only they read.
     fn load_stage(&mut self) -> Result<(), RuntimeError> {
-        let memory = self.memory.clone();
-        let arena = self.allocate(memory.load.bytes, "intermediate results of loading")?;
+        let (exe, memory) = (self.exe.clone(), self.memory.clone());
+        let generation = self.all.generation();
+        let is_known = |b: usize| match (&self.frozen[b], self.constants.of(b)) {
+            (Some(value), Some(c)) => value.is_of(c.least(generation)),
+            _ => false,
+        };
+        let wanted: Vec<bool> = (0..exe.buffers.len()).map(|b| self.frozen[b].is_some() && !is_known(b)).collect();
+        let kernels = kernels_for(&exe, &wanted, |b| is_known(b.0 as usize));
+        let bytes = if kernels.is_empty() { 0 } else { memory.load.bytes };
+        let arena = self.allocate(bytes, "intermediate results of loading")?;
         for (b, place) in memory.buffers.iter().enumerate() {
             if let Place::LoadArena(at) = *place {
-                self.addresses[b] = if self.exe.buffers[b].ty.bytes() == 0 { 0 } else { arena.address + at as u64 };
+                self.addresses[b] = if exe.buffers[b].ty.bytes() == 0 { 0 } else { arena.address + at as u64 };
             }
         }
-        self.prepare_stage(Stage::Load, arena.address)?;
-        let kernels = self.kernels(Stage::Load);
+        self.prepare_kernels(&kernels, arena.address)?;
         let done = kernels.iter().try_for_each(|k| self.own_kernel(*k));
         // The arena and parameters must not be freed while kernels use them, even if one could not be enqueued.
         let done = done.and(self.indices("loading"));
         if done.is_err() {
-            let _ = self.stream.handle.synchronize();
+            let _ = self.shared.stream.handle.synchronize();
         }
         for k in kernels {
             self.launches[k].clear();
@@ -141,13 +182,22 @@ impl CudaSession {
         for &p in &memory.load_only_params {
             self.copies[p] = None;
         }
-        done
+        done?;
+        for b in (0..wanted.len()).filter(|b| wanted[*b]) {
+            if let (Some(value), Some(c)) = (&self.frozen[b], self.constants.of(b)) {
+                value.generation.store(generation, Ordering::Relaxed);
+                self.shared.values.put(c.id, value);
+            }
+        }
+        self.generation = generation;
+        Ok(())
     }
 
-    /// Sets the addresses of scratch in an arena, and prepares the launches of a stage.
-    fn prepare_stage(&mut self, stage: Stage, arena: u64) -> Result<(), RuntimeError> {
+    /// Sets the addresses of the kernels' scratch in an arena, and prepares their launches.
+    fn prepare_kernels(&mut self, kernels: &[usize], arena: u64) -> Result<(), RuntimeError> {
         let exe = self.exe.clone();
-        for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == stage) {
+        for &k in kernels {
+            let kernel = &exe.kernels[k];
             for (s, at) in self.memory.scratch[k].iter().enumerate() {
                 self.addresses[self.layout.scratch(k, s)] = arena + *at as u64;
             }
@@ -186,7 +236,7 @@ impl CudaSession {
         for k in self.kernels(Stage::Run) {
             for step in self.launches[k].iter().flatten().filter(|s| matches!(s, Step::Matmul(_))) {
                 // SAFETY: as in `kernel`; every run overwrites the results.
-                unsafe { step.enqueue(self, &self.exe.kernels[k].name, self.stream.handle) }?;
+                unsafe { step.enqueue(self, &self.exe.kernels[k].name, self.shared.stream.handle) }?;
             }
         }
         Ok(())

@@ -12,6 +12,7 @@ mod map;
 mod nvtx;
 mod raw;
 pub(crate) mod session;
+pub(crate) mod shared;
 pub(crate) mod storage;
 pub(crate) mod time;
 mod trace;

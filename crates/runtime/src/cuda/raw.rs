@@ -84,6 +84,8 @@ pub struct StreamHandle {
 }
 // SAFETY: streams may be used from any thread.
 unsafe impl Send for StreamHandle {}
+// SAFETY: as above.
+unsafe impl Sync for StreamHandle {}
 impl StreamHandle {
     /// The caller's stream.
     ///
@@ -213,6 +215,8 @@ pub struct Event {
 }
 // SAFETY: events may be used from any thread.
 unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
 impl Event {
     pub fn new(context: &Arc<Context>) -> Result<Event, DriverError> {
         Ok(Event { context: context.clone(), raw: result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)? })

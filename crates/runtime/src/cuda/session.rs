@@ -12,7 +12,8 @@ use super::{
     launch::Launch,
     library::Matmul,
     nvtx,
-    raw::{Memory, Stream, StreamHandle, download, upload},
+    raw::{Memory, StreamHandle, download, upload},
+    shared::CudaShared,
 };
 use crate::{
     Callbacks, Code, Executable, HostDevice, KernelCode, Param, RuntimeError,
@@ -20,6 +21,7 @@ use crate::{
     layout::Layout,
     memory::{MemoryPlan, Place},
     param::Kept,
+    shared::{Constants, Shared, Value},
 };
 use bind::Ends;
 use graph::{Runs, Whose};
@@ -33,7 +35,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 pub(crate) struct CudaSession {
     pub(super) device: CudaDevice,
-    pub(super) stream: Stream,
+    pub(super) all: Arc<Shared>,
+    pub(super) shared: Arc<CudaShared>,
+    pub(super) constants: Constants,
+    /// The generation of the values that were loaded last.
+    pub(super) generation: u64,
     pub(super) exe: Arc<Executable>,
     pub(super) layout: Layout,
     pub(super) memory: Arc<MemoryPlan>,
@@ -43,10 +49,16 @@ pub(crate) struct CudaSession {
     /// By index; `None` after loading if it is not an output, no device memory of another owner, and refreshing does not read it.
     pub(super) params: Vec<Option<Param>>,
     pub(super) kept: Kept,
-    /// The session's copies of parameters on the device, by index.
-    pub(super) copies: Vec<Option<Memory>>,
+    /// Copies of parameters on the device, by index.
+    pub(super) copies: Vec<Option<Arc<Value<Memory>>>>,
+    /// Precomputed values, by buffer.
+    pub(super) frozen: Vec<Option<Arc<Value<Memory>>>>,
     /// Device memory that lives as long as the session.
     pub(super) owned: Vec<Memory>,
+    /// The arena that launches refer to.
+    pub(super) arena: u64,
+    /// The arena that stays the session's, because a graph that was captured refers to it.
+    pub(super) pinned: Option<Arc<Memory>>,
     /// Device addresses, by number of the layout.
     pub(super) addresses: Vec<u64>,
     /// Per kernel and step; `None` if the host runs the step. None for load-time kernels once they have run.
@@ -59,8 +71,6 @@ pub(crate) struct CudaSession {
     /// Runs over the session's memory, then those over the caller's.
     pub(super) runs: [Runs; 2],
     pub(super) found: Found,
-    /// The driver's number of the stream that the last run was enqueued on.
-    pub(super) last_stream: u64,
     /// The records mean nothing, and the next run clears them: kernels were timed, possibly on uninitialised memory, or what the records
     /// hold was raised.
     pub(super) stale: bool,
@@ -97,19 +107,23 @@ impl Step {
 
 impl Drop for CudaSession {
     fn drop(&mut self) {
-        // Memory must not be freed while kernels use it. A failure leaves nothing to do.
+        // Memory must not be freed while kernels use it, and nothing may wait for the stream while another session captures on it. A failure
+        // leaves nothing to do.
+        let shared = self.shared.clone();
+        let _turn = shared.turn();
         let _current = self.device.inner.context.enter();
-        let _ = self.stream.handle.synchronize();
+        let _ = self.shared.stream.handle.synchronize();
         let _ = self.found.copied.synchronize();
     }
 }
 
 impl CudaSession {
     pub fn new(
-        device: &CudaDevice,
+        (device, shared): (&CudaDevice, &Arc<CudaShared>),
         exe: Arc<Executable>,
         memory: Arc<MemoryPlan>,
         params: Vec<Param>,
+        (all, constants): (Arc<Shared>, Constants),
         callbacks: Arc<dyn Callbacks>,
     ) -> Result<CudaSession, RuntimeError> {
         let context = &device.inner.context;
@@ -124,21 +138,30 @@ impl CudaSession {
         };
         let host =
             exe.kernels.iter().any(|k| k.steps.steps.iter().any(on_host)).then(|| HostDevice::new(0)).transpose()?;
-        let stream = device.check(doing, Stream::new(context))?;
+        let ptx = exe.kernels.iter().flat_map(|k| &k.steps.steps).filter_map(|w| match w {
+            Work::Block { code: Code::Ptx(p), .. } => Some(p),
+            _ => None,
+        });
+        device.preload(ptx);
         let mut session = CudaSession {
             ends: Ends::new(Boundary::new(&exe, &memory)),
             touching: vec![],
             version: 0,
             runs: Default::default(),
             found: device.check(doing, Found::new(context, &layout))?,
-            last_stream: device.check(doing, stream.handle.id())?,
-            stream,
+            all,
+            shared: shared.clone(),
+            constants,
+            generation: 0,
             device: device.clone(),
             addresses: vec![0; layout.len()],
             kept: Kept::new(&exe, &params),
             copies: params.iter().map(|_| None).collect(),
             params: params.into_iter().map(Some).collect(),
+            frozen: exe.buffers.iter().map(|_| None).collect(),
             owned: vec![],
+            arena: 0,
+            pinned: None,
             launches: exe.kernels.iter().map(|_| vec![]).collect(),
             stale: false,
             host,
@@ -147,7 +170,11 @@ impl CudaSession {
             memory,
             exe,
         };
-        session.load()?;
+        let turn = shared.turn();
+        let loaded = session.load();
+        // A session that is dropped waits for its turn.
+        drop(turn);
+        loaded?;
         session.touching = session.find_touching();
         session.runs = [Whose::Own, Whose::Caller].map(|whose| session.split(whose));
         Ok(session)
@@ -172,9 +199,9 @@ impl CudaSession {
         let _current = self.device.check(|| format!("running `{}`", self.exe.name), context.enter())?;
         self.upload_inputs(inputs)?;
         if self.stale {
-            self.clear_records(self.stream.handle)?;
+            self.clear_records(self.shared.stream.handle)?;
         }
-        self.enqueue(Whose::Own, self.stream.handle)?;
+        self.enqueue(Whose::Own, self.shared.stream.handle)?;
         // A computed buffer is copied once, even if it is an output several times.
         let mut fetched: BTreeMap<BufferId, Tensor> = BTreeMap::new();
         for b in &self.exe.outputs {
@@ -186,10 +213,11 @@ impl CudaSession {
             if on_device && !fetched.contains_key(b) {
                 let mut t = Tensor::zeros(self.exe.ty(*b).clone());
                 // SAFETY: the address is that of a buffer of this type; `wait` follows before the tensor is used or dropped.
-                let copied = unsafe { download(t.bytes_mut(), self.addresses[b.0 as usize], self.stream.handle) };
+                let copied =
+                    unsafe { download(t.bytes_mut(), self.addresses[b.0 as usize], self.shared.stream.handle) };
                 fetched.insert(*b, t);
                 if let Err(e) = self.device.check(|| format!("copying output {b}"), copied) {
-                    let _ = self.stream.handle.synchronize();
+                    let _ = self.shared.stream.handle.synchronize();
                     return Err(e);
                 }
             }
@@ -212,7 +240,8 @@ impl CudaSession {
     /// Begins work over the session's own memory on its stream. The context is current from now on.
     pub(super) fn begin(&mut self) -> Result<(), RuntimeError> {
         self.device.check(|| format!("running `{}`", self.exe.name), self.device.inner.context.bind())?;
-        self.follow(self.stream.handle)?;
+        self.follow(self.shared.stream.handle)?;
+        self.meet_arena()?;
         self.bind_own()
     }
     /// Begins a run of the session's own: copies the inputs to its memory.
@@ -221,7 +250,8 @@ impl CudaSession {
         for bound in &self.ends.bound {
             if let End::Input(i) = bound.end {
                 // SAFETY: the session has memory for this input at this address; types were checked.
-                let copied = unsafe { upload(self.addresses[bound.buffer], inputs[i].bytes(), self.stream.handle) };
+                let copied =
+                    unsafe { upload(self.addresses[bound.buffer], inputs[i].bytes(), self.shared.stream.handle) };
                 self.device.check(|| format!("copying {}", self.exe.input_name(i)), copied)?;
             }
         }
@@ -230,7 +260,7 @@ impl CudaSession {
 
     /// Waits for the session's stream. `doing`: a verb for the message of an error, as `running`.
     pub(super) fn wait(&self, doing: &str) -> Result<(), RuntimeError> {
-        self.wait_for(self.stream.handle, doing)
+        self.wait_for(self.shared.stream.handle, doing)
     }
     /// Waits for a stream.
     pub(super) fn wait_for(&self, stream: StreamHandle, doing: &str) -> Result<(), RuntimeError> {
@@ -253,6 +283,6 @@ impl CudaSession {
     }
     /// A kernel on the session's stream.
     pub(super) fn own_kernel(&self, k: usize) -> Result<(), RuntimeError> {
-        self.kernel(k, Whose::Own, self.stream.handle)
+        self.kernel(k, Whose::Own, self.shared.stream.handle)
     }
 }

@@ -31,10 +31,10 @@ impl CudaSession {
         self.upload_inputs(inputs)?;
         let events = self.events(n + 1)?;
         // A run before the first event keeps the device busy while the others are enqueued.
-        self.enqueue(Whose::Own, self.stream.handle)?;
+        self.enqueue(Whose::Own, self.shared.stream.handle)?;
         self.record_event(&events[0])?;
         for e in &events[1..] {
-            self.enqueue(Whose::Own, self.stream.handle)?;
+            self.enqueue(Whose::Own, self.shared.stream.handle)?;
             self.record_event(e)?;
         }
         self.wait("timing")?;
@@ -46,7 +46,7 @@ impl CudaSession {
     pub fn time_kernels(&mut self, inputs: &[Tensor], n: usize) -> Result<Vec<Vec<f64>>, RuntimeError> {
         self.stale = true;
         self.upload_inputs(inputs)?;
-        self.enqueue(Whose::Own, self.stream.handle)?;
+        self.enqueue(Whose::Own, self.shared.stream.handle)?;
         self.wait("timing")?;
         let kernels = self.kernels(Stage::Run);
         let mut samples = vec![Vec::with_capacity(n); kernels.len()];
@@ -73,6 +73,8 @@ impl CudaSession {
             let once = self.sample(&timed)?;
             timed.times = (SPAN_US / once.max(1.0)).clamp(1.0, MOST_REPEATS) as usize;
             if timed.times > 1 {
+                // The graph refers to it.
+                self.pinned = self.shared.arena();
                 timed.graph = Some(self.record(kernel..kernel + 1, timed.times)?);
             }
         }
@@ -90,7 +92,7 @@ impl CudaSession {
             return Ok(start.elapsed().as_secs_f64() * 1e6);
         }
         let run = || match &timed.graph {
-            Some(g) => self.device.check(|| "timing".into(), g.launch(self.stream.handle)),
+            Some(g) => self.device.check(|| "timing".into(), g.launch(self.shared.stream.handle)),
             None => self.own_kernel(timed.kernel),
         };
         // The first launch keeps the device busy while the measured one is enqueued.
@@ -110,7 +112,7 @@ impl CudaSession {
         (0..n).map(|_| self.event()).collect()
     }
     pub(super) fn record_event(&self, e: &Event) -> Result<(), RuntimeError> {
-        self.device.check(|| "timing".into(), e.record(self.stream.handle))
+        self.device.check(|| "timing".into(), e.record(self.shared.stream.handle))
     }
     pub(super) fn elapsed(&self, start: &Event, end: &Event) -> Result<f64, RuntimeError> {
         self.device.check(|| "timing".into(), end.us_since(start))

@@ -45,11 +45,11 @@ impl CudaSession {
     fn record_marked(&self, mut kernels: Range<usize>, marks: &Marks) -> Option<Graph> {
         let one = |k: usize| -> Result<(), Fault> {
             let Some([start, end]) = &marks[k] else { return Ok(()) };
-            start.record_in_graph(self.stream.handle)?;
+            start.record_in_graph(self.shared.stream.handle)?;
             self.own_kernel(k)?;
-            Ok(end.record_in_graph(self.stream.handle)?)
+            Ok(end.record_in_graph(self.shared.stream.handle)?)
         };
-        self.stream.capture(|| kernels.try_for_each(one)).ok()
+        self.shared.stream.capture(|| kernels.try_for_each(one)).ok()
     }
 
     fn trace_run(
@@ -64,7 +64,7 @@ impl CudaSession {
         let (start_us, mut host) = (clock.now(), vec![]);
         for (kernels, graph) in segments {
             if let Some(graph) = graph {
-                let launch = || self.device.check(|| "tracing".into(), graph.launch(self.stream.handle));
+                let launch = || self.device.check(|| "tracing".into(), graph.launch(self.shared.stream.handle));
                 let name = format!("launch of {}", kiln_graph::count(kernels.len(), "kernel"));
                 host.push(HostSpan { name, span: clock.span(launch)?.1 });
                 continue;

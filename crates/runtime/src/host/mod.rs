@@ -4,6 +4,7 @@
 mod caller;
 pub(crate) mod gemm;
 pub(crate) mod session;
+pub(crate) mod shared;
 mod team;
 mod weights;
 

@@ -5,7 +5,9 @@
 use super::{
     HostDevice, Parallel, Tally,
     caller::{self, Callers},
-    gemm, run_grid, weights,
+    gemm, run_grid,
+    shared::{HostShared, Lent, Need},
+    weights,
 };
 use crate::{
     Callbacks, Code, DeviceTensor, Executable, KernelCode, Param, RuntimeError,
@@ -14,6 +16,7 @@ use crate::{
     layout::Layout,
     memory::{MemoryPlan, Place, RECORD},
     param::Kept,
+    shared::{Constants, Shared, Value, kernels_for},
 };
 use kiln_graph::{
     Tensor, Type,
@@ -24,7 +27,7 @@ use kiln_plan::{
     exec::{Epilogue, LibraryCall, Work},
 };
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     ptr::null_mut,
     sync::Arc,
     time::Instant,
@@ -44,9 +47,16 @@ pub(super) struct Inner {
     /// By index; `None` after loading if no run reads it and refreshing does not either.
     params: Vec<Option<Tensor>>,
     kept: Kept,
+    shared: Arc<Shared>,
+    pool: Arc<HostShared>,
+    constants: Constants,
+    /// The generation of the values that were loaded last.
+    generation: u64,
     /// By buffer; `None` for buffers that are not frozen, or that only packed matmuls read.
-    frozen: Vec<Option<Tensor>>,
-    arena: Memory,
+    frozen: Vec<Option<Arc<Value<Tensor>>>>,
+    need: Need,
+    /// Where the arena of the last run was.
+    arena: *mut u8,
     /// Records of out-of-range indices.
     records: Memory,
     spare: Spare,
@@ -66,10 +76,11 @@ unsafe impl Send for Inner {}
 
 impl HostSession {
     pub fn new(
-        device: &HostDevice,
+        (device, pool): (&HostDevice, &Arc<HostShared>),
         exe: Arc<Executable>,
         memory: Arc<MemoryPlan>,
         params: Vec<Param>,
+        (shared, constants): (Arc<Shared>, Constants),
         callbacks: Arc<dyn Callbacks>,
     ) -> Result<HostSession, RuntimeError> {
         check_code(&exe)?;
@@ -86,7 +97,12 @@ impl HostSession {
         require(bytes, &format!("intermediate and final results of {}", exe.name))?;
         let mut inner = Inner {
             frozen: vec![None; memory.buffers.len()],
-            arena: arena(memory.run.bytes)?,
+            need: Need::new(&pool.arenas, memory.run.bytes)?,
+            arena: null_mut(),
+            generation: 0,
+            pool: pool.clone(),
+            shared,
+            constants,
             records: arena(layout.checked.len() * RECORD)?,
             spare: Spare::new(exe.outputs.len()),
             addresses: vec![null_mut(); layout.len()],
@@ -106,9 +122,9 @@ impl HostSession {
         Ok(HostSession { device: device.clone(), inner })
     }
 
-    /// Loads again, if the value of a parameter may have changed.
+    /// Loads again, if values of parameters have changed since.
     pub fn refresh(&mut self) -> Result<(), RuntimeError> {
-        if !self.inner.kept.changes {
+        if !self.inner.kept.changes || self.inner.generation == self.inner.shared.generation() {
             return Ok(());
         }
         let m = &self.inner.memory;
@@ -130,8 +146,8 @@ impl HostSession {
         unsafe { self.inner.run_on(self.device.parallel(), inputs, outputs) }
     }
 
-    /// Bytes that the session holds, without foreign parameters.
-    pub fn bytes_held(&self) -> usize {
+    /// Bytes that the session alone holds, and those of what others may have as well, without foreign parameters.
+    pub fn bytes_held(&self) -> [usize; 2] {
         self.inner.bytes_held()
     }
 
@@ -172,6 +188,7 @@ impl Inner {
     /// # Safety
     /// As [`crate::Session::run_on`]; there is an address for each input and output of the executable.
     pub unsafe fn run_on(&mut self, p: Parallel, inputs: &[u64], outputs: &[u64]) -> Result<(), RuntimeError> {
+        let _arena = self.borrow_arena()?;
         for (b, memory) in &mut self.callers.bound {
             let given = b.given(inputs, outputs);
             self.addresses[b.buffer] = match caller::is_aligned(b, given) {
@@ -180,7 +197,7 @@ impl Inner {
                 false => unsafe { caller::staged(b, memory, given) }?,
             };
         }
-        self.kernels(p, Stage::Run, &[])?;
+        self.kernels(p, &[])?;
         for (b, _) in &self.callers.bound {
             let given = b.given(inputs, outputs);
             if matches!(b.end, End::Output(_)) && !caller::is_aligned(b, given) {
@@ -196,81 +213,173 @@ impl Inner {
         Ok(())
     }
 
-    /// Runs the load-time kernels and packs weights; then drops what runs do not read, unless refreshing needs it.
+    /// Takes the folded and packed weights that other sessions have, computes and packs those that are missing, and drops what runs do not
+    /// read, unless refreshing needs it.
     fn load(&mut self, p: Parallel) -> Result<(), RuntimeError> {
-        for (b, place) in self.memory.buffers.iter().enumerate() {
-            if *place == Place::Frozen && self.frozen[b].is_none() {
-                self.frozen[b] = Some(Tensor::zeros(self.exe.buffers[b].ty.clone()));
+        let exe = self.exe.clone();
+        let generation = self.shared.generation();
+        let operands = weights::operands(&exe, &self.layout, &self.memory.buffers);
+        let read = weights::read(&exe, &self.layout, &operands);
+        let mut packed: Vec<gemm::Weights> = (0..self.layout.steps).map(|_| gemm::Weights::default()).collect();
+        let missing: Vec<&weights::Operand> = operands
+            .iter()
+            .filter(|o| {
+                let found = self.packed_id(o).and_then(|(id, least)| self.pool.packed.get_of(id, least));
+                let is_missing = found.is_none();
+                *operand(&mut packed, o) = found;
+                is_missing
+            })
+            .collect();
+        let folded = self.fold(p, &read, &missing.iter().map(|o| o.buffer).collect(), generation);
+        let mut frozen = match folded {
+            Ok(frozen) => frozen,
+            Err(e) => {
+                self.place(null_mut(), &[]);
+                return Err(e);
             }
+        };
+        for o in missing {
+            // An earlier step may have packed the same.
+            let known = self.packed_id(o).and_then(|(id, least)| self.pool.packed.get_of(id, least));
+            *operand(&mut packed, o) = known.or_else(|| {
+                // SAFETY: the address is that of the operand's buffer, which has its value, and nothing writes it.
+                let panels = unsafe { gemm::prepack(p, o.call, o.role, self.addresses[o.buffer]) }?;
+                let panels = Value::new(panels, generation);
+                self.packed_id(o).inspect(|(id, _)| self.pool.packed.put(*id, &panels));
+                Some(panels)
+            });
         }
-        let load_arena = arena(self.memory.load.bytes)?;
-        self.fill_addresses(&load_arena);
-        self.kernels(p, Stage::Load, &[])?;
-        for &param in &self.memory.load_only_params {
-            if !self.kept.params[param] {
-                self.params[param] = None;
-            }
-        }
-        self.pack_weights(p);
+        self.weights = packed;
+        let unread = |b: usize| !read.contains(&BufferId(b as u32));
+        frozen.iter_mut().enumerate().filter(|(b, _)| unread(*b)).for_each(|(_, value)| *value = None);
+        self.frozen = frozen;
+        self.drop_params(unread);
+        self.place(null_mut(), &[]);
+        self.generation = generation;
         Ok(())
     }
+    /// The number of an operand's packed value, and the oldest generation of it that is right.
+    fn packed_id(&self, o: &weights::Operand) -> Option<(u64, u64)> {
+        let c = self.constants.of(o.buffer)?;
+        Some((self.shared.id(format!("{} packed {}", c.id, o.form)), c.least(self.shared.generation())))
+    }
 
-    /// Sets the addresses that stay the same over all runs.
-    fn fill_addresses(&mut self, load: &Memory) {
+    /// The values of frozen buffers that runs read or that are packed, and of those that others have. Addresses are those of these values
+    /// from now on.
+    fn fold(
+        &mut self,
+        p: Parallel,
+        read: &HashSet<BufferId>,
+        packed: &HashSet<usize>,
+        generation: u64,
+    ) -> Result<Vec<Option<Arc<Value<Tensor>>>>, RuntimeError> {
+        let exe = self.exe.clone();
+        let is_frozen = |b: usize| self.memory.buffers[b] == Place::Frozen && exe.buffers[b].ty.bytes() > 0;
+        let known = |b: usize| {
+            let c = self.constants.of(b).filter(|_| is_frozen(b))?;
+            self.pool.folded.get_of(c.id, c.least(generation))
+        };
+        let mut frozen: Vec<Option<Arc<Value<Tensor>>>> = (0..exe.buffers.len()).map(known).collect();
+        let wanted = |b: usize| {
+            is_frozen(b) && frozen[b].is_none() && (read.contains(&BufferId(b as u32)) || packed.contains(&b))
+        };
+        let wanted: Vec<bool> = (0..exe.buffers.len()).map(wanted).collect();
+        let kernels = kernels_for(&exe, &wanted, |b| frozen[b.0 as usize].is_some());
+        // What other sessions read is not written again.
+        let mut fresh: Vec<Option<Tensor>> = vec![None; exe.buffers.len()];
+        for b in kernels.iter().flat_map(|k| &exe.kernels[*k].outputs).map(|b| b.0 as usize).filter(|b| is_frozen(*b)) {
+            fresh[b] = Some(Tensor::zeros(exe.buffers[b].ty.clone()));
+            frozen[b] = None;
+        }
+        let arena = if kernels.is_empty() { None } else { Some(arena(self.memory.load.bytes)?) };
+        let at = |b: usize| match (&mut fresh[b], &frozen[b]) {
+            (Some(t), _) => t.bytes_mut().as_mut_ptr(),
+            // Invariant: kernels only read what they do not compute.
+            (None, Some(v)) => v.data.bytes().as_ptr().cast_mut(),
+            (None, None) => EMPTY,
+        };
+        let at: Vec<*mut u8> = (0..exe.buffers.len()).map(at).collect();
+        self.place(arena.as_ref().map_or(null_mut(), Memory::as_ptr), &at);
+        kernels.iter().try_for_each(|k| self.timed_kernel(p, *k, &exe.kernels[*k], &[]))?;
+        for (b, t) in fresh.into_iter().enumerate() {
+            let (Some(t), Some(c)) = (t, self.constants.of(b)) else { continue };
+            let value = Value::new(t, generation);
+            self.pool.folded.put(c.id, &value);
+            frozen[b] = Some(value);
+        }
+        Ok(frozen)
+    }
+
+    /// Drops parameters that runs do not read, unless refreshing needs them.
+    fn drop_params(&mut self, unread: impl Fn(usize) -> bool) {
+        for p in 0..self.params.len() {
+            // A parameter may have several buffers, or none.
+            let is_read = |(b, place): (usize, &Place)| *place == Place::Param(p) && !unread(b);
+            let used = self.memory.buffers.contains(&Place::Param(p));
+            if used && !self.kept.params[p] && !self.memory.buffers.iter().enumerate().any(is_read) {
+                self.params[p] = None;
+            }
+        }
+    }
+
+    /// Sets the addresses that stay the same over all runs. `load`: the arena of load-time kernels; `folded`: where frozen buffers are meanwhile, if
+    /// not where runs have them.
+    fn place(&mut self, load: *mut u8, folded: &[*mut u8]) {
         for (b, place) in self.memory.buffers.iter().enumerate() {
+            let value = |t: Option<&Tensor>| t.map_or(EMPTY, |t| t.bytes().as_ptr().cast_mut());
             self.addresses[b] = match place {
                 _ if self.exe.buffers[b].ty.bytes() == 0 => EMPTY,
-                Place::Param(p) => self.params[*p].as_ref().map_or(EMPTY, |t| t.bytes().as_ptr().cast_mut()),
-                Place::Frozen => self.frozen[b].as_mut().map_or(EMPTY, |t| t.bytes_mut().as_mut_ptr()),
-                Place::LoadArena(at) => load.as_ptr().wrapping_add(*at),
-                Place::Arena(at) => self.arena.as_ptr().wrapping_add(*at),
-                Place::Input(_) | Place::Output(_) | Place::Nowhere => EMPTY,
+                Place::Param(p) => value(self.params[*p].as_ref()),
+                Place::Frozen => match folded.get(b) {
+                    Some(at) => *at,
+                    None => value(self.frozen[b].as_deref().map(|v| &v.data)),
+                },
+                Place::LoadArena(at) => load.wrapping_add(*at),
+                Place::Arena(_) | Place::Input(_) | Place::Output(_) | Place::Nowhere => EMPTY,
             };
         }
         for n in 0..self.layout.checked.len() {
             self.addresses[self.layout.record(n)] = self.records.as_ptr().wrapping_add(n * RECORD);
         }
-        for (k, offsets) in self.memory.scratch.iter().enumerate() {
-            let arena = if self.exe.kernels[k].stage == Stage::Load { load } else { &self.arena };
+        self.place_scratch(Stage::Load, load);
+        self.place_arena(self.arena);
+    }
+    /// Sets the addresses in the arena of runs.
+    fn place_arena(&mut self, arena: *mut u8) {
+        for (b, place) in self.memory.buffers.iter().enumerate() {
+            if let Place::Arena(at) = place
+                && self.exe.buffers[b].ty.bytes() > 0
+            {
+                self.addresses[b] = arena.wrapping_add(*at);
+            }
+        }
+        self.place_scratch(Stage::Run, arena);
+        self.arena = arena;
+    }
+    fn place_scratch(&mut self, stage: Stage, arena: *mut u8) {
+        for (k, offsets) in self.memory.scratch.iter().enumerate().filter(|(k, _)| self.exe.kernels[*k].stage == stage)
+        {
             for (s, at) in offsets.iter().enumerate() {
                 let empty = self.exe.kernels[k].steps.scratch[s].bytes() == 0;
-                self.addresses[self.layout.scratch(k, s)] =
-                    if empty { EMPTY } else { arena.as_ptr().wrapping_add(*at) };
+                self.addresses[self.layout.scratch(k, s)] = if empty { EMPTY } else { arena.wrapping_add(*at) };
             }
         }
     }
-
-    /// Packs the weights of matmuls and frees the originals that nothing else reads. Weights that are packed and cannot have changed since
-    /// stay as they are: their originals may be gone.
-    fn pack_weights(&mut self, p: Parallel) {
-        let (exe, layout, places) = (&self.exe, &self.layout, &self.memory.buffers);
-        let changed = |b: BufferId| match places[b.0 as usize] {
-            Place::Param(p) => self.params[p].as_ref().is_some_and(Tensor::is_foreign),
-            _ => true,
-        };
-        let packed = std::mem::take(&mut self.weights);
-        // SAFETY: the addresses and values of frozen buffers are set, and those of parameters but for packed ones that were dropped.
-        self.weights = unsafe { weights::pack(p, exe, layout, places, &self.addresses, packed, changed) };
-        let read = weights::read(exe, layout, &self.weights);
-        let unread = |b: &usize| !read.contains(&BufferId(*b as u32));
-        for b in (0..places.len()).filter(unread) {
-            match places[b] {
-                Place::Frozen => self.frozen[b] = None,
-                // A parameter may have several buffers.
-                Place::Param(p) if (0..places.len()).all(|o| places[o] != places[b] || unread(&o)) => {
-                    if self.kept.params[p] {
-                        continue;
-                    }
-                    self.params[p] = None;
-                }
-                _ => continue,
-            }
-            self.addresses[b] = EMPTY;
+    /// An arena for one run.
+    fn borrow_arena(&mut self) -> Result<Option<Lent>, RuntimeError> {
+        if self.need.bytes == 0 {
+            return Ok(None);
         }
+        let arena = self.need.borrow()?;
+        if arena.at() != self.arena {
+            self.place_arena(arena.at());
+        }
+        Ok(Some(arena))
     }
 
     fn run(&mut self, p: Parallel, inputs: &[Tensor]) -> Result<Vec<Tensor>, RuntimeError> {
         let exe = self.exe.clone();
+        let _arena = self.borrow_arena()?;
         // One tensor per computed output; repeated outputs share it.
         let mut outputs: Vec<Option<Tensor>> = vec![None; exe.outputs.len()];
         for (b, place) in self.memory.buffers.iter().enumerate() {
@@ -286,7 +395,7 @@ impl Inner {
                 _ => {}
             }
         }
-        self.kernels(p, Stage::Run, inputs)?;
+        self.kernels(p, inputs)?;
         self.spare.keep(&outputs);
         let value = |b: &BufferId| match self.memory.buffers[b.0 as usize] {
             Place::Output(o) => outputs[o].clone(),
@@ -296,14 +405,16 @@ impl Inner {
         Ok(exe.outputs.iter().map(|b| value(b).unwrap_or_else(|| Tensor::zeros(exe.ty(*b).clone()))).collect())
     }
 
-    fn bytes_held(&self) -> usize {
-        let own = self.params.iter().chain(&self.frozen).flatten().filter(|t| !t.is_foreign());
-        let spare = self.spare.0.iter().flatten();
-        let tensors: usize = own.chain(spare).map(|t| t.bytes().len()).sum();
+    fn bytes_held(&self) -> [usize; 2] {
+        let bytes = |t: &Tensor| t.bytes().len();
+        let params: usize = self.params.iter().flatten().filter(|t| !t.is_foreign()).map(bytes).sum();
+        let spare: usize = self.spare.0.iter().flatten().map(bytes).sum();
+        let frozen: usize = self.frozen.iter().flatten().map(|v| bytes(&v.data)).sum();
         // Steps may share panels.
         let panels = self.weights.iter().flat_map(|w| [&w.a, &w.b]).flatten();
-        let panels: HashMap<_, _> = panels.map(|p| (Arc::as_ptr(p), p.bytes())).collect();
-        tensors + panels.values().sum::<usize>() + self.arena.len() + self.records.len() + self.callers.bytes()
+        let panels: HashMap<_, _> = panels.map(|p| (Arc::as_ptr(p), p.data.bytes())).collect();
+        let panels: usize = panels.values().sum();
+        [spare + self.records.len() + self.callers.bytes(), params + frozen + panels + self.need.bytes]
     }
 
     /// The tensor that holds a buffer; `None` if the buffer lies in an arena.
@@ -311,20 +422,28 @@ impl Inner {
         match self.memory.buffers[b] {
             Place::Input(i) => inputs.get(i).cloned(),
             Place::Param(p) => self.params[p].clone(),
-            Place::Frozen => self.frozen[b].clone(),
+            Place::Frozen => self.frozen[b].as_ref().map(|v| v.data.clone()),
             _ => None,
         }
     }
 
-    pub(super) fn kernels(&mut self, p: Parallel, stage: Stage, inputs: &[Tensor]) -> Result<(), RuntimeError> {
+    pub(super) fn kernels(&mut self, p: Parallel, inputs: &[Tensor]) -> Result<(), RuntimeError> {
         let exe = self.exe.clone();
-        for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == stage) {
-            let start = self.clock.is_some().then(Instant::now);
-            self.kernel(p, k, kernel, inputs)?;
-            self.indices(k)?;
-            if let (Some(start), Some(clock)) = (start, &mut self.clock) {
-                clock.push([start, Instant::now()]);
-            }
+        let mut all = exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Run);
+        all.try_for_each(|(k, kernel)| self.timed_kernel(p, k, kernel, inputs))
+    }
+    fn timed_kernel(
+        &mut self,
+        p: Parallel,
+        k: usize,
+        kernel: &KernelCode,
+        inputs: &[Tensor],
+    ) -> Result<(), RuntimeError> {
+        let start = self.clock.is_some().then(Instant::now);
+        self.kernel(p, k, kernel, inputs)?;
+        self.indices(k)?;
+        if let (Some(start), Some(clock)) = (start, &mut self.clock) {
+            clock.push([start, Instant::now()]);
         }
         Ok(())
     }
@@ -404,7 +523,13 @@ const UNPACKED: gemm::Weights = gemm::Weights { a: None, b: None };
 /// Address of buffers without elements: aligned for every type, never read.
 const EMPTY: *mut u8 = std::ptr::without_provenance_mut(crate::memory::ALIGN);
 
-fn arena(bytes: usize) -> Result<Memory, RuntimeError> {
+/// Where the packed value of an operand belongs.
+fn operand<'a>(all: &'a mut [gemm::Weights], o: &weights::Operand) -> &'a mut Option<gemm::Packed> {
+    let w = &mut all[o.step];
+    if o.role == gemm::Role::A { &mut w.a } else { &mut w.b }
+}
+
+pub(super) fn arena(bytes: usize) -> Result<Memory, RuntimeError> {
     let what = "intermediate results".to_string();
     Memory::zeroed(bytes).ok_or_else(|| RuntimeError::Memory { bytes, what, why: "out of memory".into() })
 }

@@ -3,52 +3,37 @@
 //! Takes: the addresses of parameters and frozen buffers. Gives: packed operands per step, and the set of buffers still read in place.
 //! Weights in f32 and f64 are packed, unless the matmul has only a few rows; with AMX those in bf16 are too. A packed weight takes as many
 //! bytes as the original, rounded up to whole panels. The session frees originals that nothing else reads.
-use super::{
-    Parallel,
-    gemm::{Panels, Role, Weights, prepack},
-};
+use super::gemm::{Role, packs};
 use crate::{Executable, KernelCode, layout::Layout, memory::Place};
 use kiln_plan::{
     BufferId, Stage,
-    exec::{GemmCall, Matrix, Slot, Work},
+    exec::{GemmCall, Slot, Work},
 };
-use std::{collections::HashSet, sync::Arc};
+use std::collections::HashSet;
 
-/// Packs the weights of all matmuls. Returns the packed operands of each step of the executable. `packed`: those of before, which stay
-/// where the buffer has not `changed`.
-///
-/// # Safety
-/// `addresses` are those of the layout; parameters and frozen buffers hold their values, but for those that are packed and not changed.
-pub(super) unsafe fn pack(
-    p: Parallel,
-    exe: &Executable,
-    layout: &Layout,
-    places: &[Place],
-    addresses: &[*mut u8],
-    packed: Vec<Weights>,
-    changed: impl Fn(BufferId) -> bool,
-) -> Vec<Weights> {
-    let mut all = packed;
-    let mut known: Vec<(BufferId, Matrix, Arc<Panels>)> = vec![];
+/// An operand of a matmul of runs that is packed.
+pub(super) struct Operand<'a> {
+    /// Number of its step in the layout.
+    pub step: usize,
+    pub role: Role,
+    pub call: &'a GemmCall,
+    pub buffer: usize,
+    /// The form of its panels: equal for operands whose panels are equal if their buffers are.
+    pub form: String,
+}
+
+/// The operands that are packed.
+pub(super) fn operands<'a>(exe: &'a Executable, layout: &Layout, places: &[Place]) -> Vec<Operand<'a>> {
+    let mut all = vec![];
     for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Run) {
         for (s, work) in kernel.steps.steps.iter().enumerate() {
             // Panels are laid out for all columns and products.
-            let Some(g) = unlimited(work) else { continue };
-            let of = &mut all[layout.first_step(k) + s];
-            for (role, m, to) in [(Role::A, &g.a, &mut of.a), (Role::B, &g.b, &mut of.b)] {
-                let Some(b) = constant(kernel, m.slot, places) else { continue };
-                if to.is_some() && !changed(b) {
-                    continue;
-                }
-                let same = |(x, y, panels): &&(BufferId, Matrix, Arc<Panels>)| {
-                    *x == b && Matrix { slot: y.slot, ..m.clone() } == *y && panels.fit(g, role)
-                };
-                *to = known.iter().find(same).map(|found| found.2.clone());
-                if to.is_none() {
-                    // SAFETY: the address is that of the operand's slot, and nothing writes it.
-                    *to = unsafe { prepack(p, g, role, addresses[b.0 as usize]) }.map(Arc::new);
-                    known.extend(to.iter().map(|panels| (b, m.clone(), panels.clone())));
-                }
+            let Some(call) = unlimited(work) else { continue };
+            for (role, slot) in [(Role::A, call.a.slot), (Role::B, call.b.slot)] {
+                let Some(b) = constant(kernel, slot, places) else { continue };
+                let step = layout.first_step(k) + s;
+                let operand = |form| Operand { step, role, call, buffer: b.0 as usize, form };
+                all.extend(packs(call, role).map(operand));
             }
         }
     }
@@ -68,16 +53,17 @@ fn constant(kernel: &KernelCode, slot: Slot, places: &[Place]) -> Option<BufferI
 }
 
 /// Buffers that runs read in place, that is, not only as packed operands; outputs included.
-pub(super) fn read(exe: &Executable, layout: &Layout, weights: &[Weights]) -> HashSet<BufferId> {
+pub(super) fn read(exe: &Executable, layout: &Layout, packed: &[Operand]) -> HashSet<BufferId> {
+    let packed: HashSet<(usize, Role)> = packed.iter().map(|o| (o.step, o.role)).collect();
     let mut read: HashSet<BufferId> = exe.outputs.iter().copied().collect();
     for (k, kernel) in exe.kernels.iter().enumerate().filter(|(_, k)| k.stage == Stage::Run) {
         for (s, work) in kernel.steps.steps.iter().enumerate() {
-            let w = &weights[layout.first_step(k) + s];
+            let step = layout.first_step(k) + s;
             let slots: Vec<Slot> = match work {
                 Work::Block { args, .. } => args.clone(),
                 Work::Gemm(g) => {
-                    let operands = [(&g.a, w.a.is_none()), (&g.b, w.b.is_none())];
-                    operands.into_iter().filter(|o| o.1).map(|o| o.0.slot).collect()
+                    let operands = [(Role::A, g.a.slot), (Role::B, g.b.slot)];
+                    operands.into_iter().filter(|(role, _)| !packed.contains(&(step, *role))).map(|o| o.1).collect()
                 }
                 Work::Fallback(_) | Work::Interpret { .. } => {
                     (0..kernel.inputs.len() as u32).map(Slot::Input).collect()

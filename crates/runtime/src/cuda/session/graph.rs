@@ -153,17 +153,17 @@ impl CudaSession {
             return Some(Recording { graph, nodes: vec![], version: self.version });
         }
         let mut nodes = vec![];
-        let captured = self.stream.capture(|| -> Result<(), Fault> {
+        let captured = self.shared.stream.capture(|| -> Result<(), Fault> {
             for k in kernels {
                 for (s, step) in self.launches[k].iter().enumerate() {
                     // Invariant: no kernel of such a segment needs the host.
                     let Some(step) = step else { continue };
                     // SAFETY: as in `kernel`.
-                    unsafe { step.enqueue(self, &self.exe.kernels[k].name, self.stream.handle) }?;
+                    unsafe { step.enqueue(self, &self.exe.kernels[k].name, self.shared.stream.handle) }?;
                     let launched = matches!(step, Step::Launch(l) if Launch::is_launched(l));
                     if launched && self.touching.contains(&(k, s)) {
                         let unknown = DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND);
-                        nodes.push((k, s, self.stream.last_node()?.ok_or(unknown)?));
+                        nodes.push((k, s, self.shared.stream.last_node()?.ok_or(unknown)?));
                     }
                 }
             }
@@ -174,9 +174,9 @@ impl CudaSession {
 
     /// Captures the launches of these kernels, each kernel `times` over. None of them may need the host.
     pub(in crate::cuda) fn record(&self, mut kernels: Range<usize>, times: usize) -> Result<Graph, RuntimeError> {
-        let stream = self.stream.handle;
+        let stream = self.shared.stream.handle;
         let one = |k: usize| (0..times).try_for_each(|_| self.kernel(k, Whose::Own, stream));
-        self.stream.capture(|| kernels.try_for_each(one).map_err(Fault::Runtime)).map_err(|f| match f {
+        self.shared.stream.capture(|| kernels.try_for_each(one).map_err(Fault::Runtime)).map_err(|f| match f {
             Fault::Driver(e) => self.device.refused(format!("recording `{}`", self.exe.name), text(e), e),
             Fault::Runtime(e) => e,
         })

@@ -15,7 +15,7 @@ pub(in crate::cuda) struct Found {
     /// `None` if no kernel checks indices.
     copy: Option<Pinned>,
     /// Recorded behind the last copy.
-    pub copied: Event,
+    pub copied: Arc<Event>,
     /// Whether a copy was enqueued that has not been read.
     pending: bool,
 }
@@ -24,7 +24,7 @@ impl Found {
     pub fn new(context: &Arc<Context>, layout: &Layout) -> Result<Found, DriverError> {
         let bytes = layout.checked.len() * RECORD;
         let copy = (bytes > 0).then(|| Pinned::new(context, bytes)).transpose()?;
-        Ok(Found { copy, copied: Event::untimed(context)?, pending: false })
+        Ok(Found { copy, copied: Arc::new(Event::untimed(context)?), pending: false })
     }
 }
 
@@ -39,11 +39,11 @@ impl CudaSession {
         }
         let from = self.addresses[self.layout.record(0)];
         // SAFETY: this many bytes were allocated for records; `wait` follows before they are read.
-        let copied = unsafe { download(&mut records, from, self.stream.handle) };
+        let copied = unsafe { download(&mut records, from, self.shared.stream.handle) };
         let copied = self.device.check(|| format!("{doing} `{}`", self.exe.name), copied);
         self.wait(doing).and(copied)?;
         match self.first_error(&records) {
-            Some(e) => self.clear_records(self.stream.handle).and(Err(e)),
+            Some(e) => self.clear_records(self.shared.stream.handle).and(Err(e)),
             None => Ok(()),
         }
     }

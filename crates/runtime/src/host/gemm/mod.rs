@@ -23,7 +23,7 @@ mod prepack;
 mod vector;
 
 pub(crate) use finish::finish;
-pub(crate) use prepack::{Panels, Role, Weights, prepack};
+pub(crate) use prepack::{Packed, Panels, Role, Weights, packs, prepack};
 
 use super::{Parallel, Shared};
 use block::{Job, Lanes, Result};
@@ -32,7 +32,6 @@ use kiln_cpu::Level;
 use kiln_graph::DType;
 use kiln_plan::exec::{GemmCall, Matrix};
 use pack::{Element, Side, Source};
-use std::sync::Arc;
 
 /// Addresses of the buffers of a, b and c, before `Matrix::offset` is added.
 #[derive(Clone, Copy)]
@@ -123,8 +122,8 @@ unsafe fn typed<S: Element, C: Element<Acc = S::Acc>>(
     let job = |i: usize| {
         let x = x.get();
         let first = |m: &Matrix| m.offset + offset(&m.batch_strides, &g.batch, i);
-        let lanes = |at: *const u8, m, packed: &Option<Arc<Panels>>, lanes, depth| match packed {
-            Some(panels) => Lanes::Packed(panels.at(&g.batch, i)),
+        let lanes = |at: *const u8, m, packed: &Option<Packed>, lanes, depth| match packed {
+            Some(panels) => Lanes::Packed(panels.data.at(&g.batch, i)),
             None => Lanes::Strided(Source { at: at.cast::<S>().wrapping_add(first(m)), lanes, depth }),
         };
         let a = lanes(x.a, &g.a, &w.a, Side(&g.a.rows), Side(&g.a.cols));

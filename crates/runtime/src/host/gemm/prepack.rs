@@ -13,13 +13,14 @@ use super::{
     pack::{Side, Source, pack},
     vector,
 };
+use crate::shared::Value;
 use kiln_cpu::Level;
 use kiln_graph::DType;
 use kiln_plan::exec::GemmCall;
 use std::sync::Arc;
 
 /// Which operand of a call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Role {
     A,
     B,
@@ -28,9 +29,11 @@ pub(crate) enum Role {
 /// The operands of a call that are packed; `None` for those read in place.
 #[derive(Default)]
 pub(crate) struct Weights {
-    pub a: Option<Arc<Panels>>,
-    pub b: Option<Arc<Panels>>,
+    pub a: Option<Packed>,
+    pub b: Option<Packed>,
 }
+/// An operand that sessions share.
+pub(crate) type Packed = Arc<Value<Panels>>;
 
 /// An operand packed over all of K, once for each distinct matrix of the batch.
 pub(crate) struct Panels {
@@ -39,7 +42,7 @@ pub(crate) struct Panels {
 }
 
 /// How an operand is packed.
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Debug)]
 struct Form {
     level: Level,
     /// Whether it is the left operand of the matmul as it is computed, perhaps transposed.
@@ -105,10 +108,15 @@ impl Panels {
     pub(super) fn at<T>(&self, batch: &[usize], i: usize) -> *const T {
         self.data.at::<u8>().wrapping_add(offset(&self.form.strides, batch, i) * self.form.bytes).cast()
     }
-    /// Whether `prepack` would pack an operand of this call in the same form.
-    pub(crate) fn fit(&self, g: &GemmCall, role: Role) -> bool {
-        form(self.form.level, g, role).is_some_and(|f| f == self.form)
-    }
+}
+
+/// The form in which `prepack` packs an operand, and what it reads of the operand's buffer; `None` if it does not pack it.
+pub(crate) fn packs(g: &GemmCall, role: Role) -> Option<String> {
+    let form = form(Level::used(), g, role)?;
+    let m = if role == Role::A { &g.a } else { &g.b };
+    // Batches that read the same matrix make no difference.
+    let batch: Vec<_> = g.batch.iter().zip(&m.batch_strides).filter(|(_, stride)| **stride != 0).collect();
+    Some(format!("{:?} {form:?} at {} {:?} {:?} {batch:?}", g.dtype, m.offset, m.rows, m.cols))
 }
 
 /// Packs an operand of a call, unless the call reads it in place.
