@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import backend, pieces
+from kiln import backend, pieces, runner
 
 
 def compiled(f, dynamic=None, fullgraph=True, **options):
@@ -486,7 +486,7 @@ def test_weights_with_other_memory_are_taken_up():
 
 def test_frozen_weights_are_not_looked_at(monkeypatch):
     layer = nn.Linear(4, 4).eval()
-    monkeypatch.setattr(backend.Engine, "changed", None)
+    monkeypatch.setattr(runner.Engine, "changed", None)
     with torch.no_grad():
         run = compiled(layer, weights="frozen")
         same(run(X), layer(X))
