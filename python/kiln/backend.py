@@ -31,14 +31,14 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
-from torch._guards import TracingContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from kiln import graph, pieces, views
+from kiln import graph, pieces
 from kiln import options as known_options
 from kiln._native import KilnError, UnsupportedError
-from kiln.runner import Boxed, Runner, Versions, boxed_runner
+from kiln.lowering import Lowering, boxed
+from kiln.runner import Boxed, Versions
 
 _warned_of_training = False
 
@@ -92,10 +92,11 @@ def _compile(
     gradients = torch.is_grad_enabled()
 
     def inference(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        return _lowered(lowered, names, chosen, piece, gradients, versions)
+        lowered.meta["kiln_piece"] = piece
+        return Lowering(lowered, names, chosen, gradients, versions).run(piece)
 
     def eagerly(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        return _boxed(_train(lowered, chosen, piece))
+        return boxed(_train(lowered, chosen, piece))
 
     compiler = aot_autograd(
         fw_compiler=eagerly,
@@ -176,19 +177,6 @@ def _train(
     return gm.forward
 
 
-def _boxed(run: Callable[..., Any]) -> Boxed:
-    """As AOT calls it: with a list, which is emptied so that inputs can be freed."""
-
-    def boxed(args: list[Any]) -> Sequence[Any]:
-        taken = list(args)
-        args.clear()
-        outputs: Sequence[Any] = run(*taken)
-        return outputs
-
-    boxed._boxed_call = True  # type: ignore[attr-defined]
-    return boxed
-
-
 # Composite operators
 
 
@@ -233,66 +221,3 @@ def _composites_kept() -> AbstractContextManager[Any]:
     except (ImportError, AttributeError) as error:
         pieces.log.info("composite operators are decomposed: %s", error)
         return contextlib.nullcontext()
-
-
-# AOT's graph
-
-
-def _lowered(
-    gm: fx.GraphModule,
-    names: Sequence[str],
-    chosen: Mapping[str, Any],
-    piece: pieces.Piece,
-    gradients: bool,
-    versions: Versions,
-) -> Boxed:
-    """What runs a graph of functional ATen."""
-    gm.meta["kiln_piece"] = piece
-    written = _written(gm.graph)
-    try:
-        head, tail = views.split(gm.graph, gm, written, gradients=gradients)
-        program = _write(head, gm, names)
-    except KilnError as error:
-        if chosen.get("fallback") == "error":
-            raise
-        piece.refuse(str(error))
-        return _boxed(gm.forward)
-    piece.calls, piece.symbols = program.calls, program.symbols
-    if program.calls == 0:
-        but = " but views" if tail is not None else ""
-        piece.state, piece.reason = "eager", f"it has no operators{but}"
-        return _boxed(gm.forward)
-    return boxed_runner(Runner(gm, program, tail, bool(written), chosen, piece, versions))
-
-
-def _write(lowered: fx.Graph, owner: fx.GraphModule, names: Sequence[str]) -> graph.Program:
-    """The graph as a program whose parameters are the static inputs that it does not write to."""
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    static = set(metadata.static_input_indices) if metadata is not None else set()
-    placeholders = lowered.find_nodes(op="placeholder")
-    # Positions agree unless AOT added or removed inputs, for subclasses and duplicates.
-    known = names if len(names) == len(placeholders) else []
-    input_names = {i: name for i, name in enumerate(known) if name}
-    written = _written(lowered)
-    params = {
-        i: input_names.get(i, node.name)
-        for i, node in enumerate(placeholders)
-        if i in static and node not in written and isinstance(node.meta["val"], torch.Tensor)
-    }
-    return graph.write(lowered, owner, params=params, input_names=input_names)
-
-
-def _written(lowered: fx.Graph) -> set[fx.Node]:
-    """Nodes that an operator of the graph writes to."""
-    found = set()
-    for node in lowered.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable:
-            continue
-        for i, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-                if isinstance(value, fx.Node):
-                    found.add(value)
-    return found

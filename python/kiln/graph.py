@@ -17,7 +17,9 @@ The text is one object with these keys:
 `params`    ids of the values whose tensors are handed over beside the text, in this order.
 `calls`     in order: `{"name", "overload", "args", "outs", "source", "module"}`. `args` has every
             argument by its position in the operator's schema. `source` has the frames of the user's
-            source as `file:line`, the innermost first, one a line.
+            source as `file:line`, the innermost first, one a line. `"vouched": true` says that the
+            operator only computes its results from its operands, and that this process runs it
+            where it is not compiled, whatever operator it is.
 `outputs`   `{"value": id}`, `{"size": expression}`, `{"constant": argument}` or `"none"`.
 `writes`    `{"target", "value"}`: after a run the input or parameter `target` holds `value`.
 
@@ -32,7 +34,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from kiln._native import UnsupportedError
 
@@ -94,7 +97,7 @@ _ROOT = re.compile(r"^L\['([^']*)'\]")
 
 #: Operators without a result that only check their arguments. A compiled program has checked sizes
 #: before it runs, and values of tensors cannot be checked without waiting for the device.
-_CHECKS = frozenset(
+CHECKS = frozenset(
     {
         "aten::_assert_async",
         "aten::_assert_scalar",
@@ -107,7 +110,7 @@ _CHECKS = frozenset(
 )
 
 #: Operators that give a number which depends on the elements of a tensor.
-_READS_DATA = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"})
+READS_DATA = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"})
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,8 @@ class Program:
     calls: int
     #: The symbols that sizes depend on: `min`, `max` and `hint` of each.
     symbols: dict[str, Json] = field(default_factory=dict)
+    #: The call that gives each value, by the value's id.
+    results: dict[int, fx.Node] = field(default_factory=dict)
 
 
 def place(stack_trace: str | None) -> str:
@@ -183,6 +188,7 @@ def write(
     mutations: Mapping[int, str] | None = None,
     guards: Sequence[str] = (),
     ranges: Mapping[sympy.Symbol, Any] | None = None,
+    left_out: Collection[fx.Node] | None = None,
 ) -> Program:
     """Writes `graph`.
 
@@ -190,6 +196,8 @@ def write(
     the positions of their placeholders; every other placeholder is an input. `mutations`: the
     placeholder's name for each output (by position) that is written to it, and not returned.
     `ranges`: the sizes that symbols may have, where they are others than those of tracing.
+    `left_out`: calls that are not written, to see what is left: their results are inputs, and the
+    results of all other calls are outputs.
 
     >>> class Double(torch.nn.Module):
     ...     def forward(self, x):
@@ -199,7 +207,7 @@ def write(
     >>> [call["name"] for call in json.loads(program.text)["calls"]]
     ['aten::add']
     """
-    writer = _Writer(owner, params or {}, input_names or {}, mutations or {}, ranges or {})
+    writer = _Writer(owner, params or {}, input_names or {}, mutations or {}, ranges or {}, left_out)
     return writer.write(graph, name, guards)
 
 
@@ -211,6 +219,8 @@ class _Schema:
     overload: str
     #: Each argument's name and its default as it is written.
     arguments: list[tuple[str, Json]]
+    #: Whether it does nothing but compute tensors from its operands.
+    computes: bool = False
 
 
 _SCHEMAS: dict[Any, _Schema] = {}
@@ -224,8 +234,53 @@ def _schema(target: Any) -> _Schema:
             (a.name, _literal(a.default_value) if a.has_default_value() else None)
             for a in schema.arguments
         ]
-        known = _SCHEMAS[target] = _Schema(schema.name, schema.overload_name, arguments)
+        known = _SCHEMAS[target] = _Schema(
+            schema.name, schema.overload_name, arguments, computes(target)
+        )
     return known
+
+
+#: What a schema does not say: an operator's results depend on more than its operands, or their
+#: sizes on data.
+_MORE = (
+    torch.Tag.nondeterministic_seeded,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,
+    torch.Tag.inplace_view,
+)
+
+
+def computes(target: torch._ops.OpOverload) -> bool:
+    """Whether an operator does nothing but compute new tensors from its operands, as its schema
+    says: it writes to nothing, and its results share no memory.
+
+    >>> computes(torch.ops.aten.sinc.default), computes(torch.ops.aten.add_.Tensor)
+    (True, False)
+    >>> computes(torch.ops.aten.t.default), computes(torch.ops.aten.nonzero.default)
+    (False, False)
+    """
+    schema = target._schema
+    if schema.is_mutable or any(tag in target.tags for tag in _MORE) or exchanges(target):
+        return False
+    if any(a.alias_info is not None for a in (*schema.arguments, *schema.returns)):
+        return False
+    given = [str(r.type) for r in schema.returns]
+    return given == ["List[Tensor]"] or (bool(given) and set(given) == {"Tensor"})
+
+
+def exchanges(target: torch._ops.OpOverload) -> bool:
+    """Whether an operator exchanges tensors with other processes.
+
+    >>> exchanges(torch.ops.aten.add.Tensor)
+    False
+    """
+    named = any(a.name in ("group", "group_name") for a in target._schema.arguments)
+    return named or target.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
+def is_check(target: Any) -> bool:
+    """Whether a call only checks its arguments."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name in CHECKS
 
 
 def _float(value: float) -> Json:
@@ -273,8 +328,11 @@ class _Writer:
         input_names: Mapping[int, str],
         mutations: Mapping[int, str],
         ranges: Mapping[sympy.Symbol, Any],
+        left_out: Collection[fx.Node] | None = None,
     ) -> None:
         self.owner = owner
+        self.left_out = left_out
+        self.results: dict[int, fx.Node] = {}
         self.ranges = ranges
         self.param_names = params
         self.input_names = input_names
@@ -309,8 +367,12 @@ class _Writer:
                 position += 1
             elif node.op == "get_attr":
                 self.constant(node)
+            elif self.left_out is not None and node in self.left_out:
+                self.leave_out(node)
             elif node.op == "call_function":
                 self.call(node)
+            elif node.op == "output" and self.left_out is not None:
+                outputs = [{"value": i} for i in self.results]
             elif node.op == "output":
                 for i, result in enumerate(node.args[0]):
                     target = self.mutations.get(i)
@@ -339,6 +401,7 @@ class _Writer:
             self.device(),
             len(self.calls),
             self.symbols,
+            self.results,
         )
 
     def device(self) -> str:
@@ -415,12 +478,12 @@ class _Writer:
         self.values.append(info)
         return len(self.values) - 1
 
-    def results(self, value: Any, node: fx.Node) -> Any:
+    def ids_of(self, value: Any, node: fx.Node) -> Any:
         """Ids for the tensors of a result, nested as the result is."""
         if isinstance(value, torch.Tensor):
             return self.value(value, node)
         if isinstance(value, (list, tuple)):
-            return [self.results(v, node) for v in value]
+            return [self.ids_of(v, node) for v in value]
         return None
 
     # Nodes
@@ -432,6 +495,8 @@ class _Writer:
             what = param or self.input_names.get(position, node.name)
             if value.dtype not in DTYPES:
                 if param is not None and not node.users and node.name not in self.written:
+                    return
+                if self.left_out is not None and all(u in self.left_out for u in node.users):
                     return
                 text = f"{what} is {value.dtype}, a dtype that Kiln does not have"
                 raise refusal(text, node, "convert it outside of the compiled part")
@@ -481,9 +546,9 @@ class _Writer:
         if not isinstance(target, torch._ops.OpOverload):
             return  # Arithmetic on sizes: its result is an expression wherever it is used.
         schema = _schema(target)
-        if schema.name in _CHECKS:
+        if schema.name in CHECKS:
             return
-        if schema.name in _READS_DATA:
+        if schema.name in READS_DATA:
             remedy = "keep it a tensor, or do this outside of the compiled part"
             raise refusal("a number is read from a tensor", node, remedy)
         if value is not None and not isinstance(value, (torch.Tensor, list, tuple)):
@@ -495,18 +560,36 @@ class _Writer:
             schema = _Schema("aten::to", "dtype", [])
         else:
             args = self.arguments(schema, node)
-        ids = self.results(value, node)
+        ids = self.ids_of(value, node)
         self.ids[node] = ids
-        self.calls.append(
-            {
-                "name": schema.name,
-                "overload": schema.overload,
-                "args": args,
-                "outs": _flat(ids),
-                "source": self.place(node),
-                "module": self.module(node),
-            }
-        )
+        outs = _flat(ids)
+        self.results.update(dict.fromkeys(outs, node))
+        call = {
+            "name": schema.name,
+            "overload": schema.overload,
+            "args": args,
+            "outs": outs,
+            "source": self.place(node),
+            "module": self.module(node),
+        }
+        # A result that is no tensor has no place in a program.
+        if schema.computes and len(outs) == len(tree_leaves(value)):
+            call["vouched"] = True
+        self.calls.append(call)
+
+    def leave_out(self, node: fx.Node) -> None:
+        """Makes the results of a call inputs, as far as Kiln has a form for them."""
+
+        def known(value: Any) -> bool:
+            return isinstance(value, torch.Tensor) and value.dtype in DTYPES
+
+        value = node.meta.get("val")
+        if isinstance(value, (list, tuple)):
+            self.ids[node] = [self.value(v, node) if known(v) else None for v in value]
+        elif known(value):
+            self.ids[node] = self.value(value, node)
+        for i in _flat(self.ids.get(node)):
+            self.inputs.append({"name": f"{node.name}_{i}", "value": i})
 
     def arguments(self, schema: _Schema, node: fx.Node) -> list[Json]:
         """All arguments in the schema's order, with defaults filled in."""

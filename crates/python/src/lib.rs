@@ -21,6 +21,13 @@ fn open(py: Python<'_>, path: &str, options: &Bound<'_, PyDict>) -> PyResult<eng
     engine::Engine::open(py, path, options)
 }
 
+/// The calls of a program that Kiln refuses at the sizes of tracing: the ids of the results of each, why, and what to do.
+#[pyfunction]
+fn refusals(py: Python<'_>, program: &str) -> PyResult<Vec<(Vec<usize>, String, String)>> {
+    let found = py.detach(|| kiln::program::refusals(program)).map_err(errors::compiling)?;
+    Ok(found.into_iter().map(|r| (r.outs, r.problem.message, r.problem.help)).collect())
+}
+
 /// What `kiln doctor` prints.
 #[pyfunction]
 fn doctor() -> String {
@@ -50,6 +57,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<engine::Engine>()?;
     m.add_function(wrap_pyfunction!(open, m)?)?;
     m.add_function(wrap_pyfunction!(doctor, m)?)?;
+    m.add_function(wrap_pyfunction!(refusals, m)?)?;
     m.add_function(wrap_pyfunction!(addresses, m)?)?;
     errors::add(m)
 }
