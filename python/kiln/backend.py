@@ -34,7 +34,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from kiln import graph, pieces
+from kiln import pieces, sources
 from kiln import options as known_options
 from kiln._native import KilnError, UnsupportedError
 from kiln.lowering import Lowering, boxed
@@ -114,24 +114,43 @@ def _compile(
     except Exception as error:
         # An operator that torch cannot trace whole. If that was not it, this fails as well.
         pieces.log.info("composite operators are decomposed: %s", error)
-        run = compiler(gm, example_inputs)
+        try:
+            run = compiler(gm, example_inputs)
+        except (KilnError, TorchDynamoException):
+            raise
+        except Exception as error:
+            run = _untraced(gm, error, chosen, piece)
     # Not before: AOT may give up a trace and ask dynamo for another one.
     pieces.register(piece)
     return versions.followed(run) if known_options.is_checked(chosen) else run
+
+
+def _untraced(
+    gm: fx.GraphModule, error: Exception, chosen: Mapping[str, Any], piece: pieces.Piece
+) -> Callable[..., Any]:
+    """Runs a graph that AOT autograd cannot trace, as an operator of a library that gives an alias.
+    If the graph itself is wrong, its own error is what running it raises."""
+    lines = str(error).strip().splitlines()
+    why = f"torch cannot trace it: {lines[0] if lines else type(error).__name__}"
+    if chosen.get("fallback") == "error":
+        told = f"{why}; leave out fallback='error' to let PyTorch run it"
+        raise UnsupportedError(told) from error
+    piece.refuse(why)
+    return gm.forward
 
 
 # What dynamo's graph says
 
 
 def _piece(gm: fx.GraphModule) -> pieces.Piece:
-    first = next((n for n in gm.graph.nodes if n.meta.get("stack_trace")), None)
-    piece = pieces.Piece(graph.line(first.meta["stack_trace"]) if first is not None else "")
+    lines = (sources.line(n.meta.get("stack_trace")) for n in gm.graph.nodes)
+    piece = pieces.Piece(next(filter(None, lines), ""))
     ended = getattr(gm, "compile_subgraph_reason", None)
     if ended is not None and ended.graph_break:
         piece.break_reason = ended.reason
         if ended.user_stack:
-            frame = ended.user_stack[-1]
-            piece.break_source = f"{frame.filename}:{frame.lineno}"
+            frames = "\n".join(f'File "{f.filename}", line {f.lineno}' for f in ended.user_stack)
+            piece.break_source = sources.place(frames).partition("\n")[0]
     return piece
 
 
@@ -143,7 +162,7 @@ def _names(gm: fx.GraphModule) -> list[str]:
         tensor = isinstance(node.meta.get("example_value"), torch.Tensor)
         # A property in newer releases of torch.
         name = getattr(source, "name", "") if tensor else ""
-        names.append(graph.path(name() if callable(name) else name))
+        names.append(sources.path(name() if callable(name) else name))
     return names
 
 

@@ -31,12 +31,9 @@ An argument is `"none"` or an object with one key: `value`, `int`, `float` (a nu
 from __future__ import annotations
 
 import json
-import math
 import operator
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -44,73 +41,13 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from kiln._native import UnsupportedError
+from kiln.schemas import CHECKS, DTYPES, READS_DATA, Schema, foreign, literal, schema_of
+from kiln.sources import module_path, place, refusal
 
 Json = Any
 
-#: Kiln's names of dtypes. Others go by torch's name, and are refused or run by torch.
-DTYPES: dict[torch.dtype, str] = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "f8e4m3",
-    torch.float8_e5m2: "f8e5m2",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "bool",
-}
-
-#: ATen's numbers of dtypes (c10/core/ScalarType.h).
-ATEN_DTYPES: dict[torch.dtype, int] = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.int16: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.float16: 5,
-    torch.float32: 6,
-    torch.float64: 7,
-    torch.complex64: 9,
-    torch.complex128: 10,
-    torch.bool: 11,
-    torch.bfloat16: 15,
-    torch.float8_e5m2: 23,
-    torch.float8_e4m3fn: 24,
-}
-
-#: Where torch's own source is, which says little to users.
-_TORCH = str(Path(torch.__file__).parent)
-
 #: The `min` of a number without a lower end, as of an index that may be negative.
 _LOWEST = -(2**63)
-
-#: Files of no user.
-_NOT_USERS = ("<", str(Path(__file__).parent))
-
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_SUBSCRIPT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
-_ROOT = re.compile(r"^L\['([^']*)'\]")
-
-#: Operators without a result that only check their arguments. A compiled program has checked sizes
-#: before it runs, and values of tensors cannot be checked without waiting for the device.
-CHECKS = frozenset(
-    {
-        "aten::_assert_async",
-        "aten::_assert_scalar",
-        "aten::_assert_tensor_metadata",
-        "aten::_functional_assert_async",
-        "aten::_functional_assert_scalar",
-        "aten::sym_constrain_range",
-        "aten::sym_constrain_range_for_size",
-    }
-)
-
-#: Operators that give a number which depends on the elements of a tensor.
-READS_DATA = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"})
 
 
 @dataclass(frozen=True)
@@ -130,53 +67,6 @@ class Program:
     symbols: dict[str, Json] = field(default_factory=dict)
     #: The call that gives each value, by the value's id.
     results: dict[int, fx.Node] = field(default_factory=dict)
-
-
-def place(stack_trace: str | None) -> str:
-    """The frames of a stack trace as `file:line`, the innermost first, one a line.
-
-    >>> place('  File "model.py", line 3, in forward\\n  File "layer.py", line 7, in forward')
-    'layer.py:7\\nmodel.py:3'
-    """
-    frames = _FRAME.findall(stack_trace or "")
-    # Names in angle brackets are of generated code; `kiln.explain` calls from a frame of its own.
-    kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith(_NOT_USERS)]
-    return "\n".join(kept)
-
-
-def line(stack_trace: str | None) -> str:
-    """The frame to show to a user: the innermost one outside of torch.
-
-    >>> line('  File "model.py", line 3, in forward\\n  File "layer.py", line 7, in forward')
-    'layer.py:7'
-    """
-    frames = place(stack_trace).splitlines()
-    own = (frame for frame in frames if not frame.startswith(_TORCH))
-    return next(own, frames[0] if frames else "")
-
-
-def path(source: str) -> str:
-    """The path of a module or parameter from dynamo's name of where it comes from.
-
-    >>> path("L['self']._modules['encoder']._parameters['weight']"), path("L['x']")
-    ('encoder.weight', 'x')
-    """
-    root = _ROOT.match(source)
-    if root is None:
-        return source
-    rest = _SUBSCRIPT.sub(r".\1", source[root.end() :])
-    if rest.startswith("["):
-        return root.group(1) + rest
-    # The name of the variable that holds a module says nothing about the module.
-    return rest.strip(".") or root.group(1)
-
-
-def refusal(what: str, node: fx.Node | None, remedy: str) -> UnsupportedError:
-    """An error that says what cannot be compiled, where it is in the user's source, what to do."""
-    where = line(node.meta.get("stack_trace")) if node is not None else ""
-    at = f" at {where}" if where else ""
-    return UnsupportedError(f"{what}{at}: {remedy}")
-
 
 def write(
     graph: fx.Graph,
@@ -207,116 +97,8 @@ def write(
     >>> [call["name"] for call in json.loads(program.text)["calls"]]
     ['aten::add']
     """
-    writer = _Writer(owner, params or {}, input_names or {}, mutations or {}, ranges or {}, left_out)
-    return writer.write(graph, name, guards)
-
-
-@dataclass
-class _Schema:
-    """What a call needs of an operator's schema."""
-
-    name: str
-    overload: str
-    #: Each argument's name and its default as it is written.
-    arguments: list[tuple[str, Json]]
-    #: Whether it does nothing but compute tensors from its operands.
-    computes: bool = False
-
-
-_SCHEMAS: dict[Any, _Schema] = {}
-
-
-def _schema(target: Any) -> _Schema:
-    known = _SCHEMAS.get(target)
-    if known is None:
-        schema = target._schema
-        arguments = [
-            (a.name, _literal(a.default_value) if a.has_default_value() else None)
-            for a in schema.arguments
-        ]
-        known = _SCHEMAS[target] = _Schema(
-            schema.name, schema.overload_name, arguments, computes(target)
-        )
-    return known
-
-
-#: What a schema does not say: an operator's results depend on more than its operands, or their
-#: sizes on data.
-_MORE = (
-    torch.Tag.nondeterministic_seeded,
-    torch.Tag.dynamic_output_shape,
-    torch.Tag.data_dependent_output,
-    torch.Tag.inplace_view,
-)
-
-
-def computes(target: torch._ops.OpOverload) -> bool:
-    """Whether an operator does nothing but compute new tensors from its operands, as its schema
-    says: it writes to nothing, and its results share no memory.
-
-    >>> computes(torch.ops.aten.sinc.default), computes(torch.ops.aten.add_.Tensor)
-    (True, False)
-    >>> computes(torch.ops.aten.t.default), computes(torch.ops.aten.nonzero.default)
-    (False, False)
-    """
-    schema = target._schema
-    if schema.is_mutable or any(tag in target.tags for tag in _MORE) or exchanges(target):
-        return False
-    if any(a.alias_info is not None for a in (*schema.arguments, *schema.returns)):
-        return False
-    given = [str(r.type) for r in schema.returns]
-    return given == ["List[Tensor]"] or (bool(given) and set(given) == {"Tensor"})
-
-
-def exchanges(target: torch._ops.OpOverload) -> bool:
-    """Whether an operator exchanges tensors with other processes.
-
-    >>> exchanges(torch.ops.aten.add.Tensor)
-    False
-    """
-    named = any(a.name in ("group", "group_name") for a in target._schema.arguments)
-    return named or target.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-
-
-def is_check(target: Any) -> bool:
-    """Whether a call only checks its arguments."""
-    return isinstance(target, torch._ops.OpOverload) and target._schema.name in CHECKS
-
-
-def _float(value: float) -> Json:
-    return {"float": value if math.isfinite(value) else str(value)}
-
-
-def _dtype(value: torch.dtype) -> Json:
-    number = ATEN_DTYPES.get(value)
-    return {"opaque": str(value)} if number is None else {"int": number}
-
-
-#: How a plain value is written, by its exact type.
-_LITERALS: dict[type, Callable[[Any], Json]] = {
-    type(None): lambda _: "none",
-    bool: lambda v: {"bool": v},
-    int: lambda v: {"int": v},
-    float: _float,
-    str: lambda v: {"str": v},
-    torch.dtype: _dtype,
-    torch.device: lambda v: {"device": str(v)},
-    torch.memory_format: lambda _: "none",
-    torch.layout: lambda _: "none",
-}
-
-
-def _literal(value: Any) -> Json:
-    """A value that is known without the graph."""
-    known = _LITERALS.get(type(value))
-    if known is not None:
-        return known(value)
-    if isinstance(value, (list, tuple)):
-        if all(type(v) is int for v in value):
-            return {"ints": list(value)}
-        return {"list": [_literal(v) for v in value]}
-    return {"opaque": str(value)}
-
+    given = (params or {}, input_names or {}, mutations or {}, ranges or {})
+    return _Writer(owner, *given, left_out).write(graph, name, guards)
 
 class _Writer:
     """The state of writing one graph."""
@@ -518,7 +300,7 @@ class _Writer:
             text = self.number(value.node.expr, value.node.shape_env)
             entry["size"] = text if isinstance(text, str) else f"Integer({text})"
         elif value is None or isinstance(value, (bool, int, float, str)):
-            entry["constant"] = _literal(value)
+            entry["constant"] = literal(value)
         else:
             remedy = "pass tensors, sizes and plain Python values"
             raise refusal(f"an input of type {type(value).__name__}", node, remedy)
@@ -545,7 +327,7 @@ class _Writer:
             raise refusal(f"Kiln does not compile {target}", node, remedy)
         if not isinstance(target, torch._ops.OpOverload):
             return  # Arithmetic on sizes: its result is an expression wherever it is used.
-        schema = _schema(target)
+        schema = schema_of(target)
         if schema.name in CHECKS:
             return
         if schema.name in READS_DATA:
@@ -557,7 +339,7 @@ class _Writer:
             no = {"bool": False}
             dtype = self.argument(node.args[1], node)
             args = [self.argument(node.args[0], node), dtype, no, no, "none"]
-            schema = _Schema("aten::to", "dtype", [])
+            schema = Schema("aten::to", "dtype", [])
         else:
             args = self.arguments(schema, node)
         ids = self.ids_of(value, node)
@@ -581,7 +363,7 @@ class _Writer:
         """Makes the results of a call inputs, as far as Kiln has a form for them."""
 
         def known(value: Any) -> bool:
-            return isinstance(value, torch.Tensor) and value.dtype in DTYPES
+            return isinstance(value, torch.Tensor) and not foreign(value)
 
         value = node.meta.get("val")
         if isinstance(value, (list, tuple)):
@@ -591,7 +373,7 @@ class _Writer:
         for i in _flat(self.ids.get(node)):
             self.inputs.append({"name": f"{node.name}_{i}", "value": i})
 
-    def arguments(self, schema: _Schema, node: fx.Node) -> list[Json]:
+    def arguments(self, schema: Schema, node: fx.Node) -> list[Json]:
         """All arguments in the schema's order, with defaults filled in."""
         given, kwargs, args = node.args, node.kwargs, []
         for i, (name, default) in enumerate(schema.arguments):
@@ -615,7 +397,7 @@ class _Writer:
                 return {"ints": list(value)}
             return {"list": [self.argument(v, node) for v in value]}
         if value is torch.strided or not isinstance(value, torch.layout):
-            return _literal(value)
+            return literal(value)
         raise refusal(f"a tensor of layout {value}", node, "use dense tensors")
 
     def size(self, value: Any, node: fx.Node) -> Json:
@@ -625,13 +407,13 @@ class _Writer:
             return {"size": text} if isinstance(text, str) else {"int": text}
         if isinstance(value, (list, tuple)):
             return {"list": [self.size(v, node) for v in value]}
-        return _literal(value)
+        return literal(value)
 
     def output(self, result: Any, node: fx.Node) -> Json:
         if result is None:
             return "none"
         if not isinstance(result, fx.Node):
-            return {"constant": _literal(result)}
+            return {"constant": literal(result)}
         ids = self.ids.get(result)
         if isinstance(ids, int):
             return {"value": ids}
@@ -659,16 +441,6 @@ class _Writer:
         if known is None:
             known = self.modules[last] = module_path(last)
         return known
-
-
-def module_path(source: str) -> str:
-    """The path of a module within the compiled one, from the name in a node's module stack.
-
-    >>> module_path("L['self'].layer.0"), module_path("layer.0"), module_path("L['self']")
-    ('layer.0', 'layer.0', '')
-    """
-    root = _ROOT.match(source)
-    return _SUBSCRIPT.sub(r".\1", source[root.end() :] if root else source).strip(".")
 
 
 def _values(ids: Any) -> Json:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext
 
-from kiln import _native, graph, pieces, split, views
+from kiln import _native, graph, pieces, sources, split, views
 from kiln._native import KilnError, UnsupportedError
 from kiln.runner import Boxed, Runner, Versions, boxed_runner
 
@@ -145,7 +145,7 @@ class Lowering:
 
 def line_of(node: fx.Node) -> str:
     """The user's line of a node."""
-    return graph.line(node.meta.get("stack_trace"))
+    return sources.line(node.meta.get("stack_trace"))
 
 
 def boxed(run: Callable[..., Any]) -> Boxed:
@@ -214,9 +214,8 @@ def chained(whole: fx.Graph, stages: Sequence[tuple[split.Part, Boxed]]) -> Boxe
             for i, value in zip(stage.gives, given, strict=True):
                 values[i] = value
             del given
-        return [
-            constant if i is None else values[i] for i, constant in zip(results, constants, strict=True)
-        ]
+        found = zip(results, constants, strict=True)
+        return [constant if i is None else values[i] for i, constant in found]
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call

@@ -20,12 +20,11 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from kiln import _native, graph
-from kiln.graph import refusal
+from kiln.schemas import READS_DATA, SYMBOLIC, exchanges, foreign, is_check
+from kiln.sources import line, refusal
 from kiln.views import source
 
 Write = Callable[[Mapping[fx.Node, str]], graph.Program]
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)
@@ -78,38 +77,17 @@ def unsupported(node: fx.Node) -> str:
     name = str(node.target)
     if isinstance(node.target, torch._ops.OpOverload):
         name = node.target._schema.name
-        if name in graph.READS_DATA:
+        if name in READS_DATA:
             return "a number is read from a tensor"
     for verb, values in (
         ("gives", [node.meta.get("val")]),
         ("takes", [a.meta.get("val") for a in node.all_input_nodes]),
     ):
         for value in tree_leaves(values):
-            why = _foreign(value)
+            why = foreign(value)
             if why:
                 return f"`{name}` {verb} {why}"
     return ""
-
-
-def _foreign(value: Any) -> str:
-    """What Kiln does not have a form for."""
-    if isinstance(value, torch.Tensor):
-        if value.is_nested:
-            return "a nested tensor"
-        if value.layout is not torch.strided:
-            return f"a tensor of layout {value.layout}"
-        if value.dtype not in graph.DTYPES:
-            return f"{str(value.dtype)[6:]} values, a dtype that Kiln does not have"
-        return "a tensor whose sizes depend on data" if any(map(_of_data, value.shape)) else ""
-    return "a number that depends on data" if _of_data(value) else ""
-
-
-def _of_data(size: Any) -> bool:
-    if not isinstance(size, _SYMBOLIC):
-        return False
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
-    return bool(free_unbacked_symbols(size))
 
 
 #: How many problems a sentence tells.
@@ -126,7 +104,7 @@ def sentence(refused: Mapping[fx.Node, str]) -> str:
     for node, why in refused.items():
         # What follows from another refusal says nothing new.
         if refused.keys().isdisjoint(node.all_input_nodes):
-            where = graph.line(node.meta.get("stack_trace"))
+            where = line(node.meta.get("stack_trace"))
             told.append(f"{why} at {where}" if where else why)
     told = list(dict.fromkeys(told))
     more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
@@ -238,12 +216,12 @@ class _Levels:
 
     def is_dropped(self, node: fx.Node) -> bool:
         """Checks of what is known before a run, which compiled programs leave out as well."""
-        return node not in self.refused and graph.is_check(node.target)
+        return node not in self.refused and is_check(node.target)
 
 
 def _is_number(value: Any) -> bool:
     leaves = tree_leaves(value)
-    return bool(leaves) and all(isinstance(v, (*_SYMBOLIC, int, float, bool)) for v in leaves)
+    return bool(leaves) and all(isinstance(v, (*SYMBOLIC, int, float, bool)) for v in leaves)
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -278,7 +256,7 @@ def has_effect(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return isinstance(target, torch._ops.HigherOrderOperator)
     draws = torch.Tag.nondeterministic_seeded in target.tags
-    return draws or not target._schema.returns or graph.exchanges(target)
+    return draws or not target._schema.returns or exchanges(target)
 
 
 @dataclass(frozen=True)
@@ -330,7 +308,7 @@ def _missing_symbols(whole: fx.Graph, needs: _Needs) -> set[fx.Node]:
         for value in tree_leaves(node.meta.get("val")):
             sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
             for size in sizes:
-                if isinstance(size, _SYMBOLIC):
+                if isinstance(size, SYMBOLIC):
                     wanted |= size.node.expr.free_symbols
                     if node in needs.takes and size.node.expr.is_Symbol:
                         known.add(size.node.expr)
@@ -342,10 +320,10 @@ def _missing_symbols(whole: fx.Graph, needs: _Needs) -> set[fx.Node]:
         for node in inputs:
             value = node.meta.get("val")
             is_tensor = isinstance(value, torch.Tensor)
-            if is_tensor and _foreign(value):
+            if is_tensor and foreign(value):
                 continue
             sizes = value.shape if is_tensor else (value,)
-            if any(isinstance(s, _SYMBOLIC) and s.node.expr == symbol for s in sizes):
+            if any(isinstance(s, SYMBOLIC) and s.node.expr == symbol for s in sizes):
                 found.add(node)
                 break
     return found

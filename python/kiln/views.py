@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from kiln.graph import refusal
+from kiln.sources import refusal
 
 #: Operators that a base of other strides could not take, or would take for another view.
 _OF_STRIDES = frozenset({"aten::view", "aten::as_strided", "aten::_reshape_alias"})

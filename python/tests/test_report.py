@@ -119,7 +119,8 @@ def test_why_asks_the_piece_that_knows():
     first, *_, last = report.kernels
     assert report.why(first.name, last.name) == report.why_not(first.name, last.name)
     with pytest.raises(kiln.UsageError, match="nothing was compiled"):
-        report = kiln.explain(lambda x: torch.cond(x, torch.sin, torch.cos, (X,)), torch.tensor(True))
+        flag = torch.tensor(True)
+        report = kiln.explain(lambda x: torch.cond(x, torch.sin, torch.cos, (X,)), flag)
         report.why("a", "b")
 
 
