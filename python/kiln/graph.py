@@ -234,11 +234,12 @@ class _Writer:
         # A range's end that torch puts in place of "no end".
         if high is not None and high >= 2**62:
             high = None
-        self.symbols[symbol.name] = {
-            "min": low,
-            "max": high,
-            "hint": None if hint is None else int(hint),
-        }
+        try:
+            hint = None if hint is None else int(hint)
+        except TypeError:
+            what = f"the size {symbol} is that of a nested tensor"
+            raise refusal(what, None, "pass padded tensors") from None
+        self.symbols[symbol.name] = {"min": low, "max": high, "hint": hint}
 
     def value(self, tensor: torch.Tensor, node: fx.Node, name: str | None = None) -> int:
         if tensor.layout is not torch.strided:

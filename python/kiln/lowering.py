@@ -29,7 +29,10 @@ class Lowering:
         chosen: Mapping[str, Any],
         gradients: bool,
         versions: Versions,
+        static: Collection[int] | None = None,
     ) -> None:
+        """`static`: positions of the inputs that stay where they are from call to call; those that
+        AOT autograd found if left out."""
         self.gm, self.chosen = gm, chosen
         self.gradients, self.versions = gradients, versions
         self.inputs: list[fx.Node] = list(gm.graph.find_nodes(op="placeholder"))
@@ -39,9 +42,12 @@ class Lowering:
         known = names if len(names) == len(self.inputs) else [""] * len(self.inputs)
         #: The user's names of inputs.
         self.names = {n: name for n, name in zip(self.inputs, known, strict=True) if name}
-        context = TracingContext.try_get()
-        metadata = context.fw_metadata if context is not None else None
-        static = set(metadata.static_input_indices) if metadata is not None else set()
+        if static is None:
+            context = TracingContext.try_get()
+            metadata = context.fw_metadata if context is not None else None
+            static = set(metadata.static_input_indices) if metadata is not None else set()
+        #: What runs the pieces that Kiln compiles, and what each takes.
+        self.runners: list[tuple[Runner, Sequence[fx.Node]]] = []
         #: The inputs that are parameters: static ones that the graph does not write to.
         self.static = {
             n
@@ -138,9 +144,9 @@ class Lowering:
             piece.state, piece.reason = "eager", f"it has no operators{but}"
             return boxed(module.forward)
         writes = any(split.written(node) for node in part.graph.nodes)
-        return boxed_runner(
-            Runner(module, program, tail, writes, self.chosen, piece, self.versions)
-        )
+        runner = Runner(module, program, tail, writes, self.chosen, piece, self.versions)
+        self.runners.append((runner, part.takes))
+        return boxed_runner(runner)
 
 
 def line_of(node: fx.Node) -> str:

@@ -127,6 +127,12 @@ class Runner:
         args.clear()
         return outputs
 
+    def warm(self, args: list[Any], sizes: Mapping[str, int]) -> None:
+        """Compiles for these sizes now. Of `args` only parameters are looked at."""
+        self.bind(_addresses(args, self.static), self.pick_static(args))
+        symbols = self.program.symbols
+        self.current.engine.warm({s: sizes[s] for s in symbols})  # type: ignore[union-attr]
+
     def bind(self, key: Hashable, static: Sequence[torch.Tensor]) -> None:
         """Finds or makes the engine for these parameters."""
         found = self.bound.get(key)

@@ -91,6 +91,24 @@ def test_explain_shows_no_frame_of_its_own():
     assert "test_report.py:" in part.source
 
 
+def test_explain_names_no_line_of_its_own_where_a_graph_breaks():
+    @torch._dynamo.disable
+    def hidden(x):
+        return x + 1
+
+    report = kiln.explain(hidden, X)
+    assert "kiln/report" not in str(report)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nested_tensors_run_eagerly():
+    nested = [torch.ones(2, 3), torch.ones(4, 3)]
+    x = torch.nested.nested_tensor(nested, layout=torch.jagged)
+    report = kiln.explain(lambda x: x + 1, x)
+    assert [part.state for part in report.parts] == ["eager"]
+    assert "nested tensor: pass padded tensors" in report.parts[0].reason
+
+
 def test_explain_runs_without_gradients_and_gives_no_engine_away():
     report = kiln.explain(nn.Linear(4, 4), X)
     assert not report.eager

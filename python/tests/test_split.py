@@ -337,3 +337,94 @@ def test_explain_lists_the_pieces():
 def test_what_has_nothing_to_compile_is_one_piece():
     (piece,) = agree(lambda x: torch.fft.fft(x).real, X)
     assert piece.state == "eager" and "complex64" in piece.reason
+
+
+# kiln.compile
+
+
+class Around(nn.Module):
+    """Computes before and behind what is refused."""
+
+    def __init__(self, refused):
+        super().__init__()
+        self.refused = refused
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, *, scale=2.0):
+        return {"y": self.b(self.refused(self.a(x))) * scale, "rows": x.shape[0], "x": x}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", ["complex", "random", "as_strided", "uint16"])
+def test_kiln_compile_splits_as_torch_compile_does(name, dynamic):
+    module = Around(REFUSED[name]).eval()
+    run = kiln.compile(module, {"x": X, "scale": 3.0}, dynamic=dynamic or None)
+    assert run.bindings(), "compiled at once"
+    for x in (X, X + 1, *([torch.randn(5, 4)] if dynamic else [])):
+        with torch.no_grad():
+            torch.manual_seed(1)
+            want = module(x, scale=3.0)
+            torch.manual_seed(1)
+            got = run(x=x, scale=3.0)
+        same(got, want)
+        assert got["x"].data_ptr() != x.data_ptr()
+    assert states(run.explain().parts) == ["compiled", "eager", "compiled"]
+    with torch.no_grad():
+        module.a.weight.mul_(2)
+        module.b.weight.add_(1)
+        torch.manual_seed(1)
+        want = module(X, scale=3.0)
+        torch.manual_seed(1)
+        same(run(x=X, scale=3.0), want)
+    with pytest.raises(kiln.InputError, match=r"`scale` is 2.0, but .* compiled for 3.0"):
+        run(x=X, scale=2.0)
+    with pytest.raises(kiln.ShapeError, match=r"`x` has 7 in dimension 1, and not 4|`x` has 7"):
+        run(x=torch.ones(3, 7), scale=3.0)
+    with pytest.raises(kiln.ShapeError, match=r"`x` is float64\[3, 4\]"):
+        run(x=X.double(), scale=3.0)
+    with pytest.raises(kiln.UnsupportedError, match="cannot hold"):
+        run.save("nowhere.kiln")
+    with pytest.raises(kiln.UnsupportedError):
+        kiln.compile(module, {"x": X, "scale": 3.0}, options={"fallback": "error"})
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", ["complex", "random"])
+def test_kiln_compile_writes_to_buffers_and_inputs_in_several_pieces(name):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Buffers(REFUSED[name])
+
+        def forward(self, x):
+            x.add_(1)
+            y, t, z = self.inner(x)
+            x.mul_(z)
+            return y, t
+
+    module, reference = Both().eval(), Both().eval()
+    run = kiln.compile(module, (X.clone(),))
+    assert sorted(run.state) == [f"inner.{n}" for n in ("before", "behind", "both", "read")]
+    ours, theirs = X.clone(), X.clone()
+    with torch.no_grad():
+        for seed in range(3):
+            torch.manual_seed(seed)
+            got = run(ours)
+            torch.manual_seed(seed)
+            same(got, tuple(t.contiguous() for t in reference(theirs)))
+            same(ours, theirs)
+            same(dict(module.state_dict()), dict(reference.state_dict()))
+
+
+@pytest.mark.native
+def test_an_operator_of_a_user_is_a_step_that_no_artifact_holds(tmp_path):
+    class Doubled(nn.Module):
+        def forward(self, x):
+            return torch.ops.kilntest.double(x + 1) - 1
+
+    run = kiln.compile(Doubled().eval(), (X,))
+    same(run(X), Doubled()(X))
+    assert run.explain().fallbacks == ["kilntest::double"]
+    with pytest.raises(kiln.UsageError, match=r"`kilntest::double`, an operator that only this"):
+        run.save(tmp_path / "doubled.kiln")

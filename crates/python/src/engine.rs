@@ -1,7 +1,8 @@
 //! `kiln._native.Engine`: one program, its weights, and its specialisations by sizes.
 use crate::{
+    call::{Given, Ready, Target},
     errors::{InputError, ShapeError, UnsupportedError, UsageError, compiling, raised},
-    exchange::{Borrowed, CPU, CUDA, DLDevice, Exchange, Match, New, Wanted, dl_dtype, shape_of},
+    exchange::{Borrowed, CPU, CUDA, DLDevice, Exchange, New},
     fallback::Torch,
     options::Options,
 };
@@ -9,7 +10,7 @@ use kiln::{
     Binding, CompileOptions, DeviceKind, Param, Program, Report, Tensor, Type,
     compile::is_collective,
     engine,
-    program::{Arg, InputKind, Sizes},
+    program::{InputKind, Sizes},
 };
 use pyo3::{intern, prelude::*, types::*};
 use std::{
@@ -21,15 +22,15 @@ use std::{
 /// One program with its weights, and its specialisations by sizes.
 #[pyclass(frozen, module = "kiln._native")]
 pub struct Engine {
-    engine: engine::Engine,
+    pub(crate) engine: engine::Engine,
     torch: Arc<Torch>,
     options: CompileOptions,
-    device: DLDevice,
+    pub(crate) device: DLDevice,
     refuses_fallbacks: bool,
     /// The program's JSON, if it came as such.
     text: Option<String>,
     /// Tensors of the program's parameters, by their order: all of a traced program, else those that are state.
-    tensors: Mutex<Vec<Option<Py<PyAny>>>>,
+    pub(crate) tensors: Mutex<Vec<Option<Py<PyAny>>>>,
     /// The tensors of a traced program's parameters as they were given, whose versions say whether they have changed.
     originals: Vec<Py<PyAny>>,
     /// Parameters of which the engine has a copy, since their memory is in another order or on another device.
@@ -38,42 +39,6 @@ pub struct Engine {
     versions: Mutex<BTreeMap<usize, i64>>,
     /// What calls were last prepared for; the first is the last one used.
     ready: Mutex<Vec<Arc<Ready>>>,
-}
-
-/// All that a call needs of a binding.
-struct Ready {
-    binding: Arc<Binding>,
-    inputs: Vec<Slot>,
-    /// Addresses of state.
-    states: Vec<u64>,
-    /// The state's tensors.
-    states_kept: Vec<Py<PyAny>>,
-    outputs: Vec<Wanted>,
-    /// For each output of the session, what it is left in, if anything.
-    written: Vec<Option<Target>>,
-    results: Vec<Given>,
-}
-
-/// What a call passes.
-enum Slot {
-    Tensor(Wanted),
-    Number(i64),
-    Constant(Arg),
-}
-
-/// Where a run leaves a value.
-#[derive(Clone, Copy)]
-enum Target {
-    /// In the argument at this position.
-    Input(usize),
-    /// In a state of the binding.
-    State(usize),
-}
-
-/// What a call gets.
-enum Given {
-    Output(usize),
-    Object(Py<PyAny>),
 }
 
 impl Engine {
@@ -123,8 +88,19 @@ impl Engine {
     }
     fn binding(&self, py: Python<'_>, sizes: Option<Sizes>) -> PyResult<Arc<Binding>> {
         let sizes = self.sizes(sizes)?;
-        let found = py.detach(|| self.engine.at(&sizes)).map_err(compiling)?;
-        self.accept(found)
+        self.compiled(py, &sizes)
+    }
+    /// The binding for these sizes, unless the options refuse it.
+    fn compiled(&self, py: Python<'_>, sizes: &Sizes) -> PyResult<Arc<Binding>> {
+        let binding = self.accept(py.detach(|| self.engine.at(sizes)).map_err(compiling)?)?;
+        // What was folded and packed is of the weights as they are now, whether a call follows or not.
+        for index in binding.frozen.iter().chain(&self.copied) {
+            if let Some(t) = self.originals.get(*index) {
+                let version = version(t.bind(py))?;
+                lock(&self.versions).entry(*index).or_insert(version);
+            }
+        }
+        Ok(binding)
     }
     /// Refuses a binding with operators that torch would run, if the options say so.
     fn accept(&self, binding: Arc<Binding>) -> PyResult<Arc<Binding>> {
@@ -164,19 +140,13 @@ impl Engine {
             }
         }
         let sizes = self.engine.program().bind(&types, &numbers).map_err(raised)?;
-        let binding = self.accept(py.detach(|| self.engine.at(&sizes)).map_err(compiling)?)?;
+        let binding = self.compiled(py, &sizes)?;
         let mut all = lock(&self.ready);
         let known = all.iter().position(|r| Arc::ptr_eq(&r.binding, &binding));
         let ready = match known {
             Some(at) => all.remove(at),
             None => Arc::new(self.make_ready(py, exchange, &binding, &numbers)?),
         };
-        for index in ready.binding.frozen.iter().chain(&self.copied) {
-            if let Some(t) = self.originals.get(*index) {
-                let version = version(t.bind(py))?;
-                lock(&self.versions).entry(*index).or_insert(version);
-            }
-        }
         // Bindings that the engine let go have no use here either.
         let kept = self.engine.bindings();
         all.retain(|r| kept.iter().any(|b| Arc::ptr_eq(b, &r.binding)));
@@ -199,129 +169,6 @@ impl Engine {
             )));
         }
         Ok(ty)
-    }
-
-    fn make_ready(
-        &self,
-        py: Python<'_>,
-        exchange: &Exchange,
-        binding: &Arc<Binding>,
-        numbers: &[i64],
-    ) -> PyResult<Ready> {
-        let wanted = |ty: &Type| Wanted { dtype: dl_dtype(ty.dtype), shape: shape_of(ty), device: self.device };
-        let (mut tensors, mut numbers) = (binding.inputs.iter(), numbers.iter());
-        let slot = |input: &kiln::program::Input| match &input.kind {
-            InputKind::Value(_) => tensors.next().map(|ty| Slot::Tensor(wanted(ty))),
-            InputKind::Size(_) => numbers.next().map(|n| Slot::Number(*n)),
-            InputKind::Constant(a) => Some(Slot::Constant(a.clone())),
-        };
-        let inputs = self.engine.program().inputs().iter().filter_map(slot).collect();
-        let states: Vec<Py<PyAny>> =
-            binding.states.iter().map(|s| self.state_tensor(py, exchange, *s)).collect::<PyResult<_>>()?;
-        let address = |t: &Py<PyAny>| exchange.borrow(t.bind(py)).map(|b| b.address);
-        let addresses = states.iter().map(address).collect::<PyResult<_>>()?;
-        let executable = binding.session.executable();
-        let mut written = vec![None; executable.outputs.len()];
-        let positions = self.engine.tensor_positions();
-        for w in &binding.copies {
-            written[w.output] = Some(match positions.get(w.input) {
-                Some(position) => Target::Input(*position),
-                None => Target::State(w.input - positions.len()),
-            });
-        }
-        let result = |r: &engine::Result| {
-            Ok(match r {
-                engine::Result::Tensor(i, _) => Given::Output(*i),
-                engine::Result::Number(n) => Given::Object(n.into_pyobject(py)?.into_any().unbind()),
-                engine::Result::Constant(a) => Given::Object(object(py, a)?),
-                engine::Result::None => Given::Object(py.None()),
-            })
-        };
-        Ok(Ready {
-            binding: binding.clone(),
-            inputs,
-            states: addresses,
-            states_kept: states,
-            outputs: executable.outputs.iter().map(|b| wanted(executable.ty(*b))).collect(),
-            written,
-            results: binding.results.iter().map(result).collect::<PyResult<_>>()?,
-        })
-    }
-
-    /// The tensor of a parameter that is state: torch's own, or one that is made from the file's contents.
-    fn state_tensor(&self, py: Python<'_>, exchange: &Exchange, index: usize) -> PyResult<Py<PyAny>> {
-        if let Some(t) = &lock(&self.tensors)[index] {
-            return Ok(t.clone_ref(py));
-        }
-        let Param::Host(initial) = &self.engine.params()[index] else {
-            return Err(UsageError::new_err("state lies in memory of a GPU that Python does not own"));
-        };
-        let cpu = Wanted {
-            dtype: dl_dtype(initial.ty.dtype),
-            shape: shape_of(&initial.ty),
-            device: DLDevice { kind: CPU, id: 0 },
-        };
-        let (address, new) = exchange.allocate(py, &cpu)?;
-        // SAFETY: torch has just allocated a dense tensor of this type.
-        unsafe {
-            let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
-            to.copy_from_nonoverlapping(initial.bytes().as_ptr(), initial.bytes().len());
-        }
-        let t = exchange.finish(py, new)?;
-        let t = t.bind(py).call_method1("to", (device_name(self.device),))?.unbind();
-        lock(&self.tensors)[index] = Some(t.clone_ref(py));
-        Ok(t)
-    }
-
-    /// Addresses of a call's tensors; `None` if this binding is not the one for the call. Copies of tensors that are not dense go to `copies`,
-    /// with the number of their address and the position of their argument.
-    fn addresses(
-        &self,
-        exchange: &Exchange,
-        ready: &Ready,
-        args: &Bound<'_, PyList>,
-        copies: &mut Vec<(usize, usize, Py<PyAny>)>,
-    ) -> PyResult<Option<Vec<u64>>> {
-        if args.len() != ready.inputs.len() {
-            return Ok(None);
-        }
-        let mut all = Vec::with_capacity(ready.inputs.len() + ready.states.len());
-        for (position, (slot, given)) in ready.inputs.iter().zip(args.iter()).enumerate() {
-            match slot {
-                Slot::Number(n) => {
-                    if given.extract::<i64>().ok() != Some(*n) {
-                        return Ok(None);
-                    }
-                }
-                Slot::Constant(want) => same_constant(&self.engine.program().inputs()[position].name, want, &given)?,
-                Slot::Tensor(want) => {
-                    if !exchange.is_tensor(&given) {
-                        return Ok(None);
-                    }
-                    match exchange.compare(&given, want)? {
-                        Match::Other => return Ok(None),
-                        Match::At(address) if self.is_aligned(address) => all.push(address),
-                        // A copy is dense, and aligned as torch's allocator aligns.
-                        Match::At(_) | Match::Strided => {
-                            let contiguous = given.call_method0("resolve_neg")?.call_method0("detach")?;
-                            let format = given.py().import("torch")?.getattr("contiguous_format")?;
-                            let kwargs = PyDict::new(given.py());
-                            kwargs.set_item("memory_format", format)?;
-                            let copy = contiguous.call_method("clone", (), Some(&kwargs))?;
-                            let Match::At(address) = exchange.compare(&copy, want)? else { return Ok(None) };
-                            copies.push((all.len(), position, copy.unbind()));
-                            all.push(address);
-                        }
-                    }
-                }
-            }
-        }
-        all.extend(&ready.states);
-        Ok(Some(all))
-    }
-    /// Whether the device's code may read a tensor at this address.
-    fn is_aligned(&self, address: u64) -> bool {
-        self.device.kind != CUDA || address.is_multiple_of(kiln::CUDA_ALIGN as u64)
     }
 
     fn call(&self, py: Python<'_>, args: &Bound<'_, PyList>) -> PyResult<Py<PyList>> {
@@ -563,6 +410,11 @@ impl Engine {
         let program = Program::from_json(text, params).map_err(raised)?;
         py.detach(|| write(&program)).map_err(raised)
     }
+    /// Pickling and copying end here.
+    fn __reduce__(&self) -> PyResult<()> {
+        let what = "an engine cannot be pickled or copied: write an artifact with `save`, and `kiln.load` it";
+        Err(UsageError::new_err(what))
+    }
     fn __repr__(&self) -> String {
         let (name, n) = (self.engine.program().name(), self.engine.bindings().len());
         format!("Engine({name}, {}, {n} bindings)", device_name(self.device))
@@ -593,40 +445,11 @@ fn dl_device(kind: DeviceKind) -> DLDevice {
         DeviceKind::Cuda(index) => DLDevice { kind: CUDA, id: index as i32 },
     }
 }
-fn device_name(d: DLDevice) -> String {
+pub(crate) fn device_name(d: DLDevice) -> String {
     if d.kind == CUDA { format!("cuda:{}", d.id) } else { "cpu".into() }
 }
 
-/// A constant of the program as Python's object.
-fn object(py: Python<'_>, a: &Arg) -> PyResult<Py<PyAny>> {
-    Ok(match a {
-        Arg::Int(n) => n.into_pyobject(py)?.into_any().unbind(),
-        Arg::Float(x) => x.into_pyobject(py)?.into_any().unbind(),
-        Arg::Bool(b) => PyBool::new(py, *b).to_owned().into_any().unbind(),
-        Arg::Str(s) => s.into_pyobject(py)?.into_any().unbind(),
-        _ => py.None(),
-    })
-}
-
-/// Fails unless an argument is the one that the program was traced with.
-fn same_constant(name: &str, want: &Arg, given: &Bound<'_, PyAny>) -> PyResult<()> {
-    let same = match want {
-        Arg::Int(_) | Arg::Float(_) | Arg::Bool(_) | Arg::Str(_) => {
-            given.eq(object(given.py(), want)?.bind(given.py()))?
-        }
-        Arg::None => given.is_none(),
-        _ => true,
-    };
-    if same {
-        return Ok(());
-    }
-    let want = object(given.py(), want)?;
-    let what =
-        format!("input `{name}` is {given}, but the program was compiled for {want}; compile it again with this value");
-    Err(InputError::new_err(what))
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     // What the locks guard is changed by single operations that do not panic.
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
