@@ -21,10 +21,8 @@ outputs that alias inputs, repeats mutations of sizes and strides, and sets the 
 from __future__ import annotations
 
 import contextlib
-import operator
 import warnings
-import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -33,22 +31,14 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
-from torch._guards import TracingContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from kiln import _native, graph, pieces, views
+from kiln import pieces, sources
 from kiln import options as known_options
-from kiln._native import (
-    DeviceError,
-    Engine,
-    InputError,
-    KilnError,
-    UnsupportedError,
-    UsageError,
-)
-
-Boxed = Callable[[list[Any]], Sequence[Any]]
+from kiln._native import KilnError, UnsupportedError
+from kiln.lowering import Lowering, boxed
+from kiln.runner import Boxed, Versions
 
 _warned_of_training = False
 
@@ -97,15 +87,16 @@ def _compile(
         pieces.register(piece)
         return _train(gm, chosen, piece)
     names = _names(gm)
-    versions = _Versions(example_inputs)
+    versions = Versions(example_inputs)
     # AOT's wrapper turns them off around a call.
     gradients = torch.is_grad_enabled()
 
     def inference(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        return _lowered(lowered, names, chosen, piece, gradients, versions)
+        lowered.meta["kiln_piece"] = piece
+        return Lowering(lowered, names, chosen, gradients, versions).run(piece)
 
     def eagerly(lowered: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        return _boxed(_train(lowered, chosen, piece))
+        return boxed(_train(lowered, chosen, piece))
 
     compiler = aot_autograd(
         fw_compiler=eagerly,
@@ -123,24 +114,43 @@ def _compile(
     except Exception as error:
         # An operator that torch cannot trace whole. If that was not it, this fails as well.
         pieces.log.info("composite operators are decomposed: %s", error)
-        run = compiler(gm, example_inputs)
+        try:
+            run = compiler(gm, example_inputs)
+        except (KilnError, TorchDynamoException):
+            raise
+        except Exception as error:
+            run = _untraced(gm, error, chosen, piece)
     # Not before: AOT may give up a trace and ask dynamo for another one.
     pieces.register(piece)
     return versions.followed(run) if known_options.is_checked(chosen) else run
+
+
+def _untraced(
+    gm: fx.GraphModule, error: Exception, chosen: Mapping[str, Any], piece: pieces.Piece
+) -> Callable[..., Any]:
+    """Runs a graph that AOT autograd cannot trace, as an operator of a library that gives an alias.
+    If the graph itself is wrong, its own error is what running it raises."""
+    lines = str(error).strip().splitlines()
+    why = f"torch cannot trace it: {lines[0] if lines else type(error).__name__}"
+    if chosen.get("fallback") == "error":
+        told = f"{why}; leave out fallback='error' to let PyTorch run it"
+        raise UnsupportedError(told) from error
+    piece.refuse(why)
+    return gm.forward
 
 
 # What dynamo's graph says
 
 
 def _piece(gm: fx.GraphModule) -> pieces.Piece:
-    first = next((n for n in gm.graph.nodes if n.meta.get("stack_trace")), None)
-    piece = pieces.Piece(graph.line(first.meta["stack_trace"]) if first is not None else "")
+    lines = (sources.line(n.meta.get("stack_trace")) for n in gm.graph.nodes)
+    piece = pieces.Piece(next(filter(None, lines), ""))
     ended = getattr(gm, "compile_subgraph_reason", None)
     if ended is not None and ended.graph_break:
         piece.break_reason = ended.reason
         if ended.user_stack:
-            frame = ended.user_stack[-1]
-            piece.break_source = f"{frame.filename}:{frame.lineno}"
+            frames = "\n".join(f'File "{f.filename}", line {f.lineno}' for f in ended.user_stack)
+            piece.break_source = sources.place(frames).partition("\n")[0]
     return piece
 
 
@@ -152,7 +162,7 @@ def _names(gm: fx.GraphModule) -> list[str]:
         tensor = isinstance(node.meta.get("example_value"), torch.Tensor)
         # A property in newer releases of torch.
         name = getattr(source, "name", "") if tensor else ""
-        names.append(graph.path(name() if callable(name) else name))
+        names.append(sources.path(name() if callable(name) else name))
     return names
 
 
@@ -184,19 +194,6 @@ def _train(
         text = "kiln: gradients are on: the model runs eagerly; use torch.no_grad()"
         warnings.warn(text, stacklevel=2)
     return gm.forward
-
-
-def _boxed(run: Callable[..., Any]) -> Boxed:
-    """As AOT calls it: with a list, which is emptied so that inputs can be freed."""
-
-    def boxed(args: list[Any]) -> Sequence[Any]:
-        taken = list(args)
-        args.clear()
-        outputs: Sequence[Any] = run(*taken)
-        return outputs
-
-    boxed._boxed_call = True  # type: ignore[attr-defined]
-    return boxed
 
 
 # Composite operators
@@ -243,270 +240,3 @@ def _composites_kept() -> AbstractContextManager[Any]:
     except (ImportError, AttributeError) as error:
         pieces.log.info("composite operators are decomposed: %s", error)
         return contextlib.nullcontext()
-
-
-# AOT's graph
-
-
-def _lowered(
-    gm: fx.GraphModule,
-    names: Sequence[str],
-    chosen: Mapping[str, Any],
-    piece: pieces.Piece,
-    gradients: bool,
-    versions: _Versions,
-) -> Boxed:
-    """What runs a graph of functional ATen."""
-    gm.meta["kiln_piece"] = piece
-    written = _written(gm.graph)
-    try:
-        head, tail = views.split(gm.graph, gm, written, gradients=gradients)
-        program = _write(head, gm, names)
-    except KilnError as error:
-        if chosen.get("fallback") == "error":
-            raise
-        piece.refuse(str(error))
-        return _boxed(gm.forward)
-    piece.calls, piece.symbols = program.calls, program.symbols
-    if program.calls == 0:
-        but = " but views" if tail is not None else ""
-        piece.state, piece.reason = "eager", f"it has no operators{but}"
-        return _boxed(gm.forward)
-    return _boxed_runner(_Runner(gm, program, tail, bool(written), chosen, piece, versions))
-
-
-def _write(lowered: fx.Graph, owner: fx.GraphModule, names: Sequence[str]) -> graph.Program:
-    """The graph as a program whose parameters are the static inputs that it does not write to."""
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    static = set(metadata.static_input_indices) if metadata is not None else set()
-    placeholders = lowered.find_nodes(op="placeholder")
-    # Positions agree unless AOT added or removed inputs, for subclasses and duplicates.
-    known = names if len(names) == len(placeholders) else []
-    input_names = {i: name for i, name in enumerate(known) if name}
-    written = _written(lowered)
-    params = {
-        i: input_names.get(i, node.name)
-        for i, node in enumerate(placeholders)
-        if i in static and node not in written and isinstance(node.meta["val"], torch.Tensor)
-    }
-    return graph.write(lowered, owner, params=params, input_names=input_names)
-
-
-def _written(lowered: fx.Graph) -> set[fx.Node]:
-    """Nodes that an operator of the graph writes to."""
-    found = set()
-    for node in lowered.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable:
-            continue
-        for i, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-                if isinstance(value, fx.Node):
-                    found.add(value)
-    return found
-
-
-# Calls
-
-
-class _Versions:
-    """Versions of the inputs that wrap tensors, as DTensor does.
-
-    AOT passes on what they wrap, and writing to one of them counts in its own version alone."""
-
-    def __init__(self, example_inputs: Sequence[Any]) -> None:
-        wrap = is_traceable_wrapper_subclass
-        self.at = [i for i, t in enumerate(example_inputs) if wrap(t)]
-        #: Those of the current call.
-        self.now: list[int] = []
-
-    def followed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`run`, with the versions of its arguments taken down before each call."""
-        if not self.at:
-            return run
-
-        def follow(*args: Any) -> Any:
-            taken = (args[i] for i in self.at)
-            self.now = [0 if t.is_inference() else t._version for t in taken]
-            return run(*args)
-
-        return follow
-
-
-def _picker(positions: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
-    """What takes the items at these positions out of a list."""
-    if len(positions) == 1:
-        (only,) = positions
-        return lambda items: (items[only],)
-    return operator.itemgetter(*positions) if positions else lambda _: ()
-
-
-def _identities(items: list[Any], positions: list[int]) -> Hashable:
-    picked = [items[i] for i in positions]
-    return tuple(map(id, picked)), tuple(map(torch.Tensor.data_ptr, picked))
-
-
-#: Which tensors are at these positions, and where their memory is, as a key. Python takes about 25
-#: microseconds for 200 of them; native code does the same without making objects.
-_addresses: Callable[[list[Any], list[int]], Hashable]
-_addresses = getattr(_native, "addresses", _identities)
-
-
-class _Runner:
-    """Calls of one graph."""
-
-    def __init__(
-        self,
-        gm: fx.GraphModule,
-        program: graph.Program,
-        tail: views.Tail | None,
-        writes: bool,
-        chosen: Mapping[str, Any],
-        piece: pieces.Piece,
-        versions: _Versions,
-    ) -> None:
-        self.gm, self.program, self.tail, self.piece = gm, program, tail, piece
-        self.versions = versions
-        self.options = known_options.for_engine(chosen, program.device)
-        self.strict = chosen.get("fallback") == "error"
-        self.checked = known_options.is_checked(chosen) and bool(program.params)
-        #: Whether a run writes to inputs, so that it cannot be repeated.
-        self.writes = writes
-        self.static = [p for p in program.params if isinstance(p, int)]
-        self.pick_static = _picker(self.static)
-        self.pick_inputs = _picker(program.inputs)
-        #: By identities and addresses of the parameters.
-        self.bound: dict[Hashable, _Bound] = {}
-        #: The key of the parameters of the last call, and what ran it.
-        self.key: Hashable = None
-        self.current: _Bound | None = None
-        #: Sizes for which the engine refused.
-        self.refused: set[tuple[int, ...]] = set()
-
-    def run(self, args: list[Any]) -> Sequence[Any]:
-        if self.piece.state == "eager":
-            return self.eagerly(args)
-        key = _addresses(args, self.static)
-        if self.current is None or key != self.key:
-            try:
-                self.bind(key, self.pick_static(args))
-            except UsageError:
-                raise
-            except KilnError as error:
-                return self.refuse(args, error)
-        engine = self.current.engine  # type: ignore[union-attr]
-        inputs = list(self.pick_inputs(args))
-        if self.refused and _sizes(inputs) in self.refused:
-            return self.eagerly(args)
-        try:
-            if self.checked and (engine.changed() or self.current.versions != self.versions.now):  # type: ignore[union-attr]
-                engine.refresh()
-                self.current.versions = self.versions.now  # type: ignore[union-attr]
-            outputs = engine.run(inputs)
-        except InputError:
-            # The writer refuses all other inputs that an engine does not take.
-            raise
-        except KilnError as error:
-            return self.refuse(args, error)
-        if outputs is None:
-            # Another thread compiles for these sizes.
-            return self.eagerly(args)
-        if self.tail is not None:
-            outputs = self.tail(outputs, args)
-        args.clear()
-        return outputs
-
-    def bind(self, key: Hashable, static: Sequence[torch.Tensor]) -> None:
-        """Finds or makes the engine for these parameters."""
-        found = self.bound.get(key)
-        if found is None:
-            self.replace(static)
-            tensors = iter(static)
-            # The alias shares memory and version without keeping the parameter itself alive.
-            params = [
-                next(tensors).detach() if isinstance(p, int) else p for p in self.program.params
-            ]
-            engine = Engine(self.program.text, params, self.options)
-            found = self.bound[key] = _Bound(engine, static, _forget(self, key))
-            self.piece.engines.append(engine)
-            self.piece.state = "compiled"
-            found.versions = self.versions.now
-        self.key, self.current = key, found
-
-    def replace(self, static: Sequence[torch.Tensor]) -> None:
-        """Lets go of engines for these parameters as they were: with other memory."""
-        for key, bound in list(self.bound.items()):
-            if bound.watches and all(w() is t for w, t in zip(bound.watches, static, strict=True)):
-                self.drop(key)
-
-    def drop(self, key: Hashable) -> None:
-        """Lets go of an engine whose parameters are gone."""
-        gone = self.bound.pop(key, None)
-        if gone is not None:
-            self.piece.engines[:] = [e for e in self.piece.engines if e is not gone.engine]
-            if gone is self.current:
-                self.current, self.key = None, None
-
-    def refuse(self, args: list[Any], error: KilnError) -> Sequence[Any]:
-        """Runs a call eagerly that the engine refuses, and from now on those like it."""
-        # The other classes come from compiling. A run that failed may have written already.
-        ran = type(error) in (KilnError, DeviceError)
-        if self.strict or (ran and self.writes):
-            raise error
-        sizes = _sizes(self.pick_inputs(args))
-        # Where eager fails as well that is about the data, and its error is what callers know.
-        outputs = self.eagerly(args)
-        # Other sizes of the same graph may do.
-        if sizes and self.bound:
-            self.refused.add(sizes)
-            self.piece.reason = str(error)
-            pieces.log.warning("sizes %s run eagerly: %s", sizes, error)
-        else:
-            self.piece.refuse(str(error))
-        return outputs
-
-    def eagerly(self, args: list[Any]) -> Sequence[Any]:
-        taken = list(args)
-        args.clear()
-        outputs: Sequence[Any] = self.gm.forward(*taken)
-        return outputs
-
-
-class _Bound:
-    """An engine, and what tells that its parameters are gone."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        static: Sequence[torch.Tensor],
-        gone: Callable[[Any], None],
-    ) -> None:
-        self.engine = engine
-        self.watches = [weakref.ref(t, gone) for t in static]
-        #: Versions of wrapper subclasses at the last call.
-        self.versions: list[int] = []
-
-
-def _forget(runner: _Runner, key: Hashable) -> Callable[[Any], None]:
-    runner_ref = weakref.ref(runner)
-
-    def gone(_: Any) -> None:
-        live = runner_ref()
-        if live is not None:
-            live.drop(key)
-
-    return gone
-
-
-def _sizes(inputs: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(i for i in inputs if type(i) is int)
-
-
-def _boxed_runner(runner: _Runner) -> Boxed:
-    def run(args: list[Any]) -> Sequence[Any]:
-        return runner.run(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run

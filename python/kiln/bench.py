@@ -100,6 +100,27 @@ def _backend(module: Callable[..., Any], name: str) -> Callable[..., Any]:
     return torch.compile(module, backend=name)
 
 
+def refuse_processes(operators: Sequence[str]) -> None:
+    """Fails if other processes would have to make the same number of calls.
+
+    `operators`: what PyTorch runs in each call.
+
+    >>> refuse_processes(["aten::sort"])
+    """
+    exchanges = ("_c10d", "_dtensor::")
+    collective = next((name for name in operators if name.startswith(exchanges)), None)
+    distributed = torch.distributed
+    if collective is None or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    count = distributed.get_world_size()
+    if count > 1:
+        raise UsageError(
+            f"bench was called in one of {count} processes, and the program waits for the others "
+            f"in {collective}: each process would make another number of calls; time a fixed "
+            "number of calls in all of them"
+        )
+
+
 def measure(
     functions: Mapping[str, Callable[..., Any]],
     args: Sequence[Any],

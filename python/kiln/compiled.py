@@ -11,9 +11,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from kiln import export, versions
+from kiln import _native, export, versions
 from kiln import options as known_options
-from kiln._native import Engine, InputError, UsageError
+from kiln._native import Engine, InputError, UnsupportedError, UsageError
+from kiln.chain import Pieces
 
 if TYPE_CHECKING:
     from kiln.bench import Table
@@ -40,7 +41,12 @@ def compile(
     `example_inputs`: a tuple of the arguments, or a dict of them by name. `dynamic`: None or False
     for static shapes, True for dynamic ones wherever the module allows them, or as `torch.export`
     takes `dynamic_shapes`. `device`: moves the program there first. `options`: see `kiln.options`.
-    `warm`: sizes to compile now rather than at the first call.
+    It is compiled now for the sizes of the example inputs, machine code of the device included, so
+    that what cannot be compiled is told here; and for those of `warm`. Other sizes are compiled at
+    their first call.
+
+    A part that Kiln refuses runs eagerly in place, as in torch.compile, and `explain` names it;
+    with `options={"fallback": "error"}` it is an error. Such a program cannot be saved.
 
     `max_length`: compiles a causal language model of transformers for `Compiled.generate`, with
     caches of so many tokens, for `batch_size` texts at once. There are no example inputs then.
@@ -79,6 +85,7 @@ def compile(
                 "kiln.compile was given a module without example inputs: pass a tuple of its "
                 "arguments, or a dict of them by name"
             )
+        export.check(example_inputs)
         exported = export.export(module, *export.arguments(example_inputs), dynamic)
         signature = inspect.signature(module.forward)
     else:
@@ -93,22 +100,54 @@ def compile(
     if decoder is not None:
         name = type(module_or_program).__name__
     original = None if module is None else lambda: module
-    read = export.read(exported, name=name, signature=signature, original=original)
-    for_engine = known_options.for_engine(given, read.face.device)
-    engine = Engine(read.program.text, read.params, for_engine)
-    checked = bool(read.params) and known_options.is_checked(given)
     eager = None
     if given.get("while_compiling") == "eager":
         eager = module if module is not None and device is None else exported.module()
-        if read.face.state and eager is not module:
-            raise UsageError(
-                "while_compiling='eager' runs the module meanwhile, and this program writes to "
-                "buffers: pass the module itself, on the device where it is to run"
-            )
+    read = _read(exported, given, name=name, signature=signature, original=original)
+    if eager is not None and read.face.state and eager is not module:
+        raise UsageError(
+            "while_compiling='eager' runs the module meanwhile, and this program writes to "
+            "buffers: pass the module itself, on the device where it is to run"
+        )
+    engine: Engine | Pieces
+    if isinstance(read, Pieces):
+        engine, checked = read, False
+    else:
+        for_engine = known_options.for_engine(given, read.face.device)
+        engine = Engine(read.program.text, read.params, for_engine)
+        checked = bool(read.params) and known_options.is_checked(given)
     compiled = Compiled(engine, read.face, checked=checked, eager=eager, decoder=decoder)
+    if eager is not None or decoder is not None:
+        # Sizes are compiled as they come: meanwhile eager runs, and a decoder has sizes of its own.
+        pass
+    elif read.face.examples is not None:
+        args, kwargs = read.face.examples
+        engine.warm(compiled.sizes(*args, **kwargs))
+    elif not compiled.symbols:
+        engine.warm({})
     for sizes in warm or ():
         compiled.warm(sizes)
     return compiled
+
+
+def _read(
+    exported: ExportedProgram, given: Mapping[str, Any], **about: Any
+) -> export.Exported | Pieces:
+    """The program in one piece; in several ones if Kiln refuses a part of it."""
+    splits = given.get("fallback") != "error"
+    try:
+        read = export.read(exported, **about)
+        if not splits or not _native.refusals(read.program.text):
+            return read
+        problem = None
+    except UnsupportedError as error:
+        if not splits:
+            raise
+        problem = error
+    try:
+        return Pieces.of(exported, given, **about)
+    except UnsupportedError as error:
+        raise problem or error from None
 
 
 def _a(value: Any) -> str:
@@ -127,7 +166,7 @@ class Compiled:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | Pieces,
         face: export.Face,
         *,
         checked: bool = False,
@@ -157,6 +196,15 @@ class Compiled:
     def __repr__(self) -> str:
         sizes = f", sizes {', '.join(self.symbols)}" if self.symbols else ""
         return f"Compiled({self.face.name}, {self.device}{sizes})"
+
+    def __copy__(self) -> Compiled:
+        return Compiled(self.engine, self.face, checked=self._checked)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            "a compiled program cannot be pickled or deep-copied, since it is bound to weights and "
+            "a device: write it with `.save`, and open it with `kiln.load`"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program. Gives what the module gives, nested as the module nests it. Tensors of
@@ -353,6 +401,8 @@ class Compiled:
         """
         from kiln.report import Report
 
+        if isinstance(self.engine, Pieces):
+            return Report.of_pieces(self.engine.parts)
         return Report.of_engine(self.engine, None if sizes is None else self._sizes(sizes))
 
     def bindings(self) -> list[dict[str, Any]]:
@@ -361,8 +411,9 @@ class Compiled:
         it (`shared_bytes`). `Compiled.bytes` counts what is shared once.
 
         >>> import torch, kiln
-        >>> kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True).bindings()
-        []
+        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
+        >>> [sorted(binding["sizes"].values()) for binding in relu.bindings()]
+        [[3, 4]]
         """
         return self.engine.bindings()
 
@@ -426,6 +477,7 @@ class Compiled:
             if self.face.examples is None:
                 raise UsageError("the program has no example inputs: pass the inputs to bench")
             args, kwargs = self.face.examples
+        bench.refuse_processes(self.engine.fallbacks())
         peers = bench.peers(self.face.original, against)
         return bench.measure({"kiln": self, **peers}, args, kwargs, self.device, repetitions)
 

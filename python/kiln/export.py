@@ -29,7 +29,7 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 
 from kiln import graph, versions
-from kiln._native import UnsupportedError, UsageError
+from kiln._native import InputError, UnsupportedError, UsageError
 
 #: Errors of torch.export that say that `dynamic` or the inputs do not fit the module.
 _OF_USERS = (UserErrorType.INVALID_INPUT, UserErrorType.CONSTRAINT_VIOLATION)
@@ -102,6 +102,25 @@ def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (example_inputs,), {}
 
 
+def check(example_inputs: Any) -> None:
+    """Fails on tensors that no program takes.
+
+    >>> check((torch.ones(2), 3))
+    """
+    for leaf in pytree.tree_leaves(example_inputs):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        told = ""
+        if leaf.is_nested:
+            told = "a nested tensor: pass a padded one (`torch.nested.to_padded_tensor`)"
+        elif leaf.is_quantized:
+            told = f"quantised ({leaf.dtype}): pass `dequantize()` of it"
+        elif leaf.layout is not torch.strided:
+            told = f"of layout {leaf.layout}: pass a dense tensor (`to_dense()`)"
+        if told:
+            raise InputError(f"an example input is {told}")
+
+
 def export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic = None
 ) -> ExportedProgram:
@@ -168,38 +187,44 @@ def _dynamic_shapes(
     return pytree.tree_map(every_dimension, dict(bound))
 
 
-def read(
-    exported: ExportedProgram,
-    *,
-    name: str = "forward",
-    signature: inspect.Signature | None = None,
-    original: Callable[[], Callable[..., Any]] | None = None,
-) -> Exported:
-    """Writes an exported program, which must be in functional form (see `functional`)."""
+@dataclass(frozen=True)
+class Interface:
+    """What the signature of an exported program says."""
+
+    #: Names of parameters and buffers, and their tensors, by the positions of their placeholders.
+    params: dict[int, str] = field(default_factory=dict)
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    #: Names of the other inputs.
+    input_names: dict[int, str] = field(default_factory=dict)
+    #: For outputs that are written to something, and not returned, the name of its placeholder.
+    mutations: dict[int, str] = field(default_factory=dict)
+    #: Buffers that are written to.
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: Outputs that are fixed: position in the flat outputs, and value.
+    constants: dict[int, Any] = field(default_factory=dict)
+
+
+def interface(exported: ExportedProgram) -> Interface:
+    """The interface of a program, which must be in functional form (see `functional`)."""
     specs = exported.graph_signature
-    params: dict[int, str] = {}
-    input_names: dict[int, str] = {}
-    tensors: dict[int, torch.Tensor] = {}
+    found = Interface()
     for i, spec in enumerate(specs.input_specs):
         if spec.kind is InputKind.USER_INPUT:
-            input_names[i] = spec.arg.name
+            found.input_names[i] = spec.arg.name
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             target = str(spec.target)
-            params[i], tensors[i] = target, _tensor(exported, target)
+            found.params[i], found.tensors[i] = target, _tensor(exported, target)
         else:
             raise UnsupportedError(
                 f"the program takes {spec.target or spec.arg.name}, which is no tensor "
                 f"({spec.kind.name.lower()}): keep objects out of the compiled part"
             )
     placeholder = {spec.target: spec.arg.name for spec in specs.input_specs if spec.target}
-    mutations: dict[int, str] = {}
-    state: dict[str, torch.Tensor] = {}
-    constants: dict[int, Any] = {}
     users = 0
     for i, spec in enumerate(specs.output_specs):
         if spec.kind is OutputKind.USER_OUTPUT:
             if isinstance(spec.arg, ConstantArgument):
-                constants[users] = spec.arg.value
+                found.constants[users] = spec.arg.value
             elif not isinstance(spec.arg, (TensorArgument, SymIntArgument)):
                 raise UnsupportedError(
                     f"the program returns {type(spec.arg).__name__}: return tensors, sizes and "
@@ -208,22 +233,34 @@ def read(
             users += 1
         elif spec.kind in versions.WRITTEN:
             target = str(spec.target)
-            mutations[i] = placeholder[target]
-            state[target] = _tensor(exported, target)
+            found.mutations[i] = placeholder[target]
+            found.state[target] = _tensor(exported, target)
         elif spec.kind is OutputKind.USER_INPUT_MUTATION:
-            mutations[i] = str(spec.target)
+            found.mutations[i] = str(spec.target)
         else:
             raise UnsupportedError(
                 f"the program returns {spec.kind.name.lower()}: export it for inference, under "
                 "torch.no_grad()"
             )
+    return found
+
+
+def read(
+    exported: ExportedProgram,
+    *,
+    name: str = "forward",
+    signature: inspect.Signature | None = None,
+    original: Callable[[], Callable[..., Any]] | None = None,
+) -> Exported:
+    """Writes an exported program, which must be in functional form (see `functional`)."""
+    known = interface(exported)
     program = graph.write(
         exported.graph,
         exported.graph_module,
         name=name,
-        params=params,
-        input_names=input_names,
-        mutations=mutations,
+        params=known.params,
+        input_names=known.input_names,
+        mutations=known.mutations,
         guards=versions.guards(exported),
         # Tracing takes 0 and 1 for special; the user's torch.export.Dim has the last word.
         ranges=exported.range_constraints,
@@ -239,13 +276,13 @@ def read(
         call.out_spec,
         list(program.symbols),
         shapes,
-        constants,
-        state,
+        known.constants,
+        known.state,
         signature,
         exported.example_inputs,
         original or exported.module,
     )
-    params_in_order = [tensors[p] if isinstance(p, int) else p for p in program.params]
+    params_in_order = [known.tensors[p] if isinstance(p, int) else p for p in program.params]
     return Exported(program, params_in_order, face)
 
 

@@ -17,7 +17,9 @@ The text is one object with these keys:
 `params`    ids of the values whose tensors are handed over beside the text, in this order.
 `calls`     in order: `{"name", "overload", "args", "outs", "source", "module"}`. `args` has every
             argument by its position in the operator's schema. `source` has the frames of the user's
-            source as `file:line`, the innermost first, one a line.
+            source as `file:line`, the innermost first, one a line. `"vouched": true` says that the
+            operator only computes its results from its operands, and that this process runs it
+            where it is not compiled, whatever operator it is.
 `outputs`   `{"value": id}`, `{"size": expression}`, `{"constant": argument}` or `"none"`.
 `writes`    `{"target", "value"}`: after a run the input or parameter `target` holds `value`.
 
@@ -29,85 +31,23 @@ An argument is `"none"` or an object with one key: `value`, `int`, `float` (a nu
 from __future__ import annotations
 
 import json
-import math
 import operator
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
-from kiln._native import UnsupportedError
+from kiln.schemas import CHECKS, DTYPES, READS_DATA, Schema, foreign, literal, schema_of
+from kiln.sources import module_path, place, refusal
 
 Json = Any
 
-#: Kiln's names of dtypes. Others go by torch's name, and are refused or run by torch.
-DTYPES: dict[torch.dtype, str] = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "f8e4m3",
-    torch.float8_e5m2: "f8e5m2",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "bool",
-}
-
-#: ATen's numbers of dtypes (c10/core/ScalarType.h).
-ATEN_DTYPES: dict[torch.dtype, int] = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.int16: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.float16: 5,
-    torch.float32: 6,
-    torch.float64: 7,
-    torch.complex64: 9,
-    torch.complex128: 10,
-    torch.bool: 11,
-    torch.bfloat16: 15,
-    torch.float8_e5m2: 23,
-    torch.float8_e4m3fn: 24,
-}
-
-#: Where torch's own source is, which says little to users.
-_TORCH = str(Path(torch.__file__).parent)
-
 #: The `min` of a number without a lower end, as of an index that may be negative.
 _LOWEST = -(2**63)
-
-#: Files of no user.
-_NOT_USERS = ("<", str(Path(__file__).parent))
-
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_SUBSCRIPT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
-_ROOT = re.compile(r"^L\['([^']*)'\]")
-
-#: Operators without a result that only check their arguments. A compiled program has checked sizes
-#: before it runs, and values of tensors cannot be checked without waiting for the device.
-_CHECKS = frozenset(
-    {
-        "aten::_assert_async",
-        "aten::_assert_scalar",
-        "aten::_assert_tensor_metadata",
-        "aten::_functional_assert_async",
-        "aten::_functional_assert_scalar",
-        "aten::sym_constrain_range",
-        "aten::sym_constrain_range_for_size",
-    }
-)
-
-#: Operators that give a number which depends on the elements of a tensor.
-_READS_DATA = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero"})
 
 
 @dataclass(frozen=True)
@@ -125,53 +65,8 @@ class Program:
     calls: int
     #: The symbols that sizes depend on: `min`, `max` and `hint` of each.
     symbols: dict[str, Json] = field(default_factory=dict)
-
-
-def place(stack_trace: str | None) -> str:
-    """The frames of a stack trace as `file:line`, the innermost first, one a line.
-
-    >>> place('  File "model.py", line 3, in forward\\n  File "layer.py", line 7, in forward')
-    'layer.py:7\\nmodel.py:3'
-    """
-    frames = _FRAME.findall(stack_trace or "")
-    # Names in angle brackets are of generated code; `kiln.explain` calls from a frame of its own.
-    kept = [f"{file}:{line}" for file, line in reversed(frames) if not file.startswith(_NOT_USERS)]
-    return "\n".join(kept)
-
-
-def line(stack_trace: str | None) -> str:
-    """The frame to show to a user: the innermost one outside of torch.
-
-    >>> line('  File "model.py", line 3, in forward\\n  File "layer.py", line 7, in forward')
-    'layer.py:7'
-    """
-    frames = place(stack_trace).splitlines()
-    own = (frame for frame in frames if not frame.startswith(_TORCH))
-    return next(own, frames[0] if frames else "")
-
-
-def path(source: str) -> str:
-    """The path of a module or parameter from dynamo's name of where it comes from.
-
-    >>> path("L['self']._modules['encoder']._parameters['weight']"), path("L['x']")
-    ('encoder.weight', 'x')
-    """
-    root = _ROOT.match(source)
-    if root is None:
-        return source
-    rest = _SUBSCRIPT.sub(r".\1", source[root.end() :])
-    if rest.startswith("["):
-        return root.group(1) + rest
-    # The name of the variable that holds a module says nothing about the module.
-    return rest.strip(".") or root.group(1)
-
-
-def refusal(what: str, node: fx.Node | None, remedy: str) -> UnsupportedError:
-    """An error that says what cannot be compiled, where it is in the user's source, what to do."""
-    where = line(node.meta.get("stack_trace")) if node is not None else ""
-    at = f" at {where}" if where else ""
-    return UnsupportedError(f"{what}{at}: {remedy}")
-
+    #: The call that gives each value, by the value's id.
+    results: dict[int, fx.Node] = field(default_factory=dict)
 
 def write(
     graph: fx.Graph,
@@ -183,6 +78,7 @@ def write(
     mutations: Mapping[int, str] | None = None,
     guards: Sequence[str] = (),
     ranges: Mapping[sympy.Symbol, Any] | None = None,
+    left_out: Collection[fx.Node] | None = None,
 ) -> Program:
     """Writes `graph`.
 
@@ -190,6 +86,8 @@ def write(
     the positions of their placeholders; every other placeholder is an input. `mutations`: the
     placeholder's name for each output (by position) that is written to it, and not returned.
     `ranges`: the sizes that symbols may have, where they are others than those of tracing.
+    `left_out`: calls that are not written, to see what is left: their results are inputs, and the
+    results of all other calls are outputs.
 
     >>> class Double(torch.nn.Module):
     ...     def forward(self, x):
@@ -199,69 +97,8 @@ def write(
     >>> [call["name"] for call in json.loads(program.text)["calls"]]
     ['aten::add']
     """
-    writer = _Writer(owner, params or {}, input_names or {}, mutations or {}, ranges or {})
-    return writer.write(graph, name, guards)
-
-
-@dataclass
-class _Schema:
-    """What a call needs of an operator's schema."""
-
-    name: str
-    overload: str
-    #: Each argument's name and its default as it is written.
-    arguments: list[tuple[str, Json]]
-
-
-_SCHEMAS: dict[Any, _Schema] = {}
-
-
-def _schema(target: Any) -> _Schema:
-    known = _SCHEMAS.get(target)
-    if known is None:
-        schema = target._schema
-        arguments = [
-            (a.name, _literal(a.default_value) if a.has_default_value() else None)
-            for a in schema.arguments
-        ]
-        known = _SCHEMAS[target] = _Schema(schema.name, schema.overload_name, arguments)
-    return known
-
-
-def _float(value: float) -> Json:
-    return {"float": value if math.isfinite(value) else str(value)}
-
-
-def _dtype(value: torch.dtype) -> Json:
-    number = ATEN_DTYPES.get(value)
-    return {"opaque": str(value)} if number is None else {"int": number}
-
-
-#: How a plain value is written, by its exact type.
-_LITERALS: dict[type, Callable[[Any], Json]] = {
-    type(None): lambda _: "none",
-    bool: lambda v: {"bool": v},
-    int: lambda v: {"int": v},
-    float: _float,
-    str: lambda v: {"str": v},
-    torch.dtype: _dtype,
-    torch.device: lambda v: {"device": str(v)},
-    torch.memory_format: lambda _: "none",
-    torch.layout: lambda _: "none",
-}
-
-
-def _literal(value: Any) -> Json:
-    """A value that is known without the graph."""
-    known = _LITERALS.get(type(value))
-    if known is not None:
-        return known(value)
-    if isinstance(value, (list, tuple)):
-        if all(type(v) is int for v in value):
-            return {"ints": list(value)}
-        return {"list": [_literal(v) for v in value]}
-    return {"opaque": str(value)}
-
+    given = (params or {}, input_names or {}, mutations or {}, ranges or {})
+    return _Writer(owner, *given, left_out).write(graph, name, guards)
 
 class _Writer:
     """The state of writing one graph."""
@@ -273,8 +110,11 @@ class _Writer:
         input_names: Mapping[int, str],
         mutations: Mapping[int, str],
         ranges: Mapping[sympy.Symbol, Any],
+        left_out: Collection[fx.Node] | None = None,
     ) -> None:
         self.owner = owner
+        self.left_out = left_out
+        self.results: dict[int, fx.Node] = {}
         self.ranges = ranges
         self.param_names = params
         self.input_names = input_names
@@ -309,8 +149,12 @@ class _Writer:
                 position += 1
             elif node.op == "get_attr":
                 self.constant(node)
+            elif self.left_out is not None and node in self.left_out:
+                self.leave_out(node)
             elif node.op == "call_function":
                 self.call(node)
+            elif node.op == "output" and self.left_out is not None:
+                outputs = [{"value": i} for i in self.results]
             elif node.op == "output":
                 for i, result in enumerate(node.args[0]):
                     target = self.mutations.get(i)
@@ -339,6 +183,7 @@ class _Writer:
             self.device(),
             len(self.calls),
             self.symbols,
+            self.results,
         )
 
     def device(self) -> str:
@@ -389,11 +234,12 @@ class _Writer:
         # A range's end that torch puts in place of "no end".
         if high is not None and high >= 2**62:
             high = None
-        self.symbols[symbol.name] = {
-            "min": low,
-            "max": high,
-            "hint": None if hint is None else int(hint),
-        }
+        try:
+            hint = None if hint is None else int(hint)
+        except TypeError:
+            what = f"the size {symbol} is that of a nested tensor"
+            raise refusal(what, None, "pass padded tensors") from None
+        self.symbols[symbol.name] = {"min": low, "max": high, "hint": hint}
 
     def value(self, tensor: torch.Tensor, node: fx.Node, name: str | None = None) -> int:
         if tensor.layout is not torch.strided:
@@ -415,12 +261,12 @@ class _Writer:
         self.values.append(info)
         return len(self.values) - 1
 
-    def results(self, value: Any, node: fx.Node) -> Any:
+    def ids_of(self, value: Any, node: fx.Node) -> Any:
         """Ids for the tensors of a result, nested as the result is."""
         if isinstance(value, torch.Tensor):
             return self.value(value, node)
         if isinstance(value, (list, tuple)):
-            return [self.results(v, node) for v in value]
+            return [self.ids_of(v, node) for v in value]
         return None
 
     # Nodes
@@ -432,6 +278,8 @@ class _Writer:
             what = param or self.input_names.get(position, node.name)
             if value.dtype not in DTYPES:
                 if param is not None and not node.users and node.name not in self.written:
+                    return
+                if self.left_out is not None and all(u in self.left_out for u in node.users):
                     return
                 text = f"{what} is {value.dtype}, a dtype that Kiln does not have"
                 raise refusal(text, node, "convert it outside of the compiled part")
@@ -453,7 +301,7 @@ class _Writer:
             text = self.number(value.node.expr, value.node.shape_env)
             entry["size"] = text if isinstance(text, str) else f"Integer({text})"
         elif value is None or isinstance(value, (bool, int, float, str)):
-            entry["constant"] = _literal(value)
+            entry["constant"] = literal(value)
         else:
             remedy = "pass tensors, sizes and plain Python values"
             raise refusal(f"an input of type {type(value).__name__}", node, remedy)
@@ -480,10 +328,10 @@ class _Writer:
             raise refusal(f"Kiln does not compile {target}", node, remedy)
         if not isinstance(target, torch._ops.OpOverload):
             return  # Arithmetic on sizes: its result is an expression wherever it is used.
-        schema = _schema(target)
-        if schema.name in _CHECKS:
+        schema = schema_of(target)
+        if schema.name in CHECKS:
             return
-        if schema.name in _READS_DATA:
+        if schema.name in READS_DATA:
             remedy = "keep it a tensor, or do this outside of the compiled part"
             raise refusal("a number is read from a tensor", node, remedy)
         if value is not None and not isinstance(value, (torch.Tensor, list, tuple)):
@@ -492,23 +340,41 @@ class _Writer:
             no = {"bool": False}
             dtype = self.argument(node.args[1], node)
             args = [self.argument(node.args[0], node), dtype, no, no, "none"]
-            schema = _Schema("aten::to", "dtype", [])
+            schema = Schema("aten::to", "dtype", [])
         else:
             args = self.arguments(schema, node)
-        ids = self.results(value, node)
+        ids = self.ids_of(value, node)
         self.ids[node] = ids
-        self.calls.append(
-            {
-                "name": schema.name,
-                "overload": schema.overload,
-                "args": args,
-                "outs": _flat(ids),
-                "source": self.place(node),
-                "module": self.module(node),
-            }
-        )
+        outs = _flat(ids)
+        self.results.update(dict.fromkeys(outs, node))
+        call = {
+            "name": schema.name,
+            "overload": schema.overload,
+            "args": args,
+            "outs": outs,
+            "source": self.place(node),
+            "module": self.module(node),
+        }
+        # A result that is no tensor has no place in a program.
+        if schema.computes and len(outs) == len(tree_leaves(value)):
+            call["vouched"] = True
+        self.calls.append(call)
 
-    def arguments(self, schema: _Schema, node: fx.Node) -> list[Json]:
+    def leave_out(self, node: fx.Node) -> None:
+        """Makes the results of a call inputs, as far as Kiln has a form for them."""
+
+        def known(value: Any) -> bool:
+            return isinstance(value, torch.Tensor) and not foreign(value)
+
+        value = node.meta.get("val")
+        if isinstance(value, (list, tuple)):
+            self.ids[node] = [self.value(v, node) if known(v) else None for v in value]
+        elif known(value):
+            self.ids[node] = self.value(value, node)
+        for i in _flat(self.ids.get(node)):
+            self.inputs.append({"name": f"{node.name}_{i}", "value": i})
+
+    def arguments(self, schema: Schema, node: fx.Node) -> list[Json]:
         """All arguments in the schema's order, with defaults filled in."""
         given, kwargs, args = node.args, node.kwargs, []
         for i, (name, default) in enumerate(schema.arguments):
@@ -532,7 +398,7 @@ class _Writer:
                 return {"ints": list(value)}
             return {"list": [self.argument(v, node) for v in value]}
         if value is torch.strided or not isinstance(value, torch.layout):
-            return _literal(value)
+            return literal(value)
         raise refusal(f"a tensor of layout {value}", node, "use dense tensors")
 
     def size(self, value: Any, node: fx.Node) -> Json:
@@ -542,13 +408,13 @@ class _Writer:
             return {"size": text} if isinstance(text, str) else {"int": text}
         if isinstance(value, (list, tuple)):
             return {"list": [self.size(v, node) for v in value]}
-        return _literal(value)
+        return literal(value)
 
     def output(self, result: Any, node: fx.Node) -> Json:
         if result is None:
             return "none"
         if not isinstance(result, fx.Node):
-            return {"constant": _literal(result)}
+            return {"constant": literal(result)}
         ids = self.ids.get(result)
         if isinstance(ids, int):
             return {"value": ids}
@@ -576,16 +442,6 @@ class _Writer:
         if known is None:
             known = self.modules[last] = module_path(last)
         return known
-
-
-def module_path(source: str) -> str:
-    """The path of a module within the compiled one, from the name in a node's module stack.
-
-    >>> module_path("L['self'].layer.0"), module_path("layer.0"), module_path("L['self']")
-    ('layer.0', 'layer.0', '')
-    """
-    root = _ROOT.match(source)
-    return _SUBSCRIPT.sub(r".\1", source[root.end() :] if root else source).strip(".")
 
 
 def _values(ids: Any) -> Json:

@@ -40,6 +40,9 @@ class Piece:
     symbols: dict[str, Any] = field(default_factory=dict)
     #: The engines that run it, one for each set of parameters.
     engines: list[Any] = field(default_factory=list)
+    #: What it was split into, in order, where Kiln refuses a part of it: pieces that Kiln compiles,
+    #: and pieces that PyTorch runs.
+    parts: list[Piece] = field(default_factory=list)
     #: Counts up with every piece.
     number: int = field(default_factory=itertools.count().__next__, init=False)
 
@@ -55,10 +58,12 @@ _COLLECTORS: list[list[Piece]] = []
 
 
 def register(piece: Piece) -> Piece:
-    """Makes a piece known to `live` and to every `collecting` in progress."""
-    _LIVE.add(piece)
-    for found in _COLLECTORS:
-        found.append(piece)
+    """Makes a piece, or the parts of one that was split, known to `live` and to every `collecting`
+    in progress."""
+    for part in piece.parts or [piece]:
+        _LIVE.add(part)
+        for found in _COLLECTORS:
+            found.append(part)
     return piece
 
 

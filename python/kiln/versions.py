@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
+
+from kiln._native import UnsupportedError
 
 #: Kinds of outputs that are written to parameters or buffers; 2.8 has none for parameters.
 WRITTEN = frozenset(
@@ -31,6 +35,38 @@ def children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return list(spec.children_specs)
+
+
+#: A size in a guard: the argument's name, and items of it.
+_SIZE = re.compile(r"L\['(\w+)'\]((?:\['?\w+'?\])*)\.size\(\)\[(\d+)\]")
+
+
+def condition(guard: str) -> Callable[[Mapping[str, Any]], bool]:
+    """What tells whether inputs, by the names of the program's placeholders, meet a guard.
+
+    >>> even = condition("(L['x'].size()[0] % 2) == 0")
+    >>> even({"x": torch.ones(4)}), even({"x": torch.ones(3)})
+    (True, False)
+    """
+
+    def name(found: re.Match[str]) -> str:
+        argument, items, axis = found.groups()
+        placeholder = "_".join([argument, *re.findall(r"\w+", items)])
+        return f"_of({placeholder!r}, {axis})"
+
+    code = compile(_SIZE.sub(name, guard), "<guard>", "eval")
+
+    def holds(tensors: Mapping[str, Any]) -> bool:
+        known = {"_of": lambda name, axis: tensors[name].shape[axis], "max": max, "min": min}
+        try:
+            return bool(eval(code, {"__builtins__": {}}, known))
+        except (NameError, KeyError):
+            raise UnsupportedError(
+                f"Kiln does not read the condition {guard} of the program: compile it without "
+                "`dynamic`"
+            ) from None
+
+    return holds
 
 
 def guards(exported: ExportedProgram) -> Sequence[str]:

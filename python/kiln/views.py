@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from kiln.graph import refusal
+from kiln.sources import refusal
 
 #: Operators that a base of other strides could not take, or would take for another view.
 _OF_STRIDES = frozenset({"aten::view", "aten::as_strided", "aten::_reshape_alias"})
@@ -143,27 +143,27 @@ def _moved(
 def _path(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The tensor that owns the memory of this one, and the nodes that lead from it to this one."""
     nodes = []
-    source = _source(node)
-    while source is not None:
+    base = source(node)
+    while base is not None:
         nodes.append(node)
-        node, source = source, _source(source)
+        node, base = base, source(base)
     return node, nodes[::-1]
 
 
-def _source(node: fx.Node) -> fx.Node | None:
+def source(node: fx.Node) -> fx.Node | None:
     """What a node is a view of; None if it is none."""
     if node.op != "call_function" or not node.args:
         return None
-    source = node.args[0]
-    if not isinstance(source, fx.Node):
+    base = node.args[0]
+    if not isinstance(base, fx.Node):
         return None
     if node.target is operator.getitem:
-        return source if _source(source) is not None else None
+        return base if source(base) is not None else None
     schema = getattr(node.target, "_schema", None)
     if schema is None or schema.is_mutable or not schema.returns or not schema.arguments:
         return None
     aliases = schema.returns[0].alias_info and schema.arguments[0].alias_info
-    return source if aliases else None
+    return base if aliases else None
 
 
 Layout = tuple[list[int], list[int]]

@@ -305,6 +305,11 @@ def load(path: str, options: dict[str, Any]) -> Engine:
     return Engine(json.dumps(held["program"]), held["params"], options)
 
 
+def refusals(program: str) -> list[tuple[list[int], str, str]]:
+    """The stand-in refuses when it makes an engine."""
+    return []
+
+
 def install() -> types.ModuleType:
     """Puts the stand-in where `kiln` imports its native module from."""
     module = types.ModuleType("kiln._native")
@@ -313,6 +318,7 @@ def install() -> types.ModuleType:
         setattr(module, name, globals()[name])
     module.open = load  # type: ignore[attr-defined]
     module.doctor = lambda: "native: stand-in"  # type: ignore[attr-defined]
+    module.refusals = refusals  # type: ignore[attr-defined]
     module.__version__ = "0.0.0"  # type: ignore[attr-defined]
     sys.modules["kiln._native"] = module
     return module

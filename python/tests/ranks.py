@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.functional import gelu
 
+import kiln
 from kiln import pieces
 
 #: A collective that some process does not join fails after this.
@@ -314,6 +315,40 @@ def collectives_that_write():
     total, gathered = entry(x)
     close(total, torch.full((4,), 6.0))
     close(gathered, torch.arange(2.0).repeat_interleave(4))
+
+
+@case
+def around_what_kiln_refuses():
+    """Collectives keep their order from piece to piece."""
+
+    def f(t):
+        a = functional.all_reduce(t * 2, "sum", dist.group.WORLD)
+        b = torch.fft.fft(a).real
+        c = functional.all_reduce(t, "max", dist.group.WORLD)
+        return b * c, functional.all_gather_tensor(b, 0, dist.group.WORLD)
+
+    x = torch.arange(4.0) + dist.get_rank()
+    with pieces.collecting() as found:
+        got = torch.compile(f, backend="kiln", fullgraph=True)(x)
+    for a, b in zip(got, f(x), strict=True):
+        close(a, b)
+    assert [piece.state for piece in found] == ["compiled", "eager", "compiled"]
+
+
+@case
+def bench_does_not_wait_for_ever():
+    class Total(nn.Module):
+        def forward(self, t):
+            return functional.all_reduce(t + 1, "sum", dist.group.WORLD) * 2
+
+    compiled = kiln.compile(Total().eval(), (torch.ones(3),))
+    close(compiled(torch.ones(3)), torch.full((3,), 8.0))
+    try:
+        compiled.bench(against=("eager",), repetitions=3)
+    except kiln.UsageError as e:
+        assert "waits for the others in _c10d_functional::all_reduce" in str(e), e
+    else:
+        raise AssertionError("each process made its own number of calls")
 
 
 @case

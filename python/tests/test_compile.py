@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import dataclass
 
 import pytest
@@ -177,6 +179,56 @@ def test_device_moves_the_program_and_says_which_devices_there_are():
         kiln.compile(layer, (X,), device="meta")
 
 
+# What cannot be passed or copied
+
+
+def odd_tensors():
+    jagged = [torch.ones(2, 4), torch.ones(1, 4)]
+    return {
+        "jagged": (torch.nested.nested_tensor(jagged, layout=torch.jagged), "to_padded_tensor"),
+        "nested": (torch.nested.nested_tensor(jagged), "to_padded_tensor"),
+        "sparse": (X.to_sparse(), "to_dense"),
+        "csr": (X.to_sparse_csr(), "to_dense"),
+        "quantised": (torch.quantize_per_tensor(X, 0.1, 0, torch.qint8), "dequantize"),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["jagged", "nested", "sparse", "csr", "quantised"])
+def test_tensors_that_are_not_dense_are_errors_with_a_remedy(name):
+    odd, remedy = odd_tensors()[name]
+    with pytest.raises(kiln.InputError, match=remedy):
+        kiln.compile(nn.ReLU().eval(), (odd,))
+    with pytest.raises(kiln.InputError, match=remedy):
+        kiln.compile(nn.ReLU().eval(), {"input": odd})
+
+
+@pytest.mark.native
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["jagged", "nested", "sparse", "csr", "quantised"])
+def test_calls_with_tensors_that_are_not_dense_are_errors_with_a_remedy(name):
+    odd, remedy = odd_tensors()[name]
+    compiled = kiln.compile(nn.ReLU().eval(), (X,))
+    for _ in range(2):
+        with pytest.raises(kiln.InputError, match=f"input `input` .*{remedy}"):
+            compiled(odd)
+        torch.testing.assert_close(compiled(X), X.relu())
+
+
+def test_a_compiled_program_cannot_be_pickled():
+    compiled = kiln.compile(nn.ReLU().eval(), (X,))
+    for how in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(kiln.UsageError, match=r"write it with `.save`"):
+            how(compiled)
+    torch.testing.assert_close(copy.copy(compiled)(X), X.relu())
+
+
+@pytest.mark.native
+def test_an_engine_cannot_be_pickled():
+    with pytest.raises(kiln.UsageError, match=r"write an artifact with `save`"):
+        pickle.dumps(kiln.compile(nn.ReLU().eval(), (X,)).engine)
+
+
 # Sizes
 
 
@@ -210,6 +262,41 @@ def test_dynamic_sizes_that_do_not_fit_the_module_are_the_users_errors():
         kiln.compile(nn.ReLU().eval(), (X,), dynamic={"nothing": {0: torch.export.Dim.AUTO}})
 
 
+def test_compiling_compiles_for_the_example_inputs():
+    compiled = kiln.compile(nn.ReLU().eval(), (X,), dynamic=True)
+    assert [sorted(b["sizes"].values()) for b in compiled.bindings()] == [[3, 4]]
+    assert len(kiln.compile(nn.ReLU().eval(), (X,)).bindings()) == 1
+    program = torch.export.export(nn.ReLU().eval(), (X,))
+    assert len(kiln.compile(program).bindings()) == 1
+
+
+@pytest.mark.native
+def test_compiling_refuses_what_a_call_would():
+    class Spectrum(nn.Module):
+        def forward(self, x):
+            return torch.fft.fft(x).real
+
+    class Sorted(nn.Module):
+        def forward(self, x):
+            return x.sort().values
+
+    with pytest.raises(kiln.UnsupportedError, match="complex64"):
+        kiln.compile(Spectrum().eval(), (X,), options={"fallback": "error"})
+    with pytest.raises(kiln.UnsupportedError, match=r"does not compile aten::sort"):
+        kiln.compile(Sorted().eval(), (X,), options={"fallback": "error"})
+
+
+def test_weights_that_are_written_to_between_compiling_and_the_first_call():
+    layer = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(6, 5)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    compiled = kiln.compile(layer, (x,))
+    with torch.no_grad():
+        layer[0].weight.mul_(2)
+        layer[1].running_mean.add_(1)
+        layer[2].weight.add_(1)
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
 def test_warm_takes_sizes_and_examples():
     compiled = kiln.compile(
         nn.ReLU().eval(), (X,), dynamic=True, warm=[(5, 4), (torch.ones(6, 4),)]
@@ -217,6 +304,7 @@ def test_warm_takes_sizes_and_examples():
     a, b = compiled.symbols
     compiled.warm({a: 7, b: 4})
     assert [entry["sizes"] for entry in compiled.bindings()] == [
+        {a: X.shape[0], b: X.shape[1]},
         {a: 5, b: 4},
         {a: 6, b: 4},
         {a: 7, b: 4},

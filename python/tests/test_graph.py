@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import kiln
-from kiln import export, graph
+from kiln import export, graph, sources
 
 DIM = torch.export.Dim.AUTO
 
@@ -270,6 +270,6 @@ def test_sparse_and_meta_tensors_are_refused():
 
 def test_names_of_dynamo_become_paths():
     source = "L['self']._modules['layers']._modules['0']._parameters['weight']"
-    assert graph.path(source) == "layers.0.weight"
-    assert graph.path("L['inputs']['ids']") == "inputs['ids']"
-    assert graph.module_path("L['self'].layers.0") == "layers.0"
+    assert sources.path(source) == "layers.0.weight"
+    assert sources.path("L['inputs']['ids']") == "inputs['ids']"
+    assert sources.module_path("L['self'].layers.0") == "layers.0"

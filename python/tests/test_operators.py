@@ -1,12 +1,11 @@
-"""PyTorch's own samples of its operators through `torch.compile`; takes minutes: `--kiln-slow`.
+"""PyTorch's own samples of its operators through `torch.compile`, against eager.
 
-One sample of each operator that is deterministic: the last of the first three, which is seldom the
-plainest one.
+Of each operator that is deterministic two samples: one of the first three, which is seldom the
+plainest one, and the last. A few operators always; all of them takes minutes: `--kiln-slow`.
 """
 
 from __future__ import annotations
 
-import itertools
 import warnings
 
 import pytest
@@ -34,13 +33,21 @@ RANDOM = (
 #: its tensor, and operators of CUDA.
 LEFT_OUT = ("backward", "as_strided-partial_views", "jiterator", "cov")
 
+DTYPES = [torch.float32, torch.int64, torch.bool]
+
 OPERATORS = {
-    f"{op.name}-{op.variant_test_name}" if op.variant_test_name else op.name: op
+    (f"{op.name}-{op.variant_test_name}" if op.variant_test_name else op.name, dtype): op
     for op in methods.op_db
-    if torch.float32 in op.supported_dtypes("cpu") and not any(w in op.name for w in RANDOM)
+    for dtype in DTYPES
+    if dtype in op.supported_dtypes("cpu") and not any(w in op.name for w in RANDOM)
 }
-for name in [n for n in OPERATORS if any(w in n for w in LEFT_OUT)]:
-    del OPERATORS[name]
+for key in [k for k in OPERATORS if any(w in k[0] for w in LEFT_OUT)]:
+    del OPERATORS[key]
+
+#: One of each kind: what is converted, what PyTorch runs as a step, and what splits a graph.
+COMMON = """add addmm argsort cat clamp cumsum fft.fft gather index_add index_put linalg.svd
+    masked_fill matmul max-reduction_with_dim mean nn.functional.conv2d nn.functional.layer_norm
+    nn.functional.pad-constant nonzero scatter softmax-with_dtype sort topk unique where""".split()
 
 
 def copies(tree):
@@ -52,24 +59,48 @@ def dense(tree):
     return all(t.layout is torch.strided for t in leaves if isinstance(t, torch.Tensor))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", OPERATORS)
-def test_operator(name, dynamic):
-    op = OPERATORS[name]
+def check(name, dtype, dynamic):
+    op = OPERATORS[name, dtype]
+
+    def f(input, args, kwargs):
+        return op.op(input, *args, **kwargs)
+
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        samples = list(itertools.islice(op.sample_inputs("cpu", torch.float32), 3))
+        samples = list(op.sample_inputs("cpu", dtype))
         if not samples:
             pytest.skip("torch has no samples")
-        sample = samples[-1]
-        call = (sample.input, sample.args, sample.kwargs)
+        for sample in (samples[min(2, len(samples) - 1)], samples[-1]):
+            call = (sample.input, sample.args, sample.kwargs)
+            want = f(*copies(call))
+            if not dense((call, want)):
+                pytest.skip("sparse")
+            torch._dynamo.reset()
+            got = torch.compile(f, backend=backend.kiln, dynamic=dynamic)(*copies(call))
+            torch.testing.assert_close(got, want, equal_nan=True)
 
-        def f(input, args, kwargs):
-            return op.op(input, *args, **kwargs)
 
-        want = f(*copies(call))
-        if not dense((call, want)):
-            pytest.skip("sparse")
-        got = torch.compile(f, backend=backend.kiln, dynamic=dynamic)(*copies(call))
-    torch.testing.assert_close(got, want, equal_nan=True)
+def named(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_common_operator(name):
+    check(name, torch.float32, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", [n for n, dtype in OPERATORS if dtype is torch.float32])
+def test_operator(name, dynamic):
+    check(name, torch.float32, dynamic)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [key for key in OPERATORS if key[1] is not torch.float32],
+    ids=lambda value: value if isinstance(value, str) else named(value),
+)
+def test_operator_on_integers(name, dtype):
+    check(name, dtype, False)

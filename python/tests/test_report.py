@@ -61,7 +61,7 @@ def broken(x):
 
 def test_explain_lists_breaks_and_pieces_that_run_eagerly():
     report = kiln.explain(broken, X)
-    assert [part.state for part in report.parts] == ["compiled", "eager", "compiled"]
+    assert [part.state for part in report.parts] == ["compiled", "compiled", "eager", "compiled"]
     (eager,) = report.eager
     assert "cond" in eager.reason and "test_report.py:" in eager.source
     assert len(report.graph_breaks) == 2
@@ -89,6 +89,24 @@ def test_explain_shows_no_frame_of_its_own():
     assert "kiln/report" not in part.source
     (part,) = kiln.explain(Block().eval(), X).parts
     assert "test_report.py:" in part.source
+
+
+def test_explain_names_no_line_of_its_own_where_a_graph_breaks():
+    @torch._dynamo.disable
+    def hidden(x):
+        return x + 1
+
+    report = kiln.explain(hidden, X)
+    assert "kiln/report" not in str(report)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nested_tensors_run_eagerly():
+    nested = [torch.ones(2, 3), torch.ones(4, 3)]
+    x = torch.nested.nested_tensor(nested, layout=torch.jagged)
+    report = kiln.explain(lambda x: x + 1, x)
+    assert [part.state for part in report.parts] == ["eager"]
+    assert "nested tensor: pass padded tensors" in report.parts[0].reason
 
 
 def test_explain_runs_without_gradients_and_gives_no_engine_away():
@@ -119,7 +137,9 @@ def test_why_asks_the_piece_that_knows():
     first, *_, last = report.kernels
     assert report.why(first.name, last.name) == report.why_not(first.name, last.name)
     with pytest.raises(kiln.UsageError, match="nothing was compiled"):
-        kiln.explain(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), X).why("a", "b")
+        flag = torch.tensor(True)
+        report = kiln.explain(lambda x: torch.cond(x, torch.sin, torch.cos, (X,)), flag)
+        report.why("a", "b")
 
 
 # Check

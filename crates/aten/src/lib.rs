@@ -15,7 +15,7 @@ pub mod raw;
 pub mod source;
 pub mod specialise;
 
-pub use convert::ParamData;
+pub use convert::{ParamData, Refusal};
 pub use error::{ImportErrors, Problem};
 pub use program::Program;
 pub use raw::Raw;

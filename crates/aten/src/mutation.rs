@@ -245,6 +245,7 @@ impl Program {
             outs: vec![out],
             source: at.source.clone(),
             module: at.module.clone(),
+            vouched: false,
         });
         out
     }

@@ -80,6 +80,10 @@ pub struct Call {
     pub source: String,
     #[serde(default)]
     pub module: String,
+    /// Whether the process that traced the call runs it itself if it has no conversion, and vouches that it does nothing but compute its
+    /// results from its operands ([`kiln_graph::FallbackOp::vouched`]). Archives cannot say so.
+    #[serde(default)]
+    pub vouched: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

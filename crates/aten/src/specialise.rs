@@ -1,7 +1,7 @@
 //! A program at given sizes, as a graph: the way from every door that has symbols.
 use crate::{
     ParamData,
-    convert::convert,
+    convert::{Refusal, convert, refusals},
     error::{ImportErrors, Problem},
     extent::Sizes,
     mutation::functionalise,
@@ -36,12 +36,42 @@ pub struct Written {
     pub output: usize,
 }
 
+/// What is converted.
+struct Prepared {
+    raw: Raw,
+    states: Vec<usize>,
+    writes: Vec<Written>,
+}
+
 impl Program {
     /// The graph for these sizes ([`Program::sizes`]).
     ///
     /// # Errors
     /// All problems of the program: sizes that depend on data, writes that cannot be followed, operators that neither Kiln nor libtorch runs.
     pub fn specialise(&self, sizes: &Sizes) -> Result<Specialised, ImportErrors> {
+        let Prepared { raw, states, writes } = self.prepare(sizes)?;
+        let mut converted = convert(&raw, &self.name)?;
+        converted.graph.verify().map_err(defect)?;
+        for p in &mut converted.params {
+            if let ParamData::Raw(id) = p {
+                let of_program = self.params.iter().position(|p| p == id);
+                *id =
+                    of_program.ok_or_else(|| defect("it reads a constant that is none of the program's parameters"))?;
+            }
+        }
+        Ok(Specialised { graph: converted.graph, params: converted.params, states, writes })
+    }
+
+    /// The calls that cannot be in a graph of these sizes. Without them, and with their results as inputs, the program can be specialised.
+    ///
+    /// # Errors
+    /// Problems that are not of one call: sizes that depend on data, writes that cannot be followed, inputs of other dtypes.
+    pub fn refusals(&self, sizes: &Sizes) -> Result<Vec<Refusal>, ImportErrors> {
+        refusals(&self.prepare(sizes)?.raw)
+    }
+
+    /// The calls for these sizes without in-place operators.
+    fn prepare(&self, sizes: &Sizes) -> Result<Prepared, ImportErrors> {
         let raw = self.at(sizes)?;
         let results = raw.outputs.len() - self.writes.len();
         let (mut raw, found) = functionalise(raw).map_err(source::settle_problems)?;
@@ -62,16 +92,7 @@ impl Program {
             writes.push(Written { input, output });
         }
         source::settle(&mut raw);
-        let mut converted = convert(&raw, &self.name)?;
-        converted.graph.verify().map_err(defect)?;
-        for p in &mut converted.params {
-            if let ParamData::Raw(id) = p {
-                let of_program = self.params.iter().position(|p| p == id);
-                *id =
-                    of_program.ok_or_else(|| defect("it reads a constant that is none of the program's parameters"))?;
-            }
-        }
-        Ok(Specialised { graph: converted.graph, params: converted.params, states, writes })
+        Ok(Prepared { raw, states, writes })
     }
 }
 
@@ -85,4 +106,44 @@ fn state(raw: &mut Raw, id: usize) -> usize {
     info.constant = false;
     raw.inputs.push(RawInput { name: info.name.clone().unwrap_or_default(), value: Some(id), scalar: None });
     raw.inputs.len() - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `x + 1`, an operator of the user, the sum of its result, an operator that draws, and the sum of all.
+    const TEXT: &str = r#"{
+        "values": [{"dtype": "f32", "shape": [3]}, {"dtype": "f32", "shape": [3]}, {"dtype": "f32", "shape": [3]},
+            {"dtype": "f32", "shape": []}, {"dtype": "f32", "shape": [3]}, {"dtype": "f32", "shape": [3]}],
+        "inputs": [{"name": "x", "value": 0}],
+        "params": [],
+        "calls": [{"name": "aten::add", "overload": "Scalar", "args": [{"value": 0}, {"int": 1}, {"int": 1}], "outs": [1]},
+            {"name": "mine::f", "overload": "", "args": [{"value": 1}], "outs": [2], "vouched": false},
+            {"name": "aten::sum", "overload": "", "args": [{"value": 2}, "none"], "outs": [3]},
+            {"name": "aten::bernoulli", "overload": "", "args": [{"value": 1}, "none"], "outs": [4]},
+            {"name": "aten::add", "overload": "Tensor", "args": [{"value": 4}, {"value": 3}, {"int": 1}], "outs": [5]}],
+        "outputs": [{"value": 5}]
+    }"#;
+
+    fn refused(text: &str) -> Vec<Vec<usize>> {
+        let program = Program::from_json(text).expect("valid");
+        let found = program.refusals(&Sizes::new()).expect("all problems are of calls");
+        // Each problem once: not again for what reads its results.
+        let errors = program.specialise(&Sizes::new()).err().map_or(vec![], |e| e.errors);
+        assert_eq!(errors, found.iter().map(|r| r.problem.clone()).collect::<Vec<_>>());
+        found.into_iter().map(|r| r.outs).collect()
+    }
+
+    #[test]
+    fn refusals_are_of_calls() {
+        assert_eq!(refused(TEXT), [[2], [4]]);
+        // A process that runs the operator may vouch for it, but not for one that draws random numbers.
+        let vouched = TEXT.replace("false", "true");
+        assert_eq!(refused(&vouched), [[4]]);
+        let all = vouched.replace(r#""inputs": ["#, r#""inputs": [{"name": "drawn", "value": 4}, "#);
+        let without = all.replace(r#""outs": [4]}"#, r#""outs": [], "vouched": true}"#);
+        let made = Program::from_json(&without).expect("valid").specialise(&Sizes::new()).expect("nothing is refused");
+        assert!(made.graph.to_string().contains("mine::f"), "{}", made.graph);
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! Graphs come from files that anyone may have written, so a fallback operator must do nothing but compute its results from its
 //! operands. `fallback/operators.txt` lists the operators for which this holds, with their schemas, and says what is excluded and why;
-//! `scripts/fallback_operators.py` writes it. Collectives have a list and rules of their own ([`collective`]).
+//! `scripts/fallback_operators.py` writes it. Collectives have a list and rules of their own ([`collective`]). Other operators are taken
+//! only from a process that runs them itself and vouches for them ([`FallbackOp::vouched`]); no file can.
 pub mod collective;
 
 use crate::{DType, FallbackOp, Type};
@@ -226,6 +227,9 @@ impl Argument {
 /// Checks that a graph may leave this call to libtorch: [`check_arguments`], and the number of declared results. The error is a
 /// sentence that says why not.
 pub fn check(op: &FallbackOp, operands: &[&Type]) -> Result<(), String> {
+    if op.vouched && listed(&op.name, &op.overload).is_none() {
+        return check_vouched(op, operands);
+    }
     let listed = check_call(&op.name, &op.overload, &op.args, operands)?;
     match listed.results {
         Some(n) if n != op.results.len() => {
@@ -238,6 +242,28 @@ pub fn check(op: &FallbackOp, operands: &[&Type]) -> Result<(), String> {
 /// Checks a call by its parts: the operator is on the allowlist, and its arguments (JSON, as in [`FallbackOp::args`]) fit its schema.
 pub fn check_arguments(name: &str, overload: &str, args: &str, operands: &[&Type]) -> Result<(), String> {
     check_call(name, overload, args, operands).map(|_| ())
+}
+
+/// Checks all that is known of an operator that is on no list: its arguments name the operands that there are.
+fn check_vouched(op: &FallbackOp, operands: &[&Type]) -> Result<(), String> {
+    let said = spelled(&op.name, &op.overload);
+    let given: Vec<Value> =
+        serde_json::from_str(&op.args).map_err(|e| format!("the arguments of {said} do not parse: {e}"))?;
+    let mut named = vec![];
+    given.iter().for_each(|v| positions(v, &mut named));
+    match named.iter().find(|i| **i >= operands.len() as u64) {
+        Some(i) => Err(format!("an argument of {said} is operand {i}, and there are {}", operands.len())),
+        None => Ok(()),
+    }
+}
+
+/// Appends the operands that an argument names.
+fn positions(v: &Value, found: &mut Vec<u64>) {
+    match v {
+        Value::Array(items) => items.iter().for_each(|i| positions(i, found)),
+        Value::Object(o) => found.extend(o.get("tensor").map(|i| i.as_u64().unwrap_or(u64::MAX))),
+        _ => {}
+    }
 }
 
 fn spelled(name: &str, overload: &str) -> String {
@@ -357,9 +383,43 @@ mod tests {
             overload: overload.into(),
             args: args.into(),
             results: vec![ty.clone()],
-            why: String::new(),
+            ..FallbackOp::default()
         };
         check(&op, &[&ty]).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn a_process_may_vouch_for_operators_and_a_file_may_not() {
+        let ty = Type::new(DType::F32, [4]);
+        let call = |args: &str| FallbackOp {
+            name: "mine::double".into(),
+            args: args.into(),
+            results: vec![ty.clone()],
+            vouched: true,
+            ..FallbackOp::default()
+        };
+        let said = |args: &str| check(&call(args), &[&ty]).err().unwrap_or_default();
+        assert_eq!(said(r#"[{"tensor": 0}, [1, null], "x"]"#), "");
+        assert!(
+            said(r#"[[{"tensor": 1}]]"#).contains("operand 1, and there are 1"),
+            "{}",
+            said(r#"[[{"tensor": 1}]]"#)
+        );
+        assert!(said("[").contains("do not parse"));
+        // What is on a list is checked by its schema all the same.
+        let listed = FallbackOp { name: "aten::topk".into(), ..call(r#"[{"tensor": 0}]"#) };
+        assert!(check(&listed, &[&ty]).is_err_and(|e| e.contains("argument `k` of `aten::topk` is missing")));
+
+        let mut g = crate::Graph::new("g");
+        let x = g.input(ty.clone());
+        let y = g.push(crate::Op::Fallback(Box::new(call(r#"[{"tensor": 0}]"#))), ty.clone(), &[x]);
+        g.outputs.push(y);
+        assert!(g.verify().is_ok());
+        let from_text = g.to_string().parse::<crate::Graph>().unwrap_err().to_string();
+        let from_json = crate::Graph::from_json(&g.to_json().unwrap()).unwrap_err().to_string();
+        for e in [from_text, from_json] {
+            assert!(e.contains("`mine::double` is not among the operators"), "{e}");
+        }
     }
 
     #[test]

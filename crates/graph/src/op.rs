@@ -113,6 +113,11 @@ pub struct FallbackOp {
     pub results: Vec<Type>,
     /// Why the operator is not compiled.
     pub why: String,
+    /// Whether the process that made the graph runs the operator itself, and vouches that it does nothing but compute its results from its
+    /// operands: the operator then need not be on the list ([`mod@crate::fallback`]). No form that leaves the process has it, so no file
+    /// can claim it.
+    #[serde(skip)]
+    pub vouched: bool,
 }
 
 /// An op with its attributes.

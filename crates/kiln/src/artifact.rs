@@ -19,7 +19,7 @@ use crate::{
     model::{State, Written},
 };
 use kiln_codegen::nvptx::Ptx;
-use kiln_graph::{Graph, Init, ParamInfo, Tensor, Type, params::param_data};
+use kiln_graph::{FallbackOp, Graph, Init, Op, ParamInfo, Tensor, Type, fallback, params::param_data};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
@@ -111,6 +111,13 @@ pub const START: u64 = 64;
 
 /// Writes an artifact.
 pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
+    if let Some(op) = vouched(&c.graph) {
+        let what = format!(
+            "the program calls `{}`, an operator that only this process knows, so it cannot be written",
+            op.name
+        );
+        return Err(Error::usage(what, "save the model without this operator, or write it with operators of aten"));
+    }
     let archive =
         model.archive.as_ref().map(|p| std::path::absolute(p).unwrap_or_else(|_| p.clone()).display().to_string());
     let archive = archive.or_else(|| model.compiled_from.clone());
@@ -162,6 +169,15 @@ pub fn write(path: &Path, c: &Compiled, model: &Model) -> Result<(), Error> {
     add(&mut zip, DIGESTS, &digests).map_err(|e| encode(&e))?;
     let bytes = zip.finish().map_err(|e| encode(&e))?.into_inner();
     io::write_whole(path, &bytes)
+}
+
+/// An operator of the graph that no file may name.
+fn vouched(g: &Graph) -> Option<&FallbackOp> {
+    let unlisted = |op: &FallbackOp| op.vouched && fallback::parameters(&op.name, &op.overload).is_none();
+    g.values().find_map(|v| match g.op(v) {
+        Op::Fallback(op) if unlisted(op) => Some(&**op),
+        _ => None,
+    })
 }
 
 /// Adds a part uncompressed: weights do not compress, and so no part can be larger than the file.

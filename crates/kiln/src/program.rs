@@ -10,6 +10,7 @@ use crate::{
 };
 use kiln_aten::{ParamData, extent::Extent, program};
 pub use kiln_aten::{
+    Refusal,
     extent::Sizes,
     program::{Input, InputKind, Output, Symbol},
     raw::Arg,
@@ -287,6 +288,16 @@ impl Program {
         let origins = made.params.iter().map(origin).collect();
         Ok(Specialised { model, params, origins, states: made.states })
     }
+}
+
+/// The calls of a program in its JSON form that Kiln refuses at the sizes of tracing. Without them, and with their results as inputs, it can
+/// be compiled.
+///
+/// # Errors
+/// [`Error::Model`] or [`Error::Failed`]: the text is not a program, or has problems that are not of one call.
+pub fn refusals(text: &str) -> Result<Vec<Refusal>, Error> {
+    let program = program::Program::from_json(text).map_err(Error::model)?;
+    program.refusals(&program.traced_sizes()).map_err(Error::model)
 }
 
 /// The types of a model as those of a program without calls: its parameters, then its state.

@@ -292,7 +292,7 @@ impl<'a> Reader<'a> {
             }
         }
         let (source, module) = (frames(node), module(node));
-        self.program.calls.push(Call { name, overload: overload.into(), args, outs, source, module });
+        self.program.calls.push(Call { name, overload: overload.into(), args, outs, source, module, vouched: false });
         Ok(())
     }
     /// Values for the results of a node that was refused, so that only its own problem is reported.

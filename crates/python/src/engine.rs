@@ -1,7 +1,8 @@
 //! `kiln._native.Engine`: one program, its weights, and its specialisations by sizes.
 use crate::{
+    call::{Given, Ready, Target},
     errors::{InputError, ShapeError, UnsupportedError, UsageError, compiling, raised},
-    exchange::{Borrowed, CPU, CUDA, DLDevice, Exchange, Match, New, Wanted, dl_dtype, shape_of},
+    exchange::{Borrowed, CPU, CUDA, DLDevice, Exchange, New},
     fallback::Torch,
     options::Options,
 };
@@ -9,7 +10,7 @@ use kiln::{
     Binding, CompileOptions, DeviceKind, Feed, Param, Program, Report, Tensor, Type,
     compile::is_collective,
     engine,
-    program::{Arg, InputKind, Output, Sizes},
+    program::{InputKind, Sizes},
 };
 use pyo3::{intern, prelude::*, types::*};
 use std::{
@@ -21,17 +22,17 @@ use std::{
 /// One program with its weights, and its specialisations by sizes.
 #[pyclass(frozen, module = "kiln._native")]
 pub struct Engine {
-    engine: Arc<engine::Engine>,
+    pub(crate) engine: Arc<engine::Engine>,
     torch: Arc<Torch>,
     options: CompileOptions,
-    device: DLDevice,
+    pub(crate) device: DLDevice,
     refuses_fallbacks: bool,
     /// New bindings are compiled on another thread.
     soon: bool,
     /// The program's JSON, if it came as such.
     text: Option<String>,
     /// Tensors of the program's parameters, by their order: all of a traced program, else those that are state.
-    tensors: Mutex<Vec<Option<Py<PyAny>>>>,
+    pub(crate) tensors: Mutex<Vec<Option<Py<PyAny>>>>,
     /// The tensors of a traced program's parameters as they were given, whose versions say whether they have changed.
     originals: Vec<Py<PyAny>>,
     /// Parameters of which the engine has a copy, since their memory is in another order or on another device.
@@ -42,44 +43,6 @@ pub struct Engine {
     versions_before: Mutex<BTreeMap<usize, i64>>,
     /// What calls were last prepared for; the first is the last one used.
     ready: Mutex<Vec<Arc<Ready>>>,
-}
-
-/// All that a call needs of a binding.
-struct Ready {
-    binding: Arc<Binding>,
-    inputs: Vec<Slot>,
-    /// Addresses of state.
-    states: Vec<u64>,
-    /// The state's tensors.
-    states_kept: Vec<Py<PyAny>>,
-    outputs: Vec<Wanted>,
-    /// For each output of the session, what it is left in, if anything.
-    written: Vec<Option<Target>>,
-    /// The same as inputs and outputs of the session, for runs that follow each other.
-    feeds: Vec<Feed>,
-    results: Vec<Given>,
-}
-
-/// What a call passes.
-enum Slot {
-    Tensor(Wanted),
-    Number(i64),
-    Constant(Arg),
-}
-
-/// Where a run leaves a value.
-#[derive(Clone, Copy)]
-enum Target {
-    /// In the argument at this position.
-    Input(usize),
-    /// In a state of the binding.
-    State(usize),
-}
-
-/// What a call gets.
-enum Given {
-    Output(usize),
-    Object(Py<PyAny>),
 }
 
 impl Engine {
@@ -134,8 +97,24 @@ impl Engine {
     }
     fn binding(&self, py: Python<'_>, sizes: Option<Sizes>) -> PyResult<Arc<Binding>> {
         let sizes = self.sizes(sizes)?;
-        let found = py.detach(|| self.engine.at(&sizes)).map_err(compiling)?;
-        self.accept(found)
+        self.compiled(py, &sizes)
+    }
+    /// The binding for these sizes, unless the options refuse it.
+    fn compiled(&self, py: Python<'_>, sizes: &Sizes) -> PyResult<Arc<Binding>> {
+        let binding = self.accept(py.detach(|| self.engine.at(sizes)).map_err(compiling)?)?;
+        self.note_folded(py, &binding)?;
+        Ok(binding)
+    }
+    /// What was folded and packed is of the weights as they are now, or were before another thread read them, whether a call follows or not.
+    fn note_folded(&self, py: Python<'_>, binding: &Binding) -> PyResult<()> {
+        for index in binding.frozen.iter().chain(&self.copied) {
+            if let Some(t) = self.originals.get(*index) {
+                let before = lock(&self.versions_before).get(index).copied();
+                let version = before.map_or_else(|| version(t.bind(py)), Ok)?;
+                lock(&self.versions).entry(*index).or_insert(version);
+            }
+        }
+        Ok(())
     }
     /// Refuses a binding with operators that torch would run, if the options say so.
     fn accept(&self, binding: Arc<Binding>) -> PyResult<Arc<Binding>> {
@@ -186,27 +165,21 @@ impl Engine {
         (sizes, numbers): &(Sizes, Vec<i64>),
     ) -> PyResult<Option<Arc<Ready>>> {
         let binding = match self.soon {
-            false => Some(py.detach(|| self.engine.at(sizes)).map_err(compiling)?),
+            false => self.compiled(py, sizes)?,
             true => {
                 self.note_versions(py)?;
-                py.detach(|| self.engine.soon(sizes)).map_err(compiling)?
+                let Some(binding) = py.detach(|| self.engine.soon(sizes)).map_err(compiling)? else { return Ok(None) };
+                let binding = self.accept(binding)?;
+                self.note_folded(py, &binding)?;
+                binding
             }
         };
-        let Some(binding) = binding else { return Ok(None) };
-        let binding = self.accept(binding)?;
         let mut all = lock(&self.ready);
         let known = all.iter().position(|r| Arc::ptr_eq(&r.binding, &binding));
         let ready = match known {
             Some(at) => all.remove(at),
             None => Arc::new(self.make_ready(py, exchange, &binding, numbers)?),
         };
-        for index in ready.binding.frozen.iter().chain(&self.copied) {
-            if let Some(t) = self.originals.get(*index) {
-                let before = lock(&self.versions_before).get(index).copied();
-                let version = before.map_or_else(|| version(t.bind(py)), Ok)?;
-                lock(&self.versions).entry(*index).or_insert(version);
-            }
-        }
         // Bindings that the engine let go have no use here either.
         let kept = self.engine.bindings();
         let (known, gone): (Vec<_>, Vec<_>) =
@@ -247,133 +220,9 @@ impl Engine {
         Ok(ty)
     }
 
-    fn make_ready(
-        &self,
-        py: Python<'_>,
-        exchange: &Exchange,
-        binding: &Arc<Binding>,
-        numbers: &[i64],
-    ) -> PyResult<Ready> {
-        let wanted = |ty: &Type| Wanted { dtype: dl_dtype(ty.dtype), shape: shape_of(ty), device: self.device };
-        let (mut tensors, mut numbers) = (binding.inputs.iter(), numbers.iter());
-        let slot = |input: &kiln::program::Input| match &input.kind {
-            InputKind::Value(_) => tensors.next().map(|ty| Slot::Tensor(wanted(ty))),
-            InputKind::Size(_) => numbers.next().map(|n| Slot::Number(*n)),
-            InputKind::Constant(a) => Some(Slot::Constant(a.clone())),
-        };
-        let inputs = self.engine.program().inputs().iter().filter_map(slot).collect();
-        let states: Vec<Py<PyAny>> =
-            binding.states.iter().map(|s| self.state_tensor(py, exchange, *s)).collect::<PyResult<_>>()?;
-        let address = |t: &Py<PyAny>| exchange.borrow(t.bind(py)).map(|b| b.address);
-        let addresses = states.iter().map(address).collect::<PyResult<_>>()?;
-        let executable = binding.session.executable();
-        let mut written = vec![None; executable.outputs.len()];
-        let positions = self.engine.tensor_positions();
-        for w in &binding.copies {
-            written[w.output] = Some(match positions.get(w.input) {
-                Some(position) => Target::Input(*position),
-                None => Target::State(w.input - positions.len()),
-            });
-        }
-        let result = |r: &engine::Result| {
-            Ok(match r {
-                engine::Result::Tensor(i, _) => Given::Output(*i),
-                engine::Result::Number(n) => Given::Object(n.into_pyobject(py)?.into_any().unbind()),
-                engine::Result::Constant(a) => Given::Object(object(py, a)?),
-                engine::Result::None => Given::Object(py.None()),
-            })
-        };
-        Ok(Ready {
-            binding: binding.clone(),
-            inputs,
-            states: addresses,
-            states_kept: states,
-            outputs: executable.outputs.iter().map(|b| wanted(executable.ty(*b))).collect(),
-            written,
-            feeds: binding.copies.iter().map(|w| (w.input, w.output)).collect(),
-            results: binding.results.iter().map(result).collect::<PyResult<_>>()?,
-        })
-    }
-
-    /// The tensor of a parameter that is state: torch's own, or one that is made from the file's contents.
-    fn state_tensor(&self, py: Python<'_>, exchange: &Exchange, index: usize) -> PyResult<Py<PyAny>> {
-        if let Some(t) = &lock(&self.tensors)[index] {
-            return Ok(t.clone_ref(py));
-        }
-        let Param::Host(initial) = &self.engine.params()[index] else {
-            return Err(UsageError::new_err("state lies in memory of a GPU that Python does not own"));
-        };
-        let cpu = Wanted {
-            dtype: dl_dtype(initial.ty.dtype),
-            shape: shape_of(&initial.ty),
-            device: DLDevice { kind: CPU, id: 0 },
-        };
-        let (address, new) = exchange.allocate(py, &cpu)?;
-        // SAFETY: torch has just allocated a dense tensor of this type.
-        unsafe {
-            let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
-            to.copy_from_nonoverlapping(initial.bytes().as_ptr(), initial.bytes().len());
-        }
-        let t = exchange.finish(py, new)?;
-        let t = t.bind(py).call_method1("to", (device_name(self.device),))?.unbind();
-        lock(&self.tensors)[index] = Some(t.clone_ref(py));
-        Ok(t)
-    }
-
-    /// Addresses of a call's tensors; `None` if this binding is not the one for the call. Copies of tensors that are not dense go to `copies`,
-    /// with the number of their address and the position of their argument.
-    fn addresses(
-        &self,
-        exchange: &Exchange,
-        ready: &Ready,
-        args: &Bound<'_, PyList>,
-        copies: &mut Vec<(usize, usize, Py<PyAny>)>,
-    ) -> PyResult<Option<Vec<u64>>> {
-        if args.len() != ready.inputs.len() {
-            return Ok(None);
-        }
-        let mut all = Vec::with_capacity(ready.inputs.len() + ready.states.len());
-        for (position, (slot, given)) in ready.inputs.iter().zip(args.iter()).enumerate() {
-            match slot {
-                Slot::Number(n) => {
-                    if given.extract::<i64>().ok() != Some(*n) {
-                        return Ok(None);
-                    }
-                }
-                Slot::Constant(want) => same_constant(&self.engine.program().inputs()[position].name, want, &given)?,
-                Slot::Tensor(want) => {
-                    if !exchange.is_tensor(&given) {
-                        return Ok(None);
-                    }
-                    match exchange.compare(&given, want)? {
-                        Match::Other => return Ok(None),
-                        Match::At(address) if self.is_aligned(address) => all.push(address),
-                        // A copy is dense, and aligned as torch's allocator aligns.
-                        Match::At(_) | Match::Strided => {
-                            let contiguous = given.call_method0("resolve_neg")?.call_method0("detach")?;
-                            let format = given.py().import("torch")?.getattr("contiguous_format")?;
-                            let kwargs = PyDict::new(given.py());
-                            kwargs.set_item("memory_format", format)?;
-                            let copy = contiguous.call_method("clone", (), Some(&kwargs))?;
-                            let Match::At(address) = exchange.compare(&copy, want)? else { return Ok(None) };
-                            copies.push((all.len(), position, copy.unbind()));
-                            all.push(address);
-                        }
-                    }
-                }
-            }
-        }
-        all.extend(&ready.states);
-        Ok(Some(all))
-    }
-    /// Whether the device's code may read a tensor at this address.
-    fn is_aligned(&self, address: u64) -> bool {
-        self.device.kind != CUDA || address.is_multiple_of(kiln::CUDA_ALIGN as u64)
-    }
-
     /// Runs `count` times, on a GPU without waiting; gives the outputs of the last run. `None` while another thread compiles the program for
     /// these arguments.
-    fn call(&self, py: Python<'_>, count: usize, args: &Bound<'_, PyList>) -> PyResult<Option<Py<PyList>>> {
+    pub(crate) fn call(&self, py: Python<'_>, count: usize, args: &Bound<'_, PyList>) -> PyResult<Option<Py<PyList>>> {
         let exchange = Exchange::of(py)?;
         let mut copies = vec![];
         let last = lock(&self.ready).first().cloned();
@@ -437,57 +286,6 @@ impl Engine {
             Given::Output(i) => new[*i].clone_ref(py),
         });
         Ok(Some(PyList::new(py, results)?.unbind()))
-    }
-}
-
-impl Engine {
-    /// Runs the program on copies of the arguments, with zeros behind them up to the sizes of a bucket; gives views of its results.
-    fn call_padded(
-        &self,
-        py: Python<'_>,
-        count: usize,
-        args: &Bound<'_, PyList>,
-        rounded: &engine::Rounded,
-    ) -> PyResult<Option<Py<PyList>>> {
-        let program = self.engine.program();
-        let mut shapes = program.input_shapes(&rounded.sizes).map_err(raised)?.into_iter();
-        let padded = PyList::empty(py);
-        for (input, given) in program.inputs().iter().zip(args.iter()) {
-            match &input.kind {
-                InputKind::Value(_) => {
-                    let shape = shapes.next().unwrap_or_default();
-                    let given = given.call_method0("detach")?;
-                    let sizes: Vec<usize> = given.getattr("shape")?.extract()?;
-                    let mut to = given.clone();
-                    if sizes != shape {
-                        to = given.call_method1("new_zeros", (shape,))?;
-                        let mut part = to.clone();
-                        for (axis, size) in sizes.into_iter().enumerate() {
-                            part = part.call_method1("narrow", (axis, 0, size))?;
-                        }
-                        part.call_method1("copy_", (given,))?;
-                    }
-                    padded.append(to)?;
-                }
-                InputKind::Size(e) => padded.append(e.value(&rounded.sizes).map_err(UsageError::new_err)?)?,
-                InputKind::Constant(_) => padded.append(given)?,
-            }
-        }
-        let Some(outputs) = self.call(py, count, &padded)? else { return Ok(None) };
-        if let Some(binding) = self.engine.bindings().iter().find(|b| b.sizes == rounded.sizes) {
-            binding.pad();
-        }
-        let outputs = outputs.bind(py);
-        let is_tensor = |o: &Output| matches!(o, Output::Value(_));
-        let tensors = program.outputs().iter().enumerate().filter(|(_, o)| is_tensor(o)).map(|(at, _)| at);
-        for (at, keep) in tensors.zip(&rounded.keep) {
-            let mut kept = outputs.get_item(at)?;
-            for (axis, size) in keep {
-                kept = kept.call_method1("narrow", (*axis, 0, *size))?;
-            }
-            outputs.set_item(at, kept)?;
-        }
-        Ok(Some(outputs.clone().unbind()))
     }
 }
 
@@ -665,6 +463,11 @@ impl Engine {
         }
         Ok(all.unbind())
     }
+    /// Pickling and copying end here.
+    fn __reduce__(&self) -> PyResult<()> {
+        let what = "an engine cannot be pickled or copied: write an artifact with `save`, and `kiln.load` it";
+        Err(UsageError::new_err(what))
+    }
     /// Writes an artifact for these sizes.
     #[pyo3(signature = (path, sizes = None))]
     fn save(&self, py: Python<'_>, path: &str, sizes: Option<Sizes>) -> PyResult<()> {
@@ -718,40 +521,11 @@ fn dl_device(kind: DeviceKind) -> DLDevice {
         DeviceKind::Cuda(index) => DLDevice { kind: CUDA, id: index as i32 },
     }
 }
-fn device_name(d: DLDevice) -> String {
+pub(crate) fn device_name(d: DLDevice) -> String {
     if d.kind == CUDA { format!("cuda:{}", d.id) } else { "cpu".into() }
 }
 
-/// A constant of the program as Python's object.
-fn object(py: Python<'_>, a: &Arg) -> PyResult<Py<PyAny>> {
-    Ok(match a {
-        Arg::Int(n) => n.into_pyobject(py)?.into_any().unbind(),
-        Arg::Float(x) => x.into_pyobject(py)?.into_any().unbind(),
-        Arg::Bool(b) => PyBool::new(py, *b).to_owned().into_any().unbind(),
-        Arg::Str(s) => s.into_pyobject(py)?.into_any().unbind(),
-        _ => py.None(),
-    })
-}
-
-/// Fails unless an argument is the one that the program was traced with.
-fn same_constant(name: &str, want: &Arg, given: &Bound<'_, PyAny>) -> PyResult<()> {
-    let same = match want {
-        Arg::Int(_) | Arg::Float(_) | Arg::Bool(_) | Arg::Str(_) => {
-            given.eq(object(given.py(), want)?.bind(given.py()))?
-        }
-        Arg::None => given.is_none(),
-        _ => true,
-    };
-    if same {
-        return Ok(());
-    }
-    let want = object(given.py(), want)?;
-    let what =
-        format!("input `{name}` is {given}, but the program was compiled for {want}; compile it again with this value");
-    Err(InputError::new_err(what))
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     // What the locks guard is changed by single operations that do not panic.
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }

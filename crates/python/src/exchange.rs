@@ -154,6 +154,11 @@ impl Exchange {
 
     /// Fails unless the object is a plain tensor: of torch's own classes, with elements in memory.
     fn plain(&self, o: &Bound<'_, PyAny>) -> PyResult<()> {
+        // Nested tensors are of torch's own class, or of another one.
+        if o.getattr(intern!(o.py(), "is_nested")).is_ok_and(|n| n.is_truthy().unwrap_or(false)) {
+            let what = "an input is a nested tensor; pass a padded one (`torch.nested.to_padded_tensor`)";
+            return Err(InputError::new_err(what));
+        }
         if self.is_tensor(o) {
             return Ok(());
         }
@@ -187,7 +192,8 @@ impl Exchange {
         let dtype = o.getattr(intern!(py, "dtype"))?;
         let name = dtype.str()?.to_string();
         let dtype = dtype_of(name.trim_start_matches("torch.")).ok_or_else(|| {
-            InputError::new_err(format!("an input is {name}, a dtype that Kiln does not have; convert it"))
+            let remedy = if name.starts_with("torch.q") { "pass `dequantize()` of it" } else { "convert it" };
+            InputError::new_err(format!("an input is {name}, a dtype that Kiln does not have; {remedy}"))
         })?;
         let shape: Vec<usize> = o.getattr(intern!(py, "shape"))?.extract()?;
         let dense = o.call_method0(intern!(py, "is_contiguous"))?.extract()? && !self.is_lazy(o)?;
@@ -234,9 +240,10 @@ impl Exchange {
         // SAFETY: the object is a tensor; the table fills the view, or raises.
         let t = unsafe {
             if borrow(o.as_ptr(), t.as_mut_ptr()) != 0 {
-                // What DLPack has no form for is told in torch's words.
+                // What DLPack has no form for is told in Kiln's words if it has any, else in torch's.
                 let e = PyErr::fetch(o.py());
-                return Err(InputError::new_err(format!("an input cannot be read: {e}")));
+                self.borrow(o)?;
+                return Err(InputError::new_err(format!("an input cannot be read: {e}; pass a dense tensor")));
             }
             t.assume_init()
         };
@@ -438,36 +445,33 @@ pub fn shape_of(ty: &Type) -> Vec<i64> {
     ty.shape.iter().map(|n| *n as i64).collect()
 }
 
-/// Kiln's dtypes, as torch and DLPack have them.
-const DTYPES: [(DType, &str, DLDataType); 12] = {
-    const fn d(code: u8, bits: u8) -> DLDataType {
-        DLDataType { code, bits, lanes: 1 }
+/// torch's name and DLPack's number of a dtype.
+fn names(dtype: DType) -> (&'static str, DLDataType) {
+    let d = |name, code, bits| (name, DLDataType { code, bits, lanes: 1 });
+    match dtype {
+        DType::F32 => d("float32", 2, 32),
+        DType::F64 => d("float64", 2, 64),
+        DType::F16 => d("float16", 2, 16),
+        DType::Bf16 => d("bfloat16", 4, 16),
+        DType::F8e4m3 => d("float8_e4m3fn", 10, 8),
+        DType::F8e5m2 => d("float8_e5m2", 12, 8),
+        DType::I64 => d("int64", 0, 64),
+        DType::I32 => d("int32", 0, 32),
+        DType::I16 => d("int16", 0, 16),
+        DType::I8 => d("int8", 0, 8),
+        DType::U8 => d("uint8", 1, 8),
+        DType::Bool => d("bool", 6, 8),
     }
-    [
-        (DType::F32, "float32", d(2, 32)),
-        (DType::F64, "float64", d(2, 64)),
-        (DType::F16, "float16", d(2, 16)),
-        (DType::Bf16, "bfloat16", d(4, 16)),
-        (DType::F8e4m3, "float8_e4m3fn", d(10, 8)),
-        (DType::F8e5m2, "float8_e5m2", d(12, 8)),
-        (DType::I64, "int64", d(0, 64)),
-        (DType::I32, "int32", d(0, 32)),
-        (DType::I16, "int16", d(0, 16)),
-        (DType::I8, "int8", d(0, 8)),
-        (DType::U8, "uint8", d(1, 8)),
-        (DType::Bool, "bool", d(6, 8)),
-    ]
-};
+}
 
 /// DLPack's number of a dtype.
 pub fn dl_dtype(dtype: DType) -> DLDataType {
-    // Invariant: the table has a row for each of Kiln's dtypes; the first row stands in for none.
-    DTYPES.iter().find(|row| row.0 == dtype).unwrap_or(&DTYPES[0]).2
+    names(dtype).1
 }
 fn dtype_of(torch: &str) -> Option<DType> {
-    DTYPES.iter().find(|row| row.1 == torch).map(|row| row.0)
+    DType::ALL.into_iter().find(|d| names(*d).0 == torch)
 }
 fn torch_name(dtype: DLDataType) -> PyResult<&'static str> {
-    let row = DTYPES.iter().find(|row| row.2 == dtype);
-    row.map(|row| row.1).ok_or_else(|| KilnError::new_err("a result has a dtype that torch does not have"))
+    let found = DType::ALL.into_iter().map(names).find(|(_, number)| *number == dtype);
+    found.map(|(name, _)| name).ok_or_else(|| KilnError::new_err("a result has a dtype that torch does not have"))
 }

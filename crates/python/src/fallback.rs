@@ -89,6 +89,10 @@ fn prepared(py: Python<'_>, op: &FallbackOp) -> PyResult<Arc<Prepared>> {
     Ok(made)
 }
 
+fn unread(value: &Value) -> PyErr {
+    crate::errors::KilnError::new_err(format!("an operator's argument {value} cannot be read; please report it"))
+}
+
 /// An argument; `operands` are the tensors that it may name.
 fn argument<'py>(py: Python<'py>, value: &Value, operands: &[Bound<'py, PyAny>]) -> PyResult<Bound<'py, PyAny>> {
     Ok(match value {
@@ -96,7 +100,7 @@ fn argument<'py>(py: Python<'py>, value: &Value, operands: &[Bound<'py, PyAny>])
         Value::Bool(b) => PyBool::new(py, *b).to_owned().into_any(),
         Value::Number(n) => match n.as_i64() {
             Some(n) => n.into_pyobject(py)?.into_any(),
-            None => n.as_f64().unwrap_or(f64::NAN).into_pyobject(py)?.into_any(),
+            None => n.as_f64().ok_or_else(|| unread(value))?.into_pyobject(py)?.into_any(),
         },
         Value::String(s) => s.into_pyobject(py)?.into_any(),
         Value::Array(items) => {
@@ -109,9 +113,10 @@ fn argument<'py>(py: Python<'py>, value: &Value, operands: &[Bound<'py, PyAny>])
                 return found.ok_or_else(|| crate::errors::KilnError::new_err("an operator has too few operands"));
             }
             if let Some(x) = o.get("float").and_then(Value::as_str) {
-                return Ok(x.parse().unwrap_or(f64::NAN).into_pyobject(py)?.into_any());
+                let x: f64 = x.parse().map_err(|_| unread(value))?;
+                return Ok(x.into_pyobject(py)?.into_any());
             }
-            let device = o.get("device").and_then(Value::as_str).unwrap_or("cpu");
+            let device = o.get("device").and_then(Value::as_str).ok_or_else(|| unread(value))?;
             py.import(intern!(py, "torch"))?.call_method1(intern!(py, "device"), (device,))?
         }
     })

@@ -3,6 +3,7 @@
 //! Takes: programs as JSON with torch's tensors, and torch's tensors for every call. Gives: an [`engine::Engine`] that runs them in torch's
 //! memory, with its allocator and on its current stream. Never: links libtorch. Tensors come through DLPack's C table ([`exchange`]), and
 //! operators that Kiln does not compile run through `torch.ops` ([`fallback`]).
+mod call;
 mod collective;
 mod engine;
 mod errors;
@@ -25,6 +26,13 @@ fn open(py: Python<'_>, path: &str, options: &Bound<'_, PyDict>) -> PyResult<eng
 #[pyfunction]
 fn finish(py: Python<'_>) {
     py.detach(kiln::engine::finish_all);
+}
+
+/// The calls of a program that Kiln refuses at the sizes of tracing: the ids of the results of each, why, and what to do.
+#[pyfunction]
+fn refusals(py: Python<'_>, program: &str) -> PyResult<Vec<(Vec<usize>, String, String)>> {
+    let found = py.detach(|| kiln::program::refusals(program)).map_err(errors::compiling)?;
+    Ok(found.into_iter().map(|r| (r.outs, r.problem.message, r.problem.help)).collect())
 }
 
 /// What `kiln doctor` prints.
@@ -56,6 +64,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<engine::Engine>()?;
     m.add_function(wrap_pyfunction!(open, m)?)?;
     m.add_function(wrap_pyfunction!(doctor, m)?)?;
+    m.add_function(wrap_pyfunction!(refusals, m)?)?;
     m.add_function(wrap_pyfunction!(addresses, m)?)?;
     let finish = wrap_pyfunction!(finish, m)?;
     m.py().import("atexit")?.call_method1("register", (&finish,))?;

@@ -28,7 +28,7 @@ fn fall_back(g: &mut Graph, x: ValueId, other: ValueId, place: usize) -> ValueId
     let results: Vec<Type> = args.iter().map(|a| g.ty(*a).clone()).collect();
     let (name, why) = ("aten::broadcast_tensors".to_string(), "a test".to_string());
     let list = r#"[[{"tensor":0},{"tensor":1}]]"#.to_string();
-    let op = FallbackOp { name, overload: String::new(), args: list, results: results.clone(), why };
+    let op = FallbackOp { name, overload: String::new(), args: list, results: results.clone(), why, vouched: false };
     let call = g.push(Op::Fallback(Box::new(op)), results[0].clone(), &args);
     if place == 0 { call } else { g.push(Op::Result(1), results[1].clone(), &[call]) }
 }

@@ -399,6 +399,7 @@ fn library_calls_on_the_callers_stream() {
         args: "[]".into(),
         results: vec![ty()],
         why: "test".into(),
+        vouched: false,
     };
     let add = || ptx(ADD, "add", vec![]);
     let mut kernels = vec![

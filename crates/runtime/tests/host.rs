@@ -291,6 +291,7 @@ pub(crate) fn with_fallback(name: &str) -> Executable {
         args: "[]".into(),
         results: vec![ty()],
         why: "test".into(),
+        vouched: false,
     };
     let kinds = [BufferKind::Input(0), BufferKind::Temp, BufferKind::Temp, BufferKind::Temp];
     let mut kernels = vec![

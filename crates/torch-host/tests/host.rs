@@ -50,6 +50,7 @@ fn fallbacks_run() {
         args: r#"[{"tensor": 0}, 1, false]"#.into(),
         results: vec![ty.clone(), Type::new(DType::I64, [2, 3])],
         why: String::new(),
+        vouched: false,
     };
     let results = torch.run_fallback(&sort, &[x]).unwrap();
     assert_eq!(results[0].to_f64_vec(), [1.0, 2.0, 3.0, -1.0, 0.0, 5.0]);
@@ -82,7 +83,7 @@ fn operators_beyond_their_operands_are_refused() {
         ("prim::ConstantChunk", "[]"),
     ] {
         let (name, args, results) = (name.to_string(), args.to_string(), vec![ty.clone()]);
-        let op = FallbackOp { name, overload: String::new(), args, results, why: String::new() };
+        let op = FallbackOp { name, overload: String::new(), args, results, why: String::new(), vouched: false };
         let e = torch.run_fallback(&op, &[Tensor::zeros(ty.clone())]).unwrap_err().to_string();
         assert!(e.contains("not among the operators that a graph may leave to libtorch"), "{e}");
     }

@@ -237,6 +237,7 @@ fn a_call_is_checked_where_it_is_made() {
             args: args.into(),
             results: results.iter().map(|r| r.parse().unwrap()).collect(),
             why: String::new(),
+            vouched: false,
         };
         // Twice: after a checked first call, libtorch may write results in place.
         let _ = fallback(&op, std::slice::from_ref(&x));

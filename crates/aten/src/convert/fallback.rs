@@ -49,6 +49,7 @@ pub fn fall_back(ctx: &mut Ctx, call: &Call, why: String) -> Result<(), Problem>
         args: Value::Array(args).to_string(),
         results: results.clone(),
         why,
+        vouched: call.vouched,
     };
     let types: Vec<Type> = operands.iter().map(|v| ctx.ty(*v).clone()).collect();
     kiln_graph::fallback::check(&op, &types.iter().collect::<Vec<_>>()).map_err(|e| {

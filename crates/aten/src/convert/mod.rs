@@ -77,13 +77,44 @@ pub struct Converted {
     pub params: Vec<ParamData>,
 }
 
-/// Converts specialised calls to a graph called `name`. The error lists all problems found, or is that of [`Raw::check`].
+/// A call that cannot be in a graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refusal {
+    /// The ids of its results.
+    pub outs: Vec<usize>,
+    /// Why not.
+    pub problem: Problem,
+}
+
+/// Converts specialised calls to a graph called `name`. The error lists all problems found, but not those that follow from others; or it is that of
+/// [`Raw::check`].
 pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
     raw.check()?;
+    let (ctx, problems, refused) = walk(raw, name);
+    let errors: Vec<Problem> = problems.into_iter().chain(refused.into_iter().map(|r| r.problem)).collect();
+    if !errors.is_empty() {
+        return Err(ImportErrors { errors });
+    }
+    Ok(prune::prune(ctx.graph, ctx.params))
+}
+
+/// The calls that [`convert`] refuses.
+///
+/// # Errors
+/// Problems that are not of one call, as of an input.
+pub fn refusals(raw: &Raw) -> Result<Vec<Refusal>, ImportErrors> {
+    raw.check()?;
+    let (_, errors, refused) = walk(raw, "refusals");
+    if errors.is_empty() { Ok(refused) } else { Err(ImportErrors { errors }) }
+}
+
+/// Converts calls as far as possible: the graph, problems that are not of one call, and refused calls. If there are any of these, the graph
+/// is of no use. The ids are valid ([`Raw::check`]).
+fn walk<'a>(raw: &'a Raw, name: &str) -> (Ctx<'a>, Vec<Problem>, Vec<Refusal>) {
     let handlers = handlers();
     let live = liveness(raw);
     let mut ctx = Ctx::new(raw, name, live.clone());
-    let mut problems = vec![];
+    let (mut problems, mut refused) = (vec![], vec![]);
     for input in &raw.inputs {
         match input_type(raw, input) {
             Ok(ty) => {
@@ -97,11 +128,18 @@ pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
     }
     for call in raw.calls.iter().filter(|c| is_needed(c, &live)) {
         ctx.set_source(Source { module: call.module.clone(), line: call.source.clone() });
-        if let Err(p) = convert_call(&mut ctx, &handlers, call) {
-            problems.push(p);
+        if let Err(problem) = convert_call(&mut ctx, &handlers, call) {
+            refused.push(Refusal { outs: call.outs.clone(), problem });
+            // In place of the results, so that what reads them is no problem of its own.
+            for id in &call.outs {
+                if let Ok(ty) = ctx.raw_type(*id) {
+                    let v = ctx.graph.input(ty);
+                    ctx.bind(*id, v);
+                }
+            }
         }
     }
-    if problems.is_empty() {
+    if problems.is_empty() && refused.is_empty() {
         for id in &raw.outputs {
             match ctx.value(*id) {
                 Ok(v) => ctx.graph.outputs.push(v),
@@ -112,10 +150,7 @@ pub fn convert(raw: &Raw, name: &str) -> Result<Converted, ImportErrors> {
         let last = ctx.last_collective.filter(|v| !ctx.graph.outputs.contains(v));
         ctx.graph.outputs.extend(last);
     }
-    if !problems.is_empty() {
-        return Err(ImportErrors { errors: problems });
-    }
-    Ok(prune::prune(ctx.graph, ctx.params))
+    (ctx, problems, refused)
 }
 
 /// Whether a call has to be in the graph: it has a live result, or other processes wait for it.

@@ -134,6 +134,7 @@ fn empty(call: &Call) -> Call {
         outs: call.outs.clone(),
         source: call.source.clone(),
         module: call.module.clone(),
+        vouched: false,
     }
 }
 

@@ -54,6 +54,7 @@ impl Builder {
             outs: outs.clone(),
             source: format!("net.py:{}", self.raw.calls.len() + 1),
             module: "net".into(),
+            vouched: false,
         });
         outs
     }

@@ -54,6 +54,7 @@ impl Eager<'_> {
             args: args.to_string(),
             results: vec![ty.clone()],
             why: String::new(),
+            vouched: false,
         };
         let results = self.torch.run_fallback(&op, operands).map_err(|e| e.to_string())?;
         results.into_iter().next().ok_or_else(|| format!("{name} gave nothing"))

@@ -1,0 +1,232 @@
+"""Calls of one graph of AOT autograd: which engine runs them, and when PyTorch does.
+
+Takes the program of a graph, and the tensors of every call. Each set of parameters has an engine of
+its own; when a parameter goes, its engines go.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from kiln import _native, graph, pieces, views
+from kiln import options as known_options
+from kiln._native import DeviceError, Engine, InputError, KilnError, UsageError
+
+#: What AOT autograd calls: with a list, which is emptied so that inputs can be freed.
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+class Versions:
+    """Versions of the inputs that wrap tensors, as DTensor does.
+
+    AOT passes on what they wrap, and writing to one of them counts in its own version alone."""
+
+    def __init__(self, example_inputs: Sequence[Any]) -> None:
+        wrap = is_traceable_wrapper_subclass
+        self.at = [i for i, t in enumerate(example_inputs) if wrap(t)]
+        #: Those of the current call.
+        self.now: list[int] = []
+
+    def followed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run`, with the versions of its arguments taken down before each call."""
+        if not self.at:
+            return run
+
+        def follow(*args: Any) -> Any:
+            taken = (args[i] for i in self.at)
+            self.now = [0 if t.is_inference() else t._version for t in taken]
+            return run(*args)
+
+        return follow
+
+
+def _picker(positions: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """What takes the items at these positions out of a list."""
+    if len(positions) == 1:
+        (only,) = positions
+        return lambda items: (items[only],)
+    return operator.itemgetter(*positions) if positions else lambda _: ()
+
+
+def _identities(items: list[Any], positions: list[int]) -> Hashable:
+    picked = [items[i] for i in positions]
+    return tuple(map(id, picked)), tuple(map(torch.Tensor.data_ptr, picked))
+
+
+#: Which tensors are at these positions, and where their memory is, as a key. Python takes about 25
+#: microseconds for 200 of them; native code does the same without making objects.
+_addresses: Callable[[list[Any], list[int]], Hashable]
+_addresses = getattr(_native, "addresses", _identities)
+
+
+class Runner:
+    """Calls of one graph."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        program: graph.Program,
+        tail: views.Tail | None,
+        writes: bool,
+        chosen: Mapping[str, Any],
+        piece: pieces.Piece,
+        versions: Versions,
+    ) -> None:
+        self.gm, self.program, self.tail, self.piece = gm, program, tail, piece
+        self.versions = versions
+        self.options = known_options.for_engine(chosen, program.device)
+        self.strict = chosen.get("fallback") == "error"
+        self.checked = known_options.is_checked(chosen) and bool(program.params)
+        #: Whether a run writes to inputs, so that it cannot be repeated.
+        self.writes = writes
+        self.static = [p for p in program.params if isinstance(p, int)]
+        self.pick_static = _picker(self.static)
+        self.pick_inputs = _picker(program.inputs)
+        #: By identities and addresses of the parameters.
+        self.bound: dict[Hashable, Bound] = {}
+        #: The key of the parameters of the last call, and what ran it.
+        self.key: Hashable = None
+        self.current: Bound | None = None
+        #: Sizes for which the engine refused.
+        self.refused: set[tuple[int, ...]] = set()
+
+    def run(self, args: list[Any]) -> Sequence[Any]:
+        if self.piece.state == "eager":
+            return self.eagerly(args)
+        key = _addresses(args, self.static)
+        if self.current is None or key != self.key:
+            try:
+                self.bind(key, self.pick_static(args))
+            except UsageError:
+                raise
+            except KilnError as error:
+                return self.refuse(args, error)
+        engine = self.current.engine  # type: ignore[union-attr]
+        inputs = list(self.pick_inputs(args))
+        if self.refused and _sizes(inputs) in self.refused:
+            return self.eagerly(args)
+        try:
+            if self.checked and (engine.changed() or self.current.versions != self.versions.now):  # type: ignore[union-attr]
+                engine.refresh()
+                self.current.versions = self.versions.now  # type: ignore[union-attr]
+            outputs = engine.run(inputs)
+        except InputError:
+            # The writer refuses all other inputs that an engine does not take.
+            raise
+        except KilnError as error:
+            return self.refuse(args, error)
+        if outputs is None:
+            # Another thread compiles for these sizes.
+            return self.eagerly(args)
+        if self.tail is not None:
+            outputs = self.tail(outputs, args)
+        args.clear()
+        return outputs
+
+    def warm(self, args: list[Any], sizes: Mapping[str, int]) -> None:
+        """Compiles for these sizes now. Of `args` only parameters are looked at."""
+        self.bind(_addresses(args, self.static), self.pick_static(args))
+        symbols = self.program.symbols
+        self.current.engine.warm({s: sizes[s] for s in symbols})  # type: ignore[union-attr]
+
+    def bind(self, key: Hashable, static: Sequence[torch.Tensor]) -> None:
+        """Finds or makes the engine for these parameters."""
+        found = self.bound.get(key)
+        if found is None:
+            self.replace(static)
+            tensors = iter(static)
+            # The alias shares memory and version without keeping the parameter itself alive.
+            params = [
+                next(tensors).detach() if isinstance(p, int) else p for p in self.program.params
+            ]
+            engine = Engine(self.program.text, params, self.options)
+            found = self.bound[key] = Bound(engine, static, _forget(self, key))
+            self.piece.engines.append(engine)
+            self.piece.state = "compiled"
+            found.versions = self.versions.now
+        self.key, self.current = key, found
+
+    def replace(self, static: Sequence[torch.Tensor]) -> None:
+        """Lets go of engines for these parameters as they were: with other memory."""
+        for key, bound in list(self.bound.items()):
+            if bound.watches and all(w() is t for w, t in zip(bound.watches, static, strict=True)):
+                self.drop(key)
+
+    def drop(self, key: Hashable) -> None:
+        """Lets go of an engine whose parameters are gone."""
+        gone = self.bound.pop(key, None)
+        if gone is not None:
+            self.piece.engines[:] = [e for e in self.piece.engines if e is not gone.engine]
+            if gone is self.current:
+                self.current, self.key = None, None
+
+    def refuse(self, args: list[Any], error: KilnError) -> Sequence[Any]:
+        """Runs a call eagerly that the engine refuses, and from now on those like it."""
+        # The other classes come from compiling. A run that failed may have written already.
+        ran = type(error) in (KilnError, DeviceError)
+        if self.strict or (ran and self.writes):
+            raise error
+        sizes = _sizes(self.pick_inputs(args))
+        # Where eager fails as well that is about the data, and its error is what callers know.
+        outputs = self.eagerly(args)
+        # Other sizes of the same graph may do.
+        if sizes and self.bound:
+            self.refused.add(sizes)
+            self.piece.reason = str(error)
+            pieces.log.warning("sizes %s run eagerly: %s", sizes, error)
+        else:
+            self.piece.refuse(str(error))
+        return outputs
+
+    def eagerly(self, args: list[Any]) -> Sequence[Any]:
+        taken = list(args)
+        args.clear()
+        outputs: Sequence[Any] = self.gm.forward(*taken)
+        return outputs
+
+
+class Bound:
+    """An engine, and what tells that its parameters are gone."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        static: Sequence[torch.Tensor],
+        gone: Callable[[Any], None],
+    ) -> None:
+        self.engine = engine
+        self.watches = [weakref.ref(t, gone) for t in static]
+        #: Versions of wrapper subclasses at the last call.
+        self.versions: list[int] = []
+
+
+def _forget(runner: Runner, key: Hashable) -> Callable[[Any], None]:
+    runner_ref = weakref.ref(runner)
+
+    def gone(_: Any) -> None:
+        live = runner_ref()
+        if live is not None:
+            live.drop(key)
+
+    return gone
+
+
+def _sizes(inputs: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(i for i in inputs if type(i) is int)
+
+
+def boxed_runner(runner: Runner) -> Boxed:
+    """A runner as AOT calls it."""
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        return runner.run(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
