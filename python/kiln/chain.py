@@ -33,8 +33,8 @@ class Pieces:
         self.names = known.input_names
         self.params = known.tensors
         names = [known.params.get(i) or known.input_names[i] for i in range(len(inputs))]
-        versions = Versions([])
-        self._lowering = Lowering(gm, names, given, False, versions, known.tensors.keys())
+        tracked = Versions([])
+        self._lowering = Lowering(gm, names, given, False, tracked, known.tensors.keys())
         piece = pieces.Piece("")
         self._run = self._lowering.parts(piece)
         self.parts = piece.parts
