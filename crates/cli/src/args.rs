@@ -89,6 +89,23 @@ fn dimension(text: &str) -> Result<(String, i64), String> {
     Ok((name.trim().to_string(), size))
 }
 
+/// An input that takes an output of the run before, by their numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Feed {
+    pub input: usize,
+    pub output: usize,
+}
+fn feed(text: &str) -> Result<Feed, String> {
+    let read = || {
+        let (input, output) = text.split_once("=output:")?;
+        Some(Feed { input: input.trim().parse().ok()?, output: output.trim().parse().ok()? })
+    };
+    read().ok_or_else(|| format!("`{text}` is not INPUT=output:OUTPUT, such as 0=output:2"))
+}
+fn count(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| format!("`{text}` is no number from 1"))
+}
+
 /// The numerics contract: what the plan guarantees about results.
 #[derive(Args, Clone, Copy, Default, Debug)]
 pub struct ContractArgs {
@@ -169,6 +186,12 @@ pub struct Run {
     /// Do not fuse: one kernel per op, as a framework runs them.
     #[arg(long)]
     pub unfused: bool,
+    /// Run so many times, each run after the one before: state goes on. The outputs are those of the last run.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count)]
+    pub steps: usize,
+    /// From the second run on, an input takes an output of the run before, as 0=output:2.
+    #[arg(long, value_name = "INPUT=output:OUTPUT", value_parser = feed)]
+    pub feed: Vec<Feed>,
     /// Run the machine code of an artifact as it is, which nothing can check: for files whose writer you trust.
     #[arg(long)]
     pub trust_machine_code: bool,

@@ -2,6 +2,7 @@
 mod measure;
 mod plans;
 mod stage;
+mod steps;
 mod tune;
 
 use crate::{
@@ -189,10 +190,8 @@ fn run_model(a: &args::Run) -> Result<(), Error> {
     progress.say("running");
     let session = compiled.session_on(device, a.device.threads)?;
     let start = Instant::now();
-    let mut outputs = session.run(&inputs)?;
+    let outputs = steps::run(&session, &model, a.steps, &a.feed, inputs)?;
     let run_s = start.elapsed().as_secs_f64();
-    // What the run leaves in buffers and inputs is no result.
-    outputs.truncate(model.results());
     io::write(&a.outputs, &outputs)?;
     if let Some(path) = &a.json {
         let report = Report::new(&compiled);

@@ -7,4 +7,5 @@ mod guide;
 mod levels;
 mod measure;
 mod page;
+mod steps;
 mod trust;
