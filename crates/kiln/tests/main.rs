@@ -7,6 +7,7 @@ mod exact;
 mod host_rows;
 mod indices;
 mod invariance;
+mod lengths;
 mod machine_code;
 mod opened;
 mod ops;
