@@ -8,6 +8,7 @@ mod exported;
 mod host_rows;
 mod indices;
 mod invariance;
+mod lengths;
 mod machine_code;
 mod opened;
 mod ops;

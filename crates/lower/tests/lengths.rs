@@ -75,7 +75,7 @@ const MASKS: [Mask; 9] = [
 fn graph(mask: &Mask, [b, hq, hk, s, t, d]: Shape, dtype: &str, how: &str) -> Graph {
     let fill = |text: &str| {
         let text = text.replace('B', &b.to_string()).replace('S', &s.to_string()).replace('T', &t.to_string());
-        text.replace("0.0, -inf", &"%zero, -inf")
+        text.replace("0.0, -inf", "%zero, -inf")
     };
     let zero = if mask.lines.contains("-inf") { format!("%zero = const 0.0 : {dtype}[]\n") } else { String::new() };
     let text = format!(

@@ -98,7 +98,8 @@ pub fn matrix_rate(dag: &Dag, v: usize, m: &Hardware) -> f64 {
     if is_f32_matmul(dag, v) { m.f32_matmul(dag.op(v)).1 } else { m.matrix_rate(operands(dag, v).name()) }
 }
 
-/// Seconds of an op on matrix units. Fused attention on a GPU is priced by the tiles that lowering uses.
+/// Seconds of an op on matrix units. Fused attention on a GPU is priced by the tiles that lowering uses, for all keys also where its mask
+/// ends them at a number that only a run knows: a cache that is full is the case that costs most.
 pub fn matrix_seconds(dag: &Dag, v: usize, m: &Hardware) -> f64 {
     if let (Op::Attention { causal, .. }, [q, k, w, ..], true) = (dag.op(v), dag.args(v), m.arch.is_gpu()) {
         let shapes = [q, k, w].map(|&a| dag.shape(a));

@@ -474,11 +474,7 @@ impl Region<'_> {
             Class::Conv | Class::Pool if dag.args(anchor).iter().any(held) => {
                 return Err(Reject::AnchorNeedsStoredOperands);
             }
-            Class::Attention if self.mask.is_some() => {
-                if !self.computes_mask_alone(anchor) {
-                    return Err(Reject::ArithmeticAroundAttention);
-                }
-            }
+            Class::Attention if self.mask.is_some() && self.computes_mask_alone(anchor) => {}
             Class::Attention if any(Class::Pointwise) || any(Class::Movement) => {
                 return Err(Reject::ArithmeticAroundAttention);
             }

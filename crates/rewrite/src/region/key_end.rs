@@ -77,7 +77,12 @@ impl Region<'_> {
     /// Has `c ? a : b` a property from some key on that its operands have or not?
     fn chooses(&mut self, (c, m): &(usize, Map), both: &[bool], key: Atom, deep: usize) -> bool {
         let [a, b] = both[..] else { return false };
-        a && b || a && self.is_settled(*c, m, (key, true), deep) || b && self.is_settled(*c, m, (key, false), deep)
+        match (a, b) {
+            (true, true) => true,
+            (true, false) => self.is_settled(*c, m, (key, true), deep),
+            (false, true) => self.is_settled(*c, m, (key, false), deep),
+            (false, false) => false,
+        }
     }
     /// Is this integer the index of the key, plus a constant?
     fn is_key(&mut self, (v, m): &(usize, Map), key: Atom) -> bool {

@@ -38,7 +38,7 @@ fn sprinkle(t: &mut Tensor, r: &mut Random, of: &[f64]) {
     }
 }
 
-/// For each value, whether a convolution's weights or the V operand of causal attention depend on it.
+/// For each value, whether a convolution's weights or the V operand of attention that skips keys depend on it.
 fn kept_finite(g: &Graph) -> Vec<bool> {
     let mut marked = vec![false; g.len()];
     for v in g.values().rev() {
@@ -47,6 +47,7 @@ fn kept_finite(g: &Graph) -> Vec<bool> {
             _ if marked[v.0 as usize] => &args[..],
             Op::Conv { transposed: false, .. } => &args[1..],
             Op::Attention { causal: true, .. } => &args[2..3],
+            Op::Attention { .. } if args.get(3).is_some_and(|m| matches!(g.op(*m), Op::Compare(_))) => &args[2..3],
             _ => &[],
         };
         of.iter().for_each(|a| marked[a.0 as usize] = true);

@@ -114,7 +114,7 @@ pub(super) fn channels(m: &mut Maker) -> Made {
     m.g.add(Op::GroupNorm { groups, affine, eps: EPS }, &args)
 }
 
-/// Attention over existing values, without a mask, causal, or with an explicit mask.
+/// Attention over existing values, without a mask, causal, with an explicit mask, or with the keys that end at a position.
 pub(super) fn attention(m: &mut Maker) -> Made {
     let heads: Vec<ValueId> = m.floats.iter().copied().filter(|v| m.g.shape(*v).len() == 4).collect();
     if heads.is_empty() {
@@ -129,6 +129,12 @@ pub(super) fn attention(m: &mut Maker) -> Made {
     match m.r.below(4) {
         0 => args.push(m.g.input(Type::new(DType::Bool, [1, 1, a[2], b[2]]))),
         1 => args.push(m.input(dtype, &[a[0], 1, 1, b[2]])),
+        2 => {
+            // Each query attends to the keys up to its position.
+            let key = m.g.iota(DType::I64, [1, b[2]], 1);
+            let position = m.g.input(Type::new(DType::I64, [a[2], 1]));
+            args.push(m.g.compare(CompareOp::Le, key, position)?);
+        }
         _ => {}
     }
     let causal = args.len() == 3 && a[2] == b[2] && m.once_in(2);

@@ -3,7 +3,7 @@ use super::*;
 use crate::HostDevice;
 use crate::shared::Value;
 use kiln_graph::{Tensor, Type};
-use kiln_plan::exec::{Axis, Slot, axes};
+use kiln_plan::exec::{Axis, Limit, Limited, Slot, axes};
 
 /// A linear congruential generator.
 struct Random(u64);
@@ -125,7 +125,13 @@ fn ways() -> impl Iterator<Item = Way> {
 }
 
 fn run(device: &HostDevice, way: Way, g: &GemmCall, a: &Tensor, b: &Tensor, c: &mut Tensor) {
-    let x = Operands { a: a.bytes().as_ptr(), b: b.bytes().as_ptr(), c: c.bytes_mut().as_mut_ptr(), limit: None };
+    run_limited(device, way, (g, 0), [a, b], c);
+}
+
+/// With the value of the call's limit, if it has one.
+fn run_limited(device: &HostDevice, way: Way, (g, value): (&GemmCall, i64), [a, b]: [&Tensor; 2], c: &mut Tensor) {
+    let limit = g.limit.map(|_| (&raw const value).cast());
+    let x = Operands { a: a.bytes().as_ptr(), b: b.bytes().as_ptr(), c: c.bytes_mut().as_mut_ptr(), limit };
     let p = device.parallel();
     // SAFETY: the tensors were made large enough for the call.
     unsafe {
@@ -138,20 +144,28 @@ fn run(device: &HostDevice, way: Way, g: &GemmCall, a: &Tensor, b: &Tensor, c: &
 }
 
 fn check(device: &HostDevice, case: &Case) {
-    let (g, sizes) = case.call();
+    check_limited(device, case, None);
+}
+
+/// Where a size is read from memory, no operand is packed.
+fn check_limited(device: &HostDevice, case: &Case, limit: Option<(Limited, i64)>) {
+    let (mut g, sizes) = case.call();
+    g.limit = limit.map(|(of, _)| Limit { of, slot: Slot::Scratch(0) });
+    let value = limit.map_or(0, |l| l.1);
+    let [n, k] = g.limit.map_or([g.n, g.k], |l| l.sizes(value, [g.n, g.k]));
     let mut random = Random(case.seed);
     let [a, b, before] = [(g.dtype, 0), (g.dtype, 1), (g.c_dtype, 2)].map(|(d, i)| random.tensor(d, sizes[i]));
     let (fa, fb) = (a.to_f64_vec(), b.to_f64_vec());
-    for way in ways() {
+    for way in ways().filter(|w| limit.is_none() || w.packed == [false; 2]) {
         let mut c = before.clone();
-        run(device, way, &g, &a, &b, &mut c);
+        run_limited(device, way, (&g, value), [&a, &b], &mut c);
         let mut written = vec![false; sizes[2]];
         for i in 0..g.batch.iter().product() {
-            for (row, col) in (0..g.m).flat_map(|r| (0..g.n).map(move |c| (r, c))) {
+            for (row, col) in (0..g.m).flat_map(|r| (0..n).map(move |c| (r, c))) {
                 let places = |k| [element(&g.a, &g.batch, i, row, k), element(&g.b, &g.batch, i, k, col)];
                 if g.dtype.is_int() {
                     let product = |[i, j]: [usize; 2]| a.get_i64(i).wrapping_mul(b.get_i64(j));
-                    let sum = (0..g.k).map(|k| product(places(k))).fold(0i64, i64::wrapping_add);
+                    let sum = (0..k).map(|k| product(places(k))).fold(0i64, i64::wrapping_add);
                     let at = element(&g.c, &g.batch, i, row, col);
                     let (got, want) = (c.get_i64(at), g.dtype.kind().wrapped(sum));
                     written[at] = true;
@@ -159,7 +173,7 @@ fn check(device: &HostDevice, case: &Case) {
                     continue;
                 }
                 let term = |k| fa[element(&g.a, &g.batch, i, row, k)] * fb[element(&g.b, &g.batch, i, k, col)];
-                let want: f64 = (0..g.k).map(term).sum();
+                let want: f64 = (0..k).map(term).sum();
                 let at = element(&g.c, &g.batch, i, row, col);
                 let got = c.get_f64(at);
                 written[at] = true;
@@ -198,6 +212,20 @@ const DTYPES: [(DType, DType); 11] = [
     (DType::I32, DType::I32),
     (DType::I64, DType::I64),
 ];
+
+#[test]
+fn sizes_read_from_memory() {
+    for seed in 0..200 {
+        let mut r = Random(seed);
+        r.bits();
+        let size = [1 + r.below(9), 1 + r.below(300), 1 + r.below(300)];
+        let forms = [0; 3].map(|_| FORMS[r.below(4)]);
+        let case = Case { seed, size, batch: vec![2], dtypes: DTYPES[r.below(6)], forms, broadcast: [false; 2] };
+        let of = [Limited::Columns, Limited::Depth][r.below(2)];
+        let value = [-3, 0, 1, r.below(300) as i64, i64::MAX][r.below(5)];
+        check_limited(&HostDevice::new(1).unwrap(), &case, Some((of, value)));
+    }
+}
 
 #[test]
 fn generated_matmuls() {
