@@ -223,9 +223,13 @@ mod tests {
         };
         assert!(bools(&[0, 1, 1]).is_ok());
         assert!(bools(&[0, 2]).is_err_and(|e| e.contains("neither 0 nor 1")));
-        for (shape, strides, offset) in
-            [(&[3, 4][..], &[4, 1][..], 1), (&[2], &[12], 0), (&[2], &[-1], 3), (&[1], &[1], -1)]
-        {
+        for (shape, strides, offset) in [
+            (&[3, 4][..], &[4, 1][..], 1),
+            (&[2], &[12], 0),
+            (&[2], &[-1], 3),
+            (&[1], &[1], -1),
+            (&[1 << 40, 1 << 40], &[0, 0], 0),
+        ] {
             assert!(view(shape, strides, offset).is_err(), "{shape:?} {strides:?} {offset}");
         }
     }
