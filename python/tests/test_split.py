@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from test_backend import same
+from agreement import same
 from torch import nn
 
 import kiln
@@ -182,6 +182,7 @@ def test_what_is_refused_may_be_an_error(name):
         compiled(lambda x: f(x * 2) + 1, fallback="error")(X)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("f", [counted, masked])
 def test_sizes_that_depend_on_data(f):
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
