@@ -80,6 +80,12 @@ def overlapping(x):
     return x.t().clone(memory_format=torch.preserve_format).as_strided(x.shape, (1, x.shape[0]))
 
 
+def gathered(x):
+    """The same by operators whose schemas say that they only compute."""
+    y = torch.as_strided_copy(torch.exp(x.t()), x.shape, (1, x.shape[0]))
+    return torch.as_strided_scatter((x + y).t() * 2, x[:2, :2] * 2, (2, 2), (1, 2)).t()
+
+
 def masked(x):
     return torch.masked_select(x, x > 0).exp().mean()
 
@@ -106,6 +112,7 @@ REFUSED = {
     "random, of a library": lambda x: torch.ops.kilntest.drawn(x),
     "written": written,
     "as_strided": overlapping,
+    "copies by strides": gathered,
 }
 
 #: Where a refused call is among others, and how many pieces Kiln compiles.
@@ -217,6 +224,26 @@ def test_an_operator_that_gives_an_alias_is_none_that_computes():
     assert piece.state == "eager" and "alias annotations: kilntest::first" in piece.reason
     with torch.no_grad(), pytest.raises(kiln.UnsupportedError, match="alias annotations"):
         compiled(lambda x: torch.ops.kilntest.first(x * 2) + 1, fallback="error")(X)
+
+
+@torch.library.custom_op(
+    "kilntest::memory", mutates_args=(), tags=(torch.Tag.needs_exact_strides,)
+)
+def memory(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(x.stride()) + x.new_zeros((), dtype=torch.int64)
+
+
+@memory.register_fake
+def _(x):
+    return x.new_empty((x.dim(),), dtype=torch.int64)
+
+
+@pytest.mark.native
+def test_operators_that_ask_for_strides_get_them():
+    (piece,) = agree(lambda x: torch.ops.kilntest.memory(x + 1) + 1, X)
+    assert piece.state == "compiled"
+    found = agree(lambda x: torch.ops.kilntest.memory(x.t() + 1) + 1, X)
+    assert states(found) == ["compiled", "eager", "compiled"]
 
 
 @pytest.mark.native
