@@ -456,3 +456,40 @@ def test_an_operator_of_a_user_is_a_step_that_no_artifact_holds(tmp_path):
     assert run.explain().fallbacks == ["kilntest::double"]
     with pytest.raises(kiln.UsageError, match=r"`kilntest::double`, an operator that only this"):
         run.save(tmp_path / "doubled.kiln")
+
+
+# Models
+
+
+SMALL = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.native
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Mixtral", "FNet"])
+def test_one_operator_does_not_make_a_model_eager(name):
+    transformers = pytest.importorskip("transformers")
+    experts = {"num_key_value_heads": 2, "num_local_experts": 4} if name == "Mixtral" else {}
+    config = getattr(transformers, f"{name}Config")(**SMALL, **experts)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    ids = torch.randint(3, 99, (2, 17))
+    with torch.no_grad(), pieces.collecting() as found:
+        got = torch.compile(model, backend=backend.kiln)(input_ids=ids)
+        want = model(input_ids=ids)
+    torch.testing.assert_close(got.last_hidden_state, want.last_hidden_state)
+    if name == "Mixtral":
+        assert states(found) == ["compiled"]
+        assert "transformers::grouped_mm_fallback" in found[0].engines[0].fallbacks()
+    else:
+        # A Fourier transform a layer.
+        assert states(found) == ["compiled", "eager"] * 2 + ["compiled"]
+    calls = {state: sum(p.calls for p in found if p.state == state) for state in states(found)}
+    assert calls["compiled"] > 8 * calls.get("eager", 0)
