@@ -84,7 +84,7 @@ def check(
     kwargs = dict(kwargs or {})
     with torch.no_grad():
         example = _copied((tuple(args), kwargs))
-        exact_args, exact_kwargs = pytree.tree_map(_double, _copied((tuple(args), kwargs)))
+        exact_args, exact_kwargs = pytree.tree_map(doubled, _copied((tuple(args), kwargs)))
         eager = copy.deepcopy(module)(*example[0], **example[1])
         exact = copy.deepcopy(module).double()(*exact_args, **exact_kwargs)
         got = _compiled(copy.deepcopy(module), tuple(args), kwargs, options)
@@ -110,7 +110,12 @@ def _copied(tree: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), tree)
 
 
-def _double(leaf: Any) -> Any:
+def doubled(leaf: Any) -> Any:
+    """A tensor of floats in float64, and all else as it is.
+
+    >>> doubled(torch.ones(1)).dtype, doubled(3)
+    (torch.float64, 3)
+    """
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.is_complex():

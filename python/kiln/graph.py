@@ -357,7 +357,7 @@ class _Writer:
         }
         # A result that is no tensor has no place in a program.
         if schema.computes and len(outs) == len(tree_leaves(value)):
-            call["vouched"] = True
+            call["vouched"] = not schema.of_strides or _is_row_major(node)
         self.calls.append(call)
 
     def leave_out(self, node: fx.Node) -> None:
@@ -442,6 +442,12 @@ class _Writer:
         if known is None:
             known = self.modules[last] = module_path(last)
         return known
+
+
+def _is_row_major(node: fx.Node) -> bool:
+    """Whether all operands of a call have the strides that tensors of an engine have."""
+    operands = tree_leaves([a.meta.get("val") for a in node.all_input_nodes])
+    return all(t.is_contiguous() for t in operands if isinstance(t, torch.Tensor))
 
 
 def _values(ids: Any) -> Json:

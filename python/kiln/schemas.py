@@ -77,6 +77,8 @@ class Schema:
     arguments: list[tuple[str, Json]]
     #: Whether it does nothing but compute tensors from its operands.
     computes: bool = False
+    #: Whether it asks for operands with the strides of tracing.
+    of_strides: bool = False
 
 
 _SCHEMAS: dict[Any, Schema] = {}
@@ -92,7 +94,11 @@ def schema_of(target: Any) -> Schema:
             for a in schema.arguments
         ]
         known = _SCHEMAS[target] = Schema(
-            schema.name, schema.overload_name, arguments, computes(target)
+            schema.name,
+            schema.overload_name,
+            arguments,
+            computes(target),
+            any(tag in target.tags for tag in _STRIDES),
         )
     return known
 
@@ -106,6 +112,18 @@ _MORE = (
 )
 
 
+#: Tags of operators that ask for operands with the strides of tracing.
+_STRIDES = tuple(
+    getattr(torch.Tag, name)
+    for name in ("needs_exact_strides", "needs_fixed_stride_order")
+    if hasattr(torch.Tag, name)
+)
+
+#: Functional operators that read memory in an order of their own, whatever strides the operand has:
+#: Kiln's buffers are in row-major order.
+_OF_MEMORY = frozenset({"aten::as_strided_copy", "aten::as_strided_scatter", "aten::resize"})
+
+
 def computes(target: torch._ops.OpOverload) -> bool:
     """Whether an operator does nothing but compute new tensors from its operands, as its schema
     says: it writes to nothing, and its results share no memory.
@@ -116,7 +134,9 @@ def computes(target: torch._ops.OpOverload) -> bool:
     (False, False)
     """
     schema = target._schema
-    if schema.is_mutable or any(tag in target.tags for tag in _MORE) or exchanges(target):
+    if schema.is_mutable or schema.name in _OF_MEMORY or exchanges(target):
+        return False
+    if any(tag in target.tags for tag in _MORE):
         return False
     if any(a.alias_info is not None for a in (*schema.arguments, *schema.returns)):
         return False

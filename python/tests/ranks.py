@@ -323,7 +323,7 @@ def around_what_kiln_refuses():
 
     def f(t):
         a = functional.all_reduce(t * 2, "sum", dist.group.WORLD)
-        b = torch.fft.fft(a).real
+        b = torch.fft.fft(a).real.contiguous()
         c = functional.all_reduce(t, "max", dist.group.WORLD)
         return b * c, functional.all_gather_tensor(b, 0, dist.group.WORLD)
 

@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 
-from kiln import backend
+from kiln import accuracy, backend
 
 pytest.importorskip("expecttest", reason="torch's samples need it: pip install expecttest")
 methods = pytest.importorskip("torch.testing._internal.common_methods_invocations")
@@ -77,7 +77,15 @@ def check(name, dtype, dynamic):
                 pytest.skip("sparse")
             torch._dynamo.reset()
             got = torch.compile(f, backend=backend.kiln, dynamic=dynamic)(*copies(call))
-            torch.testing.assert_close(got, want, equal_nan=True)
+            try:
+                torch.testing.assert_close(got, want, equal_nan=True)
+            except AssertionError:
+                # Long sums: then float64 says whether Kiln's order is as good as eager's.
+                if not dtype.is_floating_point:
+                    raise
+                exact = f(*torch.utils._pytree.tree_map(accuracy.doubled, copies(call)))
+                found = accuracy.compare(got, want, exact)
+                assert found.ok, found
 
 
 def named(dtype):

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from test_backend import same
+from agreement import same
 from torch import nn
 
 import kiln
@@ -80,6 +80,12 @@ def overlapping(x):
     return x.t().clone(memory_format=torch.preserve_format).as_strided(x.shape, (1, x.shape[0]))
 
 
+def gathered(x):
+    """The same by operators whose schemas say that they only compute."""
+    y = torch.as_strided_copy(torch.exp(x.t()), x.shape, (1, x.shape[0]))
+    return torch.as_strided_scatter((x + y).t() * 2, x[:2, :2] * 2, (2, 2), (1, 2)).t()
+
+
 def masked(x):
     return torch.masked_select(x, x > 0).exp().mean()
 
@@ -106,6 +112,7 @@ REFUSED = {
     "random, of a library": lambda x: torch.ops.kilntest.drawn(x),
     "written": written,
     "as_strided": overlapping,
+    "copies by strides": gathered,
 }
 
 #: Where a refused call is among others, and how many pieces Kiln compiles.
@@ -182,6 +189,7 @@ def test_what_is_refused_may_be_an_error(name):
         compiled(lambda x: f(x * 2) + 1, fallback="error")(X)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("f", [counted, masked])
 def test_sizes_that_depend_on_data(f):
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
@@ -216,6 +224,26 @@ def test_an_operator_that_gives_an_alias_is_none_that_computes():
     assert piece.state == "eager" and "alias annotations: kilntest::first" in piece.reason
     with torch.no_grad(), pytest.raises(kiln.UnsupportedError, match="alias annotations"):
         compiled(lambda x: torch.ops.kilntest.first(x * 2) + 1, fallback="error")(X)
+
+
+@torch.library.custom_op(
+    "kilntest::memory", mutates_args=(), tags=(torch.Tag.needs_exact_strides,)
+)
+def memory(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(x.stride()) + x.new_zeros((), dtype=torch.int64)
+
+
+@memory.register_fake
+def _(x):
+    return x.new_empty((x.dim(),), dtype=torch.int64)
+
+
+@pytest.mark.native
+def test_operators_that_ask_for_strides_get_them():
+    (piece,) = agree(lambda x: torch.ops.kilntest.memory(x + 1) + 1, X)
+    assert piece.state == "compiled"
+    found = agree(lambda x: torch.ops.kilntest.memory(x.t() + 1) + 1, X)
+    assert states(found) == ["compiled", "eager", "compiled"]
 
 
 @pytest.mark.native
@@ -428,3 +456,40 @@ def test_an_operator_of_a_user_is_a_step_that_no_artifact_holds(tmp_path):
     assert run.explain().fallbacks == ["kilntest::double"]
     with pytest.raises(kiln.UsageError, match=r"`kilntest::double`, an operator that only this"):
         run.save(tmp_path / "doubled.kiln")
+
+
+# Models
+
+
+SMALL = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.native
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Mixtral", "FNet"])
+def test_one_operator_does_not_make_a_model_eager(name):
+    transformers = pytest.importorskip("transformers")
+    experts = {"num_key_value_heads": 2, "num_local_experts": 4} if name == "Mixtral" else {}
+    config = getattr(transformers, f"{name}Config")(**SMALL, **experts)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    ids = torch.randint(3, 99, (2, 17))
+    with torch.no_grad(), pieces.collecting() as found:
+        got = torch.compile(model, backend=backend.kiln)(input_ids=ids)
+        want = model(input_ids=ids)
+    torch.testing.assert_close(got.last_hidden_state, want.last_hidden_state)
+    if name == "Mixtral":
+        assert states(found) == ["compiled"]
+        assert "transformers::grouped_mm_fallback" in found[0].engines[0].fallbacks()
+    else:
+        # A Fourier transform a layer.
+        assert states(found) == ["compiled", "eager"] * 2 + ["compiled"]
+    calls = {state: sum(p.calls for p in found if p.state == state) for state in states(found)}
+    assert calls["compiled"] > 8 * calls.get("eager", 0)

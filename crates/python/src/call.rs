@@ -1,6 +1,6 @@
 //! What a call needs of a binding, and whether its arguments are the binding's.
 use crate::{
-    engine::{Engine, device_name, lock},
+    engine::{Engine, device_name, lock, of_input},
     errors::{InputError, UsageError, raised},
     exchange::{CPU, CUDA, DLDevice, Exchange, Match, Wanted, dl_dtype, shape_of},
 };
@@ -149,7 +149,8 @@ impl Engine {
                     if !exchange.is_tensor(&given) {
                         return Ok(None);
                     }
-                    match exchange.compare(&given, want)? {
+                    let name = &self.engine.program().inputs()[position].name;
+                    match exchange.compare(&given, want).map_err(|e| of_input(given.py(), name, &e))? {
                         Match::Other => return Ok(None),
                         Match::At(address) if self.is_aligned(address) => all.push(address),
                         // A copy is dense, and aligned as torch's allocator aligns.

@@ -205,11 +205,7 @@ impl Engine {
 
     /// The type of an input tensor on the engine's device.
     fn tensor(&self, exchange: &Exchange, name: &str, given: &Bound<'_, PyAny>) -> PyResult<Type> {
-        let told = |e: PyErr| {
-            let text = e.value(given.py()).to_string();
-            InputError::new_err(text.replacen("an input", &format!("input `{name}`"), 1))
-        };
-        let Borrowed { device, ty, .. } = exchange.borrow(given).map_err(told)?;
+        let Borrowed { device, ty, .. } = exchange.borrow(given).map_err(|e| of_input(given.py(), name, &e))?;
         if device != self.device {
             return Err(InputError::new_err(format!(
                 "input `{name}` is on {}, but the program was compiled for {}; move it there",
@@ -495,6 +491,11 @@ impl Engine {
         let (name, n) = (self.engine.program().name(), self.engine.bindings().len());
         format!("Engine({name}, {}, {n} bindings)", device_name(self.device))
     }
+}
+
+/// An error of [`Exchange`] about an input, with the input's name.
+pub(crate) fn of_input(py: Python<'_>, name: &str, e: &PyErr) -> PyErr {
+    InputError::new_err(e.value(py).to_string().replacen("an input", &format!("input `{name}`"), 1))
 }
 
 /// How often a tensor was written in place. Tensors that are made in inference mode have no such number.
