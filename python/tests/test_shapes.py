@@ -79,7 +79,7 @@ def test_bindings_share_weights_and_memory():
 
 
 def test_eager_serves_while_another_thread_compiles():
-    module = Counted(Projection().eval())
+    module = Counted(Projection()).eval()
     x = torch.randn(5, 32)
     want = module.inner(x).detach()
     options = {"while_compiling": "eager"}

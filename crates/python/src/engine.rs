@@ -13,7 +13,7 @@ use kiln::{
 };
 use pyo3::{intern, prelude::*, types::*};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -38,7 +38,7 @@ pub struct Engine {
     copied: Vec<usize>,
     /// Versions of parameters when they were folded or packed.
     versions: Mutex<BTreeMap<usize, i64>>,
-    /// Versions of all parameters before another thread first folded or packed any.
+    /// Versions of all parameters before any was folded or packed.
     versions_before: Mutex<BTreeMap<usize, i64>>,
     /// What calls were last prepared for; the first is the last one used.
     ready: Mutex<Vec<Arc<Ready>>>,
@@ -132,6 +132,7 @@ impl Engine {
     }
     fn binding(&self, py: Python<'_>, sizes: Option<Sizes>) -> PyResult<Arc<Binding>> {
         let sizes = self.sizes(sizes)?;
+        self.note_versions(py)?;
         let found = py.detach(|| self.engine.at(&sizes)).map_err(compiling)?;
         self.accept(found)
     }
@@ -183,12 +184,10 @@ impl Engine {
         exchange: &Exchange,
         (sizes, numbers): &(Sizes, Vec<i64>),
     ) -> PyResult<Option<Arc<Ready>>> {
+        self.note_versions(py)?;
         let binding = match self.soon {
             false => Some(py.detach(|| self.engine.at(sizes)).map_err(compiling)?),
-            true => {
-                self.note_versions(py)?;
-                py.detach(|| self.engine.soon(sizes)).map_err(compiling)?
-            }
+            true => py.detach(|| self.engine.soon(sizes)).map_err(compiling)?,
         };
         let Some(binding) = binding else { return Ok(None) };
         let binding = self.accept(binding)?;
@@ -198,11 +197,13 @@ impl Engine {
             Some(at) => all.remove(at),
             None => Arc::new(self.make_ready(py, exchange, &binding, numbers)?),
         };
+        let mut stale = false;
         for index in ready.binding.frozen.iter().chain(&self.copied) {
-            if let Some(t) = self.originals.get(*index) {
-                let before = lock(&self.versions_before).get(index).copied();
-                let version = before.map_or_else(|| version(t.bind(py)), Ok)?;
-                lock(&self.versions).entry(*index).or_insert(version);
+            let Some(t) = self.originals.get(*index) else { continue };
+            if let Entry::Vacant(unknown) = lock(&self.versions).entry(*index) {
+                let now = version(t.bind(py))?;
+                let before = *unknown.insert(lock(&self.versions_before).get(index).copied().unwrap_or(now));
+                stale |= before != now;
             }
         }
         // Bindings that the engine let go have no use here either.
@@ -214,10 +215,14 @@ impl Engine {
         drop(all);
         // On a GPU a session waits for the runs of others, which may need the interpreter.
         py.detach(|| drop(gone));
+        if stale {
+            // Written between loading and this first use.
+            self.refresh(py)?;
+        }
         Ok(Some(ready))
     }
 
-    /// Takes down the versions that parameters have before another thread reads them: a write meanwhile then shows.
+    /// Takes down the versions that parameters have before the first of them is read: a write from then on shows.
     fn note_versions(&self, py: Python<'_>) -> PyResult<()> {
         let mut before = lock(&self.versions_before);
         if before.is_empty() {
@@ -611,6 +616,8 @@ impl Engine {
     }
     /// Folds and packs weights again.
     fn refresh(&self, py: Python<'_>) -> PyResult<()> {
+        lock(&self.versions_before).clear();
+        self.note_versions(py)?;
         let mut versions = lock(&self.versions).clone();
         for (index, known) in &mut versions {
             *known = version(self.originals[*index].bind(py))?;
