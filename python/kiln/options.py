@@ -35,7 +35,7 @@ PYTHON: dict[str, tuple[Any, ...]] = {
 #: Those of torch.compile alone.
 _BACKEND = ("training",)
 
-#: Those of kiln.compile and kiln.load alone: graphs of dynamo have no names for their inputs' sizes.
+#: Those of kiln.compile and kiln.load alone: inputs of dynamo's graphs have no names to go by.
 _PROGRAM = ("buckets",)
 
 

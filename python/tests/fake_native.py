@@ -55,6 +55,8 @@ OPTIONS = {
     "cache_size",
     "cache_bytes",
     "fallback",
+    "while_compiling",
+    "buckets",
     "machine_code",
 }
 

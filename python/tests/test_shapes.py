@@ -79,7 +79,7 @@ def test_bindings_share_weights_and_memory():
 
 
 def test_eager_serves_while_another_thread_compiles():
-    module = Counted(Projection().eval())
+    module = Counted(Projection()).eval()
     x = torch.randn(5, 32)
     want = module.inner(x).detach()
     options = {"while_compiling": "eager"}
@@ -204,7 +204,8 @@ def test_threads_meet_while_compiling():
 def test_the_interpreter_ends_while_compiling():
     script = """
         import torch, kiln
-        module = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.Softmax(-1)).eval()
+        module = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.Softmax(-1))
+        module.eval()
         n = torch.export.Dim("n", min=1, max=64)
         compiled = kiln.compile(
             module, (torch.ones(2, 32),), dynamic=({0: n},), options={"while_compiling": "eager"}
@@ -232,9 +233,8 @@ def test_what_cannot_serve_meanwhile_is_refused(tmp_path):
 
 
 def bucketed(module, x, buckets=(8, 32), name="x.0", dynamic=None):
-    return kiln.compile(
-        module.eval(), x, dynamic=dynamic or ({0: BATCH},), options={"buckets": {name: list(buckets)}}
-    )
+    options = {"buckets": {name: list(buckets)}}
+    return kiln.compile(module.eval(), x, dynamic=dynamic or ({0: BATCH},), options=options)
 
 
 class Wrapped(nn.Module):

@@ -170,10 +170,14 @@ fn bindings_share_weights_and_the_arena() {
         &engine.run(&[rows(64)]).expect("runs")[0].bytes()[..40 * 64]
     );
     let alone = project(1, Limits { bytes: before - 1, ..Limits::default() });
-    [40, 64].map(|n| alone.at(&of(n)).expect("compiled"));
+    for n in [40, 64] {
+        alone.at(&of(n)).expect("compiled");
+    }
     assert_eq!(alone.bindings().len(), 1, "what is shared counts once, and one more byte is too many");
     let both = project(1, Limits { bytes: before, ..Limits::default() });
-    [40, 64].map(|n| both.at(&of(n)).expect("compiled"));
+    for n in [40, 64] {
+        both.at(&of(n)).expect("compiled");
+    }
     assert_eq!(both.bindings().len(), 2);
 }
 

@@ -1,4 +1,6 @@
 //! `kiln._native.Engine`: one program, its weights, and its specialisations by sizes.
+mod padded;
+
 use crate::{
     call::{Given, Ready, Target},
     errors::{InputError, ShapeError, UnsupportedError, UsageError, compiling, raised},
@@ -14,7 +16,7 @@ use kiln::{
 };
 use pyo3::{intern, prelude::*, types::*};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -39,7 +41,7 @@ pub struct Engine {
     copied: Vec<usize>,
     /// Versions of parameters when they were folded or packed.
     versions: Mutex<BTreeMap<usize, i64>>,
-    /// Versions of all parameters before another thread first folded or packed any.
+    /// Versions of all parameters before any was folded or packed.
     versions_before: Mutex<BTreeMap<usize, i64>>,
     /// What calls were last prepared for; the first is the last one used.
     ready: Mutex<Vec<Arc<Ready>>>,
@@ -101,20 +103,24 @@ impl Engine {
     }
     /// The binding for these sizes, unless the options refuse it.
     fn compiled(&self, py: Python<'_>, sizes: &Sizes) -> PyResult<Arc<Binding>> {
+        self.note_versions(py)?;
         let binding = self.accept(py.detach(|| self.engine.at(sizes)).map_err(compiling)?)?;
         self.note_folded(py, &binding)?;
         Ok(binding)
     }
-    /// What was folded and packed is of the weights as they are now, or were before another thread read them, whether a call follows or not.
+    /// Takes down of which versions of the weights values were folded and packed, whether a call follows or not; again if they were written to
+    /// meanwhile.
     fn note_folded(&self, py: Python<'_>, binding: &Binding) -> PyResult<()> {
+        let mut stale = false;
         for index in binding.frozen.iter().chain(&self.copied) {
-            if let Some(t) = self.originals.get(*index) {
-                let before = lock(&self.versions_before).get(index).copied();
-                let version = before.map_or_else(|| version(t.bind(py)), Ok)?;
-                lock(&self.versions).entry(*index).or_insert(version);
+            let Some(t) = self.originals.get(*index) else { continue };
+            if let Entry::Vacant(unknown) = lock(&self.versions).entry(*index) {
+                let now = version(t.bind(py))?;
+                let before = *unknown.insert(lock(&self.versions_before).get(index).copied().unwrap_or(now));
+                stale |= before != now;
             }
         }
-        Ok(())
+        if stale { self.refresh(py) } else { Ok(()) }
     }
     /// Refuses a binding with operators that torch would run, if the options say so.
     fn accept(&self, binding: Arc<Binding>) -> PyResult<Arc<Binding>> {
@@ -192,7 +198,7 @@ impl Engine {
         Ok(Some(ready))
     }
 
-    /// Takes down the versions that parameters have before another thread reads them: a write meanwhile then shows.
+    /// Takes down the versions that parameters have before the first of them is read: a write from then on shows.
     fn note_versions(&self, py: Python<'_>) -> PyResult<()> {
         let mut before = lock(&self.versions_before);
         if before.is_empty() {
@@ -419,6 +425,8 @@ impl Engine {
     }
     /// Folds and packs weights again.
     fn refresh(&self, py: Python<'_>) -> PyResult<()> {
+        lock(&self.versions_before).clear();
+        self.note_versions(py)?;
         let mut versions = lock(&self.versions).clone();
         for (index, known) in &mut versions {
             *known = version(self.originals[*index].bind(py))?;

@@ -21,9 +21,11 @@ use std::{
 pub(super) struct Buckets {
     /// By symbol: the name by which it was asked for, and sizes, ascending.
     sizes: BTreeMap<String, (String, Vec<i64>)>,
-    /// What was proved: by symbol and sizes, the batch axis of each output.
-    proofs: Mutex<BTreeMap<(String, Sizes), Arc<Vec<Option<Rows>>>>>,
+    /// By symbol, sizes, and the size of the batch that they were compared with.
+    proofs: Mutex<BTreeMap<(String, Sizes, i64), Proof>>,
 }
+/// The batch axis of each output, or what mixes rows.
+type Proof = Result<Arc<Vec<Option<Rows>>>, String>;
 
 /// The sizes of a bucket for those of a call.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,10 +54,18 @@ impl Engine {
             sizes.insert(symbol, (name, all));
         }
         let engine = Engine { buckets: Buckets { sizes, proofs: Mutex::default() }, ..self };
-        for (symbol, (_, all)) in &engine.buckets.sizes {
-            if let Some(largest) = all.last() {
-                let wanted = engine.program.sizes(&Sizes::from([(symbol.clone(), *largest)]), &[])?;
-                engine.proof(symbol, &wanted, *largest)?;
+        for (symbol, (name, all)) in &engine.buckets.sizes {
+            let Some(largest) = all.last() else { continue };
+            let at = |n: i64| engine.program.sizes(&Sizes::from([(symbol.clone(), n)]), &[]);
+            // Any other size that the program takes.
+            let others = [largest - 1, largest / 2, largest + 1, largest * 2].into_iter().filter(|n| n != largest);
+            let why = match others.into_iter().find(|n| *n > 1 && at(*n).is_ok()) {
+                Some(other) => engine.proof(symbol, &at(*largest)?, other)?.err(),
+                None => Some("the program takes no other size".to_string()),
+            };
+            if let Some(why) = why {
+                let what = format!("`{name}` of {} cannot be rounded up: {why}", engine.program.name());
+                return Err(Error::failed(what, format!("leave `{name}` out of the buckets")));
             }
         }
         Ok(engine)
@@ -78,7 +88,8 @@ impl Engine {
         }
         let mut keep: Vec<Vec<(usize, usize)>> = vec![];
         for (symbol, size) in sizes.iter().filter(|(symbol, size)| to[*symbol] != **size) {
-            let rows = self.proof(symbol, &to, *size)?;
+            // The program was proved for its buckets; for other sizes, such as 1, it may still be another one.
+            let Ok(rows) = self.proof(symbol, &to, *size)? else { return Ok(None) };
             keep.resize(rows.len(), vec![]);
             for (kept, rows) in keep.iter_mut().zip(rows.iter()) {
                 // Invariant: sizes of a program are positive.
@@ -88,35 +99,20 @@ impl Engine {
         Ok(Some(Rounded { sizes: to, keep }))
     }
 
-    /// Proves that rows along `symbol` are independent at these sizes; gives the batch axis of each output. `other`: another size that the
-    /// program takes, if that is known.
-    fn proof(&self, symbol: &str, sizes: &Sizes, other: i64) -> Result<Arc<Vec<Option<Rows>>>, Error> {
-        let key = (symbol.to_string(), sizes.clone());
+    /// The batch axis of each output, if rows along `symbol` are independent at these sizes and that other size of the batch, or why they are
+    /// not. The error outside is one of the program.
+    fn proof(&self, symbol: &str, sizes: &Sizes, other: i64) -> Result<Proof, Error> {
+        let key = (symbol.to_string(), sizes.clone(), other);
         if let Some(known) = lock(&self.buckets.proofs).get(&key) {
             return Ok(known.clone());
         }
-        let size = sizes[symbol];
-        // Of 1 row nothing can be told: it may as well be broadcast.
-        let candidates = [other, size - 1, size + 1, size / 2, size * 2].into_iter().filter(|m| *m > 1 && *m != size);
-        let with = |m: i64| Sizes::from_iter(sizes.clone().into_iter().chain([(symbol.to_string(), m)]));
-        let taken = candidates.map(with).find(|s| self.program.sizes(s, &[]).is_ok());
-        let proved = match taken {
-            _ if size < 2 => Err("of one row nothing can be told".into()),
-            None => Err("the program takes no other size".into()),
-            Some(other) => self.rows(symbol, [sizes, &other])?,
-        };
-        let name = self.buckets.sizes.get(symbol).map_or(symbol, |(name, _)| name);
-        let refused = |why| {
-            let what = format!("`{name}` of {} cannot be rounded up: {why}", self.program.name());
-            Error::failed(what, format!("leave `{name}` out of the buckets"))
-        };
-        let rows = Arc::new(proved.map_err(refused)?);
-        lock(&self.buckets.proofs).insert(key, rows.clone());
-        Ok(rows)
+        let smaller = Sizes::from_iter(sizes.clone().into_iter().chain([(symbol.to_string(), other)]));
+        let proof = self.rows(symbol, [sizes, &smaller])?.map(Arc::new);
+        lock(&self.buckets.proofs).insert(key, proof.clone());
+        Ok(proof)
     }
 
     /// The batch axis of each output, or why there is none. The error outside is one of the program.
-    #[expect(clippy::type_complexity, reason = "two kinds of failure, of which one is a sentence")]
     fn rows(&self, symbol: &str, sizes: [&Sizes; 2]) -> Result<Result<Vec<Option<Rows>>, String>, Error> {
         let [a, b] = [self.program.specialise(sizes[0])?, self.program.specialise(sizes[1])?];
         if !a.states.is_empty() || !a.model.writes.is_empty() {

@@ -4,9 +4,13 @@
 //! Never: assumes what it has not seen: an operator that is not listed here mixes.
 //!
 //! The two graphs must be one graph but for the extents of one axis of each value, the batch, which must be as many times as large as the
-//! batch is. So a constant or an index that follows from the size of the batch refuses, and a value that is the same in both graphs depends on
-//! no row. Then each operator has to keep rows apart. Rows that are added at the end change nothing, not even if they become NaN.
-use kiln_graph::{Graph, Op, ParamInfo, ValueId};
+//! batch is. A value that is the same in both graphs depends on no row. Then each operator has to keep rows apart. Rows that are added at the
+//! end change nothing, not even if they become NaN.
+//!
+//! Values that follow from constants alone, as indices do, are computed. So a lookup in a table of rows is proved where each row looks up its
+//! own, and a value that is another one for another size of the batch refuses where it meets data.
+use kiln_graph::{Graph, Op, ParamInfo, Tensor, ValueId};
+use kiln_interp::graph as interp;
 
 /// The batch axis of a value: `each` positions of it for each row, those of a row side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +22,7 @@ pub struct Rows {
 }
 
 /// The batch axis of each output of `a`; `None` for outputs that depend on no row. `a` and `b`: graphs of one program for batches of
-/// these sizes, of which neither is 1.
+/// these sizes.
 ///
 /// # Errors
 /// What mixes rows, as a sentence.
@@ -31,21 +35,85 @@ pub fn independent([a, b]: [&Graph; 2], sizes: [usize; 2]) -> Result<Vec<Option<
     if let Some((p, _)) = a.params.iter().zip(&b.params).find(|p| !fixed(*p)) {
         return Err(format!("the constant `{}` depends on the size of the batch", p.name));
     }
-    let mut rows: Vec<Option<Rows>> = Vec::with_capacity(a.len());
+    let mut all: Vec<Fact> = Vec::with_capacity(a.len());
     for v in a.values() {
-        let batch = axis([a, b], sizes, v);
-        let operands: Vec<Option<Rows>> = a.args(v).iter().map(|o| rows[o.0 as usize]).collect();
-        let kept = batch.and_then(|batch| {
-            let same = a.args(v) == b.args(v) && a.dtype(v) == b.dtype(v) && same_op(a.op(v), b.op(v), batch);
-            match (same, keeps(a, v, &operands, batch)) {
-                (true, true) => Ok(batch),
-                (true, false) => Err("mixes the rows of the batch".to_string()),
-                (false, _) => Err("depends on the size of the batch".to_string()),
+        if a.args(v) != b.args(v) || a.dtype(v) != b.dtype(v) {
+            return Err(differs());
+        }
+        let fact = axis([a, b], sizes, v).and_then(|rows| {
+            if let Some(computed) = computed([a, b], v, &all) {
+                let varies = !agree(&computed, rows);
+                return Ok(Fact { rows, computed: Some(computed), varies });
+            }
+            let operands: Vec<&Fact> = a.args(v).iter().map(|o| &all[o.0 as usize]).collect();
+            if operands.iter().any(|o| o.varies) || !same_op(a.op(v), b.op(v), rows) {
+                return Err("depends on the size of the batch".to_string());
+            }
+            match keeps(a, v, &operands, rows) {
+                true => Ok(Fact { rows, computed: None, varies: false }),
+                false => Err("mixes the rows of the batch".to_string()),
             }
         });
-        rows.push(kept.map_err(|what| told(a, v, &what))?);
+        all.push(fact.map_err(|what| told(a, v, &what))?);
     }
-    Ok(a.outputs.iter().map(|v| rows[v.0 as usize]).collect())
+    let output = |v: &ValueId| match &all[v.0 as usize] {
+        Fact { varies: true, .. } => Err(told(a, *v, "depends on the size of the batch")),
+        fact => Ok(fact.rows),
+    };
+    a.outputs.iter().map(output).collect()
+}
+
+/// What is known of a value.
+struct Fact {
+    rows: Option<Rows>,
+    /// In both graphs, if it follows from constants.
+    computed: Option<[Tensor; 2]>,
+    /// Whether rows that both graphs have are different ones.
+    varies: bool,
+}
+
+/// The most elements of a value that is computed here.
+const MOST: usize = 1 << 18;
+
+/// A value in both graphs, if it follows from constants alone.
+fn computed(graphs: [&Graph; 2], v: ValueId, all: &[Fact]) -> Option<[Tensor; 2]> {
+    let one = |side: usize| {
+        let g = graphs[side];
+        let node = g.node(v);
+        if node.ty.count() > MOST || matches!(node.op, Op::Input(_) | Op::Param(_) | Op::Fallback(_) | Op::Result(_)) {
+            return None;
+        }
+        let operand = |o: &ValueId| all[o.0 as usize].computed.as_ref().map(|c| c[side].clone());
+        let operands: Vec<Tensor> = g.args(v).iter().map(operand).collect::<Option<_>>()?;
+        let mut alone = Graph::new("");
+        let args: Vec<ValueId> = operands.iter().map(|t| alone.input(t.ty.clone())).collect();
+        let result = alone.push(node.op.clone(), node.ty.clone(), &args);
+        alone.outputs = vec![result];
+        interp::run(&alone, &operands, &[], &mut interp::no_fallback).ok()?.pop()
+    };
+    Some([one(0)?, one(1)?])
+}
+
+/// Whether both are the same in the rows that both have.
+fn agree([a, b]: &[Tensor; 2], rows: Option<Rows>) -> bool {
+    let Some(rows) = rows else { return a == b };
+    let both = a.ty.shape[rows.axis].min(b.ty.shape[rows.axis]);
+    let part = |t: &Tensor| {
+        let inner = t.ty.shape[rows.axis + 1..].iter().product::<usize>() * t.ty.dtype.bytes();
+        let (all, kept) = (t.ty.shape[rows.axis] * inner, both * inner);
+        t.bytes().chunks_exact(all.max(1)).flat_map(|c| &c[..kept]).copied().collect::<Vec<u8>>()
+    };
+    part(a) == part(b)
+}
+
+/// Whether each row of an index looks up positions of the same row of a table.
+fn looks_up_its_own(index: &Fact, table: Rows) -> bool {
+    let (Some(rows), Some([index, _])) = (index.rows, &index.computed) else { return false };
+    let inner: usize = index.ty.shape[rows.axis + 1..].iter().product();
+    (0..index.ty.count()).all(|i| {
+        let row = i / inner % index.ty.shape[rows.axis] / rows.each;
+        usize::try_from(index.get_i64(i)).is_ok_and(|at| at / table.each == row)
+    })
 }
 
 fn told(g: &Graph, v: ValueId, what: &str) -> String {
@@ -91,8 +159,9 @@ fn same_op(a: &Op, b: &Op, batch: Option<Rows>) -> bool {
 }
 
 /// Whether each row of `v`, whose batch axis is `batch`, follows from the same row of its operands.
-fn keeps(g: &Graph, v: ValueId, operands: &[Option<Rows>], batch: Option<Rows>) -> bool {
+fn keeps(g: &Graph, v: ValueId, facts: &[&Fact], batch: Option<Rows>) -> bool {
     let args = g.args(v);
+    let operands: &[Option<Rows>] = &facts.iter().map(|f| f.rows).collect::<Vec<_>>();
     let rank = |i: usize| g.shape(args[i]).len();
     let none = operands.iter().all(Option::is_none);
     let Some(to) = batch else {
@@ -133,6 +202,10 @@ fn keeps(g: &Graph, v: ValueId, operands: &[Option<Rows>], batch: Option<Rows>) 
             [Some(x), None] => {
                 let moved = if x.axis > *axis { x.axis + rank(1) - 1 } else { x.axis };
                 x.axis != *axis && Rows { axis: moved, ..*x } == to
+            }
+            [Some(x), Some(index)] => {
+                let found = Rows { axis: axis + index.axis, ..*index } == to;
+                x.axis == *axis && found && looks_up_its_own(facts[1], *x)
             }
             _ => false,
         },
@@ -256,6 +329,11 @@ mod tests {
             "graph g(%x: f32[{1},4]) { %y = pad %x, 1.0 lo=[0,1] hi=[0,2] return %y }",
             "graph g(%x: f32[{1},4]) { %y = flip %x axes=[1] return %y }",
             "graph g(%x: f32[{1},4,2]) { %y = group_norm %x groups=2 eps=1.0 return %y }",
+            "graph g(%x: f32[{4}]) { %i = iota axis=0 : i64[{1},1] %j = mul %i, 4 %k = iota axis=1 : i64[1,4]
+                %at = add %j, %k %y = take %x, %at axis=0 return %y }",
+            // What depends on the size meets no data.
+            "graph g(%x: f32[{1},4]) { %i = iota axis=0 : i64[{1}] %in = lt %i, {1} %c = reshape %in shape=[{1},1]
+                %y = select %c, %x, 0.0 return %y }",
             "graph g(%x: f32[{2},4]) { %y = reshape %x shape=[{1},2,4] %z = softmax %y axis=1 return %z }",
         ] {
             kept(text);
@@ -287,7 +365,17 @@ mod tests {
             ("graph g(%x: f32[{1},4], %i: i64[{1},4]) { %y = gather %x, %i axis=0 return %y }", "`gather` mixes"),
             ("graph g(%x: f32[{1},4], %i: i64[{1}]) { %y = take %x, %i axis=0 return %y }", "`take` mixes"),
             ("graph g(%x: f32[{1},4]) { %y = concat %x, %x axis=0 return %y }", "`concat` mixes"),
-            ("graph g(%x: f32[{1},4]) { %y = mul %x, {1}.0 return %y }", "`const` depends on the size"),
+            ("graph g(%x: f32[{1},4]) { %y = mul %x, {1}.0 return %y }", "`mul` depends on the size"),
+            (
+                "graph g(%x: f32[{1},4]) { %i = iota axis=0 : f32[{1},1] %j = mul %i, {1}.0 %y = mul %x, %j return %y }",
+                "`mul` depends on the size",
+            ),
+            ("graph g(%x: f32[{1}]) { %i = iota axis=0 : i64[{1}] %j = mul %i, {1} return %x, %j }", "`mul` depends"),
+            // Another row's.
+            (
+                "graph g(%x: f32[{4}]) { %i = iota axis=0 : i64[{1},1] %j = mul %i, 3 %y = take %x, %j axis=0 return %y }",
+                "`take` mixes",
+            ),
             // Weights of their own for each row.
             ("graph g(%x: f32[{1},4], %w: f32[{1},4]) { %y = linear %x, %w return %y }", "`linear` has a result"),
         ] {
