@@ -114,6 +114,18 @@ def test_an_exported_program_and_its_decomposed_form():
         torch.testing.assert_close(kiln.compile(form)(X), layer(X).detach())
 
 
+def test_a_functional_program_is_not_traced_again(monkeypatch):
+    layer = nn.Linear(4, 2).eval()
+    with torch.no_grad():
+        program = torch.export.export(layer, (X,)).run_decompositions({})
+
+    def traced(*args):
+        raise AssertionError("a functional program was traced again")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", traced)
+    torch.testing.assert_close(kiln.compile(program)(X), layer(X).detach())
+
+
 def test_what_cannot_be_compiled_says_what_can():
     with pytest.raises(kiln.UsageError, match=r"a function: pass a torch.nn.Module"):
         kiln.compile(lambda x: x, (X,))
