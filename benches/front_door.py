@@ -2,9 +2,11 @@
 """Times of the Python package on one GPU, beside eager PyTorch and Inductor in the same process.
 
     python benches/front_door.py [calls] [cold] [lengths] [decode] [generate]        default: all
+    taskset -c 0-3 python benches/front_door.py cold --peers none                     how the stages take to fewer cores
 
 calls:    microseconds of the host for a call, beyond which kernels take their own time
-cold:     seconds from a module to its first result: dynamo or export, and the rest
+cold:     seconds from a module to its first result, by stage: each model in a new process, with the driver's cache of assembled code
+          off, and again in the same process
 lengths:  BERT at 30 sequence lengths: total of compiling, and milliseconds at each length
 decode:   a Llama of the shape of Llama-3.2-1B in bf16 with random weights: milliseconds a token by tokens in the cache
 generate: the same model, whole texts by Compiled.generate and by generate of transformers; and whether its tokens are eager's in f32
@@ -16,7 +18,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -24,7 +30,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-import kiln
+START = time.perf_counter()
+import kiln  # noqa: E402
+
+#: Seconds that the package took to import, torch apart.
+IMPORTED = time.perf_counter() - START
 
 warnings.filterwarnings("ignore")
 DEVICE = "cuda"
@@ -115,44 +125,94 @@ def first_tensor(result: object) -> torch.Tensor:
     return first_tensor(next(iter(result.values() if isinstance(result, dict) else result)))  # type: ignore[call-overload]
 
 
-def cold() -> None:
-    print("\n## Cold: seconds to the first result, and milliseconds afterwards\n")
-    print("| model | torch.export | kiln.compile's rest | torch.compile, kiln | Inductor | kiln ms | eager ms | Inductor ms |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, (module, args) in models().items():
-        module = module.to(DEVICE).eval()
+#: Stages of `kiln.compile` and its first call, in order. The driver assembles PTX within `codegen`, while code of other kernels is generated.
+STAGES = ["import", "program", "specialise", "plan", "lower", "codegen", "load", "first call"]
+
+
+def cold(peers: bool = True) -> None:
+    print("\n## Cold: seconds to the first result, by stage\n")
+    cores = len(os.sched_getaffinity(0))
+    print(f"{cores} cores; the driver's and Inductor's caches are off. Sum: all stages but export, which is PyTorch's. Threads: seconds of all")
+    print("threads that generated and assembled code.\n")
+    columns = ["export", "functional", *STAGES, "sum", "threads: generating", "assembling"]
+    print("| model | " + " | ".join(columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    totals = []
+    for name in ("BERT base", "ResNet-50", "Swin-T"):
+        command = [sys.executable, __file__, "cold-one", "--model", name, *([] if peers else ["--peers", "none"])]
+        off = {"CUDA_CACHE_DISABLE": "1", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+        done = subprocess.run(command, env={**os.environ, **off}, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"| {name}: {done.stderr.strip().splitlines()[-1]} |")
+            continue
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+        for which in ("new process", "again"):
+            row = found[which]
+            print(f"| {name}, {which} | " + " | ".join(f"{row[c]:.3f}" for c in columns) + " |", flush=True)
+        totals.append((name, found["totals"]))
+    print("\n| model | torch.compile, kiln | of it Kiln and the driver | Inductor | kiln ms | eager ms | Inductor ms | max difference |")
+    print("|---" * 8 + "|")
+    for name, t in totals:
+        seconds = [t["torch.compile"], t["of it kiln"], t.get("inductor", float("nan"))]
+        times = [t["kiln ms"], t["eager ms"], t.get("inductor ms", float("nan"))]
+        numbers = [f"{x:.2f}" for x in seconds] + [f"{x:.3f}" for x in times]
+        print(f"| {name} | " + " | ".join(numbers) + f" | {t['difference']:.1e} |", flush=True)
+
+
+def cold_one(name: str, imported: float, peers: bool) -> None:
+    """Compiles one model and prints what `cold` shows, as JSON."""
+    module, args = models()[name]
+    module = module.to(DEVICE).eval()
+    found: dict[str, dict[str, float]] = {}
+    # PyTorch's own first use of the GPU, such as loading its libraries, is not part of what is timed.
+    want = first_tensor(module(*args)).clone()
+    torch.cuda.synchronize()
+    for which in ("new process", "again"):
         fresh()
         start = time.perf_counter()
         program = torch.export.export(module, args).run_decompositions({})
         exported = time.perf_counter() - start
+        # What the package imports at its first use. Of PyTorch the export has imported it all.
         start = time.perf_counter()
-        compiled = kiln.compile(program)
+        make = kiln.compile
+        imported += time.perf_counter() - start
+        # Compiles for the example inputs.
+        compiled = make(program)
+        binding = compiled.bindings()[-1]
+        start = time.perf_counter()
         got = first_tensor(compiled(*args))
         torch.cuda.synchronize()
-        rest = time.perf_counter() - start
-        want = first_tensor(module(*args))
-        worst = (got - want).abs().max().item()
-        own = milliseconds(lambda: compiled(*args))
-        eager = milliseconds(lambda: module(*args))
-        del compiled, program
-        fresh()
-        start = time.perf_counter()
-        run = torch.compile(module, backend="kiln")
-        run(*args)
-        torch.cuda.synchronize()
-        traced = time.perf_counter() - start
+        called = time.perf_counter() - start
+        row = {**compiled.timings, "export": exported, "import": imported, "first call": called}
+        imported = 0.0
+        threads = binding["threads"]
+        found[which] = {
+            **row, **threads, "threads: generating": threads["generating"],
+            "sum": row["functional"] + sum(row[stage] for stage in STAGES),
+        }
+    totals = found["totals"] = {"difference": (got - want).abs().max().item()}
+    totals["kiln ms"] = milliseconds(lambda: compiled(*args))
+    totals["eager ms"] = milliseconds(lambda: module(*args))
+    del compiled, program
+    fresh()
+    start = time.perf_counter()
+    run = torch.compile(module, backend="kiln")
+    run(*args)
+    torch.cuda.synchronize()
+    totals["torch.compile"] = time.perf_counter() - start
+    from kiln import pieces
+
+    bindings = [b for piece in pieces.live() for engine in piece.engines for b in engine.bindings()]
+    totals["of it kiln"] = sum(b["compile_s"] for b in bindings)
+    if peers:
         fresh()
         start = time.perf_counter()
         inductor = torch.compile(module)
         inductor(*args)
         torch.cuda.synchronize()
-        peer = time.perf_counter() - start
-        peer_ms = milliseconds(lambda: inductor(*args))
-        print(
-            f"| {name} (max difference {worst:.1e}) | {exported:.2f} | {rest:.2f} | {traced:.2f} | {peer:.1f} | "
-            f"{own:.3f} | {eager:.3f} | {peer_ms:.3f} |",
-            flush=True,
-        )
+        totals["inductor"] = time.perf_counter() - start
+        totals["inductor ms"] = milliseconds(lambda: inductor(*args))
+    print(json.dumps(found))
 
 
 def lengths(count: int = 30) -> None:
@@ -345,13 +405,19 @@ def generate(layers: int = 16) -> None:
 def main() -> None:
     parts = {"calls": calls, "cold": cold, "lengths": lengths, "decode": decode, "generate": generate}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="*", choices=[*parts, []], default=list(parts))
+    parser.add_argument("part", nargs="*", choices=[*parts, "cold-one", []], default=list(parts))
+    parser.add_argument("--peers", choices=["all", "none"], default="all", help="of `cold`: whether Inductor is timed")
+    parser.add_argument("--model", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    device = torch.cuda.get_device_properties(0)
-    print(f"# The Python package: {device.name}, torch {torch.__version__}, kiln {kiln.__version__}, {time.strftime('%Y-%m-%d')}")
+    peers = args.peers == "all"
     with torch.no_grad():
+        if args.part == ["cold-one"]:
+            cold_one(args.model, IMPORTED, peers)
+            return
+        device = torch.cuda.get_device_properties(0)
+        print(f"# The Python package: {device.name}, torch {torch.__version__}, kiln {kiln.__version__}, {time.strftime('%Y-%m-%d')}")
         for part in args.part or parts:
-            parts[part]()
+            cold(peers) if part == "cold" else parts[part]()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ def compile(
     tensor([0., 0., 1.])
     """
     given = known_options.check(options, backend=False)
+    clock = _Clock()
     decoder = None
     if max_length is not None:
         if example_inputs is not None or dynamic is not None:
@@ -93,9 +95,11 @@ def compile(
             f"kiln.compile was given {_a(module_or_program)}: pass a torch.nn.Module or the result "
             'of torch.export.export; for functions use torch.compile(f, backend="kiln")'
         )
+    clock.lap("export")
     exported = export.functional(exported)
     if device is not None:
         exported = export.moved(exported, str(device))
+    clock.lap("functional")
     name = type(module).__name__ if module is not None else "program"
     if decoder is not None:
         name = type(module_or_program).__name__
@@ -116,7 +120,9 @@ def compile(
         for_engine = known_options.for_engine(given, read.face.device)
         engine = Engine(read.program.text, read.params, for_engine)
         checked = bool(read.params) and known_options.is_checked(given)
+    clock.lap("program")
     compiled = Compiled(engine, read.face, checked=checked, eager=eager, decoder=decoder)
+    compiled.seconds = clock.laps
     if eager is not None or decoder is not None:
         # Sizes are compiled as they come: meanwhile eager runs, and a decoder has sizes of its own.
         pass
@@ -148,6 +154,19 @@ def _read(
         return Pieces.of(exported, given, **about)
     except UnsupportedError as error:
         raise problem or error from None
+
+
+class _Clock:
+    """Seconds of stages that follow each other."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Ends a stage."""
+        now = time.perf_counter()
+        self.laps[stage], self._last = now - self._last, now
 
 
 def _a(value: Any) -> str:
@@ -182,6 +201,8 @@ class Compiled:
         self.face = face
         self.device = face.device
         self._run = engine.run
+        #: Seconds of what came before the engine, by stage.
+        self.seconds: dict[str, float] = {}
         self._constants = face.constants
         self._in_spec, self._out_spec = face.in_spec, face.out_spec
         #: How many arguments a call without nesting has, else -1.
@@ -407,8 +428,10 @@ class Compiled:
 
     def bindings(self) -> list[dict[str, Any]]:
         """The sizes that were compiled: of each its hits, the calls that were served eagerly before
-        it was ready, seconds of compilation, bytes of its own, and bytes of what others share with
-        it (`shared_bytes`). `Compiled.bytes` counts what is shared once.
+        it was ready, seconds of compilation (`compile_s`) and of its stages (`timings`), bytes of
+        its own, and bytes of what others share with it (`shared_bytes`). `Compiled.bytes` counts
+        what is shared once. `threads` has the seconds that all threads together generated code
+        (`generating`) and assembled it (`assembling`), within the stage `codegen`.
 
         >>> import torch, kiln
         >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3, 4),), dynamic=True)
@@ -426,6 +449,24 @@ class Compiled:
         0
         """
         return self.engine.bytes()
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds by stage, in their order; from `specialise` on of the sizes that were used last.
+
+        `export` and `functional` are torch's (zero for a program that is exported and functional),
+        `program` hands it over, `specialise` puts in the sizes, `plan` decides what is fused,
+        `lower` and `codegen` make code of it, and `load` folds and packs weights. On a GPU the
+        driver assembles the code within `codegen`.
+
+        >>> import torch, kiln
+        >>> relu = kiln.compile(torch.nn.ReLU().eval(), (torch.ones(3),))
+        >>> list(relu.timings)[:5]
+        ['export', 'functional', 'program', 'specialise', 'plan']
+        """
+        bindings = self.engine.bindings()
+        last = bindings[-1].get("timings", {}) if bindings else {}
+        return {**self.seconds, **last}
 
     def refresh(self) -> None:
         """Takes up changed weights: needed where `options` say that they are frozen, after writing

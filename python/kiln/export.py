@@ -288,6 +288,10 @@ def read(
 
 def functional(exported: ExportedProgram) -> ExportedProgram:
     """The program without in-place operators, composite operators whole."""
+    if exported.dialect == "ATEN":
+        # Torch has checked that all of its operators are functional. Tracing it again would change
+        # nothing, and take about as long as the export.
+        return exported
     with warnings.catch_warnings():
         # Of torch's own copying of tree specs.
         warnings.simplefilter("ignore", FutureWarning)

@@ -185,7 +185,8 @@ class Engine:
         assert type(args) is list
         sizes = self.bind(args)
         key = json.dumps(sizes)
-        used = self.used.setdefault(key, {"sizes": sizes, "hits": 0, "compile_s": 0.0, "bytes": 0})
+        new = {"sizes": sizes, "hits": 0, "compile_s": 0.0, "bytes": 0, "timings": {}}
+        used = self.used.setdefault(key, new)
         used["hits"] += 1
         self.last = sizes
         env: dict[int, Any] = dict(zip(self.program["params"], self.params, strict=True))
@@ -243,7 +244,7 @@ class Engine:
         missing = set(self.program["symbols"]) - set(sizes)
         if missing:
             raise UsageError(f"no size for {missing}")
-        entry = {"sizes": sizes, "hits": 0, "compile_s": 0.0, "bytes": 0}
+        entry = {"sizes": sizes, "hits": 0, "compile_s": 0.0, "bytes": 0, "timings": {}}
         self.used.setdefault(json.dumps(sizes), entry)
 
     def report(self, sizes: dict[str, int] | None = None) -> str:

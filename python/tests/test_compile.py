@@ -114,6 +114,33 @@ def test_an_exported_program_and_its_decomposed_form():
         torch.testing.assert_close(kiln.compile(form)(X), layer(X).detach())
 
 
+def test_a_functional_program_is_not_traced_again(monkeypatch):
+    layer = nn.Linear(4, 2).eval()
+    with torch.no_grad():
+        program = torch.export.export(layer, (X,)).run_decompositions({})
+
+    def traced(*args):
+        raise AssertionError("a functional program was traced again")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", traced)
+    torch.testing.assert_close(kiln.compile(program)(X), layer(X).detach())
+
+
+@pytest.mark.native
+def test_timings_are_of_every_stage():
+    compiled = kiln.compile(nn.Linear(4, 2).eval(), (X,))
+    assert list(compiled.seconds) == ["export", "functional", "program"]
+    (binding,) = compiled.bindings()
+    stages = binding["timings"]
+    assert list(stages) == ["specialise", "plan", "lower", "codegen", "load"]
+    assert compiled.timings == {**compiled.seconds, **stages}
+    assert all(seconds > 0 for seconds in compiled.timings.values())
+    # The stages follow each other, and there is nothing between them that takes time.
+    assert 0.5 * binding["compile_s"] < sum(stages.values()) <= binding["compile_s"]
+    assert binding["threads"]["generating"] > 0
+    assert binding["threads"]["assembling"] == 0
+
+
 def test_what_cannot_be_compiled_says_what_can():
     with pytest.raises(kiln.UsageError, match=r"a function: pass a torch.nn.Module"):
         kiln.compile(lambda x: x, (X,))

@@ -11,8 +11,8 @@
 //! the file. It is used for a program if the PTX that is generated again has the digest of the PTX it was made from, so machine code of
 //! another version of Kiln is left out; that protects from mistakes, not from whoever wrote the file.
 use crate::{
-    CompileOptions, Compiled, Error, Model, Target, compile,
-    compile::{Codes, CompiledCode, from_plan_with},
+    CompileOptions, Compiled, Error, Model, Target,
+    compile::{Codes, CompiledCode, compile_with, from_plan_with},
     cubin::Cubins,
     digest::digest,
     io,
@@ -91,8 +91,10 @@ impl Made {
             && self.options.machine == options.machine
             && options.constraints.is_empty()
             && options.tuned.is_none();
-        let plan = if same { self.plan.clone() } else { compile::plan(model, options)? };
-        let mut compiled = from_plan_with(model, plan, options, codes)?;
+        let mut compiled = match same {
+            true => from_plan_with(model, self.plan.clone(), options, codes)?,
+            false => compile_with(model, options, codes)?,
+        };
         if options.machine_code {
             compiled.cubins = self.cubins.clone();
         }

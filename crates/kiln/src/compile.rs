@@ -7,8 +7,8 @@ mod codes;
 
 pub(crate) use codes::Codes;
 
-use crate::{Error, Model, constraints::Constraints, cubin::Cubins, error::Cause, torch, tune::Measurements};
-use codes::{Programs, has_failed};
+use crate::{Error, Model, constraints::Constraints, cubin::Cubins, error::Cause, torch, tune::Measurements, workers};
+use codes::{Generated, Keyed, Programs, has_failed, lower, used};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{host, nvptx};
 use kiln_graph::{DType, Graph, Op, Tensor, ValueId};
@@ -23,7 +23,9 @@ use kiln_plan::{
 };
 use kiln_rewrite::RewriteError;
 pub use kiln_runtime::{Callbacks, DeviceTensor, Refused};
-use kiln_runtime::{Code, CudaDevice, Device, Executable, HostDevice, InputSpec, Passed, Ptx, Session, TensorMap};
+use kiln_runtime::{
+    Code, Cubin, CudaDevice, Device, Executable, HostDevice, InputSpec, Passed, Ptx, Session, TensorMap,
+};
 use kiln_torch_host::Memory;
 use serde::Serialize;
 use std::{
@@ -121,10 +123,16 @@ pub struct Timings {
     pub rewrite_s: f64,
     /// Lowering kernels to block programs.
     pub lower_s: f64,
-    /// Generating code from block programs.
+    /// Generating code from block programs. For a GPU that is open already, also its driver's assembly of PTX, which goes on at the same time.
     pub codegen_s: f64,
     /// Planning, lowering and code generation together.
     pub compile_s: f64,
+    /// Of the stage `codegen_s`, the seconds of all threads together that generated code.
+    pub generating_s: f64,
+    /// The same of the driver's assembly.
+    pub assembling_s: f64,
+    /// Loading: memory, weights that are folded or packed, and assembly that was not done before.
+    pub load_s: f64,
 }
 
 /// Index of a distinct block program.
@@ -162,10 +170,14 @@ pub enum CompiledCode {
 
 /// Compiles a model.
 pub fn compile(model: &Model, options: &CompileOptions) -> Result<Compiled, Error> {
+    compile_with(model, options, &Codes::default())
+}
+/// The same. Block programs whose code is in `codes` are not compiled again; new code is added.
+pub(crate) fn compile_with(model: &Model, options: &CompileOptions, codes: &Codes) -> Result<Compiled, Error> {
     let start = Instant::now();
     let plan = plan(model, options)?;
     let planned = start.elapsed();
-    let mut compiled = from_plan(model, plan, options)?;
+    let mut compiled = from_plan_with(model, plan, options, codes)?;
     compiled.timings.import_s = model.import_s;
     compiled.timings.rewrite_s = planned.as_secs_f64();
     compiled.timings.compile_s = start.elapsed().as_secs_f64();
@@ -239,7 +251,7 @@ pub(crate) fn from_plan(model: &Model, plan: Plan, options: &CompileOptions) -> 
     from_plan_with(model, plan, options, &Codes::default())
 }
 
-/// The same. Block programs whose code is in `codes` are not compiled again; new code is added.
+/// As [`compile_with`], from a plan.
 pub(crate) fn from_plan_with(
     model: &Model,
     plan: Plan,
@@ -249,10 +261,12 @@ pub(crate) fn from_plan_with(
     options.check()?;
     let start = Instant::now();
     let mut programs = Programs::default();
-    let lower = |k| programs.lower(k, options.machine());
-    let mut steps: Vec<Steps<ProgramId>> = plan.kernels.iter().map(lower).collect::<Result<_, _>>()?;
+    let kernels = workers::map(&plan.kernels, |k| lower(k, options.machine()));
+    let add = |steps: Result<Steps<Keyed>, Error>| steps?.map(|p| Ok::<_, Error>(programs.add(p)));
+    let mut steps: Vec<Steps<ProgramId>> = kernels.into_iter().map(add).collect::<Result<_, _>>()?;
+    programs.canonicalise()?;
     let lowered = start.elapsed();
-    let (code, failed) = codes.generate(&programs, options.machine())?;
+    let Generated { code, failed, spent } = codes.generate(&programs, &used(&steps), options.machine())?;
     // Kernels that code generation does not support are interpreted; `explain` lists them.
     for (kernel, steps) in plan.kernels.iter().zip(&mut steps) {
         steps.otherwise = steps.otherwise.take().filter(|o| !o.steps.iter().any(|w| has_failed(w, &failed)));
@@ -268,8 +282,7 @@ pub(crate) fn from_plan_with(
         }
     }
     let seconds = |d: Duration| d.as_secs_f64();
-    let timings =
-        Timings { lower_s: seconds(lowered), codegen_s: seconds(start.elapsed() - lowered), ..Timings::default() };
+    let timings = Timings { lower_s: seconds(lowered), codegen_s: seconds(start.elapsed() - lowered), ..spent };
     Ok(Compiled {
         graph: model.graph.clone(),
         params: model.params.clone(),
@@ -298,19 +311,7 @@ impl Compiled {
                 let f = module.function(*n).unwrap_or(nothing);
                 Code::Host { f, instances: self.programs[id].instances() as u64, keep: module.clone() }
             }
-            CompiledCode::Ptx(list) => {
-                let p = &list[id];
-                Code::Ptx(Ptx {
-                    entry: p.name.clone(),
-                    text: p.text.as_str().into(),
-                    cubin: self.cubins.of(&p.text),
-                    grid: p.grid,
-                    threads: p.threads,
-                    shared: p.shared,
-                    cluster: p.cluster,
-                    passed: p.args.iter().map(passed).collect(),
-                })
-            }
+            CompiledCode::Ptx(list) => Code::Ptx(loadable(&list[id], self.cubins.of(&list[id].text))),
         };
         let steps = self.steps.iter().cloned().map(|steps| {
             let Ok(steps) = steps.map(|id| Ok::<_, std::convert::Infallible>(code(id)));
@@ -342,6 +343,20 @@ impl Compiled {
     /// A session on a device that is open already.
     pub fn session_in(&self, device: &Device) -> Result<Session, Error> {
         Session::new(device, self.executable(), self.params.clone(), Arc::new(Reference)).map_err(Error::from)
+    }
+}
+
+/// A program in the runtime's form.
+fn loadable(p: &nvptx::Ptx, cubin: Option<Cubin>) -> Ptx {
+    Ptx {
+        entry: p.name.clone(),
+        text: p.text.as_str().into(),
+        cubin,
+        grid: p.grid,
+        threads: p.threads,
+        shared: p.shared,
+        cluster: p.cluster,
+        passed: p.args.iter().map(passed).collect(),
     }
 }
 
@@ -498,6 +513,7 @@ impl Callbacks for Reference {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     /// The error for a bug of the compiler names the kernel, asks for a report and offers a workaround.
     #[test]
@@ -510,6 +526,29 @@ mod tests {
             "{text}"
         );
         assert!(e.help().contains("--unfused"));
+    }
+
+    /// Whether a kernel with an alternative runs by its own code or the library's is known when it is loaded.
+    #[test]
+    fn alternatives_are_not_assembled_ahead() {
+        let block = |code: ProgramId| Work::Block { code, args: vec![] };
+        let steps = |codes: &[ProgramId]| Steps::from(codes.iter().map(|c| block(*c)).collect::<Vec<_>>());
+        let either = Steps { otherwise: Some(Box::new(steps(&[3]))), ..steps(&[2]) };
+        assert_eq!(used(&[steps(&[0, 1]), either, steps(&[1])]), HashSet::from([0, 1]));
+    }
+
+    /// Repeated kernels share a program, which has the name of the first one, whichever thread lowers them.
+    #[test]
+    fn programs_are_those_of_the_first_kernels() {
+        let lines: String = (0..20).map(|i| format!("%a{} = exp %a{i}\n%n{i} = neg %a{i}\n", i + 1)).collect();
+        let outputs: Vec<String> = (0..20).map(|i| format!("%n{i}")).collect();
+        let text = format!("graph g(%a0: f32[300]) {{\n{lines}return %a20, {}\n}}", outputs.join(", "));
+        let model = Model::of(text.parse().expect("a graph"));
+        let options = CompileOptions { target: Target::Sm90a, fuse: false, ..CompileOptions::default() };
+        let compiled = compile(&model, &options).expect("it compiles");
+        let names: Vec<&str> = compiled.programs.iter().map(|p| p.name.as_str()).collect();
+        let kernels: Vec<&str> = compiled.plan.kernels.iter().map(|k| k.name.as_str()).collect();
+        assert_eq!((names, kernels.len()), (kernels[..2].to_vec(), 40));
     }
 
     #[test]

@@ -2,17 +2,10 @@
 //!
 //! Takes: PTX. Gives: what `ptxas` makes of it, by the digest of the text: code that was generated again finds its machine code only if it is
 //! the same text. Never: decides whether machine code from a file is trusted; that is [`crate::CompileOptions::machine_code`].
-use crate::{Error, digest::digest, doctor, facts};
+use crate::{Error, digest::digest, doctor, facts, workers};
 use kiln_machine::Arch as Target;
 use kiln_runtime::Cubin;
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Machine code by the digest of its PTX.
 #[derive(Clone, Default, Debug)]
@@ -41,7 +34,8 @@ impl Cubins {
             )
         })?;
         let texts: Vec<&str> = texts.filter(|t| !t.is_empty()).collect();
-        for (text, cubin) in texts.iter().zip(all(&ptxas, &texts, target)) {
+        let cubins = workers::map(&texts, |text| facts::cubin(&ptxas, text, target.name()));
+        for (text, cubin) in texts.iter().zip(cubins) {
             made.put(digest(text.as_bytes()), cubin?);
         }
         Ok(made)
@@ -62,27 +56,6 @@ impl Cubins {
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
-}
-
-/// The machine code of each text, in order.
-fn all(ptxas: &Path, texts: &[&str], target: Target) -> Vec<Result<Vec<u8>, Error>> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = vec![];
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(text) = texts.get(at) else { return done };
-            done.push((at, facts::cubin(ptxas, text, target.name())));
-        }
-    };
-    let mut done: Vec<_> = std::thread::scope(|s| {
-        let threads: Vec<_> = (0..crate::cores::cores().min(texts.len())).map(|_| s.spawn(work)).collect();
-        let join =
-            |t: std::thread::ScopedJoinHandle<'_, Vec<_>>| t.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
-        threads.into_iter().flat_map(join).collect()
-    });
-    done.sort_by_key(|d| d.0);
-    done.into_iter().map(|d| d.1).collect()
 }
 
 #[cfg(test)]

@@ -157,6 +157,8 @@ impl Engine {
         limits: Limits,
         callbacks: Arc<dyn Callbacks>,
     ) -> Engine {
+        // Machine code that is trusted is loaded in place of PTX.
+        let codes = if options.machine_code { Codes::default() } else { Codes::on(&device) };
         Engine {
             program,
             device,
@@ -165,7 +167,7 @@ impl Engine {
             limits,
             bindings: Mutex::default(),
             compiling: Mutex::default(),
-            codes: Codes::default(),
+            codes,
             shared: OnceLock::new(),
             queue: soon::Queue::default(),
             buckets: buckets::Buckets::default(),
@@ -265,7 +267,7 @@ impl Engine {
     fn make(&self, sizes: &Sizes) -> std::result::Result<Binding, Error> {
         let start = std::time::Instant::now();
         let Specialised { model, params, origins, states } = self.program.specialise(sizes)?;
-        let compiled = self.program.compile_model(&model, &self.options, &self.codes)?;
+        let mut compiled = self.program.compile_model(&model, &self.options, &self.codes)?;
         let mut executable = compiled.executable();
         let writes: Vec<(usize, usize)> = model.writes.iter().map(|w| (w.input, w.output)).collect();
         let left = executable.write_in_place(&writes);
@@ -278,7 +280,9 @@ impl Engine {
             }
         };
         let names = names::names(&compiled, &params, &origins);
+        let compiled_s = start.elapsed();
         let session = Session::sharing(shared, executable, params, &names, self.callbacks.clone())?;
+        compiled.timings.load_s = (start.elapsed() - compiled_s).as_secs_f64();
         let given = model.graph.inputs.len() - states.len();
         let inputs = model.graph.inputs[..given].iter().map(|v| model.graph.ty(*v).clone()).collect();
         let mut outputs = model.graph.outputs.iter().map(|v| model.graph.ty(*v).clone()).enumerate();

@@ -58,6 +58,7 @@ pub mod trace;
 pub mod trial;
 pub mod tune;
 pub mod why;
+mod workers;
 
 pub use compile::{CompileOptions, Compiled, DeviceKind, Target, compile};
 pub use engine::{Binding, Engine, Settings};

@@ -232,20 +232,10 @@ impl Program {
         options: &CompileOptions,
         codes: &Codes,
     ) -> Result<Compiled, Error> {
-        let start = std::time::Instant::now();
-        let mut compiled = match self.made() {
-            Some(made) => made.compile(model, options, codes)?,
-            None => {
-                let plan = compile::plan(model, options)?;
-                let planned = start.elapsed();
-                let mut compiled = compile::from_plan_with(model, plan, options, codes)?;
-                compiled.timings.rewrite_s = planned.as_secs_f64();
-                compiled
-            }
-        };
-        compiled.timings.import_s = model.import_s;
-        compiled.timings.compile_s = start.elapsed().as_secs_f64();
-        Ok(compiled)
+        match self.made() {
+            Some(made) => made.compile(model, options, codes),
+            None => compile::compile_with(model, options, codes),
+        }
     }
     /// Compiles for several sizes, one after the other, without weights. Programs that are equal are compiled once.
     ///

@@ -6,7 +6,7 @@
 use crate::expr::{CoordId, Expr};
 use kiln_graph::{BinaryOp, CompareOp, DType, ReduceOp, Scalar, ScanOp, UnaryOp, ValueId};
 use kiln_plan::exec::Slot;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 pub type NodeId = u32;
 
@@ -121,7 +121,7 @@ impl Node {
 #[derive(Clone, Default, Debug)]
 pub struct Dag {
     pub nodes: Vec<Node>,
-    ids: HashMap<Node, NodeId>,
+    ids: FxHashMap<Node, NodeId>,
 }
 
 impl Dag {

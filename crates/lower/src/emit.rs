@@ -9,6 +9,7 @@ use crate::multi_row::Run;
 use kiln_block::{BinaryOp as B, Builder, CmpOp, Const, Elem, Type, Value};
 use kiln_graph::{DType, ReduceOp, Scalar, ScanOp, ValueId};
 use kiln_plan::exec::Slot;
+use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
 /// The values of a coordinate in a program instance.
@@ -40,7 +41,7 @@ struct Split {
 #[derive(Default)]
 pub struct Scope {
     values: HashMap<NodeId, Value>,
-    exprs: HashMap<Expr, Split>,
+    exprs: FxHashMap<Expr, Split>,
     /// Index checks, which are emitted at the end of the region, after all of its loads.
     checks: Vec<Checked>,
 }

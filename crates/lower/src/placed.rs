@@ -62,8 +62,7 @@ fn output(
     };
     let extents: Vec<usize> = g.shape(out).iter().copied().chain(row).collect();
     let mut space = Space::new(&extents, &(0..extents.len()).map(|axis| axis == rank).collect::<Vec<_>>());
-    space.refine(&resolve).ok()?;
-    let scene = resolve(&space).ok()?;
+    let scene = space.refine(&resolve).ok()?;
     let value = scene.stores.first()?.value;
     let all = anchors(&scene.dag, &[value]);
     let along = space.row_ids();

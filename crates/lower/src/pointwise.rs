@@ -67,8 +67,9 @@ where
     let settled = space.settle(at)?;
     let total = space.count();
     let (block, warps) = pointwise_block(machine, per_thread(&settled, space.coords.last()), total);
+    let before = space.axes.clone();
     let plan = tiling(&mut space, &settled, (block, warps), machine);
-    let scene = scene(&space.axes)?;
+    let scene = if space.axes == before { settled } else { scene(&space.axes)? };
     let mut frame = open(name, &scene, &plan);
     for s in &scene.stores {
         frame.store(s);

@@ -36,8 +36,7 @@ pub fn lower(of: &Body, machine: &Hardware, scratch: u32) -> Result<Emitted, Low
     let row_axes: Vec<bool> = (0..extents.len()).map(|i| i == shape.len()).collect();
     let mut space = Space::new(&extents, &row_axes);
     let alone = |s: &Space| driver_scene(of, driver, s, len);
-    space.refine(&alone)?;
-    let scene = alone(&space)?;
+    let scene = space.refine(&alone)?;
     let row = space.row_ids();
     let deps = scene.dag.depends(&row);
     let mut kept: Vec<CoordId> = vec![];

@@ -11,6 +11,7 @@ use crate::row::Row;
 use kiln_graph::{BinaryOp, CompareOp, DType, FullyMasked, Graph, Op, ReduceOp, Scalar, UnaryOp, ValueId};
 use kiln_plan::Hardware;
 use kiln_plan::{Precision, Rounding, Template, exec::Slot};
+use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
 /// Programs larger than this are refused (concatenations of concatenations can double at each level).
@@ -82,7 +83,7 @@ pub struct Resolver<'a> {
     rounding: Rounding,
     /// The indices along the scan's axis at which scans were resolved.
     pub scan_at: Vec<Expr>,
-    memo: HashMap<Key, NodeId>,
+    memo: FxHashMap<Key, NodeId>,
 }
 
 /// A value, of the body or of a composite's decomposition, at an index, within guards.
@@ -108,7 +109,7 @@ impl<'a> Resolver<'a> {
             depth: 0,
             rounding: Rounding::AtStores,
             scan_at: vec![],
-            memo: HashMap::new(),
+            memo: FxHashMap::default(),
         }
     }
     pub fn unsupported(&self, why: impl Into<String>) -> LowerError {
@@ -368,7 +369,7 @@ impl<'a> Resolver<'a> {
         let shape = self.graph.shape(args[0]).to_vec();
         let inner: Vec<Expr> = here.ix.iter().zip(lo).map(|(e, l)| e.clone().shift(-l)).collect();
         let bounds = inner.iter().zip(&shape).map(|(e, &d)| (e.clone(), 0, d as i64));
-        match inside(bounds) {
+        match inside_within(here.guards, bounds) {
             Inside::Always => self.at(args[0], &inner, here.guards),
             Inside::Never => self.at(args[1], &[], here.guards),
             Inside::When(own) => {
@@ -383,14 +384,14 @@ impl<'a> Resolver<'a> {
 
     fn concat(&mut self, args: &[ValueId], here: &Here, axis: usize) -> Resolved {
         let dtype = self.graph.dtype(here.v);
-        let mut parts = vec![];
+        let mut parts: Vec<(Vec<Guard>, NodeId)> = vec![];
         let mut start = 0i64;
         for &a in args {
             let len = self.graph.shape(a)[axis] as i64;
             let bound = (here.ix[axis].clone(), start, start + len);
             let offset = start;
             start += len;
-            let own = match inside([bound].into_iter()) {
+            let own = match inside_within(here.guards, [bound].into_iter()) {
                 Inside::Never => continue,
                 Inside::Always => vec![],
                 Inside::When(own) => own,
@@ -546,9 +547,14 @@ pub enum Inside {
 
 /// Which of the bounds have to be checked, from the ranges of their expressions.
 pub fn inside(bounds: impl Iterator<Item = (Expr, i64, i64)>) -> Inside {
+    inside_within(&[], bounds)
+}
+/// The same where `within` holds. So of a concatenation of concatenations, as several assignments to slices are, each region of the result
+/// is resolved once, and not once for every part of every concatenation.
+fn inside_within(within: &[Guard], bounds: impl Iterator<Item = (Expr, i64, i64)>) -> Inside {
     let mut guards = vec![];
     for (expr, lo, hi) in bounds {
-        let (least, most) = expr.range();
+        let (least, most) = within.iter().fold(expr.range(), |range, g| narrowed(range, &expr, g));
         if most < lo || least >= hi {
             return Inside::Never;
         }
@@ -557,6 +563,18 @@ pub fn inside(bounds: impl Iterator<Item = (Expr, i64, i64)>) -> Inside {
         }
     }
     if guards.is_empty() { Inside::Always } else { Inside::When(guards) }
+}
+
+/// The range of an expression where a guard holds that bounds the same expression, or one that differs by a constant.
+fn narrowed((least, most): (i64, i64), expr: &Expr, guard: &Guard) -> (i64, i64) {
+    if guard.expr.terms != expr.terms {
+        return (least, most);
+    }
+    let by = expr.constant.saturating_sub(guard.expr.constant);
+    // Unbounded on one side: nothing is known there.
+    let lo = if guard.lo == i64::MIN { i64::MIN } else { guard.lo.saturating_add(by) };
+    let hi = if guard.hi == i64::MAX { i64::MAX } else { guard.hi.saturating_add(by).saturating_sub(1) };
+    (least.max(lo), most.min(hi))
 }
 
 pub fn joined(a: &[Guard], b: &[Guard]) -> Vec<Guard> {

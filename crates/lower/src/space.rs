@@ -106,28 +106,32 @@ impl Space {
         self.replace(|c| ids.iter().position(|x| *x == c).map(|i| split[i].clone()));
         Some(id)
     }
-    /// Splits and merges until nothing changes. `scene` resolves the kernel in a space.
+    /// Splits and merges until nothing changes. `scene` resolves the kernel in a space; gives what it is in this one.
     pub fn settle<F>(&mut self, scene: F) -> Result<Scene, LowerError>
     where
         F: Fn(&Space) -> Result<Scene, LowerError>,
     {
-        self.refine(&scene)?;
-        self.coarsen(&scene(self)?);
-        scene(self)
+        let refined = self.refine(&scene)?;
+        let count = self.coords.len();
+        self.coarsen(&refined);
+        if self.coords.len() == count { Ok(refined) } else { scene(self) }
     }
-    pub fn refine<F>(&mut self, scene: &F) -> Result<(), LowerError>
+    /// Splits until nothing changes; gives the scene in this space.
+    pub fn refine<F>(&mut self, scene: &F) -> Result<Scene, LowerError>
     where
         F: Fn(&Space) -> Result<Scene, LowerError>,
     {
+        let mut now = scene(self)?;
         // Each round splits at least one coordinate; extents have at most 40 prime factors.
         for _ in 0..24 {
-            let cuts = cuts(&scene(self)?, self);
+            let cuts = cuts(&now, self);
             if cuts.is_empty() {
                 break;
             }
             cuts.into_iter().for_each(|(id, inner)| self.split(id, inner));
+            now = scene(self)?;
         }
-        Ok(())
+        Ok(now)
     }
     pub fn coarsen(&mut self, scene: &Scene) {
         let mut exprs = vec![];

@@ -1,7 +1,9 @@
 //! Pointwise kernels: arithmetic, views, data movement.
 use crate::common::{self, check, compare};
 use kiln_graph::{DType, Tensor, Type};
-use kiln_plan::KernelKind::Pointwise;
+use kiln_lower::lower;
+use kiln_machine::Arch;
+use kiln_plan::{KernelKind::Pointwise, exec::Work};
 
 fn body(lines: &str) {
     check(Pointwise, &format!("graph k{lines}"));
@@ -44,6 +46,40 @@ fn movement() {
     body(
         "(%x: f32[2,64,64]) { %a = slice %x axis=2 start=0 len=32 step=1\n %b = slice %x axis=2 start=32 len=32 step=1\n %n = neg %b\n %c = concat %n, %a axis=2\n return %c }",
     );
+}
+
+/// A tensor whose regions are assigned one after the other, as in a window's mask: each assignment is a concatenation of the parts around
+/// it. What was assigned is read once for each region, not once for each way to go through the concatenations.
+#[test]
+fn assignments_to_slices() {
+    let bounds = [(0, 5), (5, 9), (9, 12)];
+    let regions: Vec<_> = bounds.iter().flat_map(|rows| bounds.map(|columns| (*rows, columns))).collect();
+    let (mut inputs, mut lines, mut last) = ("%x: f32[12,12]".to_string(), String::new(), "%x".to_string());
+    for (i, ((top, bottom), (left, right))) in regions.iter().enumerate() {
+        let mut slice = |name: &str, of: &str, axis: usize, start: usize, end: usize| {
+            if start == end {
+                return None;
+            }
+            lines += &format!("%{name}{i} = slice {of} axis={axis} start={start} len={} step=1\n", end - start);
+            Some(format!("%{name}{i}"))
+        };
+        let above = slice("above", &last, 0, 0, *top);
+        let rows = slice("rows", &last, 0, *top, *bottom).unwrap_or_default();
+        let below = slice("below", &last, 0, *bottom, 12);
+        let (before, after) = (slice("before", &rows, 1, 0, *left), slice("after", &rows, 1, *right, 12));
+        inputs += &format!(", %v{i}: f32[]");
+        lines += &format!("%new{i} = broadcast %v{i} shape=[{},{}]\n", bottom - top, right - left);
+        let joined = |parts: [Option<String>; 3]| parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
+        lines += &format!("%row{i} = concat {} axis=1\n", joined([before, Some(format!("%new{i}")), after]));
+        lines += &format!("%all{i} = concat {} axis=0\n", joined([above, Some(format!("%row{i}")), below]));
+        last = format!("%all{i}");
+    }
+    let text = format!("graph k({inputs}) {{\n{lines}return {last}\n}}");
+    check(Pointwise, &text);
+    let steps = lower(&common::kernel(Pointwise, text.parse().expect("a graph")), Arch::Sm90a).expect("it is lowered");
+    let [Work::Block { code, .. }] = &steps.steps[..] else { panic!("{}", common::text(&steps)) };
+    let program = kiln_block::text::print(code);
+    assert_eq!(program.matches(" = load ").count(), regions.len(), "{program}");
 }
 
 /// Rows that no tile fits are loaded as one contiguous run, in which the channel may change anywhere.

@@ -408,6 +408,17 @@ impl Engine {
             d.set_item("eager", b.calls_before())?;
             d.set_item("padded", b.padded())?;
             d.set_item("compile_s", b.seconds)?;
+            let t = &b.compiled.timings;
+            let stages = [
+                ("specialise", t.import_s),
+                ("plan", t.rewrite_s),
+                ("lower", t.lower_s),
+                ("codegen", t.codegen_s),
+                ("load", t.load_s),
+            ];
+            d.set_item("timings", stages.into_py_dict(py)?)?;
+            let threads = [("generating", t.generating_s), ("assembling", t.assembling_s)];
+            d.set_item("threads", threads.into_py_dict(py)?)?;
             d.set_item("bytes", own)?;
             d.set_item("shared_bytes", shared)?;
             Ok(d.unbind())

@@ -220,6 +220,34 @@ fn addresses_and_streams_may_change() {
     session.check().unwrap();
 }
 
+/// Threads without a context assemble code that sessions then use; what the driver refuses is told by the session that needs it.
+#[test]
+fn code_is_assembled_ahead() {
+    let Some(device) = gpu() else { return };
+    let codes = [ptx(ADD, "add", vec![]), ptx(ADD, "add", vec![]), ptx("no PTX", "broken", vec![])];
+    std::thread::scope(|s| {
+        for code in codes {
+            let device = device.clone();
+            s.spawn(move || {
+                if let Code::Ptx(p) = &code {
+                    device.assemble(p);
+                }
+                let mut current = std::ptr::null_mut();
+                // SAFETY: writes one handle.
+                unsafe { sys::cuCtxGetCurrent(&mut current) }.result().unwrap();
+                assert!(current.is_null());
+            });
+        }
+    });
+    let device = Device::Cuda(device);
+    let session = Session::new(&device, chain(), vec![tensor(|_| 1.0)], Arc::new(NoCallbacks)).unwrap();
+    assert_eq!(session.run(&[tensor(|_| 3.0)]).unwrap(), wanted(|_| 3.0, |_| 1.0));
+    let mut broken = chain();
+    broken.kernels[1] = kernel("add_0", Stage::Run, &[0, 2], &[3], ptx("no PTX", "broken", vec![]));
+    let refused = Session::new(&device, broken, vec![tensor(|_| 1.0)], Arc::new(NoCallbacks)).err();
+    assert!(refused.is_some_and(|e| e.to_string().contains("`add_0`")));
+}
+
 /// Runs on two streams without waiting in between share the session's arena.
 #[test]
 fn runs_on_several_streams_are_ordered() {

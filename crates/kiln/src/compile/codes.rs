@@ -2,17 +2,39 @@
 //!
 //! Takes: kernels of a plan and the machine. Gives: their steps, and code for every block program, or why there is none. What was compiled
 //! is kept ([`Codes`]), so that plans for one machine share it.
-use super::{CompiledCode, ProgramId, defect, interpreted, not_lowered};
-use crate::Error;
+use super::{CompiledCode, ProgramId, Timings, defect, interpreted, loadable, not_lowered};
+use crate::{Error, workers};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_lower::LowerError;
 use kiln_machine::Machine;
 use kiln_plan::exec::{Steps, Work};
+use kiln_runtime::{CudaDevice, Device};
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
 };
+
+/// A block program, and its text without the name.
+pub(super) type Keyed = (Program, String);
+
+/// Lowers a kernel.
+pub(super) fn lower(kernel: &kiln_plan::Kernel, machine: &Machine) -> Result<Steps<Keyed>, Error> {
+    let keyed = |mut program: Program| {
+        let name = std::mem::take(&mut program.name);
+        let key = kiln_block::text::print(&program);
+        Ok((Program { name, ..program }, key))
+    };
+    match kiln_lower::lower_at(kernel, machine) {
+        Ok(steps) => steps.map(keyed),
+        Err(LowerError::Unsupported { why, .. }) => Ok(interpreted(kernel, why)),
+        Err(defect @ LowerError::Invariant { .. }) => Err(not_lowered(defect)),
+    }
+}
 
 /// Deduplicated block programs: repeated layers are compiled once.
 #[derive(Default)]
@@ -22,31 +44,43 @@ pub(super) struct Programs {
     known: HashMap<String, ProgramId>,
 }
 impl Programs {
-    pub fn lower(&mut self, kernel: &kiln_plan::Kernel, machine: &Machine) -> Result<Steps<ProgramId>, Error> {
-        match kiln_lower::lower_at(kernel, machine) {
-            Ok(steps) => steps.map(|p| self.add(p)),
-            Err(LowerError::Unsupported { why, .. }) => Ok(interpreted(kernel, why)),
-            Err(defect @ LowerError::Invariant { .. }) => Err(not_lowered(defect)),
-        }
+    pub fn add(&mut self, (program, key): Keyed) -> ProgramId {
+        *self.known.entry(key).or_insert_with(|| {
+            self.list.push(program);
+            self.list.len() - 1
+        })
     }
-    fn add(&mut self, mut program: Program) -> Result<ProgramId, Error> {
-        let mut nameless = program.clone();
-        nameless.name.clear();
-        let key = kiln_block::text::print(&nameless);
-        if let Some(id) = self.known.get(&key) {
-            return Ok(*id);
-        }
-        kiln_block::passes::canonicalise(&mut program).map_err(defect)?;
-        let id = self.list.len();
-        self.list.push(program);
-        self.known.insert(key, id);
-        Ok(id)
+    pub fn canonicalise(&mut self) -> Result<(), Error> {
+        let canonical = |p: &Program| {
+            let mut p = p.clone();
+            kiln_block::passes::canonicalise(&mut p).map(|()| p).map_err(defect)
+        };
+        self.list = workers::map(&self.list, canonical).into_iter().collect::<Result<_, _>>()?;
+        Ok(())
     }
+}
+
+/// The programs that a GPU loads whatever its library takes: not those that are alternatives to each other.
+pub(super) fn used(steps: &[Steps<ProgramId>]) -> HashSet<ProgramId> {
+    let only = steps.iter().filter(|s| s.otherwise.is_none()).flat_map(|s| &s.steps);
+    only.filter_map(|w| if let Work::Block { code, .. } = w { Some(*code) } else { None }).collect()
 }
 
 /// Code by the text of its block program without the name. Compilations for one machine that share it compile equal programs once.
 #[derive(Default)]
-pub(crate) struct Codes(Mutex<HashMap<String, Coded>>);
+pub(crate) struct Codes {
+    all: Mutex<HashMap<String, Coded>>,
+    /// The GPU that will run the code: its driver assembles each program as soon as its PTX is there, while others are generated.
+    gpu: Option<CudaDevice>,
+}
+
+/// What code generation gives.
+pub(super) struct Generated {
+    pub code: CompiledCode,
+    pub failed: Failed,
+    /// Seconds of all threads.
+    pub spent: Timings,
+}
 
 /// The code of one block program.
 #[derive(Clone)]
@@ -66,14 +100,30 @@ pub(super) fn has_failed(work: &Work<ProgramId>, failed: &Failed) -> bool {
 }
 
 impl Codes {
+    /// None yet, for sessions on this device.
+    pub(crate) fn on(device: &Device) -> Codes {
+        let gpu = if let Device::Cuda(d) = device { Some(d.clone()) } else { None };
+        Codes { gpu, ..Codes::default() }
+    }
     /// Code for every program. Also gives the programs that code generation does not support, with the reason; an error of LLVM is a bug.
-    pub(super) fn generate(&self, programs: &Programs, machine: &Machine) -> Result<(CompiledCode, Failed), Error> {
+    /// The GPU's driver assembles those that are `used`.
+    pub(super) fn generate(
+        &self,
+        programs: &Programs,
+        used: &HashSet<ProgramId>,
+        machine: &Machine,
+    ) -> Result<Generated, Error> {
         let mut texts: Vec<&str> = vec![""; programs.list.len()];
         programs.known.iter().for_each(|(text, id)| texts[*id] = text);
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let new: Vec<ProgramId> = (0..texts.len()).filter(|id| !all.contains_key(texts[*id])).collect();
-        let list: Vec<&Program> = new.iter().map(|id| &programs.list[*id]).collect();
-        for (id, coded) in new.iter().zip(generate(&list, machine)?) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut new: Vec<ProgramId> = (0..texts.len()).filter(|id| !all.contains_key(texts[*id])).collect();
+        if machine.arch.is_gpu() {
+            // The longest programs take longest.
+            new.sort_by_key(|id| std::cmp::Reverse(texts[*id].len()));
+        }
+        let list: Vec<(&Program, bool)> = new.iter().map(|id| (&programs.list[*id], used.contains(id))).collect();
+        let (made, spent) = generate(&list, machine, self.gpu.as_ref())?;
+        for (id, coded) in new.iter().zip(made) {
             all.insert(texts[*id].to_string(), coded);
         }
         let coded = || texts.iter().map(|text| &all[*text]).enumerate();
@@ -96,7 +146,7 @@ impl Codes {
                 CompiledCode::Ptx(coded().map(ptx).collect())
             }
         };
-        Ok((code, failed))
+        Ok(Generated { code, failed, spent })
     }
 }
 
@@ -106,51 +156,58 @@ fn no_ptx() -> nvptx::Ptx {
     nvptx::Ptx { name, text, grid: [0; 3], threads: 1, shared: 0, cluster: 1, args }
 }
 
-/// Generates code for every program, on all cores.
-fn generate(programs: &[&Program], machine: &Machine) -> Result<Vec<Coded>, Error> {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let chunk = programs.len().div_ceil(cores).max(1);
+/// Generates code for every program, on all cores, and has the GPU assemble those with which that is asked for.
+fn generate(
+    programs: &[(&Program, bool)],
+    machine: &Machine,
+    gpu: Option<&CudaDevice>,
+) -> Result<(Vec<Coded>, Timings), Error> {
     let refused = |e: CodegenError| match e {
         CodegenError::Unsupported { .. } => Ok(Coded::Refused(e.to_string())),
         CodegenError::Llvm { .. } | CodegenError::Defect { .. } => Err(defect(e)),
     };
-    let compiled = match machine.arch.is_gpu() {
+    let (generating, assembling) = (AtomicU64::new(0), AtomicU64::new(0));
+    let compiled: Vec<Result<Coded, CodegenError>> = match machine.arch.is_gpu() {
         false => {
             kiln_cpu::Level::chosen().map_err(|e| Error::usage(e.to_string(), ""))?;
-            parallel(programs, chunk, |chunk| {
-                let chunk: Vec<Program> = chunk.iter().map(|p| (*p).clone()).collect();
-                match host::compile(&chunk) {
-                    Ok(module) => {
-                        let module = Arc::new(module);
-                        (0..chunk.len()).map(|i| Ok(Coded::Host(module.clone(), i))).collect()
-                    }
-                    // Compiles the programs one at a time to find which of them failed.
-                    Err(_) => {
-                        let alone = |p| host::compile(std::slice::from_ref(p)).map(|m| Coded::Host(Arc::new(m), 0));
-                        chunk.iter().map(alone).collect::<Vec<_>>()
-                    }
-                }
-            })
+            // One module for each core.
+            let chunks: Vec<_> = programs.chunks(programs.len().div_ceil(crate::cores::cores()).max(1)).collect();
+            let compile = |chunk: &&[(&Program, bool)]| timed(&generating, || on_host(chunk));
+            workers::map(&chunks, compile).into_iter().flatten().collect()
         }
-        true => {
-            let compile = |p: &&Program| nvptx::compile(p, machine).map(Coded::Ptx);
-            parallel(programs, chunk, |chunk| chunk.iter().map(compile).collect())
-        }
+        true => workers::map(programs, |(program, used)| {
+            let ptx = timed(&generating, || nvptx::compile(program, machine))?;
+            if let Some(gpu) = gpu.filter(|_| *used) {
+                timed(&assembling, || gpu.assemble(&loadable(&ptx, None)));
+            }
+            Ok(Coded::Ptx(ptx))
+        }),
     };
-    compiled.into_iter().map(|r| r.or_else(refused)).collect()
+    let seconds = |nanoseconds: AtomicU64| nanoseconds.into_inner() as f64 / 1e9;
+    let spent = Timings { generating_s: seconds(generating), assembling_s: seconds(assembling), ..Timings::default() };
+    Ok((compiled.into_iter().map(|r| r.or_else(refused)).collect::<Result<_, _>>()?, spent))
 }
 
-/// Runs `f` on chunks, each on its own thread; gives the results in order.
-fn parallel<T: Send>(programs: &[&Program], chunk: usize, f: impl Fn(&[&Program]) -> Vec<T> + Sync) -> Vec<T> {
-    let mut out = vec![];
-    std::thread::scope(|s| {
-        let handles: Vec<_> = programs.chunks(chunk).map(|c| s.spawn(|| f(c))).collect();
-        for h in handles {
-            match h.join() {
-                Ok(list) => out.extend(list),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+/// Adds the nanoseconds that `f` takes to `sum`.
+fn timed<T>(sum: &AtomicU64, f: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let done = f();
+    sum.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    done
+}
+
+/// Code of these programs for the host, in one module.
+fn on_host(programs: &[(&Program, bool)]) -> Vec<Result<Coded, CodegenError>> {
+    let all: Vec<Program> = programs.iter().map(|(p, _)| (*p).clone()).collect();
+    match host::compile(&all) {
+        Ok(module) => {
+            let module = Arc::new(module);
+            (0..all.len()).map(|i| Ok(Coded::Host(module.clone(), i))).collect()
         }
-    });
-    out
+        // Compiles the programs one at a time to find which of them failed.
+        Err(_) => {
+            let alone = |p| host::compile(std::slice::from_ref(p)).map(|m| Coded::Host(Arc::new(m), 0));
+            all.iter().map(alone).collect()
+        }
+    }
 }

@@ -249,11 +249,7 @@ impl CudaDevice {
     /// The module of this code. The driver compiles PTX on first use. The context must be current.
     fn module(&self, kernel: &str, ptx: &Ptx) -> Result<Arc<Module>, RuntimeError> {
         let image = Image::of(ptx, self.info().capability);
-        let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(m) = modules.get(&image) {
-            return Ok(m.clone());
-        }
-        let module = image.load(&self.inner.context).map_err(|(e, log)| {
+        self.load(&image).map_err(|(e, log)| {
             let log = log.trim();
             let what = if log.is_empty() { text(e) } else { format!("{}: {log}", text(e)) };
             match &image {
@@ -265,14 +261,30 @@ impl CudaDevice {
                     remedy: "write the artifact again, or load it without trusting its machine code".into(),
                 },
             }
-        })?;
-        let module = Arc::new(module);
-        modules.insert(image, module.clone());
-        Ok(module)
+        })
     }
 
-    /// Loads modules on several threads, because the driver's compiler is slow. A module that fails here fails again in
-    /// [`CudaDevice::module`], which reports the kernel's name.
+    /// The module of an image, which is loaded once. Threads load several images at once, because the driver's compiler is slow.
+    fn load(&self, image: &Image) -> Result<Arc<Module>, (DriverError, String)> {
+        let modules = || self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(m) = modules().get(image) {
+            return Ok(m.clone());
+        }
+        let module = Arc::new(image.load(&self.inner.context)?);
+        // Another thread may have loaded the same image meanwhile.
+        Ok(modules().entry(image.clone()).or_insert(module).clone())
+    }
+
+    /// Loads the code of a kernel, so that sessions on this device and its clones find it loaded. The driver assembles PTX here: threads may
+    /// call this for several kernels at once, and while code of others is generated. What the driver refuses, it refuses again when a
+    /// session needs it, which reports the kernel's name.
+    pub fn assemble(&self, ptx: &Ptx) {
+        if let Ok(_current) = self.inner.context.enter() {
+            let _ = self.load(&Image::of(ptx, self.info().capability));
+        }
+    }
+
+    /// Loads modules on as many threads as there are cores. A module that fails here fails again in [`CudaDevice::module`].
     fn preload<'a>(&self, all: impl Iterator<Item = &'a Ptx>) {
         let mut missing: Vec<Image> = {
             let modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
@@ -281,17 +293,14 @@ impl CudaDevice {
         };
         missing.sort_unstable();
         missing.dedup();
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(missing.len()).min(8);
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(missing.len());
         let next = AtomicUsize::new(0);
         let work = || {
             if self.inner.context.bind().is_err() {
                 return;
             }
             while let Some(image) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Ok(m) = image.load(&self.inner.context) {
-                    let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
-                    modules.insert(image.clone(), Arc::new(m));
-                }
+                let _ = self.load(image);
             }
         };
         std::thread::scope(|s| (0..threads).for_each(|_| drop(s.spawn(work))));
