@@ -177,8 +177,9 @@ def check(name, place, dynamic):
     found = agree(around(REFUSED[name]), X, dynamic=dynamic)
     eager = [piece for piece in found if piece.state == "eager"]
     assert all("test_split.py:" in p.source and p.reason for p in eager)
-    # An operand may have calls of its own before what is refused.
-    assert eager and count <= states(found).count("compiled") <= count + 2, found
+    # Calls before what is refused, or between two such calls, are pieces of their own.
+    most = count + (3 if name == "copies by strides" else 2)
+    assert eager and count <= states(found).count("compiled") <= most, found
 
 
 @pytest.mark.native
