@@ -203,7 +203,7 @@ fn a_binding_soon() {
     assert!(Arc::ptr_eq(&ready, &engine.at(&of(5)).expect("known")));
     let x = rows(5);
     assert_eq!(
-        engine.run_binding(&ready, std::slice::from_ref(&x)).expect("runs"),
+        engine.run_binding(&ready, 1, std::slice::from_ref(&x)).expect("runs"),
         project(1, Limits::default()).run(&[x]).expect("runs")
     );
 }
