@@ -45,6 +45,6 @@ fn main() {
     if rest.iter().any(|a| a == "--check") {
         let fresh: Vec<Tensor> = common::fresh(&inputs);
         let (got, want) = (common::evaluate(&model, &fresh), common::reference(Path::new(path), &fresh));
-        println!("  against libtorch: {}", common::difference(&got, &want, 1.0).unwrap_or("equal".into()));
+        println!("  against libtorch: {}", common::difference(&got, &want).unwrap_or("equal".into()));
     }
 }
