@@ -164,11 +164,8 @@ fn program(of: &Body, v: ValueId, z: &Sizes, tiles: Tiles) -> Result<Work<Kernel
     let lowest = math::float(&mut f.b, Elem::F32, f64::NEG_INFINITY);
     let rows = tiles.queries;
     let start = [f.b.splat(lowest, &[rows, 1]), f.b.splat(zero, &[rows, 1]), f.b.splat(zero, &[rows, way.wide_e])];
-    let mut bounds = bounds(&mut f, z, &tiles, if causal { Some(s) } else { None });
-    if let Some(end) = end {
-        let end = last_of_block(&mut f, end);
-        bounds[1] = f.b.binary(B::Min, bounds[1], end);
-    }
+    let end = end.map(|end| last_of_block(&mut f, end));
+    let bounds = bounds(&mut f, z, &tiles, end, if causal { Some(s) } else { None });
     let out = looped(&mut f, bounds, &start, |f, index, now| {
         let base = f.b.cast(index, f.em.index);
         let mut masks = vec![];
@@ -227,12 +224,27 @@ fn operand(f: &mut Frame, node: NodeId, dtype: DType, shape: [usize; 2], along: 
     zero_outside(f, v, mask)
 }
 
-/// The loop over the keys of an instance: first, end, step. `queries`: the queries' coordinate under a causal mask.
-fn bounds(f: &mut Frame, z: &Sizes, tiles: &Tiles, queries: Option<CoordId>) -> [Value; 3] {
+/// The loop over the keys of an instance: first, end, step. `end`: where the mask ends the keys; slices are cut for these, so that few keys
+/// are not the work of one slice. `queries`: the queries' coordinate under a causal mask.
+fn bounds(f: &mut Frame, z: &Sizes, tiles: &Tiles, end: Option<Value>, queries: Option<CoordId>) -> [Value; 3] {
     let seen = if queries.is_some() { z.t.min(z.s) } else { z.t };
     let (mut lo, mut hi, step) = (f.b.i32(0), f.b.i32(seen as i64), f.b.i32(tiles.keys as i64));
+    if let Some(end) = end {
+        hi = f.b.binary(B::Min, hi, end);
+    }
     if let Some(part) = f.part {
-        let (part, len) = (f.b.cast(part, Elem::I32), f.b.i32(tiles.part as i64));
+        let len = match end {
+            None => f.b.i32(tiles.part as i64),
+            Some(_) => {
+                // Blocks of keys for each slice, rounded up.
+                let once = (tiles.parts * tiles.keys) as i64;
+                let (once, less) = (f.b.i32(once), f.b.i32(once - 1));
+                let up = f.b.binary(B::Add, hi, less);
+                let blocks = f.b.binary(B::Div, up, once);
+                f.b.binary(B::Mul, blocks, step)
+            }
+        };
+        let part = f.b.cast(part, Elem::I32);
         lo = f.b.binary(B::Mul, part, len);
         let end = f.b.binary(B::Add, lo, len);
         hi = f.b.binary(B::Min, hi, end);
