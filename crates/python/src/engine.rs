@@ -360,9 +360,11 @@ impl Engine {
         }
     }
 
-    /// Compiles for these sizes.
+    /// Compiles for these sizes, or for those of their bucket.
     fn warm(&self, py: Python<'_>, sizes: Sizes) -> PyResult<()> {
-        self.binding(py, Some(sizes)).map(drop)
+        let sizes = self.sizes(Some(sizes))?;
+        let rounded = self.engine.rounded(&sizes).map_err(compiling)?;
+        self.compiled(py, rounded.as_ref().map_or(&sizes, |r| &r.sizes)).map(drop)
     }
     /// The report as JSON.
     #[pyo3(signature = (sizes = None))]

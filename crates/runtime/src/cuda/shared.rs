@@ -5,7 +5,7 @@
 //! session makes its launches anew before its next run, and records them again. A session whose run was captured by its caller keeps the
 //! arena that it had, because the captured graph refers to it.
 //!
-//! All sessions use the one arena, so their work takes turns: one session at a time enqueues, and work on another stream waits for the
+//! All sessions use the one arena, so their work is one after another: one session at a time enqueues, and work on another stream waits for the
 //! work before ([`CudaSession::follow`](super::session::CudaSession)).
 use super::{
     CudaDevice,
