@@ -1,13 +1,14 @@
 //! `kiln._native.Engine`: one program, its weights, and its specialisations by sizes.
+mod call;
 mod padded;
 
 use crate::{
-    call::{Given, Ready, Target},
     errors::{InputError, ShapeError, UnsupportedError, UsageError, compiling, raised},
     exchange::{Borrowed, CPU, CUDA, DLDevice, Exchange, New},
     fallback::Torch,
     options::Options,
 };
+use call::{Given, Ready, Target};
 use kiln::{
     Binding, CompileOptions, DeviceKind, Feed, Param, Program, Report, Tensor, Type,
     compile::is_collective,

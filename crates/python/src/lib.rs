@@ -3,7 +3,6 @@
 //! Takes: programs as JSON with torch's tensors, and torch's tensors for every call. Gives: an [`engine::Engine`] that runs them in torch's
 //! memory, with its allocator and on its current stream. Never: links libtorch. Tensors come through DLPack's C table ([`exchange`]), and
 //! operators that Kiln does not compile run through `torch.ops` ([`fallback`]).
-mod call;
 mod collective;
 mod engine;
 mod errors;

@@ -9,6 +9,7 @@
 mod boundary;
 pub mod callbacks;
 pub mod cuda;
+pub mod device;
 pub mod error;
 pub mod executable;
 pub mod host;
@@ -25,12 +26,13 @@ pub mod trace;
 
 pub use callbacks::{Callbacks, DeviceTensor, NoCallbacks, Refused};
 pub use cuda::CudaDevice;
+pub use device::Device;
 pub use error::{Mismatch, RuntimeError};
 pub use executable::{Code, Cubin, Executable, HostFn, InputSpec, KernelCode, Passed, Ptx, TensorMap};
 pub use host::{HostDevice, MAX_THREADS};
 pub use param::{CUDA_ALIGN, DeviceParam, HOST_ALIGN, Param, host_align};
 pub use profile::{KernelTime, KernelTimer, Spread, TimeOptions, Timing};
-pub use session::{Device, Session};
+pub use session::Session;
 pub use shared::{Names, Shared};
 pub use steps::Feed;
 pub use storage::Storage;

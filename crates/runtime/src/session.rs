@@ -2,7 +2,7 @@
 //!
 //! Takes: an executable, parameters and callbacks, then the inputs of each run. Gives: the outputs. Never: runs two calls at once.
 use crate::{
-    Callbacks, CudaDevice, Executable, HostDevice, KernelCode, Param, RuntimeError,
+    Callbacks, Device, Executable, KernelCode, Param, RuntimeError,
     cuda::session::CudaSession,
     error::Mismatch,
     host::session::HostSession,
@@ -15,33 +15,6 @@ use std::{
     ops::{Deref, DerefMut},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-
-/// A device that runs code. Cheap to clone.
-#[derive(Clone)]
-pub enum Device {
-    /// The processor.
-    Host(HostDevice),
-    /// An NVIDIA GPU.
-    Cuda(CudaDevice),
-}
-impl Device {
-    /// Opens a device by name: `cpu` (one thread per core), `cpu:4` (four threads), `cuda` (the first GPU), `cuda:1`.
-    ///
-    /// # Errors
-    /// [`RuntimeError::Device`] if the name is unknown or the device cannot be used, [`RuntimeError::Level`] if `KILN_CPU` is wrong.
-    pub fn open(name: &str) -> Result<Device, RuntimeError> {
-        let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
-        match (kind, number.parse()) {
-            ("cpu", Ok(threads)) => HostDevice::new(threads).map(Device::Host),
-            ("cuda", Ok(index)) => CudaDevice::open(index).map(Device::Cuda),
-            _ => Err(RuntimeError::Device {
-                device: format!("`{name}`"),
-                what: "there is no such device".into(),
-                remedy: "write cpu or cuda:0".into(),
-            }),
-        }
-    }
-}
 
 /// A loaded model on one device. Threads may share it: calls wait for each other.
 pub struct Session {

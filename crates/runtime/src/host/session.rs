@@ -6,7 +6,7 @@ use super::{
     HostDevice, Parallel, Tally,
     caller::{self, Callers},
     gemm, run_grid,
-    shared::{HostShared, Lent, Need},
+    shared::{HostShared, Lent, Need, arena},
     weights,
 };
 use crate::{
@@ -527,11 +527,6 @@ const EMPTY: *mut u8 = std::ptr::without_provenance_mut(crate::memory::ALIGN);
 fn operand<'a>(all: &'a mut [gemm::Weights], o: &weights::Operand) -> &'a mut Option<gemm::Packed> {
     let w = &mut all[o.step];
     if o.role == gemm::Role::A { &mut w.a } else { &mut w.b }
-}
-
-pub(super) fn arena(bytes: usize) -> Result<Memory, RuntimeError> {
-    let what = "intermediate results".to_string();
-    Memory::zeroed(bytes).ok_or_else(|| RuntimeError::Memory { bytes, what, why: "out of memory".into() })
 }
 
 /// Results of earlier runs, kept to reuse their memory: faulting in fresh pages costs more than many kernels.

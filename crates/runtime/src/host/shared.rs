@@ -67,7 +67,7 @@ impl Need {
         let memory = match state.idle.pop() {
             Some(m) if m.len() >= self.bytes => m,
             // A smaller one is of no use to the largest session any more.
-            _ => super::session::arena(state.largest())?,
+            _ => arena(state.largest())?,
         };
         state.lent += memory.len();
         Ok(Lent { arenas: self.arenas.clone(), memory: Some(memory) })
@@ -108,4 +108,10 @@ impl Drop for Lent {
             state.idle.push(memory);
         }
     }
+}
+
+/// Zeroed memory of so many bytes.
+pub(super) fn arena(bytes: usize) -> Result<Memory, RuntimeError> {
+    let what = "intermediate results".to_string();
+    Memory::zeroed(bytes).ok_or_else(|| RuntimeError::Memory { bytes, what, why: "out of memory".into() })
 }

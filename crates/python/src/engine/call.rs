@@ -1,6 +1,6 @@
 //! What a call needs of a binding, and whether its arguments are the binding's.
+use super::{Engine, device_name, lock, of_input};
 use crate::{
-    engine::{Engine, device_name, lock, of_input},
     errors::{InputError, UsageError},
     exchange::{CPU, CUDA, DLDevice, Exchange, Match, Wanted, dl_dtype, shape_of},
 };
