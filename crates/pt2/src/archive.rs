@@ -87,12 +87,20 @@ impl Archive {
         let bytes = self.bytes(name)?;
         let unread = |e| Problem::new(format!("{}: {name} does not follow the schema: {e}", self.path));
         serde_json::from_slice(&bytes).map_err(|e| {
-            unread(e).help("export again with PyTorch 2.8 or later; if it is as new, please report it").into()
+            unread(e).help("export again with PyTorch 2.9 or later; if it is as new, please report it").into()
         })
     }
     /// Where the tensors of a folder are; an archive without any has no such file.
     pub fn payloads(&mut self, folder: &str, program: &str) -> Result<PayloadConfig, ImportErrors> {
-        self.json(&format!("data/{folder}/{program}_{folder}_config.json"))
+        let config = format!("data/{folder}/{program}_{folder}_config.json");
+        let pickled = format!("data/{folder}/{program}.pt");
+        let has = |name: &str| self.zip.index_for_name(&format!("{}{name}", self.root)).is_some();
+        if has(&pickled) && !has(&config) {
+            let what =
+                format!("{}: its {folder} are one pickled file, {pickled}, as PyTorch 2.8 writes them", self.path);
+            return Err(Problem::new(what).help("save the program with PyTorch 2.9 or later").into());
+        }
+        self.json(&config)
     }
     /// Where an entry lies in the map; `None` without a map.
     fn mapped(&mut self, name: &str) -> Result<Option<Range<usize>>, Problem> {

@@ -96,6 +96,19 @@ fn a_file_may_be_replaced_while_its_weights_are_in_use() {
 }
 
 #[test]
+fn pickled_weights_are_refused_with_a_remedy() {
+    let mut all = entries(&at("tied.pt2"));
+    for (name, _) in &mut all {
+        *name = name.replace("/model_weights_config.json", "/model.pt");
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("pickled.pt2");
+    write(&path, &all, 1);
+    let why = kiln_pt2::open(&path).expect_err("pickled").to_string();
+    assert!(why.contains("pickled file") && why.contains("2.9 or later"), "{why}");
+}
+
+#[test]
 fn a_file_that_was_cut_is_refused() {
     let dir = tempfile::tempdir().expect("a folder");
     let cut = dir.path().join("cut.pt2");
