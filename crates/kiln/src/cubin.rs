@@ -17,8 +17,7 @@ pub struct Cubins {
 impl Cubins {
     /// None yet, for programs of this target; `None` if it is no GPU.
     pub(crate) fn new(target: Target) -> Option<Cubins> {
-        let number: u32 = target.name().strip_prefix("sm_")?.trim_end_matches('a').parse().ok()?;
-        Some(Cubins { capability: (number / 10, number % 10), all: BTreeMap::new() })
+        Some(Cubins { capability: capability(target)?, all: BTreeMap::new() })
     }
     /// Has `ptxas` assemble these texts, on all cores.
     ///
@@ -56,6 +55,12 @@ impl Cubins {
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
+}
+
+/// The compute capability (major, minor) that machine code of a target runs on; `None` if the target is no GPU.
+pub(crate) fn capability(target: Target) -> Option<(u32, u32)> {
+    let number: u32 = target.name().strip_prefix("sm_")?.trim_end_matches('a').parse().ok()?;
+    Some((number / 10, number % 10))
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@
 #![warn(missing_docs)]
 pub mod accuracy;
 pub mod artifact;
+mod assembler;
 pub mod bench;
 pub mod calibrate;
 pub mod compile;

@@ -3,7 +3,7 @@
 //! Takes: kernels of a plan and the machine. Gives: their steps, and code for every block program, or why there is none. What was compiled
 //! is kept ([`Codes`]), so that plans for one machine share it.
 use super::{CompiledCode, ProgramId, Timings, defect, interpreted, loadable, not_lowered};
-use crate::{Error, workers};
+use crate::{Error, assembler::Assembler, workers};
 use kiln_block::Kernel as Program;
 use kiln_codegen::{CodegenError, host, nvptx};
 use kiln_lower::LowerError;
@@ -70,7 +70,7 @@ pub(super) fn used(steps: &[Steps<ProgramId>]) -> HashSet<ProgramId> {
 #[derive(Default)]
 pub(crate) struct Codes {
     all: Mutex<HashMap<String, Coded>>,
-    /// The GPU that will run the code: its driver assembles each program as soon as its PTX is there, while others are generated.
+    /// The GPU that will run the code, which loads each program as soon as its PTX is there and assembled, while others are generated.
     gpu: Option<CudaDevice>,
 }
 
@@ -106,7 +106,7 @@ impl Codes {
         Codes { gpu, ..Codes::default() }
     }
     /// Code for every program. Also gives the programs that code generation does not support, with the reason; an error of LLVM is a bug.
-    /// The GPU's driver assembles those that are `used`.
+    /// Those that are `used` are assembled, and loaded on the GPU.
     pub(super) fn generate(
         &self,
         programs: &Programs,
@@ -167,6 +167,8 @@ fn generate(
         CodegenError::Llvm { .. } | CodegenError::Defect { .. } => Err(defect(e)),
     };
     let (generating, assembling) = (AtomicU64::new(0), AtomicU64::new(0));
+    let count = programs.iter().filter(|p| p.1).count();
+    let assembler = gpu.map(|gpu| Assembler::new(gpu, machine.arch, count));
     let compiled: Vec<Result<Coded, CodegenError>> = match machine.arch.is_gpu() {
         false => {
             kiln_cpu::Level::chosen().map_err(|e| Error::usage(e.to_string(), ""))?;
@@ -177,8 +179,8 @@ fn generate(
         }
         true => workers::map(programs, |(program, used)| {
             let ptx = timed(&generating, || nvptx::compile(program, machine))?;
-            if let Some(gpu) = gpu.filter(|_| *used) {
-                timed(&assembling, || gpu.assemble(&loadable(&ptx, None)));
+            if let Some(assembler) = assembler.as_ref().filter(|_| *used) {
+                timed(&assembling, || assembler.load(&loadable(&ptx, None)));
             }
             Ok(Coded::Ptx(ptx))
         }),

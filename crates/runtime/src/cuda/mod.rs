@@ -19,7 +19,7 @@ mod trace;
 
 pub use allocator::{Allocator, DeviceMemory};
 
-use crate::{Ptx, RuntimeError, memory};
+use crate::{Cubin, Ptx, RuntimeError, memory};
 use cudarc::driver::{
     result::{self, DriverError},
     sys,
@@ -159,7 +159,7 @@ struct Inner {
     info: DeviceInfo,
     context: Arc<Context>,
     /// Loaded modules; equal kernels share one. The key is the code itself: a hash collision cannot swap kernels, and code that was
-    /// compiled here is never that of a cubin.
+    /// compiled here is never that of a cubin from elsewhere.
     modules: Mutex<HashMap<Image, Arc<Module>>>,
     /// cuBLASLt, loaded on first use; `None` inside if it cannot be loaded.
     library: OnceLock<Option<Arc<Library>>>,
@@ -284,6 +284,19 @@ impl CudaDevice {
         }
     }
 
+    /// Loads machine code that was made of this PTX just now: sessions on this device and its clones that need the PTX find it loaded. False
+    /// if it is for another capability, or the driver refuses it, as when the assembler is of a newer CUDA.
+    pub fn load_assembled(&self, ptx: &Ptx, cubin: &Cubin) -> bool {
+        let Ok(_current) = self.inner.context.enter() else { return false };
+        if cubin.capability != self.info().capability {
+            return false;
+        }
+        let Ok(module) = Image::Cubin(cubin.bytes.clone()).load(&self.inner.context) else { return false };
+        let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        modules.entry(Image::Ptx(ptx.text.clone())).or_insert_with(|| Arc::new(module));
+        true
+    }
+
     /// Loads modules on as many threads as there are cores. A module that fails here fails again in [`CudaDevice::module`].
     fn preload<'a>(&self, all: impl Iterator<Item = &'a Ptx>) {
         let mut missing: Vec<Image> = {
@@ -346,7 +359,6 @@ fn remedy(e: DriverError) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Cubin;
 
     /// A device of another capability compiles the PTX.
     #[test]

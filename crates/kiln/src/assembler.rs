@@ -1,0 +1,112 @@
+//! What assembles the PTX of a compilation for the GPU that will run it: `ptxas`, one process for each program, or the driver.
+//!
+//! Takes: PTX, as it is generated, from several threads. Gives: modules that the device has loaded. Never: keeps machine code, or fails;
+//! what `ptxas` or the loader refuses, the driver assembles, and a session reports what the driver refuses.
+//!
+//! The driver assembles one text at a time, however many threads ask it: a model of 76 programs takes it 3.2 s on 16 cores, where `ptxas`
+//! needs 2 s of one core. It keeps what it has assembled on disk, and `ptxas` does not: a second process would find it there. With few cores
+//! or few programs that is worth more, so the driver assembles those.
+//!
+//! nvJitLink is no alternative: it assembles each text to be linked with others, as `ptxas --compile-only` does. `setmaxnreg` is then ignored,
+//! and divisions are calls, for which kernels hold more registers.
+use crate::{cores, cubin::capability, doctor, facts};
+use kiln_machine::Arch as Target;
+use kiln_runtime::{Cubin, CudaDevice, Ptx};
+use std::{
+    path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+/// Fewest cores on which `ptxas` is used.
+const CORES: usize = 4;
+/// Fewest programs for which `ptxas` is used.
+const PROGRAMS: usize = 4;
+
+/// The assembler of one compilation.
+pub(crate) struct Assembler<'a> {
+    gpu: &'a CudaDevice,
+    target: Target,
+    /// `None`: the driver assembles.
+    ptxas: Option<PathBuf>,
+    /// `ptxas` refused a text, or the driver its machine code, as when `ptxas` is of a newer CUDA: it is not asked again.
+    refused: AtomicBool,
+}
+
+impl<'a> Assembler<'a> {
+    /// For this many programs of this target.
+    pub fn new(gpu: &'a CudaDevice, target: Target, programs: usize) -> Assembler<'a> {
+        let ptxas = if is_worth(cores::cores(), programs) { doctor::installed_ptxas() } else { None };
+        Assembler { gpu, target, ptxas, refused: AtomicBool::new(false) }
+    }
+    /// Assembles a program and loads it.
+    pub fn load(&self, ptx: &Ptx) {
+        if !self.by_ptxas(ptx) {
+            self.gpu.assemble(ptx);
+        }
+    }
+    /// False if the driver has to.
+    fn by_ptxas(&self, ptx: &Ptx) -> bool {
+        // The driver assembles code of another architecture for this device.
+        let Some(capability) = capability(self.target).filter(|c| *c == self.gpu.info().capability) else {
+            return false;
+        };
+        let Some(ptxas) = self.ptxas.as_ref().filter(|_| !self.refused.load(Ordering::Relaxed)) else { return false };
+        let made = facts::cubin(ptxas, &ptx.text, self.target.name());
+        let loaded = made.is_ok_and(|bytes| self.gpu.load_assembled(ptx, &Cubin { capability, bytes: bytes.into() }));
+        self.refused.fetch_or(!loaded, Ordering::Relaxed);
+        loaded
+    }
+}
+
+/// Whether processes of `ptxas` on this many cores are faster than the driver, which may have the programs in its cache.
+fn is_worth(cores: usize, programs: usize) -> bool {
+    cores >= CORES && programs >= PROGRAMS
+}
+
+/// What `kiln doctor` says of it.
+pub(crate) fn finding() -> String {
+    match doctor::installed_ptxas() {
+        Some(path) if cores::cores() >= CORES => format!("{}, on all cores", path.display()),
+        Some(_) => format!("the driver: fewer than {CORES} cores"),
+        None => "the driver, one program at a time: no ptxas on the PATH or beside PyTorch".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COPY: &str = ".version 8.1\n.target sm_90a\n.address_size 64\n.visible .entry copy(.param .u64 p) { ret; }\n";
+
+    fn ptx() -> Ptx {
+        let (entry, grid, passed) = (String::from("copy"), [1; 3], vec![]);
+        Ptx { entry, text: COPY.into(), cubin: None, grid, threads: 32, shared: 0, cluster: 1, passed }
+    }
+
+    #[test]
+    fn the_driver_assembles_few_programs_and_on_few_cores() {
+        assert!(is_worth(16, 76) && is_worth(4, 4));
+        assert!(!is_worth(2, 76) && !is_worth(16, 1));
+    }
+
+    /// `ptxas` is not asked again once it has failed, and then the driver has the program.
+    #[test]
+    fn what_ptxas_refuses_the_driver_assembles() {
+        let Ok(gpu) = CudaDevice::open(0) else {
+            eprintln!("no GPU: nothing was tested");
+            return;
+        };
+        if gpu.info().capability != (9, 0) {
+            eprintln!("no GPU of sm_90: nothing was tested");
+            return;
+        }
+        let with = |ptxas| Assembler { gpu: &gpu, target: Target::Sm90a, ptxas, refused: AtomicBool::new(false) };
+        let found = doctor::find_ptxas().expect("run scripts/setup, which installs ptxas");
+        let good = with(Some(found));
+        assert!(good.by_ptxas(&ptx()) && !good.refused.load(Ordering::Relaxed));
+        let bad = with(Some("/bin/false".into()));
+        bad.load(&ptx());
+        assert!(bad.refused.load(Ordering::Relaxed) && !bad.by_ptxas(&ptx()));
+        assert!(!with(None).by_ptxas(&ptx()));
+    }
+}
