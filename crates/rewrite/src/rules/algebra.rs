@@ -28,6 +28,12 @@ fn by_reciprocal(b: &mut Builder, m: &Bindings, exact: bool) -> Option<Id> {
     let c = b.constant(dtype, inverse);
     b.binary(BinaryOp::Mul, x, c)
 }
+/// `x` itself for `x + 0` of integers; floats keep the sum, which turns -0 to 0.
+fn without_zero(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let (x, c) = (m.var("x")?, m.var("c")?);
+    let widens = b.shape(c).len() > b.shape(x).len() || b.shape(c).iter().any(|n| *n != 1);
+    (b.ty(x).dtype.is_int() && !widens && b.fact(c).number()? == 0.).then_some(x)
+}
 /// Whether a number of this type has full precision: neither subnormal nor infinite.
 fn keeps_digits(v: f64, dtype: DType) -> bool {
     v.is_normal() && (dtype != DType::F16 || v.abs() >= 2f64.powi(-14))
@@ -64,6 +70,16 @@ pub const RULES: &[Rule] = &[
         right: |b, m| b.binary(BinaryOp::Mul, m.var("x")?, m.var("x")?),
         example: "(%x: f32[4]) {\n %y = pow %x, 2.0\n return %y\n}",
         near_miss: "(%x: f32[4]) {\n %y = pow %x, 2.5\n return %y\n}",
+    },
+    Rule {
+        name: "add-zero",
+        numerics: Exact,
+        half: Exact,
+        left: &["(add ?x ?c)", "(add ?c ?x)"],
+        when: &[Scalar("c")],
+        right: without_zero,
+        example: "(%x: i64[4]) {\n %y = add %x, 0\n return %y\n}",
+        near_miss: "(%x: f32[4]) {\n %y = add %x, 0.0\n return %y\n}",
     },
     Rule {
         name: "divide-by-power-of-two",
