@@ -35,7 +35,7 @@ fn plans() {
 
 #[test]
 fn ptx_facts_of_graphs() {
-    let ptxas = kiln::doctor::find_ptxas();
+    let ptxas = kiln::ptxas::find_ptxas();
     assert!(ptxas.is_some(), "ptxas is not here; run scripts/setup");
     each_graph(|name, model| {
         let options = CompileOptions { target: Target::Sm90a, ..CompileOptions::default() };

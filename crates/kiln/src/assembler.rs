@@ -9,7 +9,7 @@
 //!
 //! nvJitLink is no alternative: it assembles each text to be linked with others, as `ptxas --compile-only` does. `setmaxnreg` is then ignored,
 //! and divisions are calls, for which kernels hold more registers.
-use crate::{cores, cubin::capability, doctor, facts};
+use crate::{cores, cubin::capability, facts, ptxas};
 use kiln_machine::Arch as Target;
 use kiln_runtime::{Cubin, CudaDevice, Ptx};
 use std::{
@@ -35,7 +35,7 @@ pub(crate) struct Assembler<'a> {
 impl<'a> Assembler<'a> {
     /// For this many programs of this target.
     pub fn new(gpu: &'a CudaDevice, target: Target, programs: usize) -> Assembler<'a> {
-        let ptxas = if is_worth(cores::cores(), programs) { doctor::installed_ptxas() } else { None };
+        let ptxas = if is_worth(cores::cores(), programs) { ptxas::installed_ptxas() } else { None };
         Assembler { gpu, target, ptxas, refused: AtomicBool::new(false) }
     }
     /// Assembles a program and loads it.
@@ -65,7 +65,7 @@ fn is_worth(cores: usize, programs: usize) -> bool {
 
 /// What `kiln doctor` says of it.
 pub(crate) fn finding() -> String {
-    match doctor::installed_ptxas() {
+    match ptxas::installed_ptxas() {
         Some(path) if cores::cores() >= CORES => format!("{}, on all cores", path.display()),
         Some(_) => format!("the driver: fewer than {CORES} cores"),
         None => "the driver, one program at a time: no ptxas on the PATH or beside PyTorch".into(),
@@ -101,7 +101,7 @@ mod tests {
             return;
         }
         let with = |ptxas| Assembler { gpu: &gpu, target: Target::Sm90a, ptxas, refused: AtomicBool::new(false) };
-        let found = doctor::find_ptxas().expect("run scripts/setup, which installs ptxas");
+        let found = ptxas::find_ptxas().expect("run scripts/setup, which installs ptxas");
         let good = with(Some(found));
         assert!(good.by_ptxas(&ptx()) && !good.refused.load(Ordering::Relaxed));
         let bad = with(Some("/bin/false".into()));

@@ -2,7 +2,7 @@
 //!
 //! Takes: PTX. Gives: what `ptxas` makes of it, by the digest of the text: code that was generated again finds its machine code only if it is
 //! the same text. Never: decides whether machine code from a file is trusted; that is [`crate::CompileOptions::machine_code`].
-use crate::{Error, digest::digest, doctor, facts, workers};
+use crate::{Error, digest::digest, facts, ptxas, workers};
 use kiln_machine::Arch as Target;
 use kiln_runtime::Cubin;
 use std::{collections::BTreeMap, sync::Arc};
@@ -26,7 +26,7 @@ impl Cubins {
     pub fn assemble<'a>(texts: impl Iterator<Item = &'a str>, target: Target) -> Result<Cubins, Error> {
         let mut made = Cubins::new(target)
             .ok_or_else(|| Error::usage(format!("the target {target} has no cubin"), "add --target sm_90a"))?;
-        let ptxas = doctor::find_ptxas().ok_or_else(|| {
+        let ptxas = ptxas::find_ptxas().ok_or_else(|| {
             Error::failed(
                 "machine code needs ptxas, which was not found",
                 "run scripts/setup, or put ptxas on the PATH",

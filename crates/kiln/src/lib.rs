@@ -47,6 +47,7 @@ pub mod parts;
 #[doc(hidden)]
 pub mod plot;
 pub mod program;
+pub mod ptxas;
 mod recognise;
 #[doc(hidden)]
 pub mod select;

@@ -2,7 +2,7 @@
 use kiln::trial::near::{self, Wanted};
 use kiln::trial::{ops, ops::Case, pack::wanted, programs};
 use kiln::{CompileOptions, DType, Model, Target, Tensor, Torch, compile::CompiledCode, compile::open_device};
-use kiln::{compile::DeviceKind, doctor, facts};
+use kiln::{compile::DeviceKind, facts, ptxas};
 use kiln_interp::graph::no_fallback;
 use std::sync::Mutex;
 
@@ -103,7 +103,7 @@ fn gpu_programs_are_libtorch_2() {
 
 /// The PTX of every case must assemble for the architecture, without warnings.
 fn assembles(target: Target, arch: &str) {
-    let ptxas = doctor::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
+    let ptxas = ptxas::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
     let cases = ops::cases().unwrap();
     let (next, failures) = (Mutex::new(cases.iter()), Mutex::new(vec![]));
     std::thread::scope(|s| {
@@ -139,7 +139,7 @@ fn ptx_assembles_for_ada() {
 /// Matmuls of f8 use the tensor-core instruction of their type, or that of f16 on targets without one for f8.
 #[test]
 fn matmuls_of_f8_assemble() {
-    let ptxas = doctor::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
+    let ptxas = ptxas::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
     for d in DType::ALL.into_iter().filter(|d| d.is_f8()) {
         let text = format!("graph f8(%x: {d}[256,512], %w: {d}[384,512]) {{\n %y = linear %x, %w\n return %y\n}}");
         let name = &d.name()[2..];

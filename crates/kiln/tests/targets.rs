@@ -1,5 +1,5 @@
 //! Targets and machines: PTX compiled for each assembles there, and has no instruction that the target lacks.
-use kiln::{CompileOptions, Machine, Model, Target, calibrate, compile::CompiledCode, doctor, facts, snapshot};
+use kiln::{CompileOptions, Machine, Model, Target, calibrate, compile::CompiledCode, facts, ptxas, snapshot};
 use std::path::{Path, PathBuf};
 
 fn graphs() -> Vec<PathBuf> {
@@ -30,7 +30,7 @@ const HOPPER: [&str; 11] = [
 /// Compiles every graph for every built-in GPU description except the H200, which the snapshots cover.
 #[test]
 fn every_graph_assembles_for_every_machine() {
-    let ptxas = doctor::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
+    let ptxas = ptxas::find_ptxas().expect("this test assembles PTX: run scripts/setup, which installs ptxas");
     for path in graphs() {
         let model = Model::open(&path, &[]).expect("opens");
         for name in ["a100", "rtx4090", "l40s", "h100"] {

@@ -5,7 +5,7 @@ use crate::{
     render::{self, Progress},
 };
 use kiln::{
-    Error, Report, Target, doctor, io,
+    Error, Report, Target, io, ptxas,
     stages::{self, Stage, kernel},
 };
 use std::time::Instant;
@@ -90,7 +90,7 @@ pub fn ptx(a: &args::PtxArgs) -> Result<(), Error> {
         let texts = kernels.iter().map(|k| kernel::text(&compiled, *k, Stage::Ptx));
         return render::out(&texts.collect::<Result<Vec<_>, _>>()?.join("\n"));
     }
-    let ptxas = doctor::find_ptxas();
+    let ptxas = ptxas::find_ptxas();
     let facts = kernels.iter().map(|k| kernel::facts(&compiled, *k, ptxas.as_deref()));
     let facts: Vec<kernel::Facts> = facts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
     match &a.json {
