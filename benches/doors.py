@@ -224,7 +224,8 @@ def torchscript(m: Model, binary: str) -> dict[str, Any]:
         save_file({str(i): x.contiguous() for i, x in enumerate(given)}, folder + "/in.safetensors")
         common = [folder + "/model.pt", "--inputs", folder + "/in.safetensors"]
         for command in (["run", *common, "--outputs", folder + "/out.safetensors"], ["explain", *common, "--json", folder + "/plan.json"]):
-            done = subprocess.run([binary, *command], capture_output=True, text=True, timeout=300)
+            libtorch = {"LIBTORCH": os.path.dirname(torch.__file__), **os.environ}
+            done = subprocess.run([binary, *command], capture_output=True, text=True, timeout=300, env=libtorch)
             if done.returncode != 0:
                 raise RuntimeError(done.stderr.strip())
         out = load_file(folder + "/out.safetensors")
