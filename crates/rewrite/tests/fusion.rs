@@ -323,6 +323,43 @@ fn attention_however_it_is_scaled_and_masked() {
         assert!(!kinds(&exact(&text)).contains(&Attention));
     }
 }
+/// As the core form of `scaled_dot_product_attention`: batches and heads in one axis, and zeros for queries without a key.
+#[test]
+fn attention_whose_masked_queries_are_zero() {
+    for (mask, everything) in [
+        ("%z = const 0.0 : f32[]\n %n = select %c, %z, -inf\n %s = add %d, %n", false),
+        ("%s = select %c, %d, -inf", true),
+    ] {
+        let blind = if everything {
+            "%e = eq %s, -inf\n %b = reduce.all %e axes=[3]"
+        } else {
+            "%e = eq %s, -inf\n %f = not %e\n %g = reduce.any %f axes=[3]\n %b = not %g"
+        };
+        for low in ["0.0", "-9.0"] {
+            let p = checked(&format!(
+                "graph g(%q: f32[2,4,16,16], %k: f32[2,4,16,16], %v: f32[2,4,16,16], %m: f32[2,1,1,16]) {{
+                %q1 = mul %q, 0.5\n %q2 = reshape %q1 shape=[8,16,16]\n %kt = permute %k perm=[0,1,3,2]\n %k1 = mul %kt, 0.5
+                %k2 = reshape %k1 shape=[8,16,16]\n %d1 = dot %q2, %k2\n %d = reshape %d1 shape=[2,4,16,16]\n %c = lt %m, {low}
+                {mask}\n {blind}\n %p1 = softmax %s axis=3\n %p2 = select %b, 0.0, %p1\n %p = reshape %p2 shape=[8,16,16]
+                %v1 = reshape %v shape=[8,16,16]\n %a = dot %p, %v1\n %y = reshape %a shape=[2,4,16,16]\n return %y\n}}"
+            ));
+            let kinds: Vec<_> = kinds(&p).into_iter().filter(|k| *k != Pointwise).collect();
+            assert_eq!(kinds, [Attention], "{mask}\n{p}");
+        }
+    }
+}
+/// Zeros in other places than those of queries without a key are no attention.
+#[test]
+fn softmax_with_zeros_elsewhere_is_no_attention() {
+    for blind in ["%e = eq %s, -inf\n %b = reduce.any %e axes=[3]", "%e = eq %d, -inf\n %b = reduce.all %e axes=[3]"] {
+        let p = checked(&format!(
+            "graph g(%q: f32[2,4,16,16], %k: f32[2,4,16,16], %v: f32[2,4,16,16], %m: f32[2,1,1,16]) {{
+            %kt = permute %k perm=[0,1,3,2]\n %d = dot %q, %kt\n %c = lt %m, 0.0\n %s = select %c, %d, -inf\n {blind}
+            %p1 = softmax %s axis=3\n %p = select %b, 0.0, %p1\n %y = dot %p, %v\n return %y\n}}"
+        ));
+        assert!(!kinds(&p).contains(&Attention), "{blind}\n{p}");
+    }
+}
 #[test]
 fn attention_with_softmax_in_f32_of_half() {
     let scores = "%d = dot %q, %kt\n %e = mul %d, 0.25\n %f = add %e, %m";

@@ -3,7 +3,7 @@ use super::Rule;
 use crate::build::Builder;
 use crate::pattern::Bindings;
 use egg::Id;
-use kiln_graph::{BinaryOp, FullyMasked, Op, Scalar};
+use kiln_graph::{BinaryOp, CompareOp, FullyMasked, Op, ReduceOp, Scalar, UnaryOp};
 use kiln_plan::Numerics::*;
 
 /// The operand of the softmax.
@@ -84,13 +84,45 @@ fn forms<T>(b: &Builder, x: Id, read: impl Fn(&Op, &[Id]) -> Vec<T>) -> Vec<T> {
     b.g[x].nodes.iter().flat_map(|t| read(crate::language::op(&b.g, t), &t.args)).collect()
 }
 
+/// Whether `c` says of each row of `x` that all of it is minus infinity.
+fn all_masked(b: &Builder, c: Id, x: Id) -> bool {
+    let not = |y: Id| b.form(y, |o, a| (*o == Op::Unary(UnaryOp::Not)).then(|| a[0]));
+    let reduced = |y: Id, by: ReduceOp| {
+        let last = vec![b.shape(x).len() - 1];
+        b.form(y, |o, a| matches!(o, Op::Reduce { op, axes, .. } if *op == by && *axes == last).then(|| a[0]))
+    };
+    let lowest = |y: Id| {
+        let sides = b.form(y, |o, a| (*o == Op::Compare(CompareOp::Eq)).then(|| (a[0], a[1])));
+        let low = |n: Id| b.fact(n).number() == Some(f64::NEG_INFINITY);
+        sides.is_some_and(|(p, q)| (p == x && low(q)) || (q == x && low(p)))
+    };
+    let every = reduced(c, ReduceOp::All).is_some_and(lowest);
+    every || not(c).and_then(|c| reduced(c, ReduceOp::Any)).and_then(not).is_some_and(lowest)
+}
+
+/// The condition of a mask that is 0 where it holds and minus infinity where not, as PyTorch makes one of booleans.
+fn kept(b: &Builder, mask: Id) -> Option<Id> {
+    b.form(mask, |o, a| {
+        let numbers =
+            *o == Op::Select && b.fact(a[1]).number() == Some(0.) && b.fact(a[2]).number() == Some(f64::NEG_INFINITY);
+        (numbers && b.shape(a[0]) == b.shape(mask)).then(|| a[0])
+    })
+}
+
 fn attention(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let (x, v) = (m.var("s")?, m.var("v")?);
     let rank = b.shape(x).len();
     if rank < 3 || !matches!(m.op("f")?, Op::Softmax { axis } if *axis == rank - 1) {
         return None;
     }
-    let s = scores(b, x)?;
+    let safe = m.var("c");
+    if safe.is_some_and(|c| !all_masked(b, c, x)) || m.var("z").is_some_and(|z| b.fact(z).number() != Some(0.)) {
+        return None;
+    }
+    let mut s = scores(b, x)?;
+    if safe.is_some() {
+        s.mask = s.mask.map(|mask| kept(b, mask).unwrap_or(mask));
+    }
     let k = b.transpose(s.k)?;
     let heads = |x: Id| b.shape(x).get(..rank - 2).map(<[usize]>::to_vec);
     if b.shape(s.q).len() != rank || heads(s.q) != heads(k) || heads(s.q) != heads(v) {
@@ -99,7 +131,7 @@ fn attention(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let mut args = vec![s.q, k, v];
     args.extend(s.mask);
     // A softmax of scores that are all minus infinity is NaN, which a mask can make of finite scores.
-    let fully_masked = if s.mask.is_some() { FullyMasked::Nan } else { FullyMasked::Zero };
+    let fully_masked = if s.mask.is_some() && safe.is_none() { FullyMasked::Nan } else { FullyMasked::Zero };
     b.add(Op::Attention { scale: Scalar::Float(s.scale), causal: false, fully_masked }, &args)
 }
 
@@ -134,7 +166,7 @@ pub const RULES: &[Rule] = &[
         name: "attention",
         numerics: Torch,
         half: Torch,
-        left: &["(dot (softmax:f ?s) ?v)"],
+        left: &["(dot (softmax:f ?s) ?v)", "(dot (select ?c ?z (softmax:f ?s)) ?v)"],
         when: &[],
         right: attention,
         example: "(%q: f32[2,4,8,16], %k: f32[2,4,8,16], %v: f32[2,4,8,16], %m: f32[2,1,1,8]) {

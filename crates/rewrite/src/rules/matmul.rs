@@ -32,6 +32,23 @@ fn factor_outside(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let matmul = b.add(Op::Dot, &[x, y])?;
     b.binary(Mul, matmul, c)
 }
+/// A matmul of operands whose batch axes were joined, with its result's axes apart: the matmul with the axes apart.
+fn apart(b: &mut Builder, m: &Bindings) -> Option<Id> {
+    let (x, y, Op::Reshape(to)) = (m.var("x")?, m.var("y")?, m.op("r")?) else { return None };
+    let joined = |b: &Builder, x: Id| b.form(x, |o, _| matches!(o, Op::Reshape(_)).then_some(())).is_some();
+    if !joined(b, x) || !joined(b, y) {
+        return None;
+    }
+    let &[batch, rows, inner] = b.shape(x) else { return None };
+    let &[other, _, columns] = b.shape(y) else { return None };
+    let heads = to.strip_suffix(&[rows, columns])?;
+    if batch != other || heads.len() < 2 || heads.iter().product::<usize>() != batch {
+        return None;
+    }
+    let x = b.reshape(x, &[heads, &[rows, inner]].concat())?;
+    let y = b.reshape(y, &[heads, &[inner, columns]].concat())?;
+    b.add(Op::Dot, &[x, y])
+}
 fn scale_and_shift(b: &mut Builder, m: &Bindings) -> Option<Id> {
     let x = m.var("x")?;
     let (scale, shift) = batch_norm(b, m)?;
@@ -93,6 +110,20 @@ pub const RULES: &[Rule] = &[
         right: factor_outside,
         example: "(%x: f32[4,8], %z: f32[8,2]) {\n %a = mul %x, 0.25\n %y = dot %a, %z\n return %y\n}",
         near_miss: "(%x: f32[4,8], %z: f32[8,2], %c: f32[8]) {\n %a = mul %x, %c\n %y = dot %a, %z\n return %y\n}",
+    },
+    Rule {
+        name: "matmul-with-batch-apart",
+        numerics: Exact,
+        half: Exact,
+        left: &["(reshape:r (dot ?x ?y))"],
+        when: &[],
+        right: apart,
+        example: "(%x: f32[2,3,4,8], %z: f32[2,3,8,2]) {
+            %a = reshape %x shape=[6,4,8]\n %b = reshape %z shape=[6,8,2]\n %d = dot %a, %b
+            %y = reshape %d shape=[2,3,4,2]\n return %y\n}",
+        near_miss: "(%x: f32[2,3,4,8], %z: f32[2,3,8,2]) {
+            %a = reshape %x shape=[6,4,8]\n %b = reshape %z shape=[6,8,2]\n %d = dot %a, %b
+            %y = reshape %d shape=[2,3,2,4]\n return %y\n}",
     },
     Rule {
         name: "batch-norm-as-scale",
