@@ -6,12 +6,15 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from kiln._native import UsageError
 
 #: Read by the native engine, which checks their values.
 ENGINE = (
     "numerics",
     "splits",
+    "no_tf32",
     "batch_invariant",
     "fuse",
     "threads",
@@ -76,4 +79,16 @@ def for_engine(options: Mapping[str, Any], device: str) -> dict[str, Any]:
     >>> for_engine({"numerics": "exact", "training": "error"}, "cpu")
     {'numerics': 'exact', 'device': 'cpu'}
     """
-    return {**{k: v for k, v in options.items() if k in ENGINE}, "device": device}
+    chosen = {k: v for k, v in options.items() if k in ENGINE}
+    if device != "cpu" and "numerics" not in chosen and _forbids_tf32():
+        chosen.setdefault("no_tf32", True)
+    return {**chosen, "device": device}
+
+
+def _forbids_tf32() -> bool:
+    """Whether the user has set that f32 convolutions on GPUs are full f32."""
+    try:
+        return not torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        # Torch's newer setting, which the older one cannot be read beside.
+        return bool(torch.backends.cudnn.conv.fp32_precision == "ieee")

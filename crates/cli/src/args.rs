@@ -115,6 +115,9 @@ pub struct ContractArgs {
     /// On GPUs, allow large f32 matmuls as 3xTF32: as accurate as f32 for operands from 2^-100 to 2^126.
     #[arg(long)]
     pub splits: bool,
+    /// Do not round operands of f32 convolutions to tf32 on GPUs, as with `torch.backends.cudnn.allow_tf32 = False`.
+    #[arg(long)]
+    pub no_tf32: bool,
     /// Make each row's result bitwise independent of the number of other rows in the batch.
     #[arg(long)]
     pub batch_invariant: bool,
@@ -122,7 +125,7 @@ pub struct ContractArgs {
 impl ContractArgs {
     /// Whether no option of the contract was given.
     pub fn is_empty(&self) -> bool {
-        self.numerics.is_none() && !self.splits && !self.batch_invariant
+        self.numerics.is_none() && !self.splits && !self.no_tf32 && !self.batch_invariant
     }
 }
 

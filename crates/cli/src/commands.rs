@@ -55,7 +55,12 @@ fn contract(made: Contract, a: &ContractArgs) -> Contract {
     });
     // An explicit numerics class replaces the artifact's whole contract.
     let made = if a.numerics.is_some() { Contract::default() } else { made };
-    Contract { numerics, splits: made.splits || a.splits, batch_invariant: made.batch_invariant || a.batch_invariant }
+    Contract {
+        numerics,
+        splits: made.splits || a.splits,
+        no_tf32: made.no_tf32 || a.no_tf32,
+        batch_invariant: made.batch_invariant || a.batch_invariant,
+    }
 }
 
 /// The options an artifact was compiled with, or else the defaults, overridden by what is given.

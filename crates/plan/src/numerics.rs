@@ -1,6 +1,6 @@
 //! The contract of a plan: how its results may differ from the graph as written.
 //!
-//! A plan states its [`Contract`]: a class (`exact`, `torch` or `fast`), and the options `splits` and `batch_invariant`. Planning and
+//! A plan states its [`Contract`]: a class (`exact`, `torch` or `fast`), and the options `splits`, `no_tf32` and `batch_invariant`. Planning and
 //! lowering choose by [`Hardware`](crate::Hardware), a machine under a contract.
 //!
 //! - **Half types** are f32 inside a kernel, rounded where they are stored and where the graph casts. Long rows that several blocks share
@@ -65,6 +65,9 @@ pub struct Contract {
     /// Large f32 matmuls may use 3xTF32, which is as accurate except for operands near either end of the range
     /// ([`Precision::Tf32x3`]).
     pub splits: bool,
+    /// f32 convolutions do not round their operands to tf32, as with `torch.backends.cudnn.allow_tf32 = False`, and no matmul does.
+    #[serde(default)]
+    pub no_tf32: bool,
     /// The bytes of a row of the result do not depend on how many other rows there are.
     pub batch_invariant: bool,
 }
@@ -82,13 +85,13 @@ impl Contract {
     /// The precision of f32 convolutions on a GPU with tf32.
     pub fn conv(self) -> Precision {
         match self.numerics {
-            Numerics::Exact => self.split(),
-            Numerics::Torch | Numerics::Fast => Precision::Tf32,
+            Numerics::Torch | Numerics::Fast if !self.no_tf32 => Precision::Tf32,
+            _ => self.split(),
         }
     }
     /// The precision of f32 matmuls on a GPU with tf32.
     pub fn matmul(self) -> Precision {
-        if self.numerics == Numerics::Fast { Precision::Tf32 } else { self.split() }
+        if self.numerics == Numerics::Fast && !self.no_tf32 { Precision::Tf32 } else { self.split() }
     }
     fn split(self) -> Precision {
         // Whether 3xTF32 is faster depends on the batch.
@@ -106,7 +109,8 @@ impl From<Numerics> for Contract {
 impl fmt::Display for Contract {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.numerics.name())?;
-        for (word, is_set) in [("splits", self.splits), ("batch_invariant", self.batch_invariant)] {
+        let options = [("splits", self.splits), ("no_tf32", self.no_tf32), ("batch_invariant", self.batch_invariant)];
+        for (word, is_set) in options {
             if is_set {
                 write!(f, "+{word}")?;
             }
@@ -125,8 +129,9 @@ impl FromStr for Contract {
         for word in words {
             match word {
                 "splits" => contract.splits = true,
+                "no_tf32" => contract.no_tf32 = true,
                 "batch_invariant" => contract.batch_invariant = true,
-                other => return Err(format!("`{other}` is not splits or batch_invariant")),
+                other => return Err(format!("`{other}` is not splits, no_tf32 or batch_invariant")),
             }
         }
         Ok(contract)
@@ -185,8 +190,9 @@ mod tests {
     #[test]
     fn a_contract_prints_and_parses_back() {
         for numerics in Numerics::ALL {
-            for bits in 0..4 {
-                let c = Contract { numerics, splits: bits & 1 > 0, batch_invariant: bits & 2 > 0 };
+            for bits in 0..8 {
+                let (splits, no_tf32, batch_invariant) = (bits & 1 > 0, bits & 2 > 0, bits & 4 > 0);
+                let c = Contract { numerics, splits, no_tf32, batch_invariant };
                 assert_eq!(c.to_string().parse(), Ok(c));
             }
         }
@@ -202,5 +208,9 @@ mod tests {
         assert_eq!((exact.conv(), exact.matmul()), (Precision::Exact, Precision::Exact));
         assert_eq!(Contract::from(Numerics::Fast).matmul(), Precision::Tf32);
         assert_eq!(Contract { splits: true, ..exact }.conv(), Precision::Tf32x3);
+        for numerics in Numerics::ALL {
+            let full = Contract { no_tf32: true, ..numerics.into() };
+            assert_eq!((full.conv(), full.matmul()), (Precision::Exact, Precision::Exact));
+        }
     }
 }

@@ -18,7 +18,7 @@ pub struct Options {
     pub buckets: BTreeMap<String, Vec<i64>>,
 }
 
-const KNOWN: &str = "device, numerics, splits, batch_invariant, fuse, threads, cache_size, cache_bytes, fallback, while_compiling, buckets and machine_code";
+const KNOWN: &str = "device, numerics, splits, no_tf32, batch_invariant, fuse, threads, cache_size, cache_bytes, fallback, while_compiling, buckets and machine_code";
 
 impl Options {
     /// Reads the options; what is left out is as in `compile`, or has its default.
@@ -49,6 +49,7 @@ impl Options {
                     }
                 }
                 "splits" => compile.contract.splits = flag()?,
+                "no_tf32" => compile.contract.no_tf32 = flag()?,
                 "batch_invariant" => compile.contract.batch_invariant = flag()?,
                 "machine_code" => compile.machine_code = flag()?,
                 "fuse" => compile.fuse = flag()?,
