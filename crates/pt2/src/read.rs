@@ -32,6 +32,7 @@ _unsafe_index_put(self, indices, values, accumulate=False)
 _unsafe_masked_index(self, mask, indices, fill)
 conj(self)
 cudnn_batch_norm(input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon)
+as_strided(self, size, stride, storage_offset=None)
 empty_permuted(size, physical_layout, dtype=None, layout=None, device=None, pin_memory=None)
 empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None)
 lift(self)
@@ -276,7 +277,10 @@ impl<'a> Reader<'a> {
             (None, Some(text)) => Ok(default_value(text)),
             (None, None) => Err(Problem::new(format!("`{target}` lacks its argument `{parameter}`"))),
         };
-        let args = parameters.into_iter().enumerate().map(argument).collect::<Result<_, _>>()?;
+        let mut args = parameters.into_iter().enumerate().map(argument).collect::<Result<Vec<_>, _>>()?;
+        if operator == "as_strided" {
+            args[0] = self.memory(node, &args[0]).unwrap_or_else(|| args[0].clone());
+        }
         let mut outs = vec![];
         for out in &node.outputs {
             match out {
@@ -294,6 +298,43 @@ impl<'a> Reader<'a> {
         let (source, module) = (frames(node), module(node));
         self.program.calls.push(Call { name, overload: overload.into(), args, outs, source, module, vouched: false });
         Ok(())
+    }
+    /// All elements of a node's first operand in the order of its memory, where its export says that it starts its memory and is row-major.
+    fn memory(&mut self, node: &'a Node, operand: &Arg) -> Option<Arg> {
+        let Argument::AsTensor(t) = &node.inputs.first()?.arg else { return None };
+        let meta = self.graph.tensor_values.get(&t.name)?;
+        let fixed = |sizes: &[SymInt]| sizes.iter().map(|s| self.fixed(s).ok()).collect::<Option<Vec<i64>>>();
+        let (sizes, strides) = (fixed(&meta.sizes)?, fixed(&meta.strides)?);
+        let mut step = 1;
+        for (size, stride) in sizes.iter().zip(&strides).rev() {
+            if *size != 1 && *stride != step {
+                return None;
+            }
+            step *= size;
+        }
+        if self.fixed(&meta.storage_offset).ok()? != 0 {
+            return None;
+        }
+        let value = Value {
+            dtype: self.program.values[self.ids[t.name.as_str()]].dtype.clone(),
+            shape: vec![Extent::Integer(step)],
+            name: None,
+        };
+        self.program.values.push(value);
+        let flat = self.program.values.len() - 1;
+        let (source, module) = (frames(node), module(node));
+        let args = vec![operand.clone(), Arg::Ints(vec![-1])];
+        let name = "aten::reshape".to_string();
+        self.program.calls.push(Call {
+            name,
+            overload: String::new(),
+            args,
+            outs: vec![flat],
+            source,
+            module,
+            vouched: false,
+        });
+        Some(Arg::Value(flat))
     }
     /// Values for the results of a node that was refused, so that only its own problem is reported.
     fn declare(&mut self, node: &'a Node) {
